@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT */
+/* A growable run of bytes that is also always a C string: data[len] is 0 (data is never NULL after the first
+ * append; use buf_str for an always valid string). Zero-initialise; buf_free releases. */
+#ifndef GLM_BASE_BUF_H
+#define GLM_BASE_BUF_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct buf {
+	char *data;
+	size_t len;
+	size_t cap;
+};
+
+void buf_reserve(struct buf *b, size_t extra); /* room for `extra` more bytes and the final 0 */
+void buf_append(struct buf *b, const void *p, size_t n);
+void buf_puts(struct buf *b, const char *s);
+void buf_putc(struct buf *b, char c);
+void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void buf_clear(struct buf *b); /* keeps the memory */
+void buf_free(struct buf *b);
+const char *buf_str(const struct buf *b); /* "" when empty */
+char *buf_take(struct buf *b);            /* hands the string to the caller, who frees it; b is empty then */
+
+#endif

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT */
+/* Allocation; the one place that aborts on exhaustion. */
+#include "src/base/mem.h"
+
+#include "src/base/log.h"
+
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+void *mem_try_new(size_t n, size_t size)
+{
+	return calloc(n ? n : 1, size ? size : 1);
+}
+
+void *mem_new(size_t n, size_t size)
+{
+	void *p = mem_try_new(n, size);
+	if (!p)
+		bug("out of memory: %zu x %zu bytes", n, size);
+	return p;
+}
+
+void *mem_grow(void *p, size_t n, size_t size)
+{
+	size_t bytes;
+	if (__builtin_mul_overflow(n, size, &bytes))
+		bug("allocation of %zu x %zu bytes overflows", n, size);
+	p = realloc(p, bytes ? bytes : 1);
+	if (!p)
+		bug("out of memory: %zu bytes", bytes);
+	return p;
+}
+
+char *mem_strndup(const char *s, size_t n)
+{
+	char *p = mem_new(n + 1, 1);
+	memcpy(p, s, n);
+	return p;
+}
+
+char *mem_strdup(const char *s)
+{
+	return mem_strndup(s, strlen(s));
+}
+
+char *mem_printf(const char *fmt, ...)
+{
+	va_list ap;
+	va_start(ap, fmt);
+	char *p = NULL;
+	int n = vasprintf(&p, fmt, ap);
+	va_end(ap);
+	if (n < 0)
+		bug("out of memory while formatting a string");
+	return p;
+}
+
+void *mem_try_map(size_t bytes)
+{
+	if (!bytes)
+		bytes = 1;
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (p == MAP_FAILED)
+		return NULL;
+	madvise(p, bytes, MADV_HUGEPAGE); /* only a wish; refusal changes nothing */
+	return p;
+}
+
+void mem_unmap(void *p, size_t bytes)
+{
+	if (p)
+		munmap(p, bytes ? bytes : 1);
+}
+
+/* The number in a one-number file ("max" or unreadable: SIZE_MAX). */
+static size_t read_limit(const char *path)
+{
+	FILE *f = fopen(path, "re");
+	if (!f)
+		return SIZE_MAX;
+	unsigned long long v = 0;
+	int got = fscanf(f, "%llu", &v);
+	fclose(f);
+	return got == 1 ? (size_t)v : SIZE_MAX;
+}
+
+/* What one control group leaves: its limit less its use, page cache that can be dropped counted as free. */
+static size_t cgroup_left(const char *dir, const char *limit_name, const char *use_name)
+{
+	char path[600];
+	snprintf(path, sizeof path, "%s/%s", dir, limit_name);
+	size_t limit = read_limit(path);
+	snprintf(path, sizeof path, "%s/%s", dir, use_name);
+	size_t use = read_limit(path);
+	if (limit == SIZE_MAX || use == SIZE_MAX || limit > (size_t)1 << 60)
+		return SIZE_MAX;
+	snprintf(path, sizeof path, "%s/memory.stat", dir);
+	FILE *f = fopen(path, "re");
+	size_t file = 0;
+	if (f) {
+		char key[128];
+		unsigned long long v;
+		while (fscanf(f, "%127s %llu", key, &v) == 2)
+			if (!strcmp(key, "inactive_file") || !strcmp(key, "total_inactive_file"))
+				file = (size_t)v;
+		fclose(f);
+	}
+	use = use > file ? use - file : 0;
+	return limit > use ? limit - use : 0;
+}
+
+size_t mem_available_bytes(void)
+{
+	size_t best = SIZE_MAX;
+	char line[512];
+	FILE *f = fopen("/proc/meminfo", "re");
+	if (f) {
+		unsigned long long kb;
+		while (fgets(line, sizeof line, f))
+			if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1)
+				best = (size_t)kb * 1024;
+		fclose(f);
+	}
+	f = fopen("/proc/self/cgroup", "re");
+	if (f) {
+		while (fgets(line, sizeof line, f)) {
+			line[strcspn(line, "\n")] = 0;
+			char dir[600];
+			size_t left = SIZE_MAX;
+			if (!strncmp(line, "0::", 3)) {
+				snprintf(dir, sizeof dir, "/sys/fs/cgroup%.500s", line + 3);
+				/* a limit of any ancestor binds too */
+				for (;;) {
+					left = cgroup_left(dir, "memory.max", "memory.current");
+					if (left < best)
+						best = left;
+					char *slash = strrchr(dir, '/');
+					if (!slash || !strcmp(dir, "/sys/fs/cgroup") || strlen(dir) <= strlen("/sys/fs/cgroup"))
+						break;
+					*slash = 0;
+				}
+			} else {
+				const char *m = strstr(line, ":memory:");
+				if (!m)
+					continue;
+				snprintf(dir, sizeof dir, "/sys/fs/cgroup/memory%.500s", m + strlen(":memory:"));
+				left = cgroup_left(dir, "memory.limit_in_bytes", "memory.usage_in_bytes");
+				if (left < best)
+					best = left;
+			}
+		}
+		fclose(f);
+	}
+	return best == SIZE_MAX ? 0 : best;
+}
