@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The ops table: everything the model computes, and the memory it computes in. The only header of kernels/ that
+ * other modules include. kernels/cpu is the specification; kernels/cuda is proven against it, op by op.
+ *
+ * Rules that hold for every op:
+ * - Ops are enqueued in order and may return before they have run; `wait` waits for all of them. Pointers are
+ *   device pointers unless said otherwise (on the CPU backend every kind of memory is ordinary memory).
+ * - A compute op returns nothing. The first failure is kept in the backend, later ops do nothing, and `wait` and
+ *   `download` report it. So the forward pass reads as a list of stages.
+ * - Every row is computed independently, in an order that does not depend on how many rows there are: a row's
+ *   numbers are bit-identical in a batch of 1 and in a batch of 512.
+ * - Activations are float32, rows are contiguous unless a stride is given. Views never own memory.
+ * - Sizes and ids have been checked by the caller; ops do not validate, except where they say so.
+ */
+#ifndef GLM_KERNELS_BACKEND_H
+#define GLM_KERNELS_BACKEND_H
+
+#include "src/base/err.h"
+#include "src/quant/dtype.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct backend;
+
+/* ---- views ---------------------------------------------------------------------------------------------- */
+
+/* A matrix, or a stack of them (heads, experts): n_stack x [n_out rows] x [n_in values of `type`], packed blocks. */
+struct weight {
+	const void *data; /* device memory; NULL: absent */
+	enum dtype type;
+	int64_t n_in;
+	int64_t n_out;
+	int64_t n_stack;
+	size_t row_bytes;   /* of one row of n_in values */
+	size_t stack_bytes; /* of one matrix: n_out * row_bytes */
+};
+
+/* The rows of one step. Row r is the token at position pos[r] of its sequence, whose cache begins at row base[r] of
+ * every cache: position t of that sequence is cache row base[r] + t. Rows of several sequences may be mixed. */
+struct batch {
+	int n;
+	const int32_t *pos;  /* [n] */
+	const int32_t *base; /* [n] */
+	int32_t max_pos;     /* the largest of pos, known to the host (sizes grids and scratch) */
+};
+
+/* One cache of one layer: [capacity][width] values of F32 or F16 (conversion rounds to nearest even). */
+struct cache_view {
+	void *data;
+	enum dtype type;
+	int width;
+};
+
+/* Rotary angles of the rows of one step: [n][dim/2] pairs (cos, sin), made by rope_angles. */
+struct rope {
+	const float *cos_sin;
+	int dim;
+};
+
+/* ---- arguments of the larger ops ------------------------------------------------------------------------ */
+
+/* One product of a group that shares its input: y[r] = w x[r], or y[r] += w x[r]. */
+struct matmul {
+	struct weight w; /* n_stack 1 */
+	float *y;        /* [rows][w.n_out] */
+	bool add;
+};
+
+/* Per-head products: y[r][s] = w_s x[r][s] for every matrix s of the stack. */
+struct stacked_matmul {
+	struct weight w;
+	const float *x; /* [rows][n_stack][x_stride], the first n_in values of each are used */
+	int64_t x_stride;
+	float *y; /* [rows][n_stack][y_stride], the first n_out values of each are written */
+	int64_t y_stride;
+};
+
+/* DSA lightning indexer: score(r, t) = sum_j weight[r][j] * n_heads^-1/2 * max(0, q[r][j] . key[t] * head_dim^-1/2)
+ * for t <= pos[r]; the min(top_k, pos + 1) best positions, higher score first, then the lower position
+ * (specification section 2.5). */
+struct index_select {
+	int n_heads;
+	int head_dim;
+	int top_k;
+	const float *q;         /* [rows][n_heads][head_dim], rope applied */
+	const float *weight;    /* [rows][n_heads], as weights_proj gives it */
+	struct cache_view keys; /* width head_dim */
+	int32_t *sel;           /* out [rows][top_k]: the chosen positions, ascending */
+	int32_t *n_sel;         /* out [rows] */
+};
+
+/* Absorbed MLA over the chosen positions: s[h][t] = scale * q[r][h] . cache[t], p = softmax over t in sel,
+ * out[r][h] = sum_t p[t] * cache[t][0 .. n_value). */
+struct attend {
+	int n_heads;
+	int n_value; /* the leading part of a cache row that is the value (512); the row is the key (576) */
+	float scale;
+	const float *q; /* [rows][n_heads][cache.width] */
+	struct cache_view cache;
+	const int32_t *sel;   /* [rows][sel_stride], ascending */
+	const int32_t *n_sel; /* [rows], >= 1 */
+	int sel_stride;
+	float *out; /* [rows][n_heads][n_value] */
+};
+
+/* Router: s = sigmoid(logits); the n_used largest of s + bias (ties: lower id), in that order; weights
+ * s / (sum of chosen s + 1e-20) * scale when normalise, else s * scale (specification section 2.7). Groups:
+ * when n_group > 1, only experts of the n_group_used groups with the largest sum of their two best s + bias. */
+struct route {
+	int n_experts;
+	int n_used;
+	int n_group;
+	int n_group_used;
+	bool normalise;
+	float scale;
+	const float *logits; /* [rows][n_experts] */
+	const float *bias;   /* [n_experts] */
+	int32_t *ids;        /* out [rows][n_used], MEM_SHARED: the host reads it after wait */
+	float *weights;      /* out [rows][n_used] */
+};
+
+/* One expert and the places it computes: out[place] = down (silu(gate x) * up x) with x of row place / n_used. */
+struct expert_job {
+	struct weight gate, up, down; /* n_stack 1, device memory that stays valid until `wait` */
+	const int32_t *places;        /* host memory, copied by the call: [n_places] of row * n_used + rank */
+	int n_places;
+};
+
+/* ---- the table ------------------------------------------------------------------------------------------ */
+
+enum mem_kind {
+	MEM_DEVICE, /* where ops compute */
+	MEM_SHARED, /* small, read by the host and the device (mapped pinned memory on CUDA) */
+};
+
+struct backend_ops {
+	const char *name; /* "cpu", "cuda" */
+	void (*close)(struct backend *b);
+
+	/* Memory. Page-aligned; contents undefined. alloc fails with ERR_MEMORY and says how much was asked for and is
+	 * free; the caller adds what for. */
+	int (*alloc)(struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e);
+	void (*free)(struct backend *b, enum mem_kind kind, void *p, size_t bytes); /* NULL is fine; waits first */
+	size_t (*free_bytes)(struct backend *b); /* device memory still to be had; 0: unknown */
+	/* Enqueued like an op; src (host) may be reused when the call returns. */
+	void (*upload)(struct backend *b, void *dst, const void *src, size_t bytes);
+	/* Waits for all earlier ops, then copies to the host. Returns 0 or the kept failure. */
+	int (*download)(struct backend *b, void *dst, const void *src, size_t bytes, struct err *e);
+	int (*wait)(struct backend *b, struct err *e);
+
+	/* out[r] = row ids[r] of table, as float. ids: device [rows]. */
+	void (*embed)(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
+	/* out[r] = gain * x[r] / sqrt(mean(x[r]^2) + eps); strides in values between rows; out may be x. */
+	void (*rms_norm)(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps, int rows,
+		int n, float *out, int64_t out_stride);
+	/* n_parts products of the same x [rows][n_in]; all parts have the same n_in. */
+	void (*matmul)(struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
+	void (*stacked_matmul)(struct backend *b, const struct stacked_matmul *a, int rows);
+	/* out = silu(gate) * up, elementwise over n values; out may be gate or up. */
+	void (*swiglu)(struct backend *b, const float *gate, const float *up, int64_t n, float *out);
+
+	/* cos_sin[r][i] = (cos, sin)(pos[r] * inv_freq[i]): the angle is rounded to float32, its cosine and sine are
+	 * accurate to float32 (specification section 2.2). */
+	void (*rope_angles)(struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
+	/* Rotates interleaved pairs of rope.dim values of every head; reads at x + head * x_stride, writes at
+	 * y + head * y_stride; a row is n_heads strides long. y may be x. */
+	void (*rope)(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
+		int64_t y_stride, int rows, int n_heads);
+	/* u [rows][n_latent + rope.dim] -> cache row (rms_norm(u[0..n_latent), gain, eps), rope(rest)). */
+	void (*latent_append)(struct backend *b, const struct batch *rows, const struct rope *rope, const float *u,
+		int n_latent, const float *gain, float eps, struct cache_view cache);
+	/* k [rows][width] -> cache row: layer norm (mean and variance, gain, bias, eps), then rope on the first
+	 * rope.dim values. */
+	void (*index_append)(struct backend *b, const struct batch *rows, const struct rope *rope, const float *k,
+		const float *gain, const float *bias, float eps, struct cache_view cache);
+	void (*index_select)(struct backend *b, const struct batch *rows, const struct index_select *a);
+	void (*attend)(struct backend *b, const struct batch *rows, const struct attend *a);
+
+	void (*route)(struct backend *b, const struct route *a, int rows);
+	/* Computes the named places of out [rows * n_used][n_embd]; others stay as they are. x: [rows][n_embd]. Jobs
+	 * may be given in any split over calls: a place's result does not depend on it. */
+	void (*expert_ffn)(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
+		int n_used, float *out);
+	/* x[r] += (sum over ranks, in rank order, of weights[r][k] * out[r][k]) + shared[r]. n values a row. */
+	void (*moe_combine)(struct backend *b, const float *out, const float *weights, int n_used, const float *shared,
+		int rows, int n, float *x);
+};
+
+/* Implementations put this first in their own struct. */
+struct backend {
+	const struct backend_ops *ops;
+	struct err failure; /* the first failed op; code 0 while all is well. Owned by the thread that computes */
+};
+
+struct backend_options {
+	const char *name; /* "auto", "cpu", "cuda" */
+	int threads;      /* CPU threads; 0: all of this process's affinity mask */
+};
+
+/* Opens a backend; "auto" takes CUDA when a device answers, else the CPU, and says which and why (log_info). The result
+ * is released with ops->close. Not thread-safe: one thread computes. ERR_USAGE for an unknown name, ERR_RUN when the
+ * named one is not to be had. */
+int backend_open(const struct backend_options *options, struct backend **out, struct err *e);
+
+/* "AVX-512, 2 threads" or the name of the card; for people. Valid until close. */
+const char *backend_describe(struct backend *b);
+
+#endif

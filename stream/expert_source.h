@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Where the model gets its routed experts from. The model knows nothing else of storage: whether the bytes are mapped,
+ * cached or still on a disk, an expert is pinned with acquire, is valid when its `ready` is set, and is given back
+ * with release. One release per acquired expert. Called by the compute thread only.
+ */
+#ifndef GLM_STREAM_EXPERT_SOURCE_H
+#define GLM_STREAM_EXPERT_SOURCE_H
+
+#include "kernels/backend.h"
+#include "src/base/err.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* One expert of one layer, as the model asks for it and gets it. */
+struct expert_ref {
+	int32_t id;                   /* in: expert id */
+	bool ready;                   /* out: the views below hold published bytes */
+	struct weight gate, up, down; /* out: device memory, valid until release */
+};
+
+/* How a set of experts is used; decides what a cache may do with it. */
+enum expert_use {
+	EXPERT_DECODE,  /* a few rows: what is read stays for later tokens */
+	EXPERT_PREFILL, /* many rows, layer after layer: read in file order, nothing of the decode set is evicted */
+};
+
+struct expert_source;
+
+struct expert_source_ops {
+	const char *name;
+	void (*close)(struct expert_source *s);
+	/* Pins refs[0..n) (distinct ids) of a layer and starts what must be read. On return some refs are ready.
+	 * Returns how many are not, or a negative code with the sentence in *e; then nothing stays pinned. */
+	int (*acquire)(struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n,
+		struct err *e);
+	/* Waits until at least one more of the acquired refs is ready. Returns how many still are not, or a negative
+	 * code (a failed read: file, offset, layer and expert are in *e); the caller then releases all of them. */
+	int (*await)(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e);
+	/* Unpins. The caller has waited for the ops that used them. */
+	void (*release)(struct expert_source *s, int layer, const struct expert_ref *refs, int n);
+	/* A guess that these experts of a layer `distance` layers ahead will be wanted; never waits. NULL: not wanted. */
+	void (*hint)(struct expert_source *s, int layer, const int32_t *ids, int n, int distance);
+};
+
+struct expert_source {
+	const struct expert_source_ops *ops;
+};
+
+#endif
