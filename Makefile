@@ -1,57 +1,197 @@
 # SPDX-License-Identifier: MIT
-# glmstream: `make help` lists the targets.
+# glmstream: one build tree per mode under build/. `make help` lists targets, `make config` says what was found here.
 
-V        ?= 0
-Q        := $(if $(filter 1,$(V)),,@)
-SAN      ?=
-CUDA     ?= auto
-DEPS     ?=
-comma    := ,
-MODE     := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),release)
-BUILD    := build/$(MODE)
-
-CC       ?= gcc
-WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wno-format-truncation
-CFLAGS   ?= -O2 -g
-override CFLAGS += -std=gnu11 -D_GNU_SOURCE -fno-math-errno -ffp-contract=off -fopenmp -MMD -MP $(WARN) $(EXTRA)
-CPPFLAGS := -I. $(if $(DEPS),-I$(DEPS)/include)
-LDFLAGS  := $(if $(DEPS),-L$(DEPS)/lib)
-LDLIBS   := -lpcre2-8 -ljansson -llz4 -luring -lpthread -lm
-ifneq ($(SAN),)
-override CFLAGS += -fsanitize=$(SAN) -fno-omit-frame-pointer
-LDFLAGS  += -fsanitize=$(SAN)
+V          ?= 0
+WERROR     ?= 0
+SAN        ?=
+DEPS       ?=
+CUDA       ?= auto
+CUDA_ARCH  ?= 80 89 90 120
+PREFIX     ?= /usr/local
+T          ?= gguf
+SECONDS    ?= 60
+POCKET_SRC ?= ../shared/pocket
+POCKET_RECIPE ?= q8
+CFLAGS     ?= -O2 -g
+FUZZ_CC    ?= clang
+ifeq ($(origin CC),default)
+CC := gcc
 endif
 
+comma := ,
+Q     := $(if $(filter 1,$(V)),,@)
+say    = $(if $(filter 1,$(V)),@:,@printf '  %-5s %s\n' $(1) $(2))
+MODE  := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),release)
+BUILD := build/$(MODE)
+GOALS := $(or $(MAKECMDGOALS),all)
+
+# `make run` and `make test` install what is missing, before anything is looked for
+ifneq ($(filter run test deps,$(GOALS)),)
+ifneq ($(if $(DEPS),0,$(shell tools/install_deps.sh $(filter test,$(GOALS)) >&2; echo $$?)),0)
+$(error required packages are missing)
+endif
+endif
+
+# ---- what this machine has ---------------------------------------------------------------------------------------------
+ifneq ($(filter-out help clean deps deps-bundle format format-check uninstall,$(GOALS)),)
+FOUND := $(shell tools/probe.sh '$(CC)' '$(DEPS)' PCRE2=1 JSON=1 $(foreach f,URING LZ4 EDIT HTTP,$f=$(WITH_$f)))
+ifneq ($(filter %=missing,$(FOUND)),)
+$(error not found: $(patsubst %=missing,%,$(filter %=missing,$(FOUND))); run tools/install_deps.sh or give DEPS=folder)
+endif
+X86   := $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine))
+NVCC  := $(if $(filter 0,$(CUDA)),,$(or $(shell command -v nvcc),$(firstword $(wildcard /usr/local/cuda/bin/nvcc))))
+ifeq ($(CUDA)$(NVCC),1)
+$(error CUDA=1: nvcc is neither in PATH nor in /usr/local/cuda/bin)
+endif
+endif
+CU_SRC := $(wildcard kernels/cuda/*.cu)
+FOUND  += $(if $(and $(NVCC),$(CU_SRC)),CUDA)
+has     = $(if $(filter $(1),$(FOUND)),$(2),$(3))
+DEFS    = -D_GNU_SOURCE $(foreach f,URING LZ4 EDIT HTTP CUDA,-DHAVE_$f=$(call has,$f,1,0))
+# one line each, printed when the configuration is new or has changed
+NOTES   = $(if $(NVCC),$(if $(CU_SRC),'CUDA: $(NVCC) for $(CUDA_ARCH)','CUDA: $(NVCC) found; this tree has no kernels/cuda/*.cu'), \
+          $(if $(filter 0,$(CUDA)),'CUDA: switched off','CUDA: no nvcc found; CPU only')) \
+          $(call has,URING,,'liburing: none; files are read by threads') \
+          $(call has,LZ4,,'liblz4: none; sessions and traces cannot be compressed') \
+          $(call has,EDIT,,'libedit: none; no line editing in the chat') \
+          $(call has,HTTP,,'libmicrohttpd: none; no serve command')
+
+# ---- flags -------------------------------------------------------------------------------------------------------------
+# The same numbers everywhere: no -ffast-math, and products and sums are never fused behind the source's back. gcc's
+# OpenMP runtime is invisible to the thread sanitizer, which would report every parallel loop: it is left out there.
+WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wno-format-truncation
+WERR     := $(if $(filter 1,$(WERROR)),-Werror)
+SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
+C_ALL     = -std=gnu11 $(CFLAGS) -fno-math-errno -ffp-contract=off $(if $(filter thread,$(SAN)),-Wno-unknown-pragmas,-fopenmp) \
+            $(SANFLAGS) $(WARN) $(WERR)
+CPP_ALL   = -I. $(DEFS) $(if $(DEPS),-isystem $(DEPS)/include) $(CPPFLAGS)
+# kernels/cpu/NAME_avx2.c and NAME_avx512.c get their instruction sets; on other machines such a file compiles to nothing
+isa       = $(if $(X86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c) \
+            $(if $(filter %_avx512.c,$(1)),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c))
+# machine code for each of CUDA_ARCH that this nvcc knows, and PTX of sm_90 for whatever comes later; or CUDA_ARCH=native
+NV_KNOWN  = $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch))
+NV_GEN    = $(foreach a,$(filter $(NV_KNOWN),$(CUDA_ARCH:sm_%=%)),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
+            $(if $(filter 90,$(CUDA_ARCH)),-gencode arch=compute_90$(comma)code=compute_90)
+NV_ALL    = -std=c++17 -O3 -lineinfo $(if $(filter native,$(CUDA_ARCH)),-arch=native,$(NV_GEN)) -I. $(DEFS) \
+            $(addprefix -Xcompiler ,-Wall -Wextra $(addprefix -fsanitize=,$(subst $(comma), ,$(SAN)))) $(if $(WERR),-Werror all-warnings)
+CUDA_DIR  = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
+CUBLAS    = $(if $(wildcard $(CUDA_DIR)/lib64/libcublas.so),-Wl$(comma)-rpath$(comma)$(CUDA_DIR)/lib64 -lcublas)
+# the runtime is linked statically: the program starts on a machine without a driver and then finds no device
+CUDA_LIBS = $(call has,CUDA,-L$(CUDA_DIR)/lib64 $(CUBLAS) -lcudart_static -ldl -lrt -lstdc++)
+DEPS_LIBS = $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)-rpath$(comma)$(abspath $(DEPS))/lib)
+LIBS      = -Wl,--as-needed $(DEPS_LIBS) $(LDFLAGS) -lpcre2-8 -ljansson $(call has,LZ4,-llz4) $(call has,URING,-luring) $(call has,EDIT,-ledit) \
+            $(call has,HTTP,-lmicrohttpd) $(CUDA_LIBS) -lpthread -lm
+
+# ---- files -------------------------------------------------------------------------------------------------------------
 LIB_SRC  := $(wildcard src/*/*.c cache/*.c stream/*.c kernels/*.c kernels/cpu/*.c)
-LIB_OBJ  := $(LIB_SRC:%.c=$(BUILD)/%.o)
+LIB_OBJ   = $(LIB_SRC:%.c=$(BUILD)/%.o) $(call has,CUDA,$(CU_SRC:%.cu=$(BUILD)/%.o))
 LIB      := $(BUILD)/libglmstream.a
 TOOL_SRC := $(wildcard tools/*.c)
 TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/%.o)
-TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/test_*.c))
-TEST_AUX := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(wildcard tests/test_*.c),$(wildcard tests/*.c)))
+TEST_SRC := $(wildcard tests/test_*.c)
+TEST_AUX := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(TEST_SRC),$(wildcard tests/*.c)))
+TESTS    := $(TEST_SRC:%.c=$(BUILD)/%)
+REPLAYS  := $(patsubst tests/fuzz/fuzz_%.c,$(BUILD)/tests/fuzz/replay_%,$(wildcard tests/fuzz/fuzz_*.c))
+C_FILES  := $(wildcard $(foreach e,c h cu cuh,*/*.$e */*/*.$e))
+DATA_DIR := $(PREFIX)/share/glmstream
+POCKET   := $(firstword $(wildcard tools/pocket/*.gguf))
 
-all: $(LIB) $(if $(TOOL_SRC),$(BUILD)/glmstream)
+all: $(LIB) $(if $(TOOL_SRC),$(BUILD)/glmstream) ## build the program (the default)
 
-$(LIB): $(LIB_OBJ)
-	$(Q)rm -f $@ && ar rcs $@ $^
+$(LIB): $(LIB_OBJ) $(BUILD)/.objects
+	$(call say,AR,$@)
+	$(Q)rm -f $@ && ar rcs $@ $(LIB_OBJ)
 
-$(BUILD)/glmstream: $(TOOL_OBJ) $(LIB)
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS) -ledit
+$(BUILD)/glmstream: $(TOOL_OBJ)
+$(TESTS): $(BUILD)/tests/test_%: $(BUILD)/tests/test_%.o $(TEST_AUX)
+$(TESTS): private LIBS += -lcmocka
+$(REPLAYS): $(BUILD)/tests/fuzz/replay_%: $(BUILD)/tests/fuzz/fuzz_%.o $(BUILD)/tests/fuzz/replay.o
+$(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB)
+	$(call say,LD,$@)
+	$(Q)$(CC) $(C_ALL) -o $@ $(filter %.o,$^) $(LIB) $(LIBS)
 
-$(BUILD)/tests/test_%: $(BUILD)/tests/test_%.o $(TEST_AUX) $(LIB)
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+$(BUILD)/%.o: %.c $(BUILD)/.flags
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D) && $(CC) $(C_ALL) $(call isa,$<) $(CPP_ALL) $(LOCAL) -MMD -MP -c $< -o $@
 
-$(BUILD)/%.o: %.c
-	@mkdir -p $(@D)
-	@[ "$(V)" = 1 ] || echo "  CC $<"
-	$(Q)$(CC) $(CFLAGS) $(CPPFLAGS) -c $< -o $@
+$(BUILD)/%.o: %.cu $(BUILD)/.flags
+	$(call say,NVCC,$<)
+	$(Q)mkdir -p $(@D) && $(NVCC) $(NV_ALL) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
-check: $(TESTS)
-	@for t in $(TESTS); do $$t || exit 1; done
+# where an installed program finds the pocket model
+$(TOOL_OBJ): private LOCAL = -DGLM_DATA_DIR='"$(DATA_DIR)"'
+$(TOOL_OBJ): $(BUILD)/.data_dir
 
-clean:
+# fuzzing: the whole library compiled by clang, instrumented, in its own tree
+FUZZ_ALL = -std=gnu11 -g -O1 -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-unknown-pragmas
+build/fuzz/fuzz_%: tests/fuzz/fuzz_%.c $(LIB_SRC:%.c=build/fuzz/%.o)
+	$(call say,LD,$@)
+	$(Q)$(FUZZ_CC) $(FUZZ_ALL) -fsanitize=fuzzer $(CPP_ALL) -UHAVE_CUDA -DHAVE_CUDA=0 -o $@ $^ $(filter-out $(CUDA_LIBS),$(LIBS))
+
+build/fuzz/%.o: %.c $(BUILD)/.flags
+	$(call say,CLANG,$<)
+	$(Q)mkdir -p $(@D) && $(FUZZ_CC) $(FUZZ_ALL) -fsanitize=fuzzer-no-link $(call isa,$<) $(CPP_ALL) -UHAVE_CUDA -DHAVE_CUDA=0 -MMD -MP -c $< -o $@
+
+# stamps, rewritten only when what they hold has changed
+$(BUILD)/.flags: new = $(CC) $(C_ALL) $(CPP_ALL) $(call has,CUDA,$(NVCC) $(NV_ALL))
+$(BUILD)/.objects: new = $(LIB_OBJ)
+$(BUILD)/.data_dir: new = $(DATA_DIR)
+$(BUILD)/.flags $(BUILD)/.objects $(BUILD)/.data_dir: FORCE
+	@mkdir -p $(@D); echo '$(new)' | cmp -s - $@ || { echo '$(new)' > $@; $(if $(filter %.flags,$@),printf '  %s\n' $(NOTES);) }
+
+run: all ## chat with the pocket model; ARGS='-p "Define river."' passes options (installs missing packages)
+	@$(BUILD)/glmstream $(ARGS)
+
+test: tests ## build and run all tests (installs missing packages)
+	@tests/run_tests.sh $(BUILD)
+
+tests: all $(TESTS) $(REPLAYS) ## build the tests without running them
+
+deps: ; @: ## install the Debian packages that the program needs
+
+deps-bundle: ## gather headers and libraries in deps/; `make DEPS=deps` then builds where there are no packages
+	@tools/bundle_deps.sh deps
+
+config: ## print what was found and which flags are used
+	@printf '  %s\n' $(NOTES) 'mode: $(MODE)' 'compiler: $(CC) $(C_ALL)' 'defines: $(CPP_ALL)' 'libraries: $(LIBS)'
+
+install: all ## install into PREFIX (/usr/local), below DESTDIR if given
+	install -D -m 755 $(BUILD)/glmstream $(DESTDIR)$(PREFIX)/bin/glmstream
+	$(if $(POCKET),install -D -m 644 $(POCKET) $(DESTDIR)$(DATA_DIR)/pocket.gguf)
+
+uninstall: ## remove what install put there
+	rm -f $(DESTDIR)$(PREFIX)/bin/glmstream $(DESTDIR)$(DATA_DIR)/pocket.gguf
+	rmdir $(DESTDIR)$(DATA_DIR) 2>/dev/null || :
+
+pocket: all ## convert the checkpoint in POCKET_SRC (../shared/pocket) into tools/pocket/pocket.gguf, POCKET_RECIPE=q8
+	$(BUILD)/glmstream convert $(POCKET_SRC) -o tools/pocket/pocket.gguf --recipe $(POCKET_RECIPE)
+
+lint: ## layers, format, shellcheck, cppcheck, clang-tidy
+	@tools/lint.sh $(CPP_ALL)
+
+format: ## rewrite the sources in the house style
+	clang-format -i $(C_FILES)
+
+format-check: ## say where the sources leave the house style
+	@clang-format --dry-run -Werror $(C_FILES)
+
+fuzz: build/fuzz/fuzz_$(T) ## fuzz one parser: T=NAME of tests/fuzz/fuzz_NAME.c (gguf), SECONDS=60
+	@mkdir -p build/fuzz/corpus/$(T) tests/fuzz/corpus/$(T)
+	$< -max_total_time=$(SECONDS) -timeout=10 -artifact_prefix=build/fuzz/$(T)- build/fuzz/corpus/$(T) tests/fuzz/corpus/$(T)
+
+bench: all ## measure this machine: disk, copies, ops, prefill, decode
+	@$(BUILD)/glmstream bench all $(ARGS)
+
+clean: ## remove build/
 	rm -rf build
 
-.PHONY: all check clean
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
+	@echo 'variables: CUDA=auto|0|1 CUDA_ARCH="80 90"|native SAN=address,undefined|thread DEPS=folder WERROR=1 V=1'
+	@echo '           WITH_URING WITH_LZ4 WITH_EDIT WITH_HTTP=auto|0|1 PREFIX DESTDIR CC CFLAGS CPPFLAGS LDFLAGS'
+
+FORCE:
+.PHONY: all run test tests deps deps-bundle config install uninstall pocket lint format format-check fuzz bench clean help FORCE
 .SECONDARY:
--include $(LIB_OBJ:.o=.d) $(TOOL_OBJ:.o=.d) $(TEST_AUX:.o=.d) $(TESTS:=.d)
+.DELETE_ON_ERROR:
+-include $(shell find $(BUILD) build/fuzz -name '*.d' 2>/dev/null)

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# Runs every test of a build tree in parallel and says how it went: tests/run_tests.sh BUILD_DIR [NAME ...]
+#
+# A unit, which is what the last line counts, is one program (tests/test_*), one script (tests/e2e/*.sh), one fuzz target
+# fed with its saved inputs, or the layer check. Exit status 77 of a unit means skipped, its last line of output is the
+# reason. The output of a failed unit is shown. Exit status 1 if any failed.
+# Environment: TEST_JOBS (number of cores), TEST_TIMEOUT seconds for each unit (180; 900 under a sanitizer).
+set -u
+build=${1:?usage: tests/run_tests.sh BUILD_DIR [NAME ...]}
+shift
+cd "$(dirname "$0")/.." || exit 1
+logs=$build/test-logs
+rm -rf "$logs" && mkdir -p "$logs" || exit 1
+
+export GLMSTREAM=$PWD/$build/glmstream # the scripts test this program
+export ASAN_OPTIONS=${ASAN_OPTIONS:-protect_shadow_gap=0:allocator_may_return_null=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
+case $build in *san-*) limit=900 ;; *) limit=180 ;; esac
+limit=${TEST_TIMEOUT:-$limit}
+jobs=${TEST_JOBS:-$(nproc)}
+
+# One line per unit: name, then the command.
+list_units() {
+	local f n
+	echo "layers tools/check_layers.sh"
+	for f in "$build"/tests/test_*; do
+		n=${f##*/}
+		# a program whose source is gone is an old build's
+		[ -x "$f" ] && [ -f "tests/$n.c" ] && echo "$n $f"
+	done
+	for f in "$build"/tests/fuzz/replay_*; do
+		n=${f##*/replay_}
+		[ -x "$f" ] && [ -f "tests/fuzz/fuzz_$n.c" ] && echo "replay_$n $f tests/fuzz/corpus/$n"
+	done
+	for f in tests/e2e/*.sh; do
+		n=${f##*/}
+		[ -x "$f" ] && echo "e2e_${n%.sh} $f"
+	done
+}
+
+run_unit() { # logs limit name command...
+	local logs=$1 limit=$2 name=$3 start rc cases verdict note=''
+	shift 3
+	start=$(date +%s%N)
+	timeout -k 10 "$limit" "$@" >"$logs/$name.log" 2>&1 </dev/null
+	rc=$?
+	case $rc in
+	0)
+		verdict=ok
+		# cmocka names each single case that a program skipped, twice
+		cases=$(grep '^\[  SKIPPED \] [^0-9]' "$logs/$name.log" | sort -u | grep -c .)
+		[ "$cases" = 0 ] || note="$cases cases skipped"
+		;;
+	77) verdict=skip note=$(tail -n 1 "$logs/$name.log") ;;
+	124 | 137) verdict=FAIL note="no end within $limit s, or killed" ;;
+	*) verdict=FAIL note="exit status $rc" ;;
+	esac
+	# cmocka exits with the number of failures, which might be 77
+	if [ $verdict = skip ] && grep -q '^\[  FAILED  \]' "$logs/$name.log"; then
+		verdict=FAIL note='77 cases failed'
+	fi
+	echo "$verdict" >"$logs/$name.verdict"
+	printf '%-4s %-28s %6d ms  %s\n' "$verdict" "$name" $((($(date +%s%N) - start) / 1000000)) "$note"
+}
+export -f run_unit
+
+units=$(list_units)
+if [ $# -gt 0 ]; then
+	units=$(printf '%s\n' "$units" | awk -v want=" $* " 'index(want, " " $1 " ")')
+fi
+if [ -n "$units" ]; then
+	# shellcheck disable=SC2016 # $0 and $@ belong to the inner shell
+	printf '%s\n' "$units" | xargs -P "$jobs" -L 1 bash -c 'run_unit "$0" "$@"' "$logs" "$limit"
+fi
+
+for verdict in "$logs"/*.verdict; do
+	[ "$(cat "$verdict" 2>/dev/null)" = FAIL ] || continue
+	name=${verdict##*/}
+	printf '\n---- %s failed; the end of %s:\n' "${name%.verdict}" "${verdict%.verdict}.log"
+	tail -n 60 "${verdict%.verdict}.log"
+done
+count() { cat "$logs"/*.verdict 2>/dev/null | grep -cx "$1"; }
+failed=$(($(printf '%s\n' "$units" | grep -c .) - $(count ok) - $(count skip)))
+[ "$failed" = 0 ] || echo
+echo "$(count ok) passed, $failed failed, $(count skip) skipped"
+[ "$failed" = 0 ] && [ "$(count ok)" -gt 0 ]
