@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: MIT */
+/* glmstream: finds the command in the table, calls it, reports how it ended. Without a command: run. */
+#include "src/base/args.h"
+#include "src/base/num.h"
+#include "tools/commands.h"
+#include "tools/report.h"
+
+#include <locale.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+static const struct command commands[] = {
+	{"run", cmd_run, "chat, or answer one prompt; the same as no command"},
+	{"inspect", cmd_inspect, "shape, types and sizes of a model file"},
+	{"convert", cmd_convert, "Hugging Face safetensors to GGUF"},
+	{"tokenize", cmd_tokenize, "text to token ids and back"},
+	{"render", cmd_render, "messages to the text or ids that the model sees"},
+	{"dump-logits", cmd_dump_logits, "write the model's logits to a file"},
+	{"compare", cmd_compare, "how far two logits files are apart"},
+	{"perplexity", cmd_perplexity, "nats per token over a text"},
+	{"trace", cmd_trace, "record, show and simulate expert traffic"},
+	{"tune", cmd_tune, "measure this machine and find the best flags"},
+	{"bench", cmd_bench, "speed of memory, kernels and the whole model"},
+	{"synth", cmd_synth, "make a model of any shape with random weights"},
+	{"serve", cmd_serve, "HTTP server with OpenAI and Anthropic endpoints"},
+};
+
+static void print_help(void)
+{
+	printf("Usage: glmstream [-m MODEL.gguf] [options]          chat; lines of a pipe are user turns\n"
+		   "       glmstream [-m MODEL.gguf] -p TEXT [options]  one answer\n"
+		   "       glmstream COMMAND ...\n\n"
+		   "Runs GLM-5.2 on one graphics card by streaming its experts. Without -m the small model\n"
+		   "that ships with the program is used.\n\nCommands:\n");
+	for (size_t i = 0; i < ARRAY_LEN(commands); i++)
+		if (commands[i].run)
+			printf("  %-12s %s\n", commands[i].name, commands[i].help);
+	printf("\n  glmstream COMMAND --help   options of a command (of a chat: glmstream run --help)\n"
+		   "  glmstream --version\n\n"
+		   "Example:\n"
+		   "  glmstream -p 'What is 12 + 30?' --think off\n");
+}
+
+static const struct command *find_command(const char *name, struct err *e)
+{
+	const char *best = NULL;
+	int best_distance = 1 << 30;
+	for (size_t i = 0; i < ARRAY_LEN(commands); i++) {
+		if (!commands[i].run)
+			continue;
+		if (!strcmp(commands[i].name, name))
+			return &commands[i];
+		int d = args_distance(name, commands[i].name);
+		if (d >= 0 && d < best_distance) {
+			best_distance = d;
+			best = commands[i].name;
+		}
+	}
+	err_set(e, ERR_USAGE, "unknown command \"%.60s\"", name);
+	if (best)
+		err_hint(e, "did you mean %s?", best);
+	else
+		err_hint(e, "glmstream --help lists the commands; a prompt is given with -p TEXT");
+	return NULL;
+}
+
+static int dispatch(int argc, char **argv, struct err *e)
+{
+	const char *first = argc > 1 ? argv[1] : "";
+	if (!strcmp(first, "--version")) {
+		printf("glmstream %s\n", GLM_VERSION);
+		return 0;
+	}
+	if (!strcmp(first, "--help") || !strcmp(first, "-h") || (!strcmp(first, "help") && argc == 2)) {
+		print_help();
+		return 0;
+	}
+	if (argc < 2 || first[0] == '-')
+		return cmd_run ? cmd_run(argc, argv, e) : err_set(e, ERR_USAGE, "this build cannot run models");
+	if (!strcmp(first, "help")) { /* help COMMAND */
+		const struct command *c = find_command(argv[2], e);
+		char *help[] = {argv[2], (char[]){"--help"}, NULL};
+		return c ? c->run(2, help, e) : ERR_USAGE;
+	}
+	const struct command *c = find_command(first, e);
+	return c ? c->run(argc - 1, argv + 1, e) : ERR_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+	setlocale(LC_CTYPE, ""); /* the line editor's idea of characters; numbers stay in the C locale */
+	signal(SIGPIPE, SIG_IGN); /* a reader that went away is a write error with a sentence */
+	struct err e = {0};
+	int rc = dispatch(argc, argv, &e);
+	struct err lost = {0};
+	int out = report_stdout(&lost);
+	if (rc)
+		report_error(&e);
+	else if (out)
+		report_error(&lost);
+	return err_exit_status(rc ? rc : out);
+}

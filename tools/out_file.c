@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: MIT */
+/* O_TMPFILE first: then not even a killed program leaves rubbish. A nameless file cannot replace a name in one step, so it
+ * gets a temporary name for the moment between linkat and rename. */
+#include "tools/out_file.h"
+
+#include "src/base/buf.h"
+#include "src/base/mem.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* umask can only be read by setting it; the command line has one thread while files are opened. */
+static mode_t new_file_mode(void)
+{
+	mode_t mask = umask(0);
+	umask(mask);
+	return 0666 & ~mask;
+}
+
+static const char *base_name(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	return slash ? slash + 1 : path;
+}
+
+static char *temp_name(const char *path)
+{
+	return mem_printf("%.200s.%ld.part", base_name(path), (long)getpid());
+}
+
+int out_file_open(struct out_file *o, const char *path, struct err *e)
+{
+	*o = (struct out_file){.directory = -1};
+	int fd = -1;
+	if (!strcmp(path, "-")) {
+		o->f = stdout;
+		o->path = mem_strdup("standard output");
+		o->direct = 1;
+		return 0;
+	}
+	struct stat st;
+	bool there = !stat(path, &st);
+	if (there && S_ISDIR(st.st_mode))
+		return err_set(e, ERR_INPUT, "%.400s: is a directory, expected the name of a file to write", path);
+	if (there && !S_ISREG(st.st_mode)) { /* /dev/null, a pipe */
+		o->path = mem_strdup(path);
+		o->direct = 1;
+		fd = open(path, O_WRONLY | O_CLOEXEC);
+		if (fd < 0)
+			goto failed;
+		o->f = fdopen(fd, "w");
+		if (!o->f)
+			goto failed;
+		return 0;
+	}
+	char *real = there ? realpath(path, NULL) : NULL;
+	o->path = real ? real : mem_strdup(path);
+	char *dir = mem_strdup(o->path);
+	char *slash = strrchr(dir, '/');
+	if (slash)
+		slash[slash == dir] = 0;
+	o->directory = open(slash ? dir : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	free(dir);
+	if (o->directory < 0)
+		goto failed;
+	fd = openat(o->directory, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, there ? st.st_mode & 0777 : new_file_mode());
+	if (fd < 0) {
+		o->temp = temp_name(o->path);
+		fd = openat(o->directory, o->temp, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC,
+			there ? st.st_mode & 0777 : new_file_mode());
+	}
+	if (fd < 0)
+		goto failed;
+	o->f = fdopen(fd, "w");
+	if (!o->f)
+		goto failed;
+	return 0;
+failed:;
+	int errnum = errno;
+	if (fd >= 0)
+		close(fd);
+	out_file_abort(o);
+	return err_errno(e, errnum, "%.400s: cannot be written", path);
+}
+
+int out_file_commit(struct out_file *o, struct err *e)
+{
+	errno = 0;
+	bool lost = ferror(o->f);
+	int rc = fflush(o->f) || lost ? -1 : 0;
+	const char *what = "write";
+	if (!rc && !o->direct) {
+		if (fsync(fileno(o->f)) && errno != EINVAL)
+			rc = -1;
+		if (!rc && !o->temp) {
+			char self[64];
+			snprintf(self, sizeof self, "/proc/self/fd/%d", fileno(o->f));
+			char *name = temp_name(o->path);
+			unlinkat(o->directory, name, 0); /* of an earlier process with this number */
+			if (linkat(AT_FDCWD, self, o->directory, name, AT_SYMLINK_FOLLOW)) {
+				what = "name";
+				rc = -1;
+				free(name);
+			} else {
+				o->temp = name;
+			}
+		}
+		if (!rc && renameat(o->directory, o->temp, o->directory, base_name(o->path))) {
+			what = "rename";
+			rc = -1;
+		}
+		if (!rc) {
+			free(o->temp);
+			o->temp = NULL;
+		}
+	}
+	if (rc) {
+		int errnum = errno ? errno : EIO;
+		err_set(e, ERR_RUN, "%.400s: %s failed: %s", o->path, what, strerror(errnum));
+	}
+	out_file_abort(o); /* now only releases */
+	return rc ? ERR_RUN : 0;
+}
+
+void out_file_abort(struct out_file *o)
+{
+	if (!o->path)
+		return;
+	if (o->f && o->f != stdout)
+		fclose(o->f);
+	if (o->temp && o->directory >= 0)
+		unlinkat(o->directory, o->temp, 0);
+	if (o->directory >= 0)
+		close(o->directory);
+	free(o->temp);
+	free(o->path);
+	*o = (struct out_file){.directory = -1};
+}
+
+char *in_file_read(const char *path, size_t max, size_t *n, struct err *e)
+{
+	bool is_stdin = !strcmp(path, "-");
+	const char *name = is_stdin ? "standard input" : path;
+	FILE *f = is_stdin ? stdin : fopen(path, "re");
+	if (!f) {
+		err_errno(e, errno, "%.400s", path);
+		return NULL;
+	}
+	struct buf b = {0};
+	int code = 0;
+	for (;;) {
+		buf_reserve(&b, 65536);
+		size_t got = fread(b.data + b.len, 1, 65536, f);
+		b.len += got;
+		if (b.len > max) {
+			code = err_set(e, ERR_INPUT, "%.400s: has more than %zu bytes", name, max);
+			break;
+		}
+		if (got < 65536) {
+			if (ferror(f))
+				code = err_errno(e, errno, "%.400s", name);
+			break;
+		}
+	}
+	if (!is_stdin)
+		fclose(f);
+	if (code) {
+		buf_free(&b);
+		return NULL;
+	}
+	b.data[b.len] = 0;
+	if (n)
+		*n = b.len;
+	return buf_take(&b);
+}

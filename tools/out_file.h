@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Output files that appear whole or not at all: bytes go to a file without a name (or, where the file system has none, to
+ * a temporary name beside the target), which takes the place of the target in out_file_commit. Interrupted programs leave
+ * the old file as it was. "-" is stdout; devices and pipes are written directly.
+ */
+#ifndef GLM_TOOLS_OUT_FILE_H
+#define GLM_TOOLS_OUT_FILE_H
+
+#include "src/base/err.h"
+
+#include <stddef.h>
+#include <stdio.h>
+
+/* Zero-initialise. Write to `f` with stdio; errors may be left to commit. */
+struct out_file {
+	FILE *f;
+	char *path; /* the target, links resolved; for people: what the caller named */
+	char *temp; /* temporary name; NULL: a file without a name, or written directly */
+	int directory; /* open directory of the target, -1 when written directly */
+	int direct;    /* stdout, a device or a pipe */
+};
+
+int out_file_open(struct out_file *o, const char *path, struct err *e);
+
+/* Flushes to the disk, checks every write, puts the file in its place and closes it. On failure the target is untouched
+ * and everything is released. */
+int out_file_commit(struct out_file *o, struct err *e);
+
+/* Releases without touching the target. Safe on a zeroed or committed one. */
+void out_file_abort(struct out_file *o);
+
+/* The whole of a file, "-" is stdin, into a fresh string with a 0 behind it; *n may be NULL. ERR_INPUT with a sentence for
+ * what cannot be read or has more than `max` bytes. The caller frees. */
+char *in_file_read(const char *path, size_t max, size_t *n, struct err *e);
+
+#endif
