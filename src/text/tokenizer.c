@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: MIT */
+/* The tokenizer object: owns vocabulary, merges and pattern; encode and decode over them. */
+#include "src/text/tokenizer.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/text/bpe.h"
+#include "src/text/pretok.h"
+#include "src/text/utf8.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct tokenizer {
+	struct vocab vocab;
+	struct bpe bpe;
+	struct pretok *pretok;
+	int32_t *stops;
+	size_t n_stops;
+};
+
+/* ---- making one ---- */
+
+static void stop_add(struct tokenizer *t, int32_t id)
+{
+	if (id < 0 || (uint32_t)id >= t->vocab.n_tokens || tokenizer_is_stop(t, id))
+		return;
+	t->stops = mem_grow(t->stops, t->n_stops + 1, sizeof *t->stops);
+	t->stops[t->n_stops++] = id;
+}
+
+static void stops_by_text(struct tokenizer *t)
+{
+	static const char *const text[] = {"<|endoftext|>", "<|user|>", "<|observation|>"};
+	for (size_t i = 0; i < ARRAY_LEN(text); i++)
+		stop_add(t, vocab_find_added(&t->vocab, text[i]));
+}
+
+/* What both file formats come down to. merges NULL: the ids rank them. */
+static int build(const struct text_span *texts, const uint8_t *types, uint32_t n_tokens,
+	const struct text_span *merges, uint32_t n_merges, bool whole_pieces, const char *pattern, struct tokenizer **out,
+	struct err *e)
+{
+	struct tokenizer *t = NEW(struct tokenizer);
+	int rc = vocab_init(&t->vocab, texts, types, n_tokens, VOCAB_GPT2, e);
+	if (!rc && merges)
+		rc = bpe_init_merges(&t->bpe, &t->vocab, merges, n_merges, whole_pieces, e);
+	else if (!rc)
+		rc = bpe_init_ids(&t->bpe, &t->vocab, whole_pieces, e);
+	if (!rc)
+		rc = pretok_new(pattern, &t->pretok, e);
+	if (rc) {
+		tokenizer_free(t);
+		t = NULL;
+	}
+	*out = t;
+	return rc;
+}
+
+int tokenizer_from_hf(const struct hf_tokenizer *hf, struct tokenizer **out, struct err *e)
+{
+	int rc = build(hf->tokens, hf->types, hf->n_tokens, hf->merges, hf->n_merges, hf->ignore_merges, hf->pattern, out, e);
+	if (!rc)
+		stops_by_text(*out);
+	return rc;
+}
+
+int tokenizer_from_ranks(const char *file, size_t len, const struct text_span *added, const uint8_t *added_types,
+	uint32_t n_added, struct tokenizer **out, struct err *e)
+{
+	struct tokenizer *t = NEW(struct tokenizer);
+	int rc = vocab_init_ranks(&t->vocab, file, len, added, added_types, n_added, e);
+	if (rc || (rc = bpe_init_ids(&t->bpe, &t->vocab, true, e)) || (rc = pretok_new(PRETOK_GLM4, &t->pretok, e))) {
+		tokenizer_free(t);
+		*out = NULL;
+		return rc;
+	}
+	stops_by_text(t);
+	*out = t;
+	return 0;
+}
+
+void tokenizer_free(struct tokenizer *t)
+{
+	if (!t)
+		return;
+	pretok_free(t->pretok);
+	bpe_fini(&t->bpe);
+	vocab_fini(&t->vocab);
+	free(t->stops);
+	free(t);
+}
+
+/* ---- encoding ---- */
+
+/* Text without added tokens. */
+static int encode_text(const struct tokenizer *t, struct pretok_scan *scan, struct bpe_work *work, const char *text,
+	size_t len, struct token_ids *out, struct err *e)
+{
+	size_t start, end;
+	int more;
+	pretok_scan_text(scan, text, len);
+	while ((more = pretok_next(scan, &start, &end, e)) > 0)
+		if (bpe_encode(&t->bpe, work, text + start, end - start, out))
+			return err_set(e, ERR_MEMORY, "no memory for the tokens of %zu bytes of text", len);
+	return more;
+}
+
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, struct token_ids *out,
+	struct err *e)
+{
+	if (!len)
+		return 0;
+	size_t valid = utf8_valid_prefix(text, len);
+	if (valid != len)
+		return err_set(e, ERR_INPUT, "text is not valid UTF-8: byte 0x%02x at offset %zu", (unsigned char)text[valid], valid);
+	struct pretok_scan scan;
+	struct bpe_work work = {0};
+	int rc = pretok_scan_init(&scan, t->pretok, text, len, e);
+	if (rc)
+		return rc;
+	size_t from = 0, at = 0;
+	if (flags & TOKENIZER_PARSE_ADDED) {
+		while (at < len && !rc) {
+			size_t n = 0;
+			int32_t id = vocab_match_added(&t->vocab, text + at, len - at, &n);
+			if (id < 0) {
+				at++;
+				continue;
+			}
+			if (at > from)
+				rc = encode_text(t, &scan, &work, text + from, at - from, out, e);
+			if (!rc && token_ids_push(out, id))
+				rc = err_set(e, ERR_MEMORY, "no memory for the tokens of %zu bytes of text", len);
+			from = at += n;
+		}
+	}
+	if (!rc && from < len)
+		rc = encode_text(t, &scan, &work, text + from, len - from, out, e);
+	pretok_scan_fini(&scan);
+	bpe_work_fini(&work);
+	return rc;
+}
+
+/* ---- decoding and questions ---- */
+
+int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, struct buf *out, struct err *e)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (ids[i] < 0 || (uint32_t)ids[i] >= t->vocab.n_tokens)
+			return err_set(e, ERR_INPUT, "token id %d at position %zu is out of range; the vocabulary has %u", ids[i], i,
+				t->vocab.n_tokens);
+		struct text_span s = vocab_text(&t->vocab, ids[i]);
+		buf_append(out, s.data, s.len);
+	}
+	return 0;
+}
+
+struct text_span tokenizer_token(const struct tokenizer *t, int32_t id)
+{
+	if (id < 0 || (uint32_t)id >= t->vocab.n_tokens)
+		return (struct text_span){"", 0};
+	return vocab_text(&t->vocab, id);
+}
+
+uint32_t tokenizer_n_tokens(const struct tokenizer *t)
+{
+	return t->vocab.n_tokens;
+}
+
+bool tokenizer_is_padding(const struct tokenizer *t, int32_t id)
+{
+	return !tokenizer_token(t, id).len;
+}
+
+bool tokenizer_is_added(const struct tokenizer *t, int32_t id)
+{
+	return id >= 0 && (uint32_t)id < t->vocab.n_tokens && vocab_is_added(&t->vocab, id);
+}
+
+int32_t tokenizer_find_added(const struct tokenizer *t, const char *text)
+{
+	return vocab_find_added(&t->vocab, text);
+}
+
+bool tokenizer_is_stop(const struct tokenizer *t, int32_t id)
+{
+	for (size_t i = 0; i < t->n_stops; i++)
+		if (t->stops[i] == id)
+			return true;
+	return false;
+}
+
+const int32_t *tokenizer_stops(const struct tokenizer *t, size_t *n)
+{
+	*n = t->n_stops;
+	return t->stops;
+}
