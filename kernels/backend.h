@@ -147,6 +147,7 @@ struct backend_ops {
 	size_t (*free_bytes)(struct backend *b); /* device memory still to be had; 0: unknown */
 	/* Enqueued like an op; src (host) may be reused when the call returns. */
 	void (*upload)(struct backend *b, void *dst, const void *src, size_t bytes);
+	void (*copy)(struct backend *b, void *dst, const void *src, size_t bytes); /* device to device, no overlap */
 	/* Waits for all earlier ops, then copies to the host. Returns 0 or the kept failure. */
 	int (*download)(struct backend *b, void *dst, const void *src, size_t bytes, struct err *e);
 	int (*wait)(struct backend *b, struct err *e);

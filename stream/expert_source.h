@@ -44,8 +44,21 @@ struct expert_source_ops {
 	void (*hint)(struct expert_source *s, int layer, const int32_t *ids, int n, int distance);
 };
 
+/* Cumulative since open; the compute thread reads it between calls. */
+struct expert_stats {
+	uint64_t hit_vram;        /* distinct experts asked for that stood in the first tier, or are simply mapped */
+	uint64_t hit_ram;         /* ... in the second tier */
+	uint64_t miss;            /* ... that had to be read */
+	uint64_t bytes_read;      /* from storage */
+	uint64_t prefetch_useful; /* experts read ahead of demand and then used */
+	uint64_t prefetch_wasted; /* ... and never used */
+	uint64_t wait_ns;         /* time spent in await */
+};
+
 struct expert_source {
 	const struct expert_source_ops *ops;
+	int window; /* most experts of one layer that may be pinned at once, >= 1; constant */
+	struct expert_stats stats;
 };
 
 #endif

@@ -14,6 +14,7 @@
 #include "src/format/gguf.h"
 #include "src/model/config.h"
 #include "src/text/tokenizer.h"
+#include "stream/expert_source.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,10 +24,11 @@ struct engine;
 
 /* Zero-initialise; zero means the default everywhere. Strings are borrowed during engine_open. */
 struct engine_options {
-	const char *model_path; /* a GGUF, the first part of a split set, or several copies/parts separated by ':' */
+	const char *model_path; /* a GGUF or the first part of a split set */
 	const char *backend;    /* NULL or "auto", "cpu", "cuda" */
 	int threads;            /* CPU threads; 0: all */
-	uint32_t context;       /* positions all sessions together may hold; 0: as budget and model allow */
+	uint32_t context;       /* positions of one session; 0: as memory and model allow */
+	uint32_t sessions;      /* most sessions at a time; 0: 1 */
 	uint32_t chunk;         /* most rows computed at once during prefill; 0: the backend's choice */
 	bool kv_f32;            /* keep latents and index keys in float32 (parity) instead of 16 bit */
 	bool no_mtp;            /* do not load the MTP layer */
@@ -39,19 +41,22 @@ const struct model_config *engine_config(const struct engine *g);
 const struct tokenizer *engine_tokenizer(const struct engine *g);
 const struct gguf *engine_gguf(const struct engine *g);
 uint32_t engine_context(const struct engine *g);     /* positions a session may hold */
+int32_t engine_n_valid(const struct engine *g);      /* ids below this may be sampled; the rest is padding */
 const char *engine_backend_name(const struct engine *g); /* "cpu", "cuda" */
 
-/* Cumulative work since the engine was opened; subtract two snapshots for an interval. */
-struct engine_stats {
-	uint64_t expert_uses;   /* (row, rank) products asked of the source */
-	uint64_t hit_vram;      /* distinct expert requests served from the first tier (or mapped memory) */
-	uint64_t hit_ram;       /* ... from the second tier */
-	uint64_t miss;          /* ... that had to be read */
-	uint64_t bytes_read;    /* bytes read from storage for experts */
-	uint64_t prefetch_useful;
-	uint64_t prefetch_wasted;
-	uint64_t wait_ns;       /* time the compute side waited for experts */
+/* Cumulative work of the expert source since the engine was opened; subtract two snapshots for an interval. */
+struct expert_stats engine_expert_stats(const struct engine *g);
+
+/* What every token reads: bytes of resident weights touched by one decode step (embedding row and MTP layer excluded)
+ * and bytes of the routed experts one token uses. */
+struct engine_sizes {
+	uint64_t resident_bytes;     /* all resident weights as loaded */
+	uint64_t resident_per_token; /* of which one decode step reads */
+	uint64_t experts_bytes;      /* all routed experts of trunk layers, in the file */
+	uint64_t experts_per_token;  /* n_used of every MoE layer */
+	uint64_t kv_bytes;           /* caches of all sessions */
+	uint64_t workspace_bytes;
 };
-void engine_stats(const struct engine *g, struct engine_stats *out);
+struct engine_sizes engine_sizes(const struct engine *g);
 
 #endif

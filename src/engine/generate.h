@@ -10,7 +10,8 @@ enum generate_stop {
 	GENERATE_STOP_TOKEN,   /* the model ended its turn; the stop token is on the timeline but was not given to on_token */
 	GENERATE_LIMIT,        /* max_new reached */
 	GENERATE_CONTEXT_FULL, /* no room for another token */
-	GENERATE_CANCELLED,    /* watch.cancel was set, or on_token returned false */
+	GENERATE_CANCELLED,    /* watch.cancel was set, or on_token returned false; a token that was given to on_token may
+	                        * then be missing at the end of the timeline */
 };
 
 struct generate_options {
@@ -36,7 +37,7 @@ struct generate_result {
 int generate(struct session *s, const int32_t *prompt, uint32_t n, const struct generate_options *options,
 	struct generate_result *result, struct err *e);
 
-/* The hash of logits_hash, usable alone: FNV-1a over the bytes of n floats, seeded with the previous value; start with
+/* The hash of logits_hash, usable alone: FNV-1a over the 32-bit words of n floats, seeded with the previous value; start with
  * GENERATE_HASH_START. */
 #define GENERATE_HASH_START 0xcbf29ce484222325u
 uint64_t generate_hash(uint64_t hash, const float *logits, size_t n);

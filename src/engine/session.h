@@ -15,6 +15,7 @@ struct session;
 /* Creates a timeline of up to engine_context() positions; ERR_MEMORY when the caches do not fit. */
 int session_new(struct engine *g, struct session **out, struct err *e);
 void session_free(struct session *s); /* NULL is fine */
+struct engine *session_engine(const struct session *s);
 
 /* What a long computation tells and asks while it runs. Zero-initialise; every field is optional. */
 struct session_watch {
@@ -46,8 +47,12 @@ const int32_t *session_tokens(const struct session *s); /* [length], valid until
  * tokenizer's vocabulary are what the model computed: mask them when sampling. */
 const float *session_logits(const struct session *s);
 
+/* Keeps the MTP layer's caches along, which session_mtp_logits needs; the cost is two projections a token. Call before the
+ * first token. ERR_INPUT when the model has no MTP layer. */
+int session_enable_mtp(struct session *s, struct err *e);
+
 /* MTP: logits [vocab] (host, written by the call) of the token after `next`, given that `next` follows the last position.
- * Computes the MTP layer over every position that it has not seen yet. ERR_INPUT when the model has no MTP layer. */
+ * Needs session_enable_mtp and logits at hand (session_logits not NULL); else ERR_RUN. The timeline does not change. */
 int session_mtp_logits(struct session *s, int32_t next, float *logits, struct err *e);
 
 /* What parity checks look at; filled by session_extend/sync while set. Arrays are the caller's, sized by it. */
