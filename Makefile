@@ -78,7 +78,7 @@ CUDA_DIR  = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUBLAS    = $(if $(wildcard $(CUDA_DIR)/lib64/libcublas.so),-Wl$(comma)-rpath$(comma)$(CUDA_DIR)/lib64 -lcublas)
 # the runtime is linked statically: the program starts on a machine without a driver and then finds no device
 CUDA_LIBS = $(call has,CUDA,-L$(CUDA_DIR)/lib64 $(CUBLAS) -lcudart_static -ldl -lrt -lstdc++)
-DEPS_LIBS = $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)-rpath$(comma)$(abspath $(DEPS))/lib)
+DEPS_LIBS = $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib)
 LIBS      = -Wl,--as-needed $(DEPS_LIBS) $(LDFLAGS) -lpcre2-8 -ljansson $(call has,LZ4,-llz4) $(call has,URING,-luring) $(call has,EDIT,-ledit) \
             $(call has,HTTP,-lmicrohttpd) $(CUDA_LIBS) -lpthread -lm
 
