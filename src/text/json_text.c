@@ -25,7 +25,8 @@ static size_t nesting(const char *p, size_t n)
 		} else if (c == '"') {
 			in_string = true;
 		} else if (c == '[' || c == '{') {
-			deepest = MAX(deepest, ++depth);
+			depth++;
+			deepest = MAX(deepest, depth);
 		} else if ((c == ']' || c == '}') && depth) {
 			depth--;
 		}
