@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: MIT */
+/* Farthest next use leaves (Belady 1966): no policy has fewer misses for keys of equal size in one pool. It
+ * needs to know the future, so only the simulator can run it. With several size classes or two tiers it is a
+ * good guide, not a bound. */
+#include "cache/policy.h"
+
+#include "cache/key_heap.h"
+#include "src/base/err.h"
+#include "src/base/mem.h"
+
+#include <stdlib.h>
+
+struct belady {
+	const struct policy_env *env;
+	struct key_heaps heaps;
+	uint64_t used_before; /* of the pick under way */
+};
+
+static bool leaves_before(const void *ctx, int32_t a, int32_t b)
+{
+	const struct belady *s = ctx;
+	if (s->env->next_use[a] != s->env->next_use[b])
+		return s->env->next_use[a] > s->env->next_use[b];
+	return a < b;
+}
+
+static void belady_fini(struct policy *p)
+{
+	struct belady *s = p->state;
+	if (!s)
+		return;
+	key_heap_fini(&s->heaps);
+	free(s);
+	p->state = NULL;
+}
+
+static int belady_init(struct policy *p)
+{
+	struct belady *s = p->state = NEW(struct belady);
+	s->env = &p->env;
+	if (key_heap_init(&s->heaps, p->env.n_keys, p->env.n_lists, p->env.list_keys, leaves_before, s)) {
+		belady_fini(p);
+		return ERR_MEMORY;
+	}
+	return 0;
+}
+
+static void belady_access(struct policy *p, int32_t key)
+{
+	struct belady *s = p->state;
+	key_heap_moved(&s->heaps, key); /* its next use has just changed */
+}
+
+static void belady_insert(struct policy *p, int list, int32_t key)
+{
+	struct belady *s = p->state;
+	key_heap_insert(&s->heaps, list, key);
+}
+
+static void belady_remove(struct policy *p, int list, int32_t key)
+{
+	struct belady *s = p->state;
+	key_heap_remove(&s->heaps, list, key);
+}
+
+static bool acceptable(const void *ctx, int32_t key)
+{
+	const struct belady *s = ctx;
+	return s->env->last_use[key] < s->used_before && s->env->evictable(s->env->ctx, key);
+}
+
+static int32_t belady_pick(struct policy *p, int list, uint64_t used_before)
+{
+	struct belady *s = p->state;
+	s->used_before = used_before;
+	return key_heap_first(&s->heaps, list, 0, acceptable, s);
+}
+
+const struct policy_ops policy_belady = {
+	.name = "belady",
+	.summary = "farthest next use (a bound: needs the future)",
+	.needs_future = true,
+	.init = belady_init,
+	.fini = belady_fini,
+	.access = belady_access,
+	.insert = belady_insert,
+	.remove = belady_remove,
+	.pick = belady_pick,
+};

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Decayed frequency: the score of a key is the sum over its uses of 2^(-age / half_life), kept for keys that
+ * are not resident too. The least score leaves; among equal ones the one unused for longest.
+ *
+ * Instead of decaying 20,000 scores at every access, the weight of a new use grows by a constant factor and
+ * only the ratio of scores matters. When the weight gets large all are scaled down by an exact power of two.
+ * Only + and * on binary64 occur, so another program can repeat every decision exactly.
+ */
+#include "cache/policy.h"
+
+#include "cache/key_heap.h"
+#include "src/base/err.h"
+#include "src/base/mem.h"
+
+#include <stdlib.h>
+
+#define LFU_LN2          0.6931471805599453
+#define LFU_WEIGHT_LIMIT 0x1p500
+#define LFU_COLD_LOOKS   256 /* keys looked at when there is an age limit (prefetch) */
+
+struct lfu {
+	const struct policy_env *env;
+	struct key_heaps heaps;
+	double *score; /* [n_keys] */
+	double weight, growth;
+	uint64_t used_before; /* of the pick under way */
+};
+
+static bool leaves_before(const void *ctx, int32_t a, int32_t b)
+{
+	const struct lfu *s = ctx;
+	if (s->score[a] != s->score[b])
+		return s->score[a] < s->score[b];
+	if (s->env->last_use[a] != s->env->last_use[b])
+		return s->env->last_use[a] < s->env->last_use[b];
+	return a < b;
+}
+
+static void lfu_fini(struct policy *p)
+{
+	struct lfu *s = p->state;
+	if (!s)
+		return;
+	key_heap_fini(&s->heaps);
+	free(s->score);
+	free(s);
+	p->state = NULL;
+}
+
+static int lfu_init(struct policy *p)
+{
+	struct lfu *s = p->state = NEW(struct lfu);
+	s->env = &p->env;
+	s->weight = 1;
+	s->growth = 1 + LFU_LN2 / (p->env.half_life > 1 ? p->env.half_life : 1);
+	s->score = mem_try_new((size_t)p->env.n_keys, sizeof *s->score);
+	if (!s->score ||
+		key_heap_init(&s->heaps, p->env.n_keys, p->env.n_lists, p->env.list_keys, leaves_before, s)) {
+		lfu_fini(p);
+		return ERR_MEMORY;
+	}
+	return 0;
+}
+
+static void lfu_access(struct policy *p, int32_t key)
+{
+	struct lfu *s = p->state;
+	s->weight *= s->growth;
+	if (s->weight > LFU_WEIGHT_LIMIT) {
+		for (int i = 0; i < p->env.n_keys; i++)
+			s->score[i] *= 1 / LFU_WEIGHT_LIMIT;
+		s->weight *= 1 / LFU_WEIGHT_LIMIT;
+		key_heap_rebuild(&s->heaps); /* the smallest scores may have become equal */
+	}
+	s->score[key] += s->weight;
+	key_heap_moved(&s->heaps, key);
+}
+
+static void lfu_insert(struct policy *p, int list, int32_t key)
+{
+	struct lfu *s = p->state;
+	key_heap_insert(&s->heaps, list, key);
+}
+
+static void lfu_remove(struct policy *p, int list, int32_t key)
+{
+	struct lfu *s = p->state;
+	key_heap_remove(&s->heaps, list, key);
+}
+
+static bool acceptable(const void *ctx, int32_t key)
+{
+	const struct lfu *s = ctx;
+	return s->env->last_use[key] < s->used_before && s->env->evictable(s->env->ctx, key);
+}
+
+static int32_t lfu_pick(struct policy *p, int list, uint64_t used_before)
+{
+	struct lfu *s = p->state;
+	s->used_before = used_before;
+	return key_heap_first(&s->heaps, list, used_before == POLICY_ANY_AGE ? 0 : LFU_COLD_LOOKS, acceptable, s);
+}
+
+const struct policy_ops policy_lfu = {
+	.name = "lfu",
+	.summary = "least frequently used, old uses counting less",
+	.init = lfu_init,
+	.fini = lfu_fini,
+	.access = lfu_access,
+	.insert = lfu_insert,
+	.remove = lfu_remove,
+	.pick = lfu_pick,
+};

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * SIEVE (Zhang, Yang, Yue, Vigfusson, Rashmi, NSDI 2024): a list in order of insertion and one bit per key,
+ * set when the key is used again. A hand walks from the oldest to the newest: a key whose bit is set loses it
+ * and stays, the first one without the bit leaves, and the hand waits before it. A hit moves nothing.
+ */
+#include "cache/policy.h"
+
+#include "cache/key_list.h"
+#include "src/base/err.h"
+
+#define SIEVE_COLD_STEPS 512 /* a search with an age limit (prefetch) gives up after this many steps */
+
+struct sieve {
+	struct key_lists lists;
+	int16_t *list_of; /* [n_keys], -1: not resident */
+	uint8_t *visited; /* [n_keys] */
+	int32_t *hand;    /* [n_lists] next key to look at, -1: start at the tail */
+};
+
+static void sieve_fini(struct policy *p)
+{
+	struct sieve *s = p->state;
+	if (!s)
+		return;
+	key_lists_fini(&s->lists);
+	free(s->list_of);
+	free(s->visited);
+	free(s->hand);
+	free(s);
+	p->state = NULL;
+}
+
+static int sieve_init(struct policy *p)
+{
+	struct sieve *s = p->state = NEW(struct sieve);
+	s->list_of = mem_try_new((size_t)p->env.n_keys, sizeof *s->list_of);
+	s->visited = mem_try_new((size_t)p->env.n_keys, 1);
+	s->hand = mem_try_new((size_t)p->env.n_lists, sizeof *s->hand);
+	if (!s->list_of || !s->visited || !s->hand || !key_lists_init(&s->lists, p->env.n_keys, p->env.n_lists)) {
+		sieve_fini(p);
+		return ERR_MEMORY;
+	}
+	for (int i = 0; i < p->env.n_keys; i++)
+		s->list_of[i] = -1;
+	for (int i = 0; i < p->env.n_lists; i++)
+		s->hand[i] = -1;
+	return 0;
+}
+
+static void sieve_access(struct policy *p, int32_t key)
+{
+	struct sieve *s = p->state;
+	if (s->list_of[key] >= 0)
+		s->visited[key] = 1;
+}
+
+static void sieve_insert(struct policy *p, int list, int32_t key)
+{
+	struct sieve *s = p->state;
+	key_list_push(&s->lists, list, key);
+	s->list_of[key] = (int16_t)list;
+	s->visited[key] = 0;
+}
+
+static void sieve_remove(struct policy *p, int list, int32_t key)
+{
+	struct sieve *s = p->state;
+	if (s->hand[list] == key)
+		s->hand[list] = s->lists.prev[key];
+	key_list_drop(&s->lists, list, key);
+	s->list_of[key] = -1;
+}
+
+static int32_t sieve_pick(struct policy *p, int list, uint64_t used_before)
+{
+	struct sieve *s = p->state;
+	int32_t key = s->hand[list] >= 0 ? s->hand[list] : s->lists.tail[list];
+	int wraps = 0;
+	for (int steps = 0; key >= 0; steps++) {
+		if (used_before != POLICY_ANY_AGE && steps >= SIEVE_COLD_STEPS)
+			break;
+		if (p->env.evictable(p->env.ctx, key)) {
+			if (s->visited[key])
+				s->visited[key] = 0;
+			else if (p->env.last_use[key] < used_before) {
+				s->hand[list] = key;
+				return key;
+			}
+		}
+		key = s->lists.prev[key];
+		/* One whole round clears every bit, so the second finds whatever can leave. */
+		if (key < 0 && wraps++ < 2)
+			key = s->lists.tail[list];
+	}
+	s->hand[list] = key;
+	return -1;
+}
+
+const struct policy_ops policy_sieve = {
+	.name = "sieve",
+	.summary = "one hand, one bit: keeps what was used again since the hand last passed",
+	.init = sieve_init,
+	.fini = sieve_fini,
+	.access = sieve_access,
+	.insert = sieve_insert,
+	.remove = sieve_remove,
+	.pick = sieve_pick,
+};

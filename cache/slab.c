@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: MIT */
+/* Slabs: each class has a doubly linked list of its free slots, so that all slots of a slab can leave the
+ * list when the slab changes hands. */
+#include "cache/slab.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The largest slab considered is this part of the arena: a class holds on average half a slab of free slots
+ * that no other class can use. */
+#define SLAB_LEAST_PER_ARENA 16
+
+static double expected_loss(uint64_t bytes, const struct slab_classes *k, uint64_t slab)
+{
+	double wanted = 0, lost = 0;
+	for (int i = 0; i < k->n; i++) {
+		double w = (double)k->bytes[i] * (double)k->n_wanted[i];
+		wanted += w;
+		lost += w * (double)(slab % k->bytes[i]) / (double)slab;
+	}
+	double part = wanted > 0 ? lost / wanted : 0;
+	return part + (double)(bytes % slab) / (double)bytes + 0.5 * k->n * (double)slab / (double)bytes;
+}
+
+uint64_t slab_choose_bytes(uint64_t bytes, const struct slab_classes *k)
+{
+	uint64_t largest = 0;
+	for (int i = 0; i < k->n; i++)
+		largest = MAX(largest, k->bytes[i]);
+	if (k->n == 1 || bytes < largest)
+		return largest;
+	uint64_t limit = MAX(largest, bytes / SLAB_LEAST_PER_ARENA), best = largest;
+	double best_loss = expected_loss(bytes, k, largest);
+	/* The loss only falls at multiples of some slot size: between them a slab only grows its remainders. */
+	for (int i = 0; i < k->n; i++)
+		for (uint64_t s = k->bytes[i]; s <= limit; s += k->bytes[i]) {
+			if (s < largest)
+				continue;
+			double loss = expected_loss(bytes, k, s);
+			if (loss < best_loss) {
+				best_loss = loss;
+				best = s;
+			}
+		}
+	return best;
+}
+
+int slab_init(struct slab_arena *a, uint64_t bytes, const struct slab_classes *classes, struct err *e)
+{
+	*a = (struct slab_arena){.bytes = bytes, .classes = *classes};
+	uint64_t largest = 0, smallest = UINT64_MAX;
+	for (int i = 0; i < classes->n; i++) {
+		largest = MAX(largest, classes->bytes[i]);
+		smallest = MIN(smallest, classes->bytes[i]);
+		a->free_head[i] = -1;
+	}
+	a->slab_bytes = slab_choose_bytes(bytes, classes);
+	a->per_slab = (int)MIN(a->slab_bytes / smallest, (uint64_t)1 << 20);
+	if (!bytes)
+		return 0;
+	if (bytes < largest)
+		return err_set(e, ERR_MEMORY, "a cache of %llu bytes cannot hold one expert of %llu bytes",
+			(unsigned long long)bytes, (unsigned long long)largest);
+	uint64_t n_slabs = bytes / a->slab_bytes, n_slots;
+	if (!num_mul(n_slabs, (uint64_t)a->per_slab, &n_slots) || n_slots > (uint64_t)1 << 28)
+		return err_set(e, ERR_MEMORY,
+			"a cache of %llu bytes has more slots of %llu bytes than can be numbered",
+			(unsigned long long)bytes, (unsigned long long)smallest);
+	a->n_slabs = (int)n_slabs;
+	a->n_slots = (int)n_slots;
+	a->slab_class = mem_try_new(n_slabs, sizeof *a->slab_class);
+	a->slab_used = mem_try_new(n_slabs, sizeof *a->slab_used);
+	a->free_slabs = mem_try_new(n_slabs, sizeof *a->free_slabs);
+	a->next = mem_try_new(n_slots, sizeof *a->next);
+	a->prev = mem_try_new(n_slots, sizeof *a->prev);
+	if (!a->slab_class || !a->slab_used || !a->free_slabs || !a->next || !a->prev) {
+		slab_fini(a);
+		return err_set(
+			e, ERR_MEMORY, "no memory for the bookkeeping of %llu cache slots", (unsigned long long)n_slots);
+	}
+	for (int i = 0; i < a->n_slabs; i++) {
+		a->slab_class[i] = -1;
+		a->free_slabs[i] = a->n_slabs - 1 - i; /* slab 0 is taken first */
+	}
+	a->n_free_slabs = a->n_slabs;
+	return 0;
+}
+
+void slab_fini(struct slab_arena *a)
+{
+	free(a->slab_class);
+	free(a->slab_used);
+	free(a->free_slabs);
+	free(a->next);
+	free(a->prev);
+	*a = (struct slab_arena){0};
+}
+
+static void list_push(struct slab_arena *a, int class_id, int32_t slot)
+{
+	a->prev[slot] = -1;
+	a->next[slot] = a->free_head[class_id];
+	if (a->next[slot] >= 0)
+		a->prev[a->next[slot]] = slot;
+	a->free_head[class_id] = slot;
+}
+
+static void list_drop(struct slab_arena *a, int class_id, int32_t slot)
+{
+	if (a->prev[slot] >= 0)
+		a->next[a->prev[slot]] = a->next[slot];
+	else
+		a->free_head[class_id] = a->next[slot];
+	if (a->next[slot] >= 0)
+		a->prev[a->next[slot]] = a->prev[slot];
+}
+
+static void slab_assign(struct slab_arena *a, int slab, int class_id)
+{
+	a->slab_class[slab] = (int16_t)class_id;
+	a->n_idle_slabs++;
+	for (int i = slab_capacity(a, class_id) - 1; i >= 0; i--)
+		list_push(a, class_id, slab * a->per_slab + i);
+}
+
+int32_t slab_take(struct slab_arena *a, int class_id)
+{
+	int32_t slot = a->free_head[class_id];
+	if (slot < 0) {
+		if (!a->n_free_slabs)
+			return -1;
+		slab_assign(a, a->free_slabs[--a->n_free_slabs], class_id);
+		slot = a->free_head[class_id];
+	}
+	list_drop(a, class_id, slot);
+	if (!a->slab_used[slab_of(a, slot)]++)
+		a->n_idle_slabs--;
+	return slot;
+}
+
+void slab_give(struct slab_arena *a, int32_t slot)
+{
+	int slab = slab_of(a, slot);
+	if (slot < 0 || slab >= a->n_slabs || a->slab_class[slab] < 0 || a->slab_used[slab] < 1)
+		bug("slot %d given back to the arena but not in use", slot);
+	list_push(a, a->slab_class[slab], slot);
+	if (!--a->slab_used[slab])
+		a->n_idle_slabs++;
+}
+
+void slab_reassign(struct slab_arena *a, int slab, int class_id)
+{
+	int old = a->slab_class[slab];
+	if (old < 0 || a->slab_used[slab])
+		bug("slab %d of class %d has %d slots in use", slab, old, a->slab_used[slab]);
+	for (int i = 0; i < slab_capacity(a, old); i++)
+		list_drop(a, old, slab * a->per_slab + i);
+	a->n_idle_slabs--;
+	slab_assign(a, slab, class_id);
+}
+
+bool slab_reclaim_idle(struct slab_arena *a, int class_id)
+{
+	for (int s = 0; a->n_idle_slabs && s < a->n_slabs; s++)
+		if (a->slab_class[s] >= 0 && a->slab_class[s] != class_id && !a->slab_used[s]) {
+			slab_reassign(a, s, class_id);
+			return true;
+		}
+	return false;
+}
+
+int slab_check(const struct slab_arena *a, struct err *e)
+{
+	int idle = 0, without_class = 0, free_slots = 0, in_lists = 0;
+	for (int s = 0; s < a->n_slabs; s++) {
+		int k = a->slab_class[s];
+		if (k < 0) {
+			without_class++;
+			if (a->slab_used[s])
+				return err_set(e, ERR_RUN, "slab %d has no class but %d slots in use", s, a->slab_used[s]);
+			continue;
+		}
+		if (k >= a->classes.n || a->slab_used[s] < 0 || a->slab_used[s] > slab_capacity(a, k))
+			return err_set(e, ERR_RUN, "slab %d: class %d with %d slots in use", s, k, a->slab_used[s]);
+		idle += !a->slab_used[s];
+		free_slots += slab_capacity(a, k) - a->slab_used[s];
+	}
+	if (without_class != a->n_free_slabs || idle != a->n_idle_slabs)
+		return err_set(e, ERR_RUN, "%d free and %d idle slabs, counted as %d and %d", without_class, idle,
+			a->n_free_slabs, a->n_idle_slabs);
+	for (int i = 0; i < a->n_free_slabs; i++)
+		if (a->slab_class[a->free_slabs[i]] >= 0)
+			return err_set(e, ERR_RUN, "slab %d is on the free stack but has a class", a->free_slabs[i]);
+	for (int k = 0; k < a->classes.n; k++) {
+		int32_t before = -1;
+		for (int32_t s = a->free_head[k]; s >= 0; before = s, s = a->next[s]) {
+			if (a->prev[s] != before || a->slab_class[slab_of(a, s)] != k ||
+				s % a->per_slab >= slab_capacity(a, k) || ++in_lists > a->n_slots)
+				return err_set(e, ERR_RUN, "slot %d is wrong in the free list of class %d", s, k);
+		}
+	}
+	if (in_lists != free_slots)
+		return err_set(e, ERR_RUN, "%d slots in free lists, %d are free", in_lists, free_slots);
+	return 0;
+}

@@ -1,0 +1,668 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The expert cache. Random operations run against a slow model that owns real (small) memory: every byte of
+ * an expert is its tag, moves and reads are executed as the plans say, and after every operation all READY
+ * slots must still hold their tags. Overlapping slots, lost or misdirected moves and evicted pins all show up
+ * as wrong bytes.
+ */
+#include "cache/cache.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define MAX_LAYERS  6
+#define MAX_EXPERTS 12
+#define MAX_PENDING 512
+
+static void check(const struct cache *c)
+{
+	struct err e = {0};
+	if (cache_check(c, &e))
+		fail_msg("%s", e.text);
+}
+
+/* ---- the model ---- */
+
+struct model_key {
+	int32_t slot;   /* -1: nowhere; tier 0 or 1 */
+	int32_t staged; /* -1 */
+};
+
+struct model {
+	struct cache *c;
+	struct cache_config cfg;
+	uint64_t expert_bytes[MAX_LAYERS];
+	uint8_t *memory[CACHE_TIERS];
+	struct model_key keys[MAX_LAYERS * MAX_EXPERTS];
+	int32_t pending[MAX_PENDING];        /* FILLING slots */
+	int32_t pending_source[MAX_PENDING]; /* tier 1 slot, -1: disk, -2: a move whose copy is done */
+	int n_pending;
+	int32_t pinned[MAX_PENDING]; /* one entry per pin that the model holds */
+	int n_pinned;
+	uint64_t n_ok, n_full, n_warm, n_busy, n_present, n_moves, n_promoted, n_slabs;
+};
+
+static uint8_t tag_of(const struct model *m, int layer, int expert)
+{
+	return (uint8_t)(1 + layer * m->cfg.n_experts + expert);
+}
+
+static uint8_t *bytes_at(const struct model *m, const struct cache_slot *s)
+{
+	assert_true(s->offset + s->bytes <= cache_memory_bytes(m->c, s->tier));
+	return m->memory[s->tier] + s->offset;
+}
+
+static bool holds_tag(const struct model *m, const struct cache_slot *s)
+{
+	const uint8_t *p = bytes_at(m, s);
+	for (uint64_t i = 0; i < s->bytes; i++)
+		if (p[i] != tag_of(m, s->layer, s->expert))
+			return false;
+	return true;
+}
+
+static int pins_held(const struct model *m, int32_t slot)
+{
+	int n = 0;
+	for (int i = 0; i < m->n_pinned; i++)
+		n += m->pinned[i] == slot;
+	return n;
+}
+
+static void model_verify(struct model *m)
+{
+	check(m->c);
+	int n_ready[CACHE_TIERS] = {0}, n_seen[CACHE_TIERS] = {0};
+	for (int32_t i = 0; i < cache_n_slots(m->c); i++) {
+		struct cache_slot s = cache_slot_get(m->c, i);
+		if (s.state == CACHE_READY && !holds_tag(m, &s))
+			fail_msg("slot %d lost the bytes of expert %d of layer %d", i, s.expert, s.layer);
+		if (s.state == CACHE_READY && !s.staging && cache_find(m->c, s.layer, s.expert) == i)
+			n_ready[s.tier]++;
+		int held = pins_held(m, i);
+		if (held && (s.state == CACHE_FREE || (int)s.pins < held))
+			fail_msg("slot %d has %u pins, %d were taken", i, s.pins, held);
+	}
+	for (int l = 0; l < m->cfg.n_layers; l++) {
+		int n[CACHE_TIERS];
+		cache_layer_resident(m->c, l, n);
+		n_seen[0] += n[0];
+		n_seen[1] += n[1];
+		for (int x = 0; m->expert_bytes[l] && x < m->cfg.n_experts; x++) {
+			const struct model_key *k = &m->keys[l * m->cfg.n_experts + x];
+			int32_t want = k->slot >= 0 ? k->slot : k->staged;
+			assert_int_equal(cache_find(m->c, l, x), want);
+		}
+	}
+	assert_int_equal(n_seen[0], n_ready[0]);
+	assert_int_equal(n_seen[1], n_ready[1]);
+}
+
+static void model_start(struct model *m, struct rng *r, const uint64_t *sizes, int n_sizes, bool two_tiers,
+	const struct policy_ops *policy)
+{
+	*m = (struct model){0};
+	m->cfg.n_layers = 3 + (int)rng_below(r, MAX_LAYERS - 2);
+	m->cfg.n_experts = 4 + (int)rng_below(r, MAX_EXPERTS - 3);
+	uint64_t largest = 0, all = 0;
+	for (int l = 0; l < m->cfg.n_layers; l++) {
+		m->expert_bytes[l] = l == 0 ? 0 : sizes[rng_below(r, (uint32_t)n_sizes)];
+		largest = MAX(largest, m->expert_bytes[l]);
+		all += m->expert_bytes[l] * (uint64_t)m->cfg.n_experts;
+	}
+	m->cfg.expert_bytes = m->expert_bytes;
+	m->cfg.align = rng_below(r, 2) ? 4 : 0;
+	m->cfg.n_staging = (int)rng_below(r, 4);
+	m->cfg.tier_bytes[0] =
+		(largest + 3) * (uint64_t)(m->cfg.n_staging + 1) + rng_below(r, (uint32_t)(all + all / 4));
+	m->cfg.tier_bytes[1] = two_tiers ? rng_below(r, (uint32_t)all) : 0;
+	m->cfg.policy = policy;
+	m->cfg.prefetch_cold = 10;
+	struct err e = {0};
+	m->c = cache_new(&m->cfg, &e);
+	if (!m->c)
+		fail_msg("%s", e.text);
+	for (int t = 0; t < CACHE_TIERS; t++)
+		m->memory[t] = mem_new(cache_memory_bytes(m->c, t), 1);
+	for (int i = 0; i < MAX_LAYERS * MAX_EXPERTS; i++)
+		m->keys[i] = (struct model_key){-1, -1};
+}
+
+static void model_stop(struct model *m)
+{
+	m->n_slabs += cache_stats(m->c)->slabs_moved;
+	cache_free(m->c);
+	free(m->memory[0]);
+	free(m->memory[1]);
+}
+
+static void add_pending(struct model *m, int32_t slot, int32_t source)
+{
+	assert_true(m->n_pending < MAX_PENDING);
+	m->pending[m->n_pending] = slot;
+	m->pending_source[m->n_pending++] = source;
+}
+
+static void rename_pins(struct model *m, int32_t from, int32_t to)
+{
+	for (int i = 0; i < m->n_pinned; i++)
+		if (m->pinned[i] == from)
+			m->pinned[i] = to;
+}
+
+static void drop_pins(struct model *m, int32_t slot)
+{
+	int n = 0;
+	for (int i = 0; i < m->n_pinned; i++)
+		if (m->pinned[i] != slot)
+			m->pinned[n++] = m->pinned[i];
+	m->n_pinned = n;
+}
+
+/* Pins are void once the model's view of the state says so; the model is told by the slots before the call.
+ */
+struct snapshot {
+	struct cache_slot slot[4096];
+	int n;
+};
+
+static void snapshot_take(const struct model *m, struct snapshot *s)
+{
+	s->n = cache_n_slots(m->c);
+	assert_true(s->n <= 4096);
+	for (int i = 0; i < s->n; i++)
+		s->slot[i] = cache_slot_get(m->c, i);
+}
+
+static bool could_leave(const struct cache_slot *s)
+{
+	return s->state == CACHE_READY && !s->pins && !s->staging;
+}
+
+static void model_reserve(struct model *m, struct rng *r, int layer, int expert, enum cache_use use)
+{
+	static struct snapshot before;
+	struct model_key *key = &m->keys[layer * m->cfg.n_experts + expert];
+	snapshot_take(m, &before);
+	struct cache_plan plan;
+	enum cache_answer a = cache_reserve(m->c, layer, expert, use, &plan);
+	switch (a) {
+	case CACHE_PRESENT:
+		m->n_present++;
+		assert_true(plan.slot >= 0 && (plan.slot == key->slot || plan.slot == key->staged));
+		return;
+	case CACHE_BUSY:
+		m->n_busy++;
+		assert_int_equal(before.slot[key->slot].tier, 1);
+		return;
+	case CACHE_WARM:
+		m->n_warm++;
+		assert_int_equal(use, CACHE_PREFETCH);
+		return;
+	case CACHE_FULL:
+		m->n_full++;
+		assert_int_not_equal(use, CACHE_PREFETCH);
+		if (use == CACHE_PREFILL) {
+			for (int i = 0; i < before.n; i++)
+				assert_false(before.slot[i].staging && before.slot[i].state == CACHE_FREE);
+		} else {
+			for (int i = 0; i < before.n;
+				 i++) /* a slot of the same size that could leave would have been taken */
+				assert_false(could_leave(&before.slot[i]) && before.slot[i].tier == 0 &&
+							 before.slot[i].bytes == m->expert_bytes[layer]);
+		}
+		return;
+	case CACHE_OK:
+		break;
+	}
+	m->n_ok++;
+	/* Whoever is gone from tier 0 could leave, and is in tier 1 if there is a move for it, else nowhere. */
+	for (int i = 0; i < before.n; i++) {
+		const struct cache_slot *b = &before.slot[i];
+		if (b->state == CACHE_FREE || b->staging)
+			continue;
+		int32_t now = cache_find(m->c, b->layer, b->expert);
+		struct model_key *k = &m->keys[b->layer * m->cfg.n_experts + b->expert];
+		if (k->slot != i || now == i || k == key)
+			continue;
+		assert_true(could_leave(b));
+		assert_int_equal(use == CACHE_PREFILL, 0);
+		k->slot = -1;
+	}
+	for (int i = 0; i < plan.n_moves; i++) {
+		const struct cache_move *v = &plan.moves[i];
+		const struct cache_slot *from = &before.slot[v->from];
+		struct cache_slot to = cache_slot_get(m->c, v->to);
+		assert_int_equal(from->layer, v->layer);
+		assert_int_equal(from->expert, v->expert);
+		assert_int_equal(from->tier, 0);
+		assert_int_equal(to.tier, 1);
+		assert_int_equal(to.state, CACHE_FILLING);
+		assert_true(from->offset == v->from_offset && to.offset == v->to_offset && from->bytes == v->bytes);
+		assert_true(holds_tag(m, from));
+		memcpy(bytes_at(m, &to), bytes_at(m, from), v->bytes);
+		m->keys[v->layer * m->cfg.n_experts + v->expert].slot = v->to;
+		add_pending(m, v->to, -2);
+		m->n_moves++;
+	}
+	struct cache_slot got = cache_slot_get(m->c, plan.slot);
+	assert_int_equal(got.state, CACHE_FILLING);
+	assert_int_equal(got.tier, 0);
+	assert_true(got.layer == layer && got.expert == expert);
+	assert_int_equal(got.staging, use == CACHE_PREFILL);
+	assert_true(plan.source == key->slot);
+	memset(bytes_at(m, &got), 0, got.bytes); /* poison: whoever reads this before its commit is wrong */
+	add_pending(m, plan.slot, plan.source);
+	if (use == CACHE_PREFILL) {
+		key->staged = plan.slot;
+	} else {
+		if (key->slot >= 0) {
+			rename_pins(m, key->slot, plan.slot);
+			m->n_promoted++;
+		}
+		key->slot = plan.slot;
+	}
+	if (use != CACHE_PREFETCH && !pins_held(m, plan.slot))
+		m->pinned[m->n_pinned++] = plan.slot;
+	(void)r;
+}
+
+static void model_finish(struct model *m, int i, bool commit)
+{
+	int32_t slot = m->pending[i], source = m->pending_source[i];
+	struct cache_slot s = cache_slot_get(m->c, slot);
+	struct model_key *k = &m->keys[s.layer * m->cfg.n_experts + s.expert];
+	m->pending[i] = m->pending[--m->n_pending];
+	m->pending_source[i] = m->pending_source[m->n_pending];
+	if (!commit) {
+		cache_abort(m->c, slot);
+		drop_pins(m, slot);
+		if (s.staging)
+			k->staged = -1;
+		else
+			k->slot = source >= 0 ? source : -1;
+		return;
+	}
+	if (source >= 0) {
+		struct cache_slot from = cache_slot_get(m->c, source);
+		assert_true(from.state == CACHE_READY && from.tier == 1);
+		assert_true(from.layer == s.layer && from.expert == s.expert);
+		assert_true(holds_tag(m, &from));
+		memcpy(bytes_at(m, &s), bytes_at(m, &from), s.bytes);
+	} else if (source == -1) {
+		memset(bytes_at(m, &s), tag_of(m, s.layer, s.expert), s.bytes);
+	}
+	cache_commit(m->c, slot);
+}
+
+static void model_unpin(struct model *m, int i)
+{
+	int32_t slot = m->pinned[i];
+	struct cache_slot s = cache_slot_get(m->c, slot);
+	if (s.staging && s.state != CACHE_READY)
+		return; /* not allowed: the staged bytes are still under way */
+	m->pinned[i] = m->pinned[--m->n_pinned];
+	cache_unpin(m->c, slot);
+	if (s.staging && !pins_held(m, slot))
+		m->keys[s.layer * m->cfg.n_experts + s.expert].staged = -1;
+}
+
+static void random_step(struct model *m, struct rng *r)
+{
+	uint32_t what = rng_below(r, 100);
+	int layer, expert = (int)rng_below(r, (uint32_t)m->cfg.n_experts);
+	do
+		layer = (int)rng_below(r, (uint32_t)m->cfg.n_layers);
+	while (!m->expert_bytes[layer]);
+	const struct model_key *k = &m->keys[layer * m->cfg.n_experts + expert];
+	if (what < 45) {
+		enum cache_use use = what < 30 ? CACHE_DECODE : what < 38 ? CACHE_PREFETCH : CACHE_PREFILL;
+		int32_t slot = k->slot >= 0 ? k->slot : k->staged;
+		if (use != CACHE_PREFETCH) {
+			int32_t got = cache_access(m->c, layer, expert, use);
+			if (use == CACHE_PREFILL && k->staged >= 0 &&
+				(k->slot < 0 || cache_slot_get(m->c, k->slot).tier == 1))
+				slot = k->staged;
+			assert_int_equal(got, slot);
+			if (got >= 0 && m->n_pinned < 40 && rng_below(r, 2)) {
+				cache_pin(m->c, got);
+				m->pinned[m->n_pinned++] = got;
+			}
+		}
+		model_reserve(m, r, layer, expert, use);
+	} else if (what < 75) {
+		if (m->n_pending)
+			model_finish(m, (int)rng_below(r, (uint32_t)m->n_pending), rng_below(r, 10) != 0);
+	} else if (m->n_pinned) {
+		model_unpin(m, (int)rng_below(r, (uint32_t)m->n_pinned));
+	}
+}
+
+static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, struct model *sum)
+{
+	*sum = (struct model){0};
+	for (uint64_t seed = seed0; seed < seed0 + 60; seed++) {
+		struct rng r = {seed};
+		static struct model m;
+		model_start(&m, &r, sizes, n_sizes, seed % 3 != 0, policy_list((int)(seed % 3)));
+		for (int step = 0; step < 600; step++) {
+			random_step(&m, &r);
+			struct err e = {0};
+			if (cache_check(m.c, &e))
+				fail_msg("seed %llu step %d: %s", (unsigned long long)seed, step, e.text);
+			model_verify(&m);
+		}
+		/* Everything comes to rest: no pins, nothing under way. */
+		while (m.n_pending)
+			model_finish(&m, 0, true);
+		while (m.n_pinned)
+			model_unpin(&m, 0);
+		model_verify(&m);
+		for (int32_t i = 0; i < cache_n_slots(m.c); i++) {
+			struct cache_slot s = cache_slot_get(m.c, i);
+			assert_true(s.state != CACHE_FILLING && !s.pins && !(s.staging && s.state != CACHE_FREE));
+		}
+		model_stop(&m);
+		sum->n_ok += m.n_ok;
+		sum->n_full += m.n_full;
+		sum->n_warm += m.n_warm;
+		sum->n_busy += m.n_busy;
+		sum->n_present += m.n_present;
+		sum->n_moves += m.n_moves;
+		sum->n_promoted += m.n_promoted;
+		sum->n_slabs += m.n_slabs;
+	}
+	print_message("seeds %llu..: %llu reserved, %llu full, %llu warm, %llu busy, %llu present, %llu moves, "
+				  "%llu promotions, %llu slabs moved\n",
+		(unsigned long long)seed0, (unsigned long long)sum->n_ok, (unsigned long long)sum->n_full,
+		(unsigned long long)sum->n_warm, (unsigned long long)sum->n_busy, (unsigned long long)sum->n_present,
+		(unsigned long long)sum->n_moves, (unsigned long long)sum->n_promoted,
+		(unsigned long long)sum->n_slabs);
+	/* The run must have been through every answer, or it proves nothing. */
+	assert_true(sum->n_ok && sum->n_full && sum->n_warm && sum->n_busy && sum->n_present && sum->n_moves &&
+				sum->n_promoted);
+}
+
+static void test_random_one_size(void **state)
+{
+	(void)state;
+	struct model sum;
+	random_runs((const uint64_t[]){24}, 1, 1000, &sum);
+	assert_int_equal(sum.n_slabs, 0);
+}
+
+static void test_random_two_sizes(void **state)
+{
+	(void)state;
+	struct model sum;
+	random_runs((const uint64_t[]){36, 12}, 2, 2000, &sum);
+	assert_true(sum.n_slabs > 0);
+}
+
+static void test_random_odd_sizes(void **state)
+{
+	(void)state;
+	struct model sum;
+	random_runs((const uint64_t[]){29, 64, 65, 17, 128}, 5, 3000, &sum);
+	assert_true(sum.n_slabs > 0);
+}
+
+/* ---- single behaviours ---- */
+
+static struct cache *make(
+	int n_layers, int n_experts, const uint64_t *bytes, uint64_t tier0, uint64_t tier1, int n_staging)
+{
+	struct cache_config cfg = {.n_layers = n_layers,
+		.n_experts = n_experts,
+		.expert_bytes = bytes,
+		.tier_bytes = {tier0, tier1},
+		.n_staging = n_staging,
+		.prefetch_cold = 4};
+	struct err e = {0};
+	struct cache *c = cache_new(&cfg, &e);
+	if (!c)
+		fail_msg("%s", e.text);
+	return c;
+}
+
+/* Reserve, execute, commit, unpin; returns the slot. */
+static int32_t bring(struct cache *c, int layer, int expert)
+{
+	struct cache_plan plan;
+	int32_t at = cache_access(c, layer, expert, CACHE_DECODE);
+	if (at >= 0 && cache_slot_get(c, at).tier == 0)
+		return at;
+	assert_int_equal(cache_reserve(c, layer, expert, CACHE_DECODE, &plan), CACHE_OK);
+	for (int i = 0; i < plan.n_moves; i++)
+		cache_commit(c, plan.moves[i].to);
+	cache_commit(c, plan.slot);
+	cache_unpin(c, plan.slot);
+	check(c);
+	return plan.slot;
+}
+
+static void test_demote_promote(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10};
+	struct cache *c = make(1, 8, bytes, 20, 20, 0);
+	bring(c, 0, 0);
+	bring(c, 0, 1);
+	bring(c, 0, 2); /* 0 goes to tier 1 */
+	assert_int_equal(cache_slot_get(c, cache_find(c, 0, 0)).tier, 1);
+	bring(c, 0, 3); /* 1 too */
+	bring(c, 0, 4); /* 2 too; 0, the oldest of tier 1, is gone */
+	assert_int_equal(cache_find(c, 0, 0), -1);
+	assert_int_equal(cache_slot_get(c, cache_find(c, 0, 1)).tier, 1);
+	/* A promotion: 1 comes back, 3 goes down. The pin taken on the tier 1 slot follows. */
+	int32_t at = cache_access(c, 0, 1, CACHE_DECODE);
+	cache_pin(c, at);
+	struct cache_plan plan;
+	assert_int_equal(cache_reserve(c, 0, 1, CACHE_DECODE, &plan), CACHE_OK);
+	assert_int_equal(plan.source, at);
+	assert_int_equal(plan.n_moves, 1);
+	assert_int_equal(plan.moves[0].expert, 3);
+	assert_int_equal(cache_slot_get(c, plan.slot).pins, 1);
+	struct cache_plan again;
+	assert_int_equal(cache_reserve(c, 0, 3, CACHE_DECODE, &again), CACHE_BUSY);
+	cache_commit(c, plan.moves[0].to);
+	cache_abort(c, plan.slot); /* the copy failed: 1 is still in tier 1 */
+	check(c);
+	assert_int_equal(cache_find(c, 0, 1), at);
+	assert_int_equal(bring(c, 0, 1), plan.slot);
+	const struct cache_stats *s = cache_stats(c);
+	assert_int_equal(s->accesses, 7);
+	assert_int_equal(s->hits[1], 2);
+	assert_int_equal(s->misses, 5);
+	assert_int_equal(s->promotions, 2);
+	cache_free(c);
+}
+
+static void test_full_of_pins(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10};
+	struct cache *c = make(1, 8, bytes, 25, 0, 0);
+	struct cache_plan p[3];
+	assert_int_equal(cache_reserve(c, 0, 0, CACHE_DECODE, &p[0]), CACHE_OK);
+	assert_int_equal(cache_reserve(c, 0, 1, CACHE_DECODE, &p[1]), CACHE_OK);
+	assert_int_equal(cache_reserve(c, 0, 2, CACHE_DECODE, &p[2]), CACHE_FULL);
+	cache_commit(c, p[0].slot);
+	assert_int_equal(cache_reserve(c, 0, 2, CACHE_DECODE, &p[2]), CACHE_FULL);
+	cache_unpin(c, p[0].slot);
+	assert_int_equal(cache_reserve(c, 0, 2, CACHE_DECODE, &p[2]), CACHE_OK);
+	assert_int_equal(p[2].slot, p[0].slot);
+	assert_int_equal(cache_find(c, 0, 0), -1);
+	assert_int_equal(cache_stats(c)->full, 2);
+	check(c);
+	cache_free(c);
+}
+
+static void test_prefetch(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10};
+	struct cache *c = make(1, 16, bytes, 40, 0, 0);
+	for (int i = 0; i < 4; i++)
+		bring(c, 0, i);
+	struct cache_plan p;
+	/* prefetch_cold is 4: the oldest was used 3 accesses ago */
+	assert_int_equal(cache_reserve(c, 0, 10, CACHE_PREFETCH, &p), CACHE_WARM);
+	for (int i = 1; i < 4; i++)
+		bring(c, 0, i);
+	assert_int_equal(cache_reserve(c, 0, 10, CACHE_PREFETCH, &p), CACHE_OK);
+	assert_int_equal(cache_find(c, 0, 0), -1);
+	assert_int_equal(cache_slot_get(c, p.slot).pins, 0);
+	/* a demand joins the read that is under way */
+	int32_t at = cache_access(c, 0, 10, CACHE_DECODE);
+	assert_int_equal(at, p.slot);
+	cache_pin(c, at);
+	cache_commit(c, at);
+	cache_unpin(c, at);
+	const struct cache_stats *s = cache_stats(c);
+	assert_int_equal(s->prefetch_used, 1);
+	assert_int_equal(s->late, 1);
+	/* one that nobody wants */
+	for (int n = 0; n < 2; n++)
+		for (int i = 2; i < 4; i++)
+			bring(c, 0, i);
+	bring(c, 0, 10);
+	assert_int_equal(cache_reserve(c, 0, 11, CACHE_PREFETCH, &p), CACHE_OK);
+	cache_commit(c, p.slot);
+	for (int i = 4; i < 8; i++)
+		bring(c, 0, i);
+	assert_int_equal(s->prefetch_wasted, 1);
+	/* and one that is cancelled */
+	for (int n = 0; n < 3; n++)
+		for (int i = 5; i < 8; i++)
+			bring(c, 0, i);
+	assert_int_equal(cache_reserve(c, 0, 12, CACHE_PREFETCH, &p), CACHE_OK);
+	cache_abort(c, p.slot);
+	assert_int_equal(s->prefetch_inserted, 3);
+	assert_int_equal(s->prefetch_cancelled, 1);
+	assert_int_equal(s->prefetch_refused, 1);
+	check(c);
+	cache_free(c);
+}
+
+static void test_prefill_leaves_decode_set(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10, 10};
+	struct cache *c = make(2, 8, bytes, 60, 20, 2);
+	for (int i = 0; i < 6; i++)
+		bring(c, 0, i); /* tier 0: 2..5, tier 1: 0, 1 */
+	int32_t before[8];
+	for (int i = 0; i < 8; i++)
+		before[i] = cache_find(c, 0, i);
+	struct cache_plan p;
+	for (int i = 0; i < 8; i++) {
+		int32_t at = cache_access(c, 1, i, CACHE_PREFILL);
+		assert_int_equal(at, -1);
+		assert_int_equal(cache_reserve(c, 1, i, CACHE_PREFILL, &p), CACHE_OK);
+		assert_true(cache_slot_get(c, p.slot).staging);
+		cache_commit(c, p.slot);
+		cache_unpin(c, p.slot);
+		check(c);
+	}
+	/* what is in tier 1 is copied to a staging slot and stays */
+	assert_int_equal(cache_access(c, 0, 0, CACHE_PREFILL), before[0]);
+	assert_int_equal(cache_reserve(c, 0, 0, CACHE_PREFILL, &p), CACHE_OK);
+	assert_int_equal(p.source, before[0]);
+	struct cache_plan q;
+	assert_int_equal(cache_reserve(c, 0, 0, CACHE_DECODE, &q), CACHE_BUSY);
+	assert_int_equal(cache_reserve(c, 0, 1, CACHE_PREFILL, &q), CACHE_OK);
+	assert_int_equal(cache_reserve(c, 0, 7, CACHE_PREFILL, &q), CACHE_FULL);
+	cache_commit(c, p.slot);
+	cache_unpin(c, p.slot);
+	check(c);
+	for (int i = 0; i < 8; i++)
+		if (i != 1)
+			assert_int_equal(cache_find(c, 0, i), before[i]);
+	assert_int_equal(cache_stats(c)->prefill_misses, 8);
+	assert_int_equal(cache_stats(c)->prefill_hits[1], 1);
+	assert_int_equal(cache_stats(c)->accesses, 6);
+	cache_free(c);
+}
+
+static void test_layers_of_one_step_fit(void **state)
+{
+	(void)state;
+	/* The working set that the cache announces is enough to hold top_k of every layer, whatever the mix. */
+	const uint64_t mixes[][6] = {{0, 100, 100, 100, 100, 100}, {0, 300, 100, 300, 100, 100},
+		{50, 61, 72, 83, 94, 105}, {7, 0, 0, 0, 0, 1000}};
+	for (size_t m = 0; m < ARRAY_LEN(mixes); m++)
+		for (int top_k = 1; top_k <= 8; top_k++) {
+			struct cache_config cfg = {.n_layers = 6, .n_experts = 8, .expert_bytes = mixes[m]};
+			cfg.tier_bytes[0] = cache_working_set_bytes(&cfg, top_k);
+			struct err e = {0};
+			struct cache *c = cache_new(&cfg, &e);
+			assert_non_null(c);
+			for (int l = 0; l < 6; l++)
+				for (int x = 0; mixes[m][l] && x < top_k; x++)
+					bring(c, l, x);
+			assert_int_equal(cache_stats(c)->evictions, 0);
+			if (top_k == 8)
+				assert_true(cache_everything_bytes(&cfg) == cfg.tier_bytes[0]);
+			cache_free(c);
+		}
+}
+
+static void test_bad_config(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10, 0}, none[] = {0, 0}, huge[] = {UINT64_MAX, 10};
+	struct err e;
+	struct cache_config good = {.n_layers = 2, .n_experts = 8, .expert_bytes = bytes, .tier_bytes = {100, 0}};
+	struct cache_config bad[] = {good, good, good, good, good, good, good, good, good};
+	int want[] = {
+		ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_MEMORY, ERR_MEMORY, ERR_USAGE, ERR_USAGE};
+	bad[0].n_layers = 0;
+	bad[1].n_experts = -1;
+	bad[2].expert_bytes = none;
+	bad[3].expert_bytes = huge;
+	bad[4].align = 3;
+	bad[5].tier_bytes[0] = 9;
+	bad[6].n_staging = 10;
+	bad[7].policy = &policy_belady;
+	bad[8].n_staging = -1;
+	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
+		e = (struct err){0};
+		assert_null(cache_new(&bad[i], &e));
+		assert_int_equal(e.code, want[i]);
+		assert_true(e.text[0]);
+	}
+	/* A budget far above everything is not an error and costs nothing. */
+	good.tier_bytes[0] = good.tier_bytes[1] = UINT64_MAX / 2;
+	struct cache *c = cache_new(&good, &e);
+	assert_non_null(c);
+	assert_true(cache_memory_bytes(c, 0) <= 8 * 10);
+	assert_int_equal(cache_n_slots(c), 16);
+	cache_free(c);
+	cache_free(NULL);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_random_one_size),
+		cmocka_unit_test(test_random_two_sizes),
+		cmocka_unit_test(test_random_odd_sizes),
+		cmocka_unit_test(test_demote_promote),
+		cmocka_unit_test(test_full_of_pins),
+		cmocka_unit_test(test_prefetch),
+		cmocka_unit_test(test_prefill_leaves_decode_set),
+		cmocka_unit_test(test_layers_of_one_step_fit),
+		cmocka_unit_test(test_bad_config),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
