@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * GGUF version 3 files, for reading: metadata (key -> typed value) and the table of tensors. Nothing is copied out of the
+ * file but names: values, strings and tensor data are views into the bytes that were parsed, valid until gguf_close.
+ *
+ * Everything is checked before it is used: counts against the bytes that are left, names (1 .. 255 bytes, no control
+ * bytes, no duplicates), shapes, block sizes, alignment, and that no two tensors overlap. A struct gguf that exists is
+ * consistent, and is constant: any number of threads may read it.
+ *
+ * A split set (NAME-00001-of-00005.gguf ...) is opened by naming its first part; the tensors of all parts form one table.
+ * Keys are those of the first part.
+ */
+#ifndef GLM_FORMAT_GGUF_H
+#define GLM_FORMAT_GGUF_H
+
+#include "src/base/err.h"
+#include "src/format/file_map.h"
+#include "src/quant/dtype.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Ids of value types as stored. */
+enum gguf_type {
+	GGUF_U8 = 0,
+	GGUF_I8 = 1,
+	GGUF_U16 = 2,
+	GGUF_I16 = 3,
+	GGUF_U32 = 4,
+	GGUF_I32 = 5,
+	GGUF_F32 = 6,
+	GGUF_BOOL = 7, /* one byte, 0 or 1 */
+	GGUF_STRING = 8,
+	GGUF_ARRAY = 9,
+	GGUF_U64 = 10,
+	GGUF_I64 = 11,
+	GGUF_F64 = 12,
+	GGUF_TYPE_LIMIT = 13,
+};
+
+#define GGUF_NAME_MAX          255  /* bytes of a key or tensor name */
+#define GGUF_DEFAULT_ALIGNMENT 32
+#define GGUF_MAX_ALIGNMENT     (1u << 30)
+
+/* A string of the file: any bytes, not terminated. */
+struct gguf_str {
+	const char *ptr;
+	uint64_t len;
+};
+
+/* Elements of an array value, or the one element of a scalar. */
+struct gguf_array {
+	enum gguf_type type;           /* of the elements; never GGUF_ARRAY */
+	uint64_t n;                    /* elements */
+	const uint8_t *data;           /* packed little-endian elements, unaligned; NULL for strings */
+	const struct gguf_str *strings; /* [n] when type is GGUF_STRING, else NULL */
+};
+
+struct gguf_kv {
+	const char *key;
+	enum gguf_type type;     /* GGUF_ARRAY for arrays */
+	struct gguf_array value; /* value.n is 1 for a scalar */
+};
+
+struct gguf_tensor {
+	const char *name;
+	enum dtype type;
+	uint32_t n_dims;     /* 1 .. 4 */
+	uint64_t ne[4];      /* fastest first; 1 beyond n_dims; never 0 */
+	uint32_t file;       /* index into gguf.files */
+	uint64_t offset;     /* of the first byte, from the start of that file */
+	uint64_t bytes;
+	const uint8_t *data; /* the same place in memory */
+};
+
+struct gguf_file {
+	char *path;
+	uint64_t size;        /* bytes of the file */
+	uint64_t data_offset; /* end of header and padding */
+	uint32_t alignment;   /* general.alignment of this file */
+	struct file_map map;  /* zeroed when the bytes came from gguf_parse */
+};
+
+/* Read-only for callers. */
+struct gguf {
+	struct gguf_kv *kvs; /* [n_kvs] in file order */
+	size_t n_kvs;
+	struct gguf_tensor *tensors; /* [n_tensors] in the order of the tables, part after part */
+	size_t n_tensors;
+	struct gguf_file *files; /* [n_files], one per part */
+	uint32_t n_files;
+	uint64_t tensor_bytes; /* sum over tensors */
+	struct gguf_index *index; /* private: names and sorted orders */
+};
+
+/* ---- open ---- */
+
+/* Maps and parses a file, with all its parts when it is the first of a split set. On success *out is the caller's, to be
+ * released with gguf_close. On failure *out is NULL. */
+int gguf_open(const char *path, struct gguf **out, struct err *e);
+
+/* Parses the complete bytes of one file, lent until gguf_close. `name` stands for the file in errors and files[0].path. A
+ * part of a split set is parsed as it stands, without the others. */
+int gguf_parse(const void *bytes, size_t n, const char *name, struct gguf **out, struct err *e);
+
+void gguf_close(struct gguf *g); /* accepts NULL */
+
+/* ---- metadata ----
+ * The getters answer 0 or ERR_INPUT with a sentence: key missing, or of another type than expected, or out of range. A
+ * failed getter leaves *out alone. Integers of any width are taken for an integer key, F64 for a float. The _or getters
+ * accept a missing key and answer `fallback` then; a value of the wrong type is still an error. */
+
+const struct gguf_kv *gguf_find(const struct gguf *g, const char *key); /* NULL: absent */
+
+int gguf_get_u32(const struct gguf *g, const char *key, uint32_t *out, struct err *e);
+int gguf_get_u64(const struct gguf *g, const char *key, uint64_t *out, struct err *e);
+int gguf_get_f32(const struct gguf *g, const char *key, float *out, struct err *e);
+int gguf_get_bool(const struct gguf *g, const char *key, bool *out, struct err *e);
+int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *out, struct err *e);
+
+int gguf_get_u32_or(const struct gguf *g, const char *key, uint32_t fallback, uint32_t *out, struct err *e);
+int gguf_get_u64_or(const struct gguf *g, const char *key, uint64_t fallback, uint64_t *out, struct err *e);
+int gguf_get_f32_or(const struct gguf *g, const char *key, float fallback, float *out, struct err *e);
+int gguf_get_bool_or(const struct gguf *g, const char *key, bool fallback, bool *out, struct err *e);
+
+/* Arrays: whole numbers or bools, floats, strings. */
+int gguf_get_ints(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e);
+int gguf_get_floats(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e);
+int gguf_get_strs(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e);
+
+/* Element i < a->n of an array of numbers or bools. A u64 above INT64_MAX is answered as INT64_MAX; floats are cut. */
+int64_t gguf_array_i64(const struct gguf_array *a, uint64_t i);
+double gguf_array_f64(const struct gguf_array *a, uint64_t i);
+
+const char *gguf_type_name(uint32_t type); /* "u32", "array", ...; "type N" (thread-local) when unknown */
+
+/* ---- tensors ---- */
+
+/* Binary search; NULL: absent. */
+const struct gguf_tensor *gguf_find_tensor(const struct gguf *g, const char *name);
+
+/* The same, with a sentence when it is missing (then NULL). */
+const struct gguf_tensor *gguf_need_tensor(const struct gguf *g, const char *name, struct err *e);
+
+/* Writes "{6144, 2048, 256}" into a buffer of GGUF_SHAPE_MAX bytes and returns it. */
+#define GGUF_SHAPE_MAX 96
+char *gguf_shape_text(const struct gguf_tensor *t, char *out);
+
+#endif

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Writing GGUF version 3 in two passes: first declare all keys and tensors and plan (every size is known then, nothing has
+ * been written), then create the files and fill in tensor data in any order, from any number of threads.
+ *
+ *   new -> set_* / add_tensor -> plan -> [create -> write ... -> commit] -> free
+ *
+ * Data go to OUT.gguf.partial, renamed to OUT.gguf by commit after an fsync: a file under its final name is complete. With
+ * split_bytes the output is OUT-00001-of-0000N.gguf ..., the first part renamed last, so an openable set is complete.
+ *
+ * Every part: header, padding to `alignment`, then each tensor at a multiple of it; the end of the file is padded too, so that
+ * reads widened to 4096 bytes stay inside the file. Gaps are zero.
+ */
+#ifndef GLM_FORMAT_GGUF_WRITE_H
+#define GLM_FORMAT_GGUF_WRITE_H
+
+#include "src/base/err.h"
+#include "src/format/gguf.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct gguf_writer;
+
+struct gguf_write_options {
+	uint32_t alignment;   /* a power of two; 0: 4096 (one page and one O_DIRECT unit) */
+	uint64_t split_bytes; /* largest file; a tensor that is larger gets a part of its own. 0: one file */
+};
+
+struct gguf_writer *gguf_writer_new(const struct gguf_write_options *options); /* NULL: defaults */
+
+/* Closes files; leaves .partial files where they are (see gguf_writer_discard). Accepts NULL. */
+void gguf_writer_free(struct gguf_writer *w);
+
+/* ---- declare: keys are copied, in the order given. A key given twice is a bug() ----
+ * general.alignment and split.* are written by the writer itself. */
+void gguf_writer_set_u16(struct gguf_writer *w, const char *key, uint16_t v);
+void gguf_writer_set_u32(struct gguf_writer *w, const char *key, uint32_t v);
+void gguf_writer_set_i32(struct gguf_writer *w, const char *key, int32_t v);
+void gguf_writer_set_u64(struct gguf_writer *w, const char *key, uint64_t v);
+void gguf_writer_set_f32(struct gguf_writer *w, const char *key, float v);
+void gguf_writer_set_bool(struct gguf_writer *w, const char *key, bool v);
+void gguf_writer_set_str(struct gguf_writer *w, const char *key, const char *v);
+void gguf_writer_set_bytes(struct gguf_writer *w, const char *key, const void *v, size_t n); /* a string with any bytes */
+void gguf_writer_set_u32s(struct gguf_writer *w, const char *key, const uint32_t *v, size_t n);
+void gguf_writer_set_i32s(struct gguf_writer *w, const char *key, const int32_t *v, size_t n);
+void gguf_writer_set_f32s(struct gguf_writer *w, const char *key, const float *v, size_t n);
+void gguf_writer_set_bools(struct gguf_writer *w, const char *key, const bool *v, size_t n);
+void gguf_writer_set_strs(struct gguf_writer *w, const char *key, const struct gguf_str *v, size_t n);
+
+/* Declares the next tensor; *id (may be NULL) counts from 0. Refused: a bad or repeated name, a shape the type cannot hold. */
+int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype type, uint32_t n_dims, const uint64_t *ne,
+	size_t *id, struct err *e);
+
+/* ---- plan: after it nothing more can be declared ---- */
+int gguf_writer_plan(struct gguf_writer *w, struct err *e);
+
+struct gguf_write_part {
+	uint64_t header_bytes; /* with padding: where tensor data begin */
+	uint64_t tensor_bytes; /* sum over its tensors, without padding */
+	uint64_t file_bytes;
+	size_t first_tensor, n_tensors;
+};
+size_t gguf_writer_n_parts(const struct gguf_writer *w);
+struct gguf_write_part gguf_writer_part(const struct gguf_writer *w, size_t part);
+
+/* Where a tensor stands: part, offset from the start of that file, bytes. Pointers may be NULL. */
+void gguf_writer_place(const struct gguf_writer *w, size_t id, size_t *part, uint64_t *offset, uint64_t *bytes);
+
+/* Final path of a part for output `path`; the caller frees it. */
+char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_t part);
+
+/* ---- write ---- */
+
+/* Creates path.partial (of each part), reserves the space on disk where the file system can, writes headers. With `resume`
+ * the files must exist from an earlier run with exactly these headers and sizes, and their data are kept. */
+int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, struct err *e);
+
+/* Writes `bytes` of data of tensor `id` at `offset` bytes into that tensor. Thread-safe. */
+int gguf_writer_write(struct gguf_writer *w, size_t id, uint64_t offset, const void *data, size_t bytes, struct err *e);
+
+/* Hands what has been written of all parts to the disk (fdatasync). */
+int gguf_writer_sync(struct gguf_writer *w, struct err *e);
+
+/* Syncs, renames to the final names (replacing older files), syncs the directory. */
+int gguf_writer_commit(struct gguf_writer *w, struct err *e);
+
+/* Removes the .partial files of this writer. */
+void gguf_writer_discard(struct gguf_writer *w);
+
+#endif

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Hugging Face checkpoints: one safetensors file or a directory of shards. Only headers are held in memory; data are read
+ * with pread into the caller's buffers, so memory use does not grow with the model.
+ *
+ *   u64 N, N bytes of JSON { name: {dtype, shape, data_offsets: [b, e]}, "__metadata__": {...} }, data
+ *
+ * As strict as the official library: no duplicate names, sizes agree with shape and dtype, tensors cover the data without
+ * holes or overlap, and the file ends where the last tensor ends. A checkpoint is constant once open: any number of threads
+ * may look up and read.
+ */
+#ifndef GLM_FORMAT_SAFETENSORS_H
+#define GLM_FORMAT_SAFETENSORS_H
+
+#include "src/base/err.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum st_dtype {
+	ST_F64,
+	ST_F32,
+	ST_F16,
+	ST_BF16,
+	ST_F8_E4M3,
+	ST_F8_E5M2,
+	ST_I64,
+	ST_I32,
+	ST_I16,
+	ST_I8,
+	ST_U64,
+	ST_U32,
+	ST_U16,
+	ST_U8,
+	ST_BOOL,
+	ST_DTYPE_COUNT,
+};
+
+const char *st_dtype_name(enum st_dtype t); /* as stored: "BF16" */
+uint32_t st_dtype_bytes(enum st_dtype t);
+
+#define SAFETENSORS_MAX_DIMS         8
+#define SAFETENSORS_MAX_HEADER_BYTES 100000000 /* the official library's limit */
+#define SAFETENSORS_SCALE_BLOCK      128       /* FP8 scales: one per 128 x 128 values */
+
+struct safetensors_tensor {
+	const char *name;
+	enum st_dtype dtype;
+	uint32_t n_dims; /* 0 (a scalar) .. 8 */
+	uint64_t shape[SAFETENSORS_MAX_DIMS]; /* slowest first, as stored */
+	uint32_t file;   /* index into safetensors.files */
+	uint64_t offset; /* of the first byte, from the start of that file */
+	uint64_t bytes;
+};
+
+struct safetensors_file {
+	char *path;
+	uint64_t size;
+	int fd; /* -1 when the bytes came from safetensors_parse */
+};
+
+/* Read-only for callers. */
+struct safetensors {
+	struct safetensors_tensor *tensors; /* [n_tensors], sorted by name */
+	size_t n_tensors;
+	struct safetensors_file *files;
+	uint32_t n_files;
+	uint64_t tensor_bytes;
+	char **names; /* private */
+	size_t n_names;
+};
+
+/* Opens a directory (model.safetensors.index.json, else every *.safetensors in it) or one .safetensors file. With an index
+ * only the tensors it lists exist; missing shards and tensors are named. *out is the caller's. */
+int safetensors_open(const char *path, struct safetensors **out, struct err *e);
+
+/* Parses the first n bytes of a file that is `file_bytes` long; n must reach the end of the JSON. Data cannot be read. */
+int safetensors_parse(
+	const void *bytes, size_t n, uint64_t file_bytes, const char *name, struct safetensors **out, struct err *e);
+
+void safetensors_close(struct safetensors *st); /* accepts NULL */
+
+const struct safetensors_tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: absent */
+
+/* "[2048, 6144]" into a buffer of SAFETENSORS_SHAPE_MAX bytes. */
+#define SAFETENSORS_SHAPE_MAX 192
+char *safetensors_shape_text(const struct safetensors_tensor *t, char *out);
+
+/* Rows and columns of the matrix view: columns = last dimension, rows = product of the others. A scalar is 1 x 1. */
+uint64_t safetensors_rows(const struct safetensors_tensor *t);
+uint64_t safetensors_cols(const struct safetensors_tensor *t);
+
+/* Reads `bytes` raw bytes at `offset` bytes into the tensor. */
+int safetensors_read(const struct safetensors *st, const struct safetensors_tensor *t, uint64_t offset, void *dst,
+	size_t bytes, struct err *e);
+
+/* Checks that `scale` has one value per 128 x 128 block of `t` ([..., ceil(rows/128), ceil(cols/128)], F32 or BF16). */
+int safetensors_check_scale(const struct safetensors *st, const struct safetensors_tensor *t,
+	const struct safetensors_tensor *scale, struct err *e);
+
+/* Reads rows [row0, row1) of the matrix view as float: out[(row1 - row0) * cols]. F32, F16, BF16, F8_E4M3. With `scale`
+ * (may be NULL) value(r, c) is multiplied by scale(r / 128, c / 128), rounded once; r counts within each matrix of a stack
+ * [E, rows, cols]. Thread-safe. */
+int safetensors_read_f32(const struct safetensors *st, const struct safetensors_tensor *t,
+	const struct safetensors_tensor *scale, uint64_t row0, uint64_t row1, float *out, struct err *e);
+
+/* Tells the kernel that a tensor's pages will not be needed again (page cache only; costs nothing when it is wrong). */
+void safetensors_drop(const struct safetensors *st, const struct safetensors_tensor *t);
+
+#endif
