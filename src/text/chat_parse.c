@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The output parser. Both kinds of input are reduced to two: a tag, or bytes that are no tag (on_tag, on_bytes). A call is
+ * collected twice: as parts, and as exact bytes with the places of its tags, from which it can be read again or given out
+ * as text. Every byte is looked at once, and once more if the output ends inside a call.
+ */
+#include "src/text/chat_parse.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/text/chat_args.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum tag { THINK, END_THINK, CALL, END_CALL, KEY, END_KEY, VALUE, END_VALUE, N_TAGS };
+
+static const char *const tag_text[N_TAGS] = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>",
+	"</arg_key>", "<arg_value>", "</arg_value>"};
+
+enum state {
+	REASONING,
+	ANSWER,
+	IN_NAME,     /* <tool_call> ... */
+	IN_KEY,      /* <arg_key> ... */
+	AFTER_KEY,   /* </arg_key>, blanks */
+	IN_VALUE,    /* <arg_value> ... */
+	AFTER_VALUE, /* </arg_value>, blanks */
+};
+
+struct chat_parse_tag {
+	size_t at; /* in chat_parse.call */
+	enum tag tag;
+};
+
+static bool is_blank(char c)
+{
+	return c == ' ' || c == '\n' || c == '\t' || c == '\r';
+}
+
+static bool all_blank(const char *s, size_t n)
+{
+	while (n && is_blank(*s)) {
+		s++;
+		n--;
+	}
+	return !n;
+}
+
+/* ---- events ---- */
+
+/* Gives out the text collected for the present state. last: the state ends, so an unfinished character is broken. */
+static void emit_text(struct chat_parse *p, bool last)
+{
+	if (last)
+		utf8_stream_flush(&p->stream, &p->delta);
+	if (!p->delta.len)
+		return;
+	struct chat_event event = {
+		.kind = p->state == REASONING ? CHAT_EVENT_REASONING : CHAT_EVENT_ANSWER,
+		.text = p->delta.data,
+		.len = p->delta.len,
+	};
+	p->on_event(p->user, &event);
+	buf_clear(&p->delta);
+}
+
+static void add_text(struct chat_parse *p, const char *s, size_t n)
+{
+	if (p->state == ANSWER && !p->written)
+		p->written = !all_blank(s, n);
+	utf8_stream_push(&p->stream, s, n, &p->delta);
+}
+
+/* ---- calls ---- */
+
+static void call_clear(struct chat_parse *p)
+{
+	for (size_t i = 0; i < p->n_args; i++) {
+		free(p->args[i].key.data);
+		free(p->args[i].value.data);
+	}
+	p->n_args = p->n_tags = 0;
+	buf_clear(&p->call);
+	buf_clear(&p->name);
+	buf_clear(&p->part);
+}
+
+static void call_begin(struct chat_parse *p)
+{
+	emit_text(p, true);
+	p->written = true; /* a <think> behind a call is no beginning */
+	call_clear(p);
+	p->state = IN_NAME;
+}
+
+static void call_note(struct chat_parse *p, enum tag tag)
+{
+	if (p->n_tags == p->tags_cap) {
+		p->tags_cap = p->tags_cap ? 2 * p->tags_cap : 16;
+		p->tags = mem_grow(p->tags, p->tags_cap, sizeof *p->tags);
+	}
+	p->tags[p->n_tags++] = (struct chat_parse_tag){p->call.len, tag};
+	buf_puts(&p->call, tag_text[tag]);
+}
+
+/* The call broke the rules: what was read of it is answer text. */
+static void call_give_up(struct chat_parse *p)
+{
+	p->state = ANSWER;
+	add_text(p, buf_str(&p->call), p->call.len);
+	call_clear(p);
+}
+
+/* The part being read, as valid UTF-8. */
+static struct chat_text take_part(struct chat_parse *p)
+{
+	struct buf b = {0};
+	utf8_repair(buf_str(&p->part), p->part.len, &b);
+	buf_clear(&p->part);
+	size_t len = b.len;
+	return (struct chat_text){buf_take(&b), len};
+}
+
+static void call_key(struct chat_parse *p)
+{
+	if (p->n_args == p->args_cap) {
+		p->args_cap = p->args_cap ? 2 * p->args_cap : 8;
+		p->args = mem_grow(p->args, p->args_cap, sizeof *p->args);
+	}
+	p->args[p->n_args++] = (struct chat_arg){.key = take_part(p)};
+}
+
+static struct chat_text call_name(struct chat_parse *p, struct buf *name)
+{
+	const char *s = buf_str(&p->name);
+	size_t n = p->name.len;
+	while (n && is_blank(*s)) {
+		s++;
+		n--;
+	}
+	while (n && is_blank(s[n - 1]))
+		n--;
+	utf8_repair(s, n, name);
+	return (struct chat_text){(char *)buf_str(name), name->len};
+}
+
+static void call_end(struct chat_parse *p)
+{
+	struct buf name = {0}, json = {0};
+	struct chat_parsed_call call = {.name = call_name(p, &name), .args = p->args, .n_args = p->n_args};
+	chat_args_json(p->tools, call.name, p->args, p->n_args, &json);
+	call.arguments = (struct chat_text){json.data, json.len};
+	call.raw = (struct chat_text){p->call.data, p->call.len};
+	struct chat_event event = {.kind = CHAT_EVENT_CALL, .call = &call};
+	p->on_event(p->user, &event);
+	buf_free(&name);
+	buf_free(&json);
+	call_clear(p);
+	p->state = ANSWER;
+}
+
+/* ---- the two inputs ---- */
+
+static void on_bytes(struct chat_parse *p, const char *s, size_t n)
+{
+	switch (p->state) {
+	case REASONING:
+	case ANSWER:
+		add_text(p, s, n);
+		return;
+	case IN_NAME:
+		buf_append(&p->name, s, n);
+		break;
+	case IN_KEY:
+	case IN_VALUE:
+		buf_append(&p->part, s, n);
+		break;
+	case AFTER_KEY:
+	case AFTER_VALUE:
+		if (!all_blank(s, n)) {
+			call_give_up(p);
+			add_text(p, s, n);
+			return;
+		}
+		break;
+	}
+	buf_append(&p->call, s, n);
+}
+
+/* Whether the tag may stand here; moves on if so. The tag is already noted in p->call. */
+static bool call_accepts(struct chat_parse *p, enum tag tag)
+{
+	bool named = !all_blank(buf_str(&p->name), p->name.len);
+	switch (p->state) {
+	case IN_NAME:
+	case AFTER_VALUE:
+		if (tag == KEY && named)
+			p->state = IN_KEY;
+		else if (tag == END_CALL && named)
+			call_end(p);
+		else
+			return false;
+		return true;
+	case IN_KEY:
+		if (tag != END_KEY)
+			return false;
+		call_key(p);
+		p->state = AFTER_KEY;
+		return true;
+	case AFTER_KEY:
+		if (tag != VALUE)
+			return false;
+		p->state = IN_VALUE;
+		p->depth = 0;
+		return true;
+	default: /* IN_VALUE */
+		if (tag == END_VALUE && !p->depth) {
+			p->args[p->n_args - 1].value = take_part(p);
+			p->state = AFTER_VALUE;
+			return true;
+		}
+		if (p->strict && (tag == CALL || tag == END_CALL))
+			return false;
+		if (!p->strict && tag == VALUE)
+			p->depth++;
+		if (tag == END_VALUE)
+			p->depth--;
+		buf_puts(&p->part, tag_text[tag]);
+		return true;
+	}
+}
+
+static void on_tag(struct chat_parse *p, enum tag tag)
+{
+	if (p->state > ANSWER) {
+		size_t before = p->call.len;
+		call_note(p, tag);
+		if (call_accepts(p, tag))
+			return;
+		/* give up what stood before this tag; the tag itself may begin the next call */
+		p->call.len = before;
+		call_give_up(p);
+	}
+	if (p->state == REASONING ? tag == END_THINK : tag == THINK && !p->written) {
+		emit_text(p, true);
+		p->state = tag == THINK ? REASONING : ANSWER;
+	} else if (p->state == ANSWER && tag == CALL) {
+		call_begin(p);
+		call_note(p, tag);
+	} else {
+		add_text(p, tag_text[tag], strlen(tag_text[tag]));
+	}
+}
+
+/* Reads the unfinished call again, this time with values that end at their first </arg_value> and that <tool_call> and
+ * </tool_call> break. */
+static void call_again(struct chat_parse *p)
+{
+	struct buf bytes = p->call;
+	struct chat_parse_tag *tags = p->tags;
+	size_t n_tags = p->n_tags, at = 0;
+	p->call = (struct buf){0};
+	p->tags = NULL;
+	p->n_tags = p->tags_cap = 0;
+	call_clear(p);
+	p->state = ANSWER;
+	p->strict = true;
+	for (size_t i = 0; i < n_tags; i++) {
+		if (tags[i].at > at)
+			on_bytes(p, bytes.data + at, tags[i].at - at);
+		on_tag(p, tags[i].tag);
+		at = tags[i].at + strlen(tag_text[tags[i].tag]);
+	}
+	if (bytes.len > at)
+		on_bytes(p, bytes.data + at, bytes.len - at);
+	buf_free(&bytes);
+	free(tags);
+}
+
+/* ---- public ---- */
+
+void chat_parse_init(struct chat_parse *p, const struct tokenizer *tokenizer, const json_t *tools, bool in_reasoning,
+	chat_event_fn *on_event, void *user)
+{
+	*p = (struct chat_parse){
+		.tokenizer = tokenizer,
+		.tools = tools,
+		.on_event = on_event,
+		.user = user,
+		.state = in_reasoning ? REASONING : ANSWER,
+	};
+	for (int i = 0; i < N_TAGS; i++)
+		p->tag_id[i] = tokenizer ? tokenizer_find_added(tokenizer, tag_text[i]) : -1;
+}
+
+/* What was held as a possible tag is none. */
+static void release_held(struct chat_parse *p)
+{
+	unsigned n = p->n_held;
+	p->n_held = 0;
+	if (n)
+		on_bytes(p, p->held, n);
+}
+
+void chat_parse_token(struct chat_parse *p, int32_t id)
+{
+	struct text_span s = tokenizer_token(p->tokenizer, id);
+	release_held(p);
+	buf_append(&p->raw, s.data, s.len);
+	for (int i = 0; i < N_TAGS; i++) {
+		if (id >= 0 && p->tag_id[i] == id) {
+			on_tag(p, (enum tag)i);
+			goto out;
+		}
+	}
+	if (s.len)
+		on_bytes(p, s.data, s.len);
+out:
+	if (p->state <= ANSWER)
+		emit_text(p, false);
+}
+
+/* Whether s[0..n) begins a tag; *whole: is one. */
+static bool begins_tag(const char *s, size_t n, enum tag *whole)
+{
+	bool begins = false;
+	*whole = N_TAGS;
+	for (int i = 0; i < N_TAGS; i++) {
+		if (strlen(tag_text[i]) < n || memcmp(tag_text[i], s, n))
+			continue;
+		begins = true;
+		if (!tag_text[i][n])
+			*whole = (enum tag)i;
+	}
+	return begins;
+}
+
+void chat_parse_text(struct chat_parse *p, const char *text, size_t n)
+{
+	buf_append(&p->raw, text, n);
+	while (n) {
+		if (!p->n_held) { /* everything up to the next '<' is no tag */
+			const char *lt = memchr(text, '<', n);
+			size_t plain = lt ? (size_t)(lt - text) : n;
+			if (plain)
+				on_bytes(p, text, plain);
+			text += plain;
+			n -= plain;
+			if (!n)
+				break;
+		}
+		p->held[p->n_held++] = *text;
+		enum tag tag;
+		if (!begins_tag(p->held, p->n_held, &tag)) {
+			/* all tags have their only '<' in front: the held bytes are text, this byte may begin a tag */
+			p->n_held--;
+			release_held(p);
+			continue;
+		}
+		text++;
+		n--;
+		if (tag != N_TAGS) {
+			p->n_held = 0;
+			on_tag(p, tag);
+		}
+	}
+	if (p->state <= ANSWER)
+		emit_text(p, false);
+}
+
+void chat_parse_finish(struct chat_parse *p, bool ended)
+{
+	release_held(p);
+	if (p->state > ANSWER && ended)
+		call_again(p);
+	if (p->state > ANSWER)
+		call_give_up(p);
+	emit_text(p, true);
+}
+
+void chat_parse_fini(struct chat_parse *p)
+{
+	call_clear(p);
+	buf_free(&p->raw);
+	buf_free(&p->delta);
+	buf_free(&p->call);
+	buf_free(&p->name);
+	buf_free(&p->part);
+	free(p->tags);
+	free(p->args);
+	*p = (struct chat_parse){0};
+}
