@@ -138,7 +138,8 @@ enum mem_kind {
 
 struct backend_ops {
 	const char *name; /* "cpu", "cuda" */
-	void (*close)(struct backend *b);
+	const char *(*describe)(struct backend *b); /* see backend_describe */
+	void (*close)(struct backend *b); /* waits, then releases everything but the memory that `alloc` gave */
 
 	/* Memory. Page-aligned; contents undefined. alloc fails with ERR_MEMORY and says how much was asked for and is
 	 * free; the caller adds what for. */

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: MIT */
+/* Private to kernels/: how the registry (backend.c) opens each implementation. Same contract as backend_open. */
+#ifndef GLM_KERNELS_BACKEND_KINDS_H
+#define GLM_KERNELS_BACKEND_KINDS_H
+
+#include "kernels/backend.h"
+
+int cpu_backend_open(const struct backend_options *options, struct backend **out, struct err *e);
+
+/* Only in programs built with HAVE_CUDA. ERR_RUN when no usable device answers. */
+int cuda_backend_open(const struct backend_options *options, struct backend **out, struct err *e);
+
+#endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Absorbed MLA over a list of cache rows. A task is one row of the step and a block of its heads: all heads share the key, so
+ * the cache is read twice per block (scores, then values), RUN rows at a time, decoded to floats when it holds halves.
+ * Scores are dots (cpu_dot.h); the values are added in list order with weights e^(s - max), and divided by the sum of
+ * those at the end. Nothing depends on how heads are blocked.
+ */
+#include "kernels/cpu/cpu_internal.h"
+
+#include "src/base/num.h"
+
+#include <string.h>
+
+#define RUN             32                /* cache rows decoded together */
+#define SCORES_MAX_BYTES ((size_t)4 << 20) /* of one task; bounds the block of heads for very long lists */
+
+/* Floats of cache rows first + sel[0 .. n), n <= RUN: decoded into buffer [RUN][width], or the rows themselves. */
+static void gather_rows(const struct cpu_isa *isa, const struct cache_view *cache, int64_t first, const int32_t *sel,
+	int n, int n_values, float *buffer, const float **row)
+{
+	for (int t = 0; t < n; t++) {
+		const uint8_t *src = cache_row_at(cache, first + sel[t]);
+		if (cache->type == DTYPE_F32) {
+			row[t] = (const float *)src;
+		} else {
+			isa->decode(cache->type, src, buffer + t * cache->width, (size_t)n_values);
+			row[t] = buffer + t * cache->width;
+		}
+	}
+}
+
+/* s[h][t] for n <= RUN cache rows; s: stride floats between heads. q: [n_heads][width] */
+static void score_rows(const struct cpu_isa *isa, const float *const *row, int n, const float *q, int n_heads, int width,
+	float *s, int64_t stride)
+{
+	float out[DOT_TILE_X * DOT_TILE_W];
+	struct dot_tile tile = {.n = (size_t)width, .first = true, .last = true, .out = out};
+	for (int t = 0; t < n; t += DOT_TILE_W) {
+		int n_w = MIN(n - t, DOT_TILE_W);
+		for (int c = 0; c < DOT_TILE_W; c++)
+			tile.w[c] = row[t + MIN(c, n_w - 1)];
+		for (int h = 0; h < n_heads; h += DOT_TILE_X) {
+			tile.n_x = MIN(n_heads - h, DOT_TILE_X);
+			for (int c = 0; c < tile.n_x; c++)
+				tile.x[c] = q + (int64_t)(h + c) * width;
+			isa->tile(&tile);
+			for (int c = 0; c < tile.n_x; c++)
+				memcpy(s + (h + c) * stride + t, out + c * DOT_TILE_W, (size_t)n_w * sizeof *s);
+		}
+	}
+}
+
+/* Heads [head, head + n_heads) of row r. scores: [n_heads][n_sel]; buffer: [RUN][width] */
+static void attend_heads(const struct cpu_isa *isa, const struct attend *a, int64_t base, int r, int head, int n_heads,
+	float *scores, float *buffer)
+{
+	int n_sel = a->n_sel[r], width = a->cache.width, n_value = a->n_value;
+	const int32_t *sel = a->sel + (int64_t)r * a->sel_stride;
+	const float *q = a->q + ((int64_t)r * a->n_heads + head) * width, *row[RUN];
+	float *out = a->out + ((int64_t)r * a->n_heads + head) * n_value;
+
+	for (int t = 0; t < n_sel; t += RUN) {
+		int n = MIN(n_sel - t, RUN);
+		gather_rows(isa, &a->cache, base, sel + t, n, width, buffer, row);
+		score_rows(isa, row, n, q, n_heads, width, scores + t, n_sel);
+	}
+	memset(out, 0, (size_t)n_heads * (size_t)n_value * sizeof *out);
+	float sum[n_heads];
+	for (int h = 0; h < n_heads; h++)
+		sum[h] = isa->softmax(scores + (int64_t)h * n_sel, a->scale, n_sel);
+	for (int t = 0; t < n_sel; t += RUN) {
+		int n = MIN(n_sel - t, RUN);
+		if (n_sel > RUN) /* else the rows are still there */
+			gather_rows(isa, &a->cache, base, sel + t, n, n_value, buffer, row);
+		isa->weighted_rows(row, n, scores + t, n_sel, n_heads, (size_t)n_value, out, n_value);
+	}
+	for (int h = 0; h < n_heads; h++)
+#pragma omp simd
+		for (int c = 0; c < n_value; c++)
+			out[(int64_t)h * n_value + c] /= sum[h];
+}
+
+void cpu_attend(struct backend *base, const struct batch *rows, const struct attend *a)
+{
+	struct cpu_backend *b = cpu_of(base);
+	if (b->base.failure.code || !rows->n)
+		return;
+	size_t longest = 1;
+	double total = 0;
+	for (int r = 0; r < rows->n; r++) {
+		longest = MAX(longest, (size_t)a->n_sel[r]);
+		total += a->n_sel[r];
+	}
+	int threads = cpu_threads_for(b, total * a->n_heads * (a->cache.width + a->n_value));
+	/* with fewer rows than threads, heads are shared out too; at most 64 at a time */
+	int parts = (2 * threads + rows->n - 1) / rows->n;
+	int block = threads == 1 || rows->n >= 2 * threads ? a->n_heads : (a->n_heads + parts - 1) / parts;
+	block = MIN(block, 64);
+	block = (int)MIN((size_t)block, MAX(SCORES_MAX_BYTES / (longest * sizeof(float)), (size_t)1));
+	int n_blocks = (a->n_heads + block - 1) / block;
+	size_t score_values = (size_t)block * longest + 16, values = score_values + (size_t)RUN * (size_t)a->cache.width;
+	values = num_align_up(values, 16);
+	float *scratch = cpu_scratch(b, (uint64_t)threads * values * sizeof(float), "attend");
+	if (!scratch)
+		return;
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
+	for (int64_t i = 0; i < (int64_t)rows->n * n_blocks; i++) {
+		int r = (int)(i / n_blocks), head = (int)(i % n_blocks) * block;
+		float *mine = scratch + (size_t)cpu_thread() * values;
+		attend_heads(b->isa, a, rows->base[r], r, head, MIN(block, a->n_heads - head), mine, mine + score_values);
+	}
+}

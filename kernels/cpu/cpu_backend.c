@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: MIT */
+/* The CPU backend's table, its memory and its choice of instruction set and threads. The ops are in the other files. */
+#include "kernels/cpu/cpu_internal.h"
+
+#include "kernels/backend_kinds.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Below this much work for each thread, waking it costs more than it brings (measured: an OpenMP region of two awake
+ * threads takes 1 to 2 us, a core does 10 multiply-adds in a ns). */
+#define MACS_PER_THREAD 30000.0
+
+static size_t cpu_free_bytes(struct backend *b)
+{
+	(void)b;
+	return mem_available_bytes();
+}
+
+static int cpu_alloc(struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e)
+{
+	(void)kind;
+	size_t left = cpu_free_bytes(b);
+	*out = left && bytes > left ? NULL : mem_try_map(bytes);
+	if (*out)
+		return 0;
+	return err_set(e, ERR_MEMORY, "%.1f MiB of memory asked for, %.1f MiB free", (double)bytes / 0x1p20,
+		(double)left / 0x1p20);
+}
+
+static void cpu_free(struct backend *b, enum mem_kind kind, void *p, size_t bytes)
+{
+	(void)b;
+	(void)kind;
+	mem_unmap(p, bytes);
+}
+
+static void cpu_upload(struct backend *b, void *dst, const void *src, size_t bytes)
+{
+	if (!b->failure.code && bytes)
+		memcpy(dst, src, bytes);
+}
+
+static int cpu_wait(struct backend *b, struct err *e)
+{
+	if (b->failure.code && e)
+		*e = b->failure;
+	return b->failure.code;
+}
+
+static int cpu_download(struct backend *b, void *dst, const void *src, size_t bytes, struct err *e)
+{
+	int rc = cpu_wait(b, e);
+	if (!rc && bytes)
+		memcpy(dst, src, bytes);
+	return rc;
+}
+
+static const char *cpu_describe(struct backend *b)
+{
+	return cpu_of(b)->text;
+}
+
+static void cpu_close(struct backend *b)
+{
+	if (!b)
+		return;
+	mem_unmap(cpu_of(b)->scratch, cpu_of(b)->scratch_bytes);
+	free(b);
+}
+
+static const struct backend_ops cpu_ops = {
+	.name = "cpu",
+	.describe = cpu_describe,
+	.close = cpu_close,
+	.alloc = cpu_alloc,
+	.free = cpu_free,
+	.free_bytes = cpu_free_bytes,
+	.upload = cpu_upload,
+	.copy = cpu_upload,
+	.download = cpu_download,
+	.wait = cpu_wait,
+	.embed = cpu_embed,
+	.rms_norm = cpu_rms_norm,
+	.matmul = cpu_matmul,
+	.stacked_matmul = cpu_stacked_matmul,
+	.swiglu = cpu_swiglu,
+	.rope_angles = cpu_rope_angles,
+	.rope = cpu_rope,
+	.latent_append = cpu_latent_append,
+	.index_append = cpu_index_append,
+	.index_select = cpu_index_select,
+	.attend = cpu_attend,
+	.route = cpu_route,
+	.expert_ffn = cpu_expert_ffn,
+	.moe_combine = cpu_moe_combine,
+};
+
+const struct cpu_isa *cpu_isa_available(int level)
+{
+	const struct cpu_isa *found[3];
+	int n = 0;
+#if defined(__x86_64__)
+	__builtin_cpu_init();
+	bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+	if (cpu_isa_avx512 && avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+		__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+		found[n++] = cpu_isa_avx512;
+	if (cpu_isa_avx2 && avx2)
+		found[n++] = cpu_isa_avx2;
+#endif
+	found[n++] = cpu_isa_c;
+	return level >= 0 && level < n ? found[level] : NULL;
+}
+
+int cpu_threads_for(const struct cpu_backend *b, double macs)
+{
+	double n = macs / MACS_PER_THREAD;
+	return n < 2 ? 1 : n < b->threads ? (int)n : b->threads;
+}
+
+void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op)
+{
+	if (bytes <= b->scratch_bytes)
+		return b->scratch;
+	mem_unmap(b->scratch, b->scratch_bytes);
+	b->scratch_bytes = 0;
+	uint64_t rounded = bytes <= (uint64_t)1 << 60 ? num_align_up(bytes, (uint64_t)1 << 20) : 0;
+	b->scratch = rounded ? mem_try_map(rounded) : NULL;
+	if (b->scratch)
+		b->scratch_bytes = rounded;
+	else
+		err_set(&b->base.failure, ERR_MEMORY, "%s: %.1f MiB of working memory are not to be had", op, (double)bytes / 0x1p20);
+	return b->scratch;
+}
+
+static int affinity_threads(void)
+{
+	cpu_set_t set;
+	int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+	return MAX(n, 1);
+}
+
+int cpu_backend_open_level(const struct backend_options *options, int level, struct backend **out, struct err *e)
+{
+	const struct cpu_isa *isa = cpu_isa_available(level);
+	*out = NULL;
+	if (!isa)
+		return err_set(e, ERR_RUN, "backend cpu: this machine has no instruction set of level %d", level);
+	if (options->threads < 0 || options->threads > 1024)
+		return err_set(e, ERR_USAGE, "backend cpu: %d threads asked for; 0 (all) to 1024 are possible", options->threads);
+	struct cpu_backend *b = NEW(struct cpu_backend);
+	b->base.ops = &cpu_ops;
+	b->isa = isa;
+	b->threads = options->threads ? options->threads : affinity_threads();
+	snprintf(b->text, sizeof b->text, "%s, %d thread%s", isa->name, b->threads, b->threads == 1 ? "" : "s");
+	*out = &b->base;
+	return 0;
+}
+
+int cpu_backend_open(const struct backend_options *options, struct backend **out, struct err *e)
+{
+	return cpu_backend_open_level(options, 0, out, e);
+}

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The DSA lightning indexer: scores every earlier position and keeps the best top_k.
+ *
+ * Scores are made RUN keys at a time, so a long context is shared out among threads; rows of a step are taken in groups
+ * whose scores fit a bounded scratch. The selection is a radix search for the top_k-th largest key (three passes of 11,
+ * 11 and 10 bits), then one ascending pass that takes everything above it and, of those equal to it, the first ones:
+ * linear time, ties to the lower position, positions come out ascending.
+ */
+#include "kernels/cpu/cpu_internal.h"
+
+#include "src/base/num.h"
+
+#include <math.h>
+#include <string.h>
+
+#define RUN              128               /* keys scored together */
+#define SCORES_MAX_BYTES ((size_t)32 << 20) /* of one group of rows, unless a single row needs more */
+
+/* score[0..n) of keys [first, first + n) of a sequence for row r. scratch: [RUN][head_dim] + [n_heads][RUN] + [n_heads] */
+static void score_run(const struct cpu_isa *isa, const struct index_select *a, int64_t base, int r, int first, int n,
+	float *scratch, float *score)
+{
+	int dim = a->head_dim, n_heads = a->n_heads;
+	float *key = scratch, *dot = key + (size_t)RUN * (size_t)dim, *weight = dot + (size_t)RUN * (size_t)n_heads;
+	float out[DOT_TILE_X * DOT_TILE_W];
+	const uint8_t *src = cache_row_at(&a->keys, base + first);
+	const float *row = key;
+	if (a->keys.type == DTYPE_F32)
+		row = (const float *)src;
+	else
+		isa->decode(a->keys.type, src, key, (size_t)n * (size_t)dim);
+
+	struct dot_tile tile = {.n = (size_t)dim, .first = true, .last = true, .out = out};
+	for (int h = 0; h < n_heads; h += DOT_TILE_X) {
+		tile.n_x = MIN(n_heads - h, DOT_TILE_X);
+		for (int c = 0; c < tile.n_x; c++)
+			tile.x[c] = a->q + ((int64_t)r * n_heads + h + c) * dim;
+		for (int t = 0; t < n; t += DOT_TILE_W) {
+			int n_w = MIN(n - t, DOT_TILE_W);
+			for (int c = 0; c < DOT_TILE_W; c++)
+				tile.w[c] = row + (int64_t)(t + MIN(c, n_w - 1)) * dim;
+			isa->tile(&tile);
+			for (int c = 0; c < tile.n_x; c++)
+				memcpy(dot + (size_t)(h + c) * RUN + t, out + c * DOT_TILE_W, (size_t)n_w * sizeof *dot);
+		}
+	}
+	float head_scale = (float)(1.0 / sqrt(n_heads)), dim_scale = (float)(1.0 / sqrt(dim));
+	for (int h = 0; h < n_heads; h++)
+		weight[h] = a->weight[(int64_t)r * n_heads + h] * head_scale;
+	isa->index_score(dot, weight, RUN, dim_scale, n, n_heads, score);
+}
+
+/* The digit of `key` in a pass, of `bits` bits at `shift`, among keys whose higher bits equal `prefix`. */
+static uint32_t kth_digit(const uint32_t *key, int n, uint32_t prefix, int shift, int bits, uint32_t *rank)
+{
+	uint32_t count[2048] = {0}, digits = 1u << bits, digit = digits - 1;
+	uint32_t above = shift + bits < 32 ? ~0u << (shift + bits) : 0;
+	for (int t = 0; t < n; t++)
+		if (!((key[t] ^ prefix) & above))
+			count[(key[t] >> shift) & (digits - 1)]++;
+	while (*rank > count[digit])
+		*rank -= count[digit--];
+	return digit << shift;
+}
+
+/* The k best of score[0..n), k < n, into sel, ascending. score is overwritten by its keys. */
+static void select_best(float *score, int n, int k, int32_t *sel)
+{
+	uint32_t *key = (uint32_t *)(void *)score, rank = (uint32_t)k, threshold = 0;
+	for (int t = 0; t < n; t++) {
+		float v;
+		memcpy(&v, score + t, sizeof v);
+		uint32_t u = cpu_order_key(v);
+		memcpy(score + t, &u, sizeof u);
+	}
+	threshold |= kth_digit(key, n, threshold, 21, 11, &rank);
+	threshold |= kth_digit(key, n, threshold, 10, 11, &rank);
+	threshold |= kth_digit(key, n, threshold, 0, 10, &rank);
+	/* rank: how many of those equal to the threshold belong to the best */
+	for (int t = 0, out = 0; out < k; t++) {
+		bool equal = key[t] == threshold;
+		if (key[t] > threshold || (equal && rank)) {
+			rank -= equal;
+			sel[out++] = t;
+		}
+	}
+}
+
+void cpu_index_select(struct backend *base, const struct batch *rows, const struct index_select *a)
+{
+	struct cpu_backend *b = cpu_of(base);
+	if (b->base.failure.code || !rows->n)
+		return;
+	int longest = 0;
+	for (int r = 0; r < rows->n; r++)
+		longest = MAX(longest, rows->pos[r] + 1);
+	bool scored = longest > a->top_k;
+	double macs = scored ? (double)rows->n * longest * a->n_heads * a->head_dim : 0;
+	int threads = cpu_threads_for(b, macs);
+	size_t stride = num_align_up((uint64_t)longest, 16);
+	size_t run_values = num_align_up((size_t)RUN * (size_t)(a->head_dim + a->n_heads) + (size_t)a->n_heads, 16);
+	int group = (int)MIN((size_t)rows->n, MAX(SCORES_MAX_BYTES / (stride * sizeof(float)), (size_t)1));
+	int n_runs = (longest + RUN - 1) / RUN;
+	float *scratch = NULL;
+	if (scored) {
+		scratch = cpu_scratch(b, ((uint64_t)group * stride + (uint64_t)threads * run_values) * sizeof(float), "index_select");
+		if (!scratch)
+			return;
+	}
+	for (int g = 0; g < rows->n; g += group) {
+		int n_rows = MIN(group, rows->n - g);
+		if (scored) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
+			for (int64_t i = 0; i < (int64_t)n_rows * n_runs; i++) {
+				int r = (int)(i / n_runs), first = (int)(i % n_runs) * RUN, n = rows->pos[g + r] + 1;
+				float *mine = scratch + (size_t)group * stride + (size_t)cpu_thread() * run_values;
+				if (n > a->top_k && first < n)
+					score_run(b->isa, a, rows->base[g + r], g + r, first, MIN(RUN, n - first), mine,
+						scratch + (size_t)r * stride + first);
+			}
+		}
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
+		for (int r = 0; r < n_rows; r++) {
+			int n = rows->pos[g + r] + 1;
+			int32_t *sel = a->sel + (int64_t)(g + r) * a->top_k;
+			a->n_sel[g + r] = MIN(n, a->top_k);
+			if (n > a->top_k) {
+				select_best(scratch + (size_t)r * stride, n, a->top_k, sel);
+				continue;
+			}
+			for (int t = 0; t < n; t++)
+				sel[t] = t;
+		}
+	}
+}

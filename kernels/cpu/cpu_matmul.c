@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Packed weights times float rows.
+ *
+ * One activation row: isa->matvec decodes in registers, each weight byte is read once. Several rows: a tile of weight
+ * rows is decoded to floats that stay in the second-level cache, and register tiles of 4 weight rows by 6 activation rows
+ * run over it. Rows longer than a panel are taken panel by panel, the 16 sums of every output waiting in `acc`; this does
+ * not touch the order of the additions, so both ways give the same bits.
+ *
+ *                 panel (<= 768 values)
+ *     x rows  6 |=========|          |        the 6 x 768 floats of x stay in the first-level cache
+ *     w rows 32 |=========|          |        while 8 tiles of 4 decoded weight rows pass
+ */
+#include "kernels/cpu/cpu_internal.h"
+
+#include "src/base/num.h"
+
+#define PANEL   768 /* values, a multiple of every block */
+#define W_ROWS  32  /* weight rows decoded together, a multiple of DOT_TILE_W */
+#define X_ROWS  96  /* activation rows per decoded tile, a multiple of DOT_TILE_X */
+#define W_VALUES   (W_ROWS * PANEL)
+#define ACC_VALUES (W_ROWS * X_ROWS * DOT_LANES)
+
+size_t cpu_product_scratch(void)
+{
+	return (W_VALUES + ACC_VALUES) * sizeof(float);
+}
+
+/* Panels of one row: as few as possible, about equal, each a multiple of 256 values. */
+static int64_t panel_values(int64_t n)
+{
+	int64_t panels = (n + PANEL - 1) / PANEL;
+	return (n + panels * 256 - 1) / (panels * 256) * 256;
+}
+
+/* Pointers to the floats of n_w rows, values [k, k + n): decoded into `buffer`, or the rows themselves. */
+static void decode_rows(const struct cpu_isa *isa, const struct weight *w, const uint8_t *data, int64_t n_w, int64_t k,
+	int64_t n, float *buffer, const float **row)
+{
+	const struct dtype_info *info = dtype_info(w->type);
+	for (int64_t i = 0; i < n_w; i++) {
+		const uint8_t *src = data + (size_t)i * w->row_bytes + (size_t)(k / info->block_values) * info->block_bytes;
+		if (w->type == DTYPE_F32 && (uintptr_t)src % sizeof(float) == 0) {
+			row[i] = (const float *)src;
+		} else {
+			isa->decode(w->type, src, buffer + i * PANEL, (size_t)n);
+			row[i] = buffer + i * PANEL;
+		}
+	}
+}
+
+/* cpu_product for at most W_ROWS weight rows and X_ROWS activation rows. */
+static void product_block(const struct cpu_backend *b, const struct weight *w, const uint8_t *data, int64_t n_w,
+	const struct row_set *x, const struct row_set *y, int first_x, int n_x, bool add, float *scratch)
+{
+	float *acc = scratch, *decoded = scratch + ACC_VALUES, out[DOT_TILE_X * DOT_TILE_W];
+	const float *row[W_ROWS];
+	int64_t panel = panel_values(w->n_in);
+	for (int64_t k = 0; k < w->n_in; k += panel) {
+		int64_t n = MIN(panel, w->n_in - k);
+		decode_rows(b->isa, w, data, n_w, k, n, decoded, row);
+		struct dot_tile t = {.n = (size_t)n, .first = k == 0, .last = k + n == w->n_in, .out = out};
+		for (int j = 0; j < n_x; j += DOT_TILE_X) {
+			t.n_x = MIN(n_x - j, DOT_TILE_X);
+			for (int c = 0; c < t.n_x; c++)
+				t.x[c] = row_at(x, first_x + j + c) + k;
+			for (int64_t i = 0; i < n_w; i += DOT_TILE_W) {
+				int tile_w = (int)MIN(n_w - i, DOT_TILE_W);
+				for (int c = 0; c < DOT_TILE_W; c++)
+					t.w[c] = row[i + MIN(c, tile_w - 1)];
+				t.acc = acc + (j * W_ROWS + i * DOT_TILE_X) * DOT_LANES;
+				b->isa->tile(&t);
+				if (!t.last)
+					continue;
+				for (int c = 0; c < t.n_x; c++) {
+					float *dst = row_at(y, first_x + j + c) + i;
+					for (int d = 0; d < tile_w; d++)
+						dst[d] = add ? dst[d] + out[c * DOT_TILE_W + d] : out[c * DOT_TILE_W + d];
+				}
+			}
+		}
+	}
+}
+
+void cpu_product(const struct cpu_backend *b, const struct weight *w, int64_t stack, int64_t first, int64_t n_w,
+	const struct row_set *x, const struct row_set *y, int n_x, bool add, float *scratch)
+{
+	const uint8_t *data = (const uint8_t *)w->data + (size_t)stack * w->stack_bytes + (size_t)first * w->row_bytes;
+	if (n_x == 1) {
+		b->isa->matvec(w->type, data, w->row_bytes, (size_t)w->n_in, row_at(x, 0), (int)n_w, row_at(y, 0), add);
+		return;
+	}
+	for (int64_t i = 0; i < n_w; i += W_ROWS) {
+		struct row_set part = *y;
+		part.data += i;
+		for (int j = 0; j < n_x; j += X_ROWS)
+			product_block(b, w, data + (size_t)i * w->row_bytes, MIN(n_w - i, W_ROWS), x, &part, j, MIN(n_x - j, X_ROWS),
+				add, scratch);
+	}
+}
+
+struct cpu_cut cpu_cut_product(const struct cpu_backend *b, double macs, int64_t n_out, int n_x)
+{
+	struct cpu_cut cut = {.x_rows = MIN(n_x, X_ROWS), .threads = cpu_threads_for(b, macs)};
+	int64_t share = n_out;
+	if (cut.threads > 1)
+		share /= cut.threads * 4; /* four tasks a thread even out what disturbs one of them */
+	if (cut.threads > 1 && n_x > 1)
+		share = MIN(share, W_ROWS);
+	cut.w_rows = MAX((share + DOT_TILE_W - 1) / DOT_TILE_W * DOT_TILE_W, DOT_TILE_W);
+	return cut;
+}
+
+/* Runs every (matrix of the stack, run of weight rows, run of activation rows) of one product; `task` counts them. */
+static int64_t cut_tasks(const struct cpu_cut *cut, const struct weight *w, int rows)
+{
+	return w->n_stack * ((w->n_out + cut->w_rows - 1) / cut->w_rows) * ((rows + cut->x_rows - 1) / cut->x_rows);
+}
+
+static void run_task(const struct cpu_backend *b, const struct cpu_cut *cut, int64_t task, const struct weight *w,
+	struct row_set x, struct row_set y, int64_t x_step, int64_t y_step, int rows, bool add, float *scratch)
+{
+	int64_t w_parts = (w->n_out + cut->w_rows - 1) / cut->w_rows, x_parts = (rows + cut->x_rows - 1) / cut->x_rows;
+	int64_t first = task / x_parts % w_parts * cut->w_rows, stack = task / x_parts / w_parts;
+	int first_x = (int)(task % x_parts) * cut->x_rows;
+	x.data += stack * x_step + first_x * x.stride;
+	y.data += stack * y_step + first_x * y.stride + first;
+	cpu_product(b, w, stack, first, MIN(cut->w_rows, w->n_out - first), &x, &y, MIN(cut->x_rows, rows - first_x), add,
+		scratch + (size_t)cpu_thread() * (cpu_product_scratch() / sizeof *scratch));
+}
+
+void cpu_matmul(struct backend *base, const struct matmul *parts, int n_parts, const float *x, int rows)
+{
+	struct cpu_backend *b = cpu_of(base);
+	if (b->base.failure.code || !n_parts || !rows)
+		return;
+	int64_t n_in = parts[0].w.n_in, n_out = 0, n_tasks = 0;
+	for (int p = 0; p < n_parts; p++)
+		n_out += parts[p].w.n_out;
+	struct cpu_cut cut = cpu_cut_product(b, (double)n_in * (double)n_out * rows, n_out, rows);
+	float *scratch = cpu_scratch(b, (uint64_t)cut.threads * cpu_product_scratch(), "matmul");
+	if (!scratch)
+		return;
+	for (int p = 0; p < n_parts; p++)
+		n_tasks += cut_tasks(&cut, &parts[p].w, rows);
+	struct row_set in = {.data = (float *)x, .stride = n_in, .divisor = 1};
+#pragma omp parallel for num_threads(cut.threads) if (cut.threads > 1) schedule(dynamic)
+	for (int64_t i = 0; i < n_tasks; i++) {
+		const struct matmul *m = parts;
+		int64_t task = i, n;
+		while (task >= (n = cut_tasks(&cut, &m->w, rows))) {
+			task -= n;
+			m++;
+		}
+		struct row_set y = {.data = m->y, .stride = m->w.n_out, .divisor = 1};
+		run_task(b, &cut, task, &m->w, in, y, 0, 0, rows, m->add, scratch);
+	}
+}
+
+void cpu_stacked_matmul(struct backend *base, const struct stacked_matmul *a, int rows)
+{
+	struct cpu_backend *b = cpu_of(base);
+	if (b->base.failure.code || !rows)
+		return;
+	int64_t n_out = a->w.n_out * a->w.n_stack;
+	struct cpu_cut cut = cpu_cut_product(b, (double)a->w.n_in * (double)n_out * rows, n_out, rows);
+	float *scratch = cpu_scratch(b, (uint64_t)cut.threads * cpu_product_scratch(), "stacked_matmul");
+	if (!scratch)
+		return;
+	int64_t n_tasks = cut_tasks(&cut, &a->w, rows);
+	struct row_set x = {.data = (float *)a->x, .stride = a->w.n_stack * a->x_stride, .divisor = 1};
+	struct row_set y = {.data = a->y, .stride = a->w.n_stack * a->y_stride, .divisor = 1};
+#pragma omp parallel for num_threads(cut.threads) if (cut.threads > 1) schedule(dynamic)
+	for (int64_t i = 0; i < n_tasks; i++)
+		run_task(b, &cut, i, &a->w, x, y, a->x_stride, a->y_stride, rows, false, scratch);
+}
