@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: MIT */
+/* See op_cases.h. The list, and a function for each op that runs it; the formulas are in op_formulas.c. */
+#include "tests/op_cases.h"
+
+#include "src/base/half.h"
+#include "src/base/num.h"
+#include "src/quant/dequant.h"
+#include "tests/op_inputs.h"
+
+#include <string.h>
+
+const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "swiglu", "rope_angles", "rope",
+	"latent_append", "index_append", "index_select", "attend", "route", "expert_ffn", "moe_combine"};
+
+/* Shapes: the pocket's (hidden 256, 4 heads), GLM-5.2's row sizes with few rows, odd ones. */
+#define ALL_TYPES(X)                                                                                         \
+	X(F32) X(F16) X(BF16) X(Q4_0) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ2_XXS) X(IQ2_XS) X(IQ2_S)  \
+		X(IQ3_XXS) X(IQ3_S) X(IQ1_S) X(IQ1_M) X(IQ4_NL) X(IQ4_XS)
+
+#define MATMUL(t)                                                                                            \
+	{.name = "pocket " #t, .op = OP_MATMUL, .type = DTYPE_##t, .rows = 7, .n_in = 256, .n_out = 37},              \
+		{.name = "wide " #t, .op = OP_MATMUL, .type = DTYPE_##t, .rows = 3, .n_in = 6144, .n_out = 9},            \
+		{.name = "tall " #t, .op = OP_MATMUL, .type = DTYPE_##t, .rows = 1, .n_in = 512, .n_out = 301},
+#define EXPERT(t)                                                                                            \
+	{.name = "pocket " #t, .op = OP_EXPERT_FFN, .type = DTYPE_##t, .rows = 11, .n_in = 256, .n_out = 256, .heads = 5, .n_used = 3},
+#define EMBED(t) {.name = "table " #t, .op = OP_EMBED, .type = DTYPE_##t, .rows = 5, .n_in = 512, .n_out = 40},
+
+const struct op_case op_cases[] = {
+	ALL_TYPES(EMBED)
+	{.name = "pocket", .op = OP_RMS_NORM, .rows = 7, .n_in = 256},
+	{.name = "wide", .op = OP_RMS_NORM, .rows = 3, .n_in = 6144},
+	{.name = "odd", .op = OP_RMS_NORM, .rows = 2, .n_in = 77},
+	ALL_TYPES(MATMUL)
+	{.name = "odd length F32", .op = OP_MATMUL, .type = DTYPE_F32, .rows = 5, .n_in = 1037, .n_out = 6},
+	{.name = "odd length F16", .op = OP_MATMUL, .type = DTYPE_F16, .rows = 2, .n_in = 37, .n_out = 5},
+	{.name = "odd length BF16", .op = OP_MATMUL, .type = DTYPE_BF16, .rows = 13, .n_in = 9, .n_out = 3},
+	{.name = "o_proj Q8_0", .op = OP_MATMUL, .type = DTYPE_Q8_0, .rows = 2, .n_in = 16384, .n_out = 10},
+	{.name = "many rows Q8_0", .op = OP_MATMUL, .type = DTYPE_Q8_0, .rows = 211, .n_in = 1024, .n_out = 75},
+	{.name = "many rows Q4_K", .op = OP_MATMUL, .type = DTYPE_Q4_K, .rows = 130, .n_in = 256, .n_out = 130},
+	{.name = "router F32", .op = OP_MATMUL, .type = DTYPE_F32, .rows = 4, .n_in = 6144, .n_out = 64},
+	{.name = "k_b Q8_0", .op = OP_STACKED_MATMUL, .type = DTYPE_Q8_0, .rows = 5, .n_in = 192, .n_out = 512, .heads = 4},
+	{.name = "v_b Q8_0", .op = OP_STACKED_MATMUL, .type = DTYPE_Q8_0, .rows = 1, .n_in = 512, .n_out = 256, .heads = 5},
+	{.name = "k_b BF16", .op = OP_STACKED_MATMUL, .type = DTYPE_BF16, .rows = 3, .n_in = 192, .n_out = 65, .heads = 7},
+	{.name = "odd F32", .op = OP_STACKED_MATMUL, .type = DTYPE_F32, .rows = 9, .n_in = 50, .n_out = 31, .heads = 3},
+	{.name = "wide", .op = OP_SWIGLU, .rows = 2, .n_in = 12288},
+	{.name = "odd", .op = OP_SWIGLU, .rows = 3, .n_in = 333},
+	{.name = "near", .op = OP_ROPE_ANGLES, .rows = 9, .dim = 64, .far = 5000},
+	{.name = "far", .op = OP_ROPE_ANGLES, .rows = 9, .dim = 64, .far = 1048575},
+	{.name = "one head", .op = OP_ROPE, .rows = 5, .dim = 64, .heads = 1, .n_in = 64, .n_out = 64, .far = 300},
+	{.name = "query", .op = OP_ROPE, .rows = 3, .dim = 64, .heads = 64, .n_in = 256, .n_out = 576, .far = 90000},
+	{.name = "F32", .op = OP_LATENT_APPEND, .type = DTYPE_F32, .rows = 8, .n_value = 512, .dim = 64, .far = 40},
+	{.name = "F16", .op = OP_LATENT_APPEND, .type = DTYPE_F16, .rows = 8, .n_value = 512, .dim = 64, .far = 40},
+	{.name = "F32", .op = OP_INDEX_APPEND, .type = DTYPE_F32, .rows = 8, .n_in = 128, .dim = 64, .far = 40},
+	{.name = "F16", .op = OP_INDEX_APPEND, .type = DTYPE_F16, .rows = 8, .n_in = 128, .dim = 64, .far = 40},
+	{.name = "pocket F32", .op = OP_INDEX_SELECT, .type = DTYPE_F32, .rows = 9, .heads = 4, .dim = 128, .top_k = 128, .far = 700},
+	{.name = "pocket F16", .op = OP_INDEX_SELECT, .type = DTYPE_F16, .rows = 9, .heads = 4, .dim = 128, .top_k = 128, .far = 700},
+	{.name = "full F16", .op = OP_INDEX_SELECT, .type = DTYPE_F16, .rows = 3, .heads = 32, .dim = 128, .top_k = 2048, .far = 4999},
+	{.name = "short", .op = OP_INDEX_SELECT, .type = DTYPE_F32, .rows = 5, .heads = 4, .dim = 128, .top_k = 128, .far = 127},
+	{.name = "ties F32", .op = OP_INDEX_SELECT, .type = DTYPE_F32, .rows = 12, .heads = 4, .dim = 64, .top_k = 50, .far = 900, .whole = true},
+	{.name = "ties F16", .op = OP_INDEX_SELECT, .type = DTYPE_F16, .rows = 12, .heads = 16, .dim = 64, .top_k = 7, .far = 333, .whole = true},
+	{.name = "pocket F32", .op = OP_ATTEND, .type = DTYPE_F32, .rows = 5, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600},
+	{.name = "pocket F16", .op = OP_ATTEND, .type = DTYPE_F16, .rows = 5, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600},
+	{.name = "full F16", .op = OP_ATTEND, .type = DTYPE_F16, .rows = 2, .heads = 64, .dim = 64, .n_value = 512, .top_k = 300, .far = 999},
+	{.name = "odd F32", .op = OP_ATTEND, .type = DTYPE_F32, .rows = 6, .heads = 7, .dim = 6, .n_value = 29, .top_k = 33, .far = 70},
+	{.name = "pocket", .op = OP_ROUTE, .rows = 40, .heads = 32, .n_used = 4},
+	{.name = "full", .op = OP_ROUTE, .rows = 9, .heads = 256, .n_used = 8},
+	{.name = "groups", .op = OP_ROUTE, .rows = 20, .heads = 64, .n_used = 6, .n_group = 8, .n_group_used = 3, .plain = true},
+	ALL_TYPES(EXPERT)
+	{.name = "full Q4_K", .op = OP_EXPERT_FFN, .type = DTYPE_Q4_K, .rows = 1, .n_in = 6144, .n_out = 256, .heads = 8, .n_used = 2},
+	{.name = "crowd Q8_0", .op = OP_EXPERT_FFN, .type = DTYPE_Q8_0, .rows = 150, .n_in = 256, .n_out = 64, .heads = 2, .n_used = 1},
+	{.name = "wide", .op = OP_MOE_COMBINE, .rows = 3, .n_in = 6144, .n_used = 8},
+	{.name = "odd", .op = OP_MOE_COMBINE, .rows = 5, .n_in = 77, .n_used = 3},
+};
+const int op_cases_n = ARRAY_LEN(op_cases);
+
+/* ---- device memory -------------------------------------------------------------------------------------- */
+
+static void *device_new(struct op_pool *p, size_t bytes)
+{
+	void *d = NULL;
+	if (!p->rc)
+		p->rc = p->b->ops->alloc(p->b, MEM_DEVICE, bytes, &d, p->e);
+	p->device[p->n_device] = d;
+	p->device_bytes[p->n_device++] = bytes;
+	return d;
+}
+
+static void *put(struct op_pool *p, const void *host, size_t bytes)
+{
+	void *d = device_new(p, bytes);
+	if (d)
+		p->b->ops->upload(p->b, d, host, bytes);
+	return d;
+}
+
+static void get(struct op_pool *p, void *host, const void *device, size_t bytes)
+{
+	if (!p->rc)
+		p->rc = p->b->ops->download(p->b, host, device, bytes, p->e);
+}
+
+static struct weight weight_put(struct op_pool *p, struct weight w)
+{
+	w.data = put(p, w.data, w.stack_bytes * (size_t)w.n_stack);
+	return w;
+}
+
+static struct weight weight_new_put(struct op_pool *p, int tag, enum dtype type, int64_t n_in, int64_t n_out, int64_t n_stack)
+{
+	return weight_put(p, op_weight_new(p, tag, type, n_in, n_out, n_stack));
+}
+
+static struct batch batch_put(struct op_pool *p, const struct op_case *c, bool append, int first, int n)
+{
+	int32_t *pos = op_host_new(p, (size_t)c->rows * 4), *base = op_host_new(p, (size_t)c->rows * 4), most = 0;
+	op_make_rows(c, append, pos, base);
+	for (int i = 0; i < n; i++)
+		most = MAX(most, pos[first + i]);
+	return (struct batch){n, put(p, pos + first, (size_t)n * 4), put(p, base + first, (size_t)n * 4), most};
+}
+
+static struct cache_view cache_put(struct op_pool *p, const struct op_case *c, int width)
+{
+	float *v = op_cache_new(p, c, width);
+	size_t n = op_cache_rows(c) * (size_t)width;
+	if (c->type == DTYPE_F32)
+		return (struct cache_view){put(p, v, n * 4), c->type, width};
+	uint16_t *h = op_host_new(p, n * 2);
+	for (size_t i = 0; i < n; i++)
+		h[i] = f32_to_f16(v[i]);
+	return (struct cache_view){put(p, h, n * 2), c->type, width};
+}
+
+static void cache_get(struct op_pool *p, const struct op_case *c, struct cache_view cache, int first, int n, float *out)
+{
+	size_t width = (size_t)cache.width, total = op_cache_rows(c) * width;
+	uint8_t *all = op_host_new(p, total * 4);
+	int32_t *pos = op_host_new(p, (size_t)c->rows * 4), *base = op_host_new(p, (size_t)c->rows * 4);
+	get(p, all, cache.data, total * (c->type == DTYPE_F16 ? 2 : 4));
+	op_make_rows(c, true, pos, base);
+	for (int i = 0; i < n; i++) {
+		size_t at = (size_t)(base[first + i] + pos[first + i]) * width;
+		dequant_row(c->type, all + at * (c->type == DTYPE_F16 ? 2 : 4), out + (size_t)i * width, width);
+	}
+}
+
+/* ---- runs: rows [f, f + n) of case c, out [n][width] ------------------------------------------------------ */
+
+#define RUN(kind) static void run_##kind(struct op_pool *p, const struct op_case *c, int f, int n, float *out)
+#define OPS       p->b->ops
+
+/* The slice of a per-row buffer of `per` floats a row. */
+static float *put_rows(struct op_pool *p, int tag, const struct op_case *c, int f, int n, int per)
+{
+	return put(p, op_floats(p, tag, (size_t)c->rows * (size_t)per) + (size_t)f * (size_t)per, (size_t)n * (size_t)per * 4);
+}
+
+RUN(embed)
+{
+	int32_t *ids = op_host_new(p, (size_t)c->rows * 4);
+	op_embed_ids(c, ids);
+	struct weight w = weight_new_put(p, 1, c->type, c->n_in, c->n_out, 1);
+	float *y = device_new(p, (size_t)n * (size_t)c->n_in * 4);
+	OPS->embed(p->b, w, put(p, ids + f, (size_t)n * 4), n, y);
+	get(p, out, y, (size_t)n * (size_t)c->n_in * 4);
+}
+
+/* Rows of x lie 5 values further apart than their length; out of place into rows 3 further apart. */
+RUN(rms_norm)
+{
+	int in = c->n_in + 5, step = c->n_in + 3;
+	float *x = put_rows(p, 1, c, f, n, in), *gain = put(p, op_floats(p, 2, (size_t)c->n_in), (size_t)c->n_in * 4);
+	float *y = device_new(p, (size_t)(n * step) * 4), *host = op_host_new(p, (size_t)(n * step) * 4);
+	OPS->rms_norm(p->b, x, in, gain, 1e-5f, n, c->n_in, y, step);
+	get(p, host, y, (size_t)(n * step) * 4);
+	for (int r = 0; r < n; r++)
+		memcpy(out + r * c->n_in, host + r * step, (size_t)c->n_in * 4);
+}
+
+RUN(matmul)
+{
+	int second = c->n_out / 2 + 1, width = c->n_out + second;
+	struct matmul parts[2] = {
+		{weight_new_put(p, 1, c->type, c->n_in, c->n_out, 1), device_new(p, (size_t)(n * c->n_out) * 4), false},
+		{weight_new_put(p, 2, c->type, c->n_in, second, 1), put_rows(p, 3, c, f, n, second), true},
+	};
+	float *x = put_rows(p, 4, c, f, n, c->n_in), *host = op_host_new(p, (size_t)(n * c->n_out) * 4);
+	OPS->matmul(p->b, parts, 2, x, n);
+	for (int i = 0; i < 2; i++) {
+		int m = i ? second : c->n_out;
+		get(p, host, parts[i].y, (size_t)(n * m) * 4);
+		for (int r = 0; r < n; r++)
+			memcpy(out + r * width + (i ? c->n_out : 0), host + r * m, (size_t)m * 4);
+	}
+}
+
+RUN(stacked_matmul)
+{
+	int in = c->n_in + 7, step = c->n_out + 2;
+	struct stacked_matmul a = {weight_new_put(p, 1, c->type, c->n_in, c->n_out, c->heads),
+		put_rows(p, 2, c, f, n, c->heads * in), in, device_new(p, (size_t)(n * c->heads * step) * 4), step};
+	float *host = op_host_new(p, (size_t)(n * c->heads * step) * 4);
+	OPS->stacked_matmul(p->b, &a, n);
+	get(p, host, a.y, (size_t)(n * c->heads * step) * 4);
+	for (int i = 0; i < n * c->heads; i++)
+		memcpy(out + i * c->n_out, host + i * step, (size_t)c->n_out * 4);
+}
+
+RUN(swiglu)
+{
+	float *gate = put_rows(p, 1, c, f, n, c->n_in), *up = put_rows(p, 2, c, f, n, c->n_in);
+	OPS->swiglu(p->b, gate, up, (int64_t)n * c->n_in, gate);
+	get(p, out, gate, (size_t)(n * c->n_in) * 4);
+}
+
+RUN(rope_angles)
+{
+	struct batch rows = batch_put(p, c, false, f, n);
+	float *y = device_new(p, (size_t)(n * c->dim) * 4);
+	OPS->rope_angles(p->b, &rows, put(p, op_inverse_frequencies(p, c), (size_t)c->dim * 2), c->dim, y);
+	get(p, out, y, (size_t)(n * c->dim) * 4);
+}
+
+RUN(rope)
+{
+	struct rope rope = {put(p, op_rope_new(p, c) + f * c->dim, (size_t)(n * c->dim) * 4), c->dim};
+	float *x = put_rows(p, 1, c, f, n, c->heads * c->n_in);
+	float *host = op_host_new(p, (size_t)(n * c->heads * c->n_out) * 4);
+	float *y = put(p, host, (size_t)(n * c->heads * c->n_out) * 4);
+	if (c->n_in == c->n_out) /* in place where the shape allows it */
+		y = x;
+	OPS->rope(p->b, &rope, x, c->n_in, y, c->n_out, n, c->heads);
+	get(p, host, y, (size_t)(n * c->heads * c->n_out) * 4);
+	for (int i = 0; i < n * c->heads; i++)
+		memcpy(out + i * c->dim, host + i * c->n_out, (size_t)c->dim * 4);
+}
+
+RUN(latent_append)
+{
+	int width = c->n_value + c->dim;
+	struct batch rows = batch_put(p, c, true, f, n);
+	struct rope rope = {put(p, op_rope_new(p, c) + f * c->dim, (size_t)(n * c->dim) * 4), c->dim};
+	struct cache_view cache = cache_put(p, c, width);
+	float *gain = put(p, op_floats(p, 2, (size_t)c->n_value), (size_t)c->n_value * 4);
+	OPS->latent_append(p->b, &rows, &rope, put_rows(p, 1, c, f, n, width), c->n_value, gain, 1e-5f, cache);
+	cache_get(p, c, cache, f, n, out);
+}
+
+RUN(index_append)
+{
+	struct batch rows = batch_put(p, c, true, f, n);
+	struct rope rope = {put(p, op_rope_new(p, c) + f * c->dim, (size_t)(n * c->dim) * 4), c->dim};
+	struct cache_view cache = cache_put(p, c, c->n_in);
+	float *gain = put(p, op_floats(p, 2, (size_t)c->n_in), (size_t)c->n_in * 4);
+	float *bias = put(p, op_floats(p, 3, (size_t)c->n_in), (size_t)c->n_in * 4);
+	OPS->index_append(p->b, &rows, &rope, put_rows(p, 1, c, f, n, c->n_in), gain, bias, 1e-6f, cache);
+	cache_get(p, c, cache, f, n, out);
+}
+
+RUN(index_select)
+{
+	float *q, *weight;
+	op_index_inputs(p, c, &q, &weight);
+	struct batch rows = batch_put(p, c, false, f, n);
+	struct index_select a = {c->heads, c->dim, c->top_k, put(p, q + f * c->heads * c->dim, (size_t)(n * c->heads * c->dim) * 4),
+		put(p, weight + f * c->heads, (size_t)(n * c->heads) * 4), cache_put(p, c, c->dim),
+		device_new(p, (size_t)(n * c->top_k) * 4), device_new(p, (size_t)n * 4)};
+	int32_t *sel = op_host_new(p, (size_t)(n * c->top_k) * 4), *n_sel = op_host_new(p, (size_t)n * 4);
+	OPS->index_select(p->b, &rows, &a);
+	get(p, sel, a.sel, (size_t)(n * c->top_k) * 4);
+	get(p, n_sel, a.n_sel, (size_t)n * 4);
+	for (int r = 0; r < n; r++) {
+		for (int i = 0; i < c->top_k; i++)
+			out[r * (c->top_k + 1) + i] = i < n_sel[r] ? (float)sel[r * c->top_k + i] : -1;
+		out[r * (c->top_k + 1) + c->top_k] = (float)n_sel[r];
+	}
+}
+
+RUN(attend)
+{
+	int width = c->n_value + c->dim;
+	int32_t *sel = op_host_new(p, (size_t)(c->rows * c->top_k) * 4), *n_sel = op_host_new(p, (size_t)c->rows * 4);
+	op_attend_lists(c, sel, n_sel);
+	struct batch rows = batch_put(p, c, false, f, n);
+	struct attend a = {c->heads, c->n_value, OP_ATTEND_SCALE, put_rows(p, 1, c, f, n, c->heads * width), cache_put(p, c, width),
+		put(p, sel + f * c->top_k, (size_t)(n * c->top_k) * 4), put(p, n_sel + f, (size_t)n * 4), c->top_k,
+		device_new(p, (size_t)(n * c->heads * c->n_value) * 4)};
+	OPS->attend(p->b, &rows, &a);
+	get(p, out, a.out, (size_t)(n * c->heads * c->n_value) * 4);
+}
+
+RUN(route)
+{
+	float *logits, *bias;
+	op_route_inputs(p, c, &logits, &bias);
+	struct route a = {c->heads, c->n_used, MAX(c->n_group, 1), MAX(c->n_group_used, 1), !c->plain, 2.5f,
+		put(p, logits + f * c->heads, (size_t)(n * c->heads) * 4), put(p, bias, (size_t)c->heads * 4),
+		device_new(p, (size_t)(n * c->n_used) * 4), device_new(p, (size_t)(n * c->n_used) * 4)};
+	int32_t *ids = op_host_new(p, (size_t)(n * c->n_used) * 4);
+	float *weights = op_host_new(p, (size_t)(n * c->n_used) * 4);
+	OPS->route(p->b, &a, n);
+	get(p, ids, a.ids, (size_t)(n * c->n_used) * 4);
+	get(p, weights, a.weights, (size_t)(n * c->n_used) * 4);
+	for (int i = 0; i < n * c->n_used; i++) {
+		out[i / c->n_used * 2 * c->n_used + i % c->n_used] = (float)ids[i];
+		out[i / c->n_used * 2 * c->n_used + c->n_used + i % c->n_used] = weights[i];
+	}
+}
+
+RUN(expert_ffn)
+{
+	size_t bytes = (size_t)(n * c->n_used * c->n_in) * 4;
+	float *x = put_rows(p, 1, c, f, n, c->n_in), *y = put(p, op_host_new(p, bytes), bytes);
+	struct expert_job jobs[c->heads];
+	int n_jobs = 0, split = 0;
+	for (int i = 0; i < c->heads; i++) {
+		struct expert_job job = {.n_places = 0};
+		int32_t *places = op_host_new(p, (size_t)(n * c->n_used) * 4);
+		for (int j = 0; j < n * c->n_used; j++)
+			if (op_expert_of(c, f * c->n_used + j) == i)
+				places[job.n_places++] = j;
+		if (!job.n_places)
+			continue;
+		struct weight w[3];
+		op_expert_weights(p, c, i, w);
+		job.gate = weight_put(p, w[0]);
+		job.up = weight_put(p, w[1]);
+		job.down = weight_put(p, w[2]);
+		job.places = places;
+		jobs[n_jobs++] = job;
+	}
+	/* in two calls when the whole step runs */
+	if (n == c->rows)
+		split = n_jobs / 2;
+	if (split)
+		OPS->expert_ffn(p->b, x, jobs, split, n, c->n_used, y);
+	OPS->expert_ffn(p->b, x, jobs + split, n_jobs - split, n, c->n_used, y);
+	get(p, out, y, bytes);
+}
+
+RUN(moe_combine)
+{
+	float *y = put_rows(p, 1, c, f, n, c->n_used * c->n_in), *weights = put_rows(p, 2, c, f, n, c->n_used);
+	float *shared = put_rows(p, 3, c, f, n, c->n_in), *x = put_rows(p, 4, c, f, n, c->n_in);
+	OPS->moe_combine(p->b, y, weights, c->n_used, shared, n, c->n_in, x);
+	get(p, out, x, (size_t)(n * c->n_in) * 4);
+}
+
+typedef void run_fn(struct op_pool *p, const struct op_case *c, int f, int n, float *out);
+static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_stacked_matmul, run_swiglu, run_rope_angles,
+	run_rope, run_latent_append, run_index_append, run_index_select, run_attend, run_route, run_expert_ffn, run_moe_combine};
+
+int op_case_run(struct backend *b, const struct op_case *c, int first, int n, float *out, struct err *e)
+{
+	struct op_pool p = {.b = b, .e = e, .seed = op_seed_of(c)};
+	runs[c->op](&p, c, first, n, out);
+	op_pool_free(&p);
+	return p.rc;
+}
+
+int op_case_width(const struct op_case *c)
+{
+	switch (c->op) {
+	case OP_MATMUL:
+		return c->n_out + c->n_out / 2 + 1;
+	case OP_STACKED_MATMUL:
+		return c->heads * c->n_out;
+	case OP_ROPE_ANGLES:
+		return c->dim;
+	case OP_ROPE:
+		return c->heads * c->dim;
+	case OP_LATENT_APPEND:
+		return c->n_value + c->dim;
+	case OP_INDEX_SELECT:
+		return c->top_k + 1;
+	case OP_ATTEND:
+		return c->heads * c->n_value;
+	case OP_ROUTE:
+		return 2 * c->n_used;
+	case OP_EXPERT_FFN:
+		return c->n_used * c->n_in;
+	default:
+		return c->n_in;
+	}
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The list of shapes on which every op of kernels/backend.h is tried, with inputs made from a seed (outliers included) and
+ * formulas in double precision. test_backend_cpu holds the CPU backend against the formulas; a test of another backend
+ * holds that one against the CPU over the same list.
+ */
+#ifndef GLM_TESTS_OP_CASES_H
+#define GLM_TESTS_OP_CASES_H
+
+#include "kernels/backend.h"
+
+enum op_kind {
+	OP_EMBED,
+	OP_RMS_NORM,
+	OP_MATMUL, /* two parts, the second one adds */
+	OP_STACKED_MATMUL,
+	OP_SWIGLU,
+	OP_ROPE_ANGLES,
+	OP_ROPE,
+	OP_LATENT_APPEND,
+	OP_INDEX_APPEND,
+	OP_INDEX_SELECT,
+	OP_ATTEND,
+	OP_ROUTE,
+	OP_EXPERT_FFN,
+	OP_MOE_COMBINE,
+	OP_LIMIT,
+};
+
+/* Fields that an op does not have stay 0. */
+struct op_case {
+	const char *name;
+	enum op_kind op;
+	enum dtype type; /* of the weights or of the cache */
+	int rows;
+	int n_in, n_out; /* expert_ffn: n_embd and n_ff; norms, swiglu, moe_combine: n_in values a row */
+	int heads;       /* heads, or matrices of a stack, or experts */
+	int dim;         /* rope.dim; index: head_dim */
+	int n_value;     /* attend; latent_append: n_latent */
+	int top_k;       /* index; attend: the longest list */
+	int n_used;
+	int n_group, n_group_used;
+	int far;     /* the largest position */
+	bool whole;  /* index: small whole numbers, so scores are exact and full of ties */
+	bool plain;  /* route: not normalised */
+};
+
+extern const struct op_case op_cases[];
+extern const int op_cases_n;
+
+extern const char *const op_names[OP_LIMIT];
+
+/* Output values of one row. index_select: sel and then n_sel (unused places are -1); route: ids, then weights. */
+int op_case_width(const struct op_case *c);
+
+/* Runs rows [first, first + n) of the case as one call of the op; out: [n][width], host memory. 0 or the backend's
+ * failure. */
+int op_case_run(struct backend *b, const struct op_case *c, int first, int n, float *out, struct err *e);
+
+/* The formula: value and the magnitude that its rounding errors are proportional to, both [rows][width]; a float result
+ * should lie within a few times 2^-24 * scale. Not for index_select. */
+void op_case_reference(const struct op_case *c, double *value, double *scale);
+
+/* index_select: score and error magnitude of positions [0, pos] of row r; returns pos + 1. */
+int op_case_scores(const struct op_case *c, int r, double *score, double *scale);
+
+/* ---- inputs, for tests that go below the ops ---- */
+
+/* n floats of one buffer of a case: normal numbers, now and then one 30 times as large. `tag` tells buffers apart. */
+void op_random(uint64_t seed, int tag, float *out, size_t n);
+
+/* Packed rows with every bit pattern the type allows, scales finite and moderate. bytes: whole blocks. */
+void op_random_blocks(uint64_t seed, int tag, enum dtype type, void *out, size_t bytes);
+
+#endif

@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The formula of every op in double precision, from the same inputs as the runs, and for each value the magnitude that
+ * float rounding errors scale with: sums of absolute terms, carried through products.
+ */
+#include "src/base/num.h"
+#include "src/quant/dequant.h"
+#include "tests/op_inputs.h"
+
+#include <math.h>
+#include <string.h>
+
+#define HALF_STEP (0x1p-11 / 0x1p-24) /* rounding to half, in float roundings */
+
+#define FORMULA(kind) static void formula_##kind(struct op_pool *p, const struct op_case *c, double *value, double *scale)
+
+/* Row of a weight as floats. */
+static float *row_floats(struct op_pool *p, const struct weight *w, int64_t stack, int64_t row, float *buffer)
+{
+	(void)p;
+	dequant_row(w->type, op_weight_row(w, stack, row), buffer, (size_t)w->n_in);
+	return buffer;
+}
+
+/* sum w x and sum |w x|; x_error: an error bound of x in the same units as scale, or NULL */
+static double dot(const float *w, const double *x, const double *x_scale, int64_t n, double *scale)
+{
+	double sum = 0, magnitude = 0;
+	for (int64_t k = 0; k < n; k++) {
+		sum += w[k] * x[k];
+		magnitude += fabs(w[k]) * (x_scale ? fabs(x[k]) + x_scale[k] : fabs(x[k]));
+	}
+	*scale = magnitude;
+	return sum;
+}
+
+static double *doubles(struct op_pool *p, const float *v, int64_t n)
+{
+	double *d = op_host_new(p, (size_t)n * sizeof *d);
+	for (int64_t i = 0; i < n; i++)
+		d[i] = v ? (double)v[i] : 0;
+	return d;
+}
+
+FORMULA(embed)
+{
+	int32_t ids[c->rows];
+	float row[c->n_in];
+	op_embed_ids(c, ids);
+	struct weight w = op_weight_new(p, 1, c->type, c->n_in, c->n_out, 1);
+	for (int r = 0; r < c->rows; r++, value += c->n_in, scale += c->n_in) {
+		row_floats(p, &w, 0, ids[r], row);
+		for (int i = 0; i < c->n_in; i++) {
+			value[i] = row[i];
+			scale[i] = 0; /* exact */
+		}
+	}
+}
+
+static void rms(const float *x, const float *gain, double eps, int n, double *value, double *scale)
+{
+	double sum = 0;
+	for (int i = 0; i < n; i++)
+		sum += (double)x[i] * x[i];
+	for (int i = 0; i < n; i++) {
+		value[i] = gain[i] * (double)x[i] / sqrt(sum / n + eps);
+		scale[i] = fabs(value[i]);
+	}
+}
+
+FORMULA(rms_norm)
+{
+	int in = c->n_in + 5;
+	float *x = op_floats(p, 1, (size_t)(c->rows * in)), *gain = op_floats(p, 2, (size_t)c->n_in);
+	for (int r = 0; r < c->rows; r++)
+		rms(x + r * in, gain, (double)1e-5f, c->n_in, value + r * c->n_in, scale + r * c->n_in);
+}
+
+FORMULA(matmul)
+{
+	int second = c->n_out / 2 + 1, width = c->n_out + second;
+	struct weight w[2] = {op_weight_new(p, 1, c->type, c->n_in, c->n_out, 1), op_weight_new(p, 2, c->type, c->n_in, second, 1)};
+	float *add = op_floats(p, 3, (size_t)(c->rows * second)), *buffer = op_host_new(p, (size_t)c->n_in * 4);
+	double *x = doubles(p, op_floats(p, 4, (size_t)(c->rows * c->n_in)), c->rows * c->n_in);
+	for (int o = 0; o < width; o++) {
+		int part = o >= c->n_out, i = part ? o - c->n_out : o;
+		row_floats(p, &w[part], 0, i, buffer);
+		for (int r = 0; r < c->rows; r++) {
+			double *v = value + r * width + o, *s = scale + r * width + o;
+			*v = dot(buffer, x + r * c->n_in, NULL, c->n_in, s);
+			if (part) {
+				*v += add[r * second + i];
+				*s += fabs(add[r * second + i]);
+			}
+		}
+	}
+}
+
+FORMULA(stacked_matmul)
+{
+	int in = c->n_in + 7;
+	struct weight w = op_weight_new(p, 1, c->type, c->n_in, c->n_out, c->heads);
+	double *x = doubles(p, op_floats(p, 2, (size_t)(c->rows * c->heads * in)), c->rows * c->heads * in);
+	float *buffer = op_host_new(p, (size_t)c->n_in * 4);
+	for (int s = 0; s < c->heads; s++)
+		for (int o = 0; o < c->n_out; o++) {
+			row_floats(p, &w, s, o, buffer);
+			for (int r = 0; r < c->rows; r++) {
+				int at = (r * c->heads + s) * c->n_out + o;
+				value[at] = dot(buffer, x + (r * c->heads + s) * in, NULL, c->n_in, scale + at);
+			}
+		}
+}
+
+FORMULA(swiglu)
+{
+	int n = c->rows * c->n_in;
+	float *gate = op_floats(p, 1, (size_t)n), *up = op_floats(p, 2, (size_t)n);
+	for (int i = 0; i < n; i++) {
+		value[i] = (double)gate[i] / (1 + exp(-(double)gate[i])) * (double)up[i];
+		scale[i] = fabs(value[i]) + fabs((double)up[i]) * 0x1p-96; /* e^-gate above 2^128 counts as infinite */
+	}
+}
+
+FORMULA(rope_angles)
+{
+	int32_t pos[c->rows], base[c->rows];
+	float *f = op_inverse_frequencies(p, c);
+	op_make_rows(c, false, pos, base);
+	for (int i = 0; i < c->rows * c->dim; i++) {
+		float angle = (float)pos[i / c->dim] * f[i % c->dim / 2]; /* rounded to float by definition */
+		value[i] = i % 2 ? sin((double)angle) : cos((double)angle);
+		scale[i] = fabs(value[i]);
+	}
+}
+
+/* n values by angles, in place; scale likewise */
+static void rotate(const float *cos_sin, double *value, double *scale, int n)
+{
+	for (int i = 0; i < n; i += 2) {
+		double a = value[i], b = value[i + 1], co = cos_sin[i], si = cos_sin[i + 1], sa = scale[i], sb = scale[i + 1];
+		value[i] = a * co - b * si;
+		value[i + 1] = a * si + b * co;
+		scale[i] = sa * fabs(co) + sb * fabs(si);
+		scale[i + 1] = sa * fabs(si) + sb * fabs(co);
+	}
+}
+
+FORMULA(rope)
+{
+	float *x = op_floats(p, 1, (size_t)(c->rows * c->heads * c->n_in)), *angles = op_rope_new(p, c);
+	for (int i = 0; i < c->rows * c->heads; i++, value += c->dim, scale += c->dim) {
+		for (int k = 0; k < c->dim; k++) {
+			value[k] = x[i * c->n_in + k];
+			scale[k] = fabs(value[k]);
+		}
+		rotate(angles + i / c->heads * c->dim, value, scale, c->dim);
+	}
+}
+
+/* What storing as `type` adds to the error. */
+static void stored(enum dtype type, const double *value, double *scale, int n)
+{
+	for (int i = 0; type == DTYPE_F16 && i < n; i++)
+		scale[i] += fabs(value[i]) * HALF_STEP + 1; /* 1: halves below 2^-14 have an absolute step of 2^-24 */
+}
+
+FORMULA(latent_append)
+{
+	int n = c->n_value, width = n + c->dim;
+	float *u = op_floats(p, 1, (size_t)(c->rows * width)), *gain = op_floats(p, 2, (size_t)n), *angles = op_rope_new(p, c);
+	for (int r = 0; r < c->rows; r++, u += width, value += width, scale += width) {
+		rms(u, gain, (double)1e-5f, n, value, scale);
+		for (int i = n; i < width; i++) {
+			value[i] = u[i];
+			scale[i] = fabs(value[i]);
+		}
+		rotate(angles + r * c->dim, value + n, scale + n, c->dim);
+		stored(c->type, value, scale, width);
+	}
+}
+
+FORMULA(index_append)
+{
+	int n = c->n_in;
+	float *k = op_floats(p, 1, (size_t)(c->rows * n)), *gain = op_floats(p, 2, (size_t)n), *bias = op_floats(p, 3, (size_t)n);
+	float *angles = op_rope_new(p, c);
+	for (int r = 0; r < c->rows; r++, k += n, value += n, scale += n) {
+		double mean = 0, variance = 0;
+		for (int i = 0; i < n; i++)
+			mean += (double)k[i] / n;
+		for (int i = 0; i < n; i++)
+			variance += ((double)k[i] - mean) * ((double)k[i] - mean) / n;
+		for (int i = 0; i < n; i++) {
+			value[i] = ((double)k[i] - mean) / sqrt(variance + (double)1e-6f) * (double)gain[i];
+			scale[i] = fabs(value[i]) + fabs((double)bias[i]);
+			value[i] += (double)bias[i];
+		}
+		rotate(angles + r * c->dim, value, scale, c->dim);
+		stored(c->type, value, scale, n);
+	}
+}
+
+FORMULA(attend)
+{
+	int width = c->n_value + c->dim, n_value = c->n_value;
+	int32_t pos[c->rows], base[c->rows], n_sel[c->rows], *sel = op_host_new(p, (size_t)(c->rows * c->top_k) * 4);
+	op_make_rows(c, false, pos, base);
+	op_attend_lists(c, sel, n_sel);
+	double *q = doubles(p, op_floats(p, 1, (size_t)(c->rows * c->heads * width)), c->rows * c->heads * width);
+	float *cache = op_cache_new(p, c, width);
+	double score[c->top_k], error;
+	for (int i = 0; i < c->rows * c->heads; i++) {
+		int r = i / c->heads;
+		double most = -INFINITY, sum = 0, worst = 0, *v = value + i * n_value, *s = scale + i * n_value;
+		for (int t = 0; t < n_sel[r]; t++) {
+			const float *row = cache + (int64_t)(base[r] + sel[r * c->top_k + t]) * width;
+			score[t] = (double)OP_ATTEND_SCALE * dot(row, q + (int64_t)i * width, NULL, width, &error);
+			worst = fmax(worst, (double)OP_ATTEND_SCALE * error);
+			most = fmax(most, score[t]);
+		}
+		for (int t = 0; t < n_sel[r]; t++)
+			sum += score[t] = exp(score[t] - most);
+		memset(v, 0, (size_t)n_value * sizeof *v);
+		memset(s, 0, (size_t)n_value * sizeof *s);
+		for (int t = 0; t < n_sel[r]; t++) {
+			const float *row = cache + (int64_t)(base[r] + sel[r * c->top_k + t]) * width;
+			for (int k = 0; k < n_value; k++) {
+				v[k] += score[t] / sum * (double)row[k];
+				s[k] += score[t] / sum * fabs((double)row[k]) * (1 + 2 * worst); /* errors of a score move p in proportion */
+			}
+		}
+	}
+}
+
+FORMULA(route)
+{
+	float *logits, *bias;
+	op_route_inputs(p, c, &logits, &bias);
+	for (int r = 0; r < c->rows; r++, value += 2 * c->n_used, scale += 2 * c->n_used) {
+		double s[c->heads], choice[c->heads], sum = 0;
+		for (int i = 0; i < c->heads; i++) {
+			s[i] = 1 / (1 + exp(-(double)logits[r * c->heads + i]));
+			choice[i] = s[i] + (double)bias[i];
+		}
+		/* the groups: each time the best one left, by the sum of its two best */
+		int size = c->n_group ? c->heads / c->n_group : c->heads, groups = c->n_group ? c->n_group : 1;
+		bool kept[groups], taken[c->heads];
+		memset(kept, c->n_group ? 0 : 1, sizeof kept);
+		memset(taken, 0, sizeof taken);
+		for (int g = 0; g < c->n_group_used; g++) {
+			int best = -1;
+			double best_sum = -INFINITY;
+			for (int h = 0; h < groups; h++) {
+				double first = -INFINITY, second = -INFINITY;
+				for (int i = h * size; i < (h + 1) * size; i++) {
+					second = fmax(second, fmin(first, choice[i]));
+					first = fmax(first, choice[i]);
+				}
+				if (!kept[h] && first + second > best_sum) {
+					best_sum = first + second;
+					best = h;
+				}
+			}
+			kept[best] = true;
+		}
+		for (int k = 0; k < c->n_used; k++) {
+			int best = -1;
+			for (int i = 0; i < c->heads; i++)
+				if (kept[i / size] && !taken[i] && (best < 0 || choice[i] > choice[best]))
+					best = i;
+			taken[best] = true;
+			value[k] = best;
+			scale[k] = 0;
+			value[c->n_used + k] = s[best];
+			sum += s[best];
+		}
+		for (int k = c->n_used; k < 2 * c->n_used; k++) {
+			value[k] *= 2.5 / (c->plain ? 1 : sum + 1e-20);
+			scale[k] = value[k];
+		}
+	}
+}
+
+FORMULA(expert_ffn)
+{
+	double *x = doubles(p, op_floats(p, 1, (size_t)(c->rows * c->n_in)), c->rows * c->n_in);
+	double *h = doubles(p, NULL, c->n_out), *error = doubles(p, NULL, c->n_out);
+	float *buffer = op_host_new(p, (size_t)MAX(c->n_in, c->n_out) * 4);
+	for (int e = 0; e < c->heads; e++) {
+		struct weight w[3];
+		op_expert_weights(p, c, e, w);
+		for (int place = 0; place < c->rows * c->n_used; place++) {
+			if (op_expert_of(c, place) != e)
+				continue;
+			const double *in = x + place / c->n_used * c->n_in;
+			for (int o = 0; o < c->n_out; o++) {
+				double gate_scale, up_scale;
+				double gate = dot(row_floats(p, &w[0], 0, o, buffer), in, NULL, c->n_in, &gate_scale);
+				double up = dot(row_floats(p, &w[1], 0, o, buffer), in, NULL, c->n_in, &up_scale);
+				double silu = gate / (1 + exp(-gate));
+				h[o] = silu * up;
+				/* silu' is below 1.1 */
+				error[o] = 1.1 * gate_scale * fabs(up) + fabs(silu) * up_scale;
+			}
+			for (int o = 0; o < c->n_in; o++) {
+				int64_t at = (int64_t)place * c->n_in + o;
+				value[at] = dot(row_floats(p, &w[2], 0, o, buffer), h, error, c->n_out, scale + at);
+			}
+		}
+	}
+}
+
+FORMULA(moe_combine)
+{
+	int n = c->n_in, k = c->n_used;
+	float *y = op_floats(p, 1, (size_t)(c->rows * k * n)), *weights = op_floats(p, 2, (size_t)(c->rows * k));
+	float *shared = op_floats(p, 3, (size_t)(c->rows * n)), *x = op_floats(p, 4, (size_t)(c->rows * n));
+	for (int i = 0; i < c->rows * n; i++) {
+		value[i] = (double)x[i] + (double)shared[i];
+		scale[i] = fabs((double)x[i]) + fabs((double)shared[i]);
+		for (int j = 0; j < k; j++) {
+			double term = (double)weights[i / n * k + j] * (double)y[(i / n * k + j) * n + i % n];
+			value[i] += term;
+			scale[i] += fabs(term);
+		}
+	}
+}
+
+typedef void formula_fn(struct op_pool *p, const struct op_case *c, double *value, double *scale);
+static formula_fn *const formulas[OP_LIMIT] = {formula_embed, formula_rms_norm, formula_matmul, formula_stacked_matmul,
+	formula_swiglu, formula_rope_angles, formula_rope, formula_latent_append, formula_index_append, NULL, formula_attend,
+	formula_route, formula_expert_ffn, formula_moe_combine};
+
+void op_case_reference(const struct op_case *c, double *value, double *scale)
+{
+	struct op_pool p = {.seed = op_seed_of(c)};
+	formulas[c->op](&p, c, value, scale);
+	op_pool_free(&p);
+}
+
+int op_case_scores(const struct op_case *c, int r, double *score, double *scale)
+{
+	struct op_pool p = {.seed = op_seed_of(c)};
+	int32_t pos[c->rows], base[c->rows];
+	float *q, *weight, *cache = op_cache_new(&p, c, c->dim);
+	op_make_rows(c, false, pos, base);
+	op_index_inputs(&p, c, &q, &weight);
+	double *query = doubles(&p, q + r * c->heads * c->dim, c->heads * c->dim);
+	for (int t = 0; t <= pos[r]; t++) {
+		score[t] = scale[t] = 0;
+		for (int j = 0; j < c->heads; j++) {
+			double error, factor = (double)weight[r * c->heads + j] / sqrt(c->heads) / sqrt(c->dim);
+			double v = dot(cache + (int64_t)(base[r] + t) * c->dim, query + j * c->dim, NULL, c->dim, &error);
+			score[t] += factor * fmax(0, v);
+			scale[t] += fabs(factor) * error;
+		}
+	}
+	op_pool_free(&p);
+	return pos[r] + 1;
+}
