@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Opening and closing readers: options are checked, files opened, and the one decision taken between ring and threads
+ * and between O_DIRECT and the page cache, with the reasons in one line. How requests move is in reader_run.c.
+ */
+#include "stream/reader.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "stream/reader_core.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* --- opening: which engine, direct or buffered, and why --- */
+
+static int check_options(const struct reader_options *o, struct err *e)
+{
+	if (o->engine > READER_NULL)
+		return err_set(e, ERR_USAGE, "reader: engine %d does not exist", (int)o->engine);
+	if (o->depth > READER_DEPTH_MAX)
+		return err_set(e, ERR_USAGE, "reader: depth %u, expected 1 to %u", o->depth, READER_DEPTH_MAX);
+	if (o->requests > READER_REQUESTS_MAX)
+		return err_set(e, ERR_USAGE, "reader: %u requests, expected 1 to %u", o->requests, READER_REQUESTS_MAX);
+	if (o->threads > READER_DEPTH_MAX)
+		return err_set(e, ERR_USAGE, "reader: %u threads, expected 1 to %u", o->threads, READER_DEPTH_MAX);
+	if (o->slice_bytes && (o->slice_bytes < READER_SLICE_MIN || o->slice_bytes > READER_SLICE_MAX))
+		return err_set(e, ERR_USAGE, "reader: slices of %zu bytes, expected %u to %u", o->slice_bytes,
+			READER_SLICE_MIN, READER_SLICE_MAX);
+	if (o->faults && o->faults->latency_min_us > o->faults->latency_max_us)
+		return err_set(e, ERR_USAGE, "reader: latencies from %u to %u us", o->faults->latency_min_us,
+			o->faults->latency_max_us);
+	return 0;
+}
+
+/* The one place that decides ring or threads. `why` becomes the reason in the summary; empty: nothing to explain. */
+static int open_engine(struct reader *r, const struct reader_options *o, const struct reader_setup *setup,
+	char *why, size_t why_bytes, struct err *e)
+{
+	static const struct reader_engine_ops *const table[] = {[READER_URING] = &reader_uring_engine,
+		[READER_THREADS] = &reader_threads_engine,
+		[READER_NULL] = &reader_null_engine};
+	char refused[256] = "";
+	enum reader_engine id = o->engine == READER_AUTO ? READER_URING : o->engine;
+	int code = table[id]->open(setup, &r->state, refused, sizeof refused);
+	if (code && o->engine == READER_AUTO) {
+		snprintf(why, why_bytes, "no io_uring: %s", refused);
+		id = READER_THREADS;
+		code = table[id]->open(setup, &r->state, refused, sizeof refused);
+	}
+	if (code) {
+		err_set(e, code, "reader: %s engine: %s", table[id]->name, refused);
+		if (id == READER_URING)
+			err_hint(e, "leave the engine at auto to read with threads instead");
+		return code;
+	}
+	r->engine = table[id];
+	r->id = id;
+	return 0;
+}
+
+static void write_summary(struct reader *r, const struct reader_options *o, const char *why)
+{
+	const struct reader_files *t = &r->files;
+	char engine[128], path[400];
+	r->engine->describe(r->state, engine, sizeof engine);
+	uint32_t align = 1;
+	for (unsigned i = 0; i < t->n; i++)
+		align = MAX(align, t->h[i].offset_align);
+	if (t->n_direct == t->n)
+		snprintf(path, sizeof path, "O_DIRECT in units of %u", align);
+	else if (o->buffered)
+		snprintf(path, sizeof path, "page cache (asked for)");
+	else if (o->faults && o->faults->synthetic_bytes)
+		snprintf(path, sizeof path, "synthetic bytes");
+	else if (t->n_direct)
+		snprintf(path, sizeof path, "O_DIRECT for %u, page cache for %u (%s)", t->n_direct, t->n - t->n_direct,
+			t->why_buffered);
+	else
+		snprintf(path, sizeof path, "page cache (%s)", t->why_buffered);
+	snprintf(r->summary, sizeof r->summary,
+		"reader: %s%s%s%s, %u file%s on %u drive%s, %s, depth %u, slices of %zu KiB", engine, *why ? " (" : "", why,
+		*why ? ")" : "", t->n, t->n > 1 ? "s" : "", t->n_lanes, t->n_lanes > 1 ? "s" : "", path, r->depth,
+		r->slice >> 10);
+}
+
+int reader_open(struct reader **out, const struct reader_file *files, unsigned n_files,
+	const struct reader_options *options, struct err *e)
+{
+	*out = NULL;
+	struct reader_options o = options ? *options : (struct reader_options){0};
+	int code = check_options(&o, e);
+	if (code)
+		return code;
+	struct reader *r = NEW(struct reader);
+	uint64_t synthetic = o.engine == READER_NULL && o.faults ? o.faults->synthetic_bytes : 0;
+	code = reader_files_open(&r->files, files, n_files, !o.buffered, synthetic, e);
+	if (code) {
+		free(r);
+		return code;
+	}
+	r->depth = o.depth ? o.depth : READER_DEPTH_DEFAULT;
+	r->slice = (size_t)num_align_down(o.slice_bytes ? o.slice_bytes : READER_SLICE_DEFAULT, READER_SLICE_MIN);
+	r->n_requests = o.requests ? o.requests : READER_REQUESTS_DEFAULT;
+	int *fds = NEW_ARRAY(int, 2 * n_files);
+	uint64_t *sizes = NEW_ARRAY(uint64_t, n_files);
+	for (unsigned i = 0; i < n_files; i++) {
+		fds[2 * i] = r->files.h[i].fd;
+		fds[2 * i + 1] = r->files.h[i].fd_direct;
+		sizes[i] = r->files.h[i].size;
+	}
+	struct reader_setup setup = {.n_lanes = r->files.n_lanes,
+		.depth = r->depth,
+		.threads = o.threads ? MIN(o.threads, r->depth) : MIN(r->depth, 32u),
+		.fds = fds,
+		.n_fds = 2 * n_files,
+		.faults = o.faults,
+		.sizes = sizes,
+		.owner = r};
+	char why[320] = "";
+	code = open_engine(r, &o, &setup, why, sizeof why, e);
+	free(fds);
+	free(sizes);
+	if (code) {
+		reader_files_close(&r->files);
+		free(r);
+		return code;
+	}
+	r->lanes = NEW_ARRAY(struct lane, r->files.n_lanes);
+	r->requests = NEW_ARRAY(struct request, r->n_requests);
+	for (unsigned i = r->n_requests; i-- > 0;) {
+		r->requests[i].after = r->free_requests;
+		r->free_requests = &r->requests[i];
+	}
+	r->n_ops = r->files.n_lanes * r->depth;
+	r->ops = NEW_ARRAY(struct reader_op, r->n_ops);
+	r->op_state = NEW_ARRAY(enum op_state, r->n_ops);
+	for (unsigned i = r->n_ops; i-- > 0;) {
+		r->ops[i].link = r->free_ops;
+		r->free_ops = &r->ops[i];
+	}
+	write_summary(r, &o, why);
+	log_info("%s", r->summary);
+	*out = r;
+	return 0;
+}
+
+void reader_close(struct reader *r)
+{
+	if (!r)
+		return;
+	reader_cancel_all(r);
+	while (r->n_flying)
+		r->engine->poll(r->state, -1);
+	if (r->n_live || r->n_again)
+		bug("reader: %u requests left after draining", r->n_live);
+	r->engine->close(r->state);
+	reader_files_close(&r->files);
+	free(r->lanes);
+	free(r->requests);
+	free(r->ops);
+	free(r->op_state);
+	free(r->memory);
+	free(r);
+}
+
+/* --- registered memory --- */
+
+int reader_register(struct reader *r, void *base, size_t bytes)
+{
+	if (!base || !bytes || (uintptr_t)base + bytes < bytes)
+		return -EINVAL;
+	if (r->n_flying || r->n_again)
+		return -EBUSY;
+	unsigned char *b = base;
+	unsigned at = 0;
+	while (at < r->n_memory && r->memory[at].base < b)
+		at++;
+	if ((at && r->memory[at - 1].base + r->memory[at - 1].bytes > b) ||
+		(at < r->n_memory && b + bytes > r->memory[at].base))
+		return -EINVAL;
+	if (!r->engine->memory || r->memory_refused)
+		return 1;
+	r->memory = mem_grow(r->memory, r->n_memory + 1, sizeof *r->memory);
+	memmove(&r->memory[at + 1], &r->memory[at], (r->n_memory - at) * sizeof *r->memory);
+	r->memory[at] = (struct reader_memory){b, bytes};
+	r->n_memory++;
+	uint64_t total = 0;
+	for (unsigned i = 0; i < r->n_memory; i++)
+		total += r->memory[i].bytes;
+	char why[256] = "";
+	if (r->engine->memory(r->state, r->memory, r->n_memory, why, sizeof why)) {
+		log_info("reader: plain reads: %.1f MiB could not be registered (%s)", (double)total / 0x1p20, why);
+		r->memory_refused = true;
+		return 1;
+	}
+	log_verbose("reader: %.1f MiB registered with %s", (double)total / 0x1p20, r->engine->name);
+	return 0;
+}
+
+/* --- questions --- */
+
+unsigned reader_pending(const struct reader *r)
+{
+	return r->n_live + r->n_done;
+}
+
+const char *reader_summary(const struct reader *r)
+{
+	return r->summary;
+}
+
+enum reader_engine reader_engine_id(const struct reader *r)
+{
+	return r->id;
+}
+
+struct reader_stats reader_stats(const struct reader *r)
+{
+	struct reader_stats s = r->stats;
+	s.in_flight = r->n_flying + r->n_again;
+	return s;
+}
+
+unsigned reader_depth(const struct reader *r)
+{
+	return r->depth;
+}
+
+size_t reader_slice(const struct reader *r)
+{
+	return r->slice;
+}
+
+unsigned reader_n_drives(const struct reader *r)
+{
+	return r->files.n_lanes;
+}
+
+static const struct reader_handle *handle_of(const struct reader *r, uint32_t file)
+{
+	if (file >= r->files.n)
+		bug("reader: file %u of %u", file, r->files.n);
+	return &r->files.h[file];
+}
+
+unsigned reader_file_drive(const struct reader *r, uint32_t file)
+{
+	return handle_of(r, file)->lane;
+}
+
+uint64_t reader_drive_bytes(const struct reader *r, unsigned drive)
+{
+	return drive < r->files.n_lanes ? r->lanes[drive].bytes : 0;
+}
+
+uint64_t reader_file_size(const struct reader *r, uint32_t file)
+{
+	return handle_of(r, file)->size;
+}
+
+const char *reader_file_path(const struct reader *r, uint32_t file)
+{
+	return handle_of(r, file)->path;
+}
+
+uint32_t reader_file_align(const struct reader *r, uint32_t file)
+{
+	uint32_t i = file, align = 1;
+	do {
+		align = MAX(align, handle_of(r, i)->offset_align);
+		i = r->files.h[i].next_replica;
+	} while (i != file);
+	return align;
+}
+
+uint32_t reader_file_memory_align(const struct reader *r, uint32_t file)
+{
+	uint32_t i = file, align = 1;
+	do {
+		align = MAX(align, handle_of(r, i)->memory_align);
+		i = r->files.h[i].next_replica;
+	} while (i != file);
+	return align;
+}
+
+int reader_completion_err(const struct reader *r, const struct reader_completion *c, struct err *e)
+{
+	const char *path = handle_of(r, c->file)->path;
+	unsigned long long want = c->want, offset = c->offset, bytes = c->bytes;
+	if (c->code == READER_EOF)
+		return err_set(e, ERR_INPUT,
+			"%s: the file ends %llu bytes into a read of %llu bytes at offset %llu (it had %llu bytes when opened)", path,
+			bytes, want, offset, (unsigned long long)reader_file_size(r, c->file));
+	if (c->code == -ECANCELED)
+		return err_set(e, c->code, "%s: read of %llu bytes at offset %llu cancelled", path, want, offset);
+	return err_set(e, c->code, "%s: read of %llu bytes at offset %llu failed after %llu bytes: %s", path, want, offset,
+		bytes, err_name(c->code));
+}
+
+uint64_t reader_slice_step(uint64_t bytes, uint64_t slice)
+{
+	slice = MAX(slice, READER_SLICE_MIN);
+	if (bytes <= slice + slice / 2)
+		return bytes;
+	uint64_t n = bytes / slice + (bytes % slice > slice / 2);
+	return num_align_up(bytes / n + (bytes % n != 0), READER_SLICE_MIN);
+}
+
+static const char *const engine_names[] = {"auto", "uring", "threads", "null"};
+
+enum reader_engine reader_engine_by_name(const char *name)
+{
+	for (unsigned i = 0; i < ARRAY_LEN(engine_names); i++) {
+		if (!strcmp(name, engine_names[i]))
+			return (enum reader_engine)i;
+	}
+	return (enum reader_engine)-1;
+}
+
+const char *reader_engine_name(enum reader_engine id)
+{
+	return (unsigned)id < ARRAY_LEN(engine_names) ? engine_names[id] : "unknown";
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT */
+/* Inside of reader.c (opening, deciding, answering questions) and reader_run.c (moving requests); nobody else's. */
+#ifndef GLM_STREAM_READER_CORE_H
+#define GLM_STREAM_READER_CORE_H
+
+#include "stream/reader_engine.h"
+#include "stream/reader_files.h"
+
+#include <stdatomic.h>
+
+struct request {
+	struct reader_request q;
+	uint64_t step;    /* length of a slice */
+	uint64_t next;    /* first byte not handed out yet */
+	uint64_t end_at;  /* the file ended here although need was met; UINT64_MAX: did not */
+	uint64_t fail_at; /* lowest fault */
+	int code;         /* of that fault; 0: none */
+	unsigned in_flight;
+	bool queued;      /* in urgent or normal */
+	bool live;        /* submitted, not finished */
+	bool cancelled;
+	struct request *before, *after; /* in a queue; `after` also in free and done lists */
+};
+
+struct queue {
+	struct request *head, *tail;
+};
+
+enum op_state { OP_FREE, OP_FLYING, OP_AGAIN };
+
+struct lane {
+	unsigned in_flight; /* ops, those that go again included */
+	uint64_t bytes_in_flight;
+	uint64_t bytes; /* read so far */
+};
+
+/* Everything but `woken` and the engine's wake belongs to the owner. */
+struct reader {
+	const struct reader_engine_ops *engine;
+	void *state;
+	enum reader_engine id;
+	struct reader_files files;
+	struct lane *lanes;
+	unsigned depth, n_requests;
+	size_t slice;
+
+	struct request *requests, *free_requests;
+	struct queue urgent, normal, done;
+	unsigned n_live, n_done;
+
+	struct reader_op *ops, *free_ops, *again;
+	enum op_state *op_state;
+	unsigned n_ops, n_flying, n_again;
+
+	struct reader_memory *memory;
+	unsigned n_memory;
+	bool memory_refused;
+
+	struct reader_stats stats;
+	atomic_bool woken;
+	char summary[768];
+};
+
+#endif

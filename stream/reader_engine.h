@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Inside of the readers: what reader.c asks of an engine. An engine moves single reads (struct reader_op) and reports
+ * what the system answered, nothing else: cutting, short reads, retries, end of file, cancelled requests and the
+ * number in flight per lane are reader.c's business, so they are the same for every engine.
+ *
+ * A lane is a drive. All functions are called by the thread that owns the reader, except wake.
+ */
+#ifndef GLM_STREAM_READER_ENGINE_H
+#define GLM_STREAM_READER_ENGINE_H
+
+#include "stream/reader.h"
+
+#include <sys/types.h>
+
+/* One read. Fields above the line are set by reader.c before start and constant until reader_op_done; `link` and
+ * `engine_word` belong to the engine between the two. */
+struct reader_op {
+	int fd;              /* for the plain calls */
+	int fd_index;        /* the same file in the list that open got */
+	uint32_t lane;
+	uint32_t bytes;      /* still to read */
+	uint64_t offset;     /* where in the file */
+	unsigned char *dst;
+	uint32_t file;       /* index of the file as the caller knows it */
+	bool fixed;          /* set by the engine: registered memory was used */
+	/* ---- */
+	struct reader_op *link;
+	uint64_t engine_word;
+
+	/* reader.c only */
+	struct request *rq;
+	uint64_t at;         /* offset of the slice inside its request */
+	uint32_t done;       /* bytes of the slice that have arrived */
+	uint32_t slice;      /* bytes of the slice */
+	uint32_t handle;     /* which copy of the file */
+	bool direct;
+	unsigned tries;
+	uint64_t not_before_ns;
+};
+
+struct reader_memory {
+	unsigned char *base;
+	size_t bytes;
+};
+
+struct reader_setup {
+	unsigned n_lanes, depth, threads; /* depth: most ops in flight per lane */
+	const int *fds;                   /* n_fds descriptors; -1: unused entry */
+	unsigned n_fds;
+	const struct reader_faults *faults;
+	const uint64_t *sizes; /* of the files, by index (null engine) */
+	void *owner;           /* first argument of reader_op_done */
+};
+
+struct reader_engine_ops {
+	const char *name;
+	/* 0 and the state, or a negative code and the reason in why. */
+	int (*open)(const struct reader_setup *s, void **state, char *why, size_t why_bytes);
+	/* Takes the op; never fails: a refusal comes back as a completion. */
+	void (*start)(void *state, struct reader_op *op);
+	/* Makes sure that started ops are under way. */
+	void (*flush)(void *state);
+	/* flush, then reports completions by reader_op_done. Waits for at least one completion or a wake:
+	 * wait_ns < 0 without limit, 0 not at all. May return early without reason. */
+	void (*poll)(void *state, int64_t wait_ns);
+	/* Tries to end an op early. It is reported by poll in any case. */
+	void (*cancel)(void *state, struct reader_op *op);
+	/* All registered ranges so far, sorted by base, nothing in flight. 0, or a negative code and the reason. */
+	int (*memory)(void *state, const struct reader_memory *m, unsigned n, char *why, size_t why_bytes);
+	void (*wake)(void *state); /* any thread */
+	void (*describe)(void *state, char *text, size_t bytes);
+	void (*close)(void *state); /* nothing is in flight */
+};
+
+/* res: bytes read, 0 at the end of the file, or -errno. */
+void reader_op_done(void *owner, struct reader_op *op, int res);
+
+extern const struct reader_engine_ops reader_uring_engine; /* also without liburing: open then says so */
+extern const struct reader_engine_ops reader_threads_engine;
+extern const struct reader_engine_ops reader_null_engine;
+
+#endif

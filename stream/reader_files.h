@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The open files of a reader: descriptors with and without O_DIRECT, what alignment O_DIRECT wants, which drive each
+ * file is on, and which files are copies of each other.
+ */
+#ifndef GLM_STREAM_READER_FILES_H
+#define GLM_STREAM_READER_FILES_H
+
+#include "stream/reader.h"
+
+struct reader_handle {
+	char *path;
+	int fd;                /* through the page cache; -1: synthetic */
+	int fd_direct;         /* -1: none */
+	bool refused;          /* a direct read was answered with EINVAL: fd_direct is not used any more */
+	uint64_t size;
+	uint32_t lane;
+	uint32_t offset_align; /* 1 without O_DIRECT */
+	uint32_t memory_align;
+	uint32_t next_replica; /* ring of the files with equal content; itself when alone */
+};
+
+struct reader_files {
+	struct reader_handle *h;
+	unsigned n, n_lanes;
+	unsigned n_direct;
+	char why_buffered[256]; /* why the first file without O_DIRECT has none; empty: all have it or none was asked for */
+};
+
+int reader_files_open(struct reader_files *t, const struct reader_file *files, unsigned n, bool direct,
+	uint64_t synthetic_bytes, struct err *e);
+void reader_files_close(struct reader_files *t);
+
+#endif

@@ -1,0 +1,422 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The part of reading that is the same for every engine. A request waits in one of two queues (urgent, normal) and is
+ * cut into slices only as lanes have room:
+ *
+ *     submit -> [urgent][normal] -> op in flight on a lane (at most depth) -> last slice back -> [done] -> reap
+ *                                     ^   short read, EAGAIN, EINVAL of O_DIRECT: the op goes again
+ *
+ * An op keeps its place in the lane while it goes again. A request is finished when it has no more slices to hand out
+ * and none in flight; after a fault or a cancel no more are handed out, so the memory of a finished request is never
+ * written again. Slices are handed out from the front, so the bytes before the lowest fault are all there.
+ */
+#include "stream/reader_core.h"
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/num.h"
+
+#include <errno.h>
+
+#define TRIES_MAX    100 /* EAGAIN and EINTR in a row without a byte; with the pauses below about 4 s */
+#define PAUSE_MAX_NS 50000000u
+
+/* --- queues --- */
+
+static void queue_push(struct queue *q, struct request *rq)
+{
+	rq->after = NULL;
+	rq->before = q->tail;
+	if (q->tail)
+		q->tail->after = rq;
+	else
+		q->head = rq;
+	q->tail = rq;
+}
+
+static void queue_remove(struct queue *q, struct request *rq)
+{
+	if (rq->before)
+		rq->before->after = rq->after;
+	else
+		q->head = rq->after;
+	if (rq->after)
+		rq->after->before = rq->before;
+	else
+		q->tail = rq->before;
+	rq->before = rq->after = NULL;
+}
+
+/* No more slices of it will be handed out. */
+static void unqueue(struct reader *r, struct request *rq)
+{
+	if (rq->queued)
+		queue_remove(rq->q.urgent ? &r->urgent : &r->normal, rq);
+	rq->queued = false;
+}
+
+/* --- one request --- */
+
+static void finish_if_idle(struct reader *r, struct request *rq)
+{
+	if (!rq->live || rq->queued || rq->in_flight)
+		return;
+	rq->live = false;
+	r->n_live--;
+	r->n_done++;
+	queue_push(&r->done, rq);
+	if (rq->code == 0)
+		r->stats.completed++;
+	else if (rq->cancelled)
+		r->stats.cancelled++;
+	else
+		r->stats.failed++;
+}
+
+static void request_fail(struct reader *r, struct request *rq, uint64_t at, int code)
+{
+	if (rq->code == 0 || (!rq->cancelled && at < rq->fail_at)) {
+		rq->code = code;
+		rq->fail_at = at;
+	}
+	unqueue(r, rq);
+}
+
+/* --- ops --- */
+
+static void op_release(struct reader *r, struct reader_op *op)
+{
+	struct lane *lane = &r->lanes[op->lane];
+	lane->in_flight--;
+	lane->bytes_in_flight -= op->slice;
+	op->rq->in_flight--;
+	r->op_state[op - r->ops] = OP_FREE;
+	op->rq = NULL;
+	op->link = r->free_ops;
+	r->free_ops = op;
+}
+
+/* Hands the rest of the op's slice to the engine; by O_DIRECT if offset, length and memory allow. */
+static void op_start(struct reader *r, struct reader_op *op)
+{
+	struct reader_handle *h = &r->files.h[op->handle];
+	op->offset = op->rq->q.offset + op->at + op->done;
+	op->bytes = op->slice - op->done;
+	op->dst = (unsigned char *)op->rq->q.dst + op->at + op->done;
+	op->direct = h->fd_direct >= 0 && !h->refused && !((op->offset | op->bytes) & (h->offset_align - 1)) &&
+		!((uintptr_t)op->dst & (h->memory_align - 1));
+	op->fd = op->direct ? h->fd_direct : h->fd;
+	op->fd_index = (int)(2 * op->handle + op->direct);
+	op->fixed = false;
+	op->link = NULL;
+	r->op_state[op - r->ops] = OP_FLYING;
+	r->n_flying++;
+	r->stats.reads++;
+	r->stats.page_cache += !op->direct;
+	r->engine->start(r->state, op);
+}
+
+static void op_again(struct reader *r, struct reader_op *op, uint64_t not_before_ns)
+{
+	op->not_before_ns = not_before_ns;
+	op->link = r->again;
+	r->again = op;
+	r->n_again++;
+	r->op_state[op - r->ops] = OP_AGAIN;
+}
+
+/* EAGAIN, EINTR: at once first, then after doubling pauses. */
+static void op_retry(struct reader *r, struct reader_op *op, int res)
+{
+	if (++op->tries > TRIES_MAX) {
+		request_fail(r, op->rq, op->at + op->done, res);
+		op_release(r, op);
+		return;
+	}
+	r->stats.retries++;
+	uint64_t pause = op->tries <= 2 ? 0 : MIN(10000ull << MIN(op->tries - 3, 20u), PAUSE_MAX_NS);
+	op_again(r, op, pause ? clock_ns() + pause : 0);
+}
+
+/* The bytes of the slice that the request needs end here. */
+static bool slice_satisfied(const struct reader_op *op)
+{
+	return op->done == op->slice || op->at + op->done >= op->rq->q.need;
+}
+
+static void op_took_bytes(struct reader *r, struct reader_op *op, uint32_t n)
+{
+	struct request *rq = op->rq;
+	op->done += n;
+	op->tries = 0;
+	r->stats.bytes += n;
+	r->lanes[op->lane].bytes += n;
+	if (slice_satisfied(op)) {
+		if (op->done < op->slice)
+			rq->end_at = MIN(rq->end_at, op->at + op->done);
+		op_release(r, op);
+	} else if (n == 0) {
+		request_fail(r, rq, op->at + op->done, READER_EOF);
+		op_release(r, op);
+	} else {
+		r->stats.short_reads++;
+		op_again(r, op, 0);
+	}
+}
+
+void reader_op_done(void *owner, struct reader_op *op, int res)
+{
+	struct reader *r = owner;
+	struct request *rq = op->rq;
+	if (!rq || r->op_state[op - r->ops] != OP_FLYING)
+		bug("reader: %s completed a read that is not in flight", r->engine->name);
+	r->n_flying--;
+	r->stats.fixed += op->fixed;
+	struct reader_handle *h = &r->files.h[op->handle];
+	if (rq->cancelled || (rq->code && op->at > rq->fail_at)) /* only the place in the lane matters */
+		op_release(r, op);
+	else if (res == -EAGAIN || res == -EINTR)
+		op_retry(r, op, res);
+	else if (res == -EINVAL && op->direct) {
+		if (!h->refused)
+			log_warn("reader: %s: O_DIRECT read refused at offset %llu (Invalid argument); reading it through the "
+					 "page cache from here on",
+				h->path, (unsigned long long)op->offset);
+		h->refused = true;
+		op_again(r, op, 0);
+	} else if (res < 0 || (uint32_t)res > op->bytes) {
+		request_fail(r, rq, op->at + op->done, res < 0 ? res : -EIO);
+		op_release(r, op);
+	} else
+		op_took_bytes(r, op, (uint32_t)res);
+	finish_if_idle(r, rq);
+}
+
+/* --- handing out --- */
+
+/* The copy of the file whose drive has room and the fewest bytes in flight; false: all are full. */
+static bool choose_copy(const struct reader *r, uint32_t file, uint32_t *handle)
+{
+	bool found = false;
+	uint64_t least = 0;
+	uint32_t i = file;
+	do {
+		const struct lane *lane = &r->lanes[r->files.h[i].lane];
+		if (lane->in_flight < r->depth && (!found || lane->bytes_in_flight < least)) {
+			found = true;
+			least = lane->bytes_in_flight;
+			*handle = i;
+		}
+		i = r->files.h[i].next_replica;
+	} while (i != file);
+	return found;
+}
+
+/* Starts slices of the request while there is room. */
+static void hand_out(struct reader *r, struct request *rq)
+{
+	uint32_t handle = rq->q.file;
+	while (rq->queued && r->free_ops && choose_copy(r, rq->q.file, &handle)) {
+		struct reader_op *op = r->free_ops;
+		r->free_ops = op->link;
+		op->rq = rq;
+		op->handle = handle;
+		op->file = rq->q.file;
+		op->lane = r->files.h[handle].lane;
+		op->at = rq->next;
+		op->slice = (uint32_t)MIN(rq->step, rq->q.bytes - rq->next);
+		op->done = 0;
+		op->tries = 0;
+		rq->next += op->slice;
+		rq->in_flight++;
+		r->lanes[op->lane].in_flight++;
+		r->lanes[op->lane].bytes_in_flight += op->slice;
+		if (rq->next == rq->q.bytes)
+			unqueue(r, rq);
+		op_start(r, op);
+	}
+}
+
+/* Ops whose pause is over, then urgent, then normal requests. Returns ns until the next pause ends; -1: none. */
+static int64_t dispatch(struct reader *r)
+{
+	int64_t wait = -1;
+	if (r->again) {
+		uint64_t now = clock_ns();
+		struct reader_op *list = r->again;
+		r->again = NULL;
+		r->n_again = 0;
+		while (list) {
+			struct reader_op *op = list;
+			list = op->link;
+			if (op->not_before_ns <= now) {
+				op_start(r, op);
+				continue;
+			}
+			int64_t left = (int64_t)(op->not_before_ns - now);
+			wait = wait < 0 ? left : MIN(wait, left);
+			op_again(r, op, op->not_before_ns);
+		}
+	}
+	struct queue *order[] = {&r->urgent, &r->normal};
+	for (unsigned i = 0; i < 2; i++) {
+		for (struct request *rq = order[i]->head, *after; rq && r->free_ops; rq = after) {
+			after = rq->after;
+			hand_out(r, rq);
+		}
+	}
+	unsigned in_flight = r->n_flying + r->n_again;
+	r->stats.in_flight_max = MAX(r->stats.in_flight_max, in_flight);
+	return wait;
+}
+
+int reader_submit(struct reader *r, const struct reader_request *q)
+{
+	uint64_t end;
+	if (!q->bytes || q->file >= r->files.n || !q->dst || q->need > q->bytes || !num_add(q->offset, q->bytes, &end) ||
+		end > INT64_MAX || (uintptr_t)q->dst + q->bytes < q->bytes)
+		return -EINVAL;
+	struct request *rq = r->free_requests;
+	if (!rq) {
+		r->stats.busy++;
+		return READER_BUSY;
+	}
+	r->free_requests = rq->after;
+	*rq = (struct request){.q = *q, .end_at = UINT64_MAX, .live = true, .queued = true};
+	if (!rq->q.need)
+		rq->q.need = q->bytes;
+	rq->step = reader_slice_step(q->bytes, r->slice);
+	r->n_live++;
+	r->stats.requests++;
+	queue_push(q->urgent ? &r->urgent : &r->normal, rq);
+	return 0;
+}
+
+void reader_flush(struct reader *r)
+{
+	dispatch(r);
+	r->engine->flush(r->state);
+}
+
+/* --- reaping --- */
+
+static unsigned take_done(struct reader *r, struct reader_completion *out, unsigned max)
+{
+	unsigned n = 0;
+	for (; n < max && r->done.head; n++) {
+		struct request *rq = r->done.head;
+		queue_remove(&r->done, rq);
+		r->n_done--;
+		out[n] = (struct reader_completion){.tag = rq->q.tag,
+			.code = rq->code,
+			.file = rq->q.file,
+			.offset = rq->q.offset,
+			.want = rq->q.bytes,
+			.bytes = rq->code ? rq->fail_at : MIN(rq->q.bytes, rq->end_at)};
+		rq->after = r->free_requests;
+		r->free_requests = rq;
+	}
+	return n;
+}
+
+/* Moves things until `min` completions are there, or there is nothing to wait for (unless `idle`), or time is up, or
+ * somebody called reader_wake. */
+static void run(struct reader *r, unsigned min, bool idle, int timeout_ms)
+{
+	uint64_t deadline = timeout_ms > 0 ? clock_ns() + (uint64_t)timeout_ms * 1000000u : 0;
+	for (bool more = true; more;) {
+		int64_t wait_ns = dispatch(r); /* pauses bound the wait */
+		more = r->n_done < min && (idle || r->n_live) && timeout_ms != 0;
+		if (more && timeout_ms > 0) {
+			uint64_t now = clock_ns();
+			int64_t left = now < deadline ? (int64_t)(deadline - now) : 0;
+			wait_ns = wait_ns < 0 ? left : MIN(wait_ns, left);
+			more = left > 0;
+		}
+		if (more && atomic_exchange(&r->woken, false))
+			more = false;
+		r->engine->poll(r->state, more ? wait_ns : 0);
+	}
+	reader_flush(r); /* the places that became free */
+}
+
+int reader_reap(struct reader *r, struct reader_completion *out, unsigned min, unsigned max, int timeout_ms)
+{
+	if (!max)
+		return 0;
+	run(r, MIN(min, max), false, timeout_ms);
+	return (int)take_done(r, out, max);
+}
+
+unsigned reader_wait(struct reader *r, int timeout_ms)
+{
+	run(r, 1, true, timeout_ms);
+	return r->n_done;
+}
+
+/* --- cancelling --- */
+
+static void cancel_request(struct reader *r, struct request *rq)
+{
+	rq->cancelled = true;
+	rq->code = -ECANCELED;
+	rq->fail_at = 0;
+	unqueue(r, rq);
+}
+
+/* Ops of cancelled requests need not go on. */
+static void cancel_ops(struct reader *r)
+{
+	struct reader_op *list = r->again;
+	r->again = NULL;
+	r->n_again = 0;
+	while (list) {
+		struct reader_op *op = list;
+		list = op->link;
+		struct request *rq = op->rq;
+		if (rq->cancelled) {
+			op_release(r, op);
+			finish_if_idle(r, rq);
+		} else
+			op_again(r, op, op->not_before_ns);
+	}
+	for (unsigned i = 0; i < r->n_ops; i++) {
+		if (r->op_state[i] == OP_FLYING && r->ops[i].rq->cancelled)
+			r->engine->cancel(r->state, &r->ops[i]);
+	}
+}
+
+static unsigned cancel_matching(struct reader *r, bool all, uint64_t tag)
+{
+	unsigned n = 0;
+	for (unsigned i = 0; i < r->n_requests; i++) {
+		struct request *rq = &r->requests[i];
+		if (rq->live && !rq->cancelled && (all || rq->q.tag == tag)) {
+			cancel_request(r, rq);
+			n++;
+		}
+	}
+	if (!n)
+		return 0;
+	cancel_ops(r);
+	for (unsigned i = 0; i < r->n_requests; i++)
+		finish_if_idle(r, &r->requests[i]);
+	r->engine->flush(r->state);
+	return n;
+}
+
+unsigned reader_cancel(struct reader *r, uint64_t tag)
+{
+	return cancel_matching(r, false, tag);
+}
+
+unsigned reader_cancel_all(struct reader *r)
+{
+	return cancel_matching(r, true, 0);
+}
+
+void reader_wake(struct reader *r)
+{
+	atomic_store(&r->woken, true);
+	r->engine->wake(r->state);
+}

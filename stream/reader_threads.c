@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Thread engine: a few threads per lane, each doing one pread at a time. A thread takes the oldest op of its lane, reads
+ * without the lock, and puts the op on the done list.
+ *
+ * One lock guards everything that owner and threads share: the to-do lists, the done list, `woken` and `stop`. An op
+ * belongs to the engine while it is on a to-do list, to the thread that took it while it reads, and is only looked at
+ * by the owner again once it is on the done list. Nothing is called while the lock is held but condition variables.
+ */
+#include "stream/reader_engine.h"
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/uio.h>
+
+#define STACK_BYTES (256u << 10)
+
+struct op_list {
+	struct reader_op *head, *tail;
+};
+
+struct pool_lane {
+	struct pool *pool;    /* constant */
+	struct op_list todo;  /* guarded by pool->lock */
+	pthread_cond_t work;  /* todo got an op, or stop */
+};
+
+struct pool {
+	void *owner;              /* constant */
+	unsigned n_lanes, per_lane, n_threads; /* constant once open returned */
+	pthread_t *threads;
+	struct pool_lane *lanes;
+	pthread_mutex_t lock;
+	pthread_cond_t news;      /* done got an op, or woken */
+	struct op_list done;      /* guarded by lock */
+	bool woken;               /* guarded by lock */
+	bool stop;                /* guarded by lock */
+};
+
+static void list_push(struct op_list *l, struct reader_op *op)
+{
+	op->link = NULL;
+	if (l->tail)
+		l->tail->link = op;
+	else
+		l->head = op;
+	l->tail = op;
+}
+
+static struct reader_op *list_pop(struct op_list *l)
+{
+	struct reader_op *op = l->head;
+	if (op) {
+		l->head = op->link;
+		if (!l->head)
+			l->tail = NULL;
+	}
+	return op;
+}
+
+/* engine_word carries the result from the thread to the owner. */
+static void *worker(void *arg)
+{
+	struct pool_lane *lane = arg;
+	struct pool *p = lane->pool;
+	pthread_mutex_lock(&p->lock);
+	for (;;) {
+		struct reader_op *op = list_pop(&lane->todo);
+		if (op) {
+			pthread_mutex_unlock(&p->lock);
+			struct iovec v = {op->dst, op->bytes};
+			ssize_t n = preadv(op->fd, &v, 1, (off_t)op->offset);
+			int res = n < 0 ? -errno : (int)n;
+			op->engine_word = (uint64_t)(int64_t)res;
+			pthread_mutex_lock(&p->lock);
+			list_push(&p->done, op);
+			pthread_cond_signal(&p->news);
+		} else if (p->stop)
+			break;
+		else
+			pthread_cond_wait(&lane->work, &p->lock);
+	}
+	pthread_mutex_unlock(&p->lock);
+	return NULL;
+}
+
+static void threads_close(void *state)
+{
+	struct pool *p = state;
+	pthread_mutex_lock(&p->lock);
+	p->stop = true;
+	for (unsigned i = 0; i < p->n_lanes; i++)
+		pthread_cond_broadcast(&p->lanes[i].work);
+	pthread_mutex_unlock(&p->lock);
+	for (unsigned i = 0; i < p->n_threads; i++)
+		pthread_join(p->threads[i], NULL);
+	for (unsigned i = 0; i < p->n_lanes; i++)
+		pthread_cond_destroy(&p->lanes[i].work);
+	pthread_cond_destroy(&p->news);
+	pthread_mutex_destroy(&p->lock);
+	free(p->threads);
+	free(p->lanes);
+	free(p);
+}
+
+static int threads_open(const struct reader_setup *s, void **state, char *why, size_t why_bytes)
+{
+	struct pool *p = NEW(struct pool);
+	p->owner = s->owner;
+	p->n_lanes = s->n_lanes;
+	p->per_lane = s->threads;
+	p->lanes = NEW_ARRAY(struct pool_lane, p->n_lanes);
+	p->threads = NEW_ARRAY(pthread_t, (size_t)p->n_lanes * p->per_lane);
+	pthread_mutex_init(&p->lock, NULL);
+	pthread_condattr_t mono;
+	pthread_condattr_init(&mono);
+	pthread_condattr_setclock(&mono, CLOCK_MONOTONIC);
+	pthread_cond_init(&p->news, &mono);
+	pthread_condattr_destroy(&mono);
+	for (unsigned i = 0; i < p->n_lanes; i++) {
+		p->lanes[i].pool = p;
+		pthread_cond_init(&p->lanes[i].work, NULL);
+	}
+	pthread_attr_t small;
+	pthread_attr_init(&small);
+	pthread_attr_setstacksize(&small, STACK_BYTES);
+	int code = 0;
+	for (unsigned i = 0; i < p->n_lanes * p->per_lane && !code; i++) {
+		code = pthread_create(&p->threads[i], &small, worker, &p->lanes[i / p->per_lane]);
+		if (!code)
+			p->n_threads++;
+	}
+	pthread_attr_destroy(&small);
+	if (code) {
+		snprintf(why, why_bytes, "thread %u of %u: %s", p->n_threads + 1, p->n_lanes * p->per_lane, err_name(-code));
+		threads_close(p);
+		return -code;
+	}
+	*state = p;
+	return 0;
+}
+
+static void threads_describe(void *state, char *text, size_t bytes)
+{
+	struct pool *p = state;
+	snprintf(text, bytes, "%u thread%s per drive", p->per_lane, p->per_lane > 1 ? "s" : "");
+}
+
+static void threads_start(void *state, struct reader_op *op)
+{
+	struct pool *p = state;
+	struct pool_lane *lane = &p->lanes[op->lane];
+	pthread_mutex_lock(&p->lock);
+	list_push(&lane->todo, op);
+	pthread_cond_signal(&lane->work);
+	pthread_mutex_unlock(&p->lock);
+}
+
+static void threads_flush(void *state)
+{
+	(void)state; /* started ops are under way */
+}
+
+/* An op that no thread has taken yet is done; the others come when their pread returns. */
+static void threads_cancel(void *state, struct reader_op *op)
+{
+	struct pool *p = state;
+	struct op_list *todo = &p->lanes[op->lane].todo, kept = {0};
+	pthread_mutex_lock(&p->lock);
+	for (struct reader_op *o; (o = list_pop(todo));) {
+		if (o == op) {
+			o->engine_word = (uint64_t)(int64_t)-ECANCELED;
+			list_push(&p->done, o);
+		} else
+			list_push(&kept, o);
+	}
+	*todo = kept;
+	pthread_mutex_unlock(&p->lock);
+}
+
+static void threads_poll(void *state, int64_t wait_ns)
+{
+	struct pool *p = state;
+	uint64_t until = wait_ns > 0 ? clock_ns() + (uint64_t)wait_ns : 0;
+	struct timespec ts = {(time_t)(until / 1000000000u), (long)(until % 1000000000u)};
+	pthread_mutex_lock(&p->lock);
+	while (wait_ns && !p->done.head && !p->woken) {
+		if (wait_ns < 0)
+			pthread_cond_wait(&p->news, &p->lock);
+		else if (pthread_cond_timedwait(&p->news, &p->lock, &ts) == ETIMEDOUT)
+			break;
+	}
+	if (wait_ns)
+		p->woken = false;
+	struct op_list done = p->done;
+	p->done = (struct op_list){0};
+	pthread_mutex_unlock(&p->lock);
+	for (struct reader_op *op; (op = list_pop(&done));)
+		reader_op_done(p->owner, op, (int)(int64_t)op->engine_word);
+}
+
+static void threads_wake(void *state)
+{
+	struct pool *p = state;
+	pthread_mutex_lock(&p->lock);
+	p->woken = true;
+	pthread_cond_signal(&p->news);
+	pthread_mutex_unlock(&p->lock);
+}
+
+const struct reader_engine_ops reader_threads_engine = {
+	.name = "threads",
+	.open = threads_open,
+	.start = threads_start,
+	.flush = threads_flush,
+	.poll = threads_poll,
+	.cancel = threads_cancel,
+	.wake = threads_wake,
+	.describe = threads_describe,
+	.close = threads_close,
+};
