@@ -181,12 +181,12 @@ int reader_register(struct reader *r, void *base, size_t bytes)
 	if ((at && r->memory[at - 1].base + r->memory[at - 1].bytes > b) ||
 		(at < r->n_memory && b + bytes > r->memory[at].base))
 		return -EINVAL;
-	if (!r->engine->memory || r->memory_refused)
-		return 1;
 	r->memory = mem_grow(r->memory, r->n_memory + 1, sizeof *r->memory);
 	memmove(&r->memory[at + 1], &r->memory[at], (r->n_memory - at) * sizeof *r->memory);
 	r->memory[at] = (struct reader_memory){b, bytes};
 	r->n_memory++;
+	if (!r->engine->memory || r->memory_refused)
+		return 1;
 	uint64_t total = 0;
 	for (unsigned i = 0; i < r->n_memory; i++)
 		total += r->memory[i].bytes;

@@ -18,7 +18,7 @@
 
 #include <errno.h>
 
-#define TRIES_MAX    100 /* EAGAIN and EINTR in a row without a byte; with the pauses below about 4 s */
+#define TRIES_MAX    40 /* EAGAIN and EINTR in a row without a byte; with the pauses below about 1.3 s */
 #define PAUSE_MAX_NS 50000000u
 
 /* --- queues --- */

@@ -36,6 +36,7 @@
 #include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -174,13 +175,12 @@ static void uring_describe(void *state, char *text, size_t bytes)
 	snprintf(text, bytes, "io_uring%s%s", mode, u->files_registered ? ", registered files" : ", plain files");
 }
 
-/* First call of the owner. */
+/* First call of the owner. By system call: the shared library of liburing 2.3 does not export io_uring_enable_rings. */
 static void enable(struct uring *u)
 {
 	for (unsigned i = 0; i < u->n; i++) {
-		int code = io_uring_enable_rings(&u->rings[i].ring);
-		if (code)
-			bug("io_uring: a new ring cannot be enabled: %s", err_name(code));
+		if (syscall(SYS_io_uring_register, u->rings[i].ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) < 0)
+			bug("io_uring: a new ring cannot be enabled: %s", err_name(-errno));
 	}
 	u->enabled = true;
 }
