@@ -40,8 +40,8 @@ void engine_close(struct engine *g); /* NULL is fine; all sessions must be freed
 const struct model_config *engine_config(const struct engine *g);
 const struct tokenizer *engine_tokenizer(const struct engine *g);
 const struct gguf *engine_gguf(const struct engine *g);
-uint32_t engine_context(const struct engine *g);     /* positions a session may hold */
-int32_t engine_n_valid(const struct engine *g);      /* ids below this may be sampled; the rest is padding */
+uint32_t engine_context(const struct engine *g); /* positions a session may hold */
+int32_t engine_n_valid(const struct engine *g);  /* ids below this may be sampled; the rest is padding */
 const char *engine_backend_name(const struct engine *g); /* "cpu", "cuda" */
 
 /* Cumulative work of the expert source since the engine was opened; subtract two snapshots for an interval. */

@@ -7,10 +7,10 @@
 #include "src/engine/session.h"
 
 enum generate_stop {
-	GENERATE_STOP_TOKEN,   /* the model ended its turn; the stop token is on the timeline but was not given to on_token */
+	GENERATE_STOP_TOKEN, /* the model ended its turn; the stop token is on the timeline but was not given to on_token */
 	GENERATE_LIMIT,        /* max_new reached */
 	GENERATE_CONTEXT_FULL, /* no room for another token */
-	GENERATE_CANCELLED,    /* watch.cancel was set, or on_token returned false; a token that was given to on_token may
+	GENERATE_CANCELLED, /* watch.cancel was set, or on_token returned false; a token that was given to on_token may
 	                        * then be missing at the end of the timeline */
 };
 

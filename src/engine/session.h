@@ -57,8 +57,9 @@ int session_mtp_logits(struct session *s, int32_t next, float *logits, struct er
 
 /* What parity checks look at; filled by session_extend/sync while set. Arrays are the caller's, sized by it. */
 struct session_taps {
-	float *resid_last;     /* [layers][n_embd]: residual stream after each layer, of the last position computed */
-	uint16_t *router;      /* [tokens][moe layers][n_used], sorted, of every position computed; at most router_rows */
+	float *resid_last; /* [layers][n_embd]: residual stream after each layer, of the last position computed */
+	uint16_t
+		*router; /* [tokens][moe layers][n_used], sorted, of every position computed; at most router_rows */
 	uint32_t router_rows;  /* capacity in tokens */
 	int32_t *index_last;   /* [layers][top_k]: selection of the last position, ascending; full layers only */
 	int32_t *n_index_last; /* [layers]: how many; 0 for shared layers */

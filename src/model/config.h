@@ -17,42 +17,55 @@
 #define CONFIG_MAX_USED    64
 
 struct model_config {
-	char name[128];          /* general.name, or "" */
-	uint32_t n_layers;       /* trunk layers, without MTP */
-	uint32_t n_mtp;          /* MTP layers stored after the trunk: 0 or 1 */
-	uint32_t n_embd;         /* hidden size */
-	uint32_t n_vocab;        /* rows of embedding and head, padding included */
-	uint32_t n_context;      /* positions the model was made for */
-	uint32_t n_heads;        /* attention heads */
-	uint32_t q_rank;         /* q latent */
-	uint32_t kv_rank;        /* KV latent */
-	uint32_t head_nope;      /* part of a query head without position */
-	uint32_t head_rope;      /* rotary part, also of the cached key */
-	uint32_t head_value;     /* width of a value head */
-	uint32_t n_dense;        /* leading layers with a dense feed-forward network */
-	uint32_t ff_dense;       /* its width */
-	uint32_t n_experts;      /* routed experts per layer */
-	uint32_t n_used;         /* of which a token uses this many */
-	uint32_t ff_expert;      /* width of a routed expert */
-	uint32_t ff_shared;      /* width of the shared expert (all shared experts together) */
+	char name[128];      /* general.name, or "" */
+	uint32_t n_layers;   /* trunk layers, without MTP */
+	uint32_t n_mtp;      /* MTP layers stored after the trunk: 0 or 1 */
+	uint32_t n_embd;     /* hidden size */
+	uint32_t n_vocab;    /* rows of embedding and head, padding included */
+	uint32_t n_context;  /* positions the model was made for */
+	uint32_t n_heads;    /* attention heads */
+	uint32_t q_rank;     /* q latent */
+	uint32_t kv_rank;    /* KV latent */
+	uint32_t head_nope;  /* part of a query head without position */
+	uint32_t head_rope;  /* rotary part, also of the cached key */
+	uint32_t head_value; /* width of a value head */
+	uint32_t n_dense;    /* leading layers with a dense feed-forward network */
+	uint32_t ff_dense;   /* its width */
+	uint32_t n_experts;  /* routed experts per layer */
+	uint32_t n_used;     /* of which a token uses this many */
+	uint32_t ff_expert;  /* width of a routed expert */
+	uint32_t ff_shared;  /* width of the shared expert (all shared experts together) */
 	uint32_t n_group, n_group_used;
-	bool norm_weights;       /* routing weights are normalised */
-	float weights_scale;     /* routed scaling factor */
+	bool norm_weights;   /* routing weights are normalised */
+	float weights_scale; /* routed scaling factor */
 	uint32_t index_heads, index_dim, index_top_k;
 	float rope_base;
-	float rms_eps;           /* every RMS norm but the two latent ones */
-	float latent_eps;        /* q_a_norm and kv_a_norm */
-	float index_eps;         /* the indexer's layer norm: 1e-6 */
-	bool index_full[CONFIG_MAX_LAYERS]; /* per layer incl. MTP: runs its own indexer (else shares the one below) */
-	const char *index_types_from;       /* where that schedule came from, for people; static text */
+	float rms_eps;    /* every RMS norm but the two latent ones */
+	float latent_eps; /* q_a_norm and kv_a_norm */
+	float index_eps;  /* the indexer's layer norm: 1e-6 */
+	bool index_full
+		[CONFIG_MAX_LAYERS];      /* per layer incl. MTP: runs its own indexer (else shares the one below) */
+	const char *index_types_from; /* where that schedule came from, for people; static text */
 	float sampling_temperature, sampling_top_p; /* general.sampling.*, 1.0 and 0.95 when absent */
 };
 
 /* Derived widths. */
-static inline uint32_t config_head_qk(const struct model_config *c) { return c->head_nope + c->head_rope; }
-static inline uint32_t config_cache_width(const struct model_config *c) { return c->kv_rank + c->head_rope; }
-static inline uint32_t config_n_moe(const struct model_config *c) { return c->n_layers - c->n_dense; } /* trunk */
-static inline bool config_is_moe(const struct model_config *c, uint32_t layer) { return layer >= c->n_dense; }
+static inline uint32_t config_head_qk(const struct model_config *c)
+{
+	return c->head_nope + c->head_rope;
+}
+static inline uint32_t config_cache_width(const struct model_config *c)
+{
+	return c->kv_rank + c->head_rope;
+}
+static inline uint32_t config_n_moe(const struct model_config *c)
+{
+	return c->n_layers - c->n_dense;
+} /* trunk */
+static inline bool config_is_moe(const struct model_config *c, uint32_t layer)
+{
+	return layer >= c->n_dense;
+}
 
 /* Reads and checks. ERR_INPUT with the key, what was found and what was expected. */
 int config_read(const struct gguf *file, struct model_config *out, struct err *e);

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: MIT */
+/* Opening a model: parse, check, plan the memory, print the plan, refuse what does not fit, load. */
+#include "src/engine/engine_internal.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "stream/source_mmap.h"
+
+#include <stdlib.h>
+
+#define DEFAULT_CHUNK 512
+#define AUTO_CONTEXT  131072 /* the largest context taken without being asked for */
+#define CONTEXT_STEP  1024
+#define AUTO_KV_PART  4 /* without -c, the caches take at most this part of the memory that is left */
+
+/* Everything that is decided before memory is taken. */
+struct plan {
+	uint32_t context, chunk, sessions;
+	enum dtype kv_type;
+	bool mtp;
+	size_t resident, kv, workspace, available;
+};
+
+/* The longest context whose caches fit in `budget`, in steps; at least one step. */
+static uint32_t fitting_context(const struct model_config *c, const struct plan *p, size_t budget)
+{
+	uint32_t best = MIN(c->n_context, CONTEXT_STEP);
+	for (uint32_t n = best; n < MIN(c->n_context, AUTO_CONTEXT);) {
+		n = MIN(MIN(n + CONTEXT_STEP, c->n_context), AUTO_CONTEXT);
+		if (kv_cache_bytes(c, p->mtp, p->kv_type, n * p->sessions) > budget)
+			break;
+		best = n;
+	}
+	return best;
+}
+
+static int make_plan(const struct model_config *c, const struct engine_options *o, const struct backend *b,
+	size_t resident, struct plan *p, struct err *e)
+{
+	*p = (struct plan){
+		.sessions = o->sessions ? o->sessions : 1,
+		.kv_type = o->kv_f32 ? DTYPE_F32 : DTYPE_F16,
+		.mtp = c->n_mtp && !o->no_mtp,
+		.resident = resident,
+		.available = b->ops->free_bytes((struct backend *)b),
+	};
+	if (o->context > c->n_context)
+		return err_set(e, ERR_USAGE, "a context of %u tokens was asked for, the model was made for %u",
+			o->context, c->n_context);
+	size_t left = p->available > resident ? p->available - resident : 0;
+	p->context =
+		o->context ? o->context : fitting_context(c, p, p->available ? left / AUTO_KV_PART : SIZE_MAX);
+	if ((uint64_t)p->context * p->sessions > INT32_MAX)
+		return err_set(
+			e, ERR_USAGE, "%u sessions of %u tokens are more than 2^31 cache rows", p->sessions, p->context);
+	p->chunk = MIN(o->chunk ? o->chunk : DEFAULT_CHUNK, p->context);
+	p->kv = kv_cache_bytes(c, p->mtp, p->kv_type, p->context * p->sessions);
+	p->workspace = model_workspace_bytes(c, p->mtp, p->chunk);
+	return 0;
+}
+
+static double gb(size_t bytes)
+{
+	return (double)bytes / 1e9;
+}
+
+static int check_plan(const struct model_config *c, const struct plan *p, struct backend *b, struct err *e)
+{
+	log_info(
+		"memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB workspace (%u rows); "
+		"%.1f GB available",
+		gb(p->resident), gb(p->kv), p->context, p->sessions, dtype_name(p->kv_type), gb(p->workspace),
+		p->chunk, gb(p->available));
+	size_t need = p->resident + p->kv + p->workspace;
+	if (!p->available || need <= p->available)
+		return 0;
+	err_set(e, ERR_MEMORY,
+		"the plan needs %.2f GB (%.2f weights, %.2f caches, %.2f workspace) and %s has %.2f GB free",
+		gb(need), gb(p->resident), gb(p->kv), gb(p->workspace), b->ops->name, gb(p->available));
+	size_t fixed = p->resident + p->workspace, least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP);
+	if (fixed + least <= p->available)
+		err_hint(e, "-c %u would fit", fitting_context(c, p, p->available - fixed));
+	return e ? e->code : ERR_MEMORY;
+}
+
+/* Ids up to the last one with a token behind it; a vocabulary longer than the head is a fault of the file. */
+static int count_valid(struct engine *g, const struct model_config *c, const char *path, struct err *e)
+{
+	uint32_t n = tokenizer_n_tokens(g->tokenizer);
+	if (n > c->n_vocab)
+		return err_set(
+			e, ERR_INPUT, "%s: the tokenizer has %u tokens, the model %u rows", path, n, c->n_vocab);
+	while (n && tokenizer_is_padding(g->tokenizer, (int32_t)n - 1))
+		n--;
+	if (!n)
+		return err_set(e, ERR_INPUT, "%s: the tokenizer has no tokens", path);
+	g->n_valid = (int32_t)n;
+	return 0;
+}
+
+int engine_open(const struct engine_options *o, struct engine **out, struct err *e)
+{
+	*out = NULL;
+	struct engine *g = NEW(struct engine);
+	struct model_config config;
+	struct model_weights weights = {0};
+	struct plan p;
+	size_t resident;
+	bool mtp;
+	int rc;
+
+	if ((rc = gguf_open(o->model_path, &g->gguf, e)) || (rc = config_read(g->gguf, &config, e)) ||
+		(rc = tokenizer_from_gguf(g->gguf, &g->tokenizer, e)) ||
+		(rc = count_valid(g, &config, o->model_path, e)))
+		goto out;
+	mtp = config.n_mtp && !o->no_mtp;
+	if ((rc = weights_bind(g->gguf, &config, mtp, &weights, &resident, e)))
+		goto out;
+	struct backend_options bo = {.name = o->backend ? o->backend : "auto", .threads = o->threads};
+	if ((rc = backend_open(&bo, &g->backend, e)) || (rc = make_plan(&config, o, g->backend, resident, &p, e)))
+		goto out;
+	log_info("model: %s, %u layers%s, %u experts (%u used), %s", config.name[0] ? config.name : o->model_path,
+		config.n_layers, mtp ? " + MTP" : "", config.n_experts, config.n_used, backend_describe(g->backend));
+	if ((rc = check_plan(&config, &p, g->backend, e)) ||
+		(rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, e)) ||
+		(rc = kv_cache_init(&g->kv, &config, mtp, p.kv_type, p.context * p.sessions, g->backend, e)))
+		goto out;
+	g->source = source_mmap_open(weights.experts, (int)(config.n_layers + config.n_mtp));
+	if ((rc = model_init(&g->model, &config, &weights, mtp, g->backend, g->source, p.chunk, e)))
+		goto out;
+	g->context = p.context;
+	g->chunk = p.chunk;
+	g->n_sessions = p.sessions;
+	g->taken = NEW_ARRAY(bool, p.sessions);
+	*out = g;
+	return 0;
+out:
+	weights_free(&weights, g->backend);
+	engine_close(g);
+	return rc;
+}
+
+void engine_close(struct engine *g)
+{
+	if (!g)
+		return;
+	model_fini(&g->model);
+	if (g->source)
+		g->source->ops->close(g->source);
+	if (g->backend) {
+		kv_cache_fini(&g->kv, g->backend);
+		g->backend->ops->close(g->backend);
+	}
+	tokenizer_free(g->tokenizer);
+	gguf_close(g->gguf);
+	free(g->taken);
+	free(g);
+}
+
+const struct model_config *engine_config(const struct engine *g)
+{
+	return &g->model.config;
+}
+
+const struct tokenizer *engine_tokenizer(const struct engine *g)
+{
+	return g->tokenizer;
+}
+
+const struct gguf *engine_gguf(const struct engine *g)
+{
+	return g->gguf;
+}
+
+uint32_t engine_context(const struct engine *g)
+{
+	return g->context;
+}
+
+int32_t engine_n_valid(const struct engine *g)
+{
+	return g->n_valid;
+}
+
+const char *engine_backend_name(const struct engine *g)
+{
+	return g->backend->ops->name;
+}
+
+struct expert_stats engine_expert_stats(const struct engine *g)
+{
+	return g->source->stats;
+}
+
+struct engine_sizes engine_sizes(const struct engine *g)
+{
+	const struct model_config *c = &g->model.config;
+	const struct model_weights *w = &g->model.weights;
+	struct engine_sizes s = {
+		.resident_bytes = w->arena_bytes,
+		.kv_bytes = g->kv.arena_bytes,
+		.workspace_bytes = g->model.ws.device_bytes + g->model.ws.shared_bytes,
+		.resident_per_token = w->head.stack_bytes,
+	};
+	for (uint32_t i = 0; i < c->n_layers; i++) {
+		const struct layer_weights *l = &w->layers[i];
+		const struct weight *all[] = {&l->q_a, &l->q_b, &l->kv_a, &l->k_b, &l->v_b, &l->attn_out, &l->index_q,
+			&l->index_k, &l->index_proj, &l->gate, &l->up, &l->down, &l->router};
+		for (size_t k = 0; k < ARRAY_LEN(all); k++)
+			s.resident_per_token += (uint64_t)all[k]->n_stack * all[k]->stack_bytes;
+		if (!config_is_moe(c, i))
+			continue;
+		const struct expert_tensors *x = &w->experts[i];
+		uint64_t layer = x->gate->bytes + x->up->bytes + x->down->bytes;
+		s.experts_bytes += layer;
+		s.experts_per_token += layer / c->n_experts * c->n_used;
+	}
+	return s;
+}

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT */
+/* The inside of an engine, for engine.c and session.c only. */
+#ifndef GLM_ENGINE_ENGINE_INTERNAL_H
+#define GLM_ENGINE_ENGINE_INTERNAL_H
+
+#include "src/engine/engine.h"
+#include "src/model/forward.h"
+
+struct engine {
+	struct gguf *gguf;
+	struct tokenizer *tokenizer;
+	struct backend *backend;
+	struct expert_source *source;
+	struct model model; /* holds the configuration and the weights */
+	struct kv_cache kv; /* sessions * context rows */
+	uint32_t context;   /* rows of one session */
+	uint32_t chunk;     /* most rows of one step */
+	uint32_t n_sessions;
+	int32_t n_valid; /* ids that stand for a token */
+	bool *taken;     /* [n_sessions]: the run of cache rows belongs to a session */
+};
+
+#endif

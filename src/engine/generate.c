@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/* Prompt in, tokens out. */
+#include "src/engine/generate.h"
+
+#include "src/base/clock.h"
+
+uint64_t generate_hash(uint64_t hash, const float *logits, size_t n)
+{
+	/* FNV-1a over 4-byte words: a byte at a time costs more than the sampler does */
+	const uint8_t *p = (const uint8_t *)logits;
+	for (size_t i = 0; i < n; i++) {
+		uint32_t word;
+		__builtin_memcpy(&word, p + 4 * i, 4);
+		hash = (hash ^ word) * 0x100000001b3u;
+	}
+	return hash;
+}
+
+static bool cancelled(const struct generate_options *o)
+{
+	return o->watch.cancel && atomic_load_explicit(o->watch.cancel, memory_order_relaxed);
+}
+
+/* The decode loop; the session stands at the end of the prompt with its logits. */
+static int decode(struct session *s, const struct generate_options *o, const struct engine *g,
+	struct sampler *sampler, struct generate_result *r, struct err *e)
+{
+	const struct tokenizer *t = engine_tokenizer(g);
+	int32_t n_valid = engine_n_valid(g);
+	struct session_watch watch = {.cancel = o->watch.cancel};
+	while (r->new_tokens < o->max_new) {
+		const float *logits = session_logits(s);
+		r->logits_hash = generate_hash(r->logits_hash, logits, engine_config(g)->n_vocab);
+		int32_t id = sampler_pick(sampler, logits, n_valid, NULL);
+		bool stop = !o->ignore_stop && tokenizer_is_stop(t, id);
+		if (session_length(s) == engine_context(g)) {
+			r->stop = GENERATE_CONTEXT_FULL;
+			return 0;
+		}
+		if (!stop) {
+			r->new_tokens++;
+			if (o->on_token && !o->on_token(o->user, id)) {
+				r->stop = GENERATE_CANCELLED;
+				return session_extend(s, &id, 1, NULL, NULL, e);
+			}
+		}
+		int rc = cancelled(o) ? ERR_INTERRUPTED : session_extend(s, &id, 1, NULL, &watch, e);
+		if (rc == ERR_INTERRUPTED) {
+			r->stop = GENERATE_CANCELLED;
+			return 0;
+		}
+		if (rc)
+			return rc;
+		if (stop) {
+			r->stop = GENERATE_STOP_TOKEN;
+			r->stop_token = id;
+			return 0;
+		}
+	}
+	r->stop = GENERATE_LIMIT;
+	return 0;
+}
+
+int generate(struct session *s, const int32_t *prompt, uint32_t n, const struct generate_options *o,
+	struct generate_result *r, struct err *e)
+{
+	const struct engine *g = session_engine(s);
+	*r = (struct generate_result){
+		.stop = GENERATE_LIMIT,
+		.stop_token = -1,
+		.prompt_tokens = n,
+		.logits_hash = GENERATE_HASH_START,
+	};
+	uint64_t start = clock_ns();
+	int rc = session_sync(s, prompt, n, &o->watch, &r->reused_tokens, e);
+	uint64_t prefilled = clock_ns();
+	r->prefill_ns = prefilled - start;
+	if (rc)
+		return rc;
+	struct sampler sampler;
+	sampler_init(&sampler, &o->sampler);
+	rc = decode(s, o, g, &sampler, r, e);
+	sampler_fini(&sampler);
+	r->decode_ns = clock_ns() - prefilled;
+	return rc;
+}

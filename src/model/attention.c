@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Multi-head latent attention in its absorbed form with the DSA indexer and IndexShare (specification 2.3 to 2.6). The
+ * cached row [latent | rotated key] is key (whole) and value (its first part) for all heads. A full layer scores every
+ * position and keeps its selection in ws.sel; the shared layers above it attend over the same positions.
+ */
+#include "src/model/forward.h"
+
+#include <math.h>
+
+static struct rope rope_of(const struct model *m)
+{
+	return (struct rope){.cos_sin = m->ws.cos_sin, .dim = (int)m->config.head_rope};
+}
+
+static void norm_input(struct model *m, const float *gain, const struct batch *rows)
+{
+	struct backend *b = m->backend;
+	int n = (int)m->config.n_embd;
+	b->ops->rms_norm(b, m->ws.x, n, gain, m->config.rms_eps, rows->n, n, m->ws.h, n);
+}
+
+/* ws.kv and ws.index_k, as projected, -> cache rows. */
+static void append(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows)
+{
+	const struct model_config *c = &m->config;
+	const struct layer_weights *w = &m->weights.layers[layer];
+	struct backend *b = m->backend;
+	struct rope rope = rope_of(m);
+	b->ops->latent_append(
+		b, rows, &rope, m->ws.kv, (int)c->kv_rank, w->kv_a_norm, c->latent_eps, kv->latent[layer]);
+	if (c->index_full[layer])
+		b->ops->index_append(b, rows, &rope, m->ws.index_k, w->index_k_gain, w->index_k_bias, c->index_eps,
+			kv->index_key[layer]);
+}
+
+/* Renews ws.sel and ws.n_sel from ws.index_q and ws.index_w. */
+static void select_positions(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows)
+{
+	const struct model_config *c = &m->config;
+	struct backend *b = m->backend;
+	struct rope rope = rope_of(m);
+	b->ops->rope(
+		b, &rope, m->ws.index_q, c->index_dim, m->ws.index_q, c->index_dim, rows->n, (int)c->index_heads);
+	struct index_select a = {
+		.n_heads = (int)c->index_heads,
+		.head_dim = (int)c->index_dim,
+		.top_k = (int)c->index_top_k,
+		.q = m->ws.index_q,
+		.weight = m->ws.index_w,
+		.keys = kv->index_key[layer],
+		.sel = m->ws.sel,
+		.n_sel = m->ws.n_sel,
+	};
+	b->ops->index_select(b, rows, &a);
+}
+
+void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows)
+{
+	const struct model_config *c = &m->config;
+	const struct layer_weights *w = &m->weights.layers[layer];
+	struct workspace *ws = &m->ws;
+	struct backend *b = m->backend;
+	bool full = c->index_full[layer];
+	int64_t head_qk = config_head_qk(c), width = config_cache_width(c);
+
+	norm_input(m, w->attn_norm, rows);
+	struct matmul in[] = {
+		{.w = w->q_a, .y = ws->q_latent},
+		{.w = w->kv_a, .y = ws->kv},
+		{.w = w->index_k, .y = ws->index_k},
+		{.w = w->index_proj, .y = ws->index_w},
+	};
+	b->ops->matmul(b, in, full ? 4 : 2, ws->h, rows->n);
+	append(m, kv, layer, rows);
+
+	b->ops->rms_norm(b, ws->q_latent, c->q_rank, w->q_a_norm, c->latent_eps, rows->n, (int)c->q_rank,
+		ws->q_latent, c->q_rank);
+	struct matmul from_latent[] = {
+		{.w = w->q_b, .y = ws->q},
+		{.w = w->index_q, .y = ws->index_q},
+	};
+	b->ops->matmul(b, from_latent, full ? 2 : 1, ws->q_latent, rows->n);
+	if (full)
+		select_positions(m, kv, layer, rows);
+
+	/* the query meets the latents: K_n^T q_nope beside the rotated part */
+	struct stacked_matmul absorb = {
+		.w = w->k_b, .x = ws->q, .x_stride = head_qk, .y = ws->q_abs, .y_stride = width};
+	b->ops->stacked_matmul(b, &absorb, rows->n);
+	struct rope rope = rope_of(m);
+	b->ops->rope(
+		b, &rope, ws->q + c->head_nope, head_qk, ws->q_abs + c->kv_rank, width, rows->n, (int)c->n_heads);
+
+	struct attend a = {
+		.n_heads = (int)c->n_heads,
+		.n_value = (int)c->kv_rank,
+		.scale = 1.0f / sqrtf((float)head_qk),
+		.q = ws->q_abs,
+		.cache = kv->latent[layer],
+		.sel = ws->sel,
+		.n_sel = ws->n_sel,
+		.sel_stride = (int)c->index_top_k,
+		.out = ws->z,
+	};
+	b->ops->attend(b, rows, &a);
+
+	struct stacked_matmul expand = {
+		.w = w->v_b, .x = ws->z, .x_stride = c->kv_rank, .y = ws->o, .y_stride = c->head_value};
+	b->ops->stacked_matmul(b, &expand, rows->n);
+	b->ops->matmul(b, &(struct matmul){.w = w->attn_out, .y = ws->x, .add = true}, 1, ws->o, rows->n);
+}
+
+void attention_append(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows)
+{
+	const struct layer_weights *w = &m->weights.layers[layer];
+	struct backend *b = m->backend;
+	norm_input(m, w->attn_norm, rows);
+	struct matmul in[] = {
+		{.w = w->kv_a, .y = m->ws.kv},
+		{.w = w->index_k, .y = m->ws.index_k},
+	};
+	b->ops->matmul(b, in, m->config.index_full[layer] ? 2 : 1, m->ws.h, rows->n);
+	append(m, kv, layer, rows);
+}

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: MIT */
+/* The frame of the model: workspace, layer loop, head. The layer loop reads top to bottom as the specification does. */
+#include "src/model/forward.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Rows of logits computed at once; bounds the workspace for large vocabularies. */
+#define LOGIT_ROWS 32
+
+/* Cuts consecutive pieces out of an allocation; with a NULL base it only adds up. */
+struct cutter {
+	uint8_t *base;
+	size_t used;
+};
+
+static void *cut(struct cutter *k, size_t n, size_t size)
+{
+	void *p = k->base ? k->base + k->used : NULL;
+	k->used = num_align_up(k->used + n * size, 256);
+	return p;
+}
+
+static void workspace_cut(struct workspace *ws, const struct model_config *c, bool with_mtp,
+	struct cutter *device, struct cutter *shared)
+{
+	size_t r = ws->max_rows, f = sizeof(float), i = sizeof(int32_t);
+	size_t width = config_cache_width(c), ff = MAX(c->n_dense ? c->ff_dense : 0, c->ff_shared);
+	ws->logit_rows = MIN(ws->max_rows, LOGIT_ROWS);
+	ws->tokens = cut(shared, r, i);
+	ws->pos = cut(shared, r, i);
+	ws->base = cut(shared, r, i);
+	ws->ids = cut(shared, r * c->n_used, i);
+	ws->cos_sin = cut(device, r * c->head_rope, f);
+	ws->x = cut(device, r * c->n_embd, f);
+	ws->h = cut(device, r * c->n_embd, f);
+	ws->q_latent = cut(device, r * c->q_rank, f);
+	ws->kv = cut(device, r * width, f);
+	ws->q = cut(device, r * c->n_heads * config_head_qk(c), f);
+	ws->q_abs = cut(device, r * c->n_heads * width, f);
+	ws->z = cut(device, r * c->n_heads * c->kv_rank, f);
+	ws->o = cut(device, r * c->n_heads * c->head_value, f);
+	ws->index_q = cut(device, r * c->index_heads * c->index_dim, f);
+	ws->index_k = cut(device, r * c->index_dim, f);
+	ws->index_w = cut(device, r * c->index_heads, f);
+	ws->sel = cut(device, r * c->index_top_k, i);
+	ws->n_sel = cut(device, r, i);
+	ws->gate = cut(device, r * ff, f);
+	ws->up = cut(device, r * ff, f);
+	ws->router = cut(device, r * c->n_experts, f);
+	ws->route_weights = cut(device, r * c->n_used, f);
+	ws->expert_out = cut(device, r * c->n_used * c->n_embd, f);
+	ws->shared_out = cut(device, r * c->n_embd, f);
+	ws->hidden = cut(device, r * c->n_embd, f);
+	ws->logits = cut(device, (size_t)ws->logit_rows * c->n_vocab, f);
+	if (with_mtp)
+		ws->mtp_in = cut(device, r * 2 * c->n_embd, f);
+}
+
+size_t model_workspace_bytes(const struct model_config *c, bool with_mtp, uint32_t max_rows)
+{
+	struct workspace ws = {.max_rows = max_rows};
+	struct cutter device = {0}, shared = {0};
+	workspace_cut(&ws, c, with_mtp, &device, &shared);
+	return device.used + shared.used;
+}
+
+static int workspace_init(struct workspace *ws, const struct model_config *c, bool with_mtp,
+	uint32_t max_rows, struct backend *b, struct err *e)
+{
+	*ws = (struct workspace){.max_rows = max_rows};
+	struct cutter device = {0}, shared = {0};
+	workspace_cut(ws, c, with_mtp, &device, &shared);
+	ws->device_bytes = device.used;
+	ws->shared_bytes = shared.used;
+	int rc;
+	if ((rc = b->ops->alloc(b, MEM_DEVICE, device.used, &ws->device, e)) ||
+		(rc = b->ops->alloc(b, MEM_SHARED, shared.used, &ws->shared, e))) {
+		err_prefix(e, "workspace of %u rows", max_rows);
+		return rc;
+	}
+	device = (struct cutter){.base = ws->device};
+	shared = (struct cutter){.base = ws->shared};
+	workspace_cut(ws, c, with_mtp, &device, &shared);
+	return 0;
+}
+
+/* f_i = base^(-2i / dim), every step in float32 as the reference engines do (specification 2.2). */
+static int inv_freq_init(struct model *m, struct err *e)
+{
+	uint32_t n = m->config.head_rope / 2;
+	struct backend *b = m->backend;
+	int rc = b->ops->alloc(b, MEM_DEVICE, n * sizeof(float), (void **)&m->inv_freq, e);
+	if (rc)
+		return rc;
+	float *f = NEW_ARRAY(float, n);
+	for (uint32_t i = 0; i < n; i++)
+		f[i] = 1.0f / powf(m->config.rope_base, (float)(2 * i) / (float)m->config.head_rope);
+	b->ops->upload(b, m->inv_freq, f, n * sizeof *f);
+	free(f);
+	return 0;
+}
+
+int model_init(struct model *m, const struct model_config *c, struct model_weights *w, bool with_mtp,
+	struct backend *b, struct expert_source *source, uint32_t max_rows, struct err *e)
+{
+	*m = (struct model){.config = *c, .weights = *w, .backend = b, .source = source};
+	*w = (struct model_weights){0};
+	m->has_mtp = with_mtp && c->n_mtp;
+	int rc = moe_plan_init(&m->plan, c, max_rows);
+	if (rc)
+		err_set(e, rc, "no memory for the expert plan of %u rows", max_rows);
+	if (rc || (rc = inv_freq_init(m, e)) || (rc = workspace_init(&m->ws, c, m->has_mtp, max_rows, b, e)))
+		model_fini(m);
+	return rc;
+}
+
+void model_fini(struct model *m)
+{
+	struct backend *b = m->backend;
+	if (!b)
+		return;
+	b->ops->free(b, MEM_DEVICE, m->ws.device, m->ws.device_bytes);
+	b->ops->free(b, MEM_SHARED, m->ws.shared, m->ws.shared_bytes);
+	b->ops->free(b, MEM_DEVICE, m->inv_freq, m->config.head_rope / 2 * sizeof(float));
+	moe_plan_fini(&m->plan);
+	weights_free(&m->weights, b);
+	*m = (struct model){0};
+}
+
+static int compare_u16(const void *a, const void *b)
+{
+	return (int)*(const uint16_t *)a - (int)*(const uint16_t *)b;
+}
+
+/* Copies what the taps ask for after a layer; waits for the layer, so only parity runs pay. */
+static int tap_layer(struct model *m, const struct forward_rows *rows, uint32_t layer, struct err *e)
+{
+	const struct model_config *c = &m->config;
+	struct forward_taps *t = rows->taps;
+	struct backend *b = m->backend;
+	size_t last = rows->n - 1;
+	int rc = 0;
+	if (t->resid_last)
+		rc = b->ops->download(b, t->resid_last + (size_t)layer * c->n_embd, m->ws.x + last * c->n_embd,
+			c->n_embd * sizeof(float), e);
+	if (!rc && t->router && config_is_moe(c, layer)) {
+		uint32_t moe = layer - c->n_dense, n_moe = config_n_moe(c);
+		for (uint32_t r = 0; r < rows->n; r++) {
+			uint16_t *to = t->router + ((size_t)r * n_moe + moe) * c->n_used;
+			for (uint32_t k = 0; k < c->n_used; k++)
+				to[k] = (uint16_t)m->ws.ids[(size_t)r * c->n_used + k];
+			qsort(to, c->n_used, sizeof *to, compare_u16);
+		}
+	}
+	if (!rc && t->index_last && t->n_index_last) {
+		t->n_index_last[layer] = 0;
+		if (c->index_full[layer]) {
+			rc = b->ops->download(b, &t->n_index_last[layer], m->ws.n_sel + last, sizeof(int32_t), e);
+			if (!rc)
+				rc = b->ops->download(b, t->index_last + (size_t)layer * c->index_top_k,
+					m->ws.sel + last * c->index_top_k, c->index_top_k * sizeof(int32_t), e);
+		}
+	}
+	return rc;
+}
+
+/* Puts tokens, positions and angles of the step where the ops find them. */
+static struct batch begin_step(struct model *m, const struct forward_rows *rows)
+{
+	struct workspace *ws = &m->ws;
+	struct backend *b = m->backend;
+	if (rows->n < 1 || rows->n > ws->max_rows)
+		bug("a step of %u rows, the workspace has %u", rows->n, ws->max_rows);
+	b->ops->upload(b, ws->tokens, rows->tokens, rows->n * sizeof(int32_t));
+	b->ops->upload(b, ws->pos, rows->pos, rows->n * sizeof(int32_t));
+	b->ops->upload(b, ws->base, rows->base, rows->n * sizeof(int32_t));
+	struct batch batch = {.n = (int)rows->n, .pos = ws->pos, .base = ws->base};
+	for (uint32_t r = 0; r < rows->n; r++)
+		batch.max_pos = MAX(batch.max_pos, rows->pos[r]);
+	b->ops->rope_angles(b, &batch, m->inv_freq, (int)m->config.head_rope, ws->cos_sin);
+	return batch;
+}
+
+int model_forward(struct model *m, struct kv_cache *kv, const struct forward_rows *rows,
+	uint32_t first_hidden, struct err *e)
+{
+	const struct model_config *c = &m->config;
+	struct workspace *ws = &m->ws;
+	struct backend *b = m->backend;
+	int rc;
+
+	struct batch batch = begin_step(m, rows);
+	b->ops->embed(b, m->weights.embed, ws->tokens, batch.n, ws->x);
+	for (uint32_t layer = 0; layer < c->n_layers; layer++) {
+		if (rows->cancel && atomic_load_explicit(rows->cancel, memory_order_relaxed))
+			return err_set(e, ERR_INTERRUPTED, "interrupted");
+		attention_step(m, kv, layer, &batch);
+		if ((rc = ffn_step(m, layer, &batch, e)))
+			return rc;
+		if (rows->taps && (rc = tap_layer(m, rows, layer, e)))
+			return rc;
+	}
+	size_t at = (size_t)first_hidden * c->n_embd;
+	if (first_hidden < rows->n)
+		b->ops->rms_norm(b, ws->x + at, c->n_embd, m->weights.output_norm, c->rms_eps,
+			(int)(rows->n - first_hidden), (int)c->n_embd, ws->hidden + at, c->n_embd);
+	return b->ops->wait(b, e);
+}
+
+int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, struct err *e)
+{
+	const struct model_config *c = &m->config;
+	struct backend *b = m->backend;
+	for (uint32_t at = 0; at < n;) {
+		uint32_t rows = MIN(n - at, m->ws.logit_rows);
+		b->ops->matmul(b, &(struct matmul){.w = m->weights.head, .y = m->ws.logits}, 1,
+			hidden + (size_t)at * c->n_embd, (int)rows);
+		int rc = b->ops->download(
+			b, out + (size_t)at * c->n_vocab, m->ws.logits, (size_t)rows * c->n_vocab * sizeof(float), e);
+		if (rc)
+			return rc;
+		at += rows;
+	}
+	return 0;
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The forward pass: rows of tokens -> hidden states and logits (specification section 2). This is where the model is
+ * written down: forward.c is the frame, attention.c is MLA with its indexer, moe.c the router and the experts, mtp.c the
+ * next-token-prediction layer. Each is a list of ops.
+ *
+ * A `model` is the loaded weights with everything a step needs besides a cache: backend, expert source, workspace. One
+ * thread computes with it.
+ */
+#ifndef GLM_MODEL_FORWARD_H
+#define GLM_MODEL_FORWARD_H
+
+#include "kernels/backend.h"
+#include "src/model/config.h"
+#include "src/model/kv_cache.h"
+#include "src/model/weights.h"
+#include "stream/expert_source.h"
+
+#include <stdatomic.h>
+
+/* Activations of one step of up to max_rows rows (R); device memory unless marked shared. Cut from two allocations. */
+struct workspace {
+	uint32_t max_rows;
+	int32_t *tokens, *pos, *base; /* [R] shared */
+	float *cos_sin;               /* [R][head_rope / 2][2] */
+	float *x;                     /* [R][n_embd] residual stream */
+	float *h;                     /* [R][n_embd] normed input of a stage */
+	float *q_latent;              /* [R][q_rank] */
+	float *kv;                    /* [R][kv_rank + head_rope] */
+	float *q;                     /* [R][n_heads][head_nope + head_rope] */
+	float *q_abs;                 /* [R][n_heads][kv_rank + head_rope] absorbed query */
+	float *z;                     /* [R][n_heads][kv_rank] attended latents */
+	float *o;                     /* [R][n_heads][head_value] */
+	float *index_q;               /* [R][index_heads][index_dim] */
+	float *index_k;               /* [R][index_dim] */
+	float *index_w;               /* [R][index_heads] */
+	int32_t *sel;                 /* [R][index_top_k] selection of the latest full layer */
+	int32_t *n_sel;               /* [R] */
+	float *gate, *up;             /* [R][max(ff_dense, ff_shared)] */
+	float *router;                /* [R][n_experts] */
+	int32_t *ids;                 /* [R][n_used] shared */
+	float *route_weights;         /* [R][n_used] */
+	float *expert_out;            /* [R][n_used][n_embd] */
+	float *shared_out;            /* [R][n_embd] */
+	float *hidden;                /* [R][n_embd] after the final norm */
+	float *mtp_in;                /* [R][2 * n_embd]; NULL without MTP */
+	float *logits;                /* [logit_rows][n_vocab] */
+	uint32_t logit_rows;
+	void *device, *shared; /* the two allocations */
+	size_t device_bytes, shared_bytes;
+};
+
+/* Host memory of moe.c: which rows use which expert. Sized once. */
+struct moe_plan {
+	int32_t *first;          /* [n_experts + 1] prefix sums into places */
+	int32_t *places;         /* [R * n_used] grouped by expert */
+	struct expert_ref *refs; /* [n_experts] the distinct experts of the step */
+	struct expert_job *jobs; /* [n_experts] */
+	bool *done;              /* [n_experts] parallel to refs: computed */
+};
+
+struct model {
+	struct model_config config;
+	struct model_weights weights;
+	struct backend *backend;      /* borrowed */
+	struct expert_source *source; /* borrowed */
+	bool has_mtp;
+	float *inv_freq; /* [head_rope / 2] device */
+	struct workspace ws;
+	struct moe_plan plan;
+	uint64_t expert_uses; /* (row, rank) products asked of the source so far */
+};
+
+/* What a step may be asked to show; see struct session_taps. Host memory, all optional. */
+struct forward_taps {
+	float *resid_last;     /* [n_layers][n_embd] */
+	uint16_t *router;      /* [n rows of the step][n_moe][n_used], sorted */
+	int32_t *index_last;   /* [n_layers][index_top_k] */
+	int32_t *n_index_last; /* [n_layers] */
+};
+
+/* One step. Host memory; n <= max_rows. */
+struct forward_rows {
+	uint32_t n;
+	const int32_t *tokens; /* [n] */
+	const int32_t *pos;    /* [n]: position in the row's own sequence; rows of one sequence ascend by one */
+	const int32_t *base;   /* [n]: first cache row of the row's sequence */
+	struct forward_taps *taps;
+	atomic_bool *cancel; /* looked at before each layer; NULL: never */
+};
+
+/* Takes config, weights (ownership), backend, source (borrowed). max_rows: the largest step. */
+int model_init(struct model *m, const struct model_config *c, struct model_weights *w, bool with_mtp,
+	struct backend *b, struct expert_source *source, uint32_t max_rows, struct err *e);
+void model_fini(struct model *m); /* accepts a zeroed struct */
+
+/* Device and shared bytes of the workspace for max_rows. */
+size_t model_workspace_bytes(const struct model_config *c, bool with_mtp, uint32_t max_rows);
+
+/* Computes all rows through the trunk and leaves the hidden states of the rows from `first_hidden` on, after the final norm,
+ * in ws.hidden + r * n_embd. Writes the caches of all trunk layers. Errors: a failed op or expert read, ERR_INTERRUPTED. After an
+ * error the cache rows of this step are garbage. */
+int model_forward(struct model *m, struct kv_cache *kv, const struct forward_rows *rows,
+	uint32_t first_hidden, struct err *e);
+
+/* Logits of hidden rows [first, first + n) of the last model_forward -> host out [n][n_vocab]. */
+int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, struct err *e);
+
+/* ---- stages, for the files of this module ---- */
+
+/* x += attention(x) of one layer; a full layer renews ws.sel, a shared layer reads it. */
+void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows);
+
+/* Only the cache rows of a layer (latent and, on full layers, index key) from ws.x; nothing else changes but
+ * scratch. What the MTP layer needs of tokens that are already known. */
+void attention_append(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows);
+
+/* x += feed-forward network (x) of one layer. */
+int ffn_step(struct model *m, uint32_t layer, const struct batch *rows, struct err *e);
+
+int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max_rows);
+void moe_plan_fini(struct moe_plan *p);
+
+/* ---- MTP (mtp.c) ----
+ * A pair (H_i, t_{i+1}) stands at position i: H_i is the hidden state after the final norm. `before` is H of the
+ * position before the step in hand, [n_embd] device memory of the session. */
+
+/* After model_forward over rows of ONE sequence with first_hidden 0: writes the MTP cache rows of all pairs that are
+ * complete now: (before, first token) unless the first row is position 0 or `before` is NULL (the pair stands in the cache), and
+ * (H_r, token_{r+1}) inside the step. */
+void mtp_append(struct model *m, struct kv_cache *kv, const struct forward_rows *rows, const float *before);
+
+/* Draft logits of the token after `next`, for the pair (before, next) at position pos -> host out [n_vocab].
+ * Writes that pair's cache row; ws.hidden row 0 is the layer's output. */
+int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t next, int32_t pos,
+	int32_t base, float *out, struct err *e);
+
+#endif

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Feed-forward stages (specification 2.7). The experts of a step are asked of the source in groups no larger than
+ * it can pin, in ascending id order (= file order); whatever is ready is computed while the rest is on its way. A
+ * product's place (row, rank) does not depend on when it was computed, and moe_combine adds the places in rank order: the
+ * result is the same for every order of arrival.
+ */
+#include "src/model/forward.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <stdlib.h>
+
+/* From this many rows on, a step is a prefill chunk: it touches most experts of a layer once. */
+#define PREFILL_ROWS 32
+
+int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max_rows)
+{
+	*p = (struct moe_plan){
+		.first = NEW_ARRAY(int32_t, c->n_experts + 1),
+		.places = mem_try_new((size_t)max_rows * c->n_used, sizeof(int32_t)),
+		.refs = NEW_ARRAY(struct expert_ref, c->n_experts),
+		.jobs = NEW_ARRAY(struct expert_job, c->n_experts),
+		.done = NEW_ARRAY(bool, c->n_experts),
+	};
+	return p->places ? 0 : ERR_MEMORY;
+}
+
+void moe_plan_fini(struct moe_plan *p)
+{
+	free(p->first);
+	free(p->places);
+	free(p->refs);
+	free(p->jobs);
+	free(p->done);
+	*p = (struct moe_plan){0};
+}
+
+/* Groups the places of ids [n_places] by expert and lists the distinct experts in refs: for decode in the order of
+ * their first place (row, then rank: the order in which a trace lists them, so that a simulated cache sees what the live one
+ * does), for prefill ascending (the order of the file). Returns how many. */
+static int plan_experts(
+	struct moe_plan *p, uint32_t n_experts, enum expert_use use, const int32_t *ids, int n_places)
+{
+	for (uint32_t i = 0; i <= n_experts; i++)
+		p->first[i] = 0;
+	int n = 0;
+	for (int i = 0; i < n_places; i++)
+		if (!p->first[ids[i] + 1]++ && use == EXPERT_DECODE)
+			p->refs[n++] = (struct expert_ref){.id = ids[i]};
+	for (uint32_t i = 0; i < n_experts; i++) {
+		if (p->first[i + 1] && use == EXPERT_PREFILL)
+			p->refs[n++] = (struct expert_ref){.id = (int32_t)i};
+		p->first[i + 1] += p->first[i];
+	}
+	/* first[i] now begins expert i; filling moves it to the end of its group, which is the begin of the next */
+	for (int i = 0; i < n_places; i++)
+		p->places[p->first[ids[i]]++] = i;
+	for (uint32_t i = n_experts; i > 0; i--)
+		p->first[i] = p->first[i - 1];
+	p->first[0] = 0;
+	return n;
+}
+
+/* Computes every ref of the group that is ready and not yet done. */
+static void run_ready(
+	struct model *m, struct moe_plan *p, struct expert_ref *refs, bool *done, int n, int rows)
+{
+	int n_jobs = 0;
+	for (int i = 0; i < n; i++) {
+		if (done[i] || !refs[i].ready)
+			continue;
+		done[i] = true;
+		int32_t at = p->first[refs[i].id];
+		p->jobs[n_jobs++] = (struct expert_job){
+			.gate = refs[i].gate,
+			.up = refs[i].up,
+			.down = refs[i].down,
+			.places = p->places + at,
+			.n_places = p->first[refs[i].id + 1] - at,
+		};
+	}
+	if (n_jobs)
+		m->backend->ops->expert_ffn(
+			m->backend, m->ws.h, p->jobs, n_jobs, rows, (int)m->config.n_used, m->ws.expert_out);
+}
+
+/* One group: acquire, compute what is ready, await the rest, release. */
+static int run_group(struct model *m, uint32_t layer, enum expert_use use, struct expert_ref *refs,
+	bool *done, int n, int rows, struct err *e)
+{
+	struct expert_source *s = m->source;
+	for (int i = 0; i < n; i++)
+		done[i] = false;
+	int missing = s->ops->acquire(s, (int)layer, use, refs, n, e);
+	if (missing < 0)
+		return missing;
+	run_ready(m, &m->plan, refs, done, n, rows);
+	while (missing > 0) {
+		missing = s->ops->await(s, (int)layer, refs, n, e);
+		if (missing >= 0)
+			run_ready(m, &m->plan, refs, done, n, rows);
+	}
+	int rc = m->backend->ops->wait(m->backend, missing < 0 ? NULL : e);
+	s->ops->release(s, (int)layer, refs, n);
+	return missing < 0 ? missing : rc;
+}
+
+/* down(silu(gate h) * up h): the dense network, and the shared expert. */
+static void swiglu_network(
+	struct model *m, const struct layer_weights *w, const struct batch *rows, struct matmul down)
+{
+	struct backend *b = m->backend;
+	struct workspace *ws = &m->ws;
+	struct matmul in[] = {{.w = w->gate, .y = ws->gate}, {.w = w->up, .y = ws->up}};
+	b->ops->matmul(b, in, 2, ws->h, rows->n);
+	b->ops->swiglu(b, ws->gate, ws->up, rows->n * w->gate.n_out, ws->gate);
+	b->ops->matmul(b, &down, 1, ws->gate, rows->n);
+}
+
+static int moe_step(
+	struct model *m, uint32_t layer, const struct layer_weights *w, const struct batch *rows, struct err *e)
+{
+	const struct model_config *c = &m->config;
+	struct workspace *ws = &m->ws;
+	struct backend *b = m->backend;
+
+	b->ops->matmul(b, &(struct matmul){.w = w->router, .y = ws->router}, 1, ws->h, rows->n);
+	struct route route = {
+		.n_experts = (int)c->n_experts,
+		.n_used = (int)c->n_used,
+		.n_group = (int)c->n_group,
+		.n_group_used = (int)c->n_group_used,
+		.normalise = c->norm_weights,
+		.scale = c->weights_scale,
+		.logits = ws->router,
+		.bias = w->router_bias,
+		.ids = ws->ids,
+		.weights = ws->route_weights,
+	};
+	b->ops->route(b, &route, rows->n);
+	int rc = b->ops->wait(b, e);
+	if (rc)
+		return rc;
+	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = ws->shared_out});
+
+	int n_places = rows->n * (int)c->n_used;
+	enum expert_use use = rows->n >= PREFILL_ROWS ? EXPERT_PREFILL : EXPERT_DECODE;
+	int n = plan_experts(&m->plan, c->n_experts, use, ws->ids, n_places);
+	m->expert_uses += (uint64_t)n_places;
+	for (int i = 0; i < n; i += m->source->window) {
+		int group = MIN(n - i, m->source->window);
+		if ((rc = run_group(m, layer, use, m->plan.refs + i, m->plan.done + i, group, rows->n, e)))
+			return rc;
+	}
+	b->ops->moe_combine(
+		b, ws->expert_out, ws->route_weights, (int)c->n_used, ws->shared_out, rows->n, (int)c->n_embd, ws->x);
+	return 0;
+}
+
+int ffn_step(struct model *m, uint32_t layer, const struct batch *rows, struct err *e)
+{
+	const struct layer_weights *w = &m->weights.layers[layer];
+	struct backend *b = m->backend;
+	int n = (int)m->config.n_embd;
+	b->ops->rms_norm(b, m->ws.x, n, w->ffn_norm, m->config.rms_eps, rows->n, n, m->ws.h, n);
+	if (config_is_moe(&m->config, layer))
+		return moe_step(m, layer, w, rows, e);
+	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = m->ws.x, .add = true});
+	return 0;
+}

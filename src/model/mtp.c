@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The next-token-prediction layer (specification 2.8), stored as the layer after the trunk. Its input for the pair
+ * (H_i, t_{i+1}) is eh_proj [RMS(embed t_{i+1}, enorm); RMS(H_i, hnorm)], H taken after the final norm; its attention has
+ * caches of its own. A pair that lies inside known text needs only its cache row, which is a projection of that input: no
+ * attention and no expert is computed for it. Only a draft runs the whole layer, for one row.
+ */
+#include "src/model/forward.h"
+
+/* ws.x[0..n) = eh_proj input of n pairs: tokens of ws.tokens[first..), hidden rows starting at `hidden`. */
+static void project_pairs(struct model *m, const int32_t *tokens, const float *hidden, int at, int n)
+{
+	const struct model_config *c = &m->config;
+	const struct model_weights *w = &m->weights;
+	struct backend *b = m->backend;
+	int64_t n_embd = c->n_embd;
+	float *in = m->ws.mtp_in + at * 2 * n_embd;
+	/* the embedding half is normed in place of its own output, the stride skips the hidden half */
+	b->ops->embed(b, w->embed, tokens, n, m->ws.h);
+	b->ops->rms_norm(b, m->ws.h, n_embd, w->enorm, c->rms_eps, n, (int)n_embd, in, 2 * n_embd);
+	b->ops->rms_norm(b, hidden, n_embd, w->hnorm, c->rms_eps, n, (int)n_embd, in + n_embd, 2 * n_embd);
+}
+
+void mtp_append(struct model *m, struct kv_cache *kv, const struct forward_rows *rows, const float *before)
+{
+	struct workspace *ws = &m->ws;
+	struct backend *b = m->backend;
+	/* pair of row r: the token of row r with the hidden state before it; it stands at position pos - 1 */
+	bool has_before = before && rows->pos[0] > 0;
+	int n = (int)rows->n - (has_before ? 0 : 1);
+	if (n < 1)
+		return;
+	if (has_before)
+		project_pairs(m, ws->tokens, before, 0, 1);
+	if (rows->n > 1)
+		project_pairs(m, ws->tokens + 1, ws->hidden, has_before ? 1 : 0, (int)rows->n - 1);
+	b->ops->matmul(b, &(struct matmul){.w = m->weights.eh_proj, .y = ws->x}, 1, ws->mtp_in, n);
+
+	int32_t first = has_before ? rows->pos[0] - 1 : rows->pos[0];
+	int32_t *pos = ws->tokens; /* the tokens have been read: their place holds the pairs' positions */
+	b->ops->wait(b, NULL);
+	for (int r = 0; r < n; r++)
+		pos[r] = first + r;
+	struct batch batch = {.n = n, .pos = pos, .base = ws->base, .max_pos = first + n - 1};
+	b->ops->rope_angles(b, &batch, m->inv_freq, (int)m->config.head_rope, ws->cos_sin);
+	attention_append(m, kv, m->config.n_layers, &batch);
+}
+
+int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t next, int32_t pos,
+	int32_t base, float *out, struct err *e)
+{
+	const struct model_config *c = &m->config;
+	struct workspace *ws = &m->ws;
+	struct backend *b = m->backend;
+	b->ops->upload(b, ws->tokens, &next, sizeof next);
+	b->ops->upload(b, ws->pos, &pos, sizeof pos);
+	b->ops->upload(b, ws->base, &base, sizeof base);
+	struct batch batch = {.n = 1, .pos = ws->pos, .base = ws->base, .max_pos = pos};
+	b->ops->rope_angles(b, &batch, m->inv_freq, (int)c->head_rope, ws->cos_sin);
+	project_pairs(m, ws->tokens, before, 0, 1);
+	b->ops->matmul(b, &(struct matmul){.w = m->weights.eh_proj, .y = ws->x}, 1, ws->mtp_in, 1);
+	attention_step(m, kv, c->n_layers, &batch);
+	int rc = ffn_step(m, c->n_layers, &batch, e);
+	if (rc)
+		return rc;
+	b->ops->rms_norm(
+		b, ws->x, c->n_embd, m->weights.head_norm, c->rms_eps, 1, (int)c->n_embd, ws->hidden, c->n_embd);
+	return model_logits(m, ws->hidden, 1, out, e);
+}

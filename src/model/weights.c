@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One walk over the names (walk_*) serves both binding and loading: a visitor is called for every resident tensor with
+ * the place that shall hold it. The first visit checks and adds up sizes, the second copies into the arena. Norms, biases
+ * and small vectors must be F32; F16 and BF16 ones of foreign files are converted while they are copied.
+ */
+#include "src/model/weights.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/quant/dequant.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ARENA_ALIGN 256 /* every tensor starts on this boundary of the arena */
+
+struct walk {
+	const struct gguf *file;
+	const struct model_config *c;
+	struct backend *backend; /* NULL: check only */
+	uint8_t *arena;
+	size_t used; /* bytes of the arena so far */
+	struct err *e;
+};
+
+static const struct gguf_tensor *find(
+	struct walk *k, const char *name, uint64_t ne0, uint64_t ne1, uint64_t ne2)
+{
+	const struct gguf_tensor *t = gguf_need_tensor(k->file, name, k->e);
+	if (!t)
+		return NULL;
+	if (t->ne[0] != ne0 || t->ne[1] != ne1 || t->ne[2] != ne2 || t->ne[3] != 1) {
+		char found[GGUF_SHAPE_MAX];
+		err_set(k->e, ERR_INPUT, "%s: %s has shape %s, expected {%llu, %llu, %llu}",
+			k->file->files[t->file].path, name, gguf_shape_text(t, found), (unsigned long long)ne0,
+			(unsigned long long)ne1, (unsigned long long)ne2);
+		return NULL;
+	}
+	return t;
+}
+
+/* Takes room in the arena. */
+static uint8_t *place(struct walk *k, size_t bytes)
+{
+	size_t at = k->used;
+	k->used = num_align_up(at + bytes, ARENA_ALIGN);
+	return k->backend ? k->arena + at : NULL;
+}
+
+static int take_matrix(
+	struct walk *k, const char *name, uint64_t n_in, uint64_t n_out, uint64_t n_stack, struct weight *out)
+{
+	const struct gguf_tensor *t = find(k, name, n_in, n_out, n_stack);
+	if (!t)
+		return ERR_INPUT;
+	uint64_t row;
+	if (!dtype_row_bytes(t->type, n_in, &row))
+		return err_set(k->e, ERR_INPUT, "%s: %s: rows of %llu values do not fit type %s",
+			k->file->files[t->file].path, name, (unsigned long long)n_in, dtype_name(t->type));
+	uint8_t *data = place(k, t->bytes);
+	if (data)
+		k->backend->ops->upload(k->backend, data, t->data, t->bytes);
+	*out = (struct weight){.data = data,
+		.type = t->type,
+		.n_in = (int64_t)n_in,
+		.n_out = (int64_t)n_out,
+		.n_stack = (int64_t)n_stack,
+		.row_bytes = row,
+		.stack_bytes = row * n_out};
+	return 0;
+}
+
+static int take_vector(struct walk *k, const char *name, uint64_t n, const float **out)
+{
+	const struct gguf_tensor *t = find(k, name, n, 1, 1);
+	if (!t)
+		return ERR_INPUT;
+	if (t->type != DTYPE_F32 && t->type != DTYPE_F16 && t->type != DTYPE_BF16)
+		return err_set(k->e, ERR_INPUT, "%s: %s is %s, expected F32, F16 or BF16",
+			k->file->files[t->file].path, name, dtype_name(t->type));
+	uint8_t *data = place(k, n * sizeof(float));
+	if (data) {
+		float *v = mem_new(n, sizeof *v);
+		dequant_row(t->type, t->data, v, n);
+		k->backend->ops->upload(k->backend, data, v, n * sizeof *v);
+		free(v);
+	}
+	*out = (const float *)data;
+	return 0;
+}
+
+/* "blk.<layer>.<name>", in a buffer of the caller's. */
+struct tensor_name {
+	char text[96];
+};
+
+static const char *blk(struct tensor_name *n, uint32_t layer, const char *name)
+{
+	snprintf(n->text, sizeof n->text, "blk.%u.%s", layer, name);
+	return n->text;
+}
+
+#define MATRIX(name, n_in, n_out, n_stack, field)                                                            \
+	do {                                                                                                     \
+		struct tensor_name n_;                                                                               \
+		int rc_ = take_matrix(k, blk(&n_, layer, name ".weight"), n_in, n_out, n_stack, &w->field);          \
+		if (rc_)                                                                                             \
+			return rc_;                                                                                      \
+	} while (0)
+
+#define VECTOR(name, n, field)                                                                               \
+	do {                                                                                                     \
+		struct tensor_name n_;                                                                               \
+		int rc_ = take_vector(k, blk(&n_, layer, name), n, &w->field);                                       \
+		if (rc_)                                                                                             \
+			return rc_;                                                                                      \
+	} while (0)
+
+static int walk_attention(struct walk *k, uint32_t layer, struct layer_weights *w)
+{
+	const struct model_config *c = k->c;
+	VECTOR("attn_norm.weight", c->n_embd, attn_norm);
+	MATRIX("attn_q_a", c->n_embd, c->q_rank, 1, q_a);
+	VECTOR("attn_q_a_norm.weight", c->q_rank, q_a_norm);
+	MATRIX("attn_q_b", c->q_rank, (uint64_t)c->n_heads * config_head_qk(c), 1, q_b);
+	MATRIX("attn_kv_a_mqa", c->n_embd, config_cache_width(c), 1, kv_a);
+	VECTOR("attn_kv_a_norm.weight", c->kv_rank, kv_a_norm);
+	MATRIX("attn_k_b", c->head_nope, c->kv_rank, c->n_heads, k_b);
+	MATRIX("attn_v_b", c->kv_rank, c->head_value, c->n_heads, v_b);
+	MATRIX("attn_output", (uint64_t)c->n_heads * c->head_value, c->n_embd, 1, attn_out);
+	if (!c->index_full[layer])
+		return 0;
+	MATRIX("indexer.attn_q_b", c->q_rank, (uint64_t)c->index_heads * c->index_dim, 1, index_q);
+	MATRIX("indexer.attn_k", c->n_embd, c->index_dim, 1, index_k);
+	MATRIX("indexer.proj", c->n_embd, c->index_heads, 1, index_proj);
+	VECTOR("indexer.k_norm.weight", c->index_dim, index_k_gain);
+	VECTOR("indexer.k_norm.bias", c->index_dim, index_k_bias);
+	return 0;
+}
+
+static int walk_ffn(struct walk *k, uint32_t layer, struct layer_weights *w)
+{
+	const struct model_config *c = k->c;
+	VECTOR("ffn_norm.weight", c->n_embd, ffn_norm);
+	if (!config_is_moe(c, layer)) {
+		MATRIX("ffn_gate", c->n_embd, c->ff_dense, 1, gate);
+		MATRIX("ffn_up", c->n_embd, c->ff_dense, 1, up);
+		MATRIX("ffn_down", c->ff_dense, c->n_embd, 1, down);
+		return 0;
+	}
+	MATRIX("ffn_gate_shexp", c->n_embd, c->ff_shared, 1, gate);
+	MATRIX("ffn_up_shexp", c->n_embd, c->ff_shared, 1, up);
+	MATRIX("ffn_down_shexp", c->ff_shared, c->n_embd, 1, down);
+	MATRIX("ffn_gate_inp", c->n_embd, c->n_experts, 1, router);
+	VECTOR("exp_probs_b.bias", c->n_experts, router_bias);
+	return 0;
+}
+
+static int walk_mtp(struct walk *k, uint32_t layer, struct model_weights *w)
+{
+	const struct model_config *c = k->c;
+	MATRIX("nextn.eh_proj", 2 * (uint64_t)c->n_embd, c->n_embd, 1, eh_proj);
+	VECTOR("nextn.enorm.weight", c->n_embd, enorm);
+	VECTOR("nextn.hnorm.weight", c->n_embd, hnorm);
+	VECTOR("nextn.shared_head_norm.weight", c->n_embd, head_norm);
+	return 0;
+}
+
+static int walk(struct walk *k, bool with_mtp, struct model_weights *w)
+{
+	const struct model_config *c = k->c;
+	int rc;
+	if ((rc = take_matrix(k, "token_embd.weight", c->n_embd, c->n_vocab, 1, &w->embed)) ||
+		(rc = take_matrix(k, "output.weight", c->n_embd, c->n_vocab, 1, &w->head)) ||
+		(rc = take_vector(k, "output_norm.weight", c->n_embd, &w->output_norm)))
+		return rc;
+	for (uint32_t i = 0; i < c->n_layers + (with_mtp ? c->n_mtp : 0); i++)
+		if ((rc = walk_attention(k, i, &w->layers[i])) || (rc = walk_ffn(k, i, &w->layers[i])))
+			return rc;
+	if (with_mtp && c->n_mtp)
+		return walk_mtp(k, c->n_layers, w);
+	return 0;
+}
+
+static int bind_experts(struct walk *k, uint32_t layer, struct expert_tensors *x)
+{
+	const struct model_config *c = k->c;
+	struct tensor_name n;
+	x->gate = find(k, blk(&n, layer, "ffn_gate_exps.weight"), c->n_embd, c->ff_expert, c->n_experts);
+	x->up =
+		x->gate ? find(k, blk(&n, layer, "ffn_up_exps.weight"), c->n_embd, c->ff_expert, c->n_experts) : NULL;
+	x->down =
+		x->up ? find(k, blk(&n, layer, "ffn_down_exps.weight"), c->ff_expert, c->n_embd, c->n_experts) : NULL;
+	return x->down ? 0 : ERR_INPUT;
+}
+
+int weights_bind(const struct gguf *file, const struct model_config *c, bool with_mtp,
+	struct model_weights *w, size_t *resident_bytes, struct err *e)
+{
+	*w = (struct model_weights){0};
+	uint32_t n = c->n_layers + c->n_mtp;
+	w->layers = NEW_ARRAY(struct layer_weights, n);
+	w->experts = NEW_ARRAY(struct expert_tensors, n);
+	struct walk k = {.file = file, .c = c, .e = e};
+	int rc = walk(&k, with_mtp, w);
+	for (uint32_t i = c->n_dense; !rc && i < c->n_layers + (with_mtp ? c->n_mtp : 0); i++)
+		rc = bind_experts(&k, i, &w->experts[i]);
+	if (rc) {
+		weights_free(w, NULL);
+		return rc;
+	}
+	*resident_bytes = k.used;
+	return 0;
+}
+
+int weights_load(const struct gguf *file, const struct model_config *c, bool with_mtp, struct backend *b,
+	struct model_weights *w, struct err *e)
+{
+	struct walk count = {.file = file, .c = c, .e = e};
+	int rc = walk(&count, with_mtp, w);
+	if (rc)
+		return rc;
+	if ((rc = b->ops->alloc(b, MEM_DEVICE, count.used, &w->arena, e))) {
+		err_prefix(e, "resident weights");
+		return rc;
+	}
+	w->arena_bytes = count.used;
+	struct walk k = {.file = file, .c = c, .backend = b, .arena = w->arena, .e = e};
+	if ((rc = walk(&k, with_mtp, w)))
+		return rc;
+	return b->ops->wait(b, e);
+}
+
+void weights_free(struct model_weights *w, struct backend *b)
+{
+	if (w->arena)
+		b->ops->free(b, MEM_DEVICE, w->arena, w->arena_bytes);
+	free(w->layers);
+	free(w->experts);
+	*w = (struct model_weights){0};
+}

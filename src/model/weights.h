@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The resident weights: everything that every token needs, bound by name and shape to a GGUF and loaded into the
+ * backend's memory from one arena. Routed experts are not loaded: they are described, for an expert source.
+ */
+#ifndef GLM_MODEL_WEIGHTS_H
+#define GLM_MODEL_WEIGHTS_H
+
+#include "kernels/backend.h"
+#include "src/format/gguf.h"
+#include "src/model/config.h"
+#include "stream/source_mmap.h"
+
+/* Float vectors are device memory of the length in the comment. */
+struct layer_weights {
+	const float *attn_norm;       /* [n_embd] */
+	struct weight q_a;            /* n_embd -> q_rank */
+	const float *q_a_norm;        /* [q_rank] */
+	struct weight q_b;            /* q_rank -> n_heads * head_qk */
+	struct weight kv_a;           /* n_embd -> kv_rank + head_rope */
+	const float *kv_a_norm;       /* [kv_rank] */
+	struct weight k_b;            /* n_heads x (head_nope -> kv_rank) */
+	struct weight v_b;            /* n_heads x (kv_rank -> head_value) */
+	struct weight attn_out;       /* n_heads * head_value -> n_embd */
+	struct weight index_q;        /* full layers: q_rank -> index_heads * index_dim */
+	struct weight index_k;        /* full layers: n_embd -> index_dim */
+	struct weight index_proj;     /* full layers: n_embd -> index_heads */
+	const float *index_k_gain;    /* [index_dim] */
+	const float *index_k_bias;    /* [index_dim] */
+	const float *ffn_norm;        /* [n_embd] */
+	struct weight gate, up, down; /* dense layers: the network; MoE layers: the shared expert */
+	struct weight router;         /* MoE layers: n_embd -> n_experts */
+	const float *router_bias;     /* [n_experts] */
+};
+
+struct model_weights {
+	struct weight embed;          /* [n_vocab][n_embd] */
+	struct weight head;           /* n_embd -> n_vocab */
+	const float *output_norm;     /* [n_embd] */
+	struct layer_weights *layers; /* [n_layers + n_mtp] */
+	struct expert_tensors
+		*experts;          /* [n_layers + n_mtp] stacks in the files, {n_embd, ff, E} x2, {ff, n_embd, E} */
+	struct weight eh_proj; /* MTP: 2 * n_embd -> n_embd; data NULL without MTP */
+	const float *enorm, *hnorm, *head_norm; /* MTP: [n_embd] each */
+	void *arena;                            /* backend memory behind all of the above */
+	size_t arena_bytes;
+};
+
+/* Binds and checks every tensor; on success `w` describes them, nothing is read. with_mtp false leaves the MTP layer
+ * out. *resident_bytes: what weights_load will take. ERR_INPUT names the tensor, its shape and the one expected. */
+int weights_bind(const struct gguf *file, const struct model_config *c, bool with_mtp,
+	struct model_weights *w, size_t *resident_bytes, struct err *e);
+
+/* Allocates the arena and copies the resident weights into it. Call once after weights_bind with the same arguments. */
+int weights_load(const struct gguf *file, const struct model_config *c, bool with_mtp, struct backend *b,
+	struct model_weights *w, struct err *e);
+
+/* Accepts a zeroed or bound-only struct. */
+void weights_free(struct model_weights *w, struct backend *b);
+
+#endif

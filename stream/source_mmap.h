@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: MIT */
+/* The expert source without streaming: every expert is addressable where the file is mapped. CPU backend only. */
+#ifndef GLM_STREAM_SOURCE_MMAP_H
+#define GLM_STREAM_SOURCE_MMAP_H
+
+#include "src/format/gguf.h"
+#include "stream/expert_source.h"
+
+/* The stacked tensors of one layer, {n_in, n_out, n_experts}; all NULL on layers without experts. */
+struct expert_tensors {
+	const struct gguf_tensor *gate, *up, *down;
+};
+
+/* layers: [n_layers], copied; the tensors must outlive the source. Close with ops->close. */
+struct expert_source *source_mmap_open(const struct expert_tensors *layers, int n_layers);
+
+#endif

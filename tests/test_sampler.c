@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: MIT */
+/* The sampler against distributions computed by brute force in double. */
+#include "src/base/mem.h"
+#include "src/engine/sampler.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define N     64
+#define DRAWS 200000
+
+/* What each id's probability should be, the slow obvious way: sort, cut, renormalise. */
+static void expected(const float *logits, int n, struct sampler_options o, double *p)
+{
+	int order[N];
+	for (int i = 0; i < n; i++) {
+		order[i] = i;
+		p[i] = 0;
+	}
+	for (int i = 0; i < n; i++)
+		for (int j = i + 1; j < n; j++)
+			if (logits[order[j]] > logits[order[i]]) {
+				int t = order[i];
+				order[i] = order[j];
+				order[j] = t;
+			}
+	int limit = o.top_k > 0 && o.top_k < n ? o.top_k : n;
+	double all = 0, kept = 0;
+	for (int i = 0; i < limit; i++)
+		all += exp(((double)logits[order[i]] - logits[order[0]]) / o.temperature);
+	for (int i = 0; i < limit; i++) {
+		double v = exp(((double)logits[order[i]] - logits[order[0]]) / o.temperature);
+		if (i && (v < o.min_p || kept >= o.top_p * all))
+			break;
+		p[order[i]] = v;
+		kept += v;
+	}
+	for (int i = 0; i < n; i++)
+		p[i] /= kept;
+}
+
+static void fill(float *logits, int n, uint64_t seed)
+{
+	struct rng r = {seed};
+	for (int i = 0; i < n; i++)
+		logits[i] = (float)(rng_unit(&r) * 8 - 4);
+}
+
+static void test_distribution(void **state)
+{
+	(void)state;
+	static const struct sampler_options cases[] = {
+		{.temperature = 1, .top_p = 1, .seed = 1},
+		{.temperature = 0.5f, .top_p = 1, .seed = 2},
+		{.temperature = 2, .top_p = 0.7f, .seed = 3},
+		{.temperature = 1, .top_p = 0.95f, .seed = 4},
+		{.temperature = 1, .top_p = 1, .top_k = 5, .seed = 5},
+		{.temperature = 1, .top_p = 0.8f, .top_k = 7, .seed = 6},
+		{.temperature = 1, .top_p = 1, .min_p = 0.2f, .seed = 7},
+		{.temperature = 1.3f, .top_p = 0.9f, .top_k = 30, .min_p = 0.05f, .seed = 8},
+	};
+	float logits[N];
+	for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+		fill(logits, N, 100 + c);
+		double p[N];
+		expected(logits, N, cases[c], p);
+		int count[N] = {0};
+		struct sampler s;
+		sampler_init(&s, &cases[c]);
+		for (int i = 0; i < DRAWS; i++) {
+			float said;
+			int32_t id = sampler_pick(&s, logits, N, &said);
+			assert_in_range(id, 0, N - 1);
+			assert_true(p[id] > 0);
+			assert_true(fabs((double)said - p[id]) < 1e-6);
+			count[id]++;
+		}
+		sampler_fini(&s);
+		double chi2 = 0;
+		int cells = 0;
+		for (int i = 0; i < N; i++)
+			if (p[i] * DRAWS > 5) {
+				chi2 += pow(count[i] - p[i] * DRAWS, 2) / (p[i] * DRAWS);
+				cells++;
+			}
+		/* mean cells - 1, standard deviation sqrt(2 cells): five of them is one chance in millions */
+		assert_true(chi2 < cells + 5 * sqrt(2.0 * cells));
+	}
+}
+
+static void test_greedy_and_bad_logits(void **state)
+{
+	(void)state;
+	struct sampler s;
+	sampler_init(&s, &(struct sampler_options){.temperature = 0});
+	float tie[] = {1, 3, 3, 2};
+	assert_int_equal(sampler_pick(&s, tie, 4, NULL), 1);
+	float holes[] = {NAN, -INFINITY, 0.5f, NAN};
+	assert_int_equal(sampler_pick(&s, holes, 4, NULL), 2);
+	float none[] = {NAN, NAN, NAN};
+	assert_int_equal(sampler_pick(&s, none, 3, NULL), 0);
+	float padded[] = {1, 2, 1000}; /* the third row is padding */
+	assert_int_equal(sampler_pick(&s, padded, 2, NULL), 1);
+	sampler_fini(&s);
+
+	sampler_init(&s, &(struct sampler_options){.temperature = 1, .top_p = 1, .seed = 9});
+	for (int i = 0; i < 1000; i++) {
+		assert_int_equal(sampler_pick(&s, holes, 4, NULL), 2);
+		assert_in_range(sampler_pick(&s, none, 3, NULL), 0, 2);
+		assert_in_range(sampler_pick(&s, padded, 2, NULL), 0, 1);
+	}
+	sampler_fini(&s);
+}
+
+static void test_seed_repeats(void **state)
+{
+	(void)state;
+	float logits[N];
+	fill(logits, N, 5);
+	for (uint64_t seed = 0; seed < 20; seed++) {
+		struct sampler_options o = {.temperature = 1, .top_p = 0.95f, .seed = seed};
+		struct sampler a, b;
+		sampler_init(&a, &o);
+		sampler_init(&b, &o);
+		for (int i = 0; i < 50; i++)
+			assert_int_equal(sampler_pick(&a, logits, N, NULL), sampler_pick(&b, logits, N, NULL));
+		sampler_fini(&a);
+		sampler_fini(&b);
+	}
+}
+
+static void test_logprob(void **state)
+{
+	(void)state;
+	float logits[N];
+	fill(logits, N, 77);
+	double sum = 0;
+	for (int i = 0; i < N; i++)
+		sum += exp(sampler_logprob(logits, N, i));
+	assert_true(fabs(sum - 1) < 1e-12);
+	assert_true(fabs(sampler_logprob(logits, N, 3) - sampler_logprob(logits, N, 4) -
+					 ((double)logits[3] - logits[4])) < 1e-12);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_distribution),
+		cmocka_unit_test(test_greedy_and_bad_logits),
+		cmocka_unit_test(test_seed_repeats),
+		cmocka_unit_test(test_logprob),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
