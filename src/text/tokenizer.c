@@ -4,6 +4,7 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/format/gguf.h"
 #include "src/text/bpe.h"
 #include "src/text/pretok.h"
 #include "src/text/utf8.h"
@@ -62,6 +63,98 @@ int tokenizer_from_hf(const struct hf_tokenizer *hf, struct tokenizer **out, str
 	int rc = build(hf->tokens, hf->types, hf->n_tokens, hf->merges, hf->n_merges, hf->ignore_merges, hf->pattern, out, e);
 	if (!rc)
 		stops_by_text(*out);
+	return rc;
+}
+
+/* A key that must be the string `want`. */
+static int key_is(const struct gguf *g, const char *key, const char *want, struct err *e)
+{
+	struct gguf_str s;
+	int rc = gguf_get_str(g, key, &s, e);
+	if (rc || (s.len == strlen(want) && !memcmp(s.ptr, want, s.len)))
+		return rc;
+	return err_set(e, ERR_INPUT, "%s: %s is \"%.*s\"; supported is \"%s\"", g->files[0].path, key, (int)MIN(s.len, 40), s.ptr, want);
+}
+
+static struct text_span *spans_of(const struct gguf_array *a)
+{
+	struct text_span *spans = mem_try_new(a->n, sizeof *spans);
+	for (uint64_t i = 0; spans && i < a->n; i++)
+		spans[i] = (struct text_span){a->strings[i].ptr, a->strings[i].len};
+	return spans;
+}
+
+static int stop_key(struct tokenizer *t, const struct gguf *g, const char *key, int64_t id, struct err *e)
+{
+	if (id < 0 || id >= (int64_t)t->vocab.n_tokens)
+		return err_set(e, ERR_INPUT, "%s: %s holds %lld; the vocabulary has %u tokens", g->files[0].path, key, (long long)id,
+			t->vocab.n_tokens);
+	stop_add(t, (int32_t)id);
+	return 0;
+}
+
+static int stops_from_gguf(struct tokenizer *t, const struct gguf *g, struct err *e)
+{
+	static const char list_key[] = "tokenizer.ggml.eos_token_ids";
+	static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
+	if (gguf_find(g, list_key)) {
+		struct gguf_array a;
+		int rc = gguf_get_ints(g, list_key, &a, e);
+		for (uint64_t i = 0; i < a.n && !rc; i++)
+			rc = stop_key(t, g, list_key, gguf_array_i64(&a, i), e);
+		return rc;
+	}
+	stops_by_text(t);
+	for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
+		uint32_t id;
+		if (!gguf_find(g, keys[i]))
+			continue;
+		int rc = gguf_get_u32(g, keys[i], &id, e);
+		if (rc || (rc = stop_key(t, g, keys[i], id, e)))
+			return rc;
+	}
+	return 0;
+}
+
+int tokenizer_from_gguf(const struct gguf *g, struct tokenizer **out, struct err *e)
+{
+	*out = NULL;
+	struct gguf_array tokens, types, merges = {0};
+	struct text_span *token_spans = NULL, *merge_spans = NULL;
+	uint8_t *type_bytes = NULL;
+	int rc = key_is(g, "tokenizer.ggml.model", "gpt2", e);
+	if (rc || (rc = key_is(g, "tokenizer.ggml.pre", "glm4", e)) ||
+		(rc = gguf_get_strs(g, "tokenizer.ggml.tokens", &tokens, e)) ||
+		(rc = gguf_get_ints(g, "tokenizer.ggml.token_type", &types, e)))
+		return rc;
+	if (gguf_find(g, "tokenizer.ggml.merges") && (rc = gguf_get_strs(g, "tokenizer.ggml.merges", &merges, e)))
+		return rc;
+	if (tokens.n != types.n || tokens.n > VOCAB_TOKENS_MAX || merges.n >= UINT32_MAX / 4)
+		return err_set(e, ERR_INPUT, "%s: %llu tokens, %llu token types and %llu merges do not go together", g->files[0].path,
+			(unsigned long long)tokens.n, (unsigned long long)types.n, (unsigned long long)merges.n);
+	token_spans = spans_of(&tokens);
+	merge_spans = spans_of(&merges);
+	type_bytes = mem_try_new(types.n, 1);
+	if (!token_spans || !merge_spans || !type_bytes) {
+		rc = err_set(e, ERR_MEMORY, "%s: no memory for %llu tokens", g->files[0].path, (unsigned long long)tokens.n);
+		goto out;
+	}
+	for (uint64_t i = 0; i < types.n; i++) {
+		int64_t type = gguf_array_i64(&types, i);
+		type_bytes[i] = type > 0 && type < 256 ? (uint8_t)type : 0;
+	}
+	rc = build(token_spans, type_bytes, (uint32_t)tokens.n, merges.n ? merge_spans : NULL, (uint32_t)merges.n, true,
+		PRETOK_GLM4, out, e);
+	if (rc)
+		err_prefix(e, "%s", g->files[0].path);
+	else if ((rc = stops_from_gguf(*out, g, e))) {
+		tokenizer_free(*out);
+		*out = NULL;
+	}
+out:
+	free(token_spans);
+	free(merge_spans);
+	free(type_bytes);
 	return rc;
 }
 

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT */
+/* Whole inputs of the text commands, and the tokenizer of a model. */
+#ifndef GLM_TOOLS_TEXT_INPUT_H
+#define GLM_TOOLS_TEXT_INPUT_H
+
+#include "src/base/err.h"
+#include "src/text/tokenizer.h"
+
+#include <stddef.h>
+
+/* All bytes of a file, or of stdin when path is NULL. *out is the caller's (free), with a 0 behind the last byte. */
+int text_input_read(const char *path, char **out, size_t *len, struct err *e);
+
+/* The tokenizer of a GGUF, or of a tokenizer.json when the name ends in .json; NULL: of the pocket model. */
+int text_input_tokenizer(const char *model, struct tokenizer **out, struct err *e);
+
+/* Whitespace-separated decimal token ids; ERR_INPUT names the first word that is none. Appends. */
+int text_input_ids(const char *text, size_t len, const char *name, struct token_ids *out, struct err *e);
+
+#endif
