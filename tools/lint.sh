@@ -43,7 +43,7 @@ run_tidy() {
 {
 	step layers awk tools/check_layers.sh
 	step format clang-format make -s --no-print-directory format-check
-	step shellcheck shellcheck shellcheck $shell_files
+	step shellcheck shellcheck shellcheck -x -P . $shell_files
 	[ -z "$python_files" ] || step python python3 python3 -c 'import ast, sys
 for path in sys.argv[1:]:
     ast.parse(open(path, encoding="utf-8").read(), path)' $python_files

@@ -1,0 +1,226 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# The command line as its users meet it: help, exit codes, refusals, damaged files, what goes to stdout and what to stderr.
+# No input may crash the program, hang it, or make it answer from bytes that are not there.
+# shellcheck disable=SC2317 # functions called through check
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+no_escapes() {
+	! grep -q $'\033' "$work/out" "$work/err"
+}
+
+json_is_whole() {
+	! command -v python3 >/dev/null 2>&1 || python3 -m json.tool <"$work/out" >/dev/null
+}
+
+hash_of() {
+	grep -o '"logits_hash": *"*[0-9a-fx]*' "$work/err" | tail -n 1
+}
+
+# ---- help and usage ----------------------------------------------------------------------------------------------------
+
+run --version
+exits 0
+check "--version prints name and version" grep -qE '^glmstream [0-9]+\.[0-9]+' "$work/out"
+run --help
+exits 0
+check "--help belongs on stdout" [ -s "$work/out" ]
+check "--help says nothing on stderr" [ ! -s "$work/err" ]
+commands=$(sed -n '/^Commands:/,/^$/s/^  \([a-z][a-z-]*\) .*/\1/p' "$work/out")
+check "--help lists commands" [ -n "$commands" ]
+for c in $commands; do
+	run "$c" --help
+	exits 0
+	check "help of $c shows its usage" grep -q "glmstream" "$work/out"
+	check "help of $c has an example" grep -qi '^example' "$work/out"
+	check "help of $c says nothing on stderr" [ ! -s "$work/err" ]
+	run "$c" --no-such-option
+	error_is_one_sentence 2 no-such-option
+done
+run no-such-command
+error_is_one_sentence 2 no-such-command
+run --no-such-option
+error_is_one_sentence 2 no-such-option
+
+# ---- files that are not models -----------------------------------------------------------------------------------------
+
+: >"$work/empty.gguf"
+echo "not a model at all, just a line of text" >"$work/text.gguf"
+printf 'GGUF\003\000\000\000\377\377\377\377\377\377\377\177\377\377\377\377\377\377\377\177' >"$work/huge-counts.gguf"
+head -c 4096 /dev/urandom >"$work/noise.gguf"
+for c in run inspect tokenize render dump-logits perplexity; do
+	has_command "$c" || continue
+	for m in "$work/missing.gguf" "$work" "$work/empty.gguf" "$work/text.gguf" "$work/huge-counts.gguf" "$work/noise.gguf"; do
+		case $c in
+		run) run -m "$m" -p x -n 1 ;;
+		inspect) run inspect "$m" ;;
+		dump-logits) echo 1 >"$work/ids" && run dump-logits -m "$m" --ids "$work/ids" -o "$work/logits" ;;
+		perplexity) echo text >"$work/t" && run perplexity -m "$m" -f "$work/t" ;;
+		*) run "$c" -m "$m" </dev/null ;;
+		esac
+		error_is_one_sentence 3 "${m##*/}"
+	done
+done
+if has_command convert; then
+	run convert "$work/missing-folder" -o "$work/x.gguf" --recipe q8
+	error_is_one_sentence 3 missing-folder
+	mkdir "$work/empty-folder"
+	run convert "$work/empty-folder" -o "$work/x.gguf" --recipe q8
+	error_is_one_sentence 3
+	check "a failed conversion leaves no file behind" [ ! -e "$work/x.gguf" ]
+	run convert "$work/empty-folder" -o "$work/x.gguf" --recipe no-such-recipe
+	error_is_one_sentence 2 no-such-recipe
+fi
+if has_command compare; then
+	run compare "$work/missing-a" "$work/missing-b"
+	error_is_one_sentence 3 missing-a
+fi
+
+need_pocket
+
+# ---- values that make no sense -----------------------------------------------------------------------------------------
+
+for bad in "-c 0" "-c -1" "-c x" "-c 1e3x" "-n -1" "-n x" "-n 99999999999999999999" "--temp x" "--temp -1" "--temp nan" \
+	"--top-p 2" "--top-p -0.5" "--top-k -1" "--min-p 7" "--seed x" "--think maybe" "--backend abacus" "--policy none-such" \
+	"--io carrier-pigeon" "--cache-gb x" "--cache-gb -1" "--ram-gb x" "--lookahead x" "-t -1" "-t x" "--draft x"; do
+	# shellcheck disable=SC2086 # option and value
+	run -p x $bad
+	error_is_one_sentence 2
+done
+run -p
+error_is_one_sentence 2
+run -p x -f "$work/text.gguf"
+exits 2
+run -f "$work/missing-prompt" -n 1
+error_is_one_sentence 3 missing-prompt
+run -p x -n 1 --cache-gb 0.000001
+error_is_one_sentence 4
+
+# ---- an answer ---------------------------------------------------------------------------------------------------------
+
+run -p "Define river." --temp 0 --think off -n 40
+exits 0
+check "the answer is on stdout" grep -qi river "$work/out"
+check "stdout has no escape sequences" no_escapes
+check "statistics are on stderr" [ -s "$work/err" ]
+cp "$work/out" "$work/first"
+NO_COLOR=1 run -p "Define river." --temp 0 --think off -n 40
+check "the same prompt at temperature 0 gives the same answer" cmp -s "$work/out" "$work/first"
+run -p "Define river." --temp 0 --think off -n 40 -q
+exits 0
+check "-q gives the same answer" cmp -s "$work/out" "$work/first"
+check "-q says nothing on stderr" [ ! -s "$work/err" ]
+printf 'Define river.' >"$work/prompt"
+run -f "$work/prompt" --temp 0 --think off -n 40
+check "-f reads the prompt from a file" cmp -s "$work/out" "$work/first"
+
+run -p "Define river." --temp 0 --think off -n 40 --json
+exits 0
+check "--json keeps the answer as it is" cmp -s "$work/out" "$work/first"
+check "the last line of stderr is JSON" last_line_is_json "$work/err" prompt_tokens new_tokens prefill_tok_s \
+	decode_tok_s hit_vram hit_ram miss bytes_read wait_ms_per_token logits_hash backend io
+want_hash=$(hash_of)
+check "there is a logits hash" [ -n "$want_hash" ]
+for how in "--cache-gb 0.02" "--cache-gb 0.05 --lookahead 0" "--io threads" "--io threads --no-direct --cache-gb 0.02" \
+	"--policy sieve --cache-gb 0.03" "--policy lfu --cache-gb 0.03" "--draft 1" "-t 1"; do
+	# shellcheck disable=SC2086 # options
+	run -p "Define river." --temp 0 --think off -n 40 --json --backend cpu $how
+	exits 0
+	check "$how changes the answer" cmp -s "$work/out" "$work/first"
+	check "$how changes the logits" [ "$(hash_of)" = "$want_hash" ]
+done
+
+run -p "Define river." -n 0
+exits 0
+check "-n 0 writes nothing" [ ! -s "$work/out" ]
+long=$(yes "river and mountain" | head -n 200 | tr '\n' ' ')
+run -p "$long" -c 64 -n 4
+error_is_one_sentence 3 64
+run -p $'broken \xff\xfe\xc3 text' -n 2 --temp 0
+check "invalid UTF-8 is text or bad input" [ "$rc" = 0 -o "$rc" = 3 ]
+run -p "" -n 2 --temp 0
+check "an empty prompt is a prompt or bad usage" [ "$rc" = 0 -o "$rc" = 2 ]
+timeout 60 "$GLMSTREAM" -p "Define river." --temp 0 -n 20 >/dev/full 2>"$work/err"
+rc=$? said="glmstream -p ... >/dev/full"
+exits 1
+
+# a pipe is a chat of one turn per line
+printf 'Define river.\nDefine island.\n' | timeout 60 "$GLMSTREAM" --temp 0 --think off -n 40 >"$work/out" 2>"$work/err"
+rc=$? said="printf ... | glmstream"
+exits 0
+check "both lines are answered" [ "$(grep -ciE 'river|island' "$work/out")" -ge 2 ]
+check "a pipe gets no escape sequences" no_escapes
+
+# ---- the other commands ------------------------------------------------------------------------------------------------
+
+if has_command tokenize; then
+	printf 'Größe 日本語 \xf0\x9f\x99\x82 123456 \t x' >"$work/text"
+	run tokenize -m "$POCKET" <"$work/text"
+	exits 0
+	check "tokenize prints one line of numbers" grep -qxE '[0-9]+( [0-9]+)*' "$work/out"
+	cp "$work/out" "$work/ids"
+	run tokenize -m "$POCKET" --decode <"$work/ids"
+	exits 0
+	check "decoding gives the text back" cmp -s "$work/out" "$work/text"
+	for ids in "99999999" "-1" "1 x 2" "1.5" "4294967297"; do
+		run tokenize -m "$POCKET" --decode <<<"$ids"
+		error_is_one_sentence 3
+	done
+fi
+if has_command dump-logits; then
+	for ids in "8192" "-1" "1 two 3" "" "99999999999999999999"; do
+		echo "$ids" >"$work/ids"
+		run dump-logits -m "$POCKET" --ids "$work/ids" -o "$work/logits"
+		error_is_one_sentence 3
+		check "refused ids leave no output file" [ ! -e "$work/logits" ]
+	done
+	echo "10 20 30" >"$work/ids"
+	run dump-logits -m "$POCKET" --ids "$work/ids" --all -o "$work/logits"
+	exits 0
+	check "dump-logits prints JSON" last_line_is_json "$work/out" rows vocab logits_hash
+	check "three rows of float32" [ "$(stat -c %s "$work/logits")" = $((3 * 8192 * 4)) ]
+	if has_command compare; then
+		run compare "$work/logits" "$work/logits" --vocab 8192
+		exits 0
+		head -c 1000 "$work/logits" >"$work/short"
+		run compare "$work/logits" "$work/short" --vocab 8192
+		error_is_one_sentence 3
+	fi
+fi
+if has_command render; then
+	run render -m "$POCKET" <<<'{"messages": [{"role": "user", "content": "Hi"}]}'
+	exits 0
+	check "render prints the template" grep -qF '<|user|>Hi<|assistant|>' "$work/out"
+	for json in '{' '[]' '{"messages": 1}' '{"messages": [{"role": "nobody", "content": "x"}]}' ''; do
+		run render -m "$POCKET" <<<"$json"
+		error_is_one_sentence 3
+	done
+fi
+if has_command inspect; then
+	run inspect "$POCKET"
+	exits 0
+	run inspect "$POCKET" --json
+	exits 0
+	check "inspect --json is JSON" json_is_whole
+fi
+
+# ---- damaged models ----------------------------------------------------------------------------------------------------
+
+# The model cut off at 200 places, most of them in its tables, must be refused each time.
+size=$(stat -c %s "$POCKET")
+positions=$(awk -v size="$size" 'BEGIN {
+	srand(1)
+	for (i = 0; i < 60; i++) print i * 7 + 4
+	for (i = 0; i < 100; i++) print int(rand() * (size < 1200000 ? size : 1200000))
+	for (i = 0; i < 36; i++) print int(rand() * size)
+	print size - 1; print size - 32; print size - 4096; print int(size / 2)
+}' | sort -rnu)
+cp "$POCKET" "$work/cut.gguf"
+for at in $positions; do
+	truncate -s "$at" "$work/cut.gguf" # only ever shorter
+	run -m "$work/cut.gguf" -p x -n 1
+	error_is_one_sentence 3 cut.gguf
+done
+
+finish

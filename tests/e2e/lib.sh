@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+# shellcheck shell=bash disable=SC2034,SC2086 # used by the scripts; word lists
+# For the end-to-end scripts, sourced: runs the program, keeps what it printed, counts what was wrong.
+# $GLMSTREAM names the program (the runner of the tests sets it), $POCKET the model.
+set -u
+cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+GLMSTREAM=${GLMSTREAM:-$PWD/build/release/glmstream}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export HOME=$work # no history file of the user is touched
+unset XDG_STATE_HOME GLMSTREAM_POCKET
+n_checks=0 n_wrong=0
+
+skip() {
+	echo "$1"
+	exit 77
+}
+
+[ -x "$GLMSTREAM" ] || skip "no program at ${GLMSTREAM#"$PWD"/}"
+
+# The pocket model of the tree, or a skip.
+need_pocket() {
+	POCKET=$PWD/tools/pocket/pocket.gguf
+	[ -f "$POCKET" ] || skip "no pocket model in tools/pocket (make pocket)"
+	"$GLMSTREAM" --help | grep -q '^  run ' || skip "this build cannot run models"
+}
+
+has_command() {
+	"$GLMSTREAM" --help | grep -q "^  $1 "
+}
+
+# run ARGS...: $rc, $work/out, $work/err; stdin is empty unless redirected by the caller. A run of more than 60 s ends.
+run() {
+	timeout -k 5 "${RUN_LIMIT:-60}" "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err"
+	rc=$?
+	said="glmstream $*"
+}
+
+wrong() {
+	n_wrong=$((n_wrong + 1))
+	printf 'WRONG: %.300s\n  after: %.300s (exit status %s)\n' "$1" "${said:-}" "${rc:-}"
+	sed 's/^/  stderr: /' "$work/err" 2>/dev/null | cut -c1-300 | head -n 8
+}
+
+# check TEXT CONDITION...: the condition is a command.
+check() {
+	local text=$1
+	shift
+	n_checks=$((n_checks + 1))
+	"$@" || wrong "$text"
+}
+
+exits() { # status, of the run before
+	check "expected exit status $1" [ "$rc" = "$1" ]
+}
+
+# An error is one line "glmstream: ...", perhaps a hint on the next, says nothing on stdout, and is no crash.
+error_is_one_sentence() { # exit status, pattern that stderr must match (optional)
+	exits "$1"
+	check "an error belongs on stderr alone" [ ! -s "$work/out" ]
+	check "an error is one line and perhaps a hint" error_lines
+	[ $# -lt 2 ] || check "the message should match: $2" grep -qE -- "$2" "$work/err"
+}
+
+error_lines() {
+	[ "$(grep -c '^glmstream: .' "$work/err")" = 1 ] && [ "$(grep -c '^hint: ' "$work/err")" -le 1 ] &&
+		! grep -qE 'Sanitizer|runtime error|^bug: ' "$work/err"
+}
+
+# The last line of a file is a JSON object; without python3 and jq nothing is said about it.
+last_line_is_json() { # file, keys...
+	local line keys
+	line=$(tail -n 1 "$1")
+	shift
+	keys=$*
+	if command -v python3 >/dev/null 2>&1; then
+		printf '%s' "$line" | python3 -c 'import json, sys
+o = json.loads(sys.stdin.read())
+missing = [k for k in sys.argv[1:] if k not in o]
+if missing:
+    sys.exit("no key " + " ".join(missing))' $keys
+	elif command -v jq >/dev/null 2>&1; then
+		printf '%s' "$line" | jq -e . >/dev/null
+	fi
+}
+
+finish() {
+	echo "$n_checks checks, $n_wrong wrong"
+	[ $n_wrong = 0 ]
+	exit
+}
