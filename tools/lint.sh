@@ -48,7 +48,7 @@ run_tidy() {
 for path in sys.argv[1:]:
     ast.parse(open(path, encoding="utf-8").read(), path)' $python_files
 	step cppcheck cppcheck cppcheck -q -j "$jobs" --std=c11 --language=c --error-exitcode=1 --inline-suppr \
-		--enable=warning,performance,portability --suppressions-list=tools/cppcheck.txt "$@" $c_files
+		--enable=warning,performance,portability --suppressions-list=tools/cppcheck.txt --library=tools/cppcheck.cfg "$@" $c_files
 	step clang-tidy clang-tidy run_tidy "$@"
 }
 exit $status

@@ -431,7 +431,6 @@ static void help_option(struct buf *out, const struct arg *arg)
 	buf_puts(out, left);
 	if (n + 2 > HELP_COLUMN) {
 		buf_printf(out, "\n%*s", HELP_COLUMN, "");
-		n = HELP_COLUMN;
 	} else {
 		buf_printf(out, "%*s", (int)(HELP_COLUMN - n), "");
 	}
