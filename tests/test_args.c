@@ -230,7 +230,7 @@ static void help(void **state)
 	const char *s = buf_str(&b);
 	assert_ptr_equal(strstr(s, "Usage: prog [options]\n\nDoes things.\n\nOptions:\n"), s);
 	assert_non_null(strstr(s, "\n  -m, --model FILE        model to run\n"));
-	assert_non_null(strstr(s, "\n  -n N                    most new tokens (until the model stops)\n"));
+	assert_non_null(strstr(s, "\n  -n N                    most new tokens (default: until the model stops)\n"));
 	assert_non_null(strstr(s, "\n      --json              statistics as JSON\n"));
 	assert_non_null(strstr(s, "\nSampling:\n"));
 	assert_non_null(strstr(s, "\n      --think max|high|off\n                          reasoning\n"));

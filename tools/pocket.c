@@ -8,8 +8,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#ifndef GLM_PREFIX
-#define GLM_PREFIX "/usr/local"
+#ifndef GLM_DATA_DIR /* the Makefile says where an installation puts it */
+#define GLM_DATA_DIR "/usr/local/share/glmstream"
 #endif
 
 /* Relative to the folder of the program. */
@@ -41,11 +41,11 @@ const char *pocket_or(const char *model, struct err *e)
 			return path;
 		}
 	}
-	snprintf(path, sizeof path, "%s/share/glmstream/pocket.gguf", GLM_PREFIX);
+	snprintf(path, sizeof path, "%s/pocket.gguf", GLM_DATA_DIR);
 	if (!access(path, R_OK))
 		return path;
 	err_set(e, ERR_INPUT, "no model given and the pocket model is not installed (looked beside the program and in %s)",
-		GLM_PREFIX "/share/glmstream");
+		GLM_DATA_DIR);
 	err_hint(e, "name a model with -m MODEL.gguf, or set GLMSTREAM_POCKET");
 	return NULL;
 }

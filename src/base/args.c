@@ -437,7 +437,7 @@ static void help_option(struct buf *out, const struct arg *arg)
 	struct buf text = {0};
 	buf_puts(&text, arg->help);
 	if (arg->fallback)
-		buf_printf(&text, " (%s)", arg->fallback);
+		buf_printf(&text, " (default: %s)", arg->fallback);
 	fill(out, buf_str(&text), HELP_COLUMN, HELP_COLUMN);
 	buf_free(&text);
 }
