@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: MIT */
+/* The order of things on the two streams: reasoning, answer, line feed, then the statistics. */
+#include "tools/answer.h"
+
+#include "src/base/log.h"
+#include "tools/interrupt.h"
+#include "tools/json_out.h"
+
+#include <stdio.h>
+#include <unistd.h>
+
+#define PROGRESS_TOKENS 256 /* shorter prompts need no progress line */
+
+int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
+{
+	int rc;
+	*a = (struct answer){.opts = opts};
+	a->talk.raw = opts->raw;
+	conversation_set_think(&a->talk, opts->think);
+	chat_view_init(&a->view, !opts->common.quiet);
+	if ((rc = conversation_set_system(&a->talk, opts->system, e)) || (rc = common_opts_open(&opts->common, &a->engine, e)) ||
+		(rc = session_new(a->engine, &a->session, e)))
+		return rc;
+	run_opts_defaults(opts, engine_config(a->engine));
+	log_verbose("sampling temp %g, top-p %g, seed %llu", (double)opts->temp, (double)opts->top_p,
+		(unsigned long long)opts->seed);
+	return 0;
+}
+
+void answer_close(struct answer *a)
+{
+	chat_view_fini(&a->view);
+	conversation_fini(&a->talk);
+	token_ids_free(&a->prompt);
+	session_free(a->session);
+	engine_close(a->engine);
+	*a = (struct answer){0};
+}
+
+/* ---- while it runs -------------------------------------------------------------------------------------- */
+
+struct progress {
+	bool wanted, shown;
+};
+
+static void on_progress(void *user, uint32_t done, uint32_t total)
+{
+	struct progress *p = user;
+	if (!p->wanted || total < PROGRESS_TOKENS || done >= total)
+		return;
+	fprintf(stderr, "\rreading the prompt: %u of %u tokens", done, total);
+	fflush(stderr);
+	p->shown = true;
+}
+
+static void clear_progress(struct progress *p)
+{
+	if (p->shown)
+		fputs("\r\033[K", stderr);
+	p->shown = false;
+}
+
+/* What generate calls back. */
+struct run {
+	struct answer *a;
+	struct progress progress;
+};
+
+static bool on_token(void *user, int32_t id)
+{
+	struct run *r = user;
+	clear_progress(&r->progress);
+	return chat_view_token(&r->a->view, id);
+}
+
+/* With --raw the answer becomes part of the one run of tokens, the stop token too: the next text follows it. */
+static int keep_raw(struct answer *a, struct err *e)
+{
+	const int32_t *tokens = session_tokens(a->session);
+	uint32_t n = session_length(a->session);
+	for (size_t i = a->talk.raw_ids.n; i < n; i++)
+		if (token_ids_push(&a->talk.raw_ids, tokens[i]))
+			return err_set(e, ERR_MEMORY, "no memory for %u token ids", n);
+	return 0;
+}
+
+static void show_stats(struct answer *a)
+{
+	fflush(stdout);
+	if (a->opts->json)
+		json_out_line(stderr, stats_json(&a->stats));
+	else if (!a->opts->common.quiet)
+		stats_print(stderr, &a->stats, a->view.err_colours);
+}
+
+int answer_turn(struct answer *a, const char *text, size_t len, const char *what, struct err *e)
+{
+	const struct tokenizer *t = engine_tokenizer(a->engine);
+	const struct run_opts *o = a->opts;
+	int rc = conversation_add_user(&a->talk, t, text, len, what, e);
+	if (rc)
+		return rc;
+	if ((rc = conversation_prompt(&a->talk, t, &a->prompt, e))) {
+		conversation_undo(&a->talk);
+		return rc;
+	}
+	struct run run = {.a = a, .progress = {.wanted = a->view.err_terminal && !o->common.quiet}};
+	const struct generate_options options = {
+		.max_new = o->max_new,
+		.sampler = run_opts_sampler(o, a->turns),
+		.on_token = on_token,
+		.user = &run,
+		.watch = {.progress = on_progress, .user = &run.progress, .cancel = interrupt_flag()},
+	};
+	struct stats stats = {.backend = engine_backend_name(a->engine), .seed = options.sampler.seed};
+	struct expert_stats before = engine_expert_stats(a->engine);
+	chat_view_begin(&a->view, t, a->talk.raw, chat_starts_in_reasoning(&a->talk.chat.options));
+	rc = generate(a->session, a->prompt.data, (uint32_t)a->prompt.n, &options, &stats.result, e);
+	clear_progress(&run.progress);
+	bool cancelled = rc == ERR_INTERRUPTED || (!rc && stats.result.stop == GENERATE_CANCELLED);
+	chat_view_end(&a->view, !rc && stats.result.stop == GENERATE_STOP_TOKEN);
+	if ((rc && rc != ERR_INTERRUPTED) || (cancelled && !stats.result.new_tokens)) {
+		conversation_undo(&a->talk);
+		if (!cancelled)
+			return rc;
+		return err_set(e, ERR_INTERRUPTED, "%s", "");
+	}
+	a->turns++;
+	stats.experts = stats_between(before, engine_expert_stats(a->engine));
+	a->stats = stats;
+	a->has_stats = true;
+	a->total_prompt += stats.result.prompt_tokens - stats.result.reused_tokens;
+	a->total_new += stats.result.new_tokens;
+	a->total_ns += stats.result.prefill_ns + stats.result.decode_ns;
+	if (!a->talk.raw)
+		chat_view_message(&a->view, &a->talk.chat);
+	else if ((rc = keep_raw(a, e)))
+		return rc;
+	show_stats(a);
+	if (a->view.lost)
+		return err_set(e, ERR_RUN, "standard output takes no more: the answer was stopped");
+	if (cancelled)
+		return err_set(e, ERR_INTERRUPTED, "%s", "");
+	if (stats.result.stop == GENERATE_CONTEXT_FULL)
+		log_warn("the answer was cut off: the context of %u tokens is full", engine_context(a->engine));
+	return 0;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/* One turn after another over one session: text in, answer shown, statistics printed. Used by -p, pipes and the chat. */
+#ifndef GLM_TOOLS_ANSWER_H
+#define GLM_TOOLS_ANSWER_H
+
+#include "src/engine/session.h"
+#include "tools/chat_view.h"
+#include "tools/conversation.h"
+#include "tools/run_opts.h"
+#include "tools/stats.h"
+
+/* Zero-initialise; answer_open, answer_turn ..., answer_close. */
+struct answer {
+	struct run_opts *opts;
+	struct engine *engine;
+	struct session *session;
+	struct conversation talk;
+	struct chat_view view;
+	struct token_ids prompt;
+	uint64_t turns;     /* answers begun; decides the random numbers of the next */
+	bool has_stats;
+	struct stats stats; /* of the last answer */
+	uint64_t total_prompt, total_new, total_ns; /* over all answers; prompt tokens really computed */
+};
+
+int answer_open(struct answer *a, struct run_opts *opts, struct err *e);
+void answer_close(struct answer *a); /* safe on a zeroed or half-opened one */
+
+/* Says `text` (from `what`, for errors) and shows the answer. Ctrl+C stops it with ERR_INTERRUPTED; what was written until
+ * then stays in the conversation, unless it was nothing: then, as after any other error, the turn is forgotten. */
+int answer_turn(struct answer *a, const char *text, size_t len, const char *what, struct err *e);
+
+#endif

@@ -1,0 +1,11 @@
+/* SPDX-License-Identifier: MIT */
+/* The chat on a terminal: lines, commands that begin with '/', answers. */
+#ifndef GLM_TOOLS_CMD_CHAT_H
+#define GLM_TOOLS_CMD_CHAT_H
+
+#include "tools/answer.h"
+
+/* Until the person leaves. 0, or a code when going on makes no sense. */
+int chat_loop(struct answer *a, struct err *e);
+
+#endif

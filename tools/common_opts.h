@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT */
+/* The options of every command that opens an engine, and opening it with them. */
+#ifndef GLM_TOOLS_COMMON_OPTS_H
+#define GLM_TOOLS_COMMON_OPTS_H
+
+#include "src/base/args.h"
+#include "src/base/err.h"
+#include "src/engine/engine.h"
+
+#define COMMON_OPTS_MAX 16
+
+/* Zero-initialise, then common_opts_group, then parse, then common_opts_open. */
+struct common_opts {
+	const char *model; /* NULL: the pocket model */
+	int backend;       /* index into the words of --backend */
+	int threads;       /* 0: all */
+	uint32_t context;  /* 0: as memory and model allow */
+	bool kv_f32;       /* not an option of all commands: set by those that have it */
+	bool quiet, verbose;
+	struct arg args[COMMON_OPTS_MAX];
+};
+
+/* The option group; its variables are in *c, which must stay where it is. */
+struct arg_group common_opts_group(struct common_opts *c);
+
+/* Applies -q and -v to the log, finds the model, opens the engine. On a terminal, or with -v, says in a few lines what it
+ * decided. */
+int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e);
+
+#endif

@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: MIT */
+/* The figures of one answer: a line for people, an object with fixed keys for programs. */
+#ifndef GLM_TOOLS_STATS_H
+#define GLM_TOOLS_STATS_H
+
+#include "src/engine/generate.h"
+
+#include <jansson.h>
+#include <stdio.h>
+
+struct stats {
+	struct generate_result result;
+	struct expert_stats experts; /* of this answer alone */
+	const char *backend;
+	uint64_t seed;
+};
+
+/* What happened between two readings of engine_expert_stats. */
+struct expert_stats stats_between(struct expert_stats before, struct expert_stats after);
+
+/* One line with a line feed; dimmed when `colours`. */
+void stats_print(FILE *f, const struct stats *s, bool colours);
+
+/* prompt_tokens, new_tokens, prefill_tok_s, decode_tok_s, hit_vram, hit_ram, miss, bytes_read, read_gb_s,
+ * prefetch_useful, prefetch_wasted, wait_ms_per_token, logits_hash, backend, io; and reused_tokens, seed, stop. */
+json_t *stats_json(const struct stats *s);
+
+#endif
