@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the parts of `glmstream bench` share: repeating a piece of work, figures with their spread, and the limits of this
+ * machine that figures are held against. Limits are measured in the same run: a share of a data sheet says nothing.
+ */
+#ifndef GLM_TOOLS_BENCH_H
+#define GLM_TOOLS_BENCH_H
+
+#include "src/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define BENCH_MAX_REPEATS 99
+
+enum bench_format { BENCH_TEXT, BENCH_CSV, BENCH_JSON };
+
+/* Median and extremes of the repeats. */
+struct bench_spread {
+	double median, low, high;
+};
+
+/* One line of the report: a rate, larger is better unless there is no limit (sizes). */
+struct bench_figure {
+	const char *section; /* "copy"; static text */
+	char name[72];
+	const char *unit; /* static text */
+	struct bench_spread rate;
+	double limit;           /* in the same unit; 0: none */
+	const char *limit_name; /* "read", "FMA"; static text */
+};
+
+struct bench {
+	enum bench_format format;
+	int threads;    /* OpenMP threads in use */
+	int repeats;    /* samples of each figure, odd is best */
+	double seconds; /* least length of one sample */
+	/* Limits, 0 until measured by bench_copy: */
+	double read_bytes_s, mac_s;
+	struct bench_figure *figures; /* [n_figures] */
+	size_t n_figures;
+};
+
+/* Runs work(user) until a sample has lasted b->seconds, b->repeats times after one unmeasured run; seconds per call. Returns
+ * early with ERR_INTERRUPTED after Ctrl+C, or with the first negative code that `work` returned. */
+int bench_time(const struct bench *b, int (*work)(void *user, struct err *e), void *user, struct bench_spread *seconds,
+	struct err *e);
+
+/* The rate of `amount` per call for a spread of seconds. */
+struct bench_spread bench_rate(struct bench_spread seconds, double amount);
+
+/* Median and extremes; sorts v. */
+struct bench_spread bench_spread_of(double *v, int n);
+
+/* Adds a figure and, in text and CSV, prints it. */
+void bench_add(struct bench *b, const char *section, const char *unit, struct bench_spread rate, double limit,
+	const char *limit_name, const char *name, ...) __attribute__((format(printf, 7, 8)));
+
+/* Head line before the first figure, JSON after the last. */
+void bench_begin(const struct bench *b, const char *backend);
+void bench_finish(struct bench *b, const char *backend);
+void bench_fini(struct bench *b);
+
+/* ---- parts: bench_copy.c, bench_ops.c, bench_model.c ---- */
+
+/* Memory bandwidth (read, copy, triad over arrays well above the last cache) and float32 multiply-adds on all threads. With
+ * `quiet` only the limits are measured. */
+int bench_copy(struct bench *b, bool quiet, struct err *e);
+
+struct backend;
+
+/* Every op of the table at the shapes of the pocket model and of GLM-5.2. */
+int bench_ops(struct bench *b, struct backend *backend, const char *only, struct err *e);
+
+struct engine;
+struct bench_model {
+	struct engine *engine;
+	uint32_t n_prompt; /* tokens of a prefill */
+	uint32_t n_new;    /* tokens decoded after it */
+};
+int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e);
+int bench_decode(struct bench *b, const struct bench_model *m, struct err *e);
+
+#endif

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: MIT */
+/* Token ids from files, and logits of every position without holding them all: for dump-logits and perplexity. */
+#ifndef GLM_TOOLS_TOKEN_ROWS_H
+#define GLM_TOOLS_TOKEN_ROWS_H
+
+#include "src/engine/session.h"
+
+/* Reads whitespace-separated decimal ids, "-" is stdin. Ids must be in [0, n_vocab). ERR_INPUT names the place. The caller
+ * frees *ids. */
+int token_ids_read(const char *path, uint32_t n_vocab, int32_t **ids, uint32_t *n, struct err *e);
+
+/* Called for every position in order: row [vocab] are the logits after ids[at]. Nonzero ends the walk with that code. */
+typedef int token_row_fn(void *user, uint32_t at, const float *row, struct err *e);
+
+/* Appends ids[0..n) to the session, some at a time, and hands out every row. */
+int token_rows_walk(struct session *s, const int32_t *ids, uint32_t n, const struct session_watch *watch,
+	token_row_fn *each, void *user, struct err *e);
+
+#endif
