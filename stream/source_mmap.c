@@ -74,7 +74,7 @@ struct expert_source *source_mmap_open(const struct expert_tensors *layers, int 
 {
 	struct source_mmap *m = NEW(struct source_mmap);
 	m->base.ops = &mmap_ops;
-	m->base.window = INT_MAX;
+	m->base.window[EXPERT_DECODE] = m->base.window[EXPERT_PREFILL] = INT_MAX;
 	m->n_layers = n_layers;
 	m->layers = NEW_ARRAY(struct expert_tensors, (size_t)n_layers);
 	memcpy(m->layers, layers, (size_t)n_layers * sizeof *layers);

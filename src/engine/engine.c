@@ -5,6 +5,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "stream/loader.h"
 #include "stream/source_mmap.h"
 
 #include <stdlib.h>
@@ -20,6 +21,9 @@ struct plan {
 	enum dtype kv_type;
 	bool mtp;
 	size_t resident, kv, workspace, available;
+	bool streaming;
+	struct loader_options loader; /* budgets as they will be used */
+	struct loader_plan tiers;
 };
 
 /* The longest context whose caches fit in `budget`, in steps; at least one step. */
@@ -58,6 +62,40 @@ static int make_plan(const struct model_config *c, const struct engine_options *
 	p->kv = kv_cache_bytes(c, p->mtp, p->kv_type, p->context * p->sessions);
 	p->workspace = model_workspace_bytes(c, p->mtp, p->chunk);
 	return 0;
+}
+
+/* Budgets of the expert cache: what was asked for, capped to what the experts need, or what memory leaves. */
+static int plan_streaming(const struct model_config *c, const struct gguf *file,
+	const struct engine_options *o, struct backend *b, struct plan *p, struct err *e)
+{
+	p->streaming = true;
+	p->loader = (struct loader_options){
+		.file = file,
+		.backend = b,
+		.n_layers = (int)(c->n_layers + c->n_mtp),
+		.n_used = (int)c->n_used,
+		.tier_bytes = {o->cache_bytes, o->ram_bytes},
+		.policy = o->policy,
+		.lookahead = o->lookahead,
+		.reader = o->reader,
+		.replicas = o->replicas,
+		.n_replicas = o->n_replicas,
+	};
+	size_t fixed = p->resident + p->kv + p->workspace + p->loader.tier_bytes[1];
+	if (o->cache_bytes == ENGINE_CACHE_AUTO)
+		p->loader.tier_bytes[0] = p->available > fixed ? (p->available - fixed) / 10 * 9 : 0;
+	uint64_t asked = p->loader.tier_bytes[0];
+	int rc = loader_plan(&p->loader, &p->tiers, e);
+	if (rc)
+		return rc;
+	if (asked > p->tiers.everything_bytes) {
+		p->loader.tier_bytes[0] = p->tiers.everything_bytes;
+		if (o->cache_bytes != ENGINE_CACHE_AUTO)
+			log_info("cache: %.4f GB asked for, all experts need %.4f GB: capped to that",
+				(double)asked / 1e9, (double)p->tiers.everything_bytes / 1e9);
+		rc = loader_plan(&p->loader, &p->tiers, e);
+	}
+	return rc;
 }
 
 static double gb(size_t bytes)
@@ -122,11 +160,16 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 		goto out;
 	log_info("model: %s, %u layers%s, %u experts (%u used), %s", config.name[0] ? config.name : o->model_path,
 		config.n_layers, mtp ? " + MTP" : "", config.n_experts, config.n_used, backend_describe(g->backend));
+	if (o->cache_bytes && (rc = plan_streaming(&config, g->gguf, o, g->backend, &p, e)))
+		goto out;
 	if ((rc = check_plan(&config, &p, g->backend, e)) ||
 		(rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, e)) ||
 		(rc = kv_cache_init(&g->kv, &config, mtp, p.kv_type, p.context * p.sessions, g->backend, e)))
 		goto out;
-	g->source = source_mmap_open(weights.experts, (int)(config.n_layers + config.n_mtp));
+	if (!p.streaming)
+		g->source = source_mmap_open(weights.experts, (int)(config.n_layers + config.n_mtp));
+	else if ((rc = loader_open(&p.loader, &g->source, e)))
+		goto out;
 	if ((rc = model_init(&g->model, &config, &weights, mtp, g->backend, g->source, p.chunk, e)))
 		goto out;
 	g->context = p.context;

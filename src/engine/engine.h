@@ -15,6 +15,7 @@
 #include "src/model/config.h"
 #include "src/text/tokenizer.h"
 #include "stream/expert_source.h"
+#include "stream/reader.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -25,14 +26,28 @@ struct engine;
 /* Zero-initialise; zero means the default everywhere. Strings are borrowed during engine_open. */
 struct engine_options {
 	const char *model_path; /* a GGUF or the first part of a split set */
-	const char *backend;    /* NULL or "auto", "cpu", "cuda" */
-	int threads;            /* CPU threads; 0: all */
-	uint32_t context;       /* positions of one session; 0: as memory and model allow */
-	uint32_t sessions;      /* most sessions at a time; 0: 1 */
-	uint32_t chunk;         /* most rows computed at once during prefill; 0: the backend's choice */
-	bool kv_f32;            /* keep latents and index keys in float32 (parity) instead of 16 bit */
-	bool no_mtp;            /* do not load the MTP layer */
+	const char *const
+		*replicas; /* [n_replicas] files with the same content on other drives; single-file models only */
+	unsigned n_replicas;
+	const char *backend; /* NULL or "auto", "cpu", "cuda" */
+	int threads;         /* CPU threads; 0: all */
+	uint32_t context;    /* positions of one session; 0: as memory and model allow */
+	uint32_t sessions;   /* most sessions at a time; 0: 1 */
+	uint32_t chunk;      /* most rows computed at once during prefill; 0: the backend's choice */
+	bool kv_f32;         /* keep latents and index keys in float32 (parity) instead of 16 bit */
+	bool no_mtp;         /* do not load the MTP layer */
+
+	/* Where the routed experts live. cache_bytes 0: on the CPU they are used where the file is mapped, and the kernel's page
+	 * cache decides. Otherwise they are streamed through a cache of that budget (a promise: never silently changed; above what
+	 * the experts need it is capped and a line says so). */
+	uint64_t cache_bytes; /* first tier; ENGINE_CACHE_AUTO: most of what is left of the memory */
+	uint64_t ram_bytes;   /* second tier; 0: none */
+	const char *policy;   /* NULL or "lru", "lfu", "sieve" */
+	int lookahead;        /* layers ahead to prefetch; 0: off */
+	struct reader_options reader;
 };
+
+#define ENGINE_CACHE_AUTO UINT64_MAX
 
 int engine_open(const struct engine_options *options, struct engine **out, struct err *e);
 void engine_close(struct engine *g); /* NULL is fine; all sessions must be freed before */

@@ -196,6 +196,9 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 	int rc;
 
 	struct batch batch = begin_step(m, rows);
+	m->source->cancel = rows->cancel;
+	if (m->source->ops->step)
+		m->source->ops->step(m->source, moe_use(batch.n), batch.n, rows->pos[0]);
 	b->ops->embed(b, m->weights.embed, ws->tokens, batch.n, ws->x);
 	for (uint32_t layer = 0; layer < c->n_layers; layer++) {
 		if (rows->cancel && atomic_load_explicit(rows->cancel, memory_order_relaxed))
@@ -204,6 +207,8 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 		if ((rc = ffn_step(m, layer, &batch, e)))
 			return rc;
 		if (rows->taps && (rc = tap_layer(m, rows, layer, e)))
+			return rc;
+		if ((rc = lookahead_step(m, layer, &batch, e)))
 			return rc;
 	}
 	size_t at = (size_t)first_hidden * c->n_embd;

@@ -57,6 +57,7 @@ struct moe_plan {
 	struct expert_ref *refs; /* [n_experts] the distinct experts of the step */
 	struct expert_job *jobs; /* [n_experts] */
 	bool *done;              /* [n_experts] parallel to refs: computed */
+	int32_t *announced;      /* [n_experts] */
 };
 
 struct model {
@@ -117,6 +118,20 @@ void attention_append(struct model *m, struct kv_cache *kv, uint32_t layer, cons
 
 /* x += feed-forward network (x) of one layer. */
 int ffn_step(struct model *m, uint32_t layer, const struct batch *rows, struct err *e);
+
+/* A step of so many rows is a prefill chunk: it touches most experts of a layer once. Else it is decoding. */
+#define PREFILL_ROWS 32
+static inline enum expert_use moe_use(int rows)
+{
+	return rows >= PREFILL_ROWS ? EXPERT_PREFILL : EXPERT_DECODE;
+}
+
+/* ws.h -> ws.ids and ws.route_weights by the router of a layer; waits, so that the host may read the ids. */
+int moe_route(struct model *m, const struct layer_weights *w, const struct batch *rows, struct err *e);
+
+/* Guesses the experts of the coming source->lookahead layers from the residual stream after `layer` and hints them
+ * (lookahead.c). Decode steps only; changes nothing but scratch (ws.h, ws.router, ws.ids, ws.route_weights). */
+int lookahead_step(struct model *m, uint32_t layer, const struct batch *rows, struct err *e);
 
 int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max_rows);
 void moe_plan_fini(struct moe_plan *p);

@@ -12,9 +12,6 @@
 
 #include <stdlib.h>
 
-/* From this many rows on, a step is a prefill chunk: it touches most experts of a layer once. */
-#define PREFILL_ROWS 32
-
 int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max_rows)
 {
 	*p = (struct moe_plan){
@@ -23,6 +20,7 @@ int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max
 		.refs = NEW_ARRAY(struct expert_ref, c->n_experts),
 		.jobs = NEW_ARRAY(struct expert_job, c->n_experts),
 		.done = NEW_ARRAY(bool, c->n_experts),
+		.announced = NEW_ARRAY(int32_t, c->n_experts),
 	};
 	return p->places ? 0 : ERR_MEMORY;
 }
@@ -34,6 +32,7 @@ void moe_plan_fini(struct moe_plan *p)
 	free(p->refs);
 	free(p->jobs);
 	free(p->done);
+	free(p->announced);
 	*p = (struct moe_plan){0};
 }
 
@@ -119,14 +118,30 @@ static void swiglu_network(
 	b->ops->matmul(b, &down, 1, ws->gate, rows->n);
 }
 
-static int moe_step(
-	struct model *m, uint32_t layer, const struct layer_weights *w, const struct batch *rows, struct err *e)
+/* Tells the source the order of a prefill layer, and that the next one will want all of its experts: a chunk of rows touches
+ * nearly every expert, so that the disk need not pause at the layer's border. */
+static void announce(struct model *m, uint32_t layer, int n)
+{
+	struct expert_source *s = m->source;
+	if (!s->ops->announce)
+		return;
+	int32_t *ids = m->plan.announced;
+	for (int i = 0; i < n; i++)
+		ids[i] = m->plan.refs[i].id;
+	s->ops->announce(s, (int)layer, ids, n);
+	uint32_t next = layer + 1;
+	if (next >= m->config.n_layers || 4 * (uint32_t)n < 3 * m->config.n_experts)
+		return;
+	for (uint32_t i = 0; i < m->config.n_experts; i++)
+		ids[i] = (int32_t)i;
+	s->ops->announce(s, (int)next, ids, (int)m->config.n_experts);
+}
+
+int moe_route(struct model *m, const struct layer_weights *w, const struct batch *rows, struct err *e)
 {
 	const struct model_config *c = &m->config;
-	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-
-	b->ops->matmul(b, &(struct matmul){.w = w->router, .y = ws->router}, 1, ws->h, rows->n);
+	b->ops->matmul(b, &(struct matmul){.w = w->router, .y = m->ws.router}, 1, m->ws.h, rows->n);
 	struct route route = {
 		.n_experts = (int)c->n_experts,
 		.n_used = (int)c->n_used,
@@ -134,23 +149,35 @@ static int moe_step(
 		.n_group_used = (int)c->n_group_used,
 		.normalise = c->norm_weights,
 		.scale = c->weights_scale,
-		.logits = ws->router,
+		.logits = m->ws.router,
 		.bias = w->router_bias,
-		.ids = ws->ids,
-		.weights = ws->route_weights,
+		.ids = m->ws.ids,
+		.weights = m->ws.route_weights,
 	};
 	b->ops->route(b, &route, rows->n);
-	int rc = b->ops->wait(b, e);
+	return b->ops->wait(b, e);
+}
+
+static int moe_step(
+	struct model *m, uint32_t layer, const struct layer_weights *w, const struct batch *rows, struct err *e)
+{
+	const struct model_config *c = &m->config;
+	struct workspace *ws = &m->ws;
+	struct backend *b = m->backend;
+	int rc = moe_route(m, w, rows, e);
 	if (rc)
 		return rc;
 	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = ws->shared_out});
 
 	int n_places = rows->n * (int)c->n_used;
-	enum expert_use use = rows->n >= PREFILL_ROWS ? EXPERT_PREFILL : EXPERT_DECODE;
-	int n = plan_experts(&m->plan, c->n_experts, use, ws->ids, n_places);
+	enum expert_use use = moe_use(rows->n);
+	int group, n = plan_experts(&m->plan, c->n_experts, use, ws->ids, n_places);
 	m->expert_uses += (uint64_t)n_places;
-	for (int i = 0; i < n; i += m->source->window) {
-		int group = MIN(n - i, m->source->window);
+	int window = m->source->window[use];
+	if (use == EXPERT_PREFILL)
+		announce(m, layer, n);
+	for (int i = 0; i < n; i += group) {
+		group = MIN(n - i, window);
 		if ((rc = run_group(m, layer, use, m->plan.refs + i, m->plan.done + i, group, rows->n, e)))
 			return rc;
 	}

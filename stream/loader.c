@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: MIT */
+/* Planning, opening and closing of the streaming source. */
+#include "stream/loader_internal.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define STAGING_MIN  2
+#define STAGING_MAX  32
+#define STAGING_PART 16 /* at most this part of the first tier */
+
+/* A prefetch may evict what was not used in this many tokens. */
+#define COLD_TOKENS 2
+
+/* The files of the model, replicas behind them. */
+static int open_reader(const struct loader_options *o, struct reader **out, struct err *e)
+{
+	unsigned n = o->file->n_files;
+	if (o->n_replicas && n != 1)
+		return err_set(
+			e, ERR_USAGE, "copies of a model can be named for a single file, this one has %u parts", n);
+	struct reader_file *files = NEW_ARRAY(struct reader_file, n + o->n_replicas);
+	for (unsigned i = 0; i < n; i++)
+		files[i].path = o->file->files[i].path;
+	for (unsigned i = 0; i < o->n_replicas; i++)
+		files[n + i] = (struct reader_file){.path = o->replicas[i], .replica_of = 1};
+	int rc = reader_open(out, files, n + o->n_replicas, &o->reader, e);
+	free(files);
+	return rc;
+}
+
+/* The cache's configuration for these budgets; *bytes is its expert_bytes, to be freed by the caller. */
+static int configure(const struct loader_options *o, const struct extent_table *t, struct cache_config *c,
+	uint64_t **bytes, struct err *e)
+{
+	uint64_t largest = 0;
+	int n_moe = 0;
+	*bytes = NEW_ARRAY(uint64_t, (size_t)o->n_layers);
+	for (int i = 0; i < o->n_layers && i < (int)extent_n_layers(t); i++) {
+		(*bytes)[i] = extent_slot_bytes(t, (uint32_t)i);
+		largest = MAX(largest, (*bytes)[i]);
+		n_moe += (*bytes)[i] > 0;
+	}
+	*c = (struct cache_config){
+		.n_layers = o->n_layers,
+		.n_experts = (int)extent_n_experts(t),
+		.expert_bytes = *bytes,
+		.tier_bytes = {o->tier_bytes[0], o->tier_bytes[1]},
+		.align = extent_slot_align(t),
+		.n_staging = STAGING_MIN,
+		.policy = policy_find(o->policy ? o->policy : "lru"),
+		.prefetch_cold = (uint64_t)COLD_TOKENS * (uint64_t)n_moe * (uint64_t)o->n_used,
+	};
+	if (!c->policy || c->policy->needs_future)
+		return err_set(e, ERR_USAGE, "there is no policy \"%s\", expected lru, lfu or sieve", o->policy);
+	uint64_t floor_bytes = cache_working_set_bytes(c, o->n_used);
+	if (o->tier_bytes[0] < floor_bytes)
+		return err_set(e, ERR_MEMORY,
+			"a cache of %.4f GB is less than one token's working set, the smallest that works is %.4f GB",
+			(double)o->tier_bytes[0] / 1e9, (double)(floor_bytes + 99999) / 1e5 * 1e-4);
+	uint64_t fits = o->tier_bytes[0] / (largest ? largest : 1) / STAGING_PART;
+	c->n_staging = (int)MIN(MAX(fits, STAGING_MIN), STAGING_MAX);
+	while (c->n_staging > STAGING_MIN && cache_working_set_bytes(c, o->n_used) > o->tier_bytes[0])
+		c->n_staging--;
+	return 0;
+}
+
+int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct err *e)
+{
+	struct reader *r = NULL;
+	struct extent_table *t = NULL;
+	struct cache *cache = NULL;
+	struct cache_config c;
+	uint64_t *bytes = NULL;
+	int rc;
+	enum log_level level = log_level();
+	log_set_level(LOG_QUIET); /* loader_open says it */
+	rc = open_reader(o, &r, e);
+	log_set_level(level);
+	if (rc || (rc = extent_table_from_gguf(&t, o->file, r, e)) || (rc = configure(o, t, &c, &bytes, e)))
+		goto out;
+	if (!(cache = cache_new(&c, e))) {
+		rc = e ? e->code : ERR_MEMORY;
+		goto out;
+	}
+	struct cache_config least = c;
+	least.n_staging = STAGING_MIN;
+	*plan = (struct loader_plan){
+		.tier_bytes = {cache_memory_bytes(cache, 0), cache_memory_bytes(cache, 1)},
+		.floor_bytes = cache_working_set_bytes(&least, o->n_used),
+		.everything_bytes = cache_everything_bytes(&c),
+		.n_staging = c.n_staging,
+		.n_slots = cache_n_slots(cache),
+	};
+out:
+	cache_free(cache);
+	free(bytes);
+	extent_table_free(t);
+	reader_close(r);
+	return rc;
+}
+
+static int take_memory(struct loader *l, struct err *e)
+{
+	for (int tier = 0; tier < 2; tier++) {
+		l->arena_bytes[tier] = cache_memory_bytes(l->cache, tier);
+		if (!l->arena_bytes[tier])
+			continue;
+		if (tier == 0) {
+			int rc =
+				l->backend->ops->alloc(l->backend, MEM_DEVICE, l->arena_bytes[0], (void **)&l->arena[0], e);
+			if (rc) {
+				err_prefix(e, "expert cache");
+				return rc;
+			}
+		} else if (!(l->arena[1] = mem_try_map(l->arena_bytes[1]))) {
+			return err_set(
+				e, ERR_MEMORY, "no memory for a second tier of %.3f GB", (double)l->arena_bytes[1] / 1e9);
+		}
+		reader_register(l->reader, l->arena[tier], l->arena_bytes[tier]);
+	}
+	return 0;
+}
+
+static int smallest_capacity(const struct loader *l)
+{
+	int least = INT32_MAX;
+	for (int i = 0; i < l->n_layers; i++)
+		if (extent_has_layer(l->table, (uint32_t)i))
+			least = MIN(least, cache_capacity(l->cache, 0, i));
+	return least;
+}
+
+int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e)
+{
+	*out = NULL;
+	struct loader *l = NEW(struct loader);
+	struct cache_config c;
+	uint64_t *bytes = NULL;
+	pthread_condattr_t attr;
+	int rc;
+
+	l->base.ops = &loader_ops;
+	l->base.lookahead = o->lookahead;
+	l->backend = o->backend;
+	l->n_layers = o->n_layers;
+	l->hint_share = 1;
+	l->ahead[0].layer = l->ahead[1].layer = -1;
+	pthread_mutex_init(&l->lock, NULL);
+	pthread_condattr_init(&attr);
+	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+	pthread_cond_init(&l->landed, &attr);
+	pthread_condattr_destroy(&attr);
+
+	if ((rc = open_reader(o, &l->reader, e)) ||
+		(rc = extent_table_from_gguf(&l->table, o->file, l->reader, e)) ||
+		(rc = configure(o, l->table, &c, &bytes, e)))
+		goto fail;
+	if (!(l->cache = cache_new(&c, e))) {
+		rc = e ? e->code : ERR_MEMORY;
+		goto fail;
+	}
+	l->n_experts = c.n_experts;
+	l->n_staging = c.n_staging;
+	l->n_slots = cache_n_slots(l->cache);
+	l->most_prefetch = 2 * (unsigned)o->n_used;
+	l->base.window[EXPERT_DECODE] = MAX(smallest_capacity(l) / 2, 1);
+	l->base.window[EXPERT_PREFILL] = l->n_staging / 2;
+	l->fills = mem_try_new((size_t)l->n_slots, sizeof *l->fills);
+	l->cap_commands = 2 * (size_t)l->n_slots + 8;
+	l->commands = mem_try_new(l->cap_commands, sizeof *l->commands);
+	for (int i = 0; i < 2; i++)
+		l->ahead[i].ids = NEW_ARRAY(int32_t, (size_t)l->n_experts);
+	if (!l->fills || !l->commands) {
+		rc = err_set(e, ERR_MEMORY, "no memory for the tables of %d cache slots", l->n_slots);
+		goto fail;
+	}
+	if ((rc = take_memory(l, e)))
+		goto fail;
+	rc = pthread_create(&l->thread, NULL, loader_io_main, l);
+	if (rc) {
+		rc = err_errno(e, rc, "the I/O thread does not start");
+		goto fail;
+	}
+	l->thread_started = true;
+	free(bytes);
+	*out = &l->base;
+	return 0;
+fail:
+	free(bytes);
+	loader_close(&l->base);
+	return rc;
+}
+
+void loader_close(struct expert_source *s)
+{
+	struct loader *l = loader_of(s);
+	if (l->thread_started) {
+		pthread_mutex_lock(&l->lock);
+		l->quit = true;
+		pthread_mutex_unlock(&l->lock);
+		reader_wake(l->reader);
+		pthread_join(l->thread, NULL);
+		reader_cancel_all(l->reader);
+	}
+	reader_close(l->reader); /* waits for what is in flight: from here on nobody writes to the arenas */
+	cache_free(l->cache);
+	extent_table_free(l->table);
+	if (l->arena[0])
+		l->backend->ops->free(l->backend, MEM_DEVICE, l->arena[0], l->arena_bytes[0]);
+	if (l->arena[1])
+		mem_unmap(l->arena[1], l->arena_bytes[1]);
+	for (int i = 0; i < 2; i++)
+		free(l->ahead[i].ids);
+	free(l->fills);
+	free(l->commands);
+	free(l->warm);
+	pthread_cond_destroy(&l->landed);
+	pthread_mutex_destroy(&l->lock);
+	free(l);
+}
+
+const char *loader_reader_summary(const struct expert_source *s)
+{
+	return reader_summary(((const struct loader *)s)->reader);
+}
+
+struct cache_stats loader_cache_stats(struct expert_source *s)
+{
+	struct loader *l = loader_of(s);
+	pthread_mutex_lock(&l->lock);
+	struct cache_stats c = *cache_stats(l->cache);
+	pthread_mutex_unlock(&l->lock);
+	return c;
+}
+
+void loader_layer_resident(struct expert_source *s, int layer, int n[2])
+{
+	struct loader *l = loader_of(s);
+	pthread_mutex_lock(&l->lock);
+	cache_layer_resident(l->cache, layer, n);
+	pthread_mutex_unlock(&l->lock);
+}
+
+void loader_warm(struct expert_source *s, const struct loader_key *keys, size_t n)
+{
+	struct loader *l = loader_of(s);
+	struct loader_key *copy = NEW_ARRAY(struct loader_key, n);
+	size_t kept = 0;
+	for (size_t i = 0; i < n; i++) {
+		const struct loader_key *k = &keys[i];
+		if (k->layer >= 0 && k->layer < l->n_layers && k->expert >= 0 && k->expert < l->n_experts &&
+			extent_has_layer(l->table, (uint32_t)k->layer))
+			copy[kept++] = *k;
+	}
+	pthread_mutex_lock(&l->lock);
+	free(l->warm);
+	l->warm = copy;
+	l->n_warm = kept;
+	l->next_warm = 0;
+	pthread_mutex_unlock(&l->lock);
+	reader_wake(l->reader);
+}

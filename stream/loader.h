@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The streaming expert source: experts come from disk through a budgeted cache.
+ *
+ *   compute thread           lock            I/O thread
+ *   acquire: cache_access,    |   commands    copies between tiers, submits reads,
+ *     reserve, pin  ----------|------------>  reaps completions,
+ *   await  <------------------|-----------   commit / abort, signal
+ *   hint, announce  ----------|---- wants ->  reserves and reads ahead when no demand waits
+ *
+ * The one lock guards the cache, the command queue, the wants and the fills; it is never held while waiting for a disk or
+ * copying bytes. A slot is published (READY) under the lock after its last byte has landed, and acquire and await look
+ * under the lock: what they call ready is complete. A slot is given out again only when nobody pins it, so bytes in
+ * use never change. In builds with LOADER_POISON every slot is filled with READER_POISON before it is read into.
+ *
+ * The compute thread decides what is evicted, in the order in which the model asks, so that a simulated cache (cache/sim.h) sees
+ * the same sequence and counts the same hits. Prefetched experts take free or cold slots only.
+ */
+#ifndef GLM_STREAM_LOADER_H
+#define GLM_STREAM_LOADER_H
+
+#include "cache/cache.h"
+#include "kernels/backend.h"
+#include "src/format/gguf.h"
+#include "stream/expert_source.h"
+#include "stream/reader.h"
+
+struct loader_options {
+	const struct gguf *file; /* must outlive the source */
+	struct backend *backend; /* tier 0 is allocated from it */
+	int n_layers;            /* of the model, those without experts included */
+	int n_used;              /* experts a token uses in a layer */
+	uint64_t tier_bytes[2];  /* budgets of the two tiers; the second may be 0 */
+	const char *policy;      /* "lru", "lfu", "sieve"; NULL: lru */
+	int lookahead;           /* layers; 0: no prefetch */
+	struct reader_options reader;
+	const char *const
+		*replicas; /* [n_replicas] other paths with the same content as the (single) model file */
+	unsigned n_replicas;
+};
+
+/* What the budgets come to; for the printed plan. */
+struct loader_plan {
+	uint64_t tier_bytes[2];    /* memory that will really be taken: at most the budget */
+	uint64_t floor_bytes;      /* the smallest first tier that works: one token's working set and staging */
+	uint64_t everything_bytes; /* a first tier in which every expert fits */
+	int n_staging;
+	int n_slots;
+};
+
+/* Computes the plan without taking memory. ERR_MEMORY, with the smallest budget that works in the sentence, when the
+ * first tier is below the floor. The files are opened and closed again. */
+int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct err *e);
+
+/* Opens files, takes memory, starts the I/O thread. Close with ops->close: cancels what is under way, waits for it, frees. */
+int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e);
+
+/* Of a source made by loader_open. */
+const char *loader_reader_summary(const struct expert_source *s);
+struct cache_stats loader_cache_stats(struct expert_source *s);
+/* How many experts of a layer stand in each tier now. */
+void loader_layer_resident(struct expert_source *s, int layer, int n[2]);
+/* Reads the given experts into the first tier while there is free room, best first, before anything is asked for. Returns
+ * at once; the reading goes on beside the computation. Ids that do not exist are ignored. */
+struct loader_key {
+	int32_t layer, expert;
+};
+void loader_warm(struct expert_source *s, const struct loader_key *keys, size_t n);
+
+#endif

@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The compute side of the loader: what the model calls. Everything here takes the lock, decides, queues commands, and
+ * leaves the bytes to the I/O thread.
+ */
+#include "stream/loader_internal.h"
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/num.h"
+
+#include <errno.h>
+#include <time.h>
+
+#define AWAIT_POLL_MS 50 /* how often a wait looks at the cancel flag */
+
+/* The self-throttle: after so many prefetched experts met their fate, look at the useful share. */
+#define JUDGE_EVERY 64
+#define SHARE_MIN   0.125
+#define USEFUL_POOR 0.25
+#define USEFUL_GOOD 0.5
+
+void loader_enqueue(
+	struct loader *l, const struct cache_plan *plan, int layer, int expert, bool wanted, bool prefetch)
+{
+	if (l->n_commands + (size_t)plan->n_moves + 1 > l->cap_commands)
+		bug("%zu commands are queued, the ring holds %zu", l->n_commands, l->cap_commands);
+	for (int i = 0; i < plan->n_moves; i++) {
+		const struct cache_move *m = &plan->moves[i];
+		l->commands[(l->first_command + l->n_commands++) % l->cap_commands] = (struct command){
+			.kind = COMMAND_MOVE,
+			.slot = m->to,
+			.layer = m->layer,
+			.expert = m->expert,
+			.from_offset = m->from_offset,
+			.to_offset = m->to_offset,
+			.bytes = m->bytes,
+		};
+		l->n_under_way++;
+	}
+	for (int i = 0; i < l->n_failures; i++) /* a new attempt: what became of the last one is of no interest */
+		if (l->failures[i].layer == layer && l->failures[i].expert == expert)
+			l->failures[i--] = l->failures[--l->n_failures];
+	l->commands[(l->first_command + l->n_commands++) % l->cap_commands] = (struct command){
+		.kind = COMMAND_FILL,
+		.slot = plan->slot,
+		.layer = layer,
+		.expert = expert,
+		.source = plan->source,
+	};
+	l->fills[plan->slot] = (struct fill){.serial = ++l->serial, .wanted = wanted, .prefetch = prefetch};
+	l->n_under_way++;
+	l->n_wanted += wanted;
+	l->n_prefetch += prefetch;
+}
+
+void loader_unpin(struct loader *l, int32_t slot)
+{
+	if (cache_slot_get(l->cache, slot).state == CACHE_FILLING)
+		l->fills[slot].drop_pins++;
+	else
+		cache_unpin(l->cache, slot);
+}
+
+/* ---- announcements ---- */
+
+/* Staged slots of announcements that have been replaced lose the announcement's pin. */
+static void drop_announced(struct loader *l)
+{
+	for (int32_t slot = l->n_slots - l->n_staging; slot < l->n_slots; slot++) {
+		if (!l->fills[slot].ahead)
+			continue;
+		struct cache_slot s = cache_slot_get(l->cache, slot);
+		bool wanted = false;
+		for (int a = 0; a < 2 && !wanted; a++)
+			for (int i = 0; s.layer == l->ahead[a].layer && i < l->ahead[a].n && !wanted; i++)
+				wanted = l->ahead[a].ids[i] == s.expert;
+		if (wanted)
+			continue;
+		l->fills[slot].ahead = false;
+		loader_unpin(l, slot);
+	}
+}
+
+/* Forgets all announcements. */
+static void clear_announced(struct loader *l)
+{
+	for (int i = 0; i < 2; i++) {
+		l->ahead[i].layer = -1;
+		l->ahead[i].n = l->ahead[i].next = 0;
+	}
+	drop_announced(l);
+}
+
+/* ---- acquire ---- */
+
+static enum cache_use cache_use_of(enum expert_use use)
+{
+	return use == EXPERT_PREFILL ? CACHE_PREFILL : CACHE_DECODE;
+}
+
+static enum expert_tier tier_of(struct loader *l, int32_t slot)
+{
+	return slot < 0 ? EXPERT_DISK : cache_slot_get(l->cache, slot).tier == 0 ? EXPERT_VRAM : EXPERT_RAM;
+}
+
+/* Points the views of a READY ref at its slot. */
+static void publish(struct loader *l, int layer, struct expert_ref *r)
+{
+	struct extent_plan p;
+	if (extent_plan(l->table, (uint32_t)layer, (uint32_t)r->id, &p))
+		bug("no extents for expert %d of layer %d", r->id, layer);
+	const uint8_t *slot = loader_slot_memory(l, cache_slot_get(l->cache, r->handle));
+	struct weight *w[EXTENT_PARTS] = {&r->gate, &r->up, &r->down};
+	for (int k = 0; k < EXTENT_PARTS; k++) {
+		const struct extent_tensor *t = extent_tensor(l->table, (uint32_t)layer, (enum extent_part)k);
+		*w[k] = (struct weight){
+			.data = slot + p.parts[k].dst_offset,
+			.type = t->type,
+			.n_in = (int64_t)t->n_in,
+			.n_out = (int64_t)t->n_out,
+			.n_stack = 1,
+			.row_bytes = p.parts[k].bytes / t->n_out,
+			.stack_bytes = p.parts[k].bytes,
+		};
+	}
+	r->ready = true;
+}
+
+/* Marks the refs whose bytes have landed. Returns how many have not. */
+static int look(struct loader *l, int layer, struct expert_ref *refs, int n)
+{
+	int missing = 0;
+	for (int i = 0; i < n; i++) {
+		if (refs[i].ready)
+			continue;
+		if (refs[i].handle >= 0 && cache_slot_get(l->cache, refs[i].handle).state == CACHE_READY)
+			publish(l, layer, &refs[i]);
+		else
+			missing++;
+	}
+	return missing;
+}
+
+static void give_back(struct loader *l, const struct expert_ref *refs, int n)
+{
+	for (int i = 0; i < n; i++)
+		if (refs[i].handle >= 0)
+			loader_unpin(l, refs[i].handle);
+}
+
+static bool cancelled(const struct loader *l)
+{
+	return l->base.cancel && atomic_load_explicit(l->base.cancel, memory_order_relaxed);
+}
+
+/* Sleeps until something lands, for a moment at most. Caller holds the lock. */
+static void wait_landed(struct loader *l)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	t.tv_nsec += AWAIT_POLL_MS * 1000000l;
+	if (t.tv_nsec >= 1000000000l) {
+		t.tv_nsec -= 1000000000l;
+		t.tv_sec++;
+	}
+	pthread_cond_timedwait(&l->landed, &l->lock, &t);
+}
+
+/* Somebody waits now for a slot that is being filled on a guess. */
+static void make_wanted(struct loader *l, int32_t slot)
+{
+	struct fill *f = &l->fills[slot];
+	if (f->wanted || cache_slot_get(l->cache, slot).state != CACHE_FILLING)
+		return;
+	f->wanted = true;
+	l->n_wanted++;
+}
+
+/* First pass of an acquire: count the access, pin what is there. */
+static void find(struct loader *l, int layer, enum expert_use use, struct expert_ref *r)
+{
+	int32_t slot = cache_access(l->cache, layer, r->id, cache_use_of(use));
+	r->ready = false;
+	r->tier = (uint8_t)tier_of(l, slot);
+	r->handle = -1;
+	if (slot < 0)
+		return;
+	struct cache_slot s = cache_slot_get(l->cache, slot);
+	if (s.tier == 1 && use == EXPERT_PREFILL)
+		return; /* a staged copy is made; the reservation pins its source */
+	if (s.staging && l->fills[slot].ahead)
+		l->fills[slot].ahead = false; /* the announcement's pin becomes ours */
+	else
+		cache_pin(l->cache, slot);
+	r->handle = slot;
+	make_wanted(l, slot);
+}
+
+/* Second pass: room in the first tier for a ref that is not there. Waits while slots are in motion. */
+static int reserve(struct loader *l, int layer, enum expert_use use, struct expert_ref *r, struct err *e)
+{
+	for (;;) {
+		if (r->handle >= 0 && cache_slot_get(l->cache, r->handle).tier == 0)
+			return 0;
+		struct cache_plan plan;
+		switch (cache_reserve(l->cache, layer, r->id, cache_use_of(use), &plan)) {
+		case CACHE_OK:
+			r->handle = plan.slot;
+			loader_enqueue(l, &plan, layer, r->id, true, false);
+			return 0;
+		case CACHE_PRESENT: /* arrived or was staged meanwhile */
+			cache_pin(l->cache, plan.slot);
+			r->handle = plan.slot;
+			make_wanted(l, plan.slot);
+			return 0;
+		default: /* CACHE_BUSY, CACHE_FULL: what is under way will make room */
+			if (!l->n_under_way && l->ahead[0].n + l->ahead[1].n > 0) {
+				clear_announced(l); /* staging slots held for later give way */
+				continue;
+			}
+			if (!l->n_under_way)
+				return err_set(e, ERR_MEMORY,
+					"the expert cache has no room for expert %d of layer %d: every slot is in use", r->id,
+					layer);
+			if (cancelled(l))
+				return err_set(e, ERR_INTERRUPTED, "interrupted");
+			reader_wake(l->reader);
+			wait_landed(l);
+		}
+	}
+}
+
+/* Hints for layers that have begun are either demands by now or were wrong. */
+static void drop_stale_wants(struct loader *l)
+{
+	int kept = 0;
+	for (int i = 0; i < l->n_wants; i++)
+		if (l->wants[i].due > l->moment)
+			l->wants[kept++] = l->wants[i];
+	l->n_wants = kept;
+}
+
+static void copy_stats(struct loader *l)
+{
+	const struct cache_stats *c = cache_stats(l->cache);
+	struct expert_stats *s = &l->base.stats;
+	s->hit_vram = c->hits[0] + c->prefill_hits[0];
+	s->hit_ram = c->hits[1] + c->prefill_hits[1];
+	s->miss = c->misses + c->prefill_misses;
+	s->bytes_read = l->bytes_read;
+	s->prefetch_useful = c->prefetch_used;
+	s->prefetch_wasted = c->prefetch_wasted + c->prefetch_cancelled;
+}
+
+/* Takes less of each hint while prefetching does not pay, and more again when it does. */
+static void judge_prefetch(struct loader *l)
+{
+	const struct cache_stats *c = cache_stats(l->cache);
+	uint64_t used = c->prefetch_used - l->judged_used, wasted = c->prefetch_wasted - l->judged_wasted;
+	if (used + wasted < JUDGE_EVERY)
+		return;
+	l->judged_used = c->prefetch_used;
+	l->judged_wasted = c->prefetch_wasted;
+	double useful = (double)used / (double)(used + wasted);
+	if (useful < USEFUL_POOR)
+		l->hint_share = MAX(l->hint_share / 2, SHARE_MIN);
+	else if (useful > USEFUL_GOOD)
+		l->hint_share = MIN(l->hint_share * 2, 1.0);
+}
+
+static int loader_acquire(
+	struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
+{
+	struct loader *l = loader_of(s);
+	pthread_mutex_lock(&l->lock);
+	l->moment++;
+	drop_stale_wants(l);
+	for (int i = 0; i < n; i++)
+		find(l, layer, use, &refs[i]);
+	int rc = 0;
+	for (int i = 0; i < n && !rc; i++)
+		rc = reserve(l, layer, use, &refs[i], e);
+	if (rc)
+		give_back(l, refs, n);
+	else
+		rc = look(l, layer, refs, n);
+	judge_prefetch(l);
+	copy_stats(l);
+	bool work = l->n_commands > 0;
+	pthread_mutex_unlock(&l->lock);
+	if (work)
+		reader_wake(l->reader);
+	return rc;
+}
+
+/* Takes the failure of one of the refs that are not ready, if there is one. Returns its code or 0. */
+static int take_failure(struct loader *l, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	int code = 0, kept = 0;
+	for (int k = 0; k < l->n_failures; k++) {
+		struct failure *f = &l->failures[k];
+		int i = 0;
+		while (i < n && (f->layer != layer || f->expert != refs[i].id || refs[i].ready))
+			i++;
+		if (i == n) {
+			l->failures[kept++] = *f;
+			continue;
+		}
+		refs[i].handle = -1; /* the abort voided its pins */
+		code = f->err.code;
+		if (e)
+			*e = f->err;
+	}
+	l->n_failures = kept;
+	return code;
+}
+
+static int loader_await(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	struct loader *l = loader_of(s);
+	uint64_t start = clock_ns();
+	pthread_mutex_lock(&l->lock);
+	int before = 0;
+	for (int i = 0; i < n; i++)
+		before += !refs[i].ready;
+	int missing;
+	for (;;) {
+		int code = take_failure(l, layer, refs, n, e);
+		if (code) {
+			missing = code;
+			break;
+		}
+		missing = look(l, layer, refs, n);
+		if (missing < before || !missing)
+			break;
+		if (cancelled(l)) {
+			missing = err_set(e, ERR_INTERRUPTED, "interrupted");
+			break;
+		}
+		wait_landed(l);
+	}
+	l->base.stats.wait_ns += clock_ns() - start;
+	pthread_mutex_unlock(&l->lock);
+	return missing;
+}
+
+static void loader_release(struct expert_source *s, int layer, const struct expert_ref *refs, int n)
+{
+	(void)layer;
+	struct loader *l = loader_of(s);
+	pthread_mutex_lock(&l->lock);
+	give_back(l, refs, n);
+	copy_stats(l);
+	bool ahead = l->ahead[0].next < l->ahead[0].n || l->ahead[1].next < l->ahead[1].n || l->n_wants;
+	pthread_mutex_unlock(&l->lock);
+	if (ahead)
+		reader_wake(l->reader); /* staging slots came free */
+}
+
+/* ---- hints ---- */
+
+static void loader_hint(struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
+{
+	struct loader *l = loader_of(s);
+	bool added = false;
+	pthread_mutex_lock(&l->lock);
+	int take = (int)(l->hint_share * n + 0.999);
+	uint64_t due = l->moment + (uint64_t)distance;
+	for (int i = 0; i < take && l->n_wants < LOADER_WANTS_MAX; i++) {
+		int32_t slot = cache_find(l->cache, layer, ids[i]);
+		if (slot >= 0 && cache_slot_get(l->cache, slot).tier == 0)
+			continue;
+		int k = 0;
+		while (k < l->n_wants && (l->wants[k].layer != layer || l->wants[k].expert != ids[i]))
+			k++;
+		if (k < l->n_wants)
+			continue;
+		l->wants[l->n_wants++] =
+			(struct want){.due = due, .layer = (int16_t)layer, .expert = (int16_t)ids[i]};
+		added = true;
+	}
+	pthread_mutex_unlock(&l->lock);
+	if (added)
+		reader_wake(l->reader);
+}
+
+static void loader_announce(struct expert_source *s, int layer, const int32_t *ids, int n)
+{
+	struct loader *l = loader_of(s);
+	pthread_mutex_lock(&l->lock);
+	/* the announcement of an earlier layer is over; one of this layer is replaced; the nearer layer stands first */
+	struct announcement *a = NULL;
+	for (int i = 0; i < 2; i++)
+		if (l->ahead[i].layer == layer)
+			a = &l->ahead[i];
+	if (!a)
+		a = l->ahead[0].layer < l->ahead[1].layer ? &l->ahead[0] : &l->ahead[1];
+	a->layer = layer;
+	a->n = n;
+	a->next = 0;
+	for (int i = 0; i < n; i++)
+		a->ids[i] = ids[i];
+	if (l->ahead[0].layer > l->ahead[1].layer) {
+		struct announcement t = l->ahead[0];
+		l->ahead[0] = l->ahead[1];
+		l->ahead[1] = t;
+	}
+	drop_announced(l);
+	pthread_mutex_unlock(&l->lock);
+	reader_wake(l->reader);
+}
+
+/* A new step begins: what was announced for the last one is over. */
+static void loader_step(struct expert_source *s, enum expert_use use, int rows, int position)
+{
+	(void)use;
+	(void)rows;
+	(void)position;
+	struct loader *l = loader_of(s);
+	pthread_mutex_lock(&l->lock);
+	clear_announced(l);
+	l->n_failures = 0;
+	pthread_mutex_unlock(&l->lock);
+}
+
+const struct expert_source_ops loader_ops = {
+	.name = "stream",
+	.close = loader_close,
+	.step = loader_step,
+	.acquire = loader_acquire,
+	.await = loader_await,
+	.release = loader_release,
+	.hint = loader_hint,
+	.announce = loader_announce,
+};

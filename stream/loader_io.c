@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The I/O thread of the loader. It runs the queued commands in order (a slot is emptied before it is filled), submits reads,
+ * and publishes what has landed. Between demands it turns announcements and hints into reservations of its own.
+ *
+ * Order: demands first. A guess is started only while no demand is under way; its reads then stand behind any demand that
+ * comes later, because demands are submitted as urgent.
+ */
+#include "stream/loader_internal.h"
+
+#include "src/base/log.h"
+#include "src/base/num.h"
+
+#include <string.h>
+
+#define REAP_MAX 64
+
+/* Tag of a read: slot and the serial of its filling. */
+static uint64_t tag_of(const struct loader *l, int32_t slot)
+{
+	return l->fills[slot].serial << 24 | (uint64_t)(uint32_t)slot;
+}
+
+/* The end of a fill: commit or abort, give back what waited for it. Takes the lock. */
+static void finish_fill(struct loader *l, int32_t slot, const struct failure *failure)
+{
+	pthread_mutex_lock(&l->lock);
+	struct fill *f = &l->fills[slot];
+	l->n_under_way--;
+	l->n_wanted -= f->wanted;
+	l->n_prefetch -= f->prefetch;
+	bool wanted = f->wanted;
+	uint16_t drop = f->drop_pins;
+	f->wanted = f->prefetch = false;
+	f->drop_pins = 0;
+	if (failure) {
+		f->ahead = false; /* an abort voids all pins */
+		cache_abort(l->cache, slot);
+		if (wanted && l->n_failures < LOADER_FAILURES_MAX)
+			l->failures[l->n_failures++] = *failure;
+	} else {
+		cache_commit(l->cache, slot);
+		l->bytes_read += f->bytes;
+		for (; drop; drop--)
+			cache_unpin(l->cache, slot);
+	}
+	pthread_cond_broadcast(&l->landed);
+	pthread_mutex_unlock(&l->lock);
+}
+
+static void finish_move(struct loader *l, int32_t slot)
+{
+	pthread_mutex_lock(&l->lock);
+	l->n_under_way--;
+	cache_commit(l->cache, slot);
+	pthread_cond_broadcast(&l->landed);
+	pthread_mutex_unlock(&l->lock);
+}
+
+static struct cache_slot slot_of(struct loader *l, int32_t slot)
+{
+	pthread_mutex_lock(&l->lock);
+	struct cache_slot s = cache_slot_get(l->cache, slot);
+	pthread_mutex_unlock(&l->lock);
+	return s;
+}
+
+static void collect(struct loader *l, unsigned min, int timeout_ms)
+{
+	struct reader_completion done[REAP_MAX];
+	int n = reader_reap(l->reader, done, min, REAP_MAX, timeout_ms);
+	for (int i = 0; i < n; i++) {
+		int32_t slot = (int32_t)(done[i].tag & 0xffffff);
+		struct fill *f = &l->fills[slot];
+		if (done[i].code && !f->code) {
+			f->code = done[i].code;
+			f->failure_at = done[i];
+		}
+		if (--f->reads_left)
+			continue;
+		if (!f->code) {
+			finish_fill(l, slot, NULL);
+			continue;
+		}
+		struct cache_slot s = slot_of(l, slot);
+		struct failure failure = {.layer = s.layer, .expert = s.expert};
+		int code = reader_completion_err(l->reader, &f->failure_at, &failure.err);
+		err_prefix(&failure.err, "expert %d of layer %d", s.expert, s.layer);
+		failure.err.code = code == ERR_INPUT ? ERR_RUN : code;
+		finish_fill(l, slot, &failure);
+	}
+}
+
+/* Submits the reads of a fill from disk. */
+static void read_expert(struct loader *l, const struct command *c, uint8_t *dst, bool urgent)
+{
+	struct extent_plan p;
+	if (extent_plan(l->table, (uint32_t)c->layer, (uint32_t)c->expert, &p))
+		bug("no extents for expert %d of layer %d", c->expert, c->layer);
+	struct fill *f = &l->fills[c->slot];
+	f->reads_left = (int)p.n_reads;
+	f->code = 0;
+	f->bytes = p.read_bytes;
+#ifdef LOADER_POISON
+	memset(dst, READER_POISON, p.dst_bytes);
+#endif
+	for (unsigned i = 0; i < p.n_reads; i++) {
+		struct reader_request q = {
+			.file = p.reads[i].file,
+			.offset = p.reads[i].offset,
+			.bytes = p.reads[i].bytes,
+			.need = p.reads[i].need,
+			.dst = dst + p.reads[i].dst_offset,
+			.tag = tag_of(l, c->slot),
+			.urgent = urgent,
+		};
+		int rc;
+		while ((rc = reader_submit(l->reader, &q)) == READER_BUSY)
+			collect(l, 1, -1);
+		if (rc)
+			bug("the reader refused expert %d of layer %d: code %d", c->expert, c->layer, rc);
+	}
+}
+
+static void run_command(struct loader *l, const struct command *c, bool urgent)
+{
+	if (c->kind == COMMAND_MOVE) {
+		memcpy(l->arena[1] + c->to_offset, l->arena[0] + c->from_offset, c->bytes);
+		finish_move(l, c->slot);
+		return;
+	}
+	struct cache_slot to = slot_of(l, c->slot);
+	uint8_t *dst = loader_slot_memory(l, to);
+	if (c->source >= 0) {
+		memcpy(dst, loader_slot_memory(l, slot_of(l, c->source)), to.bytes);
+		finish_fill(l, c->slot, NULL);
+		return;
+	}
+	read_expert(l, c, dst, urgent);
+}
+
+/* The next announced expert into a staging slot. False when there is nothing to do or no room. Holds the lock. */
+static bool start_announced(struct loader *l)
+{
+	for (int i = 0; i < 2; i++) {
+		struct announcement *a = &l->ahead[i];
+		for (; a->next < a->n; a->next++) {
+			int32_t id = a->ids[a->next], slot = cache_find(l->cache, a->layer, id);
+			if (slot >= 0 && cache_slot_get(l->cache, slot).tier == 0)
+				continue;
+			struct cache_plan plan;
+			enum cache_answer answer = cache_reserve(l->cache, a->layer, id, CACHE_PREFILL, &plan);
+			if (answer == CACHE_PRESENT)
+				continue;
+			if (answer != CACHE_OK)
+				return false;
+			loader_enqueue(l, &plan, a->layer, id, false, false);
+			l->fills[plan.slot].ahead = true;
+			a->next++;
+			return true;
+		}
+	}
+	return false;
+}
+
+/* The most urgent hint into a free or cold slot. Holds the lock. */
+static bool start_hinted(struct loader *l)
+{
+	while (l->n_wants && l->n_prefetch < l->most_prefetch) {
+		int first = 0;
+		for (int i = 1; i < l->n_wants; i++)
+			if (l->wants[i].due < l->wants[first].due)
+				first = i;
+		struct want w = l->wants[first];
+		memmove(&l->wants[first], &l->wants[first + 1], (size_t)(--l->n_wants - first) * sizeof w);
+		if (w.due <= l->moment)
+			continue;
+		int32_t slot = cache_find(l->cache, w.layer, w.expert);
+		if (slot >= 0 && cache_slot_get(l->cache, slot).tier == 0)
+			continue;
+		struct cache_plan plan;
+		if (cache_reserve(l->cache, w.layer, w.expert, CACHE_PREFETCH, &plan) != CACHE_OK)
+			continue; /* nothing cold: the guess is not worth a warm expert */
+		loader_enqueue(l, &plan, w.layer, w.expert, false, true);
+		return true;
+	}
+	return false;
+}
+
+/* The next expert of the warm list, as long as it takes nobody's place: a prefetch only gets free or cold slots. Holds the
+ * lock. */
+static bool start_warm(struct loader *l)
+{
+	while (l->next_warm < l->n_warm && l->n_prefetch < l->most_prefetch) {
+		struct loader_key k = l->warm[l->next_warm++];
+		struct cache_plan plan;
+		if (cache_find(l->cache, k.layer, k.expert) >= 0)
+			continue;
+		if (cache_reserve(l->cache, k.layer, k.expert, CACHE_PREFETCH, &plan) != CACHE_OK) {
+			l->next_warm = l->n_warm; /* full */
+			return false;
+		}
+		loader_enqueue(l, &plan, k.layer, k.expert, false, true);
+		return true;
+	}
+	return false;
+}
+
+/* Takes the next command. Holds the lock. */
+static bool next_command(struct loader *l, struct command *c, bool *urgent)
+{
+	while (!l->n_commands) {
+		if (l->n_wanted || !(start_announced(l) || start_hinted(l) || start_warm(l)))
+			return false;
+	}
+	*c = l->commands[l->first_command];
+	l->first_command = (l->first_command + 1) % l->cap_commands;
+	l->n_commands--;
+	*urgent = c->kind == COMMAND_FILL && l->fills[c->slot].wanted;
+	return true;
+}
+
+void *loader_io_main(void *arg)
+{
+	struct loader *l = arg;
+	for (;;) {
+		struct command c;
+		bool urgent, quit, have;
+		pthread_mutex_lock(&l->lock);
+		quit = l->quit;
+		have = !quit && next_command(l, &c, &urgent);
+		pthread_mutex_unlock(&l->lock);
+		if (quit)
+			return NULL;
+		if (have) {
+			run_command(l, &c, urgent);
+			continue;
+		}
+		reader_flush(l->reader);
+		reader_wait(l->reader, -1);
+		collect(l, 0, 0);
+	}
+}
