@@ -4,12 +4,16 @@
  * counts and ids were made by the vendor's tokenizer), decoding at every cut, refusals.
  */
 #include "src/text/tokenizer.h"
+#include "src/base/num.h"
+#include "src/format/gguf.h"
+#include "src/text/bpe.h"
 #include "src/text/utf8.h"
 #include "tests/text_data.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -256,6 +260,194 @@ static void test_runs(void **state)
 	}
 }
 
+static uint64_t fnv(const struct token_ids *ids)
+{
+	uint64_t h = 0xcbf29ce484222325u;
+	const unsigned char *p = (const unsigned char *)ids->data;
+	for (size_t i = 0; i < ids->n * sizeof *ids->data; i++)
+		h = (h ^ p[i]) * 0x100000001b3u;
+	return h;
+}
+
+/* 10,000 strings whose ids the Hugging Face package computed (tests/tokenizer_corpus.py): both vocabularies, with and
+ * without parsing of added tokens. */
+static void test_corpus(void **state)
+{
+	(void)state;
+	size_t len, n = 0;
+	char *data = text_data_read("tests/data/tokenizer/corpus.bin", &len);
+	for (const char *p = data; p < data + len; n++) {
+		size_t size = load_u32(p);
+		const char *text = p + 4 + 4 * 8;
+		for (unsigned k = 0; k < 4; k++) {
+			const struct tokenizer *t = k < 2 ? pocket : glm;
+			struct token_ids ids = encode(t, text, size, k % 2 ? TOKENIZER_PARSE_ADDED : 0);
+			if (fnv(&ids) != load_u64(p + 4 + 8 * k)) {
+				for (size_t i = 0; i < ids.n; i++)
+					print_error("%d ", ids.data[i]);
+				fail_msg("string %zu \"%.*s\", %s, %s: other ids than the package's", n, (int)size, text, k < 2 ? "pocket" : "glm",
+					k % 2 ? "parsed" : "plain");
+			}
+			check_decodes_to(t, &ids, text, size);
+			token_ids_free(&ids);
+		}
+		p = text + size;
+	}
+	assert_int_equal(n, 10000);
+	free(data);
+}
+
+/* The merges of GLM's own list are all splits of tokens into tokens: as many as published. */
+static void test_merge_count(void **state)
+{
+	(void)state;
+	struct vocab v;
+	struct bpe b;
+	size_t len;
+	char *ranks = text_data_read("tests/data/tokenizer/glm-5.2-vocab.bpe", &len);
+	assert_int_equal(vocab_init_ranks(&v, ranks, len, NULL, NULL, 0, NULL), 0);
+	assert_int_equal(v.n_tokens, 154820);
+	assert_int_equal(bpe_init_ids(&b, &v, true, NULL), 0);
+	assert_int_equal(b.n_pairs, 321649);
+	bpe_fini(&b);
+	vocab_fini(&v);
+	free(ranks);
+}
+
+/* ---- the same tokenizer out of a GGUF ---- */
+
+static void put_u32(struct buf *b, uint32_t v)
+{
+	buf_append(b, &v, sizeof v);
+}
+
+static void put_str(struct buf *b, const char *s, uint64_t n)
+{
+	buf_append(b, &n, sizeof n);
+	buf_append(b, s, n);
+}
+
+static void put_key(struct buf *b, const char *key, uint32_t type)
+{
+	put_str(b, key, strlen(key));
+	put_u32(b, type);
+}
+
+static void put_array(struct buf *b, const char *key, uint32_t element, uint64_t n)
+{
+	put_key(b, key, GGUF_ARRAY);
+	put_u32(b, element);
+	buf_append(b, &n, sizeof n);
+}
+
+struct gguf_case {
+	const char *model, *pre;
+	bool merges, eos_ids;
+	uint32_t eot; /* UINT32_MAX: absent */
+	uint32_t n_types; /* less than n_tokens: too few */
+};
+
+static int from_gguf(const struct hf_tokenizer *hf, const struct gguf_case *c, struct tokenizer **t, struct err *e)
+{
+	struct buf b = {0};
+	uint64_t n_tensors = 0, n_kv = 4 + c->merges + c->eos_ids + (c->eot != UINT32_MAX);
+	put_u32(&b, 0x46554747);
+	put_u32(&b, 3);
+	buf_append(&b, &n_tensors, 8);
+	buf_append(&b, &n_kv, 8);
+	put_key(&b, "tokenizer.ggml.model", GGUF_STRING);
+	put_str(&b, c->model, strlen(c->model));
+	put_key(&b, "tokenizer.ggml.pre", GGUF_STRING);
+	put_str(&b, c->pre, strlen(c->pre));
+	put_array(&b, "tokenizer.ggml.tokens", GGUF_STRING, hf->n_tokens);
+	for (uint32_t i = 0; i < hf->n_tokens; i++)
+		put_str(&b, hf->tokens[i].data, hf->tokens[i].len);
+	put_array(&b, "tokenizer.ggml.token_type", GGUF_I32, c->n_types);
+	for (uint32_t i = 0; i < c->n_types; i++)
+		put_u32(&b, hf->types[i]);
+	if (c->merges) {
+		put_array(&b, "tokenizer.ggml.merges", GGUF_STRING, hf->n_merges);
+		for (uint32_t i = 0; i < hf->n_merges; i++)
+			put_str(&b, hf->merges[i].data, hf->merges[i].len);
+	}
+	if (c->eos_ids) {
+		put_array(&b, "tokenizer.ggml.eos_token_ids", GGUF_I32, 2);
+		put_u32(&b, 7);
+		put_u32(&b, 8128);
+	}
+	if (c->eot != UINT32_MAX) {
+		put_key(&b, "tokenizer.ggml.eot_token_id", GGUF_U32);
+		put_u32(&b, c->eot);
+	}
+	while (b.len % 32)
+		buf_putc(&b, 0);
+	struct gguf *g;
+	*t = NULL;
+	int rc = gguf_parse(b.data, b.len, "t.gguf", &g, e);
+	if (!rc)
+		rc = tokenizer_from_gguf(g, t, e);
+	gguf_close(g);
+	buf_free(&b);
+	return rc;
+}
+
+static void test_gguf(void **state)
+{
+	(void)state;
+	struct hf_tokenizer hf;
+	struct err e = {0};
+	assert_int_equal(hf_tokenizer_open(&hf, "tests/data/tokenizer/pocket-tokenizer.json", &e), 0);
+	assert_string_equal(hf.pre, "glm4");
+	struct gguf_case good = {"gpt2", "glm4", true, false, UINT32_MAX, hf.n_tokens}, c;
+	struct tokenizer *t;
+	if (from_gguf(&hf, &good, &t, &e))
+		fail_msg("%s", e.text);
+	static const char text[] = "It's 12345 <|user|> caf\xc3\xa9 \xe4\xbd\xa0\xe5\xa5\xbd prochaine\n\n  x";
+	struct token_ids a = encode(t, text, strlen(text), TOKENIZER_PARSE_ADDED), b = encode(pocket, text, strlen(text), TOKENIZER_PARSE_ADDED);
+	assert_int_equal(a.n, b.n);
+	assert_memory_equal(a.data, b.data, a.n * sizeof *a.data);
+	token_ids_free(&a);
+	token_ids_free(&b);
+	size_t n;
+	tokenizer_stops(t, &n);
+	assert_int_equal(n, 3);
+	tokenizer_free(t);
+
+	c = good;
+	c.eos_ids = true; /* the key says it all */
+	assert_int_equal(from_gguf(&hf, &c, &t, &e), 0);
+	tokenizer_stops(t, &n);
+	assert_int_equal(n, 2);
+	assert_true(tokenizer_is_stop(t, 7) && tokenizer_is_stop(t, 8128) && !tokenizer_is_stop(t, 8135));
+	tokenizer_free(t);
+
+	c = good;
+	c.eot = 9;
+	c.merges = false;
+	assert_int_equal(from_gguf(&hf, &c, &t, &e), 0);
+	assert_true(tokenizer_is_stop(t, 9) && tokenizer_is_stop(t, 8135));
+	tokenizer_free(t);
+
+	static const char *const want[] = {"tokenizer.ggml.eot_token_id holds 8164", "tokenizer.ggml.model is \"llama\"",
+		"tokenizer.ggml.pre is \"qwen2\"", "8164 tokens, 8163 token types"};
+	for (size_t i = 0; i < 4; i++) {
+		c = good;
+		if (i == 0)
+			c.eot = hf.n_tokens;
+		else if (i == 1)
+			c.model = "llama";
+		else if (i == 2)
+			c.pre = "qwen2";
+		else
+			c.n_types--;
+		assert_int_equal(from_gguf(&hf, &c, &t, &e), ERR_INPUT);
+		assert_null(t);
+		if (!strstr(e.text, want[i]) || strncmp(e.text, "t.gguf: ", 8))
+			fail_msg("%s", e.text);
+	}
+	hf_tokenizer_fini(&hf);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -267,6 +459,9 @@ int main(void)
 		cmocka_unit_test(test_stream_at_every_cut),
 		cmocka_unit_test(test_utf8_exhaustively),
 		cmocka_unit_test(test_runs),
+		cmocka_unit_test(test_corpus),
+		cmocka_unit_test(test_merge_count),
+		cmocka_unit_test(test_gguf),
 	};
 	return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -35,38 +35,67 @@ struct pretok {
 /* White_Space of Unicode: the separators and the controls below; PCRE2's own \s adds U+180E. */
 #define SPACE_ITEMS "\\t-\\r\\x{85}\\p{Z}"
 
-/* Rewrites Oniguruma's \s and \S, passes what means the same in both, refuses the rest. */
+/* Whether the group that starts at p ("(?...") means the same in both: (?: (?i: (?> and the four assertions. */
+static bool plain_group(const char *p)
+{
+	static const char *const known[] = {"(?:", "(?i:", "(?>", "(?=", "(?!", "(?<=", "(?<!"};
+	for (size_t i = 0; i < ARRAY_LEN(known); i++)
+		if (!strncmp(p, known[i], strlen(known[i])))
+			return true;
+	return false;
+}
+
+/* Copies up to and with the next '}'; the place of that, or NULL. */
+static const char *copy_braces(const char *p, struct buf *out)
+{
+	const char *end = strchr(p, '}');
+	if (end)
+		buf_append(out, p, (size_t)(end - p) + 1);
+	return end;
+}
+
+/* Rewrites Oniguruma's \s and \S, passes what means the same in both, refuses the rest: "^", "$", other inline flags,
+ * "{1,3}+" and "{3}?" (possessive or lazy only in PCRE2), sets of sets, most escapes. */
 static int translate(const char *pattern, struct buf *out, struct err *e)
 {
 	bool in_class = false;
 	for (const char *p = pattern; *p; p++) {
+		const char *from = p;
+		bool ok = true;
 		if (*p == '\\') {
 			char c = *++p;
-			if (c == 's')
+			if (c == 's') {
 				buf_puts(out, in_class ? SPACE_ITEMS : "[" SPACE_ITEMS "]");
-			else if (c == 'S' && !in_class)
+			} else if (c == 'S' && !in_class) {
 				buf_puts(out, "[^" SPACE_ITEMS "]");
-			else if ((c && strchr("pPrnt", c)) || ispunct((unsigned char)c))
+			} else if ((c == 'p' || c == 'P') && p[1] == '{') {
+				buf_putc(out, '\\');
+				p = copy_braces(p, out);
+				ok = p != NULL;
+			} else if ((c && strchr("rnt", c)) || ispunct((unsigned char)c)) {
 				buf_printf(out, "\\%c", c);
-			else
-				return err_set(e, ERR_INPUT, "split pattern: escape \\%.1s%s is not supported", c ? p : "",
-					in_class ? " inside brackets" : "");
-			continue;
-		}
-		if (in_class && (*p == '[' || (*p == '&' && p[1] == '&')))
-			return err_set(e, ERR_INPUT, "split pattern: sets of sets (%.2s) are not supported", p);
-		if (*p == '[') {
+			} else {
+				ok = false;
+			}
+		} else if (in_class) {
+			ok = *p != '[' && !(*p == '&' && p[1] == '&');
+			in_class = *p != ']';
+			buf_putc(out, *p);
+		} else if (*p == '[') {
 			in_class = true;
 			buf_putc(out, *p);
 			if (p[1] == '^')
 				buf_putc(out, *++p);
-			if (p[1] == ']')
-				return err_set(e, ERR_INPUT, "split pattern: ']' at the start of a bracket is not supported");
-			continue;
+			ok = p[1] != ']';
+		} else if (*p == '{') {
+			p = copy_braces(p, out);
+			ok = p && p[1] != '+' && p[1] != '?';
+		} else {
+			ok = *p != '^' && *p != '$' && !(*p == '(' && p[1] == '?' && !plain_group(p));
+			buf_putc(out, *p);
 		}
-		if (*p == ']')
-			in_class = false;
-		buf_putc(out, *p);
+		if (!ok)
+			return err_set(e, ERR_INPUT, "split pattern: not supported%s: %.20s", in_class ? " inside brackets" : "", from);
 	}
 	return 0;
 }
