@@ -250,7 +250,7 @@ static int32_t take(struct cache *c, int tier, int class_id)
 
 /* ---- making room ---- */
 
-static int make_room(struct cache *c, int tier, int class_id, enum cache_use use, int32_t *slot);
+static int make_room(struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot);
 
 /* Throws a READY, unpinned key out of its tier: from tier 0 into tier 1 when that has room, else out of the
  * cache. */
@@ -263,7 +263,7 @@ static void evict(struct cache *c, int32_t key)
 	if (c->slots[slot].prefetched)
 		c->stats.prefetch_wasted++;
 	uint64_t from_offset = offset_of(c, slot);
-	if (tier == 0 && c->arena[1].n_slabs && make_room(c, 1, k, CACHE_DECODE, &to) == CACHE_OK) {
+	if (tier == 0 && c->arena[1].n_slabs && make_room(c, 1, key, CACHE_DECODE, &to) == CACHE_OK) {
 		if (c->n_moves == c->max_moves)
 			bug("more than %d moves in one plan", c->max_moves);
 		slot_fill(c, to, key);
@@ -354,9 +354,10 @@ static bool rebalance(struct cache *c, int tier, int class_id)
 	return true;
 }
 
-/* CACHE_OK and a slot number taken from the arena, or CACHE_FULL or CACHE_WARM. */
-static int make_room(struct cache *c, int tier, int class_id, enum cache_use use, int32_t *slot)
+/* CACHE_OK and a slot number taken from the arena for `key`, or CACHE_FULL, CACHE_WARM or CACHE_BYPASS. */
+static int make_room(struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot)
 {
+	int class_id = class_of(c, key);
 	struct slab_arena *a = &c->arena[tier];
 	bool mixed = a->classes.n > 1;
 	*slot = take(c, tier, class_id);
@@ -370,6 +371,9 @@ static int make_room(struct cache *c, int tier, int class_id, enum cache_use use
 	if (use == CACHE_PREFETCH)
 		used_before = c->clock > c->prefetch_cold ? c->clock - c->prefetch_cold : 0;
 	int32_t victim = c->policy.ops->pick(&c->policy, list_of(c, tier, class_id), used_before);
+	if (victim >= 0 && tier == 0 && use == CACHE_DECODE && c->policy.ops->admit &&
+		!c->policy.ops->admit(&c->policy, key, victim))
+		return CACHE_BYPASS;
 	if (victim >= 0) {
 		evict(c, victim);
 	} else if (use == CACHE_PREFETCH) {
@@ -473,7 +477,7 @@ enum cache_answer cache_reserve(
 	if (in >= 0)
 		c->slots[in].pins++; /* it must not be the victim that makes room for its own promotion */
 	int32_t slot;
-	int answer = make_room(c, 0, k, use, &slot);
+	int answer = make_room(c, 0, key, use, &slot);
 	plan->n_moves = c->n_moves;
 	if (answer != CACHE_OK) {
 		if (in >= 0)

@@ -57,6 +57,7 @@ enum cache_answer {
 	CACHE_BUSY,    /* being copied into tier 1, or from there into a staging slot: commit that first */
 	CACHE_FULL,    /* every slot that could serve is pinned or being filled */
 	CACHE_WARM,    /* prefetch only: no victim is cold enough */
+	CACHE_BYPASS,  /* simulation only: the policy knows better than to cache it */
 };
 
 struct cache_config {

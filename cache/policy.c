@@ -6,7 +6,8 @@
 
 #include <string.h>
 
-static const struct policy_ops *const all[] = {&policy_lru, &policy_lfu, &policy_sieve, &policy_belady};
+static const struct policy_ops *const all[] = {
+	&policy_lru, &policy_lfu, &policy_sieve, &policy_belady, &policy_belady_bypass};
 
 const struct policy_ops *policy_find(const char *name)
 {

@@ -48,11 +48,14 @@ struct policy_ops {
 	 * `used_before` (POLICY_ANY_AGE: any); -1: none was found. With an age limit the search may give up
 	 * early. The key stays in its list until `remove`. */
 	int32_t (*pick)(struct policy *p, int list, uint64_t used_before);
+	/* May be NULL. Whether a demanded key is worth more than the victim picked for it; false: it is not cached. Only
+	 * for simulation: a real demand always needs a slot. */
+	bool (*admit)(struct policy *p, int32_t key, int32_t victim);
 };
 
-extern const struct policy_ops policy_lru, policy_lfu, policy_sieve, policy_belady;
+extern const struct policy_ops policy_lru, policy_lfu, policy_sieve, policy_belady, policy_belady_bypass;
 
-/* "lru", "lfu", "sieve", "belady"; NULL for any other name. */
+/* "lru", "lfu", "sieve", "belady", "belady-bypass"; NULL for any other name. */
 const struct policy_ops *policy_find(const char *name);
 /* The i-th policy that a live cache can use, NULL past the end. */
 const struct policy_ops *policy_list(int i);

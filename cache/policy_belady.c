@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Farthest next use leaves (Belady 1966): no policy has fewer misses for keys of equal size in one pool. It
+/* Farthest next use leaves (Belady 1966): no policy that caches every miss has fewer
+ * misses for keys of equal size in one pool; the variant that may bypass has fewer still. It
  * needs to know the future, so only the simulator can run it. With several size classes or two tiers it is a
  * good guide, not a bound. */
 #include "cache/policy.h"
@@ -76,6 +77,11 @@ static int32_t belady_pick(struct policy *p, int list, uint64_t used_before)
 	return key_heap_first(&s->heaps, list, 0, acceptable, s);
 }
 
+static bool belady_admit(struct policy *p, int32_t key, int32_t victim)
+{
+	return p->env.next_use[key] < p->env.next_use[victim];
+}
+
 const struct policy_ops policy_belady = {
 	.name = "belady",
 	.summary = "farthest next use (a bound: needs the future)",
@@ -86,4 +92,17 @@ const struct policy_ops policy_belady = {
 	.insert = belady_insert,
 	.remove = belady_remove,
 	.pick = belady_pick,
+};
+
+const struct policy_ops policy_belady_bypass = {
+	.name = "belady-bypass",
+	.summary = "the same, and what is wanted later than everything cached is not cached at all",
+	.needs_future = true,
+	.init = belady_init,
+	.fini = belady_fini,
+	.access = belady_access,
+	.insert = belady_insert,
+	.remove = belady_remove,
+	.pick = belady_pick,
+	.admit = belady_admit,
 };

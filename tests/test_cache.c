@@ -221,6 +221,8 @@ static void model_reserve(struct model *m, struct rng *r, int layer, int expert,
 							 before.slot[i].bytes == m->expert_bytes[layer]);
 		}
 		return;
+	case CACHE_BYPASS:
+		fail();
 	case CACHE_OK:
 		break;
 	}

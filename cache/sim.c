@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: MIT */
+/* The simulator: events of a trace -> calls of the cache, bytes arriving at once. */
+#include "cache/sim.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct sim {
+	const struct trace *t;
+	const struct sim_setup *setup;
+	int n_pools;           /* 1, or one per layer */
+	struct cache **pools;  /* [n_pools]; NULL for layers without experts */
+	uint64_t *layer_bytes; /* [n_layers] as the cache sees them */
+	uint64_t *next_at;     /* [n_accesses] decode accesses: number of the next one to the same expert */
+	uint64_t *next_use;    /* [n_keys] the same by expert, for the policy */
+	uint64_t n_done;       /* decode accesses so far */
+	int32_t *pinned, *filling; /* [n_experts], [n_experts + moves] scratch of one layer */
+	int n_pinned, n_filling;
+	uint64_t n_bypassed, n_full;
+	bool counting;
+};
+
+static void pools_free(struct sim *s)
+{
+	for (int i = 0; s->pools && i < s->n_pools; i++) {
+		cache_free(s->pools[i]);
+		s->pools[i] = NULL;
+	}
+}
+
+static int pools_new(struct sim *s, struct err *e)
+{
+	const struct sim_setup *u = s->setup;
+	const struct trace_model *m = &s->t->model;
+	double half_life = u->half_life > 0 ? u->half_life : SIM_HALF_LIFE;
+	uint64_t n_moe = 0;
+	for (uint32_t l = 0; l < m->n_layers; l++)
+		n_moe += s->layer_bytes[l] > 0;
+	for (int i = 0; i < s->n_pools; i++) {
+		uint32_t first = u->per_layer ? (uint32_t)i : 0;
+		if (u->per_layer && !s->layer_bytes[i])
+			continue;
+		uint64_t per_token = m->top_k * (u->per_layer ? 1 : n_moe);
+		struct cache_config cfg = {.n_layers = u->per_layer ? 1 : (int)m->n_layers,
+			.n_experts = (int)m->n_experts,
+			.expert_bytes = s->layer_bytes + first,
+			.tier_bytes = {u->tier_bytes[0], u->tier_bytes[1]},
+			.policy = u->policy,
+			.half_life = half_life * (double)per_token,
+			.prefetch_cold = u->prefetch_cold ? u->prefetch_cold : per_token,
+			.next_use = s->next_use + (size_t)first * m->n_experts};
+		if (u->n_slots) {
+			cfg.tier_bytes[0] = u->n_slots;
+			cfg.tier_bytes[1] = u->n_ram_slots;
+		}
+		s->pools[i] = cache_new(&cfg, e);
+		if (!s->pools[i])
+			return e ? e->code : ERR_USAGE;
+	}
+	return 0;
+}
+
+/* For every decode access the number of the next access to the same expert, from the end backwards. */
+static int find_future(struct sim *s, struct err *e)
+{
+	const struct trace *t = s->t;
+	size_t n_keys = (size_t)t->model.n_layers * t->model.n_experts;
+	s->next_use = mem_try_new(n_keys, sizeof *s->next_use);
+	s->next_at = mem_try_new(t->n_accesses, sizeof *s->next_at);
+	if (!s->next_use || !s->next_at)
+		return err_set(e, ERR_MEMORY, "no memory to look ahead over %llu accesses",
+			(unsigned long long)t->n_accesses);
+	memset(s->next_use, 0xff, n_keys * sizeof *s->next_use);
+	uint64_t i = t->n_accesses;
+	for (size_t at = t->n_events; at-- > 0;) {
+		const struct trace_event *ev = &t->events[at];
+		if (ev->kind != TRACE_ACCESS || ev->use != CACHE_DECODE)
+			continue;
+		for (uint32_t x = ev->n; x-- > 0;) {
+			size_t key = (size_t)ev->layer * t->model.n_experts + t->ids[ev->value + x];
+			s->next_at[--i] = s->next_use[key];
+			s->next_use[key] = i;
+		}
+	}
+	return 0;
+}
+
+static int sim_init(struct sim *s, struct err *e)
+{
+	const struct sim_setup *u = s->setup;
+	const struct trace_model *m = &s->t->model;
+	if (!u->n_slots && !u->tier_bytes[0])
+		return err_set(e, ERR_USAGE, "a cache to simulate needs room for at least one expert");
+	if (u->per_layer && (!u->n_slots || u->n_ram_slots))
+		return err_set(e, ERR_USAGE, "pools per layer need a number of slots and have one tier");
+	s->n_pools = u->per_layer ? (int)m->n_layers : 1;
+	s->pools = NEW_ARRAY(struct cache *, (size_t)s->n_pools);
+	s->layer_bytes = NEW_ARRAY(uint64_t, m->n_layers);
+	for (uint32_t l = 0; l < m->n_layers; l++)
+		if (m->expert_bytes[l])
+			s->layer_bytes[l] = u->n_slots ? 1 : u->expert_bytes ? u->expert_bytes : m->expert_bytes[l];
+	/* A layer asks for at most all its experts, and each of them may move one slab of others. */
+	s->pinned = NEW_ARRAY(int32_t, m->n_experts);
+	if (find_future(s, e))
+		return ERR_MEMORY;
+	if (pools_new(s, e))
+		return e ? e->code : ERR_USAGE;
+	int n_slots = 0;
+	for (int i = 0; i < s->n_pools; i++)
+		n_slots = MAX(n_slots, s->pools[i] ? cache_n_slots(s->pools[i]) : 0);
+	s->filling = NEW_ARRAY(int32_t, (size_t)n_slots);
+	return 0;
+}
+
+static void sim_fini(struct sim *s)
+{
+	pools_free(s);
+	free(s->pools);
+	free(s->layer_bytes);
+	free(s->next_at);
+	free(s->next_use);
+	free(s->pinned);
+	free(s->filling);
+}
+
+static struct cache *pool_of(struct sim *s, int *layer)
+{
+	struct cache *c = s->pools[s->setup->per_layer ? *layer : 0];
+	if (s->setup->per_layer)
+		*layer = 0;
+	return c;
+}
+
+static void commit_all(struct sim *s, struct cache *c)
+{
+	for (int i = 0; i < s->n_filling; i++)
+		cache_commit(c, s->filling[i]);
+	s->n_filling = 0;
+}
+
+/* Reserves and notes what is to be committed; the demanded slot is pinned, and so noted. */
+static void place(struct sim *s, struct cache *c, int layer, int expert, enum cache_use use)
+{
+	struct cache_plan plan;
+	enum cache_answer a = cache_reserve(c, layer, expert, use, &plan);
+	if (use == CACHE_DECODE && s->counting) {
+		s->n_bypassed += a == CACHE_BYPASS;
+		s->n_full += a == CACHE_FULL;
+	}
+	if (a != CACHE_OK)
+		return;
+	for (int i = 0; i < plan.n_moves; i++)
+		s->filling[s->n_filling++] = plan.moves[i].to;
+	s->filling[s->n_filling++] = plan.slot;
+}
+
+static void decode_access(struct sim *s, const struct trace_event *ev)
+{
+	const uint16_t *ids = s->t->ids + ev->value;
+	size_t key0 = (size_t)ev->layer * s->t->model.n_experts;
+	int layer = ev->layer;
+	struct cache *c = pool_of(s, &layer);
+	bool by_rank = s->setup->order == SIM_BY_RANK;
+	s->n_pinned = 0;
+	for (uint32_t i = 0; i < ev->n; i++) {
+		s->next_use[key0 + ids[i]] = s->next_at[s->n_done++];
+		int32_t at = cache_access(c, layer, ids[i], CACHE_DECODE);
+		if (at >= 0) {
+			cache_pin(c, at);
+			s->pinned[s->n_pinned++] = ids[i];
+		}
+		if (!by_rank)
+			continue;
+		if (at < 0 || cache_slot_get(c, at).tier)
+			place(s, c, layer, ids[i], CACHE_DECODE);
+		commit_all(s, c);
+		int32_t slot = cache_find(c, layer, ids[i]);
+		if (slot >= 0)
+			cache_unpin(c, slot);
+	}
+	if (by_rank)
+		return;
+	for (uint32_t i = 0; i < ev->n; i++) {
+		int32_t at = cache_find(c, layer, ids[i]);
+		if (at >= 0 && !cache_slot_get(c, at).tier)
+			continue;
+		place(s, c, layer, ids[i], CACHE_DECODE);
+		if (at < 0 && cache_find(c, layer, ids[i]) >= 0)
+			s->pinned[s->n_pinned++] = ids[i];
+	}
+	commit_all(s, c);
+	for (int i = 0; i < s->n_pinned; i++)
+		cache_unpin(c, cache_find(c, layer, s->pinned[i]));
+}
+
+static void prefill_access(struct sim *s, const struct trace_event *ev)
+{
+	int layer = ev->layer;
+	struct cache *c = pool_of(s, &layer);
+	for (uint32_t i = 0; i < ev->n; i++)
+		cache_access(c, layer, s->t->ids[ev->value + i], CACHE_PREFILL);
+}
+
+static void hint(struct sim *s, const struct trace_event *ev)
+{
+	int layer = ev->layer;
+	struct cache *c = pool_of(s, &layer);
+	for (uint32_t i = 0; i < ev->n; i++) {
+		place(s, c, layer, s->t->ids[ev->value + i], CACHE_PREFETCH);
+		commit_all(s, c);
+	}
+}
+
+#define STAT_FIELDS (sizeof(struct cache_stats) / sizeof(uint64_t))
+
+/* All counters are uint64_t. */
+static void stats_add(struct cache_stats *sum, const struct cache_stats *s)
+{
+	uint64_t a[STAT_FIELDS], b[STAT_FIELDS];
+	memcpy(a, sum, sizeof a);
+	memcpy(b, s, sizeof b);
+	for (size_t i = 0; i < STAT_FIELDS; i++)
+		a[i] += b[i];
+	memcpy(sum, a, sizeof a);
+}
+
+static void collect(struct sim *s, struct sim_result *r)
+{
+	r->n_slots = s->setup->n_slots;
+	r->n_ram_slots = s->setup->n_ram_slots;
+	uint64_t resident[CACHE_TIERS] = {0};
+	for (int i = 0; i < s->n_pools; i++) {
+		if (!s->pools[i])
+			continue;
+		if (s->counting)
+			stats_add(&r->stats, cache_stats(s->pools[i]));
+		for (int l = 0; l < (s->setup->per_layer ? 1 : (int)s->t->model.n_layers); l++) {
+			int n[CACHE_TIERS];
+			cache_layer_resident(s->pools[i], l, n);
+			resident[0] += (uint64_t)n[0];
+			resident[1] += (uint64_t)n[1];
+		}
+		cache_reset_stats(s->pools[i]);
+	}
+	if (!s->setup->n_slots) {
+		r->n_slots = MAX(r->n_slots, resident[0]);
+		r->n_ram_slots = MAX(r->n_ram_slots, resident[1]);
+	}
+}
+
+static int replay(struct sim *s, struct sim_result *r, struct err *e)
+{
+	const struct trace *t = s->t;
+	const struct sim_setup *u = s->setup;
+	uint64_t n_tokens = 0, window_end = u->window_tokens;
+	s->counting = !u->skip_tokens;
+	for (size_t i = 0; i < t->n_events; i++) {
+		const struct trace_event *ev = &t->events[i];
+		switch (ev->kind) {
+		case TRACE_STEP:
+			if (ev->use != CACHE_DECODE)
+				break;
+			if (!s->counting && n_tokens >= u->skip_tokens) {
+				collect(s, r);
+				s->counting = true;
+			}
+			if (u->window_tokens && n_tokens >= window_end) {
+				collect(s, r);
+				window_end += u->window_tokens;
+				pools_free(s);
+				if (pools_new(s, e))
+					return e ? e->code : ERR_MEMORY;
+			}
+			n_tokens += ev->n;
+			r->n_tokens += s->counting ? ev->n : 0;
+			break;
+		case TRACE_ACCESS:
+			if (ev->use == CACHE_DECODE)
+				decode_access(s, ev);
+			else
+				prefill_access(s, ev);
+			break;
+		case TRACE_HINT:
+			if (ev->distance <= u->lookahead)
+				hint(s, ev);
+			break;
+		}
+	}
+	collect(s, r);
+	r->n_bypassed = s->n_bypassed;
+	r->n_full = s->n_full;
+	return 0;
+}
+
+int sim_run(const struct trace *t, const struct sim_setup *setup, struct sim_result *r, struct err *e)
+{
+	struct sim s = {.t = t, .setup = setup};
+	struct err local = {0};
+	*r = (struct sim_result){0};
+	int code = sim_init(&s, e ? e : &local);
+	if (!code)
+		code = replay(&s, r, e ? e : &local);
+	sim_fini(&s);
+	return code;
+}
+
+struct sim_speed sim_speed(const struct sim_result *r, const struct sim_machine *m)
+{
+	struct sim_speed v = {0};
+	if (!r->n_tokens)
+		return v;
+	const struct cache_stats *s = &r->stats;
+	double disk = (double)(s->bytes_missed + s->prefetch_bytes) / (double)r->n_tokens;
+	double pcie = disk + (double)s->bytes_promoted / (double)r->n_tokens;
+	v.disk_ms = m->disk_bytes_s > 0 ? disk / m->disk_bytes_s * 1e3 : 0;
+	v.pcie_ms = m->pcie_bytes_s > 0 ? pcie / m->pcie_bytes_s * 1e3 : 0;
+	double longest = MAX(m->gpu_ms, MAX(v.disk_ms, v.pcie_ms));
+	double sum = m->gpu_ms + v.disk_ms + v.pcie_ms;
+	v.overlap_tok_s = longest > 0 ? 1e3 / longest : 0;
+	v.serial_tok_s = sum > 0 ? 1e3 / sum : 0;
+	return v;
+}
