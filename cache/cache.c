@@ -16,8 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STAGING           2 /* in first[] */
-#define DEFAULT_HALF_LIFE 16384
+#define STAGING 2 /* in first[] */
 
 /* Sizes that differ by less than this part share a class: less is lost by rounding up than by one more class.
  */
@@ -673,6 +672,20 @@ static void *counted_new(struct cache *c, size_t n, size_t size)
 	return mem_try_new(n, size);
 }
 
+static double default_half_life(const struct cache *c, const struct cache_config *cfg)
+{
+	if (cfg->half_life > 0)
+		return cfg->half_life;
+	uint64_t slots = 0, wanted = 0;
+	const struct slab_arena *a = &c->arena[0];
+	for (int k = 0; k < a->classes.n; k++) {
+		slots += a->classes.n_wanted[k] * (uint64_t)(a->n_slabs * slab_capacity(a, k));
+		wanted += a->classes.n_wanted[k];
+	}
+	return MAX(CACHE_HALF_LIFE_SLOTS * (double)slots / (double)wanted,
+		CACHE_HALF_LIFE_TOKENS * (double)MAX(cfg->token_accesses, (uint64_t)1));
+}
+
 static int policy_start(struct cache *c, const struct cache_config *cfg, struct err *e)
 {
 	int n_classes = c->arena[0].classes.n, list_keys[CACHE_TIERS * SLAB_MAX_CLASSES];
@@ -684,7 +697,8 @@ static int policy_start(struct cache *c, const struct cache_config *cfg, struct 
 		.last_use = c->last_use,
 		.evictable = key_evictable,
 		.ctx = c,
-		.half_life = cfg->half_life > 0 ? cfg->half_life : DEFAULT_HALF_LIFE,
+		.half_life = default_half_life(c, cfg),
+		.protect = cfg->token_accesses + cfg->token_accesses / 16,
 		.next_use = cfg->next_use};
 	c->policy.ops = cfg->policy ? cfg->policy : &policy_lru;
 	if (c->policy.ops->needs_future && !cfg->next_use)

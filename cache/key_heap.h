@@ -27,6 +27,10 @@ void key_heap_fini(struct key_heaps *h);
 void key_heap_insert(struct key_heaps *h, int list, int32_t key);
 void key_heap_moved(struct key_heaps *h, int32_t key); /* nothing when not in a heap */
 void key_heap_remove(struct key_heaps *h, int list, int32_t key);
+static inline bool key_heap_has(const struct key_heaps *h, int32_t key)
+{
+	return h->at[key] >= 0;
+}
 void key_heap_rebuild(struct key_heaps *h); /* after many ranks changed */
 
 /* The first key in the order that `accept` takes, -1: none. Looks at no more than `budget` keys (<= 0: all).

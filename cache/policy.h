@@ -24,6 +24,7 @@ struct policy_env {
 	bool (*evictable)(const void *ctx, int32_t key); /* published and not pinned */
 	const void *ctx;
 	double half_life; /* in accesses; frequency policies */
+	uint64_t protect; /* frequency policies: keys used within that many accesses are not compared */
 	/* Belady only, kept by the simulator: [n_keys] clock of the next demand access, UINT64_MAX for never. */
 	const uint64_t *next_use;
 };

@@ -93,7 +93,8 @@ static int32_t sieve_pick(struct policy *p, int list, uint64_t used_before)
 		if (key < 0 && wraps++ < 2)
 			key = s->lists.tail[list];
 	}
-	s->hand[list] = key;
+	if (key >= 0) /* the search gave up: the next one goes on from here */
+		s->hand[list] = key;
 	return -1;
 }
 

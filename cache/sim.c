@@ -11,12 +11,12 @@
 struct sim {
 	const struct trace *t;
 	const struct sim_setup *setup;
-	int n_pools;           /* 1, or one per layer */
-	struct cache **pools;  /* [n_pools]; NULL for layers without experts */
-	uint64_t *layer_bytes; /* [n_layers] as the cache sees them */
-	uint64_t *next_at;     /* [n_accesses] decode accesses: number of the next one to the same expert */
-	uint64_t *next_use;    /* [n_keys] the same by expert, for the policy */
-	uint64_t n_done;       /* decode accesses so far */
+	int n_pools;               /* 1, or one per layer */
+	struct cache **pools;      /* [n_pools]; NULL for layers without experts */
+	uint64_t *layer_bytes;     /* [n_layers] as the cache sees them */
+	uint64_t *next_at;         /* [n_accesses] decode accesses: number of the next one to the same expert */
+	uint64_t *next_use;        /* [n_keys] the same by expert, for the policy */
+	uint64_t n_done;           /* decode accesses so far */
 	int32_t *pinned, *filling; /* [n_experts], [n_experts + moves] scratch of one layer */
 	int n_pinned, n_filling;
 	uint64_t n_bypassed, n_full;
@@ -35,7 +35,6 @@ static int pools_new(struct sim *s, struct err *e)
 {
 	const struct sim_setup *u = s->setup;
 	const struct trace_model *m = &s->t->model;
-	double half_life = u->half_life > 0 ? u->half_life : SIM_HALF_LIFE;
 	uint64_t n_moe = 0;
 	for (uint32_t l = 0; l < m->n_layers; l++)
 		n_moe += s->layer_bytes[l] > 0;
@@ -49,7 +48,8 @@ static int pools_new(struct sim *s, struct err *e)
 			.expert_bytes = s->layer_bytes + first,
 			.tier_bytes = {u->tier_bytes[0], u->tier_bytes[1]},
 			.policy = u->policy,
-			.half_life = half_life * (double)per_token,
+			.token_accesses = per_token,
+			.half_life = u->half_life * (double)per_token,
 			.prefetch_cold = u->prefetch_cold ? u->prefetch_cold : per_token,
 			.next_use = s->next_use + (size_t)first * m->n_experts};
 		if (u->n_slots) {
@@ -71,8 +71,8 @@ static int find_future(struct sim *s, struct err *e)
 	s->next_use = mem_try_new(n_keys, sizeof *s->next_use);
 	s->next_at = mem_try_new(t->n_accesses, sizeof *s->next_at);
 	if (!s->next_use || !s->next_at)
-		return err_set(e, ERR_MEMORY, "no memory to look ahead over %llu accesses",
-			(unsigned long long)t->n_accesses);
+		return err_set(
+			e, ERR_MEMORY, "no memory to look ahead over %llu accesses", (unsigned long long)t->n_accesses);
 	memset(s->next_use, 0xff, n_keys * sizeof *s->next_use);
 	uint64_t i = t->n_accesses;
 	for (size_t at = t->n_events; at-- > 0;) {

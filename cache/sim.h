@@ -29,10 +29,8 @@ struct sim_setup {
 	uint64_t window_tokens; /* > 0: the cache is emptied after every so many tokens */
 	int lookahead;          /* replay recorded guesses up to this distance as prefetches; 0: none */
 	uint64_t prefetch_cold; /* accesses; 0: those of one token (layers x top_k) */
-	double half_life;       /* lfu, in tokens; 0: SIM_HALF_LIFE */
+	double half_life;       /* lfu, in tokens; 0: the cache's default */
 };
-
-#define SIM_HALF_LIFE 24.0
 
 struct sim_result {
 	struct cache_stats stats;      /* of the counted tokens */

@@ -109,8 +109,8 @@ void trace_write_step(struct trace_writer *w, enum cache_use use, int rows, int 
 	record(w, TRACE_STEP, (uint8_t)use, (uint16_t)MAX(1, MIN(rows, 65535)), (uint32_t)MAX(position, 0), 8);
 }
 
-void trace_write_access(struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids,
-	const uint8_t *tiers, int n)
+void trace_write_access(
+	struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids, const uint8_t *tiers, int n)
 {
 	if (n < 1 || (uint32_t)n > w->n_experts)
 		bug("trace record with %d experts of %u", n, w->n_experts);
@@ -182,7 +182,8 @@ struct trace_writer *trace_writer_open(const char *path, const struct trace_mode
 	w->raw_cap = CHUNK_BYTES + 3 * (size_t)m->n_experts + 64; /* a full chunk and the longest record */
 	w->raw = mem_new(w->raw_cap, 1);
 	LZ4F_preferences_t prefs = frame_prefs(w->raw_cap);
-	w->packed_cap = LZ4F_HEADER_SIZE_MAX + LZ4F_compressBound(w->raw_cap, &prefs) + LZ4F_compressBound(0, &prefs);
+	w->packed_cap =
+		LZ4F_HEADER_SIZE_MAX + LZ4F_compressBound(w->raw_cap, &prefs) + LZ4F_compressBound(0, &prefs);
 	w->packed = mem_new(w->packed_cap, 1);
 	if (LZ4F_isError(LZ4F_createCompressionContext(&w->lz4, LZ4F_VERSION)))
 		bug("out of memory: lz4 context");

@@ -62,8 +62,8 @@ struct trace_writer *trace_writer_open(const char *path, const struct trace_mode
  * reported by trace_writer_close, later records are dropped. Ids, layers and n must be valid for the model (bug).
  * tiers [n] of enum trace_tier, NULL: unknown. Not thread-safe. */
 void trace_write_step(struct trace_writer *w, enum cache_use use, int rows, int position);
-void trace_write_access(struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids,
-	const uint8_t *tiers, int n);
+void trace_write_access(
+	struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids, const uint8_t *tiers, int n);
 void trace_write_hint(struct trace_writer *w, int layer, int distance, const int32_t *ids, int n);
 void trace_write_wait(struct trace_writer *w, int layer, uint64_t ns);
 
@@ -97,8 +97,8 @@ struct trace {
 	char note[200];
 	struct trace_event *events;
 	size_t n_events, cap_events;
-	uint16_t *ids;          /* of all ACCESS and HINT events */
-	uint8_t *tiers;         /* as long as ids; enum trace_tier, TRACE_UNKNOWN for hints */
+	uint16_t *ids;  /* of all ACCESS and HINT events */
+	uint8_t *tiers; /* as long as ids; enum trace_tier, TRACE_UNKNOWN for hints */
 	size_t n_ids, cap_ids;
 	uint64_t n_steps, n_tokens; /* tokens: rows of decode steps */
 	uint64_t n_accesses;        /* expert ids in decode ACCESS events */
@@ -114,6 +114,7 @@ void trace_fini(struct trace *t);
 
 /* 0, or ERR_INPUT when the trace was recorded with another model than this (unknown fingerprints and names are not
  * compared; shapes and known sizes are). */
-int trace_check_model(const struct trace *t, const char *path, const struct trace_model *model, struct err *e);
+int trace_check_model(
+	const struct trace *t, const char *path, const struct trace_model *model, struct err *e);
 
 #endif

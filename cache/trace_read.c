@@ -14,9 +14,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_EVENTS ((size_t)1 << 26) /* about 400,000 tokens of GLM-5.2; loaded, that is 3 GB */
-#define MAX_IDS    ((size_t)1 << 29)
-#define GLTR1_MAGIC "GLTR1\0\0"      /* with the final zero 8 bytes */
+#define MAX_EVENTS  ((size_t)1 << 26) /* about 400,000 tokens of GLM-5.2; loaded, that is 3 GB */
+#define MAX_IDS     ((size_t)1 << 29)
+#define GLTR1_MAGIC "GLTR1\0\0" /* with the final zero 8 bytes */
 
 struct reader {
 	struct trace *t;
@@ -105,7 +105,8 @@ static int parse_header(struct reader *r, const uint8_t *p, size_t n)
 {
 	struct trace *t = r->t;
 	if (n < 24)
-		return err_set(r->e, ERR_INPUT, "%s: the trace header has %zu bytes (expected at least 24)", r->name, n);
+		return err_set(
+			r->e, ERR_INPUT, "%s: the trace header has %zu bytes (expected at least 24)", r->name, n);
 	struct trace_model *m = &t->model;
 	m->fingerprint = load_u64(p);
 	m->n_layers = load_u32(p + 8);
@@ -114,8 +115,8 @@ static int parse_header(struct reader *r, const uint8_t *p, size_t n)
 	uint32_t name = load_u32(p + 20);
 	if (!m->n_layers || m->n_layers > TRACE_MAX_LAYERS || !m->n_experts || m->n_experts > TRACE_MAX_EXPERTS ||
 		!m->top_k || m->top_k > m->n_experts || name > 255)
-		return err_set(r->e, ERR_INPUT, "%s: the trace header speaks of %u layers, %u experts, top %u", r->name,
-			m->n_layers, m->n_experts, m->top_k);
+		return err_set(r->e, ERR_INPUT, "%s: the trace header speaks of %u layers, %u experts, top %u",
+			r->name, m->n_layers, m->n_experts, m->top_k);
 	if (n != 24 + name + 8 * (size_t)m->n_layers)
 		return err_set(r->e, ERR_INPUT, "%s: the trace header has %zu bytes (expected %zu for %u layers)",
 			r->name, n, 24 + name + 8 * (size_t)m->n_layers, m->n_layers);
@@ -161,8 +162,8 @@ static uint64_t record_bytes(const uint8_t *p)
 
 static int bad_record(const struct reader *r, const char *what)
 {
-	return err_set(r->e, ERR_INPUT, "%s: record %llu of the trace: %s", r->name, (unsigned long long)r->n_records,
-		what);
+	return err_set(
+		r->e, ERR_INPUT, "%s: record %llu of the trace: %s", r->name, (unsigned long long)r->n_records, what);
 }
 
 static int parse_ids(struct reader *r, const uint8_t *p, struct trace_event *ev)
@@ -253,8 +254,8 @@ static int parse_own(struct reader *r, const uint8_t *data, size_t bytes)
 		return err_set(r->e, ERR_INPUT, "%s: the trace ends inside its first 16 bytes", r->name);
 	uint32_t version = load_u32(data + 8);
 	if (version != TRACE_VERSION || load_u32(data + 12))
-		return err_set(r->e, ERR_INPUT, "%s: trace version %u.%u (this program reads version %d.0)", r->name, version,
-			load_u32(data + 12), TRACE_VERSION);
+		return err_set(r->e, ERR_INPUT, "%s: trace version %u.%u (this program reads version %d.0)", r->name,
+			version, load_u32(data + 12), TRACE_VERSION);
 	struct trace_unpacker *u = trace_unpacker_new();
 	size_t at = 16, n_frames = 0;
 	int code = 0;
@@ -302,10 +303,8 @@ static int gltr1_token(struct reader *r, const uint8_t *p, uint32_t token, uint3
 	 * of the layer before. */
 	for (uint32_t l = 0; l < layers && !code; l++, p += 2 * (size_t)k) {
 		struct trace_event hint = {.kind = TRACE_HINT, .distance = 1, .layer = (uint16_t)(first + l), .n = k};
-		struct trace_event access = {.kind = TRACE_ACCESS,
-			.use = CACHE_DECODE,
-			.layer = (uint16_t)(first + l),
-			.n = k};
+		struct trace_event access = {
+			.kind = TRACE_ACCESS, .use = CACHE_DECODE, .layer = (uint16_t)(first + l), .n = k};
 		for (uint32_t i = 0; i < k; i++)
 			ids[i] = p[k + i];
 		code = add_ids(r, &hint, ids, NULL);
@@ -367,8 +366,8 @@ int trace_parse(const void *data, size_t bytes, const char *name, struct trace *
 	const uint8_t *p = data;
 	int code;
 	if (!looks_like_trace(p, bytes))
-		code = err_set(e, ERR_INPUT, "%s: not a trace (expected a file that begins with " TRACE_MAGIC " or GLTR1)",
-			name);
+		code = err_set(e, ERR_INPUT,
+			"%s: not a trace (expected a file that begins with " TRACE_MAGIC " or GLTR1)", name);
 	else if (!memcmp(p, TRACE_MAGIC, 8))
 		code = parse_own(&r, p, bytes);
 	else
@@ -421,8 +420,8 @@ int trace_check_model(const struct trace *t, const char *path, const struct trac
 	const struct trace_model *a = &t->model;
 	if (a->n_layers != m->n_layers || a->n_experts != m->n_experts || a->top_k != m->top_k)
 		return err_set(e, ERR_INPUT,
-			"%s: recorded with another model: %u layers, top %u of %u experts (this one: %u, top %u of %u)", path,
-			a->n_layers, a->top_k, a->n_experts, m->n_layers, m->top_k, m->n_experts);
+			"%s: recorded with another model: %u layers, top %u of %u experts (this one: %u, top %u of %u)",
+			path, a->n_layers, a->top_k, a->n_experts, m->n_layers, m->top_k, m->n_experts);
 	if (a->fingerprint && m->fingerprint && a->fingerprint != m->fingerprint)
 		return err_set(e, ERR_INPUT,
 			"%s: recorded with another model (fingerprint %016llx, this one has %016llx)", path,
@@ -430,7 +429,7 @@ int trace_check_model(const struct trace *t, const char *path, const struct trac
 	for (uint32_t l = 0; t->bytes_known && m->expert_bytes && l < m->n_layers; l++)
 		if (a->expert_bytes[l] != m->expert_bytes[l])
 			return err_set(e, ERR_INPUT,
-				"%s: recorded with another model: an expert of layer %u had %llu bytes (this one: %llu)", path, l,
-				(unsigned long long)a->expert_bytes[l], (unsigned long long)m->expert_bytes[l]);
+				"%s: recorded with another model: an expert of layer %u had %llu bytes (this one: %llu)",
+				path, l, (unsigned long long)a->expert_bytes[l], (unsigned long long)m->expert_bytes[l]);
 	return 0;
 }

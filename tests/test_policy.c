@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Every policy, driven through its hooks with random keys, lists and pins, against a model that looks at everything
+ * each time. The seed of a failing run is printed.
+ */
+#include "cache/policy.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define N_KEYS  48
+#define N_LISTS 2
+
+struct model {
+	struct policy p;
+	uint64_t last_use[N_KEYS], next_use[N_KEYS];
+	bool pinned[N_KEYS];
+	int list[N_KEYS]; /* -1: not resident */
+	int32_t order[N_LISTS]
+				 [N_KEYS]; /* resident keys, oldest first: by use (lru, lfu) or by insertion (sieve) */
+	int n[N_LISTS];
+	bool bit[N_KEYS];      /* sieve */
+	int hand[N_LISTS];     /* sieve: index in order, of the next key to look at */
+	bool compared[N_KEYS]; /* lfu: in the heap */
+	double score[N_KEYS], weight, growth;
+	uint64_t now;
+};
+
+static bool evictable(const void *ctx, int32_t key)
+{
+	const struct model *m = ctx;
+	return m->list[key] >= 0 && !m->pinned[key];
+}
+
+static bool is(const struct model *m, const struct policy_ops *ops)
+{
+	return m->p.ops == ops;
+}
+
+static void order_remove(struct model *m, int32_t key)
+{
+	int l = m->list[key], i = 0;
+	while (m->order[l][i] != key)
+		i++;
+	if (m->hand[l] > i)
+		m->hand[l]--;
+	memmove(&m->order[l][i], &m->order[l][i + 1], (size_t)(m->n[l] - i - 1) * sizeof(int32_t));
+	m->n[l]--;
+	if (m->hand[l] >= m->n[l])
+		m->hand[l] = 0;
+}
+
+static void order_append(struct model *m, int list, int32_t key)
+{
+	m->order[list][m->n[list]++] = key;
+	m->list[key] = list;
+}
+
+static void model_access(struct model *m, int32_t key)
+{
+	m->now++;
+	m->last_use[key] = m->now;
+	m->next_use[key] = m->now * 1000 + (uint64_t)(key * 7919 % 997);
+	m->weight *= m->growth;
+	m->score[key] += m->weight;
+	m->bit[key] = true;
+	m->compared[key] = false;
+	if (m->list[key] >= 0 && !is(m, &policy_sieve)) {
+		int l = m->list[key];
+		order_remove(m, key);
+		order_append(m, l, key);
+	}
+	m->p.ops->access(&m->p, key);
+}
+
+static void model_insert(struct model *m, int list, int32_t key)
+{
+	m->bit[key] = m->compared[key] = false;
+	order_append(m, list, key);
+	m->p.ops->insert(&m->p, list, key);
+}
+
+static void model_remove(struct model *m, int32_t key)
+{
+	int l = m->list[key];
+	order_remove(m, key);
+	m->list[key] = -1;
+	m->p.ops->remove(&m->p, l, key);
+}
+
+static int32_t expect_lru(const struct model *m, int list, uint64_t before)
+{
+	for (int i = 0; i < m->n[list]; i++) {
+		int32_t key = m->order[list][i];
+		if (m->last_use[key] >= before)
+			return -1;
+		if (!m->pinned[key])
+			return key;
+	}
+	return -1;
+}
+
+static int32_t expect_sieve(struct model *m, int list)
+{
+	int any = 0;
+	for (int i = 0; i < m->n[list]; i++)
+		any += !m->pinned[m->order[list][i]];
+	if (!any)
+		return -1;
+	for (int i = m->hand[list];; i++) {
+		if (i >= m->n[list])
+			i = 0;
+		int32_t key = m->order[list][i];
+		if (m->pinned[key])
+			continue;
+		if (m->bit[key]) {
+			m->bit[key] = false;
+			continue;
+		}
+		m->hand[list] = i;
+		return key;
+	}
+}
+
+static int32_t expect_lfu(struct model *m, int list)
+{
+	for (int i = 0; i < m->n[list]; i++) {
+		int32_t key = m->order[list][i];
+		if (m->compared[key])
+			continue;
+		if (m->last_use[key] + m->p.env.protect > m->now)
+			break;
+		m->compared[key] = true;
+	}
+	int32_t best = -1;
+	for (int i = 0; i < m->n[list]; i++) {
+		int32_t key = m->order[list][i];
+		if (!m->compared[key] || m->pinned[key])
+			continue;
+		if (best < 0 || m->score[key] < m->score[best] ||
+			(m->score[key] == m->score[best] && m->last_use[key] < m->last_use[best]))
+			best = key;
+	}
+	for (int i = 0; best < 0 && i < m->n[list]; i++)
+		if (!m->pinned[m->order[list][i]])
+			best = m->order[list][i];
+	return best;
+}
+
+static int32_t expect_belady(const struct model *m, int list)
+{
+	int32_t best = -1;
+	for (int32_t key = 0; key < N_KEYS; key++)
+		if (m->list[key] == list && !m->pinned[key] && (best < 0 || m->next_use[key] > m->next_use[best]))
+			best = key;
+	return best;
+}
+
+static void run(const struct policy_ops *ops, uint64_t seed)
+{
+	struct rng r = {seed};
+	static struct model m;
+	const int32_t list_keys[N_LISTS] = {N_KEYS, N_KEYS};
+	m = (struct model){.weight = 1};
+	double half_life = 1 + rng_below(&r, 60);
+	m.growth = 1 + 0.6931471805599453 / MAX(half_life, 1.0);
+	for (int i = 0; i < N_KEYS; i++)
+		m.list[i] = -1;
+	m.p.ops = ops;
+	m.p.env = (struct policy_env){.n_keys = N_KEYS,
+		.n_lists = N_LISTS,
+		.list_keys = list_keys,
+		.last_use = m.last_use,
+		.evictable = evictable,
+		.ctx = &m,
+		.half_life = half_life,
+		.protect = rng_below(&r, 12),
+		.next_use = m.next_use};
+	assert_int_equal(ops->init(&m.p), 0);
+	for (int step = 0; step < 3000; step++) {
+		int32_t key = (int32_t)MIN(rng_below(&r, N_KEYS), rng_below(&r, N_KEYS));
+		int list = (int)rng_below(&r, N_LISTS);
+		uint32_t what = rng_below(&r, 100);
+		if (what < 50) {
+			model_access(&m, key);
+			if (m.list[key] < 0)
+				model_insert(&m, list, key);
+		} else if (what < 58) {
+			if (m.list[key] >= 0 && !m.pinned[key])
+				model_remove(&m, key);
+		} else if (what < 75) {
+			m.pinned[key] = rng_below(&r, 3) == 0;
+		} else {
+			uint64_t before = POLICY_ANY_AGE;
+			int32_t want;
+			if (is(&m, &policy_lru)) {
+				if (rng_below(&r, 2))
+					before = m.now > 10 ? m.now - 10 : 0;
+				want = expect_lru(&m, list, before);
+			} else if (is(&m, &policy_sieve)) {
+				want = expect_sieve(&m, list);
+			} else if (is(&m, &policy_lfu)) {
+				want = expect_lfu(&m, list);
+			} else {
+				want = expect_belady(&m, list);
+			}
+			int32_t got = ops->pick(&m.p, list, before);
+			if (got != want)
+				fail_msg("%s, seed %llu, step %d: picked %d, expected %d", ops->name,
+					(unsigned long long)seed, step, got, want);
+			if (got >= 0)
+				model_remove(&m, got);
+		}
+	}
+	/* With an age limit the search may give up, but never names what is pinned, absent or too young. */
+	for (int i = 0; i < 200; i++) {
+		int list = (int)rng_below(&r, N_LISTS);
+		uint64_t before = m.now > 20 ? m.now - rng_below(&r, 20) : 1;
+		int32_t got = ops->pick(&m.p, list, before);
+		if (got >= 0)
+			assert_true(m.list[got] == list && !m.pinned[got] && m.last_use[got] < before);
+	}
+	ops->fini(&m.p);
+	ops->fini(&m.p);
+}
+
+static void test_against_model(void **state)
+{
+	(void)state;
+	const struct policy_ops *all[] = {&policy_lru, &policy_lfu, &policy_sieve, &policy_belady};
+	for (size_t i = 0; i < ARRAY_LEN(all); i++)
+		for (uint64_t seed = 1; seed <= 40; seed++)
+			run(all[i], seed);
+}
+
+static void test_lfu_rescale(void **state)
+{
+	(void)state;
+	/* half_life 1: the weight doubles or so with every access and passes 2^500 many times in this run. */
+	struct model *m = mem_new(1, sizeof *m);
+	const int32_t list_keys[1] = {N_KEYS};
+	for (int i = 0; i < N_KEYS; i++)
+		m->list[i] = -1;
+	m->p.ops = &policy_lfu;
+	m->p.env = (struct policy_env){.n_keys = N_KEYS,
+		.n_lists = 1,
+		.list_keys = list_keys,
+		.last_use = m->last_use,
+		.evictable = evictable,
+		.ctx = m,
+		.half_life = 1};
+	assert_int_equal(policy_lfu.init(&m->p), 0);
+	for (int step = 0; step < 20000; step++) {
+		int32_t key = step % 8;
+		m->last_use[key] = (uint64_t)step + 1;
+		policy_lfu.access(&m->p, key);
+		if (m->list[key] < 0) {
+			policy_lfu.insert(&m->p, 0, key);
+			m->list[key] = 0;
+		}
+		/* a cycle through 8 keys: the one that comes next is always the one with the least score */
+		if (step > 8)
+			assert_int_equal(policy_lfu.pick(&m->p, 0, POLICY_ANY_AGE), (step + 1) % 8);
+	}
+	policy_lfu.fini(&m->p);
+	free(m);
+}
+
+static void test_registry(void **state)
+{
+	(void)state;
+	assert_ptr_equal(policy_find("lru"), &policy_lru);
+	assert_ptr_equal(policy_find("lfu"), &policy_lfu);
+	assert_ptr_equal(policy_find("sieve"), &policy_sieve);
+	assert_ptr_equal(policy_find("belady"), &policy_belady);
+	assert_null(policy_find("arc"));
+	assert_null(policy_find(""));
+	int n = 0;
+	for (; policy_list(n); n++) {
+		assert_false(policy_list(n)->needs_future);
+		assert_ptr_equal(policy_find(policy_list(n)->name), policy_list(n));
+	}
+	assert_int_equal(n, 3);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_against_model),
+		cmocka_unit_test(test_lfu_rescale),
+		cmocka_unit_test(test_registry),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
