@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Private to the quantisers: eight-lane vectors, and a block of weights made ready for a search.
+ *
+ * The lanes are GNU vector extensions: the same operations in the same order whatever the machine's registers are, so SSE2,
+ * AVX2 and others give the same bytes (the project compiles with -ffp-contract=off). Everything here is inlined into one
+ * function per type, which QUANT_ROW compiles twice on x86-64, once for AVX2, and chooses at run time.
+ */
+#ifndef GLM_QUANT_QUANT_BLOCK_H
+#define GLM_QUANT_QUANT_BLOCK_H
+
+#include "src/base/half.h"
+#include "src/quant/blocks.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* v8 is never passed to a real call: all is inlined. */
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t v8i __attribute__((vector_size(32)));
+
+#define QUANT_INLINE static inline __attribute__((always_inline))
+
+/* Defines void NAME(src, dst, n, importance) that runs BODY(src, dst, importance) over blocks of `step` weights. */
+#define QUANT_ROW_LOOP(attributes, name, body, struct_block, step)                                            \
+	attributes void name(const float *src, void *dst, size_t n, const float *importance)                       \
+	{                                                                                                          \
+		for (uint8_t *out = dst; n; n -= (step), src += (step), out += sizeof(struct_block)) {                 \
+			struct_block b;                                                                                    \
+			body(src, &b, importance);                                                                         \
+			memcpy(out, &b, sizeof b);                                                                         \
+			if (importance)                                                                                    \
+				importance += (step);                                                                          \
+		}                                                                                                      \
+	}
+#ifdef __x86_64__
+#define QUANT_ROW(name, body, struct_block, step)                                                             \
+	QUANT_ROW_LOOP(static, name##_any, body, struct_block, step)                                               \
+	QUANT_ROW_LOOP(static __attribute__((target("avx2"))), name##_avx2, body, struct_block, step)              \
+	void name(const float *src, void *dst, size_t n, const float *importance)                                  \
+	{                                                                                                          \
+		(__builtin_cpu_supports("avx2") ? name##_avx2 : name##_any)(src, dst, n, importance);                  \
+	}
+#else
+#define QUANT_ROW(name, body, struct_block, step) QUANT_ROW_LOOP(, name, body, struct_block, step)
+#endif
+
+QUANT_INLINE v8 v8_set(float f)
+{
+	return (v8){f, f, f, f, f, f, f, f};
+}
+
+/* mask lanes are 0 or -1 */
+QUANT_INLINE v8 v8_select(v8i mask, v8 yes, v8 no)
+{
+	return (v8)((mask & (v8i)yes) | (~mask & (v8i)no));
+}
+
+QUANT_INLINE v8 v8_min(v8 a, v8 b)
+{
+	return v8_select(a < b, a, b);
+}
+
+QUANT_INLINE v8 v8_max(v8 a, v8 b)
+{
+	return v8_select(a > b, a, b);
+}
+
+QUANT_INLINE v8 v8_abs(v8 a)
+{
+	return (v8)((v8i)a & 0x7fffffff);
+}
+
+/* Nearest integer, ties to even, for |a| < 2^22: the float adder does the rounding. */
+QUANT_INLINE v8 v8_round(v8 a)
+{
+	return (a + 0x1.8p23f) - 0x1.8p23f;
+}
+
+/* Nearest integer within low..high. */
+QUANT_INLINE v8 v8_code(v8 a, float low, float high)
+{
+	return v8_round(v8_min(v8_max(a, v8_set(low)), v8_set(high)));
+}
+
+QUANT_INLINE float v8_sum(v8 a)
+{
+	return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+}
+
+/* A block in units in which its largest magnitude lies in [0.5, 1): the search meets no overflow and no subnormals. */
+struct quant_block {
+	v8 x[BLOCK_BIG / 8];
+	v8 w[BLOCK_BIG / 8]; /* weights of the squared errors, mean 1, all positive */
+	int exponent;        /* true value = x * 2^exponent */
+};
+
+/* False for a block of zeros. n is a multiple of 8; importance may be NULL. */
+QUANT_INLINE int quant_block_load(struct quant_block *b, const float *src, const float *importance, int n)
+{
+	v8 top = {0}, sum = {0};
+	for (int i = 0; i < n / 8; i++) {
+		memcpy(&b->x[i], src + 8 * i, sizeof(v8));
+		top = v8_max(top, v8_abs(b->x[i]));
+	}
+	float largest = 0;
+	for (int i = 0; i < 8; i++)
+		largest = top[i] > largest ? top[i] : largest;
+	if (!(largest > 0))
+		return 0;
+	frexpf(largest, &b->exponent);
+	/* in two steps, since 2^149 is no float */
+	float scale1 = ldexpf(1, -b->exponent / 2), scale2 = ldexpf(1, -b->exponent - -b->exponent / 2);
+	for (int i = 0; i < n / 8; i++)
+		b->x[i] = b->x[i] * scale1 * scale2;
+	if (importance) {
+		for (int i = 0; i < n / 8; i++) {
+			memcpy(&b->w[i], importance + 8 * i, sizeof(v8));
+			sum += b->w[i];
+		}
+	}
+	float mean = v8_sum(sum) / (float)n;
+	if (mean > 0x1p-100f && mean < 0x1p100f) {
+		for (int i = 0; i < n / 8; i++)
+			b->w[i] = b->w[i] * (1 / mean) + 1e-5f;
+	} else { /* none, or all zero */
+		for (int i = 0; i < n / 8; i++)
+			b->w[i] = v8_set(1);
+	}
+	return 1;
+}
+
+/* The value in block units that a scale gets once it is stored as a half; *bits: that half. */
+QUANT_INLINE float quant_block_scale(const struct quant_block *b, float d, uint16_t *bits)
+{
+	float v = ldexpf(d, b->exponent);
+	v = v > 65504 ? 65504 : v < -65504 ? -65504 : v;
+	*bits = f32_to_f16(v);
+	return ldexpf(f16_to_f32(*bits), -b->exponent);
+}
+
+#endif

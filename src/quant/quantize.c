@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT */
+/* Dispatch of the quantisers, and the types that need no search. */
+#include "src/quant/quantize.h"
+
+#include "src/base/half.h"
+#include "src/base/num.h"
+#include "src/quant/quantize_rows.h"
+
+#include <string.h>
+
+typedef void row_fn(const float *src, void *dst, size_t n, const float *importance);
+
+static void row_f32(const float *src, void *dst, size_t n, const float *importance)
+{
+	(void)importance;
+	memcpy(dst, src, n * sizeof *src);
+}
+
+/* A finite weight beyond the range of halves becomes the largest half, not an infinity. */
+static void row_f16(const float *src, void *dst, size_t n, const float *importance)
+{
+	(void)importance;
+	for (size_t i = 0; i < n; i++) {
+		float v = src[i] > 65504 ? 65504 : src[i] < -65504 ? -65504 : src[i];
+		store_u16((uint8_t *)dst + 2 * i, f32_to_f16(v));
+	}
+}
+
+/* The same for the few floats that round up to 2^128. */
+static void row_bf16(const float *src, void *dst, size_t n, const float *importance)
+{
+	(void)importance;
+	for (size_t i = 0; i < n; i++) {
+		uint16_t h = f32_to_bf16(src[i]);
+		store_u16((uint8_t *)dst + 2 * i, (h & 0x7fff) == 0x7f80 ? h - 1 : h);
+	}
+}
+
+static row_fn *const row_fns[DTYPE_LIMIT] = {
+	[DTYPE_F32] = row_f32,
+	[DTYPE_F16] = row_f16,
+	[DTYPE_BF16] = row_bf16,
+	[DTYPE_Q4_0] = quantize_row_q4_0,
+	[DTYPE_Q8_0] = quantize_row_q8_0,
+	[DTYPE_Q2_K] = quantize_row_q2_k,
+	[DTYPE_Q3_K] = quantize_row_q3_k,
+	[DTYPE_Q4_K] = quantize_row_q4_k,
+	[DTYPE_Q5_K] = quantize_row_q5_k,
+	[DTYPE_Q6_K] = quantize_row_q6_k,
+	[DTYPE_IQ2_XXS] = quantize_row_iq2_xxs,
+};
+
+bool quantize_supported(enum dtype type)
+{
+	return (uint32_t)type < DTYPE_LIMIT && row_fns[type];
+}
+
+void quantize_row(enum dtype type, const float *src, void *dst, size_t n, const float *importance)
+{
+	row_fns[type](src, dst, n, importance);
+}
