@@ -59,7 +59,7 @@ NOTES   = $(if $(NVCC),$(if $(CU_SRC),'CUDA: $(NVCC) for $(CUDA_ARCH)','CUDA: $(
 # ---- flags -------------------------------------------------------------------------------------------------------------
 # The same numbers everywhere: no -ffast-math, and products and sums are never fused behind the source's back. gcc's
 # OpenMP runtime is invisible to the thread sanitizer, which would report every parallel loop: it is left out there.
-WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wno-format-truncation
+WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wno-psabi -Wno-format-truncation
 WERR     := $(if $(filter 1,$(WERROR)),-Werror)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 C_ALL     = -std=gnu11 $(CFLAGS) -fno-math-errno -ffp-contract=off $(if $(filter thread,$(SAN)),-Wno-unknown-pragmas,-fopenmp) \

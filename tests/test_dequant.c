@@ -54,8 +54,9 @@ static bool golden_next(FILE *f, struct golden *g)
 	int id, weights, bytes;
 	json_t *o = json_loads(line, 0, NULL);
 	assert_non_null(o);
-	assert_int_equal(json_unpack(o, "{s:s, s:i, s:i, s:i, s:s, s:s}", "type", &type, "ggml_id", &id, "weights", &weights,
-						 "bytes", &bytes, "block_hex", &block_hex, "f32_hex", &f32_hex), 0);
+	assert_int_equal(json_unpack(o, "{s:s, s:i, s:i, s:i, s:s, s:s}", "type", &type, "ggml_id", &id,
+						 "weights", &weights, "bytes", &bytes, "block_hex", &block_hex, "f32_hex", &f32_hex),
+		0);
 	assert_true(dtype_from_name(type, &g->type));
 	assert_int_equal(g->type, id);
 	g->n = (size_t)weights;
@@ -64,7 +65,8 @@ static bool golden_next(FILE *f, struct golden *g)
 	uint8_t raw[1024];
 	assert_int_equal(hex_bytes(f32_hex, raw, sizeof raw), 4 * g->n);
 	for (size_t i = 0; i < g->n; i++)
-		g->want[i] = (uint32_t)raw[4 * i] << 24 | (uint32_t)raw[4 * i + 1] << 16 | (uint32_t)raw[4 * i + 2] << 8 | raw[4 * i + 3];
+		g->want[i] = (uint32_t)raw[4 * i] << 24 | (uint32_t)raw[4 * i + 1] << 16 |
+					 (uint32_t)raw[4 * i + 2] << 8 | raw[4 * i + 3];
 	json_decref(o);
 	return true;
 }
@@ -157,11 +159,25 @@ static void test_types(void **state)
 		const char *name;
 		uint32_t id, values, bytes;
 	} want[] = {
-		{"F32", 0, 1, 4}, {"F16", 1, 1, 2}, {"Q4_0", 2, 32, 18}, {"Q8_0", 8, 32, 34}, {"Q2_K", 10, 256, 84},
-		{"Q3_K", 11, 256, 110}, {"Q4_K", 12, 256, 144}, {"Q5_K", 13, 256, 176}, {"Q6_K", 14, 256, 210},
-		{"IQ2_XXS", 16, 256, 66}, {"IQ2_XS", 17, 256, 74}, {"IQ3_XXS", 18, 256, 98}, {"IQ1_S", 19, 256, 50},
-		{"IQ4_NL", 20, 32, 18}, {"IQ3_S", 21, 256, 110}, {"IQ2_S", 22, 256, 82}, {"IQ4_XS", 23, 256, 136},
-		{"IQ1_M", 29, 256, 56}, {"BF16", 30, 1, 2},
+		{"F32", 0, 1, 4},
+		{"F16", 1, 1, 2},
+		{"Q4_0", 2, 32, 18},
+		{"Q8_0", 8, 32, 34},
+		{"Q2_K", 10, 256, 84},
+		{"Q3_K", 11, 256, 110},
+		{"Q4_K", 12, 256, 144},
+		{"Q5_K", 13, 256, 176},
+		{"Q6_K", 14, 256, 210},
+		{"IQ2_XXS", 16, 256, 66},
+		{"IQ2_XS", 17, 256, 74},
+		{"IQ3_XXS", 18, 256, 98},
+		{"IQ1_S", 19, 256, 50},
+		{"IQ4_NL", 20, 32, 18},
+		{"IQ3_S", 21, 256, 110},
+		{"IQ2_S", 22, 256, 82},
+		{"IQ4_XS", 23, 256, 136},
+		{"IQ1_M", 29, 256, 56},
+		{"BF16", 30, 1, 2},
 	};
 	size_t known = 0;
 	for (uint32_t id = 0; id < 64; id++)
@@ -187,7 +203,8 @@ static void test_types(void **state)
 	}
 	enum dtype type;
 	assert_true(dtype_from_name("q4_k", &type) && type == DTYPE_Q4_K);
-	assert_false(dtype_from_name("Q4", &type) || dtype_from_name("", &type) || dtype_from_name("Q4_KX", &type));
+	assert_false(
+		dtype_from_name("Q4", &type) || dtype_from_name("", &type) || dtype_from_name("Q4_KX", &type));
 	assert_null(dtype_info(DTYPE_LIMIT));
 	assert_null(dtype_info(UINT32_MAX));
 	assert_string_equal(dtype_name(4), "type 4");
@@ -245,8 +262,12 @@ static void test_packed_scales(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_golden), cmocka_unit_test(test_rows), cmocka_unit_test(test_any_bits),
-		cmocka_unit_test(test_types), cmocka_unit_test(test_codebooks), cmocka_unit_test(test_packed_scales),
+		cmocka_unit_test(test_golden),
+		cmocka_unit_test(test_rows),
+		cmocka_unit_test(test_any_bits),
+		cmocka_unit_test(test_types),
+		cmocka_unit_test(test_codebooks),
+		cmocka_unit_test(test_packed_scales),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,7 +20,8 @@
 static double decode(unsigned bits, int exponent_bits, int mantissa_bits, bool special)
 {
 	unsigned mantissa = bits & ((1u << mantissa_bits) - 1);
-	int exponent = (int)(bits >> mantissa_bits & ((1u << exponent_bits) - 1)), bias = (1 << (exponent_bits - 1)) - 1;
+	int exponent = (int)(bits >> mantissa_bits & ((1u << exponent_bits) - 1)),
+		bias = (1 << (exponent_bits - 1)) - 1;
 	double sign = bits >> (exponent_bits + mantissa_bits) & 1 ? -1 : 1;
 	if (special && exponent == (1 << exponent_bits) - 1)
 		return mantissa ? NAN : sign * INFINITY;

@@ -19,8 +19,8 @@
 #define BLOCK_HAS_SIZE(type, bytes) _Static_assert(sizeof(struct type) == (bytes), #type)
 #endif
 
-#define BLOCK_SMALL 32 /* weights in a block of Q4_0, Q8_0, IQ4_NL */
-#define BLOCK_BIG 256  /* weights in a block of the K and IQ types */
+#define BLOCK_SMALL 32  /* weights in a block of Q4_0, Q8_0, IQ4_NL */
+#define BLOCK_BIG   256 /* weights in a block of the K and IQ types */
 
 /* y = d * (nibble - 8); weight i < 16: low nibble of q[i], else high nibble of q[i - 16] */
 struct block_q4_0 {

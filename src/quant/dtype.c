@@ -9,7 +9,7 @@
 #include <strings.h>
 
 #define SMALL(lower) BLOCK_SMALL, sizeof(struct block_##lower)
-#define BIG(lower) BLOCK_BIG, sizeof(struct block_##lower)
+#define BIG(lower)   BLOCK_BIG, sizeof(struct block_##lower)
 
 static const struct dtype_info types[DTYPE_LIMIT] = {
 	[DTYPE_F32] = {"F32", 1, 4},

@@ -26,24 +26,24 @@ typedef int32_t v8i __attribute__((vector_size(32)));
 #define QUANT_INLINE static inline __attribute__((always_inline))
 
 /* Defines void NAME(src, dst, n, importance) that runs BODY(src, dst, importance) over blocks of `step` weights. */
-#define QUANT_ROW_LOOP(attributes, name, body, struct_block, step)                                            \
-	attributes void name(const float *src, void *dst, size_t n, const float *importance)                       \
-	{                                                                                                          \
-		for (uint8_t *out = dst; n; n -= (step), src += (step), out += sizeof(struct_block)) {                 \
-			struct_block b;                                                                                    \
-			body(src, &b, importance);                                                                         \
-			memcpy(out, &b, sizeof b);                                                                         \
-			if (importance)                                                                                    \
-				importance += (step);                                                                          \
-		}                                                                                                      \
+#define QUANT_ROW_LOOP(attributes, name, body, struct_block, step)                                           \
+	attributes void name(const float *src, void *dst, size_t n, const float *importance)                     \
+	{                                                                                                        \
+		for (uint8_t *out = dst; n; n -= (step), src += (step), out += sizeof(struct_block)) {               \
+			struct_block b;                                                                                  \
+			body(src, &b, importance);                                                                       \
+			memcpy(out, &b, sizeof b);                                                                       \
+			if (importance)                                                                                  \
+				importance += (step);                                                                        \
+		}                                                                                                    \
 	}
 #ifdef __x86_64__
-#define QUANT_ROW(name, body, struct_block, step)                                                             \
-	QUANT_ROW_LOOP(static, name##_any, body, struct_block, step)                                               \
-	QUANT_ROW_LOOP(static __attribute__((target("avx2"))), name##_avx2, body, struct_block, step)              \
-	void name(const float *src, void *dst, size_t n, const float *importance)                                  \
-	{                                                                                                          \
-		(__builtin_cpu_supports("avx2") ? name##_avx2 : name##_any)(src, dst, n, importance);                  \
+#define QUANT_ROW(name, body, struct_block, step)                                                            \
+	QUANT_ROW_LOOP(static, name##_any, body, struct_block, step)                                             \
+	QUANT_ROW_LOOP(static __attribute__((target("avx2"))), name##_avx2, body, struct_block, step)            \
+	void name(const float *src, void *dst, size_t n, const float *importance)                                \
+	{                                                                                                        \
+		(__builtin_cpu_supports("avx2") ? name##_avx2 : name##_any)(src, dst, n, importance);                \
 	}
 #else
 #define QUANT_ROW(name, body, struct_block, step) QUANT_ROW_LOOP(, name, body, struct_block, step)

@@ -22,18 +22,18 @@
 #include "src/quant/iq_grids.h"
 #include "src/quant/quant_block.h"
 
-#define ROWS 256          /* of the codebook */
-#define PARTS 32          /* groups of 8 weights in a block */
+#define ROWS  256 /* of the codebook */
+#define PARTS 32  /* groups of 8 weights in a block */
 #ifndef POINTS
-#define POINTS 12         /* real scales tried per 32 weights */
+#define POINTS 12 /* real scales tried per 32 weights */
 #endif
 #ifndef CANDIDATES
-#define CANDIDATES 6      /* values of d tried */
+#define CANDIDATES 6 /* values of d tried */
 #endif
 #ifndef RADIUS
 #define RADIUS 1
 #endif
-#define ROUNDS_MAX 4      /* of least squares for d */
+#define ROUNDS_MAX 4 /* of least squares for d */
 
 /* The codebook as floats, one vector per eight rows and column. */
 struct iq2_grid {
@@ -149,7 +149,8 @@ QUANT_INLINE float iq2_group_scale(const struct iq2_part *part, const v8 *x, con
 }
 
 /* Rounds d to a half and finds the best s of each group near its real scale. */
-QUANT_INLINE void iq2_fit_scales(const struct quant_block *b, const struct iq2_part *parts, const float *dl, float d, struct iq2_fit *f)
+QUANT_INLINE void iq2_fit_scales(
+	const struct quant_block *b, const struct iq2_part *parts, const float *dl, float d, struct iq2_fit *f)
 {
 	f->d = quant_block_scale(b, d, &f->bits);
 	f->error = 0;
@@ -169,14 +170,15 @@ QUANT_INLINE void iq2_fit_scales(const struct quant_block *b, const struct iq2_p
 	}
 }
 
-QUANT_INLINE void iq2_block_search(const struct quant_block *b, const struct iq2_part *parts, struct iq2_fit *best)
+QUANT_INLINE void iq2_block_search(
+	const struct quant_block *b, const struct iq2_part *parts, struct iq2_fit *best)
 {
 	float dl[8], top = 0;
 	for (int k = 0; k < 8; k++) {
 		dl[k] = iq2_group_scale(parts + 4 * k, b->x + 4 * k, b->w + 4 * k);
 		top = dl[k] > top ? dl[k] : top;
 	}
-	best->error = INFINITY;
+	*best = (struct iq2_fit){.error = INFINITY};
 	for (int i = 0; i < CANDIDATES; i++) {
 		struct iq2_fit f;
 		iq2_fit_scales(b, parts, dl, 4 * top / (15.5f - 0.75f * (float)i), &f);
@@ -218,7 +220,8 @@ QUANT_INLINE uint32_t iq2_signs(v8 x, v8 w, uint64_t row)
 	return minus & 127;
 }
 
-QUANT_INLINE void encode_iq2_xxs(const float *src, struct block_iq2_xxs *out, const float *importance, const struct iq2_grid *grid)
+QUANT_INLINE void encode_iq2_xxs(
+	const float *src, struct block_iq2_xxs *out, const float *importance, const struct iq2_grid *grid)
 {
 	struct quant_block b;
 	struct iq2_part parts[PARTS];
@@ -243,16 +246,16 @@ QUANT_INLINE void encode_iq2_xxs(const float *src, struct block_iq2_xxs *out, co
 	}
 }
 
-#define IQ2_ROW(attributes, name)                                                                              \
-	attributes void name(const float *src, void *dst, size_t n, const float *importance)                       \
-	{                                                                                                          \
-		struct iq2_grid grid;                                                                                  \
-		iq2_grid_load(&grid);                                                                                  \
-		for (size_t i = 0; i < n / BLOCK_BIG; i++) {                                                           \
-			struct block_iq2_xxs b;                                                                            \
-			encode_iq2_xxs(src + i * BLOCK_BIG, &b, importance ? importance + i * BLOCK_BIG : NULL, &grid);     \
-			memcpy((uint8_t *)dst + i * sizeof b, &b, sizeof b);                                               \
-		}                                                                                                      \
+#define IQ2_ROW(attributes, name)                                                                            \
+	attributes void name(const float *src, void *dst, size_t n, const float *importance)                     \
+	{                                                                                                        \
+		struct iq2_grid grid;                                                                                \
+		iq2_grid_load(&grid);                                                                                \
+		for (size_t i = 0; i < n / BLOCK_BIG; i++) {                                                         \
+			struct block_iq2_xxs b;                                                                          \
+			encode_iq2_xxs(src + i * BLOCK_BIG, &b, importance ? importance + i * BLOCK_BIG : NULL, &grid);  \
+			memcpy((uint8_t *)dst + i * sizeof b, &b, sizeof b);                                             \
+		}                                                                                                    \
 	}
 #ifdef __x86_64__
 IQ2_ROW(static, iq2_row_any)

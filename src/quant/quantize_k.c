@@ -108,7 +108,8 @@ QUANT_INLINE void affine_search(const v8 *x, const v8 *w, int n_vec, float top, 
 }
 
 /* Given d and dmin, the best (s, m) near the given real pair. */
-QUANT_INLINE float affine_lattice(const v8 *x, const v8 *w, const struct affine *p, float d, float dmin, float a, float b, uint8_t *s_out, uint8_t *m_out)
+QUANT_INLINE float affine_lattice(const v8 *x, const v8 *w, const struct affine *p, float d, float dmin,
+	float a, float b, uint8_t *s_out, uint8_t *m_out)
 {
 	int s0 = d > 0 ? (int)(a / d + 0.5f) : 0, m0 = dmin > 0 ? (int)(b / dmin + 0.5f) : 0;
 	s0 = s0 > p->s_top ? p->s_top : s0;
@@ -129,7 +130,8 @@ QUANT_INLINE float affine_lattice(const v8 *x, const v8 *w, const struct affine 
 }
 
 /* Codes and scales fixed: least squares for d and dmin over the block. */
-QUANT_INLINE void affine_block_refit(const struct quant_block *b, const struct affine *p, const struct affine_fit *f, float *d, float *dmin)
+QUANT_INLINE void affine_block_refit(
+	const struct quant_block *b, const struct affine *p, const struct affine_fit *f, float *d, float *dmin)
 {
 	v8 uu_ = {0}, uv_ = {0}, vv_ = {0}, ux_ = {0}, vx_ = {0};
 	for (int j = 0; j < p->n_sub; j++) {
@@ -166,16 +168,18 @@ QUANT_INLINE void affine_block(const struct quant_block *b, const struct affine 
 		a_top = a[j] > a_top ? a[j] : a_top;
 		min_top = min[j] > min_top ? min[j] : min_top;
 	}
-	best->error = INFINITY;
+	*best = (struct affine_fit){.error = INFINITY};
 	for (int start = 0; start < STARTS * STARTS; start++) {
 		struct affine_fit f;
-		float d = a_top / (float)p->s_top * (1.0f - 0.06f * (float)(start % STARTS)), dmin = min_top / (float)p->s_top * (1 - 0.06f * (float)(start / STARTS));
+		float d = a_top / (float)p->s_top * (1.0f - 0.06f * (float)(start % STARTS)),
+			  dmin = min_top / (float)p->s_top * (1 - 0.06f * (float)(start / STARTS));
 		for (int round = 0; round < ITER; round++) {
 			f.d = quant_block_scale(b, d, &f.d_bits);
 			f.dmin = quant_block_scale(b, dmin, &f.dmin_bits);
 			f.error = 0;
 			for (int j = 0; j < p->n_sub; j++)
-				f.error += affine_lattice(b->x + j * p->n_vec, b->w + j * p->n_vec, p, f.d, f.dmin, a[j], min[j], &f.s[j], &f.m[j]);
+				f.error += affine_lattice(
+					b->x + j * p->n_vec, b->w + j * p->n_vec, p, f.d, f.dmin, a[j], min[j], &f.s[j], &f.m[j]);
 			if (f.error < best->error)
 				*best = f;
 			affine_block_refit(b, p, &f, &d, &dmin);
@@ -185,7 +189,8 @@ QUANT_INLINE void affine_block(const struct quant_block *b, const struct affine 
 	}
 }
 
-QUANT_INLINE void affine_codes(const struct quant_block *b, const struct affine *p, const struct affine_fit *f, uint8_t *q)
+QUANT_INLINE void affine_codes(
+	const struct quant_block *b, const struct affine *p, const struct affine_fit *f, uint8_t *q)
 {
 	for (int j = 0; j < p->n_sub; j++) {
 		float a = f->d * (float)f->s[j], min = f->dmin * (float)f->m[j], inverse = a > 0 ? 1 / a : 0;

@@ -56,7 +56,8 @@ QUANT_INLINE float sym_refit(const v8 *x, const v8 *w, int n_vec, float a, const
 }
 
 /* Real scale with the least error; `round_scale` (may be NULL) rounds candidates to what can be stored. */
-QUANT_INLINE float sym_search(const struct quant_block *b, int at, int n_vec, const struct sym *p, int stored, uint16_t *bits)
+QUANT_INLINE float sym_search(
+	const struct quant_block *b, int at, int n_vec, const struct sym *p, int stored, uint16_t *bits)
 {
 	const v8 *x = b->x + at, *w = b->w + at;
 	v8 top8 = {0};
@@ -115,7 +116,9 @@ QUANT_INLINE uint16_t sym_block(const struct quant_block *b, const struct sym *p
 		for (int j = 0; j < 16; j++) {
 			const v8 *x = b->x + 2 * j, *w = b->w + 2 * j;
 			float ratio = stored != 0 ? a[j] / stored : 0, least = INFINITY;
-			int center = (int)lrintf(ratio < (float)p->s_low ? (float)p->s_low : ratio > (float)p->s_high ? (float)p->s_high : ratio);
+			int center = (int)lrintf(ratio < (float)p->s_low    ? (float)p->s_low
+									 : ratio > (float)p->s_high ? (float)p->s_high
+																: ratio);
 			s[j] = 0;
 			for (int t = center - p->radius; t <= center + p->radius; t++) {
 				if (t < p->s_low || t > p->s_high)
@@ -182,7 +185,14 @@ QUANT_INLINE void encode_q4_0(const float *src, struct block_q4_0 *out, const fl
 
 QUANT_INLINE void encode_q3_k(const float *src, struct block_q3_k *out, const float *importance)
 {
-	const struct sym p = {.low = -4, .high = 3, .n_candidates = 8, .first = -1, .spread = 3, .s_low = -32, .s_high = 31, .radius = 2};
+	const struct sym p = {.low = -4,
+		.high = 3,
+		.n_candidates = 8,
+		.first = -1,
+		.spread = 3,
+		.s_low = -32,
+		.s_high = 31,
+		.radius = 2};
 	struct quant_block b;
 	int8_t q[BLOCK_BIG] = {0}, s[16] = {0};
 	memset(out, 0, sizeof *out);
@@ -198,7 +208,14 @@ QUANT_INLINE void encode_q3_k(const float *src, struct block_q3_k *out, const fl
 
 QUANT_INLINE void encode_q6_k(const float *src, struct block_q6_k *out, const float *importance)
 {
-	const struct sym p = {.low = -32, .high = 31, .n_candidates = 8, .first = 1, .spread = -6, .s_low = -128, .s_high = 127, .radius = 3};
+	const struct sym p = {.low = -32,
+		.high = 31,
+		.n_candidates = 8,
+		.first = 1,
+		.spread = -6,
+		.s_low = -128,
+		.s_high = 127,
+		.radius = 3};
 	struct quant_block b;
 	int8_t q[BLOCK_BIG] = {0};
 	memset(out, 0, sizeof *out);
