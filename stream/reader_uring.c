@@ -44,6 +44,10 @@
 #define DATA_POKE   1u
 #define DATA_CANCEL 2u
 
+/* Reads through the page cache of this size and more are given to the kernel's own threads at once. Otherwise the owner
+ * would start the disk and copy out of the cache itself, one read after another. */
+#define ASYNC_FROM (64u << 10)
+
 #define PIECE_MAX  (1u << 30) /* the kernel's limit for one registered buffer */
 #define PIECES_MAX 16384u     /* and for their number */
 
@@ -240,6 +244,8 @@ static void uring_start(void *state, struct reader_op *op)
 		io_uring_prep_read(sqe, fd, op->dst, op->bytes, op->offset);
 	if (u->files_registered)
 		sqe->flags |= IOSQE_FIXED_FILE;
+	if (!op->direct && op->bytes >= ASYNC_FROM)
+		sqe->flags |= IOSQE_ASYNC;
 	sqe->user_data = (uintptr_t)op;
 	g->in_flight++;
 }
