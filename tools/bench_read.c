@@ -274,7 +274,9 @@ static int run_fio(const struct job *j, bool direct, unsigned depth, struct samp
 	char *size = mem_printf("--size=%llu", (unsigned long long)(j->file_bytes / j->slice * j->slice));
 	char *io = mem_printf("--io_size=%llu", (unsigned long long)j->bytes);
 	char *iodepth = mem_printf("--iodepth=%u", depth);
-	char *argv[] = {"fio", "--name=read", "--rw=randread", "--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1",
+	/* glibc then asks for huge pages for fio's buffers, as we do for ours */
+	char *pages = j->o->small_pages ? "FIO_PAGES=small" : "GLIBC_TUNABLES=glibc.malloc.hugetlb=1";
+	char *argv[] = {"env", pages, "fio", "--name=read", "--rw=randread", "--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1",
 		"--thread", "--readonly", "--allow_file_create=0", "--output-format=json", direct ? "--direct=1" : "--direct=0",
 		name, bs, size, io, iodepth, NULL};
 	struct buf out = {0};

@@ -28,8 +28,8 @@ struct bench_read_options {
 	unsigned repeats;     /* 0: 3. The sources take turns, so that a noisy neighbour meets all of them */
 	bool no_direct, no_buffered; /* leave out one half */
 	bool no_threads, no_fio;     /* leave out a source */
-	bool small_pages;            /* our readers read into 4 KiB pages, as fio does; default is huge pages where the system
-	                              * gives them: a read of 1 MiB is then one run of memory for the drive, not 256 */
+	bool small_pages;            /* readers and fio read into 4 KiB pages; default is huge pages where the system gives
+	                              * them: a read of 1 MiB is then one run of memory for the drive, not 256 */
 	const atomic_bool *stop;     /* looked at while reading; NULL: never stops. ERR_INTERRUPTED when it became true */
 };
 
