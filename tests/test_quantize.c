@@ -149,7 +149,8 @@ static void test_special_rows(void **state)
 				memset(x, 0, sizeof x);
 				x[at] = 0.3f * (float)sign;
 				pass(type, x, y, 512, NULL);
-				double bound = type == DTYPE_IQ2_XXS ? 0.6 : 0.01;
+				/* IQ2_XXS has no zeros: at best 43 and 31 times 8, error sqrt(31 * 8^2 / (43^2 + 31 * 8^2)) = 0.7195 */
+				double bound = type == DTYPE_IQ2_XXS ? 0.722 : 0.01;
 				if (error(x, y, NULL, 512) > bound)
 					fail_msg("%s: %g at %d becomes %g, error %g", dtype_name(type), (double)x[at], at,
 						(double)y[at], error(x, y, NULL, 512));
