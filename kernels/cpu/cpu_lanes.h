@@ -14,6 +14,8 @@
 #include <math.h>
 #include <stdint.h>
 
+#define ALWAYS static inline __attribute__((always_inline))
+
 /* e^x, within 1 unit in the last place of the true value (also where the result is subnormal); 0 below -104, infinity above
  * 88.73, NaN for NaN. x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its power series to r^7, which errs by 5e-9; 2^n in two
  * factors, so that results below 2^-126 are rounded once. */

@@ -1,0 +1,383 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Decoding of packed blocks with 128-bit integer steps and 16 floats at a time, shared by the AVX2 and the AVX-512 file.
+ * Before including this header a file includes cpu_lanes.h and defines
+ *
+ *   v16                              16 floats: one register or two
+ *   v16_set(f), v16_pair(f, g)       all f; eight f and eight g
+ *   v16_load(p), v16_store(p, v)     any alignment
+ *   v16_mul, v16_sub, v16_add        one rounding each
+ *   v16_fma(a, b, c)                 a * b + c, one rounding
+ *   v16_i8(q)                        the 16 signed bytes of a __m128i
+ *   v16_crumbs(u)                    the 16 two-bit numbers of a uint32_t, lowest first
+ *
+ * Every block function hands its weights to `put`, 16 at a time in ascending order: there they are stored, or multiplied
+ * into a sum without ever touching memory. Layouts: src/quant/blocks.h; products in the order of src/quant/dequant.c, which is
+ * what makes the floats equal.
+ */
+#ifndef GLM_KERNELS_CPU_BLOCKS_H
+#define GLM_KERNELS_CPU_BLOCKS_H
+
+#include "src/base/num.h"
+#include "src/quant/blocks.h"
+#include "src/quant/iq_grids.h"
+
+#include <immintrin.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+/* Where the weights go. `keep` is a constant at every use: true stores, false sums up. */
+struct sink {
+	float *dst;     /* keep: [values of the block] */
+	const float *x; /* else: as many activations */
+	v16 sum;
+};
+
+ALWAYS void put(struct sink *s, const bool keep, int group, v16 w)
+{
+	if (keep)
+		v16_store(s->dst + 16 * group, w);
+	else
+		s->sum = v16_fma(w, v16_load(s->x + 16 * group), s->sum);
+}
+
+#define BLOCK(type) ALWAYS void type##_block(const uint8_t *p, struct sink *s, const bool keep)
+#define AT(type, field) (p + offsetof(struct block_##type, field))
+
+ALWAYS float half_at(const void *p)
+{
+	return _cvtsh_ss(load_u16(p));
+}
+
+ALWAYS __m128i bytes_at(const void *p)
+{
+	return _mm_loadu_si128((const __m128i *)p);
+}
+
+/* Bits [shift, shift + width of mask) of every byte; shift 0 .. 7, mask of the low bits */
+ALWAYS __m128i bits(__m128i v, int shift, int mask)
+{
+	return _mm_and_si128(_mm_srli_epi16(v, shift), _mm_set1_epi8((char)mask));
+}
+
+/* Bit `from` of every byte, moved to bit 4 (0x10), or two bits from `from` to bits 4 and 5 (0x30). */
+ALWAYS __m128i bits_to_4(__m128i v, int from, int mask)
+{
+	v = from <= 4 ? _mm_slli_epi16(v, 4 - from) : _mm_srli_epi16(v, from - 4);
+	return _mm_and_si128(v, _mm_set1_epi8((char)mask));
+}
+
+ALWAYS v16 scaled(__m128i q, float scale)
+{
+	return v16_mul(v16_i8(q), v16_set(scale));
+}
+
+ALWAYS v16 scaled_less(__m128i q, float scale, float min)
+{
+	return v16_sub(scaled(q, scale), v16_set(min));
+}
+
+/* ---- 32 weights ------------------------------------------------------------------------------------------ */
+
+BLOCK(q8_0)
+{
+	v16 d = v16_set(half_at(p));
+	put(s, keep, 0, v16_mul(v16_i8(bytes_at(p + 2)), d));
+	put(s, keep, 1, v16_mul(v16_i8(bytes_at(p + 18)), d));
+}
+
+BLOCK(q4_0)
+{
+	__m128i q = bytes_at(p + 2), eight = _mm_set1_epi8(8);
+	v16 d = v16_set(half_at(p));
+	put(s, keep, 0, v16_mul(v16_i8(_mm_sub_epi8(bits(q, 0, 15), eight)), d));
+	put(s, keep, 1, v16_mul(v16_i8(_mm_sub_epi8(bits(q, 4, 15), eight)), d));
+}
+
+BLOCK(iq4_nl)
+{
+	__m128i q = bytes_at(p + 2), values = bytes_at(iq4nl_values);
+	v16 d = v16_set(half_at(p));
+	put(s, keep, 0, v16_mul(v16_i8(_mm_shuffle_epi8(values, bits(q, 0, 15))), d));
+	put(s, keep, 1, v16_mul(v16_i8(_mm_shuffle_epi8(values, bits(q, 4, 15))), d));
+}
+
+/* ---- K types ----------------------------------------------------------------------------------------------- */
+
+/* Scales and minima of the 16 sub-blocks of Q2_K */
+ALWAYS void q2_k_scales(const uint8_t *p, float scale[16], float min[16])
+{
+	__m128i sc = bytes_at(p);
+	v16_store(scale, v16_mul(v16_i8(bits(sc, 0, 15)), v16_set(half_at(AT(q2_k, d)))));
+	v16_store(min, v16_mul(v16_i8(bits(sc, 4, 15)), v16_set(half_at(AT(q2_k, dmin)))));
+}
+
+BLOCK(q2_k)
+{
+	float scale[16], min[16];
+	q2_k_scales(p, scale, min);
+	UNROLL for (int j = 0; j < 16; j++) {
+		__m128i q = bytes_at(AT(q2_k, q) + j / 8 * 32 + j % 2 * 16);
+		put(s, keep, j, scaled_less(bits(q, j % 8 / 2 * 2, 3), scale[j], min[j]));
+	}
+}
+
+ALWAYS void q3_k_scales(const uint8_t *p, float scale[16])
+{
+	__m128i low = _mm_loadl_epi64((const __m128i *)AT(q3_k, sc));
+	__m128i high = _mm_set1_epi32((int)load_u32(AT(q3_k, sc) + 8));
+	low = _mm_unpacklo_epi64(bits(low, 0, 15), bits(low, 4, 15));
+	high = _mm_and_si128(_mm_srlv_epi32(high, _mm_setr_epi32(0, 2, 4, 6)), _mm_set1_epi8(3));
+	__m128i sc = _mm_sub_epi8(_mm_or_si128(low, _mm_slli_epi16(high, 4)), _mm_set1_epi8(32));
+	v16_store(scale, v16_mul(v16_i8(sc), v16_set(half_at(AT(q3_k, d)))));
+}
+
+BLOCK(q3_k)
+{
+	float scale[16];
+	q3_k_scales(p, scale);
+	UNROLL for (int j = 0; j < 16; j++) {
+		__m128i q = bits(bytes_at(AT(q3_k, q) + j / 8 * 32 + j % 2 * 16), j % 8 / 2 * 2, 3);
+		__m128i high = bits(bytes_at(AT(q3_k, high) + j % 2 * 16), j / 2, 1);
+		q = _mm_sub_epi8(_mm_or_si128(q, _mm_slli_epi16(high, 2)), _mm_set1_epi8(4));
+		put(s, keep, j, scaled(q, scale[j]));
+	}
+}
+
+/* The eight scales and then the eight minima of Q4_K and Q5_K, whose heads are alike. */
+ALWAYS void q4_k_scales(const uint8_t *p, float scale[16])
+{
+	uint32_t a = load_u32(p + 4), b = load_u32(p + 8), c = load_u32(p + 12), six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;
+	__m128i sc = _mm_setr_epi32((int)(a & six), (int)((c & four) | (a >> 2 & two)), (int)(b & six),
+		(int)((c >> 4 & four) | (b >> 2 & two)));
+	v16_store(scale, v16_mul(v16_i8(sc), v16_pair(half_at(p), half_at(p + 2))));
+}
+
+BLOCK(q4_k)
+{
+	float scale[16];
+	q4_k_scales(p, scale);
+	UNROLL for (int j = 0; j < 16; j++) {
+		__m128i q = bytes_at(AT(q4_k, q) + j / 4 * 32 + j % 2 * 16);
+		put(s, keep, j, scaled_less(bits(q, j / 2 % 2 * 4, 15), scale[j / 2], scale[8 + j / 2]));
+	}
+}
+
+BLOCK(q5_k)
+{
+	float scale[16];
+	q4_k_scales(p, scale);
+	UNROLL for (int j = 0; j < 16; j++) {
+		__m128i q = bits(bytes_at(AT(q5_k, q) + j / 4 * 32 + j % 2 * 16), j / 2 % 2 * 4, 15);
+		__m128i high = bits_to_4(bytes_at(AT(q5_k, high) + j % 2 * 16), j / 2, 0x10);
+		put(s, keep, j, scaled_less(_mm_or_si128(q, high), scale[j / 2], scale[8 + j / 2]));
+	}
+}
+
+BLOCK(q6_k)
+{
+	float scale[16];
+	v16_store(scale, v16_mul(v16_i8(bytes_at(AT(q6_k, sc))), v16_set(half_at(AT(q6_k, d)))));
+	UNROLL for (int j = 0; j < 16; j++) {
+		int h = j / 8, g = j % 8 / 2, l = j % 2 * 16;
+		__m128i q = bits(bytes_at(AT(q6_k, q) + 64 * h + 32 * (g & 1) + l), (g & 2) * 2, 15);
+		__m128i high = bits_to_4(bytes_at(AT(q6_k, high) + 32 * h + l), 2 * g, 0x30);
+		put(s, keep, j, scaled(_mm_sub_epi8(_mm_or_si128(q, high), _mm_set1_epi8(32)), scale[j]));
+	}
+}
+
+/* ---- codebooks --------------------------------------------------------------------------------------------- */
+
+/* Two rows of eight bytes, or four of four */
+ALWAYS __m128i rows8(uint64_t a, uint64_t b)
+{
+	return _mm_set_epi64x((long long)b, (long long)a);
+}
+
+ALWAYS __m128i rows4(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+	return _mm_setr_epi32((int)a, (int)b, (int)c, (int)d);
+}
+
+/* 0xff where the weight is negative: from two 7-bit sign indices, or from 16 sign bits */
+ALWAYS __m128i index_signs(unsigned a, unsigned b)
+{
+	return rows8(iq_sign_masks[a], iq_sign_masks[b]);
+}
+
+ALWAYS __m128i bit_signs(unsigned sixteen)
+{
+	__m128i bit = _mm_set1_epi64x((long long)0x8040201008040201);
+	__m128i spread = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+	return _mm_cmpeq_epi8(_mm_and_si128(_mm_shuffle_epi8(_mm_set1_epi16((short)sixteen), spread), bit), bit);
+}
+
+ALWAYS __m128i with_signs(__m128i rows, __m128i signs)
+{
+	return _mm_sub_epi8(_mm_xor_si128(rows, signs), signs);
+}
+
+BLOCK(iq2_xxs)
+{
+	float d = half_at(p);
+	UNROLL for (int k = 0; k < 8; k++) {
+		const uint8_t *q = AT(iq2_xxs, q) + 8 * k;
+		uint32_t a = load_u32(q + 4);
+		float scale = d * (0.5f + (float)(int)(a >> 28)) * 0.25f;
+		put(s, keep, 2 * k,
+			scaled(with_signs(rows8(iq2xxs_grid[q[0]], iq2xxs_grid[q[1]]), index_signs(a & 127, a >> 7 & 127)), scale));
+		put(s, keep, 2 * k + 1,
+			scaled(with_signs(rows8(iq2xxs_grid[q[2]], iq2xxs_grid[q[3]]), index_signs(a >> 14 & 127, a >> 21 & 127)), scale));
+	}
+}
+
+/* d * (0.5 + nibble) / 4 for the 16 nibbles of IQ2_XS and IQ2_S, low ones first */
+ALWAYS void iq2_scales(const uint8_t *sc, float d, float scale[16])
+{
+	__m128i v = _mm_loadl_epi64((const __m128i *)sc);
+	v16 n = v16_add(v16_i8(_mm_unpacklo_epi8(bits(v, 0, 15), bits(v, 4, 15))), v16_set(0.5f));
+	v16_store(scale, v16_mul(v16_mul(n, v16_set(d)), v16_set(0.25f)));
+}
+
+BLOCK(iq2_xs)
+{
+	float scale[16];
+	iq2_scales(AT(iq2_xs, sc), half_at(p), scale);
+	UNROLL for (int j = 0; j < 16; j++) {
+		unsigned a = load_u16(AT(iq2_xs, q) + 4 * j), b = load_u16(AT(iq2_xs, q) + 4 * j + 2);
+		__m128i rows = rows8(iq2xs_grid[a & 511], iq2xs_grid[b & 511]);
+		put(s, keep, j, scaled(with_signs(rows, index_signs(a >> 9, b >> 9)), scale[j]));
+	}
+}
+
+BLOCK(iq2_s)
+{
+	float scale[16];
+	iq2_scales(AT(iq2_s, sc), half_at(p), scale);
+	UNROLL for (int j = 0; j < 16; j++) {
+		const uint8_t *q = AT(iq2_s, q) + 2 * j;
+		unsigned high = AT(iq2_s, high)[j / 2] >> j % 2 * 4;
+		__m128i rows = rows8(iq2s_grid[q[0] | (high & 3) << 8], iq2s_grid[q[1] | (high >> 2 & 3) << 8]);
+		put(s, keep, j, scaled(with_signs(rows, bit_signs(load_u16(AT(iq2_s, sign) + 2 * j))), scale[j]));
+	}
+}
+
+BLOCK(iq3_xxs)
+{
+	float d = half_at(p);
+	UNROLL for (int j = 0; j < 16; j++) {
+		const uint8_t *q = AT(iq3_xxs, q) + 4 * j;
+		uint32_t a = load_u32(AT(iq3_xxs, sas) + j / 2 * 4);
+		float scale = d * (0.5f + (float)(int)(a >> 28)) * 0.5f;
+		__m128i rows = rows4(iq3xxs_grid[q[0]], iq3xxs_grid[q[1]], iq3xxs_grid[q[2]], iq3xxs_grid[q[3]]);
+		a >>= j % 2 * 14;
+		put(s, keep, j, scaled(with_signs(rows, index_signs(a & 127, a >> 7 & 127)), scale));
+	}
+}
+
+BLOCK(iq3_s)
+{
+	float d = half_at(p);
+	UNROLL for (int j = 0; j < 16; j++) {
+		const uint8_t *q = AT(iq3_s, q) + 4 * j;
+		unsigned high = (unsigned)AT(iq3_s, high)[j / 2] >> j % 2 * 4, sc = AT(iq3_s, sc)[j / 4] >> j / 2 % 2 * 4 & 15;
+		__m128i rows = rows4(iq3s_grid[q[0] | (high << 8 & 256)], iq3s_grid[q[1] | (high << 7 & 256)],
+			iq3s_grid[q[2] | (high << 6 & 256)], iq3s_grid[q[3] | (high << 5 & 256)]);
+		put(s, keep, j,
+			scaled(with_signs(rows, bit_signs(load_u16(AT(iq3_s, sign) + 2 * j))), d * (float)(int)(1 + 2 * sc)));
+	}
+}
+
+/* scale * (weight + delta) of two rows of the grid of IQ1 */
+ALWAYS v16 iq1_rows(unsigned a, unsigned b, float delta_a, float delta_b, float scale)
+{
+	v16 w = v16_sub(v16_crumbs(iq1s_grid[a] | (uint32_t)iq1s_grid[b] << 16), v16_set(1.0f));
+	return v16_mul(v16_add(w, v16_pair(delta_a, delta_b)), v16_set(scale));
+}
+
+BLOCK(iq1_s)
+{
+	float d = half_at(p);
+	UNROLL for (int j = 0; j < 16; j++) {
+		const uint8_t *q = AT(iq1_s, q) + 2 * j;
+		unsigned h = load_u16(AT(iq1_s, high) + j / 2 * 2), top = h >> j % 2 * 6;
+		float delta = h & 0x8000 ? -0.125f : 0.125f;
+		put(s, keep, j,
+			iq1_rows(q[0] | (top & 7) << 8, q[1] | (top >> 3 & 7) << 8, delta, delta, d * (float)(int)(2 * (h >> 12 & 7) + 1)));
+	}
+}
+
+BLOCK(iq1_m)
+{
+	const uint8_t *sc = AT(iq1_m, sc);
+	unsigned half = 0;
+	for (int i = 0; i < 4; i++)
+		half |= (unsigned)(load_u16(sc + 2 * i) >> 12) << 4 * i;
+	float d = _cvtsh_ss((unsigned short)half);
+	UNROLL for (int j = 0; j < 16; j++) {
+		const uint8_t *q = AT(iq1_m, q) + 2 * j;
+		unsigned h = AT(iq1_m, high)[j], n = load_u16(sc + j / 4 * 2) >> 3 * (j % 4) & 7;
+		put(s, keep, j,
+			iq1_rows(q[0] | (h & 7) << 8, q[1] | (h >> 4 & 7) << 8, h & 8 ? -0.125f : 0.125f, h & 128 ? -0.125f : 0.125f,
+				d * (float)(int)(2 * n + 1)));
+	}
+}
+
+BLOCK(iq4_xs)
+{
+	float d = half_at(p);
+	unsigned high = load_u16(p + 2);
+	__m128i values = bytes_at(iq4nl_values);
+	UNROLL for (int j = 0; j < 16; j++) {
+		int k = j / 2, n = (AT(iq4_xs, scales_low)[k / 2] >> k % 2 * 4 & 15) | (int)(high >> 2 * k & 3) << 4;
+		__m128i q = bits(bytes_at(AT(iq4_xs, q) + 16 * k), j % 2 * 4, 15);
+		put(s, keep, j, scaled(_mm_shuffle_epi8(values, q), d * (float)(n - 32)));
+	}
+}
+
+#undef AT
+
+/* ---- rows --------------------------------------------------------------------------------------------------- */
+
+/* Four rows at once, block by block, so that their four chains of additions overlap. */
+typedef void decode_fn(const uint8_t *p, float *dst, size_t n);
+typedef void sum4_fn(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4]);
+typedef void sum1_fn(const uint8_t *p, size_t n, const float *x, v16 *sum);
+
+#define ROWS(type, values)                                                                                   \
+	static void type##_decode(const uint8_t *p, float *dst, size_t n)                                           \
+	{                                                                                                           \
+		for (; n; n -= values, p += sizeof(struct block_##type), dst += values) {                               \
+			struct sink s = {.dst = dst};                                                                       \
+			type##_block(p, &s, true);                                                                          \
+		}                                                                                                       \
+	}                                                                                                           \
+	static void type##_sum4(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])           \
+	{                                                                                                           \
+		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                               \
+		for (; n; n -= values, p += sizeof(struct block_##type), x += values) {                                 \
+			a.x = b.x = c.x = d.x = x;                                                                          \
+			type##_block(p, &a, false);                                                                         \
+			type##_block(p + row_bytes, &b, false);                                                             \
+			type##_block(p + 2 * row_bytes, &c, false);                                                         \
+			type##_block(p + 3 * row_bytes, &d, false);                                                         \
+		}                                                                                                       \
+		sum[0] = a.sum;                                                                                         \
+		sum[1] = b.sum;                                                                                         \
+		sum[2] = c.sum;                                                                                         \
+		sum[3] = d.sum;                                                                                         \
+	}                                                                                                           \
+	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                               \
+	{                                                                                                           \
+		struct sink s = {.sum = v16_set(0)};                                                                    \
+		for (; n; n -= values, p += sizeof(struct block_##type), x += values) {                                 \
+			s.x = x;                                                                                            \
+			type##_block(p, &s, false);                                                                         \
+		}                                                                                                       \
+		*sum = s.sum;                                                                                           \
+	}
+
+#endif
