@@ -18,6 +18,7 @@
 #ifndef GLM_KERNELS_CPU_BLOCKS_H
 #define GLM_KERNELS_CPU_BLOCKS_H
 
+#include "src/base/half.h"
 #include "src/base/num.h"
 #include "src/quant/blocks.h"
 #include "src/quant/iq_grids.h"
@@ -28,6 +29,8 @@
 #include <stdint.h>
 
 #define UNROLL _Pragma("GCC unroll 16")
+
+#define FETCH_MIN 1024 /* bytes of a row; see fetch_ahead */
 
 /* Where the weights go. `keep` is a constant at every use: true stores, false sums up. */
 struct sink {
@@ -45,6 +48,7 @@ ALWAYS void put(struct sink *s, const bool keep, int group, v16 w)
 }
 
 #define BLOCK(type) ALWAYS void type##_block(const uint8_t *p, struct sink *s, const bool keep)
+#define SMALL_BLOCK(type) ALWAYS void type##_block(const uint8_t *p, v16 d, struct sink *s, const bool keep)
 #define AT(type, field) (p + offsetof(struct block_##type, field))
 
 ALWAYS float half_at(const void *p)
@@ -82,25 +86,23 @@ ALWAYS v16 scaled_less(__m128i q, float scale, float min)
 
 /* ---- 32 weights ------------------------------------------------------------------------------------------ */
 
-BLOCK(q8_0)
+/* d: the block's scale, already a float */
+SMALL_BLOCK(q8_0)
 {
-	v16 d = v16_set(half_at(p));
 	put(s, keep, 0, v16_mul(v16_i8(bytes_at(p + 2)), d));
 	put(s, keep, 1, v16_mul(v16_i8(bytes_at(p + 18)), d));
 }
 
-BLOCK(q4_0)
+SMALL_BLOCK(q4_0)
 {
 	__m128i q = bytes_at(p + 2), eight = _mm_set1_epi8(8);
-	v16 d = v16_set(half_at(p));
 	put(s, keep, 0, v16_mul(v16_i8(_mm_sub_epi8(bits(q, 0, 15), eight)), d));
 	put(s, keep, 1, v16_mul(v16_i8(_mm_sub_epi8(bits(q, 4, 15), eight)), d));
 }
 
-BLOCK(iq4_nl)
+SMALL_BLOCK(iq4_nl)
 {
 	__m128i q = bytes_at(p + 2), values = bytes_at(iq4nl_values);
-	v16 d = v16_set(half_at(p));
 	put(s, keep, 0, v16_mul(v16_i8(_mm_shuffle_epi8(values, bits(q, 0, 15))), d));
 	put(s, keep, 1, v16_mul(v16_i8(_mm_shuffle_epi8(values, bits(q, 4, 15))), d));
 }
@@ -291,6 +293,12 @@ BLOCK(iq3_s)
 	}
 }
 
+/* -1/8 when bit `at` of h is set, else 1/8; without a branch, which would be mispredicted half of the time */
+ALWAYS float iq1_delta(unsigned h, int at)
+{
+	return f32_from_bits(0x3e000000 | (h >> at & 1) << 31);
+}
+
 /* scale * (weight + delta) of two rows of the grid of IQ1 */
 ALWAYS v16 iq1_rows(unsigned a, unsigned b, float delta_a, float delta_b, float scale)
 {
@@ -304,7 +312,7 @@ BLOCK(iq1_s)
 	UNROLL for (int j = 0; j < 16; j++) {
 		const uint8_t *q = AT(iq1_s, q) + 2 * j;
 		unsigned h = load_u16(AT(iq1_s, high) + j / 2 * 2), top = h >> j % 2 * 6;
-		float delta = h & 0x8000 ? -0.125f : 0.125f;
+		float delta = iq1_delta(h, 15);
 		put(s, keep, j,
 			iq1_rows(q[0] | (top & 7) << 8, q[1] | (top >> 3 & 7) << 8, delta, delta, d * (float)(int)(2 * (h >> 12 & 7) + 1)));
 	}
@@ -321,7 +329,7 @@ BLOCK(iq1_m)
 		const uint8_t *q = AT(iq1_m, q) + 2 * j;
 		unsigned h = AT(iq1_m, high)[j], n = load_u16(sc + j / 4 * 2) >> 3 * (j % 4) & 7;
 		put(s, keep, j,
-			iq1_rows(q[0] | (h & 7) << 8, q[1] | (h >> 4 & 7) << 8, h & 8 ? -0.125f : 0.125f, h & 128 ? -0.125f : 0.125f,
+			iq1_rows(q[0] | (h & 7) << 8, q[1] | (h >> 4 & 7) << 8, iq1_delta(h, 3), iq1_delta(h, 7),
 				d * (float)(int)(2 * n + 1)));
 	}
 }
@@ -347,6 +355,65 @@ typedef void decode_fn(const uint8_t *p, float *dst, size_t n);
 typedef void sum4_fn(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4]);
 typedef void sum1_fn(const uint8_t *p, size_t n, const float *x, v16 *sum);
 
+/* Four rows at a time are four short streams, which the processor's own prefetching follows badly: while blocks at offset `at`
+ * of four rows are worked on, a run of 4 x bytes of the rows after them is fetched. p: the first of the four rows. */
+ALWAYS void fetch_ahead(const uint8_t *p, size_t row_bytes, size_t at, const int bytes)
+{
+	const char *next = (const char *)p + 4 * (at + (row_bytes > FETCH_MIN ? row_bytes : FETCH_MIN));
+	UNROLL for (int i = 0; i < 4 * bytes; i += 64)
+		_mm_prefetch(next + i, _MM_HINT_T0);
+}
+
+/* As ROWS, for blocks of 32 weights: half of the work there would be the scales, so four of them are converted together and
+ * taken from memory again, which costs no vector unit anything. */
+#define SMALL_ROWS(type)                                                                                     \
+	static void type##_decode(const uint8_t *p, float *dst, size_t n)                                           \
+	{                                                                                                           \
+		for (; n; n -= 32, p += sizeof(struct block_##type), dst += 32) {                                       \
+			struct sink s = {.dst = dst};                                                                       \
+			type##_block(p, v16_set(half_at(p)), &s, true);                                                     \
+		}                                                                                                       \
+	}                                                                                                           \
+	static void type##_sum4(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])           \
+	{                                                                                                           \
+		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                               \
+		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                               \
+		for (size_t at = 0; n; n -= 32, at += sizeof(struct block_##type), x += 32) {                           \
+			float scale[4];                                                                                     \
+			a.x = b.x = c.x = d.x = x;                                                                          \
+			fetch_ahead(p, row_bytes, at, sizeof(struct block_##type));                                         \
+			halves4(p + at, q + at, r + at, t + at, scale);                                                     \
+			type##_block(p + at, v16_set(scale[0]), &a, false);                                                 \
+			type##_block(q + at, v16_set(scale[1]), &b, false);                                                 \
+			type##_block(r + at, v16_set(scale[2]), &c, false);                                                 \
+			type##_block(t + at, v16_set(scale[3]), &d, false);                                                 \
+		}                                                                                                       \
+		sum[0] = a.sum;                                                                                         \
+		sum[1] = b.sum;                                                                                         \
+		sum[2] = c.sum;                                                                                         \
+		sum[3] = d.sum;                                                                                         \
+	}                                                                                                           \
+	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                               \
+	{                                                                                                           \
+		struct sink s = {.sum = v16_set(0)};                                                                    \
+		for (; n; n -= 32, p += sizeof(struct block_##type), x += 32) {                                         \
+			s.x = x;                                                                                            \
+			type##_block(p, v16_set(half_at(p)), &s, false);                                                    \
+		}                                                                                                       \
+		*sum = s.sum;                                                                                           \
+	}
+
+/* The halves at four places, as floats in memory. */
+ALWAYS void halves4(const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d, float out[4])
+{
+	__m128i h = _mm_cvtsi32_si128(load_u16(a));
+	h = _mm_insert_epi16(h, load_u16(b), 1);
+	h = _mm_insert_epi16(h, load_u16(c), 2);
+	h = _mm_insert_epi16(h, load_u16(d), 3);
+	_mm_storeu_ps(out, _mm_cvtph_ps(h));
+	__asm__("" : "+m"(*(float(*)[4])out)); /* else the compiler shuffles them out of the register */
+}
+
 #define ROWS(type, values)                                                                                   \
 	static void type##_decode(const uint8_t *p, float *dst, size_t n)                                           \
 	{                                                                                                           \
@@ -357,13 +424,15 @@ typedef void sum1_fn(const uint8_t *p, size_t n, const float *x, v16 *sum);
 	}                                                                                                           \
 	static void type##_sum4(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])           \
 	{                                                                                                           \
+		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                               \
 		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                               \
-		for (; n; n -= values, p += sizeof(struct block_##type), x += values) {                                 \
+		for (size_t at = 0; n; n -= values, at += sizeof(struct block_##type), x += values) {                   \
 			a.x = b.x = c.x = d.x = x;                                                                          \
-			type##_block(p, &a, false);                                                                         \
-			type##_block(p + row_bytes, &b, false);                                                             \
-			type##_block(p + 2 * row_bytes, &c, false);                                                         \
-			type##_block(p + 3 * row_bytes, &d, false);                                                         \
+			fetch_ahead(p, row_bytes, at, sizeof(struct block_##type));                                         \
+			type##_block(p + at, &a, false);                                                                    \
+			type##_block(q + at, &b, false);                                                                    \
+			type##_block(r + at, &c, false);                                                                    \
+			type##_block(t + at, &d, false);                                                                    \
 		}                                                                                                       \
 		sum[0] = a.sum;                                                                                         \
 		sum[1] = b.sum;                                                                                         \

@@ -157,9 +157,9 @@ PLAIN_ROWS(bf16, 2)
 
 /* ---- packed types ---------------------------------------------------------------------------------------------- */
 
-ROWS(q8_0, 32)
-ROWS(q4_0, 32)
-ROWS(iq4_nl, 32)
+SMALL_ROWS(q8_0)
+SMALL_ROWS(q4_0)
+SMALL_ROWS(iq4_nl)
 ROWS(q2_k, 256)
 ROWS(q3_k, 256)
 ROWS(q4_k, 256)

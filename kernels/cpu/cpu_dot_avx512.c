@@ -110,15 +110,138 @@ PLAIN_ROWS(f32)
 PLAIN_ROWS(f16)
 PLAIN_ROWS(bf16)
 
+/* ---- packed types by look-up ----------------------------------------------------------------------------------- */
+
+/* The bytes of p as indices */
+ALWAYS __m512i index_at(const uint8_t *p)
+{
+	return _mm512_cvtepu8_epi32(bytes_at(p));
+}
+
+/* f, f + 1 .. f + 15 */
+ALWAYS v16 ascending(float f)
+{
+	return _mm512_setr_ps(f, f + 1, f + 2, f + 3, f + 4, f + 5, f + 6, f + 7, f + 8, f + 9, f + 10, f + 11, f + 12, f + 13, f + 14,
+		f + 15);
+}
+
+ALWAYS v16 times_less(v16 q, float scale, float min)
+{
+	return v16_sub(v16_mul(q, v16_set(scale)), v16_set(min));
+}
+
+/* Two groups of weights from 16 bytes: low nibbles, high nibbles */
+SMALL_BLOCK(q4_0_table)
+{
+	__m512i q = index_at(p + 2);
+	v16 table = v16_mul(ascending(-8), d);
+	put(s, keep, 0, _mm512_permutexvar_ps(q, table));
+	put(s, keep, 1, _mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), table));
+}
+
+SMALL_BLOCK(iq4_nl_table)
+{
+	__m512i q = index_at(p + 2);
+	v16 table = v16_mul(v16_i8(bytes_at(iq4nl_values)), d);
+	put(s, keep, 0, _mm512_permutexvar_ps(q, table));
+	put(s, keep, 1, _mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), table));
+}
+
+BLOCK(iq4_xs_table)
+{
+	float d = half_at(p);
+	unsigned high = load_u16(p + 2);
+	v16 values = v16_i8(bytes_at(iq4nl_values));
+	UNROLL for (int k = 0; k < 8; k++) {
+		int n = (p[4 + k / 2] >> k % 2 * 4 & 15) | (int)(high >> 2 * k & 3) << 4;
+		__m512i q = index_at(p + 8 + 16 * k);
+		v16 table = v16_mul(values, v16_set(d * (float)(n - 32)));
+		put(s, keep, 2 * k, _mm512_permutexvar_ps(q, table));
+		put(s, keep, 2 * k + 1, _mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), table));
+	}
+}
+
+/* Four weights per table, repeated in every 128-bit lane, where permutevar looks at two bits of the index only. */
+BLOCK(q2_k_table)
+{
+	float scale[16], min[16];
+	q2_k_scales(p, scale, min);
+	v16 values = _mm512_broadcast_f32x4(_mm_setr_ps(0, 1, 2, 3));
+	UNROLL for (int h = 0; h < 2; h++) {
+		__m512i q[2] = {index_at(p + 16 + 32 * h), index_at(p + 32 + 32 * h)};
+		UNROLL for (int i = 0; i < 8; i++) {
+			int j = 8 * h + i;
+			v16 table = times_less(values, scale[j], min[j]);
+			put(s, keep, j, _mm512_permutevar_ps(table, _mm512_srli_epi32(q[i % 2], i / 2 * 2)));
+		}
+	}
+}
+
+/* Index bits 0, 1 from q, bit 2 from high, bit 3 whatever comes along: the table has its eight weights twice. */
+BLOCK(q3_k_table)
+{
+	float scale[16];
+	q3_k_scales(p, scale);
+	v16 values = _mm512_setr_ps(-4, -3, -2, -1, 0, 1, 2, 3, -4, -3, -2, -1, 0, 1, 2, 3);
+	UNROLL for (int j = 0; j < 16; j++) {
+		int bit = j / 2;
+		__m128i q = _mm_srli_epi16(bytes_at(p + 32 + j / 8 * 32 + j % 2 * 16), j % 8 / 2 * 2), high = bytes_at(p + j % 2 * 16);
+		high = bit <= 2 ? _mm_slli_epi16(high, 2 - bit) : _mm_srli_epi16(high, bit - 2);
+		q = _mm_ternarylogic_epi32(_mm_set1_epi8(3), q, high, 0xca); /* q where the mask is set, else high */
+		put(s, keep, j, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(q), v16_mul(values, v16_set(scale[j]))));
+	}
+}
+
+BLOCK(q4_k_table)
+{
+	float scale[16];
+	q4_k_scales(p, scale);
+	UNROLL for (int c = 0; c < 4; c++) {
+		__m512i a = index_at(p + 16 + 32 * c), b = index_at(p + 32 + 32 * c);
+		v16 even = times_less(ascending(0), scale[2 * c], scale[8 + 2 * c]);
+		v16 odd = times_less(ascending(0), scale[2 * c + 1], scale[9 + 2 * c]);
+		put(s, keep, 4 * c, _mm512_permutexvar_ps(a, even));
+		put(s, keep, 4 * c + 1, _mm512_permutexvar_ps(b, even));
+		put(s, keep, 4 * c + 2, _mm512_permutexvar_ps(_mm512_srli_epi32(a, 4), odd));
+		put(s, keep, 4 * c + 3, _mm512_permutexvar_ps(_mm512_srli_epi32(b, 4), odd));
+	}
+}
+
+BLOCK(q5_k_table)
+{
+	float scale[16];
+	q4_k_scales(p, scale);
+	__m128i high[2] = {bytes_at(p + 16), bytes_at(p + 32)};
+	UNROLL for (int c = 0; c < 4; c++) {
+		__m512i q[2] = {index_at(p + 48 + 32 * c), index_at(p + 64 + 32 * c)};
+		UNROLL for (int i = 0; i < 4; i++) {
+			int k = 2 * c + i / 2;
+			v16 table = times_less(ascending(0), scale[k], scale[8 + k]), above = times_less(ascending(16), scale[k], scale[8 + k]);
+			__m512i index = _mm512_srli_epi32(q[i % 2], i / 2 * 4);
+			__mmask16 is_high = _mm_test_epi8_mask(high[i % 2], _mm_set1_epi8((char)(1 << k)));
+			v16 w = _mm512_permutexvar_ps(index, table);
+			put(s, keep, 4 * c + i, _mm512_mask_permutexvar_ps(w, is_high, index, above));
+		}
+	}
+}
+
 /* ---- packed types ---------------------------------------------------------------------------------------------- */
 
-ROWS(q8_0, 32)
-ROWS(q4_0, 32)
-ROWS(iq4_nl, 32)
-ROWS(q2_k, 256)
-ROWS(q3_k, 256)
-ROWS(q4_k, 256)
-ROWS(q5_k, 256)
+/* the macros take a block's size from its type's name */
+#define block_q4_0_table block_q4_0
+#define block_iq4_nl_table block_iq4_nl
+#define block_q2_k_table block_q2_k
+#define block_q3_k_table block_q3_k
+#define block_q4_k_table block_q4_k
+#define block_q5_k_table block_q5_k
+#define block_iq4_xs_table block_iq4_xs
+SMALL_ROWS(q8_0)
+SMALL_ROWS(q4_0_table)
+SMALL_ROWS(iq4_nl_table)
+ROWS(q2_k_table, 256)
+ROWS(q3_k_table, 256)
+ROWS(q4_k_table, 256)
+ROWS(q5_k_table, 256)
 ROWS(q6_k, 256)
 ROWS(iq2_xxs, 256)
 ROWS(iq2_xs, 256)
@@ -127,7 +250,7 @@ ROWS(iq3_xxs, 256)
 ROWS(iq3_s, 256)
 ROWS(iq1_s, 256)
 ROWS(iq1_m, 256)
-ROWS(iq4_xs, 256)
+ROWS(iq4_xs_table, 256)
 
 static const struct {
 	decode_fn *decode;
@@ -135,9 +258,9 @@ static const struct {
 	sum1_fn *sum1;
 } row_fns[DTYPE_LIMIT] = {
 #define TYPE(id, name) [DTYPE_##id] = {name##_decode, name##_sum4, name##_sum1},
-	TYPE(F32, f32) TYPE(F16, f16) TYPE(BF16, bf16) TYPE(Q4_0, q4_0) TYPE(Q8_0, q8_0) TYPE(Q2_K, q2_k) TYPE(Q3_K, q3_k)
-	TYPE(Q4_K, q4_k) TYPE(Q5_K, q5_k) TYPE(Q6_K, q6_k) TYPE(IQ2_XXS, iq2_xxs) TYPE(IQ2_XS, iq2_xs) TYPE(IQ2_S, iq2_s)
-	TYPE(IQ3_XXS, iq3_xxs) TYPE(IQ3_S, iq3_s) TYPE(IQ1_S, iq1_s) TYPE(IQ1_M, iq1_m) TYPE(IQ4_NL, iq4_nl) TYPE(IQ4_XS, iq4_xs)
+	TYPE(F32, f32) TYPE(F16, f16) TYPE(BF16, bf16) TYPE(Q4_0, q4_0_table) TYPE(Q8_0, q8_0) TYPE(Q2_K, q2_k_table) TYPE(Q3_K, q3_k_table)
+	TYPE(Q4_K, q4_k_table) TYPE(Q5_K, q5_k_table) TYPE(Q6_K, q6_k) TYPE(IQ2_XXS, iq2_xxs) TYPE(IQ2_XS, iq2_xs) TYPE(IQ2_S, iq2_s)
+	TYPE(IQ3_XXS, iq3_xxs) TYPE(IQ3_S, iq3_s) TYPE(IQ1_S, iq1_s) TYPE(IQ1_M, iq1_m) TYPE(IQ4_NL, iq4_nl_table) TYPE(IQ4_XS, iq4_xs_table)
 #undef TYPE
 };
 
