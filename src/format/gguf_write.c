@@ -1,0 +1,572 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The GGUF writer. Keys are kept in their encoded form as they are declared, tensors in a table; plan() cuts the table into
+ * parts and encodes one header per part, after which every offset is known. Tensors stay in declaration order, a part holds
+ * a run of them.
+ *
+ * After create() the struct is constant but for the file descriptors' contents: pwrite needs no lock.
+ */
+#include "src/format/gguf_write.h"
+
+#include "src/base/buf.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#define DEFAULT_WRITE_ALIGNMENT 4096
+#define MAX_PARTS               65535 /* split.no is a u16 */
+
+struct out_tensor {
+	char *name;
+	enum dtype type;
+	uint32_t n_dims;
+	uint64_t ne[4];
+	uint64_t bytes;
+	uint64_t relative; /* offset from the start of the part's data */
+	size_t part;
+};
+
+struct out_part {
+	struct gguf_write_part info;
+	struct buf header; /* with padding */
+	char *path;        /* final name; NULL before create */
+	char *partial;
+	int fd;
+	bool renamed;
+};
+
+struct gguf_writer {
+	uint32_t alignment;
+	uint64_t split_bytes;
+	struct buf kvs; /* encoded keys of the first part */
+	uint64_t n_kvs;
+	char **keys; /* [n_kvs] names, to find repetitions */
+	struct out_tensor *tensors;
+	size_t n_tensors, cap_tensors;
+	uint32_t *name_slots; /* hash table of tensor names: index + 1, 0 empty */
+	size_t n_slots;       /* power of two */
+	struct out_part *parts;
+	size_t n_parts;
+	bool planned;
+};
+
+struct gguf_writer *gguf_writer_new(const struct gguf_write_options *options)
+{
+	struct gguf_writer *w = NEW(struct gguf_writer);
+	w->alignment = options && options->alignment ? options->alignment : DEFAULT_WRITE_ALIGNMENT;
+	w->split_bytes = options ? options->split_bytes : 0;
+	if (!num_is_pow2(w->alignment) || w->alignment > GGUF_MAX_ALIGNMENT)
+		bug("GGUF alignment %u is not a power of two up to 2^30", w->alignment);
+	return w;
+}
+
+void gguf_writer_free(struct gguf_writer *w)
+{
+	if (!w)
+		return;
+	for (size_t i = 0; i < w->n_kvs; i++)
+		free(w->keys[i]);
+	for (size_t i = 0; i < w->n_tensors; i++)
+		free(w->tensors[i].name);
+	for (size_t i = 0; i < w->n_parts; i++) {
+		if (w->parts[i].fd >= 0)
+			close(w->parts[i].fd);
+		buf_free(&w->parts[i].header);
+		free(w->parts[i].path);
+		free(w->parts[i].partial);
+	}
+	free(w->keys);
+	free(w->tensors);
+	free(w->name_slots);
+	free(w->parts);
+	buf_free(&w->kvs);
+	free(w);
+}
+
+/* ---- keys ---- */
+
+static void put_u32(struct buf *b, uint32_t v)
+{
+	buf_append(b, &v, sizeof v);
+}
+
+static void put_u64(struct buf *b, uint64_t v)
+{
+	buf_append(b, &v, sizeof v);
+}
+
+static void put_str(struct buf *b, const char *s, size_t n)
+{
+	put_u64(b, n);
+	buf_append(b, s, n);
+}
+
+static void put_scalar(struct buf *b, const char *key, enum gguf_type type, const void *v, size_t bytes)
+{
+	put_str(b, key, strlen(key));
+	put_u32(b, type);
+	buf_append(b, v, bytes);
+}
+
+static void begin_key(struct gguf_writer *w, const char *key)
+{
+	if (w->planned)
+		bug("key %s is declared after the plan", key);
+	if (!*key || strlen(key) > GGUF_NAME_MAX || !strcmp(key, "general.alignment") || !strncmp(key, "split.", 6))
+		bug("key \"%s\" cannot be declared", key);
+	for (size_t i = 0; i < w->n_kvs; i++)
+		if (!strcmp(w->keys[i], key))
+			bug("key %s is declared twice", key);
+	w->keys = mem_grow(w->keys, w->n_kvs + 1, sizeof *w->keys);
+	w->keys[w->n_kvs++] = mem_strdup(key);
+}
+
+static void set_scalar(struct gguf_writer *w, const char *key, enum gguf_type type, const void *v, size_t bytes)
+{
+	begin_key(w, key);
+	put_scalar(&w->kvs, key, type, v, bytes);
+}
+
+static void begin_array(struct gguf_writer *w, const char *key, enum gguf_type type, size_t n)
+{
+	begin_key(w, key);
+	put_str(&w->kvs, key, strlen(key));
+	put_u32(&w->kvs, GGUF_ARRAY);
+	put_u32(&w->kvs, type);
+	put_u64(&w->kvs, n);
+}
+
+void gguf_writer_set_u16(struct gguf_writer *w, const char *key, uint16_t v)
+{
+	set_scalar(w, key, GGUF_U16, &v, sizeof v);
+}
+
+void gguf_writer_set_u32(struct gguf_writer *w, const char *key, uint32_t v)
+{
+	set_scalar(w, key, GGUF_U32, &v, sizeof v);
+}
+
+void gguf_writer_set_i32(struct gguf_writer *w, const char *key, int32_t v)
+{
+	set_scalar(w, key, GGUF_I32, &v, sizeof v);
+}
+
+void gguf_writer_set_u64(struct gguf_writer *w, const char *key, uint64_t v)
+{
+	set_scalar(w, key, GGUF_U64, &v, sizeof v);
+}
+
+void gguf_writer_set_f32(struct gguf_writer *w, const char *key, float v)
+{
+	set_scalar(w, key, GGUF_F32, &v, sizeof v);
+}
+
+void gguf_writer_set_bool(struct gguf_writer *w, const char *key, bool v)
+{
+	uint8_t byte = v;
+	set_scalar(w, key, GGUF_BOOL, &byte, 1);
+}
+
+void gguf_writer_set_bytes(struct gguf_writer *w, const char *key, const void *v, size_t n)
+{
+	begin_key(w, key);
+	put_str(&w->kvs, key, strlen(key));
+	put_u32(&w->kvs, GGUF_STRING);
+	put_str(&w->kvs, v, n);
+}
+
+void gguf_writer_set_str(struct gguf_writer *w, const char *key, const char *v)
+{
+	gguf_writer_set_bytes(w, key, v, strlen(v));
+}
+
+void gguf_writer_set_u32s(struct gguf_writer *w, const char *key, const uint32_t *v, size_t n)
+{
+	begin_array(w, key, GGUF_U32, n);
+	buf_append(&w->kvs, v, n * sizeof *v);
+}
+
+void gguf_writer_set_i32s(struct gguf_writer *w, const char *key, const int32_t *v, size_t n)
+{
+	begin_array(w, key, GGUF_I32, n);
+	buf_append(&w->kvs, v, n * sizeof *v);
+}
+
+void gguf_writer_set_f32s(struct gguf_writer *w, const char *key, const float *v, size_t n)
+{
+	begin_array(w, key, GGUF_F32, n);
+	buf_append(&w->kvs, v, n * sizeof *v);
+}
+
+void gguf_writer_set_bools(struct gguf_writer *w, const char *key, const bool *v, size_t n)
+{
+	begin_array(w, key, GGUF_BOOL, n);
+	for (size_t i = 0; i < n; i++)
+		buf_putc(&w->kvs, v[i] ? 1 : 0);
+}
+
+void gguf_writer_set_strs(struct gguf_writer *w, const char *key, const struct gguf_str *v, size_t n)
+{
+	begin_array(w, key, GGUF_STRING, n);
+	for (size_t i = 0; i < n; i++)
+		put_str(&w->kvs, v[i].ptr, v[i].len);
+}
+
+/* ---- tensors ---- */
+
+static uint64_t hash_name(const char *s)
+{
+	uint64_t h = 0xcbf29ce484222325u; /* FNV-1a */
+	for (; *s; s++)
+		h = (h ^ (uint8_t)*s) * 0x100000001b3u;
+	return h ^ h >> 32;
+}
+
+/* The slot that holds this name or the empty one where it belongs. */
+static uint32_t *find_slot(struct gguf_writer *w, const char *name)
+{
+	size_t i = hash_name(name) & (w->n_slots - 1);
+	while (w->name_slots[i] && strcmp(w->tensors[w->name_slots[i] - 1].name, name))
+		i = (i + 1) & (w->n_slots - 1);
+	return &w->name_slots[i];
+}
+
+static void grow_slots(struct gguf_writer *w)
+{
+	free(w->name_slots);
+	w->n_slots = w->n_slots ? w->n_slots * 2 : 64;
+	w->name_slots = NEW_ARRAY(uint32_t, w->n_slots);
+	for (size_t i = 0; i < w->n_tensors; i++)
+		*find_slot(w, w->tensors[i].name) = (uint32_t)i + 1;
+}
+
+int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype type, uint32_t n_dims, const uint64_t *ne,
+	size_t *id, struct err *e)
+{
+	if (w->planned)
+		bug("tensor %s is declared after the plan", name);
+	size_t len = strlen(name);
+	if (!len || len > GGUF_NAME_MAX)
+		return err_set(e, ERR_INPUT, "tensor name \"%.40s...\" has %zu bytes, 1 to %d expected", name, len, GGUF_NAME_MAX);
+	const struct dtype_info *info = dtype_info(type);
+	if (!info)
+		return err_set(e, ERR_INPUT, "tensor %s: type %u is not supported", name, type);
+	if (n_dims < 1 || n_dims > 4)
+		return err_set(e, ERR_INPUT, "tensor %s: %u dimensions, 1 to 4 expected", name, n_dims);
+	struct out_tensor t = {.type = type, .n_dims = n_dims, .ne = {1, 1, 1, 1}};
+	uint64_t bytes;
+	if (!dtype_row_bytes(type, ne[0], &bytes))
+		return err_set(e, ERR_INPUT, "tensor %s: rows of %" PRIu64 " values cannot be stored as %s (blocks of %u)", name,
+			ne[0], info->name, info->block_values);
+	for (uint32_t d = 0; d < n_dims; d++) {
+		t.ne[d] = ne[d];
+		if (!ne[d])
+			return err_set(e, ERR_INPUT, "tensor %s: dimension %u is 0", name, d);
+		if (d && (!num_mul(bytes, ne[d], &bytes) || bytes > INT64_MAX))
+			return err_set(e, ERR_INPUT, "tensor %s: is too large", name);
+	}
+	t.bytes = bytes;
+	if (2 * w->n_tensors >= w->n_slots)
+		grow_slots(w);
+	uint32_t *slot = find_slot(w, name);
+	if (*slot)
+		return err_set(e, ERR_INPUT, "tensor %s: is declared twice", name);
+	if (w->n_tensors == w->cap_tensors) {
+		w->cap_tensors = w->cap_tensors ? 2 * w->cap_tensors : 64;
+		w->tensors = mem_grow(w->tensors, w->cap_tensors, sizeof *w->tensors);
+	}
+	t.name = mem_strdup(name);
+	if (id)
+		*id = w->n_tensors;
+	w->tensors[w->n_tensors++] = t;
+	*slot = (uint32_t)w->n_tensors;
+	return 0;
+}
+
+/* ---- plan ---- */
+
+/* Bytes of one row of the tensor table. */
+static uint64_t row_bytes(const struct out_tensor *t)
+{
+	return 8 + strlen(t->name) + 4 + 8 * t->n_dims + 4 + 8;
+}
+
+/* Keys that every part carries; `split` of them belong to sets only. */
+static void put_own_keys(const struct gguf_writer *w, struct buf *b, size_t part, uint64_t *n)
+{
+	put_scalar(b, "general.alignment", GGUF_U32, &w->alignment, 4);
+	*n += 1;
+	if (w->n_parts < 2)
+		return;
+	uint16_t no = (uint16_t)part, count = (uint16_t)w->n_parts;
+	int32_t total = (int32_t)w->n_tensors;
+	put_scalar(b, "split.no", GGUF_U16, &no, 2);
+	put_scalar(b, "split.count", GGUF_U16, &count, 2);
+	put_scalar(b, "split.tensors.count", GGUF_I32, &total, 4);
+	*n += 3;
+}
+
+#define OWN_KEYS_BYTES 256 /* more than put_own_keys writes */
+
+/* Cuts the tensors into parts. A part is closed when its next tensor could bring the file beyond split_bytes; header sizes
+ * are taken with OWN_KEYS_BYTES of slack, so the limit holds. */
+static int cut_parts(struct gguf_writer *w, struct err *e)
+{
+	uint64_t head = 24 + w->kvs.len + OWN_KEYS_BYTES, data = 0;
+	size_t cap = 0;
+	for (size_t i = 0; i < w->n_tensors || !w->n_parts; i++) {
+		uint64_t padded = 0, row = 0, file = 0;
+		if (i < w->n_tensors) {
+			padded = num_align_up(w->tensors[i].bytes, w->alignment);
+			row = row_bytes(&w->tensors[i]);
+		}
+		struct out_part *p = w->n_parts ? &w->parts[w->n_parts - 1] : NULL;
+		if (!num_add(data, padded, &file) || !num_add(file, num_align_up(head + row, w->alignment), &file) ||
+			file > INT64_MAX)
+			return err_set(e, ERR_INPUT, "the file would be larger than 2^63 bytes");
+		if (!p || (w->split_bytes && p->info.n_tensors && file > w->split_bytes)) {
+			if (w->n_parts == MAX_PARTS)
+				return err_set(e, ERR_USAGE, "more than %d parts would be needed: the part size is too small", MAX_PARTS);
+			if (w->n_parts == cap) {
+				cap = cap ? 2 * cap : 8;
+				w->parts = mem_grow(w->parts, cap, sizeof *w->parts);
+			}
+			p = &w->parts[w->n_parts];
+			*p = (struct out_part){.fd = -1, .info.first_tensor = i};
+			if (w->n_parts)
+				head = 24 + OWN_KEYS_BYTES, data = 0;
+			w->n_parts++;
+		}
+		if (i == w->n_tensors)
+			break;
+		struct out_tensor *t = &w->tensors[i];
+		t->part = w->n_parts - 1;
+		t->relative = data;
+		p->info.n_tensors++;
+		p->info.tensor_bytes += t->bytes;
+		data += padded;
+		head += row;
+	}
+	return 0;
+}
+
+static void encode_header(struct gguf_writer *w, size_t part)
+{
+	struct out_part *p = &w->parts[part];
+	struct buf *b = &p->header, own = {0};
+	uint64_t n_kvs = part ? 0 : w->n_kvs, end = 0;
+	put_own_keys(w, &own, part, &n_kvs);
+	buf_puts(b, "GGUF");
+	put_u32(b, 3);
+	put_u64(b, p->info.n_tensors);
+	put_u64(b, n_kvs);
+	if (!part)
+		buf_append(b, buf_str(&w->kvs), w->kvs.len);
+	buf_append(b, own.data, own.len);
+	buf_free(&own);
+	for (size_t i = 0; i < p->info.n_tensors; i++) {
+		const struct out_tensor *t = &w->tensors[p->info.first_tensor + i];
+		put_str(b, t->name, strlen(t->name));
+		put_u32(b, t->n_dims);
+		for (uint32_t d = 0; d < t->n_dims; d++)
+			put_u64(b, t->ne[d]);
+		put_u32(b, t->type);
+		put_u64(b, t->relative);
+		end = t->relative + num_align_up(t->bytes, w->alignment);
+	}
+	size_t pad = (size_t)(num_align_up(b->len, w->alignment) - b->len);
+	buf_reserve(b, pad);
+	memset(b->data + b->len, 0, pad);
+	b->len += pad;
+	b->data[b->len] = 0;
+	p->info.header_bytes = b->len;
+	p->info.file_bytes = b->len + end;
+}
+
+int gguf_writer_plan(struct gguf_writer *w, struct err *e)
+{
+	if (w->planned)
+		bug("gguf_writer_plan is called twice");
+	if (w->n_tensors > INT32_MAX)
+		return err_set(e, ERR_INPUT, "too many tensors");
+	int code = cut_parts(w, e);
+	if (code)
+		return code;
+	w->planned = true;
+	for (size_t i = 0; i < w->n_parts; i++)
+		encode_header(w, i);
+	return 0;
+}
+
+size_t gguf_writer_n_parts(const struct gguf_writer *w)
+{
+	return w->n_parts;
+}
+
+struct gguf_write_part gguf_writer_part(const struct gguf_writer *w, size_t part)
+{
+	return w->parts[part].info;
+}
+
+void gguf_writer_place(const struct gguf_writer *w, size_t id, size_t *part, uint64_t *offset, uint64_t *bytes)
+{
+	const struct out_tensor *t = &w->tensors[id];
+	if (part)
+		*part = t->part;
+	if (offset)
+		*offset = w->parts[t->part].info.header_bytes + t->relative;
+	if (bytes)
+		*bytes = t->bytes;
+}
+
+char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_t part)
+{
+	if (w->n_parts < 2)
+		return mem_strdup(path);
+	size_t n = strlen(path);
+	if (n > 5 && !strcmp(path + n - 5, ".gguf"))
+		n -= 5;
+	return mem_printf("%.*s-%05zu-of-%05zu.gguf", (int)n, path, part + 1, w->n_parts);
+}
+
+/* ---- write ---- */
+
+static int write_all(const struct out_part *p, uint64_t offset, const void *data, size_t bytes, struct err *e)
+{
+	const char *s = data;
+	while (bytes) {
+		ssize_t n = pwrite(p->fd, s, MIN(bytes, (size_t)1 << 30), (off_t)offset);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return err_errno(e, errno, "%s: cannot write %zu bytes at offset %" PRIu64, p->partial, bytes, offset);
+		if (n == 0)
+			return err_errno(e, ENOSPC, "%s: cannot write %zu bytes at offset %" PRIu64, p->partial, bytes, offset);
+		s += n, offset += (uint64_t)n, bytes -= (size_t)n;
+	}
+	return 0;
+}
+
+/* Reserves the space now, so that a full disk shows before hours of work and not after. */
+static int reserve_space(const struct out_part *p, struct err *e)
+{
+	uint64_t bytes = p->info.file_bytes;
+	struct statvfs fs;
+	if (fallocate(p->fd, 0, 0, (off_t)bytes) == 0)
+		return 0;
+	int why = errno;
+	if (why == EINTR || why == EOPNOTSUPP || why == ENOSYS || why == EINVAL) {
+		if (ftruncate(p->fd, (off_t)bytes) == 0)
+			return 0;
+		why = errno;
+	}
+	err_errno(e, why, "%s: cannot reserve %" PRIu64 " bytes", p->partial, bytes);
+	if (why == ENOSPC && fstatvfs(p->fd, &fs) == 0)
+		err_hint(e, "%" PRIu64 " bytes are free there", (uint64_t)fs.f_bavail * fs.f_frsize);
+	return e ? e->code : -why;
+}
+
+/* An earlier run's file is taken up only when size and header are those of this plan. */
+static int check_resumed(const struct out_part *p, struct err *e)
+{
+	struct stat st;
+	if (fstat(p->fd, &st) < 0)
+		return err_errno(e, errno, "%s", p->partial);
+	if ((uint64_t)st.st_size != p->info.file_bytes)
+		return err_set(e, ERR_INPUT, "%s: has %lld bytes, %" PRIu64 " expected", p->partial, (long long)st.st_size,
+			p->info.file_bytes);
+	char *old = mem_try_new(p->header.len, 1);
+	if (!old)
+		return err_set(e, ERR_MEMORY, "%s: no memory to read its header", p->partial);
+	ssize_t n = pread(p->fd, old, p->header.len, 0);
+	bool same = n == (ssize_t)p->header.len && !memcmp(old, p->header.data, p->header.len);
+	free(old);
+	return same ? 0 : err_set(e, ERR_INPUT, "%s: its header is not the one that would be written", p->partial);
+}
+
+int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, struct err *e)
+{
+	int code;
+	if (!w->planned)
+		bug("gguf_writer_create before gguf_writer_plan");
+	for (size_t i = 0; i < w->n_parts; i++) {
+		struct out_part *p = &w->parts[i];
+		struct stat st;
+		p->path = gguf_writer_part_path(w, path, i);
+		p->partial = mem_printf("%s.partial", p->path);
+		if (stat(p->path, &st) == 0 && !S_ISREG(st.st_mode))
+			return err_set(e, ERR_INPUT, "%s: exists and is not a regular file", p->path);
+		p->fd = open(p->partial, O_RDWR | O_CLOEXEC | (resume ? 0 : O_CREAT | O_TRUNC), 0666);
+		if (p->fd < 0)
+			return err_errno(e, errno, "%s", p->partial);
+		if (resume) {
+			if ((code = check_resumed(p, e)))
+				return code;
+		} else if ((code = reserve_space(p, e)) || (code = write_all(p, 0, p->header.data, p->header.len, e))) {
+			return code;
+		}
+	}
+	return 0;
+}
+
+int gguf_writer_write(struct gguf_writer *w, size_t id, uint64_t offset, const void *data, size_t bytes, struct err *e)
+{
+	const struct out_tensor *t = &w->tensors[id];
+	const struct out_part *p = &w->parts[t->part];
+	if (offset > t->bytes || bytes > t->bytes - offset)
+		bug("tensor %s: %zu bytes at %" PRIu64 " do not fit into %" PRIu64, t->name, bytes, offset, t->bytes);
+	return write_all(p, p->info.header_bytes + t->relative + offset, data, bytes, e);
+}
+
+int gguf_writer_sync(struct gguf_writer *w, struct err *e)
+{
+	for (size_t i = 0; i < w->n_parts; i++)
+		if (fdatasync(w->parts[i].fd) < 0)
+			return err_errno(e, errno, "%s: cannot flush to disk", w->parts[i].partial);
+	return 0;
+}
+
+static int sync_directory(const char *path, struct err *e)
+{
+	const char *slash = strrchr(path, '/');
+	char *dir = slash ? mem_strndup(path, slash == path ? 1 : (size_t)(slash - path)) : mem_strdup(".");
+	int code = 0, fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	/* some file systems cannot sync a directory; the rename itself has been done */
+	if (fd >= 0 && fsync(fd) < 0 && errno != EINVAL && errno != EROFS)
+		code = err_errno(e, errno, "%s: cannot flush to disk", dir);
+	if (fd >= 0)
+		close(fd);
+	free(dir);
+	return code;
+}
+
+int gguf_writer_commit(struct gguf_writer *w, struct err *e)
+{
+	for (size_t i = 0; i < w->n_parts; i++)
+		if (fsync(w->parts[i].fd) < 0)
+			return err_errno(e, errno, "%s: cannot flush to disk", w->parts[i].partial);
+	for (size_t i = w->n_parts; i-- > 0;) { /* the first part last */
+		struct out_part *p = &w->parts[i];
+		if (rename(p->partial, p->path) < 0)
+			return err_errno(e, errno, "%s: cannot be renamed to %s", p->partial, p->path);
+		p->renamed = true;
+	}
+	return sync_directory(w->parts[0].path, e);
+}
+
+void gguf_writer_discard(struct gguf_writer *w)
+{
+	for (size_t i = 0; i < w->n_parts; i++)
+		if (w->parts[i].partial && w->parts[i].fd >= 0 && !w->parts[i].renamed)
+			unlink(w->parts[i].partial);
+}
