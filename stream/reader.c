@@ -151,11 +151,7 @@ void reader_close(struct reader *r)
 {
 	if (!r)
 		return;
-	reader_cancel_all(r);
-	while (r->n_flying)
-		r->engine->poll(r->state, -1);
-	if (r->n_live || r->n_again)
-		bug("reader: %u requests left after draining", r->n_live);
+	reader_drain(r);
 	r->engine->close(r->state);
 	reader_files_close(&r->files);
 	free(r->lanes);
@@ -185,15 +181,18 @@ int reader_register(struct reader *r, void *base, size_t bytes)
 	memmove(&r->memory[at + 1], &r->memory[at], (r->n_memory - at) * sizeof *r->memory);
 	r->memory[at] = (struct reader_memory){b, bytes};
 	r->n_memory++;
-	if (!r->engine->memory || r->memory_refused)
+	if (!r->engine->memory)
 		return 1;
 	uint64_t total = 0;
 	for (unsigned i = 0; i < r->n_memory; i++)
 		total += r->memory[i].bytes;
 	char why[256] = "";
 	if (r->engine->memory(r->state, r->memory, r->n_memory, why, sizeof why)) {
-		log_info("reader: plain reads: %.1f MiB could not be registered (%s)", (double)total / 0x1p20, why);
-		r->memory_refused = true;
+		log_info("reader: plain reads into %.1f MiB that could not be registered (%s)", (double)bytes / 0x1p20, why);
+		r->n_memory--;
+		memmove(&r->memory[at], &r->memory[at + 1], (r->n_memory - at) * sizeof *r->memory);
+		if (r->n_memory && r->engine->memory(r->state, r->memory, r->n_memory, why, sizeof why))
+			log_info("reader: plain reads from here on: earlier memory could not be registered again (%s)", why);
 		return 1;
 	}
 	log_verbose("reader: %.1f MiB registered with %s", (double)total / 0x1p20, r->engine->name);

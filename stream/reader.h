@@ -114,13 +114,17 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 	const struct reader_options *o, struct err *e);
 
 /* Cancels what it can, waits for what it cannot (a read in flight on a drive comes back only when the drive answers),
- * frees. Completions not yet reaped are dropped. Called by the owner, or by any thread when nothing is in flight.
- * NULL is fine. */
+ * frees. Completions not yet reaped are dropped. Called by the owner, or by any thread when nothing is in flight, that
+ * is, after the owner's reader_drain. NULL is fine. */
 void reader_close(struct reader *r);
+
+/* The first half of reader_close: nothing is pending afterwards. An owner that ends before the reader is closed must call
+ * it, because with io_uring nobody else can wait for its reads. */
+void reader_drain(struct reader *r);
 
 /* Hands memory to the engine so that reads into it skip the pinning of pages. Call when nothing is in flight; earlier
  * ranges stay, the new one must not overlap them; the memory must stay mapped until reader_close. Returns 0 when it is
- * registered, 1 when the engine has no use for it or the system refused (logged once; plain reads work as before), or
+ * registered, 1 when the engine has no use for it or the system refused (logged; plain reads work as before), or
  * -EINVAL (empty, overlapping), -EBUSY (reads in flight). */
 int reader_register(struct reader *r, void *base, size_t bytes);
 

@@ -54,7 +54,6 @@ struct reader {
 
 	struct reader_memory *memory;
 	unsigned n_memory;
-	bool memory_refused;
 
 	struct reader_stats stats;
 	atomic_bool woken;

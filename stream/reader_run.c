@@ -415,6 +415,18 @@ unsigned reader_cancel_all(struct reader *r)
 	return cancel_matching(r, true, 0);
 }
 
+void reader_drain(struct reader *r)
+{
+	reader_cancel_all(r);
+	while (r->n_flying)
+		r->engine->poll(r->state, -1);
+	if (r->n_live || r->n_again)
+		bug("reader: %u requests left after draining", r->n_live);
+	struct reader_completion c;
+	while (take_done(r, &c, 1))
+		;
+}
+
 void reader_wake(struct reader *r)
 {
 	atomic_store(&r->woken, true);

@@ -297,6 +297,14 @@ static void test_wake(void **state)
 static void *use_elsewhere(void *r)
 {
 	check_random_reads(r, 77, 50);
+	for (unsigned i = 0; i < 20; i++) {
+		struct reader_request q = {.bytes = 256 * KIB, .offset = i * 4096, .dst = arena + i * 256 * KIB};
+		assert_int_equal(reader_submit(r, &q), 0);
+	}
+	reader_flush(r);
+	reader_drain(r);
+	assert_int_equal(reader_pending(r), 0);
+	memset(arena, GUARD, ARENA_BYTES);
 	return NULL;
 }
 
@@ -310,6 +318,7 @@ static void test_handed_over(void **state)
 	assert_int_equal(pthread_create(&t, NULL, use_elsewhere, r), 0);
 	pthread_join(t, NULL);
 	reader_close(r);
+	assert_true(all_bytes(arena, ARENA_BYTES, GUARD));
 }
 
 static void test_registered(void **state)
@@ -330,6 +339,7 @@ static void test_registered(void **state)
 	assert_int_equal(reader_register(r, arena + 7 * MIB, MIB), -EBUSY);
 	struct reader_completion c;
 	assert_int_equal(reader_reap(r, &c, 1, 1, -1), 1);
+	assert_int_equal(reader_register(r, (void *)(uintptr_t)4096, 4096), 1); /* no memory there: refused, the others stay */
 	check_random_reads(r, 9, 150); /* in, between and across the ranges */
 	struct reader_stats s = reader_stats(r);
 	if (first == 0 && second == 0)
