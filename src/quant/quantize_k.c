@@ -111,9 +111,8 @@ QUANT_INLINE void affine_search(const v8 *x, const v8 *w, int n_vec, float top, 
 QUANT_INLINE float affine_lattice(const v8 *x, const v8 *w, const struct affine *p, float d, float dmin,
 	float a, float b, uint8_t *s_out, uint8_t *m_out)
 {
-	int s0 = d > 0 ? (int)(a / d + 0.5f) : 0, m0 = dmin > 0 ? (int)(b / dmin + 0.5f) : 0;
-	s0 = s0 > p->s_top ? p->s_top : s0;
-	m0 = m0 > p->s_top ? p->s_top : m0;
+	float s_real = d > 0 ? a / d : 0, m_real = dmin > 0 ? b / dmin : 0, limit = (float)p->s_top;
+	int s0 = (int)((s_real < limit ? s_real : limit) + 0.5f), m0 = (int)((m_real < limit ? m_real : limit) + 0.5f);
 	float best = INFINITY;
 	for (int s = s0 - p->radius; s <= s0 + p->radius; s++)
 		for (int m = m0 - p->radius; m <= m0 + p->radius; m++) {
