@@ -22,17 +22,11 @@
 #include "src/quant/iq_grids.h"
 #include "src/quant/quant_block.h"
 
-#define ROWS  256 /* of the codebook */
-#define PARTS 32  /* groups of 8 weights in a block */
-#ifndef POINTS
-#define POINTS 12 /* real scales tried per 32 weights */
-#endif
-#ifndef CANDIDATES
-#define CANDIDATES 6 /* values of d tried */
-#endif
-#ifndef RADIUS
-#define RADIUS 1
-#endif
+#define ROWS       256 /* of the codebook */
+#define PARTS      32  /* groups of 8 weights in a block */
+#define POINTS     12  /* real scales tried per 32 weights */
+#define CANDIDATES 6   /* values of d tried */
+#define RADIUS     1
 #define ROUNDS_MAX 4 /* of least squares for d */
 
 /* The codebook as floats, one vector per eight rows and column. */

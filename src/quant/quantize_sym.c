@@ -55,7 +55,7 @@ QUANT_INLINE float sym_refit(const v8 *x, const v8 *w, int n_vec, float a, const
 	return sum > 0 ? v8_sum(qx) / sum : 0;
 }
 
-/* Real scale with the least error; `round_scale` (may be NULL) rounds candidates to what can be stored. */
+/* Scale with the least error; `stored`: rounded to a half, its bits in *bits (else bits may be NULL). */
 QUANT_INLINE float sym_search(
 	const struct quant_block *b, int at, int n_vec, const struct sym *p, int stored, uint16_t *bits)
 {
@@ -151,16 +151,9 @@ QUANT_INLINE uint16_t sym_block(const struct quant_block *b, const struct sym *p
 	return best_bits;
 }
 
-#ifndef Q8N
-#define Q8N 16
-#endif
-#ifndef Q8S
-#define Q8S 16
-#endif
-
 QUANT_INLINE void encode_q8_0(const float *src, struct block_q8_0 *out, const float *importance)
 {
-	const struct sym p = {.low = -128, .high = 127, .n_candidates = Q8N, .first = 1, .spread = -Q8S};
+	const struct sym p = {.low = -128, .high = 127, .n_candidates = 16, .first = 1, .spread = -16};
 	struct quant_block b;
 	memset(out, 0, sizeof *out);
 	if (!quant_block_load(&b, src, importance, BLOCK_SMALL))
