@@ -19,7 +19,7 @@ void buf_reserve(struct buf *b, size_t extra)
 		return;
 	size_t cap = b->cap ? b->cap : 64;
 	while (cap < need)
-		cap = cap > need / 2 ? need : cap * 2;
+		cap = cap > SIZE_MAX / 2 ? need : cap * 2;
 	b->data = mem_grow(b->data, cap, 1);
 	b->cap = cap;
 	b->data[b->len] = 0;
