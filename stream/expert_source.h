@@ -23,6 +23,7 @@ struct expert_ref {
 	bool ready;                   /* out: the views below hold published bytes */
 	uint8_t tier;                 /* out: enum expert_tier */
 	int32_t handle;               /* the source's own */
+	uint64_t serial;              /* the source's own */
 	struct weight gate, up, down; /* out: device memory, valid until release */
 };
 

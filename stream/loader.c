@@ -204,10 +204,9 @@ void loader_close(struct expert_source *s)
 		l->quit = true;
 		pthread_mutex_unlock(&l->lock);
 		reader_wake(l->reader);
-		pthread_join(l->thread, NULL);
-		reader_cancel_all(l->reader);
+		pthread_join(l->thread, NULL); /* it left nothing in flight: nobody writes to the arenas any more */
 	}
-	reader_close(l->reader); /* waits for what is in flight: from here on nobody writes to the arenas */
+	reader_close(l->reader);
 	cache_free(l->cache);
 	extent_table_free(l->table);
 	if (l->arena[0])

@@ -36,11 +36,9 @@ void loader_enqueue(
 			.to_offset = m->to_offset,
 			.bytes = m->bytes,
 		};
+		l->fills[m->to] = (struct fill){.serial = ++l->serial};
 		l->n_under_way++;
 	}
-	for (int i = 0; i < l->n_failures; i++) /* a new attempt: what became of the last one is of no interest */
-		if (l->failures[i].layer == layer && l->failures[i].expert == expert)
-			l->failures[i--] = l->failures[--l->n_failures];
 	l->commands[(l->first_command + l->n_commands++) % l->cap_commands] = (struct command){
 		.kind = COMMAND_FILL,
 		.slot = plan->slot,
@@ -127,6 +125,12 @@ static void publish(struct loader *l, int layer, struct expert_ref *r)
 	r->ready = true;
 }
 
+/* The filling that this ref waits for has failed; its slot is somebody else's by now and the pin is void. */
+static bool failed(const struct loader *l, const struct expert_ref *r)
+{
+	return !r->ready && r->handle >= 0 && l->fills[r->handle].serial != r->serial;
+}
+
 /* Marks the refs whose bytes have landed. Returns how many have not. */
 static int look(struct loader *l, int layer, struct expert_ref *refs, int n)
 {
@@ -134,7 +138,7 @@ static int look(struct loader *l, int layer, struct expert_ref *refs, int n)
 	for (int i = 0; i < n; i++) {
 		if (refs[i].ready)
 			continue;
-		if (refs[i].handle >= 0 && cache_slot_get(l->cache, refs[i].handle).state == CACHE_READY)
+		if (!failed(l, &refs[i]) && cache_slot_get(l->cache, refs[i].handle).state == CACHE_READY)
 			publish(l, layer, &refs[i]);
 		else
 			missing++;
@@ -145,7 +149,7 @@ static int look(struct loader *l, int layer, struct expert_ref *refs, int n)
 static void give_back(struct loader *l, const struct expert_ref *refs, int n)
 {
 	for (int i = 0; i < n; i++)
-		if (refs[i].handle >= 0)
+		if (refs[i].handle >= 0 && !failed(l, &refs[i]))
 			loader_unpin(l, refs[i].handle);
 }
 
@@ -167,10 +171,12 @@ static void wait_landed(struct loader *l)
 	pthread_cond_timedwait(&l->landed, &l->lock, &t);
 }
 
-/* Somebody waits now for a slot that is being filled on a guess. */
-static void make_wanted(struct loader *l, int32_t slot)
+/* The ref has a pin on this slot; if the slot is being filled on a guess, somebody waits for it now. */
+static void hold(struct loader *l, struct expert_ref *r, int32_t slot)
 {
 	struct fill *f = &l->fills[slot];
+	r->handle = slot;
+	r->serial = f->serial;
 	if (f->wanted || cache_slot_get(l->cache, slot).state != CACHE_FILLING)
 		return;
 	f->wanted = true;
@@ -193,8 +199,7 @@ static void find(struct loader *l, int layer, enum expert_use use, struct expert
 		l->fills[slot].ahead = false; /* the announcement's pin becomes ours */
 	else
 		cache_pin(l->cache, slot);
-	r->handle = slot;
-	make_wanted(l, slot);
+	hold(l, r, slot);
 }
 
 /* Second pass: room in the first tier for a ref that is not there. Waits while slots are in motion. */
@@ -206,13 +211,12 @@ static int reserve(struct loader *l, int layer, enum expert_use use, struct expe
 		struct cache_plan plan;
 		switch (cache_reserve(l->cache, layer, r->id, cache_use_of(use), &plan)) {
 		case CACHE_OK:
-			r->handle = plan.slot;
 			loader_enqueue(l, &plan, layer, r->id, true, false);
+			hold(l, r, plan.slot);
 			return 0;
 		case CACHE_PRESENT: /* arrived or was staged meanwhile */
 			cache_pin(l->cache, plan.slot);
-			r->handle = plan.slot;
-			make_wanted(l, plan.slot);
+			hold(l, r, plan.slot);
 			return 0;
 		default: /* CACHE_BUSY, CACHE_FULL: what is under way will make room */
 			if (!l->n_under_way && l->ahead[0].n + l->ahead[1].n > 0) {
@@ -294,26 +298,22 @@ static int loader_acquire(
 	return rc;
 }
 
-/* Takes the failure of one of the refs that are not ready, if there is one. Returns its code or 0. */
-static int take_failure(struct loader *l, int layer, struct expert_ref *refs, int n, struct err *e)
+/* The sentence of the first failed ref; 0 when none has failed. */
+static int first_failure(
+	const struct loader *l, int layer, const struct expert_ref *refs, int n, struct err *e)
 {
-	int code = 0, kept = 0;
-	for (int k = 0; k < l->n_failures; k++) {
-		struct failure *f = &l->failures[k];
-		int i = 0;
-		while (i < n && (f->layer != layer || f->expert != refs[i].id || refs[i].ready))
-			i++;
-		if (i == n) {
-			l->failures[kept++] = *f;
-			continue;
+	int i = 0;
+	while (i < n && !failed(l, &refs[i]))
+		i++;
+	if (i == n)
+		return 0;
+	for (int k = 0; k < LOADER_FAILURES_MAX; k++)
+		if (l->failures[k].serial == refs[i].serial) {
+			if (e)
+				*e = l->failures[k].err;
+			return l->failures[k].err.code;
 		}
-		refs[i].handle = -1; /* the abort voided its pins */
-		code = f->err.code;
-		if (e)
-			*e = f->err;
-	}
-	l->n_failures = kept;
-	return code;
+	return err_set(e, ERR_RUN, "expert %d of layer %d could not be read", refs[i].id, layer);
 }
 
 static int loader_await(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
@@ -326,7 +326,7 @@ static int loader_await(struct expert_source *s, int layer, struct expert_ref *r
 		before += !refs[i].ready;
 	int missing;
 	for (;;) {
-		int code = take_failure(l, layer, refs, n, e);
+		int code = first_failure(l, layer, refs, n, e);
 		if (code) {
 			missing = code;
 			break;
@@ -420,7 +420,6 @@ static void loader_step(struct expert_source *s, enum expert_use use, int rows, 
 	struct loader *l = loader_of(s);
 	pthread_mutex_lock(&l->lock);
 	clear_announced(l);
-	l->n_failures = 0;
 	pthread_mutex_unlock(&l->lock);
 }
 

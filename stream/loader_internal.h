@@ -46,9 +46,9 @@ struct announcement {
 #define LOADER_WANTS_MAX    1024
 #define LOADER_FAILURES_MAX 64
 
-/* A read that failed and has not been reported yet. */
+/* A filling that failed; the latest LOADER_FAILURES_MAX are kept for whoever asks. */
 struct failure {
-	int32_t layer, expert;
+	uint64_t serial;
 	struct err err;
 };
 
@@ -83,8 +83,8 @@ struct loader {
 	struct loader_key *warm;      /* [n_warm] read when nothing else is to be done, from next_warm on */
 	size_t n_warm, next_warm;
 	struct failure failures[LOADER_FAILURES_MAX];
-	int n_failures;
-	double hint_share; /* part of each hint that is taken: the self-throttle */
+	uint64_t n_failures; /* ever; failure i stands at i % LOADER_FAILURES_MAX */
+	double hint_share;   /* part of each hint that is taken: the self-throttle */
 	uint64_t judged_used, judged_wasted;
 	bool quit;
 };

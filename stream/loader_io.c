@@ -21,38 +21,30 @@ static uint64_t tag_of(const struct loader *l, int32_t slot)
 	return l->fills[slot].serial << 24 | (uint64_t)(uint32_t)slot;
 }
 
-/* The end of a fill: commit or abort, give back what waited for it. Takes the lock. */
-static void finish_fill(struct loader *l, int32_t slot, const struct failure *failure)
+/* The end of a filling (from disk, from the other tier, or by a move): commit or abort, give back what waited for it. Takes the lock. */
+static void finish_fill(struct loader *l, int32_t slot, const struct err *failure)
 {
 	pthread_mutex_lock(&l->lock);
 	struct fill *f = &l->fills[slot];
 	l->n_under_way--;
 	l->n_wanted -= f->wanted;
 	l->n_prefetch -= f->prefetch;
-	bool wanted = f->wanted;
 	uint16_t drop = f->drop_pins;
 	f->wanted = f->prefetch = false;
 	f->drop_pins = 0;
 	if (failure) {
-		f->ahead = false; /* an abort voids all pins */
-		cache_abort(l->cache, slot);
-		if (wanted && l->n_failures < LOADER_FAILURES_MAX)
-			l->failures[l->n_failures++] = *failure;
+		struct failure *kept = &l->failures[l->n_failures++ % LOADER_FAILURES_MAX];
+		kept->serial = f->serial;
+		kept->err = *failure;
+		f->serial = 0;
+		f->ahead = false;
+		cache_abort(l->cache, slot); /* voids all pins */
 	} else {
 		cache_commit(l->cache, slot);
 		l->bytes_read += f->bytes;
 		for (; drop; drop--)
 			cache_unpin(l->cache, slot);
 	}
-	pthread_cond_broadcast(&l->landed);
-	pthread_mutex_unlock(&l->lock);
-}
-
-static void finish_move(struct loader *l, int32_t slot)
-{
-	pthread_mutex_lock(&l->lock);
-	l->n_under_way--;
-	cache_commit(l->cache, slot);
 	pthread_cond_broadcast(&l->landed);
 	pthread_mutex_unlock(&l->lock);
 }
@@ -83,10 +75,10 @@ static void collect(struct loader *l, unsigned min, int timeout_ms)
 			continue;
 		}
 		struct cache_slot s = slot_of(l, slot);
-		struct failure failure = {.layer = s.layer, .expert = s.expert};
-		int code = reader_completion_err(l->reader, &f->failure_at, &failure.err);
-		err_prefix(&failure.err, "expert %d of layer %d", s.expert, s.layer);
-		failure.err.code = code == ERR_INPUT ? ERR_RUN : code;
+		struct err failure = {0};
+		reader_completion_err(l->reader, &f->failure_at, &failure);
+		err_prefix(&failure, "expert %d of layer %d", s.expert, s.layer);
+		failure.code = ERR_RUN;
 		finish_fill(l, slot, &failure);
 	}
 }
@@ -126,7 +118,7 @@ static void run_command(struct loader *l, const struct command *c, bool urgent)
 {
 	if (c->kind == COMMAND_MOVE) {
 		memcpy(l->arena[1] + c->to_offset, l->arena[0] + c->from_offset, c->bytes);
-		finish_move(l, c->slot);
+		finish_fill(l, c->slot, NULL);
 		return;
 	}
 	struct cache_slot to = slot_of(l, c->slot);
@@ -231,7 +223,7 @@ void *loader_io_main(void *arg)
 		have = !quit && next_command(l, &c, &urgent);
 		pthread_mutex_unlock(&l->lock);
 		if (quit)
-			return NULL;
+			break;
 		if (have) {
 			run_command(l, &c, urgent);
 			continue;
@@ -240,4 +232,10 @@ void *loader_io_main(void *arg)
 		reader_wait(l->reader, -1);
 		collect(l, 0, 0);
 	}
+	/* only the owner of a ring may take part in its end: cancel, and wait for what cannot be cancelled */
+	struct reader_completion rest[REAP_MAX];
+	reader_cancel_all(l->reader);
+	while (reader_pending(l->reader))
+		reader_reap(l->reader, rest, 1, REAP_MAX, -1);
+	return NULL;
 }
