@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* The recorder and the framing of trace files; the only file that knows lz4. Records are parsed in trace_read.c. */
+/* The recorder and the framing of trace files; the only file that knows lz4. Records are parsed in trace_read.c.
+ * Without lz4 nothing is recorded and of recorded files only GLTR1 is read. */
 #include "cache/trace_file.h"
+
+#if HAVE_LZ4
 
 #include "src/base/log.h"
 #include "src/base/mem.h"
@@ -298,3 +301,66 @@ enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, siz
 	*raw_bytes = out;
 	return TRACE_FRAME_OK;
 }
+
+#else /* without lz4 */
+
+struct trace_writer *trace_writer_open(const char *path, const struct trace_model *m, struct err *e)
+{
+	(void)m;
+	err_set(e, ERR_USAGE, "%s: this program was built without lz4 and cannot record traces", path);
+	return NULL;
+}
+
+void trace_write_step(struct trace_writer *w, enum cache_use use, int rows, int position)
+{
+	(void)w, (void)use, (void)rows, (void)position;
+}
+
+void trace_write_access(
+	struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids, const uint8_t *tiers, int n)
+{
+	(void)w, (void)use, (void)layer, (void)ids, (void)tiers, (void)n;
+}
+
+void trace_write_hint(struct trace_writer *w, int layer, int distance, const int32_t *ids, int n)
+{
+	(void)w, (void)layer, (void)distance, (void)ids, (void)n;
+}
+
+void trace_write_wait(struct trace_writer *w, int layer, uint64_t ns)
+{
+	(void)w, (void)layer, (void)ns;
+}
+
+void trace_writer_flush(struct trace_writer *w)
+{
+	(void)w;
+}
+
+int trace_writer_close(struct trace_writer *w, struct err *e)
+{
+	(void)w, (void)e;
+	return 0;
+}
+
+struct trace_unpacker *trace_unpacker_new(void)
+{
+	return NULL;
+}
+
+void trace_unpacker_free(struct trace_unpacker *u)
+{
+	(void)u;
+}
+
+enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, size_t bytes, size_t *used,
+	const uint8_t **raw, size_t *raw_bytes, const char **why)
+{
+	(void)u, (void)data, (void)bytes;
+	*used = *raw_bytes = 0;
+	*raw = NULL;
+	*why = "this program was built without lz4";
+	return TRACE_FRAME_BAD;
+}
+
+#endif

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: MIT */
+/* Counting over the events of a trace. */
+#include "cache/trace_stats.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct counter {
+	const struct trace *t;
+	uint32_t *uses; /* [n_keys] */
+	uint32_t *mark; /* [n_experts] stamp of the set last put there */
+	uint32_t stamp;
+	size_t *last_access; /* [n_layers] event of the layer's last access in a step of one row, + 1 */
+	size_t *last_hint;   /* [n_layers][TRACE_STATS_DISTANCES + 1] event not yet followed by an access, + 1 */
+	uint64_t picks_before, repeats;
+	uint64_t guessed[TRACE_STATS_DISTANCES + 1], picked[TRACE_STATS_DISTANCES + 1];
+	uint64_t found[TRACE_STATS_DISTANCES + 1];
+};
+
+/* How many ids of b are in a. */
+static uint32_t common(struct counter *c, const struct trace_event *a, const struct trace_event *b)
+{
+	uint32_t n = 0;
+	c->stamp++;
+	for (uint32_t i = 0; i < a->n; i++)
+		c->mark[c->t->ids[a->value + i]] = c->stamp;
+	for (uint32_t i = 0; i < b->n; i++)
+		n += c->mark[c->t->ids[b->value + i]] == c->stamp;
+	return n;
+}
+
+static void single_row_access(struct counter *c, struct trace_stats *s, size_t at)
+{
+	const struct trace_event *ev = &c->t->events[at];
+	if (c->last_access[ev->layer]) {
+		const struct trace_event *before = &c->t->events[c->last_access[ev->layer] - 1];
+		c->repeats += common(c, before, ev);
+		c->picks_before += ev->n;
+	}
+	c->last_access[ev->layer] = at + 1;
+	size_t *hints = c->last_hint + (size_t)ev->layer * (TRACE_STATS_DISTANCES + 1);
+	for (int d = 1; d <= TRACE_STATS_DISTANCES; d++) {
+		if (!hints[d])
+			continue;
+		const struct trace_event *h = &c->t->events[hints[d] - 1];
+		c->found[d] += common(c, h, ev);
+		c->guessed[d] += h->n;
+		c->picked[d] += ev->n;
+		s->hints[d]++;
+		hints[d] = 0;
+	}
+}
+
+static void count_events(struct counter *c, struct trace_stats *s)
+{
+	const struct trace *t = c->t;
+	bool decode = false, single = false;
+	for (size_t i = 0; i < t->n_events; i++) {
+		const struct trace_event *ev = &t->events[i];
+		switch (ev->kind) {
+		case TRACE_STEP:
+			decode = ev->use == CACHE_DECODE;
+			single = decode && ev->n == 1;
+			s->prefill_steps += !decode;
+			s->prefill_rows += decode ? 0 : ev->n;
+			break;
+		case TRACE_ACCESS:
+			if (ev->use != CACHE_DECODE) {
+				s->prefill_accesses += ev->n;
+				break;
+			}
+			for (uint32_t x = 0; x < ev->n; x++) {
+				c->uses[(size_t)ev->layer * t->model.n_experts + t->ids[ev->value + x]]++;
+				s->tiers[t->tiers[ev->value + x]]++;
+			}
+			if (single)
+				single_row_access(c, s, i);
+			break;
+		case TRACE_HINT:
+			if (single && ev->distance <= TRACE_STATS_DISTANCES)
+				c->last_hint[(size_t)ev->layer * (TRACE_STATS_DISTANCES + 1) + ev->distance] = i + 1;
+			break;
+		case TRACE_WAIT:
+			s->wait_ns += decode ? ev->value : 0;
+			break;
+		}
+	}
+}
+
+static int compare_falling(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+	return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* Sorts the uses of every layer. */
+static void coverage(struct counter *c, struct trace_stats *s)
+{
+	const int parts[TRACE_STATS_TOPS] = {
+		32, 8, 4, 2, 0, 0}; /* of 256: top 8, 32, 64, 128; then 168 and 192 */
+	uint32_t n = c->t->model.n_experts, n_layers = 0;
+	for (int i = 0; i < TRACE_STATS_TOPS; i++)
+		s->top_n[i] =
+			parts[i] ? (int)MAX(1u, n / (uint32_t)parts[i]) : (int)(i == 4 ? n * 21 / 32 : n * 3 / 4);
+	for (uint32_t l = 0; l < c->t->model.n_layers; l++) {
+		uint32_t *u = c->uses + (size_t)l * n;
+		uint64_t sum = 0, so_far = 0;
+		for (uint32_t i = 0; i < n; i++) {
+			sum += u[i];
+			s->n_distinct += u[i] > 0;
+		}
+		if (!sum)
+			continue;
+		qsort(u, n, sizeof *u, compare_falling);
+		n_layers++;
+		for (uint32_t i = 0, k = 0; i < n; i++) {
+			so_far += u[i];
+			for (; k < TRACE_STATS_TOPS && s->top_n[k] == (int)i + 1; k++)
+				s->top_part[k] += (double)so_far / (double)sum;
+		}
+	}
+	for (int k = 0; k < TRACE_STATS_TOPS && n_layers; k++)
+		s->top_part[k] /= n_layers;
+}
+
+static double part(uint64_t a, uint64_t b)
+{
+	return b ? (double)a / (double)b : 0;
+}
+
+int trace_stats_collect(const struct trace *t, struct trace_stats *s, struct err *e)
+{
+	const struct trace_model *m = &t->model;
+	struct counter c = {.t = t};
+	int code = 0;
+	*s = (struct trace_stats){0};
+	c.uses = mem_try_new((size_t)m->n_layers * m->n_experts, sizeof *c.uses);
+	c.mark = mem_try_new(m->n_experts, sizeof *c.mark);
+	c.last_access = mem_try_new(m->n_layers, sizeof *c.last_access);
+	c.last_hint = mem_try_new((size_t)m->n_layers * (TRACE_STATS_DISTANCES + 1), sizeof *c.last_hint);
+	if (!c.uses || !c.mark || !c.last_access || !c.last_hint) {
+		code = err_set(e, ERR_MEMORY, "no memory to count over a trace of %u layers with %u experts",
+			m->n_layers, m->n_experts);
+		goto out;
+	}
+	for (uint32_t l = 0; l < m->n_layers; l++)
+		s->n_moe_layers += m->expert_bytes[l] > 0;
+	s->n_experts = s->n_moe_layers * m->n_experts;
+	count_events(&c, s);
+	coverage(&c, s);
+	s->repeated = part(c.repeats, c.picks_before);
+	for (int d = 1; d <= TRACE_STATS_DISTANCES; d++) {
+		s->recall[d] = part(c.found[d], c.picked[d]);
+		s->precision[d] = part(c.found[d], c.guessed[d]);
+	}
+out:
+	free(c.uses);
+	free(c.mark);
+	free(c.last_access);
+	free(c.last_hint);
+	return code;
+}
+
+struct hot {
+	double score;
+	int32_t key;
+};
+
+static int compare_hot(const void *a, const void *b)
+{
+	const struct hot *x = a, *y = b;
+	if (x->score != y->score)
+		return x->score < y->score ? 1 : -1;
+	return x->key < y->key ? -1 : x->key > y->key;
+}
+
+int trace_hottest(const struct trace *t, double half_life, int32_t *keys, int max)
+{
+	size_t n_keys = (size_t)t->model.n_layers * t->model.n_experts;
+	struct hot *h = mem_try_new(n_keys, sizeof *h);
+	if (!h)
+		return -1;
+	for (size_t i = 0; i < n_keys; i++)
+		h[i].key = (int32_t)i;
+	uint64_t token = 0;
+	for (size_t i = 0; i < t->n_events; i++) {
+		const struct trace_event *ev = &t->events[i];
+		if (ev->kind == TRACE_STEP && ev->use == CACHE_DECODE)
+			token += ev->n;
+		if (ev->kind != TRACE_ACCESS || ev->use != CACHE_DECODE)
+			continue;
+		double age = (double)(t->n_tokens - token);
+		double weight = half_life > 0 ? exp2(-age / half_life) : 1;
+		for (uint32_t x = 0; x < ev->n; x++)
+			h[(size_t)ev->layer * t->model.n_experts + t->ids[ev->value + x]].score += weight;
+	}
+	qsort(h, n_keys, sizeof *h, compare_hot);
+	int n = 0;
+	while (n < max && (size_t)n < n_keys && h[n].score > 0) {
+		keys[n] = h[n].key;
+		n++;
+	}
+	free(h);
+	return n;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/* What a trace says about its run and its model's routing, for people and for the first filling of a cache. */
+#ifndef GLM_CACHE_TRACE_STATS_H
+#define GLM_CACHE_TRACE_STATS_H
+
+#include "cache/trace.h"
+
+#define TRACE_STATS_DISTANCES 8
+#define TRACE_STATS_TOPS      6
+
+struct trace_stats {
+	uint64_t n_moe_layers, n_experts; /* of the model: layers with experts; experts in all of them */
+	uint64_t n_distinct;              /* experts that decode used at least once */
+	uint64_t prefill_steps, prefill_rows, prefill_accesses;
+	uint64_t tiers[TRACE_N_TIERS]; /* decode accesses by where the expert was found */
+	uint64_t wait_ns;              /* of decode steps */
+	/* Steps of one row only: */
+	double repeated; /* part of the picks that the same layer made for the token before */
+	uint64_t hints[TRACE_STATS_DISTANCES + 1];   /* [distance] guesses followed by an access to their layer */
+	double recall[TRACE_STATS_DISTANCES + 1];    /* part of the picks that were guessed */
+	double precision[TRACE_STATS_DISTANCES + 1]; /* part of the guesses that were picked */
+	/* Part of the routing that goes to a layer's most used n experts, mean of the layers. */
+	int top_n[TRACE_STATS_TOPS];
+	double top_part[TRACE_STATS_TOPS];
+};
+
+/* 0 or ERR_MEMORY. */
+int trace_stats_collect(const struct trace *t, struct trace_stats *s, struct err *e);
+
+/* The keys (layer * n_experts + expert) that decode used, most useful first: by uses, of which those half_life tokens ago
+ * count half (<= 0: all count the same). Fills keys[0..max), returns how many; -1: out of memory. */
+int trace_hottest(const struct trace *t, double half_life, int32_t *keys, int max);
+
+#endif
