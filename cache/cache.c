@@ -583,7 +583,7 @@ static int policy_start(struct cache *c, const struct cache_config *cfg, struct 
 		.evictable = key_evictable,
 		.ctx = c,
 		.half_life = default_half_life(c, cfg),
-		.protect = cfg->token_accesses + cfg->token_accesses / 16,
+		.spare = cfg->textbook ? 0 : cfg->token_accesses + cfg->token_accesses / 16,
 		.next_use = cfg->next_use};
 	c->policy.ops = cfg->policy ? cfg->policy : &policy_lru;
 	if (c->policy.ops->needs_future && !cfg->next_use)

@@ -76,6 +76,7 @@ struct cache_config {
 	uint64_t token_accesses;         /* accesses of one token: MoE layers times top_k; 0: unknown */
 	double half_life;       /* lfu, in accesses; 0: CACHE_HALF_LIFE_SLOTS times the slots of tier 0, at least
 	                                  * CACHE_HALF_LIFE_TOKENS tokens */
+	bool textbook;          /* lfu and sieve do not spare what the present token used (policy_sieve.c) */
 	uint64_t prefetch_cold; /* a prefetch may evict what was not used in that many accesses */
 	const uint64_t *next_use; /* simulator, belady: see policy.h; lent for the life of the cache */
 };

@@ -24,7 +24,8 @@ struct policy_env {
 	bool (*evictable)(const void *ctx, int32_t key); /* published and not pinned */
 	const void *ctx;
 	double half_life; /* in accesses; frequency policies */
-	uint64_t protect; /* frequency policies: keys used within that many accesses are not compared */
+	uint64_t
+		spare; /* lfu, sieve: keys used within that many accesses leave only when there are no others; 0: none */
 	/* Belady only, kept by the simulator: [n_keys] clock of the next demand access, UINT64_MAX for never. */
 	const uint64_t *next_use;
 };

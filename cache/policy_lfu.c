@@ -4,7 +4,7 @@
  * resident too. The least score leaves; among equal ones the one unused for longest.
  *
  * Layers are visited in a cycle, so a key cannot be used again before a whole token has passed, and a new key always
- * has a small score: alone, the rule above throws out what came last. So keys used within the last token (env.protect
+ * has a small score: alone, the rule above throws out what came last. So keys used within the last token (env.spare
  * accesses) are not compared at all; they stand in a list by age, and enter the heap of scores when they are older. If
  * nothing in the heap can leave, the oldest of the list does. (On synthetic GLM-5.2 routing with room for 10 % of the
  * experts: 52 % hits, 47 % without this rule, 50 % for LRU.)
@@ -134,7 +134,7 @@ static int32_t lfu_pick(struct policy *p, int list, uint64_t used_before)
 {
 	struct lfu *s = p->state;
 	for (int32_t key; (key = s->young.tail[list]) >= 0;) {
-		if (p->env.last_use[key] + p->env.protect > s->now)
+		if (p->env.last_use[key] + p->env.spare > s->now)
 			break;
 		young_drop(s, key);
 		key_heap_insert(&s->heaps, list, key);

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * SIEVE (Zhang, Yang, Yue, Vigfusson, Rashmi, NSDI 2024): a list in order of insertion and one bit per key,
- * set when the key is used again. A hand walks from the oldest to the newest: a key whose bit is set loses it
- * and stays, the first one without the bit leaves, and the hand waits before it. A hit moves nothing.
+ * SIEVE (Zhang, Yang, Yue, Vigfusson, Rashmi, NSDI 2024): a list in order of insertion and one bit per key, set when
+ * the key is used again. A hand walks from the oldest to the newest: a key whose bit is set loses it and stays, the
+ * first one without the bit leaves, and the hand waits before it. A hit moves nothing.
+ *
+ * One change: keys used within the last token (env.spare accesses) are stepped over. Layers are visited in a cycle, so a
+ * new key cannot prove itself before a whole token has passed, and the hand, once it is among the new keys, throws
+ * them out as fast as they come. (On synthetic GLM-5.2 routing, room for 27 % of the experts: 45 % hits without this rule,
+ * 73 % with it, 72 % for LRU.)
  */
 #include "cache/policy.h"
 
@@ -15,6 +20,7 @@ struct sieve {
 	struct key_lists lists;
 	int16_t *list_of; /* [n_keys], -1: not resident */
 	uint8_t *visited; /* [n_keys] */
+	uint64_t now;     /* accesses so far */
 	int32_t *hand;    /* [n_lists] next key to look at, -1: start at the tail */
 };
 
@@ -51,6 +57,7 @@ static int sieve_init(struct policy *p)
 static void sieve_access(struct policy *p, int32_t key)
 {
 	struct sieve *s = p->state;
+	s->now++;
 	if (s->list_of[key] >= 0)
 		s->visited[key] = 1;
 }
@@ -72,7 +79,8 @@ static void sieve_remove(struct policy *p, int list, int32_t key)
 	s->list_of[key] = -1;
 }
 
-static int32_t sieve_pick(struct policy *p, int list, uint64_t used_before)
+/* Walks the hand to a key that can leave; keys used after `spare_after` are stepped over. */
+static int32_t walk(struct policy *p, int list, uint64_t used_before, uint64_t spare_after)
 {
 	struct sieve *s = p->state;
 	int32_t key = s->hand[list] >= 0 ? s->hand[list] : s->lists.tail[list];
@@ -80,7 +88,7 @@ static int32_t sieve_pick(struct policy *p, int list, uint64_t used_before)
 	for (int steps = 0; key >= 0; steps++) {
 		if (used_before != POLICY_ANY_AGE && steps >= SIEVE_COLD_STEPS)
 			break;
-		if (p->env.evictable(p->env.ctx, key)) {
+		if (p->env.last_use[key] <= spare_after && p->env.evictable(p->env.ctx, key)) {
 			if (s->visited[key])
 				s->visited[key] = 0;
 			else if (p->env.last_use[key] < used_before) {
@@ -96,6 +104,18 @@ static int32_t sieve_pick(struct policy *p, int list, uint64_t used_before)
 	if (key >= 0) /* the search gave up: the next one goes on from here */
 		s->hand[list] = key;
 	return -1;
+}
+
+static int32_t sieve_pick(struct policy *p, int list, uint64_t used_before)
+{
+	struct sieve *s = p->state;
+	uint64_t spare = p->env.spare;
+	int32_t key = -1;
+	if (s->now >= spare)
+		key = walk(p, list, used_before, spare ? s->now - spare : UINT64_MAX);
+	if (key < 0 && spare && used_before == POLICY_ANY_AGE)
+		key = walk(p, list, used_before, UINT64_MAX);
+	return key;
 }
 
 const struct policy_ops policy_sieve = {

@@ -49,6 +49,7 @@ static int pools_new(struct sim *s, struct err *e)
 			.tier_bytes = {u->tier_bytes[0], u->tier_bytes[1]},
 			.policy = u->policy,
 			.token_accesses = per_token,
+			.textbook = u->order == SIM_BY_RANK,
 			.half_life = u->half_life * (double)per_token,
 			.prefetch_cold = u->prefetch_cold ? u->prefetch_cold : per_token,
 			.next_use = s->next_use + (size_t)first * m->n_experts};

@@ -7,7 +7,8 @@
  *   SIM_BY_LAYER  as a run does it (cache.h): first all k are looked up and pinned, then the missing ones are placed.
  *                 Hits and misses are then those of a run with the same trace, policy and budget and without lookahead.
  *   SIM_BY_RANK   one expert after the other, each looked up and placed before the next, as textbooks define a
- *                 policy: a miss of rank 1 may throw out the expert of rank 3.
+ *                 policy: a miss of rank 1 may throw out the expert of rank 3. The policies are then the textbook's
+ *                 too: lfu and sieve do not spare what the present token has used.
  */
 #ifndef GLM_CACHE_SIM_H
 #define GLM_CACHE_SIM_H

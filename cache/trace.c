@@ -48,7 +48,7 @@ static void write_all(struct trace_writer *w, const void *data, size_t n)
 		if (got < 0 && errno == EINTR)
 			continue;
 		if (got <= 0) {
-			err_errno(&w->failed, got < 0 ? errno : EIO, "%s: cannot write the trace", w->path);
+			err_errno(&w->failed, got < 0 ? errno : EIO, "%.400s: cannot write the trace", w->path);
 			return;
 		}
 		p += got;
@@ -72,7 +72,8 @@ static void write_frame(struct trace_writer *w)
 		at += LZ4F_isError(got) ? 0 : got;
 	}
 	if (LZ4F_isError(got)) {
-		err_set(&w->failed, ERR_RUN, "%s: cannot compress the trace: %s", w->path, LZ4F_getErrorName(got));
+		err_set(
+			&w->failed, ERR_RUN, "%.400s: cannot compress the trace: %s", w->path, LZ4F_getErrorName(got));
 		return;
 	}
 	write_all(w, w->packed, at);
@@ -174,7 +175,7 @@ static void write_header(struct trace_writer *w, const struct trace_model *m)
 struct trace_writer *trace_writer_open(const char *path, const struct trace_model *m, struct err *e)
 {
 	if (!m->n_layers || m->n_layers > TRACE_MAX_LAYERS || !m->n_experts || m->n_experts > TRACE_MAX_EXPERTS) {
-		err_set(e, ERR_INPUT, "%s: a trace cannot describe %u layers of %u experts", path, m->n_layers,
+		err_set(e, ERR_INPUT, "%.400s: a trace cannot describe %u layers of %u experts", path, m->n_layers,
 			m->n_experts);
 		return NULL;
 	}
@@ -192,7 +193,7 @@ struct trace_writer *trace_writer_open(const char *path, const struct trace_mode
 		bug("out of memory: lz4 context");
 	w->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
 	if (w->fd < 0) {
-		err_errno(e, errno, "%s: cannot create the trace", path);
+		err_errno(e, errno, "%.400s: cannot create the trace", path);
 		writer_free(w);
 		return NULL;
 	}
@@ -216,7 +217,7 @@ int trace_writer_close(struct trace_writer *w, struct err *e)
 	store_u64(record(w, TRACE_END, 0, 0, 0, 16) + 8, n);
 	write_frame(w);
 	if (close(w->fd) && !w->failed.code)
-		err_errno(&w->failed, errno, "%s: cannot close the trace", w->path);
+		err_errno(&w->failed, errno, "%.400s: cannot close the trace", w->path);
 	int code = w->failed.code;
 	if (code && e)
 		*e = w->failed;
@@ -307,7 +308,7 @@ enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, siz
 struct trace_writer *trace_writer_open(const char *path, const struct trace_model *m, struct err *e)
 {
 	(void)m;
-	err_set(e, ERR_USAGE, "%s: this program was built without lz4 and cannot record traces", path);
+	err_set(e, ERR_USAGE, "%.400s: this program was built without lz4 and cannot record traces", path);
 	return NULL;
 }
 

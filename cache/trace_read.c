@@ -48,8 +48,8 @@ static bool grow(void **p, size_t *cap, size_t n, size_t limit, size_t size)
 
 static int too_long(const struct reader *r)
 {
-	return err_set(r->e, ERR_MEMORY, "%s: the trace is too long to be loaded (%zu records so far)", r->name,
-		r->t->n_events);
+	return err_set(r->e, ERR_MEMORY, "%.400s: the trace is too long to be loaded (%zu records so far)",
+		r->name, r->t->n_events);
 }
 
 static int add_event(struct reader *r, const struct trace_event *ev)
@@ -76,13 +76,13 @@ static int add_ids(struct reader *r, struct trace_event *ev, const uint16_t *ids
 	}
 	for (uint32_t i = 0; i < ev->n; i++) {
 		if (ids[i] >= t->model.n_experts)
-			return err_set(r->e, ERR_INPUT, "%s: record %llu names expert %u, the model has %u", r->name,
+			return err_set(r->e, ERR_INPUT, "%.400s: record %llu names expert %u, the model has %u", r->name,
 				(unsigned long long)r->n_records, ids[i], t->model.n_experts);
 		if (r->seen[ids[i]] == r->stamp)
-			return err_set(r->e, ERR_INPUT, "%s: record %llu names expert %u twice", r->name,
+			return err_set(r->e, ERR_INPUT, "%.400s: record %llu names expert %u twice", r->name,
 				(unsigned long long)r->n_records, ids[i]);
 		if (tiers && tiers[i] >= TRACE_N_TIERS)
-			return err_set(r->e, ERR_INPUT, "%s: record %llu has tier %u (expected 0 to %d)", r->name,
+			return err_set(r->e, ERR_INPUT, "%.400s: record %llu has tier %u (expected 0 to %d)", r->name,
 				(unsigned long long)r->n_records, tiers[i], TRACE_N_TIERS - 1);
 		r->seen[ids[i]] = r->stamp;
 		t->ids[t->n_ids + i] = ids[i];
@@ -96,7 +96,7 @@ static int add_ids(struct reader *r, struct trace_event *ev, const uint16_t *ids
 static int start(struct reader *r)
 {
 	r->seen = mem_try_new(r->t->model.n_experts, sizeof *r->seen);
-	return r->seen ? 0 : err_set(r->e, ERR_MEMORY, "%s: no memory to read the trace", r->name);
+	return r->seen ? 0 : err_set(r->e, ERR_MEMORY, "%.400s: no memory to read the trace", r->name);
 }
 
 /* ---- our own files ---- */
@@ -106,7 +106,7 @@ static int parse_header(struct reader *r, const uint8_t *p, size_t n)
 	struct trace *t = r->t;
 	if (n < 24)
 		return err_set(
-			r->e, ERR_INPUT, "%s: the trace header has %zu bytes (expected at least 24)", r->name, n);
+			r->e, ERR_INPUT, "%.400s: the trace header has %zu bytes (expected at least 24)", r->name, n);
 	struct trace_model *m = &t->model;
 	m->fingerprint = load_u64(p);
 	m->n_layers = load_u32(p + 8);
@@ -115,10 +115,10 @@ static int parse_header(struct reader *r, const uint8_t *p, size_t n)
 	uint32_t name = load_u32(p + 20);
 	if (!m->n_layers || m->n_layers > TRACE_MAX_LAYERS || !m->n_experts || m->n_experts > TRACE_MAX_EXPERTS ||
 		!m->top_k || m->top_k > m->n_experts || name > 255)
-		return err_set(r->e, ERR_INPUT, "%s: the trace header speaks of %u layers, %u experts, top %u",
+		return err_set(r->e, ERR_INPUT, "%.400s: the trace header speaks of %u layers, %u experts, top %u",
 			r->name, m->n_layers, m->n_experts, m->top_k);
 	if (n != 24 + name + 8 * (size_t)m->n_layers)
-		return err_set(r->e, ERR_INPUT, "%s: the trace header has %zu bytes (expected %zu for %u layers)",
+		return err_set(r->e, ERR_INPUT, "%.400s: the trace header has %zu bytes (expected %zu for %u layers)",
 			r->name, n, 24 + name + 8 * (size_t)m->n_layers, m->n_layers);
 	memcpy(t->name, p + 24, name);
 	t->name[name] = 0;
@@ -133,12 +133,12 @@ static int parse_header(struct reader *r, const uint8_t *p, size_t n)
 	for (uint32_t l = 0; l < m->n_layers; l++) {
 		t->expert_bytes[l] = load_u64(p + 24 + name + 8 * l);
 		if (t->expert_bytes[l] > (uint64_t)1 << 44)
-			return err_set(r->e, ERR_INPUT, "%s: an expert of layer %u has %llu bytes", r->name, l,
+			return err_set(r->e, ERR_INPUT, "%.400s: an expert of layer %u has %llu bytes", r->name, l,
 				(unsigned long long)t->expert_bytes[l]);
 		any |= t->expert_bytes[l];
 	}
 	if (!any)
-		return err_set(r->e, ERR_INPUT, "%s: no layer of the trace has experts", r->name);
+		return err_set(r->e, ERR_INPUT, "%.400s: no layer of the trace has experts", r->name);
 	return start(r);
 }
 
@@ -162,8 +162,8 @@ static uint64_t record_bytes(const uint8_t *p)
 
 static int bad_record(const struct reader *r, const char *what)
 {
-	return err_set(
-		r->e, ERR_INPUT, "%s: record %llu of the trace: %s", r->name, (unsigned long long)r->n_records, what);
+	return err_set(r->e, ERR_INPUT, "%.400s: record %llu of the trace: %s", r->name,
+		(unsigned long long)r->n_records, what);
 }
 
 static int parse_ids(struct reader *r, const uint8_t *p, struct trace_event *ev)
@@ -251,11 +251,11 @@ static int parse_own(struct reader *r, const uint8_t *data, size_t bytes)
 {
 	struct trace *t = r->t;
 	if (bytes < 16)
-		return err_set(r->e, ERR_INPUT, "%s: the trace ends inside its first 16 bytes", r->name);
+		return err_set(r->e, ERR_INPUT, "%.400s: the trace ends inside its first 16 bytes", r->name);
 	uint32_t version = load_u32(data + 8);
 	if (version != TRACE_VERSION || load_u32(data + 12))
-		return err_set(r->e, ERR_INPUT, "%s: trace version %u.%u (this program reads version %d.0)", r->name,
-			version, load_u32(data + 12), TRACE_VERSION);
+		return err_set(r->e, ERR_INPUT, "%.400s: trace version %u.%u (this program reads version %d.0)",
+			r->name, version, load_u32(data + 12), TRACE_VERSION);
 	struct trace_unpacker *u = trace_unpacker_new();
 	size_t at = 16, n_frames = 0;
 	int code = 0;
@@ -267,7 +267,7 @@ static int parse_own(struct reader *r, const uint8_t *data, size_t bytes)
 		if (f == TRACE_FRAME_CUT)
 			break;
 		if (f == TRACE_FRAME_BAD)
-			code = err_set(r->e, ERR_INPUT, "%s: the trace is damaged at byte %zu: %s", r->name, at, why);
+			code = err_set(r->e, ERR_INPUT, "%.400s: the trace is damaged at byte %zu: %s", r->name, at, why);
 		else
 			code = n_frames ? parse_records(r, raw, n) : parse_header(r, raw, n);
 		at += used;
@@ -276,9 +276,9 @@ static int parse_own(struct reader *r, const uint8_t *data, size_t bytes)
 	if (code)
 		return code;
 	if (!n_frames)
-		return err_set(r->e, ERR_INPUT, "%s: the trace ends inside its header", r->name);
+		return err_set(r->e, ERR_INPUT, "%.400s: the trace ends inside its header", r->name);
 	if (r->ended && at < bytes)
-		return err_set(r->e, ERR_INPUT, "%s: %zu bytes follow the end of the trace", r->name, bytes - at);
+		return err_set(r->e, ERR_INPUT, "%.400s: %zu bytes follow the end of the trace", r->name, bytes - at);
 	if (!r->ended) {
 		t->ends_early = true;
 		snprintf(t->note, sizeof t->note,
@@ -322,13 +322,14 @@ static int parse_gltr1(struct reader *r, const uint8_t *data, size_t bytes)
 {
 	struct trace *t = r->t;
 	if (bytes < 24)
-		return err_set(r->e, ERR_INPUT, "%s: the trace ends inside its first 24 bytes", r->name);
+		return err_set(r->e, ERR_INPUT, "%.400s: the trace ends inside its first 24 bytes", r->name);
 	uint32_t tokens = load_u32(data + 8), layers = load_u32(data + 12), k = load_u32(data + 16);
 	uint32_t experts = load_u32(data + 20);
 	uint32_t first = layers == 75 ? 3 : 0; /* GLM-5.2: the MoE layers are 3..77 */
 	if (!tokens || !layers || layers > TRACE_MAX_LAYERS - 3 || !k || k > experts || experts > 256)
-		return err_set(r->e, ERR_INPUT, "%s: the trace speaks of %u tokens, %u layers, top %u of %u experts",
-			r->name, tokens, layers, k, experts);
+		return err_set(r->e, ERR_INPUT,
+			"%.400s: the trace speaks of %u tokens, %u layers, top %u of %u experts", r->name, tokens, layers,
+			k, experts);
 	t->synthetic = true;
 	t->max_distance = 1;
 	t->model = (struct trace_model){.n_layers = first + layers, .n_experts = experts, .top_k = k};
@@ -342,7 +343,7 @@ static int parse_gltr1(struct reader *r, const uint8_t *data, size_t bytes)
 	uint64_t per_token = 2ull * layers * k, have = (bytes - 24) / per_token;
 	if ((bytes - 24) % per_token || have != tokens) {
 		if (have >= tokens)
-			return err_set(r->e, ERR_INPUT, "%s: %zu bytes (expected %llu for %u tokens)", r->name, bytes,
+			return err_set(r->e, ERR_INPUT, "%.400s: %zu bytes (expected %llu for %u tokens)", r->name, bytes,
 				(unsigned long long)(24 + per_token * tokens), tokens);
 		t->ends_early = true;
 		snprintf(t->note, sizeof t->note, "the trace ends early: %llu of %u tokens are there",
@@ -367,7 +368,7 @@ int trace_parse(const void *data, size_t bytes, const char *name, struct trace *
 	int code;
 	if (!looks_like_trace(p, bytes))
 		code = err_set(e, ERR_INPUT,
-			"%s: not a trace (expected a file that begins with " TRACE_MAGIC " or GLTR1)", name);
+			"%.400s: not a trace (expected a file that begins with " TRACE_MAGIC " or GLTR1)", name);
 	else if (!memcmp(p, TRACE_MAGIC, 8))
 		code = parse_own(&r, p, bytes);
 	else
@@ -378,17 +379,35 @@ int trace_parse(const void *data, size_t bytes, const char *name, struct trace *
 	return code;
 }
 
+int trace_parse_unpacked(const uint8_t *data, size_t bytes, const char *name, struct trace *t, struct err *e)
+{
+	struct reader r = {.t = t, .name = name, .e = e};
+	size_t header = bytes < 4 ? 0 : MIN((size_t)load_u32(data), bytes - 4);
+	int code =
+		bytes < 4 ? err_set(e, ERR_INPUT, "%.400s: too short", name) : parse_header(&r, data + 4, header);
+	if (!code)
+		code = parse_records(&r, data + 4 + header, bytes - 4 - header);
+	if (!code && !r.ended) {
+		t->ends_early = true;
+		snprintf(t->note, sizeof t->note, "the trace ends early");
+	}
+	free(r.seen);
+	if (code)
+		trace_fini(t);
+	return code;
+}
+
 int trace_open(const char *path, struct trace *t, struct err *e)
 {
 	FILE *f = fopen(path, "rbe");
 	if (!f)
-		return err_errno(e, errno, "%s: cannot open the trace", path);
+		return err_errno(e, errno, "%.400s: cannot open the trace", path);
 	void *data = NULL;
 	size_t len = 0, cap = 0;
 	int code = 0;
 	for (;;) {
 		if (!grow(&data, &cap, len + 65536, (size_t)1 << 34, 1)) {
-			code = err_set(e, ERR_MEMORY, "%s: the trace is too large to be loaded", path);
+			code = err_set(e, ERR_MEMORY, "%.400s: the trace is too large to be loaded", path);
 			break;
 		}
 		size_t got = fread((char *)data + len, 1, cap - len, f);
@@ -398,7 +417,7 @@ int trace_open(const char *path, struct trace *t, struct err *e)
 			break; /* an endless device is refused by its first bytes */
 	}
 	if (!code && ferror(f))
-		code = err_errno(e, errno, "%s: cannot read the trace", path);
+		code = err_errno(e, errno, "%.400s: cannot read the trace", path);
 	fclose(f);
 	if (!code)
 		code = trace_parse(data, len, path, t, e);
@@ -420,16 +439,17 @@ int trace_check_model(const struct trace *t, const char *path, const struct trac
 	const struct trace_model *a = &t->model;
 	if (a->n_layers != m->n_layers || a->n_experts != m->n_experts || a->top_k != m->top_k)
 		return err_set(e, ERR_INPUT,
-			"%s: recorded with another model: %u layers, top %u of %u experts (this one: %u, top %u of %u)",
+			"%.400s: recorded with another model: %u layers, top %u of %u experts (this one: %u, top %u of "
+			"%u)",
 			path, a->n_layers, a->top_k, a->n_experts, m->n_layers, m->top_k, m->n_experts);
 	if (a->fingerprint && m->fingerprint && a->fingerprint != m->fingerprint)
 		return err_set(e, ERR_INPUT,
-			"%s: recorded with another model (fingerprint %016llx, this one has %016llx)", path,
+			"%.400s: recorded with another model (fingerprint %016llx, this one has %016llx)", path,
 			(unsigned long long)a->fingerprint, (unsigned long long)m->fingerprint);
 	for (uint32_t l = 0; t->bytes_known && m->expert_bytes && l < m->n_layers; l++)
 		if (a->expert_bytes[l] != m->expert_bytes[l])
 			return err_set(e, ERR_INPUT,
-				"%s: recorded with another model: an expert of layer %u had %llu bytes (this one: %llu)",
+				"%.400s: recorded with another model: an expert of layer %u had %llu bytes (this one: %llu)",
 				path, l, (unsigned long long)a->expert_bytes[l], (unsigned long long)m->expert_bytes[l]);
 	return 0;
 }

@@ -10,10 +10,12 @@ victim is found by looking at all that is resident (LRU and SIEVE keep plain lis
 reading. Plain Python, no packages. The policies are
 
   lru            the resident key whose last use is the oldest
-  sieve          a list in order of insertion, a bit per key, a hand that walks from the oldest to the newest
+  sieve          a list in order of insertion, a bit per key, a hand that walks from the oldest to the newest; with
+                 `--order layer` keys used within the last 17/16 tokens are spared while there are others
   lfu            the least sum of weights of all uses so far (also of those while not resident), where the weight of a
-                 use grows by 1 + ln 2 / half_life with every access; ties: oldest last use, then least key. Keys used
-                 within the last 17/16 tokens are spared while there are others; then the oldest of them leaves
+                 use grows by 1 + ln 2 / half_life with every access; ties: oldest last use, then least key. With
+                 `--order layer` keys used within the last 17/16 tokens are spared while there are others; then the
+                 oldest of them leaves
   belady         the resident key with the farthest next use; what is missed is always cached
   belady-bypass  the same, but a missed key whose next use is not nearer than that of the victim is not cached
 
@@ -62,11 +64,13 @@ class Lru:
 
 
 class Sieve:
-    def __init__(self, **_):
+    def __init__(self, spare=0, **_):
+        self.last, self.now, self.spare = {}, 0, spare
         self.newer, self.older, self.bit = {}, {}, {}
         self.head = self.tail = self.hand = None
 
     def access(self, key, now):
+        self.now = self.last[key] = now
         if key in self.bit:
             self.bit[key] = True
 
@@ -79,9 +83,10 @@ class Sieve:
             self.tail = key
 
     def victim(self, pinned):
+        old = {k for k in self.bit if k not in pinned and self.last[k] + self.spare <= self.now} if self.spare else ()
         at = self.hand if self.hand is not None else self.tail
         while True:
-            if at not in pinned:
+            if at in old if old else at not in pinned:
                 if not self.bit[at]:
                     break
                 self.bit[at] = False
@@ -105,9 +110,9 @@ class Sieve:
 
 
 class Lfu:
-    def __init__(self, half_life=1.0, protect=0, **_):
+    def __init__(self, half_life=1.0, spare=0, **_):
         self.young, self.old = OrderedDict(), set()        # the resident keys; young: oldest first
-        self.score, self.last, self.now, self.protect = {}, {}, 0, protect
+        self.score, self.last, self.now, self.spare = {}, {}, 0, spare
         self.weight, self.growth = 1.0, 1 + 0.6931471805599453 / max(half_life, 1.0)
 
     def access(self, key, now):
@@ -128,7 +133,7 @@ class Lfu:
 
     def victim(self, pinned):
         for key in list(self.young):
-            if self.last[key] + self.protect > self.now:
+            if self.last[key] + self.spare > self.now:
                 break
             del self.young[key]
             self.old.add(key)
@@ -175,7 +180,8 @@ def simulate(batches, name, slots, order, half_life, skip, token_accesses):
                 next_at[i], seen[key] = seen.get(key, NEVER), i
     next_use = {}
     half_life = half_life * token_accesses or max(1.75 * slots, 16.0 * token_accesses)
-    policy = POLICIES[name](half_life=half_life, protect=token_accesses + token_accesses // 16, next_use=next_use)
+    spare = token_accesses + token_accesses // 16 if order == "layer" else 0
+    policy = POLICIES[name](half_life=half_life, spare=spare, next_use=next_use)
     resident, now, hits, accesses = set(), 0, 0, 0
 
     def place(key, pinned):

@@ -127,6 +127,7 @@ static void model_start(struct model *m, struct rng *r, const uint64_t *sizes, i
 	m->cfg.tier_bytes[1] = two_tiers ? rng_below(r, (uint32_t)all) : 0;
 	m->cfg.policy = policy;
 	m->cfg.prefetch_cold = 10;
+	m->cfg.token_accesses = rng_below(r, 3) * 8;
 	struct err e = {0};
 	m->c = cache_new(&m->cfg, &e);
 	if (!m->c)

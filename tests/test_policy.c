@@ -110,16 +110,19 @@ static int32_t expect_lru(const struct model *m, int list, uint64_t before)
 
 static int32_t expect_sieve(struct model *m, int list)
 {
-	int any = 0;
-	for (int i = 0; i < m->n[list]; i++)
-		any += !m->pinned[m->order[list][i]];
+	int any = 0, old = 0;
+	for (int i = 0; i < m->n[list]; i++) {
+		int32_t key = m->order[list][i];
+		any += !m->pinned[key];
+		old += !m->pinned[key] && m->last_use[key] + m->p.env.spare <= m->now;
+	}
 	if (!any)
 		return -1;
 	for (int i = m->hand[list];; i++) {
 		if (i >= m->n[list])
 			i = 0;
 		int32_t key = m->order[list][i];
-		if (m->pinned[key])
+		if (m->pinned[key] || (old && m->last_use[key] + m->p.env.spare > m->now))
 			continue;
 		if (m->bit[key]) {
 			m->bit[key] = false;
@@ -136,7 +139,7 @@ static int32_t expect_lfu(struct model *m, int list)
 		int32_t key = m->order[list][i];
 		if (m->compared[key])
 			continue;
-		if (m->last_use[key] + m->p.env.protect > m->now)
+		if (m->last_use[key] + m->p.env.spare > m->now)
 			break;
 		m->compared[key] = true;
 	}
@@ -182,7 +185,7 @@ static void run(const struct policy_ops *ops, uint64_t seed)
 		.evictable = evictable,
 		.ctx = &m,
 		.half_life = half_life,
-		.protect = rng_below(&r, 12),
+		.spare = rng_below(&r, 12),
 		.next_use = m.next_use};
 	assert_int_equal(ops->init(&m.p), 0);
 	for (int step = 0; step < 3000; step++) {

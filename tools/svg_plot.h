@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A line plot as one self-contained SVG: no scripts, no fonts or files from elsewhere, readable on a light and on a dark
+ * page (it brings its own background). Up to 8 curves, each with a marker at every point and its name at its right end.
+ */
+#ifndef GLM_TOOLS_SVG_PLOT_H
+#define GLM_TOOLS_SVG_PLOT_H
+
+#include "src/base/buf.h"
+
+#include <stdbool.h>
+
+#define SVG_MAX_SERIES 8
+
+struct svg_series {
+	const char *name;
+	const double *x, *y; /* [n], x rising */
+	int n;
+	bool dashed; /* a bound rather than something that can be had */
+};
+
+struct svg_plot {
+	const char *title, *subtitle; /* subtitle: NULL for none */
+	const char *x_label, *y_label;
+	double y_min, y_max; /* both 0: from the data */
+	bool x_from_zero;
+	struct svg_series series[SVG_MAX_SERIES];
+	int n_series;
+};
+
+/* Appends the whole document. Text is escaped. */
+void svg_plot_write(const struct svg_plot *p, struct buf *out);
+
+#endif
