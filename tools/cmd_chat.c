@@ -5,15 +5,13 @@
 #include "src/base/num.h"
 #include "tools/interrupt.h"
 #include "tools/line_edit.h"
-#include "tools/out_file.h"
 #include "tools/report.h"
+#include "tools/text_input.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-
-#define MAX_READ_BYTES ((size_t)64 << 20)
 
 /* What a command tells the loop. */
 enum outcome { GO_ON, LEAVE };
@@ -126,8 +124,8 @@ static enum outcome do_read(struct answer *a, const char *argument)
 		fprintf(stderr, "usage: /read FILE\n");
 		return GO_ON;
 	}
-	char *text = in_file_read(argument, MAX_READ_BYTES, &n, &e);
-	if (!text) {
+	char *text;
+	if (text_input_read(argument, &text, &n, &e)) {
 		report_error(&e);
 		return GO_ON;
 	}
@@ -224,12 +222,15 @@ int chat_loop(struct answer *a, struct err *e)
 		const char *text = buf_str(&line);
 		if (!text[strspn(text, " \t\n")])
 			continue;
-		if (text[0] == '/') {
-			if (command(a, line.data) == LEAVE)
-				break;
-		} else {
+		line_edit_hide_typing(editor, true);
+		enum outcome outcome = GO_ON;
+		if (text[0] == '/')
+			outcome = command(a, line.data);
+		else
 			turn(a, text, line.len, "the message");
-		}
+		line_edit_hide_typing(editor, false);
+		if (outcome == LEAVE)
+			break;
 	}
 	buf_free(&line);
 	line_edit_free(editor);

@@ -141,8 +141,7 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 
 	struct engine *g = NULL;
 	struct session *s = NULL;
-	int32_t *ids = NULL;
-	uint32_t n = 0;
+	struct token_ids ids = {0};
 	struct session_taps taps = {0};
 	struct out_file out = {0}, taps_out = {0};
 	bool to_stdout = !strcmp(out_path, "-");
@@ -152,23 +151,26 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 		goto out;
 	const struct model_config *c = engine_config(g);
 	struct rows_out rows = {.vocab = c->n_vocab, .hash = GENERATE_HASH_START};
-	if ((rc = token_ids_read(ids_path, c->n_vocab, &ids, &n, e)) || (rc = session_new(g, &s, e)) ||
-		(mtp && (rc = session_enable_mtp(s, e))) || (taps_path && (rc = new_taps(&taps, c, n, e))) ||
-		(rc = out_file_open(&out, out_path, e)) || (taps_path && (rc = out_file_open(&taps_out, taps_path, e))))
+	if ((rc = token_ids_read(ids_path, c->n_vocab, &ids, e)))
 		goto out;
-	if (n > engine_context(g)) {
-		rc = err_set(e, ERR_INPUT, "%s: %u tokens do not fit the context of %u", ids_path, n, engine_context(g));
+	if (ids.n > engine_context(g)) {
+		rc = err_set(e, ERR_INPUT, "%.400s: %zu tokens do not fit the context of %u", ids_path, ids.n, engine_context(g));
 		goto out;
 	}
+	uint32_t n = (uint32_t)ids.n;
+	if ((rc = session_new(g, &s, e)) || (mtp && (rc = session_enable_mtp(s, e))) ||
+		(taps_path && (rc = new_taps(&taps, c, n, e))) || (rc = out_file_open(&out, out_path, e)) ||
+		(taps_path && (rc = out_file_open(&taps_out, taps_path, e))))
+		goto out;
 	rows.f = out.f;
 	if (taps_path)
 		session_set_taps(s, &taps);
 	if (mtp) {
-		rc = dump_mtp(s, ids, n, &watch, &rows, e);
+		rc = dump_mtp(s, ids.data, n, &watch, &rows, e);
 	} else if (all) {
-		rc = token_rows_walk(s, ids, n, &watch, write_row, &rows, e);
+		rc = token_rows_walk(s, ids.data, n, &watch, write_row, &rows, e);
 	} else {
-		rc = session_sync(s, ids, n, &watch, NULL, e);
+		rc = session_sync(s, ids.data, n, &watch, NULL, e);
 		if (!rc)
 			rc = write_row(&rows, n - 1, session_logits(s), e);
 	}
@@ -194,6 +196,6 @@ out:
 	session_free(s);
 	engine_close(g);
 	free_taps(&taps);
-	free(ids);
+	token_ids_free(&ids);
 	return rc;
 }

@@ -13,16 +13,16 @@
 #include "tools/common_opts.h"
 #include "tools/interrupt.h"
 #include "tools/json_out.h"
-#include "tools/out_file.h"
 #include "tools/report.h"
+#include "tools/text_input.h"
 #include "tools/token_rows.h"
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
-#define DEFAULT_CHUNK  2048
-#define MAX_TEXT_BYTES ((size_t)1 << 30)
+#define DEFAULT_CHUNK 2048
 
 /* Running mean and sum of squared deviations (Welford). */
 struct score {
@@ -84,9 +84,9 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 	struct session *s = NULL;
 	struct token_ids ids = {0};
 	size_t len = 0;
-	char *text = in_file_read(path, MAX_TEXT_BYTES, &len, e);
-	if (!text)
-		return e->code;
+	char *text = NULL;
+	if ((rc = text_input_read(strcmp(path, "-") ? path : NULL, &text, &len, e)))
+		return rc;
 	interrupt_catch(false);
 	const struct session_watch watch = {.cancel = interrupt_flag()};
 	uint32_t wanted = common.context;

@@ -4,7 +4,7 @@
 #include "tools/cmd_chat.h"
 #include "tools/commands.h"
 #include "tools/interrupt.h"
-#include "tools/out_file.h"
+#include "tools/text_input.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -12,16 +12,15 @@
 #include <string.h>
 #include <unistd.h>
 
-#define MAX_PROMPT_BYTES ((size_t)64 << 20)
-
 static int run_file(struct answer *a, const char *path, struct err *e)
 {
 	size_t n;
-	char *text = in_file_read(path, MAX_PROMPT_BYTES, &n, e);
-	if (!text)
-		return e->code;
+	char *text;
+	int rc = text_input_read(strcmp(path, "-") ? path : NULL, &text, &n, e);
+	if (rc)
+		return rc;
 	n -= n && text[n - 1] == '\n'; /* the line feed that editors add */
-	int rc = answer_turn(a, text, n, strcmp(path, "-") ? path : "standard input", e);
+	rc = answer_turn(a, text, n, strcmp(path, "-") ? path : "standard input", e);
 	free(text);
 	return rc;
 }

@@ -2,8 +2,8 @@
 /*
  * libedit where there is one and stdin is a terminal, else getline.
  *
- * Ctrl+C at the prompt is a key, not a signal: the terminal's interrupt character is off while a line is edited, so no
- * signal races with the editor. Terminals bracket pasted text by ESC[200~ and ESC[201~ when asked to; what lies between
+ * Ctrl+C at the prompt is a key, not a signal: the terminal makes no signals while a line is edited, so none races with
+ * the editor; Ctrl+Z is done by hand. Terminals bracket pasted text by ESC[200~ and ESC[201~ when asked to; what lies between
  * goes into the line as it is, line feeds included.
  */
 #include "tools/line_edit.h"
@@ -12,11 +12,12 @@
 #include "tools/interrupt.h"
 
 #include <errno.h>
-#include <stdbool.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 
 #if HAVE_EDIT
@@ -85,6 +86,17 @@ static unsigned char key_end(EditLine *editor, int c)
 	return CC_NORM;
 }
 
+/* Ctrl+Z: gives the terminal back while the program sleeps. */
+static unsigned char key_suspend(EditLine *editor, int c)
+{
+	(void)c;
+	el_set(editor, EL_PREP_TERM, 0);
+	fputc('\n', stderr);
+	raise(SIGTSTP);
+	el_set(editor, EL_PREP_TERM, 1);
+	return CC_REDISPLAY;
+}
+
 /* Reads up to PASTE_END and inserts it. Control characters other than line feed and tab have no place in a message. */
 static unsigned char key_paste(EditLine *editor, int c)
 {
@@ -145,10 +157,12 @@ static void open_editor(struct line_edit *l)
 	el_set(l->editor, EL_HIST, history, l->history);
 	el_set(l->editor, EL_ADDFN, "glm-drop", "Throw the line away", key_drop);
 	el_set(l->editor, EL_ADDFN, "glm-end", "End of input on an empty line", key_end);
+	el_set(l->editor, EL_ADDFN, "glm-suspend", "Suspend the program", key_suspend);
 	el_set(l->editor, EL_ADDFN, "glm-paste", "Insert pasted text", key_paste);
-	el_set(l->editor, EL_SETTY, "-d", "intr=", NULL);
+	el_set(l->editor, EL_SETTY, "-d", "-isig", NULL);
 	el_set(l->editor, EL_BIND, "^C", "glm-drop", NULL);
 	el_set(l->editor, EL_BIND, "^D", "glm-end", NULL);
+	el_set(l->editor, EL_BIND, "^Z", "glm-suspend", NULL);
 	el_set(l->editor, EL_BIND, "^R", "em-inc-search-prev", NULL);
 	el_set(l->editor, EL_BIND, "\\e[3~", "ed-delete-next-char", NULL);
 	el_set(l->editor, EL_BIND, "\\e[1;5C", "em-next-word", NULL);
@@ -202,6 +216,18 @@ void line_edit_free(struct line_edit *l)
 	free(l->history_file);
 	free(l->line);
 	free(l);
+}
+
+void line_edit_hide_typing(struct line_edit *l, bool hide)
+{
+	struct termios t;
+	if (!l->terminal || tcgetattr(STDIN_FILENO, &t))
+		return;
+	if (hide) /* not canonical either: keys wait for the editor as they are, Ctrl+D and backspace too */
+		t.c_lflag &= ~(tcflag_t)(ECHO | ICANON);
+	else
+		t.c_lflag |= ECHO | ICANON;
+	tcsetattr(STDIN_FILENO, TCSANOW, &t);
 }
 
 /* One physical line without its line feed; NULL at the end. */

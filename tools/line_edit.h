@@ -8,6 +8,8 @@
 
 #include "src/base/buf.h"
 
+#include <stdbool.h>
+
 struct line_edit;
 
 enum line_edit_result {
@@ -22,6 +24,9 @@ void line_edit_free(struct line_edit *l); /* restores the terminal; NULL is fine
 
 /* Shows `prompt` (plain text without control sequences) when stdin is a terminal, and reads. Replaces *out. */
 enum line_edit_result line_edit_read(struct line_edit *l, const char *prompt, struct buf *out);
+
+/* While an answer runs: what is typed is not shown among it, but kept for the next line. */
+void line_edit_hide_typing(struct line_edit *l, bool hide);
 
 /* $XDG_STATE_HOME/glmstream/history, else ~/.local/state/glmstream/history; NULL without a home. The caller frees. */
 char *line_edit_history_path(void);

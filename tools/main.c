@@ -5,6 +5,7 @@
 #include "tools/commands.h"
 #include "tools/report.h"
 
+#include <langinfo.h>
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>
@@ -89,7 +90,9 @@ static int dispatch(int argc, char **argv, struct err *e)
 
 int main(int argc, char **argv)
 {
-	setlocale(LC_CTYPE, ""); /* the line editor's idea of characters; numbers stay in the C locale */
+	/* the line editor's idea of characters, UTF-8 in any case; numbers stay in the C locale */
+	if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
+		setlocale(LC_CTYPE, "C.UTF-8");
 	signal(SIGPIPE, SIG_IGN); /* a reader that went away is a write error with a sentence */
 	struct err e = {0};
 	int rc = dispatch(argc, argv, &e);

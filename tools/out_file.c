@@ -3,7 +3,6 @@
  * gets a temporary name for the moment between linkat and rename. */
 #include "tools/out_file.h"
 
-#include "src/base/buf.h"
 #include "src/base/mem.h"
 
 #include <errno.h>
@@ -139,41 +138,4 @@ void out_file_abort(struct out_file *o)
 	free(o->temp);
 	free(o->path);
 	*o = (struct out_file){.directory = -1};
-}
-
-char *in_file_read(const char *path, size_t max, size_t *n, struct err *e)
-{
-	bool is_stdin = !strcmp(path, "-");
-	const char *name = is_stdin ? "standard input" : path;
-	FILE *f = is_stdin ? stdin : fopen(path, "re");
-	if (!f) {
-		err_errno(e, errno, "%.400s", path);
-		return NULL;
-	}
-	struct buf b = {0};
-	int code = 0;
-	for (;;) {
-		buf_reserve(&b, 65536);
-		size_t got = fread(b.data + b.len, 1, 65536, f);
-		b.len += got;
-		if (b.len > max) {
-			code = err_set(e, ERR_INPUT, "%.400s: has more than %zu bytes", name, max);
-			break;
-		}
-		if (got < 65536) {
-			if (ferror(f))
-				code = err_errno(e, errno, "%.400s", name);
-			break;
-		}
-	}
-	if (!is_stdin)
-		fclose(f);
-	if (code) {
-		buf_free(&b);
-		return NULL;
-	}
-	b.data[b.len] = 0;
-	if (n)
-		*n = b.len;
-	return buf_take(&b);
 }

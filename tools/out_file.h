@@ -9,7 +9,6 @@
 
 #include "src/base/err.h"
 
-#include <stddef.h>
 #include <stdio.h>
 
 /* Zero-initialise. Write to `f` with stdio; errors may be left to commit. */
@@ -29,9 +28,5 @@ int out_file_commit(struct out_file *o, struct err *e);
 
 /* Releases without touching the target. Safe on a zeroed or committed one. */
 void out_file_abort(struct out_file *o);
-
-/* The whole of a file, "-" is stdin, into a fresh string with a 0 behind it; *n may be NULL. ERR_INPUT with a sentence for
- * what cannot be read or has more than `max` bytes. The caller frees. */
-char *in_file_read(const char *path, size_t max, size_t *n, struct err *e);
 
 #endif

@@ -5,9 +5,9 @@
 
 #include "src/engine/session.h"
 
-/* Reads whitespace-separated decimal ids, "-" is stdin. Ids must be in [0, n_vocab). ERR_INPUT names the place. The caller
- * frees *ids. */
-int token_ids_read(const char *path, uint32_t n_vocab, int32_t **ids, uint32_t *n, struct err *e);
+/* Appends whitespace-separated decimal ids from a file, "-" is stdin. At least one, all in [0, n_vocab), or ERR_INPUT with
+ * the place. */
+int token_ids_read(const char *path, uint32_t n_vocab, struct token_ids *out, struct err *e);
 
 /* Called for every position in order: row [vocab] are the logits after ids[at]. Nonzero ends the walk with that code. */
 typedef int token_row_fn(void *user, uint32_t at, const float *row, struct err *e);

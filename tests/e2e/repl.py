@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: MIT
+"""Types into the chat; called by repl.sh with the path of the program and an empty folder, which becomes HOME.
+
+What a message really held is seen through /undo, which prints what it takes back.
+"""
+import os
+import pty
+import re
+import select
+import signal
+import sys
+import time
+
+PROGRAM, HOME = sys.argv[1], sys.argv[2]
+LIMIT_S = 100
+ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r|\x07")
+checks = wrong = 0
+
+
+def check(text, ok, seen=b""):
+    global checks, wrong
+    checks += 1
+    if not ok:
+        wrong += 1
+        print("WRONG:", text, "\n  seen:", seen[-500:])
+
+
+class Chat:
+    """The program on a terminal of 100 columns. `stdout` names a file that takes the answers instead."""
+
+    def __init__(self, *args, stdout=None, **env):
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update(TERM="xterm", HOME=HOME, LANG="C", COLUMNS="100", **env)
+            os.environ.pop("LC_ALL", None)
+            os.environ.pop("XDG_STATE_HOME", None)
+            if stdout:
+                os.dup2(os.open(stdout, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 1)
+            os.execv(PROGRAM, [PROGRAM, "-t", "1", "--temp", "0", "--think", "off", *args])
+        self.seen = b""
+        self.raw = b""
+        self.wait_for(b"> ")
+
+    def pump(self, seconds):
+        """Takes what comes within a while; False when the other end is gone."""
+        if select.select([self.fd], [], [], seconds)[0]:
+            try:
+                data = os.read(self.fd, 65536)
+            except OSError:
+                return False
+            if not data:
+                return False
+            self.raw += data
+            self.seen = ESCAPES.sub(b"", self.raw)
+        return True
+
+    def wait_for(self, text, since=0, limit=LIMIT_S):
+        """Reads until `text` was shown behind offset `since`; returns what was shown there."""
+        end = time.time() + limit
+        while text not in self.seen[since:] and time.time() < end and self.pump(0.1):
+            pass
+        return self.seen[since:]
+
+    def quiet(self, seconds=0.4):
+        """Reads until nothing has come for a while."""
+        at = len(self.raw)
+        while self.pump(seconds) and len(self.raw) > at:
+            at = len(self.raw)
+
+    def keys(self, data):
+        os.write(self.fd, data)
+
+    def line(self, data, answer):
+        """Types a line and waits for `answer` behind it; returns what was shown since."""
+        self.quiet()
+        at = len(self.seen)
+        self.keys(data + b"\r")
+        return self.wait_for(answer, at)
+
+    def say(self, data):
+        """Types a line and waits for the statistics that end its answer."""
+        shown = self.line(data, b" new at ")
+        return shown
+
+    def undo(self):
+        return self.line(b"/undo", b"tak").split(b"/undo", 1)[-1]
+
+    def status(self, limit=30):
+        end = time.time() + limit
+        while time.time() < end:
+            self.pump(0.05)
+            pid, code = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.WEXITSTATUS(code) if os.WIFEXITED(code) else 128 + os.WTERMSIG(code)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        return None
+
+
+def messages():
+    """What the editor makes of typed text is what the conversation holds."""
+    c = Chat("-n", "3")
+    shown = c.line(b"/stats", b"no answer yet")
+    check("/stats before any answer", b"no answer yet" in shown, shown)
+    text = "Größe 日本語 🙂".encode()
+    shown = c.say(text)
+    check("typed Unicode is shown", text in shown, shown)
+    shown = c.undo()
+    check("and arrives whole", b"taken back: " + text in shown, shown)
+
+    c.quiet()
+    at = len(c.seen)
+    c.keys(b"Define \\\r")
+    c.wait_for(b"... ", at)
+    shown = c.say(b"river.")
+    check("a continued line is answered", b" new at " in shown, shown)
+    shown = c.undo()
+    check("a backslash at the end of a line continues it", b"taken back: Define \nriver." in shown, shown)
+
+    c.quiet()
+    c.keys(b"\x1b[200~first line\rsecond line\r\x1b[201~")
+    shown = c.say(b"")
+    shown = c.undo()
+    check("several pasted lines are one message", b"taken back: first line\nsecond line" in shown, shown)
+
+    shown = c.undo()
+    check("/undo ends where nothing is left", b"there is nothing to take back" in shown, shown)
+
+    c.quiet()
+    c.keys(b"axc\x02\x02\x1b[3~b\x05d")  # two left, delete x, b; end, d
+    c.keys(b"\x7f")
+    shown = c.say(b"d")
+    shown = c.undo()
+    check("editing keys edit", b"taken back: abcd" in shown or b"taken back: bacd" in shown, shown)
+
+    at = len(c.seen)
+    c.keys("half a lineü".encode())
+    c.wait_for("ü".encode(), at)
+    c.keys(b"\x04")
+    c.quiet()
+    check("Ctrl+D on a line with text does not leave", os.waitpid(c.pid, os.WNOHANG)[0] == 0)
+    c.keys(b"\x03")
+    shown = c.wait_for(b"^C\n> ", at)
+    check("Ctrl+C clears the line", b"^C\n> " in shown, shown)
+    shown = c.line(b"/undo", b"nothing to take back")
+    check("and says nothing", b"nothing to take back" in shown, shown)
+
+    path = os.path.join(HOME, "prompt.txt")
+    with open(path, "wb") as f:
+        f.write(b"Define tree.\nplease\n")
+    shown = c.line(b"/read " + path.encode(), b" new at ")
+    check("/read sends a file", b" new at " in shown, shown)
+    shown = c.undo()
+    check("with all its lines", b"taken back: Define tree.\nplease" in shown, shown)
+    shown = c.line(b"/read /no/such/file", b"/no/such/file: No such file")
+    check("/read names a file that is missing", b"glmstream: /no/such/file" in shown, shown)
+    c.keys(b"\x04")
+    check("Ctrl+D on an empty line leaves", c.status() == 0, c.raw)
+
+
+def history():
+    c = Chat("-n", "1")
+    c.say(b"Define history.")
+    c.quiet()
+    at = len(c.seen)
+    c.keys(b"\x1b[A")
+    shown = c.wait_for(b"Define history.", at)
+    check("the up key recalls the last line", b"Define history." in shown, shown)
+    c.keys(b"\x03")
+    c.line(b"/quit", b"/quit")
+    check("/quit leaves", c.status() == 0, c.raw)
+    path = os.path.join(HOME, ".local/state/glmstream/history")
+    check("the history has a file", os.path.exists(path))
+    check("only its owner may read it", os.path.exists(path) and os.stat(path).st_mode & 0o077 == 0)
+    c = Chat("-n", "1")
+    at = len(c.seen)
+    c.keys(b"\x1b[A\x1b[A")
+    shown = c.wait_for(b"Define history.", at)
+    check("the next session remembers it", b"Define history." in shown, shown)
+    c.keys(b"\x03\x04")
+    check("Ctrl+D leaves", c.status() == 0, c.raw)
+
+
+def interrupts():
+    c = Chat("-n", "2000")
+    c.quiet()
+    at = len(c.seen)
+    c.keys(b"Tell me a story about a fox named Ben.\r")
+    c.wait_for(b"nce", at)  # "Once" or whatever begins with the next token
+    c.quiet(0.2)
+    c.keys(b"\x03")
+    shown = c.wait_for(b"(stopped)", at, 30)
+    ended = b" new at " in shown  # a fast machine may be through
+    check("Ctrl+C stops the answer", b"(stopped)" in shown or ended, shown)
+    c.line(b"/set n 4", b"n 4")
+    shown = c.say(b"Define river.")
+    check("and keeps the session", b"river" in shown.split(b"Define river.", 1)[-1], shown)
+    shown = c.undo()
+    check("/undo takes back the last message only", b"taken back: Define river." in shown, shown)
+    shown = c.undo()
+    check("then the stopped one", b"taken back: Tell me a story" in shown, shown)
+    shown = c.undo()
+    check("and no more", b"nothing to take back" in shown, shown)
+    # typed while the answer runs: not mixed into it, and the next message
+    c.quiet()
+    at = len(c.seen)
+    c.keys(b"Define island.\r")
+    c.wait_for(b"island", at + len(b"Define island."), 60)
+    c.keys(b"/stats\r")
+    shown = c.wait_for(b"in all:", at)
+    check("what is typed during an answer comes next", b"in all:" in shown, shown)
+    c.keys(b"\x04")
+    check("it leaves with status 0", c.status() == 0, c.raw)
+
+
+def commands():
+    c = Chat("-n", "2", NO_COLOR="1")
+    for line, answer in [
+        (b"/think high", b"reasoning: high"),
+        (b"/think off", b"reasoning: off"),
+        (b"/think", b"reasoning: off"),
+        (b"/think loud", b"/think takes max, high or off"),
+        (b"/set", b"temp 0, top-p"),
+        (b"/set temp 0.5", b"temp 0.5,"),
+        (b"/set --top-k 7", b"top-k 7,"),
+        (b"/set temp x", b"is not a number"),
+        (b"/set temp", b"usage: /set NAME VALUE"),
+        (b"/set wit 3", b"/set knows no \"wit\""),
+        (b"/system You are brief.", b"system message set"),
+        (b"/system", b"no system message"),
+        (b"/quti", b"did you mean /quit"),
+        (b"/stats now", b"/stats takes no argument"),
+        (b"/reset", b"a new conversation"),
+        (b"/help", b"/undo"),
+    ]:
+        shown = c.line(line, answer)
+        check(line.decode(), answer in shown, shown)
+    shown = c.say(b"Define river.")
+    check("after all that a question is answered", b" new at " in shown, shown)
+    check("NO_COLOR means no colours", not re.search(rb"\x1b\[[0-9;]*m", c.raw), c.raw)
+    os.kill(c.pid, signal.SIGTERM)
+    check("SIGTERM ends it", c.status() is not None, c.raw)
+
+
+def streams():
+    """With stdout in a file, the file gets the answers and nothing else."""
+    path = os.path.join(HOME, "answers")
+    c = Chat("-n", "40", stdout=path)
+    c.say(b"Define river.")
+    c.line(b"/stats", b"in all:")
+    c.line(b"/quit", b"/quit")
+    check("it leaves with status 0", c.status() == 0, c.raw)
+    with open(path, "rb") as f:
+        text = f.read()
+    check("stdout has the answer", b"river" in text, text)
+    check("stdout has nothing else", text.count(b"\n") == 1 and b"\x1b" not in text and b">" not in text, text)
+
+
+for part in (messages, history, interrupts, commands, streams):
+    part()
+print(f"{checks} checks, {wrong} wrong")
+sys.exit(1 if wrong else 0)
