@@ -112,7 +112,8 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		.user = &run,
 		.watch = {.progress = on_progress, .user = &run.progress, .cancel = interrupt_flag()},
 	};
-	struct stats stats = {.backend = engine_backend_name(a->engine), .seed = options.sampler.seed};
+	struct stats stats = {.backend = engine_backend_name(a->engine), .io = engine_io_name(a->engine),
+		.seed = options.sampler.seed};
 	struct expert_stats before = engine_expert_stats(a->engine);
 	chat_view_begin(&a->view, t, a->talk.raw, chat_starts_in_reasoning(&a->talk.chat.options));
 	rc = generate(a->session, a->prompt.data, (uint32_t)a->prompt.n, &options, &stats.result, e);

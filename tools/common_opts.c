@@ -12,6 +12,12 @@
 
 static const struct arg_word backends[] = {{"auto", 0}, {"cuda", 1}, {"cpu", 2}, {0}};
 
+static const struct arg_word sizes[] = {{"auto", -1}, {0}};
+_Static_assert(ENGINE_CACHE_AUTO == UINT64_MAX, "the word auto is -1");
+static const struct arg_word policies[] = {{"lru", 0}, {"lfu", 1}, {"sieve", 2}, {0}};
+static const struct arg_word readers[] = {
+	{"auto", READER_AUTO}, {"uring", READER_URING}, {"threads", READER_THREADS}, {0}};
+
 struct arg_group common_opts_group(struct common_opts *c)
 {
 	const struct arg list[] = {
@@ -24,6 +30,17 @@ struct arg_group common_opts_group(struct common_opts *c)
 		{.name = "ctx", .letter = 'c', .kind = ARG_UINT, .u32 = &c->context, .min = 1, .max = INT32_MAX, .value = "N",
 			.help = "context: positions of prompt and answers together",
 			.fallback = "as much as memory allows, at most the model's"},
+		{.name = "cache-gb", .kind = ARG_SIZE_GB, .u64 = &c->cache_bytes, .max = 1e9, .words = sizes, .value = "G|auto",
+			.help = "stream the experts through a cache of G * 10^9 bytes (VRAM; host memory on the CPU backend)",
+			.fallback = "on the CPU none: they are used where the file is mapped"},
+		{.name = "ram-gb", .kind = ARG_SIZE_GB, .u64 = &c->ram_bytes, .max = 1e9, .value = "G",
+			.help = "second tier of that cache in host memory", .fallback = "none"},
+		{.name = "policy", .kind = ARG_CHOICE, .i32 = &c->policy, .words = policies, .help = "which expert leaves a full cache",
+			.fallback = "lru"},
+		{.name = "lookahead", .kind = ARG_INT, .i32 = &c->lookahead, .max = 64, .value = "N",
+			.help = "fetch the experts of so many layers ahead; 0: off", .fallback = "0"},
+		{.name = "io", .kind = ARG_CHOICE, .i32 = &c->io, .words = readers, .help = "how experts are read", .fallback = "auto"},
+		{.name = "no-direct", .kind = ARG_FLAG, .flag = &c->no_direct, .help = "read through the page cache, not past it"},
 		{.name = "quiet", .letter = 'q', .kind = ARG_FLAG, .flag = &c->quiet, .help = "only answers, warnings and errors"},
 		{.name = "verbose", .letter = 'v', .kind = ARG_FLAG, .flag = &c->verbose, .help = "say more about what happens"},
 	};
@@ -32,34 +49,19 @@ struct arg_group common_opts_group(struct common_opts *c)
 	return (struct arg_group){"Model and machine", c->args, ARRAY_LEN(list)};
 }
 
-/* A few lines on what was opened; what the parts decided (backend, memory) they say themselves. */
-static void banner(const char *path, const struct engine *g)
-{
-	const struct model_config *c = engine_config(g);
-	struct engine_sizes s = engine_sizes(g);
-	const char *slash = strrchr(path, '/');
-	log_info("model    %s: %.60s%s%u layers, %u experts (%u used), vocabulary %u", slash ? slash + 1 : path, c->name,
-		c->name[0] ? ", " : "", c->n_layers, c->n_experts, c->n_used, c->n_vocab);
-	log_info("memory   %.3f GB resident, %.3f GB of experts (%.3f GB for a token), %.3f GB cache, %.3f GB workspace",
-		(double)s.resident_bytes * 1e-9, (double)s.experts_bytes * 1e-9, (double)s.experts_per_token * 1e-9,
-		(double)s.kv_bytes * 1e-9, (double)s.workspace_bytes * 1e-9);
-	log_info("run      %s, context %u", engine_backend_name(g), engine_context(g));
-}
-
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e)
 {
 	*out = NULL;
-	log_set_level(c->quiet ? LOG_WARN : c->verbose ? LOG_VERBOSE : LOG_INFO);
+	bool watched = isatty(STDERR_FILENO); /* else nobody reads a banner: warnings only */
+	log_set_level(c->verbose ? LOG_VERBOSE : c->quiet || !watched ? LOG_WARN : LOG_INFO);
 	const char *model = pocket_or(c->model, e);
 	if (!model)
 		return e->code;
 	const struct engine_options options = {.model_path = model, .backend = backends[c->backend].word,
-		.threads = c->threads, .context = c->context, .kv_f32 = c->kv_f32};
-	bool tell = isatty(STDERR_FILENO) || c->verbose;
-	if (!tell && !c->quiet) /* nobody watches: only warnings */
-		log_set_level(LOG_WARN);
-	int rc = engine_open(&options, out, e);
-	if (!rc && tell)
-		banner(model, *out);
-	return rc;
+		.threads = c->threads, .context = c->context, .kv_f32 = c->kv_f32,
+		.cache_bytes = c->cache_bytes, .ram_bytes = c->ram_bytes, .policy = policies[c->policy].word,
+		.lookahead = c->lookahead, .reader = {.engine = (enum reader_engine)c->io, .buffered = c->no_direct}};
+	if (c->ram_bytes && !c->cache_bytes)
+		return err_set(e, ERR_USAGE, "--ram-gb is the second tier of a cache: give --cache-gb as well");
+	return engine_open(&options, out, e); /* which says what it decided */
 }

@@ -15,6 +15,11 @@ struct common_opts {
 	int backend;       /* index into the words of --backend */
 	int threads;       /* 0: all */
 	uint32_t context;  /* 0: as memory and model allow */
+	uint64_t cache_bytes, ram_bytes; /* 0: experts are used where the file is mapped; ENGINE_CACHE_AUTO */
+	int policy;                      /* index into the words of --policy */
+	int lookahead;
+	int io;         /* enum reader_engine */
+	bool no_direct;
 	bool kv_f32;       /* not an option of all commands: set by those that have it */
 	bool quiet, verbose;
 	struct arg args[COMMON_OPTS_MAX];
@@ -23,8 +28,7 @@ struct common_opts {
 /* The option group; its variables are in *c, which must stay where it is. */
 struct arg_group common_opts_group(struct common_opts *c);
 
-/* Applies -q and -v to the log, finds the model, opens the engine. On a terminal, or with -v, says in a few lines what it
- * decided. */
+/* Applies -q and -v to the log, finds the model, opens the engine, which on a terminal, or with -v, says what it decided. */
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e);
 
 #endif

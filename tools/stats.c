@@ -46,12 +46,6 @@ static double wait_ms_per_token(const struct stats *s)
 	return tokens ? (double)s->experts.wait_ns * 1e-6 / (double)tokens : 0;
 }
 
-/* Experts come straight from the mapped file: no reader is involved. */
-static const char *io_name(const struct stats *s)
-{
-	return s->experts.bytes_read ? "read" : "mmap";
-}
-
 void stats_print(FILE *f, const struct stats *s, bool colours)
 {
 	const struct generate_result *r = &s->result;
@@ -62,8 +56,11 @@ void stats_print(FILE *f, const struct stats *s, bool colours)
 	fprintf(f, " at %.1f tok/s, %u new at %.1f tok/s", prefill_rate(s), r->new_tokens,
 		per_second(r->new_tokens, r->decode_ns));
 	if (asked)
-		fprintf(f, "; experts %.1f %% vram, %.1f %% ram, %.1f %% read", 100 * (double)s->experts.hit_vram / (double)asked,
-			100 * (double)s->experts.hit_ram / (double)asked, 100 * (double)s->experts.miss / (double)asked);
+		fprintf(f, "; experts %.1f %% vram", 100 * (double)s->experts.hit_vram / (double)asked);
+	if (s->experts.hit_ram)
+		fprintf(f, ", %.1f %% ram", 100 * (double)s->experts.hit_ram / (double)asked);
+	if (s->experts.miss)
+		fprintf(f, ", %.1f %% read", 100 * (double)s->experts.miss / (double)asked);
 	if (s->experts.bytes_read)
 		fprintf(f, " (%.2f GB at %.2f GB/s, %.1f ms wait a token)", (double)s->experts.bytes_read * 1e-9, read_gb_s(s),
 			wait_ms_per_token(s));
@@ -90,7 +87,7 @@ json_t *stats_json(const struct stats *s)
 	json_out_real(o, "wait_ms_per_token", wait_ms_per_token(s));
 	json_out_str(o, "logits_hash", hash);
 	json_out_str(o, "backend", s->backend);
-	json_out_str(o, "io", io_name(s));
+	json_out_str(o, "io", s->io);
 	json_out_uint(o, "reused_tokens", r->reused_tokens);
 	json_out_uint(o, "seed", s->seed);
 	json_out_str(o, "stop", (unsigned)r->stop < ARRAY_LEN(stop_names) ? stop_names[r->stop] : "?");

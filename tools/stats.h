@@ -11,7 +11,7 @@
 struct stats {
 	struct generate_result result;
 	struct expert_stats experts; /* of this answer alone */
-	const char *backend;
+	const char *backend, *io;
 	uint64_t seed;
 };
 

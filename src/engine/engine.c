@@ -231,6 +231,13 @@ const char *engine_backend_name(const struct engine *g)
 	return g->backend->ops->name;
 }
 
+const char *engine_io_name(const struct engine *g)
+{
+	if (!strcmp(g->source->ops->name, "mmap"))
+		return "mmap";
+	return strstr(loader_reader_summary(g->source), "io_uring") ? "uring" : "threads";
+}
+
 struct expert_stats engine_expert_stats(const struct engine *g)
 {
 	return g->source->stats;

@@ -58,6 +58,7 @@ const struct gguf *engine_gguf(const struct engine *g);
 uint32_t engine_context(const struct engine *g); /* positions a session may hold */
 int32_t engine_n_valid(const struct engine *g);  /* ids below this may be sampled; the rest is padding */
 const char *engine_backend_name(const struct engine *g); /* "cpu", "cuda" */
+const char *engine_io_name(const struct engine *g);      /* how experts come: "mmap", "uring", "threads" */
 
 /* Cumulative work of the expert source since the engine was opened; subtract two snapshots for an interval. */
 struct expert_stats engine_expert_stats(const struct engine *g);
