@@ -63,7 +63,7 @@ static void print_text(const struct bench_figure *f)
 	FILE *s = fmemopen(number, sizeof number, "w");
 	print_number(s, f->rate.median);
 	fclose(s);
-	printf("%-8s %-46s %9s %-8s", f->section, f->name, number, f->unit);
+	printf("%-8s %-56s %9s %-8s", f->section, f->name, number, f->unit);
 	if (f->rate.low < f->rate.high) {
 		s = fmemopen(range, sizeof range, "w");
 		fputc('(', s);

@@ -21,7 +21,7 @@
 #endif
 
 #define MIN_ARRAY_BYTES ((size_t)256 << 20)
-#define MAX_ARRAY_BYTES ((size_t)4 << 30)
+#define MAX_ARRAY_BYTES ((size_t)640 << 20)
 #define FMA_STEPS       200000
 #define LINE            16 /* uint32_t of a cache line */
 
@@ -83,6 +83,7 @@ __attribute__((target("avx512f"))) static float fma_512(double *macs)
 	for (int i = 0; i < 12; i++)
 		acc[i] = _mm512_set1_ps((float)i);
 	for (int s = 0; s < FMA_STEPS; s++)
+#pragma GCC unroll 12 /* else the sums live in memory */
 		for (int i = 0; i < 12; i++)
 			acc[i] = _mm512_fmadd_ps(acc[i], x, y);
 	for (int i = 1; i < 12; i++)
@@ -97,6 +98,7 @@ __attribute__((target("avx2,fma"))) static float fma_256(double *macs)
 	for (int i = 0; i < 12; i++)
 		acc[i] = _mm256_set1_ps((float)i);
 	for (int s = 0; s < FMA_STEPS; s++)
+#pragma GCC unroll 12 /* else the sums live in memory */
 		for (int i = 0; i < 12; i++)
 			acc[i] = _mm256_fmadd_ps(acc[i], x, y);
 	for (int i = 1; i < 12; i++)
