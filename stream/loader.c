@@ -245,13 +245,13 @@ void loader_layer_resident(struct expert_source *s, int layer, int n[2])
 	pthread_mutex_unlock(&l->lock);
 }
 
-void loader_warm(struct expert_source *s, const struct loader_key *keys, size_t n)
+void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t n)
 {
 	struct loader *l = loader_of(s);
-	struct loader_key *copy = NEW_ARRAY(struct loader_key, n);
+	struct profile_key *copy = NEW_ARRAY(struct profile_key, n);
 	size_t kept = 0;
 	for (size_t i = 0; i < n; i++) {
-		const struct loader_key *k = &keys[i];
+		const struct profile_key *k = &keys[i];
 		if (k->layer >= 0 && k->layer < l->n_layers && k->expert >= 0 && k->expert < l->n_experts &&
 			extent_has_layer(l->table, (uint32_t)k->layer))
 			copy[kept++] = *k;

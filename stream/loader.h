@@ -20,6 +20,7 @@
 #define GLM_STREAM_LOADER_H
 
 #include "cache/cache.h"
+#include "cache/profile.h"
 #include "kernels/backend.h"
 #include "src/format/gguf.h"
 #include "stream/expert_source.h"
@@ -62,9 +63,6 @@ struct cache_stats loader_cache_stats(struct expert_source *s);
 void loader_layer_resident(struct expert_source *s, int layer, int n[2]);
 /* Reads the given experts into the first tier while there is free room, best first, before anything is asked for. Returns
  * at once; the reading goes on beside the computation. Ids that do not exist are ignored. */
-struct loader_key {
-	int32_t layer, expert;
-};
-void loader_warm(struct expert_source *s, const struct loader_key *keys, size_t n);
+void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t n);
 
 #endif

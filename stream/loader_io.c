@@ -184,7 +184,7 @@ static bool start_hinted(struct loader *l)
 static bool start_warm(struct loader *l)
 {
 	while (l->next_warm < l->n_warm && l->n_prefetch < l->most_prefetch) {
-		struct loader_key k = l->warm[l->next_warm++];
+		struct profile_key k = l->warm[l->next_warm++];
 		struct cache_plan plan;
 		if (cache_find(l->cache, k.layer, k.expert) >= 0)
 			continue;

@@ -33,7 +33,7 @@ void answer_close(struct answer *a)
 	conversation_fini(&a->talk);
 	token_ids_free(&a->prompt);
 	session_free(a->session);
-	engine_close(a->engine);
+	engine_close(a->engine, NULL);
 	*a = (struct answer){0};
 }
 

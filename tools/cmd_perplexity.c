@@ -141,7 +141,7 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 	}
 out:
 	session_free(s);
-	engine_close(g);
+	engine_close(g, NULL);
 	token_ids_free(&ids);
 	free(text);
 	return rc;

@@ -6,9 +6,11 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "stream/loader.h"
+#include "stream/source_record.h"
 #include "stream/source_mmap.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #define DEFAULT_CHUNK 512
 #define AUTO_CONTEXT  131072 /* the largest context taken without being asked for */
@@ -137,6 +139,67 @@ static int count_valid(struct engine *g, const struct model_config *c, const cha
 	return 0;
 }
 
+/* FNV-1a over what makes two files the same model: their tensor tables. Weights are not read. */
+static uint64_t fingerprint_of(const struct gguf *f)
+{
+	uint64_t h = 0xcbf29ce484222325u;
+	for (size_t i = 0; i < f->n_tensors; i++) {
+		const struct gguf_tensor *t = &f->tensors[i];
+		uint64_t numbers[] = {t->type, t->ne[0], t->ne[1], t->ne[2], t->ne[3], t->file, t->offset};
+		for (const char *p = t->name; *p; p++)
+			h = (h ^ (uint8_t)*p) * 0x100000001b3u;
+		for (size_t k = 0; k < ARRAY_LEN(numbers); k++)
+			h = (h ^ numbers[k]) * 0x100000001b3u;
+	}
+	return h ? h : 1;
+}
+
+/* The recorder around the expert source, when a trace or a profile is wanted; the cache is seeded from the profile. */
+static int open_recorder(struct engine *g, const struct engine_options *o, const struct model_config *c,
+	const struct model_weights *w, bool streaming, struct err *e)
+{
+	uint32_t n_layers = c->n_layers + c->n_mtp;
+	int rc;
+	g->source = g->experts;
+	if (!o->trace && !o->warm)
+		return 0;
+	if (o->warm) {
+		if (profile_init(&g->profile, g->fingerprint, n_layers, c->n_experts) ||
+			profile_init(&g->earlier, g->fingerprint, n_layers, c->n_experts))
+			return err_set(e, ERR_MEMORY, "no memory for the profile");
+		g->warm_path = mem_strdup(o->warm);
+		if (access(o->warm, F_OK) == 0 && (rc = profile_read(&g->earlier, o->warm, e)))
+			return rc;
+		struct profile_key *keys;
+		size_t n;
+		profile_order(&g->earlier, &keys, &n);
+		log_info("warm: %s names %zu experts%s", o->warm, n,
+			streaming ? "" : " (nothing to seed: no expert cache)");
+		if (streaming)
+			loader_warm(g->experts, keys, n);
+		free(keys);
+	}
+	if (o->trace) {
+		uint64_t *bytes = NEW_ARRAY(uint64_t, n_layers);
+		for (uint32_t i = 0; i < n_layers; i++)
+			if (w->experts[i].gate)
+				bytes[i] = (w->experts[i].gate->bytes + w->experts[i].up->bytes + w->experts[i].down->bytes) /
+						   c->n_experts;
+		struct trace_model m = {.fingerprint = g->fingerprint,
+			.n_layers = n_layers,
+			.n_experts = c->n_experts,
+			.top_k = c->n_used,
+			.name = c->name,
+			.expert_bytes = bytes};
+		g->trace = trace_writer_open(o->trace, &m, e);
+		free(bytes);
+		if (!g->trace)
+			return e ? e->code : ERR_RUN;
+	}
+	g->source = source_record_open(g->experts, o->warm ? &g->profile : NULL, g->trace, o->lookahead);
+	return 0;
+}
+
 int engine_open(const struct engine_options *o, struct engine **out, struct err *e)
 {
 	*out = NULL;
@@ -167,8 +230,11 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 		(rc = kv_cache_init(&g->kv, &config, mtp, p.kv_type, p.context * p.sessions, g->backend, e)))
 		goto out;
 	if (!p.streaming)
-		g->source = source_mmap_open(weights.experts, (int)(config.n_layers + config.n_mtp));
-	else if ((rc = loader_open(&p.loader, &g->source, e)))
+		g->experts = source_mmap_open(weights.experts, (int)(config.n_layers + config.n_mtp));
+	else if ((rc = loader_open(&p.loader, &g->experts, e)))
+		goto out;
+	g->fingerprint = fingerprint_of(g->gguf);
+	if ((rc = open_recorder(g, o, &config, &weights, p.streaming, e)))
 		goto out;
 	if ((rc = model_init(&g->model, &config, &weights, mtp, g->backend, g->source, p.chunk, e)))
 		goto out;
@@ -180,17 +246,31 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	return 0;
 out:
 	weights_free(&weights, g->backend);
-	engine_close(g);
+	free(g->warm_path);
+	g->warm_path = NULL; /* nothing was run: the profile stays as it is */
+	engine_close(g, NULL);
 	return rc;
 }
 
-void engine_close(struct engine *g)
+int engine_close(struct engine *g, struct err *e)
 {
 	if (!g)
-		return;
+		return 0;
+	int rc = 0;
 	model_fini(&g->model);
-	if (g->source)
-		g->source->ops->close(g->source);
+	if (g->source || g->experts) {
+		struct expert_source *s = g->source ? g->source : g->experts;
+		s->ops->close(s); /* a recorder closes what it wraps */
+	}
+	if (g->trace)
+		rc = trace_writer_close(g->trace, e);
+	if (g->warm_path) {
+		int failed = profile_write(&g->profile, &g->earlier, g->warm_path, rc ? NULL : e);
+		rc = rc ? rc : failed;
+	}
+	profile_fini(&g->profile);
+	profile_fini(&g->earlier);
+	free(g->warm_path);
 	if (g->backend) {
 		kv_cache_fini(&g->kv, g->backend);
 		g->backend->ops->close(g->backend);
@@ -199,6 +279,12 @@ void engine_close(struct engine *g)
 	gguf_close(g->gguf);
 	free(g->taken);
 	free(g);
+	return rc;
+}
+
+uint64_t engine_fingerprint(const struct engine *g)
+{
+	return g->fingerprint;
 }
 
 const struct model_config *engine_config(const struct engine *g)
@@ -240,7 +326,7 @@ const char *engine_io_name(const struct engine *g)
 
 struct expert_stats engine_expert_stats(const struct engine *g)
 {
-	return g->source->stats;
+	return g->experts->stats;
 }
 
 struct engine_sizes engine_sizes(const struct engine *g)

@@ -45,12 +45,21 @@ struct engine_options {
 	const char *policy;   /* NULL or "lru", "lfu", "sieve" */
 	int lookahead;        /* layers ahead to prefetch; 0: off */
 	struct reader_options reader;
+	const char *trace; /* file to record routing, tiers and waits in; NULL: none */
+	const char *
+		warm; /* profile or trace that seeds the cache; the run's own profile is saved there at close. A file that
+	                    * does not exist yet is created then. NULL: none */
 };
 
 #define ENGINE_CACHE_AUTO UINT64_MAX
 
 int engine_open(const struct engine_options *options, struct engine **out, struct err *e);
-void engine_close(struct engine *g); /* NULL is fine; all sessions must be freed before */
+/* Writes the profile and the end of the trace first; what fails there is in *e (may be NULL) and returned, everything is
+ * released all the same. NULL is fine; all sessions must be freed before. */
+int engine_close(struct engine *g, struct err *e);
+
+/* Identifies the model for traces, profiles and session files: a hash over shape, tensor names, types and offsets. */
+uint64_t engine_fingerprint(const struct engine *g);
 
 const struct model_config *engine_config(const struct engine *g);
 const struct tokenizer *engine_tokenizer(const struct engine *g);

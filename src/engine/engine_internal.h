@@ -3,6 +3,7 @@
 #ifndef GLM_ENGINE_ENGINE_INTERNAL_H
 #define GLM_ENGINE_ENGINE_INTERNAL_H
 
+#include "cache/profile.h"
 #include "src/engine/engine.h"
 #include "src/model/forward.h"
 
@@ -10,11 +11,17 @@ struct engine {
 	struct gguf *gguf;
 	struct tokenizer *tokenizer;
 	struct backend *backend;
-	struct expert_source *source;
-	struct model model; /* holds the configuration and the weights */
-	struct kv_cache kv; /* sessions * context rows */
-	uint32_t context;   /* rows of one session */
-	uint32_t chunk;     /* most rows of one step */
+	struct expert_source *source; /* what the model asks: a recorder around `experts`, or `experts` itself */
+	struct expert_source *experts;
+	uint64_t fingerprint;
+	struct trace_writer *trace; /* NULL: none */
+	char *warm_path;            /* NULL: none */
+	struct profile profile;     /* of this run; counts only when warm_path is set */
+	struct profile earlier;     /* read from warm_path */
+	struct model model;         /* holds the configuration and the weights */
+	struct kv_cache kv;         /* sessions * context rows */
+	uint32_t context;           /* rows of one session */
+	uint32_t chunk;             /* most rows of one step */
 	uint32_t n_sessions;
 	int32_t n_valid; /* ids that stand for a token */
 	bool *taken;     /* [n_sessions]: the run of cache rows belongs to a session */

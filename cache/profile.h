@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A profile: how often each expert was used, kept from run to run so that the next start can fill its cache before the
+ * first token. It only seeds; it never pins.
+ *
+ * The file is text, written to a temporary name and renamed:
+ *
+ *     # glmstream profile 1 <fingerprint, 16 hex digits> <layers> <experts>
+ *     layer,expert,count
+ *     3,17,812.5
+ *
+ * most used first. Counts of earlier runs fade: each save halves them before it adds its own.
+ */
+#ifndef GLM_CACHE_PROFILE_H
+#define GLM_CACHE_PROFILE_H
+
+#include "cache/trace.h"
+#include "src/base/err.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+struct profile {
+	uint64_t fingerprint; /* of the model; 0: unknown */
+	uint32_t n_layers, n_experts;
+	double *count; /* [n_layers][n_experts] */
+};
+
+struct profile_key {
+	int32_t layer, expert;
+};
+
+int profile_init(
+	struct profile *p, uint64_t fingerprint, uint32_t n_layers, uint32_t n_experts); /* 0 or ERR_MEMORY */
+void profile_fini(struct profile *p); /* a zeroed struct is fine */
+
+static inline void profile_count(struct profile *p, int layer, int expert)
+{
+	p->count[(size_t)layer * p->n_experts + (size_t)expert] += 1;
+}
+
+/* Adds the counts of a profile or of a trace (own format or GLTR1) to p. ERR_INPUT with a sentence: malformed, or of a model
+ * with another shape or fingerprint (0 on either side matches all). p is unchanged then. */
+int profile_read(struct profile *p, const char *path, struct err *e);
+int profile_parse(
+	struct profile *p, const char *text, size_t n, const char *name, struct err *e); /* profiles only */
+
+/* *keys: [*n] experts with a count, most used first (ties: lower layer, then lower expert); the caller frees it. */
+void profile_order(const struct profile *p, struct profile_key **keys, size_t *n);
+
+/* Writes `earlier` halved (may be NULL) plus p. */
+int profile_write(const struct profile *p, const struct profile *earlier, const char *path, struct err *e);
+
+#endif
