@@ -14,7 +14,8 @@ logs=$build/test-logs
 rm -rf "$logs" && mkdir -p "$logs" || exit 1
 
 export GLMSTREAM=$PWD/$build/glmstream # the scripts test this program
-export ASAN_OPTIONS=${ASAN_OPTIONS:-protect_shadow_gap=0:allocator_may_return_null=1}
+# a short quarantine and short stacks: tests that allocate millions of times would take gigabytes and minutes
+export ASAN_OPTIONS=${ASAN_OPTIONS:-protect_shadow_gap=0:allocator_may_return_null=1:quarantine_size_mb=16:malloc_context_size=8}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
 case $build in *san-*) limit=900 ;; *) limit=180 ;; esac
