@@ -30,6 +30,17 @@ has_command() {
 	"$GLMSTREAM" --help | grep -q "^  $1 "
 }
 
+# Do the options named in these words all exist? A build may lack features.
+has_options() {
+	local word
+	[ -s "$work/run-help" ] || "$GLMSTREAM" run --help >"$work/run-help" 2>&1
+	for word in "$@"; do
+		case $word in
+		--*) grep -qE -- "(^|[ ,])$word([ ,=]|\$)" "$work/run-help" || return 1 ;;
+		esac
+	done
+}
+
 # run ARGS...: $rc, $work/out, $work/err; stdin is empty unless redirected by the caller. A run of more than 60 s ends.
 run() {
 	timeout -k 5 "${RUN_LIMIT:-60}" "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err"
