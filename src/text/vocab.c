@@ -20,55 +20,49 @@ static bool spelled_as_itself(unsigned b)
 	return (b >= 33 && b <= 126) || (b >= 161 && b <= 172) || b >= 174;
 }
 
-/* to_char[byte] = code point, to_byte[code point] = byte or -1 */
-static void spelling_tables(uint16_t to_char[256], int16_t to_byte[324])
+/* The other bytes in order: 0..32, 127..160, 173. */
+static int byte_of(unsigned c)
 {
-	unsigned next = 256;
-	memset(to_byte, -1, 324 * sizeof *to_byte);
-	for (unsigned b = 0; b < 256; b++) {
-		unsigned c = spelled_as_itself(b) ? b : next++;
-		to_char[b] = (uint16_t)c;
-		to_byte[c] = (int16_t)b;
-	}
+	if (c < 256)
+		return spelled_as_itself(c) ? (int)c : -1;
+	c -= 256;
+	return c < 33 ? (int)c : c < 67 ? (int)c - 33 + 127 : c == 67 ? 173 : -1;
 }
 
-static int unspell(const int16_t to_byte[324], const char *p, size_t n, struct buf *out)
+static unsigned char_of(unsigned char b)
+{
+	if (spelled_as_itself(b))
+		return b;
+	return 256 + (b < 33 ? b : b == 173 ? 67u : b - 127u + 33);
+}
+
+int vocab_unspell(const char *text, size_t n, struct buf *out)
 {
 	buf_reserve(out, n);
 	for (size_t i = 0; i < n;) {
-		unsigned char b = (unsigned char)p[i];
+		unsigned char b = (unsigned char)text[i];
 		unsigned c = b;
 		size_t len = 1;
 		if (b >= 0x80) { /* the alphabet lies below U+0144: two bytes at most */
-			if (b < 0xc2 || b > 0xdf || i + 1 == n || ((unsigned char)p[i + 1] & 0xc0) != 0x80)
+			if (b < 0xc2 || b > 0xdf || i + 1 == n || ((unsigned char)text[i + 1] & 0xc0) != 0x80)
 				return -1;
-			c = (b & 31u) << 6 | ((unsigned char)p[i + 1] & 63u);
+			c = (b & 31u) << 6 | ((unsigned char)text[i + 1] & 63u);
 			len = 2;
 		}
-		if (c >= 324 || to_byte[c] < 0)
+		int byte = byte_of(c);
+		if (byte < 0)
 			return -1;
-		out->data[out->len++] = (char)to_byte[c];
+		out->data[out->len++] = (char)byte;
 		i += len;
 	}
 	out->data[out->len] = 0;
 	return 0;
 }
 
-int vocab_unspell(const char *text, size_t n, struct buf *out)
-{
-	uint16_t to_char[256];
-	int16_t to_byte[324];
-	spelling_tables(to_char, to_byte);
-	return unspell(to_byte, text, n, out);
-}
-
 void vocab_spell(const char *bytes, size_t n, struct buf *out)
 {
-	uint16_t to_char[256];
-	int16_t to_byte[324];
-	spelling_tables(to_char, to_byte);
 	for (size_t i = 0; i < n; i++)
-		utf8_append(out, to_char[(unsigned char)bytes[i]]);
+		utf8_append(out, char_of((unsigned char)bytes[i]));
 }
 
 /* ---- lookup of normal tokens ---- */
@@ -239,9 +233,6 @@ int32_t vocab_find_added(const struct vocab *v, const char *text)
 /* Copies all texts into v->bytes, normal tokens unspelled if asked; rows without text become empty. */
 static int texts_copy(struct vocab *v, const struct text_span *texts, enum vocab_spelling spelling, struct err *e)
 {
-	uint16_t to_char[256];
-	int16_t to_byte[324];
-	spelling_tables(to_char, to_byte);
 	uint64_t total = 0;
 	for (uint32_t i = 0; i < v->n_tokens; i++)
 		if (!num_add(total, texts[i].len, &total) || total > UINT32_MAX / 2)
@@ -256,7 +247,7 @@ static int texts_copy(struct vocab *v, const struct text_span *texts, enum vocab
 		case TOKEN_NORMAL:
 			if (spelling == VOCAB_RAW)
 				buf_append(&b, t.data, t.len);
-			else if (unspell(to_byte, t.data, t.len, &b))
+			else if (vocab_unspell(t.data, t.len, &b))
 				rc = err_set(e, ERR_INPUT, "token %u \"%.*s\" is not in byte-level spelling", i,
 					(int)MIN(t.len, 40), t.data);
 			break;
