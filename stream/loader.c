@@ -223,9 +223,9 @@ void loader_close(struct expert_source *s)
 	free(l);
 }
 
-const char *loader_reader_summary(const struct expert_source *s)
+const char *loader_reader_name(const struct expert_source *s)
 {
-	return reader_summary(((const struct loader *)s)->reader);
+	return reader_engine_name(reader_engine_id(((const struct loader *)s)->reader));
 }
 
 struct cache_stats loader_cache_stats(struct expert_source *s)

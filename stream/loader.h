@@ -57,7 +57,7 @@ int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e);
 
 /* Of a source made by loader_open. */
-const char *loader_reader_summary(const struct expert_source *s);
+const char *loader_reader_name(const struct expert_source *s); /* "uring", "threads", "null" */
 struct cache_stats loader_cache_stats(struct expert_source *s);
 /* How many experts of a layer stand in each tier now. */
 void loader_layer_resident(struct expert_source *s, int layer, int n[2]);

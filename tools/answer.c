@@ -18,7 +18,8 @@ int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
 	a->talk.raw = opts->raw;
 	conversation_set_think(&a->talk, opts->think);
 	chat_view_init(&a->view, !opts->common.quiet);
-	if ((rc = conversation_set_system(&a->talk, opts->system, e)) || (rc = common_opts_open(&opts->common, &a->engine, e)) ||
+	if ((rc = conversation_set_system(&a->talk, opts->system, e)) ||
+		(rc = common_opts_open(&opts->common, &a->engine, e)) ||
 		(rc = session_new(a->engine, &a->session, e)))
 		return rc;
 	run_opts_defaults(opts, engine_config(a->engine));
@@ -27,14 +28,15 @@ int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
 	return 0;
 }
 
-void answer_close(struct answer *a)
+int answer_close(struct answer *a, int rc, struct err *e)
 {
 	chat_view_fini(&a->view);
 	conversation_fini(&a->talk);
 	token_ids_free(&a->prompt);
 	session_free(a->session);
-	engine_close(a->engine, NULL);
+	rc = common_opts_close(a->engine, rc, e);
 	*a = (struct answer){0};
+	return rc;
 }
 
 /* ---- while it runs -------------------------------------------------------------------------------------- */
@@ -112,7 +114,8 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		.user = &run,
 		.watch = {.progress = on_progress, .user = &run.progress, .cancel = interrupt_flag()},
 	};
-	struct stats stats = {.backend = engine_backend_name(a->engine), .io = engine_io_name(a->engine),
+	struct stats stats = {.backend = engine_backend_name(a->engine),
+		.io = engine_io_name(a->engine),
 		.seed = options.sampler.seed};
 	struct expert_stats before = engine_expert_stats(a->engine);
 	chat_view_begin(&a->view, t, a->talk.raw, chat_starts_in_reasoning(&a->talk.chat.options));

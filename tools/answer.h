@@ -17,14 +17,15 @@ struct answer {
 	struct conversation talk;
 	struct chat_view view;
 	struct token_ids prompt;
-	uint64_t turns;     /* answers begun; decides the random numbers of the next */
+	uint64_t turns; /* answers begun; decides the random numbers of the next */
 	bool has_stats;
-	struct stats stats; /* of the last answer */
+	struct stats stats;                         /* of the last answer */
 	uint64_t total_prompt, total_new, total_ns; /* over all answers; prompt tokens really computed */
 };
 
 int answer_open(struct answer *a, struct run_opts *opts, struct err *e);
-void answer_close(struct answer *a); /* safe on a zeroed or half-opened one */
+/* Safe on a zeroed or half-opened one. Returns rc, or what failed in closing (see common_opts_close). */
+int answer_close(struct answer *a, int rc, struct err *e);
 
 /* Says `text` (from `what`, for errors) and shows the answer. Ctrl+C stops it with ERR_INTERRUPTED; what was written until
  * then stays in the conversation, unless it was nothing: then, as after any other error, the turn is forgotten. */

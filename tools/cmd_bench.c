@@ -89,7 +89,7 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 out:
 	if (backend)
 		backend->ops->close(backend);
-	engine_close(g, NULL);
+	rc = common_opts_close(g, rc, e);
 	return rc;
 }
 

@@ -194,7 +194,7 @@ out:
 	out_file_abort(&out);
 	out_file_abort(&taps_out);
 	session_free(s);
-	engine_close(g, NULL);
+	rc = common_opts_close(g, rc, e);
 	free_taps(&taps);
 	token_ids_free(&ids);
 	return rc;

@@ -141,7 +141,7 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 	}
 out:
 	session_free(s);
-	engine_close(g, NULL);
+	rc = common_opts_close(g, rc, e);
 	token_ids_free(&ids);
 	free(text);
 	return rc;

@@ -79,6 +79,5 @@ int cmd_run(int argc, char **argv, struct err *e)
 		else
 			rc = run_lines(&a, e);
 	}
-	answer_close(&a);
-	return rc;
+	return answer_close(&a, rc, e);
 }

@@ -8,7 +8,6 @@
 #include "tools/pocket.h"
 
 #include <string.h>
-#include <unistd.h>
 
 static const struct arg_word backends[] = {{"auto", 0}, {"cuda", 1}, {"cpu", 2}, {0}};
 
@@ -21,28 +20,98 @@ static const struct arg_word readers[] = {
 struct arg_group common_opts_group(struct common_opts *c)
 {
 	const struct arg list[] = {
-		{.name = "model", .letter = 'm', .kind = ARG_STRING, .string = &c->model, .value = "FILE",
-			.help = POCKET_MODEL_HELP, .fallback = POCKET_FALLBACK},
-		{.name = "backend", .kind = ARG_CHOICE, .i32 = &c->backend, .words = backends, .help = "where to compute",
+		{.name = "model",
+			.letter = 'm',
+			.kind = ARG_STRING,
+			.string = &c->model,
+			.value = "FILE",
+			.help = POCKET_MODEL_HELP,
+			.fallback = POCKET_FALLBACK},
+		{.name = "backend",
+			.kind = ARG_CHOICE,
+			.i32 = &c->backend,
+			.words = backends,
+			.help = "where to compute",
 			.fallback = "auto: the graphics card if one answers"},
-		{.name = "threads", .letter = 't', .kind = ARG_INT, .i32 = &c->threads, .min = 1, .max = 4096, .value = "N",
-			.help = "CPU threads", .fallback = "all"},
-		{.name = "ctx", .letter = 'c', .kind = ARG_UINT, .u32 = &c->context, .min = 1, .max = INT32_MAX, .value = "N",
+		{.name = "threads",
+			.letter = 't',
+			.kind = ARG_INT,
+			.i32 = &c->threads,
+			.min = 1,
+			.max = 4096,
+			.value = "N",
+			.help = "CPU threads",
+			.fallback = "all"},
+		{.name = "ctx",
+			.letter = 'c',
+			.kind = ARG_UINT,
+			.u32 = &c->context,
+			.min = 1,
+			.max = INT32_MAX,
+			.value = "N",
 			.help = "context: positions of prompt and answers together",
 			.fallback = "as much as memory allows, at most the model's"},
-		{.name = "cache-gb", .kind = ARG_SIZE_GB, .u64 = &c->cache_bytes, .max = 1e9, .words = sizes, .value = "G|auto",
-			.help = "stream the experts through a cache of G * 10^9 bytes (VRAM; host memory on the CPU backend)",
+		{.name = "cache-gb",
+			.kind = ARG_SIZE_GB,
+			.u64 = &c->cache_bytes,
+			.max = 1e9,
+			.words = sizes,
+			.value = "G|auto",
+			.help =
+				"stream the experts through a cache of G * 10^9 bytes (VRAM; host memory on the CPU backend)",
 			.fallback = "on the CPU none: they are used where the file is mapped"},
-		{.name = "ram-gb", .kind = ARG_SIZE_GB, .u64 = &c->ram_bytes, .max = 1e9, .value = "G",
-			.help = "second tier of that cache in host memory", .fallback = "none"},
-		{.name = "policy", .kind = ARG_CHOICE, .i32 = &c->policy, .words = policies, .help = "which expert leaves a full cache",
+		{.name = "ram-gb",
+			.kind = ARG_SIZE_GB,
+			.u64 = &c->ram_bytes,
+			.max = 1e9,
+			.words = sizes,
+			.value = "G|auto",
+			.help = "second tier of that cache in host memory",
+			.fallback = "none"},
+		{.name = "policy",
+			.kind = ARG_CHOICE,
+			.i32 = &c->policy,
+			.words = policies,
+			.help = "which expert leaves a full cache",
 			.fallback = "lru"},
-		{.name = "lookahead", .kind = ARG_INT, .i32 = &c->lookahead, .max = 64, .value = "N",
-			.help = "fetch the experts of so many layers ahead; 0: off", .fallback = "0"},
-		{.name = "io", .kind = ARG_CHOICE, .i32 = &c->io, .words = readers, .help = "how experts are read", .fallback = "auto"},
-		{.name = "no-direct", .kind = ARG_FLAG, .flag = &c->no_direct, .help = "read through the page cache, not past it"},
-		{.name = "quiet", .letter = 'q', .kind = ARG_FLAG, .flag = &c->quiet, .help = "only answers, warnings and errors"},
-		{.name = "verbose", .letter = 'v', .kind = ARG_FLAG, .flag = &c->verbose, .help = "say more about what happens"},
+		{.name = "lookahead",
+			.kind = ARG_INT,
+			.i32 = &c->lookahead,
+			.max = 64,
+			.value = "N",
+			.help = "fetch the experts of so many layers ahead; 0: off",
+			.fallback = "0"},
+		{.name = "io",
+			.kind = ARG_CHOICE,
+			.i32 = &c->io,
+			.words = readers,
+			.help = "how experts are read",
+			.fallback = "auto"},
+		{.name = "no-direct",
+			.kind = ARG_FLAG,
+			.flag = &c->no_direct,
+			.help = "read through the page cache, not past it"},
+		{.name = "trace",
+			.kind = ARG_STRING,
+			.string = &c->trace,
+			.value = "FILE",
+			.help = "record routing, tiers and waits for `glmstream trace`"},
+		{.name = "warm",
+			.kind = ARG_STRING,
+			.string = &c->warm,
+			.value = "FILE",
+			.help =
+				"fill the cache from a profile or trace at start; this run's profile is saved there at exit"},
+		{.name = "quiet",
+			.letter = 'q',
+			.kind = ARG_FLAG,
+			.flag = &c->quiet,
+			.help = "only answers, warnings and errors"},
+		{.name = "verbose",
+			.letter = 'v',
+			.kind = ARG_FLAG,
+			.flag = &c->verbose,
+			.help = "say more about what happens"},
 	};
 	_Static_assert(ARRAY_LEN(list) <= COMMON_OPTS_MAX, "COMMON_OPTS_MAX");
 	memcpy(c->args, list, sizeof list);
@@ -52,16 +121,33 @@ struct arg_group common_opts_group(struct common_opts *c)
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e)
 {
 	*out = NULL;
-	bool watched = isatty(STDERR_FILENO); /* else nobody reads a banner: warnings only */
-	log_set_level(c->verbose ? LOG_VERBOSE : c->quiet || !watched ? LOG_WARN : LOG_INFO);
+	log_set_level(c->verbose ? LOG_VERBOSE : c->quiet ? LOG_WARN : LOG_INFO);
 	const char *model = pocket_or(c->model, e);
 	if (!model)
 		return e->code;
-	const struct engine_options options = {.model_path = model, .backend = backends[c->backend].word,
-		.threads = c->threads, .context = c->context, .kv_f32 = c->kv_f32,
-		.cache_bytes = c->cache_bytes, .ram_bytes = c->ram_bytes, .policy = policies[c->policy].word,
-		.lookahead = c->lookahead, .reader = {.engine = (enum reader_engine)c->io, .buffered = c->no_direct}};
+	const struct engine_options options = {.model_path = model,
+		.backend = backends[c->backend].word,
+		.threads = c->threads,
+		.context = c->context,
+		.kv_f32 = c->kv_f32,
+		.cache_bytes = c->cache_bytes,
+		.ram_bytes = c->ram_bytes,
+		.policy = policies[c->policy].word,
+		.lookahead = c->lookahead,
+		.reader = {.engine = (enum reader_engine)c->io, .buffered = c->no_direct},
+		.trace = c->trace,
+		.warm = c->warm};
 	if (c->ram_bytes && !c->cache_bytes)
 		return err_set(e, ERR_USAGE, "--ram-gb is the second tier of a cache: give --cache-gb as well");
 	return engine_open(&options, out, e); /* which says what it decided */
+}
+
+int common_opts_close(struct engine *g, int rc, struct err *e)
+{
+	struct err late = {0};
+	int failed = engine_close(g, &late);
+	if (rc || !failed)
+		return rc;
+	*e = late;
+	return failed;
 }

@@ -7,20 +7,21 @@
 #include "src/base/err.h"
 #include "src/engine/engine.h"
 
-#define COMMON_OPTS_MAX 16
+#define COMMON_OPTS_MAX 20
 
 /* Zero-initialise, then common_opts_group, then parse, then common_opts_open. */
 struct common_opts {
-	const char *model; /* NULL: the pocket model */
-	int backend;       /* index into the words of --backend */
-	int threads;       /* 0: all */
-	uint32_t context;  /* 0: as memory and model allow */
+	const char *model;               /* NULL: the pocket model */
+	int backend;                     /* index into the words of --backend */
+	int threads;                     /* 0: all */
+	uint32_t context;                /* 0: as memory and model allow */
 	uint64_t cache_bytes, ram_bytes; /* 0: experts are used where the file is mapped; ENGINE_CACHE_AUTO */
 	int policy;                      /* index into the words of --policy */
 	int lookahead;
-	int io;         /* enum reader_engine */
+	int io; /* enum reader_engine */
 	bool no_direct;
-	bool kv_f32;       /* not an option of all commands: set by those that have it */
+	const char *trace, *warm; /* NULL: none */
+	bool kv_f32;              /* not an option of all commands: set by those that have it */
 	bool quiet, verbose;
 	struct arg args[COMMON_OPTS_MAX];
 };
@@ -28,7 +29,11 @@ struct common_opts {
 /* The option group; its variables are in *c, which must stay where it is. */
 struct arg_group common_opts_group(struct common_opts *c);
 
-/* Applies -q and -v to the log, finds the model, opens the engine, which on a terminal, or with -v, says what it decided. */
+/* Applies -q and -v to the log, finds the model, opens the engine, which says what it decided (not with -q). */
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e);
+
+/* Closes the engine of a command that ended with `rc` (NULL is fine). Returns rc, or when that is 0 the fault of a trace or
+ * profile that could not be written. */
+int common_opts_close(struct engine *g, int rc, struct err *e);
 
 #endif

@@ -83,6 +83,8 @@ static int plan_streaming(const struct model_config *c, const struct gguf *file,
 		.replicas = o->replicas,
 		.n_replicas = o->n_replicas,
 	};
+	if (o->ram_bytes == ENGINE_CACHE_AUTO) /* on the CPU both tiers are the same memory: one is better used */
+		p->loader.tier_bytes[1] = 0;
 	size_t fixed = p->resident + p->kv + p->workspace + p->loader.tier_bytes[1];
 	if (o->cache_bytes == ENGINE_CACHE_AUTO)
 		p->loader.tier_bytes[0] = p->available > fixed ? (p->available - fixed) / 10 * 9 : 0;
@@ -107,19 +109,32 @@ static double gb(size_t bytes)
 
 static int check_plan(const struct model_config *c, const struct plan *p, struct backend *b, struct err *e)
 {
+	const struct loader_plan *t = &p->tiers; /* zeros without streaming */
+	size_t experts = t->tier_bytes[0] + t->tier_bytes[1], fixed = p->resident + p->workspace;
+	size_t need = fixed + p->kv + experts;
 	log_info(
 		"memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB workspace (%u rows); "
 		"%.1f GB available",
 		gb(p->resident), gb(p->kv), p->context, p->sessions, dtype_name(p->kv_type), gb(p->workspace),
 		p->chunk, gb(p->available));
-	size_t need = p->resident + p->kv + p->workspace;
+	if (p->streaming)
+		log_info("experts: streamed through %.4f GB + %.4f GB (%d slots, %d of them staging; smallest %.4f "
+				 "GB, all %.4f GB), "
+				 "policy %s, lookahead %d",
+			gb(t->tier_bytes[0]), gb(t->tier_bytes[1]), t->n_slots, t->n_staging, gb(t->floor_bytes),
+			gb(t->everything_bytes), p->loader.policy ? p->loader.policy : "lru", p->loader.lookahead);
+	else
+		log_info("experts: used where the file is mapped");
 	if (!p->available || need <= p->available)
 		return 0;
 	err_set(e, ERR_MEMORY,
-		"the plan needs %.2f GB (%.2f weights, %.2f caches, %.2f workspace) and %s has %.2f GB free",
-		gb(need), gb(p->resident), gb(p->kv), gb(p->workspace), b->ops->name, gb(p->available));
-	size_t fixed = p->resident + p->workspace, least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP);
-	if (fixed + least <= p->available)
+		"the plan needs %.2f GB (%.2f weights, %.2f caches, %.2f workspace, %.2f experts) and %s has %.2f GB "
+		"free",
+		gb(need), gb(p->resident), gb(p->kv), gb(p->workspace), gb(experts), b->ops->name, gb(p->available));
+	size_t least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP);
+	if (experts && fixed + p->kv + t->floor_bytes <= p->available)
+		err_hint(e, "--cache-gb %.2f would fit", gb(p->available - fixed - p->kv));
+	else if (!experts && fixed + least <= p->available)
 		err_hint(e, "-c %u would fit", fitting_context(c, p, p->available - fixed));
 	return e ? e->code : ERR_MEMORY;
 }
@@ -233,6 +248,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 		g->experts = source_mmap_open(weights.experts, (int)(config.n_layers + config.n_mtp));
 	else if ((rc = loader_open(&p.loader, &g->experts, e)))
 		goto out;
+	g->streaming = p.streaming;
 	g->fingerprint = fingerprint_of(g->gguf);
 	if ((rc = open_recorder(g, o, &config, &weights, p.streaming, e)))
 		goto out;
@@ -319,9 +335,7 @@ const char *engine_backend_name(const struct engine *g)
 
 const char *engine_io_name(const struct engine *g)
 {
-	if (!strcmp(g->source->ops->name, "mmap"))
-		return "mmap";
-	return strstr(loader_reader_summary(g->source), "io_uring") ? "uring" : "threads";
+	return g->streaming ? loader_reader_name(g->experts) : "mmap";
 }
 
 struct expert_stats engine_expert_stats(const struct engine *g)

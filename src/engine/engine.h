@@ -41,7 +41,7 @@ struct engine_options {
 	 * cache decides. Otherwise they are streamed through a cache of that budget (a promise: never silently changed; above what
 	 * the experts need it is capped and a line says so). */
 	uint64_t cache_bytes; /* first tier; ENGINE_CACHE_AUTO: most of what is left of the memory */
-	uint64_t ram_bytes;   /* second tier; 0: none */
+	uint64_t ram_bytes;   /* second tier; 0: none; ENGINE_CACHE_AUTO: none on the CPU */
 	const char *policy;   /* NULL or "lru", "lfu", "sieve" */
 	int lookahead;        /* layers ahead to prefetch; 0: off */
 	struct reader_options reader;

@@ -13,6 +13,7 @@ struct engine {
 	struct backend *backend;
 	struct expert_source *source; /* what the model asks: a recorder around `experts`, or `experts` itself */
 	struct expert_source *experts;
+	bool streaming; /* `experts` is a loader, else mapped memory */
 	uint64_t fingerprint;
 	struct trace_writer *trace; /* NULL: none */
 	char *warm_path;            /* NULL: none */
