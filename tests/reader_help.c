@@ -149,7 +149,7 @@ void help_setup(void)
 	}
 	const char *base = getenv("TMPDIR");
 	snprintf(help_dir, sizeof help_dir, "%s/glm-reader-XXXXXX", base && *base ? base : "/var/tmp");
-	if (!mkdtemp(help_dir)) {
+	if (!mkdtemp(help_dir) && !mkdtemp(strcpy(help_dir, "/tmp/glm-reader-XXXXXX"))) {
 		perror(help_dir);
 		exit(1);
 	}

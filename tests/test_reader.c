@@ -251,6 +251,15 @@ static void test_replicas(void **state)
 	check_random_reads(r, 5, 100);
 	reader_close(r);
 
+	/* with nothing in flight both drives are equal, whatever they did before, and the named file goes first; one drive
+	 * never gets the other's share of the depth */
+	r = open_variant(*state, f, 3, (struct reader_options){.depth = 2, .slice_bytes = 64 * KIB});
+	assert_int_equal(read_one(r, (struct reader_request){.file = 1, .bytes = FILE_B, .dst = arena}).code, 0);
+	assert_true(reader_stats(r).in_flight_max == 2);
+	assert_int_equal(read_one(r, (struct reader_request){.bytes = 4096, .dst = arena}).code, 0);
+	assert_true(reader_drive_bytes(r, 0) == FILE_B + 4096 && reader_drive_bytes(r, 1) == 0);
+	reader_close(r);
+
 	struct err e = {0};
 	struct reader_file unequal[] = {{.path = help_a}, {.path = help_b, .replica_of = 1}};
 	assert_int_equal(reader_open(&r, unequal, 2, NULL, &e), ERR_INPUT);
