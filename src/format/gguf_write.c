@@ -70,6 +70,16 @@ struct gguf_writer *gguf_writer_new(const struct gguf_write_options *options)
 	return w;
 }
 
+static void close_part(struct out_part *p)
+{
+	if (p->fd >= 0)
+		close(p->fd);
+	free(p->path);
+	free(p->partial);
+	p->path = p->partial = NULL;
+	p->fd = -1;
+}
+
 void gguf_writer_free(struct gguf_writer *w)
 {
 	if (!w)
@@ -79,11 +89,8 @@ void gguf_writer_free(struct gguf_writer *w)
 	for (size_t i = 0; i < w->n_tensors; i++)
 		free(w->tensors[i].name);
 	for (size_t i = 0; i < w->n_parts; i++) {
-		if (w->parts[i].fd >= 0)
-			close(w->parts[i].fd);
+		close_part(&w->parts[i]);
 		buf_free(&w->parts[i].header);
-		free(w->parts[i].path);
-		free(w->parts[i].partial);
 	}
 	free(w->keys);
 	free(w->tensors);
@@ -502,6 +509,7 @@ int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, str
 	for (size_t i = 0; i < w->n_parts; i++) {
 		struct out_part *p = &w->parts[i];
 		struct stat st;
+		close_part(p);
 		p->path = gguf_writer_part_path(w, path, i);
 		p->partial = mem_printf("%s.partial", p->path);
 		if (stat(p->path, &st) == 0 && !S_ISREG(st.st_mode))

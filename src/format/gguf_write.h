@@ -74,7 +74,8 @@ char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_
 /* ---- write ---- */
 
 /* Creates path.partial (of each part), reserves the space on disk where the file system can, writes headers. With `resume`
- * the files must exist from an earlier run with exactly these headers and sizes, and their data are kept. */
+ * the files must exist from an earlier run with exactly these headers and sizes, and their data are kept. May be called
+ * again after it has failed. */
 int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, struct err *e);
 
 /* Writes `bytes` of data of tensor `id` at `offset` bytes into that tensor. Thread-safe. */

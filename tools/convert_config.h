@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A checkpoint's config.json, as far as a GGUF needs it, checked. What this program cannot run (another architecture,
+ * rope scaling, biases) is refused by name. Known traps: head_dim means nothing here; rope_theta sits in rope_parameters;
+ * class defaults of the library differ from released values, so nothing that matters has a default.
+ */
+#ifndef GLM_TOOLS_CONVERT_CONFIG_H
+#define GLM_TOOLS_CONVERT_CONFIG_H
+
+#include "src/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define CONVERT_MAX_LAYERS 1024
+#define CONVERT_MAX_STOPS  32
+
+struct convert_config {
+	uint32_t n_layers; /* of the trunk */
+	uint32_t n_nextn;  /* MTP layers stored behind them: 0 or 1 */
+	uint32_t hidden, vocab, max_positions;
+	uint32_t n_heads, q_lora, kv_lora, nope, rope, v_dim;
+	uint32_t index_heads, index_dim, index_topk;
+	bool full[CONVERT_MAX_LAYERS]; /* [n_layers] the layer has its own indexer */
+	uint32_t n_dense, dense_width, moe_width, n_experts, n_used, n_shared, n_group, n_group_used;
+	bool norm_topk;
+	float routed_scale, rms_eps, rope_theta;
+	bool has_latent_eps;
+	float latent_eps;
+	uint32_t stops[CONVERT_MAX_STOPS]; /* [n_stops] eos_token_id, generation_config.json before config.json */
+	uint32_t n_stops;
+	bool has_pad;
+	uint32_t pad;
+	bool has_temp, has_top_p;
+	float temp, top_p;
+};
+
+/* Reads DIR/config.json and, if there, DIR/generation_config.json. */
+int convert_config_read(struct convert_config *c, const char *dir, struct err *e);
+
+/* Is layer `il` (trunk or MTP) one with an indexer? MTP layers are. */
+static inline bool convert_layer_full(const struct convert_config *c, uint32_t il)
+{
+	return il >= c->n_layers || c->full[il];
+}
+
+#endif
