@@ -5,7 +5,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/text/hf_tokenizer.h"
-#include "tools/out_file.h"
+#include "tools/text_input.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -152,11 +152,10 @@ static int set_template(struct gguf_writer *w, const char *dir, struct buf *note
 	int code = 0;
 	if (access(path, F_OK) == 0) {
 		size_t n;
-		char *text = in_file_read(path, 16u << 20, &n, e);
-		if (text)
+		char *text = NULL;
+		code = text_input_read(path, &text, &n, e);
+		if (!code)
 			gguf_writer_set_bytes(w, "tokenizer.chat_template", text, n);
-		else
-			code = e->code;
 		free(text);
 		free(path);
 		return code;
