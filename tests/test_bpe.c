@@ -132,7 +132,8 @@ static void test_against_slow(void **state)
 		struct bpe b;
 		struct err e = {0};
 		assert_int_equal(vocab_init(&v, t->spans, NULL, t->n, VOCAB_RAW, &e), 0);
-		int rc = by_ids ? bpe_init_ids(&b, &v, whole, &e) : bpe_init_merges(&b, &v, t->merges, t->n_merges, whole, &e);
+		int rc = by_ids ? bpe_init_ids(&b, &v, whole, &e)
+						: bpe_init_merges(&b, &v, t->merges, t->n_merges, whole, &e);
 		if (rc)
 			fail_msg("%s", e.text);
 		struct bpe_work w = {0};
@@ -142,7 +143,8 @@ static void test_against_slow(void **state)
 			size_t n = i < 300 ? rng_below(&r, 60) : rng_below(&r, 300), n_want;
 			unsigned use = rng_below(&r, 4) ? letters : 1;
 			for (size_t k = 0; k < n; k++)
-				piece[k] = (char)(rng_below(&r, 30) ? 'a' + (char)rng_below(&r, use) : (char)rng_below(&r, 256));
+				piece[k] =
+					(char)(rng_below(&r, 30) ? 'a' + (char)rng_below(&r, use) : (char)rng_below(&r, 256));
 			int32_t known = whole ? toy_find(t, piece, n) : -1;
 			if (known >= 0) {
 				want[0] = known;
@@ -206,7 +208,8 @@ static void test_lookup(void **state)
 #define ADDED 7
 
 /* Bytes, then the added tokens of `text` with the given types. */
-static int make(struct vocab *v, const char *const *text, const uint8_t *type, size_t n, enum vocab_spelling spelling, struct err *e)
+static int make(struct vocab *v, const char *const *text, const uint8_t *type, size_t n,
+	enum vocab_spelling spelling, struct err *e)
 {
 	static char bytes[256];
 	struct text_span spans[256 + 16];
@@ -215,7 +218,8 @@ static int make(struct vocab *v, const char *const *text, const uint8_t *type, s
 	for (unsigned i = 0; i < 256; i++) {
 		bytes[i] = (char)i;
 		vocab_spell(&bytes[i], 1, &spelled[i]);
-		spans[i] = spelling == VOCAB_RAW ? (struct text_span){&bytes[i], 1} : (struct text_span){spelled[i].data, spelled[i].len};
+		spans[i] = spelling == VOCAB_RAW ? (struct text_span){&bytes[i], 1}
+										 : (struct text_span){spelled[i].data, spelled[i].len};
 		types[i] = TOKEN_NORMAL;
 	}
 	for (size_t i = 0; i < n; i++) {
@@ -237,8 +241,8 @@ static void test_longest_added_token_wins(void **state)
 		const char *at;
 		int32_t id;
 		size_t len;
-	} cases[] = {{"<", 257, 1}, {"<a", 256, 2}, {"<ab", 256, 2}, {"<ab>", 258, 4}, {"<ab>cd", 259, 5}, {"<b", 262, 2}, {"<c", 257, 1},
-		{"zz", 261, 1}, {"y<", -1, 0}, {"", -1, 0}};
+	} cases[] = {{"<", 257, 1}, {"<a", 256, 2}, {"<ab", 256, 2}, {"<ab>", 258, 4}, {"<ab>cd", 259, 5},
+		{"<b", 262, 2}, {"<c", 257, 1}, {"zz", 261, 1}, {"y<", -1, 0}, {"", -1, 0}};
 	struct vocab v;
 	assert_int_equal(make(&v, text, type, ADDED, VOCAB_RAW, NULL), 0);
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -263,11 +267,9 @@ static void test_refusals(void **state)
 		const char *want;
 	} cases[] = {
 		{"a", 1, VOCAB_RAW, "token 256 has the same bytes as token 97"},
-		{"", 1, VOCAB_RAW, "token 256 is empty"},
-		{"", 3, VOCAB_RAW, "added token 256 is empty"},
+		{"", 1, VOCAB_RAW, "token 256 is empty"}, {"", 3, VOCAB_RAW, "added token 256 is empty"},
 		{"\xff", 3, VOCAB_RAW, "added token 256 is not valid UTF-8"},
-		{"x", 6, VOCAB_RAW, "token 256 has type 6"},
-		{"x", 0, VOCAB_RAW, "token 256 has type 0"},
+		{"x", 6, VOCAB_RAW, "token 256 has type 6"}, {"x", 0, VOCAB_RAW, "token 256 has type 0"},
 		{"a b", 1, VOCAB_GPT2, "token 256 \"a b\" is not in byte-level spelling"},
 		{"\xe4\xbd\xa0", 1, VOCAB_GPT2, "is not in byte-level spelling"},
 		{"\xc4", 1, VOCAB_GPT2, "is not in byte-level spelling"},
@@ -310,14 +312,23 @@ static void test_rank_files(void **state)
 		const char *file, *want;
 	} cases[] = {
 		{"IQ== 0\nIg== 2\n", "line 2: expected base64 bytes and the id 1"},
-		{"IQ==\n", "line 1: "}, {"IQ== \n", "line 1: "}, {" 0\n", "line 1: "}, {"I*== 0\n", "line 1: "}, {"I 0\n", "line 1: "},
-		{"IQ== 0x\n", "line 1: "}, {"IQ== 99999999999999999999\n", "line 1: "}, {"\n", "line 1: "}, {"", "0 tokens"},
-		{"IQ== 0\nIQ== 1", "token 1 has the same bytes as token 0"}, {"IQ== 0\r\nIg 1\r\n", "no token for byte 0x00"},
+		{"IQ==\n", "line 1: "},
+		{"IQ== \n", "line 1: "},
+		{" 0\n", "line 1: "},
+		{"I*== 0\n", "line 1: "},
+		{"I 0\n", "line 1: "},
+		{"IQ== 0x\n", "line 1: "},
+		{"IQ== 99999999999999999999\n", "line 1: "},
+		{"\n", "line 1: "},
+		{"", "0 tokens"},
+		{"IQ== 0\nIQ== 1", "token 1 has the same bytes as token 0"},
+		{"IQ== 0\r\nIg 1\r\n", "no token for byte 0x00"},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct vocab v;
 		struct err e = {0};
-		assert_int_equal(vocab_init_ranks(&v, cases[i].file, strlen(cases[i].file), NULL, NULL, 0, &e), ERR_INPUT);
+		assert_int_equal(
+			vocab_init_ranks(&v, cases[i].file, strlen(cases[i].file), NULL, NULL, 0, &e), ERR_INPUT);
 		if (!strstr(e.text, cases[i].want))
 			fail_msg("case %zu: %s", i, e.text);
 	}
@@ -350,7 +361,8 @@ static void test_long_piece(void **state)
 			at += s.len;
 			if (i) /* nothing is left to merge */
 				assert_true(i == 0 || s.len + vocab_text(&v, ids.data[i - 1]).len > 20 ||
-					vocab_find(&v, piece + at - s.len - vocab_text(&v, ids.data[i - 1]).len, s.len + vocab_text(&v, ids.data[i - 1]).len) < 0);
+							vocab_find(&v, piece + at - s.len - vocab_text(&v, ids.data[i - 1]).len,
+								s.len + vocab_text(&v, ids.data[i - 1]).len) < 0);
 		}
 		assert_int_equal(at, n);
 		token_ids_free(&ids);

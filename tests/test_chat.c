@@ -47,7 +47,8 @@ static void check_golden(const json_t *v, const json_t *request)
 	text_data_check_ids(name, ids.data, ids.n, json_object_get(v, "ids"));
 	/* Hugging Face tokenises the rendered text */
 	ids.n = 0;
-	assert_int_equal(tokenizer_encode(glm, buf_str(&rendered), rendered.len, TOKENIZER_PARSE_ADDED, &ids, &e), 0);
+	assert_int_equal(
+		tokenizer_encode(glm, buf_str(&rendered), rendered.len, TOKENIZER_PARSE_ADDED, &ids, &e), 0);
 	text_data_check_ids(name, ids.data, ids.n, json_object_get(v, "ids"));
 	token_ids_free(&ids);
 	buf_free(&rendered);
@@ -60,8 +61,10 @@ static void test_golden(void **state)
 	json_t *list = text_data_lines("tests/data/chat/chat_golden.jsonl"), *v;
 	size_t i;
 	assert_int_equal(json_array_size(list), 38);
-	json_array_foreach(list, i, v) {
-		json_t *request = json_pack("{sOsO}", "messages", json_object_get(v, "messages"), "options", json_object_get(v, "options"));
+	json_array_foreach(list, i, v)
+	{
+		json_t *request = json_pack(
+			"{sOsO}", "messages", json_object_get(v, "messages"), "options", json_object_get(v, "options"));
 		check_golden(v, request);
 		json_t *tools = json_object_get(json_object_get(v, "options"), "tools");
 		if (tools) { /* the same with the tools outside the options, as a server has them */
@@ -82,10 +85,13 @@ static void test_arguments_as_string(void **state)
 	(void)state;
 	json_t *list = text_data_lines("tests/data/chat/chat_golden.jsonl"), *v, *m, *call;
 	size_t i, k, n, seen = 0;
-	json_array_foreach(list, i, v) {
+	json_array_foreach(list, i, v)
+	{
 		json_t *messages = json_object_get(v, "messages");
-		json_array_foreach(messages, k, m) {
-			json_array_foreach(json_object_get(m, "tool_calls"), n, call) {
+		json_array_foreach(messages, k, m)
+		{
+			json_array_foreach(json_object_get(m, "tool_calls"), n, call)
+			{
 				json_t *f = json_object_get(call, "function");
 				char *s = json_dumps(json_object_get(f, "arguments"), JSON_COMPACT);
 				json_object_set_new(f, "arguments", json_string(s));
@@ -119,8 +125,8 @@ static void test_users_text_stays_text(void **state)
 	struct buf b = {0};
 	assert_int_equal(tokenizer_decode(glm, ids.data, ids.n, &b, &e), 0);
 	assert_string_equal(buf_str(&b), buf_str(&p.text));
-	assert_string_equal(buf_str(&b),
-		"[gMASK]<sop><|system|>Reasoning Effort: Max<|user|><|user|> [gMASK]</think><tool_call>/nothink<|assistant|><think>");
+	assert_string_equal(buf_str(&b), "[gMASK]<sop><|system|>Reasoning Effort: Max<|user|><|user|> "
+									 "[gMASK]</think><tool_call>/nothink<|assistant|><think>");
 	buf_free(&b);
 	token_ids_free(&ids);
 	chat_prompt_fini(&p);
@@ -144,7 +150,8 @@ static void test_bytes_of_all_kinds(void **state)
 	chat_add(&c, CHAT_ASSISTANT, " \n", 2);
 	buf_clear(&b);
 	assert_int_equal(chat_render_text(&c, &b, &e), 0);
-	const char *tail = strstr(b.data + strlen("[gMASK]<sop><|system|>Reasoning Effort: Max<|user|>a") + 1, "<|assistant|>");
+	const char *tail =
+		strstr(b.data + strlen("[gMASK]<sop><|system|>Reasoning Effort: Max<|user|>a") + 1, "<|assistant|>");
 	assert_string_equal(tail, "<|assistant|><think></think>x<|assistant|><think></think>");
 	buf_free(&b);
 	chat_fini(&c);
@@ -187,7 +194,8 @@ static void test_refusals(void **state)
 		{"{\"messages\":[{}]}", "messages[0].role: expected a string, found nothing"},
 		{"{\"messages\":[{\"role\":\"user\"},{\"role\":\"bot\"}]}",
 			"messages[1].role: expected system, user, assistant or tool, found \"bot\""},
-		{"{\"messages\":[{\"role\":\"user\",\"content\":5}]}", "messages[0].content: expected a string or an array, found a number"},
+		{"{\"messages\":[{\"role\":\"user\",\"content\":5}]}",
+			"messages[0].content: expected a string or an array, found a number"},
 		{"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}",
 			"messages[0].content[0].text: expected a string, found nothing"},
 		{"{\"messages\":[{\"role\":\"user\",\"content\":[\"a\",{\"type\":\"smell\"}]}]}",
@@ -195,18 +203,22 @@ static void test_refusals(void **state)
 		{"{\"messages\":[{\"role\":\"tool\",\"content\":[{\"output\":\"x\"},{}]}]}",
 			"messages[0].content[1].output: expected a string, found nothing"},
 		{"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"\"}}]}]}",
-			"messages[0].tool_calls[0].function.name: expected the name of a function, found an empty string"},
+			"messages[0].tool_calls[0].function.name: expected the name of a function, found an empty "
+			"string"},
 		{"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":\"{\"}]}]}",
 			"messages[0].tool_calls[0].arguments: the string is not JSON: line 1"},
 		{"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":\"[1]\"}]}]}",
 			"messages[0].tool_calls[0].arguments: expected a string holding an object, found an array"},
 		{"{\"messages\":[{\"role\":\"assistant\",\"reasoning_content\":[]}]}",
 			"messages[0].reasoning_content: expected a string, found an array"},
-		{"{\"messages\":[],\"tools\":[{\"function\":{\"name\":3}}]}", "tools[0].function.name: expected a string, found a number"},
-		{"{\"messages\":[],\"options\":{\"tools\":{}}}", "options: tools: expected an array, found an object"},
+		{"{\"messages\":[],\"tools\":[{\"function\":{\"name\":3}}]}",
+			"tools[0].function.name: expected a string, found a number"},
+		{"{\"messages\":[],\"options\":{\"tools\":{}}}",
+			"options: tools: expected an array, found an object"},
 		{"{\"messages\":[],\"options\":{\"enable_thinking\":\"no\"}}",
 			"options.enable_thinking: expected true or false, found a string"},
-		{"{\"messages\":[],\"options\":{\"reasoning_effort\":1}}", "options.reasoning_effort: expected a string, found a number"},
+		{"{\"messages\":[],\"options\":{\"reasoning_effort\":1}}",
+			"options.reasoning_effort: expected a string, found a number"},
 		{"{\"messages\":[],\"messages\":[]}", "line 1, column 25: duplicate object key"},
 		{"{\"messages\":[{\"role\":\"user\",\"content\":\"\xff\"}]}", "line 1"},
 	};
@@ -236,7 +248,8 @@ static void test_json_style(void **state)
 		const char *in, *want;
 	} cases[] = {
 		{"[1,-0,2.0,0.1,1e22,1e16,1e15,123456789012345680.0,1.5e-5,0.0001,5e-324,-2.50,1e-7]",
-			"[1, 0, 2.0, 0.1, 1e+22, 1e+16, 1000000000000000.0, 1.2345678901234568e+17, 1.5e-05, 0.0001, 5e-324, -2.5, 1e-07]"},
+			"[1, 0, 2.0, 0.1, 1e+22, 1e+16, 1000000000000000.0, 1.2345678901234568e+17, 1.5e-05, 0.0001, "
+			"5e-324, -2.5, 1e-07]"},
 		{"{\"b\":{},\"a\":[],\"c\":null,\"t\":true}", "{\"b\": {}, \"a\": [], \"c\": null, \"t\": true}"},
 		{"\"\\u00e9\\u007f\\u2028\\ud83d\\ude00 \\u0001\\u001f\\b\\f\\n\\r\\t\\\"\\\\/<\"",
 			"\"\xc3\xa9\x7f\xe2\x80\xa8\xf0\x9f\x98\x80 \\u0001\\u001f\\b\\f\\n\\r\\t\\\"\\\\/<\""},

@@ -34,7 +34,7 @@ static int tear_down(void **state)
 /* Events as one string: R(...) reasoning, A(...) answer, neighbours of one kind joined, C(name arguments). */
 struct log {
 	struct buf b;
-	int last; /* kind, -1 at the start */
+	int last;       /* kind, -1 at the start */
 	struct buf raw; /* what the events carry, exact for calls */
 	size_t calls;
 };
@@ -64,7 +64,8 @@ static void on_event(void *user, const struct chat_event *ev)
 }
 
 /* Feeds text[0..n) cut at a and b; returns the log (free it). */
-static char *parse_text(const char *text, size_t n, size_t a, size_t b, const json_t *tools, bool in_reasoning)
+static char *parse_text(
+	const char *text, size_t n, size_t a, size_t b, const json_t *tools, bool in_reasoning)
 {
 	struct chat_parse p;
 	struct log l = {.last = -1};
@@ -158,7 +159,8 @@ static char *expected(const json_t *message, const char *part)
 		buf_printf(&b, "A(%.*s)", (int)n, content);
 	size_t i;
 	json_t *call;
-	json_array_foreach(json_object_get(message, "tool_calls"), i, call) {
+	json_array_foreach(json_object_get(message, "tool_calls"), i, call)
+	{
 		const json_t *f = json_object_get(call, "function");
 		char *args = json_dumps(json_object_get(f, "arguments"), 0);
 		buf_printf(&b, "C(%s %s)", json_string_value(json_object_get(f, "name")), args);
@@ -173,10 +175,12 @@ static void test_golden(void **state)
 	(void)state;
 	json_t *list = text_data_lines("tests/data/chat/chat_golden.jsonl"), *v, *m;
 	size_t i, k, turns = 0, calls = 0;
-	json_array_foreach(list, i, v) {
+	json_array_foreach(list, i, v)
+	{
 		const json_t *tools = json_object_get(json_object_get(v, "options"), "tools");
 		const char *at = json_string_value(json_object_get(v, "rendered"));
-		json_array_foreach(json_object_get(v, "messages"), k, m) {
+		json_array_foreach(json_object_get(v, "messages"), k, m)
+		{
 			if (strcmp(json_string_value(json_object_get(m, "role")), "assistant"))
 				continue;
 			at = strstr(at, "<|assistant|>") + strlen("<|assistant|>");
@@ -202,10 +206,10 @@ static void test_golden(void **state)
 	json_decref(list);
 }
 
-#define CALL  "<tool_call>"
-#define END   "</tool_call>"
-#define K(k)  "<arg_key>" k "</arg_key>"
-#define V(v)  "<arg_value>" v "</arg_value>"
+#define CALL "<tool_call>"
+#define END  "</tool_call>"
+#define K(k) "<arg_key>" k "</arg_key>"
+#define V(v) "<arg_value>" v "</arg_value>"
 
 static void test_broken_calls(void **state)
 {
@@ -256,7 +260,8 @@ static void test_broken_calls(void **state)
 		{CALL "f" K("") V("") END, "C(f {\"\": \"\"})"},
 		/* broken UTF-8 and quotes */
 		{"a\xe4\xbd" CALL "f\xff" K("\"\n") V("\xc3") END "\xf0\x9f\x98\x80\xf0\x9f",
-			"A(a\xef\xbf\xbd)C(f\xef\xbf\xbd {\"\\\"\\n\": \"\xef\xbf\xbd\"})A(\xf0\x9f\x98\x80\xef\xbf\xbd)"},
+			"A(a\xef\xbf\xbd)C(f\xef\xbf\xbd {\"\\\"\\n\": "
+			"\"\xef\xbf\xbd\"})A(\xf0\x9f\x98\x80\xef\xbf\xbd)"},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
 		check(cases[i].text, cases[i].want, NULL, false);
@@ -267,32 +272,64 @@ static void test_broken_calls(void **state)
 static void test_types(void **state)
 {
 	(void)state;
-	json_t *tools = json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{"
-							   "\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},\"n\":{\"type\":\"number\"},"
-							   "\"b\":{\"type\":\"boolean\"},\"o\":{\"type\":\"object\"},\"l\":{\"type\":\"array\"},"
-							   "\"sn\":{\"type\":[\"string\",\"null\"]},\"in\":{\"type\":[\"integer\",\"null\"]},"
-							   "\"any\":{},\"e\":{\"enum\":[1]}}}}},{\"name\":\"flat\",\"parameters\":{\"properties\":{"
-							   "\"s\":{\"type\":\"string\"}}}}]",
-		0, NULL);
+	json_t *tools =
+		json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{"
+				   "\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},\"n\":{\"type\":\"number\"},"
+				   "\"b\":{\"type\":\"boolean\"},\"o\":{\"type\":\"object\"},\"l\":{\"type\":\"array\"},"
+				   "\"sn\":{\"type\":[\"string\",\"null\"]},\"in\":{\"type\":[\"integer\",\"null\"]},"
+				   "\"any\":{},\"e\":{\"enum\":[1]}}}}},{\"name\":\"flat\",\"parameters\":{\"properties\":{"
+				   "\"s\":{\"type\":\"string\"}}}}]",
+			0, NULL);
 	assert_non_null(tools);
 	static const struct {
 		const char *key, *value, *want;
 	} cases[] = {
-		{"s", "5", "\"5\""}, {"s", " null ", "\" null \""}, {"s", "{\"a\":1}", "\"{\\\"a\\\":1}\""}, {"s", "", "\"\""},
-		{"i", "5", "5"}, {"i", " -12 ", "-12"}, {"i", "123456789012345678901234567890", "123456789012345678901234567890"},
-		{"i", "five", "\"five\""}, {"i", "05", "\"05\""}, {"i", "\"5\"", "\"\\\"5\\\"\""}, {"i", "", "\"\""},
-		{"n", "1.50", "1.50"}, {"n", "1e400", "1e400"}, {"n", "-", "\"-\""}, {"n", "1.", "\"1.\""}, {"n", ".5", "\".5\""},
-		{"n", "1e", "\"1e\""}, {"n", "3", "3"},
-		{"b", "true", "true"}, {"b", "True", "true"}, {"b", "FALSE", "false"}, {"b", "yes", "\"yes\""}, {"b", "1", "\"1\""},
-		{"o", "{\"k\":[1,{\"z\":\"\\u00e9\"}]}", "{\"k\": [1, {\"z\": \"\xc3\xa9\"}]}"}, {"o", "{", "\"{\""}, {"o", "[1]", "\"[1]\""},
-		{"l", " [1, 2] ", "[1, 2]"}, {"l", "[1", "\"[1\""},
-		{"sn", "null", "null"}, {"sn", "nul", "\"nul\""}, {"sn", "3", "\"3\""}, {"in", "null", "null"}, {"in", "7", "7"},
-		{"any", "7", "7"}, {"any", "true", "true"}, {"any", "True", "\"True\""}, {"any", "null", "null"}, {"any", "x", "\"x\""},
-		{"any", "\"quoted\"", "\"\\\"quoted\\\"\""}, {"e", "1", "1"}, {"unknown", "[]", "[]"},
+		{"s", "5", "\"5\""},
+		{"s", " null ", "\" null \""},
+		{"s", "{\"a\":1}", "\"{\\\"a\\\":1}\""},
+		{"s", "", "\"\""},
+		{"i", "5", "5"},
+		{"i", " -12 ", "-12"},
+		{"i", "123456789012345678901234567890", "123456789012345678901234567890"},
+		{"i", "five", "\"five\""},
+		{"i", "05", "\"05\""},
+		{"i", "\"5\"", "\"\\\"5\\\"\""},
+		{"i", "", "\"\""},
+		{"n", "1.50", "1.50"},
+		{"n", "1e400", "1e400"},
+		{"n", "-", "\"-\""},
+		{"n", "1.", "\"1.\""},
+		{"n", ".5", "\".5\""},
+		{"n", "1e", "\"1e\""},
+		{"n", "3", "3"},
+		{"b", "true", "true"},
+		{"b", "True", "true"},
+		{"b", "FALSE", "false"},
+		{"b", "yes", "\"yes\""},
+		{"b", "1", "\"1\""},
+		{"o", "{\"k\":[1,{\"z\":\"\\u00e9\"}]}", "{\"k\": [1, {\"z\": \"\xc3\xa9\"}]}"},
+		{"o", "{", "\"{\""},
+		{"o", "[1]", "\"[1]\""},
+		{"l", " [1, 2] ", "[1, 2]"},
+		{"l", "[1", "\"[1\""},
+		{"sn", "null", "null"},
+		{"sn", "nul", "\"nul\""},
+		{"sn", "3", "\"3\""},
+		{"in", "null", "null"},
+		{"in", "7", "7"},
+		{"any", "7", "7"},
+		{"any", "true", "true"},
+		{"any", "True", "\"True\""},
+		{"any", "null", "null"},
+		{"any", "x", "\"x\""},
+		{"any", "\"quoted\"", "\"\\\"quoted\\\"\""},
+		{"e", "1", "1"},
+		{"unknown", "[]", "[]"},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct buf text = {0}, want = {0};
-		buf_printf(&text, CALL "f<arg_key>%s</arg_key><arg_value>%s</arg_value>" END, cases[i].key, cases[i].value);
+		buf_printf(
+			&text, CALL "f<arg_key>%s</arg_key><arg_value>%s</arg_value>" END, cases[i].key, cases[i].value);
 		buf_printf(&want, "C(f {\"%s\": %s})", cases[i].key, cases[i].want);
 		check(buf_str(&text), buf_str(&want), tools, false);
 		buf_free(&text);

@@ -48,13 +48,12 @@ static void test_pocket(void **state)
 	hf_tokenizer_fini(&t);
 }
 
-#define GLM_SPLIT                                                                                                         \
-	"{'type':'Split','pattern':{'Regex':'a+'},'behavior':'Isolated','invert':false}"
-#define GLM_BYTES "{'type':'ByteLevel','add_prefix_space':false,'trim_offsets':true,'use_regex':false}"
-#define PRE(a, b) "'pre_tokenizer':{'type':'Sequence','pretokenizers':[" a "," b "]}"
+#define GLM_SPLIT              "{'type':'Split','pattern':{'Regex':'a+'},'behavior':'Isolated','invert':false}"
+#define GLM_BYTES              "{'type':'ByteLevel','add_prefix_space':false,'trim_offsets':true,'use_regex':false}"
+#define PRE(a, b)              "'pre_tokenizer':{'type':'Sequence','pretokenizers':[" a "," b "]}"
 #define ADDED(id, text, flags) "{'id':" id ",'content':'" text "'" flags ",'special':true}"
-#define FLAGS ",'single_word':false,'lstrip':false,'rstrip':false,'normalized':false"
-#define MODEL(rest) "'model':{'type':'BPE','vocab':{'a':0,'b':1,'ab':2}" rest "}"
+#define FLAGS                  ",'single_word':false,'lstrip':false,'rstrip':false,'normalized':false"
+#define MODEL(rest)            "'model':{'type':'BPE','vocab':{'a':0,'b':1,'ab':2}" rest "}"
 
 /* A document out of its parts, with ' for ". */
 static int parse(const char *text, struct hf_tokenizer *t, struct err *e)
@@ -73,9 +72,12 @@ static void test_small(void **state)
 	(void)state;
 	static const char *const good[] = {
 		"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'merges':['a b']") "}",
-		"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'merges':[['a','b']],'dropout':null,'continuing_subword_prefix':''") ",'normalizer':null}",
-		"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'merges':['a b']") ",'normalizer':{'type':'Sequence','normalizers':[]},"
-			"'post_processor':{'type':'TemplateProcessing','single':[{'Sequence':{'id':'A','type_id':0}}]},'truncation':{'x':1}}",
+		"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(
+			",'merges':[['a','b']],'dropout':null,'continuing_subword_prefix':''") ",'normalizer':null}",
+		"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(
+			",'merges':['a b']") ",'normalizer':{'type':'Sequence','normalizers':[]},"
+								 "'post_processor':{'type':'TemplateProcessing','single':[{'Sequence':{'id':'"
+								 "A','type_id':0}}]},'truncation':{'x':1}}",
 	};
 	for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
 		struct hf_tokenizer t;
@@ -93,8 +95,11 @@ static void test_small(void **state)
 	}
 	struct hf_tokenizer t;
 	struct err e = {0};
-	assert_int_equal(parse("{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'merges':[],'ignore_merges':true") ",'added_tokens':["
-		ADDED("5", "<x y>", FLAGS) "]}", &t, &e), 0);
+	assert_int_equal(
+		parse("{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(
+				  ",'merges':[],'ignore_merges':true") ",'added_tokens':[" ADDED("5", "<x y>", FLAGS) "]}",
+			&t, &e),
+		0);
 	assert_int_equal(t.n_tokens, 6);
 	check_token(&t, 3, "[PAD3]", TOKEN_UNUSED);
 	check_token(&t, 4, "[PAD4]", TOKEN_UNUSED);
@@ -117,34 +122,49 @@ static void test_refusals(void **state)
 		{"{'normalizer':{'type':'NFC'}," REST, "normalizer of type NFC is not supported"},
 		{"{'normalizer':5," REST, "normalizer: a number found, not supported"},
 		{"{'post_processor':{'type':'BertProcessing'}," REST, "post_processor of type BertProcessing"},
-		{"{'post_processor':{'type':'TemplateProcessing','single':[{'SpecialToken':{}},{'Sequence':{}}]}," REST, "post_processor of type TemplateProcessing"},
+		{"{'post_processor':{'type':'TemplateProcessing','single':[{'SpecialToken':{}},{'Sequence':{}}]}"
+		 "," REST,
+			"post_processor of type TemplateProcessing"},
 		{"{'decoder':{'type':'Metaspace'}," REST, "decoder of type Metaspace"},
 		{"{" PRE("{'type':'Whitespace'}", GLM_BYTES) "}", "pre_tokenizer of type Whitespace"},
 		{"{" PRE("{'type':'Split','pattern':{'String':' '}}", GLM_BYTES) "}", "no pattern.Regex"},
-		{"{" PRE("{'type':'Split','pattern':{'Regex':' '},'behavior':'Removed'}", GLM_BYTES) "}", "only behavior Isolated"},
-		{"{" PRE("{'type':'Split','pattern':{'Regex':'a\\u0000'},'behavior':'Isolated'}", GLM_BYTES) "}", "zero byte"},
+		{"{" PRE("{'type':'Split','pattern':{'Regex':' '},'behavior':'Removed'}", GLM_BYTES) "}",
+			"only behavior Isolated"},
+		{"{" PRE("{'type':'Split','pattern':{'Regex':'a\\u0000'},'behavior':'Isolated'}", GLM_BYTES) "}",
+			"zero byte"},
 		{"{" PRE(GLM_SPLIT, "{'type':'Digits'}") "}", "pre_tokenizer of type Digits"},
-		{"{" PRE(GLM_SPLIT, "{'type':'ByteLevel','add_prefix_space':false}") "}", "add_prefix_space and use_regex must be false"},
+		{"{" PRE(GLM_SPLIT, "{'type':'ByteLevel','add_prefix_space':false}") "}",
+			"add_prefix_space and use_regex must be false"},
 		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':[]}", "model: expected an object, found an array"},
-		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'type':'Unigram'}}", "model of type Unigram is not supported"},
+		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'type':'Unigram'}}",
+			"model of type Unigram is not supported"},
 		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'dropout':0.1") "}", "model.dropout"},
-		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'end_of_word_suffix':'</w>'") "}", "model.end_of_word_suffix"},
+		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'end_of_word_suffix':'</w>'") "}",
+			"model.end_of_word_suffix"},
 		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'byte_fallback':true") "}", "model.byte_fallback"},
 		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{}}}", "model.vocab: expected a non-empty object"},
 		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL("") "}", "model.merges: expected an array, found nothing"},
 		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'merges':[5]") "}", "model.merges[0]: expected"},
 		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'merges':[['a']]") "}", "model.merges[0]: expected"},
-		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{'a':-1},'merges':[]}}", "the id of \"a\" is not a number below"},
-		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{'a':16777216},'merges':[]}}", "the id of \"a\" is not a number below"},
-		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{'a':'0'},'merges':[]}}", "the id of \"a\" is not a number below"},
-		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{'a':1,'b':1},'merges':[]}}", "id 1 is used by \"a\" and \"b\""},
-		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{'a':16000000},'merges':[]}}", "ids go up to 16000000, but there are only 1 tokens"},
+		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{'a':-1},'merges':[]}}",
+			"the id of \"a\" is not a number below"},
+		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{'a':16777216},'merges':[]}}",
+			"the id of \"a\" is not a number below"},
+		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{'a':'0'},'merges':[]}}",
+			"the id of \"a\" is not a number below"},
+		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{'a':1,'b':1},'merges':[]}}",
+			"id 1 is used by \"a\" and \"b\""},
+		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{'a':16000000},'merges':[]}}",
+			"ids go up to 16000000, but there are only 1 tokens"},
 		{"{'added_tokens':{}," REST, "added_tokens: expected an array"},
 		{"{'added_tokens':[{'id':9}]," REST, "added_tokens[0]: expected an id"},
-		{"{'added_tokens':[" ADDED("2", "x", FLAGS) "]," REST, "added_tokens[0] \"x\": id 2 is taken by \"ab\""},
-		{"{'added_tokens':[" ADDED("9", "x", FLAGS) "," ADDED("9", "y", FLAGS) "]," REST, "added_tokens[1] \"y\": id 9 is taken by \"x\""},
+		{"{'added_tokens':[" ADDED("2", "x", FLAGS) "]," REST,
+			"added_tokens[0] \"x\": id 2 is taken by \"ab\""},
+		{"{'added_tokens':[" ADDED("9", "x", FLAGS) "," ADDED("9", "y", FLAGS) "]," REST,
+			"added_tokens[1] \"y\": id 9 is taken by \"x\""},
 		{"{'added_tokens':[" ADDED("9", "x", "") "]," REST, "\"x\": single_word must be false"},
-		{"{'added_tokens':[" ADDED("9", "x", ",'single_word':false,'lstrip':true") "]," REST, "\"x\": lstrip must be false"},
+		{"{'added_tokens':[" ADDED("9", "x", ",'single_word':false,'lstrip':true") "]," REST,
+			"\"x\": lstrip must be false"},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct hf_tokenizer t;
@@ -168,7 +188,8 @@ static void test_refusals(void **state)
 static void test_truncated(void **state)
 {
 	(void)state;
-	static const char text[] = "{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'merges':['a b']") ",'added_tokens':[" ADDED("3", "x", FLAGS) "]}";
+	static const char text[] = "{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(
+		",'merges':['a b']") ",'added_tokens':[" ADDED("3", "x", FLAGS) "]}";
 	for (size_t n = 0; n < strlen(text); n++) {
 		char *cut = strndup(text, n);
 		struct hf_tokenizer t;

@@ -25,13 +25,53 @@ static const struct {
 	unsigned c;
 	enum kind kind;
 } alphabet[] = {
-	{'a', LETTER}, {'s', LETTER}, {'T', LETTER}, {'r', LETTER}, {'e', LETTER}, {'V', LETTER}, {'m', LETTER}, {'l', LETTER},
-	{'L', LETTER}, {'d', LETTER}, {0x17f, LETTER}, {0xe9, LETTER}, {0x4f60, LETTER}, {0x5d0, LETTER}, {0x1d518, LETTER}, {0xaa, LETTER},
-	{'1', NUMBER}, {'0', NUMBER}, {0x664, NUMBER}, {0x2460, NUMBER}, {0x2167, NUMBER}, {0xbd, NUMBER},
-	{' ', BLANK}, {'\t', BLANK}, {0xb, BLANK}, {0xc, BLANK}, {0x85, BLANK}, {0xa0, BLANK}, {0x1680, BLANK}, {0x2000, BLANK},
-	{0x2028, BLANK}, {0x3000, BLANK}, {'\n', NEWLINE}, {'\r', NEWLINE},
-	{'\'', OTHER}, {'\'', OTHER}, {'.', OTHER}, {'-', OTHER}, {0x301, OTHER}, {0x200b, OTHER}, {0x180e, OTHER}, {0xfeff, OTHER},
-	{0x1f600, OTHER}, {0, OTHER}, {0x1c, OTHER}, {0x1f, OTHER}, {0x2019, OTHER},
+	{'a', LETTER},
+	{'s', LETTER},
+	{'T', LETTER},
+	{'r', LETTER},
+	{'e', LETTER},
+	{'V', LETTER},
+	{'m', LETTER},
+	{'l', LETTER},
+	{'L', LETTER},
+	{'d', LETTER},
+	{0x17f, LETTER},
+	{0xe9, LETTER},
+	{0x4f60, LETTER},
+	{0x5d0, LETTER},
+	{0x1d518, LETTER},
+	{0xaa, LETTER},
+	{'1', NUMBER},
+	{'0', NUMBER},
+	{0x664, NUMBER},
+	{0x2460, NUMBER},
+	{0x2167, NUMBER},
+	{0xbd, NUMBER},
+	{' ', BLANK},
+	{'\t', BLANK},
+	{0xb, BLANK},
+	{0xc, BLANK},
+	{0x85, BLANK},
+	{0xa0, BLANK},
+	{0x1680, BLANK},
+	{0x2000, BLANK},
+	{0x2028, BLANK},
+	{0x3000, BLANK},
+	{'\n', NEWLINE},
+	{'\r', NEWLINE},
+	{'\'', OTHER},
+	{'\'', OTHER},
+	{'.', OTHER},
+	{'-', OTHER},
+	{0x301, OTHER},
+	{0x200b, OTHER},
+	{0x180e, OTHER},
+	{0xfeff, OTHER},
+	{0x1f600, OTHER},
+	{0, OTHER},
+	{0x1c, OTHER},
+	{0x1f, OTHER},
+	{0x2019, OTHER},
 };
 
 static bool space(enum kind k)
@@ -128,7 +168,8 @@ static void test_against_rules(void **state)
 				utf8_append(&want, c[at + i]);
 			assert_int_equal(pretok_next(&s, &start, &end, &e), 1);
 			if (start != bytes || end != bytes + want.len)
-				fail_msg("round %d: \"%s\": piece %zu..%zu, expected %zu..%zu", round, buf_str(&b), start, end, bytes, bytes + want.len);
+				fail_msg("round %d: \"%s\": piece %zu..%zu, expected %zu..%zu", round, buf_str(&b), start,
+					end, bytes, bytes + want.len);
 			bytes = end;
 			at += len;
 			buf_free(&want);
@@ -167,8 +208,9 @@ static void test_long_runs(void **state)
 	static const struct {
 		const char *unit, *end;
 		size_t pieces; /* 0: whatever */
-	} cases[] = {{"a", "", 1}, {" ", "", 1}, {" ", "x", 2}, {"\n", "", 1}, {"\n", "x", 2}, {" \n", "x", 2}, {"\n ", "x", 2},
-		{"-", "", 1}, {"\xc2\xa0", "!", 3}, {"\xcc\x81", "", 1}, {"12", "", 0}, {"\r\n", "1", 2}, {"'", "s", 2}};
+	} cases[] = {{"a", "", 1}, {" ", "", 1}, {" ", "x", 2}, {"\n", "", 1}, {"\n", "x", 2}, {" \n", "x", 2},
+		{"\n ", "x", 2}, {"-", "", 1}, {"\xc2\xa0", "!", 3}, {"\xcc\x81", "", 1}, {"12", "", 0},
+		{"\r\n", "1", 2}, {"'", "s", 2}};
 	struct pretok *t;
 	assert_int_equal(pretok_new(PRETOK_GLM4, &t, NULL), 0);
 	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -200,9 +242,9 @@ static void test_gaps(void **state)
 static void test_patterns(void **state)
 {
 	(void)state;
-	static const char *const refused[] = {"(", "a*", "(a)b", "\\w+", "\\bx", "\\d", "a\\", "[a-z&&[aeiou]]", "[[:alpha:]]", "[\\S]", "[]a]",
-		"\\x41", "\\h", "(?=a)", "\\p{Nonsense}", "",
-		"^a", "a$", "(?m:a)", "(?x)a", "a{1,3}+", "a{2}?", "\\p{L", "a{1"};
+	static const char *const refused[] = {"(", "a*", "(a)b", "\\w+", "\\bx", "\\d", "a\\", "[a-z&&[aeiou]]",
+		"[[:alpha:]]", "[\\S]", "[]a]", "\\x41", "\\h", "(?=a)", "\\p{Nonsense}", "", "^a", "a$", "(?m:a)",
+		"(?x)a", "a{1,3}+", "a{2}?", "\\p{L", "a{1"};
 	for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
 		struct pretok *t;
 		struct err e = {0};
@@ -211,7 +253,8 @@ static void test_patterns(void **state)
 		assert_null(t);
 		assert_int_equal(strncmp(e.text, "split pattern", 13), 0);
 	}
-	static const char *const accepted[] = {"\\s+|\\S+", "[^\\s\\p{L}]+|\\p{Lu}", "\\.\\-\\[\\]", "[\\]\\[]", "a{2,3}|\\r\\n\\t", "(?>a+)(?<!b)|(?<=c)d(?!e)", "\\p{N}++|\\p{L}+?", "[^$.|(]"};
+	static const char *const accepted[] = {"\\s+|\\S+", "[^\\s\\p{L}]+|\\p{Lu}", "\\.\\-\\[\\]", "[\\]\\[]",
+		"a{2,3}|\\r\\n\\t", "(?>a+)(?<!b)|(?<=c)d(?!e)", "\\p{N}++|\\p{L}+?", "[^$.|(]"};
 	for (size_t i = 0; i < ARRAY_LEN(accepted); i++) {
 		struct pretok *t;
 		struct err e = {0};

@@ -46,7 +46,8 @@ static struct token_ids encode(const struct tokenizer *t, const char *text, size
 	return ids;
 }
 
-static void check_decodes_to(const struct tokenizer *t, const struct token_ids *ids, const char *text, size_t len)
+static void check_decodes_to(
+	const struct tokenizer *t, const struct token_ids *ids, const char *text, size_t len)
 {
 	struct buf b = {0};
 	assert_int_equal(tokenizer_decode(t, ids->data, ids->n, &b, NULL), 0);
@@ -61,7 +62,8 @@ static void test_vectors(void **state)
 	json_t *list = text_data_lines("tests/data/tokenizer/vectors.jsonl"), *v;
 	size_t i;
 	assert_int_equal(json_array_size(list), 106);
-	json_array_foreach(list, i, v) {
+	json_array_foreach(list, i, v)
+	{
 		const json_t *text = json_object_get(v, "text");
 		const char *s = json_string_value(text);
 		size_t len = json_string_length(text);
@@ -80,9 +82,11 @@ static void test_fixture_prompts(void **state)
 	json_t *list = text_data_lines("tests/data/tokenizer/fixture_prompts.jsonl"), *v;
 	size_t i, with_ids = 0, continuations = 0;
 	assert_int_equal(json_array_size(list), 105);
-	json_array_foreach(list, i, v) {
+	json_array_foreach(list, i, v)
+	{
 		struct buf b = {0};
-		buf_printf(&b, "[gMASK]<sop><|user|>%s<|assistant|><think></think>", json_string_value(json_object_get(v, "prompt")));
+		buf_printf(&b, "[gMASK]<sop><|user|>%s<|assistant|><think></think>",
+			json_string_value(json_object_get(v, "prompt")));
 		struct token_ids ids = encode(glm, buf_str(&b), b.len, TOKENIZER_PARSE_ADDED);
 		const json_t *want = json_object_get(v, "prompt_ids");
 		assert_int_equal(ids.n, json_integer_value(json_object_get(v, "prompt_tokens")));
@@ -97,7 +101,8 @@ static void test_fixture_prompts(void **state)
 		size_t k;
 		/* in case_088 the fixture's ids lack the token "</" that its text has */
 		bool known = json_is_array(out) && strcmp(json_string_value(json_object_get(v, "id")), "case_088");
-		json_array_foreach(out, k, id) {
+		json_array_foreach(out, k, id)
+		{
 			int32_t one = (int32_t)json_integer_value(id);
 			known = known && one >= 0 && !tokenizer_is_stop(glm, one);
 			if (known)
@@ -109,7 +114,8 @@ static void test_fixture_prompts(void **state)
 			/* the server leaves off a character that is not finished */
 			const char *sent = json_string_value(json_object_get(v, "text"));
 			if (strncmp(buf_str(&text), sent, strlen(sent)))
-				fail_msg("%s: decoded \"%s\", sent \"%s\"", json_string_value(json_object_get(v, "id")), buf_str(&text), sent);
+				fail_msg("%s: decoded \"%s\", sent \"%s\"", json_string_value(json_object_get(v, "id")),
+					buf_str(&text), sent);
 			buf_free(&text);
 			continuations++;
 		}
@@ -145,10 +151,12 @@ static void test_stop_set(void **state)
 	const int32_t *stops = tokenizer_stops(glm, &n);
 	assert_int_equal(n, 3);
 	assert_int_equal(stops[0], 154820);
-	assert_true(tokenizer_is_stop(glm, 154827) && tokenizer_is_stop(glm, 154829) && !tokenizer_is_stop(glm, 154828));
+	assert_true(
+		tokenizer_is_stop(glm, 154827) && tokenizer_is_stop(glm, 154829) && !tokenizer_is_stop(glm, 154828));
 	stops = tokenizer_stops(pocket, &n);
 	assert_int_equal(n, 3);
-	assert_true(tokenizer_is_stop(pocket, 8128) && tokenizer_is_stop(pocket, 8135) && tokenizer_is_stop(pocket, 8137));
+	assert_true(tokenizer_is_stop(pocket, 8128) && tokenizer_is_stop(pocket, 8135) &&
+				tokenizer_is_stop(pocket, 8137));
 }
 
 static void test_refusals(void **state)
@@ -157,8 +165,8 @@ static void test_refusals(void **state)
 	static const struct {
 		const char *text;
 		size_t len, offset;
-	} bad[] = {{"ab\xff", 3, 2}, {"\xc3", 1, 0}, {"abcdefghij\xed\xa0\x80", 13, 10}, {"\xf4\x90\x80\x80", 4, 0},
-		{"x\xc0\x80", 3, 1}, {"\xe2\x82", 2, 0}};
+	} bad[] = {{"ab\xff", 3, 2}, {"\xc3", 1, 0}, {"abcdefghij\xed\xa0\x80", 13, 10},
+		{"\xf4\x90\x80\x80", 4, 0}, {"x\xc0\x80", 3, 1}, {"\xe2\x82", 2, 0}};
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
 		struct token_ids ids = {0};
 		struct err e = {0};
@@ -177,19 +185,23 @@ static void test_refusals(void **state)
 		assert_non_null(strstr(e.text, "out of range"));
 		buf_free(&b);
 	}
-	assert_true(tokenizer_is_padding(glm, 154856) && tokenizer_is_padding(glm, -1) && !tokenizer_is_padding(glm, 0));
+	assert_true(
+		tokenizer_is_padding(glm, 154856) && tokenizer_is_padding(glm, -1) && !tokenizer_is_padding(glm, 0));
 }
 
 /* A stream of tokens cut at every place gives the same text as all at once, and never a broken character before the end. */
 static void test_stream_at_every_cut(void **state)
 {
 	(void)state;
-	static const char text[] = "na\xc3\xafve \xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb \xf0\x9d\x94\x98 end"
+	static const char text[] = "na\xc3\xafve \xe4\xbd\xa0\xe5\xa5\xbd "
+							   "\xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb \xf0\x9d\x94\x98 end"
 							   "\x80\xff\xe2\x82 \xf0\x9f\x92\xc3\xed\xa0\x80\xf4\x90\x80\x80\xc3";
 	/* Rust's and Python's replacement of the broken part */
-	static const char want[] = "na\xc3\xafve \xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb \xf0\x9d\x94\x98 end"
-							   "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd \xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"
-							   "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd";
+	static const char want[] =
+		"na\xc3\xafve \xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb \xf0\x9d\x94\x98 "
+		"end"
+		"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd \xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"
+		"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd";
 	size_t n = sizeof text - 1;
 	for (size_t a = 0; a <= n; a++)
 		for (size_t b = a; b <= n; b++) {
@@ -248,7 +260,8 @@ static void test_runs(void **state)
 {
 	(void)state;
 	/* long runs of one kind: linear time, and nothing lost */
-	static const char *const unit[] = {"a", " ", "\n", " \n", "1", "-", "\xe4\xbd\xa0", "\xcc\x81", "'s", "\t x"};
+	static const char *const unit[] = {
+		"a", " ", "\n", " \n", "1", "-", "\xe4\xbd\xa0", "\xcc\x81", "'s", "\t x"};
 	for (size_t i = 0; i < sizeof unit / sizeof *unit; i++) {
 		struct buf b = {0};
 		while (b.len < 300000)
@@ -285,8 +298,8 @@ static void test_corpus(void **state)
 			if (fnv(&ids) != load_u64(p + 4 + 8 * k)) {
 				for (size_t i = 0; i < ids.n; i++)
 					print_error("%d ", ids.data[i]);
-				fail_msg("string %zu \"%.*s\", %s, %s: other ids than the package's", n, (int)size, text, k < 2 ? "pocket" : "glm",
-					k % 2 ? "parsed" : "plain");
+				fail_msg("string %zu \"%.*s\", %s, %s: other ids than the package's", n, (int)size, text,
+					k < 2 ? "pocket" : "glm", k % 2 ? "parsed" : "plain");
 			}
 			check_decodes_to(t, &ids, text, size);
 			token_ids_free(&ids);
@@ -343,11 +356,12 @@ static void put_array(struct buf *b, const char *key, uint32_t element, uint64_t
 struct gguf_case {
 	const char *model, *pre;
 	bool merges, eos_ids;
-	uint32_t eot; /* UINT32_MAX: absent */
+	uint32_t eot;     /* UINT32_MAX: absent */
 	uint32_t n_types; /* less than n_tokens: too few */
 };
 
-static int from_gguf(const struct hf_tokenizer *hf, const struct gguf_case *c, struct tokenizer **t, struct err *e)
+static int from_gguf(
+	const struct hf_tokenizer *hf, const struct gguf_case *c, struct tokenizer **t, struct err *e)
 {
 	struct buf b = {0};
 	uint64_t n_tensors = 0, n_kv = 4 + c->merges + c->eos_ids + (c->eot != UINT32_MAX);
@@ -403,7 +417,8 @@ static void test_gguf(void **state)
 	if (from_gguf(&hf, &good, &t, &e))
 		fail_msg("%s", e.text);
 	static const char text[] = "It's 12345 <|user|> caf\xc3\xa9 \xe4\xbd\xa0\xe5\xa5\xbd prochaine\n\n  x";
-	struct token_ids a = encode(t, text, strlen(text), TOKENIZER_PARSE_ADDED), b = encode(pocket, text, strlen(text), TOKENIZER_PARSE_ADDED);
+	struct token_ids a = encode(t, text, strlen(text), TOKENIZER_PARSE_ADDED),
+					 b = encode(pocket, text, strlen(text), TOKENIZER_PARSE_ADDED);
 	assert_int_equal(a.n, b.n);
 	assert_memory_equal(a.data, b.data, a.n * sizeof *a.data);
 	token_ids_free(&a);
@@ -428,8 +443,9 @@ static void test_gguf(void **state)
 	assert_true(tokenizer_is_stop(t, 9) && tokenizer_is_stop(t, 8135));
 	tokenizer_free(t);
 
-	static const char *const want[] = {"tokenizer.ggml.eot_token_id holds 8164", "tokenizer.ggml.model is \"llama\"",
-		"tokenizer.ggml.pre is \"qwen2\"", "8164 tokens, 8163 token types"};
+	static const char *const want[] = {"tokenizer.ggml.eot_token_id holds 8164",
+		"tokenizer.ggml.model is \"llama\"", "tokenizer.ggml.pre is \"qwen2\"",
+		"8164 tokens, 8163 token types"};
 	for (size_t i = 0; i < 4; i++) {
 		c = good;
 		if (i == 0)

@@ -16,16 +16,20 @@ int cmd_render(int argc, char **argv, struct err *e)
 	const char *model = NULL;
 	bool as_ids = false;
 	const struct arg options[] = {
-		{"model", 'm', ARG_STRING, .string = &model, .value = "MODEL", .help = POCKET_MODEL_HELP ", or a tokenizer.json",
-			.fallback = POCKET_FALLBACK},
-		{"ids", 0, ARG_FLAG, .flag = &as_ids, .help = "write token ids; what messages contain stays text, only the template's own control tokens become ids of such"},
+		{"model", 'm', ARG_STRING, .string = &model, .value = "MODEL",
+			.help = POCKET_MODEL_HELP ", or a tokenizer.json", .fallback = POCKET_FALLBACK},
+		{"ids", 0, ARG_FLAG, .flag = &as_ids,
+			.help = "write token ids; what messages contain stays text, only the template's own control "
+					"tokens become ids of such"},
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
 	const struct args args = {
 		.command = "glmstream render",
 		.usage = "[-m MODEL] [--ids] < chat.json",
-		.about = "Reads {\"messages\": [...], \"tools\": [...], \"options\": {...}} from standard input and writes the prompt by GLM-5.2's chat "
-				 "template. Options: add_generation_prompt (true), enable_thinking (true), reasoning_effort (\"high\" or any other word for max), "
+		.about = "Reads {\"messages\": [...], \"tools\": [...], \"options\": {...}} from standard input and "
+				 "writes the prompt by GLM-5.2's chat "
+				 "template. Options: add_generation_prompt (true), enable_thinking (true), reasoning_effort "
+				 "(\"high\" or any other word for max), "
 				 "clear_thinking.",
 		.example = "echo '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}' | glmstream render",
 		.groups = groups,
@@ -40,7 +44,8 @@ int cmd_render(int argc, char **argv, struct err *e)
 	struct buf text = {0};
 	char *input = NULL;
 	size_t len = 0;
-	if (((as_ids || model) && (rc = text_input_tokenizer(model, &t, e))) || (rc = text_input_read(NULL, &input, &len, e)))
+	if (((as_ids || model) && (rc = text_input_tokenizer(model, &t, e))) ||
+		(rc = text_input_read(NULL, &input, &len, e)))
 		goto out;
 	if ((rc = chat_json_parse(&chat, input, len, e))) {
 		err_prefix(e, "standard input");

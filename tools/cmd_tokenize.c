@@ -22,16 +22,18 @@ int cmd_tokenize(int argc, char **argv, struct err *e)
 	const char *model = NULL;
 	bool special = false, decode = false;
 	const struct arg options[] = {
-		{"model", 'm', ARG_STRING, .string = &model, .value = "MODEL", .help = POCKET_MODEL_HELP ", or a tokenizer.json",
-			.fallback = POCKET_FALLBACK},
-		{"special", 0, ARG_FLAG, .flag = &special, .help = "texts of added tokens, as <|user|>, become those tokens"},
+		{"model", 'm', ARG_STRING, .string = &model, .value = "MODEL",
+			.help = POCKET_MODEL_HELP ", or a tokenizer.json", .fallback = POCKET_FALLBACK},
+		{"special", 0, ARG_FLAG, .flag = &special,
+			.help = "texts of added tokens, as <|user|>, become those tokens"},
 		{"decode", 0, ARG_FLAG, .flag = &decode, .help = "read ids, write exactly the bytes they stand for"},
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
 	const struct args args = {
 		.command = "glmstream tokenize",
 		.usage = "[-m MODEL] [--special] [--decode]",
-		.about = "Reads text from standard input and writes its token ids on one line; with --decode the other way round. "
+		.about = "Reads text from standard input and writes its token ids on one line; with --decode the "
+				 "other way round. "
 				 "Without --special every character is text, as in what users write.",
 		.example = "echo -n 'Hello, world!' | glmstream tokenize -m glm52-q2.gguf",
 		.groups = groups,
@@ -50,7 +52,8 @@ int cmd_tokenize(int argc, char **argv, struct err *e)
 	if ((rc = text_input_tokenizer(model, &t, e)) || (rc = text_input_read(NULL, &input, &len, e)))
 		goto out;
 	if (decode) {
-		if ((rc = text_input_ids(input, len, "standard input", &ids, e)) || (rc = tokenizer_decode(t, ids.data, ids.n, &text, e)))
+		if ((rc = text_input_ids(input, len, "standard input", &ids, e)) ||
+			(rc = tokenizer_decode(t, ids.data, ids.n, &text, e)))
 			goto out;
 		fwrite(buf_str(&text), 1, text.len, stdout);
 	} else {

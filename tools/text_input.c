@@ -89,8 +89,8 @@ int text_input_ids(const char *text, size_t len, const char *name, struct token_
 		while (i < len && text[i] >= '0' && text[i] <= '9' && id <= INT32_MAX)
 			id = id * 10 + (text[i++] - '0');
 		if (i == from || id > INT32_MAX || (i < len && (!text[i] || !strchr(" \t\r\n\v\f", text[i]))))
-			return err_set(e, ERR_INPUT, "%s: \"%.*s\" in place %zu is no token id", name, (int)MIN(strcspn(text + from, " \t\r\n\v\f"), 30),
-				text + from, word);
+			return err_set(e, ERR_INPUT, "%s: \"%.*s\" in place %zu is no token id", name,
+				(int)MIN(strcspn(text + from, " \t\r\n\v\f"), 30), text + from, word);
 		if (token_ids_push(out, (int32_t)id))
 			return err_set(e, ERR_MEMORY, "%s: no memory for more than %zu ids", name, out->n);
 		word++;

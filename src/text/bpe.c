@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NO_RANK UINT32_MAX
+#define NO_RANK     UINT32_MAX
 #define SHORT_PIECE 48 /* below this scanning beats the heap */
 
 /* ---- the pair table ---- */
@@ -80,10 +80,12 @@ int bpe_init_merges(struct bpe *b, const struct vocab *v, const struct text_span
 			}
 		}
 		if (left < 0 || right < 0 || result < 0)
-			rc = err_set(e, ERR_INPUT, "merge %u \"%.*s\": expected two tokens that join to a token, with a blank between",
-				i, (int)MIN(m.len, 60), m.data);
+			rc = err_set(e, ERR_INPUT,
+				"merge %u \"%.*s\": expected two tokens that join to a token, with a blank between", i,
+				(int)MIN(m.len, 60), m.data);
 		else
-			pair_put(b, left, right, i, result); /* a pair named twice: the later rank holds, as in Hugging Face */
+			pair_put(
+				b, left, right, i, result); /* a pair named twice: the later rank holds, as in Hugging Face */
 	}
 	buf_free(&bytes);
 	if (rc)
@@ -238,14 +240,16 @@ static int work_reserve(struct bpe_work *w, size_t n)
 	return w->nodes && w->heap ? 0 : ERR_MEMORY;
 }
 
-static int encode_long(const struct bpe *b, struct bpe_work *w, const char *piece, size_t n, struct token_ids *out)
+static int encode_long(
+	const struct bpe *b, struct bpe_work *w, const char *piece, size_t n, struct token_ids *out)
 {
 	if (n >= UINT32_MAX || work_reserve(w, n))
 		return ERR_MEMORY;
 	struct node *nodes = w->nodes;
 	size_t n_heap = 0;
 	for (size_t i = 0; i < n; i++)
-		nodes[i] = (struct node){(uint32_t)i - 1, (uint32_t)i + 1, b->vocab->byte_id[(unsigned char)piece[i]], NO_RANK};
+		nodes[i] = (struct node){
+			(uint32_t)i - 1, (uint32_t)i + 1, b->vocab->byte_id[(unsigned char)piece[i]], NO_RANK};
 	for (size_t i = 0; i + 1 < n; i++) {
 		const struct bpe_pair *p = pair_slot(b, nodes[i].id, nodes[i + 1].id);
 		if (p->left < 0)

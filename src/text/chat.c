@@ -95,8 +95,8 @@ static void put_bytes(struct chat_prompt *p, struct chat_text t)
 /* Text in which the words of `controls` are control tokens: the template's own sentences, never a user's. */
 static void put_template(struct chat_prompt *p, const char *s)
 {
-	static const char *const controls[] = {"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>",
-		"</arg_value>"};
+	static const char *const controls[] = {
+		"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"};
 	while (*s) {
 		const char *at = NULL, *token = NULL;
 		for (size_t i = 0; i < ARRAY_LEN(controls); i++) {
@@ -127,14 +127,16 @@ static void render_tool(struct chat_prompt *p, const json_t *tool)
 {
 	struct buf line = {0};
 	const char *key;
+	size_t key_len;
 	json_t *v;
 	const char *between = "";
 	buf_putc(&line, '{');
-	json_object_foreach((json_t *)chat_tool_function(tool), key, v) {
+	json_object_keylen_foreach((json_t *)chat_tool_function(tool), key, key_len, v)
+	{
 		if (!strcmp(key, "strict") || !strcmp(key, "defer_loading"))
 			continue;
 		buf_puts(&line, between);
-		json_text_dump_string(key, strlen(key), &line);
+		json_text_dump_string(key, key_len, &line);
 		buf_puts(&line, ": ");
 		json_text_dump(v, &line);
 		between = ", ";
@@ -153,13 +155,16 @@ static void render_tools(struct chat_prompt *p, const json_t *tools)
 	put_control(p, "<|system|>");
 	put_text(p, "\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
 				"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n");
-	json_array_foreach(tools, i, tool) {
+	json_array_foreach(tools, i, tool)
+	{
 		if (!json_is_true(json_object_get(chat_tool_function(tool), "defer_loading")))
 			render_tool(p, tool);
 	}
-	put_template(p, "</tools>\n\nFor each function call, output the function name and arguments within the following XML "
-					"format:\n<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}</arg_value>"
-					"<arg_key>{arg-key-2}</arg_key><arg_value>{arg-value-2}</arg_value>...</tool_call>");
+	put_template(p,
+		"</tools>\n\nFor each function call, output the function name and arguments within the following XML "
+		"format:\n<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}</"
+		"arg_value>"
+		"<arg_key>{arg-key-2}</arg_key><arg_value>{arg-value-2}</arg_value>...</tool_call>");
 }
 
 /* ---- messages ---- */
@@ -168,7 +173,8 @@ static void render_tools(struct chat_prompt *p, const json_t *tools)
 static bool is_space(unsigned c)
 {
 	return (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
-		(c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f || c == 0x3000;
+		   (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
+		   c == 0x3000;
 }
 
 /* Valid UTF-8 without blank characters at both ends; a view. */
@@ -226,12 +232,14 @@ static void split_thinking(struct chat_text *content, struct chat_text *reasonin
 static void render_call(struct chat_prompt *p, const struct chat_call *call)
 {
 	const char *key;
+	size_t key_len;
 	json_t *v;
 	put_control(p, "<tool_call>");
 	put_bytes(p, call->name);
-	json_object_foreach(call->arguments, key, v) {
+	json_object_keylen_foreach(call->arguments, key, key_len, v)
+	{
 		put_control(p, "<arg_key>");
-		put_text(p, key);
+		put_segment(p, key, key_len, false);
 		put_control(p, "</arg_key>");
 		put_control(p, "<arg_value>");
 		if (json_is_string(v)) {
@@ -262,7 +270,8 @@ static void render_assistant(struct chat_prompt *p, const struct chat_message *m
 		render_call(p, &m->calls[i]);
 }
 
-static void render_tool_message(struct chat_prompt *p, const struct chat *c, const struct chat_message *m, bool first)
+static void render_tool_message(
+	struct chat_prompt *p, const struct chat *c, const struct chat_message *m, bool first)
 {
 	if (first)
 		put_control(p, "<|observation|>");
@@ -275,7 +284,8 @@ static void render_tool_message(struct chat_prompt *p, const struct chat *c, con
 			for (size_t k = 0; k < m->n_tool_names; k++) {
 				size_t at;
 				json_t *tool;
-				json_array_foreach(c->tools, at, tool) {
+				json_array_foreach(c->tools, at, tool)
+				{
 					const json_t *name = json_object_get(chat_tool_function(tool), "name");
 					if (json_is_string(name) && !strcmp(json_string_value(name), m->tool_names[k].data))
 						render_tool(p, tool);
@@ -363,7 +373,8 @@ void chat_prompt_fini(struct chat_prompt *p)
 	*p = (struct chat_prompt){0};
 }
 
-int chat_prompt_ids(const struct chat_prompt *p, const struct tokenizer *t, struct token_ids *out, struct err *e)
+int chat_prompt_ids(
+	const struct chat_prompt *p, const struct tokenizer *t, struct token_ids *out, struct err *e)
 {
 	for (size_t i = 0; i < p->n; i++) {
 		const struct chat_segment *s = &p->segments[i];
@@ -379,7 +390,8 @@ int chat_prompt_ids(const struct chat_prompt *p, const struct tokenizer *t, stru
 		name[MIN(s->len, sizeof name - 1)] = 0;
 		int32_t id = tokenizer_find_added(t, name);
 		if (id < 0)
-			return err_set(e, ERR_INPUT, "the vocabulary has no control token \"%s\", which the chat template needs", name);
+			return err_set(e, ERR_INPUT,
+				"the vocabulary has no control token \"%s\", which the chat template needs", name);
 		if (token_ids_push(out, id))
 			return err_set(e, ERR_MEMORY, "no memory for the prompt's tokens");
 	}

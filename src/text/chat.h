@@ -35,9 +35,10 @@ struct chat_call {
 
 struct chat_message {
 	enum chat_role role;
-	struct chat_text content;   /* absent counts as empty */
-	struct chat_text reasoning; /* assistant: what it thought; absent: perhaps inside content, in <think> tags */
-	struct chat_call *calls;    /* assistant: [n_calls] */
+	struct chat_text content; /* absent counts as empty */
+	struct chat_text
+		reasoning;           /* assistant: what it thought; absent: perhaps inside content, in <think> tags */
+	struct chat_call *calls; /* assistant: [n_calls] */
 	size_t n_calls;
 	struct chat_text *outputs; /* tool: [n_outputs] one response each, instead of content */
 	size_t n_outputs;
@@ -52,13 +53,15 @@ struct chat_options {
 	bool add_generation_prompt;       /* end with the start of an assistant turn */
 	bool effort_high;                 /* "Reasoning Effort: High" instead of Max */
 	enum chat_switch enable_thinking; /* off: no effort line, and the new turn begins with empty reasoning */
-	enum chat_switch clear_thinking;  /* off: keep the reasoning of all turns, not only of those after the last user message */
+	enum chat_switch
+		clear_thinking; /* off: keep the reasoning of all turns, not only of those after the last user message */
 };
 
 struct chat {
 	struct chat_message *messages; /* [n_messages], capacity managed by chat_add */
 	size_t n_messages, cap;
-	json_t *tools; /* array of tool objects, with or without the "function" wrapper; NULL: none; owned reference */
+	json_t *
+		tools; /* array of tool objects, with or without the "function" wrapper; NULL: none; owned reference */
 	struct chat_options options;
 };
 
@@ -86,7 +89,8 @@ int chat_render(const struct chat *c, struct chat_prompt *out, struct err *e);
 void chat_prompt_fini(struct chat_prompt *p);
 
 /* Appends the ids of a prompt. ERR_INPUT when the vocabulary lacks one of the control tokens. */
-int chat_prompt_ids(const struct chat_prompt *p, const struct tokenizer *t, struct token_ids *out, struct err *e);
+int chat_prompt_ids(
+	const struct chat_prompt *p, const struct tokenizer *t, struct token_ids *out, struct err *e);
 
 /* Both steps; text or ids are appended. */
 int chat_render_text(const struct chat *c, struct buf *out, struct err *e);

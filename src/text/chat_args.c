@@ -39,7 +39,8 @@ static unsigned allowed_types(const json_t *properties, struct chat_text key)
 	unsigned mask = type_named(type);
 	size_t i;
 	json_t *v;
-	json_array_foreach(type, i, v) {
+	json_array_foreach(type, i, v)
+	{
 		mask |= type_named(v);
 	}
 	return mask;
@@ -49,9 +50,11 @@ static const json_t *properties_of(const json_t *tools, struct chat_text name)
 {
 	size_t i;
 	json_t *tool;
-	json_array_foreach(tools, i, tool) {
+	json_array_foreach(tools, i, tool)
+	{
 		const json_t *f = chat_tool_function(tool), *n = json_object_get(f, "name");
-		if (json_is_string(n) && json_string_length(n) == name.len && !memcmp(json_string_value(n), name.data, name.len))
+		if (json_is_string(n) && json_string_length(n) == name.len &&
+			!memcmp(json_string_value(n), name.data, name.len))
 			return json_object_get(json_object_get(f, "parameters"), "properties");
 	}
 	return NULL;
@@ -162,7 +165,8 @@ static bool same_key(const struct chat_arg *a, const struct chat_arg *b)
 	return a->key.len == b->key.len && !memcmp(a->key.data, b->key.data, a->key.len);
 }
 
-void chat_args_json(const json_t *tools, struct chat_text name, const struct chat_arg *args, size_t n, struct buf *out)
+void chat_args_json(
+	const json_t *tools, struct chat_text name, const struct chat_arg *args, size_t n, struct buf *out)
 {
 	const json_t *properties = properties_of(tools, name);
 	/* of equal keys the last one counts: sort, then mark all but the last of each run */

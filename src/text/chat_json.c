@@ -98,8 +98,8 @@ static int part(struct walk *w, const json_t *p, struct buf *out)
 	}
 	const char *what = medium(json_string_value(type));
 	if (!what)
-		return err_set(w->e, ERR_INPUT, "%s.type: expected text, image, video or audio, found \"%.40s\"", w->path,
-			json_string_value(type));
+		return err_set(w->e, ERR_INPUT, "%s.type: expected text, image, video or audio, found \"%.40s\"",
+			w->path, json_string_value(type));
 	buf_printf(out,
 		"<reminder>You are unable to process this %s because you don't have multi-modal input ability. "
 		"Try different methods.</reminder>",
@@ -121,7 +121,8 @@ static int visible_text(struct walk *w, const json_t *content, struct chat_text 
 	struct buf b = {0};
 	size_t i;
 	json_t *p;
-	json_array_foreach(content, i, p) {
+	json_array_foreach(content, i, p)
+	{
 		size_t old = enter(w, "[%zu]", i);
 		if (part(w, p, &b)) {
 			buf_free(&b);
@@ -135,13 +136,14 @@ static int visible_text(struct walk *w, const json_t *content, struct chat_text 
 }
 
 /* A list whose items all have the string member `key` (or `other`) -> their texts. */
-static int member_texts(struct walk *w, const json_t *list, const char *key, const char *other, struct chat_text **out,
-	size_t *n)
+static int member_texts(
+	struct walk *w, const json_t *list, const char *key, const char *other, struct chat_text **out, size_t *n)
 {
 	size_t i;
 	json_t *item;
 	*out = NEW_ARRAY(struct chat_text, json_array_size(list));
-	json_array_foreach(list, i, item) {
+	json_array_foreach(list, i, item)
+	{
 		size_t old = enter(w, "[%zu]", i);
 		const json_t *v = json_object_get(item, other);
 		if (!json_is_string(v) && !(v = string_member(w, item, key)))
@@ -203,7 +205,8 @@ static int call(struct walk *w, struct chat_call *c, const json_t *v)
 	if (!name)
 		return ERR_INPUT;
 	if (!json_string_length(name))
-		return err_set(w->e, ERR_INPUT, "%s.name: expected the name of a function, found an empty string", w->path);
+		return err_set(
+			w->e, ERR_INPUT, "%s.name: expected the name of a function, found an empty string", w->path);
 	enter(w, ".arguments");
 	if (call_arguments(w, json_object_get(v, "arguments"), &c->arguments))
 		return ERR_INPUT;
@@ -220,7 +223,8 @@ static int calls(struct walk *w, struct chat_message *m, const json_t *list)
 	size_t i;
 	json_t *v;
 	m->calls = NEW_ARRAY(struct chat_call, json_array_size(list));
-	json_array_foreach(list, i, v) {
+	json_array_foreach(list, i, v)
+	{
 		size_t old = enter(w, "[%zu]", i);
 		if (call(w, &m->calls[i], v))
 			return ERR_INPUT;
@@ -237,8 +241,8 @@ static int message(struct walk *w, struct chat *c, const json_t *v)
 	static const struct {
 		const char *name;
 		enum chat_role role;
-	} roles[] = {{"system", CHAT_SYSTEM}, {"developer", CHAT_SYSTEM}, {"user", CHAT_USER}, {"assistant", CHAT_ASSISTANT},
-		{"tool", CHAT_TOOL}};
+	} roles[] = {{"system", CHAT_SYSTEM}, {"developer", CHAT_SYSTEM}, {"user", CHAT_USER},
+		{"assistant", CHAT_ASSISTANT}, {"tool", CHAT_TOOL}};
 	if (!json_is_object(v))
 		return wrong(w, "an object", v);
 	const json_t *role = string_member(w, v, "role");
@@ -248,8 +252,8 @@ static int message(struct walk *w, struct chat *c, const json_t *v)
 	while (r < ARRAY_LEN(roles) && strcmp(roles[r].name, json_string_value(role)))
 		r++;
 	if (r == ARRAY_LEN(roles))
-		return err_set(w->e, ERR_INPUT, "%s.role: expected system, user, assistant or tool, found \"%.40s\"", w->path,
-			json_string_value(role));
+		return err_set(w->e, ERR_INPUT, "%s.role: expected system, user, assistant or tool, found \"%.40s\"",
+			w->path, json_string_value(role));
 	struct chat_message *m = chat_add(c, roles[r].role, NULL, 0);
 	const json_t *content = json_object_get(v, "content");
 	size_t old = enter(w, ".content");
@@ -276,7 +280,8 @@ int chat_json_messages(struct chat *c, const json_t *messages, struct err *e)
 		return wrong(&w, "an array", messages);
 	size_t i, start = w.len;
 	json_t *v;
-	json_array_foreach(messages, i, v) {
+	json_array_foreach(messages, i, v)
+	{
 		enter(&w, "[%zu]", i);
 		if (message(&w, c, v))
 			return ERR_INPUT;
@@ -295,7 +300,8 @@ int chat_json_tools(struct chat *c, const json_t *tools, struct err *e)
 		return wrong(&w, "an array", tools);
 	size_t i;
 	json_t *tool;
-	json_array_foreach(tools, i, tool) {
+	json_array_foreach(tools, i, tool)
+	{
 		size_t old = enter(&w, "[%zu]", i);
 		if (!json_is_object(tool))
 			return wrong(&w, "an object", tool);
@@ -361,7 +367,8 @@ int chat_json_parse(struct chat *c, const char *json, size_t len, struct err *e)
 	const json_t *options = json_object_get(root, "options"), *tools = json_object_get(root, "tools");
 	if (!json_is_object(root))
 		rc = err_set(e, ERR_INPUT, "expected an object with \"messages\", found %s", json_text_type(root));
-	else if (!(rc = chat_json_options(c, options, e)) && !(rc = chat_json_messages(c, json_object_get(root, "messages"), e))) {
+	else if (!(rc = chat_json_options(c, options, e)) &&
+			 !(rc = chat_json_messages(c, json_object_get(root, "messages"), e))) {
 		rc = chat_json_tools(c, is_nothing(tools) ? json_object_get(options, "tools") : tools, e);
 		if (rc && is_nothing(tools))
 			err_prefix(e, "options");

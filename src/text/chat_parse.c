@@ -15,8 +15,8 @@
 
 enum tag { THINK, END_THINK, CALL, END_CALL, KEY, END_KEY, VALUE, END_VALUE, N_TAGS };
 
-static const char *const tag_text[N_TAGS] = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>",
-	"</arg_key>", "<arg_value>", "</arg_value>"};
+static const char *const tag_text[N_TAGS] = {"<think>", "</think>", "<tool_call>", "</tool_call>",
+	"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"};
 
 enum state {
 	REASONING,
@@ -280,8 +280,8 @@ static void call_again(struct chat_parse *p)
 
 /* ---- public ---- */
 
-void chat_parse_init(struct chat_parse *p, const struct tokenizer *tokenizer, const json_t *tools, bool in_reasoning,
-	chat_event_fn *on_event, void *user)
+void chat_parse_init(struct chat_parse *p, const struct tokenizer *tokenizer, const json_t *tools,
+	bool in_reasoning, chat_event_fn *on_event, void *user)
 {
 	*p = (struct chat_parse){
 		.tokenizer = tokenizer,

@@ -69,12 +69,12 @@ struct chat_parse {
 	chat_event_fn *on_event;
 	void *user;
 	int state;
-	bool strict, written;      /* strict: reading a broken call again; written: the answer has more than blanks */
+	bool strict, written; /* strict: reading a broken call again; written: the answer has more than blanks */
 	struct utf8_stream stream; /* of the event text in `delta` */
 	struct buf delta;
 	char held[16]; /* text input: the beginning of what may be a tag */
 	unsigned n_held;
-	struct buf call; /* exact bytes of the call being read */
+	struct buf call;             /* exact bytes of the call being read */
 	struct chat_parse_tag *tags; /* [n_tags] where its tags are */
 	size_t n_tags, tags_cap;
 	struct buf name, part; /* name; the key or value being read */
@@ -85,8 +85,8 @@ struct chat_parse {
 
 /* tokenizer: needed for chat_parse_token, else NULL. tools: the request's tool array for the types of arguments, or NULL.
  * Both are borrowed until chat_parse_fini. in_reasoning: see chat_starts_in_reasoning. */
-void chat_parse_init(struct chat_parse *p, const struct tokenizer *tokenizer, const json_t *tools, bool in_reasoning,
-	chat_event_fn *on_event, void *user);
+void chat_parse_init(struct chat_parse *p, const struct tokenizer *tokenizer, const json_t *tools,
+	bool in_reasoning, chat_event_fn *on_event, void *user);
 
 /* The next token. Ids out of range count as empty. The token that ended the turn is not part of the output. */
 void chat_parse_token(struct chat_parse *p, int32_t id);

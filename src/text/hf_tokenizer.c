@@ -63,7 +63,8 @@ static int check_split(const json_t *v, struct hf_tokenizer *t, struct err *e)
 	if (!json_is_string(regex))
 		return err_set(e, ERR_INPUT, "pre_tokenizer Split: no pattern.Regex; only expressions are supported");
 	if (!is_text(json_object_get(v, "behavior"), "Isolated") || !flag_is(v, "invert", false))
-		return err_set(e, ERR_INPUT, "pre_tokenizer Split: only behavior Isolated without invert is supported");
+		return err_set(
+			e, ERR_INPUT, "pre_tokenizer Split: only behavior Isolated without invert is supported");
 	if (strlen(json_string_value(regex)) != json_string_length(regex))
 		return err_set(e, ERR_INPUT, "pre_tokenizer Split: the pattern contains a zero byte");
 	t->pattern = mem_strdup(json_string_value(regex));
@@ -86,7 +87,8 @@ static int check_stages(const json_t *root, struct hf_tokenizer *t, struct err *
 	if (!is_text(json_object_get(bytes, "type"), "ByteLevel"))
 		return unsupported(e, "pre_tokenizer", bytes);
 	/* both default to true in the library: they must be there and false */
-	if (!json_is_false(json_object_get(bytes, "add_prefix_space")) || !json_is_false(json_object_get(bytes, "use_regex")))
+	if (!json_is_false(json_object_get(bytes, "add_prefix_space")) ||
+		!json_is_false(json_object_get(bytes, "use_regex")))
 		return err_set(e, ERR_INPUT, "pre_tokenizer ByteLevel: add_prefix_space and use_regex must be false");
 
 	const json_t *post = json_object_get(root, "post_processor");
@@ -157,18 +159,22 @@ static int measure(const json_t *vocab, const json_t *added, const json_t *merge
 	json_t *v;
 	int64_t top = -1;
 	uint64_t bytes = 0;
-	json_object_keylen_foreach((json_t *)vocab, key, key_len, v) {
+	json_object_keylen_foreach((json_t *)vocab, key, key_len, v)
+	{
 		int64_t id = read_id(v);
 		if (id < 0)
-			return err_set(e, ERR_INPUT, "model.vocab: the id of \"%.40s\" is not a number below %u", key, VOCAB_TOKENS_MAX);
+			return err_set(e, ERR_INPUT, "model.vocab: the id of \"%.40s\" is not a number below %u", key,
+				VOCAB_TOKENS_MAX);
 		top = MAX(top, id);
 		bytes += key_len + 1;
 	}
-	json_array_foreach(added, i, v) {
+	json_array_foreach(added, i, v)
+	{
 		const json_t *text = json_object_get(v, "content");
 		int64_t id = read_id(json_object_get(v, "id"));
 		if (id < 0 || !json_is_string(text))
-			return err_set(e, ERR_INPUT, "added_tokens[%zu]: expected an id below %u and a content", i, VOCAB_TOKENS_MAX);
+			return err_set(e, ERR_INPUT, "added_tokens[%zu]: expected an id below %u and a content", i,
+				VOCAB_TOKENS_MAX);
 		top = MAX(top, id);
 		bytes += json_string_length(text) + 1;
 	}
@@ -176,10 +182,12 @@ static int measure(const json_t *vocab, const json_t *added, const json_t *merge
 	if (n > count + HOLES_MAX)
 		return err_set(e, ERR_INPUT, "ids go up to %lld, but there are only %llu tokens", (long long)top,
 			(unsigned long long)count);
-	json_array_foreach(merges, i, v) {
+	json_array_foreach(merges, i, v)
+	{
 		if (json_is_string(v))
 			bytes += json_string_length(v) + 1;
-		else if (json_array_size(v) == 2 && json_is_string(json_array_get(v, 0)) && json_is_string(json_array_get(v, 1)))
+		else if (json_array_size(v) == 2 && json_is_string(json_array_get(v, 0)) &&
+				 json_is_string(json_array_get(v, 1)))
 			bytes += json_string_length(json_array_get(v, 0)) + json_string_length(json_array_get(v, 1)) + 2;
 		else
 			return err_set(e, ERR_INPUT, "model.merges[%zu]: expected \"left right\" or [left, right]", i);
@@ -191,19 +199,23 @@ static int measure(const json_t *vocab, const json_t *added, const json_t *merge
 	return 0;
 }
 
-static int fill_tokens(struct hf_tokenizer *t, const json_t *vocab, const json_t *added, char **at, struct err *e)
+static int fill_tokens(
+	struct hf_tokenizer *t, const json_t *vocab, const json_t *added, char **at, struct err *e)
 {
 	const char *key;
 	size_t key_len, i;
 	json_t *v;
-	json_object_keylen_foreach((json_t *)vocab, key, key_len, v) {
+	json_object_keylen_foreach((json_t *)vocab, key, key_len, v)
+	{
 		uint32_t id = (uint32_t)json_integer_value(v);
 		if (t->types[id])
-			return err_set(e, ERR_INPUT, "model.vocab: id %u is used by \"%.40s\" and \"%.40s\"", id, t->tokens[id].data, key);
+			return err_set(e, ERR_INPUT, "model.vocab: id %u is used by \"%.40s\" and \"%.40s\"", id,
+				t->tokens[id].data, key);
 		t->tokens[id] = keep(at, key, key_len);
 		t->types[id] = TOKEN_NORMAL;
 	}
-	json_array_foreach(added, i, v) {
+	json_array_foreach(added, i, v)
+	{
 		uint32_t id = (uint32_t)json_integer_value(json_object_get(v, "id"));
 		const json_t *text = json_object_get(v, "content");
 		if (t->types[id])
@@ -212,8 +224,8 @@ static int fill_tokens(struct hf_tokenizer *t, const json_t *vocab, const json_t
 		static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
 		for (size_t f = 0; f < ARRAY_LEN(flags); f++)
 			if (!json_is_false(json_object_get(v, flags[f])))
-				return err_set(e, ERR_INPUT, "added_tokens[%zu] \"%.40s\": %s must be false", i, json_string_value(text),
-					flags[f]);
+				return err_set(e, ERR_INPUT, "added_tokens[%zu] \"%.40s\": %s must be false", i,
+					json_string_value(text), flags[f]);
 		t->tokens[id] = keep(at, json_string_value(text), json_string_length(text));
 		t->types[id] = json_is_true(json_object_get(v, "special")) ? TOKEN_CONTROL : TOKEN_USER;
 	}
@@ -232,7 +244,8 @@ static void fill_merges(struct hf_tokenizer *t, const json_t *merges, char **at)
 {
 	size_t i;
 	json_t *v;
-	json_array_foreach(merges, i, v) {
+	json_array_foreach(merges, i, v)
+	{
 		if (json_is_string(v)) {
 			t->merges[i] = keep(at, json_string_value(v), json_string_length(v));
 			continue;

@@ -38,11 +38,13 @@ json_t *json_text_parse(const char *text, size_t len, bool any, struct err *e)
 {
 	size_t depth = nesting(text, len);
 	if (depth > JSON_TEXT_DEPTH_MAX) {
-		err_set(e, ERR_INPUT, "JSON nested %zu levels deep; at most %d are supported", depth, JSON_TEXT_DEPTH_MAX);
+		err_set(e, ERR_INPUT, "JSON nested %zu levels deep; at most %d are supported", depth,
+			JSON_TEXT_DEPTH_MAX);
 		return NULL;
 	}
 	json_error_t je;
-	json_t *v = json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | (any ? JSON_DECODE_ANY : 0), &je);
+	json_t *v =
+		json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | (any ? JSON_DECODE_ANY : 0), &je);
 	if (!v)
 		err_set(e, ERR_INPUT, "line %d, column %d: %s", je.line, je.column, je.text);
 	return v;
@@ -50,7 +52,8 @@ json_t *json_text_parse(const char *text, size_t len, bool any, struct err *e)
 
 void json_text_dump_string(const char *s, size_t n, struct buf *out)
 {
-	static const char letter[] = {['"'] = '"', ['\\'] = '\\', ['\n'] = 'n', ['\r'] = 'r', ['\t'] = 't', ['\b'] = 'b', ['\f'] = 'f'};
+	static const char letter[] = {
+		['"'] = '"', ['\\'] = '\\', ['\n'] = 'n', ['\r'] = 'r', ['\t'] = 't', ['\b'] = 'b', ['\f'] = 'f'};
 	buf_putc(out, '"');
 	size_t from = 0;
 	for (size_t i = 0; i < n; i++) {
@@ -99,12 +102,14 @@ static void dump(const json_t *v, struct buf *out, unsigned depth)
 	switch (json_typeof(v)) {
 	case JSON_OBJECT: {
 		const char *key;
+		size_t key_len;
 		json_t *item;
 		const char *between = "";
 		buf_putc(out, '{');
-		json_object_foreach((json_t *)v, key, item) {
+		json_object_keylen_foreach((json_t *)v, key, key_len, item)
+		{
 			buf_puts(out, between);
-			json_text_dump_string(key, strlen(key), out);
+			json_text_dump_string(key, key_len, out);
 			buf_puts(out, ": ");
 			dump(item, out, depth + 1);
 			between = ", ";
@@ -116,7 +121,8 @@ static void dump(const json_t *v, struct buf *out, unsigned depth)
 		size_t i;
 		json_t *item;
 		buf_putc(out, '[');
-		json_array_foreach(v, i, item) {
+		json_array_foreach(v, i, item)
+		{
 			if (i)
 				buf_puts(out, ", ");
 			dump(item, out, depth + 1);

@@ -16,6 +16,12 @@
 
 #define JSON_TEXT_DEPTH_MAX 128
 
+/* Before jansson 2.14 keys could not contain zero bytes. */
+#ifndef json_object_keylen_foreach
+#define json_object_keylen_foreach(object, key, key_len, value)                                              \
+	json_object_foreach(object, key, value) if (key_len = strlen(key), true)
+#endif
+
 /* Parses one value; duplicate keys are refused, NUL inside strings is allowed. any: a bare string, number, true, false or
  * null is accepted as well. NULL and a sentence ("line 3: ...") on error. The caller owns the reference. */
 json_t *json_text_parse(const char *text, size_t len, bool any, struct err *e);

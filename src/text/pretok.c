@@ -24,8 +24,9 @@
 #define STEPS_PER_BYTE 16u
 #define HEAP_LIMIT_KIB (512u * 1024)
 
-const char PRETOK_GLM4[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
-						   "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+const char PRETOK_GLM4[] =
+	"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
+	"|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
 struct pretok {
 	pcre2_code *code;
@@ -95,7 +96,8 @@ static int translate(const char *pattern, struct buf *out, struct err *e)
 			buf_putc(out, *p);
 		}
 		if (!ok)
-			return err_set(e, ERR_INPUT, "split pattern: not supported%s: %.20s", in_class ? " inside brackets" : "", from);
+			return err_set(e, ERR_INPUT, "split pattern: not supported%s: %.20s",
+				in_class ? " inside brackets" : "", from);
 	}
 	return 0;
 }
@@ -111,8 +113,8 @@ int pretok_new(const char *pattern, struct pretok **out, struct err *e)
 	}
 	int code_error;
 	PCRE2_SIZE at;
-	pcre2_code *code = pcre2_compile(
-		(PCRE2_SPTR)buf_str(&b), b.len, PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code_error, &at, NULL);
+	pcre2_code *code = pcre2_compile((PCRE2_SPTR)buf_str(&b), b.len,
+		PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code_error, &at, NULL);
 	if (!code) {
 		PCRE2_UCHAR text[256] = "";
 		pcre2_get_error_message(code_error, text, sizeof text);
@@ -158,7 +160,8 @@ void pretok_scan_text(struct pretok_scan *s, const char *text, size_t len)
 	pcre2_set_heap_limit(s->context, HEAP_LIMIT_KIB);
 }
 
-int pretok_scan_init(struct pretok_scan *s, const struct pretok *t, const char *text, size_t len, struct err *e)
+int pretok_scan_init(
+	struct pretok_scan *s, const struct pretok *t, const char *text, size_t len, struct err *e)
 {
 	*s = (struct pretok_scan){.pretok = t};
 	s->match_data = pcre2_match_data_create(1, NULL);
@@ -189,8 +192,8 @@ static int find(struct pretok_scan *s, struct err *e)
 	if (n < 0) {
 		PCRE2_UCHAR text[256] = "";
 		pcre2_get_error_message(n, text, sizeof text);
-		return err_set(e, n == PCRE2_ERROR_NOMEMORY ? ERR_MEMORY : ERR_INPUT, "split pattern fails at byte %zu: %s",
-			s->at, (const char *)text);
+		return err_set(e, n == PCRE2_ERROR_NOMEMORY ? ERR_MEMORY : ERR_INPUT,
+			"split pattern fails at byte %zu: %s", s->at, (const char *)text);
 	}
 	const PCRE2_SIZE *at = pcre2_get_ovector_pointer(s->match_data);
 	if (at[0] < s->at || at[1] <= at[0] || at[1] > s->len) /* \K and the like */

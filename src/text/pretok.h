@@ -29,11 +29,13 @@ struct pretok_scan {
 	const struct pretok *pretok;
 	const char *text;
 	size_t len, at;
-	size_t match_start, match_end; /* found but not delivered yet: bytes before it form a piece of their own */
+	size_t match_start,
+		match_end; /* found but not delivered yet: bytes before it form a piece of their own */
 	void *match_data, *context;
 };
 
-int pretok_scan_init(struct pretok_scan *s, const struct pretok *t, const char *text, size_t len, struct err *e);
+int pretok_scan_init(
+	struct pretok_scan *s, const struct pretok *t, const char *text, size_t len, struct err *e);
 
 /* 1: the next piece is text[*start .. *end), never empty; the pieces in order make up the whole text. 0: end of the
  * text. Negative: error (a foreign pattern that backtracks too much). */

@@ -39,8 +39,8 @@ static void stops_by_text(struct tokenizer *t)
 
 /* What both file formats come down to. merges NULL: the ids rank them. */
 static int build(const struct text_span *texts, const uint8_t *types, uint32_t n_tokens,
-	const struct text_span *merges, uint32_t n_merges, bool whole_pieces, const char *pattern, struct tokenizer **out,
-	struct err *e)
+	const struct text_span *merges, uint32_t n_merges, bool whole_pieces, const char *pattern,
+	struct tokenizer **out, struct err *e)
 {
 	struct tokenizer *t = NEW(struct tokenizer);
 	int rc = vocab_init(&t->vocab, texts, types, n_tokens, VOCAB_GPT2, e);
@@ -60,7 +60,8 @@ static int build(const struct text_span *texts, const uint8_t *types, uint32_t n
 
 int tokenizer_from_hf(const struct hf_tokenizer *hf, struct tokenizer **out, struct err *e)
 {
-	int rc = build(hf->tokens, hf->types, hf->n_tokens, hf->merges, hf->n_merges, hf->ignore_merges, hf->pattern, out, e);
+	int rc = build(hf->tokens, hf->types, hf->n_tokens, hf->merges, hf->n_merges, hf->ignore_merges,
+		hf->pattern, out, e);
 	if (!rc)
 		stops_by_text(*out);
 	return rc;
@@ -73,7 +74,8 @@ static int key_is(const struct gguf *g, const char *key, const char *want, struc
 	int rc = gguf_get_str(g, key, &s, e);
 	if (rc || (s.len == strlen(want) && !memcmp(s.ptr, want, s.len)))
 		return rc;
-	return err_set(e, ERR_INPUT, "%s: %s is \"%.*s\"; supported is \"%s\"", g->files[0].path, key, (int)MIN(s.len, 40), s.ptr, want);
+	return err_set(e, ERR_INPUT, "%s: %s is \"%.*s\"; supported is \"%s\"", g->files[0].path, key,
+		(int)MIN(s.len, 40), s.ptr, want);
 }
 
 static struct text_span *spans_of(const struct gguf_array *a)
@@ -87,8 +89,8 @@ static struct text_span *spans_of(const struct gguf_array *a)
 static int stop_key(struct tokenizer *t, const struct gguf *g, const char *key, int64_t id, struct err *e)
 {
 	if (id < 0 || id >= (int64_t)t->vocab.n_tokens)
-		return err_set(e, ERR_INPUT, "%s: %s holds %lld; the vocabulary has %u tokens", g->files[0].path, key, (long long)id,
-			t->vocab.n_tokens);
+		return err_set(e, ERR_INPUT, "%s: %s holds %lld; the vocabulary has %u tokens", g->files[0].path, key,
+			(long long)id, t->vocab.n_tokens);
 	stop_add(t, (int32_t)id);
 	return 0;
 }
@@ -96,7 +98,8 @@ static int stop_key(struct tokenizer *t, const struct gguf *g, const char *key, 
 static int stops_from_gguf(struct tokenizer *t, const struct gguf *g, struct err *e)
 {
 	static const char list_key[] = "tokenizer.ggml.eos_token_ids";
-	static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
+	static const char *const keys[] = {
+		"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
 	if (gguf_find(g, list_key)) {
 		struct gguf_array a;
 		int rc = gguf_get_ints(g, list_key, &a, e);
@@ -130,21 +133,23 @@ int tokenizer_from_gguf(const struct gguf *g, struct tokenizer **out, struct err
 	if (gguf_find(g, "tokenizer.ggml.merges") && (rc = gguf_get_strs(g, "tokenizer.ggml.merges", &merges, e)))
 		return rc;
 	if (tokens.n != types.n || tokens.n > VOCAB_TOKENS_MAX || merges.n >= UINT32_MAX / 4)
-		return err_set(e, ERR_INPUT, "%s: %llu tokens, %llu token types and %llu merges do not go together", g->files[0].path,
-			(unsigned long long)tokens.n, (unsigned long long)types.n, (unsigned long long)merges.n);
+		return err_set(e, ERR_INPUT, "%s: %llu tokens, %llu token types and %llu merges do not go together",
+			g->files[0].path, (unsigned long long)tokens.n, (unsigned long long)types.n,
+			(unsigned long long)merges.n);
 	token_spans = spans_of(&tokens);
 	merge_spans = spans_of(&merges);
 	type_bytes = mem_try_new(types.n, 1);
 	if (!token_spans || !merge_spans || !type_bytes) {
-		rc = err_set(e, ERR_MEMORY, "%s: no memory for %llu tokens", g->files[0].path, (unsigned long long)tokens.n);
+		rc = err_set(
+			e, ERR_MEMORY, "%s: no memory for %llu tokens", g->files[0].path, (unsigned long long)tokens.n);
 		goto out;
 	}
 	for (uint64_t i = 0; i < types.n; i++) {
 		int64_t type = gguf_array_i64(&types, i);
 		type_bytes[i] = type > 0 && type < 256 ? (uint8_t)type : 0;
 	}
-	rc = build(token_spans, type_bytes, (uint32_t)tokens.n, merges.n ? merge_spans : NULL, (uint32_t)merges.n, true,
-		PRETOK_GLM4, out, e);
+	rc = build(token_spans, type_bytes, (uint32_t)tokens.n, merges.n ? merge_spans : NULL, (uint32_t)merges.n,
+		true, PRETOK_GLM4, out, e);
 	if (rc)
 		err_prefix(e, "%s", g->files[0].path);
 	else if ((rc = stops_from_gguf(*out, g, e))) {
@@ -158,12 +163,13 @@ out:
 	return rc;
 }
 
-int tokenizer_from_ranks(const char *file, size_t len, const struct text_span *added, const uint8_t *added_types,
-	uint32_t n_added, struct tokenizer **out, struct err *e)
+int tokenizer_from_ranks(const char *file, size_t len, const struct text_span *added,
+	const uint8_t *added_types, uint32_t n_added, struct tokenizer **out, struct err *e)
 {
 	struct tokenizer *t = NEW(struct tokenizer);
 	int rc = vocab_init_ranks(&t->vocab, file, len, added, added_types, n_added, e);
-	if (rc || (rc = bpe_init_ids(&t->bpe, &t->vocab, true, e)) || (rc = pretok_new(PRETOK_GLM4, &t->pretok, e))) {
+	if (rc || (rc = bpe_init_ids(&t->bpe, &t->vocab, true, e)) ||
+		(rc = pretok_new(PRETOK_GLM4, &t->pretok, e))) {
 		tokenizer_free(t);
 		*out = NULL;
 		return rc;
@@ -187,8 +193,8 @@ void tokenizer_free(struct tokenizer *t)
 /* ---- encoding ---- */
 
 /* Text without added tokens. */
-static int encode_text(const struct tokenizer *t, struct pretok_scan *scan, struct bpe_work *work, const char *text,
-	size_t len, struct token_ids *out, struct err *e)
+static int encode_text(const struct tokenizer *t, struct pretok_scan *scan, struct bpe_work *work,
+	const char *text, size_t len, struct token_ids *out, struct err *e)
 {
 	size_t start, end;
 	int more;
@@ -199,14 +205,15 @@ static int encode_text(const struct tokenizer *t, struct pretok_scan *scan, stru
 	return more;
 }
 
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, struct token_ids *out,
-	struct err *e)
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags,
+	struct token_ids *out, struct err *e)
 {
 	if (!len)
 		return 0;
 	size_t valid = utf8_valid_prefix(text, len);
 	if (valid != len)
-		return err_set(e, ERR_INPUT, "text is not valid UTF-8: byte 0x%02x at offset %zu", (unsigned char)text[valid], valid);
+		return err_set(e, ERR_INPUT, "text is not valid UTF-8: byte 0x%02x at offset %zu",
+			(unsigned char)text[valid], valid);
 	struct pretok_scan scan;
 	struct bpe_work work = {0};
 	int rc = pretok_scan_init(&scan, t->pretok, text, len, e);
@@ -241,8 +248,8 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, st
 {
 	for (size_t i = 0; i < n; i++) {
 		if (ids[i] < 0 || (uint32_t)ids[i] >= t->vocab.n_tokens)
-			return err_set(e, ERR_INPUT, "token id %d at position %zu is out of range; the vocabulary has %u", ids[i], i,
-				t->vocab.n_tokens);
+			return err_set(e, ERR_INPUT, "token id %d at position %zu is out of range; the vocabulary has %u",
+				ids[i], i, t->vocab.n_tokens);
 		struct text_span s = vocab_text(&t->vocab, ids[i]);
 		buf_append(out, s.data, s.len);
 	}

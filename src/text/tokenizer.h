@@ -29,8 +29,8 @@ int tokenizer_from_gguf(const struct gguf *g, struct tokenizer **out, struct err
 int tokenizer_from_hf(const struct hf_tokenizer *hf, struct tokenizer **out, struct err *e);
 
 /* From a rank file and added tokens (see vocab_init_ranks) with GLM's pattern. */
-int tokenizer_from_ranks(const char *file, size_t len, const struct text_span *added, const uint8_t *added_types,
-	uint32_t n_added, struct tokenizer **out, struct err *e);
+int tokenizer_from_ranks(const char *file, size_t len, const struct text_span *added,
+	const uint8_t *added_types, uint32_t n_added, struct tokenizer **out, struct err *e);
 
 void tokenizer_free(struct tokenizer *t); /* NULL is fine */
 
@@ -41,8 +41,8 @@ enum tokenizer_flags {
 };
 
 /* Appends the ids of text[0..len). ERR_INPUT when the text is not valid UTF-8 (the sentence has the byte offset). */
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags, struct token_ids *out,
-	struct err *e);
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags,
+	struct token_ids *out, struct err *e);
 
 /* Appends the exact bytes of the tokens; added tokens give their text, padding rows nothing. The bytes need not be valid
  * UTF-8: utf8_repair gives what Hugging Face decodes to, utf8_stream does so piece by piece. ERR_INPUT names an id that
@@ -53,8 +53,9 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, st
 struct text_span tokenizer_token(const struct tokenizer *t, int32_t id);
 
 uint32_t tokenizer_n_tokens(const struct tokenizer *t); /* ids are 0 .. n - 1, padding rows included */
-bool tokenizer_is_padding(const struct tokenizer *t, int32_t id); /* no text behind it (or out of range): never sample */
-bool tokenizer_is_added(const struct tokenizer *t, int32_t id);   /* control or user-defined token */
+bool tokenizer_is_padding(
+	const struct tokenizer *t, int32_t id); /* no text behind it (or out of range): never sample */
+bool tokenizer_is_added(const struct tokenizer *t, int32_t id);            /* control or user-defined token */
 int32_t tokenizer_find_added(const struct tokenizer *t, const char *text); /* id of "<|user|>", or -1 */
 
 /* The ids that end a turn. */

@@ -83,7 +83,7 @@ static uint32_t hash_bytes(const char *p, size_t n)
 		tail = (uint64_t)load_u32(p) << 32 | load_u32(p + n - 4);
 	else if (n)
 		tail = (uint64_t)(unsigned char)p[0] << 16 | (uint64_t)(unsigned char)p[n / 2] << 8 |
-			(unsigned char)p[n - 1];
+			   (unsigned char)p[n - 1];
 	h = mix(h, tail);
 	return (uint32_t)(h >> 32);
 }
@@ -167,8 +167,8 @@ static int added_build(struct vocab *v, struct err *e)
 	qsort_r(v->added, n, sizeof *v->added, added_order, v);
 	for (uint32_t i = 1; i < n; i++)
 		if (!span_order(vocab_text(v, v->added[i - 1]), vocab_text(v, v->added[i])))
-			return err_set(e, ERR_INPUT, "added tokens %d and %d have the same text", MIN(v->added[i - 1], v->added[i]),
-				MAX(v->added[i - 1], v->added[i]));
+			return err_set(e, ERR_INPUT, "added tokens %d and %d have the same text",
+				MIN(v->added[i - 1], v->added[i]), MAX(v->added[i - 1], v->added[i]));
 	return 0;
 }
 
@@ -231,7 +231,8 @@ int32_t vocab_find_added(const struct vocab *v, const char *text)
 /* ---- building ---- */
 
 /* Copies all texts into v->bytes, normal tokens unspelled if asked; rows without text become empty. */
-static int texts_copy(struct vocab *v, const struct text_span *texts, enum vocab_spelling spelling, struct err *e)
+static int texts_copy(
+	struct vocab *v, const struct text_span *texts, enum vocab_spelling spelling, struct err *e)
 {
 	uint64_t total = 0;
 	for (uint32_t i = 0; i < v->n_tokens; i++)

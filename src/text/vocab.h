@@ -42,13 +42,14 @@ enum vocab_spelling { VOCAB_RAW, VOCAB_GPT2 };
 #define VOCAB_TOKENS_MAX (1u << 24)
 
 struct vocab {
-	uint32_t n_tokens;     /* ids 0 .. n_tokens - 1, padding rows included */
-	char *bytes;           /* all token bytes, in id order; empty for rows that decode to nothing */
-	uint32_t *start;       /* [n_tokens + 1] offsets into bytes */
-	uint8_t *type;         /* [n_tokens] enum token_type */
-	uint64_t *slots;       /* open addressing, normal tokens: hash in the high half, id + 1 in the low half; 0 empty */
+	uint32_t n_tokens; /* ids 0 .. n_tokens - 1, padding rows included */
+	char *bytes;       /* all token bytes, in id order; empty for rows that decode to nothing */
+	uint32_t *start;   /* [n_tokens + 1] offsets into bytes */
+	uint8_t *type;     /* [n_tokens] enum token_type */
+	uint64_t
+		*slots; /* open addressing, normal tokens: hash in the high half, id + 1 in the low half; 0 empty */
 	uint32_t slot_mask;
-	int32_t byte_id[256];  /* id of each single byte; all present */
+	int32_t byte_id[256]; /* id of each single byte; all present */
 	uint32_t n_added;
 	int32_t *added;        /* [n_added] ids of control and user tokens, sorted by their bytes */
 	bool added_first[256]; /* whether an added token starts with this byte */

@@ -35,8 +35,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		bug("segments are not the text, or it is not valid UTF-8");
 	struct buf again = {0};
 	chat_fini(&c);
-	if (chat_json_parse(&c, (const char *)data, size, &e) || chat_render_text(&c, &again, &e) || again.len != p.text.len ||
-		memcmp(again.data, p.text.data, again.len))
+	if (chat_json_parse(&c, (const char *)data, size, &e) || chat_render_text(&c, &again, &e) ||
+		again.len != p.text.len || memcmp(again.data, p.text.data, again.len))
 		bug("the second time differs");
 	buf_free(&again);
 	chat_prompt_fini(&p);

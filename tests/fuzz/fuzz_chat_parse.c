@@ -13,8 +13,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const char *const tags[] = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>",
-	"<arg_value>", "</arg_value>"};
+static const char *const tags[] = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>",
+	"</arg_key>", "<arg_value>", "</arg_value>"};
 
 struct seen {
 	struct buf log;
@@ -29,7 +29,8 @@ static void on_event(void *user, const struct chat_event *ev)
 		const struct chat_parsed_call *c = ev->call;
 		json_t *v = json_text_parse(c->arguments.data, c->arguments.len, false, NULL);
 		/* keys with a zero byte and numbers beyond 64 bits are more than the JSON library takes */
-		if (!v && !memmem(c->arguments.data, c->arguments.len, "\\u0000", 6) && c->n_args < 2 && strlen(c->arguments.data) < 18)
+		if (!v && !memmem(c->arguments.data, c->arguments.len, "\\u0000", 6) && c->n_args < 2 &&
+			strlen(c->arguments.data) < 18)
 			bug("arguments are not JSON: %s", c->arguments.data);
 		json_decref(v);
 		if (!c->name.len || utf8_valid_prefix(c->name.data, c->name.len) != c->name.len)
@@ -64,7 +65,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static json_t *tools;
 	if (!tools)
-		tools = json_loads("[{\"name\":\"f\",\"parameters\":{\"properties\":{\"a\":{\"type\":\"string\"},\"b\":{\"type\":\"integer\"},"
+		tools = json_loads("[{\"name\":\"f\",\"parameters\":{\"properties\":{\"a\":{\"type\":\"string\"},"
+						   "\"b\":{\"type\":\"integer\"},"
 						   "\"c\":{\"type\":[\"object\",\"null\"]},\"d\":{\"type\":\"boolean\"}}}}]",
 			0, NULL);
 	if (!size)
@@ -85,17 +87,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		bug("pieces give other events:\n%s\n%s", buf_str(&whole.log), buf_str(&bytes.log));
 	/* only think tags may be missing */
 	utf8_repair(buf_str(&text), text.len, &repaired);
-	const char *a = buf_str(&repaired), *b = buf_str(&whole.exact), *a_end = a + repaired.len, *b_end = b + whole.exact.len;
+	const char *a = buf_str(&repaired), *b = buf_str(&whole.exact), *a_end = a + repaired.len,
+			   *b_end = b + whole.exact.len;
 	size_t lost = (size_t)(a_end - a) - (size_t)(b_end - b);
 	if (lost > repaired.len)
 		bug("more comes out than went in");
 	while (a < a_end) {
-		if (b < b_end && *a == *b && !(a_end - a >= 7 && !memcmp(a, "<think>", 7)) && !(a_end - a >= 8 && !memcmp(a, "</think>", 8))) {
+		if (b < b_end && *a == *b && !(a_end - a >= 7 && !memcmp(a, "<think>", 7)) &&
+			!(a_end - a >= 8 && !memcmp(a, "</think>", 8))) {
 			a++;
 			b++;
 			continue;
 		}
-		size_t n = a_end - a >= 8 && !memcmp(a, "</think>", 8) ? 8 : a_end - a >= 7 && !memcmp(a, "<think>", 7) ? 7 : 0;
+		size_t n = a_end - a >= 8 && !memcmp(a, "</think>", 8)  ? 8
+				   : a_end - a >= 7 && !memcmp(a, "<think>", 7) ? 7
+																: 0;
 		if (!n)
 			bug("lost at %.20s", a);
 		if ((size_t)(b_end - b) >= n && !memcmp(a, b, n))

@@ -17,9 +17,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 /* The bytes in GPT-2 order of value, a few joins, two added tokens. */
 static struct tokenizer *built_in(void)
 {
-	static const char *const joins[] = {"aa", "aaa", "ab", "ba", "he", "ll", "hell", "  ", "\n\n", " a", "\xc3\xa9", "12", "123"};
-	static const char *const merges[] = {"a a", "aa a", "a b", "b a", "h e", "l l", "he ll", "\xc4\xa0 \xc4\xa0", "\xc4\x8a \xc4\x8a",
-		"\xc4\xa0 a", "\xc3\x83 \xc2\xa9", "1 2", "12 3"};
+	static const char *const joins[] = {
+		"aa", "aaa", "ab", "ba", "he", "ll", "hell", "  ", "\n\n", " a", "\xc3\xa9", "12", "123"};
+	static const char *const merges[] = {"a a", "aa a", "a b", "b a", "h e", "l l", "he ll",
+		"\xc4\xa0 \xc4\xa0", "\xc4\x8a \xc4\x8a", "\xc4\xa0 a", "\xc3\x83 \xc2\xa9", "1 2", "12 3"};
 	enum { N_JOINS = sizeof joins / sizeof *joins };
 	struct buf text[256 + N_JOINS] = {{0}};
 	struct text_span tokens[256 + N_JOINS + 2], merge[N_JOINS];
@@ -45,7 +46,8 @@ static struct tokenizer *built_in(void)
 		.types = types,
 		.n_merges = N_JOINS,
 		.merges = merge,
-		.pattern = (char *)"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+		.pattern = (char *)"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
+						   "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
 						   "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
 		.ignore_merges = false,
 	};
