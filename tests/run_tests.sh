@@ -5,7 +5,7 @@
 # A unit, which is what the last line counts, is one program (tests/test_*), one script (tests/e2e/*.sh), one fuzz target
 # fed with its saved inputs, or the layer check. Exit status 77 of a unit means skipped, its last line of output is the
 # reason. The output of a failed unit is shown. Exit status 1 if any failed.
-# Environment: TEST_JOBS (number of cores), TEST_TIMEOUT seconds for each unit (180; 900 under a sanitizer).
+# Environment: TEST_JOBS (number of cores), TEST_TIMEOUT seconds for each unit (600; 1800 under a sanitizer).
 set -u
 build=${1:?usage: tests/run_tests.sh BUILD_DIR [NAME ...]}
 shift
@@ -18,7 +18,8 @@ export GLMSTREAM=$PWD/$build/glmstream # the scripts test this program
 export ASAN_OPTIONS=${ASAN_OPTIONS:-protect_shadow_gap=0:allocator_may_return_null=1:quarantine_size_mb=16:malloc_context_size=8}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}
-case $build in *san-*) limit=900 ;; *) limit=180 ;; esac
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # several programs share the cores: none may spin
+case $build in *san-*) limit=1800 ;; *) limit=600 ;; esac
 limit=${TEST_TIMEOUT:-$limit}
 jobs=${TEST_JOBS:-$(nproc)}
 

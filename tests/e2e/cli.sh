@@ -98,7 +98,8 @@ run -f "$work/missing-prompt" -n 1
 error_is_one_sentence 3 missing-prompt
 if has_options --cache-gb; then
 	run -p x -n 1 --cache-gb 0.000001
-	error_is_one_sentence 4
+	error_is_one_sentence 4 "smallest that works is [0-9.]+ GB"
+	smallest=$(sed -n 's/.*smallest that works is \([0-9.]*\) GB.*/\1/p' "$work/err")
 fi
 
 # ---- an answer ---------------------------------------------------------------------------------------------------------
@@ -126,8 +127,10 @@ check "the last line of stderr is JSON" last_line_is_json "$work/err" prompt_tok
 	decode_tok_s hit_vram hit_ram miss bytes_read wait_ms_per_token logits_hash backend io
 want_hash=$(hash_of)
 check "there is a logits hash" [ -n "$want_hash" ]
-for how in "--cache-gb 0.02" "--cache-gb 0.05 --lookahead 0" "--io threads" "--io threads --no-direct --cache-gb 0.02" \
-	"--policy sieve --cache-gb 0.03" "--policy lfu --cache-gb 0.03" "--draft 1" "-t 1"; do
+twice=$(awk -v gb="${smallest:-1}" 'BEGIN { print 2 * gb }')
+for how in "--cache-gb ${smallest:-1}" "--cache-gb $twice --lookahead 0" "--cache-gb $twice --ram-gb $twice" "--io threads" \
+	"--io threads --no-direct --cache-gb $twice" "--policy sieve --cache-gb $twice" "--policy lfu --cache-gb $twice" \
+	"--draft 1" "-t 1"; do
 	# shellcheck disable=SC2086 # options
 	has_options $how || continue
 	# shellcheck disable=SC2086
