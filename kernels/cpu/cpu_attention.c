@@ -92,10 +92,9 @@ void cpu_attend(struct backend *base, const struct batch *rows, const struct att
 		total += a->n_sel[r];
 	}
 	int threads = cpu_threads_for(b, total * a->n_heads * (a->cache.width + a->n_value));
-	/* with fewer rows than threads, heads are shared out too; at most 64 at a time */
-	int parts = (2 * threads + rows->n - 1) / rows->n;
-	int block = threads == 1 || rows->n >= 2 * threads ? a->n_heads : (a->n_heads + parts - 1) / parts;
-	block = MIN(block, 64);
+	/* with fewer rows than threads, heads are shared out too, at least 4 and at most 64 at a time */
+	int parts = (threads + rows->n - 1) / rows->n, block = (a->n_heads + parts - 1) / parts;
+	block = MIN(MAX(block, MIN(a->n_heads, 4)), 64);
 	block = (int)MIN((size_t)block, MAX(SCORES_MAX_BYTES / (longest * sizeof(float)), (size_t)1));
 	int n_blocks = (a->n_heads + block - 1) / block;
 	size_t score_values = (size_t)block * longest + 16, values = score_values + (size_t)RUN * (size_t)a->cache.width;

@@ -13,7 +13,7 @@
 
 /* Below this much work for each thread, waking it costs more than it brings (measured: an OpenMP region of two awake
  * threads takes 1 to 2 us, a core does 10 multiply-adds in a ns). */
-#define MACS_PER_THREAD 30000.0
+#define MACS_PER_THREAD 40000.0
 
 static size_t cpu_free_bytes(struct backend *b)
 {

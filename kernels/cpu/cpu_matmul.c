@@ -90,6 +90,13 @@ void cpu_product(const struct cpu_backend *b, const struct weight *w, int64_t st
 		b->isa->matvec(w->type, data, w->row_bytes, (size_t)w->n_in, row_at(x, 0), (int)n_w, row_at(y, 0), add);
 		return;
 	}
+	if (n_x <= 3 && (w->type == DTYPE_F16 || w->type == DTYPE_BF16)) { /* converted faster than stored */
+		for (int64_t i = 0; i < n_w; i += W_ROWS)
+			for (int j = 0; j < n_x; j++)
+				b->isa->matvec(w->type, data + (size_t)i * w->row_bytes, w->row_bytes, (size_t)w->n_in, row_at(x, j),
+					(int)MIN(n_w - i, W_ROWS), row_at(y, j) + i, add);
+		return;
+	}
 	for (int64_t i = 0; i < n_w; i += W_ROWS) {
 		struct row_set part = *y;
 		part.data += i;
