@@ -14,6 +14,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -561,14 +562,15 @@ static double default_half_life(const struct cache *c, const struct cache_config
 {
 	if (cfg->half_life > 0)
 		return cfg->half_life;
-	uint64_t slots = 0, wanted = 0;
+	/* Experts that fit when every class gets the same share of its experts. */
+	double wanted = 0, bytes = 0;
 	const struct slab_arena *a = &c->arena[0];
 	for (int k = 0; k < a->classes.n; k++) {
-		slots += a->classes.n_wanted[k] * (uint64_t)(a->n_slabs * slab_capacity(a, k));
-		wanted += a->classes.n_wanted[k];
+		wanted += (double)a->classes.n_wanted[k];
+		bytes += (double)a->classes.n_wanted[k] * (double)a->classes.bytes[k];
 	}
-	return MAX(CACHE_HALF_LIFE_SLOTS * (double)slots / (double)wanted,
-		CACHE_HALF_LIFE_TOKENS * (double)MAX(cfg->token_accesses, (uint64_t)1));
+	double tokens = CACHE_HALF_LIFE_TOKENS * (double)MAX(cfg->token_accesses, (uint64_t)1);
+	return MAX(CACHE_HALF_LIFE_SLOTS * floor((double)a->bytes * wanted / bytes), tokens);
 }
 
 static int policy_start(struct cache *c, const struct cache_config *cfg, struct err *e)
@@ -602,8 +604,9 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 	uint64_t stage = cache_staging_bytes(cfg, &k);
 	if (cfg->tier_bytes[0] < stage || cfg->tier_bytes[0] - stage < k.bytes[0])
 		return err_set(e, ERR_MEMORY,
-			"an expert cache of %llu bytes cannot hold %d staging slots and one expert of %llu bytes",
-			(unsigned long long)cfg->tier_bytes[0], cfg->n_staging, (unsigned long long)k.bytes[0]);
+			"an expert cache of %llu bytes cannot hold one expert of %llu bytes beside %llu bytes of staging",
+			(unsigned long long)cfg->tier_bytes[0], (unsigned long long)k.bytes[0],
+			(unsigned long long)stage);
 	c->n_layers = cfg->n_layers;
 	c->n_experts = cfg->n_experts;
 	c->n_keys = cfg->n_layers * cfg->n_experts;
