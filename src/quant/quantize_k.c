@@ -3,8 +3,7 @@
  * Q2_K, Q4_K, Q5_K: x is stored as d * s * q - dmin * m with one integer scale s and one integer minimum m per
  * sub-block, one pair of halves d, dmin per block of 256.
  *
- * Objective: the squared error of the decoded weights, columns weighted by `importance`, equal without it. (Weights
- * that grow with |x|, the usual default, were measured on a small model: more error and more divergence of its output.)
+ * Objective: the squared error of the decoded weights, columns weighted by `importance`, equal without it.
  *
  * Search:
  *   1. each sub-block: 25 ways to cut or widen its range, one step of least squares each, the best real pair (a, b);
