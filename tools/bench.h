@@ -36,6 +36,7 @@ struct bench {
 	int threads;    /* OpenMP threads in use */
 	int repeats;    /* samples of each figure, odd is best */
 	double seconds; /* least length of one sample */
+	size_t array_bytes; /* of each array of bench_copy; 0: four last-level caches, at most 640 MiB */
 	/* Limits, 0 until measured by bench_copy: */
 	double read_bytes_s, mac_s;
 	struct bench_figure *figures; /* [n_figures] */

@@ -30,7 +30,7 @@ struct bench_opts {
 	float seconds;
 	bool csv, json;
 	struct bench_read_options read;
-	uint32_t slice_kib, depth;
+	uint32_t slice_kib, depth, mb;
 };
 
 static int threads_in_use(int wanted)
@@ -101,6 +101,8 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.help = "samples of each figure", .fallback = "5"},
 		{.name = "seconds", .kind = ARG_FLOAT, .f32 = &o.seconds, .max = 3600, .value = "S",
 			.help = "least length of a sample", .fallback = "0.1"},
+		{.name = "mb", .kind = ARG_UINT, .u32 = &o.mb, .min = 1, .max = 1 << 20, .value = "N",
+			.help = "MiB of each array whose bandwidth is measured", .fallback = "four last-level caches, at most 640"},
 		{.name = "only", .kind = ARG_STRING, .string = &o.only, .value = "TEXT",
 			.help = "ops whose shape, name or type holds this text: \"pocket\", \"expert_ffn\", \"glm-5.2 matmul q_a Q4_K\""},
 		{.name = "prompt", .letter = 'p', .kind = ARG_UINT, .u32 = &o.n_prompt, .min = 1, .max = INT32_MAX, .value = "N",
@@ -148,7 +150,7 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		o.read.bytes = 1000000000; /* one part of many */
 	o.read.stop = interrupt_flag();
 	struct bench b = {.format = o.csv ? BENCH_CSV : o.json ? BENCH_JSON : BENCH_TEXT, .repeats = (int)o.repeats,
-		.seconds = (double)o.seconds, .threads = threads_in_use(o.common.threads)};
+		.seconds = (double)o.seconds, .threads = threads_in_use(o.common.threads), .array_bytes = (size_t)o.mb << 20};
 	rc = run_parts(&b, &o, e);
 	bench_fini(&b);
 	return rc;
