@@ -341,10 +341,11 @@ static int parse_gltr1(struct reader *r, const uint8_t *data, size_t bytes)
 	t->model.expert_bytes = t->expert_bytes;
 	int code = start(r);
 	uint64_t per_token = 2ull * layers * k, have = (bytes - 24) / per_token;
+	uint64_t want = 24 + per_token * tokens;
 	if ((bytes - 24) % per_token || have != tokens) {
 		if (have >= tokens)
 			return err_set(r->e, ERR_INPUT, "%.400s: %zu bytes (expected %llu for %u tokens)", r->name, bytes,
-				(unsigned long long)(24 + per_token * tokens), tokens);
+				(unsigned long long)want, tokens);
 		t->ends_early = true;
 		snprintf(t->note, sizeof t->note, "the trace ends early: %llu of %u tokens are there",
 			(unsigned long long)have, tokens);

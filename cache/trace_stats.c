@@ -5,9 +5,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 struct counter {
 	const struct trace *t;
@@ -163,47 +161,4 @@ out:
 	free(c.last_access);
 	free(c.last_hint);
 	return code;
-}
-
-struct hot {
-	double score;
-	int32_t key;
-};
-
-static int compare_hot(const void *a, const void *b)
-{
-	const struct hot *x = a, *y = b;
-	if (x->score != y->score)
-		return x->score < y->score ? 1 : -1;
-	return x->key < y->key ? -1 : x->key > y->key;
-}
-
-int trace_hottest(const struct trace *t, double half_life, int32_t *keys, int max)
-{
-	size_t n_keys = (size_t)t->model.n_layers * t->model.n_experts;
-	struct hot *h = mem_try_new(n_keys, sizeof *h);
-	if (!h)
-		return -1;
-	for (size_t i = 0; i < n_keys; i++)
-		h[i].key = (int32_t)i;
-	uint64_t token = 0;
-	for (size_t i = 0; i < t->n_events; i++) {
-		const struct trace_event *ev = &t->events[i];
-		if (ev->kind == TRACE_STEP && ev->use == CACHE_DECODE)
-			token += ev->n;
-		if (ev->kind != TRACE_ACCESS || ev->use != CACHE_DECODE)
-			continue;
-		double age = (double)(t->n_tokens - token);
-		double weight = half_life > 0 ? exp2(-age / half_life) : 1;
-		for (uint32_t x = 0; x < ev->n; x++)
-			h[(size_t)ev->layer * t->model.n_experts + t->ids[ev->value + x]].score += weight;
-	}
-	qsort(h, n_keys, sizeof *h, compare_hot);
-	int n = 0;
-	while (n < max && (size_t)n < n_keys && h[n].score > 0) {
-		keys[n] = h[n].key;
-		n++;
-	}
-	free(h);
-	return n;
 }

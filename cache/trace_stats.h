@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What a trace says about its run and its model's routing, for people and for the first filling of a cache. */
+/* What a trace says about its run and its model's routing, for people. */
 #ifndef GLM_CACHE_TRACE_STATS_H
 #define GLM_CACHE_TRACE_STATS_H
 
@@ -26,9 +26,5 @@ struct trace_stats {
 
 /* 0 or ERR_MEMORY. */
 int trace_stats_collect(const struct trace *t, struct trace_stats *s, struct err *e);
-
-/* The keys (layer * n_experts + expert) that decode used, most useful first: by uses, of which those half_life tokens ago
- * count half (<= 0: all count the same). Fills keys[0..max), returns how many; -1: out of memory. */
-int trace_hottest(const struct trace *t, double half_life, int32_t *keys, int max);
 
 #endif

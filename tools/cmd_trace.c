@@ -77,22 +77,25 @@ static void show_text(const char *path, const struct trace *t, const struct trac
 	printf("%s: %s\n", path, m->name[0] ? m->name : "no model name");
 	if (m->fingerprint)
 		printf("  fingerprint        %016llx\n", (unsigned long long)m->fingerprint);
-	printf("  shape              %llu layers with experts, top %u of %u\n", (unsigned long long)s->n_moe_layers, m->top_k,
-		m->n_experts);
+	printf("  shape              %llu layers with experts, top %u of %u\n",
+		(unsigned long long)s->n_moe_layers, m->top_k, m->n_experts);
 	if (t->bytes_known && least == most)
 		printf("  expert             %llu bytes\n", (unsigned long long)most);
 	else if (t->bytes_known)
-		printf("  expert             %llu to %llu bytes\n", (unsigned long long)least, (unsigned long long)most);
+		printf(
+			"  expert             %llu to %llu bytes\n", (unsigned long long)least, (unsigned long long)most);
 	printf("  decode             %llu tokens, %llu accesses\n", (unsigned long long)t->n_tokens,
 		(unsigned long long)t->n_accesses);
 	if (s->prefill_steps)
 		printf("  prefill            %llu tokens, %llu accesses\n", (unsigned long long)s->prefill_rows,
 			(unsigned long long)s->prefill_accesses);
-	printf("  experts used       %llu of %llu\n", (unsigned long long)s->n_distinct, (unsigned long long)s->n_experts);
+	printf("  experts used       %llu of %llu\n", (unsigned long long)s->n_distinct,
+		(unsigned long long)s->n_experts);
 	uint64_t known = s->tiers[TRACE_VRAM] + s->tiers[TRACE_RAM] + s->tiers[TRACE_DISK];
 	if (known) {
-		printf("  found in           vram %.2f %%, ram %.2f %%, disk %.2f %%\n", 100 * part(s->tiers[TRACE_VRAM], known),
-			100 * part(s->tiers[TRACE_RAM], known), 100 * part(s->tiers[TRACE_DISK], known));
+		printf("  found in           vram %.2f %%, ram %.2f %%, disk %.2f %%\n",
+			100 * part(s->tiers[TRACE_VRAM], known), 100 * part(s->tiers[TRACE_RAM], known),
+			100 * part(s->tiers[TRACE_DISK], known));
 		printf("  waited             %.3f ms a token\n", part(s->wait_ns, t->n_tokens) / 1e6);
 	}
 	printf("  repeated           %.1f %% of the picks were made for the token before\n", 100 * s->repeated);
@@ -108,18 +111,24 @@ static void show_text(const char *path, const struct trace *t, const struct trac
 
 static int show(int argc, char **argv, struct err *e)
 {
-	const char *path = NULL;
+	const char *path = "";
 	bool json = false;
 	const struct arg options[] = {
 		{.name = "json", .kind = ARG_FLAG, .flag = &json, .help = "print one JSON object"},
 	};
 	const struct arg_group group = {NULL, options, ARRAY_LEN(options)};
-	const struct arg positional[] = {{.kind = ARG_STRING, .string = &path, .value = "FILE", .required = true}};
-	const struct args args = {.command = "glmstream trace show", .usage = "FILE [--json]",
-		.about = "Says what a trace holds: model, tokens, where experts were found, how long layers waited, how concentrated "
+	const struct arg positional[] = {
+		{.kind = ARG_STRING, .string = &path, .value = "FILE", .required = true}};
+	const struct args args = {.command = "glmstream trace show",
+		.usage = "FILE [--json]",
+		.about = "Says what a trace holds: model, tokens, where experts were found, how long layers waited, "
+				 "how concentrated "
 				 "and how repetitive the routing is, how good the lookahead's guesses were.",
 		.example = "glmstream trace show run.trace",
-		.groups = &group, .n_groups = 1, .positional = positional, .n_positional = 1};
+		.groups = &group,
+		.n_groups = 1,
+		.positional = positional,
+		.n_positional = 1};
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
@@ -143,7 +152,8 @@ static int record(int argc, char **argv, struct err *e)
 		return err_set(e, ERR_USAGE, "this build cannot run models, so it cannot record them");
 	if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
 		char *help[] = {"run", "--help", NULL};
-		printf("Usage: glmstream trace record FILE [options of run]\n\nThe same as glmstream run --trace FILE ...\n\n");
+		printf("Usage: glmstream trace record FILE [options of run]\n\nThe same as glmstream run --trace "
+			   "FILE ...\n\n");
 		return cmd_run(2, help, e);
 	}
 	if (argc < 2 || argv[1][0] == '-') {
@@ -178,7 +188,8 @@ int cmd_trace(int argc, char **argv, struct err *e)
 		printf("Usage: glmstream trace record|show|simulate FILE [options]\n\n");
 		for (size_t i = 0; i < ARRAY_LEN(parts); i++)
 			printf("  %-10s %s\n", parts[i].name, parts[i].help);
-		printf("\nExample:\n  glmstream trace simulate run.trace --cache-gb 40,80,120 --policy all --svg hits.svg\n");
+		printf("\nExample:\n  glmstream trace simulate run.trace --cache-gb 40,80,120 --policy all --svg "
+			   "hits.svg\n");
 		return 0;
 	}
 	if (name[0])

@@ -8,12 +8,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#define WIDTH  820
-#define HEIGHT 480
-#define LEFT   76
-#define RIGHT  150 /* room for the names */
-#define TOP    72
-#define BOTTOM 62
+#define WIDTH     820
+#define HEIGHT    480
+#define LEFT      76
+#define RIGHT     150 /* room for the names */
+#define TOP       72
+#define BOTTOM    62
 #define NAME_STEP 17.0 /* least distance of two names */
 
 /* Told apart also by people who do not see red and green alike (Okabe and Ito). */
@@ -114,19 +114,24 @@ static void draw_grid(const struct svg_plot *p, const struct frame *f, struct bu
 {
 	char label[64];
 	double step = round_step(f->y1 - f->y0, 6);
-	for (double v = ceil(f->y0 / step - 1e-9) * step; v <= f->y1 + step * 1e-6; v += step) {
+	double first = ceil(f->y0 / step - 1e-9);
+	for (int i = 0; (first + i) * step <= f->y1 + step * 1e-6; i++) {
+		double v = (first + i) * step;
 		buf_printf(out, "<path d=\"M%d %.1fH%d\" class=\"grid\"/>\n", LEFT, py(f, v), WIDTH - RIGHT);
 		number(label, sizeof label, fabs(v) < step * 1e-6 ? 0 : v, step);
 		text(out, LEFT - 9, py(f, v) + 4.5, "class=\"tick\" text-anchor=\"end\"", label);
 	}
 	step = round_step(f->x1 - f->x0, 8);
-	for (double v = ceil(f->x0 / step - 1e-9) * step; v <= f->x1 + step * 1e-6; v += step) {
+	first = ceil(f->x0 / step - 1e-9);
+	for (int i = 0; (first + i) * step <= f->x1 + step * 1e-6; i++) {
+		double v = (first + i) * step;
 		buf_printf(out, "<path d=\"M%.1f %dv5\" class=\"axis\"/>\n", px(f, v), HEIGHT - BOTTOM);
 		number(label, sizeof label, fabs(v) < step * 1e-6 ? 0 : v, step);
 		text(out, px(f, v), HEIGHT - BOTTOM + 21, "class=\"tick\" text-anchor=\"middle\"", label);
 	}
 	buf_printf(out, "<path d=\"M%d %dH%d\" class=\"axis\"/>\n", LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT);
-	text(out, LEFT + (WIDTH - LEFT - RIGHT) / 2.0, HEIGHT - 18, "class=\"label\" text-anchor=\"middle\"", p->x_label);
+	text(out, LEFT + (WIDTH - LEFT - RIGHT) / 2.0, HEIGHT - 18, "class=\"label\" text-anchor=\"middle\"",
+		p->x_label);
 	buf_printf(out, "<g transform=\"translate(22 %.1f) rotate(-90)\">", TOP + (HEIGHT - TOP - BOTTOM) / 2.0);
 	text(out, 0, 0, "class=\"label\" text-anchor=\"middle\"", p->y_label);
 	buf_puts(out, "</g>\n");
@@ -171,7 +176,8 @@ static void draw_names(const struct svg_plot *p, const struct frame *f, struct b
 		int i = order[j];
 		double x = px(f, p->series[i].x[p->series[i].n - 1]);
 		char attributes[100];
-		buf_printf(out, "<path d=\"M%.1f %.1fL%d %.1f\" stroke=\"%s\" stroke-width=\"1\" opacity=\"0.45\"/>\n", x + 5,
+		buf_printf(out,
+			"<path d=\"M%.1f %.1fL%d %.1f\" stroke=\"%s\" stroke-width=\"1\" opacity=\"0.45\"/>\n", x + 5,
 			want[i], WIDTH - RIGHT + 22, at[j], colours[i]);
 		snprintf(attributes, sizeof attributes, "class=\"name\" fill=\"%s\"", colours[i]);
 		text(out, WIDTH - RIGHT + 26, at[j] + 4.5, attributes, p->series[i].name);
@@ -186,8 +192,9 @@ void svg_plot_write(const struct svg_plot *p, struct buf *out)
 		"font-family=\"system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif\">\n<title>",
 		WIDTH, HEIGHT, WIDTH, HEIGHT);
 	put_text(out, p->title);
-	buf_puts(out, "</title>\n<style>.grid{stroke:#e3e5e8}.axis{stroke:#70757a}.tick{font-size:13px;fill:#50555a}"
-				  ".label{font-size:14px;fill:#26292c}.name{font-size:14px;font-weight:600}</style>\n");
+	buf_puts(out,
+		"</title>\n<style>.grid{stroke:#e3e5e8}.axis{stroke:#70757a}.tick{font-size:13px;fill:#50555a}"
+		".label{font-size:14px;fill:#26292c}.name{font-size:14px;font-weight:600}</style>\n");
 	buf_printf(out, "<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n", WIDTH, HEIGHT);
 	text(out, LEFT, 30, "font-size=\"18\" font-weight=\"600\" fill=\"#26292c\"", p->title);
 	if (p->subtitle)

@@ -31,7 +31,7 @@ struct options {
 struct job {
 	struct options o;
 	struct trace t;
-	struct sim_setup setup; /* what all runs share */
+	struct sim_setup setup;                     /* what all runs share */
 	uint64_t budgets[MAX_LIST], rams[MAX_LIST]; /* slots or bytes */
 	int n_budgets, n_rams, n_policies;
 	const struct policy_ops *policies[MAX_POLICIES];
@@ -48,7 +48,8 @@ int trace_load(const char *path, struct trace *t, struct err *e)
 }
 
 /* "A,B,C" by the rules of one option. */
-static int parse_list(const char *text, const struct arg *one, const char *label, uint64_t *out, int *n, struct err *e)
+static int parse_list(
+	const char *text, const struct arg *one, const char *label, uint64_t *out, int *n, struct err *e)
 {
 	char *copy = mem_strdup(text), *at = copy;
 	int rc = 0;
@@ -137,7 +138,8 @@ static int find_budgets(struct job *j, struct err *e)
 	if (o->per_layer)
 		all = j->t.model.n_experts;
 	if (o->experts && o->cache_gb)
-		return err_set(e, ERR_USAGE, "--experts and --cache-gb both give the capacity: one of them is enough");
+		return err_set(
+			e, ERR_USAGE, "--experts and --cache-gb both give the capacity: one of them is enough");
 	if ((o->cache_gb || o->ram_gb) && !j->t.bytes_known && !o->expert_bytes) {
 		err_set(e, ERR_USAGE, "%.400s: the trace does not know how large an expert is", o->path);
 		return err_hint(e, "add --expert-bytes N, or give the capacity as --experts N");
@@ -159,7 +161,8 @@ static int find_budgets(struct job *j, struct err *e)
 		if (j->budgets[i] <= most)
 			continue;
 		if (j->in_slots)
-			log_info("%llu experts: there are only %llu", (unsigned long long)j->budgets[i], (unsigned long long)most);
+			log_info("%llu experts: there are only %llu", (unsigned long long)j->budgets[i],
+				(unsigned long long)most);
 		else
 			log_info("%g GB: all experts need only %g GB", (double)j->budgets[i] / 1e9, (double)most / 1e9);
 		j->budgets[i] = most;
@@ -300,8 +303,10 @@ static void print_table(const struct job *j)
 		(unsigned long long)j->results->stats.accesses, o->per_layer ? "one pool per layer" : "one pool",
 		j->setup.order == SIM_BY_RANK ? "expert after expert" : "layer by layer, as a run does it");
 	if (o->modelled)
-		printf("modelled: disk %g GB/s, PCIe %g GB/s, GPU %g ms a token; overlap = the longest of the three, serial = their "
-			   "sum\n", (double)o->disk_gb_s, (double)o->pcie_gb_s, (double)o->gpu_ms);
+		printf("modelled: disk %g GB/s, PCIe %g GB/s, GPU %g ms a token; overlap = the longest of the three, "
+			   "serial = their "
+			   "sum\n",
+			(double)o->disk_gb_s, (double)o->pcie_gb_s, (double)o->gpu_ms);
 	printf("\n%8s %6s", "slots", "share");
 	if (!j->in_slots)
 		printf(" %9s", "cache GB");
@@ -330,7 +335,8 @@ static void print_table(const struct job *j)
 				if (ram)
 					printf(" %8.2f", 100 * part(s->hits[1], s->accesses));
 				if (bytes_known(j))
-					printf(" %12.1f", part(s->bytes_missed + s->prefetch_bytes, x->n_tokens) * byte_scale(j) / 1e6);
+					printf(" %12.1f",
+						part(s->bytes_missed + s->prefetch_bytes, x->n_tokens) * byte_scale(j) / 1e6);
 				else
 					printf(" %12.1f", part(s->misses + s->prefetch_inserted, x->n_tokens));
 				if (ahead)
@@ -378,7 +384,10 @@ static int draw(const struct job *j, struct err *e)
 			const struct cache_stats *s = &result(j, order[i], 0, p)->stats;
 			y[i] = 100 * part(s->hits[0], s->accesses);
 		}
-		plot.series[p] = (struct svg_series){.name = j->policies[p]->name, .x = xy, .y = y, .n = j->n_budgets,
+		plot.series[p] = (struct svg_series){.name = j->policies[p]->name,
+			.x = xy,
+			.y = y,
+			.n = j->n_budgets,
 			.dashed = j->policies[p]->needs_future};
 	}
 	struct buf svg = {0};
@@ -400,56 +409,140 @@ static int parse_options(struct options *o, int argc, char **argv, struct err *e
 		{"auto", ORDER_AUTO}, {"rank", SIM_BY_RANK}, {"layer", SIM_BY_LAYER}, {NULL, 0}};
 	bool disk = false, gpu = false, pcie = false;
 	const struct arg budget[] = {
-		{.name = "experts", .kind = ARG_STRING, .string = &o->experts, .value = "N,...",
+		{.name = "experts",
+			.kind = ARG_STRING,
+			.string = &o->experts,
+			.value = "N,...",
 			.help = "capacities as numbers of experts, whatever their size",
 			.fallback = "a row of shares from 4 to 90 % of all experts"},
-		{.name = "cache-gb", .kind = ARG_STRING, .string = &o->cache_gb, .value = "G,...",
+		{.name = "cache-gb",
+			.kind = ARG_STRING,
+			.string = &o->cache_gb,
+			.value = "G,...",
 			.help = "capacities in GB (10^9 bytes)"},
-		{.name = "ram-gb", .kind = ARG_STRING, .string = &o->ram_gb, .value = "G,...",
-			.help = "second tier, exclusive: takes what leaves the first", .fallback = "none"},
-		{.name = "expert-bytes", .kind = ARG_UINT64, .u64 = &o->expert_bytes, .min = 1, .max = 1e12, .value = "N",
-			.help = "size of every expert", .fallback = "what the trace says"},
-		{.name = "per-layer", .kind = ARG_FLAG, .flag = &o->per_layer,
+		{.name = "ram-gb",
+			.kind = ARG_STRING,
+			.string = &o->ram_gb,
+			.value = "G,...",
+			.help = "second tier, exclusive: takes what leaves the first",
+			.fallback = "none"},
+		{.name = "expert-bytes",
+			.kind = ARG_UINT64,
+			.u64 = &o->expert_bytes,
+			.min = 1,
+			.max = 1e12,
+			.value = "N",
+			.help = "size of every expert",
+			.fallback = "what the trace says"},
+		{.name = "per-layer",
+			.kind = ARG_FLAG,
+			.flag = &o->per_layer,
 			.help = "a pool of its own for every layer; --experts is then the slots of a layer"},
 	};
 	const struct arg how[] = {
-		{.name = "policy", .kind = ARG_STRING, .string = &o->policies, .value = "NAME,...",
-			.help = "lru, lfu, sieve; belady and belady-bypass know the future and bound them; all", .fallback = "all"},
-		{.name = "order", .kind = ARG_CHOICE, .i32 = &o->order, .words = orders,
-			.help = "rank: each expert is looked up and placed before the next, as textbooks do; layer: all experts of a "
+		{.name = "policy",
+			.kind = ARG_STRING,
+			.string = &o->policies,
+			.value = "NAME,...",
+			.help = "lru, lfu, sieve; belady and belady-bypass know the future and bound them; all",
+			.fallback = "all"},
+		{.name = "order",
+			.kind = ARG_CHOICE,
+			.i32 = &o->order,
+			.words = orders,
+			.help = "rank: each expert is looked up and placed before the next, as textbooks do; layer: all "
+					"experts of a "
 					"layer are looked up first, as a run does",
 			.fallback = "rank for synthetic traces, layer for recorded ones"},
-		{.name = "lookahead", .kind = ARG_INT, .i32 = &o->lookahead, .min = 0, .max = 64, .value = "N",
-			.help = "replay the recorded guesses up to N layers ahead as prefetches that arrive in time", .fallback = "0"},
-		{.name = "prefetch-cold", .kind = ARG_UINT64, .u64 = &o->prefetch_cold, .min = 1, .max = 1e12, .value = "N",
-			.help = "prefetches only evict what was not used in N accesses", .fallback = "those of one token"},
-		{.name = "half-life", .kind = ARG_FLOAT, .f32 = &o->half_life, .min = 0, .max = 1e9, .above_min = true,
-			.value = "TOKENS", .help = "lfu: after how long a use counts half", .fallback = "from the size of the cache"},
-		{.name = "skip", .kind = ARG_UINT64, .u64 = &o->skip, .max = 1e12, .value = "N",
-			.help = "do not count the first N tokens", .fallback = "0"},
-		{.name = "window", .kind = ARG_UINT64, .u64 = &o->window, .max = 1e12, .value = "N",
-			.help = "empty the cache after every N tokens", .fallback = "never"},
+		{.name = "lookahead",
+			.kind = ARG_INT,
+			.i32 = &o->lookahead,
+			.min = 0,
+			.max = 64,
+			.value = "N",
+			.help = "replay the recorded guesses up to N layers ahead as prefetches that arrive in time",
+			.fallback = "0"},
+		{.name = "prefetch-cold",
+			.kind = ARG_UINT64,
+			.u64 = &o->prefetch_cold,
+			.min = 1,
+			.max = 1e12,
+			.value = "N",
+			.help = "prefetches only evict what was not used in N accesses",
+			.fallback = "those of one token"},
+		{.name = "half-life",
+			.kind = ARG_FLOAT,
+			.f32 = &o->half_life,
+			.min = 0,
+			.max = 1e9,
+			.above_min = true,
+			.value = "TOKENS",
+			.help = "lfu: after how long a use counts half",
+			.fallback = "from the size of the cache"},
+		{.name = "skip",
+			.kind = ARG_UINT64,
+			.u64 = &o->skip,
+			.max = 1e12,
+			.value = "N",
+			.help = "do not count the first N tokens",
+			.fallback = "0"},
+		{.name = "window",
+			.kind = ARG_UINT64,
+			.u64 = &o->window,
+			.max = 1e12,
+			.value = "N",
+			.help = "empty the cache after every N tokens",
+			.fallback = "never"},
 	};
 	const struct arg model[] = {
-		{.name = "disk-gb-s", .kind = ARG_FLOAT, .f32 = &o->disk_gb_s, .given = &disk, .min = 0, .max = 1e6,
-			.above_min = true, .value = "G", .help = "read bandwidth, for modelled tokens per second"},
-		{.name = "pcie-gb-s", .kind = ARG_FLOAT, .f32 = &o->pcie_gb_s, .given = &pcie, .min = 0, .max = 1e6,
-			.above_min = true, .value = "G", .help = "host to device bandwidth", .fallback = "not a limit"},
-		{.name = "gpu-ms", .kind = ARG_FLOAT, .f32 = &o->gpu_ms, .given = &gpu, .min = 0, .max = 1e6, .value = "MS",
-			.help = "computing time of a token", .fallback = "0"},
+		{.name = "disk-gb-s",
+			.kind = ARG_FLOAT,
+			.f32 = &o->disk_gb_s,
+			.given = &disk,
+			.min = 0,
+			.max = 1e6,
+			.above_min = true,
+			.value = "G",
+			.help = "read bandwidth, for modelled tokens per second"},
+		{.name = "pcie-gb-s",
+			.kind = ARG_FLOAT,
+			.f32 = &o->pcie_gb_s,
+			.given = &pcie,
+			.min = 0,
+			.max = 1e6,
+			.above_min = true,
+			.value = "G",
+			.help = "host to device bandwidth",
+			.fallback = "not a limit"},
+		{.name = "gpu-ms",
+			.kind = ARG_FLOAT,
+			.f32 = &o->gpu_ms,
+			.given = &gpu,
+			.min = 0,
+			.max = 1e6,
+			.value = "MS",
+			.help = "computing time of a token",
+			.fallback = "0"},
 	};
 	const struct arg output[] = {
 		{.name = "svg", .kind = ARG_STRING, .string = &o->svg, .value = "FILE", .help = "draw the hit rates"},
 		{.name = "json", .kind = ARG_FLAG, .flag = &o->json, .help = "print one JSON object"},
 	};
-	const struct arg_group groups[] = {{"Capacity", budget, ARRAY_LEN(budget)}, {"Replay", how, ARRAY_LEN(how)},
-		{"Speed model", model, ARRAY_LEN(model)}, {"Output", output, ARRAY_LEN(output)}};
-	const struct arg positional[] = {{.kind = ARG_STRING, .string = &o->path, .value = "FILE", .required = true}};
-	const struct args args = {.command = "glmstream trace simulate", .usage = "FILE [options]",
-		.about = "Replays the routing of a trace against caches of the given capacities, with the code of the live cache. "
+	const struct arg_group groups[] = {{"Capacity", budget, ARRAY_LEN(budget)},
+		{"Replay", how, ARRAY_LEN(how)}, {"Speed model", model, ARRAY_LEN(model)},
+		{"Output", output, ARRAY_LEN(output)}};
+	const struct arg positional[] = {
+		{.kind = ARG_STRING, .string = &o->path, .value = "FILE", .required = true}};
+	const struct args args = {.command = "glmstream trace simulate",
+		.usage = "FILE [options]",
+		.about = "Replays the routing of a trace against caches of the given capacities, with the code of "
+				 "the live cache. "
 				 "Every access of a decode step counts, first touches are misses.",
 		.example = "glmstream trace simulate run.trace --cache-gb 40,80,120 --ram-gb 64 --policy lru,belady",
-		.groups = groups, .n_groups = ARRAY_LEN(groups), .positional = positional, .n_positional = 1};
+		.groups = groups,
+		.n_groups = ARRAY_LEN(groups),
+		.positional = positional,
+		.n_positional = 1};
 	int rc = report_parse(&args, argc, argv, e);
 	o->modelled = disk || gpu || pcie;
 	return rc;
@@ -472,7 +565,8 @@ int trace_simulate(int argc, char **argv, struct err *e)
 	if (o->lookahead && !j.t.max_distance)
 		log_warn("%s: the trace holds no guesses: --lookahead changes nothing", o->path);
 	j.setup = (struct sim_setup){.order = o->order != ORDER_AUTO ? (enum sim_order)o->order
-			: j.t.synthetic ? SIM_BY_RANK : SIM_BY_LAYER,
+										  : j.t.synthetic        ? SIM_BY_RANK
+																 : SIM_BY_LAYER,
 		.expert_bytes = o->expert_bytes,
 		.per_layer = o->per_layer,
 		.skip_tokens = o->skip,
