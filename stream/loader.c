@@ -53,6 +53,7 @@ static int configure(const struct loader_options *o, const struct extent_table *
 		.align = extent_slot_align(t),
 		.n_staging = STAGING_MIN,
 		.policy = policy_find(o->policy ? o->policy : "lru"),
+		.token_accesses = (uint64_t)n_moe * (uint64_t)o->n_used,
 		.prefetch_cold = (uint64_t)COLD_TOKENS * (uint64_t)n_moe * (uint64_t)o->n_used,
 	};
 	if (!c->policy || c->policy->needs_future)
