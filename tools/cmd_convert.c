@@ -28,6 +28,8 @@
 struct options {
 	const char *src, *out, *imatrix, *recipe_name;
 	const struct convert_recipe *recipe;
+	const char *types_text;
+	struct convert_types types;
 	uint64_t split_bytes;
 	uint32_t jobs;
 	bool dry_run, quiet;
@@ -116,7 +118,7 @@ static int make_plan(struct work *w, struct err *e)
 		return err_set(e, ERR_INPUT, "%s: is not a directory; the directory of a checkpoint is expected", w->opt.src);
 	raise_file_limit();
 	if ((code = convert_config_read(&w->cfg, w->opt.src, e)) || (code = safetensors_open(w->opt.src, &w->st, e)) ||
-		(code = convert_plan_make(&w->plan, &w->cfg, w->opt.recipe, w->st, w->opt.src, e)))
+		(code = convert_plan_make(&w->plan, &w->cfg, w->opt.recipe, &w->opt.types, w->st, w->opt.src, e)))
 		return code;
 	if (w->opt.imatrix && (code = convert_imatrix_open(w->opt.imatrix, &w->imatrix, e)))
 		return code;
@@ -157,6 +159,8 @@ static uint64_t fingerprint(const struct work *w)
 {
 	uint64_t h = convert_hash(CONVERT_HASH_START, GLM_VERSION, sizeof GLM_VERSION);
 	h = convert_hash(h, w->opt.recipe->name, strlen(w->opt.recipe->name) + 1);
+	if (w->opt.types_text)
+		h = convert_hash(h, w->opt.types_text, strlen(w->opt.types_text) + 1);
 	for (uint32_t i = 0; i < w->st->n_files; i++)
 		h = hash_file(h, w->st->files[i].path);
 	return w->opt.imatrix ? hash_file(h, w->opt.imatrix) : h;
@@ -224,6 +228,9 @@ static int parse(int argc, char **argv, struct options *o, struct err *e)
 		{.name = "recipe", .kind = ARG_STRING, .string = &o->recipe_name, .value = "NAME", .required = true,
 			.help = "f32, bf16: every matrix in that type; q8, q4, q2, iq2: experts as Q8_0, Q4_K, Q2_K, IQ2_XXS and other "
 					"matrices as Q8_0"},
+		{.name = "types", .kind = ARG_STRING, .string = &o->types_text, .value = "PATTERN=TYPE,...",
+			.help = "exceptions to the recipe: tensors whose GGUF name matches the shell pattern get that type; the first match "
+					"counts"},
 		{.name = "dry-run", .kind = ARG_FLAG, .flag = &o->dry_run, .help = "print what would be written, to the byte, and stop"},
 		{.name = "imatrix", .kind = ARG_STRING, .string = &o->imatrix, .value = "FILE",
 			.help = "importance matrix of llama.cpp (GGUF or .dat) for q4, q2 and iq2",
@@ -254,6 +261,8 @@ static int parse(int argc, char **argv, struct options *o, struct err *e)
 	o->recipe = convert_recipe_find(o->recipe_name);
 	if (!o->recipe)
 		return err_set(e, ERR_USAGE, "--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", o->recipe_name);
+	if (o->types_text && (rc = convert_types_parse(&o->types, o->types_text, e)))
+		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
 		return err_set(e, ERR_USAGE, "-o OUT.gguf is missing");
 	return 0;

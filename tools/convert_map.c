@@ -8,10 +8,12 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/quant/quantize.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <fnmatch.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,6 +40,7 @@ struct builder {
 	struct convert_plan *plan;
 	const struct convert_config *cfg;
 	const struct convert_recipe *recipe;
+	const struct convert_types *types; /* NULL: none */
 	const struct safetensors *st;
 	const char *dir;
 	struct err *e;
@@ -53,8 +56,50 @@ static enum dtype fitting_type(enum dtype want, uint64_t n)
 	return n % 32 == 0 ? DTYPE_Q8_0 : DTYPE_BF16;
 }
 
-static struct convert_tensor *add(struct builder *b, const char *name, enum dtype want, uint32_t n_dims, uint64_t ne0,
-	uint64_t ne1, uint64_t ne2)
+/* Matrices that no recipe quantises. */
+static bool recipe_is_exempt(const char *name)
+{
+	return strstr(name, "ffn_gate_inp.") || strstr(name, "indexer.proj.");
+}
+
+int convert_types_parse(struct convert_types *t, const char *text, struct err *e)
+{
+	memset(t, 0, sizeof *t);
+	while (*text) {
+		size_t len = strcspn(text, ",");
+		const char *equals = memchr(text, '=', len);
+		if (!equals || equals == text)
+			return err_set(e, ERR_USAGE, "--types: \"%.*s\" is not PATTERN=TYPE", (int)len, text);
+		if (t->n == CONVERT_TYPES_MAX || (size_t)(equals - text) >= sizeof t->rule[0].pattern)
+			return err_set(e, ERR_USAGE, "--types: more than %d rules, or a pattern of more than %zu bytes",
+				CONVERT_TYPES_MAX, sizeof t->rule[0].pattern - 1);
+		char name[16];
+		snprintf(name, sizeof name, "%.*s", (int)(text + len - equals - 1), equals + 1);
+		memcpy(t->rule[t->n].pattern, text, (size_t)(equals - text));
+		if (!dtype_from_name(name, &t->rule[t->n].type) || !quantize_supported(t->rule[t->n].type))
+			return err_set(e, ERR_USAGE,
+				"--types: \"%s\" is no type that can be written (F32 F16 BF16 Q8_0 Q4_0 Q2_K Q3_K "
+				"Q4_K Q5_K Q6_K IQ2_XXS)",
+				name);
+		t->n++;
+		text += len + (text[len] == ',');
+	}
+	return 0;
+}
+
+/* The recipe's type, or that of the first rule that names the tensor. */
+static enum dtype wanted_type(const struct builder *b, const char *name, enum dtype recipe, uint32_t n_dims)
+{
+	if (!b->types || n_dims < 2 || recipe_is_exempt(name))
+		return recipe;
+	for (int i = 0; i < b->types->n; i++)
+		if (!fnmatch(b->types->rule[i].pattern, name, 0))
+			return b->types->rule[i].type;
+	return recipe;
+}
+
+static struct convert_tensor *add(struct builder *b, const char *name, enum dtype want, uint32_t n_dims,
+	uint64_t ne0, uint64_t ne1, uint64_t ne2)
 {
 	struct convert_plan *p = b->plan;
 	if (p->n_tensors == p->cap) {
@@ -63,6 +108,7 @@ static struct convert_tensor *add(struct builder *b, const char *name, enum dtyp
 	}
 	struct convert_tensor *t = &p->tensors[p->n_tensors++];
 	*t = (struct convert_tensor){.name = mem_strdup(name), .n_dims = n_dims, .ne = {ne0, ne1, ne2, 1}};
+	want = wanted_type(b, name, want, n_dims);
 	t->type = fitting_type(want, ne0);
 	if (t->type != want && b->fallbacks++ < 8)
 		buf_printf(&p->notes, "%s: rows of %" PRIu64 " values do not fit %s, stored as %s\n", name, ne0,
@@ -114,8 +160,8 @@ static struct convert_slab source(struct builder *b, const char *name, uint32_t 
 	}
 	if (!b->code && (type == ST_F8_E4M3) != (s.scale != NULL))
 		b->code = err_set(b->e, ERR_INPUT, "%s: tensor %s has dtype %s and %s scales %s_scale_inv",
-			b->st->files[s.src->file].path, name, st_dtype_name(type), s.scale ? "has, against expectation," : "lacks its",
-			name);
+			b->st->files[s.src->file].path, name, st_dtype_name(type),
+			s.scale ? "has, against expectation," : "lacks its", name);
 	return s;
 }
 
@@ -136,7 +182,8 @@ static void vector(struct builder *b, const char *gguf, const char *hf, uint64_t
 	t->slabs[0] = source(b, hf, 1, (uint64_t[]){n});
 }
 
-static void matrix(struct builder *b, const char *gguf, const char *hf, enum dtype type, uint64_t rows, uint64_t cols)
+static void matrix(
+	struct builder *b, const char *gguf, const char *hf, enum dtype type, uint64_t rows, uint64_t cols)
 {
 	if (b->code)
 		return;
@@ -156,10 +203,12 @@ static void layer_vector(struct layer l, const char *gguf, const char *hf, uint6
 	vector(l.b, text(g, "blk.%u.%s", l.il, gguf), text(h, "model.layers.%u.%s", l.il, hf), n);
 }
 
-static void layer_matrix(struct layer l, const char *gguf, const char *hf, enum dtype type, uint64_t rows, uint64_t cols)
+static void layer_matrix(
+	struct layer l, const char *gguf, const char *hf, enum dtype type, uint64_t rows, uint64_t cols)
 {
 	char g[NAME_BYTES], h[NAME_BYTES];
-	matrix(l.b, text(g, "blk.%u.%s.weight", l.il, gguf), text(h, "model.layers.%u.%s.weight", l.il, hf), type, rows, cols);
+	matrix(l.b, text(g, "blk.%u.%s.weight", l.il, gguf), text(h, "model.layers.%u.%s.weight", l.il, hf), type,
+		rows, cols);
 }
 
 /* kv_b_proj [heads * (nope + v), kv_lora] -> per head the transposed key part and the value part. */
@@ -172,15 +221,15 @@ static void kv_b(struct layer l)
 		return;
 	struct convert_slab s = source(l.b, text(name, "model.layers.%u.self_attn.kv_b_proj.weight", l.il), 2,
 		(uint64_t[]){c->n_heads * rows, c->kv_lora});
-	struct convert_tensor *k =
-		add(l.b, text(name, "blk.%u.attn_k_b.weight", l.il), l.b->recipe->dense, 3, c->nope, c->kv_lora, c->n_heads);
+	struct convert_tensor *k = add(l.b, text(name, "blk.%u.attn_k_b.weight", l.il), l.b->recipe->dense, 3,
+		c->nope, c->kv_lora, c->n_heads);
 	k->transposed = true;
 	k->src_rows = c->nope;
 	k->src_cols = c->kv_lora;
 	for (uint64_t n = 0; n < c->n_heads; n++)
 		k->slabs[n] = (struct convert_slab){s.src, s.scale, n * rows};
-	struct convert_tensor *v =
-		add(l.b, text(name, "blk.%u.attn_v_b.weight", l.il), l.b->recipe->dense, 3, c->kv_lora, c->v_dim, c->n_heads);
+	struct convert_tensor *v = add(l.b, text(name, "blk.%u.attn_v_b.weight", l.il), l.b->recipe->dense, 3,
+		c->kv_lora, c->v_dim, c->n_heads);
 	for (uint64_t n = 0; n < c->n_heads; n++)
 		v->slabs[n] = (struct convert_slab){s.src, s.scale, n * rows + c->nope};
 }
@@ -192,14 +241,16 @@ static void attention(struct layer l)
 	layer_vector(l, "attn_norm.weight", "input_layernorm.weight", c->hidden);
 	layer_matrix(l, "attn_q_a", "self_attn.q_a_proj", dense, c->q_lora, c->hidden);
 	layer_vector(l, "attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight", c->q_lora);
-	layer_matrix(l, "attn_q_b", "self_attn.q_b_proj", dense, (uint64_t)c->n_heads * (c->nope + c->rope), c->q_lora);
+	layer_matrix(
+		l, "attn_q_b", "self_attn.q_b_proj", dense, (uint64_t)c->n_heads * (c->nope + c->rope), c->q_lora);
 	layer_matrix(l, "attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", dense, c->kv_lora + c->rope, c->hidden);
 	layer_vector(l, "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight", c->kv_lora);
 	kv_b(l);
 	layer_matrix(l, "attn_output", "self_attn.o_proj", dense, c->hidden, (uint64_t)c->n_heads * c->v_dim);
 	if (!convert_layer_full(c, l.il))
 		return;
-	layer_matrix(l, "indexer.attn_q_b", "self_attn.indexer.wq_b", dense, (uint64_t)c->index_heads * c->index_dim, c->q_lora);
+	layer_matrix(l, "indexer.attn_q_b", "self_attn.indexer.wq_b", dense,
+		(uint64_t)c->index_heads * c->index_dim, c->q_lora);
 	layer_matrix(l, "indexer.attn_k", "self_attn.indexer.wk", dense, c->index_dim, c->hidden);
 	layer_vector(l, "indexer.k_norm.weight", "self_attn.indexer.k_norm.weight", c->index_dim);
 	layer_vector(l, "indexer.k_norm.bias", "self_attn.indexer.k_norm.bias", c->index_dim);
@@ -207,15 +258,15 @@ static void attention(struct layer l)
 }
 
 /* One of gate, up, down for all experts of a layer; separate tensors, or rows [part * rows ...) of a fused one. */
-static void experts(struct layer l, const char *which, const char *fused, uint64_t part, uint64_t parts, uint64_t rows,
-	uint64_t cols)
+static void experts(struct layer l, const char *which, const char *fused, uint64_t part, uint64_t parts,
+	uint64_t rows, uint64_t cols)
 {
 	const struct convert_config *c = l.b->cfg;
 	char name[NAME_BYTES];
 	if (l.b->code)
 		return;
-	struct convert_tensor *t =
-		add(l.b, text(name, "blk.%u.ffn_%s_exps.weight", l.il, which), l.b->recipe->expert, 3, cols, rows, c->n_experts);
+	struct convert_tensor *t = add(l.b, text(name, "blk.%u.ffn_%s_exps.weight", l.il, which),
+		l.b->recipe->expert, 3, cols, rows, c->n_experts);
 	if (safetensors_find(l.b->st, text(name, "model.layers.%u.mlp.experts.%s", l.il, fused))) {
 		struct convert_slab s = source(l.b, name, 3, (uint64_t[]){c->n_experts, parts * rows, cols});
 		for (uint64_t x = 0; x < c->n_experts; x++)
@@ -223,8 +274,9 @@ static void experts(struct layer l, const char *which, const char *fused, uint64
 		return;
 	}
 	for (uint64_t x = 0; x < c->n_experts; x++)
-		t->slabs[x] = source(l.b, text(name, "model.layers.%u.mlp.experts.%" PRIu64 ".%s_proj.weight", l.il, x, which), 2,
-			(uint64_t[]){rows, cols});
+		t->slabs[x] =
+			source(l.b, text(name, "model.layers.%u.mlp.experts.%" PRIu64 ".%s_proj.weight", l.il, x, which),
+				2, (uint64_t[]){rows, cols});
 }
 
 static void feed_forward(struct layer l)
@@ -316,13 +368,14 @@ static void check_nextn(struct convert_plan *p, struct convert_config *cfg, cons
 		if (!strncmp(st->tensors[i].name, name, strlen(name)))
 			return; /* part of it is there: the missing rest is an error */
 	cfg->n_nextn = 0;
-	buf_printf(&p->notes, "the checkpoint lacks layer %u (MTP): the model will have no drafts\n", cfg->n_layers);
+	buf_printf(
+		&p->notes, "the checkpoint lacks layer %u (MTP): the model will have no drafts\n", cfg->n_layers);
 }
 
 int convert_plan_make(struct convert_plan *p, struct convert_config *cfg, const struct convert_recipe *recipe,
-	const struct safetensors *st, const char *dir, struct err *e)
+	const struct convert_types *types, const struct safetensors *st, const char *dir, struct err *e)
 {
-	struct builder b = {p, cfg, recipe, st, dir, e, 0, 0};
+	struct builder b = {p, cfg, recipe, types, st, dir, e, 0, 0};
 	p->used = NEW_ARRAY(bool, st->n_tensors + 1);
 	check_nextn(p, cfg, st);
 	matrix(&b, "token_embd.weight", "model.embed_tokens.weight", recipe->dense, cfg->vocab, cfg->hidden);

@@ -45,17 +45,31 @@ struct convert_recipe {
 /* "f32", "bf16", "q8", "q4", "q2", "iq2"; NULL: no such recipe. */
 const struct convert_recipe *convert_recipe_find(const char *name);
 
+/* Exceptions to a recipe: tensors whose GGUF name matches a shell pattern get another type. Norms, routers and biases stay
+ * F32 whatever matches them. */
+#define CONVERT_TYPES_MAX 64
+struct convert_types {
+	int n;
+	struct {
+		char pattern[96];
+		enum dtype type;
+	} rule[CONVERT_TYPES_MAX]; /* the first match counts */
+};
+
+/* "PATTERN=TYPE,PATTERN=TYPE,...": ERR_USAGE names what is wrong: no '=', an unknown type, or one that cannot be written. */
+int convert_types_parse(struct convert_types *t, const char *text, struct err *e);
+
 struct convert_plan {
 	struct convert_tensor *tensors; /* [n_tensors] in file order: embedding, layers, norm, head */
 	size_t n_tensors, cap;
-	bool *used;        /* private: per source tensor */
-	struct buf notes;  /* lines for people: fallbacks, things left out */
+	bool *used;       /* private: per source tensor */
+	struct buf notes; /* lines for people: fallbacks, things left out */
 };
 
-/* Fills a zeroed plan; cfg->n_nextn becomes 0 when the checkpoint lacks the MTP layer. Refused: tensors missing, of other
+/* Fills a zeroed plan; `types` may be NULL; cfg->n_nextn becomes 0 when the checkpoint lacks the MTP layer. Refused: tensors missing, of other
  * shapes, or that belong to nothing. Slabs point into `st`. */
 int convert_plan_make(struct convert_plan *p, struct convert_config *cfg, const struct convert_recipe *recipe,
-	const struct safetensors *st, const char *dir, struct err *e);
+	const struct convert_types *types, const struct safetensors *st, const char *dir, struct err *e);
 
 void convert_plan_fini(struct convert_plan *p);
 
