@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The registry of backends: a name, or "auto", to an open backend. The only place that knows which ones exist. */
+/* The registry of backends: a name, or "auto", to an open backend. The only place that knows which ones
+ * exist. */
 #include "kernels/backend.h"
 
 #include "kernels/backend_kinds.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Private to kernels/: how the registry (backend.c) opens each implementation. Same contract as backend_open. */
+/* Private to kernels/: how the registry (backend.c) opens each implementation. Same contract as
+ * backend_open. */
 #ifndef GLM_KERNELS_BACKEND_KINDS_H
 #define GLM_KERNELS_BACKEND_KINDS_H
 

@@ -9,9 +9,11 @@
 
 #include <string.h>
 
-const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "swiglu", "rope_angles", "rope",
-	"latent_append", "index_append", "index_select", "attend", "route", "expert_ffn", "moe_combine"};
+const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "swiglu",
+	"rope_angles", "rope", "latent_append", "index_append", "index_select", "attend", "route", "expert_ffn",
+	"moe_combine"};
 
+/* clang-format off */
 /* Shapes: the pocket's (hidden 256, 4 heads), GLM-5.2's row sizes with few rows, odd ones. */
 #define ALL_TYPES(X)                                                                                         \
 	X(F32) X(F16) X(BF16) X(Q4_0) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ2_XXS) X(IQ2_XS) X(IQ2_S)  \
@@ -71,6 +73,7 @@ const struct op_case op_cases[] = {
 	{.name = "wide", .op = OP_MOE_COMBINE, .rows = 3, .n_in = 6144, .n_used = 8},
 	{.name = "odd", .op = OP_MOE_COMBINE, .rows = 5, .n_in = 77, .n_used = 3},
 };
+/* clang-format on */
 const int op_cases_n = ARRAY_LEN(op_cases);
 
 /* ---- device memory -------------------------------------------------------------------------------------- */
@@ -105,7 +108,8 @@ static struct weight weight_put(struct op_pool *p, struct weight w)
 	return w;
 }
 
-static struct weight weight_new_put(struct op_pool *p, int tag, enum dtype type, int64_t n_in, int64_t n_out, int64_t n_stack)
+static struct weight weight_new_put(
+	struct op_pool *p, int tag, enum dtype type, int64_t n_in, int64_t n_out, int64_t n_stack)
 {
 	return weight_put(p, op_weight_new(p, tag, type, n_in, n_out, n_stack));
 }
@@ -131,7 +135,8 @@ static struct cache_view cache_put(struct op_pool *p, const struct op_case *c, i
 	return (struct cache_view){put(p, h, n * 2), c->type, width};
 }
 
-static void cache_get(struct op_pool *p, const struct op_case *c, struct cache_view cache, int first, int n, float *out)
+static void cache_get(
+	struct op_pool *p, const struct op_case *c, struct cache_view cache, int first, int n, float *out)
 {
 	size_t width = (size_t)cache.width, total = op_cache_rows(c) * width;
 	uint8_t *all = op_host_new(p, total * 4);
@@ -152,7 +157,8 @@ static void cache_get(struct op_pool *p, const struct op_case *c, struct cache_v
 /* The slice of a per-row buffer of `per` floats a row. */
 static float *put_rows(struct op_pool *p, int tag, const struct op_case *c, int f, int n, int per)
 {
-	return put(p, op_floats(p, tag, (size_t)c->rows * (size_t)per) + (size_t)f * (size_t)per, (size_t)n * (size_t)per * 4);
+	return put(p, op_floats(p, tag, (size_t)c->rows * (size_t)per) + (size_t)f * (size_t)per,
+		(size_t)n * (size_t)per * 4);
 }
 
 RUN(embed)
@@ -169,7 +175,8 @@ RUN(embed)
 RUN(rms_norm)
 {
 	int in = c->n_in + 5, step = c->n_in + 3;
-	float *x = put_rows(p, 1, c, f, n, in), *gain = put(p, op_floats(p, 2, (size_t)c->n_in), (size_t)c->n_in * 4);
+	float *x = put_rows(p, 1, c, f, n, in),
+		  *gain = put(p, op_floats(p, 2, (size_t)c->n_in), (size_t)c->n_in * 4);
 	float *y = device_new(p, (size_t)(n * step) * 4), *host = op_host_new(p, (size_t)(n * step) * 4);
 	OPS->rms_norm(p->b, x, in, gain, 1e-5f, n, c->n_in, y, step);
 	get(p, host, y, (size_t)(n * step) * 4);
@@ -181,7 +188,8 @@ RUN(matmul)
 {
 	int second = c->n_out / 2 + 1, width = c->n_out + second;
 	struct matmul parts[2] = {
-		{weight_new_put(p, 1, c->type, c->n_in, c->n_out, 1), device_new(p, (size_t)(n * c->n_out) * 4), false},
+		{weight_new_put(p, 1, c->type, c->n_in, c->n_out, 1), device_new(p, (size_t)(n * c->n_out) * 4),
+			false},
 		{weight_new_put(p, 2, c->type, c->n_in, second, 1), put_rows(p, 3, c, f, n, second), true},
 	};
 	float *x = put_rows(p, 4, c, f, n, c->n_in), *host = op_host_new(p, (size_t)(n * c->n_out) * 4);
@@ -262,7 +270,8 @@ RUN(index_select)
 	float *q, *weight;
 	op_index_inputs(p, c, &q, &weight);
 	struct batch rows = batch_put(p, c, false, f, n);
-	struct index_select a = {c->heads, c->dim, c->top_k, put(p, q + f * c->heads * c->dim, (size_t)(n * c->heads * c->dim) * 4),
+	struct index_select a = {c->heads, c->dim, c->top_k,
+		put(p, q + f * c->heads * c->dim, (size_t)(n * c->heads * c->dim) * 4),
 		put(p, weight + f * c->heads, (size_t)(n * c->heads) * 4), cache_put(p, c, c->dim),
 		device_new(p, (size_t)(n * c->top_k) * 4), device_new(p, (size_t)n * 4)};
 	int32_t *sel = op_host_new(p, (size_t)(n * c->top_k) * 4), *n_sel = op_host_new(p, (size_t)n * 4);
@@ -279,12 +288,13 @@ RUN(index_select)
 RUN(attend)
 {
 	int width = c->n_value + c->dim;
-	int32_t *sel = op_host_new(p, (size_t)(c->rows * c->top_k) * 4), *n_sel = op_host_new(p, (size_t)c->rows * 4);
+	int32_t *sel = op_host_new(p, (size_t)(c->rows * c->top_k) * 4),
+			*n_sel = op_host_new(p, (size_t)c->rows * 4);
 	op_attend_lists(c, sel, n_sel);
 	struct batch rows = batch_put(p, c, false, f, n);
-	struct attend a = {c->heads, c->n_value, OP_ATTEND_SCALE, put_rows(p, 1, c, f, n, c->heads * width), cache_put(p, c, width),
-		put(p, sel + f * c->top_k, (size_t)(n * c->top_k) * 4), put(p, n_sel + f, (size_t)n * 4), c->top_k,
-		device_new(p, (size_t)(n * c->heads * c->n_value) * 4)};
+	struct attend a = {c->heads, c->n_value, OP_ATTEND_SCALE, put_rows(p, 1, c, f, n, c->heads * width),
+		cache_put(p, c, width), put(p, sel + f * c->top_k, (size_t)(n * c->top_k) * 4),
+		put(p, n_sel + f, (size_t)n * 4), c->top_k, device_new(p, (size_t)(n * c->heads * c->n_value) * 4)};
 	OPS->attend(p->b, &rows, &a);
 	get(p, out, a.out, (size_t)(n * c->heads * c->n_value) * 4);
 }
@@ -347,8 +357,9 @@ RUN(moe_combine)
 }
 
 typedef void run_fn(struct op_pool *p, const struct op_case *c, int f, int n, float *out);
-static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_stacked_matmul, run_swiglu, run_rope_angles,
-	run_rope, run_latent_append, run_index_append, run_index_select, run_attend, run_route, run_expert_ffn, run_moe_combine};
+static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_stacked_matmul, run_swiglu,
+	run_rope_angles, run_rope, run_latent_append, run_index_append, run_index_select, run_attend, run_route,
+	run_expert_ffn, run_moe_combine};
 
 int op_case_run(struct backend *b, const struct op_case *c, int first, int n, float *out, struct err *e)
 {

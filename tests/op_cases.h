@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The list of shapes on which every op of kernels/backend.h is tried, with inputs made from a seed (outliers included) and
- * formulas in double precision. test_backend_cpu holds the CPU backend against the formulas; a test of another backend
- * holds that one against the CPU over the same list.
+ * The list of shapes on which every op of kernels/backend.h is tried, with inputs made from a seed (outliers
+ * included) and formulas in double precision. test_backend_cpu holds the CPU backend against the formulas; a
+ * test of another backend holds that one against the CPU over the same list.
  */
 #ifndef GLM_TESTS_OP_CASES_H
 #define GLM_TESTS_OP_CASES_H
@@ -40,9 +40,9 @@ struct op_case {
 	int top_k;       /* index; attend: the longest list */
 	int n_used;
 	int n_group, n_group_used;
-	int far;     /* the largest position */
-	bool whole;  /* index: small whole numbers, so scores are exact and full of ties */
-	bool plain;  /* route: not normalised */
+	int far;    /* the largest position */
+	bool whole; /* index: small whole numbers, so scores are exact and full of ties */
+	bool plain; /* route: not normalised */
 };
 
 extern const struct op_case op_cases[];
@@ -50,15 +50,16 @@ extern const int op_cases_n;
 
 extern const char *const op_names[OP_LIMIT];
 
-/* Output values of one row. index_select: sel and then n_sel (unused places are -1); route: ids, then weights. */
+/* Output values of one row. index_select: sel and then n_sel (unused places are -1); route: ids, then
+ * weights. */
 int op_case_width(const struct op_case *c);
 
-/* Runs rows [first, first + n) of the case as one call of the op; out: [n][width], host memory. 0 or the backend's
- * failure. */
+/* Runs rows [first, first + n) of the case as one call of the op; out: [n][width], host memory. 0 or the
+ * backend's failure. */
 int op_case_run(struct backend *b, const struct op_case *c, int first, int n, float *out, struct err *e);
 
-/* The formula: value and the magnitude that its rounding errors are proportional to, both [rows][width]; a float result
- * should lie within a few times 2^-24 * scale. Not for index_select. */
+/* The formula: value and the magnitude that its rounding errors are proportional to, both [rows][width]; a
+ * float result should lie within a few times 2^-24 * scale. Not for index_select. */
 void op_case_reference(const struct op_case *c, double *value, double *scale);
 
 /* index_select: score and error magnitude of positions [0, pos] of row r; returns pos + 1. */
@@ -66,7 +67,8 @@ int op_case_scores(const struct op_case *c, int r, double *score, double *scale)
 
 /* ---- inputs, for tests that go below the ops ---- */
 
-/* n floats of one buffer of a case: normal numbers, now and then one 30 times as large. `tag` tells buffers apart. */
+/* n floats of one buffer of a case: normal numbers, now and then one 30 times as large. `tag` tells
+ * buffers apart. */
 void op_random(uint64_t seed, int tag, float *out, size_t n);
 
 /* Packed rows with every bit pattern the type allows, scales finite and moderate. bytes: whole blocks. */

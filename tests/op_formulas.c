@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The formula of every op in double precision, from the same inputs as the runs, and for each value the magnitude that
- * float rounding errors scale with: sums of absolute terms, carried through products.
+ * The formula of every op in double precision, from the same inputs as the runs, and for each value the
+ * magnitude that float rounding errors scale with: sums of absolute terms, carried through products.
  */
 #include "src/base/num.h"
 #include "src/quant/dequant.h"
@@ -12,7 +12,8 @@
 
 #define HALF_STEP (0x1p-11 / 0x1p-24) /* rounding to half, in float roundings */
 
-#define FORMULA(kind) static void formula_##kind(struct op_pool *p, const struct op_case *c, double *value, double *scale)
+#define FORMULA(kind)                                                                                        \
+	static void formula_##kind(struct op_pool *p, const struct op_case *c, double *value, double *scale)
 
 /* Row of a weight as floats. */
 static float *row_floats(struct op_pool *p, const struct weight *w, int64_t stack, int64_t row, float *buffer)
@@ -79,7 +80,8 @@ FORMULA(rms_norm)
 FORMULA(matmul)
 {
 	int second = c->n_out / 2 + 1, width = c->n_out + second;
-	struct weight w[2] = {op_weight_new(p, 1, c->type, c->n_in, c->n_out, 1), op_weight_new(p, 2, c->type, c->n_in, second, 1)};
+	struct weight w[2] = {
+		op_weight_new(p, 1, c->type, c->n_in, c->n_out, 1), op_weight_new(p, 2, c->type, c->n_in, second, 1)};
 	float *add = op_floats(p, 3, (size_t)(c->rows * second)), *buffer = op_host_new(p, (size_t)c->n_in * 4);
 	double *x = doubles(p, op_floats(p, 4, (size_t)(c->rows * c->n_in)), c->rows * c->n_in);
 	for (int o = 0; o < width; o++) {
@@ -118,7 +120,8 @@ FORMULA(swiglu)
 	float *gate = op_floats(p, 1, (size_t)n), *up = op_floats(p, 2, (size_t)n);
 	for (int i = 0; i < n; i++) {
 		value[i] = (double)gate[i] / (1 + exp(-(double)gate[i])) * (double)up[i];
-		scale[i] = fabs(value[i]) + fabs((double)up[i]) * 0x1p-96; /* e^-gate above 2^128 counts as infinite */
+		scale[i] =
+			fabs(value[i]) + fabs((double)up[i]) * 0x1p-96; /* e^-gate above 2^128 counts as infinite */
 	}
 }
 
@@ -138,7 +141,8 @@ FORMULA(rope_angles)
 static void rotate(const float *cos_sin, double *value, double *scale, int n)
 {
 	for (int i = 0; i < n; i += 2) {
-		double a = value[i], b = value[i + 1], co = cos_sin[i], si = cos_sin[i + 1], sa = scale[i], sb = scale[i + 1];
+		double a = value[i], b = value[i + 1], co = cos_sin[i], si = cos_sin[i + 1], sa = scale[i],
+			   sb = scale[i + 1];
 		value[i] = a * co - b * si;
 		value[i + 1] = a * si + b * co;
 		scale[i] = sa * fabs(co) + sb * fabs(si);
@@ -168,7 +172,8 @@ static void stored(enum dtype type, const double *value, double *scale, int n)
 FORMULA(latent_append)
 {
 	int n = c->n_value, width = n + c->dim;
-	float *u = op_floats(p, 1, (size_t)(c->rows * width)), *gain = op_floats(p, 2, (size_t)n), *angles = op_rope_new(p, c);
+	float *u = op_floats(p, 1, (size_t)(c->rows * width)), *gain = op_floats(p, 2, (size_t)n),
+		  *angles = op_rope_new(p, c);
 	for (int r = 0; r < c->rows; r++, u += width, value += width, scale += width) {
 		rms(u, gain, (double)1e-5f, n, value, scale);
 		for (int i = n; i < width; i++) {
@@ -183,7 +188,8 @@ FORMULA(latent_append)
 FORMULA(index_append)
 {
 	int n = c->n_in;
-	float *k = op_floats(p, 1, (size_t)(c->rows * n)), *gain = op_floats(p, 2, (size_t)n), *bias = op_floats(p, 3, (size_t)n);
+	float *k = op_floats(p, 1, (size_t)(c->rows * n)), *gain = op_floats(p, 2, (size_t)n),
+		  *bias = op_floats(p, 3, (size_t)n);
 	float *angles = op_rope_new(p, c);
 	for (int r = 0; r < c->rows; r++, k += n, value += n, scale += n) {
 		double mean = 0, variance = 0;
@@ -204,7 +210,8 @@ FORMULA(index_append)
 FORMULA(attend)
 {
 	int width = c->n_value + c->dim, n_value = c->n_value;
-	int32_t pos[c->rows], base[c->rows], n_sel[c->rows], *sel = op_host_new(p, (size_t)(c->rows * c->top_k) * 4);
+	int32_t pos[c->rows], base[c->rows], n_sel[c->rows],
+		*sel = op_host_new(p, (size_t)(c->rows * c->top_k) * 4);
 	op_make_rows(c, false, pos, base);
 	op_attend_lists(c, sel, n_sel);
 	double *q = doubles(p, op_floats(p, 1, (size_t)(c->rows * c->heads * width)), c->rows * c->heads * width);
@@ -227,7 +234,8 @@ FORMULA(attend)
 			const float *row = cache + (int64_t)(base[r] + sel[r * c->top_k + t]) * width;
 			for (int k = 0; k < n_value; k++) {
 				v[k] += score[t] / sum * (double)row[k];
-				s[k] += score[t] / sum * fabs((double)row[k]) * (1 + 2 * worst); /* errors of a score move p in proportion */
+				s[k] += score[t] / sum * fabs((double)row[k]) *
+						(1 + 2 * worst); /* errors of a score move p in proportion */
 			}
 		}
 	}
@@ -328,9 +336,9 @@ FORMULA(moe_combine)
 }
 
 typedef void formula_fn(struct op_pool *p, const struct op_case *c, double *value, double *scale);
-static formula_fn *const formulas[OP_LIMIT] = {formula_embed, formula_rms_norm, formula_matmul, formula_stacked_matmul,
-	formula_swiglu, formula_rope_angles, formula_rope, formula_latent_append, formula_index_append, NULL, formula_attend,
-	formula_route, formula_expert_ffn, formula_moe_combine};
+static formula_fn *const formulas[OP_LIMIT] = {formula_embed, formula_rms_norm, formula_matmul,
+	formula_stacked_matmul, formula_swiglu, formula_rope_angles, formula_rope, formula_latent_append,
+	formula_index_append, NULL, formula_attend, formula_route, formula_expert_ffn, formula_moe_combine};
 
 void op_case_reference(const struct op_case *c, double *value, double *scale)
 {

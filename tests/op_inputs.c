@@ -39,15 +39,16 @@ void op_random(uint64_t seed, int tag, float *out, size_t n)
 static int half_fields(enum dtype type, size_t at[2])
 {
 	switch (type) {
+		/* clang-format off */
 #define ONE(t, s) case DTYPE_##t: at[0] = offsetof(struct block_##s, d); return 1;
 #define TWO(t, s) case DTYPE_##t: at[0] = offsetof(struct block_##s, d); at[1] = offsetof(struct block_##s, dmin); return 2;
 	ONE(Q4_0, q4_0) ONE(Q8_0, q8_0) TWO(Q2_K, q2_k) ONE(Q3_K, q3_k) TWO(Q4_K, q4_k) TWO(Q5_K, q5_k) ONE(Q6_K, q6_k)
 	ONE(IQ2_XXS, iq2_xxs) ONE(IQ2_XS, iq2_xs) ONE(IQ2_S, iq2_s) ONE(IQ3_XXS, iq3_xxs) ONE(IQ3_S, iq3_s)
 	ONE(IQ1_S, iq1_s) ONE(IQ4_NL, iq4_nl) ONE(IQ4_XS, iq4_xs)
+		/* clang-format on */
 #undef ONE
 #undef TWO
-	default:
-		return 0;
+					default : return 0;
 	}
 }
 
@@ -71,7 +72,8 @@ void op_random_blocks(uint64_t seed, int tag, enum dtype type, void *out, size_t
 		for (size_t i = 0; i < step; i++)
 			p[i] = (uint8_t)(rng_u64(&r) >> 56);
 		for (int i = 0; i < n; i++) /* a block in 16 has a tenfold scale, one in 64 a subnormal half */
-			store_u16(p + at[i], f32_to_f16(normal(&r) * (rng_below(&r, 64) ? rng_below(&r, 16) ? 0.002f : 0.02f : 1e-6f)));
+			store_u16(p + at[i],
+				f32_to_f16(normal(&r) * (rng_below(&r, 64) ? rng_below(&r, 16) ? 0.002f : 0.02f : 1e-6f)));
 		if (type == DTYPE_IQ1_M) {
 			uint16_t d = f32_to_f16(normal(&r) * 0.02f);
 			for (int i = 0; i < 4; i++) {
@@ -99,7 +101,8 @@ uint64_t op_seed_of(const struct op_case *c)
 	return (uint64_t)(c - op_cases) * 7919 + 12345;
 }
 
-struct weight op_weight_new(struct op_pool *p, int tag, enum dtype type, int64_t n_in, int64_t n_out, int64_t n_stack)
+struct weight op_weight_new(
+	struct op_pool *p, int tag, enum dtype type, int64_t n_in, int64_t n_out, int64_t n_stack)
 {
 	uint64_t row = 0;
 	dtype_row_bytes(type, (uint64_t)n_in, &row);
@@ -221,7 +224,8 @@ void op_expert_weights(struct op_pool *p, const struct op_case *c, int i, struct
 	enum dtype down = c->type == DTYPE_Q4_K ? DTYPE_Q6_K : c->type;
 	w[0] = op_weight_new(p, 10 + 3 * i, c->type, c->n_in, c->n_out, 1);
 	w[1] = op_weight_new(p, 11 + 3 * i, c->type, c->n_in, c->n_out, 1);
-	w[2] = op_weight_new(p, 12 + 3 * i, down == DTYPE_Q6_K && c->n_out % 256 ? c->type : down, c->n_out, c->n_in, 1);
+	w[2] = op_weight_new(
+		p, 12 + 3 * i, down == DTYPE_Q6_K && c->n_out % 256 ? c->type : down, c->n_out, c->n_in, 1);
 }
 
 void op_pool_free(struct op_pool *p)

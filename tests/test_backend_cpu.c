@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The CPU backend: every op against its formula; and the promise that a row's bits do not depend on the batch it is in, on
- * the threads or on the instruction set. */
+/* The CPU backend: every op against its formula; and the promise that a row's bits do not depend on the
+ * batch it is in, on the threads or on the instruction set. */
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_dot.h"
 #include "kernels/cpu/cpu_internal.h"
@@ -19,8 +19,8 @@
 
 #include <cmocka.h>
 
-/* Float roundings that an error may amount to, relative to the magnitude the formula reports. The longest dots of the list have
- * 1024 steps in each of 16 sums; their errors add up like a random walk. */
+/* Float roundings that an error may amount to, relative to the magnitude the formula reports. The longest
+ * dots of the list have 1024 steps in each of 16 sums; their errors add up like a random walk. */
 #define TOLERANCE 16.0
 
 static struct backend *open_backend(int level, int threads)
@@ -36,7 +36,7 @@ static struct backend *open_backend(int level, int threads)
 static float *run_case(struct backend *b, const struct op_case *c, int first, int n)
 {
 	struct err e = {0};
-	float *out = NEW_ARRAY(float, (size_t)n * (size_t)op_case_width(c));
+	float *out = NEW_ARRAY(float, (size_t)n *(size_t)op_case_width(c));
 	if (op_case_run(b, c, first, n, out, &e))
 		fail_msg("%s, %s: %s", op_names[c->op], c->name, e.text);
 	return out;
@@ -46,12 +46,14 @@ static void same_bits(const struct op_case *c, const char *what, const float *a,
 {
 	for (size_t i = 0; i < n; i++)
 		if (f32_bits(a[i]) != f32_bits(b[i]) && !(isnan(a[i]) && isnan(b[i])))
-			fail_msg("%s, %s: value %zu is %.9g, %s %.9g", op_names[c->op], c->name, i, (double)a[i], what, (double)b[i]);
+			fail_msg("%s, %s: value %zu is %.9g, %s %.9g", op_names[c->op], c->name, i, (double)a[i], what,
+				(double)b[i]);
 }
 
 /* ---- against the formulas ------------------------------------------------------------------------------- */
 
-/* Each selected score is at least as good as each that was left out, but for rounding errors; order and count are exact. */
+/* Each selected score is at least as good as each that was left out, but for rounding errors; order and
+ * count are exact. */
 static void check_selection(const struct op_case *c, const float *out)
 {
 	for (int r = 0; r < c->rows; r++, out += c->top_k + 1) {
@@ -72,7 +74,8 @@ static void check_selection(const struct op_case *c, const float *out)
 				continue;
 			double room = c->whole ? 0 : TOLERANCE * 0x1p-24 * (scale[t] + scale[worst]);
 			if (score[t] > score[worst] + room)
-				fail_msg("%s: row %d leaves out %d (%g), takes %d (%g)", c->name, r, t, score[t], worst, score[worst]);
+				fail_msg("%s: row %d leaves out %d (%g), takes %d (%g)", c->name, r, t, score[t], worst,
+					score[worst]);
 		}
 		/* whole numbers: scores are exact, so of equal ones the lower positions must have been taken */
 		for (int t = 0; c->whole && t < n; t++)
@@ -104,8 +107,8 @@ static void test_formulas(void **state)
 		for (size_t k = 0; k < n; k++) {
 			double error = fabs((double)out[k] - value[k]), unit = 0x1p-24 * scale[k];
 			if (!(error <= TOLERANCE * unit))
-				fail_msg("%s, %s: value %zu is %.9g, the formula gives %.9g (%.3g units)", op_names[c->op], c->name, k,
-					(double)out[k], value[k], error / unit);
+				fail_msg("%s, %s: value %zu is %.9g, the formula gives %.9g (%.3g units)", op_names[c->op],
+					c->name, k, (double)out[k], value[k], error / unit);
 			if (error > worst[c->op] * unit)
 				worst[c->op] = error / unit;
 		}
@@ -136,7 +139,8 @@ static void test_rows_are_independent(void **state)
 		}
 		int half = c->rows / 3;
 		float *rest = run_case(b, c, half, c->rows - half);
-		same_bits(c, "in another batch", whole + (size_t)half * width, rest, (size_t)(c->rows - half) * width);
+		same_bits(
+			c, "in another batch", whole + (size_t)half * width, rest, (size_t)(c->rows - half) * width);
 		free(rest);
 		free(whole);
 	}
@@ -179,41 +183,70 @@ static void test_instruction_sets_agree(void **state)
 	best->ops->close(best);
 }
 
-/* Every type's decoder, on blocks of every bit pattern (infinite and NaN scales too), at odd addresses. */
-static void test_decoders_are_exact(void **state)
+/* dot of cpu_dot.h, written down once more */
+static float plain_dot(const float *w, const float *x, size_t n)
 {
-	(void)state;
-	for (int level = 0; cpu_isa_available(level); level++) {
-		const struct cpu_isa *isa = cpu_isa_available(level);
-		for (int type = 0; type < DTYPE_LIMIT; type++) {
-			const struct dtype_info *info = dtype_info((uint32_t)type);
-			if (!info)
-				continue;
-			enum { BLOCKS = 64 };
-			size_t n = BLOCKS * info->block_values, bytes = BLOCKS * info->block_bytes;
-			uint8_t *packed = NEW_ARRAY(uint8_t, bytes + 1);
-			float *want = NEW_ARRAY(float, n), *got = NEW_ARRAY(float, n);
-			for (int wild = 0; wild < 2; wild++) {
-				op_random_blocks(77, type, (enum dtype)type, packed + 1, bytes);
-				struct rng r = {(uint64_t)type + 5};
-				for (size_t i = 0; wild && i < bytes; i++)
-					packed[i + 1] = (uint8_t)(rng_u64(&r) >> 56);
-				dequant_row((enum dtype)type, packed + 1, want, n);
-				isa->decode((enum dtype)type, packed + 1, got, n);
-				for (size_t i = 0; i < n; i++)
-					if (f32_bits(want[i]) != f32_bits(got[i]) && !(isnan(want[i]) && isnan(got[i])))
-						fail_msg("%s, %s: weight %zu is %.9g, must be %.9g", isa->name, info->name, i, (double)got[i],
-							(double)want[i]);
-			}
-			free(packed);
-			free(want);
-			free(got);
-		}
-	}
+	float acc[DOT_LANES] = {0};
+	for (size_t k = 0; k < n; k++)
+		acc[k % DOT_LANES] = fmaf(w[k], x[k], acc[k % DOT_LANES]);
+	for (int step = 8; step; step /= 2)
+		for (int j = 0; j < step; j++)
+			acc[j] += acc[j + step];
+	return acc[0];
 }
 
-/* The sigmoid (its exponential, a sum, a quotient) over the whole range, and the same in every instruction set. Results below
- * 2^-127 may be 0. */
+static void check_equal(const struct cpu_isa *isa, const char *type, const char *what, const float *got,
+	const float *want, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (f32_bits(want[i]) != f32_bits(got[i]) && !(isnan(want[i]) && isnan(got[i])))
+			fail_msg("%s, %s: %s %zu is %.9g, must be %.9g", isa->name, type, what, i, (double)got[i],
+				(double)want[i]);
+}
+
+/* Every type's decoder and matvec below the ops, on buffers that end where the data ends, at odd addresses, on
+ * blocks of every bit pattern (infinite and NaN scales too). */
+static void test_packed_rows_are_exact(void **state)
+{
+	(void)state;
+	enum { ROWS = 7, BLOCKS = 9 };
+	for (int level = 0; cpu_isa_available(level); level++)
+		for (int wild = 0; wild < 2; wild++)
+			for (int type = 0; type < DTYPE_LIMIT; type++) {
+				const struct cpu_isa *isa = cpu_isa_available(level);
+				const struct dtype_info *info = dtype_info((uint32_t)type);
+				if (!info)
+					continue;
+				size_t blocks = info->block_values == 1 ? 16 * BLOCKS + 5 : BLOCKS;
+				size_t n = blocks * info->block_values, row = blocks * info->block_bytes;
+				uint8_t *packed = NEW_ARRAY(uint8_t, ROWS * row + 1);
+				float *want = NEW_ARRAY(float, ROWS *n), *got = NEW_ARRAY(float, ROWS *n);
+				float *x = NEW_ARRAY(float, n), y[ROWS], y_want[ROWS];
+				struct rng r = {(uint64_t)type + 5};
+				op_random(3, type, x, n);
+				op_random_blocks(77, type, (enum dtype)type, packed + 1, ROWS * row);
+				for (size_t i = 0; wild && i < ROWS * row; i++)
+					packed[i + 1] = (uint8_t)(rng_u64(&r) >> 56);
+				dequant_row((enum dtype)type, packed + 1, want, ROWS * n);
+				isa->decode((enum dtype)type, packed + 1, got, ROWS * n);
+				check_equal(isa, info->name, "weight", got, want, ROWS * n);
+				for (int add = 0; add < 2; add++) {
+					for (int i = 0; i < ROWS; i++) {
+						y[i] = 0.25f * (float)i;
+						y_want[i] = plain_dot(want + (size_t)i * n, x, n) + (add ? y[i] : 0);
+					}
+					isa->matvec((enum dtype)type, packed + 1, row, n, x, ROWS, y, add);
+					check_equal(isa, info->name, "dot", y, y_want, ROWS);
+				}
+				free(packed);
+				free(want);
+				free(got);
+				free(x);
+			}
+}
+
+/* The sigmoid (its exponential, a sum, a quotient) over the whole range, and the same in every instruction
+ * set. Results below 2^-127 may be 0. */
 static void test_exponential(void **state)
 {
 	(void)state;
@@ -232,7 +265,8 @@ static void test_exponential(void **state)
 				assert_true(f32_bits(y[i]) == f32_bits(z[i]) || (isnan(y[i]) && isnan(z[i])));
 		}
 		for (int i = 0; i < N; i++) {
-			double v = 1 / (1 + exp(-(double)x[i])), error = fabs((double)y[i] - v) / (v * 0x1p-23 + 0x1p-127);
+			double v = 1 / (1 + exp(-(double)x[i])),
+				   error = fabs((double)y[i] - v) / (v * 0x1p-23 + 0x1p-127);
 			if (isnan(x[i]) ? !isnan(y[i]) : error > 2.5)
 				fail_msg("sigmoid(%g) = %.9g, must be %.9g", (double)x[i], (double)y[i], v);
 			worst = fmax(worst, isnan(error) ? 0 : error);
@@ -269,7 +303,8 @@ static void test_nan_scores_come_last(void **state)
 	(void)state;
 	struct backend *b = open_backend(0, 1);
 	enum { N = 40, DIM = 16 };
-	float keys[N * DIM] = {0}, q[DIM] = {1}, weight[1] = {-1}; /* negative scores, so that NaN could pass for the best */
+	float keys[N * DIM] = {0}, q[DIM] = {1},
+				   weight[1] = {-1}; /* negative scores, so that NaN could pass for the best */
 	for (int t = 0; t < N; t++)
 		keys[t * DIM] = t % 4 == 1 ? NAN : (float)t;
 	int32_t pos = N - 1, base = 0, sel[30], n_sel;
@@ -318,7 +353,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_open),
-		cmocka_unit_test(test_decoders_are_exact),
+		cmocka_unit_test(test_packed_rows_are_exact),
 		cmocka_unit_test(test_exponential),
 		cmocka_unit_test(test_formulas),
 		cmocka_unit_test(test_rows_are_independent),

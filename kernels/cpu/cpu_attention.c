@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Absorbed MLA over a list of cache rows. A task is one row of the step and a block of its heads: all heads share the key, so
- * the cache is read twice per block (scores, then values), RUN rows at a time, decoded to floats when it holds halves.
- * Scores are dots (cpu_dot.h); the values are added in list order with weights e^(s - max), and divided by the sum of
- * those at the end. Nothing depends on how heads are blocked.
+ * Absorbed MLA over a list of cache rows. A task is one row of the step and a block of its heads: all heads
+ * share the key, so the cache is read twice per block (scores, then values), RUN rows at a time, decoded to
+ * floats when it holds halves. Scores are dots (cpu_dot.h); the values are added in list order with weights
+ * e^(s - max), and divided by the sum of those at the end. Nothing depends on how heads are blocked.
  */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -11,12 +11,13 @@
 
 #include <string.h>
 
-#define RUN             32                /* cache rows decoded together */
+#define RUN              32                /* cache rows decoded together */
 #define SCORES_MAX_BYTES ((size_t)4 << 20) /* of one task; bounds the block of heads for very long lists */
 
-/* Floats of cache rows first + sel[0 .. n), n <= RUN: decoded into buffer [RUN][width], or the rows themselves. */
-static void gather_rows(const struct cpu_isa *isa, const struct cache_view *cache, int64_t first, const int32_t *sel,
-	int n, int n_values, float *buffer, const float **row)
+/* Floats of cache rows first + sel[0 .. n), n <= RUN: decoded into buffer [RUN][width], or the rows
+ * themselves. */
+static void gather_rows(const struct cpu_isa *isa, const struct cache_view *cache, int64_t first,
+	const int32_t *sel, int n, int n_values, float *buffer, const float **row)
 {
 	for (int t = 0; t < n; t++) {
 		const uint8_t *src = cache_row_at(cache, first + sel[t]);
@@ -30,8 +31,8 @@ static void gather_rows(const struct cpu_isa *isa, const struct cache_view *cach
 }
 
 /* s[h][t] for n <= RUN cache rows; s: stride floats between heads. q: [n_heads][width] */
-static void score_rows(const struct cpu_isa *isa, const float *const *row, int n, const float *q, int n_heads, int width,
-	float *s, int64_t stride)
+static void score_rows(const struct cpu_isa *isa, const float *const *row, int n, const float *q, int n_heads,
+	int width, float *s, int64_t stride)
 {
 	float out[DOT_TILE_X * DOT_TILE_W];
 	struct dot_tile tile = {.n = (size_t)width, .first = true, .last = true, .out = out};
@@ -51,8 +52,8 @@ static void score_rows(const struct cpu_isa *isa, const float *const *row, int n
 }
 
 /* Heads [head, head + n_heads) of row r. scores: [n_heads][n_sel]; buffer: [RUN][width] */
-static void attend_heads(const struct cpu_isa *isa, const struct attend *a, int64_t base, int r, int head, int n_heads,
-	float *scores, float *buffer)
+static void attend_heads(const struct cpu_isa *isa, const struct attend *a, int64_t base, int r, int head,
+	int n_heads, float *scores, float *buffer)
 {
 	int n_sel = a->n_sel[r], width = a->cache.width, n_value = a->n_value;
 	const int32_t *sel = a->sel + (int64_t)r * a->sel_stride;
@@ -97,7 +98,8 @@ void cpu_attend(struct backend *base, const struct batch *rows, const struct att
 	block = MIN(MAX(block, MIN(a->n_heads, 4)), 64);
 	block = (int)MIN((size_t)block, MAX(SCORES_MAX_BYTES / (longest * sizeof(float)), (size_t)1));
 	int n_blocks = (a->n_heads + block - 1) / block;
-	size_t score_values = (size_t)block * longest + 16, values = score_values + (size_t)RUN * (size_t)a->cache.width;
+	size_t score_values = (size_t)block * longest + 16,
+		   values = score_values + (size_t)RUN * (size_t)a->cache.width;
 	values = num_align_up(values, 16);
 	float *scratch = cpu_scratch(b, (uint64_t)threads * values * sizeof(float), "attend");
 	if (!scratch)
@@ -106,6 +108,7 @@ void cpu_attend(struct backend *base, const struct batch *rows, const struct att
 	for (int64_t i = 0; i < (int64_t)rows->n * n_blocks; i++) {
 		int r = (int)(i / n_blocks), head = (int)(i % n_blocks) * block;
 		float *mine = scratch + (size_t)cpu_thread() * values;
-		attend_heads(b->isa, a, rows->base[r], r, head, MIN(block, a->n_heads - head), mine, mine + score_values);
+		attend_heads(
+			b->isa, a, rows->base[r], r, head, MIN(block, a->n_heads - head), mine, mine + score_values);
 	}
 }

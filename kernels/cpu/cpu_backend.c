@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The CPU backend's table, its memory and its choice of instruction set and threads. The ops are in the other files. */
+/* The CPU backend's table, its memory and its choice of instruction set and threads. The ops are in the
+ * other files. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include "kernels/backend_kinds.h"
@@ -11,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Below this much work for each thread, waking it costs more than it brings (measured: an OpenMP region of two awake
- * threads takes 1 to 2 us, a core does 10 multiply-adds in a ns). */
+/* Below this much work for each thread, waking it costs more than it brings (measured: an OpenMP region of
+ * two awake threads takes 1 to 2 us, a core does 10 multiply-adds in a ns). */
 #define MACS_PER_THREAD 40000.0
 
 static size_t cpu_free_bytes(struct backend *b)
@@ -106,7 +107,8 @@ const struct cpu_isa *cpu_isa_available(int level)
 	int n = 0;
 #if defined(__x86_64__)
 	__builtin_cpu_init();
-	bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+	bool avx2 =
+		__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 	if (cpu_isa_avx512 && avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
 		__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
 		found[n++] = cpu_isa_avx512;
@@ -134,7 +136,8 @@ void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op)
 	if (b->scratch)
 		b->scratch_bytes = rounded;
 	else
-		err_set(&b->base.failure, ERR_MEMORY, "%s: %.1f MiB of working memory are not to be had", op, (double)bytes / 0x1p20);
+		err_set(&b->base.failure, ERR_MEMORY, "%s: %.1f MiB of working memory are not to be had", op,
+			(double)bytes / 0x1p20);
 	return b->scratch;
 }
 
@@ -145,14 +148,16 @@ static int affinity_threads(void)
 	return MAX(n, 1);
 }
 
-int cpu_backend_open_level(const struct backend_options *options, int level, struct backend **out, struct err *e)
+int cpu_backend_open_level(
+	const struct backend_options *options, int level, struct backend **out, struct err *e)
 {
 	const struct cpu_isa *isa = cpu_isa_available(level);
 	*out = NULL;
 	if (!isa)
 		return err_set(e, ERR_RUN, "backend cpu: this machine has no instruction set of level %d", level);
 	if (options->threads < 0 || options->threads > 1024)
-		return err_set(e, ERR_USAGE, "backend cpu: %d threads asked for; 0 (all) to 1024 are possible", options->threads);
+		return err_set(e, ERR_USAGE, "backend cpu: %d threads asked for; 0 (all) to 1024 are possible",
+			options->threads);
 	struct cpu_backend *b = NEW(struct cpu_backend);
 	b->base.ops = &cpu_ops;
 	b->isa = isa;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Decoding of packed blocks with 128-bit integer steps and 16 floats at a time, shared by the AVX2 and the AVX-512 file.
+ * Decoding of packed blocks with 128-bit integer steps and 16 floats at a time, shared by the AVX2 and the AVX-512
+ * file.
  * Before including this header a file includes cpu_lanes.h and defines
  *
  *   v16                              16 floats: one register or two
@@ -11,9 +12,9 @@
  *   v16_i8(q)                        the 16 signed bytes of a __m128i
  *   v16_crumbs(u)                    the 16 two-bit numbers of a uint32_t, lowest first
  *
- * Every block function hands its weights to `put`, 16 at a time in ascending order: there they are stored, or multiplied
- * into a sum without ever touching memory. Layouts: src/quant/blocks.h; products in the order of src/quant/dequant.c, which is
- * what makes the floats equal.
+ * Every block function hands its weights to `put`, 16 at a time in ascending order: there they are stored, or
+ * multiplied into a sum without ever touching memory. Layouts: src/quant/blocks.h; products in the order of
+ * src/quant/dequant.c, which is what makes the floats equal.
  */
 #ifndef GLM_KERNELS_CPU_BLOCKS_H
 #define GLM_KERNELS_CPU_BLOCKS_H
@@ -28,11 +29,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Shift counts become constants. Not under a sanitizer, whose checks would then take minutes to compile. */
+/* A loop whose counter becomes a constant, and with it the shift counts in the body. Not under a
+ * sanitizer, whose checks would then take minutes to compile. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__clang__)
-#define UNROLL
+#define UNROLLED_FOR(i, n) for (int i = 0; i < (n); i++)
 #else
-#define UNROLL _Pragma("GCC unroll 16")
+#define UNROLLED_FOR(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 #endif
 
 #define FETCH_MIN 1024 /* bytes of a row; see fetch_ahead */
@@ -52,9 +54,9 @@ ALWAYS void put(struct sink *s, const bool keep, int group, v16 w)
 		s->sum = v16_fma(w, v16_load(s->x + 16 * group), s->sum);
 }
 
-#define BLOCK(type) ALWAYS void type##_block(const uint8_t *p, struct sink *s, const bool keep)
+#define BLOCK(type)       ALWAYS void type##_block(const uint8_t *p, struct sink *s, const bool keep)
 #define SMALL_BLOCK(type) ALWAYS void type##_block(const uint8_t *p, v16 d, struct sink *s, const bool keep)
-#define AT(type, field) (p + offsetof(struct block_##type, field))
+#define AT(type, field)   (p + offsetof(struct block_##type, field))
 
 ALWAYS float half_at(const void *p)
 {
@@ -126,7 +128,7 @@ BLOCK(q2_k)
 {
 	float scale[16], min[16];
 	q2_k_scales(p, scale, min);
-	UNROLL for (int j = 0; j < 16; j++) {
+	UNROLLED_FOR (j, 16) {
 		__m128i q = bytes_at(AT(q2_k, q) + j / 8 * 32 + j % 2 * 16);
 		put(s, keep, j, scaled_less(bits(q, j % 8 / 2 * 2, 3), scale[j], min[j]));
 	}
@@ -146,7 +148,7 @@ BLOCK(q3_k)
 {
 	float scale[16];
 	q3_k_scales(p, scale);
-	UNROLL for (int j = 0; j < 16; j++) {
+	UNROLLED_FOR (j, 16) {
 		__m128i q = bits(bytes_at(AT(q3_k, q) + j / 8 * 32 + j % 2 * 16), j % 8 / 2 * 2, 3);
 		__m128i high = bits(bytes_at(AT(q3_k, high) + j % 2 * 16), j / 2, 1);
 		q = _mm_sub_epi8(_mm_or_si128(q, _mm_slli_epi16(high, 2)), _mm_set1_epi8(4));
@@ -157,7 +159,8 @@ BLOCK(q3_k)
 /* The eight scales and then the eight minima of Q4_K and Q5_K, whose heads are alike. */
 ALWAYS void q4_k_scales(const uint8_t *p, float scale[16])
 {
-	uint32_t a = load_u32(p + 4), b = load_u32(p + 8), c = load_u32(p + 12), six = 0x3f3f3f3f, four = 0x0f0f0f0f, two = 0x30303030;
+	uint32_t a = load_u32(p + 4), b = load_u32(p + 8), c = load_u32(p + 12), six = 0x3f3f3f3f,
+			 four = 0x0f0f0f0f, two = 0x30303030;
 	__m128i sc = _mm_setr_epi32((int)(a & six), (int)((c & four) | (a >> 2 & two)), (int)(b & six),
 		(int)((c >> 4 & four) | (b >> 2 & two)));
 	v16_store(scale, v16_mul(v16_i8(sc), v16_pair(half_at(p), half_at(p + 2))));
@@ -167,7 +170,7 @@ BLOCK(q4_k)
 {
 	float scale[16];
 	q4_k_scales(p, scale);
-	UNROLL for (int j = 0; j < 16; j++) {
+	UNROLLED_FOR (j, 16) {
 		__m128i q = bytes_at(AT(q4_k, q) + j / 4 * 32 + j % 2 * 16);
 		put(s, keep, j, scaled_less(bits(q, j / 2 % 2 * 4, 15), scale[j / 2], scale[8 + j / 2]));
 	}
@@ -177,7 +180,7 @@ BLOCK(q5_k)
 {
 	float scale[16];
 	q4_k_scales(p, scale);
-	UNROLL for (int j = 0; j < 16; j++) {
+	UNROLLED_FOR (j, 16) {
 		__m128i q = bits(bytes_at(AT(q5_k, q) + j / 4 * 32 + j % 2 * 16), j / 2 % 2 * 4, 15);
 		__m128i high = bits_to_4(bytes_at(AT(q5_k, high) + j % 2 * 16), j / 2, 0x10);
 		put(s, keep, j, scaled_less(_mm_or_si128(q, high), scale[j / 2], scale[8 + j / 2]));
@@ -188,7 +191,7 @@ BLOCK(q6_k)
 {
 	float scale[16];
 	v16_store(scale, v16_mul(v16_i8(bytes_at(AT(q6_k, sc))), v16_set(half_at(AT(q6_k, d)))));
-	UNROLL for (int j = 0; j < 16; j++) {
+	UNROLLED_FOR (j, 16) {
 		int h = j / 8, g = j % 8 / 2, l = j % 2 * 16;
 		__m128i q = bits(bytes_at(AT(q6_k, q) + 64 * h + 32 * (g & 1) + l), (g & 2) * 2, 15);
 		__m128i high = bits_to_4(bytes_at(AT(q6_k, high) + 32 * h + l), 2 * g, 0x30);
@@ -230,14 +233,18 @@ ALWAYS __m128i with_signs(__m128i rows, __m128i signs)
 BLOCK(iq2_xxs)
 {
 	float d = half_at(p);
-	UNROLL for (int k = 0; k < 8; k++) {
+	UNROLLED_FOR (k, 8) {
 		const uint8_t *q = AT(iq2_xxs, q) + 8 * k;
 		uint32_t a = load_u32(q + 4);
 		float scale = d * (0.5f + (float)(int)(a >> 28)) * 0.25f;
 		put(s, keep, 2 * k,
-			scaled(with_signs(rows8(iq2xxs_grid[q[0]], iq2xxs_grid[q[1]]), index_signs(a & 127, a >> 7 & 127)), scale));
+			scaled(
+				with_signs(rows8(iq2xxs_grid[q[0]], iq2xxs_grid[q[1]]), index_signs(a & 127, a >> 7 & 127)),
+				scale));
 		put(s, keep, 2 * k + 1,
-			scaled(with_signs(rows8(iq2xxs_grid[q[2]], iq2xxs_grid[q[3]]), index_signs(a >> 14 & 127, a >> 21 & 127)), scale));
+			scaled(with_signs(rows8(iq2xxs_grid[q[2]], iq2xxs_grid[q[3]]),
+					   index_signs(a >> 14 & 127, a >> 21 & 127)),
+				scale));
 	}
 }
 
@@ -253,7 +260,7 @@ BLOCK(iq2_xs)
 {
 	float scale[16];
 	iq2_scales(AT(iq2_xs, sc), half_at(p), scale);
-	UNROLL for (int j = 0; j < 16; j++) {
+	UNROLLED_FOR (j, 16) {
 		unsigned a = load_u16(AT(iq2_xs, q) + 4 * j), b = load_u16(AT(iq2_xs, q) + 4 * j + 2);
 		__m128i rows = rows8(iq2xs_grid[a & 511], iq2xs_grid[b & 511]);
 		put(s, keep, j, scaled(with_signs(rows, index_signs(a >> 9, b >> 9)), scale[j]));
@@ -264,7 +271,7 @@ BLOCK(iq2_s)
 {
 	float scale[16];
 	iq2_scales(AT(iq2_s, sc), half_at(p), scale);
-	UNROLL for (int j = 0; j < 16; j++) {
+	UNROLLED_FOR (j, 16) {
 		const uint8_t *q = AT(iq2_s, q) + 2 * j;
 		unsigned high = AT(iq2_s, high)[j / 2] >> j % 2 * 4;
 		__m128i rows = rows8(iq2s_grid[q[0] | (high & 3) << 8], iq2s_grid[q[1] | (high >> 2 & 3) << 8]);
@@ -275,7 +282,7 @@ BLOCK(iq2_s)
 BLOCK(iq3_xxs)
 {
 	float d = half_at(p);
-	UNROLL for (int j = 0; j < 16; j++) {
+	UNROLLED_FOR (j, 16) {
 		const uint8_t *q = AT(iq3_xxs, q) + 4 * j;
 		uint32_t a = load_u32(AT(iq3_xxs, sas) + j / 2 * 4);
 		float scale = d * (0.5f + (float)(int)(a >> 28)) * 0.5f;
@@ -288,13 +295,15 @@ BLOCK(iq3_xxs)
 BLOCK(iq3_s)
 {
 	float d = half_at(p);
-	UNROLL for (int j = 0; j < 16; j++) {
+	UNROLLED_FOR (j, 16) {
 		const uint8_t *q = AT(iq3_s, q) + 4 * j;
-		unsigned high = (unsigned)AT(iq3_s, high)[j / 2] >> j % 2 * 4, sc = AT(iq3_s, sc)[j / 4] >> j / 2 % 2 * 4 & 15;
+		unsigned high = (unsigned)AT(iq3_s, high)[j / 2] >> j % 2 * 4,
+				 sc = AT(iq3_s, sc)[j / 4] >> j / 2 % 2 * 4 & 15;
 		__m128i rows = rows4(iq3s_grid[q[0] | (high << 8 & 256)], iq3s_grid[q[1] | (high << 7 & 256)],
 			iq3s_grid[q[2] | (high << 6 & 256)], iq3s_grid[q[3] | (high << 5 & 256)]);
 		put(s, keep, j,
-			scaled(with_signs(rows, bit_signs(load_u16(AT(iq3_s, sign) + 2 * j))), d * (float)(int)(1 + 2 * sc)));
+			scaled(with_signs(rows, bit_signs(load_u16(AT(iq3_s, sign) + 2 * j))),
+				d * (float)(int)(1 + 2 * sc)));
 	}
 }
 
@@ -314,12 +323,13 @@ ALWAYS v16 iq1_rows(unsigned a, unsigned b, float delta_a, float delta_b, float 
 BLOCK(iq1_s)
 {
 	float d = half_at(p);
-	UNROLL for (int j = 0; j < 16; j++) {
+	UNROLLED_FOR (j, 16) {
 		const uint8_t *q = AT(iq1_s, q) + 2 * j;
 		unsigned h = load_u16(AT(iq1_s, high) + j / 2 * 2), top = h >> j % 2 * 6;
 		float delta = iq1_delta(h, 15);
 		put(s, keep, j,
-			iq1_rows(q[0] | (top & 7) << 8, q[1] | (top >> 3 & 7) << 8, delta, delta, d * (float)(int)(2 * (h >> 12 & 7) + 1)));
+			iq1_rows(q[0] | (top & 7) << 8, q[1] | (top >> 3 & 7) << 8, delta, delta,
+				d * (float)(int)(2 * (h >> 12 & 7) + 1)));
 	}
 }
 
@@ -330,7 +340,7 @@ BLOCK(iq1_m)
 	for (int i = 0; i < 4; i++)
 		half |= (unsigned)(load_u16(sc + 2 * i) >> 12) << 4 * i;
 	float d = _cvtsh_ss((unsigned short)half);
-	UNROLL for (int j = 0; j < 16; j++) {
+	UNROLLED_FOR (j, 16) {
 		const uint8_t *q = AT(iq1_m, q) + 2 * j;
 		unsigned h = AT(iq1_m, high)[j], n = load_u16(sc + j / 4 * 2) >> 3 * (j % 4) & 7;
 		put(s, keep, j,
@@ -344,7 +354,7 @@ BLOCK(iq4_xs)
 	float d = half_at(p);
 	unsigned high = load_u16(p + 2);
 	__m128i values = bytes_at(iq4nl_values);
-	UNROLL for (int j = 0; j < 16; j++) {
+	UNROLLED_FOR (j, 16) {
 		int k = j / 2, n = (AT(iq4_xs, scales_low)[k / 2] >> k % 2 * 4 & 15) | (int)(high >> 2 * k & 3) << 4;
 		__m128i q = bits(bytes_at(AT(iq4_xs, q) + 16 * k), j % 2 * 4, 15);
 		put(s, keep, j, scaled(_mm_shuffle_epi8(values, q), d * (float)(n - 32)));
@@ -360,52 +370,53 @@ typedef void decode_fn(const uint8_t *p, float *dst, size_t n);
 typedef void sum4_fn(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4]);
 typedef void sum1_fn(const uint8_t *p, size_t n, const float *x, v16 *sum);
 
-/* Four rows at a time are four short streams, which the processor's own prefetching follows badly: while blocks at offset `at`
- * of four rows are worked on, a run of 4 x bytes of the rows after them is fetched. p: the first of the four rows. */
+/* Four rows at a time are four short streams, which the processor's own prefetching follows badly: while
+ * blocks at offset `at` of four rows are worked on, a run of 4 x bytes of the rows after them is fetched. p:
+ * the first of the four rows. */
 ALWAYS void fetch_ahead(const uint8_t *p, size_t row_bytes, size_t at, const int bytes)
 {
 	const char *next = (const char *)p + 4 * (at + (row_bytes > FETCH_MIN ? row_bytes : FETCH_MIN));
-	UNROLL for (int i = 0; i < 4 * bytes; i += 64)
-		_mm_prefetch(next + i, _MM_HINT_T0);
+	UNROLLED_FOR (i, (4 * bytes + 63) / 64)
+		_mm_prefetch(next + 64 * i, _MM_HINT_T0);
 }
 
-/* As ROWS, for blocks of 32 weights: half of the work there would be the scales, so four of them are converted together and
- * taken from memory again, which costs no vector unit anything. */
+/* As ROWS, for blocks of 32 weights: half of the work there would be the scales, so four of them are
+ * converted together and taken from memory again, which costs no vector unit anything. */
 #define SMALL_ROWS(type)                                                                                     \
-	static void type##_decode(const uint8_t *p, float *dst, size_t n)                                           \
-	{                                                                                                           \
-		for (; n; n -= 32, p += sizeof(struct block_##type), dst += 32) {                                       \
-			struct sink s = {.dst = dst};                                                                       \
-			type##_block(p, v16_set(half_at(p)), &s, true);                                                     \
-		}                                                                                                       \
-	}                                                                                                           \
-	static void type##_sum4(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])           \
-	{                                                                                                           \
-		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                               \
-		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                               \
-		for (size_t at = 0; n; n -= 32, at += sizeof(struct block_##type), x += 32) {                           \
-			float scale[4];                                                                                     \
-			a.x = b.x = c.x = d.x = x;                                                                          \
-			fetch_ahead(p, row_bytes, at, sizeof(struct block_##type));                                         \
-			halves4(p + at, q + at, r + at, t + at, scale);                                                     \
-			type##_block(p + at, v16_set(scale[0]), &a, false);                                                 \
-			type##_block(q + at, v16_set(scale[1]), &b, false);                                                 \
-			type##_block(r + at, v16_set(scale[2]), &c, false);                                                 \
-			type##_block(t + at, v16_set(scale[3]), &d, false);                                                 \
-		}                                                                                                       \
-		sum[0] = a.sum;                                                                                         \
-		sum[1] = b.sum;                                                                                         \
-		sum[2] = c.sum;                                                                                         \
-		sum[3] = d.sum;                                                                                         \
-	}                                                                                                           \
-	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                               \
-	{                                                                                                           \
-		struct sink s = {.sum = v16_set(0)};                                                                    \
-		for (; n; n -= 32, p += sizeof(struct block_##type), x += 32) {                                         \
-			s.x = x;                                                                                            \
-			type##_block(p, v16_set(half_at(p)), &s, false);                                                    \
-		}                                                                                                       \
-		*sum = s.sum;                                                                                           \
+	static void type##_decode(const uint8_t *p, float *dst, size_t n)                                        \
+	{                                                                                                        \
+		for (; n; n -= 32, p += sizeof(struct block_##type), dst += 32) {                                    \
+			struct sink s = {.dst = dst};                                                                    \
+			type##_block(p, v16_set(half_at(p)), &s, true);                                                  \
+		}                                                                                                    \
+	}                                                                                                        \
+	static void type##_sum4(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])        \
+	{                                                                                                        \
+		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                            \
+		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                            \
+		for (size_t at = 0; n; n -= 32, at += sizeof(struct block_##type), x += 32) {                        \
+			float scale[4];                                                                                  \
+			a.x = b.x = c.x = d.x = x;                                                                       \
+			fetch_ahead(p, row_bytes, at, sizeof(struct block_##type));                                      \
+			halves4(p + at, q + at, r + at, t + at, scale);                                                  \
+			type##_block(p + at, v16_set(scale[0]), &a, false);                                              \
+			type##_block(q + at, v16_set(scale[1]), &b, false);                                              \
+			type##_block(r + at, v16_set(scale[2]), &c, false);                                              \
+			type##_block(t + at, v16_set(scale[3]), &d, false);                                              \
+		}                                                                                                    \
+		sum[0] = a.sum;                                                                                      \
+		sum[1] = b.sum;                                                                                      \
+		sum[2] = c.sum;                                                                                      \
+		sum[3] = d.sum;                                                                                      \
+	}                                                                                                        \
+	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                            \
+	{                                                                                                        \
+		struct sink s = {.sum = v16_set(0)};                                                                 \
+		for (; n; n -= 32, p += sizeof(struct block_##type), x += 32) {                                      \
+			s.x = x;                                                                                         \
+			type##_block(p, v16_set(half_at(p)), &s, false);                                                 \
+		}                                                                                                    \
+		*sum = s.sum;                                                                                        \
 	}
 
 /* The halves at four places, as floats in memory. */
@@ -420,38 +431,38 @@ ALWAYS void halves4(const uint8_t *a, const uint8_t *b, const uint8_t *c, const 
 }
 
 #define ROWS(type, values)                                                                                   \
-	static void type##_decode(const uint8_t *p, float *dst, size_t n)                                           \
-	{                                                                                                           \
-		for (; n; n -= values, p += sizeof(struct block_##type), dst += values) {                               \
-			struct sink s = {.dst = dst};                                                                       \
-			type##_block(p, &s, true);                                                                          \
-		}                                                                                                       \
-	}                                                                                                           \
-	static void type##_sum4(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])           \
-	{                                                                                                           \
-		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                               \
-		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                               \
-		for (size_t at = 0; n; n -= values, at += sizeof(struct block_##type), x += values) {                   \
-			a.x = b.x = c.x = d.x = x;                                                                          \
-			fetch_ahead(p, row_bytes, at, sizeof(struct block_##type));                                         \
-			type##_block(p + at, &a, false);                                                                    \
-			type##_block(q + at, &b, false);                                                                    \
-			type##_block(r + at, &c, false);                                                                    \
-			type##_block(t + at, &d, false);                                                                    \
-		}                                                                                                       \
-		sum[0] = a.sum;                                                                                         \
-		sum[1] = b.sum;                                                                                         \
-		sum[2] = c.sum;                                                                                         \
-		sum[3] = d.sum;                                                                                         \
-	}                                                                                                           \
-	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                               \
-	{                                                                                                           \
-		struct sink s = {.sum = v16_set(0)};                                                                    \
-		for (; n; n -= values, p += sizeof(struct block_##type), x += values) {                                 \
-			s.x = x;                                                                                            \
-			type##_block(p, &s, false);                                                                         \
-		}                                                                                                       \
-		*sum = s.sum;                                                                                           \
+	static void type##_decode(const uint8_t *p, float *dst, size_t n)                                        \
+	{                                                                                                        \
+		for (; n; n -= values, p += sizeof(struct block_##type), dst += values) {                            \
+			struct sink s = {.dst = dst};                                                                    \
+			type##_block(p, &s, true);                                                                       \
+		}                                                                                                    \
+	}                                                                                                        \
+	static void type##_sum4(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])        \
+	{                                                                                                        \
+		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                            \
+		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                            \
+		for (size_t at = 0; n; n -= values, at += sizeof(struct block_##type), x += values) {                \
+			a.x = b.x = c.x = d.x = x;                                                                       \
+			fetch_ahead(p, row_bytes, at, sizeof(struct block_##type));                                      \
+			type##_block(p + at, &a, false);                                                                 \
+			type##_block(q + at, &b, false);                                                                 \
+			type##_block(r + at, &c, false);                                                                 \
+			type##_block(t + at, &d, false);                                                                 \
+		}                                                                                                    \
+		sum[0] = a.sum;                                                                                      \
+		sum[1] = b.sum;                                                                                      \
+		sum[2] = c.sum;                                                                                      \
+		sum[3] = d.sum;                                                                                      \
+	}                                                                                                        \
+	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                            \
+	{                                                                                                        \
+		struct sink s = {.sum = v16_set(0)};                                                                 \
+		for (; n; n -= values, p += sizeof(struct block_##type), x += values) {                              \
+			s.x = x;                                                                                         \
+			type##_block(p, &s, false);                                                                      \
+		}                                                                                                    \
+		*sum = s.sum;                                                                                        \
 	}
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The arithmetic in plain C: what the vector versions must equal, and what runs on machines without AVX2. fmaf is a
- * single instruction only where the compiler was told so; elsewhere the C library computes it, slowly but exactly.
+ * The arithmetic in plain C: what the vector versions must equal, and what runs on machines without AVX2.
+ * fmaf is a single instruction only where the compiler was told so; elsewhere the C library computes it,
+ * slowly but exactly.
  */
 #include "kernels/cpu/cpu_dot.h"
 
@@ -29,8 +30,8 @@ static void c_decode(enum dtype type, const void *src, float *dst, size_t n)
 }
 
 /* A row is decoded in runs of at most 256 values, which are whole blocks of every type. */
-static void c_matvec(enum dtype type, const void *w, size_t row_bytes, size_t n, const float *x, int rows, float *y,
-	bool add)
+static void c_matvec(
+	enum dtype type, const void *w, size_t row_bytes, size_t n, const float *x, int rows, float *y, bool add)
 {
 	const struct dtype_info *info = dtype_info(type);
 	size_t run_bytes = 256 / info->block_values * info->block_bytes;
@@ -64,13 +65,14 @@ static void c_tile(const struct dot_tile *t)
 		}
 }
 
-static void c_weighted_rows(const float *const *row, int n_rows, const float *p, int64_t p_stride, int n_heads, size_t n,
-	float *z, int64_t z_stride)
+static void c_weighted_rows(const float *const *row, int n_rows, const float *p, int64_t p_stride,
+	int n_heads, size_t n, float *z, int64_t z_stride)
 {
 	for (int h = 0; h < n_heads; h++)
 		for (int t = 0; t < n_rows; t++)
 			for (size_t c = 0; c < n; c++)
-				z[h * z_stride + (int64_t)c] = fmaf(p[h * p_stride + t], row[t][c], z[h * z_stride + (int64_t)c]);
+				z[h * z_stride + (int64_t)c] =
+					fmaf(p[h * p_stride + t], row[t][c], z[h * z_stride + (int64_t)c]);
 }
 
 static const struct cpu_isa isa_c = {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Ops whose work is proportional to the activations: embedding rows, norms, rotation, cache rows, SwiGLU. Products and sums
- * are rounded one by one here (no fmaf), means are taken in double.
+ * Ops whose work is proportional to the activations: embedding rows, norms, rotation, cache rows, SwiGLU.
+ * Products and sums are rounded one by one here (no fmaf), means are taken in double.
  */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -23,7 +23,8 @@ void cpu_embed(struct backend *b, struct weight table, const int32_t *ids, int r
 }
 
 /* out = gain * x / sqrt(mean(x^2) + eps): x times the rounded reciprocal root, then times gain */
-static void norm_row(const struct cpu_isa *isa, const float *x, const float *gain, float eps, int n, float *out)
+static void norm_row(
+	const struct cpu_isa *isa, const float *x, const float *gain, float eps, int n, float *out)
 {
 	float scale = (float)(1.0 / sqrt(isa->sum_squares(x, (size_t)n) / n + (double)eps));
 #pragma omp simd
@@ -31,8 +32,8 @@ static void norm_row(const struct cpu_isa *isa, const float *x, const float *gai
 		out[i] = x[i] * scale * gain[i];
 }
 
-void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps, int rows, int n,
-	float *out, int64_t out_stride)
+void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps, int rows,
+	int n, float *out, int64_t out_stride)
 {
 	if (b->failure.code)
 		return;
@@ -50,10 +51,12 @@ void cpu_swiglu(struct backend *b, const float *gate, const float *up, int64_t n
 	int threads = cpu_threads_for(cpu_of(b), (double)n * EXP_COST);
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
 	for (int64_t p = 0; p < pieces; p++)
-		cpu_of(b)->isa->swiglu(gate + p * piece, up + p * piece, (size_t)MIN(piece, n - p * piece), out + p * piece);
+		cpu_of(b)->isa->swiglu(
+			gate + p * piece, up + p * piece, (size_t)MIN(piece, n - p * piece), out + p * piece);
 }
 
-void cpu_rope_angles(struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin)
+void cpu_rope_angles(
+	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin)
 {
 	if (b->failure.code)
 		return;
@@ -76,8 +79,8 @@ static void rotate(const float *cos_sin, const float *x, float *y, int n)
 	}
 }
 
-void cpu_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y, int64_t y_stride,
-	int rows, int n_heads)
+void cpu_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
+	int64_t y_stride, int rows, int n_heads)
 {
 	if (b->failure.code)
 		return;
@@ -86,7 +89,8 @@ void cpu_rope(struct backend *b, const struct rope *rope, const float *x, int64_
 	for (int r = 0; r < rows; r++)
 		for (int h = 0; h < n_heads; h++) {
 			int64_t at = (int64_t)r * n_heads + h;
-			rotate(rope->cos_sin + (int64_t)r * rope->dim, x + at * x_stride, y + at * y_stride, rope->dim / 2);
+			rotate(
+				rope->cos_sin + (int64_t)r * rope->dim, x + at * x_stride, y + at * y_stride, rope->dim / 2);
 		}
 }
 
@@ -102,8 +106,8 @@ static void cache_store(const struct cache_view *cache, const float *values, int
 	}
 }
 
-void cpu_latent_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *u, int n_latent,
-	const float *gain, float eps, struct cache_view cache)
+void cpu_latent_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *u,
+	int n_latent, const float *gain, float eps, struct cache_view cache)
 {
 	if (b->failure.code)
 		return;

@@ -2,10 +2,10 @@
 /*
  * The DSA lightning indexer: scores every earlier position and keeps the best top_k.
  *
- * Scores are made RUN keys at a time, so a long context is shared out among threads; rows of a step are taken in groups
- * whose scores fit a bounded scratch. The selection is a radix search for the top_k-th largest key (three passes of 11,
- * 11 and 10 bits), then one ascending pass that takes everything above it and, of those equal to it, the first ones:
- * linear time, ties to the lower position, positions come out ascending.
+ * Scores are made RUN keys at a time, so a long context is shared out among threads; rows of a step are taken
+ * in groups whose scores fit a bounded scratch. The selection is a radix search for the top_k-th largest key
+ * (three passes of 11, 11 and 10 bits), then one ascending pass that takes everything above it and, of those
+ * equal to it, the first ones: linear time, ties to the lower position, positions come out ascending.
  */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -14,15 +14,17 @@
 #include <math.h>
 #include <string.h>
 
-#define RUN              128               /* keys scored together */
+#define RUN              128                /* keys scored together */
 #define SCORES_MAX_BYTES ((size_t)32 << 20) /* of one group of rows, unless a single row needs more */
 
-/* score[0..n) of keys [first, first + n) of a sequence for row r. scratch: [RUN][head_dim] + [n_heads][RUN] + [n_heads] */
-static void score_run(const struct cpu_isa *isa, const struct index_select *a, int64_t base, int r, int first, int n,
-	float *scratch, float *score)
+/* score[0..n) of keys [first, first + n) of a sequence for row r. scratch: [RUN][head_dim] +
+ * [n_heads][RUN] + [n_heads] */
+static void score_run(const struct cpu_isa *isa, const struct index_select *a, int64_t base, int r, int first,
+	int n, float *scratch, float *score)
 {
 	int dim = a->head_dim, n_heads = a->n_heads;
-	float *key = scratch, *dot = key + (size_t)RUN * (size_t)dim, *weight = dot + (size_t)RUN * (size_t)n_heads;
+	float *key = scratch, *dot = key + (size_t)RUN * (size_t)dim,
+		  *weight = dot + (size_t)RUN * (size_t)n_heads;
 	float out[DOT_TILE_X * DOT_TILE_W];
 	const uint8_t *src = cache_row_at(&a->keys, base + first);
 	const float *row = key;
@@ -99,12 +101,14 @@ void cpu_index_select(struct backend *base, const struct batch *rows, const stru
 	double macs = scored ? (double)rows->n * longest * a->n_heads * a->head_dim : 0;
 	int threads = cpu_threads_for(b, macs);
 	size_t stride = num_align_up((uint64_t)longest, 16);
-	size_t run_values = num_align_up((size_t)RUN * (size_t)(a->head_dim + a->n_heads) + (size_t)a->n_heads, 16);
+	size_t run_values =
+		num_align_up((size_t)RUN * (size_t)(a->head_dim + a->n_heads) + (size_t)a->n_heads, 16);
 	int group = (int)MIN((size_t)rows->n, MAX(SCORES_MAX_BYTES / (stride * sizeof(float)), (size_t)1));
 	int n_runs = (longest + RUN - 1) / RUN;
 	float *scratch = NULL;
 	if (scored) {
-		scratch = cpu_scratch(b, ((uint64_t)group * stride + (uint64_t)threads * run_values) * sizeof(float), "index_select");
+		scratch = cpu_scratch(
+			b, ((uint64_t)group * stride + (uint64_t)threads * run_values) * sizeof(float), "index_select");
 		if (!scratch)
 			return;
 	}

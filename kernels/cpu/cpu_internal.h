@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Private to kernels/cpu (and its tests): the backend's state, its scratch memory and threads, the ops by file.
+ * Private to kernels/cpu (and its tests): the backend's state, its scratch memory and threads, the ops by
+ * file.
  *
- * Every op runs to its end before it returns: `wait` has nothing to wait for. Work is cut into tasks that write disjoint
- * memory and are handed to the threads of one OpenMP region at a time; an op below a measured amount of work stays on the
- * calling thread.
+ * Every op runs to its end before it returns: `wait` has nothing to wait for. Work is cut into tasks that
+ * write disjoint memory and are handed to the threads of one OpenMP region at a time; an op below a measured
+ * amount of work stays on the calling thread.
  */
 #ifndef GLM_KERNELS_CPU_INTERNAL_H
 #define GLM_KERNELS_CPU_INTERNAL_H
@@ -22,13 +23,14 @@ struct cpu_backend {
 	const struct cpu_isa *isa; /* constant */
 	int threads;               /* constant, >= 1 */
 	char text[64];             /* backend_describe */
-	/* Scratch of the running op: grown when an op needs more than any before it, never shrunk, so a steady decode allocates
-	 * nothing. Only cpu_scratch touches these. */
+	/* Scratch of the running op: grown when an op needs more than any before it, never shrunk, so a steady
+	 * decode allocates nothing. Only cpu_scratch touches these. */
 	void *scratch;
 	size_t scratch_bytes;
 };
 
-/* Rows that need not lie one after the other: row i is at data + (index ? index[i] / divisor : i) * stride. */
+/* Rows that need not lie one after the other: row i is at data + (index ? index[i] / divisor : i) *
+ * stride. */
 struct row_set {
 	float *data;
 	int64_t stride;
@@ -47,10 +49,11 @@ static inline struct cpu_backend *cpu_of(struct backend *b)
 }
 
 /* Opens with the instruction set of the given level (cpu_isa_available); what a test uses to compare them. */
-int cpu_backend_open_level(const struct backend_options *options, int level, struct backend **out, struct err *e);
+int cpu_backend_open_level(
+	const struct backend_options *options, int level, struct backend **out, struct err *e);
 
-/* 64-byte aligned memory for the running op, contents undefined, valid until the next call. NULL when it is not to be had:
- * the failure is kept in the backend, the op does nothing. */
+/* 64-byte aligned memory for the running op, contents undefined, valid until the next call. NULL when it
+ * is not to be had: the failure is kept in the backend, the op does nothing. */
 void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op);
 
 /* How many threads to use for about `macs` multiply-adds (1: stay on the calling thread). */
@@ -85,13 +88,13 @@ static inline const uint8_t *cache_row_at(const struct cache_view *cache, int64_
 /* Bytes of scratch that one thread needs for cpu_product, a multiple of 64. */
 size_t cpu_product_scratch(void);
 
-/* y[r][0 .. n_w) = (add ? y : 0) + dot(weight row first + i, x[r]) for n_x rows, on the calling thread. `stack`: which
- * matrix of w. */
-void cpu_product(const struct cpu_backend *b, const struct weight *w, int64_t stack, int64_t first, int64_t n_w,
-	const struct row_set *x, const struct row_set *y, int n_x, bool add, float *scratch);
+/* y[r][0 .. n_w) = (add ? y : 0) + dot(weight row first + i, x[r]) for n_x rows, on the calling thread.
+ * `stack`: which matrix of w. */
+void cpu_product(const struct cpu_backend *b, const struct weight *w, int64_t stack, int64_t first,
+	int64_t n_w, const struct row_set *x, const struct row_set *y, int n_x, bool add, float *scratch);
 
-/* How products of n_out weight rows (of all matrices together) with up to n_x activation rows, `macs` multiply-adds in all,
- * are cut into tasks. */
+/* How products of n_out weight rows (of all matrices together) with up to n_x activation rows, `macs`
+ * multiply-adds in all, are cut into tasks. */
 struct cpu_cut {
 	int64_t w_rows; /* weight rows of a task */
 	int x_rows;     /* activation rows of a task */
@@ -102,12 +105,13 @@ struct cpu_cut cpu_cut_product(const struct cpu_backend *b, double macs, int64_t
 /* ---- ops ---------------------------------------------------------------------------------------------- */
 
 void cpu_embed(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
-void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps, int rows, int n,
-	float *out, int64_t out_stride);
+void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps, int rows,
+	int n, float *out, int64_t out_stride);
 void cpu_swiglu(struct backend *b, const float *gate, const float *up, int64_t n, float *out);
-void cpu_rope_angles(struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
-void cpu_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y, int64_t y_stride,
-	int rows, int n_heads);
+void cpu_rope_angles(
+	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
+void cpu_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
+	int64_t y_stride, int rows, int n_heads);
 void cpu_latent_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *u,
 	int n_latent, const float *gain, float eps, struct cache_view cache);
 void cpu_index_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *k,
@@ -117,9 +121,9 @@ void cpu_stacked_matmul(struct backend *b, const struct stacked_matmul *a, int r
 void cpu_index_select(struct backend *b, const struct batch *rows, const struct index_select *a);
 void cpu_attend(struct backend *b, const struct batch *rows, const struct attend *a);
 void cpu_route(struct backend *b, const struct route *a, int rows);
-void cpu_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows, int n_used,
-	float *out);
-void cpu_moe_combine(struct backend *b, const float *out, const float *weights, int n_used, const float *shared, int rows,
-	int n, float *x);
+void cpu_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
+	int n_used, float *out);
+void cpu_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
+	const float *shared, int rows, int n, float *x);
 
 #endif

@@ -2,10 +2,10 @@
 /*
  * Packed weights times float rows.
  *
- * One activation row: isa->matvec decodes in registers, each weight byte is read once. Several rows: a tile of weight
- * rows is decoded to floats that stay in the second-level cache, and register tiles of 4 weight rows by 6 activation rows
- * run over it. Rows longer than a panel are taken panel by panel, the 16 sums of every output waiting in `acc`; this does
- * not touch the order of the additions, so both ways give the same bits.
+ * One activation row: isa->matvec decodes in registers, each weight byte is read once. Several rows: a tile of
+ * weight rows is decoded to floats that stay in the second-level cache, and register tiles of 4 weight rows by 6
+ * activation rows run over it. Rows longer than a panel are taken panel by panel, the 16 sums of every output
+ * waiting in `acc`; this does not touch the order of the additions, so both ways give the same bits.
  *
  *                 panel (<= 768 values)
  *     x rows  6 |=========|          |        the 6 x 768 floats of x stay in the first-level cache
@@ -15,9 +15,9 @@
 
 #include "src/base/num.h"
 
-#define PANEL   768 /* values, a multiple of every block */
-#define W_ROWS  32  /* weight rows decoded together, a multiple of DOT_TILE_W */
-#define X_ROWS  96  /* activation rows per decoded tile, a multiple of DOT_TILE_X */
+#define PANEL      768 /* values, a multiple of every block */
+#define W_ROWS     32  /* weight rows decoded together, a multiple of DOT_TILE_W */
+#define X_ROWS     96  /* activation rows per decoded tile, a multiple of DOT_TILE_X */
 #define W_VALUES   (W_ROWS * PANEL)
 #define ACC_VALUES (W_ROWS * X_ROWS * DOT_LANES)
 
@@ -34,12 +34,13 @@ static int64_t panel_values(int64_t n)
 }
 
 /* Pointers to the floats of n_w rows, values [k, k + n): decoded into `buffer`, or the rows themselves. */
-static void decode_rows(const struct cpu_isa *isa, const struct weight *w, const uint8_t *data, int64_t n_w, int64_t k,
-	int64_t n, float *buffer, const float **row)
+static void decode_rows(const struct cpu_isa *isa, const struct weight *w, const uint8_t *data, int64_t n_w,
+	int64_t k, int64_t n, float *buffer, const float **row)
 {
 	const struct dtype_info *info = dtype_info(w->type);
 	for (int64_t i = 0; i < n_w; i++) {
-		const uint8_t *src = data + (size_t)i * w->row_bytes + (size_t)(k / info->block_values) * info->block_bytes;
+		const uint8_t *src =
+			data + (size_t)i * w->row_bytes + (size_t)(k / info->block_values) * info->block_bytes;
 		if (w->type == DTYPE_F32 && (uintptr_t)src % sizeof(float) == 0) {
 			row[i] = (const float *)src;
 		} else {
@@ -50,8 +51,9 @@ static void decode_rows(const struct cpu_isa *isa, const struct weight *w, const
 }
 
 /* cpu_product for at most W_ROWS weight rows and X_ROWS activation rows. */
-static void product_block(const struct cpu_backend *b, const struct weight *w, const uint8_t *data, int64_t n_w,
-	const struct row_set *x, const struct row_set *y, int first_x, int n_x, bool add, float *scratch)
+static void product_block(const struct cpu_backend *b, const struct weight *w, const uint8_t *data,
+	int64_t n_w, const struct row_set *x, const struct row_set *y, int first_x, int n_x, bool add,
+	float *scratch)
 {
 	float *acc = scratch, *decoded = scratch + ACC_VALUES, out[DOT_TILE_X * DOT_TILE_W];
 	const float *row[W_ROWS];
@@ -82,27 +84,29 @@ static void product_block(const struct cpu_backend *b, const struct weight *w, c
 	}
 }
 
-void cpu_product(const struct cpu_backend *b, const struct weight *w, int64_t stack, int64_t first, int64_t n_w,
-	const struct row_set *x, const struct row_set *y, int n_x, bool add, float *scratch)
+void cpu_product(const struct cpu_backend *b, const struct weight *w, int64_t stack, int64_t first,
+	int64_t n_w, const struct row_set *x, const struct row_set *y, int n_x, bool add, float *scratch)
 {
-	const uint8_t *data = (const uint8_t *)w->data + (size_t)stack * w->stack_bytes + (size_t)first * w->row_bytes;
+	const uint8_t *data =
+		(const uint8_t *)w->data + (size_t)stack * w->stack_bytes + (size_t)first * w->row_bytes;
 	if (n_x == 1) {
-		b->isa->matvec(w->type, data, w->row_bytes, (size_t)w->n_in, row_at(x, 0), (int)n_w, row_at(y, 0), add);
+		b->isa->matvec(
+			w->type, data, w->row_bytes, (size_t)w->n_in, row_at(x, 0), (int)n_w, row_at(y, 0), add);
 		return;
 	}
 	if (n_x <= 3 && (w->type == DTYPE_F16 || w->type == DTYPE_BF16)) { /* converted faster than stored */
 		for (int64_t i = 0; i < n_w; i += W_ROWS)
 			for (int j = 0; j < n_x; j++)
-				b->isa->matvec(w->type, data + (size_t)i * w->row_bytes, w->row_bytes, (size_t)w->n_in, row_at(x, j),
-					(int)MIN(n_w - i, W_ROWS), row_at(y, j) + i, add);
+				b->isa->matvec(w->type, data + (size_t)i * w->row_bytes, w->row_bytes, (size_t)w->n_in,
+					row_at(x, j), (int)MIN(n_w - i, W_ROWS), row_at(y, j) + i, add);
 		return;
 	}
 	for (int64_t i = 0; i < n_w; i += W_ROWS) {
 		struct row_set part = *y;
 		part.data += i;
 		for (int j = 0; j < n_x; j += X_ROWS)
-			product_block(b, w, data + (size_t)i * w->row_bytes, MIN(n_w - i, W_ROWS), x, &part, j, MIN(n_x - j, X_ROWS),
-				add, scratch);
+			product_block(b, w, data + (size_t)i * w->row_bytes, MIN(n_w - i, W_ROWS), x, &part, j,
+				MIN(n_x - j, X_ROWS), add, scratch);
 	}
 }
 
@@ -118,21 +122,26 @@ struct cpu_cut cpu_cut_product(const struct cpu_backend *b, double macs, int64_t
 	return cut;
 }
 
-/* Runs every (matrix of the stack, run of weight rows, run of activation rows) of one product; `task` counts them. */
+/* Runs every (matrix of the stack, run of weight rows, run of activation rows) of one product; `task`
+ * counts them. */
 static int64_t cut_tasks(const struct cpu_cut *cut, const struct weight *w, int rows)
 {
-	return w->n_stack * ((w->n_out + cut->w_rows - 1) / cut->w_rows) * ((rows + cut->x_rows - 1) / cut->x_rows);
+	return w->n_stack * ((w->n_out + cut->w_rows - 1) / cut->w_rows) *
+		   ((rows + cut->x_rows - 1) / cut->x_rows);
 }
 
-static void run_task(const struct cpu_backend *b, const struct cpu_cut *cut, int64_t task, const struct weight *w,
-	struct row_set x, struct row_set y, int64_t x_step, int64_t y_step, int rows, bool add, float *scratch)
+static void run_task(const struct cpu_backend *b, const struct cpu_cut *cut, int64_t task,
+	const struct weight *w, struct row_set x, struct row_set y, int64_t x_step, int64_t y_step, int rows,
+	bool add, float *scratch)
 {
-	int64_t w_parts = (w->n_out + cut->w_rows - 1) / cut->w_rows, x_parts = (rows + cut->x_rows - 1) / cut->x_rows;
+	int64_t w_parts = (w->n_out + cut->w_rows - 1) / cut->w_rows,
+			x_parts = (rows + cut->x_rows - 1) / cut->x_rows;
 	int64_t first = task / x_parts % w_parts * cut->w_rows, stack = task / x_parts / w_parts;
 	int first_x = (int)(task % x_parts) * cut->x_rows;
 	x.data += stack * x_step + first_x * x.stride;
 	y.data += stack * y_step + first_x * y.stride + first;
-	cpu_product(b, w, stack, first, MIN(cut->w_rows, w->n_out - first), &x, &y, MIN(cut->x_rows, rows - first_x), add,
+	cpu_product(b, w, stack, first, MIN(cut->w_rows, w->n_out - first), &x, &y,
+		MIN(cut->x_rows, rows - first_x), add,
 		scratch + (size_t)cpu_thread() * (cpu_product_scratch() / sizeof *scratch));
 }
 

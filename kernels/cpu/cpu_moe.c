@@ -2,8 +2,9 @@
 /*
  * Mixture of experts: the router, the experts' feed forward, the weighted sum.
  *
- * expert_ffn takes its jobs in two parallel loops, over (job, run of weight rows, run of places): first gate and up, fused
- * with SwiGLU, into a hidden row for each place; then down, straight to the places of the output.
+ * expert_ffn takes its jobs in two parallel loops, over (job, run of weight rows, run of places): first gate
+ * and up, fused with SwiGLU, into a hidden row for each place; then down, straight to the places of the
+ * output.
  */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -13,7 +14,8 @@
 
 /* ---- router --------------------------------------------------------------------------------------------- */
 
-/* Puts the ids of the n_best largest keys into best, larger first, then the lower id; skip (may be NULL) excludes ids. */
+/* Puts the ids of the n_best largest keys into best, larger first, then the lower id; skip (may be NULL)
+ * excludes ids. */
 static void best_ids(const uint32_t *key, const bool *skip, int n, int32_t *best, int n_best)
 {
 	int have = 0;
@@ -27,7 +29,8 @@ static void best_ids(const uint32_t *key, const bool *skip, int n, int32_t *best
 	}
 }
 
-/* Marks the experts of all groups but the n_group_used ones with the largest sum of their two best keys' values. */
+/* Marks the experts of all groups but the n_group_used ones with the largest sum of their two best keys'
+ * values. */
 static void skip_groups(const struct route *a, const float *choice, const uint32_t *key, bool *skip)
 {
 	int size = a->n_experts / a->n_group;
@@ -81,16 +84,16 @@ void cpu_route(struct backend *base, const struct route *a, int rows)
 
 /* ---- experts -------------------------------------------------------------------------------------------- */
 
-/* One of the two loops: jobs have different numbers of places, so a job's tasks are counted with the largest number and the
- * superfluous ones return at once. */
+/* One of the two loops: jobs have different numbers of places, so a job's tasks are counted with the
+ * largest number and the superfluous ones return at once. */
 struct expert_tasks {
 	struct cpu_cut cut;
 	int64_t w_parts;
 	int x_parts;
 };
 
-static struct expert_tasks cut_experts(const struct cpu_backend *b, int64_t n_in, int64_t n_out, int n_jobs,
-	int64_t places, int most_places)
+static struct expert_tasks cut_experts(
+	const struct cpu_backend *b, int64_t n_in, int64_t n_out, int n_jobs, int64_t places, int most_places)
 {
 	struct expert_tasks t;
 	t.cut = cpu_cut_product(b, (double)n_in * (double)n_out * (double)places, n_out * n_jobs, most_places);
@@ -100,8 +103,8 @@ static struct expert_tasks cut_experts(const struct cpu_backend *b, int64_t n_in
 	return t;
 }
 
-void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs, int n_jobs, int rows, int n_used,
-	float *out)
+void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
+	int n_used, float *out)
 {
 	struct cpu_backend *b = cpu_of(base);
 	(void)rows;
@@ -119,10 +122,14 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 	struct expert_tasks down = cut_experts(b, n_ff, n_embd, n_jobs, places, most);
 	int threads = MAX(up.cut.threads, down.cut.threads);
 	/* scratch: the hidden rows of all places, then what each thread needs */
-	size_t product = cpu_product_scratch() / sizeof(float), pair = (size_t)up.cut.w_rows * (size_t)up.cut.x_rows;
-	size_t each = num_align_up(product + pair, 16), hidden_values = num_align_up((uint64_t)places * (uint64_t)n_ff, 16);
+	size_t product = cpu_product_scratch() / sizeof(float),
+		   pair = (size_t)up.cut.w_rows * (size_t)up.cut.x_rows;
+	size_t each = num_align_up(product + pair, 16),
+		   hidden_values = num_align_up((uint64_t)places * (uint64_t)n_ff, 16);
 	float *hidden = cpu_scratch(b,
-		((uint64_t)hidden_values + (uint64_t)threads * each) * sizeof(float) + (uint64_t)n_jobs * sizeof(int64_t), "expert_ffn");
+		((uint64_t)hidden_values + (uint64_t)threads * each) * sizeof(float) +
+			(uint64_t)n_jobs * sizeof(int64_t),
+		"expert_ffn");
 	if (!hidden)
 		return;
 	int64_t *first_place = (int64_t *)(void *)(hidden + hidden_values + (size_t)threads * each);
@@ -136,7 +143,8 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 		for (int64_t i = 0; i < n_jobs * up.w_parts * up.x_parts; i++) {
 			const struct expert_job *job = &jobs[i / (up.w_parts * up.x_parts)];
 			int64_t first = i / up.x_parts % up.w_parts * up.cut.w_rows;
-			int place = (int)(i % up.x_parts) * up.cut.x_rows, n_x = MIN(up.cut.x_rows, job->n_places - place);
+			int place = (int)(i % up.x_parts) * up.cut.x_rows,
+				n_x = MIN(up.cut.x_rows, job->n_places - place);
 			int64_t n_w = MIN(up.cut.w_rows, job->gate.n_out - first);
 			if (n_x <= 0 || n_w <= 0)
 				continue;
@@ -152,7 +160,8 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 		for (int64_t i = 0; i < n_jobs * down.w_parts * down.x_parts; i++) {
 			const struct expert_job *job = &jobs[i / (down.w_parts * down.x_parts)];
 			int64_t first = i / down.x_parts % down.w_parts * down.cut.w_rows;
-			int place = (int)(i % down.x_parts) * down.cut.x_rows, n_x = MIN(down.cut.x_rows, job->n_places - place);
+			int place = (int)(i % down.x_parts) * down.cut.x_rows,
+				n_x = MIN(down.cut.x_rows, job->n_places - place);
 			int64_t n_w = MIN(down.cut.w_rows, job->down.n_out - first);
 			if (n_x <= 0 || n_w <= 0)
 				continue;
@@ -163,8 +172,8 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 	}
 }
 
-void cpu_moe_combine(struct backend *b, const float *out, const float *weights, int n_used, const float *shared, int rows,
-	int n, float *x)
+void cpu_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
+	const float *shared, int rows, int n, float *x)
 {
 	if (b->failure.code)
 		return;
