@@ -610,7 +610,7 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 	c->n_layers = cfg->n_layers;
 	c->n_experts = cfg->n_experts;
 	c->n_keys = cfg->n_layers * cfg->n_experts;
-	c->prefetch_cold = cfg->prefetch_cold;
+	c->prefetch_cold = cfg->prefetch_cold ? cfg->prefetch_cold : 2 * cfg->token_accesses;
 	c->staging_bytes = k.bytes[0];
 	/* No tier needs more than everything, and slot numbers must not run away with a huge budget. */
 	uint64_t align = cfg->align ? cfg->align : 1;

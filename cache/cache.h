@@ -77,7 +77,8 @@ struct cache_config {
 	double half_life;       /* lfu, in accesses; 0: CACHE_HALF_LIFE_SLOTS times the slots of tier 0, at least
 	                                  * CACHE_HALF_LIFE_TOKENS tokens */
 	bool textbook;          /* lfu and sieve do not spare what the present token used (policy_sieve.c) */
-	uint64_t prefetch_cold; /* a prefetch may evict what was not used in that many accesses */
+	uint64_t prefetch_cold; /* a prefetch may evict what was not used in that many accesses; 0: in two
+	                                  * tokens */
 	const uint64_t *next_use; /* simulator, belady: see policy.h; lent for the life of the cache */
 };
 
@@ -137,6 +138,11 @@ void cache_free(struct cache *c);
 uint64_t cache_working_set_bytes(const struct cache_config *config, int top_k);
 /* Bytes in which every expert of the model fits, staging included; 0 as above. */
 uint64_t cache_everything_bytes(const struct cache_config *config);
+
+/* How many staging slots a run takes for the budget in *config: a sixteenth of tier 0, 2 to 32, fewer when the working set
+ * would not fit beside them. The simulator asks the same, so a budget means the same to both. */
+int cache_choose_staging(const struct cache_config *config, int top_k);
+#define CACHE_STAGING_MIN 2
 
 /* The slot where the expert is or is being put, -1: nowhere. Tier 0 or 1; staging slots only when it is
  * nowhere else. */

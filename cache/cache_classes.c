@@ -11,6 +11,9 @@
  */
 #define CLASS_MERGE_PART 64
 
+#define STAGING_MAX  32
+#define STAGING_PART 16 /* at most this part of tier 0 */
+
 static int compare_falling(const void *a, const void *b)
 {
 	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
@@ -116,4 +119,17 @@ uint64_t cache_working_set_bytes(const struct cache_config *cfg, int top_k)
 uint64_t cache_everything_bytes(const struct cache_config *cfg)
 {
 	return bytes_for(cfg, (uint64_t)MAX(1, cfg->n_experts));
+}
+
+int cache_choose_staging(const struct cache_config *cfg, int top_k)
+{
+	struct cache_config c = *cfg;
+	uint64_t largest = 1;
+	for (int l = 0; l < c.n_layers; l++)
+		largest = MAX(largest, c.expert_bytes[l]);
+	uint64_t fits = c.tier_bytes[0] / largest / STAGING_PART;
+	c.n_staging = (int)MIN(MAX(fits, (uint64_t)CACHE_STAGING_MIN), (uint64_t)STAGING_MAX);
+	while (c.n_staging > CACHE_STAGING_MIN && cache_working_set_bytes(&c, top_k) > c.tier_bytes[0])
+		c.n_staging--;
+	return c.n_staging;
 }

@@ -51,11 +51,13 @@ static int pools_new(struct sim *s, struct err *e)
 			.token_accesses = per_token,
 			.textbook = u->order == SIM_BY_RANK,
 			.half_life = u->half_life * (double)per_token,
-			.prefetch_cold = u->prefetch_cold ? u->prefetch_cold : per_token,
+			.prefetch_cold = u->prefetch_cold,
 			.next_use = s->next_use + (size_t)first * m->n_experts};
 		if (u->n_slots) {
 			cfg.tier_bytes[0] = u->n_slots;
 			cfg.tier_bytes[1] = u->n_ram_slots;
+		} else if (u->order == SIM_BY_LAYER) {
+			cfg.n_staging = cache_choose_staging(&cfg, (int)m->top_k);
 		}
 		s->pools[i] = cache_new(&cfg, e);
 		if (!s->pools[i])

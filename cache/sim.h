@@ -21,7 +21,8 @@ enum sim_order { SIM_BY_RANK, SIM_BY_LAYER };
 struct sim_setup {
 	const struct policy_ops *policy;
 	enum sim_order order;
-	/* Capacity: either n_slots experts, whatever their size (tier 1: n_ram_slots), or bytes. */
+	/* Capacity: either n_slots experts, whatever their size (tier 1: n_ram_slots), or bytes, of which SIM_BY_LAYER keeps
+	 * as much for staging as a run would. */
 	uint64_t n_slots, n_ram_slots;
 	uint64_t tier_bytes[CACHE_TIERS];
 	uint64_t expert_bytes;  /* of every expert; 0: as the trace says */
@@ -29,7 +30,7 @@ struct sim_setup {
 	uint64_t skip_tokens;   /* warm-up: replayed but not counted */
 	uint64_t window_tokens; /* > 0: the cache is emptied after every so many tokens */
 	int lookahead;          /* replay recorded guesses up to this distance as prefetches; 0: none */
-	uint64_t prefetch_cold; /* accesses; 0: those of one token (layers x top_k) */
+	uint64_t prefetch_cold; /* accesses; 0: those of two tokens */
 	double half_life;       /* lfu, in tokens; 0: the cache's default */
 };
 

@@ -9,10 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STAGING_MIN  2
-#define STAGING_MAX  32
-#define STAGING_PART 16 /* at most this part of the first tier */
-
 /* A prefetch may evict what was not used in this many tokens. */
 #define COLD_TOKENS 2
 
@@ -37,12 +33,10 @@ static int open_reader(const struct loader_options *o, struct reader **out, stru
 static int configure(const struct loader_options *o, const struct extent_table *t, struct cache_config *c,
 	uint64_t **bytes, struct err *e)
 {
-	uint64_t largest = 0;
 	int n_moe = 0;
 	*bytes = NEW_ARRAY(uint64_t, (size_t)o->n_layers);
 	for (int i = 0; i < o->n_layers && i < (int)extent_n_layers(t); i++) {
 		(*bytes)[i] = extent_slot_bytes(t, (uint32_t)i);
-		largest = MAX(largest, (*bytes)[i]);
 		n_moe += (*bytes)[i] > 0;
 	}
 	*c = (struct cache_config){
@@ -51,7 +45,7 @@ static int configure(const struct loader_options *o, const struct extent_table *
 		.expert_bytes = *bytes,
 		.tier_bytes = {o->tier_bytes[0], o->tier_bytes[1]},
 		.align = extent_slot_align(t),
-		.n_staging = STAGING_MIN,
+		.n_staging = CACHE_STAGING_MIN,
 		.policy = policy_find(o->policy ? o->policy : "lru"),
 		.token_accesses = (uint64_t)n_moe * (uint64_t)o->n_used,
 		.prefetch_cold = (uint64_t)COLD_TOKENS * (uint64_t)n_moe * (uint64_t)o->n_used,
@@ -63,10 +57,7 @@ static int configure(const struct loader_options *o, const struct extent_table *
 		return err_set(e, ERR_MEMORY,
 			"a cache of %.4f GB is less than one token's working set, the smallest that works is %.4f GB",
 			(double)o->tier_bytes[0] / 1e9, (double)(floor_bytes + 99999) / 1e5 * 1e-4);
-	uint64_t fits = o->tier_bytes[0] / (largest ? largest : 1) / STAGING_PART;
-	c->n_staging = (int)MIN(MAX(fits, STAGING_MIN), STAGING_MAX);
-	while (c->n_staging > STAGING_MIN && cache_working_set_bytes(c, o->n_used) > o->tier_bytes[0])
-		c->n_staging--;
+	c->n_staging = cache_choose_staging(c, o->n_used);
 	return 0;
 }
 
@@ -89,7 +80,7 @@ int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct
 		goto out;
 	}
 	struct cache_config least = c;
-	least.n_staging = STAGING_MIN;
+	least.n_staging = CACHE_STAGING_MIN;
 	*plan = (struct loader_plan){
 		.tier_bytes = {cache_memory_bytes(cache, 0), cache_memory_bytes(cache, 1)},
 		.floor_bytes = cache_working_set_bytes(&least, o->n_used),

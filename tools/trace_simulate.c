@@ -469,7 +469,7 @@ static int parse_options(struct options *o, int argc, char **argv, struct err *e
 			.max = 1e12,
 			.value = "N",
 			.help = "prefetches only evict what was not used in N accesses",
-			.fallback = "those of one token"},
+			.fallback = "those of two tokens"},
 		{.name = "half-life",
 			.kind = ARG_FLOAT,
 			.f32 = &o->half_life,
