@@ -50,8 +50,8 @@ static void add_read(void *user, const struct bench_read_figure *f)
 	struct bench *b = user;
 	bool is_fio = !strcmp(f->source, "fio");
 	bench_add(b, "read", "GB/s", (struct bench_spread){f->gb_s, f->gb_s_low, f->gb_s_high},
-		!is_fio && f->share_of_fio > 0 ? f->gb_s / f->share_of_fio : 0, "fio", "%s%s, depth %u, %zu KiB%s", f->source,
-		f->direct ? " O_DIRECT" : " buffered", f->depth, f->slice_bytes >> 10, f->fixed ? ", fixed buffers" : "");
+		!is_fio && f->share_of_fio > 0 ? f->gb_s / f->share_of_fio : 0, "fio", "%s%s, depth %u, %zu KiB, %.3f CPU s/GB",
+		f->source, f->direct ? " O_DIRECT" : " buffered", f->depth, f->slice_bytes >> 10, f->cpu_s_per_gb);
 }
 
 static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)

@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# `glmstream bench read`: figures of every source, the file as it was, nothing left behind, bad input refused. Not how fast:
+# that says nothing in a test.
+# shellcheck disable=SC2317 # functions called through check
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+has_command bench || skip "this build has no bench"
+
+folder=$work/files
+mkdir "$folder"
+
+empty_folder() {
+	[ -z "$(ls -A "$folder")" ]
+}
+
+# one line per source and mode, each with a rate above zero
+has_figure() { # source, mode
+	grep -E "^read +$1 $2, depth 4, 1024 KiB" "$work/out" | grep -qE ' [0-9.]*[1-9][0-9.]* +GB/s'
+}
+
+run bench read --dir "$folder" --gb 0.03 --depth 4
+exits 0
+check "threads read" has_figure threads buffered
+check "O_DIRECT or a filesystem without it" grep -qE '^read +threads (O_DIRECT|buffered)' "$work/out"
+if ! grep -q 'without io_uring' "$work/err"; then
+	check "uring reads" has_figure uring buffered
+	if command -v fio >/dev/null 2>&1; then
+		check "fio reads" has_figure fio buffered
+		check "readers are held against fio" grep -qE '^read +uring .*% of .*fio' "$work/out"
+	else
+		check "the missing fio is named" grep -q 'without fio' "$work/err"
+	fi
+fi
+check "the test file is gone" empty_folder
+
+head -c 5000000 /dev/urandom >"$folder/model" # no whole number of reads
+before=$(cksum <"$folder/model")
+run bench read -f "$folder/model" --depth 4 --no-fio
+exits 0
+check "no fio was asked for" [ "$(grep -c '^read  *fio' "$work/out")" = 0 ]
+check "the file is as it was" [ "$(cksum <"$folder/model")" = "$before" ]
+check "and alone" [ "$(ls "$folder")" = model ]
+
+run bench read -f "$folder/none"
+check "a missing file is named" grep -q "$folder/none" "$work/err"
+exits 3
+head -c 1000 /dev/zero >"$folder/small"
+run bench read -f "$folder/small"
+check "a file below one read is refused" grep -q 'small: 1000 bytes' "$work/err"
+exits 3
+run bench read -f "$folder"
+exits 3
+run bench read --dir "$folder/none" --gb 0.01
+exits 3
+
+# Ctrl+C while reading: ends, and leaves nothing
+rm -f "$folder"/*
+timeout -s INT 2 "$GLMSTREAM" bench read --dir "$folder" --gb 0.2 --depth 1 --no-fio >"$work/out" 2>"$work/err"
+rc=$?
+check "interrupted or already done" grep -qE '^(0|124|130)$' <<<"$rc"
+check "nothing is left after Ctrl+C" empty_folder
+finish
