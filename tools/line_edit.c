@@ -19,6 +19,7 @@
 #include <sys/stat.h>
 #include <termios.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #if HAVE_EDIT
 #include <histedit.h>
@@ -64,7 +65,7 @@ static char *show_prompt(EditLine *editor)
 }
 
 /* Ctrl+C: leaves the line on the screen and ends it; line_edit_read throws it away. */
-static unsigned char key_drop(EditLine *editor, int c)
+static unsigned char key_drop(EditLine *editor, wint_t c)
 {
 	(void)c;
 	struct line_edit *l;
@@ -74,7 +75,7 @@ static unsigned char key_drop(EditLine *editor, int c)
 }
 
 /* Ctrl+D: the end on an empty line, else deletes the character under the cursor. */
-static unsigned char key_end(EditLine *editor, int c)
+static unsigned char key_end(EditLine *editor, wint_t c)
 {
 	(void)c;
 	const LineInfo *line = el_line(editor);
@@ -87,7 +88,7 @@ static unsigned char key_end(EditLine *editor, int c)
 }
 
 /* Ctrl+Z: gives the terminal back while the program sleeps. */
-static unsigned char key_suspend(EditLine *editor, int c)
+static unsigned char key_suspend(EditLine *editor, wint_t c)
 {
 	(void)c;
 	el_set(editor, EL_PREP_TERM, 0);
@@ -98,7 +99,7 @@ static unsigned char key_suspend(EditLine *editor, int c)
 }
 
 /* Reads up to PASTE_END and inserts it. Control characters other than line feed and tab have no place in a message. */
-static unsigned char key_paste(EditLine *editor, int c)
+static unsigned char key_paste(EditLine *editor, wint_t c)
 {
 	(void)c;
 	struct buf text = {0};
@@ -155,10 +156,11 @@ static void open_editor(struct line_edit *l)
 	el_set(l->editor, EL_EDITOR, "emacs");
 	el_set(l->editor, EL_SIGNAL, 0);
 	el_set(l->editor, EL_HIST, history, l->history);
-	el_set(l->editor, EL_ADDFN, "glm-drop", "Throw the line away", key_drop);
-	el_set(l->editor, EL_ADDFN, "glm-end", "End of input on an empty line", key_end);
-	el_set(l->editor, EL_ADDFN, "glm-suspend", "Suspend the program", key_suspend);
-	el_set(l->editor, EL_ADDFN, "glm-paste", "Insert pasted text", key_paste);
+	/* el_set would copy these names and never free them */
+	el_wset(l->editor, EL_ADDFN, L"glm-drop", L"Throw the line away", key_drop);
+	el_wset(l->editor, EL_ADDFN, L"glm-end", L"End of input on an empty line", key_end);
+	el_wset(l->editor, EL_ADDFN, L"glm-suspend", L"Suspend the program", key_suspend);
+	el_wset(l->editor, EL_ADDFN, L"glm-paste", L"Insert pasted text", key_paste);
 	el_set(l->editor, EL_SETTY, "-d", "-isig", NULL);
 	el_set(l->editor, EL_BIND, "^C", "glm-drop", NULL);
 	el_set(l->editor, EL_BIND, "^D", "glm-end", NULL);
