@@ -11,7 +11,7 @@ PREFIX     ?= /usr/local
 T          ?= gguf
 SECONDS    ?= 60
 POCKET_SRC ?= ../shared/pocket
-POCKET_RECIPE ?= q4
+POCKET_RECIPE ?= q2
 CFLAGS     ?= -O2 -g
 FUZZ_CC    ?= clang
 ifeq ($(origin CC),default)
@@ -163,7 +163,7 @@ uninstall: ## remove what install put there
 	rm -f $(DESTDIR)$(PREFIX)/bin/glmstream $(DESTDIR)$(DATA_DIR)/pocket.gguf
 	rmdir $(DESTDIR)$(DATA_DIR) 2>/dev/null || :
 
-pocket: all ## convert the checkpoint in POCKET_SRC (../shared/pocket) into tools/pocket/pocket.gguf, POCKET_RECIPE=q4
+pocket: all ## convert the checkpoint in POCKET_SRC (../shared/pocket) into tools/pocket/pocket.gguf, POCKET_RECIPE=q2
 	$(BUILD)/glmstream convert $(POCKET_SRC) -o tools/pocket/pocket.gguf --recipe $(POCKET_RECIPE)
 
 lint: ## layers, format, shellcheck, cppcheck, clang-tidy
