@@ -620,6 +620,55 @@ static void test_layers_of_one_step_fit(void **state)
 		}
 }
 
+/* A class that is no longer used gives its memory to the one that is, and gets some back when it is used again. */
+static void test_idle_class_gives_back(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10, 30};
+	struct cache *c = make(2, 256, bytes, 3000, 0, 0); /* 300 small or 100 large ones */
+	struct rng r = {5};
+	int n[2];
+	for (int i = 0; i < 100; i++)
+		bring(c, 1, i);
+	cache_layer_resident(c, 1, n);
+	assert_true(n[0] >= 95);
+	for (int i = 0; i < 40000; i++) /* every access is checked: few keys, many rounds */
+		bring(c, 0, (int)MIN(rng_below(&r, 256), rng_below(&r, 256)));
+	cache_layer_resident(c, 0, n);
+	assert_true(n[0] >= 240);
+	cache_layer_resident(c, 1, n);
+	assert_true(n[0] <= 20);
+	/* Both in use: the second holds about what its share of the use is worth. */
+	for (int i = 0; i < 60000; i++)
+		bring(c, i % 2, (int)MIN(rng_below(&r, 256), rng_below(&r, 256)));
+	cache_layer_resident(c, 1, n);
+	int large = n[0];
+	cache_layer_resident(c, 0, n);
+	assert_true(large >= 55 && large <= 95 && n[0] >= 30);
+	print_message("two equally used classes, 3:1 in size: %d small, %d large\n", n[0], large);
+	cache_free(c);
+}
+
+static void test_staging_fits(void **state)
+{
+	(void)state;
+	uint64_t bytes[20];
+	for (int l = 0; l < 20; l++)
+		bytes[l] = l < 3 ? 0 : l % 2 ? 1000 : 1500;
+	struct cache_config cfg = {.n_layers = 20, .n_experts = 64, .expert_bytes = bytes};
+	cfg.n_staging = CACHE_STAGING_MIN;
+	uint64_t floor_bytes = cache_working_set_bytes(&cfg, 4), all = cache_everything_bytes(&cfg);
+	int last = 0;
+	for (uint64_t b = floor_bytes; b < all; b += 10000) {
+		cfg.tier_bytes[0] = b;
+		cfg.n_staging = cache_choose_staging(&cfg, 4);
+		assert_true(cfg.n_staging >= CACHE_STAGING_MIN && cfg.n_staging <= 32);
+		assert_true(cache_working_set_bytes(&cfg, 4) <= b);
+		last = cfg.n_staging;
+	}
+	assert_int_equal(last, 32);
+}
+
 static void test_bad_config(void **state)
 {
 	(void)state;
@@ -665,6 +714,8 @@ int main(void)
 		cmocka_unit_test(test_prefetch),
 		cmocka_unit_test(test_prefill_leaves_decode_set),
 		cmocka_unit_test(test_layers_of_one_step_fit),
+		cmocka_unit_test(test_idle_class_gives_back),
+		cmocka_unit_test(test_staging_fits),
 		cmocka_unit_test(test_bad_config),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
