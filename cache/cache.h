@@ -16,11 +16,11 @@
  *
  * One decode step of a layer, in this order (the simulator does the same, so counts agree exactly):
  *   1. cache_access for every routed expert, in rank order; cache_pin what was found (in either tier);
- *   2. cache_reserve for every expert that was not found in tier 0, in rank order; execute the moves of each
- * plan in order (they empty the slot that was given out), then fill the slot: from plan.source, else from
- * disk;
- *   3. cache_commit every move's target and every filled slot, in any order;
- *   4. compute; cache_unpin all.
+ *   2. cache_reserve for every expert that was not found in tier 0, in rank order;
+ *   3. execute the plans in the order in which they were given: the moves of a plan, which empty the memory
+ *      that this plan or a later one gives out, then the filling of its slot, from plan.source or from disk;
+ *   4. cache_commit every move's target and every filled slot, in any order;
+ *   5. compute; cache_unpin all.
  * cache_access counts and orders; cache_find does neither.
  *
  * Mixed expert sizes: each tier is a slab arena (slab.h). A class that needs room takes, in this order: a
@@ -40,16 +40,16 @@
 
 #define CACHE_TIERS 2 /* 0: VRAM-like, 1: RAM-like */
 
-/* Best on synthetic traces of GLM-5.2's routing, where the best value falls with the size of the cache: 16 tokens at 5,
- * 10 and 27 %, 32 at 50 %, 64 at 64 % of the experts. */
+/* From synthetic traces of GLM-5.2's routing, where the best half-life grows with the cache: 16 tokens with room
+ * for 5, 10 and 27 % of the experts, 32 with 50 %, 64 with 64 %. */
 #define CACHE_HALF_LIFE_SLOTS  1.75
 #define CACHE_HALF_LIFE_TOKENS 16.0
 
 enum cache_use {
 	CACHE_DECODE,   /* a demand: may evict whatever is not pinned */
 	CACHE_PREFETCH, /* a guess: only takes free slots and cold victims */
-	CACHE_PREFILL,  /* a pass over many experts: uses what is there, otherwise a staging slot; nothing is
-					 * evicted and the  policy does not hear of it */
+	CACHE_PREFILL,  /* a pass over many experts: uses what is there, otherwise a staging slot; evicts nothing,
+	                 * and the policy does not hear of it */
 };
 
 enum cache_state { CACHE_FREE, CACHE_FILLING, CACHE_READY };
@@ -57,8 +57,7 @@ enum cache_state { CACHE_FREE, CACHE_FILLING, CACHE_READY };
 /* Answers of cache_reserve; none is an error. */
 enum cache_answer {
 	CACHE_OK,
-	CACHE_PRESENT, /* already in tier 0 or staged (READY or FILLING): plan.slot says where, nothing was
-					  reserved */
+	CACHE_PRESENT, /* already in tier 0 or staged, READY or FILLING: plan.slot says where; nothing changed */
 	CACHE_BUSY,    /* being copied into tier 1, or from there into a staging slot: commit that first */
 	CACHE_FULL,    /* every slot that could serve is pinned or being filled */
 	CACHE_WARM,    /* prefetch only: no victim is cold enough */
@@ -74,11 +73,11 @@ struct cache_config {
 	int n_staging;  /* staging slots for prefill, each of the largest size, taken out of tier_bytes[0] */
 	const struct policy_ops *policy; /* NULL: lru */
 	uint64_t token_accesses;         /* accesses of one token: MoE layers times top_k; 0: unknown */
-	double half_life;       /* lfu, in accesses; 0: CACHE_HALF_LIFE_SLOTS times the slots of tier 0, at least
-	                                  * CACHE_HALF_LIFE_TOKENS tokens */
+	/* lfu, in accesses; 0: CACHE_HALF_LIFE_SLOTS times the slots of tier 0, but at least CACHE_HALF_LIFE_TOKENS
+	 * tokens. */
+	double half_life;
 	bool textbook;          /* lfu and sieve do not spare what the present token used (policy_sieve.c) */
-	uint64_t prefetch_cold; /* a prefetch may evict what was not used in that many accesses; 0: in two
-	                                  * tokens */
+	uint64_t prefetch_cold; /* a prefetch may evict what was not used in that many accesses; 0: two tokens' */
 	const uint64_t *next_use; /* simulator, belady: see policy.h; lent for the life of the cache */
 };
 

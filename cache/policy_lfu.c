@@ -7,7 +7,7 @@
  * has a small score: alone, the rule above throws out what came last. So keys used within the last token (env.spare
  * accesses) are not compared at all; they stand in a list by age, and enter the heap of scores when they are older. If
  * nothing in the heap can leave, the oldest of the list does. (On synthetic GLM-5.2 routing with room for 10 % of the
- * experts: 52 % hits, 47 % without this rule, 50 % for LRU.)
+ * experts: 52 % hits, 48 % without this rule, 50 % for LRU.)
  *
  * Instead of decaying 20,000 scores at every access, the weight of a new use grows by a constant factor and only the
  * ratio of scores matters. When the weight gets large all are scaled down by an exact power of two. Only + and * on

@@ -372,6 +372,10 @@ static void test_write_errors(void **state)
 
 int main(void)
 {
+	if (!HAVE_LZ4) {
+		puts("built without lz4");
+		return 77;
+	}
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_round_trip),
 		cmocka_unit_test(test_cut_anywhere),
