@@ -30,7 +30,7 @@ static const struct {
 	{DTYPE_F32, 0, 0, 0},
 	{DTYPE_F16, 2.5e-4, 2.5e-4, 5e-4},
 	{DTYPE_BF16, 2e-3, 2e-3, 4e-3},
-	{DTYPE_Q8_0, 0.0048, 0.0066, 0.002},
+	{DTYPE_Q8_0, 0.0049, 0.0066, 0.002},
 	{DTYPE_Q6_K, 0.0173, 0.0217, 0.006},
 	{DTYPE_Q5_K, 0.0352, 0.0427, 0.006},
 	{DTYPE_Q4_K, 0.0715, 0.0860, 0.002},
@@ -226,10 +226,13 @@ static void test_importance(void **state)
 			assert_memory_equal(y, z, sizeof y);
 		else if (!(with < 0.97 * without))
 			fail_msg("%s: importance gains too little", dtype_name(types[t].type));
-		pass(types[t].type, x, z, N,
-			ones); /* equal weights of any size are no weights, and so is nothing but zeros */
-		assert_true(fabs(error(x, z, NULL, N) - error(x, y, NULL, N)) <= 0.002 * error(x, y, NULL, N));
-		pass(types[t].type, x, z, N, zeros);
+		/* equal weights of any size minimise the plain error: no default may be better at that; most are the same */
+		pass(types[t].type, x, z, N, ones);
+		double even = error(x, z, NULL, N), by_default = error(x, y, NULL, N);
+		bool other_default = types[t].type == DTYPE_Q8_0 || types[t].type == DTYPE_Q2_K;
+		assert_true(even <= 1.002 * by_default);
+		assert_true(other_default || by_default <= 1.002 * even);
+		pass(types[t].type, x, z, N, zeros); /* nothing but zeros says nothing */
 		assert_memory_equal(y, z, sizeof y);
 		for (int i = 0; i < N; i++) /* a half of the columns may have no weight at all */
 			z[i] = i & 1 ? w[i] * 1e20f : 0;

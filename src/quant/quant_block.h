@@ -99,8 +99,23 @@ struct quant_block {
 	int exponent;        /* true value = x * 2^exponent */
 };
 
-/* False for a block of zeros. n is a multiple of 8; importance may be NULL. */
-QUANT_INLINE int quant_block_load(struct quant_block *b, const float *src, const float *importance, int n)
+/* How the squared errors count when nobody says which columns matter. A large weight carries more of a dot product, so an
+ * error in it is likelier to be amplified by an activation; how far to follow that was chosen by the KL of the pocket model
+ * (mean over 429 rows): Q8_0 0.0043 even, 0.0023 by magnitude; Q2_K 0.095 even, 0.084 damped. The other types stay even. */
+enum quant_weighting {
+	QUANT_EVEN,
+	QUANT_DAMPED,    /* sqrt(mean x^2 + x^2) */
+	QUANT_MAGNITUDE, /* |x| */
+};
+
+QUANT_INLINE float quant_default_weight(enum quant_weighting how, float x, float mean_square)
+{
+	return how == QUANT_MAGNITUDE ? fabsf(x) + 1e-4f : how == QUANT_DAMPED ? sqrtf(mean_square + x * x) : 1;
+}
+
+/* False for a block of zeros. n is a multiple of 8; importance may be NULL: then `how` weighs the errors. */
+QUANT_INLINE int quant_block_load(
+	struct quant_block *b, const float *src, const float *importance, enum quant_weighting how, int n)
 {
 	v8 top = {0}, sum = {0};
 	for (int i = 0; i < n / 8; i++) {
@@ -128,8 +143,16 @@ QUANT_INLINE int quant_block_load(struct quant_block *b, const float *src, const
 		for (int i = 0; i < n / 8; i++)
 			b->w[i] = b->w[i] * (1 / mean) + 1e-5f;
 	} else { /* none, or all zero */
+		float square = 0, total = 0;
 		for (int i = 0; i < n / 8; i++)
-			b->w[i] = v8_set(1);
+			square += v8_sum(b->x[i] * b->x[i]);
+		for (int i = 0; i < n / 8; i++) {
+			for (int l = 0; l < 8; l++)
+				b->w[i][l] = quant_default_weight(how, b->x[i][l], square / (float)n);
+			total += v8_sum(b->w[i]);
+		}
+		for (int i = 0; i < n / 8; i++)
+			b->w[i] = b->w[i] * ((float)n / total);
 	}
 	return 1;
 }

@@ -221,7 +221,7 @@ QUANT_INLINE void encode_iq2_xxs(
 	struct iq2_part parts[PARTS];
 	struct iq2_fit f;
 	memset(out, 0, sizeof *out);
-	if (!quant_block_load(&b, src, importance, BLOCK_BIG))
+	if (!quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_BIG))
 		return;
 	for (int i = 0; i < PARTS; i++)
 		iq2_part_load(&parts[i], grid, b.x[i], b.w[i]);

@@ -3,7 +3,8 @@
  * Q2_K, Q4_K, Q5_K: x is stored as d * s * q - dmin * m with one integer scale s and one integer minimum m per
  * sub-block, one pair of halves d, dmin per block of 256.
  *
- * Objective: the squared error of the decoded weights, columns weighted by `importance`, equal without it.
+ * Objective: the squared error of the decoded weights, columns weighted by `importance`, or without it as
+ * enum quant_weighting says.
  *
  * Search:
  *   1. each sub-block: 25 ways to cut or widen its range, one step of least squares each, the best real pair (a, b);
@@ -207,7 +208,7 @@ QUANT_INLINE void encode_q2_k(const float *src, struct block_q2_k *out, const fl
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);
-	if (!quant_block_load(&b, src, importance, BLOCK_BIG))
+	if (!quant_block_load(&b, src, importance, QUANT_DAMPED, BLOCK_BIG))
 		return;
 	affine_block(&b, &p, &f);
 	affine_codes(&b, &p, &f, q);
@@ -226,7 +227,7 @@ QUANT_INLINE void encode_q4_k(const float *src, struct block_q4_k *out, const fl
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);
-	if (!quant_block_load(&b, src, importance, BLOCK_BIG))
+	if (!quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_BIG))
 		return;
 	affine_block(&b, &p, &f);
 	affine_codes(&b, &p, &f, q);
@@ -244,7 +245,7 @@ QUANT_INLINE void encode_q5_k(const float *src, struct block_q5_k *out, const fl
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);
-	if (!quant_block_load(&b, src, importance, BLOCK_BIG))
+	if (!quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_BIG))
 		return;
 	affine_block(&b, &p, &f);
 	affine_codes(&b, &p, &f, q);

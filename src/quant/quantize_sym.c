@@ -3,7 +3,8 @@
  * The types without minima. Q8_0, Q4_0: x = d * q, one half d per 32 weights. Q3_K, Q6_K: x = d * s * q, one integer scale s per
  * 16 weights and one half d per 256.
  *
- * Objective: the weighted squared error of the decoded weights, columns weighted by `importance`, equal without it.
+ * Objective: the weighted squared error of the decoded weights, columns weighted by `importance`, or without it as
+ * enum quant_weighting says.
  *
  * Once the scale is fixed the best codes are the nearest ones, so all that is searched is the scale, and the error as a
  * function of it is jagged: in 32 weights the rounding errors scatter enough that the best of a few dozen scales beats the
@@ -156,7 +157,7 @@ QUANT_INLINE void encode_q8_0(const float *src, struct block_q8_0 *out, const fl
 	const struct sym p = {.low = -128, .high = 127, .n_candidates = 16, .first = 1, .spread = -16};
 	struct quant_block b;
 	memset(out, 0, sizeof *out);
-	if (!quant_block_load(&b, src, importance, BLOCK_SMALL))
+	if (!quant_block_load(&b, src, importance, QUANT_MAGNITUDE, BLOCK_SMALL))
 		return;
 	float d = sym_search(&b, 0, 4, &p, 1, &out->d);
 	sym_codes(b.x, 4, d, &p, out->q);
@@ -168,7 +169,7 @@ QUANT_INLINE void encode_q4_0(const float *src, struct block_q4_0 *out, const fl
 	struct quant_block b;
 	int8_t q[BLOCK_SMALL] = {0};
 	memset(out, 0, sizeof *out);
-	if (quant_block_load(&b, src, importance, BLOCK_SMALL)) {
+	if (quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_SMALL)) {
 		float d = sym_search(&b, 0, 4, &p, 1, &out->d);
 		sym_codes(b.x, 4, d, &p, q);
 	}
@@ -189,7 +190,7 @@ QUANT_INLINE void encode_q3_k(const float *src, struct block_q3_k *out, const fl
 	struct quant_block b;
 	int8_t q[BLOCK_BIG] = {0}, s[16] = {0};
 	memset(out, 0, sizeof *out);
-	if (quant_block_load(&b, src, importance, BLOCK_BIG))
+	if (quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_BIG))
 		out->d = sym_block(&b, &p, s, q);
 	k_pack6_signed(out->sc, s);
 	for (int i = 0; i < BLOCK_BIG; i++) {
@@ -212,7 +213,7 @@ QUANT_INLINE void encode_q6_k(const float *src, struct block_q6_k *out, const fl
 	struct quant_block b;
 	int8_t q[BLOCK_BIG] = {0};
 	memset(out, 0, sizeof *out);
-	if (quant_block_load(&b, src, importance, BLOCK_BIG))
+	if (quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_BIG))
 		out->d = sym_block(&b, &p, out->sc, q);
 	for (int i = 0; i < BLOCK_BIG; i++) {
 		int c = q[i] + 32, h = i / 128, g = i % 128 / 32, l = i % 32;
