@@ -26,9 +26,24 @@ static const struct arg_word drafts[] = {{"auto", -2}, {"off", 0}, {0}};
 static const struct arg_word sizes[] = {{"auto", -1}, {0}};
 
 static const struct arg main_options[] = {
-	{.name = "model", .letter = 'm', .kind = ARG_STRING, .string = &v.model, .value = "FILE", .help = "model to run"},
-	{.name = "prompt", .letter = 'p', .kind = ARG_STRING, .string = &v.prompt, .value = "TEXT", .help = "prompt"},
-	{.letter = 'n', .kind = ARG_UINT, .u32 = &v.n, .max = 1000, .value = "N", .help = "most new tokens",
+	{.name = "model",
+		.letter = 'm',
+		.kind = ARG_STRING,
+		.string = &v.model,
+		.value = "FILE",
+		.help = "model to run"},
+	{.name = "prompt",
+		.letter = 'p',
+		.kind = ARG_STRING,
+		.string = &v.prompt,
+		.value = "TEXT",
+		.help = "prompt"},
+	{.letter = 'n',
+		.kind = ARG_UINT,
+		.u32 = &v.n,
+		.max = 1000,
+		.value = "N",
+		.help = "most new tokens",
 		.fallback = "until the model stops"},
 	{.name = "json", .kind = ARG_FLAG, .flag = &v.json, .help = "statistics as JSON"},
 	{.name = "verbose", .letter = 'v', .kind = ARG_FLAG, .flag = &v.verbose, .help = "say more"},
@@ -37,12 +52,28 @@ static const struct arg main_options[] = {
 	{.name = "hidden", .kind = ARG_FLAG, .flag = &v.json},
 };
 static const struct arg more_options[] = {
-	{.name = "temp", .kind = ARG_FLOAT, .f32 = &v.temp, .max = 100, .given = &v.temp_given, .help = "temperature"},
+	{.name = "temp",
+		.kind = ARG_FLOAT,
+		.f32 = &v.temp,
+		.max = 100,
+		.given = &v.temp_given,
+		.help = "temperature"},
 	{.name = "top-p", .kind = ARG_FLOAT, .f32 = &v.top_p, .max = 1, .above_min = true, .help = "nucleus"},
 	{.name = "seed", .kind = ARG_UINT64, .u64 = &v.seed, .help = "seed"},
-	{.name = "draft", .kind = ARG_INT, .i32 = &v.draft, .min = -3, .max = 8, .words = drafts, .help = "drafts"},
+	{.name = "draft",
+		.kind = ARG_INT,
+		.i32 = &v.draft,
+		.min = -3,
+		.max = 8,
+		.words = drafts,
+		.help = "drafts"},
 	{.name = "think", .kind = ARG_CHOICE, .i32 = &v.mode, .words = modes, .help = "reasoning"},
-	{.name = "cache-gb", .kind = ARG_SIZE_GB, .u64 = &v.cache, .words = sizes, .value = "G", .help = "budget"},
+	{.name = "cache-gb",
+		.kind = ARG_SIZE_GB,
+		.u64 = &v.cache,
+		.words = sizes,
+		.value = "G",
+		.help = "budget"},
 };
 static const struct arg_group groups[] = {
 	{NULL, main_options, ARRAY_LEN(main_options)},
@@ -52,10 +83,18 @@ static const struct arg files[] = {
 	{.kind = ARG_STRING, .string = &v.file, .value = "A", .required = true},
 	{.kind = ARG_STRING, .string = &v.second, .value = "B"},
 };
-static const struct args plain = {.command = "prog", .usage = "[options]", .about = "Does things.",
-	.example = "prog -n 3\nprog --json", .groups = groups, .n_groups = ARRAY_LEN(groups)};
-static const struct args with_files = {.command = "prog", .usage = "A [B]", .groups = groups, .n_groups = 2,
-	.positional = files, .n_positional = 2};
+static const struct args plain = {.command = "prog",
+	.usage = "[options]",
+	.about = "Does things.",
+	.example = "prog -n 3\nprog --json",
+	.groups = groups,
+	.n_groups = ARRAY_LEN(groups)};
+static const struct args with_files = {.command = "prog",
+	.usage = "A [B]",
+	.groups = groups,
+	.n_groups = 2,
+	.positional = files,
+	.n_positional = 2};
 
 static struct err e;
 
@@ -130,14 +169,49 @@ static void refused_numbers(void **state)
 {
 	(void)state;
 	static char *const bad[][2] = {
-		{"-n", ""}, {"-n", "x"}, {"-n", "1x"}, {"-n", " 1"}, {"-n", "1 "}, {"-n", "+1"}, {"-n", "0x10"},
-		{"-n", "1.0"}, {"-n", "-1"}, {"-n", "1001"}, {"-n", "99999999999999999999999"}, {"-n", "--5"}, {"-n", "1e2"},
-		{"--seed", "18446744073709551616"}, {"--seed", "-1"}, {"--draft", "9"}, {"--draft", "-4"},
-		{"--draft", "-99999999999"}, {"--draft", "on"}, {"--temp", "nan"}, {"--temp", "inf"}, {"--temp", "-inf"},
-		{"--temp", "1e400"}, {"--temp", "-0.1"}, {"--temp", "100.5"}, {"--temp", "0x1p3"}, {"--temp", "1,5"},
-		{"--temp", "."}, {"--temp", "e5"}, {"--temp", "1e"}, {"--temp", "1e+"}, {"--temp", ""}, {"--temp", "1f"},
-		{"--top-p", "0"}, {"--top-p", "1.01"}, {"--top-p", "-0"}, {"--top-p", "1e-60"}, {"--think", "maximum"},
-		{"--think", ""}, {"--cache-gb", "-1"}, {"--cache-gb", "24G"}, {"--cache-gb", "1e10"}, {"--cache-gb", "nan"},
+		{"-n", ""},
+		{"-n", "x"},
+		{"-n", "1x"},
+		{"-n", " 1"},
+		{"-n", "1 "},
+		{"-n", "+1"},
+		{"-n", "0x10"},
+		{"-n", "1.0"},
+		{"-n", "-1"},
+		{"-n", "1001"},
+		{"-n", "99999999999999999999999"},
+		{"-n", "--5"},
+		{"-n", "1e2"},
+		{"--seed", "18446744073709551616"},
+		{"--seed", "-1"},
+		{"--draft", "9"},
+		{"--draft", "-4"},
+		{"--draft", "-99999999999"},
+		{"--draft", "on"},
+		{"--temp", "nan"},
+		{"--temp", "inf"},
+		{"--temp", "-inf"},
+		{"--temp", "1e400"},
+		{"--temp", "-0.1"},
+		{"--temp", "100.5"},
+		{"--temp", "0x1p3"},
+		{"--temp", "1,5"},
+		{"--temp", "."},
+		{"--temp", "e5"},
+		{"--temp", "1e"},
+		{"--temp", "1e+"},
+		{"--temp", ""},
+		{"--temp", "1f"},
+		{"--top-p", "0"},
+		{"--top-p", "1.01"},
+		{"--top-p", "-0"},
+		{"--top-p", "1e-60"},
+		{"--think", "maximum"},
+		{"--think", ""},
+		{"--cache-gb", "-1"},
+		{"--cache-gb", "24G"},
+		{"--cache-gb", "1e10"},
+		{"--cache-gb", "nan"},
 	};
 	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
 		int rc = PARSE(&plain, bad[i][0], bad[i][1]);
@@ -211,7 +285,8 @@ static void positional(void **state)
 	assert_string_equal(e.hint, "usage: prog A [B]");
 	assert_int_equal(PARSE(&with_files, "a", "b", "c"), ERR_USAGE);
 
-	const struct arg needed[] = {{.letter = 'o', .kind = ARG_STRING, .string = &v.file, .value = "OUT", .required = true}};
+	const struct arg needed[] = {
+		{.letter = 'o', .kind = ARG_STRING, .string = &v.file, .value = "OUT", .required = true}};
 	const struct arg_group group = {NULL, needed, 1};
 	const struct args a = {.command = "prog", .groups = &group, .n_groups = 1};
 	assert_int_equal(PARSE(&a), ERR_USAGE);
@@ -230,7 +305,8 @@ static void help(void **state)
 	const char *s = buf_str(&b);
 	assert_ptr_equal(strstr(s, "Usage: prog [options]\n\nDoes things.\n\nOptions:\n"), s);
 	assert_non_null(strstr(s, "\n  -m, --model FILE        model to run\n"));
-	assert_non_null(strstr(s, "\n  -n N                    most new tokens (default: until the model stops)\n"));
+	assert_non_null(
+		strstr(s, "\n  -n N                    most new tokens (default: until the model stops)\n"));
 	assert_non_null(strstr(s, "\n      --json              statistics as JSON\n"));
 	assert_non_null(strstr(s, "\nSampling:\n"));
 	assert_non_null(strstr(s, "\n      --think max|high|off\n                          reasoning\n"));
@@ -243,10 +319,14 @@ static void help_is_filled(void **state)
 {
 	(void)state;
 	bool flag;
-	const struct arg one[] = {{.name = "x", .kind = ARG_FLAG, .flag = &flag,
-		.help = "many words in one sentence that goes on and on so that it cannot stand in one line of a terminal, can it"}};
+	const struct arg one[] = {{.name = "x",
+		.kind = ARG_FLAG,
+		.flag = &flag,
+		.help = "many words in one sentence that goes on and on so that it cannot stand in one line of a "
+				"terminal, can it"}};
 	const struct arg_group group = {"Long", one, 1};
-	const struct args a = {.command = "prog", .about = "First line.\nSecond line.", .groups = &group, .n_groups = 1};
+	const struct args a = {
+		.command = "prog", .about = "First line.\nSecond line.", .groups = &group, .n_groups = 1};
 	struct buf b = {0};
 	args_help(&a, &b);
 	assert_non_null(strstr(buf_str(&b), "First line.\nSecond line.\n\nLong:\n"));
@@ -272,9 +352,14 @@ static void distance(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(spellings), cmocka_unit_test(numbers), cmocka_unit_test(refused_numbers),
-		cmocka_unit_test(refused_usage), cmocka_unit_test(positional), cmocka_unit_test(help),
-		cmocka_unit_test(help_is_filled), cmocka_unit_test(distance),
+		cmocka_unit_test(spellings),
+		cmocka_unit_test(numbers),
+		cmocka_unit_test(refused_numbers),
+		cmocka_unit_test(refused_usage),
+		cmocka_unit_test(positional),
+		cmocka_unit_test(help),
+		cmocka_unit_test(help_is_filled),
+		cmocka_unit_test(distance),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,8 +29,8 @@ struct bench_spread bench_rate(struct bench_spread seconds, double amount)
 	return (struct bench_spread){amount / seconds.median, amount / seconds.high, amount / seconds.low};
 }
 
-int bench_time(const struct bench *b, int (*work)(void *user, struct err *e), void *user, struct bench_spread *seconds,
-	struct err *e)
+int bench_time(const struct bench *b, int (*work)(void *user, struct err *e), void *user,
+	struct bench_spread *seconds, struct err *e)
 {
 	double samples[BENCH_MAX_REPEATS];
 	int rc = work(user, e); /* warms caches and touches memory */
@@ -89,7 +89,8 @@ void bench_add(struct bench *b, const char *section, const char *unit, struct be
 {
 	b->figures = mem_grow(b->figures, b->n_figures + 1, sizeof *b->figures);
 	struct bench_figure *f = &b->figures[b->n_figures++];
-	*f = (struct bench_figure){.section = section, .unit = unit, .rate = rate, .limit = limit, .limit_name = limit_name};
+	*f = (struct bench_figure){
+		.section = section, .unit = unit, .rate = rate, .limit = limit, .limit_name = limit_name};
 	va_list ap;
 	va_start(ap, name);
 	vsnprintf(f->name, sizeof f->name, name, ap);
@@ -97,7 +98,8 @@ void bench_add(struct bench *b, const char *section, const char *unit, struct be
 	if (b->format == BENCH_TEXT) {
 		print_text(f);
 	} else if (b->format == BENCH_CSV) {
-		printf("%s,\"%s\",%s,%.6g,%.6g,%.6g,", f->section, f->name, f->unit, rate.median, rate.low, rate.high);
+		printf(
+			"%s,\"%s\",%s,%.6g,%.6g,%.6g,", f->section, f->name, f->unit, rate.median, rate.low, rate.high);
 		if (limit > 0)
 			printf("%.6g,%s,%.4f\n", limit, limit_name ? limit_name : "", rate.median / limit);
 		else
@@ -109,8 +111,8 @@ void bench_add(struct bench *b, const char *section, const char *unit, struct be
 void bench_begin(const struct bench *b, const char *backend)
 {
 	if (b->format == BENCH_TEXT)
-		printf("%s; %d thread%s; median (least .. most) of %d samples\n", backend, b->threads, b->threads == 1 ? "" : "s",
-			b->repeats);
+		printf("%s; %d thread%s; median (least .. most) of %d samples\n", backend, b->threads,
+			b->threads == 1 ? "" : "s", b->repeats);
 	else if (b->format == BENCH_CSV)
 		printf("section,name,unit,median,low,high,limit,limit_name,share\n");
 }

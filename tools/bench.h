@@ -33,9 +33,9 @@ struct bench_figure {
 
 struct bench {
 	enum bench_format format;
-	int threads;    /* OpenMP threads in use */
-	int repeats;    /* samples of each figure, odd is best */
-	double seconds; /* least length of one sample */
+	int threads;        /* OpenMP threads in use */
+	int repeats;        /* samples of each figure, odd is best */
+	double seconds;     /* least length of one sample */
 	size_t array_bytes; /* of each array of bench_copy; 0: four last-level caches, at most 640 MiB */
 	/* Limits, 0 until measured by bench_copy: */
 	double read_bytes_s, mac_s;
@@ -45,8 +45,8 @@ struct bench {
 
 /* Runs work(user) until a sample has lasted b->seconds, b->repeats times after one unmeasured run; seconds per call. Returns
  * early with ERR_INTERRUPTED after Ctrl+C, or with the first negative code that `work` returned. */
-int bench_time(const struct bench *b, int (*work)(void *user, struct err *e), void *user, struct bench_spread *seconds,
-	struct err *e);
+int bench_time(const struct bench *b, int (*work)(void *user, struct err *e), void *user,
+	struct bench_spread *seconds, struct err *e);
 
 /* The rate of `amount` per call for a spread of seconds. */
 struct bench_spread bench_rate(struct bench_spread seconds, double amount);

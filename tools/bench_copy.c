@@ -199,8 +199,8 @@ int bench_copy(struct bench *b, bool quiet, struct err *e)
 			b->read_bytes_s = rate.median;
 		rate = bench_rate(s, kinds[i].bytes * 1e-9);
 		if (!quiet)
-			bench_add(b, "copy", "GB/s", rate, i ? b->read_bytes_s * 1e-9 : 0, "read", "%s, arrays of %zu MiB",
-				kinds[i].name, bytes >> 20);
+			bench_add(b, "copy", "GB/s", rate, i ? b->read_bytes_s * 1e-9 : 0, "read",
+				"%s, arrays of %zu MiB", kinds[i].name, bytes >> 20);
 	}
 	if ((rc = bench_time(b, fma_work, &x, &s, e)))
 		goto out;

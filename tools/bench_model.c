@@ -29,8 +29,8 @@ static int new_prompt(struct prompt *p, const struct bench_model *m, struct err 
 {
 	const uint32_t context = engine_context(m->engine);
 	if ((uint64_t)m->n_prompt + m->n_new > context)
-		return err_set(e, ERR_USAGE, "%u prompt and %u new tokens do not fit the context of %u", m->n_prompt, m->n_new,
-			context);
+		return err_set(e, ERR_USAGE, "%u prompt and %u new tokens do not fit the context of %u", m->n_prompt,
+			m->n_new, context);
 	model_sizes_count(engine_gguf(m->engine), engine_config(m->engine), &p->sizes);
 	p->cpu = !strcmp(engine_backend_name(m->engine), "cpu");
 	p->n = m->n_prompt;
@@ -64,8 +64,8 @@ int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e)
 		rc = bench_time(b, prefill_work, &p, &s, e);
 	if (!rc)
 		bench_add(b, "prefill", "tok/s", bench_rate(s, p.n),
-			p.cpu ? b->mac_s / (double)MAX(p.sizes.macs_per_token, 1) : 0, "FMA", "%u tokens, %.4g MMAC each", p.n,
-			(double)p.sizes.macs_per_token * 1e-6);
+			p.cpu ? b->mac_s / (double)MAX(p.sizes.macs_per_token, 1) : 0, "FMA", "%u tokens, %.4g MMAC each",
+			p.n, (double)p.sizes.macs_per_token * 1e-6);
 	free_prompt(&p);
 	return rc;
 }
@@ -75,7 +75,8 @@ int bench_decode(struct bench *b, const struct bench_model *m, struct err *e)
 	struct prompt p = {0};
 	double tok_s[BENCH_MAX_REPEATS], gb_s[BENCH_MAX_REPEATS];
 	int rc = new_prompt(&p, m, e);
-	struct generate_options o = {.max_new = m->n_new, .ignore_stop = true, .watch = {.cancel = interrupt_flag()}};
+	struct generate_options o = {
+		.max_new = m->n_new, .ignore_stop = true, .watch = {.cancel = interrupt_flag()}};
 	o.sampler.top_p = 1;
 	for (int i = -1; i < b->repeats && !rc; i++) { /* the first run is not measured */
 		struct generate_result r;
@@ -91,7 +92,8 @@ int bench_decode(struct bench *b, const struct bench_model *m, struct err *e)
 		double limit = p.cpu ? b->read_bytes_s : 0, per_token = (double)p.sizes.weights_per_token;
 		bench_add(b, "decode", "tok/s", bench_spread_of(tok_s, b->repeats), limit / per_token, "read",
 			"%u tokens after %u, %.4g MB of weights each", m->n_new, m->n_prompt, per_token * 1e-6);
-		bench_add(b, "decode", "GB/s", bench_spread_of(gb_s, b->repeats), limit * 1e-9, "read", "weights read");
+		bench_add(
+			b, "decode", "GB/s", bench_spread_of(gb_s, b->repeats), limit * 1e-9, "read", "weights read");
 	}
 	free_prompt(&p);
 	return rc;

@@ -19,16 +19,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK_ROWS  64
-#define POOL_BYTES  ((size_t)160 << 20) /* least memory that the copies of a weight take together */
-#define MAX_COPIES  64
+#define CHUNK_ROWS   64
+#define POOL_BYTES   ((size_t)160 << 20) /* least memory that the copies of a weight take together */
+#define MAX_COPIES   64
 #define DEVICE_CALLS 16 /* ops enqueued between two waits on an asynchronous backend */
 
 /* The widths that decide the cost of an op; names as in model_config. */
 struct shape {
 	const char *name;
-	int n_embd, q_rank, kv_rank, heads, nope, rope, value, index_heads, index_dim, top_k, ff_dense, n_experts, n_used,
-		ff_expert, n_vocab, context;
+	int n_embd, q_rank, kv_rank, heads, nope, rope, value, index_heads, index_dim, top_k, ff_dense, n_experts,
+		n_used, ff_expert, n_vocab, context;
 };
 
 static const struct shape shapes[] = {
@@ -42,21 +42,21 @@ struct op {
 	struct backend *backend;
 	const struct shape *shape;
 	int rows;
-	double bytes, macs;  /* of one call, at least */
+	double bytes, macs; /* of one call, at least */
 	void (*call)(struct op *o, int copy);
-	const char *name;    /* "matmul" */
+	const char *name; /* "matmul" */
 	int copies, next;
 	/* operands, whichever the op uses */
-	struct weight w[3];     /* of copy 0; copy i lies i * stride further */
+	struct weight w[3]; /* of copy 0; copy i lies i * stride further */
 	size_t stride[3];
 	int n_parts;
-	float *x, *y, *z;       /* device */
+	float *x, *y, *z; /* device */
 	int32_t *ids, *pos, *base, *sel, *n_sel;
 	struct cache_view cache;
 	size_t cache_stride;
 	struct rope rope;
 	struct batch batch;
-	int32_t *places;        /* host */
+	int32_t *places; /* host */
 };
 
 /* Device memory of one op, released together. */
@@ -124,13 +124,14 @@ static int get_ints(struct pool *p, const int32_t *host, size_t n, int32_t **out
 }
 
 /* `copies` matrices of n_in x n_out x n_stack: 64 random rows, quantised, repeated over everything. */
-static int get_weight(struct pool *p, enum dtype type, int64_t n_in, int64_t n_out, int64_t n_stack, int copies,
-	struct weight *w, size_t *stride, struct err *e)
+static int get_weight(struct pool *p, enum dtype type, int64_t n_in, int64_t n_out, int64_t n_stack,
+	int copies, struct weight *w, size_t *stride, struct err *e)
 {
 	uint64_t row_bytes;
 	if (!dtype_row_bytes(type, (uint64_t)n_in, &row_bytes))
 		bug("bench: %lld values are no row of %s", (long long)n_in, dtype_name(type));
-	size_t stack_bytes = (size_t)n_out * row_bytes, bytes = num_align_up((uint64_t)n_stack * stack_bytes, 4096);
+	size_t stack_bytes = (size_t)n_out * row_bytes,
+		   bytes = num_align_up((uint64_t)n_stack * stack_bytes, 4096);
 	uint8_t *device;
 	int rc = pool_get(p, MEM_DEVICE, bytes * (size_t)copies, &device, e);
 	if (rc)
@@ -148,8 +149,13 @@ static int get_weight(struct pool *p, enum dtype type, int64_t n_in, int64_t n_o
 	rc = p->backend->ops->wait(p->backend, e);
 	free(row);
 	free(tile);
-	*w = (struct weight){.data = device, .type = type, .n_in = n_in, .n_out = n_out, .n_stack = n_stack,
-		.row_bytes = row_bytes, .stack_bytes = stack_bytes};
+	*w = (struct weight){.data = device,
+		.type = type,
+		.n_in = n_in,
+		.n_out = n_out,
+		.n_stack = n_stack,
+		.row_bytes = row_bytes,
+		.stack_bytes = stack_bytes};
 	*stride = bytes;
 	return rc;
 }
@@ -194,8 +200,8 @@ static void call_matmul(struct op *o, int copy)
 
 static void call_stacked(struct op *o, int copy)
 {
-	struct stacked_matmul a = {.w = copy_of(o, 0, copy), .x = o->x, .x_stride = o->w[0].n_in, .y = o->y,
-		.y_stride = o->w[0].n_out};
+	struct stacked_matmul a = {
+		.w = copy_of(o, 0, copy), .x = o->x, .x_stride = o->w[0].n_in, .y = o->y, .y_stride = o->w[0].n_out};
 	o->backend->ops->stacked_matmul(o->backend, &a, o->rows);
 }
 
@@ -209,7 +215,8 @@ static void call_rope(struct op *o, int copy)
 {
 	(void)copy;
 	int head = o->shape->nope + o->shape->rope;
-	o->backend->ops->rope(o->backend, &o->rope, o->x + o->shape->nope, head, o->y, head, o->rows, o->shape->heads);
+	o->backend->ops->rope(
+		o->backend, &o->rope, o->x + o->shape->nope, head, o->y, head, o->rows, o->shape->heads);
 }
 
 static void call_latent_append(struct op *o, int copy)
@@ -231,8 +238,14 @@ static void call_index_select(struct op *o, int copy)
 	const struct shape *s = o->shape;
 	struct cache_view c = o->cache;
 	c.data = (uint8_t *)c.data + o->cache_stride * (size_t)copy;
-	struct index_select a = {.n_heads = s->index_heads, .head_dim = s->index_dim, .top_k = s->top_k, .q = o->x,
-		.weight = o->z, .keys = c, .sel = o->sel, .n_sel = o->n_sel};
+	struct index_select a = {.n_heads = s->index_heads,
+		.head_dim = s->index_dim,
+		.top_k = s->top_k,
+		.q = o->x,
+		.weight = o->z,
+		.keys = c,
+		.sel = o->sel,
+		.n_sel = o->n_sel};
 	o->backend->ops->index_select(o->backend, &o->batch, &a);
 }
 
@@ -241,8 +254,15 @@ static void call_attend(struct op *o, int copy)
 	const struct shape *s = o->shape;
 	struct cache_view c = o->cache;
 	c.data = (uint8_t *)c.data + o->cache_stride * (size_t)copy;
-	struct attend a = {.n_heads = s->heads, .n_value = s->kv_rank, .scale = 1 / 16.0f, .q = o->x, .cache = c,
-		.sel = o->sel, .n_sel = o->n_sel, .sel_stride = s->top_k, .out = o->y};
+	struct attend a = {.n_heads = s->heads,
+		.n_value = s->kv_rank,
+		.scale = 1 / 16.0f,
+		.q = o->x,
+		.cache = c,
+		.sel = o->sel,
+		.n_sel = o->n_sel,
+		.sel_stride = s->top_k,
+		.out = o->y};
 	o->backend->ops->attend(o->backend, &o->batch, &a);
 }
 
@@ -250,8 +270,16 @@ static void call_route(struct op *o, int copy)
 {
 	(void)copy;
 	const struct shape *s = o->shape;
-	struct route a = {.n_experts = s->n_experts, .n_used = s->n_used, .n_group = 1, .n_group_used = 1, .normalise = true,
-		.scale = 2.5f, .logits = o->x, .bias = o->z, .ids = o->ids, .weights = o->y};
+	struct route a = {.n_experts = s->n_experts,
+		.n_used = s->n_used,
+		.n_group = 1,
+		.n_group_used = 1,
+		.normalise = true,
+		.scale = 2.5f,
+		.logits = o->x,
+		.bias = o->z,
+		.ids = o->ids,
+		.weights = o->y};
 	o->backend->ops->route(o->backend, &a, o->rows);
 }
 
@@ -264,8 +292,11 @@ static void call_expert_ffn(struct op *o, int copy)
 	for (int i = 0; i < n_jobs; i++) {
 		int slot = (copy * n_jobs + i) % o->copies; /* expert slots rotate */
 		int n = (places - done) / (n_jobs - i);
-		jobs[i] = (struct expert_job){.gate = copy_of(o, 0, slot), .up = copy_of(o, 1, slot), .down = copy_of(o, 2, slot),
-			.places = o->places + done, .n_places = n};
+		jobs[i] = (struct expert_job){.gate = copy_of(o, 0, slot),
+			.up = copy_of(o, 1, slot),
+			.down = copy_of(o, 2, slot),
+			.places = o->places + done,
+			.n_places = n};
 		done += n;
 	}
 	o->backend->ops->expert_ffn(o->backend, o->x, jobs, n_jobs, o->rows, s->n_used, o->y);
@@ -305,14 +336,15 @@ static int measure(struct op *o, struct err *e, const char *detail)
 	bool by_bytes = !o->macs || !mac_limit || o->bytes * mac_limit > o->macs * byte_limit;
 	if (!cpu)
 		by_bytes = o->rows == 1 || !o->macs;
-	bench_add(o->bench, "ops", by_bytes ? "GB/s" : "GMAC/s", bench_rate(s, (by_bytes ? o->bytes : o->macs) * calls * 1e-9),
-		(by_bytes ? byte_limit : mac_limit) * 1e-9, by_bytes ? "read" : "FMA", "%s %s%s%s, %d row%s", o->shape->name,
-		o->name, *detail ? " " : "", detail, o->rows, o->rows == 1 ? "" : "s");
+	bench_add(o->bench, "ops", by_bytes ? "GB/s" : "GMAC/s",
+		bench_rate(s, (by_bytes ? o->bytes : o->macs) * calls * 1e-9),
+		(by_bytes ? byte_limit : mac_limit) * 1e-9, by_bytes ? "read" : "FMA", "%s %s%s%s, %d row%s",
+		o->shape->name, o->name, *detail ? " " : "", detail, o->rows, o->rows == 1 ? "" : "s");
 	return 0;
 }
 
-static int run_matmul(struct op *o, struct pool *p, const char *what, enum dtype type, int n_in, int n_out, int n_parts,
-	struct err *e)
+static int run_matmul(struct op *o, struct pool *p, const char *what, enum dtype type, int n_in, int n_out,
+	int n_parts, struct err *e)
 {
 	uint64_t row_bytes;
 	int rc;
@@ -332,7 +364,8 @@ static int run_matmul(struct op *o, struct pool *p, const char *what, enum dtype
 	o->call = call_matmul;
 	o->name = "matmul";
 	char detail[64];
-	snprintf(detail, sizeof detail, "%s %s %d>%s%d", what, dtype_name(type), n_in, n_parts == 2 ? "2x" : "", n_out);
+	snprintf(detail, sizeof detail, "%s %s %d>%s%d", what, dtype_name(type), n_in, n_parts == 2 ? "2x" : "",
+		n_out);
 	return measure(o, e, detail);
 }
 
@@ -376,7 +409,8 @@ static int run_expert(struct op *o, struct pool *p, enum dtype type, struct err 
 		(rc = get_floats(p, (size_t)places * (size_t)s->n_embd, &o->y, e)))
 		return rc;
 	o->places = NEW_ARRAY(int32_t, places);
-	for (int i = 0; i < places; i++) /* place r * n_used + k, so that one job's places belong to different rows */
+	for (int i = 0; i < places;
+		 i++) /* place r * n_used + k, so that one job's places belong to different rows */
 		o->places[i] = i % o->rows * s->n_used + i / o->rows;
 	o->bytes = expert * distinct + 4.0 * (o->rows + places) * s->n_embd;
 	o->macs = 3.0 * places * s->n_embd * (double)s->ff_expert;
@@ -403,7 +437,8 @@ static int prepare_rows(struct op *o, struct pool *p, int width, int copies, str
 	o->cache = (struct cache_view){.type = DTYPE_F16, .width = width};
 	float *inv_freq = NULL, *angles = NULL;
 	uint8_t *cache = NULL;
-	if ((rc = get_ints(p, pos, (size_t)o->rows, &o->pos, e)) || (rc = get_ints(p, base, (size_t)o->rows, &o->base, e)) ||
+	if ((rc = get_ints(p, pos, (size_t)o->rows, &o->pos, e)) ||
+		(rc = get_ints(p, base, (size_t)o->rows, &o->base, e)) ||
 		(rc = get_floats(p, (size_t)s->rope / 2, &inv_freq, e)) ||
 		(rc = get_floats(p, (size_t)o->rows * (size_t)s->rope, &angles, e)) ||
 		(rc = pool_get(p, MEM_DEVICE, o->cache_stride * (size_t)copies, &cache, e)))
@@ -413,7 +448,8 @@ static int prepare_rows(struct op *o, struct pool *p, int width, int copies, str
 	for (size_t i = 0; i < (size_t)1 << 16; i++)
 		host[i] = f32_to_f16((float)(rng_unit(&r) * 2 - 1));
 	for (size_t at = 0; at < o->cache_stride * (size_t)copies; at += (size_t)1 << 17)
-		o->backend->ops->upload(o->backend, cache + at, host, MIN((size_t)1 << 17, o->cache_stride * (size_t)copies - at));
+		o->backend->ops->upload(
+			o->backend, cache + at, host, MIN((size_t)1 << 17, o->cache_stride * (size_t)copies - at));
 	rc = o->backend->ops->wait(o->backend, e);
 	free(host);
 	o->cache.data = cache;
@@ -445,7 +481,8 @@ static int run_append(struct op *o, struct pool *p, bool latent, struct err *e)
 {
 	const struct shape *s = o->shape;
 	int rc, width = latent ? s->kv_rank + s->rope : s->index_dim;
-	if ((rc = prepare_rows(o, p, width, 1, e)) || (rc = get_floats(p, (size_t)o->rows * (size_t)width, &o->x, e)) ||
+	if ((rc = prepare_rows(o, p, width, 1, e)) ||
+		(rc = get_floats(p, (size_t)o->rows * (size_t)width, &o->x, e)) ||
 		(rc = get_floats(p, (size_t)width, &o->z, e)))
 		return rc;
 	o->bytes = 6.0 * o->rows * width;
@@ -484,12 +521,14 @@ static int run_attend(struct op *o, struct pool *p, struct err *e)
 	for (size_t r = 0; r < rows; r++) {
 		n_sel[r] = s->top_k;
 		for (int i = 0; i < s->top_k; i++) /* spread evenly over the context */
-			sel[r * (size_t)s->top_k + (size_t)i] = (int32_t)((int64_t)i * (s->context - CHUNK_ROWS) / s->top_k);
+			sel[r * (size_t)s->top_k + (size_t)i] =
+				(int32_t)((int64_t)i * (s->context - CHUNK_ROWS) / s->top_k);
 	}
 	if ((rc = prepare_rows(o, p, width, copies_for(2.0 * s->top_k * width), e)) ||
 		(rc = get_floats(p, rows * (size_t)s->heads * (size_t)width, &o->x, e)) ||
 		(rc = get_floats(p, rows * (size_t)s->heads * (size_t)s->kv_rank, &o->y, e)) ||
-		(rc = get_ints(p, sel, rows * (size_t)s->top_k, &o->sel, e)) || (rc = get_ints(p, n_sel, rows, &o->n_sel, e)))
+		(rc = get_ints(p, sel, rows * (size_t)s->top_k, &o->sel, e)) ||
+		(rc = get_ints(p, n_sel, rows, &o->n_sel, e)))
 		goto out;
 	o->bytes = 2.0 * s->top_k * width; /* every row reads the same positions here */
 	o->macs = (double)o->rows * s->heads * s->top_k * (width + s->kv_rank);
@@ -532,20 +571,22 @@ static int run_small(struct op *o, struct pool *p, const char *name, struct err 
 		o->call = call_rms_norm;
 	} else if (!strcmp(name, "swiglu")) {
 		size_t n = rows * (size_t)s->ff_dense;
-		if ((rc = get_floats(p, n, &o->x, e)) || (rc = get_floats(p, n, &o->z, e)) || (rc = get_floats(p, n, &o->y, e)))
+		if ((rc = get_floats(p, n, &o->x, e)) || (rc = get_floats(p, n, &o->z, e)) ||
+			(rc = get_floats(p, n, &o->y, e)))
 			return rc;
 		o->bytes = 12.0 * (double)n;
 		o->call = call_swiglu;
 	} else if (!strcmp(name, "route")) {
 		if ((rc = get_floats(p, rows * (size_t)s->n_experts, &o->x, e)) ||
-			(rc = get_floats(p, (size_t)s->n_experts, &o->z, e)) || (rc = get_floats(p, rows * used, &o->y, e)) ||
+			(rc = get_floats(p, (size_t)s->n_experts, &o->z, e)) ||
+			(rc = get_floats(p, rows * used, &o->y, e)) ||
 			(rc = pool_get(p, MEM_SHARED, rows * used * sizeof(int32_t), &o->ids, e)))
 			return rc;
 		o->bytes = 4.0 * (double)(rows * (size_t)s->n_experts);
 		o->call = call_route;
 	} else {
-		if ((rc = get_floats(p, rows * used * embd, &o->x, e)) || (rc = get_floats(p, rows * used, &o->z, e)) ||
-			(rc = get_floats(p, rows * embd, &o->y, e)))
+		if ((rc = get_floats(p, rows * used * embd, &o->x, e)) ||
+			(rc = get_floats(p, rows * used, &o->z, e)) || (rc = get_floats(p, rows * embd, &o->y, e)))
 			return rc;
 		o->bytes = 4.0 * (double)(rows * embd) * (double)(used + 3);
 		o->call = call_moe_combine;
@@ -613,26 +654,45 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 		const char *op, *name; /* op: what --only matches besides the shape */
 		enum dtype type;
 	} list[] = {
-		{SMALL, "embed", "embed", DTYPE_F32}, {SMALL, "rms_norm", "rms_norm", DTYPE_F32},
-		{MATMUL, "matmul", "q_a", DTYPE_F32}, {MATMUL, "matmul", "q_a", DTYPE_F16}, {MATMUL, "matmul", "q_a", DTYPE_BF16},
-		{MATMUL, "matmul", "q_a", DTYPE_Q8_0}, {MATMUL, "matmul", "q_a", DTYPE_Q4_0}, {MATMUL, "matmul", "q_a", DTYPE_Q2_K},
-		{MATMUL, "matmul", "q_a", DTYPE_Q3_K}, {MATMUL, "matmul", "q_a", DTYPE_Q4_K}, {MATMUL, "matmul", "q_a", DTYPE_Q5_K},
-		{MATMUL, "matmul", "q_a", DTYPE_Q6_K}, {MATMUL, "matmul", "q_a", DTYPE_IQ2_XXS},
-		{MATMUL, "matmul", "q_b", DTYPE_Q8_0}, {MATMUL, "matmul", "o", DTYPE_Q8_0}, {MATMUL, "matmul", "gate+up", DTYPE_Q8_0},
-		{MATMUL, "matmul", "router", DTYPE_F32}, {MATMUL, "matmul", "head", DTYPE_Q8_0},
-		{STACKED_K, "stacked_matmul", "k_b", DTYPE_Q8_0}, {STACKED_V, "stacked_matmul", "v_b", DTYPE_Q8_0},
-		{SMALL, "swiglu", "swiglu", DTYPE_F32}, {ROPE, "rope", "rope", DTYPE_F32},
-		{LATENT, "latent_append", "latent_append", DTYPE_F16}, {INDEX_KEY, "index_append", "index_append", DTYPE_F16},
-		{SELECT, "index_select", "index_select", DTYPE_F16}, {ATTEND, "attend", "attend", DTYPE_F16},
-		{SMALL, "route", "route", DTYPE_F32}, {EXPERT, "expert_ffn", "expert_ffn", DTYPE_IQ2_XXS},
-		{EXPERT, "expert_ffn", "expert_ffn", DTYPE_Q2_K}, {EXPERT, "expert_ffn", "expert_ffn", DTYPE_Q4_K},
-		{EXPERT, "expert_ffn", "expert_ffn", DTYPE_Q8_0}, {SMALL, "moe_combine", "moe_combine", DTYPE_F32},
+		{SMALL, "embed", "embed", DTYPE_F32},
+		{SMALL, "rms_norm", "rms_norm", DTYPE_F32},
+		{MATMUL, "matmul", "q_a", DTYPE_F32},
+		{MATMUL, "matmul", "q_a", DTYPE_F16},
+		{MATMUL, "matmul", "q_a", DTYPE_BF16},
+		{MATMUL, "matmul", "q_a", DTYPE_Q8_0},
+		{MATMUL, "matmul", "q_a", DTYPE_Q4_0},
+		{MATMUL, "matmul", "q_a", DTYPE_Q2_K},
+		{MATMUL, "matmul", "q_a", DTYPE_Q3_K},
+		{MATMUL, "matmul", "q_a", DTYPE_Q4_K},
+		{MATMUL, "matmul", "q_a", DTYPE_Q5_K},
+		{MATMUL, "matmul", "q_a", DTYPE_Q6_K},
+		{MATMUL, "matmul", "q_a", DTYPE_IQ2_XXS},
+		{MATMUL, "matmul", "q_b", DTYPE_Q8_0},
+		{MATMUL, "matmul", "o", DTYPE_Q8_0},
+		{MATMUL, "matmul", "gate+up", DTYPE_Q8_0},
+		{MATMUL, "matmul", "router", DTYPE_F32},
+		{MATMUL, "matmul", "head", DTYPE_Q8_0},
+		{STACKED_K, "stacked_matmul", "k_b", DTYPE_Q8_0},
+		{STACKED_V, "stacked_matmul", "v_b", DTYPE_Q8_0},
+		{SMALL, "swiglu", "swiglu", DTYPE_F32},
+		{ROPE, "rope", "rope", DTYPE_F32},
+		{LATENT, "latent_append", "latent_append", DTYPE_F16},
+		{INDEX_KEY, "index_append", "index_append", DTYPE_F16},
+		{SELECT, "index_select", "index_select", DTYPE_F16},
+		{ATTEND, "attend", "attend", DTYPE_F16},
+		{SMALL, "route", "route", DTYPE_F32},
+		{EXPERT, "expert_ffn", "expert_ffn", DTYPE_IQ2_XXS},
+		{EXPERT, "expert_ffn", "expert_ffn", DTYPE_Q2_K},
+		{EXPERT, "expert_ffn", "expert_ffn", DTYPE_Q4_K},
+		{EXPERT, "expert_ffn", "expert_ffn", DTYPE_Q8_0},
+		{SMALL, "moe_combine", "moe_combine", DTYPE_F32},
 	};
 	bool any = false;
 	for (size_t s = 0; s < ARRAY_LEN(shapes); s++)
 		for (size_t i = 0; i < ARRAY_LEN(list); i++) {
 			char label[96];
-			snprintf(label, sizeof label, "%s %s %s %s", shapes[s].name, list[i].op, list[i].name, dtype_name(list[i].type));
+			snprintf(label, sizeof label, "%s %s %s %s", shapes[s].name, list[i].op, list[i].name,
+				dtype_name(list[i].type));
 			if (only && !strstr(label, only))
 				continue;
 			any = true;

@@ -56,7 +56,8 @@ static void write_text(FILE *f, const char *text, size_t n, bool terminal)
 	for (size_t i = 0; i < n && terminal; i++) {
 		unsigned char c = (unsigned char)text[i];
 		bool low = (c < 32 && c != '\n' && c != '\t') || c == 127;
-		bool high = c == 0xc2 && i + 1 < n && (unsigned char)text[i + 1] >= 0x80 && (unsigned char)text[i + 1] < 0xa0;
+		bool high =
+			c == 0xc2 && i + 1 < n && (unsigned char)text[i + 1] >= 0x80 && (unsigned char)text[i + 1] < 0xa0;
 		if (!low && !high)
 			continue;
 		fwrite(text + from, 1, i - from, f);
@@ -147,7 +148,8 @@ static void on_event(void *user, const struct chat_event *event)
 		v->calls = mem_grow(v->calls, v->n_calls + 1, sizeof *v->calls);
 		struct chat_call *c = &v->calls[v->n_calls++];
 		c->name = chat_text_new(event->call->name.data, event->call->name.len);
-		c->arguments = json_loadb(event->call->arguments.data, event->call->arguments.len, JSON_ALLOW_NUL, NULL);
+		c->arguments =
+			json_loadb(event->call->arguments.data, event->call->arguments.len, JSON_ALLOW_NUL, NULL);
 		if (!c->arguments)
 			c->arguments = json_object();
 		show_call(v, event->call);

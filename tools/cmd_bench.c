@@ -18,9 +18,8 @@
 
 enum part { PART_COPY = 1, PART_OPS = 2, PART_PREFILL = 4, PART_DECODE = 8, PART_READ = 16, PART_ALL = 31 };
 
-static const struct arg_word parts[] = {
-	{"read", PART_READ}, {"copy", PART_COPY}, {"ops", PART_OPS}, {"prefill", PART_PREFILL}, {"decode", PART_DECODE},
-	{"all", PART_ALL}, {0}};
+static const struct arg_word parts[] = {{"read", PART_READ}, {"copy", PART_COPY}, {"ops", PART_OPS},
+	{"prefill", PART_PREFILL}, {"decode", PART_DECODE}, {"all", PART_ALL}, {0}};
 
 struct bench_opts {
 	struct common_opts common;
@@ -50,8 +49,9 @@ static void add_read(void *user, const struct bench_read_figure *f)
 	struct bench *b = user;
 	bool is_fio = !strcmp(f->source, "fio");
 	bench_add(b, "read", "GB/s", (struct bench_spread){f->gb_s, f->gb_s_low, f->gb_s_high},
-		!is_fio && f->share_of_fio > 0 ? f->gb_s / f->share_of_fio : 0, "fio", "%s%s, depth %u, %zu KiB, %.3f CPU s/GB",
-		f->source, f->direct ? " O_DIRECT" : " buffered", f->depth, f->slice_bytes >> 10, f->cpu_s_per_gb);
+		!is_fio && f->share_of_fio > 0 ? f->gb_s / f->share_of_fio : 0, "fio",
+		"%s%s, depth %u, %zu KiB, %.3f CPU s/GB", f->source, f->direct ? " O_DIRECT" : " buffered", f->depth,
+		f->slice_bytes >> 10, f->cpu_s_per_gb);
 }
 
 static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
@@ -67,7 +67,8 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		snprintf(what, sizeof what, "%s", engine_backend_name(g));
 	}
 	if (o->parts & PART_OPS) {
-		const struct backend_options options = {.name = backends[o->common.backend], .threads = o->common.threads};
+		const struct backend_options options = {
+			.name = backends[o->common.backend], .threads = o->common.threads};
 		if ((rc = backend_open(&options, &backend, e)))
 			goto out;
 		snprintf(what, sizeof what, "%s", backend_describe(backend));
@@ -97,41 +98,115 @@ int cmd_bench(int argc, char **argv, struct err *e)
 {
 	struct bench_opts o = {.n_prompt = 256, .n_new = 32, .repeats = 5, .seconds = 0.1f};
 	const struct arg own[] = {
-		{.name = "repeats", .kind = ARG_UINT, .u32 = &o.repeats, .min = 1, .max = BENCH_MAX_REPEATS, .value = "N",
-			.help = "samples of each figure", .fallback = "5"},
-		{.name = "seconds", .kind = ARG_FLOAT, .f32 = &o.seconds, .max = 3600, .value = "S",
-			.help = "least length of a sample", .fallback = "0.1"},
-		{.name = "mb", .kind = ARG_UINT, .u32 = &o.mb, .min = 1, .max = 1 << 20, .value = "N",
-			.help = "MiB of each array whose bandwidth is measured", .fallback = "four last-level caches, at most 640"},
-		{.name = "only", .kind = ARG_STRING, .string = &o.only, .value = "TEXT",
-			.help = "ops whose shape, name or type holds this text: \"pocket\", \"expert_ffn\", \"glm-5.2 matmul q_a Q4_K\""},
-		{.name = "prompt", .letter = 'p', .kind = ARG_UINT, .u32 = &o.n_prompt, .min = 1, .max = INT32_MAX, .value = "N",
-			.help = "tokens of the prompt in prefill and decode", .fallback = "256"},
-		{.letter = 'n', .kind = ARG_UINT, .u32 = &o.n_new, .min = 1, .max = INT32_MAX, .value = "N",
-			.help = "tokens decoded", .fallback = "32"},
-		{.name = "file", .letter = 'f', .kind = ARG_STRING, .string = &o.read.path, .value = "FILE",
-			.help = "file that bench read reads", .fallback = "random bytes made for it, in --dir"},
-		{.name = "dir", .kind = ARG_STRING, .string = &o.read.dir, .value = "DIR", .help = "where that file is made",
+		{.name = "repeats",
+			.kind = ARG_UINT,
+			.u32 = &o.repeats,
+			.min = 1,
+			.max = BENCH_MAX_REPEATS,
+			.value = "N",
+			.help = "samples of each figure",
+			.fallback = "5"},
+		{.name = "seconds",
+			.kind = ARG_FLOAT,
+			.f32 = &o.seconds,
+			.max = 3600,
+			.value = "S",
+			.help = "least length of a sample",
+			.fallback = "0.1"},
+		{.name = "mb",
+			.kind = ARG_UINT,
+			.u32 = &o.mb,
+			.min = 1,
+			.max = 1 << 20,
+			.value = "N",
+			.help = "MiB of each array whose bandwidth is measured",
+			.fallback = "four last-level caches, at most 640"},
+		{.name = "only",
+			.kind = ARG_STRING,
+			.string = &o.only,
+			.value = "TEXT",
+			.help = "ops whose shape, name or type holds this text: \"pocket\", \"expert_ffn\", \"glm-5.2 "
+					"matmul q_a Q4_K\""},
+		{.name = "prompt",
+			.letter = 'p',
+			.kind = ARG_UINT,
+			.u32 = &o.n_prompt,
+			.min = 1,
+			.max = INT32_MAX,
+			.value = "N",
+			.help = "tokens of the prompt in prefill and decode",
+			.fallback = "256"},
+		{.letter = 'n',
+			.kind = ARG_UINT,
+			.u32 = &o.n_new,
+			.min = 1,
+			.max = INT32_MAX,
+			.value = "N",
+			.help = "tokens decoded",
+			.fallback = "32"},
+		{.name = "file",
+			.letter = 'f',
+			.kind = ARG_STRING,
+			.string = &o.read.path,
+			.value = "FILE",
+			.help = "file that bench read reads",
+			.fallback = "random bytes made for it, in --dir"},
+		{.name = "dir",
+			.kind = ARG_STRING,
+			.string = &o.read.dir,
+			.value = "DIR",
+			.help = "where that file is made",
 			.fallback = "here"},
-		{.name = "gb", .kind = ARG_SIZE_GB, .u64 = &o.read.bytes, .max = 1000, .above_min = true, .value = "G",
-			.help = "read so much per sample", .fallback = "4, in bench all 1"},
-		{.name = "slice-kb", .kind = ARG_UINT, .u32 = &o.slice_kib, .min = 4, .max = 262144, .value = "K",
-			.help = "KiB of one read, a multiple of 4", .fallback = "1024"},
-		{.name = "depth", .kind = ARG_UINT, .u32 = &o.depth, .min = 1, .max = READER_DEPTH_MAX, .value = "N",
-			.help = "reads in flight", .fallback = "1, 4, 16, 32 and 64, one after the other"},
-		{.name = "no-fio", .kind = ARG_FLAG, .flag = &o.read.no_fio, .help = "do not run fio beside our readers"},
+		{.name = "gb",
+			.kind = ARG_SIZE_GB,
+			.u64 = &o.read.bytes,
+			.max = 1000,
+			.above_min = true,
+			.value = "G",
+			.help = "read so much per sample",
+			.fallback = "4, in bench all 1"},
+		{.name = "slice-kb",
+			.kind = ARG_UINT,
+			.u32 = &o.slice_kib,
+			.min = 4,
+			.max = 262144,
+			.value = "K",
+			.help = "KiB of one read, a multiple of 4",
+			.fallback = "1024"},
+		{.name = "depth",
+			.kind = ARG_UINT,
+			.u32 = &o.depth,
+			.min = 1,
+			.max = READER_DEPTH_MAX,
+			.value = "N",
+			.help = "reads in flight",
+			.fallback = "1, 4, 16, 32 and 64, one after the other"},
+		{.name = "no-fio",
+			.kind = ARG_FLAG,
+			.flag = &o.read.no_fio,
+			.help = "do not run fio beside our readers"},
 		{.name = "csv", .kind = ARG_FLAG, .flag = &o.csv, .help = "comma-separated values"},
 		{.name = "json", .kind = ARG_FLAG, .flag = &o.json, .help = "one JSON object after the last figure"},
 	};
 	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, common_opts_group(&o.common)};
-	const struct arg positional = {.kind = ARG_CHOICE, .i32 = &o.parts, .words = parts, .value = "WHAT", .required = true,
+	const struct arg positional = {.kind = ARG_CHOICE,
+		.i32 = &o.parts,
+		.words = parts,
+		.value = "WHAT",
+		.required = true,
 		.given = &(bool){false}};
-	const struct args args = {.command = "glmstream bench", .usage = "read|copy|ops|prefill|decode|all [options]",
-		.about = "read: the disk through our readers, beside fio if it is installed. copy: memory bandwidth and multiply-adds of this machine's processor. ops: every operation alone, at the "
-				 "shapes of the pocket model and of GLM-5.2. prefill, decode: a whole model. One line per figure: median, "
+	const struct args args = {.command = "glmstream bench",
+		.usage = "read|copy|ops|prefill|decode|all [options]",
+		.about = "read: the disk through our readers, beside fio if it is installed. copy: memory bandwidth "
+				 "and multiply-adds of this machine's processor. ops: every operation alone, at the "
+				 "shapes of the pocket model and of GLM-5.2. prefill, decode: a whole model. One line per "
+				 "figure: median, "
 				 "spread, share of the limit measured in the same run.",
-		.example = "glmstream bench all\nglmstream bench ops --only 'glm-5.2 expert_ffn' --json", .groups = groups,
-		.n_groups = ARRAY_LEN(groups), .positional = &positional, .n_positional = 1};
+		.example = "glmstream bench all\nglmstream bench ops --only 'glm-5.2 expert_ffn' --json",
+		.groups = groups,
+		.n_groups = ARRAY_LEN(groups),
+		.positional = &positional,
+		.n_positional = 1};
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
@@ -149,8 +224,13 @@ int cmd_bench(int argc, char **argv, struct err *e)
 	if (!o.read.bytes && o.parts == PART_ALL)
 		o.read.bytes = 1000000000; /* one part of many */
 	o.read.stop = interrupt_flag();
-	struct bench b = {.format = o.csv ? BENCH_CSV : o.json ? BENCH_JSON : BENCH_TEXT, .repeats = (int)o.repeats,
-		.seconds = (double)o.seconds, .threads = threads_in_use(o.common.threads), .array_bytes = (size_t)o.mb << 20};
+	struct bench b = {.format = o.csv    ? BENCH_CSV
+								: o.json ? BENCH_JSON
+										 : BENCH_TEXT,
+		.repeats = (int)o.repeats,
+		.seconds = (double)o.seconds,
+		.threads = threads_in_use(o.common.threads),
+		.array_bytes = (size_t)o.mb << 20};
 	rc = run_parts(&b, &o, e);
 	bench_fini(&b);
 	return rc;

@@ -28,7 +28,9 @@ static void turn(struct answer *a, const char *text, size_t len, const char *wha
 	interrupt_taken(); /* a Ctrl+C of before is not meant for this answer */
 	int rc = answer_turn(a, text, len, what, &e);
 	if (rc == ERR_INTERRUPTED)
-		fprintf(stderr, a->view.wrote || a->view.reasoning.len ? "(stopped)\n" : "(stopped before the answer; the message is taken back)\n");
+		fprintf(stderr, a->view.wrote || a->view.reasoning.len
+							? "(stopped)\n"
+							: "(stopped before the answer; the message is taken back)\n");
 	else if (rc)
 		report_error(&e);
 	clearerr(stdout);
@@ -54,7 +56,8 @@ static enum outcome do_reset(struct answer *a, const char *argument)
 {
 	(void)argument;
 	conversation_reset(&a->talk);
-	fprintf(stderr, "a new conversation%s\n", conversation_system(&a->talk) ? "; the system message stays" : "");
+	fprintf(
+		stderr, "a new conversation%s\n", conversation_system(&a->talk) ? "; the system message stays" : "");
 	return GO_ON;
 }
 
@@ -196,8 +199,8 @@ static enum outcome command(struct answer *a, char *line)
 	}
 	if (n == 5 && !strncasecmp(line, "/exit", 5))
 		return LEAVE;
-	fprintf(stderr, "unknown command %.*s; %s%s\n", (int)MIN(n, (size_t)40), line, best ? "did you mean " : "/help lists them",
-		best ? best : "");
+	fprintf(stderr, "unknown command %.*s; %s%s\n", (int)MIN(n, (size_t)40), line,
+		best ? "did you mean " : "/help lists them", best ? best : "");
 	if (strchr(line + 1, '/'))
 		fprintf(stderr, "a message that begins with / is sent with a blank before it\n");
 	return GO_ON;

@@ -46,8 +46,9 @@ static int open_rows(struct rows_file *r, const char *path, struct err *e)
 static int read_row(struct rows_file *r, uint64_t row, float *out, uint32_t vocab, struct err *e)
 {
 	if (fread(out, sizeof *out, vocab, r->f) != vocab)
-		return ferror(r->f) ? err_errno(e, errno, "%.400s: row %llu", r->path, (unsigned long long)row)
-							: err_set(e, ERR_INPUT, "%.400s: ends in row %llu", r->path, (unsigned long long)row);
+		return ferror(r->f)
+				   ? err_errno(e, errno, "%.400s: row %llu", r->path, (unsigned long long)row)
+				   : err_set(e, ERR_INPUT, "%.400s: ends in row %llu", r->path, (unsigned long long)row);
 	for (uint32_t i = 0; i < vocab; i++)
 		if (!isfinite(out[i]))
 			return err_set(e, ERR_INPUT, "%.400s: row %llu, column %u is %f, expected finite logits", r->path,
@@ -57,9 +58,10 @@ static int read_row(struct rows_file *r, uint64_t row, float *out, uint32_t voca
 
 static double log_sum_exp(const float *x, uint32_t n, uint32_t top)
 {
-	double sum = 0;
+	double sum = 1; /* of the largest itself */
 	for (uint32_t i = 0; i < n; i++)
-		sum += exp((double)x[i] - x[top]);
+		if (i != top)
+			sum += exp((double)x[i] - x[top]);
 	return x[top] + log(sum);
 }
 
@@ -110,8 +112,14 @@ int cmd_compare(int argc, char **argv, struct err *e)
 	uint32_t vocab = 0;
 	bool json = false;
 	const struct arg options[] = {
-		{.name = "vocab", .kind = ARG_UINT, .u32 = &vocab, .min = 1, .max = UINT32_MAX, .value = "N",
-			.help = "values in a row", .fallback = "the whole file is one row"},
+		{.name = "vocab",
+			.kind = ARG_UINT,
+			.u32 = &vocab,
+			.min = 1,
+			.max = UINT32_MAX,
+			.value = "N",
+			.help = "values in a row",
+			.fallback = "the whole file is one row"},
 		{.name = "json", .kind = ARG_FLAG, .flag = &json, .help = "print one JSON object"},
 	};
 	const struct arg_group group = {NULL, options, ARRAY_LEN(options)};
@@ -119,12 +127,18 @@ int cmd_compare(int argc, char **argv, struct err *e)
 		{.kind = ARG_STRING, .string = &path_a, .value = "A.f32", .required = true},
 		{.kind = ARG_STRING, .string = &path_b, .value = "B.f32", .required = true},
 	};
-	const struct args args = {.command = "glmstream compare", .usage = "A.f32 B.f32 [--vocab N] [--json]",
-		.about = "Compares two files of logits row by row: largest absolute difference, root mean square difference, "
-				 "cosine, whether both rank the same token first, and the Kullback-Leibler divergence of B from A "
-				 "in nats; then the worst and the mean of all rows.",
+	const struct args args = {.command = "glmstream compare",
+		.usage = "A.f32 B.f32 [--vocab N] [--json]",
+		.about =
+			"Compares two files of logits row by row: largest absolute difference, root mean square "
+			"difference, "
+			"cosine, whether both rank the same token first, and the Kullback-Leibler divergence of B from A "
+			"in nats; then the worst and the mean of all rows.",
 		.example = "glmstream compare gpu.f32 cpu.f32 --vocab 154880",
-		.groups = &group, .n_groups = 1, .positional = positional, .n_positional = 2};
+		.groups = &group,
+		.n_groups = 1,
+		.positional = positional,
+		.n_positional = 2};
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
@@ -135,7 +149,8 @@ int cmd_compare(int argc, char **argv, struct err *e)
 	if ((rc = open_rows(&a, path_a, e)) || (rc = open_rows(&b, path_b, e)))
 		goto out;
 	if (a.bytes != b.bytes) {
-		rc = err_set(e, ERR_INPUT, "%.400s has %llu bytes and %.400s has %llu: expected the same number of rows", path_a,
+		rc = err_set(e, ERR_INPUT,
+			"%.400s has %llu bytes and %.400s has %llu: expected the same number of rows", path_a,
 			(unsigned long long)a.bytes, path_b, (unsigned long long)b.bytes);
 		goto out;
 	}
@@ -158,7 +173,8 @@ int cmd_compare(int argc, char **argv, struct err *e)
 	if (json)
 		list = json_array();
 	else
-		printf("%6s  %12s  %12s  %13s  %-17s  %s\n", "row", "max abs diff", "rms diff", "cosine", "top 1", "KL (nats)");
+		printf("%6s  %12s  %12s  %13s  %-17s  %s\n", "row", "max abs diff", "rms diff", "cosine", "top 1",
+			"KL (nats)");
 	for (uint64_t i = 0; i < rows; i++) {
 		if ((rc = read_row(&a, i, row_a, vocab, e)) || (rc = read_row(&b, i, row_b, vocab, e)))
 			goto out;
@@ -175,8 +191,8 @@ int cmd_compare(int argc, char **argv, struct err *e)
 		if (json)
 			json_array_append_new(list, row_json(i, &r));
 		else
-			printf("%6llu  %12.6g  %12.6g  %13.10f  %-17s  %.6g\n", (unsigned long long)i, r.max_abs, r.rms, r.cosine,
-				top, r.kl);
+			printf("%6llu  %12.6g  %12.6g  %13.10f  %-17s  %.6g\n", (unsigned long long)i, r.max_abs, r.rms,
+				r.cosine, top, r.kl);
 	}
 	double n = (double)rows;
 	if (json) {
@@ -195,8 +211,8 @@ int cmd_compare(int argc, char **argv, struct err *e)
 	} else {
 		printf("%llu rows of %u: max abs diff %.6g, mean rms diff %.6g, cosine %.10f (worst %.10f), "
 			   "top 1 agrees in %.2f %%, KL %.6g nats (worst %.6g)\n",
-			(unsigned long long)rows, vocab, max_abs, rms / n, cosine / n, cosine_min, 100 * (double)equal / n, kl / n,
-			kl_max);
+			(unsigned long long)rows, vocab, max_abs, rms / n, cosine / n, cosine_min,
+			100 * (double)equal / n, kl / n, kl_max);
 	}
 out:
 	json_decref(list);

@@ -61,8 +61,12 @@ static void write_taps(FILE *f, const struct session_taps *t, const struct model
 {
 	struct taps_tensor *list = NEW_ARRAY(struct taps_tensor, c->n_layers + 2);
 	size_t n = 0, picks = (size_t)n_tokens * config_n_moe(c) * c->n_used;
-	list[n++] = (struct taps_tensor){.name = "resid_last", .dtype = "F32", .shape = {c->n_layers, c->n_embd}, .n_dims = 2,
-		.data = t->resid_last, .bytes = (size_t)c->n_layers * c->n_embd * sizeof(float)};
+	list[n++] = (struct taps_tensor){.name = "resid_last",
+		.dtype = "F32",
+		.shape = {c->n_layers, c->n_embd},
+		.n_dims = 2,
+		.data = t->resid_last,
+		.bytes = (size_t)c->n_layers * c->n_embd * sizeof(float)};
 	bool small = c->n_experts <= 256;
 	uint8_t *bytes = NULL;
 	if (small) {
@@ -70,15 +74,21 @@ static void write_taps(FILE *f, const struct session_taps *t, const struct model
 		for (size_t i = 0; i < picks; i++)
 			bytes[i] = (uint8_t)t->router[i];
 	}
-	list[n++] = (struct taps_tensor){.name = "router", .dtype = small ? "U8" : "U16",
-		.shape = {n_tokens, config_n_moe(c), c->n_used}, .n_dims = 3, .data = small ? (void *)bytes : (void *)t->router,
+	list[n++] = (struct taps_tensor){.name = "router",
+		.dtype = small ? "U8" : "U16",
+		.shape = {n_tokens, config_n_moe(c), c->n_used},
+		.n_dims = 3,
+		.data = small ? (void *)bytes : (void *)t->router,
 		.bytes = picks * (small ? 1 : sizeof(uint16_t))};
 	for (uint32_t l = 0; l < c->n_layers; l++) {
 		if (!t->n_index_last[l])
 			continue;
 		struct taps_tensor *x = &list[n++];
-		*x = (struct taps_tensor){.dtype = "I32", .shape = {(uint64_t)t->n_index_last[l]}, .n_dims = 1,
-			.data = t->index_last + (size_t)l * c->index_top_k, .bytes = (size_t)t->n_index_last[l] * sizeof(int32_t)};
+		*x = (struct taps_tensor){.dtype = "I32",
+			.shape = {(uint64_t)t->n_index_last[l]},
+			.n_dims = 1,
+			.data = t->index_last + (size_t)l * c->index_top_k,
+			.bytes = (size_t)t->n_index_last[l] * sizeof(int32_t)};
 		snprintf(x->name, sizeof x->name, "index_topk_last.%u", l);
 	}
 	taps_file_write(f, list, n);
@@ -116,28 +126,54 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	const char *ids_path = NULL, *out_path = NULL, *taps_path = NULL;
 	bool all = false, mtp = false;
 	const struct arg own[] = {
-		{.name = "ids", .kind = ARG_STRING, .string = &ids_path, .value = "FILE", .required = true,
+		{.name = "ids",
+			.kind = ARG_STRING,
+			.string = &ids_path,
+			.value = "FILE",
+			.required = true,
 			.help = "whitespace-separated token ids (- is stdin)"},
-		{.name = "output", .letter = 'o', .kind = ARG_STRING, .string = &out_path, .value = "OUT.f32", .required = true,
+		{.name = "output",
+			.letter = 'o',
+			.kind = ARG_STRING,
+			.string = &out_path,
+			.value = "OUT.f32",
+			.required = true,
 			.help = "little-endian float32 rows of all logits (- is stdout)"},
-		{.name = "all", .kind = ARG_FLAG, .flag = &all, .help = "a row for every position, not only the last"},
-		{.name = "mtp", .kind = ARG_FLAG, .flag = &mtp,
+		{.name = "all",
+			.kind = ARG_FLAG,
+			.flag = &all,
+			.help = "a row for every position, not only the last"},
+		{.name = "mtp",
+			.kind = ARG_FLAG,
+			.flag = &mtp,
 			.help = "the MTP layer's logits at the last position, the next token being the likeliest"},
-		{.name = "taps", .kind = ARG_STRING, .string = &taps_path, .value = "FILE",
-			.help = "also write what happened inside: safetensors with resid_last, router, index_topk_last.L"},
-		{.name = "kv-f32", .kind = ARG_FLAG, .flag = &common.kv_f32, .help = "keep the cache in float32 instead of 16 bit"},
+		{.name = "taps",
+			.kind = ARG_STRING,
+			.string = &taps_path,
+			.value = "FILE",
+			.help =
+				"also write what happened inside: safetensors with resid_last, router, index_topk_last.L"},
+		{.name = "kv-f32",
+			.kind = ARG_FLAG,
+			.flag = &common.kv_f32,
+			.help = "keep the cache in float32 instead of 16 bit"},
 	};
 	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, common_opts_group(&common)};
-	const struct args args = {.command = "glmstream dump-logits", .usage = "-m MODEL --ids FILE -o OUT.f32 [options]",
-		.about = "Computes a sequence of token ids and writes logits. Prints {\"rows\", \"vocab\", \"logits_hash\"} on "
+	const struct args args = {.command = "glmstream dump-logits",
+		.usage = "-m MODEL --ids FILE -o OUT.f32 [options]",
+		.about = "Computes a sequence of token ids and writes logits. Prints {\"rows\", \"vocab\", "
+				 "\"logits_hash\"} on "
 				 "stdout.",
-		.example = "glmstream tokenize -m MODEL < text.txt | glmstream dump-logits -m MODEL --ids - --all -o logits.f32",
-		.groups = groups, .n_groups = ARRAY_LEN(groups)};
+		.example = "glmstream tokenize -m MODEL < text.txt | glmstream dump-logits -m MODEL --ids - --all -o "
+				   "logits.f32",
+		.groups = groups,
+		.n_groups = ARRAY_LEN(groups)};
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
 	if (all && mtp)
-		return err_set(e, ERR_USAGE, "--all and --mtp exclude each other: MTP logits are those of the last position");
+		return err_set(
+			e, ERR_USAGE, "--all and --mtp exclude each other: MTP logits are those of the last position");
 
 	struct engine *g = NULL;
 	struct session *s = NULL;
@@ -147,16 +183,12 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	bool to_stdout = !strcmp(out_path, "-");
 	interrupt_catch(false);
 	const struct session_watch watch = {.cancel = interrupt_flag()};
-	if ((rc = common_opts_open(&common, &g, e)))
+	if ((rc = token_ids_read(ids_path, &ids, e)) || (rc = common_opts_open(&common, &g, e)))
 		goto out;
 	const struct model_config *c = engine_config(g);
 	struct rows_out rows = {.vocab = c->n_vocab, .hash = GENERATE_HASH_START};
-	if ((rc = token_ids_read(ids_path, c->n_vocab, &ids, e)))
+	if ((rc = token_ids_check(&ids, ids_path, c->n_vocab, engine_context(g), e)))
 		goto out;
-	if (ids.n > engine_context(g)) {
-		rc = err_set(e, ERR_INPUT, "%.400s: %zu tokens do not fit the context of %u", ids_path, ids.n, engine_context(g));
-		goto out;
-	}
 	uint32_t n = (uint32_t)ids.n;
 	if ((rc = session_new(g, &s, e)) || (mtp && (rc = session_enable_mtp(s, e))) ||
 		(taps_path && (rc = new_taps(&taps, c, n, e))) || (rc = out_file_open(&out, out_path, e)) ||

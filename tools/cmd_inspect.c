@@ -37,24 +37,28 @@ static void print_shape(const struct gguf *file, const struct model_config *c)
 	uint64_t bytes = 0;
 	for (uint32_t i = 0; i < file->n_files; i++)
 		bytes += file->files[i].size;
-	printf("%s: %s%sglm-dsa, %s in %u file%s, %zu tensors, %zu keys, alignment %u\n", file->files[0].path, c->name,
-		c->name[0] ? ", " : "", SIZE(bytes), file->n_files, file->n_files == 1 ? "" : "s", file->n_tensors, file->n_kvs,
-		file->files[file->n_files - 1].alignment);
+	printf("%s: %s%sglm-dsa, %s in %u file%s, %zu tensors, %zu keys, alignment %u\n", file->files[0].path,
+		c->name, c->name[0] ? ", " : "", SIZE(bytes), file->n_files, file->n_files == 1 ? "" : "s",
+		file->n_tensors, file->n_kvs, file->files[file->n_files - 1].alignment);
 	printf("\nshape\n");
-	printf("  layers          %u: %u dense, %u with experts%s; context %u\n", c->n_layers, c->n_dense, config_n_moe(c),
-		c->n_mtp ? ", and an MTP layer" : "", c->n_context);
+	printf("  layers          %u: %u dense, %u with experts%s; context %u\n", c->n_layers, c->n_dense,
+		config_n_moe(c), c->n_mtp ? ", and an MTP layer" : "", c->n_context);
 	printf("  width           %u; vocabulary %u rows\n", c->n_embd, c->n_vocab);
-	printf("  attention       %u heads of %u + %u (rotary), values of %u; latents q %u, kv %u; rope base %.10g\n", c->n_heads,
-		c->head_nope, c->head_rope, c->head_value, c->q_rank, c->kv_rank, (double)c->rope_base);
-	printf("  indexer         %u heads of %u, best %u positions\n", c->index_heads, c->index_dim, c->index_top_k);
-	printf("  experts         %u per layer, %u used, width %u; shared width %u; dense width %u; weights %s x %.4g\n",
-		c->n_experts, c->n_used, c->ff_expert, c->ff_shared, c->ff_dense, c->norm_weights ? "normalised" : "plain",
-		(double)c->weights_scale);
+	printf("  attention       %u heads of %u + %u (rotary), values of %u; latents q %u, kv %u; rope base "
+		   "%.10g\n",
+		c->n_heads, c->head_nope, c->head_rope, c->head_value, c->q_rank, c->kv_rank, (double)c->rope_base);
+	printf("  indexer         %u heads of %u, best %u positions\n", c->index_heads, c->index_dim,
+		c->index_top_k);
+	printf("  experts         %u per layer, %u used, width %u; shared width %u; dense width %u; weights %s x "
+		   "%.4g\n",
+		c->n_experts, c->n_used, c->ff_expert, c->ff_shared, c->ff_dense,
+		c->norm_weights ? "normalised" : "plain", (double)c->weights_scale);
 	if (c->n_group > 1)
 		printf("  groups          %u of %u\n", c->n_group_used, c->n_group);
-	printf("  norms           eps %.3g, latents %.3g, indexer %.3g\n", (double)c->rms_eps, (double)c->latent_eps,
-		(double)c->index_eps);
-	printf("  sampling        temperature %.4g, top-p %.4g\n", (double)c->sampling_temperature, (double)c->sampling_top_p);
+	printf("  norms           eps %.3g, latents %.3g, indexer %.3g\n", (double)c->rms_eps,
+		(double)c->latent_eps, (double)c->index_eps);
+	printf("  sampling        temperature %.4g, top-p %.4g\n", (double)c->sampling_temperature,
+		(double)c->sampling_top_p);
 	uint32_t n_full = 0;
 	for (uint32_t i = 0; i < c->n_layers; i++)
 		n_full += c->index_full[i];
@@ -73,7 +77,8 @@ static void print_classes(const struct model_sizes *s)
 		const struct class_sizes *class = &s->classes[i];
 		if (!class->tensors)
 			continue;
-		printf("%-20s %7llu %12s ", tensor_class_name(i), (unsigned long long)class->tensors, SIZE(class->bytes));
+		printf("%-20s %7llu %12s ", tensor_class_name(i), (unsigned long long)class->tensors,
+			SIZE(class->bytes));
 		for (int t = 0; t < DTYPE_LIMIT; t++)
 			if (class->type_tensors[t])
 				printf(" %s x %llu", dtype_name((uint32_t)t), (unsigned long long)class->type_tensors[t]);
@@ -93,8 +98,9 @@ static const char *range_text(uint64_t low, uint64_t high, char *out, size_t n)
 static void print_sizes(const struct model_config *c, const struct model_sizes *s)
 {
 	printf("\nsizes\n");
-	printf("  resident        %s needed by every token%s%s%s\n", SIZE(s->resident_bytes), s->mtp_bytes ? "; MTP layer " : "",
-		s->mtp_bytes ? SIZE(s->mtp_bytes) : "", s->mtp_bytes ? " more" : "");
+	printf("  resident        %s needed by every token%s%s%s\n", SIZE(s->resident_bytes),
+		s->mtp_bytes ? "; MTP layer " : "", s->mtp_bytes ? SIZE(s->mtp_bytes) : "",
+		s->mtp_bytes ? " more" : "");
 	printf("  experts         %s in all: %llu of %s; one layer %s\n", SIZE(s->experts_bytes),
 		(unsigned long long)s->n_experts, range_text(s->expert_min, s->expert_max, (char[80]){0}, 80),
 		range_text(s->layer_min, s->layer_max, (char[80]){0}, 80));
@@ -145,8 +151,8 @@ static void print_tensors(const struct gguf *file, const struct model_config *c)
 	for (size_t i = 0; i < file->n_tensors; i++) {
 		const struct gguf_tensor *t = &file->tensors[i];
 		char shape[GGUF_SHAPE_MAX], where[32];
-		snprintf(where, sizeof where, file->n_files > 1 ? "%u:%llu" : "%.0u%llu", file->n_files > 1 ? t->file + 1 : 0,
-			(unsigned long long)t->offset);
+		snprintf(where, sizeof where, file->n_files > 1 ? "%u:%llu" : "%.0u%llu",
+			file->n_files > 1 ? t->file + 1 : 0, (unsigned long long)t->offset);
 		printf("%-44s %-8s %-24s %14llu %16s  %s\n", t->name, dtype_name(t->type), gguf_shape_text(t, shape),
 			(unsigned long long)t->bytes, where, tensor_class_name(tensor_classify(c, t->name)));
 	}
@@ -161,13 +167,29 @@ static json_t *config_json(const struct model_config *c)
 		const char *key;
 		uint32_t v;
 	} numbers[] = {
-		{"layers", c->n_layers}, {"mtp_layers", c->n_mtp}, {"embedding", c->n_embd}, {"vocab", c->n_vocab},
-		{"context", c->n_context}, {"heads", c->n_heads}, {"q_rank", c->q_rank}, {"kv_rank", c->kv_rank},
-		{"head_nope", c->head_nope}, {"head_rope", c->head_rope}, {"head_value", c->head_value},
-		{"dense_layers", c->n_dense}, {"dense_width", c->ff_dense}, {"moe_layers", config_n_moe(c)},
-		{"experts", c->n_experts}, {"experts_used", c->n_used}, {"expert_width", c->ff_expert},
-		{"shared_width", c->ff_shared}, {"expert_groups", c->n_group}, {"expert_groups_used", c->n_group_used},
-		{"index_heads", c->index_heads}, {"index_dim", c->index_dim}, {"index_top_k", c->index_top_k},
+		{"layers", c->n_layers},
+		{"mtp_layers", c->n_mtp},
+		{"embedding", c->n_embd},
+		{"vocab", c->n_vocab},
+		{"context", c->n_context},
+		{"heads", c->n_heads},
+		{"q_rank", c->q_rank},
+		{"kv_rank", c->kv_rank},
+		{"head_nope", c->head_nope},
+		{"head_rope", c->head_rope},
+		{"head_value", c->head_value},
+		{"dense_layers", c->n_dense},
+		{"dense_width", c->ff_dense},
+		{"moe_layers", config_n_moe(c)},
+		{"experts", c->n_experts},
+		{"experts_used", c->n_used},
+		{"expert_width", c->ff_expert},
+		{"shared_width", c->ff_shared},
+		{"expert_groups", c->n_group},
+		{"expert_groups_used", c->n_group_used},
+		{"index_heads", c->index_heads},
+		{"index_dim", c->index_dim},
+		{"index_top_k", c->index_top_k},
 	};
 	for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
 		json_out_uint(o, numbers[i].key, numbers[i].v);
@@ -226,11 +248,18 @@ static json_t *sizes_json(const struct model_config *c, const struct model_sizes
 		const char *key;
 		uint64_t v;
 	} numbers[] = {
-		{"resident_bytes", s->resident_bytes}, {"mtp_bytes", s->mtp_bytes}, {"experts_bytes", s->experts_bytes},
-		{"n_experts", s->n_experts}, {"expert_bytes", s->expert_max}, {"expert_bytes_min", s->expert_min},
-		{"layer_bytes", s->layer_max}, {"layer_bytes_min", s->layer_min},
-		{"working_set_experts", (uint64_t)config_n_moe(c) * c->n_used}, {"working_set_bytes", s->working_set},
-		{"weights_per_token_bytes", s->weights_per_token}, {"kv_bytes_per_token", s->kv_per_token},
+		{"resident_bytes", s->resident_bytes},
+		{"mtp_bytes", s->mtp_bytes},
+		{"experts_bytes", s->experts_bytes},
+		{"n_experts", s->n_experts},
+		{"expert_bytes", s->expert_max},
+		{"expert_bytes_min", s->expert_min},
+		{"layer_bytes", s->layer_max},
+		{"layer_bytes_min", s->layer_min},
+		{"working_set_experts", (uint64_t)config_n_moe(c) * c->n_used},
+		{"working_set_bytes", s->working_set},
+		{"weights_per_token_bytes", s->weights_per_token},
+		{"kv_bytes_per_token", s->kv_per_token},
 		{"kv_mtp_bytes_per_token", s->kv_mtp_per_token},
 	};
 	for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
@@ -277,7 +306,8 @@ static json_t *tensors_json(const struct gguf *file, const struct model_config *
 	return list;
 }
 
-static void print_json(const struct gguf *file, const struct model_config *c, const struct model_sizes *s, bool tensors)
+static void print_json(
+	const struct gguf *file, const struct model_config *c, const struct model_sizes *s, bool tensors)
 {
 	json_t *o = json_object(), *files = json_array();
 	json_out_str(o, "name", c->name);
@@ -308,18 +338,28 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 	const char *model = NULL, *option_model = NULL;
 	bool json = false, tensors = false;
 	const struct arg options[] = {
-		{.name = "model", .letter = 'm', .kind = ARG_STRING, .string = &option_model, .value = "FILE",
+		{.name = "model",
+			.letter = 'm',
+			.kind = ARG_STRING,
+			.string = &option_model,
+			.value = "FILE",
 			.help = "the same as MODEL"},
 		{.name = "tensors", .kind = ARG_FLAG, .flag = &tensors, .help = "list every tensor"},
 		{.name = "json", .kind = ARG_FLAG, .flag = &json, .help = "print one JSON object"},
 	};
 	const struct arg_group group = {NULL, options, ARRAY_LEN(options)};
 	const struct arg positional = {.kind = ARG_STRING, .string = &model, .value = "MODEL"};
-	const struct args args = {.command = "glmstream inspect", .usage = "MODEL [--tensors] [--json]",
-		.about = "Shape of a model file, types and bytes by class, the IndexShare schedule, and what fits into which "
-				 "memory. Reads headers only. Of a split file name the first part; without MODEL the pocket model is "
+	const struct args args = {.command = "glmstream inspect",
+		.usage = "MODEL [--tensors] [--json]",
+		.about = "Shape of a model file, types and bytes by class, the IndexShare schedule, and what fits "
+				 "into which "
+				 "memory. Reads headers only. Of a split file name the first part; without MODEL the pocket "
+				 "model is "
 				 "shown.",
-		.example = "glmstream inspect glm-5.2-q2.gguf", .groups = &group, .n_groups = 1, .positional = &positional,
+		.example = "glmstream inspect glm-5.2-q2.gguf",
+		.groups = &group,
+		.n_groups = 1,
+		.positional = &positional,
 		.n_positional = 1};
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)

@@ -41,7 +41,8 @@ static int score_row(void *user, uint32_t at, const float *row, struct err *e)
 	int32_t next = s->ids[at + 1];
 	double v = -sampler_logprob(row, s->n_valid, next);
 	if (!isfinite(v))
-		return err_set(e, ERR_RUN, "the logits after token %u of a chunk give id %d no finite probability", at, next);
+		return err_set(
+			e, ERR_RUN, "the logits after token %u of a chunk give id %d no finite probability", at, next);
 	s->count++;
 	double d = v - s->mean;
 	s->mean += d / (double)s->count;
@@ -61,19 +62,40 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 	bool json = false, special = false;
 	uint32_t max_chunks = 0;
 	const struct arg own[] = {
-		{.name = "file", .letter = 'f', .kind = ARG_STRING, .string = &path, .value = "TEXT", .required = true,
+		{.name = "file",
+			.letter = 'f',
+			.kind = ARG_STRING,
+			.string = &path,
+			.value = "TEXT",
+			.required = true,
 			.help = "UTF-8 text to score (- is stdin)"},
-		{.name = "chunks", .kind = ARG_UINT, .u32 = &max_chunks, .min = 1, .max = INT32_MAX, .value = "N",
-			.help = "stop after N chunks", .fallback = "all"},
-		{.name = "special", .kind = ARG_FLAG, .flag = &special, .help = "added tokens in the text are tokens, not text"},
-		{.name = "kv-f32", .kind = ARG_FLAG, .flag = &common.kv_f32, .help = "keep the cache in float32 instead of 16 bit"},
+		{.name = "chunks",
+			.kind = ARG_UINT,
+			.u32 = &max_chunks,
+			.min = 1,
+			.max = INT32_MAX,
+			.value = "N",
+			.help = "stop after N chunks",
+			.fallback = "all"},
+		{.name = "special",
+			.kind = ARG_FLAG,
+			.flag = &special,
+			.help = "added tokens in the text are tokens, not text"},
+		{.name = "kv-f32",
+			.kind = ARG_FLAG,
+			.flag = &common.kv_f32,
+			.help = "keep the cache in float32 instead of 16 bit"},
 		{.name = "json", .kind = ARG_FLAG, .flag = &json, .help = "print one JSON object"},
 	};
 	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, common_opts_group(&common)};
-	const struct args args = {.command = "glmstream perplexity", .usage = "-m MODEL -f TEXT [-c N] [options]",
-		.about = "Nats per token over a text: the mean of -ln p(token), with its standard error. The text is cut into "
+	const struct args args = {.command = "glmstream perplexity",
+		.usage = "-m MODEL -f TEXT [-c N] [options]",
+		.about = "Nats per token over a text: the mean of -ln p(token), with its standard error. The text is "
+				 "cut into "
 				 "chunks of the context (-c, here 2048 by default); the first token of each is not scored.",
-		.example = "glmstream perplexity -m MODEL -f wiki.txt -c 512", .groups = groups, .n_groups = ARRAY_LEN(groups)};
+		.example = "glmstream perplexity -m MODEL -f wiki.txt -c 512",
+		.groups = groups,
+		.n_groups = ARRAY_LEN(groups)};
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
@@ -94,12 +116,14 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 		common.context = DEFAULT_CHUNK;
 	if ((rc = common_opts_open(&common, &g, e)) || (rc = session_new(g, &s, e)))
 		goto out;
-	if ((rc = tokenizer_encode(engine_tokenizer(g), text, len, special ? TOKENIZER_PARSE_ADDED : 0, &ids, e))) {
+	if ((rc = tokenizer_encode(
+			 engine_tokenizer(g), text, len, special ? TOKENIZER_PARSE_ADDED : 0, &ids, e))) {
 		err_prefix(e, "%.400s", path);
 		goto out;
 	}
 	if (ids.n < 2) {
-		rc = err_set(e, ERR_INPUT, "%.400s: holds %zu token%s, expected at least 2", path, ids.n, ids.n == 1 ? "" : "s");
+		rc = err_set(e, ERR_INPUT, "%.400s: holds %zu token%s, expected at least 2", path, ids.n,
+			ids.n == 1 ? "" : "s");
 		goto out;
 	}
 	uint32_t chunk = MIN(engine_context(g), wanted ? wanted : DEFAULT_CHUNK);
@@ -115,8 +139,8 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 		n_chunks++;
 		n_tokens += score.n;
 		if (live)
-			fprintf(stderr, "\r%zu of %zu tokens, %.4f +- %.4f nats per token ", MIN(at + chunk, ids.n), ids.n,
-				score.mean, standard_error(&score));
+			fprintf(stderr, "\r%zu of %zu tokens, %.4f +- %.4f nats per token ", MIN(at + chunk, ids.n),
+				ids.n, score.mean, standard_error(&score));
 	}
 	if (live)
 		fprintf(stderr, "\r\033[K");
@@ -134,7 +158,8 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 		json_out_str(o, "backend", engine_backend_name(g));
 		json_out_line(stdout, o);
 	} else {
-		printf("%.6f +- %.6f nats per token (perplexity %.4f) over %llu tokens in %llu chunk%s of %u; %.1f tok/s, %s\n",
+		printf("%.6f +- %.6f nats per token (perplexity %.4f) over %llu tokens in %llu chunk%s of %u; %.1f "
+			   "tok/s, %s\n",
 			score.mean, standard_error(&score), exp(score.mean), (unsigned long long)score.count,
 			(unsigned long long)n_chunks, n_chunks == 1 ? "" : "s", chunk, (double)n_tokens / seconds,
 			engine_backend_name(g));

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* `glmstream` without a command: one answer (-p, -f), one answer per line of a pipe, or a chat. */
+#include "src/base/mem.h"
 #include "tools/answer.h"
 #include "tools/cmd_chat.h"
 #include "tools/commands.h"
@@ -12,17 +13,26 @@
 #include <string.h>
 #include <unistd.h>
 
-static int run_file(struct answer *a, const char *path, struct err *e)
-{
-	size_t n;
+/* The one prompt of -p or -f, read and checked before a large model is opened for it. */
+struct prompt {
 	char *text;
-	int rc = text_input_read(strcmp(path, "-") ? path : NULL, &text, &n, e);
-	if (rc)
-		return rc;
-	n -= n && text[n - 1] == '\n'; /* the line feed that editors add */
-	rc = answer_turn(a, text, n, strcmp(path, "-") ? path : "standard input", e);
-	free(text);
-	return rc;
+	size_t len;
+	const char *what; /* for errors */
+};
+
+static int read_prompt(const struct run_opts *o, struct prompt *p, struct err *e)
+{
+	int rc = 0;
+	if (o->prompt) {
+		*p = (struct prompt){mem_strdup(o->prompt), strlen(o->prompt), "-p"};
+	} else {
+		bool is_stdin = !strcmp(o->file, "-");
+		p->what = is_stdin ? "standard input" : o->file;
+		if ((rc = text_input_read(is_stdin ? NULL : o->file, &p->text, &p->len, e)))
+			return rc;
+		p->len -= p->len && p->text[p->len - 1] == '\n'; /* the line feed that editors add */
+	}
+	return conversation_check(p->text, p->len, p->what, e);
 }
 
 /* Every line that is not blank is a turn of one conversation. */
@@ -66,18 +76,18 @@ int cmd_run(int argc, char **argv, struct err *e)
 	int rc = run_opts_parse(&opts, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
-	bool chat = !opts.prompt && !opts.file && isatty(STDIN_FILENO);
-	rc = answer_open(&a, &opts, e);
-	if (!rc) {
-		interrupt_catch(chat); /* not before: Ctrl+C while a large model loads ends the program */
-		if (opts.prompt)
-			rc = answer_turn(&a, opts.prompt, strlen(opts.prompt), "-p", e);
-		else if (opts.file)
-			rc = run_file(&a, opts.file, e);
-		else if (chat)
-			rc = chat_loop(&a, e);
-		else
-			rc = run_lines(&a, e);
-	}
+	bool one = opts.prompt || opts.file, chat = !one && isatty(STDIN_FILENO);
+	struct prompt prompt = {0};
+	if ((one && (rc = read_prompt(&opts, &prompt, e))) || (rc = answer_open(&a, &opts, e)))
+		goto out;
+	interrupt_catch(chat); /* not before: Ctrl+C while a large model loads ends the program */
+	if (one)
+		rc = answer_turn(&a, prompt.text, prompt.len, prompt.what, e);
+	else if (chat)
+		rc = chat_loop(&a, e);
+	else
+		rc = run_lines(&a, e);
+out:
+	free(prompt.text);
 	return answer_close(&a, rc, e);
 }

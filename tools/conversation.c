@@ -24,12 +24,13 @@ void conversation_set_think(struct conversation *c, int mode)
 	c->chat.options.effort_high = mode == THINK_HIGH;
 }
 
-static int check_utf8(const char *text, size_t len, const char *what, struct err *e)
+int conversation_check(const char *text, size_t len, const char *what, struct err *e)
 {
 	size_t good = utf8_valid_prefix(text, len);
 	if (good == len)
 		return 0;
-	return err_set(e, ERR_INPUT, "%.200s: byte %zu (0x%02x) is not valid UTF-8", what, good, (unsigned char)text[good]);
+	return err_set(
+		e, ERR_INPUT, "%.200s: byte %zu (0x%02x) is not valid UTF-8", what, good, (unsigned char)text[good]);
 }
 
 static bool has_system(const struct conversation *c)
@@ -41,7 +42,7 @@ int conversation_set_system(struct conversation *c, const char *text, struct err
 {
 	struct chat *chat = &c->chat;
 	bool had = has_system(c), wants = text && *text;
-	int rc = wants ? check_utf8(text, strlen(text), "the system message", e) : 0;
+	int rc = wants ? conversation_check(text, strlen(text), "the system message", e) : 0;
 	if (rc)
 		return rc;
 	if (had) { /* to the end, and off */
@@ -68,7 +69,7 @@ const char *conversation_system(const struct conversation *c)
 int conversation_add_user(struct conversation *c, const struct tokenizer *t, const char *text, size_t len,
 	const char *what, struct err *e)
 {
-	int rc = check_utf8(text, len, what, e);
+	int rc = conversation_check(text, len, what, e);
 	if (rc)
 		return rc;
 	size_t mark = c->raw ? c->raw_ids.n : c->chat.n_messages;
@@ -109,7 +110,8 @@ void conversation_reset(struct conversation *c)
 	chat_truncate(&c->chat, has_system(c) ? 1 : 0);
 }
 
-int conversation_prompt(struct conversation *c, const struct tokenizer *t, struct token_ids *out, struct err *e)
+int conversation_prompt(
+	struct conversation *c, const struct tokenizer *t, struct token_ids *out, struct err *e)
 {
 	out->n = 0;
 	if (!c->raw) {

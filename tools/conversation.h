@@ -27,6 +27,9 @@ void conversation_set_think(struct conversation *c, int mode);
 int conversation_set_system(struct conversation *c, const char *text, struct err *e);
 const char *conversation_system(const struct conversation *c); /* NULL: none */
 
+/* ERR_INPUT when text is not UTF-8; `what` names it. */
+int conversation_check(const char *text, size_t len, const char *what, struct err *e);
+
 /* Begins a turn. `what` names the text in errors ("line 3", a file). ERR_INPUT when it is not UTF-8. */
 int conversation_add_user(struct conversation *c, const struct tokenizer *t, const char *text, size_t len,
 	const char *what, struct err *e);
@@ -41,6 +44,7 @@ const char *conversation_last_user(const struct conversation *c);
 void conversation_reset(struct conversation *c);
 
 /* The ids of the whole prompt; replaces *out. */
-int conversation_prompt(struct conversation *c, const struct tokenizer *t, struct token_ids *out, struct err *e);
+int conversation_prompt(
+	struct conversation *c, const struct tokenizer *t, struct token_ids *out, struct err *e);
 
 #endif

@@ -187,7 +187,8 @@ static void remember(struct line_edit *l, const char *text)
 		return;
 	history(l->history, &l->event, H_ENTER, text);
 	if (l->history_file)
-		history(l->history, &l->event, H_SAVE, l->history_file); /* a history that cannot be kept is no error */
+		history(
+			l->history, &l->event, H_SAVE, l->history_file); /* a history that cannot be kept is no error */
 }
 #endif
 

@@ -66,7 +66,8 @@ int out_file_open(struct out_file *o, const char *path, struct err *e)
 	free(dir);
 	if (o->directory < 0)
 		goto failed;
-	fd = openat(o->directory, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, there ? st.st_mode & 0777 : new_file_mode());
+	fd = openat(
+		o->directory, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, there ? st.st_mode & 0777 : new_file_mode());
 	if (fd < 0) {
 		o->temp = temp_name(o->path);
 		fd = openat(o->directory, o->temp, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC,

@@ -14,8 +14,8 @@
 /* Zero-initialise. Write to `f` with stdio; errors may be left to commit. */
 struct out_file {
 	FILE *f;
-	char *path; /* the target, links resolved; for people: what the caller named */
-	char *temp; /* temporary name; NULL: a file without a name, or written directly */
+	char *path;    /* the target, links resolved; for people: what the caller named */
+	char *temp;    /* temporary name; NULL: a file without a name, or written directly */
 	int directory; /* open directory of the target, -1 when written directly */
 	int direct;    /* stdout, a device or a pipe */
 };

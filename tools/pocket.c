@@ -44,7 +44,8 @@ const char *pocket_or(const char *model, struct err *e)
 	snprintf(path, sizeof path, "%s/pocket.gguf", GLM_DATA_DIR);
 	if (!access(path, R_OK))
 		return path;
-	err_set(e, ERR_INPUT, "no model given and the pocket model is not installed (looked beside the program and in %s)",
+	err_set(e, ERR_INPUT,
+		"no model given and the pocket model is not installed (looked beside the program and in %s)",
 		GLM_DATA_DIR);
 	err_hint(e, "name a model with -m MODEL.gguf, or set GLMSTREAM_POCKET");
 	return NULL;

@@ -14,7 +14,7 @@ struct run_opts {
 	bool raw, json;
 	int think; /* enum think_mode */
 	bool think_given;
-	uint32_t max_new;          /* UINT32_MAX: until the model stops */
+	uint32_t max_new; /* UINT32_MAX: until the model stops */
 	float temp, top_p, min_p;
 	int top_k;
 	uint64_t seed;

@@ -62,9 +62,10 @@ void stats_print(FILE *f, const struct stats *s, bool colours)
 	if (s->experts.miss)
 		fprintf(f, ", %.1f %% read", 100 * (double)s->experts.miss / (double)asked);
 	if (s->experts.bytes_read)
-		fprintf(f, " (%.2f GB at %.2f GB/s, %.1f ms wait a token)", (double)s->experts.bytes_read * 1e-9, read_gb_s(s),
-			wait_ms_per_token(s));
-	fprintf(f, "; logits %016llx; %s%s\n", (unsigned long long)r->logits_hash, s->backend, colours ? "\033[0m" : "");
+		fprintf(f, " (%.2f GB at %.2f GB/s, %.1f ms wait a token)", (double)s->experts.bytes_read * 1e-9,
+			read_gb_s(s), wait_ms_per_token(s));
+	fprintf(f, "; logits %016llx; %s%s\n", (unsigned long long)r->logits_hash, s->backend,
+		colours ? "\033[0m" : "");
 }
 
 json_t *stats_json(const struct stats *s)

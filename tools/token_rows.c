@@ -11,27 +11,35 @@
 
 #define ROWS_BYTES ((size_t)64 << 20) /* of the buffer, if a row is not larger */
 
-int token_ids_read(const char *path, uint32_t n_vocab, struct token_ids *out, struct err *e)
+static const char *name_of(const char *path)
 {
-	bool is_stdin = !strcmp(path, "-");
-	const char *name = is_stdin ? "standard input" : path;
+	return strcmp(path, "-") ? path : "standard input";
+}
+
+int token_ids_read(const char *path, struct token_ids *out, struct err *e)
+{
 	char *text = NULL;
 	size_t len;
-	int rc;
-	if ((rc = text_input_read(is_stdin ? NULL : path, &text, &len, e)) ||
-		(rc = text_input_ids(text, len, name, out, e)))
-		goto out;
-	if (!out->n)
-		rc = err_set(e, ERR_INPUT, "%.400s: holds no token ids", name);
-	else if (out->n > UINT32_MAX)
-		rc = err_set(e, ERR_INPUT, "%.400s: holds %zu token ids, more than any context", name, out->n);
-	for (size_t i = 0; i < out->n && !rc; i++)
-		if (out->data[i] < 0 || (uint32_t)out->data[i] >= n_vocab)
-			rc = err_set(e, ERR_INPUT, "%.400s: id %d (number %zu) is outside the model's vocabulary of %u", name,
-				out->data[i], i + 1, n_vocab);
-out:
+	int rc = text_input_read(strcmp(path, "-") ? path : NULL, &text, &len, e);
+	if (!rc)
+		rc = text_input_ids(text, len, name_of(path), out, e);
+	if (!rc && !out->n)
+		rc = err_set(e, ERR_INPUT, "%.400s: holds no token ids", name_of(path));
 	free(text);
 	return rc;
+}
+
+int token_ids_check(
+	const struct token_ids *ids, const char *path, uint32_t n_vocab, uint32_t context, struct err *e)
+{
+	if (ids->n > context)
+		return err_set(
+			e, ERR_INPUT, "%.400s: %zu tokens do not fit the context of %u", name_of(path), ids->n, context);
+	for (size_t i = 0; i < ids->n; i++)
+		if (ids->data[i] < 0 || (uint32_t)ids->data[i] >= n_vocab)
+			return err_set(e, ERR_INPUT, "%.400s: id %d (number %zu) is outside the model's vocabulary of %u",
+				name_of(path), ids->data[i], i + 1, n_vocab);
+	return 0;
 }
 
 int token_rows_walk(struct session *s, const int32_t *ids, uint32_t n, const struct session_watch *watch,

@@ -5,9 +5,11 @@
 
 #include "src/engine/session.h"
 
-/* Appends whitespace-separated decimal ids from a file, "-" is stdin. At least one, all in [0, n_vocab), or ERR_INPUT with
- * the place. */
-int token_ids_read(const char *path, uint32_t n_vocab, struct token_ids *out, struct err *e);
+/* Appends whitespace-separated decimal ids from a file, "-" is stdin. At least one, or ERR_INPUT. */
+int token_ids_read(const char *path, struct token_ids *out, struct err *e);
+
+/* Are all of them in [0, n_vocab), and no more than a context holds? ERR_INPUT with the place; `path` names them. */
+int token_ids_check(const struct token_ids *ids, const char *path, uint32_t n_vocab, uint32_t context, struct err *e);
 
 /* Called for every position in order: row [vocab] are the logits after ids[at]. Nonzero ends the walk with that code. */
 typedef int token_row_fn(void *user, uint32_t at, const float *row, struct err *e);

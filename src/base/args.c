@@ -109,7 +109,9 @@ static void list_words(const struct arg_word *w, char *out, size_t n)
 	out[0] = 0;
 	for (size_t used = 0; w->word && used < n; w++)
 		used += (size_t)snprintf(out + used, n - used, "%s%s", w->word,
-			!w[1].word ? "" : w[2].word ? ", " : " or ");
+			!w[1].word  ? ""
+			: w[2].word ? ", "
+						: " or ");
 }
 
 int args_set(const struct arg *arg, const char *label, const char *text, struct err *e)
@@ -218,7 +220,10 @@ static const struct arg *find_letter(const struct args *a, char letter)
 
 static void hint_help(const struct args *a, struct err *e)
 {
-	err_hint(e, "%s --help lists the options", a->command);
+	if (a->see)
+		err_hint(e, "%s lists the options", a->see);
+	else
+		err_hint(e, "%s --help lists the options", a->command);
 }
 
 static int unknown_long(const struct args *a, const char *name, size_t n, struct err *e)
@@ -254,8 +259,8 @@ static bool names_option(const struct args *a, const char *text)
 	return !text[2] && find_letter(a, text[1]);
 }
 
-static int take(const struct args *a, const struct arg *arg, const char *label, const char *attached, int argc,
-	char **argv, int *at, struct err *e)
+static int take(const struct args *a, const struct arg *arg, const char *label, const char *attached,
+	int argc, char **argv, int *at, struct err *e)
 {
 	if (arg->kind == ARG_FLAG) {
 		if (attached)
@@ -420,7 +425,8 @@ static void help_option(struct buf *out, const struct arg *arg)
 	if (arg->kind == ARG_CHOICE && !arg->value) {
 		size_t used = 0;
 		for (const struct arg_word *w = arg->words; w->word && used < sizeof words; w++)
-			used += (size_t)snprintf(words + used, sizeof words - used, "%s%s", w == arg->words ? "" : "|", w->word);
+			used += (size_t)snprintf(
+				words + used, sizeof words - used, "%s%s", w == arg->words ? "" : "|", w->word);
 		value = words;
 	}
 	char letter[3] = {'-', arg->letter, 0};

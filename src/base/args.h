@@ -37,8 +37,9 @@ struct arg_word {
 };
 
 struct arg {
-	const char *name; /* long name without dashes; NULL when there is only a letter or for a positional argument */
-	char letter;      /* short name; 0: none */
+	const char
+		*name;   /* long name without dashes; NULL when there is only a letter or for a positional argument */
+	char letter; /* short name; 0: none */
 	enum arg_kind kind;
 	union {
 		bool *flag;
@@ -50,13 +51,13 @@ struct arg {
 	};
 	bool *given;                  /* may be NULL: set to true when the option occurs */
 	const struct arg_word *words; /* may be NULL but for ARG_CHOICE */
-	double min, max;              /* inclusive range of a number (of GB for sizes); both 0: all that the type holds */
-	bool above_min;               /* min itself is out of range */
-	bool clears;                  /* ARG_FLAG: the option sets false */
-	bool required;                /* its absence is an error */
-	const char *value;            /* placeholder in the help ("N"); for a positional argument its name */
-	const char *help;             /* one sentence without full stop; NULL: not shown */
-	const char *fallback;         /* the default in words, shown in the help; NULL: none */
+	double min, max;      /* inclusive range of a number (of GB for sizes); both 0: all that the type holds */
+	bool above_min;       /* min itself is out of range */
+	bool clears;          /* ARG_FLAG: the option sets false */
+	bool required;        /* its absence is an error */
+	const char *value;    /* placeholder in the help ("N"); for a positional argument its name */
+	const char *help;     /* one sentence without full stop; NULL: not shown */
+	const char *fallback; /* the default in words, shown in the help; NULL: none */
 };
 
 /* A titled part of the option list, so that commands share parts. */
@@ -70,6 +71,7 @@ struct args {
 	const char *command; /* "glmstream perplexity": begins usage and example lines */
 	const char *usage;   /* what follows the command in the usage line: "-m MODEL -f TEXT [options]" */
 	const char *about;   /* what the command does, a few sentences; lines are filled, '\n' kept */
+	const char *see;     /* the command that shows this help, for hints; NULL: "COMMAND --help" */
 	const char *example; /* one or more lines, shown as they are; may be NULL */
 	const struct arg_group *groups;
 	size_t n_groups;
