@@ -42,6 +42,7 @@ struct work {
 	struct safetensors *st;
 	struct convert_plan plan;
 	struct convert_imatrix *imatrix;
+	bool *has_importance; /* [n_tensors] */
 	struct gguf_writer *writer;
 	struct convert_journal journal;
 	bool *done;
@@ -106,6 +107,29 @@ static void raise_file_limit(void)
 	}
 }
 
+/* Which tensors the importance matrix has something to say about. */
+static int match_imatrix(struct work *w, struct err *e)
+{
+	size_t n_found = 0;
+	int code = 0;
+	w->has_importance = NEW_ARRAY(bool, w->plan.n_tensors);
+	if (!w->opt.imatrix)
+		return 0;
+	if ((code = convert_imatrix_open(w->opt.imatrix, &w->imatrix, e)))
+		return code;
+	for (size_t i = 0; i < w->plan.n_tensors && !code; i++) {
+		const struct convert_tensor *t = &w->plan.tensors[i];
+		/* Q8_0 and plain types take no notice of importance */
+		if (dtype_info(t->type)->block_values < 256 || t->transposed)
+			continue;
+		code = convert_imatrix_check(w->imatrix, t->name, t->src_cols, t->n_slabs, &w->has_importance[i], e);
+		n_found += w->has_importance[i];
+	}
+	buf_printf(&w->plan.notes, "%s: %zu matrices, used for %zu tensors\n", w->opt.imatrix,
+		convert_imatrix_count(w->imatrix), n_found);
+	return code;
+}
+
 /* From headers to a plan with all sizes known. */
 static int make_plan(struct work *w, struct err *e)
 {
@@ -120,7 +144,7 @@ static int make_plan(struct work *w, struct err *e)
 	if ((code = convert_config_read(&w->cfg, w->opt.src, e)) || (code = safetensors_open(w->opt.src, &w->st, e)) ||
 		(code = convert_plan_make(&w->plan, &w->cfg, w->opt.recipe, &w->opt.types, w->st, w->opt.src, e)))
 		return code;
-	if (w->opt.imatrix && (code = convert_imatrix_open(w->opt.imatrix, &w->imatrix, e)))
+	if ((code = match_imatrix(w, e)))
 		return code;
 	w->writer = gguf_writer_new(&(struct gguf_write_options){.split_bytes = w->opt.split_bytes});
 	if ((code = convert_keys_set(w->writer, &w->cfg, w->opt.src, &notes, e)))
@@ -202,12 +226,16 @@ static int convert(struct work *w, struct err *e)
 	if (code)
 		return code;
 	interrupt_catch(false);
-	const struct convert_job job = {.plan = &w->plan, .st = w->st, .imatrix = w->imatrix, .writer = w->writer,
-		.journal = &w->journal, .done = w->done, .n_workers = w->opt.jobs, .progress = !w->opt.quiet,
+	const struct convert_job job = {.plan = &w->plan, .st = w->st, .imatrix = w->imatrix,
+		.has_importance = w->has_importance, .writer = w->writer, .journal = &w->journal, .done = w->done, .n_workers = w->opt.jobs, .progress = !w->opt.quiet,
 		.cancel = interrupt_flag()};
 	if ((code = convert_run(&job, e)) || (code = gguf_writer_commit(w->writer, e))) {
-		if (code != ERR_INPUT && e && !e->hint[0])
+		if (code != ERR_INPUT) {
 			err_hint(e, "the same command goes on from here");
+			return code;
+		}
+		gguf_writer_discard(w->writer); /* a broken source: a mended one is another */
+		convert_journal_close(&w->journal, true);
 		return code;
 	}
 	convert_journal_close(&w->journal, true);
@@ -285,5 +313,6 @@ int cmd_convert(int argc, char **argv, struct err *e)
 	convert_plan_fini(&w.plan);
 	safetensors_close(w.st);
 	free(w.done);
+	free(w.has_importance);
 	return rc;
 }

@@ -113,9 +113,14 @@ static int read_rope(struct convert_config *c, const struct source *s)
 	const json_t *nested = json_object_get(s->root, "rope_parameters");
 	int code = 0;
 	if (json_is_object(nested)) {
-		struct source in = {nested, s->path, s->e};
-		if ((code = expect_str(&in, "rope_type", "default", false)) || (code = get_f32(&in, "rope_theta", &c->rope_theta)))
-			return err_prefix(s->e, "rope_parameters"), code;
+		char *place = mem_printf("%s: rope_parameters", s->path);
+		struct source in = {nested, place, s->e};
+		code = expect_str(&in, "rope_type", "default", false);
+		if (!code)
+			code = get_f32(&in, "rope_theta", &c->rope_theta);
+		free(place);
+		if (code)
+			return code;
 	} else if ((code = get_f32(s, "rope_theta", &c->rope_theta))) {
 		return err_set(s->e, ERR_INPUT, "%s: neither rope_parameters.rope_theta nor rope_theta is there", s->path);
 	}

@@ -32,7 +32,6 @@ struct unit {
 
 struct state {
 	const struct convert_job *job;
-	bool *has_importance; /* [n_tensors] the imatrix knows it; constant */
 	uint64_t *units_left; /* [n_tensors] */
 	pthread_mutex_t lock;
 	pthread_cond_t event; /* a tensor is finished, a worker has left */
@@ -56,7 +55,7 @@ struct bench {
 static bool whole_slab(const struct state *s, uint32_t i)
 {
 	const struct convert_tensor *t = &s->job->plan->tensors[i];
-	return t->transposed || (t->type == DTYPE_IQ2_XXS && !s->has_importance[i]);
+	return t->transposed || (t->type == DTYPE_IQ2_XXS && !s->job->has_importance[i]);
 }
 
 static uint64_t block_rows(const struct convert_tensor *t)
@@ -166,7 +165,7 @@ static int convert_unit(struct state *s, const struct unit *u, struct bench *b, 
 	int code = 0;
 	if (t->transposed)
 		return convert_turned(s, u, b, e);
-	if (s->has_importance[u->tensor] &&
+	if (s->job->has_importance[u->tensor] &&
 		convert_imatrix_get(s->job->imatrix, t->name, u->slab, t->src_cols, b->importance))
 		importance = b->importance;
 	else if (t->type == DTYPE_IQ2_XXS) {
@@ -344,27 +343,17 @@ static void attend(struct state *s, struct progress *p)
 	free(ids);
 }
 
-static int prepare(struct state *s, struct progress *p, struct err *e)
+static void prepare(struct state *s, struct progress *p)
 {
-	const struct convert_plan *plan = s->job->plan;
-	for (uint32_t i = 0; i < plan->n_tensors; i++) {
-		const struct convert_tensor *t = &plan->tensors[i];
+	for (uint32_t i = 0; i < s->job->plan->n_tensors; i++) {
 		uint64_t bytes;
 		gguf_writer_place(s->job->writer, i, NULL, NULL, &bytes);
 		p->total += bytes;
 		if (s->job->done[i])
 			s->bytes_done += bytes;
-		bool weighs = dtype_info(t->type)->block_values == 256; /* Q8_0 and plain types ignore importance */
-		if (s->job->imatrix && weighs && !t->transposed) {
-			int code =
-				convert_imatrix_check(s->job->imatrix, t->name, t->src_cols, t->n_slabs, &s->has_importance[i], e);
-			if (code)
-				return code;
-		}
 		s->units_left[i] = units_of(s, i);
 	}
 	p->start_bytes = s->bytes_done;
-	return 0;
 }
 
 int convert_run(const struct convert_job *job, struct err *e)
@@ -374,12 +363,9 @@ int convert_run(const struct convert_job *job, struct err *e)
 	struct progress p = {.on = job->progress, .terminal = isatty(2), .start_ns = clock_ns()};
 	pthread_t *threads = NEW_ARRAY(pthread_t, job->n_workers);
 	uint32_t started = 0;
-	s.has_importance = NEW_ARRAY(bool, n);
 	s.units_left = NEW_ARRAY(uint64_t, n);
 	s.finished = NEW_ARRAY(uint32_t, n);
-	int code = prepare(&s, &p, e);
-	if (code)
-		goto out;
+	prepare(&s, &p);
 	pthread_mutex_lock(&s.lock);
 	for (; started < job->n_workers; started++) {
 		int why = pthread_create(&threads[started], NULL, worker, &s);
@@ -393,14 +379,12 @@ int convert_run(const struct convert_job *job, struct err *e)
 	attend(&s, &p);
 	for (uint32_t i = 0; i < started; i++)
 		pthread_join(threads[i], NULL);
-	code = s.code;
+	int code = s.code;
 	if (code == ERR_INTERRUPTED)
 		err_set(e, code, "interrupted");
 	else if (code && e)
 		*e = s.err;
-out:
 	free(threads);
-	free(s.has_importance);
 	free(s.units_left);
 	free(s.finished);
 	return code;

@@ -1,0 +1,264 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# glmstream convert on generated checkpoints: every value against an independent computation, the real model's sizes to the
+# byte, the same bytes for any number of threads, for a killed and resumed run, whole or split, and refusals.
+# shellcheck disable=SC2317 # functions called through check
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+command -v python3 >/dev/null 2>&1 || skip "needs python3 to make checkpoints"
+has_command convert || skip "this build cannot convert"
+RUN_LIMIT=170
+
+gen() {
+	python3 tests/gen_checkpoint.py "$@" >"$work/gen" || wrong "the generator failed: $*"
+}
+
+agrees() { # source, output, recipe
+	python3 tests/e2e/check_convert.py "$@" >>"$work/err" 2>&1
+}
+
+convert_and_check() { # source, recipe, options...
+	local src=$1 recipe=$2
+	shift 2
+	run convert "$work/$src" -o "$work/$src-$recipe.gguf" --recipe "$recipe" -q "$@"
+	exits 0
+	check "$src as $recipe agrees with the independent computation" agrees "$work/$src" "$work/$src-$recipe.gguf" "$recipe"
+	check "no temporary file is left" [ ! -e "$work/$src-$recipe.gguf.partial" ]
+	check "no journal is left" [ ! -e "$work/$src-$recipe.gguf.journal" ]
+}
+
+stdout_has() {
+	check "the plan should say: $1" grep -qxE -- "$1" "$work/out"
+}
+
+# ---- values: dtypes x fused or separate x recipes ------------------------------------------------------------------------
+
+gen "$work/tiny" --tokenizer tests/data/tokenizer/pocket-tokenizer.json
+convert_and_check tiny f32
+convert_and_check tiny q4
+convert_and_check tiny q2
+convert_and_check tiny iq2 --jobs 3
+gen "$work/ragged" --shape ragged --dtype fp8 --shards 5
+convert_and_check ragged f32
+convert_and_check ragged q2
+check "a row that fits no block is said" grep -q 'blk.0.ffn_down.weight: rows of 417 values do not fit Q8_0, stored as BF16' "$work/err"
+gen "$work/fused" --shape ragged --dtype fp8 --fused
+convert_and_check fused f32
+gen "$work/half" --shape ragged --dtype f16 --fused --no-mtp
+convert_and_check half bf16
+check "a missing MTP layer is said" grep -q 'lacks layer 5 (MTP)' "$work/err"
+gen "$work/full" --shape ragged --dtype f32 --shards 1
+convert_and_check full q8
+
+# ---- the indexer schedule: types, pattern, freq and offset, none -----------------------------------------------------------
+
+schedule_of() { # of an output: as many marks as layers
+	python3 - "$1" <<-'END'
+	import importlib.util, sys
+	spec = importlib.util.spec_from_file_location("c", "tests/e2e/check_convert.py")
+	c = importlib.util.module_from_spec(spec)
+	spec.loader.exec_module(c)
+	print("".join("FS"[not t] for t in c.Model(sys.argv[1]).keys["glm-dsa.attention.indexer.types"]))
+	END
+}
+
+for how in indexer_types=null 'indexer_types=null index_topk_pattern="FFFSS"' 'index_topk_freq=1'; do
+	words=()
+	for word in $how; do words+=(--set "$word"); done
+	gen "$work/sched" --shape ragged "${words[@]}"
+	run convert "$work/sched" -o "$work/sched.gguf" --recipe q8 -q
+	exits 0
+	check "schedule by $how" [ "$(schedule_of "$work/sched.gguf")" = FFFSS ]
+done
+gen "$work/sched" --shape ragged --set indexer_types=null --set index_topk_freq=null --set index_skip_topk_offset=null
+run convert "$work/sched" -o "$work/x.gguf" --recipe q8 # all full: layers 3 and 4 lack their indexers
+error_is_one_sentence 3 'model.layers.3.self_attn.indexer.*is missing'
+gen "$work/sched" --shape ragged --set 'rope_parameters=null' --set rope_theta=8000000
+convert_and_check sched q8
+
+# ---- the real model, to the byte (from headers; the shards are sparse) -----------------------------------------------------
+
+gen "$work/real" --shape glm-5.2 --headers-only --shards 282
+check "the BF16 repository" grep -qx '59585 tensors 1506659919872 bytes' "$work/gen"
+run convert "$work/real" --recipe q2 --dry-run
+exits 0
+stdout_has 'source   59585 tensors in 282 files, 1506659919872 bytes: F32 77824, BF16 1506659842048'
+stdout_has 'model    78 \+ 1 layers, 22 of them with an indexer, 256 experts'
+stdout_has 'F32      538 tensors, 500342784 bytes'
+stdout_has 'Q8_0     758 tensors, 19938287616 bytes'
+stdout_has 'Q2_K     228 tensors, 240987930624 bytes' # 76 layers x 3,170,893,824
+stdout_has 'tensors  1524 tensors, 261426561024 bytes'
+run convert "$work/real" --recipe iq2 --dry-run --split-gb 50
+stdout_has 'IQ2_XXS  228 tensors, 189347659776 bytes' # 76 x 2,491,416,576
+stdout_has 'tensors  1524 tensors, 209786290176 bytes'
+check "no part is larger than asked for" awk '/^part/ && $5 > 50e9 { bad = 1 } END { exit bad }' "$work/out"
+run convert "$work/real" --recipe q4 --dry-run
+stdout_has 'Q4_K     228 tensors, 413122166784 bytes' # 76 x 5,435,817,984
+run convert "$work/real" --recipe bf16 --dry-run
+stdout_has 'BF16     986 tensors, 1506409709568 bytes'
+rm -r "$work/real"
+gen "$work/real" --shape glm-5.2 --dtype fp8 --headers-only --shards 141
+check "the FP8 repository" grep -qx '118629 tensors 755617140416 bytes' "$work/gen"
+run convert "$work/real" --recipe q2 --dry-run
+stdout_has 'source   118629 tensors in 141 files, 755617140416 bytes: F32 183490240, BF16 4207458304, F8_E4M3 751226191872'
+stdout_has 'tensors  1524 tensors, 261426561024 bytes'
+check "a dry run writes nothing" [ -z "$(find "$work" -name '*.partial' -o -name '*.journal')" ]
+rm -r "$work/real"
+
+# ---- the same bytes whatever happens -------------------------------------------------------------------------------------
+
+for jobs in 1 2 7; do
+	run convert "$work/tiny" -o "$work/again.gguf" --recipe iq2 -q --jobs $jobs
+	check "the same bytes with --jobs $jobs" cmp -s "$work/tiny-iq2.gguf" "$work/again.gguf"
+done
+
+run convert "$work/tiny" -o "$work/parts.gguf" --recipe q2 -q --split-gb 0.003
+exits 0
+first=$(echo "$work"/parts-00001-of-*.gguf)
+check "a split output" agrees "$work/tiny" "$first" q2
+check "a split output has several parts" [ "$(find "$work" -name 'parts-*.gguf' | wc -l)" -gt 3 ]
+
+# Kills a conversion as soon as its journal vouches for something; $killed tells whether that came about.
+start_and_kill() { # output, signal
+	"$GLMSTREAM" convert "$work/tiny" -o "$1" --recipe iq2 --jobs 1 >"$work/out" 2>"$work/err" &
+	local pid=$! i
+	for ((i = 0; i < 600; i++)); do
+		if [ -e "$1.journal" ] && [ "$(wc -l <"$1.journal")" -gt 2 ]; then break; fi
+		kill -0 $pid 2>/dev/null || break
+		sleep 0.05
+	done
+	kill -"$2" $pid 2>/dev/null
+	wait $pid 2>/dev/null
+	rc=$?
+	[ -e "$1.partial" ] && killed=yes || killed=no
+}
+
+start_and_kill "$work/killed.gguf" KILL
+check "the conversion was killed halfway" [ $killed = yes ]
+check "a killed conversion leaves no output" [ ! -e "$work/killed.gguf" ]
+run convert "$work/tiny" -o "$work/killed.gguf" --recipe iq2 --jobs 2
+exits 0
+check "it goes on where it stood" grep -qE 'going on with an earlier run: [0-9]+ of 112 tensors are done' "$work/err"
+check "resumed equals uninterrupted" cmp -s "$work/tiny-iq2.gguf" "$work/killed.gguf"
+
+start_and_kill "$work/stopped.gguf" INT
+check "Ctrl+C ends with 130 and a hint" test $rc = 130 -a -n "$(grep '^hint: the same command goes on' "$work/err")"
+sed -i '2s/^[0-9]*/99/' "$work/stopped.gguf.journal"
+run convert "$work/tiny" -o "$work/stopped.gguf" --recipe iq2 -q
+exits 0
+check "a damaged journal is said" grep -q 'journal is damaged: starting over' "$work/err"
+check "starting over equals uninterrupted" cmp -s "$work/tiny-iq2.gguf" "$work/stopped.gguf"
+
+start_and_kill "$work/other.gguf" KILL
+run convert "$work/tiny" -o "$work/other.gguf" --recipe q2 -q
+exits 0
+check "another recipe starts over" grep -q 'belongs to another source, recipe or version: starting over' "$work/err"
+check "and is right" cmp -s "$work/tiny-q2.gguf" "$work/other.gguf"
+
+# ---- importance --------------------------------------------------------------------------------------------------------
+
+make_dat() { # file, number of values
+	python3 - "$1" "$2" <<-'END'
+	import struct, sys
+	name, n = b"blk.1.ffn_gate_exps.weight", int(sys.argv[2])
+	values = [1.0 + (i % 256 == 3) * 1000 for i in range(n)]
+	values[256:512] = [0.0] * 256  # an expert that was never used
+	open(sys.argv[1], "wb").write(struct.pack("<ii", 1, len(name)) + name + struct.pack("<ii", 9, n) + struct.pack("<%df" % n, *values))
+	END
+}
+make_dat "$work/im.dat" $((256 * 4))
+for recipe in iq2 q2; do
+	run convert "$work/tiny" -o "$work/im-$recipe.gguf" --recipe $recipe -q --imatrix "$work/im.dat"
+	exits 0
+	check "importance still gives a sound $recipe" agrees "$work/tiny" "$work/im-$recipe.gguf" $recipe
+	check "importance changes $recipe" test "$(cmp "$work/im-$recipe.gguf" "$work/tiny-$recipe.gguf" >/dev/null; echo $?)" = 1
+done
+make_dat "$work/im.dat" 1000
+run convert "$work/tiny" -o "$work/x.gguf" --recipe iq2 -q --imatrix "$work/im.dat"
+error_is_one_sentence 3 'im.dat: blk.1.ffn_gate_exps.weight has 1000 values'
+head -c 400 "$work/im.dat" >"$work/cut.dat"
+run convert "$work/tiny" -o "$work/x.gguf" --recipe iq2 -q --imatrix "$work/cut.dat"
+error_is_one_sentence 3 'cut.dat: entry 0 of 1 is damaged'
+
+# ---- refusals ------------------------------------------------------------------------------------------------------------
+
+refused() { # pattern: the source $work/bad is bad input
+	run convert "$work/bad" -o "$work/x.gguf" --recipe q2 -q
+	error_is_one_sentence 3 "$1"
+	check "nothing is written" [ -z "$(find "$work" -name 'x.gguf*')" ]
+}
+fresh() {
+	rm -rf "$work/bad"
+	gen "$work/bad" --shape ragged "$@"
+}
+
+run convert "$work/tiny" --recipe q2
+error_is_one_sentence 2 'OUT.gguf is missing'
+run convert "$work/tiny" -o "$work/x.gguf" --recipe q3
+error_is_one_sentence 2 'recipe: "q3" found'
+run convert "$work/none" -o "$work/x.gguf" --recipe q2
+error_is_one_sentence 3 'No such file'
+run convert "$work/tiny/config.json" -o "$work/x.gguf" --recipe q2
+error_is_one_sentence 3 'is not a directory'
+run convert "$work/tiny" -o "$work/no/such/x.gguf" --recipe q2 -q
+error_is_one_sentence 3 'No such file'
+run convert "$work/tiny" -o "$work/tiny" --recipe q2 -q
+error_is_one_sentence 3 'exists and is not a regular file'
+rm -f "$work"/tiny.journal
+
+fresh
+rm "$work/bad/model-00002-of-00003.safetensors"
+refused '1 of the 3 files in model.safetensors.index.json is missing: model-00002-of-00003.safetensors'
+fresh
+truncate -s -1 "$work/bad/model-00003-of-00003.safetensors"
+refused 'model-00003-of-00003.safetensors: has [0-9]+ bytes, but its header describes [0-9]+: the file is incomplete'
+fresh
+truncate -s 20 "$work/bad/model-00001-of-00003.safetensors"
+refused 'model-00001-of-00003.safetensors: announces a header'
+fresh
+rm "$work/bad/config.json"
+refused 'config.json: is missing'
+fresh
+echo '{"model_type":' >"$work/bad/config.json"
+refused 'config.json: is not valid JSON'
+fresh --set 'model_type="llama"'
+refused 'model_type is "llama"'
+fresh --set hidden_size=null
+refused 'key hidden_size is missing'
+fresh --set hidden_size=-1
+refused 'key hidden_size is -1'
+fresh --set hidden_size=256
+refused 'has shape .*, but config.json asks for'
+fresh --set num_hidden_layers=6
+refused 'indexer_types describes 5 layers, 6 expected'
+fresh --set first_k_dense_replace=1
+refused 'mlp_layer_types'
+fresh --set 'rope_parameters={"rope_theta":8000000,"rope_type":"yarn"}'
+refused 'rope_type is "yarn"'
+fresh --set 'rope_parameters=null'
+refused 'rope_theta'
+fresh --set rope_interleave=false
+refused 'rope_interleave'
+fresh --set attention_bias=true
+refused 'attention_bias'
+fresh --dtype fp8
+sed -i 's/kv_b_proj.weight_scale_inv/kv_b_proj.weight_scale_off/g' "$work"/bad/model*
+refused 'kv_b_proj.weight has dtype F8_E4M3 and lacks its scales'
+fresh
+sed -i 's/self_attn.o_proj/self_attn.x_proj/g' "$work"/bad/model*
+refused 'self_attn.o_proj.weight is missing'
+fresh --shards 1
+python3 - "$work/bad/model-00001-of-00001.safetensors" <<'END'
+import json, struct, sys
+f = open(sys.argv[1], "r+b")
+n, = struct.unpack("<Q", f.read(8))
+at = json.loads(f.read(n))["model.norm.weight"]["data_offsets"][0]
+f.seek(8 + n + at + 10)
+f.write(b"\xc0\x7f")  # value 5 becomes a NaN
+END
+run convert "$work/bad" -o "$work/nan.gguf" --recipe q2 -q
+error_is_one_sentence 3 'model.norm.weight: the value in row 0, column 5 is not a number'
+check "nothing is left of a broken source" [ -z "$(find "$work" -name 'nan.gguf*')" ]
+
+finish
