@@ -63,7 +63,8 @@ static void put_kv_u32(struct buf *b, const char *key, uint32_t v)
 	put_u32(b, v);
 }
 
-static void put_tensor(struct buf *b, const char *name, uint32_t type, uint64_t offset, uint32_t n_dims, const uint64_t *ne)
+static void put_tensor(
+	struct buf *b, const char *name, uint32_t type, uint64_t offset, uint32_t n_dims, const uint64_t *ne)
 {
 	put_str(b, name);
 	put_u32(b, n_dims);
@@ -113,7 +114,7 @@ static void refuse(struct buf *b, const char *word)
 		e = (struct err){0};                                                                                 \
 		assert_int_equal(call, ERR_INPUT);                                                                   \
 		if (!strstr(e.text, want))                                                                           \
-			fail_msg("\"%s\" instead of \"%s\"", e.text, want);                                               \
+			fail_msg("\"%s\" instead of \"%s\"", e.text, want);                                              \
 	} while (0)
 
 /* Every value type once, two tensors. */
@@ -138,7 +139,8 @@ static void put_good(struct buf *b)
 	put_key(b, "a.strs", GGUF_ARRAY), put_u32(b, GGUF_STRING), put_u64(b, 3), put_str(b, "x"), put_str(b, ""),
 		put_str(b, "yz");
 	put_key(b, "a.bools", GGUF_ARRAY), put_u32(b, GGUF_BOOL), put_u64(b, 2), buf_putc(b, 1), buf_putc(b, 0);
-	put_key(b, "a.ints", GGUF_ARRAY), put_u32(b, GGUF_I32), put_u64(b, 2), put_u32(b, 9), put_u32(b, (uint32_t)-9);
+	put_key(b, "a.ints", GGUF_ARRAY), put_u32(b, GGUF_I32), put_u64(b, 2), put_u32(b, 9),
+		put_u32(b, (uint32_t)-9);
 	put_key(b, "a.floats", GGUF_ARRAY), put_u32(b, GGUF_F32), put_u64(b, 1), put_u32(b, 0x40000000);
 	put_key(b, "a.none", GGUF_ARRAY), put_u32(b, GGUF_U32), put_u64(b, 0);
 	put_kv_u32(b, "general.alignment", 64);
@@ -181,7 +183,8 @@ static void test_good(void **state)
 	assert_int_equal(gguf_get_f32(g, "a.f32", &f, &e), 0), assert_true(f == 1.5f);
 	assert_int_equal(gguf_get_f32(g, "a.f64", &f, &e), 0), assert_true(f == 2.5f);
 	assert_int_equal(gguf_get_bool(g, "a.bool", &t, &e), 0), assert_true(t);
-	assert_int_equal(gguf_get_str(g, "a.str", &s, &e), 0), assert_true(s.len == 5 && !memcmp(s.ptr, "hello", 5));
+	assert_int_equal(gguf_get_str(g, "a.str", &s, &e), 0),
+		assert_true(s.len == 5 && !memcmp(s.ptr, "hello", 5));
 	assert_int_equal(gguf_get_str(g, "a.empty", &s, &e), 0), assert_true(s.len == 0);
 	assert_int_equal(gguf_get_strs(g, "a.strs", &a, &e), 0);
 	assert_true(a.n == 3 && a.strings[1].len == 0 && a.strings[2].len == 2 && a.strings[2].ptr[1] == 'z');
@@ -197,15 +200,21 @@ static void test_good(void **state)
 
 	EXPECT_ERR(gguf_get_u32(g, "absent", &u, &e), "t.gguf: key absent is missing");
 	EXPECT_ERR(gguf_get_u32(g, "a.i32", &u, &e), "t.gguf: key a.i32 is -7, 0 to 4294967295 expected");
-	EXPECT_ERR(gguf_get_u32(g, "a.u64", &u, &e), "t.gguf: key a.u64 is 18446744073709551615, at most 4294967295 expected");
-	EXPECT_ERR(gguf_get_u32(g, "a.str", &u, &e), "t.gguf: key a.str has type string, a whole number expected");
-	EXPECT_ERR(gguf_get_u32_or(g, "a.f32", 1, &u, &e), "t.gguf: key a.f32 has type f32, a whole number expected");
+	EXPECT_ERR(gguf_get_u32(g, "a.u64", &u, &e),
+		"t.gguf: key a.u64 is 18446744073709551615, at most 4294967295 expected");
+	EXPECT_ERR(
+		gguf_get_u32(g, "a.str", &u, &e), "t.gguf: key a.str has type string, a whole number expected");
+	EXPECT_ERR(
+		gguf_get_u32_or(g, "a.f32", 1, &u, &e), "t.gguf: key a.f32 has type f32, a whole number expected");
 	EXPECT_ERR(gguf_get_f32(g, "a.u8", &f, &e), "t.gguf: key a.u8 has type u8, a float expected");
 	EXPECT_ERR(gguf_get_f32(g, "a.f64big", &f, &e), "a finite float expected");
 	EXPECT_ERR(gguf_get_bool(g, "a.u8", &t, &e), "t.gguf: key a.u8 has type u8, a bool expected");
-	EXPECT_ERR(gguf_get_str(g, "a.strs", &s, &e), "t.gguf: key a.strs is an array of string, a string expected");
-	EXPECT_ERR(gguf_get_strs(g, "a.ints", &a, &e), "t.gguf: key a.ints is an array of i32, an array of strings expected");
-	EXPECT_ERR(gguf_get_ints(g, "a.u8", &a, &e), "t.gguf: key a.u8 has type u8, an array of whole numbers or bools expected");
+	EXPECT_ERR(
+		gguf_get_str(g, "a.strs", &s, &e), "t.gguf: key a.strs is an array of string, a string expected");
+	EXPECT_ERR(gguf_get_strs(g, "a.ints", &a, &e),
+		"t.gguf: key a.ints is an array of i32, an array of strings expected");
+	EXPECT_ERR(gguf_get_ints(g, "a.u8", &a, &e),
+		"t.gguf: key a.u8 has type u8, an array of whole numbers or bools expected");
 	EXPECT_ERR(gguf_get_floats(g, "a.bools", &a, &e), "an array of floats expected");
 
 	const struct gguf_tensor *w = gguf_find_tensor(g, "w.q8");
@@ -299,15 +308,16 @@ static void test_keys(void **state)
 	refuse(&b, "key k: 2 found where a bool");
 	put_header(&b, 0, 2), put_kv_u32(&b, "k", 1), put_kv_u32(&b, "k", 1);
 	refuse(&b, "key k occurs twice");
-	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, GGUF_ARRAY), put_u64(&b, 1), put_zeros(&b, 30);
+	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, GGUF_ARRAY), put_u64(&b, 1),
+		put_zeros(&b, 30);
 	refuse(&b, "key k: an array of arrays");
 	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, 77), put_u64(&b, 1), put_zeros(&b, 30);
 	refuse(&b, "key k: unknown value type 77");
 	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, GGUF_STRING), put_u64(&b, UINT64_MAX / 8),
 		put_zeros(&b, 30);
 	refuse(&b, "strings announced");
-	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, GGUF_F64), put_u64(&b, UINT64_MAX / 8 + 1),
-		put_zeros(&b, 30);
+	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, GGUF_F64),
+		put_u64(&b, UINT64_MAX / 8 + 1), put_zeros(&b, 30);
 	refuse(&b, "elements of type f64 announced");
 	put_header(&b, 0, 1), put_key(&b, "k", GGUF_STRING), put_u64(&b, UINT64_MAX - 3), put_zeros(&b, 30);
 	refuse(&b, "file ends inside the value of key k");
@@ -387,7 +397,8 @@ static void test_many(void **state)
 	for (int i = 0; i < WORDS; i++)
 		sprintf(word, "w%d", i), put_str(&b, word);
 	for (int i = 0; i < N; i++)
-		sprintf(word, "blk.%d.x", i * 7919 % N), put_tensor(&b, word, DTYPE_F32, (uint64_t)i * 32, 1, (uint64_t[]){8});
+		sprintf(word, "blk.%d.x", i * 7919 % N),
+			put_tensor(&b, word, DTYPE_F32, (uint64_t)i * 32, 1, (uint64_t[]){8});
 	pad_to(&b, 32), put_zeros(&b, N * 32);
 	assert_int_equal(parse(&b, &g, &e), 0);
 	for (int i = 0; i < N; i++) {
@@ -396,7 +407,8 @@ static void test_many(void **state)
 	}
 	struct gguf_array a;
 	assert_int_equal(gguf_get_strs(g, "tokenizer.ggml.tokens", &a, &e), 0);
-	assert_true(a.n == WORDS && a.strings[WORDS - 1].len == 7 && !memcmp(a.strings[WORDS - 1].ptr, "w159999", 7));
+	assert_true(
+		a.n == WORDS && a.strings[WORDS - 1].len == 7 && !memcmp(a.strings[WORDS - 1].ptr, "w159999", 7));
 	gguf_close(g);
 	buf_free(&b);
 }
@@ -498,7 +510,8 @@ static void test_split(void **state)
 	unlink(in_dir("m-00003-of-00003.gguf"));
 	open_refused("m-00001-of-00003.gguf", "1 of its 3 parts is missing: m-00003-of-00003.gguf");
 	unlink(in_dir("m-00002-of-00003.gguf"));
-	open_refused("m-00001-of-00003.gguf", "2 of its 3 parts are missing: m-00002-of-00003.gguf, m-00003-of-00003.gguf");
+	open_refused("m-00001-of-00003.gguf",
+		"2 of its 3 parts are missing: m-00002-of-00003.gguf, m-00003-of-00003.gguf");
 	save_part("wrong.gguf", 0, 3, 2, NULL);
 	open_refused("wrong.gguf", "its name must end in -00001-of-00003.gguf");
 	save_part("n-00001-of-00004.gguf", 0, 3, 2, NULL);

@@ -154,9 +154,12 @@ static void test_round_trip(void **state)
 	assert_int_equal(gguf_get_u64(g, "k.u64", &u64, &e), 0), assert_true(u64 == 1ull << 40);
 	assert_int_equal(gguf_get_f32(g, "k.f32", &f, &e), 0), assert_true(f == 1e-5f);
 	assert_int_equal(gguf_get_bool(g, "k.bool", &t, &e), 0), assert_true(t);
-	assert_int_equal(gguf_get_str(g, "k.bytes", &s, &e), 0), assert_true(s.len == 3 && !memcmp(s.ptr, "a\0b", 3));
-	assert_int_equal(gguf_get_ints(g, "k.u32s", &a, &e), 0), assert_true(a.n == 3 && gguf_array_i64(&a, 2) == 3);
-	assert_int_equal(gguf_get_ints(g, "k.i32s", &a, &e), 0), assert_true(a.n == 2 && gguf_array_i64(&a, 0) == -1);
+	assert_int_equal(gguf_get_str(g, "k.bytes", &s, &e), 0),
+		assert_true(s.len == 3 && !memcmp(s.ptr, "a\0b", 3));
+	assert_int_equal(gguf_get_ints(g, "k.u32s", &a, &e), 0),
+		assert_true(a.n == 3 && gguf_array_i64(&a, 2) == 3);
+	assert_int_equal(gguf_get_ints(g, "k.i32s", &a, &e), 0),
+		assert_true(a.n == 2 && gguf_array_i64(&a, 0) == -1);
 	assert_int_equal(gguf_get_floats(g, "k.f32s", &a, &e), 0), assert_true(gguf_array_f64(&a, 0) == 0.5);
 	assert_int_equal(gguf_get_ints(g, "k.bools", &a, &e), 0);
 	assert_true(a.type == GGUF_BOOL && gguf_array_i64(&a, 0) == 1 && gguf_array_i64(&a, 1) == 0);
@@ -178,11 +181,13 @@ static void test_refused(void **state)
 	assert_int_equal(gguf_writer_add_tensor(w, name, DTYPE_F32, 1, (uint64_t[]){1}, NULL, &e), ERR_INPUT);
 	assert_int_equal(gguf_writer_add_tensor(w, "", DTYPE_F32, 1, (uint64_t[]){1}, NULL, &e), ERR_INPUT);
 	assert_int_equal(gguf_writer_add_tensor(w, "t", DTYPE_F32, 0, (uint64_t[]){1}, NULL, &e), ERR_INPUT);
-	assert_int_equal(gguf_writer_add_tensor(w, "t", DTYPE_F32, 5, (uint64_t[]){1, 1, 1, 1, 1}, NULL, &e), ERR_INPUT);
+	assert_int_equal(
+		gguf_writer_add_tensor(w, "t", DTYPE_F32, 5, (uint64_t[]){1, 1, 1, 1, 1}, NULL, &e), ERR_INPUT);
 	assert_int_equal(gguf_writer_add_tensor(w, "t", DTYPE_Q4_K, 1, (uint64_t[]){192}, NULL, &e), ERR_INPUT);
 	assert_string_equal(e.text, "tensor t: rows of 192 values cannot be stored as Q4_K (blocks of 256)");
 	assert_int_equal(gguf_writer_add_tensor(w, "t", DTYPE_F32, 2, (uint64_t[]){1, 0}, NULL, &e), ERR_INPUT);
-	assert_int_equal(gguf_writer_add_tensor(w, "t", DTYPE_F32, 2, (uint64_t[]){1ull << 61, 2}, NULL, &e), ERR_INPUT);
+	assert_int_equal(
+		gguf_writer_add_tensor(w, "t", DTYPE_F32, 2, (uint64_t[]){1ull << 61, 2}, NULL, &e), ERR_INPUT);
 	assert_int_equal(gguf_writer_add_tensor(w, "t", DTYPE_F32, 1, (uint64_t[]){1}, NULL, &e), 0);
 	assert_int_equal(gguf_writer_add_tensor(w, "t", DTYPE_F32, 1, (uint64_t[]){1}, NULL, &e), ERR_INPUT);
 	assert_string_equal(e.text, "tensor t: is declared twice");
@@ -198,7 +203,8 @@ enum { MANY = 40 };
 static struct gguf_writer *many(uint64_t split_bytes)
 {
 	struct err e = {0};
-	struct gguf_writer *w = gguf_writer_new(&(struct gguf_write_options){.alignment = 256, .split_bytes = split_bytes});
+	struct gguf_writer *w =
+		gguf_writer_new(&(struct gguf_write_options){.alignment = 256, .split_bytes = split_bytes});
 	declare_all(w);
 	for (size_t i = 0; i < MANY; i++) {
 		char name[32];
@@ -245,7 +251,8 @@ static void test_split_by_threads(void **state)
 	}
 	for (size_t i = 0; i < 4; i++)
 		pthread_join(threads[i], NULL);
-	char *first = gguf_writer_part_path(w, in_dir("s.gguf"), 0), *second = gguf_writer_part_path(w, in_dir("s.gguf"), 1);
+	char *first = gguf_writer_part_path(w, in_dir("s.gguf"), 0),
+		 *second = gguf_writer_part_path(w, in_dir("s.gguf"), 1);
 	expect_ok(gguf_writer_sync(w, &e), &e);
 	expect_ok(gguf_writer_commit(w, &e), &e);
 	gguf_writer_free(w);
@@ -257,7 +264,8 @@ static void test_split_by_threads(void **state)
 	uint32_t count;
 	assert_int_equal(gguf_get_u32(g, "split.count", &count, &e), 0);
 	assert_true(count == n_parts && gguf_find(g, "split.count")->type == GGUF_U16);
-	assert_true(gguf_find(g, "split.no")->type == GGUF_U16 && gguf_find(g, "split.tensors.count")->type == GGUF_I32);
+	assert_true(
+		gguf_find(g, "split.no")->type == GGUF_U16 && gguf_find(g, "split.tensors.count")->type == GGUF_I32);
 	gguf_close(g);
 	free(first);
 	free(second);

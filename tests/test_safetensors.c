@@ -53,7 +53,8 @@ static void refuse(const char *json, size_t data_bytes, const char *word)
 	assert_null(st);
 }
 
-#define ONE(dtype, shape, span) "{\"w\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" span "}}"
+#define ONE(dtype, shape, span)                                                                              \
+	"{\"w\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" span "}}"
 
 static void test_good(void **state)
 {
@@ -70,10 +71,12 @@ static void test_good(void **state)
 	assert_true(st->tensor_bytes == 24);
 	assert_string_equal(st->tensors[0].name, "a");
 	const struct safetensors_tensor *b = safetensors_find(st, "b");
-	assert_true(b && b->dtype == ST_BF16 && b->n_dims == 2 && b->shape[0] == 2 && b->shape[1] == 3 && b->bytes == 12);
+	assert_true(
+		b && b->dtype == ST_BF16 && b->n_dims == 2 && b->shape[0] == 2 && b->shape[1] == 3 && b->bytes == 12);
 	assert_true(b->offset == 8 + strlen(json) + 4);
 	assert_true(safetensors_rows(b) == 2 && safetensors_cols(b) == 3);
-	assert_true(safetensors_rows(safetensors_find(st, "a")) == 1 && safetensors_cols(safetensors_find(st, "a")) == 1);
+	assert_true(
+		safetensors_rows(safetensors_find(st, "a")) == 1 && safetensors_cols(safetensors_find(st, "a")) == 1);
 	char text[SAFETENSORS_SHAPE_MAX];
 	assert_string_equal(safetensors_shape_text(b, text), "[2, 3]");
 	assert_null(safetensors_find(st, "__metadata__"));
@@ -95,7 +98,8 @@ static void test_refused(void **state)
 	refuse("{} x", 0, "not valid JSON");
 	refuse("{\"w\":1}", 0, "w: an object of dtype, shape and data_offsets");
 	refuse("{\"w\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "w: an object of dtype");
-	refuse("{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":0}}", 4, "w: an object of dtype");
+	refuse("{\"w\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":0}}", 4,
+		"w: an object of dtype");
 	refuse(ONE("F33", "[1]", "[0,4]"), 4, "w: dtype F33 is not supported");
 	refuse(ONE("F32", "[-1]", "[0,4]"), 4, "w: shape[0] is not a count");
 	refuse(ONE("F32", "[1.0]", "[0,4]"), 4, "w: shape[0] is not a count");
@@ -237,7 +241,8 @@ static void test_directory(void **state)
 	assert_true(st->n_files == 1 && st->n_tensors == 1 && st->tensor_bytes == 4);
 	safetensors_close(st);
 	write_index("\"one\":\"b.safetensors\",\"two\":\"x1.safetensors\",\"three\":\"x2.safetensors\"");
-	open_refused("d", "2 of the 3 files in model.safetensors.index.json are missing: x1.safetensors, x2.safetensors");
+	open_refused(
+		"d", "2 of the 3 files in model.safetensors.index.json are missing: x1.safetensors, x2.safetensors");
 	write_index("\"one\":\"b.safetensors\",\"two\":\"a.safetensors\"");
 	open_refused("d", "tensor two is not in a.safetensors");
 	write_index("\"one\":\"../b.safetensors\"");
@@ -341,7 +346,8 @@ static void check_fp8(int n_mats, int rows, int cols, const char *scale_dtype)
 	const struct safetensors_tensor *tw = safetensors_find(st, "w"), *ts = safetensors_find(st, "s");
 	int total = n_mats * rows;
 	for (int k = 0; k < 30; k++) {
-		int r0 = k ? (int)rng_below(&r, (uint32_t)total) : 0, r1 = k ? r0 + (int)rng_below(&r, (uint32_t)(total - r0) + 1) : total;
+		int r0 = k ? (int)rng_below(&r, (uint32_t)total) : 0,
+			r1 = k ? r0 + (int)rng_below(&r, (uint32_t)(total - r0) + 1) : total;
 		if (safetensors_read_f32(st, tw, ts, (uint64_t)r0, (uint64_t)r1, out, &e))
 			fail_msg("%s", e.text);
 		for (int row = r0; row < r1; row++)

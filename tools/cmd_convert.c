@@ -72,8 +72,8 @@ static void print_plan(const struct work *w, FILE *f)
 	uint32_t n_full = 0;
 	for (uint32_t il = 0; il < w->cfg.n_layers + w->cfg.n_nextn; il++)
 		n_full += convert_layer_full(&w->cfg, il);
-	fprintf(f, "\nmodel    %u + %u layers, %u of them with an indexer, %u experts\n", w->cfg.n_layers, w->cfg.n_nextn,
-		n_full, w->cfg.n_experts);
+	fprintf(f, "\nmodel    %u + %u layers, %u of them with an indexer, %u experts\n", w->cfg.n_layers,
+		w->cfg.n_nextn, n_full, w->cfg.n_experts);
 	for (size_t i = 0; i < w->plan.n_tensors; i++) {
 		uint64_t n;
 		gguf_writer_place(w->writer, i, NULL, NULL, &n);
@@ -139,9 +139,11 @@ static int make_plan(struct work *w, struct err *e)
 	if (stat(w->opt.src, &s) < 0)
 		return err_errno(e, errno, "%s", w->opt.src);
 	if (!S_ISDIR(s.st_mode))
-		return err_set(e, ERR_INPUT, "%s: is not a directory; the directory of a checkpoint is expected", w->opt.src);
+		return err_set(
+			e, ERR_INPUT, "%s: is not a directory; the directory of a checkpoint is expected", w->opt.src);
 	raise_file_limit();
-	if ((code = convert_config_read(&w->cfg, w->opt.src, e)) || (code = safetensors_open(w->opt.src, &w->st, e)) ||
+	if ((code = convert_config_read(&w->cfg, w->opt.src, e)) ||
+		(code = safetensors_open(w->opt.src, &w->st, e)) ||
 		(code = convert_plan_make(&w->plan, &w->cfg, w->opt.recipe, &w->opt.types, w->st, w->opt.src, e)))
 		return code;
 	if ((code = match_imatrix(w, e)))
@@ -208,7 +210,8 @@ static int open_output(struct work *w, struct err *e)
 		buf_printf(&notes, "%s: starting over\n", why.text);
 	memset(w->done, 0, n * sizeof *w->done);
 	/* first the journal, so that at no time it vouches for data that are gone */
-	if ((code = convert_journal_restart(&w->journal, e)) || (code = gguf_writer_create(w->writer, w->opt.out, false, e))) {
+	if ((code = convert_journal_restart(&w->journal, e)) ||
+		(code = gguf_writer_create(w->writer, w->opt.out, false, e))) {
 		gguf_writer_discard(w->writer);
 		convert_journal_close(&w->journal, true);
 	}
@@ -226,8 +229,15 @@ static int convert(struct work *w, struct err *e)
 	if (code)
 		return code;
 	interrupt_catch(false);
-	const struct convert_job job = {.plan = &w->plan, .st = w->st, .imatrix = w->imatrix,
-		.has_importance = w->has_importance, .writer = w->writer, .journal = &w->journal, .done = w->done, .n_workers = w->opt.jobs, .progress = !w->opt.quiet,
+	const struct convert_job job = {.plan = &w->plan,
+		.st = w->st,
+		.imatrix = w->imatrix,
+		.has_importance = w->has_importance,
+		.writer = w->writer,
+		.journal = &w->journal,
+		.done = w->done,
+		.n_workers = w->opt.jobs,
+		.progress = !w->opt.quiet,
 		.cancel = interrupt_flag()};
 	if ((code = convert_run(&job, e)) || (code = gguf_writer_commit(w->writer, e))) {
 		if (code != ERR_INPUT) {
@@ -251,36 +261,78 @@ static int convert(struct work *w, struct err *e)
 static int parse(int argc, char **argv, struct options *o, struct err *e)
 {
 	const struct arg options[] = {
-		{.name = "output", .letter = 'o', .kind = ARG_STRING, .string = &o->out, .value = "OUT.gguf",
+		{.name = "output",
+			.letter = 'o',
+			.kind = ARG_STRING,
+			.string = &o->out,
+			.value = "OUT.gguf",
 			.help = "file to write; with --split-gb OUT-00001-of-0000N.gguf"},
-		{.name = "recipe", .kind = ARG_STRING, .string = &o->recipe_name, .value = "NAME", .required = true,
-			.help = "f32, bf16: every matrix in that type; q8, q4, q2, iq2: experts as Q8_0, Q4_K, Q2_K, IQ2_XXS and other "
+		{.name = "recipe",
+			.kind = ARG_STRING,
+			.string = &o->recipe_name,
+			.value = "NAME",
+			.required = true,
+			.help = "f32, bf16: every matrix in that type; q8, q4, q2, iq2: experts as Q8_0, Q4_K, Q2_K, "
+					"IQ2_XXS and other "
 					"matrices as Q8_0"},
-		{.name = "types", .kind = ARG_STRING, .string = &o->types_text, .value = "PATTERN=TYPE,...",
-			.help = "exceptions to the recipe: tensors whose GGUF name matches the shell pattern get that type; the first match "
+		{.name = "types",
+			.kind = ARG_STRING,
+			.string = &o->types_text,
+			.value = "PATTERN=TYPE,...",
+			.help = "exceptions to the recipe: tensors whose GGUF name matches the shell pattern get that "
+					"type; the first match "
 					"counts"},
-		{.name = "dry-run", .kind = ARG_FLAG, .flag = &o->dry_run, .help = "print what would be written, to the byte, and stop"},
-		{.name = "imatrix", .kind = ARG_STRING, .string = &o->imatrix, .value = "FILE",
+		{.name = "dry-run",
+			.kind = ARG_FLAG,
+			.flag = &o->dry_run,
+			.help = "print what would be written, to the byte, and stop"},
+		{.name = "imatrix",
+			.kind = ARG_STRING,
+			.string = &o->imatrix,
+			.value = "FILE",
 			.help = "importance matrix of llama.cpp (GGUF or .dat) for q4, q2 and iq2",
 			.fallback = "iq2: column energy"},
-		{.name = "jobs", .letter = 'j', .kind = ARG_UINT, .u32 = &o->jobs, .min = 1, .max = MAX_JOBS, .value = "N",
-			.help = "worker threads", .fallback = "all cores"},
-		{.name = "split-gb", .kind = ARG_SIZE_GB, .u64 = &o->split_bytes, .min = 0, .max = 1e9, .above_min = true,
-			.value = "G", .help = "largest file of a split output, in 10^9 bytes", .fallback = "one file"},
+		{.name = "jobs",
+			.letter = 'j',
+			.kind = ARG_UINT,
+			.u32 = &o->jobs,
+			.min = 1,
+			.max = MAX_JOBS,
+			.value = "N",
+			.help = "worker threads",
+			.fallback = "all cores"},
+		{.name = "split-gb",
+			.kind = ARG_SIZE_GB,
+			.u64 = &o->split_bytes,
+			.min = 0,
+			.max = 1e9,
+			.above_min = true,
+			.value = "G",
+			.help = "largest file of a split output, in 10^9 bytes",
+			.fallback = "one file"},
 		{.name = "quiet", .letter = 'q', .kind = ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
 	};
 	const struct arg positional[] = {
-		{.kind = ARG_STRING, .string = &o->src, .value = "SRC_DIR", .required = true,
+		{.kind = ARG_STRING,
+			.string = &o->src,
+			.value = "SRC_DIR",
+			.required = true,
 			.help = "directory with config.json and *.safetensors"},
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
-	const struct args args = {.command = "glmstream convert", .usage = "SRC_DIR -o OUT.gguf --recipe NAME [options]",
-		.about = "Hugging Face safetensors (BF16, F16, F32, or FP8 with 128 x 128 block scales) to GGUF. Memory use does not "
-				 "grow with the model. A conversion that was interrupted goes on where it stood when the same command is "
+	const struct args args = {.command = "glmstream convert",
+		.usage = "SRC_DIR -o OUT.gguf --recipe NAME [options]",
+		.about = "Hugging Face safetensors (BF16, F16, F32, or FP8 with 128 x 128 block scales) to GGUF. "
+				 "Memory use does not "
+				 "grow with the model. A conversion that was interrupted goes on where it stood when the "
+				 "same command is "
 				 "given again; OUT.gguf appears only when it is complete.",
 		.example = "glmstream convert GLM-5.2-FP8 -o glm52-q2.gguf --recipe q2\n"
 				   "glmstream convert GLM-5.2 --recipe iq2 --dry-run",
-		.groups = groups, .n_groups = ARRAY_LEN(groups), .positional = positional, .n_positional = ARRAY_LEN(positional)};
+		.groups = groups,
+		.n_groups = ARRAY_LEN(groups),
+		.positional = positional,
+		.n_positional = ARRAY_LEN(positional)};
 	long cores = sysconf(_SC_NPROCESSORS_ONLN);
 	o->jobs = cores < 1 ? 1 : cores > MAX_JOBS ? MAX_JOBS : (uint32_t)cores;
 	int rc = report_parse(&args, argc, argv, e);
@@ -288,7 +340,8 @@ static int parse(int argc, char **argv, struct options *o, struct err *e)
 		return rc;
 	o->recipe = convert_recipe_find(o->recipe_name);
 	if (!o->recipe)
-		return err_set(e, ERR_USAGE, "--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", o->recipe_name);
+		return err_set(
+			e, ERR_USAGE, "--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", o->recipe_name);
 	if (o->types_text && (rc = convert_types_parse(&o->types, o->types_text, e)))
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))

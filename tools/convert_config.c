@@ -29,8 +29,8 @@ static int get_u32(const struct source *s, const char *key, uint32_t min, uint32
 		return err_set(s->e, ERR_INPUT, "%s: key %s is not a whole number", s->path, key);
 	json_int_t n = json_integer_value(v);
 	if (n < (json_int_t)min || n > (json_int_t)max)
-		return err_set(s->e, ERR_INPUT, "%s: key %s is %" PRId64 ", %u to %u expected", s->path, key, (int64_t)n, min,
-			max);
+		return err_set(s->e, ERR_INPUT, "%s: key %s is %" PRId64 ", %u to %u expected", s->path, key,
+			(int64_t)n, min, max);
 	*out = (uint32_t)n;
 	return 0;
 }
@@ -84,8 +84,8 @@ static int expect_bool(const struct source *s, const char *key, bool want)
 	if (!v || json_is_null(v))
 		return 0;
 	if (!json_is_boolean(v) || json_is_true(v) != want)
-		return err_set(
-			s->e, ERR_INPUT, "%s: key %s must be %s, nothing else is supported", s->path, key, want ? "true" : "false");
+		return err_set(s->e, ERR_INPUT, "%s: key %s must be %s, nothing else is supported", s->path, key,
+			want ? "true" : "false");
 	return 0;
 }
 
@@ -122,7 +122,8 @@ static int read_rope(struct convert_config *c, const struct source *s)
 		if (code)
 			return code;
 	} else if ((code = get_f32(s, "rope_theta", &c->rope_theta))) {
-		return err_set(s->e, ERR_INPUT, "%s: neither rope_parameters.rope_theta nor rope_theta is there", s->path);
+		return err_set(
+			s->e, ERR_INPUT, "%s: neither rope_parameters.rope_theta nor rope_theta is there", s->path);
 	}
 	const json_t *scaling = json_object_get(s->root, "rope_scaling");
 	if (scaling && !json_is_null(scaling)) {
@@ -142,12 +143,16 @@ static int read_types(struct convert_config *c, const struct source *s, const ch
 	const char *letters = json_string_value(v);
 	size_t n = json_is_array(v) ? json_array_size(v) : letters ? strlen(letters) : 0;
 	if (n != c->n_layers)
-		return err_set(s->e, ERR_INPUT, "%s: key %s describes %zu layers, %u expected", s->path, key, n, c->n_layers);
+		return err_set(
+			s->e, ERR_INPUT, "%s: key %s describes %zu layers, %u expected", s->path, key, n, c->n_layers);
 	for (uint32_t il = 0; il < c->n_layers; il++) {
-		const char *word = letters ? (letters[il] == 'F' ? "full" : letters[il] == 'S' ? "shared" : NULL)
+		const char *word = letters ? (letters[il] == 'F'      ? "full"
+										 : letters[il] == 'S' ? "shared"
+															  : NULL)
 								   : json_string_value(json_array_get(v, il));
 		if (!word || (strcmp(word, "full") && strcmp(word, "shared")))
-			return err_set(s->e, ERR_INPUT, "%s: %s[%u] is neither \"full\" nor \"shared\"", s->path, key, il);
+			return err_set(
+				s->e, ERR_INPUT, "%s: %s[%u] is neither \"full\" nor \"shared\"", s->path, key, il);
 		c->full[il] = !strcmp(word, "full");
 	}
 	return 0;
@@ -171,7 +176,8 @@ static int read_schedule(struct convert_config *c, const struct source *s)
 			c->full[il] = il + 1 <= offset || (il + 1 - offset) % freq == 0;
 	}
 	if (!code && !c->full[0])
-		code = err_set(s->e, ERR_INPUT, "%s: layer 0 shares an indexer, but there is no layer before it", s->path);
+		code = err_set(
+			s->e, ERR_INPUT, "%s: layer 0 shares an indexer, but there is no layer before it", s->path);
 	return code;
 }
 
@@ -200,8 +206,8 @@ static int read_moe(struct convert_config *c, const struct source *s)
 	for (size_t il = 0; il < json_array_size(types) && il < c->n_layers; il++) {
 		const char *word = json_string_value(json_array_get(types, il));
 		if (!word || strcmp(word, il < c->n_dense ? "dense" : "sparse"))
-			return err_set(s->e, ERR_INPUT, "%s: mlp_layer_types[%zu] contradicts first_k_dense_replace = %u", s->path, il,
-				c->n_dense);
+			return err_set(s->e, ERR_INPUT, "%s: mlp_layer_types[%zu] contradicts first_k_dense_replace = %u",
+				s->path, il, c->n_dense);
 	}
 	return 0;
 }
@@ -210,7 +216,8 @@ static int read_model(struct convert_config *c, const struct source *s)
 {
 	int code;
 	uint32_t width;
-	if ((code = expect_str(s, "model_type", "glm_moe_dsa", true)) || (code = expect_str(s, "hidden_act", "silu", true)) ||
+	if ((code = expect_str(s, "model_type", "glm_moe_dsa", true)) ||
+		(code = expect_str(s, "hidden_act", "silu", true)) ||
 		(code = get_u32(s, "num_hidden_layers", 1, CONVERT_MAX_LAYERS - 1, &c->n_layers)) ||
 		(code = get_u32_or(s, "num_nextn_predict_layers", 0, 1, 0, &c->n_nextn)) ||
 		(code = get_u32(s, "hidden_size", 1, 1u << 24, &c->hidden)) ||
@@ -226,12 +233,14 @@ static int read_model(struct convert_config *c, const struct source *s)
 		(code = get_u32(s, "index_n_heads", 1, 65536, &c->index_heads)) ||
 		(code = get_u32(s, "index_head_dim", 1, 1u << 16, &c->index_dim)) ||
 		(code = get_u32(s, "index_topk", 1, 1u << 30, &c->index_topk)) ||
-		(code = get_f32(s, "rms_norm_eps", &c->rms_eps)) || (code = expect_bool(s, "attention_bias", false)) ||
-		(code = expect_bool(s, "mlp_bias", false)) || (code = expect_bool(s, "tie_word_embeddings", false)))
+		(code = get_f32(s, "rms_norm_eps", &c->rms_eps)) ||
+		(code = expect_bool(s, "attention_bias", false)) || (code = expect_bool(s, "mlp_bias", false)) ||
+		(code = expect_bool(s, "tie_word_embeddings", false)))
 		return code;
 	if (width != c->nope + c->rope)
-		return err_set(s->e, ERR_INPUT, "%s: qk_head_dim is %u, but qk_nope_head_dim + qk_rope_head_dim is %u", s->path,
-			width, c->nope + c->rope);
+		return err_set(s->e, ERR_INPUT,
+			"%s: qk_head_dim is %u, but qk_nope_head_dim + qk_rope_head_dim is %u", s->path, width,
+			c->nope + c->rope);
 	c->has_latent_eps = present(s, "latent_rms_norm_eps");
 	if (c->has_latent_eps && (code = get_f32(s, "latent_rms_norm_eps", &c->latent_eps)))
 		return code;
@@ -248,13 +257,15 @@ static int read_tokens(struct convert_config *c, const struct source *s)
 	if (v && !json_is_null(v)) {
 		size_t n = json_is_array(v) ? json_array_size(v) : 1;
 		if (n > CONVERT_MAX_STOPS)
-			return err_set(s->e, ERR_INPUT, "%s: eos_token_id has %zu entries, at most %d expected", s->path, n,
-				CONVERT_MAX_STOPS);
+			return err_set(s->e, ERR_INPUT, "%s: eos_token_id has %zu entries, at most %d expected", s->path,
+				n, CONVERT_MAX_STOPS);
 		c->n_stops = 0;
 		for (size_t i = 0; i < n; i++) {
 			const json_t *id = json_is_array(v) ? json_array_get(v, i) : v;
-			if (!json_is_integer(id) || json_integer_value(id) < 0 || json_integer_value(id) >= (json_int_t)c->vocab)
-				return err_set(s->e, ERR_INPUT, "%s: eos_token_id names a token outside 0 to %u", s->path, c->vocab - 1);
+			if (!json_is_integer(id) || json_integer_value(id) < 0 ||
+				json_integer_value(id) >= (json_int_t)c->vocab)
+				return err_set(
+					s->e, ERR_INPUT, "%s: eos_token_id names a token outside 0 to %u", s->path, c->vocab - 1);
 			c->stops[c->n_stops++] = (uint32_t)json_integer_value(id);
 		}
 	}

@@ -38,7 +38,8 @@ static int by_name(const void *a, const void *b)
 	return strcmp(((const struct entry *)a)->name, ((const struct entry *)b)->name);
 }
 
-static void add_entry(struct convert_imatrix *m, const char *name, size_t len, const uint8_t *values, uint64_t n)
+static void add_entry(
+	struct convert_imatrix *m, const char *name, size_t len, const uint8_t *values, uint64_t n)
 {
 	m->entries = mem_grow(m->entries, m->n_entries + 1, sizeof *m->entries);
 	m->entries[m->n_entries++] = (struct entry){mem_strndup(name, len), values, n};
@@ -53,7 +54,8 @@ static int read_gguf(struct convert_imatrix *m, struct err *e)
 		if (n <= k || strcmp(t->name + n - k, suffix))
 			continue;
 		if (t->type != DTYPE_F32)
-			return err_set(e, ERR_INPUT, "%s: tensor %s has type %s, F32 expected", m->path, t->name, dtype_name(t->type));
+			return err_set(e, ERR_INPUT, "%s: tensor %s has type %s, F32 expected", m->path, t->name,
+				dtype_name(t->type));
 		add_entry(m, t->name, n - k, t->data, t->bytes / 4);
 	}
 	return 0;
@@ -76,8 +78,9 @@ static int read_dat(struct convert_imatrix *m, struct err *e)
 		uint32_t n = load_u32(p + 4 + len + 4);
 		p += 12 + len, left -= 12 + len;
 		if (!n || n > left / 4 || memchr(name, 0, len))
-			return err_set(e, ERR_INPUT, "%s: entry %u of %u is damaged: %u values announced, %" PRIu64 " bytes left",
-				m->path, i, n_entries, n, left);
+			return err_set(e, ERR_INPUT,
+				"%s: entry %u of %u is damaged: %u values announced, %" PRIu64 " bytes left", m->path, i,
+				n_entries, n, left);
 		add_entry(m, name, len, p, n);
 		p += 4 * (uint64_t)n, left -= 4 * (uint64_t)n;
 	}
@@ -133,18 +136,20 @@ static const struct entry *find(const struct convert_imatrix *m, const char *nam
 	return bsearch(&key, m->entries, m->n_entries, sizeof *m->entries, by_name);
 }
 
-int convert_imatrix_check(const struct convert_imatrix *m, const char *name, uint64_t cols, uint64_t n_slabs, bool *found,
-	struct err *e)
+int convert_imatrix_check(const struct convert_imatrix *m, const char *name, uint64_t cols, uint64_t n_slabs,
+	bool *found, struct err *e)
 {
 	const struct entry *x = find(m, name);
 	*found = x != NULL;
 	if (x && x->n != cols * n_slabs)
-		return err_set(e, ERR_INPUT, "%s: %s has %" PRIu64 " values, but the tensor has %" PRIu64 " x %" PRIu64, m->path,
-			name, x->n, n_slabs, cols);
+		return err_set(e, ERR_INPUT,
+			"%s: %s has %" PRIu64 " values, but the tensor has %" PRIu64 " x %" PRIu64, m->path, name, x->n,
+			n_slabs, cols);
 	return 0;
 }
 
-bool convert_imatrix_get(const struct convert_imatrix *m, const char *name, uint64_t slab, uint64_t cols, float *out)
+bool convert_imatrix_get(
+	const struct convert_imatrix *m, const char *name, uint64_t slab, uint64_t cols, float *out)
 {
 	const struct entry *x = find(m, name);
 	bool driven = false;

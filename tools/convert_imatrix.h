@@ -21,11 +21,12 @@ void convert_imatrix_close(struct convert_imatrix *m); /* accepts NULL */
 size_t convert_imatrix_count(const struct convert_imatrix *m); /* matrices it knows */
 
 /* Is there an entry for this GGUF tensor of n_slabs matrices with `cols` columns? Wrong sizes are an error. */
-int convert_imatrix_check(const struct convert_imatrix *m, const char *name, uint64_t cols, uint64_t n_slabs, bool *found,
-	struct err *e);
+int convert_imatrix_check(const struct convert_imatrix *m, const char *name, uint64_t cols, uint64_t n_slabs,
+	bool *found, struct err *e);
 
 /* The importance of each column of one matrix: out[cols], non-negative. False when there is no entry, or an expert was
  * never driven (all zero). Thread-safe. Only after convert_imatrix_check has found it. */
-bool convert_imatrix_get(const struct convert_imatrix *m, const char *name, uint64_t slab, uint64_t cols, float *out);
+bool convert_imatrix_get(
+	const struct convert_imatrix *m, const char *name, uint64_t slab, uint64_t cols, float *out);
 
 #endif

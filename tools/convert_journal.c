@@ -42,7 +42,8 @@ static void head_line(char out[80], uint64_t fingerprint)
 }
 
 /* Takes over what a text vouches for; false when it is of another conversion or damaged. */
-static bool read_text(const char *text, uint64_t fingerprint, bool *done, size_t n, size_t *n_done, const char **why)
+static bool read_text(
+	const char *text, uint64_t fingerprint, bool *done, size_t n, size_t *n_done, const char **why)
 {
 	char head[80], line[80];
 	head_line(head, fingerprint);
@@ -58,7 +59,8 @@ static bool read_text(const char *text, uint64_t fingerprint, bool *done, size_t
 		unsigned long id = strtoul(p, &rest, 10);
 		if (id >= n)
 			return false;
-		int len = snprintf(line, sizeof line, "%lu %016" PRIx64 "\n", id, check_value(fingerprint, (uint32_t)id));
+		int len =
+			snprintf(line, sizeof line, "%lu %016" PRIx64 "\n", id, check_value(fingerprint, (uint32_t)id));
 		if (len != end + 1 - p || memcmp(p, line, (size_t)len))
 			return false;
 		*n_done += !done[id];
@@ -77,8 +79,8 @@ static int drop_torn_line(const struct convert_journal *j, const char *text, str
 	return 0;
 }
 
-int convert_journal_open(struct convert_journal *j, const char *out, uint64_t fingerprint, bool *done, size_t n,
-	size_t *n_done, struct buf *notes, struct err *e)
+int convert_journal_open(struct convert_journal *j, const char *out, uint64_t fingerprint, bool *done,
+	size_t n, size_t *n_done, struct buf *notes, struct err *e)
 {
 	struct stat st;
 	const char *why = NULL;

@@ -28,8 +28,8 @@ uint64_t convert_hash(uint64_t h, const void *p, size_t n);
 
 /* Opens or creates the journal of output `out` and sets done[i] for every tensor i < n it vouches for; *n_done counts them.
  * A journal that cannot be used is said in a line of `notes` and emptied by the next convert_journal_restart. */
-int convert_journal_open(struct convert_journal *j, const char *out, uint64_t fingerprint, bool *done, size_t n,
-	size_t *n_done, struct buf *notes, struct err *e);
+int convert_journal_open(struct convert_journal *j, const char *out, uint64_t fingerprint, bool *done,
+	size_t n, size_t *n_done, struct buf *notes, struct err *e);
 
 /* Empties it: nothing is done yet. */
 int convert_journal_restart(struct convert_journal *j, struct err *e);

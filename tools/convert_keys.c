@@ -98,7 +98,8 @@ static void set_special(struct gguf_writer *w, const struct convert_config *c, c
 		gguf_writer_set_u32s(w, "tokenizer.ggml.eos_token_ids", c->stops, c->n_stops);
 }
 
-static int set_tokenizer(struct gguf_writer *w, const struct convert_config *c, const char *path, struct err *e)
+static int set_tokenizer(
+	struct gguf_writer *w, const struct convert_config *c, const char *path, struct err *e)
 {
 	struct hf_tokenizer t = {0};
 	struct gguf_str *strs = NULL;
@@ -108,11 +109,13 @@ static int set_tokenizer(struct gguf_writer *w, const struct convert_config *c, 
 	if (code)
 		return code;
 	if (!t.pre) {
-		code = err_set(e, ERR_INPUT, "%s: splits text in another way than GLM does, which GGUF has no name for here", path);
+		code = err_set(e, ERR_INPUT,
+			"%s: splits text in another way than GLM does, which GGUF has no name for here", path);
 		goto out;
 	}
 	if (t.n_tokens > c->vocab) {
-		code = err_set(e, ERR_INPUT, "%s: has %u tokens, but config.json says vocab_size %u", path, t.n_tokens, c->vocab);
+		code = err_set(e, ERR_INPUT, "%s: has %u tokens, but config.json says vocab_size %u", path,
+			t.n_tokens, c->vocab);
 		goto out;
 	}
 	gguf_writer_set_str(w, "tokenizer.ggml.model", "gpt2");

@@ -22,7 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BLOCK_VALUES  (1u << 20) /* floats read at once, unless one row has more */
+#define BLOCK_VALUES  (1u << 20)  /* floats read at once, unless one row has more */
 #define JOURNAL_EVERY 1000000000u /* ns between entries */
 
 struct unit {
@@ -37,8 +37,8 @@ struct state {
 	pthread_cond_t event; /* a tensor is finished, a worker has left */
 	struct unit next;     /* cursor */
 	bool stop;
-	uint32_t running;      /* workers */
-	uint32_t *finished;    /* [n_finished] tensors not yet in the journal */
+	uint32_t running;   /* workers */
+	uint32_t *finished; /* [n_finished] tensors not yet in the journal */
 	size_t n_finished;
 	uint64_t bytes_done; /* of output */
 	int code;            /* first error */
@@ -95,8 +95,8 @@ static bool take_unit(struct state *s, struct unit *out)
 }
 
 /* Rows [row0, row1) of the slab as float; values that are not finite are refused. */
-static int read_rows(const struct state *s, const struct convert_tensor *t, uint64_t slab, uint64_t row0, uint64_t row1,
-	float *out, struct err *e)
+static int read_rows(const struct state *s, const struct convert_tensor *t, uint64_t slab, uint64_t row0,
+	uint64_t row1, float *out, struct err *e)
 {
 	const struct convert_slab *x = &t->slabs[slab];
 	int code = safetensors_read_f32(s->job->st, x->src, x->scale, x->row0 + row0, x->row0 + row1, out, e);
@@ -106,8 +106,8 @@ static int read_rows(const struct state *s, const struct convert_tensor *t, uint
 	for (uint64_t i = 0; i < n; i++)
 		if (!isfinite(out[i]))
 			return err_set(e, ERR_INPUT, "%s: %s: the value in row %" PRIu64 ", column %" PRIu64 " is %s",
-				s->job->st->files[x->src->file].path, x->src->name, x->row0 + row0 + i / t->src_cols, i % t->src_cols,
-				isnan(out[i]) ? "not a number" : "infinite");
+				s->job->st->files[x->src->file].path, x->src->name, x->row0 + row0 + i / t->src_cols,
+				i % t->src_cols, isnan(out[i]) ? "not a number" : "infinite");
 	return 0;
 }
 
@@ -139,7 +139,8 @@ static int convert_turned(struct state *s, const struct unit *u, struct bench *b
 }
 
 /* Mean square of each column of a slab. Rows are added in order, so the sum is the same in every run. */
-static int column_energy(struct state *s, const struct convert_tensor *t, uint64_t slab, struct bench *b, struct err *e)
+static int column_energy(
+	struct state *s, const struct convert_tensor *t, uint64_t slab, struct bench *b, struct err *e)
 {
 	memset(b->energy, 0, t->src_cols * sizeof *b->energy);
 	for (uint64_t row = 0, end; row < t->src_rows; row = end) {
@@ -177,7 +178,8 @@ static int convert_unit(struct state *s, const struct unit *u, struct bench *b, 
 	for (uint64_t row = u->row0, end; row < u->row1; row = end) {
 		end = MIN(u->row1, row + block_rows(t));
 		if ((code = read_rows(s, t, u->slab, row, end, b->rows, e)) ||
-			(code = write_rows(s, u->tensor, b->rows, u->slab * t->src_rows + row, end - row, importance, b->packed, e)))
+			(code = write_rows(
+				 s, u->tensor, b->rows, u->slab * t->src_rows + row, end - row, importance, b->packed, e)))
 			return code;
 	}
 	return 0;
@@ -286,9 +288,9 @@ static void show_progress(struct progress *p, uint64_t bytes, bool last)
 	char eta[32] = "?";
 	if (fresh > 0)
 		convert_time_text((double)(p->total - bytes) / fresh * seconds, eta);
-	fprintf(stderr, "%s%5.1f %%  %.2f of %.2f GB written, %.1f MB/s, %s left%s", p->terminal ? "\r" : "", 100 * part,
-		(double)bytes * 1e-9, (double)p->total * 1e-9, seconds > 0 ? fresh * 1e-6 / seconds : 0.0, eta,
-		p->terminal ? (last ? "   \n" : "   ") : "\n");
+	fprintf(stderr, "%s%5.1f %%  %.2f of %.2f GB written, %.1f MB/s, %s left%s", p->terminal ? "\r" : "",
+		100 * part, (double)bytes * 1e-9, (double)p->total * 1e-9, seconds > 0 ? fresh * 1e-6 / seconds : 0.0,
+		eta, p->terminal ? (last ? "   \n" : "   ") : "\n");
 	fflush(stderr);
 }
 

@@ -22,13 +22,13 @@ struct convert_job {
 	const struct convert_plan *plan;
 	const struct safetensors *st;
 	const struct convert_imatrix *imatrix; /* or NULL */
-	const bool *has_importance;            /* [n_tensors] the imatrix knows this tensor and its type makes use of it */
-	struct gguf_writer *writer;            /* created; tensor i of the plan is its tensor i */
-	struct convert_journal *journal;       /* open */
-	const bool *done;                      /* [n_tensors] finished by an earlier run */
+	const bool *has_importance; /* [n_tensors] the imatrix knows this tensor and its type makes use of it */
+	struct gguf_writer *writer; /* created; tensor i of the plan is its tensor i */
+	struct convert_journal *journal; /* open */
+	const bool *done;                /* [n_tensors] finished by an earlier run */
 	uint32_t n_workers;
-	bool progress;                         /* say how far it is on stderr */
-	const atomic_bool *cancel;             /* looked at between blocks; may be NULL */
+	bool progress;             /* say how far it is on stderr */
+	const atomic_bool *cancel; /* looked at between blocks; may be NULL */
 };
 
 /* Converts every tensor that is not done. Finished tensors are in the journal also when this fails or is cancelled

@@ -39,7 +39,7 @@ enum gguf_type {
 	GGUF_TYPE_LIMIT = 13,
 };
 
-#define GGUF_NAME_MAX          255  /* bytes of a key or tensor name */
+#define GGUF_NAME_MAX          255 /* bytes of a key or tensor name */
 #define GGUF_DEFAULT_ALIGNMENT 32
 #define GGUF_MAX_ALIGNMENT     (1u << 30)
 
@@ -51,9 +51,9 @@ struct gguf_str {
 
 /* Elements of an array value, or the one element of a scalar. */
 struct gguf_array {
-	enum gguf_type type;           /* of the elements; never GGUF_ARRAY */
-	uint64_t n;                    /* elements */
-	const uint8_t *data;           /* packed little-endian elements, unaligned; NULL for strings */
+	enum gguf_type type;            /* of the elements; never GGUF_ARRAY */
+	uint64_t n;                     /* elements */
+	const uint8_t *data;            /* packed little-endian elements, unaligned; NULL for strings */
 	const struct gguf_str *strings; /* [n] when type is GGUF_STRING, else NULL */
 };
 
@@ -66,10 +66,10 @@ struct gguf_kv {
 struct gguf_tensor {
 	const char *name;
 	enum dtype type;
-	uint32_t n_dims;     /* 1 .. 4 */
-	uint64_t ne[4];      /* fastest first; 1 beyond n_dims; never 0 */
-	uint32_t file;       /* index into gguf.files */
-	uint64_t offset;     /* of the first byte, from the start of that file */
+	uint32_t n_dims; /* 1 .. 4 */
+	uint64_t ne[4];  /* fastest first; 1 beyond n_dims; never 0 */
+	uint32_t file;   /* index into gguf.files */
+	uint64_t offset; /* of the first byte, from the start of that file */
 	uint64_t bytes;
 	const uint8_t *data; /* the same place in memory */
 };
@@ -90,7 +90,7 @@ struct gguf {
 	size_t n_tensors;
 	struct gguf_file *files; /* [n_files], one per part */
 	uint32_t n_files;
-	uint64_t tensor_bytes; /* sum over tensors */
+	uint64_t tensor_bytes;    /* sum over tensors */
 	struct gguf_index *index; /* private: names and sorted orders */
 };
 

@@ -157,15 +157,15 @@ static int get_uint(const struct gguf *g, const char *key, uint64_t max, uint64_
 	if (kv->type == GGUF_U64) {
 		uint64_t v = load_u64(kv->value.data);
 		if (v > max)
-			return err_set(e, ERR_INPUT, "%s: key %s is %" PRIu64 ", at most %" PRIu64 " expected", g->files[0].path,
-				key, v, max);
+			return err_set(e, ERR_INPUT, "%s: key %s is %" PRIu64 ", at most %" PRIu64 " expected",
+				g->files[0].path, key, v, max);
 		*out = v;
 		return 0;
 	}
 	int64_t v = gguf_array_i64(&kv->value, 0);
 	if (v < 0 || (uint64_t)v > max)
-		return err_set(e, ERR_INPUT, "%s: key %s is %" PRId64 ", 0 to %" PRIu64 " expected", g->files[0].path, key, v,
-			max);
+		return err_set(e, ERR_INPUT, "%s: key %s is %" PRId64 ", 0 to %" PRIu64 " expected", g->files[0].path,
+			key, v, max);
 	*out = (uint64_t)v;
 	return 0;
 }
@@ -221,7 +221,8 @@ int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *out, st
 }
 
 #define GETTER_OR(suffix, ctype)                                                                             \
-	int gguf_get_##suffix##_or(const struct gguf *g, const char *key, ctype fallback, ctype *out, struct err *e) \
+	int gguf_get_##suffix##_or(                                                                              \
+		const struct gguf *g, const char *key, ctype fallback, ctype *out, struct err *e)                    \
 	{                                                                                                        \
 		if (gguf_find(g, key))                                                                               \
 			return gguf_get_##suffix(g, key, out, e);                                                        \
@@ -233,8 +234,8 @@ GETTER_OR(u64, uint64_t)
 GETTER_OR(f32, float)
 GETTER_OR(bool, bool)
 
-static int get_array(const struct gguf *g, const char *key, const char *expected, bool (*fits)(enum gguf_type),
-	struct gguf_array *out, struct err *e)
+static int get_array(const struct gguf *g, const char *key, const char *expected,
+	bool (*fits)(enum gguf_type), struct gguf_array *out, struct err *e)
 {
 	const struct gguf_kv *kv = need(g, key, e);
 	if (!kv)

@@ -83,11 +83,12 @@ static int read_rest(struct gguf *g, const char *path, const struct gguf_split *
 	int code = 0;
 
 	if (first->count > MAX_PARTS)
-		return err_set(e, ERR_INPUT, "%s: split.count is %" PRIu64 ", at most %d expected", path, first->count, MAX_PARTS);
+		return err_set(e, ERR_INPUT, "%s: split.count is %" PRIu64 ", at most %d expected", path,
+			first->count, MAX_PARTS);
 	unsigned count = (unsigned)first->count;
 	if (first->no) {
-		err_set(e, ERR_INPUT, "%s: is part %" PRIu64 " of %u of a split model, the first part is expected", path,
-			first->no + 1, count);
+		err_set(e, ERR_INPUT, "%s: is part %" PRIu64 " of %u of a split model, the first part is expected",
+			path, first->no + 1, count);
 		if (named) {
 			char *p = part_path(path, base_len, 1, count);
 			err_hint(e, "open %s", p);
@@ -96,8 +97,8 @@ static int read_rest(struct gguf *g, const char *path, const struct gguf_split *
 		return ERR_INPUT;
 	}
 	if (!named || name_no != 1 || name_count != count)
-		return err_set(e, ERR_INPUT, "%s: is the first of %u parts, so its name must end in -00001-of-%05u.gguf", path,
-			count, count);
+		return err_set(e, ERR_INPUT,
+			"%s: is the first of %u parts, so its name must end in -00001-of-%05u.gguf", path, count, count);
 	if ((code = check_parts_exist(path, base_len, count, e)))
 		return code;
 	for (unsigned no = 2; no <= count && !code; no++) {
@@ -106,11 +107,12 @@ static int read_rest(struct gguf *g, const char *path, const struct gguf_split *
 		code = read_path(g, p, &s, e);
 		if (!code && (!s.present || s.count != count || s.no != no - 1))
 			code = err_set(e, ERR_INPUT,
-				"%s: its keys say part %" PRIu64 " of %" PRIu64 ", part %u of %u is expected from its name", p,
-				s.present ? s.no + 1 : 1, s.present ? s.count : 1, no, count);
+				"%s: its keys say part %" PRIu64 " of %" PRIu64 ", part %u of %u is expected from its name",
+				p, s.present ? s.no + 1 : 1, s.present ? s.count : 1, no, count);
 		if (!code && s.has_n_tensors && first->has_n_tensors && s.n_tensors != first->n_tensors)
 			code = err_set(e, ERR_INPUT,
-				"%s: split.tensors.count is %" PRIu64 ", but %" PRIu64 " in the first part: the parts do not belong together",
+				"%s: split.tensors.count is %" PRIu64 ", but %" PRIu64
+				" in the first part: the parts do not belong together",
 				p, s.n_tensors, first->n_tensors);
 		free(p);
 	}
@@ -126,8 +128,8 @@ int gguf_open(const char *path, struct gguf **out, struct err *e)
 	if (!code && split.present && (split.count > 1 || split.no))
 		code = read_rest(g, path, &split, e);
 	if (!code && split.present && split.has_n_tensors && split.n_tensors != g->n_tensors)
-		code = err_set(e, ERR_INPUT, "%s: split.tensors.count is %" PRIu64 ", but the parts hold %zu tensors", path,
-			split.n_tensors, g->n_tensors);
+		code = err_set(e, ERR_INPUT, "%s: split.tensors.count is %" PRIu64 ", but the parts hold %zu tensors",
+			path, split.n_tensors, g->n_tensors);
 	if (!code)
 		code = gguf_read_finish(g, e);
 	if (code)

@@ -61,8 +61,8 @@ static const uint8_t *take(struct cursor *c, uint64_t n, const char *what)
 {
 	if (n > left(c)) {
 		err_set(c->e, ERR_INPUT,
-			"%s: file ends inside %s: %" PRIu64 " bytes needed at offset %" PRIu64 ", %" PRIu64 " are left", c->path,
-			what, n, c->pos, left(c));
+			"%s: file ends inside %s: %" PRIu64 " bytes needed at offset %" PRIu64 ", %" PRIu64 " are left",
+			c->path, what, n, c->pos, left(c));
 		return NULL;
 	}
 	const uint8_t *p = c->bytes + c->pos;
@@ -124,13 +124,13 @@ static int take_name(
 		return ERR_INPUT;
 	if (s.len == 0 || s.len > GGUF_NAME_MAX)
 		return err_set(c->e, ERR_INPUT,
-			"%s: %s %" PRIu64 " at offset %" PRIu64 " has %" PRIu64 " bytes, 1 to %d expected", c->path, what, i, at,
-			s.len, GGUF_NAME_MAX);
+			"%s: %s %" PRIu64 " at offset %" PRIu64 " has %" PRIu64 " bytes, 1 to %d expected", c->path, what,
+			i, at, s.len, GGUF_NAME_MAX);
 	for (uint64_t k = 0; k < s.len; k++)
 		if ((uint8_t)s.ptr[k] < 32 || s.ptr[k] == 127)
 			return err_set(c->e, ERR_INPUT,
-				"%s: %s %" PRIu64 " at offset %" PRIu64 " contains the control byte 0x%02x", c->path, what, i, at,
-				(uint8_t)s.ptr[k]);
+				"%s: %s %" PRIu64 " at offset %" PRIu64 " contains the control byte 0x%02x", c->path, what, i,
+				at, (uint8_t)s.ptr[k]);
 	*out = keep_name(x, room, s.ptr, s.len);
 	return 0;
 }
@@ -139,14 +139,14 @@ static int check_bools(const struct cursor *c, const char *key, const uint8_t *p
 {
 	for (uint64_t i = 0; i < n; i++)
 		if (p[i] > 1)
-			return err_set(
-				c->e, ERR_INPUT, "%s: key %s: %u found where a bool (0 or 1) is expected", c->path, key, p[i]);
+			return err_set(c->e, ERR_INPUT, "%s: key %s: %u found where a bool (0 or 1) is expected", c->path,
+				key, p[i]);
 	return 0;
 }
 
 /* n elements of one type. */
-static int take_elements(
-	struct cursor *c, struct gguf_index *x, const char *key, uint32_t type, uint64_t n, struct gguf_array *out)
+static int take_elements(struct cursor *c, struct gguf_index *x, const char *key, uint32_t type, uint64_t n,
+	struct gguf_array *out)
 {
 	char what[GGUF_NAME_MAX + 32];
 	snprintf(what, sizeof what, "the value of key %s", key);
@@ -154,11 +154,12 @@ static int take_elements(
 	if (type == GGUF_STRING) {
 		if (n > left(c) / 8)
 			return err_set(c->e, ERR_INPUT,
-				"%s: key %s: %" PRIu64 " strings announced, but only %" PRIu64 " bytes are left", c->path, key, n,
-				left(c));
+				"%s: key %s: %" PRIu64 " strings announced, but only %" PRIu64 " bytes are left", c->path,
+				key, n, left(c));
 		struct gguf_str *v = mem_try_new(n, sizeof *v);
 		if (!v)
-			return err_set(c->e, ERR_MEMORY, "%s: key %s: no memory for %" PRIu64 " strings", c->path, key, n);
+			return err_set(
+				c->e, ERR_MEMORY, "%s: key %s: no memory for %" PRIu64 " strings", c->path, key, n);
 		x->strings = mem_grow(x->strings, x->n_strings + 1, sizeof *x->strings);
 		x->strings[x->n_strings++] = v;
 		for (uint64_t i = 0; i < n; i++)
@@ -172,8 +173,8 @@ static int take_elements(
 		return err_set(c->e, ERR_INPUT, "%s: key %s: unknown value type %u", c->path, key, type);
 	if (!num_mul(n, each, &bytes) || bytes > left(c))
 		return err_set(c->e, ERR_INPUT,
-			"%s: key %s: %" PRIu64 " elements of type %s announced, but only %" PRIu64 " bytes are left", c->path,
-			key, n, gguf_type_name(type), left(c));
+			"%s: key %s: %" PRIu64 " elements of type %s announced, but only %" PRIu64 " bytes are left",
+			c->path, key, n, gguf_type_name(type), left(c));
 	out->data = take(c, bytes, what);
 	return type == GGUF_BOOL ? check_bools(c, key, out->data, n) : 0;
 }
@@ -199,7 +200,8 @@ static int take_kv(struct cursor *c, struct gguf_index *x, size_t *room, uint64_
 }
 
 /* One row of the tensor table. t->offset stays relative to the data section; place_tensor makes it absolute. */
-static int take_tensor(struct cursor *c, struct gguf_index *x, size_t *room, uint64_t i, struct gguf_tensor *t)
+static int take_tensor(
+	struct cursor *c, struct gguf_index *x, size_t *room, uint64_t i, struct gguf_tensor *t)
 {
 	uint32_t type;
 	char what[GGUF_NAME_MAX + 32];
@@ -209,8 +211,8 @@ static int take_tensor(struct cursor *c, struct gguf_index *x, size_t *room, uin
 	if (take_u32(c, what, &t->n_dims))
 		return ERR_INPUT;
 	if (t->n_dims < 1 || t->n_dims > 4)
-		return err_set(
-			c->e, ERR_INPUT, "%s: tensor %s: %u dimensions found, 1 to 4 expected", c->path, t->name, t->n_dims);
+		return err_set(c->e, ERR_INPUT, "%s: tensor %s: %u dimensions found, 1 to 4 expected", c->path,
+			t->name, t->n_dims);
 	uint64_t values = 1, rows = 1;
 	for (uint32_t d = 0; d < 4; d++) {
 		t->ne[d] = 1;
@@ -220,9 +222,10 @@ static int take_tensor(struct cursor *c, struct gguf_index *x, size_t *room, uin
 			return ERR_INPUT;
 		if (!t->ne[d])
 			return err_set(c->e, ERR_INPUT, "%s: tensor %s: dimension %u is 0", c->path, t->name, d);
-		if (!num_mul(values, t->ne[d], &values) || values > INT64_MAX || (d && !num_mul(rows, t->ne[d], &rows)))
-			return err_set(c->e, ERR_INPUT, "%s: tensor %s: the product of its dimensions is too large", c->path,
-				t->name);
+		if (!num_mul(values, t->ne[d], &values) || values > INT64_MAX ||
+			(d && !num_mul(rows, t->ne[d], &rows)))
+			return err_set(c->e, ERR_INPUT, "%s: tensor %s: the product of its dimensions is too large",
+				c->path, t->name);
 	}
 	if (take_u32(c, what, &type) || take_u64(c, what, &t->offset))
 		return ERR_INPUT;
@@ -232,25 +235,26 @@ static int take_tensor(struct cursor *c, struct gguf_index *x, size_t *room, uin
 	t->type = type;
 	if (t->ne[0] % info->block_values)
 		return err_set(c->e, ERR_INPUT,
-			"%s: tensor %s: rows of %" PRIu64 " values, but type %s is stored in blocks of %u", c->path, t->name,
-			t->ne[0], info->name, info->block_values);
+			"%s: tensor %s: rows of %" PRIu64 " values, but type %s is stored in blocks of %u", c->path,
+			t->name, t->ne[0], info->name, info->block_values);
 	uint64_t row;
 	if (!dtype_row_bytes(type, t->ne[0], &row) || !num_mul(row, rows, &t->bytes) || t->bytes > INT64_MAX)
 		return err_set(c->e, ERR_INPUT, "%s: tensor %s: its size in bytes is too large", c->path, t->name);
 	return 0;
 }
 
-static int place_tensor(const struct cursor *c, uint64_t data_offset, uint32_t alignment, struct gguf_tensor *t)
+static int place_tensor(
+	const struct cursor *c, uint64_t data_offset, uint32_t alignment, struct gguf_tensor *t)
 {
 	uint64_t start, end;
 	if (t->offset % alignment)
 		return err_set(c->e, ERR_INPUT,
-			"%s: tensor %s: offset %" PRIu64 " is not a multiple of the alignment %u", c->path, t->name, t->offset,
-			alignment);
+			"%s: tensor %s: offset %" PRIu64 " is not a multiple of the alignment %u", c->path, t->name,
+			t->offset, alignment);
 	if (!num_add(t->offset, data_offset, &start) || !num_add(start, t->bytes, &end) || end > c->size)
 		return err_set(c->e, ERR_INPUT,
-			"%s: tensor %s: %" PRIu64 " bytes at data offset %" PRIu64 " reach beyond the end of the file (%" PRIu64
-			" bytes): the file is incomplete",
+			"%s: tensor %s: %" PRIu64 " bytes at data offset %" PRIu64
+			" reach beyond the end of the file (%" PRIu64 " bytes): the file is incomplete",
 			c->path, t->name, t->bytes, t->offset, c->size);
 	t->offset = start;
 	t->data = c->bytes + start;
@@ -259,7 +263,8 @@ static int place_tensor(const struct cursor *c, uint64_t data_offset, uint32_t a
 
 static int by_offset(const void *a, const void *b)
 {
-	const struct gguf_tensor *x = *(const struct gguf_tensor *const *)a, *y = *(const struct gguf_tensor *const *)b;
+	const struct gguf_tensor *x = *(const struct gguf_tensor *const *)a,
+							 *y = *(const struct gguf_tensor *const *)b;
 	return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
@@ -324,7 +329,8 @@ static int read_split_keys(const struct gguf *g, struct gguf_split *s, struct er
 	s->has_n_tensors = gguf_find(g, "split.tensors.count") != NULL;
 	if (!s->present)
 		return 0;
-	if ((code = gguf_get_u64(g, "split.count", &s->count, e)) || (code = gguf_get_u64(g, "split.no", &s->no, e)))
+	if ((code = gguf_get_u64(g, "split.count", &s->count, e)) ||
+		(code = gguf_get_u64(g, "split.no", &s->no, e)))
 		return code;
 	return s->has_n_tensors ? gguf_get_u64(g, "split.tensors.count", &s->n_tensors, e) : 0;
 }
@@ -336,8 +342,9 @@ static int take_header(struct cursor *c, uint64_t *n_tensors, uint64_t *n_kvs)
 	if (!magic)
 		return ERR_INPUT;
 	if (memcmp(magic, "GGUF", 4))
-		return err_set(c->e, ERR_INPUT, "%s: is not a GGUF file: it begins with %02x %02x %02x %02x instead of \"GGUF\"",
-			c->path, magic[0], magic[1], magic[2], magic[3]);
+		return err_set(c->e, ERR_INPUT,
+			"%s: is not a GGUF file: it begins with %02x %02x %02x %02x instead of \"GGUF\"", c->path,
+			magic[0], magic[1], magic[2], magic[3]);
 	if (take_u32(c, "the header", &version))
 		return ERR_INPUT;
 	if (version != 3 && !(version & 0xffff))
@@ -347,11 +354,12 @@ static int take_header(struct cursor *c, uint64_t *n_tensors, uint64_t *n_kvs)
 	if (take_u64(c, "the header", n_tensors) || take_u64(c, "the header", n_kvs))
 		return ERR_INPUT;
 	if (*n_kvs > left(c) / MIN_KV_BYTES)
-		return err_set(c->e, ERR_INPUT, "%s: %" PRIu64 " keys announced, but only %" PRIu64 " bytes are left", c->path,
-			*n_kvs, left(c));
+		return err_set(c->e, ERR_INPUT, "%s: %" PRIu64 " keys announced, but only %" PRIu64 " bytes are left",
+			c->path, *n_kvs, left(c));
 	if (*n_tensors > left(c) / MIN_TENSOR_BYTES)
-		return err_set(c->e, ERR_INPUT, "%s: %" PRIu64 " tensors announced, but only %" PRIu64 " bytes are left",
-			c->path, *n_tensors, left(c));
+		return err_set(c->e, ERR_INPUT,
+			"%s: %" PRIu64 " tensors announced, but only %" PRIu64 " bytes are left", c->path, *n_tensors,
+			left(c));
 	if (*n_kvs > UINT32_MAX || *n_tensors > UINT32_MAX)
 		return err_set(c->e, ERR_INPUT, "%s: more keys or tensors than fit 32 bits", c->path);
 	return 0;
@@ -387,8 +395,8 @@ static int take_tensors(struct cursor *c, struct gguf *g, size_t *room, uint64_t
 	return check_overlap(c, t, n);
 }
 
-int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint64_t size, struct file_map *map,
-	struct gguf_split *split, struct err *e)
+int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint64_t size,
+	struct file_map *map, struct gguf_split *split, struct err *e)
 {
 	struct cursor c = {.bytes = bytes, .size = size, .path = path, .e = e};
 	struct gguf_index *x = g->index;

@@ -20,13 +20,13 @@ struct gguf *gguf_read_new(void);
 /* Parses one more file into `g`. Tensors are appended; keys are kept from the first file, of later files only checked and
  * handed out through `split` (see below). `map` (may be NULL) becomes the set's on success and failure. */
 struct gguf_split {
-	bool present;          /* split.count exists */
-	uint64_t no, count;    /* split.no, split.count */
-	bool has_n_tensors;    /* split.tensors.count exists */
+	bool present;       /* split.count exists */
+	uint64_t no, count; /* split.no, split.count */
+	bool has_n_tensors; /* split.tensors.count exists */
 	uint64_t n_tensors;
 };
-int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint64_t size, struct file_map *map,
-	struct gguf_split *split, struct err *e);
+int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint64_t size,
+	struct file_map *map, struct gguf_split *split, struct err *e);
 
 /* After the last file: sorts names, finds duplicates over all parts. */
 int gguf_read_finish(struct gguf *g, struct err *e);

@@ -129,7 +129,8 @@ static void begin_key(struct gguf_writer *w, const char *key)
 {
 	if (w->planned)
 		bug("key %s is declared after the plan", key);
-	if (!*key || strlen(key) > GGUF_NAME_MAX || !strcmp(key, "general.alignment") || !strncmp(key, "split.", 6))
+	if (!*key || strlen(key) > GGUF_NAME_MAX || !strcmp(key, "general.alignment") ||
+		!strncmp(key, "split.", 6))
 		bug("key \"%s\" cannot be declared", key);
 	for (size_t i = 0; i < w->n_kvs; i++)
 		if (!strcmp(w->keys[i], key))
@@ -138,7 +139,8 @@ static void begin_key(struct gguf_writer *w, const char *key)
 	w->keys[w->n_kvs++] = mem_strdup(key);
 }
 
-static void set_scalar(struct gguf_writer *w, const char *key, enum gguf_type type, const void *v, size_t bytes)
+static void set_scalar(
+	struct gguf_writer *w, const char *key, enum gguf_type type, const void *v, size_t bytes)
 {
 	begin_key(w, key);
 	put_scalar(&w->kvs, key, type, v, bytes);
@@ -257,14 +259,15 @@ static void grow_slots(struct gguf_writer *w)
 		*find_slot(w, w->tensors[i].name) = (uint32_t)i + 1;
 }
 
-int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype type, uint32_t n_dims, const uint64_t *ne,
-	size_t *id, struct err *e)
+int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype type, uint32_t n_dims,
+	const uint64_t *ne, size_t *id, struct err *e)
 {
 	if (w->planned)
 		bug("tensor %s is declared after the plan", name);
 	size_t len = strlen(name);
 	if (!len || len > GGUF_NAME_MAX)
-		return err_set(e, ERR_INPUT, "tensor name \"%.40s...\" has %zu bytes, 1 to %d expected", name, len, GGUF_NAME_MAX);
+		return err_set(e, ERR_INPUT, "tensor name \"%.40s...\" has %zu bytes, 1 to %d expected", name, len,
+			GGUF_NAME_MAX);
 	const struct dtype_info *info = dtype_info(type);
 	if (!info)
 		return err_set(e, ERR_INPUT, "tensor %s: type %u is not supported", name, type);
@@ -273,8 +276,9 @@ int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype t
 	struct out_tensor t = {.type = type, .n_dims = n_dims, .ne = {1, 1, 1, 1}};
 	uint64_t bytes;
 	if (!dtype_row_bytes(type, ne[0], &bytes))
-		return err_set(e, ERR_INPUT, "tensor %s: rows of %" PRIu64 " values cannot be stored as %s (blocks of %u)", name,
-			ne[0], info->name, info->block_values);
+		return err_set(e, ERR_INPUT,
+			"tensor %s: rows of %" PRIu64 " values cannot be stored as %s (blocks of %u)", name, ne[0],
+			info->name, info->block_values);
 	for (uint32_t d = 0; d < n_dims; d++) {
 		t.ne[d] = ne[d];
 		if (!ne[d])
@@ -343,7 +347,8 @@ static int cut_parts(struct gguf_writer *w, struct err *e)
 			return err_set(e, ERR_INPUT, "the file would be larger than 2^63 bytes");
 		if (!p || (w->split_bytes && p->info.n_tensors && file > w->split_bytes)) {
 			if (w->n_parts == MAX_PARTS)
-				return err_set(e, ERR_USAGE, "more than %d parts would be needed: the part size is too small", MAX_PARTS);
+				return err_set(e, ERR_USAGE, "more than %d parts would be needed: the part size is too small",
+					MAX_PARTS);
 			if (w->n_parts == cap) {
 				cap = cap ? 2 * cap : 8;
 				w->parts = mem_grow(w->parts, cap, sizeof *w->parts);
@@ -425,7 +430,8 @@ struct gguf_write_part gguf_writer_part(const struct gguf_writer *w, size_t part
 	return w->parts[part].info;
 }
 
-void gguf_writer_place(const struct gguf_writer *w, size_t id, size_t *part, uint64_t *offset, uint64_t *bytes)
+void gguf_writer_place(
+	const struct gguf_writer *w, size_t id, size_t *part, uint64_t *offset, uint64_t *bytes)
 {
 	const struct out_tensor *t = &w->tensors[id];
 	if (part)
@@ -456,9 +462,11 @@ static int write_all(const struct out_part *p, uint64_t offset, const void *data
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
-			return err_errno(e, errno, "%s: cannot write %zu bytes at offset %" PRIu64, p->partial, bytes, offset);
+			return err_errno(
+				e, errno, "%s: cannot write %zu bytes at offset %" PRIu64, p->partial, bytes, offset);
 		if (n == 0)
-			return err_errno(e, ENOSPC, "%s: cannot write %zu bytes at offset %" PRIu64, p->partial, bytes, offset);
+			return err_errno(
+				e, ENOSPC, "%s: cannot write %zu bytes at offset %" PRIu64, p->partial, bytes, offset);
 		s += n, offset += (uint64_t)n, bytes -= (size_t)n;
 	}
 	return 0;
@@ -490,15 +498,16 @@ static int check_resumed(const struct out_part *p, struct err *e)
 	if (fstat(p->fd, &st) < 0)
 		return err_errno(e, errno, "%s", p->partial);
 	if ((uint64_t)st.st_size != p->info.file_bytes)
-		return err_set(e, ERR_INPUT, "%s: has %lld bytes, %" PRIu64 " expected", p->partial, (long long)st.st_size,
-			p->info.file_bytes);
+		return err_set(e, ERR_INPUT, "%s: has %lld bytes, %" PRIu64 " expected", p->partial,
+			(long long)st.st_size, p->info.file_bytes);
 	char *old = mem_try_new(p->header.len, 1);
 	if (!old)
 		return err_set(e, ERR_MEMORY, "%s: no memory to read its header", p->partial);
 	ssize_t n = pread(p->fd, old, p->header.len, 0);
 	bool same = n == (ssize_t)p->header.len && !memcmp(old, p->header.data, p->header.len);
 	free(old);
-	return same ? 0 : err_set(e, ERR_INPUT, "%s: its header is not the one that would be written", p->partial);
+	return same ? 0
+				: err_set(e, ERR_INPUT, "%s: its header is not the one that would be written", p->partial);
 }
 
 int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, struct err *e)
@@ -520,14 +529,16 @@ int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, str
 		if (resume) {
 			if ((code = check_resumed(p, e)))
 				return code;
-		} else if ((code = reserve_space(p, e)) || (code = write_all(p, 0, p->header.data, p->header.len, e))) {
+		} else if ((code = reserve_space(p, e)) ||
+				   (code = write_all(p, 0, p->header.data, p->header.len, e))) {
 			return code;
 		}
 	}
 	return 0;
 }
 
-int gguf_writer_write(struct gguf_writer *w, size_t id, uint64_t offset, const void *data, size_t bytes, struct err *e)
+int gguf_writer_write(
+	struct gguf_writer *w, size_t id, uint64_t offset, const void *data, size_t bytes, struct err *e)
 {
 	const struct out_tensor *t = &w->tensors[id];
 	const struct out_part *p = &w->parts[t->part];

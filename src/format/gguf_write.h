@@ -42,7 +42,8 @@ void gguf_writer_set_u64(struct gguf_writer *w, const char *key, uint64_t v);
 void gguf_writer_set_f32(struct gguf_writer *w, const char *key, float v);
 void gguf_writer_set_bool(struct gguf_writer *w, const char *key, bool v);
 void gguf_writer_set_str(struct gguf_writer *w, const char *key, const char *v);
-void gguf_writer_set_bytes(struct gguf_writer *w, const char *key, const void *v, size_t n); /* a string with any bytes */
+void gguf_writer_set_bytes(
+	struct gguf_writer *w, const char *key, const void *v, size_t n); /* a string with any bytes */
 void gguf_writer_set_u32s(struct gguf_writer *w, const char *key, const uint32_t *v, size_t n);
 void gguf_writer_set_i32s(struct gguf_writer *w, const char *key, const int32_t *v, size_t n);
 void gguf_writer_set_f32s(struct gguf_writer *w, const char *key, const float *v, size_t n);
@@ -50,8 +51,8 @@ void gguf_writer_set_bools(struct gguf_writer *w, const char *key, const bool *v
 void gguf_writer_set_strs(struct gguf_writer *w, const char *key, const struct gguf_str *v, size_t n);
 
 /* Declares the next tensor; *id (may be NULL) counts from 0. Refused: a bad or repeated name, a shape the type cannot hold. */
-int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype type, uint32_t n_dims, const uint64_t *ne,
-	size_t *id, struct err *e);
+int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype type, uint32_t n_dims,
+	const uint64_t *ne, size_t *id, struct err *e);
 
 /* ---- plan: after it nothing more can be declared ---- */
 int gguf_writer_plan(struct gguf_writer *w, struct err *e);
@@ -66,7 +67,8 @@ size_t gguf_writer_n_parts(const struct gguf_writer *w);
 struct gguf_write_part gguf_writer_part(const struct gguf_writer *w, size_t part);
 
 /* Where a tensor stands: part, offset from the start of that file, bytes. Pointers may be NULL. */
-void gguf_writer_place(const struct gguf_writer *w, size_t id, size_t *part, uint64_t *offset, uint64_t *bytes);
+void gguf_writer_place(
+	const struct gguf_writer *w, size_t id, size_t *part, uint64_t *offset, uint64_t *bytes);
 
 /* Final path of a part for output `path`; the caller frees it. */
 char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_t part);
@@ -79,7 +81,8 @@ char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_
 int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, struct err *e);
 
 /* Writes `bytes` of data of tensor `id` at `offset` bytes into that tensor. Thread-safe. */
-int gguf_writer_write(struct gguf_writer *w, size_t id, uint64_t offset, const void *data, size_t bytes, struct err *e);
+int gguf_writer_write(
+	struct gguf_writer *w, size_t id, uint64_t offset, const void *data, size_t bytes, struct err *e);
 
 /* Hands what has been written of all parts to the disk (fdatasync). */
 int gguf_writer_sync(struct gguf_writer *w, struct err *e);

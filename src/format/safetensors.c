@@ -62,30 +62,33 @@ static int check_name(const char *path, const char *name, struct err *e)
 	for (size_t i = 0; i < n && plain; i++)
 		plain = (uint8_t)name[i] >= 32 && name[i] != 127;
 	if (!plain)
-		return err_set(e, ERR_INPUT, "%s: a tensor's name has %zu bytes or control bytes, 1 to %d printable expected",
-			path, n, NAME_MAX_BYTES);
+		return err_set(e, ERR_INPUT,
+			"%s: a tensor's name has %zu bytes or control bytes, 1 to %d printable expected", path, n,
+			NAME_MAX_BYTES);
 	return 0;
 }
 
 /* One entry of the header. t->offset is relative to the data. */
-static int read_entry(const char *path, const char *name, const json_t *v, struct safetensors_tensor *t, struct err *e)
+static int read_entry(
+	const char *path, const char *name, const json_t *v, struct safetensors_tensor *t, struct err *e)
 {
 	if (check_name(path, name, e))
 		return ERR_INPUT;
 	const json_t *dtype = json_object_get(v, "dtype"), *shape = json_object_get(v, "shape"),
 				 *span = json_object_get(v, "data_offsets");
 	if (!json_is_string(dtype) || !json_is_array(shape) || !json_is_array(span) || json_object_size(v) != 3)
-		return err_set(
-			e, ERR_INPUT, "%s: %s: an object of dtype, shape and data_offsets is expected in the header", path, name);
+		return err_set(e, ERR_INPUT,
+			"%s: %s: an object of dtype, shape and data_offsets is expected in the header", path, name);
 	int type = 0;
 	while (type < ST_DTYPE_COUNT && strcmp(json_string_value(dtype), dtypes[type].name))
 		type++;
 	if (type == ST_DTYPE_COUNT)
-		return err_set(e, ERR_INPUT, "%s: %s: dtype %.40s is not supported", path, name, json_string_value(dtype));
+		return err_set(
+			e, ERR_INPUT, "%s: %s: dtype %.40s is not supported", path, name, json_string_value(dtype));
 	t->dtype = (enum st_dtype)type;
 	if (json_array_size(shape) > SAFETENSORS_MAX_DIMS)
-		return err_set(e, ERR_INPUT, "%s: %s: %zu dimensions, at most %d expected", path, name, json_array_size(shape),
-			SAFETENSORS_MAX_DIMS);
+		return err_set(e, ERR_INPUT, "%s: %s: %zu dimensions, at most %d expected", path, name,
+			json_array_size(shape), SAFETENSORS_MAX_DIMS);
 	t->n_dims = (uint32_t)json_array_size(shape);
 	t->bytes = dtypes[type].bytes;
 	for (uint32_t d = 0; d < t->n_dims; d++) {
@@ -100,8 +103,9 @@ static int read_entry(const char *path, const char *name, const json_t *v, struc
 		return err_set(e, ERR_INPUT, "%s: %s: data_offsets is not [begin, end]", path, name);
 	if (end - t->offset != t->bytes) {
 		char text[SAFETENSORS_SHAPE_MAX];
-		return err_set(e, ERR_INPUT, "%s: %s: data_offsets span %" PRIu64 " bytes, but %s of %s takes %" PRIu64, path,
-			name, end - t->offset, safetensors_shape_text(t, text), dtypes[type].name, t->bytes);
+		return err_set(e, ERR_INPUT,
+			"%s: %s: data_offsets span %" PRIu64 " bytes, but %s of %s takes %" PRIu64, path, name,
+			end - t->offset, safetensors_shape_text(t, text), dtypes[type].name, t->bytes);
 	}
 	return 0;
 }
@@ -115,14 +119,15 @@ static int by_offset(const void *a, const void *b)
 }
 
 /* The tensors, laid end to end, are exactly the data of the file. */
-static int check_cover(const char *path, struct safetensors_tensor *t, size_t n, uint64_t data, uint64_t size, struct err *e)
+static int check_cover(
+	const char *path, struct safetensors_tensor *t, size_t n, uint64_t data, uint64_t size, struct err *e)
 {
 	uint64_t at = 0;
 	qsort(t, n, sizeof *t, by_offset);
 	for (size_t i = 0; i < n; i++) {
 		if (t[i].offset < at)
-			return err_set(e, ERR_INPUT, "%s: tensors %s and %s overlap at data offset %" PRIu64, path, t[i - 1].name,
-				t[i].name, t[i].offset);
+			return err_set(e, ERR_INPUT, "%s: tensors %s and %s overlap at data offset %" PRIu64, path,
+				t[i - 1].name, t[i].name, t[i].offset);
 		if (t[i].offset > at)
 			return err_set(e, ERR_INPUT, "%s: %" PRIu64 " bytes before tensor %s belong to no tensor", path,
 				t[i].offset - at, t[i].name);
@@ -130,24 +135,26 @@ static int check_cover(const char *path, struct safetensors_tensor *t, size_t n,
 	}
 	if (at > size - data)
 		return err_set(e, ERR_INPUT,
-			"%s: has %" PRIu64 " bytes, but its header describes %" PRIu64 ": the file is incomplete", path, size,
-			data + at);
+			"%s: has %" PRIu64 " bytes, but its header describes %" PRIu64 ": the file is incomplete", path,
+			size, data + at);
 	if (at < size - data)
-		return err_set(e, ERR_INPUT, "%s: has %" PRIu64 " bytes, but its header describes only %" PRIu64, path, size,
-			data + at);
+		return err_set(e, ERR_INPUT, "%s: has %" PRIu64 " bytes, but its header describes only %" PRIu64,
+			path, size, data + at);
 	return 0;
 }
 
-int safetensors_header_bytes(const uint8_t first[8], uint64_t file_bytes, const char *path, uint64_t *n, struct err *e)
+int safetensors_header_bytes(
+	const uint8_t first[8], uint64_t file_bytes, const char *path, uint64_t *n, struct err *e)
 {
 	*n = load_u64(first);
 	if (*n > SAFETENSORS_MAX_HEADER_BYTES)
 		return err_set(e, ERR_INPUT,
-			"%s: announces a header of %" PRIu64 " bytes, at most %d expected: is it a safetensors file?", path, *n,
-			SAFETENSORS_MAX_HEADER_BYTES);
+			"%s: announces a header of %" PRIu64 " bytes, at most %d expected: is it a safetensors file?",
+			path, *n, SAFETENSORS_MAX_HEADER_BYTES);
 	if (*n > file_bytes - 8)
-		return err_set(e, ERR_INPUT, "%s: announces a header of %" PRIu64 " bytes, but the file has only %" PRIu64, path,
-			*n, file_bytes);
+		return err_set(e, ERR_INPUT,
+			"%s: announces a header of %" PRIu64 " bytes, but the file has only %" PRIu64, path, *n,
+			file_bytes);
 	return 0;
 }
 
@@ -157,9 +164,8 @@ static int read_metadata(const char *path, json_t *v, struct err *e)
 	json_t *item;
 	if (!json_is_object(v))
 		return err_set(e, ERR_INPUT, "%s: __metadata__ is not an object of strings", path);
-	json_object_foreach (v, key, item)
-		if (!json_is_string(item))
-			return err_set(e, ERR_INPUT, "%s: __metadata__ is not an object of strings", path);
+	json_object_foreach(v, key, item) if (!json_is_string(item)) return err_set(
+		e, ERR_INPUT, "%s: __metadata__ is not an object of strings", path);
 	return 0;
 }
 
@@ -169,8 +175,7 @@ static char *keep_names(struct safetensors *st, const json_t *root)
 	size_t bytes = 0;
 	const char *key;
 	json_t *v;
-	json_object_foreach ((json_t *)(uintptr_t)root, key, v)
-		bytes += strlen(key) + 1;
+	json_object_foreach((json_t *)(uintptr_t)root, key, v) bytes += strlen(key) + 1;
 	st->names = mem_grow(st->names, st->n_names + 1, sizeof *st->names);
 	return st->names[st->n_names++] = mem_new(bytes, 1);
 }
@@ -184,7 +189,8 @@ int safetensors_parse_header(struct safetensors *st, uint32_t file, const char *
 	int code = 0;
 
 	if (!n || json[0] != '{')
-		return err_set(e, ERR_INPUT, "%s: its header does not begin with '{': is it a safetensors file?", path);
+		return err_set(
+			e, ERR_INPUT, "%s: its header does not begin with '{': is it a safetensors file?", path);
 	json_t *root = json_loadb(json, n, JSON_REJECT_DUPLICATES, &why);
 	if (!root)
 		return err_set(
@@ -199,7 +205,8 @@ int safetensors_parse_header(struct safetensors *st, uint32_t file, const char *
 	struct safetensors_tensor *t = grown + st->n_tensors;
 	char *names = keep_names(st, root);
 	size_t found = 0;
-	json_object_foreach (root, key, v) {
+	json_object_foreach(root, key, v)
+	{
 		if (!strcmp(key, "__metadata__")) {
 			if ((code = read_metadata(path, v, e)))
 				break;
@@ -250,13 +257,14 @@ uint32_t safetensors_add_file(struct safetensors *st, const char *path, uint64_t
 	return st->n_files++;
 }
 
-int safetensors_parse(
-	const void *bytes, size_t n, uint64_t file_bytes, const char *name, struct safetensors **out, struct err *e)
+int safetensors_parse(const void *bytes, size_t n, uint64_t file_bytes, const char *name,
+	struct safetensors **out, struct err *e)
 {
 	uint64_t header;
 	*out = NULL;
 	if (n < 8 || file_bytes < 8 || n > file_bytes)
-		return err_set(e, ERR_INPUT, "%s: has only %" PRIu64 " bytes, too few for a safetensors file", name, file_bytes);
+		return err_set(
+			e, ERR_INPUT, "%s: has only %" PRIu64 " bytes, too few for a safetensors file", name, file_bytes);
 	if (safetensors_header_bytes(bytes, file_bytes, name, &header, e))
 		return ERR_INPUT;
 	if (header > n - 8)

@@ -46,10 +46,10 @@ uint32_t st_dtype_bytes(enum st_dtype t);
 struct safetensors_tensor {
 	const char *name;
 	enum st_dtype dtype;
-	uint32_t n_dims; /* 0 (a scalar) .. 8 */
+	uint32_t n_dims;                      /* 0 (a scalar) .. 8 */
 	uint64_t shape[SAFETENSORS_MAX_DIMS]; /* slowest first, as stored */
-	uint32_t file;   /* index into safetensors.files */
-	uint64_t offset; /* of the first byte, from the start of that file */
+	uint32_t file;                        /* index into safetensors.files */
+	uint64_t offset;                      /* of the first byte, from the start of that file */
 	uint64_t bytes;
 };
 
@@ -75,12 +75,13 @@ struct safetensors {
 int safetensors_open(const char *path, struct safetensors **out, struct err *e);
 
 /* Parses the first n bytes of a file that is `file_bytes` long; n must reach the end of the JSON. Data cannot be read. */
-int safetensors_parse(
-	const void *bytes, size_t n, uint64_t file_bytes, const char *name, struct safetensors **out, struct err *e);
+int safetensors_parse(const void *bytes, size_t n, uint64_t file_bytes, const char *name,
+	struct safetensors **out, struct err *e);
 
 void safetensors_close(struct safetensors *st); /* accepts NULL */
 
-const struct safetensors_tensor *safetensors_find(const struct safetensors *st, const char *name); /* NULL: absent */
+const struct safetensors_tensor *safetensors_find(
+	const struct safetensors *st, const char *name); /* NULL: absent */
 
 /* "[2048, 6144]" into a buffer of SAFETENSORS_SHAPE_MAX bytes. */
 #define SAFETENSORS_SHAPE_MAX 192
@@ -91,8 +92,8 @@ uint64_t safetensors_rows(const struct safetensors_tensor *t);
 uint64_t safetensors_cols(const struct safetensors_tensor *t);
 
 /* Reads `bytes` raw bytes at `offset` bytes into the tensor. */
-int safetensors_read(const struct safetensors *st, const struct safetensors_tensor *t, uint64_t offset, void *dst,
-	size_t bytes, struct err *e);
+int safetensors_read(const struct safetensors *st, const struct safetensors_tensor *t, uint64_t offset,
+	void *dst, size_t bytes, struct err *e);
 
 /* Checks that `scale` has one value per 128 x 128 block of `t` ([..., ceil(rows/128), ceil(cols/128)], F32 or BF16). */
 int safetensors_check_scale(const struct safetensors *st, const struct safetensors_tensor *t,

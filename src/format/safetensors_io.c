@@ -16,8 +16,8 @@
 
 #define CHUNK_BYTES 65536
 
-int safetensors_read(const struct safetensors *st, const struct safetensors_tensor *t, uint64_t offset, void *dst,
-	size_t bytes, struct err *e)
+int safetensors_read(const struct safetensors *st, const struct safetensors_tensor *t, uint64_t offset,
+	void *dst, size_t bytes, struct err *e)
 {
 	const struct safetensors_file *f = &st->files[t->file];
 	char *p = dst;
@@ -29,10 +29,11 @@ int safetensors_read(const struct safetensors *st, const struct safetensors_tens
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
-			return err_errno(e, errno, "%s: %s: cannot read %zu bytes at offset %" PRIu64, f->path, t->name, bytes, at);
+			return err_errno(
+				e, errno, "%s: %s: cannot read %zu bytes at offset %" PRIu64, f->path, t->name, bytes, at);
 		if (n == 0)
-			return err_set(e, ERR_INPUT, "%s: %s: the file ends at offset %" PRIu64 ", it has become shorter", f->path,
-				t->name, at);
+			return err_set(e, ERR_INPUT, "%s: %s: the file ends at offset %" PRIu64 ", it has become shorter",
+				f->path, t->name, at);
 		p += n, at += (uint64_t)n, bytes -= (size_t)n;
 	}
 	return 0;
@@ -67,8 +68,8 @@ int safetensors_check_scale(const struct safetensors *st, const struct safetenso
 			st->files[scale->file].path, scale->name, safetensors_shape_text(scale, found),
 			safetensors_shape_text(&want, want_text));
 	if (scale->dtype != ST_F32 && scale->dtype != ST_BF16)
-		return err_set(e, ERR_INPUT, "%s: %s: its dtype is %s, F32 or BF16 expected", st->files[scale->file].path,
-			scale->name, st_dtype_name(scale->dtype));
+		return err_set(e, ERR_INPUT, "%s: %s: its dtype is %s, F32 or BF16 expected",
+			st->files[scale->file].path, scale->name, st_dtype_name(scale->dtype));
 	return 0;
 }
 
@@ -97,8 +98,8 @@ static void to_float(enum st_dtype type, const uint8_t *raw, size_t n, float *ou
 }
 
 /* `n` values from element `first` of the tensor on. */
-static int read_values(const struct safetensors *st, const struct safetensors_tensor *t, uint64_t first, uint64_t n,
-	float *out, struct err *e)
+static int read_values(const struct safetensors *st, const struct safetensors_tensor *t, uint64_t first,
+	uint64_t n, float *out, struct err *e)
 {
 	uint8_t raw[CHUNK_BYTES];
 	uint32_t each = st_dtype_bytes(t->dtype);
@@ -128,7 +129,8 @@ static int apply_scale(const struct safetensors *st, const struct safetensors_te
 		uint64_t end = MIN(row1, row + (band_end - r));
 		for (uint64_t b0 = 0; b0 < scale_cols; b0 += HELD) {
 			uint64_t b1 = MIN(b0 + HELD, scale_cols);
-			int code = read_values(st, scale, (matrix * scale_rows + band) * scale_cols + b0, b1 - b0, held, e);
+			int code =
+				read_values(st, scale, (matrix * scale_rows + band) * scale_cols + b0, b1 - b0, held, e);
 			if (code)
 				return code;
 			for (uint64_t i = row; i < end; i++) {
@@ -152,7 +154,8 @@ int safetensors_read_f32(const struct safetensors *st, const struct safetensors_
 	if (row0 > row1 || row1 > rows)
 		bug("%s: rows %" PRIu64 " to %" PRIu64 " of %" PRIu64, t->name, row0, row1, rows);
 	if (t->dtype != ST_F32 && t->dtype != ST_F16 && t->dtype != ST_BF16 && t->dtype != ST_F8_E4M3)
-		return err_set(e, ERR_INPUT, "%s: %s: dtype %s cannot be read as float (F32, F16, BF16 or F8_E4M3 expected)",
+		return err_set(e, ERR_INPUT,
+			"%s: %s: dtype %s cannot be read as float (F32, F16, BF16 or F8_E4M3 expected)",
 			st->files[t->file].path, t->name, st_dtype_name(t->dtype));
 	int code = scale ? safetensors_check_scale(st, t, scale, e) : 0;
 	if (!code)

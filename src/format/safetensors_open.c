@@ -39,7 +39,8 @@ static int add_shard(struct safetensors *st, const char *path, struct err *e)
 		return err_set(e, ERR_INPUT, "%s: is not a regular file", path);
 	uint64_t size = st->files[file].size = (uint64_t)s.st_size;
 	if (size < 8)
-		return err_set(e, ERR_INPUT, "%s: has only %" PRIu64 " bytes, too few for a safetensors file", path, size);
+		return err_set(
+			e, ERR_INPUT, "%s: has only %" PRIu64 " bytes, too few for a safetensors file", path, size);
 	if (pread(fd, first, 8, 0) != 8)
 		return err_errno(e, errno ? errno : EIO, "%s: cannot read its header", path);
 	if (safetensors_header_bytes(first, size, path, &n, e))
@@ -93,8 +94,8 @@ static int check_shards_exist(const char *dir, char **names, size_t n, struct er
 			len += (size_t)sprintf(list + len, ", ...");
 	}
 	if (missing)
-		return err_set(e, ERR_INPUT, "%s: %zu of the %zu files in %s %s missing: %s", dir, missing, n, INDEX_NAME,
-			missing == 1 ? "is" : "are", list);
+		return err_set(e, ERR_INPUT, "%s: %zu of the %zu files in %s %s missing: %s", dir, missing, n,
+			INDEX_NAME, missing == 1 ? "is" : "are", list);
 	return 0;
 }
 
@@ -105,12 +106,13 @@ static int shard_names(const char *path, json_t *map, char ***out, size_t *n_out
 	json_t *v;
 	size_t n = 0;
 	char **names = NEW_ARRAY(char *, json_object_size(map) + 1);
-	json_object_foreach (map, key, v) {
+	json_object_foreach(map, key, v)
+	{
 		const char *s = json_string_value(v);
 		if (!s || !*s || strchr(s, '/') || s[0] == '.') {
 			free_names(names, n);
-			return err_set(e, ERR_INPUT, "%s: %.200s: \"%.200s\" is not the name of a file beside the index", path, key,
-				s ? s : "(not a string)");
+			return err_set(e, ERR_INPUT, "%s: %.200s: \"%.200s\" is not the name of a file beside the index",
+				path, key, s ? s : "(not a string)");
 		}
 		names[n++] = mem_strdup(s);
 	}
@@ -147,9 +149,8 @@ static int apply_index(struct safetensors *st, const char *path, json_t *map, st
 	int code = safetensors_finish(st, e);
 	const char *key;
 	json_t *v;
-	json_object_foreach (map, key, v)
-		if (!code && !safetensors_find(st, key))
-			return err_set(e, ERR_INPUT, "%s: tensor %.200s is not in %.200s", path, key, json_string_value(v));
+	json_object_foreach(map, key, v) if (!code && !safetensors_find(st, key)) return err_set(
+		e, ERR_INPUT, "%s: tensor %.200s is not in %.200s", path, key, json_string_value(v));
 	return code;
 }
 
@@ -164,7 +165,8 @@ static int open_index(struct safetensors *st, const char *dir, const char *path,
 		return code;
 	json_t *root = NULL;
 	if (map.size > INDEX_MAX_BYTES)
-		code = err_set(e, ERR_INPUT, "%s: has %" PRIu64 " bytes, at most %u expected", path, map.size, INDEX_MAX_BYTES);
+		code = err_set(
+			e, ERR_INPUT, "%s: has %" PRIu64 " bytes, at most %u expected", path, map.size, INDEX_MAX_BYTES);
 	else if (!(root = json_loadb((const char *)map.data, map.size, JSON_REJECT_DUPLICATES, &why)))
 		code = err_set(e, ERR_INPUT, "%s: is not valid JSON: %s (line %d)", path, why.text, why.line);
 	file_map_close(&map);
@@ -228,7 +230,8 @@ int safetensors_open(const char *path, struct safetensors **out, struct err *e)
 	struct safetensors *st = NEW(struct safetensors);
 	int code;
 	if (S_ISDIR(s.st_mode)) {
-		char *index = mem_printf("%s/%s", path, INDEX_NAME), *single = mem_printf("%s/model.safetensors", path);
+		char *index = mem_printf("%s/%s", path, INDEX_NAME),
+			 *single = mem_printf("%s/model.safetensors", path);
 		if (access(index, F_OK) == 0)
 			code = open_index(st, path, index, e);
 		else if (access(single, F_OK) == 0)

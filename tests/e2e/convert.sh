@@ -92,6 +92,7 @@ stdout_has 'tensors  1524 tensors, 261426561024 bytes'
 run convert "$work/real" --recipe iq2 --dry-run --split-gb 50
 stdout_has 'IQ2_XXS  228 tensors, 189347659776 bytes' # 76 x 2,491,416,576
 stdout_has 'tensors  1524 tensors, 209786290176 bytes'
+# shellcheck disable=SC2016 # awk's own
 check "no part is larger than asked for" awk '/^part/ && $5 > 50e9 { bad = 1 } END { exit bad }' "$work/out"
 run convert "$work/real" --recipe q4 --dry-run
 stdout_has 'Q4_K     228 tensors, 413122166784 bytes' # 76 x 5,435,817,984
@@ -135,7 +136,7 @@ start_and_kill() { # output, signal
 }
 
 start_and_kill "$work/killed.gguf" KILL
-check "the conversion was killed halfway" [ $killed = yes ]
+check "the conversion was killed halfway" [ "$killed" = yes ]
 check "a killed conversion leaves no output" [ ! -e "$work/killed.gguf" ]
 run convert "$work/tiny" -o "$work/killed.gguf" --recipe iq2 --jobs 2
 exits 0
