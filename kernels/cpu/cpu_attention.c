@@ -81,6 +81,26 @@ static void attend_heads(const struct cpu_isa *isa, const struct attend *a, int6
 			out[(int64_t)h * n_value + c] /= sum[h];
 }
 
+struct attend_job {
+	const struct cpu_isa *isa;
+	const struct batch *rows;
+	const struct attend *a;
+	int block, n_blocks;         /* heads of a task; tasks of a row */
+	size_t values, score_values; /* floats of scratch: of a thread, of its scores */
+	float *scratch;
+};
+
+static void attend_task(const void *context, int64_t first, int64_t last, int thread)
+{
+	const struct attend_job *j = context;
+	float *mine = j->scratch + (size_t)thread * j->values;
+	for (; first < last; first++) {
+		int r = (int)(first / j->n_blocks), head = (int)(first % j->n_blocks) * j->block;
+		attend_heads(j->isa, j->a, j->rows->base[r], r, head, MIN(j->block, j->a->n_heads - head), mine,
+			mine + j->score_values);
+	}
+}
+
 void cpu_attend(struct backend *base, const struct batch *rows, const struct attend *a)
 {
 	struct cpu_backend *b = cpu_of(base);
@@ -104,11 +124,6 @@ void cpu_attend(struct backend *base, const struct batch *rows, const struct att
 	float *scratch = cpu_scratch(b, (uint64_t)threads * values * sizeof(float), "attend");
 	if (!scratch)
 		return;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
-	for (int64_t i = 0; i < (int64_t)rows->n * n_blocks; i++) {
-		int r = (int)(i / n_blocks), head = (int)(i % n_blocks) * block;
-		float *mine = scratch + (size_t)cpu_thread() * values;
-		attend_heads(
-			b->isa, a, rows->base[r], r, head, MIN(block, a->n_heads - head), mine, mine + score_values);
-	}
+	struct attend_job job = {b->isa, rows, a, block, n_blocks, values, score_values, scratch};
+	cpu_pool_run(b->pool, threads, (int64_t)rows->n * n_blocks, 1, attend_task, &job);
 }

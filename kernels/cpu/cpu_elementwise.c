@@ -32,27 +32,51 @@ static void norm_row(
 		out[i] = x[i] * scale * gain[i];
 }
 
+struct norm_job {
+	const struct cpu_isa *isa;
+	const float *x, *gain;
+	int64_t x_stride, out_stride;
+	float eps;
+	int n;
+	float *out;
+};
+
+static void norm_task(const void *context, int64_t first, int64_t last, int thread)
+{
+	const struct norm_job *a = context;
+	(void)thread;
+	for (int64_t r = first; r < last; r++)
+		norm_row(a->isa, a->x + r * a->x_stride, a->gain, a->eps, a->n, a->out + r * a->out_stride);
+}
+
 void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps, int rows,
 	int n, float *out, int64_t out_stride)
 {
 	if (b->failure.code)
 		return;
-	int threads = cpu_threads_for(cpu_of(b), 2.0 * rows * n);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-	for (int r = 0; r < rows; r++)
-		norm_row(cpu_of(b)->isa, x + r * x_stride, gain, eps, n, out + r * out_stride);
+	struct norm_job job = {cpu_of(b)->isa, x, gain, x_stride, out_stride, eps, n, out};
+	cpu_run_rows(cpu_of(b), cpu_threads_for(cpu_of(b), 2.0 * rows * n), rows, norm_task, &job);
+}
+
+struct swiglu_job {
+	const struct cpu_isa *isa;
+	const float *gate, *up;
+	float *out;
+};
+
+static void swiglu_task(const void *context, int64_t first, int64_t last, int thread)
+{
+	const struct swiglu_job *a = context;
+	(void)thread;
+	a->isa->swiglu(a->gate + first, a->up + first, (size_t)(last - first), a->out + first);
 }
 
 void cpu_swiglu(struct backend *b, const float *gate, const float *up, int64_t n, float *out)
 {
 	if (b->failure.code)
 		return;
-	int64_t piece = 4096, pieces = (n + piece - 1) / piece;
-	int threads = cpu_threads_for(cpu_of(b), (double)n * EXP_COST);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-	for (int64_t p = 0; p < pieces; p++)
-		cpu_of(b)->isa->swiglu(
-			gate + p * piece, up + p * piece, (size_t)MIN(piece, n - p * piece), out + p * piece);
+	struct swiglu_job job = {cpu_of(b)->isa, gate, up, out};
+	cpu_run_rows(cpu_of(b), cpu_threads_for(cpu_of(b), (double)n * EXP_COST), n, swiglu_task, &job);
 }
 
 void cpu_rope_angles(
@@ -79,19 +103,32 @@ static void rotate(const float *cos_sin, const float *x, float *y, int n)
 	}
 }
 
+struct rope_job {
+	const struct rope *rope;
+	const float *x;
+	int64_t x_stride, y_stride;
+	float *y;
+	int n_heads;
+};
+
+static void rope_task(const void *context, int64_t first, int64_t last, int thread)
+{
+	const struct rope_job *a = context;
+	int dim = a->rope->dim;
+	(void)thread;
+	for (int64_t r = first; r < last; r++)
+		for (int64_t at = r * a->n_heads; at < (r + 1) * a->n_heads; at++)
+			rotate(a->rope->cos_sin + r * dim, a->x + at * a->x_stride, a->y + at * a->y_stride, dim / 2);
+}
+
 void cpu_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
 	int64_t y_stride, int rows, int n_heads)
 {
 	if (b->failure.code)
 		return;
+	struct rope_job job = {rope, x, x_stride, y_stride, y, n_heads};
 	int threads = cpu_threads_for(cpu_of(b), 2.0 * rows * n_heads * rope->dim);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-	for (int r = 0; r < rows; r++)
-		for (int h = 0; h < n_heads; h++) {
-			int64_t at = (int64_t)r * n_heads + h;
-			rotate(
-				rope->cos_sin + (int64_t)r * rope->dim, x + at * x_stride, y + at * y_stride, rope->dim / 2);
-		}
+	cpu_run_rows(cpu_of(b), threads, rows, rope_task, &job);
 }
 
 static void cache_store(const struct cache_view *cache, const float *values, int64_t row)
@@ -103,25 +140,6 @@ static void cache_store(const struct cache_view *cache, const float *values, int
 			dst[i] = f32_to_f16(values[i]);
 	} else {
 		memcpy((float *)cache->data + row * n, values, (size_t)n * sizeof *values);
-	}
-}
-
-void cpu_latent_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *u,
-	int n_latent, const float *gain, float eps, struct cache_view cache)
-{
-	if (b->failure.code)
-		return;
-	int n = cache.width, threads = cpu_threads_for(cpu_of(b), 4.0 * rows->n * n);
-	float *scratch = cpu_scratch(cpu_of(b), (uint64_t)rows->n * (uint64_t)n * sizeof(float), "latent_append");
-	if (!scratch)
-		return;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-	for (int r = 0; r < rows->n; r++) {
-		const float *in = u + (int64_t)r * n;
-		float *row = scratch + (int64_t)r * n;
-		norm_row(cpu_of(b)->isa, in, gain, eps, n_latent, row);
-		rotate(rope->cos_sin + (int64_t)r * rope->dim, in + n_latent, row + n_latent, rope->dim / 2);
-		cache_store(&cache, row, rows->base[r] + (int64_t)rows->pos[r]);
 	}
 }
 
@@ -139,20 +157,68 @@ static void layer_norm_row(const float *x, const float *gain, const float *bias,
 		out[i] = (float)(((double)x[i] - mean) * scale) * gain[i] + bias[i];
 }
 
+/* Of both caches: in is u or k, [rows][width]; scratch the finished rows, [rows][width]. */
+struct append_job {
+	const struct cpu_isa *isa;
+	const struct batch *rows;
+	const struct rope *rope;
+	struct cache_view cache;
+	const float *in, *gain, *bias;
+	float eps;
+	int n_latent;
+	float *scratch;
+};
+
+static void latent_task(const void *context, int64_t first, int64_t last, int thread)
+{
+	const struct append_job *a = context;
+	int n = a->cache.width, dim = a->rope->dim;
+	(void)thread;
+	for (int64_t r = first; r < last; r++) {
+		const float *in = a->in + r * n;
+		float *row = a->scratch + r * n;
+		norm_row(a->isa, in, a->gain, a->eps, a->n_latent, row);
+		rotate(a->rope->cos_sin + r * dim, in + a->n_latent, row + a->n_latent, dim / 2);
+		cache_store(&a->cache, row, a->rows->base[r] + (int64_t)a->rows->pos[r]);
+	}
+}
+
+static void index_key_task(const void *context, int64_t first, int64_t last, int thread)
+{
+	const struct append_job *a = context;
+	int n = a->cache.width, dim = a->rope->dim;
+	(void)thread;
+	for (int64_t r = first; r < last; r++) {
+		float *row = a->scratch + r * n;
+		layer_norm_row(a->in + r * n, a->gain, a->bias, a->eps, n, row);
+		rotate(a->rope->cos_sin + r * dim, row, row, dim / 2);
+		cache_store(&a->cache, row, a->rows->base[r] + (int64_t)a->rows->pos[r]);
+	}
+}
+
+static void append(struct backend *b, struct append_job *job, cpu_task_fn *fn, const char *op)
+{
+	uint64_t values = (uint64_t)job->rows->n * (uint64_t)job->cache.width;
+	job->isa = cpu_of(b)->isa;
+	job->scratch = cpu_scratch(cpu_of(b), values * sizeof(float), op);
+	if (job->scratch)
+		cpu_run_rows(cpu_of(b), cpu_threads_for(cpu_of(b), 6.0 * (double)values), job->rows->n, fn, job);
+}
+
+void cpu_latent_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *u,
+	int n_latent, const float *gain, float eps, struct cache_view cache)
+{
+	struct append_job job = {
+		.rows = rows, .rope = rope, .cache = cache, .in = u, .gain = gain, .eps = eps, .n_latent = n_latent};
+	if (!b->failure.code)
+		append(b, &job, latent_task, "latent_append");
+}
+
 void cpu_index_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *k,
 	const float *gain, const float *bias, float eps, struct cache_view cache)
 {
-	if (b->failure.code)
-		return;
-	int n = cache.width, threads = cpu_threads_for(cpu_of(b), 8.0 * rows->n * n);
-	float *scratch = cpu_scratch(cpu_of(b), (uint64_t)rows->n * (uint64_t)n * sizeof(float), "index_append");
-	if (!scratch)
-		return;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-	for (int r = 0; r < rows->n; r++) {
-		float *row = scratch + (int64_t)r * n;
-		layer_norm_row(k + (int64_t)r * n, gain, bias, eps, n, row);
-		rotate(rope->cos_sin + (int64_t)r * rope->dim, row, row, rope->dim / 2);
-		cache_store(&cache, row, rows->base[r] + (int64_t)rows->pos[r]);
-	}
+	struct append_job job = {
+		.rows = rows, .rope = rope, .cache = cache, .in = k, .gain = gain, .bias = bias, .eps = eps};
+	if (!b->failure.code)
+		append(b, &job, index_key_task, "index_append");
 }

@@ -89,6 +89,46 @@ static void select_best(float *score, int n, int k, int32_t *sel)
 	}
 }
 
+/* One group of rows, from row `group` on */
+struct select_job {
+	const struct cpu_isa *isa;
+	const struct batch *rows;
+	const struct index_select *a;
+	int group, n_runs;         /* runs of keys of a row */
+	size_t stride, run_values; /* floats: of a row's scores, of a thread's scratch */
+	float *scores, *scratch;
+};
+
+static void score_task(const void *context, int64_t first, int64_t last, int thread)
+{
+	const struct select_job *j = context;
+	for (; first < last; first++) {
+		int r = (int)(first / j->n_runs), row = j->group + r, key = (int)(first % j->n_runs) * RUN;
+		int n = j->rows->pos[row] + 1;
+		if (n > j->a->top_k && key < n)
+			score_run(j->isa, j->a, j->rows->base[row], row, key, MIN(RUN, n - key),
+				j->scratch + (size_t)thread * j->run_values, j->scores + (size_t)r * j->stride + key);
+	}
+}
+
+static void select_task(const void *context, int64_t first, int64_t last, int thread)
+{
+	const struct select_job *j = context;
+	(void)thread;
+	for (; first < last; first++) {
+		int64_t row = j->group + first;
+		int n = j->rows->pos[row] + 1, top_k = j->a->top_k;
+		int32_t *sel = j->a->sel + row * top_k;
+		j->a->n_sel[row] = MIN(n, top_k);
+		if (n > top_k) {
+			select_best(j->scores + (size_t)first * j->stride, n, top_k, sel);
+			continue;
+		}
+		for (int t = 0; t < n; t++)
+			sel[t] = t;
+	}
+}
+
 void cpu_index_select(struct backend *base, const struct batch *rows, const struct index_select *a)
 {
 	struct cpu_backend *b = cpu_of(base);
@@ -100,41 +140,22 @@ void cpu_index_select(struct backend *base, const struct batch *rows, const stru
 	bool scored = longest > a->top_k;
 	double macs = scored ? (double)rows->n * longest * a->n_heads * a->head_dim : 0;
 	int threads = cpu_threads_for(b, macs);
-	size_t stride = num_align_up((uint64_t)longest, 16);
-	size_t run_values =
-		num_align_up((size_t)RUN * (size_t)(a->head_dim + a->n_heads) + (size_t)a->n_heads, 16);
-	int group = (int)MIN((size_t)rows->n, MAX(SCORES_MAX_BYTES / (stride * sizeof(float)), (size_t)1));
-	int n_runs = (longest + RUN - 1) / RUN;
-	float *scratch = NULL;
+	struct select_job job = {b->isa, rows, a, .n_runs = (longest + RUN - 1) / RUN};
+	job.stride = num_align_up((uint64_t)longest, 16);
+	job.run_values = num_align_up((size_t)RUN * (size_t)(a->head_dim + a->n_heads) + (size_t)a->n_heads, 16);
+	size_t fit = MAX(SCORES_MAX_BYTES / (job.stride * sizeof(float)), (size_t)1);
+	int group = (int)MIN((size_t)rows->n, fit);
 	if (scored) {
-		scratch = cpu_scratch(
-			b, ((uint64_t)group * stride + (uint64_t)threads * run_values) * sizeof(float), "index_select");
-		if (!scratch)
+		uint64_t values = (uint64_t)group * job.stride + (uint64_t)threads * job.run_values;
+		job.scores = cpu_scratch(b, values * sizeof(float), "index_select");
+		if (!job.scores)
 			return;
+		job.scratch = job.scores + (size_t)group * job.stride;
 	}
-	for (int g = 0; g < rows->n; g += group) {
-		int n_rows = MIN(group, rows->n - g);
-		if (scored) {
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
-			for (int64_t i = 0; i < (int64_t)n_rows * n_runs; i++) {
-				int r = (int)(i / n_runs), first = (int)(i % n_runs) * RUN, n = rows->pos[g + r] + 1;
-				float *mine = scratch + (size_t)group * stride + (size_t)cpu_thread() * run_values;
-				if (n > a->top_k && first < n)
-					score_run(b->isa, a, rows->base[g + r], g + r, first, MIN(RUN, n - first), mine,
-						scratch + (size_t)r * stride + first);
-			}
-		}
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(dynamic)
-		for (int r = 0; r < n_rows; r++) {
-			int n = rows->pos[g + r] + 1;
-			int32_t *sel = a->sel + (int64_t)(g + r) * a->top_k;
-			a->n_sel[g + r] = MIN(n, a->top_k);
-			if (n > a->top_k) {
-				select_best(scratch + (size_t)r * stride, n, a->top_k, sel);
-				continue;
-			}
-			for (int t = 0; t < n; t++)
-				sel[t] = t;
-		}
+	for (; job.group < rows->n; job.group += group) {
+		int n = MIN(group, rows->n - job.group);
+		if (scored)
+			cpu_pool_run(b->pool, threads, (int64_t)n * job.n_runs, 1, score_task, &job);
+		cpu_pool_run(b->pool, threads, n, 1, select_task, &job);
 	}
 }

@@ -3,25 +3,23 @@
  * Private to kernels/cpu (and its tests): the backend's state, its scratch memory and threads, the ops by
  * file.
  *
- * Every op runs to its end before it returns: `wait` has nothing to wait for. Work is cut into tasks that
- * write disjoint memory and are handed to the threads of one OpenMP region at a time; an op below a measured
- * amount of work stays on the calling thread.
+ * Every op runs to its end before it returns: `wait` has nothing to wait for. Work is cut into tasks that write
+ * disjoint memory and are done by the threads of cpu_pool.h; an op below a measured amount of work stays on the
+ * calling thread. An op that has tasks keeps its arguments in a struct (NAME_job), which each task gets.
  */
 #ifndef GLM_KERNELS_CPU_INTERNAL_H
 #define GLM_KERNELS_CPU_INTERNAL_H
 
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_dot.h"
+#include "kernels/cpu/cpu_pool.h"
 #include "src/base/half.h"
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 struct cpu_backend {
 	struct backend base;
 	const struct cpu_isa *isa; /* constant */
 	int threads;               /* constant, >= 1 */
+	struct cpu_pool *pool;     /* of so many threads */
 	char text[64];             /* backend_describe */
 	/* Scratch of the running op: grown when an op needs more than any before it, never shrunk, so a steady
 	 * decode allocates nothing. Only cpu_scratch touches these. */
@@ -59,15 +57,8 @@ void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op);
 /* How many threads to use for about `macs` multiply-adds (1: stay on the calling thread). */
 int cpu_threads_for(const struct cpu_backend *b, double macs);
 
-/* Number of the calling thread in the running region. */
-static inline int cpu_thread(void)
-{
-#ifdef _OPENMP
-	return omp_get_thread_num();
-#else
-	return 0;
-#endif
-}
+/* cpu_pool_run with tasks taken in about four portions a thread, which evens out what disturbs one of them. */
+void cpu_run_rows(struct cpu_backend *b, int threads, int64_t rows, cpu_task_fn *fn, const void *job);
 
 /* Unsigned keys in the order of the floats they stand for; -0 equals +0 and NaN is below everything. */
 static inline uint32_t cpu_order_key(float v)

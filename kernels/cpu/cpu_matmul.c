@@ -122,71 +122,90 @@ struct cpu_cut cpu_cut_product(const struct cpu_backend *b, double macs, int64_t
 	return cut;
 }
 
-/* Runs every (matrix of the stack, run of weight rows, run of activation rows) of one product; `task`
- * counts them. */
+/* ---- ops ---- */
+
+/* One product: its tasks are counted over (matrix of the stack, run of weight rows, run of activation rows). */
 static int64_t cut_tasks(const struct cpu_cut *cut, const struct weight *w, int rows)
 {
 	return w->n_stack * ((w->n_out + cut->w_rows - 1) / cut->w_rows) *
 		   ((rows + cut->x_rows - 1) / cut->x_rows);
 }
 
-static void run_task(const struct cpu_backend *b, const struct cpu_cut *cut, int64_t task,
-	const struct weight *w, struct row_set x, struct row_set y, int64_t x_step, int64_t y_step, int rows,
-	bool add, float *scratch)
+/* matmul: parts of x; stacked_matmul: one part, whose matrices read and write x_step and y_step apart. */
+struct product_job {
+	const struct cpu_backend *b;
+	struct cpu_cut cut;
+	int rows;
+	float *scratch; /* [threads] of cpu_product_scratch */
+	const struct matmul *parts;
+	struct row_set x;
+	int64_t y_stride; /* 0: n_out of the part */
+	int64_t x_step, y_step;
+};
+
+static void product_one(const struct product_job *a, const struct matmul *m, int64_t task, int thread)
 {
-	int64_t w_parts = (w->n_out + cut->w_rows - 1) / cut->w_rows,
-			x_parts = (rows + cut->x_rows - 1) / cut->x_rows;
+	const struct weight *w = &m->w;
+	const struct cpu_cut *cut = &a->cut;
+	int64_t w_parts = (w->n_out + cut->w_rows - 1) / cut->w_rows;
+	int64_t x_parts = (a->rows + cut->x_rows - 1) / cut->x_rows;
 	int64_t first = task / x_parts % w_parts * cut->w_rows, stack = task / x_parts / w_parts;
 	int first_x = (int)(task % x_parts) * cut->x_rows;
-	x.data += stack * x_step + first_x * x.stride;
-	y.data += stack * y_step + first_x * y.stride + first;
-	cpu_product(b, w, stack, first, MIN(cut->w_rows, w->n_out - first), &x, &y,
-		MIN(cut->x_rows, rows - first_x), add,
-		scratch + (size_t)cpu_thread() * (cpu_product_scratch() / sizeof *scratch));
+	struct row_set x = a->x, y = {m->y, a->y_stride ? a->y_stride : w->n_out, NULL, 1};
+	x.data += stack * a->x_step + first_x * x.stride;
+	y.data += stack * a->y_step + first_x * y.stride + first;
+	cpu_product(a->b, w, stack, first, MIN(cut->w_rows, w->n_out - first), &x, &y,
+		MIN(cut->x_rows, a->rows - first_x), m->add,
+		a->scratch + (size_t)thread * (cpu_product_scratch() / sizeof *a->scratch));
+}
+
+static void product_task(const void *context, int64_t first, int64_t last, int thread)
+{
+	const struct product_job *a = context;
+	for (; first < last; first++) {
+		const struct matmul *m = a->parts;
+		int64_t task = first, n;
+		while (task >= (n = cut_tasks(&a->cut, &m->w, a->rows))) {
+			task -= n;
+			m++;
+		}
+		product_one(a, m, task, thread);
+	}
+}
+
+static void run_product(struct cpu_backend *b, struct product_job *job, int n_parts, int rows, const char *op)
+{
+	int64_t n_out = 0, n_tasks = 0;
+	for (int p = 0; p < n_parts; p++)
+		n_out += job->parts[p].w.n_out * job->parts[p].w.n_stack;
+	job->b = b;
+	job->rows = rows;
+	job->cut = cpu_cut_product(b, (double)job->parts[0].w.n_in * (double)n_out * rows, n_out, rows);
+	job->scratch = cpu_scratch(b, (uint64_t)job->cut.threads * cpu_product_scratch(), op);
+	if (!job->scratch)
+		return;
+	for (int p = 0; p < n_parts; p++)
+		n_tasks += cut_tasks(&job->cut, &job->parts[p].w, rows);
+	cpu_pool_run(b->pool, job->cut.threads, n_tasks, 1, product_task, job);
 }
 
 void cpu_matmul(struct backend *base, const struct matmul *parts, int n_parts, const float *x, int rows)
 {
-	struct cpu_backend *b = cpu_of(base);
-	if (b->base.failure.code || !n_parts || !rows)
+	if (base->failure.code || !n_parts || !rows)
 		return;
-	int64_t n_in = parts[0].w.n_in, n_out = 0, n_tasks = 0;
-	for (int p = 0; p < n_parts; p++)
-		n_out += parts[p].w.n_out;
-	struct cpu_cut cut = cpu_cut_product(b, (double)n_in * (double)n_out * rows, n_out, rows);
-	float *scratch = cpu_scratch(b, (uint64_t)cut.threads * cpu_product_scratch(), "matmul");
-	if (!scratch)
-		return;
-	for (int p = 0; p < n_parts; p++)
-		n_tasks += cut_tasks(&cut, &parts[p].w, rows);
-	struct row_set in = {.data = (float *)x, .stride = n_in, .divisor = 1};
-#pragma omp parallel for num_threads(cut.threads) if (cut.threads > 1) schedule(dynamic)
-	for (int64_t i = 0; i < n_tasks; i++) {
-		const struct matmul *m = parts;
-		int64_t task = i, n;
-		while (task >= (n = cut_tasks(&cut, &m->w, rows))) {
-			task -= n;
-			m++;
-		}
-		struct row_set y = {.data = m->y, .stride = m->w.n_out, .divisor = 1};
-		run_task(b, &cut, task, &m->w, in, y, 0, 0, rows, m->add, scratch);
-	}
+	struct product_job job = {.parts = parts, .x = {(float *)x, parts[0].w.n_in, NULL, 1}};
+	run_product(cpu_of(base), &job, n_parts, rows, "matmul");
 }
 
 void cpu_stacked_matmul(struct backend *base, const struct stacked_matmul *a, int rows)
 {
-	struct cpu_backend *b = cpu_of(base);
-	if (b->base.failure.code || !rows)
+	if (base->failure.code || !rows)
 		return;
-	int64_t n_out = a->w.n_out * a->w.n_stack;
-	struct cpu_cut cut = cpu_cut_product(b, (double)a->w.n_in * (double)n_out * rows, n_out, rows);
-	float *scratch = cpu_scratch(b, (uint64_t)cut.threads * cpu_product_scratch(), "stacked_matmul");
-	if (!scratch)
-		return;
-	int64_t n_tasks = cut_tasks(&cut, &a->w, rows);
-	struct row_set x = {.data = (float *)a->x, .stride = a->w.n_stack * a->x_stride, .divisor = 1};
-	struct row_set y = {.data = a->y, .stride = a->w.n_stack * a->y_stride, .divisor = 1};
-#pragma omp parallel for num_threads(cut.threads) if (cut.threads > 1) schedule(dynamic)
-	for (int64_t i = 0; i < n_tasks; i++)
-		run_task(b, &cut, i, &a->w, x, y, a->x_stride, a->y_stride, rows, false, scratch);
+	struct matmul all = {.w = a->w, .y = a->y};
+	struct product_job job = {.parts = &all,
+		.x = {(float *)a->x, a->w.n_stack * a->x_stride, NULL, 1},
+		.y_stride = a->w.n_stack * a->y_stride,
+		.x_step = a->x_stride,
+		.y_step = a->y_stride};
+	run_product(cpu_of(base), &job, 1, rows, "stacked_matmul");
 }

@@ -50,36 +50,51 @@ static void skip_groups(const struct route *a, const float *choice, const uint32
 		memset(skip + kept[i] * size, 0, (size_t)size * sizeof *skip);
 }
 
+struct route_job {
+	const struct cpu_isa *isa;
+	const struct route *a;
+	size_t values; /* floats of scratch of a thread: a row's scores, choices, keys and marks */
+	float *scratch;
+};
+
+static void route_row(const struct cpu_isa *isa, const struct route *a, int64_t r, float *score)
+{
+	int n = a->n_experts;
+	float *choice = score + n, *weights = a->weights + r * a->n_used, sum = 0;
+	uint32_t *key = (uint32_t *)(void *)(choice + n);
+	bool *skip = (bool *)(key + n);
+	int32_t *ids = a->ids + r * a->n_used;
+	isa->sigmoid(a->logits + r * n, (size_t)n, score);
+	for (int i = 0; i < n; i++) {
+		choice[i] = score[i] + a->bias[i];
+		key[i] = cpu_order_key(choice[i]);
+	}
+	if (a->n_group > 1)
+		skip_groups(a, choice, key, skip);
+	best_ids(key, a->n_group > 1 ? skip : NULL, n, ids, a->n_used);
+	for (int k = 0; k < a->n_used; k++)
+		sum += score[ids[k]];
+	for (int k = 0; k < a->n_used; k++)
+		weights[k] = a->normalise ? score[ids[k]] / (sum + 1e-20f) * a->scale : score[ids[k]] * a->scale;
+}
+
+static void route_task(const void *context, int64_t first, int64_t last, int thread)
+{
+	const struct route_job *j = context;
+	for (; first < last; first++)
+		route_row(j->isa, j->a, first, j->scratch + (size_t)thread * j->values);
+}
+
 void cpu_route(struct backend *base, const struct route *a, int rows)
 {
 	struct cpu_backend *b = cpu_of(base);
 	if (b->base.failure.code)
 		return;
-	int n = a->n_experts, threads = cpu_threads_for(b, 20.0 * rows * n);
-	size_t values = num_align_up((uint64_t)n * 4, 16); /* a row's scores, choices, keys and marks */
-	float *scratch = cpu_scratch(b, (uint64_t)threads * values * sizeof(float), "route");
-	if (!scratch)
-		return;
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-	for (int r = 0; r < rows; r++) {
-		float *score = scratch + (size_t)cpu_thread() * values, *choice = score + n, sum = 0;
-		uint32_t *key = (uint32_t *)(void *)(choice + n);
-		bool *skip = (bool *)(key + n);
-		int32_t *ids = a->ids + (int64_t)r * a->n_used;
-		float *weights = a->weights + (int64_t)r * a->n_used;
-		b->isa->sigmoid(a->logits + (int64_t)r * n, (size_t)n, score);
-		for (int i = 0; i < n; i++) {
-			choice[i] = score[i] + a->bias[i];
-			key[i] = cpu_order_key(choice[i]);
-		}
-		if (a->n_group > 1)
-			skip_groups(a, choice, key, skip);
-		best_ids(key, a->n_group > 1 ? skip : NULL, n, ids, a->n_used);
-		for (int k = 0; k < a->n_used; k++)
-			sum += score[ids[k]];
-		for (int k = 0; k < a->n_used; k++)
-			weights[k] = a->normalise ? score[ids[k]] / (sum + 1e-20f) * a->scale : score[ids[k]] * a->scale;
-	}
+	int threads = cpu_threads_for(b, 20.0 * rows * a->n_experts);
+	struct route_job job = {b->isa, a, num_align_up((uint64_t)a->n_experts * 4, 16), NULL};
+	job.scratch = cpu_scratch(b, (uint64_t)threads * job.values * sizeof(float), "route");
+	if (job.scratch)
+		cpu_run_rows(b, threads, rows, route_task, &job);
 }
 
 /* ---- experts -------------------------------------------------------------------------------------------- */
@@ -103,6 +118,75 @@ static struct expert_tasks cut_experts(
 	return t;
 }
 
+struct expert_ffn_job {
+	const struct cpu_backend *b;
+	const struct expert_job *jobs;
+	const float *x;
+	float *out;
+	int n_used;
+	int64_t n_ff; /* floats between hidden rows */
+	struct expert_tasks up, down;
+	float *hidden;              /* [places][n_ff] */
+	const int64_t *first_place; /* [n_jobs]: the first hidden row of each job */
+	float *scratch;             /* [threads][each] */
+	size_t each,
+		product; /* product: the part of `each` that cpu_product needs; the rest holds a tile of `up` */
+};
+
+/* Weight rows [first, first + n_w) and places [place, place + n_x) of one job; hidden: its first hidden row. */
+struct expert_tile {
+	const struct expert_job *job;
+	int64_t first, n_w, hidden;
+	int place, n_x;
+};
+
+/* What task number `task` is; false: nothing, the job has fewer tasks than the largest. */
+static bool expert_tile_of(const struct expert_ffn_job *a, const struct expert_tasks *t, bool down,
+	int64_t task, struct expert_tile *tile)
+{
+	int64_t j = task / (t->w_parts * t->x_parts);
+	tile->job = &a->jobs[j];
+	int64_t n_out = down ? tile->job->down.n_out : tile->job->gate.n_out;
+	tile->first = task / t->x_parts % t->w_parts * t->cut.w_rows;
+	tile->n_w = MIN(t->cut.w_rows, n_out - tile->first);
+	tile->place = (int)(task % t->x_parts) * t->cut.x_rows;
+	tile->n_x = MIN(t->cut.x_rows, tile->job->n_places - tile->place);
+	tile->hidden = a->first_place[j] + tile->place;
+	return tile->n_x > 0 && tile->n_w > 0;
+}
+
+static void gate_up_task(const void *context, int64_t task, int64_t last, int thread)
+{
+	const struct expert_ffn_job *a = context;
+	float *mine = a->scratch + (size_t)thread * a->each;
+	struct expert_tile t;
+	for (; task < last; task++) {
+		if (!expert_tile_of(a, &a->up, false, task, &t))
+			continue;
+		struct row_set x = {(float *)a->x, t.job->gate.n_in, t.job->places + t.place, a->n_used};
+		struct row_set gate = {a->hidden + t.hidden * a->n_ff + t.first, a->n_ff, NULL, 1};
+		struct row_set up = {mine + a->product, t.n_w, NULL, 1};
+		cpu_product(a->b, &t.job->gate, 0, t.first, t.n_w, &x, &gate, t.n_x, false, mine);
+		cpu_product(a->b, &t.job->up, 0, t.first, t.n_w, &x, &up, t.n_x, false, mine);
+		for (int p = 0; p < t.n_x; p++)
+			a->b->isa->swiglu(row_at(&gate, p), row_at(&up, p), (size_t)t.n_w, row_at(&gate, p));
+	}
+}
+
+static void down_task(const void *context, int64_t task, int64_t last, int thread)
+{
+	const struct expert_ffn_job *a = context;
+	struct expert_tile t;
+	for (; task < last; task++) {
+		if (!expert_tile_of(a, &a->down, true, task, &t))
+			continue;
+		struct row_set x = {a->hidden + t.hidden * a->n_ff, a->n_ff, NULL, 1};
+		struct row_set y = {a->out + t.first, t.job->down.n_out, t.job->places + t.place, 1};
+		cpu_product(a->b, &t.job->down, 0, t.first, t.n_w, &x, &y, t.n_x, false,
+			a->scratch + (size_t)thread * a->each);
+	}
+}
+
 void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
 	int n_used, float *out)
 {
@@ -118,57 +202,57 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 	}
 	if (b->base.failure.code || !places)
 		return;
-	struct expert_tasks up = cut_experts(b, n_embd, n_ff, n_jobs, places, most);
-	struct expert_tasks down = cut_experts(b, n_ff, n_embd, n_jobs, places, most);
-	int threads = MAX(up.cut.threads, down.cut.threads);
-	/* scratch: the hidden rows of all places, then what each thread needs */
-	size_t product = cpu_product_scratch() / sizeof(float),
-		   pair = (size_t)up.cut.w_rows * (size_t)up.cut.x_rows;
-	size_t each = num_align_up(product + pair, 16),
-		   hidden_values = num_align_up((uint64_t)places * (uint64_t)n_ff, 16);
-	float *hidden = cpu_scratch(b,
-		((uint64_t)hidden_values + (uint64_t)threads * each) * sizeof(float) +
-			(uint64_t)n_jobs * sizeof(int64_t),
-		"expert_ffn");
-	if (!hidden)
+	struct expert_ffn_job a = {.b = b, .jobs = jobs, .x = x, .out = out, .n_used = n_used, .n_ff = n_ff};
+	a.up = cut_experts(b, n_embd, n_ff, n_jobs, places, most);
+	a.down = cut_experts(b, n_ff, n_embd, n_jobs, places, most);
+	size_t threads = (size_t)MAX(a.up.cut.threads, a.down.cut.threads);
+	size_t pair = (size_t)a.up.cut.w_rows * (size_t)a.up.cut.x_rows;
+	size_t hidden_values = num_align_up((uint64_t)places * (uint64_t)n_ff, 16);
+	a.product = cpu_product_scratch() / sizeof(float);
+	a.each = num_align_up(a.product + pair, 16);
+	uint64_t bytes = ((uint64_t)hidden_values + threads * a.each) * sizeof(float);
+	a.hidden = cpu_scratch(b, bytes + (uint64_t)n_jobs * sizeof(int64_t), "expert_ffn");
+	if (!a.hidden)
 		return;
-	int64_t *first_place = (int64_t *)(void *)(hidden + hidden_values + (size_t)threads * each);
+	a.scratch = a.hidden + hidden_values;
+	int64_t *first_place = (int64_t *)(void *)(a.scratch + threads * a.each);
 	for (int64_t j = 0, first = 0; j < n_jobs; first += jobs[j++].n_places)
 		first_place[j] = first;
+	a.first_place = first_place;
+	int64_t n_up = n_jobs * a.up.w_parts * a.up.x_parts, n_down = n_jobs * a.down.w_parts * a.down.x_parts;
+	cpu_pool_run(b->pool, a.up.cut.threads, n_up, 1, gate_up_task, &a);
+	cpu_pool_run(b->pool, a.down.cut.threads, n_down, 1, down_task, &a);
+}
 
-#pragma omp parallel num_threads(threads) if (threads > 1)
-	{
-		float *mine = hidden + hidden_values + (size_t)cpu_thread() * each, *ups = mine + product;
-#pragma omp for schedule(dynamic)
-		for (int64_t i = 0; i < n_jobs * up.w_parts * up.x_parts; i++) {
-			const struct expert_job *job = &jobs[i / (up.w_parts * up.x_parts)];
-			int64_t first = i / up.x_parts % up.w_parts * up.cut.w_rows;
-			int place = (int)(i % up.x_parts) * up.cut.x_rows,
-				n_x = MIN(up.cut.x_rows, job->n_places - place);
-			int64_t n_w = MIN(up.cut.w_rows, job->gate.n_out - first);
-			if (n_x <= 0 || n_w <= 0)
-				continue;
-			struct row_set in = {(float *)x, job->gate.n_in, job->places + place, n_used};
-			struct row_set gates = {hidden + (first_place[job - jobs] + place) * n_ff + first, n_ff, NULL, 1};
-			struct row_set other = {ups, n_w, NULL, 1};
-			cpu_product(b, &job->gate, 0, first, n_w, &in, &gates, n_x, false, mine);
-			cpu_product(b, &job->up, 0, first, n_w, &in, &other, n_x, false, mine);
-			for (int p = 0; p < n_x; p++)
-				b->isa->swiglu(row_at(&gates, p), row_at(&other, p), (size_t)n_w, row_at(&gates, p));
+/* ---- weighted sum --------------------------------------------------------------------------------------- */
+
+struct combine_job {
+	const float *out, *weights, *shared;
+	float *x;
+	int n, n_used, pieces; /* tasks of a row */
+};
+
+#define COMBINE_PIECE 1024 /* values of a task */
+
+static void combine_task(const void *context, int64_t task, int64_t last, int thread)
+{
+	const struct combine_job *a = context;
+	int64_t n = a->n;
+	(void)thread;
+	for (; task < last; task++) {
+		int64_t r = task / a->pieces, first = task % a->pieces * COMBINE_PIECE;
+		int count = (int)MIN(COMBINE_PIECE, n - first);
+		float sum[COMBINE_PIECE] = {0}, *dst = a->x + r * n + first;
+		for (int k = 0; k < a->n_used; k++) {
+			const float *row = a->out + (r * a->n_used + k) * n + first, w = a->weights[r * a->n_used + k];
+#pragma omp simd
+			for (int c = 0; c < count; c++)
+				sum[c] += w * row[c];
 		}
-#pragma omp for schedule(dynamic)
-		for (int64_t i = 0; i < n_jobs * down.w_parts * down.x_parts; i++) {
-			const struct expert_job *job = &jobs[i / (down.w_parts * down.x_parts)];
-			int64_t first = i / down.x_parts % down.w_parts * down.cut.w_rows;
-			int place = (int)(i % down.x_parts) * down.cut.x_rows,
-				n_x = MIN(down.cut.x_rows, job->n_places - place);
-			int64_t n_w = MIN(down.cut.w_rows, job->down.n_out - first);
-			if (n_x <= 0 || n_w <= 0)
-				continue;
-			struct row_set in = {hidden + (first_place[job - jobs] + place) * n_ff, n_ff, NULL, 1};
-			struct row_set y = {out + first, job->down.n_out, job->places + place, 1};
-			cpu_product(b, &job->down, 0, first, n_w, &in, &y, n_x, false, mine);
-		}
+		const float *add = a->shared + r * n + first;
+#pragma omp simd
+		for (int c = 0; c < count; c++)
+			dst[c] += sum[c] + add[c];
 	}
 }
 
@@ -177,22 +261,7 @@ void cpu_moe_combine(struct backend *b, const float *out, const float *weights, 
 {
 	if (b->failure.code)
 		return;
-	int piece = 1024, pieces = (n + piece - 1) / piece;
+	struct combine_job job = {out, weights, shared, x, n, n_used, (n + COMBINE_PIECE - 1) / COMBINE_PIECE};
 	int threads = cpu_threads_for(cpu_of(b), 2.0 * rows * n * n_used);
-#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
-	for (int64_t i = 0; i < (int64_t)rows * pieces; i++) {
-		int64_t r = i / pieces, first = i % pieces * piece;
-		int count = (int)MIN(piece, n - first);
-		float sum[1024] = {0}, *dst = x + r * n + first;
-		for (int k = 0; k < n_used; k++) {
-			const float *row = out + (r * n_used + k) * n + first, w = weights[r * n_used + k];
-#pragma omp simd
-			for (int c = 0; c < count; c++)
-				sum[c] += w * row[c];
-		}
-		const float *add = shared + r * n + first;
-#pragma omp simd
-		for (int c = 0; c < count; c++)
-			dst[c] += sum[c] + add[c];
-	}
+	cpu_run_rows(cpu_of(b), threads, (int64_t)rows * job.pieces, combine_task, &job);
 }

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One job at a time. Its description (fn .. threads) is written by the caller while the job is closed and no worker is
+ * inside, and read by workers between entering and leaving:
+ *
+ *     caller                                   worker
+ *     write the job, open = true               wait for a new generation
+ *     generation++, wake sleepers              inside++; if open: take tasks; inside--
+ *     take tasks until none is left
+ *     open = false; wait for inside == 0
+ *
+ * inside and open are sequentially consistent: either the worker sees that the job is closed or the caller sees the
+ * worker inside. Workers spin for some tens of microseconds after a job, since the next one usually follows at once,
+ * then sleep on `generation` (a futex word).
+ */
+#include "kernels/cpu/cpu_pool.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SPINS 2000 /* pauses before a worker sleeps or the caller yields: 20 to 100 us */
+
+struct cpu_pool {
+	int n_workers; /* constant after cpu_pool_new, but for its growth there */
+	pthread_t *workers;
+	/* the job: see above */
+	cpu_task_fn *fn;
+	const void *context;
+	int64_t n, grain;
+	int threads;
+	/* each on its own cache line */
+	_Alignas(64) _Atomic int64_t next; /* first task nobody has taken */
+	_Alignas(64) atomic_int inside;    /* workers that may be reading the job */
+	_Alignas(64) atomic_int number;    /* last thread number given out for this job */
+	_Alignas(64) atomic_uint generation;
+	atomic_bool open, stop;
+	atomic_int sleepers;
+};
+
+static void pause_briefly(void)
+{
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#elif defined(__aarch64__)
+	__asm__ volatile("yield");
+#endif
+}
+
+static void take_tasks(struct cpu_pool *p, int thread)
+{
+	int64_t first;
+	while ((first = atomic_fetch_add(&p->next, p->grain)) < p->n)
+		p->fn(p->context, first, MIN(first + p->grain, p->n), thread);
+}
+
+/* Returns when the generation is no longer `seen`. */
+static void wait_for_job(struct cpu_pool *p, unsigned seen)
+{
+	for (int i = 0; i < SPINS; i++) {
+		if (atomic_load_explicit(&p->generation, memory_order_acquire) != seen)
+			return;
+		pause_briefly();
+	}
+	atomic_fetch_add(&p->sleepers, 1);
+	while (atomic_load(&p->generation) == seen)
+		syscall(SYS_futex, &p->generation, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+	atomic_fetch_sub(&p->sleepers, 1);
+}
+
+static void *work(void *arg)
+{
+	struct cpu_pool *p = arg;
+	unsigned seen = 0;
+	for (;;) {
+		wait_for_job(p, seen);
+		if (atomic_load(&p->stop))
+			return NULL;
+		seen = atomic_load(&p->generation);
+		atomic_fetch_add(&p->inside, 1);
+		if (atomic_load(&p->open)) {
+			int thread = atomic_fetch_add(&p->number, 1) + 1;
+			if (thread < p->threads)
+				take_tasks(p, thread);
+		}
+		atomic_fetch_sub(&p->inside, 1);
+	}
+}
+
+static void new_generation(struct cpu_pool *p, int wake)
+{
+	atomic_fetch_add(&p->generation, 1);
+	if (atomic_load(&p->sleepers))
+		syscall(SYS_futex, &p->generation, FUTEX_WAKE_PRIVATE, wake, NULL, NULL, 0);
+}
+
+void cpu_pool_run(
+	struct cpu_pool *p, int threads, int64_t n, int64_t grain, cpu_task_fn *fn, const void *context)
+{
+	threads = MIN(threads, p->n_workers + 1);
+	if (n <= 0)
+		return;
+	if (threads <= 1 || n <= grain) {
+		fn(context, 0, n, 0);
+		return;
+	}
+	p->fn = fn;
+	p->context = context;
+	p->n = n;
+	p->grain = grain;
+	p->threads = threads;
+	atomic_store(&p->next, 0);
+	atomic_store(&p->number, 0);
+	atomic_store(&p->open, true);
+	new_generation(p, threads - 1);
+	take_tasks(p, 0);
+	atomic_store(&p->open, false);
+	for (int spins = 0; atomic_load(&p->inside); spins++) {
+		if (spins < SPINS)
+			pause_briefly();
+		else
+			sched_yield(); /* a worker was put aside in the middle of a task */
+	}
+}
+
+struct cpu_pool *cpu_pool_new(int threads)
+{
+	struct cpu_pool *p = aligned_alloc(64, sizeof *p);
+	if (!p)
+		return NULL;
+	*p = (struct cpu_pool){.workers = NEW_ARRAY(pthread_t, (size_t)threads)};
+	sigset_t all, before;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	while (p->n_workers < threads - 1 && !pthread_create(&p->workers[p->n_workers], NULL, work, p))
+		p->n_workers++;
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	return p;
+}
+
+void cpu_pool_free(struct cpu_pool *p)
+{
+	if (!p)
+		return;
+	atomic_store(&p->stop, true);
+	new_generation(p, INT_MAX);
+	for (int i = 0; i < p->n_workers; i++)
+		pthread_join(p->workers[i], NULL);
+	free(p->workers);
+	free(p);
+}
+
+int cpu_pool_threads(const struct cpu_pool *p)
+{
+	return p->n_workers + 1;
+}
