@@ -68,7 +68,7 @@ static void test_tasks_are_done_once(void **state)
 	run_jobs(THREADS, 50, true);
 }
 
-static void test_free(void **state)
+static void test_early_release(void **state)
 {
 	(void)state;
 	cpu_pool_free(NULL);
@@ -79,6 +79,6 @@ static void test_free(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_tasks_are_done_once), cmocka_unit_test(test_free)};
+		cmocka_unit_test(test_tasks_are_done_once), cmocka_unit_test(test_early_release)};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
