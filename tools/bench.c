@@ -35,7 +35,7 @@ int bench_time(const struct bench *b, int (*work)(void *user, struct err *e), vo
 	double samples[BENCH_MAX_REPEATS];
 	int rc = work(user, e); /* warms caches and touches memory */
 	for (int i = 0; i < b->repeats && !rc; i++) {
-		uint64_t start = clock_ns(), now = start;
+		uint64_t start = clock_ns(), now;
 		uint64_t calls = 0;
 		do {
 			if ((rc = work(user, e)))

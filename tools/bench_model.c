@@ -58,7 +58,7 @@ static int prefill_work(void *user, struct err *e)
 int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e)
 {
 	struct prompt p = {0};
-	struct bench_spread s;
+	struct bench_spread s = {0};
 	int rc = new_prompt(&p, m, e);
 	if (!rc)
 		rc = bench_time(b, prefill_work, &p, &s, e);

@@ -108,7 +108,7 @@ static json_t *row_json(uint64_t row, const struct row_figures *r)
 
 int cmd_compare(int argc, char **argv, struct err *e)
 {
-	const char *path_a = NULL, *path_b = NULL;
+	const char *path_a = "", *path_b = "";
 	uint32_t vocab = 0;
 	bool json = false;
 	const struct arg options[] = {

@@ -123,7 +123,7 @@ static int dump_mtp(struct session *s, const int32_t *ids, uint32_t n, const str
 int cmd_dump_logits(int argc, char **argv, struct err *e)
 {
 	struct common_opts common = {0};
-	const char *ids_path = NULL, *out_path = NULL, *taps_path = NULL;
+	const char *ids_path = "", *out_path = "", *taps_path = NULL;
 	bool all = false, mtp = false;
 	const struct arg own[] = {
 		{.name = "ids",

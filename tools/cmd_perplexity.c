@@ -58,7 +58,7 @@ static double standard_error(const struct score *s)
 int cmd_perplexity(int argc, char **argv, struct err *e)
 {
 	struct common_opts common = {0};
-	const char *path = NULL;
+	const char *path = "";
 	bool json = false, special = false;
 	uint32_t max_chunks = 0;
 	const struct arg own[] = {

@@ -14,9 +14,10 @@ void taps_file_write(FILE *f, const struct taps_tensor *tensors, size_t n)
 		buf_printf(&header, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i ? "," : "", t->name, t->dtype);
 		for (int d = 0; d < t->n_dims; d++)
 			buf_printf(&header, "%s%llu", d ? "," : "", (unsigned long long)t->shape[d]);
-		buf_printf(&header, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at,
-			(unsigned long long)(at + t->bytes));
-		at += t->bytes;
+		uint64_t end = at + t->bytes;
+		buf_printf(
+			&header, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at, (unsigned long long)end);
+		at = end;
 	}
 	buf_putc(&header, '}');
 	while (header.len % 8)

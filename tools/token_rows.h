@@ -9,7 +9,8 @@
 int token_ids_read(const char *path, struct token_ids *out, struct err *e);
 
 /* Are all of them in [0, n_vocab), and no more than a context holds? ERR_INPUT with the place; `path` names them. */
-int token_ids_check(const struct token_ids *ids, const char *path, uint32_t n_vocab, uint32_t context, struct err *e);
+int token_ids_check(
+	const struct token_ids *ids, const char *path, uint32_t n_vocab, uint32_t context, struct err *e);
 
 /* Called for every position in order: row [vocab] are the logits after ids[at]. Nonzero ends the walk with that code. */
 typedef int token_row_fn(void *user, uint32_t at, const float *row, struct err *e);

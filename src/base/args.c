@@ -318,7 +318,7 @@ static int take_letters(const struct args *a, int argc, char **argv, int *at, st
 	return 0;
 }
 
-/* Required options must have a `given` of their own or a NULL string to be noticed. */
+/* A required option is there when its `given` says so, or its string is neither NULL nor empty. */
 static int check_required(const struct args *a, size_t n_positional, struct err *e)
 {
 	for (size_t g = 0; g < a->n_groups; g++)
@@ -326,7 +326,7 @@ static int check_required(const struct args *a, size_t n_positional, struct err 
 			const struct arg *arg = &a->groups[g].args[i];
 			if (!arg->required)
 				continue;
-			bool there = arg->given ? *arg->given : arg->kind == ARG_STRING && *arg->string;
+			bool there = arg->given ? *arg->given : arg->kind == ARG_STRING && *arg->string && **arg->string;
 			if (there)
 				continue;
 			char letter[3] = {'-', arg->letter, 0};
