@@ -11,7 +11,8 @@ PREFIX     ?= /usr/local
 T          ?= gguf
 SECONDS    ?= 60
 POCKET_SRC ?= ../shared/pocket
-POCKET_RECIPE ?= q2
+# the best mix under 30 MB by KL to the bf16 model: tools/pocket/README.md
+POCKET_TYPES ?= blk.7.*_exps*=IQ2_XXS,blk.[456].*_exps*=Q3_K,*_exps*=Q2_K,*attn_k_b*=Q4_0,token_embd*=Q5_K,output.*=Q4_K,blk.7.*=Q4_K,*=Q5_K
 CFLAGS     ?= -O2 -g
 FUZZ_CC    ?= clang
 ifeq ($(origin CC),default)
@@ -163,8 +164,8 @@ uninstall: ## remove what install put there
 	rm -f $(DESTDIR)$(PREFIX)/bin/glmstream $(DESTDIR)$(DATA_DIR)/pocket.gguf
 	rmdir $(DESTDIR)$(DATA_DIR) 2>/dev/null || :
 
-pocket: all ## convert the checkpoint in POCKET_SRC (../shared/pocket) into tools/pocket/pocket.gguf, POCKET_RECIPE=q2
-	$(BUILD)/glmstream convert $(POCKET_SRC) -o tools/pocket/pocket.gguf --recipe $(POCKET_RECIPE)
+pocket: all ## convert the checkpoint in POCKET_SRC (../shared/pocket) into tools/pocket/pocket.gguf
+	$(BUILD)/glmstream convert $(POCKET_SRC) -o tools/pocket/pocket.gguf --recipe q8 --types '$(POCKET_TYPES)'
 
 lint: ## layers, format, shellcheck, cppcheck, clang-tidy
 	@tools/lint.sh $(CPP_ALL)

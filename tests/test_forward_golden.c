@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The engine against an independent implementation, on the CPU in float32: last-row logits, residual stream, router
+ * picks, indexer selections, greedy text and MTP logits of every golden prompt.
+ *
+ *   test_forward_golden                    the pocket model of the tree against tests/data/pocket_golden.* (made by
+ *                                          tests/golden/make_golden.py with numpy)
+ *   test_forward_golden MODEL PREFIX       any model against PREFIX.json and PREFIX.safetensors, e.g. the bf16 pocket
+ *                                          against the results of Hugging Face transformers (tests/e2e/parity.sh)
+ */
+#include "src/base/mem.h"
+#include "src/engine/generate.h"
+#include "src/format/safetensors.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define MAX_LOGIT_DIFFERENCE 3e-4
+#define MIN_COSINE           0.999999
+/* relative to the largest value of the row; the stream grows to some hundreds */
+#define MAX_RESID_DIFFERENCE 1e-4
+
+static const char *model_path = "tools/pocket/pocket.gguf";
+static const char *golden_prefix = "tests/data/pocket_golden";
+
+static struct engine *engine;
+static struct safetensors *golden;
+static json_t *prompts;
+
+static int setup(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct engine_options o = {.model_path = model_path, .backend = "cpu", .kv_f32 = true};
+	char *json_path = mem_printf("%s.json", golden_prefix),
+		 *st_path = mem_printf("%s.safetensors", golden_prefix);
+	json_error_t je;
+	prompts = json_load_file(json_path, 0, &je);
+	int rc = prompts ? 0 : -1;
+	if (rc)
+		print_error("%s: %s\n", json_path, je.text);
+	if (!rc && ((rc = safetensors_open(st_path, &golden, &e)) || (rc = engine_open(&o, &engine, &e))))
+		print_error("%s\n", e.text);
+	free(json_path);
+	free(st_path);
+	return rc;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	engine_close(engine, NULL);
+	safetensors_close(golden);
+	json_decref(prompts);
+	return 0;
+}
+
+/* The values of a golden tensor as doubles, [*n]; fails the test when it is missing. */
+static double *golden_values(const char *prompt, const char *what, size_t *n)
+{
+	struct err e = {0};
+	char *name = mem_printf("%s.%s", prompt, what);
+	const struct safetensors_tensor *t = safetensors_find(golden, name);
+	if (!t)
+		fail_msg("golden tensor %s is missing", name);
+	*n = t->bytes / st_dtype_bytes(t->dtype);
+	double *out = NEW_ARRAY(double, *n);
+	uint8_t *raw = NEW_ARRAY(uint8_t, t->bytes);
+	if (t->dtype == ST_F32 || t->dtype == ST_F16 || t->dtype == ST_BF16) {
+		float *f = NEW_ARRAY(float, *n);
+		if (safetensors_read_f32(golden, t, NULL, 0, safetensors_rows(t), f, &e))
+			fail_msg("%s", e.text);
+		for (size_t i = 0; i < *n; i++)
+			out[i] = (double)f[i];
+		free(f);
+	} else {
+		if (safetensors_read(golden, t, 0, raw, t->bytes, &e))
+			fail_msg("%s", e.text);
+		for (size_t i = 0; i < *n; i++) {
+			if (t->dtype == ST_U8)
+				out[i] = raw[i];
+			else if (t->dtype == ST_I32)
+				out[i] = ((const int32_t *)raw)[i];
+			else if (t->dtype == ST_I64)
+				out[i] = (double)((const int64_t *)raw)[i];
+			else
+				fail_msg("golden tensor %s has type %s", name, st_dtype_name(t->dtype));
+		}
+	}
+	free(raw);
+	free(name);
+	return out;
+}
+
+static int32_t *json_ids(const char *prompt, const char *key, uint32_t *n)
+{
+	json_t *a = json_object_get(json_object_get(prompts, prompt), key);
+	*n = (uint32_t)json_array_size(a);
+	int32_t *ids = NEW_ARRAY(int32_t, *n);
+	for (uint32_t i = 0; i < *n; i++)
+		ids[i] = (int32_t)json_integer_value(json_array_get(a, i));
+	return ids;
+}
+
+struct difference {
+	double max_abs, cosine, scale;
+};
+
+static struct difference compare(const float *a, const double *b, size_t n)
+{
+	struct difference d = {0};
+	double ab = 0, aa = 0, bb = 0;
+	for (size_t i = 0; i < n; i++) {
+		d.max_abs = fmax(d.max_abs, isnan(a[i]) ? INFINITY : fabs((double)a[i] - b[i]));
+		d.scale = fmax(d.scale, fabs(b[i]));
+		ab += (double)a[i] * b[i];
+		aa += (double)a[i] * (double)a[i];
+		bb += b[i] * b[i];
+	}
+	d.cosine = ab / sqrt(aa * bb);
+	return d;
+}
+
+static void check_index(const char *prompt, const struct model_config *c, const struct session_taps *taps)
+{
+	for (uint32_t l = 0; l < c->n_layers; l++) {
+		if (!c->index_full[l])
+			continue;
+		char what[64];
+		snprintf(what, sizeof what, "index_topk_last.%u", l);
+		size_t n;
+		double *want = golden_values(prompt, what, &n);
+		assert_int_equal(taps->n_index_last[l], n);
+		for (size_t i = 0; i < n; i++)
+			if (taps->index_last[(size_t)l * c->index_top_k + i] != (int32_t)want[i])
+				fail_msg("%s: layer %u selects position %d, golden %d", prompt, l,
+					taps->index_last[(size_t)l * c->index_top_k + i], (int)want[i]);
+		free(want);
+	}
+}
+
+static void check_prompt(const char *prompt)
+{
+	const struct model_config *c = engine_config(engine);
+	struct err e = {0};
+	uint32_t n, n_greedy;
+	int32_t *ids = json_ids(prompt, "ids", &n), *greedy = json_ids(prompt, "greedy_ids", &n_greedy);
+	struct session *s;
+	if (session_new(engine, &s, &e) || session_enable_mtp(s, &e))
+		fail_msg("%s", e.text);
+	size_t n_router = (size_t)n * config_n_moe(c) * c->n_used;
+	struct session_taps taps = {
+		.resid_last = NEW_ARRAY(float, (size_t)c->n_layers * c->n_embd),
+		.router = NEW_ARRAY(uint16_t, n_router),
+		.router_rows = n,
+		.index_last = NEW_ARRAY(int32_t, (size_t)c->n_layers * c->index_top_k),
+		.n_index_last = NEW_ARRAY(int32_t, c->n_layers),
+	};
+	session_set_taps(s, &taps);
+	if (session_sync(s, ids, n, NULL, NULL, &e))
+		fail_msg("%s", e.text);
+	session_set_taps(s, NULL);
+
+	size_t count;
+	double *want = golden_values(prompt, "logits_last", &count);
+	assert_int_equal(count, c->n_vocab);
+	struct difference last = compare(session_logits(s), want, count);
+	free(want);
+	want = golden_values(prompt, "resid_last", &count);
+	assert_int_equal(count, (size_t)c->n_layers * c->n_embd);
+	struct difference resid = compare(taps.resid_last, want, count);
+	free(want);
+	want = golden_values(prompt, "router", &count);
+	assert_int_equal(count, n_router);
+	size_t other = 0;
+	for (size_t i = 0; i < count; i++)
+		other += taps.router[i] != (uint16_t)want[i];
+	free(want);
+
+	float *mtp = NEW_ARRAY(float, c->n_vocab);
+	int32_t next = 0;
+	for (int32_t i = 1; i < (int32_t)c->n_vocab; i++)
+		if (session_logits(s)[i] > session_logits(s)[next])
+			next = i;
+	if (session_mtp_logits(s, next, mtp, &e))
+		fail_msg("%s", e.text);
+	want = golden_values(prompt, "mtp_logits_last", &count);
+	struct difference draft = compare(mtp, want, count);
+	free(want);
+
+	print_message("%-14s %4u tokens: last row max difference %.2e, cosine %.9f; residual %.1e of %.0f; "
+				  "%zu of %zu router picks differ; MTP cosine %.9f; greedy %u tokens\n",
+		prompt, n, last.max_abs, last.cosine, resid.max_abs, resid.scale, other, n_router, draft.cosine,
+		n_greedy);
+	assert_true(last.max_abs <= MAX_LOGIT_DIFFERENCE);
+	assert_true(last.cosine >= MIN_COSINE);
+	assert_true(resid.max_abs <= MAX_RESID_DIFFERENCE * resid.scale);
+	assert_int_equal(other, 0);
+	check_index(prompt, c, &taps);
+	assert_true(draft.cosine >= MIN_COSINE);
+
+	for (uint32_t i = 0; i < n_greedy; i++) {
+		struct sampler sampler;
+		sampler_init(&sampler, &(struct sampler_options){0});
+		int32_t id = sampler_pick(&sampler, session_logits(s), engine_n_valid(engine), NULL);
+		sampler_fini(&sampler);
+		if (id != greedy[i])
+			fail_msg("%s: greedy token %u is %d, golden %d", prompt, i, id, greedy[i]);
+		if (session_extend(s, &id, 1, NULL, NULL, &e))
+			fail_msg("%s", e.text);
+	}
+	session_free(s);
+	free(mtp);
+	free(ids);
+	free(greedy);
+	free(taps.resid_last);
+	free(taps.router);
+	free(taps.index_last);
+	free(taps.n_index_last);
+}
+
+static void test_every_prompt(void **state)
+{
+	(void)state;
+	const char *prompt;
+	json_t *value;
+	int seen = 0;
+	json_object_foreach(prompts, prompt, value)
+	{
+		check_prompt(prompt);
+		seen++;
+	}
+	assert_true(seen >= 5);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 3) {
+		model_path = argv[1];
+		golden_prefix = argv[2];
+	}
+	const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_prompt)};
+	return cmocka_run_group_tests(tests, setup, teardown);
+}

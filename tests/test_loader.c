@@ -1,0 +1,414 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The streaming source at its own interface: whatever the model could ask for, in any order, under any budget, policy,
+ * engine, fault and timing, an expert that is called ready holds exactly the bytes of the file.
+ */
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "src/model/config.h"
+#include "stream/loader.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#ifndef MODEL
+#define MODEL "tools/pocket/pocket.gguf"
+#endif
+
+static struct gguf *file;
+static struct model_config config;
+static struct backend *backend;
+static struct loader_plan full; /* with an ample budget */
+
+static int setup(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct backend_options bo = {.name = "cpu", .threads = 1};
+	log_set_level(LOG_QUIET);
+	if (gguf_open(MODEL, &file, &e) || config_read(file, &config, &e) || backend_open(&bo, &backend, &e)) {
+		print_error("%s\n", e.text);
+		return -1;
+	}
+	struct loader_options o = {.file = file,
+		.backend = backend,
+		.n_layers = (int)(config.n_layers + config.n_mtp),
+		.n_used = (int)config.n_used,
+		.tier_bytes = {(uint64_t)1 << 33, 0}};
+	return loader_plan(&o, &full, &e);
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	backend->ops->close(backend);
+	gguf_close(file);
+	return 0;
+}
+
+/* Options with a first tier of `share` between the floor and everything. */
+static struct loader_options options(const struct gguf *f, double share, uint64_t ram)
+{
+	return (struct loader_options){
+		.file = f,
+		.backend = backend,
+		.n_layers = (int)(config.n_layers + config.n_mtp),
+		.n_used = (int)config.n_used,
+		.tier_bytes = {full.floor_bytes +
+						   (uint64_t)(share * (double)(full.everything_bytes - full.floor_bytes)),
+			ram},
+		.lookahead = 2,
+	};
+}
+
+static struct expert_source *open_source(const struct loader_options *o)
+{
+	struct err e = {0};
+	struct expert_source *s;
+	if (loader_open(o, &s, &e))
+		fail_msg("%s", e.text);
+	return s;
+}
+
+static void check_matrix(int layer, int expert, const char *name, const struct weight *w)
+{
+	char full_name[64];
+	snprintf(full_name, sizeof full_name, "blk.%d.ffn_%s_exps.weight", layer, name);
+	const struct gguf_tensor *t = gguf_find_tensor(file, full_name);
+	uint64_t bytes = t->bytes / t->ne[2];
+	assert_int_equal(w->stack_bytes, bytes);
+	assert_int_equal(w->type, t->type);
+	if (memcmp(w->data, t->data + (uint64_t)expert * bytes, bytes))
+		fail_msg("layer %d, expert %d: %s holds other bytes than the file", layer, expert, name);
+}
+
+static void check_ref(int layer, const struct expert_ref *r)
+{
+	assert_true(r->ready);
+	check_matrix(layer, r->id, "gate", &r->gate);
+	check_matrix(layer, r->id, "up", &r->up);
+	check_matrix(layer, r->id, "down", &r->down);
+}
+
+static int distinct_ids(struct rng *r, int n, struct expert_ref *refs)
+{
+	bool used[CONFIG_MAX_EXPERTS] = {0};
+	for (int i = 0; i < n;) {
+		int id = (int)rng_below(r, config.n_experts);
+		if (rng_below(r, 3)) /* some experts are popular */
+			id /= 4;
+		if (used[id])
+			continue;
+		used[id] = true;
+		refs[i++] = (struct expert_ref){.id = id};
+	}
+	return n;
+}
+
+/* One acquire .. release; every ref is checked as soon as it is called ready, and again at the end. */
+static int use(
+	struct expert_source *s, int layer, enum expert_use how, struct expert_ref *refs, int n, struct err *e)
+{
+	int missing = s->ops->acquire(s, layer, how, refs, n, e);
+	if (missing < 0)
+		return missing;
+	while (missing > 0) {
+		missing = s->ops->await(s, layer, refs, n, e);
+		for (int i = 0; i < n; i++)
+			if (refs[i].ready)
+				check_ref(layer, &refs[i]);
+	}
+	for (int i = 0; i < n && !missing; i++)
+		check_ref(layer, &refs[i]);
+	s->ops->release(s, layer, refs, n);
+	return missing;
+}
+
+/* A random run of decode tokens and prefill chunks. Returns the number of failed uses. */
+static int random_run(struct expert_source *s, struct rng *r, int n_tokens, struct err *last)
+{
+	int first = (int)config.n_dense, n_layers = (int)config.n_layers, failed = 0;
+	struct expert_ref *refs = NEW_ARRAY(struct expert_ref, config.n_experts);
+	int32_t *ids = NEW_ARRAY(int32_t, config.n_experts);
+	for (int t = 0; t < n_tokens; t++) {
+		bool prefill = rng_below(r, 4) == 0;
+		enum expert_use how = prefill ? EXPERT_PREFILL : EXPERT_DECODE;
+		s->ops->step(s, how, prefill ? 64 : 1, t);
+		for (int layer = first; layer < n_layers; layer++) {
+			int n = distinct_ids(
+				r, prefill ? 4 + (int)rng_below(r, config.n_experts / 2) : (int)config.n_used, refs);
+			if (prefill && rng_below(r, 4)) {
+				for (int i = 0; i < n; i++)
+					ids[i] = refs[i].id;
+				s->ops->announce(s, layer, ids, n);
+				if (layer + 1 < n_layers && rng_below(r, 2)) {
+					for (int i = 0; i < (int)config.n_experts; i++)
+						ids[i] = i;
+					s->ops->announce(s, layer + 1, ids, (int)config.n_experts);
+				}
+			}
+			int group;
+			for (int i = 0; i < n; i += group) {
+				group = MIN(n - i, s->window[how]);
+				struct err e = {0};
+				if (use(s, layer, how, refs + i, group, &e) < 0) {
+					failed++;
+					if (last)
+						*last = e;
+				}
+			}
+			for (int d = 1; !prefill && d <= 2 && layer + d < n_layers; d++) {
+				for (uint32_t i = 0; i < config.n_used; i++)
+					ids[i] = (int32_t)rng_below(r, config.n_experts);
+				s->ops->hint(s, layer + d, ids, (int)config.n_used, d);
+			}
+		}
+	}
+	free(refs);
+	free(ids);
+	return failed;
+}
+
+static void test_engines_budgets_policies(void **state)
+{
+	(void)state;
+	static const enum reader_engine engines[] = {READER_URING, READER_THREADS, READER_NULL};
+	static const char *const policies[] = {"lru", "lfu", "sieve"};
+	static const double shares[] = {0, 0.2, 0.6, 1};
+	struct rng r = {1};
+	for (size_t i = 0; i < ARRAY_LEN(engines); i++)
+		for (size_t b = 0; b < ARRAY_LEN(shares); b++)
+			for (int buffered = 0; buffered < 2; buffered++) {
+				struct loader_options o = options(file, shares[b], b % 2 ? full.floor_bytes / 2 : 0);
+				o.policy = policies[(i + b) % ARRAY_LEN(policies)];
+				o.reader.engine = engines[i];
+				o.reader.buffered = buffered;
+				struct err e = {0};
+				struct expert_source *s;
+				int rc = loader_open(&o, &s, &e);
+				if (rc && engines[i] == READER_URING) {
+					print_message("no ring here: %s\n", e.text);
+					continue;
+				}
+				assert_int_equal(rc, 0);
+				assert_int_equal(random_run(s, &r, 6, NULL), 0);
+				struct cache_stats c = loader_cache_stats(s);
+				assert_int_equal(c.accesses, c.hits[0] + c.hits[1] + c.misses);
+				assert_true(s->stats.bytes_read > 0);
+				s->ops->close(s);
+			}
+}
+
+/* Delays, reorderings, short reads and retries from many seeds. */
+static void test_seeds(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= 1000; seed++) {
+		struct rng r = {seed};
+		struct reader_faults f = {
+			.seed = seed,
+			.latency_min_us = 1,
+			.latency_max_us = 1 + rng_below(&r, 2000),
+			.short_per_1024 = rng_below(&r, 300),
+			.eagain_per_1024 = rng_below(&r, 300),
+			.poison = true,
+			.no_sleep = true,
+		};
+		struct loader_options o =
+			options(file, rng_unit(&r) * rng_unit(&r), rng_below(&r, 2) ? full.floor_bytes : 0);
+		o.policy = (const char *const[]){"lru", "lfu", "sieve"}[rng_below(&r, 3)];
+		o.reader = (struct reader_options){.engine = READER_NULL,
+			.faults = &f,
+			.slice_bytes = 4096u << rng_below(&r, 6),
+			.depth = 1 + rng_below(&r, 40)};
+		struct expert_source *s = open_source(&o);
+		int failed = random_run(s, &r, 2, NULL);
+		s->ops->close(s);
+		if (failed)
+			fail_msg("seed %llu: %d uses failed", (unsigned long long)seed, failed);
+	}
+}
+
+/* A read error is reported with file, offset, layer and expert, and the source goes on. */
+static void test_read_error(void **state)
+{
+	(void)state;
+	for (uint64_t nth = 1; nth < 60; nth += 7) {
+		struct reader_faults f = {.seed = nth, .fail_read = nth, .latency_max_us = 50, .latency_min_us = 1};
+		struct loader_options o = options(file, 0.1, 0);
+		o.lookahead = 0;
+		o.reader = (struct reader_options){.engine = READER_NULL, .faults = &f};
+		struct expert_source *s = open_source(&o);
+		struct rng r = {nth};
+		struct err e = {0};
+		int failed = random_run(s, &r, 3, &e);
+		assert_in_range(
+			failed, 0, 1); /* a prefetch or an announcement may have met it: then nobody hears of it */
+		if (failed) {
+			assert_int_equal(e.code, ERR_RUN);
+			assert_non_null(strstr(e.text, MODEL));
+			assert_non_null(strstr(e.text, "layer"));
+			assert_non_null(strstr(e.text, "expert"));
+			assert_non_null(strstr(e.text, "offset"));
+		}
+		assert_int_equal(random_run(s, &r, 2, NULL), 0);
+		s->ops->close(s);
+	}
+}
+
+static void copy_model(const char *path)
+{
+	int to = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+	assert_true(to >= 0);
+	const struct gguf_file *f = &file->files[0];
+	for (uint64_t at = 0; at < f->size;) {
+		ssize_t n = write(to, (const uint8_t *)f->map.data + at, f->size - at);
+		assert_true(n > 0);
+		at += (uint64_t)n;
+	}
+	close(to);
+}
+
+static void test_truncated_while_running(void **state)
+{
+	(void)state;
+	char path[] = "build/test_loader_XXXXXX";
+	int fd = mkstemp(path);
+	assert_true(fd >= 0);
+	close(fd);
+	copy_model(path);
+	struct err e = {0};
+	struct gguf *g;
+	assert_int_equal(gguf_open(path, &g, &e), 0);
+	struct loader_options o = options(g, 0.1, 0);
+	struct expert_source *s = open_source(&o);
+	struct rng r = {5};
+	assert_int_equal(random_run(s, &r, 1, NULL), 0);
+	/* cut inside the experts of the last layers: what lies before can still be read */
+	const struct gguf_tensor *t = gguf_find_tensor(g, "blk.2.ffn_up_exps.weight");
+	assert_int_equal(truncate(path, (off_t)t->offset), 0);
+	int failed = random_run(s, &r, 3, &e);
+	assert_true(failed > 0);
+	assert_int_equal(e.code, ERR_RUN);
+	assert_non_null(strstr(e.text, path));
+	s->ops->close(s);
+	gguf_close(g);
+	unlink(path);
+}
+
+static void test_slow_disk_and_cancel(void **state)
+{
+	(void)state;
+	struct expert_ref refs[CONFIG_MAX_USED];
+	struct rng r = {9};
+	struct err e = {0};
+	int layer = (int)config.n_dense;
+	/* a read that answers late is waited for */
+	struct reader_faults slow = {.hang_read = 2, .hang_ms = 400};
+	struct loader_options o = options(file, 0.1, 0);
+	o.reader = (struct reader_options){.engine = READER_NULL, .faults = &slow};
+	struct expert_source *s = open_source(&o);
+	distinct_ids(&r, (int)config.n_used, refs);
+	assert_int_equal(use(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), 0);
+	assert_true(s->stats.wait_ns > 300000000);
+	s->ops->close(s);
+	/* one that never answers is left by Ctrl+C, and closing does not wait for it */
+	struct reader_faults dead = {.hang_read = 2};
+	o.reader.faults = &dead;
+	s = open_source(&o);
+	atomic_bool cancel = true;
+	s->cancel = &cancel;
+	for (uint32_t i = 0; i < config.n_used; i++)
+		refs[i] = (struct expert_ref){.id = (int32_t)i};
+	assert_int_equal(use(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), ERR_INTERRUPTED);
+	s->ops->close(s);
+}
+
+/* Closing at any moment: no read may land in freed memory (the address sanitizer watches). */
+static void test_close_in_flight(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 200; i++) {
+		struct rng r = {(uint64_t)i + 1000};
+		struct loader_options o = options(file, 0.3, i % 2 ? full.floor_bytes : 0);
+		struct reader_faults f = {.seed = (uint64_t)i, .latency_min_us = 10, .latency_max_us = 3000};
+		o.reader.engine = i % 3 == 0 ? READER_NULL : i % 3 == 1 ? READER_THREADS : READER_AUTO;
+		o.reader.faults = i % 3 == 0 ? &f : NULL;
+		struct expert_source *s = open_source(&o);
+		struct expert_ref refs[CONFIG_MAX_USED];
+		struct err e = {0};
+		int layer = (int)config.n_dense;
+		distinct_ids(&r, (int)config.n_used, refs);
+		if (rng_below(&r, 2)) {
+			assert_true(s->ops->acquire(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e) >= 0);
+			if (rng_below(&r, 2))
+				usleep(rng_below(&r, 500));
+			s->ops->release(s, layer, refs, (int)config.n_used);
+		}
+		int32_t ids[CONFIG_MAX_USED];
+		for (uint32_t k = 0; k < config.n_used; k++)
+			ids[k] = (int32_t)k;
+		s->ops->hint(s, layer + 1, ids, (int)config.n_used, 1);
+		if (rng_below(&r, 2))
+			usleep(rng_below(&r, 500));
+		s->ops->close(s);
+	}
+}
+
+static void test_refusals(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct loader_plan plan;
+	struct loader_options o = options(file, 0, 0);
+	o.tier_bytes[0] = full.floor_bytes - 1;
+	assert_int_equal(loader_plan(&o, &plan, &e), ERR_MEMORY);
+	assert_non_null(strstr(e.text, "working set"));
+	o.tier_bytes[0] = full.floor_bytes;
+	assert_int_equal(loader_plan(&o, &plan, &e), 0);
+	o.policy = "belady";
+	assert_int_equal(loader_plan(&o, &plan, &e), ERR_USAGE);
+	o.policy = "magic";
+	assert_int_equal(loader_plan(&o, &plan, &e), ERR_USAGE);
+}
+
+static void test_warm(void **state)
+{
+	(void)state;
+	struct loader_options o = options(file, 1, 0);
+	struct expert_source *s = open_source(&o);
+	struct profile_key keys[32];
+	for (int i = 0; i < 32; i++)
+		keys[i] = (struct profile_key){(int32_t)config.n_dense, i % (int)config.n_experts};
+	loader_warm(s, keys, 32);
+	int n[2] = {0};
+	for (int tries = 0; tries < 200 && n[0] < (int)MIN(32, config.n_experts); tries++) {
+		usleep(10000);
+		loader_layer_resident(s, (int)config.n_dense, n);
+	}
+	assert_int_equal(n[0], MIN(32, config.n_experts));
+	s->ops->close(s);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_engines_budgets_policies),
+		cmocka_unit_test(test_seeds),
+		cmocka_unit_test(test_read_error),
+		cmocka_unit_test(test_truncated_while_running),
+		cmocka_unit_test(test_slow_disk_and_cancel),
+		cmocka_unit_test(test_close_in_flight),
+		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_warm),
+	};
+	return cmocka_run_group_tests(tests, setup, teardown);
+}
