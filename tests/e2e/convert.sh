@@ -175,6 +175,24 @@ for recipe in iq2 q2; do
 	check "importance still gives a sound $recipe" agrees "$work/tiny" "$work/im-$recipe.gguf" $recipe
 	check "importance changes $recipe" test "$(cmp "$work/im-$recipe.gguf" "$work/tiny-$recipe.gguf" >/dev/null; echo $?)" = 1
 done
+# the same numbers in llama.cpp's newer container give the same bytes
+python3 - "$work/im.dat" "$work/im.gguf" <<'END'
+import struct, sys
+data = open(sys.argv[1], "rb").read()
+n_name, = struct.unpack_from("<i", data, 4)
+name, values = data[8 : 8 + n_name], data[8 + n_name + 8 :]
+def text(b):
+    return struct.pack("<Q", len(b)) + b
+def tensor(name, ne, offset):
+    return text(name) + struct.pack("<I%dQIQ" % len(ne), len(ne), *ne, 0, offset)
+out = b"GGUF" + struct.pack("<IQQ", 3, 2, 1) + text(b"general.type") + struct.pack("<I", 8) + text(b"imatrix")
+out += tensor(name + b".in_sum2", [256, 4], 0) + tensor(name + b".counts", [1, 4], len(values))
+out += bytes(-len(out) % 32) + values + struct.pack("<4f", 9, 0, 9, 9)
+open(sys.argv[2], "wb").write(out)
+END
+run convert "$work/tiny" -o "$work/im-gguf.gguf" --recipe iq2 -q --imatrix "$work/im.gguf"
+exits 0
+check "both containers of importance give the same bytes" cmp -s "$work/im-iq2.gguf" "$work/im-gguf.gguf"
 make_dat "$work/im.dat" 1000
 run convert "$work/tiny" -o "$work/x.gguf" --recipe iq2 -q --imatrix "$work/im.dat"
 error_is_one_sentence 3 'im.dat: blk.1.ffn_gate_exps.weight has 1000 values'
