@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The promise that numbers never depend on storage: the hash of the logits of every step is the same whether experts are
+ * mapped or streamed, for every budget, tier, policy, engine, lookahead, chunk size, and with a disk that delays and
+ * reorders.
+ */
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/engine/generate.h"
+#include "stream/loader.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define MODEL    "tools/pocket/pocket.gguf"
+#define N_PROMPT 150 /* a prefill chunk, and more than index_topk */
+
+static int32_t prompt[N_PROMPT];
+static struct loader_plan full;
+
+static struct engine_options base_options(void)
+{
+	return (struct engine_options){.model_path = MODEL, .backend = "cpu", .context = 512};
+}
+
+/* A first tier of `share` between the floor and everything. */
+static uint64_t budget(double share)
+{
+	return full.floor_bytes + (uint64_t)(share * (double)(full.everything_bytes - full.floor_bytes));
+}
+
+static uint64_t run(const struct engine_options *o, uint32_t n_new, struct expert_stats *stats)
+{
+	struct err e = {0};
+	struct engine *g;
+	struct session *s;
+	if (engine_open(o, &g, &e) || session_new(g, &s, &e))
+		fail_msg("%s", e.text);
+	struct generate_options go = {.max_new = n_new, .ignore_stop = true};
+	struct generate_result r;
+	if (generate(s, prompt, N_PROMPT, &go, &r, &e))
+		fail_msg("%s", e.text);
+	assert_int_equal(r.new_tokens, n_new);
+	if (stats)
+		*stats = engine_expert_stats(g);
+	session_free(s);
+	assert_int_equal(engine_close(g, &e), 0);
+	return r.logits_hash;
+}
+
+static int setup(void **state)
+{
+	(void)state;
+	log_set_level(LOG_QUIET);
+	struct rng r = {77};
+	for (int i = 0; i < N_PROMPT; i++)
+		prompt[i] = (int32_t)rng_below(&r, 8000);
+	struct err e = {0};
+	struct gguf *g;
+	struct model_config c;
+	struct backend *b;
+	struct backend_options bo = {.name = "cpu"};
+	if (gguf_open(MODEL, &g, &e) || config_read(g, &c, &e) || backend_open(&bo, &b, &e))
+		return -1;
+	struct loader_options o = {.file = g,
+		.backend = b,
+		.n_layers = (int)(c.n_layers + c.n_mtp),
+		.n_used = (int)c.n_used,
+		.tier_bytes = {(uint64_t)1 << 33, 0}};
+	int rc = loader_plan(&o, &full, &e);
+	b->ops->close(b);
+	gguf_close(g);
+	return rc;
+}
+
+/* 256 greedy tokens: mapped, and streamed at the floor, in the middle and with everything cached. */
+static void test_long_runs(void **state)
+{
+	(void)state;
+	struct engine_options o = base_options();
+	uint64_t want = run(&o, 256, NULL);
+	static const double shares[] = {0, 0.4, 1};
+	for (size_t i = 0; i < ARRAY_LEN(shares); i++) {
+		struct expert_stats stats;
+		o.cache_bytes = budget(shares[i]);
+		o.lookahead = (int)i;
+		o.ram_bytes = i == 1 ? full.floor_bytes : 0;
+		assert_true(run(&o, 256, &stats) == want);
+		print_message("share %.1f: %llu hits, %llu in RAM, %llu read, %llu prefetches useful, %llu wasted\n",
+			shares[i], (unsigned long long)stats.hit_vram, (unsigned long long)stats.hit_ram,
+			(unsigned long long)stats.miss, (unsigned long long)stats.prefetch_useful,
+			(unsigned long long)stats.prefetch_wasted);
+		assert_true(stats.miss > 0 && stats.bytes_read > 0);
+		assert_true(shares[i] > 0 || stats.hit_vram < stats.miss * 20);
+	}
+}
+
+static void test_every_setting(void **state)
+{
+	(void)state;
+	struct engine_options o = base_options();
+	const uint32_t n_new = 24;
+	uint64_t want = run(&o, n_new, NULL);
+	static const char *const policies[] = {"lru", "lfu", "sieve"};
+	static const enum reader_engine engines[] = {READER_URING, READER_THREADS};
+	static const uint32_t chunks[] = {512, 32, 100, 1};
+	for (size_t i = 0; i < 24; i++) { /* settings that differ from one to the next in nearly everything */
+		o = base_options();
+		o.cache_bytes = budget((double)(i % 5) / 4);
+		o.ram_bytes = i % 3 ? 0 : budget(0.3);
+		o.policy = policies[i % 3];
+		o.lookahead = (int)(i % 4);
+		o.chunk = chunks[i / 6 % 4];
+		o.reader.engine = engines[i % 2];
+		o.reader.buffered = i / 2 % 2;
+		struct err e = {0};
+		struct engine *g;
+		if (engine_open(&o, &g, &e) && o.reader.engine == READER_URING) {
+			o.reader.engine = READER_AUTO; /* no ring on this machine */
+		} else {
+			assert_int_equal(e.code, 0);
+			engine_close(g, NULL);
+		}
+		if (run(&o, n_new, NULL) != want)
+			fail_msg("setting %zu gives other logits", i);
+	}
+}
+
+/* Delays and reorderings from many seeds: the first tokens after a prompt. */
+static void test_seeds(void **state)
+{
+	(void)state;
+	struct engine_options o = base_options();
+	const uint32_t n_new = 2;
+	uint64_t want = run(&o, n_new, NULL);
+	for (uint64_t seed = 1; seed <= 40; seed++) {
+		struct reader_faults f = {.seed = seed,
+			.latency_min_us = 1,
+			.latency_max_us = 400,
+			.short_per_1024 = 100,
+			.eagain_per_1024 = 100,
+			.poison = true,
+			.no_sleep = true};
+		o.reader = (struct reader_options){.engine = READER_NULL, .faults = &f, .slice_bytes = 4096};
+		o.cache_bytes = budget((double)(seed % 7) / 8);
+		o.lookahead = (int)(seed % 3);
+		if (run(&o, n_new, NULL) != want)
+			fail_msg("seed %llu gives other logits", (unsigned long long)seed);
+	}
+}
+
+/* Recording, profiles and seeding change nothing but the speed. */
+static void test_trace_and_warm(void **state)
+{
+	(void)state;
+	char trace[] = "build/test_stream_trace_XXXXXX", warm[] = "build/test_stream_warm_XXXXXX";
+	close(mkstemp(trace));
+	close(mkstemp(warm));
+	unlink(warm); /* the first run makes it */
+	struct engine_options o = base_options();
+	uint64_t want = run(&o, 16, NULL);
+	o.cache_bytes = budget(0.5);
+	o.lookahead = 1;
+	o.trace = trace;
+	o.warm = warm;
+	struct expert_stats cold, seeded;
+	assert_true(run(&o, 16, &cold) == want);
+	assert_true(run(&o, 16, &seeded) == want);
+	struct trace t = {0};
+	struct err e = {0};
+	if (trace_open(trace, &t, &e))
+		fail_msg("%s", e.text);
+	assert_false(t.ends_early);
+	assert_true(t.n_accesses > 0);
+	trace_fini(&t);
+	assert_true(access(warm, R_OK) == 0);
+	unlink(trace);
+	unlink(warm);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_long_runs),
+		cmocka_unit_test(test_every_setting),
+		cmocka_unit_test(test_seeds),
+		cmocka_unit_test(test_trace_and_warm),
+	};
+	return cmocka_run_group_tests(tests, setup, NULL);
+}
