@@ -22,8 +22,11 @@
 
 #define MIN_ARRAY_BYTES ((size_t)256 << 20)
 #define MAX_ARRAY_BYTES ((size_t)640 << 20)
-#define FMA_STEPS       200000
-#define LINE            16 /* uint32_t of a cache line */
+#define FMA_STEPS       4000000
+#define LINE            16        /* uint32_t of a cache line */
+#define READ_BLOCK      (1 << 16) /* uint32_t that a thread reads in a row */
+
+typedef uint32_t line_t __attribute__((vector_size(LINE * sizeof(uint32_t)), aligned(4), may_alias));
 
 struct arrays {
 	uint32_t *a, *b, *c; /* [n] */
@@ -40,14 +43,19 @@ static int read_work(void *user, struct err *e)
 	const uint32_t *a = x->a;
 	uint64_t total = 0;
 #pragma omp parallel for schedule(static) reduction(+ : total)
-	for (size_t block = 0; block < x->n; block += 4096) {
-		uint32_t lane[LINE] = {0};
-		size_t end = MIN(block + 4096, x->n);
-		for (size_t i = block; i < end; i += LINE)
-			for (int j = 0; j < LINE; j++)
-				lane[j] += a[i + (size_t)j];
-		for (int j = 0; j < LINE; j++)
-			total += lane[j];
+	for (size_t block = 0; block < x->n; block += READ_BLOCK) {
+		const line_t *line = (const line_t *)(const void *)(a + block);
+		size_t n = MIN((size_t)READ_BLOCK, x->n - block) / LINE;
+		line_t sum[4] = {0};
+		for (size_t i = 0; i + 4 <= n; i += 4) {
+			sum[0] += line[i];
+			sum[1] += line[i + 1];
+			sum[2] += line[i + 2];
+			sum[3] += line[i + 3];
+		}
+		sum[0] += sum[1] + sum[2] + sum[3];
+		for (int k = 0; k < LINE; k++)
+			total += sum[0][k];
 	}
 	x->sum = total;
 	return 0;
