@@ -7,6 +7,9 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,14 +105,22 @@ static const struct backend_ops cpu_ops = {
 	.moe_combine = cpu_moe_combine,
 };
 
+#if defined(__x86_64__)
+/* CPUID.1:ECX.F16C; clang 14's __builtin_cpu_supports does not know the name. */
+static bool has_f16c(void)
+{
+	unsigned a, b, c = 0, d;
+	return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 const struct cpu_isa *cpu_isa_available(int level)
 {
 	const struct cpu_isa *found[3];
 	int n = 0;
 #if defined(__x86_64__)
 	__builtin_cpu_init();
-	bool avx2 =
-		__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+	bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
 	if (cpu_isa_avx512 && avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
 		__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
 		found[n++] = cpu_isa_avx512;
