@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: MIT */
+/* Writes a changed copy of a GGUF: keys replaced or dropped, tensors dropped or added. For tests that need a model which is
+ * wrong, or foreign, in one point. */
+#ifndef GLM_TESTS_MUTATE_MODEL_H
+#define GLM_TESTS_MUTATE_MODEL_H
+
+#include "src/format/gguf.h"
+
+#include <stdbool.h>
+
+struct mutation {
+	const char *drop_key; /* NULL: none */
+	const char *u32_key;  /* replaced by u32 (added when absent); NULL: none */
+	uint32_t u32;
+	const char *f32_key;
+	float f32;
+	const char *str_key;
+	const char *str;
+	const char *bools_key; /* replaced by bools[n_bools] */
+	const bool *bools;
+	size_t n_bools;
+	const char *drop_tensor; /* NULL: none */
+	const char *flat_tensor; /* loses its last dimension (all but the first slice); NULL: none */
+	bool garbage_indexers;   /* every layer that lacks indexer tensors gets some, full of noise */
+};
+
+/* Returns 0, or fails the running test. */
+void mutate_model(const struct gguf *from, const struct mutation *m, const char *path);
+
+#endif
