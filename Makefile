@@ -65,7 +65,8 @@ WERR     := $(if $(filter 1,$(WERROR)),-Werror)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 C_ALL     = -std=gnu11 $(CFLAGS) -fno-math-errno -ffp-contract=off $(if $(filter thread,$(SAN)),-Wno-unknown-pragmas,-fopenmp) \
             $(SANFLAGS) $(WARN) $(WERR)
-CPP_ALL   = -I. $(DEFS) $(if $(DEPS),-isystem $(DEPS)/include) $(CPPFLAGS)
+# sanitizer builds fill cache slots with poison before they are read into: a test that meets it has read too early
+CPP_ALL   = -I. $(DEFS) $(if $(SAN),-DLOADER_POISON) $(if $(DEPS),-isystem $(DEPS)/include) $(CPPFLAGS)
 # kernels/cpu/NAME_avx2.c and NAME_avx512.c get their instruction sets; on other machines such a file compiles to nothing
 isa       = $(if $(X86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c) \
             $(if $(filter %_avx512.c,$(1)),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c))

@@ -54,6 +54,7 @@ struct arg_group common_opts_group(struct common_opts *c)
 		{.name = "cache-gb",
 			.kind = ARG_SIZE_GB,
 			.u64 = &c->cache_bytes,
+			.given = &c->cache_given,
 			.max = 1e9,
 			.words = sizes,
 			.value = "G|auto",
@@ -125,7 +126,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 	const char *model = pocket_or(c->model, e);
 	if (!model)
 		return e->code;
-	const struct engine_options options = {.model_path = model,
+	struct engine_options options = {.model_path = model,
 		.backend = backends[c->backend].word,
 		.threads = c->threads,
 		.context = c->context,
@@ -139,6 +140,8 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.warm = c->warm};
 	if (c->ram_bytes && !c->cache_bytes)
 		return err_set(e, ERR_USAGE, "--ram-gb is the second tier of a cache: give --cache-gb as well");
+	if (c->cache_given && !c->cache_bytes)
+		options.cache_bytes = 1; /* a budget of nothing is a budget: refused with the smallest that works */
 	return engine_open(&options, out, e); /* which says what it decided */
 }
 

@@ -15,6 +15,7 @@ struct common_opts {
 	int backend;                     /* index into the words of --backend */
 	int threads;                     /* 0: all */
 	uint32_t context;                /* 0: as memory and model allow */
+	bool cache_given;
 	uint64_t cache_bytes, ram_bytes; /* 0: experts are used where the file is mapped; ENGINE_CACHE_AUTO */
 	int policy;                      /* index into the words of --policy */
 	int lookahead;
