@@ -12,8 +12,7 @@
 /* A prefetch may evict what was not used in this many tokens. */
 #define COLD_TOKENS 2
 
-/* The files of the model, replicas behind them. */
-static int open_reader(const struct loader_options *o, struct reader **out, struct err *e)
+int loader_open_reader(const struct loader_options *o, struct reader **out, struct err *e)
 {
 	unsigned n = o->file->n_files;
 	if (o->n_replicas && n != 1)
@@ -71,7 +70,7 @@ int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct
 	int rc;
 	enum log_level level = log_level();
 	log_set_level(LOG_QUIET); /* loader_open says it */
-	rc = open_reader(o, &r, e);
+	rc = loader_open_reader(o, &r, e);
 	log_set_level(level);
 	if (rc || (rc = extent_table_from_gguf(&t, o->file, r, e)) || (rc = configure(o, t, &c, &bytes, e)))
 		goto out;
@@ -148,7 +147,7 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 	pthread_cond_init(&l->landed, &attr);
 	pthread_condattr_destroy(&attr);
 
-	if ((rc = open_reader(o, &l->reader, e)) ||
+	if ((rc = loader_open_reader(o, &l->reader, e)) ||
 		(rc = extent_table_from_gguf(&l->table, o->file, l->reader, e)) ||
 		(rc = configure(o, l->table, &c, &bytes, e)))
 		goto fail;

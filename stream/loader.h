@@ -53,6 +53,9 @@ struct loader_plan {
  * first tier is below the floor. The files are opened and closed again. */
 int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct err *e);
 
+/* The reader that loader_open opens: the files of the model in order, replicas behind them. For measuring. */
+int loader_open_reader(const struct loader_options *o, struct reader **out, struct err *e);
+
 /* Opens files, takes memory, starts the I/O thread. Close with ops->close: cancels what is under way, waits for it, frees. */
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e);
 

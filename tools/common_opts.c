@@ -4,9 +4,11 @@
 #include "tools/common_opts.h"
 
 #include "src/base/log.h"
+#include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tools/pocket.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static const struct arg_word backends[] = {{"auto", 0}, {"cuda", 1}, {"cpu", 2}, {0}};
@@ -92,6 +94,20 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.kind = ARG_FLAG,
 			.flag = &c->no_direct,
 			.help = "read through the page cache, not past it"},
+		{.name = "replicas",
+			.kind = ARG_STRING,
+			.string = &c->replicas,
+			.value = "FILE,...",
+			.help = "files with the same content as the model on other drives, read at the same time",
+			.fallback = "none"},
+		{.name = "chunk",
+			.kind = ARG_UINT,
+			.u32 = &c->chunk,
+			.min = 1,
+			.max = 65536,
+			.value = "N",
+			.help = "most tokens of a prompt that are computed at once",
+			.fallback = "512"},
 		{.name = "trace",
 			.kind = ARG_STRING,
 			.string = &c->trace,
@@ -119,6 +135,31 @@ struct arg_group common_opts_group(struct common_opts *c)
 	return (struct arg_group){"Model and machine", c->args, ARRAY_LEN(list)};
 }
 
+const char *common_opts_policy(int i)
+{
+	return policies[i].word;
+}
+
+int common_opts_replicas(const struct common_opts *c, struct common_replicas *r, struct err *e)
+{
+	*r = (struct common_replicas){0};
+	if (!c->replicas)
+		return 0;
+	r->text = mem_strdup(c->replicas);
+	for (char *at = r->text; at; r->n++) {
+		char *comma = strchr(at, ',');
+		if (comma)
+			*comma = 0;
+		if (!*at)
+			return err_set(e, ERR_USAGE, "--replicas: an empty file name in \"%.200s\"", c->replicas);
+		if (r->n == COMMON_REPLICAS_MAX)
+			return err_set(e, ERR_USAGE, "--replicas: more than %d files", COMMON_REPLICAS_MAX);
+		r->path[r->n] = at;
+		at = comma ? comma + 1 : NULL;
+	}
+	return 0;
+}
+
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e)
 {
 	*out = NULL;
@@ -126,6 +167,8 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 	const char *model = pocket_or(c->model, e);
 	if (!model)
 		return e->code;
+	struct common_replicas replicas;
+	int rc = common_opts_replicas(c, &replicas, e);
 	struct engine_options options = {.model_path = model,
 		.backend = backends[c->backend].word,
 		.threads = c->threads,
@@ -137,12 +180,20 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.lookahead = c->lookahead,
 		.reader = {.engine = (enum reader_engine)c->io, .buffered = c->no_direct},
 		.trace = c->trace,
-		.warm = c->warm};
-	if (c->ram_bytes && !c->cache_bytes)
-		return err_set(e, ERR_USAGE, "--ram-gb is the second tier of a cache: give --cache-gb as well");
+		.warm = c->warm,
+		.chunk = c->chunk,
+		.replicas = replicas.path,
+		.n_replicas = replicas.n};
+	if (!rc && c->ram_bytes && !c->cache_bytes)
+		rc = err_set(e, ERR_USAGE, "--ram-gb is the second tier of a cache: give --cache-gb as well");
+	else if (!rc && c->replicas && !c->cache_bytes && !c->cache_given)
+		rc = err_set(e, ERR_USAGE, "--replicas are read by streaming: give --cache-gb as well");
 	if (c->cache_given && !c->cache_bytes)
 		options.cache_bytes = 1; /* a budget of nothing is a budget: refused with the smallest that works */
-	return engine_open(&options, out, e); /* which says what it decided */
+	if (!rc)
+		rc = engine_open(&options, out, e); /* which says what it decided */
+	free(replicas.text);
+	return rc;
 }
 
 int common_opts_close(struct engine *g, int rc, struct err *e)

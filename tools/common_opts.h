@@ -22,6 +22,8 @@ struct common_opts {
 	int io; /* enum reader_engine */
 	bool no_direct;
 	const char *trace, *warm; /* NULL: none */
+	const char *replicas;     /* "A,B": files with the model's content on other drives; NULL: none */
+	uint32_t chunk;           /* most rows at once; 0: the engine's choice */
 	bool kv_f32;              /* not an option of all commands: set by those that have it */
 	bool quiet, verbose;
 	struct arg args[COMMON_OPTS_MAX];
@@ -32,6 +34,18 @@ struct arg_group common_opts_group(struct common_opts *c);
 
 /* Applies -q and -v to the log, finds the model, opens the engine, which says what it decided (not with -q). */
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e);
+
+/* The policies by the numbers in common_opts.policy; NULL behind the last. */
+const char *common_opts_policy(int i);
+
+/* The paths of --replicas. Release with free(r->text). ERR_USAGE: an empty one, or too many. */
+#define COMMON_REPLICAS_MAX 16
+struct common_replicas {
+	char *text;
+	const char *path[COMMON_REPLICAS_MAX];
+	unsigned n;
+};
+int common_opts_replicas(const struct common_opts *c, struct common_replicas *r, struct err *e);
 
 /* Closes the engine of a command that ended with `rc` (NULL is fine). Returns rc, or when that is 0 the fault of a trace or
  * profile that could not be written. */
