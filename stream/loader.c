@@ -228,6 +228,15 @@ struct cache_stats loader_cache_stats(struct expert_source *s)
 	return c;
 }
 
+double loader_hint_share(struct expert_source *s)
+{
+	struct loader *l = loader_of(s);
+	pthread_mutex_lock(&l->lock);
+	double share = l->hint_share;
+	pthread_mutex_unlock(&l->lock);
+	return share;
+}
+
 void loader_layer_resident(struct expert_source *s, int layer, int n[2])
 {
 	struct loader *l = loader_of(s);

@@ -62,6 +62,8 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 /* Of a source made by loader_open. */
 const char *loader_reader_name(const struct expert_source *s); /* "uring", "threads", "null" */
 struct cache_stats loader_cache_stats(struct expert_source *s);
+/* Part of each hint that is taken at present, 0.125 to 1: how far prefetching has throttled itself. */
+double loader_hint_share(struct expert_source *s);
 /* How many experts of a layer stand in each tier now. */
 void loader_layer_resident(struct expert_source *s, int layer, int n[2]);
 /* Reads the given experts into the first tier while there is free room, best first, before anything is asked for. Returns

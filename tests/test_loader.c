@@ -363,6 +363,51 @@ static void test_close_in_flight(void **state)
 	}
 }
 
+/* Tokens whose experts are all new to the cache (a round trip over all of them), with hints that are always right or
+ * always wrong. */
+static void hinted_tokens(struct expert_source *s, int n_tokens, bool right)
+{
+	int first = (int)config.n_dense, n_layers = (int)config.n_layers, k = (int)config.n_used, n = (int)config.n_experts;
+	struct expert_ref refs[CONFIG_MAX_USED];
+	int32_t ids[CONFIG_MAX_USED];
+	for (int t = 0; t < n_tokens; t++) {
+		s->ops->step(s, EXPERT_DECODE, 1, t);
+		for (int layer = first; layer < n_layers; layer++) {
+			struct err e = {0};
+			for (int i = 0; i < k; i++)
+				refs[i] = (struct expert_ref){.id = (t * k + i) % n};
+			if (use(s, layer, EXPERT_DECODE, refs, k, &e) < 0)
+				fail_msg("%s", e.text);
+			for (int i = 0; i < k; i++)
+				ids[i] = (t * k + i + (right ? 0 : n / 2)) % n;
+			if (layer + 1 < n_layers)
+				s->ops->hint(s, layer + 1, ids, k, 1);
+			usleep(300); /* time for the prefetch */
+		}
+	}
+}
+
+static void test_throttle(void **state)
+{
+	(void)state;
+	struct loader_options o = options(file, 0.15, 0);
+	struct expert_source *s = open_source(&o);
+	assert_true(loader_hint_share(s) == 1);
+	hinted_tokens(s, 120, false);
+	struct cache_stats wrong = loader_cache_stats(s);
+	print_message("wrong hints: %llu prefetched, %llu used, share %.3f\n", (unsigned long long)wrong.prefetch_inserted,
+		(unsigned long long)wrong.prefetch_used, loader_hint_share(s));
+	assert_true(wrong.prefetch_inserted > 0);
+	assert_true(loader_hint_share(s) < 0.5); /* it does not pay: less of each hint is taken */
+	hinted_tokens(s, 200, true);
+	struct cache_stats right = loader_cache_stats(s);
+	print_message("right hints: %llu prefetched, %llu used, share %.3f\n",
+		(unsigned long long)(right.prefetch_inserted - wrong.prefetch_inserted),
+		(unsigned long long)(right.prefetch_used - wrong.prefetch_used), loader_hint_share(s));
+	assert_true(loader_hint_share(s) > 0.5); /* and more again when it does */
+	s->ops->close(s);
+}
+
 static void test_refusals(void **state)
 {
 	(void)state;
@@ -407,6 +452,7 @@ int main(void)
 		cmocka_unit_test(test_truncated_while_running),
 		cmocka_unit_test(test_slow_disk_and_cancel),
 		cmocka_unit_test(test_close_in_flight),
+		cmocka_unit_test(test_throttle),
 		cmocka_unit_test(test_refusals),
 		cmocka_unit_test(test_warm),
 	};
