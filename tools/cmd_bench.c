@@ -85,6 +85,12 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		rc = bench_prefill(b, &model, e);
 	if (!rc && o->parts & PART_DECODE)
 		rc = bench_decode(b, &model, e);
+	if (!rc && o->parts & PART_DECODE && o->common.cache_bytes) { /* engines of its own: this one's memory goes first */
+		rc = common_opts_close(g, rc, e);
+		g = NULL;
+		if (!rc)
+			rc = bench_stream(b, &o->common, o->n_prompt, o->n_new, e);
+	}
 	if (!rc)
 		bench_finish(b, what);
 out:
@@ -199,10 +205,12 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		.usage = "read|copy|ops|prefill|decode|all [options]",
 		.about = "read: the disk through our readers, beside fio if it is installed. copy: memory bandwidth "
 				 "and multiply-adds of this machine's processor. ops: every operation alone, at the "
-				 "shapes of the pocket model and of GLM-5.2. prefill, decode: a whole model. One line per "
-				 "figure: median, "
+				 "shapes of the pocket model and of GLM-5.2. prefill, decode: a whole model; decode with "
+				 "--cache-gb also with lookahead 0, 1 and 2, against the time that computing alone or "
+				 "reading alone takes. One line per figure: median, "
 				 "spread, share of the limit measured in the same run.",
-		.example = "glmstream bench all\nglmstream bench ops --only 'glm-5.2 expert_ffn' --json",
+		.example = "glmstream bench all\nglmstream bench ops --only 'glm-5.2 expert_ffn' --json\n"
+				   "glmstream bench decode -m MODEL.gguf --cache-gb 60 -n 128",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),
 		.positional = &positional,
