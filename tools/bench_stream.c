@@ -52,8 +52,8 @@ static void add_disk(struct bench *b, const struct measure_disk *d)
 {
 	const struct bench_spread gb_s = {
 		d->bytes_s.median * 1e-9, d->bytes_s.low * 1e-9, d->bytes_s.high * 1e-9};
-	bench_add(b, "stream", "GB/s", gb_s, 0, NULL, "read experts of %.4g MB, %u under way%s", d->expert_bytes * 1e-6,
-		d->in_flight, d->direct ? "" : ", page cache");
+	bench_add(b, "stream", "GB/s", gb_s, 0, NULL, "read experts of %.4g MB, %u under way%s",
+		d->expert_bytes * 1e-6, d->in_flight, d->direct ? "" : ", page cache");
 }
 
 /* Measures the drive; the prompt is that of the other figures: random, the same in every run. */
@@ -120,7 +120,8 @@ static int take_samples(struct stream_job *j, struct err *e)
 		int rc = sample(j, i, MEASURE_EVERYTHING, &j->cached, e);
 		if (rc == ERR_MEMORY) {
 			j->no_cached = true;
-			log_info("bench: memory does not hold all experts: the computing time is that of the streamed run less its "
+			log_info("bench: memory does not hold all experts: the computing time is that of the streamed "
+					 "run less its "
 					 "waits");
 		} else if (rc) {
 			return rc;
@@ -141,12 +142,15 @@ static void add_row(struct stream_job *j, struct row *row)
 	const struct measure_decode *d = &row->best;
 	const int ahead = row->ahead;
 	const double asked = d->hits[0] + d->hits[1] + d->misses, ms = d->ms.median, gap = ms - j->bound_ms;
-	bench_add(b, "stream", "tok/s", tok_s(row, b->repeats), 1e3 / j->bound_ms, "bound", "lookahead %d", ahead);
-	bench_add(b, "stream", "ratio", one(ms / j->bound_ms), 0, NULL, "lookahead %d: least time / bound", ahead);
-	bench_add(b, "stream", "%", one(100 * d->hits[0] / asked), 0, NULL, "lookahead %d: experts in tier 0, or on the way",
-		ahead);
+	bench_add(
+		b, "stream", "tok/s", tok_s(row, b->repeats), 1e3 / j->bound_ms, "bound", "lookahead %d", ahead);
+	bench_add(
+		b, "stream", "ratio", one(ms / j->bound_ms), 0, NULL, "lookahead %d: least time / bound", ahead);
+	bench_add(b, "stream", "%", one(100 * d->hits[0] / asked), 0, NULL,
+		"lookahead %d: experts in tier 0, or on the way", ahead);
 	if (j->c.ram_bytes)
-		bench_add(b, "stream", "%", one(100 * d->hits[1] / asked), 0, NULL, "lookahead %d: experts in tier 1", ahead);
+		bench_add(b, "stream", "%", one(100 * d->hits[1] / asked), 0, NULL, "lookahead %d: experts in tier 1",
+			ahead);
 	bench_add(b, "stream", "%", one(100 * d->misses / asked), 0, NULL, "lookahead %d: experts missed", ahead);
 	bench_add(b, "stream", "MB/tok", one(d->bytes * 1e-6), 0, NULL, "lookahead %d: read", ahead);
 	if (ahead) {
@@ -156,7 +160,8 @@ static void add_row(struct stream_job *j, struct row *row)
 	bench_add(b, "stream", "ms/tok", one(d->wait_ms), 0, NULL, "lookahead %d: waited for experts", ahead);
 	if (b->format != BENCH_TEXT)
 		return;
-	printf("         lookahead %d: %.3g ms a token are %.2f times the bound of %.3g ms (computing %.3g, reading %.3g). ",
+	printf("         lookahead %d: %.3g ms a token are %.2f times the bound of %.3g ms (computing %.3g, "
+		   "reading %.3g). ",
 		ahead, ms, ms / j->bound_ms, j->bound_ms, j->compute_ms, j->read_ms);
 	if (gap <= 0)
 		printf("There is no gap.\n");
@@ -172,16 +177,17 @@ static void report(struct stream_job *j)
 	j->compute_ms = j->no_cached ? first->ms.median - first->wait_ms : j->cached.best.ms.median;
 	j->read_ms = first->bytes / j->disk.bytes_s.high * 1e3;
 	j->bound_ms = MAX(j->compute_ms, j->read_ms);
-	bench_add(b, "stream", "tok/s", j->no_cached ? one(1e3 / j->compute_ms) : tok_s(&j->cached, b->repeats), 0, NULL,
-		"computing alone (%s)", j->no_cached ? "streamed, less waits" : "everything cached");
+	bench_add(b, "stream", "tok/s", j->no_cached ? one(1e3 / j->compute_ms) : tok_s(&j->cached, b->repeats),
+		0, NULL, "computing alone (%s)", j->no_cached ? "streamed, less waits" : "everything cached");
 	if (j->read_ms > 0)
-		bench_add(b, "stream", "tok/s", one(1e3 / j->read_ms), 0, NULL, "reading alone: %.4g MB missed a token",
-			first->bytes * 1e-6);
+		bench_add(b, "stream", "tok/s", one(1e3 / j->read_ms), 0, NULL,
+			"reading alone: %.4g MB missed a token", first->bytes * 1e-6);
 	for (int i = 0; i < j->n_rows; i++)
 		add_row(j, &j->rows[i]);
 }
 
-int bench_stream(struct bench *b, const struct common_opts *c, uint32_t n_prompt, uint32_t n_new, struct err *e)
+int bench_stream(
+	struct bench *b, const struct common_opts *c, uint32_t n_prompt, uint32_t n_new, struct err *e)
 {
 	struct stream_job *j = NEW(struct stream_job);
 	j->b = b;

@@ -15,10 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MEMORY_MOST  256000000u
-#define FLIGHT_MOST  1024u
-#define COPY_BYTES   256000000u
-#define REAP_MOST    32
+#define MEMORY_MOST 256000000u
+#define FLIGHT_MOST 1024u
+#define COPY_BYTES  256000000u
+#define REAP_MOST   32
 
 /* ---- the drive ------------------------------------------------------------------------------------------ */
 
@@ -67,7 +67,8 @@ static int list_experts(struct disk_job *j, struct measure_disk *out, struct err
 static int take_memory(struct disk_job *j, unsigned in_flight, const struct measure_disk *m, struct err *e)
 {
 	uint64_t slices = (uint64_t)(m->expert_bytes / (double)reader_slice(j->reader) + m->requests);
-	uint64_t want = in_flight ? in_flight : 2 * reader_depth(j->reader) * reader_n_drives(j->reader) / MAX(slices, 1u);
+	uint64_t want =
+		in_flight ? in_flight : 2 * reader_depth(j->reader) * reader_n_drives(j->reader) / MAX(slices, 1u);
 	j->flight = (unsigned)MIN(MAX(want, in_flight ? 1u : 2u), MIN(FLIGHT_MOST, j->n));
 	if (!in_flight && (uint64_t)j->flight * j->slot > MEMORY_MOST)
 		j->flight = MAX((unsigned)(MEMORY_MOST / j->slot), 2u);
@@ -141,7 +142,9 @@ int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned 
 	*out = (struct measure_disk){0};
 	int rc = common_opts_replicas(c, &replicas, e);
 	const struct loader_options o = {.file = file,
-		.reader = {.engine = (enum reader_engine)c->io, .buffered = c->no_direct, .requests = 4 * FLIGHT_MOST},
+		.reader = {.engine = (enum reader_engine)c->io,
+			.buffered = c->no_direct,
+			.requests = 4 * FLIGHT_MOST},
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
 	enum log_level level = log_level();
@@ -206,7 +209,8 @@ static int decode_repeats(struct session *s, const int32_t *ids, uint32_t n, uin
 	const struct engine *g = session_engine(s);
 	double ms[BENCH_MAX_REPEATS];
 	struct expert_stats sum = {0};
-	struct generate_options o = {.max_new = n_new, .ignore_stop = true, .watch = {.cancel = interrupt_flag()}};
+	struct generate_options o = {
+		.max_new = n_new, .ignore_stop = true, .watch = {.cancel = interrupt_flag()}};
 	o.sampler.top_p = 1; /* temperature 0: greedy */
 	for (int i = -1; i < repeats; i++) {
 		struct generate_result r;

@@ -32,13 +32,13 @@ int measure_copy(int repeats, struct bench_spread *bytes_s, struct err *e);
 
 /* A decode of one prompt, repeated. */
 struct measure_decode {
-	struct bench_spread ms;     /* of a token, waits included */
-	double wait_ms;             /* ... of which for experts, mean */
-	double bytes;               /* read for a token, mean */
-	double hits[2], misses;     /* experts of a token found in each tier; read */
-	double useful, wasted;      /* prefetched experts a token */
-	uint64_t tokens;            /* measured */
-	uint64_t logits_hash;       /* of the last repeat: the same for all options */
+	struct bench_spread ms; /* of a token, waits included */
+	double wait_ms;         /* ... of which for experts, mean */
+	double bytes;           /* read for a token, mean */
+	double hits[2], misses; /* experts of a token found in each tier; read */
+	double useful, wasted;  /* prefetched experts a token */
+	uint64_t tokens;        /* measured */
+	uint64_t logits_hash;   /* of the last repeat: the same for all options */
 };
 
 /* Decodes n_new greedy tokens after ids[0..n) with an engine opened as `c` says, `repeats` times after one unmeasured run,
