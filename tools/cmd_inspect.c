@@ -5,6 +5,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tools/commands.h"
+#include "tools/inspect_forecast.h"
 #include "tools/json_out.h"
 #include "tools/model_sizes.h"
 #include "tools/pocket.h"
@@ -307,7 +308,7 @@ static json_t *tensors_json(const struct gguf *file, const struct model_config *
 }
 
 static void print_json(
-	const struct gguf *file, const struct model_config *c, const struct model_sizes *s, bool tensors)
+	const struct gguf *file, const struct model_config *c, const struct model_sizes *s, bool tensors, json_t *traced)
 {
 	json_t *o = json_object(), *files = json_array();
 	json_out_str(o, "name", c->name);
@@ -328,6 +329,8 @@ static void print_json(
 	json_object_set_new(o, "classes", classes_json(s));
 	json_object_set_new(o, "sizes", sizes_json(c, s));
 	json_object_set_new(o, "forecast", forecast_json(c, s));
+	if (traced)
+		json_object_set_new(o, "trace_forecast", traced);
 	if (tensors)
 		json_object_set_new(o, "tensors", tensors_json(file, c));
 	json_out_tree(stdout, o);
@@ -347,18 +350,20 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 		{.name = "tensors", .kind = ARG_FLAG, .flag = &tensors, .help = "list every tensor"},
 		{.name = "json", .kind = ARG_FLAG, .flag = &json, .help = "print one JSON object"},
 	};
-	const struct arg_group group = {NULL, options, ARRAY_LEN(options)};
+	struct inspect_forecast forecast = {0};
+	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}, inspect_forecast_group(&forecast)};
 	const struct arg positional = {.kind = ARG_STRING, .string = &model, .value = "MODEL"};
 	const struct args args = {.command = "glmstream inspect",
-		.usage = "MODEL [--tensors] [--json]",
+		.usage = "MODEL [--tensors] [--trace FILE ...] [--json]",
 		.about = "Shape of a model file, types and bytes by class, the IndexShare schedule, and what fits "
 				 "into which "
 				 "memory. Reads headers only. Of a split file name the first part; without MODEL the pocket "
 				 "model is "
-				 "shown.",
-		.example = "glmstream inspect glm-5.2-q2.gguf",
-		.groups = &group,
-		.n_groups = 1,
+				 "shown. With a trace of a run: what caches of other sizes would have made of its routing.",
+		.example = "glmstream inspect glm-5.2-q2.gguf\n"
+				   "glmstream inspect glm-5.2-q2.gguf --trace run.trace --cache-gb 40,80,120 --disk-gb-s 5 --gpu-ms 40",
+		.groups = groups,
+		.n_groups = ARRAY_LEN(groups),
 		.positional = &positional,
 		.n_positional = 1};
 	int rc = report_parse(&args, argc, argv, e);
@@ -370,23 +375,31 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 	if (!model)
 		return e->code;
 
+	json_t *traced = NULL;
 	struct gguf *file = NULL;
 	struct model_config config;
 	struct model_sizes *sizes = NEW(struct model_sizes);
 	if ((rc = gguf_open(model, &file, e)) || (rc = config_read(file, &config, e)))
 		goto out;
 	model_sizes_count(file, &config, sizes);
+	if ((rc = inspect_forecast_run(&forecast, model, file, &config, e)))
+		goto out;
 	if (json) {
-		print_json(file, &config, sizes, tensors);
+		if (forecast.trace)
+			traced = inspect_forecast_json(&forecast);
+		print_json(file, &config, sizes, tensors, traced);
 	} else {
 		print_shape(file, &config);
 		print_classes(sizes);
 		print_sizes(&config, sizes);
 		print_forecast(&config, sizes);
+		if (forecast.trace)
+			inspect_forecast_print(&forecast);
 		if (tensors)
 			print_tensors(file, &config);
 	}
 out:
+	inspect_forecast_fini(&forecast);
 	gguf_close(file);
 	free(sizes);
 	return rc;

@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_LIST     64
+#define MAX_LIST     TRACE_LIST_MAX
 #define MAX_POLICIES 8
 
 enum { ORDER_AUTO = -1 };
@@ -47,8 +47,7 @@ int trace_load(const char *path, struct trace *t, struct err *e)
 	return rc;
 }
 
-/* "A,B,C" by the rules of one option. */
-static int parse_list(
+int trace_list_parse(
 	const char *text, const struct arg *one, const char *label, uint64_t *out, int *n, struct err *e)
 {
 	char *copy = mem_strdup(text), *at = copy;
@@ -148,14 +147,14 @@ static int find_budgets(struct job *j, struct err *e)
 	if (o->ram_gb && j->in_slots)
 		return err_set(e, ERR_USAGE, "--ram-gb needs the capacity as --cache-gb, not as a number of experts");
 	if (o->experts)
-		rc = parse_list(o->experts, &count, "--experts", j->budgets, &j->n_budgets, e);
+		rc = trace_list_parse(o->experts, &count, "--experts", j->budgets, &j->n_budgets, e);
 	else if (o->cache_gb)
-		rc = parse_list(o->cache_gb, &size, "--cache-gb", j->budgets, &j->n_budgets, e);
+		rc = trace_list_parse(o->cache_gb, &size, "--cache-gb", j->budgets, &j->n_budgets, e);
 	for (size_t i = 0; j->in_slots && !o->experts && i < ARRAY_LEN(shares); i++)
 		j->budgets[j->n_budgets++] = MAX(1, (uint64_t)(shares[i] * (double)all + 0.5));
 	j->n_rams = 1;
 	if (!rc && o->ram_gb)
-		rc = parse_list(o->ram_gb, &size0, "--ram-gb", j->rams, &j->n_rams, e);
+		rc = trace_list_parse(o->ram_gb, &size0, "--ram-gb", j->rams, &j->n_rams, e);
 	for (int i = 0; !rc && i < j->n_budgets; i++) {
 		uint64_t most = j->in_slots ? all : all_bytes;
 		if (j->budgets[i] <= most)

@@ -155,7 +155,7 @@ static int count_valid(struct engine *g, const struct model_config *c, const cha
 }
 
 /* FNV-1a over what makes two files the same model: their tensor tables. Weights are not read. */
-static uint64_t fingerprint_of(const struct gguf *f)
+uint64_t engine_fingerprint_of(const struct gguf *f)
 {
 	uint64_t h = 0xcbf29ce484222325u;
 	for (size_t i = 0; i < f->n_tensors; i++) {
@@ -249,7 +249,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	else if ((rc = loader_open(&p.loader, &g->experts, e)))
 		goto out;
 	g->streaming = p.streaming;
-	g->fingerprint = fingerprint_of(g->gguf);
+	g->fingerprint = engine_fingerprint_of(g->gguf);
 	if ((rc = open_recorder(g, o, &config, &weights, p.streaming, e)))
 		goto out;
 	if ((rc = model_init(&g->model, &config, &weights, mtp, g->backend, g->source, p.chunk, e)))

@@ -60,6 +60,7 @@ int engine_close(struct engine *g, struct err *e);
 
 /* Identifies the model for traces, profiles and session files: a hash over shape, tensor names, types and offsets. */
 uint64_t engine_fingerprint(const struct engine *g);
+uint64_t engine_fingerprint_of(const struct gguf *file); /* the same without an engine */
 
 const struct model_config *engine_config(const struct engine *g);
 const struct tokenizer *engine_tokenizer(const struct engine *g);
