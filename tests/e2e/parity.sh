@@ -44,7 +44,7 @@ for recipe in q8:0.004 q4:0.015 q2:0.11 iq2:none; do
 	python3 - "$dir/$recipe.json" "$recipe" "$limit" "$(stat -c %s "$dir/$recipe.gguf")" <<'EOF' || status=1
 import json, sys
 r, (recipe, limit, size) = json.load(open(sys.argv[1])), sys.argv[2:]
-kl = r["kl_mean"]
+kl = r["kl"]
 print(f"{recipe:4s} KL(bf16 || {recipe}) {kl:.5f} nats over {r['rows']} rows (limit {limit}), top-1 agreement "
       f"{r['top1_agreement']:.4f}, {int(size) / 1e6:.2f} MB")
 sys.exit(limit != "none" and not kl <= float(limit))
