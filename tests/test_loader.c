@@ -23,6 +23,12 @@
 #define MODEL "tools/pocket/pocket.gguf"
 #endif
 
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define N_SEEDS 200
+#else
+#define N_SEEDS 1000
+#endif
+
 static struct gguf *file;
 static struct model_config config;
 static struct backend *backend;
@@ -211,7 +217,7 @@ static void test_engines_budgets_policies(void **state)
 static void test_seeds(void **state)
 {
 	(void)state;
-	for (uint64_t seed = 1; seed <= 1000; seed++) {
+	for (uint64_t seed = 1; seed <= N_SEEDS; seed++) {
 		struct rng r = {seed};
 		struct reader_faults f = {
 			.seed = seed,

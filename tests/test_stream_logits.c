@@ -19,6 +19,19 @@
 #define MODEL    "tools/pocket/pocket.gguf"
 #define N_PROMPT 150 /* a prefill chunk, and more than index_topk */
 
+/* Sanitizers slow the arithmetic down by ten and more: they get fewer tokens, settings and seeds. */
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define LONG_RUN   8
+#define N_NEW      2
+#define N_SETTINGS 8
+#define N_SEEDS    2
+#else
+#define LONG_RUN   256
+#define N_NEW      24
+#define N_SETTINGS 24
+#define N_SEEDS    40
+#endif
+
 static int32_t prompt[N_PROMPT];
 static struct loader_plan full;
 
@@ -77,19 +90,19 @@ static int setup(void **state)
 	return rc;
 }
 
-/* 256 greedy tokens: mapped, and streamed at the floor, in the middle and with everything cached. */
+/* 256 greedy tokens (LONG_RUN): mapped, and streamed at the floor, in the middle and with everything cached. */
 static void test_long_runs(void **state)
 {
 	(void)state;
 	struct engine_options o = base_options();
-	uint64_t want = run(&o, 256, NULL);
+	uint64_t want = run(&o, LONG_RUN, NULL);
 	static const double shares[] = {0, 0.4, 1};
 	for (size_t i = 0; i < ARRAY_LEN(shares); i++) {
 		struct expert_stats stats;
 		o.cache_bytes = budget(shares[i]);
 		o.lookahead = (int)i;
 		o.ram_bytes = i == 1 ? full.floor_bytes : 0;
-		assert_true(run(&o, 256, &stats) == want);
+		assert_true(run(&o, LONG_RUN, &stats) == want);
 		print_message("share %.1f: %llu hits, %llu in RAM, %llu read, %llu prefetches useful, %llu wasted\n",
 			shares[i], (unsigned long long)stats.hit_vram, (unsigned long long)stats.hit_ram,
 			(unsigned long long)stats.miss, (unsigned long long)stats.prefetch_useful,
@@ -103,12 +116,12 @@ static void test_every_setting(void **state)
 {
 	(void)state;
 	struct engine_options o = base_options();
-	const uint32_t n_new = 24;
+	const uint32_t n_new = N_NEW;
 	uint64_t want = run(&o, n_new, NULL);
 	static const char *const policies[] = {"lru", "lfu", "sieve"};
 	static const enum reader_engine engines[] = {READER_URING, READER_THREADS};
 	static const uint32_t chunks[] = {512, 32, 100, 1};
-	for (size_t i = 0; i < 24; i++) { /* settings that differ from one to the next in nearly everything */
+	for (size_t i = 0; i < N_SETTINGS; i++) { /* settings that differ from one to the next in nearly everything */
 		o = base_options();
 		o.cache_bytes = budget((double)(i % 5) / 4);
 		o.ram_bytes = i % 3 ? 0 : budget(0.3);
@@ -137,7 +150,7 @@ static void test_seeds(void **state)
 	struct engine_options o = base_options();
 	const uint32_t n_new = 2;
 	uint64_t want = run(&o, n_new, NULL);
-	for (uint64_t seed = 1; seed <= 40; seed++) {
+	for (uint64_t seed = 1; seed <= N_SEEDS; seed++) {
 		struct reader_faults f = {.seed = seed,
 			.latency_min_us = 1,
 			.latency_max_us = 400,
