@@ -86,6 +86,7 @@ int bench_decode(struct bench *b, const struct bench_model *m, struct err *e);
 /* Decoding with streamed experts (c->cache_bytes > 0), without lookahead and with 1, 2 and c->lookahead layers, held against
  * the time that computing alone or reading alone takes. Opens its own engines, one after the other. */
 struct common_opts;
-int bench_stream(struct bench *b, const struct common_opts *c, uint32_t n_prompt, uint32_t n_new, struct err *e);
+int bench_stream(
+	struct bench *b, const struct common_opts *c, uint32_t n_prompt, uint32_t n_new, struct err *e);
 
 #endif

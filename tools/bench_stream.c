@@ -164,7 +164,9 @@ static void add_row(struct stream_job *j, struct row *row)
 		   "reading %.3g). ",
 		ahead, ms, ms / j->bound_ms, j->bound_ms, j->compute_ms, j->read_ms);
 	if (gap <= 0)
-		printf("There is no gap.\n");
+		printf("Faster than its bound: the machine was busy while that was measured. Repeat on a quiet "
+			   "machine, or with "
+			   "more --repeats.\n");
 	else
 		printf("Of the gap of %.3g ms, %.3g ms are waits not hidden and %.3g ms other work.\n", gap,
 			MIN(d->wait_ms, gap), MAX(gap - d->wait_ms, 0.0));

@@ -85,7 +85,8 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		rc = bench_prefill(b, &model, e);
 	if (!rc && o->parts & PART_DECODE)
 		rc = bench_decode(b, &model, e);
-	if (!rc && o->parts & PART_DECODE && o->common.cache_bytes) { /* engines of its own: this one's memory goes first */
+	if (!rc && o->parts & PART_DECODE &&
+		o->common.cache_bytes) { /* engines of its own: this one's memory goes first */
 		rc = common_opts_close(g, rc, e);
 		g = NULL;
 		if (!rc)

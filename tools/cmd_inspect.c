@@ -307,8 +307,8 @@ static json_t *tensors_json(const struct gguf *file, const struct model_config *
 	return list;
 }
 
-static void print_json(
-	const struct gguf *file, const struct model_config *c, const struct model_sizes *s, bool tensors, json_t *traced)
+static void print_json(const struct gguf *file, const struct model_config *c, const struct model_sizes *s,
+	bool tensors, json_t *traced)
 {
 	json_t *o = json_object(), *files = json_array();
 	json_out_str(o, "name", c->name);
@@ -351,7 +351,8 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 		{.name = "json", .kind = ARG_FLAG, .flag = &json, .help = "print one JSON object"},
 	};
 	struct inspect_forecast forecast = {0};
-	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}, inspect_forecast_group(&forecast)};
+	const struct arg_group groups[] = {
+		{NULL, options, ARRAY_LEN(options)}, inspect_forecast_group(&forecast)};
 	const struct arg positional = {.kind = ARG_STRING, .string = &model, .value = "MODEL"};
 	const struct args args = {.command = "glmstream inspect",
 		.usage = "MODEL [--tensors] [--trace FILE ...] [--json]",
@@ -361,7 +362,8 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 				 "model is "
 				 "shown. With a trace of a run: what caches of other sizes would have made of its routing.",
 		.example = "glmstream inspect glm-5.2-q2.gguf\n"
-				   "glmstream inspect glm-5.2-q2.gguf --trace run.trace --cache-gb 40,80,120 --disk-gb-s 5 --gpu-ms 40",
+				   "glmstream inspect glm-5.2-q2.gguf --trace run.trace --cache-gb 40,80,120 --disk-gb-s 5 "
+				   "--gpu-ms 40",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),
 		.positional = &positional,

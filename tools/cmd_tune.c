@@ -329,6 +329,10 @@ static void print_verdict(struct tune *t)
 	}
 	if (t->equal)
 		printf("They differ by less than 3 %%, which is called equal: the simpler one is recommended.\n");
+	if (t->best->best.ms.low < t->machine.compute_ms)
+		printf("That is faster than computing alone was: the machine was busy meanwhile, so repeat this when "
+			   "it is "
+			   "quiet.\n");
 	const uint64_t less = enough(t);
 	if (less < t->most)
 		printf("A cache of %.6g GB would do as well within 3 %%, by the model.\n", gb(less));

@@ -11,10 +11,10 @@
 
 /* Zero-initialise, then common_opts_group, then parse, then common_opts_open. */
 struct common_opts {
-	const char *model;               /* NULL: the pocket model */
-	int backend;                     /* index into the words of --backend */
-	int threads;                     /* 0: all */
-	uint32_t context;                /* 0: as memory and model allow */
+	const char *model; /* NULL: the pocket model */
+	int backend;       /* index into the words of --backend */
+	int threads;       /* 0: all */
+	uint32_t context;  /* 0: as memory and model allow */
 	bool cache_given;
 	uint64_t cache_bytes, ram_bytes; /* 0: experts are used where the file is mapped; ENGINE_CACHE_AUTO */
 	int policy;                      /* index into the words of --policy */
