@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Private to kernels/cuda: the backend's state, failures, scratch, and the small device functions that all kernels share.
+ *
+ * One stream; every op enqueues and returns. A launch that is refused is kept as the backend's failure under the op's name;
+ * a fault on the device shows at the next wait, under the name of the op that was enqueued last.
+ *
+ * The exponential is the CPU backend's, step by step (kernels/cpu/cpu_lanes.h), so that router scores are the same bits.
+ */
+#ifndef GLM_KERNELS_CUDA_COMMON_CUH
+#define GLM_KERNELS_CUDA_COMMON_CUH
+
+extern "C" {
+#include "kernels/backend.h"
+#include "kernels/backend_kinds.h"
+}
+#include "src/quant/iq_grids.h"
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+/* The codebooks of the IQ types as one block of device memory, rows in 32-bit words. */
+struct cuda_tables {
+	uint32_t iq2xxs[512], iq2xs[1024], iq2s[2048], iq3xxs[256], iq3s[512];
+	uint16_t iq1s[2048];
+	uint8_t signs[128];
+	int8_t iq4nl[16];
+};
+
+#define CUDA_STAGES      4
+#define CUDA_STAGE_BYTES ((size_t)4 << 20)
+
+struct cuda_room {
+	void *data;
+	size_t bytes;
+};
+
+struct cuda_backend {
+	struct backend base;
+	int device;
+	int n_sm;
+	size_t max_shared; /* dynamic shared memory that a block may ask for */
+	cudaStream_t stream;
+	const char *op; /* the op enqueued last */
+	char text[512];
+	struct cuda_tables *tables; /* device */
+	/* Device memory of the running op: grown when an op needs more than any before it, never shrunk. Ops run in order, so
+	 * one op's scratch is free when the next one writes. */
+	struct cuda_room scratch; /* cuda_scratch */
+	struct cuda_room columns; /* activations as the matrix units want them (cuda_product_mma.cuh) */
+	/* Uploads pass through pinned memory: a ring of stages, filled front to back; `sent` is recorded when one is full. */
+	uint8_t *staging; /* [CUDA_STAGES][CUDA_STAGE_BYTES] */
+	cudaEvent_t sent[CUDA_STAGES];
+	int stage;
+	size_t stage_used;
+};
+
+static inline struct cuda_backend *cuda_of(struct backend *b)
+{
+	return (struct cuda_backend *)b;
+}
+
+/* False when an earlier op failed: the op must do nothing. Remembers the op's name. */
+static inline bool cuda_begin(struct backend *b, const char *op)
+{
+	cuda_of(b)->op = op;
+	return !b->failure.code;
+}
+
+/* Keeps a refused launch, copy or setting. Returns whether all is well. */
+bool cuda_check(struct cuda_backend *b, cudaError_t rc);
+
+/* After a launch. */
+static inline void cuda_launched(struct cuda_backend *b)
+{
+	cuda_check(b, cudaGetLastError());
+}
+
+/* 256-byte aligned device memory for the running op, contents undefined; NULL: the failure is kept. */
+void *cuda_scratch_of(struct cuda_backend *b, struct cuda_room *room, uint64_t bytes);
+
+static inline void *cuda_scratch(struct cuda_backend *b, uint64_t bytes)
+{
+	return cuda_scratch_of(b, &b->scratch, bytes);
+}
+
+/* Lets a kernel use `bytes` of dynamic shared memory. *allowed: what it may use already, one static variable per kernel (one
+ * thread computes). False: the failure is kept. */
+bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes, size_t *allowed);
+
+/* ---- ops, by file --------------------------------------------------------------------------------------- */
+
+void cuda_embed(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
+void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps,
+	int rows, int n, float *out, int64_t out_stride);
+void cuda_swiglu(struct backend *b, const float *gate, const float *up, int64_t n, float *out);
+void cuda_rope_angles(
+	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
+void cuda_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
+	int64_t y_stride, int rows, int n_heads);
+void cuda_latent_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *u,
+	int n_latent, const float *gain, float eps, struct cache_view cache);
+void cuda_index_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *k,
+	const float *gain, const float *bias, float eps, struct cache_view cache);
+void cuda_matmul(struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
+void cuda_stacked_matmul(struct backend *b, const struct stacked_matmul *a, int rows);
+void cuda_index_select(struct backend *b, const struct batch *rows, const struct index_select *a);
+void cuda_attend(struct backend *b, const struct batch *rows, const struct attend *a);
+void cuda_route(struct backend *b, const struct route *a, int rows);
+void cuda_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
+	int n_used, float *out);
+void cuda_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
+	const float *shared, int rows, int n, float *x);
+
+/* ---- device functions ----------------------------------------------------------------------------------- */
+
+/* Sums over the warp by a butterfly: every lane gets the same bits. */
+template <typename T> static __device__ __forceinline__ T warp_sum(T v)
+{
+#pragma unroll
+	for (int step = 16; step; step /= 2)
+		v += __shfl_xor_sync(0xffffffffu, v, step);
+	return v;
+}
+
+/* Sum over a block of at most 1024 threads, in warp order; every thread gets it. `scratch`: shared, 32 values; free again after
+ * the next barrier. */
+template <typename T> static __device__ __forceinline__ T block_sum(T v, T *scratch)
+{
+	int warp = threadIdx.x / 32, n = (blockDim.x + 31) / 32;
+	v = warp_sum(v);
+	__syncthreads();
+	if (threadIdx.x % 32 == 0)
+		scratch[warp] = v;
+	__syncthreads();
+	T sum = 0;
+	for (int i = 0; i < n; i++)
+		sum += scratch[i];
+	return sum;
+}
+
+/* e^x within 1 unit in the last place; the steps of lanes_exp. */
+static __device__ __forceinline__ float exp_exact(float x)
+{
+	x = x < -104.0f ? -104.0f : x;
+	x = x > 89.0f ? 89.0f : x;
+	float shifted = __fmaf_rn(x, 0x1.715476p+0f, 0x1.8p+23f), n = __fadd_rn(shifted, -0x1.8p+23f);
+	float r = __fmaf_rn(n, -0x1.62e4p-1f, x);
+	r = __fmaf_rn(n, -0x1.7f7d1cp-20f, r);
+	float q = 0x1.a01a02p-13f;
+	q = __fmaf_rn(q, r, 0x1.6c16c2p-10f);
+	q = __fmaf_rn(q, r, 0x1.111112p-7f);
+	q = __fmaf_rn(q, r, 0x1.555556p-5f);
+	q = __fmaf_rn(q, r, 0x1.555556p-3f);
+	q = __fmaf_rn(q, r, 0.5f);
+	float y = __fadd_rn(__fmaf_rn(__fmul_rn(q, r), r, r), 1.0f);
+	int whole = __float_as_int(shifted) - 0x4b400000, half = whole >> 1;
+	return __fmul_rn(
+		__fmul_rn(y, __int_as_float((half + 127) << 23)), __int_as_float((whole - half + 127) << 23));
+}
+
+static __device__ __forceinline__ float sigmoid_exact(float x)
+{
+	return __fdiv_rn(1.0f, __fadd_rn(1.0f, exp_exact(-x)));
+}
+
+static __device__ __forceinline__ float swiglu_one(float gate, float up)
+{
+	return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.0f, exp_exact(-gate))), up);
+}
+
+/* Unsigned keys in the order of the floats they stand for; -0 equals +0 and NaN is below everything. */
+static __device__ __forceinline__ uint32_t order_key(float v)
+{
+	uint32_t u = __float_as_uint(__fadd_rn(v, 0.0f));
+	return v != v ? 0 : u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+/* Value i of a cache row, or of any run of F32 or F16. */
+static __device__ __forceinline__ float cache_load(const void *data, bool is_half, int64_t i)
+{
+	return is_half ? __half2float(((const __half *)data)[i]) : ((const float *)data)[i];
+}
+
+#endif
