@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* acquire is an address computation; nothing is ever missing, pinned or released. */
+/* acquire is an address computation; nothing is ever missing, pinned or released. On a card the tensors are copies in one block
+ * of its memory, and the views of them differ from the file's in nothing but the address. */
 #include "stream/source_mmap.h"
 
 #include "src/base/mem.h"
+#include "src/base/num.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -12,6 +14,11 @@ struct source_mmap {
 	struct expert_source base; /* first: the pointers are exchanged */
 	int n_layers;
 	struct expert_tensors *layers;
+	/* Copies on the card only: */
+	struct backend *backend; /* NULL: the mapped file is used */
+	struct gguf_tensor *tensors; /* [n_layers * 3] */
+	void *arena;
+	size_t arena_bytes;
 };
 
 static struct weight slice(const struct gguf_tensor *t, int32_t expert)
@@ -58,6 +65,9 @@ static void mmap_release(struct expert_source *s, int layer, const struct expert
 static void mmap_close(struct expert_source *s)
 {
 	struct source_mmap *m = (struct source_mmap *)s;
+	if (m->backend)
+		m->backend->ops->free(m->backend, MEM_DEVICE, m->arena, m->arena_bytes);
+	free(m->tensors);
 	free(m->layers);
 	free(m);
 }
@@ -79,4 +89,50 @@ struct expert_source *source_mmap_open(const struct expert_tensors *layers, int 
 	m->layers = NEW_ARRAY(struct expert_tensors, (size_t)n_layers);
 	memcpy(m->layers, layers, (size_t)n_layers * sizeof *layers);
 	return &m->base;
+}
+
+/* The next tensor's place in the arena; with a NULL arena it only adds up. */
+static const struct gguf_tensor *place(struct source_mmap *m, size_t i, const struct gguf_tensor *from, size_t *used)
+{
+	if (!from)
+		return NULL;
+	struct gguf_tensor *to = &m->tensors[i];
+	*to = *from;
+	if (m->arena) {
+		to->data = (uint8_t *)m->arena + *used;
+		m->backend->ops->upload(m->backend, (uint8_t *)m->arena + *used, from->data, from->bytes);
+	}
+	*used = num_align_up(*used + from->bytes, 256);
+	return to;
+}
+
+int source_device_open(const struct expert_tensors *layers, int n_layers, struct backend *b, struct expert_source **out,
+	struct err *e)
+{
+	*out = NULL;
+	struct source_mmap *m = (struct source_mmap *)source_mmap_open(layers, n_layers);
+	m->backend = b;
+	m->tensors = NEW_ARRAY(struct gguf_tensor, (size_t)n_layers * 3);
+	int rc = 0;
+	for (int pass = 0; !rc && pass < 2; pass++) {
+		size_t used = 0;
+		for (int l = 0; l < n_layers; l++) {
+			m->layers[l].gate = place(m, (size_t)l * 3, layers[l].gate, &used);
+			m->layers[l].up = place(m, (size_t)l * 3 + 1, layers[l].up, &used);
+			m->layers[l].down = place(m, (size_t)l * 3 + 2, layers[l].down, &used);
+		}
+		m->arena_bytes = used;
+		if (!pass && used)
+			rc = b->ops->alloc(b, MEM_DEVICE, used, &m->arena, e);
+	}
+	if (rc)
+		err_prefix(e, "experts on %s", b->ops->name);
+	else
+		rc = b->ops->wait(b, e);
+	if (rc) {
+		mmap_close(&m->base);
+		return rc;
+	}
+	*out = &m->base;
+	return 0;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The expert source without streaming: every expert is addressable where the file is mapped. CPU backend only. */
+/* The expert sources without streaming: every expert is addressable, where the file is mapped (CPU backend) or in a copy on
+ * the card. */
 #ifndef GLM_STREAM_SOURCE_MMAP_H
 #define GLM_STREAM_SOURCE_MMAP_H
 
@@ -13,5 +14,10 @@ struct expert_tensors {
 
 /* layers: [n_layers], copied; the tensors must outlive the source. Close with ops->close. */
 struct expert_source *source_mmap_open(const struct expert_tensors *layers, int n_layers);
+
+/* The same with all tensors copied to the backend's device memory, which must outlive the source. ERR_MEMORY when they do not
+ * fit. Reads every expert once. */
+int source_device_open(const struct expert_tensors *layers, int n_layers, struct backend *b, struct expert_source **out,
+	struct err *e);
 
 #endif

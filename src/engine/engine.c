@@ -10,6 +10,7 @@
 #include "stream/source_mmap.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #define DEFAULT_CHUNK 512
@@ -24,6 +25,8 @@ struct plan {
 	bool mtp;
 	size_t resident, kv, workspace, available;
 	bool streaming;
+	bool on_card;   /* the backend cannot reach the mapped file */
+	size_t experts; /* bytes of all experts when they are copied to the card, else 0 */
 	struct loader_options loader; /* budgets as they will be used */
 	struct loader_plan tiers;
 };
@@ -50,6 +53,7 @@ static int make_plan(const struct model_config *c, const struct engine_options *
 		.mtp = c->n_mtp && !o->no_mtp,
 		.resident = resident,
 		.available = b->ops->free_bytes((struct backend *)b),
+		.on_card = strcmp(b->ops->name, "cpu") != 0,
 	};
 	if (o->context > c->n_context)
 		return err_set(e, ERR_USAGE, "a context of %u tokens was asked for, the model was made for %u",
@@ -110,7 +114,7 @@ static double gb(size_t bytes)
 static int check_plan(const struct model_config *c, const struct plan *p, struct backend *b, struct err *e)
 {
 	const struct loader_plan *t = &p->tiers; /* zeros without streaming */
-	size_t experts = t->tier_bytes[0] + t->tier_bytes[1], fixed = p->resident + p->workspace;
+	size_t experts = t->tier_bytes[0] + t->tier_bytes[1] + p->experts, fixed = p->resident + p->workspace;
 	size_t need = fixed + p->kv + experts;
 	log_info(
 		"memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB workspace (%u rows); "
@@ -123,6 +127,8 @@ static int check_plan(const struct model_config *c, const struct plan *p, struct
 				 "policy %s, lookahead %d",
 			gb(t->tier_bytes[0]), gb(t->tier_bytes[1]), t->n_slots, t->n_staging, gb(t->floor_bytes),
 			gb(t->everything_bytes), p->loader.policy ? p->loader.policy : "lru", p->loader.lookahead);
+	else if (p->on_card)
+		log_info("experts: all copied to the card, %.4f GB", gb(p->experts));
 	else
 		log_info("experts: used where the file is mapped");
 	if (!p->available || need <= p->available)
@@ -215,6 +221,30 @@ static int open_recorder(struct engine *g, const struct engine_options *o, const
 	return 0;
 }
 
+/* The loader reads into memory that this processor can write, so streamed experts are computed on the CPU. */
+static int streaming_backend(struct backend_options *bo, struct err *e)
+{
+	if (!strcmp(bo->name, "auto")) {
+		log_info("backend: cpu: streaming experts to a card is not built yet");
+		bo->name = "cpu";
+	}
+	if (!strcmp(bo->name, "cpu"))
+		return 0;
+	err_set(e, ERR_USAGE, "streaming experts (--cache-gb) with the %s backend is not built yet", bo->name);
+	return err_hint(e, "--backend cpu streams; without --cache-gb all experts are copied to the card, if they fit");
+}
+
+static size_t expert_bytes(const struct model_weights *w, uint32_t n_layers)
+{
+	size_t sum = 0;
+	for (uint32_t l = 0; l < n_layers; l++) {
+		const struct gguf_tensor *t[] = {w->experts[l].gate, w->experts[l].up, w->experts[l].down};
+		for (size_t i = 0; i < ARRAY_LEN(t); i++)
+			sum += t[i] ? num_align_up(t[i]->bytes, 256) : 0;
+	}
+	return sum;
+}
+
 int engine_open(const struct engine_options *o, struct engine **out, struct err *e)
 {
 	*out = NULL;
@@ -234,19 +264,28 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	if ((rc = weights_bind(g->gguf, &config, mtp, &weights, &resident, e)))
 		goto out;
 	struct backend_options bo = {.name = o->backend ? o->backend : "auto", .threads = o->threads};
+	if (o->cache_bytes && (rc = streaming_backend(&bo, e)))
+		goto out;
 	if ((rc = backend_open(&bo, &g->backend, e)) || (rc = make_plan(&config, o, g->backend, resident, &p, e)))
 		goto out;
 	log_info("model: %s, %u layers%s, %u experts (%u used), %s", config.name[0] ? config.name : o->model_path,
 		config.n_layers, mtp ? " + MTP" : "", config.n_experts, config.n_used, backend_describe(g->backend));
 	if (o->cache_bytes && (rc = plan_streaming(&config, g->gguf, o, g->backend, &p, e)))
 		goto out;
+	if (p.on_card)
+		p.experts = expert_bytes(&weights, config.n_layers + config.n_mtp);
 	if ((rc = check_plan(&config, &p, g->backend, e)) ||
 		(rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, e)) ||
 		(rc = kv_cache_init(&g->kv, &config, mtp, p.kv_type, p.context * p.sessions, g->backend, e)))
 		goto out;
-	if (!p.streaming)
-		g->experts = source_mmap_open(weights.experts, (int)(config.n_layers + config.n_mtp));
-	else if ((rc = loader_open(&p.loader, &g->experts, e)))
+	int n_layers = (int)(config.n_layers + config.n_mtp);
+	if (p.streaming)
+		rc = loader_open(&p.loader, &g->experts, e);
+	else if (p.on_card)
+		rc = source_device_open(weights.experts, n_layers, g->backend, &g->experts, e);
+	else
+		g->experts = source_mmap_open(weights.experts, n_layers);
+	if (rc)
 		goto out;
 	g->streaming = p.streaming;
 	g->fingerprint = engine_fingerprint_of(g->gguf);
