@@ -7,6 +7,7 @@
  *                                          tests/golden/make_golden.py with numpy)
  *   test_forward_golden MODEL PREFIX       any model against PREFIX.json and PREFIX.safetensors, e.g. the bf16 pocket
  *                                          against the results of Hugging Face transformers (tests/e2e/parity.sh)
+ *   test_forward_golden MODEL PREFIX cuda  the same on another backend, within 2e-2 and a cosine of 0.99999
  */
 #include "src/base/mem.h"
 #include "src/engine/generate.h"
@@ -20,13 +21,13 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define MAX_LOGIT_DIFFERENCE 3e-4
-#define MIN_COSINE           0.999999
-/* relative to the largest value of the row; the stream grows to some hundreds */
-#define MAX_RESID_DIFFERENCE 1e-4
+/* max_resid_difference is relative to the largest value of the row; the stream grows to some hundreds */
 
 static const char *model_path = "tools/pocket/pocket.gguf";
 static const char *golden_prefix = "tests/data/pocket_golden";
+static const char *backend = "cpu";
+/* on the CPU; a card adds up in another order */
+static double max_logit_difference = 3e-4, min_cosine = 0.999999, max_resid_difference = 1e-4, max_router_share = 0;
 
 static struct engine *engine;
 static struct safetensors *golden;
@@ -36,7 +37,7 @@ static int setup(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	struct engine_options o = {.model_path = model_path, .backend = "cpu", .kv_f32 = true};
+	struct engine_options o = {.model_path = model_path, .backend = backend, .kv_f32 = true};
 	char *json_path = mem_printf("%s.json", golden_prefix),
 		 *st_path = mem_printf("%s.safetensors", golden_prefix);
 	json_error_t je;
@@ -197,12 +198,13 @@ static void check_prompt(const char *prompt)
 				  "%zu of %zu router picks differ; MTP cosine %.9f; greedy %u tokens\n",
 		prompt, n, last.max_abs, last.cosine, resid.max_abs, resid.scale, other, n_router, draft.cosine,
 		n_greedy);
-	assert_true(last.max_abs <= MAX_LOGIT_DIFFERENCE);
-	assert_true(last.cosine >= MIN_COSINE);
-	assert_true(resid.max_abs <= MAX_RESID_DIFFERENCE * resid.scale);
-	assert_int_equal(other, 0);
+	assert_true(last.max_abs <= max_logit_difference);
+	assert_true(last.cosine >= min_cosine);
+	assert_true(resid.max_abs <= max_resid_difference * resid.scale);
+	/* a card adds up in another order: of two experts within rounding of each other it may take the other one */
+	assert_true(other <= max_router_share * (double)n_router);
 	check_index(prompt, c, &taps);
-	assert_true(draft.cosine >= MIN_COSINE);
+	assert_true(draft.cosine >= min_cosine);
 
 	for (uint32_t i = 0; i < n_greedy; i++) {
 		struct sampler sampler;
@@ -240,9 +242,16 @@ static void test_every_prompt(void **state)
 
 int main(int argc, char **argv)
 {
-	if (argc == 3) {
+	if (argc >= 3) {
 		model_path = argv[1];
 		golden_prefix = argv[2];
+	}
+	if (argc == 4) {
+		backend = argv[3];
+		max_logit_difference = 2e-2;
+		min_cosine = 0.99999;
+		max_resid_difference = 1e-3;
+		max_router_share = 1e-3;
 	}
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_prompt)};
 	return cmocka_run_group_tests(tests, setup, teardown);
