@@ -57,6 +57,7 @@ struct op {
 	struct rope rope;
 	struct batch batch;
 	int32_t *places; /* host */
+	size_t copy_bytes; /* of call_device_copy */
 };
 
 /* Device memory of one op, released together. */
@@ -310,6 +311,12 @@ static void call_moe_combine(struct op *o, int copy)
 	o->backend->ops->moe_combine(o->backend, o->x, o->z, s->n_used, o->y, o->rows, s->n_embd, o->y);
 }
 
+static void call_device_copy(struct op *o, int copy)
+{
+	(void)copy;
+	o->backend->ops->copy(o->backend, o->y, o->x, o->copy_bytes);
+}
+
 /* ---- measuring ------------------------------------------------------------------------------------------ */
 
 static int work(void *user, struct err *e)
@@ -332,15 +339,32 @@ static int measure(struct op *o, struct err *e, const char *detail)
 		return rc;
 	double calls = strcmp(o->backend->ops->name, "cpu") ? DEVICE_CALLS : 1;
 	bool cpu = calls == 1; /* the limits were measured there */
-	double byte_limit = cpu ? o->bench->read_bytes_s : 0, mac_limit = cpu ? o->bench->mac_s : 0;
+	double byte_limit = cpu ? o->bench->read_bytes_s : o->bench->device_bytes_s, mac_limit = cpu ? o->bench->mac_s : 0;
 	bool by_bytes = !o->macs || !mac_limit || o->bytes * mac_limit > o->macs * byte_limit;
 	if (!cpu)
 		by_bytes = o->rows == 1 || !o->macs;
 	bench_add(o->bench, "ops", by_bytes ? "GB/s" : "GMAC/s",
 		bench_rate(s, (by_bytes ? o->bytes : o->macs) * calls * 1e-9),
-		(by_bytes ? byte_limit : mac_limit) * 1e-9, by_bytes ? "read" : "FMA", "%s %s%s%s, %d row%s",
+		(by_bytes ? byte_limit : mac_limit) * 1e-9, !by_bytes ? "FMA" : cpu ? "read" : "copy", "%s %s%s%s, %d row%s",
 		o->shape->name, o->name, *detail ? " " : "", detail, o->rows, o->rows == 1 ? "" : "s");
 	return 0;
+}
+
+/* The card's limit: one array of it copied to another, bytes read and bytes written. */
+static int measure_device_copy(struct bench *b, struct backend *backend, struct err *e)
+{
+	struct pool p = {.backend = backend};
+	struct op o = {.bench = b, .backend = backend, .call = call_device_copy, .copy_bytes = (size_t)1 << 30};
+	struct bench_spread s;
+	int rc;
+	if (!(rc = get_floats(&p, o.copy_bytes / sizeof(float), &o.x, e)) &&
+		!(rc = pool_get(&p, MEM_DEVICE, o.copy_bytes, &o.y, e)) && !(rc = bench_time(b, work, &o, &s, e))) {
+		struct bench_spread rate = bench_rate(s, 2.0 * (double)o.copy_bytes * DEVICE_CALLS * 1e-9);
+		b->device_bytes_s = rate.median * 1e9;
+		bench_add(b, "ops", "GB/s", rate, 0, NULL, "copy on the card, arrays of %zu MiB", o.copy_bytes >> 20);
+	}
+	pool_release(&p);
+	return rc;
 }
 
 static int run_matmul(struct op *o, struct pool *p, const char *what, enum dtype type, int n_in, int n_out,
@@ -601,6 +625,7 @@ static int run_one(struct bench *b, struct backend *backend, const struct shape 
 {
 	struct pool pool = {.backend = backend};
 	struct op o = {.bench = b, .backend = backend, .shape = s, .rows = rows};
+	struct shape longer = *s;
 	int rc = 0;
 	switch (what) {
 	case SMALL:
@@ -634,6 +659,10 @@ static int run_one(struct bench *b, struct backend *backend, const struct shape 
 		rc = run_append(&o, &pool, what == LATENT, e);
 		break;
 	case SELECT:
+		if (!strcmp(name, "long")) {
+			longer.context *= 4;
+			o.shape = &longer;
+		}
 		rc = run_index_select(&o, &pool, e);
 		break;
 	case ATTEND:
@@ -670,6 +699,7 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 		{MATMUL, "matmul", "q_b", DTYPE_Q8_0},
 		{MATMUL, "matmul", "o", DTYPE_Q8_0},
 		{MATMUL, "matmul", "gate+up", DTYPE_Q8_0},
+		{MATMUL, "matmul", "q_b", DTYPE_Q4_K}, {MATMUL, "matmul", "o", DTYPE_Q4_K}, {MATMUL, "matmul", "head", DTYPE_Q4_K},
 		{MATMUL, "matmul", "router", DTYPE_F32},
 		{MATMUL, "matmul", "head", DTYPE_Q8_0},
 		{STACKED_K, "stacked_matmul", "k_b", DTYPE_Q8_0},
@@ -679,6 +709,7 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 		{LATENT, "latent_append", "latent_append", DTYPE_F16},
 		{INDEX_KEY, "index_append", "index_append", DTYPE_F16},
 		{SELECT, "index_select", "index_select", DTYPE_F16},
+		{SELECT, "index_select", "long", DTYPE_F16},
 		{ATTEND, "attend", "attend", DTYPE_F16},
 		{SMALL, "route", "route", DTYPE_F32},
 		{EXPERT, "expert_ffn", "expert_ffn", DTYPE_IQ2_XXS},
@@ -688,6 +719,11 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 		{SMALL, "moe_combine", "moe_combine", DTYPE_F32},
 	};
 	bool any = false;
+	if (strcmp(backend->ops->name, "cpu")) {
+		int rc = measure_device_copy(b, backend, e);
+		if (rc)
+			return rc;
+	}
 	for (size_t s = 0; s < ARRAY_LEN(shapes); s++)
 		for (size_t i = 0; i < ARRAY_LEN(list); i++) {
 			char label[96];
