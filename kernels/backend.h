@@ -137,18 +137,20 @@ enum mem_kind {
 };
 
 struct backend_ops {
-	const char *name; /* "cpu", "cuda" */
+	const char *name;                           /* "cpu", "cuda" */
 	const char *(*describe)(struct backend *b); /* see backend_describe */
 	void (*close)(struct backend *b); /* waits, then releases everything but the memory that `alloc` gave */
 
 	/* Memory. Page-aligned; contents undefined. alloc fails with ERR_MEMORY and says how much was asked for and is
 	 * free; the caller adds what for. */
 	int (*alloc)(struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e);
-	void (*free)(struct backend *b, enum mem_kind kind, void *p, size_t bytes); /* NULL is fine; waits first */
+	void (*free)(
+		struct backend *b, enum mem_kind kind, void *p, size_t bytes); /* NULL is fine; waits first */
 	size_t (*free_bytes)(struct backend *b); /* device memory still to be had; 0: unknown */
 	/* Enqueued like an op; src (host) may be reused when the call returns. */
 	void (*upload)(struct backend *b, void *dst, const void *src, size_t bytes);
-	void (*copy)(struct backend *b, void *dst, const void *src, size_t bytes); /* device to device, no overlap */
+	void (*copy)(
+		struct backend *b, void *dst, const void *src, size_t bytes); /* device to device, no overlap */
 	/* Waits for all earlier ops, then copies to the host. Returns 0 or the kept failure. */
 	int (*download)(struct backend *b, void *dst, const void *src, size_t bytes, struct err *e);
 	int (*wait)(struct backend *b, struct err *e);
@@ -156,8 +158,8 @@ struct backend_ops {
 	/* out[r] = row ids[r] of table, as float. ids: device [rows]. */
 	void (*embed)(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
 	/* out[r] = gain * x[r] / sqrt(mean(x[r]^2) + eps); strides in values between rows; out may be x. */
-	void (*rms_norm)(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps, int rows,
-		int n, float *out, int64_t out_stride);
+	void (*rms_norm)(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps,
+		int rows, int n, float *out, int64_t out_stride);
 	/* n_parts products of the same x [rows][n_in]; all parts have the same n_in. */
 	void (*matmul)(struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
 	void (*stacked_matmul)(struct backend *b, const struct stacked_matmul *a, int rows);
@@ -166,14 +168,15 @@ struct backend_ops {
 
 	/* cos_sin[r][i] = (cos, sin)(pos[r] * inv_freq[i]): the angle is rounded to float32, its cosine and sine are
 	 * accurate to float32 (specification section 2.2). */
-	void (*rope_angles)(struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
+	void (*rope_angles)(
+		struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
 	/* Rotates interleaved pairs of rope.dim values of every head; reads at x + head * x_stride, writes at
 	 * y + head * y_stride; a row is n_heads strides long. y may be x. */
 	void (*rope)(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
 		int64_t y_stride, int rows, int n_heads);
 	/* u [rows][n_latent + rope.dim] -> cache row (rms_norm(u[0..n_latent), gain, eps), rope(rest)). */
-	void (*latent_append)(struct backend *b, const struct batch *rows, const struct rope *rope, const float *u,
-		int n_latent, const float *gain, float eps, struct cache_view cache);
+	void (*latent_append)(struct backend *b, const struct batch *rows, const struct rope *rope,
+		const float *u, int n_latent, const float *gain, float eps, struct cache_view cache);
 	/* k [rows][width] -> cache row: layer norm (mean and variance, gain, bias, eps), then rope on the first
 	 * rope.dim values. */
 	void (*index_append)(struct backend *b, const struct batch *rows, const struct rope *rope, const float *k,
@@ -187,8 +190,8 @@ struct backend_ops {
 	void (*expert_ffn)(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
 		int n_used, float *out);
 	/* x[r] += (sum over ranks, in rank order, of weights[r][k] * out[r][k]) + shared[r]. n values a row. */
-	void (*moe_combine)(struct backend *b, const float *out, const float *weights, int n_used, const float *shared,
-		int rows, int n, float *x);
+	void (*moe_combine)(struct backend *b, const float *out, const float *weights, int n_used,
+		const float *shared, int rows, int n, float *x);
 };
 
 /* Implementations put this first in their own struct. */

@@ -29,16 +29,17 @@ int extent_table_new(struct extent_table **out, uint32_t n_layers, uint32_t n_ex
 	const struct extent_file *files, uint32_t n_files, struct err *e)
 {
 	*out = NULL;
-	if (!n_layers || n_layers > EXTENT_LAYERS_MAX || !n_experts || n_experts > EXTENT_EXPERTS_MAX || !n_files ||
-		n_files > READER_FILES_MAX)
-		return err_set(e, ERR_INPUT, "experts: %u layers of %u experts in %u files, expected 1 to %u, %u, %u", n_layers,
-			n_experts, n_files, EXTENT_LAYERS_MAX, EXTENT_EXPERTS_MAX, READER_FILES_MAX);
+	if (!n_layers || n_layers > EXTENT_LAYERS_MAX || !n_experts || n_experts > EXTENT_EXPERTS_MAX ||
+		!n_files || n_files > READER_FILES_MAX)
+		return err_set(e, ERR_INPUT, "experts: %u layers of %u experts in %u files, expected 1 to %u, %u, %u",
+			n_layers, n_experts, n_files, EXTENT_LAYERS_MAX, EXTENT_EXPERTS_MAX, READER_FILES_MAX);
 	for (uint32_t i = 0; i < n_files; i++) {
 		const struct extent_file *f = &files[i];
 		if (!num_is_pow2(f->align) || f->align > ALIGN_MAX || !num_is_pow2(f->memory_align) ||
 			f->memory_align > ALIGN_MAX || f->size > FILE_SIZE_MAX)
-			return err_set(e, ERR_INPUT, "experts: file %u: alignment %u (memory %u) or size %llu out of range", i,
-				f->align, f->memory_align, (unsigned long long)f->size);
+			return err_set(e, ERR_INPUT,
+				"experts: file %u: alignment %u (memory %u) or size %llu out of range", i, f->align,
+				f->memory_align, (unsigned long long)f->size);
 	}
 	struct extent_table *t = NEW(struct extent_table);
 	t->n_layers = n_layers;
@@ -60,8 +61,8 @@ void extent_table_free(struct extent_table *t)
 	free(t);
 }
 
-int extent_table_set(struct extent_table *t, uint32_t layer, enum extent_part part, const struct extent_tensor *x,
-	struct err *e)
+int extent_table_set(struct extent_table *t, uint32_t layer, enum extent_part part,
+	const struct extent_tensor *x, struct err *e)
 {
 	if (layer >= t->n_layers || (unsigned)part >= EXTENT_PARTS || x->file >= t->n_files)
 		return err_set(e, ERR_INPUT, "experts: layer %u, part %u, file %u: the table has %u, %u, %u", layer,
@@ -69,11 +70,11 @@ int extent_table_set(struct extent_table *t, uint32_t layer, enum extent_part pa
 	const struct extent_file *f = &t->files[x->file];
 	uint64_t end;
 	if (!x->bytes || x->bytes % t->n_experts)
-		return err_set(e, ERR_INPUT, "blk.%u %s experts: %llu bytes are no whole number for %u experts", layer,
-			part_names[part], (unsigned long long)x->bytes, t->n_experts);
+		return err_set(e, ERR_INPUT, "blk.%u %s experts: %llu bytes are no whole number for %u experts",
+			layer, part_names[part], (unsigned long long)x->bytes, t->n_experts);
 	if (!num_add(x->offset, x->bytes, &end) || end > f->size)
-		return err_set(e, ERR_INPUT, "blk.%u %s experts: %llu bytes at offset %llu of a file of %llu bytes", layer,
-			part_names[part], (unsigned long long)x->bytes, (unsigned long long)x->offset,
+		return err_set(e, ERR_INPUT, "blk.%u %s experts: %llu bytes at offset %llu of a file of %llu bytes",
+			layer, part_names[part], (unsigned long long)x->bytes, (unsigned long long)x->offset,
 			(unsigned long long)f->size);
 	t->tensors[layer][part] = *x;
 	if ((x->offset | x->bytes / t->n_experts) & (f->align - 1))
@@ -116,11 +117,11 @@ static int count_gguf(const struct gguf *g, uint32_t *n_layers, uint32_t *n_expe
 		if (layer >= EXTENT_LAYERS_MAX)
 			return err_set(e, ERR_INPUT, "%s: %s: more than %u layers", path, x->name, EXTENT_LAYERS_MAX);
 		if (x->n_dims > 3 || !x->ne[2] || x->ne[2] > EXTENT_EXPERTS_MAX)
-			return err_set(e, ERR_INPUT, "%s: %s: %u dimensions, %llu experts; expected 3, at most %u", path, x->name,
-				x->n_dims, (unsigned long long)x->ne[2], EXTENT_EXPERTS_MAX);
+			return err_set(e, ERR_INPUT, "%s: %s: %u dimensions, %llu experts; expected 3, at most %u", path,
+				x->name, x->n_dims, (unsigned long long)x->ne[2], EXTENT_EXPERTS_MAX);
 		if (*n_experts && *n_experts != x->ne[2])
-			return err_set(e, ERR_INPUT, "%s: %s: %llu experts where the tensors before have %u", path, x->name,
-				(unsigned long long)x->ne[2], *n_experts);
+			return err_set(e, ERR_INPUT, "%s: %s: %llu experts where the tensors before have %u", path,
+				x->name, (unsigned long long)x->ne[2], *n_experts);
 		*n_experts = (uint32_t)x->ne[2];
 		*n_layers = MAX(*n_layers, layer + 1);
 	}
@@ -140,7 +141,8 @@ static int fill_from_gguf(struct extent_table *t, const struct gguf *g, struct e
 			continue;
 		struct extent_tensor y = {x->file, x->offset, x->bytes, x->type, x->ne[0], x->ne[1]};
 		if (t->tensors[layer][part].bytes)
-			return err_set(e, ERR_INPUT, "%s: %s: a second tensor for this layer", g->files[x->file].path, x->name);
+			return err_set(
+				e, ERR_INPUT, "%s: %s: a second tensor for this layer", g->files[x->file].path, x->name);
 		int code = extent_table_set(t, layer, part, &y, e);
 		if (code) {
 			err_prefix(e, "%s", g->files[x->file].path);
@@ -152,14 +154,15 @@ static int fill_from_gguf(struct extent_table *t, const struct gguf *g, struct e
 			continue;
 		for (unsigned p = 0; p < EXTENT_PARTS; p++) {
 			if (!t->tensors[layer][p].bytes)
-				return err_set(e, ERR_INPUT, "%s: blk.%u.ffn_%s_exps.weight is missing", g->files[0].path, layer,
-					part_names[p]);
+				return err_set(e, ERR_INPUT, "%s: blk.%u.ffn_%s_exps.weight is missing", g->files[0].path,
+					layer, part_names[p]);
 		}
 	}
 	return 0;
 }
 
-int extent_table_from_gguf(struct extent_table **out, const struct gguf *g, const struct reader *r, struct err *e)
+int extent_table_from_gguf(
+	struct extent_table **out, const struct gguf *g, const struct reader *r, struct err *e)
 {
 	*out = NULL;
 	uint32_t n_layers, n_experts;
@@ -174,8 +177,9 @@ int extent_table_from_gguf(struct extent_table **out, const struct gguf *g, cons
 		files[i].align = reader_file_align(r, i);
 		files[i].memory_align = reader_file_memory_align(r, i);
 		if (reader_file_size(r, i) != g->files[i].size)
-			code = err_set(e, ERR_INPUT, "%s: %llu bytes now, %llu when its header was read", g->files[i].path,
-				(unsigned long long)reader_file_size(r, i), (unsigned long long)g->files[i].size);
+			code =
+				err_set(e, ERR_INPUT, "%s: %llu bytes now, %llu when its header was read", g->files[i].path,
+					(unsigned long long)reader_file_size(r, i), (unsigned long long)g->files[i].size);
 	}
 	if (!code)
 		code = extent_table_new(out, n_layers, n_experts, files, g->n_files, e);
@@ -211,7 +215,7 @@ const struct extent_tensor *extent_tensor(const struct extent_table *t, uint32_t
 bool extent_has_layer(const struct extent_table *t, uint32_t layer)
 {
 	return extent_tensor(t, layer, EXTENT_GATE) || extent_tensor(t, layer, EXTENT_UP) ||
-		extent_tensor(t, layer, EXTENT_DOWN);
+		   extent_tensor(t, layer, EXTENT_DOWN);
 }
 
 /* Where reads of a file may start in a slot. */
@@ -221,8 +225,8 @@ static uint64_t dst_align(const struct extent_file *f)
 }
 
 /* The expert's runs that are present, in order of (file, offset). */
-static unsigned sorted_parts(const struct extent_table *t, uint32_t layer, uint32_t expert, uint64_t begin[EXTENT_PARTS],
-	unsigned order[EXTENT_PARTS])
+static unsigned sorted_parts(const struct extent_table *t, uint32_t layer, uint32_t expert,
+	uint64_t begin[EXTENT_PARTS], unsigned order[EXTENT_PARTS])
 {
 	const struct extent_tensor *x = t->tensors[layer];
 	unsigned n = 0;
@@ -311,8 +315,8 @@ int extent_split(const struct extent_plan *p, uint64_t slice_bytes, struct exten
 			if (n == max)
 				return -ENOSPC;
 			uint64_t bytes = MIN(step, r->bytes - at);
-			out[n++] = (struct extent_read){r->file, r->offset + at, bytes, MIN(bytes, r->need - at),
-				r->dst_offset + at};
+			out[n++] = (struct extent_read){
+				r->file, r->offset + at, bytes, MIN(bytes, r->need - at), r->dst_offset + at};
 		}
 	}
 	return (int)n;

@@ -42,7 +42,8 @@ struct extent_tensor {
 	uint32_t file;
 	uint64_t offset; /* of expert 0 in that file */
 	uint64_t bytes;  /* of all experts */
-	enum dtype type; /* type and shape are carried along for whoever builds views; the table does not use them */
+	enum dtype
+		type; /* type and shape are carried along for whoever builds views; the table does not use them */
 	uint64_t n_in, n_out;
 };
 
@@ -75,19 +76,21 @@ void extent_table_free(struct extent_table *t); /* accepts NULL */
 
 /* Enters a tensor. ERR_INPUT: no such layer, file or part; bytes zero or no multiple of n_experts; the tensor does not lie
  * inside its file. */
-int extent_table_set(struct extent_table *t, uint32_t layer, enum extent_part part, const struct extent_tensor *x,
-	struct err *e);
+int extent_table_set(struct extent_table *t, uint32_t layer, enum extent_part part,
+	const struct extent_tensor *x, struct err *e);
 
 /* The blk.N.ffn_{gate,up,down}_exps.weight of a GGUF. Files 0 .. g->n_files of the reader must be the files of g in
  * order (copies may follow); sizes are compared. r may be NULL: no alignment. ERR_INPUT: no expert tensors, one of three
  * missing, unequal numbers of experts. */
-int extent_table_from_gguf(struct extent_table **out, const struct gguf *g, const struct reader *r, struct err *e);
+int extent_table_from_gguf(
+	struct extent_table **out, const struct gguf *g, const struct reader *r, struct err *e);
 
 uint32_t extent_n_layers(const struct extent_table *t);
 uint32_t extent_n_experts(const struct extent_table *t);
 bool extent_has_layer(const struct extent_table *t, uint32_t layer); /* any part is set */
 /* NULL when absent. */
-const struct extent_tensor *extent_tensor(const struct extent_table *t, uint32_t layer, enum extent_part part);
+const struct extent_tensor *extent_tensor(
+	const struct extent_table *t, uint32_t layer, enum extent_part part);
 
 /* The reads of one expert. 0, or -EINVAL: no such layer or expert, or the layer has no experts. */
 int extent_plan(const struct extent_table *t, uint32_t layer, uint32_t expert, struct extent_plan *out);
@@ -105,11 +108,11 @@ int extent_split(const struct extent_plan *p, uint64_t slice_bytes, struct exten
 unsigned extent_slices_max(const struct extent_table *t, uint64_t slice_bytes);
 
 struct extent_totals {
-	uint64_t layers, experts;     /* with experts; experts of all of them */
-	uint64_t reads;               /* one expert after another, each read once */
+	uint64_t layers, experts; /* with experts; experts of all of them */
+	uint64_t reads;           /* one expert after another, each read once */
 	uint64_t payload_bytes, read_bytes;
 	uint64_t expert_bytes_min, expert_bytes_max; /* payload */
-	double overhead;              /* read_bytes / payload_bytes */
+	double overhead;                             /* read_bytes / payload_bytes */
 };
 
 struct extent_totals extent_totals(const struct extent_table *t);

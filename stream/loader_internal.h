@@ -80,7 +80,7 @@ struct loader {
 	struct want wants[LOADER_WANTS_MAX];
 	int n_wants;
 	struct announcement ahead[2]; /* this layer and the next */
-	struct profile_key *warm;      /* [n_warm] read when nothing else is to be done, from next_warm on */
+	struct profile_key *warm;     /* [n_warm] read when nothing else is to be done, from next_warm on */
 	size_t n_warm, next_warm;
 	struct failure failures[LOADER_FAILURES_MAX];
 	uint64_t n_failures; /* ever; failure i stands at i % LOADER_FAILURES_MAX */

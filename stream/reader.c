@@ -23,7 +23,8 @@ static int check_options(const struct reader_options *o, struct err *e)
 	if (o->depth > READER_DEPTH_MAX)
 		return err_set(e, ERR_USAGE, "reader: depth %u, expected 1 to %u", o->depth, READER_DEPTH_MAX);
 	if (o->requests > READER_REQUESTS_MAX)
-		return err_set(e, ERR_USAGE, "reader: %u requests, expected 1 to %u", o->requests, READER_REQUESTS_MAX);
+		return err_set(
+			e, ERR_USAGE, "reader: %u requests, expected 1 to %u", o->requests, READER_REQUESTS_MAX);
 	if (o->threads > READER_DEPTH_MAX)
 		return err_set(e, ERR_USAGE, "reader: %u threads, expected 1 to %u", o->threads, READER_DEPTH_MAX);
 	if (o->slice_bytes && (o->slice_bytes < READER_SLICE_MIN || o->slice_bytes > READER_SLICE_MAX))
@@ -76,14 +77,14 @@ static void write_summary(struct reader *r, const struct reader_options *o, cons
 	else if (o->faults && o->faults->synthetic_bytes)
 		snprintf(path, sizeof path, "synthetic bytes");
 	else if (t->n_direct)
-		snprintf(path, sizeof path, "O_DIRECT for %u, page cache for %u (%s)", t->n_direct, t->n - t->n_direct,
-			t->why_buffered);
+		snprintf(path, sizeof path, "O_DIRECT for %u, page cache for %u (%s)", t->n_direct,
+			t->n - t->n_direct, t->why_buffered);
 	else
 		snprintf(path, sizeof path, "page cache (%s)", t->why_buffered);
 	snprintf(r->summary, sizeof r->summary,
-		"reader: %s%s%s%s, %u file%s on %u drive%s, %s, depth %u, slices of %zu KiB", engine, *why ? " (" : "", why,
-		*why ? ")" : "", t->n, t->n > 1 ? "s" : "", t->n_lanes, t->n_lanes > 1 ? "s" : "", path, r->depth,
-		r->slice >> 10);
+		"reader: %s%s%s%s, %u file%s on %u drive%s, %s, depth %u, slices of %zu KiB", engine,
+		*why ? " (" : "", why, *why ? ")" : "", t->n, t->n > 1 ? "s" : "", t->n_lanes,
+		t->n_lanes > 1 ? "s" : "", path, r->depth, r->slice >> 10);
 }
 
 int reader_open(struct reader **out, const struct reader_file *files, unsigned n_files,
@@ -188,11 +189,13 @@ int reader_register(struct reader *r, void *base, size_t bytes)
 		total += r->memory[i].bytes;
 	char why[256] = "";
 	if (r->engine->memory(r->state, r->memory, r->n_memory, why, sizeof why)) {
-		log_info("reader: plain reads into %.1f MiB that could not be registered (%s)", (double)bytes / 0x1p20, why);
+		log_info("reader: plain reads into %.1f MiB that could not be registered (%s)",
+			(double)bytes / 0x1p20, why);
 		r->n_memory--;
 		memmove(&r->memory[at], &r->memory[at + 1], (r->n_memory - at) * sizeof *r->memory);
 		if (r->n_memory && r->engine->memory(r->state, r->memory, r->n_memory, why, sizeof why))
-			log_info("reader: plain reads from here on: earlier memory could not be registered again (%s)", why);
+			log_info(
+				"reader: plain reads from here on: earlier memory could not be registered again (%s)", why);
 		return 1;
 	}
 	log_verbose("reader: %.1f MiB registered with %s", (double)total / 0x1p20, r->engine->name);
@@ -291,12 +294,13 @@ int reader_completion_err(const struct reader *r, const struct reader_completion
 	unsigned long long want = c->want, offset = c->offset, bytes = c->bytes;
 	if (c->code == READER_EOF)
 		return err_set(e, ERR_INPUT,
-			"%s: the file ends %llu bytes into a read of %llu bytes at offset %llu (it had %llu bytes when opened)", path,
-			bytes, want, offset, (unsigned long long)reader_file_size(r, c->file));
+			"%s: the file ends %llu bytes into a read of %llu bytes at offset %llu (it had %llu bytes when "
+			"opened)",
+			path, bytes, want, offset, (unsigned long long)reader_file_size(r, c->file));
 	if (c->code == -ECANCELED)
 		return err_set(e, c->code, "%s: read of %llu bytes at offset %llu cancelled", path, want, offset);
-	return err_set(e, c->code, "%s: read of %llu bytes at offset %llu failed after %llu bytes: %s", path, want, offset,
-		bytes, err_name(c->code));
+	return err_set(e, c->code, "%s: read of %llu bytes at offset %llu failed after %llu bytes: %s", path,
+		want, offset, bytes, err_name(c->code));
 }
 
 uint64_t reader_slice_step(uint64_t bytes, uint64_t slice)
@@ -316,7 +320,7 @@ enum reader_engine reader_engine_by_name(const char *name)
 		if (!strcmp(name, engine_names[i]))
 			return (enum reader_engine)i;
 	}
-	return (enum reader_engine)-1;
+	return (enum reader_engine) - 1;
 }
 
 const char *reader_engine_name(enum reader_engine id)

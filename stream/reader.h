@@ -38,40 +38,45 @@ enum reader_engine { READER_AUTO, READER_URING, READER_THREADS, READER_NULL };
 
 struct reader_file {
 	const char *path;
-	unsigned drive;      /* 0: told apart by st_dev; else any number that files on one drive share */
-	unsigned replica_of; /* 0: no; else 1 + index of an earlier file with the same content (size is checked). Requests
+	unsigned drive; /* 0: told apart by st_dev; else any number that files on one drive share */
+	unsigned
+		replica_of; /* 0: no; else 1 + index of an earlier file with the same content (size is checked). Requests
 	                      * name that earlier file, and each slice goes to the drive with the least in flight */
 };
 
 /* What the null engine does to reads ("read" here is one slice handed to the engine). All zero: perfect reads. */
 struct reader_faults {
 	uint64_t seed;
-	unsigned latency_min_us, latency_max_us; /* uniform between the two, and one read in 64 takes eight times that;
+	unsigned latency_min_us,
+		latency_max_us;       /* uniform between the two, and one read in 64 takes eight times that;
 	                                          * equal deadlines complete in random order */
-	unsigned short_per_1024;                 /* chance that a read returns only a part, 0..1024 */
-	unsigned eagain_per_1024;                /* chance of -EAGAIN or -EINTR (half each) */
-	int fail_code;        /* code of the failing reads below; 0: -EIO */
-	uint64_t fail_read;   /* the n-th read fails, counted from 1; 0: none */
-	bool fail_range;      /* every read that touches byte fail_offset of file fail_file fails */
+	unsigned short_per_1024;  /* chance that a read returns only a part, 0..1024 */
+	unsigned eagain_per_1024; /* chance of -EAGAIN or -EINTR (half each) */
+	int fail_code;            /* code of the failing reads below; 0: -EIO */
+	uint64_t fail_read;       /* the n-th read fails, counted from 1; 0: none */
+	bool fail_range;          /* every read that touches byte fail_offset of file fail_file fails */
 	uint32_t fail_file;
 	uint64_t fail_offset;
-	unsigned fail_times;  /* how often fail_range strikes; 0: always */
-	uint64_t hang_read;   /* the n-th read hangs for hang_ms (0: until it is cancelled) */
+	unsigned fail_times; /* how often fail_range strikes; 0: always */
+	uint64_t hang_read;  /* the n-th read hangs for hang_ms (0: until it is cancelled) */
 	unsigned hang_ms;
-	bool poison;          /* destinations are filled with READER_POISON when a read starts */
-	bool no_sleep;        /* a virtual clock: latencies order the completions but nobody waits (hangs still do) */
-	uint64_t synthetic_bytes; /* not 0: no file is opened, every file has this size and the bytes of reader_null_fill */
+	bool poison;   /* destinations are filled with READER_POISON when a read starts */
+	bool no_sleep; /* a virtual clock: latencies order the completions but nobody waits (hangs still do) */
+	uint64_t
+		synthetic_bytes; /* not 0: no file is opened, every file has this size and the bytes of reader_null_fill */
 };
 
 #define READER_POISON 0xdb
 
 struct reader_options { /* all zero: the defaults */
-	enum reader_engine engine; /* READER_AUTO: io_uring, else threads. READER_URING is a promise: no ring, no reader */
-	bool buffered;             /* through the page cache; default is O_DIRECT where the filesystem takes it */
-	unsigned depth;            /* slices in flight per drive */
-	unsigned requests;         /* requests accepted and not yet reaped; then submit answers busy */
-	unsigned threads;          /* READER_THREADS: threads per drive; 0: depth, at most 32 */
-	size_t slice_bytes;        /* about this much per read; a request is cut into equal parts of at most 1.5 times it */
+	enum reader_engine
+		engine;     /* READER_AUTO: io_uring, else threads. READER_URING is a promise: no ring, no reader */
+	bool buffered;  /* through the page cache; default is O_DIRECT where the filesystem takes it */
+	unsigned depth; /* slices in flight per drive */
+	unsigned requests; /* requests accepted and not yet reaped; then submit answers busy */
+	unsigned threads;  /* READER_THREADS: threads per drive; 0: depth, at most 32 */
+	size_t
+		slice_bytes; /* about this much per read; a request is cut into equal parts of at most 1.5 times it */
 	const struct reader_faults *faults; /* READER_NULL only; copied */
 };
 
@@ -89,20 +94,21 @@ struct reader_request {
 
 struct reader_completion {
 	uint64_t tag;
-	int code;        /* 0; READER_EOF; -ECANCELED; or another -errno of the read */
-	uint32_t file;   /* file, offset, want: as requested */
+	int code;      /* 0; READER_EOF; -ECANCELED; or another -errno of the read */
+	uint32_t file; /* file, offset, want: as requested */
 	uint64_t offset;
 	uint64_t want;
-	uint64_t bytes;  /* valid bytes at dst, from its start: code 0: at least `need`; else what came before the fault */
+	uint64_t
+		bytes; /* valid bytes at dst, from its start: code 0: at least `need`; else what came before the fault */
 };
 
 struct reader_stats {
 	uint64_t requests, completed, failed, cancelled, busy;
-	uint64_t bytes;      /* that arrived in destinations */
-	uint64_t reads;      /* handed to the engine, repeats included */
-	uint64_t fixed;      /* of these into registered memory */
-	uint64_t page_cache; /* of these without O_DIRECT */
-	uint64_t short_reads, retries; /* continued after a part; after EAGAIN or EINTR */
+	uint64_t bytes;                    /* that arrived in destinations */
+	uint64_t reads;                    /* handed to the engine, repeats included */
+	uint64_t fixed;                    /* of these into registered memory */
+	uint64_t page_cache;               /* of these without O_DIRECT */
+	uint64_t short_reads, retries;     /* continued after a part; after EAGAIN or EINTR */
 	unsigned in_flight, in_flight_max; /* reads, all drives together */
 };
 
@@ -158,7 +164,8 @@ void reader_wake(struct reader *r);
 /* Requests submitted and not yet returned by reap. */
 unsigned reader_pending(const struct reader *r);
 
-const char *reader_summary(const struct reader *r); /* what was decided and why, the line that reader_open logged */
+const char *reader_summary(
+	const struct reader *r); /* what was decided and why, the line that reader_open logged */
 enum reader_engine reader_engine_id(const struct reader *r);
 struct reader_stats reader_stats(const struct reader *r);
 unsigned reader_depth(const struct reader *r);
@@ -188,7 +195,8 @@ uint64_t reader_slice_step(uint64_t bytes, uint64_t slice);
  * the file's index, so any run can be checked without the rest. */
 void reader_null_fill(uint32_t file, uint64_t offset, void *dst, size_t n);
 
-enum reader_engine reader_engine_by_name(const char *name); /* "auto" "uring" "threads" "null"; else -1 cast */
+enum reader_engine reader_engine_by_name(
+	const char *name); /* "auto" "uring" "threads" "null"; else -1 cast */
 const char *reader_engine_name(enum reader_engine id);
 
 #endif

@@ -16,8 +16,8 @@ struct request {
 	uint64_t fail_at; /* lowest fault */
 	int code;         /* of that fault; 0: none */
 	unsigned in_flight;
-	bool queued;      /* in urgent or normal */
-	bool live;        /* submitted, not finished */
+	bool queued; /* in urgent or normal */
+	bool live;   /* submitted, not finished */
 	bool cancelled;
 	struct request *before, *after; /* in a queue; `after` also in free and done lists */
 };

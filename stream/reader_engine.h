@@ -16,24 +16,24 @@
 /* One read. Fields above the line are set by reader.c before start and constant until reader_op_done; `link` and
  * `engine_word` belong to the engine between the two. */
 struct reader_op {
-	int fd;              /* for the plain calls */
-	int fd_index;        /* the same file in the list that open got */
+	int fd;       /* for the plain calls */
+	int fd_index; /* the same file in the list that open got */
 	uint32_t lane;
-	uint32_t bytes;      /* still to read */
-	uint64_t offset;     /* where in the file */
+	uint32_t bytes;  /* still to read */
+	uint64_t offset; /* where in the file */
 	unsigned char *dst;
-	uint32_t file;       /* index of the file as the caller knows it */
-	bool fixed;          /* set by the engine: registered memory was used */
+	uint32_t file; /* index of the file as the caller knows it */
+	bool fixed;    /* set by the engine: registered memory was used */
 	/* ---- */
 	struct reader_op *link;
 	uint64_t engine_word;
 
 	/* reader.c only */
 	struct request *rq;
-	uint64_t at;         /* offset of the slice inside its request */
-	uint32_t done;       /* bytes of the slice that have arrived */
-	uint32_t slice;      /* bytes of the slice */
-	uint32_t handle;     /* which copy of the file */
+	uint64_t at;     /* offset of the slice inside its request */
+	uint32_t done;   /* bytes of the slice that have arrived */
+	uint32_t slice;  /* bytes of the slice */
+	uint32_t handle; /* which copy of the file */
 	bool direct;
 	unsigned tries;
 	uint64_t not_before_ns;

@@ -150,7 +150,8 @@ int reader_files_open(struct reader_files *t, const struct reader_file *files, u
 		if (!code && files[i].replica_of) {
 			unsigned first = files[i].replica_of - 1;
 			if (first >= i || files[first].replica_of)
-				code = err_set(e, ERR_USAGE, "%s: a copy must name an earlier file that is no copy itself", h->path);
+				code = err_set(
+					e, ERR_USAGE, "%s: a copy must name an earlier file that is no copy itself", h->path);
 			else if (t->h[first].size != h->size)
 				code = err_set(e, ERR_INPUT, "%s: %llu bytes, but its copy %s has %llu", h->path,
 					(unsigned long long)h->size, t->h[first].path, (unsigned long long)t->h[first].size);

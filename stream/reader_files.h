@@ -10,9 +10,9 @@
 
 struct reader_handle {
 	char *path;
-	int fd;                /* through the page cache; -1: synthetic */
-	int fd_direct;         /* -1: none */
-	bool refused;          /* a direct read was answered with EINVAL: fd_direct is not used any more */
+	int fd;        /* through the page cache; -1: synthetic */
+	int fd_direct; /* -1: none */
+	bool refused;  /* a direct read was answered with EINVAL: fd_direct is not used any more */
 	uint64_t size;
 	uint32_t lane;
 	uint32_t offset_align; /* 1 without O_DIRECT */
@@ -24,7 +24,8 @@ struct reader_files {
 	struct reader_handle *h;
 	unsigned n, n_lanes;
 	unsigned n_direct;
-	char why_buffered[256]; /* why the first file without O_DIRECT has none; empty: all have it or none was asked for */
+	char why_buffered
+		[256]; /* why the first file without O_DIRECT has none; empty: all have it or none was asked for */
 };
 
 int reader_files_open(struct reader_files *t, const struct reader_file *files, unsigned n, bool direct,

@@ -104,7 +104,7 @@ static void op_start(struct reader *r, struct reader_op *op)
 	op->bytes = op->slice - op->done;
 	op->dst = (unsigned char *)op->rq->q.dst + op->at + op->done;
 	op->direct = h->fd_direct >= 0 && !h->refused && !((op->offset | op->bytes) & (h->offset_align - 1)) &&
-		!((uintptr_t)op->dst & (h->memory_align - 1));
+				 !((uintptr_t)op->dst & (h->memory_align - 1));
 	op->fd = op->direct ? h->fd_direct : h->fd;
 	op->fd_index = (int)(2 * op->handle + op->direct);
 	op->fixed = false;
@@ -179,8 +179,9 @@ void reader_op_done(void *owner, struct reader_op *op, int res)
 		op_retry(r, op, res);
 	else if (res == -EINVAL && op->direct) {
 		if (!h->refused)
-			log_warn("reader: %s: O_DIRECT read refused at offset %llu (Invalid argument); reading it through the "
-					 "page cache from here on",
+			log_warn(
+				"reader: %s: O_DIRECT read refused at offset %llu (Invalid argument); reading it through the "
+				"page cache from here on",
 				h->path, (unsigned long long)op->offset);
 		h->refused = true;
 		op_again(r, op, 0);
@@ -273,8 +274,8 @@ static int64_t dispatch(struct reader *r)
 int reader_submit(struct reader *r, const struct reader_request *q)
 {
 	uint64_t end;
-	if (!q->bytes || q->file >= r->files.n || !q->dst || q->need > q->bytes || !num_add(q->offset, q->bytes, &end) ||
-		end > INT64_MAX || (uintptr_t)q->dst + q->bytes < q->bytes)
+	if (!q->bytes || q->file >= r->files.n || !q->dst || q->need > q->bytes ||
+		!num_add(q->offset, q->bytes, &end) || end > INT64_MAX || (uintptr_t)q->dst + q->bytes < q->bytes)
 		return -EINVAL;
 	struct request *rq = r->free_requests;
 	if (!rq) {

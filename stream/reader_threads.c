@@ -26,21 +26,21 @@ struct op_list {
 };
 
 struct pool_lane {
-	struct pool *pool;    /* constant */
-	struct op_list todo;  /* guarded by pool->lock */
-	pthread_cond_t work;  /* todo got an op, or stop */
+	struct pool *pool;   /* constant */
+	struct op_list todo; /* guarded by pool->lock */
+	pthread_cond_t work; /* todo got an op, or stop */
 };
 
 struct pool {
-	void *owner;              /* constant */
+	void *owner;                           /* constant */
 	unsigned n_lanes, per_lane, n_threads; /* constant once open returned */
 	pthread_t *threads;
 	struct pool_lane *lanes;
 	pthread_mutex_t lock;
-	pthread_cond_t news;      /* done got an op, or woken */
-	struct op_list done;      /* guarded by lock */
-	bool woken;               /* guarded by lock */
-	bool stop;                /* guarded by lock */
+	pthread_cond_t news; /* done got an op, or woken */
+	struct op_list done; /* guarded by lock */
+	bool woken;          /* guarded by lock */
+	bool stop;           /* guarded by lock */
 };
 
 static void list_push(struct op_list *l, struct reader_op *op)
@@ -138,7 +138,8 @@ static int threads_open(const struct reader_setup *s, void **state, char *why, s
 	}
 	pthread_attr_destroy(&small);
 	if (code) {
-		snprintf(why, why_bytes, "thread %u of %u: %s", p->n_threads + 1, p->n_lanes * p->per_lane, err_name(-code));
+		snprintf(why, why_bytes, "thread %u of %u: %s", p->n_threads + 1, p->n_lanes * p->per_lane,
+			err_name(-code));
 		threads_close(p);
 		return -code;
 	}

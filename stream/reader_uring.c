@@ -62,7 +62,7 @@ struct uring {
 	unsigned n;
 	struct ring *rings;
 	int poke;
-	bool enabled;      /* by the owner, at its first call */
+	bool enabled; /* by the owner, at its first call */
 	bool poke_armed;
 	bool files_registered;
 	bool memory_on_rings; /* something is registered */
@@ -100,7 +100,8 @@ static int make_ring(struct uring *u, struct ring *g, unsigned entries)
 #ifdef IORING_SETUP_COOP_TASKRUN
 		IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG, /* 5.19 */
 #endif
-		0};
+		0
+	};
 	int code = -EINVAL;
 	for (unsigned i = 0; i < ARRAY_LEN(sets) && code == -EINVAL; i++) {
 		struct io_uring_params p = {.flags = sets[i] | IORING_SETUP_R_DISABLED | IORING_SETUP_CLAMP};
@@ -183,7 +184,8 @@ static void uring_describe(void *state, char *text, size_t bytes)
 static void enable(struct uring *u)
 {
 	for (unsigned i = 0; i < u->n; i++) {
-		if (syscall(SYS_io_uring_register, u->rings[i].ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) < 0)
+		if (syscall(SYS_io_uring_register, u->rings[i].ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) <
+			0)
 			bug("io_uring: a new ring cannot be enabled: %s", err_name(-errno));
 	}
 	u->enabled = true;
@@ -337,7 +339,8 @@ static void uring_wake(void *state)
 {
 	struct uring *u = state;
 	uint64_t one = 1;
-	ssize_t n = write(u->poke, &one, sizeof one); /* EAGAIN: the counter is full, so the owner is awake anyway */
+	ssize_t n =
+		write(u->poke, &one, sizeof one); /* EAGAIN: the counter is full, so the owner is awake anyway */
 	(void)n;
 }
 
@@ -361,7 +364,8 @@ static int uring_memory(void *state, const struct reader_memory *m, unsigned n, 
 	u->n_pieces = 0;
 	for (unsigned i = 0; i < n; i++) {
 		for (size_t at = 0; at < m[i].bytes; at += PIECE_MAX)
-			u->pieces[u->n_pieces++] = (struct iovec){m[i].base + at, MIN(m[i].bytes - at, (size_t)PIECE_MAX)};
+			u->pieces[u->n_pieces++] =
+				(struct iovec){m[i].base + at, MIN(m[i].bytes - at, (size_t)PIECE_MAX)};
 	}
 	for (unsigned i = 0; i < u->n; i++) {
 		int code = io_uring_register_buffers(&u->rings[i].ring, u->pieces, u->n_pieces);

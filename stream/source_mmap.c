@@ -15,7 +15,7 @@ struct source_mmap {
 	int n_layers;
 	struct expert_tensors *layers;
 	/* Copies on the card only: */
-	struct backend *backend; /* NULL: the mapped file is used */
+	struct backend *backend;     /* NULL: the mapped file is used */
 	struct gguf_tensor *tensors; /* [n_layers * 3] */
 	void *arena;
 	size_t arena_bytes;
@@ -92,7 +92,8 @@ struct expert_source *source_mmap_open(const struct expert_tensors *layers, int 
 }
 
 /* The next tensor's place in the arena; with a NULL arena it only adds up. */
-static const struct gguf_tensor *place(struct source_mmap *m, size_t i, const struct gguf_tensor *from, size_t *used)
+static const struct gguf_tensor *place(
+	struct source_mmap *m, size_t i, const struct gguf_tensor *from, size_t *used)
 {
 	if (!from)
 		return NULL;
@@ -106,8 +107,8 @@ static const struct gguf_tensor *place(struct source_mmap *m, size_t i, const st
 	return to;
 }
 
-int source_device_open(const struct expert_tensors *layers, int n_layers, struct backend *b, struct expert_source **out,
-	struct err *e)
+int source_device_open(const struct expert_tensors *layers, int n_layers, struct backend *b,
+	struct expert_source **out, struct err *e)
 {
 	*out = NULL;
 	struct source_mmap *m = (struct source_mmap *)source_mmap_open(layers, n_layers);

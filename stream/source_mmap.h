@@ -17,7 +17,7 @@ struct expert_source *source_mmap_open(const struct expert_tensors *layers, int 
 
 /* The same with all tensors copied to the backend's device memory, which must outlive the source. ERR_MEMORY when they do not
  * fit. Reads every expert once. */
-int source_device_open(const struct expert_tensors *layers, int n_layers, struct backend *b, struct expert_source **out,
-	struct err *e);
+int source_device_open(const struct expert_tensors *layers, int n_layers, struct backend *b,
+	struct expert_source **out, struct err *e);
 
 #endif

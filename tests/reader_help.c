@@ -53,8 +53,8 @@ bool all_bytes(const unsigned char *p, uint64_t n, unsigned char b)
 	return true;
 }
 
-struct reader *open_variant(const struct variant *v, const struct reader_file *files, unsigned n,
-	struct reader_options o)
+struct reader *open_variant(
+	const struct variant *v, const struct reader_file *files, unsigned n, struct reader_options o)
 {
 	struct reader *r;
 	struct err e = {0};
@@ -128,8 +128,8 @@ void check_random_reads(struct reader *r, uint64_t seed, unsigned total)
 					(unsigned long long)c[i].bytes);
 			unsigned char *d = q->dst, *place = arena + k * PLACE;
 			if (!formula_at(q->file, q->offset, d, q->bytes))
-				fail_msg("seed %llu: wrong bytes: file %u offset %llu bytes %llu", (unsigned long long)seed, q->file,
-					(unsigned long long)q->offset, (unsigned long long)q->bytes);
+				fail_msg("seed %llu: wrong bytes: file %u offset %llu bytes %llu", (unsigned long long)seed,
+					q->file, (unsigned long long)q->offset, (unsigned long long)q->bytes);
 			assert_true(all_bytes(place, (uint64_t)(d - place), GUARD));
 			assert_true(all_bytes(d + q->bytes, (uint64_t)(place + PLACE - d) - q->bytes, GUARD));
 			memset(place, GUARD, PLACE);

@@ -24,7 +24,8 @@
 #define KIB 1024u
 #define MIB (1024u * KIB)
 
-static struct extent_table *new_table(uint32_t n_layers, uint32_t n_experts, const struct extent_file *f, uint32_t n)
+static struct extent_table *new_table(
+	uint32_t n_layers, uint32_t n_experts, const struct extent_file *f, uint32_t n)
 {
 	struct extent_table *t;
 	struct err e = {0};
@@ -43,7 +44,8 @@ static void set(struct extent_table *t, uint32_t layer, enum extent_part part, u
 }
 
 #define assert_read(r, f, o, b, nd, d)                                                                       \
-	assert_true((r).file == (f) && (r).offset == (o) && (r).bytes == (b) && (r).need == (nd) && (r).dst_offset == (d))
+	assert_true((r).file == (f) && (r).offset == (o) && (r).bytes == (b) && (r).need == (nd) &&              \
+				(r).dst_offset == (d))
 
 /* GLM-5.2's Q2_K experts, 4096-aligned: three reads without waste, payloads at the start of each. */
 static void test_aligned(void **state)
@@ -68,12 +70,13 @@ static void test_aligned(void **state)
 	struct extent_read s[16];
 	assert_int_equal(extent_split(&p, MIB, s, 16), 12); /* 4,128,768 bytes: 4 slices of 252 pages each */
 	assert_read(s[0], 0, p.reads[0].offset, 252u * 4096, 252u * 4096, 0);
-	assert_read(s[11], 0, p.reads[2].offset + 3 * 252 * 4096, 252u * 4096, 252u * 4096, 3 * matrix - 252 * 4096);
+	assert_read(
+		s[11], 0, p.reads[2].offset + 3 * 252 * 4096, 252u * 4096, 252u * 4096, 3 * matrix - 252 * 4096);
 	assert_int_equal(extent_split(&p, MIB, s, 11), -ENOSPC);
 	assert_true(extent_slices_max(t, MIB) >= 12 && extent_slices_max(t, MIB) <= 15);
 	struct extent_totals a = extent_totals(t);
 	assert_true(a.layers == 1 && a.experts == 256 && a.reads == 768 && a.payload_bytes == 3 * tensor &&
-		a.overhead == 1 && a.expert_bytes_min == 3 * matrix && a.expert_bytes_max == 3 * matrix);
+				a.overhead == 1 && a.expert_bytes_min == 3 * matrix && a.expert_bytes_max == 3 * matrix);
 	assert_int_equal(extent_plan(t, 4, 0, &p), -EINVAL);
 	assert_int_equal(extent_plan(t, 79, 0, &p), -EINVAL);
 	assert_int_equal(extent_plan(t, 3, 256, &p), -EINVAL);
@@ -148,8 +151,8 @@ static void test_rounding_and_merging(void **state)
 	extent_table_free(t);
 }
 
-static void check_plan(const struct extent_table *t, const struct extent_file *f, uint32_t layer, uint32_t expert,
-	uint64_t slice, unsigned char *slot)
+static void check_plan(const struct extent_table *t, const struct extent_file *f, uint32_t layer,
+	uint32_t expert, uint64_t slice, unsigned char *slot)
 {
 	struct extent_plan p;
 	assert_int_equal(extent_plan(t, layer, expert, &p), 0);
@@ -163,12 +166,14 @@ static void check_plan(const struct extent_table *t, const struct extent_file *f
 	for (int i = 0; i < n; i++) {
 		const struct extent_file *g = &f[s[i].file];
 		assert_true(s[i].need > 0 && s[i].need <= s[i].bytes && s[i].offset + s[i].need <= g->size);
-		assert_true(!((s[i].offset | s[i].bytes) & (g->align - 1)) && !(s[i].dst_offset & (g->memory_align - 1)));
+		assert_true(
+			!((s[i].offset | s[i].bytes) & (g->align - 1)) && !(s[i].dst_offset & (g->memory_align - 1)));
 		assert_true(s[i].dst_offset + s[i].bytes <= p.dst_bytes);
 		if (i)
 			assert_true(s[i].dst_offset >= s[i - 1].dst_offset + s[i - 1].bytes);
 		/* a read may end early at the end of the file, after `need` bytes */
-		reader_null_fill(s[i].file, s[i].offset, slot + s[i].dst_offset, MIN(s[i].bytes, g->size - s[i].offset));
+		reader_null_fill(
+			s[i].file, s[i].offset, slot + s[i].dst_offset, MIN(s[i].bytes, g->size - s[i].offset));
 	}
 	for (unsigned i = 0; i < p.n_reads; i++)
 		read_sum += p.reads[i].bytes;
@@ -217,7 +222,8 @@ static void test_random_tables(void **state)
 					bytes = unit;
 				uint64_t spare = f[file].size - bytes * n_experts;
 				uint64_t offset = rng_below(&g, 4) ? rng_below(&g, (uint32_t)spare + 1) : spare;
-				set(t, layer, (enum extent_part)p, file, num_align_down(offset, unit == 1 ? 1 : 32), bytes * n_experts);
+				set(t, layer, (enum extent_part)p, file, num_align_down(offset, unit == 1 ? 1 : 32),
+					bytes * n_experts);
 			}
 		}
 		uint64_t slice = READER_SLICE_MIN << rng_below(&g, 4), payload = 0, reads = 0, experts = 0;
@@ -275,7 +281,8 @@ static void test_hostile_sizes(void **state)
 	};
 	for (unsigned i = 0; i < ARRAY_LEN(cases); i++) {
 		e = (struct err){0};
-		assert_int_equal(extent_table_set(t, cases[i].layer, (enum extent_part)cases[i].part, &cases[i].x, &e), ERR_INPUT);
+		assert_int_equal(
+			extent_table_set(t, cases[i].layer, (enum extent_part)cases[i].part, &cases[i].x, &e), ERR_INPUT);
 		assert_true(e.text[0]);
 	}
 	assert_false(extent_has_layer(t, 0));
@@ -386,7 +393,8 @@ static void test_gguf_to_slot(void **state)
 		const struct extent_tensor *x = extent_tensor(t, 3, EXTENT_DOWN);
 		assert_true(x->n_in == 1000 && x->n_out == 7 && x->type == DTYPE_F32);
 		struct extent_totals s = extent_totals(t);
-		assert_true(s.layers == 2 && s.experts == 10 && s.payload_bytes == 5ull * 4 * (3 * 2400 + 7000 + 2 * 6993));
+		assert_true(
+			s.layers == 2 && s.experts == 10 && s.payload_bytes == 5ull * 4 * (3 * 2400 + 7000 + 2 * 6993));
 		assert_true(buffered ? s.overhead == 1 : s.overhead >= 1);
 		for (uint32_t layer = 1; layer <= 3; layer += 2) {
 			uint64_t room = extent_slot_bytes(t, layer);
@@ -409,8 +417,8 @@ static void test_gguf_to_slot(void **state)
 				}
 				for (unsigned k = 0; k < EXTENT_PARTS; k++) {
 					x = extent_tensor(t, layer, (enum extent_part)k);
-					assert_memory_equal(slot + p.parts[k].dst_offset, b.data + x->offset + expert * (x->bytes / 5),
-						x->bytes / 5);
+					assert_memory_equal(slot + p.parts[k].dst_offset,
+						b.data + x->offset + expert * (x->bytes / 5), x->bytes / 5);
 				}
 			}
 			free(slot);
@@ -445,8 +453,10 @@ static void test_gguf_refused(void **state)
 		{{{"output.weight", 2, {8, 11}}}, "no expert tensors"},
 		{{{"blk.3.ffn_gate_exps.weight", 3, {8, 4, 5}}, {"blk.3.ffn_down_exps.weight", 3, {8, 4, 5}}},
 			"blk.3.ffn_up_exps.weight is missing"},
-		{{{"blk.3.ffn_gate_exps.weight", 3, {8, 4, 5}}, {"blk.3.ffn_up_exps.weight", 3, {8, 4, 6}}}, "6 experts"},
-		{{{"blk.0.ffn_gate_exps.weight", 3, {8, 4, 5}}, {"blk.00.ffn_gate_exps.weight", 3, {8, 4, 5}}}, "second"},
+		{{{"blk.3.ffn_gate_exps.weight", 3, {8, 4, 5}}, {"blk.3.ffn_up_exps.weight", 3, {8, 4, 6}}},
+			"6 experts"},
+		{{{"blk.0.ffn_gate_exps.weight", 3, {8, 4, 5}}, {"blk.00.ffn_gate_exps.weight", 3, {8, 4, 5}}},
+			"second"},
 		{{{"blk.5000.ffn_gate_exps.weight", 3, {8, 4, 5}}}, "more than 4096 layers"},
 		{{{"blk.1.ffn_gate_exps.weight", 3, {1, 1, 70000}}}, "70000 experts"},
 		{{{"blk.99999999999.ffn_gate_exps.weight", 3, {8, 4, 5}}}, "no expert tensors"},

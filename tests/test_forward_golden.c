@@ -27,7 +27,8 @@ static const char *model_path = "tools/pocket/pocket.gguf";
 static const char *golden_prefix = "tests/data/pocket_golden";
 static const char *backend = "cpu";
 /* on the CPU; a card adds up in another order */
-static double max_logit_difference = 3e-4, min_cosine = 0.999999, max_resid_difference = 1e-4, max_router_share = 0;
+static double max_logit_difference = 3e-4, min_cosine = 0.999999, max_resid_difference = 1e-4,
+			  max_router_share = 0;
 
 static struct engine *engine;
 static struct safetensors *golden;

@@ -373,7 +373,8 @@ static void test_close_in_flight(void **state)
  * always wrong. */
 static void hinted_tokens(struct expert_source *s, int n_tokens, bool right)
 {
-	int first = (int)config.n_dense, n_layers = (int)config.n_layers, k = (int)config.n_used, n = (int)config.n_experts;
+	int first = (int)config.n_dense, n_layers = (int)config.n_layers, k = (int)config.n_used,
+		n = (int)config.n_experts;
 	struct expert_ref refs[CONFIG_MAX_USED];
 	int32_t ids[CONFIG_MAX_USED];
 	for (int t = 0; t < n_tokens; t++) {
@@ -401,8 +402,9 @@ static void test_throttle(void **state)
 	assert_true(loader_hint_share(s) == 1);
 	hinted_tokens(s, 120, false);
 	struct cache_stats wrong = loader_cache_stats(s);
-	print_message("wrong hints: %llu prefetched, %llu used, share %.3f\n", (unsigned long long)wrong.prefetch_inserted,
-		(unsigned long long)wrong.prefetch_used, loader_hint_share(s));
+	print_message("wrong hints: %llu prefetched, %llu used, share %.3f\n",
+		(unsigned long long)wrong.prefetch_inserted, (unsigned long long)wrong.prefetch_used,
+		loader_hint_share(s));
 	assert_true(wrong.prefetch_inserted > 0);
 	assert_true(loader_hint_share(s) < 0.5); /* it does not pay: less of each hint is taken */
 	hinted_tokens(s, 200, true);

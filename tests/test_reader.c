@@ -30,7 +30,8 @@ static void test_random_reads(void **state)
 {
 	static const unsigned depths[] = {1, 3, 16}, slices[] = {4 * KIB, 60 * KIB, 1 * MIB};
 	for (unsigned i = 0; i < 3; i++) {
-		struct reader *r = open_ab(*state, (struct reader_options){.depth = depths[i], .slice_bytes = slices[i]});
+		struct reader *r =
+			open_ab(*state, (struct reader_options){.depth = depths[i], .slice_bytes = slices[i]});
 		check_random_reads(r, 100 + i, 150);
 		struct reader_stats s = reader_stats(r);
 		assert_true(s.requests == 150 && s.completed == 150 && !s.failed && !s.cancelled && !s.in_flight);
@@ -51,9 +52,9 @@ static void test_end_of_file(void **state)
 		{FILE_B - 100, 101, 0, READER_EOF, 100},
 		{FILE_B, 1, 0, READER_EOF, 0},
 		{FILE_B + 5000, 4096, 0, READER_EOF, 0},
-		{1 * MIB, 4096, 777, 0, 777},          /* the O_DIRECT tail: only 777 bytes are there and wanted */
+		{1 * MIB, 4096, 777, 0, 777}, /* the O_DIRECT tail: only 777 bytes are there and wanted */
 		{1 * MIB, 4096, 778, READER_EOF, 777},
-		{0, 2 * MIB, 0, READER_EOF, FILE_B},   /* several slices, some of them wholly behind the end */
+		{0, 2 * MIB, 0, READER_EOF, FILE_B}, /* several slices, some of them wholly behind the end */
 		{0, 2 * MIB, FILE_B, 0, FILE_B},
 		{512 * KIB, 1 * MIB, 100, 0, FILE_B - 512 * KIB},
 		{(1ull << 40), 4096, 0, READER_EOF, 0},
@@ -61,7 +62,11 @@ static void test_end_of_file(void **state)
 	for (unsigned i = 0; i < ARRAY_LEN(cases); i++) {
 		memset(arena, GUARD, 2 * MIB + 4096);
 		struct reader_completion c = read_one(r, (struct reader_request){.file = 1,
-			.offset = cases[i].offset, .bytes = cases[i].bytes, .need = cases[i].need, .dst = arena, .tag = i});
+													 .offset = cases[i].offset,
+													 .bytes = cases[i].bytes,
+													 .need = cases[i].need,
+													 .dst = arena,
+													 .tag = i});
 		if (c.code != cases[i].code || c.bytes != cases[i].got)
 			fail_msg("case %u: code %d, %llu bytes", i, c.code, (unsigned long long)c.bytes);
 		assert_true(formula_at(1, cases[i].offset, arena, c.bytes));
@@ -127,7 +132,8 @@ static void test_cancel(void **state)
 		unsigned seen[16] = {0}, n_cancelled = 0;
 		memset(arena, GUARD, 16 * 256 * KIB);
 		for (unsigned i = 0; i < 16; i++) {
-			struct reader_request q = {.offset = i * 4096, .bytes = 256 * KIB, .dst = arena + i * 256 * KIB, .tag = i};
+			struct reader_request q = {
+				.offset = i * 4096, .bytes = 256 * KIB, .dst = arena + i * 256 * KIB, .tag = i};
 			assert_int_equal(reader_submit(r, &q), 0);
 		}
 		if (round % 3)
@@ -159,7 +165,8 @@ static void test_cancel(void **state)
 		assert_int_equal(n_cancelled, hit);
 		for (unsigned i = 0; i < 16; i++) {
 			if (i == 7 || round % 2)
-				assert_true(arena[i * 256 * KIB] == GUARD || formula_at(0, i * 4096, arena + i * 256 * KIB, 8));
+				assert_true(
+					arena[i * 256 * KIB] == GUARD || formula_at(0, i * 4096, arena + i * 256 * KIB, 8));
 		}
 	}
 	reader_close(r);
@@ -210,7 +217,8 @@ static void test_many_files(void **state)
 		assert_int_equal(reader_file_drive(r, i), i % 5);
 		assert_true(reader_file_size(r, i) == 5000 + i);
 		assert_string_equal(reader_file_path(r, i), help_small[i]);
-		struct reader_request q = {.file = i, .bytes = 8192, .need = 5000 + i, .dst = arena + i * 8192, .tag = i};
+		struct reader_request q = {
+			.file = i, .bytes = 8192, .need = 5000 + i, .dst = arena + i * 8192, .tag = i};
 		assert_int_equal(reader_submit(r, &q), 0);
 	}
 	for (unsigned got = 0; got < N_SMALL;) {
@@ -237,7 +245,8 @@ static void test_replicas(void **state)
 {
 	struct reader_file f[] = {{.path = help_a, .drive = 1}, {.path = help_b, .drive = 1},
 		{.path = help_copy, .drive = 2, .replica_of = 1}};
-	struct reader *r = open_variant(*state, f, 3, (struct reader_options){.depth = 4, .slice_bytes = 64 * KIB});
+	struct reader *r =
+		open_variant(*state, f, 3, (struct reader_options){.depth = 4, .slice_bytes = 64 * KIB});
 	assert_int_equal(reader_n_drives(r), 2);
 	for (unsigned i = 0; i < 20; i++) {
 		memset(arena, GUARD, FILE_A);
@@ -348,8 +357,9 @@ static void test_registered(void **state)
 	assert_int_equal(reader_register(r, arena + 7 * MIB, MIB), -EBUSY);
 	struct reader_completion c;
 	assert_int_equal(reader_reap(r, &c, 1, 1, -1), 1);
-	assert_int_equal(reader_register(r, (void *)(uintptr_t)4096, 4096), 1); /* no memory there: refused, the others stay */
-	check_random_reads(r, 9, 150); /* in, between and across the ranges */
+	assert_int_equal(
+		reader_register(r, (void *)(uintptr_t)4096, 4096), 1); /* no memory there: refused, the others stay */
+	check_random_reads(r, 9, 150);                             /* in, between and across the ranges */
 	struct reader_stats s = reader_stats(r);
 	if (first == 0 && second == 0)
 		assert_true(s.fixed > 0 && s.fixed < s.reads);
@@ -382,8 +392,7 @@ static void test_eio(void **state)
 {
 	struct reader_file f[] = {{.path = "/proc/self/mem"}, {.path = help_b}};
 	struct reader *r = open_variant(*state, f, 2, (struct reader_options){.slice_bytes = 64 * KIB});
-	struct reader_completion c =
-		read_one(r, (struct reader_request){.bytes = 3000, .dst = arena, .tag = 5});
+	struct reader_completion c = read_one(r, (struct reader_request){.bytes = 3000, .dst = arena, .tag = 5});
 	assert_int_equal(c.code, -EIO);
 	assert_true(c.bytes == 0);
 	struct err e = {0};
@@ -470,9 +479,10 @@ int main(void)
 		struct CMUnitTest suite[ARRAY_LEN(table)];
 		char names[ARRAY_LEN(table)][64];
 		for (unsigned i = 0; i < ARRAY_LEN(table); i++) {
-			snprintf(names[i], sizeof names[i], "%s %s %s", table[i].name, reader_engine_name(variants[v].engine),
-				variants[v].buffered ? "buffered" : "direct");
-			suite[i] = (struct CMUnitTest){.name = names[i], .test_func = table[i].fn, .initial_state = &variants[v]};
+			snprintf(names[i], sizeof names[i], "%s %s %s", table[i].name,
+				reader_engine_name(variants[v].engine), variants[v].buffered ? "buffered" : "direct");
+			suite[i] = (struct CMUnitTest){
+				.name = names[i], .test_func = table[i].fn, .initial_state = &variants[v]};
 		}
 		failed += cmocka_run_group_tests(suite, NULL, NULL);
 	}

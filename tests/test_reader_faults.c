@@ -41,8 +41,12 @@ static void test_short_and_again(void **state)
 {
 	(void)state;
 	for (uint64_t seed = 1; seed <= 40; seed++) {
-		struct reader *r = open_faults((struct reader_faults){.seed = seed, .latency_max_us = 50,
-			.short_per_1024 = 512, .eagain_per_1024 = 256, .poison = true, .no_sleep = true},
+		struct reader *r = open_faults((struct reader_faults){.seed = seed,
+										   .latency_max_us = 50,
+										   .short_per_1024 = 512,
+										   .eagain_per_1024 = 256,
+										   .poison = true,
+										   .no_sleep = true},
 			(struct reader_options){.depth = 1 + (unsigned)seed % 9, .slice_bytes = 32 * KIB});
 		check_random_reads(r, seed, 100);
 		struct reader_stats s = reader_stats(r);
@@ -50,7 +54,8 @@ static void test_short_and_again(void **state)
 		reader_close(r);
 	}
 	/* never anything but EAGAIN: ends, with that error */
-	struct reader *r = open_faults((struct reader_faults){.eagain_per_1024 = 1024}, (struct reader_options){0});
+	struct reader *r =
+		open_faults((struct reader_faults){.eagain_per_1024 = 1024}, (struct reader_options){0});
 	struct reader_completion c = read_one(r, (struct reader_request){.bytes = 10, .dst = arena});
 	assert_true(c.code == -EAGAIN || c.code == -EINTR);
 	reader_close(r);
@@ -60,8 +65,8 @@ static void test_failing_reads(void **state)
 {
 	(void)state;
 	/* the third slice fails: two slices of good bytes */
-	struct reader *r = open_faults((struct reader_faults){.fail_read = 3},
-		(struct reader_options){.depth = 1, .slice_bytes = 64 * KIB});
+	struct reader *r = open_faults(
+		(struct reader_faults){.fail_read = 3}, (struct reader_options){.depth = 1, .slice_bytes = 64 * KIB});
 	struct reader_request q = {.bytes = 512 * KIB, .dst = arena, .tag = 1};
 	struct reader_completion c = read_one(r, q);
 	assert_int_equal(c.code, -EIO);
@@ -72,9 +77,16 @@ static void test_failing_reads(void **state)
 
 	/* a bad sector; the lowest fault counts and the bytes before it are there, in whatever order slices come */
 	for (uint64_t seed = 0; seed < 50; seed++) {
-		r = open_faults((struct reader_faults){.seed = seed, .latency_max_us = 100, .short_per_1024 = 300,
-			.fail_range = true, .fail_file = 1, .fail_offset = 300000, .fail_code = -ENOMEDIUM, .poison = true,
-			.no_sleep = true}, (struct reader_options){.depth = 8, .slice_bytes = 64 * KIB});
+		r = open_faults((struct reader_faults){.seed = seed,
+							.latency_max_us = 100,
+							.short_per_1024 = 300,
+							.fail_range = true,
+							.fail_file = 1,
+							.fail_offset = 300000,
+							.fail_code = -ENOMEDIUM,
+							.poison = true,
+							.no_sleep = true},
+			(struct reader_options){.depth = 8, .slice_bytes = 64 * KIB});
 		q = (struct reader_request){.file = 1, .bytes = FILE_B + 10, .dst = arena, .tag = 1};
 		memset(arena, 0, FILE_B + 10);
 		c = read_one(r, q);
@@ -120,7 +132,8 @@ static void test_hung_read(void **state)
 	p.tag = 2;
 	p.dst = arena + 4096;
 	/* for good: others pass it, a cancel ends it */
-	struct reader *r = open_faults((struct reader_faults){.hang_read = 1, .poison = true}, (struct reader_options){0});
+	struct reader *r =
+		open_faults((struct reader_faults){.hang_read = 1, .poison = true}, (struct reader_options){0});
 	assert_int_equal(reader_submit(r, &q), 0);
 	assert_int_equal(reader_submit(r, &p), 0);
 	assert_int_equal(reader_reap(r, c, 2, 4, 30), 1);
@@ -150,8 +163,9 @@ static void test_order(void **state)
 	(void)state;
 	uint64_t order[3][40];
 	for (unsigned k = 0; k < 3; k++) {
-		struct reader *r = open_faults((struct reader_faults){.seed = k / 2, .latency_max_us = 1000, .no_sleep = true},
-			(struct reader_options){.depth = 8});
+		struct reader *r =
+			open_faults((struct reader_faults){.seed = k / 2, .latency_max_us = 1000, .no_sleep = true},
+				(struct reader_options){.depth = 8});
 		for (unsigned i = 0; i < 40; i++) {
 			struct reader_request q = {.bytes = 100, .dst = arena + i * 100, .tag = i, .urgent = i == 30};
 			assert_int_equal(reader_submit(r, &q), 0);
@@ -166,8 +180,9 @@ static void test_order(void **state)
 	assert_memory_equal(order[0], order[1], sizeof order[0]);
 	assert_memory_not_equal(order[0], order[2], sizeof order[0]);
 
-	struct reader *r = open_faults((struct reader_faults){.latency_min_us = 1, .latency_max_us = 1, .no_sleep = true},
-		(struct reader_options){.depth = 1});
+	struct reader *r =
+		open_faults((struct reader_faults){.latency_min_us = 1, .latency_max_us = 1, .no_sleep = true},
+			(struct reader_options){.depth = 1});
 	struct reader_completion c[3];
 	for (unsigned i = 0; i < 3; i++) {
 		struct reader_request q = {.bytes = 100, .dst = arena + i * 100, .tag = i, .urgent = i > 0};
@@ -204,7 +219,8 @@ static void test_open_refuses(void **state)
 {
 	(void)state;
 	struct reader *r;
-	struct reader_file ok = {.path = help_a}, none = {.path = "/nonexistent/model.gguf"}, folder = {.path = "/"};
+	struct reader_file ok = {.path = help_a}, none = {.path = "/nonexistent/model.gguf"},
+					   folder = {.path = "/"};
 	struct err e = {0};
 	assert_int_equal(reader_open(&r, &none, 1, NULL, &e), ERR_INPUT);
 	assert_non_null(strstr(e.text, "/nonexistent/model.gguf"));
@@ -220,7 +236,7 @@ static void test_open_refuses(void **state)
 	}
 	for (unsigned i = 0; i < 4; i++)
 		assert_int_equal(reader_engine_by_name(reader_engine_name((enum reader_engine)i)), i);
-	assert_int_equal(reader_engine_by_name("fast"), (enum reader_engine)-1);
+	assert_int_equal(reader_engine_by_name("fast"), (enum reader_engine) - 1);
 }
 
 /* Runs fn in a child, which can give up rights that a test program needs back. Its exit status. */

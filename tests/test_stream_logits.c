@@ -121,7 +121,8 @@ static void test_every_setting(void **state)
 	static const char *const policies[] = {"lru", "lfu", "sieve"};
 	static const enum reader_engine engines[] = {READER_URING, READER_THREADS};
 	static const uint32_t chunks[] = {512, 32, 100, 1};
-	for (size_t i = 0; i < N_SETTINGS; i++) { /* settings that differ from one to the next in nearly everything */
+	for (size_t i = 0; i < N_SETTINGS;
+		 i++) { /* settings that differ from one to the next in nearly everything */
 		o = base_options();
 		o.cache_bytes = budget((double)(i % 5) / 4);
 		o.ram_bytes = i % 3 ? 0 : budget(0.3);

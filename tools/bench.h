@@ -39,7 +39,7 @@ struct bench {
 	size_t array_bytes; /* of each array of bench_copy; 0: four last-level caches, at most 640 MiB */
 	/* Limits, 0 until measured by bench_copy: */
 	double read_bytes_s, mac_s;
-	double device_bytes_s; /* bytes read and written by a copy on the card; measured by bench_ops */
+	double device_bytes_s;        /* bytes read and written by a copy on the card; measured by bench_ops */
 	struct bench_figure *figures; /* [n_figures] */
 	size_t n_figures;
 };

@@ -84,8 +84,7 @@ static int read_work(void *user, struct err *e)
 #endif
 #pragma omp parallel for schedule(static) reduction(+ : total)
 	for (size_t block = 0; block < x->n; block += READ_BLOCK)
-		total += sum(
-			(const line_t *)(const void *)(a + block), MIN((size_t)READ_BLOCK, x->n - block) / LINE);
+		total += sum((const line_t *)(const void *)(a + block), MIN((size_t)READ_BLOCK, x->n - block) / LINE);
 	x->sum = total;
 	return 0;
 }

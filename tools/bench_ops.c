@@ -56,7 +56,7 @@ struct op {
 	size_t cache_stride;
 	struct rope rope;
 	struct batch batch;
-	int32_t *places; /* host */
+	int32_t *places;   /* host */
 	size_t copy_bytes; /* of call_device_copy */
 };
 
@@ -339,14 +339,19 @@ static int measure(struct op *o, struct err *e, const char *detail)
 		return rc;
 	double calls = strcmp(o->backend->ops->name, "cpu") ? DEVICE_CALLS : 1;
 	bool cpu = calls == 1; /* the limits were measured there */
-	double byte_limit = cpu ? o->bench->read_bytes_s : o->bench->device_bytes_s, mac_limit = cpu ? o->bench->mac_s : 0;
+	double byte_limit = cpu ? o->bench->read_bytes_s : o->bench->device_bytes_s,
+		   mac_limit = cpu ? o->bench->mac_s : 0;
 	bool by_bytes = !o->macs || !mac_limit || o->bytes * mac_limit > o->macs * byte_limit;
 	if (!cpu)
 		by_bytes = o->rows == 1 || !o->macs;
 	bench_add(o->bench, "ops", by_bytes ? "GB/s" : "GMAC/s",
 		bench_rate(s, (by_bytes ? o->bytes : o->macs) * calls * 1e-9),
-		(by_bytes ? byte_limit : mac_limit) * 1e-9, !by_bytes ? "FMA" : cpu ? "read" : "copy", "%s %s%s%s, %d row%s",
-		o->shape->name, o->name, *detail ? " " : "", detail, o->rows, o->rows == 1 ? "" : "s");
+		(by_bytes ? byte_limit : mac_limit) * 1e-9,
+		!by_bytes ? "FMA"
+		: cpu     ? "read"
+				  : "copy",
+		"%s %s%s%s, %d row%s", o->shape->name, o->name, *detail ? " " : "", detail, o->rows,
+		o->rows == 1 ? "" : "s");
 	return 0;
 }
 
@@ -699,7 +704,9 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 		{MATMUL, "matmul", "q_b", DTYPE_Q8_0},
 		{MATMUL, "matmul", "o", DTYPE_Q8_0},
 		{MATMUL, "matmul", "gate+up", DTYPE_Q8_0},
-		{MATMUL, "matmul", "q_b", DTYPE_Q4_K}, {MATMUL, "matmul", "o", DTYPE_Q4_K}, {MATMUL, "matmul", "head", DTYPE_Q4_K},
+		{MATMUL, "matmul", "q_b", DTYPE_Q4_K},
+		{MATMUL, "matmul", "o", DTYPE_Q4_K},
+		{MATMUL, "matmul", "head", DTYPE_Q4_K},
 		{MATMUL, "matmul", "router", DTYPE_F32},
 		{MATMUL, "matmul", "head", DTYPE_Q8_0},
 		{STACKED_K, "stacked_matmul", "k_b", DTYPE_Q8_0},

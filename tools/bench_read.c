@@ -70,7 +70,8 @@ static int make_file(struct job *j, uint64_t bytes, struct err *e)
 		return err_errno(e, errno, "%s: test file", dir);
 	unlink(name);
 	snprintf(j->path, sizeof j->path, "/proc/%d/fd/%d", (int)getpid(), j->fd);
-	log_info("bench read: writing %.1f GB of random bytes to a file in %s (it has no name and is gone afterwards)",
+	log_info(
+		"bench read: writing %.1f GB of random bytes to a file in %s (it has no name and is gone afterwards)",
 		(double)bytes / 1e9, dir);
 	int code = posix_fallocate(j->fd, 0, (off_t)bytes);
 	if (code)
@@ -106,8 +107,8 @@ static int open_file(struct job *j, struct err *e)
 		return err_set(e, ERR_INPUT, "%s: not a regular file", j->path);
 	j->file_bytes = (uint64_t)st.st_size;
 	if (j->file_bytes < j->slice)
-		return err_set(e, ERR_INPUT, "%s: %llu bytes, one read is %zu", j->path, (unsigned long long)j->file_bytes,
-			j->slice);
+		return err_set(e, ERR_INPUT, "%s: %llu bytes, one read is %zu", j->path,
+			(unsigned long long)j->file_bytes, j->slice);
 	return 0;
 }
 
@@ -139,7 +140,7 @@ static double cpu_seconds(void)
 	struct rusage u;
 	getrusage(RUSAGE_SELF, &u);
 	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
-		1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+		   1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
 /* Keeps `depth` requests of one slice going until all blocks were read; place k of the memory belongs to tag k. */
@@ -148,7 +149,9 @@ static int read_blocks(const struct job *j, struct reader *r, unsigned depth, st
 	uint64_t n = j->bytes / j->slice, sent = 0, done = 0;
 	struct reader_completion c[64];
 	for (; sent < MIN((uint64_t)depth, n); sent++) {
-		struct reader_request q = {.offset = j->blocks[sent] * (uint64_t)j->slice, .bytes = j->slice, .tag = sent,
+		struct reader_request q = {.offset = j->blocks[sent] * (uint64_t)j->slice,
+			.bytes = j->slice,
+			.tag = sent,
 			.dst = j->memory + sent * j->slice};
 		if (reader_submit(r, &q))
 			bug("bench read: busy at %llu requests", (unsigned long long)sent);
@@ -160,8 +163,10 @@ static int read_blocks(const struct job *j, struct reader *r, unsigned depth, st
 				return reader_completion_err(r, &c[i], e);
 			if (sent == n)
 				continue;
-			struct reader_request q = {.offset = j->blocks[sent] * (uint64_t)j->slice, .bytes = j->slice,
-				.tag = c[i].tag, .dst = j->memory + c[i].tag * j->slice};
+			struct reader_request q = {.offset = j->blocks[sent] * (uint64_t)j->slice,
+				.bytes = j->slice,
+				.tag = c[i].tag,
+				.dst = j->memory + c[i].tag * j->slice};
 			if (reader_submit(r, &q))
 				bug("bench read: busy");
 			sent++;
@@ -172,8 +177,8 @@ static int read_blocks(const struct job *j, struct reader *r, unsigned depth, st
 	return 0;
 }
 
-static int run_reader(const struct job *j, enum source source, bool direct, unsigned depth, struct sample *s,
-	struct err *e)
+static int run_reader(
+	const struct job *j, enum source source, bool direct, unsigned depth, struct sample *s, struct err *e)
 {
 	struct reader_file f = {.path = j->path};
 	struct reader_options o = {.engine = source == SOURCE_URING ? READER_URING : READER_THREADS,
@@ -276,9 +281,9 @@ static int run_fio(const struct job *j, bool direct, unsigned depth, struct samp
 	char *iodepth = mem_printf("--iodepth=%u", depth);
 	/* glibc then asks for huge pages for fio's buffers, as we do for ours */
 	char *pages = j->o->small_pages ? "FIO_PAGES=small" : "GLIBC_TUNABLES=glibc.malloc.hugetlb=1";
-	char *argv[] = {"env", pages, "fio", "--name=read", "--rw=randread", "--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1",
-		"--thread", "--readonly", "--allow_file_create=0", "--output-format=json", direct ? "--direct=1" : "--direct=0",
-		name, bs, size, io, iodepth, NULL};
+	char *argv[] = {"env", pages, "fio", "--name=read", "--rw=randread", "--ioengine=io_uring",
+		"--fixedbufs=1", "--registerfiles=1", "--thread", "--readonly", "--allow_file_create=0",
+		"--output-format=json", direct ? "--direct=1" : "--direct=0", name, bs, size, io, iodepth, NULL};
 	struct buf out = {0};
 	int status = 0;
 	int code = run_program(argv, &out, &status);
@@ -338,8 +343,12 @@ static int bench_depth(struct job *j, bool direct, unsigned depth,
 	for (unsigned k = 0; k < SOURCES; k++) {
 		if (!j->have[k])
 			continue;
-		struct bench_read_figure f = {.source = source_names[k], .direct = s[k].direct, .fixed = s[k].fixed,
-			.depth = depth, .slice_bytes = j->slice, .bytes = j->bytes};
+		struct bench_read_figure f = {.source = source_names[k],
+			.direct = s[k].direct,
+			.fixed = s[k].fixed,
+			.depth = depth,
+			.slice_bytes = j->slice,
+			.bytes = j->bytes};
 		f.gb_s = median(rate[k], j->repeats); /* sorts */
 		f.gb_s_low = rate[k][0];
 		f.gb_s_high = rate[k][j->repeats - 1];
@@ -355,8 +364,8 @@ char *bench_read_line(const struct bench_read_figure *f, char *text)
 {
 	int n = snprintf(text, BENCH_READ_LINE_MAX,
 		"%-7s %-8s depth %-3u %zu KiB: %.2f GB/s (%.2f .. %.2f), %.3f CPU s/GB", f->source,
-		f->direct ? "O_DIRECT" : "buffered", f->depth, f->slice_bytes >> 10, f->gb_s, f->gb_s_low, f->gb_s_high,
-		f->cpu_s_per_gb);
+		f->direct ? "O_DIRECT" : "buffered", f->depth, f->slice_bytes >> 10, f->gb_s, f->gb_s_low,
+		f->gb_s_high, f->cpu_s_per_gb);
 	if (f->share_of_fio > 0 && strcmp(f->source, "fio"))
 		n += snprintf(text + n, BENCH_READ_LINE_MAX - (size_t)n, ", %.1f %% of fio", 100 * f->share_of_fio);
 	if (f->cached > 0.001)
@@ -372,14 +381,15 @@ static int check_options(struct job *j, struct err *e)
 	j->slice = o->slice_bytes ? o->slice_bytes : READER_SLICE_DEFAULT;
 	j->repeats = o->repeats ? o->repeats : 3;
 	if (j->slice % 4096 || j->slice > READER_SLICE_MAX)
-		return err_set(e, ERR_USAGE, "bench read: reads of %zu bytes, expected a multiple of 4096 up to %u", j->slice,
-			READER_SLICE_MAX);
+		return err_set(e, ERR_USAGE, "bench read: reads of %zu bytes, expected a multiple of 4096 up to %u",
+			j->slice, READER_SLICE_MAX);
 	if (j->repeats > BENCH_READ_REPEATS_MAX || o->n_depths > BENCH_READ_DEPTHS_MAX)
 		return err_set(e, ERR_USAGE, "bench read: at most %u repeats and %u depths", BENCH_READ_REPEATS_MAX,
 			BENCH_READ_DEPTHS_MAX);
 	for (unsigned i = 0; i < o->n_depths; i++) {
 		if (!o->depths[i] || o->depths[i] > READER_DEPTH_MAX)
-			return err_set(e, ERR_USAGE, "bench read: depth %u, expected 1 to %u", o->depths[i], READER_DEPTH_MAX);
+			return err_set(
+				e, ERR_USAGE, "bench read: depth %u, expected 1 to %u", o->depths[i], READER_DEPTH_MAX);
 	}
 	return 0;
 }
@@ -415,8 +425,8 @@ static void choose_sources(struct job *j)
 	}
 }
 
-int bench_read(const struct bench_read_options *o, void (*report)(void *user, const struct bench_read_figure *f),
-	void *user, struct err *e)
+int bench_read(const struct bench_read_options *o,
+	void (*report)(void *user, const struct bench_read_figure *f), void *user, struct err *e)
 {
 	static const unsigned usual[] = {1, 4, 16, 32, 64};
 	const unsigned *depths = o->n_depths ? o->depths : usual;

@@ -30,6 +30,8 @@ HEAD = """/* SPDX-License-Identifier: MIT */
  * ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
  */
 #include "src/quant/iq_grids.h"
+
+/* clang-format off */
 """
 
 

@@ -23,7 +23,7 @@ void *mem_try_new(size_t n, size_t size);
 void *mem_try_map(size_t bytes);
 void mem_unmap(void *p, size_t bytes);
 
-#define NEW(type) ((type *)mem_new(1, sizeof(type)))
+#define NEW(type)          ((type *)mem_new(1, sizeof(type)))
 #define NEW_ARRAY(type, n) ((type *)mem_new((n), sizeof(type)))
 
 /* Bytes this process may still use: the least of MemAvailable and what its cgroup limits leave (cgroup v1 and v2);

@@ -25,8 +25,8 @@ struct plan {
 	bool mtp;
 	size_t resident, kv, workspace, available;
 	bool streaming;
-	bool on_card;   /* the backend cannot reach the mapped file */
-	size_t experts; /* bytes of all experts when they are copied to the card, else 0 */
+	bool on_card;                 /* the backend cannot reach the mapped file */
+	size_t experts;               /* bytes of all experts when they are copied to the card, else 0 */
 	struct loader_options loader; /* budgets as they will be used */
 	struct loader_plan tiers;
 };
@@ -231,7 +231,8 @@ static int streaming_backend(struct backend_options *bo, struct err *e)
 	if (!strcmp(bo->name, "cpu"))
 		return 0;
 	err_set(e, ERR_USAGE, "streaming experts (--cache-gb) with the %s backend is not built yet", bo->name);
-	return err_hint(e, "--backend cpu streams; without --cache-gb all experts are copied to the card, if they fit");
+	return err_hint(
+		e, "--backend cpu streams; without --cache-gb all experts are copied to the card, if they fit");
 }
 
 static size_t expert_bytes(const struct model_weights *w, uint32_t n_layers)
