@@ -15,6 +15,7 @@ static const struct arg_word backends[] = {{"auto", 0}, {"cuda", 1}, {"cpu", 2},
 
 static const struct arg_word sizes[] = {{"auto", -1}, {0}};
 _Static_assert(ENGINE_CACHE_AUTO == UINT64_MAX, "the word auto is -1");
+static const struct arg_word lookaheads[] = {{"auto", 1}, {0}}; /* one layer; it throttles itself where it does not pay */
 static const struct arg_word policies[] = {{"lru", 0}, {"lfu", 1}, {"sieve", 2}, {0}};
 static const struct arg_word readers[] = {
 	{"auto", READER_AUTO}, {"uring", READER_URING}, {"threads", READER_THREADS}, {0}};
@@ -81,8 +82,9 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.kind = ARG_INT,
 			.i32 = &c->lookahead,
 			.max = 64,
-			.value = "N",
-			.help = "fetch the experts of so many layers ahead; 0: off",
+			.words = lookaheads,
+			.value = "N|auto",
+			.help = "fetch the experts of so many layers ahead; 0: off, auto: 1",
 			.fallback = "0"},
 		{.name = "io",
 			.kind = ARG_CHOICE,
