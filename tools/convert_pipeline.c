@@ -22,8 +22,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#define BLOCK_VALUES  (1u << 20)  /* floats read at once, unless one row has more */
-#define JOURNAL_EVERY 1000000000u /* ns between entries */
+#define BLOCK_VALUES (1u << 20) /* floats read at once, unless one row has more */
+/* ns between entries: short at first, so that a short run can be resumed too, then doubling */
+#define JOURNAL_FIRST 100000000u
+#define JOURNAL_EVERY 1600000000u
 
 struct unit {
 	uint32_t tensor;
@@ -312,13 +314,13 @@ static int write_journal(struct state *s, uint32_t *ids, struct err *e)
 static void attend(struct state *s, struct progress *p)
 {
 	uint32_t *ids = NEW_ARRAY(uint32_t, s->job->plan->n_tensors);
-	uint64_t last = clock_ns();
+	uint64_t last = clock_ns(), every = JOURNAL_FIRST;
 	struct err e = {0};
 	bool over = false;
 	while (!over) {
 		struct timespec until;
 		clock_gettime(CLOCK_REALTIME, &until);
-		until.tv_nsec += 200000000;
+		until.tv_nsec += 100000000;
 		if (until.tv_nsec >= 1000000000) {
 			until.tv_nsec -= 1000000000;
 			until.tv_sec++;
@@ -330,9 +332,10 @@ static void attend(struct state *s, struct progress *p)
 		uint64_t bytes = s->bytes_done;
 		pthread_mutex_unlock(&s->lock);
 		show_progress(p, bytes, over);
-		if (over || clock_ns() - last > JOURNAL_EVERY) {
+		if (over || clock_ns() - last > every) {
 			int code = write_journal(s, ids, &e);
 			last = clock_ns();
+			every = MIN(2 * every, JOURNAL_EVERY);
 			pthread_mutex_lock(&s->lock);
 			if (code && !s->code) {
 				s->code = code;
