@@ -154,6 +154,7 @@ def messages():
     check("with all its lines", b"taken back: Define tree.\nplease" in shown, shown)
     shown = c.line(b"/read /no/such/file", b"/no/such/file: No such file")
     check("/read names a file that is missing", b"glmstream: /no/such/file" in shown, shown)
+    c.quiet()  # the prompt is there: a key typed before it would still meet the terminal's line mode
     c.keys(b"\x04")
     check("Ctrl+D on an empty line leaves", c.status() == 0, c.raw)
 
