@@ -210,6 +210,7 @@ def interrupts():
     c.keys(b"/stats\r")
     shown = c.wait_for(b"in all:", at)
     check("what is typed during an answer comes next", b"in all:" in shown, shown)
+    c.quiet()
     c.keys(b"\x04")
     check("it leaves with status 0", c.status() == 0, c.raw)
 
