@@ -15,7 +15,8 @@ static const struct arg_word backends[] = {{"auto", 0}, {"cuda", 1}, {"cpu", 2},
 
 static const struct arg_word sizes[] = {{"auto", -1}, {0}};
 _Static_assert(ENGINE_CACHE_AUTO == UINT64_MAX, "the word auto is -1");
-static const struct arg_word lookaheads[] = {{"auto", 1}, {0}}; /* one layer; it throttles itself where it does not pay */
+static const struct arg_word lookaheads[] = {
+	{"auto", 1}, {0}}; /* one layer; it throttles itself where it does not pay */
 static const struct arg_word policies[] = {{"lru", 0}, {"lfu", 1}, {"sieve", 2}, {0}};
 static const struct arg_word readers[] = {
 	{"auto", READER_AUTO}, {"uring", READER_URING}, {"threads", READER_THREADS}, {0}};
