@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* The handlers only touch lock-free atomics. No SA_RESTART: a read at the prompt returns. */
+/*
+ * The handlers only touch lock-free atomics. No SA_RESTART: a read at the prompt returns. A request to end that arrives just
+ * before the read begins would be slept over: an alarm every second ends whatever read comes later.
+ */
 #include "tools/interrupt.h"
 
 #include <signal.h>
@@ -19,10 +22,16 @@ static void on_int(int sig)
 
 static void on_end(int sig)
 {
-	(void)sig;
 	if (atomic_exchange(&ending, true))
 		_exit(128 + sig);
 	atomic_store(&interrupted, true);
+	alarm(1);
+}
+
+static void on_alarm(int sig)
+{
+	(void)sig;
+	alarm(1);
 }
 
 void interrupt_catch(bool patient)
@@ -34,6 +43,8 @@ void interrupt_catch(bool patient)
 	a.sa_handler = on_end;
 	sigaction(SIGTERM, &a, NULL);
 	sigaction(SIGHUP, &a, NULL);
+	a.sa_handler = on_alarm;
+	sigaction(SIGALRM, &a, NULL);
 }
 
 atomic_bool *interrupt_flag(void)
