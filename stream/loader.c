@@ -245,6 +245,29 @@ void loader_layer_resident(struct expert_source *s, int layer, int n[2])
 	pthread_mutex_unlock(&l->lock);
 }
 
+void loader_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats)
+{
+	struct loader *l = loader_of(s);
+	for (int i = 0; map && i < l->n_layers; i++)
+		memset(map + (size_t)i * (size_t)l->n_experts,
+			extent_has_layer(l->table, (uint32_t)i) ? LOADER_ON_DISK : LOADER_NO_EXPERT,
+			(size_t)l->n_experts);
+	pthread_mutex_lock(&l->lock);
+	for (int i = 0; map && i < l->n_slots; i++) {
+		struct cache_slot slot = cache_slot_get(l->cache, i);
+		if (slot.state == CACHE_FREE)
+			continue;
+		uint8_t *at = map + (size_t)slot.layer * (size_t)l->n_experts + slot.expert;
+		uint8_t place = slot.tier == 1              ? LOADER_IN_SECOND_TIER
+						: slot.state == CACHE_READY ? LOADER_IN_FIRST_TIER
+													: LOADER_UNDER_WAY;
+		*at = MAX(*at, place);
+	}
+	if (stats)
+		*stats = s->stats; /* written under the lock */
+	pthread_mutex_unlock(&l->lock);
+}
+
 void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t n)
 {
 	struct loader *l = loader_of(s);

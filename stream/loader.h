@@ -66,6 +66,17 @@ struct cache_stats loader_cache_stats(struct expert_source *s);
 double loader_hint_share(struct expert_source *s);
 /* How many experts of a layer stand in each tier now. */
 void loader_layer_resident(struct expert_source *s, int layer, int n[2]);
+/* Where an expert stands; an expert on its way from one place to another stands where the greater number says. */
+enum loader_place {
+	LOADER_NO_EXPERT, /* the layer has none */
+	LOADER_ON_DISK,
+	LOADER_IN_SECOND_TIER,
+	LOADER_UNDER_WAY, /* its bytes are coming into the first tier */
+	LOADER_IN_FIRST_TIER,
+};
+/* Fills map[n_layers][n_experts] with places, as of one moment, and *stats with the figures of that moment. Either may be
+ * NULL. Any thread may call it; the lock is held for as long as it takes to look at every slot once. */
+void loader_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats);
 /* Reads the given experts into the first tier while there is free room, best first, before anything is asked for. Returns
  * at once; the reading goes on beside the computation. Ids that do not exist are ignored. */
 void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t n);

@@ -451,6 +451,51 @@ static void test_warm(void **state)
 	s->ops->close(s);
 }
 
+/* The map says what find and the counts say, at rest and while two tiers fill. */
+static void test_map(void **state)
+{
+	(void)state;
+	struct loader_options o = options(file, 0.2, full.everything_bytes / 5);
+	struct expert_source *s = open_source(&o);
+	size_t n_map = (size_t)o.n_layers * config.n_experts;
+	uint8_t *map = malloc(n_map);
+	struct expert_stats stats;
+	loader_map(s, map, &stats);
+	assert_int_equal(stats.miss, 0);
+	for (size_t i = 0; i < n_map; i++)
+		assert_int_equal(
+			map[i], (int)(i / config.n_experts) < (int)config.n_dense ? LOADER_NO_EXPERT : LOADER_ON_DISK);
+	hinted_tokens(s, 40, true);
+	loader_map(s, NULL, &stats);
+	assert_true(stats.miss > 0 && stats.bytes_read > 0);
+	int seen[LOADER_IN_FIRST_TIER + 1] = {0};
+	for (int tries = 0; tries < 200; tries++) { /* until nothing is under way */
+		memset(seen, 0, sizeof seen);
+		loader_map(s, map, NULL);
+		for (size_t i = 0; i < n_map; i++)
+			seen[map[i]]++;
+		if (!seen[LOADER_UNDER_WAY])
+			break;
+		usleep(10000);
+	}
+	assert_int_equal(seen[LOADER_UNDER_WAY], 0);
+	assert_true(
+		seen[LOADER_IN_FIRST_TIER] > 0 && seen[LOADER_IN_SECOND_TIER] > 0 && seen[LOADER_ON_DISK] > 0);
+	for (int layer = (int)config.n_dense; layer < o.n_layers; layer++) {
+		int n[2], in[2] = {0};
+		loader_layer_resident(s, layer, n);
+		for (uint32_t x = 0; x < config.n_experts; x++) {
+			uint8_t place = map[(size_t)layer * config.n_experts + x];
+			in[0] += place == LOADER_IN_FIRST_TIER;
+			in[1] += place == LOADER_IN_SECOND_TIER;
+		}
+		assert_int_equal(in[0], n[0]);
+		assert_int_equal(in[1], n[1]);
+	}
+	free(map);
+	s->ops->close(s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -463,6 +508,7 @@ int main(void)
 		cmocka_unit_test(test_throttle),
 		cmocka_unit_test(test_refusals),
 		cmocka_unit_test(test_warm),
+		cmocka_unit_test(test_map),
 	};
 	return cmocka_run_group_tests(tests, setup, teardown);
 }

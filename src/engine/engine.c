@@ -246,6 +246,24 @@ static size_t expert_bytes(const struct model_weights *w, uint32_t n_layers)
 	return sum;
 }
 
+static struct engine_cache describe_cache(
+	const struct model_config *c, const struct model_weights *w, const struct plan *p)
+{
+	struct engine_cache k = {.n_layers = c->n_layers + c->n_mtp, .n_experts = c->n_experts};
+	uint64_t n_moe = 0;
+	for (uint32_t i = 0; i < k.n_layers; i++)
+		n_moe += w->experts[i].gate != NULL;
+	if (!p->streaming)
+		return k;
+	k.streaming = true;
+	k.policy = p->loader.policy ? p->loader.policy : "lru";
+	k.lookahead = p->loader.lookahead;
+	memcpy(k.tier_bytes, p->tiers.tier_bytes, sizeof k.tier_bytes);
+	k.everything_bytes = p->tiers.everything_bytes;
+	k.expert_bytes = n_moe ? expert_bytes(w, k.n_layers) / (n_moe * c->n_experts) : 0;
+	return k;
+}
+
 int engine_open(const struct engine_options *o, struct engine **out, struct err *e)
 {
 	*out = NULL;
@@ -289,6 +307,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	if (rc)
 		goto out;
 	g->streaming = p.streaming;
+	g->cache = describe_cache(&config, &weights, &p);
 	g->fingerprint = engine_fingerprint_of(g->gguf);
 	if ((rc = open_recorder(g, o, &config, &weights, p.streaming, e)))
 		goto out;
@@ -381,6 +400,23 @@ const char *engine_io_name(const struct engine *g)
 struct expert_stats engine_expert_stats(const struct engine *g)
 {
 	return g->experts->stats;
+}
+
+_Static_assert((int)ENGINE_NO_EXPERT == LOADER_NO_EXPERT && (int)ENGINE_ON_DISK == LOADER_ON_DISK &&
+				   (int)ENGINE_IN_RAM == LOADER_IN_SECOND_TIER && (int)ENGINE_READING == LOADER_UNDER_WAY &&
+				   (int)ENGINE_IN_VRAM == LOADER_IN_FIRST_TIER,
+	"places have the same numbers here and in the loader");
+
+void engine_cache_look(const struct engine *g, struct engine_cache *c, uint8_t *map)
+{
+	*c = g->cache;
+	if (g->streaming) {
+		loader_map(g->experts, map, &c->stats);
+		return;
+	}
+	for (uint32_t i = 0; map && i < c->n_layers; i++)
+		memset(map + (size_t)i * c->n_experts,
+			g->model.weights.experts[i].gate ? ENGINE_IN_VRAM : ENGINE_NO_EXPERT, c->n_experts);
 }
 
 struct engine_sizes engine_sizes(const struct engine *g)

@@ -73,6 +73,27 @@ const char *engine_io_name(const struct engine *g);      /* how experts come: "m
 /* Cumulative work of the expert source since the engine was opened; subtract two snapshots for an interval. */
 struct expert_stats engine_expert_stats(const struct engine *g);
 
+/* The expert cache, for those who look at it while it works. Any thread may ask. */
+struct engine_cache {
+	uint32_t n_layers, n_experts; /* of the map: trunk and MTP layers */
+	bool streaming; /* false: no cache, every expert stands where it is computed; what follows is then 0 */
+	const char *policy;
+	int lookahead;             /* layers */
+	uint64_t tier_bytes[2];    /* memory taken for the two tiers */
+	uint64_t everything_bytes; /* a first tier in which every expert fits */
+	uint64_t expert_bytes;     /* the average expert, as it is cached */
+	struct expert_stats stats; /* as engine_expert_stats, of this moment */
+};
+enum engine_place {
+	ENGINE_NO_EXPERT, /* the layer is dense */
+	ENGINE_ON_DISK,
+	ENGINE_IN_RAM,  /* the second tier */
+	ENGINE_READING, /* its bytes are on their way into the first tier */
+	ENGINE_IN_VRAM, /* the first tier */
+};
+/* map: [n_layers][n_experts] of enum engine_place; NULL: not wanted. */
+void engine_cache_look(const struct engine *g, struct engine_cache *c, uint8_t *map);
+
 /* What every token reads: bytes of resident weights touched by one decode step (embedding row and MTP layer excluded)
  * and bytes of the routed experts one token uses. */
 struct engine_sizes {

@@ -13,7 +13,8 @@ struct engine {
 	struct backend *backend;
 	struct expert_source *source; /* what the model asks: a recorder around `experts`, or `experts` itself */
 	struct expert_source *experts;
-	bool streaming; /* `experts` is a loader, else mapped memory */
+	bool streaming;            /* `experts` is a loader, else mapped memory */
+	struct engine_cache cache; /* what of it does not change */
 	uint64_t fingerprint;
 	struct trace_writer *trace; /* NULL: none */
 	char *warm_path;            /* NULL: none */
