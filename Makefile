@@ -71,7 +71,7 @@ CPP_ALL   = -I. $(DEFS) $(if $(SAN),-DLOADER_POISON) $(if $(DEPS),-isystem $(DEP
 isa       = $(if $(X86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c) \
             $(if $(filter %_avx512.c,$(1)),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c))
 # machine code for each of CUDA_ARCH that this nvcc knows, and PTX of sm_90 for whatever comes later; or CUDA_ARCH=native
-NV_KNOWN  = $(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch))
+NV_KNOWN  = $(if $(NVCC),$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)))
 NV_GEN    = $(foreach a,$(filter $(NV_KNOWN),$(CUDA_ARCH:sm_%=%)),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
             $(if $(filter 90,$(CUDA_ARCH)),-gencode arch=compute_90$(comma)code=compute_90)
 NV_ALL    = -std=c++17 -O3 -lineinfo $(if $(filter native,$(CUDA_ARCH)),-arch=native,$(NV_GEN)) -I. $(DEFS) \

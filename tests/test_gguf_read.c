@@ -7,6 +7,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "tests/temp_dir.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -415,35 +416,9 @@ static void test_many(void **state)
 
 /* ---- files and split sets ---- */
 
-static char dir[64];
-
-static int make_dir(void **state)
-{
-	(void)state;
-	strcpy(dir, "/tmp/test_gguf_read.XXXXXX");
-	return mkdtemp(dir) ? 0 : -1;
-}
-
-static int drop_dir(void **state)
-{
-	(void)state;
-	char cmd[128];
-	snprintf(cmd, sizeof cmd, "rm -rf '%s'", dir);
-	return system(cmd);
-}
-
-static char *in_dir(const char *name)
-{
-	static char path[4][200];
-	static int turn;
-	turn = (turn + 1) % 4;
-	snprintf(path[turn], sizeof path[turn], "%s/%s", dir, name);
-	return path[turn];
-}
-
 static void save(const char *name, struct buf *b)
 {
-	FILE *f = fopen(in_dir(name), "wb");
+	FILE *f = fopen(temp_dir_path(name), "wb");
 	assert_non_null(f);
 	assert_int_equal(fwrite(buf_str(b), 1, b->len, f), b->len);
 	fclose(f);
@@ -470,8 +445,8 @@ static void open_refused(const char *name, const char *word)
 {
 	struct err e = {0};
 	struct gguf *g;
-	int code = gguf_open(in_dir(name), &g, &e);
-	if (code != ERR_INPUT || !strstr(e.text, word) || !strstr(e.text, dir))
+	int code = gguf_open(temp_dir_path(name), &g, &e);
+	if (code != ERR_INPUT || !strstr(e.text, word) || !strstr(e.text, temp_dir()))
 		fail_msg("code %d, text \"%s\", expected \"%s\"", code, e.text, word);
 	assert_null(g);
 }
@@ -484,12 +459,12 @@ static void test_split(void **state)
 	save_part("m-00001-of-00003.gguf", 0, 3, 2, NULL);
 	save_part("m-00002-of-00003.gguf", 1, 3, 2, "one");
 	save_part("m-00003-of-00003.gguf", 2, 3, 2, "two");
-	assert_int_equal(gguf_open(in_dir("m-00001-of-00003.gguf"), &g, &e), 0);
+	assert_int_equal(gguf_open(temp_dir_path("m-00001-of-00003.gguf"), &g, &e), 0);
 	assert_int_equal(g->n_files, 3);
 	assert_int_equal(g->n_tensors, 2);
 	const struct gguf_tensor *two = gguf_find_tensor(g, "two");
 	assert_true(two && two->file == 2 && two->data[31] == 102);
-	assert_string_equal(g->files[2].path, in_dir("m-00003-of-00003.gguf"));
+	assert_string_equal(g->files[2].path, temp_dir_path("m-00003-of-00003.gguf"));
 	assert_true(two->offset == g->files[2].data_offset);
 	uint32_t v = 9;
 	assert_int_equal(gguf_get_u32(g, "only.here", &v, &e), 0);
@@ -507,9 +482,9 @@ static void test_split(void **state)
 	open_refused("m-00001-of-00003.gguf", "do not belong together");
 	save_part("m-00003-of-00003.gguf", 2, 3, 2, NULL);
 	open_refused("m-00001-of-00003.gguf", "split.tensors.count is 2, but the parts hold 1");
-	unlink(in_dir("m-00003-of-00003.gguf"));
+	unlink(temp_dir_path("m-00003-of-00003.gguf"));
 	open_refused("m-00001-of-00003.gguf", "1 of its 3 parts is missing: m-00003-of-00003.gguf");
-	unlink(in_dir("m-00002-of-00003.gguf"));
+	unlink(temp_dir_path("m-00002-of-00003.gguf"));
 	open_refused("m-00001-of-00003.gguf",
 		"2 of its 3 parts are missing: m-00002-of-00003.gguf, m-00003-of-00003.gguf");
 	save_part("wrong.gguf", 0, 3, 2, NULL);
@@ -521,7 +496,7 @@ static void test_split(void **state)
 
 	/* one part of one, and no total */
 	save_part("single.gguf", 0, 1, -1, "one");
-	assert_int_equal(gguf_open(in_dir("single.gguf"), &g, &e), 0);
+	assert_int_equal(gguf_open(temp_dir_path("single.gguf"), &g, &e), 0);
 	gguf_close(g);
 }
 
@@ -533,13 +508,13 @@ static void test_open(void **state)
 	open_refused("", "is a directory");
 	save("empty.gguf", &b);
 	open_refused("empty.gguf", "the file is empty");
-	assert_int_equal(mkfifo(in_dir("pipe"), 0600), 0);
+	assert_int_equal(mkfifo(temp_dir_path("pipe"), 0600), 0);
 	open_refused("pipe", "is not a regular file");
 	struct gguf *g;
 	struct err e = {0};
 	put_good(&b);
 	save("good.gguf", &b);
-	assert_int_equal(gguf_open(in_dir("good.gguf"), &g, &e), 0);
+	assert_int_equal(gguf_open(temp_dir_path("good.gguf"), &g, &e), 0);
 	assert_int_equal(gguf_find_tensor(g, "w.q8")->data[68 * 6 - 1], 42);
 	gguf_close(g);
 	gguf_close(NULL);
@@ -558,5 +533,5 @@ int main(void)
 		cmocka_unit_test(test_split),
 		cmocka_unit_test(test_open),
 	};
-	return cmocka_run_group_tests(tests, make_dir, drop_dir);
+	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }

@@ -4,6 +4,7 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "tests/temp_dir.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,35 +21,9 @@
 
 #include <cmocka.h>
 
-static char dir[64];
-
-static int make_dir(void **state)
-{
-	(void)state;
-	strcpy(dir, "/tmp/test_gguf_write.XXXXXX");
-	return mkdtemp(dir) ? 0 : -1;
-}
-
-static int drop_dir(void **state)
-{
-	(void)state;
-	char cmd[128];
-	snprintf(cmd, sizeof cmd, "rm -rf '%s'", dir);
-	return system(cmd);
-}
-
-static char *in_dir(const char *name)
-{
-	static char path[4][200];
-	static int turn;
-	turn = (turn + 1) % 4;
-	snprintf(path[turn], sizeof path[turn], "%s/%s", dir, name);
-	return path[turn];
-}
-
 static bool exists(const char *name)
 {
-	return access(in_dir(name), F_OK) == 0;
+	return access(temp_dir_path(name), F_OK) == 0;
 }
 
 static void expect_ok(int code, const struct err *e)
@@ -126,7 +101,7 @@ static void test_round_trip(void **state)
 	struct gguf_write_part plan = gguf_writer_part(w, 0);
 	assert_true(plan.n_tensors == 4 && plan.tensor_bytes == 20 + 84 * 2 * 77 + 34 * 6 * 3 + 420);
 	assert_false(exists("x.gguf.partial"));
-	expect_ok(gguf_writer_create(w, in_dir("x.gguf"), false, &e), &e);
+	expect_ok(gguf_writer_create(w, temp_dir_path("x.gguf"), false, &e), &e);
 	assert_true(exists("x.gguf.partial") && !exists("x.gguf"));
 	for (size_t i = 4; i-- > 0;)
 		write_tensor(w, i);
@@ -138,7 +113,7 @@ static void test_round_trip(void **state)
 	assert_true(exists("x.gguf"));
 
 	struct gguf *g;
-	expect_ok(gguf_open(in_dir("x.gguf"), &g, &e), &e);
+	expect_ok(gguf_open(temp_dir_path("x.gguf"), &g, &e), &e);
 	assert_true(g->files[0].size == plan.file_bytes && g->files[0].data_offset == plan.header_bytes);
 	assert_true(g->tensor_bytes == plan.tensor_bytes);
 	check_tensors(g, 4, 4096);
@@ -192,7 +167,7 @@ static void test_refused(void **state)
 	assert_int_equal(gguf_writer_add_tensor(w, "t", DTYPE_F32, 1, (uint64_t[]){1}, NULL, &e), ERR_INPUT);
 	assert_string_equal(e.text, "tensor t: is declared twice");
 	expect_ok(gguf_writer_plan(w, &e), &e);
-	assert_int_equal(gguf_writer_create(w, in_dir("no/such/dir.gguf"), false, &e), ERR_INPUT);
+	assert_int_equal(gguf_writer_create(w, temp_dir_path("no/such/dir.gguf"), false, &e), ERR_INPUT);
 	assert_non_null(strstr(e.text, "dir.gguf.partial: No such file"));
 	gguf_writer_free(w);
 	gguf_writer_free(NULL);
@@ -242,7 +217,7 @@ static void test_split_by_threads(void **state)
 		total += p.n_tensors;
 	}
 	assert_int_equal(total, MANY);
-	expect_ok(gguf_writer_create(w, in_dir("s.gguf"), false, &e), &e);
+	expect_ok(gguf_writer_create(w, temp_dir_path("s.gguf"), false, &e), &e);
 	pthread_t threads[4];
 	struct job jobs[4];
 	for (size_t i = 0; i < 4; i++) {
@@ -251,8 +226,8 @@ static void test_split_by_threads(void **state)
 	}
 	for (size_t i = 0; i < 4; i++)
 		pthread_join(threads[i], NULL);
-	char *first = gguf_writer_part_path(w, in_dir("s.gguf"), 0),
-		 *second = gguf_writer_part_path(w, in_dir("s.gguf"), 1);
+	char *first = gguf_writer_part_path(w, temp_dir_path("s.gguf"), 0),
+		 *second = gguf_writer_part_path(w, temp_dir_path("s.gguf"), 1);
 	expect_ok(gguf_writer_sync(w, &e), &e);
 	expect_ok(gguf_writer_commit(w, &e), &e);
 	gguf_writer_free(w);
@@ -284,33 +259,34 @@ static void test_resume(void **state)
 	(void)state;
 	struct err e = {0};
 	struct gguf_writer *w = many(0);
-	assert_int_equal(gguf_writer_create(w, in_dir("r.gguf"), true, &e), ERR_INPUT); /* nothing to resume */
+	assert_int_equal(
+		gguf_writer_create(w, temp_dir_path("r.gguf"), true, &e), ERR_INPUT); /* nothing to resume */
 	gguf_writer_free(w);
 	w = many(0);
-	expect_ok(gguf_writer_create(w, in_dir("r.gguf"), false, &e), &e);
+	expect_ok(gguf_writer_create(w, temp_dir_path("r.gguf"), false, &e), &e);
 	for (size_t i = 0; i < MANY / 2; i++)
 		write_tensor(w, i);
 	gguf_writer_free(w); /* as if killed: the partial file stays */
 	assert_true(exists("r.gguf.partial") && !exists("r.gguf"));
 	w = many(0);
-	expect_ok(gguf_writer_create(w, in_dir("r.gguf"), true, &e), &e);
+	expect_ok(gguf_writer_create(w, temp_dir_path("r.gguf"), true, &e), &e);
 	for (size_t i = MANY / 2; i < MANY; i++)
 		write_tensor(w, i);
 	expect_ok(gguf_writer_commit(w, &e), &e);
 	gguf_writer_free(w);
 	struct gguf *g;
-	expect_ok(gguf_open(in_dir("r.gguf"), &g, &e), &e);
+	expect_ok(gguf_open(temp_dir_path("r.gguf"), &g, &e), &e);
 	check_tensors(g, MANY, 256);
 	gguf_close(g);
 
 	/* another plan must not take the file up */
 	w = many(0);
-	expect_ok(gguf_writer_create(w, in_dir("q.gguf"), false, &e), &e);
+	expect_ok(gguf_writer_create(w, temp_dir_path("q.gguf"), false, &e), &e);
 	gguf_writer_free(w);
 	w = gguf_writer_new(NULL);
 	expect_ok(gguf_writer_add_tensor(w, "other", DTYPE_F32, 1, (uint64_t[]){1}, NULL, &e), &e);
 	expect_ok(gguf_writer_plan(w, &e), &e);
-	assert_int_equal(gguf_writer_create(w, in_dir("q.gguf"), true, &e), ERR_INPUT);
+	assert_int_equal(gguf_writer_create(w, temp_dir_path("q.gguf"), true, &e), ERR_INPUT);
 	assert_non_null(strstr(e.text, "bytes, "));
 	gguf_writer_discard(w);
 	gguf_writer_free(w);
@@ -329,7 +305,7 @@ static void test_no_space(void **state)
 	signal(SIGXFSZ, SIG_IGN);
 	struct gguf_writer *w = many(0);
 	assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
-	int code = gguf_writer_create(w, in_dir("full.gguf"), false, &e);
+	int code = gguf_writer_create(w, temp_dir_path("full.gguf"), false, &e);
 	assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
 	assert_true(code < 0);
 	assert_non_null(strstr(e.text, "full.gguf.partial: cannot reserve"));
@@ -347,5 +323,5 @@ int main(void)
 		cmocka_unit_test(test_resume),
 		cmocka_unit_test(test_no_space),
 	};
-	return cmocka_run_group_tests(tests, make_dir, drop_dir);
+	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }

@@ -7,6 +7,7 @@
 #include "src/base/half.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "tests/temp_dir.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -150,35 +151,9 @@ static void test_refused(void **state)
 
 /* ---- files ---- */
 
-static char dir[64];
-
-static int make_dir(void **state)
-{
-	(void)state;
-	strcpy(dir, "/tmp/test_safetensors.XXXXXX");
-	return mkdtemp(dir) ? 0 : -1;
-}
-
-static int drop_dir(void **state)
-{
-	(void)state;
-	char cmd[128];
-	snprintf(cmd, sizeof cmd, "rm -rf '%s'", dir);
-	return system(cmd);
-}
-
-static char *in_dir(const char *name)
-{
-	static char path[4][200];
-	static int turn;
-	turn = (turn + 1) % 4;
-	snprintf(path[turn], sizeof path[turn], "%s/%s", dir, name);
-	return path[turn];
-}
-
 static void save(const char *name, const void *p, size_t n)
 {
-	FILE *f = fopen(in_dir(name), "wb");
+	FILE *f = fopen(temp_dir_path(name), "wb");
 	assert_non_null(f);
 	if (n)
 		assert_int_equal(fwrite(p, 1, n, f), n);
@@ -197,8 +172,8 @@ static void open_refused(const char *name, const char *word)
 {
 	struct safetensors *st;
 	struct err e = {0};
-	int code = safetensors_open(in_dir(name), &st, &e);
-	if (code != ERR_INPUT || !strstr(e.text, word) || !strstr(e.text, dir))
+	int code = safetensors_open(temp_dir_path(name), &st, &e);
+	if (code != ERR_INPUT || !strstr(e.text, word) || !strstr(e.text, temp_dir()))
 		fail_msg("code %d, text \"%s\", expected \"%s\"", code, e.text, word);
 	assert_null(st);
 }
@@ -217,13 +192,13 @@ static void test_directory(void **state)
 	(void)state;
 	struct safetensors *st;
 	struct err e = {0};
-	mkdir(in_dir("d"), 0777);
+	mkdir(temp_dir_path("d"), 0777);
 	open_refused("absent", "No such file");
 	open_refused("d", "holds no *.safetensors file");
 	save_shard("d/b.safetensors", U8("two"), 4);
 	save_shard("d/a.safetensors", U8("one"), 4);
 	save("d/.c.safetensors", "x", 1);
-	assert_int_equal(safetensors_open(in_dir("d"), &st, &e), 0);
+	assert_int_equal(safetensors_open(temp_dir_path("d"), &st, &e), 0);
 	assert_true(st->n_files == 2 && st->n_tensors == 2 && safetensors_find(st, "two")->file == 1);
 	uint8_t raw[4];
 	assert_int_equal(safetensors_read(st, safetensors_find(st, "two"), 1, raw, 3, &e), 0);
@@ -232,12 +207,12 @@ static void test_directory(void **state)
 	safetensors_close(st);
 	save_shard("d/b.safetensors", U8("one"), 4);
 	open_refused("d", "tensor one is also in");
-	assert_int_equal(safetensors_open(in_dir("d/a.safetensors"), &st, &e), 0);
+	assert_int_equal(safetensors_open(temp_dir_path("d/a.safetensors"), &st, &e), 0);
 	safetensors_close(st);
 
 	/* an index decides which copy counts and which files belong */
 	write_index("\"one\":\"b.safetensors\"");
-	assert_int_equal(safetensors_open(in_dir("d"), &st, &e), 0);
+	assert_int_equal(safetensors_open(temp_dir_path("d"), &st, &e), 0);
 	assert_true(st->n_files == 1 && st->n_tensors == 1 && st->tensor_bytes == 4);
 	safetensors_close(st);
 	write_index("\"one\":\"b.safetensors\",\"two\":\"x1.safetensors\",\"three\":\"x2.safetensors\"");
@@ -253,17 +228,17 @@ static void test_directory(void **state)
 	open_refused("d", "has no weight_map");
 	write_index("\"one\":");
 	open_refused("d", "not valid JSON");
-	unlink(in_dir("d/model.safetensors.index.json"));
+	unlink(temp_dir_path("d/model.safetensors.index.json"));
 	save_shard("d/model.safetensors", U8("single"), 4);
-	assert_int_equal(safetensors_open(in_dir("d"), &st, &e), 0);
+	assert_int_equal(safetensors_open(temp_dir_path("d"), &st, &e), 0);
 	assert_true(st->n_tensors == 1 && safetensors_find(st, "single"));
 	safetensors_close(st);
 	save("d/model.safetensors", "1234567", 7);
 	open_refused("d", "too few for a safetensors file");
 	save_shard("d/model.safetensors", U8("single"), 3);
 	open_refused("d", "the file is incomplete");
-	unlink(in_dir("d/model.safetensors"));
-	mkdir(in_dir("d/model.safetensors"), 0777);
+	unlink(temp_dir_path("d/model.safetensors"));
+	mkdir(temp_dir_path("d/model.safetensors"), 0777);
 	open_refused("d", "is not a regular file");
 }
 
@@ -285,7 +260,7 @@ static void test_float_formats(void **state)
 	put_file(&b, json, 9 * N + 1);
 	save("f.safetensors", b.data, b.len);
 	const uint8_t *data = (const uint8_t *)b.data + 8 + strlen(json);
-	assert_int_equal(safetensors_open(in_dir("f.safetensors"), &st, &e), 0);
+	assert_int_equal(safetensors_open(temp_dir_path("f.safetensors"), &st, &e), 0);
 	float *out = malloc((size_t)N * 4);
 	assert_int_equal(safetensors_read_f32(st, safetensors_find(st, "f32"), NULL, 0, 1, out, &e), 0);
 	assert_memory_equal(out, data, (size_t)N * 4);
@@ -301,7 +276,7 @@ static void test_float_formats(void **state)
 	assert_int_equal(safetensors_read_f32(st, safetensors_find(st, "i8"), NULL, 0, 1, out, &e), ERR_INPUT);
 	assert_non_null(strstr(e.text, "i8: dtype I8 cannot be read as float"));
 	/* a file that shrinks while it is open */
-	assert_int_equal(truncate(in_dir("f.safetensors"), (off_t)(8 + strlen(json) + 100)), 0);
+	assert_int_equal(truncate(temp_dir_path("f.safetensors"), (off_t)(8 + strlen(json) + 100)), 0);
 	assert_int_equal(safetensors_read_f32(st, safetensors_find(st, "f32"), NULL, 0, 1, out, &e), ERR_INPUT);
 	assert_non_null(strstr(e.text, "it has become shorter"));
 	free(out);
@@ -342,7 +317,7 @@ static void check_fp8(int n_mats, int rows, int cols, const char *scale_dtype)
 		buf_append(&b, each == 2 ? (void *)&half : (void *)&s[i], (size_t)each);
 	}
 	save("q.safetensors", b.data, b.len);
-	assert_int_equal(safetensors_open(in_dir("q.safetensors"), &st, &e), 0);
+	assert_int_equal(safetensors_open(temp_dir_path("q.safetensors"), &st, &e), 0);
 	const struct safetensors_tensor *tw = safetensors_find(st, "w"), *ts = safetensors_find(st, "s");
 	int total = n_mats * rows;
 	for (int k = 0; k < 30; k++) {
@@ -409,5 +384,5 @@ int main(void)
 		cmocka_unit_test(test_fp8_scales),
 		cmocka_unit_test(test_scale_shape),
 	};
-	return cmocka_run_group_tests(tests, make_dir, drop_dir);
+	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }
