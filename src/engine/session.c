@@ -5,26 +5,10 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/engine/engine_internal.h"
+#include "src/engine/session_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-struct session {
-	struct engine *g;
-	uint32_t slot;   /* index into g->taken */
-	int32_t base;    /* first cache row */
-	int32_t *tokens; /* [context] */
-	uint32_t length; /* tokens whose cache rows are valid */
-	float *logits;   /* [n_vocab] of position length - 1 */
-	bool has_logits;
-	bool mtp;
-	float *hidden; /* [n_embd] device: hidden state of position length - 1, for MTP */
-	bool has_hidden;
-	int32_t *pos, *bases; /* [chunk] scratch of a step */
-	struct session_taps *taps;
-	uint32_t tap_rows; /* tokens computed since the taps were set */
-};
 
 int session_new(struct engine *g, struct session **out, struct err *e)
 {

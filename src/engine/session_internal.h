@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: MIT */
+/* The inside of a session, for the files of this folder that work on timelines. */
+#ifndef GLM_ENGINE_SESSION_INTERNAL_H
+#define GLM_ENGINE_SESSION_INTERNAL_H
+
+#include "src/engine/engine_internal.h"
+#include "src/engine/session.h"
+
+struct session {
+	struct engine *g;
+	uint32_t slot;   /* index into g->taken */
+	int32_t base;    /* first cache row */
+	int32_t *tokens; /* [context] */
+	uint32_t length; /* tokens whose cache rows are valid */
+	float *logits;   /* [n_vocab] of position length - 1 */
+	bool has_logits;
+	bool mtp;
+	float *hidden; /* [n_embd] device: hidden state of position length - 1, for MTP */
+	bool has_hidden;
+	int32_t *pos, *bases; /* [chunk] scratch of a step */
+	struct session_taps *taps;
+	uint32_t tap_rows; /* tokens computed since the taps were set */
+};
+
+#endif
