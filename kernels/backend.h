@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The ops table: everything the model computes, and the memory it computes in. The only header of kernels/ that
- * other modules include. kernels/cpu is the specification; kernels/cuda is proven against it, op by op.
+ * The ops table: everything the model computes, and the memory it computes in. With copier.h the only header of kernels/
+ * that other modules include. kernels/cpu is the specification; kernels/cuda is proven against it, op by op.
  *
  * Rules that hold for every op:
  * - Ops are enqueued in order and may return before they have run; `wait` waits for all of them. Pointers are
@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 struct backend;
+struct copier;
 
 /* ---- views ---------------------------------------------------------------------------------------------- */
 
@@ -147,6 +148,9 @@ struct backend_ops {
 	void (*free)(
 		struct backend *b, enum mem_kind kind, void *p, size_t bytes); /* NULL is fine; waits first */
 	size_t (*free_bytes)(struct backend *b); /* device memory still to be had; 0: unknown */
+	/* A new set of lanes for copies beside the ops (copier.h), closed before the backend. NULL: the host reaches all of
+	 * this backend's memory. */
+	int (*copier_open)(struct backend *b, struct copier **out, struct err *e);
 	/* Enqueued like an op; src (host) may be reused when the call returns. */
 	void (*upload)(struct backend *b, void *dst, const void *src, size_t bytes);
 	void (*copy)(

@@ -205,6 +205,7 @@ static const struct backend_ops cuda_ops = {
 	cuda_alloc,
 	cuda_free,
 	cuda_free_bytes,
+	cuda_copier_open,
 	cuda_upload,
 	cuda_copy,
 	cuda_download,

@@ -90,6 +90,8 @@ bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes,
 
 /* ---- ops, by file --------------------------------------------------------------------------------------- */
 
+int cuda_copier_open(struct backend *b, struct copier **out, struct err *e); /* cuda_copy.cu */
+
 void cuda_embed(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
 void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps,
 	int rows, int n, float *out, int64_t out_stride);
