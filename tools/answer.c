@@ -3,8 +3,10 @@
 #include "tools/answer.h"
 
 #include "src/base/log.h"
+#include "src/base/num.h"
 #include "tools/interrupt.h"
 #include "tools/json_out.h"
+#include "tools/progress.h"
 
 #include <stdio.h>
 #include <unistd.h>
@@ -41,37 +43,25 @@ int answer_close(struct answer *a, int rc, struct err *e)
 
 /* ---- while it runs -------------------------------------------------------------------------------------- */
 
-struct progress {
-	bool wanted, shown;
-};
-
-static void on_progress(void *user, uint32_t done, uint32_t total)
-{
-	struct progress *p = user;
-	if (!p->wanted || total < PROGRESS_TOKENS || done >= total)
-		return;
-	fprintf(stderr, "\rreading the prompt: %u of %u tokens", done, total);
-	fflush(stderr);
-	p->shown = true;
-}
-
-static void clear_progress(struct progress *p)
-{
-	if (p->shown)
-		fputs("\r\033[K", stderr);
-	p->shown = false;
-}
-
 /* What generate calls back. */
 struct run {
 	struct answer *a;
 	struct progress progress;
 };
 
+static void on_progress(void *user, uint32_t done, uint32_t total)
+{
+	struct run *r = user;
+	if (done < total)
+		progress_update(&r->progress, done, total);
+	else
+		progress_end(&r->progress);
+}
+
 static bool on_token(void *user, int32_t id)
 {
 	struct run *r = user;
-	clear_progress(&r->progress);
+	progress_end(&r->progress);
 	return chat_view_token(&r->a->view, id);
 }
 
@@ -95,6 +85,16 @@ static void show_stats(struct answer *a)
 		stats_print(stderr, &a->stats, a->view.err_colours);
 }
 
+/* Tokens of the prompt that the session holds already. */
+static uint32_t reused(const struct answer *a)
+{
+	const int32_t *held = session_tokens(a->session);
+	uint32_t n = 0, most = (uint32_t)MIN((size_t)session_length(a->session), a->prompt.n);
+	while (n < most && held[n] == a->prompt.data[n])
+		n++;
+	return n;
+}
+
 int answer_turn(struct answer *a, const char *text, size_t len, const char *what, struct err *e)
 {
 	const struct tokenizer *t = engine_tokenizer(a->engine);
@@ -106,21 +106,24 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		conversation_undo(&a->talk);
 		return rc;
 	}
-	struct run run = {.a = a, .progress = {.wanted = a->view.err_terminal && !o->common.quiet}};
+	struct run run = {.a = a};
 	const struct generate_options options = {
 		.max_new = o->max_new,
 		.sampler = run_opts_sampler(o, a->turns),
 		.on_token = on_token,
 		.user = &run,
-		.watch = {.progress = on_progress, .user = &run.progress, .cancel = interrupt_flag()},
+		.watch = {.progress = on_progress, .user = &run, .cancel = interrupt_flag()},
 	};
 	struct stats stats = {.backend = engine_backend_name(a->engine),
 		.io = engine_io_name(a->engine),
 		.seed = options.sampler.seed};
 	struct expert_stats before = engine_expert_stats(a->engine);
 	chat_view_begin(&a->view, t, a->talk.raw, chat_starts_in_reasoning(&a->talk.chat.options));
+	uint32_t fresh = (uint32_t)a->prompt.n - reused(a);
+	if (fresh >= PROGRESS_TOKENS && !o->common.quiet)
+		progress_begin(&run.progress, "reading the prompt", "tok", fresh);
 	rc = generate(a->session, a->prompt.data, (uint32_t)a->prompt.n, &options, &stats.result, e);
-	clear_progress(&run.progress);
+	progress_end(&run.progress);
 	bool cancelled = rc == ERR_INTERRUPTED || (!rc && stats.result.stop == GENERATE_CANCELLED);
 	chat_view_end(&a->view, !rc && stats.result.stop == GENERATE_STOP_TOKEN);
 	if ((rc && rc != ERR_INTERRUPTED) || (cancelled && !stats.result.new_tokens)) {

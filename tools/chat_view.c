@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #define DIM   "\033[2m"
@@ -19,6 +20,12 @@ bool chat_view_colours(int fd)
 {
 	const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
 	return isatty(fd) && !(no && *no) && term && *term && strcmp(term, "dumb") != 0;
+}
+
+int chat_view_columns(int fd)
+{
+	struct winsize w;
+	return !ioctl(fd, TIOCGWINSZ, &w) && w.ws_col ? w.ws_col : 80;
 }
 
 void chat_view_init(struct chat_view *v, bool show_reasoning)

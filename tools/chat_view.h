@@ -44,6 +44,9 @@ void chat_view_end(struct chat_view *v, bool ended);
 /* Appends the answer as an assistant message. Valid between end and the next begin. */
 void chat_view_message(const struct chat_view *v, struct chat *c);
 
+/* How wide the terminal behind this stream is; 80 when nobody knows. */
+int chat_view_columns(int fd);
+
 /* Colours may be used on this stream: it is a terminal that knows them, and NO_COLOR is not set. */
 bool chat_view_colours(int fd);
 

@@ -3,6 +3,7 @@
 #include "tools/cmd_chat.h"
 
 #include "src/base/num.h"
+#include "tools/cache_view.h"
 #include "tools/interrupt.h"
 #include "tools/line_edit.h"
 #include "tools/report.h"
@@ -12,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 /* What a command tells the loop. */
 enum outcome { GO_ON, LEAVE };
@@ -49,6 +51,25 @@ static enum outcome do_stats(struct answer *a, const char *argument)
 	fprintf(stderr, "in all: %llu prompt and %llu new tokens in %.1f s; context %u of %u\n",
 		(unsigned long long)a->total_prompt, (unsigned long long)a->total_new, (double)a->total_ns * 1e-9,
 		session_length(a->session), engine_context(a->engine));
+	stats_print_experts(stderr, engine_expert_stats(a->engine));
+	struct engine_sizes z = engine_sizes(a->engine);
+	fprintf(stderr,
+		"memory: %.3f GB resident weights, %.3f GB caches, %.3f GB workspace; a token uses %.3f GB of them "
+		"and %.3f GB of experts\n",
+		(double)z.resident_bytes * 1e-9, (double)z.kv_bytes * 1e-9, (double)z.workspace_bytes * 1e-9,
+		(double)z.resident_per_token * 1e-9, (double)z.experts_per_token * 1e-9);
+	struct buf b = {0};
+	run_opts_show(a->opts, &b);
+	fprintf(stderr, "sampling: %s; backend %s, experts by %s\n", buf_str(&b), engine_backend_name(a->engine),
+		engine_io_name(a->engine));
+	buf_free(&b);
+	return GO_ON;
+}
+
+static enum outcome do_cache(struct answer *a, const char *argument)
+{
+	(void)argument;
+	cache_view_print(stderr, a->engine, chat_view_columns(STDERR_FILENO), a->view.err_colours);
 	return GO_ON;
 }
 
@@ -149,6 +170,7 @@ static enum outcome do_quit(struct answer *a, const char *argument)
 static const struct repl_command repl_commands[] = {
 	{"/help", "", "this list", do_help},
 	{"/stats", "", "figures of the last answer and of all", do_stats},
+	{"/cache", "", "where the experts are now, layer by layer", do_cache},
 	{"/reset", "", "begin a new conversation", do_reset},
 	{"/undo", "", "forget the last message and its answer", do_undo},
 	{"/system", "TEXT", "set the system message; without TEXT remove it", do_system},

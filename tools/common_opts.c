@@ -7,9 +7,12 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tools/pocket.h"
+#include "tools/progress.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+#define PROGRESS_BYTES 500000000u
 
 static const struct arg_word backends[] = {{"auto", 0}, {"cuda", 1}, {"cpu", 2}, {0}};
 
@@ -163,6 +166,20 @@ int common_opts_replicas(const struct common_opts *c, struct common_replicas *r,
 	return 0;
 }
 
+/* A small model is there before anybody could read the line. */
+static void on_loading(void *user, uint64_t done, uint64_t total)
+{
+	struct progress *p = user;
+	if (total < PROGRESS_BYTES)
+		return;
+	if (!p->what)
+		progress_begin(p, "loading", NULL, total);
+	if (done < total)
+		progress_update(p, done, total);
+	else
+		progress_end(p);
+}
+
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e)
 {
 	*out = NULL;
@@ -187,6 +204,11 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.chunk = c->chunk,
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
+	struct progress progress = {0};
+	if (!c->quiet) {
+		options.loading = on_loading;
+		options.loading_user = &progress;
+	}
 	if (!rc && c->ram_bytes && !c->cache_bytes)
 		rc = err_set(e, ERR_USAGE, "--ram-gb is the second tier of a cache: give --cache-gb as well");
 	else if (!rc && c->replicas && !c->cache_bytes && !c->cache_given)
@@ -195,6 +217,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		options.cache_bytes = 1; /* a budget of nothing is a budget: refused with the smallest that works */
 	if (!rc)
 		rc = engine_open(&options, out, e); /* which says what it decided */
+	progress_end(&progress);
 	free(replicas.text);
 	return rc;
 }

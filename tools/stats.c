@@ -68,6 +68,21 @@ void stats_print(FILE *f, const struct stats *s, bool colours)
 		colours ? "\033[0m" : "");
 }
 
+void stats_print_experts(FILE *f, struct expert_stats s)
+{
+	uint64_t asked = s.hit_vram + s.hit_ram + s.miss;
+	if (!asked)
+		return;
+	double part = 100 / (double)asked;
+	fprintf(f, "experts in all: %llu asked for, %.1f %% in vram, %.1f %% in ram, %.1f %% read (%.3f GB)",
+		(unsigned long long)asked, part * (double)s.hit_vram, part * (double)s.hit_ram, part * (double)s.miss,
+		(double)s.bytes_read * 1e-9);
+	if (s.prefetch_useful || s.prefetch_wasted)
+		fprintf(f, "; read ahead: %llu used, %llu in vain", (unsigned long long)s.prefetch_useful,
+			(unsigned long long)s.prefetch_wasted);
+	fprintf(f, "; waited %.2f s\n", (double)s.wait_ns * 1e-9);
+}
+
 json_t *stats_json(const struct stats *s)
 {
 	const struct generate_result *r = &s->result;

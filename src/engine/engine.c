@@ -249,7 +249,8 @@ static size_t expert_bytes(const struct model_weights *w, uint32_t n_layers)
 static struct engine_cache describe_cache(
 	const struct model_config *c, const struct model_weights *w, const struct plan *p)
 {
-	struct engine_cache k = {.n_layers = c->n_layers + c->n_mtp, .n_experts = c->n_experts};
+	struct engine_cache k = {
+		.n_layers = c->n_layers + c->n_mtp, .n_experts = c->n_experts, .n_mtp = c->n_mtp};
 	uint64_t n_moe = 0;
 	for (uint32_t i = 0; i < k.n_layers; i++)
 		n_moe += w->experts[i].gate != NULL;
@@ -282,6 +283,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	mtp = config.n_mtp && !o->no_mtp;
 	if ((rc = weights_bind(g->gguf, &config, mtp, &weights, &resident, e)))
 		goto out;
+	const struct weights_watch loading = {o->loading, o->loading_user};
 	struct backend_options bo = {.name = o->backend ? o->backend : "auto", .threads = o->threads};
 	if (o->cache_bytes && (rc = streaming_backend(&bo, e)))
 		goto out;
@@ -294,7 +296,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	if (p.on_card)
 		p.experts = expert_bytes(&weights, config.n_layers + config.n_mtp);
 	if ((rc = check_plan(&config, &p, g->backend, e)) ||
-		(rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, e)) ||
+		(rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, &loading, e)) ||
 		(rc = kv_cache_init(&g->kv, &config, mtp, p.kv_type, p.context * p.sessions, g->backend, e)))
 		goto out;
 	int n_layers = (int)(config.n_layers + config.n_mtp);

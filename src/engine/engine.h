@@ -45,6 +45,9 @@ struct engine_options {
 	const char *policy;   /* NULL or "lru", "lfu", "sieve" */
 	int lookahead;        /* layers ahead to prefetch; 0: off */
 	struct reader_options reader;
+	/* Told now and then while the resident weights are loaded. NULL: nobody. */
+	void (*loading)(void *user, uint64_t done_bytes, uint64_t total_bytes);
+	void *loading_user;
 	const char *trace; /* file to record routing, tiers and waits in; NULL: none */
 	const char *
 		warm; /* profile or trace that seeds the cache; the run's own profile is saved there at close. A file that
@@ -75,7 +78,8 @@ struct expert_stats engine_expert_stats(const struct engine *g);
 
 /* The expert cache, for those who look at it while it works. Any thread may ask. */
 struct engine_cache {
-	uint32_t n_layers, n_experts; /* of the map: trunk and MTP layers */
+	uint32_t n_layers, n_experts; /* of the map: trunk layers, then n_mtp MTP layers */
+	uint32_t n_mtp;
 	bool streaming; /* false: no cache, every expert stands where it is computed; what follows is then 0 */
 	const char *policy;
 	int lookahead;             /* layers */

@@ -23,7 +23,16 @@ struct walk {
 	uint8_t *arena;
 	size_t used; /* bytes of the arena so far */
 	struct err *e;
+	const struct weights_watch *watch; /* NULL: nobody */
+	size_t total;                      /* bytes of the arena when all is done */
 };
+
+/* A tensor has been copied. */
+static void tell(const struct walk *k)
+{
+	if (k->watch && k->watch->progress)
+		k->watch->progress(k->watch->user, k->used, k->total);
+}
 
 static const struct gguf_tensor *find(
 	struct walk *k, const char *name, uint64_t ne0, uint64_t ne1, uint64_t ne2)
@@ -60,8 +69,10 @@ static int take_matrix(
 		return err_set(k->e, ERR_INPUT, "%s: %s: rows of %llu values do not fit type %s",
 			k->file->files[t->file].path, name, (unsigned long long)n_in, dtype_name(t->type));
 	uint8_t *data = place(k, t->bytes);
-	if (data)
+	if (data) {
 		k->backend->ops->upload(k->backend, data, t->data, t->bytes);
+		tell(k);
+	}
 	*out = (struct weight){.data = data,
 		.type = t->type,
 		.n_in = (int64_t)n_in,
@@ -216,7 +227,7 @@ int weights_bind(const struct gguf *file, const struct model_config *c, bool wit
 }
 
 int weights_load(const struct gguf *file, const struct model_config *c, bool with_mtp, struct backend *b,
-	struct model_weights *w, struct err *e)
+	struct model_weights *w, const struct weights_watch *watch, struct err *e)
 {
 	struct walk count = {.file = file, .c = c, .e = e};
 	int rc = walk(&count, with_mtp, w);
@@ -227,7 +238,8 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 		return rc;
 	}
 	w->arena_bytes = count.used;
-	struct walk k = {.file = file, .c = c, .backend = b, .arena = w->arena, .e = e};
+	struct walk k = {
+		.file = file, .c = c, .backend = b, .arena = w->arena, .e = e, .watch = watch, .total = count.used};
 	if ((rc = walk(&k, with_mtp, w)))
 		return rc;
 	return b->ops->wait(b, e);

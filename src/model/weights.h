@@ -51,9 +51,16 @@ struct model_weights {
 int weights_bind(const struct gguf *file, const struct model_config *c, bool with_mtp,
 	struct model_weights *w, size_t *resident_bytes, struct err *e);
 
-/* Allocates the arena and copies the resident weights into it. Call once after weights_bind with the same arguments. */
+/* Told after each tensor how many bytes of the arena are filled. */
+struct weights_watch {
+	void (*progress)(void *user, uint64_t done, uint64_t total);
+	void *user;
+};
+
+/* Allocates the arena and copies the resident weights into it. Call once after weights_bind with the same arguments.
+ * `watch` may be NULL. */
 int weights_load(const struct gguf *file, const struct model_config *c, bool with_mtp, struct backend *b,
-	struct model_weights *w, struct err *e);
+	struct model_weights *w, const struct weights_watch *watch, struct err *e);
 
 /* Accepts a zeroed or bound-only struct. */
 void weights_free(struct model_weights *w, struct backend *b);

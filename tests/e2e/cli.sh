@@ -116,6 +116,12 @@ run -p "Define river." --temp 0 --think off -n 40 -q
 exits 0
 check "-q gives the same answer" cmp -s "$work/out" "$work/first"
 check "-q says nothing on stderr" [ ! -s "$work/err" ]
+long=$(yes "river and mountain" | head -n 150 | tr '\n' ' ')
+run -p "$long" --temp 0 --think off -n 2 --chunk 32
+check "progress is for terminals" [ "$(grep -c "reading the prompt" "$work/err")" = 0 ]
+printf 'Define river.' | timeout 60 "$GLMSTREAM" -f - -q --temp 0 --think off -n 40 2>"$work/err" | cat >"$work/out"
+check "a prompt from a pipe, an answer into one" cmp -s "$work/out" "$work/first"
+check "and nothing else with -q" [ ! -s "$work/err" ]
 printf 'Define river.' >"$work/prompt"
 run -f "$work/prompt" --temp 0 --think off -n 40
 check "-f reads the prompt from a file" cmp -s "$work/out" "$work/first"

@@ -232,6 +232,7 @@ def commands():
         (b"/system", b"no system message"),
         (b"/quti", b"did you mean /quit"),
         (b"/stats now", b"/stats takes no argument"),
+        (b"/cache", b"no expert cache"),
         (b"/reset", b"a new conversation"),
         (b"/help", b"/undo"),
     ]:
@@ -258,7 +259,32 @@ def streams():
     check("stdout has nothing else", text.count(b"\n") == 1 and b"\x1b" not in text and b">" not in text, text)
 
 
-for part in (messages, history, interrupts, commands, streams):
+def cache_map():
+    """/cache draws every expert, says the same as the counts below it, and fills while the model talks."""
+    c = Chat("-n", "24", "--chunk", "32", "--cache-gb", "0.006", "--ram-gb", "0.004")
+    empty = c.line(b"/cache", b"policy").decode()
+    check("an empty cache is drawn", "cache    0 of 224 experts" in empty, empty.encode())
+    at = len(c.raw)
+    shown = c.say(b"Tell me about " + b"the river and " * 100)
+    check("a long prompt shows how far it is", re.search(rb"reading the prompt .*[0-9]+ of [0-9]+ tok, [0-9.]+ tok/s, .* left",
+                                                      shown), shown)
+    check("and takes that line away", b"\r\x1b[K" in c.raw[at:], c.raw[at:])
+    full = c.line(b"/cache", b"policy").decode()
+    rows = re.findall(r"^ *(\d+|MTP)  (.{32}) +(\d+) %$", full, re.M)
+    check("seven layers of 32 experts", [r[0] for r in rows] == ["1", "2", "3", "4", "5", "6", "MTP"], full.encode())
+    for sign, tier in (("\u2588", "cache"), ("=", "ram")):
+        drawn = sum(r[1].count(sign) for r in rows)
+        said = re.search(rf"^  {tier} +(\d+) of 224 experts", full, re.M)
+        check(f"as many {sign} as the line below says", said and 0 < drawn == int(said[1]), full.encode())
+    check("hit rates", re.search(r"asked +\d+ times: [0-9.]+ % cache, [0-9.]+ % ram, [0-9.]+ % read", full), full.encode())
+    check("80 columns are enough", all(len(line) <= 80 for line in full.splitlines()), full.encode())
+    shown = c.line(b"/stats", b"sampling:")
+    check("/stats counts experts", b"experts in all:" in shown and b"memory:" in shown, shown)
+    c.line(b"/quit", b"/quit")
+    check("it leaves with status 0", c.status() == 0, c.raw)
+
+
+for part in (messages, history, interrupts, commands, streams, cache_map):
     part()
 print(f"{checks} checks, {wrong} wrong")
 sys.exit(1 if wrong else 0)
