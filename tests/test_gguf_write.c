@@ -294,6 +294,43 @@ static void test_resume(void **state)
 }
 
 /* A file that may not grow stands in for a full disk. */
+/* Tensors that share their data: one place, no bytes of their own; only a file that says so is taken. */
+static void test_shared(void **state)
+{
+	(void)state;
+	for (int says = 0; says < 2; says++) {
+		struct err e = {0};
+		struct gguf_writer *w = gguf_writer_new(NULL);
+		if (says)
+			gguf_writer_set_u32(w, GGUF_SHARED_DATA_KEY, 1);
+		for (int i = 0; i < 3; i++)
+			expect_ok(gguf_writer_add_tensor(
+						  w, (char[]){(char)('a' + i), 0}, DTYPE_F32, 1, (uint64_t[]){2000}, NULL, &e),
+				&e);
+		gguf_writer_share_tensor(w, 2, 0);
+		expect_ok(gguf_writer_plan(w, &e), &e);
+		struct gguf_write_part plan = gguf_writer_part(w, 0);
+		assert_true(plan.tensor_bytes == 16000 && plan.file_bytes == plan.header_bytes + 16384);
+		expect_ok(gguf_writer_create(w, temp_dir_path("s.gguf"), false, &e), &e);
+		write_tensor(w, 0);
+		write_tensor(w, 1);
+		expect_ok(gguf_writer_commit(w, &e), &e);
+		gguf_writer_free(w);
+		struct gguf *g;
+		int code = gguf_open(temp_dir_path("s.gguf"), &g, &e);
+		if (!says) {
+			assert_int_equal(code, ERR_INPUT);
+			assert_non_null(strstr(e.text, "overlap"));
+			continue;
+		}
+		expect_ok(code, &e);
+		assert_true(
+			g->tensors[2].offset == g->tensors[0].offset && g->tensors[1].offset != g->tensors[0].offset);
+		assert_memory_equal(g->tensors[2].data, g->tensors[0].data, 8000);
+		gguf_close(g);
+	}
+}
+
 static void test_no_space(void **state)
 {
 	(void)state;
@@ -321,6 +358,7 @@ int main(void)
 		cmocka_unit_test(test_refused),
 		cmocka_unit_test(test_split_by_threads),
 		cmocka_unit_test(test_resume),
+		cmocka_unit_test(test_shared),
 		cmocka_unit_test(test_no_space),
 	};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);

@@ -8,6 +8,7 @@
 #include "src/base/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/quant/quantize.h"
 #include "tools/commands.h"
 #include "tools/convert_keys.h"
 #include "tools/convert_pipeline.h"
@@ -342,7 +343,7 @@ static int parse(int argc, char **argv, struct options *o, struct err *e)
 	if (!o->recipe)
 		return err_set(
 			e, ERR_USAGE, "--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", o->recipe_name);
-	if (o->types_text && (rc = convert_types_parse(&o->types, o->types_text, e)))
+	if (o->types_text && (rc = convert_types_parse(&o->types, o->types_text, quantize_supported, e)))
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
 		return err_set(e, ERR_USAGE, "-o OUT.gguf is missing");

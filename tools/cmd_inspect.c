@@ -10,6 +10,7 @@
 #include "tools/model_sizes.h"
 #include "tools/pocket.h"
 #include "tools/report.h"
+#include "tools/synth_model.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +34,14 @@ static const char *size_text(uint64_t bytes, char *out, size_t n)
 
 #define SIZE(bytes) size_text(bytes, (char[32]){0}, 32)
 
+/* Keys of glmstream synth. false: not such a file; *alias is 0 when no layers share their experts' bytes. */
+static bool is_synthetic(const struct gguf *file, uint64_t *seed, uint32_t *alias)
+{
+	*alias = 0;
+	(void)gguf_get_u32_or(file, SYNTH_ALIAS_KEY, 0, alias, NULL);
+	return !gguf_get_u64(file, SYNTH_SEED_KEY, seed, NULL);
+}
+
 static void print_shape(const struct gguf *file, const struct model_config *c)
 {
 	uint64_t bytes = 0;
@@ -41,6 +50,14 @@ static void print_shape(const struct gguf *file, const struct model_config *c)
 	printf("%s: %s%sglm-dsa, %s in %u file%s, %zu tensors, %zu keys, alignment %u\n", file->files[0].path,
 		c->name, c->name[0] ? ", " : "", SIZE(bytes), file->n_files, file->n_files == 1 ? "" : "s",
 		file->n_tensors, file->n_kvs, file->files[file->n_files - 1].alignment);
+	uint64_t seed;
+	uint32_t alias;
+	if (is_synthetic(file, &seed, &alias)) {
+		printf("synthetic: random weights of seed %llu, for measuring only", (unsigned long long)seed);
+		if (alias)
+			printf("; experts of %u layers on disk stand for those of all", alias);
+		printf("\n");
+	}
 	printf("\nshape\n");
 	printf("  layers          %u: %u dense, %u with experts%s; context %u\n", c->n_layers, c->n_dense,
 		config_n_moe(c), c->n_mtp ? ", and an MTP layer" : "", c->n_context);
@@ -322,6 +339,15 @@ static void print_json(const struct gguf *file, const struct model_config *c, co
 		json_array_append_new(files, item);
 	}
 	json_object_set_new(o, "files", files);
+	uint64_t seed;
+	uint32_t alias;
+	if (is_synthetic(file, &seed, &alias)) {
+		json_t *synthetic = json_object();
+		json_out_uint(synthetic, "seed", seed);
+		if (alias)
+			json_out_uint(synthetic, "alias", alias);
+		json_object_set_new(o, "synthetic", synthetic);
+	}
 	json_out_uint(o, "n_tensors", file->n_tensors);
 	json_out_uint(o, "tensor_bytes", file->tensor_bytes);
 	json_object_set_new(o, "config", config_json(c));

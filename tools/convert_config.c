@@ -288,23 +288,29 @@ static int read_generation(struct convert_config *c, const struct source *s)
 	return code;
 }
 
-int convert_config_read(struct convert_config *c, const char *dir, struct err *e)
+int convert_config_read_file(struct convert_config *c, const char *path, struct err *e)
 {
 	memset(c, 0, sizeof *c);
-	char *path = mem_printf("%s/config.json", dir);
 	json_t *root = load(path, e);
 	struct source s = {root, path, e};
 	int code = root ? read_model(c, &s) : ERR_INPUT;
 	if (!code)
 		code = read_tokens(c, &s);
 	json_decref(root);
+	return code;
+}
+
+int convert_config_read(struct convert_config *c, const char *dir, struct err *e)
+{
+	char *path = mem_printf("%s/config.json", dir);
+	int code = convert_config_read_file(c, path, e);
 	free(path);
 	if (code)
 		return code;
 	path = mem_printf("%s/generation_config.json", dir);
 	if (access(path, F_OK) == 0) {
-		root = load(path, e);
-		s = (struct source){root, path, e};
+		json_t *root = load(path, e);
+		struct source s = {root, path, e};
 		code = root ? read_generation(c, &s) : ERR_INPUT;
 		json_decref(root);
 	}

@@ -39,6 +39,9 @@ struct convert_config {
 /* Reads DIR/config.json and, if there, DIR/generation_config.json. */
 int convert_config_read(struct convert_config *c, const char *dir, struct err *e);
 
+/* One config.json alone. */
+int convert_config_read_file(struct convert_config *c, const char *path, struct err *e);
+
 /* Is layer `il` (trunk or MTP) one with an indexer? MTP layers are. */
 static inline bool convert_layer_full(const struct convert_config *c, uint32_t il)
 {

@@ -16,7 +16,7 @@
 
 #define ARCH "glm-dsa"
 
-static void set_shape(struct gguf_writer *w, const struct convert_config *c)
+void convert_keys_shape(struct gguf_writer *w, const struct convert_config *c)
 {
 	const struct {
 		const char *key;
@@ -181,7 +181,7 @@ int convert_keys_set(
 {
 	char *path = mem_printf("%s/tokenizer.json", dir);
 	int code = 0;
-	set_shape(w, c);
+	convert_keys_shape(w, c);
 	if (access(path, F_OK) == 0)
 		code = set_tokenizer(w, c, path, e);
 	else

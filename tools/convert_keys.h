@@ -13,4 +13,7 @@
 int convert_keys_set(
 	struct gguf_writer *w, const struct convert_config *c, const char *dir, struct buf *notes, struct err *e);
 
+/* Of these keys only those of shape, schedule and sampling. */
+void convert_keys_shape(struct gguf_writer *w, const struct convert_config *c);
+
 #endif

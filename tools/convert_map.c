@@ -8,7 +8,6 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/quant/quantize.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -62,7 +61,28 @@ static bool recipe_is_exempt(const char *name)
 	return strstr(name, "ffn_gate_inp.") || strstr(name, "indexer.proj.");
 }
 
-int convert_types_parse(struct convert_types *t, const char *text, struct err *e)
+/* Names of the types that `can` takes. */
+static const char *type_list(bool (*can)(enum dtype type), char *out, size_t n)
+{
+	size_t len = 0;
+	out[0] = 0;
+	for (uint32_t i = 0; i < DTYPE_LIMIT && len < n; i++)
+		if (dtype_info(i) && can((enum dtype)i))
+			len += (size_t)snprintf(out + len, n - len, "%s%s", len ? " " : "", dtype_name(i));
+	return out;
+}
+
+int convert_type_parse(
+	enum dtype *out, const char *name, bool (*can)(enum dtype type), const char *option, struct err *e)
+{
+	if (dtype_from_name(name, out) && can(*out))
+		return 0;
+	return err_set(e, ERR_USAGE, "%s: \"%.40s\" is no type that can be written (%s)", option, name,
+		type_list(can, (char[256]){0}, 256));
+}
+
+int convert_types_parse(
+	struct convert_types *t, const char *text, bool (*can)(enum dtype type), struct err *e)
 {
 	memset(t, 0, sizeof *t);
 	while (*text) {
@@ -76,11 +96,9 @@ int convert_types_parse(struct convert_types *t, const char *text, struct err *e
 		char name[16];
 		snprintf(name, sizeof name, "%.*s", (int)(text + len - equals - 1), equals + 1);
 		memcpy(t->rule[t->n].pattern, text, (size_t)(equals - text));
-		if (!dtype_from_name(name, &t->rule[t->n].type) || !quantize_supported(t->rule[t->n].type))
-			return err_set(e, ERR_USAGE,
-				"--types: \"%s\" is no type that can be written (F32 F16 BF16 Q8_0 Q4_0 Q2_K Q3_K "
-				"Q4_K Q5_K Q6_K IQ2_XXS)",
-				name);
+		int code = convert_type_parse(&t->rule[t->n].type, name, can, "--types", e);
+		if (code)
+			return code;
 		t->n++;
 		text += len + (text[len] == ',');
 	}
@@ -125,7 +143,7 @@ static struct convert_slab source(struct builder *b, const char *name, uint32_t 
 {
 	struct convert_slab s = {0};
 	char text[SAFETENSORS_SHAPE_MAX], want_text[SAFETENSORS_SHAPE_MAX];
-	if (b->code)
+	if (b->code || !b->st)
 		return s;
 	s.src = safetensors_find(b->st, name);
 	if (!s.src) {
@@ -267,7 +285,7 @@ static void experts(struct layer l, const char *which, const char *fused, uint64
 		return;
 	struct convert_tensor *t = add(l.b, text(name, "blk.%u.ffn_%s_exps.weight", l.il, which),
 		l.b->recipe->expert, 3, cols, rows, c->n_experts);
-	if (safetensors_find(l.b->st, text(name, "model.layers.%u.mlp.experts.%s", l.il, fused))) {
+	if (l.b->st && safetensors_find(l.b->st, text(name, "model.layers.%u.mlp.experts.%s", l.il, fused))) {
 		struct convert_slab s = source(l.b, name, 3, (uint64_t[]){c->n_experts, parts * rows, cols});
 		for (uint64_t x = 0; x < c->n_experts; x++)
 			t->slabs[x] = (struct convert_slab){s.src, s.scale, (x * parts + part) * rows};
@@ -376,8 +394,9 @@ int convert_plan_make(struct convert_plan *p, struct convert_config *cfg, const 
 	const struct convert_types *types, const struct safetensors *st, const char *dir, struct err *e)
 {
 	struct builder b = {p, cfg, recipe, types, st, dir, e, 0, 0};
-	p->used = NEW_ARRAY(bool, st->n_tensors + 1);
-	check_nextn(p, cfg, st);
+	p->used = NEW_ARRAY(bool, st ? st->n_tensors + 1 : 1);
+	if (st)
+		check_nextn(p, cfg, st);
 	matrix(&b, "token_embd.weight", "model.embed_tokens.weight", recipe->dense, cfg->vocab, cfg->hidden);
 	for (uint32_t il = 0; il < cfg->n_layers + cfg->n_nextn; il++) {
 		struct layer l = {&b, il};
@@ -390,7 +409,7 @@ int convert_plan_make(struct convert_plan *p, struct convert_config *cfg, const 
 	matrix(&b, "output.weight", "lm_head.weight", recipe->dense, cfg->vocab, cfg->hidden);
 	if (b.fallbacks > 8)
 		buf_printf(&p->notes, "and %" PRIu64 " more tensors whose rows do not fit\n", b.fallbacks - 8);
-	return b.code ? b.code : check_rest(&b);
+	return b.code || !st ? b.code : check_rest(&b);
 }
 
 void convert_plan_fini(struct convert_plan *p)

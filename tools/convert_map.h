@@ -56,8 +56,13 @@ struct convert_types {
 	} rule[CONVERT_TYPES_MAX]; /* the first match counts */
 };
 
-/* "PATTERN=TYPE,PATTERN=TYPE,...": ERR_USAGE names what is wrong: no '=', an unknown type, or one that cannot be written. */
-int convert_types_parse(struct convert_types *t, const char *text, struct err *e);
+/* "PATTERN=TYPE,PATTERN=TYPE,...": ERR_USAGE names what is wrong: no '=', an unknown type, or one that `can` refuses. */
+int convert_types_parse(
+	struct convert_types *t, const char *text, bool (*can)(enum dtype type), struct err *e);
+
+/* The value of an option that names one type. */
+int convert_type_parse(
+	enum dtype *out, const char *name, bool (*can)(enum dtype type), const char *option, struct err *e);
 
 struct convert_plan {
 	struct convert_tensor *tensors; /* [n_tensors] in file order: embedding, layers, norm, head */
@@ -67,7 +72,8 @@ struct convert_plan {
 };
 
 /* Fills a zeroed plan; `types` may be NULL; cfg->n_nextn becomes 0 when the checkpoint lacks the MTP layer. Refused: tensors missing, of other
- * shapes, or that belong to nothing. Slabs point into `st`. */
+ * shapes, or that belong to nothing. Slabs point into `st`. Without `st` (NULL) only names, types and shapes are planned, and `dir`
+ * is not looked at. */
 int convert_plan_make(struct convert_plan *p, struct convert_config *cfg, const struct convert_recipe *recipe,
 	const struct convert_types *types, const struct safetensors *st, const char *dir, struct err *e);
 

@@ -4,8 +4,9 @@
  * file but names: values, strings and tensor data are views into the bytes that were parsed, valid until gguf_close.
  *
  * Everything is checked before it is used: counts against the bytes that are left, names (1 .. 255 bytes, no control
- * bytes, no duplicates), shapes, block sizes, alignment, and that no two tensors overlap. A struct gguf that exists is
- * consistent, and is constant: any number of threads may read it.
+ * bytes, no duplicates), shapes, block sizes, alignment, and that no two tensors overlap (or, in a file that says so, that
+ * they are the same bytes throughout). A struct gguf that exists is consistent, and is constant: any number of threads may
+ * read it.
  *
  * A split set (NAME-00001-of-00005.gguf ...) is opened by naming its first part; the tensors of all parts form one table.
  * Keys are those of the first part.
@@ -38,6 +39,10 @@ enum gguf_type {
 	GGUF_F64 = 12,
 	GGUF_TYPE_LIMIT = 13,
 };
+
+/* A file with this key (of any value) may have several tensors of equal type and size at the same place: files for
+ * measuring, which would not fit the disk otherwise. */
+#define GGUF_SHARED_DATA_KEY "glmstream.synth.alias"
 
 #define GGUF_NAME_MAX          255 /* bytes of a key or tensor name */
 #define GGUF_DEFAULT_ALIGNMENT 32

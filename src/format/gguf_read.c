@@ -268,8 +268,14 @@ static int by_offset(const void *a, const void *b)
 	return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-/* No byte may belong to two tensors: a file that says otherwise is damaged or hostile. */
-static int check_overlap(const struct cursor *c, const struct gguf_tensor *t, size_t n)
+static bool same_place(const struct gguf_tensor *a, const struct gguf_tensor *b)
+{
+	return a->offset == b->offset && a->bytes == b->bytes && a->type == b->type;
+}
+
+/* No byte may belong to two tensors: a file that says otherwise is damaged or hostile. With `shared` (see
+ * GGUF_SHARED_DATA_KEY) two tensors may be the same bytes throughout. */
+static int check_overlap(const struct cursor *c, const struct gguf_tensor *t, size_t n, bool shared)
 {
 	const struct gguf_tensor **order = mem_try_new(n, sizeof *order);
 	if (!order)
@@ -279,7 +285,8 @@ static int check_overlap(const struct cursor *c, const struct gguf_tensor *t, si
 		order[i] = &t[i];
 	qsort(order, n, sizeof *order, by_offset);
 	for (size_t i = 1; i < n && !code; i++)
-		if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset)
+		if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset &&
+			!(shared && same_place(order[i - 1], order[i])))
 			code = err_set(c->e, ERR_INPUT, "%s: tensors %s and %s overlap at offset %" PRIu64, c->path,
 				order[i - 1]->name, order[i]->name, order[i]->offset);
 	free(order);
@@ -366,7 +373,8 @@ static int take_header(struct cursor *c, uint64_t *n_tensors, uint64_t *n_kvs)
 }
 
 /* The tensor table of one file, appended to g->tensors. */
-static int take_tensors(struct cursor *c, struct gguf *g, size_t *room, uint64_t n, struct gguf_file *file)
+static int take_tensors(
+	struct cursor *c, struct gguf *g, size_t *room, uint64_t n, struct gguf_file *file, bool shared)
 {
 	int code;
 	size_t first = g->n_tensors;
@@ -392,7 +400,7 @@ static int take_tensors(struct cursor *c, struct gguf *g, size_t *room, uint64_t
 		if (!num_add(g->tensor_bytes, t[i].bytes, &g->tensor_bytes))
 			return err_set(c->e, ERR_INPUT, "%s: the sum of tensor sizes is too large", c->path);
 	}
-	return check_overlap(c, t, n);
+	return check_overlap(c, t, n, shared);
 }
 
 int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint64_t size,
@@ -438,7 +446,7 @@ int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint6
 	if ((code = read_split_keys(&own, split, e)))
 		goto out;
 	g->n_files--; /* tensors count their file from here */
-	code = take_tensors(&c, g, &room, n_tensors, file);
+	code = take_tensors(&c, g, &room, n_tensors, file, gguf_find(&own, GGUF_SHARED_DATA_KEY) != NULL);
 	g->n_files++;
 out:
 	if (!code && g->n_files == 1) {

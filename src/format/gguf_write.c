@@ -34,6 +34,7 @@ struct out_tensor {
 	uint64_t bytes;
 	uint64_t relative; /* offset from the start of the part's data */
 	size_t part;
+	size_t shares; /* id + 1 of the tensor whose data these are; 0: its own */
 };
 
 struct out_part {
@@ -304,6 +305,15 @@ int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype t
 	return 0;
 }
 
+void gguf_writer_share_tensor(struct gguf_writer *w, size_t id, size_t of)
+{
+	struct out_tensor *t = &w->tensors[id];
+	const struct out_tensor *o = &w->tensors[of];
+	if (w->planned || of >= id || o->shares || o->bytes != t->bytes || o->type != t->type || w->split_bytes)
+		bug("tensor %s cannot share the data of %s", t->name, o->name);
+	t->shares = of + 1;
+}
+
 /* ---- plan ---- */
 
 /* Bytes of one row of the tensor table. */
@@ -338,7 +348,7 @@ static int cut_parts(struct gguf_writer *w, struct err *e)
 	for (size_t i = 0; i < w->n_tensors || !w->n_parts; i++) {
 		uint64_t padded = 0, row = 0, file = 0;
 		if (i < w->n_tensors) {
-			padded = num_align_up(w->tensors[i].bytes, w->alignment);
+			padded = w->tensors[i].shares ? 0 : num_align_up(w->tensors[i].bytes, w->alignment);
 			row = row_bytes(&w->tensors[i]);
 		}
 		struct out_part *p = w->n_parts ? &w->parts[w->n_parts - 1] : NULL;
@@ -363,9 +373,9 @@ static int cut_parts(struct gguf_writer *w, struct err *e)
 			break;
 		struct out_tensor *t = &w->tensors[i];
 		t->part = w->n_parts - 1;
-		t->relative = data;
+		t->relative = t->shares ? w->tensors[t->shares - 1].relative : data;
 		p->info.n_tensors++;
-		p->info.tensor_bytes += t->bytes;
+		p->info.tensor_bytes += t->shares ? 0 : t->bytes;
 		data += padded;
 		head += row;
 	}
@@ -394,7 +404,7 @@ static void encode_header(struct gguf_writer *w, size_t part)
 			put_u64(b, t->ne[d]);
 		put_u32(b, t->type);
 		put_u64(b, t->relative);
-		end = t->relative + num_align_up(t->bytes, w->alignment);
+		end = MAX(end, t->relative + num_align_up(t->bytes, w->alignment));
 	}
 	size_t pad = (size_t)(num_align_up(b->len, w->alignment) - b->len);
 	buf_reserve(b, pad);

@@ -54,12 +54,16 @@ void gguf_writer_set_strs(struct gguf_writer *w, const char *key, const struct g
 int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype type, uint32_t n_dims,
 	const uint64_t *ne, size_t *id, struct err *e);
 
+/* Tensor `id` gets no data of its own: it stands where the earlier tensor `of` stands, which has the same type and size and
+ * data of its own. Readers refuse such a file unless it carries GGUF_SHARED_DATA_KEY. Not with split_bytes (bug). */
+void gguf_writer_share_tensor(struct gguf_writer *w, size_t id, size_t of);
+
 /* ---- plan: after it nothing more can be declared ---- */
 int gguf_writer_plan(struct gguf_writer *w, struct err *e);
 
 struct gguf_write_part {
 	uint64_t header_bytes; /* with padding: where tensor data begin */
-	uint64_t tensor_bytes; /* sum over its tensors, without padding */
+	uint64_t tensor_bytes; /* sum over its tensors with data of their own, without padding */
 	uint64_t file_bytes;
 	size_t first_tensor, n_tensors;
 };

@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# `glmstream synth`: the size it announces is the size it writes, seeds decide the bytes, the model computes sane numbers at any
+# depth and type, experts that share their bytes are cached each for itself, and nothing is overwritten unasked.
+# shellcheck disable=SC2317 # functions called through check
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+need_pocket # its tokenizer
+has_command synth || skip "this build has no synth"
+command -v python3 >/dev/null 2>&1 || skip "no python3"
+
+cat >"$work/shape.json" <<'END'
+{"model_type": "glm_moe_dsa", "hidden_act": "silu", "num_hidden_layers": 40, "num_nextn_predict_layers": 1, "hidden_size": 256,
+"vocab_size": 8500, "max_position_embeddings": 4096, "num_attention_heads": 4, "q_lora_rank": 256, "kv_lora_rank": 256,
+"qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "v_head_dim": 64, "index_n_heads": 4, "index_head_dim": 64, "index_topk": 64,
+"rms_norm_eps": 1e-5, "rope_theta": 8000000, "index_topk_freq": 4, "index_skip_topk_offset": 3, "first_k_dense_replace": 3,
+"intermediate_size": 512, "moe_intermediate_size": 256, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1,
+"routed_scaling_factor": 2.5, "norm_topk_prob": true}
+END
+echo 1 5 99 300 1000 2000 3000 17 23 >"$work/ids"
+small="--shape $work/shape.json -q"
+
+# finite, neither constant nor huge, and not the same for different tokens
+sane_logits() { # file
+	python3 - "$1" 8500 <<'END'
+import array, math, sys
+v, n = array.array('f'), int(sys.argv[2])
+v.frombytes(open(sys.argv[1], 'rb').read())
+assert len(v) == 9 * n, len(v)
+rows = [v[i:i + n] for i in range(0, len(v), n)]
+best = set()
+for r in rows:
+    mean = sum(r) / n
+    deviation = math.sqrt(sum((x - mean) ** 2 for x in r) / n)
+    assert all(map(math.isfinite, r)) and 0.5 < deviation < 2, deviation
+    best.add(r.index(max(r)))
+assert len(best) > 3, best
+END
+}
+
+logits() { # model, options: $work/logits and $hash
+	run dump-logits -m "$@" --ids "$work/ids" --all -o "$work/logits" --backend cpu
+	exits 0
+	hash=$(grep -o '"logits_hash": "[0-9a-f]*"' "$work/out")
+}
+
+announced() {
+	"$GLMSTREAM" synth $small "$@" --dry-run | sed -n 's/^total *\([0-9]*\) bytes$/\1/p'
+}
+
+# the whole depth, experts of 3 layers for 38
+run synth -o "$work/a.gguf" $small --alias 3
+exits 0
+check "size as announced" [ "$(stat -c %s "$work/a.gguf")" = "$(announced --alias 3)" ]
+check "less than without alias" [ "$(announced --alias 3)" -lt "$(announced)" ]
+logits "$work/a.gguf"
+check "sane logits" sane_logits "$work/logits"
+all=$hash
+logits "$work/a.gguf" --cache-gb 0.02 --no-direct
+check "the same with experts streamed" [ "$hash" = "$all" ]
+run inspect "$work/a.gguf"
+check "inspect says what it is" grep -q '^synthetic: random weights of seed 1.*experts of 3 layers' "$work/out"
+run inspect "$work/a.gguf" --json
+check "and in JSON" python3 -c 'import json, sys; assert json.load(open(sys.argv[1]))["synthetic"] == {"seed": 1, "alias": 3}' "$work/out"
+
+# bytes by seed, whatever the threads
+run synth -o "$work/b.gguf" $small --alias 3 -j 1
+check "same seed, same bytes" cmp -s "$work/a.gguf" "$work/b.gguf"
+run synth -o "$work/b.gguf" $small --alias 3 --seed 2 --force
+exits 0
+check "another seed, other bytes" [ "$(cmp "$work/a.gguf" "$work/b.gguf" | wc -l)" = 1 ]
+
+# every expert has bytes of its own without alias: other logits
+run synth -o "$work/b.gguf" $small --force
+exits 0
+logits "$work/b.gguf"
+check "sane logits" sane_logits "$work/logits"
+check "layers differ" [ "$hash" != "$all" ]
+
+# types, fewer layers and experts
+for type in IQ2_XXS Q4_K IQ3_S IQ1_M BF16; do
+	run synth -o "$work/b.gguf" $small --experts $type --layers 8 --expert-count 8 --no-mtp --force
+	exits 0
+	logits "$work/b.gguf"
+	check "sane logits with $type" sane_logits "$work/logits"
+done
+run synth -o "$work/b.gguf" $small --recipe bf16 --layers 5 --force
+logits "$work/b.gguf"
+check "sane logits in bf16" sane_logits "$work/logits"
+
+# GLM-5.2: 753,329,940,480 parameters (specification, section 1)
+run synth --dry-run --recipe bf16
+f32=$(sed -n 's/^F32 .* \([0-9]*\) bytes$/\1/p' "$work/out") bf16=$(sed -n 's/^BF16 .* \([0-9]*\) bytes$/\1/p' "$work/out")
+check "the released number of parameters" [ $((f32 / 4 + bf16 / 2)) = 753329940480 ]
+
+# refusals
+run synth -o "$work/b.gguf" $small
+error_is_one_sentence 3 'b.gguf: exists already'
+run synth -o "$work/missing/b.gguf" $small
+error_is_one_sentence 3 'missing'
+run synth $small
+error_is_one_sentence 2 'OUT.gguf is missing'
+run synth -o "$work/c.gguf" $small --experts Q9
+error_is_one_sentence 2 'Q9.*IQ2_XXS'
+run synth -o "$work/c.gguf" $small --layers 100
+error_is_one_sentence 2 'the shape has 40'
+run synth -o "$work/c.gguf" $small --expert-count 3
+error_is_one_sentence 2 'a token uses 4'
+run synth -o "$work/c.gguf" $small --tokenizer "$work/shape.json"
+error_is_one_sentence 3 'not a GGUF file'
+sed 's/8500/100/' "$work/shape.json" >"$work/tiny.json"
+run synth -o "$work/c.gguf" --shape "$work/tiny.json" -q
+error_is_one_sentence 3 'the shape 100'
+run synth -o "$work/c.gguf" --shape "$work/ids" -q
+error_is_one_sentence 3 'not valid JSON'
+room=$(df -B1 --output=avail "$work" | tail -n 1)
+if [ "$room" -lt 1500000000000 ]; then
+	run synth -o "$work/c.gguf" --recipe bf16 -q
+	error_is_one_sentence 4 'bytes are needed'
+fi
+check "nothing is left behind" [ "$(find "$work" -name 'c.gguf*' -o -name '*.partial' | wc -l)" = 0 ]
+
+# a file with shared data that does not say so is refused
+python3 - "$work/a.gguf" <<'END'
+import sys
+d = open(sys.argv[1], 'r+b')
+head = d.read(1 << 20)
+at = head.index(b'glmstream.synth.alias')
+d.seek(at)
+d.write(b'glmstream.synth.alibi')
+END
+run inspect "$work/a.gguf"
+error_is_one_sentence 3 'overlap'
+
+finish
