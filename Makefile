@@ -96,7 +96,6 @@ TESTS    := $(TEST_SRC:%.c=$(BUILD)/%)
 REPLAYS  := $(patsubst tests/fuzz/fuzz_%.c,$(BUILD)/tests/fuzz/replay_%,$(wildcard tests/fuzz/fuzz_*.c))
 C_FILES  := $(wildcard $(foreach e,c h cu cuh,$(addsuffix /*.$e,src/* cache stream kernels kernels/* tools tests tests/fuzz)))
 DATA_DIR := $(PREFIX)/share/glmstream
-POCKET   := $(firstword $(wildcard tools/pocket/*.gguf))
 
 all: $(LIB) $(if $(TOOL_SRC),$(BUILD)/glmstream) ## build the program (the default)
 
@@ -121,8 +120,8 @@ $(BUILD)/%.o: %.cu $(BUILD)/.flags
 	$(Q)mkdir -p $(@D) && $(NVCC) $(NV_ALL) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
 # where an installed program finds the pocket model
-$(TOOL_OBJ): private LOCAL = -DGLM_DATA_DIR='"$(DATA_DIR)"'
-$(TOOL_OBJ): $(BUILD)/.data_dir
+$(BUILD)/tools/pocket.o: private LOCAL = -DGLM_DATA_DIR='"$(DATA_DIR)"'
+$(BUILD)/tools/pocket.o: $(BUILD)/.data_dir
 
 # fuzzing: the whole library compiled by clang, instrumented, in its own tree
 FUZZ_ALL = -std=gnu11 -g -O1 -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-unknown-pragmas
@@ -158,12 +157,10 @@ config: ## print what was found and which flags are used
 	@printf '  %s\n' $(NOTES) 'mode: $(MODE)' 'compiler: $(CC) $(C_ALL)' 'defines: $(CPP_ALL)' 'libraries: $(LIBS)'
 
 install: all ## install into PREFIX (/usr/local), below DESTDIR if given
-	install -D -m 755 $(BUILD)/glmstream $(DESTDIR)$(PREFIX)/bin/glmstream
-	$(if $(POCKET),install -D -m 644 $(POCKET) $(DESTDIR)$(DATA_DIR)/pocket.gguf)
+	@tools/install.sh install $(BUILD) $(PREFIX) $(DESTDIR)
 
 uninstall: ## remove what install put there
-	rm -f $(DESTDIR)$(PREFIX)/bin/glmstream $(DESTDIR)$(DATA_DIR)/pocket.gguf
-	rmdir $(DESTDIR)$(DATA_DIR) 2>/dev/null || :
+	@tools/install.sh uninstall $(BUILD) $(PREFIX) $(DESTDIR)
 
 pocket: all ## convert the checkpoint in POCKET_SRC (../shared/pocket) into tools/pocket/pocket.gguf
 	$(BUILD)/glmstream convert $(POCKET_SRC) -o tools/pocket/pocket.gguf --recipe q8 --types '$(POCKET_TYPES)'

@@ -152,8 +152,10 @@ static int record(int argc, char **argv, struct err *e)
 		return err_set(e, ERR_USAGE, "this build cannot run models, so it cannot record them");
 	if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
 		char *help[] = {"run", "--help", NULL};
-		printf("Usage: glmstream trace record FILE [options of run]\n\nThe same as glmstream run --trace "
-			   "FILE ...\n\n");
+		if (!report_describing())
+			printf("Usage: glmstream trace record FILE [options of run]\n\nThe same as glmstream run --trace "
+				   "FILE "
+				   "...\n\nExample:\n  glmstream trace record run.trace -p 'Define river.'\n\n");
 		return cmd_run(2, help, e);
 	}
 	if (argc < 2 || argv[1][0] == '-') {

@@ -26,6 +26,7 @@ struct command {
 	const char *name;
 	int (*run)(int argc, char **argv, struct err *e); /* NULL: not part of this build */
 	const char *help;                                 /* one line */
+	const char *parts; /* "record show": what may follow, each with options of its own; NULL: nothing */
 };
 
 /* Weak, so that main can list a command before its file is there. */

@@ -138,7 +138,7 @@ struct arg_group common_opts_group(struct common_opts *c)
 	};
 	_Static_assert(ARRAY_LEN(list) <= COMMON_OPTS_MAX, "COMMON_OPTS_MAX");
 	memcpy(c->args, list, sizeof list);
-	return (struct arg_group){"Model and machine", c->args, ARRAY_LEN(list)};
+	return (struct arg_group){COMMON_OPTS_TITLE, c->args, ARRAY_LEN(list)};
 }
 
 const char *common_opts_policy(int i)

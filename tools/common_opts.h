@@ -7,7 +7,8 @@
 #include "src/base/err.h"
 #include "src/engine/engine.h"
 
-#define COMMON_OPTS_MAX 20
+#define COMMON_OPTS_MAX   20
+#define COMMON_OPTS_TITLE "Model and machine"
 
 /* Zero-initialise, then common_opts_group, then parse, then common_opts_open. */
 struct common_opts {

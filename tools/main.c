@@ -3,6 +3,7 @@
 #include "src/base/args.h"
 #include "src/base/num.h"
 #include "tools/commands.h"
+#include "tools/manual.h"
 #include "tools/report.h"
 
 #include <langinfo.h>
@@ -12,19 +13,19 @@
 #include <string.h>
 
 static const struct command commands[] = {
-	{"run", cmd_run, "chat, or answer one prompt; the same as no command"},
-	{"inspect", cmd_inspect, "shape, types and sizes of a model file"},
-	{"convert", cmd_convert, "Hugging Face safetensors to GGUF"},
-	{"tokenize", cmd_tokenize, "text to token ids and back"},
-	{"render", cmd_render, "messages to the text or ids that the model sees"},
-	{"dump-logits", cmd_dump_logits, "write the model's logits to a file"},
-	{"compare", cmd_compare, "how far two logits files are apart"},
-	{"perplexity", cmd_perplexity, "nats per token over a text"},
-	{"trace", cmd_trace, "record, show and simulate expert traffic"},
-	{"tune", cmd_tune, "measure this machine and find the best flags"},
-	{"bench", cmd_bench, "speed of memory, kernels and the whole model"},
-	{"synth", cmd_synth, "make a model of any shape with random weights"},
-	{"serve", cmd_serve, "HTTP server with OpenAI and Anthropic endpoints"},
+	{"run", cmd_run, "chat, or answer one prompt; the same as no command", NULL},
+	{"inspect", cmd_inspect, "shape, types and sizes of a model file", NULL},
+	{"convert", cmd_convert, "Hugging Face safetensors to GGUF", NULL},
+	{"tokenize", cmd_tokenize, "text to token ids and back", NULL},
+	{"render", cmd_render, "messages to the text or ids that the model sees", NULL},
+	{"dump-logits", cmd_dump_logits, "write the model's logits to a file", NULL},
+	{"compare", cmd_compare, "how far two logits files are apart", NULL},
+	{"perplexity", cmd_perplexity, "nats per token over a text", NULL},
+	{"trace", cmd_trace, "record, show and simulate expert traffic", "record show simulate"},
+	{"tune", cmd_tune, "measure this machine and find the best flags", NULL},
+	{"bench", cmd_bench, "speed of memory, kernels and the whole model", NULL},
+	{"synth", cmd_synth, "make a model of any shape with random weights", NULL},
+	{"serve", cmd_serve, "HTTP server with OpenAI and Anthropic endpoints", NULL},
 };
 
 static void print_help(void)
@@ -38,6 +39,7 @@ static void print_help(void)
 		if (commands[i].run)
 			printf("  %-12s %s\n", commands[i].name, commands[i].help);
 	printf("\n  glmstream COMMAND --help   options of a command (of a chat: glmstream run --help)\n"
+		   "  glmstream help --man | man -l -   the manual; help --bash, help --zsh: completion\n"
 		   "  glmstream --version\n\n"
 		   "Example:\n"
 		   "  glmstream -p 'What is 12 + 30?' --think off\n");
@@ -79,6 +81,12 @@ static int dispatch(int argc, char **argv, struct err *e)
 	}
 	if (argc < 2 || first[0] == '-')
 		return cmd_run ? cmd_run(argc, argv, e) : err_set(e, ERR_USAGE, "this build cannot run models");
+	if (!strcmp(first, "help") && !strcmp(argv[2], "--man"))
+		return manual_print(commands, ARRAY_LEN(commands), e);
+	if (!strcmp(first, "help") && !strcmp(argv[2], "--bash"))
+		return completion_print_bash(commands, ARRAY_LEN(commands), e);
+	if (!strcmp(first, "help") && !strcmp(argv[2], "--zsh"))
+		return completion_print_zsh(commands, ARRAY_LEN(commands), e);
 	if (!strcmp(first, "help")) { /* help COMMAND */
 		const struct command *c = find_command(argv[2], e);
 		char *help[] = {argv[2], (char[]){"--help"}, NULL};

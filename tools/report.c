@@ -15,10 +15,26 @@ void report_error(const struct err *e)
 		fprintf(stderr, "hint: %s\n", e->hint);
 }
 
+static void (*describe)(void *user, const struct args *a); /* the main thread's */
+static void *describe_user;
+
+void report_describe(void (*sink)(void *user, const struct args *a), void *user)
+{
+	describe = sink;
+	describe_user = user;
+}
+
+bool report_describing(void)
+{
+	return describe != NULL;
+}
+
 int report_parse(const struct args *a, int argc, char **argv, struct err *e)
 {
 	int rc = args_parse(a, argc, argv, e);
-	if (rc == ARGS_HELP) {
+	if (rc == ARGS_HELP && describe) {
+		describe(describe_user, a);
+	} else if (rc == ARGS_HELP) {
 		struct buf text = {0};
 		args_help(a, &text);
 		fwrite(text.data, 1, text.len, stdout);

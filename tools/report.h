@@ -12,6 +12,11 @@ void report_error(const struct err *e);
 /* args_parse; on ARGS_HELP the help has been printed on stdout. Returns 0 (go on), ARGS_HELP (done) or a code. */
 int report_parse(const struct args *a, int argc, char **argv, struct err *e);
 
+/* From now on --help hands the table to `sink` instead of printing it; NULL: prints again. */
+void report_describe(void (*sink)(void *user, const struct args *a), void *user);
+
+bool report_describing(void);
+
 /* Flushes stdout. ERR_RUN when anything written to it so far was lost (full disk, closed pipe). */
 int report_stdout(struct err *e);
 

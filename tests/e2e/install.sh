@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# `make install` into a staging folder, what it puts there, the completions and the manual it writes, and `make uninstall`.
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+need_pocket
+case $GLMSTREAM in */build/release/glmstream) ;; *) skip "a sanitizer build is not installed" ;; esac
+
+stage=$work/stage
+# the tree is built: make may copy, but neither compile nor link (it would need the flags of that build)
+make -s -o all install BUILD="$(dirname "$GLMSTREAM")" DESTDIR="$stage" PREFIX=/opt/glm CUDA=0 >"$work/out" 2>&1
+rc=$?
+said="make install"
+exits 0
+root=$stage/opt/glm
+(cd "$stage" && find . -type f | sort) >"$work/files"
+printf './opt/glm/%s\n' bin/glmstream lib/systemd/system/glmstream.service share/bash-completion/completions/glmstream \
+	share/glmstream/pocket.gguf share/man/man1/glmstream.1 share/zsh/site-functions/_glmstream >"$work/expected"
+check "install puts these files and no others" cmp "$work/files" "$work/expected"
+check "the unit names the program where it is" grep -q "^ExecStart=/opt/glm/bin/glmstream serve" \
+	"$root/lib/systemd/system/glmstream.service"
+check "no placeholder is left" [ "$(grep -c @PREFIX@ "$root/lib/systemd/system/glmstream.service")" = 0 ]
+
+# the installed program, alone, with its own model
+(cd / && env -u GLMSTREAM_POCKET "$root/bin/glmstream" -p "Define river." --temp 0 --think off -n 30 -q) >"$work/out" 2>"$work/err"
+rc=$?
+said="the installed program"
+exits 0
+check "it answers" grep -q river "$work/out"
+
+# ---- manual and completion against the help of every command -----------------------------------------------------------
+commands=$("$GLMSTREAM" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p')
+check "there are commands" [ "$(wc -w <<<"$commands")" -ge 10 ]
+man=$root/share/man/man1/glmstream.1
+if command -v man >/dev/null 2>&1; then
+	check "the manual has no faults" [ -z "$(man --warnings -l "$man" 2>&1 >/dev/null)" ]
+fi
+bash -n "$root/share/bash-completion/completions/glmstream"
+check "bash reads its completion" [ $? = 0 ]
+# shellcheck source=/dev/null
+. "$root/share/bash-completion/completions/glmstream"
+# shellcheck disable=SC2317 # called by the completion
+compopt() { :; } # there is no completion in progress
+complete_as_bash() { # words, the last one is completed
+	COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
+	_glmstream
+	echo "${COMPREPLY[*]}"
+}
+missing='' n_options=0
+for command in $commands; do
+	check "the manual tells of $command" grep -qx "\.SS ${command//-/\\\\-}\( .*\)\?" "$man"
+	parts=$(_glmstream_parts "$command")
+	for part in ${parts:-""}; do
+		# shellcheck disable=SC2086 # no part is no word
+		help=$("$GLMSTREAM" "$command" $part --help)
+		check "$command $part has an example" grep -q '^Example' <<<"$help"
+		# shellcheck disable=SC2086
+		offered=" $(complete_as_bash glmstream "$command" $part -) "
+		while read -r option; do
+			n_options=$((n_options + 1))
+			[[ $offered == *" $option "* ]] || missing+=" $command $part $option;"
+			grep -q -- "\\\\fB${option//-/\\\\-}\\\\fR" "$man" || missing+=" manual: $option;"
+		done < <(grep -oE '^  (-[a-zA-Z]|   )?,? *(--[a-z0-9-]+)?' <<<"$help" | grep -oE -- '--?[a-zA-Z0-9-]+')
+	done
+done
+check "options were found" [ $n_options -ge 150 ]
+check "completion and manual know every option (not:$missing)" [ -z "$missing" ]
+check "commands are completed" [ "$(complete_as_bash glmstream ins)" = inspect ]
+check "options without a command are those of run" [ "$(complete_as_bash glmstream --pol)" = --policy ]
+check "words of a choice" [ "$(complete_as_bash glmstream run --policy s)" = sieve ]
+check "also behind =" [ "$(complete_as_bash glmstream run --policy = l)" = "lru lfu" ]
+check "parts of a command" [ "$(complete_as_bash glmstream trace s)" = "show simulate" ]
+check "words of an argument" [ "$(complete_as_bash glmstream bench re)" = read ]
+check "files" [ "$(cd "$work" && complete_as_bash glmstream -m expe)" = expected ]
+check "no guesses for free text" [ -z "$(complete_as_bash glmstream -p "")" ]
+if command -v zsh >/dev/null 2>&1; then
+	zsh -n "$root/share/zsh/site-functions/_glmstream"
+	check "zsh reads its completion" [ $? = 0 ]
+fi
+if command -v systemd-analyze >/dev/null 2>&1; then
+	sed "s|/opt/glm/bin/glmstream|$root/bin/glmstream|" "$root/lib/systemd/system/glmstream.service" >"$work/glmstream.service"
+	systemd-analyze verify --man=no "$work/glmstream.service" >"$work/verify" 2>&1
+	check "systemd has nothing against the unit" [ "$(grep -c glmstream.service "$work/verify")" = 0 ]
+fi
+
+make -s uninstall DESTDIR="$stage" PREFIX=/opt/glm >"$work/out" 2>&1
+rc=$?
+said="make uninstall"
+exits 0
+check "uninstall leaves no file" [ -z "$(find "$stage" -type f)" ]
+check "nor a folder of ours" [ ! -e "$root/share/glmstream" ]
+finish
