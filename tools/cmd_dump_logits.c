@@ -9,7 +9,7 @@
 #include "tools/common_opts.h"
 #include "tools/interrupt.h"
 #include "tools/json_out.h"
-#include "tools/out_file.h"
+#include "src/base/out_file.h"
 #include "tools/report.h"
 #include "tools/taps_file.h"
 #include "tools/token_rows.h"

@@ -14,7 +14,7 @@
 #include "tools/interrupt.h"
 #include "tools/json_out.h"
 #include "tools/measure.h"
-#include "tools/out_file.h"
+#include "src/base/out_file.h"
 #include "tools/pocket.h"
 #include "tools/report.h"
 #include "tools/svg_plot.h"

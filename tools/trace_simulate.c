@@ -8,7 +8,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tools/json_out.h"
-#include "tools/out_file.h"
+#include "src/base/out_file.h"
 #include "tools/report.h"
 #include "tools/svg_plot.h"
 

@@ -88,6 +88,12 @@ static int check_room(const struct session *s, uint64_t length, struct err *e)
 	return ERR_INPUT;
 }
 
+int session_check(const struct session *s, const int32_t *tokens, uint32_t n, uint64_t length, struct err *e)
+{
+	int rc = check_tokens(s, tokens, n, e);
+	return rc ? rc : check_room(s, length, e);
+}
+
 static struct forward_taps step_taps(struct session *s, uint32_t n)
 {
 	const struct model_config *c = &s->g->model.config;
@@ -153,7 +159,7 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
 	const struct session_watch *watch, struct err *e)
 {
 	int rc;
-	if ((rc = check_tokens(s, tokens, n, e)) || (rc = check_room(s, (uint64_t)s->length + n, e)))
+	if ((rc = session_check(s, tokens, n, (uint64_t)s->length + n, e)))
 		return rc;
 	if (!n)
 		return 0;
@@ -183,7 +189,7 @@ int session_sync(struct session *s, const int32_t *tokens, uint32_t n, const str
 	int rc;
 	if (!n)
 		return err_set(e, ERR_INPUT, "the prompt has no tokens");
-	if ((rc = check_tokens(s, tokens, n, e)) || (rc = check_room(s, n, e)))
+	if ((rc = session_check(s, tokens, n, n, e)))
 		return rc;
 	uint32_t same = 0, most = MIN(n, s->length);
 	while (same < most && s->tokens[same] == tokens[same])

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* O_TMPFILE first: then not even a killed program leaves rubbish. A nameless file cannot replace a name in one step, so it
  * gets a temporary name for the moment between linkat and rename. */
-#include "tools/out_file.h"
+#include "src/base/out_file.h"
 
 #include "src/base/mem.h"
 
@@ -31,31 +31,18 @@ static char *temp_name(const char *path)
 	return mem_printf("%.200s.%ld.part", base_name(path), (long)getpid());
 }
 
-int out_file_open(struct out_file *o, const char *path, struct err *e)
+static int failed_open(struct out_file *o, int fd, const char *path, struct err *e)
 {
-	*o = (struct out_file){.directory = -1};
-	int fd = -1;
-	if (!strcmp(path, "-")) {
-		o->f = stdout;
-		o->path = mem_strdup("standard output");
-		o->direct = 1;
-		return 0;
-	}
-	struct stat st;
-	bool there = !stat(path, &st);
-	if (there && S_ISDIR(st.st_mode))
-		return err_set(e, ERR_INPUT, "%.400s: is a directory, expected the name of a file to write", path);
-	if (there && !S_ISREG(st.st_mode)) { /* /dev/null, a pipe */
-		o->path = mem_strdup(path);
-		o->direct = 1;
-		fd = open(path, O_WRONLY | O_CLOEXEC);
-		if (fd < 0)
-			goto failed;
-		o->f = fdopen(fd, "w");
-		if (!o->f)
-			goto failed;
-		return 0;
-	}
+	int errnum = errno;
+	if (fd >= 0)
+		close(fd);
+	out_file_abort(o);
+	return err_errno(e, errnum, "%.400s: cannot be written", path);
+}
+
+/* The file beside the target; `mode` is of a new one. */
+static int open_beside(struct out_file *o, const char *path, bool there, mode_t mode, struct err *e)
+{
 	char *real = there ? realpath(path, NULL) : NULL;
 	o->path = real ? real : mem_strdup(path);
 	char *dir = mem_strdup(o->path);
@@ -65,26 +52,63 @@ int out_file_open(struct out_file *o, const char *path, struct err *e)
 	o->directory = open(slash ? dir : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	free(dir);
 	if (o->directory < 0)
-		goto failed;
-	fd = openat(
-		o->directory, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, there ? st.st_mode & 0777 : new_file_mode());
+		return failed_open(o, -1, path, e);
+	int fd = openat(o->directory, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, mode);
 	if (fd < 0) {
 		o->temp = temp_name(o->path);
-		fd = openat(o->directory, o->temp, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC,
-			there ? st.st_mode & 0777 : new_file_mode());
+		unlinkat(o->directory, o->temp, 0); /* of an earlier process with this number */
+		fd = openat(o->directory, o->temp, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, mode);
 	}
-	if (fd < 0)
-		goto failed;
+	if (fd < 0) {
+		free(o->temp); /* not ours to remove */
+		o->temp = NULL;
+		return failed_open(o, -1, path, e);
+	}
 	o->f = fdopen(fd, "w");
-	if (!o->f)
-		goto failed;
-	return 0;
-failed:;
-	int errnum = errno;
-	if (fd >= 0)
-		close(fd);
-	out_file_abort(o);
-	return err_errno(e, errnum, "%.400s: cannot be written", path);
+	return o->f ? 0 : failed_open(o, fd, path, e);
+}
+
+static int is_directory(const char *path, struct err *e)
+{
+	return err_set(e, ERR_INPUT, "%.400s: is a directory, expected the name of a file to write", path);
+}
+
+int out_file_open(struct out_file *o, const char *path, struct err *e)
+{
+	*o = (struct out_file){.directory = -1};
+	if (!strcmp(path, "-")) {
+		o->f = stdout;
+		o->path = mem_strdup("standard output");
+		o->direct = 1;
+		return 0;
+	}
+	struct stat st;
+	bool there = !stat(path, &st);
+	if (there && S_ISDIR(st.st_mode))
+		return is_directory(path, e);
+	if (there && !S_ISREG(st.st_mode)) { /* /dev/null, a pipe */
+		o->path = mem_strdup(path);
+		o->direct = 1;
+		int fd = open(path, O_WRONLY | O_CLOEXEC);
+		if (fd < 0)
+			return failed_open(o, -1, path, e);
+		o->f = fdopen(fd, "w");
+		return o->f ? 0 : failed_open(o, fd, path, e);
+	}
+	return open_beside(o, path, there, there ? st.st_mode & 0777 : new_file_mode(), e);
+}
+
+int out_file_open_private(struct out_file *o, const char *path, struct err *e)
+{
+	*o = (struct out_file){.directory = -1};
+	struct stat st;
+	bool there = !stat(path, &st);
+	if (there && S_ISDIR(st.st_mode))
+		return is_directory(path, e);
+	if (there && !S_ISREG(st.st_mode))
+		return err_set(
+			e, ERR_INPUT, "%.400s: is a device or a pipe, expected the name of a file to write", path);
+	return open_beside(o, path, there, there ? st.st_mode & 0777 : 0600, e);
 }
 
 int out_file_commit(struct out_file *o, struct err *e)
@@ -116,6 +140,8 @@ int out_file_commit(struct out_file *o, struct err *e)
 		if (!rc) {
 			free(o->temp);
 			o->temp = NULL;
+			fsync(
+				o->directory); /* the new file is complete; if this fails a power cut may bring back the old one */
 		}
 	}
 	if (rc) {

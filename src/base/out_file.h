@@ -4,8 +4,8 @@
  * a temporary name beside the target), which takes the place of the target in out_file_commit. Interrupted programs leave
  * the old file as it was. "-" is stdout; devices and pipes are written directly.
  */
-#ifndef GLM_TOOLS_OUT_FILE_H
-#define GLM_TOOLS_OUT_FILE_H
+#ifndef GLM_BASE_OUT_FILE_H
+#define GLM_BASE_OUT_FILE_H
 
 #include "src/base/err.h"
 
@@ -20,10 +20,15 @@ struct out_file {
 	int direct;    /* stdout, a device or a pipe */
 };
 
+/* A file that exists keeps its permissions, a new one gets what the umask leaves. */
 int out_file_open(struct out_file *o, const char *path, struct err *e);
 
-/* Flushes to the disk, checks every write, puts the file in its place and closes it. On failure the target is untouched
- * and everything is released. */
+/* The same for what only its owner may read; a target that is no regular file, "-" included, is refused (ERR_INPUT). Does
+ * not touch the umask: any thread may call it. */
+int out_file_open_private(struct out_file *o, const char *path, struct err *e);
+
+/* Flushes to the disk (the folder too), checks every write, puts the file in its place and closes it. On failure the target
+ * is untouched and everything is released. */
 int out_file_commit(struct out_file *o, struct err *e);
 
 /* Releases without touching the target. Safe on a zeroed or committed one. */

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A 64-bit check value for files of our own: fast and simple, not for secrets. Every step is one-to-one in the state and in
+ * the word taken in, so a change within one 8-byte word always changes the result.
+ */
+#ifndef GLM_BASE_HASH_H
+#define GLM_BASE_HASH_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define HASH_START 0xcbf29ce484222325u
+
+static inline uint64_t hash_u64(uint64_t h, uint64_t word)
+{
+	h = (h ^ word) * 0x9fb21c651e98df25u; /* odd */
+	return h ^ (h >> 32);
+}
+
+/* Goes on from h over n bytes; the length counts too. */
+static inline uint64_t hash_bytes(uint64_t h, const void *p, size_t n)
+{
+	const uint8_t *b = p;
+	uint64_t word;
+	h = hash_u64(h, n);
+	for (; n >= 8; n -= 8, b += 8) {
+		memcpy(&word, b, 8);
+		h = hash_u64(h, word);
+	}
+	word = 0;
+	if (n)
+		memcpy(&word, b, n);
+	return hash_u64(h, word);
+}
+
+#endif

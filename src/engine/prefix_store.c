@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * No index: the folder is the index. A block is looked for by its name, the chain goes on as long as the next one is there;
+ * the time of last use is the file's mtime, set with each use so that of a chain the first block is the youngest.
+ *
+ *   <what rows are interchangeable with: 16 hex digits>-<block number: 6 digits>-<hash of the tokens to its end>.rows
+ */
+#include "src/engine/prefix_store.h"
+
+#include "src/base/hash.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/engine/session_file.h"
+#include "src/engine/session_internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define NAME_BYTES   (16 + 1 + 6 + 1 + 16 + 5) /* without the 0 */
+#define SUFFIX       ".rows"
+#define STALE_PART_S 3600 /* temporary files of killed programs, older than this, go */
+#define MOST_BLOCKS  999999u
+
+struct prefix_store {
+	struct engine *g;
+	char *folder;
+	int fd; /* of the folder */
+	uint64_t max_bytes;
+	struct prefix_store_stats stats;
+};
+
+/* ---- names ---- */
+
+static uint64_t store_key(const struct session *s)
+{
+	const char *backend = s->g->backend->ops->name;
+	uint64_t h = hash_u64(session_fingerprint(s->g), SESSION_FILE_VERSION);
+	h = hash_u64(h, (uint64_t)s->g->kv.latent[0].type << 1 | s->mtp);
+	h = hash_u64(h, PREFIX_BLOCK);
+	return hash_bytes(h, backend, strlen(backend));
+}
+
+/* The names of a prompt's blocks, one after the other. */
+struct chain {
+	uint64_t key, hash;
+	uint32_t block; /* of which `name` is */
+	char name[NAME_BYTES + 1];
+};
+
+static struct chain chain_begin(const struct session *s)
+{
+	uint64_t key = store_key(s);
+	return (struct chain){.key = key, .hash = key, .block = UINT32_MAX};
+}
+
+/* tokens: those of the next block. */
+static void chain_next(struct chain *c, const int32_t *tokens)
+{
+	c->block++;
+	c->hash = hash_bytes(c->hash, tokens, PREFIX_BLOCK * sizeof *tokens);
+	snprintf(c->name, sizeof c->name, "%016llx-%06u-%016llx" SUFFIX, (unsigned long long)c->key, c->block,
+		(unsigned long long)c->hash);
+}
+
+static char *path_of(const struct prefix_store *p, const char *name)
+{
+	return mem_printf("%s/%s", p->folder, name);
+}
+
+/* Marks a block as used at `now`, the later blocks of a chain a little earlier. False when it is not there. */
+static bool touch(const struct prefix_store *p, const char *name, uint32_t block, struct timespec now)
+{
+	int64_t ns = (int64_t)now.tv_nsec - (int64_t)block * 1000;
+	now.tv_sec -= ns < 0;
+	now.tv_nsec = (long)(ns < 0 ? ns + 1000000000 : ns);
+	struct timespec times[2] = {now, now};
+	return utimensat(p->fd, name, times, 0) == 0;
+}
+
+static struct timespec now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_REALTIME, &t);
+	return t;
+}
+
+/* ---- the folder's size ---- */
+
+struct entry {
+	char name[NAME_BYTES + 1];
+	uint64_t bytes;
+	struct timespec used;
+};
+
+struct listing {
+	struct entry *entries;
+	size_t n, cap;
+	uint64_t bytes;
+};
+
+static bool is_block(const char *name)
+{
+	return strlen(name) == NAME_BYTES && !strcmp(name + NAME_BYTES - strlen(SUFFIX), SUFFIX) &&
+		   strspn(name, "0123456789abcdef-") == NAME_BYTES - strlen(SUFFIX);
+}
+
+static bool is_stale(const char *name, const struct stat *st)
+{
+	size_t n = strlen(name);
+	return n > 5 && !strcmp(name + n - 5, ".part") && st->st_mtime + STALE_PART_S < time(NULL);
+}
+
+static int list_folder(const struct prefix_store *p, struct listing *l, struct err *e)
+{
+	*l = (struct listing){0};
+	DIR *d = opendir(p->folder);
+	if (!d)
+		return err_errno(e, errno, "%.400s", p->folder);
+	for (const struct dirent *x; (x = readdir(d));) {
+		struct stat st;
+		if (x->d_name[0] == '.' || fstatat(p->fd, x->d_name, &st, AT_SYMLINK_NOFOLLOW) ||
+			!S_ISREG(st.st_mode))
+			continue;
+		if (is_stale(x->d_name, &st))
+			unlinkat(p->fd, x->d_name, 0);
+		if (!is_block(x->d_name))
+			continue;
+		if (l->n == l->cap) {
+			l->cap = l->cap ? 2 * l->cap : 64;
+			l->entries = mem_grow(l->entries, l->cap, sizeof *l->entries);
+		}
+		struct entry *n = &l->entries[l->n++];
+		memcpy(n->name, x->d_name, sizeof n->name);
+		n->bytes = (uint64_t)st.st_size;
+		n->used = st.st_mtim;
+		l->bytes += n->bytes;
+	}
+	closedir(d);
+	return 0;
+}
+
+/* Longest unused first; of equals the one later in its chain. */
+static int by_use(const void *a, const void *b)
+{
+	const struct entry *x = a, *y = b;
+	if (x->used.tv_sec != y->used.tv_sec)
+		return x->used.tv_sec < y->used.tv_sec ? -1 : 1;
+	if (x->used.tv_nsec != y->used.tv_nsec)
+		return x->used.tv_nsec < y->used.tv_nsec ? -1 : 1;
+	return strcmp(y->name + 17, x->name + 17);
+}
+
+/* Removes blocks until `extra` bytes more fit. */
+static int make_room(struct prefix_store *p, uint64_t extra, struct err *e)
+{
+	struct listing l;
+	int rc = list_folder(p, &l, e);
+	if (rc)
+		return rc;
+	if (l.bytes + extra > p->max_bytes)
+		qsort(l.entries, l.n, sizeof *l.entries, by_use);
+	size_t gone = 0;
+	while (gone < l.n && l.bytes + extra > p->max_bytes) {
+		if (!unlinkat(p->fd, l.entries[gone].name, 0)) /* else another process was first */
+			p->stats.blocks_evicted++;
+		l.bytes -= l.entries[gone++].bytes;
+	}
+	p->stats.bytes = l.bytes;
+	p->stats.files = l.n - gone;
+	free(l.entries);
+	return 0;
+}
+
+/* ---- public ---- */
+
+/* The largest file that a block of this session may become: the rows, and all tokens up to its end. */
+static uint64_t block_bytes(const struct session *s, uint32_t block)
+{
+	uint64_t end = ((uint64_t)block + 1) * PREFIX_BLOCK;
+	return session_file_bytes(s, PREFIX_BLOCK + 1, 0) + end * (sizeof(int32_t) + 1);
+}
+
+int prefix_store_open(
+	const char *folder, uint64_t max_bytes, struct engine *g, struct prefix_store **out, struct err *e)
+{
+	*out = NULL;
+	if (mkdir(folder, 0700) && errno != EEXIST)
+		return err_errno(e, errno, "%.400s: cannot be made", folder);
+	int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (fd < 0)
+		return err_errno(e, errno, "%.400s", folder);
+	if (faccessat(fd, ".", W_OK | X_OK, 0)) {
+		int errnum = errno;
+		close(fd);
+		return err_errno(e, errnum, "%.400s: cannot be written to", folder);
+	}
+	struct prefix_store *p = NEW(struct prefix_store);
+	*p = (struct prefix_store){.g = g,
+		.folder = mem_strdup(folder),
+		.fd = fd,
+		.max_bytes = max_bytes ? max_bytes : PREFIX_STORE_DEFAULT_SIZE};
+	struct session sizes = {.g = g, .mtp = g->model.has_mtp};
+	uint64_t least = block_bytes(&sizes, 0);
+	int rc = 0;
+	if (p->max_bytes < least) {
+		rc = err_set(e, ERR_USAGE,
+			"%.300s: a limit of %.4f GB has no room for one block of %u tokens (%.4f GB)", folder,
+			(double)p->max_bytes / 1e9, PREFIX_BLOCK, (double)least / 1e9);
+		err_hint(e, "at least --session-dir-gb %.4f", (double)(least + 99999) / 1e9);
+	}
+	if (rc || (rc = make_room(p, 0, e))) {
+		prefix_store_close(p);
+		return rc;
+	}
+	log_info("prefix store: %s, %llu blocks of %u tokens, %.3f of %.3f GB", folder,
+		(unsigned long long)p->stats.files, PREFIX_BLOCK, (double)p->stats.bytes / 1e9,
+		(double)p->max_bytes / 1e9);
+	*out = p;
+	return 0;
+}
+
+void prefix_store_close(struct prefix_store *p)
+{
+	if (!p)
+		return;
+	close(p->fd);
+	free(p->folder);
+	free(p);
+}
+
+struct prefix_store_stats prefix_store_stats(const struct prefix_store *p)
+{
+	return p->stats;
+}
+
+/* Appends one block to the session; false when the chain ends here. */
+static bool read_block(struct prefix_store *p, struct session *s, const struct chain *c,
+	const int32_t *tokens, int *rc, struct err *e)
+{
+	struct err why = {0};
+	uint32_t first = c->block * PREFIX_BLOCK;
+	char *path = path_of(p, c->name);
+	int got = session_rows_load(s, first, tokens, first + PREFIX_BLOCK, path, &why);
+	if (got == ERR_INPUT) {
+		log_warn("%s; it is removed and its tokens are computed", why.text);
+		unlinkat(p->fd, c->name, 0);
+		p->stats.blocks_damaged++;
+	} else if (got && got != -ENOENT && s->g->backend->failure.code) {
+		*rc = got;
+		if (e)
+			*e = why;
+	} else if (got && got != -ENOENT) {
+		log_warn("%s; its tokens are computed", why.text);
+	}
+	free(path);
+	return got == 0;
+}
+
+int prefix_store_restore(struct prefix_store *p, struct session *s, const int32_t *tokens, uint32_t n,
+	uint32_t *n_read, struct err *e)
+{
+	int rc = 0;
+	if (n_read)
+		*n_read = 0;
+	if (s->g != p->g)
+		bug("a session of another engine");
+	if ((rc = session_check(s, tokens, n, n, e)))
+		return rc;
+	uint32_t same = 0, most = MIN(n, s->length);
+	while (same < most && s->tokens[same] == tokens[same])
+		same++;
+	session_rewind(s, same);
+
+	struct chain c = chain_begin(s);
+	struct timespec t = now();
+	for (uint32_t end = PREFIX_BLOCK; end <= n && !rc; end += PREFIX_BLOCK) {
+		chain_next(&c, tokens + end - PREFIX_BLOCK);
+		if (end <= same) { /* in the caches; if it is stored as well, it was used */
+			touch(p, c.name, c.block, t);
+			continue;
+		}
+		if (!touch(p, c.name, c.block, t) || !read_block(p, s, &c, tokens, &rc, e))
+			break;
+		p->stats.blocks_read++;
+	}
+	if (s->length > same) {
+		p->stats.tokens_read += s->length - same;
+		if (n_read)
+			*n_read = s->length - same;
+	}
+	return rc;
+}
+
+int prefix_store_keep(struct prefix_store *p, struct session *s, uint32_t n, struct err *e)
+{
+	if (s->g != p->g || n > s->length)
+		bug("%u of %u tokens of a session to keep", n, s->length);
+	/* what is there already was used now: so it is not thrown out for what is missing */
+	uint32_t blocks = MIN(n / PREFIX_BLOCK, MOST_BLOCKS);
+	uint64_t in_all = 0, missing = 0;
+	struct chain c = chain_begin(s);
+	struct timespec t = now();
+	for (uint32_t i = 0; i < blocks; i++) {
+		uint64_t bytes = block_bytes(s, i);
+		if (in_all + bytes > p->max_bytes) /* the limit has room for so many of the first blocks */
+			blocks = i;
+		in_all += bytes;
+		chain_next(&c, s->tokens + (size_t)i * PREFIX_BLOCK);
+		if (i < blocks && !touch(p, c.name, i, t))
+			missing += bytes;
+	}
+	int rc = missing ? make_room(p, missing, e) : 0;
+	c = chain_begin(s);
+	for (uint32_t i = 0; i < blocks && missing && !rc; i++) {
+		chain_next(&c, s->tokens + (size_t)i * PREFIX_BLOCK);
+		if (!faccessat(p->fd, c.name, F_OK, 0))
+			continue;
+		struct session_file_info info;
+		char *path = path_of(p, c.name);
+		rc = session_rows_save(s, i * PREFIX_BLOCK, (i + 1) * PREFIX_BLOCK, path, &info, e);
+		free(path);
+		if (rc)
+			break;
+		touch(p, c.name, i, t);
+		p->stats.blocks_written++;
+		p->stats.files++;
+		p->stats.bytes += info.bytes;
+	}
+	return rc;
+}

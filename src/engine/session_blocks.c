@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The only file of the engine that knows lz4. Compression is tried on every block and kept where it saves a sixteenth: of
+ * latents and index keys only layer 0 shrinks (equal tokens have equal rows there), everywhere else lz4 finds nothing, with
+ * and without sorting bytes or bits into planes first (`glmstream bench session` shows it); texts and tokens shrink well.
+ */
+#include "src/engine/session_blocks.h"
+
+#include "src/base/hash.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <stdlib.h>
+#include <string.h>
+#if HAVE_LZ4
+#include <lz4frame.h>
+#endif
+
+enum coding { CODING_RAW, CODING_LZ4 };
+
+static uint64_t check_of(const struct block_stream *b, size_t n, const uint8_t *head, const void *stored)
+{
+	uint64_t h = hash_u64(hash_u64(b->seed, b->n_blocks), n);
+	return hash_bytes(hash_u64(h, load_u64(head)), stored, load_u32(head));
+}
+
+#if HAVE_LZ4
+static LZ4F_preferences_t frame_prefs(size_t content)
+{
+	LZ4F_preferences_t p = LZ4F_INIT_PREFERENCES;
+	p.frameInfo.contentChecksumFlag = LZ4F_contentChecksumEnabled;
+	p.frameInfo.contentSize = content;
+	p.frameInfo.blockSizeID = LZ4F_max1MB;
+	return p;
+}
+
+static size_t packed_bound(size_t n)
+{
+	LZ4F_preferences_t p = frame_prefs(n);
+	return LZ4F_compressFrameBound(n, &p);
+}
+
+/* Bytes of the frame in b->packed; 0: it is not worth it. */
+static size_t pack(struct block_stream *b, const void *data, size_t n)
+{
+	LZ4F_preferences_t p = frame_prefs(n);
+	size_t got = LZ4F_compressFrame(b->packed, b->packed_bytes, data, n, &p);
+	return LZ4F_isError(got) || got > n - n / 16 ? 0 : got;
+}
+
+/* NULL when the frame of `stored` bytes in b->packed holds exactly n; else what is wrong. */
+static const char *unpack(struct block_stream *b, size_t stored, void *out, size_t n)
+{
+	LZ4F_dctx *d;
+	if (LZ4F_isError(LZ4F_createDecompressionContext(&d, LZ4F_VERSION)))
+		bug("out of memory: lz4 context");
+	size_t in = 0, done = 0, want = 1;
+	const char *why = NULL;
+	while (!why && want && in < stored) {
+		size_t out_n = n - done, in_n = stored - in;
+		want = LZ4F_decompress(d, (uint8_t *)out + done, &out_n, b->packed + in, &in_n, NULL);
+		if (LZ4F_isError(want))
+			why = LZ4F_getErrorName(want);
+		else if (!out_n && !in_n)
+			why = "it holds more than it should";
+		done += out_n;
+		in += in_n;
+	}
+	LZ4F_freeDecompressionContext(d);
+	if (!why && (want || in != stored || done != n))
+		why = "it holds another number of bytes than it should";
+	return why;
+}
+#else
+static size_t packed_bound(size_t n)
+{
+	return n;
+}
+
+static size_t pack(struct block_stream *b, const void *data, size_t n)
+{
+	(void)b;
+	(void)data;
+	(void)n;
+	return 0;
+}
+
+static const char *unpack(struct block_stream *b, size_t stored, void *out, size_t n)
+{
+	(void)b;
+	(void)stored;
+	(void)out;
+	(void)n;
+	return "this program was built without lz4";
+}
+#endif
+
+int block_stream_init(struct block_stream *b, FILE *f, const char *name, size_t max_bytes, struct err *e)
+{
+	*b = (struct block_stream){.f = f, .name = name};
+	b->packed_bytes = packed_bound(MAX(max_bytes, BLOCK_MAX_BYTES));
+	b->packed = mem_try_new(b->packed_bytes, 1);
+	return b->packed ? 0 : err_set(e, ERR_MEMORY, "%.400s: no memory for a block", name);
+}
+
+void block_stream_fini(struct block_stream *b)
+{
+	free(b->packed);
+	*b = (struct block_stream){0};
+}
+
+int block_write(struct block_stream *b, const void *data, size_t n, struct err *e)
+{
+	uint8_t head[BLOCK_HEAD];
+	size_t packed = pack(b, data, n);
+	const void *stored = packed ? b->packed : data;
+	store_u32(head, (uint32_t)(packed ? packed : n));
+	store_u32(head + 4, packed ? CODING_LZ4 : CODING_RAW);
+	store_u64(head + 8, check_of(b, n, head, stored));
+	size_t bytes = load_u32(head);
+	if (fwrite(head, 1, sizeof head, b->f) != sizeof head || fwrite(stored, 1, bytes, b->f) != bytes)
+		return err_set(e, ERR_RUN, "%.400s: cannot be written: %m", b->name);
+	b->n_blocks++;
+	b->raw_bytes += n;
+	b->stored_bytes += bytes;
+	return 0;
+}
+
+static int ends_early(const struct block_stream *b, struct err *e)
+{
+	if (ferror(b->f))
+		return err_set(e, ERR_RUN, "%.400s: cannot be read: %m", b->name);
+	return err_set(e, ERR_INPUT, "%.400s: ends early, inside block %u", b->name, b->n_blocks);
+}
+
+int block_read(struct block_stream *b, void *out, size_t n, struct err *e)
+{
+	uint8_t head[BLOCK_HEAD];
+	if (fread(head, 1, sizeof head, b->f) != sizeof head)
+		return ends_early(b, e);
+	uint32_t stored = load_u32(head), coding = load_u32(head + 4);
+	if (coding > CODING_LZ4 || stored > n || !stored || (coding == CODING_RAW && stored != n) ||
+		stored > b->packed_bytes)
+		return err_set(e, ERR_INPUT, "%.400s: block %u is damaged: %u bytes of kind %u, expected up to %zu",
+			b->name, b->n_blocks, stored, coding, n);
+	uint8_t *to = coding == CODING_RAW ? out : b->packed;
+	if (fread(to, 1, stored, b->f) != stored)
+		return ends_early(b, e);
+	uint64_t check = check_of(b, n, head, to);
+	if (check != load_u64(head + 8))
+		return err_set(e, ERR_INPUT, "%.400s: block %u is damaged: check value %016llx, expected %016llx",
+			b->name, b->n_blocks, (unsigned long long)check, (unsigned long long)load_u64(head + 8));
+	const char *why = coding == CODING_LZ4 ? unpack(b, stored, out, n) : NULL;
+	if (why)
+		return err_set(e, ERR_INPUT, "%.400s: block %u is an lz4 frame that cannot be read: %s", b->name,
+			b->n_blocks, why);
+	b->n_blocks++;
+	b->raw_bytes += n;
+	b->stored_bytes += stored;
+	return 0;
+}

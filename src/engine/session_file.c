@@ -1,0 +1,549 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Writing and reading are the same walk over the caches (next_rows). The head is checked completely before anything of the
+ * body is looked at; every size of the body follows from the head and is known before a block is read. A session that has
+ * something to lose reads the file twice: the first time only checks.
+ */
+#include "src/engine/session_file.h"
+
+#include "src/base/hash.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/out_file.h"
+#include "src/engine/session_blocks.h"
+#include "src/engine/session_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char magic[8] = "GLMSESS";
+
+/* The head, field by field; 64 unused bytes before the check are zero. */
+enum head_offset {
+	AT_MAGIC = 0,
+	AT_VERSION = 8,
+	AT_HEAD_BYTES = 12,
+	AT_FINGERPRINT = 16,
+	AT_VALUE_BYTES = 24,
+	AT_LAYERS = 28,
+	AT_MTP = 32,
+	AT_LATENT = 36,
+	AT_INDEX = 40,
+	AT_FIRST = 44,
+	AT_N = 48,
+	AT_ZERO = 52,
+	AT_NOTE = 56,
+	AT_BACKEND = 64, /* [16] */
+	AT_MODEL = 80,   /* [128] */
+};
+
+struct head {
+	uint64_t fingerprint, note_bytes, check;
+	uint32_t value_bytes, n_layers, mtp, latent, index, first, n;
+	char backend[16], model[128]; /* printable, 0-terminated */
+};
+
+uint64_t session_fingerprint(const struct engine *g)
+{
+	const struct model_config *c = &g->model.config;
+	const struct gguf *f = g->gguf;
+	const uint64_t numbers[] = {c->n_layers, c->n_mtp, c->n_embd, c->n_vocab, c->n_heads, c->q_rank,
+		c->kv_rank, c->head_nope, c->head_rope, c->head_value, c->n_dense, c->n_experts, c->n_used,
+		c->n_group, c->n_group_used, c->norm_weights, c->index_heads, c->index_dim, c->index_top_k};
+	const float floats[] = {c->weights_scale, c->rope_base, c->rms_eps, c->latent_eps, c->index_eps};
+	uint64_t h = hash_u64(HASH_START, g->fingerprint);
+	h = hash_bytes(h, numbers, sizeof numbers);
+	h = hash_bytes(h, floats, sizeof floats);
+	h = hash_bytes(h, c->index_full, sizeof c->index_full);
+	for (size_t i = 0; i < f->n_tensors; i++) {
+		const struct gguf_tensor *t = &f->tensors[i];
+		size_t n = (size_t)MIN(t->bytes, 64);
+		h = hash_bytes(h, t->data + (t->bytes - n) / 2, n);
+	}
+	return h ? h : 1;
+}
+
+/* ---- the walk over the caches ---- */
+
+struct rows {
+	const struct cache_view *view;
+	uint32_t from, n; /* positions of the session */
+	size_t row_bytes;
+};
+
+/* The rows of cache number *at (two to a layer) that a file of [first, n) keeps; false behind the last. With `mtp` the
+ * layer behind the trunk belongs to it. Caches without rows are left out. */
+static bool next_rows(
+	const struct session *s, uint32_t first, uint32_t n, bool mtp, uint32_t *at, struct rows *r)
+{
+	uint32_t trunk = s->g->model.config.n_layers;
+	for (; *at < 2 * (trunk + mtp); ++*at) {
+		uint32_t layer = *at / 2;
+		const struct cache_view *v = *at % 2 ? &s->g->kv.index_key[layer] : &s->g->kv.latent[layer];
+		uint32_t shift = layer == trunk; /* the MTP row of a position needs the token after it */
+		uint32_t from = first > shift ? first - shift : 0;
+		if (!v->data || n <= from + shift)
+			continue;
+		*r = (struct rows){v, from, n - shift - from, (size_t)v->width * (v->type == DTYPE_F32 ? 4 : 2)};
+		++*at;
+		return true;
+	}
+	return false;
+}
+
+static size_t piece_rows(size_t row_bytes)
+{
+	return MAX(BLOCK_MAX_BYTES / row_bytes, 1);
+}
+
+static size_t largest_piece(const struct session *s)
+{
+	size_t row = config_cache_width(&s->g->model.config) * sizeof(float);
+	return MAX(MAX(row, s->g->model.config.index_dim * sizeof(float)), BLOCK_MAX_BYTES);
+}
+
+static uint8_t *row_place(const struct session *s, const struct rows *r, uint32_t done)
+{
+	return (uint8_t *)r->view->data + ((size_t)s->base + r->from + done) * r->row_bytes;
+}
+
+static uint64_t blocks_for(uint64_t bytes, size_t piece)
+{
+	return (bytes + piece - 1) / piece;
+}
+
+uint64_t session_file_bytes(const struct session *s, uint32_t n, size_t note_bytes)
+{
+	uint64_t tokens = (uint64_t)n * sizeof(int32_t);
+	uint64_t sum =
+		SESSION_FILE_HEAD + tokens + note_bytes +
+		BLOCK_HEAD * (blocks_for(tokens, BLOCK_MAX_BYTES) + blocks_for(note_bytes, BLOCK_MAX_BYTES));
+	struct rows r;
+	for (uint32_t at = 0; n && next_rows(s, 0, n, s->mtp, &at, &r);)
+		sum += r.n * r.row_bytes + BLOCK_HEAD * blocks_for(r.n, piece_rows(r.row_bytes));
+	return sum;
+}
+
+/* ---- writing ---- */
+
+/* Text of a file's own field: what is not printable becomes '?'. */
+static void copy_text(char *to, size_t size, const char *from, size_t n)
+{
+	size_t i = 0;
+	for (; i < n && i + 1 < size && from[i]; i++)
+		to[i] = from[i] < ' ' || from[i] == 0x7f ? '?' : from[i];
+	memset(to + i, 0, size - i);
+}
+
+static struct head own_head(const struct session *s)
+{
+	const struct model_config *c = &s->g->model.config;
+	struct head h = {
+		.fingerprint = session_fingerprint(s->g),
+		.value_bytes = s->g->kv.latent[0].type == DTYPE_F32 ? 4 : 2,
+		.n_layers = c->n_layers,
+		.mtp = s->mtp,
+		.latent = config_cache_width(c),
+		.index = c->index_dim,
+	};
+	copy_text(h.backend, sizeof h.backend, s->g->backend->ops->name, SIZE_MAX);
+	copy_text(h.model, sizeof h.model, c->name, sizeof c->name);
+	return h;
+}
+
+static uint64_t put_head(const struct head *h, uint8_t out[SESSION_FILE_HEAD])
+{
+	memset(out, 0, SESSION_FILE_HEAD);
+	memcpy(out + AT_MAGIC, magic, sizeof magic);
+	store_u32(out + AT_VERSION, SESSION_FILE_VERSION);
+	store_u32(out + AT_HEAD_BYTES, SESSION_FILE_HEAD);
+	store_u64(out + AT_FINGERPRINT, h->fingerprint);
+	store_u32(out + AT_VALUE_BYTES, h->value_bytes);
+	store_u32(out + AT_LAYERS, h->n_layers);
+	store_u32(out + AT_MTP, h->mtp);
+	store_u32(out + AT_LATENT, h->latent);
+	store_u32(out + AT_INDEX, h->index);
+	store_u32(out + AT_FIRST, h->first);
+	store_u32(out + AT_N, h->n);
+	store_u64(out + AT_NOTE, h->note_bytes);
+	memcpy(out + AT_BACKEND, h->backend, sizeof h->backend);
+	memcpy(out + AT_MODEL, h->model, sizeof h->model);
+	uint64_t check = hash_bytes(HASH_START, out, SESSION_FILE_HEAD_ENDS);
+	store_u64(out + SESSION_FILE_HEAD_ENDS, check);
+	return check;
+}
+
+static int write_bytes(struct block_stream *b, const void *data, uint64_t n, struct err *e)
+{
+	const uint8_t *p = data;
+	int rc = 0;
+	for (uint64_t done = 0; done < n && !rc; done += BLOCK_MAX_BYTES)
+		rc = block_write(b, p + done, MIN(n - done, BLOCK_MAX_BYTES), e);
+	return rc;
+}
+
+static int write_rows(
+	struct session *s, struct block_stream *b, const struct head *h, uint8_t *scratch, struct err *e)
+{
+	const struct backend_ops *ops = s->g->backend->ops;
+	struct rows r;
+	int rc = 0;
+	for (uint32_t at = 0; !rc && next_rows(s, h->first, h->n, h->mtp, &at, &r);) {
+		size_t piece = piece_rows(r.row_bytes);
+		for (uint32_t done = 0; done < r.n && !rc; done += (uint32_t)piece) {
+			size_t bytes = MIN(r.n - done, piece) * r.row_bytes;
+			rc = ops->download(s->g->backend, scratch, row_place(s, &r, done), bytes, e);
+			if (!rc)
+				rc = block_write(b, scratch, bytes, e);
+		}
+	}
+	return rc;
+}
+
+static int save(struct session *s, uint32_t first, uint32_t n, const char *path, const void *note,
+	size_t note_bytes, struct session_file_info *info, struct err *e)
+{
+	struct out_file out = {0};
+	struct block_stream b = {0};
+	uint8_t head[SESSION_FILE_HEAD], *scratch = mem_try_new(largest_piece(s), 1);
+	int rc = scratch ? out_file_open_private(&out, path, e)
+					 : err_set(e, ERR_MEMORY, "%.400s: no memory to write it", path);
+	if (rc || (rc = block_stream_init(&b, out.f, path, largest_piece(s), e)))
+		goto out;
+	struct head h = own_head(s);
+	h.first = first;
+	h.n = n;
+	h.note_bytes = note_bytes;
+	b.seed = put_head(&h, head);
+	if (fwrite(head, 1, sizeof head, out.f) != sizeof head)
+		rc = err_set(e, ERR_RUN, "%.400s: cannot be written: %m", path);
+	if (rc || (rc = write_bytes(&b, s->tokens, (uint64_t)n * sizeof *s->tokens, e)) ||
+		(rc = write_bytes(&b, note, note_bytes, e)) || (rc = write_rows(s, &b, &h, scratch, e)) ||
+		(rc = out_file_commit(&out, e)))
+		goto out;
+	if (info) {
+		*info = (struct session_file_info){.first = first,
+			.n = n,
+			.bytes = SESSION_FILE_HEAD + b.n_blocks * (uint64_t)BLOCK_HEAD + b.stored_bytes,
+			.raw_bytes = b.raw_bytes};
+		memcpy(info->model, h.model, sizeof info->model);
+		memcpy(info->backend, h.backend, sizeof info->backend);
+	}
+out:
+	out_file_abort(&out);
+	block_stream_fini(&b);
+	free(scratch);
+	return rc;
+}
+
+int session_file_save(struct session *s, const char *path, const void *note, size_t note_bytes,
+	struct session_file_info *info, struct err *e)
+{
+	if (note_bytes > SESSION_FILE_NOTE_MAX)
+		return err_set(e, ERR_INPUT, "%.400s: a note of %zu bytes, a session file takes up to %u", path,
+			note_bytes, SESSION_FILE_NOTE_MAX);
+	return save(s, 0, s->length, path, note, note_bytes, info, e);
+}
+
+int session_rows_save(struct session *s, uint32_t first, uint32_t n, const char *path,
+	struct session_file_info *info, struct err *e)
+{
+	if (first >= n || n > s->length)
+		bug("rows %u to %u of %u", first, n, s->length);
+	return save(s, first, n, path, NULL, 0, info, e);
+}
+
+/* ---- reading ---- */
+
+static int read_head(FILE *f, const char *name, struct head *h, struct err *e)
+{
+	uint8_t in[SESSION_FILE_HEAD];
+	size_t got = fread(in, 1, sizeof in, f);
+	if (got != sizeof in) {
+		if (ferror(f))
+			return err_errno(e, errno, "%.400s: cannot be read", name);
+		return err_set(e, ERR_INPUT, "%.400s: has %zu bytes, expected a session file with a head of %u", name,
+			got, SESSION_FILE_HEAD);
+	}
+	if (memcmp(in + AT_MAGIC, magic, sizeof magic))
+		return err_set(e, ERR_INPUT, "%.400s: is not a session file: it does not begin with %s", name, magic);
+	if (load_u32(in + AT_VERSION) != SESSION_FILE_VERSION)
+		return err_set(e, ERR_INPUT, "%.400s: is a session file of version %u, expected version %u", name,
+			load_u32(in + AT_VERSION), SESSION_FILE_VERSION);
+	*h = (struct head){
+		.fingerprint = load_u64(in + AT_FINGERPRINT),
+		.note_bytes = load_u64(in + AT_NOTE),
+		.check = load_u64(in + SESSION_FILE_HEAD_ENDS),
+		.value_bytes = load_u32(in + AT_VALUE_BYTES),
+		.n_layers = load_u32(in + AT_LAYERS),
+		.mtp = load_u32(in + AT_MTP),
+		.latent = load_u32(in + AT_LATENT),
+		.index = load_u32(in + AT_INDEX),
+		.first = load_u32(in + AT_FIRST),
+		.n = load_u32(in + AT_N),
+	};
+	copy_text(h->backend, sizeof h->backend, (const char *)in + AT_BACKEND, sizeof h->backend);
+	copy_text(h->model, sizeof h->model, (const char *)in + AT_MODEL, sizeof h->model);
+	uint64_t check = hash_bytes(HASH_START, in, SESSION_FILE_HEAD_ENDS);
+	if (check != h->check)
+		return err_set(e, ERR_INPUT, "%.400s: the head is damaged: check value %016llx, expected %016llx",
+			name, (unsigned long long)check, (unsigned long long)h->check);
+	return 0;
+}
+
+static const char *kv_name(uint32_t value_bytes)
+{
+	return value_bytes == 2 ? "16-bit" : value_bytes == 4 ? "float32" : "unknown";
+}
+
+/* Can this session take what the head announces? */
+static int check_head(const struct session *s, const struct head *h, const char *name, struct err *e)
+{
+	struct head own = own_head(s);
+	uint32_t context = s->g->context;
+	if (h->fingerprint != own.fingerprint || h->n_layers != own.n_layers || h->latent != own.latent ||
+		h->index != own.index) {
+		err_set(e, ERR_INPUT,
+			"%.300s: was saved with the model \"%.100s\" (fingerprint %016llx, %u layers), expected "
+			"\"%.100s\" "
+			"(fingerprint %016llx, %u layers)",
+			name, h->model, (unsigned long long)h->fingerprint, h->n_layers, own.model,
+			(unsigned long long)own.fingerprint, own.n_layers);
+		return err_hint(e, "a session fits only the very file of weights it was made with");
+	}
+	if (h->value_bytes != own.value_bytes)
+		return err_set(e, ERR_INPUT, "%.400s: holds %s caches, expected %s ones", name,
+			kv_name(h->value_bytes), kv_name(own.value_bytes));
+	if (h->mtp > 1)
+		return err_set(e, ERR_INPUT, "%.400s: has %u MTP layers, expected 0 or 1", name, h->mtp);
+	if (own.mtp && !h->mtp) {
+		err_set(
+			e, ERR_INPUT, "%.400s: was saved without the rows of the MTP layer, which this run needs", name);
+		return err_hint(e, "without drafts it can be read");
+	}
+	if (h->first > h->n)
+		return err_set(
+			e, ERR_INPUT, "%.400s: begins with row %u of %u, which makes no sense", name, h->first, h->n);
+	if (h->n > context) {
+		err_set(e, ERR_INPUT, "%.400s: holds %u tokens, the context has room for %u", name, h->n, context);
+		return err_hint(e, "-c %u or more takes them", h->n);
+	}
+	if (h->note_bytes > SESSION_FILE_NOTE_MAX)
+		return err_set(e, ERR_INPUT, "%.400s: announces a note of %llu bytes, expected at most %u", name,
+			(unsigned long long)h->note_bytes, SESSION_FILE_NOTE_MAX);
+	return 0;
+}
+
+static int read_bytes(struct block_stream *b, void *out, uint64_t n, struct err *e)
+{
+	int rc = 0;
+	for (uint64_t done = 0; done < n && !rc; done += BLOCK_MAX_BYTES)
+		rc = block_read(b, (uint8_t *)out + done, MIN(n - done, BLOCK_MAX_BYTES), e);
+	return rc;
+}
+
+/* apply: put them into the caches, else only check. */
+static int read_rows(struct session *s, struct block_stream *b, const struct head *h, uint8_t *scratch,
+	bool apply, struct err *e)
+{
+	const struct backend_ops *ops = s->g->backend->ops;
+	uint32_t trunk = s->g->model.config.n_layers;
+	struct rows r;
+	int rc = 0;
+	for (uint32_t at = 0; !rc && next_rows(s, h->first, h->n, h->mtp, &at, &r);) {
+		bool wanted = apply && ((at - 1) / 2 < trunk || s->mtp);
+		size_t piece = piece_rows(r.row_bytes);
+		for (uint32_t done = 0; done < r.n && !rc; done += (uint32_t)piece) {
+			size_t bytes = MIN(r.n - done, piece) * r.row_bytes;
+			rc = block_read(b, scratch, bytes, e);
+			if (!rc && wanted)
+				ops->upload(s->g->backend, row_place(s, &r, done), scratch, bytes);
+		}
+	}
+	return rc;
+}
+
+/* What one reading gives. */
+struct content {
+	struct head head;
+	int32_t *tokens; /* [head.n] */
+	struct buf note;
+	uint64_t bytes, raw_bytes;
+};
+
+static void content_fini(struct content *c)
+{
+	free(c->tokens);
+	buf_free(&c->note);
+	*c = (struct content){0};
+}
+
+static int read_tokens(const struct session *s, struct block_stream *b, struct content *c, struct err *e)
+{
+	int32_t n_vocab = (int32_t)s->g->model.config.n_vocab;
+	c->tokens = mem_try_new(MAX(c->head.n, 1), sizeof *c->tokens);
+	if (!c->tokens)
+		return err_set(e, ERR_MEMORY, "%.400s: no memory for %u tokens", b->name, c->head.n);
+	int rc = read_bytes(b, c->tokens, (uint64_t)c->head.n * sizeof *c->tokens, e);
+	for (uint32_t i = 0; i < c->head.n && !rc; i++)
+		if (c->tokens[i] < 0 || c->tokens[i] >= n_vocab)
+			rc = err_set(e, ERR_INPUT, "%.400s: token %u has id %d, expected 0 to %d", b->name, i,
+				c->tokens[i], n_vocab - 1);
+	return rc;
+}
+
+static int read_note(struct block_stream *b, struct content *c, struct err *e)
+{
+	size_t n = (size_t)c->head.note_bytes;
+	char *text = mem_try_new(n + 1, 1);
+	if (!text)
+		return err_set(e, ERR_MEMORY, "%.400s: no memory for a note of %zu bytes", b->name, n);
+	c->note = (struct buf){.data = text, .len = n, .cap = n + 1};
+	return read_bytes(b, text, n, e);
+}
+
+/* The file from its beginning. first, tokens, n: what a part must hold; tokens NULL: a whole session. */
+static int read_content(struct session *s, FILE *f, const char *name, uint32_t first, const int32_t *tokens,
+	uint32_t n, bool apply, struct content *c, struct err *e)
+{
+	struct block_stream b = {0};
+	uint8_t *scratch = NULL;
+	int rc;
+	*c = (struct content){0};
+	if ((rc = read_head(f, name, &c->head, e)) || (rc = check_head(s, &c->head, name, e)))
+		return rc;
+	if (!tokens && c->head.first)
+		return err_set(e, ERR_INPUT,
+			"%.400s: is a part of a prefix store (rows %u to %u), expected a whole session", name,
+			c->head.first, c->head.n);
+	if (tokens && (c->head.first != first || c->head.n != n || c->head.note_bytes))
+		return err_set(e, ERR_INPUT, "%.400s: holds rows %u to %u, expected %u to %u", name, c->head.first,
+			c->head.n, first, n);
+	if (!(scratch = mem_try_new(largest_piece(s), 1)))
+		return err_set(e, ERR_MEMORY, "%.400s: no memory to read it", name);
+	if ((rc = block_stream_init(&b, f, name, largest_piece(s), e)))
+		goto out;
+	b.seed = c->head.check;
+	if ((rc = read_tokens(s, &b, c, e)) || (rc = read_note(&b, c, e)))
+		goto out;
+	if (tokens && memcmp(tokens, c->tokens, n * sizeof *tokens)) {
+		rc = err_set(e, ERR_INPUT, "%.400s: holds rows of other tokens than its name says", name);
+		goto out;
+	}
+	if (apply) {
+		session_rewind(s, MIN(c->head.first, s->length));
+		s->has_logits = s->has_hidden = false;
+	}
+	if ((rc = read_rows(s, &b, &c->head, scratch, apply, e)))
+		goto out;
+	/* an engine that did not load the MTP layer does not know the size of its rows and leaves them */
+	bool leaves_mtp = c->head.mtp && !s->g->kv.latent[s->g->model.config.n_layers].data;
+	if (!leaves_mtp && fgetc(f) != EOF)
+		rc = err_set(e, ERR_INPUT, "%.400s: goes on behind the last block, expected its end", name);
+	c->bytes = SESSION_FILE_HEAD + b.n_blocks * (uint64_t)BLOCK_HEAD + b.stored_bytes;
+	c->raw_bytes = b.raw_bytes;
+out:
+	block_stream_fini(&b);
+	free(scratch);
+	return rc;
+}
+
+/* The rows stand in the caches: now the timeline has them. */
+static int adopt(struct session *s, const struct content *c, struct err *e)
+{
+	int rc = s->g->backend->ops->wait(s->g->backend, e);
+	if (rc)
+		return rc;
+	memcpy(s->tokens, c->tokens, c->head.n * sizeof *s->tokens);
+	s->length = c->head.n;
+	return 0;
+}
+
+int session_file_read(struct session *s, FILE *f, const char *name, struct buf *note,
+	struct session_file_info *info, struct err *e)
+{
+	struct content c;
+	int rc = 0;
+	if (s->length) {
+		rc = read_content(s, f, name, 0, NULL, 0, false, &c, e);
+		content_fini(&c);
+		if (!rc && fseek(f, 0, SEEK_SET))
+			rc = err_errno(e, errno, "%.400s: cannot be read twice", name);
+		if (rc)
+			return rc;
+	}
+	if ((rc = read_content(s, f, name, 0, NULL, 0, true, &c, e)) || (rc = adopt(s, &c, e)))
+		goto out;
+	if (strcmp(c.head.backend, s->g->backend->ops->name))
+		log_warn(
+			"%s: was computed by the %s backend; what follows differs from an unbroken run in the last bits",
+			name, c.head.backend);
+	if (info) {
+		*info =
+			(struct session_file_info){.first = 0, .n = c.head.n, .bytes = c.bytes, .raw_bytes = c.raw_bytes};
+		memcpy(info->model, c.head.model, sizeof info->model);
+		memcpy(info->backend, c.head.backend, sizeof info->backend);
+	}
+	if (note) {
+		buf_free(note);
+		*note = c.note;
+		c.note = (struct buf){0};
+	}
+out:
+	content_fini(&c);
+	return rc;
+}
+
+static int open_file(const char *path, FILE **f, struct err *e)
+{
+	struct stat st;
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe by mistake must not hang */
+	if (fd < 0)
+		return err_errno(e, errno, "%.400s", path);
+	if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
+		close(fd);
+		return err_set(e, ERR_INPUT, "%.400s: is not a regular file, expected a session file", path);
+	}
+	*f = fdopen(fd, "r");
+	if (*f)
+		return 0;
+	close(fd);
+	return err_set(e, ERR_MEMORY, "%.400s: no memory to read it", path);
+}
+
+int session_file_load(
+	struct session *s, const char *path, struct buf *note, struct session_file_info *info, struct err *e)
+{
+	FILE *f;
+	int rc = open_file(path, &f, e);
+	if (rc)
+		return rc;
+	rc = session_file_read(s, f, path, note, info, e);
+	fclose(f);
+	return rc;
+}
+
+int session_rows_load(
+	struct session *s, uint32_t first, const int32_t *tokens, uint32_t n, const char *path, struct err *e)
+{
+	if (first > s->length || n <= first)
+		bug("rows %u to %u behind %u tokens", first, n, s->length);
+	if (access(path, F_OK) && errno == ENOENT)
+		return -ENOENT; /* common, and no fault */
+	struct content c;
+	FILE *f;
+	int rc = open_file(path, &f, e);
+	if (rc)
+		return rc;
+	rc = read_content(s, f, path, first, tokens, n, true, &c, e);
+	if (!rc)
+		rc = adopt(s, &c, e);
+	content_fini(&c);
+	fclose(f);
+	return rc;
+}
