@@ -119,15 +119,36 @@ struct route {
 	float scale;
 	const float *logits; /* [rows][n_experts] */
 	const float *bias;   /* [n_experts] */
-	int32_t *ids;        /* out [rows][n_used], MEM_SHARED: the host reads it after wait */
+	int32_t *ids;        /* out [rows][n_used], MEM_SHARED: the host reads it after a mark or wait */
 	float *weights;      /* out [rows][n_used] */
 };
 
 /* One expert and the places it computes: out[place] = down (silu(gate x) * up x) with x of row place / n_used. */
 struct expert_job {
-	struct weight gate, up, down; /* n_stack 1, device memory that stays valid until `wait` */
+	struct weight gate, up, down; /* n_stack 1, device memory that stays valid until it has run */
 	const int32_t *places;        /* host memory, copied by the call: [n_places] of row * n_used + rank */
 	int n_places;
+};
+
+/* What the device was waiting for when it was idle. */
+enum usage_idle {
+	USAGE_EXPERTS, /* a call of expert_ffn */
+	USAGE_GRAPH,   /* the launch of a graph */
+	USAGE_OTHER,   /* another op: the time between two steps */
+	USAGE_IDLES
+};
+
+/* What a backend has done since it was opened; differences of two readings are what a stretch of work took. */
+struct backend_usage {
+	uint64_t launches;        /* kernels and copies enqueued, those of replayed graphs included */
+	uint64_t graph_launches;  /* graphs replayed */
+	uint64_t graphs_recorded; /* graphs recorded ... */
+	uint64_t record_ns;       /* ... and the host time that took */
+	/* Only while measuring (see `measure`): the time from the first op to the last in which the device had something to do, and
+	 * in which it waited for the host; how often it did. */
+	uint64_t busy_ns;
+	uint64_t idle_ns[USAGE_IDLES], n_idle[USAGE_IDLES];
+	double gap_ns; /* what idle_ns counts between two stretches that follow each other at once */
 };
 
 /* ---- the table ------------------------------------------------------------------------------------------ */
@@ -158,6 +179,28 @@ struct backend_ops {
 	/* Waits for all earlier ops, then copies to the host. Returns 0 or the kept failure. */
 	int (*download)(struct backend *b, void *dst, const void *src, size_t bytes, struct err *e);
 	int (*wait)(struct backend *b, struct err *e);
+
+	/* Marks: how the host follows the device without draining it. `mark` enqueues a note that every op before it has run and
+	 * returns its ticket, which is backend.marks from then on. `wait_mark` returns when the note has come: MEM_SHARED memory that those
+	 * ops wrote may be read then. It fails like `wait`, and when the device is lost or has not answered for minutes. `reached`
+	 * asks without waiting. `deferred`: ops return before they have run (false: a mark is reached when it is made). */
+	uint64_t (*mark)(struct backend *b);
+	int (*wait_mark)(struct backend *b, uint64_t ticket, struct err *e);
+	bool (*reached)(struct backend *b, uint64_t ticket);
+	bool deferred;
+
+	/* Graphs: a list of ops that is called again and again with the same arguments is recorded once and then enqueued as
+	 * one. Between graph_begin and graph_end only compute ops, `copy` and `mark` may be called. graph_begin returns
+	 * true when the caller must make the calls, false when they were enqueued from a recording, and then the caller makes none.
+	 * The same key means the same calls with the same arguments, the contents of buffers excepted. graph_drop waits and forgets all recordings: before memory that they use is
+	 * freed. A backend may never record (the CPU does not). */
+	bool (*graph_begin)(struct backend *b, uint64_t key);
+	void (*graph_end)(struct backend *b);
+	void (*graph_drop)(struct backend *b);
+
+	void (*usage)(struct backend *b, struct backend_usage *out);
+	/* Starts or ends the timing of busy_ns and idle_ns; waits. It costs a little: two notes for each stretch of ops. */
+	void (*measure)(struct backend *b, bool on);
 
 	/* out[r] = row ids[r] of table, as float. ids: device [rows]. */
 	void (*embed)(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
@@ -193,7 +236,7 @@ struct backend_ops {
 	 * may be given in any split over calls: a place's result does not depend on it. */
 	void (*expert_ffn)(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
 		int n_used, float *out);
-	/* x[r] += (sum over ranks, in rank order, of weights[r][k] * out[r][k]) + shared[r]. n values a row. */
+	/* x[r] += (sum over ranks, in rank order, of weights[r][k] * out[r][k]) + shared[r]. n values a row; n_used may be 0. */
 	void (*moe_combine)(struct backend *b, const float *out, const float *weights, int n_used,
 		const float *shared, int rows, int n, float *x);
 };
@@ -202,11 +245,14 @@ struct backend_ops {
 struct backend {
 	const struct backend_ops *ops;
 	struct err failure; /* the first failed op; code 0 while all is well. Owned by the thread that computes */
+	uint64_t
+		marks; /* enqueued so far, those of replayed graphs included: the ticket of the latest. Same owner */
 };
 
 struct backend_options {
 	const char *name; /* "auto", "cpu", "cuda" */
 	int threads;      /* CPU threads; 0: all of this process's affinity mask */
+	bool no_graphs;   /* enqueue every op by itself; numbers are the same */
 };
 
 /* Opens a backend; "auto" takes CUDA when a device answers, else the CPU, and says which and why (log_info). The result

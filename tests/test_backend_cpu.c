@@ -27,7 +27,7 @@ static struct backend *open_backend(int level, int threads)
 {
 	struct backend *b;
 	struct err e = {0};
-	struct backend_options options = {"cpu", threads};
+	struct backend_options options = {.name = "cpu", .threads = threads};
 	if (cpu_backend_open_level(&options, level, &b, &e))
 		fail_msg("%s", e.text);
 	return b;
@@ -330,11 +330,11 @@ static void test_open(void **state)
 	(void)state;
 	struct backend *b;
 	struct err e = {0};
-	struct backend_options options = {"gpu9", 0};
+	struct backend_options options = {.name = "gpu9"};
 	assert_int_equal(backend_open(&options, &b, &e), ERR_USAGE);
 	assert_null(b);
 	assert_non_null(strstr(e.text, "gpu9"));
-	options = (struct backend_options){"cpu", -1};
+	options = (struct backend_options){.name = "cpu", .threads = -1};
 	assert_int_equal(backend_open(&options, &b, &e), ERR_USAGE);
 	options.threads = 3;
 	assert_int_equal(backend_open(&options, &b, &e), 0);

@@ -313,7 +313,7 @@ static void test_failures(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	struct backend_options options = {"cuda", 0};
+	struct backend_options options = {.name = "cuda"};
 	struct backend *b;
 	assert_int_equal(backend_open(&options, &b, &e), 0);
 	void *p = NULL;
@@ -334,7 +334,7 @@ static void test_failures(void **state)
 int main(int argc, char **argv)
 {
 	struct err e = {0};
-	struct backend_options options = {"cuda", 0};
+	struct backend_options options = {.name = "cuda"};
 	small = argc > 1 && !strcmp(argv[1], "small");
 	if (backend_open(&options, &cuda, &e)) {
 		printf("skipped: %s\n", e.text);

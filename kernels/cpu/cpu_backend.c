@@ -56,6 +56,54 @@ static int cpu_wait(struct backend *b, struct err *e)
 	return b->failure.code;
 }
 
+/* Ops have run when they return: a mark is reached when it is made, and a graph is nothing but its ops. */
+static uint64_t cpu_mark(struct backend *b)
+{
+	return ++b->marks;
+}
+
+static int cpu_wait_mark(struct backend *b, uint64_t ticket, struct err *e)
+{
+	(void)ticket;
+	return cpu_wait(b, e);
+}
+
+static bool cpu_reached(struct backend *b, uint64_t ticket)
+{
+	(void)b;
+	(void)ticket;
+	return true;
+}
+
+static bool cpu_graph_begin(struct backend *b, uint64_t key)
+{
+	(void)b;
+	(void)key;
+	return true;
+}
+
+static void cpu_graph_end(struct backend *b)
+{
+	(void)b;
+}
+
+static void cpu_graph_drop(struct backend *b)
+{
+	(void)b;
+}
+
+static void cpu_usage(struct backend *b, struct backend_usage *out)
+{
+	(void)b;
+	*out = (struct backend_usage){0};
+}
+
+static void cpu_measure(struct backend *b, bool on)
+{
+	(void)b;
+	(void)on;
+}
+
 static int cpu_download(struct backend *b, void *dst, const void *src, size_t bytes, struct err *e)
 {
 	int rc = cpu_wait(b, e);
@@ -89,6 +137,15 @@ static const struct backend_ops cpu_ops = {
 	.copy = cpu_upload,
 	.download = cpu_download,
 	.wait = cpu_wait,
+	.mark = cpu_mark,
+	.wait_mark = cpu_wait_mark,
+	.reached = cpu_reached,
+	.deferred = false,
+	.graph_begin = cpu_graph_begin,
+	.graph_end = cpu_graph_end,
+	.graph_drop = cpu_graph_drop,
+	.usage = cpu_usage,
+	.measure = cpu_measure,
 	.embed = cpu_embed,
 	.rms_norm = cpu_rms_norm,
 	.matmul = cpu_matmul,

@@ -37,6 +37,11 @@ void *cuda_scratch_of(struct cuda_backend *b, struct cuda_room *room, uint64_t b
 {
 	if (bytes <= room->bytes)
 		return room->data;
+	if (b->capturing) { /* the same calls ran before they were recorded, and needed less */
+		err_set(&b->base.failure, ERR_RUN, "cuda: %s: more working memory is needed while recording", b->op);
+		return NULL;
+	}
+	b->generation++;
 	if (!cuda_check(b, cudaStreamSynchronize(b->stream)))
 		return NULL;
 	cudaFree(room->data);
@@ -152,23 +157,31 @@ static void cuda_copy(struct backend *b, void *dst, const void *src, size_t byte
 
 static int cuda_wait(struct backend *b, struct err *e)
 {
+	cuda_note_end(cuda_of(b));
 	cudaError_t rc = cudaStreamSynchronize(cuda_of(b)->stream);
 	if (rc != cudaSuccess && !b->failure.code)
 		err_set(
 			&b->failure, ERR_RUN, "cuda: %s or an op before it: %s", cuda_of(b)->op, cudaGetErrorString(rc));
+	cuda_pipe_drained(cuda_of(b));
 	if (b->failure.code && e)
 		*e = b->failure;
 	return b->failure.code;
 }
 
-static int cuda_download(struct backend *b, void *dst, const void *src, size_t bytes, struct err *e)
+/* Small ones go through pinned memory in the stream: no wait before them, and none for the driver's staging. */
+static int cuda_download(struct backend *base, void *dst, const void *src, size_t bytes, struct err *e)
 {
-	int rc = cuda_wait(b, e);
-	if (rc || !bytes)
+	struct cuda_backend *b = cuda_of(base);
+	bool small = bytes <= CUDA_LANDING_BYTES;
+	int rc = small ? 0 : cuda_wait(base, e);
+	if (rc)
 		return rc;
-	cuda_of(b)->op = "download";
-	cuda_check(cuda_of(b), cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cuda_of(b)->stream));
-	return cuda_wait(b, e);
+	if (cuda_begin(base, "download") && bytes)
+		cuda_check(b, cudaMemcpyAsync(small ? b->landing : dst, src, bytes, cudaMemcpyDefault, b->stream));
+	rc = cuda_wait(base, e);
+	if (!rc && small && bytes)
+		memcpy(dst, b->landing, bytes);
+	return rc;
 }
 
 static const char *cuda_describe(struct backend *b)
@@ -181,10 +194,11 @@ static void cuda_close(struct backend *base)
 	if (!base)
 		return;
 	struct cuda_backend *b = cuda_of(base);
-	if (b->stream) {
+	if (b->stream)
 		cudaStreamSynchronize(b->stream);
+	cuda_pipe_close(b);
+	if (b->stream)
 		cudaStreamDestroy(b->stream);
-	}
 	for (int i = 0; i < CUDA_STAGES; i++)
 		if (b->sent[i])
 			cudaEventDestroy(b->sent[i]);
@@ -192,6 +206,7 @@ static void cuda_close(struct backend *base)
 	cudaFree(b->columns.data);
 	cudaFree(b->tables);
 	cudaFreeHost(b->staging);
+	cudaFreeHost(b->landing);
 	cudaGetLastError();
 	free(b);
 }
@@ -210,6 +225,15 @@ static const struct backend_ops cuda_ops = {
 	cuda_copy,
 	cuda_download,
 	cuda_wait,
+	cuda_mark,
+	cuda_wait_mark,
+	cuda_reached,
+	true, /* deferred */
+	cuda_graph_begin,
+	cuda_graph_end,
+	cuda_graph_drop,
+	cuda_usage,
+	cuda_measure,
 	cuda_embed,
 	cuda_rms_norm,
 	cuda_matmul,
@@ -253,7 +277,8 @@ static cudaError_t open_device(struct cuda_backend *b)
 		(rc = cudaDeviceGetAttribute(&b->n_sm, cudaDevAttrMultiProcessorCount, b->device)) ||
 		(rc = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, b->device)) ||
 		(rc = cudaHostAlloc((void **)&b->staging, CUDA_STAGES * CUDA_STAGE_BYTES, cudaHostAllocDefault)) ||
-		(rc = cudaMalloc((void **)&b->tables, sizeof tables)))
+		(rc = cudaHostAlloc((void **)&b->landing, CUDA_LANDING_BYTES, cudaHostAllocDefault)) ||
+		(rc = cuda_pipe_open(b)) || (rc = cudaMalloc((void **)&b->tables, sizeof tables)))
 		return rc;
 	b->max_shared = (size_t)shared - 6144; /* static arrays of the kernels come out of the same */
 	for (int i = 0; i < CUDA_STAGES; i++)
@@ -265,7 +290,6 @@ static cudaError_t open_device(struct cuda_backend *b)
 
 int cuda_backend_open(const struct backend_options *options, struct backend **out, struct err *e)
 {
-	(void)options;
 	*out = NULL;
 	int n = 0, driver = 0;
 	cudaError_t rc = cudaGetDeviceCount(&n);
@@ -279,6 +303,7 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 	if (!b)
 		return err_set(e, ERR_MEMORY, "backend cuda: no memory for its state");
 	b->base.ops = &cuda_ops;
+	b->no_graphs = options->no_graphs;
 	b->op = "open";
 	if ((rc = cudaGetDeviceProperties(&prop, b->device)) == cudaSuccess && prop.major < 8) {
 		cuda_close(&b->base);

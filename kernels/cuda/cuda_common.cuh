@@ -27,8 +27,9 @@ struct cuda_tables {
 	int8_t iq4nl[16];
 };
 
-#define CUDA_STAGES      4
-#define CUDA_STAGE_BYTES ((size_t)4 << 20)
+#define CUDA_STAGES        4
+#define CUDA_STAGE_BYTES   ((size_t)4 << 20)
+#define CUDA_LANDING_BYTES ((size_t)1 << 20)
 
 struct cuda_room {
 	void *data;
@@ -53,6 +54,13 @@ struct cuda_backend {
 	cudaEvent_t sent[CUDA_STAGES];
 	int stage;
 	size_t stage_used;
+	uint8_t *landing;        /* [CUDA_LANDING_BYTES] pinned: small downloads pass through it */
+	struct cuda_pipe *pipe;  /* marks, graphs, timing: cuda_graph.cu */
+	bool no_graphs;          /* constant */
+	bool capturing;          /* ops are being recorded, not run */
+	bool timing, in_stretch; /* see cuda_note */
+	uint64_t generation;     /* of the scratch memory: recordings of an older one are void */
+	struct backend_usage used;
 };
 
 static inline struct cuda_backend *cuda_of(struct backend *b)
@@ -60,10 +68,17 @@ static inline struct cuda_backend *cuda_of(struct backend *b)
 	return (struct cuda_backend *)b;
 }
 
+/* While measuring: a stretch of ops begins because of `why` (unless one has begun already), or all that was enqueued is to be
+ * waited for, so that the stretch ends. Notes the device's clock. */
+void cuda_note_begin(struct cuda_backend *b, enum usage_idle why);
+void cuda_note_end(struct cuda_backend *b);
+
 /* False when an earlier op failed: the op must do nothing. Remembers the op's name. */
 static inline bool cuda_begin(struct backend *b, const char *op)
 {
 	cuda_of(b)->op = op;
+	if (cuda_of(b)->timing && !b->failure.code)
+		cuda_note_begin(cuda_of(b), USAGE_OTHER);
 	return !b->failure.code;
 }
 
@@ -74,6 +89,7 @@ bool cuda_check(struct cuda_backend *b, cudaError_t rc);
 static inline void cuda_launched(struct cuda_backend *b)
 {
 	cuda_check(b, cudaGetLastError());
+	b->used.launches += !b->capturing;
 }
 
 /* 256-byte aligned device memory for the running op, contents undefined; NULL: the failure is kept. */
@@ -89,6 +105,19 @@ static inline void *cuda_scratch(struct cuda_backend *b, uint64_t bytes)
 bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes, size_t *allowed);
 
 /* ---- ops, by file --------------------------------------------------------------------------------------- */
+
+/* Marks, graphs and usage (cuda_graph.cu). */
+cudaError_t cuda_pipe_open(struct cuda_backend *b);
+void cuda_pipe_close(struct cuda_backend *b);
+void cuda_pipe_drained(struct cuda_backend *b); /* the stream has been waited for */
+uint64_t cuda_mark(struct backend *b);
+int cuda_wait_mark(struct backend *b, uint64_t ticket, struct err *e);
+bool cuda_reached(struct backend *b, uint64_t ticket);
+bool cuda_graph_begin(struct backend *b, uint64_t key);
+void cuda_graph_end(struct backend *b);
+void cuda_graph_drop(struct backend *b);
+void cuda_usage(struct backend *b, struct backend_usage *out);
+void cuda_measure(struct backend *b, bool on);
 
 int cuda_copier_open(struct backend *b, struct copier **out, struct err *e); /* cuda_copy.cu */
 

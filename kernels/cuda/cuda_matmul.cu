@@ -180,6 +180,8 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	int rows, int n_used, float *out)
 {
 	struct cuda_backend *b = cuda_of(base);
+	cuda_note_end(b); /* a stretch of its own */
+	cuda_note_begin(b, USAGE_EXPERTS);
 	if (!cuda_begin(base, "expert_ffn"))
 		return;
 	int64_t places = 0, n_ff = 0, n_embd = 0;
@@ -210,4 +212,5 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 					hidden + first * n_ff);
 	}
 	run_pass(b, PASS_DOWN, hidden, places, jobs, n_jobs, n_used, out, n_embd);
+	cuda_note_end(b);
 }

@@ -18,6 +18,6 @@ void log_verbose(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* A broken invariant: prints place and text, aborts, in every build. Never for bad input. */
 #define bug(...) bug_at(__FILE__, __LINE__, __VA_ARGS__)
-_Noreturn void bug_at(const char *file, int line, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void bug_at(const char *file, int line, const char *fmt, ...) __attribute__((noreturn, format(printf, 3, 4)));
 
 #endif

@@ -31,6 +31,7 @@ struct engine_options {
 	unsigned n_replicas;
 	const char *backend; /* NULL or "auto", "cpu", "cuda" */
 	int threads;         /* CPU threads; 0: all */
+	bool no_graphs;      /* see struct backend_options */
 	uint32_t context;    /* positions of one session; 0: as memory and model allow */
 	uint32_t sessions;   /* most sessions at a time; 0: 1 */
 	uint32_t chunk;      /* most rows computed at once during prefill; 0: the backend's choice */
@@ -52,10 +53,6 @@ struct engine_options {
 	const char *
 		warm; /* profile or trace that seeds the cache; the run's own profile is saved there at close. A file that
 	                    * does not exist yet is created then. NULL: none */
-	/* For measuring (stream/source_routed.h): the experts that decode steps use are those of a trace, and only the first so many
-	 * of each layer. Logits are of no use then. */
-	const char *routing;      /* NULL: the router's */
-	uint32_t routing_confine; /* 0: all */
 };
 
 #define ENGINE_CACHE_AUTO UINT64_MAX

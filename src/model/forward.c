@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The frame of the model: workspace, layer loop, head. The layer loop reads top to bottom as the specification does. */
+/* The frame of the model: workspace, stretches, layer loop, head. */
 #include "src/model/forward.h"
 
 #include "src/base/log.h"
@@ -32,10 +32,10 @@ static void workspace_cut(struct workspace *ws, const struct model_config *c, bo
 	size_t r = ws->max_rows, f = sizeof(float), i = sizeof(int32_t);
 	size_t width = config_cache_width(c), ff = MAX(c->n_dense ? c->ff_dense : 0, c->ff_shared);
 	ws->logit_rows = MIN(ws->max_rows, LOGIT_ROWS);
-	ws->tokens = cut(shared, r, i);
-	ws->pos = cut(shared, r, i);
-	ws->base = cut(shared, r, i);
+	size_t few = MIN(r, PREFILL_ROWS - 1);
 	ws->ids = cut(shared, r * c->n_used, i);
+	ws->guess_ids = cut(shared, 2 * LOOKAHEAD_MAX * few * c->n_used, i);
+	ws->step = cut(device, 3 * r, i);
 	ws->cos_sin = cut(device, r * c->head_rope, f);
 	ws->x = cut(device, r * c->n_embd, f);
 	ws->h = cut(device, r * c->n_embd, f);
@@ -56,6 +56,10 @@ static void workspace_cut(struct workspace *ws, const struct model_config *c, bo
 	ws->route_weights = cut(device, r * c->n_used, f);
 	ws->expert_out = cut(device, r * c->n_used * c->n_embd, f);
 	ws->shared_out = cut(device, r * c->n_embd, f);
+	ws->guess = cut(device, few * c->n_embd, f);
+	ws->guess_h = cut(device, few * c->n_embd, f);
+	ws->guess_router = cut(device, few * c->n_experts, f);
+	ws->guess_weights = cut(device, few * c->n_used, f);
 	ws->hidden = cut(device, r * c->n_embd, f);
 	ws->logits = cut(device, (size_t)ws->logit_rows * c->n_vocab, f);
 	if (with_mtp)
@@ -112,7 +116,8 @@ int model_init(struct model *m, const struct model_config *c, struct model_weigh
 	*m = (struct model){.config = *c, .weights = *w, .backend = b, .source = source};
 	*w = (struct model_weights){0};
 	m->has_mtp = with_mtp && c->n_mtp;
-	int rc = moe_plan_init(&m->plan, c, max_rows);
+	m->step_host = mem_try_new(3 * (size_t)max_rows, sizeof *m->step_host);
+	int rc = m->step_host ? moe_plan_init(&m->plan, c, max_rows) : ERR_MEMORY;
 	if (rc)
 		err_set(e, rc, "no memory for the expert plan of %u rows", max_rows);
 	if (rc || (rc = inv_freq_init(m, e)) || (rc = workspace_init(&m->ws, c, m->has_mtp, max_rows, b, e)))
@@ -125,10 +130,14 @@ void model_fini(struct model *m)
 	struct backend *b = m->backend;
 	if (!b)
 		return;
+	if (m->plan.refs)
+		moe_settle(m, NULL);
+	b->ops->graph_drop(b);
 	b->ops->free(b, MEM_DEVICE, m->ws.device, m->ws.device_bytes);
 	b->ops->free(b, MEM_SHARED, m->ws.shared, m->ws.shared_bytes);
 	b->ops->free(b, MEM_DEVICE, m->inv_freq, m->config.head_rope / 2 * sizeof(float));
 	moe_plan_fini(&m->plan);
+	free(m->step_host);
 	weights_free(&m->weights, b);
 	*m = (struct model){0};
 }
@@ -170,52 +179,142 @@ static int tap_layer(struct model *m, const struct forward_rows *rows, uint32_t 
 	return rc;
 }
 
-/* Puts tokens, positions and angles of the step where the ops find them. */
-static struct batch begin_step(struct model *m, const struct forward_rows *rows)
+/* The least power of two above max_pos, less one: grids and scratch of ops are made for it, and a recorded stretch serves until
+ * the next. Ops look at pos[r] for what there is to do. */
+static int32_t round_max_pos(int32_t max_pos)
+{
+	int32_t most = 255;
+	while (most < max_pos && most < INT32_MAX / 2)
+		most = 2 * most + 1;
+	return MAX(most, max_pos);
+}
+
+struct batch model_begin(
+	struct model *m, int n, const int32_t *tokens, const int32_t *pos, const int32_t *base)
 {
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	if (rows->n < 1 || rows->n > ws->max_rows)
-		bug("a step of %u rows, the workspace has %u", rows->n, ws->max_rows);
-	b->ops->upload(b, ws->tokens, rows->tokens, rows->n * sizeof(int32_t));
-	b->ops->upload(b, ws->pos, rows->pos, rows->n * sizeof(int32_t));
-	b->ops->upload(b, ws->base, rows->base, rows->n * sizeof(int32_t));
-	struct batch batch = {.n = (int)rows->n, .pos = ws->pos, .base = ws->base};
-	for (uint32_t r = 0; r < rows->n; r++)
-		batch.max_pos = MAX(batch.max_pos, rows->pos[r]);
-	b->ops->rope_angles(b, &batch, m->inv_freq, (int)m->config.head_rope, ws->cos_sin);
+	if (n < 1 || (uint32_t)n > ws->max_rows)
+		bug("a step of %d rows, the workspace has %u", n, ws->max_rows);
+	size_t bytes = (size_t)n * sizeof(int32_t);
+	memcpy(m->step_host, tokens, bytes);
+	memcpy(m->step_host + n, pos, bytes);
+	memcpy(m->step_host + 2 * n, base, bytes);
+	ws->tokens = ws->step;
+	ws->pos = ws->step + n;
+	ws->base = ws->step + 2 * n;
+	b->ops->upload(b, ws->step, m->step_host, 3 * bytes);
+	struct batch batch = {.n = n, .pos = ws->pos, .base = ws->base};
+	for (int r = 0; r < n; r++)
+		batch.max_pos = MAX(batch.max_pos, pos[r]);
+	if (n <= GRAPH_ROWS)
+		batch.max_pos = round_max_pos(batch.max_pos);
 	return batch;
+}
+
+bool stretch_begin(
+	struct model *m, struct kv_cache *kv, uint32_t first, const struct batch *rows, uint32_t what)
+{
+	struct backend *b = m->backend;
+	if (!m->record)
+		return true;
+	if (m->recorded_kv != kv->arena)
+		b->ops->graph_drop(b);
+	m->recorded_kv = kv->arena;
+	uint64_t key =
+		(uint64_t)first << 40 | (uint64_t)rows->n << 36 | (uint64_t)what << 32 | (uint32_t)rows->max_pos;
+	return b->ops->graph_begin(b, key);
+}
+
+void stretch_end(struct model *m)
+{
+	if (m->record)
+		m->backend->ops->graph_end(m->backend);
+}
+
+/* What a stretch enqueues of a layer. */
+static void run_layer(
+	struct model *m, struct kv_cache *kv, uint32_t layer, bool combine, const struct batch *rows)
+{
+	struct workspace *ws = &m->ws;
+	struct backend *b = m->backend;
+	if (!layer) {
+		b->ops->rope_angles(b, rows, m->inv_freq, (int)m->config.head_rope, ws->cos_sin);
+		b->ops->embed(b, m->weights.embed, ws->tokens, rows->n, ws->x);
+	}
+	if (combine)
+		moe_combine(m, rows);
+	attention_step(m, kv, layer, rows);
+	ffn_step(m, layer, rows);
+	if (config_is_moe(&m->config, layer) || !lookahead_wanted(m, layer, rows->n))
+		return;
+	lookahead_step(m, layer, rows);
+	b->ops->mark(b);
+	if (!b->ops->deferred)
+		lookahead_pass(m, layer, rows->n);
+}
+
+/* All layers. A stretch goes from the experts of one layer to those of the next; with taps every layer is completed by itself. */
+static int run_layers(struct model *m, struct kv_cache *kv, const struct forward_rows *rows,
+	const struct batch *batch, uint32_t first_hidden, struct err *e)
+{
+	const struct model_config *c = &m->config;
+	struct workspace *ws = &m->ws;
+	bool open = false, make = false, combine = false;
+	int rc;
+	for (uint32_t layer = 0; layer < c->n_layers; layer++) {
+		if (!open) {
+			if (rows->cancel && atomic_load_explicit(rows->cancel, memory_order_relaxed))
+				return err_set(e, ERR_INTERRUPTED, "interrupted");
+			make = stretch_begin(m, kv, layer, batch, 0);
+			open = true;
+		}
+		if (make)
+			run_layer(m, kv, layer, combine, batch);
+		combine = config_is_moe(c, layer);
+		if (!combine && !rows->taps)
+			continue;
+		stretch_end(m);
+		open = false;
+		if (combine && (rc = moe_experts(m, layer, batch, e)))
+			return rc;
+		if (!rows->taps)
+			continue;
+		if (combine)
+			moe_combine(m, batch);
+		combine = false;
+		if ((rc = tap_layer(m, rows, layer, e)))
+			return rc;
+	}
+	if (open)
+		stretch_end(m);
+	uint32_t n = first_hidden < rows->n ? rows->n - first_hidden : 0;
+	if (stretch_begin(m, kv, c->n_layers + 1, batch, n)) {
+		size_t at = (size_t)first_hidden * c->n_embd;
+		if (combine)
+			moe_combine(m, batch);
+		if (n)
+			m->backend->ops->rms_norm(m->backend, ws->x + at, c->n_embd, m->weights.output_norm, c->rms_eps,
+				(int)n, (int)c->n_embd, ws->hidden + at, c->n_embd);
+	}
+	stretch_end(m);
+	return 0;
 }
 
 int model_forward(struct model *m, struct kv_cache *kv, const struct forward_rows *rows,
 	uint32_t first_hidden, struct err *e)
 {
-	const struct model_config *c = &m->config;
-	struct workspace *ws = &m->ws;
-	struct backend *b = m->backend;
-	int rc;
-
-	struct batch batch = begin_step(m, rows);
+	m->record = rows->n <= GRAPH_ROWS && !rows->taps;
 	m->source->cancel = rows->cancel;
+	struct batch batch = model_begin(m, (int)rows->n, rows->tokens, rows->pos, rows->base);
 	if (m->source->ops->step)
 		m->source->ops->step(m->source, moe_use(batch.n), batch.n, rows->pos[0]);
-	b->ops->embed(b, m->weights.embed, ws->tokens, batch.n, ws->x);
-	for (uint32_t layer = 0; layer < c->n_layers; layer++) {
-		if (rows->cancel && atomic_load_explicit(rows->cancel, memory_order_relaxed))
-			return err_set(e, ERR_INTERRUPTED, "interrupted");
-		attention_step(m, kv, layer, &batch);
-		if ((rc = ffn_step(m, layer, &batch, e)))
-			return rc;
-		if (rows->taps && (rc = tap_layer(m, rows, layer, e)))
-			return rc;
-		if ((rc = lookahead_step(m, layer, &batch, e)))
-			return rc;
-	}
-	size_t at = (size_t)first_hidden * c->n_embd;
-	if (first_hidden < rows->n)
-		b->ops->rms_norm(b, ws->x + at, c->n_embd, m->weights.output_norm, c->rms_eps,
-			(int)(rows->n - first_hidden), (int)c->n_embd, ws->hidden + at, c->n_embd);
-	return b->ops->wait(b, e);
+	int rc = run_layers(m, kv, rows, &batch, first_hidden, e);
+	if (rc)
+		moe_settle(m, NULL);
+	else if (first_hidden >= rows->n)
+		rc = moe_settle(m, e);
+	return rc;
 }
 
 int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, struct err *e)
@@ -232,5 +331,5 @@ int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, s
 			return rc;
 		at += rows;
 	}
-	return 0;
+	return moe_settle(m, e); /* nothing runs any more: gives back the pins of the last layer */
 }

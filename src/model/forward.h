@@ -21,7 +21,8 @@
 /* Activations of one step of up to max_rows rows (R); device memory unless marked shared. Cut from two allocations. */
 struct workspace {
 	uint32_t max_rows;
-	int32_t *tokens, *pos, *base; /* [R] shared */
+	int32_t *step; /* [3 * R] tokens, positions and first cache rows of the step, as model_begin puts them */
+	int32_t *tokens, *pos, *base; /* [rows of the step] each, in `step` */
 	float *cos_sin;               /* [R][head_rope / 2][2] */
 	float *x;                     /* [R][n_embd] residual stream */
 	float *h;                     /* [R][n_embd] normed input of a stage */
@@ -42,22 +43,34 @@ struct workspace {
 	float *route_weights;         /* [R][n_used] */
 	float *expert_out;            /* [R][n_used][n_embd] */
 	float *shared_out;            /* [R][n_embd] */
-	float *hidden;                /* [R][n_embd] after the final norm */
-	float *mtp_in;                /* [R][2 * n_embd]; NULL without MTP */
-	float *logits;                /* [logit_rows][n_vocab] */
+	float *guess;   /* [D][n_embd] lookahead: the stream as far as it is known; D: rows of a decode step */
+	float *guess_h; /* [D][n_embd] ... normed for a coming layer */
+	float *guess_router;  /* [D][n_experts] */
+	float *guess_weights; /* [D][n_used], of no use */
+	int32_t *guess_ids;   /* [2][LOOKAHEAD_MAX][D][n_used] shared, of even and odd layers */
+	float *hidden;        /* [R][n_embd] after the final norm */
+	float *mtp_in;        /* [R][2 * n_embd]; NULL without MTP */
+	float *logits;        /* [logit_rows][n_vocab] */
 	uint32_t logit_rows;
 	void *device, *shared; /* the two allocations */
 	size_t device_bytes, shared_bytes;
 };
 
-/* Host memory of moe.c: which rows use which expert. Sized once. */
+/* Host memory of moe.c: which rows use which expert of the layer in hand. Sized once. */
 struct moe_plan {
 	int32_t *first;          /* [n_experts + 1] prefix sums into places */
 	int32_t *places;         /* [R * n_used] grouped by expert */
-	struct expert_ref *refs; /* [n_experts] the distinct experts of the step */
+	struct expert_ref *refs; /* [n_experts] the distinct experts of the layer */
 	struct expert_job *jobs; /* [n_experts] */
 	bool *done;              /* [n_experts] parallel to refs: computed */
 	int32_t *announced;      /* [n_experts] */
+	/* refs[held .. acquired) of layer held_layer are pinned: the device may still be computing with them */
+	int held, acquired;
+	uint32_t held_layer;
+	/* a guess whose ids have not been passed on yet; guess_mark 0: none */
+	uint64_t guess_mark;
+	uint32_t guess_layer;
+	int guess_rows;
 };
 
 struct model {
@@ -66,7 +79,10 @@ struct model {
 	struct backend *backend;      /* borrowed */
 	struct expert_source *source; /* borrowed */
 	bool has_mtp;
-	float *inv_freq; /* [head_rope / 2] device */
+	float *inv_freq;         /* [head_rope / 2] device */
+	int32_t *step_host;      /* [3 * R] what model_begin uploads */
+	bool record;             /* the stretches of the step in hand are recorded */
+	const void *recorded_kv; /* the cache that recorded stretches write to */
 	struct workspace ws;
 	struct moe_plan plan;
 	uint64_t expert_uses; /* (row, rank) products asked of the source so far */
@@ -99,15 +115,38 @@ void model_fini(struct model *m); /* accepts a zeroed struct */
 size_t model_workspace_bytes(const struct model_config *c, bool with_mtp, uint32_t max_rows);
 
 /* Computes all rows through the trunk and leaves the hidden states of the rows from `first_hidden` on, after the final norm,
- * in ws.hidden + r * n_embd. Writes the caches of all trunk layers. Errors: a failed op or expert read, ERR_INTERRUPTED. After an
- * error the cache rows of this step are garbage. */
+ * in ws.hidden + r * n_embd. Writes the caches of all trunk layers. With first_hidden < n the last ops may still be running on
+ * return (model_logits waits for them and reports their failure). Errors: a failed op or expert read, ERR_INTERRUPTED;
+ * nothing is running then. After an error the cache rows of this step are garbage. */
 int model_forward(struct model *m, struct kv_cache *kv, const struct forward_rows *rows,
 	uint32_t first_hidden, struct err *e);
 
 /* Logits of hidden rows [first, first + n) of the last model_forward -> host out [n][n_vocab]. */
 int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, struct err *e);
 
-/* ---- stages, for the files of this module ---- */
+/* ---- stages, for the files of this module ----
+ *
+ * A step is cut into stretches that the device runs without the host: from the experts of one layer to the router of the
+ * next, and behind it the shared expert and the lookahead. Such a stretch is a list of ops (a graph, for steps of few rows); at its mark
+ * the host reads the router's picks and enqueues the experts while the device is still busy with the rest of the stretch.
+ *
+ *   device   combine  attention  router | shared expert, lookahead | experts | combine ...
+ *   host                  (waits) mark -> acquire, enqueue experts; enqueue the next stretch; pass on the guesses
+ */
+
+/* Puts tokens, positions and first cache rows (host, [n] each) where the ops find them. max_pos of the result is rounded up so that
+ * a recorded stretch serves many positions. */
+struct batch model_begin(
+	struct model *m, int n, const int32_t *tokens, const int32_t *pos, const int32_t *base);
+
+/* Steps of at most so many rows are recorded. */
+#define GRAPH_ROWS 8
+
+/* Begins and ends a stretch; see graph_begin and graph_end of the backend. `first`: the layer that it begins with, or n_layers + 1 for
+ * the end of the step; `what` (below 16) tells apart stretches that begin alike. */
+bool stretch_begin(
+	struct model *m, struct kv_cache *kv, uint32_t first, const struct batch *rows, uint32_t what);
+void stretch_end(struct model *m);
 
 /* x += attention(x) of one layer; a full layer renews ws.sel, a shared layer reads it. */
 void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows);
@@ -116,8 +155,22 @@ void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const 
  * scratch. What the MTP layer needs of tokens that are already known. */
 void attention_append(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows);
 
-/* x += feed-forward network (x) of one layer. */
-int ffn_step(struct model *m, uint32_t layer, const struct batch *rows, struct err *e);
+/* The feed-forward part of a stretch: the whole dense network of a dense layer (x += network(x)); of an MoE layer the router
+ * with its mark and, where ops are deferred, moe_beside. */
+void ffn_step(struct model *m, uint32_t layer, const struct batch *rows);
+
+/* What is computed beside the host's work on the experts of a layer: the shared expert and the lookahead with its mark. */
+void moe_beside(struct model *m, uint32_t layer, const struct batch *rows);
+
+/* After the stretch of an MoE layer: reads the picks, acquires the experts and enqueues them. Pins stay until the
+ * device has passed them: the next call, or moe_settle, gives them back. Waits for experts that must be read. */
+int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struct err *e);
+
+/* x += the experts and the shared expert of an MoE layer. The first op of the next stretch. */
+void moe_combine(struct model *m, const struct batch *rows);
+
+/* Waits for all ops, gives back every pin and forgets what was not passed on. After success and after errors alike. */
+int moe_settle(struct model *m, struct err *e);
 
 /* A step of so many rows is a prefill chunk: it touches most experts of a layer once. Else it is decoding. */
 #define PREFILL_ROWS 32
@@ -126,12 +179,17 @@ static inline enum expert_use moe_use(int rows)
 	return rows >= PREFILL_ROWS ? EXPERT_PREFILL : EXPERT_DECODE;
 }
 
-/* ws.h -> ws.ids and ws.route_weights by the router of a layer; waits, so that the host may read the ids. */
-int moe_route(struct model *m, const struct layer_weights *w, const struct batch *rows, struct err *e);
+/* h [rows][n_embd] -> logits, ids and weights (device; ids shared) by the router of a layer. */
+void moe_route(struct model *m, const struct layer_weights *w, const struct batch *rows, const float *h,
+	float *logits, int32_t *ids, float *weights);
 
-/* Guesses the experts of the coming source->lookahead layers from the residual stream after `layer` and hints them
- * (lookahead.c). Decode steps only; changes nothing but scratch (ws.h, ws.router, ws.ids, ws.route_weights). */
-int lookahead_step(struct model *m, uint32_t layer, const struct batch *rows, struct err *e);
+/* Lookahead (lookahead.c): guesses the experts of the coming source->lookahead layers from the stream as it is when the experts of
+ * `layer` begin. Changes nothing but buffers of its own. */
+#define LOOKAHEAD_MAX 16
+bool lookahead_wanted(const struct model *m, uint32_t layer, int rows);
+void lookahead_step(struct model *m, uint32_t layer, const struct batch *rows); /* enqueues */
+void lookahead_pass(
+	struct model *m, uint32_t layer, int rows); /* its ids have been computed: tells the source */
 
 int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max_rows);
 void moe_plan_fini(struct moe_plan *p);

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Feed-forward stages (specification 2.7). The experts of a step are asked of the source in groups no larger than
- * it can pin, in ascending id order (= file order); whatever is ready is computed while the rest is on its way. A
+ * Feed-forward stages (specification 2.7). The experts of a layer are asked of the source in groups no larger than
+ * it can pin (prefill: in ascending id order, the order of the file); whatever is ready is computed while the rest is on its way. A
  * product's place (row, rank) does not depend on when it was computed, and moe_combine adds the places in rank order: the
  * result is the same for every order of arrival.
+ *
+ * The host only waits for marks: for the router's picks, while the device has the shared expert to do. Experts stay pinned until a
+ * later mark shows that the device is past them: that of the next layer's router, or the one behind the next group.
  */
 #include "src/model/forward.h"
 
@@ -85,27 +88,6 @@ static void run_ready(
 			m->backend, m->ws.h, p->jobs, n_jobs, rows, (int)m->config.n_used, m->ws.expert_out);
 }
 
-/* One group: acquire, compute what is ready, await the rest, release. */
-static int run_group(struct model *m, uint32_t layer, enum expert_use use, struct expert_ref *refs,
-	bool *done, int n, int rows, struct err *e)
-{
-	struct expert_source *s = m->source;
-	for (int i = 0; i < n; i++)
-		done[i] = false;
-	int missing = s->ops->acquire(s, (int)layer, use, refs, n, e);
-	if (missing < 0)
-		return missing;
-	run_ready(m, &m->plan, refs, done, n, rows);
-	while (missing > 0) {
-		missing = s->ops->await(s, (int)layer, refs, n, e);
-		if (missing >= 0)
-			run_ready(m, &m->plan, refs, done, n, rows);
-	}
-	int rc = m->backend->ops->wait(m->backend, missing < 0 ? NULL : e);
-	s->ops->release(s, (int)layer, refs, n);
-	return missing < 0 ? missing : rc;
-}
-
 /* down(silu(gate h) * up h): the dense network, and the shared expert. */
 static void swiglu_network(
 	struct model *m, const struct layer_weights *w, const struct batch *rows, struct matmul down)
@@ -137,11 +119,12 @@ static void announce(struct model *m, uint32_t layer, int n)
 	s->ops->announce(s, (int)next, ids, (int)m->config.n_experts);
 }
 
-int moe_route(struct model *m, const struct layer_weights *w, const struct batch *rows, struct err *e)
+void moe_route(struct model *m, const struct layer_weights *w, const struct batch *rows, const float *h,
+	float *logits, int32_t *ids, float *weights)
 {
 	const struct model_config *c = &m->config;
 	struct backend *b = m->backend;
-	b->ops->matmul(b, &(struct matmul){.w = w->router, .y = m->ws.router}, 1, m->ws.h, rows->n);
+	b->ops->matmul(b, &(struct matmul){.w = w->router, .y = logits}, 1, h, rows->n);
 	struct route route = {
 		.n_experts = (int)c->n_experts,
 		.n_used = (int)c->n_used,
@@ -149,51 +132,162 @@ int moe_route(struct model *m, const struct layer_weights *w, const struct batch
 		.n_group_used = (int)c->n_group_used,
 		.normalise = c->norm_weights,
 		.scale = c->weights_scale,
-		.logits = m->ws.router,
+		.logits = logits,
 		.bias = w->router_bias,
-		.ids = m->ws.ids,
-		.weights = m->ws.route_weights,
+		.ids = ids,
+		.weights = weights,
 	};
 	b->ops->route(b, &route, rows->n);
-	return b->ops->wait(b, e);
 }
 
-static int moe_step(
-	struct model *m, uint32_t layer, const struct layer_weights *w, const struct batch *rows, struct err *e)
-{
-	const struct model_config *c = &m->config;
-	struct workspace *ws = &m->ws;
-	struct backend *b = m->backend;
-	int rc = moe_route(m, w, rows, e);
-	if (rc)
-		return rc;
-	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = ws->shared_out});
-
-	int n_places = rows->n * (int)c->n_used;
-	enum expert_use use = moe_use(rows->n);
-	int group, n = plan_experts(&m->plan, c->n_experts, use, ws->ids, n_places);
-	m->expert_uses += (uint64_t)n_places;
-	int window = m->source->window[use];
-	if (use == EXPERT_PREFILL)
-		announce(m, layer, n);
-	for (int i = 0; i < n; i += group) {
-		group = MIN(n - i, window);
-		if ((rc = run_group(m, layer, use, m->plan.refs + i, m->plan.done + i, group, rows->n, e)))
-			return rc;
-	}
-	b->ops->moe_combine(
-		b, ws->expert_out, ws->route_weights, (int)c->n_used, ws->shared_out, rows->n, (int)c->n_embd, ws->x);
-	return 0;
-}
-
-int ffn_step(struct model *m, uint32_t layer, const struct batch *rows, struct err *e)
+void moe_beside(struct model *m, uint32_t layer, const struct batch *rows)
 {
 	const struct layer_weights *w = &m->weights.layers[layer];
+	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = m->ws.shared_out});
+	if (!lookahead_wanted(m, layer, rows->n))
+		return;
+	lookahead_step(m, layer, rows);
+	m->backend->ops->mark(m->backend);
+}
+
+void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
+{
+	const struct layer_weights *w = &m->weights.layers[layer];
+	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
 	int n = (int)m->config.n_embd;
-	b->ops->rms_norm(b, m->ws.x, n, w->ffn_norm, m->config.rms_eps, rows->n, n, m->ws.h, n);
-	if (config_is_moe(&m->config, layer))
-		return moe_step(m, layer, w, rows, e);
-	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = m->ws.x, .add = true});
+	b->ops->rms_norm(b, ws->x, n, w->ffn_norm, m->config.rms_eps, rows->n, n, ws->h, n);
+	if (!config_is_moe(&m->config, layer)) {
+		swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = ws->x, .add = true});
+		return;
+	}
+	moe_route(m, w, rows, ws->h, ws->router, ws->ids, ws->route_weights);
+	b->ops->mark(b);
+	if (b->ops->deferred)
+		moe_beside(m, layer, rows);
+}
+
+/* ---- experts ---- */
+
+/* Gives back the pins of refs[0 .. end): the device has passed them. */
+static void release_to(struct model *m, int end)
+{
+	struct moe_plan *p = &m->plan;
+	if (end > p->held)
+		m->source->ops->release(m->source, (int)p->held_layer, p->refs + p->held, end - p->held);
+	p->held = MAX(p->held, end);
+}
+
+/* Passes on a guess that was made. Waits for it: call when the device will get there without the host. */
+static int pass_guess(struct model *m, struct err *e)
+{
+	struct moe_plan *p = &m->plan;
+	if (!p->guess_mark)
+		return 0;
+	int rc = m->backend->ops->wait_mark(m->backend, p->guess_mark, e);
+	p->guess_mark = 0;
+	if (!rc)
+		lookahead_pass(m, p->guess_layer, p->guess_rows);
+	return rc;
+}
+
+/* refs[first .. first + n): acquires them, enqueues what is ready and the rest as it comes. */
+static int run_group(struct model *m, uint32_t layer, enum expert_use use, int first, int n,
+	const struct batch *rows, struct err *e)
+{
+	struct moe_plan *p = &m->plan;
+	struct expert_source *s = m->source;
+	struct expert_ref *refs = p->refs + first;
+	bool *done = p->done + first;
+	for (int i = 0; i < n; i++)
+		done[i] = false;
+	int missing = s->ops->acquire(s, (int)layer, use, refs, n, e);
+	if (missing < 0)
+		return missing;
+	p->acquired = first + n;
+	if (!first && !m->backend->ops->deferred) { /* computed while the drive reads */
+		moe_beside(m, layer, rows);
+		if (lookahead_wanted(m, layer, rows->n))
+			lookahead_pass(m, layer, rows->n);
+	}
+	run_ready(m, p, refs, done, n, rows->n);
+	int rc;
+	if (missing && (rc = pass_guess(m, e)))
+		return rc;
+	while (missing > 0) {
+		missing = s->ops->await(s, (int)layer, refs, n, e);
+		if (missing >= 0)
+			run_ready(m, p, refs, done, n, rows->n);
+	}
+	return missing;
+}
+
+/* All groups of a layer. At most two are pinned at a time: the one that the device computes and the one that the host acquires. */
+static int run_groups(
+	struct model *m, uint32_t layer, enum expert_use use, int n, const struct batch *rows, struct err *e)
+{
+	struct backend *b = m->backend;
+	int window = m->source->window[use], group, rc;
+	uint64_t before = 0; /* the mark behind the group before this one */
+	for (int at = 0; at < n; at += group) {
+		group = MIN(n - at, window);
+		if ((rc = run_group(m, layer, use, at, group, rows, e)))
+			return rc;
+		if (at + group == n)
+			break;
+		if (before && (rc = b->ops->wait_mark(b, before, e)))
+			return rc;
+		before = b->ops->mark(b);
+		release_to(m, b->ops->reached(b, before) ? at + group : at);
+	}
 	return 0;
+}
+
+int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struct err *e)
+{
+	struct moe_plan *p = &m->plan;
+	struct backend *b = m->backend;
+	/* a stretch ends with the marks of the router and, with lookahead, of the guess; before the first MoE layer the guess of the
+	 * last dense one was made */
+	bool guess = b->ops->deferred && lookahead_wanted(m, layer, rows->n);
+	uint64_t mark = b->marks;
+	if (b->ops->deferred && layer == m->config.n_dense && layer && lookahead_wanted(m, layer - 1, rows->n)) {
+		p->guess_mark = mark - guess - 1;
+		p->guess_layer = layer - 1;
+		p->guess_rows = rows->n;
+	}
+	int rc = pass_guess(m, e);
+	if (rc || (rc = b->ops->wait_mark(b, mark - guess, e)))
+		return rc;
+	release_to(m, p->acquired);
+	p->held = p->acquired = 0;
+	p->held_layer = layer;
+	p->guess_mark = guess ? mark : 0;
+	p->guess_layer = layer;
+	p->guess_rows = rows->n;
+
+	int n_places = rows->n * (int)m->config.n_used;
+	enum expert_use use = moe_use(rows->n);
+	int n = plan_experts(p, m->config.n_experts, use, m->ws.ids, n_places);
+	m->expert_uses += (uint64_t)n_places;
+	if (use == EXPERT_PREFILL)
+		announce(m, layer, n);
+	return run_groups(m, layer, use, n, rows, e);
+}
+
+void moe_combine(struct model *m, const struct batch *rows)
+{
+	struct workspace *ws = &m->ws;
+	m->backend->ops->moe_combine(m->backend, ws->expert_out, ws->route_weights, (int)m->config.n_used,
+		ws->shared_out, rows->n, (int)m->config.n_embd, ws->x);
+}
+
+int moe_settle(struct model *m, struct err *e)
+{
+	struct moe_plan *p = &m->plan;
+	int rc = m->backend->ops->wait(m->backend, e);
+	release_to(m, p->acquired);
+	p->held = p->acquired = 0;
+	p->guess_mark = 0;
+	return rc;
 }

@@ -37,11 +37,11 @@ void mtp_append(struct model *m, struct kv_cache *kv, const struct forward_rows 
 	b->ops->matmul(b, &(struct matmul){.w = m->weights.eh_proj, .y = ws->x}, 1, ws->mtp_in, n);
 
 	int32_t first = has_before ? rows->pos[0] - 1 : rows->pos[0];
-	int32_t *pos = ws->tokens; /* the tokens have been read: their place holds the pairs' positions */
-	b->ops->wait(b, NULL);
 	for (int r = 0; r < n; r++)
-		pos[r] = first + r;
-	struct batch batch = {.n = n, .pos = pos, .base = ws->base, .max_pos = first + n - 1};
+		m->step_host[r] = first + r;
+	b->ops->upload(
+		b, ws->pos, m->step_host, (size_t)n * sizeof(int32_t)); /* the trunk is done with its own */
+	struct batch batch = {.n = n, .pos = ws->pos, .base = ws->base, .max_pos = first + n - 1};
 	b->ops->rope_angles(b, &batch, m->inv_freq, (int)m->config.head_rope, ws->cos_sin);
 	attention_append(m, kv, m->config.n_layers, &batch);
 }
@@ -52,17 +52,22 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t
 	const struct model_config *c = &m->config;
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	b->ops->upload(b, ws->tokens, &next, sizeof next);
-	b->ops->upload(b, ws->pos, &pos, sizeof pos);
-	b->ops->upload(b, ws->base, &base, sizeof base);
-	struct batch batch = {.n = 1, .pos = ws->pos, .base = ws->base, .max_pos = pos};
+	struct batch batch = model_begin(m, 1, &next, &pos, &base);
 	b->ops->rope_angles(b, &batch, m->inv_freq, (int)c->head_rope, ws->cos_sin);
 	project_pairs(m, ws->tokens, before, 0, 1);
-	b->ops->matmul(b, &(struct matmul){.w = m->weights.eh_proj, .y = ws->x}, 1, ws->mtp_in, 1);
-	attention_step(m, kv, c->n_layers, &batch);
-	int rc = ffn_step(m, c->n_layers, &batch, e);
-	if (rc)
+	m->record = true;
+	if (stretch_begin(m, kv, c->n_layers, &batch, 0)) {
+		b->ops->matmul(b, &(struct matmul){.w = m->weights.eh_proj, .y = ws->x}, 1, ws->mtp_in, 1);
+		attention_step(m, kv, c->n_layers, &batch);
+		ffn_step(m, c->n_layers, &batch);
+	}
+	stretch_end(m);
+	int rc = moe_experts(m, c->n_layers, &batch, e);
+	if (rc) {
+		moe_settle(m, NULL);
 		return rc;
+	}
+	moe_combine(m, &batch);
 	b->ops->rms_norm(
 		b, ws->x, c->n_embd, m->weights.head_norm, c->rms_eps, 1, (int)c->n_embd, ws->hidden, c->n_embd);
 	return model_logits(m, ws->hidden, 1, out, e);

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * How the host follows the device, and how lists of ops become one launch.
+ *
+ * Marks: a counter on the device, raised by a kernel of one thread that writes the new count to pinned memory. Counts in
+ * stream order are tickets, also when the kernel is a node of a replayed graph. The host spins on the pinned word, and now and then
+ * asks the driver whether the device is still there.
+ *
+ * Graphs: the first use of a key runs its ops as they come, so that scratch has its size and kernels their settings; the second
+ * records them; from then on they are one launch. Recordings hold addresses of scratch memory: when that grows they are void and
+ * made again. When the table is full all are forgotten.
+ *
+ * Timing: kernels of one thread note the device's clock where a stretch of ops begins and ends, in turns, into a ring.
+ */
+#include "kernels/cuda/cuda_common.cuh"
+
+extern "C" {
+#include "src/base/clock.h"
+#include "src/base/log.h"
+}
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SPINS        4096 /* looks at the mark before the driver is asked; about 0.1 ms */
+#define SILENCE_NS   120000000000ull
+#define PATIENCE_NS  2000000 /* then the processor is offered to others between looks */
+#define GRAPH_SLOTS  4096
+#define GRAPHS_MAX   2048
+#define NOTES        65536
+#define CALIBRATIONS 64
+
+struct graph {
+	uint64_t key; /* + 1; 0: free */
+	cudaGraphExec_t exec;
+	uint64_t generation;
+	size_t n_nodes;
+	uint64_t n_marks;
+};
+
+struct cuda_pipe {
+	uint64_t *reached;         /* pinned: the latest mark */
+	unsigned long long *count; /* device: [0] marks, [1] notes */
+	struct graph *graphs;      /* [GRAPH_SLOTS] */
+	struct graph *now;         /* being recorded */
+	int n_graphs;
+	uint64_t now_marks, now_ns;
+	unsigned long long *notes; /* device [NOTES]: begin, end, begin, ... ; NULL until wanted */
+	uint8_t *why;              /* [NOTES / 2] of each begin: enum usage_idle */
+	uint64_t n_notes, n_read;
+	uint64_t last_end; /* 0: none */
+};
+
+static __global__ void mark_kernel(unsigned long long *count, volatile unsigned long long *reached)
+{
+	unsigned long long n = *count + 1;
+	*count = n;
+	__threadfence_system();
+	*reached = n;
+}
+
+static __global__ void note_kernel(unsigned long long *count, unsigned long long *notes)
+{
+	unsigned long long t;
+	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+	notes[*count % NOTES] = t;
+	++*count;
+}
+
+cudaError_t cuda_pipe_open(struct cuda_backend *b)
+{
+	struct cuda_pipe *p = (struct cuda_pipe *)calloc(1, sizeof *p);
+	b->pipe = p;
+	if (!p || !(p->graphs = (struct graph *)calloc(GRAPH_SLOTS, sizeof *p->graphs)))
+		return cudaErrorMemoryAllocation;
+	cudaError_t rc;
+	if ((rc = cudaHostAlloc((void **)&p->reached, sizeof *p->reached, cudaHostAllocMapped)) ||
+		(rc = cudaMalloc((void **)&p->count, 2 * sizeof *p->count)))
+		return rc;
+	*p->reached = 0;
+	return cudaMemset(p->count, 0, 2 * sizeof *p->count);
+}
+
+static void forget_graphs(struct cuda_pipe *p)
+{
+	for (int i = 0; i < GRAPH_SLOTS; i++)
+		if (p->graphs[i].exec)
+			cudaGraphExecDestroy(p->graphs[i].exec);
+	memset(p->graphs, 0, GRAPH_SLOTS * sizeof *p->graphs);
+	p->n_graphs = 0;
+}
+
+void cuda_pipe_close(struct cuda_backend *b)
+{
+	struct cuda_pipe *p = b->pipe;
+	if (!p)
+		return;
+	if (p->graphs)
+		forget_graphs(p);
+	cudaFreeHost(p->reached);
+	cudaFree(p->count);
+	cudaFree(p->notes);
+	free(p->why);
+	free(p->graphs);
+	free(p);
+	b->pipe = NULL;
+}
+
+/* ---- marks ------------------------------------------------------------------------------------------------ */
+
+uint64_t cuda_mark(struct backend *base)
+{
+	struct cuda_backend *b = cuda_of(base);
+	if (cuda_begin(base, "mark")) {
+		mark_kernel<<<1, 1, 0, b->stream>>>(b->pipe->count, (unsigned long long *)b->pipe->reached);
+		cuda_launched(b);
+	}
+	return ++base->marks;
+}
+
+bool cuda_reached(struct backend *b, uint64_t ticket)
+{
+	return __atomic_load_n(cuda_of(b)->pipe->reached, __ATOMIC_ACQUIRE) >= ticket;
+}
+
+/* The driver's word on a device that has not reached a mark; `since`: when the wait began. False: there is no use in waiting. */
+static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t since)
+{
+	cudaError_t rc = cudaStreamQuery(b->stream);
+	if (rc == cudaErrorNotReady) {
+		cudaGetLastError(); /* not a failure */
+		if (clock_ns() - since < SILENCE_NS)
+			return true;
+		err_set(&b->base.failure, ERR_RUN,
+			"cuda: %s or an op before it: the device has not answered for %llu s", b->op,
+			(unsigned long long)(SILENCE_NS / 1000000000));
+		return false;
+	}
+	if (rc != cudaSuccess)
+		err_set(&b->base.failure, ERR_RUN, "cuda: %s or an op before it: %s", b->op, cudaGetErrorString(rc));
+	else if (!cuda_reached(&b->base, ticket))
+		err_set(&b->base.failure, ERR_RUN, "cuda: %s: mark %llu has not come, the last was %llu", b->op,
+			(unsigned long long)ticket, (unsigned long long)*b->pipe->reached);
+	return !b->base.failure.code;
+}
+
+int cuda_wait_mark(struct backend *base, uint64_t ticket, struct err *e)
+{
+	struct cuda_backend *b = cuda_of(base);
+	uint64_t since = 0;
+	cuda_note_end(b);
+	for (unsigned spins = 1; !base->failure.code && !cuda_reached(base, ticket); spins++) {
+		if (spins % SPINS) {
+#if defined(__x86_64__)
+			__builtin_ia32_pause();
+#endif
+			continue;
+		}
+		since = since ? since : clock_ns();
+		if (!still_there(b, ticket, since))
+			break;
+		if (clock_ns() - since > PATIENCE_NS)
+			sched_yield();
+	}
+	if (base->failure.code && e)
+		*e = base->failure;
+	return base->failure.code;
+}
+
+/* ---- graphs ----------------------------------------------------------------------------------------------- */
+
+/* The key's entry, made if there is none. */
+static struct graph *find(struct cuda_pipe *p, uint64_t key)
+{
+	if (p->n_graphs == GRAPHS_MAX)
+		forget_graphs(p);
+	uint64_t at = (key * 0x9e3779b97f4a7c15ull) >> 32;
+	while (p->graphs[at % GRAPH_SLOTS].key && p->graphs[at % GRAPH_SLOTS].key != key + 1)
+		at++;
+	struct graph *g = &p->graphs[at % GRAPH_SLOTS];
+	if (!g->key) {
+		g->generation = UINT64_MAX;
+		p->n_graphs++;
+	}
+	return g;
+}
+
+static void launch(struct cuda_backend *b, struct graph *g)
+{
+	cuda_note_end(b);
+	cuda_note_begin(b, USAGE_GRAPH);
+	cuda_check(b, cudaGraphLaunch(g->exec, b->stream));
+	b->used.launches += g->n_nodes;
+	b->used.graph_launches++;
+	cuda_note_end(b);
+}
+
+bool cuda_graph_begin(struct backend *base, uint64_t key)
+{
+	struct cuda_backend *b = cuda_of(base);
+	struct cuda_pipe *p = b->pipe;
+	b->op = "graph";
+	if (base->failure.code || b->no_graphs)
+		return true;
+	struct graph *g = find(p, key);
+	if (g->exec && g->generation == b->generation) {
+		launch(b, g);
+		base->marks += g->n_marks;
+		return false;
+	}
+	if (!g->key || g->generation == UINT64_MAX) {
+		g->key = key + 1;
+		g->generation = 0;
+		return true;
+	}
+	if (g->exec)
+		cudaGraphExecDestroy(g->exec);
+	g->exec = NULL;
+	cuda_note_end(b);
+	p->now_ns = clock_ns();
+	if (!cuda_check(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal)))
+		return true;
+	p->now = g;
+	p->now_marks = base->marks;
+	b->capturing = true;
+	return true;
+}
+
+void cuda_graph_end(struct backend *base)
+{
+	struct cuda_backend *b = cuda_of(base);
+	struct cuda_pipe *p = b->pipe;
+	struct graph *g = p->now;
+	cudaGraph_t graph = NULL;
+	if (!g)
+		return;
+	p->now = NULL;
+	b->capturing = false;
+	b->op = "recording a graph";
+	cudaError_t rc = cudaStreamEndCapture(b->stream, &graph);
+	if (!base->failure.code && cuda_check(b, rc) &&
+		cuda_check(b, cudaGraphGetNodes(graph, NULL, &g->n_nodes)) &&
+		cuda_check(b, cudaGraphInstantiate(&g->exec, graph, 0))) {
+		g->generation = b->generation;
+		g->n_marks = base->marks - p->now_marks;
+		launch(b, g);
+	}
+	if (graph)
+		cudaGraphDestroy(graph);
+	b->used.graphs_recorded++;
+	b->used.record_ns += clock_ns() - p->now_ns;
+}
+
+void cuda_graph_drop(struct backend *base)
+{
+	struct cuda_backend *b = cuda_of(base);
+	if (!b->pipe->n_graphs)
+		return;
+	cudaStreamSynchronize(b->stream);
+	log_verbose("cuda: %llu graphs recorded in %.1f ms, %llu replays",
+		(unsigned long long)b->used.graphs_recorded, (double)b->used.record_ns * 1e-6,
+		(unsigned long long)b->used.graph_launches);
+	forget_graphs(b->pipe);
+}
+
+/* ---- usage ------------------------------------------------------------------------------------------------ */
+
+static void note(struct cuda_backend *b)
+{
+	struct cuda_pipe *p = b->pipe;
+	note_kernel<<<1, 1, 0, b->stream>>>(p->count + 1, p->notes);
+	cuda_check(b, cudaGetLastError());
+	p->n_notes++;
+	b->in_stretch = p->n_notes % 2;
+}
+
+void cuda_note_begin(struct cuda_backend *b, enum usage_idle why)
+{
+	if (!b->timing || b->in_stretch || b->capturing || b->base.failure.code)
+		return;
+	b->pipe->why[b->pipe->n_notes % NOTES / 2] = (uint8_t)why;
+	note(b);
+}
+
+void cuda_note_end(struct cuda_backend *b)
+{
+	if (b->timing && b->in_stretch && !b->capturing && !b->base.failure.code)
+		note(b);
+}
+
+/* The notes not read yet, into busy and idle time. The stream has been waited for, the last stretch has ended. */
+static void read_notes(struct cuda_backend *b)
+{
+	struct cuda_pipe *p = b->pipe;
+	static unsigned long long notes[NOTES]; /* one thread computes */
+	if (p->n_notes == p->n_read || b->base.failure.code ||
+		!cuda_check(b, cudaMemcpy(notes, p->notes, sizeof notes, cudaMemcpyDeviceToHost)))
+		return;
+	for (; p->n_read < p->n_notes; p->n_read += 2) {
+		uint64_t begin = notes[p->n_read % NOTES], end = notes[p->n_read % NOTES + 1];
+		enum usage_idle why = (enum usage_idle)p->why[p->n_read % NOTES / 2];
+		b->used.busy_ns += end - begin;
+		if (p->last_end) {
+			b->used.idle_ns[why] += begin - p->last_end;
+			b->used.n_idle[why]++;
+		}
+		p->last_end = end;
+	}
+}
+
+void cuda_pipe_drained(struct cuda_backend *b)
+{
+	if (b->timing && !b->in_stretch && b->pipe->n_notes - b->pipe->n_read > NOTES / 2)
+		read_notes(b);
+}
+
+void cuda_usage(struct backend *base, struct backend_usage *out)
+{
+	struct cuda_backend *b = cuda_of(base);
+	if (b->timing) {
+		base->ops->wait(base, NULL);
+		read_notes(b);
+	}
+	*out = b->used;
+}
+
+void cuda_measure(struct backend *base, bool on)
+{
+	struct cuda_backend *b = cuda_of(base);
+	struct cuda_pipe *p = b->pipe;
+	base->ops->wait(base, NULL);
+	b->op = "measure";
+	if (on && !p->notes) {
+		p->why = (uint8_t *)calloc(NOTES / 2, 1);
+		if (!p->why || !cuda_check(b, cudaMalloc((void **)&p->notes, NOTES * sizeof *p->notes)))
+			return;
+	}
+	if (on && !b->timing) {
+		/* stretches that are empty, to see what the notes themselves take; the first one is cold */
+		struct backend_usage before = b->used;
+		b->timing = true;
+		p->last_end = 0;
+		for (int i = 0; i < CALIBRATIONS; i++) {
+			cuda_note_begin(b, USAGE_OTHER);
+			cuda_note_end(b);
+		}
+		base->ops->wait(base, NULL);
+		read_notes(b);
+		double gap =
+			(double)(b->used.idle_ns[USAGE_OTHER] - before.idle_ns[USAGE_OTHER]) / (CALIBRATIONS - 1);
+		b->used = before;
+		b->used.gap_ns = gap;
+		p->last_end = 0;
+	}
+	b->timing = on;
+}
