@@ -67,6 +67,10 @@ struct expert_stats {
 	uint64_t prefetch_useful; /* experts read ahead of demand and then used */
 	uint64_t prefetch_wasted; /* ... and never used */
 	uint64_t wait_ns;         /* time spent in await */
+	/* What the wires did, as of the last expert that came or went. Busy: time with at least one transfer under way. */
+	uint64_t disk_busy_ns;
+	uint64_t bytes_in, in_busy_ns;   /* to the card */
+	uint64_t bytes_out, out_busy_ns; /* from the card */
 };
 
 struct expert_source {

@@ -87,6 +87,10 @@ int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct
 		.n_staging = c.n_staging,
 		.n_slots = cache_n_slots(cache),
 	};
+	struct loader_geometry g;
+	plan->on_card = loader_geometry(o, t, r, &g);
+	plan->parking_bytes = plan->tier_bytes[1] ? g.parking_bytes : 0;
+	plan->bounce_bytes = g.bounce_bytes;
 out:
 	cache_free(cache);
 	free(bytes);
@@ -170,7 +174,12 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 		rc = err_set(e, ERR_MEMORY, "no memory for the tables of %d cache slots", l->n_slots);
 		goto fail;
 	}
-	if ((rc = take_memory(l, e)))
+	struct loader_geometry g;
+	if (loader_geometry(o, l->table, l->reader, &g))
+		rc = loader_card_open(l, o, &g, e);
+	else
+		rc = take_memory(l, e);
+	if (rc)
 		goto fail;
 	rc = pthread_create(&l->thread, NULL, loader_io_main, l);
 	if (rc) {
@@ -194,10 +203,13 @@ void loader_close(struct expert_source *s)
 		pthread_mutex_lock(&l->lock);
 		l->quit = true;
 		pthread_mutex_unlock(&l->lock);
-		reader_wake(l->reader);
+		loader_poke(l);
 		pthread_join(l->thread, NULL); /* it left nothing in flight: nobody writes to the arenas any more */
 	}
+	if (l->card)
+		loader_card_stop(l);
 	reader_close(l->reader);
+	loader_card_close(l);
 	cache_free(l->cache);
 	extent_table_free(l->table);
 	if (l->arena[0])
@@ -212,6 +224,15 @@ void loader_close(struct expert_source *s)
 	pthread_cond_destroy(&l->landed);
 	pthread_mutex_destroy(&l->lock);
 	free(l);
+}
+
+int loader_settle(struct expert_source *s, double *seconds, struct err *e)
+{
+	struct loader *l = loader_of(s);
+	int rc = l->card ? loader_card_settle(l, e) : 0;
+	if (seconds)
+		*seconds = l->card ? loader_card_settle_seconds(l) : 0;
+	return rc;
 }
 
 const char *loader_reader_name(const struct expert_source *s)
@@ -285,5 +306,5 @@ void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t
 	l->n_warm = kept;
 	l->next_warm = 0;
 	pthread_mutex_unlock(&l->lock);
-	reader_wake(l->reader);
+	loader_poke(l);
 }

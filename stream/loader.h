@@ -22,18 +22,25 @@
 #include "cache/cache.h"
 #include "cache/profile.h"
 #include "kernels/backend.h"
+#include "kernels/copier.h"
 #include "src/format/gguf.h"
 #include "stream/expert_source.h"
 #include "stream/reader.h"
 
+/*
+ * On a card: tier 0 is one allocation there, tier 1 is pinned host memory, reads land in pinned bounce buffers and are copied on
+ * piece by piece (loader_card.c). Otherwise both tiers are memory that reads land in directly.
+ */
 struct loader_options {
 	const struct gguf *file; /* must outlive the source */
 	struct backend *backend; /* tier 0 is allocated from it */
-	int n_layers;            /* of the model, those without experts included */
-	int n_used;              /* experts a token uses in a layer */
-	uint64_t tier_bytes[2];  /* budgets of the two tiers; the second may be 0 */
-	const char *policy;      /* "lru", "lfu", "sieve"; NULL: lru */
-	int lookahead;           /* layers; 0: no prefetch */
+	struct copier
+		*copier;  /* lent: takes the place of the backend's, for tests; NULL: the backend's, if it has one */
+	int n_layers; /* of the model, those without experts included */
+	int n_used;   /* experts a token uses in a layer */
+	uint64_t tier_bytes[2]; /* budgets of the two tiers; the second may be 0 */
+	const char *policy;     /* "lru", "lfu", "sieve"; NULL: lru */
+	int lookahead;          /* layers; 0: no prefetch */
 	struct reader_options reader;
 	const char *const
 		*replicas; /* [n_replicas] other paths with the same content as the (single) model file */
@@ -47,6 +54,9 @@ struct loader_plan {
 	uint64_t everything_bytes; /* a first tier in which every expert fits */
 	int n_staging;
 	int n_slots;
+	bool on_card;           /* tier 1 is pinned host memory, and in addition are taken: */
+	uint64_t parking_bytes; /* on the card */
+	uint64_t bounce_bytes;  /* pinned, on the host */
 };
 
 /* Computes the plan without taking memory. ERR_MEMORY, with the smallest budget that works in the sentence, when the
@@ -58,6 +68,10 @@ int loader_open_reader(const struct loader_options *o, struct reader **out, stru
 
 /* Opens files, takes memory, starts the I/O thread. Close with ops->close: cancels what is under way, waits for it, frees. */
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e);
+
+/* Waits until the second tier is pinned, which goes on in the background after loader_open. 0, or ERR_MEMORY: refused; the
+ * source must then be closed. *seconds (may be NULL): that it took. */
+int loader_settle(struct expert_source *s, double *seconds, struct err *e);
 
 /* Of a source made by loader_open. */
 const char *loader_reader_name(const struct expert_source *s); /* "uring", "threads", "null" */

@@ -10,9 +10,11 @@
 #include "src/base/num.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <time.h>
 
 #define AWAIT_POLL_MS 50 /* how often a wait looks at the cancel flag */
+#define WATCH_NS      1000000
 
 /* The self-throttle: after so many prefetched experts met their fate, look at the useful share. */
 #define JUDGE_EVERY 64
@@ -158,6 +160,19 @@ static bool cancelled(const struct loader *l)
 	return l->base.cancel && atomic_load_explicit(l->base.cancel, memory_order_relaxed);
 }
 
+/* Watches for something to land, without the lock. A card's thread has nothing better to do, and waking up from sleep takes
+ * longer than many a copy. Caller holds the lock. */
+static bool watch_landed(struct loader *l, unsigned before)
+{
+	uint64_t start = clock_ns();
+	pthread_mutex_unlock(&l->lock);
+	bool landed;
+	while (!(landed = atomic_load(&l->n_landed) != before) && clock_ns() - start < WATCH_NS)
+		sched_yield();
+	pthread_mutex_lock(&l->lock);
+	return landed;
+}
+
 /* Sleeps until something lands, for a moment at most. Caller holds the lock. */
 static void wait_landed(struct loader *l)
 {
@@ -229,7 +244,7 @@ static int reserve(struct loader *l, int layer, enum expert_use use, struct expe
 					layer);
 			if (cancelled(l))
 				return err_set(e, ERR_INTERRUPTED, "interrupted");
-			reader_wake(l->reader);
+			loader_poke(l);
 			wait_landed(l);
 		}
 	}
@@ -255,6 +270,11 @@ static void copy_stats(struct loader *l)
 	s->bytes_read = l->bytes_read;
 	s->prefetch_useful = c->prefetch_used;
 	s->prefetch_wasted = c->prefetch_wasted + c->prefetch_cancelled;
+	s->disk_busy_ns = l->io.disk_busy.ns;
+	s->bytes_in = l->io.bytes_in;
+	s->in_busy_ns = l->io.in_busy.ns;
+	s->bytes_out = l->io.bytes_out;
+	s->out_busy_ns = l->io.out_busy.ns;
 }
 
 /* Takes less of each hint while prefetching does not pay, and more again when it does. */
@@ -294,7 +314,7 @@ static int loader_acquire(
 	bool work = l->n_commands > 0;
 	pthread_mutex_unlock(&l->lock);
 	if (work)
-		reader_wake(l->reader);
+		loader_poke(l);
 	return rc;
 }
 
@@ -338,7 +358,8 @@ static int loader_await(struct expert_source *s, int layer, struct expert_ref *r
 			missing = err_set(e, ERR_INTERRUPTED, "interrupted");
 			break;
 		}
-		wait_landed(l);
+		if (!l->card || !watch_landed(l, atomic_load(&l->n_landed)))
+			wait_landed(l);
 	}
 	l->base.stats.wait_ns += clock_ns() - start;
 	pthread_mutex_unlock(&l->lock);
@@ -355,7 +376,7 @@ static void loader_release(struct expert_source *s, int layer, const struct expe
 	bool ahead = l->ahead[0].next < l->ahead[0].n || l->ahead[1].next < l->ahead[1].n || l->n_wants;
 	pthread_mutex_unlock(&l->lock);
 	if (ahead)
-		reader_wake(l->reader); /* staging slots came free */
+		loader_poke(l); /* staging slots came free */
 }
 
 /* ---- hints ---- */
@@ -382,7 +403,7 @@ static void loader_hint(struct expert_source *s, int layer, const int32_t *ids, 
 	}
 	pthread_mutex_unlock(&l->lock);
 	if (added)
-		reader_wake(l->reader);
+		loader_poke(l);
 }
 
 static void loader_announce(struct expert_source *s, int layer, const int32_t *ids, int n)
@@ -408,7 +429,7 @@ static void loader_announce(struct expert_source *s, int layer, const int32_t *i
 	}
 	drop_announced(l);
 	pthread_mutex_unlock(&l->lock);
-	reader_wake(l->reader);
+	loader_poke(l);
 }
 
 /* A new step begins: what was announced for the last one is over. */

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: MIT */
-/* The inside of the loader, for loader.c (open, close), loader_demand.c (compute side) and loader_io.c (I/O thread). */
+/* The inside of the loader, for loader.c (open, close), loader_demand.c (compute side), loader_io.c (I/O thread) and loader_card.c
+ * (its way to a card). */
 #ifndef GLM_STREAM_LOADER_INTERNAL_H
 #define GLM_STREAM_LOADER_INTERNAL_H
 
 #include "stream/extent.h"
 #include "stream/loader.h"
+#include "stream/pinned.h"
+
+#include "src/base/clock.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 /* Work that the I/O thread must do in the order in which it was decided: empty a slot, then fill it. */
 struct command {
@@ -20,9 +25,10 @@ struct command {
 /* One per slot; guarded by the lock unless marked. */
 struct fill {
 	uint64_t serial; /* identifies this filling: a slot that was given out again has another number */
-	int reads_left;  /* I/O thread only */
+	int reads_left;  /* I/O thread only: reads, or pieces on a card's way, that are under way */
 	int code;        /* I/O thread only: first failure, and where */
 	struct reader_completion failure_at;
+	bool copy_failed;   /* I/O thread only: the failure is a copy's, not a read's */
 	uint64_t bytes;     /* I/O thread only: read from disk by this filling */
 	bool wanted;        /* somebody acquired it: counted in n_wanted, its failure is reported */
 	bool prefetch;      /* started by a hint: counted in n_prefetch */
@@ -52,6 +58,29 @@ struct failure {
 	struct err err;
 };
 
+/* Time during which at least one thing was under way. */
+struct loader_busy {
+	bool on;
+	uint64_t since_ns, ns;
+};
+
+/* What went over the wires, counted by the I/O thread. */
+struct loader_io {
+	struct loader_busy disk_busy, in_busy, out_busy;
+	uint64_t bytes_in, bytes_out; /* to the card, from the card */
+};
+
+/* What a card needs beside the tiers; all zero: the host reaches the backend's memory. */
+struct loader_geometry {
+	uint64_t slot_bytes;    /* of the largest expert */
+	uint64_t piece_bytes;   /* a bounce buffer: pinned host memory that a read lands in */
+	unsigned n_pieces;      /* of them */
+	uint64_t bounce_bytes;  /* all of them */
+	uint64_t parking_bytes; /* on the card: room for experts on their way to the second tier */
+};
+
+struct card;
+
 struct loader {
 	struct expert_source base; /* first: the pointers are exchanged */
 	/* constant after open */
@@ -63,7 +92,11 @@ struct loader {
 	unsigned most_prefetch; /* prefetched experts under way at a time */
 	pthread_t thread;
 	bool thread_started;
-	struct reader *reader; /* the I/O thread's, once it runs (reader_wake excepted) */
+	struct reader *reader;   /* the I/O thread's, once it runs (reader_wake excepted) */
+	struct card *card;       /* NULL: slots are read into directly. The I/O thread's, once it runs */
+	struct loader_io io_now; /* the I/O thread's */
+	atomic_bool poked; /* something was queued or came free: set by loader_poke, cleared by the I/O thread */
+	atomic_uint n_landed; /* counts what was committed or aborted, for a wait without the lock */
 
 	/* guarded by lock */
 	pthread_mutex_t lock;
@@ -76,7 +109,8 @@ struct loader {
 	unsigned n_under_way;          /* moves and fills decided and not yet landed */
 	unsigned n_wanted, n_prefetch; /* fills under way */
 	uint64_t bytes_read;
-	uint64_t moment; /* layers acquired so far: the clock of hints */
+	struct loader_io io; /* io_now when something was last committed or aborted */
+	uint64_t moment;     /* layers acquired so far: the clock of hints */
 	struct want wants[LOADER_WANTS_MAX];
 	int n_wants;
 	struct announcement ahead[2]; /* this layer and the next */
@@ -111,6 +145,55 @@ void loader_unpin(struct loader *l, int32_t slot);
 
 /* ---- loader_io.c ---- */
 void *loader_io_main(void *loader);
+
+/* Tells the I/O thread to look at the queues. Any thread. */
+void loader_poke(struct loader *l);
+
+/* The end of a filling or move; the second form makes the sentence from the read that failed, or from the copy's. */
+void loader_finish(struct loader *l, int32_t slot, const struct err *failure);
+void loader_finish_failed(struct loader *l, int32_t slot, const struct err *copy);
+
+static inline void loader_busy(struct loader_busy *b, bool on)
+{
+	if (b->on == on)
+		return;
+	uint64_t now = clock_ns();
+	if (on)
+		b->since_ns = now;
+	else
+		b->ns += now - b->since_ns;
+	b->on = on;
+}
+
+/* ---- loader_card.c ---- */
+
+/* 1 and what streaming to the card takes, or 0 when there is no card. */
+int loader_geometry(const struct loader_options *o, const struct extent_table *t, const struct reader *r,
+	struct loader_geometry *g);
+/* Takes tier 0 and parking on the card, the bounce buffers, and begins to take tier 1. What is half open is closed by
+ * loader_card_close. */
+int loader_card_open(
+	struct loader *l, const struct loader_options *o, const struct loader_geometry *g, struct err *e);
+/* Waits until tier 1 is pinned. */
+int loader_card_settle(struct loader *l, struct err *e);
+double loader_card_settle_seconds(const struct loader *l);
+void loader_card_stop(struct loader *l);  /* gives up pinning: before the reader is closed */
+void loader_card_close(struct loader *l); /* after the reader */
+
+/* The I/O thread: once, before all else; at the end, when no read is pending. */
+void loader_card_attach(struct loader *l);
+void loader_card_drain(struct loader *l);
+/* Queues a filling of `bytes` at dst from disk, or from tier 1. */
+void loader_card_fill(struct loader *l, const struct command *command, uint8_t *dst, const uint8_t *from,
+	uint64_t bytes, bool urgent);
+/* Is there room to take a victim's bytes aside now? */
+bool loader_card_can_move(const struct loader *l);
+void loader_card_move(struct loader *l, const struct command *command);
+/* A read that loader_card_run has submitted. */
+void loader_card_landed(struct loader *l, const struct reader_completion *done);
+/* Looks after copies and starts pieces; false: nothing moved. */
+bool loader_card_run(struct loader *l);
+bool loader_card_copying(const struct loader *l);
 
 /* ---- loader.c ---- */
 void loader_close(struct expert_source *s);

@@ -11,9 +11,14 @@
 #include "src/base/log.h"
 #include "src/base/num.h"
 
+#include <sched.h>
 #include <string.h>
+#include <time.h>
 
 #define REAP_MAX 64
+/* Copies to a card take 20 to 300 us and end without a sound: so long the thread watches, then it naps in between. */
+#define SPIN_NS 500000
+#define NAP_NS  20000
 
 /* Tag of a read: slot and the serial of its filling. */
 static uint64_t tag_of(const struct loader *l, int32_t slot)
@@ -21,10 +26,29 @@ static uint64_t tag_of(const struct loader *l, int32_t slot)
 	return l->fills[slot].serial << 24 | (uint64_t)(uint32_t)slot;
 }
 
-/* The end of a filling (from disk, from the other tier, or by a move): commit or abort, give back what waited for it. Takes the lock. */
-static void finish_fill(struct loader *l, int32_t slot, const struct err *failure)
+void loader_poke(struct loader *l)
 {
+	atomic_store(&l->poked, true);
+	reader_wake(l->reader);
+}
+
+/* What was counted up to now, running times included. */
+static struct loader_io io_snapshot(const struct loader *l)
+{
+	struct loader_io io = l->io_now;
+	struct loader_busy *busy[] = {&io.disk_busy, &io.in_busy, &io.out_busy};
+	uint64_t now = clock_ns();
+	for (size_t i = 0; i < ARRAY_LEN(busy); i++)
+		busy[i]->ns += busy[i]->on ? now - busy[i]->since_ns : 0;
+	return io;
+}
+
+/* Commit or abort, and give back what waited for it. Takes the lock. */
+void loader_finish(struct loader *l, int32_t slot, const struct err *failure)
+{
+	struct loader_io io = io_snapshot(l);
 	pthread_mutex_lock(&l->lock);
+	l->io = io;
 	struct fill *f = &l->fills[slot];
 	l->n_under_way--;
 	l->n_wanted -= f->wanted;
@@ -45,6 +69,7 @@ static void finish_fill(struct loader *l, int32_t slot, const struct err *failur
 		for (; drop; drop--)
 			cache_unpin(l->cache, slot);
 	}
+	atomic_fetch_add(&l->n_landed, 1);
 	pthread_cond_broadcast(&l->landed);
 	pthread_mutex_unlock(&l->lock);
 }
@@ -57,11 +82,30 @@ static struct cache_slot slot_of(struct loader *l, int32_t slot)
 	return s;
 }
 
-static void collect(struct loader *l, unsigned min, int timeout_ms)
+void loader_finish_failed(struct loader *l, int32_t slot, const struct err *copy)
+{
+	struct cache_slot s = slot_of(l, slot);
+	struct err failure = {0};
+	if (copy)
+		failure = *copy;
+	else
+		reader_completion_err(l->reader, &l->fills[slot].failure_at, &failure);
+	err_prefix(&failure,
+		copy ? "expert %d of layer %d on its way to or from the card" : "expert %d of layer %d", s.expert,
+		s.layer);
+	failure.code = ERR_RUN;
+	loader_finish(l, slot, &failure);
+}
+
+static int collect(struct loader *l, unsigned min, int timeout_ms)
 {
 	struct reader_completion done[REAP_MAX];
 	int n = reader_reap(l->reader, done, min, REAP_MAX, timeout_ms);
 	for (int i = 0; i < n; i++) {
+		if (l->card) {
+			loader_card_landed(l, &done[i]);
+			continue;
+		}
 		int32_t slot = (int32_t)(done[i].tag & 0xffffff);
 		struct fill *f = &l->fills[slot];
 		if (done[i].code && !f->code) {
@@ -70,17 +114,13 @@ static void collect(struct loader *l, unsigned min, int timeout_ms)
 		}
 		if (--f->reads_left)
 			continue;
-		if (!f->code) {
-			finish_fill(l, slot, NULL);
-			continue;
-		}
-		struct cache_slot s = slot_of(l, slot);
-		struct err failure = {0};
-		reader_completion_err(l->reader, &f->failure_at, &failure);
-		err_prefix(&failure, "expert %d of layer %d", s.expert, s.layer);
-		failure.code = ERR_RUN;
-		finish_fill(l, slot, &failure);
+		if (f->code)
+			loader_finish_failed(l, slot, NULL);
+		else
+			loader_finish(l, slot, NULL);
 	}
+	loader_busy(&l->io_now.disk_busy, reader_pending(l->reader) > 0);
+	return n;
 }
 
 /* Submits the reads of a fill from disk. */
@@ -116,16 +156,26 @@ static void read_expert(struct loader *l, const struct command *c, uint8_t *dst,
 
 static void run_command(struct loader *l, const struct command *c, bool urgent)
 {
+	if (l->card && c->kind == COMMAND_MOVE) {
+		loader_card_move(l, c);
+		return;
+	}
+	if (l->card) {
+		struct cache_slot to = slot_of(l, c->slot);
+		const uint8_t *from = c->source >= 0 ? loader_slot_memory(l, slot_of(l, c->source)) : NULL;
+		loader_card_fill(l, c, loader_slot_memory(l, to), from, to.bytes, urgent);
+		return;
+	}
 	if (c->kind == COMMAND_MOVE) {
 		memcpy(l->arena[1] + c->to_offset, l->arena[0] + c->from_offset, c->bytes);
-		finish_fill(l, c->slot, NULL);
+		loader_finish(l, c->slot, NULL);
 		return;
 	}
 	struct cache_slot to = slot_of(l, c->slot);
 	uint8_t *dst = loader_slot_memory(l, to);
 	if (c->source >= 0) {
 		memcpy(dst, loader_slot_memory(l, slot_of(l, c->source)), to.bytes);
-		finish_fill(l, c->slot, NULL);
+		loader_finish(l, c->slot, NULL);
 		return;
 	}
 	read_expert(l, c, dst, urgent);
@@ -205,6 +255,8 @@ static bool next_command(struct loader *l, struct command *c, bool *urgent)
 		if (l->n_wanted || !(start_announced(l) || start_hinted(l) || start_warm(l)))
 			return false;
 	}
+	if (l->card && l->commands[l->first_command].kind == COMMAND_MOVE && !loader_card_can_move(l))
+		return false;
 	*c = l->commands[l->first_command];
 	l->first_command = (l->first_command + 1) % l->cap_commands;
 	l->n_commands--;
@@ -212,30 +264,61 @@ static bool next_command(struct loader *l, struct command *c, bool *urgent)
 	return true;
 }
 
+/* Waits for something to do. */
+static void rest(struct loader *l, uint64_t *idle_since_ns)
+{
+	if (!l->card || !loader_card_copying(l)) {
+		reader_wait(l->reader, -1);
+		return;
+	}
+	uint64_t now = clock_ns();
+	if (!*idle_since_ns)
+		*idle_since_ns = now;
+	if (now - *idle_since_ns < SPIN_NS)
+		sched_yield();
+	else
+		nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+}
+
 void *loader_io_main(void *arg)
 {
 	struct loader *l = arg;
+	bool look = true; /* the queues may hold something that can be done now */
+	uint64_t idle_since_ns = 0;
+	if (l->card)
+		loader_card_attach(l);
 	for (;;) {
 		struct command c;
-		bool urgent, quit, have;
-		pthread_mutex_lock(&l->lock);
-		quit = l->quit;
-		have = !quit && next_command(l, &c, &urgent);
-		pthread_mutex_unlock(&l->lock);
-		if (quit)
-			break;
-		if (have) {
-			run_command(l, &c, urgent);
-			continue;
+		bool urgent = false;
+		if (atomic_exchange(&l->poked, false))
+			look = true;
+		if (look) {
+			pthread_mutex_lock(&l->lock);
+			bool quit = l->quit, have = !quit && next_command(l, &c, &urgent);
+			pthread_mutex_unlock(&l->lock);
+			if (quit)
+				break;
+			if ((look = have)) {
+				run_command(l, &c, urgent);
+				continue;
+			}
 		}
+		bool moved = l->card && loader_card_run(l);
 		reader_flush(l->reader);
-		reader_wait(l->reader, -1);
-		collect(l, 0, 0);
+		loader_busy(&l->io_now.disk_busy, reader_pending(l->reader) > 0);
+		if (!moved && !reader_wait(l->reader, 0))
+			rest(l, &idle_since_ns);
+		moved |= collect(l, 0, 0) > 0;
+		if (moved)
+			idle_since_ns = 0;
+		look = moved || !l->card;
 	}
 	/* only the owner of a ring may take part in its end: cancel, and wait for what cannot be cancelled */
-	struct reader_completion rest[REAP_MAX];
+	struct reader_completion rest_of[REAP_MAX];
 	reader_cancel_all(l->reader);
 	while (reader_pending(l->reader))
-		reader_reap(l->reader, rest, 1, REAP_MAX, -1);
+		reader_reap(l->reader, rest_of, 1, REAP_MAX, -1);
+	if (l->card)
+		loader_card_drain(l);
 	return NULL;
 }

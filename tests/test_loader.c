@@ -2,12 +2,16 @@
 /*
  * The streaming source at its own interface: whatever the model could ask for, in any order, under any budget, policy,
  * engine, fault and timing, an expert that is called ready holds exactly the bytes of the file.
+ *
+ * All of it runs twice: with slots that reads land in directly, and with an emulated card between (stream/copier_null.h),
+ * whose memory this program cannot touch.
  */
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "src/model/config.h"
+#include "stream/copier_null.h"
 #include "stream/loader.h"
 
 #include <fcntl.h>
@@ -24,15 +28,22 @@
 #endif
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define N_SEEDS 200
+#define N_SEEDS      200
+#define N_CARD_SEEDS 60
 #else
-#define N_SEEDS 1000
+#define N_SEEDS      1000
+#define N_CARD_SEEDS 200
 #endif
 
 static struct gguf *file;
 static struct model_config config;
 static struct backend *backend;
 static struct loader_plan full; /* with an ample budget */
+
+/* The second round: every source gets a card of its own, with these faults. */
+static bool with_card;
+static struct copier_faults card_faults;
+static struct copier *card; /* of the source opened last */
 
 static int setup(void **state)
 {
@@ -75,13 +86,39 @@ static struct loader_options options(const struct gguf *f, double share, uint64_
 	};
 }
 
+static int try_source(const struct loader_options *o, struct expert_source **s, struct err *e)
+{
+	struct loader_options mine = *o;
+	card = NULL;
+	if (with_card) {
+		if (!mine.reader.slice_bytes)
+			mine.reader.slice_bytes = 65536; /* small bounce buffers: they are touched at every opening */
+		assert_int_equal(copier_null_open(&card_faults, &card, e), 0);
+		mine.copier = card;
+	}
+	int rc = loader_open(&mine, s, e);
+	if (!rc && (rc = loader_settle(*s, NULL, e)))
+		(*s)->ops->close(*s);
+	if (rc && card)
+		card->ops->close(card);
+	return rc;
+}
+
 static struct expert_source *open_source(const struct loader_options *o)
 {
 	struct err e = {0};
 	struct expert_source *s;
-	if (loader_open(o, &s, &e))
+	if (try_source(o, &s, &e))
 		fail_msg("%s", e.text);
 	return s;
+}
+
+static void close_source(struct expert_source *s)
+{
+	s->ops->close(s);
+	if (card)
+		card->ops->close(card);
+	card = NULL;
 }
 
 static void check_matrix(int layer, int expert, const char *name, const struct weight *w)
@@ -92,7 +129,9 @@ static void check_matrix(int layer, int expert, const char *name, const struct w
 	uint64_t bytes = t->bytes / t->ne[2];
 	assert_int_equal(w->stack_bytes, bytes);
 	assert_int_equal(w->type, t->type);
-	if (memcmp(w->data, t->data + (uint64_t)expert * bytes, bytes))
+	const void *data = card ? copier_null_peek(card, w->data) : w->data;
+	assert_non_null(data);
+	if (memcmp(data, t->data + (uint64_t)expert * bytes, bytes))
 		fail_msg("layer %d, expert %d: %s holds other bytes than the file", layer, expert, name);
 }
 
@@ -199,7 +238,7 @@ static void test_engines_budgets_policies(void **state)
 				o.reader.buffered = buffered;
 				struct err e = {0};
 				struct expert_source *s;
-				int rc = loader_open(&o, &s, &e);
+				int rc = try_source(&o, &s, &e);
 				if (rc && engines[i] == READER_URING) {
 					print_message("no ring here: %s\n", e.text);
 					continue;
@@ -209,7 +248,7 @@ static void test_engines_budgets_policies(void **state)
 				struct cache_stats c = loader_cache_stats(s);
 				assert_int_equal(c.accesses, c.hits[0] + c.hits[1] + c.misses);
 				assert_true(s->stats.bytes_read > 0);
-				s->ops->close(s);
+				close_source(s);
 			}
 }
 
@@ -217,8 +256,9 @@ static void test_engines_budgets_policies(void **state)
 static void test_seeds(void **state)
 {
 	(void)state;
-	for (uint64_t seed = 1; seed <= N_SEEDS; seed++) {
+	for (uint64_t seed = 1; seed <= (with_card ? N_CARD_SEEDS : N_SEEDS); seed++) {
 		struct rng r = {seed};
+		card_faults = (struct copier_faults){.seed = seed};
 		struct reader_faults f = {
 			.seed = seed,
 			.latency_min_us = 1,
@@ -237,10 +277,11 @@ static void test_seeds(void **state)
 			.depth = 1 + rng_below(&r, 40)};
 		struct expert_source *s = open_source(&o);
 		int failed = random_run(s, &r, 2, NULL);
-		s->ops->close(s);
+		close_source(s);
 		if (failed)
 			fail_msg("seed %llu: %d uses failed", (unsigned long long)seed, failed);
 	}
+	card_faults = (struct copier_faults){0};
 }
 
 /* A read error is reported with file, offset, layer and expert, and the source goes on. */
@@ -266,7 +307,7 @@ static void test_read_error(void **state)
 			assert_non_null(strstr(e.text, "offset"));
 		}
 		assert_int_equal(random_run(s, &r, 2, NULL), 0);
-		s->ops->close(s);
+		close_source(s);
 	}
 }
 
@@ -305,7 +346,7 @@ static void test_truncated_while_running(void **state)
 	assert_true(failed > 0);
 	assert_int_equal(e.code, ERR_RUN);
 	assert_non_null(strstr(e.text, path));
-	s->ops->close(s);
+	close_source(s);
 	gguf_close(g);
 	unlink(path);
 }
@@ -325,7 +366,7 @@ static void test_slow_disk_and_cancel(void **state)
 	distinct_ids(&r, (int)config.n_used, refs);
 	assert_int_equal(use(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), 0);
 	assert_true(s->stats.wait_ns > 300000000);
-	s->ops->close(s);
+	close_source(s);
 	/* one that never answers is left by Ctrl+C, and closing does not wait for it */
 	struct reader_faults dead = {.hang_read = 2};
 	o.reader.faults = &dead;
@@ -335,7 +376,7 @@ static void test_slow_disk_and_cancel(void **state)
 	for (uint32_t i = 0; i < config.n_used; i++)
 		refs[i] = (struct expert_ref){.id = (int32_t)i};
 	assert_int_equal(use(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), ERR_INTERRUPTED);
-	s->ops->close(s);
+	close_source(s);
 }
 
 /* Closing at any moment: no read may land in freed memory (the address sanitizer watches). */
@@ -345,6 +386,7 @@ static void test_close_in_flight(void **state)
 	for (int i = 0; i < 200; i++) {
 		struct rng r = {(uint64_t)i + 1000};
 		struct loader_options o = options(file, 0.3, i % 2 ? full.floor_bytes : 0);
+		card_faults = (struct copier_faults){.seed = (uint64_t)i, .latency_max_us = i % 4 < 2 ? 300 : 0};
 		struct reader_faults f = {.seed = (uint64_t)i, .latency_min_us = 10, .latency_max_us = 3000};
 		o.reader.engine = i % 3 == 0 ? READER_NULL : i % 3 == 1 ? READER_THREADS : READER_AUTO;
 		o.reader.faults = i % 3 == 0 ? &f : NULL;
@@ -365,8 +407,9 @@ static void test_close_in_flight(void **state)
 		s->ops->hint(s, layer + 1, ids, (int)config.n_used, 1);
 		if (rng_below(&r, 2))
 			usleep(rng_below(&r, 500));
-		s->ops->close(s);
+		close_source(s);
 	}
+	card_faults = (struct copier_faults){0};
 }
 
 /* Tokens whose experts are all new to the cache (a round trip over all of them), with hints that are always right or
@@ -413,7 +456,7 @@ static void test_throttle(void **state)
 		(unsigned long long)(right.prefetch_inserted - wrong.prefetch_inserted),
 		(unsigned long long)(right.prefetch_used - wrong.prefetch_used), loader_hint_share(s));
 	assert_true(loader_hint_share(s) > 0.5); /* and more again when it does */
-	s->ops->close(s);
+	close_source(s);
 }
 
 static void test_refusals(void **state)
@@ -448,7 +491,7 @@ static void test_warm(void **state)
 		loader_layer_resident(s, (int)config.n_dense, n);
 	}
 	assert_int_equal(n[0], MIN(32, config.n_experts));
-	s->ops->close(s);
+	close_source(s);
 }
 
 /* The map says what find and the counts say, at rest and while two tiers fill. */
@@ -493,7 +536,123 @@ static void test_map(void **state)
 		assert_int_equal(in[1], n[1]);
 	}
 	free(map);
-	s->ops->close(s);
+	close_source(s);
+}
+
+/* ---- the card's own troubles ---- */
+
+/* A copy that fails is reported to whoever waits for its expert, and the source goes on. */
+static void test_copy_error(void **state)
+{
+	(void)state;
+	int heard = 0;
+	for (uint64_t nth = 1; nth < 200; nth += 9) {
+		struct loader_options o = options(file, 0.1, nth % 2 ? full.floor_bytes : 0);
+		card_faults = (struct copier_faults){.seed = nth, .fail_copy = nth};
+		struct expert_source *s = open_source(&o);
+		struct rng r = {nth};
+		struct err e = {0};
+		int failed = random_run(s, &r, 3, &e);
+		assert_in_range(failed, 0, 1); /* a guess or a demotion may have met it: then nobody hears of it */
+		heard += failed;
+		if (failed) {
+			assert_int_equal(e.code, ERR_RUN);
+			assert_non_null(strstr(e.text, "layer"));
+			assert_non_null(strstr(e.text, "expert"));
+			assert_non_null(strstr(e.text, "card"));
+		}
+		assert_int_equal(random_run(s, &r, 2, NULL), 0);
+		close_source(s);
+	}
+	assert_true(heard > 5);
+	card_faults = (struct copier_faults){0};
+}
+
+/* A card that is gone: every use fails from then on, nothing waits for ever. */
+static void test_card_gone(void **state)
+{
+	(void)state;
+	for (uint64_t nth = 1; nth < 100; nth += 33) {
+		struct loader_options o = options(file, 0.1, full.floor_bytes);
+		card_faults = (struct copier_faults){.seed = nth, .fail_copy = nth, .fail_all = true};
+		struct expert_source *s = open_source(&o);
+		struct rng r = {nth};
+		struct err e = {0};
+		assert_true(random_run(s, &r, 4, &e) > 0);
+		assert_int_equal(e.code, ERR_RUN);
+		close_source(s);
+	}
+	card_faults = (struct copier_faults){0};
+}
+
+/* A copy that never ends is left by Ctrl+C, and closing does not wait for it. */
+static void test_copy_hangs(void **state)
+{
+	(void)state;
+	struct loader_options o = options(file, 0.1, 0);
+	card_faults = (struct copier_faults){.hang_copy = 2};
+	struct expert_source *s = open_source(&o);
+	struct expert_ref refs[CONFIG_MAX_USED];
+	struct err e = {0};
+	atomic_bool cancel = true;
+	s->cancel = &cancel;
+	for (uint32_t i = 0; i < config.n_used; i++)
+		refs[i] = (struct expert_ref){.id = (int32_t)i};
+	assert_int_equal(
+		use(s, (int)config.n_dense, EXPERT_DECODE, refs, (int)config.n_used, &e), ERR_INTERRUPTED);
+	close_source(s);
+	card_faults = (struct copier_faults){0};
+}
+
+/* Slow copies: demotions and promotions overlap with the fillings of the slots they leave. */
+static void test_slow_copies(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= 6; seed++) {
+		struct loader_options o = options(file, 0.05 * (double)seed, full.floor_bytes / 2 * (seed % 3 + 1));
+		card_faults = (struct copier_faults){.seed = seed, .latency_max_us = 20};
+		struct expert_source *s = open_source(&o);
+		struct rng r = {seed};
+		assert_int_equal(random_run(s, &r, 12, NULL), 0);
+		struct cache_stats c = loader_cache_stats(s);
+		print_message("%llu demotions, %llu promotions\n", (unsigned long long)c.demotions,
+			(unsigned long long)c.promotions);
+		assert_true(c.demotions > 0 && c.promotions > 0);
+		assert_true(s->stats.bytes_in >= s->stats.bytes_read + c.bytes_promoted / 2);
+		assert_true(s->stats.bytes_out > 0 && s->stats.bytes_out <= c.bytes_demoted);
+		assert_true(s->stats.in_busy_ns && s->stats.out_busy_ns && s->stats.disk_busy_ns);
+		close_source(s);
+	}
+	card_faults = (struct copier_faults){0};
+}
+
+static void test_card_refusals(void **state)
+{
+	(void)state;
+	struct loader_options o = options(file, 0.5, full.floor_bytes);
+	struct expert_source *s;
+	for (uint64_t nth = 1; nth <= 2; nth++) { /* the bounce buffers, the second tier */
+		struct err e = {0};
+		card_faults = (struct copier_faults){.refuse_pin = nth};
+		assert_int_equal(try_source(&o, &s, &e), ERR_MEMORY);
+		assert_non_null(strstr(e.text, "pinned"));
+	}
+	struct err e = {0};
+	card_faults = (struct copier_faults){.device_bytes = full.floor_bytes / 2};
+	assert_int_equal(try_source(&o, &s, &e), ERR_MEMORY);
+	assert_non_null(strstr(e.text, "expert cache"));
+	card_faults = (struct copier_faults){0};
+	struct loader_plan plan;
+	assert_int_equal(copier_null_open(NULL, &o.copier, &e), 0);
+	assert_int_equal(loader_plan(&o, &plan, &e), 0);
+	assert_true(plan.on_card && plan.parking_bytes && plan.bounce_bytes);
+	o.copier->ops->close(o.copier);
+}
+
+static int setup_card(void **state)
+{
+	with_card = true;
+	return setup(state);
 }
 
 int main(void)
@@ -510,5 +669,15 @@ int main(void)
 		cmocka_unit_test(test_warm),
 		cmocka_unit_test(test_map),
 	};
-	return cmocka_run_group_tests(tests, setup, teardown);
+	const struct CMUnitTest card_tests[] = {
+		cmocka_unit_test(test_copy_error),
+		cmocka_unit_test(test_card_gone),
+		cmocka_unit_test(test_copy_hangs),
+		cmocka_unit_test(test_slow_copies),
+		cmocka_unit_test(test_card_refusals),
+	};
+	int failed = cmocka_run_group_tests_name("direct", tests, setup, teardown);
+	failed += cmocka_run_group_tests_name("card", tests, setup_card, teardown);
+	failed += cmocka_run_group_tests_name("card troubles", card_tests, setup_card, teardown);
+	return failed;
 }

@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The loader's way to a card. The host cannot read into the card's memory, so bytes pass through pinned memory:
+ *
+ *     disk --read--> bounce buffer --IN or AHEAD--> slot of tier 0     a filling from disk, piece by piece
+ *     slot of tier 1 (pinned) -----IN or AHEAD----> slot of tier 0     a promotion
+ *     slot of tier 0 --WITHIN--> parking place --OUT--> slot of tier 1 a demotion
+ *
+ * A victim's slot is wanted at once. Its bytes go aside to a parking place on the card, which takes microseconds; the lanes into the
+ * card and out of it wait for that (the card's clockwork does, not this thread), and the way to the host takes its time. So a
+ * demotion delays no demand unless all places are taken.
+ *
+ * A filling is cut into pieces. Those that somebody waits for go first and may take every bounce buffer, the others leave
+ * a third of them. A slot is committed when the ticket of its last piece is done, that is when the bytes stand on the card, and
+ * aborted no earlier: until then somebody may write to it. The same holds for slots of tier 1, so the cache's states are
+ * all that keeps a slot from being given out too early.
+ *
+ * Everything here belongs to the I/O thread, opening and closing excepted.
+ */
+#include "stream/loader_internal.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PARKING_PLACES   16
+#define BOUNCE_BYTES_MAX ((uint64_t)512 << 20)
+#define BOUNCE_LEAST     8
+/* A guess from tier 1 moves in chunks, a few on the way at a time: a demand that comes then waits no longer than these take. */
+#define RAM_CHUNK  ((uint64_t)4 << 20)
+#define RAM_CHUNKS 3
+#define NOBODY     (-1)
+#define POISON     (-2)
+
+/* A filling whose pieces have not all been started; one a slot. */
+struct job {
+	int32_t next; /* in its queue */
+	int32_t layer, expert;
+	uint8_t lane;
+	const uint8_t *from; /* tier 1; NULL: disk */
+	uint8_t *dst;
+	uint64_t bytes; /* from tier 1 */
+	unsigned read;  /* disk: the next piece is of this read */
+	uint64_t at;    /* and begins here; tier 1: the next chunk does */
+};
+
+struct job_queue {
+	int32_t head, tail;
+};
+
+/* A bounce buffer. */
+struct piece {
+	int32_t next_free;
+	int32_t slot;
+	uint64_t dst_offset;
+};
+
+/* A copy under way. */
+struct flight {
+	uint64_t ticket;
+	int32_t slot; /* that waits for it */
+	int32_t
+		place; /* IN, AHEAD: bounce buffer; OUT: parking place; NOBODY: from tier 1; POISON: no bytes of anybody */
+};
+
+struct flights {
+	struct flight *ring; /* [cap] */
+	unsigned cap, first, n;
+};
+
+struct card {
+	struct copier *copier;
+	bool own; /* the copier is closed with this */
+	struct loader_geometry g;
+	uint8_t *parking; /* behind tier 0 */
+	struct pinned bounce, ram;
+	struct piece *pieces; /* [g.n_pieces] */
+	int32_t free_piece;
+	unsigned n_free_pieces;
+	struct job *jobs; /* [n_slots] */
+	struct job_queue urgent, normal;
+	struct flights in, ahead, out;
+	unsigned n_ahead_ram; /* of ahead: from tier 1 */
+	int32_t free_places[PARKING_PLACES];
+	unsigned n_free_places;
+	struct err failure; /* of the latest copy that failed */
+#ifdef LOADER_POISON
+	uint8_t *poison; /* behind the bounce buffers: a slot's worth */
+#endif
+};
+
+int loader_geometry(const struct loader_options *o, const struct extent_table *t, const struct reader *r,
+	struct loader_geometry *g)
+{
+	*g = (struct loader_geometry){0};
+	if (!o->copier && !o->backend->ops->copier_open)
+		return 0;
+	for (uint32_t i = 0; i < extent_n_layers(t); i++)
+		g->slot_bytes = MAX(g->slot_bytes, extent_slot_bytes(t, i));
+	uint64_t slice = reader_slice(r);
+	g->piece_bytes = num_align_up(slice + slice / 2, READER_SLICE_MIN) + READER_SLICE_MIN;
+	uint64_t most = MAX(BOUNCE_BYTES_MAX / g->piece_bytes, (uint64_t)BOUNCE_LEAST);
+	uint64_t requests = o->reader.requests ? o->reader.requests : READER_REQUESTS_DEFAULT;
+	uint64_t wish = 3 * (uint64_t)reader_depth(r) * reader_n_drives(r);
+	g->n_pieces = (unsigned)MIN(MAX(wish, (uint64_t)BOUNCE_LEAST), MIN(most, requests));
+	g->bounce_bytes = g->n_pieces * g->piece_bytes;
+#ifdef LOADER_POISON
+	g->bounce_bytes += g->slot_bytes;
+#endif
+	g->parking_bytes = o->tier_bytes[1] ? PARKING_PLACES * g->slot_bytes : 0;
+	return 1;
+}
+
+/* ---- copies under way ---- */
+
+static void flights_push(struct flights *q, struct flight f)
+{
+	if (q->n == q->cap)
+		bug("more than %u copies under way", q->cap);
+	q->ring[(q->first + q->n++) % q->cap] = f;
+}
+
+static struct flight flights_pop(struct flights *q)
+{
+	struct flight f = q->ring[q->first];
+	q->first = (q->first + 1) % q->cap;
+	q->n--;
+	return f;
+}
+
+static void give_piece(struct card *c, int32_t piece)
+{
+	c->pieces[piece].next_free = c->free_piece;
+	c->free_piece = piece;
+	c->n_free_pieces++;
+}
+
+static int32_t take_piece(struct card *c)
+{
+	int32_t piece = c->free_piece;
+	c->free_piece = c->pieces[piece].next_free;
+	c->n_free_pieces--;
+	return piece;
+}
+
+/* One piece less to wait for; the last one ends the filling. */
+static void piece_over(struct loader *l, int32_t slot)
+{
+	struct fill *f = &l->fills[slot];
+	if (--f->reads_left)
+		return;
+	if (f->code)
+		loader_finish_failed(l, slot, f->copy_failed ? &l->card->failure : NULL);
+	else
+		loader_finish(l, slot, NULL);
+}
+
+static void copy_failed(struct loader *l, int32_t slot, const struct err *e)
+{
+	struct fill *f = &l->fills[slot];
+	l->card->failure = *e;
+	if (f->code)
+		return;
+	f->code = e->code;
+	f->copy_failed = true;
+}
+
+static bool poll_lane(struct loader *l, struct flights *q, bool out)
+{
+	struct card *c = l->card;
+	bool any = false;
+	while (q->n) {
+		struct err e = {0};
+		int rc = c->copier->ops->done(c->copier, q->ring[q->first].ticket, &e);
+		if (!rc)
+			break;
+		any = true;
+		struct flight f = flights_pop(q);
+		if (rc < 0)
+			copy_failed(l, f.slot, &e);
+		if (out) {
+			c->free_places[c->n_free_places++] = f.place;
+		} else if (f.place == NOBODY) {
+			c->n_ahead_ram -= q == &c->ahead;
+		} else if (f.place != POISON) {
+			give_piece(c, f.place);
+		}
+		piece_over(l, f.slot);
+	}
+	return any;
+}
+
+/* Copies a piece into its slot. */
+static void send(struct loader *l, const struct job *j, int32_t slot, uint8_t *dst, const uint8_t *src,
+	uint64_t bytes, int32_t place)
+{
+	struct card *c = l->card;
+	enum copy_lane lane = (enum copy_lane)j->lane;
+	c->copier->ops->copy(c->copier, lane, dst, src, bytes);
+	l->io_now.bytes_in += bytes;
+	flights_push(lane == COPY_IN ? &c->in : &c->ahead,
+		(struct flight){.ticket = c->copier->ops->mark(c->copier, lane), .slot = slot, .place = place});
+}
+
+void loader_card_landed(struct loader *l, const struct reader_completion *done)
+{
+	struct card *c = l->card;
+	int32_t piece = (int32_t)done->tag;
+	const struct piece *p = &c->pieces[piece];
+	struct fill *f = &l->fills[p->slot];
+	if (done->code && !f->code) {
+		f->code = done->code;
+		f->failure_at = *done;
+	}
+	if (!f->code) {
+		const struct job *j = &c->jobs[p->slot];
+		send(l, j, p->slot, j->dst + p->dst_offset, c->bounce.base + (uint64_t)piece * c->g.piece_bytes,
+			done->bytes, piece);
+		return;
+	}
+	int32_t slot = p->slot;
+	give_piece(c, piece);
+	piece_over(l, slot);
+}
+
+/* ---- jobs ---- */
+
+static void queue_push(struct card *c, struct job_queue *q, int32_t slot)
+{
+	c->jobs[slot].next = NOBODY;
+	if (q->head == NOBODY)
+		q->head = slot;
+	else
+		c->jobs[q->tail].next = slot;
+	q->tail = slot;
+}
+
+void loader_card_fill(struct loader *l, const struct command *command, uint8_t *dst, const uint8_t *from,
+	uint64_t bytes, bool urgent)
+{
+	struct card *c = l->card;
+	struct fill *f = &l->fills[command->slot];
+	c->jobs[command->slot] = (struct job){.layer = command->layer,
+		.expert = command->expert,
+		.lane = urgent ? COPY_IN : COPY_AHEAD,
+		.from = from,
+		.dst = dst,
+		.bytes = bytes};
+	f->reads_left = 1; /* the job itself, as long as it is queued */
+	f->code = 0;
+	f->copy_failed = false;
+#ifdef LOADER_POISON
+	f->reads_left++;
+	send(l, &c->jobs[command->slot], command->slot, dst, c->poison, bytes, POISON);
+#endif
+	queue_push(c, urgent ? &c->urgent : &c->normal, command->slot);
+}
+
+/* The next chunk from tier 1. Returns 1: that was the last, 0: more to come, -1: not now. */
+static int start_chunk(struct loader *l, int32_t slot, struct job *j)
+{
+	struct card *c = l->card;
+	if (j->lane == COPY_AHEAD && c->n_ahead_ram == RAM_CHUNKS)
+		return -1;
+	uint64_t n = j->lane == COPY_AHEAD ? MIN(j->bytes - j->at, RAM_CHUNK) : j->bytes;
+	l->fills[slot].reads_left++;
+	c->n_ahead_ram += j->lane == COPY_AHEAD;
+	send(l, j, slot, j->dst + j->at, j->from + j->at, n, NOBODY);
+	j->at += n;
+	return j->at == j->bytes;
+}
+
+/* The next piece from disk; answers like start_chunk. */
+static int start_read(struct loader *l, int32_t slot, struct job *j)
+{
+	struct card *c = l->card;
+	struct extent_plan p;
+	if (c->n_free_pieces <= (j->lane == COPY_IN ? 0 : c->g.n_pieces / 3))
+		return -1;
+	if (extent_plan(l->table, (uint32_t)j->layer, (uint32_t)j->expert, &p))
+		bug("no extents for expert %d of layer %d", j->expert, j->layer);
+	const struct extent_read *r = &p.reads[j->read];
+	uint64_t step = reader_slice_step(r->bytes, reader_slice(l->reader)), n = MIN(step, r->bytes - j->at);
+	int32_t piece = take_piece(c);
+	struct reader_request q = {
+		.file = r->file,
+		.offset = r->offset + j->at,
+		.bytes = n,
+		.need = MIN(n, r->need - j->at),
+		.dst = c->bounce.base + (uint64_t)piece * c->g.piece_bytes,
+		.tag = (uint64_t)piece,
+		.urgent = j->lane == COPY_IN,
+	};
+	int rc = reader_submit(l->reader, &q);
+	if (rc) {
+		give_piece(c, piece);
+		if (rc != READER_BUSY)
+			bug("the reader refused expert %d of layer %d: code %d", j->expert, j->layer, rc);
+		return -1;
+	}
+	c->pieces[piece] = (struct piece){.slot = slot, .dst_offset = r->dst_offset + j->at};
+	l->fills[slot].reads_left++;
+	l->fills[slot].bytes += n;
+	j->at += step;
+	if (j->at >= r->need) {
+		j->at = 0;
+		j->read++;
+	}
+	return j->read == p.n_reads;
+}
+
+/* Starts pieces of the queue's fillings, in order, as far as there is room. */
+static bool start_queue(struct loader *l, struct job_queue *q)
+{
+	struct card *c = l->card;
+	bool any = false;
+	while (q->head != NOBODY) {
+		int32_t slot = q->head;
+		struct job *j = &c->jobs[slot];
+		int rc = l->fills[slot].code ? 1 : j->from ? start_chunk(l, slot, j) : start_read(l, slot, j);
+		if (rc < 0)
+			break;
+		any = true;
+		if (!rc)
+			continue;
+		q->head = j->next;
+		piece_over(l, slot);
+	}
+	return any;
+}
+
+bool loader_card_run(struct loader *l)
+{
+	struct card *c = l->card;
+	bool any = poll_lane(l, &c->in, false);
+	any |= poll_lane(l, &c->ahead, false);
+	any |= poll_lane(l, &c->out, true);
+	any |= start_queue(l, &c->urgent);
+	any |= start_queue(l, &c->normal);
+	loader_busy(&l->io_now.in_busy, c->in.n + c->ahead.n > 0);
+	loader_busy(&l->io_now.out_busy, c->out.n > 0);
+	return any;
+}
+
+bool loader_card_copying(const struct loader *l)
+{
+	return l->card->in.n || l->card->ahead.n || l->card->out.n;
+}
+
+/* ---- demotion ---- */
+
+bool loader_card_can_move(const struct loader *l)
+{
+	return l->card->n_free_places && atomic_load(&l->card->ram.state) != PINNED_UNDER_WAY;
+}
+
+void loader_card_move(struct loader *l, const struct command *command)
+{
+	struct card *c = l->card;
+	struct copier *x = c->copier;
+	struct fill *f = &l->fills[command->slot];
+	f->reads_left = 1;
+	f->code = 0;
+	if (atomic_load(&c->ram.state) == PINNED_REFUSED) {
+		copy_failed(l, command->slot, &c->ram.why);
+		piece_over(l, command->slot);
+		return;
+	}
+	int32_t place = c->free_places[--c->n_free_places];
+	uint8_t *parked = c->parking + (uint64_t)place * c->g.slot_bytes;
+	x->ops->copy(x, COPY_WITHIN, parked, l->arena[0] + command->from_offset, command->bytes);
+	uint64_t aside = x->ops->mark(x, COPY_WITHIN);
+	x->ops->after(x, COPY_IN, aside); /* the slot is filled again as soon as it is empty */
+	x->ops->after(x, COPY_AHEAD, aside);
+	x->ops->after(x, COPY_OUT, aside);
+	x->ops->copy(x, COPY_OUT, c->ram.base + command->to_offset, parked, command->bytes);
+	l->io_now.bytes_out += command->bytes;
+	flights_push(
+		&c->out, (struct flight){.ticket = x->ops->mark(x, COPY_OUT), .slot = command->slot, .place = place});
+}
+
+/* ---- life ---- */
+
+static void pinned_told(void *arg)
+{
+	loader_poke(arg);
+}
+
+static bool new_flights(struct flights *q, size_t cap)
+{
+	q->cap = (unsigned)cap;
+	q->ring = mem_try_new(cap, sizeof *q->ring);
+	return q->ring != NULL;
+}
+
+int loader_card_open(
+	struct loader *l, const struct loader_options *o, const struct loader_geometry *g, struct err *e)
+{
+	struct card *c = l->card = NEW(struct card);
+	int rc;
+	c->g = *g;
+	c->copier = o->copier;
+	if (!c->copier) {
+		if ((rc = o->backend->ops->copier_open(o->backend, &c->copier, e)))
+			return rc;
+		c->own = true;
+	}
+	struct copier *x = c->copier;
+	l->arena_bytes[0] = cache_memory_bytes(l->cache, 0);
+	l->arena_bytes[1] = cache_memory_bytes(l->cache, 1);
+	uint64_t parking = l->arena_bytes[1] ? PARKING_PLACES * g->slot_bytes : 0;
+	size_t n_slots = (size_t)l->n_slots;
+	c->pieces = mem_try_new(g->n_pieces, sizeof *c->pieces);
+	c->jobs = mem_try_new(n_slots, sizeof *c->jobs);
+	if (!c->pieces || !c->jobs || !new_flights(&c->in, g->n_pieces + 2 * n_slots) ||
+		!new_flights(&c->ahead, g->n_pieces + RAM_CHUNKS + n_slots) || !new_flights(&c->out, PARKING_PLACES))
+		return err_set(e, ERR_MEMORY, "no memory for the tables of %d cache slots", l->n_slots);
+	uint64_t parking_at = num_align_up(l->arena_bytes[0], 4096);
+	if ((rc = x->ops->alloc(x, parking_at + parking, (void **)&l->arena[0], e))) {
+		err_prefix(e, "expert cache");
+		return rc;
+	}
+	c->parking = l->arena[0] + parking_at;
+	if (l->arena_bytes[1]) {
+		if ((rc = pinned_start(&c->ram, x, l->arena_bytes[1], pinned_told, l, e)))
+			return rc;
+		l->arena[1] = c->ram.base;
+	}
+	if ((rc = pinned_start(&c->bounce, x, g->bounce_bytes, NULL, NULL, e)) ||
+		(rc = pinned_wait(&c->bounce, e)))
+		return rc;
+	reader_register(l->reader, c->bounce.base, c->bounce.bytes);
+#ifdef LOADER_POISON
+	c->poison = c->bounce.base + g->n_pieces * g->piece_bytes;
+	memset(c->poison, READER_POISON, g->slot_bytes);
+#endif
+	c->free_piece = NOBODY;
+	for (unsigned i = g->n_pieces; i-- > 0;)
+		give_piece(c, (int32_t)i);
+	for (int32_t i = PARKING_PLACES; i-- > 0;)
+		c->free_places[c->n_free_places++] = i;
+	c->urgent.head = c->normal.head = NOBODY;
+	return 0;
+}
+
+int loader_card_settle(struct loader *l, struct err *e)
+{
+	return pinned_wait(&l->card->ram, e);
+}
+
+double loader_card_settle_seconds(const struct loader *l)
+{
+	return l->card->ram.seconds;
+}
+
+void loader_card_attach(struct loader *l)
+{
+	l->card->copier->ops->attach(l->card->copier);
+}
+
+void loader_card_drain(struct loader *l)
+{
+	l->card->copier->ops->drain(l->card->copier);
+}
+
+void loader_card_stop(struct loader *l)
+{
+	atomic_store(&l->card->ram.stop, true);
+	pinned_wait(&l->card->ram, NULL);
+}
+
+void loader_card_close(struct loader *l)
+{
+	struct card *c = l->card;
+	if (!c)
+		return;
+	pinned_free(&c->ram);
+	pinned_free(&c->bounce);
+	if (c->copier && l->arena[0])
+		c->copier->ops->free(c->copier, l->arena[0], l->arena_bytes[0]);
+	if (c->own)
+		c->copier->ops->close(c->copier);
+	free(c->pieces);
+	free(c->jobs);
+	free(c->in.ring);
+	free(c->ahead.ring);
+	free(c->out.ring);
+	free(c);
+	l->card = NULL;
+	l->arena[0] = l->arena[1] = NULL;
+}
