@@ -188,6 +188,22 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.value = "N",
 			.help = "reads in flight",
 			.fallback = "1, 4, 16, 32 and 64, one after the other"},
+		{.name = "routing",
+			.kind = ARG_STRING,
+			.string = &o.common.routing,
+			.value = "TRACE",
+			.help =
+				"decode uses the experts that this trace names, and its guesses for lookahead, in place of "
+				"the router's picks",
+			.fallback = "the model's own routing"},
+		{.name = "resident",
+			.kind = ARG_UINT,
+			.u32 = &o.common.confine,
+			.min = 1,
+			.max = CONFIG_MAX_EXPERTS,
+			.value = "N",
+			.help = "decode uses only the first N experts of each layer, which are read before: what the "
+					"processor takes when nothing is missing"},
 		{.name = "no-fio",
 			.kind = ARG_FLAG,
 			.flag = &o.read.no_fio,

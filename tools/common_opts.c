@@ -194,6 +194,8 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.threads = c->threads,
 		.context = c->context,
 		.kv_f32 = c->kv_f32,
+		.routing = c->routing,
+		.routing_confine = c->confine,
 		.cache_bytes = c->cache_bytes,
 		.ram_bytes = c->ram_bytes,
 		.policy = policies[c->policy].word,

@@ -7,6 +7,7 @@
 #include "src/base/num.h"
 #include "stream/loader.h"
 #include "stream/source_record.h"
+#include "stream/source_routed.h"
 #include "stream/source_mmap.h"
 
 #include <stdlib.h>
@@ -221,6 +222,36 @@ static int open_recorder(struct engine *g, const struct engine_options *o, const
 	return 0;
 }
 
+/* Experts of a trace instead of the router's, when that is wanted; those of a confined routing are read ahead. */
+static int open_routing(
+	struct engine *g, const struct engine_options *o, const struct model_config *c, struct err *e)
+{
+	if (!o->routing && !o->routing_confine)
+		return 0;
+	const struct routed_options ro = {.path = o->routing,
+		.confine = o->routing_confine,
+		.n_layers = c->n_layers,
+		.n_dense = c->n_dense,
+		.n_experts = c->n_experts,
+		.n_used = c->n_used};
+	struct expert_source *routed;
+	int rc = source_routed_open(g->source, &ro, &routed, e);
+	if (rc)
+		return rc;
+	g->source = routed;
+	if (!o->routing_confine || !g->streaming)
+		return 0;
+	size_t n = 0;
+	struct profile_key *keys =
+		NEW_ARRAY(struct profile_key, (size_t)(c->n_layers - c->n_dense) * o->routing_confine);
+	for (uint32_t l = c->n_dense; l < c->n_layers; l++)
+		for (uint32_t x = 0; x < o->routing_confine; x++)
+			keys[n++] = (struct profile_key){(int32_t)l, (int32_t)x};
+	loader_warm(g->experts, keys, n);
+	free(keys);
+	return 0;
+}
+
 /* The loader reads into memory that this processor can write, so streamed experts are computed on the CPU. */
 static int streaming_backend(struct backend_options *bo, struct err *e)
 {
@@ -312,7 +343,8 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	g->streaming = p.streaming;
 	g->cache = describe_cache(&config, &weights, &p);
 	g->fingerprint = engine_fingerprint_of(g->gguf);
-	if ((rc = open_recorder(g, o, &config, &weights, p.streaming, e)))
+	if ((rc = open_recorder(g, o, &config, &weights, p.streaming, e)) ||
+		(rc = open_routing(g, o, &config, e)))
 		goto out;
 	if ((rc = model_init(&g->model, &config, &weights, mtp, g->backend, g->source, p.chunk, e)))
 		goto out;

@@ -53,6 +53,10 @@ struct engine_options {
 	const char *
 		warm; /* profile or trace that seeds the cache; the run's own profile is saved there at close. A file that
 	                    * does not exist yet is created then. NULL: none */
+	/* For measuring (stream/source_routed.h): the experts that decode steps use are those of a trace, and only the first so many
+	 * of each layer. Logits are of no use then. */
+	const char *routing;      /* NULL: the router's */
+	uint32_t routing_confine; /* 0: all */
 };
 
 #define ENGINE_CACHE_AUTO UINT64_MAX

@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The exchange happens on the way to the inner source and is undone on the way back: the model keeps its own ids, by which it
+ * finds rows and weights, and gets views of other experts. Which expert stands for which is kept per layer until the layer's next
+ * acquire, because release may come much later.
+ */
+#include "stream/source_routed.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DISTANCES  4 /* hints for more layers ahead are not kept */
+#define NO_EXPERTS UINT32_MAX
+
+/* The decode steps of a trace, of one token each. */
+struct picks {
+	uint32_t n_tokens, n_moe, k; /* n_moe: layers with experts of the trace */
+	uint16_t *ids;               /* [n_tokens][n_moe][k] */
+	uint16_t *hints;             /* [n_tokens][DISTANCES][n_moe][k] */
+	uint8_t *n_hints;            /* [n_tokens][DISTANCES][n_moe] how many of them are there */
+};
+
+struct source_routed {
+	struct expert_source base; /* first: the pointers are exchanged */
+	struct expert_source *inner;
+	struct routed_options o;
+	struct picks picks;
+	uint32_t token, rows;      /* the step in hand begins with this token of the trace and has so many */
+	int32_t *map;              /* [n_layers][n_experts] router's id -> expert that stands for it */
+	int layer;                 /* in hand: its refs may be acquired in several groups; -1: none */
+	int32_t *order;            /* [n_order] its experts, best first, each once; room for n_experts */
+	bool *seen;                /* [n_experts] stands in `order` */
+	uint32_t n_order, n_taken; /* of which acquired */
+	int hint_layer, hint_distance;
+	uint32_t hint_row; /* of the next hint for that layer and distance */
+};
+
+static struct source_routed *routed_of(struct expert_source *s)
+{
+	return (struct source_routed *)s;
+}
+
+/* ---- the trace ---- */
+
+static void picks_fini(struct picks *p)
+{
+	free(p->ids);
+	free(p->hints);
+	free(p->n_hints);
+}
+
+static uint16_t *ids_of(const struct picks *p, uint32_t token, uint32_t moe)
+{
+	return p->ids + ((size_t)token * p->n_moe + moe) * p->k;
+}
+
+static size_t hint_at(const struct picks *p, uint32_t token, uint32_t distance, uint32_t moe)
+{
+	return ((size_t)token * DISTANCES + distance - 1) * p->n_moe + moe;
+}
+
+/* Fills p from the steps of one decoded token that name top_k experts in every layer but perhaps the last (MTP). */
+static void collect(struct picks *p, const struct trace *t, const uint32_t *moe_of)
+{
+	bool open = false;
+	uint32_t filled = 0;
+	for (size_t i = 0; i <= t->n_events; i++) {
+		const struct trace_event *v = &t->events[i];
+		if (i == t->n_events || v->kind == TRACE_STEP) {
+			if (open && filled + 1 >= p->n_moe && filled)
+				p->n_tokens++;
+			if (i == t->n_events)
+				break;
+			open = v->use == CACHE_DECODE && v->n == 1;
+			filled = 0;
+			memset(p->n_hints + hint_at(p, p->n_tokens, 1, 0), 0, (size_t)DISTANCES * p->n_moe);
+		} else if (!open || v->kind == TRACE_WAIT || moe_of[v->layer] == NO_EXPERTS) {
+			continue;
+		} else if (v->kind == TRACE_ACCESS && v->n == p->k) {
+			memcpy(ids_of(p, p->n_tokens, moe_of[v->layer]), t->ids + v->value, p->k * sizeof *p->ids);
+			filled++;
+		} else if (v->kind == TRACE_HINT && v->distance <= DISTANCES) {
+			size_t at = hint_at(p, p->n_tokens, v->distance, moe_of[v->layer]);
+			p->n_hints[at] = (uint8_t)MIN(v->n, p->k);
+			memcpy(p->hints + at * p->k, t->ids + v->value, p->n_hints[at] * sizeof *p->hints);
+		}
+	}
+}
+
+static int read_picks(struct picks *p, const char *path, struct err *e)
+{
+	struct trace t = {0};
+	uint64_t steps = 0;
+	int rc = trace_open(path, &t, e);
+	if (rc)
+		return rc;
+	uint32_t *moe_of = NEW_ARRAY(uint32_t, t.model.n_layers);
+	for (uint32_t l = 0; l < t.model.n_layers; l++) {
+		bool has = t.model.expert_bytes[l] > 0;
+		moe_of[l] = has ? p->n_moe : NO_EXPERTS;
+		p->n_moe += has;
+	}
+	for (size_t i = 0; i < t.n_events; i++)
+		steps += t.events[i].kind == TRACE_STEP;
+	steps++; /* room for one that turns out to be no use */
+	p->k = MIN(t.model.top_k, 255u);
+	size_t values = (size_t)p->n_moe * p->k;
+	p->ids = mem_try_new(steps * values, sizeof *p->ids);
+	p->hints = mem_try_new(steps * values * DISTANCES, sizeof *p->hints);
+	p->n_hints = mem_try_new(steps * p->n_moe * DISTANCES, 1);
+	if (!p->ids || !p->hints || !p->n_hints)
+		rc = err_set(e, ERR_MEMORY, "%s: no memory for its %llu steps", path, (unsigned long long)steps);
+	else
+		collect(p, &t, moe_of);
+	if (!rc && !p->n_tokens)
+		rc = err_set(e, ERR_INPUT, "%s: has no steps of one decoded token to replay", path);
+	if (t.ends_early)
+		log_warn("%s: %s", path, t.note);
+	free(moe_of);
+	trace_fini(&t);
+	return rc;
+}
+
+/* ---- the exchange ---- */
+
+static uint32_t reach(const struct source_routed *r)
+{
+	return r->o.confine ? r->o.confine : r->o.n_experts;
+}
+
+/* The next expert of the layer in hand: `id` folded into those that may be acquired, or the next free one after it. */
+static void put(struct source_routed *r, uint32_t id)
+{
+	uint32_t most = r->n_order < reach(r) ? reach(r) : r->o.n_experts;
+	id %= most;
+	while (r->seen[id])
+		id = (id + 1) % most;
+	r->seen[id] = true;
+	r->order[r->n_order++] = (int32_t)id;
+}
+
+static bool picked_before(const struct picks *p, uint32_t token, uint32_t moe, uint32_t row, uint16_t id)
+{
+	for (uint32_t r = 0; r < row; r++) {
+		const uint16_t *ids = ids_of(p, (token + r) % p->n_tokens, moe);
+		for (uint32_t i = 0; i < p->k; i++)
+			if (ids[i] == id)
+				return true;
+	}
+	return false;
+}
+
+/* Begins a layer: the distinct picks that the trace has for the tokens of the step, in order. */
+static void begin_layer(struct source_routed *r, int layer)
+{
+	const struct picks *p = &r->picks;
+	r->layer = layer;
+	r->n_order = r->n_taken = 0;
+	memset(r->seen, 0, r->o.n_experts * sizeof *r->seen);
+	for (uint32_t row = 0; p->n_tokens && row < r->rows; row++) {
+		uint32_t moe = ((uint32_t)layer - r->o.n_dense) % p->n_moe;
+		const uint16_t *ids = ids_of(p, (r->token + row) % p->n_tokens, moe);
+		for (uint32_t i = 0; i < MIN(p->k, r->o.n_used) && r->n_order < r->o.n_experts; i++)
+			if (!picked_before(p, r->token, moe, row, ids[i]))
+				put(r, ids[i]);
+	}
+}
+
+/* The expert that is acquired for the router's next one. */
+static int32_t next_expert(struct source_routed *r, int32_t id)
+{
+	if (r->n_taken == r->n_order)
+		put(r, r->picks.n_tokens ? r->n_order : (uint32_t)id); /* more distinct ones than the trace names */
+	return r->order[r->n_taken++];
+}
+
+static bool exchanged(const struct source_routed *r, int layer)
+{
+	return layer >= (int)r->o.n_dense && layer < (int)r->o.n_layers;
+}
+
+static void exchange(struct source_routed *r, int layer, struct expert_ref *refs, int n)
+{
+	const int32_t *map = r->map + (size_t)layer * r->o.n_experts;
+	for (int i = 0; i < n; i++)
+		refs[i].id = map[refs[i].id];
+}
+
+/* Asks the inner source under the ids that it knows; the model's come back whatever it says. */
+static int under_other_ids(struct source_routed *r, int layer, struct expert_ref *refs, int n, struct err *e,
+	int (*ask)(struct expert_source *inner, int layer, struct expert_ref *refs, int n, struct err *e))
+{
+	int32_t own[64], *ids = n <= (int)ARRAY_LEN(own) ? own : NEW_ARRAY(int32_t, (size_t)n);
+	for (int i = 0; i < n; i++)
+		ids[i] = refs[i].id;
+	exchange(r, layer, refs, n);
+	int rc = ask(r->inner, layer, refs, n, e);
+	for (int i = 0; i < n; i++)
+		refs[i].id = ids[i];
+	if (ids != own)
+		free(ids);
+	r->base.stats = r->inner->stats;
+	return rc;
+}
+
+static int ask_decode(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	return s->ops->acquire(s, layer, EXPERT_DECODE, refs, n, e);
+}
+
+static int ask_await(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	return s->ops->await(s, layer, refs, n, e);
+}
+
+static int ask_release(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	(void)e;
+	s->ops->release(s, layer, refs, n);
+	return 0;
+}
+
+static void routed_step(struct expert_source *s, enum expert_use use, int rows, int position)
+{
+	struct source_routed *r = routed_of(s);
+	if (use == EXPERT_DECODE) {
+		r->token += r->rows; /* those of the step before */
+		r->rows = (uint32_t)rows;
+		r->layer = r->hint_layer = -1;
+	}
+	if (r->inner->ops->step)
+		r->inner->ops->step(r->inner, use, rows, position);
+}
+
+static int routed_acquire(
+	struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
+{
+	struct source_routed *r = routed_of(s);
+	r->inner->cancel = s->cancel;
+	if (!exchanged(r, layer)) {
+		int rc = r->inner->ops->acquire(r->inner, layer, use, refs, n, e);
+		s->stats = r->inner->stats;
+		return rc;
+	}
+	int32_t *map = r->map + (size_t)layer * r->o.n_experts;
+	if (use == EXPERT_PREFILL) {
+		for (int i = 0; i < n; i++)
+			map[refs[i].id] = refs[i].id;
+		int rc = r->inner->ops->acquire(r->inner, layer, use, refs, n, e);
+		s->stats = r->inner->stats;
+		return rc;
+	}
+	if (layer != r->layer)
+		begin_layer(r, layer);
+	for (int i = 0; i < n; i++)
+		map[refs[i].id] = next_expert(r, refs[i].id);
+	return under_other_ids(r, layer, refs, n, e, ask_decode);
+}
+
+static int routed_await(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	struct source_routed *r = routed_of(s);
+	if (exchanged(r, layer))
+		return under_other_ids(r, layer, refs, n, e, ask_await);
+	int rc = r->inner->ops->await(r->inner, layer, refs, n, e);
+	s->stats = r->inner->stats;
+	return rc;
+}
+
+static void routed_release(struct expert_source *s, int layer, const struct expert_ref *refs, int n)
+{
+	struct source_routed *r = routed_of(s);
+	if (!exchanged(r, layer)) {
+		r->inner->ops->release(r->inner, layer, refs, n);
+		s->stats = r->inner->stats;
+		return;
+	}
+	struct expert_ref few[64],
+		*own = n <= (int)ARRAY_LEN(few) ? few : NEW_ARRAY(struct expert_ref, (size_t)n);
+	memcpy(own, refs, (size_t)n * sizeof *own);
+	under_other_ids(r, layer, own, n, NULL, ask_release);
+	if (own != few)
+		free(own);
+}
+
+/* The model's guess is of no use; its moment is when the trace's comes. */
+static void routed_hint(struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
+{
+	struct source_routed *r = routed_of(s);
+	const struct picks *p = &r->picks;
+	int32_t named[255];
+	if (!r->inner->ops->hint)
+		return;
+	if (!exchanged(r, layer)) {
+		r->inner->ops->hint(r->inner, layer, ids, n, distance);
+		return;
+	}
+	if (!p->n_tokens || distance < 1 || distance > DISTANCES)
+		return;
+	r->hint_row = layer == r->hint_layer && distance == r->hint_distance ? r->hint_row + 1 : 0;
+	r->hint_layer = layer;
+	r->hint_distance = distance;
+	uint32_t moe = ((uint32_t)layer - r->o.n_dense) % p->n_moe;
+	size_t at = hint_at(p, (r->token + r->hint_row) % p->n_tokens, (uint32_t)distance, moe);
+	for (uint32_t i = 0; i < p->n_hints[at]; i++)
+		named[i] = (int32_t)(p->hints[at * p->k + i] % reach(r));
+	if (p->n_hints[at])
+		r->inner->ops->hint(r->inner, layer, named, p->n_hints[at], distance);
+}
+
+static void routed_announce(struct expert_source *s, int layer, const int32_t *ids, int n)
+{
+	struct source_routed *r = routed_of(s);
+	if (r->inner->ops->announce)
+		r->inner->ops->announce(r->inner, layer, ids, n);
+}
+
+static void routed_free(struct source_routed *r)
+{
+	picks_fini(&r->picks);
+	free(r->map);
+	free(r->order);
+	free(r->seen);
+	free(r);
+}
+
+static void routed_close(struct expert_source *s)
+{
+	struct source_routed *r = routed_of(s);
+	r->inner->ops->close(r->inner);
+	routed_free(r);
+}
+
+static const struct expert_source_ops routed_ops = {
+	.name = "routed",
+	.close = routed_close,
+	.step = routed_step,
+	.acquire = routed_acquire,
+	.await = routed_await,
+	.release = routed_release,
+	.hint = routed_hint,
+	.announce = routed_announce,
+};
+
+static void say(const struct source_routed *r)
+{
+	const struct picks *p = &r->picks;
+	char confined[96] = "", layers[64] = "";
+	if (r->o.confine)
+		snprintf(confined, sizeof confined, ", confined to the first %u of %u experts of a layer",
+			r->o.confine, r->o.n_experts);
+	if (p->n_moe != r->o.n_layers - r->o.n_dense)
+		snprintf(layers, sizeof layers, " of %u layers for %u", p->n_moe, r->o.n_layers - r->o.n_dense);
+	if (p->n_tokens)
+		log_info("routing: replayed, not the model's: %u tokens of %s%s%s", p->n_tokens, r->o.path, layers,
+			confined);
+	else
+		log_info("routing: the model's%s", confined);
+}
+
+int source_routed_open(
+	struct expert_source *inner, const struct routed_options *o, struct expert_source **out, struct err *e)
+{
+	*out = NULL;
+	int rc = 0;
+	if (o->confine && (o->confine < o->n_used || o->confine > o->n_experts))
+		return err_set(e, ERR_USAGE, "routing cannot be confined to %u experts, %u to %u expected",
+			o->confine, o->n_used, o->n_experts);
+	struct source_routed *r = NEW(struct source_routed);
+	r->base = (struct expert_source){
+		.ops = &routed_ops,
+		.window = {inner->window[0], inner->window[1]},
+		.lookahead = inner->lookahead,
+	};
+	r->inner = inner;
+	r->o = *o;
+	if (o->path && (rc = read_picks(&r->picks, o->path, e))) {
+		routed_free(r);
+		return rc;
+	}
+	size_t n = (size_t)o->n_layers * o->n_experts;
+	r->map = NEW_ARRAY(int32_t, n);
+	for (size_t i = 0; i < n; i++)
+		r->map[i] = (int32_t)(i % o->n_experts);
+	r->order = NEW_ARRAY(int32_t, o->n_experts);
+	r->seen = NEW_ARRAY(bool, o->n_experts);
+	say(r);
+	r->o.path = NULL; /* borrowed */
+	*out = &r->base;
+	return 0;
+}
