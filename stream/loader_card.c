@@ -96,7 +96,7 @@ int loader_geometry(const struct loader_options *o, const struct extent_table *t
 	struct loader_geometry *g)
 {
 	*g = (struct loader_geometry){0};
-	if (!o->copier && !o->backend->ops->copier_open)
+	if (!o->copier && (!o->backend || !o->backend->ops->copier_open)) /* forecasts have no backend */
 		return 0;
 	for (uint32_t i = 0; i < extent_n_layers(t); i++)
 		g->slot_bytes = MAX(g->slot_bytes, extent_slot_bytes(t, i));
