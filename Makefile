@@ -119,6 +119,9 @@ $(BUILD)/%.o: %.cu $(BUILD)/.flags
 	$(call say,NVCC,$<)
 	$(Q)mkdir -p $(@D) && $(NVCC) $(NV_ALL) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
 
+# the page's files are part of its object file
+$(BUILD)/src/serve/page.o build/fuzz/src/serve/page.o: $(wildcard src/serve/page/*)
+
 # where an installed program finds the pocket model
 $(BUILD)/tools/pocket.o: private LOCAL = -DGLM_DATA_DIR='"$(DATA_DIR)"'
 $(BUILD)/tools/pocket.o: $(BUILD)/.data_dir
