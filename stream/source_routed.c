@@ -32,6 +32,8 @@ struct source_routed {
 	struct picks picks;
 	uint32_t token, rows;      /* the step in hand begins with this token of the trace and has so many */
 	int32_t *map;              /* [n_layers][n_experts] router's id -> expert that stands for it */
+	int32_t *allowed;          /* [n_layers][n_experts] all experts, those that may be acquired first */
+	uint32_t *n_allowed;       /* [n_layers] how many these are */
 	int layer;                 /* in hand: its refs may be acquired in several groups; -1: none */
 	int32_t *order;            /* [n_order] its experts, best first, each once; room for n_experts */
 	bool *seen;                /* [n_experts] stands in `order` */
@@ -128,20 +130,22 @@ static int read_picks(struct picks *p, const char *path, struct err *e)
 
 /* ---- the exchange ---- */
 
-static uint32_t reach(const struct source_routed *r)
+/* The i-th expert that may be acquired in a layer; behind those the others, so that there are always enough. */
+static int32_t *allowed(const struct source_routed *r, uint32_t layer)
 {
-	return r->o.confine ? r->o.confine : r->o.n_experts;
+	return r->allowed + (size_t)layer * r->o.n_experts;
 }
 
 /* The next expert of the layer in hand: `id` folded into those that may be acquired, or the next free one after it. */
 static void put(struct source_routed *r, uint32_t id)
 {
-	uint32_t most = r->n_order < reach(r) ? reach(r) : r->o.n_experts;
-	id %= most;
-	while (r->seen[id])
-		id = (id + 1) % most;
-	r->seen[id] = true;
-	r->order[r->n_order++] = (int32_t)id;
+	uint32_t layer = (uint32_t)r->layer, reach = r->n_allowed[layer];
+	uint32_t most = r->n_order < reach ? reach : r->o.n_experts, i = id % most;
+	while (r->seen[allowed(r, layer)[i]])
+		i = (i + 1) % most;
+	int32_t expert = allowed(r, layer)[i];
+	r->seen[expert] = true;
+	r->order[r->n_order++] = expert;
 }
 
 static bool picked_before(const struct picks *p, uint32_t token, uint32_t moe, uint32_t row, uint16_t id)
@@ -308,7 +312,7 @@ static void routed_hint(struct expert_source *s, int layer, const int32_t *ids, 
 	uint32_t moe = ((uint32_t)layer - r->o.n_dense) % p->n_moe;
 	size_t at = hint_at(p, (r->token + r->hint_row) % p->n_tokens, (uint32_t)distance, moe);
 	for (uint32_t i = 0; i < p->n_hints[at]; i++)
-		named[i] = (int32_t)(p->hints[at * p->k + i] % reach(r));
+		named[i] = allowed(r, (uint32_t)layer)[p->hints[at * p->k + i] % r->n_allowed[layer]];
 	if (p->n_hints[at])
 		r->inner->ops->hint(r->inner, layer, named, p->n_hints[at], distance);
 }
@@ -324,6 +328,8 @@ static void routed_free(struct source_routed *r)
 {
 	picks_fini(&r->picks);
 	free(r->map);
+	free(r->allowed);
+	free(r->n_allowed);
 	free(r->order);
 	free(r->seen);
 	free(r);
@@ -385,12 +391,35 @@ int source_routed_open(
 	}
 	size_t n = (size_t)o->n_layers * o->n_experts;
 	r->map = NEW_ARRAY(int32_t, n);
+	r->allowed = NEW_ARRAY(int32_t, n);
+	r->n_allowed = NEW_ARRAY(uint32_t, o->n_layers);
 	for (size_t i = 0; i < n; i++)
-		r->map[i] = (int32_t)(i % o->n_experts);
+		r->map[i] = r->allowed[i] = (int32_t)(i % o->n_experts);
+	for (uint32_t l = 0; l < o->n_layers; l++)
+		r->n_allowed[l] = o->confine ? o->confine : o->n_experts;
 	r->order = NEW_ARRAY(int32_t, o->n_experts);
 	r->seen = NEW_ARRAY(bool, o->n_experts);
 	say(r);
 	r->o.path = NULL; /* borrowed */
 	*out = &r->base;
 	return 0;
+}
+
+void source_routed_allow(struct expert_source *s, uint32_t layer, const int32_t *ids, uint32_t n)
+{
+	struct source_routed *r = routed_of(s);
+	int32_t *all = allowed(r, layer);
+	uint32_t used = 0;
+	if (layer >= r->o.n_layers || n > r->o.n_experts || (n && n < r->o.n_used))
+		bug("routing cannot be confined to %u experts of layer %u", n, layer);
+	memset(r->seen, 0, r->o.n_experts * sizeof *r->seen);
+	for (; used < n; used++) {
+		all[used] = ids[used];
+		r->seen[ids[used]] = true;
+	}
+	for (uint32_t i = 0; i < r->o.n_experts; i++)
+		if (!r->seen[i])
+			all[used++] = (int32_t)i;
+	r->n_allowed[layer] = n ? n : r->o.n_experts;
+	r->layer = -1;
 }

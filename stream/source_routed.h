@@ -30,4 +30,8 @@ struct routed_options {
 int source_routed_open(
 	struct expert_source *inner, const struct routed_options *o, struct expert_source **out, struct err *e);
 
+/* From the next step on only these experts of a layer are acquired, ids [n], in their order; n 0: all. n is at least n_used else, and
+ * the ids are distinct. */
+void source_routed_allow(struct expert_source *s, uint32_t layer, const int32_t *ids, uint32_t n);
+
 #endif

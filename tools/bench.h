@@ -36,6 +36,7 @@ struct bench {
 	int threads;        /* OpenMP threads in use */
 	int repeats;        /* samples of each figure, odd is best */
 	double seconds;     /* least length of one sample */
+	uint64_t start_ns;  /* when the command began */
 	size_t array_bytes; /* of each array of bench_copy; 0: four last-level caches, at most 640 MiB */
 	/* Limits, 0 until measured by bench_copy: */
 	double read_bytes_s, mac_s;
@@ -89,5 +90,16 @@ int bench_decode(struct bench *b, const struct bench_model *m, struct err *e);
 struct common_opts;
 int bench_stream(
 	struct bench *b, const struct common_opts *c, uint32_t n_prompt, uint32_t n_new, struct err *e);
+
+/* Decoding with the routing of a trace (c->routing) or confined to some experts (c->confine): start-up, one long answer in
+ * stretches, computing alone, and the bound of each stretch. Opens its own engine, then prints the head line. */
+#define BENCH_BACKEND_MAX 160
+struct bench_replay_options {
+	uint32_t n_prompt, n_new;
+	float seconds; /* decode at most so long; 0: until n_new */
+	char *backend; /* [BENCH_BACKEND_MAX] out: where it was computed */
+};
+int bench_replay(
+	struct bench *b, const struct common_opts *c, const struct bench_replay_options *o, struct err *e);
 
 #endif

@@ -2,6 +2,7 @@
 /* Measures this machine and this program on it. Every figure is the median of several samples and stands beside the limit
  * that binds it, measured in the same run. */
 #include "src/base/args.h"
+#include "src/base/clock.h"
 #include "src/base/num.h"
 #include "kernels/backend.h"
 #include "tools/bench.h"
@@ -26,8 +27,8 @@ struct bench_opts {
 	int parts;
 	const char *only;
 	uint32_t n_prompt, n_new, repeats;
-	float seconds;
-	bool csv, json;
+	float seconds, most_seconds;
+	bool csv, json, prompt_given, new_given;
 	struct bench_read_options read;
 	uint32_t slice_kib, depth, mb;
 };
@@ -59,9 +60,10 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 	static const char *const backends[] = {"auto", "cuda", "cpu"};
 	struct backend *backend = NULL;
 	struct engine *g = NULL;
-	char what[160] = "CPU";
+	char what[BENCH_BACKEND_MAX] = "CPU";
 	int rc = 0;
-	if (o->parts & PART_PREFILL || o->parts & PART_DECODE) {
+	const bool replay = o->parts == PART_DECODE && (o->common.routing || o->common.confine);
+	if (!replay && (o->parts & PART_PREFILL || o->parts & PART_DECODE)) {
 		if ((rc = common_opts_open(&o->common, &g, e)))
 			return rc;
 		snprintf(what, sizeof what, "%s", engine_backend_name(g));
@@ -72,6 +74,11 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		if ((rc = backend_open(&options, &backend, e)))
 			goto out;
 		snprintf(what, sizeof what, "%s", backend_describe(backend));
+	}
+	if (replay) {
+		const struct bench_replay_options r = {o->n_prompt, o->n_new, o->most_seconds, what};
+		rc = bench_replay(b, &o->common, &r, e);
+		goto done;
 	}
 	bench_begin(b, what);
 	if (o->parts & PART_READ)
@@ -92,6 +99,7 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		if (!rc)
 			rc = bench_stream(b, &o->common, o->n_prompt, o->n_new, e);
 	}
+done:
 	if (!rc)
 		bench_finish(b, what);
 out:
@@ -103,6 +111,7 @@ out:
 
 int cmd_bench(int argc, char **argv, struct err *e)
 {
+	const uint64_t start_ns = clock_ns();
 	struct bench_opts o = {.n_prompt = 256, .n_new = 32, .repeats = 5, .seconds = 0.1f};
 	const struct arg own[] = {
 		{.name = "repeats",
@@ -138,19 +147,21 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.letter = 'p',
 			.kind = ARG_UINT,
 			.u32 = &o.n_prompt,
+			.given = &o.prompt_given,
 			.min = 1,
 			.max = INT32_MAX,
 			.value = "N",
 			.help = "tokens of the prompt in prefill and decode",
-			.fallback = "256"},
+			.fallback = "256, with --routing 1"},
 		{.letter = 'n',
 			.kind = ARG_UINT,
 			.u32 = &o.n_new,
+			.given = &o.new_given,
 			.min = 1,
 			.max = INT32_MAX,
 			.value = "N",
 			.help = "tokens decoded",
-			.fallback = "32"},
+			.fallback = "32, with --routing 768"},
 		{.name = "file",
 			.letter = 'f',
 			.kind = ARG_STRING,
@@ -204,6 +215,13 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.value = "N",
 			.help = "decode uses only the first N experts of each layer, which are read before: what the "
 					"processor takes when nothing is missing"},
+		{.name = "most-seconds",
+			.kind = ARG_FLOAT,
+			.f32 = &o.most_seconds,
+			.max = 86400,
+			.value = "S",
+			.help = "with --routing or --resident: decode for at most so long",
+			.fallback = "until all tokens are there"},
 		{.name = "no-fio",
 			.kind = ARG_FLAG,
 			.flag = &o.read.no_fio,
@@ -224,10 +242,12 @@ int cmd_bench(int argc, char **argv, struct err *e)
 				 "and multiply-adds of this machine's processor. ops: every operation alone, at the "
 				 "shapes of the pocket model and of GLM-5.2. prefill, decode: a whole model; decode with "
 				 "--cache-gb also with lookahead 0, 1 and 2, against the time that computing alone or "
-				 "reading alone takes. One line per figure: median, "
+				 "reading alone takes; with --routing one long answer of a single engine, from the "
+				 "command to the steady state. One line per figure: median, "
 				 "spread, share of the limit measured in the same run.",
 		.example = "glmstream bench all\nglmstream bench ops --only 'glm-5.2 expert_ffn' --json\n"
-				   "glmstream bench decode -m MODEL.gguf --cache-gb 60 -n 128",
+				   "glmstream bench decode -m MODEL.gguf --cache-gb 60 -n 128\n"
+				   "glmstream bench decode -m SYNTH.gguf --cache-gb 60 --lookahead 1 --routing TRACE",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),
 		.positional = &positional,
@@ -241,6 +261,12 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		return err_set(e, ERR_USAGE, "--only chooses among ops: use it with bench ops or bench all");
 	if (o.slice_kib % 4)
 		return err_set(e, ERR_USAGE, "--slice-kb: %u is no multiple of 4", o.slice_kib);
+	if ((o.common.routing || o.common.confine || o.most_seconds > 0) && o.parts != PART_DECODE)
+		return err_set(e, ERR_USAGE, "--routing, --resident and --most-seconds belong to bench decode");
+	if (o.common.routing || o.common.confine) {
+		o.n_prompt = o.prompt_given ? o.n_prompt : 1; /* the first token finds a cold cache */
+		o.n_new = o.new_given ? o.n_new : 768;
+	}
 	interrupt_catch(false);
 	o.read.slice_bytes = (size_t)o.slice_kib << 10;
 	o.read.n_depths = o.depth > 0;
@@ -253,6 +279,7 @@ int cmd_bench(int argc, char **argv, struct err *e)
 								: o.json ? BENCH_JSON
 										 : BENCH_TEXT,
 		.repeats = (int)o.repeats,
+		.start_ns = start_ns,
 		.seconds = (double)o.seconds,
 		.threads = threads_in_use(o.common.threads),
 		.array_bytes = (size_t)o.mb << 20};

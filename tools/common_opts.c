@@ -3,6 +3,7 @@
  * would be worse than none. */
 #include "tools/common_opts.h"
 
+#include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -166,11 +167,24 @@ int common_opts_replicas(const struct common_opts *c, struct common_replicas *r,
 	return 0;
 }
 
+struct watch {
+	struct progress progress;
+	struct common_loading *loading;
+	bool quiet;
+};
+
 /* A small model is there before anybody could read the line. */
 static void on_loading(void *user, uint64_t done, uint64_t total)
 {
-	struct progress *p = user;
-	if (total < PROGRESS_BYTES)
+	struct watch *w = user;
+	struct progress *p = &w->progress;
+	if (w->loading) {
+		w->loading->last_ns = clock_ns();
+		w->loading->bytes = done;
+		if (!w->loading->first_ns)
+			w->loading->first_ns = w->loading->last_ns;
+	}
+	if (w->quiet || total < PROGRESS_BYTES)
 		return;
 	if (!p->what)
 		progress_begin(p, "loading", NULL, total);
@@ -206,10 +220,10 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.chunk = c->chunk,
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
-	struct progress progress = {0};
-	if (!c->quiet) {
+	struct watch watch = {.loading = c->loading, .quiet = c->quiet};
+	if (!c->quiet || c->loading) {
 		options.loading = on_loading;
-		options.loading_user = &progress;
+		options.loading_user = &watch;
 	}
 	if (!rc && c->ram_bytes && !c->cache_bytes)
 		rc = err_set(e, ERR_USAGE, "--ram-gb is the second tier of a cache: give --cache-gb as well");
@@ -219,7 +233,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		options.cache_bytes = 1; /* a budget of nothing is a budget: refused with the smallest that works */
 	if (!rc)
 		rc = engine_open(&options, out, e); /* which says what it decided */
-	progress_end(&progress);
+	progress_end(&watch.progress);
 	free(replicas.text);
 	return rc;
 }

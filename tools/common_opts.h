@@ -10,6 +10,11 @@
 #define COMMON_OPTS_MAX   20
 #define COMMON_OPTS_TITLE "Model and machine"
 
+/* When the resident weights were loaded. */
+struct common_loading {
+	uint64_t first_ns, last_ns, bytes;
+};
+
 /* Zero-initialise, then common_opts_group, then parse, then common_opts_open. */
 struct common_opts {
 	const char *model; /* NULL: the pocket model */
@@ -28,6 +33,7 @@ struct common_opts {
 	bool kv_f32;              /* not an option of all commands, as the next two: set by those that have it */
 	const char *routing;      /* trace whose experts are used; NULL: the router's */
 	uint32_t confine;         /* only the first so many experts of each layer; 0: all */
+	struct common_loading *loading; /* filled while the engine opens; NULL: not wanted */
 	bool quiet, verbose;
 	struct arg args[COMMON_OPTS_MAX];
 };

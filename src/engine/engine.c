@@ -238,7 +238,7 @@ static int open_routing(
 	int rc = source_routed_open(g->source, &ro, &routed, e);
 	if (rc)
 		return rc;
-	g->source = routed;
+	g->source = g->routed = routed;
 	if (!o->routing_confine || !g->streaming)
 		return 0;
 	size_t n = 0;
@@ -441,6 +441,31 @@ _Static_assert((int)ENGINE_NO_EXPERT == LOADER_NO_EXPERT && (int)ENGINE_ON_DISK 
 				   (int)ENGINE_IN_RAM == LOADER_IN_SECOND_TIER && (int)ENGINE_READING == LOADER_UNDER_WAY &&
 				   (int)ENGINE_IN_VRAM == LOADER_IN_FIRST_TIER,
 	"places have the same numbers here and in the loader");
+
+int engine_routing_resident(struct engine *g, uint32_t *least, struct err *e)
+{
+	const struct model_config *c = &g->model.config;
+	*least = c->n_experts;
+	if (!g->routed)
+		return err_set(e, ERR_RUN, "the routing is the model's own");
+	if (!g->streaming)
+		return 0;
+	uint8_t *map = NEW_ARRAY(uint8_t, (size_t)(c->n_layers + c->n_mtp) * c->n_experts);
+	int32_t *ids = NEW_ARRAY(int32_t, c->n_experts);
+	loader_map(g->experts, map, NULL);
+	for (uint32_t l = c->n_dense; l < c->n_layers; l++) {
+		uint32_t n = 0;
+		for (uint32_t x = 0; x < c->n_experts; x++)
+			if (map[(size_t)l * c->n_experts + x] == LOADER_IN_FIRST_TIER)
+				ids[n++] = (int32_t)x;
+		n = n < c->n_used ? 0 : n;
+		source_routed_allow(g->routed, l, ids, n);
+		*least = MIN(*least, n);
+	}
+	free(map);
+	free(ids);
+	return 0;
+}
 
 void engine_cache_look(const struct engine *g, struct engine_cache *c, uint8_t *map)
 {

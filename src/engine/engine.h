@@ -103,6 +103,11 @@ enum engine_place {
 /* map: [n_layers][n_experts] of enum engine_place; NULL: not wanted. */
 void engine_cache_look(const struct engine *g, struct engine_cache *c, uint8_t *map);
 
+/* With options.routing or routing_confine: from now on decode steps use only experts that stand in the first tier at this moment, so
+ * that nothing is missing (the time of computing alone). *least: how many of a layer these are at least; layers that have
+ * fewer than a token uses keep all, *least is 0 then. Without streaming nothing changes. ERR_RUN without a routing. */
+int engine_routing_resident(struct engine *g, uint32_t *least, struct err *e);
+
 /* What every token reads: bytes of resident weights touched by one decode step (embedding row and MTP layer excluded)
  * and bytes of the routed experts one token uses. */
 struct engine_sizes {

@@ -240,6 +240,7 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 	w->arena_bytes = count.used;
 	struct walk k = {
 		.file = file, .c = c, .backend = b, .arena = w->arena, .e = e, .watch = watch, .total = count.used};
+	tell(&k);
 	if ((rc = walk(&k, with_mtp, w)))
 		return rc;
 	return b->ops->wait(b, e);

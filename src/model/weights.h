@@ -51,7 +51,7 @@ struct model_weights {
 int weights_bind(const struct gguf *file, const struct model_config *c, bool with_mtp,
 	struct model_weights *w, size_t *resident_bytes, struct err *e);
 
-/* Told after each tensor how many bytes of the arena are filled. */
+/* Told at the start and after each tensor how many bytes of the arena are filled. */
 struct weights_watch {
 	void (*progress)(void *user, uint64_t done, uint64_t total);
 	void *user;

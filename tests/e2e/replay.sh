@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# `glmstream bench decode --routing`: a model with random weights decodes with the routing of a trace; the figures agree with
+# each other, confined routing misses nothing, and it says whose routing it is. Not how fast: that says nothing in a test.
+# shellcheck disable=SC2317 # functions called through check
+# shellcheck source=tests/e2e/lib.sh
+. "$(dirname "$0")/lib.sh"
+
+need_pocket # its tokenizer
+has_command synth || skip "this build has no synth"
+command -v python3 >/dev/null 2>&1 || skip "no python3"
+
+cat >"$work/shape.json" <<'END'
+{"model_type": "glm_moe_dsa", "hidden_act": "silu", "num_hidden_layers": 7, "num_nextn_predict_layers": 1, "hidden_size": 256,
+"vocab_size": 8192, "max_position_embeddings": 1024, "num_attention_heads": 4, "q_lora_rank": 256, "kv_lora_rank": 256,
+"qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "v_head_dim": 64, "index_n_heads": 4, "index_head_dim": 64, "index_topk": 64,
+"rms_norm_eps": 1e-5, "rope_theta": 8000000, "index_topk_freq": 4, "index_skip_topk_offset": 3, "first_k_dense_replace": 1,
+"intermediate_size": 512, "moe_intermediate_size": 256, "n_routed_experts": 32, "num_experts_per_tok": 4, "n_shared_experts": 1,
+"routed_scaling_factor": 2.5, "norm_topk_prob": true}
+END
+run synth -o "$work/m.gguf" --shape "$work/shape.json" --alias 2 -q
+exits 0
+trace=tests/data/trace_small.gltr1
+bench="bench decode -m $work/m.gguf --backend cpu --seconds 0.01 --repeats 1 --no-direct"
+
+figures() { # conditions in Python over f (name -> median) and unit (name -> unit)
+	python3 - "$work/out" "$1" <<'END'
+import json, sys
+o = json.loads(open(sys.argv[1]).read().strip().splitlines()[-1])
+f = {x["name"]: x["median"] for x in o["figures"]}
+section = {x["name"]: x["section"] for x in o["figures"]}
+def named(part):
+    found = [v for k, v in f.items() if part in k]
+    assert len(found) == 1, (part, list(f))
+    return found[0]
+assert eval(sys.argv[2]), f
+END
+}
+
+run $bench --cache-gb 0.006 --routing $trace --lookahead 1 -n 100 --json
+exits 0
+check "says whose routing it is" grep -q "^routing: replayed, not the model's" "$work/err"
+check "hits and misses are all" figures 'abs(named("cold: experts in tier 0") + named("cold: experts missed") - 100) < 0.01'
+check "a cold cache misses" figures 'named("cold: experts missed") > 1 and named("cold: read") > 0'
+check "both stretches" figures 'named("cold (tokens 0 to 64)") > 0 and named("steady (tokens 75 to 100)") > 0'
+check "computing alone misses nothing" figures 'named("computing alone (all hits") > 0 and len([k for k in f if "all the same" in k]) == 0'
+check "start-up adds up" figures 'abs(sum(f[k] for k in f if k.startswith("of which")) - named("from the command")) < 0.01'
+run $bench --cache-gb 0.006 --routing $trace -n 100
+check "on paper too" grep -q "^routing replayed from $trace: not the picks of this model" "$work/out"
+
+# six experts of each layer fit: after the first tokens nothing is missed
+run $bench --cache-gb 0.006 --resident 6 -n 100 --json
+exits 0
+check "confined routing misses nothing" figures 'named("steady: experts missed") == 0 and section["steady: experts missed"] == "confined"'
+run $bench --routing $trace -n 8 --json # no cache at all
+exits 0
+check "without streaming nothing is read" figures 'named("cold: read") == 0'
+run $bench --cache-gb 0.006 --routing $trace -n 500000 --most-seconds 0.3 -c 600000
+check "a context too long is refused" [ "$rc" != 0 ]
+run $bench --cache-gb 0.006 --routing $trace -n 900 --most-seconds 0.02 --json
+exits 0
+check "ends in time" figures 'len([k for k in f if "tokens 0 to 900" in k]) == 0'
+
+run $bench --cache-gb 0.006 --routing "$work/missing"
+error_is_one_sentence 3 'missing'
+run $bench --cache-gb 0.006 --routing "$work/shape.json"
+error_is_one_sentence 3 'not a trace'
+run $bench --resident 3
+error_is_one_sentence 2 'confined to 3 experts'
+run bench prefill -m "$work/m.gguf" --routing $trace
+error_is_one_sentence 2 'bench decode'
+
+finish

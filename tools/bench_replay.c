@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Decoding as a user meets it, with the routing of a trace: one engine, one long answer from a cold cache on, looked at in
+ * stretches of tokens. The router of a model with random weights picks as no real one does, so the experts of a trace take the
+ * place of its picks (stream/source_routed.h); every figure of this part is one of replayed routing.
+ *
+ * A token takes at least as long as
+ *   computing it        measured after the run in the same engine, with routing confined to experts that stand in the first tier,
+ *   bytes to the card / what the link to the card reaches,
+ *   bytes missed      / what the drive reaches with the same reader on the same file,
+ * and the largest of the three is the bound. All are measured in the same run.
+ */
+#include "tools/bench.h"
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "src/engine/generate.h"
+#include "tools/common_opts.h"
+#include "tools/interrupt.h"
+#include "tools/measure.h"
+#include "tools/measure_card.h"
+#include "tools/pocket.h"
+#include "tools/stats.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define COLD          64  /* tokens of the first stretch */
+#define WARM          512 /* a stretch of COLD tokens begins here */
+#define RESIDENT_RUN  64  /* tokens of computing alone ... */
+#define RESIDENT_SKIP 16  /* ... of which so many are not counted */
+
+struct replay {
+	struct bench *b;
+	struct common_opts c;
+	struct bench_replay_options o;
+	struct engine *g;
+	struct session *s;
+	const char *what; /* section of the figures */
+	char backend[BENCH_BACKEND_MAX];
+	uint64_t stop_ns; /* when decoding ends, 0: never */
+	/* of the token being decoded and all before it: [most + 1] */
+	uint64_t *at_ns;
+	struct expert_stats *stats;
+	uint32_t n, most;
+	double compute_ms; /* of a token without misses; 0: unknown */
+	struct measure_disk disk;
+	struct measure_card card;
+};
+
+static struct bench_spread one(double v)
+{
+	return (struct bench_spread){v, v, v};
+}
+
+/* A token has been sampled: the one before it is complete. */
+static bool on_token(void *user, int32_t id)
+{
+	struct replay *j = user;
+	(void)id;
+	j->at_ns[j->n] = clock_ns();
+	j->stats[j->n] = engine_expert_stats(j->g);
+	return ++j->n <= j->most && !(j->stop_ns && j->at_ns[j->n - 1] > j->stop_ns);
+}
+
+/* n_new tokens after ids; j->n - 1 of them are then known in j->at_ns and j->stats. */
+static int decode(struct replay *j, const int32_t *ids, uint32_t n, uint32_t n_new, struct err *e)
+{
+	struct generate_result r;
+	struct generate_options o = {.max_new = n_new + 1,
+		.ignore_stop = true,
+		.on_token = on_token,
+		.user = j,
+		.watch = {.cancel = interrupt_flag()}};
+	o.sampler.top_p = 1;
+	j->n = 0;
+	int rc = generate(j->s, ids, n, &o, &r, e);
+	if (!rc && atomic_load(interrupt_flag()))
+		rc = err_set(e, ERR_INTERRUPTED, "interrupted");
+	if (!rc && j->n < 2)
+		rc = err_set(e, ERR_RUN, "no token was decoded in the time given");
+	return rc;
+}
+
+/* ---- computing alone ---- */
+
+static int measure_compute(struct replay *j, struct err *e)
+{
+	uint32_t least, n = session_length(j->s);
+	int rc = engine_routing_resident(j->g, &least, e);
+	if (rc)
+		return rc;
+	int32_t *ids = NEW_ARRAY(int32_t, n);
+	memcpy(ids, session_tokens(j->s), n * sizeof *ids);
+	uint32_t most = j->most;
+	j->stop_ns = 0;
+	j->most = RESIDENT_RUN;
+	rc = decode(j, ids, n, RESIDENT_RUN, e);
+	j->most = most;
+	free(ids);
+	if (rc)
+		return rc;
+	uint32_t first = MIN((uint32_t)RESIDENT_SKIP, j->n - 2);
+	double ms[RESIDENT_RUN + 1];
+	int count = 0;
+	for (uint32_t i = first; i + 1 < j->n; i++)
+		ms[count++] = (double)(j->at_ns[i + 1] - j->at_ns[i]) * 1e-6;
+	struct expert_stats d = stats_between(j->stats[first], j->stats[j->n - 1]);
+	struct bench_spread t = bench_spread_of(ms, count);
+	j->compute_ms = t.median;
+	bench_add(
+		j->b, j->what, "ms/tok", t, 0, NULL, "computing alone (all hits: %u or more of a layer)", least);
+	if (d.miss)
+		bench_add(j->b, j->what, "/tok", one((double)d.miss / count), 0, NULL,
+			"computing alone: missed all the same");
+	return 0;
+}
+
+/* ---- stretches ---- */
+
+/* The figures of the tokens [first, end). */
+static void add_stretch(struct replay *j, const char *name, uint32_t first, uint32_t end)
+{
+	struct bench *b = j->b;
+	const struct expert_stats d = stats_between(j->stats[first], j->stats[end]);
+	const double tokens = end - first, ms = (double)(j->at_ns[end] - j->at_ns[first]) * 1e-6 / tokens;
+	const double asked = MAX((double)(d.hit_vram + d.hit_ram + d.miss), 1.0);
+	const double bytes = (double)d.bytes_read / tokens, wait_ms = (double)d.wait_ns * 1e-6 / tokens;
+	const double disk_ms = bytes / j->disk.bytes_s.median * 1e3;
+	const double bound = MAX(j->compute_ms, disk_ms);
+	const char *by = bound > disk_ms ? "computing" : "drive";
+	bench_add(b, j->what, "tok/s", one(1e3 / ms), 1e3 / bound, by, "%s (tokens %u to %u)", name, first, end);
+	bench_add(b, j->what, "%", one(100 * (double)d.hit_vram / asked), 0, NULL, "%s: experts in tier 0", name);
+	if (j->c.ram_bytes)
+		bench_add(
+			b, j->what, "%", one(100 * (double)d.hit_ram / asked), 0, NULL, "%s: experts in tier 1", name);
+	bench_add(b, j->what, "%", one(100 * (double)d.miss / asked), 0, NULL, "%s: experts missed", name);
+	bench_add(b, j->what, "MB/tok", one(bytes * 1e-6), 0, NULL, "%s: read", name);
+	bench_add(b, j->what, "ms/tok", one(disk_ms), 0, NULL, "%s: the drive at its limit", name);
+	if (j->c.lookahead) {
+		bench_add(b, j->what, "/tok", one((double)d.prefetch_useful / tokens), 0, NULL,
+			"%s: prefetched and used", name);
+		bench_add(b, j->what, "/tok", one((double)d.prefetch_wasted / tokens), 0, NULL,
+			"%s: prefetched in vain", name);
+	}
+	bench_add(b, j->what, "ms/tok", one(wait_ms), 0, NULL, "%s: waited for experts", name);
+	if (j->compute_ms > 0)
+		bench_add(b, j->what, "ms/tok", one(ms - j->compute_ms), 0, NULL, "%s: beyond computing alone", name);
+}
+
+static void add_stretches(struct replay *j)
+{
+	const uint32_t n = j->n - 1, quarter = MAX(n / 4, 1);
+	add_stretch(j, "cold", 0, MIN((uint32_t)COLD, n));
+	if (n >= WARM + COLD)
+		add_stretch(j, "after 512", WARM, WARM + COLD);
+	if (n > COLD)
+		add_stretch(j, "steady", n - quarter, n);
+}
+
+/* ---- limits ---- */
+
+static double gb(double bytes)
+{
+	return bytes * 1e-9;
+}
+
+static struct bench_spread gb_s(struct bench_spread s)
+{
+	return (struct bench_spread){gb(s.median), gb(s.low), gb(s.high)};
+}
+
+/* The engine has gone: drive and card are free. */
+static int measure_limits(struct replay *j, struct err *e)
+{
+	struct bench *b = j->b;
+	struct gguf *file = NULL;
+	int rc = gguf_open(pocket_or(j->c.model, e), &file, e);
+	if (!rc)
+		rc = measure_disk(&j->c, file, 0, MAX(b->seconds, 0.5), MIN(b->repeats, 3), &j->disk, e);
+	gguf_close(file);
+	if (rc || (rc = measure_card(j->backend, MIN(b->repeats, 5), &j->card, e)))
+		return rc;
+	bench_add(b, j->what, "GB/s", gb_s(j->disk.bytes_s), 0, NULL,
+		"limit: drive, experts of %.4g MB, %u under way%s", j->disk.expert_bytes * 1e-6, j->disk.in_flight,
+		j->disk.direct ? "" : ", page cache");
+	if (!j->card.there)
+		return 0;
+	bench_add(b, j->what, "GB/s", gb_s(j->card.in_bytes_s), 0, NULL, "limit: host to card");
+	bench_add(b, j->what, "GB/s", gb_s(j->card.out_bytes_s), 0, NULL, "limit: card to host");
+	bench_add(b, j->what, "GB/s", gb_s(j->card.copy_bytes_s), 0, NULL, "limit: copy on the card");
+	return 0;
+}
+
+/* ---- start-up ---- */
+
+/* From the command to the first token, and where the time went. */
+static void add_start(struct replay *j, const struct common_loading *l, uint64_t opened_ns, uint64_t first_ns,
+	uint32_t n_prompt)
+{
+	struct bench *b = j->b;
+	const double s = 1e-9;
+	bench_add(b, "start", "s", one((double)(first_ns - b->start_ns) * s), 0, NULL,
+		"from the command to the first token after %u", n_prompt);
+	if (l->first_ns) {
+		const double seconds = MAX((double)(l->last_ns - l->first_ns) * s, 1e-9), size = gb((double)l->bytes);
+		bench_add(b, "start", "s", one((double)(l->first_ns - b->start_ns) * s), 0, NULL,
+			"of which before the weights: headers, backend, plan");
+		bench_add(b, "start", "s", one(seconds), 0, NULL, "of which resident weights, %.4g GB", size);
+		bench_add(b, "start", "GB/s", one(size / seconds), gb(j->disk.bytes_s.median), "drive",
+			"resident weights loaded");
+		bench_add(b, "start", "s", one((double)(opened_ns - l->last_ns) * s), 0, NULL,
+			"of which caches and the rest of opening");
+	}
+	bench_add(b, "start", "s", one((double)(first_ns - opened_ns) * s), 0, NULL, "of which the prompt");
+}
+
+/* ---- all of it ---- */
+
+static int run(struct replay *j, struct common_loading *loading, uint64_t *opened_ns, struct err *e)
+{
+	const struct bench_replay_options *o = &j->o;
+	j->c.loading = loading;
+	int rc = common_opts_open(&j->c, &j->g, e);
+	*opened_ns = clock_ns();
+	if (rc)
+		return rc;
+	if ((uint64_t)o->n_prompt + o->n_new + RESIDENT_RUN + 2 > engine_context(j->g))
+		return err_set(e, ERR_USAGE, "%u prompt, %u new and %u more tokens do not fit the context of %u",
+			o->n_prompt, o->n_new, RESIDENT_RUN + 2, engine_context(j->g));
+	snprintf(j->backend, sizeof j->backend, "%s", engine_backend_name(j->g));
+	bench_begin(j->b, j->backend);
+	if (j->b->format == BENCH_TEXT && j->c.routing)
+		printf("routing replayed from %s: not the picks of this model\n", j->c.routing);
+	j->at_ns = NEW_ARRAY(uint64_t, MAX(j->most, RESIDENT_RUN) + 2);
+	j->stats = mem_new(MAX(j->most, RESIDENT_RUN) + 2, sizeof *j->stats);
+	int32_t *ids = NEW_ARRAY(int32_t, o->n_prompt);
+	struct rng r = {42};
+	for (uint32_t i = 0; i < o->n_prompt; i++)
+		ids[i] = (int32_t)rng_below(&r, (uint32_t)engine_n_valid(j->g));
+	if (o->seconds > 0)
+		j->stop_ns = clock_ns() + (uint64_t)((double)o->seconds * 1e9);
+	rc = session_new(j->g, &j->s, e);
+	if (!rc)
+		rc = decode(j, ids, o->n_prompt, o->n_new, e);
+	free(ids);
+	return rc;
+}
+
+int bench_replay(
+	struct bench *b, const struct common_opts *c, const struct bench_replay_options *o, struct err *e)
+{
+	struct replay *j = NEW(struct replay);
+	struct common_loading loading = {0};
+	uint64_t opened_ns, first_ns = 0;
+	*j = (struct replay){.b = b, .c = *c, .o = *o, .most = o->n_new};
+	j->what = c->routing ? "replay" : "confined";
+	int rc = run(j, &loading, &opened_ns, e);
+	uint64_t *at_ns = j->at_ns;
+	struct expert_stats *stats = j->stats;
+	uint32_t n = j->n;
+	if (!rc) { /* the long run is kept aside while computing alone is measured */
+		first_ns = at_ns[0];
+		j->at_ns = NEW_ARRAY(uint64_t, RESIDENT_RUN + 2);
+		j->stats = mem_new(RESIDENT_RUN + 2, sizeof *j->stats);
+		rc = measure_compute(j, e);
+		free(j->at_ns);
+		free(j->stats);
+		j->at_ns = at_ns;
+		j->stats = stats;
+		j->n = n;
+	}
+	session_free(j->s);
+	rc = common_opts_close(j->g, rc, e);
+	snprintf(o->backend, BENCH_BACKEND_MAX, "%s", j->backend);
+	if (!rc)
+		rc = measure_limits(j, e);
+	if (!rc) {
+		add_start(j, &loading, opened_ns, first_ns, o->n_prompt);
+		add_stretches(j);
+	}
+	free(j->at_ns);
+	free(j->stats);
+	free(j);
+	return rc;
+}
