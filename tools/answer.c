@@ -4,11 +4,14 @@
 
 #include "src/base/log.h"
 #include "src/base/num.h"
+#include "tools/chat_file.h"
 #include "tools/interrupt.h"
 #include "tools/json_out.h"
+#include "tools/report.h"
 #include "tools/progress.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #define PROGRESS_TOKENS 256 /* shorter prompts need no progress line */
@@ -22,9 +25,12 @@ int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
 	chat_view_init(&a->view, !opts->common.quiet);
 	if ((rc = conversation_set_system(&a->talk, opts->system, e)) ||
 		(rc = common_opts_open(&opts->common, &a->engine, e)) ||
-		(rc = session_new(a->engine, &a->session, e)))
+		(rc = session_new(a->engine, &a->session, e)) ||
+		(rc = prefix_opts_open(&opts->prefix, a->engine, &a->store, e)))
 		return rc;
 	run_opts_defaults(opts, engine_config(a->engine));
+	if (opts->session && (rc = chat_file_open(a, opts->session, e)))
+		return rc;
 	log_verbose("sampling temp %g, top-p %g, seed %llu", (double)opts->temp, (double)opts->top_p,
 		(unsigned long long)opts->seed);
 	return 0;
@@ -32,9 +38,18 @@ int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
 
 int answer_close(struct answer *a, int rc, struct err *e)
 {
+	struct err late = {0};
+	int failed = a->autosave && a->unsaved ? chat_file_save(a, a->session_path, &late) : 0;
+	if (failed && rc)
+		report_error(&late);
+	else if (failed)
+		*e = late;
+	rc = rc ? rc : failed;
 	chat_view_fini(&a->view);
 	conversation_fini(&a->talk);
 	token_ids_free(&a->prompt);
+	prefix_store_close(a->store);
+	free(a->session_path);
 	session_free(a->session);
 	rc = common_opts_close(a->engine, rc, e);
 	*a = (struct answer){0};
@@ -95,6 +110,28 @@ static uint32_t reused(const struct answer *a)
 	return n;
 }
 
+/* The longest beginning of the prompt that is on disk; what comes of it, the loop's own look at the session finds. */
+static int restore_prefix(struct answer *a, struct err *e)
+{
+	uint32_t n;
+	if (!a->store)
+		return 0;
+	int rc = prefix_store_restore(a->store, a->session, a->prompt.data, (uint32_t)a->prompt.n, &n, e);
+	if (!rc && n)
+		log_verbose("prefix store: %u tokens of %zu read", n, a->prompt.n);
+	return rc;
+}
+
+static void keep_prefix(struct answer *a)
+{
+	struct err e = {0};
+	if (a->store && prefix_store_keep(a->store, a->session, session_length(a->session), &e)) {
+		log_warn("%s; no more is stored", e.text);
+		prefix_store_close(a->store);
+		a->store = NULL;
+	}
+}
+
 int answer_turn(struct answer *a, const char *text, size_t len, const char *what, struct err *e)
 {
 	const struct tokenizer *t = engine_tokenizer(a->engine);
@@ -102,7 +139,7 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 	int rc = conversation_add_user(&a->talk, t, text, len, what, e);
 	if (rc)
 		return rc;
-	if ((rc = conversation_prompt(&a->talk, t, &a->prompt, e))) {
+	if ((rc = conversation_prompt(&a->talk, t, &a->prompt, e)) || (rc = restore_prefix(a, e))) {
 		conversation_undo(&a->talk);
 		return rc;
 	}
@@ -133,6 +170,7 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		return err_set(e, ERR_INTERRUPTED, "%s", "");
 	}
 	a->turns++;
+	a->unsaved = true;
 	stats.experts = stats_between(before, engine_expert_stats(a->engine));
 	a->stats = stats;
 	a->has_stats = true;
@@ -144,6 +182,8 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 	else if ((rc = keep_raw(a, e)))
 		return rc;
 	show_stats(a);
+	keep_prefix(a);
+	chat_file_autosave(a);
 	if (a->view.lost)
 		return err_set(e, ERR_RUN, "standard output takes no more: the answer was stopped");
 	if (cancelled)

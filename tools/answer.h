@@ -3,7 +3,7 @@
 #ifndef GLM_TOOLS_ANSWER_H
 #define GLM_TOOLS_ANSWER_H
 
-#include "src/engine/session.h"
+#include "src/engine/prefix_store.h"
 #include "tools/chat_view.h"
 #include "tools/conversation.h"
 #include "tools/run_opts.h"
@@ -21,10 +21,16 @@ struct answer {
 	bool has_stats;
 	struct stats stats;                         /* of the last answer */
 	uint64_t total_prompt, total_new, total_ns; /* over all answers; prompt tokens really computed */
+	struct prefix_store *store;                 /* --session-dir; NULL: none */
+	char *session_path;                         /* file of this chat (chat_file.h); NULL: none */
+	bool autosave;                              /* it is written after answers and at the end */
+	bool unsaved;                               /* something was said since it was written */
+	uint64_t save_ns, saved_at_ns;              /* how long that took, and total_ns then */
 };
 
 int answer_open(struct answer *a, struct run_opts *opts, struct err *e);
-/* Safe on a zeroed or half-opened one. Returns rc, or what failed in closing (see common_opts_close). */
+/* Saves an unsaved chat of --session first. Safe on a zeroed or half-opened one. Returns rc, or what failed in saving or
+ * closing (see common_opts_close). */
 int answer_close(struct answer *a, int rc, struct err *e);
 
 /* Says `text` (from `what`, for errors) and shows the answer. Ctrl+C stops it with ERR_INTERRUPTED; what was written until

@@ -3,6 +3,7 @@
 #include "tools/cmd_chat.h"
 
 #include "src/base/num.h"
+#include "tools/chat_file.h"
 #include "tools/cache_view.h"
 #include "tools/interrupt.h"
 #include "tools/line_edit.h"
@@ -88,10 +89,35 @@ static enum outcome do_undo(struct answer *a, const char *argument)
 	const char *last = conversation_last_user(&a->talk);
 	if (last)
 		fprintf(stderr, "taken back: %.60s%s\n", last, strlen(last) > 60 ? "..." : "");
-	if (!conversation_undo(&a->talk))
+	if (!conversation_undo(&a->talk)) {
 		fprintf(stderr, "there is nothing to take back\n");
-	else if (!last)
+		return GO_ON;
+	}
+	a->unsaved = true;
+	if (!last)
 		fprintf(stderr, "taken back\n");
+	return GO_ON;
+}
+
+static enum outcome do_save(struct answer *a, const char *argument)
+{
+	struct err e = {0};
+	const char *path = *argument ? argument : a->session_path;
+	if (!path)
+		fprintf(stderr, "usage: /save FILE\n");
+	else if (chat_file_save(a, path, &e))
+		report_error(&e);
+	return GO_ON;
+}
+
+static enum outcome do_load(struct answer *a, const char *argument)
+{
+	struct err e = {0};
+	if (!*argument)
+		fprintf(stderr, "usage: /load FILE\n");
+	else if ((a->autosave && a->unsaved && chat_file_save(a, a->session_path, &e)) ||
+			 chat_file_load(a, argument, &e))
+		report_error(&e);
 	return GO_ON;
 }
 
@@ -104,6 +130,7 @@ static enum outcome do_system(struct answer *a, const char *argument)
 		report_error(&e);
 	else
 		fprintf(stderr, *argument ? "system message set\n" : "no system message\n");
+	a->unsaved |= a->talk.n_turns > 0;
 	return GO_ON;
 }
 
@@ -117,6 +144,7 @@ static enum outcome do_think(struct answer *a, const char *argument)
 	else {
 		a->opts->think = mode;
 		conversation_set_think(&a->talk, mode);
+		a->unsaved |= a->talk.n_turns > 0;
 		fprintf(stderr, "reasoning: %s\n", think_mode_name(mode));
 	}
 	return GO_ON;
@@ -175,6 +203,8 @@ static const struct repl_command repl_commands[] = {
 	{"/undo", "", "forget the last message and its answer", do_undo},
 	{"/system", "TEXT", "set the system message; without TEXT remove it", do_system},
 	{"/think", "max|high|off", "how much the model reasons", do_think},
+	{"/save", "FILE", "write the chat to a file; without FILE to the one it came from", do_save},
+	{"/load", "FILE", "go on with the chat in a file", do_load},
 	{"/set", "NAME VALUE", "temp, top-p, top-k, min-p, seed, n; alone it shows them", do_set},
 	{"/read", "FILE", "send the text of a file", do_read},
 	{"/quit", "", "leave; so does Ctrl+D", do_quit},

@@ -247,3 +247,39 @@ int common_opts_close(struct engine *g, int rc, struct err *e)
 	*e = late;
 	return failed;
 }
+
+struct arg_group prefix_opts_group(struct prefix_opts *p)
+{
+	const struct arg list[] = {
+		{.name = "session-dir",
+			.kind = ARG_STRING,
+			.string = &p->folder,
+			.value = "DIR",
+			.help =
+				"keep what prompts computed in this folder, and read it there instead of computing it again",
+			.fallback = "none"},
+		{.name = "session-dir-gb",
+			.kind = ARG_SIZE_GB,
+			.u64 = &p->bytes,
+			.given = &p->bytes_given,
+			.max = 1e9,
+			.above_min = true,
+			.value = "G",
+			.help = "most bytes in that folder, in 10^9; what was unused for longest goes first",
+			.fallback = "32"},
+	};
+	_Static_assert(sizeof list == sizeof p->args, "args");
+	_Static_assert(PREFIX_STORE_DEFAULT_SIZE == 32000000000u, "the default in the help");
+	memcpy(p->args, list, sizeof list);
+	return (struct arg_group){"Stored prompts", p->args, ARRAY_LEN(list)};
+}
+
+int prefix_opts_open(const struct prefix_opts *p, struct engine *g, struct prefix_store **out, struct err *e)
+{
+	*out = NULL;
+	if (p->folder)
+		return prefix_store_open(p->folder, p->bytes, g, out, e);
+	return p->bytes_given
+			   ? err_set(e, ERR_USAGE, "--session-dir-gb limits a folder: give --session-dir as well")
+			   : 0;
+}

@@ -5,7 +5,7 @@
 
 #include "src/base/args.h"
 #include "src/base/err.h"
-#include "src/engine/engine.h"
+#include "src/engine/prefix_store.h"
 
 #define COMMON_OPTS_MAX   20
 #define COMMON_OPTS_TITLE "Model and machine"
@@ -59,5 +59,18 @@ int common_opts_replicas(const struct common_opts *c, struct common_replicas *r,
 /* Closes the engine of a command that ended with `rc` (NULL is fine). Returns rc, or when that is 0 the fault of a trace or
  * profile that could not be written. */
 int common_opts_close(struct engine *g, int rc, struct err *e);
+
+/* The options of a prefix store: --session-dir, --session-dir-gb. Zero-initialise. */
+struct prefix_opts {
+	const char *folder; /* NULL: no store */
+	uint64_t bytes;     /* 0: the store's default */
+	bool bytes_given;
+	struct arg args[2];
+};
+struct arg_group prefix_opts_group(
+	struct prefix_opts *p); /* its variables are in *p, which must stay where it is */
+
+/* *out: the store (prefix_store_close), or NULL when none is asked for. */
+int prefix_opts_open(const struct prefix_opts *p, struct engine *g, struct prefix_store **out, struct err *e);
 
 #endif

@@ -58,6 +58,12 @@ static struct arg_group own_group(struct run_opts *o)
 			.kind = ARG_FLAG,
 			.flag = &o->raw,
 			.help = "no chat template: the prompt is rendered text, added tokens in it are tokens"},
+		{.name = "session",
+			.kind = ARG_STRING,
+			.string = &o->session,
+			.value = "FILE",
+			.help = "go on with the chat in this file, and keep it there after answers and at the end",
+			.fallback = "none"},
 		{.name = "json",
 			.kind = ARG_FLAG,
 			.flag = &o->json,
@@ -126,7 +132,8 @@ static struct arg_group sampling_group(struct run_opts *o)
 int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
 {
 	*o = (struct run_opts){.max_new = UINT32_MAX, .temp = 1, .top_p = 1};
-	const struct arg_group groups[] = {own_group(o), sampling_group(o), common_opts_group(&o->common)};
+	const struct arg_group groups[] = {
+		own_group(o), sampling_group(o), prefix_opts_group(&o->prefix), common_opts_group(&o->common)};
 	const struct args args = {.command = argc && !strcmp(argv[0], "run") ? "glmstream run" : "glmstream",
 		.usage = "[-m MODEL] [-p TEXT | -f FILE] [options]",
 		.see = "glmstream run --help",

@@ -10,7 +10,9 @@ enum think_mode { THINK_MAX, THINK_HIGH, THINK_OFF };
 
 struct run_opts {
 	struct common_opts common;
+	struct prefix_opts prefix;
 	const char *prompt, *file, *system;
+	const char *session; /* file of the chat; NULL: none */
 	bool raw, json;
 	int think; /* enum think_mode */
 	bool think_given;

@@ -284,7 +284,70 @@ def cache_map():
     check("it leaves with status 0", c.status() == 0, c.raw)
 
 
-for part in (messages, history, interrupts, commands, streams, cache_map):
+def counts(shown):
+    """Prompt tokens and how many of them were not computed, of the statistics line in `shown`."""
+    m = re.search(rb"(\d+) prompt(?: \((\d+) reused\))?", shown)
+    return (int(m[1]), int(m[2] or 0)) if m else (0, 0)
+
+
+def sessions():
+    """/save, /load, --session; /undo takes back a turn without its prompt being read again."""
+
+    def say(chat, text):
+        return chat.line(text, b"; cpu")
+
+    def logits(shown):
+        return shown.split(b" logits ")[-1][:16]
+
+    path = os.path.join(HOME, "chat.session").encode()
+    c = Chat("-n", "12")
+    shown = c.line(b"/save", b"usage: /save FILE")
+    check("/save wants a name the first time", b"usage: /save FILE" in shown, shown)
+    shown = c.line(b"/load", b"usage: /load FILE")
+    check("/load always", b"usage: /load FILE" in shown, shown)
+    say(c, b"Define river.")
+    first = say(c, b"Define tree.")
+    c.undo()
+    again = say(c, b"Define tree.")
+    prompt, reused = counts(again)
+    before = counts(first)
+    check("after /undo the prompt up to the change is not read again", reused >= before[1] > 0, again)
+    check("and the answer is the same", logits(first) == logits(again), again)
+    shown = c.line(b"/save " + path, b" saved (")
+    check("/save says what it saved", b"2 turns, " in shown, shown)
+    want = say(c, b"Define island.")
+    shown = c.line(b"/load " + path, b" read (")
+    check("/load says what it read", b"2 turns, " in shown, shown)
+    got = say(c, b"Define island.")
+    check("what follows is the same", logits(want) == logits(got), got)
+    check("with as many tokens computed", counts(want) == counts(got), got)
+    for text in (b"Define island.", b"Define tree.", b"Define river."):
+        shown = c.undo()
+        check("/undo works after /load", b"taken back: " + text in shown, shown)
+    shown = c.line(b"/load /no/such/file", b"No such file")
+    check("/load names a file that is missing", b"glmstream: /no/such/file" in shown, shown)
+    shown = c.line(b"/save /no/such/folder/x", b"No such file")
+    check("/save names a folder that is missing", b"glmstream: /no/such/folder/x" in shown, shown)
+    c.quiet()
+    c.keys(b"\x04")
+    check("without --session nothing is saved at the end", c.status() == 0, c.raw)
+
+    c = Chat("-n", "12", "--session", path.decode())
+    check("--session reads the file", b"2 turns, " in c.seen, c.seen)
+    shown = say(c, b"Define island.")
+    check("and goes on in it", logits(want) == logits(shown), shown)
+    c.undo()
+    c.undo()
+    c.quiet()
+    os.kill(c.pid, signal.SIGHUP)
+    c.status()
+    c = Chat("-n", "12", "--session", path.decode())
+    check("SIGHUP saves what was taken back", b"1 turn, " in c.seen, c.seen)
+    c.line(b"/quit", b"/quit")
+    check("it leaves with status 0", c.status() == 0, c.raw)
+
+
+for part in (messages, history, interrupts, commands, streams, sessions, cache_map):
     part()
 print(f"{checks} checks, {wrong} wrong")
 sys.exit(1 if wrong else 0)
