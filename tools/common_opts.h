@@ -30,10 +30,12 @@ struct common_opts {
 	const char *trace, *warm; /* NULL: none */
 	const char *replicas;     /* "A,B": files with the model's content on other drives; NULL: none */
 	uint32_t chunk;           /* most rows at once; 0: the engine's choice */
-	bool kv_f32;              /* not an option of all commands, as the next two: set by those that have it */
+	bool kv_f32;              /* not an option of all commands, as the next four: set by those that have it */
 	const char *routing;      /* trace whose experts are used; NULL: the router's */
 	uint32_t confine;         /* only the first so many experts of each layer; 0: all */
 	struct common_loading *loading; /* filled while the engine opens; NULL: not wanted */
+	uint32_t sessions;              /* most at a time; 0: 1 */
+	bool no_mtp;                    /* the draft layer is not loaded */
 	bool quiet, verbose;
 	struct arg args[COMMON_OPTS_MAX];
 };

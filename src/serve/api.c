@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: MIT */
+/* What the APIs share. */
+#include "src/serve/api.h"
+
+#include "src/base/num.h"
+#include "src/serve/json_write.h"
+#include "src/text/json_text.h"
+#include "src/text/utf8.h"
+
+#include <string.h>
+#include <time.h>
+
+int api_parse(const struct api *api, const struct request_model *model, const char *body, size_t len,
+	struct request *r, struct request_error *e)
+{
+	struct err err = {0};
+	*r = (struct request){.model = model, .n = 1, .created = (int64_t)time(NULL)};
+	r->body = json_text_parse(body, len, true, &err);
+	if (!r->body)
+		return request_refuse(e, 400, NULL, NULL, "the body is not JSON: %s", err.text);
+	if (!json_is_object(r->body))
+		return request_refuse(
+			e, 400, NULL, NULL, "the body: expected an object, found %s", json_text_type(r->body));
+	return api->parse(r, e);
+}
+
+void api_openai_error(const struct request_error *e, struct buf *out)
+{
+	struct json_write w = {.out = out};
+	const char *type = e->status == 401   ? "authentication_error"
+					   : e->status == 403 ? "permission_error"
+					   : e->status == 429 ? "rate_limit_error"
+					   : e->status >= 500 ? "server_error"
+										  : "invalid_request_error";
+	json_write_open(&w, NULL, '{');
+	json_write_open(&w, "error", '{');
+	json_write_string(&w, "message", e->message);
+	json_write_string(&w, "type", type);
+	json_write_string(&w, "param", e->param[0] ? e->param : NULL);
+	json_write_string(&w, "code", e->code);
+	json_write_close(&w, '}');
+	json_write_close(&w, '}');
+}
+
+void api_comment_ping(struct reply *r, struct buf *out)
+{
+	if (r->progress_total && r->progress_done < r->progress_total)
+		buf_printf(out, ": reading the prompt, %u of %u tokens\n\n", r->progress_done, r->progress_total);
+	else
+		buf_puts(out, r->progress_total ? ": writing\n\n" : ": waiting for a session\n\n");
+}
+
+void api_sse_data(struct buf *out, const struct buf *json)
+{
+	buf_puts(out, "data: ");
+	buf_append(out, json->data, json->len);
+	buf_puts(out, "\n\n");
+}
+
+int api_openai_choice(struct request *r, struct request_error *e)
+{
+	const json_t *v = json_object_get(r->body, "tool_choice");
+	bool parallel = true;
+	if (request_bool(r->body, "parallel_tool_calls", &parallel, e))
+		return -1;
+	r->output.one_call = !parallel;
+	if (!v || json_is_null(v))
+		return 0;
+	if (json_is_string(v)) {
+		const char *s = json_string_value(v);
+		if (!strcmp(s, "auto"))
+			return 0;
+		if (!strcmp(s, "none"))
+			return request_choice(r, TOOL_CHOICE_NONE, NULL, "tool_choice", e);
+		if (!strcmp(s, "required"))
+			return request_choice(r, TOOL_CHOICE_REQUIRED, NULL, "tool_choice", e);
+		return request_refuse(e, 400, NULL, "tool_choice",
+			"tool_choice: expected auto, none, required or an object that names a function, found \"%.40s\"",
+			s);
+	}
+	const json_t *f = json_object_get(v, "function");
+	const json_t *name = json_object_get(json_is_object(f) ? f : v, "name");
+	const char *type = json_string_value(json_object_get(v, "type"));
+	if (!type || strcmp(type, "function") || !json_is_string(name))
+		return request_refuse(e, 400, NULL, "tool_choice",
+			"tool_choice: expected auto, none, required or an object that names a function, found %s",
+			json_text_type(v));
+	return request_choice(r, TOOL_CHOICE_REQUIRED, json_string_value(name), "tool_choice", e);
+}
+
+void api_write_token(struct json_write *w, const struct tokenizer *t, int32_t id, float logprob)
+{
+	struct text_span s = tokenizer_token(t, id);
+	struct buf text = {0};
+	utf8_repair(s.data, s.len, &text);
+	json_write_text(w, "token", buf_str(&text), text.len);
+	json_write_real(w, "logprob", (double)MAX(logprob, -9999.0f));
+	json_write_open(w, "bytes", '[');
+	for (size_t i = 0; i < s.len; i++)
+		json_write_int(w, NULL, (unsigned char)s.data[i]);
+	json_write_close(w, ']');
+	buf_free(&text);
+}
+
+/* ---- models ---- */
+
+static void write_model(struct json_write *w, const struct request_model *m, bool anthropic)
+{
+	json_write_open(w, NULL, '{');
+	json_write_string(w, "id", m->name);
+	if (anthropic) {
+		char when[32];
+		time_t t = (time_t)m->created;
+		struct tm tm;
+		gmtime_r(&t, &tm);
+		strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &tm);
+		json_write_string(w, "type", "model");
+		json_write_string(w, "display_name", m->name);
+		json_write_string(w, "created_at", when);
+	} else {
+		json_write_string(w, "object", "model");
+		json_write_int(w, "created", m->created);
+		json_write_string(w, "owned_by", "glmstream");
+		json_write_int(w, "context_length", m->context);
+	}
+	json_write_close(w, '}');
+}
+
+void api_models_list(const struct request_model *m, bool anthropic, struct buf *out)
+{
+	struct json_write w = {.out = out};
+	json_write_open(&w, NULL, '{');
+	if (!anthropic)
+		json_write_string(&w, "object", "list");
+	json_write_open(&w, "data", '[');
+	write_model(&w, m, anthropic);
+	json_write_close(&w, ']');
+	if (anthropic) {
+		json_write_string(&w, "first_id", m->name);
+		json_write_string(&w, "last_id", m->name);
+		json_write_bool(&w, "has_more", false);
+	}
+	json_write_close(&w, '}');
+}
+
+int api_models_one(
+	const struct request_model *m, const char *name, bool anthropic, struct buf *out, struct request_error *e)
+{
+	if (strcmp(name, m->name) && !m->any_name)
+		return request_refuse(e, 404, "model_not_found", "model",
+			"the model \"%.100s\" does not exist here; this server has \"%s\"", name, m->name);
+	struct json_write w = {.out = out};
+	write_model(&w, m, anthropic);
+	return 0;
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The APIs: each is a parser of request bodies and a writer of answers, one file each (api_chat.c, api_completions.c,
+ * api_responses.c, api_messages.c). They know JSON and event formats; not sockets, not the scheduler.
+ *
+ * Writers append to `out`. A stream is: begin, any number of event (also for JOB_END of each answer) and ping, then end; or
+ * broken in place of end. A whole answer is one call of whole, when all answers have ended.
+ */
+#ifndef GLM_SERVE_API_H
+#define GLM_SERVE_API_H
+
+#include "src/base/buf.h"
+#include "src/serve/reply.h"
+#include "src/serve/request.h"
+
+struct api {
+	const char *name;
+	const char *call_prefix;
+	/* r->model and r->body are set; fills in the rest. 0, or -1 with a refusal. */
+	int (*parse)(struct request *r, struct request_error *e);
+	void (*begin)(struct reply *r, struct buf *out);
+	void (*event)(struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out);
+	void (*end)(struct reply *r, struct buf *out);
+	void (*broken)(struct reply *r, const struct request_error *e, struct buf *out);
+	void (*ping)(struct reply *r, struct buf *out);
+	void (*whole)(struct reply *r, struct buf *out);
+	void (*error)(const struct request_error *e, struct buf *out); /* the body of a refusal */
+};
+
+extern const struct api api_chat, api_completions, api_responses, api_messages;
+
+/* Parses a body for an API: JSON, then the API's members. -1 with a refusal; request_fini in any case. */
+int api_parse(const struct api *api, const struct request_model *model, const char *body, size_t len,
+	struct request *r, struct request_error *e);
+
+/* Anthropic's /v1/messages/count_tokens: the number of tokens of the prompt; -1 with a refusal. */
+int64_t api_messages_count(
+	const struct request_model *model, const char *body, size_t len, struct request_error *e);
+
+/* Pieces that the OpenAI APIs share. */
+void api_openai_error(const struct request_error *e, struct buf *out);
+void api_comment_ping(struct reply *r, struct buf *out);    /* ": reading the prompt, 512 of 3000 tokens" */
+void api_sse_data(struct buf *out, const struct buf *json); /* "data: {...}\n\n" */
+/* "auto", "none", "required" or an object that names a function, in either of OpenAI's forms. */
+int api_openai_choice(struct request *r, struct request_error *e);
+/* The bytes of a token as text (broken UTF-8 repaired) and as numbers. */
+struct json_write;
+void api_write_token(struct json_write *w, const struct tokenizer *t, int32_t id, float logprob);
+
+/* The list of models, and one of them. */
+void api_models_list(const struct request_model *m, bool anthropic, struct buf *out);
+int api_models_one(const struct request_model *m, const char *name, bool anthropic, struct buf *out,
+	struct request_error *e);
+
+#endif

@@ -1,0 +1,364 @@
+/* SPDX-License-Identifier: MIT */
+/* OpenAI's /v1/chat/completions. */
+#include "src/serve/api.h"
+
+#include "src/base/num.h"
+#include "src/serve/json_write.h"
+#include "src/text/chat_json.h"
+#include "src/text/json_text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- request ---- */
+
+/* The ids of all calls, so that known turns can be found. Messages have been checked. */
+static void collect_call_ids(struct request *r, const json_t *messages)
+{
+	size_t i, k;
+	json_t *m, *call;
+	json_array_foreach(messages, i, m)
+	{
+		json_array_foreach(json_object_get(m, "tool_calls"), k, call)
+		{
+			const json_t *id = json_object_get(call, "id");
+			prompt_talk_call_id(&r->talk, i, json_string_value(id), json_string_length(id));
+		}
+	}
+}
+
+/* The template has no ids: results stand in the order of their calls. Results of one run of tool messages are put into
+ * that order, when their ids allow it. */
+static json_t *order_results(const json_t *messages)
+{
+	json_t *out = json_array();
+	const json_t *calls = NULL;
+	size_t n = json_array_size(messages);
+	for (size_t i = 0; i < n;) {
+		json_t *m = json_array_get(messages, i);
+		const char *role = json_string_value(json_object_get(m, "role"));
+		if (!role || strcmp(role, "tool")) {
+			if (role)
+				calls = strcmp(role, "assistant") ? NULL : json_object_get(m, "tool_calls");
+			json_array_append(out, m);
+			i++;
+			continue;
+		}
+		size_t end = i;
+		while (end < n) {
+			const char *s = json_string_value(json_object_get(json_array_get(messages, end), "role"));
+			if (!s || strcmp(s, "tool"))
+				break;
+			end++;
+		}
+		size_t k, put = json_array_size(out);
+		json_t *call;
+		json_array_foreach(calls, k, call)
+		{
+			const char *id = json_string_value(json_object_get(call, "id"));
+			for (size_t t = i; id && t < end; t++) {
+				const char *of =
+					json_string_value(json_object_get(json_array_get(messages, t), "tool_call_id"));
+				if (of && !strcmp(of, id)) {
+					json_array_append(out, json_array_get(messages, t));
+					break;
+				}
+			}
+		}
+		if (json_array_size(out) - put != end - i) { /* ids missing or twice: as they came */
+			while (json_array_size(out) > put)
+				json_array_remove(out, json_array_size(out) - 1);
+			for (size_t t = i; t < end; t++)
+				json_array_append(out, json_array_get(messages, t));
+		}
+		i = end;
+	}
+	return out;
+}
+
+/* The roles of the API, refused early with its own words; what stands in a message is the template's matter. */
+static int parse_messages(struct request *r, struct request_error *e)
+{
+	struct err err = {0};
+	const json_t *messages = json_object_get(r->body, "messages");
+	if (!json_is_array(messages) || !json_array_size(messages))
+		return request_refuse(e, 400, NULL, "messages",
+			"messages: expected an array with at least one message, found %s",
+			json_is_array(messages) ? "an empty one" : json_text_type(messages));
+	json_t *ordered = order_results(messages);
+	int rc = chat_json_messages(&r->talk.chat, ordered, &err);
+	if (!rc)
+		collect_call_ids(r, ordered);
+	json_decref(ordered);
+	return rc ? request_refuse_err(e, &err) : 0;
+}
+
+static int parse_format(struct request *r, struct request_error *e)
+{
+	const json_t *format = json_object_get(r->body, "response_format");
+	if (!format || json_is_null(format))
+		return 0;
+	const char *type = json_string_value(json_object_get(format, "type"));
+	if (type && !strcmp(type, "text"))
+		return 0;
+	return request_refuse(e, 400, "unsupported_parameter", "response_format",
+		"response_format: only {\"type\": \"text\"} is supported by this server");
+}
+
+static int parse_logprobs(struct request *r, struct request_error *e)
+{
+	int64_t top = 0;
+	bool given;
+	if (request_bool(r->body, "logprobs", &r->output.logprobs, e) ||
+		request_integer(r->body, "top_logprobs", 0, OUTPUT_TOP_MAX, &top, &given, e))
+		return -1;
+	if (given && top && !r->output.logprobs)
+		return request_refuse(e, 400, NULL, "top_logprobs", "top_logprobs needs logprobs to be true");
+	r->output.n_top = (uint32_t)top;
+	return 0;
+}
+
+static int parse(struct request *r, struct request_error *e)
+{
+	static const char *const unsupported[] = {"functions", "function_call", "audio", "web_search_options"};
+	const char *effort = NULL;
+	int64_t n = 1, most = -1;
+	request_make_id(r->id, sizeof r->id, "chatcmpl-");
+	const json_t *options = json_object_get(r->body, "stream_options");
+	if (request_model_name(r, e) || request_bool(r->body, "stream", &r->stream, e) ||
+		request_bool(options, "include_usage", &r->include_usage, e) ||
+		request_integer(r->body, "n", 1, REQUEST_ANSWERS_MAX, &n, NULL, e) ||
+		request_integer(r->body, "max_tokens", 1, INT32_MAX, &most, NULL, e) ||
+		request_integer(r->body, "max_completion_tokens", 1, INT32_MAX, &most, NULL, e) ||
+		request_sampling(r, e) || request_stops(r, "stop", e) || parse_logprobs(r, e) || parse_format(r, e))
+		return -1;
+	r->n = (uint32_t)n;
+	for (size_t i = 0; i < ARRAY_LEN(unsupported); i++)
+		if (request_unsupported(r->body, unsupported[i], e))
+			return -1;
+	if (parse_messages(r, e) || request_string(r->body, "reasoning_effort", &effort, e) ||
+		request_effort(r, effort, "reasoning_effort", e) || request_template(r, e) ||
+		request_tools(r, json_object_get(r->body, "tools"), e) || api_openai_choice(r, e) ||
+		request_prompt(r, e))
+		return -1;
+	return request_room(r, most, e);
+}
+
+/* ---- answers ---- */
+
+static const char *finish_reason(const struct reply_answer *a)
+{
+	if (a->finish == JOB_LENGTH)
+		return "length";
+	return a->n_calls && a->finish != JOB_STOP_STRING ? "tool_calls" : "stop";
+}
+
+static void write_usage(struct json_write *w, const struct reply *r)
+{
+	uint32_t prompt = 0, cached = 0, written = 0, reasoning = 0;
+	for (uint32_t i = 0; i < r->n_answers; i++) {
+		const struct reply_answer *a = &r->answers[i];
+		if (i % r->request->n == 0) { /* a prompt counts once, however many answers it gets */
+			prompt += a->prompt_tokens;
+			cached += a->cached_tokens;
+		}
+		written += a->new_tokens;
+		reasoning += a->reasoning_tokens;
+	}
+	json_write_open(w, "usage", '{');
+	json_write_int(w, "prompt_tokens", prompt);
+	json_write_int(w, "completion_tokens", written);
+	json_write_int(w, "total_tokens", (int64_t)prompt + written);
+	json_write_open(w, "prompt_tokens_details", '{');
+	json_write_int(w, "cached_tokens", cached);
+	json_write_close(w, '}');
+	json_write_open(w, "completion_tokens_details", '{');
+	json_write_int(w, "reasoning_tokens", reasoning);
+	json_write_close(w, '}');
+	json_write_close(w, '}');
+}
+
+static void write_logprobs(
+	struct json_write *w, const struct request *q, const struct output_token *rows, size_t n_rows)
+{
+	const struct tokenizer *t = q->model->tokenizer;
+	if (!q->output.logprobs || !n_rows) {
+		json_write_null(w, "logprobs");
+		return;
+	}
+	json_write_open(w, "logprobs", '{');
+	json_write_open(w, "content", '[');
+	for (size_t i = 0; i < n_rows; i++) {
+		json_write_open(w, NULL, '{');
+		api_write_token(w, t, rows[i].id, rows[i].logprob);
+		json_write_open(w, "top_logprobs", '[');
+		for (uint32_t k = 0; k < rows[i].n_top; k++) {
+			json_write_open(w, NULL, '{');
+			api_write_token(w, t, rows[i].top[k].id, rows[i].top[k].logprob);
+			json_write_close(w, '}');
+		}
+		json_write_close(w, ']');
+		json_write_close(w, '}');
+	}
+	json_write_close(w, ']');
+	json_write_null(w, "refusal");
+	json_write_close(w, '}');
+}
+
+static void write_call(struct json_write *w, const struct reply_call *c, size_t index, bool delta)
+{
+	json_write_open(w, NULL, '{');
+	if (delta)
+		json_write_int(w, "index", (int64_t)index);
+	json_write_string(w, "id", c->id);
+	json_write_string(w, "type", "function");
+	json_write_open(w, "function", '{');
+	json_write_text(w, "name", buf_str(&c->name), c->name.len);
+	json_write_text(w, "arguments", buf_str(&c->arguments), c->arguments.len);
+	json_write_close(w, '}');
+	json_write_close(w, '}');
+}
+
+static void write_head(struct json_write *w, const struct request *q, const char *object)
+{
+	json_write_open(w, NULL, '{');
+	json_write_string(w, "id", q->id);
+	json_write_string(w, "object", object);
+	json_write_int(w, "created", q->created);
+	json_write_string(w, "model", q->model->name);
+	json_write_string(w, "system_fingerprint", q->model->fingerprint);
+}
+
+static void whole(struct reply *r, struct buf *out)
+{
+	struct json_write w = {.out = out};
+	write_head(&w, r->request, "chat.completion");
+	json_write_open(&w, "choices", '[');
+	for (uint32_t i = 0; i < r->n_answers; i++) {
+		const struct reply_answer *a = &r->answers[i];
+		json_write_open(&w, NULL, '{');
+		json_write_int(&w, "index", i);
+		json_write_open(&w, "message", '{');
+		json_write_string(&w, "role", "assistant");
+		if (a->text.len || !a->n_calls)
+			json_write_text(&w, "content", buf_str(&a->text), a->text.len);
+		else
+			json_write_null(&w, "content");
+		if (a->reasoning.len)
+			json_write_text(&w, "reasoning_content", a->reasoning.data, a->reasoning.len);
+		json_write_null(&w, "refusal");
+		if (a->n_calls) {
+			json_write_open(&w, "tool_calls", '[');
+			for (size_t k = 0; k < a->n_calls; k++)
+				write_call(&w, &a->calls[k], k, false);
+			json_write_close(&w, ']');
+		}
+		json_write_close(&w, '}');
+		write_logprobs(&w, r->request, a->rows, a->n_rows);
+		json_write_string(&w, "finish_reason", finish_reason(a));
+		json_write_close(&w, '}');
+	}
+	json_write_close(&w, ']');
+	write_usage(&w, r);
+	json_write_close(&w, '}');
+}
+
+/* ---- stream ---- */
+
+static void chunk_begin(struct json_write *w, const struct reply *r, uint32_t index)
+{
+	write_head(w, r->request, "chat.completion.chunk");
+	json_write_open(w, "choices", '[');
+	json_write_open(w, NULL, '{');
+	json_write_int(w, "index", index);
+	json_write_open(w, "delta", '{');
+}
+
+/* Closes the delta and the rest. */
+static void chunk_end(struct json_write *w, const struct reply *r, const struct job_event *v,
+	const char *reason, struct buf *out)
+{
+	json_write_close(w, '}');
+	write_logprobs(
+		w, r->request, v && v->kind == JOB_TEXT ? v->rows : NULL, v && v->kind == JOB_TEXT ? v->n_rows : 0);
+	json_write_string(w, "finish_reason", reason);
+	json_write_close(w, '}');
+	json_write_close(w, ']');
+	if (r->request->include_usage)
+		json_write_null(w, "usage");
+	json_write_close(w, '}');
+	api_sse_data(out, w->out);
+	buf_free(w->out);
+}
+
+static void begin(struct reply *r, struct buf *out)
+{
+	for (uint32_t i = 0; i < r->n_answers; i++) {
+		struct buf json = {0};
+		struct json_write w = {.out = &json};
+		chunk_begin(&w, r, i);
+		json_write_string(&w, "role", "assistant");
+		json_write_string(&w, "content", "");
+		chunk_end(&w, r, NULL, NULL, out);
+	}
+}
+
+static void event(struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
+{
+	if (v->kind == JOB_PROGRESS)
+		return;
+	struct buf json = {0};
+	struct json_write w = {.out = &json};
+	const char *reason = NULL;
+	chunk_begin(&w, r, a->index);
+	if (v->kind == JOB_REASONING) {
+		json_write_text(&w, "reasoning_content", v->text.data, v->text.len);
+	} else if (v->kind == JOB_TEXT) {
+		json_write_text(&w, "content", v->text.data, v->text.len);
+	} else if (v->kind == JOB_CALL) {
+		json_write_open(&w, "tool_calls", '[');
+		write_call(&w, &a->calls[a->n_calls - 1], a->n_calls - 1, true);
+		json_write_close(&w, ']');
+	} else {
+		reason = finish_reason(a);
+	}
+	chunk_end(&w, r, v, reason, out);
+}
+
+static void end(struct reply *r, struct buf *out)
+{
+	if (r->request->include_usage) {
+		struct buf json = {0};
+		struct json_write w = {.out = &json};
+		write_head(&w, r->request, "chat.completion.chunk");
+		json_write_open(&w, "choices", '[');
+		json_write_close(&w, ']');
+		write_usage(&w, r);
+		json_write_close(&w, '}');
+		api_sse_data(out, &json);
+		buf_free(&json);
+	}
+	buf_puts(out, "data: [DONE]\n\n");
+}
+
+static void broken(struct reply *r, const struct request_error *e, struct buf *out)
+{
+	(void)r;
+	struct buf json = {0};
+	api_openai_error(e, &json);
+	api_sse_data(out, &json);
+	buf_free(&json);
+}
+
+const struct api api_chat = {
+	.name = "/v1/chat/completions",
+	.call_prefix = "call_",
+	.parse = parse,
+	.begin = begin,
+	.event = event,
+	.end = end,
+	.broken = broken,
+	.ping = api_comment_ping,
+	.whole = whole,
+	.error = api_openai_error,
+};

@@ -1,0 +1,657 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * libmicrohttpd's own timeout knows only silence, and closes connections whose answer takes long. It is switched off: a
+ * watchdog thread holds the list of connections, each with a deadline that its phase sets (none while we compute), and
+ * shuts the socket of whoever is late. A socket is shut only under the lock under which its connection leaves the list.
+ */
+#if HAVE_HTTP
+#include "src/serve/http.h"
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/text/utf8.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SECOND          1000000000ull
+#define HEADER_NS       (15 * SECOND)
+#define HEADER_CROWD_NS (3 * SECOND)
+#define IDLE_NS         (60 * SECOND)
+#define BODY_NS         (60 * SECOND)
+#define BODY_BYTES_S    (64u << 10) /* a second more for each so many bytes */
+#define SEND_NS         (60 * SECOND)
+#define HEADER_BYTES    (32u << 10)
+#define DRAIN_FACTOR                                                                                         \
+	4 /* a body up to so many times too long is read away, so that its sender can read the refusal */
+#define BODIES_FACTOR 8 /* all bodies together, in largest bodies */
+#define STREAM_BLOCK  (16u << 10)
+
+struct connection {
+	struct connection *next, **at; /* in http.connections */
+	int fd;
+	bool fresh;                     /* waits for a request or its headers: the crowd rule applies */
+	uint64_t since_ns, deadline_ns; /* 0: none */
+	bool cut;
+};
+
+struct http {
+	struct http_options options; /* constant */
+	struct http_calls calls;     /* constant */
+	struct MHD_Daemon *daemon;
+	uint16_t port; /* constant */
+	bool loopback; /* constant */
+	atomic_bool ending;
+	atomic_uint exchanges;    /* under way */
+	atomic_size_t body_bytes; /* held by all exchanges */
+	pthread_t watchdog;
+	bool watching;
+	pthread_mutex_t lock; /* guards what follows and the fields of every connection */
+	pthread_cond_t wake;
+	struct connection *connections;
+	uint32_t n_connections;
+	bool stop;
+};
+
+struct exchange {
+	struct http *http;
+	struct MHD_Connection *mhd;
+	struct connection *connection;
+	char *method, *path;
+	const char *route;
+	struct buf body;
+	size_t received;
+	struct http_refusal refusal; /* status 0: none */
+	bool drop;                   /* the body is not wanted */
+	struct MHD_Response *response;
+	struct {
+		char *name, *value;
+	} headers[4];
+	unsigned n_headers, status;
+	/* stream */
+	exchange_next_fn *next;
+	exchange_end_fn *end;
+	void *user;
+	struct buf pending;
+	size_t sent; /* of pending */
+	bool finished;
+};
+
+/* ---- deadlines ---- */
+
+static void set_deadline(struct http *h, struct connection *c, uint64_t ns, bool fresh)
+{
+	pthread_mutex_lock(&h->lock);
+	c->since_ns = clock_ns();
+	c->deadline_ns = ns ? c->since_ns + ns : 0;
+	c->fresh = fresh;
+	pthread_mutex_unlock(&h->lock);
+}
+
+/* Lock held. */
+static unsigned cut_late(struct http *h)
+{
+	uint64_t now = clock_ns();
+	bool crowded = h->n_connections >= h->options.max_connections / 4 * 3;
+	unsigned n = 0;
+	for (struct connection *c = h->connections; c; c = c->next) {
+		uint64_t deadline = c->deadline_ns;
+		if (crowded && c->fresh && deadline)
+			deadline = MIN(deadline, c->since_ns + HEADER_CROWD_NS);
+		if (c->cut || !deadline || now < deadline)
+			continue;
+		shutdown(c->fd, SHUT_RDWR);
+		c->cut = true;
+		n++;
+	}
+	return n;
+}
+
+static void *watch(void *arg)
+{
+	struct http *h = arg;
+	pthread_mutex_lock(&h->lock);
+	while (!h->stop) {
+		struct timespec until;
+		clock_gettime(CLOCK_MONOTONIC, &until);
+		until.tv_nsec += 250000000;
+		if (until.tv_nsec >= 1000000000) {
+			until.tv_sec++;
+			until.tv_nsec -= 1000000000;
+		}
+		pthread_cond_timedwait(&h->wake, &h->lock, &until);
+		unsigned n = cut_late(h);
+		pthread_mutex_unlock(&h->lock);
+		while (n--)
+			h->calls.cut(h->calls.user);
+		h->calls.tick(h->calls.user);
+		pthread_mutex_lock(&h->lock);
+	}
+	pthread_mutex_unlock(&h->lock);
+	return NULL;
+}
+
+static void on_connection(
+	void *cls, struct MHD_Connection *mhd, void **socket_context, enum MHD_ConnectionNotificationCode code)
+{
+	struct http *h = cls;
+	if (code == MHD_CONNECTION_NOTIFY_STARTED) {
+		struct connection *c = NEW(struct connection);
+		c->fd = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+		int on = 1;
+		setsockopt(c->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+		c->since_ns = clock_ns();
+		c->deadline_ns = c->since_ns + HEADER_NS;
+		c->fresh = true;
+		*socket_context = c;
+		pthread_mutex_lock(&h->lock);
+		c->next = h->connections;
+		c->at = &h->connections;
+		if (c->next)
+			c->next->at = &c->next;
+		h->connections = c;
+		h->n_connections++;
+		pthread_mutex_unlock(&h->lock);
+		return;
+	}
+	struct connection *c = *socket_context;
+	if (!c)
+		return;
+	pthread_mutex_lock(&h->lock);
+	*c->at = c->next;
+	if (c->next)
+		c->next->at = c->at;
+	h->n_connections--;
+	pthread_mutex_unlock(&h->lock);
+	*socket_context = NULL;
+	free(c);
+}
+
+static struct connection *connection_of(struct MHD_Connection *mhd)
+{
+	const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+	return info->socket_context;
+}
+
+/* The request line is there: from now on headers are due. */
+static void *on_request_line(void *cls, const char *uri, struct MHD_Connection *mhd)
+{
+	(void)uri;
+	set_deadline(cls, connection_of(mhd), HEADER_NS, true);
+	return NULL;
+}
+
+/* ---- who may ask ---- */
+
+/* Time depends on the length of what is given, not on where it differs. */
+static bool same_secret(const char *given, const char *key)
+{
+	size_t n = strlen(given), m = strlen(key);
+	unsigned diff = n != m;
+	for (size_t i = 0; i < n; i++)
+		diff |= (unsigned char)given[i] ^ (unsigned char)key[m ? i % m : 0];
+	return !diff;
+}
+
+static bool has_key(const struct exchange *x)
+{
+	const char *key = x->http->options.api_key, *a = exchange_header(x, "Authorization"),
+			   *b = exchange_header(x, "x-api-key");
+	if (a && !strncasecmp(a, "Bearer ", 7) && same_secret(a + 7, key))
+		return true;
+	return b && same_secret(b, key);
+}
+
+static bool same_word(const char *s, size_t n, const char *word)
+{
+	return word && strlen(word) == n && !strncasecmp(s, word, n);
+}
+
+/* Whether "name:port" names this machine. */
+static bool is_own_host(const struct http *h, const char *s)
+{
+	size_t n = *s == '[' ? strcspn(s, "]") + 1 : strcspn(s, ":");
+	n = MIN(n, strlen(s));
+	return same_word(s, n, "localhost") || same_word(s, n, "127.0.0.1") || same_word(s, n, "[::1]") ||
+		   same_word(s, n, h->options.host) || same_word(s, n, h->options.allow_host);
+}
+
+static bool origin_allowed(const struct exchange *x, const char *origin)
+{
+	const char *cors = x->http->options.cors, *host = exchange_header(x, "Host");
+	if (cors && (!strcmp(cors, "*") || !strcasecmp(cors, origin)))
+		return true;
+	const char *name = strstr(origin, "://");
+	return host && name && !strcasecmp(name + 3, host); /* our own page */
+}
+
+static void refuse(struct exchange *x, unsigned status, const char *code, const char *message)
+{
+	if (!x->refusal.status)
+		x->refusal = (struct http_refusal){status, code, message};
+	x->drop = true;
+}
+
+static void check(struct exchange *x)
+{
+	const struct http *h = x->http;
+	const char *host = exchange_header(x, "Host"), *origin = exchange_header(x, "Origin");
+	bool open = false;
+	unsigned status = h->calls.look(h->calls.user, x->method, x->path, &open, &x->route);
+	if (h->loopback && host && !is_own_host(h, host))
+		refuse(x, 403, "host_not_allowed",
+			"the Host header does not name this machine; --allow-host NAME allows another name");
+	else if (origin && !origin_allowed(x, origin))
+		refuse(x, 403, "origin_not_allowed",
+			"web pages of this origin may not use this server; --cors ORIGIN allows one");
+	else if (!strcmp(x->method, "OPTIONS") && status != 404)
+		refuse(x, 204, NULL, ""); /* a browser asks before it asks */
+	else if (h->options.api_key && !open && !has_key(x))
+		refuse(x, 401, "invalid_api_key", "the API key is missing or wrong");
+	else if (status == 404)
+		refuse(x, 404, "not_found", "there is nothing at this path");
+	else if (status)
+		refuse(x, status, "method_not_allowed", "this path does not take this method");
+}
+
+/* ---- bodies ---- */
+
+static void let_body_go(struct exchange *x)
+{
+	atomic_fetch_sub(&x->http->body_bytes, x->body.cap);
+	buf_free(&x->body);
+}
+
+static void take_body(struct exchange *x, const char *data, size_t n)
+{
+	struct http *h = x->http;
+	x->received += n;
+	if (x->drop)
+		return;
+	if (x->received > h->options.max_body_bytes) {
+		refuse(x, 413, "request_too_large", "the body of the request is too large");
+		let_body_go(x);
+		return;
+	}
+	size_t before = x->body.cap;
+	buf_append(&x->body, data, n);
+	size_t all = atomic_fetch_add(&h->body_bytes, x->body.cap - before) + x->body.cap - before;
+	if (all > h->options.max_body_bytes * BODIES_FACTOR) {
+		refuse(x, 503, "overloaded", "too many large requests at the same time");
+		let_body_go(x);
+	}
+}
+
+/* ---- responses ---- */
+
+static enum MHD_Result queue(
+	struct exchange *x, struct MHD_Response *response, unsigned status, const char *type)
+{
+	struct http *h = x->http;
+	const char *origin = exchange_header(x, "Origin");
+	if (type)
+		MHD_add_response_header(response, "Content-Type", type);
+	MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+	for (unsigned i = 0; i < x->n_headers; i++)
+		MHD_add_response_header(response, x->headers[i].name, x->headers[i].value);
+	if (h->options.cors && origin && origin_allowed(x, origin)) {
+		MHD_add_response_header(response, "Access-Control-Allow-Origin", origin);
+		MHD_add_response_header(response, "Vary", "Origin");
+		if (status == 204) {
+			const char *wanted = exchange_header(x, "Access-Control-Request-Headers");
+			MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+			MHD_add_response_header(response, "Access-Control-Allow-Headers", wanted ? wanted : "*");
+			MHD_add_response_header(response, "Access-Control-Max-Age", "600");
+		}
+	}
+	x->status = status;
+	enum MHD_Result rc = MHD_queue_response(x->mhd, status, response);
+	MHD_destroy_response(response);
+	set_deadline(h, x->connection, SEND_NS, false);
+	h->calls.sent(h->calls.user, x->route ? x->route : "other", status);
+	return rc;
+}
+
+static enum MHD_Result answer_refusal(struct exchange *x)
+{
+	struct buf body = {0};
+	if (x->refusal.status != 204)
+		x->http->calls.refuse(x->http->calls.user, x->path, &x->refusal, &body);
+	size_t n = body.len;
+	char *data = buf_take(&body);
+	struct MHD_Response *response = MHD_create_response_from_buffer(
+		n, data ? data : (char *)"", data ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
+	if (x->refusal.status == 401)
+		MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+	if (x->refusal.status == 503)
+		MHD_add_response_header(response, "Retry-After", "2");
+	return queue(x, response, x->refusal.status, n ? "application/json" : NULL);
+}
+
+static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
+{
+	struct exchange *x = cls;
+	(void)pos;
+	set_deadline(x->http, x->connection, 0, false);
+	while (x->sent == x->pending.len) {
+		buf_clear(&x->pending);
+		x->sent = 0;
+		if (x->finished)
+			return MHD_CONTENT_READER_END_OF_STREAM;
+		x->finished = !x->next(x->user, &x->pending);
+		if (!x->pending.len && exchange_gone(x))
+			return MHD_CONTENT_READER_END_WITH_ERROR;
+	}
+	size_t n = MIN(max, x->pending.len - x->sent);
+	memcpy(out, x->pending.data + x->sent, n);
+	x->sent += n;
+	set_deadline(x->http, x->connection, SEND_NS, false);
+	return (ssize_t)n;
+}
+
+/* ---- the library's calls ---- */
+
+static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char *url, const char *method,
+	const char *version, const char *upload, size_t *upload_size, void **con_cls)
+{
+	struct http *h = cls;
+	struct exchange *x = *con_cls;
+	(void)version;
+	if (!x) {
+		x = *con_cls = NEW(struct exchange);
+		*x = (struct exchange){.http = h, .mhd = mhd, .connection = connection_of(mhd)};
+		x->method = mem_strdup(method);
+		x->path = mem_strdup(url);
+		atomic_fetch_add(&h->exchanges, 1);
+		check(x);
+		const char *length = exchange_header(x, "Content-Length");
+		unsigned long long n = length ? strtoull(length, NULL, 10) : 0;
+		if (n > h->options.max_body_bytes)
+			refuse(x, 413, "request_too_large", "the body of the request is too large");
+		/* nobody waits for the end of a body that is far too long, or that was not sent yet */
+		if (x->refusal.status && (n > (unsigned long long)h->options.max_body_bytes * DRAIN_FACTOR ||
+									 exchange_header(x, "Expect")))
+			return answer_refusal(x);
+		set_deadline(h, x->connection, BODY_NS, true);
+		return MHD_YES;
+	}
+	if (*upload_size) {
+		take_body(x, upload, *upload_size);
+		*upload_size = 0;
+		if (x->received > h->options.max_body_bytes * DRAIN_FACTOR)
+			return MHD_NO;
+		pthread_mutex_lock(&h->lock);
+		x->connection->deadline_ns = x->connection->since_ns + BODY_NS + x->received / BODY_BYTES_S * SECOND;
+		x->connection->fresh = false;
+		pthread_mutex_unlock(&h->lock);
+		return MHD_YES;
+	}
+	if (x->refusal.status)
+		return answer_refusal(x);
+	if (x->response || x->status)
+		return MHD_YES;
+	set_deadline(h, x->connection, 0, false);
+	h->calls.handle(h->calls.user, x);
+	return x->status ? MHD_YES : MHD_NO;
+}
+
+static void on_completed(
+	void *cls, struct MHD_Connection *mhd, void **con_cls, enum MHD_RequestTerminationCode code)
+{
+	struct http *h = cls;
+	struct exchange *x = *con_cls;
+	(void)code;
+	if (!x)
+		return;
+	*con_cls = NULL;
+	if (x->end)
+		x->end(x->user);
+	let_body_go(x);
+	buf_free(&x->pending);
+	for (unsigned i = 0; i < x->n_headers; i++) {
+		free(x->headers[i].name);
+		free(x->headers[i].value);
+	}
+	free(x->method);
+	free(x->path);
+	free(x);
+	set_deadline(h, connection_of(mhd), IDLE_NS, true);
+	atomic_fetch_sub(&h->exchanges, 1);
+}
+
+static void on_log(void *cls, const char *fmt, va_list ap)
+{
+	(void)cls;
+	char line[512];
+	vsnprintf(line, sizeof line, fmt, ap);
+	line[strcspn(line, "\n")] = 0;
+	log_verbose("http: %s", line);
+}
+
+/* ---- open and close ---- */
+
+static bool is_loopback(const struct sockaddr *a)
+{
+	if (a->sa_family == AF_INET)
+		return ntohl(((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr) >> 24 == 127;
+	if (a->sa_family == AF_INET6)
+		return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr);
+	return false;
+}
+
+static int open_socket(struct http *h, int *out, struct err *e)
+{
+	const struct http_options *o = &h->options;
+	struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
+					*list = NULL;
+	char port[8];
+	snprintf(port, sizeof port, "%u", o->port);
+	int rc = getaddrinfo(o->host, port, &hints, &list), failed = 0, fd = -1;
+	if (rc)
+		return err_set(e, ERR_USAGE, "--host %s: %s", o->host, gai_strerror(rc));
+	for (struct addrinfo *a = list; a; a = a->ai_next) {
+		int on = 1;
+		fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC, a->ai_protocol);
+		if (fd >= 0) {
+			setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+			if (!bind(fd, a->ai_addr, a->ai_addrlen) && !listen(fd, 128)) {
+				h->loopback = is_loopback(a->ai_addr);
+				break;
+			}
+		}
+		failed = errno;
+		if (fd >= 0)
+			close(fd);
+		fd = -1;
+	}
+	freeaddrinfo(list);
+	if (fd < 0) {
+		err_set(e, ERR_RUN, "%s port %s: %s", o->host, port, strerror(failed));
+		if (failed == EADDRINUSE)
+			err_hint(e, "--port N takes another port, 0 any that is free");
+		return ERR_RUN;
+	}
+	struct sockaddr_storage name;
+	socklen_t len = sizeof name;
+	if (!getsockname(fd, (struct sockaddr *)&name, &len))
+		h->port = ntohs(name.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)(void *)&name)->sin6_port
+												   : ((struct sockaddr_in *)(void *)&name)->sin_port);
+	*out = fd;
+	return 0;
+}
+
+int http_open(const struct http_options *o, const struct http_calls *calls, struct http **out, struct err *e)
+{
+	struct http *h = NEW(struct http);
+	int fd = -1;
+	*out = NULL;
+	h->options = *o;
+	h->calls = *calls;
+	pthread_mutex_init(&h->lock, NULL);
+	pthread_condattr_t monotonic;
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&h->wake, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	int rc = open_socket(h, &fd, e);
+	if (!rc) {
+		unsigned flags = MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL |
+						 MHD_USE_ITC | MHD_USE_ERROR_LOG;
+		h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_call, h, MHD_OPTION_EXTERNAL_LOGGER, on_log,
+			NULL, MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_CONNECTION_LIMIT,
+			(unsigned)o->max_connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES,
+			MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
+			MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, h,
+			MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+		if (!h->daemon) {
+			close(fd);
+			rc = err_set(e, ERR_RUN, "libmicrohttpd does not start");
+		}
+	}
+	if (!rc) {
+		int failed = pthread_create(&h->watchdog, NULL, watch, h);
+		h->watching = !failed;
+		rc = failed ? err_errno(e, failed, "the watchdog thread") : 0;
+	}
+	if (rc) {
+		http_close(h);
+		return rc;
+	}
+	*out = h;
+	return 0;
+}
+
+uint16_t http_port(const struct http *h)
+{
+	return h->port;
+}
+
+bool http_is_loopback(const struct http *h)
+{
+	return h->loopback;
+}
+
+uint32_t http_connections(struct http *h)
+{
+	pthread_mutex_lock(&h->lock);
+	uint32_t n = h->n_connections;
+	pthread_mutex_unlock(&h->lock);
+	return n;
+}
+
+void http_quiesce(struct http *h, unsigned wait_ms)
+{
+	if (!atomic_exchange(&h->ending, true)) {
+		MHD_socket fd = MHD_quiesce_daemon(h->daemon);
+		if (fd != MHD_INVALID_SOCKET)
+			close(fd);
+	}
+	uint64_t until = clock_ns() + wait_ms * 1000000ull;
+	while (atomic_load(&h->exchanges) && clock_ns() < until)
+		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+}
+
+bool http_is_ending(const struct http *h)
+{
+	return atomic_load(&h->ending);
+}
+
+void http_close(struct http *h)
+{
+	if (!h)
+		return;
+	atomic_store(&h->ending, true);
+	if (h->daemon)
+		MHD_stop_daemon(h->daemon);
+	pthread_mutex_lock(&h->lock);
+	h->stop = true;
+	pthread_cond_signal(&h->wake);
+	pthread_mutex_unlock(&h->lock);
+	if (h->watching)
+		pthread_join(h->watchdog, NULL);
+	pthread_cond_destroy(&h->wake);
+	pthread_mutex_destroy(&h->lock);
+	free(h);
+}
+
+/* ---- exchanges ---- */
+
+const char *exchange_method(const struct exchange *x)
+{
+	return x->method;
+}
+
+const char *exchange_path(const struct exchange *x)
+{
+	return x->path;
+}
+
+const char *exchange_body(const struct exchange *x, size_t *len)
+{
+	*len = x->body.len;
+	return buf_str(&x->body);
+}
+
+const char *exchange_query(const struct exchange *x, const char *name)
+{
+	return MHD_lookup_connection_value(x->mhd, MHD_GET_ARGUMENT_KIND, name);
+}
+
+const char *exchange_header(const struct exchange *x, const char *name)
+{
+	return MHD_lookup_connection_value(x->mhd, MHD_HEADER_KIND, name);
+}
+
+bool exchange_gone(const struct exchange *x)
+{
+	char c;
+	ssize_t n = recv(x->connection->fd, &c, 1, MSG_PEEK | MSG_DONTWAIT);
+	return n == 0 || (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR);
+}
+
+void exchange_set_header(struct exchange *x, const char *name, const char *value)
+{
+	if (x->n_headers == ARRAY_LEN(x->headers))
+		bug("more than %zu headers", ARRAY_LEN(x->headers));
+	x->headers[x->n_headers].name = mem_strdup(name);
+	x->headers[x->n_headers++].value = mem_strdup(value);
+}
+
+void exchange_reply(struct exchange *x, unsigned status, const char *type, struct buf *body)
+{
+	size_t n = body->len;
+	char *data = buf_take(body);
+	queue(x,
+		MHD_create_response_from_buffer(
+			n, data ? data : (char *)"", data ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT),
+		status, type);
+}
+
+void exchange_stream(
+	struct exchange *x, const char *type, exchange_next_fn *next, exchange_end_fn *end, void *user)
+{
+	x->next = next;
+	x->end = end;
+	x->user = user;
+	exchange_set_header(x, "Cache-Control", "no-cache");
+	exchange_set_header(x, "X-Accel-Buffering", "no");
+	queue(x, MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_stream, x, NULL), 200,
+		type);
+}
+
+#endif

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * HTTP/1.1 over libmicrohttpd, one thread for each connection. Everything that keeps strangers from hurting others is here:
+ *
+ * - who: the API key (constant-time comparison); on a loopback address the Host header must name this machine (a page of
+ *   another site cannot reach the server through a name it controls); a request that a foreign web page sends (Origin) is
+ *   refused unless its origin is allowed, and only allowed origins get CORS headers;
+ * - how much: connections, header bytes (32 KiB), body bytes of one request and of all together;
+ * - how long: headers must be complete 15 s after a connection or a request begins (3 s while three quarters of the
+ *   connections are taken), a body after 60 s and 1 s more for each 64 KiB; an idle connection is kept 60 s; a client that
+ *   does not take what is sent to it for 60 s is cut off.
+ *
+ * What to answer is the caller's (struct http_calls); the calls come from the connections' threads.
+ */
+#ifndef GLM_SERVE_HTTP_H
+#define GLM_SERVE_HTTP_H
+
+#include "src/base/buf.h"
+#include "src/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Strings are borrowed until http_close. */
+struct http_options {
+	const char *host;
+	uint16_t port;          /* 0: any that is free; see http_port */
+	const char *api_key;    /* NULL: none */
+	const char *allow_host; /* another name that the Host header may have; NULL: none */
+	const char *cors;       /* an origin that may use the API from its pages, or "*"; NULL: none */
+	uint32_t max_connections;
+	size_t max_body_bytes;
+};
+
+struct http;
+struct exchange; /* a request and its response */
+
+/* Why a request is refused; the caller writes the body. */
+struct http_refusal {
+	unsigned status;
+	const char *code;    /* "invalid_api_key", ...; may be NULL */
+	const char *message; /* a sentence */
+};
+
+struct http_calls {
+	void *user;
+	/* 0: there is such a thing, 404, or 405. *open: no key is needed. *route: a static name for counting. */
+	unsigned (*look)(void *user, const char *method, const char *path, bool *open, const char **route);
+	void (*handle)(
+		void *user, struct exchange *x); /* the whole body is there: exchange_reply or exchange_stream */
+	void (*refuse)(void *user, const char *path, const struct http_refusal *why, struct buf *out);
+	void (*sent)(void *user, const char *route, unsigned status); /* for counting */
+	void (*cut)(void *user);  /* a connection was ended for being slow; for counting */
+	void (*tick)(void *user); /* four times a second, from the watchdog's thread */
+};
+
+int http_open(const struct http_options *o, const struct http_calls *calls, struct http **out, struct err *e);
+uint16_t http_port(const struct http *h);
+bool http_is_loopback(const struct http *h);
+uint32_t http_connections(struct http *h);
+
+/* Takes no new connections; waits until no exchange is under way, at most wait_ms. */
+void http_quiesce(struct http *h, unsigned wait_ms);
+bool http_is_ending(const struct http *h); /* http_quiesce was called */
+void http_close(struct http *h);           /* cuts what is left; NULL is fine */
+
+/* ---- an exchange, in handle ---- */
+
+const char *exchange_method(const struct exchange *x);
+const char *exchange_path(const struct exchange *x);
+const char *exchange_body(const struct exchange *x, size_t *len);
+const char *exchange_query(const struct exchange *x, const char *name);  /* NULL: absent */
+const char *exchange_header(const struct exchange *x, const char *name); /* NULL: absent */
+bool exchange_gone(const struct exchange *x); /* the client has closed the connection */
+
+/* A header for the response; name and value are copied. Before exchange_reply or exchange_stream. */
+void exchange_set_header(struct exchange *x, const char *name, const char *value);
+
+/* Takes the bytes of `body`. Every handled exchange needs exactly one of the two. */
+void exchange_reply(struct exchange *x, unsigned status, const char *type, struct buf *body);
+
+/* A response that comes piece by piece. next appends what there is to `out`, waiting at most about 200 ms for it; false: that
+ * was the last. It is asked again until then, or until the client has gone. `end` is called once, whatever happens. */
+typedef bool exchange_next_fn(void *user, struct buf *out);
+typedef void exchange_end_fn(void *user);
+void exchange_stream(
+	struct exchange *x, const char *type, exchange_next_fn *next, exchange_end_fn *end, void *user);
+
+#endif

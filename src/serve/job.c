@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: MIT */
+/* Jobs, events, and the mailbox between the two threads. */
+#include "src/serve/job.h"
+
+#include "src/base/mem.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+struct mailbox {
+	atomic_int holders;
+	pthread_mutex_t lock; /* guards the list; taken by one put or take at a time, never with another lock */
+	pthread_cond_t more;
+	struct job_event *first, **last;
+};
+
+void job_event_free(struct job_event *v)
+{
+	if (!v)
+		return;
+	buf_free(&v->text);
+	buf_free(&v->name);
+	free(v->rows);
+	free(v->err);
+	free(v);
+}
+
+struct mailbox *mailbox_new(void)
+{
+	struct mailbox *m = NEW(struct mailbox);
+	atomic_init(&m->holders, 1);
+	pthread_mutex_init(&m->lock, NULL);
+	pthread_condattr_t monotonic;
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&m->more, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	m->last = &m->first;
+	return m;
+}
+
+void mailbox_hold(struct mailbox *m)
+{
+	atomic_fetch_add(&m->holders, 1);
+}
+
+void mailbox_drop(struct mailbox *m)
+{
+	if (!m || atomic_fetch_sub(&m->holders, 1) != 1)
+		return;
+	while (m->first) {
+		struct job_event *v = m->first;
+		m->first = v->next;
+		job_event_free(v);
+	}
+	pthread_cond_destroy(&m->more);
+	pthread_mutex_destroy(&m->lock);
+	free(m);
+}
+
+/* A client that reads slowly finds one long piece instead of a thousand short ones. */
+static bool join(struct job_event *old, struct job_event *v)
+{
+	if (old->kind != v->kind || old->index != v->index || old->n_rows || v->n_rows)
+		return false;
+	if (v->kind == JOB_PROGRESS) {
+		old->done = v->done;
+		old->total = v->total;
+		return true;
+	}
+	if (v->kind != JOB_TEXT && v->kind != JOB_REASONING)
+		return false;
+	buf_append(&old->text, v->text.data, v->text.len);
+	return true;
+}
+
+void mailbox_put(struct mailbox *m, struct job_event *v)
+{
+	pthread_mutex_lock(&m->lock);
+	struct job_event *tail =
+		m->first ? (struct job_event *)((char *)m->last - offsetof(struct job_event, next)) : NULL;
+	bool joined = tail && join(tail, v);
+	if (!joined) {
+		*m->last = v;
+		m->last = &v->next;
+		pthread_cond_signal(&m->more);
+	}
+	pthread_mutex_unlock(&m->lock);
+	if (joined)
+		job_event_free(v);
+}
+
+struct job_event *mailbox_take(struct mailbox *m, int timeout_ms)
+{
+	struct timespec until;
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += timeout_ms / 1000;
+	until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
+	if (until.tv_nsec >= 1000000000) {
+		until.tv_sec++;
+		until.tv_nsec -= 1000000000;
+	}
+	pthread_mutex_lock(&m->lock);
+	while (!m->first && pthread_cond_timedwait(&m->more, &m->lock, &until) != ETIMEDOUT)
+		;
+	struct job_event *v = m->first;
+	if (v) {
+		m->first = v->next;
+		if (!m->first)
+			m->last = &m->first;
+		v->next = NULL;
+	}
+	pthread_mutex_unlock(&m->lock);
+	return v;
+}
+
+struct job *job_new(struct mailbox *mail, uint32_t index)
+{
+	struct job *j = NEW(struct job);
+	atomic_init(&j->holders, 1);
+	j->mail = mail;
+	mailbox_hold(mail);
+	j->index = index;
+	return j;
+}
+
+void job_hold(struct job *j)
+{
+	atomic_fetch_add(&j->holders, 1);
+}
+
+void job_drop(struct job *j)
+{
+	if (!j || atomic_fetch_sub(&j->holders, 1) != 1)
+		return;
+	output_free(j->output);
+	output_options_fini(&j->options);
+	sampler_fini(&j->sampler);
+	token_ids_free(&j->prompt);
+	token_ids_free(&j->generated);
+	mailbox_drop(j->mail);
+	free(j);
+}
+
+static struct job_event *event_new(const struct job *j, enum job_event_kind kind)
+{
+	struct job_event *v = NEW(struct job_event);
+	v->kind = kind;
+	v->index = j->index;
+	v->stop = -1;
+	return v;
+}
+
+static void on_output(void *user, enum output_kind kind, struct text_span text, struct text_span name,
+	const struct output_token *rows, size_t n_rows)
+{
+	struct job *j = user;
+	struct job_event *v = event_new(j, kind == OUTPUT_REASONING ? JOB_REASONING
+									   : kind == OUTPUT_TEXT    ? JOB_TEXT
+																: JOB_CALL);
+	buf_append(&v->text, text.data, text.len);
+	buf_append(&v->name, name.data, name.len);
+	if (n_rows) {
+		v->rows = NEW_ARRAY(struct output_token, n_rows);
+		memcpy(v->rows, rows, n_rows * sizeof *rows);
+		v->n_rows = n_rows;
+	}
+	mailbox_put(j->mail, v);
+}
+
+void job_begin(struct job *j, const struct tokenizer *t)
+{
+	j->output = output_new(&j->options, t, on_output, j);
+	sampler_init(&j->sampler, &j->sampling);
+}
+
+void job_progress(struct job *j, uint32_t done, uint32_t total)
+{
+	struct job_event *v = event_new(j, JOB_PROGRESS);
+	v->done = done;
+	v->total = total;
+	mailbox_put(j->mail, v);
+}
+
+void job_end(struct job *j, enum job_finish finish)
+{
+	if (j->output)
+		output_finish(j->output, finish == JOB_STOP_TOKEN);
+	struct job_event *v = event_new(j, JOB_END);
+	v->finish = finish;
+	if (j->output)
+		v->stop = output_stop_index(j->output);
+	if (v->stop >= 0) /* it may have come with the very last text */
+		v->finish = JOB_STOP_STRING;
+	mailbox_put(j->mail, v);
+}
+
+void job_fail(struct job *j, const struct err *e)
+{
+	struct job_event *v = event_new(j, JOB_ERROR);
+	v->err = NEW(struct err);
+	*v->err = *e;
+	mailbox_put(j->mail, v);
+}

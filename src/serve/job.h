@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A job: one answer to be generated. A connection makes it, the scheduler computes it, and what happens travels back as
+ * events through the mailbox of the request (a request that asks for several answers has several jobs and one mailbox).
+ *
+ * Threads: fields marked "constant" are set before the job is submitted; those marked "compute" belong to the compute
+ * thread, and may be read by the connection once it has taken the job's last event. A job lives as long as somebody
+ * holds it: job_hold, job_drop.
+ */
+#ifndef GLM_SERVE_JOB_H
+#define GLM_SERVE_JOB_H
+
+#include "src/base/err.h"
+#include "src/engine/sampler.h"
+#include "src/serve/output.h"
+#include "src/text/vocab.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum job_finish {
+	JOB_STOP_TOKEN,  /* the model ended its turn */
+	JOB_STOP_STRING, /* a stop string came; see job_event.stop */
+	JOB_ONE_CALL,    /* the one tool call that was asked for is complete */
+	JOB_LENGTH,      /* max_new reached, or the context is full */
+	JOB_CANCELLED,   /* the client left, or the server ends */
+};
+
+enum job_event_kind {
+	JOB_PROGRESS, /* done of total prompt tokens are computed; total 0: still waiting for a session */
+	JOB_REASONING,
+	JOB_TEXT,
+	JOB_CALL,
+	JOB_END,   /* the last event of a job */
+	JOB_ERROR, /* the last event of a job */
+};
+
+struct job_event {
+	struct job_event *next;
+	enum job_event_kind kind;
+	uint32_t index;            /* which job of the request */
+	struct buf text;           /* REASONING, TEXT: the next piece; CALL: the arguments, a JSON object */
+	struct buf name;           /* CALL */
+	struct output_token *rows; /* TEXT: [n_rows] the tokens of this piece, if logprobs were asked for */
+	size_t n_rows;
+	uint32_t done, total;   /* PROGRESS */
+	enum job_finish finish; /* END */
+	int stop;               /* END by JOB_STOP_STRING: which one; else -1 */
+	struct err *err;        /* ERROR */
+};
+
+void job_event_free(struct job_event *v); /* NULL is fine */
+
+/* Events of one request on their way from the compute thread to the connection. */
+struct mailbox;
+
+struct mailbox *mailbox_new(void);
+void mailbox_hold(struct mailbox *m);
+void mailbox_drop(struct mailbox *m);
+void mailbox_put(
+	struct mailbox *m, struct job_event *v); /* takes v; pieces of text join what still waits there */
+/* The next event, or NULL after `timeout_ms`. The caller frees it. */
+struct job_event *mailbox_take(struct mailbox *m, int timeout_ms);
+
+struct job {
+	atomic_int holders;
+	/* constant */
+	struct mailbox *mail;
+	uint32_t index;
+	struct token_ids prompt;
+	uint32_t max_new;
+	struct sampler_options sampling;
+	struct output_options options; /* owned by the job */
+	uint64_t submitted_ns;
+	/* set by the connection when nobody waits for the answer any more */
+	atomic_bool cancel;
+	/* compute */
+	struct job *next; /* in the scheduler's queue, guarded by its lock */
+	struct output *output;
+	struct sampler sampler;
+	struct token_ids generated; /* everything sampled but the stop token */
+	uint32_t cached;            /* prompt tokens that were not computed */
+	uint64_t started_ns, first_token_ns;
+};
+
+/* Begins the answer (compute thread): output and sampler. What the output gives out goes to the mailbox. */
+void job_begin(struct job *j, const struct tokenizer *t);
+void job_progress(struct job *j, uint32_t done, uint32_t total);
+/* The last event: gives out what was held back, says how it ended. Then only job_drop may follow. */
+void job_end(struct job *j, enum job_finish finish);
+void job_fail(struct job *j, const struct err *e);
+
+/* A job with a prompt still to be filled in; holds the mailbox; the caller holds the job. */
+struct job *job_new(struct mailbox *mail, uint32_t index);
+void job_hold(struct job *j);
+void job_drop(struct job *j); /* NULL is fine */
+
+#endif

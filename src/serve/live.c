@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: MIT */
+/* Looks of the scheduler, the counters and the cache, one after the other: each is of one moment, all together nearly. */
+#include "src/serve/live.h"
+
+#include "src/base/clock.h"
+#include "src/base/mem.h"
+#include "src/serve/json_write.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static void write_sessions(struct json_write *w, const struct scheduler_look *look)
+{
+	static const char *const states[] = {"idle", "reading", "writing"};
+	json_write_open(w, "sessions", '{');
+	json_write_int(w, "n", look->n_sessions);
+	json_write_int(w, "active", look->active);
+	json_write_open(w, "list", '[');
+	for (uint32_t i = 0; i < look->n_sessions; i++) {
+		const struct scheduler_session *x = &look->sessions[i];
+		json_write_open(w, NULL, '{');
+		json_write_string(w, "state", states[x->state]);
+		json_write_int(w, "tokens", x->tokens);
+		json_write_int(w, "prompt", x->prompt);
+		json_write_int(w, "done", x->done);
+		json_write_int(w, "new", x->new_tokens);
+		json_write_close(w, '}');
+	}
+	json_write_close(w, ']');
+	json_write_close(w, '}');
+	json_write_open(w, "queue", '{');
+	json_write_int(w, "waiting", look->waiting);
+	json_write_int(w, "limit", look->queue_limit);
+	json_write_close(w, '}');
+}
+
+static void write_totals(struct json_write *w, const struct metrics *m, const struct expert_stats *x)
+{
+	json_write_open(w, "totals", '{');
+	json_write_int(w, "answers", (int64_t)metrics_get(m, METRICS_ANSWERS));
+	json_write_int(w, "cancelled", (int64_t)metrics_get(m, METRICS_CANCELLED));
+	json_write_int(w, "failed", (int64_t)metrics_get(m, METRICS_FAILED));
+	json_write_int(w, "refused", (int64_t)metrics_get(m, METRICS_REFUSED));
+	json_write_int(w, "prompt_tokens", (int64_t)metrics_get(m, METRICS_PROMPT_TOKENS));
+	json_write_int(w, "cached_tokens", (int64_t)metrics_get(m, METRICS_CACHED_TOKENS));
+	json_write_int(w, "prefill_tokens", (int64_t)metrics_get(m, METRICS_PREFILL_TOKENS));
+	json_write_int(w, "new_tokens", (int64_t)metrics_get(m, METRICS_NEW_TOKENS));
+	json_write_int(w, "hit_vram", (int64_t)x->hit_vram);
+	json_write_int(w, "hit_ram", (int64_t)x->hit_ram);
+	json_write_int(w, "miss", (int64_t)x->miss);
+	json_write_int(w, "bytes_read", (int64_t)x->bytes_read);
+	json_write_int(w, "prefetch_useful", (int64_t)x->prefetch_useful);
+	json_write_int(w, "prefetch_wasted", (int64_t)x->prefetch_wasted);
+	json_write_real(w, "wait_ms", (double)x->wait_ns / 1e6);
+	json_write_close(w, '}');
+}
+
+static void write_cache(struct json_write *w, const struct engine_cache *c, const uint8_t *map)
+{
+	static const char letters[] = {[ENGINE_NO_EXPERT] = '-',
+		[ENGINE_ON_DISK] = '.',
+		[ENGINE_IN_RAM] = 'r',
+		[ENGINE_READING] = '~',
+		[ENGINE_IN_VRAM] = '#'};
+	json_write_open(w, "cache", '{');
+	json_write_bool(w, "streaming", c->streaming);
+	json_write_string(w, "policy", c->policy);
+	json_write_int(w, "lookahead", c->lookahead);
+	json_write_int(w, "vram_bytes", (int64_t)c->tier_bytes[0]);
+	json_write_int(w, "ram_bytes", (int64_t)c->tier_bytes[1]);
+	json_write_int(w, "everything_bytes", (int64_t)c->everything_bytes);
+	json_write_int(w, "expert_bytes", (int64_t)c->expert_bytes);
+	json_write_int(w, "layers", c->n_layers);
+	json_write_int(w, "experts", c->n_experts);
+	if (map) {
+		size_t n = (size_t)c->n_layers * c->n_experts;
+		char *text = mem_new(n + 1, 1);
+		for (size_t i = 0; i < n; i++)
+			text[i] = map[i] < sizeof letters ? letters[map[i]] : '.';
+		json_write_text(w, "map", text, n);
+		free(text);
+	}
+	json_write_close(w, '}');
+}
+
+void live_write(const struct live_source *s, bool map, struct buf *out)
+{
+	struct engine_cache cache = {0};
+	engine_cache_look(s->engine, &cache, NULL);
+	uint8_t *places = map ? mem_new((size_t)cache.n_layers * cache.n_experts + 1, 1) : NULL;
+	if (map)
+		engine_cache_look(s->engine, &cache, places);
+	struct scheduler_look look;
+	scheduler_look(s->scheduler, &look);
+	struct metrics_rates rates = metrics_rates(s->metrics);
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	struct json_write w = {.out = out};
+	json_write_open(&w, NULL, '{');
+	json_write_string(&w, "version", s->version);
+	json_write_string(&w, "model", s->model);
+	json_write_string(&w, "backend", engine_backend_name(s->engine));
+	json_write_string(&w, "io", engine_io_name(s->engine));
+	char time_text[48];
+	snprintf(time_text, sizeof time_text, "%lld.%03ld", (long long)now.tv_sec, now.tv_nsec / 1000000);
+	json_write_raw(&w, "time", time_text, strlen(time_text));
+	json_write_real(&w, "uptime_s", (double)(clock_ns() - s->started_ns) / 1e9);
+	json_write_int(&w, "context", engine_context(s->engine));
+	json_write_bool(&w, "healthy", look.healthy);
+	write_sessions(&w, &look);
+	json_write_int(&w, "connections", s->connections);
+	json_write_open(&w, "rate", '{');
+	json_write_real(&w, "prefill_tok_s", rates.prefill_tok_s);
+	json_write_real(&w, "decode_tok_s", rates.decode_tok_s);
+	json_write_real(&w, "read_bytes_s", rates.read_bytes_s);
+	json_write_close(&w, '}');
+	write_totals(&w, s->metrics, &cache.stats);
+	write_cache(&w, &cache, places);
+	json_write_close(&w, '}');
+	free(places);
+}
+
+void live_gauges(const struct live_source *s, struct metrics_gauges *g)
+{
+	struct engine_cache cache = {0};
+	struct scheduler_look look;
+	engine_cache_look(s->engine, &cache, NULL);
+	scheduler_look(s->scheduler, &look);
+	struct engine_sizes sizes = engine_sizes(s->engine);
+	*g = (struct metrics_gauges){.sessions = look.n_sessions,
+		.active = look.active,
+		.waiting = look.waiting,
+		.connections = s->connections,
+		.hit_vram = cache.stats.hit_vram,
+		.hit_ram = cache.stats.hit_ram,
+		.miss = cache.stats.miss,
+		.bytes_read = cache.stats.bytes_read,
+		.prefetch_useful = cache.stats.prefetch_useful,
+		.prefetch_wasted = cache.stats.prefetch_wasted,
+		.wait_ns = cache.stats.wait_ns,
+		.cache_bytes = {cache.tier_bytes[0], cache.tier_bytes[1]},
+		.resident_bytes = sizes.resident_bytes,
+		.kv_bytes = sizes.kv_bytes,
+		.uptime_s = (double)(clock_ns() - s->started_ns) / 1e9,
+		.version = s->version,
+		.model = s->model,
+		.backend = engine_backend_name(s->engine)};
+}

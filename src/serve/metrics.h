@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the server counts, for /metrics (Prometheus text format 0.0.4) and the live state. Any thread counts; counters only
+ * grow. Rates are over the last two seconds: metrics_tick, called about four times a second, remembers the counters.
+ */
+#ifndef GLM_SERVE_METRICS_H
+#define GLM_SERVE_METRICS_H
+
+#include "src/base/buf.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+enum metrics_counter {
+	METRICS_PROMPT_TOKENS,   /* of all answers begun */
+	METRICS_CACHED_TOKENS,   /* of these, found computed */
+	METRICS_PREFILL_TOKENS,  /* prompt tokens computed */
+	METRICS_NEW_TOKENS,      /* generated */
+	METRICS_ANSWERS,         /* finished */
+	METRICS_CANCELLED,       /* the client left */
+	METRICS_FAILED,          /* ended by an error */
+	METRICS_REFUSED,         /* the queue was full */
+	METRICS_STEPS,           /* steps of the model */
+	METRICS_ROWS,            /* their rows */
+	METRICS_PREFILL_NS,      /* time in steps that read prompts */
+	METRICS_DECODE_NS,       /* time in steps that write answers */
+	METRICS_REPLAYED,        /* assistant turns whose own tokens were used again */
+	METRICS_CUT_CONNECTIONS, /* too slow, or silent for too long */
+	METRICS_N_COUNTERS
+};
+
+enum metrics_histogram {
+	METRICS_FIRST_TOKEN, /* seconds from submission to the first token */
+	METRICS_DURATION,    /* seconds from submission to the end of an answer */
+	METRICS_QUEUED,      /* seconds from submission to a session */
+	METRICS_N_HISTOGRAMS
+};
+
+struct metrics;
+
+struct metrics *metrics_new(void);
+void metrics_free(struct metrics *m); /* NULL is fine */
+
+void metrics_add(struct metrics *m, enum metrics_counter c, uint64_t n);
+uint64_t metrics_get(const struct metrics *m, enum metrics_counter c);
+void metrics_observe(struct metrics *m, enum metrics_histogram h, uint64_t ns);
+/* A response was sent. route: a string that lives as long as the program. */
+void metrics_response(struct metrics *m, const char *route, unsigned status);
+
+/* bytes_read: of the expert source, so far. */
+void metrics_tick(struct metrics *m, uint64_t now_ns, uint64_t bytes_read);
+struct metrics_rates {
+	double prefill_tok_s, decode_tok_s, read_bytes_s;
+};
+struct metrics_rates metrics_rates(struct metrics *m);
+
+/* Values that others keep, for metrics_text. */
+struct metrics_gauges {
+	uint32_t sessions, active, waiting, connections;
+	uint64_t hit_vram, hit_ram, miss, bytes_read, prefetch_useful, prefetch_wasted, wait_ns;
+	uint64_t cache_bytes[2], resident_bytes, kv_bytes;
+	double uptime_s;
+	const char *version, *model, *backend; /* escaped by metrics_text */
+};
+void metrics_text(struct metrics *m, const struct metrics_gauges *g, struct buf *out);
+
+#endif

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a model writes -> what a client gets: reasoning, text and tool calls in pieces, cut at stop strings, with the
+ * probabilities of the tokens. One output belongs to one answer; the compute thread feeds it token by token. It knows
+ * nothing of the APIs.
+ */
+#ifndef GLM_SERVE_OUTPUT_H
+#define GLM_SERVE_OUTPUT_H
+
+#include "src/serve/tool_force.h"
+#include "src/text/tokenizer.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define OUTPUT_TOP_MAX 20
+
+/* A token and its likeliest rivals, natural logarithms of the model's own probabilities (temperature 1, no cuts). */
+struct output_token {
+	int32_t id;
+	float logprob;
+	uint32_t n_top;
+	struct {
+		int32_t id;
+		float logprob;
+	} top[OUTPUT_TOP_MAX];
+};
+
+/* Zero-initialise. Owned by whoever fills it in; output_options_fini. */
+struct output_options {
+	bool chat;         /* reasoning and calls are told apart; else everything is text */
+	bool in_reasoning; /* the prompt ends inside the reasoning */
+	json_t *tools;     /* for the types of arguments; NULL: none */
+	enum tool_choice choice;
+	char *choice_name; /* TOOL_CHOICE_REQUIRED: this tool; NULL: any */
+	bool one_call;     /* the answer ends with its first call */
+	char **stops;      /* [n_stops] none of them empty */
+	size_t n_stops;
+	bool logprobs;
+	uint32_t n_top;
+};
+void output_options_fini(struct output_options *o);
+
+enum output_kind { OUTPUT_REASONING, OUTPUT_TEXT, OUTPUT_CALL };
+
+/* text: the piece, or the arguments of the call `name`. rows: [n_rows] tokens that the piece of text begins or holds. All
+ * valid only during the call. */
+typedef void output_fn(void *user, enum output_kind kind, struct text_span text, struct text_span name,
+	const struct output_token *rows, size_t n_rows);
+
+enum output_next { OUTPUT_GO_ON, OUTPUT_STOP_STRING, OUTPUT_ONE_CALL };
+
+struct output;
+
+/* Options and tokenizer are borrowed until output_free. */
+struct output *output_new(
+	const struct output_options *o, const struct tokenizer *t, output_fn *emit, void *user);
+void output_free(struct output *o); /* NULL is fine */
+
+/* Are some tokens forbidden next? Then output_mask makes their logits -infinity. */
+bool output_wants_mask(const struct output *o);
+void output_mask(struct output *o, float *logits, int32_t n_valid);
+
+/* The next token (not one that ends the turn) and the logits it was drawn from, unmasked. */
+enum output_next output_push(struct output *o, int32_t id, const float *logits, int32_t n_valid);
+
+/* The end: gives out what was held back. ended: the model ended its turn. */
+void output_finish(struct output *o, bool ended);
+
+int output_stop_index(const struct output *o);            /* which stop string came, or -1 */
+uint32_t output_reasoning_tokens(const struct output *o); /* so far; the closing tag counts */
+bool output_reasoning_open(const struct output *o);
+size_t output_calls(const struct output *o);
+
+#endif

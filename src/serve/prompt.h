@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: MIT */
+/* A conversation -> the tokens of its prompt, with the tokens of earlier answers as the model wrote them (turn_store.h). */
+#ifndef GLM_SERVE_PROMPT_H
+#define GLM_SERVE_PROMPT_H
+
+#include "src/serve/turn_store.h"
+#include "src/text/chat.h"
+
+/* A conversation with the ids of its tool calls. Zero-initialise. */
+struct prompt_talk {
+	struct chat chat;
+	char **
+		call_ids; /* [n_call_ids] of message i: the ids of its calls, each followed by a line feed; NULL: none */
+	size_t n_call_ids;
+};
+
+void prompt_talk_fini(struct prompt_talk *t);
+
+/* Message `i` has one more call, with this id (NULL: ""). */
+void prompt_talk_call_id(struct prompt_talk *t, size_t i, const char *id, size_t len);
+
+/* Appends the ids. *replayed: how many turns were found in `turns` (which may be NULL). */
+int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer, struct turn_store *turns,
+	struct token_ids *out, size_t *replayed, struct err *e);
+
+#endif

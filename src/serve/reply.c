@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: MIT */
+/* Jobs out, events in. */
+#include "src/serve/reply.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/text/json_text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Every job owns what it uses: nothing of the request is shared with the compute thread. */
+static struct job *make_job(struct reply *r, uint32_t index)
+{
+	const struct request *q = r->request;
+	const struct token_ids *prompt = &q->prompts[index / q->n];
+	struct job *j = job_new(r->mail, index);
+	j->prompt.data = NEW_ARRAY(int32_t, prompt->n);
+	memcpy(j->prompt.data, prompt->data, prompt->n * sizeof *prompt->data);
+	j->prompt.n = j->prompt.cap = prompt->n;
+	j->max_new = q->max_new;
+	j->sampling = q->sampling;
+	j->sampling.seed += index; /* several answers are to differ */
+	struct output_options *o = &j->options;
+	*o = q->output;
+	o->tools = json_deep_copy(q->output.tools);
+	o->choice_name = q->output.choice_name ? mem_strdup(q->output.choice_name) : NULL;
+	o->stops = NEW_ARRAY(char *, o->n_stops + 1);
+	for (size_t i = 0; i < o->n_stops; i++)
+		o->stops[i] = mem_strdup(q->output.stops[i]);
+	return j;
+}
+
+int reply_begin(struct reply *r, struct request *request, struct scheduler *s, const char *call_prefix,
+	struct request_error *e)
+{
+	*r = (struct reply){.request = request, .mail = mailbox_new(), .call_prefix = call_prefix};
+	r->n_answers = (uint32_t)request->n_prompts * request->n;
+	r->answers = NEW_ARRAY(struct reply_answer, r->n_answers);
+	struct job *jobs[REQUEST_ANSWERS_MAX];
+	for (uint32_t i = 0; i < r->n_answers; i++) {
+		r->answers[i].index = i;
+		jobs[i] = r->answers[i].job = make_job(r, i);
+	}
+	unsigned retry_s = 1;
+	switch (scheduler_submit(s, jobs, r->n_answers, &retry_s)) {
+	case SCHEDULER_TAKEN:
+		return 0;
+	case SCHEDULER_FULL:
+		request_refuse(
+			e, 429, "queue_full", NULL, "too many requests are waiting; try again in %u s", retry_s);
+		e->retry_s = retry_s;
+		return -1;
+	default:
+		request_refuse(e, 503, "shutting_down", NULL, "the server is shutting down");
+		e->retry_s = 5;
+		return -1;
+	}
+}
+
+/* The next request may bring this answer back: its tokens are remembered before the client sees its end. */
+static void remember(struct reply *r, struct reply_answer *a)
+{
+	const struct request *q = r->request;
+	const struct job *j = a->job;
+	if (!q->output.chat || !q->model->turns || output_reasoning_open(j->output) ||
+		(a->finish != JOB_STOP_TOKEN && a->finish != JOB_ONE_CALL && a->finish != JOB_LENGTH))
+		return;
+	bool thinks = q->output.in_reasoning;
+	size_t n = j->generated.n + !thinks, reasoning = thinks ? a->reasoning_tokens : 1;
+	int32_t *ids = NEW_ARRAY(int32_t, n + 1);
+	if (!thinks) /* the prompt has the closing tag */
+		ids[0] = j->prompt.data[j->prompt.n - 1];
+	memcpy(ids + !thinks, j->generated.data, j->generated.n * sizeof *ids);
+	struct chat_call *calls = NEW_ARRAY(struct chat_call, a->n_calls + 1);
+	struct buf call_ids = {0};
+	bool good = true;
+	for (size_t i = 0; i < a->n_calls; i++) {
+		calls[i].name = (struct chat_text){a->calls[i].name.data, a->calls[i].name.len};
+		calls[i].arguments =
+			json_text_parse(a->calls[i].arguments.data, a->calls[i].arguments.len, true, NULL);
+		good = good && calls[i].arguments;
+		buf_printf(&call_ids, "%s\n", a->calls[i].id);
+	}
+	struct stored_turn turn = {.content = {a->text.data, a->text.len},
+		.calls = calls,
+		.n_calls = a->n_calls,
+		.call_ids = buf_str(&call_ids),
+		.before = j->prompt.data,
+		.n_before = j->prompt.n - !thinks,
+		.reasoning = {a->reasoning.data, a->reasoning.len}};
+	if (good)
+		turn_store_put(q->model->turns, &turn, ids, n, reasoning);
+	for (size_t i = 0; i < a->n_calls; i++)
+		json_decref(calls[i].arguments);
+	free(calls);
+	free(ids);
+	buf_free(&call_ids);
+}
+
+static void enter_end(struct reply *r, struct reply_answer *a, const struct job_event *v)
+{
+	const struct job *j = a->job;
+	a->ended = true;
+	r->n_ended++;
+	a->finish = v->finish;
+	a->prompt_tokens = (uint32_t)j->prompt.n;
+	a->cached_tokens = j->cached;
+	a->new_tokens = (uint32_t)j->generated.n;
+	if (v->kind != JOB_END || !j->output)
+		return;
+	a->reasoning_tokens = output_reasoning_tokens(j->output);
+	a->stop = v->stop >= 0 ? r->request->output.stops[v->stop] : NULL;
+	remember(r, a);
+}
+
+static void enter_call(struct reply *r, struct reply_answer *a, const struct job_event *v)
+{
+	a->calls = mem_grow(a->calls, a->n_calls + 1, sizeof *a->calls);
+	struct reply_call *c = &a->calls[a->n_calls++];
+	*c = (struct reply_call){0};
+	request_make_id(c->id, sizeof c->id, r->call_prefix);
+	buf_append(&c->name, v->name.data, v->name.len);
+	buf_append(&c->arguments, v->text.data, v->text.len);
+}
+
+struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer)
+{
+	struct job_event *v = mailbox_take(r->mail, timeout_ms);
+	if (!v)
+		return NULL;
+	struct reply_answer *a = *answer = &r->answers[v->index];
+	switch (v->kind) {
+	case JOB_PROGRESS:
+		r->progress_done = v->done;
+		r->progress_total = v->total;
+		break;
+	case JOB_REASONING:
+		buf_append(&a->reasoning, v->text.data, v->text.len);
+		break;
+	case JOB_TEXT:
+		buf_append(&a->text, v->text.data, v->text.len);
+		if (v->n_rows) {
+			a->rows = mem_grow(a->rows, a->n_rows + v->n_rows, sizeof *a->rows);
+			memcpy(a->rows + a->n_rows, v->rows, v->n_rows * sizeof *a->rows);
+			a->n_rows += v->n_rows;
+		}
+		break;
+	case JOB_CALL:
+		enter_call(r, a, v);
+		break;
+	case JOB_END:
+	case JOB_ERROR:
+		enter_end(r, a, v);
+		break;
+	}
+	return v;
+}
+
+void reply_end(struct reply *r)
+{
+	for (uint32_t i = 0; i < r->n_answers; i++) {
+		struct reply_answer *a = &r->answers[i];
+		if (a->job && !a->ended)
+			atomic_store(&a->job->cancel, true);
+		job_drop(a->job);
+		buf_free(&a->reasoning);
+		buf_free(&a->text);
+		for (size_t k = 0; k < a->n_calls; k++) {
+			buf_free(&a->calls[k].name);
+			buf_free(&a->calls[k].arguments);
+		}
+		free(a->calls);
+		free(a->rows);
+	}
+	free(r->answers);
+	mailbox_drop(r->mail);
+	*r = (struct reply){0};
+}

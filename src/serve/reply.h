@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The answers to a request while they come: the jobs in the scheduler's hands, and what has arrived of each. An API's writer
+ * (api.h) reads it; the connection's thread owns it.
+ */
+#ifndef GLM_SERVE_REPLY_H
+#define GLM_SERVE_REPLY_H
+
+#include "src/serve/job.h"
+#include "src/serve/request.h"
+#include "src/serve/scheduler.h"
+
+struct reply_call {
+	char id[40]; /* made by us; how a client names the call when it answers */
+	struct buf name, arguments;
+};
+
+struct reply_answer {
+	uint32_t index;
+	struct job *job; /* held */
+	struct buf reasoning, text;
+	struct reply_call *calls; /* [n_calls] */
+	size_t n_calls;
+	struct output_token *rows; /* [n_rows] of the text, if logprobs were asked for */
+	size_t n_rows;
+	bool ended;
+	enum job_finish finish;
+	const char *stop; /* the stop string that came, or NULL */
+	/* once it has ended */
+	uint32_t prompt_tokens, cached_tokens, new_tokens, reasoning_tokens;
+	/* for the writer of a stream */
+	int open;           /* what it has begun and not ended; 0: nothing */
+	uint32_t n_items;   /* begun so far */
+	size_t text_offset; /* of the text, in characters (completions) */
+	char item_id[40];
+};
+
+struct reply {
+	struct request *request; /* borrowed */
+	struct mailbox *mail;
+	struct reply_answer *answers; /* [n_answers] prompt by prompt */
+	uint32_t n_answers, n_ended;
+	uint64_t sequence;                      /* of the writer's events */
+	const char *call_prefix;                /* of the ids of calls: "call_" */
+	uint32_t progress_done, progress_total; /* the latest, over all answers; total 0: nothing has begun */
+};
+
+/* Makes the jobs and submits them. On a refusal (queue full: 429, ending: 503) -1 with *e; the reply must be ended
+ * all the same. */
+int reply_begin(struct reply *r, struct request *request, struct scheduler *s, const char *call_prefix,
+	struct request_error *e);
+
+/* The next event, already entered into its answer (*answer), or NULL after timeout_ms. The caller frees it. For
+ * JOB_CALL the new call is the answer's last. Progress is entered and then handed out too. */
+struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer);
+
+/* Nobody waits any more: cancels what has not ended, releases everything. A zeroed struct is fine. */
+void reply_end(struct reply *r);
+
+#endif

@@ -1,0 +1,373 @@
+/* SPDX-License-Identifier: MIT */
+/* Members with their types and ranges; refusals in one sentence each. */
+#include "src/serve/request.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/text/chat_json.h"
+#include "src/text/json_text.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+void request_fini(struct request *r)
+{
+	json_decref(r->body);
+	prompt_talk_fini(&r->talk);
+	for (size_t i = 0; i < r->n_prompts; i++)
+		token_ids_free(&r->prompts[i]);
+	free(r->prompts);
+	output_options_fini(&r->output);
+	*r = (struct request){0};
+}
+
+void request_make_id(char *out, size_t size, const char *prefix)
+{
+	static const char letters[] = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+	unsigned char random[24];
+	for (size_t at = 0; at < sizeof random;) {
+		ssize_t got = getrandom(random + at, sizeof random - at, 0);
+		at += got > 0 ? (size_t)got : 0;
+	}
+	size_t n = (size_t)snprintf(out, size, "%s", prefix);
+	for (size_t i = 0; i < sizeof random && n + 1 < size; i++)
+		out[n++] = letters[random[i] % (sizeof letters - 1)];
+	out[n] = 0;
+}
+
+int request_refuse(
+	struct request_error *e, int status, const char *code, const char *param, const char *fmt, ...)
+{
+	va_list ap;
+	va_start(ap, fmt);
+	*e = (struct request_error){.status = status, .code = code};
+	vsnprintf(e->message, sizeof e->message, fmt, ap);
+	va_end(ap);
+	if (param)
+		snprintf(e->param, sizeof e->param, "%s", param);
+	return -1;
+}
+
+int request_refuse_err(struct request_error *e, const struct err *err)
+{
+	int status = err->code == ERR_INPUT                                    ? 400
+				 : err->code == ERR_MEMORY || err->code == ERR_INTERRUPTED ? 503
+																		   : 500;
+	request_refuse(e, status, NULL, NULL, "%s", err->text);
+	/* "messages[3].role: expected ...": the path is the parameter */
+	size_t n = strcspn(err->text, ": ");
+	if (status == 400 && err->text[n] == ':' && n < sizeof e->param)
+		memcpy(e->param, err->text, n);
+	return -1;
+}
+
+/* ---- members ---- */
+
+static int wrong_type(struct request_error *e, const char *key, const char *expected, const json_t *found)
+{
+	return request_refuse(
+		e, 400, NULL, key, "%s: expected %s, found %s", key, expected, json_text_type(found));
+}
+
+int request_number(const json_t *o, const char *key, double min, double max, double *out, bool *given,
+	struct request_error *e)
+{
+	const json_t *v = json_object_get(o, key);
+	if (given)
+		*given = false;
+	if (!v || json_is_null(v))
+		return 0;
+	if (!json_is_number(v))
+		return wrong_type(e, key, "a number", v);
+	double x = json_number_value(v);
+	if (!(x >= min && x <= max))
+		return request_refuse(e, 400, NULL, key, "%s: expected %g to %g, found %g", key, min, max, x);
+	*out = x;
+	if (given)
+		*given = true;
+	return 0;
+}
+
+int request_integer(const json_t *o, const char *key, int64_t min, int64_t max, int64_t *out, bool *given,
+	struct request_error *e)
+{
+	const json_t *v = json_object_get(o, key);
+	if (given)
+		*given = false;
+	if (!v || json_is_null(v))
+		return 0;
+	if (!json_is_integer(v))
+		return wrong_type(e, key, "a whole number", v);
+	int64_t x = json_integer_value(v);
+	if (x < min || x > max)
+		return request_refuse(e, 400, NULL, key, "%s: expected %lld to %lld, found %lld", key, (long long)min,
+			(long long)max, (long long)x);
+	*out = x;
+	if (given)
+		*given = true;
+	return 0;
+}
+
+int request_bool(const json_t *o, const char *key, bool *out, struct request_error *e)
+{
+	const json_t *v = json_object_get(o, key);
+	if (!v || json_is_null(v))
+		return 0;
+	if (!json_is_boolean(v))
+		return wrong_type(e, key, "true or false", v);
+	*out = json_is_true(v);
+	return 0;
+}
+
+int request_string(const json_t *o, const char *key, const char **out, struct request_error *e)
+{
+	const json_t *v = json_object_get(o, key);
+	if (!v || json_is_null(v))
+		return 0;
+	if (!json_is_string(v))
+		return wrong_type(e, key, "a string", v);
+	*out = json_string_value(v);
+	return 0;
+}
+
+int request_unsupported(const json_t *o, const char *key, struct request_error *e)
+{
+	const json_t *v = json_object_get(o, key);
+	if (!v || json_is_null(v) || json_is_false(v) || (json_is_number(v) && json_number_value(v) == 0) ||
+		(json_is_string(v) && !json_string_length(v)) || (json_is_array(v) && !json_array_size(v)) ||
+		(json_is_object(v) && !json_object_size(v)))
+		return 0;
+	return request_refuse(e, 400, "unsupported_parameter", key, "%s is not supported by this server", key);
+}
+
+/* ---- shared parts ---- */
+
+int request_model_name(struct request *r, struct request_error *e)
+{
+	const char *name = NULL;
+	if (request_string(r->body, "model", &name, e))
+		return -1;
+	if (!name || r->model->any_name || !strcmp(name, r->model->name))
+		return 0;
+	return request_refuse(e, 404, "model_not_found", "model",
+		"the model \"%.100s\" does not exist here; this server has \"%s\"", name, r->model->name);
+}
+
+int request_sampling(struct request *r, struct request_error *e)
+{
+	static const char *const unsupported[] = {"frequency_penalty", "presence_penalty", "logit_bias"};
+	struct sampler_options *o = &r->sampling;
+	*o = r->model->sampling;
+	double temperature = (double)o->temperature, top_p = (double)o->top_p, min_p = 0, repetition = 1;
+	int64_t top_k = o->top_k, seed = 0;
+	bool seed_given;
+	if (request_number(r->body, "temperature", 0, 2, &temperature, NULL, e) ||
+		request_number(r->body, "top_p", 0, 1, &top_p, NULL, e) ||
+		request_number(r->body, "min_p", 0, 1, &min_p, NULL, e) ||
+		request_number(r->body, "repetition_penalty", 0, 10, &repetition, NULL, e) ||
+		request_integer(r->body, "top_k", -1, INT32_MAX, &top_k, NULL, e) ||
+		request_integer(r->body, "seed", INT64_MIN, INT64_MAX, &seed, &seed_given, e))
+		return -1;
+	for (size_t i = 0; i < ARRAY_LEN(unsupported); i++)
+		if (request_unsupported(r->body, unsupported[i], e))
+			return -1;
+	if (repetition != 1)
+		return request_refuse(e, 400, "unsupported_parameter", "repetition_penalty",
+			"repetition_penalty is not supported by this server");
+	if (!seed_given)
+		while (getrandom(&seed, sizeof seed, 0) != sizeof seed)
+			;
+	o->temperature = (float)temperature;
+	o->top_p = top_p > 0 ? (float)top_p : 1e-9f; /* 0: the likeliest token only */
+	o->min_p = MIN((float)min_p, 0.9999999f);
+	o->top_k = (int)MAX(top_k, 0);
+	o->seed = (uint64_t)seed;
+	return 0;
+}
+
+static int add_stop(struct request *r, const char *key, const json_t *v, struct request_error *e)
+{
+	size_t n = json_string_length(v);
+	if (!json_is_string(v))
+		return wrong_type(e, key, "a string or an array of strings", v);
+	if (!n) /* would stop everything; OpenAI and Anthropic clients send it by mistake */
+		return request_refuse(e, 400, NULL, key, "%s: a stop string is empty", key);
+	if (n > REQUEST_STOP_BYTES || strlen(json_string_value(v)) != n)
+		return request_refuse(e, 400, NULL, key, "%s: a stop string has a zero byte or more than %d bytes",
+			key, REQUEST_STOP_BYTES);
+	if (r->output.n_stops == REQUEST_STOPS_MAX)
+		return request_refuse(e, 400, NULL, key, "%s: more than %d stop strings", key, REQUEST_STOPS_MAX);
+	struct output_options *o = &r->output;
+	o->stops = mem_grow(o->stops, o->n_stops + 1, sizeof *o->stops);
+	o->stops[o->n_stops++] = mem_strndup(json_string_value(v), n);
+	return 0;
+}
+
+int request_stops(struct request *r, const char *key, struct request_error *e)
+{
+	const json_t *v = json_object_get(r->body, key);
+	if (!v || json_is_null(v))
+		return 0;
+	if (!json_is_array(v))
+		return add_stop(r, key, v, e);
+	size_t i;
+	json_t *item;
+	json_array_foreach(v, i, item)
+	{
+		if (add_stop(r, key, item, e))
+			return -1;
+	}
+	return 0;
+}
+
+int request_effort(struct request *r, const char *effort, const char *param, struct request_error *e)
+{
+	static const char *const words[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+	size_t i = 0;
+	if (!effort)
+		return 0;
+	while (i < ARRAY_LEN(words) && strcmp(words[i], effort))
+		i++;
+	if (i == ARRAY_LEN(words))
+		return request_refuse(e, 400, NULL, param,
+			"%s: expected none, minimal, low, medium, high, xhigh or max, found \"%.40s\"", param, effort);
+	r->think_asked = true;
+	r->talk.chat.options.enable_thinking = i ? CHAT_ON : CHAT_OFF;
+	r->talk.chat.options.effort_high = i >= 1 && i <= 4;
+	return 0;
+}
+
+int request_template(struct request *r, struct request_error *e)
+{
+	struct chat_options *o = &r->talk.chat.options;
+	const json_t *kwargs = json_object_get(r->body, "chat_template_kwargs");
+	const json_t *thinking = json_object_get(r->body, "thinking");
+	const char *effort = NULL, *type = NULL;
+	struct err err = {0};
+	if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
+		return wrong_type(e, "chat_template_kwargs", "an object", kwargs);
+	if (json_is_object(thinking)) {
+		bool clear = false;
+		if (request_string(thinking, "type", &type, e))
+			return -1;
+		if (type && strcmp(type, "enabled") && strcmp(type, "disabled") && strcmp(type, "adaptive"))
+			return request_refuse(e, 400, NULL, "thinking",
+				"thinking.type: expected enabled, adaptive or disabled, found \"%.40s\"", type);
+		if (type)
+			o->enable_thinking = strcmp(type, "disabled") ? CHAT_ON : CHAT_OFF;
+		if (json_object_get(thinking, "clear_thinking")) {
+			if (request_bool(thinking, "clear_thinking", &clear, e))
+				return -1;
+			o->clear_thinking = clear ? CHAT_ON : CHAT_OFF;
+		}
+		r->think_asked = r->think_asked || type;
+	} else if (thinking && !json_is_null(thinking)) {
+		return wrong_type(e, "thinking", "an object", thinking);
+	}
+	if (chat_json_options(&r->talk.chat, kwargs, &err))
+		return request_refuse_err(e, &err);
+	r->think_asked = r->think_asked || json_is_boolean(json_object_get(kwargs, "enable_thinking"));
+	bool enable = true;
+	if (request_string(kwargs, "reasoning_effort", &effort, e) ||
+		request_effort(r, effort, "chat_template_kwargs.reasoning_effort", e) ||
+		request_bool(r->body, "enable_thinking", &enable, e))
+		return -1;
+	if (json_is_boolean(json_object_get(r->body, "enable_thinking"))) {
+		o->enable_thinking = enable ? CHAT_ON : CHAT_OFF;
+		r->think_asked = true;
+	}
+	if (json_is_boolean(
+			json_object_get(kwargs, "enable_thinking"))) /* what is said outright wins over the effort */
+		o->enable_thinking = json_is_true(json_object_get(kwargs, "enable_thinking")) ? CHAT_ON : CHAT_OFF;
+	o->add_generation_prompt = true;
+	return 0;
+}
+
+int request_tools(struct request *r, const json_t *tools, struct request_error *e)
+{
+	struct err err = {0};
+	size_t i;
+	json_t *tool;
+	if (!tools || json_is_null(tools) || (json_is_array(tools) && !json_array_size(tools)))
+		return 0;
+	json_array_foreach(tools, i, tool)
+	{
+		const char *type = json_string_value(json_object_get(tool, "type"));
+		if (type && strcmp(type, "function") && strcmp(type, "custom"))
+			return request_refuse(e, 400, "unsupported_parameter", "tools",
+				"tools[%zu].type: expected function, found \"%.40s\"", i, type);
+	}
+	/* the conversation keeps its own copy: the template takes it as it is */
+	json_t *copy = json_deep_copy(tools);
+	int rc = chat_json_tools(&r->talk.chat, copy, &err);
+	json_decref(copy);
+	if (rc)
+		return request_refuse_err(e, &err);
+	json_array_foreach(r->talk.chat.tools, i, tool)
+	{
+		const json_t *name = json_object_get(chat_tool_function(tool), "name");
+		size_t n = json_string_length(name);
+		if (!n || n > 256 || strlen(json_string_value(name)) != n)
+			return request_refuse(
+				e, 400, NULL, "tools", "tools[%zu]: expected a name of 1 to 256 bytes, found %zu", i, n);
+	}
+	return 0;
+}
+
+int request_choice(
+	struct request *r, enum tool_choice choice, const char *name, const char *param, struct request_error *e)
+{
+	const json_t *tools = r->talk.chat.tools;
+	if (choice == TOOL_CHOICE_REQUIRED && !json_array_size(tools))
+		return request_refuse(e, 400, NULL, param, "%s asks for a call, but there are no tools", param);
+	if (name) {
+		bool found = false;
+		size_t i;
+		json_t *tool;
+		json_array_foreach(tools, i, tool)
+		{
+			const char *s = json_string_value(json_object_get(chat_tool_function(tool), "name"));
+			found = found || (s && !strcmp(s, name));
+		}
+		if (!found)
+			return request_refuse(
+				e, 400, NULL, param, "%s names \"%.100s\", which is not among the tools", param, name);
+		r->output.choice_name = mem_strdup(name);
+		r->output.one_call = true; /* this one call is what was asked for */
+	}
+	r->output.choice = choice;
+	return 0;
+}
+
+int request_prompt(struct request *r, struct request_error *e)
+{
+	struct err err = {0};
+	r->n_prompts = 1;
+	r->prompts = NEW_ARRAY(struct token_ids, 1);
+	if (prompt_build(&r->talk, r->model->tokenizer, r->model->turns, &r->prompts[0], &r->n_replayed, &err))
+		return request_refuse_err(e, &err);
+	r->output.chat = true;
+	r->output.in_reasoning = chat_starts_in_reasoning(&r->talk.chat.options);
+	r->output.tools = json_deep_copy(r->talk.chat.tools);
+	return 0;
+}
+
+int request_room(struct request *r, int64_t asked, struct request_error *e)
+{
+	uint32_t context = r->model->context;
+	r->max_new = asked < 0 ? UINT32_MAX : (uint32_t)MIN(asked, UINT32_MAX);
+	for (size_t i = 0; i < r->n_prompts; i++) {
+		size_t n = r->prompts[i].n;
+		if (!n)
+			return request_refuse(e, 400, NULL, "prompt", "the prompt has no tokens");
+		if (n >= context)
+			return request_refuse(e, 400, "context_length_exceeded", NULL,
+				"the prompt has %zu tokens; with at least one token of answer the context of %u is exceeded",
+				n, context);
+		r->max_new = (uint32_t)MIN(r->max_new, context - n + 1);
+	}
+	return 0;
+}

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a request of any API comes down to: prompts, how to sample, what to cut, how to answer. An API's parser fills it in
+ * from JSON (api.h); nothing here knows sockets. Parsing is pure: it looks at the model's tokenizer, template and limits and
+ * changes nothing.
+ *
+ * Members that are not known are ignored. Members that are known and would change the answer, but are not supported, are
+ * refused: silence would be a wrong answer.
+ */
+#ifndef GLM_SERVE_REQUEST_H
+#define GLM_SERVE_REQUEST_H
+
+#include "src/base/err.h"
+#include "src/engine/sampler.h"
+#include "src/serve/output.h"
+#include "src/serve/prompt.h"
+#include "src/serve/turn_store.h"
+#include "src/text/tokenizer.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define REQUEST_ANSWERS_MAX 16 /* prompts x n */
+#define REQUEST_STOPS_MAX   16
+#define REQUEST_STOP_BYTES  1024
+
+/* What requests are parsed and answered against; constant while the server runs (turns guards itself). */
+struct request_model {
+	const struct tokenizer *tokenizer;
+	const char *name;
+	bool any_name;    /* take requests for other names too */
+	uint32_t context; /* tokens of prompt and answer */
+	int64_t created;  /* unix time, shown in lists */
+	char fingerprint[24];
+	struct sampler_options sampling; /* defaults */
+	struct turn_store *turns;        /* NULL: none */
+};
+
+/* A refusal. status 0: none. */
+struct request_error {
+	int status;
+	const char *code; /* OpenAI's "code": "model_not_found", ...; NULL: null */
+	char param[96];   /* the member at fault; empty: none */
+	unsigned retry_s; /* Retry-After; 0: none */
+	char message[ERR_TEXT_MAX];
+};
+
+struct request {
+	const struct request_model *model;
+	json_t *body; /* as it came; owned */
+	char id[40];  /* with the API's prefix */
+	int64_t created;
+	bool stream;
+	bool include_usage;        /* OpenAI chat and completions: a last chunk with it */
+	struct prompt_talk talk;   /* chat APIs */
+	struct token_ids *prompts; /* [n_prompts] owned */
+	size_t n_prompts;
+	size_t n_replayed; /* turns of the prompt that were known */
+	uint32_t n;        /* answers for each prompt */
+	uint32_t max_new;
+	struct sampler_options sampling;
+	struct output_options output; /* of every answer */
+	bool think_asked;             /* the client said something about reasoning */
+	bool keep_text;               /* completions: echo the prompt's text */
+};
+
+void request_fini(struct request *r); /* a zeroed struct is fine */
+
+/* "chatcmpl-" and 24 random letters and digits. */
+void request_make_id(char *out, size_t size, const char *prefix);
+
+/* Writes the refusal; returns -1 so that `return request_refuse(...)` works. param may be NULL. */
+int request_refuse(struct request_error *e, int status, const char *code, const char *param, const char *fmt,
+	...) __attribute__((format(printf, 5, 6)));
+/* The same from a library error: ERR_INPUT 400, ERR_MEMORY 503, else 500. */
+int request_refuse_err(struct request_error *e, const struct err *err);
+
+/* ---- members of the body; all return 0, or -1 after request_refuse ---- */
+
+/* Absent and null leave *out as it is; *given (may be NULL) says whether a value stood there. */
+int request_number(const json_t *o, const char *key, double min, double max, double *out, bool *given,
+	struct request_error *e);
+int request_integer(const json_t *o, const char *key, int64_t min, int64_t max, int64_t *out, bool *given,
+	struct request_error *e);
+int request_bool(const json_t *o, const char *key, bool *out, struct request_error *e);
+int request_string(const json_t *o, const char *key, const char **out, struct request_error *e);
+/* Refuses the member unless it is absent, null, false, 0, "" or empty. */
+int request_unsupported(const json_t *o, const char *key, struct request_error *e);
+
+/* ---- parts that APIs share ---- */
+
+/* "model": its name is right, or any will do. */
+int request_model_name(struct request *r, struct request_error *e);
+/* temperature, top_p, top_k, min_p, seed; refuses penalties and logit_bias. */
+int request_sampling(struct request *r, struct request_error *e);
+/* A string or an array of strings. */
+int request_stops(struct request *r, const char *key, struct request_error *e);
+/* `effort` as OpenAI has it: none turns reasoning off, max and xhigh are GLM's "Max", the others its "High". NULL: nothing. */
+int request_effort(struct request *r, const char *effort, const char *param, struct request_error *e);
+/* chat_template_kwargs (enable_thinking, clear_thinking, reasoning_effort), enable_thinking, thinking {type}. */
+int request_template(struct request *r, struct request_error *e);
+/* Tools in OpenAI's form ({"type": "function", "function": {...}} or flat) become the template's. */
+int request_tools(struct request *r, const json_t *tools, struct request_error *e);
+int request_choice(
+	struct request *r, enum tool_choice choice, const char *name, const char *param, struct request_error *e);
+/* Talk -> the one prompt; sets where the answer begins. */
+int request_prompt(struct request *r, struct request_error *e);
+/* Every prompt fits; max_new is what was asked for, at most what the context leaves. asked < 0: as much as fits. */
+int request_room(struct request *r, int64_t asked, struct request_error *e);
+
+#endif

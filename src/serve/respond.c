@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: MIT */
+/* The connection's side of an answer. */
+#if HAVE_HTTP
+#include "src/serve/respond.h"
+
+#include "src/base/clock.h"
+#include "src/base/mem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#define WAIT_MS     200           /* how soon a client that left is noticed */
+#define PROGRESS_NS 1000000000ull /* between two signs of progress */
+#define SILENCE_NS  5000000000ull /* the longest silence of a stream */
+
+struct turn {
+	const struct api *api;
+	struct exchange *exchange;
+	struct request request;
+	struct reply reply;
+	uint64_t last_ns; /* when something was written */
+	bool begun, done;
+};
+
+void respond_refusal(struct exchange *x, const struct api *api, const struct request_error *e)
+{
+	struct buf body = {0};
+	char seconds[16];
+	api->error(e, &body);
+	if (e->retry_s) {
+		snprintf(seconds, sizeof seconds, "%u", e->retry_s);
+		exchange_set_header(x, "Retry-After", seconds);
+	}
+	exchange_reply(x, (unsigned)e->status, "application/json", &body);
+}
+
+static void turn_free(void *user)
+{
+	struct turn *t = user;
+	reply_end(&t->reply);
+	request_fini(&t->request);
+	free(t);
+}
+
+/* ---- streams ---- */
+
+static void write_event(struct turn *t, struct reply_answer *a, const struct job_event *v, struct buf *out)
+{
+	struct request_error e = {0};
+	if (v->kind == JOB_ERROR) {
+		request_refuse_err(&e, v->err);
+		t->api->broken(&t->reply, &e, out);
+		t->done = true;
+		return;
+	}
+	t->api->event(&t->reply, a, v, out);
+	if (t->reply.n_ended == t->reply.n_answers) {
+		t->api->end(&t->reply, out);
+		t->done = true;
+	}
+}
+
+static bool next(void *user, struct buf *out)
+{
+	struct turn *t = user;
+	struct reply_answer *a;
+	if (!t->begun) {
+		t->api->begin(&t->reply, out);
+		t->begun = true;
+		t->last_ns = clock_ns();
+		return true;
+	}
+	/* what waits already goes out in one piece */
+	struct job_event *v = reply_next(&t->reply, WAIT_MS, &a);
+	uint64_t now = clock_ns();
+	bool progress = false;
+	for (; v; v = t->done ? NULL : reply_next(&t->reply, 0, &a)) {
+		if (v->kind == JOB_PROGRESS)
+			progress = t->reply.progress_done < t->reply.progress_total;
+		else
+			write_event(t, a, v, out);
+		job_event_free(v);
+	}
+	if (!out->len && now - t->last_ns > (progress ? PROGRESS_NS : SILENCE_NS))
+		t->api->ping(&t->reply, out);
+	if (out->len)
+		t->last_ns = now;
+	return !t->done;
+}
+
+/* ---- whole answers ---- */
+
+static void answer_whole(struct turn *t)
+{
+	struct request_error e = {0};
+	struct reply_answer *a;
+	struct buf body = {0};
+	while (t->reply.n_ended < t->reply.n_answers && !e.status) {
+		struct job_event *v = reply_next(&t->reply, WAIT_MS, &a);
+		if (v && v->kind == JOB_ERROR)
+			request_refuse_err(&e, v->err);
+		job_event_free(v);
+		if (!v && exchange_gone(t->exchange)) /* nobody will read it: 499 is what proxies call this */
+			request_refuse(&e, 499, NULL, NULL, "the client has left");
+	}
+	if (e.status) {
+		respond_refusal(t->exchange, t->api, &e);
+		return;
+	}
+	t->api->whole(&t->reply, &body);
+	exchange_reply(t->exchange, 200, "application/json", &body);
+}
+
+void respond(struct exchange *x, const struct api *api, const struct request_model *model,
+	struct scheduler *s, struct metrics *m)
+{
+	size_t len;
+	const char *body = exchange_body(x, &len);
+	struct request_error e = {0};
+	struct turn *t = NEW(struct turn);
+	t->api = api;
+	t->exchange = x;
+	if (api_parse(api, model, body, len, &t->request, &e) ||
+		reply_begin(&t->reply, &t->request, s, api->call_prefix, &e)) {
+		respond_refusal(x, api, &e);
+		turn_free(t);
+		return;
+	}
+	metrics_add(m, METRICS_REPLAYED, t->request.n_replayed);
+	if (t->request.stream) {
+		exchange_stream(x, "text/event-stream; charset=utf-8", next, turn_free, t);
+		return;
+	}
+	answer_whole(t);
+	turn_free(t);
+}
+
+#endif

@@ -1,0 +1,530 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The loop: fill idle sessions from the queue, drop what was cancelled, compute one step, tell. The lock guards the queue,
+ * the flags and the published look; it is never held while computing.
+ */
+#include "src/serve/scheduler.h"
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/engine/batch.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SAME_CONVERSATION                                                                                    \
+	3                 /* tokens: the opening of the answer, which may differ when a conversation goes on */
+#define COPY_LEAST 16 /* fewer tokens are computed, not copied */
+
+/* Owned by the compute thread. */
+struct slot {
+	struct session *session;
+	struct job *job; /* NULL: idle */
+	enum scheduler_state state;
+	uint32_t prompt;    /* tokens of the prompt of the last job */
+	uint64_t last_used; /* count of jobs when it became idle; 0: never used */
+};
+
+struct scheduler {
+	struct engine *engine;   /* constant */
+	struct metrics *metrics; /* constant */
+	uint32_t n_slots;        /* constant */
+	uint32_t queue_limit;    /* constant */
+	pthread_t thread;
+	struct slot *slots; /* [n_slots] compute */
+	uint32_t turn;      /* compute: who is first in the next step */
+	uint64_t n_jobs;    /* compute */
+	int64_t writing_ns; /* compute: time that writing is owed */
+	float *masked;      /* compute: [n_vocab] */
+	atomic_bool abort;  /* cuts a step short */
+	pthread_mutex_t lock;
+	pthread_cond_t wake, ended;
+	struct job *first, **last;         /* lock: the queue */
+	uint32_t waiting;                  /* lock */
+	bool stopping, stop_now, finished; /* lock */
+	struct job *alone;                 /* lock: the only job of the step in hand; NULL: none or several */
+	double job_seconds;                /* lock: of an answer, smoothed */
+	struct scheduler_look look;        /* lock */
+};
+
+/* ---- the end of jobs ---- */
+
+static void release(struct scheduler *s, struct slot *slot)
+{
+	struct job *j = slot->job;
+	double seconds = (double)(clock_ns() - j->started_ns) / 1e9;
+	slot->job = NULL;
+	slot->state = SCHEDULER_IDLE;
+	slot->last_used = ++s->n_jobs;
+	pthread_mutex_lock(&s->lock);
+	s->job_seconds = s->job_seconds > 0 ? 0.9 * s->job_seconds + 0.1 * seconds : seconds;
+	pthread_mutex_unlock(&s->lock);
+	job_drop(j);
+}
+
+static void finish(struct scheduler *s, struct slot *slot, enum job_finish how)
+{
+	struct job *j = slot->job;
+	metrics_add(s->metrics, how == JOB_CANCELLED ? METRICS_CANCELLED : METRICS_ANSWERS, 1);
+	if (how != JOB_CANCELLED)
+		metrics_observe(s->metrics, METRICS_DURATION, clock_ns() - j->submitted_ns);
+	job_end(j, how);
+	release(s, slot);
+}
+
+static void fail(struct scheduler *s, struct slot *slot, const struct err *e)
+{
+	metrics_add(s->metrics, METRICS_FAILED, 1);
+	job_fail(slot->job, e);
+	release(s, slot);
+}
+
+/* ---- the beginning of jobs ---- */
+
+static uint32_t common_prefix(const struct session *a, const struct token_ids *prompt)
+{
+	const int32_t *t = session_tokens(a);
+	uint32_t n = 0, most = (uint32_t)MIN((size_t)session_length(a), prompt->n);
+	while (n < most && t[n] == prompt->data[n])
+		n++;
+	return n;
+}
+
+/* See scheduler.h. At least one slot is idle. *start: how many tokens of the prompt need not be computed. */
+static struct slot *choose(struct scheduler *s, const struct token_ids *prompt, uint32_t *start)
+{
+	struct slot *going_on = NULL, *oldest = NULL, *longest = NULL;
+	uint32_t going_on_n = 0, oldest_n = 0, longest_n = 0;
+	for (uint32_t i = 0; i < s->n_slots; i++) {
+		struct slot *x = &s->slots[i];
+		uint32_t n = common_prefix(x->session, prompt);
+		if (n > longest_n) {
+			longest = x;
+			longest_n = n;
+		}
+		if (x->job)
+			continue;
+		if (n > going_on_n && x->prompt && n + SAME_CONVERSATION >= x->prompt) {
+			going_on = x;
+			going_on_n = n;
+		}
+		if (!oldest || x->last_used < oldest->last_used) {
+			oldest = x;
+			oldest_n = n;
+		}
+	}
+	uint32_t most = (uint32_t)prompt->n - 1; /* the logits of the last token are wanted */
+	if (going_on && going_on_n >= longest_n) {
+		*start = MIN(going_on_n, most);
+		return going_on;
+	}
+	*start = MIN(oldest_n, most);
+	longest_n = MIN(longest_n, most);
+	struct err e = {0};
+	if (longest && longest != oldest && longest_n >= *start + COPY_LEAST) {
+		if (!batch_copy_prefix(oldest->session, longest->session, longest_n, &e))
+			*start = longest_n;
+		else
+			*start = 0;
+	}
+	return oldest;
+}
+
+static void begin(struct scheduler *s, struct job *j)
+{
+	uint32_t start;
+	struct slot *slot = choose(s, &j->prompt, &start);
+	session_rewind(slot->session, MIN(start, session_length(slot->session)));
+	slot->job = j;
+	slot->state = SCHEDULER_READING;
+	slot->prompt = (uint32_t)j->prompt.n;
+	j->cached = start;
+	j->started_ns = clock_ns();
+	job_begin(j, engine_tokenizer(s->engine));
+	job_progress(j, start, slot->prompt);
+	metrics_add(s->metrics, METRICS_PROMPT_TOKENS, j->prompt.n);
+	metrics_add(s->metrics, METRICS_CACHED_TOKENS, start);
+	metrics_observe(s->metrics, METRICS_QUEUED, j->started_ns - j->submitted_ns);
+}
+
+/* Takes the first job of the queue, or one that was cancelled while waiting. Lock held. */
+static struct job *take(struct scheduler *s, bool cancelled_only)
+{
+	for (struct job **at = &s->first; *at; at = &(*at)->next) {
+		struct job *j = *at;
+		if (cancelled_only && !atomic_load(&j->cancel))
+			continue;
+		*at = j->next;
+		if (!*at)
+			s->last = at;
+		j->next = NULL;
+		s->waiting--;
+		return j;
+	}
+	return NULL;
+}
+
+static struct slot *idle_slot(struct scheduler *s)
+{
+	for (uint32_t i = 0; i < s->n_slots; i++)
+		if (!s->slots[i].job)
+			return &s->slots[i];
+	return NULL;
+}
+
+static void fill(struct scheduler *s)
+{
+	for (;;) {
+		pthread_mutex_lock(&s->lock);
+		struct job *j = take(s, true);
+		bool stopping = s->stopping;
+		if (!j && (stopping || idle_slot(s)))
+			j = take(s, false);
+		pthread_mutex_unlock(&s->lock);
+		if (!j)
+			return;
+		if (atomic_load(&j->cancel)) {
+			metrics_add(s->metrics, METRICS_CANCELLED, 1);
+			job_end(j, JOB_CANCELLED);
+		} else if (stopping) {
+			struct err e = {0};
+			err_set(&e, ERR_INTERRUPTED, "the server is shutting down");
+			metrics_add(s->metrics, METRICS_FAILED, 1);
+			job_fail(j, &e);
+		} else {
+			begin(s, j);
+			continue;
+		}
+		job_drop(j);
+	}
+}
+
+static void drop_cancelled(struct scheduler *s)
+{
+	pthread_mutex_lock(&s->lock);
+	bool now = s->stop_now;
+	pthread_mutex_unlock(&s->lock);
+	struct err e = {0};
+	err_set(&e, ERR_INTERRUPTED, "the server is shutting down");
+	for (uint32_t i = 0; i < s->n_slots; i++) {
+		struct slot *slot = &s->slots[i];
+		if (slot->job && now)
+			fail(s, slot, &e);
+		else if (slot->job && atomic_load(&slot->job->cancel))
+			finish(s, slot, JOB_CANCELLED);
+	}
+}
+
+/* ---- steps ---- */
+
+static uint32_t count(const struct scheduler *s, enum scheduler_state state)
+{
+	uint32_t n = 0;
+	for (uint32_t i = 0; i < s->n_slots; i++)
+		n += s->slots[i].job && s->slots[i].state == state;
+	return n;
+}
+
+/* Computes the parts of `at`; when that fails their jobs do. */
+static bool compute(struct scheduler *s, const struct batch_part *parts, struct slot *const *at, uint32_t n)
+{
+	struct err e = {0};
+	struct job *alone = n == 1 ? at[0]->job : NULL; /* a long step of one ends when its client leaves */
+	pthread_mutex_lock(&s->lock);
+	s->alone = alone;
+	if (alone && s->stop_now)
+		atomic_store(&alone->cancel, true);
+	pthread_mutex_unlock(&s->lock);
+	int rc = batch_step(parts, n, alone ? &alone->cancel : &s->abort, &e);
+	pthread_mutex_lock(&s->lock);
+	s->alone = NULL;
+	s->look.healthy = !rc || rc == ERR_INTERRUPTED;
+	pthread_mutex_unlock(&s->lock);
+	uint64_t rows = 0;
+	for (uint32_t i = 0; i < n; i++)
+		rows += parts[i].n;
+	metrics_add(s->metrics, METRICS_STEPS, 1);
+	metrics_add(s->metrics, METRICS_ROWS, rows);
+	if (!rc)
+		return true;
+	if (rc == ERR_INTERRUPTED) /* drop_cancelled says what becomes of them */
+		return false;
+	log_warn("a step failed: %s", e.text);
+	for (uint32_t i = 0; i < n; i++)
+		fail(s, at[i], &e);
+	return false;
+}
+
+/* One chunk, shared evenly by all sessions that still read their prompts. */
+static void read_step(struct scheduler *s)
+{
+	struct batch_part parts[SCHEDULER_SESSIONS_MAX];
+	struct slot *at[SCHEDULER_SESSIONS_MAX] = {NULL};
+	uint32_t n = 0, left = count(s, SCHEDULER_READING), room = batch_max_rows(s->engine);
+	for (uint32_t k = 0; k < s->n_slots && left && room; k++) {
+		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
+		if (!slot->job || slot->state != SCHEDULER_READING)
+			continue;
+		const struct token_ids *prompt = &slot->job->prompt;
+		uint32_t done = session_length(slot->session), rest = (uint32_t)prompt->n - done;
+		uint32_t rows = MIN(rest, MAX(room / left, 1));
+		left--;
+		room -= rows;
+		at[n] = slot;
+		parts[n++] = (struct batch_part){
+			.session = slot->session, .tokens = prompt->data + done, .n = rows, .logits = rows == rest};
+	}
+	s->turn = (s->turn + 1) % s->n_slots;
+	if (!compute(s, parts, at, n))
+		return;
+	for (uint32_t i = 0; i < n; i++) {
+		metrics_add(s->metrics, METRICS_PREFILL_TOKENS, parts[i].n);
+		job_progress(at[i]->job, session_length(at[i]->session), at[i]->prompt);
+		if (parts[i].logits)
+			at[i]->state = SCHEDULER_WRITING;
+	}
+}
+
+/* The logits are at hand: draws the next token and gives it out. False when the answer has ended. */
+static bool advance(struct scheduler *s, struct slot *slot, int32_t *id)
+{
+	struct job *j = slot->job;
+	const float *logits = session_logits(slot->session), *draw = logits;
+	int32_t n_valid = engine_n_valid(s->engine);
+	if (output_wants_mask(j->output)) {
+		memcpy(s->masked, logits, (size_t)n_valid * sizeof *logits);
+		output_mask(j->output, s->masked, n_valid);
+		draw = s->masked;
+	}
+	*id = sampler_pick(&j->sampler, draw, n_valid, NULL);
+	if (!j->first_token_ns) {
+		j->first_token_ns = clock_ns();
+		metrics_observe(s->metrics, METRICS_FIRST_TOKEN, j->first_token_ns - j->submitted_ns);
+	}
+	if (tokenizer_is_stop(engine_tokenizer(s->engine), *id)) {
+		finish(s, slot, JOB_STOP_TOKEN);
+		return false;
+	}
+	metrics_add(s->metrics, METRICS_NEW_TOKENS, 1);
+	if (token_ids_push(&j->generated, *id))
+		bug("no memory for a token id");
+	enum output_next next = output_push(j->output, *id, logits, n_valid);
+	if (next != OUTPUT_GO_ON)
+		finish(s, slot, next == OUTPUT_ONE_CALL ? JOB_ONE_CALL : JOB_STOP_STRING);
+	else if (j->generated.n >= j->max_new || session_length(slot->session) >= engine_context(s->engine))
+		finish(s, slot, JOB_LENGTH);
+	return slot->job != NULL;
+}
+
+/* One token of up to SCHEDULER_ROWS sessions. */
+static void write_step(struct scheduler *s)
+{
+	struct batch_part parts[SCHEDULER_ROWS];
+	struct slot *at[SCHEDULER_ROWS] = {NULL};
+	int32_t ids[SCHEDULER_ROWS];
+	uint32_t n = 0, k, most = MIN(SCHEDULER_ROWS, batch_max_rows(s->engine));
+	for (k = 0; k < s->n_slots && n < most; k++) {
+		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
+		if (!slot->job || slot->state != SCHEDULER_WRITING || !advance(s, slot, &ids[n]))
+			continue;
+		at[n] = slot;
+		parts[n] = (struct batch_part){.session = slot->session, .tokens = &ids[n], .n = 1, .logits = true};
+		n++;
+	}
+	s->turn = (s->turn + k) % s->n_slots;
+	if (n)
+		compute(s, parts, at, n);
+}
+
+static void step(struct scheduler *s)
+{
+	bool reading = count(s, SCHEDULER_READING), writing = count(s, SCHEDULER_WRITING);
+	if (!reading && !writing)
+		return;
+	uint64_t start = clock_ns();
+	bool write = writing && (!reading || s->writing_ns > 0);
+	if (write)
+		write_step(s);
+	else
+		read_step(s);
+	int64_t took = (int64_t)(clock_ns() - start);
+	metrics_add(s->metrics, write ? METRICS_DECODE_NS : METRICS_PREFILL_NS, (uint64_t)took);
+	s->writing_ns = !reading || !writing ? 0 : write ? s->writing_ns - took : took;
+}
+
+/* ---- the thread ---- */
+
+static void publish(struct scheduler *s)
+{
+	struct scheduler_look look = {0};
+	for (uint32_t i = 0; i < s->n_slots; i++) {
+		const struct slot *x = &s->slots[i];
+		look.active += x->job != NULL;
+		look.sessions[i] = (struct scheduler_session){.state = x->state,
+			.tokens = session_length(x->session),
+			.prompt = x->job ? x->prompt : 0,
+			.done = x->job ? MIN(session_length(x->session), x->prompt) : 0,
+			.new_tokens = x->job ? (uint32_t)x->job->generated.n : 0};
+	}
+	pthread_mutex_lock(&s->lock);
+	look.healthy = s->look.healthy;
+	s->look = look;
+	pthread_mutex_unlock(&s->lock);
+}
+
+static void *run(void *arg)
+{
+	struct scheduler *s = arg;
+	for (;;) {
+		drop_cancelled(s);
+		fill(s);
+		publish(s);
+		bool active = count(s, SCHEDULER_READING) + count(s, SCHEDULER_WRITING) > 0;
+		pthread_mutex_lock(&s->lock);
+		while (!active && !s->first && !s->stopping)
+			pthread_cond_wait(&s->wake, &s->lock);
+		bool end = !active && !s->first && s->stopping;
+		if (end) {
+			s->finished = true;
+			pthread_cond_broadcast(&s->ended);
+		}
+		pthread_mutex_unlock(&s->lock);
+		if (end)
+			return NULL;
+		step(s);
+	}
+}
+
+int scheduler_open(struct engine *g, uint32_t n_sessions, uint32_t queue_limit, struct metrics *metrics,
+	struct scheduler **out, struct err *e)
+{
+	*out = NULL;
+	if (!n_sessions || n_sessions > SCHEDULER_SESSIONS_MAX)
+		return err_set(
+			e, ERR_USAGE, "%u sessions asked for, expected 1 to %d", n_sessions, SCHEDULER_SESSIONS_MAX);
+	struct scheduler *s = NEW(struct scheduler);
+	s->engine = g;
+	s->metrics = metrics;
+	s->queue_limit = queue_limit;
+	s->slots = NEW_ARRAY(struct slot, n_sessions);
+	s->last = &s->first;
+	s->look.healthy = true;
+	s->finished = true; /* until the thread runs */
+	pthread_mutex_init(&s->lock, NULL);
+	pthread_condattr_t monotonic;
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&s->wake, NULL);
+	pthread_cond_init(&s->ended, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	int rc = 0;
+	for (; s->n_slots < n_sessions && !rc; s->n_slots += !rc)
+		rc = session_new(g, &s->slots[s->n_slots].session, e);
+	s->masked = rc ? NULL : mem_try_new(engine_config(g)->n_vocab, sizeof *s->masked);
+	if (!rc && !s->masked)
+		rc = err_set(e, ERR_MEMORY, "no memory for a row of logits");
+	if (!rc) {
+		s->finished = false;
+		int failed = pthread_create(&s->thread, NULL, run, s);
+		if (failed) {
+			s->finished = true;
+			rc = err_errno(e, failed, "the compute thread");
+		}
+	}
+	if (rc) {
+		s->stopping = true; /* there is no thread to join */
+		s->stop_now = true;
+		s->thread = 0;
+		scheduler_close(s);
+		return rc;
+	}
+	*out = s;
+	return 0;
+}
+
+enum scheduler_answer scheduler_submit(
+	struct scheduler *s, struct job *const *jobs, uint32_t n, unsigned *retry_s)
+{
+	enum scheduler_answer answer = SCHEDULER_TAKEN;
+	pthread_mutex_lock(&s->lock);
+	if (s->stopping) {
+		answer = SCHEDULER_ENDING;
+	} else if (s->waiting + n > s->queue_limit + (s->n_slots - MIN(s->look.active, s->n_slots))) {
+		answer = SCHEDULER_FULL;
+		double guess = s->job_seconds * (double)(s->waiting + 1) / (double)s->n_slots;
+		*retry_s = guess < 1 ? 1 : guess > 60 ? 60 : (unsigned)guess;
+	} else {
+		for (uint32_t i = 0; i < n; i++) {
+			job_hold(jobs[i]);
+			jobs[i]->submitted_ns = clock_ns();
+			jobs[i]->next = NULL;
+			*s->last = jobs[i];
+			s->last = &jobs[i]->next;
+		}
+		s->waiting += n;
+		pthread_cond_signal(&s->wake);
+	}
+	pthread_mutex_unlock(&s->lock);
+	if (answer == SCHEDULER_FULL)
+		metrics_add(s->metrics, METRICS_REFUSED, n);
+	return answer;
+}
+
+void scheduler_stop(struct scheduler *s, unsigned grace_ms)
+{
+	struct timespec until;
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	until.tv_sec += grace_ms / 1000;
+	until.tv_nsec += (long)(grace_ms % 1000) * 1000000;
+	if (until.tv_nsec >= 1000000000) {
+		until.tv_sec++;
+		until.tv_nsec -= 1000000000;
+	}
+	pthread_mutex_lock(&s->lock);
+	s->stopping = true;
+	pthread_cond_signal(&s->wake);
+	int rc = 0;
+	while (!s->finished && !rc)
+		rc = pthread_cond_timedwait(&s->ended, &s->lock, &until);
+	s->stop_now = true;
+	atomic_store(&s->abort, true);
+	if (s->alone)
+		atomic_store(&s->alone->cancel, true);
+	while (!s->finished)
+		pthread_cond_wait(&s->ended, &s->lock);
+	pthread_mutex_unlock(&s->lock);
+}
+
+void scheduler_close(struct scheduler *s)
+{
+	if (!s)
+		return;
+	pthread_mutex_lock(&s->lock);
+	bool stopped = s->stop_now;
+	pthread_mutex_unlock(&s->lock);
+	if (!stopped)
+		scheduler_stop(s, 0);
+	if (s->thread)
+		pthread_join(s->thread, NULL);
+	for (uint32_t i = 0; i < s->n_slots; i++)
+		session_free(s->slots[i].session);
+	pthread_cond_destroy(&s->wake);
+	pthread_cond_destroy(&s->ended);
+	pthread_mutex_destroy(&s->lock);
+	free(s->slots);
+	free(s->masked);
+	free(s);
+}
+
+void scheduler_look(struct scheduler *s, struct scheduler_look *look)
+{
+	pthread_mutex_lock(&s->lock);
+	*look = s->look;
+	look->n_sessions = s->n_slots;
+	look->waiting = s->waiting;
+	look->queue_limit = s->queue_limit;
+	pthread_mutex_unlock(&s->lock);
+}

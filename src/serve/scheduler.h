@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The one thread that computes. Jobs wait in a bounded queue, first come first served, until a session is free; the jobs
+ * that have one take turns: a step either reads prompts (a chunk shared by all sessions that still read) or writes (one
+ * token of up to SCHEDULER_ROWS sessions). Reading and writing get the same time while both want it. An answer's tokens do
+ * not depend on who else is served.
+ *
+ * A session keeps its timeline when its job ends. A new job gets the idle session whose conversation it goes on with; else
+ * the one that was idle longest, into which the longest common prefix of any session is copied.
+ *
+ * The scheduler knows nothing of requests and formats; it sees jobs (job.h).
+ */
+#ifndef GLM_SERVE_SCHEDULER_H
+#define GLM_SERVE_SCHEDULER_H
+
+#include "src/base/err.h"
+#include "src/engine/engine.h"
+#include "src/serve/job.h"
+#include "src/serve/metrics.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define SCHEDULER_ROWS         8 /* most sessions in a step that writes */
+#define SCHEDULER_SESSIONS_MAX 64
+
+struct scheduler;
+
+/* Takes the engine for itself until scheduler_close: no other thread may compute with it. The engine was opened for at
+ * least n_sessions. metrics is borrowed. */
+int scheduler_open(struct engine *g, uint32_t n_sessions, uint32_t queue_limit, struct metrics *metrics,
+	struct scheduler **out, struct err *e);
+
+enum scheduler_answer { SCHEDULER_TAKEN, SCHEDULER_FULL, SCHEDULER_ENDING };
+
+/* Queues all n jobs or none; holds each it takes. *retry_s (when full): a guess after how many seconds to come again. */
+enum scheduler_answer scheduler_submit(
+	struct scheduler *s, struct job *const *jobs, uint32_t n, unsigned *retry_s);
+
+/* No new jobs from now on; what waits is refused; what runs may go on for grace_ms, then it is cut. Returns when nothing
+ * runs any more; every job has got its last event. May be called once, before scheduler_close. */
+void scheduler_stop(struct scheduler *s, unsigned grace_ms);
+void scheduler_close(struct scheduler *s); /* NULL is fine; stops at once if that was not done */
+
+/* A look from any thread. */
+enum scheduler_state { SCHEDULER_IDLE, SCHEDULER_READING, SCHEDULER_WRITING };
+struct scheduler_session {
+	enum scheduler_state state;
+	uint32_t tokens; /* on the timeline */
+	uint32_t prompt; /* of the job */
+	uint32_t done;   /* of the prompt */
+	uint32_t new_tokens;
+};
+struct scheduler_look {
+	uint32_t n_sessions, active, waiting, queue_limit;
+	bool healthy; /* the last step did not fail */
+	struct scheduler_session sessions[SCHEDULER_SESSIONS_MAX];
+};
+void scheduler_look(struct scheduler *s, struct scheduler_look *look);
+
+#endif

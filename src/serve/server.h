@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * `glmstream serve`: an engine behind HTTP. What is served where:
+ *
+ *   POST /v1/chat/completions  /v1/completions  /v1/responses     OpenAI (api_*.c)
+ *   POST /v1/messages  /v1/messages/count_tokens                  Anthropic
+ *   GET  /v1/models  /v1/models/NAME                              either; Anthropic's form with an anthropic-version header
+ *   GET  /health                                                  {"status": "ok" | "failing" | "ending"}; 200 or 503
+ *   GET  /metrics                                                 Prometheus text (metrics.h)
+ *   GET  /v1/glmstream/state  /v1/glmstream/events                what the page shows, once or as a stream (live.h)
+ *   GET  /                                                        the page (page.h)
+ *
+ * With an API key, everything but / and /health needs it.
+ *
+ * Threads: one computes (scheduler.h), one per connection (http.h), one watchdog. The caller's thread only opens and closes.
+ */
+#ifndef GLM_SERVE_SERVER_H
+#define GLM_SERVE_SERVER_H
+
+#include "src/base/err.h"
+#include "src/engine/engine.h"
+#include "src/engine/sampler.h"
+#include "src/serve/http.h"
+
+struct server;
+
+struct server_options {
+	struct http_options http;
+	uint32_t sessions;      /* the engine was opened for as many */
+	uint32_t queue;         /* most answers that wait */
+	const char *model_name; /* borrowed until server_close */
+	bool any_model;         /* take requests that name another model */
+	const char *version;
+	struct sampler_options sampling; /* defaults of requests */
+};
+
+/* Takes the engine for itself until server_close. */
+int server_open(struct engine *g, const struct server_options *o, struct server **out, struct err *e);
+uint16_t server_port(const struct server *s);
+bool server_is_loopback(const struct server *s);
+
+/* No new connections; answers under way may end within grace_ms, then they are cut. At most about a second longer. */
+void server_stop(struct server *s, unsigned grace_ms);
+void server_close(struct server *s); /* NULL is fine */
+
+#endif

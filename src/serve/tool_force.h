@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * tool_choice made true: which tokens may come next so that an answer holds a tool call (required, or one by name), or
+ * none. Required means: once the reasoning ends, the call opens; its name is one of the tools' names; its keys are those
+ * of the tool's schema, each once, the required ones all; only then may it close. What stands in the values is up to the
+ * model. The turn cannot end before the call is complete (only a limit of tokens can cut it).
+ */
+#ifndef GLM_SERVE_TOOL_FORCE_H
+#define GLM_SERVE_TOOL_FORCE_H
+
+#include "src/base/buf.h"
+#include "src/text/tokenizer.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum tool_choice { TOOL_CHOICE_AUTO, TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED };
+
+/* All fields private. */
+struct tool_force {
+	enum tool_choice choice;
+	int state;
+	const struct tokenizer *tokenizer;
+	const json_t *tools;
+	int32_t end_think, call, end_call, key, end_key, value, end_value;
+	const char **names; /* [n_names] what may be written now: tools or keys of the one that was chosen */
+	size_t n_names;
+	const json_t *properties, *required; /* of the chosen tool; NULL: any keys */
+	struct buf so_far;                   /* of a name or key */
+	bool empty;                          /* nothing of a free key is written yet */
+};
+
+/* tools and name are borrowed; name NULL: any of the tools. */
+void tool_force_init(struct tool_force *f, const struct tokenizer *t, enum tool_choice choice,
+	const json_t *tools, const char *name, bool in_reasoning);
+void tool_force_fini(struct tool_force *f);
+
+bool tool_force_wants(const struct tool_force *f); /* is the next token bound? */
+void tool_force_mask(
+	struct tool_force *f, float *logits, int32_t n_valid); /* -infinity for what must not come */
+void tool_force_token(struct tool_force *f, int32_t id);   /* the token that came */
+
+#endif

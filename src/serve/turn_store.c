@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: MIT */
+/* A hash table of turns, keyed by bytes that spell the turn out, in a list by last use. */
+#include "src/serve/turn_store.h"
+
+#include "src/base/buf.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define N_BUCKETS 4096
+
+struct turn {
+	struct turn *next;          /* in the bucket */
+	struct turn *newer, *older; /* by use */
+	uint64_t hash;
+	char *key; /* [key_len] */
+	size_t key_len;
+	char *reasoning; /* [reasoning_len] */
+	size_t reasoning_len;
+	int32_t *ids; /* [n] */
+	size_t n, n_reasoning;
+};
+
+struct turn_store {
+	pthread_mutex_t lock; /* guards everything; nothing is called out while it is held */
+	struct turn *buckets[N_BUCKETS];
+	struct turn *newest, *oldest;
+	size_t bytes, limit;
+};
+
+struct turn_store *turn_store_new(size_t limit_bytes)
+{
+	struct turn_store *r = NEW(struct turn_store);
+	r->limit = limit_bytes;
+	pthread_mutex_init(&r->lock, NULL);
+	return r;
+}
+
+static size_t turn_bytes(const struct turn *t)
+{
+	return sizeof *t + t->key_len + t->reasoning_len + t->n * sizeof *t->ids;
+}
+
+static void turn_free(struct turn *t)
+{
+	free(t->key);
+	free(t->reasoning);
+	free(t->ids);
+	free(t);
+}
+
+static void unlink_use(struct turn_store *r, struct turn *t)
+{
+	*(t->newer ? &t->newer->older : &r->newest) = t->older;
+	*(t->older ? &t->older->newer : &r->oldest) = t->newer;
+}
+
+static void link_newest(struct turn_store *r, struct turn *t)
+{
+	t->newer = NULL;
+	t->older = r->newest;
+	*(r->newest ? &r->newest->newer : &r->oldest) = t;
+	r->newest = t;
+}
+
+static void forget(struct turn_store *r, struct turn *t)
+{
+	struct turn **at = &r->buckets[t->hash % N_BUCKETS];
+	while (*at != t)
+		at = &(*at)->next;
+	*at = t->next;
+	unlink_use(r, t);
+	r->bytes -= turn_bytes(t);
+	turn_free(t);
+}
+
+void turn_store_free(struct turn_store *r)
+{
+	if (!r)
+		return;
+	while (r->oldest)
+		forget(r, r->oldest);
+	pthread_mutex_destroy(&r->lock);
+	free(r);
+}
+
+/* FNV-1a. A collision costs nothing but a comparison: keys are compared. */
+static uint64_t hash_bytes(uint64_t h, const void *p, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		h = (h ^ ((const uint8_t *)p)[i]) * 0x100000001b3u;
+	return h;
+}
+
+static struct chat_text trimmed(struct chat_text t)
+{
+	while (t.len && memchr(" \t\r\n", t.data[0], 4)) {
+		t.data++;
+		t.len--;
+	}
+	while (t.len && memchr(" \t\r\n", t.data[t.len - 1], 4))
+		t.len--;
+	return t;
+}
+
+/* The bytes that two equal turns share. Arguments are spelled with sorted keys: clients parse and write them again. */
+static void spell(const struct stored_turn *t, struct buf *key)
+{
+	struct chat_text content = trimmed(t->content);
+	buf_printf(key, "%zu:", content.len);
+	buf_append(key, content.data, content.len);
+	for (size_t i = 0; i < t->n_calls; i++) {
+		char *arguments = json_dumps(t->calls[i].arguments, JSON_COMPACT | JSON_SORT_KEYS);
+		buf_printf(key, "\n%zu:", t->calls[i].name.len);
+		buf_append(key, t->calls[i].name.data, t->calls[i].name.len);
+		buf_puts(key, arguments ? arguments : "?");
+		free(arguments);
+	}
+	buf_putc(key, '\n');
+	if (t->n_calls) {
+		buf_puts(key, t->call_ids);
+	} else {
+		uint64_t before = hash_bytes(0xcbf29ce484222325u, t->before, t->n_before * sizeof *t->before);
+		buf_printf(key, "%zu %016llx", t->n_before, (unsigned long long)before);
+	}
+}
+
+static struct turn *find(struct turn_store *r, uint64_t hash, const struct buf *key)
+{
+	for (struct turn *t = r->buckets[hash % N_BUCKETS]; t; t = t->next)
+		if (t->hash == hash && t->key_len == key->len && !memcmp(t->key, key->data, key->len))
+			return t;
+	return NULL;
+}
+
+void turn_store_put(
+	struct turn_store *r, const struct stored_turn *turn, const int32_t *ids, size_t n, size_t n_reasoning)
+{
+	struct buf key = {0};
+	spell(turn, &key);
+	struct chat_text reasoning = trimmed(turn->reasoning);
+	struct turn *t = NEW(struct turn);
+	*t = (struct turn){.hash = hash_bytes(0xcbf29ce484222325u, key.data, key.len),
+		.key_len = key.len,
+		.reasoning = mem_strndup(reasoning.data ? reasoning.data : "", reasoning.len),
+		.reasoning_len = reasoning.len,
+		.ids = NEW_ARRAY(int32_t, n + 1),
+		.n = n,
+		.n_reasoning = n_reasoning};
+	t->key = buf_take(&key);
+	if (n)
+		memcpy(t->ids, ids, n * sizeof *ids);
+	pthread_mutex_lock(&r->lock);
+	struct turn *old = find(r, t->hash, &(struct buf){.data = t->key, .len = t->key_len});
+	if (old)
+		forget(r, old);
+	t->next = r->buckets[t->hash % N_BUCKETS];
+	r->buckets[t->hash % N_BUCKETS] = t;
+	link_newest(r, t);
+	r->bytes += turn_bytes(t);
+	while (r->bytes > r->limit && r->oldest)
+		forget(r, r->oldest);
+	pthread_mutex_unlock(&r->lock);
+}
+
+bool turn_store_get(
+	struct turn_store *r, const struct stored_turn *turn, bool with_reasoning, struct token_ids *out)
+{
+	struct buf key = {0};
+	spell(turn, &key);
+	uint64_t hash = hash_bytes(0xcbf29ce484222325u, key.data, key.len);
+	struct chat_text reasoning = trimmed(turn->reasoning);
+	pthread_mutex_lock(&r->lock);
+	struct turn *t = find(r, hash, &key);
+	bool good = t && (!reasoning.len || (reasoning.len == t->reasoning_len &&
+											!memcmp(reasoning.data, t->reasoning, reasoning.len)));
+	size_t kept = out->n;
+	for (size_t i = with_reasoning ? 0 : good ? t->n_reasoning : 0; good && i < t->n; i++)
+		good = !token_ids_push(out, t->ids[i]);
+	if (good) {
+		unlink_use(r, t);
+		link_newest(r, t);
+	} else {
+		out->n = kept;
+	}
+	pthread_mutex_unlock(&r->lock);
+	buf_free(&key);
+	return good;
+}
