@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #define BENCH_MAX_REPEATS 99
+#define BENCH_BACKEND_MAX 160
 
 enum bench_format { BENCH_TEXT, BENCH_CSV, BENCH_JSON };
 
@@ -53,6 +54,12 @@ int bench_time(const struct bench *b, int (*work)(void *user, struct err *e), vo
 /* The rate of `amount` per call for a spread of seconds. */
 struct bench_spread bench_rate(struct bench_spread seconds, double amount);
 
+/* A single figure. */
+static inline struct bench_spread bench_one(double v)
+{
+	return (struct bench_spread){v, v, v};
+}
+
 /* Median and extremes; sorts v. */
 struct bench_spread bench_spread_of(double *v, int n);
 
@@ -77,6 +84,7 @@ struct backend;
 int bench_ops(struct bench *b, struct backend *backend, const char *only, struct err *e);
 
 struct engine;
+struct common_opts;
 struct bench_model {
 	struct engine *engine;
 	uint32_t n_prompt; /* tokens of a prefill */
@@ -85,15 +93,18 @@ struct bench_model {
 int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e);
 int bench_decode(struct bench *b, const struct bench_model *m, struct err *e);
 
+/* Prefill with streamed experts of each of these sizes, repeats times, against what the bytes that came must take. Opens its own
+ * engine; see bench_replay for `backend`. */
+int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uint64_t *sizes, int n_sizes,
+	char *backend, struct err *e);
+
 /* Decoding with streamed experts (c->cache_bytes > 0), without lookahead and with 1, 2 and c->lookahead layers, held against
  * the time that computing alone or reading alone takes. Opens its own engines, one after the other. */
-struct common_opts;
 int bench_stream(
 	struct bench *b, const struct common_opts *c, uint32_t n_prompt, uint32_t n_new, struct err *e);
 
 /* Decoding with the routing of a trace (c->routing) or confined to some experts (c->confine): start-up, one long answer in
  * stretches, computing alone, and the bound of each stretch. Opens its own engine, then prints the head line. */
-#define BENCH_BACKEND_MAX 160
 struct bench_replay_options {
 	uint32_t n_prompt, n_new;
 	float seconds; /* decode at most so long; 0: until n_new */

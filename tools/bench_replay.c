@@ -20,9 +20,7 @@
 #include "src/engine/generate.h"
 #include "tools/common_opts.h"
 #include "tools/interrupt.h"
-#include "tools/measure.h"
-#include "tools/measure_card.h"
-#include "tools/pocket.h"
+#include "tools/limits.h"
 #include "tools/stats.h"
 
 #include <stdio.h>
@@ -48,14 +46,8 @@ struct replay {
 	struct expert_stats *stats;
 	uint32_t n, most;
 	double compute_ms; /* of a token without misses; 0: unknown */
-	struct measure_disk disk;
-	struct measure_card card;
+	struct limits limits;
 };
-
-static struct bench_spread one(double v)
-{
-	return (struct bench_spread){v, v, v};
-}
 
 /* A token has been sampled: the one before it is complete. */
 static bool on_token(void *user, int32_t id)
@@ -64,7 +56,8 @@ static bool on_token(void *user, int32_t id)
 	(void)id;
 	j->at_ns[j->n] = clock_ns();
 	j->stats[j->n] = engine_expert_stats(j->g);
-	return ++j->n <= j->most && !(j->stop_ns && j->at_ns[j->n - 1] > j->stop_ns);
+	bool late = j->stop_ns && j->at_ns[j->n] > j->stop_ns && j->n; /* one token there must be */
+	return ++j->n <= j->most && !late;
 }
 
 /* n_new tokens after ids; j->n - 1 of them are then known in j->at_ns and j->stats. */
@@ -115,7 +108,7 @@ static int measure_compute(struct replay *j, struct err *e)
 	bench_add(
 		j->b, j->what, "ms/tok", t, 0, NULL, "computing alone (all hits: %u or more of a layer)", least);
 	if (d.miss)
-		bench_add(j->b, j->what, "/tok", one((double)d.miss / count), 0, NULL,
+		bench_add(j->b, j->what, "/tok", bench_one((double)d.miss / count), 0, NULL,
 			"computing alone: missed all the same");
 	return 0;
 }
@@ -130,26 +123,29 @@ static void add_stretch(struct replay *j, const char *name, uint32_t first, uint
 	const double tokens = end - first, ms = (double)(j->at_ns[end] - j->at_ns[first]) * 1e-6 / tokens;
 	const double asked = MAX((double)(d.hit_vram + d.hit_ram + d.miss), 1.0);
 	const double bytes = (double)d.bytes_read / tokens, wait_ms = (double)d.wait_ns * 1e-6 / tokens;
-	const double disk_ms = bytes / j->disk.bytes_s.median * 1e3;
+	const double disk_ms = bytes / j->limits.disk.bytes_s.median * 1e3;
 	const double bound = MAX(j->compute_ms, disk_ms);
 	const char *by = bound > disk_ms ? "computing" : "drive";
-	bench_add(b, j->what, "tok/s", one(1e3 / ms), 1e3 / bound, by, "%s (tokens %u to %u)", name, first, end);
-	bench_add(b, j->what, "%", one(100 * (double)d.hit_vram / asked), 0, NULL, "%s: experts in tier 0", name);
+	bench_add(
+		b, j->what, "tok/s", bench_one(1e3 / ms), 1e3 / bound, by, "%s (tokens %u to %u)", name, first, end);
+	bench_add(
+		b, j->what, "%", bench_one(100 * (double)d.hit_vram / asked), 0, NULL, "%s: experts in tier 0", name);
 	if (j->c.ram_bytes)
-		bench_add(
-			b, j->what, "%", one(100 * (double)d.hit_ram / asked), 0, NULL, "%s: experts in tier 1", name);
-	bench_add(b, j->what, "%", one(100 * (double)d.miss / asked), 0, NULL, "%s: experts missed", name);
-	bench_add(b, j->what, "MB/tok", one(bytes * 1e-6), 0, NULL, "%s: read", name);
-	bench_add(b, j->what, "ms/tok", one(disk_ms), 0, NULL, "%s: the drive at its limit", name);
+		bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_ram / asked), 0, NULL,
+			"%s: experts in tier 1", name);
+	bench_add(b, j->what, "%", bench_one(100 * (double)d.miss / asked), 0, NULL, "%s: experts missed", name);
+	bench_add(b, j->what, "MB/tok", bench_one(bytes * 1e-6), 0, NULL, "%s: read", name);
+	bench_add(b, j->what, "ms/tok", bench_one(disk_ms), 0, NULL, "%s: the drive at its limit", name);
 	if (j->c.lookahead) {
-		bench_add(b, j->what, "/tok", one((double)d.prefetch_useful / tokens), 0, NULL,
+		bench_add(b, j->what, "/tok", bench_one((double)d.prefetch_useful / tokens), 0, NULL,
 			"%s: prefetched and used", name);
-		bench_add(b, j->what, "/tok", one((double)d.prefetch_wasted / tokens), 0, NULL,
+		bench_add(b, j->what, "/tok", bench_one((double)d.prefetch_wasted / tokens), 0, NULL,
 			"%s: prefetched in vain", name);
 	}
-	bench_add(b, j->what, "ms/tok", one(wait_ms), 0, NULL, "%s: waited for experts", name);
+	bench_add(b, j->what, "ms/tok", bench_one(wait_ms), 0, NULL, "%s: waited for experts", name);
 	if (j->compute_ms > 0)
-		bench_add(b, j->what, "ms/tok", one(ms - j->compute_ms), 0, NULL, "%s: beyond computing alone", name);
+		bench_add(
+			b, j->what, "ms/tok", bench_one(ms - j->compute_ms), 0, NULL, "%s: beyond computing alone", name);
 }
 
 static void add_stretches(struct replay *j)
@@ -162,40 +158,6 @@ static void add_stretches(struct replay *j)
 		add_stretch(j, "steady", n - quarter, n);
 }
 
-/* ---- limits ---- */
-
-static double gb(double bytes)
-{
-	return bytes * 1e-9;
-}
-
-static struct bench_spread gb_s(struct bench_spread s)
-{
-	return (struct bench_spread){gb(s.median), gb(s.low), gb(s.high)};
-}
-
-/* The engine has gone: drive and card are free. */
-static int measure_limits(struct replay *j, struct err *e)
-{
-	struct bench *b = j->b;
-	struct gguf *file = NULL;
-	int rc = gguf_open(pocket_or(j->c.model, e), &file, e);
-	if (!rc)
-		rc = measure_disk(&j->c, file, 0, MAX(b->seconds, 0.5), MIN(b->repeats, 3), &j->disk, e);
-	gguf_close(file);
-	if (rc || (rc = measure_card(j->backend, MIN(b->repeats, 5), &j->card, e)))
-		return rc;
-	bench_add(b, j->what, "GB/s", gb_s(j->disk.bytes_s), 0, NULL,
-		"limit: drive, experts of %.4g MB, %u under way%s", j->disk.expert_bytes * 1e-6, j->disk.in_flight,
-		j->disk.direct ? "" : ", page cache");
-	if (!j->card.there)
-		return 0;
-	bench_add(b, j->what, "GB/s", gb_s(j->card.in_bytes_s), 0, NULL, "limit: host to card");
-	bench_add(b, j->what, "GB/s", gb_s(j->card.out_bytes_s), 0, NULL, "limit: card to host");
-	bench_add(b, j->what, "GB/s", gb_s(j->card.copy_bytes_s), 0, NULL, "limit: copy on the card");
-	return 0;
-}
-
 /* ---- start-up ---- */
 
 /* From the command to the first token, and where the time went. */
@@ -204,19 +166,20 @@ static void add_start(struct replay *j, const struct common_loading *l, uint64_t
 {
 	struct bench *b = j->b;
 	const double s = 1e-9;
-	bench_add(b, "start", "s", one((double)(first_ns - b->start_ns) * s), 0, NULL,
+	bench_add(b, "start", "s", bench_one((double)(first_ns - b->start_ns) * s), 0, NULL,
 		"from the command to the first token after %u", n_prompt);
 	if (l->first_ns) {
-		const double seconds = MAX((double)(l->last_ns - l->first_ns) * s, 1e-9), size = gb((double)l->bytes);
-		bench_add(b, "start", "s", one((double)(l->first_ns - b->start_ns) * s), 0, NULL,
+		const double seconds = MAX((double)(l->last_ns - l->first_ns) * s, 1e-9),
+					 size = (double)l->bytes * 1e-9;
+		bench_add(b, "start", "s", bench_one((double)(l->first_ns - b->start_ns) * s), 0, NULL,
 			"of which before the weights: headers, backend, plan");
-		bench_add(b, "start", "s", one(seconds), 0, NULL, "of which resident weights, %.4g GB", size);
-		bench_add(b, "start", "GB/s", one(size / seconds), gb(j->disk.bytes_s.median), "drive",
-			"resident weights loaded");
-		bench_add(b, "start", "s", one((double)(opened_ns - l->last_ns) * s), 0, NULL,
+		bench_add(b, "start", "s", bench_one(seconds), 0, NULL, "of which resident weights, %.4g GB", size);
+		bench_add(b, "start", "GB/s", bench_one(size / seconds), j->limits.disk.bytes_s.median * 1e-9,
+			"drive", "resident weights loaded");
+		bench_add(b, "start", "s", bench_one((double)(opened_ns - l->last_ns) * s), 0, NULL,
 			"of which caches and the rest of opening");
 	}
-	bench_add(b, "start", "s", one((double)(first_ns - opened_ns) * s), 0, NULL, "of which the prompt");
+	bench_add(b, "start", "s", bench_one((double)(first_ns - opened_ns) * s), 0, NULL, "of which the prompt");
 }
 
 /* ---- all of it ---- */
@@ -278,7 +241,7 @@ int bench_replay(
 	rc = common_opts_close(j->g, rc, e);
 	snprintf(o->backend, BENCH_BACKEND_MAX, "%s", j->backend);
 	if (!rc)
-		rc = measure_limits(j, e);
+		rc = limits_measure(b, c, j->what, j->backend, &j->limits, e);
 	if (!rc) {
 		add_start(j, &loading, opened_ns, first_ns, o->n_prompt);
 		add_stretches(j);

@@ -43,11 +43,6 @@ struct stream_job {
 	double compute_ms, read_ms, bound_ms;
 };
 
-static struct bench_spread one(double v)
-{
-	return (struct bench_spread){v, v, v};
-}
-
 static void add_disk(struct bench *b, const struct measure_disk *d)
 {
 	const struct bench_spread gb_s = {
@@ -144,20 +139,24 @@ static void add_row(struct stream_job *j, struct row *row)
 	const double asked = d->hits[0] + d->hits[1] + d->misses, ms = d->ms.median, gap = ms - j->bound_ms;
 	bench_add(
 		b, "stream", "tok/s", tok_s(row, b->repeats), 1e3 / j->bound_ms, "bound", "lookahead %d", ahead);
-	bench_add(
-		b, "stream", "ratio", one(ms / j->bound_ms), 0, NULL, "lookahead %d: least time / bound", ahead);
-	bench_add(b, "stream", "%", one(100 * d->hits[0] / asked), 0, NULL,
+	bench_add(b, "stream", "ratio", bench_one(ms / j->bound_ms), 0, NULL, "lookahead %d: least time / bound",
+		ahead);
+	bench_add(b, "stream", "%", bench_one(100 * d->hits[0] / asked), 0, NULL,
 		"lookahead %d: experts in tier 0, or on the way", ahead);
 	if (j->c.ram_bytes)
-		bench_add(b, "stream", "%", one(100 * d->hits[1] / asked), 0, NULL, "lookahead %d: experts in tier 1",
-			ahead);
-	bench_add(b, "stream", "%", one(100 * d->misses / asked), 0, NULL, "lookahead %d: experts missed", ahead);
-	bench_add(b, "stream", "MB/tok", one(d->bytes * 1e-6), 0, NULL, "lookahead %d: read", ahead);
+		bench_add(b, "stream", "%", bench_one(100 * d->hits[1] / asked), 0, NULL,
+			"lookahead %d: experts in tier 1", ahead);
+	bench_add(
+		b, "stream", "%", bench_one(100 * d->misses / asked), 0, NULL, "lookahead %d: experts missed", ahead);
+	bench_add(b, "stream", "MB/tok", bench_one(d->bytes * 1e-6), 0, NULL, "lookahead %d: read", ahead);
 	if (ahead) {
-		bench_add(b, "stream", "/tok", one(d->useful), 0, NULL, "lookahead %d: prefetched and used", ahead);
-		bench_add(b, "stream", "/tok", one(d->wasted), 0, NULL, "lookahead %d: prefetched in vain", ahead);
+		bench_add(
+			b, "stream", "/tok", bench_one(d->useful), 0, NULL, "lookahead %d: prefetched and used", ahead);
+		bench_add(
+			b, "stream", "/tok", bench_one(d->wasted), 0, NULL, "lookahead %d: prefetched in vain", ahead);
 	}
-	bench_add(b, "stream", "ms/tok", one(d->wait_ms), 0, NULL, "lookahead %d: waited for experts", ahead);
+	bench_add(
+		b, "stream", "ms/tok", bench_one(d->wait_ms), 0, NULL, "lookahead %d: waited for experts", ahead);
 	if (b->format != BENCH_TEXT)
 		return;
 	printf("         lookahead %d: %.3g ms a token are %.2f times the bound of %.3g ms (computing %.3g, "
@@ -179,10 +178,11 @@ static void report(struct stream_job *j)
 	j->compute_ms = j->no_cached ? first->ms.median - first->wait_ms : j->cached.best.ms.median;
 	j->read_ms = first->bytes / j->disk.bytes_s.high * 1e3;
 	j->bound_ms = MAX(j->compute_ms, j->read_ms);
-	bench_add(b, "stream", "tok/s", j->no_cached ? one(1e3 / j->compute_ms) : tok_s(&j->cached, b->repeats),
-		0, NULL, "computing alone (%s)", j->no_cached ? "streamed, less waits" : "everything cached");
+	bench_add(b, "stream", "tok/s",
+		j->no_cached ? bench_one(1e3 / j->compute_ms) : tok_s(&j->cached, b->repeats), 0, NULL,
+		"computing alone (%s)", j->no_cached ? "streamed, less waits" : "everything cached");
 	if (j->read_ms > 0)
-		bench_add(b, "stream", "tok/s", one(1e3 / j->read_ms), 0, NULL,
+		bench_add(b, "stream", "tok/s", bench_one(1e3 / j->read_ms), 0, NULL,
 			"reading alone: %.4g MB missed a token", first->bytes * 1e-6);
 	for (int i = 0; i < j->n_rows; i++)
 		add_row(j, &j->rows[i]);

@@ -11,6 +11,7 @@
 #include "tools/common_opts.h"
 #include "tools/interrupt.h"
 #include "tools/report.h"
+#include "tools/trace_simulate.h"
 
 #include <stdio.h>
 #ifdef _OPENMP
@@ -26,9 +27,12 @@ struct bench_opts {
 	struct common_opts common;
 	int parts;
 	const char *only;
+	const char *prompts;
+	uint64_t sizes[TRACE_LIST_MAX]; /* [n_sizes] of --prompt */
+	int n_sizes;
 	uint32_t n_prompt, n_new, repeats;
 	float seconds, most_seconds;
-	bool csv, json, prompt_given, new_given;
+	bool csv, json, new_given;
 	struct bench_read_options read;
 	uint32_t slice_kib, depth, mb;
 };
@@ -63,7 +67,8 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 	char what[BENCH_BACKEND_MAX] = "CPU";
 	int rc = 0;
 	const bool replay = o->parts == PART_DECODE && (o->common.routing || o->common.confine);
-	if (!replay && (o->parts & PART_PREFILL || o->parts & PART_DECODE)) {
+	const bool streamed = o->parts == PART_PREFILL && o->common.cache_bytes;
+	if (!replay && !streamed && (o->parts & PART_PREFILL || o->parts & PART_DECODE)) {
 		if ((rc = common_opts_open(&o->common, &g, e)))
 			return rc;
 		snprintf(what, sizeof what, "%s", engine_backend_name(g));
@@ -80,6 +85,10 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		rc = bench_replay(b, &o->common, &r, e);
 		goto done;
 	}
+	if (streamed) {
+		rc = bench_prefill_stream(b, &o->common, o->sizes, o->n_sizes, what, e);
+		goto done;
+	}
 	bench_begin(b, what);
 	if (o->parts & PART_READ)
 		rc = bench_read(&o->read, add_read, b, e);
@@ -87,9 +96,12 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		rc = bench_copy(b, !(o->parts & PART_COPY), e);
 	if (!rc && o->parts & PART_OPS)
 		rc = bench_ops(b, backend, o->only, e);
-	const struct bench_model model = {.engine = g, .n_prompt = o->n_prompt, .n_new = o->n_new};
-	if (!rc && o->parts & PART_PREFILL)
+	struct bench_model model = {.engine = g, .n_new = o->n_new};
+	for (int i = 0; o->parts & PART_PREFILL && i < o->n_sizes && !rc; i++) {
+		model.n_prompt = (uint32_t)o->sizes[i];
 		rc = bench_prefill(b, &model, e);
+	}
+	model.n_prompt = o->n_prompt;
 	if (!rc && o->parts & PART_DECODE)
 		rc = bench_decode(b, &model, e);
 	if (!rc && o->parts & PART_DECODE &&
@@ -106,6 +118,18 @@ out:
 	if (backend)
 		backend->ops->close(backend);
 	rc = common_opts_close(g, rc, e);
+	return rc;
+}
+
+static int parse_prompts(struct bench_opts *o, struct err *e)
+{
+	const struct arg one = {.kind = ARG_UINT64, .min = 1, .max = INT32_MAX};
+	o->sizes[0] = o->n_prompt;
+	o->n_sizes = 1;
+	int rc = o->prompts ? trace_list_parse(o->prompts, &one, "--prompt", o->sizes, &o->n_sizes, e) : 0;
+	if (!rc && o->n_sizes > 1 && o->parts != PART_PREFILL)
+		rc = err_set(e, ERR_USAGE, "--prompt: only bench prefill takes a list");
+	o->n_prompt = (uint32_t)o->sizes[0];
 	return rc;
 }
 
@@ -145,13 +169,10 @@ int cmd_bench(int argc, char **argv, struct err *e)
 					"matmul q_a Q4_K\""},
 		{.name = "prompt",
 			.letter = 'p',
-			.kind = ARG_UINT,
-			.u32 = &o.n_prompt,
-			.given = &o.prompt_given,
-			.min = 1,
-			.max = INT32_MAX,
+			.kind = ARG_STRING,
+			.string = &o.prompts,
 			.value = "N",
-			.help = "tokens of the prompt in prefill and decode",
+			.help = "tokens of the prompt in prefill and decode; prefill takes a list (512,2048,8192)",
 			.fallback = "256, with --routing 1"},
 		{.letter = 'n',
 			.kind = ARG_UINT,
@@ -261,10 +282,12 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		return err_set(e, ERR_USAGE, "--only chooses among ops: use it with bench ops or bench all");
 	if (o.slice_kib % 4)
 		return err_set(e, ERR_USAGE, "--slice-kb: %u is no multiple of 4", o.slice_kib);
+	if ((rc = parse_prompts(&o, e)))
+		return rc;
 	if ((o.common.routing || o.common.confine || o.most_seconds > 0) && o.parts != PART_DECODE)
 		return err_set(e, ERR_USAGE, "--routing, --resident and --most-seconds belong to bench decode");
 	if (o.common.routing || o.common.confine) {
-		o.n_prompt = o.prompt_given ? o.n_prompt : 1; /* the first token finds a cold cache */
+		o.n_prompt = o.prompts ? o.n_prompt : 1; /* the first token finds a cold cache */
 		o.n_new = o.new_given ? o.n_new : 768;
 	}
 	interrupt_catch(false);

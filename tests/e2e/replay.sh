@@ -61,6 +61,10 @@ run $bench --cache-gb 0.006 --routing $trace -n 900 --most-seconds 0.02 --json
 exits 0
 check "ends in time" figures 'len([k for k in f if "tokens 0 to 900" in k]) == 0'
 
+run bench prefill -m "$work/m.gguf" --backend cpu --cache-gb 0.006 --seconds 0.01 --repeats 2 -p 40,64 --json
+exits 0
+check "prompts of both sizes" figures 'named("40 tokens, run 2: read") > 0 and sum(k.startswith("64 tokens, run") for k in f) == 10'
+
 run $bench --cache-gb 0.006 --routing "$work/missing"
 error_is_one_sentence 3 'missing'
 run $bench --cache-gb 0.006 --routing "$work/shape.json"
