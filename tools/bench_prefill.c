@@ -68,12 +68,16 @@ static void add_samples(struct job *j, const struct limits *l)
 		const double tokens = (double)j->sizes[i / b->repeats],
 					 asked = (double)(s->d.hit_vram + s->d.hit_ram + s->d.miss);
 		const double disk = (double)s->d.bytes_read / l->disk.bytes_s.median;
+		const double link = l->card.there ? (double)s->d.bytes_in / l->card.in_bytes_s.median : 0;
+		const double bound = MAX(disk, link);
 		char name[40];
 		snprintf(name, sizeof name, "%.0f tokens, run %d", tokens, i % b->repeats + 1);
-		bench_add(b, "prefill", "tok/s", bench_one(tokens / s->seconds), disk > 0 ? tokens / disk : 0,
-			"drive", "%s", name);
-		bench_add(b, "prefill", "s", bench_one(s->seconds), 0, NULL, "%s", name);
+		bench_add(b, "prefill", "tok/s", bench_one(tokens / s->seconds), bound > 0 ? tokens / bound : 0,
+			link > disk ? "link" : "drive", "%s", name);
 		bench_add(b, "prefill", "GB", bench_one((double)s->d.bytes_read * 1e-9), 0, NULL, "%s: read", name);
+		if (s->d.bytes_in)
+			bench_add(b, "prefill", "GB", bench_one((double)s->d.bytes_in * 1e-9), 0, NULL,
+				"%s: host to card", name);
 		bench_add(b, "prefill", "%", bench_one(100 * (double)s->d.miss / MAX(asked, 1.0)), 0, NULL,
 			"%s: experts missed", name);
 		bench_add(b, "prefill", "s", bench_one((double)s->d.wait_ns * 1e-9), 0, NULL,

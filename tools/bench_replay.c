@@ -115,17 +115,38 @@ static int measure_compute(struct replay *j, struct err *e)
 
 /* ---- stretches ---- */
 
+/* ms a token that `bytes` in `tokens` take at the limit; 0: there is no such wire. */
+static double at_limit(uint64_t bytes, double tokens, struct bench_spread bytes_s)
+{
+	return bytes_s.median > 0 ? (double)bytes / tokens / bytes_s.median * 1e3 : 0;
+}
+
+/* What moved over one wire. */
+static void add_wire(struct replay *j, const char *name, const char *wire, uint64_t bytes, uint64_t busy_ns,
+	double tokens, double limit_ms)
+{
+	if (!bytes)
+		return;
+	bench_add(
+		j->b, j->what, "MB/tok", bench_one((double)bytes * 1e-6 / tokens), 0, NULL, "%s: %s", name, wire);
+	bench_add(j->b, j->what, "ms/tok", bench_one((double)busy_ns * 1e-6 / tokens), 0, NULL, "%s: %s, busy",
+		name, wire);
+	bench_add(j->b, j->what, "ms/tok", bench_one(limit_ms), 0, NULL, "%s: %s, at its limit", name, wire);
+}
+
 /* The figures of the tokens [first, end). */
 static void add_stretch(struct replay *j, const char *name, uint32_t first, uint32_t end)
 {
 	struct bench *b = j->b;
+	const struct limits *l = &j->limits;
 	const struct expert_stats d = stats_between(j->stats[first], j->stats[end]);
 	const double tokens = end - first, ms = (double)(j->at_ns[end] - j->at_ns[first]) * 1e-6 / tokens;
 	const double asked = MAX((double)(d.hit_vram + d.hit_ram + d.miss), 1.0);
-	const double bytes = (double)d.bytes_read / tokens, wait_ms = (double)d.wait_ns * 1e-6 / tokens;
-	const double disk_ms = bytes / j->limits.disk.bytes_s.median * 1e3;
-	const double bound = MAX(j->compute_ms, disk_ms);
-	const char *by = bound > disk_ms ? "computing" : "drive";
+	const double disk_ms = at_limit(d.bytes_read, tokens, l->disk.bytes_s);
+	const double in_ms = at_limit(d.bytes_in, tokens, l->card.in_bytes_s);
+	const double out_ms = at_limit(d.bytes_out, tokens, l->card.out_bytes_s);
+	const double bound = MAX(MAX(j->compute_ms, disk_ms), in_ms);
+	const char *by = bound == disk_ms ? "drive" : bound == in_ms ? "link" : "computing";
 	bench_add(
 		b, j->what, "tok/s", bench_one(1e3 / ms), 1e3 / bound, by, "%s (tokens %u to %u)", name, first, end);
 	bench_add(
@@ -134,18 +155,25 @@ static void add_stretch(struct replay *j, const char *name, uint32_t first, uint
 		bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_ram / asked), 0, NULL,
 			"%s: experts in tier 1", name);
 	bench_add(b, j->what, "%", bench_one(100 * (double)d.miss / asked), 0, NULL, "%s: experts missed", name);
-	bench_add(b, j->what, "MB/tok", bench_one(bytes * 1e-6), 0, NULL, "%s: read", name);
-	bench_add(b, j->what, "ms/tok", bench_one(disk_ms), 0, NULL, "%s: the drive at its limit", name);
 	if (j->c.lookahead) {
 		bench_add(b, j->what, "/tok", bench_one((double)d.prefetch_useful / tokens), 0, NULL,
 			"%s: prefetched and used", name);
 		bench_add(b, j->what, "/tok", bench_one((double)d.prefetch_wasted / tokens), 0, NULL,
 			"%s: prefetched in vain", name);
 	}
-	bench_add(b, j->what, "ms/tok", bench_one(wait_ms), 0, NULL, "%s: waited for experts", name);
-	if (j->compute_ms > 0)
-		bench_add(
-			b, j->what, "ms/tok", bench_one(ms - j->compute_ms), 0, NULL, "%s: beyond computing alone", name);
+	add_wire(j, name, "read", d.bytes_read, d.disk_busy_ns, tokens, disk_ms);
+	add_wire(j, name, "host to card", d.bytes_in, d.in_busy_ns, tokens, in_ms);
+	add_wire(j, name, "card to host", d.bytes_out, d.out_busy_ns, tokens, out_ms);
+	bench_add(b, j->what, "ms/tok", bench_one(ms), 0, NULL, "%s: a token", name);
+	bench_add(b, j->what, "ms/tok", bench_one((double)d.wait_ns * 1e-6 / tokens), 0, NULL,
+		"%s: waited for experts", name);
+	bench_add(
+		b, j->what, "ms/tok", bench_one(ms - j->compute_ms), 0, NULL, "%s: beyond computing alone", name);
+	/* of the time that wires were busy, the part in which nobody waited for them */
+	const double busy_ms = (double)MAX(d.disk_busy_ns, d.in_busy_ns) * 1e-6 / tokens;
+	if (busy_ms > 0)
+		bench_add(b, j->what, "%", bench_one(100 * MIN(MAX(0, 1 - (ms - j->compute_ms) / busy_ms), 1)), 0,
+			NULL, "%s: of the busier wire's time hidden", name);
 }
 
 static void add_stretches(struct replay *j)

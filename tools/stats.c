@@ -22,6 +22,11 @@ struct expert_stats stats_between(struct expert_stats before, struct expert_stat
 		.prefetch_useful = after.prefetch_useful - before.prefetch_useful,
 		.prefetch_wasted = after.prefetch_wasted - before.prefetch_wasted,
 		.wait_ns = after.wait_ns - before.wait_ns,
+		.disk_busy_ns = after.disk_busy_ns - before.disk_busy_ns,
+		.bytes_in = after.bytes_in - before.bytes_in,
+		.in_busy_ns = after.in_busy_ns - before.in_busy_ns,
+		.bytes_out = after.bytes_out - before.bytes_out,
+		.out_busy_ns = after.out_busy_ns - before.out_busy_ns,
 	};
 }
 

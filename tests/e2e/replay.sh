@@ -31,8 +31,9 @@ f = {x["name"]: x["median"] for x in o["figures"]}
 section = {x["name"]: x["section"] for x in o["figures"]}
 def named(part):
     found = [v for k, v in f.items() if part in k]
-    assert len(found) == 1, (part, list(f))
-    return found[0]
+    exact = [v for k, v in f.items() if part == k] or found
+    assert len(exact) == 1, (part, list(f))
+    return exact[0]
 assert eval(sys.argv[2]), f
 END
 }
@@ -41,7 +42,7 @@ run $bench --cache-gb 0.006 --routing $trace --lookahead 1 -n 100 --json
 exits 0
 check "says whose routing it is" grep -q "^routing: replayed, not the model's" "$work/err"
 check "hits and misses are all" figures 'abs(named("cold: experts in tier 0") + named("cold: experts missed") - 100) < 0.01'
-check "a cold cache misses" figures 'named("cold: experts missed") > 1 and named("cold: read") > 0'
+check "a cold cache misses" figures 'named("cold: experts missed") > 1 and named("cold: read") > 0 and named("cold: read, busy") > 0'
 check "both stretches" figures 'named("cold (tokens 0 to 64)") > 0 and named("steady (tokens 75 to 100)") > 0'
 check "computing alone misses nothing" figures 'named("computing alone (all hits") > 0 and len([k for k in f if "all the same" in k]) == 0'
 check "start-up adds up" figures 'abs(sum(f[k] for k in f if k.startswith("of which")) - named("from the command")) < 0.01'
@@ -54,7 +55,7 @@ exits 0
 check "confined routing misses nothing" figures 'named("steady: experts missed") == 0 and section["steady: experts missed"] == "confined"'
 run $bench --routing $trace -n 8 --json # no cache at all
 exits 0
-check "without streaming nothing is read" figures 'named("cold: read") == 0'
+check "without streaming nothing is read" figures 'not any("read" in k for k in f if k.startswith("cold"))'
 run $bench --cache-gb 0.006 --routing $trace -n 500000 --most-seconds 0.3 -c 600000
 check "a context too long is refused" [ "$rc" != 0 ]
 run $bench --cache-gb 0.006 --routing $trace -n 900 --most-seconds 0.02 --json
@@ -63,7 +64,7 @@ check "ends in time" figures 'len([k for k in f if "tokens 0 to 900" in k]) == 0
 
 run bench prefill -m "$work/m.gguf" --backend cpu --cache-gb 0.006 --seconds 0.01 --repeats 2 -p 40,64 --json
 exits 0
-check "prompts of both sizes" figures 'named("40 tokens, run 2: read") > 0 and sum(k.startswith("64 tokens, run") for k in f) == 10'
+check "prompts of both sizes" figures 'named("40 tokens, run 2: read") > 0 and sum(k.startswith("64 tokens, run") for k in f) == 8'
 
 run $bench --cache-gb 0.006 --routing "$work/missing"
 error_is_one_sentence 3 'missing'
