@@ -2,17 +2,20 @@
 /*
  * The promise that numbers never depend on storage: the hash of the logits of every step is the same whether experts are
  * mapped or streamed, for every budget, tier, policy, engine, lookahead, chunk size, and with a disk that delays and
- * reorders.
+ * reorders. Three rounds: on the CPU; on the CPU with an emulated card between disk and memory (stream/copier_null.h); on
+ * CUDA, when a device answers.
  */
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/generate.h"
+#include "stream/copier_null.h"
 #include "stream/loader.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -25,19 +28,25 @@
 #define N_NEW      2
 #define N_SETTINGS 8
 #define N_SEEDS    2
+#define CARD_SEEDS 2
 #else
 #define LONG_RUN   256
 #define N_NEW      24
 #define N_SETTINGS 24
 #define N_SEEDS    40
+#define CARD_SEEDS 8
 #endif
 
 static int32_t prompt[N_PROMPT];
+static uint64_t card_seed;
 static struct loader_plan full;
+
+static const char *backend = "cpu"; /* of this round */
+static bool with_card;
 
 static struct engine_options base_options(void)
 {
-	return (struct engine_options){.model_path = MODEL, .backend = "cpu", .context = 512};
+	return (struct engine_options){.model_path = MODEL, .backend = backend, .context = 512};
 }
 
 /* A first tier of `share` between the floor and everything. */
@@ -51,7 +60,15 @@ static uint64_t run(const struct engine_options *o, uint32_t n_new, struct exper
 	struct err e = {0};
 	struct engine *g;
 	struct session *s;
-	if (engine_open(o, &g, &e) || session_new(g, &s, &e))
+	struct engine_options mine = *o;
+	if (with_card && o->cache_bytes) { /* late copies in an order of their own; small bounce buffers */
+		struct copier_faults f = {
+			.seed = ++card_seed, .readable = true, .latency_max_us = card_seed % 3 ? 0 : 30};
+		assert_int_equal(copier_null_open(&f, &mine.copier, &e), 0);
+		if (!mine.reader.slice_bytes)
+			mine.reader.slice_bytes = 32768;
+	}
+	if (engine_open(&mine, &g, &e) || session_new(g, &s, &e))
 		fail_msg("%s", e.text);
 	struct generate_options go = {.max_new = n_new, .ignore_stop = true};
 	struct generate_result r;
@@ -62,6 +79,8 @@ static uint64_t run(const struct engine_options *o, uint32_t n_new, struct exper
 		*stats = engine_expert_stats(g);
 	session_free(s);
 	assert_int_equal(engine_close(g, &e), 0);
+	if (mine.copier)
+		mine.copier->ops->close(mine.copier);
 	return r.logits_hash;
 }
 
@@ -121,7 +140,8 @@ static void test_every_setting(void **state)
 	static const char *const policies[] = {"lru", "lfu", "sieve"};
 	static const enum reader_engine engines[] = {READER_URING, READER_THREADS};
 	static const uint32_t chunks[] = {512, 32, 100, 1};
-	for (size_t i = 0; i < N_SETTINGS;
+	size_t n_settings = with_card ? N_SETTINGS / 2 : N_SETTINGS;
+	for (size_t i = 0; i < n_settings;
 		 i++) { /* settings that differ from one to the next in nearly everything */
 		o = base_options();
 		o.cache_bytes = budget((double)(i % 5) / 4);
@@ -151,7 +171,7 @@ static void test_seeds(void **state)
 	struct engine_options o = base_options();
 	const uint32_t n_new = 2;
 	uint64_t want = run(&o, n_new, NULL);
-	for (uint64_t seed = 1; seed <= N_SEEDS; seed++) {
+	for (uint64_t seed = 1; seed <= (with_card ? CARD_SEEDS : N_SEEDS); seed++) {
 		struct reader_faults f = {.seed = seed,
 			.latency_min_us = 1,
 			.latency_max_us = 400,
@@ -161,6 +181,7 @@ static void test_seeds(void **state)
 			.no_sleep = true};
 		o.reader = (struct reader_options){.engine = READER_NULL, .faults = &f, .slice_bytes = 4096};
 		o.cache_bytes = budget((double)(seed % 7) / 8);
+		o.ram_bytes = seed % 2 ? full.floor_bytes : 0;
 		o.lookahead = (int)(seed % 3);
 		if (run(&o, n_new, NULL) != want)
 			fail_msg("seed %llu gives other logits", (unsigned long long)seed);
@@ -196,6 +217,30 @@ static void test_trace_and_warm(void **state)
 	unlink(warm);
 }
 
+/* A copy that fails in the middle of a run ends it with a sentence. */
+static void test_copy_fails(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct engine_options o = base_options();
+	struct copier_faults f = {.readable = true, .fail_copy = 900, .fail_all = true};
+	struct engine *g;
+	struct session *s;
+	struct generate_options go = {.max_new = 64, .ignore_stop = true};
+	struct generate_result r;
+	o.cache_bytes = budget(0.1);
+	o.ram_bytes = full.floor_bytes;
+	o.reader.slice_bytes = 32768;
+	assert_int_equal(copier_null_open(&f, &o.copier, &e), 0);
+	if (engine_open(&o, &g, &e) || session_new(g, &s, &e))
+		fail_msg("%s", e.text);
+	assert_int_equal(generate(s, prompt, N_PROMPT, &go, &r, &e), ERR_RUN);
+	assert_non_null(strstr(e.text, "expert"));
+	session_free(s);
+	engine_close(g, NULL);
+	o.copier->ops->close(o.copier);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -204,5 +249,24 @@ int main(void)
 		cmocka_unit_test(test_seeds),
 		cmocka_unit_test(test_trace_and_warm),
 	};
-	return cmocka_run_group_tests(tests, setup, NULL);
+	const struct CMUnitTest card_tests[] = {
+		cmocka_unit_test(test_every_setting),
+		cmocka_unit_test(test_seeds),
+		cmocka_unit_test(test_trace_and_warm),
+		cmocka_unit_test(test_copy_fails),
+	};
+	struct backend_options bo = {.name = "cuda"};
+	struct backend *b;
+	struct err e = {0};
+	int failed = cmocka_run_group_tests_name("cpu", tests, setup, NULL);
+	with_card = true;
+	failed += cmocka_run_group_tests_name("emulated card", card_tests, setup, NULL);
+	with_card = false;
+	if (backend_open(&bo, &b, &e)) {
+		print_message("the round on CUDA is skipped: %s\n", e.text);
+		return failed;
+	}
+	b->ops->close(b);
+	backend = "cuda";
+	return failed + cmocka_run_group_tests_name("cuda", tests, setup, NULL);
 }

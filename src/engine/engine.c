@@ -5,6 +5,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/engine/plan.h"
 #include "stream/loader.h"
 #include "stream/source_record.h"
 #include "stream/source_routed.h"
@@ -13,138 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define DEFAULT_CHUNK 512
-#define AUTO_CONTEXT  131072 /* the largest context taken without being asked for */
-#define CONTEXT_STEP  1024
-#define AUTO_KV_PART  4 /* without -c, the caches take at most this part of the memory that is left */
-
-/* Everything that is decided before memory is taken. */
-struct plan {
-	uint32_t context, chunk, sessions;
-	enum dtype kv_type;
-	bool mtp;
-	size_t resident, kv, workspace, available;
-	bool streaming;
-	bool on_card;                 /* the backend cannot reach the mapped file */
-	size_t experts;               /* bytes of all experts when they are copied to the card, else 0 */
-	struct loader_options loader; /* budgets as they will be used */
-	struct loader_plan tiers;
-};
-
-/* The longest context whose caches fit in `budget`, in steps; at least one step. */
-static uint32_t fitting_context(const struct model_config *c, const struct plan *p, size_t budget)
-{
-	uint32_t best = MIN(c->n_context, CONTEXT_STEP);
-	for (uint32_t n = best; n < MIN(c->n_context, AUTO_CONTEXT);) {
-		n = MIN(MIN(n + CONTEXT_STEP, c->n_context), AUTO_CONTEXT);
-		if (kv_cache_bytes(c, p->mtp, p->kv_type, n * p->sessions) > budget)
-			break;
-		best = n;
-	}
-	return best;
-}
-
-static int make_plan(const struct model_config *c, const struct engine_options *o, const struct backend *b,
-	size_t resident, struct plan *p, struct err *e)
-{
-	*p = (struct plan){
-		.sessions = o->sessions ? o->sessions : 1,
-		.kv_type = o->kv_f32 ? DTYPE_F32 : DTYPE_F16,
-		.mtp = c->n_mtp && !o->no_mtp,
-		.resident = resident,
-		.available = b->ops->free_bytes((struct backend *)b),
-		.on_card = strcmp(b->ops->name, "cpu") != 0,
-	};
-	if (o->context > c->n_context)
-		return err_set(e, ERR_USAGE, "a context of %u tokens was asked for, the model was made for %u",
-			o->context, c->n_context);
-	size_t left = p->available > resident ? p->available - resident : 0;
-	p->context =
-		o->context ? o->context : fitting_context(c, p, p->available ? left / AUTO_KV_PART : SIZE_MAX);
-	if ((uint64_t)p->context * p->sessions > INT32_MAX)
-		return err_set(
-			e, ERR_USAGE, "%u sessions of %u tokens are more than 2^31 cache rows", p->sessions, p->context);
-	p->chunk = MIN(o->chunk ? o->chunk : DEFAULT_CHUNK, p->context);
-	p->kv = kv_cache_bytes(c, p->mtp, p->kv_type, p->context * p->sessions);
-	p->workspace = model_workspace_bytes(c, p->mtp, p->chunk);
-	return 0;
-}
-
-/* Budgets of the expert cache: what was asked for, capped to what the experts need, or what memory leaves. */
-static int plan_streaming(const struct model_config *c, const struct gguf *file,
-	const struct engine_options *o, struct backend *b, struct plan *p, struct err *e)
-{
-	p->streaming = true;
-	p->loader = (struct loader_options){
-		.file = file,
-		.backend = b,
-		.n_layers = (int)(c->n_layers + c->n_mtp),
-		.n_used = (int)c->n_used,
-		.tier_bytes = {o->cache_bytes, o->ram_bytes},
-		.policy = o->policy,
-		.lookahead = o->lookahead,
-		.reader = o->reader,
-		.replicas = o->replicas,
-		.n_replicas = o->n_replicas,
-	};
-	if (o->ram_bytes == ENGINE_CACHE_AUTO) /* on the CPU both tiers are the same memory: one is better used */
-		p->loader.tier_bytes[1] = 0;
-	size_t fixed = p->resident + p->kv + p->workspace + p->loader.tier_bytes[1];
-	if (o->cache_bytes == ENGINE_CACHE_AUTO)
-		p->loader.tier_bytes[0] = p->available > fixed ? (p->available - fixed) / 10 * 9 : 0;
-	uint64_t asked = p->loader.tier_bytes[0];
-	int rc = loader_plan(&p->loader, &p->tiers, e);
-	if (rc)
-		return rc;
-	if (asked > p->tiers.everything_bytes) {
-		p->loader.tier_bytes[0] = p->tiers.everything_bytes;
-		if (o->cache_bytes != ENGINE_CACHE_AUTO)
-			log_info("cache: %.4f GB asked for, all experts need %.4f GB: capped to that",
-				(double)asked / 1e9, (double)p->tiers.everything_bytes / 1e9);
-		rc = loader_plan(&p->loader, &p->tiers, e);
-	}
-	return rc;
-}
-
-static double gb(size_t bytes)
-{
-	return (double)bytes / 1e9;
-}
-
-static int check_plan(const struct model_config *c, const struct plan *p, struct backend *b, struct err *e)
-{
-	const struct loader_plan *t = &p->tiers; /* zeros without streaming */
-	size_t experts = t->tier_bytes[0] + t->tier_bytes[1] + p->experts, fixed = p->resident + p->workspace;
-	size_t need = fixed + p->kv + experts;
-	log_info(
-		"memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB workspace (%u rows); "
-		"%.1f GB available",
-		gb(p->resident), gb(p->kv), p->context, p->sessions, dtype_name(p->kv_type), gb(p->workspace),
-		p->chunk, gb(p->available));
-	if (p->streaming)
-		log_info("experts: streamed through %.4f GB + %.4f GB (%d slots, %d of them staging; smallest %.4f "
-				 "GB, all %.4f GB), "
-				 "policy %s, lookahead %d",
-			gb(t->tier_bytes[0]), gb(t->tier_bytes[1]), t->n_slots, t->n_staging, gb(t->floor_bytes),
-			gb(t->everything_bytes), p->loader.policy ? p->loader.policy : "lru", p->loader.lookahead);
-	else if (p->on_card)
-		log_info("experts: all copied to the card, %.4f GB", gb(p->experts));
-	else
-		log_info("experts: used where the file is mapped");
-	if (!p->available || need <= p->available)
-		return 0;
-	err_set(e, ERR_MEMORY,
-		"the plan needs %.2f GB (%.2f weights, %.2f caches, %.2f workspace, %.2f experts) and %s has %.2f GB "
-		"free",
-		gb(need), gb(p->resident), gb(p->kv), gb(p->workspace), gb(experts), b->ops->name, gb(p->available));
-	size_t least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP);
-	if (experts && fixed + p->kv + t->floor_bytes <= p->available)
-		err_hint(e, "--cache-gb %.2f would fit", gb(p->available - fixed - p->kv));
-	else if (!experts && fixed + least <= p->available)
-		err_hint(e, "-c %u would fit", fitting_context(c, p, p->available - fixed));
-	return e ? e->code : ERR_MEMORY;
-}
 
 /* Ids up to the last one with a token behind it; a vocabulary longer than the head is a fault of the file. */
 static int count_valid(struct engine *g, const struct model_config *c, const char *path, struct err *e)
@@ -252,31 +121,6 @@ static int open_routing(
 	return 0;
 }
 
-/* The loader reads into memory that this processor can write, so streamed experts are computed on the CPU. */
-static int streaming_backend(struct backend_options *bo, struct err *e)
-{
-	if (!strcmp(bo->name, "auto")) {
-		log_info("backend: cpu: streaming experts to a card is not built yet");
-		bo->name = "cpu";
-	}
-	if (!strcmp(bo->name, "cpu"))
-		return 0;
-	err_set(e, ERR_USAGE, "streaming experts (--cache-gb) with the %s backend is not built yet", bo->name);
-	return err_hint(
-		e, "--backend cpu streams; without --cache-gb all experts are copied to the card, if they fit");
-}
-
-static size_t expert_bytes(const struct model_weights *w, uint32_t n_layers)
-{
-	size_t sum = 0;
-	for (uint32_t l = 0; l < n_layers; l++) {
-		const struct gguf_tensor *t[] = {w->experts[l].gate, w->experts[l].up, w->experts[l].down};
-		for (size_t i = 0; i < ARRAY_LEN(t); i++)
-			sum += t[i] ? num_align_up(t[i]->bytes, 256) : 0;
-	}
-	return sum;
-}
-
 static struct engine_cache describe_cache(
 	const struct model_config *c, const struct model_weights *w, const struct plan *p)
 {
@@ -292,8 +136,18 @@ static struct engine_cache describe_cache(
 	k.lookahead = p->loader.lookahead;
 	memcpy(k.tier_bytes, p->tiers.tier_bytes, sizeof k.tier_bytes);
 	k.everything_bytes = p->tiers.everything_bytes;
-	k.expert_bytes = n_moe ? expert_bytes(w, k.n_layers) / (n_moe * c->n_experts) : 0;
+	k.expert_bytes = n_moe ? plan_expert_bytes(w, k.n_layers) / (n_moe * c->n_experts) : 0;
 	return k;
+}
+
+static int settle(struct engine *g, const struct plan *p, struct err *e)
+{
+	double seconds;
+	int rc = loader_settle(g->experts, &seconds, e);
+	if (!rc && seconds > 0)
+		log_info(
+			"copies: %.2f GB of host memory pinned in %.2f s", (double)p->tiers.tier_bytes[1] / 1e9, seconds);
+	return rc;
 }
 
 int engine_open(const struct engine_options *o, struct engine **out, struct err *e)
@@ -317,23 +171,21 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	const struct weights_watch loading = {o->loading, o->loading_user};
 	struct backend_options bo = {
 		.name = o->backend ? o->backend : "auto", .threads = o->threads, .no_graphs = o->no_graphs};
-	if (o->cache_bytes && (rc = streaming_backend(&bo, e)))
-		goto out;
-	if ((rc = backend_open(&bo, &g->backend, e)) || (rc = make_plan(&config, o, g->backend, resident, &p, e)))
+	if ((rc = backend_open(&bo, &g->backend, e)))
 		goto out;
 	log_info("model: %s, %u layers%s, %u experts (%u used), %s", config.name[0] ? config.name : o->model_path,
 		config.n_layers, mtp ? " + MTP" : "", config.n_experts, config.n_used, backend_describe(g->backend));
-	if (o->cache_bytes && (rc = plan_streaming(&config, g->gguf, o, g->backend, &p, e)))
+	if ((rc = plan_make(&config, o, g->gguf, &weights, resident, g->backend, &p, e)))
 		goto out;
-	if (p.on_card)
-		p.experts = expert_bytes(&weights, config.n_layers + config.n_mtp);
-	if ((rc = check_plan(&config, &p, g->backend, e)) ||
-		(rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, &loading, e)) ||
+	/* pinning the second tier goes on beside the loading of the weights */
+	if (p.streaming && (rc = loader_open(&p.loader, &g->experts, e)))
+		goto out;
+	if ((rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, &loading, e)) ||
 		(rc = kv_cache_init(&g->kv, &config, mtp, p.kv_type, p.context * p.sessions, g->backend, e)))
 		goto out;
 	int n_layers = (int)(config.n_layers + config.n_mtp);
 	if (p.streaming)
-		rc = loader_open(&p.loader, &g->experts, e);
+		rc = settle(g, &p, e);
 	else if (p.on_card)
 		rc = source_device_open(weights.experts, n_layers, g->backend, &g->experts, e);
 	else

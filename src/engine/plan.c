@@ -1,0 +1,263 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Order of the decisions: does everything fit on the card; what the caches of attention get, when nobody said; what is left
+ * for experts. An explicit budget is a promise: it is taken as it is or refused.
+ */
+#include "src/engine/plan.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/model/forward.h"
+
+#include <string.h>
+
+#define DEFAULT_CHUNK 512
+#define AUTO_CONTEXT  131072 /* the largest context taken without being asked for */
+#define CONTEXT_STEP  1024
+/* Without -c the caches take at most this part of the memory that is left; less where it would be taken from experts. */
+#define AUTO_KV_PART        4
+#define AUTO_KV_PART_STREAM 16
+/* On a card: left free for the scratch of ops and for others. */
+#define CARD_SPARE ((size_t)2000000000)
+/* Of the host's memory: left by --ram-gb auto (or a tenth, if that is more), and by a --ram-gb with a number. */
+#define HOST_SPARE_AUTO ((size_t)8000000000)
+#define HOST_SPARE      ((size_t)1000000000)
+
+static double gb(size_t bytes)
+{
+	return (double)bytes / 1e9;
+}
+
+static size_t less(size_t a, size_t b)
+{
+	return a > b ? a - b : 0;
+}
+
+size_t plan_expert_bytes(const struct model_weights *w, uint32_t n_layers)
+{
+	size_t sum = 0;
+	for (uint32_t l = 0; l < n_layers; l++) {
+		const struct gguf_tensor *t[] = {w->experts[l].gate, w->experts[l].up, w->experts[l].down};
+		for (size_t i = 0; i < ARRAY_LEN(t); i++)
+			sum += t[i] ? num_align_up(t[i]->bytes, 256) : 0;
+	}
+	return sum;
+}
+
+/* The longest context whose caches fit in `budget`, in steps; at least one step. */
+static uint32_t fitting_context(const struct model_config *c, const struct plan *p, size_t budget)
+{
+	uint32_t best = MIN(c->n_context, CONTEXT_STEP);
+	for (uint32_t n = best; n < MIN(c->n_context, AUTO_CONTEXT);) {
+		n = MIN(MIN(n + CONTEXT_STEP, c->n_context), AUTO_CONTEXT);
+		if (kv_cache_bytes(c, p->mtp, p->kv_type, n * p->sessions) > budget)
+			break;
+		best = n;
+	}
+	return best;
+}
+
+/* What the backend has for this run. */
+static size_t usable(const struct plan *p)
+{
+	return p->on_card ? less(p->available, CARD_SPARE) : p->available;
+}
+
+/* Context, chunk, caches and workspace. `taken`: bytes that experts will take for certain. */
+static int plan_context(const struct model_config *c, const struct engine_options *o, size_t taken,
+	unsigned kv_part, struct plan *p, struct err *e)
+{
+	size_t fixed = p->resident + taken;
+	if (p->on_card)
+		fixed += model_workspace_bytes(c, p->mtp, o->chunk ? o->chunk : DEFAULT_CHUNK);
+	size_t left = less(usable(p), p->on_card ? fixed : p->resident);
+	size_t budget = MIN(less(p->available, p->resident) / kv_part, left);
+	p->context = o->context ? o->context : fitting_context(c, p, p->available ? budget : SIZE_MAX);
+	if ((uint64_t)p->context * p->sessions > INT32_MAX)
+		return err_set(
+			e, ERR_USAGE, "%u sessions of %u tokens are more than 2^31 cache rows", p->sessions, p->context);
+	p->chunk = MIN(o->chunk ? o->chunk : DEFAULT_CHUNK, p->context);
+	p->kv = kv_cache_bytes(c, p->mtp, p->kv_type, p->context * p->sessions);
+	p->workspace = model_workspace_bytes(c, p->mtp, p->chunk);
+	return 0;
+}
+
+/* loader_plan with the first tier cut to what the experts need. `said`: whether to say so. */
+static int plan_tiers(struct plan *p, bool said, struct err *e)
+{
+	uint64_t asked = p->loader.tier_bytes[0];
+	int rc = loader_plan(&p->loader, &p->tiers, e);
+	if (rc || asked <= p->tiers.everything_bytes)
+		return rc;
+	p->loader.tier_bytes[0] = p->tiers.everything_bytes;
+	if (said)
+		log_info("cache: %.4f GB asked for, all experts need %.4f GB: capped to that", (double)asked / 1e9,
+			gb(p->tiers.everything_bytes));
+	return loader_plan(&p->loader, &p->tiers, e);
+}
+
+/* --cache-gb and --ram-gb with a number or auto, on the CPU: both tiers are the same memory, so auto needs one only. */
+static int stream_from_host(
+	const struct model_config *c, const struct engine_options *o, struct plan *p, struct err *e)
+{
+	int rc = plan_context(c, o, 0, AUTO_KV_PART, p, e);
+	if (rc)
+		return rc;
+	if (o->ram_bytes == ENGINE_CACHE_AUTO)
+		p->loader.tier_bytes[1] = 0;
+	size_t fixed = p->resident + p->kv + p->workspace + p->loader.tier_bytes[1];
+	if (o->cache_bytes == ENGINE_CACHE_AUTO)
+		p->loader.tier_bytes[0] = less(p->available, fixed) / 10 * 9;
+	return plan_tiers(p, o->cache_bytes != ENGINE_CACHE_AUTO, e);
+}
+
+/* The same on a card. */
+static int stream_to_card(
+	const struct model_config *c, const struct engine_options *o, struct plan *p, struct err *e)
+{
+	bool given = o->cache_bytes && o->cache_bytes != ENGINE_CACHE_AUTO;
+	uint64_t ram = o->ram_bytes;
+	/* what everything takes, and what comes on top of the tiers */
+	p->loader.tier_bytes[0] = given ? o->cache_bytes : (uint64_t)1 << 50;
+	p->loader.tier_bytes[1] = ram == ENGINE_CACHE_AUTO ? (uint64_t)1 << 50 : ram;
+	int rc = plan_tiers(p, given, e);
+	if (rc)
+		return rc;
+	size_t parking = p->tiers.parking_bytes;
+	if ((rc = plan_context(c, o, given ? p->tiers.tier_bytes[0] + parking : 0,
+			 given ? AUTO_KV_PART : AUTO_KV_PART_STREAM, p, e)))
+		return rc;
+	size_t left = less(usable(p), p->resident + p->kv + p->workspace + parking);
+	if (!given)
+		p->loader.tier_bytes[0] = MIN(left, p->tiers.everything_bytes);
+	if (ram == ENGINE_CACHE_AUTO) {
+		size_t spare = MAX(HOST_SPARE_AUTO, p->host_available / 10) + p->tiers.bounce_bytes;
+		p->loader.tier_bytes[1] =
+			MIN(less(p->host_available, spare), less(p->tiers.everything_bytes, p->loader.tier_bytes[0]));
+	}
+	return plan_tiers(p, false, e);
+}
+
+static void say_plan(const struct plan *p)
+{
+	const struct loader_plan *t = &p->tiers;
+	log_info(
+		"memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB workspace (%u rows); "
+		"%.1f GB available%s",
+		gb(p->resident), gb(p->kv), p->context, p->sessions, dtype_name(p->kv_type), gb(p->workspace),
+		p->chunk, gb(p->available), p->on_card ? ", 2 of them left free" : "");
+	if (p->streaming)
+		log_info("experts: streamed through %.4f GB + %.4f GB%s (%d slots, %d of them staging; smallest %.4f "
+				 "GB, all %.4f GB), "
+				 "policy %s, lookahead %d",
+			gb(t->tier_bytes[0]), gb(t->tier_bytes[1]), p->on_card ? " of pinned host memory" : "",
+			t->n_slots, t->n_staging, gb(t->floor_bytes), gb(t->everything_bytes),
+			p->loader.policy ? p->loader.policy : "lru", p->loader.lookahead);
+	else if (p->on_card)
+		log_info("experts: all copied to the card, %.4f GB", gb(p->experts));
+	else
+		log_info("experts: used where the file is mapped");
+	if (p->streaming && t->on_card)
+		log_info("copies: %.3f GB of the card for demotions, %.3f GB of pinned buffers; the host has %.1f GB",
+			gb(t->parking_bytes), gb(t->bounce_bytes), gb(p->host_available));
+	if (p->streaming && p->on_card && !t->tier_bytes[1] && t->tier_bytes[0] < t->everything_bytes)
+		log_info("hint: --ram-gb auto keeps up to %.1f GB more of the experts in pinned host memory",
+			gb(MIN(less(p->host_available, MAX(HOST_SPARE_AUTO, p->host_available / 10)),
+				t->everything_bytes - t->tier_bytes[0])));
+}
+
+static int check_host(const struct plan *p, struct err *e)
+{
+	const struct loader_plan *t = &p->tiers;
+	size_t need = t->tier_bytes[1] + t->bounce_bytes + (t->tier_bytes[1] ? HOST_SPARE : 0);
+	if (!t->on_card || !p->host_available || need <= p->host_available)
+		return 0;
+	err_set(e, ERR_MEMORY,
+		"the plan pins %.2f GB of host memory (%.2f of them --ram-gb) beside %.0f GB for everything else, "
+		"and "
+		"%.2f GB are available",
+		gb(t->tier_bytes[1] + t->bounce_bytes), gb(t->tier_bytes[1]), gb(HOST_SPARE), gb(p->host_available));
+	size_t fits = less(p->host_available, t->bounce_bytes + HOST_SPARE);
+	if (t->tier_bytes[1])
+		err_hint(e, "--ram-gb %.2f would fit", (double)(fits / 10000000) / 100);
+	return e ? e->code : ERR_MEMORY;
+}
+
+static int check(const struct model_config *c, const struct plan *p, const struct backend *b, struct err *e)
+{
+	const struct loader_plan *t = &p->tiers;
+	size_t second = t->on_card ? t->parking_bytes : t->tier_bytes[1];
+	size_t experts = t->tier_bytes[0] + second + p->experts, fixed = p->resident + p->workspace;
+	size_t need = fixed + p->kv + experts;
+	if (!p->available || need <= usable(p))
+		return check_host(p, e);
+	err_set(e, ERR_MEMORY,
+		"the plan needs %.2f GB (%.2f weights, %.2f caches, %.2f workspace, %.2f experts)%s and %s has %.2f "
+		"GB free",
+		gb(need), gb(p->resident), gb(p->kv), gb(p->workspace), gb(experts),
+		p->on_card ? " beside 2 GB left free" : "", b->ops->name, gb(p->available));
+	size_t least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP);
+	if (experts && fixed + p->kv + second + t->floor_bytes <= usable(p))
+		err_hint(
+			e, "--cache-gb %.2f would fit", (double)((usable(p) - fixed - p->kv - second) / 10000000) / 100);
+	else if (!experts && fixed + least <= usable(p))
+		err_hint(e, "-c %u would fit", fitting_context(c, p, usable(p) - fixed));
+	return e ? e->code : ERR_MEMORY;
+}
+
+int plan_make(const struct model_config *c, const struct engine_options *o, const struct gguf *file,
+	const struct model_weights *w, size_t resident, struct backend *b, struct plan *p, struct err *e)
+{
+	uint32_t n_layers = c->n_layers + c->n_mtp;
+	*p = (struct plan){
+		.sessions = o->sessions ? o->sessions : 1,
+		.kv_type = o->kv_f32 ? DTYPE_F32 : DTYPE_F16,
+		.mtp = c->n_mtp && !o->no_mtp,
+		.resident = resident,
+		.available = b->ops->free_bytes(b),
+		.on_card = b->ops->copier_open != NULL,
+		.streaming = o->cache_bytes != 0,
+		.loader =
+			{
+				.file = file,
+				.backend = b,
+				.copier = o->copier,
+				.n_layers = (int)n_layers,
+				.n_used = (int)c->n_used,
+				.tier_bytes = {o->cache_bytes, o->ram_bytes},
+				.policy = o->policy,
+				.lookahead = o->lookahead,
+				.reader = o->reader,
+				.replicas = o->replicas,
+				.n_replicas = o->n_replicas,
+			},
+	};
+	if (p->on_card)
+		p->host_available = mem_available_bytes();
+	if (o->context > c->n_context)
+		return err_set(e, ERR_USAGE, "a context of %u tokens was asked for, the model was made for %u",
+			o->context, c->n_context);
+	int rc;
+	if (p->on_card && !p->streaming) {
+		p->experts = plan_expert_bytes(w, n_layers);
+		if ((rc = plan_context(c, o, p->experts, AUTO_KV_PART, p, e)))
+			return rc;
+		size_t need = resident + p->kv + p->workspace + p->experts;
+		if (p->available && need > usable(p)) {
+			log_info("experts: all of them take %.2f GB, and %.2f GB of the card are left: streamed, as with "
+					 "--cache-gb auto",
+				gb(p->experts), gb(less(usable(p), need - p->experts)));
+			p->experts = 0;
+			p->streaming = true;
+		}
+	}
+	if (!p->streaming)
+		rc = p->on_card ? 0 : plan_context(c, o, 0, AUTO_KV_PART, p, e);
+	else
+		rc = p->on_card ? stream_to_card(c, o, p, e) : stream_from_host(c, o, p, e);
+	if (rc)
+		return rc;
+	say_plan(p);
+	return check(c, p, b, e);
+}
