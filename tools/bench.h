@@ -98,6 +98,11 @@ int bench_decode(struct bench *b, const struct bench_model *m, struct err *e);
 int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uint64_t *sizes, int n_sizes,
 	char *backend, struct err *e);
 
+/* Figures of what the card did between two readings of engine_usage (measured: engine_measure), for each of n tokens. */
+struct backend_usage;
+void bench_usage(struct bench *b, const char *section, const struct backend_usage *from,
+	const struct backend_usage *to, double n);
+
 /* Decoding with streamed experts (c->cache_bytes > 0), without lookahead and with 1, 2 and c->lookahead layers, held against
  * the time that computing alone or reading alone takes. Opens its own engines, one after the other. */
 int bench_stream(

@@ -10,6 +10,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "kernels/backend.h"
 #include "src/engine/generate.h"
 #include "tools/interrupt.h"
 #include "tools/model_sizes.h"
@@ -70,6 +71,25 @@ int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e)
 	return rc;
 }
 
+/* One more decode, during which the card notes when it has something to do. */
+static int decode_usage(struct bench *b, const struct bench_model *m, struct prompt *p,
+	const struct generate_options *o, struct err *e)
+{
+	struct generate_result r;
+	struct backend_usage from, to;
+	int rc = session_sync(p->session, p->ids, p->n, &o->watch, NULL, e);
+	if (rc)
+		return rc;
+	engine_measure(m->engine, true);
+	engine_usage(m->engine, &from);
+	rc = generate(p->session, p->ids, p->n, o, &r, e);
+	engine_usage(m->engine, &to);
+	engine_measure(m->engine, false);
+	if (!rc && r.new_tokens)
+		bench_usage(b, "decode", &from, &to, r.new_tokens);
+	return rc;
+}
+
 int bench_decode(struct bench *b, const struct bench_model *m, struct err *e)
 {
 	struct prompt p = {0};
@@ -94,6 +114,8 @@ int bench_decode(struct bench *b, const struct bench_model *m, struct err *e)
 			"%u tokens after %u, %.4g MB of weights each", m->n_new, m->n_prompt, per_token * 1e-6);
 		bench_add(
 			b, "decode", "GB/s", bench_spread_of(gb_s, b->repeats), limit * 1e-9, "read", "weights read");
+		if (!p.cpu)
+			rc = decode_usage(b, m, &p, &o, e);
 	}
 	free_prompt(&p);
 	return rc;

@@ -279,6 +279,16 @@ const char *engine_backend_name(const struct engine *g)
 	return g->backend->ops->name;
 }
 
+void engine_usage(struct engine *g, struct backend_usage *out)
+{
+	g->backend->ops->usage(g->backend, out);
+}
+
+void engine_measure(struct engine *g, bool on)
+{
+	g->backend->ops->measure(g->backend, on);
+}
+
 const char *engine_io_name(const struct engine *g)
 {
 	return g->streaming ? loader_reader_name(g->experts) : "mmap";

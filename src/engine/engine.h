@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 struct engine;
+struct backend_usage;
 
 /* Zero-initialise; zero means the default everywhere. Strings are borrowed during engine_open. */
 struct engine_options {
@@ -79,7 +80,10 @@ const struct gguf *engine_gguf(const struct engine *g);
 uint32_t engine_context(const struct engine *g); /* positions a session may hold */
 int32_t engine_n_valid(const struct engine *g);  /* ids below this may be sampled; the rest is padding */
 const char *engine_backend_name(const struct engine *g); /* "cpu", "cuda" */
-const char *engine_io_name(const struct engine *g);      /* how experts come: "mmap", "uring", "threads" */
+/* What the backend has done, see struct backend_usage; `on` for the time it was busy and idle. */
+void engine_usage(struct engine *g, struct backend_usage *out);
+void engine_measure(struct engine *g, bool on);
+const char *engine_io_name(const struct engine *g); /* how experts come: "mmap", "uring", "threads" */
 
 /* Cumulative work of the expert source since the engine was opened; subtract two snapshots for an interval. */
 struct expert_stats engine_expert_stats(const struct engine *g);

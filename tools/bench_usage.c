@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: MIT */
+/* What a card did during a decode: busy and idle time, and what it was waiting for. */
+#include "kernels/backend.h"
+#include "tools/bench.h"
+
+static struct bench_spread one(double v)
+{
+	return (struct bench_spread){v, v, v};
+}
+
+void bench_usage(struct bench *b, const char *section, const struct backend_usage *from,
+	const struct backend_usage *to, double n)
+{
+	static const char *const why[USAGE_IDLES] = {[USAGE_EXPERTS] = "before experts",
+		[USAGE_GRAPH] = "before a graph",
+		[USAGE_OTHER] = "between tokens"};
+	double busy = (double)(to->busy_ns - from->busy_ns) * 1e-6 / n, idle = 0;
+	for (int i = 0; i < USAGE_IDLES; i++)
+		idle += (double)(to->idle_ns[i] - from->idle_ns[i]) * 1e-6 / n;
+	bench_add(b, section, "ms/tok", one(busy), 0, NULL, "the card has something to do");
+	bench_add(b, section, "ms/tok", one(idle), 0, NULL, "it waits for the host (%.1f %% of the time)",
+		100 * idle / (busy + idle));
+	for (int i = 0; i < USAGE_IDLES; i++)
+		bench_add(b, section, "ms/tok", one((double)(to->idle_ns[i] - from->idle_ns[i]) * 1e-6 / n), 0, NULL,
+			"of which %s, %.1f times, %.2f us each at least", why[i],
+			(double)(to->n_idle[i] - from->n_idle[i]) / n, to->gap_ns * 1e-3);
+	bench_add(b, section, "/tok", one((double)(to->launches - from->launches) / n), 0, NULL,
+		"kernels and copies on the card");
+	bench_add(b, section, "/tok", one((double)(to->graph_launches - from->graph_launches) / n), 0, NULL,
+		"graphs launched");
+	if (to->graphs_recorded > from->graphs_recorded)
+		bench_add(b, section, "ms", one((double)(to->record_ns - from->record_ns) * 1e-6), 0, NULL,
+			"to record %llu graphs", (unsigned long long)(to->graphs_recorded - from->graphs_recorded));
+}
