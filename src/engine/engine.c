@@ -332,13 +332,13 @@ int engine_routing_resident(struct engine *g, uint32_t *least, struct err *e)
 void engine_cache_look(const struct engine *g, struct engine_cache *c, uint8_t *map)
 {
 	*c = g->cache;
-	if (g->streaming) {
+	if (g->streaming)
 		loader_map(g->experts, map, &c->stats);
-		return;
+	for (uint32_t i = 0; map && i < c->n_layers; i++) {
+		bool loaded = g->model.weights.experts[i].gate != NULL; /* an MTP layer may be left out */
+		if (!loaded || !g->streaming)
+			memset(map + (size_t)i * c->n_experts, loaded ? ENGINE_IN_VRAM : ENGINE_NO_EXPERT, c->n_experts);
 	}
-	for (uint32_t i = 0; map && i < c->n_layers; i++)
-		memset(map + (size_t)i * c->n_experts,
-			g->model.weights.experts[i].gate ? ENGINE_IN_VRAM : ENGINE_NO_EXPERT, c->n_experts);
 }
 
 struct engine_sizes engine_sizes(const struct engine *g)

@@ -101,7 +101,7 @@ struct engine_cache {
 	struct expert_stats stats; /* as engine_expert_stats, of this moment */
 };
 enum engine_place {
-	ENGINE_NO_EXPERT, /* the layer is dense */
+	ENGINE_NO_EXPERT, /* the layer is dense, or an MTP layer that was not loaded */
 	ENGINE_ON_DISK,
 	ENGINE_IN_RAM,  /* the second tier */
 	ENGINE_READING, /* its bytes are on their way into the first tier */

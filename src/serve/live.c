@@ -73,6 +73,7 @@ static void write_cache(struct json_write *w, const struct engine_cache *c, cons
 	json_write_int(w, "everything_bytes", (int64_t)c->everything_bytes);
 	json_write_int(w, "expert_bytes", (int64_t)c->expert_bytes);
 	json_write_int(w, "layers", c->n_layers);
+	json_write_int(w, "mtp_layers", c->n_mtp);
 	json_write_int(w, "experts", c->n_experts);
 	if (map) {
 		size_t n = (size_t)c->n_layers * c->n_experts;
@@ -82,6 +83,15 @@ static void write_cache(struct json_write *w, const struct engine_cache *c, cons
 		json_write_text(w, "map", text, n);
 		free(text);
 	}
+	json_write_close(w, '}');
+}
+
+static void write_memory(struct json_write *w, struct engine_sizes sizes)
+{
+	json_write_open(w, "memory", '{');
+	json_write_int(w, "resident_bytes", (int64_t)sizes.resident_bytes);
+	json_write_int(w, "kv_bytes", (int64_t)sizes.kv_bytes);
+	json_write_int(w, "workspace_bytes", (int64_t)sizes.workspace_bytes);
 	json_write_close(w, '}');
 }
 
@@ -118,6 +128,7 @@ void live_write(const struct live_source *s, bool map, struct buf *out)
 	json_write_close(&w, '}');
 	write_totals(&w, s->metrics, &cache.stats);
 	write_cache(&w, &cache, places);
+	write_memory(&w, engine_sizes(s->engine));
 	json_write_close(&w, '}');
 	free(places);
 }

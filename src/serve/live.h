@@ -20,7 +20,8 @@
  *                   new_tokens, hit_vram, hit_ram, miss, bytes_read, prefetch_useful, prefetch_wasted, wait_ms }
  *                   (hits and misses count experts asked for, by where they stood)
  *   cache         { streaming: false when every expert stands where it is computed, policy, lookahead, vram_bytes, ram_bytes,
- *                   everything_bytes, expert_bytes (average), layers, experts, map }
+ *                   everything_bytes, expert_bytes (average), layers, mtp_layers (the last of them), experts, map }
+ *   memory        { resident_bytes, kv_bytes, workspace_bytes }, taken beside the cache
  *   cache.map     a string of layers * experts characters, layer after layer: "-" no expert (dense layer), "." on the drive,
  *                   "r" in RAM, "~" being read, "#" in VRAM (on the CPU: in the first tier)
  */

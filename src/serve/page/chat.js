@@ -346,6 +346,8 @@
 		const m = { role: "assistant", content: "", figures: {} };
 		const controller = new AbortController(), start = performance.now(), times = { first: 0, last: 0, chunks: 0 };
 		let request;
+		if (!model)
+			await room.ask();
 		try {
 			request = JSON.stringify(body());
 		} catch {

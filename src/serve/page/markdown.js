@@ -90,7 +90,7 @@ const markdown = (() => {
 				depth++;
 			else if (s[i] === ")" && --depth === 0) {
 				const inside = s.slice(end + 2, i).trim().replace(/\s+"[^"]*"$/, "");
-				return { label: s.slice(at + 1, end), url: inside.replace(/^<|>$/g, ""), end: i + 1 };
+				return { label: s.slice(at + 1, end), url: inside.replace(/^<(.*)>$/, "$1"), end: i + 1 };
 			} else if (s[i] === "\n")
 				return null;
 		}

@@ -6,7 +6,7 @@
 const room = (() => {
 	const $ = (id) => document.getElementById(id);
 	const PLACE = { NONE: 0, DISK: 1, RAM: 2, READING: 3, VRAM: 4 };
-	const GLOW_MS = 1400, SAMPLES = 120, GUTTER = 26;
+	const GLOW_MS = 1400, SPAN_MS = 60000, GUTTER = 26;
 	const still = matchMedia("(prefers-reduced-motion: reduce)");
 	let colours = {}, look = null, rows = [], heat = null, before = null, animating = 0, lastFrame = 0;
 	let timer = 0, failures = 0, listener = () => {}, headers = () => ({}), busy = () => false;
@@ -41,7 +41,7 @@ const room = (() => {
 	/* ---- the map ---- */
 	function shape() {
 		const width = $("map").clientWidth - GUTTER, n = look.n_experts;
-		const high = Math.max(3, Math.min(18, 300 / Math.max(rows.length, 1)));
+		const ratio = devicePixelRatio || 1, high = Math.max(3, Math.min(18, Math.round(300 / Math.max(rows.length, 1) * ratio) / ratio));
 		return { x: GUTTER, w: width / n, h: high, big: Math.min(width / n, high) >= 5 };
 	}
 
@@ -103,44 +103,41 @@ const room = (() => {
 	}
 
 	/* ---- small charts ---- */
-	function drawChart(id, values, colour, top) {
+	/* points: {t, v} by time; v null: nothing to say then. */
+	function drawChart(id, points, colour, top) {
 		const canvas = $(id);
 		if (!canvas.clientWidth)
 			return;
-		const g = fit(canvas), w = canvas.clientWidth, h = canvas.clientHeight;
+		const g = fit(canvas), w = canvas.clientWidth, h = canvas.clientHeight, now = performance.now();
 		g.clearRect(0, 0, w, h);
-		const most = top || Math.max(...values.map((v) => v || 0), 1e-9) * 1.15;
-		g.strokeStyle = colours.line;
-		g.lineWidth = 1;
-		g.beginPath();
-		g.moveTo(0, h - 0.5);
-		g.lineTo(w, h - 0.5);
-		g.stroke();
-		const x = (i) => (i + SAMPLES - values.length) / (SAMPLES - 1) * w, y = (v) => h - 1.5 - v / most * (h - 5);
-		for (let i = 0; i < values.length;) { /* pieces without gaps */
-			if (values[i] == null) {
-				i++;
+		const most = top || Math.max(...points.map((p) => p.v || 0), 1e-9) * 1.1;
+		g.fillStyle = colours.line;
+		g.fillRect(0, h - 1, w, 1);
+		const x = (p) => w - (now - p.t) / SPAN_MS * w, y = (p) => h - 1.5 - p.v / most * (h - 5);
+		for (let i = 0; i < points.length; i++) { /* pieces without gaps */
+			if (points[i].v == null)
 				continue;
-			}
 			let end = i;
-			while (end + 1 < values.length && values[end + 1] != null)
+			while (end + 1 < points.length && points[end + 1].v != null)
 				end++;
 			g.beginPath();
-			g.moveTo(x(i), y(values[i]));
+			g.moveTo(x(points[i]), y(points[i]));
 			for (let k = i + 1; k <= end; k++)
-				g.lineTo(x(k), y(values[k]));
+				g.lineTo(x(points[k]), y(points[k]));
+			if (end === i) /* a point alone is a dot */
+				g.lineTo(x(points[i]) + 1, y(points[i]));
 			g.strokeStyle = colour;
 			g.lineWidth = 1.6;
-			g.lineJoin = "round";
+			g.lineJoin = g.lineCap = "round";
 			g.stroke();
-			g.lineTo(x(end), h - 1);
-			g.lineTo(x(i), h - 1);
+			g.lineTo(x(points[end]), h - 1);
+			g.lineTo(x(points[i]), h - 1);
 			g.closePath();
 			g.globalAlpha = 0.12;
 			g.fillStyle = colour;
 			g.fill();
 			g.globalAlpha = 1;
-			i = end + 1;
+			i = end;
 		}
 	}
 
@@ -179,15 +176,15 @@ const room = (() => {
 		$("map").setAttribute("aria-label", "Map of experts: " + legend.filter((l) => l).map((l) => l[2] + " " + l[1]).join(", "));
 		$("map-note").hidden = look.streaming;
 		$("map-note").textContent = "No expert cache: every expert stands where it is computed. Start the server with --cache-gb to stream them.";
-		$("model").textContent = look.n_layers_text + " × " + look.n_experts + " experts · " + (look.backend === "cpu" ? "CPU" : look.backend);
+		$("model").textContent = rows.length + " layers × " + look.n_experts + " experts · " + (look.backend === "cpu" ? "CPU" : look.backend);
 
 		const s = look.stats, asked = s.hit_vram + s.hit_ram + s.miss;
 		const speed = look.rates.decode, read = look.rates.read_bytes;
 		$("now-speed").textContent = $("brief-speed").textContent = short(speed);
-		const fast = read >= 1e8 || series.read.some((v) => v >= 1e8);
+		const fast = read >= 1e8 || series.read.some((p) => p.v >= 1e8);
 		$("now-read").textContent = short(read / (fast ? 1e9 : 1e6));
 		$("unit-read").textContent = fast ? "GB/s" : "MB/s";
-		const recent = series.hits.filter((v) => v != null).at(-1);
+		const recent = series.hits.map((p) => p.v).filter((v) => v != null).at(-1);
 		const hits = recent != null ? recent : asked ? 100 * s.hit_vram / asked : null;
 		$("now-hits").textContent = hits == null ? "–" : hits.toFixed(hits > 99.95 ? 0 : 1);
 		$("brief-hits").textContent = hits == null ? "–" : hits.toFixed(0) + " %";
@@ -234,7 +231,11 @@ const room = (() => {
 					heat[i] = GLOW_MS;
 		}
 		if (!before || now - before.at > 450) {
-			const push = (list, value) => { list.push(value); if (list.length > SAMPLES) list.shift(); };
+			const push = (list, v) => {
+				list.push({ t: now, v });
+				while (list[0].t < now - SPAN_MS - 2000)
+					list.shift();
+			};
 			if (before) {
 				const d = (k) => look.stats[k] - before.stats[k], asked = d("hit_vram") + d("hit_ram") + d("miss");
 				push(series.hits, asked > 0 ? 100 * d("hit_vram") / asked : null);
@@ -255,7 +256,7 @@ const room = (() => {
 			return;
 		let wait = 1500;
 		try {
-			const answer = await fetch("state", { headers: headers(), cache: "no-store" });
+			const answer = await fetch("v1/glmstream/state", { headers: headers(), cache: "no-store" });
 			if (answer.status === 401 || answer.status === 403) {
 				listener({ kind: "key" });
 				wait = 3000;
@@ -277,12 +278,17 @@ const room = (() => {
 			timer = setTimeout(ask, wait);
 	}
 
-	/* The server's object in the form used here. */
+	/* The server's object (src/serve/live.h) in the form used here. */
 	function normalise(s) {
-		const map = Uint8Array.from(s.map, (c) => c.charCodeAt(0) - 48);
+		const c = s.cache, m = s.memory || {}, mtp = c.mtp_layers || 0;
 		return {
-			...s, map,
-			n_layers_text: (s.n_layers - s.n_mtp) + " layers" + (s.n_mtp ? " + MTP" : ""),
+			model: s.model, backend: s.backend, streaming: c.streaming, n_layers: c.layers, n_experts: c.experts, n_mtp: mtp,
+			map: Uint8Array.from(c.map, (letter) => Math.max("-.r~#".indexOf(letter), 0)),
+			tier_bytes: [c.vram_bytes, c.ram_bytes], everything_bytes: c.everything_bytes, stats: s.totals,
+			rates: { prefill: s.rate.prefill_tok_s, decode: s.rate.decode_tok_s, read_bytes: s.rate.read_bytes_s },
+			memory: { resident: m.resident_bytes, kv: m.kv_bytes, workspace: m.workspace_bytes },
+			work: { active: s.sessions.active, sessions: s.sessions.n, waiting: s.queue.waiting, new_tokens: s.totals.new_tokens,
+				prefill_tokens: s.totals.prefill_tokens, cached_tokens: s.totals.cached_tokens, list: s.sessions.list },
 		};
 	}
 
