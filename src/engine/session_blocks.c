@@ -19,10 +19,10 @@
 
 enum coding { CODING_RAW, CODING_LZ4 };
 
-static uint64_t check_of(const struct block_stream *b, size_t n, const uint8_t *head, const void *stored)
+static uint64_t check_of(const struct block_stream *b, const uint8_t *head, const void *stored)
 {
-	uint64_t h = hash_u64(hash_u64(b->seed, b->n_blocks), n);
-	return hash_bytes(hash_u64(h, load_u64(head)), stored, load_u32(head));
+	uint64_t h = hash_u64(hash_u64(b->seed, b->n_blocks), load_u64(head));
+	return hash_bytes(h, stored, load_u32(head));
 }
 
 #if HAVE_LZ4
@@ -117,7 +117,7 @@ int block_write(struct block_stream *b, const void *data, size_t n, struct err *
 	const void *stored = packed ? b->packed : data;
 	store_u32(head, (uint32_t)(packed ? packed : n));
 	store_u32(head + 4, packed ? CODING_LZ4 : CODING_RAW);
-	store_u64(head + 8, check_of(b, n, head, stored));
+	store_u64(head + 8, check_of(b, head, stored));
 	size_t bytes = load_u32(head);
 	if (fwrite(head, 1, sizeof head, b->f) != sizeof head || fwrite(stored, 1, bytes, b->f) != bytes)
 		return err_set(e, ERR_RUN, "%.400s: cannot be written: %m", b->name);
@@ -147,7 +147,7 @@ int block_read(struct block_stream *b, void *out, size_t n, struct err *e)
 	uint8_t *to = coding == CODING_RAW ? out : b->packed;
 	if (fread(to, 1, stored, b->f) != stored)
 		return ends_early(b, e);
-	uint64_t check = check_of(b, n, head, to);
+	uint64_t check = check_of(b, head, to);
 	if (check != load_u64(head + 8))
 		return err_set(e, ERR_INPUT, "%.400s: block %u is damaged: check value %016llx, expected %016llx",
 			b->name, b->n_blocks, (unsigned long long)check, (unsigned long long)load_u64(head + 8));

@@ -5,7 +5,7 @@
  *
  *   u32 stored   bytes that follow the block head
  *   u32 coding   0: as it is, 1: an lz4 frame with content size and content checksum
- *   u64 check    over seed, number of the block, length, stored, coding and the stored bytes
+ *   u64 check    over seed, number of the block, stored, coding and the stored bytes
  *
  * The seed is the check of the file's head: a block of another file, or in another place, is refused as a damaged one is.
  * A reader never looks at stored bytes whose check is wrong. Without liblz4 everything is stored as it is, and a compressed
