@@ -118,4 +118,9 @@ struct bench_replay_options {
 int bench_replay(
 	struct bench *b, const struct common_opts *c, const struct bench_replay_options *o, struct err *e);
 
+/* A session of n tokens (of a text file, or random ones) with 16-bit and float32 caches: prefill, saving to a file in `folder`
+ * (NULL: here), reading it back, and what lz4 gains on its rows. Opens its own engines. */
+int bench_session(struct bench *b, const struct common_opts *c, const char *text, const char *folder,
+	uint32_t n, struct err *e);
+
 #endif

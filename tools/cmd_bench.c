@@ -18,10 +18,18 @@
 #include <omp.h>
 #endif
 
-enum part { PART_COPY = 1, PART_OPS = 2, PART_PREFILL = 4, PART_DECODE = 8, PART_READ = 16, PART_ALL = 31 };
+enum part {
+	PART_COPY = 1,
+	PART_OPS = 2,
+	PART_PREFILL = 4,
+	PART_DECODE = 8,
+	PART_READ = 16,
+	PART_ALL = 31,
+	PART_SESSION = 32
+};
 
 static const struct arg_word parts[] = {{"read", PART_READ}, {"copy", PART_COPY}, {"ops", PART_OPS},
-	{"prefill", PART_PREFILL}, {"decode", PART_DECODE}, {"all", PART_ALL}, {0}};
+	{"prefill", PART_PREFILL}, {"decode", PART_DECODE}, {"session", PART_SESSION}, {"all", PART_ALL}, {0}};
 
 struct bench_opts {
 	struct common_opts common;
@@ -90,6 +98,10 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		goto done;
 	}
 	bench_begin(b, what);
+	if (o->parts == PART_SESSION) {
+		rc = bench_session(b, &o->common, o->read.path, o->read.dir, o->n_prompt, e);
+		goto done;
+	}
 	if (o->parts & PART_READ)
 		rc = bench_read(&o->read, add_read, b, e);
 	if (!rc && o->parts != PART_READ)
@@ -188,13 +200,13 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.kind = ARG_STRING,
 			.string = &o.read.path,
 			.value = "FILE",
-			.help = "file that bench read reads",
-			.fallback = "random bytes made for it, in --dir"},
+			.help = "file that bench read reads, text that bench session computes",
+			.fallback = "random bytes made for it, in --dir; random tokens"},
 		{.name = "dir",
 			.kind = ARG_STRING,
 			.string = &o.read.dir,
 			.value = "DIR",
-			.help = "where that file is made",
+			.help = "where that file is made, or the session file",
 			.fallback = "here"},
 		{.name = "gb",
 			.kind = ARG_SIZE_GB,
@@ -258,16 +270,18 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		.required = true,
 		.given = &(bool){false}};
 	const struct args args = {.command = "glmstream bench",
-		.usage = "read|copy|ops|prefill|decode|all [options]",
+		.usage = "read|copy|ops|prefill|decode|session|all [options]",
 		.about = "read: the disk through our readers, beside fio if it is installed. copy: memory bandwidth "
 				 "and multiply-adds of this machine's processor. ops: every operation alone, at the "
 				 "shapes of the pocket model and of GLM-5.2. prefill, decode: a whole model; decode with "
 				 "--cache-gb also with lookahead 0, 1 and 2, against the time that computing alone or "
 				 "reading alone takes; with --routing one long answer of a single engine, from the "
-				 "command to the steady state. One line per figure: median, "
+				 "command to the steady state. session: saving and reading a prompt of -p tokens against "
+				 "computing it, and what compression would gain. One line per figure: median, "
 				 "spread, share of the limit measured in the same run.",
 		.example = "glmstream bench all\nglmstream bench ops --only 'glm-5.2 expert_ffn' --json\n"
 				   "glmstream bench decode -m MODEL.gguf --cache-gb 60 -n 128\n"
+				   "glmstream bench session -p 4096 -f TEXT\n"
 				   "glmstream bench decode -m SYNTH.gguf --cache-gb 60 --lookahead 1 --routing TRACE",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),

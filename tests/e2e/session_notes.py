@@ -30,8 +30,13 @@ def hash_word(h, word):
 
 def hash_bytes(h, data):
     h = hash_word(h, len(data))
-    whole = len(data) // 8 * 8
-    for (word,) in struct.iter_unpack("<Q", data[:whole]):
+    stripes, whole = len(data) // 32 * 32, len(data) // 8 * 8
+    lanes = [h, h + 1 & MASK, h + 2 & MASK, h + 3 & MASK]
+    for words in struct.iter_unpack("<4Q", data[:stripes]):
+        lanes = [hash_word(lane, word) for lane, word in zip(lanes, words)]
+    for word in lanes:
+        h = hash_word(h, word)
+    for (word,) in struct.iter_unpack("<Q", data[stripes:whole]):
         h = hash_word(h, word)
     return hash_word(h, int.from_bytes(data[whole:], "little"))
 
