@@ -42,6 +42,15 @@ void api_openai_error(const struct request_error *e, struct buf *out)
 	json_write_close(&w, '}');
 }
 
+void api_openai_broken(struct reply *r, const struct request_error *e, struct buf *out)
+{
+	(void)r;
+	struct buf json = {0};
+	api_openai_error(e, &json);
+	api_sse_data(out, &json);
+	buf_free(&json);
+}
+
 void api_comment_ping(struct reply *r, struct buf *out)
 {
 	if (r->progress_total && r->progress_done < r->progress_total)

@@ -39,6 +39,7 @@ int64_t api_messages_count(
 
 /* Pieces that the OpenAI APIs share. */
 void api_openai_error(const struct request_error *e, struct buf *out);
+void api_openai_broken(struct reply *r, const struct request_error *e, struct buf *out);
 void api_comment_ping(struct reply *r, struct buf *out);    /* ": reading the prompt, 512 of 3000 tokens" */
 void api_sse_data(struct buf *out, const struct buf *json); /* "data: {...}\n\n" */
 /* "auto", "none", "required" or an object that names a function, in either of OpenAI's forms. */

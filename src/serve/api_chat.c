@@ -4,7 +4,6 @@
 
 #include "src/base/num.h"
 #include "src/serve/json_write.h"
-#include "src/text/chat_json.h"
 #include "src/text/json_text.h"
 
 #include <stdlib.h>
@@ -12,85 +11,14 @@
 
 /* ---- request ---- */
 
-/* The ids of all calls, so that known turns can be found. Messages have been checked. */
-static void collect_call_ids(struct request *r, const json_t *messages)
-{
-	size_t i, k;
-	json_t *m, *call;
-	json_array_foreach(messages, i, m)
-	{
-		json_array_foreach(json_object_get(m, "tool_calls"), k, call)
-		{
-			const json_t *id = json_object_get(call, "id");
-			prompt_talk_call_id(&r->talk, i, json_string_value(id), json_string_length(id));
-		}
-	}
-}
-
-/* The template has no ids: results stand in the order of their calls. Results of one run of tool messages are put into
- * that order, when their ids allow it. */
-static json_t *order_results(const json_t *messages)
-{
-	json_t *out = json_array();
-	const json_t *calls = NULL;
-	size_t n = json_array_size(messages);
-	for (size_t i = 0; i < n;) {
-		json_t *m = json_array_get(messages, i);
-		const char *role = json_string_value(json_object_get(m, "role"));
-		if (!role || strcmp(role, "tool")) {
-			if (role)
-				calls = strcmp(role, "assistant") ? NULL : json_object_get(m, "tool_calls");
-			json_array_append(out, m);
-			i++;
-			continue;
-		}
-		size_t end = i;
-		while (end < n) {
-			const char *s = json_string_value(json_object_get(json_array_get(messages, end), "role"));
-			if (!s || strcmp(s, "tool"))
-				break;
-			end++;
-		}
-		size_t k, put = json_array_size(out);
-		json_t *call;
-		json_array_foreach(calls, k, call)
-		{
-			const char *id = json_string_value(json_object_get(call, "id"));
-			for (size_t t = i; id && t < end; t++) {
-				const char *of =
-					json_string_value(json_object_get(json_array_get(messages, t), "tool_call_id"));
-				if (of && !strcmp(of, id)) {
-					json_array_append(out, json_array_get(messages, t));
-					break;
-				}
-			}
-		}
-		if (json_array_size(out) - put != end - i) { /* ids missing or twice: as they came */
-			while (json_array_size(out) > put)
-				json_array_remove(out, json_array_size(out) - 1);
-			for (size_t t = i; t < end; t++)
-				json_array_append(out, json_array_get(messages, t));
-		}
-		i = end;
-	}
-	return out;
-}
-
-/* The roles of the API, refused early with its own words; what stands in a message is the template's matter. */
 static int parse_messages(struct request *r, struct request_error *e)
 {
-	struct err err = {0};
 	const json_t *messages = json_object_get(r->body, "messages");
 	if (!json_is_array(messages) || !json_array_size(messages))
 		return request_refuse(e, 400, NULL, "messages",
 			"messages: expected an array with at least one message, found %s",
 			json_is_array(messages) ? "an empty one" : json_text_type(messages));
-	json_t *ordered = order_results(messages);
-	int rc = chat_json_messages(&r->talk.chat, ordered, &err);
-	if (!rc)
-		collect_call_ids(r, ordered);
-	json_decref(ordered);
-	return rc ? request_refuse_err(e, &err) : 0;
+	return request_messages(r, messages, e);
 }
 
 static int parse_format(struct request *r, struct request_error *e)
@@ -341,15 +269,6 @@ static void end(struct reply *r, struct buf *out)
 	buf_puts(out, "data: [DONE]\n\n");
 }
 
-static void broken(struct reply *r, const struct request_error *e, struct buf *out)
-{
-	(void)r;
-	struct buf json = {0};
-	api_openai_error(e, &json);
-	api_sse_data(out, &json);
-	buf_free(&json);
-}
-
 const struct api api_chat = {
 	.name = "/v1/chat/completions",
 	.call_prefix = "call_",
@@ -357,7 +276,7 @@ const struct api api_chat = {
 	.begin = begin,
 	.event = event,
 	.end = end,
-	.broken = broken,
+	.broken = api_openai_broken,
 	.ping = api_comment_ping,
 	.whole = whole,
 	.error = api_openai_error,

@@ -182,6 +182,7 @@ void job_progress(struct job *j, uint32_t done, uint32_t total)
 	struct job_event *v = event_new(j, JOB_PROGRESS);
 	v->done = done;
 	v->total = total;
+	v->cached = j->cached;
 	mailbox_put(j->mail, v);
 }
 

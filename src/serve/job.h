@@ -46,6 +46,7 @@ struct job_event {
 	struct output_token *rows; /* TEXT: [n_rows] the tokens of this piece, if logprobs were asked for */
 	size_t n_rows;
 	uint32_t done, total;   /* PROGRESS */
+	uint32_t cached;        /* PROGRESS: tokens that were not computed */
 	enum job_finish finish; /* END */
 	int stop;               /* END by JOB_STOP_STRING: which one; else -1 */
 	struct err *err;        /* ERROR */

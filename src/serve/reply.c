@@ -122,6 +122,8 @@ static void enter_call(struct reply *r, struct reply_answer *a, const struct job
 	request_make_id(c->id, sizeof c->id, r->call_prefix);
 	buf_append(&c->name, v->name.data, v->name.len);
 	buf_append(&c->arguments, v->text.data, v->text.len);
+	c->text_at = a->text.len;
+	c->rows_at = a->n_rows;
 }
 
 struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer)
@@ -134,6 +136,8 @@ struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answe
 	case JOB_PROGRESS:
 		r->progress_done = v->done;
 		r->progress_total = v->total;
+		a->prompt_tokens = v->total;
+		a->cached_tokens = v->cached;
 		break;
 	case JOB_REASONING:
 		buf_append(&a->reasoning, v->text.data, v->text.len);
@@ -155,6 +159,22 @@ struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answe
 		break;
 	}
 	return v;
+}
+
+static bool is_blank(const char *s, size_t n)
+{
+	while (n && memchr(" \t\r\n", s[n - 1], 4))
+		n--;
+	return !n;
+}
+
+bool reply_segment(const struct reply_answer *a, size_t k, struct reply_segment *out)
+{
+	size_t from = k ? a->calls[k - 1].text_at : 0, to = k < a->n_calls ? a->calls[k].text_at : a->text.len;
+	size_t first = k ? a->calls[k - 1].rows_at : 0, end = k < a->n_calls ? a->calls[k].rows_at : a->n_rows;
+	*out = (struct reply_segment){
+		buf_str(&a->text) + from, to - from, end > first ? a->rows + first : NULL, end - first};
+	return out->len && !is_blank(out->text, out->len);
 }
 
 void reply_end(struct reply *r)

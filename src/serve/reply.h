@@ -13,6 +13,7 @@
 struct reply_call {
 	char id[40]; /* made by us; how a client names the call when it answers */
 	struct buf name, arguments;
+	size_t text_at, rows_at; /* text and rows that came before it */
 };
 
 struct reply_answer {
@@ -25,14 +26,15 @@ struct reply_answer {
 	size_t n_rows;
 	bool ended;
 	enum job_finish finish;
-	const char *stop; /* the stop string that came, or NULL */
-	/* once it has ended */
-	uint32_t prompt_tokens, cached_tokens, new_tokens, reasoning_tokens;
+	const char *stop;                      /* the stop string that came, or NULL */
+	uint32_t prompt_tokens, cached_tokens; /* since the first progress */
+	uint32_t new_tokens, reasoning_tokens; /* once it has ended */
 	/* for the writer of a stream */
-	int open;           /* what it has begun and not ended; 0: nothing */
-	uint32_t n_items;   /* begun so far */
-	size_t text_offset; /* of the text, in characters (completions) */
-	char item_id[40];
+	int open;         /* what it has begun and not ended; 0: nothing */
+	uint32_t n_items; /* begun so far */
+	size_t segment;   /* which one is open */
+	size_t text_sent, rows_sent;
+	size_t characters; /* of the text sent (completions) */
 };
 
 struct reply {
@@ -53,6 +55,16 @@ int reply_begin(struct reply *r, struct request *request, struct scheduler *s, c
 /* The next event, already entered into its answer (*answer), or NULL after timeout_ms. The caller frees it. For
  * JOB_CALL the new call is the answer's last. Progress is entered and then handed out too. */
 struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer);
+
+/* Text between calls, in order: segment k stands before call k, the last behind all calls. Blank ones do not count when there
+ * are calls. False: there is nothing to show. */
+struct reply_segment {
+	const char *text;
+	size_t len;
+	const struct output_token *rows;
+	size_t n_rows;
+};
+bool reply_segment(const struct reply_answer *a, size_t k, struct reply_segment *out);
 
 /* Nobody waits any more: cancels what has not ended, releases everything. A zeroed struct is fine. */
 void reply_end(struct reply *r);

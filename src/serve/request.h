@@ -62,7 +62,6 @@ struct request {
 	struct sampler_options sampling;
 	struct output_options output; /* of every answer */
 	bool think_asked;             /* the client said something about reasoning */
-	bool keep_text;               /* completions: echo the prompt's text */
 };
 
 void request_fini(struct request *r); /* a zeroed struct is fine */
@@ -104,6 +103,9 @@ int request_template(struct request *r, struct request_error *e);
 int request_tools(struct request *r, const json_t *tools, struct request_error *e);
 int request_choice(
 	struct request *r, enum tool_choice choice, const char *name, const char *param, struct request_error *e);
+/* Messages in the form of OpenAI's chat API, to which the other APIs bring theirs. Results of calls are put into the order of
+ * the calls: the template has no ids. */
+int request_messages(struct request *r, const json_t *messages, struct request_error *e);
 /* Talk -> the one prompt; sets where the answer begins. */
 int request_prompt(struct request *r, struct request_error *e);
 /* Every prompt fits; max_new is what was asked for, at most what the context leaves. asked < 0: as much as fits. */

@@ -64,16 +64,14 @@ static bool next(void *user, struct buf *out)
 {
 	struct turn *t = user;
 	struct reply_answer *a;
-	if (!t->begun) {
-		t->api->begin(&t->reply, out);
-		t->begun = true;
-		t->last_ns = clock_ns();
-		return true;
-	}
 	/* what waits already goes out in one piece */
 	struct job_event *v = reply_next(&t->reply, WAIT_MS, &a);
 	uint64_t now = clock_ns();
 	bool progress = false;
+	if (v && !t->begun) {
+		t->api->begin(&t->reply, out);
+		t->begun = true;
+	}
 	for (; v; v = t->done ? NULL : reply_next(&t->reply, 0, &a)) {
 		if (v->kind == JOB_PROGRESS)
 			progress = t->reply.progress_done < t->reply.progress_total;
@@ -82,7 +80,7 @@ static bool next(void *user, struct buf *out)
 		job_event_free(v);
 	}
 	if (!out->len && now - t->last_ns > (progress ? PROGRESS_NS : SILENCE_NS))
-		t->api->ping(&t->reply, out);
+		(t->begun ? t->api->ping : api_comment_ping)(&t->reply, out);
 	if (out->len)
 		t->last_ns = now;
 	return !t->done;

@@ -39,6 +39,36 @@ static void post_chat(struct server *s, struct exchange *x)
 	respond(x, &api_chat, &s->model, s->scheduler, s->metrics);
 }
 
+static void post_completions(struct server *s, struct exchange *x)
+{
+	respond(x, &api_completions, &s->model, s->scheduler, s->metrics);
+}
+
+static void post_responses(struct server *s, struct exchange *x)
+{
+	respond(x, &api_responses, &s->model, s->scheduler, s->metrics);
+}
+
+static void post_messages(struct server *s, struct exchange *x)
+{
+	respond(x, &api_messages, &s->model, s->scheduler, s->metrics);
+}
+
+static void post_count(struct server *s, struct exchange *x)
+{
+	size_t len;
+	const char *text = exchange_body(x, &len);
+	struct request_error e = {0};
+	struct buf body = {0};
+	int64_t n = api_messages_count(&s->model, text, len, &e);
+	if (n < 0) {
+		respond_refusal(x, &api_messages, &e);
+		return;
+	}
+	buf_printf(&body, "{\"input_tokens\":%lld}", (long long)n);
+	exchange_reply(x, 200, JSON_TYPE, &body);
+}
+
 static void get_models(struct server *s, struct exchange *x)
 {
 	struct buf body = {0};
@@ -175,6 +205,10 @@ struct place {
 
 static const struct place places[] = {
 	{"POST", "/v1/chat/completions", false, false, &api_chat, post_chat},
+	{"POST", "/v1/completions", false, false, &api_completions, post_completions},
+	{"POST", "/v1/responses", false, false, &api_responses, post_responses},
+	{"POST", "/v1/messages", false, false, &api_messages, post_messages},
+	{"POST", "/v1/messages/count_tokens", false, false, &api_messages, post_count},
 	{"GET", "/v1/models", false, false, &api_chat, get_models},
 	{"GET", "/v1/models/", true, false, &api_chat, get_model},
 	{"GET", "/health", false, true, &api_chat, get_health},

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * OpenAI's /v1/responses, without a memory of its own: nothing is stored, so a conversation is sent whole
+ * (previous_response_id is refused). Items are brought into the form of chat messages; the writer of answers is
+ * api_responses_write.c.
+ */
+#include "src/serve/api_responses.h"
+
+#include "src/base/num.h"
+#include "src/text/json_text.h"
+
+#include <string.h>
+
+static const char *string_of(const json_t *o, const char *key)
+{
+	const char *s = json_string_value(json_object_get(o, key));
+	return s ? s : "";
+}
+
+/* ---- items ---- */
+
+/* An assistant turn is spread over items: reasoning, text, calls. It is gathered in `turn` until another's item comes. */
+struct gather {
+	json_t *out;  /* messages */
+	json_t *turn; /* NULL: none open */
+	struct request_error *e;
+	size_t item;
+};
+
+static void close_turn(struct gather *g)
+{
+	if (g->turn)
+		json_array_append_new(g->out, g->turn);
+	g->turn = NULL;
+}
+
+static json_t *open_turn(struct gather *g)
+{
+	if (!g->turn)
+		g->turn = json_pack("{s:s, s:s, s:[]}", "role", "assistant", "content", "", "tool_calls");
+	return g->turn;
+}
+
+static int wrong(struct gather *g, const char *expected, const char *found)
+{
+	return request_refuse(
+		g->e, 400, NULL, "input", "input[%zu]: expected %s, found %.60s", g->item, expected, found);
+}
+
+/* A string, or a list of parts of text -> one string; pictures become parts that say so. NULL after a refusal. */
+static json_t *content_of(struct gather *g, const json_t *content)
+{
+	if (json_is_string(content))
+		return json_incref((json_t *)content);
+	if (!json_is_array(content)) {
+		wrong(g, "a string or an array as content", json_text_type(content));
+		return NULL;
+	}
+	json_t *parts = json_array(), *v;
+	size_t i;
+	json_array_foreach(content, i, v)
+	{
+		const char *type = string_of(v, "type");
+		json_t *text = json_object_get(v, !strcmp(type, "refusal") ? "refusal" : "text");
+		bool is_text = !strcmp(type, "input_text") || !strcmp(type, "output_text") || !strcmp(type, "text") ||
+					   !strcmp(type, "refusal") || !strcmp(type, "reasoning_text") ||
+					   !strcmp(type, "summary_text");
+		if (is_text && json_is_string(text)) {
+			json_array_append(parts, text);
+		} else if (!strcmp(type, "input_image")) {
+			json_array_append_new(parts, json_pack("{s:s}", "type", "image"));
+		} else {
+			json_decref(parts);
+			wrong(g, "parts of input_text, output_text or input_image", *type ? type : json_text_type(v));
+			return NULL;
+		}
+	}
+	return parts;
+}
+
+/* Appends what content_of gave (strings only count) to a member of the open turn; takes it. */
+static void append_text(struct gather *g, const char *key, json_t *content)
+{
+	struct buf all = {0};
+	json_t *turn = open_turn(g), *old = json_object_get(turn, key), *v;
+	size_t i;
+	if (old)
+		buf_append(&all, json_string_value(old), json_string_length(old));
+	if (json_is_string(content))
+		buf_append(&all, json_string_value(content), json_string_length(content));
+	json_array_foreach(content, i, v)
+	{
+		if (json_is_string(v))
+			buf_append(&all, json_string_value(v), json_string_length(v));
+	}
+	json_object_set_new(turn, key, json_stringn(buf_str(&all), all.len));
+	buf_free(&all);
+	json_decref(content);
+}
+
+static int take_message(struct gather *g, const json_t *item)
+{
+	const char *role = string_of(item, "role");
+	json_t *content = content_of(g, json_object_get(item, "content"));
+	if (!content)
+		return -1;
+	if (!strcmp(role, "assistant")) {
+		append_text(g, "content", content);
+		return 0;
+	}
+	close_turn(g);
+	if (strcmp(role, "user") && strcmp(role, "system") && strcmp(role, "developer")) {
+		json_decref(content);
+		return wrong(g, "the role user, system, developer or assistant", role);
+	}
+	json_array_append_new(g->out, json_pack("{s:s, s:o}", "role", role, "content", content));
+	return 0;
+}
+
+static int take_call(struct gather *g, const json_t *item)
+{
+	json_t *id = json_object_get(item, "call_id"), *name = json_object_get(item, "name"),
+		   *arguments = json_object_get(item, "arguments");
+	if (!json_is_string(id) || !json_is_string(name) || !json_is_string(arguments))
+		return wrong(g, "function_call with call_id, name and arguments (strings)", "something else");
+	json_array_append_new(json_object_get(open_turn(g), "tool_calls"),
+		json_pack("{s:O, s:{s:O, s:O}}", "id", id, "function", "name", name, "arguments", arguments));
+	return 0;
+}
+
+static int take_output(struct gather *g, const json_t *item)
+{
+	json_t *id = json_object_get(item, "call_id");
+	if (!json_is_string(id))
+		return wrong(g, "function_call_output with a call_id", json_text_type(id));
+	json_t *content = content_of(g, json_object_get(item, "output"));
+	if (!content)
+		return -1;
+	close_turn(g);
+	json_array_append_new(
+		g->out, json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content", content));
+	return 0;
+}
+
+static int take_reasoning(struct gather *g, const json_t *item)
+{
+	const json_t *content = json_object_get(item, "content");
+	if (!json_array_size(content)) /* a summary is not what the model wrote */
+		return 0;
+	json_t *text = content_of(g, content);
+	if (!text)
+		return -1;
+	append_text(g, "reasoning_content", text);
+	return 0;
+}
+
+static int take_item(struct gather *g, const json_t *item)
+{
+	const char *type = string_of(item, "type");
+	if (!json_is_object(item))
+		return wrong(g, "an object", json_text_type(item));
+	if (!strcmp(type, "message") || (!*type && json_object_get(item, "role")))
+		return take_message(g, item);
+	if (!strcmp(type, "function_call"))
+		return take_call(g, item);
+	if (!strcmp(type, "function_call_output"))
+		return take_output(g, item);
+	if (!strcmp(type, "reasoning"))
+		return take_reasoning(g, item);
+	return wrong(g, "message, function_call, function_call_output or reasoning", *type ? type : "no type");
+}
+
+static int parse_input(struct request *r, struct request_error *e)
+{
+	const json_t *input = json_object_get(r->body, "input"), *v;
+	const char *instructions = NULL;
+	if (request_string(r->body, "instructions", &instructions, e))
+		return -1;
+	struct gather g = {.out = json_array(), .e = e};
+	int rc = 0;
+	if (instructions && *instructions)
+		json_array_append_new(g.out,
+			json_pack("{s:s, s:O}", "role", "system", "content", json_object_get(r->body, "instructions")));
+	if (json_is_string(input)) {
+		json_array_append_new(g.out, json_pack("{s:s, s:O}", "role", "user", "content", input));
+	} else if (json_array_size(input)) {
+		for (; g.item < json_array_size(input) && !rc; g.item++) {
+			v = json_array_get(input, g.item);
+			rc = take_item(&g, v);
+		}
+		close_turn(&g);
+	} else {
+		rc = request_refuse(e, 400, NULL, "input", "input: expected a string or an array of items, found %s",
+			json_is_array(input) ? "an empty one" : json_text_type(input));
+	}
+	if (!rc)
+		rc = request_messages(r, g.out, e);
+	json_decref(g.out);
+	json_decref(g.turn);
+	return rc;
+}
+
+/* ---- the rest ---- */
+
+static int parse_logprobs(struct request *r, struct request_error *e)
+{
+	const json_t *include = json_object_get(r->body, "include");
+	int64_t top = 0;
+	size_t i;
+	json_t *v;
+	json_array_foreach(include, i, v)
+	{
+		if (json_is_string(v) && !strcmp(json_string_value(v), "message.output_text.logprobs"))
+			r->output.logprobs = true;
+	}
+	if (request_integer(r->body, "top_logprobs", 0, OUTPUT_TOP_MAX, &top, NULL, e))
+		return -1;
+	r->output.n_top = (uint32_t)top;
+	r->output.logprobs = r->output.logprobs || top;
+	return 0;
+}
+
+int api_responses_parse(struct request *r, struct request_error *e)
+{
+	static const char *const unsupported[] = {"previous_response_id", "conversation", "background", "prompt"};
+	const char *effort = NULL, *truncation = NULL;
+	int64_t most = -1;
+	request_make_id(r->id, sizeof r->id, "resp_");
+	const json_t *format = json_object_get(json_object_get(r->body, "text"), "format");
+	for (size_t i = 0; i < ARRAY_LEN(unsupported); i++)
+		if (request_unsupported(r->body, unsupported[i], e))
+			return -1;
+	if (request_model_name(r, e) || request_bool(r->body, "stream", &r->stream, e) ||
+		request_integer(r->body, "max_output_tokens", 1, INT32_MAX, &most, NULL, e) ||
+		request_sampling(r, e) || request_stops(r, "stop", e) || parse_logprobs(r, e) ||
+		request_string(r->body, "truncation", &truncation, e) ||
+		request_string(json_object_get(r->body, "reasoning"), "effort", &effort, e) ||
+		request_effort(r, effort, "reasoning.effort", e) || request_template(r, e))
+		return -1;
+	if (format && strcmp(string_of(format, "type"), "text"))
+		return request_refuse(e, 400, "unsupported_parameter", "text.format",
+			"text.format: only {\"type\": \"text\"} is supported by this server");
+	if (truncation && strcmp(truncation, "disabled"))
+		return request_refuse(e, 400, "unsupported_parameter", "truncation",
+			"truncation: only disabled is supported by this server");
+	const json_t *tools = json_object_get(r->body, "tools");
+	size_t i;
+	json_t *tool;
+	json_array_foreach(tools, i, tool)
+	{
+		if (strcmp(string_of(tool, "type"), "function"))
+			return request_refuse(e, 400, "unsupported_parameter", "tools",
+				"tools[%zu].type: only function is supported by this server, found \"%.40s\"", i,
+				string_of(tool, "type"));
+	}
+	/* here a tool is flat, and the template would show its "type" */
+	json_t *flat = json_is_array(tools) ? json_deep_copy(tools) : json_incref((json_t *)tools);
+	json_array_foreach(flat, i, tool)
+	{
+		json_object_del(tool, "type");
+	}
+	int rc = request_tools(r, flat, e);
+	json_decref(flat);
+	if (rc || parse_input(r, e) || api_openai_choice(r, e) || request_prompt(r, e))
+		return -1;
+	return request_room(r, most, e);
+}
