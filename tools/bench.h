@@ -93,10 +93,10 @@ struct bench_model {
 int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e);
 int bench_decode(struct bench *b, const struct bench_model *m, struct err *e);
 
-/* Prefill with streamed experts of each of these sizes, repeats times, against what the bytes that came must take. Opens its own
- * engine; see bench_replay for `backend`. */
+/* Prefill with streamed experts of each of these sizes, repeats times, for at most so many seconds (0: all), against what the bytes
+ * that came must take. Opens its own engine; see bench_replay for `backend`. */
 int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uint64_t *sizes, int n_sizes,
-	char *backend, struct err *e);
+	float seconds, char *backend, struct err *e);
 
 /* Figures of what the card did between two readings of engine_usage (measured: engine_measure), for each of n tokens. */
 struct backend_usage;

@@ -94,7 +94,7 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		goto done;
 	}
 	if (streamed) {
-		rc = bench_prefill_stream(b, &o->common, o->sizes, o->n_sizes, what, e);
+		rc = bench_prefill_stream(b, &o->common, o->sizes, o->n_sizes, o->most_seconds, what, e);
 		goto done;
 	}
 	bench_begin(b, what);
@@ -253,8 +253,9 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.f32 = &o.most_seconds,
 			.max = 86400,
 			.value = "S",
-			.help = "with --routing or --resident: decode for at most so long",
-			.fallback = "until all tokens are there"},
+			.help = "decode with --routing or --resident, or prefill with --cache-gb, for at most so long "
+					"and report what is there",
+			.fallback = "until all is done"},
 		{.name = "no-fio",
 			.kind = ARG_FLAG,
 			.flag = &o.read.no_fio,
@@ -298,8 +299,13 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		return err_set(e, ERR_USAGE, "--slice-kb: %u is no multiple of 4", o.slice_kib);
 	if ((rc = parse_prompts(&o, e)))
 		return rc;
-	if ((o.common.routing || o.common.confine || o.most_seconds > 0) && o.parts != PART_DECODE)
-		return err_set(e, ERR_USAGE, "--routing, --resident and --most-seconds belong to bench decode");
+	if ((o.common.routing || o.common.confine) && o.parts != PART_DECODE)
+		return err_set(e, ERR_USAGE, "--routing and --resident belong to bench decode");
+	if (o.most_seconds > 0 && !o.common.routing && !o.common.confine &&
+		!(o.parts == PART_PREFILL && o.common.cache_bytes))
+		return err_set(e, ERR_USAGE,
+			"--most-seconds belongs to bench decode with --routing or --resident and to bench prefill with "
+			"--cache-gb");
 	if (o.common.routing || o.common.confine) {
 		o.n_prompt = o.prompts ? o.n_prompt : 1; /* the first token finds a cold cache */
 		o.n_new = o.new_given ? o.n_new : 768;
