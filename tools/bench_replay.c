@@ -12,6 +12,7 @@
  */
 #include "tools/bench.h"
 
+#include "kernels/backend.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
@@ -31,6 +32,8 @@
 #define WARM          512 /* a stretch of COLD tokens begins here */
 #define RESIDENT_RUN  64  /* tokens of computing alone ... */
 #define RESIDENT_SKIP 16  /* ... of which so many are not counted */
+#define USAGE_RUN     32  /* tokens during which the card notes when it is busy */
+#define MORE          (RESIDENT_RUN + 2 * USAGE_RUN + 4) /* tokens beyond the run itself */
 
 struct replay {
 	struct bench *b;
@@ -79,23 +82,42 @@ static int decode(struct replay *j, const int32_t *ids, uint32_t n, uint32_t n_n
 	return rc;
 }
 
+/* Some more tokens, as what came before goes on; j->at_ns and j->stats then hold them. */
+static int go_on(struct replay *j, uint32_t n_new, struct err *e)
+{
+	const uint32_t n = session_length(j->s);
+	int32_t *ids = NEW_ARRAY(int32_t, n);
+	memcpy(ids, session_tokens(j->s), n * sizeof *ids);
+	j->stop_ns = 0;
+	j->most = n_new;
+	int rc = decode(j, ids, n, n_new, e);
+	free(ids);
+	return rc;
+}
+
+/* What the card does meanwhile: measured apart, because it costs time. */
+static int card_usage(struct replay *j, const char *section, struct err *e)
+{
+	struct backend_usage from, to;
+	if (!strcmp(j->backend, "cpu"))
+		return 0;
+	engine_measure(j->g, true);
+	engine_usage(j->g, &from);
+	int rc = go_on(j, USAGE_RUN, e);
+	engine_usage(j->g, &to);
+	engine_measure(j->g, false);
+	if (!rc)
+		bench_usage(j->b, section, &from, &to, j->n);
+	return rc;
+}
+
 /* ---- computing alone ---- */
 
 static int measure_compute(struct replay *j, struct err *e)
 {
-	uint32_t least, n = session_length(j->s);
-	int rc = engine_routing_resident(j->g, &least, e);
-	if (rc)
-		return rc;
-	int32_t *ids = NEW_ARRAY(int32_t, n);
-	memcpy(ids, session_tokens(j->s), n * sizeof *ids);
-	uint32_t most = j->most;
-	j->stop_ns = 0;
-	j->most = RESIDENT_RUN;
-	rc = decode(j, ids, n, RESIDENT_RUN, e);
-	j->most = most;
-	free(ids);
-	if (rc)
+	uint32_t least;
+	int rc = card_usage(j, j->what, e);
+	if (rc || (rc = engine_routing_resident(j->g, &least, e)) || (rc = go_on(j, RESIDENT_RUN, e)))
 		return rc;
 	uint32_t first = MIN((uint32_t)RESIDENT_SKIP, j->n - 2);
 	double ms[RESIDENT_RUN + 1];
@@ -110,7 +132,7 @@ static int measure_compute(struct replay *j, struct err *e)
 	if (d.miss)
 		bench_add(j->b, j->what, "/tok", bench_one((double)d.miss / count), 0, NULL,
 			"computing alone: missed all the same");
-	return 0;
+	return card_usage(j, "computing", e);
 }
 
 /* ---- stretches ---- */
@@ -220,9 +242,9 @@ static int run(struct replay *j, struct common_loading *loading, uint64_t *opene
 	*opened_ns = clock_ns();
 	if (rc)
 		return rc;
-	if ((uint64_t)o->n_prompt + o->n_new + RESIDENT_RUN + 2 > engine_context(j->g))
+	if ((uint64_t)o->n_prompt + o->n_new + MORE > engine_context(j->g))
 		return err_set(e, ERR_USAGE, "%u prompt, %u new and %u more tokens do not fit the context of %u",
-			o->n_prompt, o->n_new, RESIDENT_RUN + 2, engine_context(j->g));
+			o->n_prompt, o->n_new, MORE, engine_context(j->g));
 	snprintf(j->backend, sizeof j->backend, "%s", engine_backend_name(j->g));
 	bench_begin(j->b, j->backend);
 	if (j->b->format == BENCH_TEXT && j->c.routing)

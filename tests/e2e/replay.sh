@@ -58,9 +58,9 @@ exits 0
 check "without streaming nothing is read" figures 'not any("read" in k for k in f if k.startswith("cold"))'
 run $bench --cache-gb 0.006 --routing $trace -n 500000 --most-seconds 0.3 -c 600000
 check "a context too long is refused" [ "$rc" != 0 ]
-run $bench --cache-gb 0.006 --routing $trace -n 900 --most-seconds 0.02 --json
+run $bench --cache-gb 0.006 --routing $trace -n 800 --most-seconds 0.02 --json
 exits 0
-check "ends in time" figures 'len([k for k in f if "tokens 0 to 900" in k]) == 0'
+check "ends in time" figures 'len([k for k in f if "tokens 0 to 800" in k]) == 0'
 
 run bench prefill -m "$work/m.gguf" --backend cpu --cache-gb 0.006 --seconds 0.01 --repeats 2 -p 40,64 --json
 exits 0
