@@ -69,8 +69,8 @@ int loader_open_reader(const struct loader_options *o, struct reader **out, stru
 /* Opens files, takes memory, starts the I/O thread. Close with ops->close: cancels what is under way, waits for it, frees. */
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e);
 
-/* Waits until the second tier is pinned, which goes on in the background after loader_open. 0, or ERR_MEMORY: refused; the
- * source must then be closed. *seconds (may be NULL): that it took. */
+/* Waits until the second tier is pinned, which goes on in the background after loader_open; demotions wait for it, nothing
+ * else does. 0, or ERR_MEMORY: refused, and every acquire fails with the same sentence. *seconds (may be NULL): that it took. */
 int loader_settle(struct expert_source *s, double *seconds, struct err *e);
 
 /* Of a source made by loader_open. */

@@ -30,8 +30,8 @@
 #define BOUNCE_BYTES_MAX ((uint64_t)512 << 20)
 #define BOUNCE_LEAST     8
 /* A guess from tier 1 moves in chunks, a few on the way at a time: a demand that comes then waits no longer than these take. */
-#define RAM_CHUNK  ((uint64_t)4 << 20)
-#define RAM_CHUNKS 3
+#define RAM_CHUNK  ((uint64_t)2 << 20)
+#define RAM_CHUNKS 2
 #define NOBODY     (-1)
 #define POISON     (-2)
 
@@ -386,7 +386,11 @@ void loader_card_move(struct loader *l, const struct command *command)
 
 static void pinned_told(void *arg)
 {
-	loader_poke(arg);
+	struct loader *l = arg;
+	const struct pinned *p = &l->card->ram;
+	if (atomic_load(&p->state) == PINNED_READY)
+		log_verbose("copies: %.2f GB of host memory pinned in %.2f s", (double)p->bytes / 1e9, p->seconds);
+	loader_poke(l);
 }
 
 static bool new_flights(struct flights *q, size_t cap)
@@ -449,6 +453,16 @@ int loader_card_open(
 int loader_card_settle(struct loader *l, struct err *e)
 {
 	return pinned_wait(&l->card->ram, e);
+}
+
+int loader_card_refused(const struct loader *l, struct err *e)
+{
+	const struct pinned *p = &l->card->ram;
+	if (atomic_load(&p->state) != PINNED_REFUSED)
+		return 0;
+	if (e)
+		*e = p->why;
+	return ERR_MEMORY;
 }
 
 double loader_card_settle_seconds(const struct loader *l)

@@ -297,6 +297,8 @@ static int loader_acquire(
 	struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
 {
 	struct loader *l = loader_of(s);
+	if (l->card && loader_card_refused(l, e))
+		return ERR_MEMORY;
 	pthread_mutex_lock(&l->lock);
 	l->moment++;
 	drop_stale_wants(l);

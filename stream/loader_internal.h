@@ -176,6 +176,8 @@ int loader_card_open(
 	struct loader *l, const struct loader_options *o, const struct loader_geometry *g, struct err *e);
 /* Waits until tier 1 is pinned. */
 int loader_card_settle(struct loader *l, struct err *e);
+/* ERR_MEMORY with the sentence when the second tier could not be pinned, else 0; never waits. */
+int loader_card_refused(const struct loader *l, struct err *e);
 double loader_card_settle_seconds(const struct loader *l);
 void loader_card_stop(struct loader *l);  /* gives up pinning: before the reader is closed */
 void loader_card_close(struct loader *l); /* after the reader */

@@ -3,6 +3,7 @@
  * of its memory, and the views of them differ from the file's in nothing but the address. */
 #include "stream/source_mmap.h"
 
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
@@ -93,7 +94,7 @@ struct expert_source *source_mmap_open(const struct expert_tensors *layers, int 
 
 /* The next tensor's place in the arena; with a NULL arena it only adds up. */
 static const struct gguf_tensor *place(
-	struct source_mmap *m, size_t i, const struct gguf_tensor *from, size_t *used)
+	struct source_mmap *m, size_t i, const struct gguf_tensor *from, struct tensor_span *span, size_t *used)
 {
 	if (!from)
 		return NULL;
@@ -101,31 +102,41 @@ static const struct gguf_tensor *place(
 	*to = *from;
 	if (m->arena) {
 		to->data = (uint8_t *)m->arena + *used;
-		m->backend->ops->upload(m->backend, (uint8_t *)m->arena + *used, from->data, from->bytes);
+		span[i] = (struct tensor_span){from->file, from->offset, from->bytes, (uint8_t *)m->arena + *used};
+		if (!tensor_load_serves(m->backend))
+			m->backend->ops->upload(m->backend, span[i].dst, from->data, from->bytes);
 	}
 	*used = num_align_up(*used + from->bytes, 256);
 	return to;
 }
 
-int source_device_open(const struct expert_tensors *layers, int n_layers, struct backend *b,
-	struct expert_source **out, struct err *e)
+int source_device_open(const struct expert_tensors *layers, int n_layers,
+	const struct tensor_load_options *lo, struct expert_source **out, struct err *e)
 {
 	*out = NULL;
+	struct backend *b = lo->backend;
 	struct source_mmap *m = (struct source_mmap *)source_mmap_open(layers, n_layers);
+	size_t n = (size_t)n_layers * 3;
+	struct tensor_span *spans = NEW_ARRAY(struct tensor_span, n);
 	m->backend = b;
-	m->tensors = NEW_ARRAY(struct gguf_tensor, (size_t)n_layers * 3);
+	m->tensors = NEW_ARRAY(struct gguf_tensor, n);
 	int rc = 0;
 	for (int pass = 0; !rc && pass < 2; pass++) {
 		size_t used = 0;
 		for (int l = 0; l < n_layers; l++) {
-			m->layers[l].gate = place(m, (size_t)l * 3, layers[l].gate, &used);
-			m->layers[l].up = place(m, (size_t)l * 3 + 1, layers[l].up, &used);
-			m->layers[l].down = place(m, (size_t)l * 3 + 2, layers[l].down, &used);
+			m->layers[l].gate = place(m, (size_t)l * 3, layers[l].gate, spans, &used);
+			m->layers[l].up = place(m, (size_t)l * 3 + 1, layers[l].up, spans, &used);
+			m->layers[l].down = place(m, (size_t)l * 3 + 2, layers[l].down, spans, &used);
 		}
 		m->arena_bytes = used;
 		if (!pass && used)
 			rc = b->ops->alloc(b, MEM_DEVICE, used, &m->arena, e);
 	}
+	struct tensor_load_result r;
+	if (!rc && tensor_load_serves(b) && !(rc = tensor_load(lo, spans, n, &r, e)))
+		log_info("experts: %.3f GB loaded in %.2f s, %.2f GB/s", (double)r.bytes / 1e9, r.seconds,
+			(double)r.bytes / 1e9 / r.seconds);
+	free(spans);
 	if (rc)
 		err_prefix(e, "experts on %s", b->ops->name);
 	else

@@ -6,6 +6,7 @@
 
 #include "src/format/gguf.h"
 #include "stream/expert_source.h"
+#include "stream/tensor_load.h"
 
 /* The stacked tensors of one layer, {n_in, n_out, n_experts}; all NULL on layers without experts. */
 struct expert_tensors {
@@ -15,9 +16,9 @@ struct expert_tensors {
 /* layers: [n_layers], copied; the tensors must outlive the source. Close with ops->close. */
 struct expert_source *source_mmap_open(const struct expert_tensors *layers, int n_layers);
 
-/* The same with all tensors copied to the backend's device memory, which must outlive the source. ERR_MEMORY when they do not
- * fit. Reads every expert once. */
-int source_device_open(const struct expert_tensors *layers, int n_layers, struct backend *b,
-	struct expert_source **out, struct err *e);
+/* The same with all tensors copied to the device memory of lo->backend, which must outlive the source. ERR_MEMORY when they
+ * do not fit. Reads every expert once, as tensor_load does if it serves that backend. */
+int source_device_open(const struct expert_tensors *layers, int n_layers,
+	const struct tensor_load_options *lo, struct expert_source **out, struct err *e);
 
 #endif

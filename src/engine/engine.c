@@ -140,16 +140,6 @@ static struct engine_cache describe_cache(
 	return k;
 }
 
-static int settle(struct engine *g, const struct plan *p, struct err *e)
-{
-	double seconds;
-	int rc = loader_settle(g->experts, &seconds, e);
-	if (!rc && seconds > 0)
-		log_info(
-			"copies: %.2f GB of host memory pinned in %.2f s", (double)p->tiers.tier_bytes[1] / 1e9, seconds);
-	return rc;
-}
-
 int engine_open(const struct engine_options *o, struct engine **out, struct err *e)
 {
 	*out = NULL;
@@ -177,18 +167,22 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 		config.n_layers, mtp ? " + MTP" : "", config.n_experts, config.n_used, backend_describe(g->backend));
 	if ((rc = plan_make(&config, o, g->gguf, &weights, resident, g->backend, &p, e)))
 		goto out;
-	/* pinning the second tier goes on beside the loading of the weights */
+	/* pinning the second tier goes on beside the loading of the weights and the first tokens */
 	if (p.streaming && (rc = loader_open(&p.loader, &g->experts, e)))
 		goto out;
-	if ((rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, &loading, e)) ||
+	if ((rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, &loading, &o->reader, e)) ||
 		(rc = kv_cache_init(&g->kv, &config, mtp, p.kv_type, p.context * p.sessions, g->backend, e)))
 		goto out;
 	int n_layers = (int)(config.n_layers + config.n_mtp);
-	if (p.streaming)
-		rc = settle(g, &p, e);
-	else if (p.on_card)
-		rc = source_device_open(weights.experts, n_layers, g->backend, &g->experts, e);
-	else
+	if (!p.streaming && p.on_card)
+		rc = source_device_open(weights.experts, n_layers,
+			&(struct tensor_load_options){.file = g->gguf,
+				.backend = g->backend,
+				.reader = o->reader,
+				.progress = o->loading,
+				.user = o->loading_user},
+			&g->experts, e);
+	else if (!p.streaming)
 		g->experts = source_mmap_open(weights.experts, n_layers);
 	if (rc)
 		goto out;

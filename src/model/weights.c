@@ -6,9 +6,11 @@
  */
 #include "src/model/weights.h"
 
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/quant/dequant.h"
+#include "stream/tensor_load.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +26,10 @@ struct walk {
 	size_t used; /* bytes of the arena so far */
 	struct err *e;
 	const struct weights_watch *watch; /* NULL: nobody */
-	size_t total;                      /* bytes of the arena when all is done */
+	bool later;                        /* collect in spans what needs no conversion, for tensor_load */
+	struct tensor_span *spans;
+	size_t n_spans, cap_spans;
+	size_t total; /* bytes of the arena when all is done */
 };
 
 /* A tensor has been copied. */
@@ -58,6 +63,22 @@ static uint8_t *place(struct walk *k, size_t bytes)
 	return k->backend ? k->arena + at : NULL;
 }
 
+/* The bytes of a tensor as they are, now or later. */
+static void take_bytes(struct walk *k, const struct gguf_tensor *t, uint8_t *data)
+{
+	if (!k->later) {
+		k->backend->ops->upload(k->backend, data, t->data, t->bytes);
+		tell(k);
+		return;
+	}
+	if (k->n_spans == k->cap_spans) {
+		k->cap_spans = 2 * k->cap_spans + 64;
+		k->spans = mem_grow(k->spans, k->cap_spans, sizeof *k->spans);
+	}
+	k->spans[k->n_spans++] =
+		(struct tensor_span){.file = t->file, .offset = t->offset, .bytes = t->bytes, .dst = data};
+}
+
 static int take_matrix(
 	struct walk *k, const char *name, uint64_t n_in, uint64_t n_out, uint64_t n_stack, struct weight *out)
 {
@@ -69,10 +90,8 @@ static int take_matrix(
 		return err_set(k->e, ERR_INPUT, "%s: %s: rows of %llu values do not fit type %s",
 			k->file->files[t->file].path, name, (unsigned long long)n_in, dtype_name(t->type));
 	uint8_t *data = place(k, t->bytes);
-	if (data) {
-		k->backend->ops->upload(k->backend, data, t->data, t->bytes);
-		tell(k);
-	}
+	if (data)
+		take_bytes(k, t, data);
 	*out = (struct weight){.data = data,
 		.type = t->type,
 		.n_in = (int64_t)n_in,
@@ -92,7 +111,9 @@ static int take_vector(struct walk *k, const char *name, uint64_t n, const float
 		return err_set(k->e, ERR_INPUT, "%s: %s is %s, expected F32, F16 or BF16",
 			k->file->files[t->file].path, name, dtype_name(t->type));
 	uint8_t *data = place(k, n * sizeof(float));
-	if (data) {
+	if (data && t->type == DTYPE_F32) {
+		take_bytes(k, t, data);
+	} else if (data) {
 		float *v = mem_new(n, sizeof *v);
 		dequant_row(t->type, t->data, v, n);
 		k->backend->ops->upload(k->backend, data, v, n * sizeof *v);
@@ -227,7 +248,8 @@ int weights_bind(const struct gguf *file, const struct model_config *c, bool wit
 }
 
 int weights_load(const struct gguf *file, const struct model_config *c, bool with_mtp, struct backend *b,
-	struct model_weights *w, const struct weights_watch *watch, struct err *e)
+	struct model_weights *w, const struct weights_watch *watch, const struct reader_options *reader,
+	struct err *e)
 {
 	struct walk count = {.file = file, .c = c, .e = e};
 	int rc = walk(&count, with_mtp, w);
@@ -238,12 +260,29 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 		return rc;
 	}
 	w->arena_bytes = count.used;
-	struct walk k = {
-		.file = file, .c = c, .backend = b, .arena = w->arena, .e = e, .watch = watch, .total = count.used};
+	struct walk k = {.file = file,
+		.c = c,
+		.backend = b,
+		.arena = w->arena,
+		.e = e,
+		.watch = watch,
+		.total = count.used,
+		.later = reader && tensor_load_serves(b)};
 	tell(&k);
-	if ((rc = walk(&k, with_mtp, w)))
-		return rc;
-	return b->ops->wait(b, e);
+	rc = walk(&k, with_mtp, w);
+	if (!rc && k.later) {
+		struct tensor_load_result r;
+		struct tensor_load_options lo = {.file = file, .backend = b, .reader = *reader};
+		if (watch) {
+			lo.progress = watch->progress;
+			lo.user = watch->user;
+		}
+		if (!(rc = tensor_load(&lo, k.spans, k.n_spans, &r, e)))
+			log_info("weights: %.3f GB loaded in %.2f s, %.2f GB/s", (double)r.bytes / 1e9, r.seconds,
+				(double)r.bytes / 1e9 / r.seconds);
+	}
+	free(k.spans);
+	return rc ? rc : b->ops->wait(b, e);
 }
 
 void weights_free(struct model_weights *w, struct backend *b)

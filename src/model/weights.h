@@ -9,6 +9,7 @@
 #include "kernels/backend.h"
 #include "src/format/gguf.h"
 #include "src/model/config.h"
+#include "stream/reader.h"
 #include "stream/source_mmap.h"
 
 /* Float vectors are device memory of the length in the comment. */
@@ -58,9 +59,11 @@ struct weights_watch {
 };
 
 /* Allocates the arena and copies the resident weights into it. Call once after weights_bind with the same arguments.
- * `watch` may be NULL. */
+ * `watch` may be NULL. `reader`: on a card the files are read so (stream/tensor_load.h), and a line says how fast; NULL: copied from
+ * where they are mapped. */
 int weights_load(const struct gguf *file, const struct model_config *c, bool with_mtp, struct backend *b,
-	struct model_weights *w, const struct weights_watch *watch, struct err *e);
+	struct model_weights *w, const struct weights_watch *watch, const struct reader_options *reader,
+	struct err *e);
 
 /* Accepts a zeroed or bound-only struct. */
 void weights_free(struct model_weights *w, struct backend *b);
