@@ -236,7 +236,7 @@ static int squeeze_layer(
 
 static void add_squeeze(struct session_job *j, const struct squeeze *q, const char *what)
 {
-	static const char *const ways[] = {"lz4", "bytes in planes, lz4", "bits in planes, lz4"};
+	static const char *const ways[] = {"lz4", "byte planes, lz4", "bit planes, lz4"};
 	for (int way = 0; q->raw && way < N_WAYS; way++) {
 		double gb = (double)q->raw * 1e-9;
 		bench_add(j->b, "session", "times", one((double)q->raw / (double)q->packed[way]), 0, NULL,
@@ -255,7 +255,7 @@ static int squeeze(struct session_job *j, struct err *e)
 		rc = squeeze_layer(j, l, l ? &rest : &first, rows, scratch, e);
 	if (!rc) {
 		add_squeeze(j, &first, "layer 0");
-		add_squeeze(j, &rest, "other layers");
+		add_squeeze(j, &rest, "rest");
 	}
 	free(rows);
 	free(scratch);

@@ -11,11 +11,14 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #if HAVE_LZ4
 #include <lz4frame.h>
 #endif
+
+#define FLUSH_BYTES (8u << 20)
 
 enum coding { CODING_RAW, CODING_LZ4 };
 
@@ -124,6 +127,11 @@ int block_write(struct block_stream *b, const void *data, size_t n, struct err *
 	b->n_blocks++;
 	b->raw_bytes += n;
 	b->stored_bytes += bytes;
+	if (b->stored_bytes - b->flushed_bytes >=
+		FLUSH_BYTES) { /* the drive works while the next blocks are made */
+		sync_file_range(fileno(b->f), 0, 0, SYNC_FILE_RANGE_WRITE);
+		b->flushed_bytes = b->stored_bytes;
+	}
 	return 0;
 }
 

@@ -31,6 +31,7 @@ struct block_stream {
 	uint32_t n_blocks; /* done so far */
 	uint8_t *packed;   /* [packed_bytes] scratch */
 	size_t packed_bytes;
+	uint64_t flushed_bytes;           /* of stored_bytes, handed to the drive */
 	uint64_t raw_bytes, stored_bytes; /* sums over all blocks; stored without block heads */
 };
 
