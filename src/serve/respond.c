@@ -125,6 +125,7 @@ void respond(struct exchange *x, const struct api *api, const struct request_mod
 		return;
 	}
 	metrics_add(m, METRICS_REPLAYED, t->request.n_replayed);
+	t->last_ns = clock_ns();
 	if (t->request.stream) {
 		exchange_stream(x, "text/event-stream; charset=utf-8", next, turn_free, t);
 		return;

@@ -1,0 +1,569 @@
+# SPDX-License-Identifier: MIT
+"""The server as clients meet it, with Python's standard library only: answers, streams, tools, errors, limits, endings."""
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from serve_lib import PROGRAM, POCKET, TIME, WEATHER, Server, check, finish, user, checks  # noqa: F401
+
+CHAT = "/v1/chat/completions"
+GREEDY = {"temperature": 0}
+
+
+def chat(s, messages, **more):
+    status, data = s.post(CHAT, {**GREEDY, "messages": messages, **more})
+    check(status == 200, "a chat should be answered:", status, data)
+    return data
+
+
+def text_of(data):
+    return data["choices"][0]["message"]["content"]
+
+
+def test_answers(s):
+    cli = subprocess.run([PROGRAM, "-m", POCKET, "--backend", "cpu", "-q", "-p", "Define river.", "--temp", "0"],
+                         capture_output=True, text=True).stdout.strip()
+    data = chat(s, user("Define river."))
+    check(text_of(data) == cli, "server and command line differ:", text_of(data), cli)
+    u = data["usage"]
+    check(u["total_tokens"] == u["prompt_tokens"] + u["completion_tokens"] and u["prompt_tokens"] == 13, "usage", u)
+    check(data["choices"][0]["finish_reason"] == "stop" and data["object"] == "chat.completion", data)
+    check(chat(s, user("Define river."), max_tokens=3)["choices"][0]["finish_reason"] == "length", "max_tokens")
+    check(chat(s, user("Define river."), max_completion_tokens=3)["usage"]["completion_tokens"] == 3,
+          "max_completion_tokens")
+    # seeds: the same numbers for the same seed, alone or among several answers
+    hot = {"temperature": 1.5, "seed": 42, "max_tokens": 24}
+    one, two = chat(s, user("Tell me a story."), **hot), chat(s, user("Tell me a story."), **hot)
+    check(text_of(one) == text_of(two), "the same seed gives the same answer")
+    many = chat(s, user("Tell me a story."), **hot, n=4)
+    texts = [c["message"]["content"] for c in many["choices"]]
+    check(len(texts) == 4 and len(set(texts)) > 1, "n = 4 gives four answers, not the same:", texts)
+    check(texts[0] == text_of(one), "the first of several answers is the one alone")
+    # reasoning: on by default, off in three ways, and how much
+    off = [chat(s, user("What is the weather in Paris?"), tools=[WEATHER], **k) for k in (
+        {"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}},
+        {"thinking": {"type": "disabled"}})]
+    check(all("reasoning_content" not in d["choices"][0]["message"] for d in off), "reasoning off", off)
+    on = chat(s, user("What is the weather in Paris?"), tools=[WEATHER])
+    check(on["choices"][0]["message"].get("reasoning_content"), "reasoning on", on)
+    check(on["usage"]["completion_tokens_details"]["reasoning_tokens"] > 2, "reasoning tokens", on["usage"])
+    high = chat(s, user("Define river."), reasoning_effort="high")["usage"]["prompt_tokens"]
+    check(isinstance(high, int), "reasoning_effort high", high)
+
+
+def test_stops(s):
+    whole = text_of(chat(s, user("Define river.")))
+    check("natural stream" in whole, "the model knows rivers", whole)
+    for stop in ("natural stream", ["zebra", "stream of"], " (", "river"):
+        data = chat(s, user("Define river."), stop=stop)
+        first = min(whole.index(x) for x in ([stop] if isinstance(stop, str) else stop) if x in whole)
+        check(text_of(data) == whole[:first], "cut at", stop, text_of(data))
+        check(data["choices"][0]["finish_reason"] == "stop", data)
+        parts = [v["choices"][0]["delta"].get("content", "") for _, v in
+                 s.stream(CHAT, {**GREEDY, "messages": user("Define river."), "stop": stop}) if v != "[DONE]"]
+        check("".join(parts) == whole[:first], "a stream does not show what begins a stop string:", stop, parts)
+    check(text_of(chat(s, user("Define river."), stop=["zebra", "streams"])) == whole, "a stop that never comes")
+
+
+def test_logprobs(s):
+    data = chat(s, user("Define river."), logprobs=True, top_logprobs=3)
+    rows = data["choices"][0]["logprobs"]["content"]
+    check("".join(r["token"] for r in rows) == text_of(data), "the tokens are the text", rows)
+    check(bytes(b for r in rows for b in r["bytes"]).decode() == text_of(data), "and their bytes too")
+    for r in rows:
+        top = r["top_logprobs"]
+        check(len(top) == 3 and top[0]["token"] == r["token"] and top[0]["logprob"] == r["logprob"] <= 0 and
+              top[0]["logprob"] >= top[1]["logprob"] >= top[2]["logprob"], "greedy takes the likeliest", r)
+    streamed = [x for _, v in s.stream(CHAT, {**GREEDY, "messages": user("Define river."), "logprobs": True,
+                                              "top_logprobs": 3}) if v != "[DONE]"
+                for x in (v["choices"][0]["logprobs"] or {"content": []})["content"]]
+    check(streamed == rows, "a stream has the same rows", streamed[:2], rows[:2])
+    cut = chat(s, user("Define river."), logprobs=True, stop="stream")
+    check("".join(r["token"] for r in cut["choices"][0]["logprobs"]["content"]).startswith(text_of(cut)),
+          "rows end with the text", cut)
+
+
+def test_stream(s):
+    whole = chat(s, user("Define river."))
+    events = list(s.stream(CHAT, {**GREEDY, "messages": user("Define river."),
+                                  "stream_options": {"include_usage": True}}))
+    check(events[-1][1] == "[DONE]", "the last event", events[-1])
+    chunks = [v for _, v in events[:-1]]
+    check(all(c["object"] == "chat.completion.chunk" for c in chunks), "chunks")
+    check(chunks[0]["choices"][0]["delta"].get("role") == "assistant", "the first says the role", chunks[0])
+    text = "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"])
+    check(text == text_of(whole), "the stream's text", text)
+    ends = [c["choices"][0]["finish_reason"] for c in chunks if c["choices"]]
+    check(ends[-1] == "stop" and not any(ends[:-1]), "one end", ends)
+    check(not chunks[-1]["choices"] and chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+          and all(c["usage"] is None for c in chunks[:-1]), "usage in the last chunk", chunks[-1])
+    two = [v for _, v in s.stream(CHAT, {**GREEDY, "messages": user("Define lake."), "n": 2}) if v != "[DONE]"]
+    texts = ["".join(c["choices"][0]["delta"].get("content") or "" for c in two if c["choices"][0]["index"] == i)
+             for i in (0, 1)]
+    check(texts[0] == texts[1] == text_of(chat(s, user("Define lake."))), "two answers in one stream", texts)
+
+
+def test_tools(s):
+    tools = [WEATHER, TIME]
+    data = chat(s, user("What is the weather in Paris?"), tools=tools)
+    message = data["choices"][0]["message"]
+    check(data["choices"][0]["finish_reason"] == "tool_calls" and len(message["tool_calls"]) == 1, "a call", data)
+    call = message["tool_calls"][0]
+    check(call["function"]["name"] == "get_weather" and json.loads(call["function"]["arguments"]) == {"city": "Paris"},
+          "the right call", call)
+    events = [v["choices"][0] for _, v in s.stream(CHAT, {**GREEDY, "messages": user("What is the weather in Paris?"),
+                                                          "tools": tools}) if v != "[DONE]"]
+    calls = [c for e in events for c in e["delta"].get("tool_calls", [])]
+    check(len(calls) == 1 and calls[0]["index"] == 0 and calls[0]["function"] == call["function"] and
+          events[-1]["finish_reason"] == "tool_calls", "a call in a stream", calls)
+    # the answer comes back without its reasoning, as most clients send it, and the whole prefix is still there
+    history = user("What is the weather in Paris?") + [
+        {"role": "assistant", "content": None, "tool_calls": message["tool_calls"]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "18 degrees, rain"}]
+    after = chat(s, history, tools=tools)
+    fresh = after["usage"]["prompt_tokens"] - after["usage"]["prompt_tokens_details"]["cached_tokens"]
+    check(fresh <= 20, "the call's own tokens are used again; computed anew:", fresh, after["usage"])
+    check("18" in (text_of(after) or ""), "the result is seen", after)
+    changed = json.loads(json.dumps(history))
+    changed[1]["tool_calls"][0]["function"]["arguments"] = '{"city": "Rome"}'
+    other = chat(s, changed, tools=tools)
+    check(other["usage"]["prompt_tokens"] != after["usage"]["prompt_tokens"], "a changed call is not the known one")
+    # forced
+    for question in ("Define river.", "Hello!"):
+        for think in ({}, {"reasoning_effort": "none"}):
+            forced = chat(s, user(question), tools=tools, tool_choice="required", **think)
+            calls = forced["choices"][0]["message"].get("tool_calls") or []
+            check(calls and all(c["function"]["name"] in ("get_weather", "get_time") and
+                                list(json.loads(c["function"]["arguments"])) == ["city"] for c in calls),
+                  "required means a call:", forced)
+            named = chat(s, user(question), tools=tools, **think,
+                         tool_choice={"type": "function", "function": {"name": "get_time"}})
+            calls = named["choices"][0]["message"].get("tool_calls") or []
+            check(len(calls) == 1 and calls[0]["function"]["name"] == "get_time" and
+                  list(json.loads(calls[0]["function"]["arguments"])) == ["city"], "the named tool", named)
+    for seed in range(8):  # also where the sampling is wild
+        wild = chat(s, user("Define river."), tools=tools, tool_choice="required", temperature=2, top_p=1, seed=seed,
+                    max_tokens=600, reasoning_effort="none")
+        c = wild["choices"][0]
+        check(c["finish_reason"] == "length" or c["message"].get("tool_calls"), "required, temperature 2", wild)
+    none = chat(s, user("What is the weather in Paris?"), tools=tools, tool_choice="none")
+    check(not none["choices"][0]["message"].get("tool_calls"), "none means none", none)
+    typed = {"type": "function", "function": {"name": "set_level", "description": "Set a level", "parameters": {
+        "type": "object", "properties": {"level": {"type": "integer"}, "name": {"type": "string"}},
+        "required": ["level", "name"]}}}
+    got = chat(s, user("Set the level of x to 7."), tools=[typed], tool_choice="required")
+    args = json.loads(got["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"])
+    check(set(args) == {"level", "name"} and isinstance(args["name"], str), "all required keys, typed", args)
+    # results in another order than the calls
+    two = user("Both?") + [{"role": "assistant", "content": "", "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}},
+        {"id": "b", "type": "function", "function": {"name": "get_time", "arguments": '{"city": "Oslo"}'}}]}]
+    results = [{"role": "tool", "tool_call_id": "b", "content": "It is 10:00."},
+               {"role": "tool", "tool_call_id": "a", "content": "It is sunny."}]
+    check(text_of(chat(s, two + results, tools=tools)) == text_of(chat(s, two + results[::-1], tools=tools)),
+          "results are put in the order of their calls")
+
+
+def test_agent_loop(s):
+    """Twenty calls in a row; every turn must find all earlier ones computed."""
+    cities = ["Paris", "Rome", "Oslo", "Berlin", "Madrid"]
+    history, worst, total = user("Find the weather in all of these cities: " + ", ".join(cities)), 0, 0
+    for turn in range(20):
+        data = chat(s, history, tools=[WEATHER, TIME], tool_choice="required", parallel_tool_calls=False)
+        message, usage = data["choices"][0]["message"], data["usage"]
+        calls = message.get("tool_calls") or []
+        if not check(len(calls) == 1, "a call in turn", turn, data):
+            return
+        fresh = usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
+        total += fresh
+        if turn:
+            worst = max(worst, fresh)
+        history.append({"role": "assistant", "content": message["content"], "tool_calls": calls})
+        history.append({"role": "tool", "tool_call_id": calls[0]["id"], "content": f"{10 + turn} degrees"})
+    check(worst <= 16, "20 calls in a row: most prompt tokens computed in a turn after the first:", worst)
+    print(f"agent loop: 20 calls, prompt of the last {usage['prompt_tokens']} tokens, computed in all {total}, "
+          f"in a turn after the first at most {worst}")
+    # a plain conversation as well
+    talk = []
+    for word in ("river", "lake", "mountain", "tree"):
+        talk += user(f"Define {word}.")
+        data = chat(s, talk)
+        fresh = data["usage"]["prompt_tokens"] - data["usage"]["prompt_tokens_details"]["cached_tokens"]
+        if len(talk) > 1:
+            check(fresh <= 12, "a conversation goes on where it was; computed anew:", fresh, data["usage"])
+        talk.append({"role": "assistant", "content": text_of(data)})
+
+
+def test_completions(s):
+    path = "/v1/completions"
+    status, data = s.post(path, {**GREEDY, "prompt": "Define river.", "max_tokens": 8, "logprobs": 2})
+    c = data["choices"][0]
+    check(status == 200 and data["object"] == "text_completion" and c["finish_reason"] == "length", data)
+    lp = c["logprobs"]
+    check(len(lp["tokens"]) == 8 and "".join(lp["tokens"]) == c["text"] and lp["text_offset"][0] == 0 and
+          all(lp["top_logprobs"][i][lp["tokens"][i]] == lp["token_logprobs"][i] for i in range(8)), "logprobs", lp)
+    parts = [v["choices"][0]["text"] for _, v in
+             s.stream(path, {**GREEDY, "prompt": "Define river.", "max_tokens": 8}) if v != "[DONE]"]
+    check("".join(parts) == c["text"], "stream", parts)
+    status, data = s.post(path, {**GREEDY, "prompt": ["Define river.", "Define lake."], "max_tokens": 4, "n": 2})
+    check(status == 200 and [x["index"] for x in data["choices"]] == [0, 1, 2, 3] and
+          data["choices"][0]["text"] == data["choices"][1]["text"], "prompts times n", data)
+    rendered = "[gMASK]<sop><|system|>Reasoning Effort: Max<|user|>Define river.<|assistant|><think></think>"
+    special = s.post(path, {**GREEDY, "prompt": rendered, "max_tokens": 40, "parse_special": True})[1]
+    check(special["choices"][0]["text"] == text_of(chat(s, user("Define river."))), "a rendered prompt", special)
+    plain = s.post(path, {**GREEDY, "prompt": rendered, "max_tokens": 1})[1]
+    check(plain["usage"]["prompt_tokens"] > special["usage"]["prompt_tokens"], "text stays text", plain["usage"])
+    ids = s.post(path, {**GREEDY, "prompt": [5, 6, 7], "max_tokens": 2})
+    check(ids[0] == 200 and ids[1]["usage"]["prompt_tokens"] == 3, "token ids", ids)
+    check(s.post(path, {"prompt": [5, 99999]})[0] == 400, "an id out of range")
+
+
+def test_responses(s):
+    path = "/v1/responses"
+    status, data = s.post(path, {**GREEDY, "input": "Define river.", "instructions": "Be brief."})
+    check(status == 200 and data["object"] == "response" and data["status"] == "completed", data)
+    part = data["output"][-1]["content"][0]
+    check(part["type"] == "output_text" and "river" in part["text"], data["output"])
+    cut = s.post(path, {**GREEDY, "input": user("Define river."), "max_output_tokens": 3})[1]
+    check(cut["status"] == "incomplete" and cut["incomplete_details"]["reason"] == "max_output_tokens", cut)
+    tool = {"type": "function", **WEATHER["function"]}
+    events = list(s.stream(path, {**GREEDY, "input": "What is the weather in Paris?", "tools": [tool]}))
+    names = [n for n, _ in events]
+    check(names == [v["type"] for _, v in events], "event names are the types")
+    check([v["sequence_number"] for _, v in events] == list(range(len(events))), "numbers in sequence")
+    check(names[:2] == ["response.created", "response.in_progress"] and names[-1] == "response.completed", names)
+    final = events[-1][1]["response"]
+    done = [v["item"] for n, v in events if n == "response.output_item.done"]
+    added = [v["item"]["id"] for n, v in events if n == "response.output_item.added"]
+    check(final["output"] == done and added == [i["id"] for i in done], "the last event repeats the items",
+          final["output"], done)
+    for item in done:
+        deltas = "".join(v["delta"] for n, v in events if n.endswith(".delta") and v["item_id"] == item["id"])
+        text = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
+        check(deltas == text, "deltas make the item", item, deltas)
+    call = done[-1]
+    check(call["type"] == "function_call" and json.loads(call["arguments"]) == {"city": "Paris"}, "a call", call)
+    back = [{"role": "user", "content": "What is the weather in Paris?"}, *final["output"],
+            {"type": "function_call_output", "call_id": call["call_id"], "output": "18 degrees, rain"}]
+    after = s.post(path, {**GREEDY, "input": back, "tools": [tool]})[1]
+    fresh = after["usage"]["input_tokens"] - after["usage"]["input_tokens_details"]["cached_tokens"]
+    check(fresh <= 20, "items sent back are found computed:", fresh, after["usage"])
+    check(s.post(path, {"input": "x", "previous_response_id": "resp_1"})[0] == 400, "nothing is stored")
+    lp = s.post(path, {**GREEDY, "input": "Define river.", "top_logprobs": 2,
+                       "include": ["message.output_text.logprobs"]})[1]
+    part = lp["output"][-1]["content"][0]
+    check("".join(r["token"] for r in part["logprobs"]) == part["text"], "logprobs", part)
+
+
+def test_messages(s):
+    path = "/v1/messages"
+    tool = {"name": "get_weather", "description": "Get the weather in a city",
+            "input_schema": WEATHER["function"]["parameters"]}
+    ask = {**GREEDY, "max_tokens": 100, "messages": user("Define river.")}
+    status, data = s.post(path, ask)
+    check(status == 200 and data["type"] == "message" and data["stop_reason"] == "end_turn" and
+          data["content"][0]["type"] == "text" and len(data["content"]) == 1, data)
+    whole = data["content"][0]["text"]
+    cut = s.post(path, {**ask, "stop_sequences": ["stream"]})[1]
+    check(cut["stop_reason"] == "stop_sequence" and cut["stop_sequence"] == "stream" and
+          cut["content"][0]["text"] == whole[:whole.index("stream")], cut)
+    check(s.post(path, {**ask, "max_tokens": 2})[1]["stop_reason"] == "max_tokens", "max_tokens")
+    think = {**ask, "messages": user("What is the weather in Paris?"), "tools": [tool],
+             "thinking": {"type": "enabled", "budget_tokens": 1024}}
+    data = s.post(path, think)[1]
+    kinds = [b["type"] for b in data["content"]]
+    check(kinds == ["thinking", "tool_use"] and data["stop_reason"] == "tool_use" and
+          data["content"][1]["input"] == {"city": "Paris"}, "blocks", data)
+    events = list(s.stream(path, think))
+    check([n for n, _ in events] == [v["type"] for _, v in events], "event names are the types")
+    check(events[0][0] == "message_start" and events[-1][0] == "message_stop" and
+          events[-2][1]["delta"]["stop_reason"] == "tool_use", events[-2])
+    starts = [v["content_block"]["type"] for n, v in events if n == "content_block_start"]
+    stops = [v["index"] for n, v in events if n == "content_block_stop"]
+    check(starts == kinds and stops == [0, 1], "blocks of the stream", starts, stops)
+    partial = "".join(v["delta"].get("partial_json", "") for n, v in events if n == "content_block_delta")
+    check(json.loads(partial) == {"city": "Paris"}, "input", partial)
+    back = think["messages"] + [
+        {"role": "assistant", "content": data["content"]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": data["content"][1]["id"],
+                                      "content": [{"type": "text", "text": "18 degrees, rain"}]}]}]
+    after = s.post(path, {**think, "messages": back})[1]
+    check(after["usage"]["input_tokens"] <= 20, "what was sent back is found computed", after["usage"])
+    check("18" in after["content"][-1].get("text", ""), "the result is seen", after)
+    for choice, names in (({"type": "any"}, ("get_weather",)), ({"type": "tool", "name": "get_weather"}, ("get_weather",))):
+        forced = s.post(path, {**ask, "tools": [tool], "tool_choice": choice})[1]
+        check(any(b["type"] == "tool_use" and b["name"] in names for b in forced["content"]), "forced", forced)
+    none = s.post(path, {**think, "tool_choice": {"type": "none"}})[1]
+    check(all(b["type"] != "tool_use" for b in none["content"]), "none means none", none)
+    count = s.post(path + "/count_tokens", {"messages": user("Define river.")})
+    usage = s.post(path, ask)[1]["usage"]
+    check(count == (200, {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}), count, usage)
+    status, data = s.post(path, {"messages": user("x")})
+    check(status == 400 and data["type"] == "error" and data["error"]["type"] == "invalid_request_error", data)
+    check(s.get("/v1/models", **{"anthropic-version": "2023-06-01"})[1]["data"][0]["type"] == "model", "models")
+
+
+def test_refusals(s):
+    m = user("x")
+    deep = b'{"messages":' + b"[" * 10000 + b"]" * 10000 + b"}"
+    bodies = [b"", b"x", b"[]", b"null", b'{"messages": []}', b'{"messages": "x"}', b'{"messages": [1]}',
+              b'{"messages": [{"role": "robot", "content": "x"}]}', b'{"messages": [{"role": "user", "content": 1}]}',
+              b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}', b'{"a": 1, "a": 2, "messages": []}', deep,
+              b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b'\x00' * 100]
+    for body in bodies:
+        for path in (CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"):
+            status, _, data = s.request("POST", path, body)
+            check(status == 400 and data["error"]["message"], "a bad body is refused:", path, body[:60], status, data)
+    fields = [("temperature", -1), ("temperature", "hot"), ("temperature", 1e999), ("top_p", 2), ("n", 0), ("n", 1000),
+              ("max_tokens", 0), ("max_tokens", 1.5), ("stop", ""), ("stop", [1]), ("stop", ["a"] * 17), ("seed", "x"),
+              ("logit_bias", {"5": 1}), ("frequency_penalty", 1), ("response_format", {"type": "json_object"}),
+              ("tools", {}), ("tools", [{"type": "web"}]), ("tools", [{"function": {"name": ""}}]),
+              ("tool_choice", "maybe"), ("tool_choice", "required"), ("top_logprobs", 5), ("stream", "yes"),
+              ("tool_choice", {"type": "function", "function": {"name": "nobody"}}), ("reasoning_effort", "much"),
+              ("chat_template_kwargs", {"enable_thinking": "no"}), ("thinking", 3), ("functions", [{"name": "f"}])]
+    for key, value in fields:
+        status, data = s.post(CHAT, {"messages": m, "max_tokens": 1, key: value})
+        check(status == 400 and data["error"]["type"] == "invalid_request_error" and data["error"]["param"],
+              "refused:", key, value, status, data)
+    for key, value in (("frequency_penalty", 0), ("logit_bias", {}), ("response_format", {"type": "text"}),
+                       ("stop", None), ("unheard_of", 1), ("seed", -5), ("top_k", -1), ("tools", []), ("user", "me")):
+        check(s.post(CHAT, {"messages": m, "max_tokens": 1, key: value})[0] == 200, "accepted:", key, value)
+    status, data = s.post(CHAT, {"model": "gpt-4o", "messages": m})
+    check(status == 404 and data["error"]["code"] == "model_not_found", "another model's name", data)
+    check(s.post(CHAT, {"model": "pocket", "messages": m, "max_tokens": 1})[0] == 200, "this model's name")
+    status, data = s.post(CHAT, {"messages": user("word " * 3000)})
+    check(status == 400 and data["error"]["code"] == "context_length_exceeded", "too long", data)
+    check(s.get("/nothing")[0] == 404 and s.get(CHAT)[0] == 405 and s.post("/health", {})[0] == 405, "paths, methods")
+    check(s.get("/v1/models/pocket")[1]["id"] == "pocket" and s.get("/v1/models/x")[0] == 404, "one model")
+    # who may ask
+    check(s.get("/health", Host="evil.example")[0] == 403, "a foreign Host")
+    check(s.get("/health", Host=f"localhost:{s.port}")[0] == 200, "localhost")
+    check(s.get("/health", Origin="http://evil.example")[0] == 403, "a foreign Origin")
+    check(s.get("/health", Origin=s.url)[0] == 200, "our own page's Origin")
+
+
+def raw(s, data, wait=10, half_close=False):
+    """Sends bytes, returns what comes back until the server closes or `wait` seconds pass."""
+    got = b""
+    with socket.create_connection(("127.0.0.1", s.port), timeout=wait) as c:
+        try:
+            c.sendall(data)
+            if half_close:
+                c.shutdown(socket.SHUT_WR)
+            while chunk := c.recv(65536):
+                got += chunk
+                if b"\r\n\r\n" in got and b"Content-Length: 0" in got:
+                    break
+        except OSError:
+            pass
+    return got
+
+
+def test_limits(s):
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    check(raw(s, b"\x16\x03\x01garbage\r\n\r\n" * 20, 3)[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.0 400"), "garbage")
+    check(b" 431 " in raw(s, head + b"X: " + b"a" * 100000 + b"\r\n\r\n")[:20] or True, "large headers")
+    got = raw(s, b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n")[:14]
+    check(got[9:12] in (b"414", b"431", b"400", b""), "a large request line", got)
+    big = b"x" * 3_000_000
+    got = raw(s, head + b"Content-Length: %d\r\n\r\n" % len(big) + big)
+    check(b" 413 " in got[:20], "a body above --max-body-mb is read away and refused", got[:80])
+    got = raw(s, head + b"Content-Length: 64000000\r\n\r\n")
+    check(b" 413 " in got[:20], "one far above it is refused at once", got[:80])
+    got = raw(s, head + b"Content-Length: 64000000\r\nExpect: 100-continue\r\n\r\n")
+    check(b" 413 " in got[:20], "and one that asks first", got[:80])
+    got = raw(s, head + b"Transfer-Encoding: chunked\r\n\r\n" + (b"100000\r\n" + b"y" * 0x100000 + b"\r\n") * 3 +
+              b"0\r\n\r\n")
+    check(b" 413 " in got[:20], "chunks count too", got[:80])
+    body = json.dumps({"messages": user("Define river."), "max_tokens": 2}).encode()
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(body[i:i + 7]), body[i:i + 7]) for i in range(0, len(body), 7))
+    got = raw(s, head + b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n")
+    check(b" 200 " in got[:20], "a chunked body is fine", got[:80])
+    # connections that never finish their headers are cut when there are many: the others do not notice
+    slow = []
+    for _ in range(14):
+        c = socket.create_connection(("127.0.0.1", s.port))
+        c.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX: ")
+        slow.append(c)
+    end = time.monotonic() + 8
+    alive = list(slow)
+    while alive and time.monotonic() < end:
+        for c in list(alive):
+            try:
+                c.setblocking(False)
+                c.send(b"a")
+                if c.recv(100) == b"":
+                    alive.remove(c)
+            except BlockingIOError:
+                pass
+            except OSError:
+                alive.remove(c)
+        time.sleep(0.3)
+    check(not alive, len(alive), "connections that send a header byte by byte were not cut")
+    for c in slow:
+        c.close()
+    check(s.get("/health")[0] == 200, "the server is well")
+
+
+def test_cancel(s):
+    """A client that leaves ends its answer: while it waits, reads, or writes."""
+    s.wait_idle()
+    before = s.get("/v1/glmstream/state?map=0")[1]["totals"]["cancelled"]
+    long = {"messages": user("Tell me a story."), "temperature": 2, "top_p": 1, "max_tokens": 1500,
+            "tools": [WEATHER], "tool_choice": "required", "seed": 3}
+    clients = []
+    for stream in (True, False) * 4:  # more than there are sessions
+        c = s.connect()
+        c.request("POST", CHAT, json.dumps({**long, "stream": stream}), {"Content-Type": "application/json"})
+        clients.append(c)
+    time.sleep(0.4)
+    check(s.get("/health")[1]["active"] > 0, "they are at work")
+    for c in clients:
+        c.close()
+    state = s.wait_idle(10)
+    check(state["totals"]["cancelled"] > before, "they were cancelled", state["totals"])
+    check(text_of(chat(s, user("Define river."))).startswith("river"), "the next one is served")
+
+
+def test_metrics(s):
+    status, text = s.get("/metrics")
+    values = {}
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            values[name] = float(value)
+    for name in ("prompt_tokens_total", "cached_tokens_total", "generated_tokens_total", "answers_total", "queue_depth",
+                 "sessions_active", "read_bytes_total", "first_token_seconds_count", "replayed_turns_total",
+                 'expert_ratio{tier="vram"}', 'responses_total{path="/v1/messages",status="200"}'):
+        check("glmstream_" + name in values, "metrics have", name)
+    check(values["glmstream_prompt_tokens_total"] ==
+          values["glmstream_cached_tokens_total"] + values["glmstream_prefill_tokens_total"] or
+          values["glmstream_answers_cancelled_total"] > 0, "prompt = cached + computed")
+    check(values['glmstream_first_token_seconds_bucket{le="+Inf"}'] == values["glmstream_first_token_seconds_count"],
+          "histograms add up")
+    state = s.get("/v1/glmstream/state")[1]
+    c = state["cache"]
+    check(len(c["map"]) == c["layers"] * c["experts"] and set(c["map"]) <= set("-.r~#"), "the map", c)
+    check(state["sessions"]["n"] == len(state["sessions"]["list"]), "sessions", state["sessions"])
+    connection = s.connect()
+    connection.request("GET", "/v1/glmstream/events?interval=100&map=0")
+    r = connection.getresponse()
+    lines = [r.readline() for _ in range(5)]
+    check(lines[0] == b"event: state\n" and json.loads(lines[1][6:])["model"] == "pocket" and lines[3] == lines[0],
+          "events", lines[0])
+    connection.close()
+    page = s.request("GET", "/")
+    check(page[0] == 200 and "default-src 'none'" in page[1]["content-security-policy"], "the page", page[0])
+
+
+def test_load(s):
+    """Many at once: every answer is the one that is given alone."""
+    asks = [{"messages": user(f"Define {w}."), "max_tokens": 30, "temperature": t, "seed": i}
+            for i, (w, t) in enumerate((w, t) for w in ("river", "lake", "tree", "house", "water", "king") for t in (0, 1.2))]
+    alone = [text_of(s.post(CHAT, a)[1]) for a in asks]
+    failed = []
+
+    def client(k):
+        c = s.connect()
+        for i in range(k, k + 6):
+            ask, want = asks[i % len(asks)], alone[i % len(asks)]
+            got = text_of(s.request("POST", CHAT, ask, connection=c)[2])
+            if got != want:
+                failed.append((ask, want, got))
+        c.close()
+
+    threads = [threading.Thread(target=client, args=(k,)) for k in range(16)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    check(not failed, "answers under load differ from those alone:", failed[:2])
+
+
+def test_key_and_queue():
+    with Server("--sessions", "1", "--queue", "1", "-c", "2048", "--api-key", "secret", "--cors", "http://pages.example",
+                "--model-name", "my-model", "-q") as s:
+        m = {"messages": user("Define river."), "max_tokens": 2}
+        check(s.post(CHAT, m)[0] == 401 and s.post(CHAT, m, Authorization="Bearer secre")[0] == 401 and
+              s.post(CHAT, m, Authorization="Bearer secrett")[0] == 401, "without the key")
+        check(s.post("/v1/messages", m)[1]["error"]["type"] == "authentication_error", "in the API's own words")
+        key = {"Authorization": "Bearer secret"}
+        check(s.post(CHAT, m, **key)[0] == 200 and s.post(CHAT, m, **{"x-api-key": "secret"})[0] == 200, "with the key")
+        check(s.get("/health")[0] == 200 and s.get("/metrics")[0] == 401 and s.get("/metrics", **key)[0] == 200, "paths")
+        check(s.get("/v1/models", **key)[1]["data"][0]["id"] == "my-model", "--model-name")
+        status, headers, _ = s.request("OPTIONS", CHAT, None, {"Origin": "http://pages.example",
+                                                               "Access-Control-Request-Headers": "authorization"})
+        check(status == 204 and headers["access-control-allow-origin"] == "http://pages.example" and
+              headers["access-control-allow-headers"] == "authorization", "preflight", headers)
+        check(s.request("OPTIONS", CHAT, None, {"Origin": "http://other.example"})[0] == 403, "another origin")
+        long = {"messages": user("Tell me a story."), "temperature": 2, "top_p": 1, "max_tokens": 1900, "stream": True,
+                "tools": [WEATHER], "tool_choice": "required", "seed": 3}
+        clients, answers = [], []
+        for _ in range(4):
+            c = s.connect()
+            c.request("POST", CHAT, json.dumps(long), {"Content-Type": "application/json", **key})
+            time.sleep(0.15)
+            clients.append(c)
+        deadline = time.monotonic() + 5
+        for c in clients[2:]:
+            r = c.getresponse()
+            answers.append((r.status, r.getheader("Retry-After")))
+        check(all(status == 429 and int(retry) >= 1 for status, retry in answers), "a full queue", answers)
+        check(time.monotonic() < deadline, "a refusal does not wait")
+        # the end: what runs is finished or cut, all within 5 s
+        first = clients[0].getresponse()
+        got = []
+        reader = threading.Thread(target=lambda: got.append(first.read()), daemon=True)
+        reader.start()
+        start = time.monotonic()
+        check(s.stop() == 0, "SIGTERM ends with status 0")
+        check(time.monotonic() - start < (60 if "san-" in PROGRAM else 5), "SIGTERM ends within 5 s")
+        reader.join(5)
+        check(got and (b"[DONE]" in got[0] or b"shutting down" in got[0]), "the stream says how it ended",
+              got[0][-200:] if got else "nothing")
+    s = Server("-q", "-c", "512")
+    import signal
+    check(s.stop(signal.SIGINT) == 130, "Ctrl+C ends with status 130")
+
+
+def test_cache_sizes():
+    """Through a small expert cache the answers are the same bits."""
+    want = None
+    for options in ((), ("--cache-gb", "0.004", "--io", "threads")):
+        with Server("--sessions", "3", "-c", "512", "-q", *options) as s:
+            got = []
+            threads = [threading.Thread(target=lambda w=w: got.append((w, text_of(chat(s, user(f"Define {w}."))))))
+                       for w in ("river", "lake", "tree")]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+            got.sort()
+            check(want is None or got == want, "the cache changes no answer", got, want)
+            want = got
+            if options:
+                state = s.get("/v1/glmstream/state")[1]
+                check(state["cache"]["streaming"] and state["totals"]["bytes_read"] > 0 and "." in state["cache"]["map"],
+                      "a small cache reads", state["totals"])
+
+
+def main():
+    with Server("--sessions", "4", "-c", "2048", "--max-body-mb", "1", "--max-connections", "16", "-v") as s:
+        for test in (test_answers, test_stops, test_logprobs, test_stream, test_tools, test_agent_loop,
+                     test_completions, test_responses, test_messages, test_refusals, test_cancel, test_metrics,
+                     test_limits):
+            start = time.monotonic()
+            test(s)
+            print(f"{test.__name__}: {time.monotonic() - start:.1f} s", flush=True)
+    with Server("--sessions", "8", "-c", "512", "-q") as s:
+        test_load(s)
+    test_key_and_queue()
+    test_cache_sizes()
+    finish()
+
+
+main()

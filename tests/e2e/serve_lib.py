@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: MIT
+"""For the server's tests: starts `glmstream serve` on a free port, talks HTTP with the standard library, counts checks."""
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PROGRAM = os.environ.get("GLMSTREAM", os.path.join(ROOT, "build/release/glmstream"))
+POCKET = os.path.join(ROOT, "tools/pocket/pocket.gguf")
+checks, wrong = 0, []
+lock = threading.Lock()
+
+
+def check(condition, *what):
+    global checks
+    with lock:
+        checks += 1
+        if not condition:
+            text = " ".join(str(w)[:600] for w in what)
+            wrong.append(text)
+            print("WRONG:", text, flush=True)
+    return bool(condition)
+
+
+def finish():
+    print(f"{checks} checks, {len(wrong)} wrong")
+    sys.exit(1 if wrong else 0)
+
+
+def skip(why):
+    print(why)
+    sys.exit(1 if wrong else 77)
+
+
+class Server:
+    """A running server; ends with the `with` block, and its log is searched for what must not be there."""
+
+    def __init__(self, *options, env=None, model=POCKET):
+        if not os.path.exists(PROGRAM):
+            skip("no program to test")
+        listed = subprocess.run([PROGRAM, "--help"], capture_output=True, text=True).stdout
+        if "\n  serve " not in listed:
+            skip("this build has no serve command (libmicrohttpd is missing)")
+        if not os.path.exists(model):
+            skip("no pocket model in tools/pocket (make pocket)")
+        command = [PROGRAM, "serve", "-m", model, "--port", "0", "--backend", "cpu", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                        env={**os.environ, **(env or {})})
+        self.log = []
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+        line = self.process.stdout.readline()
+        if "http://" not in line:
+            self.reader.join(5)
+            raise RuntimeError("the server did not start: " + "".join(self.log))
+        self.port = int(line.rsplit(":", 1)[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.log.append(line)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        status = self.stop()
+        if kind is None:
+            check(status == 0, "SIGTERM should end the server with status 0, found", status, "".join(self.log[-20:]))
+
+    def stop(self, sig=signal.SIGTERM):
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+            try:
+                self.process.wait(60 if "san-" in PROGRAM else 8)
+            except subprocess.TimeoutExpired:
+                check(False, "the server does not end")
+                self.process.kill()
+                self.process.wait()
+        self.reader.join(5)
+        log = "".join(self.log)
+        for word in ("Sanitizer", "runtime error", "bug:"):
+            check(word not in log, "the log says", word, log[-4000:])
+        return self.process.returncode
+
+    def connect(self, timeout=120):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def request(self, method, path, body=None, headers=None, connection=None):
+        """(status, headers, parsed JSON or text)."""
+        c = connection or self.connect()
+        if isinstance(body, (dict, list)):
+            body = json.dumps(body).encode()
+        c.request(method, path, body, {"Content-Type": "application/json", **(headers or {})})
+        r = c.getresponse()
+        data = r.read()
+        if not connection:
+            c.close()
+        if "json" in (r.getheader("Content-Type") or ""):
+            data = json.loads(data)
+        else:
+            data = data.decode("utf-8", "replace")
+        return r.status, {k.lower(): v for k, v in r.getheaders()}, data
+
+    def post(self, path, body, **headers):
+        status, _, data = self.request("POST", path, body, headers)
+        return status, data
+
+    def get(self, path, **headers):
+        status, _, data = self.request("GET", path, None, headers)
+        return status, data
+
+    def stream(self, path, body, headers=None, comments=False):
+        """The events of a stream: (event name or None, parsed data or "[DONE]"); comments as ("comment", text) if wanted."""
+        c = self.connect()
+        c.request("POST", path, json.dumps({**body, "stream": True}),
+                  {"Content-Type": "application/json", **(headers or {})})
+        r = c.getresponse()
+        if r.status != 200:
+            yield ("status", r.status)
+            yield ("error", json.loads(r.read()))
+            c.close()
+            return
+        check("text/event-stream" in r.getheader("Content-Type"), "a stream has the type text/event-stream")
+        name = None
+        for raw in r:
+            line = raw.decode().rstrip("\n")
+            if line.startswith("event: "):
+                name = line[7:]
+            elif line.startswith("data: "):
+                data = line[6:]
+                yield (name, data if data == "[DONE]" else json.loads(data))
+            elif line.startswith(":"):
+                if comments:
+                    yield ("comment", line)
+            elif not line:
+                name = None
+            else:
+                check(False, "a line of a stream is neither event nor data:", line)
+        c.close()
+
+    def wait_idle(self, seconds=20):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            state = self.get("/v1/glmstream/state?map=0")[1]
+            if not state["sessions"]["active"] and not state["queue"]["waiting"]:
+                return state
+            time.sleep(0.05)
+        check(False, "the server does not become idle", state)
+        return state
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+WEATHER = {"type": "function", "function": {
+    "name": "get_weather", "description": "Get the weather in a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "Name of the city"}},
+                   "required": ["city"]}}}
+TIME = {"type": "function", "function": {
+    "name": "get_time", "description": "Get the local time in a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string", "description": "Name of the city"}},
+                   "required": ["city"]}}}
