@@ -22,6 +22,8 @@ struct serve_opts {
 	const char *host, *api_key, *allow_host, *cors, *name;
 	uint32_t port, sessions, queue, connections, max_body_mb;
 	bool any_model;
+	const char *folder;
+	uint64_t folder_bytes;
 };
 
 static int parse(struct serve_opts *o, int argc, char **argv, struct err *e)
@@ -62,6 +64,19 @@ static int parse(struct serve_opts *o, int argc, char **argv, struct err *e)
 			.value = "N",
 			.help = "most answers that wait for a session; more are refused (429)",
 			.fallback = "128"},
+		{.name = "session-dir",
+			.kind = ARG_STRING,
+			.string = &o->folder,
+			.value = "DIR",
+			.help = "keep the caches of prompts there, so that a long one is read once for all runs",
+			.fallback = "nowhere"},
+		{.name = "session-dir-gb",
+			.kind = ARG_SIZE_GB,
+			.u64 = &o->folder_bytes,
+			.max = 1e9,
+			.value = "G",
+			.help = "size of that folder; what was not used for longest goes first",
+			.fallback = "32"},
 		{.name = "model-name",
 			.kind = ARG_STRING,
 			.string = &o->name,
@@ -183,6 +198,8 @@ int cmd_serve(int argc, char **argv, struct err *e)
 			.max_body_bytes = (size_t)o.max_body_mb * 1000000},
 		.sessions = o.sessions,
 		.queue = o.queue,
+		.folder = o.folder,
+		.folder_bytes = o.folder_bytes,
 		.model_name = name,
 		.any_model = o.any_model,
 		.version = GLM_VERSION,

@@ -354,7 +354,7 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 		if (x->finished)
 			return MHD_CONTENT_READER_END_OF_STREAM;
 		x->finished = !x->next(x->user, &x->pending);
-		if (!x->pending.len && exchange_gone(x))
+		if (exchange_gone(x))
 			return MHD_CONTENT_READER_END_WITH_ERROR;
 	}
 	size_t n = MIN(max, x->pending.len - x->sent);

@@ -72,7 +72,8 @@ const char *exchange_path(const struct exchange *x);
 const char *exchange_body(const struct exchange *x, size_t *len);
 const char *exchange_query(const struct exchange *x, const char *name);  /* NULL: absent */
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: absent */
-bool exchange_gone(const struct exchange *x); /* the client has closed the connection */
+/* The client has closed the connection, or its half of it: who says that nothing more will come is taken to have left. */
+bool exchange_gone(const struct exchange *x);
 
 /* A header for the response; name and value are copied. Before exchange_reply or exchange_stream. */
 void exchange_set_header(struct exchange *x, const char *name, const char *value);

@@ -128,6 +128,11 @@ void live_write(const struct live_source *s, bool map, struct buf *out)
 	json_write_close(&w, '}');
 	write_totals(&w, s->metrics, &cache.stats);
 	write_cache(&w, &cache, places);
+	json_write_open(&w, "store", '{');
+	json_write_int(&w, "bytes", (int64_t)look.store.bytes);
+	json_write_int(&w, "files", (int64_t)look.store.files);
+	json_write_int(&w, "tokens_read", (int64_t)look.store.tokens_read);
+	json_write_close(&w, '}');
 	write_memory(&w, engine_sizes(s->engine));
 	json_write_close(&w, '}');
 	free(places);
@@ -151,6 +156,8 @@ void live_gauges(const struct live_source *s, struct metrics_gauges *g)
 		.prefetch_useful = cache.stats.prefetch_useful,
 		.prefetch_wasted = cache.stats.prefetch_wasted,
 		.wait_ns = cache.stats.wait_ns,
+		.store_bytes = look.store.bytes,
+		.store_tokens = look.store.tokens_read,
 		.cache_bytes = {cache.tier_bytes[0], cache.tier_bytes[1]},
 		.resident_bytes = sizes.resident_bytes,
 		.kv_bytes = sizes.kv_bytes,

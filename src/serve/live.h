@@ -22,6 +22,7 @@
  *   cache         { streaming: false when every expert stands where it is computed, policy, lookahead, vram_bytes, ram_bytes,
  *                   everything_bytes, expert_bytes (average), layers, mtp_layers (the last of them), experts, map }
  *   memory        { resident_bytes, kv_bytes, workspace_bytes }, taken beside the cache
+ *   store         of --session-dir: { bytes, files, tokens_read: prompt tokens that came from it }; zeros without
  *   cache.map     a string of layers * experts characters, layer after layer: "-" no expert (dense layer), "." on the drive,
  *                   "r" in RAM, "~" being read, "#" in VRAM (on the CPU: in the first tier)
  */

@@ -212,6 +212,9 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 	counter(out, "prefetch_wasted", "Experts read ahead and never used", g->prefetch_wasted);
 	head(out, "expert_wait_seconds", "_total", "Time the computation waited for experts", "counter");
 	buf_printf(out, "glmstream_expert_wait_seconds_total %.6f\n", (double)g->wait_ns / 1e9);
+	counter(
+		out, "store_tokens", "Prompt tokens whose cache rows came from the session folder", g->store_tokens);
+	gauge(out, "store_bytes", "Size of the session folder", (double)g->store_bytes);
 	gauge(out, "cache_vram_bytes", "First tier of the expert cache", (double)g->cache_bytes[0]);
 	gauge(out, "cache_ram_bytes", "Second tier of the expert cache", (double)g->cache_bytes[1]);
 }

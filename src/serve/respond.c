@@ -93,12 +93,16 @@ static void answer_whole(struct turn *t)
 	struct request_error e = {0};
 	struct reply_answer *a;
 	struct buf body = {0};
+	uint64_t looked = clock_ns();
 	while (t->reply.n_ended < t->reply.n_answers && !e.status) {
 		struct job_event *v = reply_next(&t->reply, WAIT_MS, &a);
 		if (v && v->kind == JOB_ERROR)
 			request_refuse_err(&e, v->err);
 		job_event_free(v);
-		if (!v && exchange_gone(t->exchange)) /* nobody will read it: 499 is what proxies call this */
+		if (clock_ns() - looked < WAIT_MS * 1000000ull)
+			continue;
+		looked = clock_ns();
+		if (exchange_gone(t->exchange)) /* nobody will read it: 499 is what proxies call this */
 			request_refuse(&e, 499, NULL, NULL, "the client has left");
 	}
 	if (e.status) {

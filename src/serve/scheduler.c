@@ -29,10 +29,11 @@ struct slot {
 };
 
 struct scheduler {
-	struct engine *engine;   /* constant */
-	struct metrics *metrics; /* constant */
-	uint32_t n_slots;        /* constant */
-	uint32_t queue_limit;    /* constant */
+	struct engine *engine;      /* constant */
+	struct prefix_store *store; /* compute; NULL: none */
+	struct metrics *metrics;    /* constant */
+	uint32_t n_slots;           /* constant */
+	uint32_t queue_limit;       /* constant */
 	pthread_t thread;
 	struct slot *slots; /* [n_slots] compute */
 	uint32_t turn;      /* compute: who is first in the next step */
@@ -65,13 +66,28 @@ static void release(struct scheduler *s, struct slot *slot)
 	job_drop(j);
 }
 
+/* What was computed stays for later runs. A folder that takes no more stops being used; answers do not depend on it. */
+static void keep(struct scheduler *s, struct slot *slot)
+{
+	struct err e = {0};
+	if (!s->store || session_length(slot->session) < PREFIX_BLOCK ||
+		!prefix_store_keep(s->store, slot->session, session_length(slot->session), &e))
+		return;
+	log_warn("the session folder is not used any more: %s", e.text);
+	prefix_store_close(s->store);
+	s->store = NULL;
+}
+
 static void finish(struct scheduler *s, struct slot *slot, enum job_finish how)
 {
 	struct job *j = slot->job;
+	bool whole = slot->state == SCHEDULER_WRITING && how != JOB_CANCELLED;
 	metrics_add(s->metrics, how == JOB_CANCELLED ? METRICS_CANCELLED : METRICS_ANSWERS, 1);
 	if (how != JOB_CANCELLED)
 		metrics_observe(s->metrics, METRICS_DURATION, clock_ns() - j->submitted_ns);
 	job_end(j, how);
+	if (whole)
+		keep(s, slot);
 	release(s, slot);
 }
 
@@ -133,11 +149,25 @@ static struct slot *choose(struct scheduler *s, const struct token_ids *prompt, 
 	return oldest;
 }
 
+/* Looks on disk for more than `start` tokens, which stand in the session. */
+static uint32_t restore(
+	struct scheduler *s, struct slot *slot, const struct token_ids *prompt, uint32_t start)
+{
+	struct err e = {0};
+	uint32_t n_read = 0, n = (uint32_t)prompt->n - 1;
+	if (!s->store || start + PREFIX_BLOCK > n)
+		return start;
+	if (prefix_store_restore(s->store, slot->session, prompt->data, n, &n_read, &e))
+		log_warn("the session folder: %s", e.text);
+	return session_length(slot->session);
+}
+
 static void begin(struct scheduler *s, struct job *j)
 {
 	uint32_t start;
 	struct slot *slot = choose(s, &j->prompt, &start);
 	session_rewind(slot->session, MIN(start, session_length(slot->session)));
+	start = restore(s, slot, &j->prompt, start);
 	slot->job = j;
 	slot->state = SCHEDULER_READING;
 	slot->prompt = (uint32_t)j->prompt.n;
@@ -283,8 +313,10 @@ static void read_step(struct scheduler *s)
 	for (uint32_t i = 0; i < n; i++) {
 		metrics_add(s->metrics, METRICS_PREFILL_TOKENS, parts[i].n);
 		job_progress(at[i]->job, session_length(at[i]->session), at[i]->prompt);
-		if (parts[i].logits)
+		if (parts[i].logits) {
 			at[i]->state = SCHEDULER_WRITING;
+			keep(s, at[i]);
+		}
 	}
 }
 
@@ -371,6 +403,8 @@ static void publish(struct scheduler *s)
 	}
 	pthread_mutex_lock(&s->lock);
 	look.healthy = s->look.healthy;
+	if (s->store)
+		look.store = prefix_store_stats(s->store);
 	s->look = look;
 	pthread_mutex_unlock(&s->lock);
 }
@@ -398,9 +432,10 @@ static void *run(void *arg)
 	}
 }
 
-int scheduler_open(struct engine *g, uint32_t n_sessions, uint32_t queue_limit, struct metrics *metrics,
+int scheduler_open(struct engine *g, const struct scheduler_options *o, struct metrics *metrics,
 	struct scheduler **out, struct err *e)
 {
+	uint32_t n_sessions = o->n_sessions;
 	*out = NULL;
 	if (!n_sessions || n_sessions > SCHEDULER_SESSIONS_MAX)
 		return err_set(
@@ -408,7 +443,7 @@ int scheduler_open(struct engine *g, uint32_t n_sessions, uint32_t queue_limit, 
 	struct scheduler *s = NEW(struct scheduler);
 	s->engine = g;
 	s->metrics = metrics;
-	s->queue_limit = queue_limit;
+	s->queue_limit = o->queue_limit;
 	s->slots = NEW_ARRAY(struct slot, n_sessions);
 	s->last = &s->first;
 	s->look.healthy = true;
@@ -426,6 +461,8 @@ int scheduler_open(struct engine *g, uint32_t n_sessions, uint32_t queue_limit, 
 	s->masked = rc ? NULL : mem_try_new(engine_config(g)->n_vocab, sizeof *s->masked);
 	if (!rc && !s->masked)
 		rc = err_set(e, ERR_MEMORY, "no memory for a row of logits");
+	if (!rc && o->folder)
+		rc = prefix_store_open(o->folder, o->folder_bytes, g, &s->store, e);
 	if (!rc) {
 		s->finished = false;
 		int failed = pthread_create(&s->thread, NULL, run, s);
@@ -511,6 +548,7 @@ void scheduler_close(struct scheduler *s)
 		pthread_join(s->thread, NULL);
 	for (uint32_t i = 0; i < s->n_slots; i++)
 		session_free(s->slots[i].session);
+	prefix_store_close(s->store);
 	pthread_cond_destroy(&s->wake);
 	pthread_cond_destroy(&s->ended);
 	pthread_mutex_destroy(&s->lock);

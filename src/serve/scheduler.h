@@ -6,7 +6,9 @@
  * not depend on who else is served.
  *
  * A session keeps its timeline when its job ends. A new job gets the idle session whose conversation it goes on with; else
- * the one that was idle longest, into which the longest common prefix of any session is copied.
+ * the one that was idle longest, into which the longest common prefix of any session is copied. With a folder, rows of
+ * prompts are kept on disk when a prompt has been read and when its answer has ended, and are looked for there when no session
+ * has as many.
  *
  * The scheduler knows nothing of requests and formats; it sees jobs (job.h).
  */
@@ -15,6 +17,7 @@
 
 #include "src/base/err.h"
 #include "src/engine/engine.h"
+#include "src/engine/prefix_store.h"
 #include "src/serve/job.h"
 #include "src/serve/metrics.h"
 
@@ -26,9 +29,15 @@
 
 struct scheduler;
 
+struct scheduler_options {
+	uint32_t n_sessions, queue_limit;
+	const char *folder;    /* store prompts' cache rows here (prefix_store.h); NULL: nowhere */
+	uint64_t folder_bytes; /* at most; 0: the store's own limit */
+};
+
 /* Takes the engine for itself until scheduler_close: no other thread may compute with it. The engine was opened for at
  * least n_sessions. metrics is borrowed. */
-int scheduler_open(struct engine *g, uint32_t n_sessions, uint32_t queue_limit, struct metrics *metrics,
+int scheduler_open(struct engine *g, const struct scheduler_options *o, struct metrics *metrics,
 	struct scheduler **out, struct err *e);
 
 enum scheduler_answer { SCHEDULER_TAKEN, SCHEDULER_FULL, SCHEDULER_ENDING };
@@ -53,7 +62,8 @@ struct scheduler_session {
 };
 struct scheduler_look {
 	uint32_t n_sessions, active, waiting, queue_limit;
-	bool healthy; /* the last step did not fail */
+	bool healthy;                    /* the last step did not fail */
+	struct prefix_store_stats store; /* zeros without a folder */
 	struct scheduler_session sessions[SCHEDULER_SESSIONS_MAX];
 };
 void scheduler_look(struct scheduler *s, struct scheduler_look *look);

@@ -310,7 +310,12 @@ int server_open(struct engine *g, const struct server_options *o, struct server 
 	snprintf(s->model.fingerprint, sizeof s->model.fingerprint, "fp_%016llx",
 		(unsigned long long)engine_fingerprint(g));
 	json_object_seed(0); /* before there are threads that might do it at the same time */
-	int rc = scheduler_open(g, o->sessions, o->queue, s->metrics, &s->scheduler, e);
+	int rc = scheduler_open(g,
+		&(struct scheduler_options){.n_sessions = o->sessions,
+			.queue_limit = o->queue,
+			.folder = o->folder,
+			.folder_bytes = o->folder_bytes},
+		s->metrics, &s->scheduler, e);
 	const struct http_calls calls = {.user = s,
 		.look = on_look,
 		.handle = on_handle,

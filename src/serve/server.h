@@ -28,6 +28,8 @@ struct server_options {
 	struct http_options http;
 	uint32_t sessions;      /* the engine was opened for as many */
 	uint32_t queue;         /* most answers that wait */
+	const char *folder;     /* --session-dir; NULL: none; borrowed while opening */
+	uint64_t folder_bytes;  /* 0: the store's own limit */
 	const char *model_name; /* borrowed until server_close */
 	bool any_model;         /* take requests that name another model */
 	const char *version;

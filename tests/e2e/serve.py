@@ -5,12 +5,14 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 from serve_lib import PROGRAM, POCKET, TIME, WEATHER, Server, check, finish, user, checks  # noqa: F401
 
 CHAT = "/v1/chat/completions"
+ENDLESS = {"prompt": "1 2 1 2 1 2 1 2 1 2 1 2", "temperature": 0, "max_tokens": 1500}  # the pocket model counts on
 GREEDY = {"temperature": 0}
 
 
@@ -318,7 +320,7 @@ def test_refusals(s):
         for path in (CHAT, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens"):
             status, _, data = s.request("POST", path, body)
             check(status == 400 and data["error"]["message"], "a bad body is refused:", path, body[:60], status, data)
-    fields = [("temperature", -1), ("temperature", "hot"), ("temperature", 1e999), ("top_p", 2), ("n", 0), ("n", 1000),
+    fields = [("temperature", -1), ("temperature", "hot"), ("top_p", 2), ("n", 0), ("n", 1000),
               ("max_tokens", 0), ("max_tokens", 1.5), ("stop", ""), ("stop", [1]), ("stop", ["a"] * 17), ("seed", "x"),
               ("logit_bias", {"5": 1}), ("frequency_penalty", 1), ("response_format", {"type": "json_object"}),
               ("tools", {}), ("tools", [{"type": "web"}]), ("tools", [{"function": {"name": ""}}]),
@@ -413,12 +415,11 @@ def test_cancel(s):
     """A client that leaves ends its answer: while it waits, reads, or writes."""
     s.wait_idle()
     before = s.get("/v1/glmstream/state?map=0")[1]["totals"]["cancelled"]
-    long = {"messages": user("Tell me a story."), "temperature": 2, "top_p": 1, "max_tokens": 1500,
-            "tools": [WEATHER], "tool_choice": "required", "seed": 3}
     clients = []
     for stream in (True, False) * 4:  # more than there are sessions
         c = s.connect()
-        c.request("POST", CHAT, json.dumps({**long, "stream": stream}), {"Content-Type": "application/json"})
+        c.request("POST", "/v1/completions", json.dumps({**ENDLESS, "stream": stream}),
+                  {"Content-Type": "application/json"})
         clients.append(c)
     time.sleep(0.4)
     check(s.get("/health")[1]["active"] > 0, "they are at work")
@@ -500,12 +501,11 @@ def test_key_and_queue():
         check(status == 204 and headers["access-control-allow-origin"] == "http://pages.example" and
               headers["access-control-allow-headers"] == "authorization", "preflight", headers)
         check(s.request("OPTIONS", CHAT, None, {"Origin": "http://other.example"})[0] == 403, "another origin")
-        long = {"messages": user("Tell me a story."), "temperature": 2, "top_p": 1, "max_tokens": 1900, "stream": True,
-                "tools": [WEATHER], "tool_choice": "required", "seed": 3}
         clients, answers = [], []
         for _ in range(4):
             c = s.connect()
-            c.request("POST", CHAT, json.dumps(long), {"Content-Type": "application/json", **key})
+            c.request("POST", "/v1/completions", json.dumps({**ENDLESS, "stream": True}),
+                      {"Content-Type": "application/json", **key})
             time.sleep(0.15)
             clients.append(c)
         deadline = time.monotonic() + 5
@@ -551,6 +551,23 @@ def test_cache_sizes():
                       "a small cache reads", state["totals"])
 
 
+def test_folder():
+    """--session-dir: another run of the server finds a long prompt computed."""
+    with tempfile.TemporaryDirectory() as folder:
+        ask = {"messages": [{"role": "system", "content": "You know words. " * 200}] + user("Define river."),
+               "max_tokens": 30, **GREEDY}
+        answers = []
+        for _ in range(2):
+            with Server("--sessions", "2", "-c", "2048", "-q", "--session-dir", folder) as s:
+                status, data = s.post(CHAT, ask)
+                answers.append((text_of(data), data["usage"]["prompt_tokens_details"]["cached_tokens"]))
+                stored = s.get("/v1/glmstream/state?map=0")[1]["store"]
+        n = data["usage"]["prompt_tokens"]
+        check(answers[0][1] == 0 and answers[1][1] >= n // 512 * 512 > 0, "the second run reads the prompt from disk", answers, n)
+        check(answers[0][0] == answers[1][0], "and answers the same", answers)
+        check(stored["files"] >= n // 512 and stored["tokens_read"] == answers[1][1], "counted", stored)
+
+
 def main():
     with Server("--sessions", "4", "-c", "2048", "--max-body-mb", "1", "--max-connections", "16", "-v") as s:
         for test in (test_answers, test_stops, test_logprobs, test_stream, test_tools, test_agent_loop,
@@ -563,6 +580,7 @@ def main():
         test_load(s)
     test_key_and_queue()
     test_cache_sizes()
+    test_folder()
     finish()
 
 
