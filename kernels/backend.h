@@ -130,12 +130,12 @@ struct expert_job {
 	int n_places;
 };
 
-/* What the device was waiting for when it was idle. */
-enum usage_idle {
+/* What a stretch of ops is, and so what an idle device was waiting for. */
+enum usage_kind {
 	USAGE_EXPERTS, /* a call of expert_ffn */
-	USAGE_GRAPH,   /* the launch of a graph */
-	USAGE_OTHER,   /* another op: the time between two steps */
-	USAGE_IDLES
+	USAGE_GRAPH,   /* a replayed graph */
+	USAGE_OTHER,   /* other ops: the end of a step, and the time between two steps */
+	USAGE_KINDS
 };
 
 /* What a backend has done since it was opened; differences of two readings are what a stretch of work took. */
@@ -144,10 +144,9 @@ struct backend_usage {
 	uint64_t graph_launches;  /* graphs replayed */
 	uint64_t graphs_recorded; /* graphs recorded ... */
 	uint64_t record_ns;       /* ... and the host time that took */
-	/* Only while measuring (see `measure`): the time from the first op to the last in which the device had something to do, and
-	 * in which it waited for the host; how often it did. */
-	uint64_t busy_ns;
-	uint64_t idle_ns[USAGE_IDLES], n_idle[USAGE_IDLES];
+	/* Only while measuring (see `measure`): how many stretches there were, the time they took and that before them in which
+	 * the device had nothing to do. */
+	uint64_t n_stretches[USAGE_KINDS], busy_ns[USAGE_KINDS], idle_ns[USAGE_KINDS];
 	double gap_ns; /* what idle_ns counts between two stretches that follow each other at once */
 };
 
@@ -197,6 +196,13 @@ struct backend_ops {
 	bool (*graph_begin)(struct backend *b, uint64_t key);
 	void (*graph_end)(struct backend *b);
 	void (*graph_drop)(struct backend *b);
+
+	/* A side of the list: what is called between side_begin and side_end may run beside what is called between side_end and
+	 * side_join, and must not depend on it nor the other way round; a mark in it answers for what stands before it on the side
+	 * and before the side. One side at a time, joined before it ends in a graph; elsewhere too, where it may have no effect. */
+	void (*side_begin)(struct backend *b);
+	void (*side_end)(struct backend *b);
+	void (*side_join)(struct backend *b);
 
 	void (*usage)(struct backend *b, struct backend_usage *out);
 	/* Starts or ends the timing of busy_ns and idle_ns; waits. It costs a little: two notes for each stretch of ops. */

@@ -37,6 +37,7 @@ static struct lag {
 	struct rng rng;
 	uint64_t reached;
 	bool in_graph;
+	int side; /* 0: none, 1: it is being enqueued, 2: to be joined */
 	uint64_t graphs, waits;
 	struct use {
 		const void *expert;
@@ -99,8 +100,29 @@ static bool lag_graph_begin(struct backend *b, uint64_t key)
 static void lag_graph_end(struct backend *b)
 {
 	assert_true(lag.in_graph);
+	assert_int_equal(lag.side, 0);
 	lag.in_graph = false;
 	lag.inner->graph_end(b);
+}
+
+static void lag_side_begin(struct backend *b)
+{
+	(void)b;
+	assert_true(lag.in_graph);
+	assert_int_equal(lag.side++, 0);
+}
+
+static void lag_side_end(struct backend *b)
+{
+	(void)b;
+	assert_int_equal(lag.side++, 1);
+}
+
+static void lag_side_join(struct backend *b)
+{
+	(void)b;
+	assert_int_equal(lag.side, 2);
+	lag.side = 0;
 }
 
 static void lag_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
@@ -125,6 +147,9 @@ static void lag_start(struct backend *b, uint64_t seed)
 	lag.ops.upload = lag_upload;
 	lag.ops.graph_begin = lag_graph_begin;
 	lag.ops.graph_end = lag_graph_end;
+	lag.ops.side_begin = lag_side_begin;
+	lag.ops.side_end = lag_side_end;
+	lag.ops.side_join = lag_side_join;
 	lag.ops.expert_ffn = lag_expert_ffn;
 	lag.ops.deferred = true;
 	b->ops = &lag.ops;

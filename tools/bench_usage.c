@@ -11,19 +11,26 @@ static struct bench_spread one(double v)
 void bench_usage(struct bench *b, const char *section, const struct backend_usage *from,
 	const struct backend_usage *to, double n)
 {
-	static const char *const why[USAGE_IDLES] = {[USAGE_EXPERTS] = "before experts",
-		[USAGE_GRAPH] = "before a graph",
-		[USAGE_OTHER] = "between tokens"};
-	double busy = (double)(to->busy_ns - from->busy_ns) * 1e-6 / n, idle = 0;
-	for (int i = 0; i < USAGE_IDLES; i++)
+	static const char *const name[USAGE_KINDS] = {[USAGE_EXPERTS] = "experts",
+		[USAGE_GRAPH] = "recorded stretches of ops",
+		[USAGE_OTHER] = "the rest and the end of a token"};
+	double busy = 0, idle = 0;
+	for (int i = 0; i < USAGE_KINDS; i++) {
+		busy += (double)(to->busy_ns[i] - from->busy_ns[i]) * 1e-6 / n;
 		idle += (double)(to->idle_ns[i] - from->idle_ns[i]) * 1e-6 / n;
-	bench_add(b, section, "ms/tok", one(busy), 0, NULL, "the card has something to do");
+	}
+	bench_add(b, section, "ms/tok", one(busy), 0, NULL, "the card is busy");
 	bench_add(b, section, "ms/tok", one(idle), 0, NULL, "it waits for the host (%.1f %% of the time)",
 		100 * idle / (busy + idle));
-	for (int i = 0; i < USAGE_IDLES; i++)
+	for (int i = 0; i < USAGE_KINDS; i++) {
+		double times = (double)(to->n_stretches[i] - from->n_stretches[i]) / n;
+		if (times <= 0)
+			continue;
+		bench_add(b, section, "ms/tok", one((double)(to->busy_ns[i] - from->busy_ns[i]) * 1e-6 / n), 0, NULL,
+			"busy with %s, %.1f times", name[i], times);
 		bench_add(b, section, "ms/tok", one((double)(to->idle_ns[i] - from->idle_ns[i]) * 1e-6 / n), 0, NULL,
-			"of which %s, %.1f times, %.2f us each at least", why[i],
-			(double)(to->n_idle[i] - from->n_idle[i]) / n, to->gap_ns * 1e-3);
+			"waits before them, of which %.4f are the notes", times * to->gap_ns * 1e-6);
+	}
 	bench_add(b, section, "/tok", one((double)(to->launches - from->launches) / n), 0, NULL,
 		"kernels and copies on the card");
 	bench_add(b, section, "/tok", one((double)(to->graph_launches - from->graph_launches) / n), 0, NULL,

@@ -82,12 +82,7 @@ static bool cpu_graph_begin(struct backend *b, uint64_t key)
 	return true;
 }
 
-static void cpu_graph_end(struct backend *b)
-{
-	(void)b;
-}
-
-static void cpu_graph_drop(struct backend *b)
+static void cpu_nothing(struct backend *b)
 {
 	(void)b;
 }
@@ -142,8 +137,11 @@ static const struct backend_ops cpu_ops = {
 	.reached = cpu_reached,
 	.deferred = false,
 	.graph_begin = cpu_graph_begin,
-	.graph_end = cpu_graph_end,
-	.graph_drop = cpu_graph_drop,
+	.graph_end = cpu_nothing,
+	.graph_drop = cpu_nothing,
+	.side_begin = cpu_nothing,
+	.side_end = cpu_nothing,
+	.side_join = cpu_nothing,
 	.usage = cpu_usage,
 	.measure = cpu_measure,
 	.embed = cpu_embed,

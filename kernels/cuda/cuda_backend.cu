@@ -204,6 +204,8 @@ static void cuda_close(struct backend *base)
 			cudaEventDestroy(b->sent[i]);
 	cudaFree(b->scratch.data);
 	cudaFree(b->columns.data);
+	cudaFree(b->side_scratch.data);
+	cudaFree(b->side_columns.data);
 	cudaFree(b->tables);
 	cudaFreeHost(b->staging);
 	cudaFreeHost(b->landing);
@@ -232,6 +234,9 @@ static const struct backend_ops cuda_ops = {
 	cuda_graph_begin,
 	cuda_graph_end,
 	cuda_graph_drop,
+	cuda_side_begin,
+	cuda_side_end,
+	cuda_side_join,
 	cuda_usage,
 	cuda_measure,
 	cuda_embed,

@@ -47,7 +47,8 @@ struct cuda_backend {
 	struct cuda_tables *tables; /* device */
 	/* Device memory of the running op: grown when an op needs more than any before it, never shrunk. Ops run in order, so
 	 * one op's scratch is free when the next one writes. */
-	struct cuda_room scratch; /* cuda_scratch */
+	struct cuda_room scratch;                    /* cuda_scratch */
+	struct cuda_room side_scratch, side_columns; /* exchanged with those while a side is enqueued */
 	struct cuda_room columns; /* activations as the matrix units want them (cuda_product_mma.cuh) */
 	/* Uploads pass through pinned memory: a ring of stages, filled front to back; `sent` is recorded when one is full. */
 	uint8_t *staging; /* [CUDA_STAGES][CUDA_STAGE_BYTES] */
@@ -68,9 +69,9 @@ static inline struct cuda_backend *cuda_of(struct backend *b)
 	return (struct cuda_backend *)b;
 }
 
-/* While measuring: a stretch of ops begins because of `why` (unless one has begun already), or all that was enqueued is to be
+/* While measuring: a stretch of ops begins (unless one has begun already), or all that was enqueued is to be
  * waited for, so that the stretch ends. Notes the device's clock. */
-void cuda_note_begin(struct cuda_backend *b, enum usage_idle why);
+void cuda_note_begin(struct cuda_backend *b, enum usage_kind kind);
 void cuda_note_end(struct cuda_backend *b);
 
 /* False when an earlier op failed: the op must do nothing. Remembers the op's name. */
@@ -116,6 +117,9 @@ bool cuda_reached(struct backend *b, uint64_t ticket);
 bool cuda_graph_begin(struct backend *b, uint64_t key);
 void cuda_graph_end(struct backend *b);
 void cuda_graph_drop(struct backend *b);
+void cuda_side_begin(struct backend *b);
+void cuda_side_end(struct backend *b);
+void cuda_side_join(struct backend *b);
 void cuda_usage(struct backend *b, struct backend_usage *out);
 void cuda_measure(struct backend *b, bool on);
 

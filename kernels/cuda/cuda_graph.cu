@@ -46,8 +46,10 @@ struct cuda_pipe {
 	struct graph *now;         /* being recorded */
 	int n_graphs;
 	uint64_t now_marks, now_ns;
+	cudaStream_t side; /* branches of a recording */
+	cudaEvent_t forked, ended;
 	unsigned long long *notes; /* device [NOTES]: begin, end, begin, ... ; NULL until wanted */
-	uint8_t *why;              /* [NOTES / 2] of each begin: enum usage_idle */
+	uint8_t *kind;             /* [NOTES / 2] of each begin: enum usage_kind */
 	uint64_t n_notes, n_read;
 	uint64_t last_end; /* 0: none */
 };
@@ -79,6 +81,10 @@ cudaError_t cuda_pipe_open(struct cuda_backend *b)
 		(rc = cudaMalloc((void **)&p->count, 2 * sizeof *p->count)))
 		return rc;
 	*p->reached = 0;
+	if ((rc = cudaStreamCreateWithFlags(&p->side, cudaStreamNonBlocking)) ||
+		(rc = cudaEventCreateWithFlags(&p->forked, cudaEventDisableTiming)) ||
+		(rc = cudaEventCreateWithFlags(&p->ended, cudaEventDisableTiming)))
+		return rc;
 	return cudaMemset(p->count, 0, 2 * sizeof *p->count);
 }
 
@@ -98,10 +104,16 @@ void cuda_pipe_close(struct cuda_backend *b)
 		return;
 	if (p->graphs)
 		forget_graphs(p);
+	if (p->side)
+		cudaStreamDestroy(p->side);
+	if (p->forked)
+		cudaEventDestroy(p->forked);
+	if (p->ended)
+		cudaEventDestroy(p->ended);
 	cudaFreeHost(p->reached);
 	cudaFree(p->count);
 	cudaFree(p->notes);
-	free(p->why);
+	free(p->kind);
 	free(p->graphs);
 	free(p);
 	b->pipe = NULL;
@@ -264,6 +276,45 @@ void cuda_graph_drop(struct backend *base)
 	forget_graphs(b->pipe);
 }
 
+/* The side has scratch of its own, and while recording a stream of its own; ops use what stands in the backend. */
+static void change_sides(struct cuda_backend *b)
+{
+	struct cuda_room scratch = b->scratch, columns = b->columns;
+	cudaStream_t stream = b->stream;
+	b->scratch = b->side_scratch;
+	b->columns = b->side_columns;
+	b->side_scratch = scratch;
+	b->side_columns = columns;
+	if (!b->capturing)
+		return;
+	b->stream = b->pipe->side;
+	b->pipe->side = stream;
+}
+
+void cuda_side_begin(struct backend *base)
+{
+	struct cuda_backend *b = cuda_of(base);
+	struct cuda_pipe *p = b->pipe;
+	if (b->capturing && cuda_check(b, cudaEventRecord(p->forked, b->stream)))
+		cuda_check(b, cudaStreamWaitEvent(p->side, p->forked, 0));
+	change_sides(b);
+}
+
+void cuda_side_end(struct backend *base)
+{
+	struct cuda_backend *b = cuda_of(base);
+	if (b->capturing)
+		cuda_check(b, cudaEventRecord(b->pipe->ended, b->stream));
+	change_sides(b);
+}
+
+void cuda_side_join(struct backend *base)
+{
+	struct cuda_backend *b = cuda_of(base);
+	if (b->capturing)
+		cuda_check(b, cudaStreamWaitEvent(b->stream, b->pipe->ended, 0));
+}
+
 /* ---- usage ------------------------------------------------------------------------------------------------ */
 
 static void note(struct cuda_backend *b)
@@ -275,11 +326,11 @@ static void note(struct cuda_backend *b)
 	b->in_stretch = p->n_notes % 2;
 }
 
-void cuda_note_begin(struct cuda_backend *b, enum usage_idle why)
+void cuda_note_begin(struct cuda_backend *b, enum usage_kind kind)
 {
 	if (!b->timing || b->in_stretch || b->capturing || b->base.failure.code)
 		return;
-	b->pipe->why[b->pipe->n_notes % NOTES / 2] = (uint8_t)why;
+	b->pipe->kind[b->pipe->n_notes % NOTES / 2] = (uint8_t)kind;
 	note(b);
 }
 
@@ -299,12 +350,11 @@ static void read_notes(struct cuda_backend *b)
 		return;
 	for (; p->n_read < p->n_notes; p->n_read += 2) {
 		uint64_t begin = notes[p->n_read % NOTES], end = notes[p->n_read % NOTES + 1];
-		enum usage_idle why = (enum usage_idle)p->why[p->n_read % NOTES / 2];
-		b->used.busy_ns += end - begin;
-		if (p->last_end) {
-			b->used.idle_ns[why] += begin - p->last_end;
-			b->used.n_idle[why]++;
-		}
+		enum usage_kind kind = (enum usage_kind)p->kind[p->n_read % NOTES / 2];
+		b->used.n_stretches[kind]++;
+		b->used.busy_ns[kind] += end - begin;
+		if (p->last_end)
+			b->used.idle_ns[kind] += begin - p->last_end;
 		p->last_end = end;
 	}
 }
@@ -332,8 +382,8 @@ void cuda_measure(struct backend *base, bool on)
 	base->ops->wait(base, NULL);
 	b->op = "measure";
 	if (on && !p->notes) {
-		p->why = (uint8_t *)calloc(NOTES / 2, 1);
-		if (!p->why || !cuda_check(b, cudaMalloc((void **)&p->notes, NOTES * sizeof *p->notes)))
+		p->kind = (uint8_t *)calloc(NOTES / 2, 1);
+		if (!p->kind || !cuda_check(b, cudaMalloc((void **)&p->notes, NOTES * sizeof *p->notes)))
 			return;
 	}
 	if (on && !b->timing) {

@@ -56,7 +56,6 @@ static void workspace_cut(struct workspace *ws, const struct model_config *c, bo
 	ws->route_weights = cut(device, r * c->n_used, f);
 	ws->expert_out = cut(device, r * c->n_used * c->n_embd, f);
 	ws->shared_out = cut(device, r * c->n_embd, f);
-	ws->guess = cut(device, few * c->n_embd, f);
 	ws->guess_h = cut(device, few * c->n_embd, f);
 	ws->guess_router = cut(device, few * c->n_experts, f);
 	ws->guess_weights = cut(device, few * c->n_used, f);

@@ -130,8 +130,9 @@ int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, s
  * next, and behind it the shared expert and the lookahead. Such a stretch is a list of ops (a graph, for steps of few rows); at its mark
  * the host reads the router's picks and enqueues the experts while the device is still busy with the rest of the stretch.
  *
- *   device   combine  attention  router | shared expert, lookahead | experts | combine ...
- *   host                  (waits) mark -> acquire, enqueue experts; enqueue the next stretch; pass on the guesses
+ *   device   combine  attention  router  lookahead | experts | combine ...
+ *                              \ shared expert     /
+ *   host                (waits) mark -> acquire, enqueue experts; enqueue the next stretch; pass on the guesses
  */
 
 /* Puts tokens, positions and first cache rows (host, [n] each) where the ops find them. max_pos of the result is rounded up so that
@@ -156,10 +157,10 @@ void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const 
 void attention_append(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows);
 
 /* The feed-forward part of a stretch: the whole dense network of a dense layer (x += network(x)); of an MoE layer the router
- * with its mark and, where ops are deferred, moe_beside. */
+ * with its mark and, where ops are deferred, the lookahead with its mark and moe_beside. */
 void ffn_step(struct model *m, uint32_t layer, const struct batch *rows);
 
-/* What is computed beside the host's work on the experts of a layer: the shared expert and the lookahead with its mark. */
+/* What is computed beside the host's work on the experts of a layer: the shared expert. */
 void moe_beside(struct model *m, uint32_t layer, const struct batch *rows);
 
 /* After the stretch of an MoE layer: reads the picks, acquires the experts and enqueues them. Pins stay until the

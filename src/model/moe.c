@@ -144,10 +144,6 @@ void moe_beside(struct model *m, uint32_t layer, const struct batch *rows)
 {
 	const struct layer_weights *w = &m->weights.layers[layer];
 	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = m->ws.shared_out});
-	if (!lookahead_wanted(m, layer, rows->n))
-		return;
-	lookahead_step(m, layer, rows);
-	m->backend->ops->mark(m->backend);
 }
 
 void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
@@ -161,10 +157,21 @@ void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
 		swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = ws->x, .add = true});
 		return;
 	}
+	/* few small kernels in a row, beside two large ones */
+	if (m->record)
+		b->ops->side_begin(b);
 	moe_route(m, w, rows, ws->h, ws->router, ws->ids, ws->route_weights);
 	b->ops->mark(b);
+	if (b->ops->deferred && lookahead_wanted(m, layer, rows->n)) {
+		lookahead_step(m, layer, rows);
+		b->ops->mark(b);
+	}
+	if (m->record)
+		b->ops->side_end(b);
 	if (b->ops->deferred)
 		moe_beside(m, layer, rows);
+	if (m->record)
+		b->ops->side_join(b);
 }
 
 /* ---- experts ---- */
@@ -206,9 +213,11 @@ static int run_group(struct model *m, uint32_t layer, enum expert_use use, int f
 		return missing;
 	p->acquired = first + n;
 	if (!first && !m->backend->ops->deferred) { /* computed while the drive reads */
-		moe_beside(m, layer, rows);
-		if (lookahead_wanted(m, layer, rows->n))
+		if (lookahead_wanted(m, layer, rows->n)) {
+			lookahead_step(m, layer, rows);
 			lookahead_pass(m, layer, rows->n);
+		}
+		moe_beside(m, layer, rows);
 	}
 	run_ready(m, p, refs, done, n, rows->n);
 	int rc;
