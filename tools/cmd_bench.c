@@ -104,7 +104,9 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 	}
 	if (o->parts & PART_READ)
 		rc = bench_read(&o->read, add_read, b, e);
-	if (!rc && o->parts != PART_READ)
+	const bool on_cpu =
+		(g && !strcmp(engine_backend_name(g), "cpu")) || (backend && !strcmp(backend->ops->name, "cpu"));
+	if (!rc && (o->parts & PART_COPY || on_cpu)) /* its limits are this processor's */
 		rc = bench_copy(b, !(o->parts & PART_COPY), e);
 	if (!rc && o->parts & PART_OPS)
 		rc = bench_ops(b, backend, o->only, e);

@@ -226,10 +226,17 @@ static int check_room(const struct work *w, struct err *e)
 	return code;
 }
 
+static uint32_t n_cores(void)
+{
+	long n = sysconf(_SC_NPROCESSORS_ONLN);
+	return n < 1 ? 1 : n > MAX_JOBS ? MAX_JOBS : (uint32_t)n;
+}
+
 static void print_result(const struct work *w, const struct synth_result *r)
 {
 	const double gb = (double)r->bytes * 1e-9, busy = r->fill_seconds + r->write_seconds;
-	const double alone = gb / MAX(r->fill_seconds, 1e-9) * w->opt.jobs;
+	/* waiting for a core counts as making, so more threads than cores make no more */
+	const double alone = gb / MAX(r->fill_seconds, 1e-9) * MIN(w->opt.jobs, n_cores());
 	printf("%s: %.2f GB in %.1f s, %.2f GB/s%s. ", w->opt.out, gb, r->seconds, gb / r->seconds,
 		r->direct ? " with O_DIRECT" : " through the page cache (O_DIRECT refused)");
 	if (r->write_seconds > r->fill_seconds)
@@ -372,8 +379,7 @@ static int parse(int argc, char **argv, struct work *w, struct err *e)
 				   "glmstream synth --dry-run --recipe q2",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups)};
-	long cores = sysconf(_SC_NPROCESSORS_ONLN);
-	o->jobs = cores < 4 ? 4 : cores > MAX_JOBS ? MAX_JOBS : (uint32_t)cores;
+	o->jobs = MAX(n_cores(), 4);
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc;
