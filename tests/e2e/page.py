@@ -240,21 +240,36 @@ def texts(browser):
           sent[-2]["tool_calls"][0]["function"] == {"name": "look_up", "arguments": "{\"word\": \"<b>\"}"}, sent)
 
     # refusals
-    p.instead(401, '{"error": {"message": "No key, no answer."}}')
+    p.instead(401, '{"error": {"message": "no key, no answer"}}')
     p.say("x")
     fault = p.page.locator("article .fault").last.inner_text()
     check("a refusal is shown, and what to do", "No key, no answer." in fault and "settings" in fault, fault)
+    p.page.locator("article .fault button").click()
+    check("and the way there", p.page.locator("#set-key").is_visible())
+    p.page.keyboard.press("Escape")
     p.instead(502, "<h1>gateway</h1>", "text/html")
     p.say("x")
     check("a refusal of somebody else", "502" in p.page.locator("article .fault").last.inner_text())
     p.page.route(CHAT, lambda r: r.abort(), times=1)
     p.say("x")
     check("a lost connection", "connection" in p.page.locator("article .fault").last.inner_text())
-    p.page.evaluate("localStorage['glmstream.chat'] = '[{\"role\": \"user\", \"content\": 5}, null, {\"role\": \"assistant\"}]'")
-    p.page.reload()
-    p.page.wait_for_selector("#status[data-kind=ready]")
-    check("a damaged memory is no end", p.page.locator("#input").is_enabled() and
-          p.page.locator("article, .hello").count() > 0)
+    for memory in ('{"a": 1}', "[", "7", json.dumps([{"role": "user", "content": 5}, None, {"role": "assistant"}, {"role": "system", "content": ""},
+                   {"role": "assistant", "content": "x", "tool_calls": [None]}, {"role": "user", "content": "kept"}])):
+        p.page.evaluate("m => { localStorage['glmstream.chat'] = m; localStorage['glmstream.settings'] = m; }", memory)
+        p.page.reload()
+        p.page.wait_for_selector("#status[data-kind=ready]")
+        shown = p.page.locator("article, .hello").all_inner_texts()
+        check("a damaged memory is no end", len(shown) == 1 and ("kept" in shown[0]) == ("kept" in memory), shown)
+
+    # a new chat in the middle of an answer, and the next question at once
+    p.page.click("#new-chat")
+    p.page.evaluate("document.getElementById('input').value = 'Tell me a story about a fox named Ben.'; document.getElementById('form').requestSubmit()")
+    p.page.wait_for_selector("#send[data-stops]")
+    p.stream({"content": "second"})
+    p.page.evaluate("""document.getElementById('new-chat').click(); document.getElementById('input').value = 'x';
+        document.getElementById('form').requestSubmit()""")
+    text = p.answer()
+    check("a new chat ends what was written", p.page.locator("article").count() == 2 and text == "second", text)
     faults = [f for f in p.faults if "Failed to load resource" not in f]
     check("no complaints", not faults, faults)
     p.close()

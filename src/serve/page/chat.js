@@ -8,7 +8,7 @@
 	const KEPT = "glmstream.chat", SETTINGS = "glmstream.settings";
 	const EXAMPLES = ["Define river.", "What is 12 + 30?", "Tell me a story about a fox named Ben."];
 	const log = $("log"), input = $("input"), send = $("send");
-	let messages = load(KEPT, []), settings = load(SETTINGS, {}), model = null, state = null;
+	let messages = load(KEPT, []).filter(isMessage), settings = load(SETTINGS, {}), model = null, state = null;
 	let running = null; /* {controller, message, view} while an answer is written */
 	let follow = true; /* the newest text stays in sight */
 
@@ -19,6 +19,12 @@
 		} catch {
 			return fallback;
 		}
+	}
+
+	function isMessage(m) {
+		return m && ["user", "assistant", "tool"].includes(m.role) && typeof m.content === "string" &&
+			(!m.reasoning || typeof m.reasoning === "string") && (!m.figures || typeof m.figures === "object") &&
+			(!m.tool_calls || (Array.isArray(m.tool_calls) && m.tool_calls.every((c) => c && typeof c.name === "string")));
 	}
 
 	function keep() {
@@ -111,7 +117,8 @@
 			node,
 			refresh(live) {
 				const thinking = live && !m.content && !(m.tool_calls || []).length;
-				title.data = thinking ? "Thinking" : m.figures && m.figures.thought ? "Thought for " + seconds(m.figures.thought) : "Thoughts";
+				title.data = thinking ? "Thinking" : !m.figures || !m.figures.thought ? "Thoughts" :
+					m.figures.thought < 100 ? "Thought briefly" : "Thought for " + seconds(m.figures.thought);
 				if (thought.textContent.length !== m.reasoning.length) {
 					const low = thought.scrollHeight - thought.scrollTop - thought.clientHeight < 30;
 					thought.textContent = m.reasoning;
@@ -181,7 +188,8 @@
 					last && button("Again", ["M4 12a8 8 0 1 0 3-6.2", "M4 4v4h4"], () => again(index)),
 					el("span", { class: "figures" }, (m.stopped ? "stopped · " : "") + figures(m))].filter((x) => x));
 				if (m.error && !node.querySelector(".fault"))
-					node.insertBefore(el("p", { class: "fault", role: "alert" }, m.error), row);
+					node.insertBefore(el("p", { class: "fault", role: "alert" }, m.error,
+						...(m.needsKey ? [" ", el("button", { type: "button", onclick: openSettings }, "Enter the key in the settings")] : [])), row);
 			},
 		};
 	}
@@ -298,7 +306,7 @@
 	/* One chunk of the stream into the message. */
 	function take(m, chunk, times) {
 		if (chunk.error)
-			throw new Error(chunk.error.message || "the server reports an error");
+			throw new Error(sentence(chunk.error.message || "the server reports an error"));
 		if (chunk.usage) {
 			m.figures.tokens = chunk.usage.completion_tokens;
 			m.figures.prompt = chunk.usage.prompt_tokens;
@@ -330,16 +338,19 @@
 			m.stopped = true;
 	}
 
+	/* The server's sentences begin small and end bare, as the lines of a log do. */
+	function sentence(text) {
+		const t = String(text).trim();
+		return t && t[0].toUpperCase() + t.slice(1) + (/[.!?]$/.test(t) ? "" : ".");
+	}
+
 	async function refusal(response) {
 		let text = "";
 		try {
-			text = (await response.json()).error.message;
+			text = sentence((await response.json()).error.message);
 		} catch { /* not ours */ }
-		if (response.status === 401 || response.status === 403)
-			return (text || "The server asks for an API key.") + " Enter the key in the settings.";
-		if (response.status === 503 || response.status === 429)
-			return text || "The server is busy; try again in a moment.";
-		return text || "The server answered " + response.status + ".";
+		return text || (response.status === 503 || response.status === 429 ? "The server is busy; try again in a moment." :
+			"The server answered " + response.status + ".");
 	}
 
 	async function answer() {
@@ -354,7 +365,7 @@
 			request = null;
 		}
 		messages.push(m);
-		running = { controller, message: m, progress: null, note: "" };
+		const mine = running = { controller, message: m, progress: null, note: "" };
 		draw();
 		room.ask();
 		const v = views[views.length - 1];
@@ -368,10 +379,11 @@
 				throw new Error("The tools in the settings are no JSON array.");
 			const response = await fetch("v1/chat/completions", { method: "POST", signal: controller.signal,
 				headers: { "Content-Type": "application/json", ...headers() }, body: request });
+			m.needsKey = response.status === 401 || undefined;
 			if (!response.ok)
 				throw new Error(await refusal(response));
 			for await (const event of events(response)) {
-				if (event.data === "[DONE]")
+				if (event.data === "[DONE]" || running !== mine)
 					break;
 				if (event.data)
 					take(m, JSON.parse(event.data), times);
@@ -386,6 +398,8 @@
 				m.error = e instanceof TypeError ? "The connection to the server was lost." : e.message;
 		}
 		cancelAnimationFrame(frame);
+		if (running !== mine) /* a new chat was begun meanwhile */
+			return;
 		if (times.first) {
 			m.figures.first = times.first - start;
 			const n = m.figures.tokens || times.chunks;
@@ -498,8 +512,8 @@
 
 	/* ---- how the server stands ---- */
 	function heard(event) {
-		const texts = { ready: "ready", busy: "working", lost: "no connection", key: "needs an API key" };
-		$("status").dataset.kind = event.kind === "key" ? "lost" : event.kind;
+		const texts = { ready: "ready", busy: "working", lost: "no connection", key: "needs an API key", failing: "the last step failed" };
+		$("status").dataset.kind = ["key", "failing"].includes(event.kind) ? "lost" : event.kind;
 		$("status-text").textContent = (event.state ? event.state.model + " · " : "") + texts[event.kind];
 		if (event.state) {
 			state = event.state;
@@ -508,7 +522,7 @@
 		}
 	}
 
-	addEventListener("beforeunload", keep);
+	addEventListener("pagehide", () => { if (running) keep(); });
 	room.start({ listener: heard, headers, busy: () => !!running });
 	draw();
 	grow();

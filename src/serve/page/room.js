@@ -203,6 +203,8 @@ const room = (() => {
 		const w = look.work;
 		terms($("work"), [
 			["Answers running, waiting", w.active + " of " + w.sessions + ", " + w.waiting],
+			...w.list.map((s, i) => s.state === "reading" ? ["Session " + (i + 1), "reading, " + count(s.done) + " of " + count(s.prompt)] :
+				s.state === "writing" ? ["Session " + (i + 1), "writing, " + count(s.new) + " tokens"] : null),
 			["Tokens written", count(w.new_tokens)],
 			["Prompt tokens read", count(w.prefill_tokens)],
 			w.cached_tokens ? ["… found computed", count(w.cached_tokens)] : null,
@@ -219,6 +221,8 @@ const room = (() => {
 		const old = look, now = performance.now();
 		look = state;
 		look.at = now;
+		$("room").removeAttribute("data-empty");
+		$("room").toggleAttribute("data-all", !look.streaming);
 		if (!old || old.n_experts !== look.n_experts || old.n_layers !== look.n_layers) {
 			heat = new Float32Array(look.map.length);
 			rows = [];
@@ -266,7 +270,7 @@ const room = (() => {
 				const state = normalise(await answer.json());
 				failures = 0;
 				take(state);
-				listener({ kind: state.work.active ? "busy" : "ready", state });
+				listener({ kind: !state.healthy ? "failing" : state.work.active ? "busy" : "ready", state });
 				wait = state.work.active || busy() ? 300 : 1200;
 			}
 		} catch (e) {
@@ -282,7 +286,7 @@ const room = (() => {
 	function normalise(s) {
 		const c = s.cache, m = s.memory || {}, mtp = c.mtp_layers || 0;
 		return {
-			model: s.model, backend: s.backend, streaming: c.streaming, n_layers: c.layers, n_experts: c.experts, n_mtp: mtp,
+			healthy: s.healthy, model: s.model, backend: s.backend, streaming: c.streaming, n_layers: c.layers, n_experts: c.experts, n_mtp: mtp,
 			map: Uint8Array.from(c.map, (letter) => Math.max("-.r~#".indexOf(letter), 0)),
 			tier_bytes: [c.vram_bytes, c.ram_bytes], everything_bytes: c.everything_bytes, stats: s.totals,
 			rates: { prefill: s.rate.prefill_tok_s, decode: s.rate.decode_tok_s, read_bytes: s.rate.read_bytes_s },
