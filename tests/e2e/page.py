@@ -218,7 +218,7 @@ def texts(browser):
 
     # no text takes long
     for name, piece in [("stars", "*a "), ("stars", "**"), ("underscores", "_"), ("brackets", "[" ), ("links", "[a]("), ("ticks", "`a``"),
-                        ("quotes", "> "), ("lists", "- "), ("pipes", "|a\n|-\n"), ("spaces", "# " + " " * 50), ("fences", "```\n~~~\n"),
+                        ("quotes", "> > > > a\n"), ("lists", "- - - a\n"), ("pipes", "|a\n|-\n"), ("spaces", "# " + " " * 50), ("fences", "```\n~~~\n"),
                         ("addresses", "http://a.b/" + "(" * 20), ("lines", "\n"), ("deep", "- a\n  ")]:
         took = p.page.evaluate("""piece => { const d = document.createElement("div"), t = performance.now();
             markdown.render(d, piece.repeat(Math.ceil(60000 / piece.length))); return performance.now() - t; }""", piece)

@@ -71,7 +71,8 @@ const room = (() => {
 				if (heat[at] > 0) {
 					const t = heat[at] / GLOW_MS;
 					if (place === PLACE.VRAM)
-						colour = t > 0.6 ? mix(colours.glow, colours.reading, (t - 0.6) / 0.4) : mix(colours.vram, colours.glow, t / 0.6);
+						colour = t > 0.65 ? colours.reading : t > 0.58 ? mix(colours.glow, colours.reading, (t - 0.58) / 0.07) :
+							mix(colours.vram, colours.glow, t / 0.58);
 					heat[at] -= elapsed;
 					glowing = true;
 				}
@@ -121,17 +122,17 @@ const room = (() => {
 			while (end + 1 < points.length && points[end + 1].v != null)
 				end++;
 			g.beginPath();
-			g.moveTo(x(points[i]), y(points[i]));
+			g.moveTo(x(points[i]) - (end === i ? 3 : 0), y(points[i])); /* a point alone is a dash */
 			for (let k = i + 1; k <= end; k++)
 				g.lineTo(x(points[k]), y(points[k]));
-			if (end === i) /* a point alone is a dot */
-				g.lineTo(x(points[i]) + 1, y(points[i]));
+			if (end === i)
+				g.lineTo(x(points[i]), y(points[i]));
 			g.strokeStyle = colour;
 			g.lineWidth = 1.6;
 			g.lineJoin = g.lineCap = "round";
 			g.stroke();
 			g.lineTo(x(points[end]), h - 1);
-			g.lineTo(x(points[i]), h - 1);
+			g.lineTo(x(points[i]) - (end === i ? 3 : 0), h - 1);
 			g.closePath();
 			g.globalAlpha = 0.12;
 			g.fillStyle = colour;
@@ -166,8 +167,8 @@ const room = (() => {
 		const first = look.backend === "cpu" ? "cache" : "VRAM", n = [0, 0, 0, 0, 0];
 		for (const place of look.map)
 			n[place]++;
-		const legend = look.streaming ? [["vram", "in " + first, n[PLACE.VRAM]], look.tier_bytes[1] ? ["ram", "in RAM", n[PLACE.RAM]] : null,
-			["reading", "arriving", n[PLACE.READING]], ["disk", "on disk", n[PLACE.DISK]]] : [["vram", "in memory", n[PLACE.VRAM]]];
+		const legend = look.streaming ? [["vram", "in " + first, n[PLACE.VRAM] - look.fresh], look.tier_bytes[1] ? ["ram", "in RAM", n[PLACE.RAM]] : null,
+			["reading", "arriving", n[PLACE.READING] + look.fresh], ["disk", "on disk", n[PLACE.DISK]]] : [["vram", "in memory", n[PLACE.VRAM]]];
 		$("legend").replaceChildren(...legend.filter((l) => l).map(([colour, name, value]) => {
 			const mark = el("i");
 			mark.style.background = colours[colour];
@@ -221,6 +222,7 @@ const room = (() => {
 		const old = look, now = performance.now();
 		look = state;
 		look.at = now;
+		look.fresh = 0; /* arrived since the last look: drawn and counted as arriving */
 		$("room").removeAttribute("data-empty");
 		$("room").toggleAttribute("data-all", !look.streaming);
 		if (!old || old.n_experts !== look.n_experts || old.n_layers !== look.n_layers) {
@@ -231,8 +233,10 @@ const room = (() => {
 					rows.push(layer);
 		} else if (!still.matches) {
 			for (let i = 0; i < look.map.length; i++)
-				if (look.map[i] === PLACE.VRAM && old.map[i] !== PLACE.VRAM)
+				if (look.map[i] === PLACE.VRAM && old.map[i] !== PLACE.VRAM) {
 					heat[i] = GLOW_MS;
+					look.fresh++;
+				}
 		}
 		if (!before || now - before.at > 450) {
 			const push = (list, v) => {
@@ -271,7 +275,7 @@ const room = (() => {
 				failures = 0;
 				take(state);
 				listener({ kind: !state.healthy ? "failing" : state.work.active ? "busy" : "ready", state });
-				wait = state.work.active || busy() ? 300 : 1200;
+				wait = state.work.active || busy() ? 250 : 1200;
 			}
 		} catch (e) {
 			failures++;
