@@ -7,7 +7,7 @@
  * A token takes at least as long as
  *   computing it        measured after the run in the same engine, with routing confined to experts that stand in the first tier,
  *   bytes to the card / what the link to the card reaches,
- *   bytes missed      / what the drive reaches with the same reader on the same file,
+ *   bytes missed      / what the drive reaches with the same reader on the same file, less what was prefetched in vain,
  * and the largest of the three is the bound. All are measured in the same run.
  */
 #include "tools/bench.h"
@@ -167,12 +167,16 @@ static void add_stretch(struct replay *j, const char *name, uint32_t first, uint
 	const double disk_ms = at_limit(d.bytes_read, tokens, l->disk.bytes_s);
 	const double in_ms = at_limit(d.bytes_in, tokens, l->card.in_bytes_s);
 	const double out_ms = at_limit(d.bytes_out, tokens, l->card.out_bytes_s);
-	const double bound = MAX(MAX(j->compute_ms, disk_ms), in_ms);
-	const char *by = bound == disk_ms ? "drive" : bound == in_ms ? "link" : "computing";
+	/* what was read ahead in vain is no excuse */
+	const uint64_t wasted = d.prefetch_wasted * (uint64_t)l->disk.expert_bytes;
+	const double read_ms = at_limit(d.bytes_read - MIN(d.bytes_read, wasted), tokens, l->disk.bytes_s);
+	const double moved_ms = at_limit(d.bytes_in - MIN(d.bytes_in, wasted), tokens, l->card.in_bytes_s);
+	const double bound = MAX(MAX(j->compute_ms, read_ms), moved_ms);
+	const char *by = bound == read_ms ? "drive" : bound == moved_ms ? "link" : "computing";
 	bench_add(
 		b, j->what, "tok/s", bench_one(1e3 / ms), 1e3 / bound, by, "%s (tokens %u to %u)", name, first, end);
-	bench_add(
-		b, j->what, "%", bench_one(100 * (double)d.hit_vram / asked), 0, NULL, "%s: experts in tier 0", name);
+	bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_vram / asked), 0, NULL,
+		"%s: experts in tier 0%s", name, j->c.lookahead ? ", or on the way" : "");
 	if (j->c.ram_bytes)
 		bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_ram / asked), 0, NULL,
 			"%s: experts in tier 1", name);
