@@ -17,7 +17,9 @@
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -494,7 +496,30 @@ static void test_warm(void **state)
 	close_source(s);
 }
 
-/* The map says what find and the counts say, at rest and while two tiers fill. */
+/* Somebody who looks all the time, as a page in a browser does. */
+struct looker {
+	struct expert_source *source;
+	uint8_t *map;
+	size_t n;
+	atomic_bool stop;
+	uint64_t looks, bad;
+};
+
+static void *keep_looking(void *arg)
+{
+	struct looker *k = arg;
+	struct expert_stats before = {0}, now;
+	for (; !atomic_load(&k->stop); k->looks++, before = now) {
+		loader_map(k->source, k->map, &now);
+		k->bad += now.miss < before.miss || now.bytes_read < before.bytes_read;
+		for (size_t i = 0; i < k->n; i++)
+			k->bad += k->map[i] > LOADER_IN_FIRST_TIER ||
+					  (k->map[i] == LOADER_NO_EXPERT) != (i / config.n_experts < config.n_dense);
+	}
+	return NULL;
+}
+
+/* The map says what the counts say, empty and after two tiers were filled; it may be looked at meanwhile. */
 static void test_map(void **state)
 {
 	(void)state;
@@ -508,7 +533,15 @@ static void test_map(void **state)
 	for (size_t i = 0; i < n_map; i++)
 		assert_int_equal(
 			map[i], (int)(i / config.n_experts) < (int)config.n_dense ? LOADER_NO_EXPERT : LOADER_ON_DISK);
+	struct looker looker = {.source = s, .map = malloc(n_map), .n = n_map};
+	pthread_t thread;
+	assert_int_equal(pthread_create(&thread, NULL, keep_looking, &looker), 0);
 	hinted_tokens(s, 40, true);
+	atomic_store(&looker.stop, true);
+	pthread_join(thread, NULL);
+	assert_true(looker.looks > 0);
+	assert_int_equal(looker.bad, 0);
+	free(looker.map);
 	loader_map(s, NULL, &stats);
 	assert_true(stats.miss > 0 && stats.bytes_read > 0);
 	int seen[LOADER_IN_FIRST_TIER + 1] = {0};

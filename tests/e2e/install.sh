@@ -20,9 +20,9 @@ check "install puts these files and no others" cmp "$work/files" "$work/expected
 check "the unit names the program where it is" grep -q "^ExecStart=/opt/glm/bin/glmstream serve" \
 	"$root/lib/systemd/system/glmstream.service"
 "$GLMSTREAM" serve --help >"$work/serve-help" 2>&1
-for option in $(grep -o '^ExecStart=.*' "$root/lib/systemd/system/glmstream.service" | grep -o -- ' --[a-z-]*'); do
+while read -r option; do
 	check "the unit uses options that there are: $option" grep -q -- "$option " "$work/serve-help"
-done
+done < <(grep '^ExecStart=' "$root/lib/systemd/system/glmstream.service" | grep -o -- '--[a-z-]*')
 check "no placeholder is left" [ "$(grep -c @PREFIX@ "$root/lib/systemd/system/glmstream.service")" = 0 ]
 
 # the installed program, alone, with its own model
