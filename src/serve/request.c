@@ -6,6 +6,7 @@
 #include "src/base/num.h"
 #include "src/text/chat_json.h"
 #include "src/text/json_text.h"
+#include "src/text/utf8.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -38,6 +39,17 @@ void request_make_id(char *out, size_t size, const char *prefix)
 	out[n] = 0;
 }
 
+/* Texts are quoted up to a length, which may cut a character: what is broken becomes U+FFFD, as far as it fits. */
+static void repair(char *text, size_t size)
+{
+	struct buf b = {0};
+	utf8_repair(text, strlen(text), &b);
+	size_t n = b.len < size ? b.len : utf8_valid_prefix(buf_str(&b), size - 1);
+	memcpy(text, buf_str(&b), n);
+	text[n] = 0;
+	buf_free(&b);
+}
+
 int request_refuse(
 	struct request_error *e, int status, const char *code, const char *param, const char *fmt, ...)
 {
@@ -46,6 +58,7 @@ int request_refuse(
 	*e = (struct request_error){.status = status, .code = code};
 	vsnprintf(e->message, sizeof e->message, fmt, ap);
 	va_end(ap);
+	repair(e->message, sizeof e->message);
 	if (param)
 		snprintf(e->param, sizeof e->param, "%s", param);
 	return -1;
@@ -61,6 +74,7 @@ int request_refuse_err(struct request_error *e, const struct err *err)
 	size_t n = strcspn(err->text, ": ");
 	if (status == 400 && err->text[n] == ':' && n < sizeof e->param)
 		memcpy(e->param, err->text, n);
+	repair(e->param, sizeof e->param);
 	return -1;
 }
 

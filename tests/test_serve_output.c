@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Tokens -> what clients get: stop strings against a slow obvious model, rows of probabilities, and forced calls, whose
+ * grammar must hold however wild the tokens are drawn.
+ */
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "src/format/gguf.h"
+#include "src/serve/output.h"
+#include "src/text/json_text.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static struct gguf *file;
+static struct tokenizer *t;
+static int32_t n_valid;
+
+static int setup(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	if (gguf_open("tools/pocket/pocket.gguf", &file, &e) || tokenizer_from_gguf(file, &t, &e))
+		fail_msg("%s", e.text);
+	n_valid = (int32_t)tokenizer_n_tokens(t);
+	while (tokenizer_is_padding(t, n_valid - 1))
+		n_valid--;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	tokenizer_free(t);
+	gguf_close(file);
+	return 0;
+}
+
+struct got {
+	struct buf text, reasoning, name, arguments;
+	size_t n_calls, n_rows, pieces;
+	int32_t rows[512];
+	struct output_token last;
+};
+
+static void on_output(void *user, enum output_kind kind, struct text_span text, struct text_span name,
+	const struct output_token *rows, size_t n_rows)
+{
+	struct got *g = user;
+	g->pieces++;
+	if (kind == OUTPUT_TEXT)
+		buf_append(&g->text, text.data, text.len);
+	if (kind == OUTPUT_REASONING)
+		buf_append(&g->reasoning, text.data, text.len);
+	if (kind == OUTPUT_CALL) {
+		g->n_calls++;
+		buf_clear(&g->name);
+		buf_append(&g->name, name.data, name.len);
+		buf_clear(&g->arguments);
+		buf_append(&g->arguments, text.data, text.len);
+	}
+	if (n_rows)
+		g->last = rows[n_rows - 1];
+	for (size_t i = 0; i < n_rows && g->n_rows < ARRAY_LEN(g->rows); i++)
+		g->rows[g->n_rows++] = rows[i].id;
+}
+
+static void got_free(struct got *g)
+{
+	buf_free(&g->text);
+	buf_free(&g->reasoning);
+	buf_free(&g->name);
+	buf_free(&g->arguments);
+}
+
+/* Random texts of few letters, so that stop strings begin often: what comes out is the text up to the first stop. */
+static void test_stop_strings(void **state)
+{
+	(void)state;
+	struct rng r = {7};
+	float *logits = NEW_ARRAY(float, (size_t)n_valid);
+	for (int round = 0; round < 3000; round++) {
+		char text[40], stops_text[3][8], *stops[3];
+		size_t n = 1 + rng_below(&r, sizeof text - 2), n_stops = 1 + rng_below(&r, 3);
+		for (size_t i = 0; i < n; i++)
+			text[i] = "ab c"[rng_below(&r, 4)];
+		text[n] = 0;
+		for (size_t i = 0; i < n_stops; i++) {
+			size_t len = 1 + rng_below(&r, 5);
+			for (size_t k = 0; k < len; k++)
+				stops_text[i][k] = "ab c"[rng_below(&r, 4)];
+			stops_text[i][len] = 0;
+			stops[i] = stops_text[i];
+		}
+		struct output_options o = {.stops = stops, .n_stops = n_stops, .logprobs = true};
+		struct got g = {0};
+		struct token_ids ids = {0};
+		assert_int_equal(tokenizer_encode(t, text, n, 0, &ids, NULL), 0);
+		struct output *out = output_new(&o, t, on_output, &g);
+		enum output_next next = OUTPUT_GO_ON;
+		size_t used = 0, bytes = 0, want = n;
+		while (used < ids.n && next == OUTPUT_GO_ON) {
+			bytes += tokenizer_token(t, ids.data[used]).len;
+			next = output_push(out, ids.data[used++], logits, n_valid);
+		}
+		output_finish(out, true);
+		/* the model: tokens are looked at one after the other; the earliest begin in what there is so far */
+		for (size_t i = 0; i < n_stops; i++) {
+			const char *at = memmem(text, bytes, stops[i], strlen(stops[i]));
+			if (at)
+				want = MIN(want, (size_t)(at - text));
+		}
+		bool stopped = next == OUTPUT_STOP_STRING;
+		if (stopped != (want < n && output_stop_index(out) >= 0) || g.text.len != (stopped ? want : n) ||
+			memcmp(buf_str(&g.text), text, g.text.len) != 0)
+			fail_msg("\"%s\", stops \"%s\" ...: got \"%s\", expected %zu bytes", text, stops[0],
+				buf_str(&g.text), want);
+		if (!stopped)
+			assert_int_equal(g.n_rows, ids.n); /* every token is accounted for */
+		assert_true(g.n_rows <= used);
+		assert_memory_equal(g.rows, ids.data, g.n_rows * sizeof *ids.data);
+		output_free(out);
+		got_free(&g);
+		token_ids_free(&ids);
+	}
+	free(logits);
+}
+
+static void test_probabilities(void **state)
+{
+	(void)state;
+	float *logits = NEW_ARRAY(float, (size_t)n_valid);
+	struct rng r = {3};
+	double sum = 0;
+	for (int32_t i = 0; i < n_valid; i++)
+		logits[i] = (float)(8 * rng_unit(&r) - 4);
+	logits[77] = NAN;
+	logits[500] = 9;
+	logits[501] = 9;
+	for (int32_t i = 0; i < n_valid; i++)
+		sum += i == 77 ? 0 : exp((double)logits[i]);
+	struct output_options o = {.logprobs = true, .n_top = 5};
+	struct got g = {0};
+	struct output *out = output_new(&o, t, on_output, &g);
+	output_push(out, 65, logits, n_valid);
+	output_finish(out, true);
+	assert_int_equal(g.n_rows, 1);
+	assert_int_equal(g.last.id, 65);
+	assert_true(fabs((double)g.last.logprob - ((double)logits[65] - log(sum))) < 1e-5);
+	assert_int_equal(g.last.n_top, 5);
+	assert_int_equal(g.last.top[0].id, 500); /* of equals the lower id */
+	assert_int_equal(g.last.top[1].id, 501);
+	for (uint32_t i = 0; i < 5; i++) {
+		assert_true(
+			fabs((double)g.last.top[i].logprob - ((double)logits[g.last.top[i].id] - log(sum))) < 1e-5);
+		assert_true(!i || g.last.top[i].logprob <= g.last.top[i - 1].logprob);
+	}
+	int better = 0;
+	for (int32_t i = 0; i < n_valid; i++)
+		better += logits[i] > logits[g.last.top[4].id];
+	assert_int_equal(better, 4);
+	output_free(out);
+	got_free(&g);
+	free(logits);
+}
+
+static const char tools_text[] =
+	"[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{\"type\":\"object\","
+	"\"properties\":{\"city\":{"
+	"\"type\":\"string\"},\"days\":{\"type\":\"integer\"}},\"required\":[\"city\"]}}},"
+	"{\"type\":\"function\",\"function\":{\"name\":\"get\",\"parameters\":{\"type\":\"object\","
+	"\"properties\":{\"a\":{},\"ab\":{}},"
+	"\"required\":[\"ab\",\"a\"]}}},"
+	"{\"name\":\"now\"},{\"name\":\"free\",\"parameters\":{\"type\":\"object\"}}]";
+
+/* Tokens drawn evenly from all that are allowed: a call must come out, of a tool that exists, with the keys it requires. */
+static void test_forced_calls(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	json_t *tools = json_text_parse(tools_text, strlen(tools_text), false, &e);
+	assert_non_null(tools);
+	struct rng r = {21};
+	float *logits = NEW_ARRAY(float, (size_t)n_valid), *masked = NEW_ARRAY(float, (size_t)n_valid);
+	int32_t end_value = tokenizer_find_added(t, "</arg_value>"),
+			end_key = tokenizer_find_added(t, "</arg_key>"), end_think = tokenizer_find_added(t, "</think>");
+	int seen[5] = {0};
+	for (int round = 0; round < 300; round++) {
+		bool thinks = rng_below(&r, 2), named = rng_below(&r, 3) == 0;
+		struct output_options o = {.chat = true,
+			.in_reasoning = thinks,
+			.tools = tools,
+			.choice = TOOL_CHOICE_REQUIRED,
+			.choice_name = named ? (char *)"get" : NULL,
+			.one_call = true};
+		struct got g = {0};
+		struct output *out = output_new(&o, t, on_output, &g);
+		enum output_next next = OUTPUT_GO_ON;
+		int n = 0;
+		for (; next == OUTPUT_GO_ON && n < 4000; n++) {
+			memcpy(masked, logits, (size_t)n_valid * sizeof *masked);
+			/* what ends a part is likely enough for an end to come */
+			if (rng_below(&r, 3) == 0)
+				masked[end_value] = masked[end_key] = masked[end_think] = 100;
+			if (output_wants_mask(out))
+				output_mask(out, masked, n_valid);
+			int32_t id = -1, n_same = 0;
+			for (int32_t i = 0; i < n_valid; i++) {
+				if (masked[i] == -INFINITY || (id >= 0 && masked[i] < masked[id]))
+					continue;
+				n_same = id >= 0 && masked[i] == masked[id] ? n_same + 1 : 1;
+				if (id < 0 || masked[i] > masked[id] || !rng_below(&r, (uint32_t)n_same))
+					id = i;
+			}
+			assert_true(id >= 0);
+			assert_false(tokenizer_is_stop(t, id));
+			next = output_push(out, id, logits, n_valid);
+		}
+		assert_int_equal(next, OUTPUT_ONE_CALL);
+		assert_int_equal(g.n_calls, 1);
+		json_t *arguments = json_text_parse(g.arguments.data, g.arguments.len, false, &e);
+		assert_non_null(arguments);
+		const char *name = buf_str(&g.name);
+		if (named)
+			assert_string_equal(name, "get");
+		if (!strcmp(name, "get_weather")) {
+			seen[0]++;
+			assert_non_null(json_object_get(arguments, "city"));
+			assert_true(json_object_size(arguments) == 1u + (json_object_get(arguments, "days") != NULL));
+		} else if (!strcmp(name, "get")) {
+			seen[1]++;
+			assert_true(json_object_get(arguments, "a") && json_object_get(arguments, "ab"));
+			assert_int_equal(json_object_size(arguments), 2);
+		} else if (!strcmp(name, "now")) {
+			seen[2]++;
+		} else {
+			assert_string_equal(name, "free");
+			seen[3]++;
+		}
+		seen[4] += g.reasoning.len > 0;
+		json_decref(arguments);
+		output_free(out);
+		got_free(&g);
+	}
+	for (int i = 0; i < 5; i++)
+		assert_true(seen[i] > 0); /* all kinds came up */
+	json_decref(tools);
+	free(logits);
+	free(masked);
+}
+
+static void test_no_calls(void **state)
+{
+	(void)state;
+	struct output_options o = {.chat = true, .choice = TOOL_CHOICE_NONE};
+	struct got g = {0};
+	struct output *out = output_new(&o, t, on_output, &g);
+	float *logits = NEW_ARRAY(float, (size_t)n_valid);
+	int32_t call = tokenizer_find_added(t, "<tool_call>");
+	assert_true(output_wants_mask(out));
+	output_mask(out, logits, n_valid);
+	for (int32_t i = 0; i < n_valid; i++)
+		assert_true((logits[i] == -INFINITY) == (i == call));
+	output_free(out);
+	got_free(&g);
+	free(logits);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_stop_strings),
+		cmocka_unit_test(test_probabilities),
+		cmocka_unit_test(test_forced_calls),
+		cmocka_unit_test(test_no_calls),
+	};
+	return cmocka_run_group_tests(tests, setup, teardown);
+}

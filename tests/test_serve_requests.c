@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: MIT */
+/* Request bodies of the four APIs against the pocket's tokenizer: what they come down to, and what is refused. */
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/format/gguf.h"
+#include "src/serve/api.h"
+
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static struct gguf *file;
+static struct tokenizer *tokenizer;
+static struct request_model model;
+
+static int setup(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	if (gguf_open("tools/pocket/pocket.gguf", &file, &e) || tokenizer_from_gguf(file, &tokenizer, &e))
+		fail_msg("%s", e.text);
+	model = (struct request_model){.tokenizer = tokenizer,
+		.name = "pocket",
+		.context = 512,
+		.sampling = {.temperature = 1, .top_p = 0.95f},
+		.turns = turn_store_new(1 << 20)};
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	turn_store_free(model.turns);
+	tokenizer_free(tokenizer);
+	gguf_close(file);
+	return 0;
+}
+
+static void parse(const struct api *api, const char *body, struct request *r)
+{
+	struct request_error e = {0};
+	if (api_parse(api, &model, body, strlen(body), r, &e))
+		fail_msg("%s: %s", body, e.message);
+}
+
+/* The prompt as text, control tokens spelled out. */
+static char *prompt_text(const struct request *r)
+{
+	struct buf b = {0};
+	assert_int_equal(tokenizer_decode(tokenizer, r->prompts[0].data, r->prompts[0].n, &b, NULL), 0);
+	return buf_take(&b);
+}
+
+static void expect_prompt(const struct api *api, const char *body, const char *text)
+{
+	struct request r;
+	parse(api, body, &r);
+	char *got = prompt_text(&r);
+	assert_string_equal(got, text);
+	free(got);
+	request_fini(&r);
+}
+
+static void refuse(const struct api *api, const char *body, int status, const char *words)
+{
+	struct request r;
+	struct request_error e = {0};
+	if (!api_parse(api, &model, body, strlen(body), &r, &e))
+		fail_msg("accepted: %s", body);
+	if (e.status != status || !strstr(e.message, words))
+		fail_msg("%s: %d %s, expected %d %s", body, e.status, e.message, status, words);
+	request_fini(&r);
+}
+
+#define HEAD "[gMASK]<sop><|system|>Reasoning Effort: Max"
+
+static void test_prompts(void **state)
+{
+	(void)state;
+	expect_prompt(&api_chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"<|user|>\"}]}",
+		HEAD "<|user|><|user|><|assistant|><think>");
+	expect_prompt(&api_chat,
+		"{\"messages\":[{\"role\":\"developer\",\"content\":\"S\"},{\"role\":\"user\",\"content\":[{\"type\":"
+		"\"text\",\"text\":\"a\"},"
+		"{\"type\":\"text\",\"text\":\"b\"}]}],\"reasoning_effort\":\"low\"}",
+		"[gMASK]<sop><|system|>Reasoning Effort: High<|system|>S<|user|>ab<|assistant|><think>");
+	expect_prompt(&api_chat,
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"reasoning_effort\":\"none\"}",
+		"[gMASK]<sop><|user|>a<|assistant|><think></think>");
+	expect_prompt(&api_chat,
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\","
+		"\"reasoning_content\":\"r\"},"
+		"{\"role\":\"user\",\"content\":\"c\"}],\"chat_template_kwargs\":{\"clear_thinking\":false}}",
+		HEAD "<|user|>a<|assistant|><think>r</think>b<|user|>c<|assistant|><think>");
+	/* the same conversation through the other APIs */
+	const char *rest =
+		"<|system|>S<|user|>q<|assistant|><think>r</think>t<tool_call>f<arg_key>x</arg_key><arg_value>1"
+		"</arg_value></tool_call><|observation|><tool_response>o</tool_response><|assistant|><think>";
+	char *want = mem_printf(HEAD "%s", rest);
+	expect_prompt(&api_chat,
+		"{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"q\"},{"
+		"\"role\":\"assistant\","
+		"\"content\":\"t\",\"reasoning_content\":\"r\",\"tool_calls\":[{\"id\":\"i\",\"type\":\"function\","
+		"\"function\":{\"name\":"
+		"\"f\",\"arguments\":\"{\\\"x\\\": "
+		"1}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"i\",\"content\":\"o\"}]}",
+		want);
+	expect_prompt(&api_messages,
+		"{\"max_tokens\":5,\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":1024},\"system\":[{\"type\":"
+		"\"text\",\"text\":\"S\"}],"
+		"\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":[{\"type\":"
+		"\"thinking\",\"thinking\":"
+		"\"r\",\"signature\":\"\"},{\"type\":\"text\",\"text\":\"t\"},{\"type\":\"tool_use\",\"id\":\"i\","
+		"\"name\":\"f\",\"input\":"
+		"{\"x\":1}}]},{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"i\","
+		"\"content\":\"o\"}]}]}",
+		want);
+	expect_prompt(&api_responses,
+		"{\"instructions\":\"S\",\"input\":[{\"role\":\"user\",\"content\":\"q\"},{\"type\":\"reasoning\","
+		"\"id\":\"z\",\"summary\":[],"
+		"\"content\":[{\"type\":\"reasoning_text\",\"text\":\"r\"}]},{\"type\":\"message\",\"role\":"
+		"\"assistant\",\"content\":[{\"type\":"
+		"\"output_text\",\"text\":\"t\"}]},{\"type\":\"function_call\",\"call_id\":\"i\",\"name\":\"f\","
+		"\"arguments\":\"{\\\"x\\\":1}\"},"
+		"{\"type\":\"function_call_output\",\"call_id\":\"i\",\"output\":\"o\"}]}",
+		want);
+	free(want);
+	/* Anthropic: no reasoning unless asked for; text beside a result; system parts */
+	expect_prompt(&api_messages,
+		"{\"max_tokens\":5,\"system\":[{\"type\":\"text\",\"text\":\"A\"},{\"type\":\"text\",\"text\":\"B\"}]"
+		",\"messages\":[{\"role\":"
+		"\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"i\"},{\"type\":\"text\",\"text\":"
+		"\"go on\"}]}]}",
+		"[gMASK]<sop><|system|>A\nB<|observation|><tool_response></tool_response><|user|>go "
+		"on<|assistant|><think></think>");
+}
+
+static void test_members(void **state)
+{
+	(void)state;
+	struct request r;
+	parse(&api_chat,
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"temperature\":0.5,\"top_p\":0,\"top_k\":-1,"
+		"\"min_p\":1,\"seed\":-3,"
+		"\"n\":3,\"max_tokens\":1000,\"stop\":[\"x\",\"yz\"],\"logprobs\":true,\"top_logprobs\":4,\"stream\":"
+		"true,"
+		"\"stream_options\":{\"include_usage\":true},\"model\":\"pocket\"}",
+		&r);
+	assert_true(r.sampling.temperature == 0.5f && r.sampling.top_p > 0 && r.sampling.top_k == 0 &&
+				r.sampling.min_p < 1);
+	assert_true(r.sampling.seed == (uint64_t)-3 && r.n == 3 && r.stream && r.include_usage);
+	assert_int_equal(r.max_new, 512 - r.prompts[0].n + 1); /* as much as the context leaves */
+	assert_int_equal(r.output.n_stops, 2);
+	assert_string_equal(r.output.stops[1], "yz");
+	assert_true(r.output.logprobs && r.output.n_top == 4 && r.output.chat && r.output.in_reasoning);
+	request_fini(&r);
+	parse(&api_completions, "{\"prompt\":[[1,2],\"ab\"],\"n\":2,\"logprobs\":0}", &r);
+	assert_int_equal(r.n_prompts, 2);
+	assert_int_equal(r.prompts[0].n, 2);
+	assert_int_equal(r.max_new, 16);
+	assert_true(r.output.logprobs && !r.output.n_top && !r.output.chat);
+	request_fini(&r);
+	parse(&api_messages,
+		"{\"max_tokens\":7,\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"name\":\"f\","
+		"\"input_schema\":{\"type\":"
+		"\"object\"}}],\"tool_choice\":{\"type\":\"tool\",\"name\":\"f\"}}",
+		&r);
+	assert_true(r.output.choice == TOOL_CHOICE_REQUIRED && r.output.one_call && r.max_new == 7);
+	assert_string_equal(r.output.choice_name, "f");
+	request_fini(&r);
+}
+
+static void test_refused(void **state)
+{
+	(void)state;
+	const char *m = "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]";
+	static const struct {
+		const char *member;
+		int status;
+		const char *words;
+	} cases[] = {
+		{"\"temperature\":3", 400, "temperature"},
+		{"\"temperature\":true", 400, "a number"},
+		{"\"n\":17", 400, "1 to 16"},
+		{"\"stop\":\"\"", 400, "empty"},
+		{"\"stop\":\"a\\u0000b\"", 400, "zero byte"},
+		{"\"model\":\"other\"", 404, "does not exist"},
+		{"\"tool_choice\":\"required\"", 400, "no tools"},
+		{"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"a\\u0000b\"}}]", 400, "name"},
+		{"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"tool_choice\":{\"type\":"
+		 "\"function\",\"function\":{\"name\":"
+		 "\"g\"}}",
+			400, "not among"},
+		{"\"response_format\":{\"type\":\"json_schema\"}", 400, "supported"},
+		{"\"logit_bias\":{\"1\":2}", 400, "not supported"},
+		{"\"presence_penalty\":0.1", 400, "not supported"},
+		{"\"repetition_penalty\":1.1", 400, "not supported"},
+		{"\"thinking\":{\"type\":\"maybe\"}", 400, "enabled"},
+	};
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		char *body = mem_printf("{%s,%s}", m, cases[i].member);
+		refuse(&api_chat, body, cases[i].status, cases[i].words);
+		free(body);
+	}
+	refuse(&api_chat, "[]", 400, "an object");
+	refuse(&api_chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"\xff\"}]}", 400, "not JSON");
+	refuse(&api_messages, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", 400, "max_tokens");
+	refuse(&api_messages,
+		"{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
+		"\"content\":\"b\"}]}",
+		400, "given beginning");
+	refuse(&api_messages,
+		"{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"video\"}]}]}", 400,
+		"video");
+	refuse(&api_messages,
+		"{\"max_tokens\":1,\"tools\":[{\"type\":\"bash_1\",\"name\":\"b\"}],\"messages\":[{\"role\":\"user\","
+		"\"content\":\"a\"}]}",
+		400, "tools.0");
+	refuse(&api_responses, "{\"input\":\"a\",\"previous_response_id\":\"r\"}", 400, "not supported");
+	refuse(&api_responses, "{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}", 400, "item_reference");
+	refuse(&api_responses, "{\"input\":[{\"type\":\"function_call\",\"name\":\"f\"}]}", 400, "call_id");
+	refuse(&api_completions, "{\"prompt\":[]}", 400, "empty");
+	refuse(&api_completions, "{\"prompt\":\"\"}", 400, "no tokens");
+	refuse(&api_completions, "{\"prompt\":[8192]}", 400, "token id");
+	refuse(&api_completions, "{\"prompt\":\"a\",\"echo\":true}", 400, "not supported");
+	struct buf deep = {0};
+	for (int i = 0; i < 10000; i++)
+		buf_puts(&deep, "[");
+	refuse(&api_chat, buf_str(&deep), 400, "levels deep");
+	buf_clear(&deep);
+	buf_puts(&deep, "{\"prompt\":\"");
+	for (int i = 0; i < 600; i++)
+		buf_puts(&deep, " zx");
+	buf_puts(&deep, "\"}");
+	refuse(&api_completions, buf_str(&deep), 400, "context");
+	buf_free(&deep);
+}
+
+/* An answer that was given comes back as its own tokens: also where the text alone would be cut into others. */
+static void test_known_turns(void **state)
+{
+	(void)state;
+	struct request r;
+	const char *first = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}";
+	parse(&api_chat, first, &r);
+	/* reasoning "r", then "lake" as single bytes */
+	int32_t ids[8], end_think = tokenizer_find_added(tokenizer, "</think>");
+	struct token_ids one = {0};
+	size_t n = 0;
+	for (const char *c = "r|lake"; *c; c++) {
+		one.n = 0;
+		assert_int_equal(tokenizer_encode(tokenizer, c, 1, 0, &one, NULL), 0);
+		ids[n++] = *c == '|' ? end_think : one.data[0];
+	}
+	token_ids_free(&one);
+	struct stored_turn turn = {.content = {(char *)"lake", 4},
+		.call_ids = "",
+		.before = r.prompts[0].data,
+		.n_before = r.prompts[0].n,
+		.reasoning = {(char *)"r", 1}};
+	turn_store_put(model.turns, &turn, ids, n, 2);
+	size_t before = r.prompts[0].n;
+	request_fini(&r);
+	/* as clients send it: with blanks, without reasoning; the reasoning goes with the next user message */
+	parse(&api_chat,
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\" "
+		"lake\\n\"},{\"role\":\"user\","
+		"\"content\":\"b\"}]}",
+		&r);
+	assert_int_equal(r.n_replayed, 1);
+	assert_int_equal(r.prompts[0].data[before], end_think);
+	assert_memory_equal(r.prompts[0].data + before + 1, ids + 2, 4 * sizeof *ids);
+	request_fini(&r);
+	parse(&api_chat,
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"lake\"},{"
+		"\"role\":\"user\","
+		"\"content\":\"b\"}],\"chat_template_kwargs\":{\"clear_thinking\":false}}",
+		&r);
+	assert_int_equal(r.n_replayed, 1);
+	assert_memory_equal(r.prompts[0].data + before, ids, n * sizeof *ids);
+	request_fini(&r);
+	/* other reasoning, another answer, another beginning: not it */
+	static const char *const others[] = {
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"lake\","
+		"\"reasoning_content\":\"s\"},"
+		"{\"role\":\"user\",\"content\":\"b\"}]}",
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"lakes\"},"
+		"{\"role\":\"user\","
+		"\"content\":\"b\"}]}",
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"z\"},{\"role\":\"assistant\",\"content\":\"lake\"},{"
+		"\"role\":\"user\","
+		"\"content\":\"b\"}]}",
+	};
+	for (size_t i = 0; i < ARRAY_LEN(others); i++) {
+		parse(&api_chat, others[i], &r);
+		assert_int_equal(r.n_replayed, 0);
+		request_fini(&r);
+	}
+}
+
+/* The store forgets the least recently used turn first and never holds more than its limit. */
+static void test_turn_store(void **state)
+{
+	(void)state;
+	struct turn_store *s = turn_store_new(64 << 10);
+	int32_t ids[256] = {0};
+	struct token_ids out = {0};
+	for (int i = 0; i < 500; i++) {
+		char text[16];
+		snprintf(text, sizeof text, "turn %d", i);
+		ids[0] = i;
+		struct stored_turn t = {
+			.content = {text, strlen(text)}, .call_ids = "", .before = ids, .n_before = 0};
+		turn_store_put(s, &t, ids, 256, 0);
+		t.content = (struct chat_text){(char *)"turn 0", 6}; /* kept alive by use */
+		out.n = 0;
+		assert_true(turn_store_get(s, &t, true, &out));
+		assert_int_equal(out.n, 256);
+		assert_int_equal(out.data[0], 0);
+	}
+	struct stored_turn t = {.content = {(char *)"turn 1", 6}, .call_ids = "", .before = ids, .n_before = 0};
+	assert_false(turn_store_get(s, &t, true, &out));
+	t.content.data = (char *)"turn 499";
+	t.content.len = 8;
+	assert_true(turn_store_get(s, &t, true, &out));
+	token_ids_free(&out);
+	turn_store_free(s);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_prompts),
+		cmocka_unit_test(test_members),
+		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_known_turns),
+		cmocka_unit_test(test_turn_store),
+	};
+	return cmocka_run_group_tests(tests, setup, teardown);
+}
