@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The prefix store on the pocket model: what comes from it is what would have been computed, bit for bit; it stays within
- * its size, forgets what is unused for longest, and a damaged file costs time only. */
+ * its size, forgets what is unused for longest, and a damaged file costs time only. GLM_BACKEND: where (cpu). */
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
@@ -30,8 +30,11 @@ static struct engine *open_engine(uint32_t sessions, bool kv_f32)
 {
 	struct err e = {0};
 	struct engine *g;
-	struct engine_options o = {
-		.model_path = MODEL, .backend = "cpu", .context = CONTEXT, .sessions = sessions, .kv_f32 = kv_f32};
+	struct engine_options o = {.model_path = MODEL,
+		.backend = getenv("GLM_BACKEND") ? getenv("GLM_BACKEND") : "cpu",
+		.context = CONTEXT,
+		.sessions = sessions,
+		.kv_f32 = kv_f32};
 	if (engine_open(&o, &g, &e))
 		fail_msg("%s", e.text);
 	return g;
