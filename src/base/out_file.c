@@ -118,7 +118,7 @@ int out_file_commit(struct out_file *o, struct err *e)
 	int rc = fflush(o->f) || lost ? -1 : 0;
 	const char *what = "write";
 	if (!rc && !o->direct) {
-		if (fsync(fileno(o->f)) && errno != EINVAL)
+		if (!o->no_sync && fsync(fileno(o->f)) && errno != EINVAL)
 			rc = -1;
 		if (!rc && !o->temp) {
 			char self[64];
@@ -140,8 +140,8 @@ int out_file_commit(struct out_file *o, struct err *e)
 		if (!rc) {
 			free(o->temp);
 			o->temp = NULL;
-			fsync(
-				o->directory); /* the new file is complete; if this fails a power cut may bring back the old one */
+			if (!o->no_sync) /* if this one fails a power cut may bring back the old file, which is whole */
+				fsync(o->directory);
 		}
 	}
 	if (rc) {

@@ -18,6 +18,7 @@ struct out_file {
 	char *temp;    /* temporary name; NULL: a file without a name, or written directly */
 	int directory; /* open directory of the target, -1 when written directly */
 	int direct;    /* stdout, a device or a pipe */
+	int no_sync; /* may be set after opening: commit waits for no disk, a power cut may leave a broken file */
 };
 
 /* A file that exists keeps its permissions, a new one gets what the umask leaves. */

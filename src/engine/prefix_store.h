@@ -9,8 +9,9 @@
  * blocks, and a prefix ends at any block. A hash only finds a file: its tokens are compared one by one.
  *
  * When it pays: a block costs one write of PREFIX_BLOCK rows (49 MB for GLM-5.2 with 16-bit caches) and is worth the
- * computation of PREFIX_BLOCK tokens, which takes longer by orders of magnitude. So keep after every prefill and at the end of
- * every turn: what is there already costs a look. Less than one block is never stored.
+ * computation of PREFIX_BLOCK tokens, which takes longer by orders of magnitude. So keep at the end of every turn and,
+ * where others wait meanwhile, after every chunk of a long prompt: what is there already costs a look. Less than one block
+ * is never stored.
  *
  * Size: after keep, all files of the folder together stay within the limit (files of other models count as well): those
  * unused for longest go first, of a chain its end before its beginning. Files appear whole (out_file.h), so processes may

@@ -205,7 +205,7 @@ static int write_rows(
 	return rc;
 }
 
-static int save(struct session *s, uint32_t first, uint32_t n, const char *path, const void *note,
+static int save(struct session *s, uint32_t first, uint32_t n, bool part, const char *path, const void *note,
 	size_t note_bytes, struct session_file_info *info, struct err *e)
 {
 	struct out_file out = {0};
@@ -215,6 +215,7 @@ static int save(struct session *s, uint32_t first, uint32_t n, const char *path,
 					 : err_set(e, ERR_MEMORY, "%.400s: no memory to write it", path);
 	if (rc || (rc = block_stream_init(&b, out.f, path, largest_piece(s), e)))
 		goto out;
+	out.no_sync = part; /* which can be computed again, and whose damage is noticed */
 	struct head h = own_head(s);
 	h.first = first;
 	h.n = n;
@@ -247,7 +248,7 @@ int session_file_save(struct session *s, const char *path, const void *note, siz
 	if (note_bytes > SESSION_FILE_NOTE_MAX)
 		return err_set(e, ERR_INPUT, "%.400s: a note of %zu bytes, a session file takes up to %u", path,
 			note_bytes, SESSION_FILE_NOTE_MAX);
-	return save(s, 0, s->length, path, note, note_bytes, info, e);
+	return save(s, 0, s->length, false, path, note, note_bytes, info, e);
 }
 
 int session_rows_save(struct session *s, uint32_t first, uint32_t n, const char *path,
@@ -255,7 +256,7 @@ int session_rows_save(struct session *s, uint32_t first, uint32_t n, const char 
 {
 	if (first >= n || n > s->length)
 		bug("rows %u to %u of %u", first, n, s->length);
-	return save(s, first, n, path, NULL, 0, info, e);
+	return save(s, first, n, true, path, NULL, 0, info, e);
 }
 
 /* ---- reading ---- */

@@ -62,7 +62,8 @@ int session_file_read(struct session *s, FILE *f, const char *name, struct buf *
 
 /* ---- rows of a part of the timeline (prefix_store.c) ---- */
 
-/* Writes the rows [first, n) of the timeline, n <= length, as above, without a note. */
+/* Writes the rows [first, n) of the timeline, n <= length, as above, without a note and without waiting for the disk: a power
+ * cut may leave a file that is refused. */
 int session_rows_save(struct session *s, uint32_t first, uint32_t n, const char *path,
 	struct session_file_info *info, struct err *e);
 
