@@ -4,15 +4,29 @@
 
 #include "src/base/clock.h"
 
+#include <string.h>
+
 uint64_t generate_hash(uint64_t hash, const float *logits, size_t n)
 {
-	/* FNV-1a over 4-byte words: a byte at a time costs more than the sampler does */
-	const uint8_t *p = (const uint8_t *)logits;
-	for (size_t i = 0; i < n; i++) {
-		uint32_t word;
-		__builtin_memcpy(&word, p + 4 * i, 4);
-		hash = (hash ^ word) * 0x100000001b3u;
+	/* one lane at a time would wait for its own multiplication: that costs more than the sampler */
+	const uint64_t prime = 0x100000001b3u;
+	uint64_t lane[8];
+	for (size_t k = 0; k < 8; k++)
+		lane[k] = (hash ^ k) * prime;
+	size_t i = 0;
+	for (; i + 8 <= n; i += 8) {
+		uint32_t word[8];
+		memcpy(word, logits + i, sizeof word);
+		for (size_t k = 0; k < 8; k++)
+			lane[k] = (lane[k] ^ word[k]) * prime;
 	}
+	for (; i < n; i++) {
+		uint32_t word;
+		memcpy(&word, logits + i, sizeof word);
+		lane[i % 8] = (lane[i % 8] ^ word) * prime;
+	}
+	for (size_t k = 0; k < 8; k++)
+		hash = (hash ^ lane[k]) * prime;
 	return hash;
 }
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Sampling. The candidates are narrowed step by step: temperature, top-k, top-p, min-p, each on what the one before left.
- * Only as many candidates are brought into order as the cuts need: a max-heap over the vocabulary gives them one by
- * one, so a nucleus of 20 of 154,880 costs one pass and 20 heap steps, not a sort.
+ * A card waits while a token is drawn, so a vocabulary of 154,880 is only looked through in simple passes: for the best
+ * logit, for the mass of all, for those near the best. Only these are brought into order, by a max-heap, as far as the cuts
+ * need; when they do not suffice, more are taken.
  */
 #include "src/engine/sampler.h"
 
@@ -10,6 +11,10 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
+
+#define BLOCK      1024 /* logits whose mass is added up together */
+#define FIRST_NEAR 5.0  /* the first candidates are those above exp(-5) of the best */
 
 struct sampler_candidate {
 	float logit;
@@ -65,57 +70,153 @@ static void heap_pop(struct sampler_candidate *h, size_t n)
 	sift_down(h, n - 1, 0);
 }
 
-static int32_t greedy(const float *logits, int32_t n)
+/* Four logits at a time: what every processor of today has instructions for. */
+#define LANES 4
+typedef float lanes __attribute__((vector_size(16)));
+typedef int32_t ints __attribute__((vector_size(16)));
+
+/* x[0 .. LANES), -infinity from `left` on */
+static inline lanes load(const float *x, size_t left)
 {
-	int32_t best = 0;
-	float top = clean(logits[0]);
-	for (int32_t i = 1; i < n; i++)
-		if (clean(logits[i]) > top) {
-			top = logits[i];
-			best = i;
-		}
-	return best;
+	lanes v;
+	if (left >= LANES) {
+		memcpy(&v, x, sizeof v);
+		return v;
+	}
+	v = (lanes){} - INFINITY;
+	for (size_t i = 0; i < left; i++)
+		v[i] = x[i];
+	return v;
 }
 
-int32_t sampler_pick(struct sampler *s, const float *logits, int32_t n_valid, float *probability)
+/* Whole numbers in the order of the logits; NaN below all. */
+static inline ints keys_of(lanes v)
+{
+	ints bits = (ints)(v + 0.0f); /* -0 becomes 0 */
+	ints nan = (bits & INT32_MAX) > 0x7f800000;
+	return (nan & INT32_MIN) | (~nan & (bits ^ (bits >> 31 & INT32_MAX)));
+}
+
+/* The best, of equal ones the first. */
+static int32_t greedy(const float *logits, int32_t n)
+{
+	size_t count = (size_t)n, i = 0;
+	ints top = keys_of(load(logits, count));
+	for (i = LANES; i < count; i += LANES) {
+		ints key = keys_of(load(logits + i, count - i)), more = key > top;
+		top = (more & key) | (~more & top);
+	}
+	int32_t best = top[0];
+	for (int k = 1; k < LANES; k++)
+		best = top[k] > best ? top[k] : best;
+	for (i = 0; i < count; i += LANES) {
+		ints same = keys_of(load(logits + i, count - i)) == best;
+		uint64_t any[2];
+		memcpy(any, &same, sizeof any);
+		for (int32_t k = 0; (any[0] | any[1]) && k < LANES; k++)
+			if (same[k])
+				return (int32_t)i + k < n ? (int32_t)i + k : 0;
+	}
+	return 0;
+}
+
+/* exp(x) of x <= 0 (NaN: next to 0), to 2e-7 of it; below exp(-86) about that. */
+static inline lanes exp_below(lanes x)
+{
+	lanes t = x * 1.44269504f, least = (lanes){} - 125.0f;
+	ints small = ~(t > least);
+	t = (lanes)((small & (ints)least) | (~small & (ints)t));
+	ints whole = __builtin_convertvector(t - 0.5f, ints);
+	lanes f = t - __builtin_convertvector(whole, lanes), p = 1.54035304e-4f * f + 1.33335581e-3f;
+	p = p * f + 9.61812911e-3f;
+	p = p * f + 5.55041087e-2f;
+	p = p * f + 2.40226507e-1f;
+	p = p * f + 6.93147181e-1f;
+	p = p * f + 1.0f;
+	return p * (lanes)((whole + 127) << 23);
+}
+
+/* Sum of exp((logit - top) * inv_t). */
+static double mass_of(const float *logits, size_t n, float top, float inv_t)
+{
+	lanes sum = {0};
+	for (size_t i = 0; i < n; i += LANES)
+		sum += exp_below((load(logits + i, n - i) - top) * inv_t);
+	double all = 0;
+	for (int k = 0; k < LANES; k++)
+		all += (double)sum[k];
+	return all;
+}
+
+/* Nothing is cut: draws from all. all: their mass. */
+static int32_t draw_any(const float *logits, size_t n, float top, float inv_t, double all, double u)
+{
+	double left = u * all;
+	size_t i = 0;
+	int32_t last = 0;
+	for (; i + BLOCK < n; i += BLOCK) {
+		double block = mass_of(logits + i, BLOCK, top, inv_t);
+		if (left < block)
+			break;
+		left -= block;
+	}
+	for (; i < n; i++) {
+		if (clean(logits[i]) == -INFINITY)
+			continue;
+		last = (int32_t)i;
+		left -= exp((double)((logits[i] - top) * inv_t));
+		if (left < 0)
+			break;
+	}
+	return last;
+}
+
+/* Those not below `least`, as a heap. Returns how many. */
+static size_t gather(struct sampler_candidate *h, const float *logits, size_t n, double least)
+{
+	size_t k = 0;
+	float cut = least < -3e38 ? -INFINITY : (float)least;
+	for (size_t i = 0; i < n; i += LANES) {
+		ints far = load(logits + i, n - i) < cut;
+		uint64_t none[2];
+		memcpy(none, &far, sizeof none);
+		if ((none[0] & none[1]) == UINT64_MAX)
+			continue;
+		for (size_t c = i; c < n && c < i + LANES; c++) {
+			float v = clean(logits[c]);
+			h[k] = (struct sampler_candidate){v, (int32_t)c};
+			k += v >= cut;
+		}
+	}
+	for (size_t i = k / 2; i-- > 0;)
+		sift_down(h, k, i);
+	return k;
+}
+
+/* Draws from the best that the cuts leave of h[0 .. n_near), the candidates near the top; all: the mass of all, 0 when top-k says
+ * what all are. Returns -1 when it takes more of them, and there are. */
+static int32_t draw_near(
+	struct sampler *s, struct sampler_candidate *h, size_t n_near, size_t n, double all, float *probability)
 {
 	const struct sampler_options *o = &s->options;
-	size_t n = (size_t)n_valid;
-	if (probability)
-		*probability = 1;
-	if (o->temperature <= 0 || n_valid == 1)
-		return greedy(logits, n_valid);
-	if (s->scratch_len < n) {
-		s->scratch = mem_grow(s->scratch, n, sizeof *s->scratch);
-		s->scratch_len = n;
-	}
-	struct sampler_candidate *h = s->scratch;
-	for (size_t i = 0; i < n; i++)
-		h[i] = (struct sampler_candidate){clean(logits[i]), (int32_t)i};
-	for (size_t i = n / 2; i-- > 0;)
-		sift_down(h, n, i);
-
+	double inv_t = 1.0 / (double)o->temperature, kept = 0;
 	float top = h[0].logit;
-	if (!isfinite(top)) /* all -infinity (or one +infinity): nothing to draw from but the best */
-		return h[0].id;
-	double inv_t = 1.0 / (double)o->temperature, all = 0;
-	size_t limit = o->top_k > 0 && (size_t)o->top_k < n ? (size_t)o->top_k : n;
-	bool whole = limit == n; /* the mass of all candidates is known without ordering them */
-	for (size_t i = 0; whole && i < n; i++)
-		all += exp((double)(h[i].logit - top) * inv_t);
-	for (size_t i = 0; !whole && i < limit; i++)
-		heap_pop(h, n - i);
-	if (!whole) {
-		for (size_t i = 0; i < limit; i++)
-			all += exp((double)(h[n - 1 - i].logit - top) * inv_t);
+	size_t limit = o->top_k > 0 && (size_t)o->top_k < n ? (size_t)o->top_k : n, popped = 0, taken = 0;
+	if (limit < n) {
+		if (n_near < limit)
+			return -1;
+		for (all = 0; popped < limit; popped++) {
+			heap_pop(h, n_near - popped);
+			all += exp((double)(h[n_near - 1 - popped].logit - top) * inv_t);
+		}
 	}
-	/* best first: h[n - 1], h[n - 2], ...; popped as far as needed */
-	double kept = 0;
-	size_t taken = 0;
+	/* best first: h[n_near - 1], h[n_near - 2], ...; popped as far as needed */
 	while (taken < limit) {
-		if (whole)
-			heap_pop(h, n - taken);
-		double p = exp((double)(h[n - 1 - taken].logit - top) * inv_t);
+		if (taken == n_near)
+			return -1;
+		if (popped == taken)
+			heap_pop(h, n_near - popped++);
+		double p = exp((double)(h[n_near - 1 - taken].logit - top) * inv_t);
 		if (taken && p < (double)o->min_p) /* relative to the best, whose p is 1 */
 			break;
 		kept += p;
@@ -126,14 +227,48 @@ int32_t sampler_pick(struct sampler *s, const float *logits, int32_t n_valid, fl
 	double u = rng_unit(&s->rng) * kept, sum = 0;
 	size_t pick = 0;
 	for (; pick + 1 < taken; pick++) {
-		sum += exp((double)(h[n - 1 - pick].logit - top) * inv_t);
+		sum += exp((double)(h[n_near - 1 - pick].logit - top) * inv_t);
 		if (u < sum)
 			break;
 	}
-	struct sampler_candidate c = h[n - 1 - pick];
+	struct sampler_candidate c = h[n_near - 1 - pick];
 	if (probability)
 		*probability = (float)(exp((double)(c.logit - top) * inv_t) / kept);
 	return c.id;
+}
+
+int32_t sampler_pick(struct sampler *s, const float *logits, int32_t n_valid, float *probability)
+{
+	const struct sampler_options *o = &s->options;
+	size_t n = (size_t)n_valid;
+	if (probability)
+		*probability = 1;
+	int32_t best = greedy(logits, n_valid);
+	float top = clean(logits[best]), inv_t = 1.0f / o->temperature;
+	/* all -infinity (or one +infinity): nothing to draw from but the best */
+	if (o->temperature <= 0 || n_valid == 1 || !isfinite(top))
+		return best;
+	bool whole = o->top_k <= 0 || (size_t)o->top_k >= n;
+	double all = 0;
+	for (size_t i = 0; whole && i < n; i += BLOCK)
+		all += mass_of(logits + i, n - i < BLOCK ? n - i : BLOCK, top, inv_t);
+	if (whole && o->top_p >= 1 && o->min_p <= 0) {
+		int32_t id = draw_any(logits, n, top, inv_t, all, rng_unit(&s->rng));
+		if (probability)
+			*probability = (float)(exp((double)(logits[id] - top) * (double)inv_t) / all);
+		return id;
+	}
+	if (s->scratch_len < n) {
+		s->scratch = mem_grow(s->scratch, n, sizeof *s->scratch);
+		s->scratch_len = n;
+	}
+	double near = FIRST_NEAR * (double)o->temperature, most = 64 * near;
+	for (;; near = near < most ? 2 * near : INFINITY) {
+		size_t n_near = gather(s->scratch, logits, n, (double)top - near);
+		int32_t id = draw_near(s, s->scratch, n_near, n, all, probability);
+		if (id >= 0)
+			return id;
+	}
 }
 
 double sampler_logprob(const float *logits, int32_t n_valid, int32_t id)
