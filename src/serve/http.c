@@ -331,7 +331,7 @@ static enum MHD_Result answer_refusal(struct exchange *x)
 {
 	struct buf body = {0};
 	if (x->refusal.status != 204)
-		x->http->calls.refuse(x->http->calls.user, x->path, &x->refusal, &body);
+		x->http->calls.refuse(x->http->calls.user, x, &x->refusal, &body);
 	size_t n = body.len;
 	char *data = buf_take(&body);
 	struct MHD_Response *response = MHD_create_response_from_buffer(

@@ -49,7 +49,7 @@ struct http_calls {
 	unsigned (*look)(void *user, const char *method, const char *path, bool *open, const char **route);
 	void (*handle)(
 		void *user, struct exchange *x); /* the whole body is there: exchange_reply or exchange_stream */
-	void (*refuse)(void *user, const char *path, const struct http_refusal *why, struct buf *out);
+	void (*refuse)(void *user, const struct exchange *x, const struct http_refusal *why, struct buf *out);
 	void (*sent)(void *user, const char *route, unsigned status); /* for counting */
 	void (*cut)(void *user);  /* a connection was ended for being slow; for counting */
 	void (*tick)(void *user); /* four times a second, from the watchdog's thread */

@@ -32,6 +32,8 @@ struct server {
 	uint64_t started_ns;
 };
 
+static const struct api *words_of(const struct exchange *x);
+
 /* ---- handlers ---- */
 
 static void post_chat(struct server *s, struct exchange *x)
@@ -82,7 +84,7 @@ static void get_model(struct server *s, struct exchange *x)
 	struct request_error e = {0};
 	bool anthropic = exchange_header(x, "anthropic-version") != NULL;
 	if (api_models_one(&s->model, exchange_path(x) + strlen("/v1/models/"), anthropic, &body, &e))
-		respond_refusal(x, &api_chat, &e);
+		respond_refusal(x, words_of(x), &e);
 	else
 		exchange_reply(x, 200, JSON_TYPE, &body);
 }
@@ -199,7 +201,7 @@ struct place {
 	const char *method, *path;
 	bool prefix;             /* the path goes on behind it */
 	bool open;               /* no key is needed */
-	const struct api *words; /* whose form refusals have */
+	const struct api *words; /* whose form refusals have; NULL: the client's */
 	void (*handle)(struct server *s, struct exchange *x);
 };
 
@@ -209,8 +211,8 @@ static const struct place places[] = {
 	{"POST", "/v1/responses", false, false, &api_responses, post_responses},
 	{"POST", "/v1/messages", false, false, &api_messages, post_messages},
 	{"POST", "/v1/messages/count_tokens", false, false, &api_messages, post_count},
-	{"GET", "/v1/models", false, false, &api_chat, get_models},
-	{"GET", "/v1/models/", true, false, &api_chat, get_model},
+	{"GET", "/v1/models", false, false, NULL, get_models},
+	{"GET", "/v1/models/", true, false, NULL, get_model},
 	{"GET", "/health", false, true, &api_chat, get_health},
 	{"GET", "/metrics", false, false, &api_chat, get_metrics},
 	{"GET", "/v1/glmstream/state", false, false, &api_chat, get_state},
@@ -240,6 +242,15 @@ static const struct place *find_place(const char *method, const char *path, bool
 	return NULL;
 }
 
+/* The API in whose form a refusal is written: that of the path, and of the client where two share it. */
+static const struct api *words_of(const struct exchange *x)
+{
+	for (size_t i = 0; i < ARRAY_LEN(places); i++)
+		if (at_path(&places[i], exchange_path(x)) && places[i].words)
+			return places[i].words;
+	return exchange_header(x, "anthropic-version") ? &api_messages : &api_chat;
+}
+
 static unsigned on_look(void *user, const char *method, const char *path, bool *open, const char **name)
 {
 	(void)user;
@@ -258,16 +269,12 @@ static void on_handle(void *user, struct exchange *x)
 	find_place(exchange_method(x), exchange_path(x), &wrong_method)->handle(user, x);
 }
 
-static void on_refuse(void *user, const char *path, const struct http_refusal *why, struct buf *out)
+static void on_refuse(void *user, const struct exchange *x, const struct http_refusal *why, struct buf *out)
 {
 	(void)user;
-	const struct api *words = &api_chat;
-	for (size_t i = 0; i < ARRAY_LEN(places); i++)
-		if (at_path(&places[i], path))
-			words = places[i].words;
 	struct request_error e = {0};
 	request_refuse(&e, (int)why->status, why->code, NULL, "%s", why->message);
-	words->error(&e, out);
+	words_of(x)->error(&e, out);
 }
 
 static void on_sent(void *user, const char *route, unsigned status)

@@ -368,7 +368,8 @@ def raw(s, data, wait=10, half_close=False):
 def test_limits(s):
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     check(raw(s, b"\x16\x03\x01garbage\r\n\r\n" * 20, 3)[:12] in (b"", b"HTTP/1.1 400", b"HTTP/1.0 400"), "garbage")
-    check(b" 431 " in raw(s, head + b"X: " + b"a" * 100000 + b"\r\n\r\n")[:20] or True, "large headers")
+    got = raw(s, head + b"X: " + b"a" * 100000 + b"\r\n\r\n")[:14]
+    check(got[9:12] in (b"431", b"413", b"400", b""), "large headers", got)
     got = raw(s, b"GET /" + b"a" * 100000 + b" HTTP/1.1\r\n\r\n")[:14]
     check(got[9:12] in (b"414", b"431", b"400", b""), "a large request line", got)
     big = b"x" * 3_000_000
