@@ -17,6 +17,8 @@
 #include <string.h>
 
 #define ARENA_ALIGN 256 /* every tensor starts on this boundary of the arena */
+#define UPLOAD_STEP                                                                                          \
+	((uint64_t)64 << 20) /* large tensors are copied in pieces, so that progress can be told */
 
 struct walk {
 	const struct gguf *file;
@@ -32,11 +34,11 @@ struct walk {
 	size_t total; /* bytes of the arena when all is done */
 };
 
-/* A tensor has been copied. */
-static void tell(const struct walk *k)
+/* All that was placed has been copied, but for the last `missing` bytes. */
+static void tell(const struct walk *k, uint64_t missing)
 {
 	if (k->watch && k->watch->progress)
-		k->watch->progress(k->watch->user, k->used, k->total);
+		k->watch->progress(k->watch->user, k->used - missing, k->total);
 }
 
 static const struct gguf_tensor *find(
@@ -67,8 +69,11 @@ static uint8_t *place(struct walk *k, size_t bytes)
 static void take_bytes(struct walk *k, const struct gguf_tensor *t, uint8_t *data)
 {
 	if (!k->later) {
-		k->backend->ops->upload(k->backend, data, t->data, t->bytes);
-		tell(k);
+		for (uint64_t at = 0; at < t->bytes; at += UPLOAD_STEP) {
+			uint64_t n = MIN(t->bytes - at, UPLOAD_STEP);
+			k->backend->ops->upload(k->backend, data + at, t->data + at, n);
+			tell(k, t->bytes - at - n);
+		}
 		return;
 	}
 	if (k->n_spans == k->cap_spans) {
@@ -268,7 +273,7 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 		.watch = watch,
 		.total = count.used,
 		.later = reader && tensor_load_serves(b)};
-	tell(&k);
+	tell(&k, 0);
 	rc = walk(&k, with_mtp, w);
 	if (!rc && k.later) {
 		struct tensor_load_result r;
