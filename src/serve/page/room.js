@@ -209,6 +209,7 @@ const room = (() => {
 			["Tokens written", count(w.new_tokens)],
 			["Prompt tokens read", count(w.prefill_tokens)],
 			w.cached_tokens ? ["… found computed", count(w.cached_tokens)] : null,
+			w.stored_tokens ? ["… from stored prompts", count(w.stored_tokens)] : null,
 			look.rates.prefill ? ["Reading at", short(look.rates.prefill) + " tok/s"] : null,
 			asked && look.streaming ? ["Experts asked for", count(asked)] : null,
 			asked && look.streaming ? ["… found at once", (100 * s.hit_vram / asked).toFixed(1) + " %"] : null,
@@ -296,7 +297,8 @@ const room = (() => {
 			rates: { prefill: s.rate.prefill_tok_s, decode: s.rate.decode_tok_s, read_bytes: s.rate.read_bytes_s },
 			memory: { resident: m.resident_bytes, kv: m.kv_bytes, workspace: m.workspace_bytes },
 			work: { active: s.sessions.active, sessions: s.sessions.n, waiting: s.queue.waiting, new_tokens: s.totals.new_tokens,
-				prefill_tokens: s.totals.prefill_tokens, cached_tokens: s.totals.cached_tokens, list: s.sessions.list },
+				prefill_tokens: s.totals.prefill_tokens, cached_tokens: s.totals.cached_tokens,
+				stored_tokens: s.store && s.store.tokens_read, list: s.sessions.list },
 		};
 	}
 
