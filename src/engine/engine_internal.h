@@ -17,6 +17,7 @@ struct engine {
 	bool streaming;            /* `experts` is a loader, else mapped memory */
 	struct engine_cache cache; /* what of it does not change */
 	uint64_t fingerprint;
+	uint64_t rows_fingerprint;  /* session_fingerprint, 0 until it was asked for */
 	struct trace_writer *trace; /* NULL: none */
 	char *warm_path;            /* NULL: none */
 	struct profile profile;     /* of this run; counts only when warm_path is set */

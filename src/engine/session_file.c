@@ -48,8 +48,10 @@ struct head {
 	char backend[16], model[128]; /* printable, 0-terminated */
 };
 
-uint64_t session_fingerprint(const struct engine *g)
+uint64_t session_fingerprint(struct engine *g)
 {
+	if (g->rows_fingerprint)
+		return g->rows_fingerprint;
 	const struct model_config *c = &g->model.config;
 	const struct gguf *f = g->gguf;
 	const uint64_t numbers[] = {c->n_layers, c->n_mtp, c->n_embd, c->n_vocab, c->n_heads, c->q_rank,
@@ -65,7 +67,8 @@ uint64_t session_fingerprint(const struct engine *g)
 		size_t n = (size_t)MIN(t->bytes, 64);
 		h = hash_bytes(h, t->data + (t->bytes - n) / 2, n);
 	}
-	return h ? h : 1;
+	g->rows_fingerprint = h ? h : 1;
+	return g->rows_fingerprint;
 }
 
 /* ---- the walk over the caches ---- */

@@ -28,8 +28,8 @@
 #define SESSION_FILE_HEAD_ENDS 248u        /* the head's check value stands here, over all before it */
 
 /* What makes cache rows of two engines interchangeable: engine_fingerprint, the numbers of the configuration that change
- * results, and samples of every tensor's bytes, so that two trainings of one shape differ. */
-uint64_t session_fingerprint(const struct engine *g);
+ * results, and samples of every tensor's bytes, so that two trainings of one shape differ. The first call reads these. */
+uint64_t session_fingerprint(struct engine *g);
 
 /* What was read or written. */
 struct session_file_info {
