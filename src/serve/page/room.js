@@ -6,9 +6,10 @@
 const room = (() => {
 	const $ = (id) => document.getElementById(id);
 	const PLACE = { NONE: 0, DISK: 1, RAM: 2, READING: 3, VRAM: 4 };
-	const GLOW_MS = 1400, SPAN_MS = 60000, GUTTER = 26;
+	const GLOW_MS = 1400, FRAME_MS = 30, SPAN_MS = 60000, GUTTER = 26;
+	const base = document.createElement("canvas");
 	const still = matchMedia("(prefers-reduced-motion: reduce)");
-	let colours = {}, look = null, rows = [], heat = null, before = null, animating = 0, lastFrame = 0;
+	let colours = {}, look = null, rows = [], heat = null, before = null, animating = 0, lastFrame = 0, stale = true;
 	let timer = 0, failures = 0, listener = () => {}, headers = () => ({}), busy = () => false;
 	const series = { speed: [], hits: [], read: [] };
 
@@ -45,60 +46,91 @@ const room = (() => {
 		return { x: GUTTER, w: width / n, h: high, big: Math.min(width / n, high) >= 5 };
 	}
 
-	function drawMap(now) {
-		if (!look || !rows.length || !$("map").clientWidth)
-			return false;
-		const s = shape(), g = fit($("map"), Math.ceil(s.h * rows.length)), n = look.n_experts;
-		const elapsed = lastFrame ? now - lastFrame : 16;
-		lastFrame = now;
-		let glowing = false;
-		g.clearRect(0, 0, $("map").clientWidth, s.h * rows.length);
+	/* Adds a cell to the path. Small ones end where pixels do. */
+	function cell(g, s, r, x) {
+		if (s.big) {
+			g.roundRect(s.x + x * s.w, r * s.h, s.w - 1.5, s.h - 1.5, Math.min(2.5, s.w / 4));
+			return;
+		}
+		const ratio = devicePixelRatio || 1, snap = (v) => Math.round(v * ratio) / ratio, left = snap(s.x + x * s.w), top = snap(r * s.h);
+		g.rect(left, top, snap(s.x + (x + 1) * s.w) - left, snap((r + 1) * s.h) - top - (s.h >= 3 ? 1 / ratio : 0));
+	}
+
+	/* Everything that stands still, on a canvas of its own: a large model has twenty thousand cells. */
+	function drawStill(s, width, height) {
+		const ratio = devicePixelRatio || 1, g = base.getContext("2d"), n = look.n_experts;
+		base.width = width;
+		base.height = height;
+		g.scale(ratio, ratio);
 		g.font = "10px system-ui, sans-serif";
 		g.textBaseline = "middle";
 		g.textAlign = "right";
-		const every = s.h >= 11 ? 1 : 5 * Math.ceil(11 / s.h / 5 + 0.5), tall = s.h * rows.length, ratio = devicePixelRatio || 1;
-		const snap = (v) => Math.round(v * ratio) / ratio; /* small cells end where pixels do */
-		for (let r = 0; r < rows.length; r++) {
-			const layer = rows[r], mtp = layer >= look.n_layers - look.n_mtp;
-			if (every === 1 || mtp || (layer % every === 0 && r + 3 < rows.length)) {
-				g.fillStyle = colours.faint;
+		g.fillStyle = colours.faint;
+		const every = s.h >= 11 ? 1 : 5 * Math.ceil(11 / s.h / 5 + 0.5), tall = s.h * rows.length;
+		rows.forEach((layer, r) => {
+			const mtp = layer >= look.n_layers - look.n_mtp;
+			if (every === 1 || mtp || (layer % every === 0 && r + 3 < rows.length))
 				g.fillText(mtp ? "MTP" : layer, GUTTER - 5, Math.max(6, Math.min(s.h * (r + 0.5), tall - 6)));
-			}
-			for (let x = 0; x < n; x++) {
-				const at = layer * n + x, place = look.map[at];
-				let colour = place === PLACE.VRAM ? colours.vram : place === PLACE.RAM ? colours.ram :
-					place === PLACE.READING ? colours.reading : colours.disk;
-				if (heat[at] > 0) {
-					const t = heat[at] / GLOW_MS;
-					if (place === PLACE.VRAM)
-						colour = t > 0.65 ? colours.reading : t > 0.58 ? mix(colours.glow, colours.reading, (t - 0.58) / 0.07) :
-							mix(colours.vram, colours.glow, t / 0.58);
-					heat[at] -= elapsed;
-					glowing = true;
-				}
-				g.fillStyle = colour;
-				if (s.big) {
-					g.beginPath();
-					g.roundRect(s.x + x * s.w, r * s.h, s.w - 1.5, s.h - 1.5, Math.min(2.5, s.w / 4));
-					g.fill();
-				} else {
-					const left = snap(s.x + x * s.w), top = snap(r * s.h);
-					g.fillRect(left, top, snap(s.x + (x + 1) * s.w) - left, snap((r + 1) * s.h) - top - (s.h >= 3 ? 1 / ratio : 0));
-				}
-			}
+		});
+		for (const [place, colour] of [[PLACE.DISK, colours.disk], [PLACE.RAM, colours.ram], [PLACE.READING, colours.reading], [PLACE.VRAM, colours.vram]]) {
+			g.beginPath();
+			for (let r = 0; r < rows.length; r++)
+				for (let x = 0, at = rows[r] * n; x < n; x++, at++)
+					if (look.map[at] === place)
+						cell(g, s, r, x);
+			g.fillStyle = colour;
+			g.fill();
 		}
+	}
+
+	/* Returns whether anything glows. */
+	function drawMap(elapsed) {
+		const map = $("map"), n = look && look.n_experts;
+		if (!look || !rows.length || !map.clientWidth)
+			return false;
+		const s = shape(), g = fit(map, Math.ceil(s.h * rows.length));
+		if (stale || base.width !== map.width || base.height !== map.height)
+			drawStill(s, map.width, map.height);
+		stale = false;
+		g.setTransform(1, 0, 0, 1, 0, 0);
+		g.clearRect(0, 0, map.width, map.height);
+		g.drawImage(base, 0, 0);
+		g.scale(devicePixelRatio || 1, devicePixelRatio || 1);
+		let glowing = false;
+		for (let r = 0; r < rows.length; r++)
+			for (let x = 0, at = rows[r] * n; x < n; x++, at++) {
+				if (!(heat[at] > 0))
+					continue;
+				if (look.map[at] === PLACE.VRAM) {
+					const t = heat[at] / GLOW_MS;
+					g.beginPath();
+					cell(g, s, r, x);
+					g.fillStyle = t > 0.65 ? colours.reading : t > 0.58 ? mix(colours.glow, colours.reading, (t - 0.58) / 0.07) :
+						mix(colours.vram, colours.glow, t / 0.58);
+					g.fill();
+				}
+				heat[at] -= elapsed;
+				glowing = true;
+			}
 		return glowing;
 	}
 
 	function animate(now) {
 		animating = 0;
-		if (drawMap(now) && !document.hidden)
+		const elapsed = lastFrame ? now - lastFrame : FRAME_MS;
+		if (!stale && elapsed < FRAME_MS) {
+			animating = requestAnimationFrame(animate);
+			return;
+		}
+		lastFrame = now;
+		if (drawMap(elapsed) && !document.hidden)
 			animating = requestAnimationFrame(animate);
 		else
 			lastFrame = 0;
 	}
 
 	function redraw() {
+		stale = true;
 		if (!animating)
 			animating = requestAnimationFrame(animate);
 	}
@@ -275,7 +307,7 @@ const room = (() => {
 				const state = normalise(await answer.json());
 				failures = 0;
 				take(state);
-				listener({ kind: !state.healthy ? "failing" : state.work.active ? "busy" : "ready", state });
+				listener({ kind: state.healthy === false ? "failing" : state.work.active ? "busy" : "ready", state });
 				wait = state.work.active || busy() ? 250 : 1200;
 			}
 		} catch (e) {
