@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # `glmstream synth`: the size it announces is the size it writes, seeds decide the bytes, the model computes sane numbers at any
 # depth and type, experts that share their bytes are cached each for itself, and nothing is overwritten unasked.
-# shellcheck disable=SC2317 # functions called through check
+# shellcheck disable=SC2317,SC2086 # functions called through check; $small is several words
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 
