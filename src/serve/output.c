@@ -64,7 +64,8 @@ static void give_text(struct output *o, const char *text, size_t n)
 	for (size_t i = 0; i < ready; i++)
 		rows[i] = o->rows[i].token;
 	o->n_rows -= ready;
-	memmove(o->rows, o->rows + ready, o->n_rows * sizeof *o->rows);
+	if (o->n_rows)
+		memmove(o->rows, o->rows + ready, o->n_rows * sizeof *o->rows);
 	o->emit(o->user, OUTPUT_TEXT, (struct text_span){text, n}, (struct text_span){0}, rows, ready);
 	free(rows);
 }
@@ -167,7 +168,7 @@ static void measure(
 		out->top[k].id = i;
 		out->top[k].logprob = v;
 	}
-	double all = (double)top + log(sum);
+	double all = (double)top + log(fmax(sum, 1e-300));
 	out->logprob = (float)((double)clean(logits[id]) - all);
 	for (uint32_t k = 0; k < out->n_top; k++)
 		out->top[k].logprob = (float)((double)out->top[k].logprob - all);

@@ -71,7 +71,8 @@ static void remember(struct reply *r, struct reply_answer *a)
 	int32_t *ids = NEW_ARRAY(int32_t, n + 1);
 	if (!thinks) /* the prompt has the closing tag */
 		ids[0] = j->prompt.data[j->prompt.n - 1];
-	memcpy(ids + !thinks, j->generated.data, j->generated.n * sizeof *ids);
+	if (j->generated.n)
+		memcpy(ids + !thinks, j->generated.data, j->generated.n * sizeof *ids);
 	struct chat_call *calls = NEW_ARRAY(struct chat_call, a->n_calls + 1);
 	struct buf call_ids = {0};
 	bool good = true;

@@ -11,7 +11,7 @@
 
 #define WAIT_MS     200           /* how soon a client that left is noticed */
 #define PROGRESS_NS 1000000000ull /* between two signs of progress */
-#define SILENCE_NS  5000000000ull /* the longest silence of a stream */
+#define SILENCE_NS  2000000000ull /* the longest silence of a stream */
 
 struct turn {
 	const struct api *api;

@@ -304,8 +304,9 @@ static void read_step(struct scheduler *s)
 		left--;
 		room -= rows;
 		at[n] = slot;
-		parts[n++] = (struct batch_part){
+		parts[n] = (struct batch_part){
 			.session = slot->session, .tokens = prompt->data + done, .n = rows, .logits = rows == rest};
+		n++;
 	}
 	s->turn = (s->turn + 1) % s->n_slots;
 	if (!compute(s, parts, at, n))

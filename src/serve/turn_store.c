@@ -66,13 +66,14 @@ static void link_newest(struct turn_store *r, struct turn *t)
 	r->newest = t;
 }
 
-static void forget(struct turn_store *r, struct turn *t)
+static void forget_oldest(struct turn_store *r)
 {
-	struct turn **at = &r->buckets[t->hash % N_BUCKETS];
+	struct turn *t = r->oldest, **at = &r->buckets[t->hash % N_BUCKETS];
 	while (*at != t)
 		at = &(*at)->next;
 	*at = t->next;
-	unlink_use(r, t);
+	r->oldest = t->newer;
+	*(r->oldest ? &r->oldest->older : &r->newest) = NULL;
 	r->bytes -= turn_bytes(t);
 	turn_free(t);
 }
@@ -82,7 +83,7 @@ void turn_store_free(struct turn_store *r)
 	if (!r)
 		return;
 	while (r->oldest)
-		forget(r, r->oldest);
+		forget_oldest(r);
 	pthread_mutex_destroy(&r->lock);
 	free(r);
 }
@@ -141,29 +142,36 @@ void turn_store_put(
 {
 	struct buf key = {0};
 	spell(turn, &key);
+	uint64_t hash = hash_bytes(0xcbf29ce484222325u, key.data, key.len);
 	struct chat_text reasoning = trimmed(turn->reasoning);
-	struct turn *t = NEW(struct turn);
-	*t = (struct turn){.hash = hash_bytes(0xcbf29ce484222325u, key.data, key.len),
-		.key_len = key.len,
-		.reasoning = mem_strndup(reasoning.data ? reasoning.data : "", reasoning.len),
-		.reasoning_len = reasoning.len,
-		.ids = NEW_ARRAY(int32_t, n + 1),
-		.n = n,
-		.n_reasoning = n_reasoning};
-	t->key = buf_take(&key);
+	pthread_mutex_lock(&r->lock);
+	struct turn *t = find(r, hash, &key);
+	if (t) { /* given again: what was written last counts */
+		unlink_use(r, t);
+		r->bytes -= turn_bytes(t);
+		free(t->reasoning);
+		free(t->ids);
+	} else {
+		t = NEW(struct turn);
+		t->hash = hash;
+		t->key_len = key.len;
+		t->key = buf_take(&key);
+		t->next = r->buckets[hash % N_BUCKETS];
+		r->buckets[hash % N_BUCKETS] = t;
+	}
+	t->reasoning = mem_strndup(reasoning.data ? reasoning.data : "", reasoning.len);
+	t->reasoning_len = reasoning.len;
+	t->ids = NEW_ARRAY(int32_t, n + 1);
 	if (n)
 		memcpy(t->ids, ids, n * sizeof *ids);
-	pthread_mutex_lock(&r->lock);
-	struct turn *old = find(r, t->hash, &(struct buf){.data = t->key, .len = t->key_len});
-	if (old)
-		forget(r, old);
-	t->next = r->buckets[t->hash % N_BUCKETS];
-	r->buckets[t->hash % N_BUCKETS] = t;
+	t->n = n;
+	t->n_reasoning = n_reasoning;
 	link_newest(r, t);
 	r->bytes += turn_bytes(t);
 	while (r->bytes > r->limit && r->oldest)
-		forget(r, r->oldest);
+		forget_oldest(r);
 	pthread_mutex_unlock(&r->lock);
+	buf_free(&key);
 }
 
 bool turn_store_get(

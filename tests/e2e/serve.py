@@ -515,6 +515,8 @@ def test_key_and_queue():
             answers.append((r.status, r.getheader("Retry-After")))
         check(all(status == 429 and int(retry) >= 1 for status, retry in answers), "a full queue", answers)
         check(time.monotonic() < deadline, "a refusal does not wait")
+        waiting = clients[1].getresponse()
+        check(waiting.status == 200 and waiting.readline().startswith(b": waiting for a session"), "a sign of life")
         # the end: what runs is finished or cut, all within 5 s
         first = clients[0].getresponse()
         got = []

@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: MIT
+"""Load on the server: serve_load.py [--seconds 5] [--clients 64] [--sessions 8] [--rude]
+
+Each client asks again and again, in turn whole and streamed, and compares every answer with the one that was given to the same
+request when nothing else ran. Prints tokens per second (all, and of a client), times to the first token and to the end, and
+how the server's memory grew. With --rude there are as many others besides who vanish, stall, send garbage, drip headers, send
+64 MB bodies and JSON nested 10,000 deep: they must get 4xx (or the door), and the clients must not notice."""
+import argparse
+import http.client
+import json
+import os
+import random
+import resource
+import socket
+import threading
+import time
+
+from serve_lib import WEATHER, Server, check, finish
+
+CHAT = "/v1/chat/completions"
+WORDS = "river lake tree house water king stone bird".split()
+
+
+def requests():
+    asks = []
+    for i, word in enumerate(WORDS):
+        asks.append({"messages": [{"role": "user", "content": f"Define {word}."}], "max_tokens": 40, "temperature": 0})
+        asks.append({"messages": [{"role": "system", "content": "You are asked about words. " * (i % 4 * 8)},
+                                  {"role": "user", "content": f"Use {word} in a sentence."}],
+                     "max_tokens": 40, "temperature": 1.2, "seed": i})
+        asks.append({"messages": [{"role": "user", "content": f"What is the weather in {word.title()}?"}],
+                     "tools": [WEATHER], "max_tokens": 60, "temperature": 0.7, "seed": i})
+    return asks
+
+
+def summary(message):
+    calls = [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls") or []]
+    return [message.get("content") or "", message.get("reasoning_content") or "", calls]
+
+
+def ask_whole(connection, ask):
+    connection.request("POST", CHAT, json.dumps(ask), {"Content-Type": "application/json"})
+    r = connection.getresponse()
+    data = json.loads(r.read())
+    if r.status == 429:
+        return None
+    if r.status != 200:
+        raise ValueError(f"status {r.status}: {data}")
+    return summary(data["choices"][0]["message"]), data["usage"]["completion_tokens"], None
+
+
+def ask_stream(connection, ask):
+    start, first = time.monotonic(), None
+    body = {**ask, "stream": True, "stream_options": {"include_usage": True}}
+    connection.request("POST", CHAT, json.dumps(body), {"Content-Type": "application/json"})
+    r = connection.getresponse()
+    if r.status == 429:
+        r.read()
+        return None
+    message, tokens = {"content": "", "reasoning_content": "", "tool_calls": []}, 0
+    for line in r:
+        if not line.startswith(b"data: {"):
+            continue
+        data = json.loads(line[6:])
+        if "error" in data:
+            raise ValueError(str(data))
+        for choice in data["choices"]:
+            delta = choice["delta"]
+            message["content"] += delta.get("content") or ""
+            message["reasoning_content"] += delta.get("reasoning_content") or ""
+            message["tool_calls"] += delta.get("tool_calls") or []
+            if first is None and (len(delta) and delta.get("content") != ""):
+                first = time.monotonic() - start
+        if data.get("usage"):
+            tokens = data["usage"]["completion_tokens"]
+    return summary(message), tokens, first
+
+
+class Load:
+    def __init__(self, server, asks, expected, seconds):
+        self.server, self.asks, self.expected = server, asks, expected
+        self.end = time.monotonic() + seconds
+        self.lock = threading.Lock()
+        self.firsts, self.wholes, self.per_client, self.problems = [], [], [], []
+        self.tokens = self.answers = self.refused = 0
+
+    def client(self, number):
+        rng = random.Random(number)
+        connection, tokens, start = self.server.connect(), 0, time.monotonic()
+        while time.monotonic() < self.end:
+            i = rng.randrange(len(self.asks))
+            began = time.monotonic()
+            try:
+                got = (ask_stream if rng.random() < 0.5 else ask_whole)(connection, self.asks[i])
+            except (OSError, ValueError, http.client.HTTPException) as e:
+                self.problems.append(f"client {number}: {type(e).__name__} {e}")
+                connection.close()
+                connection = self.server.connect()
+                continue
+            with self.lock:
+                if got is None:
+                    self.refused += 1
+                    continue
+                summary_got, n, first = got
+                if summary_got != self.expected[i]:
+                    self.problems.append(f"client {number}: {self.asks[i]} gave {summary_got}, alone {self.expected[i]}")
+                self.answers += 1
+                self.tokens += n
+                tokens += n
+                self.wholes.append(time.monotonic() - began)
+                if first is not None:
+                    self.firsts.append(first)
+        with self.lock:
+            self.per_client.append(tokens / (time.monotonic() - start))
+        connection.close()
+
+
+class Rude:
+    """One who behaves badly, in one way after the other."""
+
+    def __init__(self, server, end, statuses):
+        self.server, self.end, self.statuses = server, end, statuses
+        self.ways = [self.vanish, self.vanish_early, self.stall, self.garbage, self.drip, self.big_body, self.deep,
+                     self.not_utf8, self.wrong]
+
+    def raw(self, data, read=True):
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=10) as s:
+            try:
+                s.sendall(data)
+            except OSError:
+                pass  # it may refuse before all is sent
+            if not read:
+                return
+            try:
+                head = s.recv(100)
+                if head.startswith(b"HTTP/"):
+                    self.note(int(head.split()[1]))
+            except OSError:
+                pass
+
+    def post(self, body, read=True):
+        self.raw(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                 b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body, read)
+
+    def note(self, status):
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+
+    def ask(self, **more):
+        return json.dumps({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 200, **more}).encode()
+
+    def vanish(self):  # in the middle of a stream
+        c = self.server.connect(10)
+        c.request("POST", CHAT, self.ask(stream=True), {"Content-Type": "application/json"})
+        time.sleep(random.random() * 0.5)
+        c.close()
+
+    def vanish_early(self):
+        self.post(self.ask(stream=random.random() < 0.5), read=False)
+
+    def stall(self):  # reads nothing of a stream
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=10) as s:
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            body = self.ask(stream=True, n=4)
+            s.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+            time.sleep(min(2, max(0, self.end - time.monotonic())))
+
+    def garbage(self):
+        self.raw(os.urandom(2000) + b"\r\n\r\n")
+
+    def drip(self):  # a header, byte by byte
+        with socket.create_connection(("127.0.0.1", self.server.port), timeout=10) as s:
+            for c in b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: " + b"a" * 100:
+                if time.monotonic() > self.end:
+                    return
+                try:
+                    s.send(bytes([c]))
+                except OSError:
+                    return
+                time.sleep(0.05)
+
+    def big_body(self):
+        self.post(b" " * 64_000_000)
+
+    def deep(self):
+        self.post(b'{"messages":' + b"[" * 10000 + b"]" * 10000 + b"}")
+
+    def not_utf8(self):
+        self.post(b'{"messages":[{"role":"user","content":"\xff\xfe\xfd"}]}')
+
+    def wrong(self):
+        self.post(random.choice([b"", b"{}", b"[1,2", b'{"messages":1}', b'{"messages":[{"role":"user","content":"x"}],"n":0}']))
+
+    def run(self, number):
+        i = number
+        while time.monotonic() < self.end:
+            try:
+                self.ways[i % len(self.ways)]()
+            except OSError:
+                pass
+            i += 1
+
+
+def rss_mb(pid):
+    with open(f"/proc/{pid}/status", encoding="ascii") as f:
+        for line in f:
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) / 1000
+    return 0.0
+
+
+def percentiles(values):
+    values = sorted(values) or [0.0]
+    return " / ".join(f"{values[min(len(values) - 1, int(len(values) * p))] * 1000:.0f}" for p in (0.5, 0.95, 0.99, 1))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--sessions", type=int, default=8)
+    parser.add_argument("--rude", action="store_true")
+    o = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),) * 2)
+    asks = requests()
+    with Server("--sessions", str(o.sessions), "-c", "1024", "-q", "--queue", "1000") as s:
+        c = s.connect()
+        began = time.monotonic()
+        expected = [ask_whole(c, a) for a in asks]
+        tokens_alone = sum(e[1] for e in expected)
+        alone_s = time.monotonic() - began
+        expected = [e[0] for e in expected]
+        c.close()
+        load = Load(s, asks, expected, o.seconds)
+        threads = [threading.Thread(target=load.client, args=(i,)) for i in range(o.clients)]
+        statuses = {}
+        if o.rude:
+            rude = Rude(s, load.end, statuses)
+            threads += [threading.Thread(target=rude.run, args=(i,)) for i in range(max(9, o.clients // 4))]
+        memory = []
+        for t in threads:
+            t.start()
+        while time.monotonic() < load.end:
+            memory.append(rss_mb(s.process.pid))
+            time.sleep(min(0.5, o.seconds / 20))
+        for t in threads:
+            t.join()
+        check(not load.problems, len(load.problems), "wrong answers or failures:", load.problems[:3])
+        check(load.answers > 0 and load.tokens > 0, "answers", load.answers)
+        bad = {k: v for k, v in statuses.items() if not 400 <= k < 500 and k != 200}
+        check(not bad, "the rude should get 4xx:", statuses)
+        state = s.wait_idle(30)
+        check(state["totals"]["failed"] == 0 and state["healthy"], "nothing failed", state["totals"])
+        time.sleep(0.3)
+        after = rss_mb(s.process.pid)
+        settled = memory[len(memory) // 3] if memory else after
+        print(f"{o.clients} clients, {o.sessions} sessions, {o.seconds:g} s: {load.answers} answers, {load.refused} refused, "
+              f"{load.tokens / o.seconds:.1f} tok/s in all (alone, one after the other: {tokens_alone / alone_s:.1f})")
+        print(f"tok/s of a client: least {min(load.per_client):.2f}, most {max(load.per_client):.2f}")
+        print(f"ms to the first token, 50/95/99/100 %: {percentiles(load.firsts)}")
+        print(f"ms to the end of an answer:            {percentiles(load.wholes)}")
+        print(f"memory of the server, MB: {memory[0] if memory else 0:.1f} at first, {settled:.1f} after a third, "
+              f"{max(memory or [0]):.1f} at most, {after:.1f} at the end")
+        if o.rude:
+            print("what the rude got:", dict(sorted(statuses.items())),
+                  "connections cut:", s.get("/metrics")[1].split("\nglmstream_connections_cut_total ")[1].split("\n")[0])
+        if o.seconds >= 60:
+            check(after < settled * 1.15 + 8, "memory grows:", settled, after)
+    finish()
+
+
+main()
