@@ -291,3 +291,13 @@ int chat_loop(struct answer *a, struct err *e)
 	line_edit_free(editor);
 	return 0;
 }
+
+bool chat_command(size_t i, const char *text[3])
+{
+	if (i >= ARRAY_LEN(repl_commands))
+		return false;
+	text[0] = repl_commands[i].name;
+	text[1] = repl_commands[i].argument;
+	text[2] = repl_commands[i].help;
+	return true;
+}

@@ -3,6 +3,7 @@
 #include "tools/manual.h"
 
 #include "src/base/num.h"
+#include "tools/cmd_chat.h"
 #include "tools/common_opts.h"
 #include "tools/report.h"
 
@@ -191,6 +192,29 @@ static const char head[] =
 	"GB of 10^9 bytes, decimals allowed.\n"
 	".SH COMMANDS\n";
 
+static void put_chat(void)
+{
+	const char *text[3];
+	fputs(".SH IN THE CHAT\n"
+		  "Ctrl+C stops an answer and keeps the chat, Ctrl+D leaves. A backslash at the end of a line "
+		  "continues it on the next; "
+		  "several pasted lines are one message.\n",
+		stdout);
+	for (size_t i = 0; chat_command(i, text); i++) {
+		printf(".TP\n\\fB");
+		put(text[0]);
+		fputs("\\fR", stdout);
+		if (*text[1]) {
+			fputs(" \\fI", stdout);
+			put(text[1]);
+			fputs("\\fR", stdout);
+		}
+		putchar('\n');
+		put(text[2]);
+		fputs(".\n", stdout);
+	}
+}
+
 static const char tail[] =
 	".SH EXIT STATUS\n"
 	".TP\n.B 0\ndone\n"
@@ -214,6 +238,7 @@ int manual_print(const struct command *commands, size_t n, struct err *e)
 		return rc;
 	fputs(".SH COMMON OPTIONS\n", stdout);
 	rc = manual_visit(commands, n, &common, e);
+	put_chat();
 	fputs(tail, stdout);
 	return rc;
 }

@@ -36,6 +36,7 @@ check "it answers" grep -q river "$work/out"
 commands=$("$GLMSTREAM" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p')
 check "there are commands" [ "$(wc -w <<<"$commands")" -ge 10 ]
 man=$root/share/man/man1/glmstream.1
+check "the manual knows the chat" grep -q 'fB/cache' "$man"
 if command -v man >/dev/null 2>&1; then
 	check "the manual has no faults" [ -z "$(man --warnings -l "$man" 2>&1 >/dev/null)" ]
 fi
