@@ -34,6 +34,7 @@
 #define RESIDENT_SKIP 16  /* ... of which so many are not counted */
 #define USAGE_RUN     32  /* tokens during which the card notes when it is busy */
 #define MORE          (RESIDENT_RUN + 2 * USAGE_RUN + 4) /* tokens beyond the run itself */
+#define MORE_NS       3000000000u /* the longest that each of these stretches may take */
 
 struct replay {
 	struct bench *b;
@@ -82,13 +83,13 @@ static int decode(struct replay *j, const int32_t *ids, uint32_t n, uint32_t n_n
 	return rc;
 }
 
-/* Some more tokens, as what came before goes on; j->at_ns and j->stats then hold them. */
+/* Some more tokens, or as many as there is time for, as what came before goes on; j->at_ns and j->stats then hold them. */
 static int go_on(struct replay *j, uint32_t n_new, struct err *e)
 {
 	const uint32_t n = session_length(j->s);
 	int32_t *ids = NEW_ARRAY(int32_t, n);
 	memcpy(ids, session_tokens(j->s), n * sizeof *ids);
-	j->stop_ns = 0;
+	j->stop_ns = clock_ns() + MORE_NS;
 	j->most = n_new;
 	int rc = decode(j, ids, n, n_new, e);
 	free(ids);
@@ -119,7 +120,7 @@ static int measure_compute(struct replay *j, struct err *e)
 	int rc = card_usage(j, j->what, e);
 	if (rc || (rc = engine_routing_resident(j->g, &least, e)) || (rc = go_on(j, RESIDENT_RUN, e)))
 		return rc;
-	uint32_t first = MIN((uint32_t)RESIDENT_SKIP, j->n - 2);
+	uint32_t first = MIN((uint32_t)RESIDENT_SKIP, (j->n - 1) / 2);
 	double ms[RESIDENT_RUN + 1];
 	int count = 0;
 	for (uint32_t i = first; i + 1 < j->n; i++)
@@ -181,7 +182,10 @@ static void add_stretch(struct replay *j, const char *name, uint32_t first, uint
 		bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_ram / asked), 0, NULL,
 			"%s: experts in tier 1", name);
 	bench_add(b, j->what, "%", bench_one(100 * (double)d.miss / asked), 0, NULL, "%s: experts missed", name);
+	const double came = MAX((double)d.bytes_read / l->disk.expert_bytes - (double)d.prefetch_wasted, 0.0);
 	if (j->c.lookahead) {
+		bench_add(
+			b, j->what, "%", bench_one(100 * came / asked), 0, NULL, "%s: experts that had to be read", name);
 		bench_add(b, j->what, "/tok", bench_one((double)d.prefetch_useful / tokens), 0, NULL,
 			"%s: prefetched and used", name);
 		bench_add(b, j->what, "/tok", bench_one((double)d.prefetch_wasted / tokens), 0, NULL,
