@@ -15,8 +15,14 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define N_SESSIONS 10 /* more than a step writes for */
-#define N_JOBS     24
+#define N_SESSIONS 10      /* more than a step writes for */
+#ifdef __SANITIZE_THREAD__ /* which computes with one thread, and slowly */
+#define N_JOBS   10
+#define PATIENCE 1500
+#else
+#define N_JOBS   24
+#define PATIENCE 120
+#endif
 
 static struct engine *g;
 static struct metrics *metrics;
@@ -79,7 +85,7 @@ static void collect(struct mailbox *mail, struct answer *answers, uint32_t n)
 	time_t start = time(NULL);
 	for (uint32_t left = n; left;) {
 		struct job_event *v = mailbox_take(mail, 1000);
-		if (time(NULL) - start > 120)
+		if (time(NULL) - start > PATIENCE)
 			fail_msg("%u answers do not end", left);
 		if (!v)
 			continue;
@@ -99,7 +105,7 @@ static void collect(struct mailbox *mail, struct answer *answers, uint32_t n)
 
 static uint32_t prompt_length(uint32_t i)
 {
-	return 1 + i * 37 % 200; /* some longer than a chunk */
+	return 1 + i * 37 % (N_JOBS > 10 ? 200 : 80); /* some longer than a chunk */
 }
 
 static void run_alone(struct scheduler *s, uint32_t i, struct answer *a)
@@ -258,6 +264,57 @@ static void test_sessions_are_found(void **state)
 	scheduler_close(s);
 }
 
+/* What several prompts have in common is read once, also when they come at the same moment, and when the first one leaves. */
+static void test_common_prompts(void **state)
+{
+	(void)state;
+	struct scheduler *s = open_scheduler(6, 8);
+	for (int round = 0; round < 2; round++) {
+		struct mailbox *mail = mailbox_new();
+		struct answer got[6] = {0};
+		struct job *jobs[6];
+		unsigned retry;
+		for (uint32_t i = 0; i < 6; i++) {
+			jobs[i] = make_job(mail, i, 50 + (uint64_t)round, 290, 4);
+			jobs[i]->prompt.data[280 + i] = 7; /* 280 in common */
+			jobs[i]->sampling.seed = 1;
+		}
+		uint64_t before = metrics_get(metrics, METRICS_PREFILL_TOKENS);
+		assert_int_equal(scheduler_submit(s, jobs, 6, &retry), SCHEDULER_TAKEN);
+		if (round) {
+			struct job_event *v = mailbox_take(mail, 5000); /* the first has begun */
+			job_event_free(v);
+			atomic_store(&jobs[0]->cancel, true);
+		}
+		collect(mail, got, 6);
+		uint64_t computed = metrics_get(metrics, METRICS_PREFILL_TOKENS) - before;
+		if (!round)
+			assert_in_range(computed, 290, 290 + 5 * 10);
+		else
+			assert_in_range(computed, 290, 6 * 290);
+		for (uint32_t i = 0; i < 6; i++) {
+			if (!round)
+				assert_in_range(jobs[i]->cached, i ? 280 : 0, i ? 289 : 0);
+			struct answer alone = {0};
+			struct mailbox *one = mailbox_new();
+			struct job *j = make_job(one, 0, 50 + (uint64_t)round, 290, 4);
+			j->prompt.data[280 + i] = 7;
+			j->sampling.seed = 1;
+			assert_int_equal(scheduler_submit(s, &j, 1, &retry), SCHEDULER_TAKEN);
+			collect(one, &alone, 1);
+			if (got[i].finish != JOB_CANCELLED)
+				assert_string_equal(buf_str(&got[i].text), buf_str(&alone.text));
+			buf_free(&alone.text);
+			buf_free(&got[i].text);
+			job_drop(j);
+			job_drop(jobs[i]);
+			mailbox_drop(one);
+		}
+		mailbox_drop(mail);
+	}
+	scheduler_close(s);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -265,6 +322,7 @@ int main(void)
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_queue),
 		cmocka_unit_test(test_sessions_are_found),
+		cmocka_unit_test(test_common_prompts),
 	};
 	return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -16,15 +16,19 @@
 #include <string.h>
 
 #define SAME_CONVERSATION                                                                                    \
-	3                 /* tokens: the opening of the answer, which may differ when a conversation goes on */
-#define COPY_LEAST 16 /* fewer tokens are computed, not copied */
+	3                    /* tokens: the opening of the answer, which may differ when a conversation goes on */
+#define FOLLOW_LEAST 128 /* so many tokens that another is just reading are worth waiting for */
+#define COPY_LEAST   16  /* fewer tokens are computed, not copied */
 
 /* Owned by the compute thread. */
 struct slot {
 	struct session *session;
 	struct job *job; /* NULL: idle */
 	enum scheduler_state state;
-	uint32_t prompt;    /* tokens of the prompt of the last job */
+	uint32_t prompt;     /* tokens of the prompt of the last job */
+	struct slot *leader; /* reads `common` tokens that this job begins with too; NULL: none is waited for */
+	const struct job *leader_job; /* only compared */
+	uint32_t common;
 	uint64_t last_used; /* count of jobs when it became idle; 0: never used */
 };
 
@@ -162,6 +166,54 @@ static uint32_t restore(
 	return session_length(slot->session);
 }
 
+/* When somebody is just reading the same beginning, it is read once: this one waits, then copies. Whoever is followed began
+ * earlier, so there are no circles. */
+static void follow(struct scheduler *s, struct slot *slot, uint32_t start)
+{
+	const struct token_ids *mine = &slot->job->prompt;
+	slot->leader = NULL;
+	slot->common = start + FOLLOW_LEAST - 1;
+	for (uint32_t i = 0; i < s->n_slots; i++) {
+		struct slot *x = &s->slots[i];
+		if (x == slot || !x->job || x->state != SCHEDULER_READING)
+			continue;
+		const struct token_ids *theirs = &x->job->prompt;
+		size_t n = 0, most = MIN(mine->n - 1, theirs->n);
+		while (n < most && mine->data[n] == theirs->data[n])
+			n++;
+		if (n > slot->common) {
+			slot->leader = x;
+			slot->leader_job = x->job;
+			slot->common = (uint32_t)n;
+		}
+	}
+}
+
+/* Is this slot still waiting? If the other has read what is common (or has gone), its rows are taken over. */
+static bool follows(struct scheduler *s, struct slot *slot)
+{
+	struct slot *x = slot->leader;
+	struct job *j = slot->job;
+	if (!x)
+		return false;
+	if (x->job == slot->leader_job && session_length(x->session) < slot->common)
+		return true;
+	slot->leader = NULL;
+	struct err e = {0};
+	uint32_t old = session_length(slot->session),
+			 n = MIN(common_prefix(x->session, &j->prompt), slot->common);
+	if (n < old + COPY_LEAST)
+		return false;
+	if (batch_copy_prefix(slot->session, x->session, n, &e)) {
+		log_warn("copying a prefix: %s", e.text);
+		return false;
+	}
+	j->cached += n - old;
+	metrics_add(s->metrics, METRICS_CACHED_TOKENS, n - old);
+	job_progress(j, n, slot->prompt);
+	return false;
+}
+
 static void begin(struct scheduler *s, struct job *j)
 {
 	uint32_t start;
@@ -174,6 +226,7 @@ static void begin(struct scheduler *s, struct job *j)
 	j->cached = start;
 	j->started_ns = clock_ns();
 	job_begin(j, engine_tokenizer(s->engine));
+	follow(s, slot, start);
 	job_progress(j, start, slot->prompt);
 	metrics_add(s->metrics, METRICS_PROMPT_TOKENS, j->prompt.n);
 	metrics_add(s->metrics, METRICS_CACHED_TOKENS, start);
@@ -293,10 +346,12 @@ static void read_step(struct scheduler *s)
 {
 	struct batch_part parts[SCHEDULER_SESSIONS_MAX];
 	struct slot *at[SCHEDULER_SESSIONS_MAX] = {NULL};
-	uint32_t n = 0, left = count(s, SCHEDULER_READING), room = batch_max_rows(s->engine);
+	uint32_t n = 0, left = 0, room = batch_max_rows(s->engine);
+	for (uint32_t i = 0; i < s->n_slots; i++)
+		left += s->slots[i].job && s->slots[i].state == SCHEDULER_READING && !follows(s, &s->slots[i]);
 	for (uint32_t k = 0; k < s->n_slots && left && room; k++) {
 		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
-		if (!slot->job || slot->state != SCHEDULER_READING)
+		if (!slot->job || slot->state != SCHEDULER_READING || slot->leader)
 			continue;
 		const struct token_ids *prompt = &slot->job->prompt;
 		uint32_t done = session_length(slot->session), rest = (uint32_t)prompt->n - done;

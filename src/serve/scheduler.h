@@ -6,7 +6,8 @@
  * not depend on who else is served.
  *
  * A session keeps its timeline when its job ends. A new job gets the idle session whose conversation it goes on with; else
- * the one that was idle longest, into which the longest common prefix of any session is copied. With a folder, rows of
+ * the one that was idle longest, into which the longest common prefix of any session is copied. What several jobs have in
+ * common is read once: the others wait for it. With a folder, rows of
  * prompts are kept on disk when a prompt has been read and when its answer has ended, and are looked for there when no session
  * has as many.
  *
