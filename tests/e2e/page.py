@@ -181,7 +181,7 @@ def keys(browser):
     text = p.answer()
     figures = p.page.locator("article.assistant .figures").last.inner_text()
     check("Esc stops", figures.startswith("stopped") or "end" in text, (figures, text))
-    check("and the server stops too", p.until("!document.querySelector('#work').innerText.includes('1 of')"))
+    check("and the server stops too", p.until("!document.querySelector('#work').innerText.includes('1 of 2')"))
     check("no complaints", not p.faults, p.faults)
     p.close()
 

@@ -235,14 +235,15 @@ const room = (() => {
 			look.streaming ? ["All experts would need", gb(look.everything_bytes)] : null]);
 		const w = look.work;
 		terms($("work"), [
-			["Answers running, waiting", w.active + " of " + w.sessions + ", " + w.waiting],
+			["Answers under way", w.active + " of " + w.sessions],
+			w.waiting ? ["Waiting for a place", count(w.waiting)] : null,
 			...w.list.map((s, i) => s.state === "reading" ? ["Session " + (i + 1), "reading, " + count(s.done) + " of " + count(s.prompt)] :
 				s.state === "writing" ? ["Session " + (i + 1), "writing, " + count(s.new) + " tokens"] : null),
 			["Tokens written", count(w.new_tokens)],
-			["Prompt tokens read", count(w.prefill_tokens)],
-			w.cached_tokens ? ["… found computed", count(w.cached_tokens)] : null,
+			["Prompt tokens computed", count(w.prefill_tokens)],
+			w.cached_tokens ? ["Prompt tokens reused", count(w.cached_tokens)] : null,
 			w.stored_tokens ? ["… from stored prompts", count(w.stored_tokens)] : null,
-			look.rates.prefill ? ["Reading at", short(look.rates.prefill) + " tok/s"] : null,
+			look.rates.prefill && w.list.some((s) => s.state === "reading") ? ["Reading at", short(look.rates.prefill) + " tok/s"] : null,
 			asked && look.streaming ? ["Experts asked for", count(asked)] : null,
 			asked && look.streaming ? ["… found at once", (100 * s.hit_vram / asked).toFixed(1) + " %"] : null,
 			s.bytes_read ? ["Read from disk", gb(s.bytes_read)] : null,
