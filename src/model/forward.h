@@ -149,6 +149,25 @@ bool stretch_begin(
 	struct model *m, struct kv_cache *kv, uint32_t first, const struct batch *rows, uint32_t what);
 void stretch_end(struct model *m);
 
+/* A side of a stretch: see side_begin of the backend. Only recorded stretches have them. */
+static inline void side_begin(struct model *m)
+{
+	if (m->record)
+		m->backend->ops->side_begin(m->backend);
+}
+
+static inline void side_end(struct model *m)
+{
+	if (m->record)
+		m->backend->ops->side_end(m->backend);
+}
+
+static inline void side_join(struct model *m)
+{
+	if (m->record)
+		m->backend->ops->side_join(m->backend);
+}
+
 /* x += attention(x) of one layer; a full layer renews ws.sel, a shared layer reads it. */
 void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows);
 

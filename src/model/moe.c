@@ -158,20 +158,17 @@ void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
 		return;
 	}
 	/* few small kernels in a row, beside two large ones */
-	if (m->record)
-		b->ops->side_begin(b);
+	side_begin(m);
 	moe_route(m, w, rows, ws->h, ws->router, ws->ids, ws->route_weights);
 	b->ops->mark(b);
 	if (b->ops->deferred && lookahead_wanted(m, layer, rows->n)) {
 		lookahead_step(m, layer, rows);
 		b->ops->mark(b);
 	}
-	if (m->record)
-		b->ops->side_end(b);
+	side_end(m);
 	if (b->ops->deferred)
 		moe_beside(m, layer, rows);
-	if (m->record)
-		b->ops->side_join(b);
+	side_join(m);
 }
 
 /* ---- experts ---- */
