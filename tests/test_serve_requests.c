@@ -23,6 +23,7 @@ static int setup(void **state)
 		fail_msg("%s", e.text);
 	model = (struct request_model){.tokenizer = tokenizer,
 		.name = "pocket",
+		.longest = 128,
 		.context = 512,
 		.sampling = {.temperature = 1, .top_p = 0.95f},
 		.turns = turn_store_new(1 << 20)};
@@ -235,6 +236,25 @@ static void test_refused(void **state)
 		buf_puts(&deep, " zx");
 	buf_puts(&deep, "\"}");
 	refuse(&api_completions, buf_str(&deep), 400, "context");
+	/* too long to be worth cutting into tokens, and too many values to be worth making */
+	buf_clear(&deep);
+	buf_puts(&deep, "{\"messages\":[{\"role\":\"user\",\"content\":\"");
+	for (int i = 0; i < 70000; i++)
+		buf_putc(&deep, 'x');
+	buf_puts(&deep, "\"}]}");
+	refuse(&api_chat, buf_str(&deep), 400, "the context can hold");
+	buf_clear(&deep);
+	buf_puts(&deep, "{\"messages\":[\"");
+	for (int i = 0; i < 400000; i++)
+		buf_puts(&deep, ",[]");
+	buf_puts(&deep, "\",1]}"); /* inside a string nothing counts */
+	refuse(&api_chat, buf_str(&deep), 400, "messages[0]");
+	buf_clear(&deep);
+	buf_puts(&deep, "{\"messages\":[1");
+	for (int i = 0; i < 400000; i++)
+		buf_puts(&deep, ",1");
+	buf_puts(&deep, "]}");
+	refuse(&api_chat, buf_str(&deep), 400, "values");
 	buf_free(&deep);
 }
 

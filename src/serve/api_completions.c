@@ -19,6 +19,9 @@ static int encode(struct request *r, const char *text, size_t n, bool special, s
 {
 	struct err err = {0};
 	struct token_ids *out = &r->prompts[r->n_prompts++];
+	if (n > request_most_bytes(r->model))
+		return request_refuse(e, 400, "context_length_exceeded", "prompt",
+			"prompt: %zu bytes, more than the context can hold", n);
 	if (tokenizer_encode(r->model->tokenizer, text, n, special ? TOKENIZER_PARSE_ADDED : 0, out, &err))
 		return request_refuse_err(e, &err);
 	return 0;

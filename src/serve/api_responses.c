@@ -21,23 +21,30 @@ static const char *string_of(const json_t *o, const char *key)
 
 /* An assistant turn is spread over items: reasoning, text, calls. It is gathered in `turn` until another's item comes. */
 struct gather {
-	json_t *out;  /* messages */
-	json_t *turn; /* NULL: none open */
+	json_t *out;                /* messages */
+	json_t *turn;               /* NULL: none open */
+	struct buf text, reasoning; /* of the open turn */
 	struct request_error *e;
 	size_t item;
 };
 
 static void close_turn(struct gather *g)
 {
-	if (g->turn)
-		json_array_append_new(g->out, g->turn);
+	if (!g->turn)
+		return;
+	json_object_set_new(g->turn, "content", json_stringn(buf_str(&g->text), g->text.len));
+	if (g->reasoning.len)
+		json_object_set_new(g->turn, "reasoning_content", json_stringn(g->reasoning.data, g->reasoning.len));
+	json_array_append_new(g->out, g->turn);
 	g->turn = NULL;
+	buf_clear(&g->text);
+	buf_clear(&g->reasoning);
 }
 
 static json_t *open_turn(struct gather *g)
 {
 	if (!g->turn)
-		g->turn = json_pack("{s:s, s:s, s:[]}", "role", "assistant", "content", "", "tool_calls");
+		g->turn = json_pack("{s:s, s:[]}", "role", "assistant", "tool_calls");
 	return g->turn;
 }
 
@@ -78,23 +85,19 @@ static json_t *content_of(struct gather *g, const json_t *content)
 	return parts;
 }
 
-/* Appends what content_of gave (strings only count) to a member of the open turn; takes it. */
-static void append_text(struct gather *g, const char *key, json_t *content)
+/* Appends what content_of gave (strings only count) to a text of the open turn; takes it. */
+static void append_text(struct gather *g, struct buf *to, json_t *content)
 {
-	struct buf all = {0};
-	json_t *turn = open_turn(g), *old = json_object_get(turn, key), *v;
 	size_t i;
-	if (old)
-		buf_append(&all, json_string_value(old), json_string_length(old));
+	json_t *v;
+	open_turn(g);
 	if (json_is_string(content))
-		buf_append(&all, json_string_value(content), json_string_length(content));
+		buf_append(to, json_string_value(content), json_string_length(content));
 	json_array_foreach(content, i, v)
 	{
 		if (json_is_string(v))
-			buf_append(&all, json_string_value(v), json_string_length(v));
+			buf_append(to, json_string_value(v), json_string_length(v));
 	}
-	json_object_set_new(turn, key, json_stringn(buf_str(&all), all.len));
-	buf_free(&all);
 	json_decref(content);
 }
 
@@ -105,7 +108,7 @@ static int take_message(struct gather *g, const json_t *item)
 	if (!content)
 		return -1;
 	if (!strcmp(role, "assistant")) {
-		append_text(g, "content", content);
+		append_text(g, &g->text, content);
 		return 0;
 	}
 	close_turn(g);
@@ -150,7 +153,7 @@ static int take_reasoning(struct gather *g, const json_t *item)
 	json_t *text = content_of(g, content);
 	if (!text)
 		return -1;
-	append_text(g, "reasoning_content", text);
+	append_text(g, &g->reasoning, text);
 	return 0;
 }
 
@@ -197,6 +200,8 @@ static int parse_input(struct request *r, struct request_error *e)
 		rc = request_messages(r, g.out, e);
 	json_decref(g.out);
 	json_decref(g.turn);
+	buf_free(&g.text);
+	buf_free(&g.reasoning);
 	return rc;
 }
 

@@ -510,6 +510,7 @@ int http_open(const struct http_options *o, const struct http_calls *calls, stru
 	pthread_condattr_destroy(&monotonic);
 	int rc = open_socket(h, &fd, e);
 	if (!rc) {
+		*out = h; /* before there are threads that use what the caller keeps here */
 		unsigned flags = MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL |
 						 MHD_USE_ITC | MHD_USE_ERROR_LOG;
 		h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_call, h, MHD_OPTION_EXTERNAL_LOGGER, on_log,
@@ -530,10 +531,9 @@ int http_open(const struct http_options *o, const struct http_calls *calls, stru
 	}
 	if (rc) {
 		http_close(h);
-		return rc;
+		*out = NULL;
 	}
-	*out = h;
-	return 0;
+	return rc;
 }
 
 uint16_t http_port(const struct http *h)

@@ -55,6 +55,7 @@ struct http_calls {
 	void (*tick)(void *user); /* four times a second, from the watchdog's thread */
 };
 
+/* *out is set before the first call comes. */
 int http_open(const struct http_options *o, const struct http_calls *calls, struct http **out, struct err *e);
 uint16_t http_port(const struct http *h);
 bool http_is_loopback(const struct http *h);

@@ -16,7 +16,7 @@ void prompt_talk_fini(struct prompt_talk *t)
 {
 	chat_fini(&t->chat);
 	for (size_t i = 0; i < t->n_call_ids; i++)
-		free(t->call_ids[i]);
+		buf_free(&t->call_ids[i]);
 	free(t->call_ids);
 	*t = (struct prompt_talk){0};
 }
@@ -26,16 +26,11 @@ void prompt_talk_call_id(struct prompt_talk *t, size_t i, const char *id, size_t
 	if (i >= t->n_call_ids) {
 		t->call_ids = mem_grow(t->call_ids, i + 1, sizeof *t->call_ids);
 		while (t->n_call_ids <= i)
-			t->call_ids[t->n_call_ids++] = NULL;
+			t->call_ids[t->n_call_ids++] = (struct buf){0};
 	}
-	struct buf b = {0};
-	if (t->call_ids[i])
-		buf_puts(&b, t->call_ids[i]);
 	for (size_t k = 0; k < len && id[k]; k++) /* line feeds separate ids */
-		buf_putc(&b, id[k] == '\n' ? ' ' : id[k]);
-	buf_putc(&b, '\n');
-	free(t->call_ids[i]);
-	t->call_ids[i] = buf_take(&b);
+		buf_putc(&t->call_ids[i], id[k] == '\n' ? ' ' : id[k]);
+	buf_putc(&t->call_ids[i], '\n');
 }
 
 static bool is_control(const struct chat_prompt *p, size_t i, const char *token)
@@ -68,7 +63,7 @@ static bool put_known(const struct prompt_talk *t, size_t m, bool with_reasoning
 	struct stored_turn turn = {.content = msg->content,
 		.calls = msg->calls,
 		.n_calls = msg->n_calls,
-		.call_ids = m < t->n_call_ids && t->call_ids[m] ? t->call_ids[m] : "",
+		.call_ids = m < t->n_call_ids ? buf_str(&t->call_ids[m]) : "",
 		.before = out->data,
 		.n_before = out->n,
 		.reasoning = msg->reasoning};
@@ -87,11 +82,13 @@ static bool put_known(const struct prompt_talk *t, size_t m, bool with_reasoning
 }
 
 int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer, struct turn_store *turns,
-	struct token_ids *out, size_t *replayed, struct err *e)
+	size_t most_bytes, struct token_ids *out, size_t *replayed, struct err *e)
 {
 	const struct chat *c = &t->chat;
 	struct chat_prompt p = {0};
 	int rc = chat_render(c, &p, e);
+	if (!rc && p.text.len > most_bytes)
+		rc = err_set(e, ERR_INPUT, "the prompt has %zu bytes, more than the context can hold", p.text.len);
 	size_t after_user = 0, m = 0, from = 0;
 	*replayed = 0;
 	for (size_t i = 0; i < c->n_messages; i++)

@@ -9,8 +9,7 @@
 /* A conversation with the ids of its tool calls. Zero-initialise. */
 struct prompt_talk {
 	struct chat chat;
-	char **
-		call_ids; /* [n_call_ids] of message i: the ids of its calls, each followed by a line feed; NULL: none */
+	struct buf *call_ids; /* [n_call_ids] of message i: the ids of its calls, each followed by a line feed */
 	size_t n_call_ids;
 };
 
@@ -19,8 +18,8 @@ void prompt_talk_fini(struct prompt_talk *t);
 /* Message `i` has one more call, with this id (NULL: ""). */
 void prompt_talk_call_id(struct prompt_talk *t, size_t i, const char *id, size_t len);
 
-/* Appends the ids. *replayed: how many turns were found in `turns` (which may be NULL). */
+/* Appends the ids. most_bytes: a longer text is not cut into tokens (a text of so many bytes cannot fit the context). *replayed: how many turns were found in `turns` (which may be NULL). */
 int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer, struct turn_store *turns,
-	struct token_ids *out, size_t *replayed, struct err *e);
+	size_t most_bytes, struct token_ids *out, size_t *replayed, struct err *e);
 
 #endif

@@ -307,6 +307,8 @@ int request_tools(struct request *r, const json_t *tools, struct request_error *
 	json_t *tool;
 	if (!tools || json_is_null(tools) || (json_is_array(tools) && !json_array_size(tools)))
 		return 0;
+	if (json_array_size(tools) > REQUEST_TOOLS_MAX)
+		return request_refuse(e, 400, NULL, "tools", "tools: more than %d", REQUEST_TOOLS_MAX);
 	json_array_foreach(tools, i, tool)
 	{
 		const char *type = json_string_value(json_object_get(tool, "type"));
@@ -356,6 +358,8 @@ int request_choice(
 	return 0;
 }
 
+#define ORDERED_MAX 256
+
 /* The ids of all calls, so that known turns can be found. Messages have been checked. */
 static void collect_call_ids(struct request *r, const json_t *messages)
 {
@@ -397,6 +401,8 @@ static json_t *order_results(const json_t *messages)
 		}
 		size_t k, put = json_array_size(out);
 		json_t *call;
+		if (json_array_size(calls) > ORDERED_MAX) /* every call looks at every result */
+			calls = NULL;
 		json_array_foreach(calls, k, call)
 		{
 			const char *id = json_string_value(json_object_get(call, "id"));
@@ -436,8 +442,13 @@ int request_prompt(struct request *r, struct request_error *e)
 	struct err err = {0};
 	r->n_prompts = 1;
 	r->prompts = NEW_ARRAY(struct token_ids, 1);
-	if (prompt_build(&r->talk, r->model->tokenizer, r->model->turns, &r->prompts[0], &r->n_replayed, &err))
-		return request_refuse_err(e, &err);
+	if (prompt_build(&r->talk, r->model->tokenizer, r->model->turns, request_most_bytes(r->model),
+			&r->prompts[0], &r->n_replayed, &err)) {
+		request_refuse_err(e, &err);
+		if (strstr(e->message, "than the context"))
+			e->code = "context_length_exceeded";
+		return -1;
+	}
 	r->output.chat = true;
 	r->output.in_reasoning = chat_starts_in_reasoning(&r->talk.chat.options);
 	r->output.tools = json_deep_copy(r->talk.chat.tools);

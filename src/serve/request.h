@@ -24,12 +24,14 @@
 #define REQUEST_ANSWERS_MAX 16 /* prompts x n */
 #define REQUEST_STOPS_MAX   16
 #define REQUEST_STOP_BYTES  1024
+#define REQUEST_TOOLS_MAX   256
 
 /* What requests are parsed and answered against; constant while the server runs (turns guards itself). */
 struct request_model {
 	const struct tokenizer *tokenizer;
 	const char *name;
 	bool any_name;    /* take requests for other names too */
+	uint32_t longest; /* bytes of the longest token */
 	uint32_t context; /* tokens of prompt and answer */
 	int64_t created;  /* unix time, shown in lists */
 	char fingerprint[24];
@@ -63,6 +65,12 @@ struct request {
 	struct output_options output; /* of every answer */
 	bool think_asked;             /* the client said something about reasoning */
 };
+
+/* A text of more bytes has more tokens than the context, whatever it says: it need not be cut into them. */
+static inline size_t request_most_bytes(const struct request_model *m)
+{
+	return (size_t)m->context * m->longest;
+}
 
 void request_fini(struct request *r); /* a zeroed struct is fine */
 

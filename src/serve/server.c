@@ -28,7 +28,7 @@ struct server {
 	struct request_model model;
 	struct metrics *metrics;
 	struct scheduler *scheduler;
-	struct http *http; /* NULL while it is being opened: connections may come before http_open returns */
+	struct http *http; /* set by http_open before it starts threads */
 	uint64_t started_ns;
 };
 
@@ -93,7 +93,7 @@ static void get_health(struct server *s, struct exchange *x)
 {
 	struct scheduler_look look;
 	scheduler_look(s->scheduler, &look);
-	bool ending = s->http && http_is_ending(s->http);
+	bool ending = http_is_ending(s->http);
 	struct buf body = {0};
 	struct json_write w = {.out = &body};
 	json_write_open(&w, NULL, '{');
@@ -113,7 +113,7 @@ static struct live_source live_of(struct server *s)
 		.version = s->options.version,
 		.model = s->model.name,
 		.started_ns = s->started_ns,
-		.connections = s->http ? http_connections(s->http) : 0};
+		.connections = http_connections(s->http)};
 }
 
 static void get_metrics(struct server *s, struct exchange *x)
@@ -152,7 +152,7 @@ static bool next_state(void *user, struct buf *out)
 {
 	struct watcher *w = user;
 	uint64_t now = clock_ns();
-	if (!w->server->http || http_is_ending(w->server->http))
+	if (http_is_ending(w->server->http))
 		return false;
 	if (now < w->next_ns) {
 		uint64_t wait = MIN(w->next_ns - now, 100000000u);
@@ -316,6 +316,9 @@ int server_open(struct engine *g, const struct server_options *o, struct server 
 		.turns = turn_store_new(REPLAY_BYTES)};
 	snprintf(s->model.fingerprint, sizeof s->model.fingerprint, "fp_%016llx",
 		(unsigned long long)engine_fingerprint(g));
+	for (uint32_t i = 0; i < tokenizer_n_tokens(s->model.tokenizer); i++)
+		s->model.longest =
+			MAX(s->model.longest, (uint32_t)tokenizer_token(s->model.tokenizer, (int32_t)i).len);
 	json_object_seed(0); /* before there are threads that might do it at the same time */
 	int rc = scheduler_open(g,
 		&(struct scheduler_options){.n_sessions = o->sessions,

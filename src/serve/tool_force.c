@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define KEYS_MAX 256 /* with more properties any keys are taken: each token is held against each key */
+
 enum state {
 	FREE,  /* nothing is bound (any more) */
 	THINK, /* still reasoning: the turn must not end here */
@@ -184,7 +186,8 @@ static void choose(struct tool_force *f)
 	const json_t *p = json_object_get(find_tool(f, buf_str(&f->so_far)), "parameters");
 	f->properties = json_object_get(p, "properties");
 	f->required = json_object_get(p, "required");
-	if (!json_is_object(f->properties) || !json_object_size(f->properties))
+	if (!json_is_object(f->properties) || !json_object_size(f->properties) ||
+		json_object_size(f->properties) > KEYS_MAX)
 		f->properties = f->required = NULL;
 	const char **keys = NEW_ARRAY(const char *, json_object_size(f->properties) + 1);
 	size_t n = 0;

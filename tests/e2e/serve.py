@@ -432,6 +432,7 @@ def test_cancel(s):
 
 
 def test_metrics(s):
+    s.get("/health")
     status, text = s.get("/metrics")
     values = {}
     for line in text.splitlines():
@@ -440,7 +441,7 @@ def test_metrics(s):
             values[name] = float(value)
     for name in ("prompt_tokens_total", "cached_tokens_total", "generated_tokens_total", "answers_total", "queue_depth",
                  "sessions_active", "read_bytes_total", "first_token_seconds_count", "replayed_turns_total",
-                 'expert_ratio{tier="vram"}', 'responses_total{path="/v1/messages",status="200"}'):
+                 'expert_ratio{tier="vram"}', 'responses_total{path="/health",status="200"}'):
         check("glmstream_" + name in values, "metrics have", name)
     check(values["glmstream_prompt_tokens_total"] ==
           values["glmstream_cached_tokens_total"] + values["glmstream_prefill_tokens_total"] or
@@ -572,18 +573,22 @@ def test_folder():
 
 
 def main():
+    chosen = sys.argv[1:]  # names of tests; none: all
     with Server("--sessions", "4", "-c", "2048", "--max-body-mb", "1", "--max-connections", "16", "-v") as s:
         for test in (test_answers, test_stops, test_logprobs, test_stream, test_tools, test_agent_loop,
                      test_completions, test_responses, test_messages, test_refusals, test_cancel, test_metrics,
                      test_limits):
             start = time.monotonic()
+            if chosen and test.__name__[5:] not in chosen:
+                continue
             test(s)
             print(f"{test.__name__}: {time.monotonic() - start:.1f} s", flush=True)
-    with Server("--sessions", "8", "-c", "512", "-q") as s:
-        test_load(s)
-    test_key_and_queue()
-    test_cache_sizes()
-    test_folder()
+    if not chosen or "load" in chosen:
+        with Server("--sessions", "8", "-c", "512", "-q") as s:
+            test_load(s)
+    for test in (test_key_and_queue, test_cache_sizes, test_folder):
+        if not chosen or test.__name__[5:] in chosen:
+            test()
     finish()
 
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# The HTTP server, with Python's standard library as the client (serve.py).
+# The HTTP server, with Python's standard library as the client (serve.py); arguments name some of
+# its tests.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 command -v python3 >/dev/null 2>&1 || {
 	echo "no python3"
 	exit 77
 }
-exec python3 tests/e2e/serve.py
+exec python3 tests/e2e/serve.py "$@"

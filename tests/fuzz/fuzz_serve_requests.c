@@ -105,6 +105,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			return 0;
 		model = (struct request_model){.tokenizer = t,
 			.name = "pocket",
+			.longest = 128,
 			.context = 2048,
 			.sampling = {.temperature = 1, .top_p = 0.95f},
 			.turns = turn_store_new(1 << 16)};
