@@ -27,9 +27,9 @@ struct slot {
 	enum scheduler_state state;
 	uint32_t prompt;     /* tokens of the prompt of the last job */
 	struct slot *leader; /* reads `common` tokens that this job begins with too; NULL: none is waited for */
-	const struct job *leader_job; /* only compared */
+	uint64_t serial, leader_serial; /* of the job here and of the job that is waited for: counts all jobs */
 	uint32_t common;
-	uint64_t last_used; /* count of jobs when it became idle; 0: never used */
+	uint64_t last_used; /* jobs that had ended when it became idle; 0: never used */
 };
 
 struct scheduler {
@@ -41,7 +41,8 @@ struct scheduler {
 	pthread_t thread;
 	struct slot *slots; /* [n_slots] compute */
 	uint32_t turn;      /* compute: who is first in the next step */
-	uint64_t n_jobs;    /* compute */
+	uint64_t n_jobs;    /* compute: begun */
+	uint64_t n_ended;   /* compute */
 	int64_t writing_ns; /* compute: time that writing is owed */
 	float *masked;      /* compute: [n_vocab] */
 	atomic_bool abort;  /* cuts a step short */
@@ -63,7 +64,7 @@ static void release(struct scheduler *s, struct slot *slot)
 	double seconds = (double)(clock_ns() - j->started_ns) / 1e9;
 	slot->job = NULL;
 	slot->state = SCHEDULER_IDLE;
-	slot->last_used = ++s->n_jobs;
+	slot->last_used = ++s->n_ended;
 	pthread_mutex_lock(&s->lock);
 	s->job_seconds = s->job_seconds > 0 ? 0.9 * s->job_seconds + 0.1 * seconds : seconds;
 	pthread_mutex_unlock(&s->lock);
@@ -183,7 +184,7 @@ static void follow(struct scheduler *s, struct slot *slot, uint32_t start)
 			n++;
 		if (n > slot->common) {
 			slot->leader = x;
-			slot->leader_job = x->job;
+			slot->leader_serial = x->serial;
 			slot->common = (uint32_t)n;
 		}
 	}
@@ -196,7 +197,7 @@ static bool follows(struct scheduler *s, struct slot *slot)
 	struct job *j = slot->job;
 	if (!x)
 		return false;
-	if (x->job == slot->leader_job && session_length(x->session) < slot->common)
+	if (x->job && x->serial == slot->leader_serial && session_length(x->session) < slot->common)
 		return true;
 	slot->leader = NULL;
 	struct err e = {0};
@@ -221,6 +222,7 @@ static void begin(struct scheduler *s, struct job *j)
 	session_rewind(slot->session, MIN(start, session_length(slot->session)));
 	start = restore(s, slot, &j->prompt, start);
 	slot->job = j;
+	slot->serial = ++s->n_jobs;
 	slot->state = SCHEDULER_READING;
 	slot->prompt = (uint32_t)j->prompt.n;
 	j->cached = start;
