@@ -534,6 +534,21 @@ def test_key_and_queue():
     check(s.stop(signal.SIGINT) == 130, "Ctrl+C ends with status 130")
 
 
+def test_start():
+    """What cannot be started says why, with the right status."""
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        for options, status, words in ((["--port", port], 1, "--port N"), (["--port", "70000"], 2, "65535"),
+                                       (["--host", "no such host"], 2, "--host"), (["--sessions", "0"], 2, "--sessions"),
+                                       (["--session-dir", "/dev/null/x"], 3, "/dev/null/x"),
+                                       (["-m", "no-such-file.gguf"], 3, "no-such-file.gguf")):
+            r = subprocess.run([PROGRAM, "serve", "-c", "256", "--backend", "cpu", *options], capture_output=True,
+                               text=True, timeout=60)
+            check(r.returncode == status and words in r.stderr and not r.stdout, "serve", options, r.returncode, r.stderr)
+    r = subprocess.run([PROGRAM, "serve", "--help"], capture_output=True, text=True)
+    check(r.returncode == 0 and "--session-dir" in r.stdout and "curl" in r.stdout, "help", r.stdout)
+
+
 def test_cache_sizes():
     """Through a small expert cache the answers are the same bits."""
     want = None
@@ -586,7 +601,7 @@ def main():
     if not chosen or "load" in chosen:
         with Server("--sessions", "8", "-c", "512", "-q") as s:
             test_load(s)
-    for test in (test_key_and_queue, test_cache_sizes, test_folder):
+    for test in (test_key_and_queue, test_start, test_cache_sizes, test_folder):
         if not chosen or test.__name__[5:] in chosen:
             test()
     finish()

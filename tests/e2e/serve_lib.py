@@ -101,7 +101,7 @@ class Server:
         data = r.read()
         if not connection:
             c.close()
-        if "json" in (r.getheader("Content-Type") or ""):
+        if data and "json" in (r.getheader("Content-Type") or ""):
             data = json.loads(data)
         else:
             data = data.decode("utf-8", "replace")
