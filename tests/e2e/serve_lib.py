@@ -12,6 +12,7 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PROGRAM = os.environ.get("GLMSTREAM", os.path.join(ROOT, "build/release/glmstream"))
 POCKET = os.path.join(ROOT, "tools/pocket/pocket.gguf")
+SLOW = "san-thread" in PROGRAM  # a hundred times slower
 checks, wrong = 0, []
 lock = threading.Lock()
 
@@ -77,7 +78,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(sig)
             try:
-                self.process.wait(60 if "san-" in PROGRAM else 8)
+                self.process.wait(120 if "san-" in PROGRAM else 8)
             except subprocess.TimeoutExpired:
                 check(False, "the server does not end")
                 self.process.kill()
@@ -88,7 +89,7 @@ class Server:
             check(word not in log, "the log says", word, log[-4000:])
         return self.process.returncode
 
-    def connect(self, timeout=120):
+    def connect(self, timeout=900 if SLOW else 120):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def request(self, method, path, body=None, headers=None, connection=None):
