@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Absorbed MLA over a list of cache rows, split over positions.
+ * Absorbed MLA over a list of cache rows, split over positions: for the shapes and types that cuda_attention_mma.cu does not
+ * take.
  *
  * attend_kernel: grid (segments of SEGMENT list entries, groups of HEADS heads, rows), block 256. A block takes its segment in
  * tiles of TILE cache rows, which it copies to shared memory as floats; scores, running maximum, sum and weighted values are
@@ -15,7 +16,7 @@
  *      score thread (quarter of the width, half of the heads, position): 4 heads at once
  *      value thread: columns 2 c, 2 c + 1 of all HEADS heads
  */
-#include "kernels/cuda/cuda_common.cuh"
+#include "kernels/cuda/cuda_attention.cuh"
 
 #define HEADS             8
 #define TILE              32
@@ -217,7 +218,7 @@ static __global__ void merge_kernel(const __grid_constant__ struct attend_args g
 void cuda_attend(struct backend *base, const struct batch *rows, const struct attend *a)
 {
 	struct cuda_backend *b = cuda_of(base);
-	if (!cuda_begin(base, "attend") || !rows->n)
+	if (!cuda_begin(base, "attend") || !rows->n || cuda_attend_mma(b, rows, a))
 		return;
 	struct attend_args g = {*a, rows->base, 0, 0, 0, NULL};
 	/* padded to whole 16 bytes, an odd number of them */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The DSA lightning indexer: scores every earlier position and keeps the best top_k, exactly.
+ * The DSA lightning indexer: scores every earlier position and keeps the best top_k, exactly. cuda_indexer_mma.cu has the
+ * scores of half keys, and for few rows all of it; the rest is here.
  *
  * score_kernel: grid (tiles of KEYS positions, rows), block 256. Keys and queries go to shared memory as floats; a thread
  * takes 8 heads of one position at a time; four partial sums per position are added in order.
@@ -10,7 +11,7 @@
  * Bytes moved: keys once per row, scores once out and four times in. A list that holds all positions is written without
  * scores. Rows are taken in groups to bound the scratch.
  */
-#include "kernels/cuda/cuda_common.cuh"
+#include "kernels/cuda/cuda_attention.cuh"
 
 #define KEYS              64
 #define THREADS           256
@@ -196,7 +197,7 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
 void cuda_index_select(struct backend *base, const struct batch *rows, const struct index_select *a)
 {
 	struct cuda_backend *b = cuda_of(base);
-	if (!cuda_begin(base, "index_select") || !rows->n)
+	if (!cuda_begin(base, "index_select") || !rows->n || cuda_index_choose(b, rows, a))
 		return;
 	struct select_args g = {*a, rows->pos, rows->base, 0, 0, 0, NULL, 0, 0};
 	int longest = rows->max_pos + 1, group = rows->n < 65535 ? rows->n : 65535;
@@ -221,7 +222,7 @@ void cuda_index_select(struct backend *base, const struct batch *rows, const str
 	}
 	for (; g.first_row < rows->n; g.first_row += group) {
 		unsigned n = (unsigned)(rows->n - g.first_row < group ? rows->n - g.first_row : group);
-		if (longest > a->top_k)
+		if (longest > a->top_k && !cuda_index_scores(b, rows, a, g.first_row, (int)n, g.stride, g.score))
 			score_kernel<<<dim3((unsigned)((longest + KEYS - 1) / KEYS), n), THREADS, shared, b->stream>>>(g);
 		select_kernel<<<n, SELECT_THREADS, 0, b->stream>>>(g);
 		cuda_launched(b);
