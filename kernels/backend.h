@@ -9,7 +9,9 @@
  * - A compute op returns nothing. The first failure is kept in the backend, later ops do nothing, and `wait` and
  *   `download` report it. So the forward pass reads as a list of stages.
  * - Every row is computed independently, in an order that does not depend on how many rows there are: a row's
- *   numbers are bit-identical in a batch of 1 and in a batch of 512.
+ *   numbers are bit-identical in a batch of 1 and in a batch of 512. A backend may have one way for few rows (decode) and
+ *   another for many (prefill), whose numbers differ in the last bits; the rule then holds within each. CUDA's few are at
+ *   most 16 rows; the CPU has one way. Nothing else matters: the same steps give the same bits.
  * - Activations are float32, rows are contiguous unless a stride is given. Views never own memory.
  * - Sizes and ids have been checked by the caller; ops do not validate, except where they say so.
  */

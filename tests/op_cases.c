@@ -22,9 +22,11 @@ const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_
 #define MATMUL(t)                                                                                            \
 	{.name = "pocket " #t, .op = OP_MATMUL, .type = DTYPE_##t, .rows = 7, .n_in = 256, .n_out = 37},              \
 		{.name = "wide " #t, .op = OP_MATMUL, .type = DTYPE_##t, .rows = 3, .n_in = 6144, .n_out = 9},            \
-		{.name = "tall " #t, .op = OP_MATMUL, .type = DTYPE_##t, .rows = 1, .n_in = 512, .n_out = 301},
+		{.name = "tall " #t, .op = OP_MATMUL, .type = DTYPE_##t, .rows = 1, .n_in = 512, .n_out = 301},          \
+		{.name = "chunk " #t, .op = OP_MATMUL, .type = DTYPE_##t, .rows = 40, .n_in = 512, .n_out = 141},
 #define EXPERT(t)                                                                                            \
-	{.name = "pocket " #t, .op = OP_EXPERT_FFN, .type = DTYPE_##t, .rows = 11, .n_in = 256, .n_out = 256, .heads = 5, .n_used = 3},
+	{.name = "pocket " #t, .op = OP_EXPERT_FFN, .type = DTYPE_##t, .rows = 11, .n_in = 256, .n_out = 256, .heads = 5, .n_used = 3}, \
+		{.name = "chunk " #t, .op = OP_EXPERT_FFN, .type = DTYPE_##t, .rows = 37, .n_in = 256, .n_out = 256, .heads = 5, .n_used = 3},
 #define EMBED(t) {.name = "table " #t, .op = OP_EMBED, .type = DTYPE_##t, .rows = 5, .n_in = 512, .n_out = 40},
 
 const struct op_case op_cases[] = {
@@ -43,6 +45,8 @@ const struct op_case op_cases[] = {
 	{.name = "k_b Q8_0", .op = OP_STACKED_MATMUL, .type = DTYPE_Q8_0, .rows = 5, .n_in = 192, .n_out = 512, .heads = 4},
 	{.name = "v_b Q8_0", .op = OP_STACKED_MATMUL, .type = DTYPE_Q8_0, .rows = 1, .n_in = 512, .n_out = 256, .heads = 5},
 	{.name = "k_b BF16", .op = OP_STACKED_MATMUL, .type = DTYPE_BF16, .rows = 3, .n_in = 192, .n_out = 65, .heads = 7},
+	{.name = "chunk F32", .op = OP_STACKED_MATMUL, .type = DTYPE_F32, .rows = 19, .n_in = 50, .n_out = 31, .heads = 3},
+	{.name = "chunk Q8_0", .op = OP_STACKED_MATMUL, .type = DTYPE_Q8_0, .rows = 21, .n_in = 192, .n_out = 140, .heads = 7},
 	{.name = "odd F32", .op = OP_STACKED_MATMUL, .type = DTYPE_F32, .rows = 9, .n_in = 50, .n_out = 31, .heads = 3},
 	{.name = "wide", .op = OP_SWIGLU, .rows = 2, .n_in = 12288},
 	{.name = "odd", .op = OP_SWIGLU, .rows = 3, .n_in = 333},
@@ -58,11 +62,15 @@ const struct op_case op_cases[] = {
 	{.name = "pocket F16", .op = OP_INDEX_SELECT, .type = DTYPE_F16, .rows = 9, .heads = 4, .dim = 128, .top_k = 128, .far = 700},
 	{.name = "full F16", .op = OP_INDEX_SELECT, .type = DTYPE_F16, .rows = 3, .heads = 32, .dim = 128, .top_k = 2048, .far = 4999},
 	{.name = "short", .op = OP_INDEX_SELECT, .type = DTYPE_F32, .rows = 5, .heads = 4, .dim = 128, .top_k = 128, .far = 127},
+	{.name = "chunk F16", .op = OP_INDEX_SELECT, .type = DTYPE_F16, .rows = 30, .heads = 4, .dim = 128, .top_k = 128, .far = 700},
+	{.name = "chunk ties F16", .op = OP_INDEX_SELECT, .type = DTYPE_F16, .rows = 21, .heads = 16, .dim = 64, .top_k = 100, .far = 5000, .whole = true},
 	{.name = "ties F32", .op = OP_INDEX_SELECT, .type = DTYPE_F32, .rows = 12, .heads = 4, .dim = 64, .top_k = 50, .far = 900, .whole = true},
 	{.name = "ties F16", .op = OP_INDEX_SELECT, .type = DTYPE_F16, .rows = 12, .heads = 16, .dim = 64, .top_k = 7, .far = 333, .whole = true},
 	{.name = "pocket F32", .op = OP_ATTEND, .type = DTYPE_F32, .rows = 5, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600},
 	{.name = "pocket F16", .op = OP_ATTEND, .type = DTYPE_F16, .rows = 5, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600},
 	{.name = "full F16", .op = OP_ATTEND, .type = DTYPE_F16, .rows = 2, .heads = 64, .dim = 64, .n_value = 512, .top_k = 300, .far = 999},
+	{.name = "chunk F16", .op = OP_ATTEND, .type = DTYPE_F16, .rows = 40, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600},
+	{.name = "chunk F32", .op = OP_ATTEND, .type = DTYPE_F32, .rows = 18, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600},
 	{.name = "odd F32", .op = OP_ATTEND, .type = DTYPE_F32, .rows = 6, .heads = 7, .dim = 6, .n_value = 29, .top_k = 33, .far = 70},
 	{.name = "pocket", .op = OP_ROUTE, .rows = 40, .heads = 32, .n_used = 4},
 	{.name = "full", .op = OP_ROUTE, .rows = 9, .heads = 256, .n_used = 8},

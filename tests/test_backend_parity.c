@@ -28,6 +28,7 @@
 #include <cmocka.h>
 
 #define TOLERANCE 16.0
+#define FEW_ROWS  16
 #define ERROR     1e-5
 #define ERROR_HALF                                                                                           \
 	1e-4 /* where the output is stored as halves: a few values in thousands round the other way */
@@ -53,6 +54,42 @@ static const struct op_case large[] = {
 		.n_in = 16384,
 		.n_out = 6144},
 	{.name = "chunk Q8_0", .op = OP_MATMUL, .type = DTYPE_Q8_0, .rows = 67, .n_in = 6144, .n_out = 576},
+	{.name = "chunk Q4_K", .op = OP_MATMUL, .type = DTYPE_Q4_K, .rows = 130, .n_in = 6144, .n_out = 600},
+	{.name = "chunk Q2_K", .op = OP_MATMUL, .type = DTYPE_Q2_K, .rows = 33, .n_in = 2048, .n_out = 1000},
+	{.name = "chunk BF16", .op = OP_MATMUL, .type = DTYPE_BF16, .rows = 200, .n_in = 6144, .n_out = 257},
+	{.name = "chunk F32", .op = OP_MATMUL, .type = DTYPE_F32, .rows = 65, .n_in = 6144, .n_out = 256},
+	{.name = "chunk k_b Q8_0",
+		.op = OP_STACKED_MATMUL,
+		.type = DTYPE_Q8_0,
+		.rows = 70,
+		.n_in = 192,
+		.n_out = 512,
+		.heads = 64},
+	{.name = "chunk attend",
+		.op = OP_ATTEND,
+		.type = DTYPE_F16,
+		.rows = 40,
+		.heads = 64,
+		.dim = 64,
+		.n_value = 512,
+		.top_k = 2048,
+		.far = 4000},
+	{.name = "chunk index",
+		.op = OP_INDEX_SELECT,
+		.type = DTYPE_F16,
+		.rows = 40,
+		.heads = 32,
+		.dim = 128,
+		.top_k = 2048,
+		.far = 9000},
+	{.name = "chunk Q2_K",
+		.op = OP_EXPERT_FFN,
+		.type = DTYPE_Q2_K,
+		.rows = 64,
+		.n_in = 2048,
+		.n_out = 512,
+		.heads = 8,
+		.n_used = 5},
 	{.name = "router F32", .op = OP_MATMUL, .type = DTYPE_F32, .rows = 3, .n_in = 6144, .n_out = 256},
 	{.name = "k_b Q8_0",
 		.op = OP_STACKED_MATMUL,
@@ -252,16 +289,19 @@ static void same_bits(const struct op_case *c, const char *what, const float *a,
 				(double)b[i]);
 }
 
+/* Steps of at most FEW_ROWS rows and larger ones are two ways; within each a row's bits are the same. */
 static void check_rows(const struct op_case *c)
 {
 	size_t width = (size_t)op_case_width(c);
 	float *whole = run(cuda, c, 0, c->rows);
-	for (int r = 0; r < c->rows && r < 5; r++) {
+	for (int r = 0; r < c->rows && r < 5 && c->rows <= FEW_ROWS; r++) {
 		float *one = run(cuda, c, r, 1);
 		same_bits(c, "alone", whole + (size_t)r * width, one, width);
 		free(one);
 	}
 	int some = c->rows / 3;
+	if (c->rows > FEW_ROWS && c->rows - some <= FEW_ROWS)
+		some = c->rows - FEW_ROWS - 1;
 	float *rest = run(cuda, c, some, c->rows - some);
 	same_bits(c, "in another batch", whole + (size_t)some * width, rest, (size_t)(c->rows - some) * width);
 	free(rest);

@@ -206,6 +206,8 @@ static void cuda_close(struct backend *base)
 	cudaFree(b->columns.data);
 	cudaFree(b->side_scratch.data);
 	cudaFree(b->side_columns.data);
+	cudaFree(b->choose.data);
+	cudaFree(b->prefill.data);
 	cudaFree(b->tables);
 	cudaFreeHost(b->staging);
 	cudaFreeHost(b->landing);

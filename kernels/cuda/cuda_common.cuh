@@ -49,6 +49,8 @@ struct cuda_backend {
 	 * one op's scratch is free when the next one writes. */
 	struct cuda_room scratch;                    /* cuda_scratch */
 	struct cuda_room side_scratch, side_columns; /* exchanged with those while a side is enqueued */
+	struct cuda_room choose;  /* counts of index_select, zero between ops (cuda_indexer_mma.cu) */
+	struct cuda_room prefill; /* products of many rows (cuda_gemm.cu) */
 	struct cuda_room columns; /* activations as the matrix units want them (cuda_product_mma.cuh) */
 	/* Uploads pass through pinned memory: a ring of stages, filled front to back; `sent` is recorded when one is full. */
 	uint8_t *staging; /* [CUDA_STAGES][CUDA_STAGE_BYTES] */

@@ -6,6 +6,8 @@
  * expert_ffn: two passes, gate and up fused with SwiGLU into hidden rows (scratch, one per place), then down from those to the
  * places. A task is one job and up to 8 of its places. Gate and up of different types are taken one after the other.
  */
+#include "kernels/cuda/cuda_attention.cuh"
+#include "kernels/cuda/cuda_gemm.cuh"
 #include "kernels/cuda/cuda_product.cuh"
 
 /* How many warps share a weight row. Depends on the shape of the weight alone; `many`: matrices of this shape that come
@@ -55,6 +57,10 @@ void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, 
 	struct cuda_backend *b = cuda_of(base);
 	if (!cuda_begin(base, "matmul") || !rows)
 		return;
+	if (rows > CUDA_FEW_ROWS) {
+		cuda_gemm_matmul(b, parts, n_parts, x, rows);
+		return;
+	}
 	/* parts of one type go together, if several rows do not make their strides of y differ */
 	bool done[64] = {false};
 	struct product_args split = {};
@@ -100,6 +106,10 @@ void cuda_stacked_matmul(struct backend *base, const struct stacked_matmul *m, i
 {
 	if (!cuda_begin(base, "stacked_matmul") || !rows)
 		return;
+	if (rows > CUDA_FEW_ROWS) {
+		cuda_gemm_stacked(cuda_of(base), m, rows);
+		return;
+	}
 	struct product_args a = {};
 	a.x = m->x;
 	a.x_row = m->x_stride * m->w.n_stack;
@@ -184,6 +194,11 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	cuda_note_begin(b, USAGE_EXPERTS);
 	if (!cuda_begin(base, "expert_ffn"))
 		return;
+	if (rows > CUDA_FEW_ROWS) {
+		cuda_gemm_experts(b, x, jobs, n_jobs, n_used, out);
+		cuda_note_end(b);
+		return;
+	}
 	int64_t places = 0, n_ff = 0, n_embd = 0;
 	bool apart = false;
 	for (int j = 0; j < n_jobs; j++) {
