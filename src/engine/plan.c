@@ -12,9 +12,11 @@
 
 #include <string.h>
 
-#define DEFAULT_CHUNK 512
-#define AUTO_CONTEXT  131072 /* the largest context taken without being asked for */
-#define CONTEXT_STEP  1024
+#define CHUNK_LEAST  512    /* rows of a prefill step when nothing is asked for */
+#define CHUNK_MOST   4096   /* on a card */
+#define CHUNK_PART   32     /* the part of a free card that the workspace of a step may take */
+#define AUTO_CONTEXT 131072 /* the largest context taken without being asked for */
+#define CONTEXT_STEP 1024
 /* Without -c the caches take at most this part of the memory that is left; less where it would be taken from experts. */
 #define AUTO_KV_PART        4
 #define AUTO_KV_PART_STREAM 16
@@ -64,20 +66,30 @@ static size_t usable(const struct plan *p)
 	return p->on_card ? less(p->available, CARD_SPARE) : p->available;
 }
 
+/* On a card every step of a prompt streams the experts that are not there: the longer the steps, the fewer times. */
+static uint32_t default_chunk(const struct model_config *c, const struct plan *p)
+{
+	uint32_t n = p->on_card ? CHUNK_MOST : CHUNK_LEAST;
+	while (n > CHUNK_LEAST && model_workspace_bytes(c, p->mtp, n) > p->available / CHUNK_PART)
+		n /= 2;
+	return n;
+}
+
 /* Context, chunk, caches and workspace. `taken`: bytes that experts will take for certain. */
 static int plan_context(const struct model_config *c, const struct engine_options *o, size_t taken,
 	unsigned kv_part, struct plan *p, struct err *e)
 {
 	size_t fixed = p->resident + taken;
+	uint32_t chunk = o->chunk ? o->chunk : default_chunk(c, p);
 	if (p->on_card)
-		fixed += model_workspace_bytes(c, p->mtp, o->chunk ? o->chunk : DEFAULT_CHUNK);
+		fixed += model_workspace_bytes(c, p->mtp, chunk);
 	size_t left = less(usable(p), p->on_card ? fixed : p->resident);
 	size_t budget = MIN(less(p->available, p->resident) / kv_part, left);
 	p->context = o->context ? o->context : fitting_context(c, p, p->available ? budget : SIZE_MAX);
 	if ((uint64_t)p->context * p->sessions > INT32_MAX)
 		return err_set(
 			e, ERR_USAGE, "%u sessions of %u tokens are more than 2^31 cache rows", p->sessions, p->context);
-	p->chunk = MIN(o->chunk ? o->chunk : DEFAULT_CHUNK, p->context);
+	p->chunk = MIN(chunk, p->context);
 	p->kv = kv_cache_bytes(c, p->mtp, p->kv_type, p->context * p->sessions);
 	p->workspace = model_workspace_bytes(c, p->mtp, p->chunk);
 	return 0;
