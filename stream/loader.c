@@ -166,7 +166,7 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 	l->base.window[EXPERT_DECODE] = MAX(smallest_capacity(l) / 2, 1);
 	l->base.window[EXPERT_PREFILL] = l->n_staging / 2;
 	l->fills = mem_try_new((size_t)l->n_slots, sizeof *l->fills);
-	l->cap_commands = 2 * (size_t)l->n_slots + 8;
+	l->cap_commands = 3 * (size_t)l->n_slots + 8; /* a move or filling, and an urge, of every slot */
 	l->commands = mem_try_new(l->cap_commands, sizeof *l->commands);
 	for (int i = 0; i < 2; i++)
 		l->ahead[i].ids = NEW_ARRAY(int32_t, (size_t)l->n_experts);

@@ -32,14 +32,17 @@
 /* A guess from tier 1 moves in chunks, a few on the way at a time: a demand that comes then waits no longer than these take. */
 #define RAM_CHUNK  ((uint64_t)2 << 20)
 #define RAM_CHUNKS 2
-#define NOBODY     (-1)
-#define POISON     (-2)
+/* Reads of guesses in flight: nearly enough to keep a drive busy, few enough not to stand long before a demand. */
+#define GUESSES 12
+#define NOBODY  (-1)
+#define POISON  (-2)
 
 /* A filling whose pieces have not all been started; one a slot. */
 struct job {
 	int32_t next; /* in its queue */
 	int32_t layer, expert;
-	uint8_t lane;
+	uint8_t lane;        /* of all its copies */
+	bool urgent;         /* in the queue of those that somebody waits for */
 	const uint8_t *from; /* tier 1; NULL: disk */
 	uint8_t *dst;
 	uint64_t bytes; /* from tier 1 */
@@ -56,6 +59,7 @@ struct piece {
 	int32_t next_free;
 	int32_t slot;
 	uint64_t dst_offset;
+	bool guess; /* counted in n_guessed while it is read */
 };
 
 /* A copy under way. */
@@ -80,10 +84,11 @@ struct card {
 	struct piece *pieces; /* [g.n_pieces] */
 	int32_t free_piece;
 	unsigned n_free_pieces;
-	struct job *jobs; /* [n_slots] */
-	struct job_queue urgent, normal;
+	struct job *jobs;                      /* [n_slots] */
+	struct job_queue urgent[2], normal[2]; /* from disk, from tier 1: neither holds up the other */
 	struct flights in, ahead, out;
 	unsigned n_ahead_ram; /* of ahead: from tier 1 */
+	unsigned n_guessed;   /* pieces being read that nobody waits for */
 	int32_t free_places[PARKING_PLACES];
 	unsigned n_free_places;
 	struct err failure; /* of the latest copy that failed */
@@ -211,6 +216,7 @@ void loader_card_landed(struct loader *l, const struct reader_completion *done)
 	int32_t piece = (int32_t)done->tag;
 	const struct piece *p = &c->pieces[piece];
 	struct fill *f = &l->fills[p->slot];
+	c->n_guessed -= p->guess;
 	if (done->code && !f->code) {
 		f->code = done->code;
 		f->failure_at = *done;
@@ -246,6 +252,7 @@ void loader_card_fill(struct loader *l, const struct command *command, uint8_t *
 	c->jobs[command->slot] = (struct job){.layer = command->layer,
 		.expert = command->expert,
 		.lane = urgent ? COPY_IN : COPY_AHEAD,
+		.urgent = urgent,
 		.from = from,
 		.dst = dst,
 		.bytes = bytes};
@@ -256,16 +263,35 @@ void loader_card_fill(struct loader *l, const struct command *command, uint8_t *
 	f->reads_left++;
 	send(l, &c->jobs[command->slot], command->slot, dst, c->poison, bytes, POISON);
 #endif
-	queue_push(c, urgent ? &c->urgent : &c->normal, command->slot);
+	queue_push(c, urgent ? &c->urgent[from != NULL] : &c->normal[from != NULL], command->slot);
+}
+
+void loader_card_urge(struct loader *l, int32_t slot)
+{
+	struct card *c = l->card;
+	struct job_queue *q = &c->normal[c->jobs[slot].from != NULL];
+	int32_t before = NOBODY, at = q->head;
+	for (; at != NOBODY && at != slot; at = c->jobs[at].next)
+		before = at;
+	if (at == NOBODY)
+		return; /* all its pieces are on their way */
+	if (before == NOBODY)
+		q->head = c->jobs[at].next;
+	else
+		c->jobs[before].next = c->jobs[at].next;
+	if (q->tail == at)
+		q->tail = before;
+	c->jobs[at].urgent = true;
+	queue_push(c, &c->urgent[c->jobs[at].from != NULL], at);
 }
 
 /* The next chunk from tier 1. Returns 1: that was the last, 0: more to come, -1: not now. */
 static int start_chunk(struct loader *l, int32_t slot, struct job *j)
 {
 	struct card *c = l->card;
-	if (j->lane == COPY_AHEAD && c->n_ahead_ram == RAM_CHUNKS)
+	if (!j->urgent && c->n_ahead_ram >= RAM_CHUNKS)
 		return -1;
-	uint64_t n = j->lane == COPY_AHEAD ? MIN(j->bytes - j->at, RAM_CHUNK) : j->bytes;
+	uint64_t n = j->urgent ? j->bytes - j->at : MIN(j->bytes - j->at, RAM_CHUNK);
 	l->fills[slot].reads_left++;
 	c->n_ahead_ram += j->lane == COPY_AHEAD;
 	send(l, j, slot, j->dst + j->at, j->from + j->at, n, NOBODY);
@@ -278,7 +304,8 @@ static int start_read(struct loader *l, int32_t slot, struct job *j)
 {
 	struct card *c = l->card;
 	struct extent_plan p;
-	if (c->n_free_pieces <= (j->lane == COPY_IN ? 0 : c->g.n_pieces / 3))
+	bool guess = !j->urgent && l->fills[slot].prefetch;
+	if (c->n_free_pieces <= (j->urgent ? 0 : c->g.n_pieces / 3) || (guess && c->n_guessed >= GUESSES))
 		return -1;
 	if (extent_plan(l->table, (uint32_t)j->layer, (uint32_t)j->expert, &p))
 		bug("no extents for expert %d of layer %d", j->expert, j->layer);
@@ -292,7 +319,7 @@ static int start_read(struct loader *l, int32_t slot, struct job *j)
 		.need = MIN(n, r->need - j->at),
 		.dst = c->bounce.base + (uint64_t)piece * c->g.piece_bytes,
 		.tag = (uint64_t)piece,
-		.urgent = j->lane == COPY_IN,
+		.urgent = j->urgent,
 	};
 	int rc = reader_submit(l->reader, &q);
 	if (rc) {
@@ -301,7 +328,8 @@ static int start_read(struct loader *l, int32_t slot, struct job *j)
 			bug("the reader refused expert %d of layer %d: code %d", j->expert, j->layer, rc);
 		return -1;
 	}
-	c->pieces[piece] = (struct piece){.slot = slot, .dst_offset = r->dst_offset + j->at};
+	c->pieces[piece] = (struct piece){.slot = slot, .dst_offset = r->dst_offset + j->at, .guess = guess};
+	c->n_guessed += guess;
 	l->fills[slot].reads_left++;
 	l->fills[slot].bytes += n;
 	j->at += step;
@@ -338,8 +366,10 @@ bool loader_card_run(struct loader *l)
 	bool any = poll_lane(l, &c->in, false);
 	any |= poll_lane(l, &c->ahead, false);
 	any |= poll_lane(l, &c->out, true);
-	any |= start_queue(l, &c->urgent);
-	any |= start_queue(l, &c->normal);
+	for (int from = 1; from >= 0; from--) {
+		any |= start_queue(l, &c->urgent[from]);
+		any |= start_queue(l, &c->normal[from]);
+	}
 	loader_busy(&l->io_now.in_busy, c->in.n + c->ahead.n > 0);
 	loader_busy(&l->io_now.out_busy, c->out.n > 0);
 	return any;
@@ -446,7 +476,8 @@ int loader_card_open(
 		give_piece(c, (int32_t)i);
 	for (int32_t i = PARKING_PLACES; i-- > 0;)
 		c->free_places[c->n_free_places++] = i;
-	c->urgent.head = c->normal.head = NOBODY;
+	for (int from = 0; from < 2; from++)
+		c->urgent[from].head = c->normal[from].head = NOBODY;
 	return 0;
 }
 

@@ -196,6 +196,12 @@ static void hold(struct loader *l, struct expert_ref *r, int32_t slot)
 		return;
 	f->wanted = true;
 	l->n_wanted++;
+	if (!l->card)
+		return;
+	if (l->n_commands == l->cap_commands)
+		bug("%zu commands are queued", l->n_commands);
+	l->commands[(l->first_command + l->n_commands++) % l->cap_commands] =
+		(struct command){.kind = COMMAND_URGE, .slot = slot};
 }
 
 /* First pass of an acquire: count the access, pin what is there. */

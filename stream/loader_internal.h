@@ -15,8 +15,9 @@
 
 /* Work that the I/O thread must do in the order in which it was decided: empty a slot, then fill it. */
 struct command {
-	enum { COMMAND_MOVE, COMMAND_FILL } kind;
-	int32_t slot; /* MOVE: the target; FILL: the slot to fill */
+	enum { COMMAND_MOVE, COMMAND_FILL, COMMAND_URGE } kind;
+	int32_t
+		slot; /* MOVE: the target; FILL: the slot to fill; URGE: one whose filling somebody waits for now */
 	int32_t layer, expert;
 	uint64_t from_offset, to_offset, bytes; /* MOVE: tier 0 -> tier 1 */
 	int32_t source;                         /* FILL: tier 1 slot that holds the bytes, -1: disk */
@@ -188,6 +189,8 @@ void loader_card_drain(struct loader *l);
 /* Queues a filling of `bytes` at dst from disk, or from tier 1. */
 void loader_card_fill(struct loader *l, const struct command *command, uint8_t *dst, const uint8_t *from,
 	uint64_t bytes, bool urgent);
+/* What is left of a queued filling goes before guesses from now on. */
+void loader_card_urge(struct loader *l, int32_t slot);
 /* Is there room to take a victim's bytes aside now? */
 bool loader_card_can_move(const struct loader *l);
 void loader_card_move(struct loader *l, const struct command *command);

@@ -3,8 +3,9 @@
  * The I/O thread of the loader. It runs the queued commands in order (a slot is emptied before it is filled), submits reads,
  * and publishes what has landed. Between demands it turns announcements and hints into reservations of its own.
  *
- * Order: demands first. A guess is started only while no demand is under way; its reads then stand behind any demand that
- * comes later, because demands are submitted as urgent.
+ * Order: demands first. Without a card a guess is started only while no demand is under way; its reads then stand behind any
+ * demand that comes later, because demands are submitted as urgent. With one, loader_card.c sees to it that guesses take only
+ * what demands leave.
  */
 #include "stream/loader_internal.h"
 
@@ -156,6 +157,10 @@ static void read_expert(struct loader *l, const struct command *c, uint8_t *dst,
 
 static void run_command(struct loader *l, const struct command *c, bool urgent)
 {
+	if (c->kind == COMMAND_URGE) {
+		loader_card_urge(l, c->slot);
+		return;
+	}
 	if (l->card && c->kind == COMMAND_MOVE) {
 		loader_card_move(l, c);
 		return;
@@ -252,7 +257,7 @@ static bool start_warm(struct loader *l)
 static bool next_command(struct loader *l, struct command *c, bool *urgent)
 {
 	while (!l->n_commands) {
-		if (l->n_wanted || !(start_announced(l) || start_hinted(l) || start_warm(l)))
+		if ((l->n_wanted && !l->card) || !(start_announced(l) || start_hinted(l) || start_warm(l)))
 			return false;
 	}
 	if (l->card && l->commands[l->first_command].kind == COMMAND_MOVE && !loader_card_can_move(l))
