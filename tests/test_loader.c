@@ -4,7 +4,7 @@
  * engine, fault and timing, an expert that is called ready holds exactly the bytes of the file.
  *
  * All of it runs twice: with slots that reads land in directly, and with an emulated card between (stream/copier_null.h),
- * whose memory this program cannot touch.
+ * whose memory this program cannot touch. Where a real card answers, a third round goes through that.
  */
 #include "src/base/log.h"
 #include "src/base/mem.h"
@@ -44,6 +44,7 @@ static struct loader_plan full; /* with an ample budget */
 
 /* The second round: every source gets a card of its own, with these faults. */
 static bool with_card;
+static bool real_card; /* the third: the backend has one */
 static struct copier_faults card_faults;
 static struct copier *card; /* of the source opened last */
 
@@ -51,7 +52,7 @@ static int setup(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	struct backend_options bo = {.name = "cpu", .threads = 1};
+	struct backend_options bo = {.name = real_card ? "cuda" : "cpu", .threads = 1};
 	log_set_level(LOG_QUIET);
 	if (gguf_open(MODEL, &file, &e) || config_read(file, &config, &e) || backend_open(&bo, &backend, &e)) {
 		print_error("%s\n", e.text);
@@ -92,9 +93,9 @@ static int try_source(const struct loader_options *o, struct expert_source **s, 
 {
 	struct loader_options mine = *o;
 	card = NULL;
+	if ((with_card || real_card) && !mine.reader.slice_bytes)
+		mine.reader.slice_bytes = 65536; /* small bounce buffers: they are touched at every opening */
 	if (with_card) {
-		if (!mine.reader.slice_bytes)
-			mine.reader.slice_bytes = 65536; /* small bounce buffers: they are touched at every opening */
 		assert_int_equal(copier_null_open(&card_faults, &card, e), 0);
 		mine.copier = card;
 	}
@@ -132,6 +133,13 @@ static void check_matrix(int layer, int expert, const char *name, const struct w
 	assert_int_equal(w->stack_bytes, bytes);
 	assert_int_equal(w->type, t->type);
 	const void *data = card ? copier_null_peek(card, w->data) : w->data;
+	static uint8_t bytes_there[1 << 20];
+	if (real_card) {
+		struct err e = {0};
+		assert_true(bytes <= sizeof bytes_there);
+		assert_int_equal(backend->ops->download(backend, bytes_there, w->data, bytes, &e), 0);
+		data = bytes_there;
+	}
 	assert_non_null(data);
 	if (memcmp(data, t->data + (uint64_t)expert * bytes, bytes))
 		fail_msg("layer %d, expert %d: %s holds other bytes than the file", layer, expert, name);
@@ -258,7 +266,7 @@ static void test_engines_budgets_policies(void **state)
 static void test_seeds(void **state)
 {
 	(void)state;
-	for (uint64_t seed = 1; seed <= (with_card ? N_CARD_SEEDS : N_SEEDS); seed++) {
+	for (uint64_t seed = 1; seed <= (with_card || real_card ? N_CARD_SEEDS : N_SEEDS); seed++) {
 		struct rng r = {seed};
 		card_faults = (struct copier_faults){.seed = seed};
 		struct reader_faults f = {
@@ -688,8 +696,10 @@ static int setup_card(void **state)
 	return setup(state);
 }
 
-int main(void)
+/* With an argument only the round on a real card. */
+int main(int argc, char **argv)
 {
+	(void)argv;
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_engines_budgets_policies),
 		cmocka_unit_test(test_seeds),
@@ -709,8 +719,21 @@ int main(void)
 		cmocka_unit_test(test_slow_copies),
 		cmocka_unit_test(test_card_refusals),
 	};
-	int failed = cmocka_run_group_tests_name("direct", tests, setup, teardown);
-	failed += cmocka_run_group_tests_name("card", tests, setup_card, teardown);
-	failed += cmocka_run_group_tests_name("card troubles", card_tests, setup_card, teardown);
-	return failed;
+	struct backend_options bo = {.name = "cuda"};
+	struct err e = {0};
+	struct backend *b;
+	int failed = 0;
+	if (argc == 1) {
+		failed = cmocka_run_group_tests_name("direct", tests, setup, teardown);
+		failed += cmocka_run_group_tests_name("emulated card", tests, setup_card, teardown);
+		failed += cmocka_run_group_tests_name("emulated card, troubles", card_tests, setup_card, teardown);
+	}
+	with_card = false;
+	if (backend_open(&bo, &b, &e)) {
+		print_message("the round on a real card is skipped: %s\n", e.text);
+		return failed;
+	}
+	b->ops->close(b);
+	real_card = true;
+	return failed + cmocka_run_group_tests_name("card", tests, setup, teardown);
 }
