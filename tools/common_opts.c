@@ -68,14 +68,15 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.value = "G|auto",
 			.help =
 				"stream the experts through a cache of G * 10^9 bytes (VRAM; host memory on the CPU backend)",
-			.fallback = "on the CPU none: they are used where the file is mapped"},
+			.fallback = "on the CPU none: they are used where the file is mapped; on a card none if all fit, "
+						"else auto"},
 		{.name = "ram-gb",
 			.kind = ARG_SIZE_GB,
 			.u64 = &c->ram_bytes,
 			.max = 1e9,
 			.words = sizes,
 			.value = "G|auto",
-			.help = "second tier of that cache in host memory",
+			.help = "second tier of that cache in host memory, pinned for a card",
 			.fallback = "none"},
 		{.name = "policy",
 			.kind = ARG_CHOICE,
