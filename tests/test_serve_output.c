@@ -190,7 +190,7 @@ static void test_forced_calls(void **state)
 	int32_t end_value = tokenizer_find_added(t, "</arg_value>"),
 			end_key = tokenizer_find_added(t, "</arg_key>"), end_think = tokenizer_find_added(t, "</think>");
 	int seen[5] = {0};
-	for (int round = 0; round < 300; round++) {
+	for (int round = 0; round < 150; round++) {
 		bool thinks = rng_below(&r, 2), named = rng_below(&r, 3) == 0;
 		struct output_options o = {.chat = true,
 			.in_reasoning = thinks,

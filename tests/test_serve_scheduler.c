@@ -20,7 +20,7 @@
 #define N_JOBS   10
 #define PATIENCE 1500
 #else
-#define N_JOBS   24
+#define N_JOBS   16
 #define PATIENCE 120
 #endif
 
