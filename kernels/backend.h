@@ -206,6 +206,14 @@ struct backend_ops {
 	void (*side_end)(struct backend *b);
 	void (*side_join)(struct backend *b);
 
+	/* A list beside everything: what is called between aside_begin and aside_end (as in a graph; key 0: not recorded) runs
+	 * after all that was enqueued before, after earlier asides, and beside what is enqueued later, which must not touch what it
+	 * uses until it has been waited for. aside_end returns its ticket; these are counted apart from those of marks. `wait`
+	 * waits for asides as well. */
+	bool (*aside_begin)(struct backend *b, uint64_t key);
+	uint64_t (*aside_end)(struct backend *b);
+	int (*wait_aside)(struct backend *b, uint64_t ticket, struct err *e);
+
 	void (*usage)(struct backend *b, struct backend_usage *out);
 	/* Starts or ends the timing of busy_ns and idle_ns; waits. It costs a little: two notes for each stretch of ops. */
 	void (*measure)(struct backend *b, bool on);
@@ -253,8 +261,8 @@ struct backend_ops {
 struct backend {
 	const struct backend_ops *ops;
 	struct err failure; /* the first failed op; code 0 while all is well. Owned by the thread that computes */
-	uint64_t
-		marks; /* enqueued so far, those of replayed graphs included: the ticket of the latest. Same owner */
+	/* Enqueued so far, those of replayed graphs included: the tickets of the latest. Same owner. */
+	uint64_t marks, asides;
 };
 
 struct backend_options {

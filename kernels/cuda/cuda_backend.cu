@@ -204,8 +204,6 @@ static void cuda_close(struct backend *base)
 			cudaEventDestroy(b->sent[i]);
 	cudaFree(b->scratch.data);
 	cudaFree(b->columns.data);
-	cudaFree(b->side_scratch.data);
-	cudaFree(b->side_columns.data);
 	cudaFree(b->choose.data);
 	cudaFree(b->prefill.data);
 	cudaFree(b->tables);
@@ -239,6 +237,9 @@ static const struct backend_ops cuda_ops = {
 	cuda_side_begin,
 	cuda_side_end,
 	cuda_side_join,
+	cuda_aside_begin,
+	cuda_aside_end,
+	cuda_wait_aside,
 	cuda_usage,
 	cuda_measure,
 	cuda_embed,

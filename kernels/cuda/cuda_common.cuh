@@ -48,7 +48,6 @@ struct cuda_backend {
 	/* Device memory of the running op: grown when an op needs more than any before it, never shrunk. Ops run in order, so
 	 * one op's scratch is free when the next one writes. */
 	struct cuda_room scratch;                    /* cuda_scratch */
-	struct cuda_room side_scratch, side_columns; /* exchanged with those while a side is enqueued */
 	struct cuda_room choose;  /* counts of index_select, zero between ops (cuda_indexer_mma.cu) */
 	struct cuda_room prefill; /* products of many rows (cuda_gemm.cu) */
 	struct cuda_room columns; /* activations as the matrix units want them (cuda_product_mma.cuh) */
@@ -112,13 +111,16 @@ bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes,
 /* Marks, graphs and usage (cuda_graph.cu). */
 cudaError_t cuda_pipe_open(struct cuda_backend *b);
 void cuda_pipe_close(struct cuda_backend *b);
-void cuda_pipe_drained(struct cuda_backend *b); /* the stream has been waited for */
+void cuda_pipe_drained(struct cuda_backend *b); /* the stream has been waited for: waits for asides too */
 uint64_t cuda_mark(struct backend *b);
 int cuda_wait_mark(struct backend *b, uint64_t ticket, struct err *e);
 bool cuda_reached(struct backend *b, uint64_t ticket);
 bool cuda_graph_begin(struct backend *b, uint64_t key);
 void cuda_graph_end(struct backend *b);
 void cuda_graph_drop(struct backend *b);
+bool cuda_aside_begin(struct backend *b, uint64_t key);
+uint64_t cuda_aside_end(struct backend *b);
+int cuda_wait_aside(struct backend *b, uint64_t ticket, struct err *e);
 void cuda_side_begin(struct backend *b);
 void cuda_side_end(struct backend *b);
 void cuda_side_join(struct backend *b);

@@ -39,15 +39,26 @@ struct graph {
 	uint64_t n_marks;
 };
 
+/* What ops use while they are enqueued elsewhere than in the main line; exchanged with what stands in the backend. */
+struct line {
+	cudaStream_t stream;
+	struct cuda_room scratch, columns;
+};
+
+enum { MARKS, ASIDES, NOTES_MADE, COUNTS };
+
 struct cuda_pipe {
-	uint64_t *reached;         /* pinned: the latest mark */
-	unsigned long long *count; /* device: [0] marks, [1] notes */
+	uint64_t *reached;         /* pinned: [0] the latest mark, [1] the latest aside */
+	unsigned long long *count; /* device: [COUNTS] */
 	struct graph *graphs;      /* [GRAPH_SLOTS] */
 	struct graph *now;         /* being recorded */
 	int n_graphs;
 	uint64_t now_marks, now_ns;
-	cudaStream_t side; /* branches of a recording */
-	cudaEvent_t forked, ended;
+	struct line side, aside; /* branches of a recording; what runs beside all */
+	cudaEvent_t forked, ended, passed;
+	bool aside_running;        /* since it was waited for last */
+	bool replayed, streams;    /* the aside in hand: it was; its ops go to a stream of their own */
+	uint64_t in_main;          /* the latest aside that ran in the main line */
 	unsigned long long *notes; /* device [NOTES]: begin, end, begin, ... ; NULL until wanted */
 	uint8_t *kind;             /* [NOTES / 2] of each begin: enum usage_kind */
 	uint64_t n_notes, n_read;
@@ -77,15 +88,19 @@ cudaError_t cuda_pipe_open(struct cuda_backend *b)
 	if (!p || !(p->graphs = (struct graph *)calloc(GRAPH_SLOTS, sizeof *p->graphs)))
 		return cudaErrorMemoryAllocation;
 	cudaError_t rc;
-	if ((rc = cudaHostAlloc((void **)&p->reached, sizeof *p->reached, cudaHostAllocMapped)) ||
-		(rc = cudaMalloc((void **)&p->count, 2 * sizeof *p->count)))
+	int least, most;
+	if ((rc = cudaHostAlloc((void **)&p->reached, 2 * sizeof *p->reached, cudaHostAllocMapped)) ||
+		(rc = cudaMalloc((void **)&p->count, COUNTS * sizeof *p->count)) ||
+		(rc = cudaDeviceGetStreamPriorityRange(&least, &most)))
 		return rc;
-	*p->reached = 0;
-	if ((rc = cudaStreamCreateWithFlags(&p->side, cudaStreamNonBlocking)) ||
+	p->reached[MARKS] = p->reached[ASIDES] = 0;
+	if ((rc = cudaStreamCreateWithFlags(&p->side.stream, cudaStreamNonBlocking)) ||
+		(rc = cudaStreamCreateWithPriority(&p->aside.stream, cudaStreamNonBlocking, most)) ||
+		(rc = cudaEventCreateWithFlags(&p->passed, cudaEventDisableTiming)) ||
 		(rc = cudaEventCreateWithFlags(&p->forked, cudaEventDisableTiming)) ||
 		(rc = cudaEventCreateWithFlags(&p->ended, cudaEventDisableTiming)))
 		return rc;
-	return cudaMemset(p->count, 0, 2 * sizeof *p->count);
+	return cudaMemset(p->count, 0, COUNTS * sizeof *p->count);
 }
 
 static void forget_graphs(struct cuda_pipe *p)
@@ -97,6 +112,14 @@ static void forget_graphs(struct cuda_pipe *p)
 	p->n_graphs = 0;
 }
 
+static void close_line(struct line *l)
+{
+	if (l->stream)
+		cudaStreamDestroy(l->stream);
+	cudaFree(l->scratch.data);
+	cudaFree(l->columns.data);
+}
+
 void cuda_pipe_close(struct cuda_backend *b)
 {
 	struct cuda_pipe *p = b->pipe;
@@ -104,12 +127,14 @@ void cuda_pipe_close(struct cuda_backend *b)
 		return;
 	if (p->graphs)
 		forget_graphs(p);
-	if (p->side)
-		cudaStreamDestroy(p->side);
-	if (p->forked)
-		cudaEventDestroy(p->forked);
-	if (p->ended)
-		cudaEventDestroy(p->ended);
+	if (p->aside.stream)
+		cudaStreamSynchronize(p->aside.stream);
+	close_line(&p->side);
+	close_line(&p->aside);
+	cudaEvent_t *const events[] = {&p->forked, &p->ended, &p->passed};
+	for (int i = 0; i < 3; i++)
+		if (*events[i])
+			cudaEventDestroy(*events[i]);
 	cudaFreeHost(p->reached);
 	cudaFree(p->count);
 	cudaFree(p->notes);
@@ -121,25 +146,26 @@ void cuda_pipe_close(struct cuda_backend *b)
 
 /* ---- marks ------------------------------------------------------------------------------------------------ */
 
-uint64_t cuda_mark(struct backend *base)
+/* In the line that ops are enqueued in now. */
+static void put_mark(struct cuda_backend *b, int which)
 {
-	struct cuda_backend *b = cuda_of(base);
-	if (cuda_begin(base, "mark")) {
-		mark_kernel<<<1, 1, 0, b->stream>>>(b->pipe->count, (unsigned long long *)b->pipe->reached);
-		cuda_launched(b);
-	}
-	return ++base->marks;
+	if (!cuda_begin(&b->base, "mark"))
+		return;
+	mark_kernel<<<1, 1, 0, b->stream>>>(
+		b->pipe->count + which, (unsigned long long *)b->pipe->reached + which);
+	cuda_launched(b);
 }
 
-bool cuda_reached(struct backend *b, uint64_t ticket)
+static bool has_reached(struct cuda_backend *b, int which, uint64_t ticket)
 {
-	return __atomic_load_n(cuda_of(b)->pipe->reached, __ATOMIC_ACQUIRE) >= ticket;
+	return __atomic_load_n(b->pipe->reached + which, __ATOMIC_ACQUIRE) >= ticket;
 }
 
 /* The driver's word on a device that has not reached a mark; `since`: when the wait began. False: there is no use in waiting. */
-static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t since)
+static bool still_there(
+	struct cuda_backend *b, cudaStream_t stream, int which, uint64_t ticket, uint64_t since)
 {
-	cudaError_t rc = cudaStreamQuery(b->stream);
+	cudaError_t rc = cudaStreamQuery(stream);
 	if (rc == cudaErrorNotReady) {
 		cudaGetLastError(); /* not a failure */
 		if (clock_ns() - since < SILENCE_NS)
@@ -151,18 +177,17 @@ static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t since)
 	}
 	if (rc != cudaSuccess)
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s or an op before it: %s", b->op, cudaGetErrorString(rc));
-	else if (!cuda_reached(&b->base, ticket))
+	else if (!has_reached(b, which, ticket))
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s: mark %llu has not come, the last was %llu", b->op,
-			(unsigned long long)ticket, (unsigned long long)*b->pipe->reached);
+			(unsigned long long)ticket, (unsigned long long)b->pipe->reached[which]);
 	return !b->base.failure.code;
 }
 
-int cuda_wait_mark(struct backend *base, uint64_t ticket, struct err *e)
+static int wait_reached(
+	struct cuda_backend *b, cudaStream_t stream, int which, uint64_t ticket, struct err *e)
 {
-	struct cuda_backend *b = cuda_of(base);
 	uint64_t since = 0;
-	cuda_note_end(b);
-	for (unsigned spins = 1; !base->failure.code && !cuda_reached(base, ticket); spins++) {
+	for (unsigned spins = 1; !b->base.failure.code && !has_reached(b, which, ticket); spins++) {
 		if (spins % SPINS) {
 #if defined(__x86_64__)
 			__builtin_ia32_pause();
@@ -170,14 +195,31 @@ int cuda_wait_mark(struct backend *base, uint64_t ticket, struct err *e)
 			continue;
 		}
 		since = since ? since : clock_ns();
-		if (!still_there(b, ticket, since))
+		if (!still_there(b, stream, which, ticket, since))
 			break;
 		if (clock_ns() - since > PATIENCE_NS)
 			sched_yield();
 	}
-	if (base->failure.code && e)
-		*e = base->failure;
-	return base->failure.code;
+	if (b->base.failure.code && e)
+		*e = b->base.failure;
+	return b->base.failure.code;
+}
+
+uint64_t cuda_mark(struct backend *base)
+{
+	put_mark(cuda_of(base), MARKS);
+	return ++base->marks;
+}
+
+bool cuda_reached(struct backend *b, uint64_t ticket)
+{
+	return has_reached(cuda_of(b), MARKS, ticket);
+}
+
+int cuda_wait_mark(struct backend *b, uint64_t ticket, struct err *e)
+{
+	cuda_note_end(cuda_of(b));
+	return wait_reached(cuda_of(b), cuda_of(b)->stream, MARKS, ticket, e);
 }
 
 /* ---- graphs ----------------------------------------------------------------------------------------------- */
@@ -191,77 +233,103 @@ static struct graph *find(struct cuda_pipe *p, uint64_t key)
 	while (p->graphs[at % GRAPH_SLOTS].key && p->graphs[at % GRAPH_SLOTS].key != key + 1)
 		at++;
 	struct graph *g = &p->graphs[at % GRAPH_SLOTS];
-	if (!g->key) {
-		g->generation = UINT64_MAX;
-		p->n_graphs++;
-	}
+	p->n_graphs += !g->key;
 	return g;
 }
 
-static void launch(struct cuda_backend *b, struct graph *g)
+static void launch(struct cuda_backend *b, struct graph *g, cudaStream_t stream)
+{
+	cuda_check(b, cudaGraphLaunch(g->exec, stream));
+	b->used.launches += g->n_nodes;
+	b->used.graph_launches++;
+}
+
+static void launch_main(struct cuda_backend *b, struct graph *g)
 {
 	cuda_note_end(b);
 	cuda_note_begin(b, USAGE_GRAPH);
-	cuda_check(b, cudaGraphLaunch(g->exec, b->stream));
-	b->used.launches += g->n_nodes;
-	b->used.graph_launches++;
+	launch(b, g, b->stream);
 	cuda_note_end(b);
 }
 
-bool cuda_graph_begin(struct backend *base, uint64_t key)
+static bool is_valid(const struct cuda_backend *b, const struct graph *g)
 {
-	struct cuda_backend *b = cuda_of(base);
-	struct cuda_pipe *p = b->pipe;
-	b->op = "graph";
-	if (base->failure.code || b->no_graphs)
-		return true;
-	struct graph *g = find(p, key);
-	if (g->exec && g->generation == b->generation) {
-		launch(b, g);
-		base->marks += g->n_marks;
+	return g->exec && g->generation == b->generation;
+}
+
+/* A key that is met for the first time: its ops run as they come. */
+static bool is_new(struct graph *g, uint64_t key)
+{
+	if (g->key)
 		return false;
-	}
-	if (!g->key || g->generation == UINT64_MAX) {
-		g->key = key + 1;
-		g->generation = 0;
-		return true;
-	}
-	if (g->exec)
-		cudaGraphExecDestroy(g->exec);
-	g->exec = NULL;
-	cuda_note_end(b);
-	p->now_ns = clock_ns();
-	if (!cuda_check(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal)))
-		return true;
-	p->now = g;
-	p->now_marks = base->marks;
-	b->capturing = true;
+	g->key = key + 1;
 	return true;
 }
 
-void cuda_graph_end(struct backend *base)
+/* Ops are recorded from the stream in use on. */
+static void begin_recording(struct cuda_backend *b, struct graph *g)
 {
-	struct cuda_backend *b = cuda_of(base);
+	struct cuda_pipe *p = b->pipe;
+	if (g->exec)
+		cudaGraphExecDestroy(g->exec);
+	g->exec = NULL;
+	p->now_ns = clock_ns();
+	if (!cuda_check(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal)))
+		return;
+	p->now = g;
+	p->now_marks = b->base.marks;
+	b->capturing = true;
+}
+
+/* Returns what was recorded, NULL when nothing was or it failed. */
+static struct graph *end_recording(struct cuda_backend *b)
+{
 	struct cuda_pipe *p = b->pipe;
 	struct graph *g = p->now;
 	cudaGraph_t graph = NULL;
 	if (!g)
-		return;
+		return NULL; /* nothing is being recorded */
 	p->now = NULL;
 	b->capturing = false;
 	b->op = "recording a graph";
 	cudaError_t rc = cudaStreamEndCapture(b->stream, &graph);
-	if (!base->failure.code && cuda_check(b, rc) &&
+	if (!b->base.failure.code && cuda_check(b, rc) &&
 		cuda_check(b, cudaGraphGetNodes(graph, NULL, &g->n_nodes)) &&
 		cuda_check(b, cudaGraphInstantiate(&g->exec, graph, 0))) {
 		g->generation = b->generation;
-		g->n_marks = base->marks - p->now_marks;
-		launch(b, g);
+		g->n_marks = b->base.marks - p->now_marks;
 	}
 	if (graph)
 		cudaGraphDestroy(graph);
 	b->used.graphs_recorded++;
 	b->used.record_ns += clock_ns() - p->now_ns;
+	return b->base.failure.code ? NULL : g;
+}
+
+bool cuda_graph_begin(struct backend *base, uint64_t key)
+{
+	struct cuda_backend *b = cuda_of(base);
+	b->op = "graph";
+	if (base->failure.code || b->no_graphs)
+		return true;
+	struct graph *g = find(b->pipe, key);
+	if (is_valid(b, g)) {
+		launch_main(b, g);
+		base->marks += g->n_marks;
+		return false;
+	}
+	if (is_new(g, key))
+		return true;
+	cuda_note_end(b);
+	begin_recording(b, g);
+	return true;
+}
+
+void cuda_graph_end(struct backend *base)
+{
+	struct graph *g = end_recording(cuda_of(base));
+	if (g)
+		launch_main(cuda_of(base), g);
 }
 
 void cuda_graph_drop(struct backend *base)
@@ -270,25 +338,27 @@ void cuda_graph_drop(struct backend *base)
 	if (!b->pipe->n_graphs)
 		return;
 	cudaStreamSynchronize(b->stream);
+	cudaStreamSynchronize(b->pipe->aside.stream);
 	log_verbose("cuda: %llu graphs recorded in %.1f ms, %llu replays",
 		(unsigned long long)b->used.graphs_recorded, (double)b->used.record_ns * 1e-6,
 		(unsigned long long)b->used.graph_launches);
 	forget_graphs(b->pipe);
 }
 
-/* The side has scratch of its own, and while recording a stream of its own; ops use what stands in the backend. */
-static void change_sides(struct cuda_backend *b)
+/* ---- sides and asides ------------------------------------------------------------------------------------- */
+
+/* Ops use the scratch of this line from now on, and its stream if they are not to run in the main one. */
+static void exchange(struct cuda_backend *b, struct line *l, bool streams)
 {
-	struct cuda_room scratch = b->scratch, columns = b->columns;
-	cudaStream_t stream = b->stream;
-	b->scratch = b->side_scratch;
-	b->columns = b->side_columns;
-	b->side_scratch = scratch;
-	b->side_columns = columns;
-	if (!b->capturing)
+	struct line mine = {b->stream, b->scratch, b->columns};
+	b->scratch = l->scratch;
+	b->columns = l->columns;
+	l->scratch = mine.scratch;
+	l->columns = mine.columns;
+	if (!streams)
 		return;
-	b->stream = b->pipe->side;
-	b->pipe->side = stream;
+	b->stream = l->stream;
+	l->stream = mine.stream;
 }
 
 void cuda_side_begin(struct backend *base)
@@ -296,8 +366,8 @@ void cuda_side_begin(struct backend *base)
 	struct cuda_backend *b = cuda_of(base);
 	struct cuda_pipe *p = b->pipe;
 	if (b->capturing && cuda_check(b, cudaEventRecord(p->forked, b->stream)))
-		cuda_check(b, cudaStreamWaitEvent(p->side, p->forked, 0));
-	change_sides(b);
+		cuda_check(b, cudaStreamWaitEvent(p->side.stream, p->forked, 0));
+	exchange(b, &p->side, b->capturing);
 }
 
 void cuda_side_end(struct backend *base)
@@ -305,7 +375,7 @@ void cuda_side_end(struct backend *base)
 	struct cuda_backend *b = cuda_of(base);
 	if (b->capturing)
 		cuda_check(b, cudaEventRecord(b->pipe->ended, b->stream));
-	change_sides(b);
+	exchange(b, &b->pipe->side, b->capturing);
 }
 
 void cuda_side_join(struct backend *base)
@@ -315,12 +385,71 @@ void cuda_side_join(struct backend *base)
 		cuda_check(b, cudaStreamWaitEvent(b->stream, b->pipe->ended, 0));
 }
 
+/* What `to` gets from now on waits for what `from` has got. */
+static void follow(struct cuda_backend *b, cudaStream_t to, cudaStream_t from)
+{
+	if (cuda_check(b, cudaEventRecord(b->pipe->passed, from)))
+		cuda_check(b, cudaStreamWaitEvent(to, b->pipe->passed, 0));
+}
+
+static void launch_aside(struct cuda_backend *b, struct graph *g)
+{
+	struct cuda_pipe *p = b->pipe;
+	follow(b, p->aside.stream, b->stream);
+	launch(b, g, p->aside.stream);
+	p->aside_running = true;
+}
+
+/* What is not recorded runs in the main line. */
+bool cuda_aside_begin(struct backend *base, uint64_t key)
+{
+	struct cuda_backend *b = cuda_of(base);
+	struct cuda_pipe *p = b->pipe;
+	b->op = "aside";
+	struct graph *g = key && !b->no_graphs && !base->failure.code ? find(p, key) : NULL;
+	p->replayed = g && is_valid(b, g);
+	if (p->replayed) {
+		launch_aside(b, g);
+		return false;
+	}
+	p->streams = g && !is_new(g, key);
+	exchange(b, &p->aside, p->streams);
+	if (p->streams)
+		begin_recording(b, g);
+	else if (p->aside_running)
+		follow(b, b->stream, p->aside.stream);
+	return true;
+}
+
+uint64_t cuda_aside_end(struct backend *base)
+{
+	struct cuda_backend *b = cuda_of(base);
+	struct cuda_pipe *p = b->pipe;
+	uint64_t ticket = ++base->asides;
+	if (p->replayed)
+		return ticket;
+	put_mark(b, ASIDES);
+	struct graph *g = end_recording(b);
+	exchange(b, &p->aside, p->streams);
+	if (!p->streams)
+		p->in_main = ticket;
+	else if (g)
+		launch_aside(b, g);
+	return ticket;
+}
+
+int cuda_wait_aside(struct backend *base, uint64_t ticket, struct err *e)
+{
+	struct cuda_backend *b = cuda_of(base);
+	return wait_reached(b, ticket == b->pipe->in_main ? b->stream : b->pipe->aside.stream, ASIDES, ticket, e);
+}
+
 /* ---- usage ------------------------------------------------------------------------------------------------ */
 
 static void note(struct cuda_backend *b)
 {
 	struct cuda_pipe *p = b->pipe;
-	note_kernel<<<1, 1, 0, b->stream>>>(p->count + 1, p->notes);
+	note_kernel<<<1, 1, 0, b->stream>>>(p->count + NOTES_MADE, p->notes);
 	cuda_check(b, cudaGetLastError());
 	p->n_notes++;
 	b->in_stretch = p->n_notes % 2;
@@ -361,6 +490,9 @@ static void read_notes(struct cuda_backend *b)
 
 void cuda_pipe_drained(struct cuda_backend *b)
 {
+	if (b->pipe->aside_running)
+		cuda_check(b, cudaStreamSynchronize(b->pipe->aside.stream));
+	b->pipe->aside_running = false;
 	if (b->timing && !b->in_stretch && b->pipe->n_notes - b->pipe->n_read > NOTES / 2)
 		read_notes(b);
 }

@@ -56,6 +56,8 @@ static void workspace_cut(struct workspace *ws, const struct model_config *c, bo
 	ws->route_weights = cut(device, r * c->n_used, f);
 	ws->expert_out = cut(device, r * c->n_used * c->n_embd, f);
 	ws->shared_out = cut(device, r * c->n_embd, f);
+	ws->shared_odd = cut(device, few * c->n_embd, f);
+	ws->guess = cut(device, 2 * few * c->n_embd, f);
 	ws->guess_h = cut(device, few * c->n_embd, f);
 	ws->guess_router = cut(device, few * c->n_experts, f);
 	ws->guess_weights = cut(device, few * c->n_used, f);
@@ -242,15 +244,11 @@ static void run_layer(
 		b->ops->embed(b, m->weights.embed, ws->tokens, rows->n, ws->x);
 	}
 	if (combine)
-		moe_combine(m, rows);
+		moe_combine(m, layer - 1, rows);
 	attention_step(m, kv, layer, rows);
 	ffn_step(m, layer, rows);
-	if (config_is_moe(&m->config, layer) || !lookahead_wanted(m, layer, rows->n))
-		return;
-	lookahead_step(m, layer, rows);
-	b->ops->mark(b);
-	if (!b->ops->deferred)
-		lookahead_pass(m, layer, rows->n);
+	if (!config_is_moe(&m->config, layer))
+		lookahead_keep(m, layer, rows);
 }
 
 /* All layers. A stretch goes from the experts of one layer to those of the next; with taps every layer is completed by itself. */
@@ -271,16 +269,21 @@ static int run_layers(struct model *m, struct kv_cache *kv, const struct forward
 		if (make)
 			run_layer(m, kv, layer, combine, batch);
 		combine = config_is_moe(c, layer);
-		if (!combine && !rows->taps)
+		bool guess = !combine && lookahead_wanted(m, layer, batch->n);
+		if (!combine && !guess && !rows->taps)
 			continue;
 		stretch_end(m);
 		open = false;
+		if (guess)
+			lookahead_begin(m, layer, batch);
+		if (guess && !m->backend->ops->deferred && (rc = lookahead_pass(m, layer, e)))
+			return rc;
 		if (combine && (rc = moe_experts(m, layer, batch, e)))
 			return rc;
 		if (!rows->taps)
 			continue;
 		if (combine)
-			moe_combine(m, batch);
+			moe_combine(m, layer, batch);
 		combine = false;
 		if ((rc = tap_layer(m, rows, layer, e)))
 			return rc;
@@ -291,7 +294,7 @@ static int run_layers(struct model *m, struct kv_cache *kv, const struct forward
 	if (stretch_begin(m, kv, c->n_layers + 1, batch, n)) {
 		size_t at = (size_t)first_hidden * c->n_embd;
 		if (combine)
-			moe_combine(m, batch);
+			moe_combine(m, c->n_layers - 1, batch);
 		if (n)
 			m->backend->ops->rms_norm(m->backend, ws->x + at, c->n_embd, m->weights.output_norm, c->rms_eps,
 				(int)n, (int)c->n_embd, ws->hidden + at, c->n_embd);

@@ -42,7 +42,8 @@ struct workspace {
 	int32_t *ids;                 /* [R][n_used] shared */
 	float *route_weights;         /* [R][n_used] */
 	float *expert_out;            /* [R][n_used][n_embd] */
-	float *shared_out;            /* [R][n_embd] */
+	float *shared_out;            /* [R][n_embd] see moe_shared_out */
+	float *shared_odd;            /* [D][n_embd] */
 	float *guess;   /* [D][n_embd] lookahead: the stream as far as it is known; D: rows of a decode step */
 	float *guess_h; /* [D][n_embd] ... normed for a coming layer */
 	float *guess_router;  /* [D][n_experts] */
@@ -67,10 +68,13 @@ struct moe_plan {
 	/* refs[held .. acquired) of layer held_layer are pinned: the device may still be computing with them */
 	int held, acquired;
 	uint32_t held_layer;
-	/* a guess whose ids have not been passed on yet; guess_mark 0: none */
-	uint64_t guess_mark;
-	uint32_t guess_layer;
-	int guess_rows;
+};
+
+/* A guess whose ids have not been passed on yet. */
+struct guess {
+	uint64_t ticket; /* of its aside; 0: none */
+	uint32_t layer;
+	int rows;
 };
 
 struct model {
@@ -85,7 +89,8 @@ struct model {
 	const void *recorded_kv; /* the cache that recorded stretches write to */
 	struct workspace ws;
 	struct moe_plan plan;
-	uint64_t expert_uses; /* (row, rank) products asked of the source so far */
+	struct guess guesses[2]; /* of the latest even and odd layer */
+	uint64_t expert_uses;    /* (row, rank) products asked of the source so far */
 };
 
 /* What a step may be asked to show; see struct session_taps. Host memory, all optional. */
@@ -127,12 +132,13 @@ int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, s
 /* ---- stages, for the files of this module ----
  *
  * A step is cut into stretches that the device runs without the host: from the experts of one layer to the router of the
- * next, and behind it the shared expert and the lookahead. Such a stretch is a list of ops (a graph, for steps of few rows); at its mark
+ * next, and the shared expert. Such a stretch is a list of ops (a graph, for steps of few rows); at its mark
  * the host reads the router's picks and enqueues the experts while the device is still busy with the rest of the stretch.
  *
- *   device   combine  attention  router  lookahead | experts | combine ...
- *                              \ shared expert     /
- *   host                (waits) mark -> acquire, enqueue experts; enqueue the next stretch; pass on the guesses
+ *   device   combine  attention  router         | experts | combine ...
+ *                              \ shared expert
+ *     aside                                         lookahead
+ *   host     (enqueues the aside) ... mark -> acquire, enqueue experts; enqueue the next stretch; pass on the guess
  */
 
 /* Puts tokens, positions and first cache rows (host, [n] each) where the ops find them. max_pos of the result is rounded up so that
@@ -176,7 +182,7 @@ void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const 
 void attention_append(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows);
 
 /* The feed-forward part of a stretch: the whole dense network of a dense layer (x += network(x)); of an MoE layer the router
- * with its mark and, where ops are deferred, the lookahead with its mark and moe_beside. */
+ * with its mark and, where ops are deferred, moe_beside. */
 void ffn_step(struct model *m, uint32_t layer, const struct batch *rows);
 
 /* What is computed beside the host's work on the experts of a layer: the shared expert. */
@@ -187,7 +193,7 @@ void moe_beside(struct model *m, uint32_t layer, const struct batch *rows);
 int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struct err *e);
 
 /* x += the experts and the shared expert of an MoE layer. The first op of the next stretch. */
-void moe_combine(struct model *m, const struct batch *rows);
+void moe_combine(struct model *m, uint32_t layer, const struct batch *rows);
 
 /* Waits for all ops, gives back every pin and forgets what was not passed on. After success and after errors alike. */
 int moe_settle(struct model *m, struct err *e);
@@ -203,13 +209,20 @@ static inline enum expert_use moe_use(int rows)
 void moe_route(struct model *m, const struct layer_weights *w, const struct batch *rows, const float *h,
 	float *logits, int32_t *ids, float *weights);
 
+/* Where the shared expert of a layer leaves its result, [rows][n_embd]; steps of few rows use two buffers in turn, so that the
+ * lookahead may still read one while the next layer writes the other. */
+float *moe_shared_out(const struct model *m, uint32_t layer, int rows);
+
 /* Lookahead (lookahead.c): guesses the experts of the coming source->lookahead layers from the stream as it is when the experts of
- * `layer` begin. Changes nothing but buffers of its own. */
+ * `layer` begin; in decode steps, in MoE layers and the dense one before them. Each does nothing where no guess is wanted. */
 #define LOOKAHEAD_MAX 16
 bool lookahead_wanted(const struct model *m, uint32_t layer, int rows);
-void lookahead_step(struct model *m, uint32_t layer, const struct batch *rows); /* enqueues */
-void lookahead_pass(
-	struct model *m, uint32_t layer, int rows); /* its ids have been computed: tells the source */
+void lookahead_keep(
+	struct model *m, uint32_t layer, const struct batch *rows); /* in a stretch: copies the stream */
+void lookahead_begin(
+	struct model *m, uint32_t layer, const struct batch *rows); /* behind the stretch: guesses, aside */
+/* Waits for the guess made in `layer`, if there is one, and tells the source: when the device will get there without the host. */
+int lookahead_pass(struct model *m, uint32_t layer, struct err *e);
 
 int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max_rows);
 void moe_plan_fini(struct moe_plan *p);

@@ -140,10 +140,15 @@ void moe_route(struct model *m, const struct layer_weights *w, const struct batc
 	b->ops->route(b, &route, rows->n);
 }
 
+float *moe_shared_out(const struct model *m, uint32_t layer, int rows)
+{
+	return layer % 2 && moe_use(rows) == EXPERT_DECODE ? m->ws.shared_odd : m->ws.shared_out;
+}
+
 void moe_beside(struct model *m, uint32_t layer, const struct batch *rows)
 {
 	const struct layer_weights *w = &m->weights.layers[layer];
-	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = m->ws.shared_out});
+	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = moe_shared_out(m, layer, rows->n)});
 }
 
 void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
@@ -161,10 +166,7 @@ void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
 	side_begin(m);
 	moe_route(m, w, rows, ws->h, ws->router, ws->ids, ws->route_weights);
 	b->ops->mark(b);
-	if (b->ops->deferred && lookahead_wanted(m, layer, rows->n)) {
-		lookahead_step(m, layer, rows);
-		b->ops->mark(b);
-	}
+	lookahead_keep(m, layer, rows);
 	side_end(m);
 	if (b->ops->deferred)
 		moe_beside(m, layer, rows);
@@ -182,19 +184,6 @@ static void release_to(struct model *m, int end)
 	p->held = MAX(p->held, end);
 }
 
-/* Passes on a guess that was made. Waits for it: call when the device will get there without the host. */
-static int pass_guess(struct model *m, struct err *e)
-{
-	struct moe_plan *p = &m->plan;
-	if (!p->guess_mark)
-		return 0;
-	int rc = m->backend->ops->wait_mark(m->backend, p->guess_mark, e);
-	p->guess_mark = 0;
-	if (!rc)
-		lookahead_pass(m, p->guess_layer, p->guess_rows);
-	return rc;
-}
-
 /* refs[first .. first + n): acquires them, enqueues what is ready and the rest as it comes. */
 static int run_group(struct model *m, uint32_t layer, enum expert_use use, int first, int n,
 	const struct batch *rows, struct err *e)
@@ -210,15 +199,12 @@ static int run_group(struct model *m, uint32_t layer, enum expert_use use, int f
 		return missing;
 	p->acquired = first + n;
 	if (!first && !m->backend->ops->deferred) { /* computed while the drive reads */
-		if (lookahead_wanted(m, layer, rows->n)) {
-			lookahead_step(m, layer, rows);
-			lookahead_pass(m, layer, rows->n);
-		}
 		moe_beside(m, layer, rows);
+		lookahead_begin(m, layer, rows);
 	}
 	run_ready(m, p, refs, done, n, rows->n);
-	int rc;
-	if (missing && (rc = pass_guess(m, e)))
+	int rc = missing || !m->backend->ops->deferred ? lookahead_pass(m, layer, e) : 0;
+	if (rc)
 		return rc;
 	while (missing > 0) {
 		missing = s->ops->await(s, (int)layer, refs, n, e);
@@ -253,24 +239,15 @@ int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struc
 {
 	struct moe_plan *p = &m->plan;
 	struct backend *b = m->backend;
-	/* a stretch ends with the marks of the router and, with lookahead, of the guess; before the first MoE layer the guess of the
-	 * last dense one was made */
-	bool guess = b->ops->deferred && lookahead_wanted(m, layer, rows->n);
-	uint64_t mark = b->marks;
-	if (b->ops->deferred && layer == m->config.n_dense && layer && lookahead_wanted(m, layer - 1, rows->n)) {
-		p->guess_mark = mark - guess - 1;
-		p->guess_layer = layer - 1;
-		p->guess_rows = rows->n;
-	}
-	int rc = pass_guess(m, e);
-	if (rc || (rc = b->ops->wait_mark(b, mark - guess, e)))
+	uint64_t routed = b->marks;
+	if (b->ops->deferred)
+		lookahead_begin(m, layer, rows);
+	int rc = layer ? lookahead_pass(m, layer - 1, e) : 0;
+	if (rc || (rc = b->ops->wait_mark(b, routed, e)))
 		return rc;
 	release_to(m, p->acquired);
 	p->held = p->acquired = 0;
 	p->held_layer = layer;
-	p->guess_mark = guess ? mark : 0;
-	p->guess_layer = layer;
-	p->guess_rows = rows->n;
 
 	int n_places = rows->n * (int)m->config.n_used;
 	enum expert_use use = moe_use(rows->n);
@@ -281,11 +258,11 @@ int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struc
 	return run_groups(m, layer, use, n, rows, e);
 }
 
-void moe_combine(struct model *m, const struct batch *rows)
+void moe_combine(struct model *m, uint32_t layer, const struct batch *rows)
 {
 	struct workspace *ws = &m->ws;
 	m->backend->ops->moe_combine(m->backend, ws->expert_out, ws->route_weights, (int)m->config.n_used,
-		ws->shared_out, rows->n, (int)m->config.n_embd, ws->x);
+		moe_shared_out(m, layer, rows->n), rows->n, (int)m->config.n_embd, ws->x);
 }
 
 int moe_settle(struct model *m, struct err *e)
@@ -294,6 +271,6 @@ int moe_settle(struct model *m, struct err *e)
 	int rc = m->backend->ops->wait(m->backend, e);
 	release_to(m, p->acquired);
 	p->held = p->acquired = 0;
-	p->guess_mark = 0;
+	m->guesses[0].ticket = m->guesses[1].ticket = 0;
 	return rc;
 }

@@ -67,7 +67,7 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t
 		moe_settle(m, NULL);
 		return rc;
 	}
-	moe_combine(m, &batch);
+	moe_combine(m, c->n_layers, &batch);
 	b->ops->rms_norm(
 		b, ws->x, c->n_embd, m->weights.head_norm, c->rms_eps, 1, (int)c->n_embd, ws->hidden, c->n_embd);
 	return model_logits(m, ws->hidden, 1, out, e);
