@@ -438,10 +438,11 @@ uint64_t cuda_aside_end(struct backend *base)
 	return ticket;
 }
 
+/* An aside in the main line has waited for those before it in the other stream: the main stream answers for all up to it. */
 int cuda_wait_aside(struct backend *base, uint64_t ticket, struct err *e)
 {
 	struct cuda_backend *b = cuda_of(base);
-	return wait_reached(b, ticket == b->pipe->in_main ? b->stream : b->pipe->aside.stream, ASIDES, ticket, e);
+	return wait_reached(b, ticket <= b->pipe->in_main ? b->stream : b->pipe->aside.stream, ASIDES, ticket, e);
 }
 
 /* ---- usage ------------------------------------------------------------------------------------------------ */
