@@ -47,7 +47,7 @@ struct cuda_backend {
 	struct cuda_tables *tables; /* device */
 	/* Device memory of the running op: grown when an op needs more than any before it, never shrunk. Ops run in order, so
 	 * one op's scratch is free when the next one writes. */
-	struct cuda_room scratch;                    /* cuda_scratch */
+	struct cuda_room scratch; /* cuda_scratch */
 	struct cuda_room choose;  /* counts of index_select, zero between ops (cuda_indexer_mma.cu) */
 	struct cuda_room prefill; /* products of many rows (cuda_gemm.cu) */
 	struct cuda_room columns; /* activations as the matrix units want them (cuda_product_mma.cuh) */
