@@ -19,10 +19,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK_ROWS   64
-#define POOL_BYTES   ((size_t)160 << 20) /* least memory that the copies of a weight take together */
-#define MAX_COPIES   64
-#define DEVICE_CALLS 16 /* ops enqueued between two waits on an asynchronous backend */
+#define CHUNK_ROWS 64
+#define POOL_BYTES ((size_t)160 << 20) /* least memory that the copies of a weight take together */
+#define MAX_COPIES 64
+#define DEVICE_CALLS                                                                                         \
+	64 /* ops enqueued between two waits on a backend that defers; their copies are more than its caches hold */
 
 /* The widths that decide the cost of an op; names as in model_config. */
 struct shape {
@@ -58,6 +59,7 @@ struct op {
 	struct batch batch;
 	int32_t *places;   /* host */
 	size_t copy_bytes; /* of call_device_copy */
+	uint64_t graph;    /* key of the calls that are measured; 0: they are enqueued one by one */
 };
 
 /* Device memory of one op, released together. */
@@ -319,31 +321,40 @@ static void call_device_copy(struct op *o, int copy)
 
 /* ---- measuring ------------------------------------------------------------------------------------------ */
 
+/* One call; on a backend that defers many of them as one graph, which is how a step of decode enqueues them. */
 static int work(void *user, struct err *e)
 {
 	struct op *o = user;
-	int calls = strcmp(o->backend->ops->name, "cpu") ? DEVICE_CALLS : 1;
-	for (int i = 0; i < calls; i++) {
+	const struct backend_ops *ops = o->backend->ops;
+	if (!ops->deferred) {
 		o->call(o, o->next);
 		o->next = (o->next + 1) % MAX(o->copies, 1);
+	} else if (!o->graph || ops->graph_begin(o->backend, o->graph)) {
+		for (int i = 0; i < DEVICE_CALLS; i++)
+			o->call(o, i % MAX(o->copies, 1));
+		if (o->graph)
+			ops->graph_end(o->backend);
 	}
-	return o->backend->ops->wait(o->backend, e);
+	return ops->wait(o->backend, e);
 }
 
 /* Times one op and adds its line; detail names what else matters (type, widths). */
 static int measure(struct op *o, struct err *e, const char *detail)
 {
+	static uint64_t graphs;
 	struct bench_spread s;
-	int rc = bench_time(o->bench, work, o, &s, e);
-	if (rc)
+	o->graph = ++graphs;
+	int rc = work(o, e); /* so that the next call, which warms up, can record */
+	if (rc || (rc = bench_time(o->bench, work, o, &s, e)))
 		return rc;
-	double calls = strcmp(o->backend->ops->name, "cpu") ? DEVICE_CALLS : 1;
-	bool cpu = calls == 1; /* the limits were measured there */
+	o->backend->ops->graph_drop(o->backend);
+	bool cpu = !o->backend->ops->deferred; /* the limits were measured there */
+	double calls = cpu ? 1 : DEVICE_CALLS;
 	double byte_limit = cpu ? o->bench->read_bytes_s : o->bench->device_bytes_s,
 		   mac_limit = cpu ? o->bench->mac_s : 0;
 	bool by_bytes = !o->macs || !mac_limit || o->bytes * mac_limit > o->macs * byte_limit;
 	if (!cpu)
-		by_bytes = o->rows == 1 || !o->macs;
+		by_bytes = o->rows < CHUNK_ROWS || !o->macs;
 	bench_add(o->bench, "ops", by_bytes ? "GB/s" : "GMAC/s",
 		bench_rate(s, (by_bytes ? o->bytes : o->macs) * calls * 1e-9),
 		(by_bytes ? byte_limit : mac_limit) * 1e-9,
@@ -645,6 +656,12 @@ static int run_one(struct bench *b, struct backend *backend, const struct shape 
 			rc = run_matmul(&o, &pool, name, type, s->heads * s->value, s->n_embd, 1, e);
 		else if (!strcmp(name, "gate+up"))
 			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->ff_dense, 2, e);
+		else if (!strcmp(name, "kv_a"))
+			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->kv_rank + s->rope, 1, e);
+		else if (!strcmp(name, "shared gate+up"))
+			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->ff_expert, 2, e);
+		else if (!strcmp(name, "shared down"))
+			rc = run_matmul(&o, &pool, name, type, s->ff_expert, s->n_embd, 1, e);
 		else if (!strcmp(name, "router"))
 			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->n_experts, 1, e);
 		else
@@ -703,6 +720,9 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 		{MATMUL, "matmul", "q_a", DTYPE_IQ2_XXS},
 		{MATMUL, "matmul", "q_b", DTYPE_Q8_0},
 		{MATMUL, "matmul", "o", DTYPE_Q8_0},
+		{MATMUL, "matmul", "kv_a", DTYPE_Q8_0},
+		{MATMUL, "matmul", "shared gate+up", DTYPE_Q8_0},
+		{MATMUL, "matmul", "shared down", DTYPE_Q8_0},
 		{MATMUL, "matmul", "gate+up", DTYPE_Q8_0},
 		{MATMUL, "matmul", "q_b", DTYPE_Q4_K},
 		{MATMUL, "matmul", "o", DTYPE_Q4_K},
@@ -741,7 +761,11 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 			any = true;
 			/* a chunk through the head is never computed: only last rows are */
 			int most = list[i].what == MATMUL && !strcmp(list[i].name, "head") ? 1 : CHUNK_ROWS;
-			for (int rows = 1; rows <= most; rows *= CHUNK_ROWS) {
+			/* a card also takes a few rows at once: drafts, several users */
+			bool few = backend->ops->deferred && (list[i].what == MATMUL || list[i].what == EXPERT);
+			for (int rows = 1; rows <= most; rows *= few ? 2 : CHUNK_ROWS) {
+				if (rows > 8 && rows < CHUNK_ROWS)
+					continue;
 				int rc = run_one(b, backend, &shapes[s], rows, list[i].what, list[i].name, list[i].type, e);
 				if (rc)
 					return err_prefix(e, "%s, %d rows", label, rows) ? e->code : rc;

@@ -130,6 +130,7 @@ static void cuda_upload(struct backend *base, void *dst, const void *src, size_t
 		cuda_launched(b);
 		return;
 	}
+	b->next_waits = true;
 	for (size_t at = 0; at < bytes;) {
 		if (b->stage_used == CUDA_STAGE_BYTES) {
 			if (!cuda_check(b, cudaEventRecord(b->sent[b->stage], b->stream)))
@@ -151,6 +152,7 @@ static void cuda_upload(struct backend *base, void *dst, const void *src, size_t
 
 static void cuda_copy(struct backend *b, void *dst, const void *src, size_t bytes)
 {
+	cuda_of(b)->next_waits = true;
 	if (cuda_begin(b, "copy") && bytes)
 		cuda_check(cuda_of(b), cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cuda_of(b)->stream));
 }
@@ -273,12 +275,20 @@ static void fill_tables(struct cuda_tables *t)
 	memcpy(t->iq1s, iq1s_grid, sizeof t->iq1s);
 	memcpy(t->signs, iq_signs, sizeof t->signs);
 	memcpy(t->iq4nl, iq4nl_values, sizeof t->iq4nl);
+	for (int i = 0; i < 256; i++)
+		for (int j = 0; j < 8; j++) {
+			uint32_t v = (uint32_t)(iq2xxs_grid[i] >> 8 * j) & 255;
+			t->iq2xxs_nibbles[i] |= (v == 8 ? 0u : v == 25 ? 1u : 2u) << 4 * j;
+		}
+	for (int i = 0; i < 128; i++)
+		for (int j = 0; j < 8; j++)
+			t->sign_nibbles[i] |= (uint32_t)(iq_signs[i] >> j & 1) << (4 * j + 2);
 }
 
 static cudaError_t open_device(struct cuda_backend *b)
 {
 	cudaError_t rc;
-	struct cuda_tables tables;
+	struct cuda_tables tables = {};
 	int shared = 0;
 	if ((rc = cudaSetDevice(b->device)) ||
 		(rc = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking)) ||
@@ -318,6 +328,7 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 		return err_set(e, ERR_RUN, "backend cuda: %s has compute capability %d.%d; 8.0 or newer is needed",
 			prop.name, prop.major, prop.minor);
 	}
+	b->early_starts = rc == cudaSuccess && prop.major >= 9;
 	if (rc == cudaSuccess)
 		rc = open_device(b);
 	if (rc != cudaSuccess) {

@@ -25,6 +25,8 @@ struct cuda_tables {
 	uint16_t iq1s[2048];
 	uint8_t signs[128];
 	int8_t iq4nl[16];
+	uint32_t iq2xxs_nibbles[256]; /* which of 8, 25, 43 each weight of a row is, four bits each */
+	uint32_t sign_nibbles[128];   /* 4 where the weight is negative */
 };
 
 #define CUDA_STAGES        4
@@ -41,6 +43,8 @@ struct cuda_backend {
 	int device;
 	int n_sm;
 	size_t max_shared; /* dynamic shared memory that a block may ask for */
+	bool early_starts; /* kernels may start before the one before them has ended, see cuda_launch ... */
+	bool next_waits;   /* ... but not the next: what stands before it is no kernel, or not alone */
 	cudaStream_t stream;
 	const char *op; /* the op enqueued last */
 	char text[512];
@@ -91,6 +95,43 @@ bool cuda_check(struct cuda_backend *b, cudaError_t rc);
 static inline void cuda_launched(struct cuda_backend *b)
 {
 	cuda_check(b, cudaGetLastError());
+	b->used.launches += !b->capturing;
+}
+
+/* Lets the next kernel of the stream begin to start. */
+static __device__ __forceinline__ void grid_let_next()
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/* Everything before this kernel in the stream is done from here on, and what it wrote can be read. */
+static __device__ __forceinline__ void grid_wait_before()
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Enqueues a kernel that may start while the op before it still runs (compute capability 9 and newer): before it reads or
+ * writes anything but weights it calls grid_wait_before. Weights are never written by kernels. */
+template <typename... P, typename... A>
+static void cuda_launch(
+	struct cuda_backend *b, void (*kernel)(P...), dim3 grid, unsigned block, size_t shared, A... args)
+{
+	cudaLaunchConfig_t c = {};
+	cudaLaunchAttribute early;
+	early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	early.val.programmaticStreamSerializationAllowed = 1;
+	c.gridDim = grid;
+	c.blockDim = dim3(block);
+	c.dynamicSmemBytes = shared;
+	c.stream = b->stream;
+	c.attrs = &early;
+	c.numAttrs = b->early_starts && !b->next_waits;
+	b->next_waits = false;
+	cuda_check(b, cudaLaunchKernelEx(&c, kernel, P(args)...));
 	b->used.launches += !b->capturing;
 }
 

@@ -23,6 +23,8 @@ template <int T>
 static __global__ void embed_kernel(const uint8_t *data, int64_t row_bytes, const int32_t *ids, int n,
 	const struct cuda_tables *t, float *out)
 {
+	grid_let_next();
+	grid_wait_before();
 	const uint8_t *p = data + ids[blockIdx.y] * row_bytes + (int64_t)blockIdx.x * packed<T>::RUN_BYTES;
 	int v = 4 * threadIdx.x, k = blockIdx.x * 256 + v;
 	float q[4], factor = 1, offset = 0, *y = out + (int64_t)blockIdx.y * n;
@@ -52,15 +54,14 @@ void cuda_embed(struct backend *base, struct weight table, const int32_t *ids, i
 	switch (table.type) {
 #define CASE(t)                                                                                              \
 	case DTYPE_##t:                                                                                          \
-		embed_kernel<DTYPE_##t><<<grid, 64, 0, b->stream>>>(                                                 \
-			data, (int64_t)table.row_bytes, ids, (int)table.n_in, b->tables, out);                           \
+		cuda_launch(b, embed_kernel<DTYPE_##t>, grid, 64, 0, data, (int64_t)table.row_bytes, ids,            \
+			(int)table.n_in, b->tables, out);                                                                \
 		break;
 		PACKED_TYPES(CASE)
 #undef CASE
 	default:
 		break;
 	}
-	cuda_launched(b);
 }
 
 /* ---- norms ------------------------------------------------------------------------------------------------- */
@@ -77,6 +78,8 @@ static __device__ float norm_scale(const float *x, int n, float eps, double *scr
 static __global__ void rms_norm_kernel(
 	const float *x, int64_t x_stride, const float *gain, float eps, int n, float *out, int64_t out_stride)
 {
+	grid_let_next();
+	grid_wait_before();
 	__shared__ double scratch[32];
 	x += blockIdx.x * x_stride;
 	out += blockIdx.x * out_stride;
@@ -90,15 +93,16 @@ void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const fl
 {
 	if (!cuda_begin(b, "rms_norm") || !rows)
 		return;
-	rms_norm_kernel<<<(unsigned)rows, 256, 0, cuda_of(b)->stream>>>(
-		x, x_stride, gain, eps, n, out, out_stride);
-	cuda_launched(cuda_of(b));
+	cuda_launch(
+		cuda_of(b), rms_norm_kernel, (unsigned)rows, 256, 0, x, x_stride, gain, eps, n, out, out_stride);
 }
 
 /* ---- swiglu, moe_combine ------------------------------------------------------------------------------------ */
 
 static __global__ void swiglu_kernel(const float *gate, const float *up, int64_t n, float *out)
 {
+	grid_let_next();
+	grid_wait_before();
 	int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (i < n)
 		out[i] = swiglu_one(gate[i], up[i]);
@@ -108,13 +112,14 @@ void cuda_swiglu(struct backend *b, const float *gate, const float *up, int64_t 
 {
 	if (!cuda_begin(b, "swiglu") || !n)
 		return;
-	swiglu_kernel<<<blocks_for(n, 256), 256, 0, cuda_of(b)->stream>>>(gate, up, n, out);
-	cuda_launched(cuda_of(b));
+	cuda_launch(cuda_of(b), swiglu_kernel, blocks_for(n, 256), 256, 0, gate, up, n, out);
 }
 
 static __global__ void moe_combine_kernel(
 	const float *out, const float *weights, int n_used, const float *shared, int n, float *x)
 {
+	grid_let_next();
+	grid_wait_before();
 	int64_t r = blockIdx.y;
 	int i = blockIdx.x * blockDim.x + threadIdx.x;
 	if (i >= n)
@@ -131,8 +136,7 @@ void cuda_moe_combine(struct backend *b, const float *out, const float *weights,
 	if (!cuda_begin(b, "moe_combine") || !rows)
 		return;
 	dim3 grid(blocks_for(n, 256), (unsigned)rows);
-	moe_combine_kernel<<<grid, 256, 0, cuda_of(b)->stream>>>(out, weights, n_used, shared, n, x);
-	cuda_launched(cuda_of(b));
+	cuda_launch(cuda_of(b), moe_combine_kernel, grid, 256, 0, out, weights, n_used, shared, n, x);
 }
 
 /* ---- rotation ----------------------------------------------------------------------------------------------- */
@@ -140,6 +144,8 @@ void cuda_moe_combine(struct backend *b, const float *out, const float *weights,
 static __global__ void rope_angles_kernel(
 	const int32_t *pos, const float *inv_freq, int rows, int half, float *cos_sin)
 {
+	grid_let_next();
+	grid_wait_before();
 	int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (at >= (int64_t)rows * half)
 		return;
@@ -154,9 +160,8 @@ void cuda_rope_angles(
 {
 	if (!cuda_begin(b, "rope_angles") || !rows->n)
 		return;
-	rope_angles_kernel<<<blocks_for((int64_t)rows->n * (dim / 2), 256), 256, 0, cuda_of(b)->stream>>>(
+	cuda_launch(cuda_of(b), rope_angles_kernel, blocks_for((int64_t)rows->n * (dim / 2), 256), 256, 0,
 		rows->pos, inv_freq, rows->n, dim / 2, cos_sin);
-	cuda_launched(cuda_of(b));
 }
 
 static __device__ __forceinline__ float2 rotated(const float *cos_sin, float a, float v)
@@ -169,6 +174,8 @@ static __device__ __forceinline__ float2 rotated(const float *cos_sin, float a, 
 static __global__ void rope_kernel(const float *cos_sin, int half, const float *x, int64_t x_stride, float *y,
 	int64_t y_stride, int n_heads, int64_t n)
 {
+	grid_let_next();
+	grid_wait_before();
 	int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (i >= n)
 		return;
@@ -185,9 +192,8 @@ void cuda_rope(struct backend *b, const struct rope *rope, const float *x, int64
 	int64_t n = (int64_t)rows * n_heads * (rope->dim / 2);
 	if (!cuda_begin(b, "rope") || !n)
 		return;
-	rope_kernel<<<blocks_for(n, 256), 256, 0, cuda_of(b)->stream>>>(
-		rope->cos_sin, rope->dim / 2, x, x_stride, y, y_stride, n_heads, n);
-	cuda_launched(cuda_of(b));
+	cuda_launch(cuda_of(b), rope_kernel, blocks_for(n, 256), 256, 0, rope->cos_sin, rope->dim / 2, x,
+		x_stride, y, y_stride, n_heads, n);
 }
 
 /* ---- cache rows --------------------------------------------------------------------------------------------- */
@@ -203,6 +209,8 @@ static __device__ __forceinline__ void cache_store(const struct cache_view &c, i
 static __global__ void latent_append_kernel(struct batch rows, struct rope rope, const float *u, int n_latent,
 	const float *gain, float eps, struct cache_view cache)
 {
+	grid_let_next();
+	grid_wait_before();
 	__shared__ double scratch[32];
 	int64_t r = blockIdx.x, row = rows.base[r] + (int64_t)rows.pos[r];
 	u += r * cache.width;
@@ -221,14 +229,15 @@ void cuda_latent_append(struct backend *b, const struct batch *rows, const struc
 {
 	if (!cuda_begin(b, "latent_append") || !rows->n)
 		return;
-	latent_append_kernel<<<(unsigned)rows->n, 256, 0, cuda_of(b)->stream>>>(
-		*rows, *rope, u, n_latent, gain, eps, cache);
-	cuda_launched(cuda_of(b));
+	cuda_launch(cuda_of(b), latent_append_kernel, (unsigned)rows->n, 256, 0, *rows, *rope, u, n_latent, gain,
+		eps, cache);
 }
 
 static __global__ void index_append_kernel(struct batch rows, struct rope rope, const float *k,
 	const float *gain, const float *bias, float eps, struct cache_view cache)
 {
+	grid_let_next();
+	grid_wait_before();
 	__shared__ double scratch[32];
 	int n = cache.width;
 	int64_t r = blockIdx.x, row = rows.base[r] + (int64_t)rows.pos[r];
@@ -257,7 +266,6 @@ void cuda_index_append(struct backend *b, const struct batch *rows, const struct
 {
 	if (!cuda_begin(b, "index_append") || !rows->n)
 		return;
-	index_append_kernel<<<(unsigned)rows->n, 256, 0, cuda_of(b)->stream>>>(
-		*rows, *rope, k, gain, bias, eps, cache);
-	cuda_launched(cuda_of(b));
+	cuda_launch(
+		cuda_of(b), index_append_kernel, (unsigned)rows->n, 256, 0, *rows, *rope, k, gain, bias, eps, cache);
 }

@@ -350,6 +350,7 @@ void cuda_graph_drop(struct backend *base)
 /* Ops use the scratch of this line from now on, and its stream if they are not to run in the main one. */
 static void exchange(struct cuda_backend *b, struct line *l, bool streams)
 {
+	b->next_waits = true;
 	struct line mine = {b->stream, b->scratch, b->columns};
 	b->scratch = l->scratch;
 	b->columns = l->columns;
@@ -383,11 +384,13 @@ void cuda_side_join(struct backend *base)
 	struct cuda_backend *b = cuda_of(base);
 	if (b->capturing)
 		cuda_check(b, cudaStreamWaitEvent(b->stream, b->pipe->ended, 0));
+	b->next_waits = true;
 }
 
 /* What `to` gets from now on waits for what `from` has got. */
 static void follow(struct cuda_backend *b, cudaStream_t to, cudaStream_t from)
 {
+	b->next_waits = true;
 	if (cuda_check(b, cudaEventRecord(b->pipe->passed, from)))
 		cuda_check(b, cudaStreamWaitEvent(to, b->pipe->passed, 0));
 }

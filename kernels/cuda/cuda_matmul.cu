@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The ops that multiply weights: they fill tasks of product_kernel (grid, block and bytes moved: cuda_product.cuh). Tasks travel
+ * The ops that multiply weights: they fill tasks of product_kernel and mma_kernel (grid, block and bytes moved: cuda_product.cuh,
+ * cuda_product_mma.cuh). Tasks travel
  * as kernel arguments, PRODUCT_TASKS at a time, so no table is uploaded.
  *
  * expert_ffn: two passes, gate and up fused with SwiGLU into hidden rows (scratch, one per place), then down from those to the
@@ -10,23 +11,9 @@
 #include "kernels/cuda/cuda_gemm.cuh"
 #include "kernels/cuda/cuda_product.cuh"
 
-/* How many warps share a weight row. Depends on the shape of the weight alone; `many`: matrices of this shape that come
- * together in decode. On the matrix units at least 2048 warps are wanted, each with two runs or more. */
-static int split_of(enum dtype type, int64_t n_in, int64_t n_out, int64_t many)
-{
-	int64_t runs = (n_in + 255) / 256, warps = (n_out + 15) / 16 * many;
-	int split = 1;
-	if (!cuda_product_mma(type))
-		return runs >= 16 ? 8 : runs >= 8 ? 4 : runs >= 4 ? 2 : 1;
-	while (split < PRODUCT_WARPS && warps * split < 2048 && runs >= 4 * split)
-		split *= 2;
-	return split;
-}
-
 bool cuda_product(struct cuda_backend *b, enum dtype type, struct product_args *a)
 {
-	product_launch *launch = cuda_product_mma(type);
-	launch = launch ? launch : cuda_product_a(type);
+	product_launch *launch = cuda_product_a(type);
 	launch = launch ? launch : cuda_product_b(type);
 	launch = launch ? launch : cuda_product_c(type);
 	launch = launch ? launch : cuda_product_d(type);
@@ -40,16 +27,33 @@ bool cuda_product(struct cuda_backend *b, enum dtype type, struct product_args *
 		a->out_most = a->task[i].n_out > a->out_most ? a->task[i].n_out : a->out_most;
 		most = a->task[i].n_x > most ? a->task[i].n_x : most;
 	}
-	if (all % (type == DTYPE_F32 || type == DTYPE_Q4_K || type == DTYPE_Q2_K ? 4 : 2)) {
+	bool words = type == DTYPE_F32 || type == DTYPE_Q2_K || type == DTYPE_Q4_K || type == DTYPE_Q5_K;
+	if (all % (words ? 4 : 2)) {
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s: %s weights at an odd address", b->op, dtype_name(type));
 		return false;
 	}
-	if (a->rows == ROWS_PLAIN)
-		most = a->n_rows;
-	a->row_groups = a->rows != ROWS_PLAIN || most == 1 ? 1 : (most + PRODUCT_ROWS - 1) / PRODUCT_ROWS;
 	if (a->n_tasks && a->out_most)
-		launch(b, a, most);
+		launch(b, a, a->rows == ROWS_PLAIN ? a->n_rows : most);
 	return !b->base.failure.code;
+}
+
+/* Gives *a the digits of x that its type wants, those of *last if they will do; none if the kernel makes them itself. n_x: rows
+ * of x; most: of a task. */
+static bool with_digits(struct cuda_backend *b, struct product_args *a, enum dtype type, int64_t n_x,
+	int most, struct product_args *last, enum product_layout *last_layout)
+{
+	enum product_layout layout = cuda_product_layout(type);
+	if (layout == LAYOUT_FLOATS || cuda_product_own(b, type, most, a->n_in))
+		return true;
+	if (layout != *last_layout) {
+		*last = *a;
+		*last_layout = layout;
+		if (!cuda_product_digits(b, last, n_x, layout))
+			return false;
+	}
+	a->digits = last->digits;
+	a->scales = last->scales;
+	return true;
 }
 
 void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, const float *x, int rows)
@@ -63,7 +67,8 @@ void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, 
 	}
 	/* parts of one type go together, if several rows do not make their strides of y differ */
 	bool done[64] = {false};
-	struct product_args split = {};
+	struct product_args last = {};
+	enum product_layout layout = LAYOUT_FLOATS;
 	for (int i = 0; i < n_parts; i++) {
 		if (done[i])
 			continue;
@@ -76,10 +81,10 @@ void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, 
 		a.n_in = (int)w->n_in;
 		a.n_stack = 1;
 		a.n_rows = rows;
-		a.split = split_of(w->type, w->n_in, w->n_out, 1);
+		a.split = cuda_product_split(w->type, w->n_in, w->n_out);
 		for (int j = i; j < n_parts && a.n_tasks < PRODUCT_TASKS; j++) {
 			if (done[j] || parts[j].w.type != w->type || (rows > 1 && parts[j].w.n_out != w->n_out) ||
-				split_of(w->type, w->n_in, parts[j].w.n_out, 1) != a.split)
+				cuda_product_split(w->type, w->n_in, parts[j].w.n_out) != a.split)
 				continue;
 			struct product_task *t = &a.task[a.n_tasks++];
 			t->w = (const uint8_t *)parts[j].w.data;
@@ -88,16 +93,7 @@ void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, 
 			t->add = parts[j].add;
 			done[j] = true;
 		}
-		if (cuda_product_mma(w->type)) { /* once for all parts */
-			if (!split.columns) {
-				split = a;
-				if (!cuda_product_split(b, &split, rows))
-					return;
-			}
-			a.columns = split.columns;
-			a.sums = split.sums;
-		}
-		if (!cuda_product(b, w->type, &a))
+		if (!with_digits(b, &a, w->type, rows, rows, &last, &layout) || !cuda_product(b, w->type, &a))
 			return;
 	}
 }
@@ -121,12 +117,14 @@ void cuda_stacked_matmul(struct backend *base, const struct stacked_matmul *m, i
 	a.n_in = (int)m->w.n_in;
 	a.n_stack = (int)m->w.n_stack;
 	a.n_rows = rows;
-	a.split = split_of(m->w.type, m->w.n_in, m->w.n_out, m->w.n_stack);
+	a.split = cuda_product_split(m->w.type, m->w.n_in, m->w.n_out * m->w.n_stack);
 	a.n_tasks = 1;
 	a.task[0].w = (const uint8_t *)m->w.data;
 	a.task[0].y = m->y;
 	a.task[0].n_out = (int)m->w.n_out;
-	if (!cuda_product_mma(m->w.type) || cuda_product_split(cuda_of(base), &a, rows))
+	struct product_args last = {};
+	enum product_layout layout = LAYOUT_FLOATS;
+	if (with_digits(cuda_of(base), &a, m->w.type, rows, rows, &last, &layout))
 		cuda_product(cuda_of(base), m->w.type, &a);
 }
 
@@ -143,15 +141,17 @@ static const struct weight *weight_of(const struct expert_job *job, enum pass pa
 static bool run_pass(struct cuda_backend *b, enum pass pass, const float *x, int64_t n_x,
 	const struct expert_job *jobs, int n_jobs, int n_used, float *y, int64_t y_row)
 {
-	struct product_args a = {};
+	struct product_args a = {}, last = {};
+	enum product_layout layout = LAYOUT_FLOATS;
 	const struct weight *now = NULL; /* what the tasks gathered so far have in common */
 	a.x = x;
 	a.n_stack = 1;
-	a.n_used = n_used;
 	a.rows = pass == PASS_DOWN ? ROWS_TO_PLACES : ROWS_TO_HIDDEN;
 	a.glu = pass == PASS_GLU;
 	a.y_row = y_row;
-	int hidden = 0;
+	int hidden = 0, most = 1;
+	for (int j = 0; j < n_jobs; j++)
+		most = jobs[j].n_places > most ? jobs[j].n_places : most;
 	for (int j = 0; j < n_jobs; hidden += jobs[j++].n_places) {
 		const struct weight *w = weight_of(&jobs[j], pass);
 		bool fused = jobs[j].gate.type == jobs[j].up.type;
@@ -168,8 +168,8 @@ static bool run_pass(struct cuda_backend *b, enum pass pass, const float *x, int
 			a.n_in = (int)w->n_in;
 			a.x_row = w->n_in;
 			a.row_bytes = (int64_t)w->row_bytes;
-			a.split = split_of(w->type, w->n_in, w->n_out, n_used);
-			if (!a.columns && cuda_product_mma(w->type) && !cuda_product_split(b, &a, n_x))
+			a.split = cuda_product_split(w->type, w->n_in, w->n_out * n_used);
+			if (!with_digits(b, &a, w->type, n_x, most, &last, &layout))
 				return false;
 			struct product_task *t = &a.task[a.n_tasks++];
 			t->w = (const uint8_t *)w->data;
@@ -179,8 +179,10 @@ static bool run_pass(struct cuda_backend *b, enum pass pass, const float *x, int
 			t->add = false;
 			t->first = hidden + at;
 			t->n_x = jobs[j].n_places - at < PRODUCT_ROWS ? jobs[j].n_places - at : PRODUCT_ROWS;
-			for (int i = 0; i < t->n_x; i++)
+			for (int i = 0; i < t->n_x; i++) {
 				t->place[i] = jobs[j].places[at + i];
+				t->row[i] = t->place[i] / n_used;
+			}
 		}
 	}
 	return !a.n_tasks || cuda_product(b, now->type, &a);

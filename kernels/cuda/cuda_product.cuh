@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Packed weight rows times float rows: the one kernel under matmul, stacked_matmul and expert_ffn.
+ * Weight rows times float rows, what is under matmul, stacked_matmul and expert_ffn: the tasks of both kernels, and
+ * product_kernel for weights that are floats. Packed weights: cuda_product_mma.cuh.
  *
  * Grid: x = groups of activation rows (fastest, so that weights stay in the second-level cache) times groups of weight rows,
  * y = tasks times matrices of a stack. Block: 8 warps. `split` of them share W weight rows: warp p of them takes the runs
  * p, p + split, ... of 256 weights. A run of each of the W rows is copied to shared memory as it lies (cp.async, whole 16-byte
- * lines, STAGES runs ahead), then each lane takes 8 weights of it (block_dot.cuh) to NX activation rows.
+ * lines, STAGES runs ahead), then each lane takes 8 weights of it to NX activation rows.
  *
  * Bytes moved per call: every packed row once per group of NX activation rows (from the second-level cache after the first),
  * the activation rows once per weight row group from the first-level cache, the outputs.
@@ -19,14 +20,14 @@
 #include "kernels/cuda/block_dot.cuh"
 
 #define PRODUCT_WARPS 8
-#define PRODUCT_W     4 /* weight rows of a warp */
+#define PRODUCT_W     2 /* weight rows of a warp */
 #define PRODUCT_ROWS  8 /* most activation rows of a warp */
 #define PRODUCT_TASKS 32
 
 /* How activation and output rows are numbered. */
 enum product_rows {
 	ROWS_PLAIN,     /* i -> i, of all activation rows */
-	ROWS_TO_HIDDEN, /* task's place i: x row place / n_used, y row first + i */
+	ROWS_TO_HIDDEN, /* task's place i: x row row[i], y row first + i */
 	ROWS_TO_PLACES, /* x row first + i, y row place */
 };
 
@@ -38,27 +39,49 @@ struct product_task {
 	bool add;
 	int n_x; /* with places: at most PRODUCT_ROWS */
 	int first;
-	int32_t place[PRODUCT_ROWS];
+	int32_t place[PRODUCT_ROWS], row[PRODUCT_ROWS]; /* row: of x, place / n_used */
 };
 
 struct product_args {
 	struct product_task task[PRODUCT_TASKS]; /* of one type, n_in and row_bytes */
 	const struct cuda_tables *tables;
 	const float *x;
-	const uint2 *columns; /* x and its sums for mma_kernel, see cuda_product_split */
-	const float *sums;
-	int64_t x_row, y_row;     /* floats between rows */
-	int64_t x_stack, y_stack; /* floats between matrices of a stack */
+	const uint2 *digits; /* x for mma_kernel, see cuda_product_digits; NULL: it makes them itself */
+	const float *scales;
+	int own_rows;                /* of x that it makes itself */
+	int item_end[PRODUCT_TASKS]; /* of mma_kernel: see there */
+	int unit;                    /* bytes that mma_kernel may copy at once: 16, 4 or 2 */
+	int64_t x_row, y_row;        /* floats between rows */
+	int64_t x_stack, y_stack;    /* floats between matrices of a stack */
 	int64_t row_bytes, stack_bytes;
 	int n_in, n_tasks, n_stack, n_rows; /* n_rows: ROWS_PLAIN */
 	int split, row_groups, out_most;    /* out_most: the largest n_out */
-	int n_used;
 	enum product_rows rows;
 	bool glu, x_aligned; /* x_aligned: every x row begins at a multiple of 16 bytes and n_in is one of 4 */
 };
 
-/* Enqueues a->task[0 .. n_tasks) of the given type; sets what follows from the rest (groups, alignment). For the types of
- * cuda_product_mma, x must have been split. */
+/* How a type wants x: as it is, or as digits with the weights of a step of 32 dealt to lanes in one of two ways. */
+enum product_layout { LAYOUT_FLOATS, LAYOUT_EIGHTS, LAYOUT_QUADS };
+
+enum product_layout cuda_product_layout(enum dtype type);
+
+/* Whether mma_kernel makes the digits of x itself: n_x is the most rows of x of a task. Codebooks leave it less room. */
+static inline bool cuda_product_own(const struct cuda_backend *b, enum dtype type, int n_x, int64_t n_in)
+{
+	int64_t values = n_x * ((n_in + 255) / 256 * 256);
+	return n_x <= 2 && b->max_shared > 200 << 10 && values <= (type == DTYPE_IQ2_XXS ? 6144 : 12288);
+}
+
+/* How many warps share a weight row. Depends on the weight's type and shape alone; rows: of all matrices of this shape that come
+ * together in decode. */
+int cuda_product_split(enum dtype type, int64_t n_in, int64_t rows);
+
+/* Sets a->digits and a->scales: all x rows, n_x per matrix of a stack, in scratch memory that the next such call uses again. */
+bool cuda_product_digits(
+	struct cuda_backend *b, struct product_args *a, int64_t n_x, enum product_layout layout);
+
+/* Enqueues a->task[0 .. n_tasks) of the given type; sets what follows from the rest (groups, alignment). The digits of x are
+ * there if the type's layout asks for them and cuda_product_own is false. */
 bool cuda_product(struct cuda_backend *b, enum dtype type, struct product_args *a);
 
 typedef void product_launch(struct cuda_backend *b, const struct product_args *a, int n_x);
@@ -83,8 +106,7 @@ template <int LEFT> static __device__ __forceinline__ void copy_wait()
 template <int T> struct product_shape {
 	static constexpr int W = PRODUCT_W;
 	static constexpr int STAGE_BYTES = (packed<T>::RUN_BYTES + 15) / 16 * 16 + 16; /* of one row: its lines */
-	static constexpr int STAGES =
-		STAGE_BYTES > 600 ? 2 : 3; /* within the 99 KiB a block has on the smaller cards */
+	static constexpr int STAGES = 4; /* within the 99 KiB a block has on the smaller cards */
 	static constexpr int WARP_BYTES = STAGES * W * STAGE_BYTES;
 	static constexpr int BYTES = PRODUCT_WARPS * WARP_BYTES;
 };
@@ -93,13 +115,13 @@ template <int T> struct product_shape {
 static __device__ __forceinline__ void load_x(const float *x, int k, int n_in, bool aligned, float v[4])
 {
 	if (aligned && k < n_in) {
-		float4 f = __ldg((const float4 *)(x + k));
+		float4 f = *(const float4 *)(x + k);
 		v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
 		return;
 	}
 #pragma unroll
 	for (int i = 0; i < 4; i++)
-		v[i] = k + i < n_in ? __ldg(x + k + i) : 0;
+		v[i] = k + i < n_in ? x[k + i] : 0;
 }
 
 template <int T, int NX>
@@ -111,6 +133,7 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 	extern __shared__ __align__(16) uint8_t shared[];
 	__shared__ float part_sum[PRODUCT_WARPS][W * NX];
 
+	grid_let_next();
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split, part = warp % split;
 	const struct product_task &t = a.task[blockIdx.y / a.n_stack];
 	int stack = blockIdx.y % a.n_stack, row_group = blockIdx.x % a.row_groups,
@@ -132,7 +155,7 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 	for (int r = 0; r < NX; r++) {
 		int i = min(r, n_x - 1);
 		int64_t at = a.rows == ROWS_PLAIN       ? row_group * NX + i
-					 : a.rows == ROWS_TO_HIDDEN ? t.place[i] / a.n_used
+					 : a.rows == ROWS_TO_HIDDEN ? t.row[i]
 												: t.first + i;
 		x[r] = a.x + stack * a.x_stack + at * a.x_row;
 	}
@@ -163,6 +186,7 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 #pragma unroll
 	for (int s = 0; s < STAGES - 1; s++)
 		fetch(part + s * split, s);
+	grid_wait_before();
 	int stage = 0;
 	for (int run = part; run < runs; run += split) {
 		int ahead = stage + STAGES - 1;
@@ -173,13 +197,13 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 		for (int g = 0; g < 2; g++) {
 			int v = 4 * lane + 128 * g, k = run * 256 + v;
 			if (k < a.n_in) {
-				float q[W][4], factor[W], offset[W];
+				float q[W][4], factor, offset;
 #pragma unroll
 				for (int j = 0; j < W; j++) {
 					const uint8_t *p =
 						stages + (stage * W + j) * STAGE + (((uintptr_t)row[j] + (size_t)run * RUN) & 15);
-					packed<T>::get(p, v, a.tables, q[j], factor[j], offset[j]);
-					if (!packed<T>::FACTOR && k + 4 > a.n_in) /* what follows the row may be anything */
+					packed<T>::get(p, v, a.tables, q[j], factor, offset);
+					if (k + 4 > a.n_in) /* what follows the row may be anything */
 						for (int i = 1; i < 4; i++)
 							q[j][i] = k + i < a.n_in ? q[j][i] : 0;
 				}
@@ -187,23 +211,11 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 				for (int r = 0; r < NX; r++) {
 					float xv[4];
 					load_x(x[r], k, a.n_in, a.x_aligned, xv);
-					float sum = __fadd_rn(__fadd_rn(xv[0], xv[1]), __fadd_rn(xv[2], xv[3]));
 #pragma unroll
-					for (int j = 0; j < W; j++) {
-						if (packed<T>::FACTOR) {
-							float dot = __fmul_rn(q[j][0], xv[0]);
+					for (int j = 0; j < W; j++)
 #pragma unroll
-							for (int i = 1; i < 4; i++)
-								dot = __fmaf_rn(q[j][i], xv[i], dot);
-							acc[j][r] = __fmaf_rn(factor[j], dot, acc[j][r]);
-							if (packed<T>::OFFSET)
-								acc[j][r] = __fmaf_rn(offset[j], sum, acc[j][r]);
-						} else {
-#pragma unroll
-							for (int i = 0; i < 4; i++)
-								acc[j][r] = __fmaf_rn(q[j][i], xv[i], acc[j][r]);
-						}
-					}
+						for (int i = 0; i < 4; i++)
+							acc[j][r] = __fmaf_rn(q[j][i], xv[i], acc[j][r]);
 				}
 			}
 		}
@@ -240,8 +252,16 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 	}
 }
 
-template <int T, int NX> static void product_launch_as(struct cuda_backend *b, const struct product_args *a)
+template <int T, int NX>
+static void product_launch_as(struct cuda_backend *b, const struct product_args *given)
 {
+	struct product_args arranged = *given, *a = &arranged;
+	int runs = (a->n_in + 255) / 256;
+	a->split = runs >= 16  ? 8
+			   : runs >= 8 ? 4
+			   : runs >= 4 ? 2
+						   : 1; /* depends on the shape of the weight alone */
+	a->row_groups = a->rows == ROWS_PLAIN ? (a->n_rows + NX - 1) / NX : 1;
 	const int bytes = product_shape<T>::BYTES;
 	static size_t allowed;
 	if (!cuda_allow_shared(b, (const void *)product_kernel<T, NX>, bytes, &allowed))
@@ -249,8 +269,7 @@ template <int T, int NX> static void product_launch_as(struct cuda_backend *b, c
 	int rows = PRODUCT_WARPS / a->split * (a->glu ? PRODUCT_W / 2 : PRODUCT_W);
 	dim3 grid(
 		(unsigned)(((a->out_most + rows - 1) / rows) * a->row_groups), (unsigned)(a->n_tasks * a->n_stack));
-	product_kernel<T, NX><<<grid, PRODUCT_WARPS * 32, bytes, b->stream>>>(*a);
-	cuda_launched(b);
+	cuda_launch(b, product_kernel<T, NX>, grid, PRODUCT_WARPS * 32, (size_t)bytes, *a);
 }
 
 /* n_x: the most activation rows of a group. */
@@ -265,9 +284,5 @@ static void product_launch_type(struct cuda_backend *b, const struct product_arg
 
 product_launch *cuda_product_a(enum dtype type), *cuda_product_b(enum dtype type),
 	*cuda_product_c(enum dtype type), *cuda_product_d(enum dtype type);
-
-/* The types that the matrix units take; they need cuda_product_split of all x rows (n_x per matrix of a stack) before. */
-product_launch *cuda_product_mma(enum dtype type);
-bool cuda_product_split(struct cuda_backend *b, struct product_args *a, int64_t n_x);
 
 #endif

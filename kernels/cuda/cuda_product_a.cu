@@ -8,7 +8,7 @@ product_launch *cuda_product_a(enum dtype type)
 #define CASE(t)                                                                                              \
 	case DTYPE_##t:                                                                                          \
 		return product_launch_type<DTYPE_##t>;
-		PACKED_TYPES_A(CASE)
+		FLOAT_TYPES(CASE)
 #undef CASE
 	default:
 		return NULL;

@@ -1,406 +1,531 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * product_kernel's task, done by the matrix units, for the types that carry most bytes.
+ * product_kernel's task, done by the integer matrix units, for packed types.
  *
- * A float is the exact sum of three bfloat16 (high, middle, low), so a row of x becomes three columns; packed weights are
- * small whole numbers, exact in bfloat16. One m16n8k16 product takes 16 weight rows x 16 weights to 8 columns with
- * float accumulators; scales are applied to the accumulators after each sub-block. Nothing of float32 activations is lost.
+ * digits_kernel turns 256 values of x at a time into whole numbers of 24 bits with one scale, and those into three signed
+ * bytes, so a row of x becomes three columns. Packed weights are signed bytes times a scale (block_bytes.cuh). One m16n8k32
+ * product takes 16 weight rows x 32 weights to 8 columns; everything is exact until the sum over 256 weights (32 where the
+ * type has float scales) becomes a float. x loses what is below 2^-24 of the largest of its 256 neighbours.
  *
- * split_kernel: grid (runs of 256 values, x rows), block 64: the columns in the order that lanes load them, and the sum of
- * each 16 values (for the types with a minimum). mma_kernel: grid and tasks as product_kernel, 16 weight rows a warp.
+ * digits_kernel: grid (runs of 256 values, x rows), block 32. mma_kernel: grid-stride over items = tasks times matrices of
+ * a stack times groups of weight rows times groups of x rows (fastest); 16 weight rows a warp; otherwise as product_kernel.
  *
- *      lane = 4 r + c:  weights 4 c .. 4 c + 3 of a group of 16, of rows r and r + 8 of the tile;
- *                       pairs (0, 2) and (1, 3) fill the k slots 2 c, 2 c + 1 and 2 c + 8, 2 c + 9
- *      columns:         3 x + part, x = activation row of the group (1 or 8), so 1 or 3 tiles of 8
+ *      lane = 4 r + c:  rows r and r + 8 of the tile, eight weights of each step of 32
+ *      columns:         3 x + digit, x = activation row of the group (2, 5 or 8 rows: 1, 2 or 3 tiles of 8)
+ *      digits:          [x row][run][step][digit][c] of 8 bytes, then scales [x row][run]
  *
- * Bytes moved: every packed row once per 8 activation rows; x once by split_kernel and as 6 bytes a value per 16 weight rows from
- * the caches. The order of additions depends on the shape of the weight alone: within the matrix unit, over the sub-blocks in order, over the
- * warps of the split in order, high + middle + low.
+ * Bytes moved: every packed row once per group of x rows; x once by digits_kernel and 3 bytes a value per 16 weight rows from
+ * the caches. The order of additions depends on the shape of the weight alone: runs in order, over the warps of the split
+ * in order, digits in order.
  */
 #ifndef GLM_KERNELS_CUDA_PRODUCT_MMA_CUH
 #define GLM_KERNELS_CUDA_PRODUCT_MMA_CUH
 
+#include "kernels/cuda/block_bytes.cuh"
 #include "kernels/cuda/cuda_product.cuh"
 
-#define MMA_ROWS 16
+#include <limits.h>
 
-/* a b + c of bfloat16 pairs: one rounding, and none where the result is a small whole number */
-static __device__ __forceinline__ uint32_t bf16_sub(uint32_t a, uint32_t b)
+#define MMA_ROWS   16
+#define RUN_DIGITS 96 /* uint2 of one run of one x row */
+
+static __device__ __forceinline__ void mma_16832(int d[4], const uint32_t a[4], uint2 b, int c)
 {
-	uint32_t d;
-	asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(b), "r"(0xbf80bf80u), "r"(a));
-	return d;
+	asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+		"{%10,%10,%10,%10};"
+		: "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(c));
 }
 
-/* fl(d * n) of a whole number below 2^23: the product is exact inside the fma */
-static __device__ __forceinline__ float times_small(float d, uint32_t n)
+static __device__ __forceinline__ void mma_16832_add(int d[4], const uint32_t a[4], uint2 b)
 {
-	return __fmaf_rn(d, __uint_as_float(0x4b000000u | n), __fmul_rn(d, -8388608.0f));
-}
-
-/* What a type is to mma_kernel: PER_SCALE groups of 16 share a scale, OFFSET: sums of x are needed. head(): what is read once per
- * block of a row; pairs(): the weights 4 c .. 4 c + 3 of group g, plus BIAS each; scale(): of sub-block s. */
-template <int T> struct mma_type;
-
-template <> struct mma_type<DTYPE_Q8_0> {
-	static constexpr int PER_SCALE = 2, STAGES = 2;
-	static constexpr bool OFFSET = false, GRID = false;
-	struct head {
-	};
-	static __device__ __forceinline__ void read_head(const uint8_t *, struct head &) {}
-	static __device__ __forceinline__ void pairs(
-		const uint8_t *p, int g, int c, const uint2 *, uint32_t &a, uint32_t &b)
-	{
-		uint32_t w = get32(p + g / 2 * 34 + 2 + g % 2 * 16 + 4 * c), v = w >> 8;
-		a = bf16_sub((w & 0x007f007fu) | 0x43004300u, (w & 0x00800080u) | 0x43004300u);
-		b = bf16_sub((v & 0x007f007fu) | 0x43004300u, (v & 0x00800080u) | 0x43004300u);
-	}
-	static __device__ __forceinline__ void scale(
-		const uint8_t *p, const struct head &, int s, float &factor, float &offset)
-	{
-		factor = half_float(get16(p + s * 34));
-		offset = 0;
-	}
-};
-
-template <> struct mma_type<DTYPE_Q4_K> {
-	static constexpr int PER_SCALE = 2, STAGES = 3;
-	static constexpr bool OFFSET = true, GRID = false;
-	struct head {
-		float d, dmin;
-		uint32_t sc[3];
-	};
-	static __device__ __forceinline__ void read_head(const uint8_t *p, struct head &h)
-	{
-		const uint32_t *w = (const uint32_t *)p;
-		h.d = half_float(w[0] & 0xffff);
-		h.dmin = half_float(w[0] >> 16);
-		h.sc[0] = w[1], h.sc[1] = w[2], h.sc[2] = w[3];
-	}
-	/* 16 + nibble: the nibble as the top of the mantissa */
-	static __device__ __forceinline__ void pairs(
-		const uint8_t *p, int g, int c, const uint2 *, uint32_t &a, uint32_t &b)
-	{
-		uint32_t w = *(const uint32_t *)(p + 16 + g / 4 * 32 + g % 2 * 16 + 4 * c);
-		a = ((g & 2 ? w >> 1 : w << 3) & 0x00780078u) | 0x41804180u;
-		b = ((g & 2 ? w >> 9 : w >> 5) & 0x00780078u) | 0x41804180u;
-	}
-	static __device__ __forceinline__ void scale(
-		const uint8_t *, const struct head &h, int k, float &factor, float &offset)
-	{
-		int at = 8 * (k % 4);
-		uint32_t s, m;
-		if (k < 4) {
-			s = h.sc[0] >> at & 63;
-			m = h.sc[1] >> at & 63;
-		} else {
-			s = (h.sc[2] >> at & 15) | (h.sc[0] >> (at + 2) & 48);
-			m = (h.sc[2] >> (at + 4) & 15) | (h.sc[1] >> (at + 2) & 48);
-		}
-		factor = times_small(h.d, s);
-		offset = __fmaf_rn(-16.0f, factor, -times_small(h.dmin, m));
-	}
-};
-
-template <> struct mma_type<DTYPE_Q2_K> {
-	static constexpr int PER_SCALE = 1, STAGES = 4;
-	static constexpr bool OFFSET = true, GRID = false;
-	struct head {
-		float d, dmin;
-		uint32_t sc[4];
-	};
-	static __device__ __forceinline__ void read_head(const uint8_t *p, struct head &h)
-	{
-		const uint32_t *w = (const uint32_t *)p;
-		h.sc[0] = w[0], h.sc[1] = w[1], h.sc[2] = w[2], h.sc[3] = w[3];
-		h.d = half_float(w[20] & 0xffff);
-		h.dmin = half_float(w[20] >> 16);
-	}
-	/* 4 + two bits */
-	static __device__ __forceinline__ void pairs(
-		const uint8_t *p, int g, int c, const uint2 *, uint32_t &a, uint32_t &b)
-	{
-		uint32_t w = *(const uint32_t *)(p + 16 + g / 8 * 32 + g % 2 * 16 + 4 * c);
-		int shift = g % 8 / 2 * 2; /* the two bits go to bits 5 and 6 of each half */
-		a = ((shift <= 5 ? w << (5 - shift) : w >> (shift - 5)) & 0x00600060u) | 0x40804080u;
-		b = ((w >> (3 + shift)) & 0x00600060u) | 0x40804080u;
-	}
-	static __device__ __forceinline__ void scale(
-		const uint8_t *, const struct head &h, int s, float &factor, float &offset)
-	{
-		uint32_t w = h.sc[s / 4] >> 8 * (s % 4);
-		factor = times_small(h.d, w & 15);
-		offset = __fmaf_rn(-4.0f, factor, -times_small(h.dmin, w >> 4 & 15));
-	}
-};
-
-template <> struct mma_type<DTYPE_IQ2_XXS> {
-	static constexpr int PER_SCALE = 2, STAGES = 4;
-	static constexpr bool OFFSET = false, GRID = true;
-	struct head {
-		float d;
-	};
-	static __device__ __forceinline__ void read_head(const uint8_t *p, struct head &h)
-	{
-		h.d = __fmul_rn(half_float(get16(p)), 0.125f); /* d (0.5 + n) / 4 = (d / 8) (2 n + 1) */
-	}
-	static __device__ __forceinline__ void pairs(
-		const uint8_t *p, int g, int c, const uint2 *grid, uint32_t &a, uint32_t &b)
-	{
-		const uint8_t *group = p + 2 + g / 2 * 8;
-		int j = g % 2 * 2 + c / 2;
-		uint32_t s = get32(group + 4) >> 7 * j & 127;
-		s |= (uint32_t)(__popc(s) & 1) << 7;
-		s >>= 4 * (c & 1);
-		uint2 v = grid[2 * group[j] + (c & 1)];
-		a = v.x ^ ((s << 15 | s << 29) & 0x80008000u);
-		b = v.y ^ ((s << 14 | s << 28) & 0x80008000u);
-	}
-	static __device__ __forceinline__ void scale(
-		const uint8_t *p, const struct head &h, int k, float &factor, float &offset)
-	{
-		factor = times_small(h.d, 2 * (get16(p + 2 + 8 * k + 6) >> 12) + 1);
-		offset = 0;
-	}
-};
-
-template <int T> struct mma_shape {
-	static constexpr int LINES = (packed<T>::RUN_BYTES + 14 + 15) / 16; /* at most, of one run of a row */
-	static constexpr int STRIDE = (LINES | 1) * 16; /* an odd number of lines: rows meet in no bank */
-	static constexpr int WARP_BYTES = mma_type<T>::STAGES * MMA_ROWS * STRIDE;
-	static constexpr int BYTES = PRODUCT_WARPS * WARP_BYTES + (mma_type<T>::GRID ? 4096 : 0);
-};
-
-static __device__ __forceinline__ void mma_16816(float d[4], const uint32_t a[4], uint2 b)
-{
-	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+	asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
 		"{%0,%1,%2,%3};"
-		: "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+		: "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
 		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
 }
 
-template <int T, int NX>
-__global__ void __launch_bounds__(PRODUCT_WARPS * 32)
+static __device__ __forceinline__ void copy_line_if(bool wanted, uint32_t shared, const void *global)
+{
+	asm volatile(
+		"{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(shared),
+		"l"(global), "r"((int)wanted));
+}
+
+static __device__ __forceinline__ void copy_word(uint32_t shared, const void *global)
+{
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global));
+}
+
+/* How weights lie in shared memory: CHUNK runs of each of 16 rows, a row at a multiple of STRIDE. When whole lines are copied a
+ * chunk begins PHASE bytes after a line's start, at most; the same for all rows. */
+template <int T, int CHUNK> struct mma_chunk {
+	static constexpr int BYTES = CHUNK * packed<T>::RUN_BYTES;
+	static constexpr int PHASE = BYTES % 16 == 0 ? 0 : BYTES % 8 == 0 ? 8 : 14;
+	static constexpr int LINES = ((BYTES + PHASE + 15) / 16) | 1; /* odd: rows meet in few banks */
+	static constexpr int STRIDE = LINES * 16;
+	static constexpr int ROUNDS = (8 * LINES + 31) / 32; /* copies of a lane for eight rows */
+	static constexpr int TABLES = bytes_type<T>::TABLES ? 49152 : 0;
+};
+
+/* Floats per row in which the warps of a block meet: sums of two x rows, or columns */
+static constexpr __host__ __device__ int mma_meet(int tiles)
+{
+	return tiles == 1 ? 2 : tiles * 8;
+}
+
+/* Where a block is in its list of items: task, matrix of the stack, first weight row, group of x rows (fastest). */
+struct mma_place {
+	int task, stack, out_first, row_group;
+};
+
+static __device__ __forceinline__ struct mma_place first_item(
+	const struct product_args &a, int item, int block_rows)
+{
+	struct mma_place p = {0, 0, 0, 0};
+	while (item >= a.item_end[p.task])
+		p.task++;
+	int i = item - (p.task ? a.item_end[p.task - 1] : 0);
+	if (a.row_groups > 1) {
+		p.row_group = i % a.row_groups;
+		i /= a.row_groups;
+	}
+	if (a.n_stack > 1) {
+		int groups = (a.task[p.task].n_out + block_rows - 1) / block_rows;
+		p.stack = i / groups;
+		i -= p.stack * groups;
+	}
+	p.out_first = i * block_rows;
+	return p;
+}
+
+static __device__ __forceinline__ void next_item(
+	const struct product_args &a, struct mma_place &p, int block_rows, int n_out)
+{
+	if (++p.row_group < a.row_groups)
+		return;
+	p.row_group = 0;
+	p.out_first += block_rows;
+	if (p.out_first < n_out)
+		return;
+	p.out_first = 0;
+	if (++p.stack < a.n_stack)
+		return;
+	p.stack = 0;
+	p.task++;
+}
+
+/* 256 values of x (zeros past n_in) as digits and scale; by one warp. Lane 4 s + c has the values of step s. */
+template <bool QUADS>
+static __device__ __forceinline__ void make_digits(
+	const float *x, int run, int n_in, uint2 *digits, float *scale_to)
+{
+	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4;
+	int k = run * 256 + s * 32 + (QUADS ? 4 : 8) * c;
+	float v[8];
+	uint32_t top = 0; /* as bits, so that infinities and NaN are the largest */
+#pragma unroll
+	for (int i = 0; i < 8; i++) {
+		int at = k + i + (QUADS && i >= 4 ? 12 : 0);
+		v[i] = at < n_in ? x[at] : 0;
+		top = max(top, __float_as_uint(v[i]) & 0x7fffffff);
+	}
+#pragma unroll
+	for (int step = 16; step; step /= 2)
+		top = max(top, __shfl_xor_sync(0xffffffffu, top, step));
+	float most = __uint_as_float(top);
+	bool tiny = most < 0x1p-100f;
+	float inv = tiny ? 0.0f : __fdiv_rn(8323072.0f, most), scale = tiny ? 0.0f : __fdiv_rn(most, 8323072.0f);
+	uint32_t word[3][2] = {{0, 0}, {0, 0}, {0, 0}};
+#pragma unroll
+	for (int i = 0; i < 8; i++) {
+		int n = __float2int_rn(__fmul_rn(v[i], inv));
+		int low = (int)(int8_t)n, rest = (n - low) >> 8, mid = (int)(int8_t)rest, high = (rest - mid) >> 8;
+		word[0][i / 4] |= (uint32_t)(high & 255) << 8 * (i % 4);
+		word[1][i / 4] |= (uint32_t)(mid & 255) << 8 * (i % 4);
+		word[2][i / 4] |= (uint32_t)(low & 255) << 8 * (i % 4);
+	}
+#pragma unroll
+	for (int d = 0; d < 3; d++)
+		digits[s * 12 + 4 * d + c] = make_uint2(word[d][0], word[d][1]);
+	if (!lane)
+		*scale_to = scale;
+}
+
+/* OWN: the block makes the digits of its x rows itself and keeps them in shared memory */
+template <int T, int TILES, bool OWN, int WARPS, int STAGES, int CHUNK, int BLOCKS>
+__global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	mma_kernel(const __grid_constant__ struct product_args a)
 {
-	typedef struct mma_type<T> type;
-	constexpr int RUN = packed<T>::RUN_BYTES, LINES = mma_shape<T>::LINES, STRIDE = mma_shape<T>::STRIDE,
-				  STAGES = type::STAGES;
-	constexpr int TILES = (NX * 3 + 7) / 8, ITEMS = MMA_ROWS * LINES, ROUNDS = (ITEMS + 31) / 32;
+	typedef struct bytes_type<T> type;
+	typedef struct mma_chunk<T, CHUNK> shape;
+	constexpr int RUN = packed<T>::RUN_BYTES, LINES = shape::LINES, STRIDE = shape::STRIDE,
+				  ROUNDS = shape::ROUNDS, STAGE = MMA_ROWS * STRIDE;
+	constexpr int NX = TILES * 8 / 3, MEET = mma_meet(TILES), MEETS = TILES == 1 ? 2 : 1;
 	extern __shared__ __align__(16) uint8_t shared[];
-	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split, part = warp % split, c = lane % 4;
-	const struct product_task &t = a.task[blockIdx.y / a.n_stack];
-	int stack = blockIdx.y % a.n_stack, row_group = blockIdx.x % a.row_groups,
-		out_group = blockIdx.x / a.row_groups;
-	int w_rows = a.glu ? MMA_ROWS / 2 : MMA_ROWS, out_first = out_group * (PRODUCT_WARPS / split) * w_rows;
-	if (out_first >= t.n_out)
-		return;
-	int n_x = min(NX, a.rows == ROWS_PLAIN ? a.n_rows - row_group * NX : t.n_x);
-	int mine = out_first + warp / split * w_rows, runs = (a.n_in + 255) / 256;
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split, part = warp & (split - 1);
+	int r0 = lane / 4, c = lane % 4;
+	int log_rows = a.glu ? 3 : 4, w_rows = 1 << log_rows, my_row = warp / split << log_rows,
+		block_rows = WARPS / split << log_rows;
+	int runs = (a.n_in + 255) / 256, chunks = (runs + CHUNK - 1) / CHUNK;
+	float *meets = (float *)(shared + shape::TABLES + WARPS * (STAGES * STAGE));
+	uint2 *digits = (uint2 *)(meets + MEETS * WARPS * MMA_ROWS * MEET);
+	float *own_scales = (float *)(digits + (OWN ? a.own_rows * runs * RUN_DIGITS : 0));
+	struct lane_tables tables = {shared, 4u * lane};
+	/* this warp's stages; kept in registers so that the compiler does not compute them anew for every access */
+	uint32_t stages = shape::TABLES + warp * (STAGES * STAGE),
+			 lines_to = (uint32_t)__cvta_generic_to_shared(shared) + stages + 16 * lane;
+	asm("" : "+r"(stages), "+r"(lines_to));
+	int n_items = a.item_end[a.n_tasks - 1];
+	int item = (int)((int64_t)n_items * blockIdx.x / gridDim.x),
+		end = (int)((int64_t)n_items * (blockIdx.x + 1) / gridDim.x);
 
-	const uint2 *grid = NULL;
-	if (type::GRID) {
-		uint32_t *to = (uint32_t *)(shared + PRODUCT_WARPS * mma_shape<T>::WARP_BYTES);
-		for (int i = threadIdx.x; i < 512; i += PRODUCT_WARPS * 32) {
-			uint32_t w = a.tables->iq2xxs[i];
-			uint32_t v[4];
-			for (int j = 0; j < 4; j++)
-				v[j] = __float_as_uint((float)(w >> 8 * j & 255)) >> 16;
-			to[2 * i] = v[0] | v[2] << 16;
-			to[2 * i + 1] = v[1] | v[3] << 16;
-		}
-		grid = (const uint2 *)to;
-		__syncthreads();
-	}
+	grid_let_next();
 
-	/* the lines that this lane copies */
-	const uint8_t *from[ROUNDS];
+	/* What is fetched runs ahead of what is computed, across items. Eight rows lie in a stage line after line: line
+	 * 32 i + lane of them comes from lines_from[i] past the first row. */
+	struct mma_place ahead = first_item(a, item, block_rows), now = ahead;
+	int ahead_items = end - item, ahead_chunk = part, ahead_stage = 0, ahead_out = 0, rows_there = 0;
+	const uint8_t *row0 = NULL, *row8 = NULL;
+	int lines_from[ROUNDS];
 #pragma unroll
-	for (int i = 0; i < ROUNDS; i++) {
-		int item = min(lane + 32 * i, ITEMS - 1), j = item / LINES,
-			o = min(mine + (a.glu ? j % 8 : j), t.n_out - 1);
-		from[i] = (a.glu && j >= 8 ? t.up : t.w) + stack * a.stack_bytes + o * a.row_bytes;
-	}
-	uint8_t *stages = shared + warp * mma_shape<T>::WARP_BYTES;
-	auto fetch = [&](int run, int stage) {
-		if (run < runs) {
-			int bytes = (int)min((int64_t)RUN, a.row_bytes - (int64_t)run * RUN);
+	for (int i = 0; i < ROUNDS; i++)
+		lines_from[i] = (i * 32 + lane) / LINES * (int)a.row_bytes + (i * 32 + lane) % LINES * 16;
+	auto set_rows = [&]() {
+		const struct product_task &t = a.task[ahead.task];
+		int mine = ahead.out_first + my_row;
+		ahead_out = t.n_out;
+		rows_there = min(w_rows, ahead_out - mine);
+		row0 = t.w + ahead.stack * a.stack_bytes + mine * a.row_bytes;
+		row8 = a.glu ? t.up + ahead.stack * a.stack_bytes + mine * a.row_bytes : row0 + 8 * a.row_bytes;
+	};
+	auto fetch = [&]() {
+		if (ahead_items > 0 && part < chunks) {
+			int at = ahead_chunk * shape::BYTES, bytes = min(shape::BYTES, (int)a.row_bytes - at);
+			if (a.unit == 16 && rows_there == w_rows) {
+				int phase = shape::PHASE ? at & 15 : 0, lines = (bytes + phase + 15) / 16;
 #pragma unroll
-			for (int i = 0; i < ROUNDS; i++) {
-				int item = lane + 32 * i, j = item / LINES, line = item % LINES * 16;
-				uintptr_t at = (uintptr_t)from[i] + (size_t)run * RUN;
-				if (item < ITEMS && line < bytes + (int)(at & 15))
-					copy_line(stages + (stage * MMA_ROWS + j) * STRIDE + line,
-						(const void *)((at & ~(uintptr_t)15) + line));
+				for (int half = 0; half < 2; half++) {
+					const uint8_t *from = (half ? row8 : row0) + (at - phase);
+					uint32_t to = lines_to + ahead_stage * STAGE + half * (STAGE / 2);
+#pragma unroll
+					for (int i = 0; i < ROUNDS; i++)
+						copy_line_if((i * 32 + 31 < 8 * LINES || i * 32 + lane < 8 * LINES) &&
+										 (i * 32 + lane) % LINES < lines,
+							to + 512 * i, from + lines_from[i]);
+				}
+			} else {
+				for (int row = 0; row < MMA_ROWS; row++) {
+					int r = a.glu ? row % 8 : row;
+					const uint8_t *from = (a.glu && row >= 8 ? row8 : row0) + r * a.row_bytes + at;
+					uint32_t to = stages + ahead_stage * STAGE + row * STRIDE;
+					if (r >= rows_there)
+						continue;
+					if (shape::BYTES % 4 == 0 && a.unit >= 4)
+						for (int i = 4 * lane; i < bytes; i += 128)
+							copy_word(lines_to - stages - 16 * lane + to + i, from + i);
+					else
+						for (int i = 2 * lane; i < bytes; i += 64)
+							*(uint16_t *)(shared + to + i) = *(const uint16_t *)(from + i);
+				}
+			}
+			ahead_stage = ahead_stage + 1 == STAGES ? 0 : ahead_stage + 1;
+			ahead_chunk += split;
+			if (ahead_chunk >= chunks) {
+				ahead_chunk = part;
+				if (--ahead_items > 0) {
+					next_item(a, ahead, block_rows, ahead_out);
+					set_rows();
+				}
 			}
 		}
 		copy_commit();
 	};
-	/* rows lane / 4 and lane / 4 + 8 of the tile */
-	int r0 = lane / 4, o0 = min(mine + r0, t.n_out - 1), o1 = a.glu ? o0 : min(mine + r0 + 8, t.n_out - 1);
-	uint32_t low0 = (uint32_t)(uintptr_t)(t.w + stack * a.stack_bytes + o0 * a.row_bytes);
-	uint32_t low1 = (uint32_t)(uintptr_t)((a.glu ? t.up : t.w) + stack * a.stack_bytes + o1 * a.row_bytes);
-
-	/* columns: where this lane's part of each tile of B lies, and the sums for its accumulators' columns */
-	auto x_row = [&](int i) {
-		int64_t at = a.rows == ROWS_PLAIN       ? row_group * NX + i
-					 : a.rows == ROWS_TO_HIDDEN ? t.place[i] / a.n_used
-												: t.first + i;
-		return at * a.n_stack + stack;
-	};
-	int groups = runs * 16;
-	const uint2 *column[TILES];
-	const float *sums[TILES][2];
-#pragma unroll
-	for (int n = 0; n < TILES; n++) {
-		/* what the columns behind the last one yield is not used; for a single row they are not even read */
-		int col = min(8 * n + lane / 4, 3 * n_x - 1);
-		column[n] = a.columns + x_row(col / 3) * groups * 12 + col % 3 * 4 + c;
-		if (TILES == 1 && lane / 4 >= 3)
-			column[n] = NULL;
-#pragma unroll
-		for (int e = 0; e < 2; e++) {
-			col = 8 * n + 2 * c + e;
-			sums[n][e] =
-				type::OFFSET && col < 3 * n_x && col % 3 == 0 ? a.sums + x_row(col / 3) * groups : NULL;
-		}
-	}
-
-	float acc[TILES][4];
-#pragma unroll
-	for (int n = 0; n < TILES; n++)
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			acc[n][i] = 0;
+	set_rows();
 #pragma unroll
 	for (int s = 0; s < STAGES - 1; s++)
-		fetch(part + s * split, s);
-	int stage = 0;
-	for (int run = part; run < runs; run += split) {
-		int ahead = stage + STAGES - 1;
-		fetch(run + (STAGES - 1) * split, ahead >= STAGES ? ahead - STAGES : ahead);
-		/* one row of x: its columns for the whole run are asked for at once, while the weights are still on their way */
-		constexpr bool AHEAD = TILES == 1;
-		uint2 next_b[AHEAD ? 16 : 1];
-		float4 next_sum[AHEAD && type::OFFSET ? 4 : 1];
-		if (AHEAD) {
-#pragma unroll
-			for (int g = 0; g < 16; g++)
-				next_b[g % (AHEAD ? 16 : 1)] =
-					column[0] ? __ldg(column[0] + (run * 16 + g) * 12) : make_uint2(0, 0);
-			if (type::OFFSET)
-#pragma unroll
-				for (int g = 0; g < 4; g++)
-					next_sum[g % (AHEAD && type::OFFSET ? 4 : 1)] =
-						sums[0][0] ? __ldg((const float4 *)(sums[0][0] + run * 16) + g)
-								   : make_float4(0, 0, 0, 0);
+		fetch();
+	if (type::TABLES)
+		for (int i = threadIdx.x; i < 384 * 8; i += WARPS * 32) {
+			uint32_t w = i < 256 * 8 ? a.tables->iq2xxs_nibbles[i / 8] : a.tables->sign_nibbles[i / 8 - 256];
+			((uint4 *)shared)[i] = make_uint4(w, w, w, w);
 		}
-		copy_wait<STAGES - 1>();
-		__syncwarp();
-		const uint8_t *p0 = stages + (stage * MMA_ROWS + r0) * STRIDE + ((low0 + (uint32_t)run * RUN) & 15);
-		const uint8_t *p1 =
-			stages + (stage * MMA_ROWS + r0 + 8) * STRIDE + ((low1 + (uint32_t)run * RUN) & 15);
-		struct type::head h0, h1;
-		type::read_head(p0, h0);
-		type::read_head(p1, h1);
-		constexpr int SUBS = 16 / type::PER_SCALE;
-#pragma unroll
-		for (int s = 0; s < SUBS; s++) {
-			if (run * 256 + s * 256 / SUBS >= a.n_in)
-				break;
-			float dot[TILES][4], sum[TILES][2];
-#pragma unroll
-			for (int n = 0; n < TILES; n++) {
-				dot[n][0] = dot[n][1] = dot[n][2] = dot[n][3] = 0;
-				sum[n][0] = sum[n][1] = 0;
+	grid_wait_before();
+	if (type::TABLES)
+		__syncthreads();
+
+	int stage = 0, turn = 0;
+	int64_t own_x = -1; /* which x rows the digits are of: the first and the last one, and the matrix */
+	for (; item < end; item++) {
+		const struct product_task &t = a.task[now.task];
+		int n_out = t.n_out, n_x = a.rows == ROWS_PLAIN ? min(NX, a.n_rows - now.row_group * NX) : t.n_x;
+		auto x_row = [&](int i) {
+			return a.rows == ROWS_PLAIN       ? now.row_group * NX + i
+				   : a.rows == ROWS_TO_HIDDEN ? t.row[i]
+											  : t.first + i;
+		};
+		int64_t this_x = (int64_t)x_row(0) << 42 | (int64_t)x_row(n_x - 1) << 20 | now.stack;
+		if (OWN && this_x != own_x) { /* nobody uses the former ones: all have met since */
+			own_x = this_x;
+			for (int r = 0; r < n_x; r++) {
+				const float *x = a.x + x_row(r) * a.x_row + now.stack * a.x_stack;
+				for (int run = warp; run < runs; run += WARPS)
+					make_digits<type::QUADS>(
+						x, run, a.n_in, digits + (r * runs + run) * RUN_DIGITS, own_scales + r * runs + run);
 			}
+			__syncthreads();
+		}
+		/* where this lane's part of each tile of columns lies, and the scales for its accumulators' columns */
+		const uint2 *column[TILES];
+		const float *scales[TILES][2];
 #pragma unroll
-			for (int i = 0; i < type::PER_SCALE; i++) {
-				int g = s * type::PER_SCALE + i;
-				uint32_t w[4];
-				type::pairs(p0, g, c, grid, w[0], w[2]);
-				type::pairs(p1, g, c, grid, w[1], w[3]);
+		for (int n = 0; n < TILES; n++) {
+			int col = 8 * n + lane / 4, r = col / 3;
+			bool used = r < n_x;
+			int64_t row = OWN ? r : (int64_t)x_row(used ? r : 0) * a.n_stack + now.stack;
+			column[n] = used ? (OWN ? digits : a.digits) + row * runs * RUN_DIGITS + col % 3 * 4 + c : NULL;
 #pragma unroll
-				for (int n = 0; n < TILES; n++) {
-					uint2 b;
-					if (AHEAD)
-						b = next_b[g % (AHEAD ? 16 : 1)];
-					else
-						b = __ldg(column[n] + (run * 16 + g) * 12);
-					mma_16816(dot[n], w, b);
-					if (type::OFFSET && AHEAD)
-						sum[n][0] += ((const float *)next_sum)[g % (AHEAD && type::OFFSET ? 16 : 4)];
-					else if (type::OFFSET)
+			for (int e = 0; e < 2; e++) {
+				r = min((8 * n + 2 * c + e) / 3, n_x - 1);
+				row = OWN ? r : (int64_t)x_row(r) * a.n_stack + now.stack;
+				scales[n][e] = (OWN ? own_scales : a.scales) + row * runs;
+			}
+		}
+
+		float acc[TILES][4];
 #pragma unroll
-						for (int e = 0; e < 2; e++)
-							sum[n][e] += sums[n][e] ? __ldg(sums[n][e] + run * 16 + g) : 0;
+		for (int n = 0; n < TILES; n++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				acc[n][i] = 0;
+		for (int chunk = part; chunk < chunks; chunk += split) {
+			fetch();
+			copy_wait<STAGES - 1>();
+			__syncwarp();
+			const uint8_t *row = shared + stages + stage * STAGE + r0 * STRIDE;
+			if (shape::PHASE && a.unit == 16 && now.out_first + my_row + w_rows <= n_out)
+				row += chunk * shape::BYTES & 15;
+#pragma unroll
+			for (int u = 0; u < CHUNK; u++) {
+				int run = chunk * CHUNK + u;
+				if (run >= runs)
+					break;
+				const uint8_t *p0 = row + u * RUN, *p1 = p0 + 8 * STRIDE;
+				typename type::head h0, h1;
+				type::read_head(p0, c, a.tables, h0);
+				type::read_head(p1, c, a.tables, h1);
+				float part_sum[TILES][4];
+				int whole[TILES][4], least[TILES][4];
+#pragma unroll
+				for (int n = 0; n < TILES; n++)
+#pragma unroll
+					for (int i = 0; i < 4; i++)
+						part_sum[n][i] = 0, whole[n][i] = 0, least[n][i] = 0;
+#pragma unroll
+				for (int s = 0; s < 8; s++) {
+					uint32_t w[4];
+					type::bytes(p0, h0, u, s, c, tables, w[0], w[2]);
+					type::bytes(p1, h1, u, s, c, tables, w[1], w[3]);
+#pragma unroll
+					for (int n = 0; n < TILES; n++) {
+						uint2 b = column[n] ? column[n][run * RUN_DIGITS + s * 12] : make_uint2(0, 0);
+						if constexpr (type::SCALE == SCALE_NONE) {
+							mma_16832_add(whole[n], w, b);
+						} else if constexpr (type::SCALE == SCALE_FLOAT) {
+							/* whole numbers below 2^22 on top of 1.5 * 2^23 are floats */
+							int d[4];
+							mma_16832(d, w, b, 0x4b400000);
+							/* past the end of the row x is zero, but what lies there as a scale may be infinite */
+							bool inside = run * 256 + s * 32 < a.n_in;
+							float f0 = inside ? type::scale(p0, h0, s) : 0,
+								  f1 = inside ? type::scale(p1, h1, s) : 0;
+#pragma unroll
+							for (int i = 0; i < 4; i++)
+								part_sum[n][i] = __fmaf_rn(i < 2 ? f0 : f1,
+									__fadd_rn(__int_as_float(d[i]), -12582912.0f), part_sum[n][i]);
+						} else if constexpr (type::SCALE == SCALE_HALF) {
+							/* lanes 0, 1 of a row have the first 16 weights, lanes 2, 3 the others */
+#pragma unroll
+							for (int half = 0; half < 2; half++) {
+								uint32_t v[4];
+								int d[4];
+#pragma unroll
+								for (int i = 0; i < 4; i++)
+									v[i] = c / 2 == half ? w[i] : 0;
+								mma_16832(d, v, b, 0);
+								int f0 = type::scale(p0, h0, s, half), f1 = type::scale(p1, h1, s, half);
+#pragma unroll
+								for (int i = 0; i < 4; i++)
+									whole[n][i] += (i < 2 ? f0 : f1) * d[i];
+							}
+						} else {
+							int d[4];
+							mma_16832(d, w, b, 0);
+							int f0 = type::scale(p0, h0, s), f1 = type::scale(p1, h1, s);
+#pragma unroll
+							for (int i = 0; i < 4; i++)
+								whole[n][i] += (i < 2 ? f0 : f1) * d[i];
+						}
+						if constexpr (type::LEAST) {
+							uint32_t m0 = type::least(h0, s), m1 = type::least(h1, s),
+									 m[4] = {m0, m1, m0, m1};
+							mma_16832_add(least[n], m, b);
+						}
+					}
 				}
+#pragma unroll
+				for (int n = 0; n < TILES; n++)
+#pragma unroll
+					for (int i = 0; i < 4; i++) {
+						float v = part_sum[n][i];
+						if constexpr (type::SCALE != SCALE_FLOAT)
+							v = __fmul_rn(i < 2 ? h0.unit : h1.unit, (float)whole[n][i]);
+						if constexpr (type::LEAST)
+							v = __fmaf_rn(i < 2 ? -h0.minimum : -h1.minimum, (float)least[n][i], v);
+						acc[n][i] = __fmaf_rn(scales[n][i % 2][run], v, acc[n][i]);
+					}
 			}
-			float f0, f1, off0, off1;
-			type::scale(p0, h0, s, f0, off0);
-			type::scale(p1, h1, s, f1, off1);
+			__syncwarp(); /* the stage may be overwritten */
+			stage = stage + 1 == STAGES ? 0 : stage + 1;
+		}
+
+		/* the warps meet; of two buffers, who writes one again has met everybody since it was read */
+		float *here = meets + turn * (WARPS * MMA_ROWS * MEET);
+		turn = (turn + 1) % MEETS;
+		if (TILES == 1) {
+			/* columns 0, 1, 2 and 3, 4, 5: digits of x rows 0 and 1, in lanes 0 to 2 of a row */
+#pragma unroll
+			for (int half = 0; half < 2; half++) {
+				float a0 = acc[0][2 * half], a1 = acc[0][2 * half + 1];
+				float b0 = __shfl_sync(0xffffffffu, a0, (lane & ~3) | 1),
+					  b1 = __shfl_sync(0xffffffffu, a1, (lane & ~3) | 1);
+				float v = c ? __fmaf_rn(65536.0f, b1, __fmaf_rn(256.0f, a0, a1))
+							: __fmaf_rn(65536.0f, a0, __fmaf_rn(256.0f, a1, b0));
+				if (!(c & 1))
+					here[(warp * MMA_ROWS + r0 + 8 * half) * MEET + c / 2] = v;
+			}
+		} else {
 #pragma unroll
 			for (int n = 0; n < TILES; n++)
 #pragma unroll
-				for (int e = 0; e < 2; e++) {
-					acc[n][e] = __fmaf_rn(f0, dot[n][e], acc[n][e]);
-					acc[n][2 + e] = __fmaf_rn(f1, dot[n][2 + e], acc[n][2 + e]);
-					if (type::OFFSET && !(AHEAD && e)) { /* of one row, only the first column */
-						acc[n][e] = __fmaf_rn(off0, sum[n][e], acc[n][e]);
-						acc[n][2 + e] = __fmaf_rn(off1, sum[n][e], acc[n][2 + e]);
-					}
-				}
+				for (int i = 0; i < 4; i++)
+					here[(warp * MMA_ROWS + r0 + i / 2 * 8) * MEET + 8 * n + 2 * c + i % 2] = acc[n][i];
 		}
-		__syncwarp(); /* the stage may be overwritten */
-		stage = stage + 1 == STAGES ? 0 : stage + 1;
+		__syncthreads();
+		for (int i = threadIdx.x; i < block_rows * n_x; i += WARPS * 32) {
+			int r = TILES == 1 ? i >= block_rows : i / block_rows, j = i - r * block_rows,
+				o = now.out_first + j;
+			if (o >= n_out)
+				continue;
+			const float *first = here + ((j >> log_rows) * split * MMA_ROWS + (j & (w_rows - 1))) * MEET;
+			float v[2] = {0, 0};
+			for (int p = 0; p < split; p++)
+				for (int half = 0; half <= (int)a.glu; half++) {
+					const float *m = first + (p * MMA_ROWS + 8 * half) * MEET;
+					v[half] = __fadd_rn(v[half],
+						TILES == 1
+							? m[r]
+							: __fmaf_rn(65536.0f, m[3 * r], __fmaf_rn(256.0f, m[3 * r + 1], m[3 * r + 2])));
+				}
+			int64_t at = a.rows == ROWS_PLAIN       ? now.row_group * NX + r
+						 : a.rows == ROWS_TO_HIDDEN ? t.first + r
+													: t.place[r];
+			float *to = t.y + now.stack * a.y_stack + at * a.y_row + o;
+			*to = a.glu ? swiglu_one(v[0], v[1]) : t.add ? __fadd_rn(*to, v[0]) : v[0];
+		}
+		if (MEETS == 1)
+			__syncthreads();
+		next_item(a, now, block_rows, n_out);
 	}
 	copy_wait<0>();
-	__syncthreads();               /* the stages become the place where warps meet */
-	float *meet = (float *)shared; /* [warp][MMA_ROWS][TILES * 8] */
-#pragma unroll
-	for (int n = 0; n < TILES; n++)
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			meet[(warp * MMA_ROWS + r0 + i / 2 * 8) * (TILES * 8) + 8 * n + 2 * c + i % 2] = acc[n][i];
-	__syncthreads();
-	for (int i = threadIdx.x; i < PRODUCT_WARPS / split * w_rows * NX; i += blockDim.x) {
-		int r = i % NX, j = i / NX % w_rows, group = i / NX / w_rows, o = out_first + group * w_rows + j;
-		if (r >= n_x || o >= t.n_out)
-			continue;
-		float v[2] = {0, 0};
-		for (int p = 0; p < split; p++)
-			for (int half = 0; half <= (int)a.glu; half++) {
-				const float *m = meet + ((group * split + p) * MMA_ROWS + j + 8 * half) * (TILES * 8) + 3 * r;
-				v[half] = __fadd_rn(v[half], __fadd_rn(__fadd_rn(m[0], m[1]), m[2]));
-			}
-		int64_t at = a.rows == ROWS_PLAIN       ? row_group * NX + r
-					 : a.rows == ROWS_TO_HIDDEN ? t.first + r
-												: t.place[r];
-		float *y = t.y + stack * a.y_stack + at * a.y_row + o;
-		*y = a.glu ? swiglu_one(v[0], v[1]) : t.add ? __fadd_rn(*y, v[0]) : v[0];
-	}
 }
 
-template <int T, int NX> static void mma_launch_as(struct cuda_backend *b, const struct product_args *a)
+/* Shared memory of a block that makes the digits of n_x rows */
+template <int T, int TILES, int WARPS, int STAGES, int CHUNK> static size_t mma_bytes(int n_x, int64_t n_in)
 {
-	const size_t meet = sizeof(float) * PRODUCT_WARPS * MMA_ROWS * ((NX * 3 + 7) / 8) * 8;
-	const size_t bytes = (size_t)mma_shape<T>::BYTES > meet ? (size_t)mma_shape<T>::BYTES : meet;
-	static size_t allowed;
-	if (!cuda_allow_shared(b, (const void *)mma_kernel<T, NX>, bytes, &allowed))
-		return;
-	int rows = PRODUCT_WARPS / a->split * (a->glu ? MMA_ROWS / 2 : MMA_ROWS);
-	dim3 grid(
-		(unsigned)(((a->out_most + rows - 1) / rows) * a->row_groups), (unsigned)(a->n_tasks * a->n_stack));
-	mma_kernel<T, NX><<<grid, PRODUCT_WARPS * 32, bytes, b->stream>>>(*a);
-	cuda_launched(b);
+	typedef struct mma_chunk<T, CHUNK> shape;
+	size_t groups = (size_t)n_x * (size_t)((n_in + 255) / 256);
+	return shape::TABLES + (size_t)WARPS * STAGES * MMA_ROWS * shape::STRIDE +
+		   (size_t)(TILES == 1 ? 2 : 1) * WARPS * MMA_ROWS * mma_meet(TILES) * sizeof(float) +
+		   groups * (RUN_DIGITS * sizeof(uint2)) + (groups + 3) / 4 * 16;
 }
 
+/* How a block of a type is cut: runs a stage (a copy costs by the 128-byte lines that it touches, so some hundred bytes of a row
+ * at a time), stages a warp, warps, blocks on a multiprocessor. SMALL: for cards with less shared memory. */
+template <int T, bool SMALL> struct mma_cut {
+	static constexpr int RUN = packed<T>::RUN_BYTES;
+	static constexpr int CHUNK = RUN >= 150 ? 1 : RUN >= 98 ? 2 : 4;
+	static constexpr int STAGES = 2;
+	static constexpr int WARPS = SMALL ? 4 : bytes_type<T>::TABLES ? 16 : 8;
+	static constexpr int BLOCKS = SMALL || bytes_type<T>::TABLES ? 1 : 2;
+};
+
+#define MMA_SMALL_BYTES (92 << 10) /* of shared memory, what every card from sm_80 on gives a block */
+
+/* How many warps share a weight row: each has two stages to do, or one if there are few rows. rows: of all matrices of this shape
+ * that come together. */
+template <int T> static int mma_split(int64_t n_in, int64_t rows)
+{
+	typedef struct mma_cut<T, false> cut;
+	int64_t chunks = (n_in + 256 * cut::CHUNK - 1) / (256 * cut::CHUNK);
+	int split = 1;
+	while (2 * split <= PRODUCT_WARPS &&
+		   (chunks >= 4 * split || (chunks >= 2 * split && rows * split < 16 * 128 * PRODUCT_WARPS)))
+		split *= 2;
+	return split;
+}
+
+template <int T, int TILES, bool OWN, bool SMALL>
+static void mma_launch_cut(struct cuda_backend *b, const struct product_args *given, int n_x)
+{
+	typedef struct mma_cut<T, SMALL> cut;
+	constexpr int WARPS = cut::WARPS, STAGES = cut::STAGES, CHUNK = cut::CHUNK;
+	static size_t allowed;
+	struct product_args a = *given;
+	a.split = a.split < WARPS ? a.split : WARPS;
+	int rows = WARPS / a.split * (a.glu ? MMA_ROWS / 2 : MMA_ROWS), x_rows = TILES * 8 / 3, items = 0;
+	uintptr_t all = (uintptr_t)a.row_bytes | (uintptr_t)a.stack_bytes;
+	a.row_groups = a.rows == ROWS_PLAIN ? (a.n_rows + x_rows - 1) / x_rows : 1;
+	for (int i = 0; i < a.n_tasks; i++) {
+		a.item_end[i] = items += (a.task[i].n_out + rows - 1) / rows * a.n_stack * a.row_groups;
+		all |= (uintptr_t)a.task[i].w | (a.glu ? (uintptr_t)a.task[i].up : 0);
+	}
+	a.unit = all % 16 == 0 ? 16 : all % 4 == 0 && mma_chunk<T, CHUNK>::BYTES % 4 == 0 ? 4 : 2;
+	a.own_rows = OWN ? n_x : 0;
+	size_t bytes = mma_bytes<T, TILES, WARPS, STAGES, CHUNK>(a.own_rows, a.n_in);
+	auto kernel = mma_kernel<T, TILES, OWN, WARPS, STAGES, CHUNK, cut::BLOCKS>;
+	if (!cuda_allow_shared(b, (const void *)kernel, bytes, &allowed))
+		return;
+	int blocks = cut::BLOCKS * b->n_sm;
+	cuda_launch(b, kernel, dim3((unsigned)(items < blocks ? items : blocks)), WARPS * 32, bytes, a);
+}
+
+template <int T, int TILES, bool OWN>
+static void mma_launch_as(struct cuda_backend *b, const struct product_args *a, int n_x)
+{
+	typedef struct mma_cut<T, false> cut;
+	constexpr bool LARGE = cut::WARPS * cut::STAGES * MMA_ROWS * mma_chunk<T, cut::CHUNK>::STRIDE +
+							   mma_chunk<T, cut::CHUNK>::TABLES +
+							   cut::WARPS * MMA_ROWS * mma_meet(TILES) * 4 >
+						   MMA_SMALL_BYTES;
+	/* on small cards digits come from digits_kernel, see cuda_product_own */
+	if constexpr (LARGE && !OWN)
+		if (mma_bytes<T, TILES, cut::WARPS, cut::STAGES, cut::CHUNK>(0, 0) > b->max_shared) {
+			mma_launch_cut<T, TILES, OWN, true>(b, a, n_x);
+			return;
+		}
+	mma_launch_cut<T, TILES, OWN, false>(b, a, n_x);
+}
+
+/* n_x: the most x rows of a task. */
 template <int T> static void mma_launch_type(struct cuda_backend *b, const struct product_args *a, int n_x)
 {
-	if (n_x == 1)
-		mma_launch_as<T, 1>(b, a);
+	if (!a->digits)
+		mma_launch_as<T, 1, true>(b, a, n_x);
+	else if (n_x <= 2)
+		mma_launch_as<T, 1, false>(b, a, n_x);
 	else
-		mma_launch_as<T, PRODUCT_ROWS>(b, a);
+		mma_launch_as<T, 3, false>(b, a, n_x);
 }
 
 #endif

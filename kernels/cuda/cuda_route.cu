@@ -56,6 +56,8 @@ static __device__ void skip_groups(const struct route &a, const float *choice, c
 static __global__ void route_kernel(const __grid_constant__ struct route a)
 {
 	extern __shared__ __align__(16) float shared[];
+	grid_let_next();
+	grid_wait_before();
 	int n = a.n_experts, lane = threadIdx.x;
 	int64_t r = blockIdx.x;
 	float *score = shared, *choice = score + n;
@@ -99,6 +101,5 @@ void cuda_route(struct backend *base, const struct route *a, int rows)
 	static size_t allowed;
 	if (!cuda_allow_shared(b, (const void *)route_kernel, shared, &allowed))
 		return;
-	route_kernel<<<(unsigned)rows, 32, shared, b->stream>>>(*a);
-	cuda_launched(b);
+	cuda_launch(b, route_kernel, (unsigned)rows, 32, shared, *a);
 }
