@@ -6,7 +6,8 @@ WERROR     ?= 0
 SAN        ?=
 DEPS       ?=
 CUDA       ?= auto
-CUDA_ARCH  ?= 80 89 90 120
+# code for the card that is here; where there is none, for all of them
+CUDA_ARCH  ?= $(if $(wildcard /dev/nvidia0),native,80 89 90 120)
 PREFIX     ?= /usr/local
 T          ?= gguf
 SECONDS    ?= 60

@@ -136,7 +136,12 @@ static void test_every_setting(void **state)
 	(void)state;
 	struct engine_options o = base_options();
 	const uint32_t n_new = N_NEW;
-	uint64_t want = run(&o, n_new, NULL);
+	uint64_t want = run(&o, n_new, NULL), want_single = want;
+	/* on a card few rows go another way, with bits of its own (kernels/backend.h) */
+	if (strcmp(backend, "cpu")) {
+		o.chunk = 1;
+		want_single = run(&o, n_new, NULL);
+	}
 	static const char *const policies[] = {"lru", "lfu", "sieve"};
 	static const enum reader_engine engines[] = {READER_URING, READER_THREADS};
 	static const uint32_t chunks[] = {512, 32, 100, 1};
@@ -159,7 +164,7 @@ static void test_every_setting(void **state)
 			assert_int_equal(e.code, 0);
 			engine_close(g, NULL);
 		}
-		if (run(&o, n_new, NULL) != want)
+		if (run(&o, n_new, NULL) != (o.chunk == 1 ? want_single : want))
 			fail_msg("setting %zu gives other logits", i);
 	}
 }
