@@ -94,7 +94,7 @@ static inline ints keys_of(lanes v)
 {
 	ints bits = (ints)(v + 0.0f); /* -0 becomes 0 */
 	ints nan = (bits & INT32_MAX) > 0x7f800000;
-	return (nan & INT32_MIN) | (~nan & (bits ^ (bits >> 31 & INT32_MAX)));
+	return (nan & INT32_MIN) | (~nan & (bits ^ ((bits < 0) & INT32_MAX)));
 }
 
 /* The best, of equal ones the first. */
