@@ -108,7 +108,7 @@ $(BUILD)/glmstream: $(TOOL_OBJ)
 $(TESTS): $(BUILD)/tests/test_%: $(BUILD)/tests/test_%.o $(TEST_AUX)
 $(TESTS): private LIBS += -lcmocka
 $(REPLAYS): $(BUILD)/tests/fuzz/replay_%: $(BUILD)/tests/fuzz/fuzz_%.o $(BUILD)/tests/fuzz/replay.o
-$(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB)
+$(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB) $(BUILD)/.libs
 	$(call say,LD,$@)
 	$(Q)$(CC) $(C_ALL) -o $@ $(filter %.o,$^) $(LIB) $(LIBS)
 
@@ -141,7 +141,8 @@ build/fuzz/%.o: %.c $(BUILD)/.flags
 $(BUILD)/.flags: new = $(CC) $(C_ALL) $(CPP_ALL) $(call has,CUDA,$(NVCC) $(NV_ALL))
 $(BUILD)/.objects: new = $(LIB_OBJ)
 $(BUILD)/.data_dir: new = $(DATA_DIR)
-$(BUILD)/.flags $(BUILD)/.objects $(BUILD)/.data_dir: FORCE
+$(BUILD)/.libs: new = $(LDFLAGS) $(DEPS_LIBS) $(CUDA_LIBS)
+$(BUILD)/.flags $(BUILD)/.objects $(BUILD)/.data_dir $(BUILD)/.libs: FORCE
 	@mkdir -p $(@D); echo '$(new)' | cmp -s - $@ || { echo '$(new)' > $@; $(if $(filter %.flags,$@),printf '  %s\n' $(NOTES);) }
 
 run: all ## chat with the pocket model; ARGS='-p "Define river."' passes options (installs missing packages)
