@@ -80,6 +80,11 @@ int cuda_product_split(enum dtype type, int64_t n_in, int64_t rows);
 bool cuda_product_digits(
 	struct cuda_backend *b, struct product_args *a, int64_t n_x, enum product_layout layout);
 
+/* Gives *a the digits of x that its type wants, those of *last if they will do; none if the kernel makes them itself. n_x: rows
+ * of x; most: of a task. */
+bool cuda_product_with_digits(struct cuda_backend *b, struct product_args *a, enum dtype type, int64_t n_x,
+	int most, struct product_args *last, enum product_layout *last_layout);
+
 /* Enqueues a->task[0 .. n_tasks) of the given type; sets what follows from the rest (groups, alignment). The digits of x are
  * there if the type's layout asks for them and cuda_product_own is false. */
 bool cuda_product(struct cuda_backend *b, enum dtype type, struct product_args *a);
