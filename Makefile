@@ -123,9 +123,8 @@ $(BUILD)/%.o: %.cu $(BUILD)/.flags
 # the page's files are part of its object file
 $(BUILD)/src/serve/page.o build/fuzz/src/serve/page.o: $(wildcard src/serve/page/*)
 
-# where an installed program finds the pocket model
 $(BUILD)/tools/pocket.o: private LOCAL = -DGLM_DATA_DIR='"$(DATA_DIR)"'
-$(BUILD)/tools/pocket.o: $(BUILD)/.data_dir
+$(BUILD)/tools/pocket.o: $(BUILD)/.data_dir # where an installed program finds the pocket model
 
 # fuzzing: the whole library compiled by clang, instrumented, in its own tree
 FUZZ_ALL = -std=gnu11 -g -O1 -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-unknown-pragmas
@@ -142,7 +141,7 @@ $(BUILD)/.flags: new = $(CC) $(C_ALL) $(CPP_ALL) $(call has,CUDA,$(NVCC) $(NV_AL
 $(BUILD)/.objects: new = $(LIB_OBJ)
 $(BUILD)/.data_dir: new = $(DATA_DIR)
 $(BUILD)/.libs: new = $(LDFLAGS) $(DEPS_LIBS) $(CUDA_LIBS)
-$(BUILD)/.flags $(BUILD)/.objects $(BUILD)/.data_dir $(BUILD)/.libs: FORCE
+$(addprefix $(BUILD)/.,flags objects data_dir libs): FORCE
 	@mkdir -p $(@D); echo '$(new)' | cmp -s - $@ || { echo '$(new)' > $@; $(if $(filter %.flags,$@),printf '  %s\n' $(NOTES);) }
 
 run: all ## chat with the pocket model; ARGS='-p "Define river."' passes options (installs missing packages)

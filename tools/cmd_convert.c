@@ -6,6 +6,7 @@
  */
 #include "src/base/args.h"
 #include "src/base/clock.h"
+#include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/quant/quantize.h"
@@ -177,17 +178,17 @@ static uint64_t hash_file(uint64_t h, const char *path)
 		v[2] = (uint64_t)s.st_mtim.tv_nsec;
 	}
 	const char *slash = strrchr(path, '/');
-	h = convert_hash(h, slash ? slash + 1 : path, strlen(slash ? slash + 1 : path) + 1);
-	return convert_hash(h, v, sizeof v);
+	h = hash_bytes(h, slash ? slash + 1 : path, strlen(slash ? slash + 1 : path) + 1);
+	return hash_bytes(h, v, sizeof v);
 }
 
 /* What the data of the output depend on. (The header is compared byte by byte when a run is taken up.) */
 static uint64_t fingerprint(const struct work *w)
 {
-	uint64_t h = convert_hash(CONVERT_HASH_START, GLM_VERSION, sizeof GLM_VERSION);
-	h = convert_hash(h, w->opt.recipe->name, strlen(w->opt.recipe->name) + 1);
+	uint64_t h = hash_bytes(HASH_START, GLM_VERSION, sizeof GLM_VERSION);
+	h = hash_bytes(h, w->opt.recipe->name, strlen(w->opt.recipe->name) + 1);
 	if (w->opt.types_text)
-		h = convert_hash(h, w->opt.types_text, strlen(w->opt.types_text) + 1);
+		h = hash_bytes(h, w->opt.types_text, strlen(w->opt.types_text) + 1);
 	for (uint32_t i = 0; i < w->st->n_files; i++)
 		h = hash_file(h, w->st->files[i].path);
 	return w->opt.imatrix ? hash_file(h, w->opt.imatrix) : h;

@@ -3,6 +3,7 @@
 #if HAVE_HTTP
 #include "src/base/log.h"
 #include "src/base/mem.h"
+#include "src/base/num.h"
 #include "src/serve/server.h"
 #include "tools/commands.h"
 #include "tools/common_opts.h"
@@ -22,8 +23,7 @@ struct serve_opts {
 	const char *host, *api_key, *allow_host, *cors, *name;
 	uint32_t port, sessions, queue, connections, max_body_mb;
 	bool any_model;
-	const char *folder;
-	uint64_t folder_bytes;
+	struct prefix_opts prefix;
 };
 
 static int parse(struct serve_opts *o, int argc, char **argv, struct err *e)
@@ -64,19 +64,6 @@ static int parse(struct serve_opts *o, int argc, char **argv, struct err *e)
 			.value = "N",
 			.help = "most answers that wait for a session; more are refused (429)",
 			.fallback = "128"},
-		{.name = "session-dir",
-			.kind = ARG_STRING,
-			.string = &o->folder,
-			.value = "DIR",
-			.help = "keep the caches of prompts there, so that a long one is read once for all runs",
-			.fallback = "nowhere"},
-		{.name = "session-dir-gb",
-			.kind = ARG_SIZE_GB,
-			.u64 = &o->folder_bytes,
-			.max = 1e9,
-			.value = "G",
-			.help = "size of that folder; what was not used for longest goes first",
-			.fallback = "32"},
 		{.name = "model-name",
 			.kind = ARG_STRING,
 			.string = &o->name,
@@ -116,7 +103,8 @@ static int parse(struct serve_opts *o, int argc, char **argv, struct err *e)
 			.help = "largest request, in 10^6 bytes",
 			.fallback = "32"},
 	};
-	struct arg_group groups[] = {common_opts_group(&o->common), {"Server", list, sizeof list / sizeof *list}};
+	struct arg_group groups[] = {
+		common_opts_group(&o->common), {"Server", list, ARRAY_LEN(list)}, prefix_opts_group(&o->prefix)};
 	const struct args args = {
 		.command = "glmstream serve",
 		.usage = "[-m MODEL] [options]",
@@ -129,7 +117,7 @@ static int parse(struct serve_opts *o, int argc, char **argv, struct err *e)
 				   "  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\\n"
 				   "      -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Define river.\"}]}'\n",
 		.groups = groups,
-		.n_groups = 2,
+		.n_groups = ARRAY_LEN(groups),
 	};
 	return report_parse(&args, argc, argv, e);
 }
@@ -176,6 +164,8 @@ int cmd_serve(int argc, char **argv, struct err *e)
 		o.api_key = getenv("GLMSTREAM_API_KEY");
 	if (o.api_key && !*o.api_key)
 		o.api_key = NULL;
+	if ((rc = prefix_opts_check(&o.prefix, e)))
+		return rc;
 	const char *path = pocket_or(o.common.model, e);
 	if (!path)
 		return e->code;
@@ -198,8 +188,8 @@ int cmd_serve(int argc, char **argv, struct err *e)
 			.max_body_bytes = (size_t)o.max_body_mb * 1000000},
 		.sessions = o.sessions,
 		.queue = o.queue,
-		.folder = o.folder,
-		.folder_bytes = o.folder_bytes,
+		.folder = o.prefix.folder,
+		.folder_bytes = o.prefix.bytes,
 		.model_name = name,
 		.any_model = o.any_model,
 		.version = GLM_VERSION,

@@ -277,12 +277,16 @@ struct arg_group prefix_opts_group(struct prefix_opts *p)
 	return (struct arg_group){"Stored prompts", p->args, ARRAY_LEN(list)};
 }
 
+int prefix_opts_check(const struct prefix_opts *p, struct err *e)
+{
+	return p->bytes_given && !p->folder
+			   ? err_set(e, ERR_USAGE, "--session-dir-gb limits a folder: give --session-dir as well")
+			   : 0;
+}
+
 int prefix_opts_open(const struct prefix_opts *p, struct engine *g, struct prefix_store **out, struct err *e)
 {
 	*out = NULL;
-	if (p->folder)
-		return prefix_store_open(p->folder, p->bytes, g, out, e);
-	return p->bytes_given
-			   ? err_set(e, ERR_USAGE, "--session-dir-gb limits a folder: give --session-dir as well")
-			   : 0;
+	int rc = prefix_opts_check(p, e);
+	return rc || !p->folder ? rc : prefix_store_open(p->folder, p->bytes, g, out, e);
 }

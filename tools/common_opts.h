@@ -72,6 +72,9 @@ struct prefix_opts {
 struct arg_group prefix_opts_group(
 	struct prefix_opts *p); /* its variables are in *p, which must stay where it is */
 
+/* A size without a folder is an error of usage. */
+int prefix_opts_check(const struct prefix_opts *p, struct err *e);
+
 /* *out: the store (prefix_store_close), or NULL when none is asked for. */
 int prefix_opts_open(const struct prefix_opts *p, struct engine *g, struct prefix_store **out, struct err *e);
 

@@ -9,6 +9,7 @@
  */
 #include "tools/convert_journal.h"
 
+#include "src/base/hash.h"
 #include "src/base/mem.h"
 
 #include <errno.h>
@@ -23,17 +24,9 @@
 
 #define MAX_BYTES (64u << 20)
 
-uint64_t convert_hash(uint64_t h, const void *p, size_t n)
-{
-	const uint8_t *s = p;
-	for (size_t i = 0; i < n; i++)
-		h = (h ^ s[i]) * 0x100000001b3u;
-	return h;
-}
-
 static uint64_t check_value(uint64_t fingerprint, uint32_t id)
 {
-	return convert_hash(convert_hash(CONVERT_HASH_START, &fingerprint, 8), &id, 4);
+	return hash_bytes(hash_bytes(HASH_START, &fingerprint, 8), &id, 4);
 }
 
 static void head_line(char out[80], uint64_t fingerprint)

@@ -22,10 +22,6 @@ struct convert_journal {
 	uint64_t fingerprint;
 };
 
-/* FNV-1a over bytes, continued from `h`; start with CONVERT_HASH_START. */
-#define CONVERT_HASH_START 0xcbf29ce484222325u
-uint64_t convert_hash(uint64_t h, const void *p, size_t n);
-
 /* Opens or creates the journal of output `out` and sets done[i] for every tensor i < n it vouches for; *n_done counts them.
  * A journal that cannot be used is said in a line of `notes` and emptied by the next convert_journal_restart. */
 int convert_journal_open(struct convert_journal *j, const char *out, uint64_t fingerprint, bool *done,

@@ -2,6 +2,7 @@
 /* Opening a model: parse, check, plan the memory, print the plan, refuse what does not fit, load. */
 #include "src/engine/engine_internal.h"
 
+#include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -30,17 +31,15 @@ static int count_valid(struct engine *g, const struct model_config *c, const cha
 	return 0;
 }
 
-/* FNV-1a over what makes two files the same model: their tensor tables. Weights are not read. */
+/* What makes two files the same model: their tensor tables. Weights are not read. */
 uint64_t engine_fingerprint_of(const struct gguf *f)
 {
-	uint64_t h = 0xcbf29ce484222325u;
+	uint64_t h = HASH_START;
 	for (size_t i = 0; i < f->n_tensors; i++) {
 		const struct gguf_tensor *t = &f->tensors[i];
 		uint64_t numbers[] = {t->type, t->ne[0], t->ne[1], t->ne[2], t->ne[3], t->file, t->offset};
-		for (const char *p = t->name; *p; p++)
-			h = (h ^ (uint8_t)*p) * 0x100000001b3u;
-		for (size_t k = 0; k < ARRAY_LEN(numbers); k++)
-			h = (h ^ numbers[k]) * 0x100000001b3u;
+		h = hash_bytes(h, t->name, strlen(t->name));
+		h = hash_bytes(h, numbers, sizeof numbers);
 	}
 	return h ? h : 1;
 }

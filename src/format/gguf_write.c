@@ -9,6 +9,7 @@
 #include "src/format/gguf_write.h"
 
 #include "src/base/buf.h"
+#include "src/base/hash.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -234,18 +235,10 @@ void gguf_writer_set_strs(struct gguf_writer *w, const char *key, const struct g
 
 /* ---- tensors ---- */
 
-static uint64_t hash_name(const char *s)
-{
-	uint64_t h = 0xcbf29ce484222325u; /* FNV-1a */
-	for (; *s; s++)
-		h = (h ^ (uint8_t)*s) * 0x100000001b3u;
-	return h ^ h >> 32;
-}
-
 /* The slot that holds this name or the empty one where it belongs. */
 static uint32_t *find_slot(struct gguf_writer *w, const char *name)
 {
-	size_t i = hash_name(name) & (w->n_slots - 1);
+	size_t i = hash_bytes(HASH_START, name, strlen(name)) & (w->n_slots - 1);
 	while (w->name_slots[i] && strcmp(w->tensors[w->name_slots[i] - 1].name, name))
 		i = (i + 1) & (w->n_slots - 1);
 	return &w->name_slots[i];

@@ -3,6 +3,7 @@
 #include "src/serve/turn_store.h"
 
 #include "src/base/buf.h"
+#include "src/base/hash.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
@@ -88,14 +89,6 @@ void turn_store_free(struct turn_store *r)
 	free(r);
 }
 
-/* FNV-1a. A collision costs nothing but a comparison: keys are compared. */
-static uint64_t hash_bytes(uint64_t h, const void *p, size_t n)
-{
-	for (size_t i = 0; i < n; i++)
-		h = (h ^ ((const uint8_t *)p)[i]) * 0x100000001b3u;
-	return h;
-}
-
 static struct chat_text trimmed(struct chat_text t)
 {
 	while (t.len && memchr(" \t\r\n", t.data[0], 4)) {
@@ -124,7 +117,7 @@ static void spell(const struct stored_turn *t, struct buf *key)
 	if (t->n_calls) {
 		buf_puts(key, t->call_ids);
 	} else {
-		uint64_t before = hash_bytes(0xcbf29ce484222325u, t->before, t->n_before * sizeof *t->before);
+		uint64_t before = hash_bytes(HASH_START, t->before, t->n_before * sizeof *t->before);
 		buf_printf(key, "%zu %016llx", t->n_before, (unsigned long long)before);
 	}
 }
@@ -142,7 +135,7 @@ void turn_store_put(
 {
 	struct buf key = {0};
 	spell(turn, &key);
-	uint64_t hash = hash_bytes(0xcbf29ce484222325u, key.data, key.len);
+	uint64_t hash = hash_bytes(HASH_START, key.data, key.len);
 	struct chat_text reasoning = trimmed(turn->reasoning);
 	pthread_mutex_lock(&r->lock);
 	struct turn *t = find(r, hash, &key);
@@ -179,7 +172,7 @@ bool turn_store_get(
 {
 	struct buf key = {0};
 	spell(turn, &key);
-	uint64_t hash = hash_bytes(0xcbf29ce484222325u, key.data, key.len);
+	uint64_t hash = hash_bytes(HASH_START, key.data, key.len);
 	struct chat_text reasoning = trimmed(turn->reasoning);
 	pthread_mutex_lock(&r->lock);
 	struct turn *t = find(r, hash, &key);
