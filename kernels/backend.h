@@ -65,11 +65,18 @@ struct rope {
 
 /* ---- arguments of the larger ops ------------------------------------------------------------------------ */
 
-/* One product of a group that shares its input: y[r] = w x[r], or y[r] += w x[r]. */
+/* One norm of a group that shares its input: out[r] = gain * x[r] / sqrt(mean(x[r]^2) + eps). */
+struct norm {
+	const float *gain; /* a weight: never written by an op */
+	float *out;        /* a row may be the row of x that it is made from if it is the only norm */
+};
+
+/* One product of a group: y[r] = w x[r], or y[r] += w x[r]. */
 struct matmul {
 	struct weight w; /* n_stack 1 */
 	float *y;        /* [rows][w.n_out] */
 	bool add;
+	const float *x; /* [rows][w.n_in]; NULL: the input that the group shares */
 };
 
 /* Per-head products: y[r][s] = w_s x[r][s] for every matrix s of the stack. */
@@ -122,7 +129,7 @@ struct route {
 	const float *logits; /* [rows][n_experts] */
 	const float *bias;   /* [n_experts] */
 	int32_t *ids;        /* out [rows][n_used], MEM_SHARED: the host reads it after a mark or wait */
-	float *weights;      /* out [rows][n_used] */
+	float *weights;      /* out [rows][n_used]; NULL: not wanted */
 };
 
 /* One expert and the places it computes: out[place] = down (silu(gate x) * up x) with x of row place / n_used. */
@@ -151,6 +158,9 @@ struct backend_usage {
 	uint64_t n_stretches[USAGE_KINDS], busy_ns[USAGE_KINDS], idle_ns[USAGE_KINDS];
 	double gap_ns; /* what idle_ns counts between two stretches that follow each other at once */
 };
+
+#define NORMS_MAX  17
+#define ROUTES_MAX NORMS_MAX
 
 /* ---- the table ------------------------------------------------------------------------------------------ */
 
@@ -199,31 +209,16 @@ struct backend_ops {
 	void (*graph_end)(struct backend *b);
 	void (*graph_drop)(struct backend *b);
 
-	/* A side of the list: what is called between side_begin and side_end may run beside what is called between side_end and
-	 * side_join, and must not depend on it nor the other way round; a mark in it answers for what stands before it on the side
-	 * and before the side. One side at a time, joined before it ends in a graph; elsewhere too, where it may have no effect. */
-	void (*side_begin)(struct backend *b);
-	void (*side_end)(struct backend *b);
-	void (*side_join)(struct backend *b);
-
-	/* A list beside everything: what is called between aside_begin and aside_end (as in a graph; key 0: not recorded) runs
-	 * after all that was enqueued before, after earlier asides, and beside what is enqueued later, which must not touch what it
-	 * uses until it has been waited for. aside_end returns its ticket; these are counted apart from those of marks. `wait`
-	 * waits for asides as well. */
-	bool (*aside_begin)(struct backend *b, uint64_t key);
-	uint64_t (*aside_end)(struct backend *b);
-	int (*wait_aside)(struct backend *b, uint64_t ticket, struct err *e);
-
 	void (*usage)(struct backend *b, struct backend_usage *out);
 	/* Starts or ends the timing of busy_ns and idle_ns; waits. It costs a little: two notes for each stretch of ops. */
 	void (*measure)(struct backend *b, bool on);
 
 	/* out[r] = row ids[r] of table, as float. ids: device [rows]. */
 	void (*embed)(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
-	/* out[r] = gain * x[r] / sqrt(mean(x[r]^2) + eps); strides in values between rows; out may be x. */
-	void (*rms_norm)(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps,
-		int rows, int n, float *out, int64_t out_stride);
-	/* n_parts products of the same x [rows][n_in]; all parts have the same n_in. */
+	/* At most NORMS_MAX norms of the same x; strides in values between rows. */
+	void (*rms_norm)(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms,
+		int n_norms, float eps, int rows, int n, int64_t out_stride);
+	/* n_parts products, of x [rows][n_in] where a part has no input of its own; all parts have the same n_in. */
 	void (*matmul)(struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
 	void (*stacked_matmul)(struct backend *b, const struct stacked_matmul *a, int rows);
 	/* out = silu(gate) * up, elementwise over n values; out may be gate or up. */
@@ -247,7 +242,8 @@ struct backend_ops {
 	void (*index_select)(struct backend *b, const struct batch *rows, const struct index_select *a);
 	void (*attend)(struct backend *b, const struct batch *rows, const struct attend *a);
 
-	void (*route)(struct backend *b, const struct route *a, int rows);
+	/* At most ROUTES_MAX routers of the same shape (n_experts to scale), and then a mark. */
+	void (*route)(struct backend *b, const struct route *a, int n, int rows);
 	/* Computes the named places of out [rows * n_used][n_embd]; others stay as they are. x: [rows][n_embd]. Jobs
 	 * may be given in any split over calls: a place's result does not depend on it. */
 	void (*expert_ffn)(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
@@ -261,8 +257,8 @@ struct backend_ops {
 struct backend {
 	const struct backend_ops *ops;
 	struct err failure; /* the first failed op; code 0 while all is well. Owned by the thread that computes */
-	/* Enqueued so far, those of replayed graphs included: the tickets of the latest. Same owner. */
-	uint64_t marks, asides;
+	uint64_t
+		marks; /* enqueued so far, those of replayed graphs included: the ticket of the latest. Same owner */
 };
 
 struct backend_options {

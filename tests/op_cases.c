@@ -3,6 +3,7 @@
 #include "tests/op_cases.h"
 
 #include "src/base/half.h"
+#include "src/base/log.h"
 #include "src/base/num.h"
 #include "src/quant/dequant.h"
 #include "tests/op_inputs.h"
@@ -186,27 +187,35 @@ RUN(rms_norm)
 	float *x = put_rows(p, 1, c, f, n, in),
 		  *gain = put(p, op_floats(p, 2, (size_t)c->n_in), (size_t)c->n_in * 4);
 	float *y = device_new(p, (size_t)(n * step) * 4), *host = op_host_new(p, (size_t)(n * step) * 4);
-	OPS->rms_norm(p->b, x, in, gain, 1e-5f, n, c->n_in, y, step);
+	/* the same with a second gain: neither looks at the other */
+	float *other = put(p, op_floats(p, 3, (size_t)c->n_in), (size_t)c->n_in * 4),
+		  *y2 = device_new(p, (size_t)(n * step) * 4);
+	struct norm norms[] = {{gain, y}, {other, y2}};
+	OPS->rms_norm(p->b, x, in, norms, 2, 1e-5f, n, c->n_in, step);
 	get(p, host, y, (size_t)(n * step) * 4);
 	for (int r = 0; r < n; r++)
 		memcpy(out + r * c->n_in, host + r * step, (size_t)c->n_in * 4);
 }
 
+/* A product, one that adds, and one of an input of its own. */
 RUN(matmul)
 {
-	int second = c->n_out / 2 + 1, width = c->n_out + second;
-	struct matmul parts[2] = {
-		{weight_new_put(p, 1, c->type, c->n_in, c->n_out, 1), device_new(p, (size_t)(n * c->n_out) * 4),
-			false},
-		{weight_new_put(p, 2, c->type, c->n_in, second, 1), put_rows(p, 3, c, f, n, second), true},
+	int second = c->n_out / 2 + 1, width = c->n_out + 2 * second, m[3] = {c->n_out, second, second};
+	struct matmul parts[3] = {
+		{.w = weight_new_put(p, 1, c->type, c->n_in, m[0], 1), .y = device_new(p, (size_t)(n * m[0]) * 4)},
+		{.w = weight_new_put(p, 2, c->type, c->n_in, m[1], 1),
+			.y = put_rows(p, 3, c, f, n, m[1]),
+			.add = true},
+		{.w = weight_new_put(p, 5, c->type, c->n_in, m[2], 1),
+			.y = device_new(p, (size_t)(n * m[2]) * 4),
+			.x = put_rows(p, 6, c, f, n, c->n_in)},
 	};
 	float *x = put_rows(p, 4, c, f, n, c->n_in), *host = op_host_new(p, (size_t)(n * c->n_out) * 4);
-	OPS->matmul(p->b, parts, 2, x, n);
-	for (int i = 0; i < 2; i++) {
-		int m = i ? second : c->n_out;
-		get(p, host, parts[i].y, (size_t)(n * m) * 4);
+	OPS->matmul(p->b, parts, 3, x, n);
+	for (int i = 0; i < 3; out += m[i++]) {
+		get(p, host, parts[i].y, (size_t)(n * m[i]) * 4);
 		for (int r = 0; r < n; r++)
-			memcpy(out + r * width + (i ? c->n_out : 0), host + r * m, (size_t)m * 4);
+			memcpy(out + r * width, host + r * m[i], (size_t)m[i] * 4);
 	}
 }
 
@@ -316,8 +325,14 @@ RUN(route)
 		device_new(p, (size_t)(n * c->n_used) * 4), device_new(p, (size_t)(n * c->n_used) * 4)};
 	int32_t *ids = op_host_new(p, (size_t)(n * c->n_used) * 4);
 	float *weights = op_host_new(p, (size_t)(n * c->n_used) * 4);
-	OPS->route(p->b, &a, n);
-	get(p, ids, a.ids, (size_t)(n * c->n_used) * 4);
+	struct route both[2] = {a, a}; /* the ids are taken from the second */
+	both[1].ids = device_new(p, (size_t)(n * c->n_used) * 4);
+	both[1].weights = NULL;
+	uint64_t marks = p->b->marks;
+	OPS->route(p->b, both, 2, n);
+	if (p->b->marks != marks + 1)
+		bug("route made %llu marks", (unsigned long long)(p->b->marks - marks));
+	get(p, ids, both[1].ids, (size_t)(n * c->n_used) * 4);
 	get(p, weights, a.weights, (size_t)(n * c->n_used) * 4);
 	for (int i = 0; i < n * c->n_used; i++) {
 		out[i / c->n_used * 2 * c->n_used + i % c->n_used] = (float)ids[i];
@@ -381,7 +396,7 @@ int op_case_width(const struct op_case *c)
 {
 	switch (c->op) {
 	case OP_MATMUL:
-		return c->n_out + c->n_out / 2 + 1;
+		return c->n_out + 2 * (c->n_out / 2 + 1);
 	case OP_STACKED_MATMUL:
 		return c->heads * c->n_out;
 	case OP_ROPE_ANGLES:

@@ -79,18 +79,20 @@ FORMULA(rms_norm)
 
 FORMULA(matmul)
 {
-	int second = c->n_out / 2 + 1, width = c->n_out + second;
-	struct weight w[2] = {
-		op_weight_new(p, 1, c->type, c->n_in, c->n_out, 1), op_weight_new(p, 2, c->type, c->n_in, second, 1)};
+	int second = c->n_out / 2 + 1, width = c->n_out + 2 * second;
+	struct weight w[3] = {op_weight_new(p, 1, c->type, c->n_in, c->n_out, 1),
+		op_weight_new(p, 2, c->type, c->n_in, second, 1), op_weight_new(p, 5, c->type, c->n_in, second, 1)};
 	float *add = op_floats(p, 3, (size_t)(c->rows * second)), *buffer = op_host_new(p, (size_t)c->n_in * 4);
 	double *x = doubles(p, op_floats(p, 4, (size_t)(c->rows * c->n_in)), c->rows * c->n_in);
+	double *own = doubles(p, op_floats(p, 6, (size_t)(c->rows * c->n_in)), c->rows * c->n_in);
 	for (int o = 0; o < width; o++) {
-		int part = o >= c->n_out, i = part ? o - c->n_out : o;
+		int part = o < c->n_out ? 0 : o < c->n_out + second ? 1 : 2;
+		int i = part ? o - c->n_out - (part - 1) * second : o;
 		row_floats(p, &w[part], 0, i, buffer);
 		for (int r = 0; r < c->rows; r++) {
 			double *v = value + r * width + o, *s = scale + r * width + o;
-			*v = dot(buffer, x + r * c->n_in, NULL, c->n_in, s);
-			if (part) {
+			*v = dot(buffer, (part < 2 ? x : own) + r * c->n_in, NULL, c->n_in, s);
+			if (part == 1) {
 				*v += add[r * second + i];
 				*s += fabs(add[r * second + i]);
 			}

@@ -317,7 +317,7 @@ static void test_nan_scores_come_last(void **state)
 	float logits[6] = {NAN, 1, NAN, 2, NAN, NAN}, bias[6] = {0}, weights[4];
 	int32_t ids[4];
 	struct route r = {6, 4, 1, 1, true, 1, logits, bias, ids, weights};
-	b->ops->route(b, &r, 1);
+	b->ops->route(b, &r, 1, 1);
 	assert_int_equal(ids[0], 3);
 	assert_int_equal(ids[1], 1);
 	assert_int_equal(ids[2], 0);

@@ -36,8 +36,7 @@ static struct lag {
 	const struct backend_ops *inner;
 	struct rng rng;
 	uint64_t reached;
-	bool in_graph, in_aside;
-	int side; /* 0: none, 1: it is being enqueued, 2: to be joined */
+	bool in_graph;
 	uint64_t graphs, waits;
 	struct use {
 		const void *expert;
@@ -100,50 +99,8 @@ static bool lag_graph_begin(struct backend *b, uint64_t key)
 static void lag_graph_end(struct backend *b)
 {
 	assert_true(lag.in_graph);
-	assert_int_equal(lag.side, 0);
 	lag.in_graph = false;
 	lag.inner->graph_end(b);
-}
-
-static void lag_side_begin(struct backend *b)
-{
-	(void)b;
-	assert_true(lag.in_graph);
-	assert_int_equal(lag.side++, 0);
-}
-
-static void lag_side_end(struct backend *b)
-{
-	(void)b;
-	assert_int_equal(lag.side++, 1);
-}
-
-static void lag_side_join(struct backend *b)
-{
-	(void)b;
-	assert_int_equal(lag.side, 2);
-	lag.side = 0;
-}
-
-static bool lag_aside_begin(struct backend *b, uint64_t key)
-{
-	assert_false(lag.in_graph || lag.in_aside);
-	lag.in_aside = true;
-	return lag.inner->aside_begin(b, key);
-}
-
-static uint64_t lag_aside_end(struct backend *b)
-{
-	assert_true(lag.in_aside);
-	lag.in_aside = false;
-	return lag.inner->aside_end(b);
-}
-
-static int lag_wait_aside(struct backend *b, uint64_t ticket, struct err *e)
-{
-	assert_true(
-		ticket && ticket <= b->asides && ticket + 1 >= b->asides); /* at most one is on its way meanwhile */
-	return lag.inner->wait_aside(b, ticket, e);
 }
 
 static void lag_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
@@ -168,12 +125,6 @@ static void lag_start(struct backend *b, uint64_t seed)
 	lag.ops.upload = lag_upload;
 	lag.ops.graph_begin = lag_graph_begin;
 	lag.ops.graph_end = lag_graph_end;
-	lag.ops.aside_begin = lag_aside_begin;
-	lag.ops.aside_end = lag_aside_end;
-	lag.ops.wait_aside = lag_wait_aside;
-	lag.ops.side_begin = lag_side_begin;
-	lag.ops.side_end = lag_side_end;
-	lag.ops.side_join = lag_side_join;
 	lag.ops.expert_ffn = lag_expert_ffn;
 	lag.ops.deferred = true;
 	b->ops = &lag.ops;

@@ -187,7 +187,7 @@ static void call_rms_norm(struct op *o, int copy)
 {
 	(void)copy;
 	int n = o->shape->n_embd;
-	o->backend->ops->rms_norm(o->backend, o->x, n, o->z, 1e-5f, o->rows, n, o->y, n);
+	o->backend->ops->rms_norm(o->backend, o->x, n, &(struct norm){o->z, o->y}, 1, 1e-5f, o->rows, n, n);
 }
 
 static void call_matmul(struct op *o, int copy)
@@ -283,7 +283,7 @@ static void call_route(struct op *o, int copy)
 		.bias = o->z,
 		.ids = o->ids,
 		.weights = o->y};
-	o->backend->ops->route(o->backend, &a, o->rows);
+	o->backend->ops->route(o->backend, &a, 1, o->rows);
 }
 
 /* Decode: n_used experts with one place each. Prefill: every expert with its share of the places. */

@@ -82,11 +82,6 @@ static bool cpu_graph_begin(struct backend *b, uint64_t key)
 	return true;
 }
 
-static uint64_t cpu_aside_end(struct backend *b)
-{
-	return ++b->asides;
-}
-
 static void cpu_nothing(struct backend *b)
 {
 	(void)b;
@@ -144,12 +139,6 @@ static const struct backend_ops cpu_ops = {
 	.graph_begin = cpu_graph_begin,
 	.graph_end = cpu_nothing,
 	.graph_drop = cpu_nothing,
-	.aside_begin = cpu_graph_begin,
-	.aside_end = cpu_aside_end,
-	.wait_aside = cpu_wait_mark,
-	.side_begin = cpu_nothing,
-	.side_end = cpu_nothing,
-	.side_join = cpu_nothing,
 	.usage = cpu_usage,
 	.measure = cpu_measure,
 	.embed = cpu_embed,

@@ -49,13 +49,13 @@ static void norm_task(const void *context, int64_t first, int64_t last, int thre
 		norm_row(a->isa, a->x + r * a->x_stride, a->gain, a->eps, a->n, a->out + r * a->out_stride);
 }
 
-void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps, int rows,
-	int n, float *out, int64_t out_stride)
+void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms, int n_norms,
+	float eps, int rows, int n, int64_t out_stride)
 {
-	if (b->failure.code)
-		return;
-	struct norm_job job = {cpu_of(b)->isa, x, gain, x_stride, out_stride, eps, n, out};
-	cpu_run_rows(cpu_of(b), cpu_threads_for(cpu_of(b), 2.0 * rows * n), rows, norm_task, &job);
+	for (int i = 0; i < n_norms && !b->failure.code; i++) {
+		struct norm_job job = {cpu_of(b)->isa, x, norms[i].gain, x_stride, out_stride, eps, n, norms[i].out};
+		cpu_run_rows(cpu_of(b), cpu_threads_for(cpu_of(b), 2.0 * rows * n), rows, norm_task, &job);
+	}
 }
 
 struct swiglu_job {

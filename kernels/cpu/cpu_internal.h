@@ -96,8 +96,8 @@ struct cpu_cut cpu_cut_product(const struct cpu_backend *b, double macs, int64_t
 /* ---- ops ---------------------------------------------------------------------------------------------- */
 
 void cpu_embed(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
-void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps, int rows,
-	int n, float *out, int64_t out_stride);
+void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms, int n_norms,
+	float eps, int rows, int n, int64_t out_stride);
 void cpu_swiglu(struct backend *b, const float *gate, const float *up, int64_t n, float *out);
 void cpu_rope_angles(
 	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
@@ -111,7 +111,7 @@ void cpu_matmul(struct backend *b, const struct matmul *parts, int n_parts, cons
 void cpu_stacked_matmul(struct backend *b, const struct stacked_matmul *a, int rows);
 void cpu_index_select(struct backend *b, const struct batch *rows, const struct index_select *a);
 void cpu_attend(struct backend *b, const struct batch *rows, const struct attend *a);
-void cpu_route(struct backend *b, const struct route *a, int rows);
+void cpu_route(struct backend *b, const struct route *a, int n, int rows);
 void cpu_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
 	int n_used, float *out);
 void cpu_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,

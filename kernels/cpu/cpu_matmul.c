@@ -131,7 +131,7 @@ static int64_t cut_tasks(const struct cpu_cut *cut, const struct weight *w, int 
 		   ((rows + cut->x_rows - 1) / cut->x_rows);
 }
 
-/* matmul: parts of x; stacked_matmul: one part, whose matrices read and write x_step and y_step apart. */
+/* matmul: parts of x or of their own; stacked_matmul: one part, whose matrices read and write x_step and y_step apart. */
 struct product_job {
 	const struct cpu_backend *b;
 	struct cpu_cut cut;
@@ -152,7 +152,7 @@ static void product_one(const struct product_job *a, const struct matmul *m, int
 	int64_t first = task / x_parts % w_parts * cut->w_rows, stack = task / x_parts / w_parts;
 	int first_x = (int)(task % x_parts) * cut->x_rows;
 	struct row_set x = a->x, y = {m->y, a->y_stride ? a->y_stride : w->n_out, NULL, 1};
-	x.data += stack * a->x_step + first_x * x.stride;
+	x.data = (m->x ? (float *)m->x : x.data) + stack * a->x_step + first_x * x.stride;
 	y.data += stack * a->y_step + first_x * y.stride + first;
 	cpu_product(a->b, w, stack, first, MIN(cut->w_rows, w->n_out - first), &x, &y,
 		MIN(cut->x_rows, a->rows - first_x), m->add,

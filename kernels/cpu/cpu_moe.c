@@ -60,7 +60,7 @@ struct route_job {
 static void route_row(const struct cpu_isa *isa, const struct route *a, int64_t r, float *score)
 {
 	int n = a->n_experts;
-	float *choice = score + n, *weights = a->weights + r * a->n_used, sum = 0;
+	float *choice = score + n, *weights = a->weights ? a->weights + r * a->n_used : NULL, sum = 0;
 	uint32_t *key = (uint32_t *)(void *)(choice + n);
 	bool *skip = (bool *)(key + n);
 	int32_t *ids = a->ids + r * a->n_used;
@@ -74,7 +74,7 @@ static void route_row(const struct cpu_isa *isa, const struct route *a, int64_t 
 	best_ids(key, a->n_group > 1 ? skip : NULL, n, ids, a->n_used);
 	for (int k = 0; k < a->n_used; k++)
 		sum += score[ids[k]];
-	for (int k = 0; k < a->n_used; k++)
+	for (int k = 0; k < a->n_used && a->weights; k++)
 		weights[k] = a->normalise ? score[ids[k]] / (sum + 1e-20f) * a->scale : score[ids[k]] * a->scale;
 }
 
@@ -85,7 +85,7 @@ static void route_task(const void *context, int64_t first, int64_t last, int thr
 		route_row(j->isa, j->a, first, j->scratch + (size_t)thread * j->values);
 }
 
-void cpu_route(struct backend *base, const struct route *a, int rows)
+void cpu_route(struct backend *base, const struct route *a, int n, int rows)
 {
 	struct cpu_backend *b = cpu_of(base);
 	if (b->base.failure.code)
@@ -93,8 +93,9 @@ void cpu_route(struct backend *base, const struct route *a, int rows)
 	int threads = cpu_threads_for(b, 20.0 * rows * a->n_experts);
 	struct route_job job = {b->isa, a, num_align_up((uint64_t)a->n_experts * 4, 16), NULL};
 	job.scratch = cpu_scratch(b, (uint64_t)threads * job.values * sizeof(float), "route");
-	if (job.scratch)
+	for (; job.scratch && job.a < a + n; job.a++)
 		cpu_run_rows(b, threads, rows, route_task, &job);
+	base->ops->mark(base);
 }
 
 /* ---- experts -------------------------------------------------------------------------------------------- */

@@ -114,6 +114,21 @@ static __device__ __forceinline__ void grid_wait_before()
 #endif
 }
 
+/* Where marks are counted (device) and shown to the host (pinned). */
+struct cuda_mark {
+	unsigned long long *count;
+	volatile unsigned long long *reached;
+};
+
+/* By one thread, when everything before it has been waited for, and by the block what it wrote for the host. */
+static __device__ __forceinline__ void mark_here(const struct cuda_mark &m)
+{
+	unsigned long long n = *m.count + 1;
+	*m.count = n;
+	__threadfence_system();
+	*m.reached = n;
+}
+
 /* Enqueues a kernel that may start while the op before it still runs (compute capability 9 and newer): before it reads or
  * writes anything but weights it calls grid_wait_before. Weights are never written by kernels. */
 template <typename... P, typename... A>
@@ -152,27 +167,23 @@ bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes,
 /* Marks, graphs and usage (cuda_graph.cu). */
 cudaError_t cuda_pipe_open(struct cuda_backend *b);
 void cuda_pipe_close(struct cuda_backend *b);
-void cuda_pipe_drained(struct cuda_backend *b); /* the stream has been waited for: waits for asides too */
+void cuda_pipe_drained(struct cuda_backend *b); /* the stream has been waited for */
+/* For a kernel that ends with a mark (mark_here), enqueued next; counted by the call. */
+struct cuda_mark cuda_mark_next(struct cuda_backend *b);
 uint64_t cuda_mark(struct backend *b);
 int cuda_wait_mark(struct backend *b, uint64_t ticket, struct err *e);
 bool cuda_reached(struct backend *b, uint64_t ticket);
 bool cuda_graph_begin(struct backend *b, uint64_t key);
 void cuda_graph_end(struct backend *b);
 void cuda_graph_drop(struct backend *b);
-bool cuda_aside_begin(struct backend *b, uint64_t key);
-uint64_t cuda_aside_end(struct backend *b);
-int cuda_wait_aside(struct backend *b, uint64_t ticket, struct err *e);
-void cuda_side_begin(struct backend *b);
-void cuda_side_end(struct backend *b);
-void cuda_side_join(struct backend *b);
 void cuda_usage(struct backend *b, struct backend_usage *out);
 void cuda_measure(struct backend *b, bool on);
 
 int cuda_copier_open(struct backend *b, struct copier **out, struct err *e); /* cuda_copy.cu */
 
 void cuda_embed(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
-void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps,
-	int rows, int n, float *out, int64_t out_stride);
+void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms, int n_norms,
+	float eps, int rows, int n, int64_t out_stride);
 void cuda_swiglu(struct backend *b, const float *gate, const float *up, int64_t n, float *out);
 void cuda_rope_angles(
 	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
@@ -186,7 +197,7 @@ void cuda_matmul(struct backend *b, const struct matmul *parts, int n_parts, con
 void cuda_stacked_matmul(struct backend *b, const struct stacked_matmul *a, int rows);
 void cuda_index_select(struct backend *b, const struct batch *rows, const struct index_select *a);
 void cuda_attend(struct backend *b, const struct batch *rows, const struct attend *a);
-void cuda_route(struct backend *b, const struct route *a, int rows);
+void cuda_route(struct backend *b, const struct route *a, int n, int rows);
 void cuda_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
 	int n_used, float *out);
 void cuda_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
@@ -203,20 +214,17 @@ template <typename T> static __device__ __forceinline__ T warp_sum(T v)
 	return v;
 }
 
-/* Sum over a block of at most 1024 threads, in warp order; every thread gets it. `scratch`: shared, 32 values; free again after
- * the next barrier. */
+/* Sum over a block of whole warps, at most 32: the warps by a butterfly too; every thread gets it. `scratch`: shared, 32 values; free
+ * again after the next barrier. */
 template <typename T> static __device__ __forceinline__ T block_sum(T v, T *scratch)
 {
-	int warp = threadIdx.x / 32, n = (blockDim.x + 31) / 32;
+	int lane = threadIdx.x % 32;
 	v = warp_sum(v);
 	__syncthreads();
-	if (threadIdx.x % 32 == 0)
-		scratch[warp] = v;
+	if (!lane)
+		scratch[threadIdx.x / 32] = v;
 	__syncthreads();
-	T sum = 0;
-	for (int i = 0; i < n; i++)
-		sum += scratch[i];
-	return sum;
+	return warp_sum(lane < (int)blockDim.x / 32 ? scratch[lane] : (T)0);
 }
 
 /* e^x within 1 unit in the last place; the steps of lanes_exp. */

@@ -3,8 +3,9 @@
  * Ops whose work is proportional to the activations. Each reads its input and writes its output once.
  *
  *   embed                    grid (runs of 256 values, rows), block 64: four values a thread
- *   rms_norm                 grid rows, block 256; the row is read twice, the second time from cache
- *   latent/index_append      grid rows, block 256
+ *   rms_norm                 grid (rows, norms), block: n / 8 threads, at most 1024; a thread keeps its eight values
+ *   latent_append            grid rows, block as for rms_norm
+ *   index_append             grid rows, block 256
  *   swiglu, moe_combine      grid over values, block 256, one value a thread (moe_combine: y = rows)
  *   rope, rope_angles        grid over pairs, block 256, one pair a thread
  *
@@ -66,35 +67,106 @@ void cuda_embed(struct backend *base, struct weight table, const int32_t *ids, i
 
 /* ---- norms ------------------------------------------------------------------------------------------------- */
 
-/* 1 / sqrt(mean of squares + eps), rounded to float; all threads of the block get it */
-static __device__ float norm_scale(const float *x, int n, float eps, double *scratch)
+#define NORM_HELD 2 /* times four values of a row that a thread holds */
+
+/* Threads that hold a row of n, if 1024 can */
+static unsigned norm_threads(int n)
 {
-	double sum = 0;
-	for (int i = threadIdx.x; i < n; i += blockDim.x)
-		sum += (double)x[i] * (double)x[i];
-	return (float)(1.0 / sqrt(block_sum(sum, scratch) / n + (double)eps));
+	int warps = (n + 128 * NORM_HELD - 1) / (128 * NORM_HELD);
+	return 32 * (unsigned)(warps < 1 ? 1 : warps > 32 ? 32 : warps);
 }
 
-static __global__ void rms_norm_kernel(
-	const float *x, int64_t x_stride, const float *gain, float eps, int n, float *out, int64_t out_stride)
+static bool is_wide(const void *p, int64_t stride)
+{
+	return !((uintptr_t)p % 16) && !(stride % 4);
+}
+
+/* p[i .. i + 4), zeros past n */
+static __device__ __forceinline__ float4 load_four(const float *p, int i, int n, bool wide)
+{
+	if (wide && i + 4 <= n)
+		return *(const float4 *)(p + i);
+	return make_float4(
+		i < n ? p[i] : 0, i + 1 < n ? p[i + 1] : 0, i + 2 < n ? p[i + 2] : 0, i + 3 < n ? p[i + 3] : 0);
+}
+
+static __device__ __forceinline__ double add_squares(double sum, float4 v)
+{
+	sum = fma((double)v.x, (double)v.x, sum);
+	sum = fma((double)v.y, (double)v.y, sum);
+	sum = fma((double)v.z, (double)v.z, sum);
+	return fma((double)v.w, (double)v.w, sum);
+}
+
+static __device__ __forceinline__ float4 normed(float4 v, float scale, float4 gain)
+{
+	return make_float4(__fmul_rn(__fmul_rn(v.x, scale), gain.x), __fmul_rn(__fmul_rn(v.y, scale), gain.y),
+		__fmul_rn(__fmul_rn(v.z, scale), gain.z), __fmul_rn(__fmul_rn(v.w, scale), gain.w));
+}
+
+/* A block of norm_threads: gain * x / sqrt(mean of squares + eps), four values at a time, to store(i, values), which looks at n. Thread t
+ * squares the values 4 t .. 4 t + 3 of each 4 * threads, in order; wide: x and gain lie at multiples of 16 bytes. Waits for what
+ * stands before the kernel when it has the gain. */
+template <typename S>
+static __device__ __forceinline__ void norm_row(
+	const float *x, const float *gain, float eps, int n, bool wide, const S &store)
+{
+	__shared__ double scratch[32];
+	float4 g[NORM_HELD], v[NORM_HELD];
+	int first = 4 * threadIdx.x, step = 4 * blockDim.x;
+	double sum = 0;
+#pragma unroll
+	for (int j = 0; j < NORM_HELD; j++)
+		g[j] = load_four(gain, first + j * step, n, wide);
+	grid_wait_before();
+#pragma unroll
+	for (int j = 0; j < NORM_HELD; j++)
+		v[j] = load_four(x, first + j * step, n, wide);
+#pragma unroll
+	for (int j = 0; j < NORM_HELD; j++)
+		sum = add_squares(sum, v[j]);
+	for (int i = first + NORM_HELD * step; i < n; i += step)
+		sum = add_squares(sum, load_four(x, i, n, wide));
+	float scale = (float)rsqrt(block_sum(sum, scratch) / n + (double)eps);
+#pragma unroll
+	for (int j = 0; j < NORM_HELD; j++)
+		store(first + j * step, normed(v[j], scale, g[j]));
+	for (int i = first + NORM_HELD * step; i < n; i += step)
+		store(i, normed(load_four(x, i, n, wide), scale, load_four(gain, i, n, wide)));
+}
+
+struct norms {
+	struct norm of[NORMS_MAX];
+};
+
+static __global__ void __launch_bounds__(1024) rms_norm_kernel(const float *x, int64_t x_stride,
+	const __grid_constant__ struct norms norms, float eps, int n, int64_t out_stride, bool wide)
 {
 	grid_let_next();
-	grid_wait_before();
-	__shared__ double scratch[32];
-	x += blockIdx.x * x_stride;
-	out += blockIdx.x * out_stride;
-	float scale = norm_scale(x, n, eps, scratch);
-	for (int i = threadIdx.x; i < n; i += blockDim.x)
-		out[i] = __fmul_rn(__fmul_rn(x[i], scale), gain[i]);
+	float *out = norms.of[blockIdx.y].out + blockIdx.x * out_stride;
+	norm_row(x + blockIdx.x * x_stride, norms.of[blockIdx.y].gain, eps, n, wide, [&](int i, float4 v) {
+		if (wide && i + 4 <= n) {
+			*(float4 *)(out + i) = v;
+			return;
+		}
+		for (int k = 0; k < 4 && i + k < n; k++)
+			out[i + k] = k == 0 ? v.x : k == 1 ? v.y : k == 2 ? v.z : v.w;
+	});
 }
 
-void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const float *gain, float eps,
-	int rows, int n, float *out, int64_t out_stride)
+void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms, int n_norms,
+	float eps, int rows, int n, int64_t out_stride)
 {
-	if (!cuda_begin(b, "rms_norm") || !rows)
+	if (!cuda_begin(b, "rms_norm") || !rows || !n_norms)
 		return;
-	cuda_launch(
-		cuda_of(b), rms_norm_kernel, (unsigned)rows, 256, 0, x, x_stride, gain, eps, n, out, out_stride);
+	struct norms all = {};
+	bool wide = is_wide(x, x_stride);
+	for (int i = 0; i < n_norms; i++) {
+		all.of[i] = norms[i];
+		wide &= is_wide(norms[i].gain, 0) && is_wide(norms[i].out, out_stride);
+	}
+	cuda_launch(cuda_of(b), rms_norm_kernel, dim3((unsigned)rows, (unsigned)n_norms), norm_threads(n), 0, x,
+		x_stride, all, eps, n, out_stride, wide);
 }
 
 /* ---- swiglu, moe_combine ------------------------------------------------------------------------------------ */
@@ -206,17 +278,18 @@ static __device__ __forceinline__ void cache_store(const struct cache_view &c, i
 		((float *)c.data)[row * c.width + i] = v;
 }
 
-static __global__ void latent_append_kernel(struct batch rows, struct rope rope, const float *u, int n_latent,
-	const float *gain, float eps, struct cache_view cache)
+static __global__ void __launch_bounds__(1024) latent_append_kernel(struct batch rows, struct rope rope,
+	const float *u, int n_latent, const float *gain, float eps, struct cache_view cache, bool wide)
 {
 	grid_let_next();
-	grid_wait_before();
-	__shared__ double scratch[32];
-	int64_t r = blockIdx.x, row = rows.base[r] + (int64_t)rows.pos[r];
+	int64_t r = blockIdx.x;
 	u += r * cache.width;
-	float scale = norm_scale(u, n_latent, eps, scratch);
-	for (int i = threadIdx.x; i < n_latent; i += blockDim.x)
-		cache_store(cache, row, i, __fmul_rn(__fmul_rn(u[i], scale), gain[i]));
+	norm_row(u, gain, eps, n_latent, wide, [&](int i, float4 v) {
+		int64_t row = rows.base[r] + (int64_t)rows.pos[r];
+		for (int k = 0; k < 4 && i + k < n_latent; k++)
+			cache_store(cache, row, i + k, k == 0 ? v.x : k == 1 ? v.y : k == 2 ? v.z : v.w);
+	});
+	int64_t row = rows.base[r] + (int64_t)rows.pos[r];
 	for (int i = threadIdx.x; i < rope.dim / 2; i += blockDim.x) {
 		float2 v = rotated(rope.cos_sin + r * rope.dim + 2 * i, u[n_latent + 2 * i], u[n_latent + 2 * i + 1]);
 		cache_store(cache, row, n_latent + 2 * i, v.x);
@@ -229,8 +302,8 @@ void cuda_latent_append(struct backend *b, const struct batch *rows, const struc
 {
 	if (!cuda_begin(b, "latent_append") || !rows->n)
 		return;
-	cuda_launch(cuda_of(b), latent_append_kernel, (unsigned)rows->n, 256, 0, *rows, *rope, u, n_latent, gain,
-		eps, cache);
+	cuda_launch(cuda_of(b), latent_append_kernel, (unsigned)rows->n, norm_threads(n_latent), 0, *rows, *rope,
+		u, n_latent, gain, eps, cache, is_wide(u, cache.width) && is_wide(gain, 0));
 }
 
 static __global__ void index_append_kernel(struct batch rows, struct rope rope, const float *k,

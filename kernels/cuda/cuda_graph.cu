@@ -2,8 +2,8 @@
 /*
  * How the host follows the device, and how lists of ops become one launch.
  *
- * Marks: a counter on the device, raised by a kernel of one thread that writes the new count to pinned memory. Counts in
- * stream order are tickets, also when the kernel is a node of a replayed graph. The host spins on the pinned word, and now and then
+ * Marks: a counter on the device, raised by one thread that writes the new count to pinned memory: at the end of route_kernel
+ * (cuda_route.cu) or in a kernel of its own. Counts in stream order are tickets, also when the kernel is a node of a replayed graph. The host spins on the pinned word, and now and then
  * asks the driver whether the device is still there.
  *
  * Graphs: the first use of a key runs its ops as they come, so that scratch has its size and kernels their settings; the second
@@ -39,38 +39,26 @@ struct graph {
 	uint64_t n_marks;
 };
 
-/* What ops use while they are enqueued elsewhere than in the main line; exchanged with what stands in the backend. */
-struct line {
-	cudaStream_t stream;
-	struct cuda_room scratch, columns;
-};
-
-enum { MARKS, ASIDES, NOTES_MADE, COUNTS };
+enum { MARKS, NOTES_MADE, COUNTS };
 
 struct cuda_pipe {
-	uint64_t *reached;         /* pinned: [0] the latest mark, [1] the latest aside */
+	uint64_t *reached;         /* pinned: the latest mark */
 	unsigned long long *count; /* device: [COUNTS] */
 	struct graph *graphs;      /* [GRAPH_SLOTS] */
 	struct graph *now;         /* being recorded */
 	int n_graphs;
 	uint64_t now_marks, now_ns;
-	struct line side, aside; /* branches of a recording; what runs beside all */
-	cudaEvent_t forked, ended, passed;
-	bool aside_running;        /* since it was waited for last */
-	bool replayed, streams;    /* the aside in hand: it was; its ops go to a stream of their own */
-	uint64_t in_main;          /* the latest aside that ran in the main line */
 	unsigned long long *notes; /* device [NOTES]: begin, end, begin, ... ; NULL until wanted */
 	uint8_t *kind;             /* [NOTES / 2] of each begin: enum usage_kind */
 	uint64_t n_notes, n_read;
 	uint64_t last_end; /* 0: none */
 };
 
-static __global__ void mark_kernel(unsigned long long *count, volatile unsigned long long *reached)
+static __global__ void mark_kernel(struct cuda_mark m)
 {
-	unsigned long long n = *count + 1;
-	*count = n;
-	__threadfence_system();
-	*reached = n;
+	grid_let_next();
+	grid_wait_before();
+	mark_here(m);
 }
 
 static __global__ void note_kernel(unsigned long long *count, unsigned long long *notes)
@@ -88,18 +76,10 @@ cudaError_t cuda_pipe_open(struct cuda_backend *b)
 	if (!p || !(p->graphs = (struct graph *)calloc(GRAPH_SLOTS, sizeof *p->graphs)))
 		return cudaErrorMemoryAllocation;
 	cudaError_t rc;
-	int least, most;
-	if ((rc = cudaHostAlloc((void **)&p->reached, 2 * sizeof *p->reached, cudaHostAllocMapped)) ||
-		(rc = cudaMalloc((void **)&p->count, COUNTS * sizeof *p->count)) ||
-		(rc = cudaDeviceGetStreamPriorityRange(&least, &most)))
+	if ((rc = cudaHostAlloc((void **)&p->reached, sizeof *p->reached, cudaHostAllocMapped)) ||
+		(rc = cudaMalloc((void **)&p->count, COUNTS * sizeof *p->count)))
 		return rc;
-	p->reached[MARKS] = p->reached[ASIDES] = 0;
-	if ((rc = cudaStreamCreateWithFlags(&p->side.stream, cudaStreamNonBlocking)) ||
-		(rc = cudaStreamCreateWithPriority(&p->aside.stream, cudaStreamNonBlocking, most)) ||
-		(rc = cudaEventCreateWithFlags(&p->passed, cudaEventDisableTiming)) ||
-		(rc = cudaEventCreateWithFlags(&p->forked, cudaEventDisableTiming)) ||
-		(rc = cudaEventCreateWithFlags(&p->ended, cudaEventDisableTiming)))
-		return rc;
+	*p->reached = 0;
 	return cudaMemset(p->count, 0, COUNTS * sizeof *p->count);
 }
 
@@ -112,14 +92,6 @@ static void forget_graphs(struct cuda_pipe *p)
 	p->n_graphs = 0;
 }
 
-static void close_line(struct line *l)
-{
-	if (l->stream)
-		cudaStreamDestroy(l->stream);
-	cudaFree(l->scratch.data);
-	cudaFree(l->columns.data);
-}
-
 void cuda_pipe_close(struct cuda_backend *b)
 {
 	struct cuda_pipe *p = b->pipe;
@@ -127,14 +99,6 @@ void cuda_pipe_close(struct cuda_backend *b)
 		return;
 	if (p->graphs)
 		forget_graphs(p);
-	if (p->aside.stream)
-		cudaStreamSynchronize(p->aside.stream);
-	close_line(&p->side);
-	close_line(&p->aside);
-	cudaEvent_t *const events[] = {&p->forked, &p->ended, &p->passed};
-	for (int i = 0; i < 3; i++)
-		if (*events[i])
-			cudaEventDestroy(*events[i]);
 	cudaFreeHost(p->reached);
 	cudaFree(p->count);
 	cudaFree(p->notes);
@@ -146,26 +110,15 @@ void cuda_pipe_close(struct cuda_backend *b)
 
 /* ---- marks ------------------------------------------------------------------------------------------------ */
 
-/* In the line that ops are enqueued in now. */
-static void put_mark(struct cuda_backend *b, int which)
+static bool has_reached(struct cuda_backend *b, uint64_t ticket)
 {
-	if (!cuda_begin(&b->base, "mark"))
-		return;
-	mark_kernel<<<1, 1, 0, b->stream>>>(
-		b->pipe->count + which, (unsigned long long *)b->pipe->reached + which);
-	cuda_launched(b);
-}
-
-static bool has_reached(struct cuda_backend *b, int which, uint64_t ticket)
-{
-	return __atomic_load_n(b->pipe->reached + which, __ATOMIC_ACQUIRE) >= ticket;
+	return __atomic_load_n(b->pipe->reached, __ATOMIC_ACQUIRE) >= ticket;
 }
 
 /* The driver's word on a device that has not reached a mark; `since`: when the wait began. False: there is no use in waiting. */
-static bool still_there(
-	struct cuda_backend *b, cudaStream_t stream, int which, uint64_t ticket, uint64_t since)
+static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t since)
 {
-	cudaError_t rc = cudaStreamQuery(stream);
+	cudaError_t rc = cudaStreamQuery(b->stream);
 	if (rc == cudaErrorNotReady) {
 		cudaGetLastError(); /* not a failure */
 		if (clock_ns() - since < SILENCE_NS)
@@ -177,17 +130,38 @@ static bool still_there(
 	}
 	if (rc != cudaSuccess)
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s or an op before it: %s", b->op, cudaGetErrorString(rc));
-	else if (!has_reached(b, which, ticket))
+	else if (!has_reached(b, ticket))
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s: mark %llu has not come, the last was %llu", b->op,
-			(unsigned long long)ticket, (unsigned long long)b->pipe->reached[which]);
+			(unsigned long long)ticket, (unsigned long long)*b->pipe->reached);
 	return !b->base.failure.code;
 }
 
-static int wait_reached(
-	struct cuda_backend *b, cudaStream_t stream, int which, uint64_t ticket, struct err *e)
+struct cuda_mark cuda_mark_next(struct cuda_backend *b)
 {
+	b->base.marks++;
+	return (struct cuda_mark){b->pipe->count + MARKS, (unsigned long long *)b->pipe->reached};
+}
+
+uint64_t cuda_mark(struct backend *base)
+{
+	struct cuda_backend *b = cuda_of(base);
+	struct cuda_mark next = cuda_mark_next(b);
+	if (cuda_begin(base, "mark"))
+		cuda_launch(b, mark_kernel, 1, 1, 0, next);
+	return base->marks;
+}
+
+bool cuda_reached(struct backend *b, uint64_t ticket)
+{
+	return has_reached(cuda_of(b), ticket);
+}
+
+int cuda_wait_mark(struct backend *base, uint64_t ticket, struct err *e)
+{
+	struct cuda_backend *b = cuda_of(base);
 	uint64_t since = 0;
-	for (unsigned spins = 1; !b->base.failure.code && !has_reached(b, which, ticket); spins++) {
+	cuda_note_end(b);
+	for (unsigned spins = 1; !base->failure.code && !has_reached(b, ticket); spins++) {
 		if (spins % SPINS) {
 #if defined(__x86_64__)
 			__builtin_ia32_pause();
@@ -195,31 +169,14 @@ static int wait_reached(
 			continue;
 		}
 		since = since ? since : clock_ns();
-		if (!still_there(b, stream, which, ticket, since))
+		if (!still_there(b, ticket, since))
 			break;
 		if (clock_ns() - since > PATIENCE_NS)
 			sched_yield();
 	}
-	if (b->base.failure.code && e)
-		*e = b->base.failure;
-	return b->base.failure.code;
-}
-
-uint64_t cuda_mark(struct backend *base)
-{
-	put_mark(cuda_of(base), MARKS);
-	return ++base->marks;
-}
-
-bool cuda_reached(struct backend *b, uint64_t ticket)
-{
-	return has_reached(cuda_of(b), MARKS, ticket);
-}
-
-int cuda_wait_mark(struct backend *b, uint64_t ticket, struct err *e)
-{
-	cuda_note_end(cuda_of(b));
-	return wait_reached(cuda_of(b), cuda_of(b)->stream, MARKS, ticket, e);
+	if (base->failure.code && e)
+		*e = base->failure;
+	return base->failure.code;
 }
 
 /* ---- graphs ----------------------------------------------------------------------------------------------- */
@@ -237,18 +194,13 @@ static struct graph *find(struct cuda_pipe *p, uint64_t key)
 	return g;
 }
 
-static void launch(struct cuda_backend *b, struct graph *g, cudaStream_t stream)
-{
-	cuda_check(b, cudaGraphLaunch(g->exec, stream));
-	b->used.launches += g->n_nodes;
-	b->used.graph_launches++;
-}
-
-static void launch_main(struct cuda_backend *b, struct graph *g)
+static void launch(struct cuda_backend *b, struct graph *g)
 {
 	cuda_note_end(b);
 	cuda_note_begin(b, USAGE_GRAPH);
-	launch(b, g, b->stream);
+	cuda_check(b, cudaGraphLaunch(g->exec, b->stream));
+	b->used.launches += g->n_nodes;
+	b->used.graph_launches++;
 	cuda_note_end(b);
 }
 
@@ -314,7 +266,7 @@ bool cuda_graph_begin(struct backend *base, uint64_t key)
 		return true;
 	struct graph *g = find(b->pipe, key);
 	if (is_valid(b, g)) {
-		launch_main(b, g);
+		launch(b, g);
 		base->marks += g->n_marks;
 		return false;
 	}
@@ -329,7 +281,7 @@ void cuda_graph_end(struct backend *base)
 {
 	struct graph *g = end_recording(cuda_of(base));
 	if (g)
-		launch_main(cuda_of(base), g);
+		launch(cuda_of(base), g);
 }
 
 void cuda_graph_drop(struct backend *base)
@@ -338,114 +290,10 @@ void cuda_graph_drop(struct backend *base)
 	if (!b->pipe->n_graphs)
 		return;
 	cudaStreamSynchronize(b->stream);
-	cudaStreamSynchronize(b->pipe->aside.stream);
 	log_verbose("cuda: %llu graphs recorded in %.1f ms, %llu replays",
 		(unsigned long long)b->used.graphs_recorded, (double)b->used.record_ns * 1e-6,
 		(unsigned long long)b->used.graph_launches);
 	forget_graphs(b->pipe);
-}
-
-/* ---- sides and asides ------------------------------------------------------------------------------------- */
-
-/* Ops use the scratch of this line from now on, and its stream if they are not to run in the main one. */
-static void exchange(struct cuda_backend *b, struct line *l, bool streams)
-{
-	b->next_waits = true;
-	struct line mine = {b->stream, b->scratch, b->columns};
-	b->scratch = l->scratch;
-	b->columns = l->columns;
-	l->scratch = mine.scratch;
-	l->columns = mine.columns;
-	if (!streams)
-		return;
-	b->stream = l->stream;
-	l->stream = mine.stream;
-}
-
-void cuda_side_begin(struct backend *base)
-{
-	struct cuda_backend *b = cuda_of(base);
-	struct cuda_pipe *p = b->pipe;
-	if (b->capturing && cuda_check(b, cudaEventRecord(p->forked, b->stream)))
-		cuda_check(b, cudaStreamWaitEvent(p->side.stream, p->forked, 0));
-	exchange(b, &p->side, b->capturing);
-}
-
-void cuda_side_end(struct backend *base)
-{
-	struct cuda_backend *b = cuda_of(base);
-	if (b->capturing)
-		cuda_check(b, cudaEventRecord(b->pipe->ended, b->stream));
-	exchange(b, &b->pipe->side, b->capturing);
-}
-
-void cuda_side_join(struct backend *base)
-{
-	struct cuda_backend *b = cuda_of(base);
-	if (b->capturing)
-		cuda_check(b, cudaStreamWaitEvent(b->stream, b->pipe->ended, 0));
-	b->next_waits = true;
-}
-
-/* What `to` gets from now on waits for what `from` has got. */
-static void follow(struct cuda_backend *b, cudaStream_t to, cudaStream_t from)
-{
-	b->next_waits = true;
-	if (cuda_check(b, cudaEventRecord(b->pipe->passed, from)))
-		cuda_check(b, cudaStreamWaitEvent(to, b->pipe->passed, 0));
-}
-
-static void launch_aside(struct cuda_backend *b, struct graph *g)
-{
-	struct cuda_pipe *p = b->pipe;
-	follow(b, p->aside.stream, b->stream);
-	launch(b, g, p->aside.stream);
-	p->aside_running = true;
-}
-
-/* What is not recorded runs in the main line. */
-bool cuda_aside_begin(struct backend *base, uint64_t key)
-{
-	struct cuda_backend *b = cuda_of(base);
-	struct cuda_pipe *p = b->pipe;
-	b->op = "aside";
-	struct graph *g = key && !b->no_graphs && !base->failure.code ? find(p, key) : NULL;
-	p->replayed = g && is_valid(b, g);
-	if (p->replayed) {
-		launch_aside(b, g);
-		return false;
-	}
-	p->streams = g && !is_new(g, key);
-	exchange(b, &p->aside, p->streams);
-	if (p->streams)
-		begin_recording(b, g);
-	else if (p->aside_running)
-		follow(b, b->stream, p->aside.stream);
-	return true;
-}
-
-uint64_t cuda_aside_end(struct backend *base)
-{
-	struct cuda_backend *b = cuda_of(base);
-	struct cuda_pipe *p = b->pipe;
-	uint64_t ticket = ++base->asides;
-	if (p->replayed)
-		return ticket;
-	put_mark(b, ASIDES);
-	struct graph *g = end_recording(b);
-	exchange(b, &p->aside, p->streams);
-	if (!p->streams)
-		p->in_main = ticket;
-	else if (g)
-		launch_aside(b, g);
-	return ticket;
-}
-
-/* An aside in the main line has waited for those before it in the other stream: the main stream answers for all up to it. */
-int cuda_wait_aside(struct backend *base, uint64_t ticket, struct err *e)
-{
-	struct cuda_backend *b = cuda_of(base);
-	return wait_reached(b, ticket <= b->pipe->in_main ? b->stream : b->pipe->aside.stream, ASIDES, ticket, e);
 }
 
 /* ---- usage ------------------------------------------------------------------------------------------------ */
@@ -494,9 +342,6 @@ static void read_notes(struct cuda_backend *b)
 
 void cuda_pipe_drained(struct cuda_backend *b)
 {
-	if (b->pipe->aside_running)
-		cuda_check(b, cudaStreamSynchronize(b->pipe->aside.stream));
-	b->pipe->aside_running = false;
 	if (b->timing && !b->in_stretch && b->pipe->n_notes - b->pipe->n_read > NOTES / 2)
 		read_notes(b);
 }

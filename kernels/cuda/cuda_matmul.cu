@@ -15,7 +15,10 @@ bool cuda_product(struct cuda_backend *b, enum dtype type, struct product_args *
 	launch = launch ? launch : cuda_product_d(type);
 	int most = 1;
 	a->tables = b->tables;
-	a->x_aligned = !((uintptr_t)a->x % 16) && !(a->x_row % 4) && !(a->x_stack % 4) && !(a->n_in % 4);
+	uintptr_t x = (uintptr_t)a->x;
+	for (int i = 0; i < a->n_tasks; i++)
+		x |= (uintptr_t)a->task[i].x;
+	a->x_aligned = !(x % 16) && !(a->x_row % 4) && !(a->x_stack % 4) && !(a->n_in % 4);
 	a->out_most = 0;
 	uintptr_t all = 0;
 	for (int i = 0; i < a->n_tasks; i++) {
@@ -55,11 +58,15 @@ void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, 
 	struct cuda_backend *b = cuda_of(base);
 	if (!cuda_begin(base, "matmul") || !rows)
 		return;
-	if (rows > CUDA_FEW_ROWS) {
-		cuda_gemm_matmul(b, parts, n_parts, x, rows);
+	if (rows > CUDA_FEW_ROWS) { /* parts with the same x together */
+		for (int i = 0, j; i < n_parts; i = j) {
+			for (j = i + 1; j < n_parts && parts[j].x == parts[i].x;)
+				j++;
+			cuda_gemm_matmul(b, parts + i, j - i, parts[i].x ? parts[i].x : x, rows);
+		}
 		return;
 	}
-	/* parts of one type go together, if several rows do not make their strides of y differ */
+	/* parts of one type go together, if several rows do not make their strides of y differ; packed ones if their x is the same */
 	bool done[64] = {false};
 	struct product_args last = {};
 	enum product_layout layout = LAYOUT_FLOATS;
@@ -68,7 +75,10 @@ void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, 
 			continue;
 		const struct weight *w = &parts[i].w;
 		struct product_args a = {};
-		a.x = x;
+		bool own = cuda_product_layout(w->type) == LAYOUT_FLOATS;
+		a.x = own || !parts[i].x ? x : parts[i].x;
+		if (last.x != a.x)
+			layout = LAYOUT_FLOATS; /* the digits are of another x */
 		a.x_row = w->n_in;
 		a.y_row = w->n_out;
 		a.row_bytes = (int64_t)w->row_bytes;
@@ -77,12 +87,14 @@ void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, 
 		a.n_rows = rows;
 		a.split = cuda_product_split(w->type, w->n_in, w->n_out);
 		for (int j = i; j < n_parts && a.n_tasks < PRODUCT_TASKS; j++) {
-			if (done[j] || parts[j].w.type != w->type || (rows > 1 && parts[j].w.n_out != w->n_out) ||
+			if (done[j] || parts[j].w.type != w->type || (!own && parts[j].x != parts[i].x) ||
+				(rows > 1 && parts[j].w.n_out != w->n_out) ||
 				cuda_product_split(w->type, w->n_in, parts[j].w.n_out) != a.split)
 				continue;
 			struct product_task *t = &a.task[a.n_tasks++];
 			t->w = (const uint8_t *)parts[j].w.data;
 			t->y = parts[j].y;
+			t->x = own ? parts[j].x : NULL;
 			t->n_out = (int)parts[j].w.n_out;
 			t->add = parts[j].add;
 			done[j] = true;

@@ -4,11 +4,12 @@
  * product_kernel for weights that are floats. Packed weights: cuda_product_mma.cuh.
  *
  * Grid: x = groups of activation rows (fastest, so that weights stay in the second-level cache) times groups of weight rows,
- * y = tasks times matrices of a stack. Block: 8 warps. `split` of them share W weight rows: warp p of them takes the runs
- * p, p + split, ... of 256 weights. A run of each of the W rows is copied to shared memory as it lies (cp.async, whole 16-byte
- * lines, STAGES runs ahead), then each lane takes 8 weights of it to NX activation rows.
+ * y = tasks times matrices of a stack. Block: 8 warps, no dynamic shared memory. `split` of them share a weight row (gate and up: two):
+ * warp p of them takes the runs p, p + split, ... of 256 weights, a lane the weights 4 lane and 4 lane + 128 on of a run. Weights
+ * go to registers, RUNS runs ahead, the first ones before what stands before the kernel has ended: a row of 8192 weights or fewer
+ * is there when x is.
  *
- * Bytes moved per call: every packed row once per group of NX activation rows (from the second-level cache after the first),
+ * Bytes moved per call: every weight row once per group of NX activation rows (from the second-level cache after the first),
  * the activation rows once per weight row group from the first-level cache, the outputs.
  *
  * The order of additions of one output: per lane over its weights in run order; the 32 lanes by butterfly; the warps of the
@@ -20,7 +21,6 @@
 #include "kernels/cuda/block_dot.cuh"
 
 #define PRODUCT_WARPS 8
-#define PRODUCT_W     2 /* weight rows of a warp */
 #define PRODUCT_ROWS  8 /* most activation rows of a warp */
 #define PRODUCT_TASKS 32
 
@@ -35,6 +35,7 @@ struct product_task {
 	const uint8_t *w;
 	const uint8_t *up; /* gate and up at once: y = silu(w x) * (up x); else NULL */
 	float *y;
+	const float *x; /* its own x (product_kernel only); NULL: that of all */
 	int n_out;
 	bool add;
 	int n_x; /* with places: at most PRODUCT_ROWS */
@@ -50,9 +51,9 @@ struct product_args {
 	const float *scales;
 	int own_rows;                /* of x that it makes itself */
 	int item_end[PRODUCT_TASKS]; /* of mma_kernel: see there */
-	int unit;                    /* bytes that mma_kernel may copy at once: 16, 4 or 2 */
-	int64_t x_row, y_row;        /* floats between rows */
-	int64_t x_stack, y_stack;    /* floats between matrices of a stack */
+	int unit; /* bytes that mma_kernel may copy at once: 16, 4 or 2; of product_kernel: whether four weights lie aligned */
+	int64_t x_row, y_row;     /* floats between rows */
+	int64_t x_stack, y_stack; /* floats between matrices of a stack */
 	int64_t row_bytes, stack_bytes;
 	int n_in, n_tasks, n_stack, n_rows; /* n_rows: ROWS_PLAIN */
 	int split, row_groups, out_most;    /* out_most: the largest n_out */
@@ -91,13 +92,6 @@ bool cuda_product(struct cuda_backend *b, enum dtype type, struct product_args *
 
 typedef void product_launch(struct cuda_backend *b, const struct product_args *a, int n_x);
 
-static __device__ __forceinline__ void copy_line(void *shared, const void *global)
-{
-	asm volatile(
-		"cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(shared)),
-		"l"(global));
-}
-
 static __device__ __forceinline__ void copy_commit()
 {
 	asm volatile("cp.async.commit_group;" ::: "memory");
@@ -107,14 +101,6 @@ template <int LEFT> static __device__ __forceinline__ void copy_wait()
 {
 	asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
-
-template <int T> struct product_shape {
-	static constexpr int W = PRODUCT_W;
-	static constexpr int STAGE_BYTES = (packed<T>::RUN_BYTES + 15) / 16 * 16 + 16; /* of one row: its lines */
-	static constexpr int STAGES = 4; /* within the 99 KiB a block has on the smaller cards */
-	static constexpr int WARP_BYTES = STAGES * W * STAGE_BYTES;
-	static constexpr int BYTES = PRODUCT_WARPS * WARP_BYTES;
-};
 
 /* x[0 .. 4) at weight k, zeros past n_in */
 static __device__ __forceinline__ void load_x(const float *x, int k, int n_in, bool aligned, float v[4])
@@ -129,58 +115,76 @@ static __device__ __forceinline__ void load_x(const float *x, int k, int n_in, b
 		v[i] = k + i < n_in ? x[k + i] : 0;
 }
 
-template <int T, int NX>
+/* Four weights as they lie */
+template <int T> struct raw_four {
+	typedef uint2 type;
+	static __device__ __forceinline__ void get(uint2 r, float q[4])
+	{
+		uint32_t h[4] = {r.x & 0xffff, r.x >> 16, r.y & 0xffff, r.y >> 16};
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			q[i] = T == DTYPE_F16 ? half_float(h[i]) : __uint_as_float(h[i] << 16);
+	}
+};
+
+template <> struct raw_four<DTYPE_F32> {
+	typedef uint4 type;
+	static __device__ __forceinline__ void get(uint4 r, float q[4])
+	{
+		q[0] = __uint_as_float(r.x), q[1] = __uint_as_float(r.y);
+		q[2] = __uint_as_float(r.z), q[3] = __uint_as_float(r.w);
+	}
+};
+
+/* row[k .. k + 4), zeros past n_in; aligned: four lie at a multiple of their size */
+template <int T>
+static __device__ __forceinline__ typename raw_four<T>::type load_weights(
+	const uint8_t *row, int k, int n_in, bool aligned)
+{
+	typedef typename raw_four<T>::type raw;
+	if (aligned && k + 4 <= n_in)
+		return __ldg((const raw *)row + k / 4);
+	uint32_t v[4];
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		v[i] = k + i >= n_in ? 0 : T == DTYPE_F32 ? ((const uint32_t *)row)[k + i] : get16(row + 2 * (k + i));
+	if constexpr (T == DTYPE_F32)
+		return make_uint4(v[0], v[1], v[2], v[3]);
+	else
+		return make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16);
+}
+
+template <int T, int NX, bool GLU>
 __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 	product_kernel(const __grid_constant__ struct product_args a)
 {
-	constexpr int W = product_shape<T>::W, RUN = packed<T>::RUN_BYTES, STAGE = product_shape<T>::STAGE_BYTES,
-				  STAGES = product_shape<T>::STAGES;
-	extern __shared__ __align__(16) uint8_t shared[];
+	constexpr int W = GLU ? 2 : 1, RUNS = W * (NX == 1 ? 1 : 2) == 1 ? 4 : 2;
 	__shared__ float part_sum[PRODUCT_WARPS][W * NX];
 
 	grid_let_next();
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split, part = warp % split;
 	const struct product_task &t = a.task[blockIdx.y / a.n_stack];
 	int stack = blockIdx.y % a.n_stack, row_group = blockIdx.x % a.row_groups,
-		out_group = blockIdx.x / a.row_groups;
-	int w_rows = a.glu ? W / 2 : W, out_first = out_group * (PRODUCT_WARPS / split) * w_rows;
+		out_group = blockIdx.x / a.row_groups, out_first = out_group * (PRODUCT_WARPS / split);
 	if (out_first >= t.n_out)
 		return;
 	int n_x = min(NX, a.rows == ROWS_PLAIN ? a.n_rows - row_group * NX : t.n_x);
-	int mine = out_first + warp / split * w_rows;
-
-	const uint8_t *row[W];
-#pragma unroll
-	for (int j = 0; j < W; j++) {
-		int o = min(mine + (a.glu ? j % (W / 2) : j), t.n_out - 1);
-		row[j] = (a.glu && j >= W / 2 ? t.up : t.w) + stack * a.stack_bytes + o * a.row_bytes;
-	}
-	const float *x[NX];
-#pragma unroll
-	for (int r = 0; r < NX; r++) {
-		int i = min(r, n_x - 1);
-		int64_t at = a.rows == ROWS_PLAIN       ? row_group * NX + i
-					 : a.rows == ROWS_TO_HIDDEN ? t.row[i]
-												: t.first + i;
-		x[r] = a.x + stack * a.x_stack + at * a.x_row;
-	}
-
+	int64_t at = stack * a.stack_bytes + min(out_first + warp / split, t.n_out - 1) * a.row_bytes;
 	int runs = (a.n_in + 255) / 256;
-	uint8_t *stages = shared + warp * product_shape<T>::WARP_BYTES;
-	auto fetch = [&](int run, int stage) {
-		if (run < runs) {
-			int bytes = (int)min((int64_t)RUN, a.row_bytes - (int64_t)run * RUN);
+
+	/* weights of the runs run, run + split, ... of this warp; nothing past the last */
+	typename raw_four<T>::type next[RUNS][W][2], now[RUNS][W][2];
+	auto fetch = [&](int run) {
 #pragma unroll
-			for (int j = 0; j < W; j++) {
-				uintptr_t at = (uintptr_t)row[j] + (size_t)run * RUN;
-				int lines = bytes + (int)(at & 15);
-				for (int i = lane * 16; i < lines; i += 512)
-					copy_line(
-						stages + (stage * W + j) * STAGE + i, (const void *)((at & ~(uintptr_t)15) + i));
-			}
-		}
-		copy_commit();
+		for (int i = 0; i < RUNS; i++)
+#pragma unroll
+			for (int j = 0; j < W; j++)
+#pragma unroll
+				for (int g = 0; g < 2; g++)
+					next[i][j][g] = load_weights<T>(
+						(j ? t.up : t.w) + at, (run + i * split) * 256 + 4 * lane + 128 * g, a.n_in, a.unit);
 	};
+	fetch(part);
 
 	float acc[W][NX];
 #pragma unroll
@@ -188,30 +192,37 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 #pragma unroll
 		for (int r = 0; r < NX; r++)
 			acc[j][r] = 0;
+	const float *x[NX];
 #pragma unroll
-	for (int s = 0; s < STAGES - 1; s++)
-		fetch(part + s * split, s);
+	for (int r = 0; r < NX; r++) {
+		int i = min(r, n_x - 1);
+		int64_t of = a.rows == ROWS_PLAIN       ? row_group * NX + i
+					 : a.rows == ROWS_TO_HIDDEN ? t.row[i]
+												: t.first + i;
+		x[r] = (t.x ? t.x : a.x) + stack * a.x_stack + of * a.x_row;
+	}
 	grid_wait_before();
-	int stage = 0;
-	for (int run = part; run < runs; run += split) {
-		int ahead = stage + STAGES - 1;
-		fetch(run + (STAGES - 1) * split, ahead >= STAGES ? ahead - STAGES : ahead);
-		copy_wait<STAGES - 1>();
-		__syncwarp();
+	for (int run = part; run < runs; run += RUNS * split) {
 #pragma unroll
-		for (int g = 0; g < 2; g++) {
-			int v = 4 * lane + 128 * g, k = run * 256 + v;
-			if (k < a.n_in) {
-				float q[W][4], factor, offset;
+		for (int i = 0; i < RUNS; i++)
 #pragma unroll
-				for (int j = 0; j < W; j++) {
-					const uint8_t *p =
-						stages + (stage * W + j) * STAGE + (((uintptr_t)row[j] + (size_t)run * RUN) & 15);
-					packed<T>::get(p, v, a.tables, q[j], factor, offset);
-					if (k + 4 > a.n_in) /* what follows the row may be anything */
-						for (int i = 1; i < 4; i++)
-							q[j][i] = k + i < a.n_in ? q[j][i] : 0;
-				}
+			for (int j = 0; j < W; j++)
+#pragma unroll
+				for (int g = 0; g < 2; g++)
+					now[i][j][g] = next[i][j][g];
+		if (run + RUNS * split < runs)
+			fetch(run + RUNS * split);
+#pragma unroll
+		for (int i = 0; i < RUNS; i++)
+#pragma unroll
+			for (int g = 0; g < 2; g++) {
+				int k = (run + i * split) * 256 + 4 * lane + 128 * g;
+				if (k >= a.n_in)
+					continue;
+				float q[W][4];
+#pragma unroll
+				for (int j = 0; j < W; j++)
+					raw_four<T>::get(now[i][j][g], q[j]);
 #pragma unroll
 				for (int r = 0; r < NX; r++) {
 					float xv[4];
@@ -219,15 +230,11 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 #pragma unroll
 					for (int j = 0; j < W; j++)
 #pragma unroll
-						for (int i = 0; i < 4; i++)
-							acc[j][r] = __fmaf_rn(q[j][i], xv[i], acc[j][r]);
+						for (int e = 0; e < 4; e++)
+							acc[j][r] = __fmaf_rn(q[j][e], xv[e], acc[j][r]);
 				}
 			}
-		}
-		__syncwarp(); /* the stage may be overwritten */
-		stage = stage + 1 == STAGES ? 0 : stage + 1;
 	}
-	copy_wait<0>();
 
 #pragma unroll
 	for (int j = 0; j < W; j++)
@@ -239,42 +246,40 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 		}
 	__syncthreads();
 	/* one thread per output of the block */
-	for (int i = threadIdx.x; i < PRODUCT_WARPS / split * w_rows * NX; i += blockDim.x) {
-		int r = i % NX, j = i / NX % w_rows, group = i / NX / w_rows, o = out_first + group * w_rows + j;
-		if (r >= n_x || o >= t.n_out)
-			continue;
-		float v = 0, up = 0;
-		for (int p = 0; p < split; p++) {
-			v = __fadd_rn(v, part_sum[group * split + p][j * NX + r]);
-			if (a.glu)
-				up = __fadd_rn(up, part_sum[group * split + p][(j + W / 2) * NX + r]);
-		}
-		int64_t at = a.rows == ROWS_PLAIN       ? row_group * NX + r
-					 : a.rows == ROWS_TO_HIDDEN ? t.first + r
-												: t.place[r];
-		float *y = t.y + stack * a.y_stack + at * a.y_row + o;
-		*y = a.glu ? swiglu_one(v, up) : t.add ? __fadd_rn(*y, v) : v;
+	int i = threadIdx.x, r = i % NX, group = i / NX, o = out_first + group;
+	if (group >= PRODUCT_WARPS / split || r >= n_x || o >= t.n_out)
+		return;
+	float v = 0, up = 0;
+	for (int p = 0; p < split; p++) {
+		v = __fadd_rn(v, part_sum[group * split + p][r]);
+		if (GLU)
+			up = __fadd_rn(up, part_sum[group * split + p][(W - 1) * NX + r]);
 	}
+	int64_t to = a.rows == ROWS_PLAIN       ? row_group * NX + r
+				 : a.rows == ROWS_TO_HIDDEN ? t.first + r
+											: t.place[r];
+	float *y = t.y + stack * a.y_stack + to * a.y_row + o;
+	*y = GLU ? swiglu_one(v, up) : t.add ? __fadd_rn(*y, v) : v;
 }
 
-template <int T, int NX>
+template <int T, int NX, bool GLU>
 static void product_launch_as(struct cuda_backend *b, const struct product_args *given)
 {
 	struct product_args arranged = *given, *a = &arranged;
-	int runs = (a->n_in + 255) / 256;
+	int runs = (a->n_in + 255) / 256, four = T == DTYPE_F32 ? 16 : 8;
 	a->split = runs >= 16  ? 8
 			   : runs >= 8 ? 4
 			   : runs >= 4 ? 2
 						   : 1; /* depends on the shape of the weight alone */
 	a->row_groups = a->rows == ROWS_PLAIN ? (a->n_rows + NX - 1) / NX : 1;
-	const int bytes = product_shape<T>::BYTES;
-	static size_t allowed;
-	if (!cuda_allow_shared(b, (const void *)product_kernel<T, NX>, bytes, &allowed))
-		return;
-	int rows = PRODUCT_WARPS / a->split * (a->glu ? PRODUCT_W / 2 : PRODUCT_W);
+	uintptr_t all = (uintptr_t)a->row_bytes | (uintptr_t)a->stack_bytes;
+	for (int i = 0; i < a->n_tasks; i++)
+		all |= (uintptr_t)a->task[i].w | (GLU ? (uintptr_t)a->task[i].up : 0);
+	a->unit = all % four == 0;
+	int rows = PRODUCT_WARPS / a->split;
 	dim3 grid(
 		(unsigned)(((a->out_most + rows - 1) / rows) * a->row_groups), (unsigned)(a->n_tasks * a->n_stack));
-	cuda_launch(b, product_kernel<T, NX>, grid, PRODUCT_WARPS * 32, (size_t)bytes, *a);
+	cuda_launch(b, product_kernel<T, NX, GLU>, grid, PRODUCT_WARPS * 32, 0, *a);
 }
 
 /* n_x: the most activation rows of a group. */
@@ -282,9 +287,10 @@ template <int T>
 static void product_launch_type(struct cuda_backend *b, const struct product_args *a, int n_x)
 {
 	if (n_x == 1)
-		product_launch_as<T, 1>(b, a);
+		a->glu ? product_launch_as<T, 1, true>(b, a) : product_launch_as<T, 1, false>(b, a);
 	else
-		product_launch_as<T, PRODUCT_ROWS>(b, a);
+		a->glu ? product_launch_as<T, PRODUCT_ROWS, true>(b, a)
+			   : product_launch_as<T, PRODUCT_ROWS, false>(b, a);
 }
 
 product_launch *cuda_product_a(enum dtype type), *cuda_product_b(enum dtype type),

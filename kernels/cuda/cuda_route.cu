@@ -1,10 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The router. route_kernel: grid rows, block 32 (one warp a row). Scores, choices and order keys of all experts lie in shared
- * memory; each of the n_used picks is a maximum over the warp, ties to the lower id. Moves n_experts floats in, n_used
- * pairs out; ids go straight to pinned host memory.
+ * The router's choice.
+ *
+ * pick_kernel, for at most 32 * PICK_EACH experts of one group and 32 rows times routers: one block, a warp for each row of each
+ * router, which keeps PICK_EACH scores and keys a lane in registers. Each of the n_used picks is a maximum over the warp, ties to the
+ * lower id: redux for the key, then for the id. The block raises the mark.
+ * route_kernel, for the others: grid (rows, routers), block 32. Scores, choices and order keys of all experts lie in shared memory. The
+ * mark is a kernel of its own.
+ *
+ * Both move n_experts floats in, n_used pairs out; ids go straight to pinned host memory.
  */
 #include "kernels/cuda/cuda_common.cuh"
+
+#define PICK_EACH 8 /* experts of a lane */
+
+struct routes {
+	struct route of[ROUTES_MAX];
+};
 
 /* Best of key[0 .. n) that is not taken: (key, lower id first) as one 64-bit number, the same in all lanes. */
 static __device__ __forceinline__ int best_of(const uint32_t *key, const uint8_t *taken, int n)
@@ -53,8 +65,18 @@ static __device__ void skip_groups(const struct route &a, const float *choice, c
 	}
 }
 
-static __global__ void route_kernel(const __grid_constant__ struct route a)
+static __device__ __forceinline__ void put_pick(
+	const struct route &a, int64_t place, int id, float score, float sum)
 {
+	a.ids[place] = id;
+	if (a.weights)
+		a.weights[place] = a.normalise ? __fmul_rn(__fdiv_rn(score, __fadd_rn(sum, 1e-20f)), a.scale)
+									   : __fmul_rn(score, a.scale);
+}
+
+static __global__ void route_kernel(const __grid_constant__ struct routes routes)
+{
+	const struct route &a = routes.of[blockIdx.y];
 	extern __shared__ __align__(16) float shared[];
 	grid_let_next();
 	grid_wait_before();
@@ -83,23 +105,86 @@ static __global__ void route_kernel(const __grid_constant__ struct route a)
 			picked[k] = id;
 		__syncwarp();
 	}
-	for (int k = lane; k < a.n_used; k += 32) {
-		float v = score[picked[k]];
-		a.ids[r * a.n_used + k] = picked[k];
-		a.weights[r * a.n_used + k] =
-			a.normalise ? __fmul_rn(__fdiv_rn(v, __fadd_rn(sum, 1e-20f)), a.scale) : __fmul_rn(v, a.scale);
-	}
+	for (int k = lane; k < a.n_used; k += 32)
+		put_pick(a, r * a.n_used + k, picked[k], score[picked[k]], sum);
 }
 
-void cuda_route(struct backend *base, const struct route *a, int rows)
+static __global__ void __launch_bounds__(1024)
+	pick_kernel(const __grid_constant__ struct routes routes, int rows, struct cuda_mark mark)
+{
+	grid_let_next();
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+	const struct route &a = routes.of[warp / rows];
+	int64_t r = warp % rows;
+	float score[PICK_EACH], bias[PICK_EACH];
+	uint32_t key[PICK_EACH]; /* 0: taken, or no expert */
+#pragma unroll
+	for (int j = 0; j < PICK_EACH; j++)
+		bias[j] = lane + 32 * j < a.n_experts ? a.bias[lane + 32 * j] : 0;
+	grid_wait_before();
+#pragma unroll
+	for (int j = 0; j < PICK_EACH; j++)
+		score[j] = lane + 32 * j < a.n_experts ? a.logits[r * a.n_experts + lane + 32 * j] : 0;
+#pragma unroll
+	for (int j = 0; j < PICK_EACH; j++) {
+		score[j] = sigmoid_exact(score[j]);
+		key[j] = lane + 32 * j < a.n_experts ? max(order_key(__fadd_rn(score[j], bias[j])), 1u) : 0;
+	}
+	float sum = 0, my_score = 0;
+	int my_id = 0; /* pick number `lane` */
+	for (int k = 0; k < a.n_used; k++) {
+		uint32_t most = 0, id = 0xffffffffu;
+		float s = 0;
+#pragma unroll
+		for (int j = 0; j < PICK_EACH; j++)
+			most = max(most, key[j]);
+		most = __reduce_max_sync(0xffffffffu, most);
+#pragma unroll
+		for (int j = PICK_EACH - 1; j >= 0; j--)
+			if (key[j] == most) {
+				id = (uint32_t)(lane + 32 * j);
+				s = score[j];
+			}
+		id = __reduce_min_sync(0xffffffffu, id);
+		s = __shfl_sync(0xffffffffu, s, id % 32);
+#pragma unroll
+		for (int j = 0; j < PICK_EACH; j++)
+			if (id == (uint32_t)(lane + 32 * j))
+				key[j] = 0;
+		sum = __fadd_rn(sum, s);
+		if (lane == k) {
+			my_id = (int)id;
+			my_score = s;
+		}
+	}
+	if (lane < a.n_used) {
+		put_pick(a, r * a.n_used + lane, my_id, my_score, sum);
+		__threadfence_system();
+	}
+	__syncthreads();
+	if (!threadIdx.x)
+		mark_here(mark);
+}
+
+void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 {
 	struct cuda_backend *b = cuda_of(base);
-	if (!cuda_begin(base, "route") || !rows)
+	struct routes routes = {};
+	if (!rows || !n || base->failure.code) {
+		cuda_mark(base);
 		return;
+	}
+	cuda_begin(base, "route");
+	for (int i = 0; i < n; i++)
+		routes.of[i] = a[i];
+	if (a->n_group <= 1 && a->n_experts <= 32 * PICK_EACH && a->n_used <= 32 && n * rows <= 32) {
+		cuda_launch(b, pick_kernel, 1, (unsigned)(32 * n * rows), 0, routes, rows, cuda_mark_next(b));
+		return;
+	}
 	size_t shared =
 		((size_t)a->n_experts * 13 + (size_t)a->n_group * 5 + (size_t)a->n_used * 4 + 15) & ~(size_t)15;
 	static size_t allowed;
-	if (!cuda_allow_shared(b, (const void *)route_kernel, shared, &allowed))
-		return;
-	cuda_launch(b, route_kernel, (unsigned)rows, 32, shared, *a);
+	if (cuda_allow_shared(b, (const void *)route_kernel, shared, &allowed))
+		cuda_launch(b, route_kernel, dim3((unsigned)rows, (unsigned)n), 32, shared, routes);
+	cuda_mark(base);
 }

@@ -17,7 +17,7 @@ static void norm_input(struct model *m, const float *gain, const struct batch *r
 {
 	struct backend *b = m->backend;
 	int n = (int)m->config.n_embd;
-	b->ops->rms_norm(b, m->ws.x, n, gain, m->config.rms_eps, rows->n, n, m->ws.h, n);
+	b->ops->rms_norm(b, m->ws.x, n, &(struct norm){gain, m->ws.h}, 1, m->config.rms_eps, rows->n, n, n);
 }
 
 /* ws.kv and ws.index_k, as projected, -> cache rows. */
@@ -73,30 +73,24 @@ void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const 
 	};
 	b->ops->matmul(b, in, full ? 4 : 2, ws->h, rows->n);
 
-	side_begin(m); /* the caches' rows, beside the query */
 	append(m, kv, layer, rows);
-	side_end(m);
-	b->ops->rms_norm(b, ws->q_latent, c->q_rank, w->q_a_norm, c->latent_eps, rows->n, (int)c->q_rank,
-		ws->q_latent, c->q_rank);
+	b->ops->rms_norm(b, ws->q_latent, c->q_rank, &(struct norm){w->q_a_norm, ws->q_latent}, 1, c->latent_eps,
+		rows->n, (int)c->q_rank, c->q_rank);
 	struct matmul from_latent[] = {
 		{.w = w->q_b, .y = ws->q},
 		{.w = w->index_q, .y = ws->index_q},
 	};
 	b->ops->matmul(b, from_latent, full ? 2 : 1, ws->q_latent, rows->n);
-	side_join(m);
 
-	/* the query meets the latents: K_n^T q_nope beside the rotated part and the selection */
-	side_begin(m);
+	/* the query meets the latents: K_n^T q_nope, the rotated part, the selection */
 	struct rope rope = rope_of(m);
 	b->ops->rope(
 		b, &rope, ws->q + c->head_nope, head_qk, ws->q_abs + c->kv_rank, width, rows->n, (int)c->n_heads);
 	if (full)
 		select_positions(m, kv, layer, rows);
-	side_end(m);
 	struct stacked_matmul absorb = {
 		.w = w->k_b, .x = ws->q, .x_stride = head_qk, .y = ws->q_abs, .y_stride = width};
 	b->ops->stacked_matmul(b, &absorb, rows->n);
-	side_join(m);
 
 	struct attend a = {
 		.n_heads = (int)c->n_heads,

@@ -32,7 +32,7 @@ static void workspace_cut(struct workspace *ws, const struct model_config *c, bo
 	size_t r = ws->max_rows, f = sizeof(float), i = sizeof(int32_t);
 	size_t width = config_cache_width(c), ff = MAX(c->n_dense ? c->ff_dense : 0, c->ff_shared);
 	ws->logit_rows = MIN(ws->max_rows, LOGIT_ROWS);
-	size_t few = MIN(r, PREFILL_ROWS - 1);
+	size_t few = lookahead_rows(ws);
 	ws->ids = cut(shared, r * c->n_used, i);
 	ws->guess_ids = cut(shared, 2 * LOOKAHEAD_MAX * few * c->n_used, i);
 	ws->step = cut(device, 3 * r, i);
@@ -56,11 +56,8 @@ static void workspace_cut(struct workspace *ws, const struct model_config *c, bo
 	ws->route_weights = cut(device, r * c->n_used, f);
 	ws->expert_out = cut(device, r * c->n_used * c->n_embd, f);
 	ws->shared_out = cut(device, r * c->n_embd, f);
-	ws->shared_odd = cut(device, few * c->n_embd, f);
-	ws->guess = cut(device, 2 * few * c->n_embd, f);
-	ws->guess_h = cut(device, few * c->n_embd, f);
-	ws->guess_router = cut(device, few * c->n_experts, f);
-	ws->guess_weights = cut(device, few * c->n_used, f);
+	ws->guess_h = cut(device, LOOKAHEAD_MAX * few * c->n_embd, f);
+	ws->guess_router = cut(device, LOOKAHEAD_MAX * few * c->n_experts, f);
 	ws->hidden = cut(device, r * c->n_embd, f);
 	ws->logits = cut(device, (size_t)ws->logit_rows * c->n_vocab, f);
 	if (with_mtp)
@@ -244,11 +241,9 @@ static void run_layer(
 		b->ops->embed(b, m->weights.embed, ws->tokens, rows->n, ws->x);
 	}
 	if (combine)
-		moe_combine(m, layer - 1, rows);
+		moe_combine(m, rows);
 	attention_step(m, kv, layer, rows);
 	ffn_step(m, layer, rows);
-	if (!config_is_moe(&m->config, layer))
-		lookahead_keep(m, layer, rows);
 }
 
 /* All layers. A stretch goes from the experts of one layer to those of the next; with taps every layer is completed by itself. */
@@ -269,13 +264,13 @@ static int run_layers(struct model *m, struct kv_cache *kv, const struct forward
 		if (make)
 			run_layer(m, kv, layer, combine, batch);
 		combine = config_is_moe(c, layer);
-		bool guess = !combine && lookahead_wanted(m, layer, batch->n);
+		bool guess = !combine && lookahead_reach(m, layer, batch->n);
 		if (!combine && !guess && !rows->taps)
 			continue;
 		stretch_end(m);
 		open = false;
 		if (guess)
-			lookahead_begin(m, layer, batch);
+			lookahead_note(m, layer, batch->n);
 		if (guess && !m->backend->ops->deferred && (rc = lookahead_pass(m, layer, e)))
 			return rc;
 		if (combine && (rc = moe_experts(m, layer, batch, e)))
@@ -283,7 +278,7 @@ static int run_layers(struct model *m, struct kv_cache *kv, const struct forward
 		if (!rows->taps)
 			continue;
 		if (combine)
-			moe_combine(m, layer, batch);
+			moe_combine(m, batch);
 		combine = false;
 		if ((rc = tap_layer(m, rows, layer, e)))
 			return rc;
@@ -294,10 +289,11 @@ static int run_layers(struct model *m, struct kv_cache *kv, const struct forward
 	if (stretch_begin(m, kv, c->n_layers + 1, batch, n)) {
 		size_t at = (size_t)first_hidden * c->n_embd;
 		if (combine)
-			moe_combine(m, c->n_layers - 1, batch);
+			moe_combine(m, batch);
 		if (n)
-			m->backend->ops->rms_norm(m->backend, ws->x + at, c->n_embd, m->weights.output_norm, c->rms_eps,
-				(int)n, (int)c->n_embd, ws->hidden + at, c->n_embd);
+			m->backend->ops->rms_norm(m->backend, ws->x + at, c->n_embd,
+				&(struct norm){m->weights.output_norm, ws->hidden + at}, 1, c->rms_eps, (int)n,
+				(int)c->n_embd, c->n_embd);
 	}
 	stretch_end(m);
 	return 0;

@@ -42,16 +42,13 @@ struct workspace {
 	int32_t *ids;                 /* [R][n_used] shared */
 	float *route_weights;         /* [R][n_used] */
 	float *expert_out;            /* [R][n_used][n_embd] */
-	float *shared_out;            /* [R][n_embd] see moe_shared_out */
-	float *shared_odd;            /* [D][n_embd] */
-	float *guess;   /* [D][n_embd] lookahead: the stream as far as it is known; D: rows of a decode step */
-	float *guess_h; /* [D][n_embd] ... normed for a coming layer */
-	float *guess_router;  /* [D][n_experts] */
-	float *guess_weights; /* [D][n_used], of no use */
-	int32_t *guess_ids;   /* [2][LOOKAHEAD_MAX][D][n_used] shared, of even and odd layers */
-	float *hidden;        /* [R][n_embd] after the final norm */
-	float *mtp_in;        /* [R][2 * n_embd]; NULL without MTP */
-	float *logits;        /* [logit_rows][n_vocab] */
+	float *shared_out;            /* [R][n_embd] of the shared expert */
+	float *guess_h;      /* [LOOKAHEAD_MAX][D][n_embd] lookahead: the stream normed for coming layers ... */
+	float *guess_router; /* [LOOKAHEAD_MAX][D][n_experts] ... D: most rows of a decode step */
+	int32_t *guess_ids;  /* [2][LOOKAHEAD_MAX][D][n_used] shared, of even and odd layers */
+	float *hidden;       /* [R][n_embd] after the final norm */
+	float *mtp_in;       /* [R][2 * n_embd]; NULL without MTP */
+	float *logits;       /* [logit_rows][n_vocab] */
 	uint32_t logit_rows;
 	void *device, *shared; /* the two allocations */
 	size_t device_bytes, shared_bytes;
@@ -72,7 +69,7 @@ struct moe_plan {
 
 /* A guess whose ids have not been passed on yet. */
 struct guess {
-	uint64_t ticket; /* of its aside; 0: none */
+	uint64_t ticket; /* of its mark; 0: none */
 	uint32_t layer;
 	int rows;
 };
@@ -135,10 +132,8 @@ int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, s
  * next, and the shared expert. Such a stretch is a list of ops (a graph, for steps of few rows); at its mark
  * the host reads the router's picks and enqueues the experts while the device is still busy with the rest of the stretch.
  *
- *   device   combine  attention  router         | experts | combine ...
- *                              \ shared expert
- *     aside                                         lookahead
- *   host     (enqueues the aside) ... mark -> acquire, enqueue experts; enqueue the next stretch; pass on the guess
+ *   device   combine  attention  routers  shared expert | experts | combine ...
+ *   host     (enqueues the next stretch, passes on guesses) ... mark -> acquire, enqueue experts
  */
 
 /* Puts tokens, positions and first cache rows (host, [n] each) where the ops find them. max_pos of the result is rounded up so that
@@ -155,25 +150,6 @@ bool stretch_begin(
 	struct model *m, struct kv_cache *kv, uint32_t first, const struct batch *rows, uint32_t what);
 void stretch_end(struct model *m);
 
-/* A side of a stretch: see side_begin of the backend. Only recorded stretches have them. */
-static inline void side_begin(struct model *m)
-{
-	if (m->record)
-		m->backend->ops->side_begin(m->backend);
-}
-
-static inline void side_end(struct model *m)
-{
-	if (m->record)
-		m->backend->ops->side_end(m->backend);
-}
-
-static inline void side_join(struct model *m)
-{
-	if (m->record)
-		m->backend->ops->side_join(m->backend);
-}
-
 /* x += attention(x) of one layer; a full layer renews ws.sel, a shared layer reads it. */
 void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows);
 
@@ -181,8 +157,8 @@ void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const 
  * scratch. What the MTP layer needs of tokens that are already known. */
 void attention_append(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows);
 
-/* The feed-forward part of a stretch: the whole dense network of a dense layer (x += network(x)); of an MoE layer the router
- * with its mark and, where ops are deferred, moe_beside. */
+/* The feed-forward part of a stretch: the whole dense network of a dense layer (x += network(x)) and what it guesses; of an MoE layer
+ * the router with its guesses and their mark and, where ops are deferred, moe_beside. */
 void ffn_step(struct model *m, uint32_t layer, const struct batch *rows);
 
 /* What is computed beside the host's work on the experts of a layer: the shared expert. */
@@ -192,8 +168,8 @@ void moe_beside(struct model *m, uint32_t layer, const struct batch *rows);
  * device has passed them: the next call, or moe_settle, gives them back. Waits for experts that must be read. */
 int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struct err *e);
 
-/* x += the experts and the shared expert of an MoE layer. The first op of the next stretch. */
-void moe_combine(struct model *m, uint32_t layer, const struct batch *rows);
+/* x += the experts and the shared expert of the MoE layer in hand. The first op of the next stretch. */
+void moe_combine(struct model *m, const struct batch *rows);
 
 /* Waits for all ops, gives back every pin and forgets what was not passed on. After success and after errors alike. */
 int moe_settle(struct model *m, struct err *e);
@@ -205,22 +181,21 @@ static inline enum expert_use moe_use(int rows)
 	return rows >= PREFILL_ROWS ? EXPERT_PREFILL : EXPERT_DECODE;
 }
 
-/* h [rows][n_embd] -> logits, ids and weights (device; ids shared) by the router of a layer. */
-void moe_route(struct model *m, const struct layer_weights *w, const struct batch *rows, const float *h,
-	float *logits, int32_t *ids, float *weights);
+/* Lookahead (lookahead.c): guesses the experts of the coming source->lookahead layers by their routers, run beside that of `layer` on the
+ * same stream; in decode steps, in MoE layers and the dense one before them. */
+#define LOOKAHEAD_MAX (NORMS_MAX - 1)
+/* Rows of the guesses' buffers, which come in pairs: for even and for odd layers. */
+static inline size_t lookahead_rows(const struct workspace *ws)
+{
+	return ws->max_rows < PREFILL_ROWS ? ws->max_rows : PREFILL_ROWS - 1;
+}
 
-/* Where the shared expert of a layer leaves its result, [rows][n_embd]; steps of few rows use two buffers in turn, so that the
- * lookahead may still read one while the next layer writes the other. */
-float *moe_shared_out(const struct model *m, uint32_t layer, int rows);
-
-/* Lookahead (lookahead.c): guesses the experts of the coming source->lookahead layers from the stream as it is when the experts of
- * `layer` begin; in decode steps, in MoE layers and the dense one before them. Each does nothing where no guess is wanted. */
-#define LOOKAHEAD_MAX 16
-bool lookahead_wanted(const struct model *m, uint32_t layer, int rows);
-void lookahead_keep(
-	struct model *m, uint32_t layer, const struct batch *rows); /* in a stretch: copies the stream */
-void lookahead_begin(
-	struct model *m, uint32_t layer, const struct batch *rows); /* behind the stretch: guesses, aside */
+/* How many layers behind `layer` a step of so many rows guesses; 0: none */
+uint32_t lookahead_reach(const struct model *m, uint32_t layer, int rows);
+/* [rows][n_used] of the guess made in `layer` for `distance` layers further */
+int32_t *lookahead_ids(const struct model *m, uint32_t layer, uint32_t distance);
+/* The stretch that guesses in `layer` has been enqueued up to the guess's mark. */
+void lookahead_note(struct model *m, uint32_t layer, int rows);
 /* Waits for the guess made in `layer`, if there is one, and tells the source: when the device will get there without the host. */
 int lookahead_pass(struct model *m, uint32_t layer, struct err *e);
 

@@ -119,58 +119,67 @@ static void announce(struct model *m, uint32_t layer, int n)
 	s->ops->announce(s, (int)next, ids, (int)m->config.n_experts);
 }
 
-void moe_route(struct model *m, const struct layer_weights *w, const struct batch *rows, const float *h,
-	float *logits, int32_t *ids, float *weights)
+/* The routers of the layers layer + first to layer + reach, each on the stream as it is now: 0 is the layer's own, the others guess. One
+ * norm, one product and one choice for all of them, then a mark. */
+static void run_routers(
+	struct model *m, uint32_t layer, uint32_t first, uint32_t reach, const struct batch *rows)
 {
 	const struct model_config *c = &m->config;
+	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	b->ops->matmul(b, &(struct matmul){.w = w->router, .y = logits}, 1, h, rows->n);
-	struct route route = {
-		.n_experts = (int)c->n_experts,
-		.n_used = (int)c->n_used,
-		.n_group = (int)c->n_group,
-		.n_group_used = (int)c->n_group_used,
-		.normalise = c->norm_weights,
-		.scale = c->weights_scale,
-		.logits = logits,
-		.bias = w->router_bias,
-		.ids = ids,
-		.weights = weights,
-	};
-	b->ops->route(b, &route, rows->n);
-}
-
-float *moe_shared_out(const struct model *m, uint32_t layer, int rows)
-{
-	return layer % 2 && moe_use(rows) == EXPERT_DECODE ? m->ws.shared_odd : m->ws.shared_out;
+	struct norm norms[1 + LOOKAHEAD_MAX];
+	struct matmul products[1 + LOOKAHEAD_MAX];
+	struct route routes[1 + LOOKAHEAD_MAX];
+	size_t few = lookahead_rows(ws);
+	int n = 0;
+	for (uint32_t d = first; d <= reach; d++, n++) {
+		const struct layer_weights *w = &m->weights.layers[layer + d];
+		float *h = d ? ws->guess_h + (d - 1) * few * c->n_embd : ws->h,
+			  *logits = d ? ws->guess_router + (d - 1) * few * c->n_experts : ws->router;
+		norms[n] = (struct norm){.gain = w->ffn_norm, .out = h};
+		products[n] = (struct matmul){.w = w->router, .y = logits, .x = h};
+		routes[n] = (struct route){
+			.n_experts = (int)c->n_experts,
+			.n_used = (int)c->n_used,
+			.n_group = (int)c->n_group,
+			.n_group_used = (int)c->n_group_used,
+			.normalise = c->norm_weights,
+			.scale = c->weights_scale,
+			.logits = logits,
+			.bias = w->router_bias,
+			.ids = d ? lookahead_ids(m, layer, d) : ws->ids,
+			.weights = d ? NULL : ws->route_weights,
+		};
+	}
+	b->ops->rms_norm(b, ws->x, c->n_embd, norms, n, c->rms_eps, rows->n, (int)c->n_embd, c->n_embd);
+	b->ops->matmul(b, products, n, NULL, rows->n);
+	b->ops->route(b, routes, n, rows->n);
 }
 
 void moe_beside(struct model *m, uint32_t layer, const struct batch *rows)
 {
 	const struct layer_weights *w = &m->weights.layers[layer];
-	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = moe_shared_out(m, layer, rows->n)});
+	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = m->ws.shared_out});
 }
 
 void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
 {
+	const struct model_config *c = &m->config;
 	const struct layer_weights *w = &m->weights.layers[layer];
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	int n = (int)m->config.n_embd;
-	b->ops->rms_norm(b, ws->x, n, w->ffn_norm, m->config.rms_eps, rows->n, n, ws->h, n);
-	if (!config_is_moe(&m->config, layer)) {
-		swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = ws->x, .add = true});
+	uint32_t reach = lookahead_reach(m, layer, rows->n);
+	if (config_is_moe(c, layer)) {
+		run_routers(m, layer, 0, reach, rows);
+		if (b->ops->deferred)
+			moe_beside(m, layer, rows);
 		return;
 	}
-	/* few small kernels in a row, beside two large ones */
-	side_begin(m);
-	moe_route(m, w, rows, ws->h, ws->router, ws->ids, ws->route_weights);
-	b->ops->mark(b);
-	lookahead_keep(m, layer, rows);
-	side_end(m);
-	if (b->ops->deferred)
-		moe_beside(m, layer, rows);
-	side_join(m);
+	b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){w->ffn_norm, ws->h}, 1, c->rms_eps, rows->n,
+		(int)c->n_embd, c->n_embd);
+	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = ws->x, .add = true});
+	if (reach)
+		run_routers(m, layer, 1, reach, rows);
 }
 
 /* ---- experts ---- */
@@ -198,10 +207,8 @@ static int run_group(struct model *m, uint32_t layer, enum expert_use use, int f
 	if (missing < 0)
 		return missing;
 	p->acquired = first + n;
-	if (!first && !m->backend->ops->deferred) { /* computed while the drive reads */
+	if (!first && !m->backend->ops->deferred) /* computed while the drive reads */
 		moe_beside(m, layer, rows);
-		lookahead_begin(m, layer, rows);
-	}
 	run_ready(m, p, refs, done, n, rows->n);
 	int rc = missing || !m->backend->ops->deferred ? lookahead_pass(m, layer, e) : 0;
 	if (rc)
@@ -240,8 +247,7 @@ int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struc
 	struct moe_plan *p = &m->plan;
 	struct backend *b = m->backend;
 	uint64_t routed = b->marks;
-	if (b->ops->deferred)
-		lookahead_begin(m, layer, rows);
+	lookahead_note(m, layer, rows->n);
 	int rc = layer ? lookahead_pass(m, layer - 1, e) : 0;
 	if (rc || (rc = b->ops->wait_mark(b, routed, e)))
 		return rc;
@@ -258,11 +264,11 @@ int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struc
 	return run_groups(m, layer, use, n, rows, e);
 }
 
-void moe_combine(struct model *m, uint32_t layer, const struct batch *rows)
+void moe_combine(struct model *m, const struct batch *rows)
 {
 	struct workspace *ws = &m->ws;
 	m->backend->ops->moe_combine(m->backend, ws->expert_out, ws->route_weights, (int)m->config.n_used,
-		moe_shared_out(m, layer, rows->n), rows->n, (int)m->config.n_embd, ws->x);
+		ws->shared_out, rows->n, (int)m->config.n_embd, ws->x);
 }
 
 int moe_settle(struct model *m, struct err *e)

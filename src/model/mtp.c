@@ -17,8 +17,10 @@ static void project_pairs(struct model *m, const int32_t *tokens, const float *h
 	float *in = m->ws.mtp_in + at * 2 * n_embd;
 	/* the embedding half is normed in place of its own output, the stride skips the hidden half */
 	b->ops->embed(b, w->embed, tokens, n, m->ws.h);
-	b->ops->rms_norm(b, m->ws.h, n_embd, w->enorm, c->rms_eps, n, (int)n_embd, in, 2 * n_embd);
-	b->ops->rms_norm(b, hidden, n_embd, w->hnorm, c->rms_eps, n, (int)n_embd, in + n_embd, 2 * n_embd);
+	b->ops->rms_norm(
+		b, m->ws.h, n_embd, &(struct norm){w->enorm, in}, 1, c->rms_eps, n, (int)n_embd, 2 * n_embd);
+	b->ops->rms_norm(
+		b, hidden, n_embd, &(struct norm){w->hnorm, in + n_embd}, 1, c->rms_eps, n, (int)n_embd, 2 * n_embd);
 }
 
 void mtp_append(struct model *m, struct kv_cache *kv, const struct forward_rows *rows, const float *before)
@@ -67,8 +69,8 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t
 		moe_settle(m, NULL);
 		return rc;
 	}
-	moe_combine(m, c->n_layers, &batch);
-	b->ops->rms_norm(
-		b, ws->x, c->n_embd, m->weights.head_norm, c->rms_eps, 1, (int)c->n_embd, ws->hidden, c->n_embd);
+	moe_combine(m, &batch);
+	b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){m->weights.head_norm, ws->hidden}, 1, c->rms_eps, 1,
+		(int)c->n_embd, c->n_embd);
 	return model_logits(m, ws->hidden, 1, out, e);
 }
