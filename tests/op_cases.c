@@ -10,9 +10,9 @@
 
 #include <string.h>
 
-const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "swiglu",
-	"rope_angles", "rope", "latent_append", "index_append", "index_select", "attend", "route", "expert_ffn",
-	"moe_combine"};
+const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "matmul_glu",
+	"swiglu", "rope_angles", "rope", "latent_append", "index_append", "index_select", "attend", "route",
+	"expert_ffn", "moe_combine"};
 
 /* clang-format off */
 /* Shapes: the pocket's (hidden 256, 4 heads), GLM-5.2's row sizes with few rows, odd ones. */
@@ -49,6 +49,10 @@ const struct op_case op_cases[] = {
 	{.name = "chunk F32", .op = OP_STACKED_MATMUL, .type = DTYPE_F32, .rows = 19, .n_in = 50, .n_out = 31, .heads = 3},
 	{.name = "chunk Q8_0", .op = OP_STACKED_MATMUL, .type = DTYPE_Q8_0, .rows = 21, .n_in = 192, .n_out = 140, .heads = 7},
 	{.name = "odd F32", .op = OP_STACKED_MATMUL, .type = DTYPE_F32, .rows = 9, .n_in = 50, .n_out = 31, .heads = 3},
+	{.name = "wide", .op = OP_MATMUL_GLU, .type = DTYPE_Q8_0, .rows = 3, .n_in = 6144, .n_out = 256},
+	{.name = "odd", .op = OP_MATMUL_GLU, .type = DTYPE_Q8_0, .rows = 2, .n_in = 96, .n_out = 23},
+	{.name = "K", .op = OP_MATMUL_GLU, .type = DTYPE_Q4_K, .rows = 8, .n_in = 768, .n_out = 40},
+	{.name = "floats", .op = OP_MATMUL_GLU, .type = DTYPE_BF16, .rows = 2, .n_in = 320, .n_out = 33},
 	{.name = "wide", .op = OP_SWIGLU, .rows = 2, .n_in = 12288},
 	{.name = "odd", .op = OP_SWIGLU, .rows = 3, .n_in = 333},
 	{.name = "near", .op = OP_ROPE_ANGLES, .rows = 9, .dim = 64, .far = 5000},
@@ -231,6 +235,16 @@ RUN(stacked_matmul)
 		memcpy(out + i * c->n_out, host + i * step, (size_t)c->n_out * 4);
 }
 
+RUN(matmul_glu)
+{
+	struct weight gate = weight_new_put(p, 1, c->type, c->n_in, c->n_out, 1),
+				  up = weight_new_put(p, 2, c->type, c->n_in, c->n_out, 1);
+	size_t bytes = (size_t)(n * c->n_out) * 4;
+	float *x = put_rows(p, 3, c, f, n, c->n_in), *y = device_new(p, bytes);
+	OPS->matmul_glu(p->b, &gate, &up, x, n, y, device_new(p, bytes));
+	get(p, out, y, bytes);
+}
+
 RUN(swiglu)
 {
 	float *gate = put_rows(p, 1, c, f, n, c->n_in), *up = put_rows(p, 2, c, f, n, c->n_in);
@@ -380,9 +394,9 @@ RUN(moe_combine)
 }
 
 typedef void run_fn(struct op_pool *p, const struct op_case *c, int f, int n, float *out);
-static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_stacked_matmul, run_swiglu,
-	run_rope_angles, run_rope, run_latent_append, run_index_append, run_index_select, run_attend, run_route,
-	run_expert_ffn, run_moe_combine};
+static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_stacked_matmul,
+	run_matmul_glu, run_swiglu, run_rope_angles, run_rope, run_latent_append, run_index_append,
+	run_index_select, run_attend, run_route, run_expert_ffn, run_moe_combine};
 
 int op_case_run(struct backend *b, const struct op_case *c, int first, int n, float *out, struct err *e)
 {
@@ -397,6 +411,8 @@ int op_case_width(const struct op_case *c)
 	switch (c->op) {
 	case OP_MATMUL:
 		return c->n_out + 2 * (c->n_out / 2 + 1);
+	case OP_MATMUL_GLU:
+		return c->n_out;
 	case OP_STACKED_MATMUL:
 		return c->heads * c->n_out;
 	case OP_ROPE_ANGLES:

@@ -14,6 +14,7 @@ enum op_kind {
 	OP_RMS_NORM,
 	OP_MATMUL, /* two parts, the second one adds */
 	OP_STACKED_MATMUL,
+	OP_MATMUL_GLU,
 	OP_SWIGLU,
 	OP_ROPE_ANGLES,
 	OP_ROPE,

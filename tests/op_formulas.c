@@ -116,6 +116,23 @@ FORMULA(stacked_matmul)
 		}
 }
 
+FORMULA(matmul_glu)
+{
+	struct weight w[2] = {op_weight_new(p, 1, c->type, c->n_in, c->n_out, 1),
+		op_weight_new(p, 2, c->type, c->n_in, c->n_out, 1)};
+	double *x = doubles(p, op_floats(p, 3, (size_t)(c->rows * c->n_in)), c->rows * c->n_in);
+	float *buffer = op_host_new(p, (size_t)c->n_in * 4);
+	for (int o = 0; o < c->n_out; o++)
+		for (int r = 0; r < c->rows; r++) {
+			double s[2];
+			double gate = dot(row_floats(p, &w[0], 0, o, buffer), x + r * c->n_in, NULL, c->n_in, &s[0]);
+			double up = dot(row_floats(p, &w[1], 0, o, buffer), x + r * c->n_in, NULL, c->n_in, &s[1]);
+			double silu = gate / (1 + exp(-gate));
+			value[r * c->n_out + o] = silu * up;
+			scale[r * c->n_out + o] = 1.1 * s[0] * fabs(up) + fabs(silu) * s[1]; /* silu' is below 1.1 */
+		}
+}
+
 FORMULA(swiglu)
 {
 	int n = c->rows * c->n_in;
@@ -339,8 +356,9 @@ FORMULA(moe_combine)
 
 typedef void formula_fn(struct op_pool *p, const struct op_case *c, double *value, double *scale);
 static formula_fn *const formulas[OP_LIMIT] = {formula_embed, formula_rms_norm, formula_matmul,
-	formula_stacked_matmul, formula_swiglu, formula_rope_angles, formula_rope, formula_latent_append,
-	formula_index_append, NULL, formula_attend, formula_route, formula_expert_ffn, formula_moe_combine};
+	formula_stacked_matmul, formula_matmul_glu, formula_swiglu, formula_rope_angles, formula_rope,
+	formula_latent_append, formula_index_append, NULL, formula_attend, formula_route, formula_expert_ffn,
+	formula_moe_combine};
 
 void op_case_reference(const struct op_case *c, double *value, double *scale)
 {

@@ -246,7 +246,8 @@ static void check_case(const struct op_case *c, bool formula)
 	}
 	double error = norm > 0 ? sqrt(diff / norm) : sqrt(diff);
 	bool exact = c->op == OP_EMBED || c->op == OP_ROPE || c->op == OP_ROUTE;
-	bool product = c->op == OP_MATMUL || c->op == OP_STACKED_MATMUL || c->op == OP_EXPERT_FFN;
+	bool product =
+		c->op == OP_MATMUL || c->op == OP_STACKED_MATMUL || c->op == OP_MATMUL_GLU || c->op == OP_EXPERT_FFN;
 	bool packed = c->type != DTYPE_F32 && c->type != DTYPE_F16 && c->type != DTYPE_BF16;
 	double tolerance = product && packed ? TOLERANCE_PACKED : TOLERANCE;
 	bool halves = c->type == DTYPE_F16 && (c->op == OP_LATENT_APPEND || c->op == OP_INDEX_APPEND);

@@ -145,6 +145,7 @@ static const struct backend_ops cpu_ops = {
 	.rms_norm = cpu_rms_norm,
 	.matmul = cpu_matmul,
 	.stacked_matmul = cpu_stacked_matmul,
+	.matmul_glu = cpu_matmul_glu,
 	.swiglu = cpu_swiglu,
 	.rope_angles = cpu_rope_angles,
 	.rope = cpu_rope,

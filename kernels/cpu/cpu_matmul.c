@@ -197,6 +197,14 @@ void cpu_matmul(struct backend *base, const struct matmul *parts, int n_parts, c
 	run_product(cpu_of(base), &job, n_parts, rows, "matmul");
 }
 
+void cpu_matmul_glu(struct backend *b, const struct weight *gate, const struct weight *up, const float *x,
+	int rows, float *y, float *spare)
+{
+	const struct matmul parts[] = {{.w = *gate, .y = y}, {.w = *up, .y = spare}};
+	cpu_matmul(b, parts, 2, x, rows);
+	cpu_swiglu(b, y, spare, rows * gate->n_out, y);
+}
+
 void cpu_stacked_matmul(struct backend *base, const struct stacked_matmul *a, int rows)
 {
 	if (base->failure.code || !rows)

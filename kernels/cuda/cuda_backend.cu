@@ -242,6 +242,7 @@ static const struct backend_ops cuda_ops = {
 	cuda_rms_norm,
 	cuda_matmul,
 	cuda_stacked_matmul,
+	cuda_matmul_glu,
 	cuda_swiglu,
 	cuda_rope_angles,
 	cuda_rope,

@@ -194,6 +194,8 @@ void cuda_latent_append(struct backend *b, const struct batch *rows, const struc
 void cuda_index_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *k,
 	const float *gain, const float *bias, float eps, struct cache_view cache);
 void cuda_matmul(struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
+void cuda_matmul_glu(struct backend *b, const struct weight *gate, const struct weight *up, const float *x,
+	int rows, float *y, float *spare);
 void cuda_stacked_matmul(struct backend *b, const struct stacked_matmul *a, int rows);
 void cuda_index_select(struct backend *b, const struct batch *rows, const struct index_select *a);
 void cuda_attend(struct backend *b, const struct batch *rows, const struct attend *a);

@@ -53,6 +53,21 @@ bool cuda_product_with_digits(struct cuda_backend *b, struct product_args *a, en
 	return true;
 }
 
+/* All but the tasks. */
+static struct product_args plain_args(const struct weight *w, const float *x, int rows)
+{
+	struct product_args a = {};
+	a.x = x;
+	a.x_row = w->n_in;
+	a.y_row = w->n_out;
+	a.row_bytes = (int64_t)w->row_bytes;
+	a.n_in = (int)w->n_in;
+	a.n_stack = 1;
+	a.n_rows = rows;
+	a.split = cuda_product_split(w->type, w->n_in, w->n_out);
+	return a;
+}
+
 void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, const float *x, int rows)
 {
 	struct cuda_backend *b = cuda_of(base);
@@ -74,18 +89,10 @@ void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, 
 		if (done[i])
 			continue;
 		const struct weight *w = &parts[i].w;
-		struct product_args a = {};
 		bool own = cuda_product_layout(w->type) == LAYOUT_FLOATS;
-		a.x = own || !parts[i].x ? x : parts[i].x;
+		struct product_args a = plain_args(w, own || !parts[i].x ? x : parts[i].x, rows);
 		if (last.x != a.x)
 			layout = LAYOUT_FLOATS; /* the digits are of another x */
-		a.x_row = w->n_in;
-		a.y_row = w->n_out;
-		a.row_bytes = (int64_t)w->row_bytes;
-		a.n_in = (int)w->n_in;
-		a.n_stack = 1;
-		a.n_rows = rows;
-		a.split = cuda_product_split(w->type, w->n_in, w->n_out);
 		for (int j = i; j < n_parts && a.n_tasks < PRODUCT_TASKS; j++) {
 			if (done[j] || parts[j].w.type != w->type || (!own && parts[j].x != parts[i].x) ||
 				(rows > 1 && parts[j].w.n_out != w->n_out) ||
@@ -103,6 +110,30 @@ void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, 
 			!cuda_product(b, w->type, &a))
 			return;
 	}
+}
+
+void cuda_matmul_glu(struct backend *base, const struct weight *gate, const struct weight *up, const float *x,
+	int rows, float *y, float *spare)
+{
+	struct cuda_backend *b = cuda_of(base);
+	if (!cuda_begin(base, "matmul_glu") || !rows)
+		return;
+	if (rows > CUDA_FEW_ROWS || gate->type != up->type) {
+		const struct matmul parts[] = {{*gate, y, false, NULL}, {*up, spare, false, NULL}};
+		cuda_matmul(base, parts, 2, x, rows);
+		cuda_swiglu(base, y, spare, rows * gate->n_out, y);
+		return;
+	}
+	struct product_args a = plain_args(gate, x, rows), last = {};
+	enum product_layout layout = LAYOUT_FLOATS;
+	a.glu = true;
+	a.n_tasks = 1;
+	a.task[0].w = (const uint8_t *)gate->data;
+	a.task[0].up = (const uint8_t *)up->data;
+	a.task[0].y = y;
+	a.task[0].n_out = (int)gate->n_out;
+	if (cuda_product_with_digits(b, &a, gate->type, rows, rows, &last, &layout))
+		cuda_product(b, gate->type, &a);
 }
 
 void cuda_stacked_matmul(struct backend *base, const struct stacked_matmul *m, int rows)

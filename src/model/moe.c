@@ -94,9 +94,7 @@ static void swiglu_network(
 {
 	struct backend *b = m->backend;
 	struct workspace *ws = &m->ws;
-	struct matmul in[] = {{.w = w->gate, .y = ws->gate}, {.w = w->up, .y = ws->up}};
-	b->ops->matmul(b, in, 2, ws->h, rows->n);
-	b->ops->swiglu(b, ws->gate, ws->up, rows->n * w->gate.n_out, ws->gate);
+	b->ops->matmul_glu(b, &w->gate, &w->up, ws->h, rows->n, ws->gate, ws->up);
 	b->ops->matmul(b, &down, 1, ws->gate, rows->n);
 }
 
