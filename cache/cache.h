@@ -138,7 +138,7 @@ uint64_t cache_working_set_bytes(const struct cache_config *config, int top_k);
 /* Bytes in which every expert of the model fits, staging included; 0 as above. */
 uint64_t cache_everything_bytes(const struct cache_config *config);
 
-/* How many staging slots a run takes for the budget in *config: a sixteenth of tier 0, 2 to 32, fewer when the working set
+/* How many staging slots a run takes for the budget in *config: at least 2, see cache_classes.c, fewer when the working set
  * would not fit beside them. The simulator asks the same, so a budget means the same to both. */
 int cache_choose_staging(const struct cache_config *config, int top_k);
 #define CACHE_STAGING_MIN 2

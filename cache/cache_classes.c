@@ -11,8 +11,11 @@
  */
 #define CLASS_MERGE_PART 64
 
-#define STAGING_MAX  32
-#define STAGING_PART 16 /* at most this part of tier 0 */
+/* Staging slots: a sixteenth of tier 0 up to 32 of them, and up to half a layer where that is no more than a 64th, so that what a
+ * long prompt does between two layers' experts hides their arrival. */
+#define STAGING_FEW       32
+#define STAGING_FEW_PART  16
+#define STAGING_MANY_PART 64
 
 static int compare_falling(const void *a, const void *b)
 {
@@ -127,8 +130,10 @@ int cache_choose_staging(const struct cache_config *cfg, int top_k)
 	uint64_t largest = 1;
 	for (int l = 0; l < c.n_layers; l++)
 		largest = MAX(largest, c.expert_bytes[l]);
-	uint64_t fits = c.tier_bytes[0] / largest / STAGING_PART;
-	c.n_staging = (int)MIN(MAX(fits, (uint64_t)CACHE_STAGING_MIN), (uint64_t)STAGING_MAX);
+	uint64_t fits = c.tier_bytes[0] / largest;
+	uint64_t few = MIN(fits / STAGING_FEW_PART, (uint64_t)STAGING_FEW),
+			 many = MIN(fits / STAGING_MANY_PART, (uint64_t)c.n_experts / 2);
+	c.n_staging = (int)MAX(MAX(few, many), (uint64_t)CACHE_STAGING_MIN);
 	while (c.n_staging > CACHE_STAGING_MIN && cache_working_set_bytes(&c, top_k) > c.tier_bytes[0])
 		c.n_staging--;
 	return c.n_staging;

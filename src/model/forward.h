@@ -54,6 +54,14 @@ struct workspace {
 	size_t device_bytes, shared_bytes;
 };
 
+/* Some experts of a layer that were enqueued together: the device has passed refs[.. end) when the mark is reached. */
+struct moe_group {
+	uint64_t mark;
+	int end;
+};
+
+#define MOE_GROUPS 8 /* pinned at a time, at most */
+
 /* Host memory of moe.c: which rows use which expert of the layer in hand. Sized once. */
 struct moe_plan {
 	int32_t *first;          /* [n_experts + 1] prefix sums into places */
@@ -65,6 +73,9 @@ struct moe_plan {
 	/* refs[held .. acquired) of layer held_layer are pinned: the device may still be computing with them */
 	int held, acquired;
 	uint32_t held_layer;
+	/* those of them that have been marked, oldest first: a ring */
+	struct moe_group groups[MOE_GROUPS];
+	int first_group, n_groups;
 };
 
 /* A guess whose ids have not been passed on yet. */

@@ -15,6 +15,8 @@
 
 #include <stdlib.h>
 
+#define GROUP_LEAST 8 /* experts that fill a card together */
+
 int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max_rows)
 {
 	*p = (struct moe_plan){
@@ -191,7 +193,29 @@ static void release_to(struct model *m, int end)
 	p->held = MAX(p->held, end);
 }
 
-/* refs[first .. first + n): acquires them, enqueues what is ready and the rest as it comes. */
+/* Releases the groups that the device has passed; waits for the oldest ones as long as more than `most` refs would stay pinned. */
+static int release_passed(struct model *m, int most, struct err *e)
+{
+	struct moe_plan *p = &m->plan;
+	struct backend *b = m->backend;
+	while (p->n_groups) {
+		const struct moe_group *old = &p->groups[p->first_group];
+		int rc = 0;
+		if (p->acquired - p->held > most)
+			rc = b->ops->wait_mark(b, old->mark, e);
+		else if (!b->ops->reached(b, old->mark))
+			break;
+		if (rc)
+			return rc;
+		release_to(m, old->end);
+		p->first_group = (p->first_group + 1) % MOE_GROUPS;
+		p->n_groups--;
+	}
+	return 0;
+}
+
+/* refs[first .. first + n): acquires them, enqueues what is ready and the rest as it comes: all at once if the device still has
+ * earlier groups to compute, for a call with several experts takes hardly longer than one with a single one. */
 static int run_group(struct model *m, uint32_t layer, enum expert_use use, int first, int n,
 	const struct batch *rows, struct err *e)
 {
@@ -207,35 +231,40 @@ static int run_group(struct model *m, uint32_t layer, enum expert_use use, int f
 	p->acquired = first + n;
 	if (!first && !m->backend->ops->deferred) /* computed while the drive reads */
 		moe_beside(m, layer, rows);
-	run_ready(m, p, refs, done, n, rows->n);
+	if (!missing || !p->n_groups)
+		run_ready(m, p, refs, done, n, rows->n);
 	int rc = missing || !m->backend->ops->deferred ? lookahead_pass(m, layer, e) : 0;
 	if (rc)
 		return rc;
 	while (missing > 0) {
 		missing = s->ops->await(s, (int)layer, refs, n, e);
-		if (missing >= 0)
+		if (missing >= 0 && (rc = release_passed(m, INT32_MAX, e)))
+			return rc;
+		if (!missing || (missing > 0 && !p->n_groups))
 			run_ready(m, p, refs, done, n, rows->n);
 	}
 	return missing;
 }
 
-/* All groups of a layer. At most two are pinned at a time: the one that the device computes and the one that the host acquires. */
+/* All groups of a layer. At most two windows are pinned at a time. A prompt's windows are several groups, and the last one is
+ * marked as well: what the device has passed makes room for what is read ahead. */
 static int run_groups(
 	struct model *m, uint32_t layer, enum expert_use use, int n, const struct batch *rows, struct err *e)
 {
+	struct moe_plan *p = &m->plan;
 	struct backend *b = m->backend;
-	int window = m->source->window[use], group, rc;
-	uint64_t before = 0; /* the mark behind the group before this one */
+	bool ahead = use == EXPERT_PREFILL && b->ops->deferred;
+	int window = m->source->window[use], most = window, group, rc;
+	if (ahead)
+		most = MAX((2 * window + MOE_GROUPS - 1) / MOE_GROUPS, MIN(window, GROUP_LEAST));
 	for (int at = 0; at < n; at += group) {
-		group = MIN(n - at, window);
-		if ((rc = run_group(m, layer, use, at, group, rows, e)))
+		group = MIN(n - at, most);
+		if ((rc = release_passed(m, 2 * window - group, e)) ||
+			(rc = run_group(m, layer, use, at, group, rows, e)))
 			return rc;
-		if (at + group == n)
-			break;
-		if (before && (rc = b->ops->wait_mark(b, before, e)))
-			return rc;
-		before = b->ops->mark(b);
-		release_to(m, b->ops->reached(b, before) ? at + group : at);
+		if (ahead || at + group < n)
+			p->groups[(p->first_group + p->n_groups++) % MOE_GROUPS] =
+				(struct moe_group){.mark = b->ops->mark(b), .end = at + group};
 	}
 	return 0;
 }
@@ -247,10 +276,10 @@ int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struc
 	uint64_t routed = b->marks;
 	lookahead_note(m, layer, rows->n);
 	int rc = layer ? lookahead_pass(m, layer - 1, e) : 0;
-	if (rc || (rc = b->ops->wait_mark(b, routed, e)))
+	if (rc || (rc = release_passed(m, 0, e)) || (rc = b->ops->wait_mark(b, routed, e)))
 		return rc;
 	release_to(m, p->acquired);
-	p->held = p->acquired = 0;
+	p->held = p->acquired = p->n_groups = 0;
 	p->held_layer = layer;
 
 	int n_places = rows->n * (int)m->config.n_used;
@@ -274,7 +303,7 @@ int moe_settle(struct model *m, struct err *e)
 	struct moe_plan *p = &m->plan;
 	int rc = m->backend->ops->wait(m->backend, e);
 	release_to(m, p->acquired);
-	p->held = p->acquired = 0;
+	p->held = p->acquired = p->n_groups = 0;
 	m->guesses[0].ticket = m->guesses[1].ticket = 0;
 	return rc;
 }
