@@ -324,6 +324,7 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 			prop.name, prop.major, prop.minor);
 	}
 	b->early_starts = rc == cudaSuccess && prop.major >= 9;
+	b->wide = HAVE_SM90A && rc == cudaSuccess && prop.major == 9 && prop.minor == 0;
 	if (rc == cudaSuccess)
 		rc = open_device(b);
 	if (rc != cudaSuccess) {

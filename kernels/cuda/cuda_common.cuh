@@ -43,6 +43,7 @@ struct cuda_backend {
 	int device;
 	int n_sm;
 	size_t max_shared; /* dynamic shared memory that a block may ask for */
+	bool wide;         /* products of many rows may go through cuda_wide.cuh */
 	bool early_starts; /* kernels may start before the one before them has ended, see cuda_launch ... */
 	bool next_waits;   /* ... but not the next: what stands before it is no kernel, or not alone */
 	cudaStream_t stream;

@@ -71,16 +71,38 @@ static __global__ void __launch_bounds__(256) split_rows_kernel(const __grid_con
 		split_pair(v.x, v.y, hi.x, lo.x);
 		split_pair(v.z, v.w, hi.y, lo.y);
 		int64_t at = (stack * to.steps + k / 32) * to.pad + row;
-		__half *p = to.x + at * 64 + k % 32;
-		*(uint2 *)p = hi;
-		*(uint2 *)(p + 32) = lo;
+		if (a.order == X_PLAIN) {
+			__half *p = to.x + at * 64 + k % 32;
+			*(uint2 *)p = hi;
+			*(uint2 *)(p + 32) = lo;
+		} else {
+			int in = k % 32, s = a.order == X_QUADS ? in / 16 : in / 4 % 2,
+				c = a.order == X_QUADS ? in / 4 % 4 : in / 8;
+			uint8_t *p = (uint8_t *)(to.x + at * 64) + 4 * c;
+			int turn = row & 7;
+			*(uint32_t *)(p + ((2 * s ^ turn) << 4)) = hi.x;
+			*(uint32_t *)(p + ((2 * s + 1 ^ turn) << 4)) = hi.y;
+			*(uint32_t *)(p + ((2 * s + 4 ^ turn) << 4)) = lo.x;
+			*(uint32_t *)(p + ((2 * s + 5 ^ turn) << 4)) = lo.y;
+		}
 		float sum = __fadd_rn(__fadd_rn(v.x, v.y), __fadd_rn(v.z, v.w));
 		unsigned mask = 0xffu << (threadIdx.x % 32 / 8 * 8); /* the lanes of these 32 values */
 		sum += __shfl_xor_sync(mask, sum, 1);
 		sum += __shfl_xor_sync(mask, sum, 2);
 		float second = __shfl_xor_sync(mask, sum, 4);
-		if (threadIdx.x % 8 == 0)
+		if (threadIdx.x % 8)
+			continue;
+		if (a.order == X_PLAIN)
 			to.sums[at] = make_float2(sum, second);
+		else if (to.steps % 8 == 0) { /* types with minima have whole runs */
+			int64_t line = (stack * to.steps + k / 32 / 8 * 8) / 8 * to.pad + row;
+			uint8_t *p = (uint8_t *)to.sums + line * 64;
+			int s = k / 32 % 8, turn = (int)row / 2 & 3;
+			uint32_t high, low;
+			split_pair(__fmul_rn(sum, 0x1p-5f), __fmul_rn(second, 0x1p-5f), high, low);
+			*(uint32_t *)(p + ((s / 4 ^ turn) << 4) + s % 4 * 4) = high;
+			*(uint32_t *)(p + ((s / 4 + 2 ^ turn) << 4) + s % 4 * 4) = low;
+		}
 	}
 }
 
@@ -340,14 +362,39 @@ static void product(struct cuda_backend *b, const struct weight *w, struct x_pan
 			}
 }
 
-static void split(struct cuda_backend *b, struct x_panel to, const float *x, int64_t x_row, int64_t x_stack,
-	int rows, int n_stack)
+/* The same straight from the packed weights. */
+static void wide_product(struct cuda_backend *b, const struct weight *w, struct x_panel x, int rows, float *y,
+	int64_t y_row, int64_t y_stack, bool add)
+{
+	/* the largest tiles that leave few multiprocessors idle */
+	int64_t across = (w->n_out + GEMM_M - 1) / GEMM_M * w->n_stack;
+	int bn = rows <= 32 ? 32 : rows <= 64 || across * ((rows + 127) / 128) < b->n_sm ? 64 : 128;
+	struct packed_args a = {};
+	a.tables = b->tables;
+	a.x = x;
+	a.row_bytes = (int64_t)w->row_bytes;
+	a.n_tiles = (rows + bn - 1) / bn;
+	a.n_out = (int)w->n_out;
+	a.y = y;
+	a.y_row = y_row;
+	a.w = (const uint8_t *)w->data;
+	a.stack_bytes = (int64_t)w->stack_bytes;
+	a.y_stack = y_stack;
+	a.n_x = rows;
+	a.n_stack = (int)w->n_stack;
+	a.add = add;
+	cuda_wide(b, w->type, &a, bn);
+}
+
+static void split(struct cuda_backend *b, enum x_order order, struct x_panel to, const float *x,
+	int64_t x_row, int64_t x_stack, int rows, int n_stack)
 {
 	struct split_args a = {};
 	a.to = to;
 	a.x = x;
 	a.x_row = x_row;
 	a.x_stack = x_stack;
+	a.order = order;
 	cuda_gemm_split(b, FROM_ROWS, &a, rows, n_stack);
 }
 
@@ -358,7 +405,7 @@ void cuda_gemm_matmul(
 	size_t most = 0, bytes, for_x;
 	for (int i = 0; i < n_parts; i++) {
 		slice_of(&parts[i].w, &m, &o, &bytes);
-		most = bytes > most ? bytes : most;
+		most = bytes > most && cuda_wide_order(b, &parts[i].w) == X_PLAIN ? bytes : most;
 	}
 	most = (size_t)up_to((int64_t)most, 256);
 	int64_t group = rows_at_once(rows, n_in, 1, &for_x);
@@ -368,10 +415,16 @@ void cuda_gemm_matmul(
 	for (int64_t r = 0; r < rows && !b->base.failure.code; r += group) {
 		int n = (int)(rows - r < group ? rows - r : group);
 		struct x_panel panel = x_panel_at(room + most, up_to(n, 128) + 128, n_in, 1);
-		split(b, panel, x + r * n_in, n_in, 0, n, 1);
-		for (int i = 0; i < n_parts; i++)
-			product(b, &parts[i].w, panel, room, n, parts[i].y + r * parts[i].w.n_out, parts[i].w.n_out, 0,
-				parts[i].add);
+		for (int i = 0; i < n_parts; i++) {
+			const struct matmul *p = &parts[i];
+			enum x_order order = cuda_wide_order(b, &p->w);
+			if (!i || order != cuda_wide_order(b, &parts[i - 1].w))
+				split(b, order, panel, x + r * n_in, n_in, 0, n, 1);
+			if (order == X_PLAIN)
+				product(b, &p->w, panel, room, n, p->y + r * p->w.n_out, p->w.n_out, 0, p->add);
+			else
+				wide_product(b, &p->w, panel, n, p->y + r * p->w.n_out, p->w.n_out, 0, p->add);
+		}
 	}
 }
 
@@ -379,8 +432,9 @@ void cuda_gemm_stacked(struct cuda_backend *b, const struct stacked_matmul *a, i
 {
 	int64_t m, o, n_in = a->w.n_in, n_stack = a->w.n_stack;
 	size_t bytes, for_x;
+	enum x_order order = cuda_wide_order(b, &a->w);
 	slice_of(&a->w, &m, &o, &bytes);
-	bytes = (size_t)up_to((int64_t)bytes, 256);
+	bytes = order == X_PLAIN ? (size_t)up_to((int64_t)bytes, 256) : 0;
 	int64_t group = rows_at_once(rows, n_in, n_stack, &for_x);
 	uint8_t *room = (uint8_t *)cuda_scratch_of(b, &b->prefill, bytes + for_x);
 	if (!room)
@@ -389,7 +443,10 @@ void cuda_gemm_stacked(struct cuda_backend *b, const struct stacked_matmul *a, i
 	for (int64_t r = 0; r < rows && !b->base.failure.code; r += group) {
 		int n = (int)(rows - r < group ? rows - r : group);
 		struct x_panel panel = x_panel_at(room + bytes, up_to(n, 128) + 128, n_in, n_stack);
-		split(b, panel, a->x + r * x_row, x_row, a->x_stride, n, (int)n_stack);
-		product(b, &a->w, panel, room, n, a->y + r * y_row, y_row, a->y_stride, false);
+		split(b, order, panel, a->x + r * x_row, x_row, a->x_stride, n, (int)n_stack);
+		if (order == X_PLAIN)
+			product(b, &a->w, panel, room, n, a->y + r * y_row, y_row, a->y_stride, false);
+		else
+			wide_product(b, &a->w, panel, n, a->y + r * y_row, y_row, a->y_stride, false);
 	}
 }

@@ -42,6 +42,9 @@ struct x_panel {
 	int n_in, steps;
 };
 
+/* Orders of the values in an x panel: as they are; the two of cuda_wide.cuh. */
+enum x_order { X_PLAIN, X_EIGHTS, X_QUADS };
+
 /* x rows, or what else becomes an x panel. */
 enum split_from { FROM_ROWS, FROM_PLACES, FROM_GLU };
 
@@ -52,6 +55,7 @@ struct split_args {
 	const int32_t *places; /* FROM_PLACES: device: x row place / n_used; else row i */
 	int n_used;
 	int64_t up; /* FROM_GLU: floats from gate to up in a row */
+	enum x_order order;
 };
 
 /* Some x rows that meet one matrix of a panel. */
@@ -124,7 +128,19 @@ struct packed_args {
 	float *y;
 	int64_t y_row;
 	const int32_t *y_map; /* device: output row of x row i; NULL: i */
+	/* cuda_wide only: without tiles, n_tiles of bn x rows each for every matrix of a stack */
+	const uint8_t *w;
+	int64_t stack_bytes, y_stack;
+	int n_x, n_stack;
+	bool add;
 };
+
+/* cuda_wide_*.cu: tiles of at most bn (32, 64, 128) x rows, of x panels in the order of cuda_wide.cuh; x_first is a multiple of 8.
+ * False: not for this type, or not on this card. NULL asks only. */
+bool cuda_wide(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+
+/* The order of x that cuda_wide wants for this weight; X_PLAIN: not for cuda_wide. */
+enum x_order cuda_wide_order(struct cuda_backend *b, const struct weight *w);
 
 /* cuda_gemm_packed_*.cu: tiles of at most bn (32, 64, 96) x rows, straight from the packed weights. False: not for this type on this
  * card. NULL asks only. */

@@ -14,7 +14,7 @@
 
 /* What a round needs on the device, front to back without holes. */
 struct round_list {
-	int32_t place[PLACES_MOST + JOBS_MOST];
+	int32_t place[PLACES_MOST + 7 * JOBS_MOST];
 	struct packed_tile packed[3 * TILES_MOST]; /* gate, up, down: n_tiles each */
 	struct gemm_tile panel[2 * TILES_MOST];    /* gate and up, down: n_tiles each */
 };
@@ -24,6 +24,7 @@ struct round {
 	int n, n_tiles, n_x;           /* n_x: places, and those that fill up */
 	int bn;
 	bool packed;
+	enum x_order order, down_order; /* X_PLAIN: not for cuda_wide */
 	int64_t n_embd, n_ff, ff_pad, embd_pad;
 	/* device */
 	const int32_t *place;
@@ -122,6 +123,15 @@ static void panel_down(struct cuda_backend *b, const struct round *r, float *out
 
 /* ---- straight ------------------------------------------------------------------------------------------------ */
 
+static void run_as(
+	struct cuda_backend *b, enum x_order order, enum dtype type, const struct packed_args *a, int bn)
+{
+	if (order == X_PLAIN)
+		run_packed(b, type, a, bn);
+	else
+		cuda_wide(b, type, a, bn);
+}
+
 static void packed_gate_and_up(struct cuda_backend *b, const struct round *r)
 {
 	const struct weight *gate = &r->jobs->gate, *up = &r->jobs->up;
@@ -134,12 +144,12 @@ static void packed_gate_and_up(struct cuda_backend *b, const struct round *r)
 	a.tiles = r->tiles;
 	a.row_bytes = (int64_t)gate->row_bytes;
 	a.n_tiles = gate->type == up->type ? 2 * r->n_tiles : r->n_tiles;
-	run_packed(b, gate->type, &a, r->bn);
+	run_as(b, r->order, gate->type, &a, r->bn);
 	if (gate->type == up->type)
 		return;
 	a.tiles += r->n_tiles;
 	a.row_bytes = (int64_t)up->row_bytes;
-	run_packed(b, up->type, &a, r->bn);
+	run_as(b, r->order, up->type, &a, r->bn);
 }
 
 static void packed_down(struct cuda_backend *b, const struct round *r, float *out)
@@ -154,7 +164,7 @@ static void packed_down(struct cuda_backend *b, const struct round *r, float *ou
 	a.tiles = r->tiles + 2 * r->n_tiles;
 	a.row_bytes = (int64_t)r->jobs->down.row_bytes;
 	a.n_tiles = r->n_tiles;
-	run_packed(b, r->jobs->down.type, &a, r->bn);
+	run_as(b, r->down_order, r->jobs->down.type, &a, r->bn);
 }
 
 /* ---- rounds --------------------------------------------------------------------------------------------------- */
@@ -209,10 +219,9 @@ static int fill_list(struct round *r, struct round_list *list, int at, int n_pla
 			panel[0][r->n_tiles].n_x = panel[1][r->n_tiles].n_x = n_x;
 		}
 		r->n_x += take;
-		if (r->n_x % 2) { /* tiles begin at even rows; this one is split and not used */
+		/* tiles begin at multiples; the rows between are split and not used */
+		for (int unit = r->order == X_PLAIN && r->down_order == X_PLAIN ? 2 : 8; r->n_x % unit; r->n_x++)
 			list->place[r->n_x] = list->place[r->n_x - 1];
-			r->n_x++;
-		}
 		left -= take;
 		end = from + take;
 	}
@@ -269,12 +278,19 @@ void cuda_gemm_experts(
 		r.embd_pad = up_to(r.n_embd, GEMM_M);
 		r.packed = run_packed(b, r.jobs->gate.type, NULL, 0) && run_packed(b, r.jobs->up.type, NULL, 0) &&
 				   run_packed(b, r.jobs->down.type, NULL, 0);
+		if (r.packed) {
+			r.order = cuda_wide_order(b, &r.jobs->gate);
+			r.order = r.order == cuda_wide_order(b, &r.jobs->up) ? r.order : X_PLAIN;
+			r.down_order = cuda_wide_order(b, &r.jobs->down);
+		}
 		r.n = round_of(&r, n_jobs - j, at, &n_places);
 		if (!n_places) {
 			j += r.n;
 			continue;
 		}
 		r.bn = n_places <= 40 * r.n ? 32 : 64;
+		if (r.order != X_PLAIN && r.down_order != X_PLAIN && n_places > 80 * r.n)
+			r.bn = 128;
 		int end = fill_list(&r, &list, at, n_places);
 		if (!place_round(b, &r, &list))
 			return;
@@ -284,6 +300,7 @@ void cuda_gemm_experts(
 		s.x_row = r.n_embd;
 		s.places = r.place;
 		s.n_used = n_used;
+		s.order = r.order;
 		cuda_gemm_split(b, FROM_PLACES, &s, r.n_x, 1);
 		if (r.packed)
 			packed_gate_and_up(b, &r);
@@ -293,6 +310,7 @@ void cuda_gemm_experts(
 		s.x = r.gu;
 		s.x_row = 2 * r.ff_pad;
 		s.up = r.ff_pad;
+		s.order = r.down_order;
 		cuda_gemm_split(b, FROM_GLU, &s, r.n_x, 1);
 		if (r.packed)
 			packed_down(b, &r, out);
