@@ -263,6 +263,8 @@ struct backend {
 	struct err failure; /* the first failed op; code 0 while all is well. Owned by the thread that computes */
 	uint64_t
 		marks; /* enqueued so far, those of replayed graphs included: the ticket of the latest. Same owner */
+	size_t
+		scratch_bytes; /* device memory that ops may take for themselves beside what `alloc` gave; constant */
 };
 
 struct backend_options {

@@ -316,6 +316,7 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 	if (!b)
 		return err_set(e, ERR_MEMORY, "backend cuda: no memory for its state");
 	b->base.ops = &cuda_ops;
+	b->base.scratch_bytes = CUDA_SCRATCH_MOST;
 	b->no_graphs = options->no_graphs;
 	b->op = "open";
 	if ((rc = cudaGetDeviceProperties(&prop, b->device)) == cudaSuccess && prop.major < 8) {

@@ -33,6 +33,10 @@ struct cuda_tables {
 #define CUDA_STAGE_BYTES   ((size_t)4 << 20)
 #define CUDA_LANDING_BYTES ((size_t)1 << 20)
 
+/* What the rooms of struct cuda_backend come to at most, for rows of up to 6144 values into panels (cuda_gemm.cuh) or experts of 2048
+ * (cuda_gemm_experts.cu) and the scores of the longest context. */
+#define CUDA_SCRATCH_MOST ((size_t)600000000)
+
 struct cuda_room {
 	void *data;
 	size_t bytes;

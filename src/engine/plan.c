@@ -10,6 +10,7 @@
 #include "src/base/num.h"
 #include "src/model/forward.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define CHUNK_LEAST  512    /* rows of a prefill step when nothing is asked for */
@@ -20,8 +21,8 @@
 /* Without -c the caches take at most this part of the memory that is left; less where it would be taken from experts. */
 #define AUTO_KV_PART        4
 #define AUTO_KV_PART_STREAM 16
-/* On a card: left free for the scratch of ops and for others. */
-#define CARD_SPARE ((size_t)2000000000)
+/* On a card: left free for recordings, the driver and others. */
+#define CARD_SPARE ((size_t)1400000000)
 /* Of the host's memory: left by --ram-gb auto (or a tenth, if that is more), and by a --ram-gb with a number. */
 #define HOST_SPARE_AUTO ((size_t)8000000000)
 #define HOST_SPARE      ((size_t)1000000000)
@@ -63,7 +64,7 @@ static uint32_t fitting_context(const struct model_config *c, const struct plan 
 /* What the backend has for this run. */
 static size_t usable(const struct plan *p)
 {
-	return p->on_card ? less(p->available, CARD_SPARE) : p->available;
+	return p->on_card ? less(p->available, CARD_SPARE + p->scratch) : p->available;
 }
 
 /* On a card every step of a prompt streams the experts that are not there: the longer the steps, the fewer times. */
@@ -154,11 +155,16 @@ static int stream_to_card(
 static void say_plan(const struct plan *p)
 {
 	const struct loader_plan *t = &p->tiers;
-	log_info(
-		"memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB workspace (%u rows); "
-		"%.1f GB available%s",
+	char scratch[40] = "", spare[40] = "";
+	if (p->on_card) {
+		snprintf(scratch, sizeof scratch, ", %.3f GB scratch of ops", gb(p->scratch));
+		snprintf(spare, sizeof spare, ", %.1f of them left free", gb(CARD_SPARE));
+	}
+	log_info("memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB workspace (%u "
+			 "rows)%s; "
+			 "%.1f GB available%s",
 		gb(p->resident), gb(p->kv), p->context, p->sessions, dtype_name(p->kv_type), gb(p->workspace),
-		p->chunk, gb(p->available), p->on_card ? ", 2 of them left free" : "");
+		p->chunk, scratch, gb(p->available), spare);
 	if (p->streaming)
 		log_info("experts: streamed through %.4f GB + %.4f GB%s (%d slots, %d of them staging; smallest %.4f "
 				 "GB, all %.4f GB), "
@@ -204,11 +210,15 @@ static int check(const struct model_config *c, const struct plan *p, const struc
 	size_t need = fixed + p->kv + experts;
 	if (!p->available || need <= usable(p))
 		return check_host(p, e);
+	char beside[64] = "";
+	if (p->on_card)
+		snprintf(beside, sizeof beside, " beside %.2f GB scratch and %.1f GB left free,", gb(p->scratch),
+			gb(CARD_SPARE));
 	err_set(e, ERR_MEMORY,
 		"the plan needs %.2f GB (%.2f weights, %.2f caches, %.2f workspace, %.2f experts)%s and %s has %.2f "
 		"GB free",
-		gb(need), gb(p->resident), gb(p->kv), gb(p->workspace), gb(experts),
-		p->on_card ? " beside 2 GB left free" : "", b->ops->name, gb(p->available));
+		gb(need), gb(p->resident), gb(p->kv), gb(p->workspace), gb(experts), beside, b->ops->name,
+		gb(p->available));
 	size_t least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP);
 	if (experts && fixed + p->kv + second + t->floor_bytes <= usable(p))
 		err_hint(
@@ -229,6 +239,7 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 		.resident = resident,
 		.available = b->ops->free_bytes(b),
 		.on_card = b->ops->copier_open != NULL,
+		.scratch = b->scratch_bytes,
 		.streaming = o->cache_bytes != 0,
 		.loader =
 			{
