@@ -7,7 +7,7 @@ SAN        ?=
 DEPS       ?=
 CUDA       ?= auto
 # code for the card that is here; where there is none, for all of them
-CUDA_ARCH  ?= $(if $(wildcard /dev/nvidia0),native,80 89 90 120)
+CUDA_ARCH  := $(or $(CUDA_ARCH),$(if $(wildcard /dev/nvidia0),$(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | grep -x '[0-9]*\.[0-9]*' | tr -d . | sort -u),native),80 89 90 120))
 PREFIX     ?= /usr/local
 T          ?= gguf
 SECONDS    ?= 60
@@ -71,12 +71,7 @@ CPP_ALL   = -I. $(DEFS) $(if $(SAN),-DLOADER_POISON) $(if $(DEPS),-isystem $(DEP
 # kernels/cpu/NAME_avx2.c and NAME_avx512.c get their instruction sets; on other machines such a file compiles to nothing
 isa       = $(if $(X86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c) \
             $(if $(filter %_avx512.c,$(1)),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c))
-# machine code for each of CUDA_ARCH that this nvcc knows (for 9.0 with what only that has, 90a), and PTX of compute_90 for whatever
-# comes later; or CUDA_ARCH=native
-ifeq ($(CUDA_ARCH),native)
-NV_HERE  := $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u)
-override CUDA_ARCH := $(or $(filter %0 %1 %2 %3 %4 %5 %6 %7 %8 %9,$(NV_HERE)),native)
-endif
+# machine code for each of CUDA_ARCH that this nvcc knows (90a for 9.0), and PTX of compute_90 for whatever comes later; or native
 NV_KNOWN  = $(if $(NVCC),$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)))
 NV_GEN    = $(foreach a,$(filter $(NV_KNOWN),$(CUDA_ARCH:sm_%=%)),-gencode arch=compute_$(a:90=90a)$(comma)code=sm_$(a:90=90a)) \
             $(if $(filter 90,$(CUDA_ARCH)),-gencode arch=compute_90$(comma)code=compute_90)
