@@ -318,6 +318,15 @@ int32_t cache_access(struct cache *c, int layer, int expert, enum cache_use use)
 	return slot;
 }
 
+void cache_hint(struct cache *c, int layer, int expert)
+{
+	int32_t key = key_of(c, layer, expert);
+	if (!c->policy.ops->hint)
+		return;
+	c->last_use[key] = c->clock;
+	c->policy.ops->hint(&c->policy, key);
+}
+
 static enum cache_answer reserve_staging(struct cache *c, int32_t key, struct cache_plan *plan)
 {
 	int32_t in = c->index[key], slot = c->first[STAGING];

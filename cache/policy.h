@@ -44,6 +44,8 @@ struct policy_ops {
 	void (*fini)(struct policy *p);
 	/* A demand access, resident or not; called before the insert that may follow. */
 	void (*access)(struct policy *p, int32_t key);
+	/* A guess names the key, resident or not, whose last_use is now. May be NULL: guesses mean nothing to it. */
+	void (*hint)(struct policy *p, int32_t key);
 	void (*insert)(struct policy *p, int list, int32_t key);
 	void (*remove)(struct policy *p, int list, int32_t key);
 	/* The key that should leave next among those that are evictable and were last used before clock
@@ -56,6 +58,10 @@ struct policy_ops {
 };
 
 extern const struct policy_ops policy_lru, policy_lfu, policy_sieve, policy_belady, policy_belady_bypass;
+
+/* Of a run that names none. The fewest copies at every size of cache with and without lookahead, in traces of GLM-5.2's shape and
+ * of the pocket model: 4 to 8 and 5 to 17 % fewer than lru. */
+#define POLICY_DEFAULT "lfu"
 
 /* "lru", "lfu", "sieve", "belady", "belady-bypass"; NULL for any other name. */
 const struct policy_ops *policy_find(const char *name);

@@ -21,6 +21,7 @@
 
 #define LFU_LN2          0.6931471805599453
 #define LFU_WEIGHT_LIMIT 0x1p500
+#define LFU_HINT         0.5 /* uses that being named by a guess is worth */
 #define LFU_COLD_LOOKS   256 /* keys looked at when there is an age limit (prefetch) */
 
 struct lfu {
@@ -87,19 +88,12 @@ static void young_drop(struct lfu *s, int32_t key)
 	s->young_in[key] = -1;
 }
 
-static void lfu_access(struct policy *p, int32_t key)
+/* A resident key that is used again, or newly named, is young again. */
+static void score_use(struct policy *p, int32_t key, double worth)
 {
 	struct lfu *s = p->state;
 	int list = s->young_in[key];
-	s->now++;
-	s->weight *= s->growth;
-	if (s->weight > LFU_WEIGHT_LIMIT) {
-		for (int i = 0; i < p->env.n_keys; i++)
-			s->score[i] *= 1 / LFU_WEIGHT_LIMIT;
-		s->weight *= 1 / LFU_WEIGHT_LIMIT;
-		key_heap_rebuild(&s->heaps); /* the smallest scores may have become equal */
-	}
-	s->score[key] += s->weight;
+	s->score[key] += worth;
 	if (list >= 0) {
 		young_drop(s, key);
 		young_push(s, list, key);
@@ -108,6 +102,26 @@ static void lfu_access(struct policy *p, int32_t key)
 		key_heap_remove(&s->heaps, list, key);
 		young_push(s, list, key);
 	}
+}
+
+static void lfu_access(struct policy *p, int32_t key)
+{
+	struct lfu *s = p->state;
+	s->now++;
+	s->weight *= s->growth;
+	if (s->weight > LFU_WEIGHT_LIMIT) {
+		for (int i = 0; i < p->env.n_keys; i++)
+			s->score[i] *= 1 / LFU_WEIGHT_LIMIT;
+		s->weight *= 1 / LFU_WEIGHT_LIMIT;
+		key_heap_rebuild(&s->heaps); /* the smallest scores may have become equal */
+	}
+	score_use(p, key, s->weight);
+}
+
+static void lfu_hint(struct policy *p, int32_t key)
+{
+	struct lfu *s = p->state;
+	score_use(p, key, LFU_HINT * s->weight);
 }
 
 static void lfu_insert(struct policy *p, int list, int32_t key)
@@ -157,6 +171,7 @@ const struct policy_ops policy_lfu = {
 	.init = lfu_init,
 	.fini = lfu_fini,
 	.access = lfu_access,
+	.hint = lfu_hint,
 	.insert = lfu_insert,
 	.remove = lfu_remove,
 	.pick = lfu_pick,

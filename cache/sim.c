@@ -211,6 +211,8 @@ static void hint(struct sim *s, const struct trace_event *ev)
 {
 	int layer = ev->layer;
 	struct cache *c = pool_of(s, &layer);
+	for (uint32_t i = 0; i < ev->n; i++)
+		cache_hint(c, layer, s->t->ids[ev->value + i]);
 	for (uint32_t i = 0; i < ev->n; i++) {
 		place(s, c, layer, s->t->ids[ev->value + i], CACHE_PREFETCH);
 		commit_all(s, c);

@@ -45,7 +45,7 @@ static int configure(const struct loader_options *o, const struct extent_table *
 		.tier_bytes = {o->tier_bytes[0], o->tier_bytes[1]},
 		.align = extent_slot_align(t),
 		.n_staging = CACHE_STAGING_MIN,
-		.policy = policy_find(o->policy ? o->policy : "lru"),
+		.policy = policy_find(o->policy ? o->policy : POLICY_DEFAULT),
 		.token_accesses = (uint64_t)n_moe * (uint64_t)o->n_used,
 		.prefetch_cold = (uint64_t)COLD_TOKENS * (uint64_t)n_moe * (uint64_t)o->n_used,
 	};

@@ -39,7 +39,7 @@ struct loader_options {
 	int n_layers; /* of the model, those without experts included */
 	int n_used;   /* experts a token uses in a layer */
 	uint64_t tier_bytes[2]; /* budgets of the two tiers; the second may be 0 */
-	const char *policy;     /* "lru", "lfu", "sieve"; NULL: lru */
+	const char *policy;     /* "lru", "lfu", "sieve"; NULL: POLICY_DEFAULT */
 	int lookahead;          /* layers; 0: no prefetch */
 	struct reader_options reader;
 	const char *const

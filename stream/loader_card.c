@@ -29,8 +29,9 @@
 #define PARKING_PLACES   16
 #define BOUNCE_BYTES_MAX ((uint64_t)512 << 20)
 #define BOUNCE_LEAST     8
-/* A guess from tier 1 moves in chunks, a few on the way at a time: a demand that comes then waits no longer than these take. */
-#define RAM_CHUNK  ((uint64_t)2 << 20)
+/* A guess from tier 1 moves in equal chunks, a few on the way at a time: a demand that comes then waits no longer than these take.
+ * Smaller ones cost the link more than they save: 45 GB/s with 2 MB, 50 with 5 (PCIe 5.0, both directions busy). */
+#define RAM_CHUNK  ((uint64_t)5 << 20)
 #define RAM_CHUNKS 2
 /* Reads of guesses in flight: nearly enough to keep a drive busy, few enough not to stand long before a demand. */
 #define GUESSES 12
@@ -291,7 +292,8 @@ static int start_chunk(struct loader *l, int32_t slot, struct job *j)
 	struct card *c = l->card;
 	if (!j->urgent && c->n_ahead_ram >= RAM_CHUNKS)
 		return -1;
-	uint64_t n = j->urgent ? j->bytes - j->at : MIN(j->bytes - j->at, RAM_CHUNK);
+	uint64_t chunk = num_align_up(j->bytes / ((j->bytes + RAM_CHUNK - 1) / RAM_CHUNK), 4096);
+	uint64_t n = j->urgent ? j->bytes - j->at : MIN(j->bytes - j->at, chunk);
 	l->fills[slot].reads_left++;
 	c->n_ahead_ram += j->lane == COPY_AHEAD;
 	send(l, j, slot, j->dst + j->at, j->from + j->at, n, NOBODY);

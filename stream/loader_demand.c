@@ -396,6 +396,8 @@ static void loader_hint(struct expert_source *s, int layer, const int32_t *ids, 
 	pthread_mutex_lock(&l->lock);
 	int take = (int)(l->hint_share * n + 0.999);
 	uint64_t due = l->moment + (uint64_t)distance;
+	for (int i = 0; i < n; i++)
+		cache_hint(l->cache, layer, ids[i]);
 	for (int i = 0; i < take && l->n_wants < LOADER_WANTS_MAX; i++) {
 		int32_t slot = cache_find(l->cache, layer, ids[i]);
 		if (slot >= 0 && cache_slot_get(l->cache, slot).tier == 0)

@@ -17,8 +17,9 @@
 #include <time.h>
 
 #define REAP_MAX 64
-/* Copies to a card take 20 to 300 us and end without a sound: so long the thread watches, then it naps in between. */
-#define SPIN_NS 500000
+/* Copies to a card take 20 to 300 us and end without a sound: so long the thread watches, then it naps in between. And the next
+ * layer's demand, which comes after a fraction of a millisecond, shall not wait until somebody who sleeps is up. */
+#define SPIN_NS 2000000
 #define NAP_NS  20000
 
 /* Tag of a read: slot and the serial of its filling. */
@@ -272,17 +273,18 @@ static bool next_command(struct loader *l, struct command *c, bool *urgent)
 /* Waits for something to do. */
 static void rest(struct loader *l, uint64_t *idle_since_ns)
 {
-	if (!l->card || !loader_card_copying(l)) {
-		reader_wait(l->reader, -1);
-		return;
-	}
+	bool copying = l->card && loader_card_copying(l);
 	uint64_t now = clock_ns();
 	if (!*idle_since_ns)
 		*idle_since_ns = now;
-	if (now - *idle_since_ns < SPIN_NS)
+	if (l->card && (copying || !reader_pending(l->reader)) && now - *idle_since_ns < SPIN_NS) {
 		sched_yield();
-	else
+	} else if (copying) {
 		nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+	} else {
+		reader_wait(l->reader, -1);
+		*idle_since_ns = 0;
+	}
 }
 
 void *loader_io_main(void *arg)

@@ -327,7 +327,9 @@ static void random_step(struct model *m, struct rng *r)
 		layer = (int)rng_below(r, (uint32_t)m->cfg.n_layers);
 	while (!m->expert_bytes[layer]);
 	const struct model_key *k = &m->keys[layer * m->cfg.n_experts + expert];
-	if (what < 45) {
+	if (what >= 98) {
+		cache_hint(m->c, layer, expert);
+	} else if (what < 45) {
 		enum cache_use use = what < 30 ? CACHE_DECODE : what < 38 ? CACHE_PREFETCH : CACHE_PREFILL;
 		int32_t slot = k->slot >= 0 ? k->slot : k->staged;
 		if (use != CACHE_PREFETCH) {
@@ -557,6 +559,26 @@ static void test_prefetch(void **state)
 	cache_free(c);
 }
 
+/* Who is named by a guess stays, and nothing is counted; a guess about somebody who is not there is harmless. */
+static void test_hint(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10};
+	struct cache *c = make(1, 16, bytes, 40, 0, 0);
+	for (int i = 0; i < 4; i++)
+		bring(c, 0, i);
+	struct cache_stats before = *cache_stats(c);
+	cache_hint(c, 0, 0);
+	cache_hint(c, 0, 9);
+	assert_memory_equal(cache_stats(c), &before, sizeof before);
+	assert_int_equal(cache_find(c, 0, 9), -1);
+	bring(c, 0, 4);
+	assert_int_equal(cache_find(c, 0, 1), -1);
+	assert_true(cache_find(c, 0, 0) >= 0);
+	check(c);
+	cache_free(c);
+}
+
 static void test_prefill_leaves_decode_set(void **state)
 {
 	(void)state;
@@ -712,6 +734,7 @@ int main(void)
 		cmocka_unit_test(test_demote_promote),
 		cmocka_unit_test(test_full_of_pins),
 		cmocka_unit_test(test_prefetch),
+		cmocka_unit_test(test_hint),
 		cmocka_unit_test(test_prefill_leaves_decode_set),
 		cmocka_unit_test(test_layers_of_one_step_fit),
 		cmocka_unit_test(test_idle_class_gives_back),

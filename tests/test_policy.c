@@ -81,6 +81,22 @@ static void model_access(struct model *m, int32_t key)
 	m->p.ops->access(&m->p, key);
 }
 
+/* Half a use for lfu, a whole one for lru, nothing for the others; time does not pass. */
+static void model_hint(struct model *m, int32_t key)
+{
+	if (!m->p.ops->hint)
+		return;
+	m->last_use[key] = m->now;
+	m->score[key] += m->weight / 2;
+	m->compared[key] = false;
+	if (m->list[key] >= 0) {
+		int l = m->list[key];
+		order_remove(m, key);
+		order_append(m, l, key);
+	}
+	m->p.ops->hint(&m->p, key);
+}
+
 static void model_insert(struct model *m, int list, int32_t key)
 {
 	m->bit[key] = m->compared[key] = false;
@@ -192,10 +208,12 @@ static void run(const struct policy_ops *ops, uint64_t seed)
 		int32_t key = (int32_t)MIN(rng_below(&r, N_KEYS), rng_below(&r, N_KEYS));
 		int list = (int)rng_below(&r, N_LISTS);
 		uint32_t what = rng_below(&r, 100);
-		if (what < 50) {
+		if (what < 44) {
 			model_access(&m, key);
 			if (m.list[key] < 0)
 				model_insert(&m, list, key);
+		} else if (what < 52) {
+			model_hint(&m, key);
 		} else if (what < 58) {
 			if (m.list[key] >= 0 && !m.pinned[key])
 				model_remove(&m, key);

@@ -3,6 +3,7 @@
  * would be worse than none. */
 #include "tools/common_opts.h"
 
+#include "cache/policy.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
@@ -21,7 +22,7 @@ static const struct arg_word sizes[] = {{"auto", -1}, {0}};
 _Static_assert(ENGINE_CACHE_AUTO == UINT64_MAX, "the word auto is -1");
 static const struct arg_word lookaheads[] = {
 	{"auto", 1}, {0}}; /* one layer; it throttles itself where it does not pay */
-static const struct arg_word policies[] = {{"lru", 0}, {"lfu", 1}, {"sieve", 2}, {0}};
+static const struct arg_word policies[] = {{POLICY_DEFAULT, 0}, {"lru", 1}, {"sieve", 2}, {0}};
 static const struct arg_word readers[] = {
 	{"auto", READER_AUTO}, {"uring", READER_URING}, {"threads", READER_THREADS}, {0}};
 
@@ -83,7 +84,7 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.i32 = &c->policy,
 			.words = policies,
 			.help = "which expert leaves a full cache",
-			.fallback = "lru"},
+			.fallback = POLICY_DEFAULT},
 		{.name = "lookahead",
 			.kind = ARG_INT,
 			.i32 = &c->lookahead,

@@ -15,7 +15,7 @@
 
 struct arg_group inspect_forecast_group(struct inspect_forecast *f)
 {
-	f->policy = "lru";
+	f->policy = POLICY_DEFAULT;
 	const struct arg list[] = {
 		{.name = "trace",
 			.kind = ARG_STRING,
@@ -43,7 +43,7 @@ struct arg_group inspect_forecast_group(struct inspect_forecast *f)
 			.given = &f->other,
 			.value = "NAME",
 			.help = "lru, lfu or sieve",
-			.fallback = "lru"},
+			.fallback = POLICY_DEFAULT},
 		{.name = "lookahead",
 			.kind = ARG_INT,
 			.i32 = &f->lookahead,

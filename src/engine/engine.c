@@ -131,7 +131,7 @@ static struct engine_cache describe_cache(
 	if (!p->streaming)
 		return k;
 	k.streaming = true;
-	k.policy = p->loader.policy ? p->loader.policy : "lru";
+	k.policy = p->loader.policy ? p->loader.policy : POLICY_DEFAULT;
 	k.lookahead = p->loader.lookahead;
 	memcpy(k.tier_bytes, p->tiers.tier_bytes, sizeof k.tier_bytes);
 	k.everything_bytes = p->tiers.everything_bytes;

@@ -47,7 +47,7 @@ struct engine_options {
 		ram_bytes; /* second tier; 0: none; ENGINE_CACHE_AUTO: none on the CPU, else what the host can spare */
 	struct copier
 		*copier; /* lent: streams through this in place of the backend's (tests); NULL: the backend's */
-	const char *policy; /* NULL or "lru", "lfu", "sieve" */
+	const char *policy; /* NULL (lfu) or "lru", "lfu", "sieve" */
 	int lookahead;      /* layers ahead to prefetch; 0: off */
 	struct reader_options reader;
 	/* Told now and then while the resident weights are loaded. NULL: nobody. */

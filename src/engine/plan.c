@@ -171,7 +171,7 @@ static void say_plan(const struct plan *p)
 				 "policy %s, lookahead %d",
 			gb(t->tier_bytes[0]), gb(t->tier_bytes[1]), p->on_card ? " of pinned host memory" : "",
 			t->n_slots, t->n_staging, gb(t->floor_bytes), gb(t->everything_bytes),
-			p->loader.policy ? p->loader.policy : "lru", p->loader.lookahead);
+			p->loader.policy ? p->loader.policy : POLICY_DEFAULT, p->loader.lookahead);
 	else if (p->on_card)
 		log_info("experts: all copied to the card, %.4f GB", gb(p->experts));
 	else
