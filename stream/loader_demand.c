@@ -48,10 +48,12 @@ void loader_enqueue(
 		.expert = expert,
 		.source = plan->source,
 	};
-	l->fills[plan->slot] = (struct fill){.serial = ++l->serial, .wanted = wanted, .prefetch = prefetch};
+	l->fills[plan->slot] = (struct fill){
+		.serial = ++l->serial, .wanted = wanted, .prefetch = prefetch, .from_ram = plan->source >= 0};
 	l->n_under_way++;
 	l->n_wanted += wanted;
 	l->n_prefetch += prefetch;
+	l->n_prefetch_ram += prefetch && plan->source >= 0;
 }
 
 void loader_unpin(struct loader *l, int32_t slot)

@@ -32,7 +32,8 @@ struct fill {
 	bool copy_failed;   /* I/O thread only: the failure is a copy's, not a read's */
 	uint64_t bytes;     /* I/O thread only: read from disk by this filling */
 	bool wanted;        /* somebody acquired it: counted in n_wanted, its failure is reported */
-	bool prefetch;      /* started by a hint: counted in n_prefetch */
+	bool prefetch;      /* started by a hint: counted in n_prefetch, */
+	bool from_ram;      /* ... and in n_prefetch_ram: the bytes come from tier 1 */
 	bool ahead;         /* staging: one pin is held by the announcement */
 	uint16_t drop_pins; /* pins to give back once the bytes have landed */
 };
@@ -107,8 +108,8 @@ struct loader {
 	uint64_t serial;
 	struct command *commands; /* ring of cap_commands */
 	size_t cap_commands, first_command, n_commands;
-	unsigned n_under_way;          /* moves and fills decided and not yet landed */
-	unsigned n_wanted, n_prefetch; /* fills under way */
+	unsigned n_under_way;                          /* moves and fills decided and not yet landed */
+	unsigned n_wanted, n_prefetch, n_prefetch_ram; /* fills under way */
 	uint64_t bytes_read;
 	struct loader_io io; /* io_now when something was last committed or aborted */
 	uint64_t moment;     /* layers acquired so far: the clock of hints */

@@ -21,6 +21,9 @@
  * layer's demand, which comes after a fraction of a millisecond, shall not wait until somebody who sleeps is up. */
 #define SPIN_NS 2000000
 #define NAP_NS  20000
+/* Guesses on their way to a card from tier 1, the one that is being copied and the next: the others stay wants, which cost nothing
+ * when their layer comes before their turn. */
+#define MOST_PREFETCH_RAM 2
 
 /* Tag of a read: slot and the serial of its filling. */
 static uint64_t tag_of(const struct loader *l, int32_t slot)
@@ -55,6 +58,7 @@ void loader_finish(struct loader *l, int32_t slot, const struct err *failure)
 	l->n_under_way--;
 	l->n_wanted -= f->wanted;
 	l->n_prefetch -= f->prefetch;
+	l->n_prefetch_ram -= f->prefetch && f->from_ram;
 	uint16_t drop = f->drop_pins;
 	f->wanted = f->prefetch = false;
 	f->drop_pins = 0;
@@ -211,14 +215,24 @@ static bool start_announced(struct loader *l)
 	return false;
 }
 
+/* Is there a way free for this hint's bytes? */
+static bool way_free(const struct loader *l, const struct want *w)
+{
+	return l->card && cache_find(l->cache, w->layer, w->expert) >= 0
+			   ? l->n_prefetch_ram < MOST_PREFETCH_RAM
+			   : l->n_prefetch - l->n_prefetch_ram < l->most_prefetch;
+}
+
 /* The most urgent hint into a free or cold slot. Holds the lock. */
 static bool start_hinted(struct loader *l)
 {
-	while (l->n_wants && l->n_prefetch < l->most_prefetch) {
-		int first = 0;
-		for (int i = 1; i < l->n_wants; i++)
-			if (l->wants[i].due < l->wants[first].due)
+	for (;;) {
+		int first = -1;
+		for (int i = 0; i < l->n_wants; i++)
+			if ((first < 0 || l->wants[i].due < l->wants[first].due) && way_free(l, &l->wants[i]))
 				first = i;
+		if (first < 0)
+			return false;
 		struct want w = l->wants[first];
 		memmove(&l->wants[first], &l->wants[first + 1], (size_t)(--l->n_wants - first) * sizeof w);
 		if (w.due <= l->moment)
@@ -232,7 +246,6 @@ static bool start_hinted(struct loader *l)
 		loader_enqueue(l, &plan, w.layer, w.expert, false, true);
 		return true;
 	}
-	return false;
 }
 
 /* The next expert of the warm list, as long as it takes nobody's place: a prefetch only gets free or cold slots. Holds the
