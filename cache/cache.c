@@ -404,6 +404,23 @@ enum cache_answer cache_reserve(
 	return CACHE_OK;
 }
 
+void cache_make_spare(struct cache *c, int layer, struct cache_plan *plan)
+{
+	struct slab_arena *a = &c->arena[0];
+	int k = class_of(c, key_of(c, layer, 0));
+	*plan = (struct cache_plan){.slot = -1, .source = -1, .moves = c->moves};
+	c->n_moves = 0;
+	if (!c->arena[1].n_slabs || c->clock <= c->prefetch_cold)
+		return;
+	for (int n = slab_n_free(a, k, CACHE_SPARE); n < CACHE_SPARE; n++) {
+		int32_t victim = c->policy.ops->pick(&c->policy, list_of(c, 0, k), c->clock - c->prefetch_cold);
+		if (victim < 0)
+			break;
+		evict(c, victim);
+	}
+	plan->n_moves = c->n_moves;
+}
+
 void cache_commit(struct cache *c, int32_t slot)
 {
 	struct slot *s = used_slot(c, slot);
@@ -632,7 +649,7 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 		if (slab_init(&c->arena[t], MIN(arena_bytes[t], everything), &k, e))
 			return ERR_MEMORY;
 		c->first[t + 1] = c->first[t] + c->arena[t].n_slots;
-		c->max_moves = MAX(c->max_moves, c->arena[t].per_slab);
+		c->max_moves = MAX(c->max_moves, MAX(c->arena[t].per_slab, CACHE_SPARE));
 	}
 	c->staging_offset = num_align_up(c->arena[0].bytes, align);
 	c->n_slots = c->first[STAGING] + cfg->n_staging;

@@ -16,7 +16,7 @@
  *
  * One decode step of a layer, in this order (the simulator does the same, so counts agree exactly):
  *   1. cache_access for every routed expert, in rank order; cache_pin what was found (in either tier);
- *   2. cache_reserve for every expert that was not found in tier 0, in rank order;
+ *   2. cache_reserve for every expert that was not found in tier 0, in rank order; cache_make_spare;
  *   3. execute the plans in the order in which they were given: the moves of a plan, which empty the memory
  *      that this plan or a later one gives out, then the filling of its slot, from plan.source or from disk;
  *   4. cache_commit every move's target and every filled slot, in any order;
@@ -162,6 +162,12 @@ void cache_hint(struct cache *c, int layer, int expert);
  * or abort. */
 enum cache_answer cache_reserve(
 	struct cache *c, int layer, int expert, enum cache_use use, struct cache_plan *plan);
+
+/* With two tiers: moves cold experts (those that a prefetch could evict) of the layer's class down until CACHE_SPARE slots of tier 0 are
+ * free, so that who comes next need not wait until a victim's bytes are out of the way. The caller owes plan->moves as those of
+ * cache_reserve; plan->slot is -1. Step 2 of a layer ends with this. */
+void cache_make_spare(struct cache *c, int layer, struct cache_plan *plan);
+#define CACHE_SPARE 4
 
 /* The bytes are there: FILLING -> READY. Ends a promotion: the tier 1 slot becomes free. */
 void cache_commit(struct cache *c, int32_t slot);

@@ -194,6 +194,10 @@ static void decode_access(struct sim *s, const struct trace_event *ev)
 		if (at < 0 && cache_find(c, layer, ids[i]) >= 0)
 			s->pinned[s->n_pinned++] = ids[i];
 	}
+	struct cache_plan plan;
+	cache_make_spare(c, layer, &plan);
+	for (int i = 0; i < plan.n_moves; i++)
+		s->filling[s->n_filling++] = plan.moves[i].to;
 	commit_all(s, c);
 	for (int i = 0; i < s->n_pinned; i++)
 		cache_unpin(c, cache_find(c, layer, s->pinned[i]));

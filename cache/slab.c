@@ -142,6 +142,14 @@ int32_t slab_take(struct slab_arena *a, int class_id)
 	return slot;
 }
 
+int slab_n_free(const struct slab_arena *a, int class_id, int most)
+{
+	int n = a->n_free_slabs * slab_capacity(a, class_id);
+	for (int32_t slot = a->free_head[class_id]; slot >= 0 && n < most; slot = a->next[slot])
+		n++;
+	return n < most ? n : most;
+}
+
 void slab_give(struct slab_arena *a, int32_t slot)
 {
 	int slab = slab_of(a, slot);

@@ -60,6 +60,9 @@ void slab_fini(struct slab_arena *a);
 int32_t slab_take(struct slab_arena *a, int class_id);
 void slab_give(struct slab_arena *a, int32_t slot);
 
+/* How many slots slab_take could give for the class, at most `most`. */
+int slab_n_free(const struct slab_arena *a, int class_id, int most);
+
 /* Hands a slab without slots in use to another class. */
 void slab_reassign(struct slab_arena *a, int slab, int class_id);
 /* Reassigns some idle slab of another class; false when there is none. */

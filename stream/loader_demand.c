@@ -22,8 +22,8 @@
 #define USEFUL_POOR 0.25
 #define USEFUL_GOOD 0.5
 
-void loader_enqueue(
-	struct loader *l, const struct cache_plan *plan, int layer, int expert, bool wanted, bool prefetch)
+/* Queues the moves of a plan. */
+static void enqueue_moves(struct loader *l, const struct cache_plan *plan)
 {
 	if (l->n_commands + (size_t)plan->n_moves + 1 > l->cap_commands)
 		bug("%zu commands are queued, the ring holds %zu", l->n_commands, l->cap_commands);
@@ -41,6 +41,12 @@ void loader_enqueue(
 		l->fills[m->to] = (struct fill){.serial = ++l->serial};
 		l->n_under_way++;
 	}
+}
+
+void loader_enqueue(
+	struct loader *l, const struct cache_plan *plan, int layer, int expert, bool wanted, bool prefetch)
+{
+	enqueue_moves(l, plan);
 	l->commands[(l->first_command + l->n_commands++) % l->cap_commands] = (struct command){
 		.kind = COMMAND_FILL,
 		.slot = plan->slot,
@@ -301,6 +307,14 @@ static void judge_prefetch(struct loader *l)
 		l->hint_share = MIN(l->hint_share * 2, 1.0);
 }
 
+/* Room for the next ones, as soon as this layer's bytes are under way. */
+static void make_spare(struct loader *l, int layer)
+{
+	struct cache_plan plan;
+	cache_make_spare(l->cache, layer, &plan);
+	enqueue_moves(l, &plan);
+}
+
 static int loader_acquire(
 	struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
 {
@@ -315,10 +329,13 @@ static int loader_acquire(
 	int rc = 0;
 	for (int i = 0; i < n && !rc; i++)
 		rc = reserve(l, layer, use, &refs[i], e);
-	if (rc)
+	if (rc) {
 		give_back(l, refs, n);
-	else
+	} else {
+		if (use == EXPERT_DECODE)
+			make_spare(l, layer);
 		rc = look(l, layer, refs, n);
+	}
 	judge_prefetch(l);
 	copy_stats(l);
 	bool work = l->n_commands > 0;

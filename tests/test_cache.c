@@ -47,7 +47,7 @@ struct model {
 	int n_pending;
 	int32_t pinned[MAX_PENDING]; /* one entry per pin that the model holds */
 	int n_pinned;
-	uint64_t n_ok, n_full, n_warm, n_busy, n_present, n_moves, n_promoted, n_slabs;
+	uint64_t n_ok, n_full, n_warm, n_busy, n_present, n_moves, n_spared, n_promoted, n_slabs;
 };
 
 static uint8_t tag_of(const struct model *m, int layer, int expert)
@@ -189,6 +189,53 @@ static bool could_leave(const struct cache_slot *s)
 	return s->state == CACHE_READY && !s->pins && !s->staging;
 }
 
+/* What a plan that makes room for `key` (NULL: for nobody yet) did to the others. */
+static void model_moves(struct model *m, const struct snapshot *before, const struct cache_plan *plan,
+	const struct model_key *key, bool may_evict)
+{
+	/* Whoever is gone from tier 0 could leave, and is in tier 1 if there is a move for it, else nowhere. */
+	for (int i = 0; i < before->n; i++) {
+		const struct cache_slot *b = &before->slot[i];
+		if (b->state == CACHE_FREE || b->staging)
+			continue;
+		int32_t now = cache_find(m->c, b->layer, b->expert);
+		struct model_key *k = &m->keys[b->layer * m->cfg.n_experts + b->expert];
+		if (k->slot != i || now == i || k == key)
+			continue;
+		assert_true(could_leave(b));
+		assert_true(may_evict);
+		k->slot = -1;
+	}
+	for (int i = 0; i < plan->n_moves; i++) {
+		const struct cache_move *v = &plan->moves[i];
+		const struct cache_slot *from = &before->slot[v->from];
+		struct cache_slot to = cache_slot_get(m->c, v->to);
+		assert_int_equal(from->layer, v->layer);
+		assert_int_equal(from->expert, v->expert);
+		assert_int_equal(from->tier, 0);
+		assert_int_equal(to.tier, 1);
+		assert_int_equal(to.state, CACHE_FILLING);
+		assert_true(from->offset == v->from_offset && to.offset == v->to_offset && from->bytes == v->bytes);
+		assert_true(holds_tag(m, from));
+		memcpy(bytes_at(m, &to), bytes_at(m, from), v->bytes);
+		m->keys[v->layer * m->cfg.n_experts + v->expert].slot = v->to;
+		add_pending(m, v->to, -2);
+		m->n_moves++;
+	}
+}
+
+static void model_spare(struct model *m, int layer)
+{
+	static struct snapshot before;
+	struct cache_plan plan;
+	snapshot_take(m, &before);
+	cache_make_spare(m->c, layer, &plan);
+	assert_int_equal(plan.slot, -1);
+	assert_true(plan.n_moves <= CACHE_SPARE && (!plan.n_moves || m->cfg.tier_bytes[1]));
+	model_moves(m, &before, &plan, NULL, true);
+	m->n_spared += (uint64_t)plan.n_moves;
+}
+
 static void model_reserve(struct model *m, struct rng *r, int layer, int expert, enum cache_use use)
 {
 	static struct snapshot before;
@@ -228,35 +275,7 @@ static void model_reserve(struct model *m, struct rng *r, int layer, int expert,
 		break;
 	}
 	m->n_ok++;
-	/* Whoever is gone from tier 0 could leave, and is in tier 1 if there is a move for it, else nowhere. */
-	for (int i = 0; i < before.n; i++) {
-		const struct cache_slot *b = &before.slot[i];
-		if (b->state == CACHE_FREE || b->staging)
-			continue;
-		int32_t now = cache_find(m->c, b->layer, b->expert);
-		struct model_key *k = &m->keys[b->layer * m->cfg.n_experts + b->expert];
-		if (k->slot != i || now == i || k == key)
-			continue;
-		assert_true(could_leave(b));
-		assert_int_equal(use == CACHE_PREFILL, 0);
-		k->slot = -1;
-	}
-	for (int i = 0; i < plan.n_moves; i++) {
-		const struct cache_move *v = &plan.moves[i];
-		const struct cache_slot *from = &before.slot[v->from];
-		struct cache_slot to = cache_slot_get(m->c, v->to);
-		assert_int_equal(from->layer, v->layer);
-		assert_int_equal(from->expert, v->expert);
-		assert_int_equal(from->tier, 0);
-		assert_int_equal(to.tier, 1);
-		assert_int_equal(to.state, CACHE_FILLING);
-		assert_true(from->offset == v->from_offset && to.offset == v->to_offset && from->bytes == v->bytes);
-		assert_true(holds_tag(m, from));
-		memcpy(bytes_at(m, &to), bytes_at(m, from), v->bytes);
-		m->keys[v->layer * m->cfg.n_experts + v->expert].slot = v->to;
-		add_pending(m, v->to, -2);
-		m->n_moves++;
-	}
+	model_moves(m, &before, &plan, key, use != CACHE_PREFILL);
 	struct cache_slot got = cache_slot_get(m->c, plan.slot);
 	assert_int_equal(got.state, CACHE_FILLING);
 	assert_int_equal(got.tier, 0);
@@ -329,6 +348,8 @@ static void random_step(struct model *m, struct rng *r)
 	const struct model_key *k = &m->keys[layer * m->cfg.n_experts + expert];
 	if (what >= 98) {
 		cache_hint(m->c, layer, expert);
+	} else if (what >= 95) {
+		model_spare(m, layer);
 	} else if (what < 45) {
 		enum cache_use use = what < 30 ? CACHE_DECODE : what < 38 ? CACHE_PREFETCH : CACHE_PREFILL;
 		int32_t slot = k->slot >= 0 ? k->slot : k->staged;
@@ -383,6 +404,7 @@ static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, stru
 		sum->n_busy += m.n_busy;
 		sum->n_present += m.n_present;
 		sum->n_moves += m.n_moves;
+		sum->n_spared += m.n_spared;
 		sum->n_promoted += m.n_promoted;
 		sum->n_slabs += m.n_slabs;
 	}
@@ -394,7 +416,7 @@ static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, stru
 		(unsigned long long)sum->n_slabs);
 	/* The run must have been through every answer, or it proves nothing. */
 	assert_true(sum->n_ok && sum->n_full && sum->n_warm && sum->n_busy && sum->n_present && sum->n_moves &&
-				sum->n_promoted);
+				sum->n_spared && sum->n_promoted);
 }
 
 static void test_random_one_size(void **state)

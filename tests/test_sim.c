@@ -204,10 +204,12 @@ static void test_two_tiers(void **state)
 			.n_slots = 300, .n_ram_slots = 600, .policy = &policy_lru, .order = one.order};
 		struct sim_setup small = {.n_slots = 300, .policy = &policy_lru, .order = one.order};
 		struct sim_result a = run(&t, &one), b = run(&t, &two), c = run(&t, &small);
-		assert_int_equal(b.stats.hits[0], c.stats.hits[0]); /* the upper tier does not notice the lower one */
+		/* The upper tier notices the lower one only by the slots that are kept free, for which cold experts leave. */
+		uint64_t lost = c.stats.hits[0] - b.stats.hits[0];
+		assert_true(order == SIM_BY_RANK ? !lost : lost <= c.stats.hits[0] / 100);
 		assert_true(b.stats.hits[1] > 0 && b.stats.promotions == b.stats.hits[1]);
 		uint64_t both = b.stats.hits[0] + b.stats.hits[1];
-		/* A promotion needs a spare slot below for its victim: one slot of 900 is worth a few hits. */
+		/* A promotion needs a spare slot below for its victim: so do the free slots above: one of 900 is worth a few hits. */
 		assert_true(both <= a.stats.hits[0] && both + 40 >= a.stats.hits[0]);
 	}
 	trace_fini(&t);

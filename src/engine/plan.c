@@ -26,6 +26,9 @@
 /* Of the host's memory: left by --ram-gb auto (or a tenth, if that is more), and by a --ram-gb with a number. */
 #define HOST_SPARE_AUTO ((size_t)8000000000)
 #define HOST_SPARE      ((size_t)1000000000)
+/* Whoever moves up keeps its place below until it has arrived, and some places above are kept free: with room for exactly all
+ * experts some would have to be read again and again. In parking places' bytes. */
+#define RAM_SLACK 4
 
 static double gb(size_t bytes)
 {
@@ -148,6 +151,9 @@ static int stream_to_card(
 		size_t spare = MAX(HOST_SPARE_AUTO, p->host_available / 10) + p->tiers.bounce_bytes;
 		p->loader.tier_bytes[1] =
 			MIN(less(p->host_available, spare), less(p->tiers.everything_bytes, p->loader.tier_bytes[0]));
+		if (p->loader.tier_bytes[1])
+			p->loader.tier_bytes[1] =
+				MIN(less(p->host_available, spare), p->loader.tier_bytes[1] + RAM_SLACK * parking);
 	}
 	return plan_tiers(p, false, e);
 }
