@@ -152,7 +152,7 @@ int32_t cache_find(const struct cache *c, int layer, int expert);
 int32_t cache_access(struct cache *c, int layer, int expert, enum cache_use use);
 
 /* A guess names this expert for a layer to come. The policy hears of it, wherever the expert stands: whom the lookahead names is
- * likely to be used soon even if this guess turns out wrong (traces of GLM-5.2's shape and of the pocket model: lru copies 1 to 4 %
+ * likely to be used soon even if this guess turns out wrong (traces of GLM-5.2's shape and of the pocket model: lru copies 1 to 9 %
  * less, lfu 1 to 8). Counts nothing. */
 void cache_hint(struct cache *c, int layer, int expert);
 
