@@ -88,6 +88,25 @@ struct stacked_matmul {
 	int64_t y_stride;
 };
 
+/* What a step leaves behind of its tokens, from the products that made it; each part may be absent (its first pointer NULL). */
+struct latents {
+	/* [rows][n_q] -> rms_norm(q, q_gain, eps), in place */
+	float *q;
+	const float *q_gain;
+	int n_q;
+	/* [rows][n_kv + rope.dim] -> row of kv_cache: (rms_norm(kv[0 .. n_kv), kv_gain, eps), rope(rest)) */
+	const float *kv;
+	const float *kv_gain;
+	int n_kv;
+	float eps;
+	struct cache_view kv_cache;
+	/* [rows][width] -> row of key_cache: layer norm (mean and variance, gain, bias, key_eps), then rope on the first rope.dim values */
+	const float *key;
+	const float *key_gain, *key_bias;
+	float key_eps;
+	struct cache_view key_cache;
+};
+
 /* DSA lightning indexer: score(r, t) = sum_j weight[r][j] * n_heads^-1/2 * max(0, q[r][j] . key[t] * head_dim^-1/2)
  * for t <= pos[r]; the min(top_k, pos + 1) best positions, higher score first, then the lower position
  * (specification section 2.5). */
@@ -108,7 +127,12 @@ struct attend {
 	int n_heads;
 	int n_value; /* the leading part of a cache row that is the value (512); the row is the key (576) */
 	float scale;
-	const float *q; /* [rows][n_heads][cache.width] */
+	float *q; /* [rows][n_heads][cache.width] */
+	/* Where the rest of a query behind n_value comes from, to be rotated: [rows][n_heads], rotate_stride floats apart, in place of what
+	 * stands in q, which may be overwritten. NULL: it stands in q as it is wanted. */
+	const float *rotate;
+	int64_t rotate_stride;
+	struct rope rope;
 	struct cache_view cache;
 	const int32_t *sel;   /* [rows][sel_stride], ascending */
 	const int32_t *n_sel; /* [rows], >= 1 */
@@ -236,13 +260,8 @@ struct backend_ops {
 	 * y + head * y_stride; a row is n_heads strides long. y may be x. */
 	void (*rope)(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
 		int64_t y_stride, int rows, int n_heads);
-	/* u [rows][n_latent + rope.dim] -> cache row (rms_norm(u[0..n_latent), gain, eps), rope(rest)). */
-	void (*latent_append)(struct backend *b, const struct batch *rows, const struct rope *rope,
-		const float *u, int n_latent, const float *gain, float eps, struct cache_view cache);
-	/* k [rows][width] -> cache row: layer norm (mean and variance, gain, bias, eps), then rope on the first
-	 * rope.dim values. */
-	void (*index_append)(struct backend *b, const struct batch *rows, const struct rope *rope, const float *k,
-		const float *gain, const float *bias, float eps, struct cache_view cache);
+	void (*latents)(
+		struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a);
 	void (*index_select)(struct backend *b, const struct batch *rows, const struct index_select *a);
 	void (*attend)(struct backend *b, const struct batch *rows, const struct attend *a);
 
@@ -252,9 +271,10 @@ struct backend_ops {
 	 * may be given in any split over calls: a place's result does not depend on it. */
 	void (*expert_ffn)(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
 		int n_used, float *out);
-	/* x[r] += (sum over ranks, in rank order, of weights[r][k] * out[r][k]) + shared[r]. n values a row; n_used may be 0. */
+	/* x[r] += (sum over ranks, in rank order, of weights[r][k] * out[r][k]) + shared[r]. n values a row. Then `next`, a norm of the
+	 * new x, rows of n values too; NULL: none. */
 	void (*moe_combine)(struct backend *b, const float *out, const float *weights, int n_used,
-		const float *shared, int rows, int n, float *x);
+		const float *shared, int rows, int n, float *x, const struct norm *next, float eps);
 };
 
 /* Implementations put this first in their own struct. */

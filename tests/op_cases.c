@@ -11,8 +11,8 @@
 #include <string.h>
 
 const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "matmul_glu",
-	"swiglu", "rope_angles", "rope", "latent_append", "index_append", "index_select", "attend", "route",
-	"expert_ffn", "moe_combine"};
+	"swiglu", "rope_angles", "rope", "latents", "index_select", "attend", "route", "expert_ffn",
+	"moe_combine"};
 
 /* clang-format off */
 /* Shapes: the pocket's (hidden 256, 4 heads), GLM-5.2's row sizes with few rows, odd ones. */
@@ -59,10 +59,12 @@ const struct op_case op_cases[] = {
 	{.name = "far", .op = OP_ROPE_ANGLES, .rows = 9, .dim = 64, .far = 1048575},
 	{.name = "one head", .op = OP_ROPE, .rows = 5, .dim = 64, .heads = 1, .n_in = 64, .n_out = 64, .far = 300},
 	{.name = "query", .op = OP_ROPE, .rows = 3, .dim = 64, .heads = 64, .n_in = 256, .n_out = 576, .far = 90000},
-	{.name = "F32", .op = OP_LATENT_APPEND, .type = DTYPE_F32, .rows = 8, .n_value = 512, .dim = 64, .far = 40},
-	{.name = "F16", .op = OP_LATENT_APPEND, .type = DTYPE_F16, .rows = 8, .n_value = 512, .dim = 64, .far = 40},
-	{.name = "F32", .op = OP_INDEX_APPEND, .type = DTYPE_F32, .rows = 8, .n_in = 128, .dim = 64, .far = 40},
-	{.name = "F16", .op = OP_INDEX_APPEND, .type = DTYPE_F16, .rows = 8, .n_in = 128, .dim = 64, .far = 40},
+	{.name = "F32", .op = OP_LATENTS, .type = DTYPE_F32, .rows = 8, .n_out = 2048, .n_value = 512, .n_in = 128, .dim = 64, .far = 40},
+	{.name = "F16", .op = OP_LATENTS, .type = DTYPE_F16, .rows = 8, .n_out = 2048, .n_value = 512, .n_in = 128, .dim = 64, .far = 40},
+	{.name = "shared layer F16", .op = OP_LATENTS, .type = DTYPE_F16, .rows = 3, .n_out = 256, .n_value = 512, .dim = 64, .far = 40},
+	{.name = "pairs F16", .op = OP_LATENTS, .type = DTYPE_F16, .rows = 40, .n_value = 512, .n_in = 128, .dim = 64, .far = 40},
+	{.name = "odd F32", .op = OP_LATENTS, .type = DTYPE_F32, .rows = 5, .n_out = 9001, .n_value = 27, .n_in = 301, .dim = 6, .far = 40},
+	{.name = "key F32", .op = OP_LATENTS, .type = DTYPE_F32, .rows = 5, .n_in = 64, .dim = 64, .far = 40},
 	{.name = "pocket F32", .op = OP_INDEX_SELECT, .type = DTYPE_F32, .rows = 9, .heads = 4, .dim = 128, .top_k = 128, .far = 700},
 	{.name = "pocket F16", .op = OP_INDEX_SELECT, .type = DTYPE_F16, .rows = 9, .heads = 4, .dim = 128, .top_k = 128, .far = 700},
 	{.name = "full F16", .op = OP_INDEX_SELECT, .type = DTYPE_F16, .rows = 3, .heads = 32, .dim = 128, .top_k = 2048, .far = 4999},
@@ -76,6 +78,9 @@ const struct op_case op_cases[] = {
 	{.name = "full F16", .op = OP_ATTEND, .type = DTYPE_F16, .rows = 2, .heads = 64, .dim = 64, .n_value = 512, .top_k = 300, .far = 999},
 	{.name = "chunk F16", .op = OP_ATTEND, .type = DTYPE_F16, .rows = 40, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600},
 	{.name = "chunk F32", .op = OP_ATTEND, .type = DTYPE_F32, .rows = 18, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600},
+	{.name = "rotated F32", .op = OP_ATTEND, .type = DTYPE_F32, .rows = 5, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600, .rotate = true},
+	{.name = "rotated F16", .op = OP_ATTEND, .type = DTYPE_F16, .rows = 3, .heads = 64, .dim = 64, .n_value = 512, .top_k = 300, .far = 999, .rotate = true},
+	{.name = "chunk rotated F16", .op = OP_ATTEND, .type = DTYPE_F16, .rows = 40, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600, .rotate = true},
 	{.name = "odd F32", .op = OP_ATTEND, .type = DTYPE_F32, .rows = 6, .heads = 7, .dim = 6, .n_value = 29, .top_k = 33, .far = 70},
 	{.name = "pocket", .op = OP_ROUTE, .rows = 40, .heads = 32, .n_used = 4},
 	{.name = "full", .op = OP_ROUTE, .rows = 9, .heads = 256, .n_used = 8},
@@ -85,6 +90,8 @@ const struct op_case op_cases[] = {
 	{.name = "crowd Q8_0", .op = OP_EXPERT_FFN, .type = DTYPE_Q8_0, .rows = 150, .n_in = 256, .n_out = 64, .heads = 2, .n_used = 1},
 	{.name = "wide", .op = OP_MOE_COMBINE, .rows = 3, .n_in = 6144, .n_used = 8},
 	{.name = "odd", .op = OP_MOE_COMBINE, .rows = 5, .n_in = 77, .n_used = 3},
+	{.name = "long", .op = OP_MOE_COMBINE, .rows = 2, .n_in = 8196, .n_used = 9},
+	{.name = "pocket", .op = OP_MOE_COMBINE, .rows = 18, .n_in = 256, .n_used = 4},
 };
 /* clang-format on */
 const int op_cases_n = ARRAY_LEN(op_cases);
@@ -274,26 +281,42 @@ RUN(rope)
 		memcpy(out + i * c->dim, host + i * c->n_out, (size_t)c->dim * 4);
 }
 
-RUN(latent_append)
+/* Out: the query's latent, the key's and value's cache row, the index key's cache row. n 0: that part is absent. */
+RUN(latents)
 {
-	int width = c->n_value + c->dim;
+	int kv = c->n_value ? c->n_value + c->dim : 0, key = c->n_in, width = c->n_out + kv + key;
 	struct batch rows = batch_put(p, c, true, f, n);
 	struct rope rope = {put(p, op_rope_new(p, c) + f * c->dim, (size_t)(n * c->dim) * 4), c->dim};
-	struct cache_view cache = cache_put(p, c, width);
-	float *gain = put(p, op_floats(p, 2, (size_t)c->n_value), (size_t)c->n_value * 4);
-	OPS->latent_append(p->b, &rows, &rope, put_rows(p, 1, c, f, n, width), c->n_value, gain, 1e-5f, cache);
-	cache_get(p, c, cache, f, n, out);
-}
-
-RUN(index_append)
-{
-	struct batch rows = batch_put(p, c, true, f, n);
-	struct rope rope = {put(p, op_rope_new(p, c) + f * c->dim, (size_t)(n * c->dim) * 4), c->dim};
-	struct cache_view cache = cache_put(p, c, c->n_in);
-	float *gain = put(p, op_floats(p, 2, (size_t)c->n_in), (size_t)c->n_in * 4);
-	float *bias = put(p, op_floats(p, 3, (size_t)c->n_in), (size_t)c->n_in * 4);
-	OPS->index_append(p->b, &rows, &rope, put_rows(p, 1, c, f, n, c->n_in), gain, bias, 1e-6f, cache);
-	cache_get(p, c, cache, f, n, out);
+	struct latents a = {.n_q = c->n_out, .n_kv = c->n_value, .eps = 1e-5f, .key_eps = 1e-6f};
+	float *host = op_host_new(p, (size_t)(n * (c->n_out + kv + key)) * 4);
+	if (c->n_out) {
+		a.q = put_rows(p, 4, c, f, n, c->n_out);
+		a.q_gain = put(p, op_floats(p, 5, (size_t)c->n_out), (size_t)c->n_out * 4);
+	}
+	if (kv) {
+		a.kv = put_rows(p, 1, c, f, n, kv);
+		a.kv_gain = put(p, op_floats(p, 2, (size_t)c->n_value), (size_t)c->n_value * 4);
+		a.kv_cache = cache_put(p, c, kv);
+	}
+	if (key) {
+		a.key = put_rows(p, 3, c, f, n, key);
+		a.key_gain = put(p, op_floats(p, 6, (size_t)key), (size_t)key * 4);
+		a.key_bias = put(p, op_floats(p, 7, (size_t)key), (size_t)key * 4);
+		a.key_cache = cache_put(p, c, key);
+	}
+	OPS->latents(p->b, &rows, &rope, &a);
+	float *q = host, *kv_rows = q + n * c->n_out, *keys = kv_rows + n * kv;
+	if (c->n_out)
+		get(p, q, a.q, (size_t)(n * c->n_out) * 4);
+	if (kv)
+		cache_get(p, c, a.kv_cache, f, n, kv_rows);
+	if (key)
+		cache_get(p, c, a.key_cache, f, n, keys);
+	for (int r = 0; r < n; r++, out += width) {
+		memcpy(out, q + r * c->n_out, (size_t)c->n_out * 4);
+		memcpy(out + c->n_out, kv_rows + r * kv, (size_t)kv * 4);
+		memcpy(out + c->n_out + kv, keys + r * key, (size_t)key * 4);
+	}
 }
 
 RUN(index_select)
@@ -323,9 +346,20 @@ RUN(attend)
 			*n_sel = op_host_new(p, (size_t)c->rows * 4);
 	op_attend_lists(c, sel, n_sel);
 	struct batch rows = batch_put(p, c, false, f, n);
-	struct attend a = {c->heads, c->n_value, OP_ATTEND_SCALE, put_rows(p, 1, c, f, n, c->heads * width),
-		cache_put(p, c, width), put(p, sel + f * c->top_k, (size_t)(n * c->top_k) * 4),
-		put(p, n_sel + f, (size_t)n * 4), c->top_k, device_new(p, (size_t)(n * c->heads * c->n_value) * 4)};
+	struct attend a = {.n_heads = c->heads,
+		.n_value = c->n_value,
+		.scale = OP_ATTEND_SCALE,
+		.q = put_rows(p, 1, c, f, n, c->heads * width),
+		.cache = cache_put(p, c, width),
+		.sel = put(p, sel + f * c->top_k, (size_t)(n * c->top_k) * 4),
+		.n_sel = put(p, n_sel + f, (size_t)n * 4),
+		.sel_stride = c->top_k,
+		.out = device_new(p, (size_t)(n * c->heads * c->n_value) * 4)};
+	if (c->rotate) {
+		a.rotate = put_rows(p, 3, c, f, n, c->heads * (c->dim + 2));
+		a.rotate_stride = c->dim + 2;
+		a.rope = (struct rope){put(p, op_rope_new(p, c) + f * c->dim, (size_t)(n * c->dim) * 4), c->dim};
+	}
 	OPS->attend(p->b, &rows, &a);
 	get(p, out, a.out, (size_t)(n * c->heads * c->n_value) * 4);
 }
@@ -389,14 +423,24 @@ RUN(moe_combine)
 {
 	float *y = put_rows(p, 1, c, f, n, c->n_used * c->n_in), *weights = put_rows(p, 2, c, f, n, c->n_used);
 	float *shared = put_rows(p, 3, c, f, n, c->n_in), *x = put_rows(p, 4, c, f, n, c->n_in);
-	OPS->moe_combine(p->b, y, weights, c->n_used, shared, n, c->n_in, x);
-	get(p, out, x, (size_t)(n * c->n_in) * 4);
+	size_t bytes = (size_t)(n * c->n_in) * 4;
+	float *gain = put(p, op_floats(p, 5, (size_t)c->n_in), (size_t)c->n_in * 4), *h = device_new(p, bytes),
+		  *apart = device_new(p, bytes), *host[3];
+	OPS->moe_combine(p->b, y, weights, c->n_used, shared, n, c->n_in, x, &(struct norm){gain, h}, 1e-5f);
+	OPS->rms_norm(p->b, x, c->n_in, &(struct norm){gain, apart}, 1, 1e-5f, n, c->n_in, c->n_in);
+	for (int i = 0; i < 3; i++)
+		get(p, host[i] = op_host_new(p, bytes), i == 0 ? x : i == 1 ? h : apart, bytes);
+	if (memcmp(host[1], host[2], bytes))
+		bug("moe_combine %s: its norm is not the bits of rms_norm", c->name);
+	for (int r = 0; r < n; r++)
+		for (int i = 0; i < 2; i++)
+			memcpy(out + (2 * r + i) * c->n_in, host[i] + r * c->n_in, (size_t)c->n_in * 4);
 }
 
 typedef void run_fn(struct op_pool *p, const struct op_case *c, int f, int n, float *out);
 static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_stacked_matmul,
-	run_matmul_glu, run_swiglu, run_rope_angles, run_rope, run_latent_append, run_index_append,
-	run_index_select, run_attend, run_route, run_expert_ffn, run_moe_combine};
+	run_matmul_glu, run_swiglu, run_rope_angles, run_rope, run_latents, run_index_select, run_attend,
+	run_route, run_expert_ffn, run_moe_combine};
 
 int op_case_run(struct backend *b, const struct op_case *c, int first, int n, float *out, struct err *e)
 {
@@ -419,8 +463,10 @@ int op_case_width(const struct op_case *c)
 		return c->dim;
 	case OP_ROPE:
 		return c->heads * c->dim;
-	case OP_LATENT_APPEND:
-		return c->n_value + c->dim;
+	case OP_LATENTS:
+		return c->n_out + (c->n_value ? c->n_value + c->dim : 0) + c->n_in;
+	case OP_MOE_COMBINE:
+		return 2 * c->n_in;
 	case OP_INDEX_SELECT:
 		return c->top_k + 1;
 	case OP_ATTEND:

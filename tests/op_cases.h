@@ -12,14 +12,13 @@
 enum op_kind {
 	OP_EMBED,
 	OP_RMS_NORM,
-	OP_MATMUL, /* two parts, the second one adds */
+	OP_MATMUL, /* three parts: the second one adds, the third one has its own input */
 	OP_STACKED_MATMUL,
 	OP_MATMUL_GLU,
 	OP_SWIGLU,
 	OP_ROPE_ANGLES,
 	OP_ROPE,
-	OP_LATENT_APPEND,
-	OP_INDEX_APPEND,
+	OP_LATENTS,
 	OP_INDEX_SELECT,
 	OP_ATTEND,
 	OP_ROUTE,
@@ -37,13 +36,14 @@ struct op_case {
 	int n_in, n_out; /* expert_ffn: n_embd and n_ff; norms, swiglu, moe_combine: n_in values a row */
 	int heads;       /* heads, or matrices of a stack, or experts */
 	int dim;         /* rope.dim; index: head_dim */
-	int n_value;     /* attend; latent_append: n_latent */
+	int n_value;     /* attend; latents: n_kv (n_out: n_q, n_in: width of the key) */
 	int top_k;       /* index; attend: the longest list */
 	int n_used;
 	int n_group, n_group_used;
-	int far;    /* the largest position */
-	bool whole; /* index: small whole numbers, so scores are exact and full of ties */
-	bool plain; /* route: not normalised */
+	int far;     /* the largest position */
+	bool whole;  /* index: small whole numbers, so scores are exact and full of ties */
+	bool plain;  /* route: not normalised */
+	bool rotate; /* attend: the rest of the query comes unrotated */
 };
 
 extern const struct op_case op_cases[];

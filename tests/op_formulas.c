@@ -188,41 +188,39 @@ static void stored(enum dtype type, const double *value, double *scale, int n)
 		scale[i] += fabs(value[i]) * HALF_STEP + 1; /* 1: halves below 2^-14 have an absolute step of 2^-24 */
 }
 
-FORMULA(latent_append)
+FORMULA(latents)
 {
-	int n = c->n_value, width = n + c->dim;
-	float *u = op_floats(p, 1, (size_t)(c->rows * width)), *gain = op_floats(p, 2, (size_t)n),
-		  *angles = op_rope_new(p, c);
-	for (int r = 0; r < c->rows; r++, u += width, value += width, scale += width) {
-		rms(u, gain, (double)1e-5f, n, value, scale);
-		for (int i = n; i < width; i++) {
+	int kv = c->n_value ? c->n_value + c->dim : 0, n_q = c->n_out, key = c->n_in, dim = c->dim;
+	float *q = op_floats(p, 4, (size_t)(c->rows * n_q)), *q_gain = op_floats(p, 5, (size_t)n_q),
+		  *u = op_floats(p, 1, (size_t)(c->rows * kv)), *gain = op_floats(p, 2, (size_t)c->n_value),
+		  *k = op_floats(p, 3, (size_t)(c->rows * key)), *key_gain = op_floats(p, 6, (size_t)key),
+		  *bias = op_floats(p, 7, (size_t)key), *angles = op_rope_new(p, c);
+	for (int r = 0; r < c->rows; r++, q += n_q, u += kv, k += key) {
+		rms(q, q_gain, (double)1e-5f, n_q, value, scale);
+		value += n_q, scale += n_q;
+		rms(u, gain, (double)1e-5f, c->n_value, value, scale);
+		for (int i = c->n_value; i < kv; i++) {
 			value[i] = u[i];
 			scale[i] = fabs(value[i]);
 		}
-		rotate(angles + r * c->dim, value + n, scale + n, c->dim);
-		stored(c->type, value, scale, width);
-	}
-}
-
-FORMULA(index_append)
-{
-	int n = c->n_in;
-	float *k = op_floats(p, 1, (size_t)(c->rows * n)), *gain = op_floats(p, 2, (size_t)n),
-		  *bias = op_floats(p, 3, (size_t)n);
-	float *angles = op_rope_new(p, c);
-	for (int r = 0; r < c->rows; r++, k += n, value += n, scale += n) {
+		if (kv)
+			rotate(angles + r * dim, value + c->n_value, scale + c->n_value, dim);
+		stored(c->type, value, scale, kv);
+		value += kv, scale += kv;
 		double mean = 0, variance = 0;
-		for (int i = 0; i < n; i++)
-			mean += (double)k[i] / n;
-		for (int i = 0; i < n; i++)
-			variance += ((double)k[i] - mean) * ((double)k[i] - mean) / n;
-		for (int i = 0; i < n; i++) {
-			value[i] = ((double)k[i] - mean) / sqrt(variance + (double)1e-6f) * (double)gain[i];
+		for (int i = 0; i < key; i++)
+			mean += (double)k[i] / key;
+		for (int i = 0; i < key; i++)
+			variance += ((double)k[i] - mean) * ((double)k[i] - mean) / key;
+		for (int i = 0; i < key; i++) {
+			value[i] = ((double)k[i] - mean) / sqrt(variance + (double)1e-6f) * (double)key_gain[i];
 			scale[i] = fabs(value[i]) + fabs((double)bias[i]);
 			value[i] += (double)bias[i];
 		}
-		rotate(angles + r * c->dim, value, scale, c->dim);
-		stored(c->type, value, scale, n);
+		if (key)
+			rotate(angles + r * dim, value, scale, dim);
+		stored(c->type, value, scale, key);
+		value += key, scale += key;
 	}
 }
 
@@ -234,10 +232,16 @@ FORMULA(attend)
 	op_make_rows(c, false, pos, base);
 	op_attend_lists(c, sel, n_sel);
 	double *q = doubles(p, op_floats(p, 1, (size_t)(c->rows * c->heads * width)), c->rows * c->heads * width);
-	float *cache = op_cache_new(p, c, width);
-	double score[c->top_k], error;
+	float *cache = op_cache_new(p, c, width),
+		  *turned = op_floats(p, 3, c->rotate ? (size_t)(c->rows * c->heads * (c->dim + 2)) : 0),
+		  *angles = op_rope_new(p, c);
+	double score[c->top_k], error, unused[c->dim];
 	for (int i = 0; i < c->rows * c->heads; i++) {
 		int r = i / c->heads;
+		for (int k = 0; c->rotate && k < c->dim; k++)
+			q[(int64_t)i * width + n_value + k] = turned[i * (c->dim + 2) + k];
+		if (c->rotate)
+			rotate(angles + r * c->dim, q + (int64_t)i * width + n_value, unused, c->dim);
 		double most = -INFINITY, sum = 0, worst = 0, *v = value + i * n_value, *s = scale + i * n_value;
 		for (int t = 0; t < n_sel[r]; t++) {
 			const float *row = cache + (int64_t)(base[r] + sel[r * c->top_k + t]) * width;
@@ -343,13 +347,23 @@ FORMULA(moe_combine)
 	int n = c->n_in, k = c->n_used;
 	float *y = op_floats(p, 1, (size_t)(c->rows * k * n)), *weights = op_floats(p, 2, (size_t)(c->rows * k));
 	float *shared = op_floats(p, 3, (size_t)(c->rows * n)), *x = op_floats(p, 4, (size_t)(c->rows * n));
-	for (int i = 0; i < c->rows * n; i++) {
-		value[i] = (double)x[i] + (double)shared[i];
-		scale[i] = fabs((double)x[i]) + fabs((double)shared[i]);
-		for (int j = 0; j < k; j++) {
-			double term = (double)weights[i / n * k + j] * (double)y[(i / n * k + j) * n + i % n];
-			value[i] += term;
-			scale[i] += fabs(term);
+	float *gain = op_floats(p, 5, (size_t)n);
+	for (int r = 0; r < c->rows; r++, value += 2 * n, scale += 2 * n) {
+		double squares = 0;
+		for (int i = 0; i < n; i++) {
+			value[i] = (double)x[r * n + i] + (double)shared[r * n + i];
+			scale[i] = fabs((double)x[r * n + i]) + fabs((double)shared[r * n + i]);
+			for (int j = 0; j < k; j++) {
+				double term = (double)weights[r * k + j] * (double)y[(r * k + j) * n + i];
+				value[i] += term;
+				scale[i] += fabs(term);
+			}
+			squares += value[i] * value[i];
+		}
+		for (int i = 0; i < n; i++) { /* errors of x move its norm in proportion */
+			double factor = (double)gain[i] / sqrt(squares / n + (double)1e-5f);
+			value[n + i] = factor * value[i];
+			scale[n + i] = fabs(factor) * scale[i] + fabs(value[n + i]);
 		}
 	}
 }
@@ -357,8 +371,7 @@ FORMULA(moe_combine)
 typedef void formula_fn(struct op_pool *p, const struct op_case *c, double *value, double *scale);
 static formula_fn *const formulas[OP_LIMIT] = {formula_embed, formula_rms_norm, formula_matmul,
 	formula_stacked_matmul, formula_matmul_glu, formula_swiglu, formula_rope_angles, formula_rope,
-	formula_latent_append, formula_index_append, NULL, formula_attend, formula_route, formula_expert_ffn,
-	formula_moe_combine};
+	formula_latents, NULL, formula_attend, formula_route, formula_expert_ffn, formula_moe_combine};
 
 void op_case_reference(const struct op_case *c, double *value, double *scale)
 {

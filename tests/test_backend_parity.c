@@ -250,7 +250,7 @@ static void check_case(const struct op_case *c, bool formula)
 		c->op == OP_MATMUL || c->op == OP_STACKED_MATMUL || c->op == OP_MATMUL_GLU || c->op == OP_EXPERT_FFN;
 	bool packed = c->type != DTYPE_F32 && c->type != DTYPE_F16 && c->type != DTYPE_BF16;
 	double tolerance = product && packed ? TOLERANCE_PACKED : TOLERANCE;
-	bool halves = c->type == DTYPE_F16 && (c->op == OP_LATENT_APPEND || c->op == OP_INDEX_APPEND);
+	bool halves = c->type == DTYPE_F16 && c->op == OP_LATENTS;
 	double limit = exact ? 0 : halves ? ERROR_HALF : ERROR;
 	if (formula) {
 		double *value = NEW_ARRAY(double, n), *scale = NEW_ARRAY(double, n);

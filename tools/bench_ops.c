@@ -222,18 +222,19 @@ static void call_rope(struct op *o, int copy)
 		o->backend, &o->rope, o->x + o->shape->nope, head, o->y, head, o->rows, o->shape->heads);
 }
 
-static void call_latent_append(struct op *o, int copy)
+static void call_latents(struct op *o, int copy)
 {
-	struct cache_view c = o->cache;
-	c.data = (uint8_t *)c.data + o->cache_stride * (size_t)copy;
-	o->backend->ops->latent_append(o->backend, &o->batch, &o->rope, o->x, o->shape->kv_rank, o->z, 1e-6f, c);
-}
-
-static void call_index_append(struct op *o, int copy)
-{
-	struct cache_view c = o->cache;
-	c.data = (uint8_t *)c.data + o->cache_stride * (size_t)copy;
-	o->backend->ops->index_append(o->backend, &o->batch, &o->rope, o->x, o->z, o->z, 1e-6f, c);
+	const struct shape *s = o->shape;
+	struct latents a = {.q = o->y,
+		.q_gain = o->z,
+		.n_q = s->q_rank,
+		.kv = o->x,
+		.kv_gain = o->z,
+		.n_kv = s->kv_rank,
+		.eps = 1e-6f,
+		.kv_cache = o->cache};
+	a.kv_cache.data = (uint8_t *)o->cache.data + o->cache_stride * (size_t)copy;
+	o->backend->ops->latents(o->backend, &o->batch, &o->rope, &a);
 }
 
 static void call_index_select(struct op *o, int copy)
@@ -310,7 +311,8 @@ static void call_moe_combine(struct op *o, int copy)
 {
 	(void)copy;
 	const struct shape *s = o->shape;
-	o->backend->ops->moe_combine(o->backend, o->x, o->z, s->n_used, o->y, o->rows, s->n_embd, o->y);
+	o->backend->ops->moe_combine(
+		o->backend, o->x, o->z, s->n_used, o->y, o->rows, s->n_embd, o->y, &(struct norm){o->x, o->x}, 1e-5f);
 }
 
 static void call_device_copy(struct op *o, int copy)
@@ -518,18 +520,20 @@ static int run_rope(struct op *o, struct pool *p, struct err *e)
 	return measure(o, e, "");
 }
 
-static int run_append(struct op *o, struct pool *p, bool latent, struct err *e)
+/* As in a layer without an indexer. */
+static int run_latents(struct op *o, struct pool *p, struct err *e)
 {
 	const struct shape *s = o->shape;
-	int rc, width = latent ? s->kv_rank + s->rope : s->index_dim;
+	int rc, width = s->kv_rank + s->rope;
 	if ((rc = prepare_rows(o, p, width, 1, e)) ||
 		(rc = get_floats(p, (size_t)o->rows * (size_t)width, &o->x, e)) ||
-		(rc = get_floats(p, (size_t)width, &o->z, e)))
+		(rc = get_floats(p, (size_t)o->rows * (size_t)s->q_rank, &o->y, e)) ||
+		(rc = get_floats(p, (size_t)MAX(s->q_rank, s->kv_rank), &o->z, e)))
 		return rc;
-	o->bytes = 6.0 * o->rows * width;
+	o->bytes = 6.0 * o->rows * width + 8.0 * o->rows * s->q_rank;
 	o->macs = 0;
-	o->call = latent ? call_latent_append : call_index_append;
-	o->name = latent ? "latent_append" : "index_append";
+	o->call = call_latents;
+	o->name = "latents";
 	return measure(o, e, "");
 }
 
@@ -635,7 +639,7 @@ static int run_small(struct op *o, struct pool *p, const char *name, struct err 
 	return measure(o, e, "");
 }
 
-enum what { SMALL, MATMUL, STACKED_K, STACKED_V, ROPE, LATENT, INDEX_KEY, SELECT, ATTEND, EXPERT };
+enum what { SMALL, MATMUL, STACKED_K, STACKED_V, ROPE, LATENTS, SELECT, ATTEND, EXPERT };
 
 static int run_one(struct bench *b, struct backend *backend, const struct shape *s, int rows, enum what what,
 	const char *name, enum dtype type, struct err *e)
@@ -677,9 +681,8 @@ static int run_one(struct bench *b, struct backend *backend, const struct shape 
 	case ROPE:
 		rc = run_rope(&o, &pool, e);
 		break;
-	case LATENT:
-	case INDEX_KEY:
-		rc = run_append(&o, &pool, what == LATENT, e);
+	case LATENTS:
+		rc = run_latents(&o, &pool, e);
 		break;
 	case SELECT:
 		if (!strcmp(name, "long")) {
@@ -734,8 +737,7 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 		{STACKED_V, "stacked_matmul", "v_b", DTYPE_Q8_0},
 		{SMALL, "swiglu", "swiglu", DTYPE_F32},
 		{ROPE, "rope", "rope", DTYPE_F32},
-		{LATENT, "latent_append", "latent_append", DTYPE_F16},
-		{INDEX_KEY, "index_append", "index_append", DTYPE_F16},
+		{LATENTS, "latents", "latents", DTYPE_F16},
 		{SELECT, "index_select", "index_select", DTYPE_F16},
 		{SELECT, "index_select", "long", DTYPE_F16},
 		{ATTEND, "attend", "attend", DTYPE_F16},

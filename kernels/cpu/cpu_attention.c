@@ -106,6 +106,9 @@ void cpu_attend(struct backend *base, const struct batch *rows, const struct att
 	struct cpu_backend *b = cpu_of(base);
 	if (b->base.failure.code || !rows->n)
 		return;
+	if (a->rotate)
+		cpu_rope(base, &a->rope, a->rotate, a->rotate_stride, a->q + a->n_value, a->cache.width, rows->n,
+			a->n_heads);
 	size_t longest = 1;
 	double total = 0;
 	for (int r = 0; r < rows->n; r++) {

@@ -157,7 +157,7 @@ static void layer_norm_row(const float *x, const float *gain, const float *bias,
 		out[i] = (float)(((double)x[i] - mean) * scale) * gain[i] + bias[i];
 }
 
-/* Of both caches: in is u or k, [rows][width]; scratch the finished rows, [rows][width]. */
+/* Of both caches: in is kv or key, [rows][width]; scratch the finished rows, [rows][width]. */
 struct append_job {
 	const struct cpu_isa *isa;
 	const struct batch *rows;
@@ -196,29 +196,36 @@ static void index_key_task(const void *context, int64_t first, int64_t last, int
 	}
 }
 
-static void append(struct backend *b, struct append_job *job, cpu_task_fn *fn, const char *op)
+static void append(struct backend *b, struct append_job *job, cpu_task_fn *fn)
 {
 	uint64_t values = (uint64_t)job->rows->n * (uint64_t)job->cache.width;
 	job->isa = cpu_of(b)->isa;
-	job->scratch = cpu_scratch(cpu_of(b), values * sizeof(float), op);
+	job->scratch = cpu_scratch(cpu_of(b), values * sizeof(float), "latents");
 	if (job->scratch)
 		cpu_run_rows(cpu_of(b), cpu_threads_for(cpu_of(b), 6.0 * (double)values), job->rows->n, fn, job);
 }
 
-void cpu_latent_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *u,
-	int n_latent, const float *gain, float eps, struct cache_view cache)
+void cpu_latents(
+	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a)
 {
-	struct append_job job = {
-		.rows = rows, .rope = rope, .cache = cache, .in = u, .gain = gain, .eps = eps, .n_latent = n_latent};
-	if (!b->failure.code)
-		append(b, &job, latent_task, "latent_append");
-}
-
-void cpu_index_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *k,
-	const float *gain, const float *bias, float eps, struct cache_view cache)
-{
-	struct append_job job = {
-		.rows = rows, .rope = rope, .cache = cache, .in = k, .gain = gain, .bias = bias, .eps = eps};
-	if (!b->failure.code)
-		append(b, &job, index_key_task, "index_append");
+	if (a->q)
+		cpu_rms_norm(b, a->q, a->n_q, &(struct norm){a->q_gain, a->q}, 1, a->eps, rows->n, a->n_q, a->n_q);
+	struct append_job kv = {.rows = rows,
+		.rope = rope,
+		.cache = a->kv_cache,
+		.in = a->kv,
+		.gain = a->kv_gain,
+		.eps = a->eps,
+		.n_latent = a->n_kv};
+	if (a->kv && !b->failure.code)
+		append(b, &kv, latent_task);
+	struct append_job key = {.rows = rows,
+		.rope = rope,
+		.cache = a->key_cache,
+		.in = a->key,
+		.gain = a->key_gain,
+		.bias = a->key_bias,
+		.eps = a->key_eps};
+	if (a->key && !b->failure.code)
+		append(b, &key, index_key_task);
 }

@@ -105,10 +105,8 @@ void cpu_rope_angles(
 	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
 void cpu_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
 	int64_t y_stride, int rows, int n_heads);
-void cpu_latent_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *u,
-	int n_latent, const float *gain, float eps, struct cache_view cache);
-void cpu_index_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *k,
-	const float *gain, const float *bias, float eps, struct cache_view cache);
+void cpu_latents(
+	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a);
 void cpu_matmul(struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
 void cpu_stacked_matmul(struct backend *b, const struct stacked_matmul *a, int rows);
 void cpu_index_select(struct backend *b, const struct batch *rows, const struct index_select *a);
@@ -117,6 +115,6 @@ void cpu_route(struct backend *b, const struct route *a, int n, int rows);
 void cpu_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
 	int n_used, float *out);
 void cpu_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
-	const float *shared, int rows, int n, float *x);
+	const float *shared, int rows, int n, float *x, const struct norm *next, float eps);
 
 #endif

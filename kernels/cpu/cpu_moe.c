@@ -258,11 +258,13 @@ static void combine_task(const void *context, int64_t task, int64_t last, int th
 }
 
 void cpu_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
-	const float *shared, int rows, int n, float *x)
+	const float *shared, int rows, int n, float *x, const struct norm *next, float eps)
 {
 	if (b->failure.code)
 		return;
 	struct combine_job job = {out, weights, shared, x, n, n_used, (n + COMBINE_PIECE - 1) / COMBINE_PIECE};
 	int threads = cpu_threads_for(cpu_of(b), 2.0 * rows * n * n_used);
 	cpu_run_rows(cpu_of(b), threads, (int64_t)rows * job.pieces, combine_task, &job);
+	if (next)
+		cpu_rms_norm(b, x, n, next, 1, eps, rows, n, n);
 }

@@ -220,6 +220,9 @@ void cuda_attend(struct backend *base, const struct batch *rows, const struct at
 	struct cuda_backend *b = cuda_of(base);
 	if (!cuda_begin(base, "attend") || !rows->n || cuda_attend_mma(b, rows, a))
 		return;
+	if (a->rotate)
+		cuda_rope(base, &a->rope, a->rotate, a->rotate_stride, a->q + a->n_value, a->cache.width, rows->n,
+			a->n_heads);
 	struct attend_args g = {*a, rows->base, 0, 0, 0, NULL};
 	/* padded to whole 16 bytes, an odd number of them */
 	g.stride = (a->cache.width + 3) / 4 * 4;

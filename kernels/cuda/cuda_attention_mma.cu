@@ -27,6 +27,7 @@
 #define THREADS    256
 #define STEPS      (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
 #define P_STRIDE   40               /* halves: rows of 32 weights, 16-byte reads of 8 rows meet in no bank */
+#define UPRIGHT    ((VALUE - 3 * STEPS * 16) / 16) /* those of the last quarter before the rotated part begins */
 #define TILE_BYTES (TILE * WIDTH * 2)
 #define P_SCALE    16384.0f
 
@@ -58,6 +59,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, row8 = lane / 4, c = lane % 4;
 	int64_t r = g.first_row + (int)blockIdx.y;
 	int group = blockIdx.x % g.n_groups, part = blockIdx.x / g.n_groups, head = group * HEADS;
+	grid_wait_before();
 	int n_sel = a.n_sel[r], first = WHOLE ? 0 : part * g.per_block * SEGMENT,
 		last = WHOLE ? n_sel : min(n_sel, first + g.per_block * SEGMENT);
 	if (first >= last)
@@ -93,7 +95,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	int quarter = warp % 4, other = warp / 4, mt = HT == 2 ? other : 0;
 	uint32_t q_hi[STEPS][4], q_lo[STEPS][4];
 	{
-		float2 q[STEPS][4];
+		float2 q[STEPS][4]; /* all loads before the first use */
+		bool turned = a.rotate && quarter == 3;
 		float most[2] = {0, 0};
 #pragma unroll
 		for (int s = 0; s < STEPS; s++)
@@ -101,10 +104,30 @@ static __global__ void __launch_bounds__(THREADS, 1)
 			for (int i = 0; i < 4; i++) {
 				int h = head + mt * 16 + row8 + i % 2 * 8;
 				int k = (quarter * STEPS + s) * 16 + 2 * c + i / 2 * 8;
-				q[s][i] = h < a.n_heads ? *(const float2 *)(a.q + (r * a.n_heads + h) * WIDTH + k)
-										: make_float2(0, 0);
-				most[i % 2] = fmaxf(most[i % 2], fmaxf(fabsf(q[s][i].x), fabsf(q[s][i].y)));
+				int64_t at = r * a.n_heads + h;
+				const float *from = turned && s >= UPRIGHT ? a.rotate + at * a.rotate_stride + (k - VALUE)
+														   : a.q + at * WIDTH + k;
+				q[s][i] = h < a.n_heads ? *(const float2 *)from : make_float2(0, 0);
 			}
+		if (turned) {
+			float2 angle[STEPS - UPRIGHT][2];
+#pragma unroll
+			for (int s = UPRIGHT; s < STEPS; s++)
+#pragma unroll
+				for (int i = 0; i < 2; i++)
+					angle[s - UPRIGHT][i] = *(
+						const float2 *)(a.rope.cos_sin + r * a.rope.dim + (s - UPRIGHT) * 16 + 2 * c + i * 8);
+#pragma unroll
+			for (int s = UPRIGHT; s < STEPS; s++)
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					q[s][i] = rotated(angle[s - UPRIGHT][i / 2], q[s][i]);
+		}
+#pragma unroll
+		for (int s = 0; s < STEPS; s++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				most[i % 2] = fmaxf(most[i % 2], fmaxf(fabsf(q[s][i].x), fabsf(q[s][i].y)));
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
 			most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffffu, most[i], 1));
@@ -279,6 +302,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 			fetch(t0 + 2 * TILE, stage);
 		} else
 			async_commit(); /* what is waited for stays one behind */
+		if (t0 + 2 * TILE >= last)
+			grid_let_next(); /* not before: the weights that come next would stand in this kernel's way */
 		if (!WHOLE && (t0 + TILE >= last || (t0 + TILE) % SEGMENT == 0)) {
 			int64_t at = ((int64_t)blockIdx.y * g.n_segments + t0 / SEGMENT) * a.n_heads + head;
 			if (tid % LANES == 0 && head + tid / LANES < a.n_heads)
@@ -320,6 +345,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 static __global__ void __launch_bounds__(128)
 	merge_mma_kernel(const __grid_constant__ struct mma_attend_args g)
 {
+	grid_let_next();
+	grid_wait_before();
 	const struct attend &a = g.a;
 	extern __shared__ float weight[]; /* [n] */
 	__shared__ float by;
@@ -370,16 +397,16 @@ static bool launch(struct cuda_backend *b, const struct mma_attend_args *g, int 
 	static size_t allowed;
 	if (!cuda_allow_shared(b, (const void *)attend_mma_kernel<HT, WHOLE>, shared_bytes<HT>(), &allowed))
 		return false;
-	attend_mma_kernel<HT, WHOLE>
-		<<<dim3((unsigned)blocks, (unsigned)rows), THREADS, shared_bytes<HT>(), b->stream>>>(*g);
-	cuda_launched(b);
+	cuda_launch(b, attend_mma_kernel<HT, WHOLE>, dim3((unsigned)blocks, (unsigned)rows), THREADS,
+		shared_bytes<HT>(), *g);
 	return true;
 }
 
 bool cuda_attend_mma(struct cuda_backend *b, const struct batch *rows, const struct attend *a)
 {
 	if (a->cache.type != DTYPE_F16 || a->cache.width != WIDTH || a->n_value != VALUE ||
-		(((uintptr_t)a->cache.data | (uintptr_t)a->q | (uintptr_t)a->out) & 15))
+		(((uintptr_t)a->cache.data | (uintptr_t)a->q | (uintptr_t)a->out) & 15) ||
+		(a->rotate && (a->rope.dim != WIDTH - VALUE || (uintptr_t)a->rotate % 8 || a->rotate_stride % 2)))
 		return false;
 	struct mma_attend_args g = {*a, rows->base, 0, 0, 0, 0, NULL, NULL};
 	if (rows->n > CUDA_FEW_ROWS) {
@@ -415,9 +442,8 @@ bool cuda_attend_mma(struct cuda_backend *b, const struct batch *rows, const str
 		static size_t allowed;
 		if (!cuda_allow_shared(b, (const void *)merge_mma_kernel, bytes, &allowed))
 			return true;
-		merge_mma_kernel<<<dim3((unsigned)(a->n_heads * (VALUE / 128)), (unsigned)rows->n), 128, bytes,
-			b->stream>>>(g);
-		cuda_launched(b);
+		cuda_launch(b, merge_mma_kernel, dim3((unsigned)(a->n_heads * (VALUE / 128)), (unsigned)rows->n), 128,
+			bytes, g);
 	}
 	return true;
 }

@@ -128,6 +128,7 @@ static void cuda_upload(struct backend *base, void *dst, const void *src, size_t
 		memcpy(p.byte, src, bytes);
 		put_kernel<<<1, 256, 0, b->stream>>>(p, (uint8_t *)dst, (int)bytes);
 		cuda_launched(b);
+		b->next_waits = true; /* it may be weights */
 		return;
 	}
 	b->next_waits = true;
@@ -246,8 +247,7 @@ static const struct backend_ops cuda_ops = {
 	cuda_swiglu,
 	cuda_rope_angles,
 	cuda_rope,
-	cuda_latent_append,
-	cuda_index_append,
+	cuda_latents,
 	cuda_index_select,
 	cuda_attend,
 	cuda_route,

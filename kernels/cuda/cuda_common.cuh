@@ -125,13 +125,35 @@ struct cuda_mark {
 	volatile unsigned long long *reached;
 };
 
-/* By one thread, when everything before it has been waited for, and by the block what it wrote for the host. */
-static __device__ __forceinline__ void mark_here(const struct cuda_mark &m)
+/* By one thread, when everything before its kernel has been waited for; then again, with what the first call gave, when the block has
+ * met after writing what the host is to read. */
+static __device__ __forceinline__ unsigned long long mark_number(const struct cuda_mark &m)
 {
-	unsigned long long n = *m.count + 1;
-	*m.count = n;
-	__threadfence_system();
+	return *m.count + 1;
+}
+
+static __device__ __forceinline__ void mark_here(const struct cuda_mark &m, unsigned long long n)
+{
+	__threadfence_system(); /* for all that the thread knows of, the writes of the block included */
 	*m.reached = n;
+	*m.count = n;
+}
+
+/* attrs: room for one */
+static inline cudaLaunchConfig_t cuda_launch_config(
+	struct cuda_backend *b, dim3 grid, unsigned block, size_t shared, cudaLaunchAttribute *attrs)
+{
+	cudaLaunchConfig_t c = {};
+	attrs->id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	attrs->val.programmaticStreamSerializationAllowed = 1;
+	c.gridDim = grid;
+	c.blockDim = dim3(block);
+	c.dynamicSmemBytes = shared;
+	c.stream = b->stream;
+	c.attrs = attrs;
+	c.numAttrs = b->early_starts && !b->next_waits;
+	b->next_waits = false;
+	return c;
 }
 
 /* Enqueues a kernel that may start while the op before it still runs (compute capability 9 and newer): before it reads or
@@ -140,17 +162,23 @@ template <typename... P, typename... A>
 static void cuda_launch(
 	struct cuda_backend *b, void (*kernel)(P...), dim3 grid, unsigned block, size_t shared, A... args)
 {
-	cudaLaunchConfig_t c = {};
 	cudaLaunchAttribute early;
-	early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	early.val.programmaticStreamSerializationAllowed = 1;
-	c.gridDim = grid;
-	c.blockDim = dim3(block);
-	c.dynamicSmemBytes = shared;
-	c.stream = b->stream;
-	c.attrs = &early;
-	c.numAttrs = b->early_starts && !b->next_waits;
-	b->next_waits = false;
+	cudaLaunchConfig_t c = cuda_launch_config(b, grid, block, shared, &early);
+	cuda_check(b, cudaLaunchKernelEx(&c, kernel, P(args)...));
+	b->used.launches += !b->capturing;
+}
+
+/* The same in clusters of `size` blocks (compute capability 9 and newer). */
+template <typename... P, typename... A>
+static void cuda_launch_clusters(
+	struct cuda_backend *b, void (*kernel)(P...), unsigned clusters, unsigned size, unsigned block, A... args)
+{
+	cudaLaunchAttribute attrs[2] = {};
+	cudaLaunchConfig_t c = cuda_launch_config(b, clusters * size, block, 0, attrs);
+	attrs[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
+	attrs[c.numAttrs].val.clusterDim.x = size;
+	attrs[c.numAttrs].val.clusterDim.y = attrs[c.numAttrs].val.clusterDim.z = 1;
+	c.numAttrs++;
 	cuda_check(b, cudaLaunchKernelEx(&c, kernel, P(args)...));
 	b->used.launches += !b->capturing;
 }
@@ -194,10 +222,8 @@ void cuda_rope_angles(
 	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
 void cuda_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
 	int64_t y_stride, int rows, int n_heads);
-void cuda_latent_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *u,
-	int n_latent, const float *gain, float eps, struct cache_view cache);
-void cuda_index_append(struct backend *b, const struct batch *rows, const struct rope *rope, const float *k,
-	const float *gain, const float *bias, float eps, struct cache_view cache);
+void cuda_latents(
+	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a);
 void cuda_matmul(struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
 void cuda_matmul_glu(struct backend *b, const struct weight *gate, const struct weight *up, const float *x,
 	int rows, float *y, float *spare);
@@ -208,7 +234,7 @@ void cuda_route(struct backend *b, const struct route *a, int n, int rows);
 void cuda_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
 	int n_used, float *out);
 void cuda_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
-	const float *shared, int rows, int n, float *x);
+	const float *shared, int rows, int n, float *x, const struct norm *next, float eps);
 
 /* ---- device functions ----------------------------------------------------------------------------------- */
 
@@ -269,6 +295,14 @@ static __device__ __forceinline__ uint32_t order_key(float v)
 {
 	uint32_t u = __float_as_uint(__fadd_rn(v, 0.0f));
 	return v != v ? 0 : u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+/* v turned by an angle given as (cosine, sine) */
+static __device__ __forceinline__ float2 rotated(float2 angle, float2 v)
+{
+	float c = angle.x, s = angle.y;
+	return make_float2(
+		__fsub_rn(__fmul_rn(v.x, c), __fmul_rn(v.y, s)), __fadd_rn(__fmul_rn(v.x, s), __fmul_rn(v.y, c)));
 }
 
 /* Value i of a cache row, or of any run of F32 or F16. */

@@ -58,7 +58,7 @@ static __global__ void mark_kernel(struct cuda_mark m)
 {
 	grid_let_next();
 	grid_wait_before();
-	mark_here(m);
+	mark_here(m, mark_number(m));
 }
 
 static __global__ void note_kernel(unsigned long long *count, unsigned long long *notes)

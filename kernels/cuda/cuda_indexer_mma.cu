@@ -58,6 +58,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	__shared__ float factor[HEADS], unscale[HEADS], weight[HEADS];
 	__shared__ uint32_t count[COUNT ? DIGITS : 1];
 	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, row8 = lane / 4, c = lane % 4;
+	grid_let_next();
+	grid_wait_before();
 	int r = g.first_row + (int)blockIdx.y, n = g.pos[r] + 1, block = g.per_warp * (THREADS / 32);
 	int block_first = (int)blockIdx.x * block;
 	if (n <= a.top_k || block_first >= n)
@@ -239,6 +241,8 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
 	extern __shared__ uint32_t words[]; /* the map; then the map of equals */
 	__shared__ uint32_t scratch[33], found[2], digits[1 << REST_BITS], ticket, n_equal;
 	const struct index_select &a = g.a;
+	grid_let_next();
+	grid_wait_before();
 	int row = blockIdx.y, r = g.first_row + row, n = g.pos[r] + 1, tid = threadIdx.x, lane = tid % 32;
 	int slices = (n + SLICE - 1) / SLICE;
 	if ((int)blockIdx.x >= slices)
@@ -368,14 +372,13 @@ static void launch_scores(struct cuda_backend *b, const struct mma_select_args *
 	dim3 grid((unsigned)((longest + block - 1) / block), (unsigned)rows);
 	bool wide = g->a.n_heads > 16;
 	if (g->a.head_dim == 128 && wide)
-		score_mma_kernel<2, 8, COUNT><<<grid, THREADS, 0, b->stream>>>(*g);
+		cuda_launch(b, score_mma_kernel<2, 8, COUNT>, grid, THREADS, 0, *g);
 	else if (g->a.head_dim == 128)
-		score_mma_kernel<1, 8, COUNT><<<grid, THREADS, 0, b->stream>>>(*g);
+		cuda_launch(b, score_mma_kernel<1, 8, COUNT>, grid, THREADS, 0, *g);
 	else if (wide)
-		score_mma_kernel<2, 4, COUNT><<<grid, THREADS, 0, b->stream>>>(*g);
+		cuda_launch(b, score_mma_kernel<2, 4, COUNT>, grid, THREADS, 0, *g);
 	else
-		score_mma_kernel<1, 4, COUNT><<<grid, THREADS, 0, b->stream>>>(*g);
-	cuda_launched(b);
+		cuda_launch(b, score_mma_kernel<1, 4, COUNT>, grid, THREADS, 0, *g);
 }
 
 static bool known(const struct index_select *a)
@@ -429,8 +432,7 @@ bool cuda_index_choose(struct cuda_backend *b, const struct batch *rows, const s
 		g.per_warp = want > 120 ? 128 : want > 56 ? 64 : want > 24 ? 32 : 16;
 		launch_scores<true>(b, &g, longest, rows->n);
 	}
-	choose_kernel<<<dim3((unsigned)((longest + SLICE - 1) / SLICE), (unsigned)rows->n), CHOOSE_THREADS,
-		shared, b->stream>>>(g);
-	cuda_launched(b);
+	cuda_launch(b, choose_kernel, dim3((unsigned)((longest + SLICE - 1) / SLICE), (unsigned)rows->n),
+		CHOOSE_THREADS, shared, g);
 	return true;
 }

@@ -122,6 +122,7 @@ static __global__ void __launch_bounds__(1024)
 	for (int j = 0; j < PICK_EACH; j++)
 		bias[j] = lane + 32 * j < a.n_experts ? a.bias[lane + 32 * j] : 0;
 	grid_wait_before();
+	unsigned long long number = threadIdx.x ? 0 : mark_number(mark);
 #pragma unroll
 	for (int j = 0; j < PICK_EACH; j++)
 		score[j] = lane + 32 * j < a.n_experts ? a.logits[r * a.n_experts + lane + 32 * j] : 0;
@@ -157,13 +158,11 @@ static __global__ void __launch_bounds__(1024)
 			my_score = s;
 		}
 	}
-	if (lane < a.n_used) {
+	if (lane < a.n_used)
 		put_pick(a, r * a.n_used + lane, my_id, my_score, sum);
-		__threadfence_system();
-	}
 	__syncthreads();
 	if (!threadIdx.x)
-		mark_here(mark);
+		mark_here(mark, number);
 }
 
 void cuda_route(struct backend *base, const struct route *a, int n, int rows)

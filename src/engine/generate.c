@@ -15,10 +15,13 @@ uint64_t generate_hash(uint64_t hash, const float *logits, size_t n)
 		lane[k] = (hash ^ k) * prime;
 	size_t i = 0;
 	for (; i + 8 <= n; i += 8) {
-		uint32_t word[8];
-		memcpy(word, logits + i, sizeof word);
-		for (size_t k = 0; k < 8; k++)
-			lane[k] = (lane[k] ^ word[k]) * prime;
+		uint64_t pair[4]; /* two words each, wherever they lie */
+		memcpy(pair, logits + i, sizeof pair);
+#pragma GCC unroll 4
+		for (size_t k = 0; k < 4; k++) {
+			lane[2 * k] = (lane[2 * k] ^ (uint32_t)pair[k]) * prime;
+			lane[2 * k + 1] = (lane[2 * k + 1] ^ pair[k] >> 32) * prime;
+		}
 	}
 	for (; i < n; i++) {
 		uint32_t word;

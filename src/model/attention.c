@@ -13,25 +13,43 @@ static struct rope rope_of(const struct model *m)
 	return (struct rope){.cos_sin = m->ws.cos_sin, .dim = (int)m->config.head_rope};
 }
 
-static void norm_input(struct model *m, const float *gain, const struct batch *rows)
+struct norm attention_norm(const struct model *m, uint32_t layer)
 {
-	struct backend *b = m->backend;
-	int n = (int)m->config.n_embd;
-	b->ops->rms_norm(b, m->ws.x, n, &(struct norm){gain, m->ws.h}, 1, m->config.rms_eps, rows->n, n, n);
+	return (struct norm){.gain = m->weights.layers[layer].attn_norm, .out = m->ws.h};
 }
 
-/* ws.kv and ws.index_k, as projected, -> cache rows. */
-static void append(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows)
+static void norm_input(struct model *m, uint32_t layer, const struct batch *rows)
+{
+	struct norm norm = attention_norm(m, layer);
+	int n = (int)m->config.n_embd;
+	m->backend->ops->rms_norm(m->backend, m->ws.x, n, &norm, 1, m->config.rms_eps, rows->n, n, n);
+}
+
+/* ws.kv and ws.index_k, as projected, -> cache rows; ws.q_latent normed, where there is a query. */
+static void latents(
+	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows, bool query)
 {
 	const struct model_config *c = &m->config;
 	const struct layer_weights *w = &m->weights.layers[layer];
-	struct backend *b = m->backend;
 	struct rope rope = rope_of(m);
-	b->ops->latent_append(
-		b, rows, &rope, m->ws.kv, (int)c->kv_rank, w->kv_a_norm, c->latent_eps, kv->latent[layer]);
-	if (c->index_full[layer])
-		b->ops->index_append(b, rows, &rope, m->ws.index_k, w->index_k_gain, w->index_k_bias, c->index_eps,
-			kv->index_key[layer]);
+	struct latents a = {
+		.q = query ? m->ws.q_latent : NULL,
+		.q_gain = w->q_a_norm,
+		.n_q = (int)c->q_rank,
+		.kv = m->ws.kv,
+		.kv_gain = w->kv_a_norm,
+		.n_kv = (int)c->kv_rank,
+		.eps = c->latent_eps,
+		.kv_cache = kv->latent[layer],
+	};
+	if (c->index_full[layer]) {
+		a.key = m->ws.index_k;
+		a.key_gain = w->index_k_gain;
+		a.key_bias = w->index_k_bias;
+		a.key_eps = c->index_eps;
+		a.key_cache = kv->index_key[layer];
+	}
+	m->backend->ops->latents(m->backend, rows, &rope, &a);
 }
 
 /* Renews ws.sel and ws.n_sel from ws.index_q and ws.index_w. */
@@ -55,7 +73,8 @@ static void select_positions(struct model *m, struct kv_cache *kv, uint32_t laye
 	b->ops->index_select(b, rows, &a);
 }
 
-void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows)
+void attention_step(
+	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows, bool normed)
 {
 	const struct model_config *c = &m->config;
 	const struct layer_weights *w = &m->weights.layers[layer];
@@ -64,7 +83,8 @@ void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const 
 	bool full = c->index_full[layer];
 	int64_t head_qk = config_head_qk(c), width = config_cache_width(c);
 
-	norm_input(m, w->attn_norm, rows);
+	if (!normed)
+		norm_input(m, layer, rows);
 	struct matmul in[] = {
 		{.w = w->q_a, .y = ws->q_latent},
 		{.w = w->kv_a, .y = ws->kv},
@@ -73,19 +93,14 @@ void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const 
 	};
 	b->ops->matmul(b, in, full ? 4 : 2, ws->h, rows->n);
 
-	append(m, kv, layer, rows);
-	b->ops->rms_norm(b, ws->q_latent, c->q_rank, &(struct norm){w->q_a_norm, ws->q_latent}, 1, c->latent_eps,
-		rows->n, (int)c->q_rank, c->q_rank);
+	latents(m, kv, layer, rows, true);
 	struct matmul from_latent[] = {
 		{.w = w->q_b, .y = ws->q},
 		{.w = w->index_q, .y = ws->index_q},
 	};
 	b->ops->matmul(b, from_latent, full ? 2 : 1, ws->q_latent, rows->n);
 
-	/* the query meets the latents: K_n^T q_nope, the rotated part, the selection */
-	struct rope rope = rope_of(m);
-	b->ops->rope(
-		b, &rope, ws->q + c->head_nope, head_qk, ws->q_abs + c->kv_rank, width, rows->n, (int)c->n_heads);
+	/* the query meets the latents: K_n^T q_nope, and the rotated part as attend takes it */
 	if (full)
 		select_positions(m, kv, layer, rows);
 	struct stacked_matmul absorb = {
@@ -97,6 +112,9 @@ void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const 
 		.n_value = (int)c->kv_rank,
 		.scale = 1.0f / sqrtf((float)head_qk),
 		.q = ws->q_abs,
+		.rotate = ws->q + c->head_nope,
+		.rotate_stride = head_qk,
+		.rope = rope_of(m),
 		.cache = kv->latent[layer],
 		.sel = ws->sel,
 		.n_sel = ws->n_sel,
@@ -115,11 +133,11 @@ void attention_append(struct model *m, struct kv_cache *kv, uint32_t layer, cons
 {
 	const struct layer_weights *w = &m->weights.layers[layer];
 	struct backend *b = m->backend;
-	norm_input(m, w->attn_norm, rows);
+	norm_input(m, layer, rows);
 	struct matmul in[] = {
 		{.w = w->kv_a, .y = m->ws.kv},
 		{.w = w->index_k, .y = m->ws.index_k},
 	};
 	b->ops->matmul(b, in, m->config.index_full[layer] ? 2 : 1, m->ws.h, rows->n);
-	append(m, kv, layer, rows);
+	latents(m, kv, layer, rows, false);
 }

@@ -240,13 +240,15 @@ static void run_layer(
 		b->ops->rope_angles(b, rows, m->inv_freq, (int)m->config.head_rope, ws->cos_sin);
 		b->ops->embed(b, m->weights.embed, ws->tokens, rows->n, ws->x);
 	}
+	struct norm norm = attention_norm(m, layer);
 	if (combine)
-		moe_combine(m, rows);
-	attention_step(m, kv, layer, rows);
+		moe_combine(m, rows, &norm);
+	attention_step(m, kv, layer, rows, combine);
 	ffn_step(m, layer, rows);
 }
 
-/* All layers. A stretch goes from the experts of one layer to those of the next; with taps every layer is completed by itself. */
+/* All layers. A stretch goes from the experts of one layer to those of the next; the dense layers are cut behind the first one and
+ * behind one that guesses; with taps every layer is completed by itself. */
 static int run_layers(struct model *m, struct kv_cache *kv, const struct forward_rows *rows,
 	const struct batch *batch, uint32_t first_hidden, struct err *e)
 {
@@ -265,7 +267,8 @@ static int run_layers(struct model *m, struct kv_cache *kv, const struct forward
 			run_layer(m, kv, layer, combine, batch);
 		combine = config_is_moe(c, layer);
 		bool guess = !combine && lookahead_reach(m, layer, batch->n);
-		if (!combine && !guess && !rows->taps)
+		/* the first layer by itself: the device begins with it while the host launches the rest */
+		if (!combine && !guess && !rows->taps && layer)
 			continue;
 		stretch_end(m);
 		open = false;
@@ -278,7 +281,7 @@ static int run_layers(struct model *m, struct kv_cache *kv, const struct forward
 		if (!rows->taps)
 			continue;
 		if (combine)
-			moe_combine(m, batch);
+			moe_combine(m, batch, NULL);
 		combine = false;
 		if ((rc = tap_layer(m, rows, layer, e)))
 			return rc;
@@ -289,7 +292,7 @@ static int run_layers(struct model *m, struct kv_cache *kv, const struct forward
 	if (stretch_begin(m, kv, c->n_layers + 1, batch, n)) {
 		size_t at = (size_t)first_hidden * c->n_embd;
 		if (combine)
-			moe_combine(m, batch);
+			moe_combine(m, batch, NULL);
 		if (n)
 			m->backend->ops->rms_norm(m->backend, ws->x + at, c->n_embd,
 				&(struct norm){m->weights.output_norm, ws->hidden + at}, 1, c->rms_eps, (int)n,

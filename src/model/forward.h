@@ -161,8 +161,12 @@ bool stretch_begin(
 	struct model *m, struct kv_cache *kv, uint32_t first, const struct batch *rows, uint32_t what);
 void stretch_end(struct model *m);
 
-/* x += attention(x) of one layer; a full layer renews ws.sel, a shared layer reads it. */
-void attention_step(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows);
+/* ws.h = the norm of x that the attention of a layer begins with. */
+struct norm attention_norm(const struct model *m, uint32_t layer);
+
+/* x += attention(x) of one layer; a full layer renews ws.sel, a shared layer reads it. normed: ws.h is there. */
+void attention_step(
+	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows, bool normed);
 
 /* Only the cache rows of a layer (latent and, on full layers, index key) from ws.x; nothing else changes but
  * scratch. What the MTP layer needs of tokens that are already known. */
@@ -179,8 +183,9 @@ void moe_beside(struct model *m, uint32_t layer, const struct batch *rows);
  * device has passed them: the next call, or moe_settle, gives them back. Waits for experts that must be read. */
 int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struct err *e);
 
-/* x += the experts and the shared expert of the MoE layer in hand. The first op of the next stretch. */
-void moe_combine(struct model *m, const struct batch *rows);
+/* x += the experts and the shared expert of the MoE layer in hand, then a norm of x (NULL: none). The first op of the next
+ * stretch. */
+void moe_combine(struct model *m, const struct batch *rows, const struct norm *next);
 
 /* Waits for all ops, gives back every pin and forgets what was not passed on. After success and after errors alike. */
 int moe_settle(struct model *m, struct err *e);

@@ -254,7 +254,7 @@ static int run_groups(
 	struct moe_plan *p = &m->plan;
 	struct backend *b = m->backend;
 	bool ahead = use == EXPERT_PREFILL && b->ops->deferred;
-	int window = m->source->window[use], most = window, group, rc;
+	int window = MIN(m->source->window[use], n), most = window, group, rc;
 	if (ahead)
 		most = MAX((2 * window + MOE_GROUPS - 1) / MOE_GROUPS, MIN(window, GROUP_LEAST));
 	for (int at = 0; at < n; at += group) {
@@ -291,11 +291,11 @@ int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struc
 	return run_groups(m, layer, use, n, rows, e);
 }
 
-void moe_combine(struct model *m, const struct batch *rows)
+void moe_combine(struct model *m, const struct batch *rows, const struct norm *next)
 {
 	struct workspace *ws = &m->ws;
 	m->backend->ops->moe_combine(m->backend, ws->expert_out, ws->route_weights, (int)m->config.n_used,
-		ws->shared_out, rows->n, (int)m->config.n_embd, ws->x);
+		ws->shared_out, rows->n, (int)m->config.n_embd, ws->x, next, m->config.rms_eps);
 }
 
 int moe_settle(struct model *m, struct err *e)

@@ -60,7 +60,7 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t
 	m->record = true;
 	if (stretch_begin(m, kv, c->n_layers, &batch, 0)) {
 		b->ops->matmul(b, &(struct matmul){.w = m->weights.eh_proj, .y = ws->x}, 1, ws->mtp_in, 1);
-		attention_step(m, kv, c->n_layers, &batch);
+		attention_step(m, kv, c->n_layers, &batch, false);
 		ffn_step(m, c->n_layers, &batch);
 	}
 	stretch_end(m);
@@ -69,7 +69,7 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t
 		moe_settle(m, NULL);
 		return rc;
 	}
-	moe_combine(m, &batch);
+	moe_combine(m, &batch, NULL);
 	b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){m->weights.head_norm, ws->hidden}, 1, c->rms_eps, 1,
 		(int)c->n_embd, c->n_embd);
 	return model_logits(m, ws->hidden, 1, out, e);
