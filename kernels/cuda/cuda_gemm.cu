@@ -2,7 +2,7 @@
 /*
  * Matrix products for many rows: see cuda_gemm.cuh for the panels.
  *
- * split_kernel: grid (x rows, matrices of a stack), block 256: a row's largest value, then its halves, sums and scale.
+ * split_rows_kernel: grid (x rows, matrices of a stack), block 64 to 256: a row's largest value, then its halves, sums and scale.
  *
  * gemm_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack), block 256. Steps of 32 weights come to
  * shared memory by cp.async, STAGES - 1 ahead. A warp multiplies 32 or 64 weight rows with 16 or 32 x rows; products of a group
@@ -46,7 +46,7 @@ static __global__ void __launch_bounds__(256) split_rows_kernel(const __grid_con
 	int64_t from_row = FROM == FROM_PLACES ? a.places[row] / a.n_used : row;
 	const float *from = a.x + from_row * a.x_row + stack * a.x_stack;
 	float most = 0;
-	for (int k = 4 * threadIdx.x; k < to.n_in; k += 1024) {
+	for (int k = 4 * threadIdx.x; k < to.n_in; k += 4 * blockDim.x) {
 		float4 v = split_read<FROM>(a, from, k);
 		most = fmaxf(most, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
 	}
@@ -56,14 +56,13 @@ static __global__ void __launch_bounds__(256) split_rows_kernel(const __grid_con
 	if (threadIdx.x % 32 == 0)
 		warp_most[threadIdx.x / 32] = most;
 	__syncthreads();
-#pragma unroll
-	for (int i = 0; i < 8; i++)
+	for (int i = 0; i < (int)blockDim.x / 32; i++)
 		most = fmaxf(most, warp_most[i]);
 	int e = half_exponent(most);
 	float factor = power_of_two(e);
 	if (!threadIdx.x)
 		to.unscale[stack * to.pad + row] = power_of_two(-e);
-	for (int k = 4 * threadIdx.x; k < to.steps * 32; k += 1024) { /* whole groups of 8 lanes */
+	for (int k = 4 * threadIdx.x; k < to.steps * 32; k += 4 * blockDim.x) { /* whole groups of 8 lanes */
 		float4 v = split_read<FROM>(a, from, k);
 		v = make_float4(
 			__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor), __fmul_rn(v.w, factor));
@@ -110,12 +109,13 @@ void cuda_gemm_split(
 	struct cuda_backend *b, enum split_from from, const struct split_args *a, int rows, int n_stack)
 {
 	dim3 grid((unsigned)rows, (unsigned)n_stack);
+	unsigned block = a->to.n_in <= 256 ? 64 : a->to.n_in <= 512 ? 128 : 256;
 	if (from == FROM_PLACES)
-		split_rows_kernel<FROM_PLACES><<<grid, 256, 0, b->stream>>>(*a);
+		split_rows_kernel<FROM_PLACES><<<grid, block, 0, b->stream>>>(*a);
 	else if (from == FROM_GLU)
-		split_rows_kernel<FROM_GLU><<<grid, 256, 0, b->stream>>>(*a);
+		split_rows_kernel<FROM_GLU><<<grid, block, 0, b->stream>>>(*a);
 	else
-		split_rows_kernel<FROM_ROWS><<<grid, 256, 0, b->stream>>>(*a);
+		split_rows_kernel<FROM_ROWS><<<grid, block, 0, b->stream>>>(*a);
 	cuda_launched(b);
 }
 
@@ -301,7 +301,7 @@ static int64_t rows_at_once(int64_t rows, int64_t n_in, int64_t n_stack, size_t 
 {
 	int64_t each = (int64_t)x_panel_bytes(128, n_in, n_stack), fit = (int64_t)X_MOST / each;
 	fit = fit < 1 ? 128 : fit * 128;
-	int64_t n = rows < fit ? rows : fit;
+	int64_t times = (rows + fit - 1) / fit, n = times > 1 ? up_to((rows + times - 1) / times, 128) : rows;
 	*bytes = x_panel_bytes(up_to(n, 128) + 128, n_in, n_stack);
 	return n;
 }

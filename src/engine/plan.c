@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define CHUNK_LEAST  512    /* rows of a prefill step when nothing is asked for */
-#define CHUNK_MOST   4096   /* on a card */
+#define CHUNK_MOST   8192   /* on a card */
 #define CHUNK_PART   32     /* the part of a free card that the workspace of a step may take */
 #define AUTO_CONTEXT 131072 /* the largest context taken without being asked for */
 #define CONTEXT_STEP 1024

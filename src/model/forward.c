@@ -41,20 +41,13 @@ static void workspace_cut(struct workspace *ws, const struct model_config *c, bo
 	ws->h = cut(device, r * c->n_embd, f);
 	ws->q_latent = cut(device, r * c->q_rank, f);
 	ws->kv = cut(device, r * width, f);
-	ws->q = cut(device, r * c->n_heads * config_head_qk(c), f);
-	ws->q_abs = cut(device, r * c->n_heads * width, f);
-	ws->z = cut(device, r * c->n_heads * c->kv_rank, f);
-	ws->o = cut(device, r * c->n_heads * c->head_value, f);
 	ws->index_q = cut(device, r * c->index_heads * c->index_dim, f);
 	ws->index_k = cut(device, r * c->index_dim, f);
 	ws->index_w = cut(device, r * c->index_heads, f);
 	ws->sel = cut(device, r * c->index_top_k, i);
 	ws->n_sel = cut(device, r, i);
-	ws->gate = cut(device, r * ff, f);
-	ws->up = cut(device, r * ff, f);
 	ws->router = cut(device, r * c->n_experts, f);
 	ws->route_weights = cut(device, r * c->n_used, f);
-	ws->expert_out = cut(device, r * c->n_used * c->n_embd, f);
 	ws->shared_out = cut(device, r * c->n_embd, f);
 	ws->guess_h = cut(device, LOOKAHEAD_MAX * few * c->n_embd, f);
 	ws->guess_router = cut(device, LOOKAHEAD_MAX * few * c->n_experts, f);
@@ -62,6 +55,15 @@ static void workspace_cut(struct workspace *ws, const struct model_config *c, bo
 	ws->logits = cut(device, (size_t)ws->logit_rows * c->n_vocab, f);
 	if (with_mtp)
 		ws->mtp_in = cut(device, r * 2 * c->n_embd, f);
+	/* attention and network take turns, and so do the heads' queries and what they answer: the same memory */
+	struct cutter network = *device;
+	ws->q = ws->o = cut(device, r * c->n_heads * MAX(config_head_qk(c), c->head_value), f);
+	ws->q_abs = cut(device, r * c->n_heads * width, f);
+	ws->z = cut(device, r * c->n_heads * c->kv_rank, f);
+	ws->gate = cut(&network, r * ff, f);
+	ws->up = cut(&network, r * ff, f);
+	ws->expert_out = cut(&network, r * c->n_used * c->n_embd, f);
+	device->used = MAX(device->used, network.used);
 }
 
 size_t model_workspace_bytes(const struct model_config *c, bool with_mtp, uint32_t max_rows)

@@ -31,17 +31,17 @@ struct workspace {
 	float *q;                     /* [R][n_heads][head_nope + head_rope] */
 	float *q_abs;                 /* [R][n_heads][kv_rank + head_rope] absorbed query */
 	float *z;                     /* [R][n_heads][kv_rank] attended latents */
-	float *o;                     /* [R][n_heads][head_value] */
+	float *o;                     /* [R][n_heads][head_value], in the place of q */
 	float *index_q;               /* [R][index_heads][index_dim] */
 	float *index_k;               /* [R][index_dim] */
 	float *index_w;               /* [R][index_heads] */
 	int32_t *sel;                 /* [R][index_top_k] selection of the latest full layer */
 	int32_t *n_sel;               /* [R] */
-	float *gate, *up;             /* [R][max(ff_dense, ff_shared)] */
+	float *gate, *up;             /* [R][max(ff_dense, ff_shared)], in the place of q and on */
 	float *router;                /* [R][n_experts] */
 	int32_t *ids;                 /* [R][n_used] shared */
 	float *route_weights;         /* [R][n_used] */
-	float *expert_out;            /* [R][n_used][n_embd] */
+	float *expert_out;            /* [R][n_used][n_embd], behind up */
 	float *shared_out;            /* [R][n_embd] of the shared expert */
 	float *guess_h;      /* [LOOKAHEAD_MAX][D][n_embd] lookahead: the stream normed for coming layers ... */
 	float *guess_router; /* [LOOKAHEAD_MAX][D][n_experts] ... D: most rows of a decode step */
