@@ -167,6 +167,23 @@ static const struct op_case large[] = {
 		.n_out = 2048,
 		.heads = 8,
 		.n_used = 8},
+	/* experts of one place and of several; the last stages of their rows are not full */
+	{.name = "tails IQ2_XXS",
+		.op = OP_EXPERT_FFN,
+		.type = DTYPE_IQ2_XXS,
+		.rows = 3,
+		.n_in = 2048,
+		.n_out = 2048,
+		.heads = 16,
+		.n_used = 4},
+	{.name = "tails Q2_K",
+		.op = OP_EXPERT_FFN,
+		.type = DTYPE_Q2_K,
+		.rows = 3,
+		.n_in = 3072,
+		.n_out = 2048,
+		.heads = 16,
+		.n_used = 4},
 };
 
 static struct backend *cpu, *cuda;

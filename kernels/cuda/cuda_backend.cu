@@ -208,6 +208,7 @@ static void cuda_close(struct backend *base)
 	cudaFree(b->scratch.data);
 	cudaFree(b->columns.data);
 	cudaFree(b->choose.data);
+	cudaFree(b->counts.data);
 	cudaFree(b->prefill.data);
 	cudaFree(b->tables);
 	cudaFreeHost(b->staging);

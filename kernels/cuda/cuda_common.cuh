@@ -60,6 +60,11 @@ struct cuda_backend {
 	struct cuda_room choose;  /* counts of index_select, zero between ops (cuda_indexer_mma.cu) */
 	struct cuda_room prefill; /* products of many rows (cuda_gemm.cu) */
 	struct cuda_room columns; /* activations as the matrix units want them (cuda_product_mma.cuh) */
+	/* Progress of experts_kernel (cuda_experts_mma.cu) in the stream counts_of, never set back; expert_counts: what it is when
+	 * all that was enqueued has run. */
+	struct cuda_room counts;
+	cudaStream_t counts_of;
+	uint32_t expert_counts[64];
 	/* Uploads pass through pinned memory: a ring of stages, filled front to back; `sent` is recorded when one is full. */
 	uint8_t *staging; /* [CUDA_STAGES][CUDA_STAGE_BYTES] */
 	cudaEvent_t sent[CUDA_STAGES];

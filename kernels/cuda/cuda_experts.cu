@@ -2,9 +2,11 @@
 /*
  * expert_ffn of a few rows, in two passes: gate and up fused with SwiGLU into hidden rows (scratch, one per place), then down
  * from those to the places. They fill tasks of product_kernel and mma_kernel (cuda_product.cuh, cuda_product_mma.cuh): a task is
- * one job and up to 8 of its places. Gate and up of different types are taken one after the other.
+ * one job and up to 8 of its places. Gate and up of different types are taken one after the other. Jobs of one place go another
+ * way where they can (cuda_experts.cuh), with the same bits.
  */
 #include "kernels/cuda/cuda_attention.cuh"
+#include "kernels/cuda/cuda_experts.cuh"
 #include "kernels/cuda/cuda_gemm.cuh"
 #include "kernels/cuda/cuda_product.cuh"
 
@@ -33,6 +35,8 @@ static bool run_pass(struct cuda_backend *b, enum pass pass, const float *x, int
 	for (int j = 0; j < n_jobs; hidden += jobs[j++].n_places) {
 		const struct weight *w = weight_of(&jobs[j], pass);
 		bool fused = jobs[j].gate.type == jobs[j].up.type;
+		if (cuda_experts_takes(b, &jobs[j])) /* done */
+			continue;
 		if ((pass == PASS_GLU && !fused) || ((pass == PASS_GATE || pass == PASS_UP) && fused))
 			continue;
 		for (int at = 0; at < jobs[j].n_places; at += PRODUCT_ROWS) {
@@ -93,7 +97,8 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	uint64_t most = (uint64_t)rows * (uint64_t)n_used > (uint64_t)places ? (uint64_t)rows * (uint64_t)n_used
 																		 : (uint64_t)places;
 	float *hidden = (float *)cuda_scratch(b, (apart ? 2 : 1) * most * (uint64_t)n_ff * sizeof(float));
-	if (!hidden || !run_pass(b, PASS_GLU, x, rows, jobs, n_jobs, n_used, hidden, n_ff))
+	if (!hidden || !cuda_experts_single(b, x, jobs, n_jobs, n_used, hidden, out) ||
+		!run_pass(b, PASS_GLU, x, rows, jobs, n_jobs, n_used, hidden, n_ff))
 		return;
 	if (apart) { /* rows of fused jobs must not pass through silu again: each job's rows on their own */
 		float *up = hidden + most * (uint64_t)n_ff;

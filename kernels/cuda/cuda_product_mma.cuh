@@ -115,24 +115,15 @@ static __device__ __forceinline__ void next_item(
 	p.task++;
 }
 
-/* 256 values of x (zeros past n_in) as digits and scale; by one warp. Lane 4 s + c has the values of step s. */
-template <bool QUADS>
-static __device__ __forceinline__ void make_digits(
-	const float *x, int run, int n_in, uint2 *digits, float *scale_to)
+/* 256 values, eight per lane, as digits and scale; by one warp. Lane 4 s + c has the values of step s that are dealt to lane c. */
+static __device__ __forceinline__ void write_digits(const float v[8], uint2 *digits, float *scale_to)
 {
 	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4;
-	int k = run * 256 + s * 32 + (QUADS ? 4 : 8) * c;
-	float v[8];
 	uint32_t top = 0; /* as bits, so that infinities and NaN are the largest */
 #pragma unroll
-	for (int i = 0; i < 8; i++) {
-		int at = k + i + (QUADS && i >= 4 ? 12 : 0);
-		v[i] = at < n_in ? x[at] : 0;
+	for (int i = 0; i < 8; i++)
 		top = max(top, __float_as_uint(v[i]) & 0x7fffffff);
-	}
-#pragma unroll
-	for (int step = 16; step; step /= 2)
-		top = max(top, __shfl_xor_sync(0xffffffffu, top, step));
+	top = __reduce_max_sync(0xffffffffu, top);
 	float most = __uint_as_float(top);
 	bool tiny = most < 0x1p-100f;
 	float inv = tiny ? 0.0f : __fdiv_rn(8323072.0f, most), scale = tiny ? 0.0f : __fdiv_rn(most, 8323072.0f);
@@ -150,6 +141,21 @@ static __device__ __forceinline__ void make_digits(
 		digits[s * 12 + 4 * d + c] = make_uint2(word[d][0], word[d][1]);
 	if (!lane)
 		*scale_to = scale;
+}
+
+/* The same of x at a run, zeros past n_in */
+template <bool QUADS>
+static __device__ __forceinline__ void make_digits(
+	const float *x, int run, int n_in, uint2 *digits, float *scale_to)
+{
+	int lane = threadIdx.x % 32, k = run * 256 + lane / 4 * 32 + (QUADS ? 4 : 8) * (lane % 4);
+	float v[8];
+#pragma unroll
+	for (int i = 0; i < 8; i++) {
+		int at = k + i + (QUADS && i >= 4 ? 12 : 0);
+		v[i] = at < n_in ? x[at] : 0;
+	}
+	write_digits(v, digits, scale_to);
 }
 
 /* OWN: the block makes the digits of its x rows itself and keeps them in shared memory */

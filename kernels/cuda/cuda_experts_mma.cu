@@ -1,0 +1,542 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * experts_kernel: gate, up, SwiGLU and down of up to TASKS experts with one place each, in one launch. mma_kernel's arithmetic
+ * (cuda_product_mma.cuh: x as three digits of 8 bits, whole numbers up to the sum over a run of 256 weights) and its order of
+ * additions, so the bits are the same.
+ *
+ * Grid: one block per multiprocessor. A block takes its share of four lists of stages, one after the other: gate and up of the
+ * first half of the tasks, of the other half, down of the first half, of the other half. A stage is RUNS runs of 256 weights by 16
+ * rows (whole rows: n_in / 256 runs by one or more tiles of 16 rows; in gate and up 8 rows of each). Down waits until gate and up
+ * of its task are done (counts in global memory, ever growing, a release each stage); unless there is only one task they have been
+ * for long. A block that waits for one that has not been started waits only until other kernels leave it a place: those never wait
+ * for this one.
+ *
+ * Block: RUNS / PER warps that compute PER runs of every stage; one that fetches (bulk copies of whole stages to a ring of slots with
+ * barriers full and done, and of the next hidden row); FINISHERS that sum up the runs of a stage in mma_kernel's order and write,
+ * in turn.
+ *
+ *      mma m16n8k32:    16 weight rows x 32 weights, lane = 4 r + c has rows r and r + 8
+ *      columns:         the three digits of one x row leave five of eight unused, so lanes of a row take different groups of weights
+ *                       (scales) at once and columns tell them apart: x is zero where the lane's group is not the column's. What
+ *                       multiplies lane c's group comes out in lane c. A warp keeps the columns of its runs in registers.
+ *      digits, meets:   of a run: as digits_kernel leaves them; three digits of 16 rows, and the scale of x
+ *
+ * Bytes moved: every packed row once; x and a task's hidden row once per block.
+ */
+#include "kernels/cuda/cuda_experts.cuh"
+#include "kernels/cuda/cuda_experts_types.cuh"
+
+#define RUNS            24 /* of a stage */
+#define FINISHERS       3
+#define THREADS_OF(PER) ((RUNS / (PER) + 1 + FINISHERS) * 32)
+#define TASKS           64
+#define SLOTS           8 /* at most */
+#define IN_ORDER        4 /* runs that mma_kernel takes at once */
+
+struct expert_task {
+	const uint8_t *gate, *up, *down;
+	int32_t row, place, hidden; /* rows: of x, of out, of the hidden rows */
+	uint32_t ready;             /* its count when gate and up are done */
+};
+
+struct expert_args {
+	struct expert_task task[TASKS];
+	const struct cuda_tables *tables;
+	const float *x;
+	float *hidden, *out;
+	uint32_t *counts; /* [TASKS] stages of gate and up that were done since the backend was opened */
+	int n_tasks, slots, stage_bytes;
+	bool x_aligned; /* to 16 bytes */
+	/* in: gate and up, ff: down. Weights and bytes of a row, runs of a row, tiles of a stage, stages of a task, cuda_product_split */
+	int n_embd, in_bytes, in_runs, in_tiles, in_pieces, in_split;
+	int n_ff, ff_bytes, ff_runs, ff_tiles, ff_pieces, ff_split;
+};
+
+/* ---- barriers and copies ---------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void barrier_init(uint32_t at, int count)
+{
+	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t at)
+{
+	asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(at) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_expect(uint32_t at, uint32_t bytes)
+{
+	asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(at), "r"(bytes)
+				 : "memory");
+}
+
+static __device__ __forceinline__ void barrier_wait(uint32_t at, uint32_t parity)
+{
+	asm volatile(
+		"{ .reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again; }" ::"r"(at),
+		"r"(parity)
+		: "memory");
+}
+
+static __device__ __forceinline__ void copy_bulk(
+	uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
+{
+	asm volatile(
+		"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+		"l"(from), "r"(bytes), "r"(barrier)
+		: "memory");
+}
+
+static __device__ __forceinline__ uint32_t read_acquire(const uint32_t *p)
+{
+	uint32_t v;
+	asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+	return v;
+}
+
+static __device__ __forceinline__ void add_release(uint32_t *p)
+{
+	asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+
+/* ---- the order of work ------------------------------------------------------------------------------------ */
+
+/* A block's stages: its share of gate and up of the first half of the tasks, of the other half, of down of the first half, of the
+ * other half. */
+struct cursor {
+	int segment, left, task, piece;
+};
+
+/* Stages, first task and first stage of it; divides, so it is done once */
+static __device__ __forceinline__ int4 share_of(const struct expert_args &a, int segment)
+{
+	int half = (a.n_tasks + 1) / 2, first = segment & 1 ? half : 0, n = segment & 1 ? a.n_tasks - half : half,
+		pieces = segment >= 2 ? a.ff_pieces : a.in_pieces;
+	int from = n * pieces * (int)blockIdx.x / (int)gridDim.x,
+		to = n * pieces * ((int)blockIdx.x + 1) / (int)gridDim.x;
+	return make_int4(to - from, first + from / pieces, from % pieces, 0);
+}
+
+static __device__ __forceinline__ void find_stage(const int4 *shares, struct cursor &c)
+{
+	while (!c.left && c.segment < 4 && ++c.segment < 4) {
+		int4 s = shares[c.segment];
+		c.left = s.x;
+		c.task = s.y;
+		c.piece = s.z;
+	}
+}
+
+static __device__ __forceinline__ void next_stage(
+	const struct expert_args &a, const int4 *shares, struct cursor &c)
+{
+	if (++c.piece == (c.segment >= 2 ? a.ff_pieces : a.in_pieces)) {
+		c.piece = 0;
+		c.task++;
+	}
+	if (!--c.left)
+		find_stage(shares, c);
+}
+
+/* ---- the kernel ------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ void finish_stage(const struct expert_args &a, const struct cursor &at,
+	const float *meets, float *sums, uint32_t full, int lane)
+{
+	bool down = at.segment >= 2;
+	int runs = down ? a.ff_runs : a.in_runs, rows = 16 * (down ? a.ff_tiles : a.in_tiles),
+		split = down ? a.ff_split : a.in_split, chunks = (runs + IN_ORDER - 1) / IN_ORDER;
+	for (int i = lane, row = lane, part = 0; i < rows * split; i += 32, row += 32) {
+		for (; row >= rows; row -= rows)
+			part++;
+		const float *m = meets + row / 16 * runs * MEET + row % 16;
+		const float *scale = meets + row / 16 * runs * MEET + 48;
+		float v[3] = {0, 0, 0};
+		for (int chunk = part; chunk < chunks; chunk += split)
+#pragma unroll
+			for (int u = 0; u < IN_ORDER; u++) {
+				int run = chunk * IN_ORDER + u;
+				if (run < runs)
+#pragma unroll
+					for (int k = 0; k < 3; k++)
+						v[k] = __fmaf_rn(scale[run * MEET], m[run * MEET + 16 * k], v[k]);
+			}
+		sums[i] = __fmaf_rn(65536.0f, v[0], __fmaf_rn(256.0f, v[1], v[2]));
+	}
+	__syncwarp();
+	if (!lane)
+		barrier_arrive(full);
+	const struct expert_task &t = a.task[at.task];
+	if (down) {
+		for (int i = lane; i < rows; i += 32) {
+			float v = 0;
+			for (int p = 0; p < split; p++)
+				v = __fadd_rn(v, sums[p * rows + i]);
+			int o = at.piece * rows + i;
+			if (o < a.n_embd)
+				a.out[(int64_t)t.place * a.n_embd + o] = v;
+		}
+	} else {
+		for (int i = lane; i < rows / 2; i += 32) {
+			float v[2] = {0, 0};
+			for (int p = 0; p < split; p++)
+				for (int k = 0; k < 2; k++)
+					v[k] = __fadd_rn(v[k], sums[p * rows + i / 8 * 16 + k * 8 + i % 8]);
+			int o = at.piece * (rows / 2) + i;
+			if (o < a.n_ff)
+				a.hidden[(int64_t)t.hidden * a.n_ff + o] = swiglu_one(v[0], v[1]);
+		}
+		__syncwarp();
+		if (!lane)
+			add_release(a.counts + at.task);
+	}
+	__syncwarp();
+}
+
+/* This lane's part of a run */
+static __device__ __forceinline__ void load_eight(const float *x, bool aligned, float v[8])
+{
+	if (aligned) {
+		float4 f = ((const float4 *)x)[0], g = ((const float4 *)x)[1];
+		v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
+		v[4] = g.x, v[5] = g.y, v[6] = g.z, v[7] = g.w;
+	} else {
+#pragma unroll
+		for (int i = 0; i < 8; i++)
+			v[i] = x[i];
+	}
+}
+
+template <int T>
+__global__ void __launch_bounds__(THREADS_OF(expert_type<T>::PER), 1)
+	experts_kernel(const __grid_constant__ struct expert_args a)
+{
+#if __CUDA_ARCH__ >= 900
+	typedef struct expert_type<T> type;
+	constexpr int PER = type::PER, WORKERS = RUNS / PER;
+	extern __shared__ __align__(128) uint8_t shared[];
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slots = a.slots;
+	if (type::TABLE_BYTES && (uint32_t)__cvta_generic_to_shared(shared) != TABLES_AT)
+		__trap();
+	uint8_t *tables = shared;
+	uint2 *digits = (uint2 *)(shared + type::TABLE_BYTES);
+	float *meets = (float *)(digits + RUNS * RUN_DIGITS);
+	float *all_sums = meets + slots * RUNS * MEET, *x_scales = all_sums + FINISHERS * 16 * RUNS;
+	uint64_t *barriers = (uint64_t *)(x_scales + RUNS);
+	int4 *shares = (int4 *)(barriers + 2 * SLOTS + 2);
+	float *hidden = (float *)(shares + 4); /* the row that is next */
+	uint8_t *stages = (uint8_t *)(hidden + a.n_ff);
+	uint32_t full = (uint32_t)__cvta_generic_to_shared(barriers), done = full + 8 * SLOTS,
+			 hidden_full = done + 8 * SLOTS, hidden_free = hidden_full + 8,
+			 stages_to = (uint32_t)__cvta_generic_to_shared(stages);
+	grid_let_next();
+	struct cursor at = {-1, 0, 0, 0};
+	if (warp == WORKERS) {
+		if (lane >= 4 && lane < 8)
+			shares[lane - 4] = share_of(a, lane - 4);
+		if (!lane) {
+			for (int i = 0; i < slots; i++) {
+				barrier_init(full + 8 * i, 2);
+				barrier_init(done + 8 * i, WORKERS);
+			}
+			barrier_init(hidden_full, 1);
+			barrier_init(hidden_free, WORKERS);
+			asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+		}
+		__syncwarp();
+		find_stage(shares, at);
+		int slot = 0, had_task = -1;
+		uint32_t parity = 1, hidden_parity = 1;
+		auto fetch = [&]() {
+			barrier_wait(done + 8 * slot, parity); /* at once in the first round */
+			if (!lane) {
+				bool down = at.segment >= 2;
+				const struct expert_task &t = a.task[at.task];
+				int rows = 16 * (down ? a.ff_tiles : a.in_tiles), row_bytes = down ? a.ff_bytes : a.in_bytes;
+				uint32_t to = stages_to + slot * a.stage_bytes, bar = full + 8 * slot;
+				if (down) {
+					int first = at.piece * rows, n = min(rows, a.n_embd - first);
+					barrier_expect(bar, n * row_bytes);
+					copy_bulk(to, t.down + (int64_t)first * row_bytes, n * row_bytes, bar);
+					if (had_task != at.task) {
+						barrier_wait(hidden_free, hidden_parity);
+						hidden_parity ^= 1;
+						while ((int32_t)(read_acquire(a.counts + at.task) - t.ready) < 0)
+							;
+						/* others wrote it by stores */
+						asm volatile("fence.proxy.async;" ::: "memory");
+						barrier_expect(hidden_full, 4 * a.n_ff);
+						copy_bulk((uint32_t)__cvta_generic_to_shared(hidden),
+							a.hidden + (int64_t)t.hidden * a.n_ff, 4 * a.n_ff, hidden_full);
+						had_task = at.task;
+					}
+				} else {
+					int first = at.piece * (rows / 2), n = min(rows / 2, a.n_ff - first);
+					barrier_expect(bar, 2 * n * row_bytes);
+#pragma unroll 1
+					for (int i = 0; i < n; i += 8)
+#pragma unroll 1
+						for (int k = 0; k < 2; k++)
+							copy_bulk(to + (2 * i + 8 * k) * row_bytes,
+								(k ? t.up : t.gate) + (int64_t)(first + i) * row_bytes,
+								min(8, n - i) * row_bytes, bar);
+				}
+			}
+			__syncwarp();
+			next_stage(a, shares, at);
+			if (++slot == slots) {
+				slot = 0;
+				parity ^= 1;
+			}
+		};
+		if (lane < slots) /* nothing is to be summed up there */
+			barrier_arrive(full + 8 * lane);
+		for (int i = 0; i < slots && at.left && at.segment < 2; i++)
+			fetch();
+		type::fill_tables(a.tables, tables);
+		grid_wait_before();
+		__syncthreads();
+		while (at.left)
+			fetch();
+		return;
+	}
+	if (warp > WORKERS) {
+		type::fill_tables(a.tables, tables);
+		grid_wait_before();
+		__syncthreads();
+		find_stage(shares, at);
+		float *sums = all_sums + (warp - WORKERS - 1) * 16 * RUNS;
+		int slot = 0, turn = 0;
+		uint32_t parity = 0;
+		while (at.left) {
+			if (turn == warp - WORKERS - 1) {
+				barrier_wait(done + 8 * slot, parity);
+				finish_stage(a, at, meets + slot * (RUNS * MEET), sums, full + 8 * slot, lane);
+			}
+			turn = turn + 1 == FINISHERS ? 0 : turn + 1;
+			next_stage(a, shares, at);
+			if (++slot == slots) {
+				slot = 0;
+				parity ^= 1;
+			}
+		}
+		return;
+	}
+	type::fill_tables(a.tables, tables);
+	grid_wait_before();
+	__syncthreads();
+	find_stage(shares, at);
+	int had_row = -1;
+	uint32_t parity = 0, hidden_parity = 0, slot = 0, last = (uint32_t)slots - 1,
+			 stage_bytes = (uint32_t)a.stage_bytes, stages_at = (uint32_t)(stages - shared),
+			 barriers_at = full, meets_at = (uint32_t)((uint8_t *)(meets + warp * PER * MEET) - shared);
+	struct kept kept;
+	asm volatile("mov.u32 %0, %1;" : "=r"(kept.lane4) : "r"(4 * lane));
+	asm volatile("mov.u32 %0, 0x002b1908;" : "=r"(kept.three));
+	typename type::columns columns[PER];
+	float x_scale[PER];
+	while (at.left) {
+		bool down = at.segment >= 2;
+		int runs = down ? a.ff_runs : a.in_runs, pieces = down ? a.ff_pieces : a.in_pieces;
+		uint32_t row_bytes = down ? a.ff_bytes : a.in_bytes, mine[PER], stride8 = 8 * row_bytes;
+		int run = warp * PER, tile = 0;
+		for (; run >= runs; run -= runs)
+			tile++;
+#pragma unroll
+		for (int u = 0; u < PER; u++)
+			mine[u] = stages_at + (tile * 16 + lane / 4) * row_bytes + (run + u) * type::RUN;
+		int left = at.left, piece = at.piece, task = at.task;
+		while (left) {
+			int n = min(left, pieces - piece);
+			if (down || had_row != a.task[task].row) {
+				float v[PER][8];
+				if (down) {
+					barrier_wait(hidden_full, hidden_parity);
+					hidden_parity ^= 1;
+#pragma unroll
+					for (int u = 0; u < PER; u++)
+						load_eight(hidden + (run + u) * 256 + 8 * lane, true, v[u]);
+					__syncwarp();
+					if (!lane)
+						barrier_arrive(hidden_free);
+				} else {
+					had_row = a.task[task].row;
+					const float *x = a.x + (int64_t)had_row * a.n_embd;
+#pragma unroll
+					for (int u = 0; u < PER; u++)
+						load_eight(x + (run + u) * 256 + 8 * lane, a.x_aligned, v[u]);
+				}
+#pragma unroll
+				for (int u = 0; u < PER; u++)
+					write_digits(v[u], digits + (warp * PER + u) * RUN_DIGITS, x_scales + warp * PER + u);
+				__syncwarp();
+#pragma unroll
+				for (int u = 0; u < PER; u++) {
+					type::read_columns(digits + (warp * PER + u) * RUN_DIGITS, lane, columns[u]);
+					x_scale[u] = x_scales[warp * PER + u];
+				}
+				__syncwarp();
+			}
+			left -= n;
+			piece = 0;
+			task++;
+			uint32_t here[PER], meet_at = meets_at + slot * (RUNS * MEET * 4);
+#pragma unroll
+			for (int u = 0; u < PER; u++) {
+				here[u] = mine[u] + slot * stage_bytes;
+				asm("" : "+r"(here[u]));
+			}
+			asm("" : "+r"(meet_at));
+#pragma unroll 1
+			for (; n; n--) {
+				barrier_wait(barriers_at + 8 * slot, parity);
+				float *meet = (float *)(shared + meet_at);
+				if (!lane)
+#pragma unroll
+					for (int u = 0; u < PER; u++)
+						meet[48 + u * MEET] = x_scale[u];
+				type::two_runs(shared + here[0], shared + here[1], stride8, lane, kept, columns, meet);
+#pragma unroll
+				for (int u = 0; u < PER; u++)
+					here[u] += stage_bytes;
+				__syncwarp();
+				if (!lane)
+					barrier_arrive(barriers_at + 8 * SLOTS + 8 * slot);
+				meet_at += RUNS * MEET * 4;
+				if (slot++ == last) {
+#pragma unroll
+					for (int u = 0; u < PER; u++)
+						here[u] -= stage_bytes * slot;
+					meet_at -= RUNS * MEET * 4 * slot;
+					slot = 0;
+					parity ^= 1;
+				}
+			}
+		}
+		at.left = 0;
+		find_stage(shares, at);
+	}
+#endif
+}
+
+template <int T> static size_t fixed_bytes(const struct expert_args *a)
+{
+	return expert_type<T>::TABLE_BYTES + RUNS * RUN_DIGITS * sizeof(uint2) +
+		   (FINISHERS * 16 + 1) * RUNS * sizeof(float) + (2 * SLOTS + 2) * sizeof(uint64_t) +
+		   4 * sizeof(int4) + (size_t)a->n_ff * sizeof(float);
+}
+
+static size_t slot_bytes(const struct expert_args *a)
+{
+	return (size_t)a->stage_bytes + RUNS * MEET * sizeof(float);
+}
+
+template <int T> static bool launch_as(struct cuda_backend *b, struct expert_args *a)
+{
+	static_assert(mma_cut<T, false>::CHUNK == IN_ORDER, "sums in another order");
+	static size_t allowed;
+	size_t slots = (b->max_shared - fixed_bytes<T>(a)) / slot_bytes(a);
+	a->slots = slots < SLOTS ? (int)slots : SLOTS;
+	size_t bytes = fixed_bytes<T>(a) + (size_t)a->slots * slot_bytes(a);
+	if (!cuda_allow_shared(b, (const void *)experts_kernel<T>, bytes, &allowed))
+		return false;
+	cuda_launch(b, experts_kernel<T>, dim3((unsigned)b->n_sm), THREADS_OF(expert_type<T>::PER), bytes, *a);
+	return !b->base.failure.code;
+}
+
+static bool launch(struct cuda_backend *b, enum dtype type, struct expert_args *a)
+{
+	return type == DTYPE_Q2_K ? launch_as<DTYPE_Q2_K>(b, a) : launch_as<DTYPE_IQ2_XXS>(b, a);
+}
+
+static void set_shape(struct expert_args *a, const struct expert_job *job)
+{
+	a->n_embd = (int)job->gate.n_in;
+	a->in_bytes = (int)job->gate.row_bytes;
+	a->in_runs = a->n_embd / 256;
+	a->in_tiles = RUNS / a->in_runs;
+	a->n_ff = (int)job->down.n_in;
+	a->ff_bytes = (int)job->down.row_bytes;
+	a->ff_runs = a->n_ff / 256;
+	a->ff_tiles = RUNS / a->ff_runs;
+	a->in_pieces = (a->n_ff + 8 * a->in_tiles - 1) / (8 * a->in_tiles);
+	a->ff_pieces = (a->n_embd + 16 * a->ff_tiles - 1) / (16 * a->ff_tiles);
+	int in_stage = 16 * a->in_tiles * a->in_bytes, ff_stage = 16 * a->ff_tiles * a->ff_bytes;
+	a->stage_bytes = in_stage > ff_stage ? in_stage : ff_stage;
+}
+
+static bool fits(const struct weight *w)
+{
+	return w->n_in % 512 == 0 && w->n_in <= RUNS * 256 && RUNS % (w->n_in / 256) == 0 &&
+		   w->row_bytes % 16 == 0 && (uintptr_t)w->data % 16 == 0;
+}
+
+bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *job)
+{
+	const struct weight *g = &job->gate, *u = &job->up, *d = &job->down;
+	/* counts belong to one stream; recordings would repeat what is expected of them */
+	if (job->n_places != 1 || !b->early_starts || b->capturing ||
+		(b->counts.data && b->stream != b->counts_of))
+		return false;
+	if ((g->type != DTYPE_Q2_K && g->type != DTYPE_IQ2_XXS) || u->type != g->type || d->type != g->type)
+		return false;
+	if (!fits(g) || !fits(u) || !fits(d) ||
+		(2 * g->n_out * (int64_t)g->row_bytes + d->n_out * (int64_t)d->row_bytes) >> 20 < 3)
+		return false;
+	struct expert_args a;
+	set_shape(&a, job);
+	size_t fixed = g->type == DTYPE_Q2_K ? fixed_bytes<DTYPE_Q2_K>(&a) : fixed_bytes<DTYPE_IQ2_XXS>(&a);
+	return fixed + 3 * slot_bytes(&a) <= b->max_shared;
+}
+
+/* Whether two jobs can go in one launch */
+static bool alike(const struct expert_job *p, const struct expert_job *q)
+{
+	return p->gate.type == q->gate.type && p->gate.n_in == q->gate.n_in && p->down.n_in == q->down.n_in;
+}
+
+bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
+	int n_used, float *hidden, float *out)
+{
+	if (!b->counts.data) { /* zero from here on */
+		if (!cuda_scratch_of(b, &b->counts, TASKS * sizeof(uint32_t)) ||
+			!cuda_check(b, cudaMemsetAsync(b->counts.data, 0, TASKS * sizeof(uint32_t), b->stream)))
+			return false;
+		b->counts_of = b->stream;
+		b->next_waits = true;
+	}
+	struct expert_args a = {};
+	a.tables = b->tables;
+	a.x = x;
+	a.x_aligned = (uintptr_t)x % 16 == 0;
+	a.hidden = hidden;
+	a.out = out;
+	a.counts = (uint32_t *)b->counts.data;
+	const struct expert_job *now = NULL;
+	int row = 0;
+	for (int j = 0; j < n_jobs; row += jobs[j++].n_places) {
+		const struct expert_job *job = &jobs[j];
+		if (!cuda_experts_takes(b, job))
+			continue;
+		if (a.n_tasks && (a.n_tasks == TASKS || !alike(job, now))) {
+			if (!launch(b, now->gate.type, &a))
+				return false;
+			a.n_tasks = 0;
+		}
+		now = job;
+		if (!a.n_tasks) {
+			set_shape(&a, job);
+			a.in_split = cuda_product_split(job->gate.type, job->gate.n_in, job->gate.n_out * n_used);
+			a.ff_split = cuda_product_split(job->down.type, job->down.n_in, job->down.n_out * n_used);
+		}
+		struct expert_task *t = &a.task[a.n_tasks];
+		t->gate = (const uint8_t *)job->gate.data;
+		t->up = (const uint8_t *)job->up.data;
+		t->down = (const uint8_t *)job->down.data;
+		t->place = job->places[0];
+		t->row = t->place / n_used;
+		t->hidden = row;
+		t->ready = b->expert_counts[a.n_tasks++] += (uint32_t)a.in_pieces;
+	}
+	return !a.n_tasks || launch(b, now->gate.type, &a);
+}

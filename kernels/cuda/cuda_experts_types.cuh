@@ -1,0 +1,273 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What differs by type in experts_kernel (cuda_experts_mma.cu): a run of 256 weights of 16 rows times one row of x, by one warp.
+ * Lane 4 r + c has rows r and r + 8.
+ *
+ *   IQ2_XXS   Lane c takes groups c and c + 4 of 32 weights, four steps of eight weights each; scales are applied when a group is
+ *             through. Columns 2 c and 2 c + 1 of one product are the high and the middle digit of lane c's group, of another the
+ *             low one. A weight's grid row and sign bits choose among eight bytes by two lookups in tables with a copy per lane, at
+ *             row * 256 + 4 * lane: grid, and 128 bytes on the signs (whose row has one bit of what follows at the top).
+ *   Q2_K      Lanes 0 and 1 take the first 16 weights of a step of 32, lanes 2 and 3 the others; columns 0 to 2 and 4 to 6 are their
+ *             digits. Bytes are masked, not shifted: step j of four has 4^j times its weights, undone at the end. Minima are
+ *             multiplied by sums of 16 digits, which are 12 bits and so two columns each.
+ *
+ * read_columns: from the digits of the run. fill_tables: by all threads of a block. Results: meet[16 digit + row], and the same MEET
+ * floats on for a second run.
+ */
+#ifndef GLM_KERNELS_CUDA_EXPERTS_TYPES_CUH
+#define GLM_KERNELS_CUDA_EXPERTS_TYPES_CUH
+
+#include "kernels/cuda/cuda_product_mma.cuh"
+
+#define MEET 52 /* floats of a run and tile: three digits of 16 rows, the scale of x */
+#define TABLES_AT                                                                                            \
+	1024 /* where tables are in shared memory: where the part begins whose size the launch chooses */
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900 /* the kernel is empty there and nothing uses these */
+#pragma nv_diag_suppress 177
+#endif
+
+static __device__ __forceinline__ void mma_u8(int d[4], const uint32_t a[4], uint2 b)
+{
+	asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+		"{%10,%10,%10,%10};"
+		: "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(0));
+}
+
+static __device__ __forceinline__ void mma_k16(int d[4], uint32_t a0, uint32_t a1, uint32_t b)
+{
+	asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+		: "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+		: "r"(a0), "r"(a1), "r"(b), "r"(0));
+}
+
+template <int T> struct expert_type;
+
+/* What the compiler is not to make anew each time */
+struct kept {
+	uint32_t lane4; /* 4 times the lane */
+	uint32_t three; /* the magnitudes 8, 25, 43 */
+};
+
+template <> struct expert_type<DTYPE_IQ2_XXS> {
+	static constexpr int RUN = 66, TABLE_BYTES = 65536, PER = 2;
+	struct columns {
+		uint2 two[2][4]; /* high and middle digit */
+		uint2 one[2][2]; /* low digit: even steps in even columns, odd ones in odd */
+	};
+	static __device__ __forceinline__ void read_columns(const uint2 *digits, int lane, struct columns &b)
+	{
+		int c = lane % 4, n = lane / 4;
+#pragma unroll
+		for (int h = 0; h < 2; h++)
+#pragma unroll
+			for (int j = 0; j < 4; j++) {
+				const uint2 *d = digits + (4 * h + c) * 12 + j;
+				b.two[h][j] = c == n / 2 ? d[4 * (n & 1)] : make_uint2(0, 0);
+				if (j < 2)
+					b.one[h][j] = c == n / 2 ? d[8 + j + (n & 1)] : make_uint2(0, 0);
+			}
+	}
+	static __device__ __forceinline__ void fill_tables(const struct cuda_tables *t, uint8_t *shared)
+	{
+		for (int i = threadIdx.x; i < 512; i += (int)blockDim.x) {
+			int row = i & 255;
+			uint32_t w = i & 256 ? t->sign_nibbles[row & 127] : t->iq2xxs_nibbles[row];
+			uint4 *to = (uint4 *)(shared + row * 256 + (i & 256) / 2);
+#pragma unroll
+			for (int k = 0; k < 8; k++)
+				to[(k + i) & 7] = make_uint4(w, w, w, w);
+		}
+	}
+	static __device__ __forceinline__ void eight(const struct kept &kept, uint32_t index_word, int index_byte,
+		uint32_t signs, int j, uint32_t &lo, uint32_t &hi)
+	{
+		uint32_t row = pick_bytes(index_word, kept.lane4, 0x5504 | index_byte << 4),
+				 sign = pick_bytes(signs << j, kept.lane4, 0x5504 | j << 4);
+		uint32_t g, s;
+		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(g) : "r"(row), "n"(TABLES_AT));
+		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(s) : "r"(sign), "n"(TABLES_AT + 128));
+		uint32_t both = g | s;
+		lo = pick_bytes(kept.three, 0x00d5e7f8, both);
+		hi = pick_bytes(kept.three, 0x00d5e7f8, both >> 16);
+	}
+	/* u: run; p: where row r of the tile has it */
+	template <bool ODD>
+	static __device__ __forceinline__ void go(const uint8_t *p, int stride8, int lane,
+		const struct kept &kept, const struct columns &b, int w[2][3])
+	{
+		int c = lane % 4;
+#pragma unroll
+		for (int h = 0; h < 2; h++) {
+			uint32_t words[2][3];
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				const uint32_t *from = (const uint32_t *)(p + i * stride8 + 32 * h + 8 * c + (ODD ? 2 : 0));
+				words[i][0] = from[0];
+				words[i][1] = from[1];
+				if (!ODD)
+					words[i][2] = __byte_perm(words[i][1], from[2], 0x5432);
+			}
+			int two[4], even[4], odd[4];
+#pragma unroll
+			for (int j = 0; j < 4; j++) {
+				uint32_t m[4];
+#pragma unroll
+				for (int i = 0; i < 2; i++)
+					if (ODD)
+						eight(kept, words[i][0], j, words[i][1], j, m[i], m[2 + i]);
+					else
+						eight(kept, words[i][j / 2], (j + 2) % 4, words[i][2], j, m[i], m[2 + i]);
+				if (j)
+					mma_16832_add(two, m, b.two[h][j]);
+				else
+					mma_16832(two, m, b.two[h][j], 0);
+				if (j >= 2)
+					mma_16832_add(j & 1 ? odd : even, m, b.one[h][j / 2]);
+				else
+					mma_16832(j & 1 ? odd : even, m, b.one[h][j / 2], 0);
+			}
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				int scale = (int)(words[i][ODD ? 1 : 2] >> 27 | 1);
+				int a[3] = {two[2 * i], two[2 * i + 1], even[2 * i] + odd[2 * i + 1]};
+#pragma unroll
+				for (int k = 0; k < 3; k++)
+					w[i][k] = h ? w[i][k] + scale * a[k] : scale * a[k];
+			}
+		}
+	}
+	/* The four lanes of a row have a part each of both runs and both rows: each ends with the whole of one run and row */
+	static __device__ __forceinline__ void two_runs(const uint8_t *p, const uint8_t *q, int stride8, int lane,
+		const struct kept &kept, const struct columns b[2], float *meet)
+	{
+		int w[2][2][3], c = lane % 4;
+		go<false>(p, stride8, lane, kept, b[0], w[0]);
+		go<true>(q, stride8, lane, kept, b[1], w[1]);
+		float unit = half_float(get16((c & 2 ? q : p) + (c & 1 ? stride8 : 0))) * 0.125f;
+		int s[2][3];
+#pragma unroll
+		for (int u = 0; u < 2; u++)
+#pragma unroll
+			for (int k = 0; k < 3; k++)
+				s[u][k] = (c & 1 ? w[u][1][k] : w[u][0][k]) +
+						  __shfl_xor_sync(0xffffffffu, c & 1 ? w[u][0][k] : w[u][1][k], 1);
+		float *to = meet + (c & 2 ? MEET : 0) + lane / 4 + (c & 1 ? 8 : 0);
+#pragma unroll
+		for (int k = 0; k < 3; k++) {
+			int sum =
+				(c & 2 ? s[1][k] : s[0][k]) + __shfl_xor_sync(0xffffffffu, c & 2 ? s[0][k] : s[1][k], 2);
+			to[16 * k] = __fmul_rn(unit, (float)sum);
+		}
+	}
+};
+
+template <> struct expert_type<DTYPE_Q2_K> {
+	static constexpr int RUN = 84, TABLE_BYTES = 0, PER = 2;
+	struct columns {
+		uint2 step[8];
+		uint32_t outer, mid; /* sums of 16 digits */
+	};
+	static __device__ __forceinline__ void read_columns(const uint2 *digits, int lane, struct columns &b)
+	{
+		int c = lane % 4, n = lane / 4;
+		bool mine = c / 2 == n / 4 && n % 4 < 3;
+#pragma unroll
+		for (int s = 0; s < 8; s++)
+			b.step[s] = mine ? digits[s * 12 + 4 * (n % 4) + c] : make_uint2(0, 0);
+		b.outer = b.mid = 0;
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			const uint2 *d = digits + (2 * c + i / 2) * 12 + 2 * (i & 1);
+			int sum[2];
+#pragma unroll
+			for (int k = 0; k < 2; k++) {
+				const uint2 *f = d + 4 * (k ? 1 : n & 2 ? 2 : 0);
+				uint2 g = f[0], h = f[1];
+				sum[k] = __dp4a((int)g.x, 0x01010101,
+					__dp4a(
+						(int)g.y, 0x01010101, __dp4a((int)h.x, 0x01010101, __dp4a((int)h.y, 0x01010101, 0))));
+				int low = (int)(int8_t)sum[k];
+				sum[k] = n & 1 ? low : (sum[k] - low) >> 8;
+			}
+			b.outer |= (uint32_t)(sum[0] & 255) << 8 * i;
+			if (!(n & 2))
+				b.mid |= (uint32_t)(sum[1] & 255) << 8 * i;
+		}
+	}
+	static __device__ void fill_tables(const struct cuda_tables *, uint8_t *) {}
+	static __device__ __forceinline__ void two_runs(const uint8_t *p, const uint8_t *q, int stride8, int lane,
+		const struct kept &kept, const struct columns b[2], float *meet)
+	{
+		run<false>(p, stride8, lane, b[0], meet);
+		run<true>(q, stride8, lane, b[1], meet + MEET);
+	}
+	template <bool ODD>
+	static __device__ __forceinline__ void run(
+		const uint8_t *p, int stride8, int lane, const struct columns &b, float *meet)
+	{
+		int c = lane % 4;
+		uint32_t scales[2][2], least[2], word[2][2][2];
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			const uint32_t *w = (const uint32_t *)(p + i * stride8);
+#pragma unroll
+			for (int h = 0; h < 2; h++) {
+				scales[i][h] = __byte_perm(w[2 * h], w[2 * h + 1], c & 2 ? 0x7531 : 0x6420) & 0x0f0f0f0f;
+				if (ODD) {
+					word[i][h][0] = w[4 + 8 * h + 2 * c];
+					word[i][h][1] = w[5 + 8 * h + 2 * c];
+				} else {
+					uint2 two = *(const uint2 *)(w + 4 + 8 * h + 2 * c);
+					word[i][h][0] = two.x;
+					word[i][h][1] = two.y;
+				}
+			}
+			least[i] = w[c] >> 4 & 0x0f0f0f0f;
+		}
+		/* a step's bytes hold 4^j times the weights */
+		int sum[4][4];
+#pragma unroll
+		for (int h = 0; h < 2; h++)
+#pragma unroll
+			for (int j = 0; j < 4; j++) {
+				uint32_t m[4];
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					m[i] = word[i & 1][h][i >> 1] & 0x03030303u << 2 * j;
+				int d[4];
+				mma_u8(d, m, b.step[4 * h + j]);
+#pragma unroll
+				for (int i = 0; i < 4; i++) {
+					int scale = (int)byte_of(scales[i / 2][h], j);
+					sum[j][i] = h ? sum[j][i] + scale * d[i] : scale * d[i];
+				}
+			}
+		int all[4], l0[4], l1[4];
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			all[i] = ((sum[0][i] * 4 + sum[1][i]) * 4 + sum[2][i]) * 4 + sum[3][i];
+		mma_k16(l0, least[0], least[1], b.outer);
+		mma_k16(l1, least[0], least[1], b.mid);
+		/* lanes 0, 1 keep row r, lanes 2, 3 row r + 8; even ones have the high and the middle digit, odd ones the low one */
+		bool upper = c & 2;
+		const uint32_t head = *(const uint32_t *)(p + (upper ? stride8 : 0) + 80);
+		float unit = half_float(head & 0xffff), minimum = half_float(head >> 16);
+		float *to = meet + lane / 4 + (upper ? 8 : 0);
+#pragma unroll
+		for (int k = 0; k < 2; k++) {
+			int whole = upper ? all[2 + k] : all[k];
+			whole += __shfl_xor_sync(0xffffffffu, upper ? all[k] : all[2 + k], 2);
+			const int *l = k ? l1 : l0;
+			int least_sum = upper ? l[2] * 256 + l[3] : l[0] * 256 + l[1];
+			float v = __fmaf_rn(-minimum, (float)least_sum, __fmul_rn(unit, (float)(whole >> 6)));
+			if (!k)
+				to[c & 1 ? 32 : 0] = v;
+			else if (!(c & 1))
+				to[16] = v;
+		}
+	}
+};
+
+#endif
