@@ -6,7 +6,7 @@
  * Grid: x = groups of activation rows (fastest, so that weights stay in the second-level cache) times groups of weight rows,
  * y = tasks times matrices of a stack. Block: 8 warps, no dynamic shared memory. `split` of them share a weight row (gate and up: two):
  * warp p of them takes the runs p, p + split, ... of 256 weights, a lane the weights 4 lane and 4 lane + 128 on of a run. Weights
- * go to registers, RUNS runs ahead, the first ones before what stands before the kernel has ended: a row of 8192 weights or fewer
+ * go to registers, RUNS runs at a time, the first ones before what stands before the kernel has ended: a row of 6144 weights or fewer
  * is there when x is.
  *
  * Bytes moved per call: every weight row once per group of NX activation rows (from the second-level cache after the first),
@@ -154,11 +154,12 @@ static __device__ __forceinline__ typename raw_four<T>::type load_weights(
 		return make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16);
 }
 
+/* Four blocks of a multiprocessor for one x row: the weights of several routers are all on their way at once. */
 template <int T, int NX, bool GLU>
-__global__ void __launch_bounds__(PRODUCT_WARPS * 32)
+__global__ void __launch_bounds__(PRODUCT_WARPS * 32, NX == 1 ? 4 : 1)
 	product_kernel(const __grid_constant__ struct product_args a)
 {
-	constexpr int W = GLU ? 2 : 1, RUNS = W * (NX == 1 ? 1 : 2) == 1 ? 4 : 2;
+	constexpr int W = GLU ? 2 : 1, RUNS = NX == 1 && !GLU ? 3 : 2;
 	__shared__ float part_sum[PRODUCT_WARPS][W * NX];
 
 	grid_let_next();
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 	int runs = (a.n_in + 255) / 256;
 
 	/* weights of the runs run, run + split, ... of this warp; nothing past the last */
-	typename raw_four<T>::type next[RUNS][W][2], now[RUNS][W][2];
+	typename raw_four<T>::type raw[RUNS][W][2];
 	auto fetch = [&](int run) {
 #pragma unroll
 		for (int i = 0; i < RUNS; i++)
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 			for (int j = 0; j < W; j++)
 #pragma unroll
 				for (int g = 0; g < 2; g++)
-					next[i][j][g] = load_weights<T>(
+					raw[i][j][g] = load_weights<T>(
 						(j ? t.up : t.w) + at, (run + i * split) * 256 + 4 * lane + 128 * g, a.n_in, a.unit);
 	};
 	fetch(part);
@@ -203,15 +204,15 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 	}
 	grid_wait_before();
 	for (int run = part; run < runs; run += RUNS * split) {
+		if (run > part)
+			fetch(run);
+		float xs[RUNS][2][4]; /* of a single x row: all loads before the first use */
+		if (NX == 1)
 #pragma unroll
-		for (int i = 0; i < RUNS; i++)
-#pragma unroll
-			for (int j = 0; j < W; j++)
+			for (int i = 0; i < RUNS; i++)
 #pragma unroll
 				for (int g = 0; g < 2; g++)
-					now[i][j][g] = next[i][j][g];
-		if (run + RUNS * split < runs)
-			fetch(run + RUNS * split);
+					load_x(x[0], (run + i * split) * 256 + 4 * lane + 128 * g, a.n_in, a.x_aligned, xs[i][g]);
 #pragma unroll
 		for (int i = 0; i < RUNS; i++)
 #pragma unroll
@@ -222,16 +223,17 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32)
 				float q[W][4];
 #pragma unroll
 				for (int j = 0; j < W; j++)
-					raw_four<T>::get(now[i][j][g], q[j]);
+					raw_four<T>::get(raw[i][j][g], q[j]);
 #pragma unroll
 				for (int r = 0; r < NX; r++) {
 					float xv[4];
-					load_x(x[r], k, a.n_in, a.x_aligned, xv);
+					if (NX > 1)
+						load_x(x[r], k, a.n_in, a.x_aligned, xv);
 #pragma unroll
 					for (int j = 0; j < W; j++)
 #pragma unroll
 						for (int e = 0; e < 4; e++)
-							acc[j][r] = __fmaf_rn(q[j][e], xv[e], acc[j][r]);
+							acc[j][r] = __fmaf_rn(q[j][e], NX == 1 ? xs[i][g][e] : xv[e], acc[j][r]);
 				}
 			}
 	}
