@@ -49,6 +49,7 @@ struct replay {
 	uint64_t *at_ns;
 	struct expert_stats *stats;
 	uint32_t n, most;
+	int ahead; /* layers that guesses look ahead */
 	double compute_ms; /* of a token without misses; 0: unknown */
 	struct limits limits;
 };
@@ -177,13 +178,13 @@ static void add_stretch(struct replay *j, const char *name, uint32_t first, uint
 	bench_add(
 		b, j->what, "tok/s", bench_one(1e3 / ms), 1e3 / bound, by, "%s (tokens %u to %u)", name, first, end);
 	bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_vram / asked), 0, NULL,
-		"%s: experts in tier 0%s", name, j->c.lookahead ? ", or on the way" : "");
+		"%s: experts in tier 0%s", name, j->ahead ? ", or on the way" : "");
 	if (j->c.ram_bytes)
 		bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_ram / asked), 0, NULL,
 			"%s: experts in tier 1", name);
 	bench_add(b, j->what, "%", bench_one(100 * (double)d.miss / asked), 0, NULL, "%s: experts missed", name);
 	const double came = MAX((double)d.bytes_read / l->disk.expert_bytes - (double)d.prefetch_wasted, 0.0);
-	if (j->c.lookahead) {
+	if (j->ahead) {
 		bench_add(
 			b, j->what, "%", bench_one(100 * came / asked), 0, NULL, "%s: experts that had to be read", name);
 		bench_add(b, j->what, "/tok", bench_one((double)d.prefetch_useful / tokens), 0, NULL,
@@ -250,6 +251,9 @@ static int run(struct replay *j, struct common_loading *loading, uint64_t *opene
 	*opened_ns = clock_ns();
 	if (rc)
 		return rc;
+	struct engine_cache k;
+	engine_cache_look(j->g, &k, NULL);
+	j->ahead = k.lookahead;
 	if ((uint64_t)o->n_prompt + o->n_new + MORE > engine_context(j->g))
 		return err_set(e, ERR_USAGE, "%u prompt, %u new and %u more tokens do not fit the context of %u",
 			o->n_prompt, o->n_new, MORE, engine_context(j->g));

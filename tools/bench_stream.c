@@ -85,6 +85,7 @@ static int sample(struct stream_job *j, int i, uint64_t cache_bytes, struct row 
 	enum log_level level = log_level();
 	c.cache_bytes = cache_bytes;
 	c.lookahead = row->ahead;
+	c.lookahead_given = true;
 	c.quiet = true;
 	c.verbose = false;
 	if (cache_bytes == MEASURE_EVERYTHING)

@@ -98,6 +98,7 @@ static int decode(struct tune *t, uint64_t cache, uint64_t ram, const char *poli
 	c.cache_bytes = cache;
 	c.ram_bytes = ram;
 	c.lookahead = ahead;
+	c.lookahead_given = true;
 	c.quiet = true;
 	c.verbose = false;
 	for (c.policy = 0; common_opts_policy(c.policy) && strcmp(common_opts_policy(c.policy), policy) != 0;)

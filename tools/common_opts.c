@@ -20,8 +20,7 @@ static const struct arg_word backends[] = {{"auto", 0}, {"cuda", 1}, {"cpu", 2},
 
 static const struct arg_word sizes[] = {{"auto", -1}, {0}};
 _Static_assert(ENGINE_CACHE_AUTO == UINT64_MAX, "the word auto is -1");
-static const struct arg_word lookaheads[] = {
-	{"auto", 1}, {0}}; /* one layer; it throttles itself where it does not pay */
+static const struct arg_word lookaheads[] = {{"auto", ENGINE_LOOKAHEAD_AUTO}, {0}};
 static const struct arg_word policies[] = {{POLICY_DEFAULT, 0}, {"lru", 1}, {"sieve", 2}, {0}};
 static const struct arg_word readers[] = {
 	{"auto", READER_AUTO}, {"uring", READER_URING}, {"threads", READER_THREADS}, {0}};
@@ -88,11 +87,12 @@ struct arg_group common_opts_group(struct common_opts *c)
 		{.name = "lookahead",
 			.kind = ARG_INT,
 			.i32 = &c->lookahead,
+			.given = &c->lookahead_given,
 			.max = 64,
 			.words = lookaheads,
 			.value = "N|auto",
-			.help = "fetch the experts of so many layers ahead; 0: off, auto: 1",
-			.fallback = "0"},
+			.help = "fetch the experts of so many layers ahead; 0: off, auto: 1 where they come to a card",
+			.fallback = "auto"},
 		{.name = "io",
 			.kind = ARG_CHOICE,
 			.i32 = &c->io,
@@ -217,7 +217,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.cache_bytes = c->cache_bytes,
 		.ram_bytes = c->ram_bytes,
 		.policy = policies[c->policy].word,
-		.lookahead = c->lookahead,
+		.lookahead = c->lookahead_given ? c->lookahead : ENGINE_LOOKAHEAD_AUTO,
 		.reader = {.engine = (enum reader_engine)c->io, .buffered = c->no_direct},
 		.trace = c->trace,
 		.warm = c->warm,

@@ -24,7 +24,8 @@ struct common_opts {
 	bool cache_given;
 	uint64_t cache_bytes, ram_bytes; /* 0: experts are used where the file is mapped; ENGINE_CACHE_AUTO */
 	int policy;                      /* index into the words of --policy */
-	int lookahead;
+	int lookahead;                   /* unless given: ENGINE_LOOKAHEAD_AUTO */
+	bool lookahead_given;
 	int io; /* enum reader_engine */
 	bool no_direct;
 	const char *trace, *warm; /* NULL: none */

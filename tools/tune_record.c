@@ -104,6 +104,7 @@ int tune_facts_find(struct tune_facts *f, const struct common_opts *c, const cha
 	mine.ram_bytes = 0;
 	mine.cache_given = false;
 	mine.lookahead = 0;
+	mine.lookahead_given = true;
 	if ((rc = common_opts_open(&mine, &g, e)))
 		goto out;
 	const struct engine_sizes s = engine_sizes(g);
@@ -156,6 +157,7 @@ int tune_record(const struct common_opts *c, const struct tune_facts *f, uint32_
 	mine.trace = path;
 	mine.warm = NULL;
 	mine.lookahead = lookahead;
+	mine.lookahead_given = true;
 	mine.quiet = true;
 	mine.verbose = false;
 	if (!mine.cache_bytes) {

@@ -45,8 +45,8 @@ uint64_t engine_fingerprint_of(const struct gguf *f)
 }
 
 /* The recorder around the expert source, when a trace or a profile is wanted; the cache is seeded from the profile. */
-static int open_recorder(struct engine *g, const struct engine_options *o, const struct model_config *c,
-	const struct model_weights *w, bool streaming, struct err *e)
+static int open_recorder(struct engine *g, const struct engine_options *o, const struct plan *p,
+	const struct model_config *c, const struct model_weights *w, struct err *e)
 {
 	uint32_t n_layers = c->n_layers + c->n_mtp;
 	int rc;
@@ -64,8 +64,8 @@ static int open_recorder(struct engine *g, const struct engine_options *o, const
 		size_t n;
 		profile_order(&g->earlier, &keys, &n);
 		log_info("warm: %s names %zu experts%s", o->warm, n,
-			streaming ? "" : " (nothing to seed: no expert cache)");
-		if (streaming)
+			p->streaming ? "" : " (nothing to seed: no expert cache)");
+		if (p->streaming)
 			loader_warm(g->experts, keys, n);
 		free(keys);
 	}
@@ -86,7 +86,7 @@ static int open_recorder(struct engine *g, const struct engine_options *o, const
 		if (!g->trace)
 			return e ? e->code : ERR_RUN;
 	}
-	g->source = source_record_open(g->experts, o->warm ? &g->profile : NULL, g->trace, o->lookahead);
+	g->source = source_record_open(g->experts, o->warm ? &g->profile : NULL, g->trace, p->loader.lookahead);
 	return 0;
 }
 
@@ -188,8 +188,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	g->streaming = p.streaming;
 	g->cache = describe_cache(&config, &weights, &p);
 	g->fingerprint = engine_fingerprint_of(g->gguf);
-	if ((rc = open_recorder(g, o, &config, &weights, p.streaming, e)) ||
-		(rc = open_routing(g, o, &config, e)))
+	if ((rc = open_recorder(g, o, &p, &config, &weights, e)) || (rc = open_routing(g, o, &config, e)))
 		goto out;
 	if ((rc = model_init(&g->model, &config, &weights, mtp, g->backend, g->source, p.chunk, e)))
 		goto out;

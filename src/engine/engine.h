@@ -48,7 +48,7 @@ struct engine_options {
 	struct copier
 		*copier; /* lent: streams through this in place of the backend's (tests); NULL: the backend's */
 	const char *policy; /* NULL (lfu) or "lru", "lfu", "sieve" */
-	int lookahead;      /* layers ahead to prefetch; 0: off */
+	int lookahead; /* layers ahead to prefetch; 0: off; ENGINE_LOOKAHEAD_AUTO: 1 where experts come to a card, else 0 */
 	struct reader_options reader;
 	/* Told now and then while the resident weights are loaded. NULL: nobody. */
 	void (*loading)(void *user, uint64_t done_bytes, uint64_t total_bytes);
@@ -63,7 +63,8 @@ struct engine_options {
 	uint32_t routing_confine; /* 0: all */
 };
 
-#define ENGINE_CACHE_AUTO UINT64_MAX
+#define ENGINE_CACHE_AUTO     UINT64_MAX
+#define ENGINE_LOOKAHEAD_AUTO (-1)
 
 int engine_open(const struct engine_options *options, struct engine **out, struct err *e);
 /* Writes the profile and the end of the trace first; what fails there is in *e (may be NULL) and returned, everything is

@@ -287,6 +287,8 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 		rc = p->on_card ? stream_to_card(c, o, p, e) : stream_from_host(c, o, p, e);
 	if (rc)
 		return rc;
+	if (p->loader.lookahead == ENGINE_LOOKAHEAD_AUTO)
+		p->loader.lookahead = p->streaming && p->on_card;
 	say_plan(p);
 	return check(c, p, b, e);
 }
