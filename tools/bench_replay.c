@@ -49,7 +49,7 @@ struct replay {
 	uint64_t *at_ns;
 	struct expert_stats *stats;
 	uint32_t n, most;
-	int ahead; /* layers that guesses look ahead */
+	int ahead;         /* layers that guesses look ahead */
 	double compute_ms; /* of a token without misses; 0: unknown */
 	struct limits limits;
 };
