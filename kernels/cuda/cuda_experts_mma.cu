@@ -32,6 +32,7 @@
 #define TASKS           64
 #define SLOTS           8 /* at most */
 #define IN_ORDER        4 /* runs that mma_kernel takes at once */
+#define SHARES          9 /* four, and room up to a multiple of 128 bytes: copies to other places are slower */
 
 struct expert_task {
 	const uint8_t *gate, *up, *down;
@@ -224,7 +225,7 @@ __global__ void __launch_bounds__(THREADS_OF(expert_type<T>::PER), 1)
 	float *all_sums = meets + slots * RUNS * MEET, *x_scales = all_sums + FINISHERS * 16 * RUNS;
 	uint64_t *barriers = (uint64_t *)(x_scales + RUNS);
 	int4 *shares = (int4 *)(barriers + 2 * SLOTS + 2);
-	float *hidden = (float *)(shares + 4); /* the row that is next */
+	float *hidden = (float *)(shares + SHARES); /* the row that is next */
 	uint8_t *stages = (uint8_t *)(hidden + a.n_ff);
 	uint32_t full = (uint32_t)__cvta_generic_to_shared(barriers), done = full + 8 * SLOTS,
 			 hidden_full = done + 8 * SLOTS, hidden_free = hidden_full + 8,
@@ -419,11 +420,11 @@ __global__ void __launch_bounds__(THREADS_OF(expert_type<T>::PER), 1)
 #endif
 }
 
-template <int T> static size_t fixed_bytes(const struct expert_args *a)
+template <int T> static constexpr size_t fixed_bytes(int n_ff)
 {
 	return expert_type<T>::TABLE_BYTES + RUNS * RUN_DIGITS * sizeof(uint2) +
 		   (FINISHERS * 16 + 1) * RUNS * sizeof(float) + (2 * SLOTS + 2) * sizeof(uint64_t) +
-		   4 * sizeof(int4) + (size_t)a->n_ff * sizeof(float);
+		   SHARES * sizeof(int4) + (size_t)n_ff * sizeof(float);
 }
 
 static size_t slot_bytes(const struct expert_args *a)
@@ -434,10 +435,11 @@ static size_t slot_bytes(const struct expert_args *a)
 template <int T> static bool launch_as(struct cuda_backend *b, struct expert_args *a)
 {
 	static_assert(mma_cut<T, false>::CHUNK == IN_ORDER, "sums in another order");
+	static_assert((fixed_bytes<T>(0)) % 128 == 0 && RUNS * MEET * sizeof(float) % 128 == 0, "slow copies");
 	static size_t allowed;
-	size_t slots = (b->max_shared - fixed_bytes<T>(a)) / slot_bytes(a);
+	size_t slots = (b->max_shared - fixed_bytes<T>(a->n_ff)) / slot_bytes(a);
 	a->slots = slots < SLOTS ? (int)slots : SLOTS;
-	size_t bytes = fixed_bytes<T>(a) + (size_t)a->slots * slot_bytes(a);
+	size_t bytes = fixed_bytes<T>(a->n_ff) + (size_t)a->slots * slot_bytes(a);
 	if (!cuda_allow_shared(b, (const void *)experts_kernel<T>, bytes, &allowed))
 		return false;
 	cuda_launch(b, experts_kernel<T>, dim3((unsigned)b->n_sm), THREADS_OF(expert_type<T>::PER), bytes, *a);
@@ -462,7 +464,7 @@ static void set_shape(struct expert_args *a, const struct expert_job *job)
 	a->in_pieces = (a->n_ff + 8 * a->in_tiles - 1) / (8 * a->in_tiles);
 	a->ff_pieces = (a->n_embd + 16 * a->ff_tiles - 1) / (16 * a->ff_tiles);
 	int in_stage = 16 * a->in_tiles * a->in_bytes, ff_stage = 16 * a->ff_tiles * a->ff_bytes;
-	a->stage_bytes = in_stage > ff_stage ? in_stage : ff_stage;
+	a->stage_bytes = ((in_stage > ff_stage ? in_stage : ff_stage) + 127) / 128 * 128;
 }
 
 static bool fits(const struct weight *w)
@@ -485,7 +487,8 @@ bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *j
 		return false;
 	struct expert_args a;
 	set_shape(&a, job);
-	size_t fixed = g->type == DTYPE_Q2_K ? fixed_bytes<DTYPE_Q2_K>(&a) : fixed_bytes<DTYPE_IQ2_XXS>(&a);
+	size_t fixed =
+		g->type == DTYPE_Q2_K ? fixed_bytes<DTYPE_Q2_K>(a.n_ff) : fixed_bytes<DTYPE_IQ2_XXS>(a.n_ff);
 	return fixed + 3 * slot_bytes(&a) <= b->max_shared;
 }
 
