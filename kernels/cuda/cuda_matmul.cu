@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * matmul and stacked_matmul: they fill tasks of product_kernel and mma_kernel (grid, block and bytes moved: cuda_product.cuh,
- * cuda_product_mma.cuh). Tasks travel as kernel arguments, PRODUCT_TASKS at a time, so no table is uploaded.
+ * matmul, matmul_glu and stacked_matmul: they fill tasks of product_kernel, mma_kernel and dense_kernel (grid, block and bytes moved:
+ * cuda_product.cuh, cuda_product_mma.cuh, cuda_product_dense.cuh). Tasks travel as kernel arguments, PRODUCT_TASKS at a time, so no table is uploaded.
  */
 #include "kernels/cuda/cuda_attention.cuh"
 #include "kernels/cuda/cuda_gemm.cuh"

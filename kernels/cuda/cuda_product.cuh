@@ -49,7 +49,7 @@ struct product_args {
 	const float *x;
 	const uint2 *digits; /* x for mma_kernel, see cuda_product_digits; NULL: it makes them itself */
 	const float *scales;
-	int own_rows;                /* of x that it makes itself */
+	int own_slots;               /* rows of x that it makes itself, all matrices of the stack counted */
 	int item_end[PRODUCT_TASKS]; /* of mma_kernel: see there */
 	int unit; /* bytes that mma_kernel may copy at once: 16, 4 or 2; of product_kernel: whether four weights lie aligned */
 	int64_t x_row, y_row;     /* floats between rows */
@@ -58,6 +58,7 @@ struct product_args {
 	int n_in, n_tasks, n_stack, n_rows; /* n_rows: ROWS_PLAIN */
 	int split, row_groups, out_most;    /* out_most: the largest n_out */
 	enum product_rows rows;
+	bool flat;           /* of mma_kernel: rows are short and follow each other without a gap of lines */
 	bool glu, x_aligned; /* x_aligned: every x row begins at a multiple of 16 bytes and n_in is one of 4 */
 };
 
@@ -70,7 +71,8 @@ enum product_layout cuda_product_layout(enum dtype type);
 static inline bool cuda_product_own(const struct cuda_backend *b, enum dtype type, int n_x, int64_t n_in)
 {
 	int64_t values = n_x * ((n_in + 255) / 256 * 256);
-	return n_x <= 2 && b->max_shared > 200 << 10 && values <= (type == DTYPE_IQ2_XXS ? 6144 : 12288);
+	int64_t most = type == DTYPE_IQ2_XXS ? 6144 : type == DTYPE_Q8_0 || type == DTYPE_Q4_K ? 16384 : 12288;
+	return n_x <= 2 && b->max_shared > 200 << 10 && values <= most;
 }
 
 /* How many warps share a weight row. Depends on the weight's type and shape alone; rows: of all matrices of this shape that come

@@ -9,8 +9,9 @@ static __global__ void __launch_bounds__(32) digits_kernel(
 	int64_t row = blockIdx.y, at = row * gridDim.x + blockIdx.x;
 	grid_let_next();
 	grid_wait_before();
-	make_digits<QUADS>(x + row / n_stack * x_row + row % n_stack * x_stack, (int)blockIdx.x, n_in,
-		digits + at * RUN_DIGITS, scales + at);
+	float v[8];
+	load_run<QUADS>(x + row / n_stack * x_row + row % n_stack * x_stack, (int)blockIdx.x, n_in, false, v);
+	write_digits(v, digits + at * RUN_DIGITS, scales + at);
 }
 
 enum product_layout cuda_product_layout(enum dtype type)

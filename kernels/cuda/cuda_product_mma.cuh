@@ -14,8 +14,10 @@
  *      columns:         3 x + digit, x = activation row of the group (2, 5 or 8 rows: 1, 2 or 3 tiles of 8)
  *      digits:          [x row][run][step][digit][c] of 8 bytes, then scales [x row][run]
  *
- * Bytes moved: every packed row once per group of x rows; x once by digits_kernel and 3 bytes a value per 16 weight rows from
- * the caches. The order of additions depends on the shape of the weight alone: runs in order, over the warps of the split
+ * Blocks with few x rows make the digits themselves (cuda_product_own), those of all matrices of a stack that they meet at once.
+ *
+ * Bytes moved: every packed row once per group of x rows; x once by digits_kernel, or by each block, and 3 bytes a value per 16
+ * weight rows from the caches or shared memory. The order of additions depends on the shape of the weight alone: runs in order, over the warps of the split
  * in order, digits in order.
  */
 #ifndef GLM_KERNELS_CUDA_PRODUCT_MMA_CUH
@@ -115,6 +117,15 @@ static __device__ __forceinline__ void next_item(
 	p.task++;
 }
 
+/* This lane's eight of 256 values of x, zeros past n_in: lane 4 s + c has those of step s. */
+template <bool QUADS>
+static __device__ __forceinline__ void load_run(const float *x, int run, int n_in, bool aligned, float v[8])
+{
+	int lane = threadIdx.x % 32, k = run * 256 + lane / 4 * 32 + (QUADS ? 4 : 8) * (lane % 4);
+	load_x(x, k, n_in, aligned, v);
+	load_x(x, k + (QUADS ? 16 : 4), n_in, aligned, v + 4);
+}
+
 /* 256 values, eight per lane, as digits and scale; by one warp. Lane 4 s + c has the values of step s that are dealt to lane c. */
 static __device__ __forceinline__ void write_digits(const float v[8], uint2 *digits, float *scale_to)
 {
@@ -143,19 +154,115 @@ static __device__ __forceinline__ void write_digits(const float v[8], uint2 *dig
 		*scale_to = scale;
 }
 
-/* The same of x at a run, zeros past n_in */
-template <bool QUADS>
-static __device__ __forceinline__ void make_digits(
-	const float *x, int run, int n_in, uint2 *digits, float *scale_to)
+/* Adds the products of one run of 16 weight rows and 8 * TILES columns of digits to acc. p0, p1: the run of rows r and r + 8;
+ * left: values of x from here on; column: this lane's part of each tile, NULL: nothing there. */
+template <int T, int TILES>
+static __device__ __forceinline__ void run_product(const uint8_t *p0, const uint8_t *p1, int u, int left,
+	int c, const struct cuda_tables *t, const struct lane_tables &tables, const uint2 *const column[TILES],
+	const float x_scale[TILES][2], float acc[TILES][4])
 {
-	int lane = threadIdx.x % 32, k = run * 256 + lane / 4 * 32 + (QUADS ? 4 : 8) * (lane % 4);
-	float v[8];
+	typedef struct bytes_type<T> type;
+	constexpr int BATCH = type::TABLES || TILES > 1 ? 1 : 4; /* steps whose loads are under way together */
+	typename type::head h0, h1;
+	type::read_head(p0, c, t, h0);
+	type::read_head(p1, c, t, h1);
+	float part_sum[TILES][4];
+	int whole[TILES][4], least[TILES][4];
 #pragma unroll
-	for (int i = 0; i < 8; i++) {
-		int at = k + i + (QUADS && i >= 4 ? 12 : 0);
-		v[i] = at < n_in ? x[at] : 0;
+	for (int n = 0; n < TILES; n++)
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			part_sum[n][i] = 0, whole[n][i] = 0, least[n][i] = 0;
+#pragma unroll
+	for (int first = 0; first < 8; first += BATCH) {
+		uint32_t words[BATCH][4];
+		uint2 digits[BATCH][TILES];
+		float float_scale[BATCH][2];
+		int int_scale[BATCH][2];
+#pragma unroll
+		for (int i = 0; i < BATCH; i++) {
+			int s = first + i;
+			type::bytes(p0, h0, u, s, c, tables, words[i][0], words[i][2]);
+			type::bytes(p1, h1, u, s, c, tables, words[i][1], words[i][3]);
+			if constexpr (type::SCALE == SCALE_FLOAT) {
+				/* past the end of the row x is zero, but what lies there as a scale may be infinite */
+				bool inside = s * 32 < left;
+				float_scale[i][0] = inside ? type::scale(p0, h0, s) : 0;
+				float_scale[i][1] = inside ? type::scale(p1, h1, s) : 0;
+			} else if constexpr (type::SCALE == SCALE_STEP) {
+				int_scale[i][0] = type::scale(p0, h0, s);
+				int_scale[i][1] = type::scale(p1, h1, s);
+			}
+#pragma unroll
+			for (int n = 0; n < TILES; n++)
+				digits[i][n] = column[n] ? column[n][s * 12] : make_uint2(0, 0);
+		}
+#pragma unroll
+		for (int i = 0; i < BATCH; i++) {
+			int s = first + i;
+			const uint32_t *w = words[i];
+#pragma unroll
+			for (int n = 0; n < TILES; n++) {
+				uint2 b = digits[i][n];
+				if constexpr (type::SCALE == SCALE_NONE) {
+					mma_16832_add(whole[n], w, b);
+				} else if constexpr (type::SCALE == SCALE_FLOAT) {
+					/* whole numbers below 2^22 on top of 1.5 * 2^23 are floats */
+					int d[4];
+					mma_16832(d, w, b, 0x4b400000);
+#pragma unroll
+					for (int k = 0; k < 4; k++)
+						part_sum[n][k] = __fmaf_rn(float_scale[i][k / 2],
+							__fadd_rn(__int_as_float(d[k]), -12582912.0f), part_sum[n][k]);
+				} else if constexpr (type::SCALE == SCALE_HALF) {
+					/* lanes 0, 1 of a row have the first 16 weights, lanes 2, 3 the others */
+#pragma unroll
+					for (int half = 0; half < 2; half++) {
+						uint32_t v[4];
+						int d[4];
+#pragma unroll
+						for (int k = 0; k < 4; k++)
+							v[k] = c / 2 == half ? w[k] : 0;
+						mma_16832(d, v, b, 0);
+						int f0 = type::scale(p0, h0, s, half), f1 = type::scale(p1, h1, s, half);
+#pragma unroll
+						for (int k = 0; k < 4; k++)
+							whole[n][k] += (k < 2 ? f0 : f1) * d[k];
+					}
+				} else {
+					int d[4];
+					mma_16832(d, w, b, 0);
+#pragma unroll
+					for (int k = 0; k < 4; k++)
+						whole[n][k] += int_scale[i][k / 2] * d[k];
+				}
+				if constexpr (type::LEAST) {
+					uint32_t m0 = type::least(h0, s), m1 = type::least(h1, s), m[4] = {m0, m1, m0, m1};
+					mma_16832_add(least[n], m, b);
+				}
+			}
+		}
 	}
-	write_digits(v, digits, scale_to);
+#pragma unroll
+	for (int n = 0; n < TILES; n++)
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			float v = part_sum[n][i];
+			if constexpr (type::SCALE != SCALE_FLOAT)
+				v = __fmul_rn(i < 2 ? h0.unit : h1.unit, (float)whole[n][i]);
+			if constexpr (type::LEAST)
+				v = __fmaf_rn(i < 2 ? -h0.minimum : -h1.minimum, (float)least[n][i], v);
+			acc[n][i] = __fmaf_rn(x_scale[n][i % 2], v, acc[n][i]);
+		}
+}
+
+/* Columns 0, 1, 2 and 3, 4, 5 are the digits of x rows 0 and 1: their sums meet in lanes 0 and 2 of a row. */
+static __device__ __forceinline__ float digits_meet(const float two[2], int lane)
+{
+	float b0 = __shfl_sync(0xffffffffu, two[0], (lane & ~3) | 1),
+		  b1 = __shfl_sync(0xffffffffu, two[1], (lane & ~3) | 1);
+	return lane & 3 ? __fmaf_rn(65536.0f, b1, __fmaf_rn(256.0f, two[0], two[1]))
+					: __fmaf_rn(65536.0f, two[0], __fmaf_rn(256.0f, two[1], b0));
 }
 
 /* OWN: the block makes the digits of its x rows itself and keeps them in shared memory */
@@ -167,6 +274,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	typedef struct mma_chunk<T, CHUNK> shape;
 	constexpr int RUN = packed<T>::RUN_BYTES, LINES = shape::LINES, STRIDE = shape::STRIDE,
 				  ROUNDS = shape::ROUNDS, STAGE = MMA_ROWS * STRIDE;
+	constexpr bool FLAT = type::SCALE == SCALE_FLOAT;
 	constexpr int NX = TILES * 8 / 3, MEET = mma_meet(TILES), MEETS = TILES == 1 ? 2 : 1;
 	extern __shared__ __align__(16) uint8_t shared[];
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split, part = warp & (split - 1);
@@ -176,7 +284,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	int runs = (a.n_in + 255) / 256, chunks = (runs + CHUNK - 1) / CHUNK;
 	float *meets = (float *)(shared + shape::TABLES + WARPS * (STAGES * STAGE));
 	uint2 *digits = (uint2 *)(meets + MEETS * WARPS * MMA_ROWS * MEET);
-	float *own_scales = (float *)(digits + (OWN ? a.own_rows * runs * RUN_DIGITS : 0));
+	float *own_scales = (float *)(digits + (OWN ? a.own_slots * runs * RUN_DIGITS : 0));
 	struct lane_tables tables = {shared, 4u * lane};
 	/* this warp's stages; kept in registers so that the compiler does not compute them anew for every access */
 	uint32_t stages = shape::TABLES + warp * (STAGES * STAGE),
@@ -208,7 +316,15 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	auto fetch = [&]() {
 		if (ahead_items > 0 && part < chunks) {
 			int at = ahead_chunk * shape::BYTES, bytes = min(shape::BYTES, (int)a.row_bytes - at);
-			if (a.unit == 16 && rows_there == w_rows) {
+			if (FLAT && a.flat && rows_there == w_rows) {
+				/* a row is one chunk, and eight of them follow each other without a gap */
+				for (int i = lane; i < (int)a.row_bytes; i += 32) {
+					bool second = 2 * i >= (int)a.row_bytes;
+					int at8 = i - (second ? (int)a.row_bytes / 2 : 0);
+					copy_line_if(true, lines_to + ahead_stage * STAGE + 16 * (i - lane),
+						(second ? row8 : row0) + 16 * at8);
+				}
+			} else if (a.unit == 16 && rows_there == w_rows) {
 				int phase = shape::PHASE ? at & 15 : 0, lines = (bytes + phase + 15) / 16;
 #pragma unroll
 				for (int half = 0; half < 2; half++) {
@@ -249,7 +365,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	};
 	set_rows();
 #pragma unroll
-	for (int s = 0; s < STAGES - 1; s++)
+	for (int s = 0; s < STAGES; s++)
 		fetch();
 	if (type::TABLES)
 		for (int i = threadIdx.x; i < 384 * 8; i += WARPS * 32) {
@@ -261,7 +377,28 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 		__syncthreads();
 
 	int stage = 0, turn = 0;
-	int64_t own_x = -1; /* which x rows the digits are of: the first and the last one, and the matrix */
+	/* which x rows the digits are of: so many from matrix own_stack on, or the first and the last one */
+	int own_stack = 0, own_made = 0;
+	int64_t own_x = -1;
+	/* of n_x x rows from matrix own_stack on; four runs of a warp at a time, so that their loads are under way together */
+	auto make_own = [&](int n_slots, int n_x, auto x_row) {
+		for (int u = warp; u < n_slots * runs; u += 4 * WARPS) {
+			float v[4][8];
+#pragma unroll
+			for (int i = 0; i < 4; i++) {
+				int at = u + i * WARPS, slot = at / runs;
+				if (at < n_slots * runs)
+					load_run<type::QUADS>(
+						a.x + x_row(slot % n_x) * a.x_row + (own_stack + slot / n_x) * a.x_stack,
+						at - slot * runs, a.n_in, a.x_aligned, v[i]);
+			}
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				if (u + i * WARPS < n_slots * runs)
+					write_digits(v[i], digits + (u + i * WARPS) * RUN_DIGITS, own_scales + u + i * WARPS);
+		}
+		__syncthreads();
+	};
 	for (; item < end; item++) {
 		const struct product_task &t = a.task[now.task];
 		int n_out = t.n_out, n_x = a.rows == ROWS_PLAIN ? min(NX, a.n_rows - now.row_group * NX) : t.n_x;
@@ -270,17 +407,17 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 				   : a.rows == ROWS_TO_HIDDEN ? t.row[i]
 											  : t.first + i;
 		};
-		int64_t this_x = (int64_t)x_row(0) << 42 | (int64_t)x_row(n_x - 1) << 20 | now.stack;
-		if (OWN && this_x != own_x) { /* nobody uses the former ones: all have met since */
-			own_x = this_x;
-			for (int r = 0; r < n_x; r++) {
-				const float *x = a.x + x_row(r) * a.x_row + now.stack * a.x_stack;
-				for (int run = warp; run < runs; run += WARPS)
-					make_digits<type::QUADS>(
-						x, run, a.n_in, digits + (r * runs + run) * RUN_DIGITS, own_scales + r * runs + run);
+		if (OWN) { /* nobody uses the former ones: all have met since */
+			int64_t this_x = (int64_t)x_row(0) << 32 | x_row(n_x - 1);
+			bool plain = a.rows == ROWS_PLAIN;
+			if (plain ? (now.stack - own_stack + 1) * n_x > own_made : this_x != own_x) {
+				own_stack = now.stack;
+				own_made = plain ? min(a.own_slots, (a.n_stack - own_stack) * n_x) : n_x;
+				make_own(own_made, n_x, x_row);
 			}
-			__syncthreads();
+			own_x = this_x;
 		}
+		int own_slot = (now.stack - own_stack) * n_x;
 		/* where this lane's part of each tile of columns lies, and the scales for its accumulators' columns */
 		const uint2 *column[TILES];
 		const float *scales[TILES][2];
@@ -288,15 +425,32 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 		for (int n = 0; n < TILES; n++) {
 			int col = 8 * n + lane / 4, r = col / 3;
 			bool used = r < n_x;
-			int64_t row = OWN ? r : (int64_t)x_row(used ? r : 0) * a.n_stack + now.stack;
+			int64_t row = OWN ? own_slot + r : (int64_t)x_row(used ? r : 0) * a.n_stack + now.stack;
 			column[n] = used ? (OWN ? digits : a.digits) + row * runs * RUN_DIGITS + col % 3 * 4 + c : NULL;
 #pragma unroll
 			for (int e = 0; e < 2; e++) {
 				r = min((8 * n + 2 * c + e) / 3, n_x - 1);
-				row = OWN ? r : (int64_t)x_row(r) * a.n_stack + now.stack;
+				row = OWN ? own_slot + r : (int64_t)x_row(r) * a.n_stack + now.stack;
 				scales[n][e] = (OWN ? own_scales : a.scales) + row * runs;
 			}
 		}
+
+		/* what a sum is added to is on its way meanwhile */
+		auto place_of = [&](int i, int &r, int &j) {
+			r = TILES == 1 ? i >= block_rows : i / block_rows;
+			j = i - r * block_rows;
+			int64_t at = a.rows == ROWS_PLAIN       ? now.row_group * NX + r
+						 : a.rows == ROWS_TO_HIDDEN ? t.first + r
+													: t.place[r];
+			return t.y + now.stack * a.y_stack + at * a.y_row + now.out_first + j;
+		};
+		float old = 0;
+		if (TILES == 1 && t.add && threadIdx.x < block_rows * n_x) {
+			int r, j;
+			const float *y = place_of(threadIdx.x, r, j);
+			old = now.out_first + j < n_out ? *y : 0;
+		}
+		int stride = FLAT && a.flat && now.out_first + my_row + w_rows <= n_out ? (int)a.row_bytes : STRIDE;
 
 		float acc[TILES][4];
 #pragma unroll
@@ -305,10 +459,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			for (int i = 0; i < 4; i++)
 				acc[n][i] = 0;
 		for (int chunk = part; chunk < chunks; chunk += split) {
-			fetch();
 			copy_wait<STAGES - 1>();
 			__syncwarp();
-			const uint8_t *row = shared + stages + stage * STAGE + r0 * STRIDE;
+			const uint8_t *row = shared + stages + stage * STAGE + r0 * stride;
 			if (shape::PHASE && a.unit == 16 && now.out_first + my_row + w_rows <= n_out)
 				row += chunk * shape::BYTES & 15;
 #pragma unroll
@@ -316,82 +469,18 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 				int run = chunk * CHUNK + u;
 				if (run >= runs)
 					break;
-				const uint8_t *p0 = row + u * RUN, *p1 = p0 + 8 * STRIDE;
-				typename type::head h0, h1;
-				type::read_head(p0, c, a.tables, h0);
-				type::read_head(p1, c, a.tables, h1);
-				float part_sum[TILES][4];
-				int whole[TILES][4], least[TILES][4];
+				const uint8_t *p0 = row + u * RUN, *p1 = p0 + 8 * stride;
+				const uint2 *at[TILES];
+				float x_scale[TILES][2];
 #pragma unroll
-				for (int n = 0; n < TILES; n++)
-#pragma unroll
-					for (int i = 0; i < 4; i++)
-						part_sum[n][i] = 0, whole[n][i] = 0, least[n][i] = 0;
-#pragma unroll
-				for (int s = 0; s < 8; s++) {
-					uint32_t w[4];
-					type::bytes(p0, h0, u, s, c, tables, w[0], w[2]);
-					type::bytes(p1, h1, u, s, c, tables, w[1], w[3]);
-#pragma unroll
-					for (int n = 0; n < TILES; n++) {
-						uint2 b = column[n] ? column[n][run * RUN_DIGITS + s * 12] : make_uint2(0, 0);
-						if constexpr (type::SCALE == SCALE_NONE) {
-							mma_16832_add(whole[n], w, b);
-						} else if constexpr (type::SCALE == SCALE_FLOAT) {
-							/* whole numbers below 2^22 on top of 1.5 * 2^23 are floats */
-							int d[4];
-							mma_16832(d, w, b, 0x4b400000);
-							/* past the end of the row x is zero, but what lies there as a scale may be infinite */
-							bool inside = run * 256 + s * 32 < a.n_in;
-							float f0 = inside ? type::scale(p0, h0, s) : 0,
-								  f1 = inside ? type::scale(p1, h1, s) : 0;
-#pragma unroll
-							for (int i = 0; i < 4; i++)
-								part_sum[n][i] = __fmaf_rn(i < 2 ? f0 : f1,
-									__fadd_rn(__int_as_float(d[i]), -12582912.0f), part_sum[n][i]);
-						} else if constexpr (type::SCALE == SCALE_HALF) {
-							/* lanes 0, 1 of a row have the first 16 weights, lanes 2, 3 the others */
-#pragma unroll
-							for (int half = 0; half < 2; half++) {
-								uint32_t v[4];
-								int d[4];
-#pragma unroll
-								for (int i = 0; i < 4; i++)
-									v[i] = c / 2 == half ? w[i] : 0;
-								mma_16832(d, v, b, 0);
-								int f0 = type::scale(p0, h0, s, half), f1 = type::scale(p1, h1, s, half);
-#pragma unroll
-								for (int i = 0; i < 4; i++)
-									whole[n][i] += (i < 2 ? f0 : f1) * d[i];
-							}
-						} else {
-							int d[4];
-							mma_16832(d, w, b, 0);
-							int f0 = type::scale(p0, h0, s), f1 = type::scale(p1, h1, s);
-#pragma unroll
-							for (int i = 0; i < 4; i++)
-								whole[n][i] += (i < 2 ? f0 : f1) * d[i];
-						}
-						if constexpr (type::LEAST) {
-							uint32_t m0 = type::least(h0, s), m1 = type::least(h1, s),
-									 m[4] = {m0, m1, m0, m1};
-							mma_16832_add(least[n], m, b);
-						}
-					}
+				for (int n = 0; n < TILES; n++) {
+					at[n] = column[n] ? column[n] + run * RUN_DIGITS : NULL;
+					x_scale[n][0] = scales[n][0][run], x_scale[n][1] = scales[n][1][run];
 				}
-#pragma unroll
-				for (int n = 0; n < TILES; n++)
-#pragma unroll
-					for (int i = 0; i < 4; i++) {
-						float v = part_sum[n][i];
-						if constexpr (type::SCALE != SCALE_FLOAT)
-							v = __fmul_rn(i < 2 ? h0.unit : h1.unit, (float)whole[n][i]);
-						if constexpr (type::LEAST)
-							v = __fmaf_rn(i < 2 ? -h0.minimum : -h1.minimum, (float)least[n][i], v);
-						acc[n][i] = __fmaf_rn(scales[n][i % 2][run], v, acc[n][i]);
-					}
+				run_product<T, TILES>(p0, p1, u, a.n_in - run * 256, c, a.tables, tables, at, x_scale, acc);
 			}
 			__syncwarp(); /* the stage may be overwritten */
+			fetch();
 			stage = stage + 1 == STAGES ? 0 : stage + 1;
 		}
 
@@ -399,14 +488,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 		float *here = meets + turn * (WARPS * MMA_ROWS * MEET);
 		turn = (turn + 1) % MEETS;
 		if (TILES == 1) {
-			/* columns 0, 1, 2 and 3, 4, 5: digits of x rows 0 and 1, in lanes 0 to 2 of a row */
 #pragma unroll
 			for (int half = 0; half < 2; half++) {
-				float a0 = acc[0][2 * half], a1 = acc[0][2 * half + 1];
-				float b0 = __shfl_sync(0xffffffffu, a0, (lane & ~3) | 1),
-					  b1 = __shfl_sync(0xffffffffu, a1, (lane & ~3) | 1);
-				float v = c ? __fmaf_rn(65536.0f, b1, __fmaf_rn(256.0f, a0, a1))
-							: __fmaf_rn(65536.0f, a0, __fmaf_rn(256.0f, a1, b0));
+				float v = digits_meet(acc[0] + 2 * half, lane);
 				if (!(c & 1))
 					here[(warp * MMA_ROWS + r0 + 8 * half) * MEET + c / 2] = v;
 			}
@@ -419,9 +503,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 		}
 		__syncthreads();
 		for (int i = threadIdx.x; i < block_rows * n_x; i += WARPS * 32) {
-			int r = TILES == 1 ? i >= block_rows : i / block_rows, j = i - r * block_rows,
-				o = now.out_first + j;
-			if (o >= n_out)
+			int r, j;
+			float *to = place_of(i, r, j);
+			if (now.out_first + j >= n_out)
 				continue;
 			const float *first = here + ((j >> log_rows) * split * MMA_ROWS + (j & (w_rows - 1))) * MEET;
 			float v[2] = {0, 0};
@@ -433,11 +517,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 							? m[r]
 							: __fmaf_rn(65536.0f, m[3 * r], __fmaf_rn(256.0f, m[3 * r + 1], m[3 * r + 2])));
 				}
-			int64_t at = a.rows == ROWS_PLAIN       ? now.row_group * NX + r
-						 : a.rows == ROWS_TO_HIDDEN ? t.first + r
-													: t.place[r];
-			float *to = t.y + now.stack * a.y_stack + at * a.y_row + o;
-			*to = a.glu ? swiglu_one(v[0], v[1]) : t.add ? __fadd_rn(*to, v[0]) : v[0];
+			*to = a.glu ? swiglu_one(v[0], v[1]) : t.add ? __fadd_rn(TILES == 1 ? old : *to, v[0]) : v[0];
 		}
 		if (MEETS == 1)
 			__syncthreads();
@@ -490,20 +570,32 @@ static void mma_launch_cut(struct cuda_backend *b, const struct product_args *gi
 	struct product_args a = *given;
 	a.split = a.split < WARPS ? a.split : WARPS;
 	int rows = WARPS / a.split * (a.glu ? MMA_ROWS / 2 : MMA_ROWS), x_rows = TILES * 8 / 3, items = 0;
-	uintptr_t all = (uintptr_t)a.row_bytes | (uintptr_t)a.stack_bytes;
+	uintptr_t bases = 0;
 	a.row_groups = a.rows == ROWS_PLAIN ? (a.n_rows + x_rows - 1) / x_rows : 1;
 	for (int i = 0; i < a.n_tasks; i++) {
 		a.item_end[i] = items += (a.task[i].n_out + rows - 1) / rows * a.n_stack * a.row_groups;
-		all |= (uintptr_t)a.task[i].w | (a.glu ? (uintptr_t)a.task[i].up : 0);
+		bases |= (uintptr_t)a.task[i].w | (a.glu ? (uintptr_t)a.task[i].up : 0);
 	}
+	uintptr_t all = bases | (uintptr_t)a.row_bytes | (uintptr_t)a.stack_bytes;
+	a.flat = bytes_type<T>::SCALE == SCALE_FLOAT && a.row_bytes % 16 && a.row_bytes % 4 == 0 &&
+			 a.row_bytes <= mma_chunk<T, CHUNK>::BYTES && a.stack_bytes % 16 == 0 &&
+			 a.row_bytes * 8 % 16 == 0 && bases % 16 == 0;
 	a.unit = all % 16 == 0 ? 16 : all % 4 == 0 && mma_chunk<T, CHUNK>::BYTES % 4 == 0 ? 4 : 2;
-	a.own_rows = OWN ? n_x : 0;
-	size_t bytes = mma_bytes<T, TILES, WARPS, STAGES, CHUNK>(a.own_rows, a.n_in);
+	int blocks = cut::BLOCKS * b->n_sm;
+	blocks = items < blocks ? items : blocks;
+	/* a block of plain rows makes the digits of all matrices that it meets at once */
+	int stack_items = items / a.n_stack,
+		stacks = items ? ((items + blocks - 1) / blocks + stack_items - 2) / stack_items + 1 : 1;
+	stacks = stacks < a.n_stack ? stacks : a.n_stack;
+	size_t bytes;
+	do {
+		a.own_slots = OWN ? n_x * stacks : 0;
+		bytes = mma_bytes<T, TILES, WARPS, STAGES, CHUNK>(a.own_slots, a.n_in);
+	} while (bytes > b->max_shared && --stacks > 0);
 	auto kernel = mma_kernel<T, TILES, OWN, WARPS, STAGES, CHUNK, cut::BLOCKS>;
 	if (!cuda_allow_shared(b, (const void *)kernel, bytes, &allowed))
 		return;
-	int blocks = cut::BLOCKS * b->n_sm;
-	cuda_launch(b, kernel, dim3((unsigned)(items < blocks ? items : blocks)), WARPS * 32, bytes, a);
+	cuda_launch(b, kernel, dim3((unsigned)blocks), WARPS * 32, bytes, a);
 }
 
 template <int T, int TILES, bool OWN>
