@@ -58,6 +58,8 @@ void loader_enqueue(
 		.serial = ++l->serial, .wanted = wanted, .prefetch = prefetch, .from_ram = plan->source >= 0};
 	l->n_under_way++;
 	l->n_wanted += wanted;
+	if (wanted && plan->source < 0)
+		l->drive_free = l->moment + LOADER_REST;
 	l->n_prefetch += prefetch;
 	l->n_prefetch_ram += prefetch && plan->source >= 0;
 }

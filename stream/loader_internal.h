@@ -81,6 +81,11 @@ struct loader_geometry {
 	uint64_t parking_bytes; /* on the card: room for experts on their way to the second tier */
 };
 
+/* A card computes a layer in a fraction of a millisecond, and a drive reads an expert in several: while demands come from the drive
+ * every few layers it is the limit, a guess can hide next to nothing, and a wrong one delays what is wanted. So guesses are read
+ * from it when no demand was for so many layers. (On the CPU a layer takes as long as its reads: no such rule.) */
+#define LOADER_REST 8
+
 struct card;
 
 struct loader {
@@ -113,6 +118,8 @@ struct loader {
 	uint64_t bytes_read;
 	struct loader_io io; /* io_now when something was last committed or aborted */
 	uint64_t moment;     /* layers acquired so far: the clock of hints */
+	uint64_t
+		drive_free; /* moment from which on the drive is taken to have time for guesses, see LOADER_REST */
 	struct want wants[LOADER_WANTS_MAX];
 	int n_wants;
 	struct announcement ahead[2]; /* this layer and the next */

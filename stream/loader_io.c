@@ -220,7 +220,8 @@ static bool way_free(const struct loader *l, const struct want *w)
 {
 	return l->card && cache_find(l->cache, w->layer, w->expert) >= 0
 			   ? l->n_prefetch_ram < MOST_PREFETCH_RAM
-			   : l->n_prefetch - l->n_prefetch_ram < l->most_prefetch;
+			   : l->n_prefetch - l->n_prefetch_ram < l->most_prefetch &&
+					 (!l->card || l->moment >= l->drive_free);
 }
 
 /* The most urgent hint into a free or cold slot. Holds the lock. */

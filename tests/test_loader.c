@@ -447,11 +447,36 @@ static void hinted_tokens(struct expert_source *s, int n_tokens, bool right)
 	}
 }
 
+/* With a card: while demands come from the drive, guesses do not; they do when it has rested for a while. */
+static void check_drive_rests(struct expert_source *s)
+{
+	hinted_tokens(s, 20, true);
+	assert_int_equal(loader_cache_stats(s).prefetch_inserted, 0);
+	const int layer = (int)config.n_dense;
+	const int32_t missing = (int32_t)(20 * config.n_used % config.n_experts);
+	for (int rounds = 0; rounds < 100 && !loader_cache_stats(s).prefetch_inserted; rounds++) {
+		struct err e = {0};
+		struct expert_ref ref = {.id = 0};
+		s->ops->step(s, EXPERT_DECODE, 1, 20 + rounds);
+		assert_int_equal(use(s, layer, EXPERT_DECODE, &ref, 1, &e), 0);
+		s->ops->hint(s, layer + 1, &missing, 1, 1);
+		usleep(300);
+		if (rounds < 7)
+			assert_int_equal(loader_cache_stats(s).prefetch_inserted, 0);
+	}
+	assert_true(loader_cache_stats(s).prefetch_inserted > 0);
+}
+
 static void test_throttle(void **state)
 {
 	(void)state;
 	struct loader_options o = options(file, 0.15, 0);
 	struct expert_source *s = open_source(&o);
+	if (with_card || real_card) {
+		check_drive_rests(s);
+		close_source(s);
+		return;
+	}
 	assert_true(loader_hint_share(s) == 1);
 	hinted_tokens(s, 120, false);
 	struct cache_stats wrong = loader_cache_stats(s);
@@ -649,21 +674,24 @@ static void test_copy_hangs(void **state)
 static void test_slow_copies(void **state)
 {
 	(void)state;
+	uint64_t promotions = 0;
 	for (uint64_t seed = 1; seed <= 6; seed++) {
 		struct loader_options o = options(file, 0.05 * (double)seed, full.floor_bytes / 2 * (seed % 3 + 1));
 		card_faults = (struct copier_faults){.seed = seed, .latency_max_us = 20};
 		struct expert_source *s = open_source(&o);
 		struct rng r = {seed};
-		assert_int_equal(random_run(s, &r, 12, NULL), 0);
+		assert_int_equal(random_run(s, &r, 30, NULL), 0);
 		struct cache_stats c = loader_cache_stats(s);
 		print_message("%llu demotions, %llu promotions\n", (unsigned long long)c.demotions,
 			(unsigned long long)c.promotions);
-		assert_true(c.demotions > 0 && c.promotions > 0);
+		assert_true(c.demotions > 0);
+		promotions += c.promotions;
 		assert_true(s->stats.bytes_in >= s->stats.bytes_read + c.bytes_promoted / 2);
 		assert_true(s->stats.bytes_out > 0 && s->stats.bytes_out <= c.bytes_demoted);
 		assert_true(s->stats.in_busy_ns && s->stats.out_busy_ns && s->stats.disk_busy_ns);
 		close_source(s);
 	}
+	assert_true(promotions > 0);
 	card_faults = (struct copier_faults){0};
 }
 
