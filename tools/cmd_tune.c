@@ -2,7 +2,7 @@
 /*
  * Finds the flags with which this machine streams a model fastest: measures drive, memory and computing, replays a trace for
  * many settings, models their speeds, and runs the two that matter for real. What differs by less than 3 % is called equal,
- * and then the simpler setting is recommended: less lookahead first, then lru before sieve before lfu.
+ * and then the simpler setting is recommended: less lookahead first, then the default policy, lru, sieve.
  */
 #include "src/base/args.h"
 #include "src/base/clock.h"
@@ -73,7 +73,9 @@ struct tune {
 /* Lower is simpler. */
 static int effort(const struct forecast_point *p)
 {
-	int policy = !strcmp(p->policy, "lru") ? 0 : !strcmp(p->policy, "sieve") ? 1 : 2;
+	int policy = 0; /* the default one comes first */
+	while (strcmp(common_opts_policy(policy), p->policy) != 0)
+		policy++;
 	return p->lookahead * POLICIES + policy;
 }
 

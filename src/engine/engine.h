@@ -40,8 +40,9 @@ struct engine_options {
 	bool no_mtp;         /* do not load the MTP layer */
 
 	/* Where the routed experts live. cache_bytes 0: on the CPU they are used where the file is mapped, and the kernel's page
-	 * cache decides; a card holds all of them if they fit, and else streams as with ENGINE_CACHE_AUTO. Otherwise they are streamed through a cache of that budget (a promise: never silently changed; above what
-	 * the experts need it is capped and a line says so). */
+	 * cache decides; a card holds all of them if they fit, and else streams as with ENGINE_CACHE_AUTO. Otherwise they are
+	 * streamed through a cache of that budget (a promise: never silently changed; above what the experts need it is capped
+	 * and a line says so). */
 	uint64_t cache_bytes; /* first tier; ENGINE_CACHE_AUTO: most of what is left of the memory */
 	uint64_t
 		ram_bytes; /* second tier; 0: none; ENGINE_CACHE_AUTO: none on the CPU, else what the host can spare */

@@ -18,7 +18,8 @@ void prompt_talk_fini(struct prompt_talk *t);
 /* Message `i` has one more call, with this id (NULL: ""). */
 void prompt_talk_call_id(struct prompt_talk *t, size_t i, const char *id, size_t len);
 
-/* Appends the ids. most_bytes: a longer text is not cut into tokens (a text of so many bytes cannot fit the context). *replayed: how many turns were found in `turns` (which may be NULL). */
+/* Appends the ids. most_bytes: a longer text is not cut into tokens (a text of so many bytes cannot fit the context).
+ * *replayed: how many turns were found in `turns` (which may be NULL). */
 int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer, struct turn_store *turns,
 	size_t most_bytes, struct token_ids *out, size_t *replayed, struct err *e);
 

@@ -44,7 +44,7 @@ assert len(tried) == 2 and max(t["tok_s_modelled"] for t in tried) == best and a
 a, b = sorted(tried, key=lambda t: -t["tok_s"])
 equal = a["tok_s"] < 1.03 * b["tok_s"]
 assert equal == o["equal"]
-effort = lambda t: (t["lookahead"], ("lru", "sieve", "lfu").index(t["policy"]))
+effort = lambda t: (t["lookahead"], ("lfu", "lru", "sieve").index(t["policy"]))
 pick = min(tried, key=effort) if equal else a
 want = f"--cache-gb 0.006 --policy {pick['policy']} --lookahead {pick['lookahead']}"
 assert o["recommended"] == want, (o["recommended"], want)
