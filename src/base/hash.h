@@ -27,11 +27,12 @@ static inline uint64_t hash_bytes(uint64_t h, const void *p, size_t n)
 	h = hash_u64(h, n);
 	for (int i = 0; i < 4; i++)
 		lane[i] = h + (uint64_t)i;
-	for (size_t stripes = n / 32; stripes; stripes--, n -= 32, b += 32)
-		for (int i = 0; i < 4; i++) {
-			memcpy(&word, b + 8 * i, 8);
-			lane[i] = hash_u64(lane[i], word);
-		}
+	for (; n >= 32; n -= 32, b += 32) {
+		uint64_t four[4];
+		memcpy(four, b, sizeof four);
+		for (int i = 0; i < 4; i++)
+			lane[i] = hash_u64(lane[i], four[i]);
+	}
 	for (int i = 0; i < 4; i++)
 		h = hash_u64(h, lane[i]);
 	for (; n >= 8; n -= 8, b += 8) {
