@@ -59,12 +59,6 @@ static void lru_access(struct policy *p, int32_t key)
 	key_list_push(&s->lists, list, key);
 }
 
-/* Who was named by a guess in vain is likely to be used soon all the same: it is worth as much as a use. */
-static void lru_hint(struct policy *p, int32_t key)
-{
-	lru_access(p, key);
-}
-
 static int32_t lru_pick(struct policy *p, int list, uint64_t used_before)
 {
 	struct lru *s = p->state;
@@ -83,7 +77,7 @@ const struct policy_ops policy_lru = {
 	.init = lru_init,
 	.fini = lru_fini,
 	.access = lru_access,
-	.hint = lru_hint,
+	.hint = lru_access, /* named in vain, it is likely to be used soon all the same */
 	.insert = lru_insert,
 	.remove = lru_remove,
 	.pick = lru_pick,
