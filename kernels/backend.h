@@ -109,7 +109,7 @@ struct latents {
 
 /* DSA lightning indexer: score(r, t) = sum_j weight[r][j] * n_heads^-1/2 * max(0, q[r][j] . key[t] * head_dim^-1/2)
  * for t <= pos[r]; the min(top_k, pos + 1) best positions, higher score first, then the lower position
- * (specification section 2.5). */
+ * (specification section 2.5). While max_pos < top_k all are chosen, and q, weight and keys are not read. */
 struct index_select {
 	int n_heads;
 	int head_dim;

@@ -52,14 +52,16 @@ static void latents(
 	m->backend->ops->latents(m->backend, rows, &rope, &a);
 }
 
-/* Renews ws.sel and ws.n_sel from ws.index_q and ws.index_w. */
-static void select_positions(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows)
+/* Renews ws.sel and ws.n_sel from ws.index_q and ws.index_w; without scores: every position is chosen. */
+static void select_positions(
+	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows, bool scored)
 {
 	const struct model_config *c = &m->config;
 	struct backend *b = m->backend;
 	struct rope rope = rope_of(m);
-	b->ops->rope(
-		b, &rope, m->ws.index_q, c->index_dim, m->ws.index_q, c->index_dim, rows->n, (int)c->index_heads);
+	if (scored)
+		b->ops->rope(
+			b, &rope, m->ws.index_q, c->index_dim, m->ws.index_q, c->index_dim, rows->n, (int)c->index_heads);
 	struct index_select a = {
 		.n_heads = (int)c->index_heads,
 		.head_dim = (int)c->index_dim,
@@ -80,7 +82,8 @@ void attention_step(
 	const struct layer_weights *w = &m->weights.layers[layer];
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	bool full = c->index_full[layer];
+	/* while all positions fit into the selection nobody asks for scores, only for the keys of later ones */
+	bool full = c->index_full[layer], scored = full && rows->max_pos >= (int64_t)c->index_top_k;
 	int64_t head_qk = config_head_qk(c), width = config_cache_width(c);
 
 	if (!normed)
@@ -91,18 +94,18 @@ void attention_step(
 		{.w = w->index_k, .y = ws->index_k},
 		{.w = w->index_proj, .y = ws->index_w},
 	};
-	b->ops->matmul(b, in, full ? 4 : 2, ws->h, rows->n);
+	b->ops->matmul(b, in, scored ? 4 : full ? 3 : 2, ws->h, rows->n);
 
 	latents(m, kv, layer, rows, true);
 	struct matmul from_latent[] = {
 		{.w = w->q_b, .y = ws->q},
 		{.w = w->index_q, .y = ws->index_q},
 	};
-	b->ops->matmul(b, from_latent, full ? 2 : 1, ws->q_latent, rows->n);
+	b->ops->matmul(b, from_latent, scored ? 2 : 1, ws->q_latent, rows->n);
 
 	/* the query meets the latents: K_n^T q_nope, and the rotated part as attend takes it */
 	if (full)
-		select_positions(m, kv, layer, rows);
+		select_positions(m, kv, layer, rows, scored);
 	struct stacked_matmul absorb = {
 		.w = w->k_b, .x = ws->q, .x_stride = head_qk, .y = ws->q_abs, .y_stride = width};
 	b->ops->stacked_matmul(b, &absorb, rows->n);
