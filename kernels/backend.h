@@ -140,6 +140,14 @@ struct attend {
 	float *out; /* [rows][n_heads][n_value] */
 };
 
+/* What becomes of the queries of a layer, from their projection to what the heads put out: absorb, attend and expand, one after the other.
+ * attend.q, where absorb.y lies, and attend.out, where expand.x lies, are the op's own: what it leaves there is undefined. */
+struct mla {
+	struct stacked_matmul absorb;
+	struct attend attend;
+	struct stacked_matmul expand;
+};
+
 /* Router: s = sigmoid(logits); the n_used largest of s + bias (ties: lower id), in that order; weights
  * s / (sum of chosen s + 1e-20) * scale when normalise, else s * scale (specification section 2.7). Groups:
  * when n_group > 1, only experts of the n_group_used groups with the largest sum of their two best s + bias. */
@@ -264,6 +272,8 @@ struct backend_ops {
 		struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a);
 	void (*index_select)(struct backend *b, const struct batch *rows, const struct index_select *a);
 	void (*attend)(struct backend *b, const struct batch *rows, const struct attend *a);
+	/* The same bits as the three ops. */
+	void (*mla)(struct backend *b, const struct batch *rows, const struct mla *a);
 
 	/* At most ROUTES_MAX routers of the same shape (n_experts to scale), and then a mark. */
 	void (*route)(struct backend *b, const struct route *a, int n, int rows);

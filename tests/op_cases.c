@@ -11,7 +11,7 @@
 #include <string.h>
 
 const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "matmul_glu",
-	"swiglu", "rope_angles", "rope", "latents", "index_select", "attend", "route", "expert_ffn",
+	"swiglu", "rope_angles", "rope", "latents", "index_select", "attend", "mla", "route", "expert_ffn",
 	"moe_combine"};
 
 /* clang-format off */
@@ -82,6 +82,9 @@ const struct op_case op_cases[] = {
 	{.name = "rotated F16", .op = OP_ATTEND, .type = DTYPE_F16, .rows = 3, .heads = 64, .dim = 64, .n_value = 512, .top_k = 300, .far = 999, .rotate = true},
 	{.name = "chunk rotated F16", .op = OP_ATTEND, .type = DTYPE_F16, .rows = 40, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600, .rotate = true},
 	{.name = "odd F32", .op = OP_ATTEND, .type = DTYPE_F32, .rows = 6, .heads = 7, .dim = 6, .n_value = 29, .top_k = 33, .far = 70},
+	{.name = "pocket F16", .op = OP_MLA, .type = DTYPE_F16, .rows = 5, .n_in = 192, .n_out = 256, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600},
+	{.name = "pocket F32", .op = OP_MLA, .type = DTYPE_F32, .rows = 3, .n_in = 192, .n_out = 256, .heads = 4, .dim = 64, .n_value = 512, .top_k = 65, .far = 600},
+	{.name = "small F32", .op = OP_MLA, .type = DTYPE_F32, .rows = 18, .n_in = 32, .n_out = 20, .heads = 3, .dim = 8, .n_value = 64, .top_k = 20, .far = 70},
 	{.name = "pocket", .op = OP_ROUTE, .rows = 40, .heads = 32, .n_used = 4},
 	{.name = "full", .op = OP_ROUTE, .rows = 9, .heads = 256, .n_used = 8},
 	{.name = "groups", .op = OP_ROUTE, .rows = 20, .heads = 64, .n_used = 6, .n_group = 8, .n_group_used = 3, .plain = true},
@@ -364,6 +367,56 @@ RUN(attend)
 	get(p, out, a.out, (size_t)(n * c->heads * c->n_value) * 4);
 }
 
+/* The three ops one after the other must give the same bits, and again when mla has run before with fewer positions. */
+RUN(mla)
+{
+	int width = c->n_value + c->dim, head = c->n_in + c->dim;
+	size_t bytes = (size_t)(n * c->heads * c->n_out) * 4;
+	int32_t *sel = op_host_new(p, (size_t)(c->rows * c->top_k) * 4),
+			*n_sel = op_host_new(p, (size_t)c->rows * 4);
+	op_attend_lists(c, sel, n_sel);
+	struct batch rows = batch_put(p, c, false, f, n);
+	float *q = put_rows(p, 1, c, f, n, c->heads * head),
+		  *absorbed = device_new(p, (size_t)(n * c->heads * width) * 4),
+		  *z = device_new(p, (size_t)(n * c->heads * c->n_value) * 4), *y = device_new(p, bytes);
+	struct mla a = {
+		.absorb = {weight_new_put(p, 2, DTYPE_Q8_0, c->n_in, c->n_value, c->heads), q, head, absorbed, width},
+		.attend = {.n_heads = c->heads,
+			.n_value = c->n_value,
+			.scale = OP_ATTEND_SCALE,
+			.q = absorbed,
+			.rotate = q + c->n_in,
+			.rotate_stride = head,
+			.rope = {put(p, op_rope_new(p, c) + f * c->dim, (size_t)(n * c->dim) * 4), c->dim},
+			.cache = cache_put(p, c, width),
+			.sel = put(p, sel + f * c->top_k, (size_t)(n * c->top_k) * 4),
+			.n_sel = put(p, n_sel + f, (size_t)n * 4),
+			.sel_stride = c->top_k,
+			.out = z},
+		.expand = {weight_new_put(p, 3, DTYPE_Q8_0, c->n_value, c->n_out, c->heads), z, c->n_value, y,
+			c->n_out},
+	};
+	OPS->mla(p->b, &rows, &a);
+	get(p, out, y, bytes);
+	OPS->stacked_matmul(p->b, &a.absorb, n);
+	OPS->attend(p->b, &rows, &a.attend);
+	OPS->stacked_matmul(p->b, &a.expand, n);
+	float *apart = op_host_new(p, bytes);
+	get(p, apart, y, bytes);
+	if (memcmp(apart, out, bytes))
+		bug("mla %s: not the bits of its parts", c->name);
+	int32_t one[n];
+	for (int i = 0; i < n; i++)
+		one[i] = 1;
+	OPS->upload(p->b, (void *)a.attend.n_sel, one, (size_t)n * 4);
+	OPS->mla(p->b, &rows, &a);
+	OPS->upload(p->b, (void *)a.attend.n_sel, n_sel + f, (size_t)n * 4);
+	OPS->mla(p->b, &rows, &a);
+	get(p, apart, y, bytes);
+	if (memcmp(apart, out, bytes))
+		bug("mla %s: other bits the second time", c->name);
+}
+
 RUN(route)
 {
 	float *logits, *bias;
@@ -439,7 +492,7 @@ RUN(moe_combine)
 
 typedef void run_fn(struct op_pool *p, const struct op_case *c, int f, int n, float *out);
 static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_stacked_matmul,
-	run_matmul_glu, run_swiglu, run_rope_angles, run_rope, run_latents, run_index_select, run_attend,
+	run_matmul_glu, run_swiglu, run_rope_angles, run_rope, run_latents, run_index_select, run_attend, run_mla,
 	run_route, run_expert_ffn, run_moe_combine};
 
 int op_case_run(struct backend *b, const struct op_case *c, int first, int n, float *out, struct err *e)
@@ -458,6 +511,7 @@ int op_case_width(const struct op_case *c)
 	case OP_MATMUL_GLU:
 		return c->n_out;
 	case OP_STACKED_MATMUL:
+	case OP_MLA:
 		return c->heads * c->n_out;
 	case OP_ROPE_ANGLES:
 		return c->dim;

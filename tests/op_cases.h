@@ -21,6 +21,7 @@ enum op_kind {
 	OP_LATENTS,
 	OP_INDEX_SELECT,
 	OP_ATTEND,
+	OP_MLA, /* of the bits of the three ops that it is */
 	OP_ROUTE,
 	OP_EXPERT_FFN,
 	OP_MOE_COMBINE,
@@ -31,13 +32,14 @@ enum op_kind {
 struct op_case {
 	const char *name;
 	enum op_kind op;
-	enum dtype type; /* of the weights or of the cache */
+	enum dtype type; /* of the weights or of the cache; mla: of the cache, its weights are Q8_0 */
 	int rows;
-	int n_in, n_out; /* expert_ffn: n_embd and n_ff; norms, swiglu, moe_combine: n_in values a row */
-	int heads;       /* heads, or matrices of a stack, or experts */
-	int dim;         /* rope.dim; index: head_dim */
-	int n_value;     /* attend; latents: n_kv (n_out: n_q, n_in: width of the key) */
-	int top_k;       /* index; attend: the longest list */
+	int n_in,
+		n_out; /* expert_ffn: n_embd and n_ff; norms, swiglu, moe_combine: n_in values a row; mla: of a head */
+	int heads;   /* heads, or matrices of a stack, or experts */
+	int dim;     /* rope.dim; index: head_dim */
+	int n_value; /* attend, mla; latents: n_kv (n_out: n_q, n_in: width of the key) */
+	int top_k;   /* index; attend, mla: the longest list */
 	int n_used;
 	int n_group, n_group_used;
 	int far;     /* the largest position */

@@ -264,6 +264,62 @@ FORMULA(attend)
 	}
 }
 
+/* Three times a formula; errors of one are inputs of the next. */
+FORMULA(mla)
+{
+	int width = c->n_value + c->dim, n_value = c->n_value, head = c->n_in + c->dim;
+	int32_t pos[c->rows], base[c->rows], n_sel[c->rows],
+		*sel = op_host_new(p, (size_t)(c->rows * c->top_k) * 4);
+	op_make_rows(c, false, pos, base);
+	op_attend_lists(c, sel, n_sel);
+	struct weight k_b = op_weight_new(p, 2, DTYPE_Q8_0, c->n_in, n_value, c->heads),
+				  v_b = op_weight_new(p, 3, DTYPE_Q8_0, n_value, c->n_out, c->heads);
+	double *x = doubles(p, op_floats(p, 1, (size_t)(c->rows * c->heads * head)), c->rows * c->heads * head);
+	float *cache = op_cache_new(p, c, width), *angles = op_rope_new(p, c),
+		  *buffer = op_host_new(p, (size_t)(width + c->n_in) * 4);
+	double q[width], q_error[width], z[n_value], z_error[n_value], score[c->top_k], unused;
+	for (int i = 0; i < c->rows * c->heads; i++) {
+		int r = i / c->heads, h = i % c->heads;
+		for (int k = 0; k < n_value; k++) {
+			row_floats(p, &k_b, h, k, buffer);
+			q[k] = dot(buffer, x + i * head, NULL, c->n_in, &q_error[k]);
+		}
+		for (int k = 0; k < c->dim; k++) {
+			q[n_value + k] = x[i * head + c->n_in + k];
+			q_error[n_value + k] = fabs(q[n_value + k]);
+		}
+		rotate(angles + r * c->dim, q + n_value, q_error + n_value, c->dim);
+		double most = -INFINITY, sum = 0, worst = 0;
+		for (int t = 0; t < n_sel[r]; t++) {
+			const float *row = cache + (int64_t)(base[r] + sel[r * c->top_k + t]) * width;
+			double error = 0;
+			score[t] = (double)OP_ATTEND_SCALE * dot(row, q, NULL, width, &unused);
+			for (int k = 0; k < width; k++)
+				error += fabs((double)row[k]) * q_error[k];
+			worst = fmax(worst, (double)OP_ATTEND_SCALE * error);
+			most = fmax(most, score[t]);
+		}
+		for (int t = 0; t < n_sel[r]; t++)
+			sum += score[t] = exp(score[t] - most);
+		memset(z, 0, sizeof z);
+		memset(z_error, 0, sizeof z_error);
+		for (int t = 0; t < n_sel[r]; t++) {
+			const float *row = cache + (int64_t)(base[r] + sel[r * c->top_k + t]) * width;
+			for (int k = 0; k < n_value; k++) {
+				z[k] += score[t] / sum * (double)row[k];
+				z_error[k] += score[t] / sum * fabs((double)row[k]) * (1 + 2 * worst);
+			}
+		}
+		for (int o = 0; o < c->n_out; o++) {
+			row_floats(p, &v_b, h, o, buffer);
+			value[i * c->n_out + o] = dot(buffer, z, NULL, n_value, &unused);
+			scale[i * c->n_out + o] = 0;
+			for (int k = 0; k < n_value; k++)
+				scale[i * c->n_out + o] += fabs((double)buffer[k]) * z_error[k];
+		}
+	}
+}
+
 FORMULA(route)
 {
 	float *logits, *bias;
@@ -371,7 +427,8 @@ FORMULA(moe_combine)
 typedef void formula_fn(struct op_pool *p, const struct op_case *c, double *value, double *scale);
 static formula_fn *const formulas[OP_LIMIT] = {formula_embed, formula_rms_norm, formula_matmul,
 	formula_stacked_matmul, formula_matmul_glu, formula_swiglu, formula_rope_angles, formula_rope,
-	formula_latents, NULL, formula_attend, formula_route, formula_expert_ffn, formula_moe_combine};
+	formula_latents, NULL, formula_attend, formula_mla, formula_route, formula_expert_ffn,
+	formula_moe_combine};
 
 void op_case_reference(const struct op_case *c, double *value, double *scale)
 {

@@ -270,6 +270,32 @@ static void call_attend(struct op *o, int copy)
 	o->backend->ops->attend(o->backend, &o->batch, &a);
 }
 
+static void call_mla(struct op *o, int copy)
+{
+	const struct shape *s = o->shape;
+	int head = s->nope + s->rope, width = s->kv_rank + s->rope;
+	struct cache_view c = o->cache;
+	c.data = (uint8_t *)c.data + o->cache_stride * (size_t)copy;
+	struct mla a = {
+		.absorb = {copy_of(o, 0, copy), o->x, head, o->z, width},
+		.attend = {.n_heads = s->heads,
+			.n_value = s->kv_rank,
+			.scale = 1 / 16.0f,
+			.q = o->z,
+			.rotate = o->x + s->nope,
+			.rotate_stride = head,
+			.rope = o->rope,
+			.cache = c,
+			.sel = o->sel,
+			.n_sel = o->n_sel,
+			.sel_stride = s->top_k,
+			.out = o->z + (int64_t)o->rows * s->heads * width},
+		.expand = {copy_of(o, 1, copy), o->z + (int64_t)o->rows * s->heads * width, s->kv_rank, o->y,
+			s->value},
+	};
+	o->backend->ops->mla(o->backend, &o->batch, &a);
+}
+
 static void call_route(struct op *o, int copy)
 {
 	(void)copy;
@@ -557,30 +583,44 @@ static int run_index_select(struct op *o, struct pool *p, struct err *e)
 	return measure(o, e, detail);
 }
 
-static int run_attend(struct op *o, struct pool *p, struct err *e)
+/* attend, or with `whole` mla, over so many positions. */
+static int run_attend(struct op *o, struct pool *p, int positions, bool whole, struct err *e)
 {
 	const struct shape *s = o->shape;
-	int rc, width = s->kv_rank + s->rope;
-	size_t rows = (size_t)o->rows;
+	int rc, width = s->kv_rank + s->rope, query = whole ? s->nope + s->rope : width,
+			out = whole ? s->value : s->kv_rank;
+	size_t rows = (size_t)o->rows, rows_heads = rows * (size_t)s->heads;
+	double weights = whole ? 34.0 / 32 * s->heads * s->kv_rank * (s->nope + s->value) : 0;
 	int32_t *sel = NEW_ARRAY(int32_t, rows * (size_t)s->top_k), *n_sel = NEW_ARRAY(int32_t, rows);
 	for (size_t r = 0; r < rows; r++) {
-		n_sel[r] = s->top_k;
-		for (int i = 0; i < s->top_k; i++) /* spread evenly over the context */
+		n_sel[r] = positions;
+		for (int i = 0; i < positions; i++) /* spread evenly over the context */
 			sel[r * (size_t)s->top_k + (size_t)i] =
-				(int32_t)((int64_t)i * (s->context - CHUNK_ROWS) / s->top_k);
+				(int32_t)((int64_t)i * (s->context - CHUNK_ROWS) / positions);
 	}
-	if ((rc = prepare_rows(o, p, width, copies_for(2.0 * s->top_k * width), e)) ||
-		(rc = get_floats(p, rows * (size_t)s->heads * (size_t)width, &o->x, e)) ||
-		(rc = get_floats(p, rows * (size_t)s->heads * (size_t)s->kv_rank, &o->y, e)) ||
+	if ((rc = prepare_rows(o, p, width, copies_for(2.0 * positions * width + weights), e)) ||
+		(rc = get_floats(p, rows_heads * (size_t)query, &o->x, e)) ||
+		(rc = get_floats(p, rows_heads * (size_t)out, &o->y, e)) ||
 		(rc = get_ints(p, sel, rows * (size_t)s->top_k, &o->sel, e)) ||
 		(rc = get_ints(p, n_sel, rows, &o->n_sel, e)))
 		goto out;
-	o->bytes = 2.0 * s->top_k * width; /* every row reads the same positions here */
-	o->macs = (double)o->rows * s->heads * s->top_k * (width + s->kv_rank);
+	o->bytes = weights + 2.0 * positions * width; /* every row reads the same positions here */
+	o->macs = (double)o->rows * s->heads * positions * (width + s->kv_rank);
 	o->call = call_attend;
 	o->name = "attend";
+	if (whole) {
+		if ((rc = get_weight(
+				 p, DTYPE_Q8_0, s->nope, s->kv_rank, s->heads, o->copies, &o->w[0], &o->stride[0], e)) ||
+			(rc = get_weight(
+				 p, DTYPE_Q8_0, s->kv_rank, s->value, s->heads, o->copies, &o->w[1], &o->stride[1], e)) ||
+			(rc = get_floats(p, rows_heads * (size_t)(width + s->kv_rank), &o->z, e)))
+			goto out;
+		o->macs += (double)o->rows * s->heads * s->kv_rank * (s->nope + s->value);
+		o->call = call_mla;
+		o->name = "mla";
+	}
 	char detail[64];
-	snprintf(detail, sizeof detail, "%d heads, %d positions", s->heads, s->top_k);
+	snprintf(detail, sizeof detail, "%d heads, %d positions", s->heads, positions);
 	rc = measure(o, e, detail);
 out:
 	free(sel);
@@ -639,7 +679,7 @@ static int run_small(struct op *o, struct pool *p, const char *name, struct err 
 	return measure(o, e, "");
 }
 
-enum what { SMALL, MATMUL, STACKED_K, STACKED_V, ROPE, LATENTS, SELECT, ATTEND, EXPERT };
+enum what { SMALL, MATMUL, STACKED_K, STACKED_V, ROPE, LATENTS, SELECT, ATTEND, MLA, EXPERT };
 
 static int run_one(struct bench *b, struct backend *backend, const struct shape *s, int rows, enum what what,
 	const char *name, enum dtype type, struct err *e)
@@ -692,7 +732,10 @@ static int run_one(struct bench *b, struct backend *backend, const struct shape 
 		rc = run_index_select(&o, &pool, e);
 		break;
 	case ATTEND:
-		rc = run_attend(&o, &pool, e);
+		rc = run_attend(&o, &pool, s->top_k, false, e);
+		break;
+	case MLA:
+		rc = run_attend(&o, &pool, strcmp(name, "short") ? s->top_k : MIN(s->top_k, 500), true, e);
 		break;
 	case EXPERT:
 		rc = run_expert(&o, &pool, type, e);
@@ -741,6 +784,8 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 		{SELECT, "index_select", "index_select", DTYPE_F16},
 		{SELECT, "index_select", "long", DTYPE_F16},
 		{ATTEND, "attend", "attend", DTYPE_F16},
+		{MLA, "mla", "mla", DTYPE_F16},
+		{MLA, "mla", "short", DTYPE_F16},
 		{SMALL, "route", "route", DTYPE_F32},
 		{EXPERT, "expert_ffn", "expert_ffn", DTYPE_IQ2_XXS},
 		{EXPERT, "expert_ffn", "expert_ffn", DTYPE_Q2_K},

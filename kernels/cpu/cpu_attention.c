@@ -130,3 +130,10 @@ void cpu_attend(struct backend *base, const struct batch *rows, const struct att
 	struct attend_job job = {b->isa, rows, a, block, n_blocks, values, score_values, scratch};
 	cpu_pool_run(b->pool, threads, (int64_t)rows->n * n_blocks, 1, attend_task, &job);
 }
+
+void cpu_mla(struct backend *b, const struct batch *rows, const struct mla *a)
+{
+	cpu_stacked_matmul(b, &a->absorb, rows->n);
+	cpu_attend(b, rows, &a->attend);
+	cpu_stacked_matmul(b, &a->expand, rows->n);
+}

@@ -152,6 +152,7 @@ static const struct backend_ops cpu_ops = {
 	.latents = cpu_latents,
 	.index_select = cpu_index_select,
 	.attend = cpu_attend,
+	.mla = cpu_mla,
 	.route = cpu_route,
 	.expert_ffn = cpu_expert_ffn,
 	.moe_combine = cpu_moe_combine,

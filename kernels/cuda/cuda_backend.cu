@@ -209,6 +209,7 @@ static void cuda_close(struct backend *base)
 	cudaFree(b->columns.data);
 	cudaFree(b->choose.data);
 	cudaFree(b->counts.data);
+	cudaFree(b->cells.data);
 	cudaFree(b->prefill.data);
 	cudaFree(b->tables);
 	cudaFreeHost(b->staging);
@@ -251,6 +252,7 @@ static const struct backend_ops cuda_ops = {
 	cuda_latents,
 	cuda_index_select,
 	cuda_attend,
+	cuda_mla,
 	cuda_route,
 	cuda_expert_ffn,
 	cuda_moe_combine,

@@ -59,6 +59,7 @@ struct cuda_backend {
 	struct cuda_room scratch; /* cuda_scratch */
 	struct cuda_room choose;  /* counts of index_select, zero between ops (cuda_indexer_mma.cu) */
 	struct cuda_room prefill; /* products of many rows (cuda_gemm.cu) */
+	struct cuda_room cells;   /* where the blocks of mla_kernel meet, empty between ops (cuda_mla.cu) */
 	struct cuda_room columns; /* activations as the matrix units want them (cuda_product_mma.cuh) */
 	/* Progress of experts_kernel (cuda_experts_mma.cu) in the stream counts_of, never set back; expert_counts: what it is when
 	 * all that was enqueued has run. */
@@ -235,6 +236,7 @@ void cuda_matmul_glu(struct backend *b, const struct weight *gate, const struct 
 void cuda_stacked_matmul(struct backend *b, const struct stacked_matmul *a, int rows);
 void cuda_index_select(struct backend *b, const struct batch *rows, const struct index_select *a);
 void cuda_attend(struct backend *b, const struct batch *rows, const struct attend *a);
+void cuda_mla(struct backend *b, const struct batch *rows, const struct mla *a);
 void cuda_route(struct backend *b, const struct route *a, int n, int rows);
 void cuda_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
 	int n_used, float *out);

@@ -103,14 +103,14 @@ void attention_step(
 	};
 	b->ops->matmul(b, from_latent, scored ? 2 : 1, ws->q_latent, rows->n);
 
-	/* the query meets the latents: K_n^T q_nope, and the rotated part as attend takes it */
 	if (full)
 		select_positions(m, kv, layer, rows, scored);
-	struct stacked_matmul absorb = {
-		.w = w->k_b, .x = ws->q, .x_stride = head_qk, .y = ws->q_abs, .y_stride = width};
-	b->ops->stacked_matmul(b, &absorb, rows->n);
 
-	struct attend a = {
+	/* the query meets the latents: K_n^T q_nope, and the rotated part as attend takes it */
+	struct mla a = {0};
+	a.absorb = (struct stacked_matmul){
+		.w = w->k_b, .x = ws->q, .x_stride = head_qk, .y = ws->q_abs, .y_stride = width};
+	a.attend = (struct attend){
 		.n_heads = (int)c->n_heads,
 		.n_value = (int)c->kv_rank,
 		.scale = 1.0f / sqrtf((float)head_qk),
@@ -124,11 +124,9 @@ void attention_step(
 		.sel_stride = (int)c->index_top_k,
 		.out = ws->z,
 	};
-	b->ops->attend(b, rows, &a);
-
-	struct stacked_matmul expand = {
+	a.expand = (struct stacked_matmul){
 		.w = w->v_b, .x = ws->z, .x_stride = c->kv_rank, .y = ws->o, .y_stride = c->head_value};
-	b->ops->stacked_matmul(b, &expand, rows->n);
+	b->ops->mla(b, rows, &a);
 	b->ops->matmul(b, &(struct matmul){.w = w->attn_out, .y = ws->x, .add = true}, 1, ws->o, rows->n);
 }
 

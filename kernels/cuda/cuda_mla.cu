@@ -1,0 +1,632 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mla for one row of the released shape (64 heads of 192 > 512 > 256, Q8_0; half caches of 576) in one launch: what stacked_matmul,
+ * attend and stacked_matmul again do in four (cuda_product_mma.cuh, cuda_attention_mma.cu), the same sums in the same order.
+ *
+ * mla_kernel: grid 128 blocks of 512 in pairs (clusters), one on a multiprocessor. Block i of group g, which is 32 blocks and 16
+ * heads: rows of half i % 2 of head 16 g + i / 2 in both products, and segment i of the positions for all heads of the group.
+ *
+ *      before the wait  its 256 rows of k_b and 128 rows of v_b (120 KB) start to shared memory; weights are never written
+ *      1  the segment's cache rows start; warp: 16 rows of k_b; the queries go to `cells`
+ *      2  warp: a head's query, as two halves, to shared memory. Scores: warp: a quarter of the width x 16 positions. Softmax: 16
+ *         lanes a head and tile of 32. Values: warp: 32 columns. Maxima, sums and values go to `cells`
+ *      3  values of all segments of its half of its head, joined in ascending order and made digits, which the pair exchanges;
+ *         warp: 16 rows of v_b
+ *
+ * Cells are how blocks of a group hand on what they have without a barrier: 32-bit words that are EMPTY between launches. Who reads a cell
+ * reads again until it is not, and makes it empty behind it: its only reader, or for queries, which 32 blocks read, the block that
+ * wrote them when it has the values of all segments, which were made from them. The end of the launch orders that before the
+ * next one.
+ *
+ * No deadlock: a block waits for words that blocks of the same launch write without waiting for it in turn (queries for nothing;
+ * values for queries). So all that is needed is that every block comes to run. There are at most as many as there are
+ * multiprocessors that hold one (asked of the driver in pairs); kernels before end without this one, and the one behind starts when all of these run.
+ *
+ * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4 groups (from the second-level cache after the first); 4 MB
+ * of values out and in.
+ */
+#include "kernels/cuda/cuda_attention.cuh"
+#include "kernels/cuda/cuda_mma.cuh"
+#include "kernels/cuda/cuda_product_mma.cuh"
+#include "kernels/cuda/cuda_wgmma.cuh"
+
+#define N_HEADS 64
+#define NOPE    192
+#define WIDTH   576
+#define VALUE   512
+#define OUT     256
+#define TILE    32
+#define SEGMENT 64
+#define PARTS   32 /* blocks of a group, most segments */
+#define GROUP   16 /* heads of a group */
+#define HALF    (VALUE / 2)
+#define BLOCKS  (N_HEADS / GROUP * PARTS)
+#define WARPS   16
+#define THREADS (WARPS * 32)
+#define EMPTY   0xffffffffu
+#define LOOKS   (1 << 24) /* at a cell, seconds in all; then the launch fails */
+
+#define K_ROW    (NOPE / 32 * 34)
+#define V_ROW    (VALUE / 32 * 34)
+#define K_TILE   (16 * K_ROW)
+#define V_TILE   (16 * V_ROW)
+#define V_WARPS  (OUT / 2 / 16)
+#define ROW      (WIDTH * 2 + 16) /* bytes of a cache row or a query in shared memory: 8 rows meet in no bank */
+#define STEPS    (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
+#define P_STRIDE 40               /* halves of a row of 32 weights */
+#define P_SCALE  16384.0f
+
+/* Shared memory. Queries, scores and later the values of the segments lie where k_b was. */
+#define AT_K       0
+#define AT_QUERY   0
+#define AT_MEET    (2 * GROUP * ROW)
+#define AT_JOIN    0
+#define AT_V       (AT_MEET + 2 * 4 * GROUP * TILE * 4)
+#define AT_CACHE   (AT_V + V_WARPS * V_TILE)
+#define AT_WEIGHTS (AT_CACHE + SEGMENT * ROW)
+#define AT_DIGITS  (AT_WEIGHTS + 2 * 2 * GROUP * P_STRIDE * 2)
+#define AT_Z       (AT_DIGITS + 3 * RUN_DIGITS * 8)
+#define BYTES      (AT_Z + HALF * 4)
+
+static_assert(WARPS * K_TILE + 256 <= AT_V && PARTS * HALF * 4 <= AT_V, "what comes after k_b is larger");
+
+struct mla_cells {
+	uint32_t query[N_HEADS][VALUE];
+	uint32_t value[N_HEADS][2][PARTS][HALF]; /* in an order of their own, see column_of */
+	uint32_t meta[N_HEADS][2][PARTS][2];     /* maximum, sum */
+};
+
+struct mla_args {
+	const uint8_t *k, *v;
+	const float *q, *rotate, *cos_sin; /* q: [N_HEADS][q_stride] */
+	int64_t q_stride, rotate_stride;
+	const __half *cache;
+	const int32_t *base, *sel, *n_sel;
+	int sel_stride;
+	float scale;
+	float *y;
+	int64_t y_stride;
+	struct mla_cells *cells;
+};
+
+static __device__ __forceinline__ uint4 read_cells(const uint32_t *p)
+{
+	uint4 v;
+	asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+				 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+				 : "l"(p)
+				 : "memory");
+	return v;
+}
+
+static __device__ __forceinline__ uint2 read_two_cells(const uint32_t *p)
+{
+	uint2 v;
+	asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+	return v;
+}
+
+static __device__ __forceinline__ void write_cells(uint32_t *p, uint4 v)
+{
+	asm volatile(
+		"st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+		: "memory");
+}
+
+static __device__ __forceinline__ void write_two_cells(uint32_t *p, uint2 v)
+{
+	asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
+}
+
+static __device__ __forceinline__ void write_cell(uint32_t *p, uint32_t v)
+{
+	asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+/* The word of a float, never EMPTY: of NaN another one */
+static __device__ __forceinline__ uint32_t cell_of(float v)
+{
+	uint32_t u = __float_as_uint(v);
+	return u == EMPTY ? 0x7fffffffu : u;
+}
+
+static __device__ __forceinline__ bool is_full(uint4 v)
+{
+	return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY;
+}
+
+/* N lots of four cells, step words apart, the first n of them, when they are full */
+template <int N>
+static __device__ __forceinline__ void await_cells(const uint32_t *p, int step, int n, uint4 (&v)[N])
+{
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		v[i] = i < n ? read_cells(p + i * step) : make_uint4(0, 0, 0, 0);
+	for (int looks = 0;; looks++) {
+		bool full = true;
+#pragma unroll
+		for (int i = 0; i < N; i++)
+			full &= is_full(v[i]);
+		if (full)
+			return;
+		if (looks == LOOKS)
+			__trap();
+#pragma unroll
+		for (int i = 0; i < N; i++)
+			if (!is_full(v[i]))
+				v[i] = read_cells(p + i * step);
+	}
+}
+
+static __device__ __forceinline__ void pair_arrive()
+{
+	asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void pair_wait()
+{
+	asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/* The same place in the shared memory of the other block of the pair */
+template <typename T> static __device__ __forceinline__ T *other_of(T *p, int half)
+{
+	uint64_t at;
+	asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"((uint64_t)p), "r"(half ^ 1));
+	return (T *)at;
+}
+
+static __device__ __forceinline__ void sync_some(int name, int threads)
+{
+	asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+/* Which column of a half lies in place i: a lane of phase 2 has two neighbours of each 8 */
+static __device__ __forceinline__ int column_of(int i)
+{
+	return i / 32 * 32 + (i / 16 % 2 * 2 + i / 2 % 2) * 8 + i / 4 % 4 * 2 + i % 2;
+}
+
+/* Bytes of row t, 16-byte piece `piece`, of the cache rows and queries in shared memory */
+static __device__ __forceinline__ uint32_t row_at(int t, int piece)
+{
+	return (uint32_t)(t * ROW + piece * 16);
+}
+
+/* A run of 16 weight rows times the digits of one row of x, before the scale of x */
+static __device__ __forceinline__ void one_run(
+	const uint8_t *row, int row_bytes, int left, const uint2 *digits, float acc[4])
+{
+	int lane = threadIdx.x % 32;
+	const uint2 *const column[1] = {lane / 4 < 3 ? digits + lane / 4 * 4 + lane % 4 : NULL};
+	const float one[1][2] = {{1, 1}};
+	float sum[1][4] = {{0, 0, 0, 0}};
+	const uint8_t *p = row + lane / 4 * row_bytes;
+	run_product<DTYPE_Q8_0, 1>(
+		p, p + 8 * row_bytes, 0, left, lane % 4, NULL, lane_tables{NULL, 0}, column, one, sum);
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		acc[i] = sum[0][i];
+}
+
+static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_constant__ struct mla_args a)
+{
+#if __CUDA_ARCH__ >= 900
+	extern __shared__ __align__(128) uint8_t shared[];
+	__shared__ __align__(8) uint64_t barriers[3]; /* k_b, v_b, cache rows are there */
+	__shared__ float digit_scale[3], unscale[GROUP], shrink[GROUP], tops[2][GROUP], sums[2][GROUP],
+		weight_of[PARTS], by;
+	__shared__ int n_chosen;
+	float *meet = (float *)(shared + AT_MEET), *join = (float *)(shared + AT_JOIN),
+		  *z = (float *)(shared + AT_Z); /* meet [tile][quarter][GROUP][TILE], join [PARTS][HALF] */
+	__half *weights = (__half *)(shared + AT_WEIGHTS); /* [tile][hi, lo][GROUP][P_STRIDE] */
+	uint2 *digits = (uint2 *)(shared + AT_DIGITS);     /* of the halves of z, of q */
+	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, r0 = lane / 4, c = lane % 4;
+	int group = blockIdx.x / PARTS, part = blockIdx.x % PARTS, half = part % 2,
+		head = group * GROUP + part / 2;
+	struct mla_cells *cells = a.cells;
+	uint32_t there = shared_address(barriers), base = shared_address(shared);
+	if (!warp) {
+		if (!lane) {
+			for (int i = 0; i < 3; i++)
+				barrier_init(there + 8 * i, 1);
+			asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+			barrier_expect(there, WARPS * K_TILE);
+			barrier_expect(there + 8, V_WARPS * V_TILE);
+		}
+		__syncwarp();
+		if (lane < WARPS)
+			copy_run(base + AT_K + lane * K_TILE,
+				a.k + (int64_t)(head * 2 + half) * (WARPS * K_TILE) + lane * K_TILE, K_TILE, there);
+		if (lane < V_WARPS)
+			copy_run(base + AT_V + lane * V_TILE,
+				a.v + (int64_t)(head * 2 + half) * (V_WARPS * V_TILE) + lane * V_TILE, V_TILE, there + 8);
+	}
+	grid_let_next();
+	pair_arrive();
+	grid_wait_before();
+
+	/* ---- 1 ---- */
+	/* of head `warp` of the group: the pair of values that is rotated */
+	float2 turn = *(const float2 *)(a.rotate + (group * GROUP + warp) * a.rotate_stride + 2 * lane),
+		   angle = *(const float2 *)(a.cos_sin + 2 * lane);
+	if (warp == 0) {
+		float v[8];
+		load_run<true>(a.q + head * a.q_stride, 0, NOPE, true, v);
+		write_digits(v, digits + 2 * RUN_DIGITS, digit_scale + 2);
+	} else if (warp == 1) {
+		int n_sel = *a.n_sel, first = part * SEGMENT, last = min(n_sel, first + SEGMENT);
+		int64_t from = *a.base;
+		int pos[2] = {
+			a.sel[min(first + lane, a.sel_stride - 1)], a.sel[min(first + lane + 32, a.sel_stride - 1)]};
+		if (!lane)
+			n_chosen = n_sel;
+		if (first < n_sel) {
+			/* rows behind the last weigh nothing, but must be numbers: the last one again */
+			int n = last - first, tiles = n > TILE ? 2 : 1;
+			int end0 = __shfl_sync(0xffffffffu, pos[0], (n - 1) % 32),
+				end1 = __shfl_sync(0xffffffffu, pos[1], (n - 1) % 32);
+			if (!lane)
+				barrier_expect(there + 16, tiles * TILE * WIDTH * 2);
+			__syncwarp();
+#pragma unroll
+			for (int i = 0; i < 2; i++)
+				if (i < tiles) {
+					int p = lane + 32 * i < n ? pos[i] : i ? end1 : end0;
+					copy_run(base + AT_CACHE + row_at(lane + 32 * i, 0), a.cache + (from + p) * WIDTH,
+						WIDTH * 2, there + 16);
+				}
+		}
+	}
+	__syncthreads(); /* digits are there, barriers are set up */
+	barrier_wait(there, 0);
+	{
+		float sum[4], acc[4], scale = digit_scale[2];
+		one_run(shared + AT_K + warp * K_TILE, K_ROW, NOPE, digits + 2 * RUN_DIGITS, sum);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			acc[i] = __fmaf_rn(scale, sum[i], 0.0f);
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			float v = __fadd_rn(0.0f, digits_meet(acc + 2 * i, lane));
+			if (!c)
+				write_cell(&cells->query[head][half * HALF + warp * 16 + r0 + 8 * i], cell_of(v));
+		}
+	}
+	__syncthreads(); /* k_b has been used */
+
+	/* ---- 2 ---- */
+	int n_sel = n_chosen, n_segments = (n_sel + SEGMENT - 1) / SEGMENT,
+		here = min(SEGMENT, n_sel - part * SEGMENT);
+	if (here > 0) {
+		bool two = here > TILE;
+		{
+			uint4 raw[4];
+			await_cells<4>(&cells->query[group * GROUP + warp][4 * lane], 128, 4, raw);
+			float q[4][4], most;
+			float2 rest = rotated(angle, turn);
+			most = fmaxf(fabsf(rest.x), fabsf(rest.y));
+#pragma unroll
+			for (int i = 0; i < 4; i++) {
+				q[i][0] = __uint_as_float(raw[i].x), q[i][1] = __uint_as_float(raw[i].y);
+				q[i][2] = __uint_as_float(raw[i].z), q[i][3] = __uint_as_float(raw[i].w);
+#pragma unroll
+				for (int j = 0; j < 4; j++)
+					most = fmaxf(most, fabsf(q[i][j]));
+			}
+#pragma unroll
+			for (int step = 16; step; step /= 2)
+				most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+			int e = half_exponent(most);
+			float factor = power_of_two(e);
+			if (!lane)
+				unscale[warp] = __fmul_rn(power_of_two(-e), a.scale);
+			uint8_t *hi = shared + AT_QUERY + warp * ROW, *lo = hi + GROUP * ROW;
+#pragma unroll
+			for (int i = 0; i < 4; i++) {
+				uint2 h, l;
+				split_pair(__fmul_rn(q[i][0], factor), __fmul_rn(q[i][1], factor), h.x, l.x);
+				split_pair(__fmul_rn(q[i][2], factor), __fmul_rn(q[i][3], factor), h.y, l.y);
+				*(uint2 *)(hi + 256 * i + 8 * lane) = h;
+				*(uint2 *)(lo + 256 * i + 8 * lane) = l;
+			}
+			uint32_t h, l;
+			split_pair(__fmul_rn(rest.x, factor), __fmul_rn(rest.y, factor), h, l);
+			*(uint32_t *)(hi + 2 * VALUE + 4 * lane) = h;
+			*(uint32_t *)(lo + 2 * VALUE + 4 * lane) = l;
+		}
+		barrier_wait(there + 16, 0);
+		__syncthreads();
+		if (two || warp < 8) { /* scores */
+			int quarter = warp % 4, first = warp / 4 * 16;
+			float hi[2][4], lo[2][4];
+#pragma unroll
+			for (int n = 0; n < 2; n++)
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					hi[n][i] = lo[n][i] = 0;
+#pragma unroll
+			for (int s = 0; s < STEPS; s++) {
+				uint32_t b[4], q_hi[4], q_lo[4];
+				int piece = (quarter * STEPS + s) * 2;
+				load_matrices(q_hi, base + AT_QUERY + row_at(lane % 16, piece + lane / 16));
+				load_matrices(q_lo, base + AT_QUERY + row_at(GROUP + lane % 16, piece + lane / 16));
+				load_matrices(
+					b, base + AT_CACHE + row_at(first + lane / 16 * 8 + lane % 8, piece + lane / 8 % 2));
+				mma_half(hi[0], q_hi, b[0], b[1]);
+				mma_half(hi[1], q_hi, b[2], b[3]);
+				mma_half(lo[0], q_lo, b[0], b[1]);
+				mma_half(lo[1], q_lo, b[2], b[3]);
+			}
+#pragma unroll
+			for (int n = 0; n < 2; n++)
+#pragma unroll
+				for (int i = 0; i < 2; i++) {
+					int h = r0 + 8 * i, t = (first % TILE + n * 8 + 2 * c) ^ (h & 3) * 8;
+					*(float2 *)&meet[((first / TILE * 4 + quarter) * GROUP + h) * TILE + t] = make_float2(
+						__fadd_rn(hi[n][2 * i], lo[n][2 * i]), __fadd_rn(hi[n][2 * i + 1], lo[n][2 * i + 1]));
+				}
+		}
+		__syncthreads();
+		if (two || tid < THREADS / 2) { /* softmax: two positions of tile tid / 256 */
+			int tile = tid / (THREADS / 2), h = tid / 16 % GROUP, t = tid % 16 * 2;
+			auto scores = [&](int of, float s[2]) {
+				const float *from = meet + (of * 4 * GROUP + h) * TILE + (t ^ (h & 3) * 8);
+				float2 v[4];
+#pragma unroll
+				for (int k = 0; k < 4; k++)
+					v[k] = *(const float2 *)(from + k * GROUP * TILE);
+				float x = __fadd_rn(__fadd_rn(v[0].x, v[1].x), __fadd_rn(v[2].x, v[3].x)),
+					  y = __fadd_rn(__fadd_rn(v[0].y, v[1].y), __fadd_rn(v[2].y, v[3].y));
+				s[0] = of * TILE + t < here ? __fmul_rn(x, unscale[h]) : -INFINITY;
+				s[1] = of * TILE + t + 1 < here ? __fmul_rn(y, unscale[h]) : -INFINITY;
+				float most = fmaxf(s[0], s[1]);
+#pragma unroll
+				for (int step = 8; step; step /= 2)
+					most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+				return most;
+			};
+			float s[2], most = scores(0, s), top = -INFINITY;
+			if (tile) {
+				top = most;
+				most = fmaxf(top, scores(1, s));
+			}
+			float e0 = s[0] == -INFINITY ? 0 : exp_exact(s[0] - most),
+				  e1 = s[1] == -INFINITY ? 0 : exp_exact(s[1] - most), total = __fadd_rn(e0, e1);
+			uint32_t hi, lo;
+			split_pair(__fmul_rn(e0, P_SCALE), __fmul_rn(e1, P_SCALE), hi, lo);
+			*(uint32_t *)&weights[(tile * 2 * GROUP + h) * P_STRIDE + t] = hi;
+			*(uint32_t *)&weights[((tile * 2 + 1) * GROUP + h) * P_STRIDE + t] = lo;
+			total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, 1));
+#pragma unroll
+			for (int step = 8; step > 1; step /= 2)
+				total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, step));
+			if (tid % 16 == 0) {
+				tops[tile][h] = most;
+				sums[tile][h] = total;
+				if (tile)
+					shrink[h] = top == -INFINITY ? 0 : exp_exact(top - most);
+			}
+		}
+		__syncthreads();
+		if (tid < 2 * GROUP) { /* for both halves */
+			int h = tid / 2;
+			float sum = two ? __fmaf_rn(sums[0][h], shrink[h], sums[1][h]) : sums[0][h];
+			write_two_cells(cells->meta[group * GROUP + h][tid % 2][part],
+				make_uint2(cell_of(tops[two][h]), cell_of(sum)));
+		}
+		{ /* values */
+			float acc[2][4][4];
+#pragma unroll
+			for (int tile = 0; tile < 2; tile++) {
+#pragma unroll
+				for (int n = 0; n < 4; n++)
+#pragma unroll
+					for (int i = 0; i < 4; i++)
+						acc[tile][n][i] = 0;
+				if (tile && !two)
+					break;
+#pragma unroll
+				for (int s = 0; s < 2; s++) {
+					uint32_t b[2][4], p[2][4];
+#pragma unroll
+					for (int term = 0; term < 2; term++)
+						load_matrices(p[term],
+							shared_address(&weights[((tile * 2 + term) * GROUP + lane % 16) * P_STRIDE +
+													s * 16 + lane / 16 * 8]));
+#pragma unroll
+					for (int k = 0; k < 2; k++)
+						load_matrices_turned(
+							b[k], base + AT_CACHE +
+									  row_at(tile * TILE + s * 16 + lane % 16, warp * 4 + 2 * k + lane / 16));
+#pragma unroll
+					for (int term = 0; term < 2; term++)
+#pragma unroll
+						for (int k = 0; k < 4; k++)
+							mma_half(acc[tile][k], p[term], b[k / 2][k % 2 * 2], b[k / 2][k % 2 * 2 + 1]);
+				}
+			}
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				int h = r0 + 8 * i;
+				float f = two ? shrink[h] : 0;
+				uint32_t *to = cells->value[group * GROUP + h][warp / 8][part] + warp % 8 * 32 + 4 * c;
+#pragma unroll
+				for (int m = 0; m < 2; m++) {
+					uint32_t w[4];
+#pragma unroll
+					for (int k = 0; k < 4; k++) {
+						int n = 2 * m + k / 2, j = 2 * i + k % 2;
+						float v = __fmaf_rn(0.0f, 0.0f, acc[0][n][j]);
+						w[k] = cell_of(two ? __fmaf_rn(v, f, acc[1][n][j]) : v);
+					}
+					write_cells(to + 16 * m, make_uint4(w[0], w[1], w[2], w[3]));
+				}
+			}
+		}
+	}
+
+	/* ---- 3 ---- */
+	const uint4 empty = make_uint4(EMPTY, EMPTY, EMPTY, EMPTY);
+	uint32_t *meta = cells->meta[head][half][lane];
+	uint2 most_sum = make_uint2(0, 0);
+	if (warp == WARPS - 1 && lane < n_segments)
+		most_sum = read_two_cells(meta);
+	{
+		uint4 v[4];
+		uint32_t *from = cells->value[head][half][tid / 64] + tid % 64 * 4;
+		int mine = (n_segments - tid / 64 + 7) / 8;
+		await_cells<4>(from, 8 * HALF, mine, v);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			if (i < mine) {
+				*(uint4 *)(join + (tid / 64 + 8 * i) * HALF + tid % 64 * 4) = v[i];
+				write_cells(from + i * 8 * HALF, empty);
+			}
+	}
+	if (warp == WARPS - 1) {
+		for (int looks = 0; most_sum.x == EMPTY || most_sum.y == EMPTY; looks++) {
+			if (looks == LOOKS)
+				__trap();
+			most_sum = read_two_cells(meta);
+		}
+		bool used = lane < n_segments;
+		if (used)
+			write_two_cells(meta, make_uint2(EMPTY, EMPTY));
+		float most = used ? __uint_as_float(most_sum.x) : -INFINITY, top = most;
+#pragma unroll
+		for (int step = 16; step; step /= 2)
+			top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+		float w = used ? exp_exact(most - top) : 0,
+			  sum = used ? __fmaf_rn(__uint_as_float(most_sum.y), w, 0.0f) : 0;
+		weight_of[lane] = w;
+		sum = warp_sum(sum);
+		if (!lane)
+			by = __fmul_rn(sum, P_SCALE);
+	}
+	__syncthreads();
+	pair_wait(); /* the other block runs; it has for long */
+	if (warp >= V_WARPS) {
+		/* nobody reads the queries any more: what was made from them is here */
+		if (tid - 32 * V_WARPS < HALF / 4)
+			write_cells(&cells->query[head][half * HALF + 4 * (tid - 32 * V_WARPS)], empty);
+		pair_arrive();
+		pair_wait(); /* the other block may write here until then */
+		return;
+	}
+	{
+		float v = 0;
+		int s = 0;
+		for (; s + 8 <= n_segments; s += 8)
+#pragma unroll
+			for (int i = 0; i < 8; i++)
+				v = __fmaf_rn(join[(s + i) * HALF + tid], weight_of[s + i], v);
+		for (; s < n_segments; s++)
+			v = __fmaf_rn(join[s * HALF + tid], weight_of[s], v);
+		z[column_of(tid)] = __fdiv_rn(v, by);
+	}
+	sync_some(1, 32 * V_WARPS);
+	uint2 *own = digits + half * RUN_DIGITS;
+	if (!warp) {
+		float v[8];
+		load_run<true>(z, 0, HALF, true, v);
+		write_digits(v, own, digit_scale + half);
+		write_digits(v, other_of(own, half), other_of(digit_scale + half, half));
+	}
+	pair_arrive();
+	sync_some(1, 32 * V_WARPS);
+	barrier_wait(there + 8, 0);
+	const uint8_t *rows = shared + AT_V + warp * V_TILE;
+	float sum[2][4], acc[4];
+	one_run(rows + half * 272, V_ROW, 256, own, sum[0]);
+	pair_wait();
+	one_run(rows + (half ^ 1) * 272, V_ROW, 256, digits + (half ^ 1) * RUN_DIGITS, sum[1]);
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		acc[i] = __fmaf_rn(digit_scale[0], half ? sum[1][i] : sum[0][i], 0.0f);
+		acc[i] = __fmaf_rn(digit_scale[1], half ? sum[0][i] : sum[1][i], acc[i]);
+	}
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		float v = __fadd_rn(0.0f, digits_meet(acc + 2 * i, lane));
+		if (!c)
+			a.y[head * a.y_stride + half * (OUT / 2) + warp * 16 + r0 + 8 * i] = v;
+	}
+#endif
+}
+
+static cudaLaunchConfig_t launch_config(struct cuda_backend *b, cudaLaunchAttribute attrs[2])
+{
+	cudaLaunchConfig_t c = cuda_launch_config(b, BLOCKS, THREADS, BYTES, attrs);
+	attrs[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
+	attrs[c.numAttrs].val.clusterDim.x = 2;
+	attrs[c.numAttrs].val.clusterDim.y = attrs[c.numAttrs].val.clusterDim.z = 1;
+	c.numAttrs++;
+	return c;
+}
+
+/* Whether the kernel may use the memory that it needs and all blocks can run at a time. Asked once. */
+static bool has_room(struct cuda_backend *b)
+{
+	static int known; /* 1: yes, 2: no */
+	if (known)
+		return known == 1;
+	static size_t allowed;
+	bool next_waits = b->next_waits;
+	int pairs = 0;
+	known = 2;
+	if (!b->early_starts || b->n_sm < BLOCKS || BYTES > b->max_shared ||
+		!cuda_allow_shared(b, (const void *)mla_kernel, BYTES, &allowed))
+		return false;
+	cudaLaunchAttribute attrs[2] = {};
+	cudaLaunchConfig_t c = launch_config(b, attrs);
+	b->next_waits = next_waits;
+	if (cudaOccupancyMaxActiveClusters(&pairs, mla_kernel, &c) != cudaSuccess)
+		cudaGetLastError();
+	known = pairs >= BLOCKS / 2 ? 1 : 2;
+	return known == 1;
+}
+
+static bool takes(const struct batch *rows, const struct mla *m)
+{
+	const struct weight *k = &m->absorb.w, *v = &m->expand.w;
+	const struct attend *t = &m->attend;
+	uintptr_t lines = (uintptr_t)k->data | (uintptr_t)v->data | (uintptr_t)t->cache.data |
+					  (uintptr_t)m->absorb.x | (uintptr_t)(4 * m->absorb.x_stride);
+	uintptr_t pairs = (uintptr_t)t->rotate | (uintptr_t)(4 * t->rotate_stride) | (uintptr_t)t->rope.cos_sin;
+	return rows->n == 1 && k->type == DTYPE_Q8_0 && k->n_in == NOPE && k->n_out == VALUE &&
+		   k->n_stack == N_HEADS && k->row_bytes == K_ROW && k->stack_bytes == VALUE * K_ROW &&
+		   v->type == DTYPE_Q8_0 && v->n_in == VALUE && v->n_out == OUT && v->n_stack == N_HEADS &&
+		   v->row_bytes == V_ROW && v->stack_bytes == OUT * V_ROW && t->n_heads == N_HEADS &&
+		   t->n_value == VALUE && t->cache.type == DTYPE_F16 && t->cache.width == WIDTH && t->rotate &&
+		   t->rope.dim == WIDTH - VALUE && t->sel_stride <= PARTS * SEGMENT && lines % 16 == 0 &&
+		   pairs % 8 == 0;
+}
+
+void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *m)
+{
+	struct cuda_backend *b = cuda_of(base);
+	if (!cuda_begin(base, "mla") || !rows->n)
+		return;
+	if (!takes(rows, m) || !has_room(b)) {
+		cuda_stacked_matmul(base, &m->absorb, rows->n);
+		cuda_attend(base, rows, &m->attend);
+		cuda_stacked_matmul(base, &m->expand, rows->n);
+		return;
+	}
+	if (!b->cells.data) {
+		if (!cuda_scratch_of(b, &b->cells, sizeof(struct mla_cells)) ||
+			!cuda_check(b, cudaMemsetAsync(b->cells.data, 0xff, sizeof(struct mla_cells), b->stream)))
+			return;
+		b->next_waits = true;
+	}
+	const struct attend *t = &m->attend;
+	struct mla_args a = {(const uint8_t *)m->absorb.w.data, (const uint8_t *)m->expand.w.data, m->absorb.x,
+		t->rotate, t->rope.cos_sin, m->absorb.x_stride, t->rotate_stride, (const __half *)t->cache.data,
+		rows->base, t->sel, t->n_sel, t->sel_stride, t->scale, m->expand.y, m->expand.y_stride,
+		(struct mla_cells *)b->cells.data};
+	cudaLaunchAttribute attrs[2] = {};
+	cudaLaunchConfig_t c = launch_config(b, attrs);
+	cuda_check(b, cudaLaunchKernelEx(&c, mla_kernel, a));
+	b->used.launches += !b->capturing;
+}
