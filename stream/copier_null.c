@@ -178,6 +178,15 @@ const void *copier_null_peek(struct copier *base, const void *p)
 	return host;
 }
 
+uint64_t copier_null_pins(struct copier *base)
+{
+	struct null_copier *c = of(base);
+	pthread_mutex_lock(&c->lock);
+	uint64_t n = c->n_pins;
+	pthread_mutex_unlock(&c->lock);
+	return n;
+}
+
 /* ---- lanes ---- */
 
 static void push(struct null_copier *c, enum copy_lane lane, struct job job)

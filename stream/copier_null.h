@@ -29,5 +29,7 @@ int copier_null_open(const struct copier_faults *f, struct copier **out, struct 
 
 /* Where the host finds the bytes of the card's memory at p, NULL: p is no memory of this card. */
 const void *copier_null_peek(struct copier *c, const void *p);
+/* How many times memory was to be pinned, refusals included. Any thread. */
+uint64_t copier_null_pins(struct copier *c);
 
 #endif

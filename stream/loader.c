@@ -226,13 +226,17 @@ void loader_close(struct expert_source *s)
 	free(l);
 }
 
-int loader_settle(struct expert_source *s, double *seconds, struct err *e)
+void loader_go_on(struct expert_source *s)
 {
 	struct loader *l = loader_of(s);
-	int rc = l->card ? loader_card_settle(l, e) : 0;
-	if (seconds)
-		*seconds = l->card ? loader_card_settle_seconds(l) : 0;
-	return rc;
+	if (l->card)
+		loader_card_go_on(l);
+}
+
+int loader_settle(struct expert_source *s, struct err *e)
+{
+	struct loader *l = loader_of(s);
+	return l->card ? loader_card_settle(l, e) : 0;
 }
 
 const char *loader_reader_name(const struct expert_source *s)

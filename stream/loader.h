@@ -42,6 +42,8 @@ struct loader_options {
 	const char *policy;     /* "lru", "lfu", "sieve"; NULL: POLICY_DEFAULT */
 	int lookahead;          /* layers; 0: no prefetch */
 	struct reader_options reader;
+	size_t
+		pin_step; /* on a card, bytes of the second tier pinned at a time, a multiple of the page size; 0: 256 MiB */
 	const char *const
 		*replicas; /* [n_replicas] other paths with the same content as the (single) model file */
 	unsigned n_replicas;
@@ -69,9 +71,12 @@ int loader_open_reader(const struct loader_options *o, struct reader **out, stru
 /* Opens files, takes memory, starts the I/O thread. Close with ops->close: cancels what is under way, waits for it, frees. */
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e);
 
-/* Waits until the second tier is pinned, which goes on in the background after loader_open; demotions wait for it, nothing
- * else does. 0, or ERR_MEMORY: refused, and every acquire fails with the same sentence. *seconds (may be NULL): that it took. */
-int loader_settle(struct expert_source *s, double *seconds, struct err *e);
+/* On a card the second tier is pinned step by step, beside everything else: the first step after loader_open, those that
+ * demotions come to when they do, and all others, with pauses, from loader_go_on on: call it when the drive has nothing more
+ * urgent to do. Only demotions wait for it. A refusal fails every acquire from then on, with its sentence. */
+void loader_go_on(struct expert_source *s);
+/* Waits until all of it is pinned. 0, or ERR_MEMORY: refused. */
+int loader_settle(struct expert_source *s, struct err *e);
 
 /* Of a source made by loader_open. */
 const char *loader_reader_name(const struct expert_source *s); /* "uring", "threads", "null" */

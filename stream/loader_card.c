@@ -35,8 +35,12 @@
 #define RAM_CHUNKS 2
 /* Reads of guesses in flight: nearly enough to keep a drive busy, few enough not to stand long before a demand. */
 #define GUESSES 12
-#define NOBODY  (-1)
-#define POISON  (-2)
+/* Tier 1 is pinned in steps, some of them ahead of the demotions. While one is being pinned the driver lets nobody launch or copy:
+ * 20 ms a GiB (H200). */
+#define PIN_STEP  ((size_t)256 << 20)
+#define PIN_AHEAD 8
+#define NOBODY    (-1)
+#define POISON    (-2)
 
 /* A filling whose pieces have not all been started; one a slot. */
 struct job {
@@ -199,13 +203,22 @@ static bool poll_lane(struct loader *l, struct flights *q, bool out)
 	return any;
 }
 
+/* A copy between the card and the host, in parts where a step of the pinned memory ends. */
+static void copy_parts(struct card *c, enum copy_lane lane, uint8_t *dst, const uint8_t *src, uint64_t bytes)
+{
+	for (uint64_t n; bytes; dst += n, src += n, bytes -= n) {
+		n = pinned_run(&c->ram, lane == COPY_OUT ? dst : src, bytes);
+		c->copier->ops->copy(c->copier, lane, dst, src, n);
+	}
+}
+
 /* Copies a piece into its slot. */
 static void send(struct loader *l, const struct job *j, int32_t slot, uint8_t *dst, const uint8_t *src,
 	uint64_t bytes, int32_t place)
 {
 	struct card *c = l->card;
 	enum copy_lane lane = (enum copy_lane)j->lane;
-	c->copier->ops->copy(c->copier, lane, dst, src, bytes);
+	copy_parts(c, lane, dst, src, bytes);
 	l->io_now.bytes_in += bytes;
 	flights_push(lane == COPY_IN ? &c->in : &c->ahead,
 		(struct flight){.ticket = c->copier->ops->mark(c->copier, lane), .slot = slot, .place = place});
@@ -384,9 +397,13 @@ bool loader_card_copying(const struct loader *l)
 
 /* ---- demotion ---- */
 
-bool loader_card_can_move(const struct loader *l)
+bool loader_card_can_move(struct loader *l, const struct command *command)
 {
-	return l->card->n_free_places && atomic_load(&l->card->ram.state) != PINNED_UNDER_WAY;
+	struct pinned *ram = &l->card->ram;
+	uint64_t end = command->to_offset + command->bytes;
+	pinned_want(ram, end + PIN_AHEAD * ram->step);
+	return l->card->n_free_places &&
+		   (end <= atomic_load(&ram->ready) || atomic_load(&ram->state) == PINNED_REFUSED);
 }
 
 void loader_card_move(struct loader *l, const struct command *command)
@@ -396,8 +413,8 @@ void loader_card_move(struct loader *l, const struct command *command)
 	struct fill *f = &l->fills[command->slot];
 	f->reads_left = 1;
 	f->code = 0;
-	if (atomic_load(&c->ram.state) == PINNED_REFUSED) {
-		copy_failed(l, command->slot, &c->ram.why);
+	if (command->to_offset + command->bytes > atomic_load(&c->ram.ready)) {
+		copy_failed(l, command->slot, &c->ram.why); /* or it could not be moved yet */
 		piece_over(l, command->slot);
 		return;
 	}
@@ -408,7 +425,7 @@ void loader_card_move(struct loader *l, const struct command *command)
 	x->ops->after(x, COPY_IN, aside); /* the slot is filled again as soon as it is empty */
 	x->ops->after(x, COPY_AHEAD, aside);
 	x->ops->after(x, COPY_OUT, aside);
-	x->ops->copy(x, COPY_OUT, c->ram.base + command->to_offset, parked, command->bytes);
+	copy_parts(c, COPY_OUT, c->ram.base + command->to_offset, parked, command->bytes);
 	l->io_now.bytes_out += command->bytes;
 	flights_push(
 		&c->out, (struct flight){.ticket = x->ops->mark(x, COPY_OUT), .slot = command->slot, .place = place});
@@ -421,7 +438,8 @@ static void pinned_told(void *arg)
 	struct loader *l = arg;
 	const struct pinned *p = &l->card->ram;
 	if (atomic_load(&p->state) == PINNED_READY)
-		log_verbose("copies: %.2f GB of host memory pinned in %.2f s", (double)p->bytes / 1e9, p->seconds);
+		log_verbose(
+			"copies: %.2f GB of host memory pinned in %.2f s and pauses", (double)p->bytes / 1e9, p->seconds);
 	loader_poke(l);
 }
 
@@ -461,11 +479,12 @@ int loader_card_open(
 	}
 	c->parking = l->arena[0] + parking_at;
 	if (l->arena_bytes[1]) {
-		if ((rc = pinned_start(&c->ram, x, l->arena_bytes[1], pinned_told, l, e)))
+		size_t step = o->pin_step ? o->pin_step : PIN_STEP;
+		if ((rc = pinned_start(&c->ram, x, l->arena_bytes[1], step, pinned_told, l, e)))
 			return rc;
 		l->arena[1] = c->ram.base;
 	}
-	if ((rc = pinned_start(&c->bounce, x, g->bounce_bytes, NULL, NULL, e)) ||
+	if ((rc = pinned_start(&c->bounce, x, g->bounce_bytes, 0, NULL, NULL, e)) ||
 		(rc = pinned_wait(&c->bounce, e)))
 		return rc;
 	reader_register(l->reader, c->bounce.base, c->bounce.bytes);
@@ -493,14 +512,17 @@ int loader_card_refused(const struct loader *l, struct err *e)
 	const struct pinned *p = &l->card->ram;
 	if (atomic_load(&p->state) != PINNED_REFUSED)
 		return 0;
-	if (e)
+	if (e) {
 		*e = p->why;
+		if (atomic_load(&p->ready))
+			err_hint(e, "--ram-gb %.2f was pinned", (double)(atomic_load(&p->ready) / 10000000) / 100);
+	}
 	return ERR_MEMORY;
 }
 
-double loader_card_settle_seconds(const struct loader *l)
+void loader_card_go_on(struct loader *l)
 {
-	return l->card->ram.seconds;
+	pinned_go_on(&l->card->ram);
 }
 
 void loader_card_attach(struct loader *l)

@@ -187,7 +187,7 @@ int loader_card_open(
 int loader_card_settle(struct loader *l, struct err *e);
 /* ERR_MEMORY with the sentence when the second tier could not be pinned, else 0; never waits. */
 int loader_card_refused(const struct loader *l, struct err *e);
-double loader_card_settle_seconds(const struct loader *l);
+void loader_card_go_on(struct loader *l); /* pins tier 1 at leisure */
 void loader_card_stop(struct loader *l);  /* gives up pinning: before the reader is closed */
 void loader_card_close(struct loader *l); /* after the reader */
 
@@ -199,8 +199,8 @@ void loader_card_fill(struct loader *l, const struct command *command, uint8_t *
 	uint64_t bytes, bool urgent);
 /* What is left of a queued filling goes before guesses from now on. */
 void loader_card_urge(struct loader *l, int32_t slot);
-/* Is there room to take a victim's bytes aside now? */
-bool loader_card_can_move(const struct loader *l);
+/* Is there room to take this victim's bytes aside now, and is the place that they go to pinned? */
+bool loader_card_can_move(struct loader *l, const struct command *command);
 void loader_card_move(struct loader *l, const struct command *command);
 /* A read that loader_card_run has submitted. */
 void loader_card_landed(struct loader *l, const struct reader_completion *done);

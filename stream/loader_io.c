@@ -275,9 +275,9 @@ static bool next_command(struct loader *l, struct command *c, bool *urgent)
 		if ((l->n_wanted && !l->card) || !(start_announced(l) || start_hinted(l) || start_warm(l)))
 			return false;
 	}
-	if (l->card && l->commands[l->first_command].kind == COMMAND_MOVE && !loader_card_can_move(l))
-		return false;
 	*c = l->commands[l->first_command];
+	if (l->card && c->kind == COMMAND_MOVE && !loader_card_can_move(l, c))
+		return false;
 	l->first_command = (l->first_command + 1) % l->cap_commands;
 	l->n_commands--;
 	*urgent = c->kind == COMMAND_FILL && l->fills[c->slot].wanted;

@@ -8,14 +8,19 @@
 #include "src/base/num.h"
 
 #include <sched.h>
+#include <time.h>
 
-#define TOUCHERS_MAX 16
-#define TOUCH_STEP   ((size_t)64 << 20) /* taken by a thread at a time */
+#define TOUCHERS_MAX 4                  /* more are no faster */
+#define TOUCH_STEP   ((size_t)16 << 20) /* taken by a thread at a time */
 #define PAGE         4096
+/* After a step that nobody waits for comes a pause of so many times what it took: pinning then slows others as little as an
+ * eighth of it would, and a second tier of 120 GB is there after a minute or two. */
+#define PAUSE 7
 
 struct touch {
 	struct pinned *p;
 	atomic_size_t next;
+	size_t end;
 };
 
 static void *touch_main(void *arg)
@@ -23,9 +28,9 @@ static void *touch_main(void *arg)
 	struct touch *t = arg;
 	for (;;) {
 		size_t at = atomic_fetch_add(&t->next, TOUCH_STEP);
-		if (at >= t->p->bytes || atomic_load(&t->p->stop))
+		if (at >= t->end || atomic_load(&t->p->stop))
 			return NULL;
-		size_t end = MIN(at + TOUCH_STEP, t->p->bytes);
+		size_t end = MIN(at + TOUCH_STEP, t->end);
 		for (; at < end; at += PAGE)
 			__atomic_fetch_add(t->p->base + at, 0, __ATOMIC_RELAXED);
 	}
@@ -34,37 +39,84 @@ static void *touch_main(void *arg)
 static int n_touchers(size_t bytes)
 {
 	cpu_set_t set;
-	int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+	int n = sched_getaffinity(0, sizeof set, &set) ? 1 : MAX(CPU_COUNT(&set) / 2, 1);
 	return (int)MIN((size_t)MIN(n, TOUCHERS_MAX), bytes / TOUCH_STEP + 1);
+}
+
+static void touch(struct pinned *p, size_t from, size_t end)
+{
+	struct touch t = {.p = p, .next = from, .end = end};
+	pthread_t threads[TOUCHERS_MAX];
+	int n = 0;
+	while (n + 1 < n_touchers(end - from) && !pthread_create(&threads[n], NULL, touch_main, &t))
+		n++;
+	touch_main(&t);
+	while (n)
+		pthread_join(threads[--n], NULL);
+}
+
+/* Until the step that begins at `ready` is wanted, or its time has come. False: stop. */
+static bool wait_turn(struct pinned *p, size_t ready, uint64_t pause_ns)
+{
+	struct timespec until;
+	clock_gettime(CLOCK_MONOTONIC, &until);
+	uint64_t ns = (uint64_t)until.tv_nsec + pause_ns;
+	until.tv_sec += (time_t)(ns / 1000000000u);
+	until.tv_nsec = (long)(ns % 1000000000u);
+	bool over = false;
+	pthread_mutex_lock(&p->lock);
+	while (!atomic_load(&p->stop) && p->wanted <= ready && !(p->at_leisure && over)) {
+		if (p->at_leisure)
+			over = pthread_cond_timedwait(&p->news, &p->lock, &until) != 0;
+		else
+			pthread_cond_wait(&p->news, &p->lock);
+	}
+	pthread_mutex_unlock(&p->lock);
+	return !atomic_load(&p->stop);
 }
 
 static void *pinned_main(void *arg)
 {
 	struct pinned *p = arg;
-	struct touch t = {.p = p};
-	pthread_t threads[TOUCHERS_MAX];
-	uint64_t start = clock_ns();
-	int n = 0, rc = 0;
-	while (n + 1 < n_touchers(p->bytes) && !pthread_create(&threads[n], NULL, touch_main, &t))
-		n++;
-	touch_main(&t);
-	while (n)
-		pthread_join(threads[--n], NULL);
-	if (!atomic_load(&p->stop))
-		rc = p->copier->ops->pin(p->copier, p->base, p->bytes, &p->why);
-	p->seconds = (double)(clock_ns() - start) * 1e-9;
-	atomic_store(&p->state, rc || atomic_load(&p->stop) ? PINNED_REFUSED : PINNED_READY);
+	size_t ready = 0;
+	uint64_t took = 0, all = 0;
+	int rc = 0;
+	while (!rc && ready < p->bytes && wait_turn(p, ready, PAUSE * took)) {
+		uint64_t start = clock_ns();
+		size_t n = MIN(p->step, p->bytes - ready);
+		touch(p, ready, ready + n);
+		if (atomic_load(&p->stop))
+			break;
+		rc = p->copier->ops->pin(p->copier, p->base + ready, n, &p->why);
+		all += took = clock_ns() - start;
+		if (rc)
+			break;
+		atomic_store(&p->ready, ready += n);
+		if (p->tell && ready < p->bytes)
+			p->tell(p->arg);
+	}
+	if (rc && ready)
+		err_prefix(&p->why, "beyond %.3f GB", (double)ready / 1e9);
+	p->seconds = (double)all * 1e-9;
+	atomic_store(&p->state, ready < p->bytes ? PINNED_REFUSED : PINNED_READY);
 	if (p->tell)
 		p->tell(p->arg);
 	return NULL;
 }
 
-int pinned_start(
-	struct pinned *p, struct copier *c, size_t bytes, void (*tell)(void *arg), void *arg, struct err *e)
+int pinned_start(struct pinned *p, struct copier *c, size_t bytes, size_t step, void (*tell)(void *arg),
+	void *arg, struct err *e)
 {
-	*p = (struct pinned){.copier = c, .bytes = bytes, .tell = tell, .arg = arg};
+	*p = (struct pinned){.copier = c, .bytes = bytes, .step = step ? step : bytes, .tell = tell, .arg = arg};
+	p->wanted = 1;
 	if (!(p->base = mem_try_map(bytes)))
 		return err_set(e, ERR_MEMORY, "no memory for %.3f GB to be pinned", (double)bytes / 1e9);
+	pthread_mutex_init(&p->lock, NULL);
+	pthread_condattr_t mono;
+	pthread_condattr_init(&mono);
+	pthread_condattr_setclock(&mono, CLOCK_MONOTONIC);
+	pthread_cond_init(&p->news, &mono);
+	pthread_condattr_destroy(&mono);
 	int rc = pthread_create(&p->thread, NULL, pinned_main, p);
 	if (rc)
 		return err_errno(e, rc, "the thread that pins memory does not start");
@@ -72,8 +124,30 @@ int pinned_start(
 	return 0;
 }
 
+void pinned_go_on(struct pinned *p)
+{
+	if (!p->base)
+		return;
+	pthread_mutex_lock(&p->lock);
+	p->at_leisure = true;
+	pthread_cond_signal(&p->news);
+	pthread_mutex_unlock(&p->lock);
+}
+
+void pinned_want(struct pinned *p, size_t bytes)
+{
+	bytes = MIN(bytes, p->bytes);
+	if (!p->base || bytes <= atomic_load(&p->ready))
+		return;
+	pthread_mutex_lock(&p->lock);
+	p->wanted = MAX(p->wanted, bytes);
+	pthread_cond_signal(&p->news);
+	pthread_mutex_unlock(&p->lock);
+}
+
 int pinned_wait(struct pinned *p, struct err *e)
 {
+	pinned_want(p, p->bytes);
 	if (p->thread_started)
 		pthread_join(p->thread, NULL);
 	p->thread_started = false;
@@ -84,14 +158,28 @@ int pinned_wait(struct pinned *p, struct err *e)
 	return p->why.code ? p->why.code : ERR_MEMORY;
 }
 
+size_t pinned_run(const struct pinned *p, const void *at, size_t bytes)
+{
+	uintptr_t base = (uintptr_t)p->base, here = (uintptr_t)at;
+	if (!base || here < base || here - base >= p->bytes)
+		return bytes;
+	return MIN(bytes, p->step - (here - base) % p->step);
+}
+
 void pinned_free(struct pinned *p)
 {
 	if (!p->base)
 		return;
+	pthread_mutex_lock(&p->lock);
 	atomic_store(&p->stop, true);
+	pthread_cond_signal(&p->news);
+	pthread_mutex_unlock(&p->lock);
 	pinned_wait(p, NULL);
-	if (atomic_load(&p->state) == PINNED_READY)
-		p->copier->ops->unpin(p->copier, p->base, p->bytes);
+	size_t ready = atomic_load(&p->ready);
+	for (size_t at = 0; at < ready; at += p->step)
+		p->copier->ops->unpin(p->copier, p->base + at, MIN(p->step, p->bytes - at));
 	mem_unmap(p->base, p->bytes);
+	pthread_cond_destroy(&p->news);
+	pthread_mutex_destroy(&p->lock);
 	*p = (struct pinned){0};
 }

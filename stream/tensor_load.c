@@ -166,7 +166,7 @@ static int open_load(struct load *l, struct err *e)
 	/* a piece that is one slice is one read */
 	l->piece_bytes = num_align_up(reader_slice(l->reader), READER_SLICE_MIN);
 	l->n_pieces = (int)MIN(3 * reader_depth(l->reader) * reader_n_drives(l->reader), PIECES_MAX);
-	if ((rc = pinned_start(&l->memory, l->copier, (size_t)l->n_pieces * l->piece_bytes, NULL, NULL, e)) ||
+	if ((rc = pinned_start(&l->memory, l->copier, (size_t)l->n_pieces * l->piece_bytes, 0, NULL, NULL, e)) ||
 		(rc = pinned_wait(&l->memory, e)))
 		return rc;
 	reader_register(l->reader, l->memory.base, l->memory.bytes);

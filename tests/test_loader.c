@@ -47,6 +47,7 @@ static bool with_card;
 static bool real_card; /* the third: the backend has one */
 static struct copier_faults card_faults;
 static struct copier *card; /* of the source opened last */
+static bool settle;         /* wait until the second tier is pinned, before anything is asked for */
 
 static int setup(void **state)
 {
@@ -95,12 +96,13 @@ static int try_source(const struct loader_options *o, struct expert_source **s, 
 	card = NULL;
 	if ((with_card || real_card) && !mine.reader.slice_bytes)
 		mine.reader.slice_bytes = 65536; /* small bounce buffers: they are touched at every opening */
+	mine.pin_step = num_align_up(mine.tier_bytes[1] / 20, 4096); /* borders that slots lie across */
 	if (with_card) {
 		assert_int_equal(copier_null_open(&card_faults, &card, e), 0);
 		mine.copier = card;
 	}
 	int rc = loader_open(&mine, s, e);
-	if (!rc && (rc = loader_settle(*s, NULL, e)))
+	if (!rc && settle && (rc = loader_settle(*s, e)))
 		(*s)->ops->close(*s);
 	if (rc && card)
 		card->ops->close(card);
@@ -695,17 +697,55 @@ static void test_slow_copies(void **state)
 	card_faults = (struct copier_faults){0};
 }
 
+/* Steps of the second tier are pinned because demotions come to them, or at leisure; one that is refused ends the run that
+ * comes to it with the sentence. */
+static void test_pinned_by_steps(void **state)
+{
+	(void)state;
+	struct loader_options o = options(file, 0.1, full.floor_bytes);
+	for (int leisure = 0; leisure < 2; leisure++) {
+		card_faults = (struct copier_faults){.seed = 5, .latency_max_us = 20};
+		struct expert_source *s = open_source(&o);
+		uint64_t before = copier_null_pins(card);
+		assert_true(before <= 2); /* the bounce buffers, the first step */
+		if (leisure) {
+			loader_go_on(s);
+			for (int i = 0; i < 2000 && copier_null_pins(card) < 16; i++)
+				usleep(1000);
+		} else {
+			struct rng r = {5};
+			assert_int_equal(random_run(s, &r, 30, NULL), 0);
+		}
+		print_message("%d pins\n", (int)copier_null_pins(card));
+		assert_true(copier_null_pins(card) >= 16);
+		close_source(s);
+	}
+	card_faults = (struct copier_faults){.seed = 6, .refuse_pin = 12};
+	struct expert_source *s = open_source(&o);
+	struct rng r = {6};
+	struct err e = {0};
+	assert_true(random_run(s, &r, 30, &e) > 0);
+	assert_int_equal(e.code, ERR_MEMORY);
+	assert_non_null(strstr(e.text, "beyond"));
+	assert_non_null(strstr(e.hint, "--ram-gb"));
+	close_source(s);
+	card_faults = (struct copier_faults){0};
+}
+
 static void test_card_refusals(void **state)
 {
 	(void)state;
 	struct loader_options o = options(file, 0.5, full.floor_bytes);
 	struct expert_source *s;
-	for (uint64_t nth = 1; nth <= 2; nth++) { /* the bounce buffers, the second tier */
+	settle = true;
+	for (uint64_t nth = 1; nth <= 12;
+		 nth += nth < 3 ? 1 : 9) { /* the bounce buffers, steps of the second tier */
 		struct err e = {0};
 		card_faults = (struct copier_faults){.refuse_pin = nth};
 		assert_int_equal(try_source(&o, &s, &e), ERR_MEMORY);
 		assert_non_null(strstr(e.text, "pinned"));
 	}
+	settle = false;
 	struct err e = {0};
 	card_faults = (struct copier_faults){.device_bytes = full.floor_bytes / 2};
 	assert_int_equal(try_source(&o, &s, &e), ERR_MEMORY);
@@ -745,6 +785,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_card_gone),
 		cmocka_unit_test(test_copy_hangs),
 		cmocka_unit_test(test_slow_copies),
+		cmocka_unit_test(test_pinned_by_steps),
 		cmocka_unit_test(test_card_refusals),
 	};
 	struct backend_options bo = {.name = "cuda"};

@@ -166,7 +166,6 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 		config.n_layers, mtp ? " + MTP" : "", config.n_experts, config.n_used, backend_describe(g->backend));
 	if ((rc = plan_make(&config, o, g->gguf, &weights, resident, g->backend, &p, e)))
 		goto out;
-	/* pinning the second tier goes on beside the loading of the weights and the first tokens */
 	if (p.streaming && (rc = loader_open(&p.loader, &g->experts, e)))
 		goto out;
 	if ((rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, &loading, &o->reader, e)) ||
@@ -185,6 +184,8 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 		g->experts = source_mmap_open(weights.experts, n_layers);
 	if (rc)
 		goto out;
+	if (p.streaming)
+		loader_go_on(g->experts); /* the weights had the drive to themselves */
 	g->streaming = p.streaming;
 	g->cache = describe_cache(&config, &weights, &p);
 	g->fingerprint = engine_fingerprint_of(g->gguf);
