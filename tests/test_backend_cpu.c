@@ -4,6 +4,7 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_dot.h"
 #include "kernels/cpu/cpu_internal.h"
+#include "kernels/usage.h"
 #include "src/base/half.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -349,6 +350,22 @@ static void test_open(void **state)
 	b->ops->close(b);
 }
 
+/* Notes are a part of the waits, whatever a note between empty stretches takes. */
+static void test_usage_notes(void **state)
+{
+	(void)state;
+	struct backend_usage from = {0}, to = {.gap_ns = 3900};
+	from.n_stretches[USAGE_EXPERTS] = 25;
+	from.idle_ns[USAGE_EXPERTS] = 1000;
+	to.n_stretches[USAGE_EXPERTS] = 100;
+	to.idle_ns[USAGE_EXPERTS] = 1000 + 139000; /* 1.85 us each: less than a note between empty ones */
+	to.n_stretches[USAGE_GRAPH] = 10;
+	to.idle_ns[USAGE_GRAPH] = 500000;
+	assert_true(usage_notes_ns(&from, &to, USAGE_EXPERTS) == 139000);
+	assert_true(usage_notes_ns(&from, &to, USAGE_GRAPH) == 39000);
+	assert_true(usage_notes_ns(&from, &to, USAGE_OTHER) == 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -361,6 +378,7 @@ int main(void)
 		cmocka_unit_test(test_instruction_sets_agree),
 		cmocka_unit_test(test_failure_is_kept),
 		cmocka_unit_test(test_nan_scores_come_last),
+		cmocka_unit_test(test_usage_notes),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

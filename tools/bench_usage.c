@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* What a card did during a decode: busy and idle time, and what it was waiting for. */
-#include "kernels/backend.h"
+#include "kernels/usage.h"
 #include "tools/bench.h"
 
 static struct bench_spread one(double v)
@@ -29,7 +29,8 @@ void bench_usage(struct bench *b, const char *section, const struct backend_usag
 		bench_add(b, section, "ms/tok", one((double)(to->busy_ns[i] - from->busy_ns[i]) * 1e-6 / n), 0, NULL,
 			"busy with %s, %.1f times", name[i], times);
 		bench_add(b, section, "ms/tok", one((double)(to->idle_ns[i] - from->idle_ns[i]) * 1e-6 / n), 0, NULL,
-			"waits before them, of which %.4f are the notes", times * to->gap_ns * 1e-6);
+			"waits before them, at most %.4f of which are the notes",
+			usage_notes_ns(from, to, (enum usage_kind)i) * 1e-6 / n);
 	}
 	bench_add(b, section, "/tok", one((double)(to->launches - from->launches) / n), 0, NULL,
 		"kernels and copies on the card");

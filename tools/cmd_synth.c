@@ -337,8 +337,10 @@ static int parse(int argc, char **argv, struct work *w, struct err *e)
 			.min = 1,
 			.max = CONVERT_MAX_LAYERS,
 			.value = "K",
-			.help = "only K layers of expert data on disk, shared by all layers; every expert is still read "
-					"and cached as its own",
+			.help =
+				"the file holds the expert data of K layers only, and the expert tensors of all others point "
+				"at those bytes: it is smaller by as much. Every expert is still read and cached as its "
+				"own. Programs that refuse tensors with shared bytes refuse the file",
 			.fallback = "each layer has its own"},
 		{.name = "seed",
 			.kind = ARG_UINT64,
