@@ -89,7 +89,7 @@ class Server:
             check(word not in log, "the log says", word, log[-4000:])
         return self.process.returncode
 
-    def connect(self, timeout=900 if SLOW else 120):
+    def connect(self, timeout=900 if "san-" in PROGRAM else 120):
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def request(self, method, path, body=None, headers=None, connection=None):
