@@ -11,9 +11,9 @@
  * for long. A block that waits for one that has not been started waits only until other kernels leave it a place: those never wait
  * for this one.
  *
- * Block: RUNS / PER warps that compute PER runs of every stage; one that fetches (bulk copies of whole stages to a ring of slots with
+ * Block: WORKERS that compute two runs of every stage; a warp that fetches (bulk copies of whole stages to a ring of slots with
  * barriers full and done, and of the next hidden row); FINISHERS that sum up the runs of a stage in mma_kernel's order and write,
- * in turn.
+ * in turn. Until x has been asked for no more than two stages are on their way: it would queue behind them.
  *
  *      mma m16n8k32:    16 weight rows x 32 weights, lane = 4 r + c has rows r and r + 8
  *      columns:         the three digits of one x row leave five of eight unused, so lanes of a row take different groups of weights
@@ -26,13 +26,15 @@
 #include "kernels/cuda/cuda_experts.cuh"
 #include "kernels/cuda/cuda_experts_types.cuh"
 
-#define RUNS            24 /* of a stage */
-#define FINISHERS       3
-#define THREADS_OF(PER) ((RUNS / (PER) + 1 + FINISHERS) * 32)
-#define TASKS           64
-#define SLOTS           8 /* at most */
-#define IN_ORDER        4 /* runs that mma_kernel takes at once */
-#define SHARES          9 /* four, and room up to a multiple of 128 bytes: copies to other places are slower */
+#define RUNS      24 /* of a stage */
+#define WORKERS   (RUNS / 2)
+#define FINISHERS 3
+#define THREADS   ((WORKERS + 1 + FINISHERS) * 32)
+#define TASKS     64
+#define SLOTS     4 /* at most; more of them only let x and hidden rows wait */
+#define BARRIERS  16
+#define IN_ORDER  4  /* runs that mma_kernel takes at once */
+#define SHARES    10 /* four, and room up to a multiple of 128 bytes: copies to other places are slower */
 
 struct expert_task {
 	const uint8_t *gate, *up, *down;
@@ -47,7 +49,8 @@ struct expert_args {
 	float *hidden, *out;
 	uint32_t *counts; /* [TASKS] stages of gate and up that were done since the backend was opened */
 	int n_tasks, slots, stage_bytes;
-	bool x_aligned; /* to 16 bytes */
+	bool x_aligned;           /* to 16 bytes */
+	uint32_t one, two, upper; /* struct kept */
 	/* in: gate and up, ff: down. Weights and bytes of a row, runs of a row, tiles of a stage, stages of a task, cuda_product_split */
 	int n_embd, in_bytes, in_runs, in_tiles, in_pieces, in_split;
 	int n_ff, ff_bytes, ff_runs, ff_tiles, ff_pieces, ff_split;
@@ -79,6 +82,16 @@ static __device__ __forceinline__ void barrier_wait(uint32_t at, uint32_t parity
 		: "memory");
 }
 
+static __device__ __forceinline__ bool barrier_test(uint32_t at, uint32_t parity)
+{
+	uint32_t passed;
+	asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+				 : "=r"(passed)
+				 : "r"(at), "r"(parity)
+				 : "memory");
+	return passed;
+}
+
 static __device__ __forceinline__ void copy_bulk(
 	uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
@@ -98,6 +111,27 @@ static __device__ __forceinline__ uint32_t read_acquire(const uint32_t *p)
 static __device__ __forceinline__ void add_release(uint32_t *p)
 {
 	asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+
+/* Barriers are ready, what is to be done is known, and tables are there: the fetching warp does not wait for the others. */
+static __device__ __forceinline__ void begin_all(bool wait)
+{
+	if (wait)
+		asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+	else
+		asm volatile("bar.arrive 1, %0;" ::"n"(THREADS) : "memory");
+}
+
+/* Of the 128 registers that a thread begins with, workers get 24 more. By the four warps of a group each. */
+static __device__ __forceinline__ void deal_registers(bool worker)
+{
+	static_assert(WORKERS % 4 == 0 && FINISHERS == 3 && 128 * (3 * 152 + 56) == 65536, "registers");
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+	if (worker)
+		asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+	else
+		asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+#endif
 }
 
 /* ---- the order of work ------------------------------------------------------------------------------------ */
@@ -209,12 +243,10 @@ static __device__ __forceinline__ void load_eight(const float *x, bool aligned, 
 }
 
 template <int T>
-__global__ void __launch_bounds__(THREADS_OF(expert_type<T>::PER), 1)
-	experts_kernel(const __grid_constant__ struct expert_args a)
+__global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_constant__ struct expert_args a)
 {
 #if __CUDA_ARCH__ >= 900
 	typedef struct expert_type<T> type;
-	constexpr int PER = type::PER, WORKERS = RUNS / PER;
 	extern __shared__ __align__(128) uint8_t shared[];
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slots = a.slots;
 	if (type::TABLE_BYTES && (uint32_t)__cvta_generic_to_shared(shared) != TABLES_AT)
@@ -224,87 +256,93 @@ __global__ void __launch_bounds__(THREADS_OF(expert_type<T>::PER), 1)
 	float *meets = (float *)(digits + RUNS * RUN_DIGITS);
 	float *all_sums = meets + slots * RUNS * MEET, *x_scales = all_sums + FINISHERS * 16 * RUNS;
 	uint64_t *barriers = (uint64_t *)(x_scales + RUNS);
-	int4 *shares = (int4 *)(barriers + 2 * SLOTS + 2);
+	int4 *shares = (int4 *)(barriers + BARRIERS);
 	float *hidden = (float *)(shares + SHARES); /* the row that is next */
 	uint8_t *stages = (uint8_t *)(hidden + a.n_ff);
 	uint32_t full = (uint32_t)__cvta_generic_to_shared(barriers), done = full + 8 * SLOTS,
-			 hidden_full = done + 8 * SLOTS, hidden_free = hidden_full + 8,
+			 hidden_full = done + 8 * SLOTS, hidden_free = hidden_full + 8, x_asked = hidden_free + 8,
 			 stages_to = (uint32_t)__cvta_generic_to_shared(stages);
 	grid_let_next();
 	struct cursor at = {-1, 0, 0, 0};
-	if (warp == WORKERS) {
-		if (lane >= 4 && lane < 8)
-			shares[lane - 4] = share_of(a, lane - 4);
-		if (!lane) {
-			for (int i = 0; i < slots; i++) {
-				barrier_init(full + 8 * i, 2);
-				barrier_init(done + 8 * i, WORKERS);
+	if (warp >= WORKERS) {
+		deal_registers(false);
+		if (warp == WORKERS) {
+			if (lane < slots) {
+				barrier_init(full + 8 * lane, 2);
+				barrier_init(done + 8 * lane, WORKERS);
+				barrier_arrive(full + 8 * lane); /* nothing is to be summed up there */
 			}
-			barrier_init(hidden_full, 1);
-			barrier_init(hidden_free, WORKERS);
+			if (lane == 31) {
+				barrier_init(hidden_full, 1);
+				barrier_init(hidden_free, WORKERS);
+				barrier_init(x_asked, WORKERS);
+			}
 			asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-		}
-		__syncwarp();
-		find_stage(shares, at);
-		int slot = 0, had_task = -1;
-		uint32_t parity = 1, hidden_parity = 1;
-		auto fetch = [&]() {
-			barrier_wait(done + 8 * slot, parity); /* at once in the first round */
-			if (!lane) {
-				bool down = at.segment >= 2;
-				const struct expert_task &t = a.task[at.task];
-				int rows = 16 * (down ? a.ff_tiles : a.in_tiles), row_bytes = down ? a.ff_bytes : a.in_bytes;
-				uint32_t to = stages_to + slot * a.stage_bytes, bar = full + 8 * slot;
-				if (down) {
-					int first = at.piece * rows, n = min(rows, a.n_embd - first);
-					barrier_expect(bar, n * row_bytes);
-					copy_bulk(to, t.down + (int64_t)first * row_bytes, n * row_bytes, bar);
-					if (had_task != at.task) {
-						barrier_wait(hidden_free, hidden_parity);
-						hidden_parity ^= 1;
-						while ((int32_t)(read_acquire(a.counts + at.task) - t.ready) < 0)
-							;
-						/* others wrote it by stores */
-						asm volatile("fence.proxy.async;" ::: "memory");
-						barrier_expect(hidden_full, 4 * a.n_ff);
-						copy_bulk((uint32_t)__cvta_generic_to_shared(hidden),
-							a.hidden + (int64_t)t.hidden * a.n_ff, 4 * a.n_ff, hidden_full);
-						had_task = at.task;
-					}
-				} else {
-					int first = at.piece * (rows / 2), n = min(rows / 2, a.n_ff - first);
-					barrier_expect(bar, 2 * n * row_bytes);
-#pragma unroll 1
-					for (int i = 0; i < n; i += 8)
-#pragma unroll 1
-						for (int k = 0; k < 2; k++)
-							copy_bulk(to + (2 * i + 8 * k) * row_bytes,
-								(k ? t.up : t.gate) + (int64_t)(first + i) * row_bytes,
-								min(8, n - i) * row_bytes, bar);
-				}
-			}
+			if (lane < 4)
+				shares[lane] = share_of(a, lane);
 			__syncwarp();
-			next_stage(a, shares, at);
-			if (++slot == slots) {
-				slot = 0;
-				parity ^= 1;
+			begin_all(false);
+			find_stage(shares, at);
+			int slot = 0, had_task = -1;
+			uint32_t parity = 1, hidden_parity = 1;
+			auto fetch = [&]() {
+				barrier_wait(done + 8 * slot, parity); /* at once in the first round */
+				if (!lane) {
+					bool down = at.segment >= 2;
+					const struct expert_task &t = a.task[at.task];
+					int rows = 16 * (down ? a.ff_tiles : a.in_tiles),
+						row_bytes = down ? a.ff_bytes : a.in_bytes;
+					uint32_t to = stages_to + slot * a.stage_bytes, bar = full + 8 * slot;
+					if (down) {
+						int first = at.piece * rows, n = min(rows, a.n_embd - first);
+						barrier_expect(bar, n * row_bytes);
+						copy_bulk(to, t.down + (int64_t)first * row_bytes, n * row_bytes, bar);
+						if (had_task != at.task) {
+							barrier_wait(hidden_free, hidden_parity);
+							hidden_parity ^= 1;
+							while ((int32_t)(read_acquire(a.counts + at.task) - t.ready) < 0)
+								;
+							/* others wrote it by stores */
+							asm volatile("fence.proxy.async;" ::: "memory");
+							barrier_expect(hidden_full, 4 * a.n_ff);
+							copy_bulk((uint32_t)__cvta_generic_to_shared(hidden),
+								a.hidden + (int64_t)t.hidden * a.n_ff, 4 * a.n_ff, hidden_full);
+							had_task = at.task;
+						}
+					} else {
+						int first = at.piece * (rows / 2), n = min(rows / 2, a.n_ff - first);
+						barrier_expect(bar, 2 * n * row_bytes);
+#pragma unroll 1
+						for (int i = 0; i < n; i += 8)
+#pragma unroll 1
+							for (int k = 0; k < 2; k++)
+								copy_bulk(to + (2 * i + 8 * k) * row_bytes,
+									(k ? t.up : t.gate) + (int64_t)(first + i) * row_bytes,
+									min(8, n - i) * row_bytes, bar);
+					}
+				}
+				__syncwarp();
+				next_stage(a, shares, at);
+				if (++slot == slots) {
+					slot = 0;
+					parity ^= 1;
+				}
+			};
+			for (int i = 0; i < slots && at.left && at.segment < 2; i++) {
+				if (i >= 2)
+					while (!__any_sync(
+						0xffffffffu, barrier_test(x_asked, 0) || barrier_test(full + 8 * (i - 2), 0)))
+						;
+				fetch();
 			}
-		};
-		if (lane < slots) /* nothing is to be summed up there */
-			barrier_arrive(full + 8 * lane);
-		for (int i = 0; i < slots && at.left && at.segment < 2; i++)
-			fetch();
-		type::fill_tables(a.tables, tables);
+			grid_wait_before();
+			while (at.left)
+				fetch();
+			return;
+		}
+		type::fill_tables(a.tables, tables, threadIdx.x - 32, THREADS - 32);
+		begin_all(true);
 		grid_wait_before();
-		__syncthreads();
-		while (at.left)
-			fetch();
-		return;
-	}
-	if (warp > WORKERS) {
-		type::fill_tables(a.tables, tables);
-		grid_wait_before();
-		__syncthreads();
 		find_stage(shares, at);
 		float *sums = all_sums + (warp - WORKERS - 1) * 16 * RUNS;
 		int slot = 0, turn = 0;
@@ -321,101 +359,91 @@ __global__ void __launch_bounds__(THREADS_OF(expert_type<T>::PER), 1)
 				parity ^= 1;
 			}
 		}
-		return;
-	}
-	type::fill_tables(a.tables, tables);
-	grid_wait_before();
-	__syncthreads();
-	find_stage(shares, at);
-	int had_row = -1;
-	uint32_t parity = 0, hidden_parity = 0, slot = 0, last = (uint32_t)slots - 1,
-			 stage_bytes = (uint32_t)a.stage_bytes, stages_at = (uint32_t)(stages - shared),
-			 barriers_at = full, meets_at = (uint32_t)((uint8_t *)(meets + warp * PER * MEET) - shared);
-	struct kept kept;
-	asm volatile("mov.u32 %0, %1;" : "=r"(kept.lane4) : "r"(4 * lane));
-	asm volatile("mov.u32 %0, 0x002b1908;" : "=r"(kept.three));
-	typename type::columns columns[PER];
-	float x_scale[PER];
-	while (at.left) {
-		bool down = at.segment >= 2;
-		int runs = down ? a.ff_runs : a.in_runs, pieces = down ? a.ff_pieces : a.in_pieces;
-		uint32_t row_bytes = down ? a.ff_bytes : a.in_bytes, mine[PER], stride8 = 8 * row_bytes;
-		int run = warp * PER, tile = 0;
-		for (; run >= runs; run -= runs)
-			tile++;
+	} else {
+		deal_registers(true);
+		type::fill_tables(a.tables, tables, threadIdx.x, THREADS - 32);
+		begin_all(true);
+		grid_wait_before();
+		find_stage(shares, at);
+		int had_row = -1, first_run = type::first_run(warp);
+		uint32_t parity = 0, hidden_parity = 0, slot = 0, last = (uint32_t)slots - 1,
+				 stage_bytes = (uint32_t)a.stage_bytes, stages_at = (uint32_t)(stages - shared),
+				 barriers_at = full, meets_at = (uint32_t)((uint8_t *)(meets + first_run * MEET) - shared);
+		digits += 2 * warp * RUN_DIGITS;
+		x_scales += 2 * warp;
+		struct kept kept = {4u * lane, 0x002b1908, a.one, a.two, a.upper};
+		asm volatile("" : "+r"(kept.lane4), "+r"(kept.three));
+		typename type::columns columns;
+		float x_scale = 0; /* lane 0: of the first run, lane 1: of the second */
+		while (at.left) {
+			bool down = at.segment >= 2;
+			int runs = down ? a.ff_runs : a.in_runs, pieces = down ? a.ff_pieces : a.in_pieces;
+			uint32_t row_bytes = down ? a.ff_bytes : a.in_bytes, stride8 = 8 * row_bytes;
+			int run = first_run, tile = 0;
+			for (; run >= runs; run -= runs)
+				tile++;
+			uint32_t mine =
+				stages_at + (tile * 16 + lane / 4) * row_bytes + run * type::RUN + type::lane_place(lane);
+			int left = at.left, piece = at.piece, task = at.task;
+			while (left) {
+				int n = min(left, pieces - piece);
+				if (down || had_row != a.task[task].row) {
+					float v[2][8];
+					if (down) {
+						barrier_wait(hidden_full, hidden_parity);
+						hidden_parity ^= 1;
 #pragma unroll
-		for (int u = 0; u < PER; u++)
-			mine[u] = stages_at + (tile * 16 + lane / 4) * row_bytes + (run + u) * type::RUN;
-		int left = at.left, piece = at.piece, task = at.task;
-		while (left) {
-			int n = min(left, pieces - piece);
-			if (down || had_row != a.task[task].row) {
-				float v[PER][8];
-				if (down) {
-					barrier_wait(hidden_full, hidden_parity);
-					hidden_parity ^= 1;
+						for (int u = 0; u < 2; u++)
+							load_eight(hidden + (run + u * type::APART) * 256 + 8 * lane, true, v[u]);
+						__syncwarp();
+						if (!lane)
+							barrier_arrive(hidden_free);
+					} else {
+						const float *x = a.x + (int64_t)a.task[task].row * a.n_embd;
 #pragma unroll
-					for (int u = 0; u < PER; u++)
-						load_eight(hidden + (run + u) * 256 + 8 * lane, true, v[u]);
+						for (int u = 0; u < 2; u++)
+							load_eight(x + (run + u * type::APART) * 256 + 8 * lane, a.x_aligned, v[u]);
+						if (had_row < 0) {
+							__syncwarp();
+							if (!lane)
+								barrier_arrive(x_asked);
+						}
+						had_row = a.task[task].row;
+					}
+					write_two_digits(v, digits, x_scales);
+					__syncwarp();
+					type::read_columns(digits, lane, columns);
+					x_scale = x_scales[lane & 1];
+					__syncwarp();
+				}
+				left -= n;
+				piece = 0;
+				task++;
+				uint32_t here = mine + slot * stage_bytes, meet_at = meets_at + slot * (RUNS * MEET * 4);
+				asm("" : "+r"(here), "+r"(meet_at));
+#pragma unroll 1
+				for (; n; n--) {
+					barrier_wait(barriers_at + 8 * slot, parity);
+					float *meet = (float *)(shared + meet_at);
+					if (lane < 2)
+						meet[48 + lane * type::APART * MEET] = x_scale;
+					type::two_runs(shared + here, first_run, stride8, lane, kept, columns, meet);
+					here += stage_bytes;
 					__syncwarp();
 					if (!lane)
-						barrier_arrive(hidden_free);
-				} else {
-					had_row = a.task[task].row;
-					const float *x = a.x + (int64_t)had_row * a.n_embd;
-#pragma unroll
-					for (int u = 0; u < PER; u++)
-						load_eight(x + (run + u) * 256 + 8 * lane, a.x_aligned, v[u]);
-				}
-#pragma unroll
-				for (int u = 0; u < PER; u++)
-					write_digits(v[u], digits + (warp * PER + u) * RUN_DIGITS, x_scales + warp * PER + u);
-				__syncwarp();
-#pragma unroll
-				for (int u = 0; u < PER; u++) {
-					type::read_columns(digits + (warp * PER + u) * RUN_DIGITS, lane, columns[u]);
-					x_scale[u] = x_scales[warp * PER + u];
-				}
-				__syncwarp();
-			}
-			left -= n;
-			piece = 0;
-			task++;
-			uint32_t here[PER], meet_at = meets_at + slot * (RUNS * MEET * 4);
-#pragma unroll
-			for (int u = 0; u < PER; u++) {
-				here[u] = mine[u] + slot * stage_bytes;
-				asm("" : "+r"(here[u]));
-			}
-			asm("" : "+r"(meet_at));
-#pragma unroll 1
-			for (; n; n--) {
-				barrier_wait(barriers_at + 8 * slot, parity);
-				float *meet = (float *)(shared + meet_at);
-				if (!lane)
-#pragma unroll
-					for (int u = 0; u < PER; u++)
-						meet[48 + u * MEET] = x_scale[u];
-				type::two_runs(shared + here[0], shared + here[1], stride8, lane, kept, columns, meet);
-#pragma unroll
-				for (int u = 0; u < PER; u++)
-					here[u] += stage_bytes;
-				__syncwarp();
-				if (!lane)
-					barrier_arrive(barriers_at + 8 * SLOTS + 8 * slot);
-				meet_at += RUNS * MEET * 4;
-				if (slot++ == last) {
-#pragma unroll
-					for (int u = 0; u < PER; u++)
-						here[u] -= stage_bytes * slot;
-					meet_at -= RUNS * MEET * 4 * slot;
-					slot = 0;
-					parity ^= 1;
+						barrier_arrive(barriers_at + 8 * SLOTS + 8 * slot);
+					meet_at += RUNS * MEET * 4;
+					if (slot++ == last) {
+						here -= stage_bytes * slot;
+						meet_at -= RUNS * MEET * 4 * slot;
+						slot = 0;
+						parity ^= 1;
+					}
 				}
 			}
+			at.left = 0;
+			find_stage(shares, at);
 		}
-		at.left = 0;
-		find_stage(shares, at);
 	}
 #endif
 }
@@ -423,8 +451,8 @@ __global__ void __launch_bounds__(THREADS_OF(expert_type<T>::PER), 1)
 template <int T> static constexpr size_t fixed_bytes(int n_ff)
 {
 	return expert_type<T>::TABLE_BYTES + RUNS * RUN_DIGITS * sizeof(uint2) +
-		   (FINISHERS * 16 + 1) * RUNS * sizeof(float) + (2 * SLOTS + 2) * sizeof(uint64_t) +
-		   SHARES * sizeof(int4) + (size_t)n_ff * sizeof(float);
+		   (FINISHERS * 16 + 1) * RUNS * sizeof(float) + BARRIERS * sizeof(uint64_t) + SHARES * sizeof(int4) +
+		   (size_t)n_ff * sizeof(float);
 }
 
 static size_t slot_bytes(const struct expert_args *a)
@@ -437,12 +465,14 @@ template <int T> static bool launch_as(struct cuda_backend *b, struct expert_arg
 	static_assert(mma_cut<T, false>::CHUNK == IN_ORDER, "sums in another order");
 	static_assert((fixed_bytes<T>(0)) % 128 == 0 && RUNS * MEET * sizeof(float) % 128 == 0, "slow copies");
 	static size_t allowed;
+	static_assert(2 * SLOTS + 3 <= BARRIERS, "barriers");
+	a->one = 1, a->two = 2, a->upper = 256;
 	size_t slots = (b->max_shared - fixed_bytes<T>(a->n_ff)) / slot_bytes(a);
 	a->slots = slots < SLOTS ? (int)slots : SLOTS;
 	size_t bytes = fixed_bytes<T>(a->n_ff) + (size_t)a->slots * slot_bytes(a);
 	if (!cuda_allow_shared(b, (const void *)experts_kernel<T>, bytes, &allowed))
 		return false;
-	cuda_launch(b, experts_kernel<T>, dim3((unsigned)b->n_sm), THREADS_OF(expert_type<T>::PER), bytes, *a);
+	cuda_launch(b, experts_kernel<T>, dim3((unsigned)b->n_sm), THREADS, bytes, *a);
 	return !b->base.failure.code;
 }
 

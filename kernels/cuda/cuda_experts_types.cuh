@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What differs by type in experts_kernel (cuda_experts_mma.cu): a run of 256 weights of 16 rows times one row of x, by one warp.
+ * What differs by type in experts_kernel (cuda_experts_mma.cu): two runs of 256 weights of 16 rows times one row of x, by one warp.
  * Lane 4 r + c has rows r and r + 8.
  *
- *   IQ2_XXS   Lane c takes groups c and c + 4 of 32 weights, four steps of eight weights each; scales are applied when a group is
- *             through. Columns 2 c and 2 c + 1 of one product are the high and the middle digit of lane c's group, of another the
- *             low one. A weight's grid row and sign bits choose among eight bytes by two lookups in tables with a copy per lane, at
- *             row * 256 + 4 * lane: grid, and 128 bytes on the signs (whose row has one bit of what follows at the top).
- *   Q2_K      Lanes 0 and 1 take the first 16 weights of a step of 32, lanes 2 and 3 the others; columns 0 to 2 and 4 to 6 are their
- *             digits. Bytes are masked, not shifted: step j of four has 4^j times its weights, undone at the end. Minima are
- *             multiplied by sums of 16 digits, which are 12 bits and so two columns each.
+ *   IQ2_XXS   Runs u and u + 2, which lie alike to a word. Lanes 0 and 1 have the first, lanes 2 and 3 the other: even ones groups 0,
+ *             2, 4, 6 of 32 weights, odd ones groups 1, 3, 5, 7 (so that the words of eight rows are in banks of their own), four
+ *             steps of eight weights each; scales are applied when a group is through. Columns 2 c and 2 c + 1 of one product are
+ *             the high and the middle digit of lane c's group, of another the low one. A weight's grid row and sign bits choose among
+ *             eight bytes by two lookups in tables with a copy per lane, at row * 256 + 4 * lane: grid, and 128 bytes on the signs
+ *             (whose row has one bit of what follows at the top).
+ *   Q2_K      Runs u and u + 1. Lanes 0 and 1 take the first 16 weights of a step of 32, lanes 2 and 3 the others; columns 0 to 2
+ *             and 4 to 6 are their digits. Bytes are masked, not shifted: step j of four has 4^j times its weights, undone at the
+ *             end. Minima are multiplied by sums of 16 digits, which are 12 bits and so two columns each.
  *
- * read_columns: from the digits of the run. fill_tables: by all threads of a block. Results: meet[16 digit + row], and the same MEET
- * floats on for a second run.
+ * first_run: of a warp. read_columns: from the digits of the two. fill_tables: by thread `first` of `threads`. lane_place: on from
+ * row r of the first run. Results: meet[16 digit + row], and those of the second run APART * MEET floats on.
  */
 #ifndef GLM_KERNELS_CUDA_EXPERTS_TYPES_CUH
 #define GLM_KERNELS_CUDA_EXPERTS_TYPES_CUH
@@ -44,34 +46,90 @@ static __device__ __forceinline__ void mma_k16(int d[4], uint32_t a0, uint32_t a
 
 template <int T> struct expert_type;
 
-/* What the compiler is not to make anew each time */
+/* What the compiler is not to make anew each time. Sums and shifts by multiplication: the units for them have less to do. */
 struct kept {
-	uint32_t lane4; /* 4 times the lane */
-	uint32_t three; /* the magnitudes 8, 25, 43 */
+	uint32_t lane4;           /* 4 times the lane */
+	uint32_t three;           /* the magnitudes 8, 25, 43 */
+	uint32_t one, two, upper; /* 1, 2, 256 */
 };
 
+static __device__ __forceinline__ uint32_t times_and(uint32_t a, uint32_t b, uint32_t c)
+{
+	uint32_t d;
+	asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+	return d;
+}
+
+/* Two runs of x, eight values each in this lane, as write_digits leaves them */
+static __device__ __forceinline__ void write_two_digits(const float v[2][8], uint2 *digits, float scales[2])
+{
+	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4;
+	uint32_t top[2] = {0, 0};
+#pragma unroll
+	for (int u = 0; u < 2; u++) {
+#pragma unroll
+		for (int i = 0; i < 8; i++)
+			top[u] = max(top[u], __float_as_uint(v[u][i]) & 0x7fffffff);
+		top[u] = __reduce_max_sync(0xffffffffu, top[u]);
+	}
+	/* one division: lanes 0 and 2 have the inverses, lanes 1 and 3 the scales */
+	float most = __uint_as_float(lane & 2 ? top[1] : top[0]), limit = 8323072.0f;
+	float ratio = __fdiv_rn(lane & 1 ? most : limit, lane & 1 ? limit : most);
+	ratio = most < 0x1p-100f ? 0.0f : ratio;
+#pragma unroll
+	for (int u = 0; u < 2; u++) {
+		float inv = __shfl_sync(0xffffffffu, ratio, 2 * u);
+		uint32_t n[8];
+#pragma unroll
+		for (int i = 0; i < 8; i++) /* digits are its bytes, less 128 each */
+			n[i] = (uint32_t)__float2int_rn(__fmul_rn(v[u][i], inv)) + 0x808080u;
+		uint32_t word[3][2];
+#pragma unroll
+		for (int k = 0; k < 2; k++) {
+			const uint32_t *q = n + 4 * k;
+			uint32_t two = __byte_perm(q[0], q[1], 0x5140), more = __byte_perm(q[2], q[3], 0x5140);
+			word[2][k] = __byte_perm(two, more, 0x5410) ^ 0x80808080u;
+			word[1][k] = __byte_perm(two, more, 0x7632) ^ 0x80808080u;
+			two = __byte_perm(q[0], q[1], 0x0062), more = __byte_perm(q[2], q[3], 0x0062);
+			word[0][k] = __byte_perm(two, more, 0x5410) ^ 0x80808080u;
+		}
+#pragma unroll
+		for (int d = 0; d < 3; d++)
+			digits[u * RUN_DIGITS + s * 12 + 4 * d + c] = make_uint2(word[d][0], word[d][1]);
+	}
+	if (lane < 4 && lane & 1)
+		scales[lane / 2] = ratio;
+}
+
 template <> struct expert_type<DTYPE_IQ2_XXS> {
-	static constexpr int RUN = 66, TABLE_BYTES = 65536, PER = 2;
+	static constexpr int RUN = 66, TABLE_BYTES = 65536, APART = 2;
 	struct columns {
-		uint2 two[2][4]; /* high and middle digit */
-		uint2 one[2][2]; /* low digit: even steps in even columns, odd ones in odd */
+		uint2 two[4][4]; /* high and middle digit */
+		uint2 one[4][2]; /* low digit: even steps in even columns, odd ones in odd */
 	};
+	/* even or odd, so that the warps of a scheduler have both, which differ in work */
+	static __device__ __forceinline__ int first_run(int warp)
+	{
+		return warp / 2 * 4 + ((warp ^ warp >> 2) & 1);
+	}
+	static __device__ __forceinline__ int lane_place(int lane) { return (lane & 2) * RUN + 8 * (lane & 1); }
 	static __device__ __forceinline__ void read_columns(const uint2 *digits, int lane, struct columns &b)
 	{
 		int c = lane % 4, n = lane / 4;
 #pragma unroll
-		for (int h = 0; h < 2; h++)
+		for (int h = 0; h < 4; h++)
 #pragma unroll
 			for (int j = 0; j < 4; j++) {
-				const uint2 *d = digits + (4 * h + c) * 12 + j;
+				const uint2 *d = digits + c / 2 * RUN_DIGITS + (2 * h + c % 2) * 12 + j;
 				b.two[h][j] = c == n / 2 ? d[4 * (n & 1)] : make_uint2(0, 0);
 				if (j < 2)
 					b.one[h][j] = c == n / 2 ? d[8 + j + (n & 1)] : make_uint2(0, 0);
 			}
 	}
-	static __device__ __forceinline__ void fill_tables(const struct cuda_tables *t, uint8_t *shared)
+	static __device__ __forceinline__ void fill_tables(
+		const struct cuda_tables *t, uint8_t *shared, int first, int threads)
 	{
-		for (int i = threadIdx.x; i < 512; i += (int)blockDim.x) {
+		for (int i = first; i < 512; i += threads) {
 			int row = i & 255;
 			uint32_t w = i & 256 ? t->sign_nibbles[row & 127] : t->iq2xxs_nibbles[row];
 			uint4 *to = (uint4 *)(shared + row * 256 + (i & 256) / 2);
@@ -85,25 +143,26 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 	{
 		uint32_t row = pick_bytes(index_word, kept.lane4, 0x5504 | index_byte << 4),
 				 sign = pick_bytes(signs << j, kept.lane4, 0x5504 | j << 4);
-		uint32_t g, s;
+		uint32_t g, s, upper;
 		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(g) : "r"(row), "n"(TABLES_AT));
 		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(s) : "r"(sign), "n"(TABLES_AT + 128));
-		uint32_t both = g | s;
+		uint32_t both = times_and(g, kept.one, s);
+		asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(upper) : "r"(both), "r"(kept.upper), "r"(0));
 		lo = pick_bytes(kept.three, 0x00d5e7f8, both);
-		hi = pick_bytes(kept.three, 0x00d5e7f8, both >> 16);
+		hi = pick_bytes(kept.three, 0x00d5e7f8, upper);
 	}
-	/* u: run; p: where row r of the tile has it */
+	/* ODD: the number of the runs */
 	template <bool ODD>
 	static __device__ __forceinline__ void go(const uint8_t *p, int stride8, int lane,
-		const struct kept &kept, const struct columns &b, int w[2][3])
+		const struct kept &kept, const struct columns &b, float *meet)
 	{
-		int c = lane % 4;
+		int c = lane % 4, w[2][3];
 #pragma unroll
-		for (int h = 0; h < 2; h++) {
+		for (int h = 0; h < 4; h++) {
 			uint32_t words[2][3];
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				const uint32_t *from = (const uint32_t *)(p + i * stride8 + 32 * h + 8 * c + (ODD ? 2 : 0));
+				const uint32_t *from = (const uint32_t *)(p + i * stride8 + 16 * h + (ODD ? 2 : 0));
 				words[i][0] = from[0];
 				words[i][1] = from[1];
 				if (!ODD)
@@ -130,46 +189,51 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 			}
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				int scale = (int)(words[i][ODD ? 1 : 2] >> 27 | 1);
+				int scale = (int)times_and(words[i][ODD ? 1 : 2] >> 28, kept.two, kept.one);
 				int a[3] = {two[2 * i], two[2 * i + 1], even[2 * i] + odd[2 * i + 1]};
 #pragma unroll
 				for (int k = 0; k < 3; k++)
 					w[i][k] = h ? w[i][k] + scale * a[k] : scale * a[k];
 			}
 		}
-	}
-	/* The four lanes of a row have a part each of both runs and both rows: each ends with the whole of one run and row */
-	static __device__ __forceinline__ void two_runs(const uint8_t *p, const uint8_t *q, int stride8, int lane,
-		const struct kept &kept, const struct columns b[2], float *meet)
-	{
-		int w[2][2][3], c = lane % 4;
-		go<false>(p, stride8, lane, kept, b[0], w[0]);
-		go<true>(q, stride8, lane, kept, b[1], w[1]);
-		float unit = half_float(get16((c & 2 ? q : p) + (c & 1 ? stride8 : 0))) * 0.125f;
-		int s[2][3];
-#pragma unroll
-		for (int u = 0; u < 2; u++)
-#pragma unroll
-			for (int k = 0; k < 3; k++)
-				s[u][k] = (c & 1 ? w[u][1][k] : w[u][0][k]) +
-						  __shfl_xor_sync(0xffffffffu, c & 1 ? w[u][0][k] : w[u][1][k], 1);
-		float *to = meet + (c & 2 ? MEET : 0) + lane / 4 + (c & 1 ? 8 : 0);
+		/* two lanes have a part each of both rows: each ends with the whole of one */
+		float unit = half_float(get16(p + (c & 1 ? stride8 - 8 : 0))) * 0.125f;
+		float *to = meet + (c & 2) * MEET + lane / 4 + (c & 1 ? 8 : 0);
 #pragma unroll
 		for (int k = 0; k < 3; k++) {
 			int sum =
-				(c & 2 ? s[1][k] : s[0][k]) + __shfl_xor_sync(0xffffffffu, c & 2 ? s[0][k] : s[1][k], 2);
+				(c & 1 ? w[1][k] : w[0][k]) + __shfl_xor_sync(0xffffffffu, c & 1 ? w[0][k] : w[1][k], 1);
 			to[16 * k] = __fmul_rn(unit, (float)sum);
 		}
+	}
+	/* p: at this lane's place of row r; first: the number of the first run */
+	static __device__ __forceinline__ void two_runs(const uint8_t *p, int first, int stride8, int lane,
+		const struct kept &kept, const struct columns &b, float *meet)
+	{
+		if (first & 1)
+			go<true>(p, stride8, lane, kept, b, meet);
+		else
+			go<false>(p, stride8, lane, kept, b, meet);
 	}
 };
 
 template <> struct expert_type<DTYPE_Q2_K> {
-	static constexpr int RUN = 84, TABLE_BYTES = 0, PER = 2;
-	struct columns {
+	static constexpr int RUN = 84, TABLE_BYTES = 0, APART = 1;
+	struct run_columns {
 		uint2 step[8];
 		uint32_t outer, mid; /* sums of 16 digits */
 	};
+	struct columns {
+		struct run_columns run[2];
+	};
+	static __device__ __forceinline__ int first_run(int warp) { return 2 * warp; }
+	static __device__ __forceinline__ int lane_place(int) { return 0; }
 	static __device__ __forceinline__ void read_columns(const uint2 *digits, int lane, struct columns &b)
+	{
+		read_run(digits, lane, b.run[0]);
+		read_run(digits + RUN_DIGITS, lane, b.run[1]);
+	}
+	static __device__ __forceinline__ void read_run(const uint2 *digits, int lane, struct run_columns &b)
 	{
 		int c = lane % 4, n = lane / 4;
 		bool mine = c / 2 == n / 4 && n % 4 < 3;
@@ -196,16 +260,16 @@ template <> struct expert_type<DTYPE_Q2_K> {
 				b.mid |= (uint32_t)(sum[1] & 255) << 8 * i;
 		}
 	}
-	static __device__ void fill_tables(const struct cuda_tables *, uint8_t *) {}
-	static __device__ __forceinline__ void two_runs(const uint8_t *p, const uint8_t *q, int stride8, int lane,
-		const struct kept &kept, const struct columns b[2], float *meet)
+	static __device__ void fill_tables(const struct cuda_tables *, uint8_t *, int, int) {}
+	static __device__ __forceinline__ void two_runs(const uint8_t *p, int, int stride8, int lane,
+		const struct kept &, const struct columns &b, float *meet)
 	{
-		run<false>(p, stride8, lane, b[0], meet);
-		run<true>(q, stride8, lane, b[1], meet + MEET);
+		run<false>(p, stride8, lane, b.run[0], meet);
+		run<true>(p + RUN, stride8, lane, b.run[1], meet + MEET);
 	}
 	template <bool ODD>
 	static __device__ __forceinline__ void run(
-		const uint8_t *p, int stride8, int lane, const struct columns &b, float *meet)
+		const uint8_t *p, int stride8, int lane, const struct run_columns &b, float *meet)
 	{
 		int c = lane % 4;
 		uint32_t scales[2][2], least[2], word[2][2][2];
