@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* The sampler against distributions computed by brute force in double. */
 #include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
 #include "src/engine/sampler.h"
 
 #include <math.h>
@@ -117,6 +119,32 @@ static void test_greedy_and_bad_logits(void **state)
 	sampler_fini(&s);
 }
 
+/* Against a plain loop: lengths around the blocks, few different values so that many are equal, everything a float can be. */
+static void test_greedy_is_the_first_best(void **state)
+{
+	(void)state;
+	static const float odd[] = {NAN, -INFINITY, INFINITY, 0.0f, -0.0f, -1.0f, 1.0f, -NAN};
+	static const int lengths[] = {1, 2, 3, 4, 15, 16, 17, 1023, 1024, 1025, 2049, 5000};
+	float *x = NEW_ARRAY(float, 5000);
+	struct rng r = {11};
+	struct sampler s;
+	sampler_init(&s, &(struct sampler_options){.top_p = 1});
+	for (int round = 0; round < 400; round++) {
+		int n = lengths[rng_below(&r, ARRAY_LEN(lengths))], best = -1;
+		uint32_t values = 1 + rng_below(&r, 40), first = rng_below(&r, ARRAY_LEN(odd));
+		for (int i = 0; i < n; i++) {
+			uint32_t v = rng_below(&r, values);
+			x[i] = v < ARRAY_LEN(odd) ? odd[(v + first) % ARRAY_LEN(odd)] : (float)v * 0.25f - 5;
+		}
+		for (int i = 0; i < n; i++)
+			if (!isnan(x[i]) && (best < 0 || x[i] > x[best]))
+				best = i;
+		assert_int_equal(sampler_pick(&s, x, n, NULL), best < 0 ? 0 : best);
+	}
+	sampler_fini(&s);
+	free(x);
+}
+
 static void test_seed_repeats(void **state)
 {
 	(void)state;
@@ -152,6 +180,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_distribution),
 		cmocka_unit_test(test_greedy_and_bad_logits),
+		cmocka_unit_test(test_greedy_is_the_first_best),
 		cmocka_unit_test(test_seed_repeats),
 		cmocka_unit_test(test_logprob),
 	};

@@ -271,6 +271,21 @@ static bool stop_after(void *user, int32_t id)
 	return --*(int *)user > 0;
 }
 
+struct cancel_late {
+	atomic_bool flag;
+	int left;
+};
+
+/* Goes on, and raises the flag. */
+static bool cancel_late(void *user, int32_t id)
+{
+	(void)id;
+	struct cancel_late *c = user;
+	if (!--c->left)
+		atomic_store(&c->flag, true);
+	return true;
+}
+
 static void test_generate(void **state)
 {
 	(void)state;
@@ -311,6 +326,45 @@ static void test_generate(void **state)
 	engine_close(g, NULL);
 }
 
+/* The hash is made while the next token is computed: it must be that of every position sampled from, however the run ends. */
+static void test_generate_hash(void **state)
+{
+	(void)state;
+	struct engine *g = open_engine(64, 1, false);
+	struct session *s = open_session(g);
+	struct err e = {0};
+	struct generate_result r;
+	struct generate_options o = {.max_new = 12, .ignore_stop = true, .sampler = {.top_p = 1}};
+	assert_int_equal(generate(s, text, 100, &o, &r, &e), 0);
+	int32_t said[112];
+	memcpy(said, session_tokens(s), sizeof said);
+	uint64_t hash[13] = {GENERATE_HASH_START};
+	session_rewind(s, 0);
+	assert_int_equal(session_sync(s, said, 100, NULL, NULL, &e), 0);
+	for (int i = 0; i < 12; i++) {
+		hash[i + 1] = generate_hash(hash[i], session_logits(s), engine_config(g)->n_vocab);
+		assert_int_equal(session_extend(s, &said[100 + i], 1, NULL, NULL, &e), 0);
+	}
+	assert_true(r.logits_hash == hash[12]);
+	for (int n = 1; n < 6; n++) { /* ended by the caller */
+		int left = n;
+		o.on_token = stop_after;
+		o.user = &left;
+		assert_int_equal(generate(s, text, 100, &o, &r, &e), 0);
+		assert_true(r.logits_hash == hash[n]);
+	}
+	struct cancel_late c = {.left = 3};
+	o.on_token = cancel_late;
+	o.user = &c;
+	o.watch.cancel = &c.flag;
+	assert_int_equal(generate(s, text, 100, &o, &r, &e), 0);
+	assert_int_equal(r.stop, GENERATE_CANCELLED);
+	assert_int_equal(session_length(s), 102);
+	assert_true(r.logits_hash == hash[3]);
+	session_free(s);
+	engine_close(g, NULL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -322,6 +376,7 @@ int main(void)
 		cmocka_unit_test(test_refusals),
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_generate),
+		cmocka_unit_test(test_generate_hash),
 	};
 	return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -12,6 +12,8 @@
 #include <string.h>
 
 #define PAYLOAD 1024
+/* From here on it pays to ask whether a download ends in pinned memory: a copy of so much takes longer. */
+#define CUDA_DIRECT_BYTES ((size_t)16 << 10)
 
 struct payload {
 	uint8_t byte[PAYLOAD];
@@ -171,18 +173,26 @@ static int cuda_wait(struct backend *b, struct err *e)
 	return b->failure.code;
 }
 
-/* Small ones go through pinned memory in the stream: no wait before them, and none for the driver's staging. */
+static bool is_pinned(const void *p)
+{
+	struct cudaPointerAttributes a;
+	return cudaPointerGetAttributes(&a, p) == cudaSuccess && a.type == cudaMemoryTypeHost;
+}
+
+/* To shared memory, and by pinned memory in between what is small, in the stream: no wait before it, and none for the driver's
+ * staging. */
 static int cuda_download(struct backend *base, void *dst, const void *src, size_t bytes, struct err *e)
 {
 	struct cuda_backend *b = cuda_of(base);
-	bool small = bytes <= CUDA_LANDING_BYTES;
-	int rc = small ? 0 : cuda_wait(base, e);
+	bool direct = bytes >= CUDA_DIRECT_BYTES && is_pinned(dst),
+		 landing = !direct && bytes <= CUDA_LANDING_BYTES;
+	int rc = direct || landing ? 0 : cuda_wait(base, e);
 	if (rc)
 		return rc;
 	if (cuda_begin(base, "download") && bytes)
-		cuda_check(b, cudaMemcpyAsync(small ? b->landing : dst, src, bytes, cudaMemcpyDefault, b->stream));
+		cuda_check(b, cudaMemcpyAsync(landing ? b->landing : dst, src, bytes, cudaMemcpyDefault, b->stream));
 	rc = cuda_wait(base, e);
-	if (!rc && small && bytes)
+	if (!rc && landing && bytes)
 		memcpy(dst, b->landing, bytes);
 	return rc;
 }

@@ -33,9 +33,29 @@ uint64_t generate_hash(uint64_t hash, const float *logits, size_t n)
 	return hash;
 }
 
-static bool cancelled(const struct generate_options *o)
+/* Logits that are not in the hash yet: it is made while the device computes the next token. */
+struct unhashed {
+	const float *logits; /* NULL: there are none */
+	size_t n;
+	uint64_t *hash;
+};
+
+static void hash_now(void *user)
 {
-	return o->watch.cancel && atomic_load_explicit(o->watch.cancel, memory_order_relaxed);
+	struct unhashed *u = user;
+	if (u->logits)
+		*u->hash = generate_hash(*u->hash, u->logits, u->n);
+	u->logits = NULL;
+}
+
+/* Computes the token after the last one; the logits before it are hashed meanwhile, and also if it fails. */
+static int extend(struct session *s, int32_t id, struct session_watch *watch, struct err *e)
+{
+	bool cancelled = watch->cancel && atomic_load_explicit(watch->cancel, memory_order_relaxed);
+	int rc = cancelled ? ERR_INTERRUPTED : session_extend(s, &id, 1, NULL, watch, e);
+	if (rc)
+		hash_now(watch->user);
+	return rc;
 }
 
 /* The decode loop; the session stands at the end of the prompt with its logits. */
@@ -44,13 +64,14 @@ static int decode(struct session *s, const struct generate_options *o, const str
 {
 	const struct tokenizer *t = engine_tokenizer(g);
 	int32_t n_valid = engine_n_valid(g);
-	struct session_watch watch = {.cancel = o->watch.cancel};
+	struct unhashed last = {.n = engine_config(g)->n_vocab, .hash = &r->logits_hash};
+	struct session_watch watch = {.cancel = o->watch.cancel, .meanwhile = hash_now, .user = &last};
 	while (r->new_tokens < o->max_new) {
-		const float *logits = session_logits(s);
-		r->logits_hash = generate_hash(r->logits_hash, logits, engine_config(g)->n_vocab);
+		const float *logits = last.logits = session_logits(s);
 		int32_t id = sampler_pick(sampler, logits, n_valid, NULL);
 		bool stop = !o->ignore_stop && tokenizer_is_stop(t, id);
 		if (session_length(s) == engine_context(g)) {
+			hash_now(&last);
 			r->stop = GENERATE_CONTEXT_FULL;
 			return 0;
 		}
@@ -58,10 +79,11 @@ static int decode(struct session *s, const struct generate_options *o, const str
 			r->new_tokens++;
 			if (o->on_token && !o->on_token(o->user, id)) {
 				r->stop = GENERATE_CANCELLED;
-				return session_extend(s, &id, 1, NULL, NULL, e);
+				watch.cancel = NULL;
+				return extend(s, id, &watch, e);
 			}
 		}
-		int rc = cancelled(o) ? ERR_INTERRUPTED : session_extend(s, &id, 1, NULL, &watch, e);
+		int rc = extend(s, id, &watch, e);
 		if (rc == ERR_INTERRUPTED) {
 			r->stop = GENERATE_CANCELLED;
 			return 0;

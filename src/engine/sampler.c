@@ -89,34 +89,48 @@ static inline lanes load(const float *x, size_t left)
 	return v;
 }
 
-/* Whole numbers in the order of the logits; NaN below all. */
-static inline ints keys_of(lanes v)
+/* The greater of each lane; NaN in v loses. */
+static inline lanes greater(lanes top, lanes v)
 {
-	ints bits = (ints)(v + 0.0f); /* -0 becomes 0 */
-	ints nan = (bits & INT32_MAX) > 0x7f800000;
-	return (nan & INT32_MIN) | (~nan & (bits ^ ((bits < 0) & INT32_MAX)));
+	ints more = v > top;
+	return (lanes)((more & (ints)v) | (~more & (ints)top));
 }
 
-/* The best, of equal ones the first. */
+/* The best of x[0..n), at least -infinity. */
+static inline float best_of(const float *x, size_t n)
+{
+	lanes top[4];
+	for (int k = 0; k < 4; k++)
+		top[k] = (lanes){} - INFINITY;
+	size_t i = 0;
+	for (; i + 4 * LANES <= n; i += 4 * LANES)
+#pragma GCC unroll 4
+		for (size_t k = 0; k < 4; k++)
+			top[k] = greater(top[k], load(x + i + k * LANES, LANES));
+	for (; i < n; i += LANES)
+		top[0] = greater(top[0], load(x + i, n - i));
+	top[0] = greater(greater(top[0], top[1]), greater(top[2], top[3]));
+	float best = top[0][0];
+	for (int k = 1; k < LANES; k++)
+		best = top[0][k] > best ? top[0][k] : best;
+	return best;
+}
+
+/* The best, of equal ones the first; 0 when all are NaN. Only the block where it was found is looked through again. */
 static int32_t greedy(const float *logits, int32_t n)
 {
-	size_t count = (size_t)n, i = 0;
-	ints top = keys_of(load(logits, count));
-	for (i = LANES; i < count; i += LANES) {
-		ints key = keys_of(load(logits + i, count - i)), more = key > top;
-		top = (more & key) | (~more & top);
+	size_t count = (size_t)n, where = 0;
+	float best = -INFINITY;
+	for (size_t i = 0; i < count; i += BLOCK) {
+		float v = best_of(logits + i, count - i < BLOCK ? count - i : BLOCK);
+		if (v > best) {
+			best = v;
+			where = i;
+		}
 	}
-	int32_t best = top[0];
-	for (int k = 1; k < LANES; k++)
-		best = top[k] > best ? top[k] : best;
-	for (i = 0; i < count; i += LANES) {
-		ints same = keys_of(load(logits + i, count - i)) == best;
-		uint64_t any[2];
-		memcpy(any, &same, sizeof any);
-		for (int32_t k = 0; (any[0] | any[1]) && k < LANES; k++)
-			if (same[k])
-				return (int32_t)i + k < n ? (int32_t)i + k : 0;
-	}
+	for (size_t i = where; i < count; i++)
+		if (logits[i] == best)
+			return (int32_t)i;
 	return 0;
 }
 

@@ -10,6 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Where a device copies to without a detour. */
+static size_t logits_bytes(const struct engine *g)
+{
+	return g->model.config.n_vocab * sizeof(float);
+}
+
 int session_new(struct engine *g, struct session **out, struct err *e)
 {
 	*out = NULL;
@@ -23,13 +29,17 @@ int session_new(struct engine *g, struct session **out, struct err *e)
 	s->slot = slot;
 	s->base = (int32_t)(slot * g->context);
 	s->tokens = mem_try_new(g->context, sizeof *s->tokens);
-	s->logits = mem_try_new(g->model.config.n_vocab, sizeof *s->logits);
 	s->pos = mem_try_new(g->chunk, sizeof *s->pos);
 	s->bases = mem_try_new(g->chunk, sizeof *s->bases);
 	g->taken[slot] = true;
-	if (!s->tokens || !s->logits || !s->pos || !s->bases) {
+	if (!s->tokens || !s->pos || !s->bases) {
 		session_free(s);
 		return err_set(e, ERR_MEMORY, "no memory for a session of %u tokens", g->context);
+	}
+	int rc = g->backend->ops->alloc(g->backend, MEM_SHARED, logits_bytes(g), (void **)&s->logits, e);
+	if (rc) {
+		session_free(s);
+		return rc;
 	}
 	*out = s;
 	return 0;
@@ -43,7 +53,7 @@ void session_free(struct session *s)
 	b->ops->free(b, MEM_DEVICE, s->hidden, s->g->model.config.n_embd * sizeof(float));
 	s->g->taken[s->slot] = false;
 	free(s->tokens);
-	free(s->logits);
+	b->ops->free(b, MEM_SHARED, s->logits, logits_bytes(s->g));
 	free(s->pos);
 	free(s->bases);
 	free(s);
@@ -126,6 +136,8 @@ static int step(
 		.pos = s->pos,
 		.base = s->bases,
 		.cancel = watch ? watch->cancel : NULL,
+		.meanwhile = watch ? watch->meanwhile : NULL,
+		.user = watch ? watch->user : NULL,
 	};
 	if (s->taps) {
 		taps = step_taps(s, n);

@@ -257,6 +257,7 @@ static int run_layers(struct model *m, struct kv_cache *kv, const struct forward
 	const struct model_config *c = &m->config;
 	struct workspace *ws = &m->ws;
 	bool open = false, make = false, combine = false;
+	void (*meanwhile)(void *user) = rows->meanwhile;
 	int rc;
 	for (uint32_t layer = 0; layer < c->n_layers; layer++) {
 		if (!open) {
@@ -278,6 +279,10 @@ static int run_layers(struct model *m, struct kv_cache *kv, const struct forward
 			lookahead_note(m, layer, batch->n);
 		if (guess && !m->backend->ops->deferred && (rc = lookahead_pass(m, layer, e)))
 			return rc;
+		if (meanwhile && combine) {
+			meanwhile(rows->user);
+			meanwhile = NULL;
+		}
 		if (combine && (rc = moe_experts(m, layer, batch, e)))
 			return rc;
 		if (!rows->taps)
@@ -290,6 +295,8 @@ static int run_layers(struct model *m, struct kv_cache *kv, const struct forward
 	}
 	if (open)
 		stretch_end(m);
+	if (meanwhile)
+		meanwhile(rows->user);
 	uint32_t n = first_hidden < rows->n ? rows->n - first_hidden : 0;
 	if (stretch_begin(m, kv, c->n_layers + 1, batch, n)) {
 		size_t at = (size_t)first_hidden * c->n_embd;

@@ -117,6 +117,9 @@ struct forward_rows {
 	const int32_t *base;   /* [n]: first cache row of the row's sequence */
 	struct forward_taps *taps;
 	atomic_bool *cancel; /* looked at before each layer; NULL: never */
+	void (*meanwhile)(
+		void *user); /* called when the first layers have been given to the device; NULL: nothing */
+	void *user;      /* its argument */
 };
 
 /* Takes config, weights (ownership), backend, source (borrowed). max_rows: the largest step. */
