@@ -1,29 +1,32 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mla for one row of the released shape (64 heads of 192 > 512 > 256, Q8_0; half caches of 576) in one launch: what stacked_matmul,
- * attend and stacked_matmul again do in four (cuda_product_mma.cuh, cuda_attention_mma.cu), the same sums in the same order.
+ * mla for one row of the released shape (64 heads of 192 > 512 > 256, Q8_0; half caches of 576) in one launch: what
+ * stacked_matmul, attend and stacked_matmul again do in four (cuda_product_mma.cuh, cuda_attention_mma.cu), the same sums in the
+ * same order.
  *
  * mla_kernel: grid 128 blocks of 512 in pairs (clusters), one on a multiprocessor. Block i of group g, which is 32 blocks and 16
  * heads: rows of half i % 2 of head 16 g + i / 2 in both products, and segment i of the positions for all heads of the group.
  *
- *      before the wait  its 256 rows of k_b and 128 rows of v_b (120 KB) start to shared memory; weights are never written
- *      1  the segment's cache rows start; warp: 16 rows of k_b; the queries go to `cells`
- *      2  warp: a head's query, as two halves, to shared memory. Scores: warp: a quarter of the width x 16 positions. Softmax: 16
- *         lanes a head and tile of 32. Values: warp: 32 columns. Maxima, sums and values go to `cells`
- *      3  values of all segments of its half of its head, joined in ascending order and made digits, which the pair exchanges;
- *         warp: 16 rows of v_b
+ *      before the wait  its 256 rows of k_b come to shared memory and from there to registers; weights are never written
+ *      1  its cache rows start. Warp: 16 rows of k_b; the queries go to cells
+ *      2  warp: a head's query, as two halves, to shared memory; then its 128 rows of v_b start, whose bytes would have held up
+ *         the queries. Scores: 8 warps: a quarter of the width x 32 positions. Softmax: 8
+ *         lanes a head and tile of 32. Values: warp: 32 columns. Maxima, sums and values go to cells
+ *      3  values of all segments of its half of its head, joined in ascending order and made digits, which the pair exchanges.
+ *         Warp: 16 rows and half the width of v_b
  *
- * Cells are how blocks of a group hand on what they have without a barrier: 32-bit words that are EMPTY between launches. Who reads a cell
- * reads again until it is not, and makes it empty behind it: its only reader, or for queries, which 32 blocks read, the block that
- * wrote them when it has the values of all segments, which were made from them. The end of the launch orders that before the
- * next one.
+ * Cells are how the blocks of a group hand on what they have without a barrier: 32-bit words that are EMPTY between launches. Who
+ * reads a cell reads again until it is not, and makes it empty behind it: its only reader, or for queries, which 32 blocks read,
+ * the block that wrote them when it has the values of all segments, which were made from them. The end of the launch orders that
+ * before the next one. Each word says of itself that it has come, so no order between words is needed.
  *
- * No deadlock: a block waits for words that blocks of the same launch write without waiting for it in turn (queries for nothing;
- * values for queries). So all that is needed is that every block comes to run. There are at most as many as there are
- * multiprocessors that hold one (asked of the driver in pairs); kernels before end without this one, and the one behind starts when all of these run.
+ * No deadlock: what a block waits for is written by blocks of the same launch that do not wait for it in turn (queries need
+ * nothing, values need queries). So all that is needed is that every block comes to run. One multiprocessor holds one block, and
+ * the driver was asked whether all pairs can run at a time. What ran before ends without this launch, and what comes behind in the
+ * stream starts when all blocks of this one run. One thread computes, so there is no second launch in another stream.
  *
- * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4 groups (from the second-level cache after the first); 4 MB
- * of values out and in.
+ * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4 groups (from the second-level cache after the first);
+ * 4 MB of values out and in.
  */
 #include "kernels/cuda/cuda_attention.cuh"
 #include "kernels/cuda/cuda_mma.cuh"
@@ -163,6 +166,12 @@ static __device__ __forceinline__ void pair_arrive()
 	asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
 
+/* The same by a thread that has nothing to hand over: a release would wait for all that it has on its way. */
+static __device__ __forceinline__ void pair_arrive_empty()
+{
+	asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
 static __device__ __forceinline__ void pair_wait()
 {
 	asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
@@ -193,20 +202,77 @@ static __device__ __forceinline__ uint32_t row_at(int t, int piece)
 	return (uint32_t)(t * ROW + piece * 16);
 }
 
-/* A run of 16 weight rows times the digits of one row of x, before the scale of x */
-static __device__ __forceinline__ void one_run(
-	const uint8_t *row, int row_bytes, int left, const uint2 *digits, float acc[4])
+/* 64 PAIRS weights of rows r0 and r0 + 8 of 16 rows of Q8_0, as aligned words. A pair is two blocks: scale, 32 bytes, scale, 32 bytes.
+ * Word 1 + c and 5 + c of the first go to lane c: values 4 c + 2 on, 4 c + 18 on, of which the last two of lane 3 are 0 and 1; of the
+ * second 9 + c and 13 + c: values 4 c on and 4 c + 16 on. */
+template <int PAIRS> struct held_rows {
+	uint32_t word[2 * PAIRS][2][2]; /* [block][row][word] */
+	float scale[2 * PAIRS][2];
+};
+
+template <int PAIRS>
+static __device__ __forceinline__ void hold_rows(
+	const uint8_t *rows, int row_bytes, struct held_rows<PAIRS> &h)
+{
+	int lane = threadIdx.x % 32, c = lane % 4;
+#pragma unroll
+	for (int j = 0; j < PAIRS; j++)
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			const uint32_t *w = (const uint32_t *)(rows + (lane / 4 + 8 * i) * row_bytes + 68 * j);
+			uint32_t w0 = w[0], w8 = w[8], last = w[5 + c];
+			h.word[2 * j][i][0] = w[1 + c];
+			h.word[2 * j][i][1] = c == 3 ? __byte_perm(w8, w0, 0x7610) : last;
+			h.word[2 * j + 1][i][0] = w[9 + c];
+			h.word[2 * j + 1][i][1] = w[13 + c];
+			h.scale[2 * j][i] = half_float(w0 & 0xffff);
+			h.scale[2 * j + 1][i] = half_float(w8 >> 16);
+		}
+}
+
+/* Eight of 64 PAIRS values of x in the order of held rows: lane 4 s + c has those of block s for lane c; zeros behind the last. */
+template <int PAIRS> static __device__ __forceinline__ void load_dealt(const float *x, float v[8])
+{
+	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4, at = 2 * c + (s % 2 == 0);
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		float2 two = make_float2(0, 0);
+		if (s < 2 * PAIRS)
+			two = *(const float2 *)(x + s * 32 + (at + i % 2 + i / 2 * 8) % 16 * 2);
+		v[2 * i] = two.x, v[2 * i + 1] = two.y;
+	}
+}
+
+/* Held rows times the digits of one row of x, before the scale of x: the steps of run_product. Digit i is column 2 i: lane 4 r + i has
+ * it for rows r and r + 8. */
+template <int PAIRS>
+static __device__ __forceinline__ void held_product(
+	const struct held_rows<PAIRS> &h, const uint2 *digits, float sum[2])
 {
 	int lane = threadIdx.x % 32;
-	const uint2 *const column[1] = {lane / 4 < 3 ? digits + lane / 4 * 4 + lane % 4 : NULL};
-	const float one[1][2] = {{1, 1}};
-	float sum[1][4] = {{0, 0, 0, 0}};
-	const uint8_t *p = row + lane / 4 * row_bytes;
-	run_product<DTYPE_Q8_0, 1>(
-		p, p + 8 * row_bytes, 0, left, lane % 4, NULL, lane_tables{NULL, 0}, column, one, sum);
+	const uint2 *column = digits + lane / 8 * 4 + lane % 4;
+	bool used = lane / 4 % 2 == 0 && lane < 24;
+	uint2 b[2 * PAIRS];
 #pragma unroll
-	for (int i = 0; i < 4; i++)
-		acc[i] = sum[0][i];
+	for (int s = 0; s < 2 * PAIRS; s++)
+		b[s] = used ? column[s * 12] : make_uint2(0, 0);
+	sum[0] = sum[1] = 0;
+#pragma unroll
+	for (int s = 0; s < 2 * PAIRS; s++) {
+		uint32_t words[4] = {h.word[s][0][0], h.word[s][1][0], h.word[s][0][1], h.word[s][1][1]};
+		int d[4];
+		mma_16832(d, words, b[s], 0x4b400000);
+#pragma unroll
+		for (int i = 0; i < 2; i++)
+			sum[i] = __fmaf_rn(h.scale[s][i], __fadd_rn(__int_as_float(d[2 * i]), -12582912.0f), sum[i]);
+	}
+}
+
+/* What digits_meet makes of them, in lanes 4 r */
+static __device__ __forceinline__ float meet_digits(float v)
+{
+	float mid = __shfl_down_sync(0xffffffffu, v, 1), low = __shfl_down_sync(0xffffffffu, v, 2);
+	return __fadd_rn(0.0f, __fmaf_rn(65536.0f, v, __fmaf_rn(256.0f, mid, low)));
 }
 
 static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_constant__ struct mla_args a)
@@ -214,81 +280,72 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 #if __CUDA_ARCH__ >= 900
 	extern __shared__ __align__(128) uint8_t shared[];
 	__shared__ __align__(8) uint64_t barriers[3]; /* k_b, v_b, cache rows are there */
-	__shared__ float digit_scale[3], unscale[GROUP], shrink[GROUP], tops[2][GROUP], sums[2][GROUP],
-		weight_of[PARTS], by;
-	__shared__ int n_chosen;
+	__shared__ __align__(16) float weight_of[PARTS];
+	__shared__ float digit_scale[3], unscale[GROUP], shrink[GROUP], tops[2][GROUP], sums[2][GROUP], by;
 	float *meet = (float *)(shared + AT_MEET), *join = (float *)(shared + AT_JOIN),
 		  *z = (float *)(shared + AT_Z); /* meet [tile][quarter][GROUP][TILE], join [PARTS][HALF] */
 	__half *weights = (__half *)(shared + AT_WEIGHTS); /* [tile][hi, lo][GROUP][P_STRIDE] */
 	uint2 *digits = (uint2 *)(shared + AT_DIGITS);     /* of the halves of z, of q */
-	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, r0 = lane / 4, c = lane % 4;
+	int tid = threadIdx.x, lane = tid % 32, r0 = lane / 4, c = lane % 4;
+	int warp = __shfl_sync(0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
 	int group = blockIdx.x / PARTS, part = blockIdx.x % PARTS, half = part % 2,
 		head = group * GROUP + part / 2;
 	struct mla_cells *cells = a.cells;
 	uint32_t there = shared_address(barriers), base = shared_address(shared);
-	if (!warp) {
-		if (!lane) {
-			for (int i = 0; i < 3; i++)
-				barrier_init(there + 8 * i, 1);
-			asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-			barrier_expect(there, WARPS * K_TILE);
-			barrier_expect(there + 8, V_WARPS * V_TILE);
-		}
-		__syncwarp();
-		if (lane < WARPS)
-			copy_run(base + AT_K + lane * K_TILE,
-				a.k + (int64_t)(head * 2 + half) * (WARPS * K_TILE) + lane * K_TILE, K_TILE, there);
-		if (lane < V_WARPS)
-			copy_run(base + AT_V + lane * V_TILE,
-				a.v + (int64_t)(head * 2 + half) * (V_WARPS * V_TILE) + lane * V_TILE, V_TILE, there + 8);
+
+	auto fetch_v = [&]() {
+		barrier_expect(there + 8, V_WARPS * V_TILE);
+		copy_run(
+			base + AT_V, a.v + (int64_t)(head * 2 + half) * (V_WARPS * V_TILE), V_WARPS * V_TILE, there + 8);
+	};
+	if (!tid) {
+		for (int i = 0; i < 3; i++)
+			barrier_init(there + 8 * i, 1);
+		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+		barrier_expect(there, WARPS * K_TILE);
+		copy_run(base + AT_K, a.k + (int64_t)(head * 2 + half) * (WARPS * K_TILE), WARPS * K_TILE, there);
 	}
+	__syncthreads(); /* barriers are set up */
 	grid_let_next();
-	pair_arrive();
+	pair_arrive_empty();
+	struct held_rows<NOPE / 64> k_rows;
+	if (warp) { /* the first one has x to wait for */
+		barrier_wait(there, 0);
+		hold_rows(shared + AT_K + warp * K_TILE, K_ROW, k_rows);
+	}
 	grid_wait_before();
 
 	/* ---- 1 ---- */
+	int n_sel = *a.n_sel, segment = part * SEGMENT, here = min(SEGMENT, n_sel - segment),
+		mine = warp * 4 + lane % 4;
+	int64_t cache_row = *a.base + a.sel[min(segment + mine, a.sel_stride - 1)];
 	/* of head `warp` of the group: the pair of values that is rotated */
 	float2 turn = *(const float2 *)(a.rotate + (group * GROUP + warp) * a.rotate_stride + 2 * lane),
 		   angle = *(const float2 *)(a.cos_sin + 2 * lane);
-	if (warp == 0) {
-		float v[8];
-		load_run<true>(a.q + head * a.q_stride, 0, NOPE, true, v);
-		write_digits(v, digits + 2 * RUN_DIGITS, digit_scale + 2);
-	} else if (warp == 1) {
-		int n_sel = *a.n_sel, first = part * SEGMENT, last = min(n_sel, first + SEGMENT);
-		int64_t from = *a.base;
-		int pos[2] = {
-			a.sel[min(first + lane, a.sel_stride - 1)], a.sel[min(first + lane + 32, a.sel_stride - 1)]};
-		if (!lane)
-			n_chosen = n_sel;
-		if (first < n_sel) {
-			/* rows behind the last weigh nothing, but must be numbers: the last one again */
-			int n = last - first, tiles = n > TILE ? 2 : 1;
-			int end0 = __shfl_sync(0xffffffffu, pos[0], (n - 1) % 32),
-				end1 = __shfl_sync(0xffffffffu, pos[1], (n - 1) % 32);
-			if (!lane)
-				barrier_expect(there + 16, tiles * TILE * WIDTH * 2);
-			__syncwarp();
-#pragma unroll
-			for (int i = 0; i < 2; i++)
-				if (i < tiles) {
-					int p = lane + 32 * i < n ? pos[i] : i ? end1 : end0;
-					copy_run(base + AT_CACHE + row_at(lane + 32 * i, 0), a.cache + (from + p) * WIDTH,
-						WIDTH * 2, there + 16);
-				}
-		}
+	float x[8];
+	if (!warp)
+		load_dealt<NOPE / 64>(a.q + head * a.q_stride, x);
+	if (!warp) {
+		barrier_wait(there, 0);
+		hold_rows(shared + AT_K, K_ROW, k_rows);
+		write_digits(x, digits + 2 * RUN_DIGITS, digit_scale + 2);
 	}
-	__syncthreads(); /* digits are there, barriers are set up */
-	barrier_wait(there, 0);
+	if (warp * 4 < (here > TILE ? 2 * TILE : here > 0 ? TILE : 0)) {
+		/* rows behind the last weigh nothing, but must be numbers: the last one again */
+		if (mine >= here)
+			cache_row = *a.base + a.sel[n_sel - 1];
+		if (lane < 4)
+			copy_run(base + AT_CACHE + row_at(mine, 0), a.cache + cache_row * WIDTH, WIDTH * 2, there + 16);
+	}
+	if (!tid)
+		barrier_expect(there + 16, (here > TILE ? 2 : here > 0) * TILE * WIDTH * 2);
+	__syncthreads(); /* digits are there */
 	{
-		float sum[4], acc[4], scale = digit_scale[2];
-		one_run(shared + AT_K + warp * K_TILE, K_ROW, NOPE, digits + 2 * RUN_DIGITS, sum);
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			acc[i] = __fmaf_rn(scale, sum[i], 0.0f);
+		float sum[2], scale = digit_scale[2];
+		held_product(k_rows, digits + 2 * RUN_DIGITS, sum);
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
-			float v = __fadd_rn(0.0f, digits_meet(acc + 2 * i, lane));
+			float v = meet_digits(__fmaf_rn(scale, sum[i], 0.0f));
 			if (!c)
 				write_cell(&cells->query[head][half * HALF + warp * 16 + r0 + 8 * i], cell_of(v));
 		}
@@ -296,8 +353,7 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 	__syncthreads(); /* k_b has been used */
 
 	/* ---- 2 ---- */
-	int n_sel = n_chosen, n_segments = (n_sel + SEGMENT - 1) / SEGMENT,
-		here = min(SEGMENT, n_sel - part * SEGMENT);
+	int n_segments = (n_sel + SEGMENT - 1) / SEGMENT;
 	if (here > 0) {
 		bool two = here > TILE;
 		{
@@ -337,71 +393,88 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 		}
 		barrier_wait(there + 16, 0);
 		__syncthreads();
-		if (two || warp < 8) { /* scores */
-			int quarter = warp % 4, first = warp / 4 * 16;
-			float hi[2][4], lo[2][4];
+		if (tid == THREADS - 1)
+			fetch_v();
+		if (warp < (two ? 8 : 4)) { /* scores */
+			constexpr int N = TILE / 8;
+			int quarter = warp % 4, tile = warp / 4;
+			float hi[N][4], lo[N][4];
 #pragma unroll
-			for (int n = 0; n < 2; n++)
+			for (int n = 0; n < N; n++)
 #pragma unroll
 				for (int i = 0; i < 4; i++)
 					hi[n][i] = lo[n][i] = 0;
 #pragma unroll
 			for (int s = 0; s < STEPS; s++) {
-				uint32_t b[4], q_hi[4], q_lo[4];
+				uint32_t q_hi[4], q_lo[4];
 				int piece = (quarter * STEPS + s) * 2;
 				load_matrices(q_hi, base + AT_QUERY + row_at(lane % 16, piece + lane / 16));
 				load_matrices(q_lo, base + AT_QUERY + row_at(GROUP + lane % 16, piece + lane / 16));
-				load_matrices(
-					b, base + AT_CACHE + row_at(first + lane / 16 * 8 + lane % 8, piece + lane / 8 % 2));
-				mma_half(hi[0], q_hi, b[0], b[1]);
-				mma_half(hi[1], q_hi, b[2], b[3]);
-				mma_half(lo[0], q_lo, b[0], b[1]);
-				mma_half(lo[1], q_lo, b[2], b[3]);
+#pragma unroll
+				for (int n = 0; n < N; n += 2) {
+					uint32_t b[4];
+					load_matrices(
+						b, base + AT_CACHE +
+							   row_at(tile * TILE + n * 8 + lane / 16 * 8 + lane % 8, piece + lane / 8 % 2));
+					mma_half(hi[n], q_hi, b[0], b[1]);
+					mma_half(hi[n + 1], q_hi, b[2], b[3]);
+					mma_half(lo[n], q_lo, b[0], b[1]);
+					mma_half(lo[n + 1], q_lo, b[2], b[3]);
+				}
 			}
 #pragma unroll
-			for (int n = 0; n < 2; n++)
+			for (int n = 0; n < N; n++)
 #pragma unroll
 				for (int i = 0; i < 2; i++) {
-					int h = r0 + 8 * i, t = (first % TILE + n * 8 + 2 * c) ^ (h & 3) * 8;
-					*(float2 *)&meet[((first / TILE * 4 + quarter) * GROUP + h) * TILE + t] = make_float2(
+					int h = r0 + 8 * i, t = (n * 8 + 2 * c) ^ (h & 3) * 8;
+					*(float2 *)&meet[((tile * 4 + quarter) * GROUP + h) * TILE + t] = make_float2(
 						__fadd_rn(hi[n][2 * i], lo[n][2 * i]), __fadd_rn(hi[n][2 * i + 1], lo[n][2 * i + 1]));
 				}
 		}
 		__syncthreads();
-		if (two || tid < THREADS / 2) { /* softmax: two positions of tile tid / 256 */
-			int tile = tid / (THREADS / 2), h = tid / 16 % GROUP, t = tid % 16 * 2;
-			auto scores = [&](int of, float s[2]) {
+		if (tid < (two ? 256 : 128)) { /* softmax: four positions of tile tid / 128 */
+			int tile = tid / 128, h = tid / 8 % GROUP, t = tid % 8 * 4;
+			float unscaled = unscale[h];
+			auto scores = [&](int of, float s[4]) {
 				const float *from = meet + (of * 4 * GROUP + h) * TILE + (t ^ (h & 3) * 8);
-				float2 v[4];
+				float4 v[4];
 #pragma unroll
 				for (int k = 0; k < 4; k++)
-					v[k] = *(const float2 *)(from + k * GROUP * TILE);
-				float x = __fadd_rn(__fadd_rn(v[0].x, v[1].x), __fadd_rn(v[2].x, v[3].x)),
-					  y = __fadd_rn(__fadd_rn(v[0].y, v[1].y), __fadd_rn(v[2].y, v[3].y));
-				s[0] = of * TILE + t < here ? __fmul_rn(x, unscale[h]) : -INFINITY;
-				s[1] = of * TILE + t + 1 < here ? __fmul_rn(y, unscale[h]) : -INFINITY;
-				float most = fmaxf(s[0], s[1]);
+					v[k] = *(const float4 *)(from + k * GROUP * TILE);
+				s[0] = __fadd_rn(__fadd_rn(v[0].x, v[1].x), __fadd_rn(v[2].x, v[3].x));
+				s[1] = __fadd_rn(__fadd_rn(v[0].y, v[1].y), __fadd_rn(v[2].y, v[3].y));
+				s[2] = __fadd_rn(__fadd_rn(v[0].z, v[1].z), __fadd_rn(v[2].z, v[3].z));
+				s[3] = __fadd_rn(__fadd_rn(v[0].w, v[1].w), __fadd_rn(v[2].w, v[3].w));
 #pragma unroll
-				for (int step = 8; step; step /= 2)
-					most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-				return most;
+				for (int i = 0; i < 4; i++)
+					s[i] = of * TILE + t + i < here ? __fmul_rn(s[i], unscaled) : -INFINITY;
+				return fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
 			};
-			float s[2], most = scores(0, s), top = -INFINITY;
+			float s[4], top = -INFINITY, most = scores(0, s);
 			if (tile) {
 				top = most;
-				most = fmaxf(top, scores(1, s));
+				most = scores(1, s);
 			}
-			float e0 = s[0] == -INFINITY ? 0 : exp_exact(s[0] - most),
-				  e1 = s[1] == -INFINITY ? 0 : exp_exact(s[1] - most), total = __fadd_rn(e0, e1);
-			uint32_t hi, lo;
-			split_pair(__fmul_rn(e0, P_SCALE), __fmul_rn(e1, P_SCALE), hi, lo);
-			*(uint32_t *)&weights[(tile * 2 * GROUP + h) * P_STRIDE + t] = hi;
-			*(uint32_t *)&weights[((tile * 2 + 1) * GROUP + h) * P_STRIDE + t] = lo;
-			total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, 1));
 #pragma unroll
-			for (int step = 8; step > 1; step /= 2)
+			for (int step = 4; step; step /= 2) {
+				top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+				most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+			}
+			most = fmaxf(top, most);
+			float e[4];
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				e[i] = s[i] == -INFINITY ? 0 : exp_exact(s[i] - most);
+			uint2 hi, lo;
+			split_pair(__fmul_rn(e[0], P_SCALE), __fmul_rn(e[1], P_SCALE), hi.x, lo.x);
+			split_pair(__fmul_rn(e[2], P_SCALE), __fmul_rn(e[3], P_SCALE), hi.y, lo.y);
+			*(uint2 *)&weights[(tile * 2 * GROUP + h) * P_STRIDE + t] = hi;
+			*(uint2 *)&weights[((tile * 2 + 1) * GROUP + h) * P_STRIDE + t] = lo;
+			float total = __fadd_rn(__fadd_rn(e[0], e[1]), __fadd_rn(e[2], e[3]));
+#pragma unroll
+			for (int step = 4; step; step /= 2)
 				total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, step));
-			if (tid % 16 == 0) {
+			if (tid % 8 == 0) {
 				tops[tile][h] = most;
 				sums[tile][h] = total;
 				if (tile)
@@ -409,23 +482,21 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 			}
 		}
 		__syncthreads();
-		if (tid < 2 * GROUP) { /* for both halves */
-			int h = tid / 2;
-			float sum = two ? __fmaf_rn(sums[0][h], shrink[h], sums[1][h]) : sums[0][h];
-			write_two_cells(cells->meta[group * GROUP + h][tid % 2][part],
-				make_uint2(cell_of(tops[two][h]), cell_of(sum)));
-		}
-		{ /* values */
-			float acc[2][4][4];
+		{ /* values: a tile's sum is made from zero and then added to what there was */
+			float acc[4][4];
 #pragma unroll
-			for (int tile = 0; tile < 2; tile++) {
+			for (int n = 0; n < 4; n++)
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					acc[n][i] = 0;
+#pragma unroll 1
+			for (int tile = 0; tile <= two; tile++) {
+				float v[4][4], f[2] = {tile ? shrink[r0] : 0, tile ? shrink[r0 + 8] : 0};
 #pragma unroll
 				for (int n = 0; n < 4; n++)
 #pragma unroll
 					for (int i = 0; i < 4; i++)
-						acc[tile][n][i] = 0;
-				if (tile && !two)
-					break;
+						v[n][i] = 0;
 #pragma unroll
 				for (int s = 0; s < 2; s++) {
 					uint32_t b[2][4], p[2][4];
@@ -443,56 +514,60 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 					for (int term = 0; term < 2; term++)
 #pragma unroll
 						for (int k = 0; k < 4; k++)
-							mma_half(acc[tile][k], p[term], b[k / 2][k % 2 * 2], b[k / 2][k % 2 * 2 + 1]);
+							mma_half(v[k], p[term], b[k / 2][k % 2 * 2], b[k / 2][k % 2 * 2 + 1]);
 				}
+#pragma unroll
+				for (int n = 0; n < 4; n++)
+#pragma unroll
+					for (int i = 0; i < 4; i++)
+						acc[n][i] = __fmaf_rn(acc[n][i], f[i / 2], v[n][i]);
 			}
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				int h = r0 + 8 * i;
-				float f = two ? shrink[h] : 0;
-				uint32_t *to = cells->value[group * GROUP + h][warp / 8][part] + warp % 8 * 32 + 4 * c;
+				uint32_t *to =
+					cells->value[group * GROUP + r0 + 8 * i][warp / 8][part] + warp % 8 * 32 + 4 * c;
 #pragma unroll
-				for (int m = 0; m < 2; m++) {
-					uint32_t w[4];
-#pragma unroll
-					for (int k = 0; k < 4; k++) {
-						int n = 2 * m + k / 2, j = 2 * i + k % 2;
-						float v = __fmaf_rn(0.0f, 0.0f, acc[0][n][j]);
-						w[k] = cell_of(two ? __fmaf_rn(v, f, acc[1][n][j]) : v);
-					}
-					write_cells(to + 16 * m, make_uint4(w[0], w[1], w[2], w[3]));
-				}
+				for (int m = 0; m < 2; m++)
+					write_cells(
+						to + 16 * m, make_uint4(cell_of(acc[2 * m][2 * i]), cell_of(acc[2 * m][2 * i + 1]),
+										 cell_of(acc[2 * m + 1][2 * i]), cell_of(acc[2 * m + 1][2 * i + 1])));
 			}
 		}
-	}
+		if (tid < 2 * GROUP) { /* for both halves */
+			int h = tid / 2;
+			float sum = two ? __fmaf_rn(sums[0][h], shrink[h], sums[1][h]) : sums[0][h];
+			write_two_cells(cells->meta[group * GROUP + h][tid % 2][part],
+				make_uint2(cell_of(tops[two][h]), cell_of(sum)));
+		}
+	} else if (tid == THREADS - 1)
+		fetch_v();
 
 	/* ---- 3 ---- */
 	const uint4 empty = make_uint4(EMPTY, EMPTY, EMPTY, EMPTY);
-	uint32_t *meta = cells->meta[head][half][lane];
+	struct held_rows<VALUE / 2 / 64> v_rows; /* 16 rows, half of their width */
+	barrier_wait(there + 8, 0);
+	hold_rows(shared + AT_V + warp % V_WARPS * V_TILE + warp / V_WARPS * (V_ROW / 2), V_ROW, v_rows);
+	uint32_t *meta = cells->meta[head][half][lane], *from = cells->value[head][half][tid / 64] + tid % 64 * 4;
+	int n_mine = (n_segments - tid / 64 + 7) / 8;
 	uint2 most_sum = make_uint2(0, 0);
 	if (warp == WARPS - 1 && lane < n_segments)
 		most_sum = read_two_cells(meta);
 	{
 		uint4 v[4];
-		uint32_t *from = cells->value[head][half][tid / 64] + tid % 64 * 4;
-		int mine = (n_segments - tid / 64 + 7) / 8;
-		await_cells<4>(from, 8 * HALF, mine, v);
+		await_cells<4>(from, 8 * HALF, n_mine, v);
 #pragma unroll
 		for (int i = 0; i < 4; i++)
-			if (i < mine) {
+			if (i < n_mine)
 				*(uint4 *)(join + (tid / 64 + 8 * i) * HALF + tid % 64 * 4) = v[i];
-				write_cells(from + i * 8 * HALF, empty);
-			}
 	}
-	if (warp == WARPS - 1) {
+	if (warp == WARPS - 1) { /* weights of the segments */
 		for (int looks = 0; most_sum.x == EMPTY || most_sum.y == EMPTY; looks++) {
 			if (looks == LOOKS)
 				__trap();
 			most_sum = read_two_cells(meta);
 		}
+		__syncwarp();
 		bool used = lane < n_segments;
-		if (used)
-			write_two_cells(meta, make_uint2(EMPTY, EMPTY));
 		float most = used ? __uint_as_float(most_sum.x) : -INFINITY, top = most;
 #pragma unroll
 		for (int step = 16; step; step /= 2)
@@ -504,51 +579,64 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 		if (!lane)
 			by = __fmul_rn(sum, P_SCALE);
 	}
-	__syncthreads();
 	pair_wait(); /* the other block runs; it has for long */
-	if (warp >= V_WARPS) {
-		/* nobody reads the queries any more: what was made from them is here */
-		if (tid - 32 * V_WARPS < HALF / 4)
-			write_cells(&cells->query[head][half * HALF + 4 * (tid - 32 * V_WARPS)], empty);
-		pair_arrive();
-		pair_wait(); /* the other block may write here until then */
-		return;
-	}
-	{
+	__syncthreads();
+	if (warp < 8) {
 		float v = 0;
 		int s = 0;
+#pragma unroll 1
 		for (; s + 8 <= n_segments; s += 8)
 #pragma unroll
 			for (int i = 0; i < 8; i++)
 				v = __fmaf_rn(join[(s + i) * HALF + tid], weight_of[s + i], v);
+#pragma unroll 1
 		for (; s < n_segments; s++)
 			v = __fmaf_rn(join[s * HALF + tid], weight_of[s], v);
 		z[column_of(tid)] = __fdiv_rn(v, by);
-	}
-	sync_some(1, 32 * V_WARPS);
-	uint2 *own = digits + half * RUN_DIGITS;
-	if (!warp) {
-		float v[8];
-		load_run<true>(z, 0, HALF, true, v);
-		write_digits(v, own, digit_scale + half);
-		write_digits(v, other_of(own, half), other_of(digit_scale + half, half));
-	}
-	pair_arrive();
-	sync_some(1, 32 * V_WARPS);
-	barrier_wait(there + 8, 0);
-	const uint8_t *rows = shared + AT_V + warp * V_TILE;
-	float sum[2][4], acc[4];
-	one_run(rows + half * 272, V_ROW, 256, own, sum[0]);
-	pair_wait();
-	one_run(rows + (half ^ 1) * 272, V_ROW, 256, digits + (half ^ 1) * RUN_DIGITS, sum[1]);
+		sync_some(1, 256);
+		if (!warp) {
+			float d[8];
+			uint2 *own = digits + half * RUN_DIGITS;
+			load_dealt<4>(z, d);
+			write_digits(d, own, digit_scale + half);
+			__syncwarp();
+			/* and the other block has them too */
+			uint2 *other = other_of(own, half);
 #pragma unroll
-	for (int i = 0; i < 4; i++) {
-		acc[i] = __fmaf_rn(digit_scale[0], half ? sum[1][i] : sum[0][i], 0.0f);
-		acc[i] = __fmaf_rn(digit_scale[1], half ? sum[0][i] : sum[1][i], acc[i]);
+			for (int i = 0; i < RUN_DIGITS / 32; i++)
+				other[lane + 32 * i] = own[lane + 32 * i];
+			if (!lane)
+				*other_of(digit_scale + half, half) = digit_scale[half];
+		}
 	}
+	if (warp)
+		pair_arrive_empty();
+	else
+		pair_arrive();
+	pair_wait();
+	float sum[2];
+	held_product(v_rows, digits + warp / V_WARPS * RUN_DIGITS, sum);
+	float2 *halves = (float2 *)(shared + AT_MEET); /* [V_WARPS][32]: of the second half of the width */
+	if (warp >= V_WARPS) {
+		halves[tid - 32 * V_WARPS] = make_float2(sum[0], sum[1]);
+		asm volatile("bar.arrive %0, 64;" ::"r"(2 + warp - V_WARPS) : "memory");
+		/* all is read; nobody reads the queries any more: what was made from them is here */
+		int i = tid - 32 * V_WARPS;
+		if (i < HALF / 4)
+			write_cells(&cells->query[head][half * HALF + 4 * i], empty);
+		if (i < n_segments)
+			write_two_cells(cells->meta[head][half][i], make_uint2(EMPTY, EMPTY));
+#pragma unroll 1
+		for (int s = i / 64; s < n_segments; s += 4)
+			write_cells(cells->value[head][half][s] + i % 64 * 4, empty);
+		return;
+	}
+	sync_some(2 + warp, 64);
+	float2 rest = halves[tid];
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		float v = __fadd_rn(0.0f, digits_meet(acc + 2 * i, lane));
+		float v = meet_digits(
+			__fmaf_rn(digit_scale[1], i ? rest.y : rest.x, __fmaf_rn(digit_scale[0], sum[i], 0.0f)));
 		if (!c)
 			a.y[head * a.y_stride + half * (OUT / 2) + warp * 16 + r0 + 8 * i] = v;
 	}
