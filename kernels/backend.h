@@ -88,8 +88,13 @@ struct stacked_matmul {
 	int64_t y_stride;
 };
 
-/* What a step leaves behind of its tokens, from the products that made it; each part may be absent (its first pointer NULL). */
+/* What a step leaves behind of its tokens, with the products that make it and those of the query; each part may be absent (its first
+ * pointer NULL). */
 struct latents {
+	/* First: products of one input x, of which some make q, kv and key. */
+	const struct matmul *in;
+	int n_in;
+	const float *x;
 	/* [rows][n_q] -> rms_norm(q, q_gain, eps), in place */
 	float *q;
 	const float *q_gain;
@@ -105,6 +110,9 @@ struct latents {
 	const float *key_gain, *key_bias;
 	float key_eps;
 	struct cache_view key_cache;
+	/* Last: products of the normed q, and then q itself is not defined. They write none of the above. */
+	const struct matmul *out;
+	int n_out;
 };
 
 /* DSA lightning indexer: score(r, t) = sum_j weight[r][j] * n_heads^-1/2 * max(0, q[r][j] . key[t] * head_dim^-1/2)

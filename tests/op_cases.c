@@ -11,8 +11,8 @@
 #include <string.h>
 
 const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "matmul_glu",
-	"swiglu", "rope_angles", "rope", "latents", "index_select", "attend", "mla", "route", "expert_ffn",
-	"moe_combine"};
+	"swiglu", "rope_angles", "rope", "latents", "query", "index_select", "attend", "mla", "route",
+	"expert_ffn", "moe_combine"};
 
 /* clang-format off */
 /* Shapes: the pocket's (hidden 256, 4 heads), GLM-5.2's row sizes with few rows, odd ones. */
@@ -65,6 +65,14 @@ const struct op_case op_cases[] = {
 	{.name = "pairs F16", .op = OP_LATENTS, .type = DTYPE_F16, .rows = 40, .n_value = 512, .n_in = 128, .dim = 64, .far = 40},
 	{.name = "odd F32", .op = OP_LATENTS, .type = DTYPE_F32, .rows = 5, .n_out = 9001, .n_value = 27, .n_in = 301, .dim = 6, .far = 40},
 	{.name = "key F32", .op = OP_LATENTS, .type = DTYPE_F32, .rows = 5, .n_in = 64, .dim = 64, .far = 40},
+	{.name = "pocket Q8_0", .op = OP_QUERY, .type = DTYPE_Q8_0, .rows = 3, .n_in = 256, .n_out = 256, .n_value = 512, .dim = 64, .heads = 128, .top_k = 1024, .n_used = 44, .far = 40},
+	{.name = "pocket Q4_K", .op = OP_QUERY, .type = DTYPE_Q4_K, .rows = 3, .n_in = 256, .n_out = 256, .n_value = 512, .dim = 64, .heads = 128, .top_k = 1024, .n_used = 44, .plain = true, .far = 40},
+	{.name = "shared layer", .op = OP_QUERY, .type = DTYPE_Q8_0, .rows = 3, .n_in = 768, .n_out = 512, .n_value = 256, .dim = 32, .top_k = 301, .far = 40},
+	{.name = "few Q4_K", .op = OP_QUERY, .type = DTYPE_Q4_K, .rows = 3, .n_in = 1280, .n_out = 2048, .n_value = 27, .dim = 6, .heads = 29, .top_k = 19, .n_used = 5, .far = 40},
+	{.name = "odd", .op = OP_QUERY, .type = DTYPE_Q8_0, .rows = 2, .n_in = 96, .n_out = 160, .n_value = 27, .dim = 6, .heads = 29, .top_k = 77, .n_used = 3, .far = 40},
+	{.name = "long", .op = OP_QUERY, .type = DTYPE_Q8_0, .rows = 2, .n_in = 256, .n_out = 4608, .n_value = 64, .dim = 6, .top_k = 77, .far = 40},
+	{.name = "floats", .op = OP_QUERY, .type = DTYPE_BF16, .rows = 3, .n_in = 320, .n_out = 256, .n_value = 64, .dim = 32, .heads = 64, .top_k = 99, .n_used = 8, .far = 40},
+	{.name = "chunk", .op = OP_QUERY, .type = DTYPE_Q8_0, .rows = 20, .n_in = 256, .n_out = 256, .n_value = 512, .dim = 64, .heads = 128, .top_k = 256, .n_used = 8, .far = 40},
 	{.name = "pocket F32", .op = OP_INDEX_SELECT, .type = DTYPE_F32, .rows = 9, .heads = 4, .dim = 128, .top_k = 128, .far = 700},
 	{.name = "pocket F16", .op = OP_INDEX_SELECT, .type = DTYPE_F16, .rows = 9, .heads = 4, .dim = 128, .top_k = 128, .far = 700},
 	{.name = "full F16", .op = OP_INDEX_SELECT, .type = DTYPE_F16, .rows = 3, .heads = 32, .dim = 128, .top_k = 2048, .far = 4999},
@@ -322,6 +330,60 @@ RUN(latents)
 	}
 }
 
+/* Out: the query, the latent's and the key's cache row, the indexer's weights and query. */
+RUN(query)
+{
+	int kv = c->n_value + c->dim, key = c->heads, extra = c->n_used, full = key > 0;
+	int m[5] = {c->top_k, kv, key, extra, extra}, width = op_case_width(c);
+	struct op_case as_cache = *c;
+	as_cache.type = DTYPE_F32;
+	struct batch rows = batch_put(p, c, true, f, n);
+	struct rope rope = {put(p, op_rope_new(p, c) + f * c->dim, (size_t)(n * c->dim) * 4), c->dim};
+	float *at[5], *host = op_host_new(p, (size_t)(n * width) * 4);
+	for (int i = 0; i < 5; i++)
+		at[i] = device_new(p, (size_t)(n * m[i] + 1) * 4);
+	struct matmul in[] = {{.w = weight_new_put(p, 1, c->type, c->n_in, c->n_out, 1),
+							  .y = device_new(p, (size_t)(n * c->n_out) * 4)},
+		{.w = weight_new_put(p, 2, c->type, c->n_in, kv, 1), .y = at[1]},
+		{.w = full ? weight_new_put(p, 3, c->type, c->n_in, key, 1) : (struct weight){0}, .y = at[2]},
+		{.w = full ? weight_new_put(p, 4, c->plain ? DTYPE_F32 : c->type, c->n_in, extra, 1)
+				   : (struct weight){0},
+			.y = at[3]}};
+	struct matmul last[] = {{.w = weight_new_put(p, 5, c->type, c->n_out, c->top_k, 1), .y = at[0]},
+		{.w = full ? weight_new_put(p, 6, c->type, c->n_out, extra, 1) : (struct weight){0}, .y = at[4]}};
+	struct latents a = {.in = in,
+		.n_in = full ? 4 : 2,
+		.x = put_rows(p, 7, c, f, n, c->n_in),
+		.q = in[0].y,
+		.q_gain = put(p, op_floats(p, 8, (size_t)c->n_out), (size_t)c->n_out * 4),
+		.n_q = c->n_out,
+		.kv = at[1],
+		.kv_gain = put(p, op_floats(p, 9, (size_t)c->n_value), (size_t)c->n_value * 4),
+		.n_kv = c->n_value,
+		.eps = 1e-5f,
+		.kv_cache = cache_put(p, &as_cache, kv),
+		.out = last,
+		.n_out = full ? 2 : 1};
+	if (full) {
+		a.key = at[2];
+		a.key_gain = put(p, op_floats(p, 10, (size_t)key), (size_t)key * 4);
+		a.key_bias = put(p, op_floats(p, 11, (size_t)key), (size_t)key * 4);
+		a.key_eps = 1e-6f;
+		a.key_cache = cache_put(p, &as_cache, key);
+	}
+	OPS->latents(p->b, &rows, &rope, &a);
+	for (int i = 0, to = 0; i < (full ? 5 : 2); to += m[i++]) {
+		if (i == 1)
+			cache_get(p, &as_cache, a.kv_cache, f, n, host);
+		else if (i == 2)
+			cache_get(p, &as_cache, a.key_cache, f, n, host);
+		else
+			get(p, host, at[i], (size_t)(n * m[i]) * 4);
+		for (int r = 0; r < n; r++)
+			memcpy(out + r * width + to, host + r * m[i], (size_t)m[i] * 4);
+	}
+}
+
 RUN(index_select)
 {
 	float *q, *weight;
@@ -492,8 +554,8 @@ RUN(moe_combine)
 
 typedef void run_fn(struct op_pool *p, const struct op_case *c, int f, int n, float *out);
 static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_stacked_matmul,
-	run_matmul_glu, run_swiglu, run_rope_angles, run_rope, run_latents, run_index_select, run_attend, run_mla,
-	run_route, run_expert_ffn, run_moe_combine};
+	run_matmul_glu, run_swiglu, run_rope_angles, run_rope, run_latents, run_query, run_index_select,
+	run_attend, run_mla, run_route, run_expert_ffn, run_moe_combine};
 
 int op_case_run(struct backend *b, const struct op_case *c, int first, int n, float *out, struct err *e)
 {
@@ -519,6 +581,8 @@ int op_case_width(const struct op_case *c)
 		return c->heads * c->dim;
 	case OP_LATENTS:
 		return c->n_out + (c->n_value ? c->n_value + c->dim : 0) + c->n_in;
+	case OP_QUERY:
+		return c->top_k + c->n_value + c->dim + (c->heads ? c->heads + 2 * c->n_used : 0);
 	case OP_MOE_COMBINE:
 		return 2 * c->n_in;
 	case OP_INDEX_SELECT:

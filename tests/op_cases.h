@@ -19,6 +19,7 @@ enum op_kind {
 	OP_ROPE_ANGLES,
 	OP_ROPE,
 	OP_LATENTS,
+	OP_QUERY, /* latents with its products */
 	OP_INDEX_SELECT,
 	OP_ATTEND,
 	OP_MLA, /* of the bits of the three ops that it is */
@@ -35,16 +36,16 @@ struct op_case {
 	enum dtype type; /* of the weights or of the cache; mla: of the cache, its weights are Q8_0 */
 	int rows;
 	int n_in,
-		n_out; /* expert_ffn: n_embd and n_ff; norms, swiglu, moe_combine: n_in values a row; mla: of a head */
-	int heads;   /* heads, or matrices of a stack, or experts */
-	int dim;     /* rope.dim; index: head_dim */
+		n_out; /* expert_ffn: n_embd and n_ff; norms, swiglu, moe_combine: n_in values a row; mla: of a head; query: of h, of its latent */
+	int heads; /* heads, or matrices of a stack, or experts; query: width of the key, 0: no indexer */
+	int dim;   /* rope.dim; index: head_dim */
 	int n_value; /* attend, mla; latents: n_kv (n_out: n_q, n_in: width of the key) */
-	int top_k;   /* index; attend, mla: the longest list */
-	int n_used;
+	int top_k;   /* index; attend, mla: the longest list; query: length of the query */
+	int n_used;  /* query: length of the indexer's weights and query */
 	int n_group, n_group_used;
 	int far;     /* the largest position */
 	bool whole;  /* index: small whole numbers, so scores are exact and full of ties */
-	bool plain;  /* route: not normalised */
+	bool plain;  /* route: not normalised; query: the indexer's weights_proj is F32 */
 	bool rotate; /* attend: the rest of the query comes unrotated */
 };
 

@@ -224,6 +224,80 @@ FORMULA(latents)
 	}
 }
 
+/* Products of x [rows][n_in] with a weight, [rows][n_out] values and magnitudes */
+static double *products(
+	struct op_pool *p, struct weight w, const double *x, const double *x_scale, int rows, double **scale)
+{
+	float *buffer = op_host_new(p, (size_t)w.n_in * 4);
+	double *value = doubles(p, NULL, rows * w.n_out);
+	*scale = doubles(p, NULL, rows * w.n_out);
+	for (int64_t o = 0; o < w.n_out; o++) {
+		row_floats(p, &w, 0, o, buffer);
+		for (int r = 0; r < rows; r++)
+			value[r * w.n_out + o] = dot(buffer, x + r * w.n_in, x_scale ? x_scale + r * w.n_in : NULL,
+				w.n_in, *scale + r * w.n_out + o);
+	}
+	return value;
+}
+
+/* In place: x / sqrt(mean of squares + eps) * gain + bias, x less its mean where there is a bias; scale likewise, errors of all values
+ * of x counted in what divides. */
+static void norm_carried(double *x, double *scale, const float *gain, const float *bias, double eps, int n)
+{
+	double mean = 0, mean_scale = 0, squares = 0, moved = 0;
+	for (int i = 0; bias && i < n; i++) {
+		mean += x[i] / n;
+		mean_scale += scale[i] / n;
+	}
+	for (int i = 0; i < n; i++) {
+		x[i] -= mean;
+		scale[i] += mean_scale;
+		squares += x[i] * x[i] / n;
+		moved += fabs(x[i]) * scale[i] / n;
+	}
+	double by = 1 / sqrt(squares + eps);
+	for (int i = 0; i < n; i++) {
+		scale[i] = fabs((double)gain[i]) * by * (scale[i] + fabs(x[i]) * (1 + moved * by * by));
+		x[i] = (double)gain[i] * by * x[i] + (bias ? (double)bias[i] : 0);
+		scale[i] += bias ? fabs((double)bias[i]) : 0;
+	}
+}
+
+FORMULA(query)
+{
+	int n_q = c->n_out, kv = c->n_value + c->dim, key = c->heads, rows = c->rows, n = c->n_in;
+	float *angles = op_rope_new(p, c);
+	double *x = doubles(p, op_floats(p, 7, (size_t)(rows * n)), rows * n), *v[5] = {NULL}, *s[5] = {NULL},
+		   *sq;
+	double *q = products(p, op_weight_new(p, 1, c->type, n, n_q, 1), x, NULL, rows, &sq);
+	int m[5] = {c->top_k, kv, key, c->n_used, c->n_used}, width = op_case_width(c);
+	v[1] = products(p, op_weight_new(p, 2, c->type, n, kv, 1), x, NULL, rows, &s[1]);
+	if (key) {
+		v[2] = products(p, op_weight_new(p, 3, c->type, n, key, 1), x, NULL, rows, &s[2]);
+		v[3] = products(
+			p, op_weight_new(p, 4, c->plain ? DTYPE_F32 : c->type, n, c->n_used, 1), x, NULL, rows, &s[3]);
+	}
+	for (int r = 0; r < rows; r++) {
+		norm_carried(q + r * n_q, sq + r * n_q, op_floats(p, 8, (size_t)n_q), NULL, (double)1e-5f, n_q);
+		norm_carried(v[1] + r * kv, s[1] + r * kv, op_floats(p, 9, (size_t)c->n_value), NULL, (double)1e-5f,
+			c->n_value);
+		rotate(angles + r * c->dim, v[1] + r * kv + c->n_value, s[1] + r * kv + c->n_value, c->dim);
+		if (!key)
+			continue;
+		norm_carried(v[2] + r * key, s[2] + r * key, op_floats(p, 10, (size_t)key),
+			op_floats(p, 11, (size_t)key), (double)1e-6f, key);
+		rotate(angles + r * c->dim, v[2] + r * key, s[2] + r * key, c->dim);
+	}
+	v[0] = products(p, op_weight_new(p, 5, c->type, n_q, c->top_k, 1), q, sq, rows, &s[0]);
+	if (key)
+		v[4] = products(p, op_weight_new(p, 6, c->type, n_q, c->n_used, 1), q, sq, rows, &s[4]);
+	for (int i = 0, to = 0; i < (key ? 5 : 2); to += m[i++])
+		for (int r = 0; r < rows; r++) {
+			memcpy(value + r * width + to, v[i] + r * m[i], (size_t)m[i] * sizeof *value);
+			memcpy(scale + r * width + to, s[i] + r * m[i], (size_t)m[i] * sizeof *scale);
+		}
+}
+
 FORMULA(attend)
 {
 	int width = c->n_value + c->dim, n_value = c->n_value;
@@ -427,7 +501,7 @@ FORMULA(moe_combine)
 typedef void formula_fn(struct op_pool *p, const struct op_case *c, double *value, double *scale);
 static formula_fn *const formulas[OP_LIMIT] = {formula_embed, formula_rms_norm, formula_matmul,
 	formula_stacked_matmul, formula_matmul_glu, formula_swiglu, formula_rope_angles, formula_rope,
-	formula_latents, NULL, formula_attend, formula_mla, formula_route, formula_expert_ffn,
+	formula_latents, formula_query, NULL, formula_attend, formula_mla, formula_route, formula_expert_ffn,
 	formula_moe_combine};
 
 void op_case_reference(const struct op_case *c, double *value, double *scale)

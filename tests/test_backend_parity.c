@@ -68,6 +68,29 @@ static const struct op_case large[] = {
 		.rows = 3,
 		.n_in = 6144,
 		.n_out = 2048},
+	{.name = "full layer Q8_0",
+		.op = OP_QUERY,
+		.type = DTYPE_Q8_0,
+		.rows = 3,
+		.n_in = 6144,
+		.n_out = 2048,
+		.n_value = 512,
+		.dim = 64,
+		.heads = 128,
+		.top_k = 16384,
+		.n_used = 32,
+		.plain = true,
+		.far = 40},
+	{.name = "shared layer Q4_K",
+		.op = OP_QUERY,
+		.type = DTYPE_Q4_K,
+		.rows = 3,
+		.n_in = 6144,
+		.n_out = 2048,
+		.n_value = 512,
+		.dim = 64,
+		.top_k = 16384,
+		.far = 40},
 	{.name = "chunk Q8_0", .op = OP_MATMUL, .type = DTYPE_Q8_0, .rows = 67, .n_in = 6144, .n_out = 576},
 	{.name = "chunk Q4_K", .op = OP_MATMUL, .type = DTYPE_Q4_K, .rows = 130, .n_in = 6144, .n_out = 600},
 	{.name = "chunk Q2_K", .op = OP_MATMUL, .type = DTYPE_Q2_K, .rows = 33, .n_in = 2048, .n_out = 1000},
@@ -375,7 +398,7 @@ static void check_case(const struct op_case *c, bool formula)
 	double error = norm > 0 ? sqrt(diff / norm) : sqrt(diff);
 	bool exact = c->op == OP_EMBED || c->op == OP_ROPE || c->op == OP_ROUTE;
 	bool product = c->op == OP_MATMUL || c->op == OP_STACKED_MATMUL || c->op == OP_MATMUL_GLU ||
-				   c->op == OP_EXPERT_FFN || c->op == OP_MLA;
+				   c->op == OP_EXPERT_FFN || c->op == OP_MLA || c->op == OP_QUERY;
 	bool packed = c->type != DTYPE_F32 && c->type != DTYPE_F16 && c->type != DTYPE_BF16;
 	double tolerance = product && packed ? TOLERANCE_PACKED : TOLERANCE;
 	bool halves = c->type == DTYPE_F16 && c->op == OP_LATENTS;

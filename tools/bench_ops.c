@@ -225,15 +225,22 @@ static void call_rope(struct op *o, int copy)
 static void call_latents(struct op *o, int copy)
 {
 	const struct shape *s = o->shape;
-	struct latents a = {.q = o->y,
+	float *q = o->y, *kv = q + o->rows * s->q_rank, *query = kv + o->rows * (s->kv_rank + s->rope);
+	struct matmul in[] = {{.w = copy_of(o, 0, copy), .y = q}, {.w = copy_of(o, 1, copy), .y = kv}},
+				  out = {.w = copy_of(o, 2, copy), .y = query};
+	struct latents a = {.in = in,
+		.n_in = 2,
+		.x = o->x,
+		.q = q,
 		.q_gain = o->z,
 		.n_q = s->q_rank,
-		.kv = o->x,
+		.kv = kv,
 		.kv_gain = o->z,
 		.n_kv = s->kv_rank,
 		.eps = 1e-6f,
-		.kv_cache = o->cache};
-	a.kv_cache.data = (uint8_t *)o->cache.data + o->cache_stride * (size_t)copy;
+		.kv_cache = o->cache,
+		.out = &out,
+		.n_out = 1};
 	o->backend->ops->latents(o->backend, &o->batch, &o->rope, &a);
 }
 
@@ -546,21 +553,46 @@ static int run_rope(struct op *o, struct pool *p, struct err *e)
 	return measure(o, e, "");
 }
 
+/* Three weights of one op, so many copies that they have left the caches; *bytes: of one copy of all */
+static int get_weights(struct op *o, struct pool *p, enum dtype type, const int n_in[3], const int n_out[3],
+	double *bytes, struct err *e)
+{
+	uint64_t row_bytes;
+	int rc;
+	*bytes = 0;
+	for (int i = 0; i < 3; i++) {
+		if (!dtype_row_bytes(type, (uint64_t)n_in[i], &row_bytes))
+			bug("bench: %d values are no row of %s", n_in[i], dtype_name(type));
+		*bytes += (double)row_bytes * n_out[i];
+		o->macs += (double)o->rows * n_in[i] * n_out[i];
+	}
+	o->copies = copies_for(*bytes);
+	for (int i = 0; i < 3; i++)
+		if ((rc = get_weight(p, type, n_in[i], n_out[i], 1, o->copies, &o->w[i], &o->stride[i], e)))
+			return rc;
+	return 0;
+}
+
 /* As in a layer without an indexer. */
-static int run_latents(struct op *o, struct pool *p, struct err *e)
+static int run_latents(struct op *o, struct pool *p, enum dtype type, struct err *e)
 {
 	const struct shape *s = o->shape;
-	int rc, width = s->kv_rank + s->rope;
+	int rc, width = s->kv_rank + s->rope, query = s->heads * (s->nope + s->rope);
+	double weights;
 	if ((rc = prepare_rows(o, p, width, 1, e)) ||
-		(rc = get_floats(p, (size_t)o->rows * (size_t)width, &o->x, e)) ||
-		(rc = get_floats(p, (size_t)o->rows * (size_t)s->q_rank, &o->y, e)) ||
+		(rc = get_weights(o, p, type, (const int[]){s->n_embd, s->n_embd, s->q_rank},
+			 (const int[]){s->q_rank, width, query}, &weights, e)) ||
+		(rc = get_floats(p, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
+		(rc = get_floats(p, (size_t)o->rows * (size_t)(s->q_rank + width + query), &o->y, e)) ||
 		(rc = get_floats(p, (size_t)MAX(s->q_rank, s->kv_rank), &o->z, e)))
 		return rc;
-	o->bytes = 6.0 * o->rows * width + 8.0 * o->rows * s->q_rank;
-	o->macs = 0;
+	o->bytes = weights + 4.0 * o->rows * (s->n_embd + 2 * s->q_rank + 2 * width + query);
 	o->call = call_latents;
 	o->name = "latents";
-	return measure(o, e, "");
+	char detail[64];
+	snprintf(detail, sizeof detail, "%s %d>%d+%d, %d>%d", dtype_name(type), s->n_embd, s->q_rank, width,
+		s->q_rank, query);
+	return measure(o, e, detail);
 }
 
 static int run_index_select(struct op *o, struct pool *p, struct err *e)
@@ -722,7 +754,7 @@ static int run_one(struct bench *b, struct backend *backend, const struct shape 
 		rc = run_rope(&o, &pool, e);
 		break;
 	case LATENTS:
-		rc = run_latents(&o, &pool, e);
+		rc = run_latents(&o, &pool, type, e);
 		break;
 	case SELECT:
 		if (!strcmp(name, "long")) {
@@ -780,7 +812,8 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 		{STACKED_V, "stacked_matmul", "v_b", DTYPE_Q8_0},
 		{SMALL, "swiglu", "swiglu", DTYPE_F32},
 		{ROPE, "rope", "rope", DTYPE_F32},
-		{LATENTS, "latents", "latents", DTYPE_F16},
+		{LATENTS, "latents", "latents", DTYPE_Q8_0},
+		{LATENTS, "latents", "latents", DTYPE_Q4_K},
 		{SELECT, "index_select", "index_select", DTYPE_F16},
 		{SELECT, "index_select", "long", DTYPE_F16},
 		{ATTEND, "attend", "attend", DTYPE_F16},
@@ -810,7 +843,8 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 			/* a chunk through the head is never computed: only last rows are */
 			int most = list[i].what == MATMUL && !strcmp(list[i].name, "head") ? 1 : CHUNK_ROWS;
 			/* a card also takes a few rows at once: drafts, several users */
-			bool few = backend->ops->deferred && (list[i].what == MATMUL || list[i].what == EXPERT);
+			bool few = backend->ops->deferred &&
+					   (list[i].what == MATMUL || list[i].what == LATENTS || list[i].what == EXPERT);
 			for (int rows = 1; rows <= most; rows *= few ? 2 : CHUNK_ROWS) {
 				if (rows > 8 && rows < CHUNK_ROWS)
 					continue;

@@ -208,6 +208,7 @@ static void append(struct backend *b, struct append_job *job, cpu_task_fn *fn)
 void cpu_latents(
 	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a)
 {
+	cpu_matmul(b, a->in, a->n_in, a->x, rows->n);
 	if (a->q)
 		cpu_rms_norm(b, a->q, a->n_q, &(struct norm){a->q_gain, a->q}, 1, a->eps, rows->n, a->n_q, a->n_q);
 	struct append_job kv = {.rows = rows,
@@ -228,4 +229,5 @@ void cpu_latents(
 		.eps = a->key_eps};
 	if (a->key && !b->failure.code)
 		append(b, &key, index_key_task);
+	cpu_matmul(b, a->out, a->n_out, a->q, rows->n);
 }

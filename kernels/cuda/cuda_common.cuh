@@ -32,6 +32,7 @@ struct cuda_tables {
 #define CUDA_STAGES        4
 #define CUDA_STAGE_BYTES   ((size_t)4 << 20)
 #define CUDA_LANDING_BYTES ((size_t)1 << 20)
+#define CUDA_CHAIN_VALUES  32768 /* between two steps of chain_kernel, at most */
 
 /* What the rooms of struct cuda_backend come to at most, for rows of up to 6144 values into panels (cuda_gemm.cuh) or experts of 2048
  * (cuda_gemm_experts.cu) and the scores of the longest context. */
@@ -66,6 +67,7 @@ struct cuda_backend {
 	struct cuda_room counts;
 	cudaStream_t counts_of;
 	uint32_t expert_counts[64];
+	struct chain_state *chain; /* device (cuda_chain.cuh) */
 	/* Uploads pass through pinned memory: a ring of stages, filled front to back; `sent` is recorded when one is full. */
 	uint8_t *staging; /* [CUDA_STAGES][CUDA_STAGE_BYTES] */
 	cudaEvent_t sent[CUDA_STAGES];
@@ -228,9 +230,13 @@ void cuda_rope_angles(
 	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
 void cuda_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
 	int64_t y_stride, int rows, int n_heads);
+/* latents without its products */
+void cuda_latents_alone(
+	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a);
 void cuda_latents(
 	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a);
 void cuda_matmul(struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
+cudaError_t cuda_chain_open(struct cuda_backend *b); /* cuda_chain.cu */
 void cuda_matmul_glu(struct backend *b, const struct weight *gate, const struct weight *up, const float *x,
 	int rows, float *y, float *spare);
 void cuda_stacked_matmul(struct backend *b, const struct stacked_matmul *a, int rows);

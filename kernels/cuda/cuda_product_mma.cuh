@@ -156,7 +156,7 @@ static __device__ __forceinline__ void write_digits(const float v[8], uint2 *dig
 
 /* Adds the products of one run of 16 weight rows and 8 * TILES columns of digits to acc. p0, p1: the run of rows r and r + 8;
  * left: values of x from here on; column: this lane's part of each tile, NULL: nothing there. */
-template <int T, int TILES>
+template <int T, int TILES, int UNROLL = 8>
 static __device__ __forceinline__ void run_product(const uint8_t *p0, const uint8_t *p1, int u, int left,
 	int c, const struct cuda_tables *t, const struct lane_tables &tables, const uint2 *const column[TILES],
 	const float x_scale[TILES][2], float acc[TILES][4])
@@ -173,7 +173,7 @@ static __device__ __forceinline__ void run_product(const uint8_t *p0, const uint
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			part_sum[n][i] = 0, whole[n][i] = 0, least[n][i] = 0;
-#pragma unroll
+#pragma unroll UNROLL
 	for (int first = 0; first < 8; first += BATCH) {
 		uint32_t words[BATCH][4];
 		uint2 digits[BATCH][TILES];

@@ -25,25 +25,41 @@ static void norm_input(struct model *m, uint32_t layer, const struct batch *rows
 	m->backend->ops->rms_norm(m->backend, m->ws.x, n, &norm, 1, m->config.rms_eps, rows->n, n, n);
 }
 
-/* ws.kv and ws.index_k, as projected, -> cache rows; ws.q_latent normed, where there is a query. */
+/* ws.h -> cache rows; with a query also ws.q, and if positions are to be scored ws.index_q and ws.index_w. */
 static void latents(
-	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows, bool query)
+	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows, bool query, bool scored)
 {
 	const struct model_config *c = &m->config;
 	const struct layer_weights *w = &m->weights.layers[layer];
+	struct workspace *ws = &m->ws;
 	struct rope rope = rope_of(m);
+	bool full = c->index_full[layer];
+	struct matmul in[4], out[] = {{.w = w->q_b, .y = ws->q}, {.w = w->index_q, .y = ws->index_q}};
+	int n_in = 0;
+	if (query)
+		in[n_in++] = (struct matmul){.w = w->q_a, .y = ws->q_latent};
+	in[n_in++] = (struct matmul){.w = w->kv_a, .y = ws->kv};
+	if (full)
+		in[n_in++] = (struct matmul){.w = w->index_k, .y = ws->index_k};
+	if (scored)
+		in[n_in++] = (struct matmul){.w = w->index_proj, .y = ws->index_w};
 	struct latents a = {
-		.q = query ? m->ws.q_latent : NULL,
+		.in = in,
+		.n_in = n_in,
+		.x = ws->h,
+		.q = query ? ws->q_latent : NULL,
 		.q_gain = w->q_a_norm,
 		.n_q = (int)c->q_rank,
-		.kv = m->ws.kv,
+		.kv = ws->kv,
 		.kv_gain = w->kv_a_norm,
 		.n_kv = (int)c->kv_rank,
 		.eps = c->latent_eps,
 		.kv_cache = kv->latent[layer],
+		.out = out,
+		.n_out = query ? 1 + (int)scored : 0,
 	};
-	if (c->index_full[layer]) {
-		a.key = m->ws.index_k;
+	if (full) {
+		a.key = ws->index_k;
 		a.key_gain = w->index_k_gain;
 		a.key_bias = w->index_k_bias;
 		a.key_eps = c->index_eps;
@@ -88,21 +104,7 @@ void attention_step(
 
 	if (!normed)
 		norm_input(m, layer, rows);
-	struct matmul in[] = {
-		{.w = w->q_a, .y = ws->q_latent},
-		{.w = w->kv_a, .y = ws->kv},
-		{.w = w->index_k, .y = ws->index_k},
-		{.w = w->index_proj, .y = ws->index_w},
-	};
-	b->ops->matmul(b, in, scored ? 4 : full ? 3 : 2, ws->h, rows->n);
-
-	latents(m, kv, layer, rows, true);
-	struct matmul from_latent[] = {
-		{.w = w->q_b, .y = ws->q},
-		{.w = w->index_q, .y = ws->index_q},
-	};
-	b->ops->matmul(b, from_latent, scored ? 2 : 1, ws->q_latent, rows->n);
-
+	latents(m, kv, layer, rows, true, scored);
 	if (full)
 		select_positions(m, kv, layer, rows, scored);
 
@@ -132,13 +134,6 @@ void attention_step(
 
 void attention_append(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows)
 {
-	const struct layer_weights *w = &m->weights.layers[layer];
-	struct backend *b = m->backend;
 	norm_input(m, layer, rows);
-	struct matmul in[] = {
-		{.w = w->kv_a, .y = m->ws.kv},
-		{.w = w->index_k, .y = m->ws.index_k},
-	};
-	b->ops->matmul(b, in, m->config.index_full[layer] ? 2 : 1, m->ws.h, rows->n);
-	latents(m, kv, layer, rows, false);
+	latents(m, kv, layer, rows, false, false);
 }
