@@ -241,6 +241,7 @@ static void call_latents(struct op *o, int copy)
 		.kv_cache = o->cache,
 		.out = &out,
 		.n_out = 1};
+	a.kv_cache.data = (uint8_t *)o->cache.data + o->cache_stride * (size_t)copy;
 	o->backend->ops->latents(o->backend, &o->batch, &o->rope, &a);
 }
 
@@ -553,36 +554,26 @@ static int run_rope(struct op *o, struct pool *p, struct err *e)
 	return measure(o, e, "");
 }
 
-/* Three weights of one op, so many copies that they have left the caches; *bytes: of one copy of all */
-static int get_weights(struct op *o, struct pool *p, enum dtype type, const int n_in[3], const int n_out[3],
-	double *bytes, struct err *e)
-{
-	uint64_t row_bytes;
-	int rc;
-	*bytes = 0;
-	for (int i = 0; i < 3; i++) {
-		if (!dtype_row_bytes(type, (uint64_t)n_in[i], &row_bytes))
-			bug("bench: %d values are no row of %s", n_in[i], dtype_name(type));
-		*bytes += (double)row_bytes * n_out[i];
-		o->macs += (double)o->rows * n_in[i] * n_out[i];
-	}
-	o->copies = copies_for(*bytes);
-	for (int i = 0; i < 3; i++)
-		if ((rc = get_weight(p, type, n_in[i], n_out[i], 1, o->copies, &o->w[i], &o->stride[i], e)))
-			return rc;
-	return 0;
-}
-
 /* As in a layer without an indexer. */
 static int run_latents(struct op *o, struct pool *p, enum dtype type, struct err *e)
 {
 	const struct shape *s = o->shape;
 	int rc, width = s->kv_rank + s->rope, query = s->heads * (s->nope + s->rope);
-	double weights;
-	if ((rc = prepare_rows(o, p, width, 1, e)) ||
-		(rc = get_weights(o, p, type, (const int[]){s->n_embd, s->n_embd, s->q_rank},
-			 (const int[]){s->q_rank, width, query}, &weights, e)) ||
-		(rc = get_floats(p, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
+	int n_in[] = {s->n_embd, s->n_embd, s->q_rank}, n_out[] = {s->q_rank, width, query};
+	double weights = 0;
+	for (int i = 0; i < 3; i++) {
+		uint64_t row_bytes;
+		if (!dtype_row_bytes(type, (uint64_t)n_in[i], &row_bytes))
+			bug("bench: %d values are no row of %s", n_in[i], dtype_name(type));
+		weights += (double)row_bytes * n_out[i];
+		o->macs += (double)o->rows * n_in[i] * n_out[i];
+	}
+	if ((rc = prepare_rows(o, p, width, copies_for(weights), e)))
+		return rc;
+	for (int i = 0; i < 3; i++)
+		if ((rc = get_weight(p, type, n_in[i], n_out[i], 1, o->copies, &o->w[i], &o->stride[i], e)))
+			return rc;
+	if ((rc = get_floats(p, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
 		(rc = get_floats(p, (size_t)o->rows * (size_t)(s->q_rank + width + query), &o->y, e)) ||
 		(rc = get_floats(p, (size_t)MAX(s->q_rank, s->kv_rank), &o->z, e)))
 		return rc;
