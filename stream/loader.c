@@ -137,6 +137,7 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 	struct cache_config c;
 	uint64_t *bytes = NULL;
 	pthread_condattr_t attr;
+	pthread_mutexattr_t mutex;
 	int rc;
 
 	l->base.ops = &loader_ops;
@@ -145,7 +146,11 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 	l->n_layers = o->n_layers;
 	l->hint_share = 1;
 	l->ahead[0].layer = l->ahead[1].layer = -1;
-	pthread_mutex_init(&l->lock, NULL);
+	/* it is held for microseconds: who finds it taken looks again before it sleeps, for waking up takes longer */
+	pthread_mutexattr_init(&mutex);
+	pthread_mutexattr_settype(&mutex, PTHREAD_MUTEX_ADAPTIVE_NP);
+	pthread_mutex_init(&l->lock, &mutex);
+	pthread_mutexattr_destroy(&mutex);
 	pthread_condattr_init(&attr);
 	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
 	pthread_cond_init(&l->landed, &attr);

@@ -21,9 +21,9 @@
  * layer's demand, which comes after a fraction of a millisecond, shall not wait until somebody who sleeps is up. */
 #define SPIN_NS 2000000
 #define NAP_NS  20000
-/* Guesses on their way to a card from tier 1, the one that is being copied and the next: the others stay wants, which cost nothing
- * when their layer comes before their turn. */
-#define MOST_PREFETCH_RAM 2
+/* Guesses on their way to a card from tier 1: the others stay wants, which cost nothing when their layer comes before their turn, and
+ * are demands then, which go first. */
+#define MOST_PREFETCH_RAM 1
 
 /* Tag of a read: slot and the serial of its filling. */
 static uint64_t tag_of(const struct loader *l, int32_t slot)
@@ -75,9 +75,9 @@ void loader_finish(struct loader *l, int32_t slot, const struct err *failure)
 		for (; drop; drop--)
 			cache_unpin(l->cache, slot);
 	}
-	atomic_fetch_add(&l->n_landed, 1);
 	pthread_cond_broadcast(&l->landed);
 	pthread_mutex_unlock(&l->lock);
+	atomic_fetch_add(&l->n_landed, 1); /* who watches it takes the lock next */
 }
 
 static struct cache_slot slot_of(struct loader *l, int32_t slot)
@@ -321,6 +321,8 @@ void *loader_io_main(void *arg)
 				break;
 			if ((look = have)) {
 				run_command(l, &c, urgent);
+				if (l->card && c.kind != COMMAND_MOVE)
+					loader_card_run(l); /* on its way before the next victim is taken aside */
 				continue;
 			}
 		}

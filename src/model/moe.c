@@ -233,7 +233,7 @@ static int run_group(struct model *m, uint32_t layer, enum expert_use use, int f
 		moe_beside(m, layer, rows);
 	if (!missing || !p->n_groups)
 		run_ready(m, p, refs, done, n, rows->n);
-	int rc = missing || !m->backend->ops->deferred ? lookahead_pass(m, layer, e) : 0;
+	int rc = lookahead_pass(m, layer, e);
 	if (rc)
 		return rc;
 	while (missing > 0) {
