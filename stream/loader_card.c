@@ -34,7 +34,7 @@
 #define RAM_CHUNK  ((uint64_t)5 << 20)
 #define RAM_CHUNKS 2
 /* Reads of guesses in flight: nearly enough to keep a drive busy, few enough not to stand long before a demand. */
-#define GUESSES 12
+#define GUESSES 6
 /* Tier 1 is pinned in steps, some of them ahead of the demotions. While one is being pinned the driver lets nobody launch or copy:
  * 20 ms a GiB (H200). */
 #define PIN_STEP  ((size_t)256 << 20)
@@ -64,7 +64,7 @@ struct piece {
 	int32_t next_free;
 	int32_t slot;
 	uint64_t dst_offset;
-	bool guess; /* counted in n_guessed while it is read */
+	bool guess, urgent; /* how it is counted while it is read */
 };
 
 /* A copy under way. */
@@ -93,7 +93,9 @@ struct card {
 	struct job_queue urgent[2], normal[2]; /* from disk, from tier 1: neither holds up the other */
 	struct flights in, ahead, out;
 	unsigned n_ahead_ram; /* of ahead: from tier 1 */
-	unsigned n_guessed;   /* pieces being read that nobody waits for */
+	unsigned most_reads;  /* pieces being read at a time */
+	unsigned n_reads[2];  /* pieces being read: that nobody waits for, that somebody does */
+	unsigned n_guessed;   /* of the former: of guesses */
 	int32_t free_places[PARKING_PLACES];
 	unsigned n_free_places;
 	struct err failure; /* of the latest copy that failed */
@@ -114,7 +116,7 @@ int loader_geometry(const struct loader_options *o, const struct extent_table *t
 	g->piece_bytes = num_align_up(slice + slice / 2, READER_SLICE_MIN) + READER_SLICE_MIN;
 	uint64_t most = MAX(BOUNCE_BYTES_MAX / g->piece_bytes, (uint64_t)BOUNCE_LEAST);
 	uint64_t requests = o->reader.requests ? o->reader.requests : READER_REQUESTS_DEFAULT;
-	uint64_t wish = 3 * (uint64_t)reader_depth(r) * reader_n_drives(r);
+	uint64_t wish = 3 * (uint64_t)reader_few(r);
 	g->n_pieces = (unsigned)MIN(MAX(wish, (uint64_t)BOUNCE_LEAST), MIN(most, requests));
 	g->bounce_bytes = g->n_pieces * g->piece_bytes;
 #ifdef LOADER_POISON
@@ -231,6 +233,7 @@ void loader_card_landed(struct loader *l, const struct reader_completion *done)
 	const struct piece *p = &c->pieces[piece];
 	struct fill *f = &l->fills[p->slot];
 	c->n_guessed -= p->guess;
+	c->n_reads[p->urgent]--;
 	if (done->code && !f->code) {
 		f->code = done->code;
 		f->failure_at = *done;
@@ -320,7 +323,8 @@ static int start_read(struct loader *l, int32_t slot, struct job *j)
 	struct card *c = l->card;
 	struct extent_plan p;
 	bool guess = !j->urgent && l->fills[slot].prefetch;
-	if (c->n_free_pieces <= (j->urgent ? 0 : c->g.n_pieces / 3) || (guess && c->n_guessed >= GUESSES))
+	if (c->n_free_pieces <= (j->urgent ? 0 : c->g.n_pieces / 3) || (guess && c->n_guessed >= GUESSES) ||
+		c->n_reads[1] + (j->urgent ? 0 : c->n_reads[0]) >= c->most_reads)
 		return -1;
 	if (extent_plan(l->table, (uint32_t)j->layer, (uint32_t)j->expert, &p))
 		bug("no extents for expert %d of layer %d", j->expert, j->layer);
@@ -343,8 +347,10 @@ static int start_read(struct loader *l, int32_t slot, struct job *j)
 			bug("the reader refused expert %d of layer %d: code %d", j->expert, j->layer, rc);
 		return -1;
 	}
-	c->pieces[piece] = (struct piece){.slot = slot, .dst_offset = r->dst_offset + j->at, .guess = guess};
+	c->pieces[piece] = (struct piece){
+		.slot = slot, .dst_offset = r->dst_offset + j->at, .guess = guess, .urgent = j->urgent};
 	c->n_guessed += guess;
+	c->n_reads[j->urgent]++;
 	l->fills[slot].reads_left++;
 	l->fills[slot].bytes += n;
 	j->at += step;
@@ -492,6 +498,8 @@ int loader_card_open(
 	c->poison = c->bounce.base + g->n_pieces * g->piece_bytes;
 	memset(c->poison, READER_POISON, g->slot_bytes);
 #endif
+	unsigned few = reader_few(l->reader);
+	c->most_reads = few < reader_depth(l->reader) * reader_n_drives(l->reader) ? few : g->n_pieces;
 	c->free_piece = NOBODY;
 	for (unsigned i = g->n_pieces; i-- > 0;)
 		give_piece(c, (int32_t)i);

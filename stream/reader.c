@@ -241,6 +241,11 @@ unsigned reader_n_drives(const struct reader *r)
 	return r->files.n_lanes;
 }
 
+unsigned reader_few(const struct reader *r)
+{
+	return (r->files.n_direct == r->files.n ? MIN(r->depth, READER_FEW) : r->depth) * r->files.n_lanes;
+}
+
 static const struct reader_handle *handle_of(const struct reader *r, uint32_t file)
 {
 	if (file >= r->files.n)

@@ -171,6 +171,11 @@ struct reader_stats reader_stats(const struct reader *r);
 unsigned reader_depth(const struct reader *r);
 size_t reader_slice(const struct reader *r);
 unsigned reader_n_drives(const struct reader *r);
+/* How many reads of a slice, on all drives together, are worth having under way for whoever reads into a few buffers again and
+ * again. Past the page cache READER_FEW a drive: bytes come faster where they meet the processor's cache, and 8 MiB keep any
+ * drive busy. Else the depth. */
+#define READER_FEW 8u
+unsigned reader_few(const struct reader *r);
 /* Drive number (0..n_drives) a file is on, and the bytes read from that drive so far. */
 unsigned reader_file_drive(const struct reader *r, uint32_t file);
 uint64_t reader_drive_bytes(const struct reader *r, unsigned drive);

@@ -165,7 +165,9 @@ static int open_load(struct load *l, struct err *e)
 		return rc;
 	/* a piece that is one slice is one read */
 	l->piece_bytes = num_align_up(reader_slice(l->reader), READER_SLICE_MIN);
-	l->n_pieces = (int)MIN(3 * reader_depth(l->reader) * reader_n_drives(l->reader), PIECES_MAX);
+	/* few stay in the processor's cache; some are copied from while the others are read into */
+	unsigned few = reader_few(l->reader), all = reader_depth(l->reader) * reader_n_drives(l->reader);
+	l->n_pieces = (int)MIN(few < all ? few + 2 : 3 * all, PIECES_MAX);
 	if ((rc = pinned_start(&l->memory, l->copier, (size_t)l->n_pieces * l->piece_bytes, 0, NULL, NULL, e)) ||
 		(rc = pinned_wait(&l->memory, e)))
 		return rc;

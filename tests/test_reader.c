@@ -248,6 +248,7 @@ static void test_replicas(void **state)
 	struct reader *r =
 		open_variant(*state, f, 3, (struct reader_options){.depth = 4, .slice_bytes = 64 * KIB});
 	assert_int_equal(reader_n_drives(r), 2);
+	assert_int_equal(reader_few(r), 8); /* the depth is below READER_FEW */
 	for (unsigned i = 0; i < 20; i++) {
 		memset(arena, GUARD, FILE_A);
 		struct reader_completion c = read_one(r, (struct reader_request){.bytes = FILE_A, .dst = arena});
@@ -442,6 +443,8 @@ static void test_tmpfs(void **state)
 	struct reader_file f[] = {{.path = help_a}, {.path = path}};
 	struct reader *r = open_variant(*state, f, 2, (struct reader_options){0});
 	check_random_reads(r, 3, 100);
+	bool direct = reader_file_align(r, 0) > 1 && reader_file_align(r, 1) > 1;
+	assert_int_equal(reader_few(r), (direct ? READER_FEW : READER_DEPTH_DEFAULT) * reader_n_drives(r));
 	if (reader_file_align(r, 1) == 1)
 		assert_non_null(strstr(reader_summary(r), "page cache"));
 	reader_close(r);

@@ -281,10 +281,14 @@ int bench_replay(
 {
 	struct replay *j = NEW(struct replay);
 	struct common_loading loading = {0};
-	uint64_t opened_ns, first_ns = 0;
+	uint64_t opened_ns = 0, first_ns = 0;
 	*j = (struct replay){.b = b, .c = *c, .o = *o, .most = o->n_new};
 	j->what = c->routing ? "replay" : "confined";
-	int rc = run(j, &loading, &opened_ns, e);
+	const uint64_t began_ns = clock_ns();
+	int rc = limits_measure_before(b, c, &j->limits, e);
+	b->start_ns += clock_ns() - began_ns; /* no part of the start-up */
+	if (!rc)
+		rc = run(j, &loading, &opened_ns, e);
 	uint64_t *at_ns = j->at_ns;
 	struct expert_stats *stats = j->stats;
 	uint32_t n = j->n;

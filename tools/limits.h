@@ -8,8 +8,13 @@
 
 struct limits {
 	struct measure_disk disk; /* experts of this model through the reader of these options */
+	bool before;              /* the drive has been measured before the run */
 	struct measure_card card; /* when the backend is one */
 };
+
+/* Measures the drive before the run, for limits_measure to put beside what it finds after it: a drive that others share is not
+ * the same a minute later. Does nothing when the page cache takes part: it would hold what is read here. */
+int limits_measure_before(struct bench *b, const struct common_opts *c, struct limits *l, struct err *e);
 
 /* Measures and adds a figure for each to `section`. No engine may be open: it would share drive and card. */
 int limits_measure(struct bench *b, const struct common_opts *c, const char *section, const char *backend,

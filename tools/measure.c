@@ -133,8 +133,85 @@ static int read_for(struct disk_job *j, double seconds, double *bytes_s, struct 
 	return 0;
 }
 
-int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned in_flight, double seconds,
-	int repeats, struct measure_disk *out, struct err *e)
+/* One buffer for each slice under way. */
+static int take_buffers(struct disk_job *j, struct err *e)
+{
+	uint64_t slice = reader_slice(j->reader);
+	j->flight = reader_few(j->reader);
+	j->slot = (size_t)num_align_up(slice + slice / 2 + READER_SLICE_MIN, READER_SLICE_MIN);
+	j->memory_bytes = j->flight * j->slot;
+	j->memory = mem_try_map(j->memory_bytes);
+	if (!j->memory)
+		return err_set(e, ERR_MEMORY, "no memory for %u buffers of %zu bytes", j->flight, j->slot);
+	j->left = NEW_ARRAY(unsigned, j->flight);
+	reader_register(j->reader, j->memory, j->memory_bytes);
+	return 0;
+}
+
+/* The place in the list that reading by slices has come to. */
+struct cursor {
+	struct extent_plan plan;
+	unsigned read; /* of the plan; n_reads: the next expert comes */
+	uint64_t at;   /* of that read */
+};
+
+/* Starts the next slice in a buffer; returns the bytes of it. */
+static uint64_t start_slice(struct disk_job *j, struct cursor *k, unsigned buffer)
+{
+	if (k->read == k->plan.n_reads) {
+		uint32_t key = j->order[j->next++ % j->n], n_experts = extent_n_experts(j->table);
+		if (extent_plan(j->table, key / n_experts, key % n_experts, &k->plan))
+			bug("no extents for expert %u", key);
+		k->read = 0;
+	}
+	const struct extent_read *x = &k->plan.reads[k->read];
+	uint64_t step = reader_slice_step(x->bytes, reader_slice(j->reader)), n = MIN(step, x->bytes - k->at);
+	const struct reader_request q = {.file = x->file,
+		.offset = x->offset + k->at,
+		.bytes = n,
+		.need = MIN(n, x->need - k->at),
+		.dst = j->memory + buffer * j->slot,
+		.tag = buffer};
+	int rc = reader_submit(j->reader, &q);
+	if (rc)
+		bug("the reader refused a slice: code %d", rc);
+	k->at += step;
+	if (k->at >= x->need) {
+		k->at = 0;
+		k->read++;
+	}
+	return n;
+}
+
+/* As read_for. */
+static int read_slices_for(struct disk_job *j, double seconds, double *bytes_s, struct err *e)
+{
+	uint64_t start = clock_ns(), bytes = 0;
+	struct cursor k = {0};
+	unsigned busy = 0;
+	for (unsigned i = 0; i < j->flight; i++, busy++)
+		bytes += start_slice(j, &k, i);
+	while (busy) {
+		struct reader_completion done[REAP_MOST];
+		int n = reader_reap(j->reader, done, 1, REAP_MOST, -1);
+		bool more = (double)(clock_ns() - start) < seconds * 1e9;
+		if (atomic_load(interrupt_flag()))
+			return err_set(e, ERR_INTERRUPTED, "interrupted");
+		for (int i = 0; i < n; i++) {
+			if (done[i].code)
+				return reader_completion_err(j->reader, &done[i], e);
+			if (more)
+				bytes += start_slice(j, &k, (unsigned)done[i].tag);
+			else
+				busy--;
+		}
+	}
+	*bytes_s = (double)bytes * 1e9 / (double)(clock_ns() - start);
+	return 0;
+}
+
+static int measure(const struct common_opts *c, const struct gguf *file, bool slices, unsigned in_flight,
+	double seconds, int repeats, struct measure_disk *out, struct err *e)
 {
 	struct disk_job j = {0};
 	struct common_replicas replicas;
@@ -153,16 +230,17 @@ int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned 
 		rc = loader_open_reader(&o, &j.reader, e);
 	log_set_level(level);
 	if (rc || (rc = extent_table_from_gguf(&j.table, file, j.reader, e)) || (rc = list_experts(&j, out, e)) ||
-		(rc = take_memory(&j, in_flight, out, e)))
+		(rc = slices ? take_buffers(&j, e) : take_memory(&j, in_flight, out, e)))
 		goto out;
 	for (int i = -1; i < repeats && !rc; i++) { /* the first touches the memory */
-		double bytes_s = 0;
-		rc = read_for(&j, i < 0 ? seconds / 4 : seconds, &bytes_s, e);
+		double bytes_s = 0, length = i < 0 ? seconds / 4 : seconds;
+		rc = slices ? read_slices_for(&j, length, &bytes_s, e) : read_for(&j, length, &bytes_s, e);
 		samples[MAX(i, 0)] = bytes_s;
 	}
 	if (!rc)
 		out->bytes_s = bench_spread_of(samples, repeats);
 	out->in_flight = j.flight;
+	out->slices = slices;
 	out->direct = !reader_stats(j.reader).page_cache;
 out:
 	reader_close(j.reader); /* waits for what is under way, so the memory goes after it */
@@ -173,6 +251,18 @@ out:
 	free(j.left);
 	free(replicas.text);
 	return rc;
+}
+
+int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned in_flight, double seconds,
+	int repeats, struct measure_disk *out, struct err *e)
+{
+	return measure(c, file, false, in_flight, seconds, repeats, out, e);
+}
+
+int measure_disk_slices(const struct common_opts *c, const struct gguf *file, double seconds, int repeats,
+	struct measure_disk *out, struct err *e)
+{
+	return measure(c, file, true, 0, seconds, repeats, out, e);
 }
 
 /* ---- memory --------------------------------------------------------------------------------------------- */

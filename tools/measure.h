@@ -17,7 +17,8 @@ struct measure_disk {
 	double expert_bytes;         /* mean of what is read for an expert */
 	double slot_bytes;           /* mean of what an expert takes in a cache */
 	double requests;             /* mean number of reads for an expert */
-	unsigned in_flight;          /* experts */
+	unsigned in_flight;          /* experts, or ... */
+	bool slices;                 /* ... slices of them: measure_disk_slices */
 	bool direct;                 /* past the page cache; else the figure may be that of memory */
 };
 
@@ -26,6 +27,11 @@ struct measure_disk {
  * ERR_INTERRUPTED after Ctrl+C. */
 int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned in_flight, double seconds,
 	int repeats, struct measure_disk *out, struct err *e);
+
+/* The same bytes as a card's loader reads them: in slices, reader_few() at a time, into the buffer that came back last. out's
+ * in_flight counts the slices. */
+int measure_disk_slices(const struct common_opts *c, const struct gguf *file, double seconds, int repeats,
+	struct measure_disk *out, struct err *e);
 
 /* Bytes a second that memcpy moves between two arrays of 256 MB. */
 int measure_copy(int repeats, struct bench_spread *bytes_s, struct err *e);
