@@ -52,7 +52,7 @@ struct chain_part {
 
 struct chain_step {
 	const float *x;    /* of the first step */
-	const float *gain; /* x is normed first, as rms_norm does; NULL: as it is */
+	const float *gain; /* of the second step: x is normed first, as rms_norm does it */
 	int row_bytes, n_in, n_parts, n_items, log_split;
 	struct chain_part part[CHAIN_PARTS];
 };
@@ -91,21 +91,23 @@ static __device__ __forceinline__ void pass_value(uint2 *to, float v, uint32_t t
 	asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
 }
 
-/* v[0 .. 4) from four passed values, once they are there */
-static __device__ __forceinline__ void take_four(const uint2 *from, uint32_t tag, float v[4])
+/* v[4 i .. 4 i + 4) from the values passed at at[i] and on, once all are there; their loads are under way together */
+template <int N>
+static __device__ __forceinline__ void take_values(
+	const uint2 *passed, const int at[N], uint32_t tag, float v[4 * N])
 {
 	bool there;
 	do {
-		uint64_t b[4];
+		uint64_t b[4 * N];
 #pragma unroll
-		for (int i = 0; i < 4; i += 2)
+		for (int i = 0; i < 4 * N; i += 2)
 			asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
 						 : "=l"(b[i]), "=l"(b[i + 1])
-						 : "l"(from + i)
+						 : "l"(passed + at[i / 4] + i % 4)
 						 : "memory");
 		there = true;
 #pragma unroll
-		for (int i = 0; i < 4; i++) {
+		for (int i = 0; i < 4 * N; i++) {
 			there &= (uint32_t)(b[i] >> 32) == tag;
 			v[i] = __uint_as_float((uint32_t)b[i]);
 		}
@@ -294,7 +296,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 		float *digit_scales = (float *)(digits + own_runs * RUN_DIGITS);
 		const float *gain = t.gain, *x = t.x;
 		float g[8];
-		if (gain && warp < own_runs)
+		if (s && warp < own_runs)
 			load_whole_run<type::QUADS>(gain, warp < runs ? warp : warp - runs, g);
 		asm volatile("" : "+r"(item), "+r"(end), "+r"(p.part), "+r"(p.row), "+r"(own_runs), "+r"(chunks));
 		if (!s) {
@@ -321,32 +323,24 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 			__syncthreads();
 			if (!threadIdx.x)
 				chain_leave(a.state, tag);
-			for (int u = warp; u < own_runs; u += WARPS) {
-				float v[8];
-				int k = run_place<type::QUADS>(u);
-				take_four(a.state->passed + k, tag, v);
-				take_four(a.state->passed + k + (type::QUADS ? 16 : 4), tag, v + 4);
-				if (gain) { /* at most one run for each warp */
-					int own = u >= runs, w = u - own * runs, at = own * n_in + 4 * (w * 32 + lane);
-					float f[2][4];
+			if (warp < own_runs) { /* one run for each warp: of row `row`, run w */
+				int row = warp >= runs, w = warp - row * runs, k = run_place<type::QUADS>(warp),
+					sums_at = row * n_in + 4 * (w * 32 + lane);
+				/* what makes digits, and what is squared in rms_norm's order */
+				int at[4] = {k, k + (type::QUADS ? 16 : 4), sums_at, sums_at + n_in / 2};
+				float v[16];
+				take_values<4>(a.state->passed, at, tag, v);
+				double sum = warp_sum(add_squares(add_squares(0, make_float4(v[8], v[9], v[10], v[11])),
+					make_float4(v[12], v[13], v[14], v[15])));
+				if (!lane)
+					norm_sums[row][w] = sum;
+				asm volatile("bar.sync 15, %0;" ::"r"(own_runs * 32) : "memory");
+				float scale =
+					(float)rsqrt(warp_sum(lane < runs ? norm_sums[row][lane] : 0.0) / n_in + (double)a.eps);
 #pragma unroll
-					for (int i = 0; i < 2; i++)
-						take_four(a.state->passed + at + i * (n_in / 2), tag, f[i]);
-					double sum = 0;
-#pragma unroll
-					for (int i = 0; i < 2; i++)
-						sum = add_squares(sum, make_float4(f[i][0], f[i][1], f[i][2], f[i][3]));
-					sum = warp_sum(sum);
-					if (!lane)
-						norm_sums[own][w] = sum;
-					asm volatile("bar.sync 15, %0;" ::"r"(own_runs * 32) : "memory");
-					float scale = (float)rsqrt(
-						warp_sum(lane < runs ? norm_sums[own][lane] : 0.0) / n_in + (double)a.eps);
-#pragma unroll
-					for (int i = 0; i < 8; i++)
-						v[i] = __fmul_rn(__fmul_rn(v[i], scale), g[i]);
-				}
-				write_digits(v, digits + u * RUN_DIGITS, digit_scales + u);
+				for (int i = 0; i < 8; i++)
+					v[i] = __fmul_rn(__fmul_rn(v[i], scale), g[i]);
+				write_digits(v, digits + warp * RUN_DIGITS, digit_scales + warp);
 			}
 		}
 		__syncthreads();
@@ -402,9 +396,13 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 				p = chain_place(t, item);
 			if (!adds)
 				continue;
-			float sum = 0;
-			for (int w = 0; w < split; w++)
-				sum = __fadd_rn(sum, here[w * 32 + lane]);
+			float sum = 0, of_warp[PRODUCT_WARPS];
+#pragma unroll
+			for (int w = 0; w < PRODUCT_WARPS; w++)
+				of_warp[w] = w < split ? here[w * 32 + lane] : 0;
+#pragma unroll
+			for (int w = 0; w < PRODUCT_WARPS; w++)
+				sum = w < split ? __fadd_rn(sum, of_warp[w]) : sum;
 			if (to == CHAIN_TO_STEP) {
 				if (stores)
 					pass_value(a.state->passed + at, sum, shared_tag);
