@@ -99,9 +99,8 @@ static inline lanes greater(lanes top, lanes v)
 /* The best of x[0..n), at least -infinity. */
 static inline float best_of(const float *x, size_t n)
 {
-	lanes top[4];
-	for (int k = 0; k < 4; k++)
-		top[k] = (lanes){} - INFINITY;
+	const lanes none = {0};
+	lanes top[4] = {none - INFINITY, none - INFINITY, none - INFINITY, none - INFINITY};
 	size_t i = 0;
 	for (; i + 4 * LANES <= n; i += 4 * LANES)
 #pragma GCC unroll 4
