@@ -4,7 +4,7 @@
  * stacked_matmul, attend and stacked_matmul again do in four (cuda_product_mma.cuh, cuda_attention_mma.cu), the same sums in the
  * same order.
  *
- * mla_kernel: grid 128 blocks of 512 in pairs (clusters), one on a multiprocessor. Block i of group g, which is 32 blocks and 16
+ * mla_kernel: grid 128 blocks of 544 in pairs (clusters), one on a multiprocessor. Block i of group g, which is 32 blocks and 16
  * heads: rows of half i % 2 of head 16 g + i / 2 in both products, and segment i of the positions for all heads of the group.
  *
  *      before the wait  its 256 rows of k_b come to shared memory and from there to registers; weights are never written
@@ -45,7 +45,7 @@
 #define HALF    (VALUE / 2)
 #define BLOCKS  (N_HEADS / GROUP * PARTS)
 #define WARPS   16
-#define THREADS (WARPS * 32)
+#define THREADS (WARPS * 32 + 32) /* one warp more makes the digits of x */
 #define EMPTY   0xffffffffu
 #define LOOKS   (1 << 24) /* at a cell, seconds in all; then the launch fails */
 
@@ -72,6 +72,9 @@
 #define BYTES      (AT_Z + HALF * 4)
 
 static_assert(WARPS * K_TILE + 256 <= AT_V && PARTS * HALF * 4 <= AT_V, "what comes after k_b is larger");
+
+/* What the barriers of a block say is there: the last two are the digits of its half of z and of the other block's */
+enum { HAS_K, HAS_V, HAS_CACHE, HAS_OWN, HAS_OTHER, N_BARRIERS };
 
 struct mla_cells {
 	uint32_t query[N_HEADS][VALUE];
@@ -161,13 +164,8 @@ static __device__ __forceinline__ void await_cells(const uint32_t *p, int step, 
 	}
 }
 
+/* Hands nothing over: a release would wait for all that the thread has on its way. */
 static __device__ __forceinline__ void pair_arrive()
-{
-	asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-
-/* The same by a thread that has nothing to hand over: a release would wait for all that it has on its way. */
-static __device__ __forceinline__ void pair_arrive_empty()
 {
 	asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -178,11 +176,27 @@ static __device__ __forceinline__ void pair_wait()
 }
 
 /* The same place in the shared memory of the other block of the pair */
-template <typename T> static __device__ __forceinline__ T *other_of(T *p, int half)
+static __device__ __forceinline__ uint32_t other_of(uint32_t at, int half)
 {
-	uint64_t at;
-	asm("mapa.u64 %0, %1, %2;" : "=l"(at) : "l"((uint64_t)p), "r"(half ^ 1));
-	return (T *)at;
+	uint32_t other;
+	asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(at), "r"(half ^ 1));
+	return other;
+}
+
+/* Stores there; the barrier there hears of the bytes. */
+static __device__ __forceinline__ void send(uint32_t to, uint2 v, uint32_t barrier)
+{
+	asm volatile(
+		"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
+		"r"(v.x), "r"(v.y), "r"(barrier)
+		: "memory");
+}
+
+static __device__ __forceinline__ void send(uint32_t to, float v, uint32_t barrier)
+{
+	asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+				 "r"(__float_as_uint(v)), "r"(barrier)
+				 : "memory");
 }
 
 static __device__ __forceinline__ void sync_some(int name, int threads)
@@ -279,7 +293,7 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 {
 #if __CUDA_ARCH__ >= 900
 	extern __shared__ __align__(128) uint8_t shared[];
-	__shared__ __align__(8) uint64_t barriers[3]; /* k_b, v_b, cache rows are there */
+	__shared__ __align__(8) uint64_t barriers[N_BARRIERS];
 	__shared__ __align__(16) float weight_of[PARTS];
 	__shared__ float digit_scale[3], unscale[GROUP], shrink[GROUP], tops[2][GROUP], sums[2][GROUP], by;
 	float *meet = (float *)(shared + AT_MEET), *join = (float *)(shared + AT_JOIN),
@@ -291,54 +305,59 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 	int group = blockIdx.x / PARTS, part = blockIdx.x % PARTS, half = part % 2,
 		head = group * GROUP + part / 2;
 	struct mla_cells *cells = a.cells;
-	uint32_t there = shared_address(barriers), base = shared_address(shared);
+	uint32_t base = shared_address(shared);
+	auto there = [&](int what) { return shared_address(barriers + what); };
 
 	auto fetch_v = [&]() {
-		barrier_expect(there + 8, V_WARPS * V_TILE);
-		copy_run(
-			base + AT_V, a.v + (int64_t)(head * 2 + half) * (V_WARPS * V_TILE), V_WARPS * V_TILE, there + 8);
+		barrier_expect(there(HAS_V), V_WARPS * V_TILE);
+		copy_run(base + AT_V, a.v + (int64_t)(head * 2 + half) * (V_WARPS * V_TILE), V_WARPS * V_TILE,
+			there(HAS_V));
 	};
 	if (!tid) {
-		for (int i = 0; i < 3; i++)
-			barrier_init(there + 8 * i, 1);
+		for (int i = 0; i < N_BARRIERS; i++)
+			barrier_init(there(i), 1);
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-		barrier_expect(there, WARPS * K_TILE);
-		copy_run(base + AT_K, a.k + (int64_t)(head * 2 + half) * (WARPS * K_TILE), WARPS * K_TILE, there);
+		barrier_expect(there(HAS_K), WARPS * K_TILE);
+		copy_run(
+			base + AT_K, a.k + (int64_t)(head * 2 + half) * (WARPS * K_TILE), WARPS * K_TILE, there(HAS_K));
+		barrier_expect(there(HAS_OTHER), RUN_DIGITS * sizeof(uint2) + sizeof(float));
 	}
 	__syncthreads(); /* barriers are set up */
 	grid_let_next();
-	pair_arrive_empty();
+	pair_arrive();
 	struct held_rows<NOPE / 64> k_rows;
-	if (warp) { /* the first one has x to wait for */
-		barrier_wait(there, 0);
+	if (warp < WARPS) {
+		barrier_wait(there(HAS_K), 0);
 		hold_rows(shared + AT_K + warp * K_TILE, K_ROW, k_rows);
 	}
 	grid_wait_before();
 
 	/* ---- 1 ---- */
+	if (warp == WARPS) {
+		float x[8];
+		load_dealt<NOPE / 64>(a.q + head * a.q_stride, x);
+		write_digits(x, digits + 2 * RUN_DIGITS, digit_scale + 2);
+		pair_wait();
+		__syncthreads();
+		return;
+	}
 	int n_sel = *a.n_sel, segment = part * SEGMENT, here = min(SEGMENT, n_sel - segment),
 		mine = warp * 4 + lane % 4;
 	int64_t cache_row = *a.base + a.sel[min(segment + mine, a.sel_stride - 1)];
 	/* of head `warp` of the group: the pair of values that is rotated */
 	float2 turn = *(const float2 *)(a.rotate + (group * GROUP + warp) * a.rotate_stride + 2 * lane),
 		   angle = *(const float2 *)(a.cos_sin + 2 * lane);
-	float x[8];
-	if (!warp)
-		load_dealt<NOPE / 64>(a.q + head * a.q_stride, x);
-	if (!warp) {
-		barrier_wait(there, 0);
-		hold_rows(shared + AT_K, K_ROW, k_rows);
-		write_digits(x, digits + 2 * RUN_DIGITS, digit_scale + 2);
-	}
 	if (warp * 4 < (here > TILE ? 2 * TILE : here > 0 ? TILE : 0)) {
 		/* rows behind the last weigh nothing, but must be numbers: the last one again */
 		if (mine >= here)
 			cache_row = *a.base + a.sel[n_sel - 1];
 		if (lane < 4)
-			copy_run(base + AT_CACHE + row_at(mine, 0), a.cache + cache_row * WIDTH, WIDTH * 2, there + 16);
+			copy_run(
+				base + AT_CACHE + row_at(mine, 0), a.cache + cache_row * WIDTH, WIDTH * 2, there(HAS_CACHE));
 	}
 	if (!tid)
-		barrier_expect(there + 16, (here > TILE ? 2 : here > 0) * TILE * WIDTH * 2);
+		barrier_expect(there(HAS_CACHE), (here > TILE ? 2 : here > 0) * TILE * WIDTH * 2);
+	pair_wait();     /* the other block has set up its barriers too */
 	__syncthreads(); /* digits are there */
 	{
 		float sum[2], scale = digit_scale[2];
@@ -391,9 +410,9 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 			*(uint32_t *)(hi + 2 * VALUE + 4 * lane) = h;
 			*(uint32_t *)(lo + 2 * VALUE + 4 * lane) = l;
 		}
-		barrier_wait(there + 16, 0);
+		barrier_wait(there(HAS_CACHE), 0);
 		__syncthreads();
-		if (tid == THREADS - 1)
+		if (tid == 32 * WARPS - 1)
 			fetch_v();
 		if (warp < (two ? 8 : 4)) { /* scores */
 			constexpr int N = TILE / 8;
@@ -539,13 +558,13 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 			write_two_cells(cells->meta[group * GROUP + h][tid % 2][part],
 				make_uint2(cell_of(tops[two][h]), cell_of(sum)));
 		}
-	} else if (tid == THREADS - 1)
+	} else if (tid == 32 * WARPS - 1)
 		fetch_v();
 
 	/* ---- 3 ---- */
 	const uint4 empty = make_uint4(EMPTY, EMPTY, EMPTY, EMPTY);
 	struct held_rows<VALUE / 2 / 64> v_rows; /* 16 rows, half of their width */
-	barrier_wait(there + 8, 0);
+	barrier_wait(there(HAS_V), 0);
 	hold_rows(shared + AT_V + warp % V_WARPS * V_TILE + warp / V_WARPS * (V_ROW / 2), V_ROW, v_rows);
 	uint32_t *meta = cells->meta[head][half][lane], *from = cells->value[head][half][tid / 64] + tid % 64 * 4;
 	int n_mine = (n_segments - tid / 64 + 7) / 8;
@@ -556,9 +575,8 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 		uint4 v[4];
 		await_cells<4>(from, 8 * HALF, n_mine, v);
 #pragma unroll
-		for (int i = 0; i < 4; i++)
-			if (i < n_mine)
-				*(uint4 *)(join + (tid / 64 + 8 * i) * HALF + tid % 64 * 4) = v[i];
+		for (int i = 0; i < 4; i++) /* zeros behind the last */
+			*(uint4 *)(join + (tid / 64 + 8 * i) * HALF + tid % 64 * 4) = v[i];
 	}
 	if (warp == WARPS - 1) { /* weights of the segments */
 		for (int looks = 0; most_sum.x == EMPTY || most_sum.y == EMPTY; looks++) {
@@ -579,19 +597,14 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 		if (!lane)
 			by = __fmul_rn(sum, P_SCALE);
 	}
-	pair_wait(); /* the other block runs; it has for long */
 	__syncthreads();
 	if (warp < 8) {
 		float v = 0;
-		int s = 0;
 #pragma unroll 1
-		for (; s + 8 <= n_segments; s += 8)
+		for (int s = 0; s < n_segments; s += 16)
 #pragma unroll
-			for (int i = 0; i < 8; i++)
+			for (int i = 0; i < 16; i++) /* what lies behind the last adds nothing */
 				v = __fmaf_rn(join[(s + i) * HALF + tid], weight_of[s + i], v);
-#pragma unroll 1
-		for (; s < n_segments; s++)
-			v = __fmaf_rn(join[s * HALF + tid], weight_of[s], v);
 		z[column_of(tid)] = __fdiv_rn(v, by);
 		sync_some(1, 256);
 		if (!warp) {
@@ -600,20 +613,17 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 			load_dealt<4>(z, d);
 			write_digits(d, own, digit_scale + half);
 			__syncwarp();
-			/* and the other block has them too */
-			uint2 *other = other_of(own, half);
+			if (!lane)
+				barrier_arrive(there(HAS_OWN));
+			uint32_t other = other_of(shared_address(own), half), hears = other_of(there(HAS_OTHER), half);
 #pragma unroll
 			for (int i = 0; i < RUN_DIGITS / 32; i++)
-				other[lane + 32 * i] = own[lane + 32 * i];
+				send(other + (lane + 32 * i) * sizeof(uint2), own[lane + 32 * i], hears);
 			if (!lane)
-				*other_of(digit_scale + half, half) = digit_scale[half];
+				send(other_of(shared_address(digit_scale + half), half), digit_scale[half], hears);
 		}
 	}
-	if (warp)
-		pair_arrive_empty();
-	else
-		pair_arrive();
-	pair_wait();
+	barrier_wait(there(warp / V_WARPS == half ? HAS_OWN : HAS_OTHER), 0);
 	float sum[2];
 	held_product(v_rows, digits + warp / V_WARPS * RUN_DIGITS, sum);
 	float2 *halves = (float2 *)(shared + AT_MEET); /* [V_WARPS][32]: of the second half of the width */
@@ -632,6 +642,7 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 		return;
 	}
 	sync_some(2 + warp, 64);
+	barrier_wait(there(half ? HAS_OWN : HAS_OTHER), 0);
 	float2 rest = halves[tid];
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
