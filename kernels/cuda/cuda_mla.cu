@@ -23,7 +23,7 @@
  * No deadlock: what a block waits for is written by blocks of the same launch that do not wait for it in turn (queries need
  * nothing, values need queries). So all that is needed is that every block comes to run. One multiprocessor holds one block, and
  * the driver was asked whether all pairs can run at a time. What ran before ends without this launch, and what comes behind in the
- * stream starts when all blocks of this one run. One thread computes, so there is no second launch in another stream.
+ * stream starts when all blocks of this one have come near their end. One thread computes, so there is no second launch in another stream.
  *
  * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4 groups (from the second-level cache after the first);
  * 4 MB of values out and in.
@@ -94,6 +94,8 @@ struct mla_args {
 	int64_t y_stride;
 	struct mla_cells *cells;
 };
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 static __device__ __forceinline__ uint4 read_cells(const uint32_t *p)
 {
@@ -289,6 +291,8 @@ static __device__ __forceinline__ float meet_digits(float v)
 	return __fadd_rn(0.0f, __fmaf_rn(65536.0f, v, __fmaf_rn(256.0f, mid, low)));
 }
 
+#endif
+
 static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_constant__ struct mla_args a)
 {
 #if __CUDA_ARCH__ >= 900
@@ -323,7 +327,6 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 		barrier_expect(there(HAS_OTHER), RUN_DIGITS * sizeof(uint2) + sizeof(float));
 	}
 	__syncthreads(); /* barriers are set up */
-	grid_let_next();
 	pair_arrive();
 	struct held_rows<NOPE / 64> k_rows;
 	if (warp < WARPS) {
@@ -624,6 +627,7 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 		}
 	}
 	barrier_wait(there(warp / V_WARPS == half ? HAS_OWN : HAS_OTHER), 0);
+	grid_let_next(); /* not before: there is no room for its blocks */
 	float sum[2];
 	held_product(v_rows, digits + warp / V_WARPS * RUN_DIGITS, sum);
 	float2 *halves = (float2 *)(shared + AT_MEET); /* [V_WARPS][32]: of the second half of the width */
