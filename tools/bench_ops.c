@@ -6,6 +6,7 @@
  * the op: bytes that must be read at the measured bandwidth, or multiply-adds at the measured FMA rate.
  */
 #include "tools/bench.h"
+#include "tools/bench_pool.h"
 
 #include "kernels/backend.h"
 #include "src/base/half.h"
@@ -61,107 +62,6 @@ struct op {
 	size_t copy_bytes; /* of call_device_copy */
 	uint64_t graph;    /* key of the calls that are measured; 0: they are enqueued one by one */
 };
-
-/* Device memory of one op, released together. */
-struct pool {
-	struct backend *backend;
-	struct {
-		void *p;
-		size_t bytes;
-		enum mem_kind kind;
-	} part[24];
-	size_t n;
-};
-
-static int pool_get(struct pool *p, enum mem_kind kind, size_t bytes, void *out, struct err *e)
-{
-	void *m = NULL;
-	if (p->n == ARRAY_LEN(p->part))
-		bug("bench: too many buffers in one op");
-	int rc = p->backend->ops->alloc(p->backend, kind, bytes, &m, e);
-	if (rc)
-		return rc;
-	p->part[p->n].p = m;
-	p->part[p->n].bytes = bytes;
-	p->part[p->n++].kind = kind;
-	memcpy(out, &m, sizeof m);
-	return 0;
-}
-
-static void pool_release(struct pool *p)
-{
-	while (p->n--)
-		p->backend->ops->free(p->backend, p->part[p->n].kind, p->part[p->n].p, p->part[p->n].bytes);
-	p->n = 0;
-}
-
-/* Standard normal would do as well; the values only have to be ordinary. */
-static void fill_floats(float *x, size_t n, uint64_t seed)
-{
-	struct rng r = {seed};
-	for (size_t i = 0; i < n; i++)
-		x[i] = (float)(rng_unit(&r) * 2 - 1);
-}
-
-static int get_floats(struct pool *p, size_t n, float **out, struct err *e)
-{
-	int rc = pool_get(p, MEM_DEVICE, n * sizeof(float), out, e);
-	if (rc)
-		return rc;
-	float *host = NEW_ARRAY(float, MIN(n, (size_t)1 << 16));
-	fill_floats(host, MIN(n, (size_t)1 << 16), n);
-	for (size_t at = 0; at < n; at += (size_t)1 << 16)
-		p->backend->ops->upload(p->backend, *out + at, host, MIN(n - at, (size_t)1 << 16) * sizeof(float));
-	rc = p->backend->ops->wait(p->backend, e);
-	free(host);
-	return rc;
-}
-
-static int get_ints(struct pool *p, const int32_t *host, size_t n, int32_t **out, struct err *e)
-{
-	int rc = pool_get(p, MEM_DEVICE, n * sizeof(int32_t), out, e);
-	if (rc)
-		return rc;
-	p->backend->ops->upload(p->backend, *out, host, n * sizeof(int32_t));
-	return p->backend->ops->wait(p->backend, e);
-}
-
-/* `copies` matrices of n_in x n_out x n_stack: 64 random rows, quantised, repeated over everything. */
-static int get_weight(struct pool *p, enum dtype type, int64_t n_in, int64_t n_out, int64_t n_stack,
-	int copies, struct weight *w, size_t *stride, struct err *e)
-{
-	uint64_t row_bytes;
-	if (!dtype_row_bytes(type, (uint64_t)n_in, &row_bytes))
-		bug("bench: %lld values are no row of %s", (long long)n_in, dtype_name(type));
-	size_t stack_bytes = (size_t)n_out * row_bytes,
-		   bytes = num_align_up((uint64_t)n_stack * stack_bytes, 4096);
-	uint8_t *device;
-	int rc = pool_get(p, MEM_DEVICE, bytes * (size_t)copies, &device, e);
-	if (rc)
-		return rc;
-	const size_t tile_rows = 64;
-	float *row = NEW_ARRAY(float, n_in);
-	uint8_t *tile = NEW_ARRAY(uint8_t, tile_rows * row_bytes);
-	for (size_t i = 0; i < tile_rows; i++) {
-		fill_floats(row, (size_t)n_in, i + 1);
-		quantize_row(type, row, tile + i * row_bytes, (size_t)n_in, NULL);
-	}
-	size_t total = bytes * (size_t)copies, tile_bytes = tile_rows * row_bytes;
-	for (size_t at = 0; at < total; at += tile_bytes)
-		p->backend->ops->upload(p->backend, device + at, tile, MIN(tile_bytes, total - at));
-	rc = p->backend->ops->wait(p->backend, e);
-	free(row);
-	free(tile);
-	*w = (struct weight){.data = device,
-		.type = type,
-		.n_in = n_in,
-		.n_out = n_out,
-		.n_stack = n_stack,
-		.row_bytes = row_bytes,
-		.stack_bytes = stack_bytes};
-	*stride = bytes;
-	return rc;
-}
 
 static struct weight copy_of(const struct op *o, int part, int copy)
 {
@@ -406,22 +306,23 @@ static int measure(struct op *o, struct err *e, const char *detail)
 /* The card's limit: one array of it copied to another, bytes read and bytes written. */
 static int measure_device_copy(struct bench *b, struct backend *backend, struct err *e)
 {
-	struct pool p = {.backend = backend};
+	struct bench_pool p = {.backend = backend};
 	struct op o = {.bench = b, .backend = backend, .call = call_device_copy, .copy_bytes = (size_t)1 << 30};
 	struct bench_spread s;
 	int rc;
-	if (!(rc = get_floats(&p, o.copy_bytes / sizeof(float), &o.x, e)) &&
-		!(rc = pool_get(&p, MEM_DEVICE, o.copy_bytes, &o.y, e)) && !(rc = bench_time(b, work, &o, &s, e))) {
+	if (!(rc = bench_pool_floats(&p, o.copy_bytes / sizeof(float), &o.x, e)) &&
+		!(rc = bench_pool_get(&p, MEM_DEVICE, o.copy_bytes, &o.y, e)) &&
+		!(rc = bench_time(b, work, &o, &s, e))) {
 		struct bench_spread rate = bench_rate(s, 2.0 * (double)o.copy_bytes * DEVICE_CALLS * 1e-9);
 		b->device_bytes_s = rate.median * 1e9;
 		bench_add(b, "ops", "GB/s", rate, 0, NULL, "copy on the card, arrays of %zu MiB", o.copy_bytes >> 20);
 	}
-	pool_release(&p);
+	bench_pool_release(&p);
 	return rc;
 }
 
-static int run_matmul(struct op *o, struct pool *p, const char *what, enum dtype type, int n_in, int n_out,
-	int n_parts, struct err *e)
+static int run_matmul(struct op *o, struct bench_pool *p, const char *what, enum dtype type, int n_in,
+	int n_out, int n_parts, struct err *e)
 {
 	uint64_t row_bytes;
 	int rc;
@@ -431,10 +332,10 @@ static int run_matmul(struct op *o, struct pool *p, const char *what, enum dtype
 	o->n_parts = n_parts;
 	o->copies = copies_for(weight);
 	for (int i = 0; i < n_parts; i++)
-		if ((rc = get_weight(p, type, n_in, n_out, 1, o->copies, &o->w[i], &o->stride[i], e)))
+		if ((rc = bench_pool_weight(p, type, n_in, n_out, 1, o->copies, &o->w[i], &o->stride[i], e)))
 			return rc;
-	if ((rc = get_floats(p, (size_t)o->rows * (size_t)n_in, &o->x, e)) ||
-		(rc = get_floats(p, (size_t)o->rows * (size_t)n_out * (size_t)n_parts, &o->y, e)))
+	if ((rc = bench_pool_floats(p, (size_t)o->rows * (size_t)n_in, &o->x, e)) ||
+		(rc = bench_pool_floats(p, (size_t)o->rows * (size_t)n_out * (size_t)n_parts, &o->y, e)))
 		return rc;
 	o->bytes = weight + 4.0 * o->rows * ((double)n_in + (double)n_out * n_parts);
 	o->macs = (double)o->rows * n_in * n_out * n_parts;
@@ -446,7 +347,8 @@ static int run_matmul(struct op *o, struct pool *p, const char *what, enum dtype
 	return measure(o, e, detail);
 }
 
-static int run_stacked(struct op *o, struct pool *p, const char *what, int n_in, int n_out, struct err *e)
+static int run_stacked(
+	struct op *o, struct bench_pool *p, const char *what, int n_in, int n_out, struct err *e)
 {
 	const struct shape *s = o->shape;
 	int rc;
@@ -455,9 +357,10 @@ static int run_stacked(struct op *o, struct pool *p, const char *what, int n_in,
 		return 0;
 	double weight = (double)row_bytes * n_out * s->heads;
 	o->copies = copies_for(weight);
-	if ((rc = get_weight(p, DTYPE_Q8_0, n_in, n_out, s->heads, o->copies, &o->w[0], &o->stride[0], e)) ||
-		(rc = get_floats(p, (size_t)o->rows * (size_t)s->heads * (size_t)n_in, &o->x, e)) ||
-		(rc = get_floats(p, (size_t)o->rows * (size_t)s->heads * (size_t)n_out, &o->y, e)))
+	if ((rc = bench_pool_weight(
+			 p, DTYPE_Q8_0, n_in, n_out, s->heads, o->copies, &o->w[0], &o->stride[0], e)) ||
+		(rc = bench_pool_floats(p, (size_t)o->rows * (size_t)s->heads * (size_t)n_in, &o->x, e)) ||
+		(rc = bench_pool_floats(p, (size_t)o->rows * (size_t)s->heads * (size_t)n_out, &o->y, e)))
 		return rc;
 	o->bytes = weight + 4.0 * o->rows * s->heads * (n_in + n_out);
 	o->macs = (double)o->rows * n_in * n_out * s->heads;
@@ -468,7 +371,7 @@ static int run_stacked(struct op *o, struct pool *p, const char *what, int n_in,
 	return measure(o, e, detail);
 }
 
-static int run_expert(struct op *o, struct pool *p, enum dtype type, struct err *e)
+static int run_expert(struct op *o, struct bench_pool *p, enum dtype type, struct err *e)
 {
 	const struct shape *s = o->shape;
 	uint64_t in_bytes, out_bytes;
@@ -479,11 +382,14 @@ static int run_expert(struct op *o, struct pool *p, enum dtype type, struct err 
 	double expert = 2.0 * (double)in_bytes * s->ff_expert + (double)out_bytes * s->n_embd;
 	int places = o->rows * s->n_used, distinct = MIN(places, s->n_experts);
 	o->copies = MIN(MAX(copies_for(expert), s->n_used), s->n_experts);
-	if ((rc = get_weight(p, type, s->n_embd, s->ff_expert, 1, o->copies, &o->w[0], &o->stride[0], e)) ||
-		(rc = get_weight(p, type, s->n_embd, s->ff_expert, 1, o->copies, &o->w[1], &o->stride[1], e)) ||
-		(rc = get_weight(p, type, s->ff_expert, s->n_embd, 1, o->copies, &o->w[2], &o->stride[2], e)) ||
-		(rc = get_floats(p, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
-		(rc = get_floats(p, (size_t)places * (size_t)s->n_embd, &o->y, e)))
+	if ((rc = bench_pool_weight(
+			 p, type, s->n_embd, s->ff_expert, 1, o->copies, &o->w[0], &o->stride[0], e)) ||
+		(rc = bench_pool_weight(
+			 p, type, s->n_embd, s->ff_expert, 1, o->copies, &o->w[1], &o->stride[1], e)) ||
+		(rc = bench_pool_weight(
+			 p, type, s->ff_expert, s->n_embd, 1, o->copies, &o->w[2], &o->stride[2], e)) ||
+		(rc = bench_pool_floats(p, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
+		(rc = bench_pool_floats(p, (size_t)places * (size_t)s->n_embd, &o->y, e)))
 		return rc;
 	o->places = NEW_ARRAY(int32_t, places);
 	for (int i = 0; i < places;
@@ -502,7 +408,7 @@ static int run_expert(struct op *o, struct pool *p, enum dtype type, struct err 
 }
 
 /* The rows of a step at the end of a full context, rotary angles, and a cache. */
-static int prepare_rows(struct op *o, struct pool *p, int width, int copies, struct err *e)
+static int prepare_rows(struct op *o, struct bench_pool *p, int width, int copies, struct err *e)
 {
 	const struct shape *s = o->shape;
 	int rc;
@@ -514,11 +420,11 @@ static int prepare_rows(struct op *o, struct pool *p, int width, int copies, str
 	o->cache = (struct cache_view){.type = DTYPE_F16, .width = width};
 	float *inv_freq = NULL, *angles = NULL;
 	uint8_t *cache = NULL;
-	if ((rc = get_ints(p, pos, (size_t)o->rows, &o->pos, e)) ||
-		(rc = get_ints(p, base, (size_t)o->rows, &o->base, e)) ||
-		(rc = get_floats(p, (size_t)s->rope / 2, &inv_freq, e)) ||
-		(rc = get_floats(p, (size_t)o->rows * (size_t)s->rope, &angles, e)) ||
-		(rc = pool_get(p, MEM_DEVICE, o->cache_stride * (size_t)copies, &cache, e)))
+	if ((rc = bench_pool_ints(p, pos, (size_t)o->rows, &o->pos, e)) ||
+		(rc = bench_pool_ints(p, base, (size_t)o->rows, &o->base, e)) ||
+		(rc = bench_pool_floats(p, (size_t)s->rope / 2, &inv_freq, e)) ||
+		(rc = bench_pool_floats(p, (size_t)o->rows * (size_t)s->rope, &angles, e)) ||
+		(rc = bench_pool_get(p, MEM_DEVICE, o->cache_stride * (size_t)copies, &cache, e)))
 		goto out;
 	uint16_t *host = NEW_ARRAY(uint16_t, (size_t)1 << 16);
 	struct rng r = {3};
@@ -539,13 +445,13 @@ out:
 	return rc;
 }
 
-static int run_rope(struct op *o, struct pool *p, struct err *e)
+static int run_rope(struct op *o, struct bench_pool *p, struct err *e)
 {
 	const struct shape *s = o->shape;
 	int rc;
 	size_t n = (size_t)o->rows * (size_t)s->heads * (size_t)(s->nope + s->rope);
-	if ((rc = prepare_rows(o, p, s->index_dim, 1, e)) || (rc = get_floats(p, n, &o->x, e)) ||
-		(rc = get_floats(p, n, &o->y, e)))
+	if ((rc = prepare_rows(o, p, s->index_dim, 1, e)) || (rc = bench_pool_floats(p, n, &o->x, e)) ||
+		(rc = bench_pool_floats(p, n, &o->y, e)))
 		return rc;
 	o->bytes = 8.0 * o->rows * s->heads * s->rope;
 	o->macs = 0;
@@ -555,7 +461,7 @@ static int run_rope(struct op *o, struct pool *p, struct err *e)
 }
 
 /* As in a layer without an indexer. */
-static int run_latents(struct op *o, struct pool *p, enum dtype type, struct err *e)
+static int run_latents(struct op *o, struct bench_pool *p, enum dtype type, struct err *e)
 {
 	const struct shape *s = o->shape;
 	int rc, width = s->kv_rank + s->rope, query = s->heads * (s->nope + s->rope);
@@ -571,11 +477,11 @@ static int run_latents(struct op *o, struct pool *p, enum dtype type, struct err
 	if ((rc = prepare_rows(o, p, width, copies_for(weights), e)))
 		return rc;
 	for (int i = 0; i < 3; i++)
-		if ((rc = get_weight(p, type, n_in[i], n_out[i], 1, o->copies, &o->w[i], &o->stride[i], e)))
+		if ((rc = bench_pool_weight(p, type, n_in[i], n_out[i], 1, o->copies, &o->w[i], &o->stride[i], e)))
 			return rc;
-	if ((rc = get_floats(p, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
-		(rc = get_floats(p, (size_t)o->rows * (size_t)(s->q_rank + width + query), &o->y, e)) ||
-		(rc = get_floats(p, (size_t)MAX(s->q_rank, s->kv_rank), &o->z, e)))
+	if ((rc = bench_pool_floats(p, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
+		(rc = bench_pool_floats(p, (size_t)o->rows * (size_t)(s->q_rank + width + query), &o->y, e)) ||
+		(rc = bench_pool_floats(p, (size_t)MAX(s->q_rank, s->kv_rank), &o->z, e)))
 		return rc;
 	o->bytes = weights + 4.0 * o->rows * (s->n_embd + 2 * s->q_rank + 2 * width + query);
 	o->call = call_latents;
@@ -586,16 +492,16 @@ static int run_latents(struct op *o, struct pool *p, enum dtype type, struct err
 	return measure(o, e, detail);
 }
 
-static int run_index_select(struct op *o, struct pool *p, struct err *e)
+static int run_index_select(struct op *o, struct bench_pool *p, struct err *e)
 {
 	const struct shape *s = o->shape;
 	int rc;
 	size_t rows = (size_t)o->rows;
 	if ((rc = prepare_rows(o, p, s->index_dim, copies_for(2.0 * s->context * s->index_dim), e)) ||
-		(rc = get_floats(p, rows * (size_t)s->index_heads * (size_t)s->index_dim, &o->x, e)) ||
-		(rc = get_floats(p, rows * (size_t)s->index_heads, &o->z, e)) ||
-		(rc = pool_get(p, MEM_DEVICE, rows * (size_t)s->top_k * sizeof(int32_t), &o->sel, e)) ||
-		(rc = pool_get(p, MEM_DEVICE, rows * sizeof(int32_t), &o->n_sel, e)))
+		(rc = bench_pool_floats(p, rows * (size_t)s->index_heads * (size_t)s->index_dim, &o->x, e)) ||
+		(rc = bench_pool_floats(p, rows * (size_t)s->index_heads, &o->z, e)) ||
+		(rc = bench_pool_get(p, MEM_DEVICE, rows * (size_t)s->top_k * sizeof(int32_t), &o->sel, e)) ||
+		(rc = bench_pool_get(p, MEM_DEVICE, rows * sizeof(int32_t), &o->n_sel, e)))
 		return rc;
 	o->bytes = 2.0 * s->context * s->index_dim;
 	o->macs = (double)o->rows * s->context * s->index_heads * (s->index_dim + 1);
@@ -607,7 +513,7 @@ static int run_index_select(struct op *o, struct pool *p, struct err *e)
 }
 
 /* attend, or with `whole` mla, over so many positions. */
-static int run_attend(struct op *o, struct pool *p, int positions, bool whole, struct err *e)
+static int run_attend(struct op *o, struct bench_pool *p, int positions, bool whole, struct err *e)
 {
 	const struct shape *s = o->shape;
 	int rc, width = s->kv_rank + s->rope, query = whole ? s->nope + s->rope : width,
@@ -622,21 +528,21 @@ static int run_attend(struct op *o, struct pool *p, int positions, bool whole, s
 				(int32_t)((int64_t)i * (s->context - CHUNK_ROWS) / positions);
 	}
 	if ((rc = prepare_rows(o, p, width, copies_for(2.0 * positions * width + weights), e)) ||
-		(rc = get_floats(p, rows_heads * (size_t)query, &o->x, e)) ||
-		(rc = get_floats(p, rows_heads * (size_t)out, &o->y, e)) ||
-		(rc = get_ints(p, sel, rows * (size_t)s->top_k, &o->sel, e)) ||
-		(rc = get_ints(p, n_sel, rows, &o->n_sel, e)))
+		(rc = bench_pool_floats(p, rows_heads * (size_t)query, &o->x, e)) ||
+		(rc = bench_pool_floats(p, rows_heads * (size_t)out, &o->y, e)) ||
+		(rc = bench_pool_ints(p, sel, rows * (size_t)s->top_k, &o->sel, e)) ||
+		(rc = bench_pool_ints(p, n_sel, rows, &o->n_sel, e)))
 		goto out;
 	o->bytes = weights + 2.0 * positions * width; /* every row reads the same positions here */
 	o->macs = (double)o->rows * s->heads * positions * (width + s->kv_rank);
 	o->call = call_attend;
 	o->name = "attend";
 	if (whole) {
-		if ((rc = get_weight(
+		if ((rc = bench_pool_weight(
 				 p, DTYPE_Q8_0, s->nope, s->kv_rank, s->heads, o->copies, &o->w[0], &o->stride[0], e)) ||
-			(rc = get_weight(
+			(rc = bench_pool_weight(
 				 p, DTYPE_Q8_0, s->kv_rank, s->value, s->heads, o->copies, &o->w[1], &o->stride[1], e)) ||
-			(rc = get_floats(p, rows_heads * (size_t)(width + s->kv_rank), &o->z, e)))
+			(rc = bench_pool_floats(p, rows_heads * (size_t)(width + s->kv_rank), &o->z, e)))
 			goto out;
 		o->macs += (double)o->rows * s->heads * s->kv_rank * (s->nope + s->value);
 		o->call = call_mla;
@@ -652,7 +558,7 @@ out:
 }
 
 /* embed, rms_norm, swiglu, route, moe_combine: operands of simple shape. */
-static int run_small(struct op *o, struct pool *p, const char *name, struct err *e)
+static int run_small(struct op *o, struct bench_pool *p, const char *name, struct err *e)
 {
 	const struct shape *s = o->shape;
 	size_t rows = (size_t)o->rows, embd = (size_t)s->n_embd, used = (size_t)s->n_used;
@@ -664,37 +570,39 @@ static int run_small(struct op *o, struct pool *p, const char *name, struct err 
 		int32_t *ids = NEW_ARRAY(int32_t, rows);
 		for (size_t i = 0; i < rows; i++)
 			ids[i] = (int32_t)(i * 97 % 1024);
-		rc = get_ints(p, ids, rows, &o->ids, e);
+		rc = bench_pool_ints(p, ids, rows, &o->ids, e);
 		free(ids);
-		if (rc || (rc = get_weight(p, DTYPE_Q8_0, s->n_embd, 1024, 1, 1, &o->w[0], &o->stride[0], e)) ||
-			(rc = get_floats(p, rows * embd, &o->y, e)))
+		if (rc ||
+			(rc = bench_pool_weight(p, DTYPE_Q8_0, s->n_embd, 1024, 1, 1, &o->w[0], &o->stride[0], e)) ||
+			(rc = bench_pool_floats(p, rows * embd, &o->y, e)))
 			return rc;
 		o->bytes = (double)rows * (double)(o->w[0].row_bytes + 4 * embd);
 		o->call = call_embed;
 	} else if (!strcmp(name, "rms_norm")) {
-		if ((rc = get_floats(p, rows * embd, &o->x, e)) || (rc = get_floats(p, embd, &o->z, e)) ||
-			(rc = get_floats(p, rows * embd, &o->y, e)))
+		if ((rc = bench_pool_floats(p, rows * embd, &o->x, e)) ||
+			(rc = bench_pool_floats(p, embd, &o->z, e)) || (rc = bench_pool_floats(p, rows * embd, &o->y, e)))
 			return rc;
 		o->bytes = 8.0 * (double)(rows * embd);
 		o->call = call_rms_norm;
 	} else if (!strcmp(name, "swiglu")) {
 		size_t n = rows * (size_t)s->ff_dense;
-		if ((rc = get_floats(p, n, &o->x, e)) || (rc = get_floats(p, n, &o->z, e)) ||
-			(rc = get_floats(p, n, &o->y, e)))
+		if ((rc = bench_pool_floats(p, n, &o->x, e)) || (rc = bench_pool_floats(p, n, &o->z, e)) ||
+			(rc = bench_pool_floats(p, n, &o->y, e)))
 			return rc;
 		o->bytes = 12.0 * (double)n;
 		o->call = call_swiglu;
 	} else if (!strcmp(name, "route")) {
-		if ((rc = get_floats(p, rows * (size_t)s->n_experts, &o->x, e)) ||
-			(rc = get_floats(p, (size_t)s->n_experts, &o->z, e)) ||
-			(rc = get_floats(p, rows * used, &o->y, e)) ||
-			(rc = pool_get(p, MEM_SHARED, rows * used * sizeof(int32_t), &o->ids, e)))
+		if ((rc = bench_pool_floats(p, rows * (size_t)s->n_experts, &o->x, e)) ||
+			(rc = bench_pool_floats(p, (size_t)s->n_experts, &o->z, e)) ||
+			(rc = bench_pool_floats(p, rows * used, &o->y, e)) ||
+			(rc = bench_pool_get(p, MEM_SHARED, rows * used * sizeof(int32_t), &o->ids, e)))
 			return rc;
 		o->bytes = 4.0 * (double)(rows * (size_t)s->n_experts);
 		o->call = call_route;
 	} else {
-		if ((rc = get_floats(p, rows * used * embd, &o->x, e)) ||
-			(rc = get_floats(p, rows * used, &o->z, e)) || (rc = get_floats(p, rows * embd, &o->y, e)))
+		if ((rc = bench_pool_floats(p, rows * used * embd, &o->x, e)) ||
+			(rc = bench_pool_floats(p, rows * used, &o->z, e)) ||
+			(rc = bench_pool_floats(p, rows * embd, &o->y, e)))
 			return rc;
 		o->bytes = 4.0 * (double)(rows * embd) * (double)(used + 3);
 		o->call = call_moe_combine;
@@ -707,7 +615,7 @@ enum what { SMALL, MATMUL, STACKED_K, STACKED_V, ROPE, LATENTS, SELECT, ATTEND, 
 static int run_one(struct bench *b, struct backend *backend, const struct shape *s, int rows, enum what what,
 	const char *name, enum dtype type, struct err *e)
 {
-	struct pool pool = {.backend = backend};
+	struct bench_pool pool = {.backend = backend};
 	struct op o = {.bench = b, .backend = backend, .shape = s, .rows = rows};
 	struct shape longer = *s;
 	int rc = 0;
@@ -764,7 +672,7 @@ static int run_one(struct bench *b, struct backend *backend, const struct shape 
 		rc = run_expert(&o, &pool, type, e);
 		break;
 	}
-	pool_release(&pool);
+	bench_pool_release(&pool);
 	return rc;
 }
 
