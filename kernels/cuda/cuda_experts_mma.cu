@@ -19,7 +19,7 @@
  *      columns:         the three digits of one x row leave five of eight unused, so lanes of a row take different groups of weights
  *                       (scales) at once and columns tell them apart: x is zero where the lane's group is not the column's. What
  *                       multiplies lane c's group comes out in lane c. A warp keeps the columns of its runs in registers.
- *      digits, meets:   of a run: as digits_kernel leaves them; three digits of 16 rows, and the scale of x
+ *      digits, meets:   of a run: as digits_kernel leaves them; three digits of each row and the scale of x
  *
  * Bytes moved: every packed row once; x and a task's hidden row once per block.
  */
@@ -49,8 +49,7 @@ struct expert_args {
 	float *hidden, *out;
 	uint32_t *counts; /* [TASKS] stages of gate and up that were done since the backend was opened */
 	int n_tasks, slots, stage_bytes;
-	bool x_aligned;           /* to 16 bytes */
-	uint32_t one, two, upper; /* struct kept */
+	bool x_aligned; /* to 16 bytes */
 	/* in: gate and up, ff: down. Weights and bytes of a row, runs of a row, tiles of a stage, stages of a task, cuda_product_split */
 	int n_embd, in_bytes, in_runs, in_tiles, in_pieces, in_split;
 	int n_ff, ff_bytes, ff_runs, ff_tiles, ff_pieces, ff_split;
@@ -175,8 +174,9 @@ static __device__ __forceinline__ void next_stage(
 
 /* ---- the kernel ------------------------------------------------------------------------------------------- */
 
+template <int MEET>
 static __device__ __forceinline__ void finish_stage(const struct expert_args &a, const struct cursor &at,
-	const float *meets, float *sums, uint32_t full, int lane)
+	const float4 *meets, float *sums, uint32_t full, int lane)
 {
 	bool down = at.segment >= 2;
 	int runs = down ? a.ff_runs : a.in_runs, rows = 16 * (down ? a.ff_tiles : a.in_tiles),
@@ -184,17 +184,18 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 	for (int i = lane, row = lane, part = 0; i < rows * split; i += 32, row += 32) {
 		for (; row >= rows; row -= rows)
 			part++;
-		const float *m = meets + row / 16 * runs * MEET + row % 16;
-		const float *scale = meets + row / 16 * runs * MEET + 48;
+		const float4 *m = meets + row / 16 * runs * MEET + row % 8 + (row & 8 ? 10 : 0);
 		float v[3] = {0, 0, 0};
 		for (int chunk = part; chunk < chunks; chunk += split)
 #pragma unroll
 			for (int u = 0; u < IN_ORDER; u++) {
 				int run = chunk * IN_ORDER + u;
-				if (run < runs)
-#pragma unroll
-					for (int k = 0; k < 3; k++)
-						v[k] = __fmaf_rn(scale[run * MEET], m[run * MEET + 16 * k], v[k]);
+				if (run < runs) {
+					float4 f = m[run * MEET];
+					v[0] = __fmaf_rn(f.w, f.x, v[0]);
+					v[1] = __fmaf_rn(f.w, f.y, v[1]);
+					v[2] = __fmaf_rn(f.w, f.z, v[2]);
+				}
 			}
 		sums[i] = __fmaf_rn(65536.0f, v[0], __fmaf_rn(256.0f, v[1], v[2]));
 	}
@@ -247,14 +248,15 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 {
 #if __CUDA_ARCH__ >= 900
 	typedef struct expert_type<T> type;
+	constexpr int MEET = type::MEET, MEET_BYTES = RUNS * MEET * sizeof(float4);
 	extern __shared__ __align__(128) uint8_t shared[];
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slots = a.slots;
 	if (type::TABLE_BYTES && (uint32_t)__cvta_generic_to_shared(shared) != TABLES_AT)
 		__trap();
 	uint8_t *tables = shared;
 	uint2 *digits = (uint2 *)(shared + type::TABLE_BYTES);
-	float *meets = (float *)(digits + RUNS * RUN_DIGITS);
-	float *all_sums = meets + slots * RUNS * MEET, *x_scales = all_sums + FINISHERS * 16 * RUNS;
+	float4 *meets = (float4 *)(digits + RUNS * RUN_DIGITS);
+	float *all_sums = (float *)(meets + slots * RUNS * MEET), *x_scales = all_sums + FINISHERS * 16 * RUNS;
 	uint64_t *barriers = (uint64_t *)(x_scales + RUNS);
 	int4 *shares = (int4 *)(barriers + BARRIERS);
 	float *hidden = (float *)(shares + SHARES); /* the row that is next */
@@ -350,7 +352,7 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 		while (at.left) {
 			if (turn == warp - WORKERS - 1) {
 				barrier_wait(done + 8 * slot, parity);
-				finish_stage(a, at, meets + slot * (RUNS * MEET), sums, full + 8 * slot, lane);
+				finish_stage<MEET>(a, at, meets + slot * (RUNS * MEET), sums, full + 8 * slot, lane);
 			}
 			turn = turn + 1 == FINISHERS ? 0 : turn + 1;
 			next_stage(a, shares, at);
@@ -371,10 +373,9 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 				 barriers_at = full, meets_at = (uint32_t)((uint8_t *)(meets + first_run * MEET) - shared);
 		digits += 2 * warp * RUN_DIGITS;
 		x_scales += 2 * warp;
-		struct kept kept = {4u * lane, 0x002b1908, a.one, a.two, a.upper};
+		struct kept kept = {4u * lane, 0x002b1908};
 		asm volatile("" : "+r"(kept.lane4), "+r"(kept.three));
 		typename type::columns columns;
-		float x_scale = 0; /* lane 0: of the first run, lane 1: of the second */
 		while (at.left) {
 			bool down = at.segment >= 2;
 			int runs = down ? a.ff_runs : a.in_runs, pieces = down ? a.ff_pieces : a.in_pieces;
@@ -412,30 +413,27 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 					}
 					write_two_digits(v, digits, x_scales);
 					__syncwarp();
-					type::read_columns(digits, lane, columns);
-					x_scale = x_scales[lane & 1];
+					type::read_columns(digits, x_scales, lane, columns);
 					__syncwarp();
 				}
 				left -= n;
 				piece = 0;
 				task++;
-				uint32_t here = mine + slot * stage_bytes, meet_at = meets_at + slot * (RUNS * MEET * 4);
+				uint32_t here = mine + slot * stage_bytes, meet_at = meets_at + slot * MEET_BYTES;
 				asm("" : "+r"(here), "+r"(meet_at));
 #pragma unroll 1
 				for (; n; n--) {
 					barrier_wait(barriers_at + 8 * slot, parity);
-					float *meet = (float *)(shared + meet_at);
-					if (lane < 2)
-						meet[48 + lane * type::APART * MEET] = x_scale;
-					type::two_runs(shared + here, first_run, stride8, lane, kept, columns, meet);
+					type::two_runs(
+						shared + here, first_run, stride8, lane, kept, columns, (float4 *)(shared + meet_at));
 					here += stage_bytes;
 					__syncwarp();
 					if (!lane)
 						barrier_arrive(barriers_at + 8 * SLOTS + 8 * slot);
-					meet_at += RUNS * MEET * 4;
+					meet_at += MEET_BYTES;
 					if (slot++ == last) {
 						here -= stage_bytes * slot;
-						meet_at -= RUNS * MEET * 4 * slot;
+						meet_at -= MEET_BYTES * slot;
 						slot = 0;
 						parity ^= 1;
 					}
@@ -455,21 +453,23 @@ template <int T> static constexpr size_t fixed_bytes(int n_ff)
 		   (size_t)n_ff * sizeof(float);
 }
 
-static size_t slot_bytes(const struct expert_args *a)
+template <int T> static size_t bytes_of(const struct expert_args *a, size_t slots)
 {
-	return (size_t)a->stage_bytes + RUNS * MEET * sizeof(float);
+	return fixed_bytes<T>(a->n_ff) +
+		   slots * ((size_t)a->stage_bytes + RUNS * expert_type<T>::MEET * sizeof(float4));
 }
 
 template <int T> static bool launch_as(struct cuda_backend *b, struct expert_args *a)
 {
 	static_assert(mma_cut<T, false>::CHUNK == IN_ORDER, "sums in another order");
-	static_assert((fixed_bytes<T>(0)) % 128 == 0 && RUNS * MEET * sizeof(float) % 128 == 0, "slow copies");
+	static_assert((fixed_bytes<T>(0)) % 128 == 0 && RUNS * expert_type<T>::MEET * sizeof(float4) % 128 == 0,
+		"slow copies");
 	static size_t allowed;
 	static_assert(2 * SLOTS + 3 <= BARRIERS, "barriers");
-	a->one = 1, a->two = 2, a->upper = 256;
-	size_t slots = (b->max_shared - fixed_bytes<T>(a->n_ff)) / slot_bytes(a);
-	a->slots = slots < SLOTS ? (int)slots : SLOTS;
-	size_t bytes = fixed_bytes<T>(a->n_ff) + (size_t)a->slots * slot_bytes(a);
+	a->slots = SLOTS;
+	while (a->slots > 3 && bytes_of<T>(a, (size_t)a->slots) > b->max_shared)
+		a->slots--;
+	size_t bytes = bytes_of<T>(a, (size_t)a->slots);
 	if (!cuda_allow_shared(b, (const void *)experts_kernel<T>, bytes, &allowed))
 		return false;
 	cuda_launch(b, experts_kernel<T>, dim3((unsigned)b->n_sm), THREADS, bytes, *a);
@@ -517,9 +517,8 @@ bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *j
 		return false;
 	struct expert_args a;
 	set_shape(&a, job);
-	size_t fixed =
-		g->type == DTYPE_Q2_K ? fixed_bytes<DTYPE_Q2_K>(a.n_ff) : fixed_bytes<DTYPE_IQ2_XXS>(a.n_ff);
-	return fixed + 3 * slot_bytes(&a) <= b->max_shared;
+	return (g->type == DTYPE_Q2_K ? bytes_of<DTYPE_Q2_K>(&a, 3) : bytes_of<DTYPE_IQ2_XXS>(&a, 3)) <=
+		   b->max_shared;
 }
 
 /* Whether two jobs can go in one launch */

@@ -13,15 +13,15 @@
  *             and 4 to 6 are their digits. Bytes are masked, not shifted: step j of four has 4^j times its weights, undone at the
  *             end. Minima are multiplied by sums of 16 digits, which are 12 bits and so two columns each.
  *
- * first_run: of a warp. read_columns: from the digits of the two. fill_tables: by thread `first` of `threads`. lane_place: on from
- * row r of the first run. Results: meet[16 digit + row], and those of the second run APART * MEET floats on.
+ * first_run: of a warp. read_columns: from the digits of the two and the scales of x, APART runs from each other. lane_place: on from
+ * row r of the first run. Results: a float4 per row, three digits and the scale of x; a run has MEET of them, rows 8 and more at 10 and
+ * more, so that what a warp writes at once is in banks of its own.
  */
 #ifndef GLM_KERNELS_CUDA_EXPERTS_TYPES_CUH
 #define GLM_KERNELS_CUDA_EXPERTS_TYPES_CUH
 
 #include "kernels/cuda/cuda_product_mma.cuh"
 
-#define MEET 52 /* floats of a run and tile: three digits of 16 rows, the scale of x */
 #define TABLES_AT                                                                                            \
 	1024 /* where tables are in shared memory: where the part begins whose size the launch chooses */
 
@@ -46,19 +46,11 @@ static __device__ __forceinline__ void mma_k16(int d[4], uint32_t a0, uint32_t a
 
 template <int T> struct expert_type;
 
-/* What the compiler is not to make anew each time. Sums and shifts by multiplication: the units for them have less to do. */
+/* What the compiler is not to make anew each time */
 struct kept {
-	uint32_t lane4;           /* 4 times the lane */
-	uint32_t three;           /* the magnitudes 8, 25, 43 */
-	uint32_t one, two, upper; /* 1, 2, 256 */
+	uint32_t lane4; /* 4 times the lane */
+	uint32_t three; /* the magnitudes 8, 25, 43 */
 };
-
-static __device__ __forceinline__ uint32_t times_and(uint32_t a, uint32_t b, uint32_t c)
-{
-	uint32_t d;
-	asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-	return d;
-}
 
 /* Two runs of x, eight values each in this lane, as write_digits leaves them */
 static __device__ __forceinline__ void write_two_digits(const float v[2][8], uint2 *digits, float scales[2])
@@ -102,10 +94,11 @@ static __device__ __forceinline__ void write_two_digits(const float v[2][8], uin
 }
 
 template <> struct expert_type<DTYPE_IQ2_XXS> {
-	static constexpr int RUN = 66, TABLE_BYTES = 65536, APART = 2;
+	static constexpr int RUN = 66, TABLE_BYTES = 65536, APART = 2, MEET = 18;
 	struct columns {
 		uint2 two[4][4]; /* high and middle digit */
 		uint2 one[4][2]; /* low digit: even steps in even columns, odd ones in odd */
+		float x_scale;
 	};
 	/* even or odd, so that the warps of a scheduler have both, which differ in work */
 	static __device__ __forceinline__ int first_run(int warp)
@@ -113,9 +106,11 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 		return warp / 2 * 4 + ((warp ^ warp >> 2) & 1);
 	}
 	static __device__ __forceinline__ int lane_place(int lane) { return (lane & 2) * RUN + 8 * (lane & 1); }
-	static __device__ __forceinline__ void read_columns(const uint2 *digits, int lane, struct columns &b)
+	static __device__ __forceinline__ void read_columns(
+		const uint2 *digits, const float *x_scales, int lane, struct columns &b)
 	{
 		int c = lane % 4, n = lane / 4;
+		b.x_scale = x_scales[c / 2];
 #pragma unroll
 		for (int h = 0; h < 4; h++)
 #pragma unroll
@@ -143,18 +138,18 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 	{
 		uint32_t row = pick_bytes(index_word, kept.lane4, 0x5504 | index_byte << 4),
 				 sign = pick_bytes(signs << j, kept.lane4, 0x5504 | j << 4);
-		uint32_t g, s, upper;
+		uint32_t g, s, both;
 		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(g) : "r"(row), "n"(TABLES_AT));
 		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(s) : "r"(sign), "n"(TABLES_AT + 128));
-		uint32_t both = times_and(g, kept.one, s);
-		asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(upper) : "r"(both), "r"(kept.upper), "r"(0));
+		/* no bit is in both; a sum in the multiplying units, which have less to do */
+		asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(both) : "r"(g), "r"(1), "r"(s));
 		lo = pick_bytes(kept.three, 0x00d5e7f8, both);
-		hi = pick_bytes(kept.three, 0x00d5e7f8, upper);
+		hi = pick_bytes(kept.three, 0x00d5e7f8, both >> 16);
 	}
 	/* ODD: the number of the runs */
 	template <bool ODD>
 	static __device__ __forceinline__ void go(const uint8_t *p, int stride8, int lane,
-		const struct kept &kept, const struct columns &b, float *meet)
+		const struct kept &kept, const struct columns &b, float4 *meet)
 	{
 		int c = lane % 4, w[2][3];
 #pragma unroll
@@ -189,7 +184,7 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 			}
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				int scale = (int)times_and(words[i][ODD ? 1 : 2] >> 28, kept.two, kept.one);
+				int scale = (int)(words[i][ODD ? 1 : 2] >> 27 | 1);
 				int a[3] = {two[2 * i], two[2 * i + 1], even[2 * i] + odd[2 * i + 1]};
 #pragma unroll
 				for (int k = 0; k < 3; k++)
@@ -198,17 +193,18 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 		}
 		/* two lanes have a part each of both rows: each ends with the whole of one */
 		float unit = half_float(get16(p + (c & 1 ? stride8 - 8 : 0))) * 0.125f;
-		float *to = meet + (c & 2) * MEET + lane / 4 + (c & 1 ? 8 : 0);
+		float v[3];
 #pragma unroll
 		for (int k = 0; k < 3; k++) {
 			int sum =
 				(c & 1 ? w[1][k] : w[0][k]) + __shfl_xor_sync(0xffffffffu, c & 1 ? w[0][k] : w[1][k], 1);
-			to[16 * k] = __fmul_rn(unit, (float)sum);
+			v[k] = __fmul_rn(unit, (float)sum);
 		}
+		meet[c / 2 * APART * MEET + lane / 4 + (c & 1) * 10] = make_float4(v[0], v[1], v[2], b.x_scale);
 	}
 	/* p: at this lane's place of row r; first: the number of the first run */
 	static __device__ __forceinline__ void two_runs(const uint8_t *p, int first, int stride8, int lane,
-		const struct kept &kept, const struct columns &b, float *meet)
+		const struct kept &kept, const struct columns &b, float4 *meet)
 	{
 		if (first & 1)
 			go<true>(p, stride8, lane, kept, b, meet);
@@ -218,20 +214,25 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 };
 
 template <> struct expert_type<DTYPE_Q2_K> {
-	static constexpr int RUN = 84, TABLE_BYTES = 0, APART = 1;
+	static constexpr int RUN = 84, TABLE_BYTES = 0, APART = 1, MEET = 20;
 	struct run_columns {
 		uint2 step[8];
 		uint32_t outer, mid; /* sums of 16 digits */
+		float x_scale;
 	};
 	struct columns {
 		struct run_columns run[2];
 	};
 	static __device__ __forceinline__ int first_run(int warp) { return 2 * warp; }
 	static __device__ __forceinline__ int lane_place(int) { return 0; }
-	static __device__ __forceinline__ void read_columns(const uint2 *digits, int lane, struct columns &b)
+	static __device__ __forceinline__ void read_columns(
+		const uint2 *digits, const float *x_scales, int lane, struct columns &b)
 	{
-		read_run(digits, lane, b.run[0]);
-		read_run(digits + RUN_DIGITS, lane, b.run[1]);
+#pragma unroll
+		for (int u = 0; u < 2; u++) {
+			read_run(digits + u * RUN_DIGITS, lane, b.run[u]);
+			b.run[u].x_scale = x_scales[u];
+		}
 	}
 	static __device__ __forceinline__ void read_run(const uint2 *digits, int lane, struct run_columns &b)
 	{
@@ -262,14 +263,14 @@ template <> struct expert_type<DTYPE_Q2_K> {
 	}
 	static __device__ void fill_tables(const struct cuda_tables *, uint8_t *, int, int) {}
 	static __device__ __forceinline__ void two_runs(const uint8_t *p, int, int stride8, int lane,
-		const struct kept &, const struct columns &b, float *meet)
+		const struct kept &, const struct columns &b, float4 *meet)
 	{
 		run<false>(p, stride8, lane, b.run[0], meet);
 		run<true>(p + RUN, stride8, lane, b.run[1], meet + MEET);
 	}
 	template <bool ODD>
 	static __device__ __forceinline__ void run(
-		const uint8_t *p, int stride8, int lane, const struct run_columns &b, float *meet)
+		const uint8_t *p, int stride8, int lane, const struct run_columns &b, float4 *meet)
 	{
 		int c = lane % 4;
 		uint32_t scales[2][2], least[2], word[2][2][2];
@@ -318,19 +319,17 @@ template <> struct expert_type<DTYPE_Q2_K> {
 		bool upper = c & 2;
 		const uint32_t head = *(const uint32_t *)(p + (upper ? stride8 : 0) + 80);
 		float unit = half_float(head & 0xffff), minimum = half_float(head >> 16);
-		float *to = meet + lane / 4 + (upper ? 8 : 0);
+		float v[2];
 #pragma unroll
 		for (int k = 0; k < 2; k++) {
 			int whole = upper ? all[2 + k] : all[k];
 			whole += __shfl_xor_sync(0xffffffffu, upper ? all[k] : all[2 + k], 2);
 			const int *l = k ? l1 : l0;
 			int least_sum = upper ? l[2] * 256 + l[3] : l[0] * 256 + l[1];
-			float v = __fmaf_rn(-minimum, (float)least_sum, __fmul_rn(unit, (float)(whole >> 6)));
-			if (!k)
-				to[c & 1 ? 32 : 0] = v;
-			else if (!(c & 1))
-				to[16] = v;
+			v[k] = __fmaf_rn(-minimum, (float)least_sum, __fmul_rn(unit, (float)(whole >> 6)));
 		}
+		float2 *to = (float2 *)(meet + lane / 4 + (upper ? 10 : 0));
+		to[c & 1] = make_float2(v[0], c & 1 ? b.x_scale : v[1]);
 	}
 };
 
