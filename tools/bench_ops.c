@@ -257,7 +257,7 @@ static void call_device_copy(struct op *o, int copy)
 
 /* ---- measuring ------------------------------------------------------------------------------------------ */
 
-/* One call; on a backend that defers many of them as one graph, which is how a step of decode enqueues them. */
+/* One call; on a backend that defers many of them as one graph, which is how a step of decode enqueues them, experts excepted. */
 static int work(void *user, struct err *e)
 {
 	struct op *o = user;
@@ -280,7 +280,7 @@ static int measure(struct op *o, struct err *e, const char *detail)
 	static uint64_t graphs;
 	struct bench_spread s;
 	/* as the model does: only steps of few rows are recorded */
-	o->graph = o->rows < CHUNK_ROWS ? ++graphs : 0;
+	o->graph = o->rows < CHUNK_ROWS && o->call != call_expert_ffn ? ++graphs : 0;
 	int rc = work(o, e); /* so that the next call, which warms up, can record */
 	if (rc || (rc = bench_time(o->bench, work, o, &s, e)))
 		return rc;

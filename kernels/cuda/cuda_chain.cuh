@@ -323,18 +323,21 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 			__syncthreads();
 			if (!threadIdx.x)
 				chain_leave(a.state, tag);
-			if (warp < own_runs) { /* one run for each warp: of row `row`, run w */
-				int row = warp >= runs, w = warp - row * runs, k = run_place<type::QUADS>(warp),
-					sums_at = row * n_in + 4 * (w * 32 + lane);
+			/* one run for each warp: of row `row`, run w */
+			int row = warp >= runs, w = warp - row * runs, k = run_place<type::QUADS>(warp),
+				sums_at = row * n_in + 4 * (w * 32 + lane);
+			float v[16];
+			if (warp < own_runs) {
 				/* what makes digits, and what is squared in rms_norm's order */
 				int at[4] = {k, k + (type::QUADS ? 16 : 4), sums_at, sums_at + n_in / 2};
-				float v[16];
 				take_values<4>(a.state->passed, at, tag, v);
 				double sum = warp_sum(add_squares(add_squares(0, make_float4(v[8], v[9], v[10], v[11])),
 					make_float4(v[12], v[13], v[14], v[15])));
 				if (!lane)
 					norm_sums[row][w] = sum;
-				asm volatile("bar.sync 15, %0;" ::"r"(own_runs * 32) : "memory");
+			}
+			__syncthreads();
+			if (warp < own_runs) {
 				float scale =
 					(float)rsqrt(warp_sum(lane < runs ? norm_sums[row][lane] : 0.0) / n_in + (double)a.eps);
 #pragma unroll
