@@ -109,7 +109,7 @@ int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uin
 	float seconds, char *backend, struct err *e)
 {
 	struct job j = {.b = b, .sizes = sizes, .n_sizes = n_sizes};
-	struct limits limits;
+	struct limits limits = {0};
 	struct engine *g = NULL;
 	j.samples = mem_new((size_t)n_sizes * (size_t)b->repeats, sizeof *j.samples);
 	int rc = common_opts_open(c, &g, e);
