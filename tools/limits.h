@@ -16,7 +16,8 @@ struct limits {
  * the same a minute later. Does nothing when the page cache takes part: it would hold what is read here. */
 int limits_measure_before(struct bench *b, const struct common_opts *c, struct limits *l, struct err *e);
 
-/* Measures and adds a figure for each to `section`. No engine may be open: it would share drive and card. */
+/* Measures and adds a figure for each to `section`. *l: zero, or as limits_measure_before left it. No engine may be open: it would share
+ * drive and card. */
 int limits_measure(struct bench *b, const struct common_opts *c, const char *section, const char *backend,
 	struct limits *l, struct err *e);
 
