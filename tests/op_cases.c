@@ -112,6 +112,8 @@ const int op_cases_n = ARRAY_LEN(op_cases);
 static void *device_new(struct op_pool *p, size_t bytes)
 {
 	void *d = NULL;
+	if (p->n_device == ARRAY_LEN(p->device))
+		bug("more than %d buffers in a case", p->n_device);
 	if (!p->rc)
 		p->rc = p->b->ops->alloc(p->b, MEM_DEVICE, bytes, &d, p->e);
 	p->device[p->n_device] = d;

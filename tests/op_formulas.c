@@ -277,15 +277,15 @@ FORMULA(query)
 		v[3] = products(
 			p, op_weight_new(p, 4, c->plain ? DTYPE_F32 : c->type, n, c->n_used, 1), x, NULL, rows, &s[3]);
 	}
+	const float *q_gain = op_floats(p, 8, (size_t)n_q), *kv_gain = op_floats(p, 9, (size_t)c->n_value),
+				*key_gain = op_floats(p, 10, (size_t)key), *key_bias = op_floats(p, 11, (size_t)key);
 	for (int r = 0; r < rows; r++) {
-		norm_carried(q + r * n_q, sq + r * n_q, op_floats(p, 8, (size_t)n_q), NULL, (double)1e-5f, n_q);
-		norm_carried(v[1] + r * kv, s[1] + r * kv, op_floats(p, 9, (size_t)c->n_value), NULL, (double)1e-5f,
-			c->n_value);
+		norm_carried(q + r * n_q, sq + r * n_q, q_gain, NULL, (double)1e-5f, n_q);
+		norm_carried(v[1] + r * kv, s[1] + r * kv, kv_gain, NULL, (double)1e-5f, c->n_value);
 		rotate(angles + r * c->dim, v[1] + r * kv + c->n_value, s[1] + r * kv + c->n_value, c->dim);
 		if (!key)
 			continue;
-		norm_carried(v[2] + r * key, s[2] + r * key, op_floats(p, 10, (size_t)key),
-			op_floats(p, 11, (size_t)key), (double)1e-6f, key);
+		norm_carried(v[2] + r * key, s[2] + r * key, key_gain, key_bias, (double)1e-6f, key);
 		rotate(angles + r * c->dim, v[2] + r * key, s[2] + r * key, c->dim);
 	}
 	v[0] = products(p, op_weight_new(p, 5, c->type, n_q, c->top_k, 1), q, sq, rows, &s[0]);

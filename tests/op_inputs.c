@@ -3,6 +3,7 @@
 #include "tests/op_inputs.h"
 
 #include "src/base/half.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
@@ -86,6 +87,8 @@ void op_random_blocks(uint64_t seed, int tag, enum dtype type, void *out, size_t
 
 void *op_host_new(struct op_pool *p, size_t bytes)
 {
+	if (p->n_host == ARRAY_LEN(p->host))
+		bug("more than %d buffers in a case", p->n_host);
 	return p->host[p->n_host++] = mem_new(bytes ? bytes : 1, 1);
 }
 
