@@ -2,6 +2,7 @@
 /* Planning, opening and closing of the streaming source. */
 #include "stream/loader_internal.h"
 
+#include "src/base/cond.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -136,7 +137,6 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 	struct loader *l = NEW(struct loader);
 	struct cache_config c;
 	uint64_t *bytes = NULL;
-	pthread_condattr_t attr;
 	pthread_mutexattr_t mutex;
 	int rc;
 
@@ -151,10 +151,7 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 	pthread_mutexattr_settype(&mutex, PTHREAD_MUTEX_ADAPTIVE_NP);
 	pthread_mutex_init(&l->lock, &mutex);
 	pthread_mutexattr_destroy(&mutex);
-	pthread_condattr_init(&attr);
-	pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-	pthread_cond_init(&l->landed, &attr);
-	pthread_condattr_destroy(&attr);
+	cond_init(&l->landed);
 
 	if ((rc = loader_open_reader(o, &l->reader, e)) ||
 		(rc = extent_table_from_gguf(&l->table, o->file, l->reader, e)) ||

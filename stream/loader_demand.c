@@ -6,12 +6,12 @@
 #include "stream/loader_internal.h"
 
 #include "src/base/clock.h"
+#include "src/base/cond.h"
 #include "src/base/log.h"
 #include "src/base/num.h"
 
 #include <errno.h>
 #include <sched.h>
-#include <time.h>
 
 #define AWAIT_POLL_MS 50 /* how often a wait looks at the cancel flag */
 #define WATCH_NS      1000000
@@ -186,14 +186,8 @@ static bool watch_landed(struct loader *l, unsigned before)
 /* Sleeps until something lands, for a moment at most. Caller holds the lock. */
 static void wait_landed(struct loader *l)
 {
-	struct timespec t;
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	t.tv_nsec += AWAIT_POLL_MS * 1000000l;
-	if (t.tv_nsec >= 1000000000l) {
-		t.tv_nsec -= 1000000000l;
-		t.tv_sec++;
-	}
-	pthread_cond_timedwait(&l->landed, &l->lock, &t);
+	struct timespec until = cond_deadline(AWAIT_POLL_MS * 1000000u);
+	pthread_cond_timedwait(&l->landed, &l->lock, &until);
 }
 
 /* The ref has a pin on this slot; if the slot is being filled on a guess, somebody waits for it now. */

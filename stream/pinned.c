@@ -4,11 +4,11 @@
 #include "stream/pinned.h"
 
 #include "src/base/clock.h"
+#include "src/base/cond.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
 #include <sched.h>
-#include <time.h>
 
 #define TOUCHERS_MAX 4                  /* more are no faster */
 #define TOUCH_STEP   ((size_t)16 << 20) /* taken by a thread at a time */
@@ -58,11 +58,7 @@ static void touch(struct pinned *p, size_t from, size_t end)
 /* Until the step that begins at `ready` is wanted, or its time has come. False: stop. */
 static bool wait_turn(struct pinned *p, size_t ready, uint64_t pause_ns)
 {
-	struct timespec until;
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	uint64_t ns = (uint64_t)until.tv_nsec + pause_ns;
-	until.tv_sec += (time_t)(ns / 1000000000u);
-	until.tv_nsec = (long)(ns % 1000000000u);
+	struct timespec until = cond_deadline(pause_ns);
 	bool over = false;
 	pthread_mutex_lock(&p->lock);
 	while (!atomic_load(&p->stop) && p->wanted <= ready && !(p->at_leisure && over)) {
@@ -112,11 +108,7 @@ int pinned_start(struct pinned *p, struct copier *c, size_t bytes, size_t step, 
 	if (!(p->base = mem_try_map(bytes)))
 		return err_set(e, ERR_MEMORY, "no memory for %.3f GB to be pinned", (double)bytes / 1e9);
 	pthread_mutex_init(&p->lock, NULL);
-	pthread_condattr_t mono;
-	pthread_condattr_init(&mono);
-	pthread_condattr_setclock(&mono, CLOCK_MONOTONIC);
-	pthread_cond_init(&p->news, &mono);
-	pthread_condattr_destroy(&mono);
+	cond_init(&p->news);
 	int rc = pthread_create(&p->thread, NULL, pinned_main, p);
 	if (rc)
 		return err_errno(e, rc, "the thread that pins memory does not start");

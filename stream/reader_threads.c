@@ -10,6 +10,7 @@
 #include "stream/reader_engine.h"
 
 #include "src/base/clock.h"
+#include "src/base/cond.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 
@@ -118,11 +119,7 @@ static int threads_open(const struct reader_setup *s, void **state, char *why, s
 	p->lanes = NEW_ARRAY(struct pool_lane, p->n_lanes);
 	p->threads = NEW_ARRAY(pthread_t, (size_t)p->n_lanes * p->per_lane);
 	pthread_mutex_init(&p->lock, NULL);
-	pthread_condattr_t mono;
-	pthread_condattr_init(&mono);
-	pthread_condattr_setclock(&mono, CLOCK_MONOTONIC);
-	pthread_cond_init(&p->news, &mono);
-	pthread_condattr_destroy(&mono);
+	cond_init(&p->news);
 	for (unsigned i = 0; i < p->n_lanes; i++) {
 		p->lanes[i].pool = p;
 		pthread_cond_init(&p->lanes[i].work, NULL);

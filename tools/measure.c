@@ -64,6 +64,18 @@ static int list_experts(struct disk_job *j, struct measure_disk *out, struct err
 	return 0;
 }
 
+/* j->flight slots of j->slot bytes */
+static int map_slots(struct disk_job *j, const char *what, struct err *e)
+{
+	j->memory_bytes = j->flight * j->slot;
+	j->memory = mem_try_map(j->memory_bytes);
+	if (!j->memory)
+		return err_set(e, ERR_MEMORY, "no memory for %u %s of %zu bytes", j->flight, what, j->slot);
+	j->left = NEW_ARRAY(unsigned, j->flight);
+	reader_register(j->reader, j->memory, j->memory_bytes);
+	return 0;
+}
+
 static int take_memory(struct disk_job *j, unsigned in_flight, const struct measure_disk *m, struct err *e)
 {
 	uint64_t slices = (uint64_t)(m->expert_bytes / (double)reader_slice(j->reader) + m->requests);
@@ -72,13 +84,7 @@ static int take_memory(struct disk_job *j, unsigned in_flight, const struct meas
 	j->flight = (unsigned)MIN(MAX(want, in_flight ? 1u : 2u), MIN(FLIGHT_MOST, j->n));
 	if (!in_flight && (uint64_t)j->flight * j->slot > MEMORY_MOST)
 		j->flight = MAX((unsigned)(MEMORY_MOST / j->slot), 2u);
-	j->memory_bytes = j->flight * j->slot;
-	j->memory = mem_try_map(j->memory_bytes);
-	if (!j->memory)
-		return err_set(e, ERR_MEMORY, "no memory for %u experts of %zu bytes", j->flight, j->slot);
-	j->left = NEW_ARRAY(unsigned, j->flight);
-	reader_register(j->reader, j->memory, j->memory_bytes);
-	return 0;
+	return map_slots(j, "experts", e);
 }
 
 /* Starts the next expert in a slot; returns the bytes of it. */
@@ -139,13 +145,7 @@ static int take_buffers(struct disk_job *j, struct err *e)
 	uint64_t slice = reader_slice(j->reader);
 	j->flight = reader_few(j->reader);
 	j->slot = (size_t)num_align_up(slice + slice / 2 + READER_SLICE_MIN, READER_SLICE_MIN);
-	j->memory_bytes = j->flight * j->slot;
-	j->memory = mem_try_map(j->memory_bytes);
-	if (!j->memory)
-		return err_set(e, ERR_MEMORY, "no memory for %u buffers of %zu bytes", j->flight, j->slot);
-	j->left = NEW_ARRAY(unsigned, j->flight);
-	reader_register(j->reader, j->memory, j->memory_bytes);
-	return 0;
+	return map_slots(j, "buffers", e);
 }
 
 /* The place in the list that reading by slices has come to. */

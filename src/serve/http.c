@@ -8,6 +8,7 @@
 #include "src/serve/http.h"
 
 #include "src/base/clock.h"
+#include "src/base/cond.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -127,13 +128,7 @@ static void *watch(void *arg)
 	struct http *h = arg;
 	pthread_mutex_lock(&h->lock);
 	while (!h->stop) {
-		struct timespec until;
-		clock_gettime(CLOCK_MONOTONIC, &until);
-		until.tv_nsec += 250000000;
-		if (until.tv_nsec >= 1000000000) {
-			until.tv_sec++;
-			until.tv_nsec -= 1000000000;
-		}
+		struct timespec until = cond_deadline(250000000);
 		pthread_cond_timedwait(&h->wake, &h->lock, &until);
 		unsigned n = cut_late(h);
 		pthread_mutex_unlock(&h->lock);
@@ -503,11 +498,7 @@ int http_open(const struct http_options *o, const struct http_calls *calls, stru
 	h->options = *o;
 	h->calls = *calls;
 	pthread_mutex_init(&h->lock, NULL);
-	pthread_condattr_t monotonic;
-	pthread_condattr_init(&monotonic);
-	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&h->wake, &monotonic);
-	pthread_condattr_destroy(&monotonic);
+	cond_init(&h->wake);
 	int rc = open_socket(h, &fd, e);
 	if (!rc) {
 		*out = h; /* before there are threads that use what the caller keeps here */

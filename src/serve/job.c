@@ -2,13 +2,13 @@
 /* Jobs, events, and the mailbox between the two threads. */
 #include "src/serve/job.h"
 
+#include "src/base/cond.h"
 #include "src/base/mem.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 struct mailbox {
 	atomic_int holders;
@@ -33,11 +33,7 @@ struct mailbox *mailbox_new(void)
 	struct mailbox *m = NEW(struct mailbox);
 	atomic_init(&m->holders, 1);
 	pthread_mutex_init(&m->lock, NULL);
-	pthread_condattr_t monotonic;
-	pthread_condattr_init(&monotonic);
-	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-	pthread_cond_init(&m->more, &monotonic);
-	pthread_condattr_destroy(&monotonic);
+	cond_init(&m->more);
 	m->last = &m->first;
 	return m;
 }
@@ -95,14 +91,7 @@ void mailbox_put(struct mailbox *m, struct job_event *v)
 
 struct job_event *mailbox_take(struct mailbox *m, int timeout_ms)
 {
-	struct timespec until;
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_sec += timeout_ms / 1000;
-	until.tv_nsec += (long)(timeout_ms % 1000) * 1000000;
-	if (until.tv_nsec >= 1000000000) {
-		until.tv_sec++;
-		until.tv_nsec -= 1000000000;
-	}
+	struct timespec until = cond_deadline((uint64_t)timeout_ms * 1000000);
 	pthread_mutex_lock(&m->lock);
 	while (!m->first && pthread_cond_timedwait(&m->more, &m->lock, &until) != ETIMEDOUT)
 		;

@@ -6,6 +6,7 @@
 #include "src/serve/scheduler.h"
 
 #include "src/base/clock.h"
+#include "src/base/cond.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -507,12 +508,8 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 	s->look.healthy = true;
 	s->finished = true; /* until the thread runs */
 	pthread_mutex_init(&s->lock, NULL);
-	pthread_condattr_t monotonic;
-	pthread_condattr_init(&monotonic);
-	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&s->wake, NULL);
-	pthread_cond_init(&s->ended, &monotonic);
-	pthread_condattr_destroy(&monotonic);
+	cond_init(&s->ended);
 	int rc = 0;
 	for (; s->n_slots < n_sessions && !rc; s->n_slots += !rc)
 		rc = session_new(g, &s->slots[s->n_slots].session, e);
@@ -570,14 +567,7 @@ enum scheduler_answer scheduler_submit(
 
 void scheduler_stop(struct scheduler *s, unsigned grace_ms)
 {
-	struct timespec until;
-	clock_gettime(CLOCK_MONOTONIC, &until);
-	until.tv_sec += grace_ms / 1000;
-	until.tv_nsec += (long)(grace_ms % 1000) * 1000000;
-	if (until.tv_nsec >= 1000000000) {
-		until.tv_sec++;
-		until.tv_nsec -= 1000000000;
-	}
+	struct timespec until = cond_deadline((uint64_t)grace_ms * 1000000);
 	pthread_mutex_lock(&s->lock);
 	s->stopping = true;
 	pthread_cond_signal(&s->wake);
