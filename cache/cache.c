@@ -1,73 +1,19 @@
 /* SPDX-License-Identifier: MIT */
-/*
- * The expert cache. Everything is a slot: index[key] names the slot where an expert is or is being put, slots
- * hold key, state and pins, the policy orders keys in one list per (tier, class), the arenas hand out slot
- * numbers.
- *
- * Slot numbers: tier 0 [0, first[1]), tier 1 [first[1], first[2]), staging [first[2], n_slots).
- */
-#include "cache/cache.h"
+/* The expert cache: operations. What is kept and how: cache_internal.h. */
+#include "cache/cache_internal.h"
 
-#include "cache/cache_classes.h"
-#include "cache/slab.h"
 #include "src/base/log.h"
-#include "src/base/mem.h"
 #include "src/base/num.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define STAGING 2 /* in first[] */
 
 /* After that many slabfuls of evictions of a class the ages of the classes are compared; a slab changes hands
  * when the other class's oldest key is older by half. At worst one eviction in sixteen is due to such a move.
  */
 #define REBALANCE_SLABFULS 16
 
-struct slot {
-	int32_t key; /* -1: FREE */
-	int32_t
-		from; /* FILLING by a promotion or a staged copy: the pinned tier 1 slot with the bytes; else -1 */
-	uint32_t pins;
-	uint8_t state;
-	bool prefetched; /* reserved by a prefetch and not demanded since */
-};
-
-struct cache {
-	/* constant after cache_new */
-	int n_layers, n_experts, n_keys, n_slots;
-	uint64_t *layer_bytes; /* [n_layers] */
-	int8_t *layer_class;   /* [n_layers], -1: no experts */
-	int32_t first[STAGING + 1];
-	uint64_t staging_offset, staging_bytes; /* of the first staging slot; of one */
-	uint64_t prefetch_cold;
-	uint64_t metadata_bytes;
-	/* changing */
-	struct policy policy;
-	struct slab_arena arena[CACHE_TIERS];
-	struct slot *slots; /* [n_slots] */
-	int32_t *index;     /* [n_keys] slot in tier 0 or 1, -1: in neither */
-	int32_t *staged;    /* [n_keys] staging slot, -1: none */
-	uint64_t *last_use; /* [n_keys] clock of the last demand access or insertion into tier 0 */
-	uint64_t clock;     /* demand accesses so far */
-	uint32_t evicted_since[CACHE_TIERS][SLAB_MAX_CLASSES]; /* since ages were last compared */
-	struct cache_move *moves;                              /* [max_moves] of the last plan */
-	int n_moves, max_moves;
-	struct cache_stats stats;
-};
-
 /* ---- small helpers ---- */
-
-static int tier_of(const struct cache *c, int32_t slot)
-{
-	return slot >= c->first[1];
-}
-
-static int class_of(const struct cache *c, int32_t key)
-{
-	return c->layer_class[key / c->n_experts];
-}
 
 static uint64_t bytes_of(const struct cache *c, int32_t key)
 {
@@ -87,22 +33,8 @@ static int32_t key_of(const struct cache *c, int layer, int expert)
 	return layer * c->n_experts + expert;
 }
 
-static bool slot_evictable(const struct slot *s)
-{
-	return s->state == CACHE_READY && !s->pins;
-}
-
-static bool key_evictable(const void *ctx, int32_t key)
-{
-	const struct cache *c = ctx;
-	int32_t slot = c->index[key];
-	return slot >= 0 && slot_evictable(&c->slots[slot]);
-}
-
 static uint64_t offset_of(const struct cache *c, int32_t slot)
 {
-	if (slot >= c->first[STAGING])
-		return c->staging_offset + (uint64_t)(slot - c->first[STAGING]) * c->staging_bytes;
 	int t = tier_of(c, slot);
 	return slab_offset(&c->arena[t], slot - c->first[t]);
 }
@@ -114,7 +46,7 @@ static struct slot *used_slot(struct cache *c, int32_t slot)
 	return &c->slots[slot];
 }
 
-/* Slot of an arena (not staging) back to its free list. */
+/* Back to the free list of its arena. */
 static void slot_release(struct cache *c, int32_t slot)
 {
 	int t = tier_of(c, slot);
@@ -124,7 +56,8 @@ static void slot_release(struct cache *c, int32_t slot)
 
 static void slot_fill(struct cache *c, int32_t slot, int32_t key)
 {
-	c->slots[slot] = (struct slot){.key = key, .from = -1, .state = CACHE_FILLING};
+	c->slots[slot] =
+		(struct slot){.key = key, .from = -1, .state = CACHE_FILLING, .staging = c->slots[slot].staging};
 }
 
 static int32_t take(struct cache *c, int tier, int class_id)
@@ -184,10 +117,10 @@ static int coldest_slab(const struct cache *c, int tier, int class_id, int only_
 		bool free_to_go = true;
 		for (int i = 0; free_to_go && i < slab_capacity(a, k); i++) {
 			const struct slot *slot = &c->slots[c->first[tier] + s * a->per_slab + i];
-			if (slot->state == CACHE_FREE)
+			if (slot->state == CACHE_FREE && !slot->staging)
 				continue;
-			free_to_go = slot_evictable(slot);
-			sum += (double)c->last_use[slot->key];
+			free_to_go = slot_evictable(slot) && !slot->staging;
+			sum += free_to_go ? (double)c->last_use[slot->key] : 0;
 		}
 		double mean = sum / a->slab_used[s];
 		if (free_to_go && (best < 0 || mean < best_mean)) {
@@ -327,21 +260,70 @@ void cache_hint(struct cache *c, int layer, int expert)
 	c->policy.ops->hint(&c->policy, key);
 }
 
+/* ---- staging ---- */
+
+/* One staging slot more: a free slot, or a victim's. -1: there are as many as may be, or nobody can leave. */
+static int32_t lend(struct cache *c)
+{
+	int32_t slot;
+	if (c->n_lent == c->n_staging || make_room(c, 0, c->largest_key, CACHE_PREFILL, &slot) != CACHE_OK)
+		return -1;
+	c->slots[slot].staging = true;
+	c->lent[c->n_lent++] = slot;
+	return slot;
+}
+
+/* The i-th staging slot, which is FREE, is a slot like any other again. */
+static void take_back(struct cache *c, int i)
+{
+	slot_release(c, c->lent[i]);
+	c->lent[i] = c->lent[--c->n_lent];
+}
+
+static void staging_release(struct cache *c, int32_t slot)
+{
+	c->staged[c->slots[slot].key] = -1;
+	c->slots[slot] = (struct slot){.key = -1, .from = -1, .staging = true};
+	int i = 0;
+	while (c->lent[i] != slot)
+		i++;
+	if (!c->keep_lent)
+		take_back(c, i);
+}
+
+void cache_begin_step(struct cache *c, enum cache_use use, struct cache_plan *plan)
+{
+	*plan = (struct cache_plan){.slot = -1, .source = -1, .moves = c->moves};
+	c->n_moves = 0;
+	c->keep_lent = use == CACHE_PREFILL;
+	if (c->keep_lent)
+		while (lend(c) >= 0)
+			;
+	for (int i = c->n_lent - 1; !c->keep_lent && i >= 0; i--)
+		if (c->slots[c->lent[i]].state == CACHE_FREE)
+			take_back(c, i);
+	plan->n_moves = c->n_moves;
+}
+
 static enum cache_answer reserve_staging(struct cache *c, int32_t key, struct cache_plan *plan)
 {
-	int32_t in = c->index[key], slot = c->first[STAGING];
-	while (slot < c->n_slots && c->slots[slot].state != CACHE_FREE)
-		slot++;
-	if (slot == c->n_slots) {
+	int32_t in = c->index[key], slot = -1;
+	if (in >= 0)
+		c->slots[in].pins++;
+	for (int i = 0; i < c->n_lent && slot < 0; i++)
+		slot = c->slots[c->lent[i]].state == CACHE_FREE ? c->lent[i] : -1;
+	if (slot < 0)
+		slot = lend(c);
+	plan->n_moves = c->n_moves;
+	if (slot < 0) {
+		if (in >= 0)
+			c->slots[in].pins--;
 		c->stats.full++;
 		return CACHE_FULL;
 	}
 	slot_fill(c, slot, key);
 	c->slots[slot].pins = 1;
-	if (in >= 0) {
-		c->slots[in].pins++;
-		c->slots[slot].from = plan->source = in;
-	}
+	c->slots[slot].from = plan->source = in;
 	c->staged[key] = slot;
 	plan->slot = slot;
 	return CACHE_OK;
@@ -428,20 +410,14 @@ void cache_commit(struct cache *c, int32_t slot)
 		bug("slot %d committed twice", slot);
 	s->state = CACHE_READY;
 	if (s->from >= 0) {
-		if (slot >= c->first[STAGING])
+		if (s->staging)
 			c->slots[s->from].pins--;
 		else
 			slot_release(c, s->from);
 		s->from = -1;
 	}
-	if (slot >= c->first[STAGING] && !s->pins)
+	if (s->staging && !s->pins)
 		bug("staging slot %d committed without a pin", slot);
-}
-
-static void staging_release(struct cache *c, int32_t slot)
-{
-	c->staged[c->slots[slot].key] = -1;
-	c->slots[slot] = (struct slot){.key = -1, .from = -1};
 }
 
 void cache_abort(struct cache *c, int32_t slot)
@@ -452,7 +428,7 @@ void cache_abort(struct cache *c, int32_t slot)
 		bug("slot %d aborted after its commit", slot);
 	if (from >= 0)
 		c->slots[from].pins--;
-	if (slot >= c->first[STAGING]) {
+	if (s->staging) {
 		staging_release(c, slot);
 		return;
 	}
@@ -475,7 +451,7 @@ void cache_unpin(struct cache *c, int32_t slot)
 	struct slot *s = used_slot(c, slot);
 	if (!s->pins)
 		bug("slot %d unpinned more often than pinned", slot);
-	if (!--s->pins && slot >= c->first[STAGING]) {
+	if (!--s->pins && s->staging) {
 		if (s->state != CACHE_READY)
 			bug("staging slot %d lost its last pin before its bytes came", slot);
 		staging_release(c, slot);
@@ -489,9 +465,8 @@ struct cache_slot cache_slot_get(const struct cache *c, int32_t slot)
 	if (slot < 0 || slot >= c->n_slots)
 		bug("no slot %d", slot);
 	const struct slot *s = &c->slots[slot];
-	bool staging = slot >= c->first[STAGING];
-	struct cache_slot out = {.tier = staging ? 0 : tier_of(c, slot),
-		.staging = staging,
+	struct cache_slot out = {.tier = tier_of(c, slot),
+		.staging = s->staging,
 		.state = (enum cache_state)s->state,
 		.layer = -1,
 		.expert = -1,
@@ -503,6 +478,11 @@ struct cache_slot cache_slot_get(const struct cache *c, int32_t slot)
 		out.bytes = bytes_of(c, s->key);
 	}
 	return out;
+}
+
+int32_t cache_staging_slot(const struct cache *c, int i)
+{
+	return i < c->n_lent ? c->lent[i] : -1;
 }
 
 int cache_n_slots(const struct cache *c)
@@ -532,9 +512,7 @@ void cache_layer_resident(const struct cache *c, int layer, int n[CACHE_TIERS])
 
 uint64_t cache_memory_bytes(const struct cache *c, int tier)
 {
-	if (tier == 1)
-		return c->arena[1].bytes;
-	return c->staging_offset + (uint64_t)(c->n_slots - c->first[STAGING]) * c->staging_bytes;
+	return c->arena[tier].bytes;
 }
 
 uint64_t cache_metadata_bytes(const struct cache *c)
@@ -556,210 +534,4 @@ uint64_t cache_wasted_bytes(const struct cache *c, int tier)
 		if (c->slots[i].state != CACHE_FREE)
 			used += bytes_of(c, c->slots[i].key);
 	return a->bytes - used;
-}
-
-/* ---- life ---- */
-
-void cache_free(struct cache *c)
-{
-	if (!c)
-		return;
-	if (c->policy.ops)
-		c->policy.ops->fini(&c->policy);
-	slab_fini(&c->arena[0]);
-	slab_fini(&c->arena[1]);
-	free(c->layer_bytes);
-	free(c->layer_class);
-	free(c->slots);
-	free(c->index);
-	free(c->staged);
-	free(c->last_use);
-	free(c->moves);
-	free(c);
-}
-
-static void *counted_new(struct cache *c, size_t n, size_t size)
-{
-	c->metadata_bytes += n * size;
-	return mem_try_new(n, size);
-}
-
-static double default_half_life(const struct cache *c, const struct cache_config *cfg)
-{
-	if (cfg->half_life > 0)
-		return cfg->half_life;
-	/* Experts that fit when every class gets the same share of its experts. */
-	double wanted = 0, bytes = 0;
-	const struct slab_arena *a = &c->arena[0];
-	for (int k = 0; k < a->classes.n; k++) {
-		wanted += (double)a->classes.n_wanted[k];
-		bytes += (double)a->classes.n_wanted[k] * (double)a->classes.bytes[k];
-	}
-	double tokens = CACHE_HALF_LIFE_TOKENS * (double)MAX(cfg->token_accesses, (uint64_t)1);
-	return MAX(CACHE_HALF_LIFE_SLOTS * floor((double)a->bytes * wanted / bytes), tokens);
-}
-
-static int policy_start(struct cache *c, const struct cache_config *cfg, struct err *e)
-{
-	int n_classes = c->arena[0].classes.n, list_keys[CACHE_TIERS * SLAB_MAX_CLASSES];
-	for (int i = 0; i < CACHE_TIERS * n_classes; i++)
-		list_keys[i] = (int)c->arena[0].classes.n_wanted[i % n_classes];
-	c->policy.env = (struct policy_env){.n_keys = c->n_keys,
-		.n_lists = CACHE_TIERS * n_classes,
-		.list_keys = list_keys,
-		.last_use = c->last_use,
-		.evictable = key_evictable,
-		.ctx = c,
-		.half_life = default_half_life(c, cfg),
-		.spare = cfg->textbook ? 0 : cfg->token_accesses + cfg->token_accesses / 16,
-		.next_use = cfg->next_use};
-	c->policy.ops = cfg->policy ? cfg->policy : &policy_lru;
-	if (c->policy.ops->needs_future && !cfg->next_use)
-		return err_set(e, ERR_USAGE, "policy %s needs to know the future: it can only be simulated",
-			c->policy.ops->name);
-	if (c->policy.ops->init(&c->policy))
-		return err_set(e, ERR_MEMORY, "no memory for the lists of policy %s", c->policy.ops->name);
-	c->policy.env.list_keys = NULL; /* only valid during init */
-	return 0;
-}
-
-static int cache_init(struct cache *c, const struct cache_config *cfg, struct err *e)
-{
-	struct slab_classes k;
-	cache_classes_make(cfg, &k);
-	uint64_t stage = cache_staging_bytes(cfg, &k);
-	if (cfg->tier_bytes[0] < stage || cfg->tier_bytes[0] - stage < k.bytes[0])
-		return err_set(e, ERR_MEMORY,
-			"an expert cache of %llu bytes cannot hold one expert of %llu bytes beside %llu bytes of staging",
-			(unsigned long long)cfg->tier_bytes[0], (unsigned long long)k.bytes[0],
-			(unsigned long long)stage);
-	c->n_layers = cfg->n_layers;
-	c->n_experts = cfg->n_experts;
-	c->n_keys = cfg->n_layers * cfg->n_experts;
-	c->prefetch_cold = cfg->prefetch_cold ? cfg->prefetch_cold : 2 * cfg->token_accesses;
-	c->staging_bytes = k.bytes[0];
-	/* No tier needs more than everything, and slot numbers must not run away with a huge budget. */
-	uint64_t align = cfg->align ? cfg->align : 1;
-	uint64_t arena_bytes[CACHE_TIERS] = {
-		num_align_down(cfg->tier_bytes[0] - stage, align), cfg->tier_bytes[1]};
-	if (arena_bytes[1] < k.bytes[0])
-		arena_bytes[1] = 0;
-	uint64_t everything = cache_everything_bytes(cfg) - stage;
-	for (int t = 0; t < CACHE_TIERS; t++) {
-		if (slab_init(&c->arena[t], MIN(arena_bytes[t], everything), &k, e))
-			return ERR_MEMORY;
-		c->first[t + 1] = c->first[t] + c->arena[t].n_slots;
-		c->max_moves = MAX(c->max_moves, MAX(c->arena[t].per_slab, CACHE_SPARE));
-	}
-	c->staging_offset = num_align_up(c->arena[0].bytes, align);
-	c->n_slots = c->first[STAGING] + cfg->n_staging;
-	size_t n_layers = (size_t)cfg->n_layers, n_keys = (size_t)c->n_keys;
-	c->metadata_bytes = sizeof *c;
-	for (int t = 0; t < CACHE_TIERS; t++)
-		c->metadata_bytes += (uint64_t)c->arena[t].n_slabs * 10 + (uint64_t)c->arena[t].n_slots * 8;
-	c->layer_bytes = counted_new(c, n_layers, sizeof *c->layer_bytes);
-	c->layer_class = counted_new(c, n_layers, sizeof *c->layer_class);
-	c->slots = counted_new(c, (size_t)c->n_slots, sizeof *c->slots);
-	c->index = counted_new(c, n_keys, sizeof *c->index);
-	c->staged = counted_new(c, n_keys, sizeof *c->staged);
-	c->last_use = counted_new(c, n_keys, sizeof *c->last_use);
-	c->moves = counted_new(c, (size_t)c->max_moves, sizeof *c->moves);
-	if (!c->layer_bytes || !c->layer_class || !c->slots || !c->index || !c->staged || !c->last_use ||
-		!c->moves)
-		return err_set(e, ERR_MEMORY, "no memory for the bookkeeping of %d experts", c->n_keys);
-	for (int l = 0; l < cfg->n_layers; l++) {
-		c->layer_bytes[l] = cfg->expert_bytes[l];
-		c->layer_class[l] = cfg->expert_bytes[l] ? (int8_t)cache_classes_find(&k, cfg->expert_bytes[l]) : -1;
-	}
-	for (int i = 0; i < c->n_slots; i++)
-		c->slots[i] = (struct slot){.key = -1, .from = -1};
-	for (int i = 0; i < c->n_keys; i++)
-		c->index[i] = c->staged[i] = -1;
-	return policy_start(c, cfg, e);
-}
-
-struct cache *cache_new(const struct cache_config *cfg, struct err *e)
-{
-	if (cache_config_check(cfg, e))
-		return NULL;
-	struct cache *c = NEW(struct cache);
-	if (cache_init(c, cfg, e)) {
-		cache_free(c);
-		return NULL;
-	}
-	return c;
-}
-
-/* ---- invariants ---- */
-
-static int check_slot(const struct cache *c, int32_t i, struct err *e)
-{
-	const struct slot *s = &c->slots[i];
-	bool staging = i >= c->first[STAGING];
-	if (s->state == CACHE_FREE) {
-		if (s->key != -1 || s->pins || s->from != -1 || s->prefetched)
-			return err_set(e, ERR_RUN, "slot %d is free but has key %d, %u pins, source %d", i, s->key,
-				s->pins, s->from);
-		return 0;
-	}
-	if (s->key < 0 || s->key >= c->n_keys || class_of(c, s->key) < 0)
-		return err_set(e, ERR_RUN, "slot %d holds key %d", i, s->key);
-	if (s->state == CACHE_READY && s->from >= 0)
-		return err_set(e, ERR_RUN, "slot %d is ready but still has source %d", i, s->from);
-	if (s->from >= 0) {
-		const struct slot *f = &c->slots[s->from];
-		if (tier_of(c, s->from) != 1 || s->from >= c->first[STAGING] || f->key != s->key ||
-			f->state != CACHE_READY || !f->pins)
-			return err_set(
-				e, ERR_RUN, "slot %d is filled from slot %d, which does not hold its key pinned", i, s->from);
-	}
-	if (staging) {
-		if (c->staged[s->key] != i || !s->pins)
-			return err_set(e, ERR_RUN, "staging slot %d: key %d staged in %d, %u pins", i, s->key,
-				c->staged[s->key], s->pins);
-		return 0;
-	}
-	int t = tier_of(c, i);
-	const struct slab_arena *a = &c->arena[t];
-	if (a->slab_class[slab_of(a, i - c->first[t])] != class_of(c, s->key))
-		return err_set(e, ERR_RUN, "slot %d holds key %d of another class", i, s->key);
-	int32_t at = c->index[s->key];
-	bool source = at >= 0 && at != i && c->slots[at].from == i;
-	if (at != i && !source)
-		return err_set(e, ERR_RUN, "slot %d holds key %d, whose place is slot %d", i, s->key, at);
-	return 0;
-}
-
-int cache_check(const struct cache *c, struct err *e)
-{
-	int used[CACHE_TIERS] = {0}, handed_out[CACHE_TIERS] = {0};
-	for (int t = 0; t < CACHE_TIERS; t++) {
-		if (c->arena[t].n_slabs && slab_check(&c->arena[t], e))
-			return err_prefix(e, "tier %d", t);
-		for (int s = 0; s < c->arena[t].n_slabs; s++)
-			handed_out[t] += c->arena[t].slab_used[s];
-	}
-	for (int32_t i = 0; i < c->n_slots; i++) {
-		if (check_slot(c, i, e))
-			return ERR_RUN;
-		if (i < c->first[STAGING] && c->slots[i].state != CACHE_FREE)
-			used[tier_of(c, i)]++;
-	}
-	for (int t = 0; t < CACHE_TIERS; t++)
-		if (used[t] != handed_out[t])
-			return err_set(
-				e, ERR_RUN, "tier %d: %d slots in use, the arena handed out %d", t, used[t], handed_out[t]);
-	for (int32_t key = 0; key < c->n_keys; key++) {
-		int32_t at = c->index[key], st = c->staged[key];
-		if (at >= 0 && (at >= c->first[STAGING] || c->slots[at].key != key))
-			return err_set(e, ERR_RUN, "key %d is said to be in slot %d", key, at);
-		if (st >= 0 && (st < c->first[STAGING] || c->slots[st].key != key))
-			return err_set(e, ERR_RUN, "key %d is said to be staged in slot %d", key, st);
-		if (c->last_use[key] > c->clock)
-			return err_set(e, ERR_RUN, "key %d was last used after now", key);
-	}
-	const struct cache_stats *s = &c->stats;
-	if (s->accesses != s->hits[0] + s->hits[1] + s->misses)
-		return err_set(e, ERR_RUN, "hits and misses do not add up to the accesses");
-	return 0;
 }

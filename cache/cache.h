@@ -4,7 +4,7 @@
  * Bookkeeping only: no threads (the loader holds one lock around every call), no I/O, no GPU call, no
  * allocation after cache_new. The caller owns the memory behind the slots and moves the bytes.
  *
- * Two tiers, VRAM-like (0) and RAM-like (1), and a few staging slots at the end of tier 0's memory:
+ * Two tiers, VRAM-like (0) and RAM-like (1); steps of prefill borrow a few staging slots of tier 0:
  *
  *      disk --reserve/commit--> tier 0 --demoted victim--> tier 1 --victim--> gone
  *                                  ^---------reserve----------'
@@ -21,7 +21,7 @@
  *      that this plan or a later one gives out, then the filling of its slot, from plan.source or from disk;
  *   4. cache_commit every move's target and every filled slot, in any order;
  *   5. compute; cache_unpin all.
- * cache_access counts and orders; cache_find does neither.
+ * cache_access counts and orders; cache_find does neither. cache_begin_step comes before a step's first layer.
  *
  * Mixed expert sizes: each tier is a slab arena (slab.h). A class that needs room takes, in this order: a
  * free slot, a free or idle slab, a victim of its own; and from time to time, when the oldest expert of
@@ -48,8 +48,8 @@
 enum cache_use {
 	CACHE_DECODE,   /* a demand: may evict whatever is not pinned */
 	CACHE_PREFETCH, /* a guess: only takes free slots and cold victims */
-	CACHE_PREFILL,  /* a pass over many experts: uses what is there, otherwise a staging slot; evicts nothing,
-	                 * and the policy does not hear of it */
+	CACHE_PREFILL, /* a pass over many experts: uses what is there, otherwise a staging slot; evicts nobody but
+	                 * for having the staging slots, and the policy does not hear of it */
 };
 
 enum cache_state { CACHE_FREE, CACHE_FILLING, CACHE_READY };
@@ -70,7 +70,7 @@ struct cache_config {
 								   * Includes whatever slack the reader needs. Copied. */
 	uint64_t tier_bytes[CACHE_TIERS];
 	uint64_t align; /* of slot offsets and sizes: a power of two, 0 means 1 */
-	int n_staging;  /* staging slots for prefill, each of the largest size, taken out of tier_bytes[0] */
+	int n_staging;  /* most slots of tier 0 that prefill may have at a time, each of the largest size */
 	const struct policy_ops *policy; /* NULL: lru */
 	uint64_t token_accesses;         /* accesses of one token: MoE layers times top_k; 0: unknown */
 	/* lfu, in accesses; 0: CACHE_HALF_LIFE_SLOTS times the slots of tier 0, but at least CACHE_HALF_LIFE_TOKENS
@@ -116,8 +116,8 @@ struct cache_plan {
 };
 
 struct cache_slot {
-	int tier; /* 0, 1; staging slots say 0 */
-	bool staging;
+	int tier;     /* 0, 1 */
+	bool staging; /* lent to prefill */
 	enum cache_state state;
 	int32_t layer, expert; /* -1 when FREE */
 	uint32_t pins;
@@ -146,6 +146,12 @@ int cache_choose_staging(const struct cache_config *config, int top_k);
 /* The slot where the expert is or is being put, -1: nowhere. Tier 0 or 1; staging slots only when it is
  * nowhere else. */
 int32_t cache_find(const struct cache *c, int layer, int expert);
+
+/* A step begins. CACHE_PREFILL: the staging slots are taken for it, free slots first, then those of whoever would leave next, who
+ * are moved down like other victims: the caller owes plan->moves (plan->slot is -1); cache_reserve takes what could not be taken
+ * now. CACHE_DECODE: what prefill no longer uses goes back to the others. Without this call each staging slot is taken when
+ * cache_reserve needs it and goes back when it is released. */
+void cache_begin_step(struct cache *c, enum cache_use use, struct cache_plan *plan);
 
 /* Counts an access and tells the policy (decode), or counts only (prefill). Returns cache_find's answer; for
  * CACHE_PREFILL a staged copy goes before one in tier 1. CACHE_PREFETCH is not an access. */
@@ -176,9 +182,11 @@ void cache_commit(struct cache *c, int32_t slot);
 void cache_abort(struct cache *c, int32_t slot);
 
 void cache_pin(struct cache *c, int32_t slot);   /* FILLING or READY */
-void cache_unpin(struct cache *c, int32_t slot); /* the last unpin of a staging slot frees it */
+void cache_unpin(struct cache *c, int32_t slot); /* the last unpin of a staging slot empties it */
 
 struct cache_slot cache_slot_get(const struct cache *c, int32_t slot);
+/* The i-th of the slots that prefill has now, in no particular order, -1 past the end. Releasing it changes those behind it. */
+int32_t cache_staging_slot(const struct cache *c, int i);
 int cache_n_slots(const struct cache *c); /* slots are numbered from 0 to below this */
 const struct cache_stats *cache_stats(const struct cache *c);
 void cache_reset_stats(struct cache *c);

@@ -85,13 +85,14 @@ uint64_t cache_staging_bytes(const struct cache_config *cfg, const struct slab_c
 	return (uint64_t)cfg->n_staging * k->bytes[0];
 }
 
-/* Slabs that `n_each` experts of every layer need in an arena of `bytes`, against those it has. */
+/* Slabs that `n_each` experts of every layer and the staging slots need in an arena of `bytes`, against those it has. */
 static bool arena_holds(
 	const struct cache_config *cfg, const struct slab_classes *k, uint64_t bytes, uint64_t n_each)
 {
 	uint64_t slab = slab_choose_bytes(bytes, k), need = 0;
 	for (int i = 0; i < k->n; i++) {
 		uint64_t n = k->n_wanted[i] / (uint64_t)cfg->n_experts * n_each, per = slab / k->bytes[i];
+		n += i ? 0 : (uint64_t)cfg->n_staging;
 		need += (n + per - 1) / per;
 	}
 	return need <= bytes / slab;
@@ -103,7 +104,7 @@ static uint64_t bytes_for(const struct cache_config *cfg, uint64_t n_each)
 		return 0;
 	struct slab_classes k;
 	cache_classes_make(cfg, &k);
-	uint64_t need = 0;
+	uint64_t need = cache_staging_bytes(cfg, &k);
 	for (int i = 0; i < k.n; i++)
 		need += k.n_wanted[i] / (uint64_t)cfg->n_experts * n_each * k.bytes[i];
 	/* A larger arena may choose a larger slab, so this is a search, not a formula; it ends because the part
@@ -111,7 +112,7 @@ static uint64_t bytes_for(const struct cache_config *cfg, uint64_t n_each)
 	uint64_t step = MAX(k.bytes[k.n - 1], need / 512);
 	while (!arena_holds(cfg, &k, need, n_each))
 		need += step;
-	return need + cache_staging_bytes(cfg, &k);
+	return need;
 }
 
 uint64_t cache_working_set_bytes(const struct cache_config *cfg, int top_k)

@@ -211,6 +211,17 @@ static void prefill_access(struct sim *s, const struct trace_event *ev)
 		cache_access(c, layer, s->t->ids[ev->value + i], CACHE_PREFILL);
 }
 
+/* Pools of one layer have no staging. */
+static void begin_step(struct sim *s, enum cache_use use)
+{
+	struct cache_plan plan;
+	if (s->setup->per_layer)
+		return;
+	cache_begin_step(s->pools[0], use, &plan);
+	for (int i = 0; i < plan.n_moves; i++)
+		cache_commit(s->pools[0], plan.moves[i].to);
+}
+
 static void hint(struct sim *s, const struct trace_event *ev)
 {
 	int layer = ev->layer;
@@ -270,6 +281,7 @@ static int replay(struct sim *s, struct sim_result *r, struct err *e)
 		const struct trace_event *ev = &t->events[i];
 		switch (ev->kind) {
 		case TRACE_STEP:
+			begin_step(s, ev->use);
 			if (ev->use != CACHE_DECODE)
 				break;
 			if (!s->counting && n_tokens >= u->skip_tokens) {

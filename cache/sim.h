@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Replays the routing of a trace against a cache of any size, through the code of the live cache. Decode steps count;
- * prefill steps only use the cache and change nothing in it, as in a run.
+ * prefill steps use the cache and only borrow their staging slots, as in a run.
  *
  * Two orders of the accesses of one layer:
  *   SIM_BY_LAYER  as a run does it (cache.h): first all k are looked up and pinned, then the missing ones are placed.

@@ -77,8 +77,9 @@ void loader_unpin(struct loader *l, int32_t slot)
 /* Staged slots of announcements that have been replaced lose the announcement's pin. */
 static void drop_announced(struct loader *l)
 {
-	for (int32_t slot = l->n_slots - l->n_staging; slot < l->n_slots; slot++) {
-		if (!l->fills[slot].ahead)
+	for (int k = l->n_staging - 1; k >= 0; k--) {
+		int32_t slot = cache_staging_slot(l->cache, k);
+		if (slot < 0 || !l->fills[slot].ahead)
 			continue;
 		struct cache_slot s = cache_slot_get(l->cache, slot);
 		bool wanted = false;
@@ -460,13 +461,17 @@ static void loader_announce(struct expert_source *s, int layer, const int32_t *i
 /* A new step begins: what was announced for the last one is over. */
 static void loader_step(struct expert_source *s, enum expert_use use, int rows, int position)
 {
-	(void)use;
 	(void)rows;
 	(void)position;
 	struct loader *l = loader_of(s);
+	struct cache_plan plan;
 	pthread_mutex_lock(&l->lock);
 	clear_announced(l);
+	cache_begin_step(l->cache, cache_use_of(use), &plan);
+	enqueue_moves(l, &plan);
 	pthread_mutex_unlock(&l->lock);
+	if (plan.n_moves)
+		loader_poke(l);
 }
 
 const struct expert_source_ops loader_ops = {

@@ -47,7 +47,7 @@ struct model {
 	int n_pending;
 	int32_t pinned[MAX_PENDING]; /* one entry per pin that the model holds */
 	int n_pinned;
-	uint64_t n_ok, n_full, n_warm, n_busy, n_present, n_moves, n_spared, n_promoted, n_slabs;
+	uint64_t n_ok, n_full, n_warm, n_busy, n_present, n_moves, n_spared, n_lent, n_promoted, n_slabs;
 };
 
 static uint8_t tag_of(const struct model *m, int layer, int expert)
@@ -224,6 +224,35 @@ static void model_moves(struct model *m, const struct snapshot *before, const st
 	}
 }
 
+static uint64_t largest_of(const struct model *m)
+{
+	uint64_t largest = 0;
+	for (int l = 0; l < m->cfg.n_layers; l++)
+		largest = MAX(largest, m->expert_bytes[l]);
+	return largest;
+}
+
+/* Before prefill as many slots as possible are staging slots, before decode only those in use. */
+static void model_begin(struct model *m, enum cache_use use)
+{
+	static struct snapshot before;
+	struct cache_plan plan;
+	int n_staging = 0, n_leave = 0;
+	snapshot_take(m, &before);
+	cache_begin_step(m->c, use, &plan);
+	assert_int_equal(plan.slot, -1);
+	model_moves(m, &before, &plan, NULL, use == CACHE_PREFILL);
+	for (int32_t i = 0; i < cache_n_slots(m->c); i++) {
+		struct cache_slot s = cache_slot_get(m->c, i);
+		assert_false(s.staging && s.state == CACHE_FREE && use == CACHE_DECODE);
+		n_staging += s.staging;
+		n_leave += could_leave(&s) && s.tier == 0 && s.bytes == largest_of(m);
+	}
+	assert_true(n_staging <= m->cfg.n_staging);
+	assert_true(n_staging == m->cfg.n_staging || use == CACHE_DECODE || !n_leave);
+	m->n_lent += (uint64_t)plan.n_moves;
+}
+
 static void model_spare(struct model *m, int layer)
 {
 	static struct snapshot before;
@@ -260,8 +289,14 @@ static void model_reserve(struct model *m, struct rng *r, int layer, int expert,
 		m->n_full++;
 		assert_int_not_equal(use, CACHE_PREFETCH);
 		if (use == CACHE_PREFILL) {
-			for (int i = 0; i < before.n; i++)
+			int n_staging = 0;
+			for (int i = 0; i < before.n; i++) {
 				assert_false(before.slot[i].staging && before.slot[i].state == CACHE_FREE);
+				n_staging += before.slot[i].staging;
+			}
+			for (int i = 0; i < before.n && n_staging < m->cfg.n_staging; i++)
+				assert_false(could_leave(&before.slot[i]) && before.slot[i].tier == 0 &&
+							 before.slot[i].bytes == largest_of(m));
 		} else {
 			for (int i = 0; i < before.n;
 				 i++) /* a slot of the same size that could leave would have been taken */
@@ -275,7 +310,7 @@ static void model_reserve(struct model *m, struct rng *r, int layer, int expert,
 		break;
 	}
 	m->n_ok++;
-	model_moves(m, &before, &plan, key, use != CACHE_PREFILL);
+	model_moves(m, &before, &plan, key, true);
 	struct cache_slot got = cache_slot_get(m->c, plan.slot);
 	assert_int_equal(got.state, CACHE_FILLING);
 	assert_int_equal(got.tier, 0);
@@ -346,9 +381,11 @@ static void random_step(struct model *m, struct rng *r)
 		layer = (int)rng_below(r, (uint32_t)m->cfg.n_layers);
 	while (!m->expert_bytes[layer]);
 	const struct model_key *k = &m->keys[layer * m->cfg.n_experts + expert];
-	if (what >= 98) {
+	if (what >= 99) {
+		model_begin(m, rng_below(r, 2) ? CACHE_PREFILL : CACHE_DECODE);
+	} else if (what >= 97) {
 		cache_hint(m->c, layer, expert);
-	} else if (what >= 95) {
+	} else if (what >= 94) {
 		model_spare(m, layer);
 	} else if (what < 45) {
 		enum cache_use use = what < 30 ? CACHE_DECODE : what < 38 ? CACHE_PREFETCH : CACHE_PREFILL;
@@ -392,10 +429,11 @@ static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, stru
 			model_finish(&m, 0, true);
 		while (m.n_pinned)
 			model_unpin(&m, 0);
+		model_begin(&m, CACHE_DECODE);
 		model_verify(&m);
 		for (int32_t i = 0; i < cache_n_slots(m.c); i++) {
 			struct cache_slot s = cache_slot_get(m.c, i);
-			assert_true(s.state != CACHE_FILLING && !s.pins && !(s.staging && s.state != CACHE_FREE));
+			assert_true(s.state != CACHE_FILLING && !s.pins && !s.staging);
 		}
 		model_stop(&m);
 		sum->n_ok += m.n_ok;
@@ -405,6 +443,7 @@ static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, stru
 		sum->n_present += m.n_present;
 		sum->n_moves += m.n_moves;
 		sum->n_spared += m.n_spared;
+		sum->n_lent += m.n_lent;
 		sum->n_promoted += m.n_promoted;
 		sum->n_slabs += m.n_slabs;
 	}
@@ -416,7 +455,7 @@ static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, stru
 		(unsigned long long)sum->n_slabs);
 	/* The run must have been through every answer, or it proves nothing. */
 	assert_true(sum->n_ok && sum->n_full && sum->n_warm && sum->n_busy && sum->n_present && sum->n_moves &&
-				sum->n_spared && sum->n_promoted);
+				sum->n_spared && sum->n_lent && sum->n_promoted);
 }
 
 static void test_random_one_size(void **state)
@@ -443,325 +482,12 @@ static void test_random_odd_sizes(void **state)
 	assert_true(sum.n_slabs > 0);
 }
 
-/* ---- single behaviours ---- */
-
-static struct cache *make(
-	int n_layers, int n_experts, const uint64_t *bytes, uint64_t tier0, uint64_t tier1, int n_staging)
-{
-	struct cache_config cfg = {.n_layers = n_layers,
-		.n_experts = n_experts,
-		.expert_bytes = bytes,
-		.tier_bytes = {tier0, tier1},
-		.n_staging = n_staging,
-		.prefetch_cold = 4};
-	struct err e = {0};
-	struct cache *c = cache_new(&cfg, &e);
-	if (!c)
-		fail_msg("%s", e.text);
-	return c;
-}
-
-/* Reserve, execute, commit, unpin; returns the slot. */
-static int32_t bring(struct cache *c, int layer, int expert)
-{
-	struct cache_plan plan;
-	int32_t at = cache_access(c, layer, expert, CACHE_DECODE);
-	if (at >= 0 && cache_slot_get(c, at).tier == 0)
-		return at;
-	assert_int_equal(cache_reserve(c, layer, expert, CACHE_DECODE, &plan), CACHE_OK);
-	for (int i = 0; i < plan.n_moves; i++)
-		cache_commit(c, plan.moves[i].to);
-	cache_commit(c, plan.slot);
-	cache_unpin(c, plan.slot);
-	check(c);
-	return plan.slot;
-}
-
-static void test_demote_promote(void **state)
-{
-	(void)state;
-	const uint64_t bytes[] = {10};
-	struct cache *c = make(1, 8, bytes, 20, 20, 0);
-	bring(c, 0, 0);
-	bring(c, 0, 1);
-	bring(c, 0, 2); /* 0 goes to tier 1 */
-	assert_int_equal(cache_slot_get(c, cache_find(c, 0, 0)).tier, 1);
-	bring(c, 0, 3); /* 1 too */
-	bring(c, 0, 4); /* 2 too; 0, the oldest of tier 1, is gone */
-	assert_int_equal(cache_find(c, 0, 0), -1);
-	assert_int_equal(cache_slot_get(c, cache_find(c, 0, 1)).tier, 1);
-	/* A promotion: 1 comes back, 3 goes down. The pin taken on the tier 1 slot follows. */
-	int32_t at = cache_access(c, 0, 1, CACHE_DECODE);
-	cache_pin(c, at);
-	struct cache_plan plan;
-	assert_int_equal(cache_reserve(c, 0, 1, CACHE_DECODE, &plan), CACHE_OK);
-	assert_int_equal(plan.source, at);
-	assert_int_equal(plan.n_moves, 1);
-	assert_int_equal(plan.moves[0].expert, 3);
-	assert_int_equal(cache_slot_get(c, plan.slot).pins, 1);
-	struct cache_plan again;
-	assert_int_equal(cache_reserve(c, 0, 3, CACHE_DECODE, &again), CACHE_BUSY);
-	cache_commit(c, plan.moves[0].to);
-	cache_abort(c, plan.slot); /* the copy failed: 1 is still in tier 1 */
-	check(c);
-	assert_int_equal(cache_find(c, 0, 1), at);
-	assert_int_equal(bring(c, 0, 1), plan.slot);
-	const struct cache_stats *s = cache_stats(c);
-	assert_int_equal(s->accesses, 7);
-	assert_int_equal(s->hits[1], 2);
-	assert_int_equal(s->misses, 5);
-	assert_int_equal(s->promotions, 2);
-	cache_free(c);
-}
-
-static void test_full_of_pins(void **state)
-{
-	(void)state;
-	const uint64_t bytes[] = {10};
-	struct cache *c = make(1, 8, bytes, 25, 0, 0);
-	struct cache_plan p[3];
-	assert_int_equal(cache_reserve(c, 0, 0, CACHE_DECODE, &p[0]), CACHE_OK);
-	assert_int_equal(cache_reserve(c, 0, 1, CACHE_DECODE, &p[1]), CACHE_OK);
-	assert_int_equal(cache_reserve(c, 0, 2, CACHE_DECODE, &p[2]), CACHE_FULL);
-	cache_commit(c, p[0].slot);
-	assert_int_equal(cache_reserve(c, 0, 2, CACHE_DECODE, &p[2]), CACHE_FULL);
-	cache_unpin(c, p[0].slot);
-	assert_int_equal(cache_reserve(c, 0, 2, CACHE_DECODE, &p[2]), CACHE_OK);
-	assert_int_equal(p[2].slot, p[0].slot);
-	assert_int_equal(cache_find(c, 0, 0), -1);
-	assert_int_equal(cache_stats(c)->full, 2);
-	check(c);
-	cache_free(c);
-}
-
-static void test_prefetch(void **state)
-{
-	(void)state;
-	const uint64_t bytes[] = {10};
-	struct cache *c = make(1, 16, bytes, 40, 0, 0);
-	for (int i = 0; i < 4; i++)
-		bring(c, 0, i);
-	struct cache_plan p;
-	/* prefetch_cold is 4: the oldest was used 3 accesses ago */
-	assert_int_equal(cache_reserve(c, 0, 10, CACHE_PREFETCH, &p), CACHE_WARM);
-	for (int i = 1; i < 4; i++)
-		bring(c, 0, i);
-	assert_int_equal(cache_reserve(c, 0, 10, CACHE_PREFETCH, &p), CACHE_OK);
-	assert_int_equal(cache_find(c, 0, 0), -1);
-	assert_int_equal(cache_slot_get(c, p.slot).pins, 0);
-	/* a demand joins the read that is under way */
-	int32_t at = cache_access(c, 0, 10, CACHE_DECODE);
-	assert_int_equal(at, p.slot);
-	cache_pin(c, at);
-	cache_commit(c, at);
-	cache_unpin(c, at);
-	const struct cache_stats *s = cache_stats(c);
-	assert_int_equal(s->prefetch_used, 1);
-	assert_int_equal(s->late, 1);
-	/* one that nobody wants */
-	for (int n = 0; n < 2; n++)
-		for (int i = 2; i < 4; i++)
-			bring(c, 0, i);
-	bring(c, 0, 10);
-	assert_int_equal(cache_reserve(c, 0, 11, CACHE_PREFETCH, &p), CACHE_OK);
-	cache_commit(c, p.slot);
-	for (int i = 4; i < 8; i++)
-		bring(c, 0, i);
-	assert_int_equal(s->prefetch_wasted, 1);
-	/* and one that is cancelled */
-	for (int n = 0; n < 3; n++)
-		for (int i = 5; i < 8; i++)
-			bring(c, 0, i);
-	assert_int_equal(cache_reserve(c, 0, 12, CACHE_PREFETCH, &p), CACHE_OK);
-	cache_abort(c, p.slot);
-	assert_int_equal(s->prefetch_inserted, 3);
-	assert_int_equal(s->prefetch_cancelled, 1);
-	assert_int_equal(s->prefetch_refused, 1);
-	check(c);
-	cache_free(c);
-}
-
-/* Who is named by a guess stays, and nothing is counted; a guess about somebody who is not there is harmless. */
-static void test_hint(void **state)
-{
-	(void)state;
-	const uint64_t bytes[] = {10};
-	struct cache *c = make(1, 16, bytes, 40, 0, 0);
-	for (int i = 0; i < 4; i++)
-		bring(c, 0, i);
-	struct cache_stats before = *cache_stats(c);
-	cache_hint(c, 0, 0);
-	cache_hint(c, 0, 9);
-	assert_memory_equal(cache_stats(c), &before, sizeof before);
-	assert_int_equal(cache_find(c, 0, 9), -1);
-	bring(c, 0, 4);
-	assert_int_equal(cache_find(c, 0, 1), -1);
-	assert_true(cache_find(c, 0, 0) >= 0);
-	check(c);
-	cache_free(c);
-}
-
-static void test_prefill_leaves_decode_set(void **state)
-{
-	(void)state;
-	const uint64_t bytes[] = {10, 10};
-	struct cache *c = make(2, 8, bytes, 60, 20, 2);
-	for (int i = 0; i < 6; i++)
-		bring(c, 0, i); /* tier 0: 2..5, tier 1: 0, 1 */
-	int32_t before[8];
-	for (int i = 0; i < 8; i++)
-		before[i] = cache_find(c, 0, i);
-	struct cache_plan p;
-	for (int i = 0; i < 8; i++) {
-		int32_t at = cache_access(c, 1, i, CACHE_PREFILL);
-		assert_int_equal(at, -1);
-		assert_int_equal(cache_reserve(c, 1, i, CACHE_PREFILL, &p), CACHE_OK);
-		assert_true(cache_slot_get(c, p.slot).staging);
-		cache_commit(c, p.slot);
-		cache_unpin(c, p.slot);
-		check(c);
-	}
-	/* what is in tier 1 is copied to a staging slot and stays */
-	assert_int_equal(cache_access(c, 0, 0, CACHE_PREFILL), before[0]);
-	assert_int_equal(cache_reserve(c, 0, 0, CACHE_PREFILL, &p), CACHE_OK);
-	assert_int_equal(p.source, before[0]);
-	struct cache_plan q;
-	assert_int_equal(cache_reserve(c, 0, 0, CACHE_DECODE, &q), CACHE_BUSY);
-	assert_int_equal(cache_reserve(c, 0, 1, CACHE_PREFILL, &q), CACHE_OK);
-	assert_int_equal(cache_reserve(c, 0, 7, CACHE_PREFILL, &q), CACHE_FULL);
-	cache_commit(c, p.slot);
-	cache_unpin(c, p.slot);
-	check(c);
-	for (int i = 0; i < 8; i++)
-		if (i != 1)
-			assert_int_equal(cache_find(c, 0, i), before[i]);
-	assert_int_equal(cache_stats(c)->prefill_misses, 8);
-	assert_int_equal(cache_stats(c)->prefill_hits[1], 1);
-	assert_int_equal(cache_stats(c)->accesses, 6);
-	cache_free(c);
-}
-
-static void test_layers_of_one_step_fit(void **state)
-{
-	(void)state;
-	/* The working set that the cache announces is enough to hold top_k of every layer, whatever the mix. */
-	const uint64_t mixes[][6] = {{0, 100, 100, 100, 100, 100}, {0, 300, 100, 300, 100, 100},
-		{50, 61, 72, 83, 94, 105}, {7, 0, 0, 0, 0, 1000}};
-	for (size_t m = 0; m < ARRAY_LEN(mixes); m++)
-		for (int top_k = 1; top_k <= 8; top_k++) {
-			struct cache_config cfg = {.n_layers = 6, .n_experts = 8, .expert_bytes = mixes[m]};
-			cfg.tier_bytes[0] = cache_working_set_bytes(&cfg, top_k);
-			struct err e = {0};
-			struct cache *c = cache_new(&cfg, &e);
-			assert_non_null(c);
-			for (int l = 0; l < 6; l++)
-				for (int x = 0; mixes[m][l] && x < top_k; x++)
-					bring(c, l, x);
-			assert_int_equal(cache_stats(c)->evictions, 0);
-			if (top_k == 8)
-				assert_true(cache_everything_bytes(&cfg) == cfg.tier_bytes[0]);
-			cache_free(c);
-		}
-}
-
-/* A class that is no longer used gives its memory to the one that is, and gets some back when it is used again. */
-static void test_idle_class_gives_back(void **state)
-{
-	(void)state;
-	const uint64_t bytes[] = {10, 30};
-	struct cache *c = make(2, 256, bytes, 3000, 0, 0); /* 300 small or 100 large ones */
-	struct rng r = {5};
-	int n[2];
-	for (int i = 0; i < 100; i++)
-		bring(c, 1, i);
-	cache_layer_resident(c, 1, n);
-	assert_true(n[0] >= 95);
-	for (int i = 0; i < 40000; i++) /* every access is checked: few keys, many rounds */
-		bring(c, 0, (int)MIN(rng_below(&r, 256), rng_below(&r, 256)));
-	cache_layer_resident(c, 0, n);
-	assert_true(n[0] >= 240);
-	cache_layer_resident(c, 1, n);
-	assert_true(n[0] <= 20);
-	/* Both in use: the second holds about what its share of the use is worth. */
-	for (int i = 0; i < 60000; i++)
-		bring(c, i % 2, (int)MIN(rng_below(&r, 256), rng_below(&r, 256)));
-	cache_layer_resident(c, 1, n);
-	int large = n[0];
-	cache_layer_resident(c, 0, n);
-	assert_true(large >= 55 && large <= 95 && n[0] >= 30);
-	print_message("two equally used classes, 3:1 in size: %d small, %d large\n", n[0], large);
-	cache_free(c);
-}
-
-static void test_staging_fits(void **state)
-{
-	(void)state;
-	uint64_t bytes[20];
-	for (int l = 0; l < 20; l++)
-		bytes[l] = l < 3 ? 0 : l % 2 ? 1000 : 1500;
-	struct cache_config cfg = {.n_layers = 20, .n_experts = 64, .expert_bytes = bytes};
-	cfg.n_staging = CACHE_STAGING_MIN;
-	uint64_t floor_bytes = cache_working_set_bytes(&cfg, 4), all = cache_everything_bytes(&cfg);
-	int last = 0;
-	for (uint64_t b = floor_bytes; b < all; b += 10000) {
-		cfg.tier_bytes[0] = b;
-		cfg.n_staging = cache_choose_staging(&cfg, 4);
-		assert_true(cfg.n_staging >= CACHE_STAGING_MIN && cfg.n_staging <= 32);
-		assert_true(cache_working_set_bytes(&cfg, 4) <= b);
-		last = cfg.n_staging;
-	}
-	assert_int_equal(last, 32);
-}
-
-static void test_bad_config(void **state)
-{
-	(void)state;
-	const uint64_t bytes[] = {10, 0}, none[] = {0, 0}, huge[] = {UINT64_MAX, 10};
-	struct err e;
-	struct cache_config good = {.n_layers = 2, .n_experts = 8, .expert_bytes = bytes, .tier_bytes = {100, 0}};
-	struct cache_config bad[] = {good, good, good, good, good, good, good, good, good};
-	int want[] = {
-		ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_MEMORY, ERR_MEMORY, ERR_USAGE, ERR_USAGE};
-	bad[0].n_layers = 0;
-	bad[1].n_experts = -1;
-	bad[2].expert_bytes = none;
-	bad[3].expert_bytes = huge;
-	bad[4].align = 3;
-	bad[5].tier_bytes[0] = 9;
-	bad[6].n_staging = 10;
-	bad[7].policy = &policy_belady;
-	bad[8].n_staging = -1;
-	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
-		e = (struct err){0};
-		assert_null(cache_new(&bad[i], &e));
-		assert_int_equal(e.code, want[i]);
-		assert_true(e.text[0]);
-	}
-	/* A budget far above everything is not an error and costs nothing. */
-	good.tier_bytes[0] = good.tier_bytes[1] = UINT64_MAX / 2;
-	struct cache *c = cache_new(&good, &e);
-	assert_non_null(c);
-	assert_true(cache_memory_bytes(c, 0) <= 8 * 10);
-	assert_int_equal(cache_n_slots(c), 16);
-	cache_free(c);
-	cache_free(NULL);
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_random_one_size),
 		cmocka_unit_test(test_random_two_sizes),
 		cmocka_unit_test(test_random_odd_sizes),
-		cmocka_unit_test(test_demote_promote),
-		cmocka_unit_test(test_full_of_pins),
-		cmocka_unit_test(test_prefetch),
-		cmocka_unit_test(test_hint),
-		cmocka_unit_test(test_prefill_leaves_decode_set),
-		cmocka_unit_test(test_layers_of_one_step_fit),
-		cmocka_unit_test(test_idle_class_gives_back),
-		cmocka_unit_test(test_staging_fits),
-		cmocka_unit_test(test_bad_config),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -172,9 +172,8 @@ static void say_plan(const struct plan *p)
 		gb(p->resident), gb(p->kv), p->context, p->sessions, dtype_name(p->kv_type), gb(p->workspace),
 		p->chunk, scratch, gb(p->available), spare);
 	if (p->streaming)
-		log_info("experts: streamed through %.4f GB + %.4f GB%s (%d slots, %d of them staging; smallest %.4f "
-				 "GB, all %.4f GB), "
-				 "policy %s, lookahead %d",
+		log_info("experts: streamed through %.4f GB + %.4f GB%s (%d slots, prompts borrow up to %d; smallest "
+				 "%.4f GB, all %.4f GB), policy %s, lookahead %d",
 			gb(t->tier_bytes[0]), gb(t->tier_bytes[1]), p->on_card ? " of pinned host memory" : "",
 			t->n_slots, t->n_staging, gb(t->floor_bytes), gb(t->everything_bytes),
 			p->loader.policy ? p->loader.policy : POLICY_DEFAULT, p->loader.lookahead);
