@@ -5,6 +5,7 @@
  *
  *   test_backend_parity           every case of op_cases.c and the large ones below
  *   test_backend_parity small     without the large ones (for memory checkers)
+ *   test_backend_parity [small] PATTERN   tests whose names match, with * and ?
  *
  * What passes: every value within TOLERANCE float roundings of the formula, in units of the magnitude that the formula
  * reports (the same bound that test_backend_cpu holds the CPU to), and the whole output within ERROR of the CPU's, as
@@ -534,6 +535,8 @@ int main(int argc, char **argv)
 	struct err e = {0};
 	struct backend_options options = {.name = "cuda"};
 	small = argc > 1 && !strcmp(argv[1], "small");
+	if (argc > 1 + small)
+		cmocka_set_test_filter(argv[1 + small]);
 	if (backend_open(&options, &cuda, &e)) {
 		printf("skipped: %s\n", e.text);
 		return 77;

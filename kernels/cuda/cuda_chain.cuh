@@ -150,15 +150,22 @@ static __device__ __forceinline__ struct dense_place chain_place(const struct ch
 	return p;
 }
 
-/* By one thread of each block, when it has seen all that it waits for and the tag */
-static __device__ __forceinline__ void chain_leave(struct chain_state *state, uint32_t tag)
+/* By one thread of each block, when all that it waits for and the tag have been seen: how many blocks had left before. What comes of it
+ * can wait until the block has nothing else to do. */
+static __device__ __forceinline__ uint32_t chain_leave(struct chain_state *state)
 {
 	__threadfence();
-	if (atomicInc(&state->left, gridDim.x - 1) == gridDim.x - 1) {
-		state->items = 0;
-		state->appended = 0;
-		state->tag = tag + 1 ? tag + 1 : 1;
-	}
+	return atomicInc(&state->left, gridDim.x - 1);
+}
+
+/* The last one to leave makes the state that the next launch finds. */
+static __device__ __forceinline__ void chain_left(struct chain_state *state, uint32_t before, uint32_t tag)
+{
+	if (before != gridDim.x - 1)
+		return;
+	state->items = 0;
+	state->appended = 0;
+	state->tag = tag + 1 ? tag + 1 : 1;
 }
 
 /* The last block: the rows of the caches, when their values are there. */
@@ -169,8 +176,7 @@ static __device__ __noinline__ void append_rows(const struct chain_args &a)
 		uint32_t tag = chain_look(&a.state->tag);
 		while (chain_look(&a.state->appended) != a.appending)
 			;
-		__threadfence();
-		chain_leave(a.state, tag);
+		chain_left(a.state, chain_leave(a.state), tag);
 	}
 	__syncthreads();
 	for (int r = 0; r < a.n_rows; r++) {
@@ -284,7 +290,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 		fetch();
 
 	int stage = 0, r0 = lane / 4, c = lane % 4;
-	uint32_t tag = 0;
+	uint32_t tag = 0, left_before = 0;
 #pragma unroll 1
 	for (int s = 0; s < 2; s++) {
 		const struct chain_step &t = a.step[s];
@@ -321,8 +327,8 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 				while (chain_look(&a.state->items) != a.passing)
 					;
 			__syncthreads();
-			if (!threadIdx.x)
-				chain_leave(a.state, tag);
+			if (threadIdx.x == CHAIN_THREADS - 1) /* its warp has no run when there is one row */
+				left_before = chain_leave(a.state);
 			/* one run for each warp: of row `row`, run w */
 			int row = warp >= runs, w = warp - row * runs, k = run_place<type::QUADS>(warp),
 				sums_at = row * n_in + 4 * (w * 32 + lane);
@@ -423,6 +429,8 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 		}
 	}
 	copy_wait<0>();
+	if (threadIdx.x == CHAIN_THREADS - 1)
+		chain_left(a.state, left_before, tag);
 }
 
 #endif
