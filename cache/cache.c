@@ -80,6 +80,8 @@ static void evict(struct cache *c, int32_t key)
 	c->evicted_since[tier][k]++;
 	if (c->slots[slot].prefetched)
 		c->stats.prefetch_wasted++;
+	if (c->slots[slot].prefetched && c->slots[slot].read)
+		c->stats.prefetch_wasted_bytes += bytes_of(c, key);
 	uint64_t from_offset = offset_of(c, slot);
 	if (tier == 0 && c->arena[1].n_slabs && make_room(c, 1, key, CACHE_DECODE, &to) == CACHE_OK) {
 		if (c->n_moves == c->max_moves)
@@ -376,6 +378,7 @@ enum cache_answer cache_reserve(
 	c->index[key] = plan->slot = slot;
 	if (use == CACHE_PREFETCH) {
 		s->prefetched = true;
+		s->read = in < 0;
 		c->last_use[key] = c->clock;
 		c->stats.prefetch_inserted++;
 		c->stats.prefetch_bytes += in < 0 ? bytes_of(c, key) : 0;

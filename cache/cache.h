@@ -94,6 +94,7 @@ struct cache_stats {
 	uint64_t prefetch_inserted, prefetch_bytes; /* reserved by CACHE_PREFETCH; bytes: those from disk */
 	uint64_t prefetch_used;                     /* ... and then demanded */
 	uint64_t prefetch_wasted;                   /* ... and left tier 0 before they were demanded */
+	uint64_t prefetch_wasted_bytes;             /* ... of those from disk */
 	uint64_t prefetch_cancelled;                /* ... and aborted */
 	uint64_t prefetch_refused;                  /* CACHE_WARM */
 	uint64_t full;                              /* CACHE_FULL */

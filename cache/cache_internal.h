@@ -22,6 +22,7 @@ struct slot {
 	uint32_t pins;
 	uint8_t state;
 	bool prefetched; /* reserved by a prefetch and not demanded since */
+	bool read;       /* ... whose bytes come from disk, not from tier 1 */
 	bool staging;    /* lent to prefill, FREE or not */
 };
 

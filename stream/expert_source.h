@@ -64,9 +64,10 @@ struct expert_stats {
 	uint64_t hit_ram;    /* ... in the second tier */
 	uint64_t miss;       /* ... that had to be read */
 	uint64_t bytes_read; /* from storage */
-	uint64_t prefetch_useful; /* experts read ahead of demand and then used */
-	uint64_t prefetch_wasted; /* ... and never used */
-	uint64_t wait_ns;         /* time spent in await */
+	uint64_t prefetch_useful;   /* experts read ahead of demand and then used */
+	uint64_t prefetch_wasted;   /* ... and never used */
+	uint64_t bytes_read_wasted; /* of bytes_read: of the latter */
+	uint64_t wait_ns;           /* time spent in await */
 	/* What the wires did, as of the last expert that came or went. Busy: time with at least one transfer under way. */
 	uint64_t disk_busy_ns;
 	uint64_t bytes_in, in_busy_ns;   /* to the card */

@@ -281,6 +281,7 @@ static void copy_stats(struct loader *l)
 	s->bytes_read = l->bytes_read;
 	s->prefetch_useful = c->prefetch_used;
 	s->prefetch_wasted = c->prefetch_wasted + c->prefetch_cancelled;
+	s->bytes_read_wasted = c->prefetch_wasted_bytes;
 	s->disk_busy_ns = l->io.disk_busy.ns;
 	s->bytes_in = l->io.bytes_in;
 	s->in_busy_ns = l->io.in_busy.ns;

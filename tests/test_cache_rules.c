@@ -142,6 +142,8 @@ static void test_prefetch(void **state)
 	for (int i = 4; i < 8; i++)
 		bring(c, 0, i);
 	assert_int_equal(s->prefetch_wasted, 1);
+	assert_true(s->prefetch_wasted_bytes > 0);
+	assert_int_equal(s->prefetch_wasted_bytes, s->prefetch_bytes / s->prefetch_inserted);
 	/* and one that is cancelled */
 	for (int n = 0; n < 3; n++)
 		for (int i = 5; i < 8; i++)

@@ -169,9 +169,10 @@ static void add_stretch(struct replay *j, const char *name, uint32_t first, uint
 	const double disk_ms = at_limit(d.bytes_read, tokens, l->disk.bytes_s);
 	const double in_ms = at_limit(d.bytes_in, tokens, l->card.in_bytes_s);
 	const double out_ms = at_limit(d.bytes_out, tokens, l->card.out_bytes_s);
-	/* what was read ahead in vain is no excuse */
-	const uint64_t wasted = d.prefetch_wasted * (uint64_t)l->disk.expert_bytes;
-	const double read_ms = at_limit(d.bytes_read - MIN(d.bytes_read, wasted), tokens, l->disk.bytes_s);
+	/* what was read or copied ahead in vain is no excuse */
+	const uint64_t wasted = d.prefetch_wasted * (uint64_t)l->disk.expert_bytes,
+				   read = d.bytes_read - MIN(d.bytes_read, d.bytes_read_wasted);
+	const double read_ms = at_limit(read, tokens, l->disk.bytes_s);
 	const double moved_ms = at_limit(d.bytes_in - MIN(d.bytes_in, wasted), tokens, l->card.in_bytes_s);
 	const double bound = MAX(MAX(j->compute_ms, read_ms), moved_ms);
 	const char *by = bound == read_ms ? "drive" : bound == moved_ms ? "link" : "computing";
@@ -183,7 +184,7 @@ static void add_stretch(struct replay *j, const char *name, uint32_t first, uint
 		bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_ram / asked), 0, NULL,
 			"%s: experts in tier 1", name);
 	bench_add(b, j->what, "%", bench_one(100 * (double)d.miss / asked), 0, NULL, "%s: experts missed", name);
-	const double came = MAX((double)d.bytes_read / l->disk.expert_bytes - (double)d.prefetch_wasted, 0.0);
+	const double came = (double)read / l->disk.expert_bytes;
 	if (j->ahead) {
 		bench_add(
 			b, j->what, "%", bench_one(100 * came / asked), 0, NULL, "%s: experts that had to be read", name);

@@ -21,6 +21,7 @@ struct expert_stats stats_between(struct expert_stats before, struct expert_stat
 		.bytes_read = after.bytes_read - before.bytes_read,
 		.prefetch_useful = after.prefetch_useful - before.prefetch_useful,
 		.prefetch_wasted = after.prefetch_wasted - before.prefetch_wasted,
+		.bytes_read_wasted = after.bytes_read_wasted - before.bytes_read_wasted,
 		.wait_ns = after.wait_ns - before.wait_ns,
 		.disk_busy_ns = after.disk_busy_ns - before.disk_busy_ns,
 		.bytes_in = after.bytes_in - before.bytes_in,
