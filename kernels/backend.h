@@ -156,7 +156,7 @@ struct mla {
 	struct stacked_matmul expand;
 };
 
-/* Router: s = sigmoid(logits); the n_used largest of s + bias (ties: lower id), in that order; weights
+/* Router. First, unless x is NULL, what it chooses by: h = rms_norm(x, gain, eps), logits = w h. Then s = sigmoid(logits); the n_used largest of s + bias (ties: lower id), in that order; weights
  * s / (sum of chosen s + 1e-20) * scale when normalise, else s * scale (specification section 2.7). Groups:
  * when n_group > 1, only experts of the n_group_used groups with the largest sum of their two best s + bias. */
 struct route {
@@ -166,10 +166,16 @@ struct route {
 	int n_group_used;
 	bool normalise;
 	float scale;
-	const float *logits; /* [rows][n_experts] */
-	const float *bias;   /* [n_experts] */
-	int32_t *ids;        /* out [rows][n_used], MEM_SHARED: the host reads it after a mark or wait */
-	float *weights;      /* out [rows][n_used]; NULL: not wanted */
+	const float *
+		x; /* [rows][w.n_in], the same for all routers of a call, and so is eps; NULL: the logits are there */
+	const float *gain;
+	float eps;
+	struct weight w; /* n_experts rows; n_stack 1 */
+	float *h; /* [rows][w.n_in]: an output of the first router of a call; of the others it is the op's own */
+	float *logits;     /* [rows][n_experts]; with x they are the op's own: undefined behind it */
+	const float *bias; /* [n_experts] */
+	int32_t *ids;      /* out [rows][n_used], MEM_SHARED: the host reads it after a mark or wait */
+	float *weights;    /* out [rows][n_used]; NULL: not wanted */
 };
 
 /* One expert and the places it computes: out[place] = down (silu(gate x) * up x) with x of row place / n_used. */
@@ -283,7 +289,8 @@ struct backend_ops {
 	/* The same bits as the three ops. */
 	void (*mla)(struct backend *b, const struct batch *rows, const struct mla *a);
 
-	/* At most ROUTES_MAX routers of the same shape (n_experts to scale), and then a mark. */
+	/* At most ROUTES_MAX routers of the same shape (n_experts to scale, w), and then a mark. With x: the same bits as rms_norm, matmul
+	 * and a route without it. */
 	void (*route)(struct backend *b, const struct route *a, int n, int rows);
 	/* Computes the named places of out [rows * n_used][n_embd]; others stay as they are. x: [rows][n_embd]. Jobs
 	 * may be given in any split over calls: a place's result does not depend on it. */

@@ -11,7 +11,7 @@
 #include <string.h>
 
 const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "matmul_glu",
-	"swiglu", "rope_angles", "rope", "latents", "query", "index_select", "attend", "mla", "route",
+	"swiglu", "rope_angles", "rope", "latents", "query", "index_select", "attend", "mla", "route", "routers",
 	"expert_ffn", "moe_combine"};
 
 /* clang-format off */
@@ -96,6 +96,11 @@ const struct op_case op_cases[] = {
 	{.name = "pocket", .op = OP_ROUTE, .rows = 40, .heads = 32, .n_used = 4},
 	{.name = "full", .op = OP_ROUTE, .rows = 9, .heads = 256, .n_used = 8},
 	{.name = "groups", .op = OP_ROUTE, .rows = 20, .heads = 64, .n_used = 6, .n_group = 8, .n_group_used = 3, .plain = true},
+	{.name = "full", .op = OP_ROUTERS, .rows = 3, .n_in = 6144, .heads = 256, .n_used = 8},
+	{.name = "narrow", .op = OP_ROUTERS, .rows = 5, .n_in = 4608, .heads = 36, .n_used = 9, .plain = true},
+	{.name = "pocket", .op = OP_ROUTERS, .rows = 18, .n_in = 256, .heads = 32, .n_used = 4},
+	{.name = "groups", .op = OP_ROUTERS, .rows = 2, .n_in = 4096, .heads = 64, .n_used = 6, .n_group = 8, .n_group_used = 3},
+	{.name = "odd", .op = OP_ROUTERS, .rows = 2, .n_in = 5001, .heads = 45, .n_used = 3},
 	ALL_TYPES(EXPERT)
 	{.name = "full Q4_K", .op = OP_EXPERT_FFN, .type = DTYPE_Q4_K, .rows = 1, .n_in = 6144, .n_out = 256, .heads = 8, .n_used = 2},
 	{.name = "crowd Q8_0", .op = OP_EXPERT_FFN, .type = DTYPE_Q8_0, .rows = 150, .n_in = 256, .n_out = 64, .heads = 2, .n_used = 1},
@@ -481,13 +486,25 @@ RUN(mla)
 		bug("mla %s: other bits the second time", c->name);
 }
 
+static struct route route_of(const struct op_case *c)
+{
+	return (struct route){.n_experts = c->heads,
+		.n_used = c->n_used,
+		.n_group = MAX(c->n_group, 1),
+		.n_group_used = MAX(c->n_group_used, 1),
+		.normalise = !c->plain,
+		.scale = 2.5f};
+}
+
 RUN(route)
 {
 	float *logits, *bias;
 	op_route_inputs(p, c, &logits, &bias);
-	struct route a = {c->heads, c->n_used, MAX(c->n_group, 1), MAX(c->n_group_used, 1), !c->plain, 2.5f,
-		put(p, logits + f * c->heads, (size_t)(n * c->heads) * 4), put(p, bias, (size_t)c->heads * 4),
-		device_new(p, (size_t)(n * c->n_used) * 4), device_new(p, (size_t)(n * c->n_used) * 4)};
+	struct route a = route_of(c);
+	a.logits = put(p, logits + f * c->heads, (size_t)(n * c->heads) * 4);
+	a.bias = put(p, bias, (size_t)c->heads * 4);
+	a.ids = device_new(p, (size_t)(n * c->n_used) * 4);
+	a.weights = device_new(p, (size_t)(n * c->n_used) * 4);
 	int32_t *ids = op_host_new(p, (size_t)(n * c->n_used) * 4);
 	float *weights = op_host_new(p, (size_t)(n * c->n_used) * 4);
 	struct route both[2] = {a, a}; /* the ids are taken from the second */
@@ -503,6 +520,75 @@ RUN(route)
 		out[i / c->n_used * 2 * c->n_used + i % c->n_used] = (float)ids[i];
 		out[i / c->n_used * 2 * c->n_used + c->n_used + i % c->n_used] = weights[i];
 	}
+}
+
+/* What two routers give: rows of op_case_width values */
+static void routers_get(
+	struct op_pool *p, const struct op_case *c, const struct route a[2], int n, float *out)
+{
+	size_t picks = (size_t)(n * c->n_used) * 4;
+	float *h = op_host_new(p, (size_t)(n * c->n_in) * 4), *weights = op_host_new(p, picks);
+	int32_t *ids[2] = {op_host_new(p, picks), op_host_new(p, picks)};
+	get(p, h, a[0].h, (size_t)(n * c->n_in) * 4);
+	get(p, weights, a[0].weights, picks);
+	for (int i = 0; i < 2; i++)
+		get(p, ids[i], a[i].ids, picks);
+	for (int r = 0; r < n; r++, out += c->n_in + 3 * c->n_used) {
+		memcpy(out, h + r * c->n_in, (size_t)c->n_in * 4);
+		for (int k = 0; k < c->n_used; k++) {
+			int at = r * c->n_used + k;
+			out[c->n_in + k] = (float)ids[0][at];
+			out[c->n_in + c->n_used + k] = weights[at];
+			out[c->n_in + 2 * c->n_used + k] = (float)ids[1][at];
+		}
+	}
+}
+
+/* The ops one after the other must give the same bits, and again when there is only the second router. */
+RUN(routers)
+{
+	size_t row_bytes = (size_t)(n * c->n_in) * 4, picks = (size_t)(n * c->n_used) * 4,
+		   bytes = (size_t)(n * op_case_width(c)) * 4;
+	float *x = put_rows(p, 1, c, f, n, c->n_in), *again = op_host_new(p, bytes), *bias;
+	struct route a[2], apart[2];
+	struct norm norms[2];
+	struct matmul products[2];
+	for (int i = 0; i < 2; i++) {
+		a[i] = route_of(c);
+		a[i].x = x;
+		a[i].gain = put(p, op_floats(p, 2 + i, (size_t)c->n_in), (size_t)c->n_in * 4);
+		a[i].eps = 1e-5f;
+		a[i].w = weight_put(p, op_router_new(p, c, i, &bias));
+		a[i].h = device_new(p, row_bytes);
+		a[i].logits = device_new(p, (size_t)(n * c->heads) * 4);
+		a[i].bias = put(p, bias, (size_t)c->heads * 4);
+		a[i].ids = device_new(p, picks);
+		a[i].weights = i ? NULL : device_new(p, picks);
+		apart[i] = a[i];
+		apart[i].x = NULL;
+		apart[i].h = device_new(p, row_bytes);
+		apart[i].ids = device_new(p, picks);
+		apart[i].weights = i ? NULL : device_new(p, picks);
+		norms[i] = (struct norm){a[i].gain, apart[i].h};
+		products[i] = (struct matmul){.w = a[i].w, .y = a[i].logits, .x = apart[i].h};
+	}
+	uint64_t marks = p->b->marks;
+	OPS->route(p->b, a, 2, n);
+	if (p->b->marks != marks + 1)
+		bug("routers made %llu marks", (unsigned long long)(p->b->marks - marks));
+	routers_get(p, c, a, n, out);
+	OPS->rms_norm(p->b, x, c->n_in, norms, 2, 1e-5f, n, c->n_in, c->n_in);
+	OPS->matmul(p->b, products, 2, NULL, n);
+	OPS->route(p->b, apart, 2, n);
+	routers_get(p, c, apart, n, again);
+	if (!p->rc && memcmp(again, out, bytes))
+		bug("routers %s: not the bits of its parts", c->name);
+	struct route one[2] = {apart[0], a[1]};
+	one[1].ids = device_new(p, picks);
+	OPS->route(p->b, one + 1, 1, n);
+	routers_get(p, c, one, n, again);
+	if (!p->rc && memcmp(again, out, bytes))
+		bug("routers %s: another choice alone", c->name);
 }
 
 RUN(expert_ffn)
@@ -557,7 +643,7 @@ RUN(moe_combine)
 typedef void run_fn(struct op_pool *p, const struct op_case *c, int f, int n, float *out);
 static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_stacked_matmul,
 	run_matmul_glu, run_swiglu, run_rope_angles, run_rope, run_latents, run_query, run_index_select,
-	run_attend, run_mla, run_route, run_expert_ffn, run_moe_combine};
+	run_attend, run_mla, run_route, run_routers, run_expert_ffn, run_moe_combine};
 
 int op_case_run(struct backend *b, const struct op_case *c, int first, int n, float *out, struct err *e)
 {
@@ -593,6 +679,8 @@ int op_case_width(const struct op_case *c)
 		return c->heads * c->n_value;
 	case OP_ROUTE:
 		return 2 * c->n_used;
+	case OP_ROUTERS:
+		return c->n_in + 3 * c->n_used;
 	case OP_EXPERT_FFN:
 		return c->n_used * c->n_in;
 	default:

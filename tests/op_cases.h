@@ -24,6 +24,7 @@ enum op_kind {
 	OP_ATTEND,
 	OP_MLA, /* of the bits of the three ops that it is */
 	OP_ROUTE,
+	OP_ROUTERS, /* two of them, with the norms and products before: of the bits of the ops that it is */
 	OP_EXPERT_FFN,
 	OP_MOE_COMBINE,
 	OP_LIMIT,
@@ -45,7 +46,7 @@ struct op_case {
 	int n_group, n_group_used;
 	int far;     /* the largest position */
 	bool whole;  /* index: small whole numbers, so scores are exact and full of ties */
-	bool plain;  /* route: not normalised; query: the indexer's weights_proj is F32 */
+	bool plain;  /* route, routers: not normalised; query: the indexer's weights_proj is F32 */
 	bool rotate; /* attend: the rest of the query comes unrotated */
 };
 
@@ -55,7 +56,7 @@ extern const int op_cases_n;
 extern const char *const op_names[OP_LIMIT];
 
 /* Output values of one row. index_select: sel and then n_sel (unused places are -1); route: ids, then
- * weights. */
+ * weights; routers: the normed x, ids and weights of the first, ids of the second. */
 int op_case_width(const struct op_case *c);
 
 /* Runs rows [first, first + n) of the case as one call of the op; out: [n][width], host memory. 0 or the

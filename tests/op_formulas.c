@@ -394,51 +394,89 @@ FORMULA(mla)
 	}
 }
 
+/* The choice by scores s: ids and weights, [n_used] each */
+static void choose(const struct op_case *c, const double *s, const float *bias, double *id, double *weight)
+{
+	double choice[c->heads], sum = 0;
+	for (int i = 0; i < c->heads; i++)
+		choice[i] = s[i] + (double)bias[i];
+	/* the groups: each time the best one left, by the sum of its two best */
+	int size = c->n_group ? c->heads / c->n_group : c->heads, groups = c->n_group ? c->n_group : 1;
+	bool kept[groups], taken[c->heads];
+	memset(kept, c->n_group ? 0 : 1, sizeof kept);
+	memset(taken, 0, sizeof taken);
+	for (int g = 0; g < c->n_group_used; g++) {
+		int best = -1;
+		double best_sum = -INFINITY;
+		for (int h = 0; h < groups; h++) {
+			double first = -INFINITY, second = -INFINITY;
+			for (int i = h * size; i < (h + 1) * size; i++) {
+				second = fmax(second, fmin(first, choice[i]));
+				first = fmax(first, choice[i]);
+			}
+			if (!kept[h] && first + second > best_sum) {
+				best_sum = first + second;
+				best = h;
+			}
+		}
+		kept[best] = true;
+	}
+	for (int k = 0; k < c->n_used; k++) {
+		int best = -1;
+		for (int i = 0; i < c->heads; i++)
+			if (kept[i / size] && !taken[i] && (best < 0 || choice[i] > choice[best]))
+				best = i;
+		taken[best] = true;
+		id[k] = best;
+		weight[k] = s[best];
+		sum += s[best];
+	}
+	for (int k = 0; k < c->n_used; k++)
+		weight[k] *= 2.5 / (c->plain ? 1 : sum + 1e-20);
+}
+
 FORMULA(route)
 {
 	float *logits, *bias;
 	op_route_inputs(p, c, &logits, &bias);
 	for (int r = 0; r < c->rows; r++, value += 2 * c->n_used, scale += 2 * c->n_used) {
-		double s[c->heads], choice[c->heads], sum = 0;
-		for (int i = 0; i < c->heads; i++) {
+		double s[c->heads];
+		for (int i = 0; i < c->heads; i++)
 			s[i] = 1 / (1 + exp(-(double)logits[r * c->heads + i]));
-			choice[i] = s[i] + (double)bias[i];
-		}
-		/* the groups: each time the best one left, by the sum of its two best */
-		int size = c->n_group ? c->heads / c->n_group : c->heads, groups = c->n_group ? c->n_group : 1;
-		bool kept[groups], taken[c->heads];
-		memset(kept, c->n_group ? 0 : 1, sizeof kept);
-		memset(taken, 0, sizeof taken);
-		for (int g = 0; g < c->n_group_used; g++) {
-			int best = -1;
-			double best_sum = -INFINITY;
-			for (int h = 0; h < groups; h++) {
-				double first = -INFINITY, second = -INFINITY;
-				for (int i = h * size; i < (h + 1) * size; i++) {
-					second = fmax(second, fmin(first, choice[i]));
-					first = fmax(first, choice[i]);
-				}
-				if (!kept[h] && first + second > best_sum) {
-					best_sum = first + second;
-					best = h;
-				}
-			}
-			kept[best] = true;
-		}
+		choose(c, s, bias, value, value + c->n_used);
 		for (int k = 0; k < c->n_used; k++) {
-			int best = -1;
-			for (int i = 0; i < c->heads; i++)
-				if (kept[i / size] && !taken[i] && (best < 0 || choice[i] > choice[best]))
-					best = i;
-			taken[best] = true;
-			value[k] = best;
 			scale[k] = 0;
-			value[c->n_used + k] = s[best];
-			sum += s[best];
+			scale[c->n_used + k] = value[c->n_used + k];
 		}
-		for (int k = c->n_used; k < 2 * c->n_used; k++) {
-			value[k] *= 2.5 / (c->plain ? 1 : sum + 1e-20);
-			scale[k] = value[k];
+	}
+}
+
+FORMULA(routers)
+{
+	int n = c->n_in, used = c->n_used;
+	float *x = op_floats(p, 1, (size_t)(c->rows * n)), *bias[2];
+	float *gain[2] = {op_floats(p, 2, (size_t)n), op_floats(p, 3, (size_t)n)};
+	struct weight w[2] = {op_router_new(p, c, 0, &bias[0]), op_router_new(p, c, 1, &bias[1])};
+	double *h = doubles(p, NULL, n), *error = doubles(p, NULL, n), unused[used];
+	for (int r = 0; r < c->rows; r++, value += n + 3 * used, scale += n + 3 * used) {
+		double s[c->heads], worst = 0;
+		for (int i = 1; i >= 0; i--) { /* the first one's h, error, s and worst stay */
+			worst = 0;
+			rms(x + r * n, gain[i], (double)1e-5f, n, h, error);
+			for (int e = 0; e < c->heads; e++) {
+				double magnitude;
+				double logit = dot((const float *)w[i].data + (size_t)e * (size_t)n, h, error, n, &magnitude);
+				s[e] = 1 / (1 + exp(-logit));
+				worst = fmax(worst, magnitude);
+			}
+			choose(c, s, bias[i], value + n + (i ? 2 * used : 0), i ? unused : value + n + used);
+		}
+		memcpy(value, h, (size_t)n * sizeof *h);
+		memcpy(scale, error, (size_t)n * sizeof *error);
+		for (int k = 0; k < used;
+			 k++) { /* an error of a logit moves a score by no more than its share of it */
+			scale[n + k] = scale[n + 2 * used + k] = 0;
+			scale[n + used + k] = fabs(value[n + used + k]) * (1 + 2 * worst);
 		}
 	}
 }
@@ -501,8 +539,8 @@ FORMULA(moe_combine)
 typedef void formula_fn(struct op_pool *p, const struct op_case *c, double *value, double *scale);
 static formula_fn *const formulas[OP_LIMIT] = {formula_embed, formula_rms_norm, formula_matmul,
 	formula_stacked_matmul, formula_matmul_glu, formula_swiglu, formula_rope_angles, formula_rope,
-	formula_latents, formula_query, NULL, formula_attend, formula_mla, formula_route, formula_expert_ffn,
-	formula_moe_combine};
+	formula_latents, formula_query, NULL, formula_attend, formula_mla, formula_route, formula_routers,
+	formula_expert_ffn, formula_moe_combine};
 
 void op_case_reference(const struct op_case *c, double *value, double *scale)
 {

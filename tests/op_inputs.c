@@ -220,6 +220,27 @@ void op_route_inputs(struct op_pool *p, const struct op_case *c, float **logits,
 			(*logits)[i] = (*logits)[i - 1];
 }
 
+struct weight op_router_new(struct op_pool *p, const struct op_case *c, int i, float **bias)
+{
+	size_t row = (size_t)c->n_in;
+	float *w = op_floats(p, 10 + i, (size_t)c->heads * row);
+	for (size_t k = 0; k < (size_t)c->heads * row; k++)
+		w[k] *= 0.02f;
+	*bias = op_floats(p, 12 + i, (size_t)c->heads);
+	for (int e = 0; e < c->heads; e++) {
+		(*bias)[e] = (*bias)[e / 4 * 4] * 0.1f;
+		if (e % 4 == 1 || e % 4 == 2)
+			memcpy(w + (size_t)e * row, w + (size_t)(e - 1) * row, row * sizeof *w);
+	}
+	return (struct weight){.data = w,
+		.type = DTYPE_F32,
+		.n_in = c->n_in,
+		.n_out = c->heads,
+		.n_stack = 1,
+		.row_bytes = row * sizeof *w,
+		.stack_bytes = (size_t)c->heads * row * sizeof *w};
+}
+
 int op_expert_of(const struct op_case *c, int place)
 {
 	struct rng r = rng_of(op_seed_of(c) + (uint64_t)place, 8);

@@ -61,6 +61,8 @@ void op_attend_lists(const struct op_case *c, int32_t *sel, int32_t *n_sel);
 
 /* Logits and bias with equal neighbours, so that choices tie. */
 void op_route_inputs(struct op_pool *p, const struct op_case *c, float **logits, float **bias);
+/* routers: weights of router i, with rows that are equal, and its biases */
+struct weight op_router_new(struct op_pool *p, const struct op_case *c, int i, float **bias);
 
 /* Which expert computes a place: expert 0 gets a large share. */
 int op_expert_of(const struct op_case *c, int place);

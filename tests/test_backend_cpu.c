@@ -317,7 +317,16 @@ static void test_nan_scores_come_last(void **state)
 		assert_int_equal(sel[i], i / 3 * 4 + (i % 3 ? i % 3 + 1 : 0));
 	float logits[6] = {NAN, 1, NAN, 2, NAN, NAN}, bias[6] = {0}, weights[4];
 	int32_t ids[4];
-	struct route r = {6, 4, 1, 1, true, 1, logits, bias, ids, weights};
+	struct route r = {.n_experts = 6,
+		.n_used = 4,
+		.n_group = 1,
+		.n_group_used = 1,
+		.normalise = true,
+		.scale = 1,
+		.logits = logits,
+		.bias = bias,
+		.ids = ids,
+		.weights = weights};
 	b->ops->route(b, &r, 1, 1);
 	assert_int_equal(ids[0], 3);
 	assert_int_equal(ids[1], 1);

@@ -85,9 +85,24 @@ static void route_task(const void *context, int64_t first, int64_t last, int thr
 		route_row(j->isa, j->a, first, j->scratch + (size_t)thread * j->values);
 }
 
+/* What the routers choose by. */
+static void route_logits(struct backend *b, const struct route *a, int n, int rows)
+{
+	struct norm norms[ROUTES_MAX];
+	struct matmul products[ROUTES_MAX];
+	for (int i = 0; i < n; i++) {
+		norms[i] = (struct norm){.gain = a[i].gain, .out = a[i].h};
+		products[i] = (struct matmul){.w = a[i].w, .y = a[i].logits, .x = a[i].h};
+	}
+	b->ops->rms_norm(b, a->x, a->w.n_in, norms, n, a->eps, rows, (int)a->w.n_in, a->w.n_in);
+	b->ops->matmul(b, products, n, NULL, rows);
+}
+
 void cpu_route(struct backend *base, const struct route *a, int n, int rows)
 {
 	struct cpu_backend *b = cpu_of(base);
+	if (n && a->x)
+		route_logits(base, a, n, rows);
 	if (b->base.failure.code)
 		return;
 	int threads = cpu_threads_for(b, 20.0 * rows * a->n_experts);

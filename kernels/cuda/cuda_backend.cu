@@ -220,6 +220,7 @@ static void cuda_close(struct backend *base)
 	cudaFree(b->choose.data);
 	cudaFree(b->counts.data);
 	cudaFree(b->cells.data);
+	cudaFree(b->route_cells.data);
 	cudaFree(b->chain);
 	cudaFree(b->prefill.data);
 	cudaFree(b->tables);

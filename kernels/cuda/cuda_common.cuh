@@ -57,11 +57,12 @@ struct cuda_backend {
 	struct cuda_tables *tables; /* device */
 	/* Device memory of the running op: grown when an op needs more than any before it, never shrunk. Ops run in order, so
 	 * one op's scratch is free when the next one writes. */
-	struct cuda_room scratch; /* cuda_scratch */
-	struct cuda_room choose;  /* counts of index_select, zero between ops (cuda_indexer_mma.cu) */
-	struct cuda_room prefill; /* products of many rows (cuda_gemm.cu) */
-	struct cuda_room cells;   /* where the blocks of mla_kernel meet, empty between ops (cuda_mla.cu) */
-	struct cuda_room columns; /* activations as the matrix units want them (cuda_product_mma.cuh) */
+	struct cuda_room scratch;     /* cuda_scratch */
+	struct cuda_room choose;      /* counts of index_select, zero between ops (cuda_indexer_mma.cu) */
+	struct cuda_room prefill;     /* products of many rows (cuda_gemm.cu) */
+	struct cuda_room cells;       /* where the blocks of mla_kernel meet, empty between ops (cuda_mla.cu) */
+	struct cuda_room route_cells; /* where those of gate_kernel do, zero between ops (cuda_route.cu) */
+	struct cuda_room columns;     /* activations as the matrix units want them (cuda_product_mma.cuh) */
 	/* Progress of experts_kernel (cuda_experts_mma.cu) in the stream counts_of, never set back; expert_counts: what it is when
 	 * all that was enqueued has run. */
 	struct cuda_room counts;

@@ -31,6 +31,17 @@ static __device__ __forceinline__ float4 load_four(const float *p, int i, int n,
 		i < n ? p[i] : 0, i + 1 < n ? p[i + 1] : 0, i + 2 < n ? p[i + 2] : 0, i + 3 < n ? p[i + 3] : 0);
 }
 
+/* Four weights, asked for where the call stands: an ordinary load of what is constant may be moved behind grid_wait_before. */
+static __device__ __forceinline__ float4 load_ahead(const float *p)
+{
+	float4 v;
+	asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+				 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+				 : "l"(p)
+				 : "memory");
+	return v;
+}
+
 static __device__ __forceinline__ void store_four(float *p, int i, int n, bool wide, float4 v)
 {
 	if (wide && i + 4 <= n) {

@@ -1,18 +1,34 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The router's choice.
+ * The router's choice, and the norms and products that it is made by.
  *
+ * gate_kernel, for one or two routers of float rows and few rows of x (see takes): all of it in one launch, the same sums in the same
+ * order as rms_norm_kernel and product_kernel. Grid: a block of 8 warps for each GATE_ROWS weight rows, and one more. Each has its
+ * weights in registers before it waits for what stands before the kernel, which leaves only x to be fetched; takes its norm itself, a
+ * warp then some runs of 256 values of each of the rows, as in product_kernel; and hands scores on as cells: 64-bit words, key and
+ * score, that are 0 between launches, so that a cell says of itself that it has come. The last block, which has no weights, writes
+ * the normed x of the first router and chooses, a warp for each row of each router, when the cells are full; makes them empty again;
+ * and raises the mark. The other blocks wait for nobody, so no block need run beside another.
  * pick_kernel, for at most 32 * PICK_EACH experts of one group and 32 rows times routers: one block, a warp for each row of each
- * router, which keeps PICK_EACH scores and keys a lane in registers. Each of the n_used picks is a maximum over the warp, ties to the
- * lower id: redux for the key, then for the id. The block raises the mark.
+ * router. The block raises the mark.
+ * In both a warp keeps PICK_EACH scores and keys a lane in registers. Each of the n_used picks is a maximum over the warp, ties to the
+ * lower id.
  * route_kernel, for the others: grid (rows, routers), block 32. Scores, choices and order keys of all experts lie in shared memory. The
  * mark is a kernel of its own.
  *
- * Both move n_experts floats in, n_used pairs out; ids go straight to pinned host memory.
+ * Bytes moved: the weights once, x once per block from the second-level cache; without products n_experts floats in. n_used pairs
+ * out; ids go straight to pinned host memory.
  */
-#include "kernels/cuda/cuda_common.cuh"
+#include "kernels/cuda/cuda_norm.cuh"
 
-#define PICK_EACH 8 /* experts of a lane */
+#define PICK_EACH 8 /* experts of a lane: 8 lane and on */
+
+#define GATE_ROUTERS 2
+#define GATE_EXPERTS (32 * PICK_EACH)
+#define GATE_ROWS    4 /* weight rows of a block */
+#define GATE_WARPS   8 /* share a weight row, as in product_kernel of 16 runs of 256 weights and more */
+#define GATE_RUNS    3 /* of a warp, at most */
+#define GATE_X       4 /* rows of x, at most */
 
 struct routes {
 	struct route of[ROUTES_MAX];
@@ -109,60 +125,294 @@ static __global__ void route_kernel(const __grid_constant__ struct routes routes
 		put_pick(a, r * a.n_used + k, picked[k], score[picked[k]], sum);
 }
 
+/* The larger key becomes a's, of equal ones that of the lower id. */
+static __device__ __forceinline__ void put_in_order(uint32_t &key_a, uint32_t &key_b, int &a, int &b)
+{
+	bool turn = key_b > key_a || (key_b == key_a && b < a);
+	uint32_t key = turn ? key_b : key_a;
+	int id = turn ? b : a;
+	key_b = turn ? key_a : key_b;
+	b = turn ? a : b;
+	key_a = key;
+	a = id;
+}
+
+/* The n_used largest keys of the warp, ties to the lower id; key[j] of lane l is that of id PICK_EACH l + j, 0: no expert. Lane k gets the
+ * k-th; returns the sum of their scores, in order. Each lane puts its own in order; then the first ones of all lanes compete.
+ * scores: [32 * PICK_EACH], chosen: [32], both shared. */
+static __device__ __forceinline__ float choose(uint32_t key[PICK_EACH], const float score[PICK_EACH],
+	int n_used, float *scores, int *chosen, int &my_id, float &my_score)
+{
+	static_assert(PICK_EACH == 8, "the network is for eight");
+	constexpr int A[19] = {0, 2, 4, 6, 0, 1, 4, 5, 1, 5, 0, 1, 2, 3, 2, 3, 1, 3, 5},
+				  B[19] = {1, 3, 5, 7, 2, 3, 6, 7, 2, 6, 4, 5, 6, 7, 4, 5, 2, 4, 6};
+	int lane = threadIdx.x % 32, id[PICK_EACH];
+	uint32_t below = (1u << lane) - 1;
+#pragma unroll
+	for (int j = 0; j < PICK_EACH; j++) {
+		id[j] = PICK_EACH * lane + j;
+		scores[id[j]] = score[j];
+	}
+#pragma unroll
+	for (int i = 0; i < 19; i++)
+		put_in_order(key[A[i]], key[B[i]], id[A[i]], id[B[i]]);
+#pragma unroll 1
+	for (int k = 0; k < n_used; k++) {
+		bool most = key[0] == __reduce_max_sync(0xffffffffu, key[0]);
+		uint32_t all = __ballot_sync(0xffffffffu, most);
+		if (most && !(all & below)) {
+			chosen[k] = id[0];
+#pragma unroll
+			for (int j = 0; j + 1 < PICK_EACH; j++) {
+				key[j] = key[j + 1];
+				id[j] = id[j + 1];
+			}
+			key[PICK_EACH - 1] = 0;
+		}
+	}
+	__syncwarp();
+	my_id = chosen[lane < n_used ? lane : 0];
+	my_score = scores[my_id];
+	float sum = 0;
+	for (int k = 0; k < n_used; k++)
+		sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, my_score, k));
+	return sum;
+}
+
+static __device__ __forceinline__ uint32_t key_of_choice(float score, float bias)
+{
+	return max(order_key(__fadd_rn(score, bias)), 1u);
+}
+
 static __global__ void __launch_bounds__(1024)
 	pick_kernel(const __grid_constant__ struct routes routes, int rows, struct cuda_mark mark)
 {
+	extern __shared__ __align__(16) float shared[]; /* [warps][32 * PICK_EACH + 32] */
 	grid_let_next();
-	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = PICK_EACH * lane;
+	float *scores = shared + warp * (32 * PICK_EACH + 32);
 	const struct route &a = routes.of[warp / rows];
 	int64_t r = warp % rows;
 	float score[PICK_EACH], bias[PICK_EACH];
-	uint32_t key[PICK_EACH]; /* 0: taken, or no expert */
+	uint32_t key[PICK_EACH];
 #pragma unroll
 	for (int j = 0; j < PICK_EACH; j++)
-		bias[j] = lane + 32 * j < a.n_experts ? a.bias[lane + 32 * j] : 0;
+		bias[j] = first + j < a.n_experts ? a.bias[first + j] : 0;
 	grid_wait_before();
 	unsigned long long number = threadIdx.x ? 0 : mark_number(mark);
 #pragma unroll
 	for (int j = 0; j < PICK_EACH; j++)
-		score[j] = lane + 32 * j < a.n_experts ? a.logits[r * a.n_experts + lane + 32 * j] : 0;
+		score[j] = first + j < a.n_experts ? a.logits[r * a.n_experts + first + j] : 0;
 #pragma unroll
 	for (int j = 0; j < PICK_EACH; j++) {
 		score[j] = sigmoid_exact(score[j]);
-		key[j] = lane + 32 * j < a.n_experts ? max(order_key(__fadd_rn(score[j], bias[j])), 1u) : 0;
+		key[j] = first + j < a.n_experts ? key_of_choice(score[j], bias[j]) : 0;
 	}
-	float sum = 0, my_score = 0;
+	float my_score = 0;
 	int my_id = 0; /* pick number `lane` */
-	for (int k = 0; k < a.n_used; k++) {
-		uint32_t most = 0, id = 0xffffffffu;
-		float s = 0;
-#pragma unroll
-		for (int j = 0; j < PICK_EACH; j++)
-			most = max(most, key[j]);
-		most = __reduce_max_sync(0xffffffffu, most);
-#pragma unroll
-		for (int j = PICK_EACH - 1; j >= 0; j--)
-			if (key[j] == most) {
-				id = (uint32_t)(lane + 32 * j);
-				s = score[j];
-			}
-		id = __reduce_min_sync(0xffffffffu, id);
-		s = __shfl_sync(0xffffffffu, s, id % 32);
-#pragma unroll
-		for (int j = 0; j < PICK_EACH; j++)
-			if (id == (uint32_t)(lane + 32 * j))
-				key[j] = 0;
-		sum = __fadd_rn(sum, s);
-		if (lane == k) {
-			my_id = (int)id;
-			my_score = s;
-		}
-	}
+	float sum = choose(key, score, a.n_used, scores, (int *)(scores + 32 * PICK_EACH), my_id, my_score);
 	if (lane < a.n_used)
 		put_pick(a, r * a.n_used + lane, my_id, my_score, sum);
 	__syncthreads();
 	if (!threadIdx.x)
 		mark_here(mark, number);
+}
+
+/* ---- norm, products and choice ------------------------------------------------------------------------------ */
+
+struct gate_args {
+	struct route of[GATE_ROUTERS];
+	int n, rows, n_in;
+	unsigned long long *cells; /* [n][rows][GATE_EXPERTS]; see above */
+	struct cuda_mark mark;
+};
+
+/* Warp `warp` of the last block: the choice of row r of a router, when its cells are there. */
+static __device__ __forceinline__ void choose_from_cells(
+	const struct route &a, int64_t r, unsigned long long *cells, float *scores, int *chosen)
+{
+	int lane = threadIdx.x % 32, first = PICK_EACH * lane;
+	unsigned long long cell[PICK_EACH];
+	bool all;
+	do {
+		all = true;
+#pragma unroll
+		for (int j = 0; j < PICK_EACH; j += 2)
+			asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
+						 : "=l"(cell[j]), "=l"(cell[j + 1])
+						 : "l"(cells + first + j)
+						 : "memory");
+#pragma unroll
+		for (int j = 0; j < PICK_EACH; j++)
+			all &= cell[j] || first + j >= a.n_experts;
+	} while (!__all_sync(0xffffffffu, all));
+	uint32_t key[PICK_EACH];
+	float score[PICK_EACH], my_score = 0;
+	int my_id = 0;
+#pragma unroll
+	for (int j = 0; j < PICK_EACH; j++) {
+		key[j] = (uint32_t)(cell[j] >> 32);
+		score[j] = __uint_as_float((uint32_t)cell[j]);
+	}
+	float sum = choose(key, score, a.n_used, scores, chosen, my_id, my_score);
+	if (lane < a.n_used)
+		put_pick(a, r * a.n_used + lane, my_id, my_score, sum);
+#pragma unroll
+	for (int j = 0; j < PICK_EACH; j++)
+		cells[first + j] = 0; /* the end of the launch orders that before the next one */
+}
+
+static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
+	gate_kernel(const __grid_constant__ struct gate_args a)
+{
+#if __CUDA_ARCH__ >= 900
+	__shared__ double squares[GATE_X][32];
+	__shared__ float parts[GATE_X][GATE_ROWS][GATE_WARPS];
+	__shared__ float scores[GATE_WARPS][GATE_EXPERTS];
+	__shared__ int chosen[GATE_WARPS][32];
+	grid_let_next();
+	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, n_in = a.n_in, runs = n_in / 256;
+	bool last = blockIdx.x == gridDim.x - 1;
+	int first = last ? 0 : (int)blockIdx.x * GATE_ROWS, router = first >= a.of[0].n_experts;
+	first -= router ? a.of[0].n_experts : 0;
+	const struct route &own = a.of[router];
+	const float *weights = (const float *)own.w.data + (int64_t)first * n_in;
+	float4 w[GATE_RUNS][2][GATE_ROWS], gain[GATE_RUNS][2];
+	int at
+		[GATE_RUNS]; /* of this lane's first four values of a run; those of the last run where the warp has none */
+#pragma unroll
+	for (int i = 0; i < GATE_RUNS; i++) {
+		at[i] = min(warp + i * GATE_WARPS, runs - 1) * 256 + 4 * lane;
+#pragma unroll
+		for (int g = 0; g < 2; g++) {
+			gain[i][g] = load_ahead(own.gain + at[i] + 128 * g);
+#pragma unroll
+			for (int e = 0; e < GATE_ROWS; e++)
+				w[i][g][e] = last ? make_float4(0, 0, 0, 0)
+								  : load_ahead(weights + (int64_t)e * n_in + at[i] + 128 * g);
+		}
+	}
+	float bias = !last && tid < GATE_ROWS * a.rows ? own.bias[first + tid % GATE_ROWS] : 0;
+	grid_wait_before();
+	unsigned long long number = last && !tid ? mark_number(a.mark) : 0;
+#pragma unroll 1
+	for (int r = 0; r < a.rows; r++) {
+		const float *from = own.x + (int64_t)r * n_in;
+		/* squares as norm_row's threads take them, three of which this one is */
+		float4 q[GATE_RUNS][2], v[GATE_RUNS][2];
+#pragma unroll
+		for (int i = 0; i < GATE_RUNS; i++) {
+			int k = min(4 * (tid + i * 32 * GATE_WARPS), n_in / 2 - 4);
+#pragma unroll
+			for (int g = 0; g < 2; g++) {
+				q[i][g] = *(const float4 *)(from + k + g * (n_in / 2));
+				v[i][g] = *(const float4 *)(from + at[i] + 128 * g);
+			}
+		}
+#pragma unroll
+		for (int i = 0; i < GATE_RUNS; i++) {
+			double sum = warp_sum(add_squares(add_squares(0, q[i][0]), q[i][1]));
+			if (!lane)
+				squares[r][warp + i * GATE_WARPS] = sum;
+		}
+		__syncthreads();
+		float scale = (float)rsqrt(warp_sum(lane < runs ? squares[r][lane] : 0) / n_in + (double)own.eps);
+		float acc[GATE_ROWS] = {0, 0, 0, 0};
+#pragma unroll
+		for (int i = 0; i < GATE_RUNS; i++) {
+			if (warp + i * GATE_WARPS >= runs)
+				continue;
+#pragma unroll
+			for (int g = 0; g < 2; g++) {
+				float4 h = normed(v[i][g], scale, gain[i][g]);
+				if (last)
+					*(float4 *)(own.h + (int64_t)r * n_in + at[i] + 128 * g) = h;
+#pragma unroll
+				for (int e = 0; e < GATE_ROWS; e++) {
+					acc[e] = __fmaf_rn(w[i][g][e].x, h.x, acc[e]);
+					acc[e] = __fmaf_rn(w[i][g][e].y, h.y, acc[e]);
+					acc[e] = __fmaf_rn(w[i][g][e].z, h.z, acc[e]);
+					acc[e] = __fmaf_rn(w[i][g][e].w, h.w, acc[e]);
+				}
+			}
+		}
+#pragma unroll
+		for (int e = 0; e < GATE_ROWS; e++) {
+			acc[e] = warp_sum(acc[e]);
+			if (lane == e)
+				parts[r][e][warp] = acc[e];
+		}
+	}
+	if (last && warp < a.n * a.rows)
+		choose_from_cells(
+			a.of[warp / a.rows], warp % a.rows, a.cells + warp * GATE_EXPERTS, scores[warp], chosen[warp]);
+	__syncthreads();
+	if (last) {
+		if (!tid)
+			mark_here(a.mark, number);
+	} else if (tid < GATE_ROWS * a.rows) {
+		int r = tid / GATE_ROWS, e = tid % GATE_ROWS;
+		float logit = 0;
+#pragma unroll
+		for (int p = 0; p < GATE_WARPS; p++)
+			logit = __fadd_rn(logit, parts[r][e][p]);
+		float score = sigmoid_exact(logit);
+		unsigned long long cell =
+			(unsigned long long)key_of_choice(score, bias) << 32 | __float_as_uint(score);
+		asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(
+						 a.cells + (router * a.rows + r) * GATE_EXPERTS + first + e),
+					 "l"(cell)
+					 : "memory");
+	}
+#endif
+}
+
+/* Whether gate_kernel is for it. */
+static bool takes(const struct cuda_backend *b, const struct route *a, int n, int rows)
+{
+	int64_t n_in = a->w.n_in;
+	uintptr_t lines = (uintptr_t)a->x | (uintptr_t)a->h;
+	bool all = b->early_starts && n <= GATE_ROUTERS && rows <= GATE_X && a->n_group <= 1 &&
+			   a->n_experts <= GATE_EXPERTS && a->n_experts % GATE_ROWS == 0 && a->n_used <= 32 &&
+			   n_in % 256 == 0 && n_in >= 16 * 256 && n_in <= GATE_RUNS * GATE_WARPS * 256;
+	for (int i = 0; i < n && all; i++) {
+		all = a[i].w.type == DTYPE_F32 && a[i].w.row_bytes == (size_t)n_in * sizeof(float);
+		lines |= (uintptr_t)a[i].w.data | (uintptr_t)a[i].gain;
+	}
+	return all && lines % 16 == 0;
+}
+
+static void gate(struct cuda_backend *b, const struct route *a, int n, int rows)
+{
+	size_t bytes = GATE_ROUTERS * GATE_X * GATE_EXPERTS * sizeof(unsigned long long);
+	if (!b->route_cells.data) {
+		if (!cuda_scratch_of(b, &b->route_cells, bytes) ||
+			!cuda_check(b, cudaMemsetAsync(b->route_cells.data, 0, bytes, b->stream)))
+			return;
+		b->next_waits = true;
+	}
+	struct gate_args args = {};
+	for (int i = 0; i < n; i++)
+		args.of[i] = a[i];
+	args.n = n, args.rows = rows, args.n_in = (int)a->w.n_in;
+	args.cells = (unsigned long long *)b->route_cells.data;
+	args.mark = cuda_mark_next(b);
+	cuda_launch(b, gate_kernel, (unsigned)(n * a->n_experts / GATE_ROWS + 1), 32 * GATE_WARPS, 0, args);
+}
+
+/* ---- the op ------------------------------------------------------------------------------------------------- */
+
+/* What the routers choose by, where it is not made in the same launch. */
+static void make_logits(struct backend *base, const struct route *a, int n, int rows)
+{
+	struct norm norms[ROUTES_MAX];
+	struct matmul products[ROUTES_MAX];
+	for (int i = 0; i < n; i++) {
+		norms[i] = {a[i].gain, a[i].h};
+		products[i] = {a[i].w, a[i].logits, false, a[i].h};
+	}
+	cuda_rms_norm(base, a->x, a->w.n_in, norms, n, a->eps, rows, (int)a->w.n_in, a->w.n_in);
+	cuda_matmul(base, products, n, NULL, rows);
 }
 
 void cuda_route(struct backend *base, const struct route *a, int n, int rows)
@@ -174,10 +424,19 @@ void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 		return;
 	}
 	cuda_begin(base, "route");
+	if (a->x) {
+		if (takes(b, a, n, rows)) {
+			gate(b, a, n, rows);
+			return;
+		}
+		make_logits(base, a, n, rows);
+		cuda_begin(base, "route");
+	}
 	for (int i = 0; i < n; i++)
 		routes.of[i] = a[i];
 	if (a->n_group <= 1 && a->n_experts <= 32 * PICK_EACH && a->n_used <= 32 && n * rows <= 32) {
-		cuda_launch(b, pick_kernel, 1, (unsigned)(32 * n * rows), 0, routes, rows, cuda_mark_next(b));
+		cuda_launch(b, pick_kernel, 1, (unsigned)(32 * n * rows),
+			(size_t)(n * rows) * (32 * PICK_EACH + 32) * sizeof(float), routes, rows, cuda_mark_next(b));
 		return;
 	}
 	size_t shared =

@@ -119,41 +119,37 @@ static void announce(struct model *m, uint32_t layer, int n)
 	s->ops->announce(s, (int)next, ids, (int)m->config.n_experts);
 }
 
-/* The routers of the layers layer + first to layer + reach, each on the stream as it is now: 0 is the layer's own, the others guess. One
- * norm, one product and one choice for all of them, then a mark. */
+/* The routers of the layers layer + first to layer + reach, each on the stream as it is now: 0 is the layer's own and leaves its normed
+ * input in ws.h, the others guess. Then a mark. */
 static void run_routers(
 	struct model *m, uint32_t layer, uint32_t first, uint32_t reach, const struct batch *rows)
 {
 	const struct model_config *c = &m->config;
 	struct workspace *ws = &m->ws;
-	struct backend *b = m->backend;
-	struct norm norms[1 + LOOKAHEAD_MAX];
-	struct matmul products[1 + LOOKAHEAD_MAX];
 	struct route routes[1 + LOOKAHEAD_MAX];
 	size_t few = lookahead_rows(ws);
 	int n = 0;
-	for (uint32_t d = first; d <= reach; d++, n++) {
+	for (uint32_t d = first; d <= reach; d++) {
 		const struct layer_weights *w = &m->weights.layers[layer + d];
-		float *h = d ? ws->guess_h + (d - 1) * few * c->n_embd : ws->h,
-			  *logits = d ? ws->guess_router + (d - 1) * few * c->n_experts : ws->router;
-		norms[n] = (struct norm){.gain = w->ffn_norm, .out = h};
-		products[n] = (struct matmul){.w = w->router, .y = logits, .x = h};
-		routes[n] = (struct route){
+		routes[n++] = (struct route){
 			.n_experts = (int)c->n_experts,
 			.n_used = (int)c->n_used,
 			.n_group = (int)c->n_group,
 			.n_group_used = (int)c->n_group_used,
 			.normalise = c->norm_weights,
 			.scale = c->weights_scale,
-			.logits = logits,
+			.x = ws->x,
+			.gain = w->ffn_norm,
+			.eps = c->rms_eps,
+			.w = w->router,
+			.h = d ? ws->guess_h + (d - 1) * few * c->n_embd : ws->h,
+			.logits = d ? ws->guess_router + (d - 1) * few * c->n_experts : ws->router,
 			.bias = w->router_bias,
 			.ids = d ? lookahead_ids(m, layer, d) : ws->ids,
 			.weights = d ? NULL : ws->route_weights,
 		};
 	}
-	b->ops->rms_norm(b, ws->x, c->n_embd, norms, n, c->rms_eps, rows->n, (int)c->n_embd, c->n_embd);
-	b->ops->matmul(b, products, n, NULL, rows->n);
-	b->ops->route(b, routes, n, rows->n);
+	m->backend->ops->route(m->backend, routes, n, rows->n);
 }
 
 void moe_beside(struct model *m, uint32_t layer, const struct batch *rows)
