@@ -85,6 +85,36 @@ static __device__ __forceinline__ void chain_count(uint32_t *p, bool with_fence)
 		asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
 
+/* Where the warps that take the second x meet, once in a launch; those that have no run of it go past */
+static __device__ __forceinline__ void takers_begin(uint64_t *barrier, int warps)
+{
+	asm volatile(
+		"mbarrier.init.shared.b64 [%0], %1;" ::"r"((uint32_t)__cvta_generic_to_shared(barrier)), "r"(warps)
+		: "memory");
+}
+
+/* By one lane of each, after what the others are to see */
+static __device__ __forceinline__ void takers_arrive(uint64_t *barrier)
+{
+	asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(
+		(uint32_t)__cvta_generic_to_shared(barrier))
+				 : "memory");
+}
+
+static __device__ __forceinline__ void takers_wait(uint64_t *barrier)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define TAKERS_LOOK "mbarrier.try_wait" /* a look that may take a while */
+#else
+#define TAKERS_LOOK "mbarrier.test_wait"
+#endif
+	asm volatile(
+		"{ .reg .pred p; again: " TAKERS_LOOK
+		".parity.shared.b64 p, [%0], 0; @!p bra again; }" ::"r"((uint32_t)__cvta_generic_to_shared(barrier))
+		: "memory");
+#undef TAKERS_LOOK
+}
+
 static __device__ __forceinline__ void pass_value(uint2 *to, float v, uint32_t tag)
 {
 	uint64_t both = (uint64_t)tag << 32 | __float_as_uint(v);
@@ -197,6 +227,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 	extern __shared__ __align__(16) uint8_t shared[];
 	__shared__ double norm_sums[2][WARPS];
 	__shared__ uint32_t shared_tag;
+	__shared__ uint64_t takers;
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
 	grid_let_next();
@@ -307,8 +338,10 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 		asm volatile("" : "+r"(item), "+r"(end), "+r"(p.part), "+r"(p.row), "+r"(own_runs), "+r"(chunks));
 		if (!s) {
 			grid_wait_before();
-			if (!threadIdx.x)
+			if (!threadIdx.x) {
+				takers_begin(&takers, a.n_rows * (a.step[1].n_in / 256));
 				shared_tag = chain_look(&a.state->tag);
+			}
 			for (int u = warp; u < own_runs; u += 2 * WARPS) {
 				float v[2][8]; /* of two runs, so that their loads are under way together */
 #pragma unroll
@@ -327,8 +360,6 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 				while (chain_look(&a.state->items) != a.passing)
 					;
 			__syncthreads();
-			if (threadIdx.x == CHAIN_THREADS - 1) /* its warp has no run when there is one row */
-				left_before = chain_leave(a.state);
 			/* one run for each warp: of row `row`, run w */
 			int row = warp >= runs, w = warp - row * runs, k = run_place<type::QUADS>(warp),
 				sums_at = row * n_in + 4 * (w * 32 + lane);
@@ -339,11 +370,11 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 				take_values<4>(a.state->passed, at, tag, v);
 				double sum = warp_sum(add_squares(add_squares(0, make_float4(v[8], v[9], v[10], v[11])),
 					make_float4(v[12], v[13], v[14], v[15])));
-				if (!lane)
+				if (!lane) {
 					norm_sums[row][w] = sum;
-			}
-			__syncthreads();
-			if (warp < own_runs) {
+					takers_arrive(&takers);
+				}
+				takers_wait(&takers);
 				float scale =
 					(float)rsqrt(warp_sum(lane < runs ? norm_sums[row][lane] : 0.0) / n_in + (double)a.eps);
 #pragma unroll
@@ -353,6 +384,8 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 			}
 		}
 		__syncthreads();
+		if (s && threadIdx.x == CHAIN_THREADS - 1) /* not before the digits: it takes a microsecond */
+			left_before = chain_leave(a.state);
 
 		const uint2 *column = r0 < 3 * a.n_rows ? digits + r0 / 3 * runs * RUN_DIGITS + r0 % 3 * 4 + c : NULL;
 		const float *scales[2];
