@@ -483,6 +483,11 @@ struct cache_slot cache_slot_get(const struct cache *c, int32_t slot)
 	return out;
 }
 
+bool cache_is_ready(const struct cache *c, int32_t slot)
+{
+	return slot < c->first[1] && c->slots[slot].state == CACHE_READY && !c->slots[slot].staging;
+}
+
 int32_t cache_staging_slot(const struct cache *c, int i)
 {
 	return i < c->n_lent ? c->lent[i] : -1;

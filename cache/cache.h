@@ -186,6 +186,7 @@ void cache_pin(struct cache *c, int32_t slot);   /* FILLING or READY */
 void cache_unpin(struct cache *c, int32_t slot); /* the last unpin of a staging slot empties it */
 
 struct cache_slot cache_slot_get(const struct cache *c, int32_t slot);
+bool cache_is_ready(const struct cache *c, int32_t slot); /* READY in tier 0, not staging */
 /* The i-th of the slots that prefill has now, in no particular order, -1 past the end. Releasing it changes those behind it. */
 int32_t cache_staging_slot(const struct cache *c, int i);
 int cache_n_slots(const struct cache *c); /* slots are numbered from 0 to below this */

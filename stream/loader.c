@@ -131,6 +131,39 @@ static int smallest_capacity(const struct loader *l)
 	return least;
 }
 
+/* Experts whose bytes are a multiple of what the file is read in stand in their slots alike. */
+static void make_views(struct loader *l)
+{
+	l->views = NEW_ARRAY(struct layer_views, (size_t)l->n_layers);
+	for (uint32_t layer = 0; layer < (uint32_t)l->n_layers; layer++) {
+		struct layer_views *v = &l->views[layer];
+		struct extent_plan p;
+		for (uint32_t i = 0; i < (uint32_t)l->n_experts && !extent_plan(l->table, layer, i, &p); i++) {
+			v->same = true;
+			for (int k = 0; k < EXTENT_PARTS; k++) {
+				v->same = v->same && (!i || v->offset[k] == p.parts[k].dst_offset);
+				v->offset[k] = p.parts[k].dst_offset;
+			}
+			if (!v->same)
+				break;
+		}
+		for (int k = 0; k < EXTENT_PARTS; k++) {
+			const struct extent_tensor *t = extent_tensor(l->table, layer, (enum extent_part)k);
+			if (!t)
+				continue;
+			uint64_t bytes = t->bytes / (uint64_t)l->n_experts;
+			v->w[k] = (struct weight){
+				.type = t->type,
+				.n_in = (int64_t)t->n_in,
+				.n_out = (int64_t)t->n_out,
+				.n_stack = 1,
+				.row_bytes = bytes / t->n_out,
+				.stack_bytes = bytes,
+			};
+		}
+	}
+}
+
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e)
 {
 	*out = NULL;
@@ -172,6 +205,9 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 	l->commands = mem_try_new(l->cap_commands, sizeof *l->commands);
 	for (int i = 0; i < 2; i++)
 		l->ahead[i].ids = NEW_ARRAY(int32_t, (size_t)l->n_experts);
+	l->cap_owed = 2 * (size_t)l->n_experts + LOADER_WANTS_MAX;
+	l->owed = NEW_ARRAY(struct owed, l->cap_owed);
+	make_views(l);
 	if (!l->fills || !l->commands) {
 		rc = err_set(e, ERR_MEMORY, "no memory for the tables of %d cache slots", l->n_slots);
 		goto fail;
@@ -220,6 +256,8 @@ void loader_close(struct expert_source *s)
 		mem_unmap(l->arena[1], l->arena_bytes[1]);
 	for (int i = 0; i < 2; i++)
 		free(l->ahead[i].ids);
+	free(l->owed);
+	free(l->views);
 	free(l->fills);
 	free(l->commands);
 	free(l->warm);
@@ -250,6 +288,7 @@ struct cache_stats loader_cache_stats(struct expert_source *s)
 {
 	struct loader *l = loader_of(s);
 	pthread_mutex_lock(&l->lock);
+	loader_account(l);
 	struct cache_stats c = *cache_stats(l->cache);
 	pthread_mutex_unlock(&l->lock);
 	return c;
@@ -280,6 +319,7 @@ void loader_map(struct expert_source *s, uint8_t *map, struct expert_stats *stat
 			extent_has_layer(l->table, (uint32_t)i) ? LOADER_ON_DISK : LOADER_NO_EXPERT,
 			(size_t)l->n_experts);
 	pthread_mutex_lock(&l->lock);
+	loader_account(l);
 	for (int i = 0; map && i < l->n_slots; i++) {
 		struct cache_slot slot = cache_slot_get(l->cache, i);
 		if (slot.state == CACHE_FREE)

@@ -110,30 +110,18 @@ static enum cache_use cache_use_of(enum expert_use use)
 	return use == EXPERT_PREFILL ? CACHE_PREFILL : CACHE_DECODE;
 }
 
-static enum expert_tier tier_of(struct loader *l, int32_t slot)
-{
-	return slot < 0 ? EXPERT_DISK : cache_slot_get(l->cache, slot).tier == 0 ? EXPERT_VRAM : EXPERT_RAM;
-}
-
-/* Points the views of a READY ref at its slot. */
+/* Points the views of a READY ref at its slot, which is pinned: needs no lock. */
 static void publish(struct loader *l, int layer, struct expert_ref *r)
 {
+	const struct layer_views *v = &l->views[layer];
+	struct weight *w[EXTENT_PARTS] = {&r->gate, &r->up, &r->down};
 	struct extent_plan p;
-	if (extent_plan(l->table, (uint32_t)layer, (uint32_t)r->id, &p))
+	if (!v->same && extent_plan(l->table, (uint32_t)layer, (uint32_t)r->id, &p))
 		bug("no extents for expert %d of layer %d", r->id, layer);
 	const uint8_t *slot = loader_slot_memory(l, cache_slot_get(l->cache, r->handle));
-	struct weight *w[EXTENT_PARTS] = {&r->gate, &r->up, &r->down};
 	for (int k = 0; k < EXTENT_PARTS; k++) {
-		const struct extent_tensor *t = extent_tensor(l->table, (uint32_t)layer, (enum extent_part)k);
-		*w[k] = (struct weight){
-			.data = slot + p.parts[k].dst_offset,
-			.type = t->type,
-			.n_in = (int64_t)t->n_in,
-			.n_out = (int64_t)t->n_out,
-			.n_stack = 1,
-			.row_bytes = p.parts[k].bytes / t->n_out,
-			.stack_bytes = p.parts[k].bytes,
-		};
+		*w[k] = v->w[k];
+		w[k]->data = slot + (v->same ? v->offset[k] : p.parts[k].dst_offset);
 	}
 	r->ready = true;
 }
@@ -214,25 +202,30 @@ static void find(struct loader *l, int layer, enum expert_use use, struct expert
 {
 	int32_t slot = cache_access(l->cache, layer, r->id, cache_use_of(use));
 	r->ready = false;
-	r->tier = (uint8_t)tier_of(l, slot);
+	r->tier = EXPERT_DISK;
 	r->handle = -1;
 	if (slot < 0)
 		return;
 	struct cache_slot s = cache_slot_get(l->cache, slot);
+	r->tier = s.tier == 0 ? EXPERT_VRAM : EXPERT_RAM;
 	if (s.tier == 1 && use == EXPERT_PREFILL)
 		return; /* a staged copy is made; the reservation pins its source */
 	if (s.staging && l->fills[slot].ahead)
 		l->fills[slot].ahead = false; /* the announcement's pin becomes ours */
 	else
 		cache_pin(l->cache, slot);
-	hold(l, r, slot);
+	r->handle = slot;
+	if (s.tier == 0 && s.state == CACHE_READY)
+		publish(l, layer, r);
+	else
+		hold(l, r, slot);
 }
 
 /* Second pass: room in the first tier for a ref that is not there. Waits while slots are in motion. */
 static int reserve(struct loader *l, int layer, enum expert_use use, struct expert_ref *r, struct err *e)
 {
 	for (;;) {
-		if (r->handle >= 0 && cache_slot_get(l->cache, r->handle).tier == 0)
+		if (r->ready || (r->handle >= 0 && cache_slot_get(l->cache, r->handle).tier == 0))
 			return 0;
 		struct cache_plan plan;
 		switch (cache_reserve(l->cache, layer, r->id, cache_use_of(use), &plan)) {
@@ -305,38 +298,93 @@ static void judge_prefetch(struct loader *l)
 		l->hint_share = MIN(l->hint_share * 2, 1.0);
 }
 
-/* Room for the next ones, as soon as this layer's bytes are under way. */
-static void make_spare(struct loader *l, int layer)
+void loader_account(struct loader *l)
 {
-	struct cache_plan plan;
-	cache_make_spare(l->cache, layer, &plan);
-	enqueue_moves(l, &plan);
+	bool moved = false;
+	l->account = false;
+	if (!l->n_owed)
+		return;
+	for (size_t i = 0; i < l->n_owed; i++) {
+		const struct owed *o = &l->owed[i];
+		struct cache_plan plan;
+		if (o->kind == OWED_ACCESS) {
+			cache_access(l->cache, o->layer, o->expert, CACHE_DECODE);
+		} else if (o->kind == OWED_HINT) {
+			cache_hint(l->cache, o->layer, o->expert);
+		} else { /* room for the next ones, when this layer's bytes are under way */
+			cache_make_spare(l->cache, o->layer, &plan);
+			enqueue_moves(l, &plan);
+			moved |= plan.n_moves > 0;
+		}
+	}
+	l->n_owed = 0;
+	judge_prefetch(l);
+	copy_stats(l);
+	if (moved)
+		loader_poke(l);
+}
+
+static void owe(struct loader *l, int kind, int layer, int expert)
+{
+	if (l->n_owed == l->cap_owed)
+		loader_account(l);
+	struct owed *o = &l->owed[l->n_owed++];
+	o->kind = kind;
+	o->layer = layer;
+	o->expert = expert;
+}
+
+/* The answer when all refs stand in the first tier: nothing has to be decided, so the cache hears of it later. False: they do
+ * not. Caller holds the lock. */
+static bool all_there(struct loader *l, int layer, struct expert_ref *refs, int n)
+{
+	for (int i = 0; i < n; i++) {
+		refs[i].handle = cache_find(l->cache, layer, refs[i].id);
+		if (refs[i].handle < 0 || !cache_is_ready(l->cache, refs[i].handle))
+			return false;
+	}
+	for (int i = 0; i < n; i++) {
+		cache_pin(l->cache, refs[i].handle);
+		refs[i].tier = EXPERT_VRAM;
+		publish(l, layer, &refs[i]);
+		owe(l, OWED_ACCESS, layer, refs[i].id);
+	}
+	return true;
+}
+
+/* Pins what is there, starts the rest. 0, or a negative code: nothing is pinned then. Caller holds the lock. */
+static int start_missing(
+	struct loader *l, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
+{
+	int rc = 0;
+	for (int i = 0; i < n; i++)
+		find(l, layer, use, &refs[i]);
+	for (int i = 0; i < n && !rc; i++)
+		rc = reserve(l, layer, use, &refs[i], e);
+	if (rc)
+		give_back(l, refs, n);
+	return rc;
 }
 
 static int loader_acquire(
 	struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
 {
 	struct loader *l = loader_of(s);
+	int rc = 0;
 	if (l->card && loader_card_refused(l, e))
 		return ERR_MEMORY;
 	pthread_mutex_lock(&l->lock);
+	loader_account(l);
 	l->moment++;
 	drop_stale_wants(l);
-	for (int i = 0; i < n; i++)
-		find(l, layer, use, &refs[i]);
-	int rc = 0;
-	for (int i = 0; i < n && !rc; i++)
-		rc = reserve(l, layer, use, &refs[i], e);
-	if (rc) {
-		give_back(l, refs, n);
-	} else {
-		if (use == EXPERT_DECODE)
-			make_spare(l, layer);
-		rc = look(l, layer, refs, n);
+	if (use != EXPERT_DECODE || !all_there(l, layer, refs, n)) {
+		rc = start_missing(l, layer, use, refs, n, e);
+		rc = rc ? rc : look(l, layer, refs, n);
 	}
-	judge_prefetch(l);
-	copy_stats(l);
-	bool work = l->n_commands > 0;
+	if (use == EXPERT_DECODE && rc >= 0)
+		owe(l, OWED_SPARE, layer, 0);
+	l->account = !l->base.lookahead; /* else hints come first */
+	bool work = l->n_commands > 0 || l->account;
 	pthread_mutex_unlock(&l->lock);
 	if (work)
 		loader_poke(l);
@@ -366,6 +414,7 @@ static int loader_await(struct expert_source *s, int layer, struct expert_ref *r
 	struct loader *l = loader_of(s);
 	uint64_t start = clock_ns();
 	pthread_mutex_lock(&l->lock);
+	l->account = l->n_owed > 0;
 	int before = 0;
 	for (int i = 0; i < n; i++)
 		before += !refs[i].ready;
@@ -396,6 +445,7 @@ static void loader_release(struct expert_source *s, int layer, const struct expe
 	(void)layer;
 	struct loader *l = loader_of(s);
 	pthread_mutex_lock(&l->lock);
+	loader_account(l);
 	give_back(l, refs, n);
 	copy_stats(l);
 	bool ahead = l->ahead[0].next < l->ahead[0].n || l->ahead[1].next < l->ahead[1].n || l->n_wants;
@@ -409,12 +459,9 @@ static void loader_release(struct expert_source *s, int layer, const struct expe
 static void loader_hint(struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
 {
 	struct loader *l = loader_of(s);
-	bool added = false;
 	pthread_mutex_lock(&l->lock);
 	int take = (int)(l->hint_share * n + 0.999);
 	uint64_t due = l->moment + (uint64_t)distance;
-	for (int i = 0; i < n; i++)
-		cache_hint(l->cache, layer, ids[i]);
 	for (int i = 0; i < take && l->n_wants < LOADER_WANTS_MAX; i++) {
 		int32_t slot = cache_find(l->cache, layer, ids[i]);
 		if (slot >= 0 && cache_slot_get(l->cache, slot).tier == 0)
@@ -426,17 +473,19 @@ static void loader_hint(struct expert_source *s, int layer, const int32_t *ids, 
 			continue;
 		l->wants[l->n_wants++] =
 			(struct want){.due = due, .layer = (int16_t)layer, .expert = (int16_t)ids[i]};
-		added = true;
 	}
+	for (int i = 0; i < n; i++)
+		owe(l, OWED_HINT, layer, ids[i]);
+	l->account = true;
 	pthread_mutex_unlock(&l->lock);
-	if (added)
-		loader_poke(l);
+	loader_poke(l);
 }
 
 static void loader_announce(struct expert_source *s, int layer, const int32_t *ids, int n)
 {
 	struct loader *l = loader_of(s);
 	pthread_mutex_lock(&l->lock);
+	loader_account(l);
 	/* the announcement of an earlier layer is over; one of this layer is replaced; the nearer layer stands first */
 	struct announcement *a = NULL;
 	for (int i = 0; i < 2; i++)
@@ -467,6 +516,7 @@ static void loader_step(struct expert_source *s, enum expert_use use, int rows, 
 	struct loader *l = loader_of(s);
 	struct cache_plan plan;
 	pthread_mutex_lock(&l->lock);
+	loader_account(l);
 	clear_announced(l);
 	cache_begin_step(l->cache, cache_use_of(use), &plan);
 	enqueue_moves(l, &plan);

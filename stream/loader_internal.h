@@ -38,6 +38,19 @@ struct fill {
 	uint16_t drop_pins; /* pins to give back once the bytes have landed */
 };
 
+/* The matrices of a layer's experts in their slots; `data` is empty. */
+struct layer_views {
+	struct weight w[EXTENT_PARTS];
+	uint64_t offset[EXTENT_PARTS]; /* in the slot, */
+	bool same;                     /* ... of every expert; false: ask extent_plan */
+};
+
+/* A call that the cache is owed. */
+struct owed {
+	enum { OWED_ACCESS, OWED_SPARE, OWED_HINT } kind;
+	int32_t layer, expert;
+};
+
 /* A hint that has not been started. */
 struct want {
 	uint64_t due; /* moment (see loader.moment) at which its layer runs */
@@ -96,13 +109,15 @@ struct loader {
 	int n_layers, n_experts, n_staging, n_slots;
 	uint8_t *arena[2];
 	size_t arena_bytes[2];
-	unsigned most_prefetch; /* prefetched experts under way at a time */
+	struct layer_views *views; /* [n_layers] */
+	unsigned most_prefetch;    /* prefetched experts under way at a time */
 	pthread_t thread;
 	bool thread_started;
 	struct reader *reader;   /* the I/O thread's, once it runs (reader_wake excepted) */
 	struct card *card;       /* NULL: slots are read into directly. The I/O thread's, once it runs */
 	struct loader_io io_now; /* the I/O thread's */
-	atomic_bool poked; /* something was queued or came free: set by loader_poke, cleared by the I/O thread */
+	atomic_bool poked;  /* something was queued or came free: set by loader_poke, cleared by the I/O thread */
+	atomic_bool asleep; /* the I/O thread, until reader_wake */
 	atomic_uint n_landed; /* counts what was committed or aborted, for a wait without the lock */
 
 	/* guarded by lock */
@@ -117,7 +132,10 @@ struct loader {
 	unsigned n_wanted, n_prefetch, n_prefetch_ram; /* fills under way */
 	uint64_t bytes_read;
 	struct loader_io io; /* io_now when something was last committed or aborted */
-	uint64_t moment;     /* layers acquired so far: the clock of hints */
+	struct owed *owed;   /* [cap_owed] what the cache has yet to be told, in order: see loader_account */
+	size_t cap_owed, n_owed;
+	bool account;    /* whoever waits for the compute thread's answer has it: the I/O thread may do it */
+	uint64_t moment; /* layers acquired so far: the clock of hints */
 	uint64_t
 		drive_free; /* moment from which on the drive is taken to have time for guesses, see LOADER_REST */
 	struct want wants[LOADER_WANTS_MAX];
@@ -148,6 +166,11 @@ extern const struct expert_source_ops loader_ops;
 /* Queues what a plan of cache_reserve asks for. Caller holds the lock. */
 void loader_enqueue(
 	struct loader *l, const struct cache_plan *plan, int layer, int expert, bool wanted, bool prefetch);
+
+/* Tells the cache what acquires and hints have said, and keeps slots spare: what their answers need not wait for. The I/O thread does it
+ * when it has nothing else to do; the compute thread before it decides anything, so without guesses the cache hears of everything in
+ * the same order always. Caller holds the lock. */
+void loader_account(struct loader *l);
 
 /* Unpins now, or when the bytes have landed. Caller holds the lock. */
 void loader_unpin(struct loader *l, int32_t slot);

@@ -34,7 +34,8 @@ static uint64_t tag_of(const struct loader *l, int32_t slot)
 void loader_poke(struct loader *l)
 {
 	atomic_store(&l->poked, true);
-	reader_wake(l->reader);
+	if (atomic_load(&l->asleep))
+		reader_wake(l->reader);
 }
 
 /* What was counted up to now, running times included. */
@@ -272,8 +273,11 @@ static bool start_warm(struct loader *l)
 static bool next_command(struct loader *l, struct command *c, bool *urgent)
 {
 	while (!l->n_commands) {
-		if ((l->n_wanted && !l->card) || !(start_announced(l) || start_hinted(l) || start_warm(l)))
+		if (!(l->n_wanted && !l->card) && (start_announced(l) || start_hinted(l) || start_warm(l)))
+			continue;
+		if (!l->account)
 			return false;
+		loader_account(l);
 	}
 	*c = l->commands[l->first_command];
 	if (l->card && c->kind == COMMAND_MOVE && !loader_card_can_move(l, c))
@@ -296,7 +300,10 @@ static void rest(struct loader *l, uint64_t *idle_since_ns)
 	} else if (copying) {
 		nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
 	} else {
-		reader_wait(l->reader, -1);
+		atomic_store(&l->asleep, true);
+		if (!atomic_load(&l->poked))
+			reader_wait(l->reader, -1);
+		atomic_store(&l->asleep, false);
 		*idle_since_ns = 0;
 	}
 }
