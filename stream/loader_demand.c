@@ -319,7 +319,6 @@ void loader_account(struct loader *l)
 	}
 	l->n_owed = 0;
 	judge_prefetch(l);
-	copy_stats(l);
 	if (moved)
 		loader_poke(l);
 }
@@ -380,6 +379,7 @@ static int loader_acquire(
 	if (use != EXPERT_DECODE || !all_there(l, layer, refs, n)) {
 		rc = start_missing(l, layer, use, refs, n, e);
 		rc = rc ? rc : look(l, layer, refs, n);
+		copy_stats(l);
 	}
 	if (use == EXPERT_DECODE && rc >= 0)
 		owe(l, OWED_SPARE, layer, 0);
