@@ -174,7 +174,7 @@ struct route {
 	float *h; /* [rows][w.n_in]: an output of the first router of a call; of the others it is the op's own */
 	float *logits;     /* [rows][n_experts]; with x they are the op's own: undefined behind it */
 	const float *bias; /* [n_experts] */
-	int32_t *ids;      /* out [rows][n_used], MEM_SHARED: the host reads it after a mark or wait */
+	uint64_t *picks;   /* out [rows][n_used], MEM_SHARED: ids, see wait_picks */
 	float *weights;    /* out [rows][n_used]; NULL: not wanted */
 };
 
@@ -239,7 +239,7 @@ struct backend_ops {
 
 	/* Marks: how the host follows the device without draining it. `mark` enqueues a note that every op before it has run and
 	 * returns its ticket, which is backend.marks from then on. `wait_mark` returns when the note has come: MEM_SHARED memory that those
-	 * ops wrote may be read then. It fails like `wait`, and when the device is lost or has not answered for minutes. `reached`
+	 * ops wrote may be read then (but for picks, see wait_picks). It fails like `wait`, and when the device is lost or has not answered for minutes. `reached`
 	 * asks without waiting. `deferred`: ops return before they have run (false: a mark is reached when it is made). */
 	uint64_t (*mark)(struct backend *b);
 	int (*wait_mark)(struct backend *b, uint64_t ticket, struct err *e);
@@ -292,6 +292,12 @@ struct backend_ops {
 	/* At most ROUTES_MAX routers of the same shape (n_experts to scale, w), and then a mark. With x: the same bits as rms_norm, matmul
 	 * and a route without it. */
 	void (*route)(struct backend *b, const struct route *a, int n, int rows);
+	/* What the call of route whose mark has this ticket puts into its picks[0 .. n): waits until all have come, and then every op before
+	 * that call has run. A pick says of itself that it has come: its lower half is the id, its upper half the lower half of the
+	 * ticket. So a card need not wait until they are at the host before it says so. They may come behind the mark. Memory
+	 * for picks is zero at first. Fails like wait_mark; host memory both. */
+	int (*wait_picks)(
+		struct backend *b, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e);
 	/* Computes the named places of out [rows * n_used][n_embd]; others stay as they are. x: [rows][n_embd]. Jobs
 	 * may be given in any split over calls: a place's result does not depend on it. */
 	void (*expert_ffn)(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,

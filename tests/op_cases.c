@@ -486,6 +486,19 @@ RUN(mla)
 		bug("mla %s: other bits the second time", c->name);
 }
 
+/* The picks of the mark with that ticket */
+static void get_ids(struct op_pool *p, const struct route *a, int n, uint64_t ticket, int32_t *ids)
+{
+	size_t bytes = (size_t)(n * a->n_used) * sizeof *a->picks;
+	uint64_t *picks = op_host_new(p, bytes);
+	get(p, picks, a->picks, bytes);
+	for (int i = 0; i < n * a->n_used && !p->rc; i++)
+		if (picks[i] >> 32 != (uint32_t)ticket)
+			bug("route: pick %d has ticket %u of %u", i, (unsigned)(picks[i] >> 32), (unsigned)ticket);
+	if (!p->rc)
+		p->rc = OPS->wait_picks(p->b, ticket, picks, n * a->n_used, ids, p->e);
+}
+
 static struct route route_of(const struct op_case *c)
 {
 	return (struct route){.n_experts = c->heads,
@@ -503,18 +516,18 @@ RUN(route)
 	struct route a = route_of(c);
 	a.logits = put(p, logits + f * c->heads, (size_t)(n * c->heads) * 4);
 	a.bias = put(p, bias, (size_t)c->heads * 4);
-	a.ids = device_new(p, (size_t)(n * c->n_used) * 4);
+	a.picks = device_new(p, (size_t)(n * c->n_used) * 8);
 	a.weights = device_new(p, (size_t)(n * c->n_used) * 4);
 	int32_t *ids = op_host_new(p, (size_t)(n * c->n_used) * 4);
 	float *weights = op_host_new(p, (size_t)(n * c->n_used) * 4);
 	struct route both[2] = {a, a}; /* the ids are taken from the second */
-	both[1].ids = device_new(p, (size_t)(n * c->n_used) * 4);
+	both[1].picks = device_new(p, (size_t)(n * c->n_used) * 8);
 	both[1].weights = NULL;
 	uint64_t marks = p->b->marks;
 	OPS->route(p->b, both, 2, n);
 	if (p->b->marks != marks + 1)
 		bug("route made %llu marks", (unsigned long long)(p->b->marks - marks));
-	get(p, ids, both[1].ids, (size_t)(n * c->n_used) * 4);
+	get_ids(p, &both[1], n, p->b->marks, ids);
 	get(p, weights, a.weights, (size_t)(n * c->n_used) * 4);
 	for (int i = 0; i < n * c->n_used; i++) {
 		out[i / c->n_used * 2 * c->n_used + i % c->n_used] = (float)ids[i];
@@ -522,9 +535,9 @@ RUN(route)
 	}
 }
 
-/* What two routers give: rows of op_case_width values */
+/* What two routers give: rows of op_case_width values. ticket: of the first; that of the second is the latest. */
 static void routers_get(
-	struct op_pool *p, const struct op_case *c, const struct route a[2], int n, float *out)
+	struct op_pool *p, const struct op_case *c, const struct route a[2], int n, uint64_t ticket, float *out)
 {
 	size_t picks = (size_t)(n * c->n_used) * 4;
 	float *h = op_host_new(p, (size_t)(n * c->n_in) * 4), *weights = op_host_new(p, picks);
@@ -532,7 +545,7 @@ static void routers_get(
 	get(p, h, a[0].h, (size_t)(n * c->n_in) * 4);
 	get(p, weights, a[0].weights, picks);
 	for (int i = 0; i < 2; i++)
-		get(p, ids[i], a[i].ids, picks);
+		get_ids(p, &a[i], n, ticket + (uint64_t)i * (p->b->marks - ticket), ids[i]);
 	for (int r = 0; r < n; r++, out += c->n_in + 3 * c->n_used) {
 		memcpy(out, h + r * c->n_in, (size_t)c->n_in * 4);
 		for (int k = 0; k < c->n_used; k++) {
@@ -562,12 +575,12 @@ RUN(routers)
 		a[i].h = device_new(p, row_bytes);
 		a[i].logits = device_new(p, (size_t)(n * c->heads) * 4);
 		a[i].bias = put(p, bias, (size_t)c->heads * 4);
-		a[i].ids = device_new(p, picks);
+		a[i].picks = device_new(p, 2 * picks);
 		a[i].weights = i ? NULL : device_new(p, picks);
 		apart[i] = a[i];
 		apart[i].x = NULL;
 		apart[i].h = device_new(p, row_bytes);
-		apart[i].ids = device_new(p, picks);
+		apart[i].picks = device_new(p, 2 * picks);
 		apart[i].weights = i ? NULL : device_new(p, picks);
 		norms[i] = (struct norm){a[i].gain, apart[i].h};
 		products[i] = (struct matmul){.w = a[i].w, .y = a[i].logits, .x = apart[i].h};
@@ -576,17 +589,17 @@ RUN(routers)
 	OPS->route(p->b, a, 2, n);
 	if (p->b->marks != marks + 1)
 		bug("routers made %llu marks", (unsigned long long)(p->b->marks - marks));
-	routers_get(p, c, a, n, out);
+	routers_get(p, c, a, n, p->b->marks, out);
 	OPS->rms_norm(p->b, x, c->n_in, norms, 2, 1e-5f, n, c->n_in, c->n_in);
 	OPS->matmul(p->b, products, 2, NULL, n);
 	OPS->route(p->b, apart, 2, n);
-	routers_get(p, c, apart, n, again);
+	routers_get(p, c, apart, n, p->b->marks, again);
 	if (!p->rc && memcmp(again, out, bytes))
 		bug("routers %s: not the bits of its parts", c->name);
 	struct route one[2] = {apart[0], a[1]};
-	one[1].ids = device_new(p, picks);
+	one[1].picks = device_new(p, 2 * picks);
 	OPS->route(p->b, one + 1, 1, n);
-	routers_get(p, c, one, n, again);
+	routers_get(p, c, one, n, p->b->marks - 1, again);
 	if (!p->rc && memcmp(again, out, bytes))
 		bug("routers %s: another choice alone", c->name);
 }

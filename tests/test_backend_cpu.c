@@ -316,6 +316,7 @@ static void test_nan_scores_come_last(void **state)
 	for (int i = 0; i < 30; i++)
 		assert_int_equal(sel[i], i / 3 * 4 + (i % 3 ? i % 3 + 1 : 0));
 	float logits[6] = {NAN, 1, NAN, 2, NAN, NAN}, bias[6] = {0}, weights[4];
+	uint64_t picks[4];
 	int32_t ids[4];
 	struct route r = {.n_experts = 6,
 		.n_used = 4,
@@ -325,9 +326,10 @@ static void test_nan_scores_come_last(void **state)
 		.scale = 1,
 		.logits = logits,
 		.bias = bias,
-		.ids = ids,
+		.picks = picks,
 		.weights = weights};
 	b->ops->route(b, &r, 1, 1);
+	assert_int_equal(b->ops->wait_picks(b, b->marks, picks, 4, ids, NULL), 0);
 	assert_int_equal(ids[0], 3);
 	assert_int_equal(ids[1], 1);
 	assert_int_equal(ids[2], 0);

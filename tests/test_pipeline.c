@@ -69,6 +69,14 @@ static int lag_wait_mark(struct backend *b, uint64_t ticket, struct err *e)
 	return lag.inner->wait(b, e);
 }
 
+static int lag_wait_picks(
+	struct backend *b, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e)
+{
+	for (int i = 0; i < n; i++)
+		assert_int_equal(picks[i] >> 32, (uint32_t)ticket);
+	return lag.inner->wait_picks(b, ticket, picks, n, ids, e);
+}
+
 static bool lag_reached(struct backend *b, uint64_t ticket)
 {
 	(void)b;
@@ -120,6 +128,7 @@ static void lag_start(struct backend *b, uint64_t seed)
 	lag.ops.mark = lag_mark;
 	lag.ops.wait = lag_wait;
 	lag.ops.wait_mark = lag_wait_mark;
+	lag.ops.wait_picks = lag_wait_picks;
 	lag.ops.reached = lag_reached;
 	lag.ops.download = lag_download;
 	lag.ops.upload = lag_upload;

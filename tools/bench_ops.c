@@ -54,6 +54,7 @@ struct op {
 	int n_parts;
 	float *x, *y, *z; /* device */
 	int32_t *ids, *pos, *base, *sel, *n_sel;
+	uint64_t *picks;
 	struct cache_view cache;
 	size_t cache_stride;
 	struct rope rope;
@@ -216,7 +217,7 @@ static void call_route(struct op *o, int copy)
 		.scale = 2.5f,
 		.logits = o->x,
 		.bias = o->z,
-		.ids = o->ids,
+		.picks = o->picks,
 		.weights = o->y};
 	o->backend->ops->route(o->backend, &a, 1, o->rows);
 }
@@ -595,7 +596,7 @@ static int run_small(struct op *o, struct bench_pool *p, const char *name, struc
 		if ((rc = bench_pool_floats(p, rows * (size_t)s->n_experts, &o->x, e)) ||
 			(rc = bench_pool_floats(p, (size_t)s->n_experts, &o->z, e)) ||
 			(rc = bench_pool_floats(p, rows * used, &o->y, e)) ||
-			(rc = bench_pool_get(p, MEM_SHARED, rows * used * sizeof(int32_t), &o->ids, e)))
+			(rc = bench_pool_get(p, MEM_SHARED, rows * used * sizeof(uint64_t), &o->picks, e)))
 			return rc;
 		o->bytes = 4.0 * (double)(rows * (size_t)s->n_experts);
 		o->call = call_route;

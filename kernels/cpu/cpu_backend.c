@@ -154,6 +154,7 @@ static const struct backend_ops cpu_ops = {
 	.attend = cpu_attend,
 	.mla = cpu_mla,
 	.route = cpu_route,
+	.wait_picks = cpu_wait_picks,
 	.expert_ffn = cpu_expert_ffn,
 	.moe_combine = cpu_moe_combine,
 };

@@ -53,17 +53,20 @@ static void skip_groups(const struct route *a, const float *choice, const uint32
 struct route_job {
 	const struct cpu_isa *isa;
 	const struct route *a;
-	size_t values; /* floats of scratch of a thread: a row's scores, choices, keys and marks */
+	size_t values; /* floats of scratch of a thread: a row's scores, choices, keys, ids and marks */
 	float *scratch;
+	uint64_t ticket; /* of the mark behind */
 };
 
-static void route_row(const struct cpu_isa *isa, const struct route *a, int64_t r, float *score)
+static void route_row(
+	const struct cpu_isa *isa, const struct route *a, int64_t r, float *score, uint64_t ticket)
 {
 	int n = a->n_experts;
 	float *choice = score + n, *weights = a->weights ? a->weights + r * a->n_used : NULL, sum = 0;
 	uint32_t *key = (uint32_t *)(void *)(choice + n);
-	bool *skip = (bool *)(key + n);
-	int32_t *ids = a->ids + r * a->n_used;
+	int32_t *ids = (int32_t *)(key + n);
+	bool *skip = (bool *)(ids + n);
+	uint64_t *picks = a->picks + r * a->n_used;
 	isa->sigmoid(a->logits + r * n, (size_t)n, score);
 	for (int i = 0; i < n; i++) {
 		choice[i] = score[i] + a->bias[i];
@@ -72,8 +75,10 @@ static void route_row(const struct cpu_isa *isa, const struct route *a, int64_t 
 	if (a->n_group > 1)
 		skip_groups(a, choice, key, skip);
 	best_ids(key, a->n_group > 1 ? skip : NULL, n, ids, a->n_used);
-	for (int k = 0; k < a->n_used; k++)
+	for (int k = 0; k < a->n_used; k++) {
+		picks[k] = ticket << 32 | (uint32_t)ids[k];
 		sum += score[ids[k]];
+	}
 	for (int k = 0; k < a->n_used && a->weights; k++)
 		weights[k] = a->normalise ? score[ids[k]] / (sum + 1e-20f) * a->scale : score[ids[k]] * a->scale;
 }
@@ -82,7 +87,7 @@ static void route_task(const void *context, int64_t first, int64_t last, int thr
 {
 	const struct route_job *j = context;
 	for (; first < last; first++)
-		route_row(j->isa, j->a, first, j->scratch + (size_t)thread * j->values);
+		route_row(j->isa, j->a, first, j->scratch + (size_t)thread * j->values, j->ticket);
 }
 
 /* What the routers choose by. */
@@ -98,6 +103,15 @@ static void route_logits(struct backend *b, const struct route *a, int n, int ro
 	b->ops->matmul(b, products, n, NULL, rows);
 }
 
+int cpu_wait_picks(
+	struct backend *base, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e)
+{
+	int rc = base->ops->wait_mark(base, ticket, e);
+	for (int i = 0; i < n && !rc; i++)
+		ids[i] = (int32_t)(uint32_t)picks[i];
+	return rc;
+}
+
 void cpu_route(struct backend *base, const struct route *a, int n, int rows)
 {
 	struct cpu_backend *b = cpu_of(base);
@@ -106,7 +120,7 @@ void cpu_route(struct backend *base, const struct route *a, int n, int rows)
 	if (b->base.failure.code)
 		return;
 	int threads = cpu_threads_for(b, 20.0 * rows * a->n_experts);
-	struct route_job job = {b->isa, a, num_align_up((uint64_t)a->n_experts * 4, 16), NULL};
+	struct route_job job = {b->isa, a, num_align_up((uint64_t)a->n_experts * 5, 16), NULL, base->marks + 1};
 	job.scratch = cpu_scratch(b, (uint64_t)threads * job.values * sizeof(float), "route");
 	for (; job.scratch && job.a < a + n; job.a++)
 		cpu_run_rows(b, threads, rows, route_task, &job);

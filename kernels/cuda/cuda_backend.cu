@@ -266,6 +266,7 @@ static const struct backend_ops cuda_ops = {
 	cuda_attend,
 	cuda_mla,
 	cuda_route,
+	cuda_wait_picks,
 	cuda_expert_ffn,
 	cuda_moe_combine,
 };

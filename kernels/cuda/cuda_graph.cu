@@ -2,7 +2,7 @@
 /*
  * How the host follows the device, and how lists of ops become one launch.
  *
- * Marks: a counter on the device, raised by one thread that writes the new count to pinned memory: at the end of route_kernel
+ * Marks: a counter on the device, raised by one thread that writes the new count to pinned memory: at the end of gate_kernel or pick_kernel
  * (cuda_route.cu) or in a kernel of its own. Counts in stream order are tickets, also when the kernel is a node of a replayed graph. The host spins on the pinned word, and now and then
  * asks the driver whether the device is still there.
  *
@@ -119,7 +119,8 @@ static bool has_reached(struct cuda_backend *b, uint64_t ticket)
 static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t since)
 {
 	cudaError_t rc = cudaStreamQuery(b->stream);
-	if (rc == cudaErrorNotReady) {
+	bool done = has_reached(b, ticket); /* and yet something is missing that came with it: on its way */
+	if (rc == cudaErrorNotReady || (rc == cudaSuccess && done)) {
 		cudaGetLastError(); /* not a failure */
 		if (clock_ns() - since < SILENCE_NS)
 			return true;
@@ -130,10 +131,10 @@ static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t since)
 	}
 	if (rc != cudaSuccess)
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s or an op before it: %s", b->op, cudaGetErrorString(rc));
-	else if (!has_reached(b, ticket))
+	else
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s: mark %llu has not come, the last was %llu", b->op,
 			(unsigned long long)ticket, (unsigned long long)*b->pipe->reached);
-	return !b->base.failure.code;
+	return false;
 }
 
 struct cuda_mark cuda_mark_next(struct cuda_backend *b)
@@ -142,12 +143,16 @@ struct cuda_mark cuda_mark_next(struct cuda_backend *b)
 	return (struct cuda_mark){b->pipe->count + MARKS, (unsigned long long *)b->pipe->reached};
 }
 
+void cuda_raise_mark(struct cuda_backend *b, struct cuda_mark next)
+{
+	cuda_launch(b, mark_kernel, 1, 1, 0, next);
+}
+
 uint64_t cuda_mark(struct backend *base)
 {
-	struct cuda_backend *b = cuda_of(base);
-	struct cuda_mark next = cuda_mark_next(b);
+	struct cuda_mark next = cuda_mark_next(cuda_of(base));
 	if (cuda_begin(base, "mark"))
-		cuda_launch(b, mark_kernel, 1, 1, 0, next);
+		cuda_raise_mark(cuda_of(base), next);
 	return base->marks;
 }
 
@@ -156,27 +161,57 @@ bool cuda_reached(struct backend *b, uint64_t ticket)
 	return has_reached(cuda_of(b), ticket);
 }
 
+/* A wait for a mark, or for what comes with it */
+struct patience {
+	unsigned spins;
+	uint64_t since;
+};
+
+/* Between two looks. Failures of the device become the backend's. */
+static void wait_a_little(struct cuda_backend *b, uint64_t ticket, struct patience *p)
+{
+	if (++p->spins % SPINS) {
+#if defined(__x86_64__)
+		__builtin_ia32_pause();
+#endif
+		return;
+	}
+	p->since = p->since ? p->since : clock_ns();
+	if (still_there(b, ticket, p->since) && clock_ns() - p->since > PATIENCE_NS)
+		sched_yield();
+}
+
+static int waited(struct cuda_backend *b, struct err *e)
+{
+	if (b->base.failure.code && e)
+		*e = b->base.failure;
+	return b->base.failure.code;
+}
+
 int cuda_wait_mark(struct backend *base, uint64_t ticket, struct err *e)
 {
 	struct cuda_backend *b = cuda_of(base);
-	uint64_t since = 0;
+	struct patience p = {};
 	cuda_note_end(b);
-	for (unsigned spins = 1; !base->failure.code && !has_reached(b, ticket); spins++) {
-		if (spins % SPINS) {
-#if defined(__x86_64__)
-			__builtin_ia32_pause();
-#endif
-			continue;
-		}
-		since = since ? since : clock_ns();
-		if (!still_there(b, ticket, since))
-			break;
-		if (clock_ns() - since > PATIENCE_NS)
-			sched_yield();
+	while (!base->failure.code && !has_reached(b, ticket))
+		wait_a_little(b, ticket, &p);
+	return waited(b, e);
+}
+
+int cuda_wait_picks(
+	struct backend *base, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e)
+{
+	struct cuda_backend *b = cuda_of(base);
+	struct patience p = {};
+	cuda_note_end(b);
+	for (int i = 0; i < n && !base->failure.code;) {
+		uint64_t pick = __atomic_load_n(picks + i, __ATOMIC_ACQUIRE);
+		if ((uint32_t)(pick >> 32) == (uint32_t)ticket)
+			ids[i++] = (int32_t)(uint32_t)pick;
+		else
+			wait_a_little(b, ticket, &p);
 	}
-	if (base->failure.code && e)
-		*e = base->failure;
-	return base->failure.code;
+	return waited(b, e);
 }
 
 /* ---- graphs ----------------------------------------------------------------------------------------------- */

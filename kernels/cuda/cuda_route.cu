@@ -17,7 +17,7 @@
  * mark is a kernel of its own.
  *
  * Bytes moved: the weights once, x once per block from the second-level cache; without products n_experts floats in. n_used pairs
- * out; ids go straight to pinned host memory.
+ * out; ids go straight to pinned host memory, each with the ticket, so that no fence is needed (wait_picks).
  */
 #include "kernels/cuda/cuda_norm.cuh"
 
@@ -81,21 +81,25 @@ static __device__ void skip_groups(const struct route &a, const float *choice, c
 	}
 }
 
+/* ticket: of the call's mark */
 static __device__ __forceinline__ void put_pick(
-	const struct route &a, int64_t place, int id, float score, float sum)
+	const struct route &a, int64_t place, int id, float score, float sum, unsigned long long ticket)
 {
-	a.ids[place] = id;
+	asm volatile(
+		"st.relaxed.sys.global.u64 [%0], %1;" ::"l"(a.picks + place), "l"(ticket << 32 | (uint32_t)id)
+		: "memory");
 	if (a.weights)
 		a.weights[place] = a.normalise ? __fmul_rn(__fdiv_rn(score, __fadd_rn(sum, 1e-20f)), a.scale)
 									   : __fmul_rn(score, a.scale);
 }
 
-static __global__ void route_kernel(const __grid_constant__ struct routes routes)
+static __global__ void route_kernel(const __grid_constant__ struct routes routes, struct cuda_mark mark)
 {
 	const struct route &a = routes.of[blockIdx.y];
 	extern __shared__ __align__(16) float shared[];
 	grid_let_next();
 	grid_wait_before();
+	unsigned long long number = mark_number(mark);
 	int n = a.n_experts, lane = threadIdx.x;
 	int64_t r = blockIdx.x;
 	float *score = shared, *choice = score + n;
@@ -122,7 +126,7 @@ static __global__ void route_kernel(const __grid_constant__ struct routes routes
 		__syncwarp();
 	}
 	for (int k = lane; k < a.n_used; k += 32)
-		put_pick(a, r * a.n_used + k, picked[k], score[picked[k]], sum);
+		put_pick(a, r * a.n_used + k, picked[k], score[picked[k]], sum, number);
 }
 
 /* The larger key becomes a's, of equal ones that of the lower id. */
@@ -137,22 +141,23 @@ static __device__ __forceinline__ void put_in_order(uint32_t &key_a, uint32_t &k
 	a = id;
 }
 
-/* The n_used largest keys of the warp, ties to the lower id; key[j] of lane l is that of id PICK_EACH l + j, 0: no expert. Lane k gets the
- * k-th; returns the sum of their scores, in order. Each lane puts its own in order; then the first ones of all lanes compete.
- * scores: [32 * PICK_EACH], chosen: [32], both shared. */
-static __device__ __forceinline__ float choose(uint32_t key[PICK_EACH], const float score[PICK_EACH],
-	int n_used, float *scores, int *chosen, int &my_id, float &my_score)
+struct lane_keys {
+	uint32_t of[PICK_EACH]; /* j: of id PICK_EACH lane + j; 0: no expert */
+};
+
+/* The ids of the n_used largest keys of the warp, in order, ties to the lower id, to chosen: shared, [32]. Each lane puts its own in
+ * order; then the first ones of all lanes compete. Not inlined, so that it can be run once for the sake of the instruction cache. */
+static __device__ __noinline__ void choose(struct lane_keys keys, int n_used, int *chosen)
 {
 	static_assert(PICK_EACH == 8, "the network is for eight");
 	constexpr int A[19] = {0, 2, 4, 6, 0, 1, 4, 5, 1, 5, 0, 1, 2, 3, 2, 3, 1, 3, 5},
 				  B[19] = {1, 3, 5, 7, 2, 3, 6, 7, 2, 6, 4, 5, 6, 7, 4, 5, 2, 4, 6};
+	uint32_t(&key)[PICK_EACH] = keys.of;
 	int lane = threadIdx.x % 32, id[PICK_EACH];
 	uint32_t below = (1u << lane) - 1;
 #pragma unroll
-	for (int j = 0; j < PICK_EACH; j++) {
+	for (int j = 0; j < PICK_EACH; j++)
 		id[j] = PICK_EACH * lane + j;
-		scores[id[j]] = score[j];
-	}
 #pragma unroll
 	for (int i = 0; i < 19; i++)
 		put_in_order(key[A[i]], key[B[i]], id[A[i]], id[B[i]]);
@@ -171,12 +176,30 @@ static __device__ __forceinline__ float choose(uint32_t key[PICK_EACH], const fl
 		}
 	}
 	__syncwarp();
-	my_id = chosen[lane < n_used ? lane : 0];
-	my_score = scores[my_id];
+}
+
+/* What one warp has of a row's scores, in shared memory */
+struct row_scores {
+	float of[32 * PICK_EACH];
+	int chosen[32];
+};
+
+/* By a warp: the choice of row r */
+static __device__ __forceinline__ void pick(const struct route &a, int64_t r, const struct lane_keys &keys,
+	const float score[PICK_EACH], struct row_scores *shared, unsigned long long ticket)
+{
+	int lane = threadIdx.x % 32;
 	float sum = 0;
-	for (int k = 0; k < n_used; k++)
-		sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, my_score, k));
-	return sum;
+#pragma unroll
+	for (int j = 0; j < PICK_EACH; j++)
+		shared->of[PICK_EACH * lane + j] = score[j];
+	choose(keys, a.n_used, shared->chosen);
+	int id = shared->chosen[lane < a.n_used ? lane : 0];
+	float s = shared->of[id];
+	for (int k = 0; k < a.n_used; k++)
+		sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, s, k));
+	if (lane < a.n_used)
+		put_pick(a, r * a.n_used + lane, id, s, sum, ticket);
 }
 
 static __device__ __forceinline__ uint32_t key_of_choice(float score, float bias)
@@ -187,35 +210,30 @@ static __device__ __forceinline__ uint32_t key_of_choice(float score, float bias
 static __global__ void __launch_bounds__(1024)
 	pick_kernel(const __grid_constant__ struct routes routes, int rows, struct cuda_mark mark)
 {
-	extern __shared__ __align__(16) float shared[]; /* [warps][32 * PICK_EACH + 32] */
+	extern __shared__ struct row_scores scores[]; /* of each warp */
 	grid_let_next();
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = PICK_EACH * lane;
-	float *scores = shared + warp * (32 * PICK_EACH + 32);
 	const struct route &a = routes.of[warp / rows];
 	int64_t r = warp % rows;
 	float score[PICK_EACH], bias[PICK_EACH];
-	uint32_t key[PICK_EACH];
+	struct lane_keys keys;
 #pragma unroll
 	for (int j = 0; j < PICK_EACH; j++)
 		bias[j] = first + j < a.n_experts ? a.bias[first + j] : 0;
 	grid_wait_before();
-	unsigned long long number = threadIdx.x ? 0 : mark_number(mark);
+	unsigned long long number = mark_number(mark);
 #pragma unroll
 	for (int j = 0; j < PICK_EACH; j++)
 		score[j] = first + j < a.n_experts ? a.logits[r * a.n_experts + first + j] : 0;
 #pragma unroll
 	for (int j = 0; j < PICK_EACH; j++) {
 		score[j] = sigmoid_exact(score[j]);
-		key[j] = first + j < a.n_experts ? key_of_choice(score[j], bias[j]) : 0;
+		keys.of[j] = first + j < a.n_experts ? key_of_choice(score[j], bias[j]) : 0;
 	}
-	float my_score = 0;
-	int my_id = 0; /* pick number `lane` */
-	float sum = choose(key, score, a.n_used, scores, (int *)(scores + 32 * PICK_EACH), my_id, my_score);
-	if (lane < a.n_used)
-		put_pick(a, r * a.n_used + lane, my_id, my_score, sum);
+	pick(a, r, keys, score, scores + warp, number);
 	__syncthreads();
 	if (!threadIdx.x)
-		mark_here(mark, number);
+		mark_behind_picks(mark, number);
 }
 
 /* ---- norm, products and choice ------------------------------------------------------------------------------ */
@@ -227,11 +245,11 @@ struct gate_args {
 	struct cuda_mark mark;
 };
 
-/* Warp `warp` of the last block: the choice of row r of a router, when its cells are there. */
-static __device__ __forceinline__ void choose_from_cells(
-	const struct route &a, int64_t r, unsigned long long *cells, float *scores, int *chosen)
+/* By a warp of the last block: the choice of row r of a router, when its cells are there. */
+static __device__ __forceinline__ void pick_from_cells(const struct route &a, int64_t r,
+	unsigned long long *cells, struct row_scores *shared, unsigned long long ticket)
 {
-	int lane = threadIdx.x % 32, first = PICK_EACH * lane;
+	int first = PICK_EACH * (threadIdx.x % 32);
 	unsigned long long cell[PICK_EACH];
 	bool all;
 	do {
@@ -246,20 +264,15 @@ static __device__ __forceinline__ void choose_from_cells(
 		for (int j = 0; j < PICK_EACH; j++)
 			all &= cell[j] || first + j >= a.n_experts;
 	} while (!__all_sync(0xffffffffu, all));
-	uint32_t key[PICK_EACH];
-	float score[PICK_EACH], my_score = 0;
-	int my_id = 0;
+	struct lane_keys keys;
+	float score[PICK_EACH];
 #pragma unroll
 	for (int j = 0; j < PICK_EACH; j++) {
-		key[j] = (uint32_t)(cell[j] >> 32);
+		keys.of[j] = (uint32_t)(cell[j] >> 32);
 		score[j] = __uint_as_float((uint32_t)cell[j]);
-	}
-	float sum = choose(key, score, a.n_used, scores, chosen, my_id, my_score);
-	if (lane < a.n_used)
-		put_pick(a, r * a.n_used + lane, my_id, my_score, sum);
-#pragma unroll
-	for (int j = 0; j < PICK_EACH; j++)
 		cells[first + j] = 0; /* the end of the launch orders that before the next one */
+	}
+	pick(a, r, keys, score, shared, ticket);
 }
 
 static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
@@ -268,8 +281,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 #if __CUDA_ARCH__ >= 900
 	__shared__ double squares[GATE_X][32];
 	__shared__ float parts[GATE_X][GATE_ROWS][GATE_WARPS];
-	__shared__ float scores[GATE_WARPS][GATE_EXPERTS];
-	__shared__ int chosen[GATE_WARPS][32];
+	__shared__ struct row_scores scores[GATE_WARPS];
 	grid_let_next();
 	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, n_in = a.n_in, runs = n_in / 256;
 	bool last = blockIdx.x == gridDim.x - 1;
@@ -293,8 +305,15 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 		}
 	}
 	float bias = !last && tid < GATE_ROWS * a.rows ? own.bias[first + tid % GATE_ROWS] : 0;
+	if (last && warp < a.n * a.rows) { /* for nothing: when the cells come the code shall be here */
+		struct lane_keys keys;
+#pragma unroll
+		for (int j = 0; j < PICK_EACH; j++)
+			keys.of[j] = (uint32_t)(lane ^ j);
+		choose(keys, own.n_used, scores[warp].chosen);
+	}
 	grid_wait_before();
-	unsigned long long number = last && !tid ? mark_number(a.mark) : 0;
+	unsigned long long number = mark_number(a.mark);
 #pragma unroll 1
 	for (int r = 0; r < a.rows; r++) {
 		const float *from = own.x + (int64_t)r * n_in;
@@ -344,12 +363,12 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 		}
 	}
 	if (last && warp < a.n * a.rows)
-		choose_from_cells(
-			a.of[warp / a.rows], warp % a.rows, a.cells + warp * GATE_EXPERTS, scores[warp], chosen[warp]);
+		pick_from_cells(
+			a.of[warp / a.rows], warp % a.rows, a.cells + warp * GATE_EXPERTS, scores + warp, number);
 	__syncthreads();
 	if (last) {
 		if (!tid)
-			mark_here(a.mark, number);
+			mark_behind_picks(a.mark, number);
 	} else if (tid < GATE_ROWS * a.rows) {
 		int r = tid / GATE_ROWS, e = tid % GATE_ROWS;
 		float logit = 0;
@@ -434,15 +453,17 @@ void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 	}
 	for (int i = 0; i < n; i++)
 		routes.of[i] = a[i];
+	struct cuda_mark mark = cuda_mark_next(b);
 	if (a->n_group <= 1 && a->n_experts <= 32 * PICK_EACH && a->n_used <= 32 && n * rows <= 32) {
 		cuda_launch(b, pick_kernel, 1, (unsigned)(32 * n * rows),
-			(size_t)(n * rows) * (32 * PICK_EACH + 32) * sizeof(float), routes, rows, cuda_mark_next(b));
+			(size_t)(n * rows) * sizeof(struct row_scores), routes, rows, mark);
 		return;
 	}
 	size_t shared =
 		((size_t)a->n_experts * 13 + (size_t)a->n_group * 5 + (size_t)a->n_used * 4 + 15) & ~(size_t)15;
 	static size_t allowed;
-	if (cuda_allow_shared(b, (const void *)route_kernel, shared, &allowed))
-		cuda_launch(b, route_kernel, dim3((unsigned)rows, (unsigned)n), 32, shared, routes);
-	cuda_mark(base);
+	if (cuda_allow_shared(b, (const void *)route_kernel, shared, &allowed)) {
+		cuda_launch(b, route_kernel, dim3((unsigned)rows, (unsigned)n), 32, shared, routes, mark);
+		cuda_raise_mark(b, mark);
+	}
 }

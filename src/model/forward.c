@@ -33,8 +33,8 @@ static void workspace_cut(struct workspace *ws, const struct model_config *c, bo
 	size_t width = config_cache_width(c), ff = MAX(c->n_dense ? c->ff_dense : 0, c->ff_shared);
 	ws->logit_rows = MIN(ws->max_rows, LOGIT_ROWS);
 	size_t few = lookahead_rows(ws);
-	ws->ids = cut(shared, r * c->n_used, i);
-	ws->guess_ids = cut(shared, 2 * LOOKAHEAD_MAX * few * c->n_used, i);
+	ws->picks = cut(shared, r * c->n_used, sizeof(uint64_t));
+	ws->guess_picks = cut(shared, 2 * LOOKAHEAD_MAX * few * c->n_used, sizeof(uint64_t));
 	ws->step = cut(device, 3 * r, i);
 	ws->cos_sin = cut(device, r * c->head_rope, f);
 	ws->x = cut(device, r * c->n_embd, f);
@@ -90,6 +90,7 @@ static int workspace_init(struct workspace *ws, const struct model_config *c, bo
 	}
 	device = (struct cutter){.base = ws->device};
 	shared = (struct cutter){.base = ws->shared};
+	memset(ws->shared, 0, ws->shared_bytes);
 	workspace_cut(ws, c, with_mtp, &device, &shared);
 	return 0;
 }
@@ -163,7 +164,7 @@ static int tap_layer(struct model *m, const struct forward_rows *rows, uint32_t 
 		for (uint32_t r = 0; r < rows->n; r++) {
 			uint16_t *to = t->router + ((size_t)r * n_moe + moe) * c->n_used;
 			for (uint32_t k = 0; k < c->n_used; k++)
-				to[k] = (uint16_t)m->ws.ids[(size_t)r * c->n_used + k];
+				to[k] = (uint16_t)m->plan.ids[(size_t)r * c->n_used + k];
 			qsort(to, c->n_used, sizeof *to, compare_u16);
 		}
 	}

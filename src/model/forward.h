@@ -39,16 +39,16 @@ struct workspace {
 	int32_t *n_sel;               /* [R] */
 	float *gate, *up;             /* [R][max(ff_dense, ff_shared)], in the place of q and on */
 	float *router;                /* [R][n_experts] */
-	int32_t *ids;                 /* [R][n_used] shared */
+	uint64_t *picks;              /* [R][n_used] shared */
 	float *route_weights;         /* [R][n_used] */
 	float *expert_out;            /* [R][n_used][n_embd], behind up */
 	float *shared_out;            /* [R][n_embd] of the shared expert */
-	float *guess_h;      /* [LOOKAHEAD_MAX][D][n_embd] lookahead: the stream normed for coming layers ... */
-	float *guess_router; /* [LOOKAHEAD_MAX][D][n_experts] ... D: most rows of a decode step */
-	int32_t *guess_ids;  /* [2][LOOKAHEAD_MAX][D][n_used] shared, of even and odd layers */
-	float *hidden;       /* [R][n_embd] after the final norm */
-	float *mtp_in;       /* [R][2 * n_embd]; NULL without MTP */
-	float *logits;       /* [logit_rows][n_vocab] */
+	float *guess_h;        /* [LOOKAHEAD_MAX][D][n_embd] lookahead: the stream normed for coming layers ... */
+	float *guess_router;   /* [LOOKAHEAD_MAX][D][n_experts] ... D: most rows of a decode step */
+	uint64_t *guess_picks; /* [2][LOOKAHEAD_MAX][D][n_used] shared, of even and odd layers */
+	float *hidden;         /* [R][n_embd] after the final norm */
+	float *mtp_in;         /* [R][2 * n_embd]; NULL without MTP */
+	float *logits;         /* [logit_rows][n_vocab] */
 	uint32_t logit_rows;
 	void *device, *shared; /* the two allocations */
 	size_t device_bytes, shared_bytes;
@@ -70,6 +70,7 @@ struct moe_plan {
 	struct expert_job *jobs; /* [n_experts] */
 	bool *done;              /* [n_experts] parallel to refs: computed */
 	int32_t *announced;      /* [n_experts] */
+	int32_t *ids;            /* [R][n_used] of the layer in hand */
 	/* refs[held .. acquired) of layer held_layer are pinned: the device may still be computing with them */
 	int held, acquired;
 	uint32_t held_layer;
@@ -212,7 +213,7 @@ static inline size_t lookahead_rows(const struct workspace *ws)
 /* How many layers behind `layer` a step of so many rows guesses; 0: none */
 uint32_t lookahead_reach(const struct model *m, uint32_t layer, int rows);
 /* [rows][n_used] of the guess made in `layer` for `distance` layers further */
-int32_t *lookahead_ids(const struct model *m, uint32_t layer, uint32_t distance);
+uint64_t *lookahead_picks(const struct model *m, uint32_t layer, uint32_t distance);
 /* The stretch that guesses in `layer` has been enqueued up to the guess's mark. */
 void lookahead_note(struct model *m, uint32_t layer, int rows);
 /* Waits for the guess made in `layer`, if there is one, and tells the source: when the device will get there without the host. */

@@ -22,9 +22,9 @@ uint32_t lookahead_reach(const struct model *m, uint32_t layer, int rows)
 	return MIN(left, reach);
 }
 
-int32_t *lookahead_ids(const struct model *m, uint32_t layer, uint32_t distance)
+uint64_t *lookahead_picks(const struct model *m, uint32_t layer, uint32_t distance)
 {
-	return m->ws.guess_ids +
+	return m->ws.guess_picks +
 		   ((layer % 2) * LOOKAHEAD_MAX + distance - 1) * lookahead_rows(&m->ws) * m->config.n_used;
 }
 
@@ -39,14 +39,16 @@ int lookahead_pass(struct model *m, uint32_t layer, struct err *e)
 	struct guess *g = &m->guesses[layer % 2];
 	if (!g->ticket || g->layer != layer)
 		return 0;
-	int rc = m->backend->ops->wait_mark(m->backend, g->ticket, e);
-	g->ticket = 0;
-	size_t n_used = m->config.n_used;
+	struct backend *b = m->backend;
 	struct expert_source *s = m->source;
 	uint32_t reach = lookahead_reach(m, layer, g->rows);
-	for (uint32_t d = 1; !rc && d <= reach; d++)
-		for (int r = 0; r < g->rows; r++)
-			s->ops->hint(
-				s, (int)(layer + d), lookahead_ids(m, layer, d) + (size_t)r * n_used, (int)n_used, (int)d);
+	int n_used = (int)m->config.n_used, n = g->rows * n_used, rc = 0;
+	int32_t ids[n];
+	for (uint32_t d = 1; d <= reach && !rc; d++) {
+		rc = b->ops->wait_picks(b, g->ticket, lookahead_picks(m, layer, d), n, ids, e);
+		for (int r = 0; r < g->rows && !rc; r++)
+			s->ops->hint(s, (int)(layer + d), ids + r * n_used, n_used, (int)d);
+	}
+	g->ticket = 0;
 	return rc;
 }

@@ -26,8 +26,9 @@ int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max
 		.jobs = NEW_ARRAY(struct expert_job, c->n_experts),
 		.done = NEW_ARRAY(bool, c->n_experts),
 		.announced = NEW_ARRAY(int32_t, c->n_experts),
+		.ids = mem_try_new((size_t)max_rows * c->n_used, sizeof(int32_t)),
 	};
-	return p->places ? 0 : ERR_MEMORY;
+	return p->places && p->ids ? 0 : ERR_MEMORY;
 }
 
 void moe_plan_fini(struct moe_plan *p)
@@ -38,6 +39,7 @@ void moe_plan_fini(struct moe_plan *p)
 	free(p->jobs);
 	free(p->done);
 	free(p->announced);
+	free(p->ids);
 	*p = (struct moe_plan){0};
 }
 
@@ -145,7 +147,7 @@ static void run_routers(
 			.h = d ? ws->guess_h + (d - 1) * few * c->n_embd : ws->h,
 			.logits = d ? ws->guess_router + (d - 1) * few * c->n_experts : ws->router,
 			.bias = w->router_bias,
-			.ids = d ? lookahead_ids(m, layer, d) : ws->ids,
+			.picks = d ? lookahead_picks(m, layer, d) : ws->picks,
 			.weights = d ? NULL : ws->route_weights,
 		};
 	}
@@ -271,16 +273,16 @@ int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struc
 	struct backend *b = m->backend;
 	uint64_t routed = b->marks;
 	lookahead_note(m, layer, rows->n);
-	int rc = layer ? lookahead_pass(m, layer - 1, e) : 0;
-	if (rc || (rc = release_passed(m, 0, e)) || (rc = b->ops->wait_mark(b, routed, e)))
+	int n_places = rows->n * (int)m->config.n_used, rc = layer ? lookahead_pass(m, layer - 1, e) : 0;
+	if (rc || (rc = release_passed(m, 0, e)) ||
+		(rc = b->ops->wait_picks(b, routed, m->ws.picks, n_places, p->ids, e)))
 		return rc;
 	release_to(m, p->acquired);
 	p->held = p->acquired = p->n_groups = 0;
 	p->held_layer = layer;
 
-	int n_places = rows->n * (int)m->config.n_used;
 	enum expert_use use = moe_use(rows->n);
-	int n = plan_experts(p, m->config.n_experts, use, m->ws.ids, n_places);
+	int n = plan_experts(p, m->config.n_experts, use, p->ids, n_places);
 	m->expert_uses += (uint64_t)n_places;
 	if (use == EXPERT_PREFILL)
 		announce(m, layer, n);
