@@ -12,7 +12,9 @@
  * Products and sums are rounded one by one where the CPU backend does so; means are taken in double.
  */
 #include "kernels/cuda/block_dot.cuh"
+#include "kernels/cuda/cuda_mma.cuh"
 #include "kernels/cuda/cuda_norm.cuh"
+#include "kernels/cuda/cuda_wgmma.cuh"
 
 static unsigned blocks_for(int64_t n, int per)
 {
@@ -131,35 +133,39 @@ static __global__ void moe_combine_kernel(
 
 #define CLUSTER 8
 
-static __device__ __forceinline__ void cluster_meet()
+/* Hands v to the same place in the shared memory of block `to` of the cluster, whose barrier hears of its eight bytes. */
+static __device__ __forceinline__ void send_double(double *place, uint64_t *barrier, int to, double v)
 {
 #if __CUDA_ARCH__ >= 900
-	asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+	uint32_t at = shared_address(place), hears = shared_address(barrier);
+	asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(to));
+	asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(hears) : "r"(to));
+	asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(at),
+				 "l"(__double_as_longlong(v)), "r"(hears)
+				 : "memory");
 #endif
-}
-
-/* The value at `p` in the shared memory of another block of the cluster. */
-static __device__ __forceinline__ double cluster_value(const double *p, int block)
-{
-	double v = 0;
-#if __CUDA_ARCH__ >= 900
-	uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
-	asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(block));
-	asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(v) : "r"(at));
-#endif
-	return v;
 }
 
 /* moe_combine_kernel and then rms_norm_kernel: the threads of that kernel's block, shared out to the blocks of a cluster, so that the
- * numbers are the same. Rows are held in registers. */
+ * numbers are the same. Rows are held in registers. Each warp sends its sum of squares to all blocks; one that has all sums
+ * is waited for by nobody. */
 static __global__ void __launch_bounds__(128) combine_norm_kernel(const float *out, const float *weights,
 	int n_used, const float *shared, int n, float *x, struct norm next, float eps)
 {
-	grid_let_next();
-	__shared__ double sums[4];
+#if __CUDA_ARCH__ >= 900
+	__shared__ double sums[32];
+	__shared__ __align__(8) uint64_t barrier;
 	int threads = norm_threads(n), block = blockIdx.x % CLUSTER, thread = block * blockDim.x + threadIdx.x,
-		lane = threadIdx.x % 32, each = blockDim.x / 32;
+		lane = threadIdx.x % 32;
 	int64_t r = blockIdx.x / CLUSTER;
+	grid_let_next();
+	if (!threadIdx.x) {
+		barrier_init(shared_address(&barrier), 1);
+		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+		barrier_expect(shared_address(&barrier), threads / 32 * sizeof(double));
+	}
+	__syncthreads();
+	asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 	int i
 		[NORM_HELD]; /* the first of four values; 0 where the thread has none, so that loads need no condition */
 	bool mine[NORM_HELD];
@@ -168,7 +174,7 @@ static __global__ void __launch_bounds__(128) combine_norm_kernel(const float *o
 	for (int j = 0; j < NORM_HELD; j++) {
 		mine[j] = thread < threads && 4 * (thread + j * threads) < n;
 		i[j] = mine[j] ? 4 * (thread + j * threads) : 0;
-		g[j] = *(const float4 *)(next.gain + i[j]);
+		g[j] = load_ahead(next.gain + i[j]);
 		sum[j] = make_float4(0, 0, 0, 0);
 	}
 	grid_wait_before();
@@ -179,7 +185,7 @@ static __global__ void __launch_bounds__(128) combine_norm_kernel(const float *o
 		v[j] = *(const float4 *)(x + r * n + i[j]);
 		s[j] = *(const float4 *)(shared + r * n + i[j]);
 	}
-	for (int first = 0; first < n_used; first += 8) { /* all loads before the first use */
+	for (int first = 0; first < n_used; first += 8) {
 		float4 o[8][NORM_HELD];
 		float w[8];
 #pragma unroll
@@ -190,6 +196,8 @@ static __global__ void __launch_bounds__(128) combine_norm_kernel(const float *o
 			for (int j = 0; j < NORM_HELD; j++)
 				o[k][j] = *(const float4 *)(out + (int64_t)rank * n + i[j]);
 		}
+		if (!first) /* all blocks have set up their barriers; and no load moves behind */
+			asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #pragma unroll
 		for (int k = 0; k < 8; k++)
 #pragma unroll
@@ -212,18 +220,20 @@ static __global__ void __launch_bounds__(128) combine_norm_kernel(const float *o
 			squares = add_squares(squares, v[j]);
 	}
 	squares = warp_sum(squares);
-	if (!lane)
-		sums[threadIdx.x / 32] = squares;
-	cluster_meet();
-	squares = warp_sum(lane < threads / 32 ? cluster_value(sums + lane % each, lane / each) : 0);
+	if (thread < threads && lane < CLUSTER)
+		send_double(sums + thread / 32, &barrier, lane, squares);
+#pragma unroll
+	for (int j = 0; j < NORM_HELD; j++)
+		if (mine[j])
+			*(float4 *)(x + r * n + i[j]) = v[j];
+	barrier_wait(shared_address(&barrier), 0);
+	squares = warp_sum(lane < threads / 32 ? sums[lane] : 0);
 	float scale = (float)rsqrt(squares / n + (double)eps);
 #pragma unroll
 	for (int j = 0; j < NORM_HELD; j++)
-		if (mine[j]) {
-			*(float4 *)(x + r * n + i[j]) = v[j];
+		if (mine[j])
 			*(float4 *)(next.out + r * n + i[j]) = normed(v[j], scale, g[j]);
-		}
-	cluster_meet(); /* nobody leaves while its sums are read */
+#endif
 }
 
 void cuda_moe_combine(struct backend *base, const float *out, const float *weights, int n_used,
