@@ -88,6 +88,15 @@ struct stacked_matmul {
 	int64_t y_stride;
 };
 
+/* A gated network: y[r] = down (silu(gate x[r]) * (up x[r])), or y[r] += that. */
+struct ffn {
+	struct weight gate, up, down; /* gate and up are of one shape */
+	const float *x;               /* [rows][gate.n_in] */
+	float *y;                     /* [rows][down.n_out] */
+	bool add;
+	float *hidden, *spare; /* [rows][gate.n_out], for the op's own use */
+};
+
 /* What a step leaves behind of its tokens, with the products that make it and those of the query; each part may be absent (its first
  * pointer NULL). */
 struct latents {
@@ -267,10 +276,7 @@ struct backend_ops {
 	/* n_parts products, of x [rows][n_in] where a part has no input of its own; all parts have the same n_in. */
 	void (*matmul)(struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
 	void (*stacked_matmul)(struct backend *b, const struct stacked_matmul *a, int rows);
-	/* y[r] = silu(gate x[r]) * (up x[r]); x [rows][n_in], y [rows][n_out]. gate and up are of one shape; spare: [rows][n_out] for
-	 * the op's own use. */
-	void (*matmul_glu)(struct backend *b, const struct weight *gate, const struct weight *up, const float *x,
-		int rows, float *y, float *spare);
+	void (*ffn)(struct backend *b, const struct ffn *a, int rows);
 	/* out = silu(gate) * up, elementwise over n values; out may be gate or up. */
 	void (*swiglu)(struct backend *b, const float *gate, const float *up, int64_t n, float *out);
 

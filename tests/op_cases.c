@@ -10,8 +10,8 @@
 
 #include <string.h>
 
-const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "matmul_glu",
-	"swiglu", "rope_angles", "rope", "latents", "query", "index_select", "attend", "mla", "route", "routers",
+const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "ffn", "swiglu",
+	"rope_angles", "rope", "latents", "query", "index_select", "attend", "mla", "route", "routers",
 	"expert_ffn", "moe_combine"};
 
 /* clang-format off */
@@ -49,10 +49,11 @@ const struct op_case op_cases[] = {
 	{.name = "chunk F32", .op = OP_STACKED_MATMUL, .type = DTYPE_F32, .rows = 19, .n_in = 50, .n_out = 31, .heads = 3},
 	{.name = "chunk Q8_0", .op = OP_STACKED_MATMUL, .type = DTYPE_Q8_0, .rows = 21, .n_in = 192, .n_out = 140, .heads = 7},
 	{.name = "odd F32", .op = OP_STACKED_MATMUL, .type = DTYPE_F32, .rows = 9, .n_in = 50, .n_out = 31, .heads = 3},
-	{.name = "wide", .op = OP_MATMUL_GLU, .type = DTYPE_Q8_0, .rows = 3, .n_in = 6144, .n_out = 256},
-	{.name = "odd", .op = OP_MATMUL_GLU, .type = DTYPE_Q8_0, .rows = 2, .n_in = 96, .n_out = 23},
-	{.name = "K", .op = OP_MATMUL_GLU, .type = DTYPE_Q4_K, .rows = 8, .n_in = 768, .n_out = 40},
-	{.name = "floats", .op = OP_MATMUL_GLU, .type = DTYPE_BF16, .rows = 2, .n_in = 320, .n_out = 33},
+	{.name = "wide", .op = OP_FFN, .type = DTYPE_Q8_0, .rows = 3, .n_in = 6144, .n_out = 256, .plain = true},
+	{.name = "odd", .op = OP_FFN, .type = DTYPE_Q8_0, .rows = 2, .n_in = 96, .n_out = 224},
+	{.name = "K", .op = OP_FFN, .type = DTYPE_Q4_K, .rows = 8, .n_in = 768, .n_out = 256, .plain = true},
+	{.name = "other", .op = OP_FFN, .type = DTYPE_Q5_K, .rows = 3, .n_in = 256, .n_out = 256},
+	{.name = "floats", .op = OP_FFN, .type = DTYPE_BF16, .rows = 2, .n_in = 320, .n_out = 33},
 	{.name = "wide", .op = OP_SWIGLU, .rows = 2, .n_in = 12288},
 	{.name = "odd", .op = OP_SWIGLU, .rows = 3, .n_in = 333},
 	{.name = "near", .op = OP_ROPE_ANGLES, .rows = 9, .dim = 64, .far = 5000},
@@ -260,14 +261,26 @@ RUN(stacked_matmul)
 		memcpy(out + i * c->n_out, host + i * step, (size_t)c->n_out * 4);
 }
 
-RUN(matmul_glu)
+/* Twice, so that what the first call leaves behind is seen. */
+RUN(ffn)
 {
-	struct weight gate = weight_new_put(p, 1, c->type, c->n_in, c->n_out, 1),
-				  up = weight_new_put(p, 2, c->type, c->n_in, c->n_out, 1);
-	size_t bytes = (size_t)(n * c->n_out) * 4;
-	float *x = put_rows(p, 3, c, f, n, c->n_in), *y = device_new(p, bytes);
-	OPS->matmul_glu(p->b, &gate, &up, x, n, y, device_new(p, bytes));
-	get(p, out, y, bytes);
+	size_t bytes = (size_t)(n * c->n_out) * 4, all = (size_t)(n * c->n_in) * 4;
+	struct ffn a = {.gate = weight_new_put(p, 1, c->type, c->n_in, c->n_out, 1),
+		.up = weight_new_put(p, 2, c->type, c->n_in, c->n_out, 1),
+		.down = weight_new_put(p, 5, c->type, c->n_out, c->n_in, 1),
+		.x = put_rows(p, 3, c, f, n, c->n_in),
+		.y = put_rows(p, 4, c, f, n, c->n_in),
+		.add = !c->plain,
+		.hidden = device_new(p, bytes),
+		.spare = device_new(p, bytes)};
+	float *first = op_host_new(p, all);
+	OPS->ffn(p->b, &a, n);
+	get(p, first, a.y, all);
+	a.y = put_rows(p, 4, c, f, n, c->n_in);
+	OPS->ffn(p->b, &a, n);
+	get(p, out, a.y, all);
+	if (memcmp(first, out, all))
+		bug("ffn %s: other bits the second time", c->name);
 }
 
 RUN(swiglu)
@@ -654,9 +667,9 @@ RUN(moe_combine)
 }
 
 typedef void run_fn(struct op_pool *p, const struct op_case *c, int f, int n, float *out);
-static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_stacked_matmul,
-	run_matmul_glu, run_swiglu, run_rope_angles, run_rope, run_latents, run_query, run_index_select,
-	run_attend, run_mla, run_route, run_routers, run_expert_ffn, run_moe_combine};
+static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_stacked_matmul, run_ffn,
+	run_swiglu, run_rope_angles, run_rope, run_latents, run_query, run_index_select, run_attend, run_mla,
+	run_route, run_routers, run_expert_ffn, run_moe_combine};
 
 int op_case_run(struct backend *b, const struct op_case *c, int first, int n, float *out, struct err *e)
 {
@@ -671,8 +684,6 @@ int op_case_width(const struct op_case *c)
 	switch (c->op) {
 	case OP_MATMUL:
 		return c->n_out + 2 * (c->n_out / 2 + 1);
-	case OP_MATMUL_GLU:
-		return c->n_out;
 	case OP_STACKED_MATMUL:
 	case OP_MLA:
 		return c->heads * c->n_out;

@@ -14,7 +14,7 @@ enum op_kind {
 	OP_RMS_NORM,
 	OP_MATMUL, /* three parts: the second one adds, the third one has its own input */
 	OP_STACKED_MATMUL,
-	OP_MATMUL_GLU,
+	OP_FFN,
 	OP_SWIGLU,
 	OP_ROPE_ANGLES,
 	OP_ROPE,
@@ -37,7 +37,7 @@ struct op_case {
 	enum dtype type; /* of the weights or of the cache; mla: of the cache, its weights are Q8_0 */
 	int rows;
 	int n_in,
-		n_out; /* expert_ffn: n_embd and n_ff; norms, swiglu, moe_combine: n_in values a row; mla: of a head; query: of h, of its latent */
+		n_out; /* ffn, expert_ffn: n_embd and n_ff; norms, swiglu, moe_combine: n_in values a row; mla: of a head; query: of h, of its latent */
 	int heads; /* heads, or matrices of a stack, or experts; query: width of the key, 0: no indexer */
 	int dim;   /* rope.dim; index: head_dim */
 	int n_value; /* attend, mla; latents: n_kv (n_out: n_q, n_in: width of the key) */
@@ -46,7 +46,7 @@ struct op_case {
 	int n_group, n_group_used;
 	int far;     /* the largest position */
 	bool whole;  /* index: small whole numbers, so scores are exact and full of ties */
-	bool plain;  /* route, routers: not normalised; query: the indexer's weights_proj is F32 */
+	bool plain;  /* route, routers: not normalised; ffn: y is not added to; query: weights_proj is F32 */
 	bool rotate; /* attend: the rest of the query comes unrotated */
 };
 

@@ -116,21 +116,39 @@ FORMULA(stacked_matmul)
 		}
 }
 
-FORMULA(matmul_glu)
+FORMULA(ffn)
 {
-	struct weight w[2] = {op_weight_new(p, 1, c->type, c->n_in, c->n_out, 1),
-		op_weight_new(p, 2, c->type, c->n_in, c->n_out, 1)};
+	struct weight w[3] = {op_weight_new(p, 1, c->type, c->n_in, c->n_out, 1),
+		op_weight_new(p, 2, c->type, c->n_in, c->n_out, 1),
+		op_weight_new(p, 5, c->type, c->n_out, c->n_in, 1)};
+	float *old = op_floats(p, 4, (size_t)(c->rows * c->n_in));
 	double *x = doubles(p, op_floats(p, 3, (size_t)(c->rows * c->n_in)), c->rows * c->n_in);
-	float *buffer = op_host_new(p, (size_t)c->n_in * 4);
-	for (int o = 0; o < c->n_out; o++)
+	double *h = doubles(p, NULL, c->rows * c->n_out), *error = doubles(p, NULL, c->rows * c->n_out);
+	float *gate_row = op_host_new(p, (size_t)c->n_in * 4), *up_row = op_host_new(p, (size_t)c->n_in * 4),
+		  *down_row = op_host_new(p, (size_t)c->n_out * 4);
+	for (int o = 0; o < c->n_out; o++) {
+		row_floats(p, &w[0], 0, o, gate_row);
+		row_floats(p, &w[1], 0, o, up_row);
 		for (int r = 0; r < c->rows; r++) {
 			double s[2];
-			double gate = dot(row_floats(p, &w[0], 0, o, buffer), x + r * c->n_in, NULL, c->n_in, &s[0]);
-			double up = dot(row_floats(p, &w[1], 0, o, buffer), x + r * c->n_in, NULL, c->n_in, &s[1]);
+			double gate = dot(gate_row, x + r * c->n_in, NULL, c->n_in, &s[0]);
+			double up = dot(up_row, x + r * c->n_in, NULL, c->n_in, &s[1]);
 			double silu = gate / (1 + exp(-gate));
-			value[r * c->n_out + o] = silu * up;
-			scale[r * c->n_out + o] = 1.1 * s[0] * fabs(up) + fabs(silu) * s[1]; /* silu' is below 1.1 */
+			h[r * c->n_out + o] = silu * up;
+			error[r * c->n_out + o] = 1.1 * s[0] * fabs(up) + fabs(silu) * s[1]; /* silu' is below 1.1 */
 		}
+	}
+	for (int o = 0; o < c->n_in; o++) {
+		row_floats(p, &w[2], 0, o, down_row);
+		for (int r = 0; r < c->rows; r++) {
+			double *v = value + r * c->n_in + o, *s = scale + r * c->n_in + o;
+			*v = dot(down_row, h + r * c->n_out, error + r * c->n_out, c->n_out, s);
+			if (!c->plain) {
+				*v += (double)old[r * c->n_in + o];
+				*s += fabs((double)old[r * c->n_in + o]);
+			}
+		}
+	}
 }
 
 FORMULA(swiglu)
@@ -538,9 +556,9 @@ FORMULA(moe_combine)
 
 typedef void formula_fn(struct op_pool *p, const struct op_case *c, double *value, double *scale);
 static formula_fn *const formulas[OP_LIMIT] = {formula_embed, formula_rms_norm, formula_matmul,
-	formula_stacked_matmul, formula_matmul_glu, formula_swiglu, formula_rope_angles, formula_rope,
-	formula_latents, formula_query, NULL, formula_attend, formula_mla, formula_route, formula_routers,
-	formula_expert_ffn, formula_moe_combine};
+	formula_stacked_matmul, formula_ffn, formula_swiglu, formula_rope_angles, formula_rope, formula_latents,
+	formula_query, NULL, formula_attend, formula_mla, formula_route, formula_routers, formula_expert_ffn,
+	formula_moe_combine};
 
 void op_case_reference(const struct op_case *c, double *value, double *scale)
 {

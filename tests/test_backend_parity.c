@@ -64,11 +64,13 @@ static const struct op_case large[] = {
 		.n_in = 2048,
 		.n_out = 6144},
 	{.name = "shared 6144x2048 Q8_0",
-		.op = OP_MATMUL_GLU,
+		.op = OP_FFN,
 		.type = DTYPE_Q8_0,
 		.rows = 3,
 		.n_in = 6144,
-		.n_out = 2048},
+		.n_out = 2048,
+		.plain = true},
+	{.name = "shared, added Q8_0", .op = OP_FFN, .type = DTYPE_Q8_0, .rows = 2, .n_in = 6144, .n_out = 2048},
 	{.name = "full layer Q8_0",
 		.op = OP_QUERY,
 		.type = DTYPE_Q8_0,
@@ -398,7 +400,7 @@ static void check_case(const struct op_case *c, bool formula)
 	}
 	double error = norm > 0 ? sqrt(diff / norm) : sqrt(diff);
 	bool exact = c->op == OP_EMBED || c->op == OP_ROPE || c->op == OP_ROUTE;
-	bool product = c->op == OP_MATMUL || c->op == OP_STACKED_MATMUL || c->op == OP_MATMUL_GLU ||
+	bool product = c->op == OP_MATMUL || c->op == OP_STACKED_MATMUL || c->op == OP_FFN ||
 				   c->op == OP_EXPERT_FFN || c->op == OP_MLA || c->op == OP_QUERY;
 	bool packed = c->type != DTYPE_F32 && c->type != DTYPE_F16 && c->type != DTYPE_BF16;
 	double tolerance = product && packed ? TOLERANCE_PACKED : TOLERANCE;

@@ -51,7 +51,6 @@ struct op {
 	/* operands, whichever the op uses */
 	struct weight w[3]; /* of copy 0; copy i lies i * stride further */
 	size_t stride[3];
-	int n_parts;
 	float *x, *y, *z; /* device */
 	int32_t *ids, *pos, *base, *sel, *n_sel;
 	uint64_t *picks;
@@ -93,13 +92,8 @@ static void call_rms_norm(struct op *o, int copy)
 
 static void call_matmul(struct op *o, int copy)
 {
-	struct matmul parts[3];
-	float *y = o->y;
-	for (int i = 0; i < o->n_parts; i++) {
-		parts[i] = (struct matmul){.w = copy_of(o, i, copy), .y = y};
-		y += o->rows * o->w[i].n_out;
-	}
-	o->backend->ops->matmul(o->backend, parts, o->n_parts, o->x, o->rows);
+	struct matmul part = {.w = copy_of(o, 0, copy), .y = o->y};
+	o->backend->ops->matmul(o->backend, &part, 1, o->x, o->rows);
 }
 
 static void call_stacked(struct op *o, int copy)
@@ -144,6 +138,19 @@ static void call_latents(struct op *o, int copy)
 		.n_out = 1};
 	a.kv_cache.data = (uint8_t *)o->cache.data + o->cache_stride * (size_t)copy;
 	o->backend->ops->latents(o->backend, &o->batch, &o->rope, &a);
+}
+
+static void call_ffn(struct op *o, int copy)
+{
+	size_t n = (size_t)o->rows * (size_t)o->w[0].n_out;
+	struct ffn a = {.gate = copy_of(o, 0, copy),
+		.up = copy_of(o, 1, copy),
+		.down = copy_of(o, 2, copy),
+		.x = o->x,
+		.y = o->y,
+		.hidden = o->z,
+		.spare = o->z + n};
+	o->backend->ops->ffn(o->backend, &a, o->rows);
 }
 
 static void call_index_select(struct op *o, int copy)
@@ -322,29 +329,25 @@ static int measure_device_copy(struct bench *b, struct backend *backend, struct 
 	return rc;
 }
 
-static int run_matmul(struct op *o, struct bench_pool *p, const char *what, enum dtype type, int n_in,
-	int n_out, int n_parts, struct err *e)
+static int run_matmul(
+	struct op *o, struct bench_pool *p, const char *what, enum dtype type, int n_in, int n_out, struct err *e)
 {
 	uint64_t row_bytes;
 	int rc;
 	if (!quantize_supported(type) || !dtype_row_bytes(type, (uint64_t)n_in, &row_bytes))
 		return 0;
-	double weight = (double)row_bytes * n_out * n_parts;
-	o->n_parts = n_parts;
+	double weight = (double)row_bytes * n_out;
 	o->copies = copies_for(weight);
-	for (int i = 0; i < n_parts; i++)
-		if ((rc = bench_pool_weight(p, type, n_in, n_out, 1, o->copies, &o->w[i], &o->stride[i], e)))
-			return rc;
-	if ((rc = bench_pool_floats(p, (size_t)o->rows * (size_t)n_in, &o->x, e)) ||
-		(rc = bench_pool_floats(p, (size_t)o->rows * (size_t)n_out * (size_t)n_parts, &o->y, e)))
+	if ((rc = bench_pool_weight(p, type, n_in, n_out, 1, o->copies, &o->w[0], &o->stride[0], e)) ||
+		(rc = bench_pool_floats(p, (size_t)o->rows * (size_t)n_in, &o->x, e)) ||
+		(rc = bench_pool_floats(p, (size_t)o->rows * (size_t)n_out, &o->y, e)))
 		return rc;
-	o->bytes = weight + 4.0 * o->rows * ((double)n_in + (double)n_out * n_parts);
-	o->macs = (double)o->rows * n_in * n_out * n_parts;
+	o->bytes = weight + 4.0 * o->rows * ((double)n_in + (double)n_out);
+	o->macs = (double)o->rows * n_in * n_out;
 	o->call = call_matmul;
 	o->name = "matmul";
 	char detail[64];
-	snprintf(detail, sizeof detail, "%s %s %d>%s%d", what, dtype_name(type), n_in, n_parts == 2 ? "2x" : "",
-		n_out);
+	snprintf(detail, sizeof detail, "%s %s %d>%d", what, dtype_name(type), n_in, n_out);
 	return measure(o, e, detail);
 }
 
@@ -461,26 +464,36 @@ static int run_rope(struct op *o, struct bench_pool *p, struct err *e)
 	return measure(o, e, "");
 }
 
+/* Three weights of one op, so many copies that they have left the caches; *bytes: of one copy of all */
+static int get_weights(struct op *o, struct bench_pool *p, enum dtype type, const int n_in[3],
+	const int n_out[3], double *bytes, struct err *e)
+{
+	uint64_t row_bytes;
+	int rc;
+	*bytes = 0;
+	for (int i = 0; i < 3; i++) {
+		if (!dtype_row_bytes(type, (uint64_t)n_in[i], &row_bytes))
+			bug("bench: %d values are no row of %s", n_in[i], dtype_name(type));
+		*bytes += (double)row_bytes * n_out[i];
+		o->macs += (double)o->rows * n_in[i] * n_out[i];
+	}
+	o->copies = copies_for(*bytes);
+	for (int i = 0; i < 3; i++)
+		if ((rc = bench_pool_weight(p, type, n_in[i], n_out[i], 1, o->copies, &o->w[i], &o->stride[i], e)))
+			return rc;
+	return 0;
+}
+
 /* As in a layer without an indexer. */
 static int run_latents(struct op *o, struct bench_pool *p, enum dtype type, struct err *e)
 {
 	const struct shape *s = o->shape;
 	int rc, width = s->kv_rank + s->rope, query = s->heads * (s->nope + s->rope);
 	int n_in[] = {s->n_embd, s->n_embd, s->q_rank}, n_out[] = {s->q_rank, width, query};
-	double weights = 0;
-	for (int i = 0; i < 3; i++) {
-		uint64_t row_bytes;
-		if (!dtype_row_bytes(type, (uint64_t)n_in[i], &row_bytes))
-			bug("bench: %d values are no row of %s", n_in[i], dtype_name(type));
-		weights += (double)row_bytes * n_out[i];
-		o->macs += (double)o->rows * n_in[i] * n_out[i];
-	}
-	if ((rc = prepare_rows(o, p, width, copies_for(weights), e)))
-		return rc;
-	for (int i = 0; i < 3; i++)
-		if ((rc = bench_pool_weight(p, type, n_in[i], n_out[i], 1, o->copies, &o->w[i], &o->stride[i], e)))
-			return rc;
-	if ((rc = bench_pool_floats(p, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
+	double weights;
+	if ((rc = get_weights(o, p, type, n_in, n_out, &weights, e)) ||
+		(rc = prepare_rows(o, p, width, o->copies, e)) ||
+		(rc = bench_pool_floats(p, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
 		(rc = bench_pool_floats(p, (size_t)o->rows * (size_t)(s->q_rank + width + query), &o->y, e)) ||
 		(rc = bench_pool_floats(p, (size_t)MAX(s->q_rank, s->kv_rank), &o->z, e)))
 		return rc;
@@ -490,6 +503,26 @@ static int run_latents(struct op *o, struct bench_pool *p, enum dtype type, stru
 	char detail[64];
 	snprintf(detail, sizeof detail, "%s %d>%d+%d, %d>%d", dtype_name(type), s->n_embd, s->q_rank, width,
 		s->q_rank, query);
+	return measure(o, e, detail);
+}
+
+static int run_ffn(
+	struct op *o, struct bench_pool *p, const char *what, enum dtype type, int n_ff, struct err *e)
+{
+	int rc, n = o->shape->n_embd;
+	size_t rows = (size_t)o->rows;
+	double weights;
+	if ((rc = get_weights(
+			 o, p, type, (const int[]){n, n, n_ff}, (const int[]){n_ff, n_ff, n}, &weights, e)) ||
+		(rc = bench_pool_floats(p, rows * (size_t)n, &o->x, e)) ||
+		(rc = bench_pool_floats(p, rows * (size_t)n, &o->y, e)) ||
+		(rc = bench_pool_floats(p, 2 * rows * (size_t)n_ff, &o->z, e)))
+		return rc;
+	o->bytes = weights + 8.0 * o->rows * (n + n_ff);
+	o->call = call_ffn;
+	o->name = "ffn";
+	char detail[64];
+	snprintf(detail, sizeof detail, "%s %s %d>%d>%d", what, dtype_name(type), n, n_ff, n);
 	return measure(o, e, detail);
 }
 
@@ -611,7 +644,7 @@ static int run_small(struct op *o, struct bench_pool *p, const char *name, struc
 	return measure(o, e, "");
 }
 
-enum what { SMALL, MATMUL, STACKED_K, STACKED_V, ROPE, LATENTS, SELECT, ATTEND, MLA, EXPERT };
+enum what { SMALL, MATMUL, STACKED_K, STACKED_V, ROPE, LATENTS, FFN, SELECT, ATTEND, MLA, EXPERT };
 
 static int run_one(struct bench *b, struct backend *backend, const struct shape *s, int rows, enum what what,
 	const char *name, enum dtype type, struct err *e)
@@ -626,23 +659,17 @@ static int run_one(struct bench *b, struct backend *backend, const struct shape 
 		break;
 	case MATMUL:
 		if (!strcmp(name, "q_a"))
-			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->q_rank, 1, e);
+			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->q_rank, e);
 		else if (!strcmp(name, "q_b"))
-			rc = run_matmul(&o, &pool, name, type, s->q_rank, s->heads * (s->nope + s->rope), 1, e);
+			rc = run_matmul(&o, &pool, name, type, s->q_rank, s->heads * (s->nope + s->rope), e);
 		else if (!strcmp(name, "o"))
-			rc = run_matmul(&o, &pool, name, type, s->heads * s->value, s->n_embd, 1, e);
-		else if (!strcmp(name, "gate+up"))
-			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->ff_dense, 2, e);
+			rc = run_matmul(&o, &pool, name, type, s->heads * s->value, s->n_embd, e);
 		else if (!strcmp(name, "kv_a"))
-			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->kv_rank + s->rope, 1, e);
-		else if (!strcmp(name, "shared gate+up"))
-			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->ff_expert, 2, e);
-		else if (!strcmp(name, "shared down"))
-			rc = run_matmul(&o, &pool, name, type, s->ff_expert, s->n_embd, 1, e);
+			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->kv_rank + s->rope, e);
 		else if (!strcmp(name, "router"))
-			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->n_experts, 1, e);
+			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->n_experts, e);
 		else
-			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->n_vocab, 1, e);
+			rc = run_matmul(&o, &pool, name, type, s->n_embd, s->n_vocab, e);
 		break;
 	case STACKED_K:
 		rc = run_stacked(&o, &pool, "k_b", s->nope, s->kv_rank, e);
@@ -655,6 +682,9 @@ static int run_one(struct bench *b, struct backend *backend, const struct shape 
 		break;
 	case LATENTS:
 		rc = run_latents(&o, &pool, type, e);
+		break;
+	case FFN:
+		rc = run_ffn(&o, &pool, name, type, strcmp(name, "dense") ? s->ff_expert : s->ff_dense, e);
 		break;
 	case SELECT:
 		if (!strcmp(name, "long")) {
@@ -700,9 +730,6 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 		{MATMUL, "matmul", "q_b", DTYPE_Q8_0},
 		{MATMUL, "matmul", "o", DTYPE_Q8_0},
 		{MATMUL, "matmul", "kv_a", DTYPE_Q8_0},
-		{MATMUL, "matmul", "shared gate+up", DTYPE_Q8_0},
-		{MATMUL, "matmul", "shared down", DTYPE_Q8_0},
-		{MATMUL, "matmul", "gate+up", DTYPE_Q8_0},
 		{MATMUL, "matmul", "q_b", DTYPE_Q4_K},
 		{MATMUL, "matmul", "o", DTYPE_Q4_K},
 		{MATMUL, "matmul", "head", DTYPE_Q4_K},
@@ -714,6 +741,9 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 		{ROPE, "rope", "rope", DTYPE_F32},
 		{LATENTS, "latents", "latents", DTYPE_Q8_0},
 		{LATENTS, "latents", "latents", DTYPE_Q4_K},
+		{FFN, "ffn", "shared", DTYPE_Q8_0},
+		{FFN, "ffn", "shared", DTYPE_Q4_K},
+		{FFN, "ffn", "dense", DTYPE_Q8_0},
 		{SELECT, "index_select", "index_select", DTYPE_F16},
 		{SELECT, "index_select", "long", DTYPE_F16},
 		{ATTEND, "attend", "attend", DTYPE_F16},
@@ -743,8 +773,8 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 			/* a chunk through the head is never computed: only last rows are */
 			int most = list[i].what == MATMUL && !strcmp(list[i].name, "head") ? 1 : CHUNK_ROWS;
 			/* a card also takes a few rows at once: drafts, several users */
-			bool few = backend->ops->deferred &&
-					   (list[i].what == MATMUL || list[i].what == LATENTS || list[i].what == EXPERT);
+			bool few = backend->ops->deferred && (list[i].what == MATMUL || list[i].what == LATENTS ||
+													 list[i].what == FFN || list[i].what == EXPERT);
 			for (int rows = 1; rows <= most; rows *= few ? 2 : CHUNK_ROWS) {
 				if (rows > 8 && rows < CHUNK_ROWS)
 					continue;

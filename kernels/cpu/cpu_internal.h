@@ -98,8 +98,7 @@ struct cpu_cut cpu_cut_product(const struct cpu_backend *b, double macs, int64_t
 void cpu_embed(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
 void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms, int n_norms,
 	float eps, int rows, int n, int64_t out_stride);
-void cpu_matmul_glu(struct backend *b, const struct weight *gate, const struct weight *up, const float *x,
-	int rows, float *y, float *spare);
+void cpu_ffn(struct backend *b, const struct ffn *a, int rows);
 void cpu_swiglu(struct backend *b, const float *gate, const float *up, int64_t n, float *out);
 void cpu_rope_angles(
 	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);

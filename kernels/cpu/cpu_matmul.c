@@ -197,12 +197,12 @@ void cpu_matmul(struct backend *base, const struct matmul *parts, int n_parts, c
 	run_product(cpu_of(base), &job, n_parts, rows, "matmul");
 }
 
-void cpu_matmul_glu(struct backend *b, const struct weight *gate, const struct weight *up, const float *x,
-	int rows, float *y, float *spare)
+void cpu_ffn(struct backend *b, const struct ffn *a, int rows)
 {
-	const struct matmul parts[] = {{.w = *gate, .y = y}, {.w = *up, .y = spare}};
-	cpu_matmul(b, parts, 2, x, rows);
-	cpu_swiglu(b, y, spare, rows * gate->n_out, y);
+	const struct matmul parts[] = {{.w = a->gate, .y = a->hidden}, {.w = a->up, .y = a->spare}};
+	cpu_matmul(b, parts, 2, a->x, rows);
+	cpu_swiglu(b, a->hidden, a->spare, rows * a->gate.n_out, a->hidden);
+	cpu_matmul(b, &(struct matmul){.w = a->down, .y = a->y, .add = a->add}, 1, a->hidden, rows);
 }
 
 void cpu_stacked_matmul(struct backend *base, const struct stacked_matmul *a, int rows)

@@ -221,6 +221,7 @@ static void cuda_close(struct backend *base)
 	cudaFree(b->counts.data);
 	cudaFree(b->cells.data);
 	cudaFree(b->route_cells.data);
+	cudaFree(b->hidden.data);
 	cudaFree(b->chain);
 	cudaFree(b->prefill.data);
 	cudaFree(b->tables);
@@ -257,7 +258,7 @@ static const struct backend_ops cuda_ops = {
 	cuda_rms_norm,
 	cuda_matmul,
 	cuda_stacked_matmul,
-	cuda_matmul_glu,
+	cuda_ffn,
 	cuda_swiglu,
 	cuda_rope_angles,
 	cuda_rope,

@@ -62,6 +62,7 @@ struct cuda_backend {
 	struct cuda_room prefill;     /* products of many rows (cuda_gemm.cu) */
 	struct cuda_room cells;       /* where the blocks of mla_kernel meet, empty between ops (cuda_mla.cu) */
 	struct cuda_room route_cells; /* where those of gate_kernel do, zero between ops (cuda_route.cu) */
+	struct cuda_room hidden;      /* where those of ffn_kernel do (cuda_ffn.cu) */
 	struct cuda_room columns;     /* activations as the matrix units want them (cuda_product_mma.cuh) */
 	/* Progress of experts_kernel (cuda_experts_mma.cu) in the stream counts_of, never set back; expert_counts: what it is when
 	 * all that was enqueued has run. */
@@ -249,8 +250,9 @@ void cuda_latents(
 	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a);
 void cuda_matmul(struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
 cudaError_t cuda_chain_open(struct cuda_backend *b); /* cuda_chain.cu */
-void cuda_matmul_glu(struct backend *b, const struct weight *gate, const struct weight *up, const float *x,
-	int rows, float *y, float *spare);
+/* ffn up to the hidden values */
+void cuda_matmul_glu(struct backend *b, const struct ffn *a, int rows);
+void cuda_ffn(struct backend *b, const struct ffn *a, int rows);
 void cuda_stacked_matmul(struct backend *b, const struct stacked_matmul *a, int rows);
 void cuda_index_select(struct backend *b, const struct batch *rows, const struct index_select *a);
 void cuda_attend(struct backend *b, const struct batch *rows, const struct attend *a);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * matmul, matmul_glu and stacked_matmul: they fill tasks of product_kernel, mma_kernel and dense_kernel (grid, block and bytes moved:
+ * matmul, stacked_matmul and the first half of ffn: they fill tasks of product_kernel, mma_kernel and dense_kernel (grid, block and bytes moved:
  * cuda_product.cuh, cuda_product_mma.cuh, cuda_product_dense.cuh). Tasks travel as kernel arguments, PRODUCT_TASKS at a time, so no table is uploaded.
  */
 #include "kernels/cuda/cuda_attention.cuh"
@@ -112,25 +112,25 @@ void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, 
 	}
 }
 
-void cuda_matmul_glu(struct backend *base, const struct weight *gate, const struct weight *up, const float *x,
-	int rows, float *y, float *spare)
+void cuda_matmul_glu(struct backend *base, const struct ffn *f, int rows)
 {
 	struct cuda_backend *b = cuda_of(base);
+	const struct weight *gate = &f->gate;
 	if (!cuda_begin(base, "matmul_glu") || !rows)
 		return;
-	if (rows > CUDA_FEW_ROWS || gate->type != up->type) {
-		const struct matmul parts[] = {{*gate, y, false, NULL}, {*up, spare, false, NULL}};
-		cuda_matmul(base, parts, 2, x, rows);
-		cuda_swiglu(base, y, spare, rows * gate->n_out, y);
+	if (rows > CUDA_FEW_ROWS || gate->type != f->up.type) {
+		const struct matmul parts[] = {{*gate, f->hidden, false, NULL}, {f->up, f->spare, false, NULL}};
+		cuda_matmul(base, parts, 2, f->x, rows);
+		cuda_swiglu(base, f->hidden, f->spare, rows * gate->n_out, f->hidden);
 		return;
 	}
-	struct product_args a = plain_args(gate, x, rows), last = {};
+	struct product_args a = plain_args(gate, f->x, rows), last = {};
 	enum product_layout layout = LAYOUT_FLOATS;
 	a.glu = true;
 	a.n_tasks = 1;
 	a.task[0].w = (const uint8_t *)gate->data;
-	a.task[0].up = (const uint8_t *)up->data;
-	a.task[0].y = y;
+	a.task[0].up = (const uint8_t *)f->up.data;
+	a.task[0].y = f->hidden;
 	a.task[0].n_out = (int)gate->n_out;
 	if (cuda_product_with_digits(b, &a, gate->type, rows, rows, &last, &layout))
 		cuda_product(b, gate->type, &a);

@@ -94,12 +94,18 @@ static void run_ready(
 
 /* down(silu(gate h) * up h): the dense network, and the shared expert. */
 static void swiglu_network(
-	struct model *m, const struct layer_weights *w, const struct batch *rows, struct matmul down)
+	struct model *m, const struct layer_weights *w, const struct batch *rows, float *y, bool add)
 {
-	struct backend *b = m->backend;
 	struct workspace *ws = &m->ws;
-	b->ops->matmul_glu(b, &w->gate, &w->up, ws->h, rows->n, ws->gate, ws->up);
-	b->ops->matmul(b, &down, 1, ws->gate, rows->n);
+	struct ffn a = {.gate = w->gate,
+		.up = w->up,
+		.down = w->down,
+		.x = ws->h,
+		.y = y,
+		.add = add,
+		.hidden = ws->gate,
+		.spare = ws->up};
+	m->backend->ops->ffn(m->backend, &a, rows->n);
 }
 
 /* Tells the source the order of a prefill layer, and that the next one will want all of its experts: a chunk of rows touches
@@ -157,7 +163,7 @@ static void run_routers(
 void moe_beside(struct model *m, uint32_t layer, const struct batch *rows)
 {
 	const struct layer_weights *w = &m->weights.layers[layer];
-	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = m->ws.shared_out});
+	swiglu_network(m, w, rows, m->ws.shared_out, false);
 }
 
 void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
@@ -175,7 +181,7 @@ void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
 	}
 	b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){w->ffn_norm, ws->h}, 1, c->rms_eps, rows->n,
 		(int)c->n_embd, c->n_embd);
-	swiglu_network(m, w, rows, (struct matmul){.w = w->down, .y = ws->x, .add = true});
+	swiglu_network(m, w, rows, ws->x, true);
 	if (reach)
 		run_routers(m, layer, 1, reach, rows);
 }
