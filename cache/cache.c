@@ -66,6 +66,26 @@ static int32_t take(struct cache *c, int tier, int class_id)
 	return s < 0 ? -1 : s + c->first[tier];
 }
 
+/* ---- copies ---- */
+
+/* The slot of the key's copy, which is none any more. */
+static int32_t copy_take(struct cache *c, int32_t key)
+{
+	int32_t slot = c->copy[key];
+	key_list_drop(&c->copies, 0, key);
+	c->copy[key] = -1;
+	return slot;
+}
+
+/* The bytes in `slot` have gone up. */
+static void copy_keep(struct cache *c, int32_t slot)
+{
+	int32_t key = c->slots[slot].key;
+	c->slots[slot].pins = 0;
+	c->copy[key] = slot;
+	key_list_push(&c->copies, 0, key);
+}
+
 /* ---- making room ---- */
 
 static int make_room(struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot);
@@ -83,7 +103,12 @@ static void evict(struct cache *c, int32_t key)
 	if (c->slots[slot].prefetched && c->slots[slot].read)
 		c->stats.prefetch_wasted_bytes += bytes_of(c, key);
 	uint64_t from_offset = offset_of(c, slot);
-	if (tier == 0 && c->arena[1].n_slabs && make_room(c, 1, key, CACHE_DECODE, &to) == CACHE_OK) {
+	if (tier == 0 && c->copy[key] >= 0) {
+		to = copy_take(c, key);
+		c->policy.ops->insert(&c->policy, list_of(c, 1, k), key);
+		c->stats.demotions++;
+		c->stats.demotions_free++;
+	} else if (tier == 0 && c->arena[1].n_slabs && make_room(c, 1, key, CACHE_DECODE, &to) == CACHE_OK) {
 		if (c->n_moves == c->max_moves)
 			bug("more than %d moves in one plan", c->max_moves);
 		slot_fill(c, to, key);
@@ -181,6 +206,10 @@ static int make_room(struct cache *c, int tier, int32_t key, enum cache_use use,
 	struct slab_arena *a = &c->arena[tier];
 	bool mixed = a->classes.n > 1;
 	*slot = take(c, tier, class_id);
+	if (*slot < 0 && tier == 1 && c->copies.tail[0] >= 0) {
+		slot_release(c, copy_take(c, c->copies.tail[0]));
+		*slot = take(c, tier, class_id);
+	}
 	if (*slot >= 0)
 		return CACHE_OK;
 	if (mixed && (slab_reclaim_idle(a, class_id) || (use == CACHE_DECODE && rebalance(c, tier, class_id)))) {
@@ -249,6 +278,9 @@ int32_t cache_access(struct cache *c, int layer, int expert, enum cache_use use)
 	if (s->prefetched) {
 		s->prefetched = false;
 		c->stats.prefetch_used++;
+	} else if (c->copy[key] >= 0) { /* used again, it stays above for long */
+		key_list_drop(&c->copies, 0, key);
+		key_list_push_tail(&c->copies, 0, key);
 	}
 	return slot;
 }
@@ -415,6 +447,8 @@ void cache_commit(struct cache *c, int32_t slot)
 	if (s->from >= 0) {
 		if (s->staging)
 			c->slots[s->from].pins--;
+		else if (c->keep_copies)
+			copy_keep(c, s->from);
 		else
 			slot_release(c, s->from);
 		s->from = -1;
@@ -506,6 +540,11 @@ const struct cache_stats *cache_stats(const struct cache *c)
 void cache_reset_stats(struct cache *c)
 {
 	c->stats = (struct cache_stats){0};
+}
+
+bool cache_keeps_copies(const struct cache *c)
+{
+	return c->keep_copies;
 }
 
 void cache_layer_resident(const struct cache *c, int layer, int n[CACHE_TIERS])

@@ -9,10 +9,10 @@
  *      disk --reserve/commit--> tier 0 --demoted victim--> tier 1 --victim--> gone
  *                                  ^---------reserve----------'
  *
- * An expert is in one tier. A slot is FREE, FILLING (reserved, bytes under way) or READY. Only a READY slot
+ * An expert is in one tier; of those that went up tier 1 keeps copies where nobody needs the room. A slot is FREE, FILLING (reserved, bytes under way) or READY. Only a READY slot
  * without pins can become a victim. Slots of an expert that is on its way from tier 1 to tier 0 are pinned by
- * the move: the new slot is FILLING, the old one holds the bytes until commit frees it (or abort restores
- * it).
+ * the move: the new slot is FILLING, the old one holds the bytes until commit makes it a copy (or abort
+ * restores it).
  *
  * One decode step of a layer, in this order (the simulator does the same, so counts agree exactly):
  *   1. cache_access for every routed expert, in rank order; cache_pin what was found (in either tier);
@@ -90,6 +90,7 @@ struct cache_stats {
 	uint64_t prefill_hits[CACHE_TIERS], prefill_misses;
 	uint64_t evictions; /* left both tiers */
 	uint64_t demotions, promotions;
+	uint64_t demotions_free; /* of demotions: tier 1 still had the bytes */
 	uint64_t bytes_demoted, bytes_promoted;
 	uint64_t prefetch_inserted, prefetch_bytes; /* reserved by CACHE_PREFETCH; bytes: those from disk */
 	uint64_t prefetch_used;                     /* ... and then demanded */
@@ -176,7 +177,7 @@ enum cache_answer cache_reserve(
 void cache_make_spare(struct cache *c, int layer, struct cache_plan *plan);
 #define CACHE_SPARE 4
 
-/* The bytes are there: FILLING -> READY. Ends a promotion: the tier 1 slot becomes free. */
+/* The bytes are there: FILLING -> READY. Ends a promotion: the tier 1 slot is a copy now, which nobody misses. */
 void cache_commit(struct cache *c, int32_t slot);
 /* The bytes will never be there: the slot becomes free, all pins on it are void. Aborting a promotion leaves
  * the expert in tier 1; aborting a move's target forgets the expert. */
@@ -195,6 +196,9 @@ void cache_reset_stats(struct cache *c);
 
 /* Bytes of memory that the slots of a tier span: at most tier_bytes, less when everything fits in less. */
 uint64_t cache_memory_bytes(const struct cache *c, int tier);
+
+/* Whether tier 1 keeps copies of what moves up: all experts are of one size. */
+bool cache_keeps_copies(const struct cache *c);
 
 /* How many experts of the layer are READY in each tier. */
 void cache_layer_resident(const struct cache *c, int layer, int n[CACHE_TIERS]);

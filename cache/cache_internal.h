@@ -8,11 +8,16 @@
  *
  * A staging slot is a slot of tier 0's largest class that is lent to prefill: taken from the arena, in no policy's list. It holds
  * FREE, FILLING or READY like any other; what is put there stands in staged[], not in index[].
+ *
+ * A copy is the tier 1 slot of an expert that went up to tier 0, READY and without pins, in no policy's list and not in index[]. It
+ * stays until somebody needs the room, the oldest first, before anybody who is nowhere else. Should the expert leave tier 0 before
+ * that, it is where it goes, and no bytes move. Only with one size of experts.
  */
 #ifndef GLM_CACHE_CACHE_INTERNAL_H
 #define GLM_CACHE_CACHE_INTERNAL_H
 
 #include "cache/cache.h"
+#include "cache/key_list.h"
 #include "cache/slab.h"
 
 struct slot {
@@ -44,6 +49,9 @@ struct cache {
 	int32_t *staged;    /* [n_keys] staging slot, -1: none */
 	int32_t *lent;      /* [n_lent, at most n_staging] the staging slots */
 	int n_lent;
+	int32_t *copy;           /* [n_keys] its copy in tier 1, -1: none */
+	struct key_lists copies; /* one list of those that have one, the latest at its head */
+	bool keep_copies;
 	bool keep_lent;     /* a step of prefill: staging slots that come free stay such */
 	uint64_t *last_use; /* [n_keys] clock of the last demand access or insertion into tier 0 */
 	uint64_t clock;     /* demand accesses so far */

@@ -25,6 +25,8 @@ void cache_free(struct cache *c)
 	free(c->index);
 	free(c->staged);
 	free(c->lent);
+	free(c->copy);
+	key_lists_fini(&c->copies);
 	free(c->last_use);
 	free(c->moves);
 	free(c);
@@ -97,6 +99,7 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 	c->n_keys = cfg->n_layers * cfg->n_experts;
 	c->prefetch_cold = cfg->prefetch_cold ? cfg->prefetch_cold : 2 * cfg->token_accesses;
 	c->n_staging = cfg->n_staging;
+	c->keep_copies = k.n == 1;
 	/* No tier needs more than everything, and slot numbers must not run away with a huge budget. */
 	uint64_t align = cfg->align ? cfg->align : 1;
 	struct cache_config without = *cfg; /* tier 1 has no staging slots */
@@ -123,10 +126,12 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 	c->index = counted_new(c, n_keys, sizeof *c->index);
 	c->staged = counted_new(c, n_keys, sizeof *c->staged);
 	c->last_use = counted_new(c, n_keys, sizeof *c->last_use);
+	c->copy = counted_new(c, n_keys, sizeof *c->copy);
+	c->metadata_bytes += n_keys * 8;
 	c->lent = counted_new(c, (size_t)c->n_staging + 1, sizeof *c->lent);
 	c->moves = counted_new(c, (size_t)c->max_moves, sizeof *c->moves);
 	if (!c->layer_bytes || !c->layer_class || !c->slots || !c->index || !c->staged || !c->last_use ||
-		!c->lent || !c->moves)
+		!c->lent || !c->copy || !c->moves || !key_lists_init(&c->copies, c->n_keys, 1))
 		return err_set(e, ERR_MEMORY, "no memory for the bookkeeping of %d experts", c->n_keys);
 	for (int l = 0; l < cfg->n_layers; l++) {
 		c->layer_bytes[l] = cfg->expert_bytes[l];
@@ -136,7 +141,7 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 	for (int i = 0; i < c->n_slots; i++)
 		c->slots[i] = (struct slot){.key = -1, .from = -1};
 	for (int i = 0; i < c->n_keys; i++)
-		c->index[i] = c->staged[i] = -1;
+		c->index[i] = c->staged[i] = c->copy[i] = -1;
 	return policy_start(c, cfg, e);
 }
 
@@ -190,7 +195,10 @@ static int check_slot(const struct cache *c, int32_t i, struct err *e)
 		return err_set(e, ERR_RUN, "slot %d holds key %d of another class", i, s->key);
 	int32_t at = c->index[s->key];
 	bool source = at >= 0 && at != i && c->slots[at].from == i;
-	if (at != i && !source)
+	bool copy = c->copy[s->key] == i;
+	if (copy && (t != 1 || s->state != CACHE_READY || s->pins || at < 0 || tier_of(c, at)))
+		return err_set(e, ERR_RUN, "slot %d is a copy of key %d, whose place is slot %d", i, s->key, at);
+	if (at != i && !source && !copy)
 		return err_set(e, ERR_RUN, "slot %d holds key %d, whose place is slot %d", i, s->key, at);
 	return 0;
 }
@@ -219,6 +227,8 @@ int cache_check(const struct cache *c, struct err *e)
 			return err_set(e, ERR_RUN, "key %d is said to be in slot %d", key, at);
 		if (st >= 0 && (!c->slots[st].staging || c->slots[st].key != key))
 			return err_set(e, ERR_RUN, "key %d is said to be staged in slot %d", key, st);
+		if (c->copy[key] >= 0 && c->slots[c->copy[key]].key != key)
+			return err_set(e, ERR_RUN, "key %d is said to have a copy in slot %d", key, c->copy[key]);
 		if (c->last_use[key] > c->clock)
 			return err_set(e, ERR_RUN, "key %d was last used after now", key);
 	}

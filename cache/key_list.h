@@ -49,6 +49,17 @@ static inline void key_list_push(struct key_lists *l, int list, int32_t key)
 	l->head[list] = key;
 }
 
+static inline void key_list_push_tail(struct key_lists *l, int list, int32_t key)
+{
+	l->next[key] = -1;
+	l->prev[key] = l->tail[list];
+	if (l->tail[list] >= 0)
+		l->next[l->tail[list]] = key;
+	else
+		l->head[list] = key;
+	l->tail[list] = key;
+}
+
 static inline void key_list_drop(struct key_lists *l, int list, int32_t key)
 {
 	if (l->prev[key] >= 0)

@@ -34,6 +34,7 @@ static void check(const struct cache *c)
 struct model_key {
 	int32_t slot;   /* -1: nowhere; tier 0 or 1 */
 	int32_t staged; /* -1 */
+	int32_t copy;   /* of an expert in tier 0: tier 1 slot that still holds its bytes, -1: none */
 };
 
 struct model {
@@ -47,7 +48,8 @@ struct model {
 	int n_pending;
 	int32_t pinned[MAX_PENDING]; /* one entry per pin that the model holds */
 	int n_pinned;
-	uint64_t n_ok, n_full, n_warm, n_busy, n_present, n_moves, n_spared, n_lent, n_promoted, n_slabs;
+	uint64_t n_ok, n_full, n_warm, n_busy, n_present, n_moves, n_spared, n_lent, n_promoted, n_slabs,
+		n_dropped, n_free;
 };
 
 static uint8_t tag_of(const struct model *m, int layer, int expert)
@@ -135,7 +137,7 @@ static void model_start(struct model *m, struct rng *r, const uint64_t *sizes, i
 	for (int t = 0; t < CACHE_TIERS; t++)
 		m->memory[t] = mem_new(cache_memory_bytes(m->c, t), 1);
 	for (int i = 0; i < MAX_LAYERS * MAX_EXPERTS; i++)
-		m->keys[i] = (struct model_key){-1, -1};
+		m->keys[i] = (struct model_key){-1, -1, -1};
 }
 
 static void model_stop(struct model *m)
@@ -193,7 +195,25 @@ static bool could_leave(const struct cache_slot *s)
 static void model_moves(struct model *m, const struct snapshot *before, const struct cache_plan *plan,
 	const struct model_key *key, bool may_evict)
 {
-	/* Whoever is gone from tier 0 could leave, and is in tier 1 if there is a move for it, else nowhere. */
+	/* Copies go before anybody is lost who was in tier 1. */
+	bool lost = false;
+	int n_copies = 0;
+	for (int i = 0; i < m->cfg.n_layers * m->cfg.n_experts; i++) {
+		struct model_key *k = &m->keys[i];
+		lost |= k->slot >= 0 && before->slot[k->slot].tier == 1 && k != key &&
+				cache_find(m->c, i / m->cfg.n_experts, i % m->cfg.n_experts) < 0;
+		if (k->copy < 0)
+			continue;
+		struct cache_slot s = cache_slot_get(m->c, k->copy);
+		if (s.state != CACHE_READY || s.layer * m->cfg.n_experts + s.expert != i) {
+			k->copy = -1;
+			m->n_dropped++;
+		}
+		n_copies += k->copy >= 0 && cache_slot_get(m->c, k->slot).tier == 0 &&
+					cache_find(m->c, s.layer, s.expert) == k->slot;
+	}
+	assert_false(lost && n_copies);
+	/* Whoever is gone from tier 0 could leave, and is where its copy was, in tier 1 if there is a move for it, else nowhere. */
 	for (int i = 0; i < before->n; i++) {
 		const struct cache_slot *b = &before->slot[i];
 		if (b->state == CACHE_FREE || b->staging)
@@ -204,12 +224,15 @@ static void model_moves(struct model *m, const struct snapshot *before, const st
 			continue;
 		assert_true(could_leave(b));
 		assert_true(may_evict);
-		k->slot = -1;
+		k->slot = b->tier == 0 ? k->copy : -1;
+		m->n_free += k->slot >= 0;
+		k->copy = -1;
 	}
 	for (int i = 0; i < plan->n_moves; i++) {
 		const struct cache_move *v = &plan->moves[i];
 		const struct cache_slot *from = &before->slot[v->from];
 		struct cache_slot to = cache_slot_get(m->c, v->to);
+		assert_int_equal(m->keys[v->layer * m->cfg.n_experts + v->expert].slot, -1);
 		assert_int_equal(from->layer, v->layer);
 		assert_int_equal(from->expert, v->expert);
 		assert_int_equal(from->tier, 0);
@@ -359,6 +382,8 @@ static void model_finish(struct model *m, int i, bool commit)
 		memset(bytes_at(m, &s), tag_of(m, s.layer, s.expert), s.bytes);
 	}
 	cache_commit(m->c, slot);
+	if (source >= 0 && !s.staging && cache_slot_get(m->c, source).state == CACHE_READY)
+		k->copy = source;
 }
 
 static void model_unpin(struct model *m, int i)
@@ -446,6 +471,8 @@ static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, stru
 		sum->n_lent += m.n_lent;
 		sum->n_promoted += m.n_promoted;
 		sum->n_slabs += m.n_slabs;
+		sum->n_dropped += m.n_dropped;
+		sum->n_free += m.n_free;
 	}
 	print_message("seeds %llu..: %llu reserved, %llu full, %llu warm, %llu busy, %llu present, %llu moves, "
 				  "%llu promotions, %llu slabs moved\n",
@@ -464,6 +491,9 @@ static void test_random_one_size(void **state)
 	struct model sum;
 	random_runs((const uint64_t[]){24}, 1, 1000, &sum);
 	assert_int_equal(sum.n_slabs, 0);
+	assert_true(sum.n_dropped && sum.n_free);
+	print_message("%llu copies given up, %llu demotions without a move\n", (unsigned long long)sum.n_dropped,
+		(unsigned long long)sum.n_free);
 }
 
 static void test_random_two_sizes(void **state)

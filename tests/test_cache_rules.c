@@ -88,6 +88,43 @@ static void test_demote_promote(void **state)
 	cache_free(c);
 }
 
+/* Who came up from tier 1 goes down again without a move as long as nobody needed the room of its copy. */
+static void test_copies(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10};
+	struct cache *c = make(1, 12, bytes, 20, 50, 0);
+	for (int i = 0; i < 4; i++)
+		bring(c, 0, i); /* tier 0: 2, 3; tier 1: 0, 1 */
+	int32_t at[2] = {cache_find(c, 0, 0), cache_find(c, 0, 1)};
+	bring(c, 0, 0);
+	bring(c, 0, 1); /* tier 0: 0, 1; tier 1: 2, 3 and the copies */
+	struct cache_plan p;
+	assert_int_equal(cache_stats(c)->demotions_free, 0);
+	assert_int_equal(cache_reserve(c, 0, 4, CACHE_DECODE, &p), CACHE_OK);
+	assert_int_equal(p.n_moves, 0);
+	assert_int_equal(cache_find(c, 0, 0), at[0]);
+	assert_int_equal(cache_stats(c)->demotions_free, 1);
+	cache_commit(c, p.slot);
+	cache_unpin(c, p.slot);
+	check(c);
+	/* tier 1: 0, 2, 3, the copy of 1, one free; 1 is used again, so it is 4 that goes down, then 5, into the copy's room */
+	bring(c, 0, 1);
+	bring(c, 0, 5);
+	assert_int_equal(cache_slot_get(c, cache_find(c, 0, 4)).tier, 1);
+	bring(c, 0, 1);
+	bring(c, 0, 6);
+	assert_int_equal(cache_find(c, 0, 5), at[1]);
+	for (int i = 0; i < 7; i++)
+		assert_true(cache_find(c, 0, i) >= 0);
+	assert_int_equal(cache_stats(c)->evictions, 0);
+	/* tier 1 is full without copies: now somebody is lost */
+	bring(c, 0, 7);
+	assert_int_equal(cache_stats(c)->evictions, 1);
+	check(c);
+	cache_free(c);
+}
+
 static void test_full_of_pins(void **state)
 {
 	(void)state;
@@ -373,6 +410,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_demote_promote),
+		cmocka_unit_test(test_copies),
 		cmocka_unit_test(test_full_of_pins),
 		cmocka_unit_test(test_prefetch),
 		cmocka_unit_test(test_hint),

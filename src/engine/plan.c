@@ -29,6 +29,9 @@
 /* Whoever moves up keeps its place below until it has arrived, and some places above are kept free: with room for exactly all
  * experts some would have to be read again and again. In parking places' bytes. */
 #define RAM_SLACK 4
+/* Whoever goes down need not be copied if its bytes still stand there. In a trace of GLM-5.2's shape, of the demotions from 12,329
+ * experts' room 14, 27, 47 and 53 % with 5, 10, 15 and 20 GB more than the experts below take. */
+#define RAM_COPIES_PART 6 /* of the first tier */
 
 static double gb(size_t bytes)
 {
@@ -151,9 +154,12 @@ static int stream_to_card(
 		size_t spare = MAX(HOST_SPARE_AUTO, p->host_available / 10) + p->tiers.bounce_bytes;
 		p->loader.tier_bytes[1] =
 			MIN(less(p->host_available, spare), less(p->tiers.everything_bytes, p->loader.tier_bytes[0]));
-		if (p->loader.tier_bytes[1])
-			p->loader.tier_bytes[1] =
-				MIN(less(p->host_available, spare), p->loader.tier_bytes[1] + RAM_SLACK * parking);
+		if (p->loader.tier_bytes[1]) {
+			size_t wish = p->loader.tier_bytes[1] + RAM_SLACK * parking;
+			size_t copies = p->tiers.keeps_copies ? p->loader.tier_bytes[0] / RAM_COPIES_PART : 0;
+			p->loader.tier_bytes[1] = MIN(less(p->host_available, spare), wish + copies);
+			p->ram_copies = less(p->loader.tier_bytes[1], wish);
+		}
 	}
 	return plan_tiers(p, false, e);
 }
@@ -181,9 +187,15 @@ static void say_plan(const struct plan *p)
 		log_info("experts: all copied to the card, %.4f GB", gb(p->experts));
 	else
 		log_info("experts: used where the file is mapped");
-	if (p->streaming && t->on_card)
-		log_info("copies: %.3f GB of the card for demotions, %.3f GB of pinned buffers; the host has %.1f GB",
-			gb(t->parking_bytes), gb(t->bounce_bytes), gb(p->host_available));
+	if (p->streaming && t->on_card) {
+		char stay[64] = "";
+		if (p->ram_copies)
+			snprintf(
+				stay, sizeof stay, ", %.1f GB of the second tier for what has moved up", gb(p->ram_copies));
+		log_info(
+			"copies: %.3f GB of the card for demotions, %.3f GB of pinned buffers%s; the host has %.1f GB",
+			gb(t->parking_bytes), gb(t->bounce_bytes), stay, gb(p->host_available));
+	}
 	if (p->streaming && p->on_card && !t->tier_bytes[1] && t->tier_bytes[0] < t->everything_bytes)
 		log_info("hint: --ram-gb auto keeps up to %.1f GB more of the experts in pinned host memory",
 			gb(MIN(less(p->host_available, MAX(HOST_SPARE_AUTO, p->host_available / 10)),

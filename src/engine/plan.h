@@ -21,8 +21,10 @@ struct plan {
 	size_t available;      /* to the backend; 0: unknown */
 	size_t host_available; /* on a card: to be pinned; 0: unknown */
 	size_t resident, kv, workspace;
-	size_t scratch;               /* on a card: what ops take for themselves */
-	size_t experts;               /* bytes of all experts when they are copied to the card, else 0 */
+	size_t
+		ram_copies; /* of the second tier of --ram-gb auto: for copies of experts that stand in the first */
+	size_t scratch; /* on a card: what ops take for themselves */
+	size_t experts; /* bytes of all experts when they are copied to the card, else 0 */
 	struct loader_options loader; /* budgets as they will be used; borrows from the engine's options */
 	struct loader_plan tiers;     /* zeros without streaming */
 };
