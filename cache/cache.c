@@ -206,8 +206,10 @@ static int make_room(struct cache *c, int tier, int32_t key, enum cache_use use,
 	struct slab_arena *a = &c->arena[tier];
 	bool mixed = a->classes.n > 1;
 	*slot = take(c, tier, class_id);
-	if (*slot < 0 && tier == 1 && c->copies.tail[0] >= 0) {
+	while (*slot < 0 && tier == 1 && c->copies.tail[0] >= 0) {
 		slot_release(c, copy_take(c, c->copies.tail[0]));
+		if (mixed)
+			slab_reclaim_idle(a, class_id);
 		*slot = take(c, tier, class_id);
 	}
 	if (*slot >= 0)
@@ -447,10 +449,8 @@ void cache_commit(struct cache *c, int32_t slot)
 	if (s->from >= 0) {
 		if (s->staging)
 			c->slots[s->from].pins--;
-		else if (c->keep_copies)
-			copy_keep(c, s->from);
 		else
-			slot_release(c, s->from);
+			copy_keep(c, s->from);
 		s->from = -1;
 	}
 	if (s->staging && !s->pins)
@@ -540,11 +540,6 @@ const struct cache_stats *cache_stats(const struct cache *c)
 void cache_reset_stats(struct cache *c)
 {
 	c->stats = (struct cache_stats){0};
-}
-
-bool cache_keeps_copies(const struct cache *c)
-{
-	return c->keep_copies;
 }
 
 void cache_layer_resident(const struct cache *c, int layer, int n[CACHE_TIERS])

@@ -197,9 +197,6 @@ void cache_reset_stats(struct cache *c);
 /* Bytes of memory that the slots of a tier span: at most tier_bytes, less when everything fits in less. */
 uint64_t cache_memory_bytes(const struct cache *c, int tier);
 
-/* Whether tier 1 keeps copies of what moves up: all experts are of one size. */
-bool cache_keeps_copies(const struct cache *c);
-
 /* How many experts of the layer are READY in each tier. */
 void cache_layer_resident(const struct cache *c, int layer, int n[CACHE_TIERS]);
 /* Memory of the bookkeeping itself. */

@@ -11,7 +11,7 @@
  *
  * A copy is the tier 1 slot of an expert that went up to tier 0, READY and without pins, in no policy's list and not in index[]. It
  * stays until somebody needs the room, the oldest first, before anybody who is nowhere else. Should the expert leave tier 0 before
- * that, it is where it goes, and no bytes move. Only with one size of experts.
+ * that, it is where it goes, and no bytes move.
  */
 #ifndef GLM_CACHE_CACHE_INTERNAL_H
 #define GLM_CACHE_CACHE_INTERNAL_H
@@ -51,10 +51,9 @@ struct cache {
 	int n_lent;
 	int32_t *copy;           /* [n_keys] its copy in tier 1, -1: none */
 	struct key_lists copies; /* one list of those that have one, the latest at its head */
-	bool keep_copies;
-	bool keep_lent;     /* a step of prefill: staging slots that come free stay such */
-	uint64_t *last_use; /* [n_keys] clock of the last demand access or insertion into tier 0 */
-	uint64_t clock;     /* demand accesses so far */
+	bool keep_lent;          /* a step of prefill: staging slots that come free stay such */
+	uint64_t *last_use;      /* [n_keys] clock of the last demand access or insertion into tier 0 */
+	uint64_t clock;          /* demand accesses so far */
 	uint32_t evicted_since[CACHE_TIERS][SLAB_MAX_CLASSES]; /* since ages were last compared */
 	struct cache_move *moves;                              /* [max_moves] of the last plan */
 	int n_moves, max_moves;

@@ -99,7 +99,6 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 	c->n_keys = cfg->n_layers * cfg->n_experts;
 	c->prefetch_cold = cfg->prefetch_cold ? cfg->prefetch_cold : 2 * cfg->token_accesses;
 	c->n_staging = cfg->n_staging;
-	c->keep_copies = k.n == 1;
 	/* No tier needs more than everything, and slot numbers must not run away with a huge budget. */
 	uint64_t align = cfg->align ? cfg->align : 1;
 	struct cache_config without = *cfg; /* tier 1 has no staging slots */

@@ -87,7 +87,6 @@ int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct
 		.everything_bytes = cache_everything_bytes(&c),
 		.n_staging = c.n_staging,
 		.n_slots = cache_n_slots(cache),
-		.keeps_copies = cache_keeps_copies(cache),
 	};
 	struct loader_geometry g;
 	plan->on_card = loader_geometry(o, t, r, &g);

@@ -56,7 +56,6 @@ struct loader_plan {
 	uint64_t everything_bytes; /* a first tier in which every expert fits */
 	int n_staging;
 	int n_slots;
-	bool keeps_copies;      /* the second tier keeps what moved up as long as there is room, see cache.h */
 	bool on_card;           /* tier 1 is pinned host memory, and in addition are taken: */
 	uint64_t parking_bytes; /* on the card */
 	uint64_t bounce_bytes;  /* pinned, on the host */

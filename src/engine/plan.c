@@ -156,8 +156,8 @@ static int stream_to_card(
 			MIN(less(p->host_available, spare), less(p->tiers.everything_bytes, p->loader.tier_bytes[0]));
 		if (p->loader.tier_bytes[1]) {
 			size_t wish = p->loader.tier_bytes[1] + RAM_SLACK * parking;
-			size_t copies = p->tiers.keeps_copies ? p->loader.tier_bytes[0] / RAM_COPIES_PART : 0;
-			p->loader.tier_bytes[1] = MIN(less(p->host_available, spare), wish + copies);
+			p->loader.tier_bytes[1] =
+				MIN(less(p->host_available, spare), wish + p->loader.tier_bytes[0] / RAM_COPIES_PART);
 			p->ram_copies = less(p->loader.tier_bytes[1], wish);
 		}
 	}
