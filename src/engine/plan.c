@@ -30,7 +30,7 @@
  * experts some would have to be read again and again. In parking places' bytes. */
 #define RAM_SLACK 4
 /* Whoever goes down need not be copied if its bytes still stand there. In a trace of GLM-5.2's shape, of the demotions from 12,329
- * experts' room 14, 27, 47 and 53 % with 5, 10, 15 and 20 GB more than the experts below take. */
+ * experts' room 12, 26, 48 and 53 % with 5, 10, 15 and 20 GB more than the experts below take. */
 #define RAM_COPIES_PART 6 /* of the first tier */
 
 static double gb(size_t bytes)
