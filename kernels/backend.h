@@ -163,6 +163,8 @@ struct mla {
 	struct stacked_matmul absorb;
 	struct attend attend;
 	struct stacked_matmul expand;
+	/* Last: a product of what expand has written, all heads of a row one after the other, and then expand.y is the op's own too. NULL: none. */
+	const struct matmul *out;
 };
 
 /* Router. First, unless x is NULL, what it chooses by: h = rms_norm(x, gain, eps), logits = w h. Then s = sigmoid(logits); the n_used largest of s + bias (ties: lower id), in that order; weights

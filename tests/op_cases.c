@@ -91,7 +91,7 @@ const struct op_case op_cases[] = {
 	{.name = "rotated F16", .op = OP_ATTEND, .type = DTYPE_F16, .rows = 3, .heads = 64, .dim = 64, .n_value = 512, .top_k = 300, .far = 999, .rotate = true},
 	{.name = "chunk rotated F16", .op = OP_ATTEND, .type = DTYPE_F16, .rows = 40, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600, .rotate = true},
 	{.name = "odd F32", .op = OP_ATTEND, .type = DTYPE_F32, .rows = 6, .heads = 7, .dim = 6, .n_value = 29, .top_k = 33, .far = 70},
-	{.name = "pocket F16", .op = OP_MLA, .type = DTYPE_F16, .rows = 5, .n_in = 192, .n_out = 256, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .far = 600},
+	{.name = "pocket F16", .op = OP_MLA, .type = DTYPE_F16, .rows = 5, .n_in = 192, .n_out = 256, .heads = 4, .dim = 64, .n_value = 512, .top_k = 128, .n_used = 48, .far = 600},
 	{.name = "pocket F32", .op = OP_MLA, .type = DTYPE_F32, .rows = 3, .n_in = 192, .n_out = 256, .heads = 4, .dim = 64, .n_value = 512, .top_k = 65, .far = 600},
 	{.name = "small F32", .op = OP_MLA, .type = DTYPE_F32, .rows = 18, .n_in = 32, .n_out = 20, .heads = 3, .dim = 8, .n_value = 64, .top_k = 20, .far = 70},
 	{.name = "pocket", .op = OP_ROUTE, .rows = 40, .heads = 32, .n_used = 4},
@@ -449,7 +449,8 @@ RUN(attend)
 	get(p, out, a.out, (size_t)(n * c->heads * c->n_value) * 4);
 }
 
-/* The three ops one after the other must give the same bits, and again when mla has run before with fewer positions. */
+/* The three ops one after the other must give the same bits, and again when mla has run before with fewer positions; then with a product
+ * of n_used rows, which the ops one after the other must give too. */
 RUN(mla)
 {
 	int width = c->n_value + c->dim, head = c->n_in + c->dim;
@@ -497,6 +498,28 @@ RUN(mla)
 	get(p, apart, y, bytes);
 	if (memcmp(apart, out, bytes))
 		bug("mla %s: other bits the second time", c->name);
+	if (!c->n_used)
+		return;
+	size_t sums = (size_t)(n * c->n_used) * 4;
+	float *given = put_rows(p, 4, c, f, n, c->n_used), *x = device_new(p, sums),
+		  *sum = op_host_new(p, 4 * sums), *before = sum + 3 * sums / 4;
+	struct matmul product = {
+		.w = weight_new_put(p, 5, DTYPE_Q8_0, c->heads * c->n_out, c->n_used, 1), .y = x};
+	for (int i = 0; i < 3; i++) { /* not added, added, by matmul */
+		product.add = i > 0;
+		OPS->copy(p->b, x, given, sums);
+		a.out = i < 2 ? &product : NULL;
+		OPS->mla(p->b, &rows, &a);
+		if (i == 2)
+			OPS->matmul(p->b, &product, 1, y, n);
+		get(p, sum + (size_t)i * sums / 4, x, sums);
+	}
+	if (memcmp(sum + sums / 4, sum + 2 * sums / 4, sums))
+		bug("mla %s: not the bits of its product", c->name);
+	get(p, before, given, sums);
+	for (size_t i = 0; i < sums / 4; i++)
+		if (before[i] + sum[i] != sum[sums / 4 + i])
+			bug("mla %s: the product is not what is added", c->name);
 }
 
 /* The picks of the mark with that ticket */

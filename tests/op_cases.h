@@ -42,7 +42,7 @@ struct op_case {
 	int dim;   /* rope.dim; index: head_dim */
 	int n_value; /* attend, mla; latents: n_kv (n_out: n_q, n_in: width of the key) */
 	int top_k;   /* index; attend, mla: the longest list; query: length of the query */
-	int n_used;  /* query: length of the indexer's weights and query */
+	int n_used;  /* query: length of the indexer's weights and query; mla: rows of the product behind it */
 	int n_group, n_group_used;
 	int far;     /* the largest position */
 	bool whole;  /* index: small whole numbers, so scores are exact and full of ties */

@@ -192,6 +192,8 @@ static void call_mla(struct op *o, int copy)
 	int head = s->nope + s->rope, width = s->kv_rank + s->rope;
 	struct cache_view c = o->cache;
 	c.data = (uint8_t *)c.data + o->cache_stride * (size_t)copy;
+	float *heads = o->z + (int64_t)o->rows * s->heads * (width + s->kv_rank);
+	struct matmul product = {.w = copy_of(o, 2, copy), .y = o->y, .add = true};
 	struct mla a = {
 		.absorb = {copy_of(o, 0, copy), o->x, head, o->z, width},
 		.attend = {.n_heads = s->heads,
@@ -206,8 +208,9 @@ static void call_mla(struct op *o, int copy)
 			.n_sel = o->n_sel,
 			.sel_stride = s->top_k,
 			.out = o->z + (int64_t)o->rows * s->heads * width},
-		.expand = {copy_of(o, 1, copy), o->z + (int64_t)o->rows * s->heads * width, s->kv_rank, o->y,
+		.expand = {copy_of(o, 1, copy), o->z + (int64_t)o->rows * s->heads * width, s->kv_rank, heads,
 			s->value},
+		.out = &product,
 	};
 	o->backend->ops->mla(o->backend, &o->batch, &a);
 }
@@ -546,14 +549,17 @@ static int run_index_select(struct op *o, struct bench_pool *p, struct err *e)
 	return measure(o, e, detail);
 }
 
-/* attend, or with `whole` mla, over so many positions. */
+/* attend, or with `whole` mla and the output product, over so many positions. */
 static int run_attend(struct op *o, struct bench_pool *p, int positions, bool whole, struct err *e)
 {
 	const struct shape *s = o->shape;
 	int rc, width = s->kv_rank + s->rope, query = whole ? s->nope + s->rope : width,
-			out = whole ? s->value : s->kv_rank;
+			values = s->heads * s->value;
 	size_t rows = (size_t)o->rows, rows_heads = rows * (size_t)s->heads;
-	double weights = whole ? 34.0 / 32 * s->heads * s->kv_rank * (s->nope + s->value) : 0;
+	double weights =
+		whole
+			? 34.0 / 32 * ((double)s->heads * s->kv_rank * (s->nope + s->value) + (double)values * s->n_embd)
+			: 0;
 	int32_t *sel = NEW_ARRAY(int32_t, rows * (size_t)s->top_k), *n_sel = NEW_ARRAY(int32_t, rows);
 	for (size_t r = 0; r < rows; r++) {
 		n_sel[r] = positions;
@@ -563,7 +569,8 @@ static int run_attend(struct op *o, struct bench_pool *p, int positions, bool wh
 	}
 	if ((rc = prepare_rows(o, p, width, copies_for(2.0 * positions * width + weights), e)) ||
 		(rc = bench_pool_floats(p, rows_heads * (size_t)query, &o->x, e)) ||
-		(rc = bench_pool_floats(p, rows_heads * (size_t)out, &o->y, e)) ||
+		(rc = bench_pool_floats(
+			 p, whole ? rows * (size_t)s->n_embd : rows_heads * (size_t)s->kv_rank, &o->y, e)) ||
 		(rc = bench_pool_ints(p, sel, rows * (size_t)s->top_k, &o->sel, e)) ||
 		(rc = bench_pool_ints(p, n_sel, rows, &o->n_sel, e)))
 		goto out;
@@ -576,14 +583,17 @@ static int run_attend(struct op *o, struct bench_pool *p, int positions, bool wh
 				 p, DTYPE_Q8_0, s->nope, s->kv_rank, s->heads, o->copies, &o->w[0], &o->stride[0], e)) ||
 			(rc = bench_pool_weight(
 				 p, DTYPE_Q8_0, s->kv_rank, s->value, s->heads, o->copies, &o->w[1], &o->stride[1], e)) ||
-			(rc = bench_pool_floats(p, rows_heads * (size_t)(width + s->kv_rank), &o->z, e)))
+			(rc = bench_pool_weight(
+				 p, DTYPE_Q8_0, values, s->n_embd, 1, o->copies, &o->w[2], &o->stride[2], e)) ||
+			(rc = bench_pool_floats(p, rows_heads * (size_t)(width + s->kv_rank + s->value), &o->z, e)))
 			goto out;
-		o->macs += (double)o->rows * s->heads * s->kv_rank * (s->nope + s->value);
+		o->macs += (double)o->rows *
+				   ((double)s->heads * s->kv_rank * (s->nope + s->value) + (double)values * s->n_embd);
 		o->call = call_mla;
 		o->name = "mla";
 	}
 	char detail[64];
-	snprintf(detail, sizeof detail, "%d heads, %d positions", s->heads, positions);
+	snprintf(detail, sizeof detail, "%d heads, %d positions%s", s->heads, positions, whole ? ", output" : "");
 	rc = measure(o, e, detail);
 out:
 	free(sel);

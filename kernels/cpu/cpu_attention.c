@@ -136,4 +136,6 @@ void cpu_mla(struct backend *b, const struct batch *rows, const struct mla *a)
 	cpu_stacked_matmul(b, &a->absorb, rows->n);
 	cpu_attend(b, rows, &a->attend);
 	cpu_stacked_matmul(b, &a->expand, rows->n);
+	if (a->out)
+		cpu_matmul(b, a->out, 1, a->expand.y, rows->n);
 }

@@ -14,21 +14,28 @@
  *         lanes a head and tile of 32. Values: warp: 32 columns. Maxima, sums and values go to cells
  *      3  values of all segments of its half of its head, joined in ascending order and made digits, which the pair exchanges.
  *         Warp: 16 rows and half the width of v_b
+ *      4  with an output product, whose weights come to the place of v_b and cache rows from here on: what has come of all heads is
+ *         made digits, by each block for itself, and multiplied (cuda_mla_out.cuh)
+ *
+ * With that product the grid is as many blocks as there are multiprocessors (an even number); those from 128 on have no head.
  *
  * Cells are how the blocks of a group hand on what they have without a barrier: 32-bit words that are EMPTY between launches. Who
  * reads a cell reads again until it is not, and makes it empty behind it: its only reader, or for queries, which 32 blocks read,
  * the block that wrote them when it has the values of all segments, which were made from them. The end of the launch orders that
- * before the next one. Each word says of itself that it has come, so no order between words is needed.
+ * before the next one. Each word says of itself that it has come, so no order between words is needed. What all blocks read for the
+ * output product lies in two sets of cells that launches take in turns, each making the other set empty.
  *
  * No deadlock: what a block waits for is written by blocks of the same launch that do not wait for it in turn (queries need
- * nothing, values need queries). So all that is needed is that every block comes to run. One multiprocessor holds one block, and
+ * nothing, values need queries, the output product needs values). So all that is needed is that every block comes to run. One multiprocessor holds one block, and
  * the driver was asked whether all pairs can run at a time. What ran before ends without this launch, and what comes behind in the
  * stream starts when all blocks of this one have come near their end. One thread computes, so there is no second launch in another stream.
  *
  * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4 groups (from the second-level cache after the first);
- * 4 MB of values out and in.
+ * 4 MB of values out and in. With the output product its weights, and 64 KB to each block.
  */
 #include "kernels/cuda/cuda_attention.cuh"
+#include "kernels/cuda/cuda_mla_cells.cuh"
+#include "kernels/cuda/cuda_mla_out.cuh"
 #include "kernels/cuda/cuda_mma.cuh"
 #include "kernels/cuda/cuda_product_mma.cuh"
 #include "kernels/cuda/cuda_wgmma.cuh"
@@ -46,8 +53,6 @@
 #define BLOCKS  (N_HEADS / GROUP * PARTS)
 #define WARPS   16
 #define THREADS (WARPS * 32 + 32) /* one warp more makes the digits of x */
-#define EMPTY   0xffffffffu
-#define LOOKS   (1 << 24) /* at a cell, seconds in all; then the launch fails */
 
 #define K_ROW    (NOPE / 32 * 34)
 #define V_ROW    (VALUE / 32 * 34)
@@ -70,8 +75,18 @@
 #define AT_DIGITS  (AT_WEIGHTS + 2 * 2 * GROUP * P_STRIDE * 2)
 #define AT_Z       (AT_DIGITS + 3 * RUN_DIGITS * 8)
 #define BYTES      (AT_Z + HALF * 4)
+/* The output product: its ring where v_b and cache rows were, digits of all values where the segments' values were */
+#define AT_VALUES 0
+#define AT_HALVES (AT_VALUES + OUT_DIGITS)
+#define AT_RING   AT_V
+#define AT_MEETS  (AT_RING + OUT_RING)
+#define AT_SCALES (AT_MEETS + OUT_MEETS)
+#define AT_HANDED (AT_SCALES + OUT_SCALES)
 
 static_assert(WARPS * K_TILE + 256 <= AT_V && PARTS * HALF * 4 <= AT_V, "what comes after k_b is larger");
+static_assert(AT_HALVES + V_WARPS * 32 * 8 <= AT_V && AT_RING + OUT_RING <= AT_WEIGHTS &&
+				  AT_HANDED + OUT_HANDED <= AT_DIGITS && OUT_RUNS == N_HEADS,
+	"the output product does not fit where mla was");
 
 /* What the barriers of a block say is there: the last two are the digits of its half of z and of the other block's */
 enum { HAS_K, HAS_V, HAS_CACHE, HAS_OWN, HAS_OTHER, N_BARRIERS };
@@ -80,6 +95,9 @@ struct mla_cells {
 	uint32_t query[N_HEADS][VALUE];
 	uint32_t value[N_HEADS][2][PARTS][HALF]; /* in an order of their own, see column_of */
 	uint32_t meta[N_HEADS][2][PARTS][2];     /* maximum, sum */
+	/* for the output product, of every other launch: all blocks read them, so they are made empty by the launch after theirs */
+	uint32_t out[2][N_HEADS * OUT];
+	uint32_t blocks; /* that have begun, of two launches: never EMPTY */
 };
 
 struct mla_args {
@@ -93,117 +111,21 @@ struct mla_args {
 	float *y;
 	int64_t y_stride;
 	struct mla_cells *cells;
+	struct out_args out; /* what y is multiplied with, if anything */
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-static __device__ __forceinline__ uint4 read_cells(const uint32_t *p)
+/* All but the warp that makes the digits of x */
+static __device__ __forceinline__ void heads_sync()
 {
-	uint4 v;
-	asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
-				 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-				 : "l"(p)
-				 : "memory");
-	return v;
+	sync_some(15, WARPS * 32);
 }
 
-static __device__ __forceinline__ uint2 read_two_cells(const uint32_t *p)
+/* All, when the rings may be filled */
+static __device__ __forceinline__ void ring_sync()
 {
-	uint2 v;
-	asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
-	return v;
-}
-
-static __device__ __forceinline__ void write_cells(uint32_t *p, uint4 v)
-{
-	asm volatile(
-		"st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-		: "memory");
-}
-
-static __device__ __forceinline__ void write_two_cells(uint32_t *p, uint2 v)
-{
-	asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
-}
-
-static __device__ __forceinline__ void write_cell(uint32_t *p, uint32_t v)
-{
-	asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-
-/* The word of a float, never EMPTY: of NaN another one */
-static __device__ __forceinline__ uint32_t cell_of(float v)
-{
-	uint32_t u = __float_as_uint(v);
-	return u == EMPTY ? 0x7fffffffu : u;
-}
-
-static __device__ __forceinline__ bool is_full(uint4 v)
-{
-	return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY;
-}
-
-/* N lots of four cells, step words apart, the first n of them, when they are full */
-template <int N>
-static __device__ __forceinline__ void await_cells(const uint32_t *p, int step, int n, uint4 (&v)[N])
-{
-#pragma unroll
-	for (int i = 0; i < N; i++)
-		v[i] = i < n ? read_cells(p + i * step) : make_uint4(0, 0, 0, 0);
-	for (int looks = 0;; looks++) {
-		bool full = true;
-#pragma unroll
-		for (int i = 0; i < N; i++)
-			full &= is_full(v[i]);
-		if (full)
-			return;
-		if (looks == LOOKS)
-			__trap();
-#pragma unroll
-		for (int i = 0; i < N; i++)
-			if (!is_full(v[i]))
-				v[i] = read_cells(p + i * step);
-	}
-}
-
-/* Hands nothing over: a release would wait for all that the thread has on its way. */
-static __device__ __forceinline__ void pair_arrive()
-{
-	asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-
-static __device__ __forceinline__ void pair_wait()
-{
-	asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/* The same place in the shared memory of the other block of the pair */
-static __device__ __forceinline__ uint32_t other_of(uint32_t at, int half)
-{
-	uint32_t other;
-	asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(at), "r"(half ^ 1));
-	return other;
-}
-
-/* Stores there; the barrier there hears of the bytes. */
-static __device__ __forceinline__ void send(uint32_t to, uint2 v, uint32_t barrier)
-{
-	asm volatile(
-		"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
-		"r"(v.x), "r"(v.y), "r"(barrier)
-		: "memory");
-}
-
-static __device__ __forceinline__ void send(uint32_t to, float v, uint32_t barrier)
-{
-	asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
-				 "r"(__float_as_uint(v)), "r"(barrier)
-				 : "memory");
-}
-
-static __device__ __forceinline__ void sync_some(int name, int threads)
-{
-	asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+	sync_some(14, THREADS);
 }
 
 /* Which column of a half lies in place i: a lane of phase 2 has two neighbours of each 8 */
@@ -218,85 +140,11 @@ static __device__ __forceinline__ uint32_t row_at(int t, int piece)
 	return (uint32_t)(t * ROW + piece * 16);
 }
 
-/* 64 PAIRS weights of rows r0 and r0 + 8 of 16 rows of Q8_0, as aligned words. A pair is two blocks: scale, 32 bytes, scale, 32 bytes.
- * Word 1 + c and 5 + c of the first go to lane c: values 4 c + 2 on, 4 c + 18 on, of which the last two of lane 3 are 0 and 1; of the
- * second 9 + c and 13 + c: values 4 c on and 4 c + 16 on. */
-template <int PAIRS> struct held_rows {
-	uint32_t word[2 * PAIRS][2][2]; /* [block][row][word] */
-	float scale[2 * PAIRS][2];
-};
-
-template <int PAIRS>
-static __device__ __forceinline__ void hold_rows(
-	const uint8_t *rows, int row_bytes, struct held_rows<PAIRS> &h)
+/* The phases above, of one block. PRODUCT: a warp fetches what is ahead of it, and what y would be goes to cells. */
+template <bool PRODUCT>
+static __device__ __forceinline__ void make_heads(
+	const struct mla_args &a, uint8_t *shared, int warp, uint32_t *flip)
 {
-	int lane = threadIdx.x % 32, c = lane % 4;
-#pragma unroll
-	for (int j = 0; j < PAIRS; j++)
-#pragma unroll
-		for (int i = 0; i < 2; i++) {
-			const uint32_t *w = (const uint32_t *)(rows + (lane / 4 + 8 * i) * row_bytes + 68 * j);
-			uint32_t w0 = w[0], w8 = w[8], last = w[5 + c];
-			h.word[2 * j][i][0] = w[1 + c];
-			h.word[2 * j][i][1] = c == 3 ? __byte_perm(w8, w0, 0x7610) : last;
-			h.word[2 * j + 1][i][0] = w[9 + c];
-			h.word[2 * j + 1][i][1] = w[13 + c];
-			h.scale[2 * j][i] = half_float(w0 & 0xffff);
-			h.scale[2 * j + 1][i] = half_float(w8 >> 16);
-		}
-}
-
-/* Eight of 64 PAIRS values of x in the order of held rows: lane 4 s + c has those of block s for lane c; zeros behind the last. */
-template <int PAIRS> static __device__ __forceinline__ void load_dealt(const float *x, float v[8])
-{
-	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4, at = 2 * c + (s % 2 == 0);
-#pragma unroll
-	for (int i = 0; i < 4; i++) {
-		float2 two = make_float2(0, 0);
-		if (s < 2 * PAIRS)
-			two = *(const float2 *)(x + s * 32 + (at + i % 2 + i / 2 * 8) % 16 * 2);
-		v[2 * i] = two.x, v[2 * i + 1] = two.y;
-	}
-}
-
-/* Held rows times the digits of one row of x, before the scale of x: the steps of run_product. Digit i is column 2 i: lane 4 r + i has
- * it for rows r and r + 8. */
-template <int PAIRS>
-static __device__ __forceinline__ void held_product(
-	const struct held_rows<PAIRS> &h, const uint2 *digits, float sum[2])
-{
-	int lane = threadIdx.x % 32;
-	const uint2 *column = digits + lane / 8 * 4 + lane % 4;
-	bool used = lane / 4 % 2 == 0 && lane < 24;
-	uint2 b[2 * PAIRS];
-#pragma unroll
-	for (int s = 0; s < 2 * PAIRS; s++)
-		b[s] = used ? column[s * 12] : make_uint2(0, 0);
-	sum[0] = sum[1] = 0;
-#pragma unroll
-	for (int s = 0; s < 2 * PAIRS; s++) {
-		uint32_t words[4] = {h.word[s][0][0], h.word[s][1][0], h.word[s][0][1], h.word[s][1][1]};
-		int d[4];
-		mma_16832(d, words, b[s], 0x4b400000);
-#pragma unroll
-		for (int i = 0; i < 2; i++)
-			sum[i] = __fmaf_rn(h.scale[s][i], __fadd_rn(__int_as_float(d[2 * i]), -12582912.0f), sum[i]);
-	}
-}
-
-/* What digits_meet makes of them, in lanes 4 r */
-static __device__ __forceinline__ float meet_digits(float v)
-{
-	float mid = __shfl_down_sync(0xffffffffu, v, 1), low = __shfl_down_sync(0xffffffffu, v, 2);
-	return __fadd_rn(0.0f, __fmaf_rn(65536.0f, v, __fmaf_rn(256.0f, mid, low)));
-}
-
-#endif
-
-static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_constant__ struct mla_args a)
-{
-#if __CUDA_ARCH__ >= 900
-	extern __shared__ __align__(128) uint8_t shared[];
 	__shared__ __align__(8) uint64_t barriers[N_BARRIERS];
 	__shared__ __align__(16) float weight_of[PARTS];
 	__shared__ float digit_scale[3], unscale[GROUP], shrink[GROUP], tops[2][GROUP], sums[2][GROUP], by;
@@ -305,7 +153,6 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 	__half *weights = (__half *)(shared + AT_WEIGHTS); /* [tile][hi, lo][GROUP][P_STRIDE] */
 	uint2 *digits = (uint2 *)(shared + AT_DIGITS);     /* of the halves of z, of q */
 	int tid = threadIdx.x, lane = tid % 32, r0 = lane / 4, c = lane % 4;
-	int warp = __shfl_sync(0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
 	int group = blockIdx.x / PARTS, part = blockIdx.x % PARTS, half = part % 2,
 		head = group * GROUP + part / 2;
 	struct mla_cells *cells = a.cells;
@@ -334,6 +181,9 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 		hold_rows(shared + AT_K + warp * K_TILE, K_ROW, k_rows);
 	}
 	grid_wait_before();
+	uint32_t begun = 0;
+	if (PRODUCT && tid == 32 * WARPS - 1)
+		begun = atomicInc(&cells->blocks, 2 * gridDim.x - 1);
 
 	/* ---- 1 ---- */
 	if (warp == WARPS) {
@@ -372,7 +222,7 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 				write_cell(&cells->query[head][half * HALF + warp * 16 + r0 + 8 * i], cell_of(v));
 		}
 	}
-	__syncthreads(); /* k_b has been used */
+	heads_sync(); /* k_b has been used */
 
 	/* ---- 2 ---- */
 	int n_segments = (n_sel + SEGMENT - 1) / SEGMENT;
@@ -414,7 +264,7 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 			*(uint32_t *)(lo + 2 * VALUE + 4 * lane) = l;
 		}
 		barrier_wait(there(HAS_CACHE), 0);
-		__syncthreads();
+		heads_sync();
 		if (tid == 32 * WARPS - 1)
 			fetch_v();
 		if (warp < (two ? 8 : 4)) { /* scores */
@@ -453,7 +303,7 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 						__fadd_rn(hi[n][2 * i], lo[n][2 * i]), __fadd_rn(hi[n][2 * i + 1], lo[n][2 * i + 1]));
 				}
 		}
-		__syncthreads();
+		heads_sync();
 		if (tid < (two ? 256 : 128)) { /* softmax: four positions of tile tid / 128 */
 			int tile = tid / 128, h = tid / 8 % GROUP, t = tid % 8 * 4;
 			float unscaled = unscale[h];
@@ -503,7 +353,7 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 					shrink[h] = top == -INFINITY ? 0 : exp_exact(top - most);
 			}
 		}
-		__syncthreads();
+		heads_sync();
 		{ /* values: a tile's sum is made from zero and then added to what there was */
 			float acc[4][4];
 #pragma unroll
@@ -565,10 +415,15 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 		fetch_v();
 
 	/* ---- 3 ---- */
-	const uint4 empty = make_uint4(EMPTY, EMPTY, EMPTY, EMPTY);
 	struct held_rows<VALUE / 2 / 64> v_rows; /* 16 rows, half of their width */
 	barrier_wait(there(HAS_V), 0);
 	hold_rows(shared + AT_V + warp % V_WARPS * V_TILE + warp / V_WARPS * (V_ROW / 2), V_ROW, v_rows);
+	/* Nobody asks for cells while others still make some; and from here on copies may write where v_b and cache rows were. */
+	if (PRODUCT) {
+		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+		ring_sync();
+	} else
+		heads_sync();
 	uint32_t *meta = cells->meta[head][half][lane], *from = cells->value[head][half][tid / 64] + tid % 64 * 4;
 	int n_mine = (n_segments - tid / 64 + 7) / 8;
 	uint2 most_sum = make_uint2(0, 0);
@@ -600,7 +455,9 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 		if (!lane)
 			by = __fmul_rn(sum, P_SCALE);
 	}
-	__syncthreads();
+	if (PRODUCT && tid == 32 * WARPS - 1)
+		*flip = begun >= gridDim.x;
+	heads_sync();
 	if (warp < 8) {
 		float v = 0;
 #pragma unroll 1
@@ -625,16 +482,8 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 			if (!lane)
 				send(other_of(shared_address(digit_scale + half), half), digit_scale[half], hears);
 		}
-	}
-	barrier_wait(there(warp / V_WARPS == half ? HAS_OWN : HAS_OTHER), 0);
-	grid_let_next(); /* not before: there is no room for its blocks */
-	float sum[2];
-	held_product(v_rows, digits + warp / V_WARPS * RUN_DIGITS, sum);
-	float2 *halves = (float2 *)(shared + AT_MEET); /* [V_WARPS][32]: of the second half of the width */
-	if (warp >= V_WARPS) {
-		halves[tid - 32 * V_WARPS] = make_float2(sum[0], sum[1]);
-		asm volatile("bar.arrive %0, 64;" ::"r"(2 + warp - V_WARPS) : "memory");
-		/* all is read; nobody reads the queries any more: what was made from them is here */
+	} else { /* all is read; nobody reads the queries any more: what was made from them is here */
+		const uint4 empty = make_uint4(EMPTY, EMPTY, EMPTY, EMPTY);
 		int i = tid - 32 * V_WARPS;
 		if (i < HALF / 4)
 			write_cells(&cells->query[head][half * HALF + 4 * i], empty);
@@ -643,24 +492,137 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 #pragma unroll 1
 		for (int s = i / 64; s < n_segments; s += 4)
 			write_cells(cells->value[head][half][s] + i % 64 * 4, empty);
+		if (PRODUCT && i < OUT / 2)
+			write_cell(&cells->out[*flip ^ 1][head * OUT + half * (OUT / 2) + i], EMPTY);
+	}
+	barrier_wait(there(warp / V_WARPS == half ? HAS_OWN : HAS_OTHER), 0);
+	grid_let_next(); /* not before: there is no room for its blocks */
+	float sum[2];
+	held_product(v_rows, digits + warp / V_WARPS * RUN_DIGITS, sum);
+	float2 *halves = (float2 *)(shared + AT_HALVES); /* [V_WARPS][32]: of the second half of the width */
+	if (warp >= V_WARPS) {
+		halves[tid - 32 * V_WARPS] = make_float2(sum[0], sum[1]);
+		sync_some(OUT_NAMES + warp - V_WARPS,
+			64);     /* who only arrived could meet itself there in the output product */
+		if (PRODUCT) /* nobody reads any more what lies where digits go */
+			barrier_wait(there(HAS_OWN), 0);
 		return;
 	}
-	sync_some(2 + warp, 64);
+	sync_some(OUT_NAMES + warp, 64);
 	barrier_wait(there(half ? HAS_OWN : HAS_OTHER), 0);
 	float2 rest = halves[tid];
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
 		float v = meet_digits(
 			__fmaf_rn(digit_scale[1], i ? rest.y : rest.x, __fmaf_rn(digit_scale[0], sum[i], 0.0f)));
-		if (!c)
-			a.y[head * a.y_stride + half * (OUT / 2) + warp * 16 + r0 + 8 * i] = v;
+		if (!c) {
+			int row = half * (OUT / 2) + warp * 16 + r0 + 8 * i;
+			if (PRODUCT)
+				write_cell(&cells->out[*flip][head * OUT + row], cell_of(v));
+			else
+				a.y[head * a.y_stride + row] = v;
+		}
 	}
+}
+
+/* Digits and scales of half of the runs that the warps `part` of both sides want: first, and 3 times the OUT_SPLIT-th further on. */
+static __device__ __forceinline__ void take_values(
+	const uint32_t *cells, int first, uint2 *digits, float *scales)
+{
+	constexpr int RUNS = OUT_RUNS / OUT_SPLIT / 2, STEP = OUT_SPLIT * OUT;
+	int lane = threadIdx.x % 32, pending = (1 << RUNS) - 1;
+	const uint32_t *look = cells + first * OUT + lane / 8 * STEP + lane % 8 * 32,
+				   *from = cells + first * OUT + lane / 4 * 32 + lane % 4 * 4;
+	/* Eight cells of each run are looked at until they are full, and then all are asked for: to ask for all of them again and again
+	 * would hold up those that are missing. */
+	for (int looks = 0; pending; looks++) {
+		uint32_t full = __ballot_sync(0xffffffffu, read_cell(look) != EMPTY);
+		uint4 v[RUNS][2];
+		int fresh = 0;
+		if (looks == LOOKS)
+			__trap();
+#pragma unroll
+		for (int i = 0; i < RUNS; i++)
+			fresh |= ((full >> 8 * i & 255) == 255) << i;
+		fresh &= pending;
+		pending &= ~fresh;
+#pragma unroll
+		for (int i = 0; i < RUNS; i++)
+			if (fresh >> i & 1) {
+				v[i][0] = read_cells(from + i * STEP);
+				v[i][1] = read_cells(from + i * STEP + 16);
+			}
+#pragma unroll
+		for (int i = 0; i < RUNS; i++)
+			if (fresh >> i & 1) {
+				for (int again = 0; !__all_sync(0xffffffffu, is_full(v[i][0]) && is_full(v[i][1])); again++) {
+					if (again == LOOKS)
+						__trap();
+					v[i][0] = read_cells(from + i * STEP);
+					v[i][1] = read_cells(from + i * STEP + 16);
+				}
+				float f[8];
+#pragma unroll
+				for (int k = 0; k < 2; k++) {
+					f[4 * k] = __uint_as_float(v[i][k].x), f[4 * k + 1] = __uint_as_float(v[i][k].y);
+					f[4 * k + 2] = __uint_as_float(v[i][k].z), f[4 * k + 3] = __uint_as_float(v[i][k].w);
+				}
+				int run = first + i * OUT_SPLIT;
+				write_digits(f, digits + run * RUN_DIGITS, scales + run);
+			}
+	}
+}
+
+#endif
+
+template <bool PRODUCT>
+static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_constant__ struct mla_args a)
+{
+#if __CUDA_ARCH__ >= 900
+	extern __shared__ __align__(128) uint8_t shared[];
+	__shared__ uint32_t flip; /* which of cells.out this launch has */
+	int tid = threadIdx.x, lane = tid % 32,
+		warp = __shfl_sync(0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
+	__shared__ __align__(8) struct out_barriers ring_barriers;
+	uint8_t *ring = shared + AT_RING;
+	if (PRODUCT && !tid)
+		out_init(&ring_barriers);
+	if (!PRODUCT || blockIdx.x < BLOCKS) {
+		make_heads<PRODUCT>(a, shared, warp, &flip);
+		if (PRODUCT && warp == WARPS)
+			ring_sync();
+	} else { /* one that has no head */
+		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+		__syncthreads();
+		if (warp < WARPS) {
+			grid_wait_before();
+			if (!tid)
+				flip = atomicInc(&a.cells->blocks, 2 * gridDim.x - 1) >= gridDim.x;
+			grid_let_next();
+			heads_sync();
+		}
+	}
+	if (!PRODUCT)
+		return;
+	if (warp == WARPS) {
+		out_feed(a.out, ring, &ring_barriers, lane, blockIdx.x < BLOCKS);
+		return;
+	}
+
+	uint2 *digits = (uint2 *)(shared + AT_VALUES);
+	float *scales = (float *)(shared + AT_SCALES);
+	int side = warp / OUT_SPLIT, part = warp % OUT_SPLIT;
+	heads_sync(); /* nobody asks before all of the block have handed on theirs */
+	take_values(a.cells->out[flip], part + side * (OUT_RUNS / 2), digits, scales);
+	sync_some(OUT_NAMES + part, 64);
+	out_products(a.out, side, part, lane, ring, &ring_barriers, digits, scales, (float *)(shared + AT_MEETS),
+		(float4 *)(shared + AT_HANDED));
 #endif
 }
 
-static cudaLaunchConfig_t launch_config(struct cuda_backend *b, cudaLaunchAttribute attrs[2])
+static cudaLaunchConfig_t launch_config(struct cuda_backend *b, int blocks, cudaLaunchAttribute attrs[2])
 {
-	cudaLaunchConfig_t c = cuda_launch_config(b, BLOCKS, THREADS, BYTES, attrs);
+	cudaLaunchConfig_t c = cuda_launch_config(b, blocks, THREADS, BYTES, attrs);
 	attrs[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
 	attrs[c.numAttrs].val.clusterDim.x = 2;
 	attrs[c.numAttrs].val.clusterDim.y = attrs[c.numAttrs].val.clusterDim.z = 1;
@@ -668,8 +630,8 @@ static cudaLaunchConfig_t launch_config(struct cuda_backend *b, cudaLaunchAttrib
 	return c;
 }
 
-/* Whether the kernel may use the memory that it needs and all blocks can run at a time. Asked once. */
-static bool has_room(struct cuda_backend *b)
+/* Whether the kernel may use the memory that it needs and all blocks, an even number, can run at a time. */
+template <bool PRODUCT> static bool has_room(struct cuda_backend *b, int blocks)
 {
 	static int known; /* 1: yes, 2: no */
 	if (known)
@@ -678,15 +640,15 @@ static bool has_room(struct cuda_backend *b)
 	bool next_waits = b->next_waits;
 	int pairs = 0;
 	known = 2;
-	if (!b->early_starts || b->n_sm < BLOCKS || BYTES > b->max_shared ||
-		!cuda_allow_shared(b, (const void *)mla_kernel, BYTES, &allowed))
+	if (!b->early_starts || blocks < BLOCKS || BYTES > b->max_shared ||
+		!cuda_allow_shared(b, (const void *)mla_kernel<PRODUCT>, BYTES, &allowed))
 		return false;
 	cudaLaunchAttribute attrs[2] = {};
-	cudaLaunchConfig_t c = launch_config(b, attrs);
+	cudaLaunchConfig_t c = launch_config(b, blocks, attrs);
 	b->next_waits = next_waits;
-	if (cudaOccupancyMaxActiveClusters(&pairs, mla_kernel, &c) != cudaSuccess)
+	if (cudaOccupancyMaxActiveClusters(&pairs, mla_kernel<PRODUCT>, &c) != cudaSuccess)
 		cudaGetLastError();
-	known = pairs >= BLOCKS / 2 ? 1 : 2;
+	known = pairs >= blocks / 2 ? 1 : 2;
 	return known == 1;
 }
 
@@ -706,30 +668,50 @@ static bool takes(const struct batch *rows, const struct mla *m)
 		   pairs % 8 == 0;
 }
 
+/* Whether the launch can end with this product. */
+static bool takes_product(const struct stacked_matmul *expand, const struct matmul *m)
+{
+	const struct weight *w = &m->w;
+	return w->type == DTYPE_Q8_0 && w->n_in == N_HEADS * OUT && w->row_bytes == OUT_ROW &&
+		   w->n_out % MMA_ROWS == 0 && w->n_out <= 1 << 20 && (uintptr_t)w->data % 16 == 0 && !m->x &&
+		   expand->y_stride == OUT && cuda_product_split(w->type, w->n_in, w->n_out) == OUT_SPLIT;
+}
+
 void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *m)
 {
 	struct cuda_backend *b = cuda_of(base);
 	if (!cuda_begin(base, "mla") || !rows->n)
 		return;
-	if (!takes(rows, m) || !has_room(b)) {
+	int all = b->n_sm & ~1;
+	bool here = takes(rows, m) && has_room<false>(b, BLOCKS),
+		 with = here && m->out && takes_product(&m->expand, m->out) && has_room<true>(b, all);
+	if (!here) {
 		cuda_stacked_matmul(base, &m->absorb, rows->n);
 		cuda_attend(base, rows, &m->attend);
 		cuda_stacked_matmul(base, &m->expand, rows->n);
-		return;
+	} else {
+		if (!b->cells.data) {
+			if (!cuda_scratch_of(b, &b->cells, sizeof(struct mla_cells)))
+				return;
+			struct mla_cells *cells = (struct mla_cells *)b->cells.data;
+			if (!cuda_check(b, cudaMemsetAsync(cells, 0xff, sizeof *cells, b->stream)) ||
+				!cuda_check(b, cudaMemsetAsync(&cells->blocks, 0, sizeof cells->blocks, b->stream)))
+				return;
+			b->next_waits = true;
+		}
+		const struct attend *t = &m->attend;
+		struct mla_args a = {(const uint8_t *)m->absorb.w.data, (const uint8_t *)m->expand.w.data,
+			m->absorb.x, t->rotate, t->rope.cos_sin, m->absorb.x_stride, t->rotate_stride,
+			(const __half *)t->cache.data, rows->base, t->sel, t->n_sel, t->sel_stride, t->scale, m->expand.y,
+			m->expand.y_stride, (struct mla_cells *)b->cells.data, {}};
+		if (with)
+			a.out = {
+				(const uint8_t *)m->out->w.data, m->out->y, (int)(m->out->w.n_out / MMA_ROWS), m->out->add};
+		cudaLaunchAttribute attrs[2] = {};
+		cudaLaunchConfig_t c = launch_config(b, with ? all : BLOCKS, attrs);
+		cuda_check(b, cudaLaunchKernelEx(&c, with ? mla_kernel<true> : mla_kernel<false>, a));
+		b->used.launches += !b->capturing;
 	}
-	if (!b->cells.data) {
-		if (!cuda_scratch_of(b, &b->cells, sizeof(struct mla_cells)) ||
-			!cuda_check(b, cudaMemsetAsync(b->cells.data, 0xff, sizeof(struct mla_cells), b->stream)))
-			return;
-		b->next_waits = true;
-	}
-	const struct attend *t = &m->attend;
-	struct mla_args a = {(const uint8_t *)m->absorb.w.data, (const uint8_t *)m->expand.w.data, m->absorb.x,
-		t->rotate, t->rope.cos_sin, m->absorb.x_stride, t->rotate_stride, (const __half *)t->cache.data,
-		rows->base, t->sel, t->n_sel, t->sel_stride, t->scale, m->expand.y, m->expand.y_stride,
-		(struct mla_cells *)b->cells.data};
-	cudaLaunchAttribute attrs[2] = {};
-	cudaLaunchConfig_t c = launch_config(b, attrs);
-	cuda_check(b, cudaLaunchKernelEx(&c, mla_kernel, a));
-	b->used.launches += !b->capturing;
+	if (m->out && !with)
+		cuda_matmul(base, m->out, 1, m->expand.y, rows->n);
 }

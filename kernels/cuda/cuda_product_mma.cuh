@@ -138,14 +138,24 @@ static __device__ __forceinline__ void write_digits(const float v[8], uint2 *dig
 	float most = __uint_as_float(top);
 	bool tiny = most < 0x1p-100f;
 	float inv = tiny ? 0.0f : __fdiv_rn(8323072.0f, most), scale = tiny ? 0.0f : __fdiv_rn(most, 8323072.0f);
-	uint32_t word[3][2] = {{0, 0}, {0, 0}, {0, 0}};
+	/* The nearest whole number n is what 2^23 of its sign in front leaves in the last bits of a float. The bytes of n + 0x808080 are
+	 * the digits of n, 128 more each. Where infinities or NaN are among the values all n are zero. */
+	uint32_t word[3][2], kept = top < 0x7f800000 ? 0xffffffff : 0;
 #pragma unroll
-	for (int i = 0; i < 8; i++) {
-		int n = __float2int_rn(__fmul_rn(v[i], inv));
-		int low = (int)(int8_t)n, rest = (n - low) >> 8, mid = (int)(int8_t)rest, high = (rest - mid) >> 8;
-		word[0][i / 4] |= (uint32_t)(high & 255) << 8 * (i % 4);
-		word[1][i / 4] |= (uint32_t)(mid & 255) << 8 * (i % 4);
-		word[2][i / 4] |= (uint32_t)(low & 255) << 8 * (i % 4);
+	for (int q = 0; q < 2; q++) {
+		uint32_t t[4];
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			float x = __fmul_rn(v[4 * q + i], inv);
+			int u =
+				__float_as_int(__fadd_rn(x, __uint_as_float((__float_as_uint(x) & 0x80000000) | 0x4b000000)));
+			t[i] = (uint32_t)(((u & 0x7fffff) ^ u >> 31) + (0x808080 - (u >> 31)));
+		}
+		uint32_t low01 = __byte_perm(t[0], t[1], 0x5140), low23 = __byte_perm(t[2], t[3], 0x5140),
+				 high01 = __byte_perm(t[0], t[1], 0x0062), high23 = __byte_perm(t[2], t[3], 0x0062);
+		word[0][q] = (__byte_perm(high01, high23, 0x5410) ^ 0x80808080) & kept;
+		word[1][q] = (__byte_perm(low01, low23, 0x7632) ^ 0x80808080) & kept;
+		word[2][q] = (__byte_perm(low01, low23, 0x5410) ^ 0x80808080) & kept;
 	}
 #pragma unroll
 	for (int d = 0; d < 3; d++)

@@ -128,8 +128,8 @@ void attention_step(
 	};
 	a.expand = (struct stacked_matmul){
 		.w = w->v_b, .x = ws->z, .x_stride = c->kv_rank, .y = ws->o, .y_stride = c->head_value};
+	a.out = &(struct matmul){.w = w->attn_out, .y = ws->x, .add = true};
 	b->ops->mla(b, rows, &a);
-	b->ops->matmul(b, &(struct matmul){.w = w->attn_out, .y = ws->x, .add = true}, 1, ws->o, rows->n);
 }
 
 void attention_append(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows)
