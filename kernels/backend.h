@@ -198,7 +198,7 @@ struct expert_job {
 
 /* What a stretch of ops is, and so what an idle device was waiting for. */
 enum usage_kind {
-	USAGE_EXPERTS, /* a call of expert_ffn */
+	USAGE_EXPERTS, /* a call of expert_ffn, or what an await computes */
 	USAGE_GRAPH,   /* a replayed graph */
 	USAGE_OTHER,   /* other ops: the end of a step, and the time between two steps */
 	USAGE_KINDS
@@ -211,7 +211,8 @@ struct backend_usage {
 	uint64_t graphs_recorded; /* graphs recorded ... */
 	uint64_t record_ns;       /* ... and the host time that took */
 	/* Only while measuring (see `measure`): how many stretches there were, the time they took and that before them in which
-	 * the device had nothing to do. */
+	 * the device had nothing to do. Experts that are the last op of a graph (experts_await) are a stretch of their own: it begins when
+	 * the host has said what to compute, and the device has waited for that since the op before made room. */
 	uint64_t n_stretches[USAGE_KINDS], busy_ns[USAGE_KINDS], idle_ns[USAGE_KINDS];
 	double gap_ns; /* what idle_ns counts between two stretches that follow each other at once */
 };
@@ -306,6 +307,13 @@ struct backend_ops {
 	 * for picks is zero at first. Fails like wait_mark; host memory both. */
 	int (*wait_picks)(
 		struct backend *b, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e);
+	/* For a recorded stretch of one row: a kernel that computes what the next calls of expert_ffn with this x, n_used and out ask for.
+	 * The device has begun with it when the host makes the first, and ends it when all places have been named. x was written, and out
+	 * was read, before the last mark of the stretch. like: an expert as all of the layer are, data and places not looked at. At most one
+	 * in a stretch, and its last op. May do nothing: calls of expert_ffn are the same either way. Whatever waits for the device beyond
+	 * that mark, frees, allocates or replays another await ends it before, and later calls launch kernels. NULL: not wanted. */
+	void (*experts_await)(
+		struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out);
 	/* Computes the named places of out [rows * n_used][n_embd]; others stay as they are. x: [rows][n_embd]. Jobs
 	 * may be given in any split over calls: a place's result does not depend on it. */
 	void (*expert_ffn)(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,

@@ -44,6 +44,7 @@ void *cuda_scratch_of(struct cuda_backend *b, struct cuda_room *room, uint64_t b
 		return NULL;
 	}
 	b->generation++;
+	cuda_await_settle(b);
 	if (!cuda_check(b, cudaStreamSynchronize(b->stream)))
 		return NULL;
 	cudaFree(room->data);
@@ -94,6 +95,7 @@ static int cuda_alloc(struct backend *b, enum mem_kind kind, size_t bytes, void 
 {
 	size_t rounded = bytes > SIZE_MAX - 256 ? bytes : (bytes + 256) / 256 * 256;
 	*out = NULL;
+	cuda_await_settle(cuda_of(b));
 	cudaError_t rc =
 		kind == MEM_SHARED ? cudaHostAlloc(out, rounded, cudaHostAllocMapped) : cudaMalloc(out, rounded);
 	if (rc == cudaSuccess)
@@ -111,6 +113,7 @@ static void cuda_free(struct backend *b, enum mem_kind kind, void *p, size_t byt
 	if (!p)
 		return;
 	cuda_of(b)->op = "free";
+	cuda_await_settle(cuda_of(b));
 	cuda_check(cuda_of(b), cudaStreamSynchronize(cuda_of(b)->stream));
 	if (kind == MEM_SHARED)
 		cudaFreeHost(p);
@@ -134,6 +137,7 @@ static void cuda_upload(struct backend *base, void *dst, const void *src, size_t
 		return;
 	}
 	b->next_waits = true;
+	cuda_await_settle(b); /* a stage may have to be waited for */
 	for (size_t at = 0; at < bytes;) {
 		if (b->stage_used == CUDA_STAGE_BYTES) {
 			if (!cuda_check(b, cudaEventRecord(b->sent[b->stage], b->stream)))
@@ -163,6 +167,7 @@ static void cuda_copy(struct backend *b, void *dst, const void *src, size_t byte
 static int cuda_wait(struct backend *b, struct err *e)
 {
 	cuda_note_end(cuda_of(b));
+	cuda_await_settle(cuda_of(b));
 	cudaError_t rc = cudaStreamSynchronize(cuda_of(b)->stream);
 	if (rc != cudaSuccess && !b->failure.code)
 		err_set(
@@ -207,8 +212,10 @@ static void cuda_close(struct backend *base)
 	if (!base)
 		return;
 	struct cuda_backend *b = cuda_of(base);
+	cuda_await_settle(b);
 	if (b->stream)
 		cudaStreamSynchronize(b->stream);
+	cuda_await_close(b);
 	cuda_pipe_close(b);
 	if (b->stream)
 		cudaStreamDestroy(b->stream);
@@ -268,6 +275,7 @@ static const struct backend_ops cuda_ops = {
 	cuda_mla,
 	cuda_route,
 	cuda_wait_picks,
+	cuda_experts_await,
 	cuda_expert_ffn,
 	cuda_moe_combine,
 };
@@ -335,7 +343,7 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 		return err_set(e, ERR_MEMORY, "backend cuda: no memory for its state");
 	b->base.ops = &cuda_ops;
 	b->base.scratch_bytes = CUDA_SCRATCH_MOST;
-	b->no_graphs = options->no_graphs;
+	b->no_graphs = b->no_awaits = options->no_graphs;
 	b->op = "open";
 	if ((rc = cudaGetDeviceProperties(&prop, b->device)) == cudaSuccess && prop.major < 8) {
 		cuda_close(&b->base);
@@ -343,6 +351,11 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 			prop.name, prop.major, prop.minor);
 	}
 	b->early_starts = rc == cudaSuccess && prop.major >= 9;
+	/* a kernel may wait for a host that is stopped; and launches may be told to wait for kernels */
+	int limited = 0;
+	if (cudaDeviceGetAttribute(&limited, cudaDevAttrKernelExecTimeout, b->device) != cudaSuccess || limited ||
+		getenv("CUDA_LAUNCH_BLOCKING"))
+		b->no_awaits = true;
 	b->wide = HAVE_SM90A && rc == cudaSuccess && prop.major == 9 && prop.minor == 0;
 	if (rc == cudaSuccess)
 		rc = open_device(b);

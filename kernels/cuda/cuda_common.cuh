@@ -38,6 +38,38 @@ struct cuda_tables {
  * (cuda_gemm_experts.cu) and the scores of the longest context. */
 #define CUDA_SCRATCH_MOST ((size_t)600000000)
 
+/* Experts of an await at most, their words (cuda_await.cu), after how many awaits tickets begin again (even), and where an expert is that
+ * is not for the await. */
+#define CUDA_AWAIT_RANKS   8
+#define CUDA_AWAIT_WORDS   (4 * CUDA_AWAIT_RANKS)
+#define CUDA_AWAIT_TICKETS 65534
+#define CUDA_AWAIT_NEVER   1
+
+/* On the device: block 0's copies of the words, of each round of an await, and stages of gate and up of each rank that are done; of this
+ * launch or the next, where they are zero until then. And how many blocks of awaits there were. */
+struct cuda_await_state {
+	unsigned long long copy[2][CUDA_AWAIT_RANKS][CUDA_AWAIT_WORDS]; /* to 16 bytes */
+	uint32_t counts[2][CUDA_AWAIT_RANKS];
+	uint32_t arrived;
+};
+
+/* An await: what the call asked for, and how many marks its recording has before it. */
+struct cuda_await {
+	const float *x;
+	float *out;
+	int n_used; /* 0: none */
+	struct expert_job like;
+	uint64_t marks;
+};
+
+/* On the device: clocks where stretches begin and end, in turns; ring: [CUDA_NOTES], NULL while nothing is measured. */
+#define CUDA_NOTES 65536
+struct cuda_notes {
+	unsigned long long n;
+	unsigned long long *ring;
+	unsigned long long waited; /* for the host between experts of one await, in stretches of experts */
+};
+
 struct cuda_room {
 	void *data;
 	size_t bytes;
@@ -69,6 +101,16 @@ struct cuda_backend {
 	struct cuda_room counts;
 	cudaStream_t counts_of;
 	uint32_t expert_counts[64];
+	/* Experts that wait for words (cuda_await.cu). await: the one that has not been told everything, of the ticket await_ticket;
+	 * await_marks: the mark before it; await_told: ranks. */
+	struct cuda_await_state *await_state;
+	struct cuda_room
+		await_hidden; /* hidden rows: the op before, which may still run, has the scratch memory */
+	unsigned long long *await_words; /* pinned [CUDA_AWAIT_WORDS] */
+	struct cuda_await await;
+	uint64_t await_ticket, await_marks;
+	unsigned await_told;
+	bool no_awaits;            /* constant */
 	struct chain_state *chain; /* device (cuda_chain.cuh) */
 	/* Uploads pass through pinned memory: a ring of stages, filled front to back; `sent` is recorded when one is full. */
 	uint8_t *staging; /* [CUDA_STAGES][CUDA_STAGE_BYTES] */
@@ -232,6 +274,29 @@ void cuda_graph_end(struct backend *b);
 void cuda_graph_drop(struct backend *b);
 void cuda_usage(struct backend *b, struct backend_usage *out);
 void cuda_measure(struct backend *b, bool on);
+
+/* Spins until a mark has come, also when an op failed before, or there is no use in waiting: a failure is kept then. */
+void cuda_follow(struct cuda_backend *b, uint64_t ticket);
+/* Ops are being recorded and the recording has a mark but no await: from now on it has this one. Else false. */
+bool cuda_pipe_take_await(struct cuda_backend *b, const struct cuda_await *w);
+struct cuda_notes *cuda_pipe_notes(struct cuda_backend *b);
+
+/* Awaits (cuda_await.cu). */
+void cuda_experts_await(
+	struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out);
+void cuda_await_close(struct cuda_backend *b);
+/* An await is about to be enqueued in a graph, whose marks begin behind `marks`. */
+void cuda_await_begin(struct cuda_backend *b, const struct cuda_await *w, uint64_t marks);
+/* Tells the await in hand, if there is one, of these jobs; if they are not for it or it cannot compute them, that there is nothing more to
+ * compute. Returns whether it computes them. */
+bool cuda_await_answer(struct cuda_backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
+	int rows, int n_used, const float *out);
+/* Before the host waits for the device: there is nothing more to compute. */
+static inline void cuda_await_settle(struct cuda_backend *b)
+{
+	if (b->await.n_used)
+		cuda_await_answer(b, NULL, NULL, 0, 0, 0, NULL);
+}
 
 int cuda_copier_open(struct backend *b, struct copier **out, struct err *e); /* cuda_copy.cu */
 

@@ -74,6 +74,8 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	int rows, int n_used, float *out)
 {
 	struct cuda_backend *b = cuda_of(base);
+	if (cuda_await_answer(b, x, jobs, n_jobs, rows, n_used, out) || !n_jobs)
+		return;
 	cuda_note_end(b); /* a stretch of its own */
 	cuda_note_begin(b, USAGE_EXPERTS);
 	if (!cuda_begin(base, "expert_ffn"))

@@ -18,4 +18,7 @@ bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *j
 bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
 	int n_used, float *hidden, float *out);
 
+/* Enqueues an await of experts that it takes if cuda_pipe_take_await does; else only what it will need is made ready. */
+void cuda_experts_await_launch(struct cuda_backend *b, const struct cuda_await *w);
+
 #endif

@@ -4,12 +4,16 @@
  * (cuda_product_mma.cuh: x as three digits of 8 bits, whole numbers up to the sum over a run of 256 weights) and its order of
  * additions, so the bits are the same.
  *
- * Grid: one block per multiprocessor. A block takes its share of four lists of stages, one after the other: gate and up of the
- * first half of the tasks, of the other half, down of the first half, of the other half. A stage is RUNS runs of 256 weights by 16
- * rows (whole rows: n_in / 256 runs by one or more tiles of 16 rows; in gate and up 8 rows of each). Down waits until gate and up
+ * Grid: one block per multiprocessor; of an await SPARE less. A block takes its share of four lists of stages, one after the other:
+ * gate and up of the first half of the tasks, of the other half, down of the first half, of the other half. A stage is RUNS runs of 256
+ * weights by 16 rows (whole rows: n_in / 256 runs by one or more tiles of 16 rows; in gate and up 8 rows of each). Down waits until gate and up
  * of its task are done (counts in global memory, ever growing, a release each stage); unless there is only one task they have been
  * for long. A block that waits for one that has not been started waits only until other kernels leave it a place: those never wait
  * for this one.
+ *
+ * As an await (cuda_await.cu) it has up to eight tasks that come by words, in rounds (cuda_hear.cuh); all of the above is done for each
+ * round. It does not wait for the ops before it: what it reads was there before the host could answer, and it has hidden rows of its
+ * own.
  *
  * Block: WORKERS that compute two runs of every stage; a warp that fetches (bulk copies of whole stages to a ring of slots with
  * barriers full and done, and of the next hidden row); FINISHERS that sum up the runs of a stage in mma_kernel's order and write,
@@ -25,6 +29,7 @@
  */
 #include "kernels/cuda/cuda_experts.cuh"
 #include "kernels/cuda/cuda_experts_types.cuh"
+#include "kernels/cuda/cuda_hear.cuh"
 
 #define RUNS      24 /* of a stage */
 #define WORKERS   (RUNS / 2)
@@ -33,8 +38,10 @@
 #define TASKS     64
 #define SLOTS     4 /* at most; more of them only let x and hidden rows wait */
 #define BARRIERS  16
-#define IN_ORDER  4  /* runs that mma_kernel takes at once */
-#define SHARES    10 /* four, and room up to a multiple of 128 bytes: copies to other places are slower */
+#define SPARE     4 /* multiprocessors that an await leaves free: see cuda_await.cu */
+#define IN_ORDER  4 /* runs that mma_kernel takes at once */
+#define SHARES                                                                                               \
+	18 /* four and a struct told, up to a multiple of 128 bytes: copies to other places are slower */
 
 struct expert_task {
 	const uint8_t *gate, *up, *down;
@@ -42,8 +49,11 @@ struct expert_task {
 	uint32_t ready;             /* its count when gate and up are done */
 };
 
+static_assert(sizeof(struct told) + 4 * sizeof(int4) <= SHARES * sizeof(int4), "shared memory");
+
 struct expert_args {
 	struct expert_task task[TASKS];
+	struct hear_args hear; /* of an await: tasks come by words, and task, n_tasks and counts are not used */
 	const struct cuda_tables *tables;
 	const float *x;
 	float *hidden, *out;
@@ -142,9 +152,9 @@ struct cursor {
 };
 
 /* Stages, first task and first stage of it; divides, so it is done once */
-static __device__ __forceinline__ int4 share_of(const struct expert_args &a, int segment)
+static __device__ __forceinline__ int4 share_of(const struct expert_args &a, int n_tasks, int segment)
 {
-	int half = (a.n_tasks + 1) / 2, first = segment & 1 ? half : 0, n = segment & 1 ? a.n_tasks - half : half,
+	int half = (n_tasks + 1) / 2, first = segment & 1 ? half : 0, n = segment & 1 ? n_tasks - half : half,
 		pieces = segment >= 2 ? a.ff_pieces : a.in_pieces;
 	int from = n * pieces * (int)blockIdx.x / (int)gridDim.x,
 		to = n * pieces * ((int)blockIdx.x + 1) / (int)gridDim.x;
@@ -172,11 +182,40 @@ static __device__ __forceinline__ void next_stage(
 		find_stage(shares, c);
 }
 
+/* ---- tasks that come by words ------------------------------------------------------------------------------ */
+
+template <bool AWAIT>
+static __device__ __forceinline__ struct expert_task task_of(
+	const struct expert_args &a, const struct told *told, int i)
+{
+	if (!AWAIT)
+		return a.task[i];
+	struct expert_task t = {
+		told->gate[i], told->up[i], told->down[i], 0, told->rank[i], told->rank[i], (uint32_t)a.in_pieces};
+	return t;
+}
+
+template <bool AWAIT>
+static __device__ __forceinline__ uint32_t *count_of(
+	const struct expert_args &a, const struct told *told, int i)
+{
+	return AWAIT ? told->counts + told->rank[i] : a.counts + i;
+}
+
+/* A round has ended: the warp that fetches may write what the next one is. */
+static __device__ __forceinline__ void end_round(bool wait)
+{
+	if (wait)
+		asm volatile("bar.sync 2, %0;" ::"n"(THREADS) : "memory");
+	else
+		asm volatile("bar.arrive 2, %0;" ::"n"(THREADS) : "memory");
+}
+
 /* ---- the kernel ------------------------------------------------------------------------------------------- */
 
-template <int MEET>
-static __device__ __forceinline__ void finish_stage(const struct expert_args &a, const struct cursor &at,
-	const float4 *meets, float *sums, uint32_t full, int lane)
+template <int MEET, bool AWAIT>
+static __device__ __forceinline__ void finish_stage(const struct expert_args &a, const struct told *told,
+	const struct cursor &at, const float4 *meets, float *sums, uint32_t full, int lane)
 {
 	bool down = at.segment >= 2;
 	int runs = down ? a.ff_runs : a.in_runs, rows = 16 * (down ? a.ff_tiles : a.in_tiles),
@@ -202,7 +241,7 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 	__syncwarp();
 	if (!lane)
 		barrier_arrive(full);
-	const struct expert_task &t = a.task[at.task];
+	const struct expert_task t = task_of<AWAIT>(a, told, at.task);
 	if (down) {
 		for (int i = lane; i < rows; i += 32) {
 			float v = 0;
@@ -224,26 +263,28 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 		}
 		__syncwarp();
 		if (!lane)
-			add_release(a.counts + at.task);
+			add_release(count_of<AWAIT>(a, told, at.task));
 	}
 	__syncwarp();
 }
 
-/* This lane's part of a run */
+/* This lane's part of a run; FAR: past the first-level cache */
+template <bool FAR>
 static __device__ __forceinline__ void load_eight(const float *x, bool aligned, float v[8])
 {
 	if (aligned) {
-		float4 f = ((const float4 *)x)[0], g = ((const float4 *)x)[1];
+		const float4 *p = (const float4 *)x;
+		float4 f = FAR ? __ldcg(p) : p[0], g = FAR ? __ldcg(p + 1) : p[1];
 		v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
 		v[4] = g.x, v[5] = g.y, v[6] = g.z, v[7] = g.w;
 	} else {
 #pragma unroll
 		for (int i = 0; i < 8; i++)
-			v[i] = x[i];
+			v[i] = FAR ? __ldcg(x + i) : x[i];
 	}
 }
 
-template <int T>
+template <int T, bool AWAIT>
 __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_constant__ struct expert_args a)
 {
 #if __CUDA_ARCH__ >= 900
@@ -259,6 +300,7 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 	float *all_sums = (float *)(meets + slots * RUNS * MEET), *x_scales = all_sums + FINISHERS * 16 * RUNS;
 	uint64_t *barriers = (uint64_t *)(x_scales + RUNS);
 	int4 *shares = (int4 *)(barriers + BARRIERS);
+	struct told *told = (struct told *)(shares + 4);
 	float *hidden = (float *)(shares + SHARES); /* the row that is next */
 	uint8_t *stages = (uint8_t *)(hidden + a.n_ff);
 	uint32_t full = (uint32_t)__cvta_generic_to_shared(barriers), done = full + 8 * SLOTS,
@@ -280,18 +322,13 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 				barrier_init(x_asked, WORKERS);
 			}
 			asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-			if (lane < 4)
-				shares[lane] = share_of(a, lane);
-			__syncwarp();
-			begin_all(false);
-			find_stage(shares, at);
 			int slot = 0, had_task = -1;
-			uint32_t parity = 1, hidden_parity = 1;
+			uint32_t parity = 1, hidden_parity = 1, x_parity = 0;
 			auto fetch = [&]() {
 				barrier_wait(done + 8 * slot, parity); /* at once in the first round */
 				if (!lane) {
 					bool down = at.segment >= 2;
-					const struct expert_task &t = a.task[at.task];
+					const struct expert_task t = task_of<AWAIT>(a, told, at.task);
 					int rows = 16 * (down ? a.ff_tiles : a.in_tiles),
 						row_bytes = down ? a.ff_bytes : a.in_bytes;
 					uint32_t to = stages_to + slot * a.stage_bytes, bar = full + 8 * slot;
@@ -302,7 +339,7 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 						if (had_task != at.task) {
 							barrier_wait(hidden_free, hidden_parity);
 							hidden_parity ^= 1;
-							while ((int32_t)(read_acquire(a.counts + at.task) - t.ready) < 0)
+							while ((int32_t)(read_acquire(count_of<AWAIT>(a, told, at.task)) - t.ready) < 0)
 								;
 							/* others wrote it by stores */
 							asm volatile("fence.proxy.async;" ::: "memory");
@@ -330,29 +367,57 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 					parity ^= 1;
 				}
 			};
-			for (int i = 0; i < slots && at.left && at.segment < 2; i++) {
-				if (i >= 2)
-					while (!__any_sync(
-						0xffffffffu, barrier_test(x_asked, 0) || barrier_test(full + 8 * (i - 2), 0)))
-						;
-				fetch();
+			struct hearing h;
+			if (AWAIT)
+				hear_begin(a.hear, h);
+			for (;;) {
+				if (AWAIT)
+					hear_words(a.hear, told, h);
+				if (lane < 4)
+					shares[lane] = share_of(a, AWAIT ? told->n_tasks : a.n_tasks, lane);
+				__syncwarp();
+				begin_all(false);
+				at = (struct cursor){-1, 0, 0, 0};
+				find_stage(shares, at);
+				had_task = -1;
+				bool asks = at.left && at.segment < 2;
+				for (int i = 0; i < slots && at.left && at.segment < 2; i++) {
+					if (i >= 2)
+						while (!__any_sync(0xffffffffu,
+							barrier_test(x_asked, x_parity) ||
+								(slot >= 2 ? barrier_test(full + 8 * (slot - 2), parity ^ 1)
+										   : barrier_test(full + 8 * (slot - 2 + slots), parity))))
+							;
+					fetch();
+				}
+				if (!AWAIT)
+					grid_wait_before();
+				while (at.left)
+					fetch();
+				if (!AWAIT || !told->more)
+					break;
+				x_parity ^= asks;
+				end_round(true);
 			}
-			grid_wait_before();
-			while (at.left)
-				fetch();
+			if (AWAIT) /* whoever comes next may rely on it */
+				grid_wait_before();
 			return;
 		}
 		type::fill_tables(a.tables, tables, threadIdx.x - 32, THREADS - 32);
-		begin_all(true);
-		grid_wait_before();
-		find_stage(shares, at);
 		float *sums = all_sums + (warp - WORKERS - 1) * 16 * RUNS;
 		int slot = 0, turn = 0;
 		uint32_t parity = 0;
+	finish_round:
+		begin_all(true);
+		if (!AWAIT)
+			grid_wait_before();
+		at = (struct cursor){-1, 0, 0, 0};
+		find_stage(shares, at);
 		while (at.left) {
 			if (turn == warp - WORKERS - 1) {
 				barrier_wait(done + 8 * slot, parity);
-				finish_stage<MEET>(a, at, meets + slot * (RUNS * MEET), sums, full + 8 * slot, lane);
+				finish_stage<MEET, AWAIT>(
+					a, told, at, meets + slot * (RUNS * MEET), sums, full + 8 * slot, lane);
 			}
 			turn = turn + 1 == FINISHERS ? 0 : turn + 1;
 			next_stage(a, shares, at);
@@ -361,13 +426,14 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 				parity ^= 1;
 			}
 		}
+		if (AWAIT && told->more) {
+			end_round(false);
+			goto finish_round;
+		}
 	} else {
 		deal_registers(true);
 		type::fill_tables(a.tables, tables, threadIdx.x, THREADS - 32);
-		begin_all(true);
-		grid_wait_before();
-		find_stage(shares, at);
-		int had_row = -1, first_run = type::first_run(warp);
+		int had_row, first_run = type::first_run(warp);
 		uint32_t parity = 0, hidden_parity = 0, slot = 0, last = (uint32_t)slots - 1,
 				 stage_bytes = (uint32_t)a.stage_bytes, stages_at = (uint32_t)(stages - shared),
 				 barriers_at = full, meets_at = (uint32_t)((uint8_t *)(meets + first_run * MEET) - shared);
@@ -376,6 +442,13 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 		struct kept kept = {4u * lane, 0x002b1908};
 		asm volatile("" : "+r"(kept.lane4), "+r"(kept.three));
 		typename type::columns columns;
+	compute_round:
+		begin_all(true);
+		if (!AWAIT)
+			grid_wait_before();
+		at = (struct cursor){-1, 0, 0, 0};
+		find_stage(shares, at);
+		had_row = -1;
 		while (at.left) {
 			bool down = at.segment >= 2;
 			int runs = down ? a.ff_runs : a.in_runs, pieces = down ? a.ff_pieces : a.in_pieces;
@@ -388,28 +461,29 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 			int left = at.left, piece = at.piece, task = at.task;
 			while (left) {
 				int n = min(left, pieces - piece);
-				if (down || had_row != a.task[task].row) {
+				if (down || had_row != task_of<AWAIT>(a, told, task).row) {
 					float v[2][8];
 					if (down) {
 						barrier_wait(hidden_full, hidden_parity);
 						hidden_parity ^= 1;
 #pragma unroll
 						for (int u = 0; u < 2; u++)
-							load_eight(hidden + (run + u * type::APART) * 256 + 8 * lane, true, v[u]);
+							load_eight<false>(hidden + (run + u * type::APART) * 256 + 8 * lane, true, v[u]);
 						__syncwarp();
 						if (!lane)
 							barrier_arrive(hidden_free);
 					} else {
-						const float *x = a.x + (int64_t)a.task[task].row * a.n_embd;
+						const float *x = a.x + (int64_t)task_of<AWAIT>(a, told, task).row * a.n_embd;
 #pragma unroll
 						for (int u = 0; u < 2; u++)
-							load_eight(x + (run + u * type::APART) * 256 + 8 * lane, a.x_aligned, v[u]);
+							load_eight<AWAIT>(
+								x + (run + u * type::APART) * 256 + 8 * lane, a.x_aligned, v[u]);
 						if (had_row < 0) {
 							__syncwarp();
 							if (!lane)
 								barrier_arrive(x_asked);
 						}
-						had_row = a.task[task].row;
+						had_row = task_of<AWAIT>(a, told, task).row;
 					}
 					write_two_digits(v, digits, x_scales);
 					__syncwarp();
@@ -442,6 +516,10 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 			at.left = 0;
 			find_stage(shares, at);
 		}
+		if (AWAIT && told->more) {
+			end_round(false);
+			goto compute_round;
+		}
 	}
 #endif
 }
@@ -459,7 +537,7 @@ template <int T> static size_t bytes_of(const struct expert_args *a, size_t slot
 		   slots * ((size_t)a->stage_bytes + RUNS * expert_type<T>::MEET * sizeof(float4));
 }
 
-template <int T> static bool launch_as(struct cuda_backend *b, struct expert_args *a)
+template <int T, bool AWAIT> static bool launch_as(struct cuda_backend *b, struct expert_args *a, bool now)
 {
 	static_assert(mma_cut<T, false>::CHUNK == IN_ORDER, "sums in another order");
 	static_assert((fixed_bytes<T>(0)) % 128 == 0 && RUNS * expert_type<T>::MEET * sizeof(float4) % 128 == 0,
@@ -470,19 +548,24 @@ template <int T> static bool launch_as(struct cuda_backend *b, struct expert_arg
 	while (a->slots > 3 && bytes_of<T>(a, (size_t)a->slots) > b->max_shared)
 		a->slots--;
 	size_t bytes = bytes_of<T>(a, (size_t)a->slots);
-	if (!cuda_allow_shared(b, (const void *)experts_kernel<T>, bytes, &allowed))
+	if (!cuda_allow_shared(b, (const void *)experts_kernel<T, AWAIT>, bytes, &allowed))
 		return false;
-	cuda_launch(b, experts_kernel<T>, dim3((unsigned)b->n_sm), THREADS, bytes, *a);
+	if (now)
+		cuda_launch(
+			b, experts_kernel<T, AWAIT>, dim3((unsigned)(b->n_sm - (AWAIT ? SPARE : 0))), THREADS, bytes, *a);
 	return !b->base.failure.code;
 }
 
 static bool launch(struct cuda_backend *b, enum dtype type, struct expert_args *a)
 {
-	return type == DTYPE_Q2_K ? launch_as<DTYPE_Q2_K>(b, a) : launch_as<DTYPE_IQ2_XXS>(b, a);
+	return type == DTYPE_Q2_K ? launch_as<DTYPE_Q2_K, false>(b, a, true)
+							  : launch_as<DTYPE_IQ2_XXS, false>(b, a, true);
 }
 
-static void set_shape(struct expert_args *a, const struct expert_job *job)
+static void set_shape(struct expert_args *a, const struct expert_job *job, int n_used)
 {
+	a->in_split = cuda_product_split(job->gate.type, job->gate.n_in, job->gate.n_out * n_used);
+	a->ff_split = cuda_product_split(job->down.type, job->down.n_in, job->down.n_out * n_used);
 	a->n_embd = (int)job->gate.n_in;
 	a->in_bytes = (int)job->gate.row_bytes;
 	a->in_runs = a->n_embd / 256;
@@ -503,12 +586,11 @@ static bool fits(const struct weight *w)
 		   w->row_bytes % 16 == 0 && (uintptr_t)w->data % 16 == 0;
 }
 
-bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *job)
+/* Whether the kernel computes experts of this shape here */
+static bool takes_shape(const struct cuda_backend *b, const struct expert_job *job)
 {
 	const struct weight *g = &job->gate, *u = &job->up, *d = &job->down;
-	/* counts belong to one stream; recordings would repeat what is expected of them */
-	if (job->n_places != 1 || !b->early_starts || b->capturing ||
-		(b->counts.data && b->stream != b->counts_of))
+	if (job->n_places != 1 || !b->early_starts)
 		return false;
 	if ((g->type != DTYPE_Q2_K && g->type != DTYPE_IQ2_XXS) || u->type != g->type || d->type != g->type)
 		return false;
@@ -516,9 +598,15 @@ bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *j
 		(2 * g->n_out * (int64_t)g->row_bytes + d->n_out * (int64_t)d->row_bytes) >> 20 < 3)
 		return false;
 	struct expert_args a;
-	set_shape(&a, job);
+	set_shape(&a, job, 1);
 	return (g->type == DTYPE_Q2_K ? bytes_of<DTYPE_Q2_K>(&a, 3) : bytes_of<DTYPE_IQ2_XXS>(&a, 3)) <=
 		   b->max_shared;
+}
+
+bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *job)
+{
+	/* counts belong to one stream; recordings would repeat what is expected of them */
+	return !b->capturing && (!b->counts.data || b->stream == b->counts_of) && takes_shape(b, job);
 }
 
 /* Whether two jobs can go in one launch */
@@ -556,11 +644,8 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 			a.n_tasks = 0;
 		}
 		now = job;
-		if (!a.n_tasks) {
-			set_shape(&a, job);
-			a.in_split = cuda_product_split(job->gate.type, job->gate.n_in, job->gate.n_out * n_used);
-			a.ff_split = cuda_product_split(job->down.type, job->down.n_in, job->down.n_out * n_used);
-		}
+		if (!a.n_tasks)
+			set_shape(&a, job, n_used);
 		struct expert_task *t = &a.task[a.n_tasks];
 		t->gate = (const uint8_t *)job->gate.data;
 		t->up = (const uint8_t *)job->up.data;
@@ -571,4 +656,28 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 		t->ready = b->expert_counts[a.n_tasks++] += (uint32_t)a.in_pieces;
 	}
 	return !a.n_tasks || launch(b, now->gate.type, &a);
+}
+
+void cuda_experts_await_launch(struct cuda_backend *b, const struct cuda_await *w)
+{
+	const struct expert_job *like = &w->like;
+	if (b->n_sm < 4 * SPARE || !takes_shape(b, like))
+		return;
+	float *hidden = (float *)cuda_scratch_of(
+		b, &b->await_hidden, (uint64_t)w->n_used * (uint64_t)like->gate.n_out * sizeof(float));
+	if (!hidden)
+		return;
+	struct expert_args a = {};
+	a.hear = (struct hear_args){b->await_state, b->await_words, cuda_pipe_notes(b)};
+	a.tables = b->tables;
+	a.x = w->x;
+	a.x_aligned = (uintptr_t)w->x % 16 == 0;
+	a.hidden = hidden;
+	a.out = w->out;
+	set_shape(&a, like, w->n_used);
+	bool now = cuda_pipe_take_await(b, w);
+	if (like->gate.type == DTYPE_Q2_K)
+		launch_as<DTYPE_Q2_K, true>(b, &a, now);
+	else
+		launch_as<DTYPE_IQ2_XXS, true>(b, &a, now);
 }

@@ -28,7 +28,6 @@ extern "C" {
 #define PATIENCE_NS  2000000 /* then the processor is offered to others between looks */
 #define GRAPH_SLOTS  4096
 #define GRAPHS_MAX   2048
-#define NOTES        65536
 #define CALIBRATIONS 64
 
 struct graph {
@@ -37,21 +36,22 @@ struct graph {
 	uint64_t generation;
 	size_t n_nodes;
 	uint64_t n_marks;
+	struct cuda_await await; /* its last op, if it is one */
 };
-
-enum { MARKS, NOTES_MADE, COUNTS };
 
 struct cuda_pipe {
 	uint64_t *reached;         /* pinned: the latest mark */
-	unsigned long long *count; /* device: [COUNTS] */
+	unsigned long long *count; /* device: marks */
 	struct graph *graphs;      /* [GRAPH_SLOTS] */
 	struct graph *now;         /* being recorded */
 	int n_graphs;
 	uint64_t now_marks, now_ns;
-	unsigned long long *notes; /* device [NOTES]: begin, end, begin, ... ; NULL until wanted */
-	uint8_t *kind;             /* [NOTES / 2] of each begin: enum usage_kind */
+	struct cuda_notes *notes; /* device */
+	unsigned long long *ring; /* device [CUDA_NOTES]: begin, end, begin, ... ; NULL until wanted */
+	uint8_t *kind;            /* [CUDA_NOTES / 2] of each begin: enum usage_kind */
 	uint64_t n_notes, n_read;
 	uint64_t last_end; /* 0: none */
+	uint64_t waited;   /* of notes->waited, read so far */
 };
 
 static __global__ void mark_kernel(struct cuda_mark m)
@@ -61,12 +61,11 @@ static __global__ void mark_kernel(struct cuda_mark m)
 	mark_here(m, mark_number(m));
 }
 
-static __global__ void note_kernel(unsigned long long *count, unsigned long long *notes)
+static __global__ void note_kernel(struct cuda_notes *notes)
 {
 	unsigned long long t;
 	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-	notes[*count % NOTES] = t;
-	++*count;
+	notes->ring[notes->n++ % CUDA_NOTES] = t;
 }
 
 cudaError_t cuda_pipe_open(struct cuda_backend *b)
@@ -77,10 +76,12 @@ cudaError_t cuda_pipe_open(struct cuda_backend *b)
 		return cudaErrorMemoryAllocation;
 	cudaError_t rc;
 	if ((rc = cudaHostAlloc((void **)&p->reached, sizeof *p->reached, cudaHostAllocMapped)) ||
-		(rc = cudaMalloc((void **)&p->count, COUNTS * sizeof *p->count)))
+		(rc = cudaMalloc((void **)&p->count, sizeof *p->count)) ||
+		(rc = cudaMalloc((void **)&p->notes, sizeof *p->notes)) ||
+		(rc = cudaMemset(p->notes, 0, sizeof *p->notes)))
 		return rc;
 	*p->reached = 0;
-	return cudaMemset(p->count, 0, COUNTS * sizeof *p->count);
+	return cudaMemset(p->count, 0, sizeof *p->count);
 }
 
 static void forget_graphs(struct cuda_pipe *p)
@@ -102,6 +103,7 @@ void cuda_pipe_close(struct cuda_backend *b)
 	cudaFreeHost(p->reached);
 	cudaFree(p->count);
 	cudaFree(p->notes);
+	cudaFree(p->ring);
 	free(p->kind);
 	free(p->graphs);
 	free(p);
@@ -124,6 +126,10 @@ static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t since)
 		cudaGetLastError(); /* not a failure */
 		if (clock_ns() - since < SILENCE_NS)
 			return true;
+	}
+	if (b->base.failure.code)
+		return false;
+	if (rc == cudaErrorNotReady) {
 		err_set(&b->base.failure, ERR_RUN,
 			"cuda: %s or an op before it: the device has not answered for %llu s", b->op,
 			(unsigned long long)(SILENCE_NS / 1000000000));
@@ -140,7 +146,7 @@ static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t since)
 struct cuda_mark cuda_mark_next(struct cuda_backend *b)
 {
 	b->base.marks++;
-	return (struct cuda_mark){b->pipe->count + MARKS, (unsigned long long *)b->pipe->reached};
+	return (struct cuda_mark){b->pipe->count, (unsigned long long *)b->pipe->reached};
 }
 
 void cuda_raise_mark(struct cuda_backend *b, struct cuda_mark next)
@@ -167,18 +173,36 @@ struct patience {
 	uint64_t since;
 };
 
-/* Between two looks. Failures of the device become the backend's. */
-static void wait_a_little(struct cuda_backend *b, uint64_t ticket, struct patience *p)
+/* Between two looks. Failures of the device become the backend's. False: there is no use in waiting. */
+static bool wait_a_little(struct cuda_backend *b, uint64_t ticket, struct patience *p)
 {
 	if (++p->spins % SPINS) {
 #if defined(__x86_64__)
 		__builtin_ia32_pause();
 #endif
-		return;
+		return true;
 	}
 	p->since = p->since ? p->since : clock_ns();
-	if (still_there(b, ticket, p->since) && clock_ns() - p->since > PATIENCE_NS)
+	if (!still_there(b, ticket, p->since))
+		return false;
+	if (clock_ns() - p->since > PATIENCE_NS)
 		sched_yield();
+	return true;
+}
+
+void cuda_follow(struct cuda_backend *b, uint64_t ticket)
+{
+	struct patience p = {};
+	while (!has_reached(b, ticket) && wait_a_little(b, ticket, &p))
+		;
+}
+
+/* Before the host waits for a mark */
+static void begin_wait(struct cuda_backend *b, uint64_t ticket)
+{
+	cuda_note_end(b);
+	if (ticket > b->await_marks)
+		cuda_await_settle(b);
 }
 
 static int waited(struct cuda_backend *b, struct err *e)
@@ -191,10 +215,9 @@ static int waited(struct cuda_backend *b, struct err *e)
 int cuda_wait_mark(struct backend *base, uint64_t ticket, struct err *e)
 {
 	struct cuda_backend *b = cuda_of(base);
-	struct patience p = {};
-	cuda_note_end(b);
-	while (!base->failure.code && !has_reached(b, ticket))
-		wait_a_little(b, ticket, &p);
+	begin_wait(b, ticket);
+	if (!base->failure.code)
+		cuda_follow(b, ticket);
 	return waited(b, e);
 }
 
@@ -203,7 +226,7 @@ int cuda_wait_picks(
 {
 	struct cuda_backend *b = cuda_of(base);
 	struct patience p = {};
-	cuda_note_end(b);
+	begin_wait(b, ticket);
 	for (int i = 0; i < n && !base->failure.code;) {
 		uint64_t pick = __atomic_load_n(picks + i, __ATOMIC_ACQUIRE);
 		if ((uint32_t)(pick >> 32) == (uint32_t)ticket)
@@ -229,13 +252,21 @@ static struct graph *find(struct cuda_pipe *p, uint64_t key)
 	return g;
 }
 
-static void launch(struct cuda_backend *b, struct graph *g)
+/* marks: made before it */
+static void launch(struct cuda_backend *b, struct graph *g, uint64_t marks)
 {
 	cuda_note_end(b);
 	cuda_note_begin(b, USAGE_GRAPH);
+	if (g->await.n_used)
+		cuda_await_begin(b, &g->await, marks);
 	cuda_check(b, cudaGraphLaunch(g->exec, b->stream));
 	b->used.launches += g->n_nodes;
 	b->used.graph_launches++;
+	if (g->await.n_used &&
+		b->in_stretch) { /* experts_kernel notes the end of the stretch and the begin of its own */
+		b->pipe->n_notes += 2;
+		b->pipe->kind[b->pipe->n_notes % CUDA_NOTES / 2] = USAGE_EXPERTS;
+	}
 	cuda_note_end(b);
 }
 
@@ -265,6 +296,7 @@ static void begin_recording(struct cuda_backend *b, struct graph *g)
 		return;
 	p->now = g;
 	p->now_marks = b->base.marks;
+	g->await = (struct cuda_await){};
 	b->capturing = true;
 }
 
@@ -301,7 +333,7 @@ bool cuda_graph_begin(struct backend *base, uint64_t key)
 		return true;
 	struct graph *g = find(b->pipe, key);
 	if (is_valid(b, g)) {
-		launch(b, g);
+		launch(b, g, base->marks);
 		base->marks += g->n_marks;
 		return false;
 	}
@@ -316,7 +348,17 @@ void cuda_graph_end(struct backend *base)
 {
 	struct graph *g = end_recording(cuda_of(base));
 	if (g)
-		launch(cuda_of(base), g);
+		launch(cuda_of(base), g, base->marks - g->n_marks);
+}
+
+bool cuda_pipe_take_await(struct cuda_backend *b, const struct cuda_await *w)
+{
+	struct cuda_pipe *p = b->pipe;
+	if (!b->capturing || !p->now || p->now->await.n_used || b->base.marks == p->now_marks)
+		return false;
+	p->now->await = *w;
+	p->now->await.marks = b->base.marks - p->now_marks;
+	return true;
 }
 
 void cuda_graph_drop(struct backend *base)
@@ -324,6 +366,7 @@ void cuda_graph_drop(struct backend *base)
 	struct cuda_backend *b = cuda_of(base);
 	if (!b->pipe->n_graphs)
 		return;
+	cuda_await_settle(b);
 	cudaStreamSynchronize(b->stream);
 	log_verbose("cuda: %llu graphs recorded in %.1f ms, %llu replays",
 		(unsigned long long)b->used.graphs_recorded, (double)b->used.record_ns * 1e-6,
@@ -333,10 +376,15 @@ void cuda_graph_drop(struct backend *base)
 
 /* ---- usage ------------------------------------------------------------------------------------------------ */
 
+struct cuda_notes *cuda_pipe_notes(struct cuda_backend *b)
+{
+	return b->pipe->notes;
+}
+
 static void note(struct cuda_backend *b)
 {
 	struct cuda_pipe *p = b->pipe;
-	note_kernel<<<1, 1, 0, b->stream>>>(p->count + NOTES_MADE, p->notes);
+	note_kernel<<<1, 1, 0, b->stream>>>(p->notes);
 	cuda_check(b, cudaGetLastError());
 	p->n_notes++;
 	b->in_stretch = p->n_notes % 2;
@@ -346,7 +394,7 @@ void cuda_note_begin(struct cuda_backend *b, enum usage_kind kind)
 {
 	if (!b->timing || b->in_stretch || b->capturing || b->base.failure.code)
 		return;
-	b->pipe->kind[b->pipe->n_notes % NOTES / 2] = (uint8_t)kind;
+	b->pipe->kind[b->pipe->n_notes % CUDA_NOTES / 2] = (uint8_t)kind;
 	note(b);
 }
 
@@ -360,24 +408,30 @@ void cuda_note_end(struct cuda_backend *b)
 static void read_notes(struct cuda_backend *b)
 {
 	struct cuda_pipe *p = b->pipe;
-	static unsigned long long notes[NOTES]; /* one thread computes */
+	static unsigned long long notes[CUDA_NOTES]; /* one thread computes */
 	if (p->n_notes == p->n_read || b->base.failure.code ||
-		!cuda_check(b, cudaMemcpy(notes, p->notes, sizeof notes, cudaMemcpyDeviceToHost)))
+		!cuda_check(b, cudaMemcpy(notes, p->ring, sizeof notes, cudaMemcpyDeviceToHost)))
 		return;
 	for (; p->n_read < p->n_notes; p->n_read += 2) {
-		uint64_t begin = notes[p->n_read % NOTES], end = notes[p->n_read % NOTES + 1];
-		enum usage_kind kind = (enum usage_kind)p->kind[p->n_read % NOTES / 2];
+		uint64_t begin = notes[p->n_read % CUDA_NOTES], end = notes[p->n_read % CUDA_NOTES + 1];
+		enum usage_kind kind = (enum usage_kind)p->kind[p->n_read % CUDA_NOTES / 2];
 		b->used.n_stretches[kind]++;
 		b->used.busy_ns[kind] += end - begin;
 		if (p->last_end)
 			b->used.idle_ns[kind] += begin - p->last_end;
 		p->last_end = end;
 	}
+	unsigned long long waited = 0;
+	if (cuda_check(b, cudaMemcpy(&waited, &p->notes->waited, sizeof waited, cudaMemcpyDeviceToHost))) {
+		b->used.busy_ns[USAGE_EXPERTS] -= waited - p->waited;
+		b->used.idle_ns[USAGE_EXPERTS] += waited - p->waited;
+		p->waited = waited;
+	}
 }
 
 void cuda_pipe_drained(struct cuda_backend *b)
 {
-	if (b->timing && !b->in_stretch && b->pipe->n_notes - b->pipe->n_read > NOTES / 2)
+	if (b->timing && !b->in_stretch && b->pipe->n_notes - b->pipe->n_read > CUDA_NOTES / 2)
 		read_notes(b);
 }
 
@@ -397,11 +451,14 @@ void cuda_measure(struct backend *base, bool on)
 	struct cuda_pipe *p = b->pipe;
 	base->ops->wait(base, NULL);
 	b->op = "measure";
-	if (on && !p->notes) {
-		p->kind = (uint8_t *)calloc(NOTES / 2, 1);
-		if (!p->kind || !cuda_check(b, cudaMalloc((void **)&p->notes, NOTES * sizeof *p->notes)))
+	if (on && !p->ring) {
+		p->kind = (uint8_t *)calloc(CUDA_NOTES / 2, 1);
+		if (!p->kind || !cuda_check(b, cudaMalloc((void **)&p->ring, CUDA_NOTES * sizeof *p->ring)))
 			return;
 	}
+	unsigned long long *ring = on ? p->ring : NULL;
+	if (!cuda_check(b, cudaMemcpy(&p->notes->ring, &ring, sizeof ring, cudaMemcpyHostToDevice)))
+		return;
 	if (on && !b->timing) {
 		/* stretches that are empty, to see what the notes themselves take; the first one is cold */
 		struct backend_usage before = b->used;

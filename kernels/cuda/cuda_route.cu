@@ -362,6 +362,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 				parts[r][e][warp] = acc[e];
 		}
 	}
+	if (last)
+		__threadfence(); /* h: experts_await reads it when the host has answered the mark */
 	if (last && warp < a.n * a.rows)
 		pick_from_cells(
 			a.of[warp / a.rows], warp % a.rows, a.cells + warp * GATE_EXPERTS, scores + warp, number);

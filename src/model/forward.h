@@ -143,12 +143,13 @@ int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, s
 
 /* ---- stages, for the files of this module ----
  *
- * A step is cut into stretches that the device runs without the host: from the experts of one layer to the router of the
- * next, and the shared expert. Such a stretch is a list of ops (a graph, for steps of few rows); at its mark
- * the host reads the router's picks and enqueues the experts while the device is still busy with the rest of the stretch.
+ * A step is cut into stretches that the device runs without the host: from the experts of one layer to the router of the next,
+ * and the shared expert. Such a stretch is a list of ops (a graph, for steps of few rows); at its mark the host reads the router's picks
+ * and says which experts to compute while the device is still busy with the rest of the stretch. In a recorded step of one row
+ * those at hand are the last op of the stretch (experts_await); the others are enqueued as they come.
  *
- *   device   combine  attention  routers  shared expert | experts | combine ...
- *   host     (enqueues the next stretch, passes on guesses) ... mark -> acquire, enqueue experts
+ *   device   combine  attention  routers  shared expert  experts at hand | late experts | combine ...
+ *   host     (enqueues the stretch, passes on guesses) ... mark -> acquire, tell or enqueue experts
  */
 
 /* Puts tokens, positions and first cache rows (host, [n] each) where the ops find them. max_pos of the result is rounded up so that
@@ -177,7 +178,7 @@ void attention_step(
 void attention_append(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows);
 
 /* The feed-forward part of a stretch: the whole dense network of a dense layer (x += network(x)) and what it guesses; of an MoE layer
- * the router with its guesses and their mark and, where ops are deferred, moe_beside. */
+ * the router with its guesses and their mark, where ops are deferred moe_beside, and experts that wait to be told which they are. */
 void ffn_step(struct model *m, uint32_t layer, const struct batch *rows);
 
 /* What is computed beside the host's work on the experts of a layer: the shared expert. */

@@ -166,6 +166,29 @@ void moe_beside(struct model *m, uint32_t layer, const struct batch *rows)
 	swiglu_network(m, w, rows, m->ws.shared_out, false);
 }
 
+static struct weight shape_of(const struct gguf_tensor *t)
+{
+	return (struct weight){
+		.type = t->type,
+		.n_in = (int64_t)t->ne[0],
+		.n_out = (int64_t)t->ne[1],
+		.n_stack = 1,
+		.row_bytes = t->bytes / (t->ne[1] * t->ne[2]),
+		.stack_bytes = t->bytes / t->ne[2],
+	};
+}
+
+/* The experts of a single row need no launch of their own. */
+static void await_experts(struct model *m, uint32_t layer)
+{
+	const struct expert_tensors *t = &m->weights.experts[layer];
+	struct backend *b = m->backend;
+	if (!b->ops->experts_await)
+		return;
+	struct expert_job like = {.gate = shape_of(t->gate), .up = shape_of(t->up), .down = shape_of(t->down)};
+	b->ops->experts_await(b, m->ws.h, &like, (int)m->config.n_used, m->ws.expert_out);
+}
+
 void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
 {
 	const struct model_config *c = &m->config;
@@ -177,6 +200,8 @@ void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
 		run_routers(m, layer, 0, reach, rows);
 		if (b->ops->deferred)
 			moe_beside(m, layer, rows);
+		if (rows->n == 1)
+			await_experts(m, layer);
 		return;
 	}
 	b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){w->ffn_norm, ws->h}, 1, c->rms_eps, rows->n,
