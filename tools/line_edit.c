@@ -241,6 +241,8 @@ static const char *read_one(struct line_edit *l, const char *prompt, size_t *n)
 		l->prompt = (char *)prompt;
 		l->dropped = false;
 		switch_pastes(l, true);
+		/* before the prompt: a key pressed at once would else come in the terminal's own mode, where Ctrl+D is no character */
+		el_set(l->editor, EL_PREP_TERM, 1);
 		int count = 0;
 		const char *text = el_gets(l->editor, &count);
 		switch_pastes(l, false);
