@@ -475,7 +475,7 @@ FORMULA(routers)
 	float *x = op_floats(p, 1, (size_t)(c->rows * n)), *bias[2];
 	float *gain[2] = {op_floats(p, 2, (size_t)n), op_floats(p, 3, (size_t)n)};
 	struct weight w[2] = {op_router_new(p, c, 0, &bias[0]), op_router_new(p, c, 1, &bias[1])};
-	double *h = doubles(p, NULL, n), *error = doubles(p, NULL, n), unused[used];
+	double *h = doubles(p, NULL, n), *error = doubles(p, NULL, n), *unused = doubles(p, NULL, used);
 	for (int r = 0; r < c->rows; r++, value += n + 3 * used, scale += n + 3 * used) {
 		double s[c->heads], worst = 0;
 		for (int i = 1; i >= 0; i--) { /* the first one's h, error, s and worst stay */
