@@ -320,11 +320,12 @@ static void staging_release(struct cache *c, int32_t slot)
 {
 	c->staged[c->slots[slot].key] = -1;
 	c->slots[slot] = (struct slot){.key = -1, .from = -1, .staging = true};
+	if (c->keep_lent)
+		return;
 	int i = 0;
 	while (c->lent[i] != slot)
 		i++;
-	if (!c->keep_lent)
-		take_back(c, i);
+	take_back(c, i);
 }
 
 void cache_begin_step(struct cache *c, enum cache_use use, struct cache_plan *plan)

@@ -167,9 +167,10 @@ struct mla {
 	const struct matmul *out;
 };
 
-/* Router. First, unless x is NULL, what it chooses by: h = rms_norm(x, gain, eps), logits = w h. Then s = sigmoid(logits); the n_used largest of s + bias (ties: lower id), in that order; weights
- * s / (sum of chosen s + 1e-20) * scale when normalise, else s * scale (specification section 2.7). Groups:
- * when n_group > 1, only experts of the n_group_used groups with the largest sum of their two best s + bias. */
+/* Router. First, unless x is NULL, what it chooses by: h = rms_norm(x, gain, eps), logits = w h. Then s = sigmoid(logits); the n_used
+ * largest of s + bias (ties: lower id), in that order; weights s / (sum of chosen s + 1e-20) * scale when normalise, else s * scale
+ * (specification section 2.7). Groups: when n_group > 1, only experts of the n_group_used groups with the largest sum of their two best
+ * s + bias. Of a call all routers have the same x and eps; h is an output of the first one, of the others it is the op's own. */
 struct route {
 	int n_experts;
 	int n_used;
@@ -177,12 +178,11 @@ struct route {
 	int n_group_used;
 	bool normalise;
 	float scale;
-	const float *
-		x; /* [rows][w.n_in], the same for all routers of a call, and so is eps; NULL: the logits are there */
-	const float *gain;
+	const float *x;    /* [rows][w.n_in]; NULL: the logits are there */
+	const float *gain; /* [w.n_in] */
 	float eps;
-	struct weight w; /* n_experts rows; n_stack 1 */
-	float *h; /* [rows][w.n_in]: an output of the first router of a call; of the others it is the op's own */
+	struct weight w;   /* n_experts rows; n_stack 1 */
+	float *h;          /* [rows][w.n_in] */
 	float *logits;     /* [rows][n_experts]; with x they are the op's own: undefined behind it */
 	const float *bias; /* [n_experts] */
 	uint64_t *picks;   /* out [rows][n_used], MEM_SHARED: ids, see wait_picks */
@@ -251,8 +251,8 @@ struct backend_ops {
 
 	/* Marks: how the host follows the device without draining it. `mark` enqueues a note that every op before it has run and
 	 * returns its ticket, which is backend.marks from then on. `wait_mark` returns when the note has come: MEM_SHARED memory that those
-	 * ops wrote may be read then (but for picks, see wait_picks). It fails like `wait`, and when the device is lost or has not answered for minutes. `reached`
-	 * asks without waiting. `deferred`: ops return before they have run (false: a mark is reached when it is made). */
+	 * ops wrote may be read then (but for picks, see wait_picks). It fails like `wait`, and when the device is lost or has not
+	 * answered for minutes. `reached` asks without waiting. `deferred`: ops return before they have run (false: a mark is reached when it is made). */
 	uint64_t (*mark)(struct backend *b);
 	int (*wait_mark)(struct backend *b, uint64_t ticket, struct err *e);
 	bool (*reached)(struct backend *b, uint64_t ticket);

@@ -27,6 +27,20 @@ struct expert_ref {
 	struct weight gate, up, down; /* out: device memory, valid until release */
 };
 
+/* One expert's matrix of a tensor of `bytes` that holds n_experts of them; data is NULL. */
+static inline struct weight expert_shape(
+	enum dtype type, uint64_t n_in, uint64_t n_out, uint64_t n_experts, uint64_t bytes)
+{
+	return (struct weight){
+		.type = type,
+		.n_in = (int64_t)n_in,
+		.n_out = (int64_t)n_out,
+		.n_stack = 1,
+		.row_bytes = bytes / n_experts / n_out,
+		.stack_bytes = bytes / n_experts,
+	};
+}
+
 /* How a set of experts is used; decides what a cache may do with it. */
 enum expert_use {
 	EXPERT_DECODE, /* a few rows: what is read stays for later tokens */

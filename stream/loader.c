@@ -149,17 +149,8 @@ static void make_views(struct loader *l)
 		}
 		for (int k = 0; k < EXTENT_PARTS; k++) {
 			const struct extent_tensor *t = extent_tensor(l->table, layer, (enum extent_part)k);
-			if (!t)
-				continue;
-			uint64_t bytes = t->bytes / (uint64_t)l->n_experts;
-			v->w[k] = (struct weight){
-				.type = t->type,
-				.n_in = (int64_t)t->n_in,
-				.n_out = (int64_t)t->n_out,
-				.n_stack = 1,
-				.row_bytes = bytes / t->n_out,
-				.stack_bytes = bytes,
-			};
+			if (t)
+				v->w[k] = expert_shape(t->type, t->n_in, t->n_out, (uint64_t)l->n_experts, t->bytes);
 		}
 	}
 }

@@ -24,16 +24,9 @@ struct source_mmap {
 
 static struct weight slice(const struct gguf_tensor *t, int32_t expert)
 {
-	uint64_t one = t->bytes / t->ne[2];
-	return (struct weight){
-		.data = t->data + (uint64_t)expert * one,
-		.type = t->type,
-		.n_in = (int64_t)t->ne[0],
-		.n_out = (int64_t)t->ne[1],
-		.n_stack = 1,
-		.row_bytes = one / t->ne[1],
-		.stack_bytes = one,
-	};
+	struct weight w = expert_shape(t->type, t->ne[0], t->ne[1], t->ne[2], t->bytes);
+	w.data = t->data + (uint64_t)expert * w.stack_bytes;
+	return w;
 }
 
 static int mmap_acquire(

@@ -21,6 +21,8 @@
 #ifndef GLM_KERNELS_CUDA_CHAIN_CUH
 #define GLM_KERNELS_CUDA_CHAIN_CUH
 
+#include "kernels/cuda/cuda_barrier.cuh"
+#include "kernels/cuda/cuda_mma.cuh"
 #include "kernels/cuda/cuda_norm.cuh"
 #include "kernels/cuda/cuda_product_dense.cuh"
 
@@ -83,36 +85,6 @@ static __device__ __forceinline__ void chain_count(uint32_t *p, bool with_fence)
 		asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 	else
 		asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
-}
-
-/* Where the warps that take the second x meet, once in a launch; those that have no run of it go past */
-static __device__ __forceinline__ void takers_begin(uint64_t *barrier, int warps)
-{
-	asm volatile(
-		"mbarrier.init.shared.b64 [%0], %1;" ::"r"((uint32_t)__cvta_generic_to_shared(barrier)), "r"(warps)
-		: "memory");
-}
-
-/* By one lane of each, after what the others are to see */
-static __device__ __forceinline__ void takers_arrive(uint64_t *barrier)
-{
-	asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(
-		(uint32_t)__cvta_generic_to_shared(barrier))
-				 : "memory");
-}
-
-static __device__ __forceinline__ void takers_wait(uint64_t *barrier)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define TAKERS_LOOK "mbarrier.try_wait" /* a look that may take a while */
-#else
-#define TAKERS_LOOK "mbarrier.test_wait"
-#endif
-	asm volatile(
-		"{ .reg .pred p; again: " TAKERS_LOOK
-		".parity.shared.b64 p, [%0], 0; @!p bra again; }" ::"r"((uint32_t)__cvta_generic_to_shared(barrier))
-		: "memory");
-#undef TAKERS_LOOK
 }
 
 static __device__ __forceinline__ void pass_value(uint2 *to, float v, uint32_t tag)
@@ -227,7 +199,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 	extern __shared__ __align__(16) uint8_t shared[];
 	__shared__ double norm_sums[2][WARPS];
 	__shared__ uint32_t shared_tag;
-	__shared__ uint64_t takers;
+	__shared__ uint64_t takers; /* where the warps that have a run of the second x meet, once in a launch */
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
 	grid_let_next();
@@ -339,7 +311,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 		if (!s) {
 			grid_wait_before();
 			if (!threadIdx.x) {
-				takers_begin(&takers, a.n_rows * (a.step[1].n_in / 256));
+				barrier_init(shared_address(&takers), a.n_rows * (a.step[1].n_in / 256));
 				shared_tag = chain_look(&a.state->tag);
 			}
 			for (int u = warp; u < own_runs; u += 2 * WARPS) {
@@ -372,9 +344,9 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 					make_float4(v[12], v[13], v[14], v[15])));
 				if (!lane) {
 					norm_sums[row][w] = sum;
-					takers_arrive(&takers);
+					barrier_arrive(shared_address(&takers));
 				}
-				takers_wait(&takers);
+				barrier_wait(shared_address(&takers), 0);
 				float scale =
 					(float)rsqrt(warp_sum(lane < runs ? norm_sums[row][lane] : 0.0) / n_in + (double)a.eps);
 #pragma unroll

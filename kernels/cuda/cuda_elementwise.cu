@@ -12,9 +12,9 @@
  * Products and sums are rounded one by one where the CPU backend does so; means are taken in double.
  */
 #include "kernels/cuda/block_dot.cuh"
+#include "kernels/cuda/cuda_barrier.cuh"
 #include "kernels/cuda/cuda_mma.cuh"
 #include "kernels/cuda/cuda_norm.cuh"
-#include "kernels/cuda/cuda_wgmma.cuh"
 
 static unsigned blocks_for(int64_t n, int per)
 {

@@ -27,6 +27,7 @@
  *
  * Bytes moved: every packed row once; x and a task's hidden row once per block.
  */
+#include "kernels/cuda/cuda_barrier.cuh"
 #include "kernels/cuda/cuda_experts.cuh"
 #include "kernels/cuda/cuda_experts_types.cuh"
 #include "kernels/cuda/cuda_hear.cuh"
@@ -65,50 +66,7 @@ struct expert_args {
 	int n_ff, ff_bytes, ff_runs, ff_tiles, ff_pieces, ff_split;
 };
 
-/* ---- barriers and copies ---------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ void barrier_init(uint32_t at, int count)
-{
-	asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_arrive(uint32_t at)
-{
-	asm volatile("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }" ::"r"(at) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_expect(uint32_t at, uint32_t bytes)
-{
-	asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(at), "r"(bytes)
-				 : "memory");
-}
-
-static __device__ __forceinline__ void barrier_wait(uint32_t at, uint32_t parity)
-{
-	asm volatile(
-		"{ .reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again; }" ::"r"(at),
-		"r"(parity)
-		: "memory");
-}
-
-static __device__ __forceinline__ bool barrier_test(uint32_t at, uint32_t parity)
-{
-	uint32_t passed;
-	asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-				 : "=r"(passed)
-				 : "r"(at), "r"(parity)
-				 : "memory");
-	return passed;
-}
-
-static __device__ __forceinline__ void copy_bulk(
-	uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
-{
-	asm volatile(
-		"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-		"l"(from), "r"(bytes), "r"(barrier)
-		: "memory");
-}
+/* ---- meeting ---------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint32_t read_acquire(const uint32_t *p)
 {
@@ -335,7 +293,7 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 					if (down) {
 						int first = at.piece * rows, n = min(rows, a.n_embd - first);
 						barrier_expect(bar, n * row_bytes);
-						copy_bulk(to, t.down + (int64_t)first * row_bytes, n * row_bytes, bar);
+						copy_run(to, t.down + (int64_t)first * row_bytes, n * row_bytes, bar);
 						if (had_task != at.task) {
 							barrier_wait(hidden_free, hidden_parity);
 							hidden_parity ^= 1;
@@ -344,7 +302,7 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 							/* others wrote it by stores */
 							asm volatile("fence.proxy.async;" ::: "memory");
 							barrier_expect(hidden_full, 4 * a.n_ff);
-							copy_bulk((uint32_t)__cvta_generic_to_shared(hidden),
+							copy_run((uint32_t)__cvta_generic_to_shared(hidden),
 								a.hidden + (int64_t)t.hidden * a.n_ff, 4 * a.n_ff, hidden_full);
 							had_task = at.task;
 						}
@@ -355,7 +313,7 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 						for (int i = 0; i < n; i += 8)
 #pragma unroll 1
 							for (int k = 0; k < 2; k++)
-								copy_bulk(to + (2 * i + 8 * k) * row_bytes,
+								copy_run(to + (2 * i + 8 * k) * row_bytes,
 									(k ? t.up : t.gate) + (int64_t)(first + i) * row_bytes,
 									min(8, n - i) * row_bytes, bar);
 					}

@@ -21,9 +21,10 @@
  *
  * Bytes moved: 40.1 MB of weights; x and the cells once per block from the second-level cache.
  */
+#include "kernels/cuda/cuda_barrier.cuh"
+#include "kernels/cuda/cuda_cells.cuh"
 #include "kernels/cuda/cuda_mma.cuh"
 #include "kernels/cuda/cuda_product_mma.cuh"
-#include "kernels/cuda/cuda_wgmma.cuh"
 
 #define N_IN    6144
 #define HIDDEN  2048
@@ -32,8 +33,6 @@
 #define WARPS   16 /* and one that asks for rows */
 #define THREADS ((WARPS + 1) * 32)
 #define COPIES  8 /* at most half of WARPS */
-#define EMPTY   0xffffffffu
-#define LOOKS   (1 << 24) /* at a cell, seconds in all; then the launch fails */
 
 #define UP_ROW    (N_IN / 32 * 34)
 #define DOWN_ROW  (HIDDEN / 32 * 34)
@@ -147,18 +146,6 @@ static __device__ __forceinline__ void meet(const float acc[2], float *meets)
 	}
 }
 
-static __device__ __forceinline__ uint2 read_two_cells(const uint32_t *p)
-{
-	uint2 v;
-	asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
-	return v;
-}
-
-static __device__ __forceinline__ void write_cell(uint32_t *p, uint32_t v)
-{
-	asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
-
 /* This lane's eight of 256 values, as chunk_product wants them, when they are there */
 static __device__ __forceinline__ void await_run(const uint32_t *cells, float v[8])
 {
@@ -204,11 +191,6 @@ static __device__ __forceinline__ void ask_rows(const struct ffn_args &a, uint32
 		barrier_wait(barriers + 8 * (HELD + t), 0);
 		ask(t ? DOWN_ROWS - UP_ROWS : UP_ROWS, down + t * UP_ROWS * DOWN_ROW, t, HAS_DOWN + t);
 	}
-}
-
-static __device__ __forceinline__ void sync_some(int name, int threads)
-{
-	asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
 #endif
@@ -298,8 +280,7 @@ static __global__ void __launch_bounds__(THREADS, 1) ffn_kernel(const __grid_con
 		for (int p = 0; p < 8; p++)
 			v = __fadd_rn(v, of_part[p]);
 		v = swiglu_one(v, __shfl_down_sync(0xffffffffu, v, 16));
-		uint32_t word = __shfl_sync(0xffffffffu, __float_as_uint(v), lane % 16);
-		word = word == EMPTY ? 0x7fffffffu : word; /* another NaN */
+		uint32_t word = cell_of(__shfl_sync(0xffffffffu, v, lane % 16));
 		uint32_t *to = a.state->cells[turn][lane / 16] + blockIdx.x * 16 + lane % 16;
 #pragma unroll
 		for (int k = 0; k < COPIES / 2; k++)

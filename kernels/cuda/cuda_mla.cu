@@ -34,11 +34,12 @@
  * 4 MB of values out and in. With the output product its weights, and 64 KB to each block.
  */
 #include "kernels/cuda/cuda_attention.cuh"
-#include "kernels/cuda/cuda_mla_cells.cuh"
+#include "kernels/cuda/cuda_barrier.cuh"
+#include "kernels/cuda/cuda_cells.cuh"
 #include "kernels/cuda/cuda_mla_out.cuh"
+#include "kernels/cuda/cuda_mla_rows.cuh"
 #include "kernels/cuda/cuda_mma.cuh"
 #include "kernels/cuda/cuda_product_mma.cuh"
-#include "kernels/cuda/cuda_wgmma.cuh"
 
 #define N_HEADS 64
 #define NOPE    192

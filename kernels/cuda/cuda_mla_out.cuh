@@ -15,9 +15,9 @@
 #ifndef GLM_KERNELS_CUDA_MLA_OUT_CUH
 #define GLM_KERNELS_CUDA_MLA_OUT_CUH
 
+#include "kernels/cuda/cuda_barrier.cuh"
 #include "kernels/cuda/cuda_mma.cuh"
 #include "kernels/cuda/cuda_product_dense.cuh"
-#include "kernels/cuda/cuda_wgmma.cuh"
 
 #define OUT_RUNS   64 /* of 256 values: a head's each */
 #define OUT_SPLIT  8

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The matrix instructions of compute capability 9.0 (sm_90a), and the copies and barriers that go with them.
+ * The matrix instructions of compute capability 9.0 (sm_90a).
  *
  *      a [64 x 16] in registers of four warps, each 16 rows: lane 4 g + c has rows g and g + 8, columns 2 c, 2 c + 1 (a[0], a[1]) and
  *                  8 further on (a[2], a[3])
@@ -104,41 +104,5 @@ static __device__ __forceinline__ void wide_mma(float (&d)[16], const uint32_t (
 }
 
 #endif
-
-static __device__ __forceinline__ void barrier_init(uint32_t at, uint32_t arrivals)
-{
-	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_arrive(uint32_t at)
-{
-	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
-}
-
-/* Arrives, and the barrier waits for so many bytes of copies besides. */
-static __device__ __forceinline__ void barrier_expect(uint32_t at, uint32_t bytes)
-{
-	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
-}
-
-static __device__ __forceinline__ void barrier_wait(uint32_t at, uint32_t parity)
-{
-	asm volatile("{\n.reg .pred done;\n"
-				 "again:\n"
-				 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-				 "@!done bra again;\n}\n" ::"r"(at),
-				 "r"(parity)
-				 : "memory");
-}
-
-/* `bytes` from global memory, all multiples of 16; the barrier hears of them. */
-static __device__ __forceinline__ void copy_run(
-	uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
-{
-	asm volatile(
-		"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-		"l"(from), "r"(bytes), "r"(barrier)
-		: "memory");
-}
 
 #endif

@@ -25,6 +25,7 @@
 #define GLM_KERNELS_CUDA_WIDE_CUH
 
 #include "kernels/cuda/block_bytes.cuh"
+#include "kernels/cuda/cuda_barrier.cuh"
 #include "kernels/cuda/cuda_gemm.cuh"
 #include "kernels/cuda/cuda_mma.cuh"
 #include "kernels/cuda/cuda_wgmma.cuh"

@@ -145,11 +145,11 @@ int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, s
  *
  * A step is cut into stretches that the device runs without the host: from the experts of one layer to the router of the next,
  * and the shared expert. Such a stretch is a list of ops (a graph, for steps of few rows); at its mark the host reads the router's picks
- * and says which experts to compute while the device is still busy with the rest of the stretch. In a recorded step of one row
- * those at hand are the last op of the stretch (experts_await); the others are enqueued as they come.
+ * and says which experts to compute while the device is still busy with the rest of the stretch, those at hand at once and late ones as
+ * they come. In a recorded step of one row the last op of the stretch waits to be told (experts_await); else they are enqueued.
  *
- *   device   combine  attention  routers  shared expert  experts at hand | late experts | combine ...
- *   host     (enqueues the stretch, passes on guesses) ... mark -> acquire, tell or enqueue experts
+ *   device   combine  attention  routers  shared expert  experts, as they are told | combine ...
+ *   host     (enqueues the stretch, passes on guesses) ... picks -> acquire, tell or enqueue experts
  */
 
 /* Puts tokens, positions and first cache rows (host, [n] each) where the ops find them. max_pos of the result is rounded up so that

@@ -5,7 +5,7 @@
  * product's place (row, rank) does not depend on when it was computed, and moe_combine adds the places in rank order: the
  * result is the same for every order of arrival.
  *
- * The host only waits for marks: for the router's picks, while the device has the shared expert to do. Experts stay pinned until a
+ * The host only waits for the router's picks, while the device has the shared expert to do, and for marks. Experts stay pinned until a
  * later mark shows that the device is past them: that of the next layer's router, or the one behind the next group.
  */
 #include "src/model/forward.h"
@@ -168,14 +168,7 @@ void moe_beside(struct model *m, uint32_t layer, const struct batch *rows)
 
 static struct weight shape_of(const struct gguf_tensor *t)
 {
-	return (struct weight){
-		.type = t->type,
-		.n_in = (int64_t)t->ne[0],
-		.n_out = (int64_t)t->ne[1],
-		.n_stack = 1,
-		.row_bytes = t->bytes / (t->ne[1] * t->ne[2]),
-		.stack_bytes = t->bytes / t->ne[2],
-	};
+	return expert_shape(t->type, t->ne[0], t->ne[1], t->ne[2], t->bytes);
 }
 
 /* The experts of a single row need no launch of their own. */
