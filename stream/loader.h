@@ -44,6 +44,7 @@ struct loader_options {
 	struct reader_options reader;
 	size_t
 		pin_step; /* on a card, bytes of the second tier pinned at a time, a multiple of the page size; 0: 256 MiB */
+	size_t out_piece; /* on a card, bytes of a piece of a demotion that waits for a gap; 0: 2.5 MiB */
 	const char *const
 		*replicas; /* [n_replicas] other paths with the same content as the (single) model file */
 	unsigned n_replicas;

@@ -10,6 +10,12 @@
  * card and out of it wait for that (the card's clockwork does, not this thread), and the way to the host takes its time. So a
  * demotion delays no demand unless all places are taken.
  *
+ * Both directions share the link: 55 GB/s alone, 48 to 50 each together (PCIe 5.0). Somebody waits for what comes in, or soon will;
+ * for what leaves hardly anybody does. So what is parked leaves in gaps, one small piece at a time, while nothing comes in:
+ * what comes next meets a piece at most. It does not wait for a gap when many are parked (a cache that turns over fast
+ * must not wait for one), when a prompt runs or the compute thread waits for room (loader.hurry), and when this very expert is
+ * wanted again: it has to arrive before it can come back.
+ *
  * A filling is cut into pieces. Those that somebody waits for go first and may take every bounce buffer, the others leave
  * a third of them. A slot is committed when the ticket of its last piece is done, that is when the bytes stand on the card, and
  * aborted no earlier: until then somebody may write to it. The same holds for slots of tier 1, so the cache's states are
@@ -30,9 +36,14 @@
 #define BOUNCE_BYTES_MAX ((uint64_t)512 << 20)
 #define BOUNCE_LEAST     8
 /* A guess from tier 1 moves in equal chunks, a few on the way at a time: a demand that comes then waits no longer than these take.
- * Smaller ones cost the link more than they save: 45 GB/s with 2 MB, 50 with 5 (PCIe 5.0, both directions busy). */
-#define RAM_CHUNK  ((uint64_t)5 << 20)
+ * Smaller ones cost the link more than they save: an expert of GLM-5.2 in 2-bit types (9.7 MB) is one. */
+#define RAM_CHUNK  ((uint64_t)16 << 20)
 #define RAM_CHUNKS 2
+/* What leaves: so many experts wait for gaps, and a piece takes 50 us. Those that do not wait go whole, so many at a time that the
+ * link does not rest between them. */
+#define PARKED_AT_EASE 7
+#define OUT_PIECE      ((uint64_t)5 << 19)
+#define OUT_HURRIED    2
 /* Reads of guesses in flight: nearly enough to keep a drive busy, few enough not to stand long before a demand. */
 #define GUESSES 6
 /* Tier 1 is pinned in steps, some of them ahead of the demotions. While one is being pinned the driver lets nobody launch or copy:
@@ -70,9 +81,17 @@ struct piece {
 /* A copy under way. */
 struct flight {
 	uint64_t ticket;
-	int32_t slot; /* that waits for it */
-	int32_t
-		place; /* IN, AHEAD: bounce buffer; OUT: parking place; NOBODY: from tier 1; POISON: no bytes of anybody */
+	int32_t slot;  /* that waits for it */
+	int32_t place; /* IN, AHEAD: bounce buffer; OUT: parking place that is empty then; NOBODY: from tier 1,
+					* or not the last piece out; POISON: no bytes of anybody */
+};
+
+/* A parked expert whose way out has not all been started. */
+struct parked {
+	int32_t slot, place; /* of tier 1; where it is parked */
+	bool urgent;         /* waits for no gap */
+	uint8_t *dst;
+	uint64_t bytes, at; /* the next piece begins here */
 };
 
 struct flights {
@@ -98,6 +117,9 @@ struct card {
 	unsigned n_guessed;   /* of the former: of guesses */
 	int32_t free_places[PARKING_PLACES];
 	unsigned n_free_places;
+	struct parked parked[PARKING_PLACES]; /* in the order in which they leave */
+	unsigned n_parked;
+	uint64_t out_piece;
 	struct err failure; /* of the latest copy that failed */
 #ifdef LOADER_POISON
 	uint8_t *poison; /* behind the bounce buffers: a slot's worth */
@@ -194,7 +216,8 @@ static bool poll_lane(struct loader *l, struct flights *q, bool out)
 		if (rc < 0)
 			copy_failed(l, f.slot, &e);
 		if (out) {
-			c->free_places[c->n_free_places++] = f.place;
+			if (f.place != NOBODY)
+				c->free_places[c->n_free_places++] = f.place;
 		} else if (f.place == NOBODY) {
 			c->n_ahead_ram -= q == &c->ahead;
 		} else if (f.place != POISON) {
@@ -283,9 +306,26 @@ void loader_card_fill(struct loader *l, const struct command *command, uint8_t *
 	queue_push(c, urgent ? &c->urgent[from != NULL] : &c->normal[from != NULL], command->slot);
 }
 
+/* A parked expert that goes to this slot leaves first, and now. */
+static bool urge_parked(struct card *c, int32_t slot)
+{
+	unsigned i = 0;
+	while (i < c->n_parked && c->parked[i].slot != slot)
+		i++;
+	if (i == c->n_parked)
+		return false;
+	struct parked p = c->parked[i];
+	p.urgent = true;
+	memmove(&c->parked[1], &c->parked[0], i * sizeof p);
+	c->parked[0] = p;
+	return true;
+}
+
 void loader_card_urge(struct loader *l, int32_t slot)
 {
 	struct card *c = l->card;
+	if (urge_parked(c, slot))
+		return;
 	struct job_queue *q = &c->normal[c->jobs[slot].from != NULL];
 	int32_t before = NOBODY, at = q->head;
 	for (; at != NOBODY && at != slot; at = c->jobs[at].next)
@@ -381,6 +421,33 @@ static bool start_queue(struct loader *l, struct job_queue *q)
 	return any;
 }
 
+/* Starts what may leave now. */
+static bool start_out(struct loader *l)
+{
+	struct card *c = l->card;
+	bool any = false, hurry = atomic_load(&l->hurry);
+	for (; c->n_parked; any = true) {
+		struct parked *p = &c->parked[0];
+		bool now = hurry || p->urgent || c->n_parked > PARKED_AT_EASE;
+		if (now ? c->out.n >= OUT_HURRIED : c->out.n || c->in.n || c->ahead.n)
+			break;
+		const uint64_t left = p->bytes - p->at;
+		const bool last = now || left <= c->out_piece;
+		const uint64_t n = last ? left : c->out_piece;
+		copy_parts(c, COPY_OUT, p->dst + p->at, c->parking + (uint64_t)p->place * c->g.slot_bytes + p->at, n);
+		l->io_now.bytes_out += n;
+		flights_push(&c->out, (struct flight){.ticket = c->copier->ops->mark(c->copier, COPY_OUT),
+								  .slot = p->slot,
+								  .place = last ? p->place : NOBODY});
+		p->at += n;
+		if (last)
+			memmove(&c->parked[0], &c->parked[1], --c->n_parked * sizeof *p);
+		else
+			l->fills[p->slot].reads_left++;
+	}
+	return any;
+}
+
 bool loader_card_run(struct loader *l)
 {
 	struct card *c = l->card;
@@ -391,6 +458,7 @@ bool loader_card_run(struct loader *l)
 		any |= start_queue(l, &c->urgent[from]);
 		any |= start_queue(l, &c->normal[from]);
 	}
+	any |= start_out(l);
 	loader_busy(&l->io_now.in_busy, c->in.n + c->ahead.n > 0);
 	loader_busy(&l->io_now.out_busy, c->out.n > 0);
 	return any;
@@ -398,7 +466,8 @@ bool loader_card_run(struct loader *l)
 
 bool loader_card_copying(const struct loader *l)
 {
-	return l->card->in.n || l->card->ahead.n || l->card->out.n;
+	const struct card *c = l->card;
+	return c->in.n || c->ahead.n || c->out.n || c->n_parked;
 }
 
 /* ---- demotion ---- */
@@ -417,7 +486,7 @@ void loader_card_move(struct loader *l, const struct command *command)
 	struct card *c = l->card;
 	struct copier *x = c->copier;
 	struct fill *f = &l->fills[command->slot];
-	f->reads_left = 1;
+	f->reads_left = 1; /* the last piece out */
 	f->code = 0;
 	if (command->to_offset + command->bytes > atomic_load(&c->ram.ready)) {
 		copy_failed(l, command->slot, &c->ram.why); /* or it could not be moved yet */
@@ -431,10 +500,10 @@ void loader_card_move(struct loader *l, const struct command *command)
 	x->ops->after(x, COPY_IN, aside); /* the slot is filled again as soon as it is empty */
 	x->ops->after(x, COPY_AHEAD, aside);
 	x->ops->after(x, COPY_OUT, aside);
-	copy_parts(c, COPY_OUT, c->ram.base + command->to_offset, parked, command->bytes);
-	l->io_now.bytes_out += command->bytes;
-	flights_push(
-		&c->out, (struct flight){.ticket = x->ops->mark(x, COPY_OUT), .slot = command->slot, .place = place});
+	c->parked[c->n_parked++] = (struct parked){.slot = command->slot,
+		.place = place,
+		.dst = c->ram.base + command->to_offset,
+		.bytes = command->bytes};
 }
 
 /* ---- life ---- */
@@ -462,6 +531,7 @@ int loader_card_open(
 	struct card *c = l->card = NEW(struct card);
 	int rc;
 	c->g = *g;
+	c->out_piece = o->out_piece ? o->out_piece : OUT_PIECE;
 	c->copier = o->copier;
 	if (!c->copier) {
 		if ((rc = o->backend->ops->copier_open(o->backend, &c->copier, e)))
@@ -476,7 +546,7 @@ int loader_card_open(
 	c->pieces = mem_try_new(g->n_pieces, sizeof *c->pieces);
 	c->jobs = mem_try_new(n_slots, sizeof *c->jobs);
 	if (!c->pieces || !c->jobs || !new_flights(&c->in, g->n_pieces + 2 * n_slots) ||
-		!new_flights(&c->ahead, g->n_pieces + RAM_CHUNKS + n_slots) || !new_flights(&c->out, PARKING_PLACES))
+		!new_flights(&c->ahead, g->n_pieces + RAM_CHUNKS + n_slots) || !new_flights(&c->out, OUT_HURRIED))
 		return err_set(e, ERR_MEMORY, "no memory for the tables of %d cache slots", l->n_slots);
 	uint64_t parking_at = num_align_up(l->arena_bytes[0], 4096);
 	if ((rc = x->ops->alloc(x, parking_at + parking, (void **)&l->arena[0], e))) {

@@ -248,8 +248,10 @@ static int reserve(struct loader *l, int layer, enum expert_use use, struct expe
 					layer);
 			if (cancelled(l))
 				return err_set(e, ERR_INTERRUPTED, "interrupted");
+			atomic_store(&l->hurry, true);
 			loader_poke(l);
 			wait_landed(l);
+			atomic_store(&l->hurry, use == EXPERT_PREFILL);
 		}
 	}
 }
@@ -518,6 +520,7 @@ static void loader_step(struct expert_source *s, enum expert_use use, int rows, 
 	pthread_mutex_lock(&l->lock);
 	loader_account(l);
 	clear_announced(l);
+	atomic_store(&l->hurry, use == EXPERT_PREFILL);
 	cache_begin_step(l->cache, cache_use_of(use), &plan);
 	enqueue_moves(l, &plan);
 	pthread_mutex_unlock(&l->lock);

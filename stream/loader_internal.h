@@ -118,6 +118,7 @@ struct loader {
 	struct loader_io io_now; /* the I/O thread's */
 	atomic_bool poked;  /* something was queued or came free: set by loader_poke, cleared by the I/O thread */
 	atomic_bool asleep; /* the I/O thread, until reader_wake */
+	atomic_bool hurry;  /* a prompt runs, or the compute thread waits for room: demotions wait for no gap */
 	atomic_uint n_landed; /* counts what was committed or aborted, for a wait without the lock */
 
 	/* guarded by lock */
@@ -220,7 +221,7 @@ void loader_card_drain(struct loader *l);
 /* Queues a filling of `bytes` at dst from disk, or from tier 1. */
 void loader_card_fill(struct loader *l, const struct command *command, uint8_t *dst, const uint8_t *from,
 	uint64_t bytes, bool urgent);
-/* What is left of a queued filling goes before guesses from now on. */
+/* What is left of a queued filling goes before guesses from now on, and a demotion to this slot before others, at once. */
 void loader_card_urge(struct loader *l, int32_t slot);
 /* Is there room to take this victim's bytes aside now, and is the place that they go to pinned? */
 bool loader_card_can_move(struct loader *l, const struct command *command);
