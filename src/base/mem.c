@@ -3,6 +3,7 @@
 #include "src/base/mem.h"
 
 #include "src/base/log.h"
+#include "src/base/num.h"
 
 #include <stdarg.h>
 #include <stdint.h>
@@ -59,21 +60,40 @@ char *mem_printf(const char *fmt, ...)
 	return p;
 }
 
+#define HUGE_PAGE ((size_t)2 << 20)
+
+/* What is mapped for so many bytes: whole huge pages, from one huge page on. 0: more than there can be. */
+static size_t map_length(size_t bytes)
+{
+	if (bytes < HUGE_PAGE)
+		return bytes ? bytes : 1;
+	return bytes > SIZE_MAX - 2 * HUGE_PAGE ? 0 : num_align_up(bytes, HUGE_PAGE);
+}
+
 void *mem_try_map(size_t bytes)
 {
-	if (!bytes)
-		bytes = 1;
-	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	size_t length = map_length(bytes), spare = length >= HUGE_PAGE ? HUGE_PAGE : 0;
+	if (!length)
+		return NULL;
+	unsigned char *p = mmap(
+		NULL, length + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (p == MAP_FAILED)
 		return NULL;
-	madvise(p, bytes, MADV_HUGEPAGE); /* only a wish; refusal changes nothing */
+	if (spare) { /* the kernel aligns some mappings, not all */
+		size_t before = -(uintptr_t)p & (HUGE_PAGE - 1);
+		if (before)
+			munmap(p, before);
+		p += before;
+		munmap(p + length, spare - before);
+	}
+	madvise(p, length, MADV_HUGEPAGE); /* only a wish; refusal changes nothing */
 	return p;
 }
 
 void mem_unmap(void *p, size_t bytes)
 {
 	if (p)
-		munmap(p, bytes ? bytes : 1);
+		munmap(p, map_length(bytes));
 }
 
 /* The number in a one-number file ("max" or unreadable: SIZE_MAX). */

@@ -18,8 +18,9 @@ char *mem_printf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* NULL when it does not fit or memory is exhausted. Zeroed. */
 void *mem_try_new(size_t n, size_t size);
 
-/* Page-aligned, zeroed, anonymous mapping with huge pages advised; NULL on failure. Memory that is never written
- * costs nothing. Release with mem_unmap and the same size. */
+/* Zeroed, anonymous mapping with huge pages advised; NULL on failure. Page-aligned; from 2 MiB on it consists of whole huge
+ * pages, so no part of it is left to small ones: reads into those reach a drive in many more parts. Memory that is never
+ * written costs nothing. Release with mem_unmap and the same size. */
 void *mem_try_map(size_t bytes);
 void mem_unmap(void *p, size_t bytes);
 

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: MIT */
+/* mem_try_map: where mappings begin and end, that they are zero and can be written to, and that nothing of them stays. */
+#include "src/base/mem.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define KIB  ((size_t)1 << 10)
+#define MIB  ((size_t)1 << 20)
+#define HUGE (2 * MIB)
+
+/* Bytes mapped within [from, end), by the system's own list. */
+static size_t mapped_within(uintptr_t from, uintptr_t end)
+{
+	FILE *f = fopen("/proc/self/maps", "re");
+	assert_non_null(f);
+	char line[600];
+	size_t sum = 0;
+	while (fgets(line, sizeof line, f)) {
+		unsigned long long a, b;
+		if (sscanf(line, "%llx-%llx ", &a, &b) != 2)
+			continue; /* the rest of a long line */
+		uintptr_t low = a > from ? (uintptr_t)a : from, high = b < end ? (uintptr_t)b : end;
+		sum += low < high ? high - low : 0;
+	}
+	fclose(f);
+	return sum;
+}
+
+static void test_map(void **state)
+{
+	(void)state;
+	static const size_t sizes[] = {0, 1, 4 * KIB, 4 * KIB + 1, HUGE - 1, HUGE, HUGE + 1, 3 * MIB, 4 * MIB,
+		24 * (1540 * KIB), 64 * MIB, 64 * MIB + 4 * KIB};
+	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+		size_t n = sizes[i], last = n ? n - 1 : 0;
+		unsigned char *p = mem_try_map(n);
+		assert_non_null(p);
+		assert_int_equal((uintptr_t)p % (n >= HUGE ? HUGE : 4 * KIB), 0);
+		uintptr_t end = (uintptr_t)p + (n >= HUGE ? (n + HUGE - 1) / HUGE * HUGE : last + 1);
+		assert_int_equal(mapped_within((uintptr_t)p, end), end - (uintptr_t)p);
+		assert_int_equal(p[0] | p[n / 2] | p[last], 0);
+		p[0] = p[n / 2] = p[last] = 0xa5;
+		assert_int_equal(p[0] & p[n / 2] & p[last], 0xa5);
+		mem_unmap(p, n);
+	}
+	assert_null(mem_try_map(SIZE_MAX));
+	assert_null(mem_try_map(SIZE_MAX - 3 * MIB));
+	assert_null(mem_try_map((size_t)1 << 62));
+	mem_unmap(NULL, 5);
+}
+
+/* Mapping, leaving some and giving them back in another order leaves the process as large as it was: what is cut off for the
+ * alignment is given back as well. */
+static void test_nothing_stays(void **state)
+{
+	(void)state;
+	enum { N = 32 };
+	unsigned char *p[N];
+	size_t before = 0;
+	for (unsigned round = 0; round < 4; round++) {
+		for (unsigned i = 0; i < N; i++)
+			assert_non_null(p[i] = mem_try_map(HUGE + i * 500 * KIB));
+		for (unsigned i = 0; i < N; i++)
+			mem_unmap(p[i * 7 % N], HUGE + (i * 7 % N) * 500 * KIB);
+		size_t now = mapped_within(0, UINTPTR_MAX);
+		if (round)
+			assert_true(now <= before + 256 * KIB); /* the list's own reading may take a little */
+		else
+			before = now;
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_map),
+		cmocka_unit_test(test_nothing_stays),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
