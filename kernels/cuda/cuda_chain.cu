@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* latents: where chain_kernel (cuda_chain.cuh: grid, block, bytes moved) does not fit, the kernels of their parts one after the other. */
 #include "kernels/cuda/cuda_chain.cuh"
+#include "kernels/cuda/cuda_chain_fed.cuh"
 
 /* n products of one x. False: not for chain_kernel. */
 static bool set_step(struct chain_step *s, const struct matmul *parts, int n, const float *x)
@@ -61,6 +62,47 @@ static void send(struct chain_args *a, int i, enum chain_to to)
 		a->appending += items;
 }
 
+static size_t fed_bytes(const struct chain_args *a)
+{
+	return FED_DIGITS + (size_t)(a->step[0].n_in / 256) * (RUN_DIGITS * sizeof(uint2) + sizeof(float));
+}
+
+/* Whether chain_fed_kernel can do it. */
+static bool may_feed(const struct chain_args *a)
+{
+	const struct chain_step *first = &a->step[0], *second = &a->step[1];
+	if (a->n_rows != 1 || first->log_split != 3 || first->n_in % 2048 || fed_bytes(a) > FED_BYTES ||
+		second->log_split != 2 || second->n_in != 2048)
+		return false;
+	for (int i = 0; i < first->n_parts; i++)
+		if (first->part[i].n_out % MMA_ROWS)
+			return false;
+	for (int i = 0; i < second->n_parts; i++)
+		if (second->part[i].n_out % (2 * MMA_ROWS))
+			return false;
+	return true;
+}
+
+/* Whether the kernel may use that much memory, which is more than max_shared, for it has hardly any static arrays. Asked once. */
+static bool has_fed_room(struct cuda_backend *b)
+{
+	static int known; /* 1: yes, 2: no */
+	int blocks = 0;
+	if (known)
+		return known == 1;
+	known = b->early_starts &&
+					cudaFuncSetAttribute(chain_fed_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+						FED_BYTES) == cudaSuccess &&
+					cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+						&blocks, chain_fed_kernel, FED_THREADS, FED_BYTES) == cudaSuccess &&
+					blocks
+				? 1
+				: 2;
+	if (known == 2)
+		cudaGetLastError();
+	return known == 1;
+}
+
 template <int T> static void launch_type(struct cuda_backend *b, struct chain_args *a)
 {
 	static size_t allowed;
@@ -70,6 +112,11 @@ template <int T> static void launch_type(struct cuda_backend *b, struct chain_ar
 	a->tables = b->tables;
 	a->state = b->chain;
 	a->n_blocks = items < most ? items : most;
+	if (T == DTYPE_Q8_0 && may_feed(a) && has_fed_room(b)) {
+		cuda_launch(
+			b, chain_fed_kernel, dim3((unsigned)(a->n_blocks + appends)), FED_THREADS, fed_bytes(a), *a);
+		return;
+	}
 	if (cuda_allow_shared(b, (const void *)chain_kernel<T>, bytes, &allowed))
 		cuda_launch(b, chain_kernel<T>, dim3((unsigned)(a->n_blocks + appends)), CHAIN_THREADS, bytes, *a);
 }
