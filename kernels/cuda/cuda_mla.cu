@@ -8,14 +8,14 @@
  * heads: rows of half i % 2 of head 16 g + i / 2 in both products, and segment i of the positions for all heads of the group.
  *
  *      before the wait  its 256 rows of k_b come to shared memory and from there to registers; weights are never written
- *      1  its cache rows start. Warp: 16 rows of k_b; the queries go to cells
+ *      1  Warp: 16 rows of k_b; the queries go to cells. Its cache rows start
  *      2  warp: a head's query, as two halves, to shared memory; then its 128 rows of v_b start, whose bytes would have held up
  *         the queries. Scores: 8 warps: a quarter of the width x 32 positions. Softmax: 8
  *         lanes a head and tile of 32. Values: warp: 32 columns. Maxima, sums and values go to cells
  *      3  values of all segments of its half of its head, joined in ascending order and made digits, which the pair exchanges.
  *         Warp: 16 rows and half the width of v_b
  *      4  with an output product, whose weights come to the place of v_b and cache rows from here on: what has come of all heads is
- *         made digits, by each block for itself, and multiplied (cuda_mla_out.cuh)
+ *         made digits, half of them by each block of the pair for both, and multiplied (cuda_mla_out.cuh)
  *
  * With that product the grid is as many blocks as there are multiprocessors (an even number); those from 128 on have no head.
  *
@@ -31,7 +31,7 @@
  * stream starts when all blocks of this one have come near their end. One thread computes, so there is no second launch in another stream.
  *
  * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4 groups (from the second-level cache after the first);
- * 4 MB of values out and in. With the output product its weights, and 64 KB to each block.
+ * 4 MB of values out and in. With the output product its weights, and 32 KB to each block.
  */
 #include "kernels/cuda/cuda_attention.cuh"
 #include "kernels/cuda/cuda_barrier.cuh"
@@ -201,17 +201,6 @@ static __device__ __forceinline__ void make_heads(
 	/* of head `warp` of the group: the pair of values that is rotated */
 	float2 turn = *(const float2 *)(a.rotate + (group * GROUP + warp) * a.rotate_stride + 2 * lane),
 		   angle = *(const float2 *)(a.cos_sin + 2 * lane);
-	if (warp * 4 < (here > TILE ? 2 * TILE : here > 0 ? TILE : 0)) {
-		/* rows behind the last weigh nothing, but must be numbers: the last one again */
-		if (mine >= here)
-			cache_row = *a.base + a.sel[n_sel - 1];
-		if (lane < 4)
-			copy_run(
-				base + AT_CACHE + row_at(mine, 0), a.cache + cache_row * WIDTH, WIDTH * 2, there(HAS_CACHE));
-	}
-	if (!tid)
-		barrier_expect(there(HAS_CACHE), (here > TILE ? 2 : here > 0) * TILE * WIDTH * 2);
-	pair_wait();     /* the other block has set up its barriers too */
 	__syncthreads(); /* digits are there */
 	{
 		float sum[2], scale = digit_scale[2];
@@ -223,6 +212,18 @@ static __device__ __forceinline__ void make_heads(
 				write_cell(&cells->query[head][half * HALF + warp * 16 + r0 + 8 * i], cell_of(v));
 		}
 	}
+	/* not before: who waits for where they lie holds up the queries */
+	if (warp * 4 < (here > TILE ? 2 * TILE : here > 0 ? TILE : 0)) {
+		/* rows behind the last weigh nothing, but must be numbers: the last one again */
+		if (mine >= here)
+			cache_row = *a.base + a.sel[n_sel - 1];
+		if (lane < 4)
+			copy_run(
+				base + AT_CACHE + row_at(mine, 0), a.cache + cache_row * WIDTH, WIDTH * 2, there(HAS_CACHE));
+	}
+	if (!tid)
+		barrier_expect(there(HAS_CACHE), (here > TILE ? 2 : here > 0) * TILE * WIDTH * 2);
+	pair_wait();  /* the other block has set up its barriers too */
 	heads_sync(); /* k_b has been used */
 
 	/* ---- 2 ---- */
@@ -526,15 +527,16 @@ static __device__ __forceinline__ void make_heads(
 	}
 }
 
-/* Digits and scales of half of the runs that the warps `part` of both sides want: first, and 3 times the OUT_SPLIT-th further on. */
+/* Two runs of the values, `first` and 2 * OUT_SPLIT further on, as digits and scales in both blocks of the pair; the barriers hear of it. */
 static __device__ __forceinline__ void take_values(
-	const uint32_t *cells, int first, uint2 *digits, float *scales)
+	const uint32_t *cells, int first, int half, uint2 *digits, float *scales, uint32_t barrier)
 {
-	constexpr int RUNS = OUT_RUNS / OUT_SPLIT / 2, STEP = OUT_SPLIT * OUT;
+	constexpr int RUNS = 2, STEP = 2 * OUT_SPLIT * OUT;
 	int lane = threadIdx.x % 32, pending = (1 << RUNS) - 1;
-	const uint32_t *look = cells + first * OUT + lane / 8 * STEP + lane % 8 * 32,
+	const uint32_t *look = cells + first * OUT + lane / 16 * STEP + lane % 16 * 16,
 				   *from = cells + first * OUT + lane / 4 * 32 + lane % 4 * 4;
-	/* Eight cells of each run are looked at until they are full, and then all are asked for: to ask for all of them again and again
+	uint32_t hears = other_of(barrier, half);
+	/* Sixteen cells of each run are looked at until they are full, and then all are asked for: to ask for all of them again and again
 	 * would hold up those that are missing. */
 	for (int looks = 0; pending; looks++) {
 		uint32_t full = __ballot_sync(0xffffffffu, read_cell(look) != EMPTY);
@@ -544,7 +546,7 @@ static __device__ __forceinline__ void take_values(
 			__trap();
 #pragma unroll
 		for (int i = 0; i < RUNS; i++)
-			fresh |= ((full >> 8 * i & 255) == 255) << i;
+			fresh |= ((full >> 16 * i & 65535) == 65535) << i;
 		fresh &= pending;
 		pending &= ~fresh;
 #pragma unroll
@@ -568,12 +570,21 @@ static __device__ __forceinline__ void take_values(
 					f[4 * k] = __uint_as_float(v[i][k].x), f[4 * k + 1] = __uint_as_float(v[i][k].y);
 					f[4 * k + 2] = __uint_as_float(v[i][k].z), f[4 * k + 3] = __uint_as_float(v[i][k].w);
 				}
-				int run = first + i * OUT_SPLIT;
-				write_digits(f, digits + run * RUN_DIGITS, scales + run);
+				int run = first + i * 2 * OUT_SPLIT;
+				uint2 *own = digits + run * RUN_DIGITS;
+				write_digits(f, own, scales + run);
+				__syncwarp();
+				uint32_t other = other_of(shared_address(own), half);
+#pragma unroll
+				for (int k = 0; k < RUN_DIGITS / 32; k++)
+					send(other + (lane + 32 * k) * sizeof(uint2), own[lane + 32 * k], hears);
+				if (!lane)
+					send(other_of(shared_address(scales + run), half), scales[run], hears);
 			}
 	}
+	if (!lane)
+		barrier_arrive(barrier);
 }
-
 #endif
 
 template <bool PRODUCT>
@@ -586,8 +597,15 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 		warp = __shfl_sync(0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
 	__shared__ __align__(8) struct out_barriers ring_barriers;
 	uint8_t *ring = shared + AT_RING;
-	if (PRODUCT && !tid)
+	__shared__ __align__(8) uint64_t has_values[OUT_SPLIT]; /* digits that the warps `part` want */
+	if (PRODUCT && !tid) {
+		for (int i = 0; i < OUT_SPLIT; i++) { /* two warps here, and half of the runs from the other block */
+			barrier_init(shared_address(has_values + i), 3);
+			barrier_expect(
+				shared_address(has_values + i), OUT_STEPS / 2 * (RUN_DIGITS * sizeof(uint2) + sizeof(float)));
+		}
 		out_init(&ring_barriers);
+	}
 	if (!PRODUCT || blockIdx.x < BLOCKS) {
 		make_heads<PRODUCT>(a, shared, warp, &flip);
 		if (PRODUCT && warp == WARPS)
@@ -606,16 +624,24 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 	if (!PRODUCT)
 		return;
 	if (warp == WARPS) {
+		pair_arrive();
 		out_feed(a.out, ring, &ring_barriers, lane, blockIdx.x < BLOCKS);
+		__syncwarp();
+		pair_wait();
 		return;
 	}
 
 	uint2 *digits = (uint2 *)(shared + AT_VALUES);
 	float *scales = (float *)(shared + AT_SCALES);
 	int side = warp / OUT_SPLIT, part = warp % OUT_SPLIT;
+	int half = blockIdx.x % 2;
+	uint32_t values = shared_address(has_values + part);
 	heads_sync(); /* nobody asks before all of the block have handed on theirs */
-	take_values(a.cells->out[flip], part + side * (OUT_RUNS / 2), digits, scales);
-	sync_some(OUT_NAMES + part, 64);
+	pair_arrive();
+	pair_wait(); /* nor sends before the other block's have */
+	take_values(
+		a.cells->out[flip], (side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half, digits, scales, values);
+	barrier_wait(values, 0);
 	out_products(a.out, side, part, lane, ring, &ring_barriers, digits, scales, (float *)(shared + AT_MEETS),
 		(float4 *)(shared + AT_HANDED));
 #endif
