@@ -199,7 +199,7 @@ struct expert_job {
 /* What a stretch of ops is, and so what an idle device was waiting for. */
 enum usage_kind {
 	USAGE_EXPERTS, /* a call of expert_ffn, or what an await computes */
-	USAGE_GRAPH,   /* a replayed graph */
+	USAGE_GRAPH,   /* a replayed graph, or what it has before, between or behind awaits */
 	USAGE_OTHER,   /* other ops: the end of a step, and the time between two steps */
 	USAGE_KINDS
 };
@@ -211,7 +211,7 @@ struct backend_usage {
 	uint64_t graphs_recorded; /* graphs recorded ... */
 	uint64_t record_ns;       /* ... and the host time that took */
 	/* Only while measuring (see `measure`): how many stretches there were, the time they took and that before them in which
-	 * the device had nothing to do. Experts that are the last op of a graph (experts_await) are a stretch of their own: it begins when
+	 * the device had nothing to do. Experts of a graph (experts_await) are a stretch of their own: it begins when
 	 * the host has said what to compute, and the device has waited for that since the op before made room. */
 	uint64_t n_stretches[USAGE_KINDS], busy_ns[USAGE_KINDS], idle_ns[USAGE_KINDS];
 	double gap_ns; /* what idle_ns counts between two stretches that follow each other at once */
@@ -225,6 +225,13 @@ struct backend_usage {
 enum mem_kind {
 	MEM_DEVICE, /* where ops compute */
 	MEM_SHARED, /* small, read by the host and the device (mapped pinned memory on CUDA) */
+};
+
+/* What becomes of the calls of a list that has a key */
+enum graph_calls {
+	GRAPH_RUNS, /* they run as they are made, if need be with others between them: the first time, or always */
+	GRAPH_RECORDS,  /* the caller makes them, and then graph_end, which enqueues them */
+	GRAPH_REPLAYED, /* they have been enqueued, and the caller makes none */
 };
 
 struct backend_ops {
@@ -259,11 +266,10 @@ struct backend_ops {
 	bool deferred;
 
 	/* Graphs: a list of ops that is called again and again with the same arguments is recorded once and then enqueued as
-	 * one. Between graph_begin and graph_end only compute ops, `copy` and `mark` may be called. graph_begin returns
-	 * true when the caller must make the calls, false when they were enqueued from a recording, and then the caller makes none.
-	 * The same key means the same calls with the same arguments, the contents of buffers excepted. graph_drop waits and forgets all recordings: before memory that they use is
-	 * freed. A backend may never record (the CPU does not). */
-	bool (*graph_begin)(struct backend *b, uint64_t key);
+	 * one. graph_begin says what is to become of the calls. The same key means the same calls with the same arguments, the contents
+	 * of buffers excepted. While they are recorded only compute ops, `copy` and `mark` may be called. graph_drop waits and forgets all
+	 * recordings: before memory that they use is freed. A backend may never record (the CPU does not). */
+	enum graph_calls (*graph_begin)(struct backend *b, uint64_t key);
 	void (*graph_end)(struct backend *b);
 	void (*graph_drop)(struct backend *b);
 
@@ -307,11 +313,17 @@ struct backend_ops {
 	 * for picks is zero at first. Fails like wait_mark; host memory both. */
 	int (*wait_picks)(
 		struct backend *b, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e);
-	/* For a recorded stretch of one row: a kernel that computes what the next calls of expert_ffn with this x, n_used and out ask for.
-	 * The device has begun with it when the host makes the first, and ends it when all places have been named. x was written, and out
-	 * was read, before the last mark of the stretch. like: an expert as all of the layer are, data and places not looked at. At most one
-	 * in a stretch, and its last op. May do nothing: calls of expert_ffn are the same either way. Whatever waits for the device beyond
-	 * that mark, frees, allocates or replays another await ends it before, and later calls launch kernels. NULL: not wanted. */
+	/* An await: an op of a recorded list that computes what the host asks for later, by calls of expert_ffn with this x, n_used and out,
+	 * of one row. The device has begun with it when the host makes the first, and goes on when all places have been named. Each has a
+	 * mark of its own, the last one before it in the list; x was written, and out was read, before that. like: an expert as all of the
+	 * layer are, data and places not looked at. can_await: whether there can be an await for such experts, always the same answer. NULL:
+	 * never. Where no list is recorded experts_await makes ready what it will need, and no more.
+	 * The first op behind an await, if there is one, is moe_combine. Ops behind it rely on it: the host makes all the calls for each
+	 * await, in the order of the list, and in between nothing but wait_picks, and wait_mark up to the await's mark; or it gives the list up.
+	 * Whatever waits for the device beyond that mark, frees, allocates or begins another list does that: it ends all awaits that are left,
+	 * and what stands behind them computes with whatever is in out. Calls that come then launch kernels if nothing stood behind the
+	 * await, else they fail. */
+	bool (*can_await)(struct backend *b, const struct expert_job *like, int n_used);
 	void (*experts_await)(
 		struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out);
 	/* Computes the named places of out [rows * n_used][n_embd]; others stay as they are. x: [rows][n_embd]. Jobs

@@ -19,6 +19,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "tests/await_cases.h"
 #include "tests/op_cases.h"
 
 #include <math.h>
@@ -520,189 +521,16 @@ static void test_copies(void **state)
 		}
 }
 
-/* ---- experts that are told late what to compute ---- */
-
-#define AWAIT_USED    8
-#define AWAIT_EXPERTS 16
-#define AWAIT_STEPS   48
-
-struct awaits {
-	struct weight w[AWAIT_EXPERTS][3];
-	float *in, *x, *out, *want, *got; /* device; want, got: [steps][used][n_embd] */
-	float *spare;                     /* [used][n_embd] */
-	size_t x_bytes, out_bytes;
-	int32_t places[AWAIT_USED], ids[AWAIT_USED];
-	int by_words, by_launch, replays; /* replays: since there was nothing recorded */
-};
-
-static void *card_new(size_t bytes)
-{
-	void *p = NULL;
-	struct err e = {0};
-	if (cuda->ops->alloc(cuda, MEM_DEVICE, bytes, &p, &e))
-		fail_msg("%s", e.text);
-	return p;
-}
-
-/* Those ranks of the row's experts that are in the mask, in one call. Returns whether that launched nothing. */
-static bool call_ranks(struct awaits *a, unsigned ranks, const float *x, float *out)
-{
-	struct expert_job jobs[AWAIT_USED];
-	struct backend_usage before, after;
-	int n = 0;
-	for (int k = 0; k < AWAIT_USED; k++)
-		if (ranks >> k & 1) {
-			const struct weight *w = a->w[a->ids[k]];
-			jobs[n++] = (struct expert_job){w[0], w[1], w[2], &a->places[k], 1};
-		}
-	cuda->ops->usage(cuda, &before);
-	cuda->ops->expert_ffn(cuda, x, jobs, n, 1, AWAIT_USED, out);
-	cuda->ops->usage(cuda, &after);
-	return after.launches == before.launches;
-}
-
-/* A stretch as decode has it: its input, a mark, the experts. */
-static void await_stretch(struct awaits *a)
-{
-	if (cuda->ops->graph_begin(cuda, 77)) {
-		cuda->ops->copy(cuda, a->x, a->in, a->x_bytes);
-		cuda->ops->mark(cuda);
-		const struct weight *w = a->w[0];
-		struct expert_job like = {.gate = w[0], .up = w[1], .down = w[2]};
-		like.gate.data = like.up.data = like.down.data = NULL;
-		cuda->ops->experts_await(cuda, a->x, &like, AWAIT_USED, a->out);
-	}
-	cuda->ops->graph_end(cuda);
-}
-
-/* Other things than the call that an await is for: it must not keep the device waiting. */
-static void interrupt_await(struct awaits *a, int how)
-{
-	struct err e = {0};
-	switch (how) {
-	case 0:
-		assert_int_equal(cuda->ops->wait(cuda, &e), 0);
-		break;
-	case 1:
-		cuda->ops->free(cuda, MEM_DEVICE, card_new(100), 100);
-		break;
-	case 2: /* it is answered by the next one */
-		await_stretch(a);
-		break;
-	case 3: /* not for it: another output */
-		call_ranks(a, 255, a->x, a->spare);
-		break;
-	case 4: {
-		uint64_t behind = cuda->ops->mark(cuda);
-		assert_int_equal(cuda->ops->wait_mark(cuda, behind, &e), 0);
-		break;
-	}
-	case 5:
-		cuda->ops->graph_drop(cuda);
-		a->replays = -1;
-		break;
-	}
-}
-
-static void run_awaits(enum dtype type, int n_embd, int n_ff)
-{
-	struct err e = {0};
-	struct rng r = {(uint64_t)n_embd + type};
-	static struct awaits a;
-	a = (struct awaits){.x_bytes = (size_t)n_embd * sizeof(float)};
-	a.out_bytes = AWAIT_USED * a.x_bytes;
-	for (int i = 0; i < AWAIT_EXPERTS; i++)
-		for (int k = 0; k < 3; k++) {
-			uint64_t row = 0;
-			assert_true(dtype_row_bytes(type, (uint64_t)(k == 2 ? n_ff : n_embd), &row));
-			struct weight *w = &a.w[i][k];
-			*w = (struct weight){.type = type,
-				.n_in = k == 2 ? n_ff : n_embd,
-				.n_out = k == 2 ? n_embd : n_ff,
-				.n_stack = 1,
-				.row_bytes = row};
-			w->stack_bytes = row * (size_t)w->n_out;
-			void *host = NEW_ARRAY(uint8_t, w->stack_bytes), *data = card_new(w->stack_bytes);
-			op_random_blocks(5, i * 3 + k, type, host, w->stack_bytes);
-			cuda->ops->upload(cuda, data, host, w->stack_bytes);
-			w->data = data;
-			free(host);
-		}
-	a.in = card_new(a.x_bytes);
-	a.x = card_new(a.x_bytes);
-	a.out = card_new(a.out_bytes);
-	a.want = card_new(AWAIT_STEPS * a.out_bytes);
-	a.got = card_new(AWAIT_STEPS * a.out_bytes);
-	float *x = NEW_ARRAY(float, (size_t)n_embd);
-	for (int step = 0; step < AWAIT_STEPS; step++) {
-		size_t at = (size_t)step * AWAIT_USED * (size_t)n_embd;
-		a.spare = a.got + at;
-		op_random(6, step, x, (size_t)n_embd);
-		for (int k = 0; k < AWAIT_USED; k++) {
-			a.places[k] = k;
-			a.ids[k] = (step * 5 + k * 3) % AWAIT_EXPERTS;
-		}
-		cuda->ops->upload(cuda, a.in, x, a.x_bytes);
-		call_ranks(&a, 255, a.in, a.want + at);
-		uint64_t marks = cuda->marks;
-		await_stretch(&a);
-		assert_int_equal(cuda->ops->wait_mark(cuda, marks + 1, &e), 0);
-		if (step % 3 == 2)
-			interrupt_await(&a, step / 3 % 6);
-		/* none, all, some; the rest in other calls, also when the kernel has long begun */
-		unsigned first = step % 4 == 0   ? 255
-						 : step % 4 == 1 ? 0
-										 : rng_below(&r, 256),
-				 some = rng_below(&r, 256);
-		unsigned parts[3] = {first, 255 & ~first & some, 255 & ~first & ~some};
-		bool counts = a.replays++ > 0 && step % 3 != 2 && step % 7 != 3;
-		for (int i = 0; i < 3; i++) {
-			if (i && step % 5 > 2)
-				nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL);
-			if (i && step % 7 == 3) /* what is left is launched */
-				assert_int_equal(cuda->ops->wait(cuda, &e), 0);
-			bool by_words = call_ranks(&a, parts[i], a.x, a.out);
-			if (counts && parts[i])
-				*(by_words ? &a.by_words : &a.by_launch) += 1;
-		}
-		cuda->ops->copy(cuda, a.got + at, a.out, a.out_bytes);
-	}
-	size_t n = AWAIT_STEPS * a.out_bytes / sizeof(float);
-	float *want = NEW_ARRAY(float, n), *got = NEW_ARRAY(float, n);
-	assert_int_equal(cuda->ops->download(cuda, want, a.want, n * sizeof(float), &e), 0);
-	assert_int_equal(cuda->ops->download(cuda, got, a.got, n * sizeof(float), &e), 0);
-	for (size_t i = 0; i < n; i++)
-		if (f32_bits(want[i]) != f32_bits(got[i]))
-			fail_msg("experts_await %s: step %zu, value %zu is %.9g, that of a call %.9g", dtype_name(type),
-				i / (n / AWAIT_STEPS), i % (n / AWAIT_STEPS), (double)got[i], (double)want[i]);
-	print_message("experts_await %s %d > %d: %d calls by words, %d launched\n", dtype_name(type), n_embd,
-		n_ff, a.by_words, a.by_launch);
-	assert_true(!a.by_words || !a.by_launch); /* a card does or does not */
-	await_stretch(&a);                        /* graph_drop is to end it */
-	cuda->ops->graph_drop(cuda);
-	for (int i = 0; i < AWAIT_EXPERTS; i++)
-		for (int k = 0; k < 3; k++)
-			cuda->ops->free(cuda, MEM_DEVICE, (void *)a.w[i][k].data, a.w[i][k].stack_bytes);
-	cuda->ops->free(cuda, MEM_DEVICE, a.in, a.x_bytes);
-	cuda->ops->free(cuda, MEM_DEVICE, a.x, a.x_bytes);
-	cuda->ops->free(cuda, MEM_DEVICE, a.out, a.out_bytes);
-	cuda->ops->free(cuda, MEM_DEVICE, a.want, AWAIT_STEPS * a.out_bytes);
-	cuda->ops->free(cuda, MEM_DEVICE, a.got, AWAIT_STEPS * a.out_bytes);
-	free(x);
-	free(want);
-	free(got);
-}
-
 static void test_awaits(void **state)
 {
 	(void)state;
-	run_awaits(DTYPE_IQ2_XXS, 2048, 2048);
+	await_case(cuda, DTYPE_IQ2_XXS, 2048, 2048);
 	if (small)
 		return;
-	run_awaits(DTYPE_Q2_K, 2048, 2048);
-	run_awaits(DTYPE_IQ2_XXS, 6144, 2048);
-	run_awaits(DTYPE_Q2_K, 6144, 2048);
-	run_awaits(DTYPE_Q4_K, 512, 256); /* not by words */
+	await_case(cuda, DTYPE_Q2_K, 2048, 2048);
+	await_case(cuda, DTYPE_IQ2_XXS, 6144, 2048);
+	await_case(cuda, DTYPE_Q2_K, 6144, 2048);
+	await_case(cuda, DTYPE_Q4_K, 512, 256); /* not by words */
 }
 
 static void test_failures(void **state)
@@ -718,6 +546,8 @@ static void test_failures(void **state)
 	assert_int_equal(b->failure.code, 0); /* alloc reports itself and leaves the backend usable */
 	assert_int_equal(b->ops->wait(b, &e), 0);
 	assert_true(b->ops->free_bytes(b) > 0);
+	await_lost_case(b);
+	b->failure = (struct err){0};
 	err_set(&b->failure, ERR_RUN, "made up");
 	float x[4] = {1, 2, 3, 4};
 	b->ops->swiglu(b, NULL, NULL, 4, NULL); /* would fault */

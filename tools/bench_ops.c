@@ -79,10 +79,11 @@ static int work(void *user, struct err *e)
 	if (!ops->deferred) {
 		o->call(o, o->next);
 		o->next = (o->next + 1) % MAX(o->copies, 1);
-	} else if (!o->graph || ops->graph_begin(o->backend, o->graph)) {
-		for (int i = 0; i < DEVICE_CALLS; i++)
+	} else {
+		enum graph_calls calls = o->graph ? ops->graph_begin(o->backend, o->graph) : GRAPH_RUNS;
+		for (int i = 0; i < DEVICE_CALLS && calls != GRAPH_REPLAYED; i++)
 			o->call(o, i % MAX(o->copies, 1));
-		if (o->graph)
+		if (calls == GRAPH_RECORDS)
 			ops->graph_end(o->backend);
 	}
 	return ops->wait(o->backend, e);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The host's side of experts_await: experts_kernel (cuda_experts_mma.cu) as the last op of a recorded stretch, which computes what
- * the host says by words in pinned memory while the ops before it still run. So the kernel has started, and has its tables and
- * barriers, when the op before it ends; and experts that come late need no launch either.
+ * The host's side of experts_await: experts_kernel (cuda_experts_mma.cu) as an op of a recorded list, which computes what the host
+ * says by words in pinned memory while the ops before it still run. So the kernel has started, and has its tables and barriers, when
+ * the op before it ends; experts that come late need no launch; nor do the layers behind it.
  *
  * Words: four of 64 bits for each rank of the row, with a ticket at the top 16 bits: where gate, up and down lie, and that they are
  * known; 0: not known yet, CUDA_AWAIT_NEVER: not for this kernel, which ends when all ranks are known. So each word says by itself that
@@ -10,10 +10,11 @@
  * long ago is left. Tickets count the awaits that were enqueued: the host by itself, the device by its blocks' arrivals, for a recorded
  * launch has the same arguments every time.
  *
- * Answers begin when the mark before the await has come, so the launch before, whose words they overwrite, has ended by then. Whoever
- * waits for the device tells it before that there is nothing more (cuda_await_settle), so it never waits for a host that waits for it.
+ * Answers begin when the mark before the await has come, so the await before, whose words they overwrite, has ended by then. Whoever
+ * waits for the device tells it before that there is nothing more, for all awaits of the launch (cuda_await_settle), so it never waits for
+ * a host that waits for it.
  * What else the host waits for in the meantime are copies. Those inside the card may be kernels of the driver's: a block of the await takes a
- * whole multiprocessor, so some are left free.
+ * whole multiprocessor, so some are left free, and no other kernel of the stream is started there.
  */
 #include "kernels/cuda/cuda_experts.cuh"
 
@@ -49,8 +50,8 @@ void cuda_experts_await(
 	struct backend *base, const float *x, const struct expert_job *like, int n_used, float *out)
 {
 	struct cuda_backend *b = cuda_of(base);
-	struct cuda_await w = {x, out, n_used, *like, 0};
-	if (base->failure.code || b->no_awaits || n_used < 1 || n_used > CUDA_AWAIT_RANKS)
+	struct cuda_await w = {x, out, n_used, *like, 0, false};
+	if (base->failure.code)
 		return;
 	w.like.n_places = 1;
 	w.like.gate.data = w.like.up.data = w.like.down.data = NULL;
@@ -59,12 +60,10 @@ void cuda_experts_await(
 		cuda_experts_await_launch(b, &w);
 }
 
-void cuda_await_begin(struct cuda_backend *b, const struct cuda_await *w, uint64_t marks)
+bool cuda_can_await(struct backend *base, const struct expert_job *like, int n_used)
 {
-	cuda_await_settle(b);
-	b->await = *w;
-	b->await_marks = marks + w->marks;
-	b->await_told = 0;
+	struct cuda_backend *b = cuda_of(base);
+	return !b->no_awaits && n_used >= 1 && n_used <= CUDA_AWAIT_RANKS && cuda_experts_can_await(b, like);
 }
 
 static bool is_like(const struct weight *p, const struct weight *q)
@@ -75,7 +74,7 @@ static bool is_like(const struct weight *p, const struct weight *q)
 
 static bool is_for(const struct cuda_backend *b, const struct expert_job *j)
 {
-	const struct expert_job *like = &b->await.like;
+	const struct expert_job *like = &b->awaits->like;
 	return j->n_places == 1 && !(b->await_told >> j->places[0] & 1) && is_like(&like->gate, &j->gate) &&
 		   is_like(&like->up, &j->up) && is_like(&like->down, &j->down);
 }
@@ -83,8 +82,8 @@ static bool is_for(const struct cuda_backend *b, const struct expert_job *j)
 bool cuda_await_answer(struct cuda_backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, const float *out)
 {
-	const struct cuda_await *w = &b->await;
-	if (!w->n_used)
+	const struct cuda_await *w = b->awaits;
+	if (!b->n_awaits)
 		return false;
 	bool takes = x == w->x && out == w->out && rows == 1 && n_used == w->n_used && !b->base.failure.code;
 	for (int i = 0; takes && i < n_jobs; i++)
@@ -106,14 +105,23 @@ bool cuda_await_answer(struct cuda_backend *b, const float *x, const struct expe
 			at[i] = CUDA_AWAIT_NEVER;
 	now |= takes ? ALL_RANKS & ~((1u << n_used) - 1) : ALL_RANKS;
 	if (!before)
-		cuda_follow(b, b->await_marks);
+		cuda_follow(b, b->await_marks + w->marks);
 	for (int i = 0; i < CUDA_AWAIT_WORDS; i++)
 		if (!(before >> i / 4 & 1))
 			__atomic_store_n(&b->await_words[i], ticket | at[i], __ATOMIC_RELAXED);
 	b->await_told = now;
 	if (now == ALL_RANKS) {
-		b->await.n_used = 0;
+		b->awaits++;
+		b->n_awaits--;
 		b->await_ticket++;
+		b->await_told = 0;
 	}
+	b->awaits_lost |= !takes && w->goes_on;
 	return takes;
+}
+
+void cuda_await_settle_all(struct cuda_backend *b)
+{
+	while (b->n_awaits)
+		cuda_await_answer(b, NULL, NULL, 0, 0, 0, NULL);
 }

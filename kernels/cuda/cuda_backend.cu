@@ -168,6 +168,7 @@ static int cuda_wait(struct backend *b, struct err *e)
 {
 	cuda_note_end(cuda_of(b));
 	cuda_await_settle(cuda_of(b));
+	cuda_of(b)->awaits_lost = false;
 	cudaError_t rc = cudaStreamSynchronize(cuda_of(b)->stream);
 	if (rc != cudaSuccess && !b->failure.code)
 		err_set(
@@ -275,6 +276,7 @@ static const struct backend_ops cuda_ops = {
 	cuda_mla,
 	cuda_route,
 	cuda_wait_picks,
+	cuda_can_await,
 	cuda_experts_await,
 	cuda_expert_ffn,
 	cuda_moe_combine,

@@ -53,13 +53,14 @@ struct cuda_await_state {
 	uint32_t arrived;
 };
 
-/* An await: what the call asked for, and how many marks its recording has before it. */
+/* An await: what the call asked for, how many marks its recording has before it, and whether it has more ops behind it. */
 struct cuda_await {
 	const float *x;
 	float *out;
-	int n_used; /* 0: none */
+	int n_used;
 	struct expert_job like;
 	uint64_t marks;
+	bool goes_on;
 };
 
 /* On the device: clocks where stretches begin and end, in turns; ring: [CUDA_NOTES], NULL while nothing is measured. */
@@ -101,15 +102,18 @@ struct cuda_backend {
 	struct cuda_room counts;
 	cudaStream_t counts_of;
 	uint32_t expert_counts[64];
-	/* Experts that wait for words (cuda_await.cu). await: the one that has not been told everything, of the ticket await_ticket;
-	 * await_marks: the mark before it; await_told: ranks. */
+	/* Experts that wait for words (cuda_await.cu). awaits: those of the latest launch that have not been told everything, the first one
+	 * of the ticket await_ticket; await_marks: marks before the launch; await_told: ranks that the first one has been told. awaits_lost:
+	 * they were given up, and nobody has waited since. */
 	struct cuda_await_state *await_state;
 	struct cuda_room
 		await_hidden; /* hidden rows: the op before, which may still run, has the scratch memory */
 	unsigned long long *await_words; /* pinned [CUDA_AWAIT_WORDS] */
-	struct cuda_await await;
+	const struct cuda_await *awaits; /* of its recording */
+	int n_awaits;
 	uint64_t await_ticket, await_marks;
 	unsigned await_told;
+	bool awaits_lost;
 	bool no_awaits;            /* constant */
 	struct chain_state *chain; /* device (cuda_chain.cuh) */
 	/* Uploads pass through pinned memory: a ring of stages, filled front to back; `sent` is recorded when one is full. */
@@ -269,7 +273,7 @@ int cuda_wait_mark(struct backend *b, uint64_t ticket, struct err *e);
 int cuda_wait_picks(
 	struct backend *b, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e);
 bool cuda_reached(struct backend *b, uint64_t ticket);
-bool cuda_graph_begin(struct backend *b, uint64_t key);
+enum graph_calls cuda_graph_begin(struct backend *b, uint64_t key);
 void cuda_graph_end(struct backend *b);
 void cuda_graph_drop(struct backend *b);
 void cuda_usage(struct backend *b, struct backend_usage *out);
@@ -277,25 +281,27 @@ void cuda_measure(struct backend *b, bool on);
 
 /* Spins until a mark has come, also when an op failed before, or there is no use in waiting: a failure is kept then. */
 void cuda_follow(struct cuda_backend *b, uint64_t ticket);
-/* Ops are being recorded and the recording has a mark but no await: from now on it has this one. Else false. */
+/* If ops are being recorded: the recording has this await from now on. False: they are not, or a failure is kept. */
 bool cuda_pipe_take_await(struct cuda_backend *b, const struct cuda_await *w);
 struct cuda_notes *cuda_pipe_notes(struct cuda_backend *b);
+/* For the first op behind an await: NULL if that is not what the op in hand is; else its kernel calls note_next_stretch. */
+struct cuda_notes *cuda_pipe_goes_on(struct cuda_backend *b);
 
 /* Awaits (cuda_await.cu). */
+bool cuda_can_await(struct backend *b, const struct expert_job *like, int n_used);
 void cuda_experts_await(
 	struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out);
 void cuda_await_close(struct cuda_backend *b);
-/* An await is about to be enqueued in a graph, whose marks begin behind `marks`. */
-void cuda_await_begin(struct cuda_backend *b, const struct cuda_await *w, uint64_t marks);
 /* Tells the await in hand, if there is one, of these jobs; if they are not for it or it cannot compute them, that there is nothing more to
- * compute. Returns whether it computes them. */
+ * compute. Returns whether it computes them. Else the caller launches them, but not if awaits_lost. */
 bool cuda_await_answer(struct cuda_backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, const float *out);
-/* Before the host waits for the device: there is nothing more to compute. */
+/* Before the host waits for the device: there is nothing more to compute, for all awaits. */
+void cuda_await_settle_all(struct cuda_backend *b);
 static inline void cuda_await_settle(struct cuda_backend *b)
 {
-	if (b->await.n_used)
-		cuda_await_answer(b, NULL, NULL, 0, 0, 0, NULL);
+	if (b->n_awaits)
+		cuda_await_settle_all(b);
 }
 
 int cuda_copier_open(struct backend *b, struct copier **out, struct err *e); /* cuda_copy.cu */
@@ -329,6 +335,21 @@ void cuda_moe_combine(struct backend *b, const float *out, const float *weights,
 	const float *shared, int rows, int n, float *x, const struct norm *next, float eps);
 
 /* ---- device functions ----------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ unsigned long long device_clock()
+{
+	unsigned long long t;
+	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)::"memory");
+	return t;
+}
+
+/* By one thread, when everything before its kernel has been waited for; ring: asked for before. */
+static __device__ __forceinline__ void note_next_stretch(struct cuda_notes *notes, unsigned long long *ring)
+{
+	unsigned long long now = device_clock();
+	ring[notes->n++ % CUDA_NOTES] = now;
+	ring[notes->n++ % CUDA_NOTES] = now;
+}
 
 /* Sums over the warp by a butterfly: every lane gets the same bits. */
 template <typename T> static __device__ __forceinline__ T warp_sum(T v)

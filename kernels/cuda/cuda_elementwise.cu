@@ -116,11 +116,13 @@ void cuda_swiglu(struct backend *b, const float *gate, const float *up, int64_t 
 	cuda_launch(cuda_of(b), swiglu_kernel, blocks_for(n, 256), 256, 0, gate, up, n, out);
 }
 
-static __global__ void moe_combine_kernel(
-	const float *out, const float *weights, int n_used, const float *shared, int n, float *x)
+static __global__ void moe_combine_kernel(const float *out, const float *weights, int n_used,
+	const float *shared, int n, float *x, struct cuda_notes *notes)
 {
 	grid_let_next();
 	grid_wait_before();
+	if (notes && notes->ring && !(blockIdx.x | blockIdx.y | threadIdx.x))
+		note_next_stretch(notes, notes->ring);
 	int64_t r = blockIdx.y;
 	int i = blockIdx.x * blockDim.x + threadIdx.x;
 	if (i >= n)
@@ -150,7 +152,7 @@ static __device__ __forceinline__ void send_double(double *place, uint64_t *barr
  * numbers are the same. Rows are held in registers. Each warp sends its sum of squares to all blocks; one that has all sums
  * is waited for by nobody. */
 static __global__ void __launch_bounds__(128) combine_norm_kernel(const float *out, const float *weights,
-	int n_used, const float *shared, int n, float *x, struct norm next, float eps)
+	int n_used, const float *shared, int n, float *x, struct norm next, float eps, struct cuda_notes *notes)
 {
 #if __CUDA_ARCH__ >= 900
 	__shared__ double sums[32];
@@ -177,7 +179,10 @@ static __global__ void __launch_bounds__(128) combine_norm_kernel(const float *o
 		g[j] = load_ahead(next.gain + i[j]);
 		sum[j] = make_float4(0, 0, 0, 0);
 	}
+	unsigned long long *ring = notes && !(blockIdx.x | threadIdx.x) ? notes->ring : NULL;
 	grid_wait_before();
+	if (ring)
+		note_next_stretch(notes, ring);
 	out += r * n_used * n;
 	weights += r * n_used;
 #pragma unroll
@@ -242,16 +247,17 @@ void cuda_moe_combine(struct backend *base, const float *out, const float *weigh
 	struct cuda_backend *b = cuda_of(base);
 	if (!cuda_begin(base, "moe_combine") || !rows)
 		return;
+	struct cuda_notes *notes = cuda_pipe_goes_on(b);
 	bool wide = is_wide(out, n) && is_wide(shared, 0) && is_wide(x, 0);
 	if (next && b->early_starts && wide && is_wide(next->gain, 0) && is_wide(next->out, 0) &&
 		n <= 4096 * NORM_HELD) {
 		unsigned warps = (norm_threads(n) / 32 + CLUSTER - 1) / CLUSTER;
 		cuda_launch_clusters(b, combine_norm_kernel, (unsigned)rows, CLUSTER, 32 * warps, out, weights,
-			n_used, shared, n, x, *next, eps);
+			n_used, shared, n, x, *next, eps, notes);
 		return;
 	}
 	dim3 grid(blocks_for(n, 256), (unsigned)rows);
-	cuda_launch(b, moe_combine_kernel, grid, 256, 0, out, weights, n_used, shared, n, x);
+	cuda_launch(b, moe_combine_kernel, grid, 256, 0, out, weights, n_used, shared, n, x, notes);
 	if (next)
 		cuda_rms_norm(base, x, n, next, 1, eps, rows, n, n);
 }

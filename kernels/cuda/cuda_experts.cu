@@ -76,6 +76,9 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	struct cuda_backend *b = cuda_of(base);
 	if (cuda_await_answer(b, x, jobs, n_jobs, rows, n_used, out) || !n_jobs)
 		return;
+	if (b->awaits_lost && !base->failure.code)
+		err_set(&base->failure, ERR_RUN,
+			"cuda: expert_ffn: the ops that rely on these experts have run without them");
 	cuda_note_end(b); /* a stretch of its own */
 	cuda_note_begin(b, USAGE_EXPERTS);
 	if (!cuda_begin(base, "expert_ffn"))

@@ -13,7 +13,8 @@
  *
  * As an await (cuda_await.cu) it has up to eight tasks that come by words, in rounds (cuda_hear.cuh); all of the above is done for each
  * round. It does not wait for the ops before it: what it reads was there before the host could answer, and it has hidden rows of its
- * own.
+ * own. It does not let the next kernel start before it ends: until it has heard its last word the multiprocessors that it leaves free
+ * must stay free, and moe_combine takes longer if it finds only those.
  *
  * Block: WORKERS that compute two runs of every stage; a warp that fetches (bulk copies of whole stages to a ring of slots with
  * barriers full and done, and of the next hidden row); FINISHERS that sum up the runs of a stage in mma_kernel's order and write,
@@ -264,7 +265,8 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 	uint32_t full = (uint32_t)__cvta_generic_to_shared(barriers), done = full + 8 * SLOTS,
 			 hidden_full = done + 8 * SLOTS, hidden_free = hidden_full + 8, x_asked = hidden_free + 8,
 			 stages_to = (uint32_t)__cvta_generic_to_shared(stages);
-	grid_let_next();
+	if (!AWAIT)
+		grid_let_next();
 	struct cursor at = {-1, 0, 0, 0};
 	if (warp >= WORKERS) {
 		deal_registers(false);
@@ -616,11 +618,17 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 	return !a.n_tasks || launch(b, now->gate.type, &a);
 }
 
+bool cuda_experts_can_await(const struct cuda_backend *b, const struct expert_job *like)
+{
+	struct expert_job job = *like;
+	job.gate.data = job.up.data = job.down.data = NULL;
+	job.n_places = 1;
+	return b->n_sm >= 4 * SPARE && takes_shape(b, &job);
+}
+
 void cuda_experts_await_launch(struct cuda_backend *b, const struct cuda_await *w)
 {
 	const struct expert_job *like = &w->like;
-	if (b->n_sm < 4 * SPARE || !takes_shape(b, like))
-		return;
 	float *hidden = (float *)cuda_scratch_of(
 		b, &b->await_hidden, (uint64_t)w->n_used * (uint64_t)like->gate.n_out * sizeof(float));
 	if (!hidden)

@@ -7,10 +7,11 @@
  * asks the driver whether the device is still there.
  *
  * Graphs: the first use of a key runs its ops as they come, so that scratch has its size and kernels their settings; the second
- * records them; from then on they are one launch. Recordings hold addresses of scratch memory: when that grows they are void and
- * made again. When the table is full all are forgotten.
+ * records them; from then on they are one launch, in which awaits (cuda_await.cu) may stand. Recordings hold addresses of scratch
+ * memory: when that grows they are void and made again. When the table is full all are forgotten.
  *
- * Timing: kernels of one thread note the device's clock where a stretch of ops begins and ends, in turns, into a ring.
+ * Timing: the device's clock is noted where a stretch of ops begins and ends, in turns, into a ring: by kernels of one thread, within a
+ * graph by those of experts and, behind them, of moe_combine.
  */
 #include "kernels/cuda/cuda_common.cuh"
 
@@ -36,7 +37,8 @@ struct graph {
 	uint64_t generation;
 	size_t n_nodes;
 	uint64_t n_marks;
-	struct cuda_await await; /* its last op, if it is one */
+	struct cuda_await *awaits;
+	int n_awaits;
 };
 
 struct cuda_pipe {
@@ -84,12 +86,25 @@ cudaError_t cuda_pipe_open(struct cuda_backend *b)
 	return cudaMemset(p->count, 0, sizeof *p->count);
 }
 
-static void forget_graphs(struct cuda_pipe *p)
+/* What was recorded is void. Its awaits have been settled. */
+static void clear_graph(struct graph *g)
 {
-	for (int i = 0; i < GRAPH_SLOTS; i++)
-		if (p->graphs[i].exec)
-			cudaGraphExecDestroy(p->graphs[i].exec);
-	memset(p->graphs, 0, GRAPH_SLOTS * sizeof *p->graphs);
+	if (g->exec)
+		cudaGraphExecDestroy(g->exec);
+	free(g->awaits);
+	uint64_t key = g->key;
+	*g = (struct graph){};
+	g->key = key;
+}
+
+static void forget_graphs(struct cuda_backend *b)
+{
+	struct cuda_pipe *p = b->pipe;
+	cuda_await_settle(b);
+	for (int i = 0; i < GRAPH_SLOTS; i++) {
+		clear_graph(&p->graphs[i]);
+		p->graphs[i].key = 0;
+	}
 	p->n_graphs = 0;
 }
 
@@ -99,7 +114,7 @@ void cuda_pipe_close(struct cuda_backend *b)
 	if (!p)
 		return;
 	if (p->graphs)
-		forget_graphs(p);
+		forget_graphs(b);
 	cudaFreeHost(p->reached);
 	cudaFree(p->count);
 	cudaFree(p->notes);
@@ -201,7 +216,7 @@ void cuda_follow(struct cuda_backend *b, uint64_t ticket)
 static void begin_wait(struct cuda_backend *b, uint64_t ticket)
 {
 	cuda_note_end(b);
-	if (ticket > b->await_marks)
+	if (b->n_awaits && ticket > b->await_marks + b->awaits->marks)
 		cuda_await_settle(b);
 }
 
@@ -240,10 +255,11 @@ int cuda_wait_picks(
 /* ---- graphs ----------------------------------------------------------------------------------------------- */
 
 /* The key's entry, made if there is none. */
-static struct graph *find(struct cuda_pipe *p, uint64_t key)
+static struct graph *find(struct cuda_backend *b, uint64_t key)
 {
+	struct cuda_pipe *p = b->pipe;
 	if (p->n_graphs == GRAPHS_MAX)
-		forget_graphs(p);
+		forget_graphs(b);
 	uint64_t at = (key * 0x9e3779b97f4a7c15ull) >> 32;
 	while (p->graphs[at % GRAPH_SLOTS].key && p->graphs[at % GRAPH_SLOTS].key != key + 1)
 		at++;
@@ -252,20 +268,29 @@ static struct graph *find(struct cuda_pipe *p, uint64_t key)
 	return g;
 }
 
+/* Kernels that were enqueued note the end of a stretch and the begin of the next one. */
+static void next_stretch(struct cuda_backend *b, enum usage_kind kind)
+{
+	b->pipe->n_notes += 2;
+	b->pipe->kind[b->pipe->n_notes % CUDA_NOTES / 2] = (uint8_t)kind;
+}
+
 /* marks: made before it */
 static void launch(struct cuda_backend *b, struct graph *g, uint64_t marks)
 {
 	cuda_note_end(b);
 	cuda_note_begin(b, USAGE_GRAPH);
-	if (g->await.n_used)
-		cuda_await_begin(b, &g->await, marks);
 	cuda_check(b, cudaGraphLaunch(g->exec, b->stream));
 	b->used.launches += g->n_nodes;
 	b->used.graph_launches++;
-	if (g->await.n_used &&
-		b->in_stretch) { /* experts_kernel notes the end of the stretch and the begin of its own */
-		b->pipe->n_notes += 2;
-		b->pipe->kind[b->pipe->n_notes % CUDA_NOTES / 2] = USAGE_EXPERTS;
+	b->awaits = g->awaits;
+	b->n_awaits = g->n_awaits;
+	b->await_marks = marks;
+	b->await_told = 0;
+	for (int i = 0; i < g->n_awaits && b->in_stretch; i++) {
+		next_stretch(b, USAGE_EXPERTS);
+		if (g->awaits[i].goes_on)
+			next_stretch(b, USAGE_GRAPH);
 	}
 	cuda_note_end(b);
 }
@@ -288,15 +313,12 @@ static bool is_new(struct graph *g, uint64_t key)
 static void begin_recording(struct cuda_backend *b, struct graph *g)
 {
 	struct cuda_pipe *p = b->pipe;
-	if (g->exec)
-		cudaGraphExecDestroy(g->exec);
-	g->exec = NULL;
+	clear_graph(g);
 	p->now_ns = clock_ns();
 	if (!cuda_check(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal)))
 		return;
 	p->now = g;
 	p->now_marks = b->base.marks;
-	g->await = (struct cuda_await){};
 	b->capturing = true;
 }
 
@@ -325,23 +347,25 @@ static struct graph *end_recording(struct cuda_backend *b)
 	return b->base.failure.code ? NULL : g;
 }
 
-bool cuda_graph_begin(struct backend *base, uint64_t key)
+enum graph_calls cuda_graph_begin(struct backend *base, uint64_t key)
 {
 	struct cuda_backend *b = cuda_of(base);
 	b->op = "graph";
 	if (base->failure.code || b->no_graphs)
-		return true;
-	struct graph *g = find(b->pipe, key);
+		return GRAPH_RUNS;
+	cuda_await_settle(b);
+	b->awaits_lost = false;
+	struct graph *g = find(b, key);
 	if (is_valid(b, g)) {
 		launch(b, g, base->marks);
 		base->marks += g->n_marks;
-		return false;
+		return GRAPH_REPLAYED;
 	}
 	if (is_new(g, key))
-		return true;
+		return GRAPH_RUNS;
 	cuda_note_end(b);
 	begin_recording(b, g);
-	return true;
+	return GRAPH_RECORDS;
 }
 
 void cuda_graph_end(struct backend *base)
@@ -354,11 +378,30 @@ void cuda_graph_end(struct backend *base)
 bool cuda_pipe_take_await(struct cuda_backend *b, const struct cuda_await *w)
 {
 	struct cuda_pipe *p = b->pipe;
-	if (!b->capturing || !p->now || p->now->await.n_used || b->base.marks == p->now_marks)
+	struct graph *g = p->now;
+	if (!b->capturing || !g)
 		return false;
-	p->now->await = *w;
-	p->now->await.marks = b->base.marks - p->now_marks;
+	uint64_t marks = b->base.marks - p->now_marks;
+	void *grown = realloc(g->awaits, ((size_t)g->n_awaits + 1) * sizeof *g->awaits);
+	if (marks == (g->n_awaits ? g->awaits[g->n_awaits - 1].marks : 0))
+		err_set(&b->base.failure, ERR_RUN, "cuda: experts_await: no mark before it");
+	else if (!grown)
+		err_set(&b->base.failure, ERR_MEMORY, "cuda: experts_await: no memory");
+	g->awaits = grown ? (struct cuda_await *)grown : g->awaits;
+	if (b->base.failure.code)
+		return false;
+	g->awaits[g->n_awaits] = *w;
+	g->awaits[g->n_awaits++].marks = marks;
 	return true;
+}
+
+struct cuda_notes *cuda_pipe_goes_on(struct cuda_backend *b)
+{
+	struct graph *g = b->pipe->now;
+	if (!b->capturing || !g || !g->n_awaits || g->awaits[g->n_awaits - 1].goes_on)
+		return NULL;
+	g->awaits[g->n_awaits - 1].goes_on = true;
+	return b->pipe->notes;
 }
 
 void cuda_graph_drop(struct backend *base)
@@ -367,11 +410,12 @@ void cuda_graph_drop(struct backend *base)
 	if (!b->pipe->n_graphs)
 		return;
 	cuda_await_settle(b);
+	b->awaits_lost = false;
 	cudaStreamSynchronize(b->stream);
 	log_verbose("cuda: %llu graphs recorded in %.1f ms, %llu replays",
 		(unsigned long long)b->used.graphs_recorded, (double)b->used.record_ns * 1e-6,
 		(unsigned long long)b->used.graph_launches);
-	forget_graphs(b->pipe);
+	forget_graphs(b);
 }
 
 /* ---- usage ------------------------------------------------------------------------------------------------ */

@@ -32,13 +32,6 @@ static __device__ __forceinline__ ulonglong2 read_words(const unsigned long long
 	return v;
 }
 
-static __device__ __forceinline__ unsigned long long device_clock()
-{
-	unsigned long long t;
-	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)::"memory");
-	return t;
-}
-
 /* An await as the warp that fetches sees it. */
 struct hearing {
 	uint32_t ticket;

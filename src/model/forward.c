@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The frame of the model: workspace, stretches, layer loop, head. */
+/* The frame of the model: workspace, launches, layer loop, head. */
 #include "src/model/forward.h"
 
 #include "src/base/log.h"
@@ -12,6 +12,10 @@
 
 /* Rows of logits computed at once; bounds the workspace for large vocabularies. */
 #define LOGIT_ROWS 32
+
+/* Layers of a launch at most. Between two launches the device rests for about two microseconds; the host enqueues one while the experts
+ * before it are computed, so it must not take longer than they do. */
+#define LAUNCH_LAYERS 16
 
 /* Cuts consecutive pieces out of an allocation; with a NULL base it only adds up. */
 struct cutter {
@@ -213,12 +217,12 @@ struct batch model_begin(
 	return batch;
 }
 
-bool stretch_begin(
+enum graph_calls stretch_begin(
 	struct model *m, struct kv_cache *kv, uint32_t first, const struct batch *rows, uint32_t what)
 {
 	struct backend *b = m->backend;
 	if (!m->record)
-		return true;
+		return GRAPH_RUNS;
 	if (m->recorded_kv != kv->arena)
 		b->ops->graph_drop(b);
 	m->recorded_kv = kv->arena;
@@ -227,88 +231,114 @@ bool stretch_begin(
 	return b->ops->graph_begin(b, key);
 }
 
-void stretch_end(struct model *m)
-{
-	if (m->record)
-		m->backend->ops->graph_end(m->backend);
-}
+/* The step in hand */
+struct step {
+	struct kv_cache *kv;
+	const struct forward_rows *rows;
+	const struct batch *batch;
+	uint32_t n_hidden;             /* of the last rows, to ws.hidden */
+	void (*meanwhile)(void *user); /* NULL: has been called */
+};
 
-/* What a stretch enqueues of a layer. */
-static void run_layer(
-	struct model *m, struct kv_cache *kv, uint32_t layer, bool combine, const struct batch *rows)
-{
-	struct workspace *ws = &m->ws;
-	struct backend *b = m->backend;
-	if (!layer) {
-		b->ops->rope_angles(b, rows, m->inv_freq, (int)m->config.head_rope, ws->cos_sin);
-		b->ops->embed(b, m->weights.embed, ws->tokens, rows->n, ws->x);
-	}
-	struct norm norm = attention_norm(m, layer);
-	if (combine)
-		moe_combine(m, rows, &norm);
-	attention_step(m, kv, layer, rows, combine);
-	ffn_step(m, layer, rows);
-}
-
-/* All layers. A stretch goes from the experts of one layer to those of the next; the dense layers are cut behind the first one and
- * behind one that guesses; with taps every layer is completed by itself. */
-static int run_layers(struct model *m, struct kv_cache *kv, const struct forward_rows *rows,
-	const struct batch *batch, uint32_t first_hidden, struct err *e)
+/* Enqueues layer `layer` up to its experts, with what is left of the layer before it; behind the last one the final norm. */
+static void run_layer(struct model *m, const struct step *s, uint32_t layer)
 {
 	const struct model_config *c = &m->config;
 	struct workspace *ws = &m->ws;
-	bool open = false, make = false, combine = false;
-	void (*meanwhile)(void *user) = rows->meanwhile;
-	int rc;
-	for (uint32_t layer = 0; layer < c->n_layers; layer++) {
-		if (!open) {
-			if (rows->cancel && atomic_load_explicit(rows->cancel, memory_order_relaxed))
-				return err_set(e, ERR_INTERRUPTED, "interrupted");
-			make = stretch_begin(m, kv, layer, batch, 0);
-			open = true;
-		}
-		if (make)
-			run_layer(m, kv, layer, combine, batch);
-		combine = config_is_moe(c, layer);
-		bool guess = !combine && lookahead_reach(m, layer, batch->n);
-		/* the first layer by itself: the device begins with it while the host launches the rest */
-		if (!combine && !guess && !rows->taps && layer)
-			continue;
-		stretch_end(m);
-		open = false;
-		if (guess)
-			lookahead_note(m, layer, batch->n);
-		if (guess && !m->backend->ops->deferred && (rc = lookahead_pass(m, layer, e)))
-			return rc;
-		if (meanwhile && combine) {
-			meanwhile(rows->user);
-			meanwhile = NULL;
-		}
-		if (combine && (rc = moe_experts(m, layer, batch, e)))
-			return rc;
-		if (!rows->taps)
-			continue;
-		if (combine)
-			moe_combine(m, batch, NULL);
-		combine = false;
-		if ((rc = tap_layer(m, rows, layer, e)))
+	struct backend *b = m->backend;
+	bool end = layer == c->n_layers, combine = layer && config_is_moe(c, layer - 1) && !s->rows->taps;
+	if (!layer) {
+		b->ops->rope_angles(b, s->batch, m->inv_freq, (int)c->head_rope, ws->cos_sin);
+		b->ops->embed(b, m->weights.embed, ws->tokens, s->batch->n, ws->x);
+	}
+	if (combine) {
+		struct norm norm = end ? (struct norm){0} : attention_norm(m, layer);
+		moe_combine(m, s->batch, end ? NULL : &norm);
+	}
+	if (!end) {
+		attention_step(m, s->kv, layer, s->batch, combine);
+		ffn_step(m, layer, s->batch);
+	} else if (s->n_hidden) {
+		size_t at = (size_t)(s->rows->n - s->n_hidden) * c->n_embd;
+		b->ops->rms_norm(b, ws->x + at, c->n_embd, &(struct norm){m->weights.output_norm, ws->hidden + at}, 1,
+			c->rms_eps, (int)s->n_hidden, (int)c->n_embd, c->n_embd);
+	}
+}
+
+/* What the host has to do with a layer when the device has got it; ticket: of its mark, if it has one. */
+static int serve_layer(struct model *m, struct step *s, uint32_t layer, uint64_t ticket, struct err *e)
+{
+	const struct forward_rows *rows = s->rows;
+	bool moe = config_is_moe(&m->config, layer);
+	int rc = 0;
+	if (!moe) {
+		lookahead_note(m, layer, ticket, s->batch->n);
+		if (!m->backend->ops->deferred)
+			rc = lookahead_pass(m, layer, e);
+	} else {
+		if (s->meanwhile)
+			s->meanwhile(rows->user);
+		s->meanwhile = NULL;
+		rc = moe_experts(m, layer, ticket, s->batch, e);
+	}
+	if (rc || !rows->taps)
+		return rc;
+	if (moe)
+		moe_combine(m, s->batch, NULL);
+	return tap_layer(m, rows, layer, e);
+}
+
+/* Where a launch that begins with layer `first` ends; the end of the step counts as a layer. */
+static uint32_t launch_end(const struct model *m, const struct step *s, uint32_t first)
+{
+	uint32_t n = m->config.n_layers;
+	for (uint32_t layer = first; layer < n; layer++)
+		if (!layer /* the device begins with it while the host launches the rest */ || s->rows->taps ||
+			layer + 1 - first == LAUNCH_LAYERS ||
+			(config_is_moe(&m->config, layer) && !moe_told(m, layer, s->batch->n)))
+			return layer + 1;
+	return n + 1;
+}
+
+/* Layers first .. end - 1: launched all at once, or, where nothing has been recorded yet, one after the other as the host gets to them. */
+static int run_launch(struct model *m, struct step *s, uint32_t first, uint32_t end, struct err *e)
+{
+	const struct model_config *c = &m->config;
+	struct backend *b = m->backend;
+	atomic_bool *cancel = s->rows->cancel;
+	uint64_t ticket = b->marks;
+	enum graph_calls calls = stretch_begin(m, s->kv, first, s->batch, end > c->n_layers ? s->n_hidden : 0);
+	if (calls == GRAPH_RECORDS) {
+		for (uint32_t layer = first; layer < end; layer++)
+			run_layer(m, s, layer);
+		b->ops->graph_end(b);
+	}
+	for (uint32_t layer = first; layer < end; layer++) {
+		if (layer < c->n_layers && cancel && atomic_load_explicit(cancel, memory_order_relaxed))
+			return err_set(e, ERR_INTERRUPTED, "interrupted");
+		if (calls == GRAPH_RUNS)
+			run_layer(m, s, layer);
+		if (layer == c->n_layers)
+			break;
+		bool marks = config_is_moe(c, layer) || lookahead_reach(m, layer, s->batch->n);
+		ticket = calls == GRAPH_RUNS ? b->marks : ticket + marks;
+		int rc = serve_layer(m, s, layer, ticket, e);
+		if (rc)
 			return rc;
 	}
-	if (open)
-		stretch_end(m);
-	if (meanwhile)
-		meanwhile(rows->user);
-	uint32_t n = first_hidden < rows->n ? rows->n - first_hidden : 0;
-	if (stretch_begin(m, kv, c->n_layers + 1, batch, n)) {
-		size_t at = (size_t)first_hidden * c->n_embd;
-		if (combine)
-			moe_combine(m, batch, NULL);
-		if (n)
-			m->backend->ops->rms_norm(m->backend, ws->x + at, c->n_embd,
-				&(struct norm){m->weights.output_norm, ws->hidden + at}, 1, c->rms_eps, (int)n,
-				(int)c->n_embd, c->n_embd);
+	return 0;
+}
+
+static int run_layers(struct model *m, struct step *s, struct err *e)
+{
+	for (uint32_t first = 0, end; first <= m->config.n_layers; first = end) {
+		end = launch_end(m, s, first);
+		int rc = run_launch(m, s, first, end, e);
+		if (rc)
+			return rc;
 	}
-	stretch_end(m);
+	if (s->meanwhile)
+		s->meanwhile(s->rows->user);
 	return 0;
 }
 
@@ -320,7 +350,12 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 	struct batch batch = model_begin(m, (int)rows->n, rows->tokens, rows->pos, rows->base);
 	if (m->source->ops->step)
 		m->source->ops->step(m->source, moe_use(batch.n), batch.n, rows->pos[0]);
-	int rc = run_layers(m, kv, rows, &batch, first_hidden, e);
+	struct step s = {.kv = kv,
+		.rows = rows,
+		.batch = &batch,
+		.n_hidden = first_hidden < rows->n ? rows->n - first_hidden : 0,
+		.meanwhile = rows->meanwhile};
+	int rc = run_layers(m, &s, e);
 	if (rc)
 		moe_settle(m, NULL);
 	else if (first_hidden >= rows->n)

@@ -144,12 +144,15 @@ int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, s
 /* ---- stages, for the files of this module ----
  *
  * A step is cut into stretches that the device runs without the host: from the experts of one layer to the router of the next,
- * and the shared expert. Such a stretch is a list of ops (a graph, for steps of few rows); at its mark the host reads the router's picks
- * and says which experts to compute while the device is still busy with the rest of the stretch, those at hand at once and late ones as
- * they come. In a recorded step of one row the last op of the stretch waits to be told (experts_await); else they are enqueued.
+ * and the shared expert. At its mark the host reads the router's picks and says which experts to compute while the device is still busy
+ * with the rest of the stretch, those at hand at once and late ones as they come.
  *
- *   device   combine  attention  routers  shared expert  experts, as they are told | combine ...
- *   host     (enqueues the stretch, passes on guesses) ... picks -> acquire, tell or enqueue experts
+ *   device   combine  attention  routers  shared expert  experts | combine ...
+ *   host     (passes on guesses) ... picks -> acquire, tell or enqueue experts
+ *
+ * Steps of few rows are recorded: a launch is a list of ops. With several rows experts are ops of their own, so a launch is a stretch.
+ * With a single row an op waits to be told which they are (experts_await), so a launch goes on through many stretches, and nothing is
+ * launched between them; the host serves one layer after the other of what it has launched.
  */
 
 /* Puts tokens, positions and first cache rows (host, [n] each) where the ops find them. max_pos of the result is rounded up so that
@@ -160,11 +163,10 @@ struct batch model_begin(
 /* Steps of at most so many rows are recorded. */
 #define GRAPH_ROWS 8
 
-/* Begins and ends a stretch; see graph_begin and graph_end of the backend. `first`: the layer that it begins with, or n_layers + 1 for
- * the end of the step; `what` (below 16) tells apart stretches that begin alike. */
-bool stretch_begin(
+/* See graph_begin of the backend. `first`: the layer that the stretches in hand begin with, n_layers for the end of the step, n_layers + 1
+ * for a draft; `what` (below 16) tells apart those that begin alike. */
+enum graph_calls stretch_begin(
 	struct model *m, struct kv_cache *kv, uint32_t first, const struct batch *rows, uint32_t what);
-void stretch_end(struct model *m);
 
 /* ws.h = the norm of x that the attention of a layer begins with. */
 struct norm attention_norm(const struct model *m, uint32_t layer);
@@ -178,15 +180,18 @@ void attention_step(
 void attention_append(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows);
 
 /* The feed-forward part of a stretch: the whole dense network of a dense layer (x += network(x)) and what it guesses; of an MoE layer
- * the router with its guesses and their mark, where ops are deferred moe_beside, and experts that wait to be told which they are. */
+ * the router with its guesses and their mark, where ops are deferred moe_beside, and where moe_told the experts. */
 void ffn_step(struct model *m, uint32_t layer, const struct batch *rows);
 
 /* What is computed beside the host's work on the experts of a layer: the shared expert. */
 void moe_beside(struct model *m, uint32_t layer, const struct batch *rows);
 
-/* After the stretch of an MoE layer: reads the picks, acquires the experts and enqueues them. Pins stay until the
- * device has passed them: the next call, or moe_settle, gives them back. Waits for experts that must be read. */
-int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struct err *e);
+/* Whether the experts of an MoE layer are told to an op that waits for them; then the ops behind them can be enqueued with it. */
+bool moe_told(const struct model *m, uint32_t layer, int rows);
+
+/* After the stretch of an MoE layer: reads the picks, whose mark has the ticket `routed`, acquires the experts and tells or enqueues them.
+ * Pins stay until the device has passed them: the next call, or moe_settle, gives them back. Waits for experts that must be read. */
+int moe_experts(struct model *m, uint32_t layer, uint64_t routed, const struct batch *rows, struct err *e);
 
 /* x += the experts and the shared expert of the MoE layer in hand, then a norm of x (NULL: none). The first op of the next
  * stretch. */
@@ -215,8 +220,8 @@ static inline size_t lookahead_rows(const struct workspace *ws)
 uint32_t lookahead_reach(const struct model *m, uint32_t layer, int rows);
 /* [rows][n_used] of the guess made in `layer` for `distance` layers further */
 uint64_t *lookahead_picks(const struct model *m, uint32_t layer, uint32_t distance);
-/* The stretch that guesses in `layer` has been enqueued up to the guess's mark. */
-void lookahead_note(struct model *m, uint32_t layer, int rows);
+/* What guesses in `layer` has been enqueued; ticket: of its mark. */
+void lookahead_note(struct model *m, uint32_t layer, uint64_t ticket, int rows);
 /* Waits for the guess made in `layer`, if there is one, and tells the source: when the device will get there without the host. */
 int lookahead_pass(struct model *m, uint32_t layer, struct err *e);
 

@@ -28,10 +28,10 @@ uint64_t *lookahead_picks(const struct model *m, uint32_t layer, uint32_t distan
 		   ((layer % 2) * LOOKAHEAD_MAX + distance - 1) * lookahead_rows(&m->ws) * m->config.n_used;
 }
 
-void lookahead_note(struct model *m, uint32_t layer, int rows)
+void lookahead_note(struct model *m, uint32_t layer, uint64_t ticket, int rows)
 {
 	if (lookahead_reach(m, layer, rows))
-		m->guesses[layer % 2] = (struct guess){.ticket = m->backend->marks, .layer = layer, .rows = rows};
+		m->guesses[layer % 2] = (struct guess){.ticket = ticket, .layer = layer, .rows = rows};
 }
 
 int lookahead_pass(struct model *m, uint32_t layer, struct err *e)

@@ -171,15 +171,20 @@ static struct weight shape_of(const struct gguf_tensor *t)
 	return expert_shape(t->type, t->ne[0], t->ne[1], t->ne[2], t->bytes);
 }
 
-/* The experts of a single row need no launch of their own. */
-static void await_experts(struct model *m, uint32_t layer)
+static struct expert_job like_of(const struct model *m, uint32_t layer)
 {
 	const struct expert_tensors *t = &m->weights.experts[layer];
+	return (struct expert_job){.gate = shape_of(t->gate), .up = shape_of(t->up), .down = shape_of(t->down)};
+}
+
+bool moe_told(const struct model *m, uint32_t layer, int rows)
+{
 	struct backend *b = m->backend;
-	if (!b->ops->experts_await)
-		return;
-	struct expert_job like = {.gate = shape_of(t->gate), .up = shape_of(t->up), .down = shape_of(t->down)};
-	b->ops->experts_await(b, m->ws.h, &like, (int)m->config.n_used, m->ws.expert_out);
+	int n_used = (int)m->config.n_used;
+	if (!m->record || rows > 1 || !b->ops->can_await || m->source->window[moe_use(rows)] < n_used)
+		return false;
+	struct expert_job like = like_of(m, layer);
+	return b->ops->can_await(b, &like, n_used);
 }
 
 void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
@@ -193,8 +198,10 @@ void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
 		run_routers(m, layer, 0, reach, rows);
 		if (b->ops->deferred)
 			moe_beside(m, layer, rows);
-		if (rows->n == 1)
-			await_experts(m, layer);
+		if (moe_told(m, layer, rows->n)) {
+			struct expert_job like = like_of(m, layer);
+			b->ops->experts_await(b, ws->h, &like, (int)c->n_used, ws->expert_out);
+		}
 		return;
 	}
 	b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){w->ffn_norm, ws->h}, 1, c->rms_eps, rows->n,
@@ -291,12 +298,11 @@ static int run_groups(
 	return 0;
 }
 
-int moe_experts(struct model *m, uint32_t layer, const struct batch *rows, struct err *e)
+int moe_experts(struct model *m, uint32_t layer, uint64_t routed, const struct batch *rows, struct err *e)
 {
 	struct moe_plan *p = &m->plan;
 	struct backend *b = m->backend;
-	uint64_t routed = b->marks;
-	lookahead_note(m, layer, rows->n);
+	lookahead_note(m, layer, routed, rows->n);
 	int n_places = rows->n * (int)m->config.n_used, rc = layer ? lookahead_pass(m, layer - 1, e) : 0;
 	if (rc || (rc = release_passed(m, 0, e)) ||
 		(rc = b->ops->wait_picks(b, routed, m->ws.picks, n_places, p->ids, e)))

@@ -58,13 +58,15 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t
 	b->ops->rope_angles(b, &batch, m->inv_freq, (int)c->head_rope, ws->cos_sin);
 	project_pairs(m, ws->tokens, before, 0, 1);
 	m->record = true;
-	if (stretch_begin(m, kv, c->n_layers, &batch, 0)) {
+	enum graph_calls calls = stretch_begin(m, kv, c->n_layers + 1, &batch, 0);
+	if (calls != GRAPH_REPLAYED) {
 		b->ops->matmul(b, &(struct matmul){.w = m->weights.eh_proj, .y = ws->x}, 1, ws->mtp_in, 1);
 		attention_step(m, kv, c->n_layers, &batch, false);
 		ffn_step(m, c->n_layers, &batch);
 	}
-	stretch_end(m);
-	int rc = moe_experts(m, c->n_layers, &batch, e);
+	if (calls == GRAPH_RECORDS)
+		b->ops->graph_end(b);
+	int rc = moe_experts(m, c->n_layers, b->marks, &batch, e);
 	if (rc) {
 		moe_settle(m, NULL);
 		return rc;
