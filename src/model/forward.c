@@ -251,9 +251,11 @@ static void run_layer(struct model *m, const struct step *s, uint32_t layer)
 		b->ops->rope_angles(b, s->batch, m->inv_freq, (int)c->head_rope, ws->cos_sin);
 		b->ops->embed(b, m->weights.embed, ws->tokens, s->batch->n, ws->x);
 	}
-	if (combine) {
-		struct norm norm = end ? (struct norm){0} : attention_norm(m, layer);
-		moe_combine(m, s->batch, end ? NULL : &norm);
+	if (combine && end) {
+		moe_combine(m, s->batch, NULL);
+	} else if (combine) {
+		struct norm norm = attention_norm(m, layer);
+		moe_combine(m, s->batch, &norm);
 	}
 	if (!end) {
 		attention_step(m, s->kv, layer, s->batch, combine);
