@@ -334,6 +334,13 @@ static unsigned waiting(void)
 	return n_aside - aside;
 }
 
+/* After waiting(): what has left since did so whole, beside what comes in. */
+static void check_left_whole(unsigned since)
+{
+	for (unsigned i = since; i < atomic_load(&gate.n_leaves); i++)
+		assert_true(gate.leaves[i].last && gate.leaves[i].beside_in);
+}
+
 /* From now on something comes in, for ever. */
 static void shut(struct expert_source *s, struct fresh *f)
 {
@@ -406,8 +413,7 @@ static void test_pressure(void **state)
 	settle();
 	assert_int_equal(waiting(), PARKED);
 	assert_true(atomic_load(&gate.n_leaves) >= leaves + 12 - PARKED);
-	for (unsigned i = leaves; i < atomic_load(&gate.n_leaves); i++)
-		assert_true(gate.leaves[i].last && gate.leaves[i].beside_in);
+	check_left_whole(leaves);
 	finish_fresh(s, &f);
 	assert_int_equal(waiting(), 0);
 	/* and it may be closed while they wait */
@@ -477,8 +483,7 @@ static void test_prompt(void **state)
 	wait_until(&gate.n_leaves, leaves + 4);
 	settle();
 	assert_int_equal(waiting(), 0);
-	for (unsigned i = leaves; i < atomic_load(&gate.n_leaves); i++)
-		assert_true(gate.leaves[i].last && gate.leaves[i].beside_in);
+	check_left_whole(leaves);
 	finish_fresh(s, &f);
 	close_source(s);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Barriers in shared memory (mbarrier), at `at`, and copies that they hear of. Who made one lets the others meet at bar.sync before they
- * use it; copies and other blocks of a cluster need fence.mbarrier_init besides.
+ * use it; copies and other blocks of a cluster need fence.mbarrier_init besides. And the barriers that have names (bar.sync).
  */
 #ifndef GLM_KERNELS_CUDA_BARRIER_CUH
 #define GLM_KERNELS_CUDA_BARRIER_CUH
@@ -58,6 +58,17 @@ static __device__ __forceinline__ void copy_run(
 		"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
 		"l"(from), "r"(bytes), "r"(barrier)
 		: "memory");
+}
+
+/* Some warps of a block meet, under a name from 1 to 15; those that only arrive wait for nobody. */
+static __device__ __forceinline__ void sync_some(int name, int threads)
+{
+	asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ void arrive_some(int name, int threads)
+{
+	asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
 #endif

@@ -89,12 +89,6 @@ static __device__ __forceinline__ void await_cells(const uint32_t *p, int step, 
 	}
 }
 
-/* Some warps of a block meet, under a name from 1 to 15. */
-static __device__ __forceinline__ void sync_some(int name, int threads)
-{
-	asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
 #endif
 
 #endif

@@ -77,18 +77,16 @@ static __device__ __forceinline__ void fed_feed(
 					copy_run(at, from + k * (FED_LINE / 2), FED_LINE / 2, full);
 					copy_run(at + FED_LINE / 2, from + MMA_ROWS * t.row_bytes + k * (FED_LINE / 2),
 						FED_LINE / 2, full);
-				} else
+				} else {
 					copy_run(at, from + k * FED_LINE, FED_LINE, full);
-				if (++stage == FED_STAGES)
-					stage = 0, round++;
+				}
+				if (++stage == FED_STAGES) {
+					stage = 0;
+					round++;
+				}
 			}
 		}
 	}
-}
-
-static __device__ __forceinline__ void fed_arrive(int name, int threads)
-{
-	asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
 #endif
@@ -136,8 +134,10 @@ static __global__ void __launch_bounds__(FED_THREADS, 1)
 		__syncwarp();
 		if (!lane)
 			barrier_arrive(shared_address(&bars.empty[side][stage]));
-		if (++stage == FED_STAGES)
-			stage = 0, parity ^= 1;
+		if (++stage == FED_STAGES) {
+			stage = 0;
+			parity ^= 1;
+		}
 	};
 #pragma unroll 1
 	for (int s = 0; s < 2; s++) {
@@ -189,11 +189,11 @@ static __global__ void __launch_bounds__(FED_THREADS, 1)
 			sync_some(FED_READ, FED_WARPS * 32); /* nobody reads the digits of the first x any more */
 			write_digits(v, digits + w * RUN_DIGITS, scales + w);
 			sync_some(FED_ALL, FED_WARPS * 32);
-			fed_arrive(FED_DONE, FED_THREADS);
+			arrive_some(FED_DONE, FED_THREADS);
 		} else {
-			fed_arrive(FED_READ, FED_WARPS * 32);
+			arrive_some(FED_READ, FED_WARPS * 32);
 			sync_some(FED_ALL, FED_WARPS * 32);
-			fed_arrive(FED_DONE, FED_THREADS);
+			arrive_some(FED_DONE, FED_THREADS);
 		}
 
 #pragma unroll 1

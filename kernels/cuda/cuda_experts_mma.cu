@@ -67,7 +67,7 @@ struct expert_args {
 	int n_ff, ff_bytes, ff_runs, ff_tiles, ff_pieces, ff_split;
 };
 
-/* ---- meeting ---------------------------------------------------------------------------------- */
+/* ---- meeting ---------------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint32_t read_acquire(const uint32_t *p)
 {
@@ -85,9 +85,9 @@ static __device__ __forceinline__ void add_release(uint32_t *p)
 static __device__ __forceinline__ void begin_all(bool wait)
 {
 	if (wait)
-		asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+		sync_some(1, THREADS);
 	else
-		asm volatile("bar.arrive 1, %0;" ::"n"(THREADS) : "memory");
+		arrive_some(1, THREADS);
 }
 
 /* Of the 128 registers that a thread begins with, workers get 24 more. By the four warps of a group each. */
@@ -165,9 +165,9 @@ static __device__ __forceinline__ uint32_t *count_of(
 static __device__ __forceinline__ void end_round(bool wait)
 {
 	if (wait)
-		asm volatile("bar.sync 2, %0;" ::"n"(THREADS) : "memory");
+		sync_some(2, THREADS);
 	else
-		asm volatile("bar.arrive 2, %0;" ::"n"(THREADS) : "memory");
+		arrive_some(2, THREADS);
 }
 
 /* ---- the kernel ------------------------------------------------------------------------------------------- */

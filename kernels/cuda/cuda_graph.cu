@@ -65,9 +65,7 @@ static __global__ void mark_kernel(struct cuda_mark m)
 
 static __global__ void note_kernel(struct cuda_notes *notes)
 {
-	unsigned long long t;
-	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
-	notes->ring[notes->n++ % CUDA_NOTES] = t;
+	notes->ring[notes->n++ % CUDA_NOTES] = device_clock();
 }
 
 cudaError_t cuda_pipe_open(struct cuda_backend *b)

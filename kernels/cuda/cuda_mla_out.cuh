@@ -131,7 +131,7 @@ static __device__ __forceinline__ void out_products(const struct out_args &a, in
 			old = *y;
 		float acc[1][4] = {{0, 0, 0, 0}};
 		if (t.k) {
-			asm volatile("bar.sync %0, 64;" ::"r"(OUT_NAMES + part) : "memory");
+			sync_some(OUT_NAMES + part, 64);
 			float4 v = handed[part * 32 + lane];
 			acc[0][0] = v.x, acc[0][1] = v.y, acc[0][2] = v.z, acc[0][3] = v.w;
 		}
@@ -150,7 +150,7 @@ static __device__ __forceinline__ void out_products(const struct out_args &a, in
 		}
 		if (!last) {
 			handed[part * 32 + lane] = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
-			asm volatile("bar.arrive %0, 64;" ::"r"(OUT_NAMES + part) : "memory");
+			arrive_some(OUT_NAMES + part, 64);
 			continue;
 		}
 		/* of two buffers, who writes one again has met everybody since it was read */
@@ -161,7 +161,7 @@ static __device__ __forceinline__ void out_products(const struct out_args &a, in
 			if (!c)
 				here[part * MMA_ROWS + r0 + 8 * half] = v;
 		}
-		asm volatile("bar.sync %0, %1;" ::"r"(OUT_NAMES + OUT_SPLIT + side), "n"(OUT_SPLIT * 32) : "memory");
+		sync_some(OUT_NAMES + OUT_SPLIT + side, OUT_SPLIT * 32);
 		if (!adds)
 			continue;
 		float sum = 0;
