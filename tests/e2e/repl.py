@@ -71,11 +71,13 @@ class Chat:
         os.write(self.fd, data)
 
     def line(self, data, answer):
-        """Types a line and waits for `answer` behind it; returns what was shown since."""
+        """Types a line and waits for `answer` behind it and then for the prompt (or the end); returns what was shown since."""
         self.quiet()
         at = len(self.seen)
         self.keys(data + b"\r")
-        return self.wait_for(answer, at)
+        if answer in self.wait_for(answer, at):
+            self.wait_for(b"\n> ", self.seen.index(answer, at))
+        return self.seen[at:]
 
     def say(self, data):
         """Types a line and waits for the statistics that end its answer."""
