@@ -61,7 +61,7 @@ class Chat:
             pass
         return self.seen[since:]
 
-    def quiet(self, seconds=0.4):
+    def quiet(self, seconds=0.15):
         """Reads until nothing has come for a while."""
         at = len(self.raw)
         while self.pump(seconds) and len(self.raw) > at:
