@@ -220,6 +220,8 @@ struct backend_usage {
 #define NORMS_MAX  17
 #define ROUTES_MAX NORMS_MAX
 
+#define AWAIT_ALIGN 16 /* see experts_await */
+
 /* ---- the table ------------------------------------------------------------------------------------------ */
 
 enum mem_kind {
@@ -316,8 +318,9 @@ struct backend_ops {
 	/* An await: an op of a recorded list that computes what the host asks for later, by calls of expert_ffn with this x, n_used and out,
 	 * of one row. The device has begun with it when the host makes the first, and goes on when all places have been named. Each has a
 	 * mark of its own, the last one before it in the list; x was written, and out was read, before that. like: an expert as all of the
-	 * layer are, data and places not looked at. can_await: whether there can be an await for such experts, always the same answer. NULL:
-	 * never. Where no list is recorded experts_await makes ready what it will need, and no more.
+	 * layer are, data and places not looked at; data of those that are named are at multiples of AWAIT_ALIGN bytes. can_await: whether
+	 * there can be an await for such experts, always the same answer. NULL: never. Where no list is recorded experts_await makes ready
+	 * what it will need, and no more.
 	 * The first op behind an await, if there is one, is moe_combine. Ops behind it rely on it: the host makes all the calls for each
 	 * await, in the order of the list, and in between nothing but wait_picks, and wait_mark up to the await's mark; or it gives the list up.
 	 * Whatever waits for the device beyond that mark, frees, allocates or begins another list does that: it ends all awaits that are left,
