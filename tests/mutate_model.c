@@ -118,7 +118,7 @@ static void put_garbage(
 void mutate_model(const struct gguf *from, const struct mutation *m, const char *path)
 {
 	struct err e = {0};
-	struct gguf_writer *w = gguf_writer_new(NULL);
+	struct gguf_writer *w = gguf_writer_new(&(struct gguf_write_options){.alignment = m->alignment});
 	size_t id = 0;
 	put_keys(w, from, m);
 	for (size_t i = 0; i < from->n_tensors; i++) {

@@ -21,6 +21,7 @@ struct mutation {
 	size_t n_bools;
 	const char *drop_tensor; /* NULL: none */
 	const char *flat_tensor; /* loses its last dimension (all but the first slice); NULL: none */
+	uint32_t alignment;      /* of the tensors; 0: the writer's */
 	bool garbage_indexers;   /* every layer that lacks indexer tensors gets some, full of noise */
 };
 
