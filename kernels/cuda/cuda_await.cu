@@ -34,7 +34,9 @@ static bool open_words(struct cuda_backend *b)
 	if (!cuda_check(b, cudaMalloc(&state, sizeof *b->await_state)))
 		return false;
 	b->await_state = (struct cuda_await_state *)state;
-	return cuda_check(b, cudaMemset(state, 0, sizeof *b->await_state));
+	/* the stream does not wait for the default one */
+	return cuda_check(b, cudaMemset(state, 0, sizeof *b->await_state)) &&
+		   cuda_check(b, cudaStreamSynchronize(NULL));
 }
 
 void cuda_await_close(struct cuda_backend *b)

@@ -11,7 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PAYLOAD 1024
+#define PAYLOAD     1024
+#define CUDA_QUEUES 8 /* from the host to the device, when nobody asked for fewer */
 /* From here on it pays to ask whether a download ends in pinned memory: a copy of so much takes longer. */
 #define CUDA_DIRECT_BYTES ((size_t)16 << 10)
 
@@ -326,7 +327,9 @@ static cudaError_t open_device(struct cuda_backend *b)
 		if ((rc = cudaEventCreateWithFlags(&b->sent[i], cudaEventDisableTiming)))
 			return rc;
 	fill_tables(&tables);
-	return cudaMemcpy(b->tables, &tables, sizeof tables, cudaMemcpyHostToDevice);
+	if ((rc = cudaMemcpy(b->tables, &tables, sizeof tables, cudaMemcpyHostToDevice)))
+		return rc;
+	return cudaStreamSynchronize(NULL); /* small copies and settings may return before they are done */
 }
 
 int cuda_backend_open(const struct backend_options *options, struct backend **out, struct err *e)
@@ -353,10 +356,12 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 			prop.name, prop.major, prop.minor);
 	}
 	b->early_starts = rc == cudaSuccess && prop.major >= 9;
-	/* a kernel may wait for a host that is stopped; and launches may be told to wait for kernels */
+	/* a kernel may wait for a host that is stopped; launches may be told to wait for kernels; and with fewer queues than lanes copies that
+	 * the host waits for may stand behind what waits for the host */
 	int limited = 0;
+	const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
 	if (cudaDeviceGetAttribute(&limited, cudaDevAttrKernelExecTimeout, b->device) != cudaSuccess || limited ||
-		getenv("CUDA_LAUNCH_BLOCKING"))
+		getenv("CUDA_LAUNCH_BLOCKING") || (queues && atoi(queues) < CUDA_QUEUES))
 		b->no_awaits = true;
 	b->wide = HAVE_SM90A && rc == cudaSuccess && prop.major == 9 && prop.minor == 0;
 	if (rc == cudaSuccess)

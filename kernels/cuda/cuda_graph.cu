@@ -26,7 +26,8 @@ extern "C" {
 
 #define SPINS        4096 /* looks at the mark before the driver is asked; about 0.1 ms */
 #define SILENCE_NS   120000000000ull
-#define PATIENCE_NS  2000000 /* then the processor is offered to others between looks */
+#define PATIENCE_NS  2000000    /* then the processor is offered to others between looks */
+#define STOPPED_NS   1000000000 /* and more between two looks: it was the process that stood still */
 #define GRAPH_SLOTS  4096
 #define GRAPHS_MAX   2048
 #define CALIBRATIONS 64
@@ -130,14 +131,14 @@ static bool has_reached(struct cuda_backend *b, uint64_t ticket)
 	return __atomic_load_n(b->pipe->reached, __ATOMIC_ACQUIRE) >= ticket;
 }
 
-/* The driver's word on a device that has not reached a mark; `since`: when the wait began. False: there is no use in waiting. */
-static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t since)
+/* The driver's word on a device that has not reached a mark for so long. False: there is no use in waiting. */
+static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t waited)
 {
 	cudaError_t rc = cudaStreamQuery(b->stream);
 	bool done = has_reached(b, ticket); /* and yet something is missing that came with it: on its way */
 	if (rc == cudaErrorNotReady || (rc == cudaSuccess && done)) {
 		cudaGetLastError(); /* not a failure */
-		if (clock_ns() - since < SILENCE_NS)
+		if (waited < SILENCE_NS)
 			return true;
 	}
 	if (b->base.failure.code)
@@ -146,6 +147,8 @@ static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t since)
 		err_set(&b->base.failure, ERR_RUN,
 			"cuda: %s or an op before it: the device has not answered for %llu s", b->op,
 			(unsigned long long)(SILENCE_NS / 1000000000));
+		/* whoever is told waits for the device first, before memory can be freed: that may never end */
+		log_warn("%s; nothing can be freed before it does", b->base.failure.text);
 		return false;
 	}
 	if (rc != cudaSuccess)
@@ -183,7 +186,7 @@ bool cuda_reached(struct backend *b, uint64_t ticket)
 /* A wait for a mark, or for what comes with it */
 struct patience {
 	unsigned spins;
-	uint64_t since;
+	uint64_t looked, waited;
 };
 
 /* Between two looks. Failures of the device become the backend's. False: there is no use in waiting. */
@@ -195,10 +198,12 @@ static bool wait_a_little(struct cuda_backend *b, uint64_t ticket, struct patien
 #endif
 		return true;
 	}
-	p->since = p->since ? p->since : clock_ns();
-	if (!still_there(b, ticket, p->since))
+	uint64_t now = clock_ns(), since = p->looked ? now - p->looked : 0;
+	p->looked = now;
+	p->waited += since < STOPPED_NS ? since : STOPPED_NS;
+	if (!still_there(b, ticket, p->waited))
 		return false;
-	if (clock_ns() - p->since > PATIENCE_NS)
+	if (p->waited > PATIENCE_NS)
 		sched_yield();
 	return true;
 }
@@ -499,7 +504,8 @@ void cuda_measure(struct backend *base, bool on)
 			return;
 	}
 	unsigned long long *ring = on ? p->ring : NULL;
-	if (!cuda_check(b, cudaMemcpy(&p->notes->ring, &ring, sizeof ring, cudaMemcpyHostToDevice)))
+	if (!cuda_check(b, cudaMemcpy(&p->notes->ring, &ring, sizeof ring, cudaMemcpyHostToDevice)) ||
+		!cuda_check(b, cudaStreamSynchronize(NULL))) /* the stream does not wait for the default one */
 		return;
 	if (on && !b->timing) {
 		/* stretches that are empty, to see what the notes themselves take; the first one is cold */
