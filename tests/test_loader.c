@@ -6,228 +6,24 @@
  * All of it runs twice: with slots that reads land in directly, and with an emulated card between (stream/copier_null.h),
  * whose memory this program cannot touch. Where a real card answers, a third round goes through that.
  */
-#include "src/base/log.h"
-#include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/rng.h"
-#include "src/model/config.h"
-#include "stream/copier_null.h"
-#include "stream/loader.h"
+#include "tests/loader_help.h"
 
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <cmocka.h>
 
-#define MODEL "tools/pocket/pocket.gguf"
-
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { N_SEEDS = 200, N_CARD_SEEDS = 60 };
 #else
 enum { N_SEEDS = 1000, N_CARD_SEEDS = 200 };
 #endif
-
-static struct gguf *file;
-static struct model_config config;
-static struct backend *backend;
-static struct loader_plan full; /* with an ample budget */
-
-/* The second round: every source gets a card of its own, with these faults. */
-static bool with_card, real_card; /* real: the third, the backend has one */
-static struct copier_faults card_faults;
-static struct copier *card; /* of the source opened last */
-static bool settle;         /* wait until the second tier is pinned, before anything is asked for */
-
-static int setup(void **state)
-{
-	(void)state;
-	struct err e = {0};
-	struct backend_options bo = {.name = real_card ? "cuda" : "cpu", .threads = 1};
-	log_set_level(LOG_QUIET);
-	if (gguf_open(MODEL, &file, &e) || config_read(file, &config, &e) || backend_open(&bo, &backend, &e)) {
-		print_error("%s\n", e.text);
-		return -1;
-	}
-	struct loader_options o = {.file = file,
-		.backend = backend,
-		.n_layers = (int)(config.n_layers + config.n_mtp),
-		.n_used = (int)config.n_used,
-		.tier_bytes = {(uint64_t)1 << 33, 0}};
-	return loader_plan(&o, &full, &e);
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	backend->ops->close(backend);
-	gguf_close(file);
-	return 0;
-}
-
-/* Options with a first tier of `share` between the floor and everything. */
-static struct loader_options options(const struct gguf *f, double share, uint64_t ram)
-{
-	return (struct loader_options){
-		.file = f,
-		.backend = backend,
-		.n_layers = (int)(config.n_layers + config.n_mtp),
-		.n_used = (int)config.n_used,
-		.tier_bytes = {full.floor_bytes +
-						   (uint64_t)(share * (double)(full.everything_bytes - full.floor_bytes)),
-			ram},
-		.lookahead = 2,
-	};
-}
-
-static int try_source(const struct loader_options *o, struct expert_source **s, struct err *e)
-{
-	struct loader_options mine = *o;
-	card = NULL;
-	if ((with_card || real_card) && !mine.reader.slice_bytes)
-		mine.reader.slice_bytes = 65536; /* small bounce buffers: they are touched at every opening */
-	mine.pin_step = num_align_up(mine.tier_bytes[1] / 20, 4096); /* borders that slots lie across */
-	mine.out_piece = 4096 + mine.tier_bytes[1] / 1000;           /* several of an expert */
-	if (with_card) {
-		assert_int_equal(copier_null_open(&card_faults, &card, e), 0);
-		mine.copier = card;
-	}
-	int rc = loader_open(&mine, s, e);
-	if (!rc && settle && (rc = loader_settle(*s, e)))
-		(*s)->ops->close(*s);
-	if (rc && card)
-		card->ops->close(card);
-	return rc;
-}
-
-static struct expert_source *open_source(const struct loader_options *o)
-{
-	struct err e = {0};
-	struct expert_source *s;
-	if (try_source(o, &s, &e))
-		fail_msg("%s", e.text);
-	return s;
-}
-
-static void close_source(struct expert_source *s)
-{
-	s->ops->close(s);
-	if (card)
-		card->ops->close(card);
-}
-
-static void check_matrix(int layer, int expert, const char *name, const struct weight *w)
-{
-	char full_name[64];
-	snprintf(full_name, sizeof full_name, "blk.%d.ffn_%s_exps.weight", layer, name);
-	const struct gguf_tensor *t = gguf_find_tensor(file, full_name);
-	uint64_t bytes = t->bytes / t->ne[2];
-	assert_int_equal(w->stack_bytes, bytes);
-	assert_int_equal(w->type, t->type);
-	const void *data = card ? copier_null_peek(card, w->data) : w->data;
-	static uint8_t bytes_there[1 << 20];
-	if (real_card) {
-		struct err e = {0};
-		assert_true(bytes <= sizeof bytes_there);
-		assert_int_equal(backend->ops->download(backend, bytes_there, w->data, bytes, &e), 0);
-		data = bytes_there;
-	}
-	assert_non_null(data);
-	if (memcmp(data, t->data + (uint64_t)expert * bytes, bytes))
-		fail_msg("layer %d, expert %d: %s holds other bytes than the file", layer, expert, name);
-}
-
-static void check_ref(int layer, const struct expert_ref *r)
-{
-	assert_true(r->ready);
-	check_matrix(layer, r->id, "gate", &r->gate);
-	check_matrix(layer, r->id, "up", &r->up);
-	check_matrix(layer, r->id, "down", &r->down);
-}
-
-static int distinct_ids(struct rng *r, int n, struct expert_ref *refs)
-{
-	bool used[CONFIG_MAX_EXPERTS] = {0};
-	for (int i = 0; i < n;) {
-		int id = (int)rng_below(r, config.n_experts);
-		if (rng_below(r, 3)) /* some experts are popular */
-			id /= 4;
-		if (used[id])
-			continue;
-		used[id] = true;
-		refs[i++] = (struct expert_ref){.id = id};
-	}
-	return n;
-}
-
-/* One acquire .. release; every ref is checked as soon as it is called ready, and again at the end. */
-static int use(
-	struct expert_source *s, int layer, enum expert_use how, struct expert_ref *refs, int n, struct err *e)
-{
-	int missing = s->ops->acquire(s, layer, how, refs, n, e);
-	if (missing < 0)
-		return missing;
-	while (missing > 0) {
-		missing = s->ops->await(s, layer, refs, n, e);
-		for (int i = 0; i < n; i++)
-			if (refs[i].ready)
-				check_ref(layer, &refs[i]);
-	}
-	for (int i = 0; i < n && !missing; i++)
-		check_ref(layer, &refs[i]);
-	s->ops->release(s, layer, refs, n);
-	return missing;
-}
-
-/* A random run of decode tokens and prefill chunks. Returns the number of failed uses. */
-static int random_run(struct expert_source *s, struct rng *r, int n_tokens, struct err *last)
-{
-	int first = (int)config.n_dense, n_layers = (int)config.n_layers, failed = 0;
-	struct expert_ref *refs = NEW_ARRAY(struct expert_ref, config.n_experts);
-	int32_t *ids = NEW_ARRAY(int32_t, config.n_experts);
-	for (int t = 0; t < n_tokens; t++) {
-		bool prefill = rng_below(r, 4) == 0;
-		enum expert_use how = prefill ? EXPERT_PREFILL : EXPERT_DECODE;
-		s->ops->step(s, how, prefill ? 64 : 1, t);
-		for (int layer = first; layer < n_layers; layer++) {
-			int n = distinct_ids(
-				r, prefill ? 4 + (int)rng_below(r, config.n_experts / 2) : (int)config.n_used, refs);
-			if (prefill && rng_below(r, 4)) {
-				for (int i = 0; i < n; i++)
-					ids[i] = refs[i].id;
-				s->ops->announce(s, layer, ids, n);
-				if (layer + 1 < n_layers && rng_below(r, 2)) {
-					for (int i = 0; i < (int)config.n_experts; i++)
-						ids[i] = i;
-					s->ops->announce(s, layer + 1, ids, (int)config.n_experts);
-				}
-			}
-			int group;
-			for (int i = 0; i < n; i += group) {
-				group = MIN(n - i, s->window[how]);
-				struct err e = {0};
-				if (use(s, layer, how, refs + i, group, &e) < 0) {
-					failed++;
-					if (last)
-						*last = e;
-				}
-			}
-			for (int d = 1; !prefill && d <= 2 && layer + d < n_layers; d++) {
-				for (uint32_t i = 0; i < config.n_used; i++)
-					ids[i] = (int32_t)rng_below(r, config.n_experts);
-				s->ops->hint(s, layer + d, ids, (int)config.n_used, d);
-			}
-		}
-	}
-	free(refs);
-	free(ids);
-	return failed;
-}
 
 static void test_engines_budgets_policies(void **state)
 {
@@ -239,7 +35,7 @@ static void test_engines_budgets_policies(void **state)
 	for (size_t i = 0; i < ARRAY_LEN(engines); i++)
 		for (size_t b = 0; b < ARRAY_LEN(shares); b++)
 			for (int buffered = 0; buffered < 2; buffered++) {
-				struct loader_options o = options(file, shares[b], b % 2 ? full.floor_bytes / 2 : 0);
+				struct loader_options o = source_options(shares[b], b % 2 ? full.floor_bytes / 2 : 0);
 				o.policy = policies[(i + b) % ARRAY_LEN(policies)];
 				o.reader.engine = engines[i];
 				o.reader.buffered = buffered;
@@ -263,7 +59,7 @@ static void test_engines_budgets_policies(void **state)
 static void test_seeds(void **state)
 {
 	(void)state;
-	for (uint64_t seed = 1; seed <= (with_card || real_card ? N_CARD_SEEDS : N_SEEDS); seed++) {
+	for (uint64_t seed = 1; seed <= (card_kind != CARD_NONE ? N_CARD_SEEDS : N_SEEDS); seed++) {
 		struct rng r = {seed};
 		card_faults = (struct copier_faults){.seed = seed};
 		struct reader_faults f = {
@@ -276,7 +72,7 @@ static void test_seeds(void **state)
 			.no_sleep = true,
 		};
 		struct loader_options o =
-			options(file, rng_unit(&r) * rng_unit(&r), rng_below(&r, 2) ? full.floor_bytes : 0);
+			source_options(rng_unit(&r) * rng_unit(&r), rng_below(&r, 2) ? full.floor_bytes : 0);
 		o.policy = (const char *const[]){"lru", "lfu", "sieve"}[rng_below(&r, 3)];
 		o.reader = (struct reader_options){.engine = READER_NULL,
 			.faults = &f,
@@ -288,7 +84,6 @@ static void test_seeds(void **state)
 		if (failed)
 			fail_msg("seed %llu: %d uses failed", (unsigned long long)seed, failed);
 	}
-	card_faults = (struct copier_faults){0};
 }
 
 /* A read error is reported with file, offset, layer and expert, and the source goes on. */
@@ -297,7 +92,7 @@ static void test_read_error(void **state)
 	(void)state;
 	for (uint64_t nth = 1; nth < 60; nth += 7) {
 		struct reader_faults f = {.seed = nth, .fail_read = nth, .latency_max_us = 50, .latency_min_us = 1};
-		struct loader_options o = options(file, 0.1, 0);
+		struct loader_options o = source_options(0.1, 0);
 		o.lookahead = 0;
 		o.reader = (struct reader_options){.engine = READER_NULL, .faults = &f};
 		struct expert_source *s = open_source(&o);
@@ -342,7 +137,8 @@ static void test_truncated_while_running(void **state)
 	struct err e = {0};
 	struct gguf *g;
 	assert_int_equal(gguf_open(path, &g, &e), 0);
-	struct loader_options o = options(g, 0.1, 0);
+	struct loader_options o = source_options(0.1, 0);
+	o.file = g;
 	struct expert_source *s = open_source(&o);
 	struct rng r = {5};
 	assert_int_equal(random_run(s, &r, 1, NULL), 0);
@@ -367,11 +163,11 @@ static void test_slow_disk_and_cancel(void **state)
 	int layer = (int)config.n_dense;
 	/* a read that answers late is waited for */
 	struct reader_faults slow = {.hang_read = 2, .hang_ms = 400};
-	struct loader_options o = options(file, 0.1, 0);
+	struct loader_options o = source_options(0.1, 0);
 	o.reader = (struct reader_options){.engine = READER_NULL, .faults = &slow};
 	struct expert_source *s = open_source(&o);
-	distinct_ids(&r, (int)config.n_used, refs);
-	assert_int_equal(use(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), 0);
+	refs_random(refs, (int)config.n_used, &r);
+	assert_int_equal(use_experts(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), 0);
 	assert_true(s->stats.wait_ns > 300000000);
 	close_source(s);
 	/* one that never answers is left by Ctrl+C, and closing does not wait for it */
@@ -380,9 +176,8 @@ static void test_slow_disk_and_cancel(void **state)
 	s = open_source(&o);
 	atomic_bool cancel = true;
 	s->cancel = &cancel;
-	for (uint32_t i = 0; i < config.n_used; i++)
-		refs[i] = (struct expert_ref){.id = (int32_t)i};
-	assert_int_equal(use(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), ERR_INTERRUPTED);
+	refs_from(refs, 0, (int)config.n_used);
+	assert_int_equal(use_experts(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), ERR_INTERRUPTED);
 	close_source(s);
 }
 
@@ -392,7 +187,7 @@ static void test_close_in_flight(void **state)
 	(void)state;
 	for (int i = 0; i < 200; i++) {
 		struct rng r = {(uint64_t)i + 1000};
-		struct loader_options o = options(file, 0.3, i % 2 ? full.floor_bytes : 0);
+		struct loader_options o = source_options(0.3, i % 2 ? full.floor_bytes : 0);
 		card_faults = (struct copier_faults){.seed = (uint64_t)i, .latency_max_us = i % 4 < 2 ? 300 : 0};
 		struct reader_faults f = {.seed = (uint64_t)i, .latency_min_us = 10, .latency_max_us = 3000};
 		o.reader.engine = i % 3 == 0 ? READER_NULL : i % 3 == 1 ? READER_THREADS : READER_AUTO;
@@ -401,7 +196,7 @@ static void test_close_in_flight(void **state)
 		struct expert_ref refs[CONFIG_MAX_USED];
 		struct err e = {0};
 		int layer = (int)config.n_dense;
-		distinct_ids(&r, (int)config.n_used, refs);
+		refs_random(refs, (int)config.n_used, &r);
 		if (rng_below(&r, 2)) {
 			assert_true(s->ops->acquire(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e) >= 0);
 			if (rng_below(&r, 2))
@@ -416,7 +211,6 @@ static void test_close_in_flight(void **state)
 			usleep(rng_below(&r, 500));
 		close_source(s);
 	}
-	card_faults = (struct copier_faults){0};
 }
 
 /* Tokens whose experts are all new to the cache (a round trip over all of them), with hints that are always right or
@@ -431,9 +225,8 @@ static void hinted_tokens(struct expert_source *s, int n_tokens, bool right)
 		s->ops->step(s, EXPERT_DECODE, 1, t);
 		for (int layer = first; layer < n_layers; layer++) {
 			struct err e = {0};
-			for (int i = 0; i < k; i++)
-				refs[i] = (struct expert_ref){.id = (t * k + i) % n};
-			if (use(s, layer, EXPERT_DECODE, refs, k, &e) < 0)
+			refs_from(refs, t * k, k);
+			if (use_experts(s, layer, EXPERT_DECODE, refs, k, &e) < 0)
 				fail_msg("%s", e.text);
 			for (int i = 0; i < k; i++)
 				ids[i] = (t * k + i + (right ? 0 : n / 2)) % n;
@@ -455,7 +248,7 @@ static void check_drive_rests(struct expert_source *s)
 		struct err e = {0};
 		struct expert_ref ref = {.id = 0};
 		s->ops->step(s, EXPERT_DECODE, 1, 20 + rounds);
-		assert_int_equal(use(s, layer, EXPERT_DECODE, &ref, 1, &e), 0);
+		assert_int_equal(use_experts(s, layer, EXPERT_DECODE, &ref, 1, &e), 0);
 		s->ops->hint(s, layer + 1, &missing, 1, 1);
 		usleep(300);
 		if (rounds < 7)
@@ -467,9 +260,9 @@ static void check_drive_rests(struct expert_source *s)
 static void test_throttle(void **state)
 {
 	(void)state;
-	struct loader_options o = options(file, 0.15, 0);
+	struct loader_options o = source_options(0.15, 0);
 	struct expert_source *s = open_source(&o);
-	if (with_card || real_card) {
+	if (card_kind != CARD_NONE) {
 		check_drive_rests(s);
 		close_source(s);
 		return;
@@ -496,7 +289,7 @@ static void test_refusals(void **state)
 	(void)state;
 	struct err e = {0};
 	struct loader_plan plan;
-	struct loader_options o = options(file, 0, 0);
+	struct loader_options o = source_options(0, 0);
 	o.tier_bytes[0] = full.floor_bytes - 1;
 	assert_int_equal(loader_plan(&o, &plan, &e), ERR_MEMORY);
 	assert_non_null(strstr(e.text, "working set"));
@@ -511,7 +304,7 @@ static void test_refusals(void **state)
 static void test_warm(void **state)
 {
 	(void)state;
-	struct loader_options o = options(file, 1, 0);
+	struct loader_options o = source_options(1, 0);
 	struct expert_source *s = open_source(&o);
 	struct profile_key keys[32];
 	for (int i = 0; i < 32; i++)
@@ -553,7 +346,7 @@ static void *keep_looking(void *arg)
 static void test_map(void **state)
 {
 	(void)state;
-	struct loader_options o = options(file, 0.2, full.everything_bytes / 5);
+	struct loader_options o = source_options(0.2, full.everything_bytes / 5);
 	struct expert_source *s = open_source(&o);
 	size_t n_map = (size_t)o.n_layers * config.n_experts;
 	uint8_t *map = malloc(n_map);
@@ -601,162 +394,6 @@ static void test_map(void **state)
 	close_source(s);
 }
 
-/* ---- the card's own troubles ---- */
-
-/* A copy that fails is reported to whoever waits for its expert, and the source goes on. */
-static void test_copy_error(void **state)
-{
-	(void)state;
-	int heard = 0;
-	for (uint64_t nth = 1; nth < 200; nth += 9) {
-		struct loader_options o = options(file, 0.1, nth % 2 ? full.floor_bytes : 0);
-		card_faults = (struct copier_faults){.seed = nth, .fail_copy = nth};
-		struct expert_source *s = open_source(&o);
-		struct rng r = {nth};
-		struct err e = {0};
-		int failed = random_run(s, &r, 3, &e);
-		assert_in_range(failed, 0, 1); /* a guess or a demotion may have met it: then nobody hears of it */
-		heard += failed;
-		if (failed) {
-			assert_int_equal(e.code, ERR_RUN);
-			assert_non_null(strstr(e.text, "layer"));
-			assert_non_null(strstr(e.text, "expert"));
-			assert_non_null(strstr(e.text, "card"));
-		}
-		assert_int_equal(random_run(s, &r, 2, NULL), 0);
-		close_source(s);
-	}
-	assert_true(heard > 5);
-	card_faults = (struct copier_faults){0};
-}
-
-/* A card that is gone: every use fails from then on, nothing waits for ever. */
-static void test_card_gone(void **state)
-{
-	(void)state;
-	for (uint64_t nth = 1; nth < 100; nth += 33) {
-		struct loader_options o = options(file, 0.1, full.floor_bytes);
-		card_faults = (struct copier_faults){.seed = nth, .fail_copy = nth, .fail_all = true};
-		struct expert_source *s = open_source(&o);
-		struct rng r = {nth};
-		struct err e = {0};
-		assert_true(random_run(s, &r, 4, &e) > 0);
-		assert_int_equal(e.code, ERR_RUN);
-		close_source(s);
-	}
-	card_faults = (struct copier_faults){0};
-}
-
-/* A copy that never ends is left by Ctrl+C, and closing does not wait for it. */
-static void test_copy_hangs(void **state)
-{
-	(void)state;
-	struct loader_options o = options(file, 0.1, 0);
-	card_faults = (struct copier_faults){.hang_copy = 2};
-	struct expert_source *s = open_source(&o);
-	struct expert_ref refs[CONFIG_MAX_USED];
-	struct err e = {0};
-	atomic_bool cancel = true;
-	s->cancel = &cancel;
-	for (uint32_t i = 0; i < config.n_used; i++)
-		refs[i] = (struct expert_ref){.id = (int32_t)i};
-	assert_int_equal(
-		use(s, (int)config.n_dense, EXPERT_DECODE, refs, (int)config.n_used, &e), ERR_INTERRUPTED);
-	close_source(s);
-	card_faults = (struct copier_faults){0};
-}
-
-/* Slow copies: demotions and promotions overlap with the fillings of the slots they leave. */
-static void test_slow_copies(void **state)
-{
-	(void)state;
-	uint64_t promotions = 0;
-	for (uint64_t seed = 1; seed <= 6; seed++) {
-		struct loader_options o = options(file, 0.05 * (double)seed, full.floor_bytes / 2 * (seed % 3 + 1));
-		card_faults = (struct copier_faults){.seed = seed, .latency_max_us = 20};
-		struct expert_source *s = open_source(&o);
-		struct rng r = {seed};
-		assert_int_equal(random_run(s, &r, 30, NULL), 0);
-		struct cache_stats c = loader_cache_stats(s);
-		print_message("%llu demotions, %llu promotions\n", (unsigned long long)c.demotions,
-			(unsigned long long)c.promotions);
-		assert_true(c.demotions > 0);
-		promotions += c.promotions;
-		assert_true(s->stats.bytes_in >= s->stats.bytes_read + c.bytes_promoted / 2);
-		assert_true(s->stats.bytes_out > 0 && s->stats.bytes_out <= c.bytes_demoted);
-		assert_true(s->stats.in_busy_ns && s->stats.out_busy_ns && s->stats.disk_busy_ns);
-		close_source(s);
-	}
-	assert_true(promotions > 0);
-	card_faults = (struct copier_faults){0};
-}
-
-/* Steps of the second tier are pinned because demotions come to them, or at leisure; one that is refused ends the run that
- * comes to it with the sentence. */
-static void test_pinned_by_steps(void **state)
-{
-	(void)state;
-	struct loader_options o = options(file, 0.1, full.floor_bytes);
-	for (int leisure = 0; leisure < 2; leisure++) {
-		card_faults = (struct copier_faults){.seed = 5, .latency_max_us = 20};
-		struct expert_source *s = open_source(&o);
-		uint64_t before = copier_null_pins(card);
-		assert_true(before <= 2); /* the bounce buffers, the first step */
-		if (leisure) {
-			loader_go_on(s);
-			for (int i = 0; i < 2000 && copier_null_pins(card) < 16; i++)
-				usleep(1000);
-		} else {
-			struct rng r = {5};
-			assert_int_equal(random_run(s, &r, 30, NULL), 0);
-		}
-		assert_true(copier_null_pins(card) >= 16);
-		close_source(s);
-	}
-	card_faults = (struct copier_faults){.seed = 6, .refuse_pin = 12};
-	struct expert_source *s = open_source(&o);
-	struct rng r = {6};
-	struct err e = {0};
-	assert_true(random_run(s, &r, 30, &e) > 0);
-	assert_int_equal(e.code, ERR_MEMORY);
-	assert_non_null(strstr(e.text, "beyond"));
-	assert_non_null(strstr(e.hint, "--ram-gb"));
-	close_source(s);
-	card_faults = (struct copier_faults){0};
-}
-
-static void test_card_refusals(void **state)
-{
-	(void)state;
-	struct loader_options o = options(file, 0.5, full.floor_bytes);
-	struct expert_source *s;
-	settle = true;
-	/* the bounce buffers, steps of the second tier */
-	for (uint64_t nth = 1; nth <= 12; nth += nth < 3 ? 1 : 9) {
-		struct err e = {0};
-		card_faults = (struct copier_faults){.refuse_pin = nth};
-		assert_int_equal(try_source(&o, &s, &e), ERR_MEMORY);
-		assert_non_null(strstr(e.text, "pinned"));
-	}
-	settle = false;
-	struct err e = {0};
-	card_faults = (struct copier_faults){.device_bytes = full.floor_bytes / 2};
-	assert_int_equal(try_source(&o, &s, &e), ERR_MEMORY);
-	assert_non_null(strstr(e.text, "expert cache"));
-	card_faults = (struct copier_faults){0};
-	struct loader_plan plan;
-	assert_int_equal(copier_null_open(NULL, &o.copier, &e), 0);
-	assert_int_equal(loader_plan(&o, &plan, &e), 0);
-	assert_true(plan.on_card && plan.parking_bytes && plan.bounce_bytes);
-	o.copier->ops->close(o.copier);
-}
-
-static int setup_card(void **state)
-{
-	with_card = true;
-	return setup(state);
-}
-
 /* With an argument only the round on a real card. */
 int main(int argc, char **argv)
 {
@@ -773,27 +410,13 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_warm),
 		cmocka_unit_test(test_map),
 	};
-	const struct CMUnitTest card_tests[] = {
-		cmocka_unit_test(test_copy_error),
-		cmocka_unit_test(test_card_gone),
-		cmocka_unit_test(test_copy_hangs),
-		cmocka_unit_test(test_slow_copies),
-		cmocka_unit_test(test_pinned_by_steps),
-		cmocka_unit_test(test_card_refusals),
-	};
 	int failed = 0;
 	if (argc == 1) {
-		failed = cmocka_run_group_tests_name("direct", tests, setup, teardown);
-		failed += cmocka_run_group_tests_name("emulated card", tests, setup_card, teardown);
-		failed += cmocka_run_group_tests_name("emulated card, troubles", card_tests, setup_card, teardown);
+		failed = cmocka_run_group_tests_name("direct", tests, source_setup, source_teardown);
+		card_kind = CARD_EMULATED;
+		failed += cmocka_run_group_tests_name("emulated card", tests, source_setup, source_teardown);
 	}
-	with_card = false;
-	struct backend_options bo = {.name = "cuda"};
-	struct backend *b;
-	struct err e = {0};
-	if ((real_card = !backend_open(&bo, &b, &e)))
-		b->ops->close(b);
-	else
-		print_message("the round on a real card is skipped: %s\n", e.text);
-	return real_card ? failed + cmocka_run_group_tests_name("card", tests, setup, teardown) : failed;
+	card_kind = CARD_REAL;
+	return card_answers() ? failed + cmocka_run_group_tests_name("card", tests, source_setup, source_teardown)
+						  : failed;
 }

@@ -5,14 +5,8 @@
  *
  * A copier around the emulated card keeps what comes in under way for as long as a test likes, and writes down what leaves.
  */
-#include "src/base/log.h"
-#include "src/base/mem.h"
-#include "src/base/num.h"
-#include "src/model/config.h"
-#include "stream/copier_null.h"
-#include "stream/loader.h"
+#include "tests/loader_help.h"
 
-#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -22,18 +16,12 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define MODEL    "tools/pocket/pocket.gguf"
 #define PIECE    ((size_t)8192)
 #define PARKED   7 /* so many experts wait for a gap at most */
 #define LEAVES   4096
 #define PATIENCE 5000  /* ms until a test gives up */
 #define A_WHILE  20000 /* us in which what shall not happen would have */
 #define ROUNDS   6     /* that fill the first tier: some experts are left that were never there */
-
-static struct gguf *file;
-static struct model_config config;
-static struct backend *backend;
-static struct loader_plan plan;
 
 /* ---- the copier ---- */
 
@@ -46,8 +34,8 @@ struct leave {
 };
 
 struct gate {
-	struct copier base; /* first: the pointers are exchanged */
-	struct copier *inner;
+	struct copier_ops ops; /* of the emulated card, from now on */
+	const struct copier_ops *inner;
 	atomic_bool shut;              /* what comes in is not done */
 	atomic_uint n_in;              /* copies into the card */
 	atomic_uint n_aside, n_leaves; /* copies within it and out of it */
@@ -63,36 +51,6 @@ struct gate {
 
 static struct gate gate;
 
-static int gate_alloc(struct copier *c, size_t bytes, void **out, struct err *e)
-{
-	(void)c;
-	return gate.inner->ops->alloc(gate.inner, bytes, out, e);
-}
-
-static void gate_free(struct copier *c, void *p, size_t bytes)
-{
-	(void)c;
-	gate.inner->ops->free(gate.inner, p, bytes);
-}
-
-static int gate_pin(struct copier *c, void *base, size_t bytes, struct err *e)
-{
-	(void)c;
-	return gate.inner->ops->pin(gate.inner, base, bytes, e);
-}
-
-static void gate_unpin(struct copier *c, void *base, size_t bytes)
-{
-	(void)c;
-	gate.inner->ops->unpin(gate.inner, base, bytes);
-}
-
-static void gate_attach(struct copier *c)
-{
-	(void)c;
-	gate.inner->ops->attach(gate.inner);
-}
-
 static bool under_way(enum copy_lane lane)
 {
 	return gate.in_seen[lane] < gate.in_drawn[lane];
@@ -100,9 +58,8 @@ static bool under_way(enum copy_lane lane)
 
 static void gate_copy(struct copier *c, enum copy_lane lane, void *dst, const void *src, size_t bytes)
 {
-	(void)c;
 	const unsigned n_aside = atomic_load(&gate.n_aside), n = atomic_load(&gate.n_leaves);
-	gate.inner->ops->copy(gate.inner, lane, dst, src, bytes);
+	gate.inner->copy(c, lane, dst, src, bytes);
 	if (lane == COPY_IN || lane == COPY_AHEAD)
 		atomic_fetch_add(&gate.n_in, 1);
 	if (lane == COPY_WITHIN) {
@@ -121,23 +78,15 @@ static void gate_copy(struct copier *c, enum copy_lane lane, void *dst, const vo
 
 static uint64_t gate_mark(struct copier *c, enum copy_lane lane)
 {
-	(void)c;
-	return gate.in_drawn[lane] = gate.inner->ops->mark(gate.inner, lane);
-}
-
-static void gate_after(struct copier *c, enum copy_lane lane, uint64_t ticket)
-{
-	(void)c;
-	gate.inner->ops->after(gate.inner, lane, ticket);
+	return gate.in_drawn[lane] = gate.inner->mark(c, lane);
 }
 
 static int gate_done(struct copier *c, uint64_t ticket, struct err *e)
 {
-	(void)c;
 	const enum copy_lane lane = (enum copy_lane)(ticket % COPY_LANES);
 	if ((lane == COPY_IN || lane == COPY_AHEAD) && atomic_load(&gate.shut))
 		return 0;
-	int rc = gate.inner->ops->done(gate.inner, ticket, e);
+	int rc = gate.inner->done(c, ticket, e);
 	if (rc && ticket > gate.in_seen[lane]) {
 		gate.in_seen[lane] = ticket;
 		if (lane == COPY_OUT)
@@ -146,78 +95,28 @@ static int gate_done(struct copier *c, uint64_t ticket, struct err *e)
 	return rc;
 }
 
-static void gate_drain(struct copier *c)
+static void gate_open(void)
 {
-	(void)c;
-	gate.inner->ops->drain(gate.inner);
+	struct err e = {0};
+	assert_int_equal(copier_null_open(NULL, &card, &e), 0);
+	memset(&gate, 0, sizeof gate);
+	gate.inner = card->ops;
+	gate.ops = *card->ops;
+	gate.ops.copy = gate_copy;
+	gate.ops.mark = gate_mark;
+	gate.ops.done = gate_done;
+	card->ops = &gate.ops;
 }
-
-static const struct copier_ops gate_ops = {
-	.name = "gate",
-	.alloc = gate_alloc,
-	.free = gate_free,
-	.pin = gate_pin,
-	.unpin = gate_unpin,
-	.attach = gate_attach,
-	.copy = gate_copy,
-	.mark = gate_mark,
-	.after = gate_after,
-	.done = gate_done,
-	.drain = gate_drain,
-};
 
 /* ---- the source ---- */
-
-static int setup(void **state)
-{
-	(void)state;
-	struct err e = {0};
-	struct backend_options bo = {.name = "cpu", .threads = 1};
-	log_set_level(LOG_QUIET);
-	if (gguf_open(MODEL, &file, &e) || config_read(file, &config, &e) || backend_open(&bo, &backend, &e)) {
-		print_error("%s\n", e.text);
-		return -1;
-	}
-	struct loader_options o = {.file = file,
-		.backend = backend,
-		.n_layers = (int)(config.n_layers + config.n_mtp),
-		.n_used = (int)config.n_used,
-		.tier_bytes = {(uint64_t)1 << 33, 0}};
-	return loader_plan(&o, &plan, &e);
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	backend->ops->close(backend);
-	gguf_close(file);
-	return 0;
-}
 
 /* Acquires experts [first, first + n) of a layer; what the caller does not wait for is still on its way. */
 static void acquire(struct expert_source *s, int layer, int first, int n, struct expert_ref *refs)
 {
 	struct err e = {0};
-	for (int i = 0; i < n; i++)
-		refs[i] = (struct expert_ref){.id = (first + i) % (int)config.n_experts};
+	refs_from(refs, first, n);
 	if (s->ops->acquire(s, layer, EXPERT_DECODE, refs, n, &e) < 0)
 		fail_msg("%s", e.text);
-}
-
-static void check_bytes(int layer, const struct expert_ref *r)
-{
-	const struct weight *w[] = {&r->gate, &r->up, &r->down};
-	static const char *const names[] = {"gate", "up", "down"};
-	for (int i = 0; i < 3; i++) {
-		char name[64];
-		snprintf(name, sizeof name, "blk.%d.ffn_%s_exps.weight", layer, names[i]);
-		const struct gguf_tensor *t = gguf_find_tensor(file, name);
-		const uint64_t bytes = t->bytes / t->ne[2];
-		const void *there = copier_null_peek(gate.inner, w[i]->data);
-		assert_non_null(there);
-		if (memcmp(there, t->data + (uint64_t)r->id * bytes, bytes))
-			fail_msg("layer %d, expert %d: %s holds other bytes than the file", layer, r->id, names[i]);
-	}
 }
 
 /* Waits for acquired experts, looks at their bytes and gives them back. */
@@ -230,7 +129,7 @@ static void finish(struct expert_source *s, int layer, struct expert_ref *refs, 
 	if (missing < 0)
 		fail_msg("%s", e.text);
 	for (int i = 0; i < n; i++)
-		check_bytes(layer, &refs[i]);
+		check_expert(layer, &refs[i]);
 	s->ops->release(s, layer, refs, n);
 }
 
@@ -260,18 +159,12 @@ static struct expert_source *open_full(void)
 	struct err e = {0};
 	struct expert_source *s;
 	struct expert_ref refs[CONFIG_MAX_USED];
-	memset(&gate, 0, sizeof gate);
-	gate.base.ops = &gate_ops;
-	assert_int_equal(copier_null_open(NULL, &gate.inner, &e), 0);
-	struct loader_options o = {.file = file,
-		.backend = backend,
-		.copier = &gate.base,
-		.n_layers = (int)(config.n_layers + config.n_mtp),
-		.n_used = (int)config.n_used,
-		.tier_bytes = {plan.floor_bytes + (plan.everything_bytes - plan.floor_bytes) / 3,
-			plan.everything_bytes},
-		.reader.slice_bytes = 65536,
-		.out_piece = PIECE};
+	gate_open();
+	struct loader_options o = source_options(1.0 / 3, full.everything_bytes);
+	o.copier = card;
+	o.lookahead = 0;
+	o.reader.slice_bytes = 65536;
+	o.out_piece = PIECE;
 	if (loader_open(&o, &s, &e) || loader_settle(s, &e))
 		fail_msg("%s", e.text);
 	for (int round = 0, k = (int)config.n_used; round < ROUNDS; round++) {
@@ -283,12 +176,6 @@ static struct expert_source *open_full(void)
 	}
 	settle();
 	return s;
-}
-
-static void close_source(struct expert_source *s)
-{
-	s->ops->close(s);
-	gate.inner->ops->close(gate.inner);
 }
 
 /* Experts that were never there: [0, n) of them, asked for and not waited for. */
@@ -425,7 +312,7 @@ static void test_pressure(void **state)
 /* The layer and expert whose bytes are parked there. */
 static void find_parked(const struct aside *aside, int *layer, int *expert)
 {
-	const uint8_t *there = copier_null_peek(gate.inner, aside->at);
+	const uint8_t *there = copier_null_peek(card, aside->at);
 	assert_non_null(there);
 	for (int ms = 0; ms < PATIENCE; ms++, usleep(1000)) /* its copy may be under way */
 		for (*layer = (int)config.n_dense; *layer < (int)config.n_layers; ++*layer) {
@@ -496,5 +383,5 @@ int main(void)
 		cmocka_unit_test(test_wanted_again),
 		cmocka_unit_test(test_prompt),
 	};
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return cmocka_run_group_tests(tests, source_setup, source_teardown);
 }

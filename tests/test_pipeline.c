@@ -7,14 +7,12 @@
  * waited for, or now and then by chance. It either records, and what a graph holds is checked against what may stand in one, or it has
  * experts that wait to be told. A source around the real one counts pins and compares every release with the marks that were reached.
  */
-#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/rng.h"
 #include "src/engine/batch.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/generate.h"
-#include "stream/loader.h"
+#include "tests/loader_help.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -22,7 +20,6 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define MODEL    "tools/pocket/pocket.gguf"
 #define N_TEXT   200
 #define N_LAYERS 16
 #define N_IDS    64
@@ -300,29 +297,13 @@ static void count_start(struct model *m)
 
 /* ---- tests ---- */
 
-static struct loader_plan full;
-
 static int setup(void **state)
 {
-	(void)state;
-	log_set_level(LOG_QUIET);
 	struct rng r = {77};
 	for (int i = 0; i < 4; i++)
 		for (int k = 0; k < N_TEXT; k++)
 			text[i][k] = (int32_t)rng_below(&r, 8000);
-	struct err e = {0};
-	struct engine_options o = {.model_path = MODEL, .backend = "cpu", .context = 64};
-	struct engine *g;
-	if (engine_open(&o, &g, &e))
-		return -1;
-	struct loader_options lo = {.file = g->gguf,
-		.backend = g->backend,
-		.n_layers = (int)(g->model.config.n_layers + g->model.config.n_mtp),
-		.n_used = (int)g->model.config.n_used,
-		.tier_bytes = {(uint64_t)1 << 33, 0}};
-	int rc = loader_plan(&lo, &full, &e);
-	engine_close(g, NULL);
-	return rc;
+	return source_setup(state);
 }
 
 static struct engine *open_engine(const struct engine_options *o, bool lagging, uint64_t seed)
@@ -467,5 +448,5 @@ int main(void)
 		cmocka_unit_test(test_same_bits),
 		cmocka_unit_test(test_ends_midway),
 	};
-	return cmocka_run_group_tests(tests, setup, NULL);
+	return cmocka_run_group_tests(tests, setup, source_teardown);
 }

@@ -1,48 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /* A simulated cache counts what the live one did, steps of prompts between those of decoding. */
 #include "cache/sim.h"
-#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/rng.h"
-#include "src/model/config.h"
 #include "stream/extent.h"
-#include "stream/loader.h"
+#include "tests/loader_help.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <cmocka.h>
 
-#define MODEL    "tools/pocket/pocket.gguf"
 #define N_STEPS  120
 #define PROMPTS  5 /* one step in so many is a prompt's */
 #define N_PROMPT 16
-
-static struct gguf *file;
-static struct model_config config;
-static struct backend *backend;
-
-static int setup(void **state)
-{
-	(void)state;
-	struct err e = {0};
-	struct backend_options bo = {.name = "cpu", .threads = 1};
-	log_set_level(LOG_QUIET);
-	if (gguf_open(MODEL, &file, &e) || config_read(file, &config, &e) || backend_open(&bo, &backend, &e)) {
-		print_error("%s\n", e.text);
-		return -1;
-	}
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	backend->ops->close(backend);
-	gguf_close(file);
-	return 0;
-}
 
 /* What was asked for, as a trace in memory. */
 static void note(struct trace *t, struct trace_event event, const struct expert_ref *refs)
@@ -90,18 +61,10 @@ static void compare(const char *policy, double share, double ram, uint64_t seed)
 {
 	struct err e = {0};
 	struct rng r = {seed};
-	struct loader_options o = {.file = file,
-		.backend = backend,
-		.n_layers = (int)(config.n_layers + config.n_mtp),
-		.n_used = (int)config.n_used,
-		.tier_bytes = {(uint64_t)1 << 33, 0},
-		.policy = policy,
-		.reader = {.buffered = true}};
-	struct loader_plan plan;
-	assert_int_equal(loader_plan(&o, &plan, &e), 0);
-	o.tier_bytes[0] =
-		plan.floor_bytes + (uint64_t)(share * (double)(plan.everything_bytes - plan.floor_bytes));
-	o.tier_bytes[1] = (uint64_t)(ram * (double)plan.everything_bytes);
+	struct loader_options o = source_options(share, (uint64_t)(ram * (double)full.everything_bytes));
+	o.policy = policy;
+	o.lookahead = 0;
+	o.reader.buffered = true;
 	struct extent_table *table;
 	assert_int_equal(extent_table_from_gguf(&table, file, NULL, &e), 0);
 	for (uint32_t l = 0; l < extent_n_layers(table); l++)
@@ -175,5 +138,5 @@ int main(void)
 		cmocka_unit_test(test_one_tier),
 		cmocka_unit_test(test_two_tiers),
 	};
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return cmocka_run_group_tests(tests, source_setup, source_teardown);
 }

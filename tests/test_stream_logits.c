@@ -5,12 +5,9 @@
  * reorders. Three rounds: on the CPU; on the CPU with an emulated card between disk and memory (stream/copier_null.h); on
  * CUDA, when a device answers.
  */
-#include "src/base/log.h"
-#include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/generate.h"
-#include "stream/copier_null.h"
-#include "stream/loader.h"
+#include "tests/loader_help.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +16,6 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define MODEL    "tools/pocket/pocket.gguf"
 #define N_PROMPT 150 /* a prefill chunk, and more than index_topk */
 
 /* Sanitizers slow the arithmetic down by ten and more: they get fewer tokens, settings and seeds. */
@@ -39,20 +35,13 @@
 
 static int32_t prompt[N_PROMPT];
 static uint64_t card_seed;
-static struct loader_plan full;
 
-static const char *backend = "cpu"; /* of this round */
+static const char *backend_name = "cpu"; /* of this round */
 static bool with_card;
 
 static struct engine_options base_options(void)
 {
-	return (struct engine_options){.model_path = MODEL, .backend = backend, .context = 512};
-}
-
-/* A first tier of `share` between the floor and everything. */
-static uint64_t budget(double share)
-{
-	return full.floor_bytes + (uint64_t)(share * (double)(full.everything_bytes - full.floor_bytes));
+	return (struct engine_options){.model_path = MODEL, .backend = backend_name, .context = 512};
 }
 
 static uint64_t run(const struct engine_options *o, uint32_t n_new, struct expert_stats *stats)
@@ -86,27 +75,10 @@ static uint64_t run(const struct engine_options *o, uint32_t n_new, struct exper
 
 static int setup(void **state)
 {
-	(void)state;
-	log_set_level(LOG_QUIET);
 	struct rng r = {77};
 	for (int i = 0; i < N_PROMPT; i++)
 		prompt[i] = (int32_t)rng_below(&r, 8000);
-	struct err e = {0};
-	struct gguf *g;
-	struct model_config c;
-	struct backend *b;
-	struct backend_options bo = {.name = "cpu"};
-	if (gguf_open(MODEL, &g, &e) || config_read(g, &c, &e) || backend_open(&bo, &b, &e))
-		return -1;
-	struct loader_options o = {.file = g,
-		.backend = b,
-		.n_layers = (int)(c.n_layers + c.n_mtp),
-		.n_used = (int)c.n_used,
-		.tier_bytes = {(uint64_t)1 << 33, 0}};
-	int rc = loader_plan(&o, &full, &e);
-	b->ops->close(b);
-	gguf_close(g);
-	return rc;
+	return source_setup(state);
 }
 
 /* 256 greedy tokens (LONG_RUN): mapped, and streamed at the floor, in the middle and with everything cached. */
@@ -138,7 +110,7 @@ static void test_every_setting(void **state)
 	const uint32_t n_new = N_NEW;
 	uint64_t want = run(&o, n_new, NULL), want_single = want;
 	/* on a card few rows go another way, with bits of its own (kernels/backend.h) */
-	if (strcmp(backend, "cpu")) {
+	if (strcmp(backend_name, "cpu")) {
 		o.chunk = 1;
 		want_single = run(&o, n_new, NULL);
 	}
@@ -262,21 +234,14 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_trace_and_warm),
 		cmocka_unit_test(test_copy_fails),
 	};
-	struct backend_options bo = {.name = "cuda"};
-	struct backend *b;
-	struct err e = {0};
 	int failed = 0;
 	if (argc == 1) {
-		failed = cmocka_run_group_tests_name("cpu", tests, setup, NULL);
+		failed = cmocka_run_group_tests_name("cpu", tests, setup, source_teardown);
 		with_card = true;
-		failed += cmocka_run_group_tests_name("emulated card", card_tests, setup, NULL);
+		failed += cmocka_run_group_tests_name("emulated card", card_tests, setup, source_teardown);
 		with_card = false;
 	}
-	if (backend_open(&bo, &b, &e)) {
-		print_message("the round on CUDA is skipped: %s\n", e.text);
-		return failed;
-	}
-	b->ops->close(b);
-	backend = "cuda";
-	return failed + cmocka_run_group_tests_name("cuda", tests, setup, NULL);
+	backend_name = "cuda";
+	return card_answers() ? failed + cmocka_run_group_tests_name("cuda", tests, setup, source_teardown)
+						  : failed;
 }
