@@ -7,6 +7,16 @@
 #include <stdio.h>
 #include <string.h>
 
+/* Both ranges: below the blank, and the second one as UTF-8 writes it. */
+void err_plain(char *text)
+{
+	for (unsigned char *p = (unsigned char *)text; *p; p++)
+		if (*p < ' ' || *p == 0x7f)
+			*p = '?';
+		else if (*p == 0xc2 && p[1] >= 0x80 && p[1] < 0xa0)
+			p[0] = p[1] = '?';
+}
+
 int err_set(struct err *e, int code, const char *fmt, ...)
 {
 	if (!e)
@@ -15,6 +25,7 @@ int err_set(struct err *e, int code, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(e->text, sizeof e->text, fmt, ap);
 	va_end(ap);
+	err_plain(e->text);
 	e->code = code;
 	e->hint[0] = 0;
 	return code;
@@ -35,6 +46,7 @@ int err_errno(struct err *e, int errnum, const char *fmt, ...)
 	va_end(ap);
 	if (n >= 0 && (size_t)n < sizeof e->text)
 		snprintf(e->text + n, sizeof e->text - (size_t)n, ": %s", strerror(errnum));
+	err_plain(e->text);
 	e->code = code;
 	e->hint[0] = 0;
 	return code;
@@ -52,6 +64,7 @@ int err_prefix(struct err *e, const char *fmt, ...)
 	va_end(ap);
 	if (n >= 0 && (size_t)n < sizeof e->text)
 		snprintf(e->text + n, sizeof e->text - (size_t)n, ": %s", old);
+	err_plain(e->text);
 	return e->code;
 }
 
@@ -63,6 +76,7 @@ int err_hint(struct err *e, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(e->hint, sizeof e->hint, fmt, ap);
 	va_end(ap);
+	err_plain(e->hint);
 	return e->code;
 }
 

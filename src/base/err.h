@@ -37,7 +37,8 @@ struct err {
 };
 
 /* Writes the sentence and returns `code`, so that `return err_set(e, ERR_INPUT, ...)` works. `e` may be NULL.
- * The text carries no trailing full stop or line feed. Text beyond ERR_TEXT_MAX is cut. */
+ * The text carries no trailing full stop or line feed. Text beyond ERR_TEXT_MAX is cut. Here and below control characters
+ * that a file or its name brought along become '?': what is said stays on its line and moves no cursor. */
 int err_set(struct err *e, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
 /* err_set with ": " and the text of errno number `errnum` added; the code is -errnum (ERR_INPUT for ENOENT,
@@ -49,6 +50,9 @@ int err_prefix(struct err *e, const char *fmt, ...) __attribute__((format(printf
 
 /* Sets the second line. Returns e->code. */
 int err_hint(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Makes every control character of a text '?', in place. */
+void err_plain(char *text);
 
 /* Exit status of the program for a code: 0 -> 0, project codes as listed, any -errno -> 1. */
 int err_exit_status(int code);

@@ -2,6 +2,8 @@
 /* One write per line, so that lines of several threads do not mix. */
 #include "src/base/log.h"
 
+#include "src/base/err.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,6 +26,7 @@ static void emit(enum log_level level, const char *tag, const char *fmt, va_list
 		return;
 	char line[2048];
 	vsnprintf(line, sizeof line, fmt, ap);
+	err_plain(line); /* one line per event, whatever names hold */
 	fprintf(stderr, "%s%s\n", tag, line);
 }
 

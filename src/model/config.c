@@ -193,6 +193,7 @@ int config_read(const struct gguf *f, struct model_config *c, struct err *e)
 			(int)MIN(s.len, 64), s.ptr);
 	if (gguf_find(f, "general.name") && !gguf_get_str(f, "general.name", &s, NULL))
 		snprintf(c->name, sizeof c->name, "%.*s", (int)MIN(s.len, sizeof c->name - 1), s.ptr);
+	err_plain(c->name); /* it is shown to people */
 
 	if ((rc = need(f, KEY("block_count"), CONFIG_MAX_LAYERS, &blocks, e)) ||
 		(rc = gguf_get_u32_or(f, KEY("nextn_predict_layers"), 0, &c->n_mtp, e)) ||

@@ -62,6 +62,10 @@ for c in run inspect tokenize render dump-logits perplexity; do
 		error_is_one_sentence 3 "${m##*/}"
 	done
 done
+if has_command inspect; then
+	run inspect $'no such\n\033[31mfile'
+	error_is_one_sentence 3 'no such\?\?\[31mfile'
+fi
 if has_command convert; then
 	run convert "$work/missing-folder" -o "$work/x.gguf" --recipe q8
 	error_is_one_sentence 3 missing-folder
