@@ -6,11 +6,13 @@
 #include "tools/manual.h"
 #include "tools/report.h"
 
+#include <fcntl.h>
 #include <langinfo.h>
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static const struct command commands[] = {
 	{"run", cmd_run, "chat, or answer one prompt; the same as no command", NULL},
@@ -75,29 +77,41 @@ static int dispatch(int argc, char **argv, struct err *e)
 		printf("glmstream %s\n", GLM_VERSION);
 		return 0;
 	}
-	if (!strcmp(first, "--help") || !strcmp(first, "-h") || (!strcmp(first, "help") && argc == 2)) {
+	const char *about = !strcmp(first, "help") && argc > 2 ? argv[2] : "";
+	if (!strcmp(first, "--help") || !strcmp(first, "-h") ||
+		(!strcmp(first, "help") && (!*about || !strcmp(about, "help") || !strcmp(about, "--help")))) {
 		print_help();
 		return 0;
 	}
 	if (argc < 2 || first[0] == '-')
 		return cmd_run ? cmd_run(argc, argv, e) : err_set(e, ERR_USAGE, "this build cannot run models");
-	if (!strcmp(first, "help") && !strcmp(argv[2], "--man"))
+	if (!strcmp(about, "--man"))
 		return manual_print(commands, ARRAY_LEN(commands), e);
-	if (!strcmp(first, "help") && !strcmp(argv[2], "--bash"))
+	if (!strcmp(about, "--bash"))
 		return completion_print_bash(commands, ARRAY_LEN(commands), e);
-	if (!strcmp(first, "help") && !strcmp(argv[2], "--zsh"))
+	if (!strcmp(about, "--zsh"))
 		return completion_print_zsh(commands, ARRAY_LEN(commands), e);
-	if (!strcmp(first, "help")) { /* help COMMAND */
-		const struct command *c = find_command(argv[2], e);
-		char *help[] = {argv[2], (char[]){"--help"}, NULL};
-		return c ? c->run(2, help, e) : ERR_USAGE;
+	if (*about) { /* help COMMAND [PART] */
+		const struct command *c = find_command(about, e);
+		char option[] = "--help", *help[] = {argv[2], argc > 3 ? argv[3] : option, option, NULL};
+		return c ? c->run(argc > 3 ? 3 : 2, help, e) : ERR_USAGE;
 	}
 	const struct command *c = find_command(first, e);
 	return c ? c->run(argc - 1, argv + 1, e) : ERR_USAGE;
 }
 
+/* Of a standard stream that is closed the number would go to the first file that is opened, and what is meant for the stream
+ * into that file. This one fails as the closed one does. */
+static void keep_standard_numbers(void)
+{
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+		if (fcntl(fd, F_GETFD) < 0)
+			(void)!open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 int main(int argc, char **argv)
 {
+	keep_standard_numbers();
 	/* the line editor's idea of characters, UTF-8 in any case; numbers stay in the C locale */
 	if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
 		setlocale(LC_CTYPE, "C.UTF-8");

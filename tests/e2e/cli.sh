@@ -40,6 +40,11 @@ for c in $commands; do
 done
 run no-such-command
 error_is_one_sentence 2 no-such-command
+if has_command trace; then
+	run help trace show
+	exits 0
+	check "help knows the parts of a command" grep -q '^Usage: glmstream trace show' "$work/out"
+fi
 run --no-such-option
 error_is_one_sentence 2 no-such-option
 
@@ -163,6 +168,16 @@ check "an empty prompt is a prompt or bad usage" [ "$rc" = 0 -o "$rc" = 2 ]
 timeout 60 "$GLMSTREAM" -p "Define river." --temp 0 -n 20 >/dev/full 2>"$work/err"
 rc=$? said="glmstream -p ... >/dev/full"
 exits 1
+
+# a standard stream that is closed is not the first file that is opened
+timeout 60 "$GLMSTREAM" -q -n 2 --cache-gb "${smallest:-1}" <&- >"$work/out" 2>"$work/err"
+rc=$? said="glmstream --cache-gb ... <&-"
+error_is_one_sentence 1 "standard input"
+if "$GLMSTREAM" -p x -n 0 -q --trace "$work/trace" 2>/dev/null; then # else there is no lz4
+	"$GLMSTREAM" -p "Define river." -n 2 --trace "$work/trace" >&- 2>&-
+	run trace show "$work/trace"
+	exits 0
+fi
 
 # a pipe is a chat of one turn per line
 printf 'Define river.\nDefine island.\n' | timeout 60 "$GLMSTREAM" --temp 0 --think off -n 40 >"$work/out" 2>"$work/err"
