@@ -3,13 +3,13 @@
 #include "cache/profile.h"
 
 #include "src/base/mem.h"
+#include "src/base/out_file.h"
 
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define PROFILE_BYTES_MAX (64u << 20) /* more than any model's profile */
 #define PROFILE_MAGIC     "# glmstream profile "
@@ -115,14 +115,15 @@ static int add_trace(struct profile *p, const char *path, struct err *e)
 	return rc;
 }
 
-int profile_read(struct profile *p, const char *path, struct err *e)
+int profile_read(struct profile *p, const char *path, bool *is_trace, struct err *e)
 {
 	FILE *f = fopen(path, "re");
 	if (!f)
 		return err_errno(e, errno, "%s", path);
 	char magic[8] = {0};
 	size_t got = fread(magic, 1, sizeof magic, f);
-	if (got == sizeof magic && (!memcmp(magic, "GLMTRACE", 8) || !memcmp(magic, "GLTR1", 5))) {
+	*is_trace = got == sizeof magic && (!memcmp(magic, "GLMTRACE", 8) || !memcmp(magic, "GLTR1", 5));
+	if (*is_trace) {
 		fclose(f);
 		return add_trace(p, path, e);
 	}
@@ -191,24 +192,15 @@ int profile_write(const struct profile *p, const struct profile *earlier, const 
 		sum.count[i] = p->count[i] + (earlier ? earlier->count[i] / 2 : 0);
 	size_t n;
 	struct counted *c = sorted(&sum, &n);
-	char *temporary = mem_printf("%s.partial", path);
-	int rc = 0;
-	FILE *f = fopen(temporary, "we");
-	if (!f) {
-		rc = err_errno(e, errno, "%s", temporary);
-	} else {
-		fprintf(f, PROFILE_MAGIC "1 %016llx %u %u\nlayer,expert,count\n", (unsigned long long)p->fingerprint,
-			p->n_layers, p->n_experts);
+	struct out_file out;
+	int rc = out_file_open(&out, path, e);
+	if (!rc) {
+		fprintf(out.f, PROFILE_MAGIC "1 %016llx %u %u\nlayer,expert,count\n",
+			(unsigned long long)p->fingerprint, p->n_layers, p->n_experts);
 		for (size_t i = 0; i < n; i++)
-			fprintf(f, "%d,%d,%.9g\n", c[i].key.layer, c[i].key.expert, c[i].count);
-		bool bad = fflush(f) || fsync(fileno(f)) || ferror(f);
-		bad = fclose(f) || bad;
-		if (bad || rename(temporary, path)) {
-			rc = err_errno(e, errno, "%s", path);
-			unlink(temporary);
-		}
+			fprintf(out.f, "%d,%d,%.9g\n", c[i].key.layer, c[i].key.expert, c[i].count);
+		rc = out_file_commit(&out, e);
 	}
-	free(temporary);
 	free(c);
 	profile_fini(&sum);
 	return rc;

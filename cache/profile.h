@@ -3,7 +3,7 @@
  * A profile: how often each expert was used, kept from run to run so that the next start can fill its cache before the
  * first token. It only seeds; it never pins.
  *
- * The file is text, written to a temporary name and renamed:
+ * The file is text, replaced in one step:
  *
  *     # glmstream profile 1 <fingerprint, 16 hex digits> <layers> <experts>
  *     layer,expert,count
@@ -17,6 +17,7 @@
 #include "cache/trace.h"
 #include "src/base/err.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -40,8 +41,8 @@ static inline void profile_count(struct profile *p, int layer, int expert)
 }
 
 /* Adds the counts of a profile or of a trace (own format or GLTR1) to p. ERR_INPUT with a sentence: malformed, or of a model
- * with another shape or fingerprint (0 on either side matches all). p is unchanged then. */
-int profile_read(struct profile *p, const char *path, struct err *e);
+ * with another shape or fingerprint (0 on either side matches all). p is unchanged then. *is_trace says which of the two it was. */
+int profile_read(struct profile *p, const char *path, bool *is_trace, struct err *e);
 int profile_parse(
 	struct profile *p, const char *text, size_t n, const char *name, struct err *e); /* profiles only */
 

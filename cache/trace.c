@@ -14,6 +14,7 @@
 #include <lz4frame.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define CHUNK_BYTES (64 * 1024)
@@ -172,6 +173,26 @@ static void write_header(struct trace_writer *w, const struct trace_model *m)
 	write_frame(w);
 }
 
+/* An older trace is written over; any other file, as the model given by mistake, is not. */
+static int open_file(struct trace_writer *w, struct err *e)
+{
+	struct stat st;
+	char magic[8];
+	w->fd = open(w->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+	if (w->fd < 0)
+		return err_errno(e, errno, "%.400s: cannot create the trace", w->path);
+	if (fstat(w->fd, &st) || !S_ISREG(st.st_mode) || !st.st_size)
+		return 0;
+	int rc = 0;
+	if (pread(w->fd, magic, sizeof magic, 0) != sizeof magic || memcmp(magic, TRACE_MAGIC, sizeof magic))
+		rc = err_set(e, ERR_INPUT, "%.400s: is there and is no trace: it is not written over", w->path);
+	else if (ftruncate(w->fd, 0))
+		rc = err_errno(e, errno, "%.400s: the old trace cannot be emptied", w->path);
+	if (rc)
+		close(w->fd);
+	return rc;
+}
+
 struct trace_writer *trace_writer_open(const char *path, const struct trace_model *m, struct err *e)
 {
 	if (!m->n_layers || m->n_layers > TRACE_MAX_LAYERS || !m->n_experts || m->n_experts > TRACE_MAX_EXPERTS) {
@@ -191,9 +212,7 @@ struct trace_writer *trace_writer_open(const char *path, const struct trace_mode
 	w->packed = mem_new(w->packed_cap, 1);
 	if (LZ4F_isError(LZ4F_createCompressionContext(&w->lz4, LZ4F_VERSION)))
 		bug("out of memory: lz4 context");
-	w->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-	if (w->fd < 0) {
-		err_errno(e, errno, "%.400s: cannot create the trace", path);
+	if (open_file(w, e)) {
 		writer_free(w);
 		return NULL;
 	}

@@ -55,7 +55,8 @@ struct trace_model {
 
 struct trace_writer;
 
-/* Creates or truncates the file and writes the header. NULL with a sentence in *e. The model is copied. */
+/* Creates the file and writes the header. An older trace and an empty file are written over; any other file is refused and stays
+ * as it is. NULL with a sentence in *e. The model is copied. */
 struct trace_writer *trace_writer_open(const char *path, const struct trace_model *model, struct err *e);
 
 /* Append a record; nothing is allocated, about every 64 KiB one write(2) happens. A failed write is remembered and

@@ -190,6 +190,15 @@ static void test_trace_and_warm(void **state)
 	assert_true(t.n_accesses > 0);
 	trace_fini(&t);
 	assert_true(access(warm, R_OK) == 0);
+	/* a trace seeds as well, and is still one behind that */
+	o.trace = NULL;
+	o.warm = trace;
+	assert_true(run(&o, 16, &seeded) == want);
+	assert_int_equal(trace_open(trace, &t, &e), 0);
+	trace_fini(&t);
+	o.warm = "/nonexistent/profile";
+	struct engine *g;
+	assert_int_equal(engine_open(&o, &g, &e), ERR_INPUT); /* not first when the run is over */
 	unlink(trace);
 	unlink(warm);
 }

@@ -362,6 +362,16 @@ static void test_write_errors(void **state)
 	struct err e = {0};
 	assert_null(trace_writer_open("/nonexistent/trace", &model, &e));
 	assert_true(strstr(e.text, "/nonexistent/trace") != NULL);
+	/* a file that is no trace is not written over */
+	char other[] = "build/test_trace_other_XXXXXX", text[32] = "";
+	int fd = mkstemp(other);
+	assert_int_equal(write(fd, "GGUF and more", 13), 13);
+	assert_null(trace_writer_open(other, &model, &e));
+	assert_non_null(strstr(e.text, "is no trace"));
+	assert_int_equal(pread(fd, text, sizeof text, 0), 13);
+	assert_string_equal(text, "GGUF and more");
+	close(fd);
+	unlink(other);
 	if (access("/dev/full", W_OK))
 		skip();
 	e = (struct err){0};

@@ -126,8 +126,8 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.kind = ARG_STRING,
 			.string = &c->warm,
 			.value = "FILE",
-			.help =
-				"fill the cache from a profile or trace at start; this run's profile is saved there at exit"},
+			.help = "fill the cache from a profile or trace at start; a profile takes in this run at exit, a "
+					"new file becomes one"},
 		{.name = "quiet",
 			.letter = 'q',
 			.kind = ARG_FLAG,

@@ -6,12 +6,14 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/out_file.h"
 #include "src/engine/plan.h"
 #include "stream/loader.h"
 #include "stream/source_record.h"
 #include "stream/source_routed.h"
 #include "stream/source_mmap.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -57,14 +59,22 @@ static int open_recorder(struct engine *g, const struct engine_options *o, const
 		if (profile_init(&g->profile, g->fingerprint, n_layers, c->n_experts) ||
 			profile_init(&g->earlier, g->fingerprint, n_layers, c->n_experts))
 			return err_set(e, ERR_MEMORY, "no memory for the profile");
-		g->warm_path = mem_strdup(o->warm);
-		if (access(o->warm, F_OK) == 0 && (rc = profile_read(&g->earlier, o->warm, e)))
+		bool is_trace = false, there = access(o->warm, F_OK) == 0 || errno != ENOENT;
+		if (there && (rc = profile_read(&g->earlier, o->warm, &is_trace, e)))
 			return rc;
+		struct out_file probe; /* better now than when the run is over */
+		if (!is_trace && (rc = out_file_open(&probe, o->warm, e)))
+			return rc;
+		if (!is_trace) {
+			out_file_abort(&probe);
+			g->warm_path = mem_strdup(o->warm);
+		}
 		struct profile_key *keys;
 		size_t n;
 		profile_order(&g->earlier, &keys, &n);
-		log_info("warm: %s names %zu experts%s", o->warm, n,
-			p->streaming ? "" : " (nothing to seed: no expert cache)");
+		log_info("warm: %s names %zu experts%s%s", o->warm, n,
+			p->streaming ? "" : " (nothing to seed: no expert cache)",
+			is_trace ? "; a trace, which stays as it is" : "");
 		if (p->streaming)
 			loader_warm(g->experts, keys, n);
 		free(keys);

@@ -56,8 +56,8 @@ struct engine_options {
 	void *loading_user;
 	const char *trace; /* file to record routing, tiers and waits in; NULL: none */
 	const char *
-		warm; /* profile or trace that seeds the cache; the run's own profile is saved there at close. A file that
-	                    * does not exist yet is created then. NULL: none */
+		warm; /* profile or trace that seeds the cache; to a profile the run's own is added at close, and a file that
+	                    * does not exist yet becomes one. A trace stays as it is. NULL: none */
 	/* For measuring (stream/source_routed.h): the experts that decode steps use are those of a trace, and only the first so many
 	 * of each layer. Logits are of no use then. */
 	const char *routing;      /* NULL: the router's */
