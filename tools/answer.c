@@ -39,7 +39,7 @@ int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
 int answer_close(struct answer *a, int rc, struct err *e)
 {
 	struct err late = {0};
-	int failed = a->autosave && a->unsaved ? chat_file_save(a, a->session_path, &late) : 0;
+	int failed = a->autosave && a->unsaved ? chat_file_save(a, NULL, &late) : 0;
 	if (failed && rc)
 		report_error(&late);
 	else if (failed)
@@ -181,14 +181,14 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		chat_view_message(&a->view, &a->talk.chat);
 	else if ((rc = keep_raw(a, e)))
 		return rc;
-	show_stats(a);
+	if (!cancelled && !a->view.lost && stats.result.stop == GENERATE_CONTEXT_FULL)
+		log_warn("the answer was cut off: the context of %u tokens is full", engine_context(a->engine));
 	keep_prefix(a);
 	chat_file_autosave(a);
+	show_stats(a); /* behind all warnings: with --json the object is the last line */
 	if (a->view.lost)
 		return err_set(e, ERR_RUN, "standard output takes no more: the answer was stopped");
 	if (cancelled)
 		return err_set(e, ERR_INTERRUPTED, "%s", "");
-	if (stats.result.stop == GENERATE_CONTEXT_FULL)
-		log_warn("the answer was cut off: the context of %u tokens is full", engine_context(a->engine));
 	return 0;
 }

@@ -9,6 +9,8 @@
 #include "tools/run_opts.h"
 #include "tools/stats.h"
 
+#include <sys/stat.h>
+
 /* Zero-initialise; answer_open, answer_turn ..., answer_close. */
 struct answer {
 	struct run_opts *opts;
@@ -23,9 +25,10 @@ struct answer {
 	uint64_t total_prompt, total_new, total_ns; /* over all answers; prompt tokens really computed */
 	struct prefix_store *store;                 /* --session-dir; NULL: none */
 	char *session_path;                         /* file of this chat (chat_file.h); NULL: none */
-	bool autosave;                              /* it is written after answers and at the end */
-	bool unsaved;                               /* something was said since it was written */
-	uint64_t save_ns, saved_at_ns;              /* how long that took, and total_ns then */
+	struct stat session_seen;      /* what that file was when it was last read or written; 0: absent */
+	bool autosave;                 /* it is written after answers and at the end */
+	bool unsaved;                  /* something was said since it was written */
+	uint64_t save_ns, saved_at_ns; /* how long that took, and total_ns then */
 };
 
 int answer_open(struct answer *a, struct run_opts *opts, struct err *e);

@@ -159,6 +159,23 @@ int chat_file_parse(struct answer *a, const char *text, size_t len, const char *
 
 /* ---- files ---- */
 
+/* Zeros when there is none. */
+static void look(const char *path, struct stat *st)
+{
+	if (stat(path, st))
+		*st = (struct stat){0};
+}
+
+/* Has another program written the chat's file since this one read or wrote it? A file that is gone is nobody's work. */
+static bool is_anothers(const struct answer *a)
+{
+	struct stat now;
+	look(a->session_path, &now);
+	return now.st_nlink && (now.st_ino != a->session_seen.st_ino || now.st_size != a->session_seen.st_size ||
+							   now.st_mtim.tv_sec != a->session_seen.st_mtim.tv_sec ||
+							   now.st_mtim.tv_nsec != a->session_seen.st_mtim.tv_nsec);
+}
+
 static void set_path(struct answer *a, const char *path)
 {
 	char *own = mem_strdup(path); /* may be a->session_path */
@@ -174,11 +191,19 @@ static void say(const struct answer *a, const char *path, const char *done, cons
 			a->talk.n_turns == 1 ? "" : "s", i->n, done, (double)i->bytes / 1e6, (double)ns * 1e-9);
 }
 
+/* path NULL: the chat's own file. */
 static int save(struct answer *a, const char *path, bool quiet, struct err *e)
 {
 	struct buf note = {0};
 	struct session_file_info info;
 	uint64_t start = clock_ns();
+	if (!path && is_anothers(a)) {
+		err_set(e, ERR_RUN,
+			"%.400s: another program has written this session meanwhile, so this chat is not saved there",
+			a->session_path);
+		return err_hint(e, "in the chat, /save FILE keeps it elsewhere");
+	}
+	path = path ? path : a->session_path;
 	int rc = chat_file_note(a, &note, e);
 	if (!rc)
 		rc = session_file_save(a->session, path, note.data, note.len, &info, e);
@@ -189,6 +214,7 @@ static int save(struct answer *a, const char *path, bool quiet, struct err *e)
 	if (!a->session_path)
 		set_path(a, path);
 	if (!strcmp(path, a->session_path)) {
+		look(path, &a->session_seen);
 		a->unsaved = false;
 		a->save_ns = ns;
 		a->saved_at_ns = a->total_ns;
@@ -200,7 +226,7 @@ static int save(struct answer *a, const char *path, bool quiet, struct err *e)
 
 int chat_file_save(struct answer *a, const char *path, struct err *e)
 {
-	return save(a, path, false, e);
+	return save(a, path, !path && a->opts->json, e); /* the object stays the last line */
 }
 
 int chat_file_load(struct answer *a, const char *path, struct err *e)
@@ -208,6 +234,8 @@ int chat_file_load(struct answer *a, const char *path, struct err *e)
 	struct buf note = {0};
 	struct session_file_info info;
 	uint64_t start = clock_ns();
+	struct stat seen;
+	look(path, &seen);
 	int rc = session_file_load(a->session, path, &note, &info, e);
 	if (!rc)
 		rc = chat_file_parse(a, buf_str(&note), note.len, path, e);
@@ -215,6 +243,7 @@ int chat_file_load(struct answer *a, const char *path, struct err *e)
 	if (rc)
 		return rc;
 	set_path(a, path);
+	a->session_seen = seen;
 	a->unsaved = false;
 	a->save_ns = 0;
 	a->saved_at_ns = a->total_ns;
@@ -260,6 +289,6 @@ void chat_file_autosave(struct answer *a)
 	if (bytes > SMALL_BYTES && a->total_ns - a->saved_at_ns < PATIENCE * cost)
 		return;
 	struct err e = {0};
-	if (save(a, a->session_path, true, &e))
+	if (save(a, NULL, true, &e))
 		log_warn("not saved: %s", e.text);
 }

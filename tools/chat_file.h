@@ -18,7 +18,7 @@ int chat_file_note(const struct answer *a, struct buf *out, struct err *e);
 int chat_file_parse(struct answer *a, const char *text, size_t len, const char *name, struct err *e);
 
 /* Writes the chat to a file, reads it from one; says on stderr what was done (not with -q). A file that cannot be read leaves
- * the chat as it was. */
+ * the chat as it was. path NULL: to the file it came from, unless another program has written there meanwhile (ERR_RUN). */
 int chat_file_save(struct answer *a, const char *path, struct err *e);
 int chat_file_load(struct answer *a, const char *path, struct err *e);
 

@@ -3,6 +3,7 @@
 #include "tools/cmd_chat.h"
 
 #include "src/base/num.h"
+#include "src/text/utf8.h"
 #include "tools/chat_file.h"
 #include "tools/cache_view.h"
 #include "tools/interrupt.h"
@@ -87,8 +88,9 @@ static enum outcome do_undo(struct answer *a, const char *argument)
 {
 	(void)argument;
 	const char *last = conversation_last_user(&a->talk);
+	size_t len = last ? strlen(last) : 0, shown = len > 60 ? utf8_valid_prefix(last, 60) : len;
 	if (last)
-		fprintf(stderr, "taken back: %.60s%s\n", last, strlen(last) > 60 ? "..." : "");
+		fprintf(stderr, "taken back: %.*s%s\n", (int)shown, last, shown < len ? "..." : "");
 	if (!conversation_undo(&a->talk)) {
 		fprintf(stderr, "there is nothing to take back\n");
 		return GO_ON;
@@ -102,10 +104,9 @@ static enum outcome do_undo(struct answer *a, const char *argument)
 static enum outcome do_save(struct answer *a, const char *argument)
 {
 	struct err e = {0};
-	const char *path = *argument ? argument : a->session_path;
-	if (!path)
+	if (!*argument && !a->session_path)
 		fprintf(stderr, "usage: /save FILE\n");
-	else if (chat_file_save(a, path, &e))
+	else if (chat_file_save(a, *argument ? argument : NULL, &e))
 		report_error(&e);
 	return GO_ON;
 }
@@ -115,8 +116,7 @@ static enum outcome do_load(struct answer *a, const char *argument)
 	struct err e = {0};
 	if (!*argument)
 		fprintf(stderr, "usage: /load FILE\n");
-	else if ((a->autosave && a->unsaved && chat_file_save(a, a->session_path, &e)) ||
-			 chat_file_load(a, argument, &e))
+	else if ((a->autosave && a->unsaved && chat_file_save(a, NULL, &e)) || chat_file_load(a, argument, &e))
 		report_error(&e);
 	return GO_ON;
 }

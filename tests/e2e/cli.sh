@@ -141,7 +141,13 @@ check "--json keeps the answer as it is" cmp -s "$work/out" "$work/first"
 check "the last line of stderr is JSON" last_line_is_json "$work/err" prompt_tokens new_tokens prefill_tok_s \
 	decode_tok_s hit_vram hit_ram miss bytes_read wait_ms_per_token logits_hash backend io
 want_hash=$(hash_of)
+run -p "Define river." --temp 0 --think off -c 20 --json
+exits 0
+check "a full context is a warning" grep -q 'the context of 20 tokens is full' "$work/err"
+check "before the line of JSON" last_line_is_json "$work/err" stop
 check "there is a logits hash" [ -n "$want_hash" ]
+run -p "Define river." -n 1 --cache-gb 1 --ram-gb 1 --backend cpu
+check "budgets above what the experts need are capped, and it is said" [ "$(grep -c 'capped to that' "$work/err")" = 2 ]
 twice=$(awk -v gb="${smallest:-1}" 'BEGIN { print 2 * gb }')
 for how in "--cache-gb ${smallest:-1}" "--cache-gb $twice --lookahead 0" "--cache-gb $twice --ram-gb $twice" "--io threads" \
 	"--io threads --no-direct --cache-gb $twice" "--policy sieve --cache-gb $twice" "--policy lfu --cache-gb $twice" \

@@ -80,6 +80,27 @@ error_is_one_sentence 3 'not a regular file'
 run "${greedy[@]}" --session-dir-gb 1 -p x
 error_is_one_sentence 2 'give --session-dir as well'
 
+# ---- two programs on one file: the second to write is refused, what the first wrote stays ----
+mkfifo "$work/pipe"
+"$GLMSTREAM" "${greedy[@]}" --session "$work/shared" <"$work/pipe" >"$work/out" 2>"$work/err" &
+pid=$!
+exec 3>"$work/pipe"
+echo 'Define river.' >&3
+for ((i = 0; i < 400; i++)); do
+	[ -s "$work/shared" ] && break
+	sleep 0.05
+done
+"$GLMSTREAM" "${greedy[@]}" --session "$work/shared" -p 'Define tree.' >/dev/null 2>&1
+cp "$work/shared" "$work/shared.before"
+echo 'Define island.' >&3
+exec 3>&-
+wait $pid
+rc=$? said="a chat whose file another program has written"
+exits 1
+check "both answers are there" grep -q island "$work/out"
+check "it says so" grep -q '^glmstream: .*shared: another program has written this session' "$work/err"
+check "nothing is lost" cmp -s "$work/shared" "$work/shared.before"
+
 # ---- ends by signals ----
 # SIGTERM while a long answer is made: what was said until then is saved
 "$GLMSTREAM" -t 1 --temp 0 --think off -q --session "$work/term" -p 'Tell me a story about a fox named Ben.' \
