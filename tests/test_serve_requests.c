@@ -199,6 +199,11 @@ static void test_refused(void **state)
 		{"\"presence_penalty\":0.1", 400, "not supported"},
 		{"\"repetition_penalty\":1.1", 400, "not supported"},
 		{"\"thinking\":{\"type\":\"maybe\"}", 400, "enabled"},
+		{"\"thinking\":true", 400, "thinking: expected an object"},
+		{"\"stream_options\":\"usage\"", 400, "stream_options: expected an object"},
+		{"\"chat_template_kwargs\":[]", 400, "chat_template_kwargs: expected an object"},
+		{"\"chat_template_kwargs\":{\"enable_thinking\":\"no\"}", 400,
+			"chat_template_kwargs.enable_thinking:"},
 	};
 	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
 		char *body = mem_printf("{%s,%s}", m, cases[i].member);
@@ -219,6 +224,8 @@ static void test_refused(void **state)
 		"{\"max_tokens\":1,\"tools\":[{\"type\":\"bash_1\",\"name\":\"b\"}],\"messages\":[{\"role\":\"user\","
 		"\"content\":\"a\"}]}",
 		400, "tools.0");
+	refuse(&api_responses, "{\"input\":\"a\",\"reasoning\":\"high\"}", 400, "reasoning: expected an object");
+	refuse(&api_responses, "{\"input\":\"a\",\"text\":5}", 400, "text: expected an object");
 	refuse(&api_responses, "{\"input\":\"a\",\"previous_response_id\":\"r\"}", 400, "not supported");
 	refuse(&api_responses, "{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}", 400, "item_reference");
 	refuse(&api_responses, "{\"input\":[{\"type\":\"function_call\",\"name\":\"f\"}]}", 400, "call_id");

@@ -113,9 +113,9 @@ static int parse(struct serve_opts *o, int argc, char **argv, struct err *e)
 			"/v1/models, Anthropic's /v1/messages, /health, /metrics, and a page at /. SIGTERM lets answers "
 			"end for 3.5 seconds, then cuts them; a second one ends at once.",
 		.see = "glmstream serve --help",
-		.example = "  glmstream serve -m glm52-iq2.gguf --cache-gb 100 --sessions 4 --port 8080\n"
-				   "  curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-				   "      -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Define river.\"}]}'\n",
+		.example = "glmstream serve -m glm52-iq2.gguf --cache-gb 100 --sessions 4 --port 8080\n"
+				   "curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+				   "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Define river.\"}]}'\n",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),
 	};

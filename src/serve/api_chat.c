@@ -52,8 +52,9 @@ static int parse(struct request *r, struct request_error *e)
 	const char *effort = NULL;
 	int64_t n = 1, most = -1;
 	request_make_id(r->id, sizeof r->id, "chatcmpl-");
-	const json_t *options = json_object_get(r->body, "stream_options");
+	const json_t *options;
 	if (request_model_name(r, e) || request_bool(r->body, "stream", &r->stream, e) ||
+		request_object(r->body, "stream_options", &options, e) ||
 		request_bool(options, "include_usage", &r->include_usage, e) ||
 		request_integer(r->body, "n", 1, REQUEST_ANSWERS_MAX, &n, NULL, e) ||
 		request_integer(r->body, "max_tokens", 1, INT32_MAX, &most, NULL, e) ||

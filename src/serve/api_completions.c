@@ -83,8 +83,9 @@ static int parse(struct request *r, struct request_error *e)
 	int64_t n = 1, best_of = 0, most = 16, top = 0; /* 16 is the API's own default */
 	bool given;
 	request_make_id(r->id, sizeof r->id, "cmpl-");
-	const json_t *options = json_object_get(r->body, "stream_options");
+	const json_t *options;
 	if (request_model_name(r, e) || request_bool(r->body, "stream", &r->stream, e) ||
+		request_object(r->body, "stream_options", &options, e) ||
 		request_bool(options, "include_usage", &r->include_usage, e) ||
 		request_integer(r->body, "n", 1, REQUEST_ANSWERS_MAX, &n, NULL, e) ||
 		request_integer(r->body, "best_of", 1, REQUEST_ANSWERS_MAX, &best_of, NULL, e) ||

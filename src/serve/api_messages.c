@@ -267,10 +267,10 @@ static int parse_tools(struct request *r, struct request_error *e)
 static int parse_talk(struct request *r, struct request_error *e)
 {
 	const char *effort = NULL;
-	const json_t *config = json_object_get(r->body, "output_config");
-	if (request_unsupported(config, "format", e) || request_unsupported(r->body, "mcp_servers", e) ||
-		request_unsupported(r->body, "container", e) || request_string(config, "effort", &effort, e) ||
-		request_effort(r, effort, "output_config.effort", e))
+	const json_t *config;
+	if (request_object(r->body, "output_config", &config, e) || request_unsupported(config, "format", e) ||
+		request_unsupported(r->body, "mcp_servers", e) || request_unsupported(r->body, "container", e) ||
+		request_string(config, "effort", &effort, e) || request_effort(r, effort, "output_config.effort", e))
 		return -1;
 	r->think_asked = false; /* an effort alone does not turn reasoning on */
 	if (request_template(r, e))

@@ -231,16 +231,17 @@ int api_responses_parse(struct request *r, struct request_error *e)
 	const char *effort = NULL, *truncation = NULL;
 	int64_t most = -1;
 	request_make_id(r->id, sizeof r->id, "resp_");
-	const json_t *format = json_object_get(json_object_get(r->body, "text"), "format");
+	const json_t *text, *format, *reasoning;
 	for (size_t i = 0; i < ARRAY_LEN(unsupported); i++)
 		if (request_unsupported(r->body, unsupported[i], e))
 			return -1;
 	if (request_model_name(r, e) || request_bool(r->body, "stream", &r->stream, e) ||
 		request_integer(r->body, "max_output_tokens", 1, INT32_MAX, &most, NULL, e) ||
 		request_sampling(r, e) || request_stops(r, "stop", e) || parse_logprobs(r, e) ||
-		request_string(r->body, "truncation", &truncation, e) ||
-		request_string(json_object_get(r->body, "reasoning"), "effort", &effort, e) ||
-		request_effort(r, effort, "reasoning.effort", e) || request_template(r, e))
+		request_string(r->body, "truncation", &truncation, e) || request_object(r->body, "text", &text, e) ||
+		request_object(text, "format", &format, e) || request_object(r->body, "reasoning", &reasoning, e) ||
+		request_string(reasoning, "effort", &effort, e) || request_effort(r, effort, "reasoning.effort", e) ||
+		request_template(r, e))
 		return -1;
 	if (format && strcmp(string_of(format, "type"), "text"))
 		return request_refuse(e, 400, "unsupported_parameter", "text.format",

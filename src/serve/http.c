@@ -74,7 +74,7 @@ struct exchange {
 	struct MHD_Connection *mhd;
 	struct connection *connection;
 	char *method, *path;
-	const char *route;
+	const char *route, *allow;
 	struct buf body;
 	size_t received;
 	struct http_refusal refusal; /* status 0: none */
@@ -247,7 +247,7 @@ static void check(struct exchange *x)
 	const struct http *h = x->http;
 	const char *host = exchange_header(x, "Host"), *origin = exchange_header(x, "Origin");
 	bool open = false;
-	unsigned status = h->calls.look(h->calls.user, x->method, x->path, &open, &x->route);
+	unsigned status = h->calls.look(h->calls.user, x->method, x->path, &open, &x->route, &x->allow);
 	if (h->loopback && host && !is_own_host(h, host))
 		refuse(x, 403, "host_not_allowed",
 			"the Host header does not name this machine; --allow-host NAME allows another name");
@@ -333,6 +333,8 @@ static enum MHD_Result answer_refusal(struct exchange *x)
 		n, data ? data : (char *)"", data ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
 	if (x->refusal.status == 401)
 		MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+	if (x->allow)
+		MHD_add_response_header(response, "Allow", x->allow);
 	if (x->refusal.status == 503)
 		MHD_add_response_header(response, "Retry-After", "2");
 	return queue(x, response, x->refusal.status, n ? "application/json" : NULL);

@@ -45,8 +45,10 @@ struct http_refusal {
 
 struct http_calls {
 	void *user;
-	/* 0: there is such a thing, 404, or 405. *open: no key is needed. *route: a static name for counting. */
-	unsigned (*look)(void *user, const char *method, const char *path, bool *open, const char **route);
+	/* 0: there is such a thing, 404, or 405 with the methods that there are in *allow. *open: no key is needed. *route: a
+	 * static name for counting. */
+	unsigned (*look)(
+		void *user, const char *method, const char *path, bool *open, const char **route, const char **allow);
 	void (*handle)(
 		void *user, struct exchange *x); /* the whole body is there: exchange_reply or exchange_stream */
 	void (*refuse)(void *user, const struct exchange *x, const struct http_refusal *why, struct buf *out);

@@ -147,6 +147,13 @@ int request_string(const json_t *o, const char *key, const char **out, struct re
 	return 0;
 }
 
+int request_object(const json_t *o, const char *key, const json_t **out, struct request_error *e)
+{
+	const json_t *v = json_object_get(o, key);
+	*out = json_is_object(v) ? v : NULL;
+	return *out || !v || json_is_null(v) ? 0 : wrong_type(e, key, "an object", v);
+}
+
 int request_unsupported(const json_t *o, const char *key, struct request_error *e)
 {
 	const json_t *v = json_object_get(o, key);
@@ -257,13 +264,13 @@ int request_effort(struct request *r, const char *effort, const char *param, str
 int request_template(struct request *r, struct request_error *e)
 {
 	struct chat_options *o = &r->talk.chat.options;
-	const json_t *kwargs = json_object_get(r->body, "chat_template_kwargs");
-	const json_t *thinking = json_object_get(r->body, "thinking");
+	const json_t *kwargs, *thinking;
 	const char *effort = NULL, *type = NULL;
 	struct err err = {0};
-	if (kwargs && !json_is_null(kwargs) && !json_is_object(kwargs))
-		return wrong_type(e, "chat_template_kwargs", "an object", kwargs);
-	if (json_is_object(thinking)) {
+	if (request_object(r->body, "chat_template_kwargs", &kwargs, e) ||
+		request_object(r->body, "thinking", &thinking, e))
+		return -1;
+	if (thinking) {
 		bool clear = false;
 		if (request_string(thinking, "type", &type, e))
 			return -1;
@@ -278,10 +285,8 @@ int request_template(struct request *r, struct request_error *e)
 			o->clear_thinking = clear ? CHAT_ON : CHAT_OFF;
 		}
 		r->think_asked = r->think_asked || type;
-	} else if (thinking && !json_is_null(thinking)) {
-		return wrong_type(e, "thinking", "an object", thinking);
 	}
-	if (chat_json_options(&r->talk.chat, kwargs, &err))
+	if (chat_json_options(&r->talk.chat, kwargs, "chat_template_kwargs", &err))
 		return request_refuse_err(e, &err);
 	r->think_asked = r->think_asked || json_is_boolean(json_object_get(kwargs, "enable_thinking"));
 	bool enable = true;

@@ -92,6 +92,8 @@ int request_integer(const json_t *o, const char *key, int64_t min, int64_t max, 
 	struct request_error *e);
 int request_bool(const json_t *o, const char *key, bool *out, struct request_error *e);
 int request_string(const json_t *o, const char *key, const char **out, struct request_error *e);
+/* *out is NULL when it is absent or null. */
+int request_object(const json_t *o, const char *key, const json_t **out, struct request_error *e);
 /* Refuses the member unless it is absent, null, false, 0, "" or empty. */
 int request_unsupported(const json_t *o, const char *key, struct request_error *e);
 

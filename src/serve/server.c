@@ -226,10 +226,10 @@ static bool at_path(const struct place *r, const char *path)
 	return r->prefix ? !strncmp(path, r->path, n) && path[n] : !strcmp(path, r->path);
 }
 
-/* NULL: none. *wrong_method: the path is there for another method. HEAD is GET without the bytes. */
-static const struct place *find_place(const char *method, const char *path, bool *wrong_method)
+/* NULL: none. *allow: the path is there for these methods only, else NULL. HEAD is GET without the bytes. */
+static const struct place *find_place(const char *method, const char *path, const char **allow)
 {
-	*wrong_method = false;
+	*allow = NULL;
 	if (!strcmp(method, "HEAD"))
 		method = "GET";
 	for (size_t i = 0; i < ARRAY_LEN(places); i++) {
@@ -237,7 +237,7 @@ static const struct place *find_place(const char *method, const char *path, bool
 			continue;
 		if (!strcmp(places[i].method, method))
 			return &places[i];
-		*wrong_method = true;
+		*allow = *places[i].method == 'G' ? "GET, HEAD, OPTIONS" : "POST, OPTIONS";
 	}
 	return NULL;
 }
@@ -251,13 +251,13 @@ static const struct api *words_of(const struct exchange *x)
 	return exchange_header(x, "anthropic-version") ? &api_messages : &api_chat;
 }
 
-static unsigned on_look(void *user, const char *method, const char *path, bool *open, const char **name)
+static unsigned on_look(
+	void *user, const char *method, const char *path, bool *open, const char **name, const char **allow)
 {
 	(void)user;
-	bool wrong_method;
-	const struct place *r = find_place(method, path, &wrong_method);
+	const struct place *r = find_place(method, path, allow);
 	if (!r)
-		return wrong_method ? 405 : 404;
+		return *allow ? 405 : 404;
 	*open = r->open;
 	*name = r->path;
 	return 0;
@@ -265,8 +265,8 @@ static unsigned on_look(void *user, const char *method, const char *path, bool *
 
 static void on_handle(void *user, struct exchange *x)
 {
-	bool wrong_method;
-	find_place(exchange_method(x), exchange_path(x), &wrong_method)->handle(user, x);
+	const char *allow;
+	find_place(exchange_method(x), exchange_path(x), &allow)->handle(user, x);
 }
 
 static void on_refuse(void *user, const struct exchange *x, const struct http_refusal *why, struct buf *out)

@@ -333,12 +333,12 @@ static int switch_option(struct walk *w, const json_t *options, const char *name
 	return 0;
 }
 
-int chat_json_options(struct chat *c, const json_t *options, struct err *e)
+int chat_json_options(struct chat *c, const json_t *options, const char *name, struct err *e)
 {
 	struct walk w = {.e = e};
 	if (is_nothing(options))
 		return 0;
-	enter(&w, "options");
+	enter(&w, "%s", name);
 	if (!json_is_object(options))
 		return wrong(&w, "an object", options);
 	struct chat_options *o = &c->options;
@@ -367,7 +367,7 @@ int chat_json_parse(struct chat *c, const char *json, size_t len, struct err *e)
 	const json_t *options = json_object_get(root, "options"), *tools = json_object_get(root, "tools");
 	if (!json_is_object(root))
 		rc = err_set(e, ERR_INPUT, "expected an object with \"messages\", found %s", json_text_type(root));
-	else if (!(rc = chat_json_options(c, options, e)) &&
+	else if (!(rc = chat_json_options(c, options, "options", e)) &&
 			 !(rc = chat_json_messages(c, json_object_get(root, "messages"), e))) {
 		rc = chat_json_tools(c, is_nothing(tools) ? json_object_get(options, "tools") : tools, e);
 		if (rc && is_nothing(tools))

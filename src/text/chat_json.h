@@ -18,10 +18,11 @@
 /* Parses text into an empty conversation. Without an option add_generation_prompt it is true. */
 int chat_json_parse(struct chat *c, const char *json, size_t len, struct err *e);
 
-/* The same from parsed JSON, in parts, for servers. Each appends or sets; `c` stays valid after an error. */
+/* The same from parsed JSON, in parts, for servers. Each appends or sets; `c` stays valid after an error. `name`: what the
+ * options are called in sentences about them. */
 int chat_json_messages(struct chat *c, const json_t *messages, struct err *e);
 int chat_json_tools(struct chat *c, const json_t *tools, struct err *e); /* NULL and null: none */
-int chat_json_options(
-	struct chat *c, const json_t *options, struct err *e); /* NULL and null: nothing changes */
+int chat_json_options(struct chat *c, const json_t *options, const char *name,
+	struct err *e); /* NULL and null: nothing changes */
 
 #endif

@@ -340,6 +340,9 @@ def test_refusals(s):
     status, data = s.post(CHAT, {"messages": user("word " * 3000)})
     check(status == 400 and data["error"]["code"] == "context_length_exceeded", "too long", data)
     check(s.get("/nothing")[0] == 404 and s.get(CHAT)[0] == 405 and s.post("/health", {})[0] == 405, "paths, methods")
+    for method, path, allow in (("GET", CHAT, "POST, OPTIONS"), ("DELETE", "/health", "GET, HEAD, OPTIONS")):
+        status, headers, _ = s.request(method, path)
+        check(status == 405 and headers.get("allow") == allow, "405 says what is allowed", method, path, headers)
     check(s.get("/v1/models/pocket")[1]["id"] == "pocket" and s.get("/v1/models/x")[0] == 404, "one model")
     # who may ask
     check(s.get("/health", Host="evil.example")[0] == 403, "a foreign Host")
