@@ -110,10 +110,11 @@ static int plan_tiers(struct plan *p, bool said, struct err *e)
 	if (rc || asked <= p->tiers.everything_bytes)
 		return rc;
 	p->loader.tier_bytes[0] = p->tiers.everything_bytes;
-	if (said)
+	rc = loader_plan(&p->loader, &p->tiers, e);
+	if (!rc && said) /* behind it: what all experts need depends a little on the room there is */
 		log_info("cache: %.4f GB asked for, all experts need %.4f GB: capped to that", (double)asked / 1e9,
 			gb(p->tiers.everything_bytes));
-	return loader_plan(&p->loader, &p->tiers, e);
+	return rc;
 }
 
 /* --cache-gb and --ram-gb with a number or auto, on the CPU: both tiers are the same memory, so auto needs one only. */
@@ -300,6 +301,9 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 		return rc;
 	if (p->loader.lookahead == ENGINE_LOOKAHEAD_AUTO)
 		p->loader.lookahead = p->streaming && p->on_card;
+	if (p->streaming && o->ram_bytes != ENGINE_CACHE_AUTO && o->ram_bytes > p->tiers.everything_bytes)
+		log_info("second tier: %.4f GB asked for, all experts need %.4f GB: capped to that", gb(o->ram_bytes),
+			gb(p->tiers.everything_bytes));
 	say_plan(p);
 	return check(c, p, b, e);
 }
