@@ -38,34 +38,27 @@ static int read_prompt(const struct run_opts *o, struct prompt *p, struct err *e
 /* Every line that is not blank is a turn of one conversation. */
 static int run_lines(struct answer *a, struct err *e)
 {
-	char *line = NULL;
-	size_t cap = 0;
+	struct buf line = {0};
 	uint64_t number = 0;
-	int rc = 0;
-	while (!rc) {
-		errno = 0;
-		ssize_t got = getline(&line, &cap, stdin);
-		if (got < 0) {
-			if (atomic_load(interrupt_flag()))
-				rc = err_set(e, ERR_INTERRUPTED, "%s", "");
-			else if (ferror(stdin))
-				rc = err_errno(e, errno, "standard input");
-			break;
-		}
-		number++;
-		size_t n = (size_t)got;
-		while (n && (line[n - 1] == '\n' || line[n - 1] == '\r'))
+	int rc;
+	while ((rc = text_input_line(&line, ++number, e)) > 0) {
+		size_t n = line.len;
+		while (n && line.data[n - 1] == '\r')
 			n--;
 		size_t blanks = 0;
-		while (blanks < n && (line[blanks] == ' ' || line[blanks] == '\t'))
+		while (blanks < n && (line.data[blanks] == ' ' || line.data[blanks] == '\t'))
 			blanks++;
 		if (blanks == n)
 			continue;
+		line.data[n] = 0;
 		char what[64];
 		snprintf(what, sizeof what, "standard input, line %llu", (unsigned long long)number);
-		rc = answer_turn(a, line, n, what, e);
+		if ((rc = answer_turn(a, line.data, n, what, e)))
+			break;
 	}
-	free(line);
+	if (rc == -EINTR && atomic_load(interrupt_flag()))
+		rc = err_set(e, ERR_INTERRUPTED, "%s", "");
+	buf_free(&line);
 	return rc;
 }
 

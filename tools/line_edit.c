@@ -170,7 +170,7 @@ static void open_editor(struct line_edit *l)
 	el_set(l->editor, EL_BIND, "\\e[1;5C", "em-next-word", NULL);
 	el_set(l->editor, EL_BIND, "\\e[1;5D", "ed-prev-word", NULL);
 	el_set(l->editor, EL_BIND, PASTE_BEGIN, "glm-paste", NULL);
-	l->pastes = term && strcmp(term, "dumb") && isatty(STDERR_FILENO);
+	l->pastes = term && *term && strcmp(term, "dumb") && isatty(STDERR_FILENO);
 }
 
 static void switch_pastes(struct line_edit *l, bool on)
@@ -246,8 +246,10 @@ static const char *read_one(struct line_edit *l, const char *prompt, size_t *n)
 		int count = 0;
 		const char *text = el_gets(l->editor, &count);
 		switch_pastes(l, false);
-		if (!text || count <= 0)
+		if (!text || count <= 0) {
+			l->dropped |= interrupt_taken() && !interrupt_ending(); /* a signal, not the key */
 			return NULL;
+		}
 		*n = strlen(text);
 		*n -= *n && text[*n - 1] == '\n';
 		return text;

@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -22,6 +23,10 @@ int text_input_read(const char *path, char **out, size_t *len, struct err *e)
 	if (fd < 0)
 		return err_errno(e, errno, "%s", name);
 	for (;;) {
+		if (n > TEXT_INPUT_MOST) {
+			rc = err_set(e, ERR_INPUT, "%s: more than %u MiB of text", name, TEXT_INPUT_MOST >> 20);
+			break;
+		}
 		if (cap - n < 2) {
 			cap = cap ? cap * 2 : 65536;
 			char *grown = realloc(data, cap);
@@ -50,6 +55,22 @@ int text_input_read(const char *path, char **out, size_t *len, struct err *e)
 	*out = data;
 	*len = n;
 	return 0;
+}
+
+int text_input_line(struct buf *line, uint64_t number, struct err *e)
+{
+	int c;
+	buf_clear(line);
+	errno = 0;
+	while ((c = getc_unlocked(stdin)) != EOF && c != '\n') {
+		if (line->len == TEXT_INPUT_MOST)
+			return err_set(e, ERR_INPUT, "standard input, line %llu: more than %u MiB of text",
+				(unsigned long long)number, TEXT_INPUT_MOST >> 20);
+		buf_putc(line, (char)c);
+	}
+	if (c == EOF && ferror(stdin))
+		return err_errno(e, errno, "standard input");
+	return c != EOF || line->len;
 }
 
 int text_input_tokenizer(const char *model, struct tokenizer **out, struct err *e)

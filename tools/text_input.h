@@ -3,10 +3,19 @@
 #ifndef GLM_TOOLS_TEXT_INPUT_H
 #define GLM_TOOLS_TEXT_INPUT_H
 
+#include "src/base/buf.h"
 #include "src/base/err.h"
 #include "src/text/tokenizer.h"
 
 #include <stddef.h>
+#include <stdint.h>
+
+/* More is no text that anybody wants computed: /dev/zero, or a file named by mistake. */
+#define TEXT_INPUT_MOST (1u << 30)
+
+/* One line of stdin without its line feed into `line`. 1: a line, 0: the end, else a code with a sentence; a signal ends the
+ * reading as an error of errno EINTR. `number`: of the line, for the sentence. */
+int text_input_line(struct buf *line, uint64_t number, struct err *e);
 
 /* All bytes of a file, or of stdin when path is NULL. *out is the caller's (free), with a 0 behind the last byte. */
 int text_input_read(const char *path, char **out, size_t *len, struct err *e);

@@ -311,7 +311,10 @@ static int take_letters(const struct args *a, int argc, char **argv, int *at, st
 			return ERR_USAGE;
 		}
 		bool whole = arg->kind != ARG_FLAG;
+		const char *word = argv[*at] + 1; /* -temp 0.5: -t with the value "emp", or --temp? */
 		int rc = take(a, arg, label, whole && p[1] ? p + 1 : NULL, argc, argv, at, e);
+		if (rc && p == word && find_long(a, word, strcspn(word, "=")))
+			err_hint(e, "did you mean -%.60s?", argv[*at]);
 		if (rc || whole)
 			return rc;
 	}
