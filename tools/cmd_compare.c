@@ -169,7 +169,7 @@ int cmd_compare(int argc, char **argv, struct err *e)
 		goto out;
 	}
 	uint64_t rows = a.bytes / row_bytes, equal = 0;
-	double max_abs = 0, rms = 0, cosine = 0, cosine_min = INFINITY, kl = 0, kl_max = 0;
+	double max_abs = 0, rms = 0, cosine = 0, cosine_min = NAN, kl = 0, kl_max = 0;
 	if (json)
 		list = json_array();
 	else
@@ -182,7 +182,7 @@ int cmd_compare(int argc, char **argv, struct err *e)
 		max_abs = MAX(max_abs, r.max_abs);
 		rms += r.rms;
 		cosine += r.cosine;
-		cosine_min = r.cosine < cosine_min ? r.cosine : cosine_min;
+		cosine_min = fmin(cosine_min, r.cosine); /* the one that is a number */
 		kl += r.kl;
 		kl_max = MAX(kl_max, r.kl);
 		equal += r.top_a == r.top_b;
@@ -209,9 +209,9 @@ int cmd_compare(int argc, char **argv, struct err *e)
 		json_object_set(o, "per_row", list);
 		json_out_line(stdout, o);
 	} else {
-		printf("%llu rows of %u: max abs diff %.6g, mean rms diff %.6g, cosine %.10f (worst %.10f), "
+		printf("%llu row%s of %u: max abs diff %.6g, mean rms diff %.6g, cosine %.10f (worst %.10f), "
 			   "top 1 agrees in %.2f %%, KL %.6g nats (worst %.6g)\n",
-			(unsigned long long)rows, vocab, max_abs, rms / n, cosine / n, cosine_min,
+			(unsigned long long)rows, rows == 1 ? "" : "s", vocab, max_abs, rms / n, cosine / n, cosine_min,
 			100 * (double)equal / n, kl / n, kl_max);
 	}
 out:

@@ -14,12 +14,14 @@
 #include "tools/taps_file.h"
 #include "tools/token_rows.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Where rows go. */
 struct rows_out {
 	FILE *f;
+	const char *path;
 	uint32_t vocab, rows;
 	uint64_t hash;
 };
@@ -31,7 +33,7 @@ static int write_row(void *user, uint32_t at, const float *row, struct err *e)
 	o->hash = generate_hash(o->hash, row, o->vocab);
 	o->rows++;
 	if (fwrite(row, sizeof *row, o->vocab, o->f) != o->vocab)
-		return err_set(e, ERR_RUN, "row %u cannot be written", o->rows - 1);
+		return err_errno(e, errno, "%.400s: row %u cannot be written", o->path, o->rows - 1);
 	return 0;
 }
 
@@ -195,6 +197,7 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 		(taps_path && (rc = out_file_open(&taps_out, taps_path, e))))
 		goto out;
 	rows.f = out.f;
+	rows.path = out.path;
 	if (taps_path)
 		session_set_taps(s, &taps);
 	if (mtp) {

@@ -135,7 +135,7 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 		score.n = (uint32_t)MIN(ids.n - at, (size_t)chunk);
 		session_rewind(s, 0);
 		if ((rc = token_rows_walk(s, score.ids, score.n, &watch, score_row, &score, e)))
-			goto out;
+			break;
 		n_chunks++;
 		n_tokens += score.n;
 		if (live)
@@ -144,6 +144,8 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 	}
 	if (live)
 		fprintf(stderr, "\r\033[K");
+	if (rc)
+		goto out;
 	double seconds = (double)(clock_ns() - start) * 1e-9;
 	if (json) {
 		json_t *o = json_object();

@@ -508,7 +508,7 @@ static int tune(struct tune *t, struct err *e)
 		goto out;
 	choose(t);
 	log_info("tune: running the two settings that matter");
-	if ((rc = confirm(t, e)) || (t->svg && (rc = draw(t, e))))
+	if ((rc = confirm(t, e)))
 		goto out;
 	if (t->json) {
 		print_json(t);
@@ -517,6 +517,8 @@ static int tune(struct tune *t, struct err *e)
 		print_curve(t);
 		print_verdict(t);
 	}
+	if (t->svg) /* last: what was measured is not lost to a file that cannot be written */
+		rc = draw(t, e);
 out:
 	forecast_fini(&t->forecast);
 	tune_facts_fini(&t->facts);

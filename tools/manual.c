@@ -225,9 +225,12 @@ static const char tail[] =
 	".TP\n.B 130\ninterrupted\n"
 	".SH ENVIRONMENT\n"
 	".TP\n.B GLMSTREAM_POCKET\nthe model that is used without \\fB\\-m\\fR\n"
+	".TP\n.B GLMSTREAM_API_KEY\nwhat clients of \\fBserve\\fR must send when there is no "
+	"\\fB\\-\\-api\\-key\\fR\n"
 	".TP\n.B NO_COLOR\nif it is set and not empty, no colours\n"
 	".TP\n.B XDG_STATE_HOME\nwhere the history of the chat is kept (\\fI~/.local/state\\fR), in "
-	"\\fIglmstream/history\\fR\n";
+	"\\fIglmstream/history\\fR\n"
+	".TP\n.B TMPDIR\nwhere \\fBtune\\fR keeps the trace it records (\\fI/tmp\\fR)\n";
 
 int manual_print(const struct command *commands, size_t n, struct err *e)
 {

@@ -573,12 +573,14 @@ int trace_simulate(int argc, char **argv, struct err *e)
 		.lookahead = o->lookahead,
 		.prefetch_cold = o->prefetch_cold,
 		.half_life = o->half_life};
-	if ((rc = run_all(&j, e)) || (o->svg && (rc = draw(&j, e))))
+	if ((rc = run_all(&j, e)))
 		goto out;
 	if (o->json)
 		print_json(&j);
 	else
 		print_table(&j);
+	if (o->svg)
+		rc = draw(&j, e);
 out:
 	free(j.results);
 	trace_fini(&j.t);

@@ -145,8 +145,8 @@ int out_file_commit(struct out_file *o, struct err *e)
 		}
 	}
 	if (rc) {
-		int errnum = errno ? errno : EIO;
-		err_set(e, ERR_RUN, "%.400s: %s failed: %s", o->path, what, strerror(errnum));
+		err_set(e, ERR_RUN, "%.400s: %s failed: %s", o->path, what,
+			errno ? strerror(errno) : "not everything could be written; is the disk full?");
 	}
 	out_file_abort(o); /* now only releases */
 	return rc ? ERR_RUN : 0;
