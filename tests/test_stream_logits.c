@@ -16,9 +16,12 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define N_PROMPT 150 /* a prefill chunk, and more than index_topk */
-
 /* Sanitizers slow the arithmetic down by ten and more: they get fewer tokens, settings and seeds. */
+#ifdef __SANITIZE_THREAD__ /* without OpenMP, too */
+#define N_PROMPT 40
+#else
+#define N_PROMPT 150 /* a prefill chunk, and more than index_topk */
+#endif
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define LONG_RUN   8
 #define N_NEW      2
