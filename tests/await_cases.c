@@ -252,14 +252,8 @@ static void run_lists(struct awaits *a, int n_embd, struct rng *r)
 		if (step > 2 && step % 2) {
 			given_up++;
 			list_by_words(a, n_embd, step, (step / 2) % LIST_PARTS, r, a->got);
-			switch (step / 2 % 3) {
-			case 0:
-				assert_int_equal(cuda->ops->wait(cuda, &e), 0);
-				break;
-			case 1:
-				cuda->ops->free(cuda, MEM_DEVICE, card_new(100), 100);
-				break;
-			} /* else the next list ends it */
+			if (step / 2 % 3 < 2) /* else the next list ends it */
+				interrupt_await(a, step / 2 % 3);
 		}
 		list_by_words(a, n_embd, step, -1, r, a->got);
 		assert_int_equal(cuda->ops->download(cuda, want, a->want, a->x_bytes, &e), 0);
@@ -349,7 +343,7 @@ void await_lost_case(struct backend *backend)
 	list_by_words(&a, 2048, 0, -1, &r, a.got);
 	if (a.can) {
 		list_by_words(&a, 2048, 0, 1, &r, a.got);
-		cuda->ops->free(cuda, MEM_DEVICE, card_new(100), 100);
+		interrupt_await(&a, 1);
 		call_ranks(&a, 255, a.x, a.out);
 		assert_int_equal(cuda->ops->wait(cuda, &e), ERR_RUN);
 		assert_non_null(strstr(e.text, "have run without them"));

@@ -48,15 +48,22 @@ void cuda_await_close(struct cuda_backend *b)
 	b->await_state = NULL;
 }
 
+/* One place of an expert like this, wherever it lies. */
+static struct expert_job anywhere(const struct expert_job *like)
+{
+	struct expert_job j = *like;
+	j.gate.data = j.up.data = j.down.data = NULL;
+	j.n_places = 1;
+	return j;
+}
+
 void cuda_experts_await(
 	struct backend *base, const float *x, const struct expert_job *like, int n_used, float *out)
 {
 	struct cuda_backend *b = cuda_of(base);
-	struct cuda_await w = {x, out, n_used, *like, 0, false};
+	struct cuda_await w = {x, out, n_used, anywhere(like), 0, false};
 	if (base->failure.code)
 		return;
-	w.like.n_places = 1;
-	w.like.gate.data = w.like.up.data = w.like.down.data = NULL;
 	b->op = "experts_await";
 	if (b->capturing ? b->await_state != NULL : open_words(b))
 		cuda_experts_await_launch(b, &w);
@@ -65,7 +72,8 @@ void cuda_experts_await(
 bool cuda_can_await(struct backend *base, const struct expert_job *like, int n_used)
 {
 	struct cuda_backend *b = cuda_of(base);
-	return !b->no_awaits && n_used >= 1 && n_used <= CUDA_AWAIT_RANKS && cuda_experts_can_await(b, like);
+	struct expert_job job = anywhere(like);
+	return !b->no_awaits && n_used >= 1 && n_used <= CUDA_AWAIT_RANKS && cuda_experts_can_await(b, &job);
 }
 
 static bool is_like(const struct weight *p, const struct weight *q)

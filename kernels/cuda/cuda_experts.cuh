@@ -18,7 +18,7 @@ bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *j
 bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
 	int n_used, float *hidden, float *out);
 
-/* Whether experts like this can be awaited; data and places are not looked at. */
+/* Whether experts like this can be awaited: one place, no data. */
 bool cuda_experts_can_await(const struct cuda_backend *b, const struct expert_job *like);
 
 /* Enqueues an await of such experts if cuda_pipe_take_await does; else only what it will need is made ready. */

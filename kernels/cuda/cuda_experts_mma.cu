@@ -620,10 +620,7 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 
 bool cuda_experts_can_await(const struct cuda_backend *b, const struct expert_job *like)
 {
-	struct expert_job job = *like;
-	job.gate.data = job.up.data = job.down.data = NULL;
-	job.n_places = 1;
-	return b->n_sm >= 4 * SPARE && takes_shape(b, &job);
+	return b->n_sm >= 4 * SPARE && takes_shape(b, like);
 }
 
 void cuda_experts_await_launch(struct cuda_backend *b, const struct cuda_await *w)
