@@ -86,6 +86,14 @@ void api_sse_data(struct buf *out, const struct buf *json)
 	buf_puts(out, "\n\n");
 }
 
+void api_sse_event(struct json_write *w, const char *type, struct buf *out)
+{
+	json_write_close(w, '}');
+	buf_printf(out, "event: %s\n", type);
+	api_sse_data(out, w->out);
+	buf_free(w->out);
+}
+
 int api_openai_choice(struct request *r, struct request_error *e)
 {
 	const json_t *v = json_object_get(r->body, "tool_choice");
@@ -117,7 +125,8 @@ int api_openai_choice(struct request *r, struct request_error *e)
 	return request_choice(r, TOOL_CHOICE_REQUIRED, json_string_value(name), "tool_choice", e);
 }
 
-void api_write_token(struct json_write *w, const struct tokenizer *t, int32_t id, float logprob)
+/* The bytes of a token as text (broken UTF-8 repaired) and as numbers. */
+static void write_token(struct json_write *w, const struct tokenizer *t, int32_t id, float logprob)
 {
 	struct text_span s = tokenizer_token(t, id);
 	struct buf text = {0};
@@ -129,6 +138,78 @@ void api_write_token(struct json_write *w, const struct tokenizer *t, int32_t id
 		json_write_int(w, NULL, (unsigned char)s.data[i]);
 	json_write_close(w, ']');
 	buf_free(&text);
+}
+
+void api_write_tokens(struct json_write *w, const char *key, const struct tokenizer *t,
+	const struct output_token *rows, size_t n)
+{
+	json_write_open(w, key, '[');
+	for (size_t i = 0; i < n; i++) {
+		json_write_open(w, NULL, '{');
+		write_token(w, t, rows[i].id, rows[i].logprob);
+		json_write_open(w, "top_logprobs", '[');
+		for (uint32_t k = 0; k < rows[i].n_top; k++) {
+			json_write_open(w, NULL, '{');
+			write_token(w, t, rows[i].top[k].id, rows[i].top[k].logprob);
+			json_write_close(w, '}');
+		}
+		json_write_close(w, ']');
+		json_write_close(w, '}');
+	}
+	json_write_close(w, ']');
+}
+
+void api_completion_head(struct json_write *w, const struct request *q, const char *object)
+{
+	json_write_open(w, NULL, '{');
+	json_write_string(w, "id", q->id);
+	json_write_string(w, "object", object);
+	json_write_int(w, "created", q->created);
+	json_write_string(w, "model", q->model->name);
+	json_write_string(w, "system_fingerprint", q->model->fingerprint);
+}
+
+void api_completion_usage(struct json_write *w, const struct reply *r)
+{
+	uint32_t prompt = 0, cached = 0, written = 0, reasoning = 0;
+	for (uint32_t i = 0; i < r->n_answers; i++) {
+		const struct reply_answer *a = &r->answers[i];
+		if (i % r->request->n == 0) { /* a prompt counts once, however many answers it gets */
+			prompt += a->prompt_tokens;
+			cached += a->cached_tokens;
+		}
+		written += a->new_tokens;
+		reasoning += a->reasoning_tokens;
+	}
+	json_write_open(w, "usage", '{');
+	json_write_int(w, "prompt_tokens", prompt);
+	json_write_int(w, "completion_tokens", written);
+	json_write_int(w, "total_tokens", (int64_t)prompt + written);
+	json_write_open(w, "prompt_tokens_details", '{');
+	json_write_int(w, "cached_tokens", cached);
+	json_write_close(w, '}');
+	if (r->request->output.chat) {
+		json_write_open(w, "completion_tokens_details", '{');
+		json_write_int(w, "reasoning_tokens", reasoning);
+		json_write_close(w, '}');
+	}
+	json_write_close(w, '}');
+}
+
+void api_completion_end(const struct reply *r, const char *object, struct buf *out)
+{
+	if (r->request->include_usage) {
+		struct buf json = {0};
+		struct json_write w = {.out = &json};
+		api_completion_head(&w, r->request, object);
+		json_write_open(&w, "choices", '[');
+		json_write_close(&w, ']');
+		api_completion_usage(&w, r);
+		json_write_close(&w, '}');
+		api_sse_data(out, &json);
+		buf_free(&json);
+	}
+	buf_puts(out, "data: [DONE]\n\n");
 }
 
 /* ---- models ---- */

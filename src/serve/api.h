@@ -37,16 +37,23 @@ int api_parse(const struct api *api, const struct request_model *model, const ch
 int64_t api_messages_count(
 	const struct request_model *model, const char *body, size_t len, struct request_error *e);
 
-/* Pieces that the OpenAI APIs share. */
+/* Pieces that APIs share. */
+struct json_write;
 void api_openai_error(const struct request_error *e, struct buf *out);
 void api_openai_broken(struct reply *r, const struct request_error *e, struct buf *out);
 void api_comment_ping(struct reply *r, struct buf *out);    /* ": reading the prompt, 512 of 3000 tokens" */
 void api_sse_data(struct buf *out, const struct buf *json); /* "data: {...}\n\n" */
+/* Closes the object and sends it as "event: TYPE\ndata: {...}\n\n"; frees it. */
+void api_sse_event(struct json_write *w, const char *type, struct buf *out);
 /* "auto", "none", "required" or an object that names a function, in either of OpenAI's forms. */
 int api_openai_choice(struct request *r, struct request_error *e);
-/* The bytes of a token as text (broken UTF-8 repaired) and as numbers. */
-struct json_write;
-void api_write_token(struct json_write *w, const struct tokenizer *t, int32_t id, float logprob);
+/* Tokens with their rivals: an array. */
+void api_write_tokens(struct json_write *w, const char *key, const struct tokenizer *t,
+	const struct output_token *rows, size_t n);
+/* Chat and text completions: what the answer and each chunk begin with, "usage", and the end of a stream. */
+void api_completion_head(struct json_write *w, const struct request *q, const char *object);
+void api_completion_usage(struct json_write *w, const struct reply *r);
+void api_completion_end(const struct reply *r, const char *object, struct buf *out);
 
 /* The list of models, and one of them. */
 void api_models_list(const struct request_model *m, bool anthropic, struct buf *out);

@@ -82,54 +82,15 @@ static const char *finish_reason(const struct reply_answer *a)
 	return a->n_calls && a->finish != JOB_STOP_STRING ? "tool_calls" : "stop";
 }
 
-static void write_usage(struct json_write *w, const struct reply *r)
-{
-	uint32_t prompt = 0, cached = 0, written = 0, reasoning = 0;
-	for (uint32_t i = 0; i < r->n_answers; i++) {
-		const struct reply_answer *a = &r->answers[i];
-		if (i % r->request->n == 0) { /* a prompt counts once, however many answers it gets */
-			prompt += a->prompt_tokens;
-			cached += a->cached_tokens;
-		}
-		written += a->new_tokens;
-		reasoning += a->reasoning_tokens;
-	}
-	json_write_open(w, "usage", '{');
-	json_write_int(w, "prompt_tokens", prompt);
-	json_write_int(w, "completion_tokens", written);
-	json_write_int(w, "total_tokens", (int64_t)prompt + written);
-	json_write_open(w, "prompt_tokens_details", '{');
-	json_write_int(w, "cached_tokens", cached);
-	json_write_close(w, '}');
-	json_write_open(w, "completion_tokens_details", '{');
-	json_write_int(w, "reasoning_tokens", reasoning);
-	json_write_close(w, '}');
-	json_write_close(w, '}');
-}
-
 static void write_logprobs(
 	struct json_write *w, const struct request *q, const struct output_token *rows, size_t n_rows)
 {
-	const struct tokenizer *t = q->model->tokenizer;
 	if (!q->output.logprobs || !n_rows) {
 		json_write_null(w, "logprobs");
 		return;
 	}
 	json_write_open(w, "logprobs", '{');
-	json_write_open(w, "content", '[');
-	for (size_t i = 0; i < n_rows; i++) {
-		json_write_open(w, NULL, '{');
-		api_write_token(w, t, rows[i].id, rows[i].logprob);
-		json_write_open(w, "top_logprobs", '[');
-		for (uint32_t k = 0; k < rows[i].n_top; k++) {
-			json_write_open(w, NULL, '{');
-			api_write_token(w, t, rows[i].top[k].id, rows[i].top[k].logprob);
-			json_write_close(w, '}');
-		}
-		json_write_close(w, ']');
-		json_write_close(w, '}');
-	}
-	json_write_close(w, ']');
+	api_write_tokens(w, "content", q->model->tokenizer, rows, n_rows);
 	json_write_null(w, "refusal");
 	json_write_close(w, '}');
 }
@@ -148,20 +109,10 @@ static void write_call(struct json_write *w, const struct reply_call *c, size_t 
 	json_write_close(w, '}');
 }
 
-static void write_head(struct json_write *w, const struct request *q, const char *object)
-{
-	json_write_open(w, NULL, '{');
-	json_write_string(w, "id", q->id);
-	json_write_string(w, "object", object);
-	json_write_int(w, "created", q->created);
-	json_write_string(w, "model", q->model->name);
-	json_write_string(w, "system_fingerprint", q->model->fingerprint);
-}
-
 static void whole(struct reply *r, struct buf *out)
 {
 	struct json_write w = {.out = out};
-	write_head(&w, r->request, "chat.completion");
+	api_completion_head(&w, r->request, "chat.completion");
 	json_write_open(&w, "choices", '[');
 	for (uint32_t i = 0; i < r->n_answers; i++) {
 		const struct reply_answer *a = &r->answers[i];
@@ -188,7 +139,7 @@ static void whole(struct reply *r, struct buf *out)
 		json_write_close(&w, '}');
 	}
 	json_write_close(&w, ']');
-	write_usage(&w, r);
+	api_completion_usage(&w, r);
 	json_write_close(&w, '}');
 }
 
@@ -196,7 +147,7 @@ static void whole(struct reply *r, struct buf *out)
 
 static void chunk_begin(struct json_write *w, const struct reply *r, uint32_t index)
 {
-	write_head(w, r->request, "chat.completion.chunk");
+	api_completion_head(w, r->request, "chat.completion.chunk");
 	json_write_open(w, "choices", '[');
 	json_write_open(w, NULL, '{');
 	json_write_int(w, "index", index);
@@ -256,18 +207,7 @@ static void event(struct reply *r, struct reply_answer *a, const struct job_even
 
 static void end(struct reply *r, struct buf *out)
 {
-	if (r->request->include_usage) {
-		struct buf json = {0};
-		struct json_write w = {.out = &json};
-		write_head(&w, r->request, "chat.completion.chunk");
-		json_write_open(&w, "choices", '[');
-		json_write_close(&w, ']');
-		write_usage(&w, r);
-		json_write_close(&w, '}');
-		api_sse_data(out, &json);
-		buf_free(&json);
-	}
-	buf_puts(out, "data: [DONE]\n\n");
+	api_completion_end(r, "chat.completion.chunk", out);
 }
 
 const struct api api_chat = {

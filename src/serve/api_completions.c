@@ -112,39 +112,11 @@ static int parse(struct request *r, struct request_error *e)
 
 /* ---- answers ---- */
 
+#define OBJECT "text_completion"
+
 static const char *finish_reason(const struct reply_answer *a)
 {
 	return a->finish == JOB_LENGTH ? "length" : "stop";
-}
-
-static void write_head(struct json_write *w, const struct request *q)
-{
-	json_write_open(w, NULL, '{');
-	json_write_string(w, "id", q->id);
-	json_write_string(w, "object", "text_completion");
-	json_write_int(w, "created", q->created);
-	json_write_string(w, "model", q->model->name);
-	json_write_string(w, "system_fingerprint", q->model->fingerprint);
-}
-
-static void write_usage(struct json_write *w, const struct reply *r)
-{
-	uint32_t prompt = 0, cached = 0, written = 0;
-	for (uint32_t i = 0; i < r->n_answers; i++) {
-		if (i % r->request->n == 0) {
-			prompt += r->answers[i].prompt_tokens;
-			cached += r->answers[i].cached_tokens;
-		}
-		written += r->answers[i].new_tokens;
-	}
-	json_write_open(w, "usage", '{');
-	json_write_int(w, "prompt_tokens", prompt);
-	json_write_int(w, "completion_tokens", written);
-	json_write_int(w, "total_tokens", (int64_t)prompt + written);
-	json_write_open(w, "prompt_tokens_details", '{');
-	json_write_int(w, "cached_tokens", cached);
-	json_write_close(w, '}');
-	json_write_close(w, '}');
 }
 
 static void token_text(const struct tokenizer *t, int32_t id, struct buf *out)
@@ -212,7 +184,7 @@ static void write_logprobs(
 static void whole(struct reply *r, struct buf *out)
 {
 	struct json_write w = {.out = out};
-	write_head(&w, r->request);
+	api_completion_head(&w, r->request, OBJECT);
 	json_write_open(&w, "choices", '[');
 	for (uint32_t i = 0; i < r->n_answers; i++) {
 		const struct reply_answer *a = &r->answers[i];
@@ -224,7 +196,7 @@ static void whole(struct reply *r, struct buf *out)
 		json_write_close(&w, '}');
 	}
 	json_write_close(&w, ']');
-	write_usage(&w, r);
+	api_completion_usage(&w, r);
 	json_write_close(&w, '}');
 }
 
@@ -241,7 +213,7 @@ static void event(struct reply *r, struct reply_answer *a, const struct job_even
 		return;
 	struct buf json = {0};
 	struct json_write w = {.out = &json};
-	write_head(&w, r->request);
+	api_completion_head(&w, r->request, OBJECT);
 	json_write_open(&w, "choices", '[');
 	json_write_open(&w, NULL, '{');
 	json_write_int(&w, "index", a->index);
@@ -260,18 +232,7 @@ static void event(struct reply *r, struct reply_answer *a, const struct job_even
 
 static void end(struct reply *r, struct buf *out)
 {
-	if (r->request->include_usage) {
-		struct buf json = {0};
-		struct json_write w = {.out = &json};
-		write_head(&w, r->request);
-		json_write_open(&w, "choices", '[');
-		json_write_close(&w, ']');
-		write_usage(&w, r);
-		json_write_close(&w, '}');
-		api_sse_data(out, &json);
-		buf_free(&json);
-	}
-	buf_puts(out, "data: [DONE]\n\n");
+	api_completion_end(r, OBJECT, out);
 }
 
 const struct api api_completions = {

@@ -398,14 +398,6 @@ static struct json_write event_begin(struct buf *json, const char *type)
 	return w;
 }
 
-static void event_end(struct json_write *w, const char *type, struct buf *out)
-{
-	json_write_close(w, '}');
-	buf_printf(out, "event: %s\n", type);
-	api_sse_data(out, w->out);
-	buf_free(w->out);
-}
-
 static void begin(struct reply *r, struct buf *out)
 {
 	struct buf json = {0};
@@ -417,7 +409,7 @@ static void begin(struct reply *r, struct buf *out)
 	json_write_null(&w, "stop_sequence");
 	write_usage(&w, &r->answers[0]);
 	json_write_close(&w, '}');
-	event_end(&w, "message_start", out);
+	api_sse_event(&w, "message_start", out);
 }
 
 static void close_block(struct reply_answer *a, struct buf *out)
@@ -432,11 +424,11 @@ static void close_block(struct reply_answer *a, struct buf *out)
 		json_write_string(&w, "type", "signature_delta");
 		json_write_string(&w, "signature", "");
 		json_write_close(&w, '}');
-		event_end(&w, "content_block_delta", out);
+		api_sse_event(&w, "content_block_delta", out);
 	}
 	struct json_write w = event_begin(&json, "content_block_stop");
 	json_write_int(&w, "index", a->n_items++);
-	event_end(&w, "content_block_stop", out);
+	api_sse_event(&w, "content_block_stop", out);
 	a->open = NOTHING;
 }
 
@@ -454,7 +446,7 @@ static void open_block(struct reply_answer *a, enum open_block kind, struct buf 
 	if (kind == THINKING)
 		json_write_string(&w, "signature", "");
 	json_write_close(&w, '}');
-	event_end(&w, "content_block_start", out);
+	api_sse_event(&w, "content_block_start", out);
 	a->open = kind;
 }
 
@@ -468,7 +460,7 @@ static void write_delta(
 	json_write_string(&w, "type", type);
 	json_write_text(&w, key, text, n);
 	json_write_close(&w, '}');
-	event_end(&w, "content_block_delta", out);
+	api_sse_event(&w, "content_block_delta", out);
 }
 
 static void send_call(struct reply_answer *a, struct buf *out)
@@ -479,11 +471,11 @@ static void send_call(struct reply_answer *a, struct buf *out)
 	struct json_write w = event_begin(&json, "content_block_start");
 	json_write_int(&w, "index", a->n_items);
 	write_call(&w, "content_block", c, false);
-	event_end(&w, "content_block_start", out);
+	api_sse_event(&w, "content_block_start", out);
 	write_delta(a, "input_json_delta", "partial_json", c->arguments.data, c->arguments.len, out);
 	w = event_begin(&json, "content_block_stop");
 	json_write_int(&w, "index", a->n_items++);
-	event_end(&w, "content_block_stop", out);
+	api_sse_event(&w, "content_block_stop", out);
 	a->text_sent = a->text.len;
 }
 
@@ -522,9 +514,9 @@ static void end(struct reply *r, struct buf *out)
 	json_write_string(&w, "stop_sequence", a->stop);
 	json_write_close(&w, '}');
 	write_usage(&w, a);
-	event_end(&w, "message_delta", out);
+	api_sse_event(&w, "message_delta", out);
 	w = event_begin(&json, "message_stop");
-	event_end(&w, "message_stop", out);
+	api_sse_event(&w, "message_stop", out);
 }
 
 static void write_error(const struct request_error *e, struct buf *out)

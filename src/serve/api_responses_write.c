@@ -22,21 +22,7 @@ static void item_id(const struct reply *r, const char *kind, uint32_t i, char ou
 
 static void write_rows(struct json_write *w, const struct reply *r, const struct output_token *rows, size_t n)
 {
-	const struct tokenizer *t = r->request->model->tokenizer;
-	json_write_open(w, "logprobs", '[');
-	for (size_t i = 0; i < n; i++) {
-		json_write_open(w, NULL, '{');
-		api_write_token(w, t, rows[i].id, rows[i].logprob);
-		json_write_open(w, "top_logprobs", '[');
-		for (uint32_t k = 0; k < rows[i].n_top; k++) {
-			json_write_open(w, NULL, '{');
-			api_write_token(w, t, rows[i].top[k].id, rows[i].top[k].logprob);
-			json_write_close(w, '}');
-		}
-		json_write_close(w, ']');
-		json_write_close(w, '}');
-	}
-	json_write_close(w, ']');
+	api_write_tokens(w, "logprobs", r->request->model->tokenizer, rows, n);
 }
 
 static void write_text_part(
@@ -228,21 +214,13 @@ static struct json_write event_begin(struct reply *r, struct buf *json, const ch
 	return w;
 }
 
-static void event_end(struct json_write *w, const char *type, struct buf *out)
-{
-	json_write_close(w, '}');
-	buf_printf(out, "event: %s\n", type);
-	api_sse_data(out, w->out);
-	buf_free(w->out);
-}
-
 static void response_event(
 	struct reply *r, const char *type, enum status status, const struct request_error *e, struct buf *out)
 {
 	struct buf json = {0};
 	struct json_write w = event_begin(r, &json, type);
 	write_response(&w, "response", r, status, e);
-	event_end(&w, type, out);
+	api_sse_event(&w, type, out);
 }
 
 static void begin(struct reply *r, struct buf *out)
@@ -281,25 +259,25 @@ static void close_item(struct reply *r, struct reply_answer *a, struct buf *out)
 	if (a->open == REASONING) {
 		w = place_begin(r, a, &json, "response.reasoning_text.done", "rs", true);
 		json_write_text(&w, "text", buf_str(&a->reasoning), a->reasoning.len);
-		event_end(&w, "response.reasoning_text.done", out);
+		api_sse_event(&w, "response.reasoning_text.done", out);
 		w = place_begin(r, a, &json, "response.content_part.done", "rs", true);
 		write_reasoning_part(&w, "part", &a->reasoning);
-		event_end(&w, "response.content_part.done", out);
+		api_sse_event(&w, "response.content_part.done", out);
 		w = item_begin(r, a, &json, "response.output_item.done");
 		write_reasoning(&w, "item", r, a->n_items, &a->reasoning);
-		event_end(&w, "response.output_item.done", out);
+		api_sse_event(&w, "response.output_item.done", out);
 	} else if (a->open == TEXT) {
 		reply_segment(a, a->segment, &s);
 		w = place_begin(r, a, &json, "response.output_text.done", "msg", true);
 		json_write_text(&w, "text", s.text, s.len);
 		write_rows(&w, r, s.rows, s.n_rows);
-		event_end(&w, "response.output_text.done", out);
+		api_sse_event(&w, "response.output_text.done", out);
 		w = place_begin(r, a, &json, "response.content_part.done", "msg", true);
 		write_text_part(&w, "part", r, &s);
-		event_end(&w, "response.content_part.done", out);
+		api_sse_event(&w, "response.content_part.done", out);
 		w = item_begin(r, a, &json, "response.output_item.done");
 		write_message(&w, "item", r, a->n_items, &s);
-		event_end(&w, "response.output_item.done", out);
+		api_sse_event(&w, "response.output_item.done", out);
 	} else {
 		return;
 	}
@@ -318,13 +296,13 @@ static void open_item(struct reply *r, struct reply_answer *a, enum open_item ki
 		write_reasoning(&w, "item", r, a->n_items, NULL);
 	else
 		write_message(&w, "item", r, a->n_items, NULL);
-	event_end(&w, "response.output_item.added", out);
+	api_sse_event(&w, "response.output_item.added", out);
 	w = place_begin(r, a, &json, "response.content_part.added", kind == REASONING ? "rs" : "msg", true);
 	if (kind == REASONING)
 		write_reasoning_part(&w, "part", NULL);
 	else
 		write_text_part(&w, "part", r, &(struct reply_segment){.text = ""});
-	event_end(&w, "response.content_part.added", out);
+	api_sse_event(&w, "response.content_part.added", out);
 	a->open = kind;
 	a->segment = a->n_calls;
 }
@@ -336,17 +314,17 @@ static void send_call(struct reply *r, struct reply_answer *a, struct buf *out)
 	close_item(r, a, out);
 	struct json_write w = item_begin(r, a, &json, "response.output_item.added");
 	write_call(&w, "item", r, a->n_items, c, false);
-	event_end(&w, "response.output_item.added", out);
+	api_sse_event(&w, "response.output_item.added", out);
 	w = place_begin(r, a, &json, "response.function_call_arguments.delta", "fc", false);
 	json_write_text(&w, "delta", c->arguments.data, c->arguments.len);
-	event_end(&w, "response.function_call_arguments.delta", out);
+	api_sse_event(&w, "response.function_call_arguments.delta", out);
 	w = place_begin(r, a, &json, "response.function_call_arguments.done", "fc", false);
 	json_write_text(&w, "name", buf_str(&c->name), c->name.len);
 	json_write_text(&w, "arguments", c->arguments.data, c->arguments.len);
-	event_end(&w, "response.function_call_arguments.done", out);
+	api_sse_event(&w, "response.function_call_arguments.done", out);
 	w = item_begin(r, a, &json, "response.output_item.done");
 	write_call(&w, "item", r, a->n_items, c, true);
-	event_end(&w, "response.output_item.done", out);
+	api_sse_event(&w, "response.output_item.done", out);
 	a->n_items++;
 	a->text_sent = a->text.len;
 	a->rows_sent = a->n_rows;
@@ -362,7 +340,7 @@ static void event(struct reply *r, struct reply_answer *a, const struct job_even
 		open_item(r, a, REASONING, out);
 		w = place_begin(r, a, &json, "response.reasoning_text.delta", "rs", true);
 		json_write_text(&w, "delta", v->text.data, v->text.len);
-		event_end(&w, "response.reasoning_text.delta", out);
+		api_sse_event(&w, "response.reasoning_text.delta", out);
 		break;
 	case JOB_TEXT:
 		if (!reply_segment(a, a->n_calls, &s)) /* blanks may turn out to stand between calls */
@@ -371,7 +349,7 @@ static void event(struct reply *r, struct reply_answer *a, const struct job_even
 		w = place_begin(r, a, &json, "response.output_text.delta", "msg", true);
 		json_write_text(&w, "delta", a->text.data + a->text_sent, a->text.len - a->text_sent);
 		write_rows(&w, r, a->rows ? a->rows + a->rows_sent : NULL, a->n_rows - a->rows_sent);
-		event_end(&w, "response.output_text.delta", out);
+		api_sse_event(&w, "response.output_text.delta", out);
 		a->text_sent = a->text.len;
 		a->rows_sent = a->n_rows;
 		break;
