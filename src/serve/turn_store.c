@@ -89,21 +89,10 @@ void turn_store_free(struct turn_store *r)
 	free(r);
 }
 
-static struct chat_text trimmed(struct chat_text t)
-{
-	while (t.len && memchr(" \t\r\n", t.data[0], 4)) {
-		t.data++;
-		t.len--;
-	}
-	while (t.len && memchr(" \t\r\n", t.data[t.len - 1], 4))
-		t.len--;
-	return t;
-}
-
 /* The bytes that two equal turns share. Arguments are spelled with sorted keys: clients parse and write them again. */
 static void spell(const struct stored_turn *t, struct buf *key)
 {
-	struct chat_text content = trimmed(t->content);
+	struct chat_text content = chat_text_trimmed(t->content);
 	buf_printf(key, "%zu:", content.len);
 	buf_append(key, content.data, content.len);
 	for (size_t i = 0; i < t->n_calls; i++) {
@@ -136,7 +125,7 @@ void turn_store_put(
 	struct buf key = {0};
 	spell(turn, &key);
 	uint64_t hash = hash_bytes(HASH_START, key.data, key.len);
-	struct chat_text reasoning = trimmed(turn->reasoning);
+	struct chat_text reasoning = chat_text_trimmed(turn->reasoning);
 	pthread_mutex_lock(&r->lock);
 	struct turn *t = find(r, hash, &key);
 	if (t) { /* given again: what was written last counts */
@@ -173,7 +162,7 @@ bool turn_store_get(
 	struct buf key = {0};
 	spell(turn, &key);
 	uint64_t hash = hash_bytes(HASH_START, key.data, key.len);
-	struct chat_text reasoning = trimmed(turn->reasoning);
+	struct chat_text reasoning = chat_text_trimmed(turn->reasoning);
 	pthread_mutex_lock(&r->lock);
 	struct turn *t = find(r, hash, &key);
 	bool good = t && (!reasoning.len || (reasoning.len == t->reasoning_len &&

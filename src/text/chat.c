@@ -18,6 +18,17 @@ struct chat_text chat_text_new(const char *data, size_t len)
 	return data ? (struct chat_text){mem_strndup(data, len), len} : (struct chat_text){0};
 }
 
+struct chat_text chat_text_trimmed(struct chat_text t)
+{
+	while (t.len && memchr(" \t\r\n", t.data[0], 4)) {
+		t.data++;
+		t.len--;
+	}
+	while (t.len && memchr(" \t\r\n", t.data[t.len - 1], 4))
+		t.len--;
+	return t;
+}
+
 struct chat_message *chat_add(struct chat *c, enum chat_role role, const char *content, size_t len)
 {
 	if (c->n_messages == c->cap) {

@@ -72,6 +72,8 @@ void chat_truncate(struct chat *c, size_t n); /* forgets messages from n on */
 void chat_fini(struct chat *c);               /* a zeroed struct is fine */
 
 struct chat_text chat_text_new(const char *data, size_t len);
+/* The part of t without blanks and line ends around it. */
+struct chat_text chat_text_trimmed(struct chat_text t);
 
 struct chat_segment {
 	size_t start, len; /* of chat_prompt.text */

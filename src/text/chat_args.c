@@ -60,17 +60,6 @@ static const json_t *properties_of(const json_t *tools, struct chat_text name)
 	return NULL;
 }
 
-static struct chat_text trimmed(struct chat_text t)
-{
-	while (t.len && memchr(" \t\r\n", t.data[0], 4)) {
-		t.data++;
-		t.len--;
-	}
-	while (t.len && memchr(" \t\r\n", t.data[t.len - 1], 4))
-		t.len--;
-	return t;
-}
-
 static size_t digits(const char *p, size_t n)
 {
 	size_t i = 0;
@@ -116,7 +105,7 @@ static bool is_word(struct chat_text t, const char *word)
 /* Appends the value if the text denotes one of an allowed type other than string (0: any of them). */
 static bool typed_value(struct chat_text text, unsigned mask, struct buf *out)
 {
-	struct chat_text t = trimmed(text);
+	struct chat_text t = chat_text_trimmed(text);
 	if (!t.len)
 		return false;
 	unsigned number = number_type(t);
@@ -187,7 +176,7 @@ void chat_args_json(
 		json_text_dump_string(args[i].key.data, args[i].key.len, out);
 		buf_puts(out, ": ");
 		unsigned mask = allowed_types(properties, args[i].key);
-		bool null = (mask & TYPE_NULL) && is_word(trimmed(args[i].value), "null");
+		bool null = (mask & TYPE_NULL) && is_word(chat_text_trimmed(args[i].value), "null");
 		bool as_string = (mask & TYPE_STRING) && !null;
 		if (as_string || !typed_value(args[i].value, mask, out))
 			json_text_dump_string(args[i].value.data, args[i].value.len, out);
