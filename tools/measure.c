@@ -22,6 +22,13 @@
 
 /* ---- the drive ------------------------------------------------------------------------------------------ */
 
+/* The place in the list that reading by slices has come to. */
+struct cursor {
+	struct extent_plan plan;
+	unsigned read; /* of the plan; n_reads: the next expert comes */
+	uint64_t at;   /* of that read */
+};
+
 struct disk_job {
 	struct reader *reader;
 	struct extent_table *table;
@@ -30,7 +37,10 @@ struct disk_job {
 	uint8_t *memory; /* [flight][slot] */
 	size_t slot, memory_bytes;
 	unsigned flight;
-	unsigned *left; /* [flight] reads of the expert in this slot that have not landed */
+	unsigned *left; /* [flight] reads into this slot that have not landed */
+	struct cursor at;
+	/* Starts the next reads into a slot, those of an expert or a slice; returns the bytes of them. */
+	uint64_t (*start)(struct disk_job *j, unsigned slot);
 };
 
 static int list_experts(struct disk_job *j, struct measure_disk *out, struct err *e)
@@ -87,7 +97,6 @@ static int take_memory(struct disk_job *j, unsigned in_flight, const struct meas
 	return map_slots(j, "experts", e);
 }
 
-/* Starts the next expert in a slot; returns the bytes of it. */
 static uint64_t start_expert(struct disk_job *j, unsigned slot)
 {
 	uint32_t key = j->order[j->next++ % j->n], n_experts = extent_n_experts(j->table);
@@ -110,13 +119,52 @@ static uint64_t start_expert(struct disk_job *j, unsigned slot)
 	return p.read_bytes;
 }
 
-/* Reads for at least so long, and at least every slot once. */
+/* One buffer for each slice under way. */
+static int take_buffers(struct disk_job *j, struct err *e)
+{
+	uint64_t slice = reader_slice(j->reader);
+	j->flight = reader_few(j->reader);
+	j->slot = (size_t)num_align_up(slice + slice / 2 + READER_SLICE_MIN, READER_SLICE_MIN);
+	return map_slots(j, "buffers", e);
+}
+
+static uint64_t start_slice(struct disk_job *j, unsigned slot)
+{
+	struct cursor *k = &j->at;
+	if (k->read == k->plan.n_reads) {
+		uint32_t key = j->order[j->next++ % j->n], n_experts = extent_n_experts(j->table);
+		if (extent_plan(j->table, key / n_experts, key % n_experts, &k->plan))
+			bug("no extents for expert %u", key);
+		k->read = 0;
+	}
+	const struct extent_read *x = &k->plan.reads[k->read];
+	uint64_t step = reader_slice_step(x->bytes, reader_slice(j->reader)), n = MIN(step, x->bytes - k->at);
+	const struct reader_request q = {.file = x->file,
+		.offset = x->offset + k->at,
+		.bytes = n,
+		.need = MIN(n, x->need - k->at),
+		.dst = j->memory + slot * j->slot,
+		.tag = slot};
+	j->left[slot] = 1;
+	int rc = reader_submit(j->reader, &q);
+	if (rc)
+		bug("the reader refused a slice: code %d", rc);
+	k->at += step;
+	if (k->at >= x->need) {
+		k->at = 0;
+		k->read++;
+	}
+	return n;
+}
+
+/* Reads for at least so long, and each slot at least once. */
 static int read_for(struct disk_job *j, double seconds, double *bytes_s, struct err *e)
 {
 	uint64_t start = clock_ns(), bytes = 0;
 	unsigned busy = 0;
+	j->at = (struct cursor){0};
 	for (unsigned i = 0; i < j->flight; i++, busy++)
-		bytes += start_expert(j, i);
+		bytes += j->start(j, i);
 	while (busy) {
 		struct reader_completion done[REAP_MOST];
 		int n = reader_reap(j->reader, done, 1, REAP_MOST, -1);
@@ -130,78 +178,7 @@ static int read_for(struct disk_job *j, double seconds, double *bytes_s, struct 
 			if (--j->left[slot])
 				continue;
 			if (more)
-				bytes += start_expert(j, slot);
-			else
-				busy--;
-		}
-	}
-	*bytes_s = (double)bytes * 1e9 / (double)(clock_ns() - start);
-	return 0;
-}
-
-/* One buffer for each slice under way. */
-static int take_buffers(struct disk_job *j, struct err *e)
-{
-	uint64_t slice = reader_slice(j->reader);
-	j->flight = reader_few(j->reader);
-	j->slot = (size_t)num_align_up(slice + slice / 2 + READER_SLICE_MIN, READER_SLICE_MIN);
-	return map_slots(j, "buffers", e);
-}
-
-/* The place in the list that reading by slices has come to. */
-struct cursor {
-	struct extent_plan plan;
-	unsigned read; /* of the plan; n_reads: the next expert comes */
-	uint64_t at;   /* of that read */
-};
-
-/* Starts the next slice in a buffer; returns the bytes of it. */
-static uint64_t start_slice(struct disk_job *j, struct cursor *k, unsigned buffer)
-{
-	if (k->read == k->plan.n_reads) {
-		uint32_t key = j->order[j->next++ % j->n], n_experts = extent_n_experts(j->table);
-		if (extent_plan(j->table, key / n_experts, key % n_experts, &k->plan))
-			bug("no extents for expert %u", key);
-		k->read = 0;
-	}
-	const struct extent_read *x = &k->plan.reads[k->read];
-	uint64_t step = reader_slice_step(x->bytes, reader_slice(j->reader)), n = MIN(step, x->bytes - k->at);
-	const struct reader_request q = {.file = x->file,
-		.offset = x->offset + k->at,
-		.bytes = n,
-		.need = MIN(n, x->need - k->at),
-		.dst = j->memory + buffer * j->slot,
-		.tag = buffer};
-	int rc = reader_submit(j->reader, &q);
-	if (rc)
-		bug("the reader refused a slice: code %d", rc);
-	k->at += step;
-	if (k->at >= x->need) {
-		k->at = 0;
-		k->read++;
-	}
-	return n;
-}
-
-/* As read_for. */
-static int read_slices_for(struct disk_job *j, double seconds, double *bytes_s, struct err *e)
-{
-	uint64_t start = clock_ns(), bytes = 0;
-	struct cursor k = {0};
-	unsigned busy = 0;
-	for (unsigned i = 0; i < j->flight; i++, busy++)
-		bytes += start_slice(j, &k, i);
-	while (busy) {
-		struct reader_completion done[REAP_MOST];
-		int n = reader_reap(j->reader, done, 1, REAP_MOST, -1);
-		bool more = (double)(clock_ns() - start) < seconds * 1e9;
-		if (atomic_load(interrupt_flag()))
-			return err_set(e, ERR_INTERRUPTED, "interrupted");
-		for (int i = 0; i < n; i++) {
-			if (done[i].code)
-				return reader_completion_err(j->reader, &done[i], e);
-			if (more)
-				bytes += start_slice(j, &k, (unsigned)done[i].tag);
+				bytes += j->start(j, slot);
 			else
 				busy--;
 		}
@@ -213,7 +190,7 @@ static int read_slices_for(struct disk_job *j, double seconds, double *bytes_s, 
 static int measure(const struct common_opts *c, const struct gguf *file, bool slices, unsigned in_flight,
 	double seconds, int repeats, struct measure_disk *out, struct err *e)
 {
-	struct disk_job j = {0};
+	struct disk_job j = {.start = slices ? start_slice : start_expert};
 	struct common_replicas replicas;
 	double samples[BENCH_MAX_REPEATS];
 	*out = (struct measure_disk){0};
@@ -234,7 +211,7 @@ static int measure(const struct common_opts *c, const struct gguf *file, bool sl
 		goto out;
 	for (int i = -1; i < repeats && !rc; i++) { /* the first touches the memory */
 		double bytes_s = 0, length = i < 0 ? seconds / 4 : seconds;
-		rc = slices ? read_slices_for(&j, length, &bytes_s, e) : read_for(&j, length, &bytes_s, e);
+		rc = read_for(&j, length, &bytes_s, e);
 		samples[MAX(i, 0)] = bytes_s;
 	}
 	if (!rc)
