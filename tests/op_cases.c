@@ -4,11 +4,16 @@
 
 #include "src/base/half.h"
 #include "src/base/log.h"
+#include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/quant/dequant.h"
 #include "tests/op_inputs.h"
 
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
 #include <string.h>
+#include <cmocka.h>
 
 const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "ffn", "swiglu",
 	"rope_angles", "rope", "latents", "query", "index_select", "attend", "mla", "route", "routers",
@@ -694,12 +699,26 @@ static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_
 	run_swiglu, run_rope_angles, run_rope, run_latents, run_query, run_index_select, run_attend, run_mla,
 	run_route, run_routers, run_expert_ffn, run_moe_combine};
 
-int op_case_run(struct backend *b, const struct op_case *c, int first, int n, float *out, struct err *e)
+float *op_case_run(struct backend *b, const struct op_case *c, int first, int n)
 {
-	struct op_pool p = {.b = b, .e = e, .seed = op_seed_of(c)};
+	struct err e = {0};
+	struct op_pool p = {.b = b, .e = &e, .seed = op_seed_of(c)};
+	size_t values = (size_t)n * (size_t)op_case_width(c);
+	float *out = NEW_ARRAY(float, values);
+	memset(out, 0xff, values * sizeof *out);
 	runs[c->op](&p, c, first, n, out);
 	op_pool_free(&p);
-	return p.rc;
+	if (p.rc)
+		fail_msg("%s, %s on %s: %s", op_names[c->op], c->name, b->ops->name, e.text);
+	return out;
+}
+
+void op_case_same_bits(const struct op_case *c, const char *what, const float *a, const float *b, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (f32_bits(a[i]) != f32_bits(b[i]) && !(isnan(a[i]) && isnan(b[i])))
+			fail_msg("%s, %s: value %zu is %.9g, %s %.9g", op_names[c->op], c->name, i, (double)a[i], what,
+				(double)b[i]);
 }
 
 int op_case_width(const struct op_case *c)

@@ -59,9 +59,12 @@ extern const char *const op_names[OP_LIMIT];
  * weights; routers: the normed x, ids and weights of the first, ids of the second. */
 int op_case_width(const struct op_case *c);
 
-/* Runs rows [first, first + n) of the case as one call of the op; out: [n][width], host memory. 0 or the
- * backend's failure. */
-int op_case_run(struct backend *b, const struct op_case *c, int first, int n, float *out, struct err *e);
+/* Runs rows [first, first + n) of the case as one call of the op: [n][width], freed by the caller; values that were not
+ * written are NaN. A failure of the backend fails the test. */
+float *op_case_run(struct backend *b, const struct op_case *c, int first, int n);
+
+/* Fails the test where a and b differ. `what` says how b was computed. */
+void op_case_same_bits(const struct op_case *c, const char *what, const float *a, const float *b, size_t n);
 
 /* The formula: value and the magnitude that its rounding errors are proportional to, both [rows][width]; a
  * float result should lie within a few times 2^-24 * scale. Not for index_select. */

@@ -34,23 +34,6 @@ static struct backend *open_backend(int level, int threads)
 	return b;
 }
 
-static float *run_case(struct backend *b, const struct op_case *c, int first, int n)
-{
-	struct err e = {0};
-	float *out = NEW_ARRAY(float, (size_t)n *(size_t)op_case_width(c));
-	if (op_case_run(b, c, first, n, out, &e))
-		fail_msg("%s, %s: %s", op_names[c->op], c->name, e.text);
-	return out;
-}
-
-static void same_bits(const struct op_case *c, const char *what, const float *a, const float *b, size_t n)
-{
-	for (size_t i = 0; i < n; i++)
-		if (f32_bits(a[i]) != f32_bits(b[i]) && !(isnan(a[i]) && isnan(b[i])))
-			fail_msg("%s, %s: value %zu is %.9g, %s %.9g", op_names[c->op], c->name, i, (double)a[i], what,
-				(double)b[i]);
-}
-
 /* ---- against the formulas ------------------------------------------------------------------------------- */
 
 /* Each selected score is at least as good as each that was left out, but for rounding errors; order and
@@ -97,7 +80,7 @@ static void test_formulas(void **state)
 	for (int i = 0; i < op_cases_n; i++) {
 		const struct op_case *c = &op_cases[i];
 		size_t n = (size_t)c->rows * (size_t)op_case_width(c);
-		float *out = run_case(b, c, 0, c->rows);
+		float *out = op_case_run(b, c, 0, c->rows);
 		if (c->op == OP_INDEX_SELECT) {
 			check_selection(c, out);
 			free(out);
@@ -132,15 +115,15 @@ static void test_rows_are_independent(void **state)
 	for (int i = 0; i < op_cases_n; i++) {
 		const struct op_case *c = &op_cases[i];
 		size_t width = (size_t)op_case_width(c);
-		float *whole = run_case(b, c, 0, c->rows);
+		float *whole = op_case_run(b, c, 0, c->rows);
 		for (int r = 0; r < c->rows && r < 5; r++) {
-			float *one = run_case(b, c, r, 1);
-			same_bits(c, "alone", whole + (size_t)r * width, one, width);
+			float *one = op_case_run(b, c, r, 1);
+			op_case_same_bits(c, "alone", whole + (size_t)r * width, one, width);
 			free(one);
 		}
 		int half = c->rows / 3;
-		float *rest = run_case(b, c, half, c->rows - half);
-		same_bits(
+		float *rest = op_case_run(b, c, half, c->rows - half);
+		op_case_same_bits(
 			c, "in another batch", whole + (size_t)half * width, rest, (size_t)(c->rows - half) * width);
 		free(rest);
 		free(whole);
@@ -156,8 +139,8 @@ static void test_threads_do_not_matter(void **state)
 		struct backend *many = open_backend(0, threads);
 		for (int i = 0; i < op_cases_n; i++) {
 			const struct op_case *c = &op_cases[i];
-			float *a = run_case(one, c, 0, c->rows), *b = run_case(many, c, 0, c->rows);
-			same_bits(c, "with more threads", a, b, (size_t)c->rows * (size_t)op_case_width(c));
+			float *a = op_case_run(one, c, 0, c->rows), *b = op_case_run(many, c, 0, c->rows);
+			op_case_same_bits(c, "with more threads", a, b, (size_t)c->rows * (size_t)op_case_width(c));
 			free(a);
 			free(b);
 		}
@@ -174,8 +157,8 @@ static void test_instruction_sets_agree(void **state)
 		struct backend *other = open_backend(level, 1);
 		for (int i = 0; i < op_cases_n; i++) {
 			const struct op_case *c = &op_cases[i];
-			float *a = run_case(best, c, 0, c->rows), *b = run_case(other, c, 0, c->rows);
-			same_bits(c, backend_describe(other), a, b, (size_t)c->rows * (size_t)op_case_width(c));
+			float *a = op_case_run(best, c, 0, c->rows), *b = op_case_run(other, c, 0, c->rows);
+			op_case_same_bits(c, backend_describe(other), a, b, (size_t)c->rows * (size_t)op_case_width(c));
 			free(a);
 			free(b);
 		}

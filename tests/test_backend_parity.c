@@ -15,7 +15,6 @@
  * computed step by step as the CPU does: they must be equal.
  */
 #include "kernels/backend.h"
-#include "src/base/half.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
@@ -337,16 +336,6 @@ static const struct op_case large[] = {
 static struct backend *cpu, *cuda;
 static bool small;
 
-static float *run(struct backend *b, const struct op_case *c, int first, int n)
-{
-	struct err e = {0};
-	float *out = NEW_ARRAY(float, (size_t)n *(size_t)op_case_width(c));
-	memset(out, 0xff, (size_t)n * (size_t)op_case_width(c) * sizeof *out);
-	if (op_case_run(b, c, first, n, out, &e))
-		fail_msg("%s, %s on %s: %s", op_names[c->op], c->name, b->ops->name, e.text);
-	return out;
-}
-
 static int cmp_int(const void *a, const void *b)
 {
 	return *(const int *)a - *(const int *)b;
@@ -396,7 +385,7 @@ static void check_selection(const struct op_case *c, const float *want, const fl
 static void check_case(const struct op_case *c, bool formula)
 {
 	size_t n = (size_t)c->rows * (size_t)op_case_width(c);
-	float *want = run(cpu, c, 0, c->rows), *got = run(cuda, c, 0, c->rows);
+	float *want = op_case_run(cpu, c, 0, c->rows), *got = op_case_run(cuda, c, 0, c->rows);
 	if (c->op == OP_INDEX_SELECT) {
 		check_selection(c, want, got);
 		free(want);
@@ -453,29 +442,22 @@ static void test_large_cases(void **state)
 		check_case(&large[i], false);
 }
 
-static void same_bits(const struct op_case *c, const char *what, const float *a, const float *b, size_t n)
-{
-	for (size_t i = 0; i < n; i++)
-		if (f32_bits(a[i]) != f32_bits(b[i]) && !(isnan(a[i]) && isnan(b[i])))
-			fail_msg("%s, %s: value %zu is %.9g, %s %.9g", op_names[c->op], c->name, i, (double)a[i], what,
-				(double)b[i]);
-}
-
 /* Steps of at most FEW_ROWS rows and larger ones are two ways; within each a row's bits are the same. */
 static void check_rows(const struct op_case *c)
 {
 	size_t width = (size_t)op_case_width(c);
-	float *whole = run(cuda, c, 0, c->rows);
+	float *whole = op_case_run(cuda, c, 0, c->rows);
 	for (int r = 0; r < c->rows && r < 5 && c->rows <= FEW_ROWS; r++) {
-		float *one = run(cuda, c, r, 1);
-		same_bits(c, "alone", whole + (size_t)r * width, one, width);
+		float *one = op_case_run(cuda, c, r, 1);
+		op_case_same_bits(c, "alone", whole + (size_t)r * width, one, width);
 		free(one);
 	}
 	int some = c->rows / 3;
 	if (c->rows > FEW_ROWS && c->rows - some <= FEW_ROWS)
 		some = c->rows - FEW_ROWS - 1;
-	float *rest = run(cuda, c, some, c->rows - some);
-	same_bits(c, "in another batch", whole + (size_t)some * width, rest, (size_t)(c->rows - some) * width);
+	float *rest = op_case_run(cuda, c, some, c->rows - some);
+	op_case_same_bits(
+		c, "in another batch", whole + (size_t)some * width, rest, (size_t)(c->rows - some) * width);
 	free(rest);
 	free(whole);
 }
