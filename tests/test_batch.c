@@ -5,8 +5,9 @@
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/rng.h"
 #include "src/engine/batch.h"
-#include "src/engine/generate.h"
+#include "tests/engine_help.h"
 
 #include <stdarg.h>
 #include <setjmp.h>
@@ -24,26 +25,17 @@ static uint64_t alone[N_SESSIONS][N_TOKENS + 1]; /* hash of the logits after n t
 static struct engine *g;
 static struct session *sessions[N_SESSIONS];
 
-static uint64_t hash_of(const struct session *s)
-{
-	assert_non_null(session_logits(s));
-	return generate_hash(GENERATE_HASH_START, session_logits(s), engine_config(g)->n_vocab);
-}
-
 static int setup(void **state)
 {
 	(void)state;
-	struct err e = {0};
 	struct engine_options o = {
 		.model_path = MODEL, .backend = "cpu", .context = 256, .chunk = CHUNK, .sessions = N_SESSIONS};
-	if (engine_open(&o, &g, &e))
-		fail_msg("%s", e.text);
+	g = engine_of(&o);
 	struct rng r = {5};
 	for (int i = 0; i < N_SESSIONS; i++) {
 		for (int k = 0; k < N_TOKENS; k++)
 			text[i][k] = (int32_t)rng_below(&r, 8000);
-		if (session_new(g, &sessions[i], &e))
-			fail_msg("%s", e.text);
+		sessions[i] = session_of(g, false);
 	}
 	return 0;
 }
@@ -65,7 +57,7 @@ static uint64_t expected(int i, uint32_t n)
 		session_rewind(s, 0);
 		if (session_sync(s, text[i], n, NULL, NULL, &e))
 			fail_msg("%s", e.text);
-		alone[i][n] = hash_of(s);
+		alone[i][n] = logits_hash(s);
 	}
 	return alone[i][n];
 }
@@ -114,7 +106,7 @@ static void test_mixed_steps(void **state)
 			assert_true(n_got < 64);
 			at[n_got].session = i;
 			at[n_got].n = session_length(s);
-			got[n_got++] = hash_of(s);
+			got[n_got++] = logits_hash(s);
 		}
 	}
 	assert_true(n_got > 20);
@@ -138,10 +130,10 @@ static void test_copied_prefix(void **state)
 	uint32_t reused = 0;
 	assert_int_equal(session_sync(to, text[0], N_TOKENS, NULL, &reused, &e), 0);
 	assert_int_equal(reused, 150);
-	assert_true(hash_of(to) == expected(0, N_TOKENS));
+	assert_true(logits_hash(to) == expected(0, N_TOKENS));
 	assert_int_equal(session_length(from), 200); /* and the source is what it was */
 	assert_int_equal(session_sync(from, text[0], 210, NULL, NULL, &e), 0);
-	assert_true(hash_of(from) == expected(0, 210));
+	assert_true(logits_hash(from) == expected(0, 210));
 }
 
 static void test_refusals(void **state)
@@ -167,7 +159,7 @@ static void test_refusals(void **state)
 	assert_int_equal(session_length(s), 10);
 	assert_null(session_logits(s));
 	assert_int_equal(batch_step(parts, 1, NULL, &e), 0);
-	assert_true(hash_of(s) == expected(2, 11));
+	assert_true(logits_hash(s) == expected(2, 11));
 }
 
 int main(void)

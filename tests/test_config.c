@@ -3,7 +3,7 @@
  * of other writers with indexer tensors where none belong. */
 #include "src/base/log.h"
 #include "src/base/num.h"
-#include "src/engine/generate.h"
+#include "tests/engine_help.h"
 #include "tests/mutate_model.h"
 
 #include <setjmp.h>
@@ -195,10 +195,10 @@ static uint64_t hash_of(struct engine *g)
 	for (int i = 0; i < 300; i++)
 		ids[i] = (i * 37) % 8000;
 	struct err e = {0};
-	struct session *s;
-	if (session_new(g, &s, &e) || session_sync(s, ids, 300, NULL, NULL, &e))
+	struct session *s = session_of(g, false);
+	if (session_sync(s, ids, 300, NULL, NULL, &e))
 		fail_msg("%s", e.text);
-	uint64_t h = generate_hash(GENERATE_HASH_START, session_logits(s), engine_config(g)->n_vocab);
+	uint64_t h = logits_hash(s);
 	session_free(s);
 	engine_close(g, NULL);
 	return h;

@@ -12,6 +12,7 @@
 #include "src/engine/batch.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/generate.h"
+#include "tests/engine_help.h"
 #include "tests/loader_help.h"
 
 #include <setjmp.h>
@@ -308,10 +309,7 @@ static int setup(void **state)
 
 static struct engine *open_engine(const struct engine_options *o, bool lagging, uint64_t seed)
 {
-	struct err e = {0};
-	struct engine *g;
-	if (engine_open(o, &g, &e))
-		fail_msg("%s", e.text);
+	struct engine *g = engine_of(o);
 	if (lagging) {
 		lag_start(g->backend, seed);
 		count_start(&g->model);
@@ -335,8 +333,7 @@ static uint64_t run(const struct engine_options *o, bool lagging, uint64_t seed)
 	uint32_t n_vocab = engine_config(g)->n_vocab;
 	struct session *s[4];
 	for (int i = 0; i < 4; i++)
-		assert_int_equal(session_new(g, &s[i], &e), 0);
-	assert_int_equal(session_enable_mtp(s[3], &e), 0);
+		s[i] = session_of(g, i == 3);
 	struct generate_options go = {.max_new = 6, .ignore_stop = true};
 	struct generate_result r;
 	if (generate(s[0], text[0], 70, &go, &r, &e))
@@ -413,8 +410,7 @@ static void test_ends_midway(void **state)
 	uint64_t want = 0, settled = 0;
 	for (int round = 0; round < 14; round++) {
 		struct engine *g = open_engine(&o, true, (uint64_t)round + 50);
-		struct session *s;
-		assert_int_equal(session_new(g, &s, &e), 0);
+		struct session *s = session_of(g, false);
 		struct session_watch watch = {.cancel = &counting.cancel};
 		uint64_t at = !round ? 0 : round == 4 ? 350 : 1 + rng_below(&r, 200); /* 350: of a single row */
 		if (round % 2)
@@ -433,7 +429,7 @@ static void test_ends_midway(void **state)
 		atomic_store(&counting.cancel, false);
 		if (session_sync(s, text[0], 96, &watch, NULL, &e))
 			fail_msg("%s", e.text);
-		uint64_t hash = generate_hash(GENERATE_HASH_START, session_logits(s), engine_config(g)->n_vocab);
+		uint64_t hash = logits_hash(s);
 		want = round ? want : hash;
 		assert_true(hash == want);
 		session_free(s);

@@ -4,8 +4,8 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
-#include "src/engine/generate.h"
 #include "src/engine/prefix_store.h"
+#include "tests/engine_help.h"
 #include "tests/temp_dir.h"
 
 #include <stdarg.h>
@@ -28,25 +28,12 @@ static int32_t text[N_TEXT], other[N_TEXT];
 
 static struct engine *open_engine(uint32_t sessions, bool kv_f32)
 {
-	struct err e = {0};
-	struct engine *g;
 	struct engine_options o = {.model_path = MODEL,
 		.backend = getenv("GLM_BACKEND") ? getenv("GLM_BACKEND") : "cpu",
 		.context = CONTEXT,
 		.sessions = sessions,
 		.kv_f32 = kv_f32};
-	if (engine_open(&o, &g, &e))
-		fail_msg("%s", e.text);
-	return g;
-}
-
-static struct session *open_session(struct engine *g, bool mtp)
-{
-	struct err e = {0};
-	struct session *s;
-	if (session_new(g, &s, &e) || (mtp && session_enable_mtp(s, &e)))
-		fail_msg("%s", e.text);
-	return s;
+	return engine_of(&o);
 }
 
 static struct prefix_store *open_store(const char *name, uint64_t bytes, struct engine *g)
@@ -56,12 +43,6 @@ static struct prefix_store *open_store(const char *name, uint64_t bytes, struct 
 	if (prefix_store_open(temp_dir_path(name), bytes, g, &p, &e))
 		fail_msg("%s", e.text);
 	return p;
-}
-
-static uint64_t hash_of(const struct session *s)
-{
-	assert_non_null(session_logits(s));
-	return generate_hash(GENERATE_HASH_START, session_logits(s), engine_config(session_engine(s))->n_vocab);
 }
 
 static void sync_to(struct session *s, const int32_t *tokens, uint32_t n, uint32_t reused_expected)
@@ -127,44 +108,44 @@ static void test_same_bits(void **state)
 	uint32_t n_vocab = engine_config(g)->n_vocab;
 	struct err e = {0};
 	struct prefix_store *p = open_store("same", 0, g);
-	struct session *a = open_session(g, true);
+	struct session *a = session_of(g, true);
 	float *want = NEW_ARRAY(float, n_vocab), *got = NEW_ARRAY(float, n_vocab);
 	restore(p, a, text, N_TEXT, 0, 0);
 	sync_to(a, text, N_TEXT, 0);
-	uint64_t hash = hash_of(a);
+	uint64_t hash = logits_hash(a);
 	assert_int_equal(session_mtp_logits(a, 42, want, &e), 0);
 	keep(p, a, N_TEXT, 2);
 	keep(p, a, N_TEXT, 0);
 	restore(p, a, text, N_TEXT, 0, N_TEXT); /* nothing to gain: the logits stay */
-	assert_true(hash_of(a) == hash);
+	assert_true(logits_hash(a) == hash);
 	/* another text over the same session takes what is common; its own blocks come beside */
 	restore(p, a, other, N_TEXT, 0, 600);
 	sync_to(a, other, N_TEXT, 600);
 	keep(p, a, N_TEXT, 1);
-	uint64_t other_hash = hash_of(a);
+	uint64_t other_hash = logits_hash(a);
 	session_free(a);
 	prefix_store_close(p);
 
 	p = open_store("same", 0, g);
 	assert_int_equal(prefix_store_stats(p).files, 3);
-	a = open_session(g, true);
+	a = session_of(g, true);
 	restore(p, a, text, N_TEXT, 1024, 1024);
 	assert_null(session_logits(a));
 	sync_to(a, text, N_TEXT, 1024);
-	assert_true(hash_of(a) == hash);
+	assert_true(logits_hash(a) == hash);
 	assert_int_equal(session_mtp_logits(a, 42, got, &e), 0);
 	assert_memory_equal(want, got, n_vocab * sizeof *got);
 	/* from 600 common tokens on: the second block comes whole from disk */
 	restore(p, a, other, N_TEXT, 424, 1024);
 	sync_to(a, other, N_TEXT, 1024);
-	assert_true(hash_of(a) == other_hash);
+	assert_true(logits_hash(a) == other_hash);
 	/* a prompt that ends on a block, and inside one */
 	restore(p, a, text, 1024, 424, 1024);
 	sync_to(a, text, 1024, 1023);
-	uint64_t half = hash_of(a);
+	uint64_t half = logits_hash(a);
 	session_rewind(a, 0);
 	sync_to(a, text, 1024, 0);
-	assert_true(hash_of(a) == half);
+	assert_true(logits_hash(a) == half);
 	session_rewind(a, 0);
 	restore(p, a, text, 1023, 512, 512);
 	session_rewind(a, 0);
@@ -189,7 +170,7 @@ static void test_mtp(void **state)
 	struct err e = {0};
 	uint32_t n_vocab = engine_config(g)->n_vocab;
 	float *want = NEW_ARRAY(float, n_vocab), *got = NEW_ARRAY(float, n_vocab);
-	struct session *s = open_session(g, true);
+	struct session *s = session_of(g, true);
 	int32_t second[1100];
 	memcpy(second, text, sizeof second);
 	second[512] = (text[512] + 1) % 8000;
@@ -219,18 +200,18 @@ static void test_apart(void **state)
 	(void)state;
 	struct engine *g = open_engine(1, false);
 	struct prefix_store *p = open_store("apart", 0, g);
-	struct session *s = open_session(g, false);
+	struct session *s = session_of(g, false);
 	sync_to(s, text, 600, 0);
 	keep(p, s, 600, 1);
 	session_free(s);
-	s = open_session(g, true);
+	s = session_of(g, true);
 	restore(p, s, text, 600, 0, 0); /* has no MTP rows */
 	session_free(s);
 	prefix_store_close(p);
 	engine_close(g, NULL);
 	g = open_engine(1, true);
 	p = open_store("apart", 0, g);
-	s = open_session(g, false);
+	s = session_of(g, false);
 	restore(p, s, text, 600, 0, 0);
 	sync_to(s, text, 600, 0);
 	keep(p, s, 600, 1);
@@ -245,9 +226,9 @@ static void test_damage(void **state)
 	(void)state;
 	struct engine *g = open_engine(1, false);
 	struct prefix_store *p = open_store("damage", 0, g);
-	struct session *s = open_session(g, false);
+	struct session *s = session_of(g, false);
 	sync_to(s, text, N_DAMAGE, 0);
-	uint64_t hash = hash_of(s);
+	uint64_t hash = logits_hash(s);
 	keep(p, s, N_DAMAGE, 2);
 	struct dirent **l;
 	int n = list("damage", &l);
@@ -273,7 +254,7 @@ static void test_damage(void **state)
 		restore(p, s, text, N_DAMAGE, good, good);
 		assert_int_equal(access(path, F_OK), -1); /* gone */
 		sync_to(s, text, N_DAMAGE, good);
-		assert_true(hash_of(s) == hash);
+		assert_true(logits_hash(s) == hash);
 		keep(p, s, N_DAMAGE, 1);
 		free(path);
 	}
@@ -318,7 +299,7 @@ static void test_limit(void **state)
 	assert_non_null(strstr(e.text, "no room for one block"));
 	assert_int_equal(prefix_store_open("/no/such/folder", 0, g, &p, &e), ERR_INPUT);
 
-	struct session *s = open_session(g, false);
+	struct session *s = session_of(g, false);
 	p = open_store("limit", 0, g);
 	sync_to(s, text, N_TEXT, 0);
 	keep(p, s, N_TEXT, 2);

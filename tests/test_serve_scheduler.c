@@ -6,6 +6,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/serve/scheduler.h"
+#include "tests/engine_help.h"
 
 #include <stdarg.h>
 #include <setjmp.h>
@@ -30,15 +31,13 @@ static struct metrics *metrics;
 static int setup(void **state)
 {
 	(void)state;
-	struct err e = {0};
 	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
 		.backend = "cpu",
 		.context = 320,
 		.chunk = 64,
 		.sessions = N_SESSIONS,
 		.no_mtp = true};
-	if (engine_open(&o, &g, &e))
-		fail_msg("%s", e.text);
+	g = engine_of(&o);
 	metrics = metrics_new();
 	return 0;
 }

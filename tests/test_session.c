@@ -5,6 +5,7 @@
  */
 #include "src/base/mem.h"
 #include "src/engine/generate.h"
+#include "tests/engine_help.h"
 
 #include <stdarg.h>
 #include <setjmp.h>
@@ -19,26 +20,13 @@ static int32_t text[N_TOKENS + 64];
 
 static struct engine *open_engine(uint32_t chunk, uint32_t sessions, bool kv_f32)
 {
-	struct err e = {0};
-	struct engine *g;
 	struct engine_options o = {.model_path = MODEL,
 		.backend = "cpu",
 		.context = 512,
 		.chunk = chunk,
 		.sessions = sessions,
 		.kv_f32 = kv_f32};
-	if (engine_open(&o, &g, &e))
-		fail_msg("%s", e.text);
-	return g;
-}
-
-static struct session *open_session(struct engine *g)
-{
-	struct err e = {0};
-	struct session *s;
-	if (session_new(g, &s, &e))
-		fail_msg("%s", e.text);
-	return s;
+	return engine_of(&o);
 }
 
 static void sync_to(struct session *s, uint32_t n, uint32_t reused_expected)
@@ -52,18 +40,12 @@ static void sync_to(struct session *s, uint32_t n, uint32_t reused_expected)
 	assert_memory_equal(session_tokens(s), text, n * sizeof *text);
 }
 
-static uint64_t hash_of(const struct session *s)
-{
-	assert_non_null(session_logits(s));
-	return generate_hash(GENERATE_HASH_START, session_logits(s), engine_config(session_engine(s))->n_vocab);
-}
-
 /* Logits of text[0..n) computed in one go by a fresh session. */
 static uint64_t fresh_hash(struct engine *g, uint32_t n)
 {
-	struct session *s = open_session(g);
+	struct session *s = session_of(g, false);
 	sync_to(s, n, 0);
-	uint64_t h = hash_of(s);
+	uint64_t h = logits_hash(s);
 	session_free(s);
 	return h;
 }
@@ -99,26 +81,26 @@ static void test_extend_rewind_sync(void **state)
 	(void)state;
 	struct engine *g = open_engine(64, 2, false);
 	uint64_t full = fresh_hash(g, N_TOKENS), half = fresh_hash(g, N_TOKENS / 2);
-	struct session *s = open_session(g);
+	struct session *s = session_of(g, false);
 	struct err e = {0};
 	for (uint32_t i = 0; i < N_TOKENS; i += 30) /* by extending */
 		assert_int_equal(session_extend(s, text + i, 30, NULL, NULL, &e), 0);
-	assert_true(hash_of(s) == full);
+	assert_true(logits_hash(s) == full);
 	session_rewind(s, N_TOKENS); /* nothing to forget: the logits stay */
-	assert_true(hash_of(s) == full);
+	assert_true(logits_hash(s) == full);
 	session_rewind(s, N_TOKENS / 2);
 	assert_null(session_logits(s));
 	sync_to(s, N_TOKENS / 2, N_TOKENS / 2 - 1); /* the last token again, for its logits */
-	assert_true(hash_of(s) == half);
+	assert_true(logits_hash(s) == half);
 	sync_to(s, N_TOKENS / 2, N_TOKENS / 2); /* all there */
 	/* another branch, then back */
 	int32_t saved = text[100];
 	text[100] = (saved + 1) % 8000;
 	sync_to(s, N_TOKENS, 100);
-	assert_true(hash_of(s) != full);
+	assert_true(logits_hash(s) != full);
 	text[100] = saved;
 	sync_to(s, N_TOKENS, 100);
-	assert_true(hash_of(s) == full);
+	assert_true(logits_hash(s) == full);
 	session_free(s);
 	engine_close(g, NULL);
 }
@@ -128,7 +110,7 @@ static void test_rows(void **state)
 	(void)state;
 	struct engine *g = open_engine(50, 1, false);
 	uint32_t n_vocab = engine_config(g)->n_vocab;
-	struct session *s = open_session(g);
+	struct session *s = session_of(g, false);
 	struct err e = {0};
 	float *rows = NEW_ARRAY(float, (size_t)N_TOKENS *n_vocab);
 	assert_int_equal(session_extend(s, text, N_TOKENS, rows, NULL, &e), 0);
@@ -146,7 +128,7 @@ static void test_two_sessions(void **state)
 {
 	(void)state;
 	struct engine *g = open_engine(64, 2, false);
-	struct session *a = open_session(g), *b = open_session(g), *c;
+	struct session *a = session_of(g, false), *b = session_of(g, false), *c;
 	struct err e = {0};
 	assert_int_equal(session_new(g, &c, &e), ERR_MEMORY);
 	/* two different timelines, advanced by turns */
@@ -154,7 +136,7 @@ static void test_two_sessions(void **state)
 		assert_int_equal(session_extend(a, text + i, 10, NULL, NULL, &e), 0);
 		assert_int_equal(session_extend(b, text + 150 + i, 10, NULL, NULL, &e), 0);
 	}
-	uint64_t ha = hash_of(a), hb = hash_of(b);
+	uint64_t ha = logits_hash(a), hb = logits_hash(b);
 	session_free(a);
 	session_free(b);
 	assert_true(fresh_hash(g, 150) == ha);
@@ -179,7 +161,7 @@ static void test_mtp_rewind(void **state)
 	for (size_t i = 0; i < 3; i++) {
 		struct engine *g = open_engine(ways[i], 1, false);
 		uint32_t n_vocab = engine_config(g)->n_vocab;
-		struct session *s = open_session(g);
+		struct session *s = session_of(g, false);
 		struct err e = {0};
 		float *out = NEW_ARRAY(float, n_vocab);
 		assert_int_equal(session_mtp_logits(s, 1, out, &e), ERR_RUN); /* not enabled */
@@ -212,10 +194,10 @@ static void test_refusals(void **state)
 {
 	(void)state;
 	struct engine *g = open_engine(64, 1, false);
-	struct session *s = open_session(g);
+	struct session *s = session_of(g, false);
 	struct err e = {0};
 	sync_to(s, 10, 0);
-	uint64_t before = hash_of(s);
+	uint64_t before = logits_hash(s);
 	int32_t bad[] = {1, -1}, high[] = {1, (int32_t)engine_config(g)->n_vocab},
 			*many = NEW_ARRAY(int32_t, 513);
 	assert_int_equal(session_sync(s, bad, 2, NULL, NULL, &e), ERR_INPUT);
@@ -224,7 +206,7 @@ static void test_refusals(void **state)
 	assert_int_equal(session_extend(s, many, 503, NULL, NULL, &e), ERR_INPUT);
 	assert_int_equal(session_sync(s, many, 0, NULL, NULL, &e), ERR_INPUT);
 	assert_int_equal(session_length(s), 10);
-	assert_true(hash_of(s) == before);
+	assert_true(logits_hash(s) == before);
 	assert_int_equal(session_extend(s, many, 502, NULL, NULL, &e), 0); /* exactly full */
 	free(many);
 	session_free(s);
@@ -249,7 +231,7 @@ static void test_cancel(void **state)
 	(void)state;
 	struct engine *g = open_engine(20, 1, false);
 	uint64_t want = fresh_hash(g, N_TOKENS);
-	struct session *s = open_session(g);
+	struct session *s = session_of(g, false);
 	struct err e = {0};
 	for (uint32_t at = 20; at < N_TOKENS; at += 40) {
 		struct canceller c = {.at = at};
@@ -259,7 +241,7 @@ static void test_cancel(void **state)
 		assert_int_equal(session_length(s), at);
 		assert_null(session_logits(s));
 		assert_int_equal(session_sync(s, text, N_TOKENS, NULL, NULL, &e), 0);
-		assert_true(hash_of(s) == want);
+		assert_true(logits_hash(s) == want);
 	}
 	session_free(s);
 	engine_close(g, NULL);
@@ -290,7 +272,7 @@ static void test_generate(void **state)
 {
 	(void)state;
 	struct engine *g = open_engine(64, 1, false);
-	struct session *s = open_session(g);
+	struct session *s = session_of(g, false);
 	struct err e = {0};
 	struct generate_result r, again;
 	struct generate_options o = {.max_new = 40, .sampler = {.temperature = 0.8f, .top_p = 0.95f, .seed = 3}};
@@ -331,7 +313,7 @@ static void test_generate_hash(void **state)
 {
 	(void)state;
 	struct engine *g = open_engine(64, 1, false);
-	struct session *s = open_session(g);
+	struct session *s = session_of(g, false);
 	struct err e = {0};
 	struct generate_result r;
 	struct generate_options o = {.max_new = 12, .ignore_stop = true, .sampler = {.top_p = 1}};

@@ -12,6 +12,7 @@
 #include "src/engine/generate.h"
 #include "src/engine/session_blocks.h"
 #include "src/engine/session_file.h"
+#include "tests/engine_help.h"
 #include "tests/mutate_model.h"
 #include "tests/temp_dir.h"
 
@@ -34,24 +35,6 @@
 static int32_t text[N_PROMPT];
 
 static struct engine_options defaults = {.model_path = MODEL, .backend = "cpu", .context = 512};
-
-static struct engine *open_engine(const struct engine_options *o)
-{
-	struct err e = {0};
-	struct engine *g;
-	if (engine_open(o, &g, &e))
-		fail_msg("%s", e.text);
-	return g;
-}
-
-static struct session *open_session(struct engine *g, bool mtp)
-{
-	struct err e = {0};
-	struct session *s;
-	if (session_new(g, &s, &e) || (mtp && session_enable_mtp(s, &e)))
-		fail_msg("%s", e.text);
-	return s;
-}
 
 static void ok(int rc, const struct err *e)
 {
@@ -125,8 +108,8 @@ static void continues(bool kv_f32, bool mtp)
 	struct err e = {0};
 	struct engine_options o = defaults;
 	o.kv_f32 = kv_f32;
-	struct engine *g = open_engine(&o);
-	struct session *s = open_session(g, mtp);
+	struct engine *g = engine_of(&o);
+	struct session *s = session_of(g, mtp);
 	const char *path = temp_dir_path("continues.session");
 	go_on(s, text, N_PROMPT, N_FIRST, NULL);
 	struct session_file_info saved, read;
@@ -159,11 +142,10 @@ static void continues(bool kv_f32, bool mtp)
 		o.context = others[i].context;
 		o.sessions = others[i].sessions;
 		o.cache_bytes = strcmp(defaults.backend, "cpu") ? 0 : others[i].cache_bytes;
-		g = open_engine(&o);
-		struct session *aside =
-			o.sessions > 1 ? open_session(g, false) : NULL; /* another place in the pool */
-		bool has_mtp = mtp && others[i].mtp;                /* rows that nobody wants are passed over */
-		s = open_session(g, has_mtp);
+		g = engine_of(&o);
+		struct session *aside = o.sessions > 1 ? session_of(g, false) : NULL; /* another place in the pool */
+		bool has_mtp = mtp && others[i].mtp; /* rows that nobody wants are passed over */
+		s = session_of(g, has_mtp);
 		struct buf note = {0};
 		ok(session_file_load(s, path, &note, &read, &e), &e);
 		assert_string_equal(buf_str(&note), "note");
@@ -214,8 +196,8 @@ static void test_rewound(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	struct engine *g = open_engine(&defaults);
-	struct session *s = open_session(g, false);
+	struct engine *g = engine_of(&defaults);
+	struct session *s = session_of(g, false);
 	const char *path = temp_dir_path("rewound.session");
 	uint32_t reused;
 	uint64_t want = go_on(s, text, 150, 30, NULL);
@@ -260,8 +242,8 @@ static void test_refusals(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	struct engine *g = open_engine(&defaults);
-	struct session *s = open_session(g, false);
+	struct engine *g = engine_of(&defaults);
+	struct session *s = session_of(g, false);
 	char *path = temp_dir_path("refused.session"), *bad = temp_dir_path("bad.session");
 	ok(session_sync(s, text, N_PROMPT, NULL, NULL, &e), &e);
 	ok(session_file_save(s, path, "n", 1, NULL, &e), &e);
@@ -302,18 +284,18 @@ static void test_refusals(void **state)
 	/* other caches, a smaller context, drafts */
 	struct engine_options o = defaults;
 	o.kv_f32 = true;
-	g = open_engine(&o);
-	s = open_session(g, false);
+	g = engine_of(&o);
+	s = session_of(g, false);
 	refused(s, path, "holds 16-bit caches, expected float32 ones");
 	session_free(s);
 	engine_close(g, NULL);
 	o = defaults;
 	o.context = 199;
-	g = open_engine(&o);
-	s = open_session(g, false);
+	g = engine_of(&o);
+	s = session_of(g, false);
 	refused(s, path, "holds 200 tokens, the context has room for 199");
 	session_free(s);
-	s = open_session(g, true);
+	s = session_of(g, true);
 	refused(s, path, "without the rows of the MTP layer");
 	session_free(s);
 	engine_close(g, NULL);
@@ -329,8 +311,8 @@ static void test_refusals(void **state)
 	gguf_close(file);
 	o = defaults;
 	o.model_path = other;
-	g = open_engine(&o);
-	s = open_session(g, false);
+	g = engine_of(&o);
+	s = session_of(g, false);
 	refused(s, path, "was saved with the model");
 	session_free(s);
 	engine_close(g, NULL);
@@ -338,8 +320,8 @@ static void test_refusals(void **state)
 	data[middle] ^= 1;
 	write_all(other, data, n);
 	free(data);
-	g = open_engine(&o);
-	s = open_session(g, false);
+	g = engine_of(&o);
+	s = session_of(g, false);
 	refused(s, path, "was saved with the model");
 	session_free(s);
 	engine_close(g, NULL);
@@ -352,15 +334,15 @@ static void test_every_byte(void **state)
 	struct err e = {0};
 	struct engine_options o = defaults;
 	o.context = 16;
-	struct engine *g = open_engine(&o);
-	struct session *s = open_session(g, true), *empty;
+	struct engine *g = engine_of(&o);
+	struct session *s = session_of(g, true), *empty;
 	char *path = temp_dir_path("bytes.session");
 	ok(session_sync(s, text, 3, NULL, NULL, &e), &e);
 	char note[400];
 	memset(note, 'a', sizeof note); /* compressed, when there is lz4 */
 	ok(session_file_save(s, path, note, sizeof note, NULL, &e), &e);
 	session_free(s);
-	empty = open_session(g, true);
+	empty = session_of(g, true);
 	size_t n;
 	uint8_t *data = read_all(path, &n);
 	assert_int_equal(load_bytes(empty, data, n, &e), 0);
@@ -396,8 +378,8 @@ static void test_absurd_heads(void **state)
 	struct err e = {0};
 	struct engine_options o = defaults;
 	o.context = 16;
-	struct engine *g = open_engine(&o);
-	struct session *s = open_session(g, false);
+	struct engine *g = engine_of(&o);
+	struct session *s = session_of(g, false);
 	char *path = temp_dir_path("absurd.session");
 	ok(session_sync(s, text, 3, NULL, NULL, &e), &e);
 	ok(session_file_save(s, path, "note", 4, NULL, &e), &e);
@@ -441,8 +423,8 @@ static void test_killed(void **state)
 	const char *wish = getenv("GLM_KILLS");
 	int kills = wish ? atoi(wish) : 20;
 	struct err e = {0};
-	struct engine *g = open_engine(&defaults);
-	struct session *s = open_session(g, false);
+	struct engine *g = engine_of(&defaults);
+	struct session *s = session_of(g, false);
 	char *path = temp_dir_path("killed.session");
 	ok(session_sync(s, text, N_PROMPT, NULL, NULL, &e), &e);
 	ok(session_file_save(s, path, &(uint32_t){0}, 4, NULL, &e), &e);

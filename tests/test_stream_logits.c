@@ -7,6 +7,7 @@
  */
 #include "src/base/num.h"
 #include "src/engine/generate.h"
+#include "tests/engine_help.h"
 #include "tests/loader_help.h"
 
 #include <setjmp.h>
@@ -50,8 +51,6 @@ static struct engine_options base_options(void)
 static uint64_t run(const struct engine_options *o, uint32_t n_new, struct expert_stats *stats)
 {
 	struct err e = {0};
-	struct engine *g;
-	struct session *s;
 	struct engine_options mine = *o;
 	if (with_card && o->cache_bytes) { /* late copies in an order of their own; small bounce buffers */
 		struct copier_faults f = {
@@ -60,8 +59,8 @@ static uint64_t run(const struct engine_options *o, uint32_t n_new, struct exper
 		if (!mine.reader.slice_bytes)
 			mine.reader.slice_bytes = 32768;
 	}
-	if (engine_open(&mine, &g, &e) || session_new(g, &s, &e))
-		fail_msg("%s", e.text);
+	struct engine *g = engine_of(&mine);
+	struct session *s = session_of(g, false);
 	struct generate_options go = {.max_new = n_new, .ignore_stop = true};
 	struct generate_result r;
 	if (generate(s, prompt, N_PROMPT, &go, &r, &e))
@@ -213,16 +212,14 @@ static void test_copy_fails(void **state)
 	struct err e = {0};
 	struct engine_options o = base_options();
 	struct copier_faults f = {.readable = true, .fail_copy = 900, .fail_all = true};
-	struct engine *g;
-	struct session *s;
 	struct generate_options go = {.max_new = 64, .ignore_stop = true};
 	struct generate_result r;
 	o.cache_bytes = budget(0.1);
 	o.ram_bytes = full.floor_bytes;
 	o.reader.slice_bytes = 32768;
 	assert_int_equal(copier_null_open(&f, &o.copier, &e), 0);
-	if (engine_open(&o, &g, &e) || session_new(g, &s, &e))
-		fail_msg("%s", e.text);
+	struct engine *g = engine_of(&o);
+	struct session *s = session_of(g, false);
 	assert_int_equal(generate(s, prompt, N_PROMPT, &go, &r, &e), ERR_RUN);
 	assert_non_null(strstr(e.text, "expert"));
 	session_free(s);

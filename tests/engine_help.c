@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: MIT */
+#include "tests/engine_help.h"
+
+#include "src/engine/generate.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <cmocka.h>
+
+struct engine *engine_of(const struct engine_options *o)
+{
+	struct err e = {0};
+	struct engine *g;
+	if (engine_open(o, &g, &e))
+		fail_msg("%s", e.text);
+	return g;
+}
+
+struct session *session_of(struct engine *g, bool mtp)
+{
+	struct err e = {0};
+	struct session *s;
+	if (session_new(g, &s, &e) || (mtp && session_enable_mtp(s, &e)))
+		fail_msg("%s", e.text);
+	return s;
+}
+
+uint64_t logits_hash(const struct session *s)
+{
+	assert_non_null(session_logits(s));
+	return generate_hash(GENERATE_HASH_START, session_logits(s), engine_config(session_engine(s))->n_vocab);
+}

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: MIT */
+/* Engines and sessions for tests: what cannot be opened fails the running one. */
+#ifndef GLM_TESTS_ENGINE_HELP_H
+#define GLM_TESTS_ENGINE_HELP_H
+
+#include "src/engine/engine.h"
+#include "src/engine/session.h"
+
+struct engine *engine_of(const struct engine_options *o);
+struct session *session_of(struct engine *g, bool mtp);
+
+/* generate_hash of the logits that the session has. */
+uint64_t logits_hash(const struct session *s);
+
+#endif
