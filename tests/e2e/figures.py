@@ -10,17 +10,10 @@ import struct
 import subprocess
 import sys
 
+from checks import check, finish
+
 PROGRAM, WORK = sys.argv[1], sys.argv[2]
 TEXT = "A river is a large natural stream of water. An island is land that is surrounded by water. Größe 日本語."
-checks = wrong = 0
-
-
-def check(text, ok, seen=""):
-    global checks, wrong
-    checks += 1
-    if not ok:
-        wrong += 1
-        print("WRONG:", text, "\n  seen:", str(seen)[-500:])
 
 
 def run(*args, status=0, stdin=None):
@@ -208,5 +201,4 @@ def bench():
 
 for part in (compare, logits, files, inspect, bench):
     part()
-print(f"{checks} checks, {wrong} wrong")
-sys.exit(1 if wrong else 0)
+finish()

@@ -11,18 +11,11 @@ import time
 
 from playwright.sync_api import sync_playwright
 
+from checks import check, finish
+
 URL, CHROMIUM, SHOTS = sys.argv[1], sys.argv[2], sys.argv[3]
 CHAT = re.compile(r"/v1/chat/completions$")
 LIMIT_MS = 20000
-checks = wrong = 0
-
-
-def check(text, ok, seen=""):
-    global checks, wrong
-    checks += 1
-    if not ok:
-        wrong += 1
-        print("WRONG:", text, "\n  seen:", str(seen)[:500])
 
 
 class Page:
@@ -305,5 +298,4 @@ with sync_playwright() as playwright:
         except Exception as e:  # a time-out of one part is one fault, and the others are still looked at
             check(part.__name__, False, e)
     chromium.close()
-print(f"{checks} checks, {wrong} wrong, {time.time() - start:.1f} s")
-sys.exit(1 if wrong else 0)
+finish(f", {time.time() - start:.1f} s")

@@ -11,18 +11,11 @@ import signal
 import sys
 import time
 
+from checks import check, finish
+
 PROGRAM, HOME = sys.argv[1], sys.argv[2]
 LIMIT_S = 100
 ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r|\x07")
-checks = wrong = 0
-
-
-def check(text, ok, seen=b""):
-    global checks, wrong
-    checks += 1
-    if not ok:
-        wrong += 1
-        print("WRONG:", text, "\n  seen:", seen[-500:])
 
 
 class Chat:
@@ -351,5 +344,4 @@ def sessions():
 
 for part in (messages, history, interrupts, commands, streams, sessions, cache_map):
     part()
-print(f"{checks} checks, {wrong} wrong")
-sys.exit(1 if wrong else 0)
+finish()

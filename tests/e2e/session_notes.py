@@ -10,17 +10,10 @@ import struct
 import subprocess
 import sys
 
+from checks import check, finish
+
 PROGRAM, GOOD, FOLDER = sys.argv[1:4]
 MASK = (1 << 64) - 1
-checks = wrong = 0
-
-
-def check(text, ok, seen=""):
-    global checks, wrong
-    checks += 1
-    if not ok:
-        wrong += 1
-        print("WRONG:", text, "\n  seen:", str(seen)[-500:])
 
 
 def hash_word(h, word):
@@ -168,5 +161,4 @@ for at in list(range(24, 64, 4)):
         code, err = run(path)
         check(f"head word at {at} = {value}", code in (0, 3) and "Sanitizer" not in err, err)
 
-print(f"{checks} checks, {wrong} wrong")
-sys.exit(1 if wrong else 0)
+finish()

@@ -9,21 +9,12 @@ import subprocess
 import sys
 import time
 
+from checks import check, finish
+
 PROGRAM = sys.argv[1]
 LIMIT_S = 90
 ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r")
 COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
-wrong = 0
-checks = 0
-
-
-def check(text, ok, seen=b""):
-    global wrong, checks
-    checks += 1
-    if not ok:
-        wrong += 1
-        print("WRONG:", text)
-        print("  last output:", seen[-400:])
 
 
 class Terminal:
@@ -129,5 +120,4 @@ def interrupt_single_answer():
 chat_and_interrupt()
 control_d()
 interrupt_single_answer()
-print(f"{checks} checks, {wrong} wrong")
-sys.exit(1 if wrong else 0)
+finish()
