@@ -201,17 +201,26 @@ QUANT_INLINE void affine_codes(
 	}
 }
 
+/* A block's fit and the codes q [BLOCK_BIG] in it. False for a block of zeros. */
+QUANT_INLINE int affine_encode(const float *src, const float *importance, enum quant_weighting how,
+	const struct affine *p, struct affine_fit *f, uint8_t *q)
+{
+	struct quant_block b;
+	if (!quant_block_load(&b, src, importance, how, BLOCK_BIG))
+		return 0;
+	affine_block(&b, p, f);
+	affine_codes(&b, p, f, q);
+	return 1;
+}
+
 QUANT_INLINE void encode_q2_k(const float *src, struct block_q2_k *out, const float *importance)
 {
 	const struct affine p = {16, 2, 3, 15, 1};
-	struct quant_block b;
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);
-	if (!quant_block_load(&b, src, importance, QUANT_DAMPED, BLOCK_BIG))
+	if (!affine_encode(src, importance, QUANT_DAMPED, &p, &f, q))
 		return;
-	affine_block(&b, &p, &f);
-	affine_codes(&b, &p, &f, q);
 	out->d = f.d_bits;
 	out->dmin = f.dmin_bits;
 	for (int j = 0; j < 16; j++)
@@ -223,14 +232,11 @@ QUANT_INLINE void encode_q2_k(const float *src, struct block_q2_k *out, const fl
 QUANT_INLINE void encode_q4_k(const float *src, struct block_q4_k *out, const float *importance)
 {
 	const struct affine p = {8, 4, 15, 63, 2};
-	struct quant_block b;
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);
-	if (!quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_BIG))
+	if (!affine_encode(src, importance, QUANT_EVEN, &p, &f, q))
 		return;
-	affine_block(&b, &p, &f);
-	affine_codes(&b, &p, &f, q);
 	out->d = f.d_bits;
 	out->dmin = f.dmin_bits;
 	k_pack6(out->sc, f.s, f.m);
@@ -241,14 +247,11 @@ QUANT_INLINE void encode_q4_k(const float *src, struct block_q4_k *out, const fl
 QUANT_INLINE void encode_q5_k(const float *src, struct block_q5_k *out, const float *importance)
 {
 	const struct affine p = {8, 4, 31, 63, 2};
-	struct quant_block b;
 	struct affine_fit f;
 	uint8_t q[BLOCK_BIG];
 	memset(out, 0, sizeof *out);
-	if (!quant_block_load(&b, src, importance, QUANT_EVEN, BLOCK_BIG))
+	if (!affine_encode(src, importance, QUANT_EVEN, &p, &f, q))
 		return;
-	affine_block(&b, &p, &f);
-	affine_codes(&b, &p, &f, q);
 	out->d = f.d_bits;
 	out->dmin = f.dmin_bits;
 	k_pack6(out->sc, f.s, f.m);
