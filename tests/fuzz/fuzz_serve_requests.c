@@ -26,15 +26,15 @@ static void expect_json(const char *text, size_t n)
 	json_decref(v);
 }
 
-/* Every data line of a stream. */
+/* Every data line of a stream. What the client said may hold "data: " as well, but no line begins with that. */
 static void expect_events(const struct buf *out)
 {
-	for (const char *at = buf_str(out); (at = strstr(at, "data: "));) {
-		const char *end = strchr(at += 6, '\n');
-		if (!end)
+	const char *end;
+	for (const char *at = buf_str(out); *at; at = end + 1) {
+		if (!(end = strchr(at, '\n')))
 			bug("an event without an end");
-		if (strncmp(at, "[DONE]", 6) != 0)
-			expect_json(at, (size_t)(end - at));
+		if (!strncmp(at, "data: ", 6) && strncmp(at + 6, "[DONE]", 6) != 0)
+			expect_json(at + 6, (size_t)(end - at) - 6);
 	}
 }
 
