@@ -201,7 +201,7 @@ static int save(struct answer *a, const char *path, bool quiet, struct err *e)
 		err_set(e, ERR_RUN,
 			"%.400s: another program has written this session meanwhile, so this chat is not saved there",
 			a->session_path);
-		return err_hint(e, "in the chat, /save FILE keeps it elsewhere");
+		return err_hint(e, "in the chat, /save FILE goes on in another file");
 	}
 	path = path ? path : a->session_path;
 	int rc = chat_file_note(a, &note, e);
@@ -211,8 +211,8 @@ static int save(struct answer *a, const char *path, bool quiet, struct err *e)
 	buf_free(&note);
 	if (rc)
 		return rc;
-	if (!a->session_path)
-		set_path(a, path);
+	if (!a->session_path || (strcmp(path, a->session_path) && is_anothers(a)))
+		set_path(a, path); /* it goes on there */
 	if (!strcmp(path, a->session_path)) {
 		look(path, &a->session_seen);
 		a->unsaved = false;

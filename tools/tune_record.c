@@ -67,7 +67,10 @@ static int ask_backend(const struct common_opts *c, struct tune_facts *f, uint64
 	static const char *const names[] = {"auto", "cuda", "cpu"};
 	const struct backend_options o = {.name = names[c->backend], .threads = c->threads};
 	struct backend *b = NULL;
+	enum log_level level = log_level();
+	log_set_level(LOG_WARN); /* the engine says it in a moment */
 	int rc = backend_open(&o, &b, e);
+	log_set_level(level);
 	if (rc)
 		return rc;
 	*bytes = b->ops->free_bytes(b);

@@ -338,6 +338,12 @@ def sessions():
     c.status()
     c = Chat("-n", "12", "--session", path.decode())
     check("SIGHUP saves what was taken back", b"1 turn, " in c.seen, c.seen)
+    with open(path, "ab") as f:  # another program
+        f.write(b" ")
+    shown = c.line(b"/save", b"another program")
+    check("what another program has written stays", b"another program has written this session" in shown, shown)
+    shown = c.line(b"/save " + path + b".mine", b" saved (")
+    check("the chat goes on in a file of its own", b"1 turn, " in shown, shown)
     c.line(b"/quit", b"/quit")
     check("it leaves with status 0", c.status() == 0, c.raw)
 
