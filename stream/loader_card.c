@@ -81,15 +81,17 @@ struct piece {
 /* A copy under way. */
 struct flight {
 	uint64_t ticket;
-	int32_t slot;  /* that waits for it */
-	int32_t place; /* IN, AHEAD: bounce buffer; OUT: parking place that is empty then; NOBODY: from tier 1,
+	int32_t slot;   /* that waits for it */
+	int32_t place;  /* IN, AHEAD: bounce buffer; OUT: parking place that is empty then; NOBODY: from tier 1,
 					* or not the last piece out; POISON: no bytes of anybody */
+	uint64_t aside; /* OUT: the ticket of the copy to the parking place */
 };
 
 /* A parked expert whose way out has not all been started. */
 struct parked {
 	int32_t slot, place; /* of tier 1; where it is parked */
 	bool urgent;         /* waits for no gap */
+	uint64_t aside;      /* the ticket of the copy to there */
 	uint8_t *dst;
 	uint64_t bytes, at; /* the next piece begins here */
 };
@@ -202,13 +204,20 @@ static void copy_failed(struct loader *l, int32_t slot, const struct err *e)
 	f->copy_failed = true;
 }
 
+/* As copier_ops.done. What went out is what was taken aside. */
+static int landed(struct copier *x, const struct flight *f, struct err *e)
+{
+	int rc = x->ops->done(x, f->ticket, e);
+	return rc > 0 && f->aside ? x->ops->done(x, f->aside, e) : rc;
+}
+
 static bool poll_lane(struct loader *l, struct flights *q, bool out)
 {
 	struct card *c = l->card;
 	bool any = false;
 	while (q->n) {
 		struct err e = {0};
-		int rc = c->copier->ops->done(c->copier, q->ring[q->first].ticket, &e);
+		int rc = landed(c->copier, &q->ring[q->first], &e);
 		if (!rc)
 			break;
 		any = true;
@@ -438,7 +447,8 @@ static bool start_out(struct loader *l)
 		l->io_now.bytes_out += n;
 		flights_push(&c->out, (struct flight){.ticket = c->copier->ops->mark(c->copier, COPY_OUT),
 								  .slot = p->slot,
-								  .place = last ? p->place : NOBODY});
+								  .place = last ? p->place : NOBODY,
+								  .aside = p->aside});
 		p->at += n;
 		if (last)
 			memmove(&c->parked[0], &c->parked[1], --c->n_parked * sizeof *p);
@@ -502,6 +512,7 @@ void loader_card_move(struct loader *l, const struct command *command)
 	x->ops->after(x, COPY_OUT, aside);
 	c->parked[c->n_parked++] = (struct parked){.slot = command->slot,
 		.place = place,
+		.aside = aside,
 		.dst = c->ram.base + command->to_offset,
 		.bytes = command->bytes};
 }

@@ -36,12 +36,14 @@ struct leave {
 struct gate {
 	struct copier_ops ops; /* of the emulated card, from now on */
 	const struct copier_ops *inner;
-	atomic_bool shut;              /* what comes in is not done */
+	atomic_bool shut;   /* what comes in is not done */
+	atomic_bool broken; /* nothing arrives at a parking place, and its ticket fails */
+	atomic_uint n_broken;
 	atomic_uint n_in;              /* copies into the card */
 	atomic_uint n_aside, n_leaves; /* copies within it and out of it */
 	atomic_uint n_arrived;         /* of those out: seen to be done */
 	/* the I/O thread's; of leaves [0, n_leaves) may be read by all */
-	uint64_t in_drawn[COPY_LANES], in_seen[COPY_LANES];
+	uint64_t in_drawn[COPY_LANES], in_seen[COPY_LANES], lost[LEAVES]; /* lost: tickets */
 	struct leave leaves[LEAVES];
 	struct aside {
 		const uint8_t *at;
@@ -59,7 +61,8 @@ static bool under_way(enum copy_lane lane)
 static void gate_copy(struct copier *c, enum copy_lane lane, void *dst, const void *src, size_t bytes)
 {
 	const unsigned n_aside = atomic_load(&gate.n_aside), n = atomic_load(&gate.n_leaves);
-	gate.inner->copy(c, lane, dst, src, bytes);
+	if (lane != COPY_WITHIN || !atomic_load(&gate.broken))
+		gate.inner->copy(c, lane, dst, src, bytes);
 	if (lane == COPY_IN || lane == COPY_AHEAD)
 		atomic_fetch_add(&gate.n_in, 1);
 	if (lane == COPY_WITHIN) {
@@ -78,7 +81,10 @@ static void gate_copy(struct copier *c, enum copy_lane lane, void *dst, const vo
 
 static uint64_t gate_mark(struct copier *c, enum copy_lane lane)
 {
-	return gate.in_drawn[lane] = gate.inner->mark(c, lane);
+	gate.in_drawn[lane] = gate.inner->mark(c, lane);
+	if (lane == COPY_WITHIN && atomic_load(&gate.broken))
+		gate.lost[atomic_fetch_add(&gate.n_broken, 1) % LEAVES] = gate.in_drawn[lane];
+	return gate.in_drawn[lane];
 }
 
 static int gate_done(struct copier *c, uint64_t ticket, struct err *e)
@@ -87,6 +93,9 @@ static int gate_done(struct copier *c, uint64_t ticket, struct err *e)
 	if ((lane == COPY_IN || lane == COPY_AHEAD) && atomic_load(&gate.shut))
 		return 0;
 	int rc = gate.inner->done(c, ticket, e);
+	for (unsigned i = 0; rc > 0 && i < atomic_load(&gate.n_broken); i++)
+		if (gate.lost[i] == ticket)
+			rc = err_set(e, ERR_RUN, "broken on purpose");
 	if (rc && ticket > gate.in_seen[lane]) {
 		gate.in_seen[lane] = ticket;
 		if (lane == COPY_OUT)
@@ -357,6 +366,26 @@ static void test_wanted_again(void **state)
 	close_source(s);
 }
 
+/* Whose bytes never came to a parking place is not in the second tier, whatever left from there. */
+static void test_lost_aside(void **state)
+{
+	(void)state;
+	struct expert_source *s = open_full();
+	struct fresh f = {.n = 0};
+	struct expert_ref refs[CONFIG_MAX_USED];
+	atomic_store(&gate.broken, true);
+	take_aside(s, &f, 12);
+	finish_fresh(s, &f);
+	atomic_store(&gate.broken, false);
+	assert_true(atomic_load(&gate.n_broken) >= 12);
+	for (int round = 0, k = (int)config.n_used; round < ROUNDS; round++)
+		for (int layer = (int)config.n_dense; layer < (int)config.n_layers; layer++) {
+			acquire(s, layer, round * k, k, refs);
+			finish(s, layer, refs, k);
+		}
+	close_source(s);
+}
+
 /* A prompt's first step lets all go at once. */
 static void test_prompt(void **state)
 {
@@ -381,6 +410,7 @@ int main(void)
 		cmocka_unit_test(test_gap),
 		cmocka_unit_test(test_pressure),
 		cmocka_unit_test(test_wanted_again),
+		cmocka_unit_test(test_lost_aside),
 		cmocka_unit_test(test_prompt),
 	};
 	return cmocka_run_group_tests(tests, source_setup, source_teardown);
