@@ -5,6 +5,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/serve/server.h"
+#include "src/text/utf8.h"
 #include "tools/commands.h"
 #include "tools/common_opts.h"
 #include "tools/interrupt.h"
@@ -170,7 +171,9 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	if (!path)
 		return e->code;
 	char *file_name = name_of(path);
-	const char *name = o.name ? o.name : file_name;
+	struct buf shown = {0}; /* JSON takes nothing but UTF-8, and clients must be able to say it */
+	utf8_repair(o.name ? o.name : file_name, strlen(o.name ? o.name : file_name), &shown);
+	const char *name = buf_str(&shown);
 	struct engine *g = NULL;
 	struct server *s = NULL;
 	o.common.sessions = o.sessions;
@@ -208,6 +211,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 out:
 	server_close(s);
 	free(file_name);
+	buf_free(&shown);
 	return common_opts_close(g, rc, e);
 }
 

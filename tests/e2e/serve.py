@@ -558,7 +558,7 @@ def test_start():
 def test_cache_sizes():
     """Through a small expert cache the answers are the same bits."""
     want = None
-    for options in ((), ("--cache-gb", "0.004", "--io", "threads")):
+    for options in ((), ("--cache-gb", "0.004", "--io", "threads", "--model-name", "caf\udce9")):  # Latin-1
         with Server("--sessions", "3", "-c", "512", "-q", *options) as s:
             got = []
             threads = [threading.Thread(target=lambda w=w: got.append((w, text_of(chat(s, user(f"Define {w}."))))))
@@ -572,6 +572,7 @@ def test_cache_sizes():
             want = got
             if options:
                 state = s.get("/v1/glmstream/state")[1]
+                check(state["model"] == "caf\ufffd", "a name that is not UTF-8 is repaired", state["model"])
                 check(state["cache"]["streaming"] and state["totals"]["bytes_read"] > 0 and "." in state["cache"]["map"],
                       "a small cache reads", state["totals"])
 
