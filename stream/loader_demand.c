@@ -15,6 +15,7 @@
 
 #define AWAIT_POLL_MS 50 /* how often a wait looks at the cancel flag */
 #define WATCH_NS      1000000
+#define SILENCE_NS    30000000000u /* of waiting, after which it is said */
 
 /* The self-throttle: after so many prefetched experts met their fate, look at the useful share. */
 #define JUDGE_EVERY 64
@@ -411,10 +412,20 @@ static int first_failure(
 	return err_set(e, ERR_RUN, "expert %d of layer %d could not be read", refs[i].id, layer);
 }
 
+/* A drive that does not answer has no end of its own: whoever sits there learns at least what is waited for. */
+static void say_silence(int layer, const struct expert_ref *refs, uint64_t waited_ns)
+{
+	while (refs->ready)
+		refs++;
+	log_warn("expert %d of layer %d has not come for %llu s; the drive may not answer, and an interrupt ends "
+			 "the wait",
+		refs->id, layer, (unsigned long long)(waited_ns / 1000000000));
+}
+
 static int loader_await(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	struct loader *l = loader_of(s);
-	uint64_t start = clock_ns();
+	uint64_t start = clock_ns(), said = start;
 	pthread_mutex_lock(&l->lock);
 	l->account = l->n_owed > 0;
 	int before = 0;
@@ -436,6 +447,11 @@ static int loader_await(struct expert_source *s, int layer, struct expert_ref *r
 		}
 		if (!l->card || !watch_landed(l, atomic_load(&l->n_landed)))
 			wait_landed(l);
+		uint64_t now = clock_ns();
+		if (now - said > SILENCE_NS) {
+			say_silence(layer, refs, now - start);
+			said = now;
+		}
 	}
 	l->base.stats.wait_ns += clock_ns() - start;
 	pthread_mutex_unlock(&l->lock);
