@@ -512,6 +512,8 @@ static void test_open(void **state)
 	open_refused("pipe", "is not a regular file");
 	struct gguf *g;
 	struct err e = {0};
+	assert_int_equal(gguf_open(temp_dir_path(""), &g, &e), ERR_INPUT);
+	assert_non_null(strstr(e.hint, "glmstream convert"));
 	put_good(&b);
 	save("good.gguf", &b);
 	assert_int_equal(gguf_open(temp_dir_path("good.gguf"), &g, &e), 0);

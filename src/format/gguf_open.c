@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MAX_PARTS 99999
@@ -119,12 +120,23 @@ static int read_rest(struct gguf *g, const char *path, const struct gguf_split *
 	return code;
 }
 
+/* People point at what they have downloaded. */
+static void hint_at_convert(const char *path, struct err *e)
+{
+	const char *end = strrchr(path, '.');
+	struct stat s;
+	if ((end && !strcmp(end, ".safetensors")) || (stat(path, &s) == 0 && S_ISDIR(s.st_mode)))
+		err_hint(e, "glmstream convert FOLDER -o model.gguf makes a GGUF file of a folder with safetensors");
+}
+
 int gguf_open(const char *path, struct gguf **out, struct err *e)
 {
 	struct gguf_split split;
 	*out = NULL;
 	struct gguf *g = gguf_read_new();
 	int code = read_path(g, path, &split, e);
+	if (code)
+		hint_at_convert(path, e);
 	if (!code && split.present && (split.count > 1 || split.no))
 		code = read_rest(g, path, &split, e);
 	if (!code && split.present && split.has_n_tensors && split.n_tensors != g->n_tensors)

@@ -15,6 +15,7 @@ gen() {
 }
 
 agrees() { # source, output, recipe
+	case $GLMSTREAM in */san-*) return 0 ;; esac # a sanitizer has nothing to say about the values, and computing them takes long
 	python3 tests/e2e/check_convert.py "$@" >>"$work/err" 2>&1
 }
 
