@@ -11,6 +11,7 @@
 #include "src/engine/engine_internal.h"
 #include "src/engine/generate.h"
 #include "stream/loader.h"
+#include "tests/engine_help.h"
 #include "tests/lazy_device.h"
 #include "tests/mutate_model.h"
 
@@ -64,10 +65,7 @@ enum how { PLAIN, LISTS_ONLY, WORDS };
 
 static struct engine *open_engine(const struct engine_options *o, enum how how, uint64_t seed)
 {
-	struct err e = {0};
-	struct engine *g;
-	if (engine_open(o, &g, &e))
-		fail_msg("%s", e.text);
+	struct engine *g = engine_of(o);
 	if (how != PLAIN)
 		lazy_device_start(g->backend, how == WORDS, seed);
 	return g;
@@ -83,9 +81,7 @@ static uint64_t decode(const struct engine_options *o, enum how how, uint64_t se
 	uint64_t hash = GENERATE_HASH_START;
 	for (int i = 0; i < 3; i++) {
 		static const uint32_t length[] = {20, LONG, 30};
-		assert_int_equal(session_new(g, &s[i], &e), 0);
-		if (i == 2)
-			assert_int_equal(session_enable_mtp(s[i], &e), 0);
+		s[i] = session_of(g, i == 2);
 		if (session_sync(s[i], text[i], length[i], NULL, NULL, &e))
 			fail_msg("%s", e.text);
 	}
@@ -105,14 +101,7 @@ static uint64_t decode(const struct engine_options *o, enum how how, uint64_t se
 		for (int i = 0; i < 2; i++)
 			hash = generate_hash(hash, session_logits(s[i]), n_vocab);
 	}
-	float *draft = NEW_ARRAY(float, n_vocab);
-	for (int k = 0; k < 4; k++) {
-		if (session_mtp_logits(s[2], text[2][290 + k], draft, &e) ||
-			session_extend(s[2], &text[2][290 + k], 1, NULL, NULL, &e))
-			fail_msg("%s", e.text);
-		hash = generate_hash(generate_hash(hash, draft, n_vocab), session_logits(s[2]), n_vocab);
-	}
-	free(draft);
+	hash = drafts_hash(s[2], &text[2][290], 4, hash);
 	for (int i = 0; i < 3; i++)
 		session_free(s[i]);
 	assert_int_equal(how != PLAIN ? lazy_counts.given_up : 0, 0);
@@ -190,8 +179,7 @@ static void test_given_up(void **state)
 	o.cache_bytes = full.floor_bytes;
 	struct err e = {0};
 	struct engine *g = open_engine(&o, WORDS, 9);
-	struct session *s;
-	assert_int_equal(session_new(g, &s, &e), 0);
+	struct session *s = session_of(g, false);
 	source = (struct cancelling){.base = *g->model.source, .inner = g->model.source};
 	source.ops = (struct expert_source_ops){.name = "cancelling",
 		.acquire = cancelling_acquire,

@@ -352,14 +352,7 @@ static uint64_t run(const struct engine_options *o, bool lagging, uint64_t seed)
 		for (int i = 0; i < 3; i++)
 			hash = generate_hash(hash, session_logits(s[i]), n_vocab);
 	}
-	float *draft = NEW_ARRAY(float, n_vocab);
-	for (int k = 0; k < 3; k++) {
-		if (session_mtp_logits(s[3], text[3][120 + k], draft, &e) ||
-			session_extend(s[3], &text[3][120 + k], 1, NULL, NULL, &e))
-			fail_msg("%s", e.text);
-		hash = generate_hash(generate_hash(hash, draft, n_vocab), session_logits(s[3]), n_vocab);
-	}
-	free(draft);
+	hash = drafts_hash(s[3], &text[3][120], 3, hash);
 	for (int i = 0; i < 4; i++)
 		session_free(s[i]);
 	close_engine(g, lagging);

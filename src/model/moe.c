@@ -177,22 +177,15 @@ static struct expert_job like_of(const struct model *m, uint32_t layer)
 	return (struct expert_job){.gate = shape_of(t->gate), .up = shape_of(t->up), .down = shape_of(t->down)};
 }
 
-/* Slots keep what a file's offsets leave of a division by their alignment (stream/extent.h). */
-static bool can_be_told(const struct gguf_tensor *t)
-{
-	return !((t->offset | t->bytes / t->ne[2]) % AWAIT_ALIGN);
-}
-
 bool moe_told(const struct model *m, uint32_t layer, int rows)
 {
 	struct backend *b = m->backend;
 	int n_used = (int)m->config.n_used;
-	if (!m->record || rows > 1 || !b->ops->can_await || m->source->window[moe_use(rows)] < n_used)
+	if (!m->record || rows > 1 || !b->ops->can_await || !m->weights.layers[layer].experts_even ||
+		m->source->window[moe_use(rows)] < n_used)
 		return false;
-	const struct expert_tensors *t = &m->weights.experts[layer];
 	struct expert_job like = like_of(m, layer);
-	return can_be_told(t->gate) && can_be_told(t->up) && can_be_told(t->down) &&
-		   b->ops->can_await(b, &like, n_used);
+	return b->ops->can_await(b, &like, n_used);
 }
 
 void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)

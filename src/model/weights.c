@@ -233,6 +233,12 @@ static int bind_experts(struct walk *k, uint32_t layer, struct expert_tensors *x
 	return x->down ? 0 : ERR_INPUT;
 }
 
+/* Whether all experts of a stack do; slots keep what is left of the division (stream/extent.h). */
+static bool lies_even(const struct gguf_tensor *t)
+{
+	return !((t->offset | t->bytes / t->ne[2]) % AWAIT_ALIGN);
+}
+
 int weights_bind(const struct gguf *file, const struct model_config *c, bool with_mtp,
 	struct model_weights *w, size_t *resident_bytes, struct err *e)
 {
@@ -242,8 +248,11 @@ int weights_bind(const struct gguf *file, const struct model_config *c, bool wit
 	w->experts = NEW_ARRAY(struct expert_tensors, n);
 	struct walk k = {.file = file, .c = c, .e = e};
 	int rc = walk(&k, with_mtp, w);
-	for (uint32_t i = c->n_dense; !rc && i < c->n_layers + (with_mtp ? c->n_mtp : 0); i++)
-		rc = bind_experts(&k, i, &w->experts[i]);
+	for (uint32_t i = c->n_dense; !rc && i < c->n_layers + (with_mtp ? c->n_mtp : 0); i++) {
+		struct expert_tensors *x = &w->experts[i];
+		rc = bind_experts(&k, i, x);
+		w->layers[i].experts_even = !rc && lies_even(x->gate) && lies_even(x->up) && lies_even(x->down);
+	}
 	if (rc) {
 		weights_free(w, NULL);
 		return rc;
