@@ -167,6 +167,8 @@ static void interrupt_await(struct awaits *a, int how)
 
 #define LIST_PARTS 5
 #define LIST_STEPS 30
+#define BRIEF_STEPS 14
+#define BRIEF_LISTS 4
 
 static void list_ids(struct awaits *a, int step, int part)
 {
@@ -239,13 +241,13 @@ static void list_by_words(struct awaits *a, int n_embd, int step, int stop, stru
 	cuda->ops->copy(cuda, result, a->sum, a->x_bytes);
 }
 
-static void run_lists(struct awaits *a, int n_embd, struct rng *r)
+static void run_lists(struct awaits *a, int n_embd, int steps, struct rng *r)
 {
 	struct err e = {0};
 	size_t n = (size_t)n_embd;
 	float *host = NEW_ARRAY(float, n), *want = NEW_ARRAY(float, n), *got = NEW_ARRAY(float, n);
 	int given_up = 0;
-	for (int step = 0; step < LIST_STEPS; step++) {
+	for (int step = 0; step < steps; step++) {
 		op_random(8, step, host, n);
 		cuda->ops->upload(cuda, a->in, host, a->x_bytes);
 		list_eagerly(a, n_embd, step, a->want);
@@ -263,21 +265,22 @@ static void run_lists(struct awaits *a, int n_embd, struct rng *r)
 				fail_msg("a list of awaits: step %d, value %zu is %.9g, by calls %.9g", step, i,
 					(double)got[i], (double)want[i]);
 	}
-	print_message("%d awaits in a list: %d lists, %d given up\n", LIST_PARTS, LIST_STEPS, given_up);
+	print_message("%d awaits in a list: %d lists, %d given up\n", LIST_PARTS, steps, given_up);
 	free(host);
 	free(want);
 	free(got);
 }
 
-void await_case(struct backend *backend, enum dtype type, int n_embd, int n_ff)
+void await_case(struct backend *backend, enum dtype type, int n_embd, int n_ff, bool brief)
 {
+	int steps = brief ? BRIEF_STEPS : AWAIT_STEPS;
 	cuda = backend;
 	struct err e = {0};
 	struct rng r = {(uint64_t)n_embd + type};
 	static struct awaits a;
 	awaits_open(&a, type, n_embd, n_ff);
 	float *x = NEW_ARRAY(float, (size_t)n_embd);
-	for (int step = 0; step < AWAIT_STEPS; step++) {
+	for (int step = 0; step < steps; step++) {
 		size_t at = (size_t)step * AWAIT_USED * (size_t)n_embd;
 		a.spare = a.got + at;
 		op_random(6, step, x, (size_t)n_embd);
@@ -308,19 +311,19 @@ void await_case(struct backend *backend, enum dtype type, int n_embd, int n_ff)
 		}
 		cuda->ops->copy(cuda, a.got + at, a.out, a.out_bytes);
 	}
-	size_t n = AWAIT_STEPS * a.out_bytes / sizeof(float);
+	size_t n = (size_t)steps * a.out_bytes / sizeof(float);
 	float *want = NEW_ARRAY(float, n), *got = NEW_ARRAY(float, n);
 	assert_int_equal(cuda->ops->download(cuda, want, a.want, n * sizeof(float), &e), 0);
 	assert_int_equal(cuda->ops->download(cuda, got, a.got, n * sizeof(float), &e), 0);
 	for (size_t i = 0; i < n; i++)
 		if (f32_bits(want[i]) != f32_bits(got[i]))
 			fail_msg("experts_await %s: step %zu, value %zu is %.9g, that of a call %.9g", dtype_name(type),
-				i / (n / AWAIT_STEPS), i % (n / AWAIT_STEPS), (double)got[i], (double)want[i]);
+				i / (n / (size_t)steps), i % (n / (size_t)steps), (double)got[i], (double)want[i]);
 	print_message("experts_await %s %d > %d: %d calls by words, %d launched\n", dtype_name(type), n_embd,
 		n_ff, a.by_words, a.by_launch);
 	assert_true(a.can ? a.by_words && !a.by_launch : !a.by_words);
 	if (a.can)
-		run_lists(&a, n_embd, &r);
+		run_lists(&a, n_embd, brief ? BRIEF_LISTS : LIST_STEPS, &r);
 	await_stretch(&a); /* graph_drop is to end it */
 	cuda->ops->graph_drop(cuda);
 	awaits_close(&a);

@@ -5,7 +5,8 @@
  *
  *   test_backend_parity           every case of op_cases.c and the large ones below
  *   test_backend_parity small     without the large ones (for memory checkers)
- *   test_backend_parity [small] PATTERN   tests whose names match, with * and ?
+ *   test_backend_parity brief     and awaits in fewer steps (for racecheck, where a launch of experts takes 2 s)
+ *   test_backend_parity [small|brief] PATTERN   tests whose names match, with * and ?
  *
  * What passes: every value within TOLERANCE float roundings of the formula, in units of the magnitude that the formula
  * reports (the same bound that test_backend_cpu holds the CPU to), and the whole output within ERROR of the CPU's, as
@@ -334,7 +335,7 @@ static const struct op_case large[] = {
 };
 
 static struct backend *cpu, *cuda;
-static bool small;
+static bool small, brief;
 
 static int cmp_int(const void *a, const void *b)
 {
@@ -506,13 +507,13 @@ static void test_copies(void **state)
 static void test_awaits(void **state)
 {
 	(void)state;
-	await_case(cuda, DTYPE_IQ2_XXS, 2048, 2048);
+	await_case(cuda, DTYPE_IQ2_XXS, 2048, 2048, brief);
 	if (small)
 		return;
-	await_case(cuda, DTYPE_Q2_K, 2048, 2048);
-	await_case(cuda, DTYPE_IQ2_XXS, 6144, 2048);
-	await_case(cuda, DTYPE_Q2_K, 6144, 2048);
-	await_case(cuda, DTYPE_Q4_K, 512, 256); /* not by words */
+	await_case(cuda, DTYPE_Q2_K, 2048, 2048, brief);
+	await_case(cuda, DTYPE_IQ2_XXS, 6144, 2048, brief);
+	await_case(cuda, DTYPE_Q2_K, 6144, 2048, brief);
+	await_case(cuda, DTYPE_Q4_K, 512, 256, brief); /* not by words */
 }
 
 static void test_failures(void **state)
@@ -543,7 +544,8 @@ int main(int argc, char **argv)
 {
 	struct err e = {0};
 	struct backend_options options = {.name = "cuda"};
-	small = argc > 1 && !strcmp(argv[1], "small");
+	brief = argc > 1 && !strcmp(argv[1], "brief");
+	small = brief || (argc > 1 && !strcmp(argv[1], "small"));
 	if (argc > 1 + small)
 		cmocka_set_test_filter(argv[1 + small]);
 	if (backend_open(&options, &cuda, &e)) {

@@ -18,6 +18,14 @@ static __device__ __forceinline__ void barrier_arrive(uint32_t at)
 	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
 
+/* How often a warp arrives where one lane may answer for all behind a __syncwarp. racecheck (of CUDA 13.0) takes that lane to answer for
+ * itself alone; -DCUDA_RACECHECK makes code that it follows: every lane arrives. */
+#ifdef CUDA_RACECHECK
+#define WARP_ARRIVES 32
+#else
+#define WARP_ARRIVES 1
+#endif
+
 /* Arrives, and the barrier waits for so many bytes of copies besides. */
 static __device__ __forceinline__ void barrier_expect(uint32_t at, uint32_t bytes)
 {

@@ -90,6 +90,14 @@ static __device__ __forceinline__ void begin_all(bool wait)
 		arrive_some(1, THREADS);
 }
 
+/* All lanes have done what `barrier` is to hear of. */
+static __device__ __forceinline__ void arrive_warp(uint32_t barrier, int lane)
+{
+	__syncwarp();
+	if (lane < WARP_ARRIVES)
+		barrier_arrive(barrier);
+}
+
 /* Of the 128 registers that a thread begins with, workers get 24 more. By the four warps of a group each. */
 static __device__ __forceinline__ void deal_registers(bool worker)
 {
@@ -197,9 +205,7 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 			}
 		sums[i] = __fmaf_rn(65536.0f, v[0], __fmaf_rn(256.0f, v[1], v[2]));
 	}
-	__syncwarp();
-	if (!lane)
-		barrier_arrive(full);
+	arrive_warp(full, lane);
 	const struct expert_task t = task_of<AWAIT>(a, told, at.task);
 	if (down) {
 		for (int i = lane; i < rows; i += 32) {
@@ -271,17 +277,19 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 	if (warp >= WORKERS) {
 		deal_registers(false);
 		if (warp == WORKERS) {
-			if (lane < slots) {
-				barrier_init(full + 8 * lane, 2);
-				barrier_init(done + 8 * lane, WORKERS);
-				barrier_arrive(full + 8 * lane); /* nothing is to be summed up there */
-			}
-			if (lane == 31) {
+			if (!lane) {
+				for (int i = 0; i < slots; i++) {
+					barrier_init(full + 8 * i, 1 + WARP_ARRIVES);
+					barrier_init(done + 8 * i, WORKERS * WARP_ARRIVES);
+					for (int k = 0; k < WARP_ARRIVES; k++)
+						barrier_arrive(full + 8 * i); /* nothing is to be summed up there */
+				}
 				barrier_init(hidden_full, 1);
-				barrier_init(hidden_free, WORKERS);
-				barrier_init(x_asked, WORKERS);
+				barrier_init(hidden_free, WORKERS * WARP_ARRIVES);
+				barrier_init(x_asked, WORKERS * WARP_ARRIVES);
+				asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 			}
-			asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+			__syncwarp();
 			int slot = 0, had_task = -1;
 			uint32_t parity = 1, hidden_parity = 1, x_parity = 0;
 			auto fetch = [&]() {
@@ -429,20 +437,15 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 #pragma unroll
 						for (int u = 0; u < 2; u++)
 							load_eight<false>(hidden + (run + u * type::APART) * 256 + 8 * lane, true, v[u]);
-						__syncwarp();
-						if (!lane)
-							barrier_arrive(hidden_free);
+						arrive_warp(hidden_free, lane);
 					} else {
 						const float *x = a.x + (int64_t)task_of<AWAIT>(a, told, task).row * a.n_embd;
 #pragma unroll
 						for (int u = 0; u < 2; u++)
 							load_eight<AWAIT>(
 								x + (run + u * type::APART) * 256 + 8 * lane, a.x_aligned, v[u]);
-						if (had_row < 0) {
-							__syncwarp();
-							if (!lane)
-								barrier_arrive(x_asked);
-						}
+						if (had_row < 0)
+							arrive_warp(x_asked, lane);
 						had_row = task_of<AWAIT>(a, told, task).row;
 					}
 					write_two_digits(v, digits, x_scales);
@@ -461,9 +464,7 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 					type::two_runs(
 						shared + here, first_run, stride8, lane, kept, columns, (float4 *)(shared + meet_at));
 					here += stage_bytes;
-					__syncwarp();
-					if (!lane)
-						barrier_arrive(barriers_at + 8 * SLOTS + 8 * slot);
+					arrive_warp(barriers_at + 8 * SLOTS + 8 * slot, lane);
 					meet_at += MEET_BYTES;
 					if (slot++ == last) {
 						here -= stage_bytes * slot;
