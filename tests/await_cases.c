@@ -165,8 +165,8 @@ static void interrupt_await(struct awaits *a, int how)
 
 /* ---- several awaits in one list: each part computes with what the part before it gave ---- */
 
-#define LIST_PARTS 5
-#define LIST_STEPS 30
+#define LIST_PARTS  5
+#define LIST_STEPS  30
 #define BRIEF_STEPS 14
 #define BRIEF_LISTS 4
 

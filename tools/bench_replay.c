@@ -8,7 +8,9 @@
  *   computing it        measured after the run in the same engine, with routing confined to experts that stand in the first tier,
  *   bytes to the card / what the link to the card reaches,
  *   bytes missed      / what the drive reaches with the same reader on the same file, less what was prefetched in vain,
- * and the largest of the three is the bound. All are measured in the same run.
+ * and the largest of the three is the bound. All are measured in the same run. A drive that others share is not the same a second
+ * later: while its reads are what counts, decoding pauses now and then and the drive is measured (SAMPLE_*); a stretch is held against
+ * the samples that lie in it, and time and tokens are those of decoding alone. Without samples it is what was found before and after.
  */
 #include "tools/bench.h"
 
@@ -36,6 +38,12 @@
 #define MORE          (RESIDENT_RUN + 2 * USAGE_RUN + 4) /* tokens beyond the run itself */
 #define MORE_NS       3000000000u /* the longest that each of these stretches may take */
 
+/* The drive, while decoding pauses */
+#define SAMPLE_EVERY_NS 2000000000u
+#define SAMPLE_S        0.2
+#define SAMPLE_READ     200000000u /* if so many bytes were read since the last one */
+#define SAMPLES_MOST    512
+
 struct replay {
 	struct bench *b;
 	struct common_opts c;
@@ -52,17 +60,46 @@ struct replay {
 	int ahead;         /* layers that guesses look ahead */
 	double compute_ms; /* of a token without misses; 0: unknown */
 	struct limits limits;
+	/* samples of the drive */
+	struct measure_drive *drive; /* NULL: none are taken */
+	struct sample {
+		uint32_t token;
+		double bytes_s;
+	} samples[SAMPLES_MOST];
+	int n_samples;
+	uint64_t sampled_ns, sampled_bytes; /* when, and what had been read by then */
+	uint64_t paused_ns;                 /* for samples, since the first token */
+	struct err failure;                 /* of a sample */
 };
+
+/* Between two tokens */
+static bool sample_drive(struct replay *j, const struct expert_stats *now)
+{
+	uint64_t began = clock_ns();
+	if (!j->drive || j->n_samples == SAMPLES_MOST || began - j->sampled_ns < SAMPLE_EVERY_NS ||
+		now->bytes_read - j->sampled_bytes < SAMPLE_READ)
+		return true;
+	struct sample *s = &j->samples[j->n_samples];
+	s->token = j->n;
+	if (measure_drive_sample(j->drive, SAMPLE_S, &s->bytes_s, &j->failure))
+		return false;
+	j->n_samples++;
+	j->sampled_ns = clock_ns();
+	j->sampled_bytes = now->bytes_read;
+	j->paused_ns += j->sampled_ns - began;
+	return true;
+}
 
 /* A token has been sampled: the one before it is complete. */
 static bool on_token(void *user, int32_t id)
 {
 	struct replay *j = user;
 	(void)id;
-	j->at_ns[j->n] = clock_ns();
+	const uint64_t now = clock_ns();
+	j->at_ns[j->n] = now - j->paused_ns;
 	j->stats[j->n] = engine_expert_stats(j->g);
-	bool late = j->stop_ns && j->at_ns[j->n] > j->stop_ns && j->n; /* one token there must be */
-	return ++j->n <= j->most && !late;
+	bool late = j->stop_ns && now > j->stop_ns && j->n; /* one token there must be */
+	return sample_drive(j, &j->stats[j->n]) && ++j->n <= j->most && !late;
 }
 
 /* n_new tokens after ids; j->n - 1 of them are then known in j->at_ns and j->stats. */
@@ -77,6 +114,10 @@ static int decode(struct replay *j, const int32_t *ids, uint32_t n, uint32_t n_n
 	o.sampler.top_p = 1;
 	j->n = 0;
 	int rc = generate(j->s, ids, n, &o, &r, e);
+	if (!rc && j->failure.code) {
+		*e = j->failure;
+		rc = e->code;
+	}
 	if (!rc && atomic_load(interrupt_flag()))
 		rc = err_set(e, ERR_INTERRUPTED, "interrupted");
 	if (!rc && j->n < 2)
@@ -158,21 +199,37 @@ static void add_wire(struct replay *j, const char *name, const char *wire, uint6
 	bench_add(j->b, j->what, "ms/tok", bench_one(limit_ms), 0, NULL, "%s: %s, at its limit", name, wire);
 }
 
+/* What the drive reached in the tokens [first, end), as far as it was measured there. */
+static struct bench_spread drive_meanwhile(struct replay *j, const char *name, uint32_t first, uint32_t end)
+{
+	double v[SAMPLES_MOST];
+	int n = 0;
+	for (int i = 0; i < j->n_samples; i++)
+		if (j->samples[i].token > first && j->samples[i].token < end)
+			v[n++] = j->samples[i].bytes_s * 1e-9;
+	if (!n)
+		return j->limits.disk.bytes_s;
+	struct bench_spread s = bench_spread_of(v, n);
+	bench_add(j->b, j->what, "GB/s", s, 0, NULL, "%s: limit: drive, meanwhile (%d samples)", name, n);
+	return (struct bench_spread){s.median * 1e9, s.low * 1e9, s.high * 1e9};
+}
+
 /* The figures of the tokens [first, end). */
 static void add_stretch(struct replay *j, const char *name, uint32_t first, uint32_t end)
 {
 	struct bench *b = j->b;
 	const struct limits *l = &j->limits;
+	const struct bench_spread drive = drive_meanwhile(j, name, first, end);
 	const struct expert_stats d = stats_between(j->stats[first], j->stats[end]);
 	const double tokens = end - first, ms = (double)(j->at_ns[end] - j->at_ns[first]) * 1e-6 / tokens;
 	const double asked = MAX((double)(d.hit_vram + d.hit_ram + d.miss), 1.0);
-	const double disk_ms = at_limit(d.bytes_read, tokens, l->disk.bytes_s);
+	const double disk_ms = at_limit(d.bytes_read, tokens, drive);
 	const double in_ms = at_limit(d.bytes_in, tokens, l->card.in_bytes_s);
 	const double out_ms = at_limit(d.bytes_out, tokens, l->card.out_bytes_s);
 	/* what was read or copied ahead in vain is no excuse */
 	const uint64_t wasted = d.prefetch_wasted * (uint64_t)l->disk.expert_bytes,
 				   read = d.bytes_read - MIN(d.bytes_read, d.bytes_read_wasted);
-	const double read_ms = at_limit(read, tokens, l->disk.bytes_s);
+	const double read_ms = at_limit(read, tokens, drive);
 	const double moved_ms = at_limit(d.bytes_in - MIN(d.bytes_in, wasted), tokens, l->card.in_bytes_s);
 	const double bound = MAX(MAX(j->compute_ms, read_ms), moved_ms);
 	const char *by = bound == read_ms ? "drive" : bound == moved_ms ? "link" : "computing";
@@ -271,9 +328,14 @@ static int run(struct replay *j, struct common_loading *loading, uint64_t *opene
 	if (o->seconds > 0)
 		j->stop_ns = clock_ns() + (uint64_t)((double)o->seconds * 1e9);
 	rc = session_new(j->g, &j->s, e);
+	if (!rc && !j->c.no_direct)
+		rc = measure_drive_open(&j->drive, &j->c, engine_gguf(j->g), e);
+	j->sampled_ns = clock_ns();
 	if (!rc)
 		rc = decode(j, ids, o->n_prompt, o->n_new, e);
 	free(ids);
+	measure_drive_close(j->drive);
+	j->drive = NULL; /* what follows is of the card */
 	return rc;
 }
 

@@ -12,6 +12,7 @@
 #include "tools/interrupt.h"
 #include "tools/stats.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,7 +30,7 @@ struct cursor {
 	uint64_t at;   /* of that read */
 };
 
-struct disk_job {
+struct measure_drive {
 	struct reader *reader;
 	struct extent_table *table;
 	uint32_t *order; /* [n] layer * n_experts + expert, shuffled */
@@ -39,11 +40,12 @@ struct disk_job {
 	unsigned flight;
 	unsigned *left; /* [flight] reads into this slot that have not landed */
 	struct cursor at;
+	bool watches; /* does not sleep while it reads */
 	/* Starts the next reads into a slot, those of an expert or a slice; returns the bytes of them. */
-	uint64_t (*start)(struct disk_job *j, unsigned slot);
+	uint64_t (*start)(struct measure_drive *j, unsigned slot);
 };
 
-static int list_experts(struct disk_job *j, struct measure_disk *out, struct err *e)
+static int list_experts(struct measure_drive *j, struct measure_disk *out, struct err *e)
 {
 	uint32_t n_layers = extent_n_layers(j->table), n_experts = extent_n_experts(j->table);
 	uint64_t slots = 0, bytes = 0, requests = 0;
@@ -75,7 +77,7 @@ static int list_experts(struct disk_job *j, struct measure_disk *out, struct err
 }
 
 /* j->flight slots of j->slot bytes */
-static int map_slots(struct disk_job *j, const char *what, struct err *e)
+static int map_slots(struct measure_drive *j, const char *what, struct err *e)
 {
 	j->memory_bytes = j->flight * j->slot;
 	j->memory = mem_try_map(j->memory_bytes);
@@ -86,7 +88,8 @@ static int map_slots(struct disk_job *j, const char *what, struct err *e)
 	return 0;
 }
 
-static int take_memory(struct disk_job *j, unsigned in_flight, const struct measure_disk *m, struct err *e)
+static int take_memory(
+	struct measure_drive *j, unsigned in_flight, const struct measure_disk *m, struct err *e)
 {
 	uint64_t slices = (uint64_t)(m->expert_bytes / (double)reader_slice(j->reader) + m->requests);
 	uint64_t want =
@@ -97,7 +100,7 @@ static int take_memory(struct disk_job *j, unsigned in_flight, const struct meas
 	return map_slots(j, "experts", e);
 }
 
-static uint64_t start_expert(struct disk_job *j, unsigned slot)
+static uint64_t start_expert(struct measure_drive *j, unsigned slot)
 {
 	uint32_t key = j->order[j->next++ % j->n], n_experts = extent_n_experts(j->table);
 	struct extent_plan p;
@@ -120,7 +123,7 @@ static uint64_t start_expert(struct disk_job *j, unsigned slot)
 }
 
 /* One buffer for each slice under way. */
-static int take_buffers(struct disk_job *j, struct err *e)
+static int take_buffers(struct measure_drive *j, struct err *e)
 {
 	uint64_t slice = reader_slice(j->reader);
 	j->flight = reader_few(j->reader);
@@ -128,7 +131,7 @@ static int take_buffers(struct disk_job *j, struct err *e)
 	return map_slots(j, "buffers", e);
 }
 
-static uint64_t start_slice(struct disk_job *j, unsigned slot)
+static uint64_t start_slice(struct measure_drive *j, unsigned slot)
 {
 	struct cursor *k = &j->at;
 	if (k->read == k->plan.n_reads) {
@@ -158,7 +161,7 @@ static uint64_t start_slice(struct disk_job *j, unsigned slot)
 }
 
 /* Reads for at least so long, and each slot at least once. */
-static int read_for(struct disk_job *j, double seconds, double *bytes_s, struct err *e)
+static int read_for(struct measure_drive *j, double seconds, double *bytes_s, struct err *e)
 {
 	uint64_t start = clock_ns(), bytes = 0;
 	unsigned busy = 0;
@@ -167,10 +170,12 @@ static int read_for(struct disk_job *j, double seconds, double *bytes_s, struct 
 		bytes += j->start(j, i);
 	while (busy) {
 		struct reader_completion done[REAP_MOST];
-		int n = reader_reap(j->reader, done, 1, REAP_MOST, -1);
+		int n = reader_reap(j->reader, done, !j->watches, REAP_MOST, j->watches ? 0 : -1);
 		bool more = (double)(clock_ns() - start) < seconds * 1e9;
 		if (atomic_load(interrupt_flag()))
 			return err_set(e, ERR_INTERRUPTED, "interrupted");
+		if (!n)
+			sched_yield();
 		for (int i = 0; i < n; i++) {
 			unsigned slot = (unsigned)done[i].tag;
 			if (done[i].code)
@@ -187,12 +192,22 @@ static int read_for(struct disk_job *j, double seconds, double *bytes_s, struct 
 	return 0;
 }
 
-static int measure(const struct common_opts *c, const struct gguf *file, bool slices, unsigned in_flight,
-	double seconds, int repeats, struct measure_disk *out, struct err *e)
+static void drive_fini(struct measure_drive *j)
 {
-	struct disk_job j = {.start = slices ? start_slice : start_expert};
+	reader_close(j->reader); /* waits for what is under way, so the memory goes after it */
+	if (j->memory)
+		mem_unmap(j->memory, j->memory_bytes);
+	extent_table_free(j->table);
+	free(j->order);
+	free(j->left);
+}
+
+/* slices: measure_disk_slices; else in_flight experts at a time. *j is to be given to drive_fini whatever comes back. */
+static int drive_init(struct measure_drive *j, const struct common_opts *c, const struct gguf *file,
+	bool slices, unsigned in_flight, struct measure_disk *out, struct err *e)
+{
 	struct common_replicas replicas;
-	double samples[BENCH_MAX_REPEATS];
+	*j = (struct measure_drive){.start = slices ? start_slice : start_expert, .watches = slices};
 	*out = (struct measure_disk){0};
 	int rc = common_opts_replicas(c, &replicas, e);
 	const struct loader_options o = {.file = file,
@@ -204,29 +219,35 @@ static int measure(const struct common_opts *c, const struct gguf *file, bool sl
 	enum log_level level = log_level();
 	log_set_level(MIN(level, LOG_WARN)); /* a run says how it reads */
 	if (!rc)
-		rc = loader_open_reader(&o, &j.reader, e);
+		rc = loader_open_reader(&o, &j->reader, e);
 	log_set_level(level);
-	if (rc || (rc = extent_table_from_gguf(&j.table, file, j.reader, e)) || (rc = list_experts(&j, out, e)) ||
-		(rc = slices ? take_buffers(&j, e) : take_memory(&j, in_flight, out, e)))
-		goto out;
+	free(replicas.text);
+	if (rc || (rc = extent_table_from_gguf(&j->table, file, j->reader, e)) ||
+		(rc = list_experts(j, out, e)) ||
+		(rc = slices ? take_buffers(j, e) : take_memory(j, in_flight, out, e)))
+		return rc;
+	out->in_flight = j->flight;
+	out->slices = slices;
+	out->direct = !reader_stats(j->reader).page_cache;
+	return 0;
+}
+
+static int measure(const struct common_opts *c, const struct gguf *file, bool slices, unsigned in_flight,
+	double seconds, int repeats, struct measure_disk *out, struct err *e)
+{
+	struct measure_drive j;
+	double samples[BENCH_MAX_REPEATS];
+	int rc = drive_init(&j, c, file, slices, in_flight, out, e);
 	for (int i = -1; i < repeats && !rc; i++) { /* the first touches the memory */
 		double bytes_s = 0, length = i < 0 ? seconds / 4 : seconds;
 		rc = read_for(&j, length, &bytes_s, e);
 		samples[MAX(i, 0)] = bytes_s;
 	}
-	if (!rc)
+	if (!rc) {
 		out->bytes_s = bench_spread_of(samples, repeats);
-	out->in_flight = j.flight;
-	out->slices = slices;
-	out->direct = !reader_stats(j.reader).page_cache;
-out:
-	reader_close(j.reader); /* waits for what is under way, so the memory goes after it */
-	if (j.memory)
-		mem_unmap(j.memory, j.memory_bytes);
-	extent_table_free(j.table);
-	free(j.order);
-	free(j.left);
-	free(replicas.text);
+		out->direct = !reader_stats(j.reader).page_cache;
+	}
+	drive_fini(&j);
 	return rc;
 }
 
@@ -240,6 +261,31 @@ int measure_disk_slices(const struct common_opts *c, const struct gguf *file, do
 	struct measure_disk *out, struct err *e)
 {
 	return measure(c, file, true, 0, seconds, repeats, out, e);
+}
+
+int measure_drive_open(
+	struct measure_drive **d, const struct common_opts *c, const struct gguf *file, struct err *e)
+{
+	struct measure_disk what;
+	*d = NEW(struct measure_drive);
+	int rc = drive_init(*d, c, file, true, 0, &what, e);
+	if (rc || !what.direct) {
+		measure_drive_close(*d);
+		*d = NULL;
+	}
+	return rc;
+}
+
+int measure_drive_sample(struct measure_drive *d, double seconds, double *bytes_s, struct err *e)
+{
+	return read_for(d, seconds, bytes_s, e);
+}
+
+void measure_drive_close(struct measure_drive *d)
+{
+	if (d)
+		drive_fini(d);
+	free(d);
 }
 
 /* ---- memory --------------------------------------------------------------------------------------------- */

@@ -28,10 +28,18 @@ struct measure_disk {
 int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned in_flight, double seconds,
 	int repeats, struct measure_disk *out, struct err *e);
 
-/* The same bytes as a card's loader reads them: in slices, reader_few() at a time, into the buffer that came back last. out's
- * in_flight counts the slices. */
+/* The same bytes as a card's loader reads them: in slices, reader_few() at a time, into the buffer that came back last, by a thread
+ * that does not sleep meanwhile. out's in_flight counts the slices. */
 int measure_disk_slices(const struct common_opts *c, const struct gguf *file, double seconds, int repeats,
 	struct measure_disk *out, struct err *e);
+
+/* measure_disk_slices in samples, for a run that is held against a drive which others share. *d: NULL where the page cache takes part.
+ * By one thread; file outlives it. */
+struct measure_drive;
+int measure_drive_open(
+	struct measure_drive **d, const struct common_opts *c, const struct gguf *file, struct err *e);
+int measure_drive_sample(struct measure_drive *d, double seconds, double *bytes_s, struct err *e);
+void measure_drive_close(struct measure_drive *d); /* NULL: nothing */
 
 /* Bytes a second that memcpy moves between two arrays of 256 MB. */
 int measure_copy(int repeats, struct bench_spread *bytes_s, struct err *e);
