@@ -34,7 +34,7 @@
 
 #define PARKING_PLACES   16
 #define BOUNCE_BYTES_MAX ((uint64_t)512 << 20)
-#define BOUNCE_LEAST     8
+#define BOUNCE_LEAST     6
 /* A guess from tier 1 moves in equal chunks, a few on the way at a time: a demand that comes then waits no longer than these take.
  * Smaller ones cost the link more than they save: an expert of GLM-5.2 in 2-bit types (9.7 MB) is one. */
 #define RAM_CHUNK  ((uint64_t)16 << 20)
@@ -140,7 +140,9 @@ int loader_geometry(const struct loader_options *o, const struct extent_table *t
 	g->piece_bytes = num_align_up(slice + slice / 2, READER_SLICE_MIN) + READER_SLICE_MIN;
 	uint64_t most = MAX(BOUNCE_BYTES_MAX / g->piece_bytes, (uint64_t)BOUNCE_LEAST);
 	uint64_t requests = o->reader.requests ? o->reader.requests : READER_REQUESTS_DEFAULT;
-	uint64_t wish = 3 * (uint64_t)reader_few(r);
+	/* few stay in the processor's cache; some are copied from while the others are read into */
+	uint64_t few = reader_few(r), all = (uint64_t)reader_depth(r) * reader_n_drives(r);
+	uint64_t wish = few < all ? few + few / 2 : 3 * few;
 	g->n_pieces = (unsigned)MIN(MAX(wish, (uint64_t)BOUNCE_LEAST), MIN(most, requests));
 	g->bounce_bytes = g->n_pieces * g->piece_bytes;
 #ifdef LOADER_POISON

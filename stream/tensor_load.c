@@ -19,6 +19,8 @@
 #define REAP_MAX      64
 #define PIECES_MAX    (READER_REQUESTS_DEFAULT)
 #define PROGRESS_STEP ((uint64_t)64 << 20)
+/* So long without news the thread watches; then it sleeps for its reads. Waking up takes a drive's time between two of them. */
+#define WATCH_NS 20000000u
 
 struct piece {
 	uint8_t *dst;
@@ -167,7 +169,7 @@ static int open_load(struct load *l, struct err *e)
 	l->piece_bytes = num_align_up(reader_slice(l->reader), READER_SLICE_MIN);
 	/* few stay in the processor's cache; some are copied from while the others are read into */
 	unsigned few = reader_few(l->reader), all = reader_depth(l->reader) * reader_n_drives(l->reader);
-	l->n_pieces = (int)MIN(few < all ? few + 2 : 3 * all, PIECES_MAX);
+	l->n_pieces = (int)MIN(few < all ? few + few / 2 : 3 * all, PIECES_MAX);
 	if ((rc = pinned_start(&l->memory, l->copier, (size_t)l->n_pieces * l->piece_bytes, 0, NULL, NULL, e)) ||
 		(rc = pinned_wait(&l->memory, e)))
 		return rc;
@@ -205,14 +207,17 @@ int tensor_load(const struct tensor_load_options *o, struct tensor_span *spans, 
 		close_load(l);
 		return rc;
 	}
-	uint64_t start = clock_ns();
+	uint64_t start = clock_ns(), news = start;
 	do {
 		while (read_piece(l))
 			;
 		/* with a copy under way its end matters as much as the next read's */
-		bool any = land(l, !l->n_sent && reader_pending(l->reader), e) > 0;
+		bool sleep = !l->n_sent && reader_pending(l->reader) && clock_ns() - news > WATCH_NS;
+		bool any = land(l, sleep, e) > 0;
 		any |= look(l, e);
-		if (!any)
+		if (any)
+			news = clock_ns();
+		else
 			sched_yield();
 	} while (reader_pending(l->reader) || l->n_sent || (!l->code && l->span < l->n_spans));
 	result->seconds = (double)(clock_ns() - start) * 1e-9;

@@ -246,9 +246,9 @@ static void test_replicas(void **state)
 	struct reader_file f[] = {{.path = help_a, .drive = 1}, {.path = help_b, .drive = 1},
 		{.path = help_copy, .drive = 2, .replica_of = 1}};
 	struct reader *r =
-		open_variant(*state, f, 3, (struct reader_options){.depth = 4, .slice_bytes = 64 * KIB});
+		open_variant(*state, f, 3, (struct reader_options){.depth = 3, .slice_bytes = 64 * KIB});
 	assert_int_equal(reader_n_drives(r), 2);
-	assert_int_equal(reader_few(r), 8); /* the depth is below READER_FEW */
+	assert_int_equal(reader_few(r), 6); /* the depth is below READER_FEW */
 	for (unsigned i = 0; i < 20; i++) {
 		memset(arena, GUARD, FILE_A);
 		struct reader_completion c = read_one(r, (struct reader_request){.bytes = FILE_A, .dst = arena});
