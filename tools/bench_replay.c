@@ -38,11 +38,9 @@
 #define MORE          (RESIDENT_RUN + 2 * USAGE_RUN + 4) /* tokens beyond the run itself */
 #define MORE_NS       3000000000u /* the longest that each of these stretches may take */
 
-/* The drive, while decoding pauses */
-#define SAMPLE_EVERY_NS 2000000000u
-#define SAMPLE_S        0.2
-#define SAMPLE_READ     200000000u /* if so many bytes were read since the last one */
-#define SAMPLES_MOST    512
+/* The drive, while decoding pauses: at most SAMPLE_S, a tenth of the time, if it was busy for as long since the last one */
+#define SAMPLE_S     0.2
+#define SAMPLES_MOST 512
 
 struct replay {
 	struct bench *b;
@@ -67,25 +65,26 @@ struct replay {
 		double bytes_s;
 	} samples[SAMPLES_MOST];
 	int n_samples;
-	uint64_t sampled_ns, sampled_bytes; /* when, and what had been read by then */
-	uint64_t paused_ns;                 /* for samples, since the first token */
-	struct err failure;                 /* of a sample */
+	uint64_t sampled_ns, sampled_busy_ns; /* when, and how long the drive had been busy by then */
+	uint64_t paused_ns;                   /* for samples, since the first token */
+	struct err failure;                   /* of a sample */
 };
 
 /* Between two tokens */
 static bool sample_drive(struct replay *j, const struct expert_stats *now)
 {
-	uint64_t began = clock_ns();
-	if (!j->drive || j->n_samples == SAMPLES_MOST || began - j->sampled_ns < SAMPLE_EVERY_NS ||
-		now->bytes_read - j->sampled_bytes < SAMPLE_READ)
+	const uint64_t began = clock_ns();
+	const double seconds = MIN(SAMPLE_S, 4 * j->b->seconds), ns = seconds * 1e9;
+	if (!j->drive || j->n_samples == SAMPLES_MOST || (double)(began - j->sampled_ns) < 9 * ns ||
+		(double)(now->disk_busy_ns - j->sampled_busy_ns) < ns)
 		return true;
 	struct sample *s = &j->samples[j->n_samples];
 	s->token = j->n;
-	if (measure_drive_sample(j->drive, SAMPLE_S, &s->bytes_s, &j->failure))
+	if (measure_drive_sample(j->drive, seconds, &s->bytes_s, &j->failure))
 		return false;
 	j->n_samples++;
 	j->sampled_ns = clock_ns();
-	j->sampled_bytes = now->bytes_read;
+	j->sampled_busy_ns = now->disk_busy_ns;
 	j->paused_ns += j->sampled_ns - began;
 	return true;
 }

@@ -66,6 +66,13 @@ run bench prefill -m "$work/m.gguf" --backend cpu --cache-gb 0.006 --seconds 0.0
 exits 0
 check "prompts of both sizes" figures 'named("40 tokens, run 2: read") > 0 and sum(k.startswith("64 tokens, run") for k in f) == 8'
 
+# with the drive itself: it is measured while decoding pauses, and no token is lost
+run ${bench% --no-direct} --seconds 0.002 --cache-gb 0.006 --routing $trace -n 800 -c 1024 --json
+exits 0
+if grep -q "^reader: .*O_DIRECT in" "$work/err"; then
+	check "the drive meanwhile" figures 'all(v > 0 for k, v in f.items() if "meanwhile" in k) and any("meanwhile" in k for k in f) and named("steady (tokens 600 to 800)") > 0'
+fi
+
 run $bench --cache-gb 0.006 --routing "$work/missing"
 error_is_one_sentence 3 'missing'
 run $bench --cache-gb 0.006 --routing "$work/shape.json"
