@@ -13,8 +13,7 @@
 #include <errno.h>
 #include <sched.h>
 
-#define AWAIT_POLL_MS 50 /* how often a wait looks at the cancel flag */
-#define WATCH_NS      1000000
+#define AWAIT_POLL_MS 50           /* how often a wait looks at the cancel flag */
 #define SILENCE_NS    30000000000u /* of waiting, after which it is said */
 
 /* The self-throttle: after so many prefetched experts met their fate, look at the useful share. */
@@ -167,7 +166,7 @@ static bool watch_landed(struct loader *l, unsigned before)
 	uint64_t start = clock_ns();
 	pthread_mutex_unlock(&l->lock);
 	bool landed;
-	while (!(landed = atomic_load(&l->n_landed) != before) && clock_ns() - start < WATCH_NS)
+	while (!(landed = atomic_load(&l->n_landed) != before) && clock_ns() - start < LOADER_WATCH_NS)
 		sched_yield();
 	pthread_mutex_lock(&l->lock);
 	return landed;

@@ -66,6 +66,8 @@ struct announcement {
 
 #define LOADER_WANTS_MAX    1024
 #define LOADER_FAILURES_MAX 64
+/* With a card both threads watch so long for what a drive reads, some milliseconds, before they sleep: waking up takes 20 to 150 us. */
+#define LOADER_WATCH_NS 20000000u
 
 /* A filling that failed; the latest LOADER_FAILURES_MAX are kept for whoever asks. */
 struct failure {
