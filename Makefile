@@ -75,7 +75,7 @@ isa       = $(if $(X86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c) \
 NV_KNOWN  = $(if $(NVCC),$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)))
 NV_GEN    = $(foreach a,$(filter $(NV_KNOWN),$(CUDA_ARCH:sm_%=%)),-gencode arch=compute_$(a:90=90a)$(comma)code=sm_$(a:90=90a)) \
             $(if $(filter 90,$(CUDA_ARCH)),-gencode arch=compute_90$(comma)code=compute_90)
-NV_ALL    = -std=c++17 -O3 -lineinfo $(if $(filter native,$(CUDA_ARCH)),-arch=native,$(NV_GEN)) -I. $(DEFS) -DHAVE_SM90A=$(if $(filter 90,$(CUDA_ARCH)),1,0) $(filter -D% -I%,$(CPPFLAGS)) \
+NV_ALL    = -std=c++17 -O3 -lineinfo $(if $(filter native,$(CUDA_ARCH)),-arch=native,$(NV_GEN)) -I. $(DEFS) -DHAVE_SM90A=$(if $(filter 90,$(CUDA_ARCH)),1,0) $(filter -D%,$(CPPFLAGS)) \
             $(addprefix -Xcompiler ,-Wall -Wextra $(addprefix -fsanitize=,$(subst $(comma), ,$(SAN)))) $(if $(WERR),-Werror all-warnings)
 CUDA_DIR  = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
 CUBLAS    = $(if $(wildcard $(CUDA_DIR)/lib64/libcublas.so),-Wl$(comma)-rpath$(comma)$(CUDA_DIR)/lib64 -lcublas)

@@ -19,7 +19,7 @@
 #define REAP_MAX      64
 #define PIECES_MAX    (READER_REQUESTS_DEFAULT)
 #define PROGRESS_STEP ((uint64_t)64 << 20)
-/* So long without news the thread watches; then it sleeps for its reads. Waking up takes a drive's time between two of them. */
+/* So long without news the thread watches, as the loader's do, before it sleeps for its reads. */
 #define WATCH_NS 20000000u
 
 struct piece {

@@ -9,7 +9,7 @@
 
 #include "kernels/backend.h"
 
-/* Experts of n_embd > n_ff > n_embd, of a backend that defers. brief: a quarter of the steps, a few of the lists. */
+/* Experts of n_embd > n_ff > n_embd, of a backend that defers. brief: fewer steps and lists. */
 void await_case(struct backend *backend, enum dtype type, int n_embd, int n_ff, bool brief);
 
 /* A list that is given up by what does not say so: experts that come then are a failure, which stays. */

@@ -98,7 +98,8 @@ static bool on_token(void *user, int32_t id)
 	j->at_ns[j->n] = now - j->paused_ns;
 	j->stats[j->n] = engine_expert_stats(j->g);
 	bool late = j->stop_ns && now > j->stop_ns && j->n; /* one token there must be */
-	return sample_drive(j, &j->stats[j->n]) && ++j->n <= j->most && !late;
+	bool last = late || j->n == j->most;
+	return (last || sample_drive(j, &j->stats[j->n])) && ++j->n <= j->most && !late;
 }
 
 /* n_new tokens after ids; j->n - 1 of them are then known in j->at_ns and j->stats. */
@@ -204,7 +205,7 @@ static struct bench_spread drive_meanwhile(struct replay *j, const char *name, u
 	double v[SAMPLES_MOST];
 	int n = 0;
 	for (int i = 0; i < j->n_samples; i++)
-		if (j->samples[i].token > first && j->samples[i].token < end)
+		if (j->samples[i].token >= first && j->samples[i].token < end)
 			v[n++] = j->samples[i].bytes_s * 1e-9;
 	if (!n)
 		return j->limits.disk.bytes_s;
@@ -327,8 +328,8 @@ static int run(struct replay *j, struct common_loading *loading, uint64_t *opene
 	if (o->seconds > 0)
 		j->stop_ns = clock_ns() + (uint64_t)((double)o->seconds * 1e9);
 	rc = session_new(j->g, &j->s, e);
-	if (!rc && !j->c.no_direct)
-		rc = measure_drive_open(&j->drive, &j->c, engine_gguf(j->g), e);
+	if (!rc && j->limits.before)
+		rc = measure_drive_open(&j->drive, &j->c, engine_gguf(j->g), &j->limits.disk, e);
 	j->sampled_ns = clock_ns();
 	if (!rc)
 		rc = decode(j, ids, o->n_prompt, o->n_new, e);

@@ -228,7 +228,9 @@ static int drive_init(struct measure_drive *j, const struct common_opts *c, cons
 		return rc;
 	out->in_flight = j->flight;
 	out->slices = slices;
-	out->direct = !reader_stats(j->reader).page_cache;
+	out->direct = true;
+	for (uint32_t i = 0; i < file->n_files; i++)
+		out->direct &= reader_file_align(j->reader, i) > 1;
 	return 0;
 }
 
@@ -263,12 +265,12 @@ int measure_disk_slices(const struct common_opts *c, const struct gguf *file, do
 	return measure(c, file, true, 0, seconds, repeats, out, e);
 }
 
-int measure_drive_open(
-	struct measure_drive **d, const struct common_opts *c, const struct gguf *file, struct err *e)
+int measure_drive_open(struct measure_drive **d, const struct common_opts *c, const struct gguf *file,
+	const struct measure_disk *like, struct err *e)
 {
 	struct measure_disk what;
 	*d = NEW(struct measure_drive);
-	int rc = drive_init(*d, c, file, true, 0, &what, e);
+	int rc = drive_init(*d, c, file, like->slices, like->slices ? 0 : like->in_flight, &what, e);
 	if (rc || !what.direct) {
 		measure_drive_close(*d);
 		*d = NULL;

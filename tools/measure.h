@@ -33,11 +33,11 @@ int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned 
 int measure_disk_slices(const struct common_opts *c, const struct gguf *file, double seconds, int repeats,
 	struct measure_disk *out, struct err *e);
 
-/* measure_disk_slices in samples, for a run that is held against a drive which others share. *d: NULL where the page cache takes part.
- * By one thread; file outlives it. */
+/* The way that `like` was measured, in samples, for a run that is held against a drive which others share. *d: NULL where the page cache
+ * takes part. By one thread; file outlives it. */
 struct measure_drive;
-int measure_drive_open(
-	struct measure_drive **d, const struct common_opts *c, const struct gguf *file, struct err *e);
+int measure_drive_open(struct measure_drive **d, const struct common_opts *c, const struct gguf *file,
+	const struct measure_disk *like, struct err *e);
 int measure_drive_sample(struct measure_drive *d, double seconds, double *bytes_s, struct err *e);
 void measure_drive_close(struct measure_drive *d); /* NULL: nothing */
 
