@@ -140,9 +140,7 @@ int loader_geometry(const struct loader_options *o, const struct extent_table *t
 	g->piece_bytes = num_align_up(slice + slice / 2, READER_SLICE_MIN) + READER_SLICE_MIN;
 	uint64_t most = MAX(BOUNCE_BYTES_MAX / g->piece_bytes, (uint64_t)BOUNCE_LEAST);
 	uint64_t requests = o->reader.requests ? o->reader.requests : READER_REQUESTS_DEFAULT;
-	/* few stay in the processor's cache; some are copied from while the others are read into */
-	uint64_t few = reader_few(r), all = (uint64_t)reader_depth(r) * reader_n_drives(r);
-	uint64_t wish = few < all ? few + few / 2 : 3 * few;
+	uint64_t wish = reader_few_buffers(r);
 	g->n_pieces = (unsigned)MIN(MAX(wish, (uint64_t)BOUNCE_LEAST), MIN(most, requests));
 	g->bounce_bytes = g->n_pieces * g->piece_bytes;
 #ifdef LOADER_POISON

@@ -166,7 +166,7 @@ static bool watch_landed(struct loader *l, unsigned before)
 	uint64_t start = clock_ns();
 	pthread_mutex_unlock(&l->lock);
 	bool landed;
-	while (!(landed = atomic_load(&l->n_landed) != before) && clock_ns() - start < LOADER_WATCH_NS)
+	while (!(landed = atomic_load(&l->n_landed) != before) && clock_ns() - start < READER_WATCH_NS)
 		sched_yield();
 	pthread_mutex_lock(&l->lock);
 	return landed;

@@ -66,9 +66,6 @@ struct announcement {
 
 #define LOADER_WANTS_MAX    1024
 #define LOADER_FAILURES_MAX 64
-/* With a card both threads watch so long for what a drive reads, some milliseconds, before they sleep: who slept went on 30 to
- * 150 us late (medians, H200). */
-#define LOADER_WATCH_NS 20000000u
 
 /* A filling that failed; the latest LOADER_FAILURES_MAX are kept for whoever asks. */
 struct failure {

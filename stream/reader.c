@@ -246,6 +246,12 @@ unsigned reader_few(const struct reader *r)
 	return (r->files.n_direct == r->files.n ? MIN(r->depth, READER_FEW) : r->depth) * r->files.n_lanes;
 }
 
+unsigned reader_few_buffers(const struct reader *r)
+{
+	unsigned few = reader_few(r);
+	return few < r->depth * r->files.n_lanes ? few + few / 2 : 3 * few;
+}
+
 static const struct reader_handle *handle_of(const struct reader *r, uint32_t file)
 {
 	if (file >= r->files.n)

@@ -19,8 +19,6 @@
 #define REAP_MAX      64
 #define PIECES_MAX    (READER_REQUESTS_DEFAULT)
 #define PROGRESS_STEP ((uint64_t)64 << 20)
-/* So long without news the thread watches, as the loader's do, before it sleeps for its reads. */
-#define WATCH_NS 20000000u
 
 struct piece {
 	uint8_t *dst;
@@ -167,9 +165,7 @@ static int open_load(struct load *l, struct err *e)
 		return rc;
 	/* a piece that is one slice is one read */
 	l->piece_bytes = num_align_up(reader_slice(l->reader), READER_SLICE_MIN);
-	/* few stay in the processor's cache; some are copied from while the others are read into */
-	unsigned few = reader_few(l->reader), all = reader_depth(l->reader) * reader_n_drives(l->reader);
-	l->n_pieces = (int)MIN(few < all ? few + few / 2 : 3 * all, PIECES_MAX);
+	l->n_pieces = (int)MIN(reader_few_buffers(l->reader), PIECES_MAX);
 	if ((rc = pinned_start(&l->memory, l->copier, (size_t)l->n_pieces * l->piece_bytes, 0, NULL, NULL, e)) ||
 		(rc = pinned_wait(&l->memory, e)))
 		return rc;
@@ -212,7 +208,7 @@ int tensor_load(const struct tensor_load_options *o, struct tensor_span *spans, 
 		while (read_piece(l))
 			;
 		/* with a copy under way its end matters as much as the next read's */
-		bool sleep = !l->n_sent && reader_pending(l->reader) && clock_ns() - news > WATCH_NS;
+		bool sleep = !l->n_sent && reader_pending(l->reader) && clock_ns() - news > READER_WATCH_NS;
 		bool any = land(l, sleep, e) > 0;
 		any |= look(l, e);
 		if (any)

@@ -38,9 +38,9 @@
 #define MORE          (RESIDENT_RUN + 2 * USAGE_RUN + 4) /* tokens beyond the run itself */
 #define MORE_NS       3000000000u /* the longest that each of these stretches may take */
 
-/* The drive, while decoding pauses: at most SAMPLE_S, a tenth of the time, if it was busy for as long since the last one */
-#define SAMPLE_S     0.2
-#define SAMPLES_MOST 512
+/* The drive, while decoding pauses: so many seconds (or 4 x --seconds), a tenth of the time at most, if it was busy for as long since
+ * the last one */
+#define SAMPLE_S 0.2
 
 struct replay {
 	struct bench *b;
@@ -59,12 +59,8 @@ struct replay {
 	double compute_ms; /* of a token without misses; 0: unknown */
 	struct limits limits;
 	/* samples of the drive */
-	struct measure_drive *drive; /* NULL: none are taken */
-	struct sample {
-		uint32_t token;
-		double bytes_s;
-	} samples[SAMPLES_MOST];
-	int n_samples;
+	struct measure_drive *drive;          /* NULL: none are taken */
+	double *drive_bytes_s;                /* [most + 1] behind that token; 0: none */
 	uint64_t sampled_ns, sampled_busy_ns; /* when, and how long the drive had been busy by then */
 	uint64_t paused_ns;                   /* for samples, since the first token */
 	struct err failure;                   /* of a sample */
@@ -75,14 +71,11 @@ static bool sample_drive(struct replay *j, const struct expert_stats *now)
 {
 	const uint64_t began = clock_ns();
 	const double seconds = MIN(SAMPLE_S, 4 * j->b->seconds), ns = seconds * 1e9;
-	if (!j->drive || j->n_samples == SAMPLES_MOST || (double)(began - j->sampled_ns) < 9 * ns ||
+	if (!j->drive || (double)(began - j->sampled_ns) < 9 * ns ||
 		(double)(now->disk_busy_ns - j->sampled_busy_ns) < ns)
 		return true;
-	struct sample *s = &j->samples[j->n_samples];
-	s->token = j->n;
-	if (measure_drive_sample(j->drive, seconds, &s->bytes_s, &j->failure))
+	if (measure_drive_sample(j->drive, seconds, &j->drive_bytes_s[j->n], &j->failure))
 		return false;
-	j->n_samples++;
 	j->sampled_ns = clock_ns();
 	j->sampled_busy_ns = now->disk_busy_ns;
 	j->paused_ns += j->sampled_ns - began;
@@ -202,16 +195,17 @@ static void add_wire(struct replay *j, const char *name, const char *wire, uint6
 /* What the drive reached in the tokens [first, end), as far as it was measured there. */
 static struct bench_spread drive_meanwhile(struct replay *j, const char *name, uint32_t first, uint32_t end)
 {
-	double v[SAMPLES_MOST];
+	double *v = NEW_ARRAY(double, end - first);
 	int n = 0;
-	for (int i = 0; i < j->n_samples; i++)
-		if (j->samples[i].token >= first && j->samples[i].token < end)
-			v[n++] = j->samples[i].bytes_s * 1e-9;
-	if (!n)
-		return j->limits.disk.bytes_s;
-	struct bench_spread s = bench_spread_of(v, n);
-	bench_add(j->b, j->what, "GB/s", s, 0, NULL, "%s: limit: drive, meanwhile (%d samples)", name, n);
-	return (struct bench_spread){s.median * 1e9, s.low * 1e9, s.high * 1e9};
+	for (uint32_t i = first; i < end; i++)
+		if (j->drive_bytes_s[i] > 0)
+			v[n++] = j->drive_bytes_s[i];
+	struct bench_spread s = n ? bench_spread_of(v, n) : j->limits.disk.bytes_s;
+	free(v);
+	if (n)
+		bench_add(j->b, j->what, "GB/s", (struct bench_spread){s.median * 1e-9, s.low * 1e-9, s.high * 1e-9},
+			0, NULL, "%s: limit: drive, meanwhile (%d samples)", name, n);
+	return s;
 }
 
 /* The figures of the tokens [first, end). */
@@ -321,6 +315,7 @@ static int run(struct replay *j, struct common_loading *loading, uint64_t *opene
 		printf("routing replayed from %s: not the picks of this model\n", j->c.routing);
 	j->at_ns = NEW_ARRAY(uint64_t, MAX(j->most, RESIDENT_RUN) + 2);
 	j->stats = mem_new(MAX(j->most, RESIDENT_RUN) + 2, sizeof *j->stats);
+	j->drive_bytes_s = NEW_ARRAY(double, j->most + 2);
 	int32_t *ids = NEW_ARRAY(int32_t, o->n_prompt);
 	struct rng r = {42};
 	for (uint32_t i = 0; i < o->n_prompt; i++)
@@ -377,6 +372,7 @@ int bench_replay(
 	}
 	free(j->at_ns);
 	free(j->stats);
+	free(j->drive_bytes_s);
 	free(j);
 	return rc;
 }

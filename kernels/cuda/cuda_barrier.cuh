@@ -26,6 +26,14 @@ static __device__ __forceinline__ void barrier_arrive(uint32_t at)
 #define WARP_ARRIVES 1
 #endif
 
+/* All lanes have done what the barrier is to hear of. */
+static __device__ __forceinline__ void barrier_arrive_warp(uint32_t at, int lane)
+{
+	__syncwarp();
+	if (lane < WARP_ARRIVES)
+		barrier_arrive(at);
+}
+
 /* Arrives, and the barrier waits for so many bytes of copies besides. */
 static __device__ __forceinline__ void barrier_expect(uint32_t at, uint32_t bytes)
 {

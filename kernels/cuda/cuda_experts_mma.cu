@@ -90,14 +90,6 @@ static __device__ __forceinline__ void begin_all(bool wait)
 		arrive_some(1, THREADS);
 }
 
-/* All lanes have done what `barrier` is to hear of. */
-static __device__ __forceinline__ void arrive_warp(uint32_t barrier, int lane)
-{
-	__syncwarp();
-	if (lane < WARP_ARRIVES)
-		barrier_arrive(barrier);
-}
-
 /* Of the 128 registers that a thread begins with, workers get 24 more. By the four warps of a group each. */
 static __device__ __forceinline__ void deal_registers(bool worker)
 {
@@ -205,7 +197,7 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 			}
 		sums[i] = __fmaf_rn(65536.0f, v[0], __fmaf_rn(256.0f, v[1], v[2]));
 	}
-	arrive_warp(full, lane);
+	barrier_arrive_warp(full, lane);
 	const struct expert_task t = task_of<AWAIT>(a, told, at.task);
 	if (down) {
 		for (int i = lane; i < rows; i += 32) {
@@ -437,7 +429,7 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 #pragma unroll
 						for (int u = 0; u < 2; u++)
 							load_eight<false>(hidden + (run + u * type::APART) * 256 + 8 * lane, true, v[u]);
-						arrive_warp(hidden_free, lane);
+						barrier_arrive_warp(hidden_free, lane);
 					} else {
 						const float *x = a.x + (int64_t)task_of<AWAIT>(a, told, task).row * a.n_embd;
 #pragma unroll
@@ -445,7 +437,7 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 							load_eight<AWAIT>(
 								x + (run + u * type::APART) * 256 + 8 * lane, a.x_aligned, v[u]);
 						if (had_row < 0)
-							arrive_warp(x_asked, lane);
+							barrier_arrive_warp(x_asked, lane);
 						had_row = task_of<AWAIT>(a, told, task).row;
 					}
 					write_two_digits(v, digits, x_scales);
@@ -464,7 +456,7 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 					type::two_runs(
 						shared + here, first_run, stride8, lane, kept, columns, (float4 *)(shared + meet_at));
 					here += stage_bytes;
-					arrive_warp(barriers_at + 8 * SLOTS + 8 * slot, lane);
+					barrier_arrive_warp(barriers_at + 8 * SLOTS + 8 * slot, lane);
 					meet_at += MEET_BYTES;
 					if (slot++ == last) {
 						here -= stage_bytes * slot;

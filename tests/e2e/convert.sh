@@ -14,8 +14,12 @@ gen() {
 	python3 tests/gen_checkpoint.py "$@" >"$work/gen" || wrong "the generator failed: $*"
 }
 
+# a sanitizer has nothing to say about the values, and computing them takes long
+values=yes
+case $GLMSTREAM in */san-*) values= && echo "a sanitizer build: values are not compared" ;; esac
+
 agrees() { # source, output, recipe
-	case $GLMSTREAM in */san-*) return 0 ;; esac # a sanitizer has nothing to say about the values, and computing them takes long
+	[ "$values" ] || return 0
 	python3 tests/e2e/check_convert.py "$@" >>"$work/err" 2>&1
 }
 
