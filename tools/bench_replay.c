@@ -202,9 +202,9 @@ static struct bench_spread drive_meanwhile(struct replay *j, const char *name, u
 			v[n++] = j->drive_bytes_s[i];
 	struct bench_spread s = n ? bench_spread_of(v, n) : j->limits.disk.bytes_s;
 	free(v);
+	const struct bench_spread gb_s = {s.median * 1e-9, s.low * 1e-9, s.high * 1e-9};
 	if (n)
-		bench_add(j->b, j->what, "GB/s", (struct bench_spread){s.median * 1e-9, s.low * 1e-9, s.high * 1e-9},
-			0, NULL, "%s: limit: drive, meanwhile (%d samples)", name, n);
+		bench_add(j->b, j->what, "GB/s", gb_s, 0, NULL, "%s: limit: drive, meanwhile (%d samples)", name, n);
 	return s;
 }
 
