@@ -8,8 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* After that many slabfuls of evictions of a class the ages of the classes are compared; a slab changes hands
- * when the other class's oldest key is older by half. At worst one eviction in sixteen is due to such a move.
+/* After that many slabfuls of evictions of a class the ages of the classes are compared; a slab
+ * changes hands when the other class's oldest key is older by half. At worst one eviction in
+ * sixteen is due to such a move.
  */
 #define REBALANCE_SLABFULS 16
 
@@ -56,8 +57,8 @@ static void slot_release(struct cache *c, int32_t slot)
 
 static void slot_fill(struct cache *c, int32_t slot, int32_t key)
 {
-	c->slots[slot] =
-		(struct slot){.key = key, .from = -1, .state = CACHE_FILLING, .staging = c->slots[slot].staging};
+	c->slots[slot] = (struct slot){
+		.key = key, .from = -1, .state = CACHE_FILLING, .staging = c->slots[slot].staging};
 }
 
 static int32_t take(struct cache *c, int tier, int class_id)
@@ -90,8 +91,8 @@ static void copy_keep(struct cache *c, int32_t slot)
 
 static int make_room(struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot);
 
-/* Throws a READY, unpinned key out of its tier: from tier 0 into tier 1 when that has room, else out of the
- * cache. */
+/* Throws a READY, unpinned key out of its tier: from tier 0 into tier 1 when that has room, else
+ * out of the cache. */
 static void evict(struct cache *c, int32_t key)
 {
 	int32_t slot = c->index[key], to = -1;
@@ -108,7 +109,8 @@ static void evict(struct cache *c, int32_t key)
 		c->policy.ops->insert(&c->policy, list_of(c, 1, k), key);
 		c->stats.demotions++;
 		c->stats.demotions_free++;
-	} else if (tier == 0 && c->arena[1].n_slabs && make_room(c, 1, key, CACHE_DECODE, &to) == CACHE_OK) {
+	} else if (tier == 0 && c->arena[1].n_slabs &&
+			   make_room(c, 1, key, CACHE_DECODE, &to) == CACHE_OK) {
 		if (c->n_moves == c->max_moves)
 			bug("more than %d moves in one plan", c->max_moves);
 		slot_fill(c, to, key);
@@ -129,8 +131,8 @@ static void evict(struct cache *c, int32_t key)
 	slot_release(c, slot);
 }
 
-/* A slab of another class that could be emptied now, the one whose keys were on average used longest ago; -1:
- * none. only_class < 0: of any class but `class_id`. */
+/* A slab of another class that could be emptied now, the one whose keys were on average used
+ * longest ago; -1: none. only_class < 0: of any class but `class_id`. */
 static int coldest_slab(const struct cache *c, int tier, int class_id, int only_class)
 {
 	const struct slab_arena *a = &c->arena[tier];
@@ -171,12 +173,13 @@ static void take_over_slab(struct cache *c, int tier, int slab, int class_id)
 	c->stats.slabs_moved++;
 }
 
-/* When another class keeps its keys much longer than this one can, takes its coldest slab. Under LRU in one
- * pool all sizes would have the same greatest age; this steers towards that. */
+/* When another class keeps its keys much longer than this one can, takes its coldest slab. Under
+ * LRU in one pool all sizes would have the same greatest age; this steers towards that. */
 static bool rebalance(struct cache *c, int tier, int class_id)
 {
 	struct slab_arena *a = &c->arena[tier];
-	if (c->evicted_since[tier][class_id] < (uint32_t)(REBALANCE_SLABFULS * slab_capacity(a, class_id)))
+	if (c->evicted_since[tier][class_id] <
+		(uint32_t)(REBALANCE_SLABFULS * slab_capacity(a, class_id)))
 		return false;
 	c->evicted_since[tier][class_id] = 0;
 	uint64_t oldest[SLAB_MAX_CLASSES] = {0};
@@ -199,7 +202,8 @@ static bool rebalance(struct cache *c, int tier, int class_id)
 	return true;
 }
 
-/* CACHE_OK and a slot number taken from the arena for `key`, or CACHE_FULL, CACHE_WARM or CACHE_BYPASS. */
+/* CACHE_OK and a slot number taken from the arena for `key`, or CACHE_FULL, CACHE_WARM or
+ * CACHE_BYPASS. */
 static int make_room(struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot)
 {
 	int class_id = class_of(c, key);
@@ -214,7 +218,8 @@ static int make_room(struct cache *c, int tier, int32_t key, enum cache_use use,
 	}
 	if (*slot >= 0)
 		return CACHE_OK;
-	if (mixed && (slab_reclaim_idle(a, class_id) || (use == CACHE_DECODE && rebalance(c, tier, class_id)))) {
+	if (mixed &&
+		(slab_reclaim_idle(a, class_id) || (use == CACHE_DECODE && rebalance(c, tier, class_id)))) {
 		*slot = take(c, tier, class_id);
 		return CACHE_OK;
 	}
@@ -298,11 +303,13 @@ void cache_hint(struct cache *c, int layer, int expert)
 
 /* ---- staging ---- */
 
-/* One staging slot more: a free slot, or a victim's. -1: there are as many as may be, or nobody can leave. */
+/* One staging slot more: a free slot, or a victim's. -1: there are as many as may be, or nobody can
+ * leave. */
 static int32_t lend(struct cache *c)
 {
 	int32_t slot;
-	if (c->n_lent == c->n_staging || make_room(c, 0, c->largest_key, CACHE_PREFILL, &slot) != CACHE_OK)
+	if (c->n_lent == c->n_staging ||
+		make_room(c, 0, c->largest_key, CACHE_PREFILL, &slot) != CACHE_OK)
 		return -1;
 	c->slots[slot].staging = true;
 	c->lent[c->n_lent++] = slot;
@@ -433,7 +440,8 @@ void cache_make_spare(struct cache *c, int layer, struct cache_plan *plan)
 	if (!c->arena[1].n_slabs || c->clock <= c->prefetch_cold)
 		return;
 	for (int n = slab_n_free(a, k, CACHE_SPARE); n < CACHE_SPARE; n++) {
-		int32_t victim = c->policy.ops->pick(&c->policy, list_of(c, 0, k), c->clock - c->prefetch_cold);
+		int32_t victim =
+			c->policy.ops->pick(&c->policy, list_of(c, 0, k), c->clock - c->prefetch_cold);
 		if (victim < 0)
 			break;
 		evict(c, victim);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* From a model's expert sizes to a few slot sizes, and how much memory a set of experts needs in slabs of them. */
+/* From a model's expert sizes to a few slot sizes, and how much memory a set of experts needs in
+ * slabs of them. */
 #include "cache/cache_classes.h"
 
 #include "src/base/mem.h"
@@ -7,12 +8,14 @@
 
 #include <stdlib.h>
 
-/* Sizes that differ by less than this part share a class: less is lost by rounding up than by one more class.
+/* Sizes that differ by less than this part share a class: less is lost by rounding up than by one
+ * more class.
  */
 #define CLASS_MERGE_PART 64
 
-/* Staging slots: a sixteenth of tier 0 up to 32 of them, and up to half a layer where that is no more than a 64th, so that what a
- * long prompt does between two layers' experts hides their arrival. */
+/* Staging slots: a sixteenth of tier 0 up to 32 of them, and up to half a layer where that is no
+ * more than a 64th, so that what a long prompt does between two layers' experts hides their
+ * arrival. */
 #define STAGING_FEW       32
 #define STAGING_FEW_PART  16
 #define STAGING_MANY_PART 64
@@ -34,7 +37,8 @@ void cache_classes_make(const struct cache_config *cfg, struct slab_classes *k)
 		*k = (struct slab_classes){0};
 		int l = 0;
 		for (; l < cfg->n_layers && sizes[l]; l++) {
-			bool joins = k->n && (part < 1 || k->bytes[k->n - 1] - sizes[l] <= k->bytes[k->n - 1] / part);
+			bool joins =
+				k->n && (part < 1 || k->bytes[k->n - 1] - sizes[l] <= k->bytes[k->n - 1] / part);
 			if (!joins) {
 				if (k->n == SLAB_MAX_CLASSES)
 					break;
@@ -61,19 +65,23 @@ int cache_config_check(const struct cache_config *cfg, struct err *e)
 	uint64_t align = cfg->align ? cfg->align : 1, total = 0, sum;
 	if (cfg->n_layers < 1 || cfg->n_layers > 4096 || cfg->n_experts < 1 || cfg->n_experts > 65536)
 		return err_set(e, ERR_USAGE,
-			"expert cache: %d layers of %d experts (expected 1 to 4096 of 1 to 65536)", cfg->n_layers,
-			cfg->n_experts);
+			"expert cache: %d layers of %d experts (expected 1 to 4096 of 1 to 65536)",
+			cfg->n_layers, cfg->n_experts);
 	if (!num_is_pow2(align) || align > (uint64_t)1 << 30)
-		return err_set(e, ERR_USAGE, "expert cache: alignment %llu is not a power of two up to 2^30",
+		return err_set(e, ERR_USAGE,
+			"expert cache: alignment %llu is not a power of two up to 2^30",
 			(unsigned long long)align);
 	if (cfg->n_staging < 0 || cfg->n_staging > 4096)
-		return err_set(e, ERR_USAGE, "expert cache: %d staging slots (expected 0 to 4096)", cfg->n_staging);
+		return err_set(
+			e, ERR_USAGE, "expert cache: %d staging slots (expected 0 to 4096)", cfg->n_staging);
 	for (int l = 0; l < cfg->n_layers; l++) {
 		uint64_t b = cfg->expert_bytes[l];
-		if (b > (uint64_t)1 << 44 || !num_mul(num_align_up(b, align), (uint64_t)cfg->n_experts, &sum) ||
+		if (b > (uint64_t)1 << 44 ||
+			!num_mul(num_align_up(b, align), (uint64_t)cfg->n_experts, &sum) ||
 			!num_add(total, sum, &total) || total > (uint64_t)1 << 62)
-			return err_set(e, ERR_USAGE, "expert cache: %d experts of %llu bytes in layer %d are too large",
-				cfg->n_experts, (unsigned long long)b, l);
+			return err_set(e, ERR_USAGE,
+				"expert cache: %d experts of %llu bytes in layer %d are too large", cfg->n_experts,
+				(unsigned long long)b, l);
 	}
 	if (!total)
 		return err_set(e, ERR_USAGE, "expert cache: no layer has experts");
@@ -85,7 +93,8 @@ uint64_t cache_staging_bytes(const struct cache_config *cfg, const struct slab_c
 	return (uint64_t)cfg->n_staging * k->bytes[0];
 }
 
-/* Slabs that `n_each` experts of every layer and the staging slots need in an arena of `bytes`, against those it has. */
+/* Slabs that `n_each` experts of every layer and the staging slots need in an arena of `bytes`,
+ * against those it has. */
 static bool arena_holds(
 	const struct cache_config *cfg, const struct slab_classes *k, uint64_t bytes, uint64_t n_each)
 {
@@ -107,8 +116,8 @@ static uint64_t bytes_for(const struct cache_config *cfg, uint64_t n_each)
 	uint64_t need = cache_staging_bytes(cfg, &k);
 	for (int i = 0; i < k.n; i++)
 		need += k.n_wanted[i] / (uint64_t)cfg->n_experts * n_each * k.bytes[i];
-	/* A larger arena may choose a larger slab, so this is a search, not a formula; it ends because the part
-	 * that slabs can lose falls with the size of the arena. */
+	/* A larger arena may choose a larger slab, so this is a search, not a formula; it ends because
+	 * the part that slabs can lose falls with the size of the arena. */
 	uint64_t step = MAX(k.bytes[k.n - 1], need / 512);
 	while (!arena_holds(cfg, &k, need, n_each))
 		need += step;

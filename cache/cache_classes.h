@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Size classes of an expert cache; inside of cache/. The announcements of cache.h (cache_working_set_bytes,
- * cache_everything_bytes) are made in cache_classes.c. */
+/* Size classes of an expert cache; inside of cache/. The announcements of cache.h
+ * (cache_working_set_bytes, cache_everything_bytes) are made in cache_classes.c. */
 #ifndef GLM_CACHE_CACHE_CLASSES_H
 #define GLM_CACHE_CACHE_CLASSES_H
 
@@ -10,8 +10,8 @@
 /* 0, or ERR_USAGE with a sentence; afterwards every product of the numbers fits in 64 bits. */
 int cache_config_check(const struct cache_config *cfg, struct err *e);
 
-/* Rounded sizes of all layers -> at most SLAB_MAX_CLASSES classes, largest first. Sizes close to the one above join
- * it; when too many are left, "close" is widened. */
+/* Rounded sizes of all layers -> at most SLAB_MAX_CLASSES classes, largest first. Sizes close to
+ * the one above join it; when too many are left, "close" is widened. */
 void cache_classes_make(const struct cache_config *cfg, struct slab_classes *k);
 
 /* The class of an expert of that size. */

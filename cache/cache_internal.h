@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The expert cache. Everything is a slot: index[key] names the slot where an expert is or is being put, slots
- * hold key, state and pins, the policy orders keys in one list per (tier, class), the arenas hand out slot
- * numbers.
+ * The expert cache. Everything is a slot: index[key] names the slot where an expert is or is being
+ * put, slots hold key, state and pins, the policy orders keys in one list per (tier, class), the
+ * arenas hand out slot numbers.
  *
  * Slot numbers: tier 0 [0, first[1]), tier 1 [first[1], first[2]).
  *
- * A staging slot is a slot of tier 0's largest class that is lent to prefill: taken from the arena, in no policy's list. It holds
- * FREE, FILLING or READY like any other; what is put there stands in staged[], not in index[].
+ * A staging slot is a slot of tier 0's largest class that is lent to prefill: taken from the arena,
+ * in no policy's list. It holds FREE, FILLING or READY like any other; what is put there stands in
+ * staged[], not in index[].
  *
- * A copy is the tier 1 slot of an expert that went up to tier 0, READY and without pins, in no policy's list and not in index[]. It
- * stays until somebody needs the room, the oldest first, before anybody who is nowhere else. Should the expert leave tier 0 before
- * that, it is where it goes, and no bytes move.
+ * A copy is the tier 1 slot of an expert that went up to tier 0, READY and without pins, in no
+ * policy's list and not in index[]. It stays until somebody needs the room, the oldest first,
+ * before anybody who is nowhere else. Should the expert leave tier 0 before that, it is where it
+ * goes, and no bytes move.
  */
 #ifndef GLM_CACHE_CACHE_INTERNAL_H
 #define GLM_CACHE_CACHE_INTERNAL_H
@@ -21,9 +23,9 @@
 #include "cache/slab.h"
 
 struct slot {
-	int32_t key; /* -1: FREE */
-	int32_t
-		from; /* FILLING by a promotion or a staged copy: the pinned tier 1 slot with the bytes; else -1 */
+	int32_t key;  /* -1: FREE */
+	int32_t from; /* FILLING by a promotion or a staged copy: the pinned tier 1 slot with the bytes;
+					 else -1 */
 	uint32_t pins;
 	uint8_t state;
 	bool prefetched; /* reserved by a prefetch and not demanded since */

@@ -91,7 +91,8 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 	uint64_t stage = cache_staging_bytes(cfg, &k);
 	if (cfg->tier_bytes[0] < stage || cfg->tier_bytes[0] - stage < k.bytes[0])
 		return err_set(e, ERR_MEMORY,
-			"an expert cache of %llu bytes cannot hold one expert of %llu bytes beside %llu bytes of staging",
+			"an expert cache of %llu bytes cannot hold one expert of %llu bytes beside %llu bytes "
+			"of staging",
 			(unsigned long long)cfg->tier_bytes[0], (unsigned long long)k.bytes[0],
 			(unsigned long long)stage);
 	c->n_layers = cfg->n_layers;
@@ -114,7 +115,8 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 		c->first[t + 1] = c->first[t] + c->arena[t].n_slots;
 	}
 	c->n_slots = c->first[CACHE_TIERS];
-	c->max_moves = MAX(1, c->n_staging) * c->arena[0].per_slab + CACHE_SPARE; /* whole slabs may leave */
+	c->max_moves =
+		MAX(1, c->n_staging) * c->arena[0].per_slab + CACHE_SPARE; /* whole slabs may leave */
 	size_t n_layers = (size_t)cfg->n_layers, n_keys = (size_t)c->n_keys;
 	c->metadata_bytes = sizeof *c;
 	for (int t = 0; t < CACHE_TIERS; t++)
@@ -129,12 +131,14 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 	c->metadata_bytes += n_keys * 8;
 	c->lent = counted_new(c, (size_t)c->n_staging + 1, sizeof *c->lent);
 	c->moves = counted_new(c, (size_t)c->max_moves, sizeof *c->moves);
-	if (!c->layer_bytes || !c->layer_class || !c->slots || !c->index || !c->staged || !c->last_use ||
-		!c->lent || !c->copy || !c->moves || !key_lists_init(&c->copies, c->n_keys, 1))
+	if (!c->layer_bytes || !c->layer_class || !c->slots || !c->index || !c->staged ||
+		!c->last_use || !c->lent || !c->copy || !c->moves ||
+		!key_lists_init(&c->copies, c->n_keys, 1))
 		return err_set(e, ERR_MEMORY, "no memory for the bookkeeping of %d experts", c->n_keys);
 	for (int l = 0; l < cfg->n_layers; l++) {
 		c->layer_bytes[l] = cfg->expert_bytes[l];
-		c->layer_class[l] = cfg->expert_bytes[l] ? (int8_t)cache_classes_find(&k, cfg->expert_bytes[l]) : -1;
+		c->layer_class[l] =
+			cfg->expert_bytes[l] ? (int8_t)cache_classes_find(&k, cfg->expert_bytes[l]) : -1;
 		c->largest_key = c->layer_class[l] == 0 ? l * c->n_experts : c->largest_key;
 	}
 	for (int i = 0; i < c->n_slots; i++)
@@ -165,11 +169,12 @@ static int check_slot(const struct cache *c, int32_t i, struct err *e)
 	while (at_lent < c->n_lent && c->lent[at_lent] != i)
 		at_lent++;
 	if (s->staging != (at_lent < c->n_lent))
-		return err_set(e, ERR_RUN, "slot %d is %s staging", i, s->staging ? "wrongly" : "not said to be");
+		return err_set(
+			e, ERR_RUN, "slot %d is %s staging", i, s->staging ? "wrongly" : "not said to be");
 	if (s->state == CACHE_FREE) {
 		if (s->key != -1 || s->pins || s->from != -1 || s->prefetched)
-			return err_set(e, ERR_RUN, "slot %d is free but has key %d, %u pins, source %d", i, s->key,
-				s->pins, s->from);
+			return err_set(e, ERR_RUN, "slot %d is free but has key %d, %u pins, source %d", i,
+				s->key, s->pins, s->from);
 		return 0;
 	}
 	if (s->key < 0 || s->key >= c->n_keys || class_of(c, s->key) < 0)
@@ -179,8 +184,8 @@ static int check_slot(const struct cache *c, int32_t i, struct err *e)
 	if (s->from >= 0) {
 		const struct slot *f = &c->slots[s->from];
 		if (tier_of(c, s->from) != 1 || f->key != s->key || f->state != CACHE_READY || !f->pins)
-			return err_set(
-				e, ERR_RUN, "slot %d is filled from slot %d, which does not hold its key pinned", i, s->from);
+			return err_set(e, ERR_RUN,
+				"slot %d is filled from slot %d, which does not hold its key pinned", i, s->from);
 	}
 	if (s->staging) {
 		if (c->staged[s->key] != i || !s->pins)
@@ -196,7 +201,8 @@ static int check_slot(const struct cache *c, int32_t i, struct err *e)
 	bool source = at >= 0 && at != i && c->slots[at].from == i;
 	bool copy = c->copy[s->key] == i;
 	if (copy && (t != 1 || s->state != CACHE_READY || s->pins || at < 0 || tier_of(c, at)))
-		return err_set(e, ERR_RUN, "slot %d is a copy of key %d, whose place is slot %d", i, s->key, at);
+		return err_set(
+			e, ERR_RUN, "slot %d is a copy of key %d, whose place is slot %d", i, s->key, at);
 	if (at != i && !source && !copy)
 		return err_set(e, ERR_RUN, "slot %d holds key %d, whose place is slot %d", i, s->key, at);
 	return 0;
@@ -218,8 +224,8 @@ int cache_check(const struct cache *c, struct err *e)
 	}
 	for (int t = 0; t < CACHE_TIERS; t++)
 		if (used[t] != handed_out[t])
-			return err_set(
-				e, ERR_RUN, "tier %d: %d slots in use, the arena handed out %d", t, used[t], handed_out[t]);
+			return err_set(e, ERR_RUN, "tier %d: %d slots in use, the arena handed out %d", t,
+				used[t], handed_out[t]);
 	for (int32_t key = 0; key < c->n_keys; key++) {
 		int32_t at = c->index[key], st = c->staged[key];
 		if (at >= 0 && (c->slots[at].staging || c->slots[at].key != key))
@@ -227,7 +233,8 @@ int cache_check(const struct cache *c, struct err *e)
 		if (st >= 0 && (!c->slots[st].staging || c->slots[st].key != key))
 			return err_set(e, ERR_RUN, "key %d is said to be staged in slot %d", key, st);
 		if (c->copy[key] >= 0 && c->slots[c->copy[key]].key != key)
-			return err_set(e, ERR_RUN, "key %d is said to have a copy in slot %d", key, c->copy[key]);
+			return err_set(
+				e, ERR_RUN, "key %d is said to have a copy in slot %d", key, c->copy[key]);
 		if (c->last_use[key] > c->clock)
 			return err_set(e, ERR_RUN, "key %d was last used after now", key);
 	}

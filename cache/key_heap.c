@@ -107,10 +107,10 @@ void key_heap_rebuild(struct key_heaps *h)
 			sift_down(h, h->keys[list], h->n[list], i);
 }
 
-/* A key below an accepted one can only come later in the order, so only refused keys are opened: the cost is
- * the number of refused keys near the top. */
-static int32_t first_below(const struct key_heaps *h, const int32_t *keys, int n, int i, int *budget,
-	bool (*accept)(const void *ctx, int32_t key), const void *ctx)
+/* A key below an accepted one can only come later in the order, so only refused keys are opened:
+ * the cost is the number of refused keys near the top. */
+static int32_t first_below(const struct key_heaps *h, const int32_t *keys, int n, int i,
+	int *budget, bool (*accept)(const void *ctx, int32_t key), const void *ctx)
 {
 	if (i >= n || (*budget)-- <= 0)
 		return -1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Binary heaps of dense keys, one per list; a key is in at most one. The order comes from a callback and must
- * be total (ties broken by the key), so that the key found does not depend on the history of the heap. After
- * the rank of a resident key changed, key_heap_moved restores the order.
+ * Binary heaps of dense keys, one per list; a key is in at most one. The order comes from a
+ * callback and must be total (ties broken by the key), so that the key found does not depend on the
+ * history of the heap. After the rank of a resident key changed, key_heap_moved restores the order.
  */
 #ifndef GLM_CACHE_KEY_HEAP_H
 #define GLM_CACHE_KEY_HEAP_H
@@ -12,10 +12,10 @@
 
 struct key_heaps {
 	int n_lists;
-	int32_t **keys;                                        /* [n_lists][list_keys] */
-	int32_t *n;                                            /* [n_lists] */
-	int32_t *at;                                           /* [n_keys] index in its heap, -1: in none */
-	int16_t *list_of;                                      /* [n_keys] which heap; meaningful while at >= 0 */
+	int32_t **keys;   /* [n_lists][list_keys] */
+	int32_t *n;       /* [n_lists] */
+	int32_t *at;      /* [n_keys] index in its heap, -1: in none */
+	int16_t *list_of; /* [n_keys] which heap; meaningful while at >= 0 */
 	bool (*before)(const void *ctx, int32_t a, int32_t b); /* a leaves before b */
 	const void *ctx;
 };
@@ -33,7 +33,8 @@ static inline bool key_heap_has(const struct key_heaps *h, int32_t key)
 }
 void key_heap_rebuild(struct key_heaps *h); /* after many ranks changed */
 
-/* The first key in the order that `accept` takes, -1: none. Looks at no more than `budget` keys (<= 0: all).
+/* The first key in the order that `accept` takes, -1: none. Looks at no more than `budget` keys (<=
+ * 0: all).
  */
 int32_t key_heap_first(const struct key_heaps *h, int list, int budget,
 	bool (*accept)(const void *ctx, int32_t key), const void *ctx);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Doubly linked lists of dense keys in two arrays; a key is in at most one list. Used by the policies. */
+/* Doubly linked lists of dense keys in two arrays; a key is in at most one list. Used by the
+ * policies. */
 #ifndef GLM_CACHE_KEY_LIST_H
 #define GLM_CACHE_KEY_LIST_H
 

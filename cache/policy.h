@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Who leaves the cache. A policy is a table of hooks and orders keys; it owns no slots and moves nothing. The
- * cache and the simulator drive the same tables.
+ * Who leaves the cache. A policy is a table of hooks and orders keys; it owns no slots and moves
+ * nothing. The cache and the simulator drive the same tables.
  *
- * Keys are dense numbers (layer * n_experts + expert). Resident keys are in exactly one list: one list per
- * tier and size class, so that a victim always frees a slot that fits. A key is in a list from `insert` (when
- * its slot is reserved, not when its bytes arrive: the order must not depend on the timing of reads) until
- * `remove`.
+ * Keys are dense numbers (layer * n_experts + expert). Resident keys are in exactly one list: one
+ * list per tier and size class, so that a victim always frees a slot that fits. A key is in a list
+ * from `insert` (when its slot is reserved, not when its bytes arrive: the order must not depend on
+ * the timing of reads) until `remove`.
  */
 #ifndef GLM_CACHE_POLICY_H
 #define GLM_CACHE_POLICY_H
@@ -24,9 +24,10 @@ struct policy_env {
 	bool (*evictable)(const void *ctx, int32_t key); /* published and not pinned */
 	const void *ctx;
 	double half_life; /* in accesses; frequency policies */
-	uint64_t
-		spare; /* lfu, sieve: keys used within that many accesses leave only when there are no others; 0: none */
-	/* Belady only, kept by the simulator: [n_keys] clock of the next demand access, UINT64_MAX for never. */
+	uint64_t spare; /* lfu, sieve: keys used within that many accesses leave only when there are no
+					   others; 0: none */
+	/* Belady only, kept by the simulator: [n_keys] clock of the next demand access, UINT64_MAX for
+	 * never. */
 	const uint64_t *next_use;
 };
 
@@ -44,23 +45,26 @@ struct policy_ops {
 	void (*fini)(struct policy *p);
 	/* A demand access, resident or not; called before the insert that may follow. */
 	void (*access)(struct policy *p, int32_t key);
-	/* A guess names the key, resident or not, whose last_use is now. May be NULL: guesses mean nothing to it. */
+	/* A guess names the key, resident or not, whose last_use is now. May be NULL: guesses mean
+	 * nothing to it. */
 	void (*hint)(struct policy *p, int32_t key);
 	void (*insert)(struct policy *p, int list, int32_t key);
 	void (*remove)(struct policy *p, int list, int32_t key);
 	/* The key that should leave next among those that are evictable and were last used before clock
-	 * `used_before` (POLICY_ANY_AGE: any); -1: none was found. With an age limit the search may give up
-	 * early. The key stays in its list until `remove`. */
+	 * `used_before` (POLICY_ANY_AGE: any); -1: none was found. With an age limit the search may
+	 * give up early. The key stays in its list until `remove`. */
 	int32_t (*pick)(struct policy *p, int list, uint64_t used_before);
-	/* May be NULL. Whether a demanded key is worth more than the victim picked for it; false: it is not cached. Only
-	 * for simulation: a real demand always needs a slot. */
+	/* May be NULL. Whether a demanded key is worth more than the victim picked for it; false: it is
+	 * not cached. Only for simulation: a real demand always needs a slot. */
 	bool (*admit)(struct policy *p, int32_t key, int32_t victim);
 };
 
-extern const struct policy_ops policy_lru, policy_lfu, policy_sieve, policy_belady, policy_belady_bypass;
+extern const struct policy_ops policy_lru, policy_lfu, policy_sieve, policy_belady,
+	policy_belady_bypass;
 
-/* Of a run that names none. In traces of GLM-5.2's shape, with room for 10 to 77 % of the experts, it copies 3 to 8 % less than lru, in
- * those of the pocket model 3 to 16 % less (with guesses and a cache of 30 % 3 % more, for a third fewer misses). */
+/* Of a run that names none. In traces of GLM-5.2's shape, with room for 10 to 77 % of the experts,
+ * it copies 3 to 8 % less than lru, in those of the pocket model 3 to 16 % less (with guesses and a
+ * cache of 30 % 3 % more, for a third fewer misses). */
 #define POLICY_DEFAULT "lfu"
 
 /* "lru", "lfu", "sieve", "belady", "belady-bypass"; NULL for any other name. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* Farthest next use leaves (Belady 1966): no policy that caches every miss has fewer
  * misses for keys of equal size in one pool; the variant that may bypass has fewer still. It
- * needs to know the future, so only the simulator can run it. With several size classes or two tiers it is a
- * good guide, not a bound. */
+ * needs to know the future, so only the simulator can run it. With several size classes or two
+ * tiers it is a good guide, not a bound. */
 #include "cache/policy.h"
 
 #include "cache/key_heap.h"
@@ -39,7 +39,8 @@ static int belady_init(struct policy *p)
 {
 	struct belady *s = p->state = NEW(struct belady);
 	s->env = &p->env;
-	if (key_heap_init(&s->heaps, p->env.n_keys, p->env.n_lists, p->env.list_keys, leaves_before, s)) {
+	if (key_heap_init(
+			&s->heaps, p->env.n_keys, p->env.n_lists, p->env.list_keys, leaves_before, s)) {
 		belady_fini(p);
 		return ERR_MEMORY;
 	}

@@ -1,17 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Decayed frequency: the score of a key is the sum over its uses of 2^(-age / half_life), kept for keys that are not
- * resident too. The least score leaves; among equal ones the one unused for longest.
+ * Decayed frequency: the score of a key is the sum over its uses of 2^(-age / half_life), kept for
+ * keys that are not resident too. The least score leaves; among equal ones the one unused for
+ * longest.
  *
- * Layers are visited in a cycle, so a key cannot be used again before a whole token has passed, and a new key always
- * has a small score: alone, the rule above throws out what came last. So keys used within the last token (env.spare
- * accesses) are not compared at all; they stand in a list by age, and enter the heap of scores when they are older. If
- * nothing in the heap can leave, the oldest of the list does. (On synthetic GLM-5.2 routing with room for 10 % of the
- * experts: 52 % hits, 48 % without this rule, 50 % for LRU.)
+ * Layers are visited in a cycle, so a key cannot be used again before a whole token has passed, and
+ * a new key always has a small score: alone, the rule above throws out what came last. So keys used
+ * within the last token (env.spare accesses) are not compared at all; they stand in a list by age,
+ * and enter the heap of scores when they are older. If nothing in the heap can leave, the oldest of
+ * the list does. (On synthetic GLM-5.2 routing with room for 10 % of the experts: 52 % hits, 48 %
+ * without this rule, 50 % for LRU.)
  *
- * Instead of decaying 20,000 scores at every access, the weight of a new use grows by a constant factor and only the
- * ratio of scores matters. When the weight gets large all are scaled down by an exact power of two. Only + and * on
- * binary64 occur, so another program can repeat every decision exactly.
+ * Instead of decaying 20,000 scores at every access, the weight of a new use grows by a constant
+ * factor and only the ratio of scores matters. When the weight gets large all are scaled down by an
+ * exact power of two. Only + and * on binary64 occur, so another program can repeat every decision
+ * exactly.
  */
 #include "cache/policy.h"
 
@@ -67,7 +70,8 @@ static int lfu_init(struct policy *p)
 	s->score = mem_try_new((size_t)p->env.n_keys, sizeof *s->score);
 	s->young_in = mem_try_new((size_t)p->env.n_keys, sizeof *s->young_in);
 	if (!s->score || !s->young_in || !key_lists_init(&s->young, p->env.n_keys, p->env.n_lists) ||
-		key_heap_init(&s->heaps, p->env.n_keys, p->env.n_lists, p->env.list_keys, leaves_before, s)) {
+		key_heap_init(
+			&s->heaps, p->env.n_keys, p->env.n_lists, p->env.list_keys, leaves_before, s)) {
 		lfu_fini(p);
 		return ERR_MEMORY;
 	}
@@ -154,8 +158,8 @@ static int32_t lfu_pick(struct policy *p, int list, uint64_t used_before)
 		key_heap_insert(&s->heaps, list, key);
 	}
 	s->used_before = used_before;
-	int32_t key =
-		key_heap_first(&s->heaps, list, used_before == POLICY_ANY_AGE ? 0 : LFU_COLD_LOOKS, acceptable, s);
+	int32_t key = key_heap_first(
+		&s->heaps, list, used_before == POLICY_ANY_AGE ? 0 : LFU_COLD_LOOKS, acceptable, s);
 	for (int32_t at = s->young.tail[list]; key < 0 && at >= 0; at = s->young.prev[at]) {
 		if (p->env.last_use[at] >= used_before)
 			break;

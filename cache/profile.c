@@ -27,16 +27,17 @@ void profile_fini(struct profile *p)
 	*p = (struct profile){0};
 }
 
-static int check_model(const struct profile *p, const char *name, uint64_t fingerprint, uint32_t layers,
-	uint32_t experts, struct err *e)
+static int check_model(const struct profile *p, const char *name, uint64_t fingerprint,
+	uint32_t layers, uint32_t experts, struct err *e)
 {
 	if (layers != p->n_layers || experts != p->n_experts)
 		return err_set(e, ERR_INPUT,
-			"%s: made with a model of %u layers and %u experts, this one has %u and %u", name, layers,
-			experts, p->n_layers, p->n_experts);
+			"%s: made with a model of %u layers and %u experts, this one has %u and %u", name,
+			layers, experts, p->n_layers, p->n_experts);
 	if (fingerprint && p->fingerprint && fingerprint != p->fingerprint)
-		return err_set(e, ERR_INPUT, "%s: made with another model (fingerprint %016llx, this one is %016llx)",
-			name, (unsigned long long)fingerprint, (unsigned long long)p->fingerprint);
+		return err_set(e, ERR_INPUT,
+			"%s: made with another model (fingerprint %016llx, this one is %016llx)", name,
+			(unsigned long long)fingerprint, (unsigned long long)p->fingerprint);
 	return 0;
 }
 
@@ -61,8 +62,8 @@ int profile_parse(struct profile *p, const char *text, size_t n, const char *nam
 	unsigned long long version, fingerprint;
 	unsigned layers, experts, number = 2;
 	if (!next_line(text, n, &at, line, sizeof line) ||
-		sscanf(line, PROFILE_MAGIC "%llu %llx %u %u %c", &version, &fingerprint, &layers, &experts, &extra) !=
-			4)
+		sscanf(line, PROFILE_MAGIC "%llu %llx %u %u %c", &version, &fingerprint, &layers, &experts,
+			&extra) != 4)
 		return err_set(e, ERR_INPUT, "%s: neither a profile nor a trace", name);
 	if (version != 1)
 		return err_set(e, ERR_INPUT, "%s: profile version %llu, expected 1", name, version);
@@ -80,8 +81,9 @@ int profile_parse(struct profile *p, const char *text, size_t n, const char *nam
 		number++;
 		if (sscanf(line, "%u,%u,%lf%c", &layer, &expert, &count, &extra) != 3 || layer >= layers ||
 			expert >= experts || !isfinite(count) || count < 0)
-			rc = err_set(e, ERR_INPUT, "%s: line %u is not a layer below %u, an expert below %u and a count",
-				name, number, layers, experts);
+			rc = err_set(e, ERR_INPUT,
+				"%s: line %u is not a layer below %u, an expert below %u and a count", name, number,
+				layers, experts);
 		else
 			add.count[(size_t)layer * experts + expert] += count;
 	}
@@ -97,14 +99,15 @@ static int add_trace(struct profile *p, const char *path, struct err *e)
 	int rc = trace_open(path, &t, e);
 	if (rc)
 		return rc;
-	/* synthetic traces number the layers as the full model does, so only the larger shape can be checked */
-	if (t.synthetic
-			? t.model.n_layers > p->n_layers || t.model.n_experts != p->n_experts
-			: check_model(p, path, t.model.fingerprint, t.model.n_layers, t.model.n_experts, e) != 0) {
-		rc = t.synthetic
-				 ? err_set(e, ERR_INPUT, "%s: a trace of %u layers and %u experts, this model has %u and %u",
-					   path, t.model.n_layers, t.model.n_experts, p->n_layers, p->n_experts)
-				 : ERR_INPUT;
+	/* synthetic traces number the layers as the full model does, so only the larger shape can be
+	 * checked */
+	if (t.synthetic ? t.model.n_layers > p->n_layers || t.model.n_experts != p->n_experts
+					: check_model(p, path, t.model.fingerprint, t.model.n_layers, t.model.n_experts,
+						  e) != 0) {
+		rc = t.synthetic ? err_set(e, ERR_INPUT,
+							   "%s: a trace of %u layers and %u experts, this model has %u and %u",
+							   path, t.model.n_layers, t.model.n_experts, p->n_layers, p->n_experts)
+						 : ERR_INPUT;
 	}
 	for (size_t i = 0; !rc && i < t.n_events; i++) {
 		const struct trace_event *v = &t.events[i];
@@ -122,7 +125,8 @@ int profile_read(struct profile *p, const char *path, bool *is_trace, struct err
 		return err_errno(e, errno, "%s", path);
 	char magic[8] = {0};
 	size_t got = fread(magic, 1, sizeof magic, f);
-	*is_trace = got == sizeof magic && (!memcmp(magic, "GLMTRACE", 8) || !memcmp(magic, "GLTR1", 5));
+	*is_trace =
+		got == sizeof magic && (!memcmp(magic, "GLMTRACE", 8) || !memcmp(magic, "GLTR1", 5));
 	if (*is_trace) {
 		fclose(f);
 		return add_trace(p, path, e);
@@ -167,8 +171,8 @@ static struct counted *sorted(const struct profile *p, size_t *n)
 	struct counted *c = NEW_ARRAY(struct counted, all);
 	for (size_t i = 0; i < all; i++)
 		if (p->count[i] > 0)
-			c[used++] =
-				(struct counted){p->count[i], {(int32_t)(i / p->n_experts), (int32_t)(i % p->n_experts)}};
+			c[used++] = (struct counted){
+				p->count[i], {(int32_t)(i / p->n_experts), (int32_t)(i % p->n_experts)}};
 	qsort(c, used, sizeof *c, most_used_first);
 	*n = used;
 	return c;
@@ -183,7 +187,8 @@ void profile_order(const struct profile *p, struct profile_key **keys, size_t *n
 	free(c);
 }
 
-int profile_write(const struct profile *p, const struct profile *earlier, const char *path, struct err *e)
+int profile_write(
+	const struct profile *p, const struct profile *earlier, const char *path, struct err *e)
 {
 	struct profile sum;
 	if (profile_init(&sum, p->fingerprint, p->n_layers, p->n_experts))

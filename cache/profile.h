@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A profile: how often each expert was used, kept from run to run so that the next start can fill its cache before the
- * first token. It only seeds; it never pins.
+ * A profile: how often each expert was used, kept from run to run so that the next start can fill
+ * its cache before the first token. It only seeds; it never pins.
  *
  * The file is text, replaced in one step:
  *
@@ -31,8 +31,8 @@ struct profile_key {
 	int32_t layer, expert;
 };
 
-int profile_init(
-	struct profile *p, uint64_t fingerprint, uint32_t n_layers, uint32_t n_experts); /* 0 or ERR_MEMORY */
+int profile_init(struct profile *p, uint64_t fingerprint, uint32_t n_layers,
+	uint32_t n_experts);              /* 0 or ERR_MEMORY */
 void profile_fini(struct profile *p); /* a zeroed struct is fine */
 
 static inline void profile_count(struct profile *p, int layer, int expert)
@@ -40,16 +40,19 @@ static inline void profile_count(struct profile *p, int layer, int expert)
 	p->count[(size_t)layer * p->n_experts + (size_t)expert] += 1;
 }
 
-/* Adds the counts of a profile or of a trace (own format or GLTR1) to p. ERR_INPUT with a sentence: malformed, or of a model
- * with another shape or fingerprint (0 on either side matches all). p is unchanged then. *is_trace says which of the two it was. */
+/* Adds the counts of a profile or of a trace (own format or GLTR1) to p. ERR_INPUT with a sentence:
+ * malformed, or of a model with another shape or fingerprint (0 on either side matches all). p is
+ * unchanged then. *is_trace says which of the two it was. */
 int profile_read(struct profile *p, const char *path, bool *is_trace, struct err *e);
-int profile_parse(
-	struct profile *p, const char *text, size_t n, const char *name, struct err *e); /* profiles only */
+int profile_parse(struct profile *p, const char *text, size_t n, const char *name,
+	struct err *e); /* profiles only */
 
-/* *keys: [*n] experts with a count, most used first (ties: lower layer, then lower expert); the caller frees it. */
+/* *keys: [*n] experts with a count, most used first (ties: lower layer, then lower expert); the
+ * caller frees it. */
 void profile_order(const struct profile *p, struct profile_key **keys, size_t *n);
 
 /* Writes `earlier` halved (may be NULL) plus p. */
-int profile_write(const struct profile *p, const struct profile *earlier, const char *path, struct err *e);
+int profile_write(
+	const struct profile *p, const struct profile *earlier, const char *path, struct err *e);
 
 #endif

@@ -11,10 +11,10 @@
 struct sim {
 	const struct trace *t;
 	const struct sim_setup *setup;
-	int n_pools;               /* 1, or one per layer */
-	struct cache **pools;      /* [n_pools]; NULL for layers without experts */
-	uint64_t *layer_bytes;     /* [n_layers] as the cache sees them */
-	uint64_t *next_at;         /* [n_accesses] decode accesses: number of the next one to the same expert */
+	int n_pools;           /* 1, or one per layer */
+	struct cache **pools;  /* [n_pools]; NULL for layers without experts */
+	uint64_t *layer_bytes; /* [n_layers] as the cache sees them */
+	uint64_t *next_at; /* [n_accesses] decode accesses: number of the next one to the same expert */
 	uint64_t *next_use;        /* [n_keys] the same by expert, for the policy */
 	uint64_t n_done;           /* decode accesses so far */
 	int32_t *pinned, *filling; /* [n_experts], [n_experts + moves] scratch of one layer */
@@ -66,7 +66,8 @@ static int pools_new(struct sim *s, struct err *e)
 	return 0;
 }
 
-/* For every decode access the number of the next access to the same expert, from the end backwards. */
+/* For every decode access the number of the next access to the same expert, from the end backwards.
+ */
 static int find_future(struct sim *s, struct err *e)
 {
 	const struct trace *t = s->t;
@@ -74,8 +75,8 @@ static int find_future(struct sim *s, struct err *e)
 	s->next_use = mem_try_new(n_keys, sizeof *s->next_use);
 	s->next_at = mem_try_new(t->n_accesses, sizeof *s->next_at);
 	if (!s->next_use || !s->next_at)
-		return err_set(
-			e, ERR_MEMORY, "no memory to look ahead over %llu accesses", (unsigned long long)t->n_accesses);
+		return err_set(e, ERR_MEMORY, "no memory to look ahead over %llu accesses",
+			(unsigned long long)t->n_accesses);
 	memset(s->next_use, 0xff, n_keys * sizeof *s->next_use);
 	uint64_t i = t->n_accesses;
 	for (size_t at = t->n_events; at-- > 0;) {
@@ -104,7 +105,9 @@ static int sim_init(struct sim *s, struct err *e)
 	s->layer_bytes = NEW_ARRAY(uint64_t, m->n_layers);
 	for (uint32_t l = 0; l < m->n_layers; l++)
 		if (m->expert_bytes[l])
-			s->layer_bytes[l] = u->n_slots ? 1 : u->expert_bytes ? u->expert_bytes : m->expert_bytes[l];
+			s->layer_bytes[l] = u->n_slots        ? 1
+								: u->expert_bytes ? u->expert_bytes
+												  : m->expert_bytes[l];
 	/* A layer asks for at most all its experts, and each of them may move one slab of others. */
 	s->pinned = NEW_ARRAY(int32_t, m->n_experts);
 	if (find_future(s, e))
@@ -316,7 +319,8 @@ static int replay(struct sim *s, struct sim_result *r, struct err *e)
 	return 0;
 }
 
-int sim_run(const struct trace *t, const struct sim_setup *setup, struct sim_result *r, struct err *e)
+int sim_run(
+	const struct trace *t, const struct sim_setup *setup, struct sim_result *r, struct err *e)
 {
 	struct sim s = {.t = t, .setup = setup};
 	struct err local = {0};

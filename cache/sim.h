@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Replays the routing of a trace against a cache of any size, through the code of the live cache. Decode steps count;
- * prefill steps use the cache and only borrow their staging slots, as in a run.
+ * Replays the routing of a trace against a cache of any size, through the code of the live cache.
+ * Decode steps count; prefill steps use the cache and only borrow their staging slots, as in a run.
  *
  * Two orders of the accesses of one layer:
- *   SIM_BY_LAYER  as a run does it (cache.h): first all k are looked up and pinned, then the missing ones are placed.
- *                 Hits and misses are then those of a run with the same trace, policy and budget and without lookahead.
- *   SIM_BY_RANK   one expert after the other, each looked up and placed before the next, as textbooks define a
- *                 policy: a miss of rank 1 may throw out the expert of rank 3. The policies are then the textbook's
- *                 too: lfu and sieve do not spare what the present token has used.
+ *   SIM_BY_LAYER  as a run does it (cache.h): first all k are looked up and pinned, then the
+ * missing ones are placed. Hits and misses are then those of a run with the same trace, policy and
+ * budget and without lookahead. SIM_BY_RANK   one expert after the other, each looked up and placed
+ * before the next, as textbooks define a policy: a miss of rank 1 may throw out the expert of
+ * rank 3. The policies are then the textbook's too: lfu and sieve do not spare what the present
+ * token has used.
  */
 #ifndef GLM_CACHE_SIM_H
 #define GLM_CACHE_SIM_H
@@ -21,12 +22,12 @@ enum sim_order { SIM_BY_RANK, SIM_BY_LAYER };
 struct sim_setup {
 	const struct policy_ops *policy;
 	enum sim_order order;
-	/* Capacity: either n_slots experts, whatever their size (tier 1: n_ram_slots), or bytes, of which SIM_BY_LAYER keeps
-	 * as much for staging as a run would. */
+	/* Capacity: either n_slots experts, whatever their size (tier 1: n_ram_slots), or bytes, of
+	 * which SIM_BY_LAYER keeps as much for staging as a run would. */
 	uint64_t n_slots, n_ram_slots;
 	uint64_t tier_bytes[CACHE_TIERS];
-	uint64_t expert_bytes;  /* of every expert; 0: as the trace says */
-	bool per_layer;         /* one pool per layer, each of this capacity; only with n_slots and one tier */
+	uint64_t expert_bytes; /* of every expert; 0: as the trace says */
+	bool per_layer; /* one pool per layer, each of this capacity; only with n_slots and one tier */
 	uint64_t skip_tokens;   /* warm-up: replayed but not counted */
 	uint64_t window_tokens; /* > 0: the cache is emptied after every so many tokens */
 	int lookahead;          /* replay recorded guesses up to this distance as prefetches; 0: none */
@@ -35,10 +36,12 @@ struct sim_setup {
 };
 
 struct sim_result {
-	struct cache_stats stats;      /* of the counted tokens */
-	uint64_t n_tokens;             /* counted */
-	uint64_t n_slots, n_ram_slots; /* experts that were resident at the end; with n_slots: the capacity */
-	uint64_t n_bypassed, n_full;   /* misses that were not cached: by the policy; for want of a slot */
+	struct cache_stats stats; /* of the counted tokens */
+	uint64_t n_tokens;        /* counted */
+	uint64_t n_slots,
+		n_ram_slots; /* experts that were resident at the end; with n_slots: the capacity */
+	uint64_t n_bypassed,
+		n_full; /* misses that were not cached: by the policy; for want of a slot */
 };
 
 /* What a machine could do with these counts. */
@@ -48,15 +51,18 @@ struct sim_machine {
 };
 
 struct sim_speed {
-	double disk_ms, pcie_ms; /* per token: bytes from disk; bytes into tier 0 (from disk and from tier 1) */
-	double serial_tok_s;     /* nothing overlaps: disk + pcie + gpu */
-	double overlap_tok_s;    /* everything overlaps: max(disk, pcie, gpu) */
+	double disk_ms,
+		pcie_ms; /* per token: bytes from disk; bytes into tier 0 (from disk and from tier 1) */
+	double serial_tok_s;  /* nothing overlaps: disk + pcie + gpu */
+	double overlap_tok_s; /* everything overlaps: max(disk, pcie, gpu) */
 };
 
 /* 0; ERR_USAGE or ERR_MEMORY with a sentence when the setup is impossible. */
-int sim_run(const struct trace *t, const struct sim_setup *setup, struct sim_result *r, struct err *e);
+int sim_run(
+	const struct trace *t, const struct sim_setup *setup, struct sim_result *r, struct err *e);
 
-/* Prefetched bytes count like demanded ones, whether used or not; demotions go the other way over PCIe and are free. */
+/* Prefetched bytes count like demanded ones, whether used or not; demotions go the other way over
+ * PCIe and are free. */
 struct sim_speed sim_speed(const struct sim_result *r, const struct sim_machine *m);
 
 #endif

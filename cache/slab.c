@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Slabs: each class has a doubly linked list of its free slots, so that all slots of a slab can leave the
- * list when the slab changes hands. */
+/* Slabs: each class has a doubly linked list of its free slots, so that all slots of a slab can
+ * leave the list when the slab changes hands. */
 #include "cache/slab.h"
 
 #include "src/base/log.h"
@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The largest slab considered is this part of the arena: a class holds on average half a slab of free slots
- * that no other class can use. */
+/* The largest slab considered is this part of the arena: a class holds on average half a slab of
+ * free slots that no other class can use. */
 #define SLAB_LEAST_PER_ARENA 16
 
 static double expected_loss(uint64_t bytes, const struct slab_classes *k, uint64_t slab)
@@ -23,7 +23,8 @@ static double expected_loss(uint64_t bytes, const struct slab_classes *k, uint64
 		lost += w * (double)(slab % k->bytes[i]) / (double)slab;
 	}
 	double part = wanted > 0 ? lost / wanted : 0;
-	return part + (double)(bytes % slab) / (double)bytes + 0.5 * k->n * (double)slab / (double)bytes;
+	return part + (double)(bytes % slab) / (double)bytes +
+		   0.5 * k->n * (double)slab / (double)bytes;
 }
 
 uint64_t slab_choose_bytes(uint64_t bytes, const struct slab_classes *k)
@@ -35,7 +36,8 @@ uint64_t slab_choose_bytes(uint64_t bytes, const struct slab_classes *k)
 		return largest;
 	uint64_t limit = MAX(largest, bytes / SLAB_LEAST_PER_ARENA), best = largest;
 	double best_loss = expected_loss(bytes, k, largest);
-	/* The loss only falls at multiples of some slot size: between them a slab only grows its remainders. */
+	/* The loss only falls at multiples of some slot size: between them a slab only grows its
+	 * remainders. */
 	for (int i = 0; i < k->n; i++)
 		for (uint64_t s = k->bytes[i]; s <= limit; s += k->bytes[i]) {
 			if (s < largest)
@@ -49,7 +51,8 @@ uint64_t slab_choose_bytes(uint64_t bytes, const struct slab_classes *k)
 	return best;
 }
 
-int slab_init(struct slab_arena *a, uint64_t bytes, const struct slab_classes *classes, struct err *e)
+int slab_init(
+	struct slab_arena *a, uint64_t bytes, const struct slab_classes *classes, struct err *e)
 {
 	*a = (struct slab_arena){.bytes = bytes, .classes = *classes};
 	uint64_t largest = 0, smallest = UINT64_MAX;
@@ -79,8 +82,8 @@ int slab_init(struct slab_arena *a, uint64_t bytes, const struct slab_classes *c
 	a->prev = mem_try_new(n_slots, sizeof *a->prev);
 	if (!a->slab_class || !a->slab_used || !a->free_slabs || !a->next || !a->prev) {
 		slab_fini(a);
-		return err_set(
-			e, ERR_MEMORY, "no memory for the bookkeeping of %llu cache slots", (unsigned long long)n_slots);
+		return err_set(e, ERR_MEMORY, "no memory for the bookkeeping of %llu cache slots",
+			(unsigned long long)n_slots);
 	}
 	for (int i = 0; i < a->n_slabs; i++) {
 		a->slab_class[i] = -1;
@@ -189,20 +192,23 @@ int slab_check(const struct slab_arena *a, struct err *e)
 		if (k < 0) {
 			without_class++;
 			if (a->slab_used[s])
-				return err_set(e, ERR_RUN, "slab %d has no class but %d slots in use", s, a->slab_used[s]);
+				return err_set(
+					e, ERR_RUN, "slab %d has no class but %d slots in use", s, a->slab_used[s]);
 			continue;
 		}
 		if (k >= a->classes.n || a->slab_used[s] < 0 || a->slab_used[s] > slab_capacity(a, k))
-			return err_set(e, ERR_RUN, "slab %d: class %d with %d slots in use", s, k, a->slab_used[s]);
+			return err_set(
+				e, ERR_RUN, "slab %d: class %d with %d slots in use", s, k, a->slab_used[s]);
 		idle += !a->slab_used[s];
 		free_slots += slab_capacity(a, k) - a->slab_used[s];
 	}
 	if (without_class != a->n_free_slabs || idle != a->n_idle_slabs)
-		return err_set(e, ERR_RUN, "%d free and %d idle slabs, counted as %d and %d", without_class, idle,
-			a->n_free_slabs, a->n_idle_slabs);
+		return err_set(e, ERR_RUN, "%d free and %d idle slabs, counted as %d and %d", without_class,
+			idle, a->n_free_slabs, a->n_idle_slabs);
 	for (int i = 0; i < a->n_free_slabs; i++)
 		if (a->slab_class[a->free_slabs[i]] >= 0)
-			return err_set(e, ERR_RUN, "slab %d is on the free stack but has a class", a->free_slabs[i]);
+			return err_set(
+				e, ERR_RUN, "slab %d is on the free stack but has a class", a->free_slabs[i]);
 	for (int k = 0; k < a->classes.n; k++) {
 		int32_t before = -1;
 		for (int32_t s = a->free_head[k]; s >= 0; before = s, s = a->next[s]) {

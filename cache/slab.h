@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Numbered slots of a few sizes inside one run of bytes. Nothing here touches that memory: a slot is a number
- * and an offset, the caller owns the bytes.
+ * Numbered slots of a few sizes inside one run of bytes. Nothing here touches that memory: a slot
+ * is a number and an offset, the caller owns the bytes.
  *
  *   arena  | slab 0      | slab 1      | slab 2      | slab 3 (free) | tail |
  *            a a a a a .   b b b .       a a a a a .
  *
- * The arena is cut into equal slabs; a slab belongs to one size class at a time (or to none) and is cut into
- * as many slots of that class as fit. So any class can grow into any free slab, and a slab that a class no
- * longer needs can be given to another one: mixed sizes share one budget, at the price of the remainder at
- * the end of a slab. With one class a slab is exactly a slot and nothing is lost. With several the slab size
- * is searched for the least expected loss (slab_choose_bytes).
+ * The arena is cut into equal slabs; a slab belongs to one size class at a time (or to none) and is
+ * cut into as many slots of that class as fit. So any class can grow into any free slab, and a slab
+ * that a class no longer needs can be given to another one: mixed sizes share one budget, at the
+ * price of the remainder at the end of a slab. With one class a slab is exactly a slot and nothing
+ * is lost. With several the slab size is searched for the least expected loss (slab_choose_bytes).
  *
- * Slot numbers are stable: slot = slab * per_slab + index, where per_slab is that of the smallest class.
- * Numbers whose index does not exist in the slab's present class are simply never handed out.
+ * Slot numbers are stable: slot = slab * per_slab + index, where per_slab is that of the smallest
+ * class. Numbers whose index does not exist in the slab's present class are simply never handed
+ * out.
  */
 #ifndef GLM_CACHE_SLAB_H
 #define GLM_CACHE_SLAB_H
@@ -28,7 +29,8 @@
 struct slab_classes {
 	int n;                               /* 1..SLAB_MAX_CLASSES */
 	uint64_t bytes[SLAB_MAX_CLASSES];    /* size of a slot, > 0 */
-	uint64_t n_wanted[SLAB_MAX_CLASSES]; /* how many objects of the class exist: its share of the demand */
+	uint64_t n_wanted[SLAB_MAX_CLASSES]; /* how many objects of the class exist: its share of the
+											demand */
 };
 
 /* Fields are constant after slab_init unless marked. */
@@ -37,23 +39,24 @@ struct slab_arena {
 	int n_slabs, per_slab; /* per_slab: of the smallest class */
 	int n_slots;           /* n_slabs * per_slab: the range of slot numbers */
 	struct slab_classes classes;
-	int16_t *slab_class;                 /* changes; [n_slabs], -1: free */
-	int32_t *slab_used;                  /* changes; [n_slabs] slots handed out */
-	int32_t *free_slabs;                 /* changes; stack */
-	int n_free_slabs;                    /* changes */
-	int n_idle_slabs;                    /* changes; slabs that belong to a class but have no slot in use */
-	int32_t *next, *prev;                /* changes; [n_slots] free list of the slot's class */
+	int16_t *slab_class;  /* changes; [n_slabs], -1: free */
+	int32_t *slab_used;   /* changes; [n_slabs] slots handed out */
+	int32_t *free_slabs;  /* changes; stack */
+	int n_free_slabs;     /* changes */
+	int n_idle_slabs;     /* changes; slabs that belong to a class but have no slot in use */
+	int32_t *next, *prev; /* changes; [n_slots] free list of the slot's class */
 	int32_t free_head[SLAB_MAX_CLASSES]; /* changes; -1: empty */
 };
 
-/* The slab size that wastes least for an arena of `bytes`: remainders of each class, weighted by the bytes
- * that the class wants, plus the tail of the arena, plus half a slab per class that stands partly empty. At
- * least the largest slot. */
+/* The slab size that wastes least for an arena of `bytes`: remainders of each class, weighted by
+ * the bytes that the class wants, plus the tail of the arena, plus half a slab per class that
+ * stands partly empty. At least the largest slot. */
 uint64_t slab_choose_bytes(uint64_t bytes, const struct slab_classes *classes);
 
-/* 0, or ERR_MEMORY with a sentence when not even one slot of the largest class fits (0 bytes are allowed: an
- * arena without slots). slab_fini accepts a zeroed struct. */
-int slab_init(struct slab_arena *a, uint64_t bytes, const struct slab_classes *classes, struct err *e);
+/* 0, or ERR_MEMORY with a sentence when not even one slot of the largest class fits (0 bytes are
+ * allowed: an arena without slots). slab_fini accepts a zeroed struct. */
+int slab_init(
+	struct slab_arena *a, uint64_t bytes, const struct slab_classes *classes, struct err *e);
 void slab_fini(struct slab_arena *a);
 
 /* A free slot of the class; takes a free slab when the class has no free slot. -1: neither. */

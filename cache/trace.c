@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The recorder and the framing of trace files; the only file that knows lz4. Records are parsed in trace_read.c.
- * Without lz4 nothing is recorded and of recorded files only GLTR1 is read. */
+/* The recorder and the framing of trace files; the only file that knows lz4. Records are parsed in
+ * trace_read.c. Without lz4 nothing is recorded and of recorded files only GLTR1 is read. */
 #include "cache/trace_file.h"
 
 #if HAVE_LZ4
@@ -57,7 +57,8 @@ static void write_all(struct trace_writer *w, const void *data, size_t n)
 	}
 }
 
-/* The collected bytes become one frame. The context is reused, so nothing is allocated after the first frame. */
+/* The collected bytes become one frame. The context is reused, so nothing is allocated after the
+ * first frame. */
 static void write_frame(struct trace_writer *w)
 {
 	if (!w->raw_len || w->failed.code)
@@ -65,7 +66,8 @@ static void write_frame(struct trace_writer *w)
 	LZ4F_preferences_t prefs = frame_prefs(w->raw_len);
 	size_t at = LZ4F_compressBegin(w->lz4, w->packed, w->packed_cap, &prefs), got = at;
 	if (!LZ4F_isError(got)) {
-		got = LZ4F_compressUpdate(w->lz4, w->packed + at, w->packed_cap - at, w->raw, w->raw_len, NULL);
+		got = LZ4F_compressUpdate(
+			w->lz4, w->packed + at, w->packed_cap - at, w->raw, w->raw_len, NULL);
 		at += LZ4F_isError(got) ? 0 : got;
 	}
 	if (!LZ4F_isError(got)) {
@@ -73,8 +75,8 @@ static void write_frame(struct trace_writer *w)
 		at += LZ4F_isError(got) ? 0 : got;
 	}
 	if (LZ4F_isError(got)) {
-		err_set(
-			&w->failed, ERR_RUN, "%.400s: cannot compress the trace: %s", w->path, LZ4F_getErrorName(got));
+		err_set(&w->failed, ERR_RUN, "%.400s: cannot compress the trace: %s", w->path,
+			LZ4F_getErrorName(got));
 		return;
 	}
 	write_all(w, w->packed, at);
@@ -82,7 +84,8 @@ static void write_frame(struct trace_writer *w)
 }
 
 /* Room for a record; its first 8 bytes are filled. */
-static uint8_t *record(struct trace_writer *w, int kind, uint8_t a, uint16_t b, uint32_t c, size_t bytes)
+static uint8_t *record(
+	struct trace_writer *w, int kind, uint8_t a, uint16_t b, uint32_t c, size_t bytes)
 {
 	if (w->raw_len + bytes > w->raw_cap || w->raw_len >= CHUNK_BYTES)
 		write_frame(w);
@@ -98,7 +101,8 @@ static uint8_t *record(struct trace_writer *w, int kind, uint8_t a, uint16_t b, 
 	return p;
 }
 
-static void write_ids(const struct trace_writer *w, uint8_t *p, int layer, const int32_t *ids, int n)
+static void write_ids(
+	const struct trace_writer *w, uint8_t *p, int layer, const int32_t *ids, int n)
 {
 	if (layer < 0 || (uint32_t)layer >= w->n_layers)
 		bug("trace record for layer %d of %u", layer, w->n_layers);
@@ -111,15 +115,17 @@ static void write_ids(const struct trace_writer *w, uint8_t *p, int layer, const
 
 void trace_write_step(struct trace_writer *w, enum cache_use use, int rows, int position)
 {
-	record(w, TRACE_STEP, (uint8_t)use, (uint16_t)MAX(1, MIN(rows, 65535)), (uint32_t)MAX(position, 0), 8);
+	record(w, TRACE_STEP, (uint8_t)use, (uint16_t)MAX(1, MIN(rows, 65535)),
+		(uint32_t)MAX(position, 0), 8);
 }
 
-void trace_write_access(
-	struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids, const uint8_t *tiers, int n)
+void trace_write_access(struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids,
+	const uint8_t *tiers, int n)
 {
 	if (n < 1 || (uint32_t)n > w->n_experts)
 		bug("trace record with %d experts of %u", n, w->n_experts);
-	uint8_t *p = record(w, TRACE_ACCESS, (uint8_t)use, (uint16_t)layer, (uint32_t)n, 8 + (size_t)n * 3);
+	uint8_t *p =
+		record(w, TRACE_ACCESS, (uint8_t)use, (uint16_t)layer, (uint32_t)n, 8 + (size_t)n * 3);
 	write_ids(w, p + 8, layer, ids, n);
 	if (tiers)
 		memcpy(p + 8 + 2 * n, tiers, (size_t)n);
@@ -131,7 +137,8 @@ void trace_write_hint(struct trace_writer *w, int layer, int distance, const int
 {
 	if (n < 1 || (uint32_t)n > w->n_experts || distance < 1 || distance > 255)
 		bug("trace hint with %d experts at distance %d", n, distance);
-	uint8_t *p = record(w, TRACE_HINT, (uint8_t)distance, (uint16_t)layer, (uint32_t)n, 8 + (size_t)n * 2);
+	uint8_t *p =
+		record(w, TRACE_HINT, (uint8_t)distance, (uint16_t)layer, (uint32_t)n, 8 + (size_t)n * 2);
 	write_ids(w, p + 8, layer, ids, n);
 }
 
@@ -184,8 +191,10 @@ static int open_file(struct trace_writer *w, struct err *e)
 	if (fstat(w->fd, &st) || !S_ISREG(st.st_mode) || !st.st_size)
 		return 0;
 	int rc = 0;
-	if (pread(w->fd, magic, sizeof magic, 0) != sizeof magic || memcmp(magic, TRACE_MAGIC, sizeof magic))
-		rc = err_set(e, ERR_INPUT, "%.400s: is there and is no trace: it is not written over", w->path);
+	if (pread(w->fd, magic, sizeof magic, 0) != sizeof magic ||
+		memcmp(magic, TRACE_MAGIC, sizeof magic))
+		rc = err_set(
+			e, ERR_INPUT, "%.400s: is there and is no trace: it is not written over", w->path);
 	else if (ftruncate(w->fd, 0))
 		rc = err_errno(e, errno, "%.400s: the old trace cannot be emptied", w->path);
 	if (rc)
@@ -195,20 +204,22 @@ static int open_file(struct trace_writer *w, struct err *e)
 
 struct trace_writer *trace_writer_open(const char *path, const struct trace_model *m, struct err *e)
 {
-	if (!m->n_layers || m->n_layers > TRACE_MAX_LAYERS || !m->n_experts || m->n_experts > TRACE_MAX_EXPERTS) {
-		err_set(e, ERR_INPUT, "%.400s: a trace cannot describe %u layers of %u experts", path, m->n_layers,
-			m->n_experts);
+	if (!m->n_layers || m->n_layers > TRACE_MAX_LAYERS || !m->n_experts ||
+		m->n_experts > TRACE_MAX_EXPERTS) {
+		err_set(e, ERR_INPUT, "%.400s: a trace cannot describe %u layers of %u experts", path,
+			m->n_layers, m->n_experts);
 		return NULL;
 	}
 	struct trace_writer *w = NEW(struct trace_writer);
 	w->path = mem_strdup(path);
 	w->n_layers = m->n_layers;
 	w->n_experts = m->n_experts;
-	w->raw_cap = CHUNK_BYTES + 3 * (size_t)m->n_experts + 64; /* a full chunk and the longest record */
+	w->raw_cap =
+		CHUNK_BYTES + 3 * (size_t)m->n_experts + 64; /* a full chunk and the longest record */
 	w->raw = mem_new(w->raw_cap, 1);
 	LZ4F_preferences_t prefs = frame_prefs(w->raw_cap);
-	w->packed_cap =
-		LZ4F_HEADER_SIZE_MAX + LZ4F_compressBound(w->raw_cap, &prefs) + LZ4F_compressBound(0, &prefs);
+	w->packed_cap = LZ4F_HEADER_SIZE_MAX + LZ4F_compressBound(w->raw_cap, &prefs) +
+					LZ4F_compressBound(0, &prefs);
 	w->packed = mem_new(w->packed_cap, 1);
 	if (LZ4F_isError(LZ4F_createCompressionContext(&w->lz4, LZ4F_VERSION)))
 		bug("out of memory: lz4 context");
@@ -269,8 +280,8 @@ void trace_unpacker_free(struct trace_unpacker *u)
 	free(u);
 }
 
-enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, size_t bytes, size_t *used,
-	const uint8_t **raw, size_t *raw_bytes, const char **why)
+enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, size_t bytes,
+	size_t *used, const uint8_t **raw, size_t *raw_bytes, const char **why)
 {
 	LZ4F_resetDecompressionContext(u->lz4);
 	*used = *raw_bytes = 0;
@@ -306,7 +317,8 @@ enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, siz
 		}
 		at += in_n;
 		out += out_n;
-		if (want && !in_n && !out_n) { /* no progress: no more input, or more output than announced */
+		if (want && !in_n &&
+			!out_n) { /* no progress: no more input, or more output than announced */
 			if (at == bytes)
 				return TRACE_FRAME_CUT;
 			*why = "the lz4 frame holds more than it says";
@@ -327,7 +339,8 @@ enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, siz
 struct trace_writer *trace_writer_open(const char *path, const struct trace_model *m, struct err *e)
 {
 	(void)m;
-	err_set(e, ERR_USAGE, "%.400s: this program was built without lz4 and cannot record traces", path);
+	err_set(
+		e, ERR_USAGE, "%.400s: this program was built without lz4 and cannot record traces", path);
 	return NULL;
 }
 
@@ -336,8 +349,8 @@ void trace_write_step(struct trace_writer *w, enum cache_use use, int rows, int 
 	(void)w, (void)use, (void)rows, (void)position;
 }
 
-void trace_write_access(
-	struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids, const uint8_t *tiers, int n)
+void trace_write_access(struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids,
+	const uint8_t *tiers, int n)
 {
 	(void)w, (void)use, (void)layer, (void)ids, (void)tiers, (void)n;
 }
@@ -373,8 +386,8 @@ void trace_unpacker_free(struct trace_unpacker *u)
 	(void)u;
 }
 
-enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, size_t bytes, size_t *used,
-	const uint8_t **raw, size_t *raw_bytes, const char **why)
+enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, size_t bytes,
+	size_t *used, const uint8_t **raw, size_t *raw_bytes, const char **why)
 {
 	(void)u, (void)data, (void)bytes;
 	*used = *raw_bytes = 0;

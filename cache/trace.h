@@ -1,29 +1,32 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Traces: which experts every layer of every step asked for, what the lookahead had guessed, where each expert was
- * found, how long the layer waited. Recorded by a run, replayed by the simulator.
+ * Traces: which experts every layer of every step asked for, what the lookahead had guessed, where
+ * each expert was found, how long the layer waited. Recorded by a run, replayed by the simulator.
  *
  * A file, little-endian:
  *
  *   "GLMTRACE" u32 version (1) u32 0
- *   lz4 frame   header: u64 fingerprint, u32 n_layers, n_experts, top_k, name_bytes; name; u64 expert_bytes[n_layers]
- *   lz4 frame   records, up to about 64 KiB of them
+ *   lz4 frame   header: u64 fingerprint, u32 n_layers, n_experts, top_k, name_bytes; name; u64
+ * expert_bytes[n_layers] lz4 frame   records, up to about 64 KiB of them
  *   ...
  *   lz4 frame   one END record
  *
- * Every frame has its content size and checksum and is written at once, so a killed run leaves whole frames: a file
- * without END is read up to its last whole frame, and says so (trace.ends_early). A record is
+ * Every frame has its content size and checksum and is written at once, so a killed run leaves
+ * whole frames: a file without END is read up to its last whole frame, and says so
+ * (trace.ends_early). A record is
  *
- *   STEP    u8 1, u8 use, u16 rows, u32 position              a forward pass over `rows` tokens begins
- *   ACCESS  u8 2, u8 use, u16 layer, u32 n, u16 ids[n], u8 tiers[n]    one layer's experts, best first
- *   HINT    u8 3, u8 distance, u16 layer, u32 n, u16 ids[n]   guess for a later layer, best first
- *   WAIT    u8 4, u8 0, u16 layer, u32 0, u64 ns              how long the layer's last ACCESS waited for bytes
- *   END     u8 5, u8 0, u16 0, u32 0, u64 records before it
+ *   STEP    u8 1, u8 use, u16 rows, u32 position              a forward pass over `rows` tokens
+ * begins ACCESS  u8 2, u8 use, u16 layer, u32 n, u16 ids[n], u8 tiers[n]    one layer's experts,
+ * best first HINT    u8 3, u8 distance, u16 layer, u32 n, u16 ids[n]   guess for a later layer,
+ * best first WAIT    u8 4, u8 0, u16 layer, u32 0, u64 ns              how long the layer's last
+ * ACCESS waited for bytes END     u8 5, u8 0, u16 0, u32 0, u64 records before it
  *
- * in the order in which the decisions fell: a HINT for layer 5 given while layer 4 ran stands after layer 4's ACCESS.
+ * in the order in which the decisions fell: a HINT for layer 5 given while layer 4 ran stands after
+ * layer 4's ACCESS.
  *
- * The reader trusts nothing. It also takes the GLTR1 files of synthetic traces ("GLTR1", u32 tokens, layers, top_k,
- * experts; per token and layer top_k true and top_k guessed ids in a byte each); they know no sizes, tiers or waits.
+ * The reader trusts nothing. It also takes the GLTR1 files of synthetic traces ("GLTR1", u32
+ * tokens, layers, top_k, experts; per token and layer top_k true and top_k guessed ids in a byte
+ * each); they know no sizes, tiers or waits.
  */
 #ifndef GLM_CACHE_TRACE_H
 #define GLM_CACHE_TRACE_H
@@ -55,23 +58,26 @@ struct trace_model {
 
 struct trace_writer;
 
-/* Creates the file and writes the header. An older trace and an empty file are written over; any other file is refused and stays
- * as it is. NULL with a sentence in *e. The model is copied. */
-struct trace_writer *trace_writer_open(const char *path, const struct trace_model *model, struct err *e);
+/* Creates the file and writes the header. An older trace and an empty file are written over; any
+ * other file is refused and stays as it is. NULL with a sentence in *e. The model is copied. */
+struct trace_writer *trace_writer_open(
+	const char *path, const struct trace_model *model, struct err *e);
 
-/* Append a record; nothing is allocated, about every 64 KiB one write(2) happens. A failed write is remembered and
- * reported by trace_writer_close, later records are dropped. Ids, layers and n must be valid for the model (bug).
- * tiers [n] of enum trace_tier, NULL: unknown. Not thread-safe. */
+/* Append a record; nothing is allocated, about every 64 KiB one write(2) happens. A failed write is
+ * remembered and reported by trace_writer_close, later records are dropped. Ids, layers and n must
+ * be valid for the model (bug). tiers [n] of enum trace_tier, NULL: unknown. Not thread-safe. */
 void trace_write_step(struct trace_writer *w, enum cache_use use, int rows, int position);
-void trace_write_access(
-	struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids, const uint8_t *tiers, int n);
+void trace_write_access(struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids,
+	const uint8_t *tiers, int n);
 void trace_write_hint(struct trace_writer *w, int layer, int distance, const int32_t *ids, int n);
 void trace_write_wait(struct trace_writer *w, int layer, uint64_t ns);
 
-/* Writes what is buffered so far as a frame of its own (for a checkpoint before something risky). */
+/* Writes what is buffered so far as a frame of its own (for a checkpoint before something risky).
+ */
 void trace_writer_flush(struct trace_writer *w);
 
-/* Writes the rest and END, closes, frees; 0 or a negative code with the first failure in *e. NULL is fine. */
+/* Writes the rest and END, closes, frees; 0 or a negative code with the first failure in *e. NULL
+ * is fine. */
 int trace_writer_close(struct trace_writer *w, struct err *e);
 
 /* ---- reading ---- */
@@ -106,15 +112,15 @@ struct trace {
 	uint32_t max_distance;      /* of hints, 0: none */
 };
 
-/* Reads a file. 0, or ERR_INPUT (missing, malformed, unsupported) or ERR_MEMORY with a sentence that begins with the
- * path. A file that only ends early is not an error. */
+/* Reads a file. 0, or ERR_INPUT (missing, malformed, unsupported) or ERR_MEMORY with a sentence
+ * that begins with the path. A file that only ends early is not an error. */
 int trace_open(const char *path, struct trace *t, struct err *e);
 /* The same from memory; `name` stands for the path in sentences. */
 int trace_parse(const void *data, size_t bytes, const char *name, struct trace *t, struct err *e);
 void trace_fini(struct trace *t);
 
-/* 0, or ERR_INPUT when the trace was recorded with another model than this (unknown fingerprints and names are not
- * compared; shapes and known sizes are). */
+/* 0, or ERR_INPUT when the trace was recorded with another model than this (unknown fingerprints
+ * and names are not compared; shapes and known sizes are). */
 int trace_check_model(
 	const struct trace *t, const char *path, const struct trace_model *model, struct err *e);
 

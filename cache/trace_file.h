@@ -21,12 +21,14 @@ enum trace_frame {
 struct trace_unpacker *trace_unpacker_new(void);
 void trace_unpacker_free(struct trace_unpacker *u);
 
-/* Unpacks the frame at the start of `data`: *used bytes of it, *raw [*raw_bytes] is valid until the next call. */
-enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, size_t bytes, size_t *used,
-	const uint8_t **raw, size_t *raw_bytes, const char **why);
+/* Unpacks the frame at the start of `data`: *used bytes of it, *raw [*raw_bytes] is valid until the
+ * next call. */
+enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, size_t bytes,
+	size_t *used, const uint8_t **raw, size_t *raw_bytes, const char **why);
 
-/* trace_parse of what lies inside the frames: u32 bytes of the header, the header, records. Mutated frames fail at their
- * checksum, so the fuzz target comes in here. */
-int trace_parse_unpacked(const uint8_t *data, size_t bytes, const char *name, struct trace *t, struct err *e);
+/* trace_parse of what lies inside the frames: u32 bytes of the header, the header, records. Mutated
+ * frames fail at their checksum, so the fuzz target comes in here. */
+int trace_parse_unpacked(
+	const uint8_t *data, size_t bytes, const char *name, struct trace *t, struct err *e);
 
 #endif

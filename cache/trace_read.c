@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Reads traces into memory: our own files and GLTR1. Whatever is wrong with the bytes becomes one sentence; only an end
- * that comes too early is a note. A record enters the trace after all of it was checked, and the END record must agree
- * with what was read.
+ * Reads traces into memory: our own files and GLTR1. Whatever is wrong with the bytes becomes one
+ * sentence; only an end that comes too early is a note. A record enters the trace after all of it
+ * was checked, and the END record must agree with what was read.
  */
 #include "cache/trace_file.h"
 
@@ -48,8 +48,8 @@ static bool grow(void **p, size_t *cap, size_t n, size_t limit, size_t size)
 
 static int too_long(const struct reader *r)
 {
-	return err_set(r->e, ERR_MEMORY, "%.400s: the trace is too long to be loaded (%zu records so far)",
-		r->name, r->t->n_events);
+	return err_set(r->e, ERR_MEMORY,
+		"%.400s: the trace is too long to be loaded (%zu records so far)", r->name, r->t->n_events);
 }
 
 static int add_event(struct reader *r, const struct trace_event *ev)
@@ -62,7 +62,8 @@ static int add_event(struct reader *r, const struct trace_event *ev)
 }
 
 /* Ids of an ACCESS or HINT; tiers NULL: unknown. */
-static int add_ids(struct reader *r, struct trace_event *ev, const uint16_t *ids, const uint8_t *tiers)
+static int add_ids(
+	struct reader *r, struct trace_event *ev, const uint16_t *ids, const uint8_t *tiers)
 {
 	struct trace *t = r->t;
 	size_t cap = t->cap_ids, need = t->n_ids + ev->n;
@@ -76,14 +77,14 @@ static int add_ids(struct reader *r, struct trace_event *ev, const uint16_t *ids
 	}
 	for (uint32_t i = 0; i < ev->n; i++) {
 		if (ids[i] >= t->model.n_experts)
-			return err_set(r->e, ERR_INPUT, "%.400s: record %llu names expert %u, the model has %u", r->name,
-				(unsigned long long)r->n_records, ids[i], t->model.n_experts);
+			return err_set(r->e, ERR_INPUT, "%.400s: record %llu names expert %u, the model has %u",
+				r->name, (unsigned long long)r->n_records, ids[i], t->model.n_experts);
 		if (r->seen[ids[i]] == r->stamp)
 			return err_set(r->e, ERR_INPUT, "%.400s: record %llu names expert %u twice", r->name,
 				(unsigned long long)r->n_records, ids[i]);
 		if (tiers && tiers[i] >= TRACE_N_TIERS)
-			return err_set(r->e, ERR_INPUT, "%.400s: record %llu has tier %u (expected 0 to %d)", r->name,
-				(unsigned long long)r->n_records, tiers[i], TRACE_N_TIERS - 1);
+			return err_set(r->e, ERR_INPUT, "%.400s: record %llu has tier %u (expected 0 to %d)",
+				r->name, (unsigned long long)r->n_records, tiers[i], TRACE_N_TIERS - 1);
 		r->seen[ids[i]] = r->stamp;
 		t->ids[t->n_ids + i] = ids[i];
 		t->tiers[t->n_ids + i] = tiers ? tiers[i] : TRACE_UNKNOWN;
@@ -105,21 +106,23 @@ static int parse_header(struct reader *r, const uint8_t *p, size_t n)
 {
 	struct trace *t = r->t;
 	if (n < 24)
-		return err_set(
-			r->e, ERR_INPUT, "%.400s: the trace header has %zu bytes (expected at least 24)", r->name, n);
+		return err_set(r->e, ERR_INPUT,
+			"%.400s: the trace header has %zu bytes (expected at least 24)", r->name, n);
 	struct trace_model *m = &t->model;
 	m->fingerprint = load_u64(p);
 	m->n_layers = load_u32(p + 8);
 	m->n_experts = load_u32(p + 12);
 	m->top_k = load_u32(p + 16);
 	uint32_t name = load_u32(p + 20);
-	if (!m->n_layers || m->n_layers > TRACE_MAX_LAYERS || !m->n_experts || m->n_experts > TRACE_MAX_EXPERTS ||
-		!m->top_k || m->top_k > m->n_experts || name > 255)
-		return err_set(r->e, ERR_INPUT, "%.400s: the trace header speaks of %u layers, %u experts, top %u",
-			r->name, m->n_layers, m->n_experts, m->top_k);
+	if (!m->n_layers || m->n_layers > TRACE_MAX_LAYERS || !m->n_experts ||
+		m->n_experts > TRACE_MAX_EXPERTS || !m->top_k || m->top_k > m->n_experts || name > 255)
+		return err_set(r->e, ERR_INPUT,
+			"%.400s: the trace header speaks of %u layers, %u experts, top %u", r->name,
+			m->n_layers, m->n_experts, m->top_k);
 	if (n != 24 + name + 8 * (size_t)m->n_layers)
-		return err_set(r->e, ERR_INPUT, "%.400s: the trace header has %zu bytes (expected %zu for %u layers)",
-			r->name, n, 24 + name + 8 * (size_t)m->n_layers, m->n_layers);
+		return err_set(r->e, ERR_INPUT,
+			"%.400s: the trace header has %zu bytes (expected %zu for %u layers)", r->name, n,
+			24 + name + 8 * (size_t)m->n_layers, m->n_layers);
 	memcpy(t->name, p + 24, name);
 	t->name[name] = 0;
 	for (uint32_t i = 0; i < name; i++) /* it will be printed */
@@ -133,8 +136,8 @@ static int parse_header(struct reader *r, const uint8_t *p, size_t n)
 	for (uint32_t l = 0; l < m->n_layers; l++) {
 		t->expert_bytes[l] = load_u64(p + 24 + name + 8 * l);
 		if (t->expert_bytes[l] > (uint64_t)1 << 44)
-			return err_set(r->e, ERR_INPUT, "%.400s: an expert of layer %u has %llu bytes", r->name, l,
-				(unsigned long long)t->expert_bytes[l]);
+			return err_set(r->e, ERR_INPUT, "%.400s: an expert of layer %u has %llu bytes", r->name,
+				l, (unsigned long long)t->expert_bytes[l]);
 		any |= t->expert_bytes[l];
 	}
 	if (!any)
@@ -194,7 +197,8 @@ static int parse_record(struct reader *r, const uint8_t *p)
 			return bad_record(r, "neither a decode nor a prefill step");
 		if (!ev.layer)
 			return bad_record(r, "a step without rows");
-		ev = (struct trace_event){.kind = p[0], .use = p[1], .n = ev.layer, .value = load_u32(p + 4)};
+		ev = (struct trace_event){
+			.kind = p[0], .use = p[1], .n = ev.layer, .value = load_u32(p + 4)};
 		t->n_steps++;
 		if (ev.use == CACHE_DECODE)
 			t->n_tokens += ev.n;
@@ -251,11 +255,13 @@ static int parse_own(struct reader *r, const uint8_t *data, size_t bytes)
 {
 	struct trace *t = r->t;
 	if (bytes < 16)
-		return err_set(r->e, ERR_INPUT, "%.400s: the trace ends inside its first 16 bytes", r->name);
+		return err_set(
+			r->e, ERR_INPUT, "%.400s: the trace ends inside its first 16 bytes", r->name);
 	uint32_t version = load_u32(data + 8);
 	if (version != TRACE_VERSION || load_u32(data + 12))
-		return err_set(r->e, ERR_INPUT, "%.400s: trace version %u.%u (this program reads version %d.0)",
-			r->name, version, load_u32(data + 12), TRACE_VERSION);
+		return err_set(r->e, ERR_INPUT,
+			"%.400s: trace version %u.%u (this program reads version %d.0)", r->name, version,
+			load_u32(data + 12), TRACE_VERSION);
 	struct trace_unpacker *u = trace_unpacker_new();
 	size_t at = 16, n_frames = 0;
 	int code = 0;
@@ -267,7 +273,8 @@ static int parse_own(struct reader *r, const uint8_t *data, size_t bytes)
 		if (f == TRACE_FRAME_CUT)
 			break;
 		if (f == TRACE_FRAME_BAD)
-			code = err_set(r->e, ERR_INPUT, "%.400s: the trace is damaged at byte %zu: %s", r->name, at, why);
+			code = err_set(
+				r->e, ERR_INPUT, "%.400s: the trace is damaged at byte %zu: %s", r->name, at, why);
 		else
 			code = n_frames ? parse_records(r, raw, n) : parse_header(r, raw, n);
 		at += used;
@@ -278,7 +285,8 @@ static int parse_own(struct reader *r, const uint8_t *data, size_t bytes)
 	if (!n_frames)
 		return err_set(r->e, ERR_INPUT, "%.400s: the trace ends inside its header", r->name);
 	if (r->ended && at < bytes)
-		return err_set(r->e, ERR_INPUT, "%.400s: %zu bytes follow the end of the trace", r->name, bytes - at);
+		return err_set(
+			r->e, ERR_INPUT, "%.400s: %zu bytes follow the end of the trace", r->name, bytes - at);
 	if (!r->ended) {
 		t->ends_early = true;
 		snprintf(t->note, sizeof t->note,
@@ -290,7 +298,8 @@ static int parse_own(struct reader *r, const uint8_t *data, size_t bytes)
 
 /* ---- GLTR1 ---- */
 
-static int gltr1_token(struct reader *r, const uint8_t *p, uint32_t token, uint32_t layers, uint32_t first)
+static int gltr1_token(
+	struct reader *r, const uint8_t *p, uint32_t token, uint32_t layers, uint32_t first)
 {
 	struct trace *t = r->t;
 	uint32_t k = t->model.top_k;
@@ -299,10 +308,11 @@ static int gltr1_token(struct reader *r, const uint8_t *p, uint32_t token, uint3
 	t->n_steps++;
 	t->n_tokens++;
 	int code = add_event(r, &step);
-	/* The guess for a layer is made one layer earlier: it stands before the access of its own layer and after that
-	 * of the layer before. */
+	/* The guess for a layer is made one layer earlier: it stands before the access of its own layer
+	 * and after that of the layer before. */
 	for (uint32_t l = 0; l < layers && !code; l++, p += 2 * (size_t)k) {
-		struct trace_event hint = {.kind = TRACE_HINT, .distance = 1, .layer = (uint16_t)(first + l), .n = k};
+		struct trace_event hint = {
+			.kind = TRACE_HINT, .distance = 1, .layer = (uint16_t)(first + l), .n = k};
 		struct trace_event access = {
 			.kind = TRACE_ACCESS, .use = CACHE_DECODE, .layer = (uint16_t)(first + l), .n = k};
 		for (uint32_t i = 0; i < k; i++)
@@ -322,14 +332,15 @@ static int parse_gltr1(struct reader *r, const uint8_t *data, size_t bytes)
 {
 	struct trace *t = r->t;
 	if (bytes < 24)
-		return err_set(r->e, ERR_INPUT, "%.400s: the trace ends inside its first 24 bytes", r->name);
+		return err_set(
+			r->e, ERR_INPUT, "%.400s: the trace ends inside its first 24 bytes", r->name);
 	uint32_t tokens = load_u32(data + 8), layers = load_u32(data + 12), k = load_u32(data + 16);
 	uint32_t experts = load_u32(data + 20);
 	uint32_t first = layers == 75 ? 3 : 0; /* GLM-5.2: the MoE layers are 3..77 */
 	if (!tokens || !layers || layers > TRACE_MAX_LAYERS - 3 || !k || k > experts || experts > 256)
 		return err_set(r->e, ERR_INPUT,
-			"%.400s: the trace speaks of %u tokens, %u layers, top %u of %u experts", r->name, tokens, layers,
-			k, experts);
+			"%.400s: the trace speaks of %u tokens, %u layers, top %u of %u experts", r->name,
+			tokens, layers, k, experts);
 	t->synthetic = true;
 	t->max_distance = 1;
 	t->model = (struct trace_model){.n_layers = first + layers, .n_experts = experts, .top_k = k};
@@ -344,8 +355,8 @@ static int parse_gltr1(struct reader *r, const uint8_t *data, size_t bytes)
 	uint64_t want = 24 + per_token * tokens;
 	if ((bytes - 24) % per_token || have != tokens) {
 		if (have >= tokens)
-			return err_set(r->e, ERR_INPUT, "%.400s: %zu bytes (expected %llu for %u tokens)", r->name, bytes,
-				(unsigned long long)want, tokens);
+			return err_set(r->e, ERR_INPUT, "%.400s: %zu bytes (expected %llu for %u tokens)",
+				r->name, bytes, (unsigned long long)want, tokens);
 		t->ends_early = true;
 		snprintf(t->note, sizeof t->note, "the trace ends early: %llu of %u tokens are there",
 			(unsigned long long)have, tokens);
@@ -369,7 +380,8 @@ int trace_parse(const void *data, size_t bytes, const char *name, struct trace *
 	int code;
 	if (!looks_like_trace(p, bytes))
 		code = err_set(e, ERR_INPUT,
-			"%.400s: not a trace (expected a file that begins with " TRACE_MAGIC " or GLTR1)", name);
+			"%.400s: not a trace (expected a file that begins with " TRACE_MAGIC " or GLTR1)",
+			name);
 	else if (!memcmp(p, TRACE_MAGIC, 8))
 		code = parse_own(&r, p, bytes);
 	else
@@ -380,12 +392,13 @@ int trace_parse(const void *data, size_t bytes, const char *name, struct trace *
 	return code;
 }
 
-int trace_parse_unpacked(const uint8_t *data, size_t bytes, const char *name, struct trace *t, struct err *e)
+int trace_parse_unpacked(
+	const uint8_t *data, size_t bytes, const char *name, struct trace *t, struct err *e)
 {
 	struct reader r = {.t = t, .name = name, .e = e};
 	size_t header = bytes < 4 ? 0 : MIN((size_t)load_u32(data), bytes - 4);
-	int code =
-		bytes < 4 ? err_set(e, ERR_INPUT, "%.400s: too short", name) : parse_header(&r, data + 4, header);
+	int code = bytes < 4 ? err_set(e, ERR_INPUT, "%.400s: too short", name)
+						 : parse_header(&r, data + 4, header);
 	if (!code)
 		code = parse_records(&r, data + 4 + header, bytes - 4 - header);
 	if (!code && !r.ended) {
@@ -435,12 +448,14 @@ void trace_fini(struct trace *t)
 	*t = (struct trace){0};
 }
 
-int trace_check_model(const struct trace *t, const char *path, const struct trace_model *m, struct err *e)
+int trace_check_model(
+	const struct trace *t, const char *path, const struct trace_model *m, struct err *e)
 {
 	const struct trace_model *a = &t->model;
 	if (a->n_layers != m->n_layers || a->n_experts != m->n_experts || a->top_k != m->top_k)
 		return err_set(e, ERR_INPUT,
-			"%.400s: recorded with another model: %u layers, top %u of %u experts (this one: %u, top %u of "
+			"%.400s: recorded with another model: %u layers, top %u of %u experts (this one: %u, "
+			"top %u of "
 			"%u)",
 			path, a->n_layers, a->top_k, a->n_experts, m->n_layers, m->top_k, m->n_experts);
 	if (a->fingerprint && m->fingerprint && a->fingerprint != m->fingerprint)
@@ -450,7 +465,9 @@ int trace_check_model(const struct trace *t, const char *path, const struct trac
 	for (uint32_t l = 0; t->bytes_known && m->expert_bytes && l < m->n_layers; l++)
 		if (a->expert_bytes[l] != m->expert_bytes[l])
 			return err_set(e, ERR_INPUT,
-				"%.400s: recorded with another model: an expert of layer %u had %llu bytes (this one: %llu)",
-				path, l, (unsigned long long)a->expert_bytes[l], (unsigned long long)m->expert_bytes[l]);
+				"%.400s: recorded with another model: an expert of layer %u had %llu bytes (this "
+				"one: %llu)",
+				path, l, (unsigned long long)a->expert_bytes[l],
+				(unsigned long long)m->expert_bytes[l]);
 	return 0;
 }

@@ -13,7 +13,8 @@ struct counter {
 	uint32_t *mark; /* [n_experts] stamp of the set last put there */
 	uint32_t stamp;
 	size_t *last_access; /* [n_layers] event of the layer's last access in a step of one row, + 1 */
-	size_t *last_hint;   /* [n_layers][TRACE_STATS_DISTANCES + 1] event not yet followed by an access, + 1 */
+	size_t *last_hint; /* [n_layers][TRACE_STATS_DISTANCES + 1] event not yet followed by an access,
+						  + 1 */
 	uint64_t picks_before, repeats;
 	uint64_t guessed[TRACE_STATS_DISTANCES + 1], picked[TRACE_STATS_DISTANCES + 1];
 	uint64_t found[TRACE_STATS_DISTANCES + 1];
@@ -80,7 +81,8 @@ static void count_events(struct counter *c, struct trace_stats *s)
 			break;
 		case TRACE_HINT:
 			if (single && ev->distance <= TRACE_STATS_DISTANCES)
-				c->last_hint[(size_t)ev->layer * (TRACE_STATS_DISTANCES + 1) + ev->distance] = i + 1;
+				c->last_hint[(size_t)ev->layer * (TRACE_STATS_DISTANCES + 1) + ev->distance] =
+					i + 1;
 			break;
 		case TRACE_WAIT:
 			s->wait_ns += decode ? ev->value : 0;
@@ -102,8 +104,8 @@ static void coverage(struct counter *c, struct trace_stats *s)
 		32, 8, 4, 2, 0, 0}; /* of 256: top 8, 32, 64, 128; then 168 and 192 */
 	uint32_t n = c->t->model.n_experts, n_layers = 0;
 	for (int i = 0; i < TRACE_STATS_TOPS; i++)
-		s->top_n[i] =
-			parts[i] ? (int)MAX(1u, n / (uint32_t)parts[i]) : (int)(i == 4 ? n * 21 / 32 : n * 3 / 4);
+		s->top_n[i] = parts[i] ? (int)MAX(1u, n / (uint32_t)parts[i])
+							   : (int)(i == 4 ? n * 21 / 32 : n * 3 / 4);
 	for (uint32_t l = 0; l < c->t->model.n_layers; l++) {
 		uint32_t *u = c->uses + (size_t)l * n;
 		uint64_t sum = 0, so_far = 0;
@@ -139,10 +141,12 @@ int trace_stats_collect(const struct trace *t, struct trace_stats *s, struct err
 	c.uses = mem_try_new((size_t)m->n_layers * m->n_experts, sizeof *c.uses);
 	c.mark = mem_try_new(m->n_experts, sizeof *c.mark);
 	c.last_access = mem_try_new(m->n_layers, sizeof *c.last_access);
-	c.last_hint = mem_try_new((size_t)m->n_layers * (TRACE_STATS_DISTANCES + 1), sizeof *c.last_hint);
+	c.last_hint =
+		mem_try_new((size_t)m->n_layers * (TRACE_STATS_DISTANCES + 1), sizeof *c.last_hint);
 	if (!c.uses || !c.mark || !c.last_access || !c.last_hint) {
-		code = err_set(e, ERR_MEMORY, "no memory to count over a trace of %u layers with %u experts",
-			m->n_layers, m->n_experts);
+		code =
+			err_set(e, ERR_MEMORY, "no memory to count over a trace of %u layers with %u experts",
+				m->n_layers, m->n_experts);
 		goto out;
 	}
 	for (uint32_t l = 0; l < m->n_layers; l++)

@@ -9,14 +9,16 @@
 #define TRACE_STATS_TOPS      6
 
 struct trace_stats {
-	uint64_t n_moe_layers, n_experts; /* of the model: layers with experts; experts in all of them */
-	uint64_t n_distinct;              /* experts that decode used at least once */
+	uint64_t n_moe_layers,
+		n_experts;       /* of the model: layers with experts; experts in all of them */
+	uint64_t n_distinct; /* experts that decode used at least once */
 	uint64_t prefill_steps, prefill_rows, prefill_accesses;
 	uint64_t tiers[TRACE_N_TIERS]; /* decode accesses by where the expert was found */
 	uint64_t wait_ns;              /* of decode steps */
 	/* Steps of one row only: */
 	double repeated; /* part of the picks that the same layer made for the token before */
-	uint64_t hints[TRACE_STATS_DISTANCES + 1];   /* [distance] guesses followed by an access to their layer */
+	uint64_t hints[TRACE_STATS_DISTANCES +
+				   1]; /* [distance] guesses followed by an access to their layer */
 	double recall[TRACE_STATS_DISTANCES + 1];    /* part of the picks that were guessed */
 	double precision[TRACE_STATS_DISTANCES + 1]; /* part of the guesses that were picked */
 	/* Part of the routing that goes to a layer's most used n experts, mean of the layers. */

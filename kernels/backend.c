@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The registry of backends: a name, or "auto", to an open backend. The only place that knows which ones
- * exist. */
+/* The registry of backends: a name, or "auto", to an open backend. The only place that knows which
+ * ones exist. */
 #include "kernels/backend.h"
 
 #include "kernels/backend_kinds.h"
@@ -33,7 +33,8 @@ int backend_open(const struct backend_options *options, struct backend **out, st
 	if (!strcmp(name, "cuda"))
 		return cuda_open(options, out, e);
 	if (strcmp(name, "auto"))
-		return err_set(e, ERR_USAGE, "backend '%s' is not known; there are auto, cpu and cuda", name);
+		return err_set(
+			e, ERR_USAGE, "backend '%s' is not known; there are auto, cpu and cuda", name);
 	struct err why = {0};
 	int rc = cuda_open(options, out, &why);
 	if (rc) {

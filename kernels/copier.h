@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Copies between the host and a card, beside whatever the card computes. A backend whose memory the host reaches has none
- * (backend_ops.copier_open is NULL): there a copy is a memcpy.
+ * Copies between the host and a card, beside whatever the card computes. A backend whose memory the
+ * host reaches has none (backend_ops.copier_open is NULL): there a copy is a memcpy.
  *
- * A lane is a queue of copies that run in the order given. Lanes run beside each other and know nothing of each other, except
- * where `after` says so. A ticket stands for everything given to a lane before it was drawn:
+ * A lane is a queue of copies that run in the order given. Lanes run beside each other and know
+ * nothing of each other, except where `after` says so. A ticket stands for everything given to a
+ * lane before it was drawn:
  *
- *     copy(IN, slot, bounce, n);  t = mark(IN);  ...  done(t) == 1: the bytes are in the slot and the card may read them
+ *     copy(IN, slot, bounce, n);  t = mark(IN);  ...  done(t) == 1: the bytes are in the slot and
+ * the card may read them
  *
- * Host memory must be pinned here (pin) before it is copied from or to, and stays untouched until the ticket is done.
- * Threads: alloc, free, pin and unpin may be called by any thread. The rest belongs to one thread at a time, the one that
- * called attach last.
+ * Host memory must be pinned here (pin) before it is copied from or to, and stays untouched until
+ * the ticket is done. Threads: alloc, free, pin and unpin may be called by any thread. The rest
+ * belongs to one thread at a time, the one that called attach last.
  */
 #ifndef GLM_KERNELS_COPIER_H
 #define GLM_KERNELS_COPIER_H
@@ -32,10 +34,12 @@ struct copier;
 
 struct copier_ops {
 	const char *name;
-	void (*close)(struct copier *c); /* waits for copies that run; the memory has been freed before */
+	void (*close)(
+		struct copier *c); /* waits for copies that run; the memory has been freed before */
 
-	/* Memory of the card, 256-byte aligned, contents undefined; reads of up to 256 bytes beyond its end are harmless.
-	 * ERR_MEMORY says how much was asked for and is free. free waits for nothing: no copy and no kernel uses it any more. */
+	/* Memory of the card, 256-byte aligned, contents undefined; reads of up to 256 bytes beyond its
+	 * end are harmless. ERR_MEMORY says how much was asked for and is free. free waits for nothing:
+	 * no copy and no kernel uses it any more. */
 	int (*alloc)(struct copier *c, size_t bytes, void **out, struct err *e);
 	void (*free)(struct copier *c, void *p, size_t bytes); /* NULL is fine */
 	/* Pins mapped, page-aligned host memory. ERR_MEMORY when the system refuses. */
@@ -48,7 +52,8 @@ struct copier_ops {
 	uint64_t (*mark)(struct copier *c, enum copy_lane lane); /* never 0 */
 	/* What is given to `lane` from now on waits for the ticket. */
 	void (*after)(struct copier *c, enum copy_lane lane, uint64_t ticket);
-	/* 1: done; 0: not yet; negative: it failed, the sentence is in *e (may be NULL). Tickets of a lane are done in order. */
+	/* 1: done; 0: not yet; negative: it failed, the sentence is in *e (may be NULL). Tickets of a
+	 * lane are done in order. */
 	int (*done)(struct copier *c, uint64_t ticket, struct err *e);
 	/* Returns when no copy touches memory any more, finished or not. */
 	void (*drain)(struct copier *c);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The emulated card. Its memory is a file in memory, mapped twice: once where the rest of the program believes it to be, without
- * the right to write, and once for the copying thread.
+ * The emulated card. Its memory is a file in memory, mapped twice: once where the rest of the
+ * program believes it to be, without the right to write, and once for the copying thread.
  *
- * The thread takes the front of a lane chosen at random, as long as it waits for no ticket, and copies one piece of it. So copies of
- * different lanes mix, and whoever forgot an order between them finds wrong bytes. The lock guards lanes and memory
- * tables; bytes are moved without it.
+ * The thread takes the front of a lane chosen at random, as long as it waits for no ticket, and
+ * copies one piece of it. So copies of different lanes mix, and whoever forgot an order between
+ * them finds wrong bytes. The lock guards lanes and memory tables; bytes are moved without it.
  */
 #include "stream/copier_null.h"
 
@@ -77,7 +77,8 @@ static struct range *range_of(struct range *r, const void *p, size_t bytes)
 	uintptr_t at = (uintptr_t)p;
 	for (int i = 0; i < RANGES; i++) {
 		uintptr_t begin = (uintptr_t)r[i].at;
-		if (r[i].at && at >= begin && at - begin <= r[i].bytes && bytes <= r[i].bytes - (at - begin))
+		if (r[i].at && at >= begin && at - begin <= r[i].bytes &&
+			bytes <= r[i].bytes - (at - begin))
 			return &r[i];
 	}
 	return NULL;
@@ -98,7 +99,8 @@ static int null_alloc(struct copier *base, size_t bytes, void **out, struct err 
 	*out = NULL;
 	int fd = -1, rc = 0;
 	pthread_mutex_lock(&c->lock);
-	uint64_t limit = c->faults.device_bytes, left = limit > c->device_bytes ? limit - c->device_bytes : 0;
+	uint64_t limit = c->faults.device_bytes,
+			 left = limit > c->device_bytes ? limit - c->device_bytes : 0;
 	if (limit && bytes > left) {
 		rc = err_set(e, ERR_MEMORY, "%.3f GB of the card's memory asked for, %.3f GB free",
 			(double)bytes / 1e9, (double)left / 1e9);
@@ -215,11 +217,13 @@ static uint8_t *side(struct null_copier *c, bool on_card, const void *p, size_t 
 {
 	struct range *r = range_of(on_card ? c->device : c->pinned, p, bytes);
 	if (!r)
-		bug("a copy of %zu bytes at %p, which is not %s", bytes, p, on_card ? "the card's" : "pinned");
+		bug("a copy of %zu bytes at %p, which is not %s", bytes, p,
+			on_card ? "the card's" : "pinned");
 	return r->host + ((const uint8_t *)p - r->at);
 }
 
-static void null_copy(struct copier *base, enum copy_lane lane, void *dst, const void *src, size_t bytes)
+static void null_copy(
+	struct copier *base, enum copy_lane lane, void *dst, const void *src, size_t bytes)
 {
 	struct null_copier *c = of(base);
 	pthread_mutex_lock(&c->lock);

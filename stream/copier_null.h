@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A card made of a thread and a piece of host memory, to prove what streams to a card where there is none. Its memory has an
- * address of its own that the host may not write (and not read, unless it is asked for); copies run late, in pieces, in any order
- * that the lanes allow, and can be made to fail. A copy from or to memory that is neither pinned nor the card's ends the
- * program.
+ * A card made of a thread and a piece of host memory, to prove what streams to a card where there
+ * is none. Its memory has an address of its own that the host may not write (and not read, unless
+ * it is asked for); copies run late, in pieces, in any order that the lanes allow, and can be made
+ * to fail. A copy from or to memory that is neither pinned nor the card's ends the program.
  */
 #ifndef GLM_STREAM_COPIER_NULL_H
 #define GLM_STREAM_COPIER_NULL_H
@@ -14,14 +14,15 @@
 
 struct copier_faults { /* all zero: copies run as fast as the thread can */
 	uint64_t seed;
-	unsigned
-		latency_max_us;    /* before each piece of a copy, uniform from 0; one in 64 takes eight times that */
-	uint64_t fail_copy;    /* the n-th copy fails, counted from 1 (its bytes stay what they were); 0: none */
-	bool fail_all;         /* and every one after it: a card that is gone */
-	uint64_t hang_copy;    /* the n-th copy never ends; 0: none */
-	uint64_t refuse_pin;   /* the n-th pin is refused; 0: none */
+	unsigned latency_max_us; /* before each piece of a copy, uniform from 0; one in 64 takes eight
+								times that */
+	uint64_t fail_copy;  /* the n-th copy fails, counted from 1 (its bytes stay what they were); 0:
+							none */
+	bool fail_all;       /* and every one after it: a card that is gone */
+	uint64_t hang_copy;  /* the n-th copy never ends; 0: none */
+	uint64_t refuse_pin; /* the n-th pin is refused; 0: none */
 	uint64_t device_bytes; /* the size of the card; 0: no limit */
-	bool readable;         /* the host may read the card's memory: the CPU backend computes from it */
+	bool readable; /* the host may read the card's memory: the CPU backend computes from it */
 };
 
 /* Closed with ops->close. `f` is copied; NULL: no faults. */

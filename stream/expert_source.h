@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Where the model gets its routed experts from. The model knows nothing else of storage: whether the bytes are mapped,
- * cached or still on a disk, an expert is pinned with acquire, is valid when its `ready` is set, and is given back
- * with release. One release per acquired expert. Called by the compute thread only.
+ * Where the model gets its routed experts from. The model knows nothing else of storage: whether
+ * the bytes are mapped, cached or still on a disk, an expert is pinned with acquire, is valid when
+ * its `ready` is set, and is given back with release. One release per acquired expert. Called by
+ * the compute thread only.
  */
 #ifndef GLM_STREAM_EXPERT_SOURCE_H
 #define GLM_STREAM_EXPERT_SOURCE_H
@@ -43,8 +44,9 @@ static inline struct weight expert_shape(
 
 /* How a set of experts is used; decides what a cache may do with it. */
 enum expert_use {
-	EXPERT_DECODE, /* a few rows: what is read stays for later tokens */
-	EXPERT_PREFILL, /* many rows, layer after layer: read in file order, nothing of the decode set is evicted */
+	EXPERT_DECODE,  /* a few rows: what is read stays for later tokens */
+	EXPERT_PREFILL, /* many rows, layer after layer: read in file order, nothing of the decode set
+					   is evicted */
 };
 
 struct expert_source;
@@ -54,27 +56,30 @@ struct expert_source_ops {
 	void (*close)(struct expert_source *s);
 	/* A step over `rows` rows begins, the first at `position`. NULL: not wanted. */
 	void (*step)(struct expert_source *s, enum expert_use use, int rows, int position);
-	/* Pins refs[0..n) (distinct ids, n <= window[use]) of a layer and starts what must be read. On return some refs are
-	 * ready. Returns how many are not, or a negative code with the sentence in *e; then nothing stays pinned. */
-	int (*acquire)(struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n,
-		struct err *e);
-	/* Waits until at least one more of the acquired refs is ready. Returns how many still are not, or a negative
-	 * code (a failed read: file, offset, layer and expert are in *e; ERR_INTERRUPTED when *cancel was set); the
-	 * caller then releases all of them. */
+	/* Pins refs[0..n) (distinct ids, n <= window[use]) of a layer and starts what must be read. On
+	 * return some refs are ready. Returns how many are not, or a negative code with the sentence in
+	 * *e; then nothing stays pinned. */
+	int (*acquire)(struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs,
+		int n, struct err *e);
+	/* Waits until at least one more of the acquired refs is ready. Returns how many still are not,
+	 * or a negative code (a failed read: file, offset, layer and expert are in *e; ERR_INTERRUPTED
+	 * when *cancel was set); the caller then releases all of them. */
 	int (*await)(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e);
 	/* Unpins. The caller has waited for the ops that used them. */
 	void (*release)(struct expert_source *s, int layer, const struct expert_ref *refs, int n);
-	/* A guess, best first, that these experts of a layer `distance` layers ahead will be wanted; never waits. NULL: not
-	 * wanted. */
+	/* A guess, best first, that these experts of a layer `distance` layers ahead will be wanted;
+	 * never waits. NULL: not wanted. */
 	void (*hint)(struct expert_source *s, int layer, const int32_t *ids, int n, int distance);
-	/* Prefill only: these experts of a layer will be acquired in this order (or, for a layer that is not routed yet,
-	 * probably); never waits. Replaces what was announced for that layer before. NULL: not wanted. */
+	/* Prefill only: these experts of a layer will be acquired in this order (or, for a layer that
+	 * is not routed yet, probably); never waits. Replaces what was announced for that layer before.
+	 * NULL: not wanted. */
 	void (*announce)(struct expert_source *s, int layer, const int32_t *ids, int n);
 };
 
 /* Cumulative since open; the compute thread reads it between calls. */
 struct expert_stats {
-	uint64_t hit_vram;   /* distinct experts asked for that stood in the first tier, or are simply mapped */
+	uint64_t hit_vram;   /* distinct experts asked for that stood in the first tier, or are simply
+							mapped */
 	uint64_t hit_ram;    /* ... in the second tier */
 	uint64_t miss;       /* ... that had to be read */
 	uint64_t bytes_read; /* from storage */
@@ -82,7 +87,8 @@ struct expert_stats {
 	uint64_t prefetch_wasted;   /* ... and never used */
 	uint64_t bytes_read_wasted; /* of bytes_read: of the latter */
 	uint64_t wait_ns;           /* time spent in await */
-	/* What the wires did, as of the last expert that came or went. Busy: time with at least one transfer under way. */
+	/* What the wires did, as of the last expert that came or went. Busy: time with at least one
+	 * transfer under way. */
 	uint64_t disk_busy_ns;
 	uint64_t bytes_in, in_busy_ns;   /* to the card */
 	uint64_t bytes_out, out_busy_ns; /* from the card */
@@ -90,8 +96,8 @@ struct expert_stats {
 
 struct expert_source {
 	const struct expert_source_ops *ops;
-	int window
-		[2]; /* by enum expert_use: most experts of one layer that may be pinned at once, >= 1; constant */
+	int window[2]; /* by enum expert_use: most experts of one layer that may be pinned at once, >=
+					  1; constant */
 	int lookahead; /* for how many layers ahead hints are wanted; constant */
 	struct expert_stats stats;
 	atomic_bool *cancel; /* lent by whoever computes; await looks at it. NULL: never */

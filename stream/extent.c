@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * See extent.h. Nothing is stored per expert: a plan is computed from the layer's three tensors when it is asked for.
- * extent_table_set has checked that offset + bytes lies inside a file of at most 2^62 bytes, so the sums of a plan,
- * which add at most two alignments to such numbers, cannot overflow.
+ * See extent.h. Nothing is stored per expert: a plan is computed from the layer's three tensors
+ * when it is asked for. extent_table_set has checked that offset + bytes lies inside a file of at
+ * most 2^62 bytes, so the sums of a plan, which add at most two alignments to such numbers, cannot
+ * overflow.
  */
 #include "stream/extent.h"
 
@@ -18,7 +19,8 @@
 
 struct extent_table {
 	uint32_t n_layers, n_experts, n_files;
-	bool unaligned; /* some tensor needs rounding: all slots get room for it, so equal shapes stay equal */
+	bool unaligned; /* some tensor needs rounding: all slots get room for it, so equal shapes stay
+					   equal */
 	struct extent_file *files;
 	struct extent_tensor (*tensors)[EXTENT_PARTS]; /* [n_layers]; bytes 0: absent */
 };
@@ -31,8 +33,9 @@ int extent_table_new(struct extent_table **out, uint32_t n_layers, uint32_t n_ex
 	*out = NULL;
 	if (!n_layers || n_layers > EXTENT_LAYERS_MAX || !n_experts || n_experts > EXTENT_EXPERTS_MAX ||
 		!n_files || n_files > READER_FILES_MAX)
-		return err_set(e, ERR_INPUT, "experts: %u layers of %u experts in %u files, expected 1 to %u, %u, %u",
-			n_layers, n_experts, n_files, EXTENT_LAYERS_MAX, EXTENT_EXPERTS_MAX, READER_FILES_MAX);
+		return err_set(e, ERR_INPUT,
+			"experts: %u layers of %u experts in %u files, expected 1 to %u, %u, %u", n_layers,
+			n_experts, n_files, EXTENT_LAYERS_MAX, EXTENT_EXPERTS_MAX, READER_FILES_MAX);
 	for (uint32_t i = 0; i < n_files; i++) {
 		const struct extent_file *f = &files[i];
 		if (!num_is_pow2(f->align) || f->align > ALIGN_MAX || !num_is_pow2(f->memory_align) ||
@@ -65,16 +68,19 @@ int extent_table_set(struct extent_table *t, uint32_t layer, enum extent_part pa
 	const struct extent_tensor *x, struct err *e)
 {
 	if (layer >= t->n_layers || (unsigned)part >= EXTENT_PARTS || x->file >= t->n_files)
-		return err_set(e, ERR_INPUT, "experts: layer %u, part %u, file %u: the table has %u, %u, %u", layer,
-			(unsigned)part, x->file, t->n_layers, (unsigned)EXTENT_PARTS, t->n_files);
+		return err_set(e, ERR_INPUT,
+			"experts: layer %u, part %u, file %u: the table has %u, %u, %u", layer, (unsigned)part,
+			x->file, t->n_layers, (unsigned)EXTENT_PARTS, t->n_files);
 	const struct extent_file *f = &t->files[x->file];
 	uint64_t end;
 	if (!x->bytes || x->bytes % t->n_experts)
-		return err_set(e, ERR_INPUT, "blk.%u %s experts: %llu bytes are no whole number for %u experts",
-			layer, part_names[part], (unsigned long long)x->bytes, t->n_experts);
+		return err_set(e, ERR_INPUT,
+			"blk.%u %s experts: %llu bytes are no whole number for %u experts", layer,
+			part_names[part], (unsigned long long)x->bytes, t->n_experts);
 	if (!num_add(x->offset, x->bytes, &end) || end > f->size)
-		return err_set(e, ERR_INPUT, "blk.%u %s experts: %llu bytes at offset %llu of a file of %llu bytes",
-			layer, part_names[part], (unsigned long long)x->bytes, (unsigned long long)x->offset,
+		return err_set(e, ERR_INPUT,
+			"blk.%u %s experts: %llu bytes at offset %llu of a file of %llu bytes", layer,
+			part_names[part], (unsigned long long)x->bytes, (unsigned long long)x->offset,
 			(unsigned long long)f->size);
 	t->tensors[layer][part] = *x;
 	if ((x->offset | x->bytes / t->n_experts) & (f->align - 1))
@@ -91,7 +97,8 @@ static bool parse_name(const char *name, uint32_t *layer, enum extent_part *part
 	int used = 0;
 	unsigned n;
 	if (strncmp(name, "blk.", 4) || name[4] < '0' || name[4] > '9' ||
-		sscanf(name, "blk.%9u.ffn_%7[a-z]_exps.weight%n", &n, rest, &used) != 2 || !used || name[used])
+		sscanf(name, "blk.%9u.ffn_%7[a-z]_exps.weight%n", &n, rest, &used) != 2 || !used ||
+		name[used])
 		return false;
 	for (unsigned p = 0; p < EXTENT_PARTS; p++) {
 		if (!strcmp(rest, part_names[p])) {
@@ -103,7 +110,8 @@ static bool parse_name(const char *name, uint32_t *layer, enum extent_part *part
 	return false;
 }
 
-/* Number of layers up to the last one with experts, and of experts, with the checks that need no table. */
+/* Number of layers up to the last one with experts, and of experts, with the checks that need no
+ * table. */
 static int count_gguf(const struct gguf *g, uint32_t *n_layers, uint32_t *n_experts, struct err *e)
 {
 	*n_layers = *n_experts = 0;
@@ -115,13 +123,15 @@ static int count_gguf(const struct gguf *g, uint32_t *n_layers, uint32_t *n_expe
 			continue;
 		const char *path = g->files[x->file].path;
 		if (layer >= EXTENT_LAYERS_MAX)
-			return err_set(e, ERR_INPUT, "%s: %s: more than %u layers", path, x->name, EXTENT_LAYERS_MAX);
+			return err_set(
+				e, ERR_INPUT, "%s: %s: more than %u layers", path, x->name, EXTENT_LAYERS_MAX);
 		if (x->n_dims > 3 || !x->ne[2] || x->ne[2] > EXTENT_EXPERTS_MAX)
-			return err_set(e, ERR_INPUT, "%s: %s: %u dimensions, %llu experts; expected 3, at most %u", path,
-				x->name, x->n_dims, (unsigned long long)x->ne[2], EXTENT_EXPERTS_MAX);
+			return err_set(e, ERR_INPUT,
+				"%s: %s: %u dimensions, %llu experts; expected 3, at most %u", path, x->name,
+				x->n_dims, (unsigned long long)x->ne[2], EXTENT_EXPERTS_MAX);
 		if (*n_experts && *n_experts != x->ne[2])
-			return err_set(e, ERR_INPUT, "%s: %s: %llu experts where the tensors before have %u", path,
-				x->name, (unsigned long long)x->ne[2], *n_experts);
+			return err_set(e, ERR_INPUT, "%s: %s: %llu experts where the tensors before have %u",
+				path, x->name, (unsigned long long)x->ne[2], *n_experts);
 		*n_experts = (uint32_t)x->ne[2];
 		*n_layers = MAX(*n_layers, layer + 1);
 	}
@@ -141,8 +151,8 @@ static int fill_from_gguf(struct extent_table *t, const struct gguf *g, struct e
 			continue;
 		struct extent_tensor y = {x->file, x->offset, x->bytes, x->type, x->ne[0], x->ne[1]};
 		if (t->tensors[layer][part].bytes)
-			return err_set(
-				e, ERR_INPUT, "%s: %s: a second tensor for this layer", g->files[x->file].path, x->name);
+			return err_set(e, ERR_INPUT, "%s: %s: a second tensor for this layer",
+				g->files[x->file].path, x->name);
 		int code = extent_table_set(t, layer, part, &y, e);
 		if (code) {
 			err_prefix(e, "%s", g->files[x->file].path);
@@ -154,8 +164,8 @@ static int fill_from_gguf(struct extent_table *t, const struct gguf *g, struct e
 			continue;
 		for (unsigned p = 0; p < EXTENT_PARTS; p++) {
 			if (!t->tensors[layer][p].bytes)
-				return err_set(e, ERR_INPUT, "%s: blk.%u.ffn_%s_exps.weight is missing", g->files[0].path,
-					layer, part_names[p]);
+				return err_set(e, ERR_INPUT, "%s: blk.%u.ffn_%s_exps.weight is missing",
+					g->files[0].path, layer, part_names[p]);
 		}
 	}
 	return 0;
@@ -177,9 +187,9 @@ int extent_table_from_gguf(
 		files[i].align = reader_file_align(r, i);
 		files[i].memory_align = reader_file_memory_align(r, i);
 		if (reader_file_size(r, i) != g->files[i].size)
-			code =
-				err_set(e, ERR_INPUT, "%s: %llu bytes now, %llu when its header was read", g->files[i].path,
-					(unsigned long long)reader_file_size(r, i), (unsigned long long)g->files[i].size);
+			code = err_set(e, ERR_INPUT, "%s: %llu bytes now, %llu when its header was read",
+				g->files[i].path, (unsigned long long)reader_file_size(r, i),
+				(unsigned long long)g->files[i].size);
 	}
 	if (!code)
 		code = extent_table_new(out, n_layers, n_experts, files, g->n_files, e);
@@ -205,7 +215,8 @@ uint32_t extent_n_experts(const struct extent_table *t)
 	return t->n_experts;
 }
 
-const struct extent_tensor *extent_tensor(const struct extent_table *t, uint32_t layer, enum extent_part part)
+const struct extent_tensor *extent_tensor(
+	const struct extent_table *t, uint32_t layer, enum extent_part part)
 {
 	if (layer >= t->n_layers || (unsigned)part >= EXTENT_PARTS || !t->tensors[layer][part].bytes)
 		return NULL;
@@ -246,7 +257,8 @@ static unsigned sorted_parts(const struct extent_table *t, uint32_t layer, uint3
 	return n;
 }
 
-int extent_plan(const struct extent_table *t, uint32_t layer, uint32_t expert, struct extent_plan *out)
+int extent_plan(
+	const struct extent_table *t, uint32_t layer, uint32_t expert, struct extent_plan *out)
 {
 	*out = (struct extent_plan){0};
 	if (layer >= t->n_layers || expert >= t->n_experts)
@@ -277,8 +289,9 @@ int extent_plan(const struct extent_table *t, uint32_t layer, uint32_t expert, s
 	return n ? 0 : -EINVAL;
 }
 
-/* n bytes rounded outward at the worst offset take align_up(n + align - 1, align). Reads that were merged take no more than
- * apart, and every read starts at a multiple of what its file wants, which is at most the table's slot alignment. */
+/* n bytes rounded outward at the worst offset take align_up(n + align - 1, align). Reads that were
+ * merged take no more than apart, and every read starts at a multiple of what its file wants, which
+ * is at most the table's slot alignment. */
 uint64_t extent_slot_bytes(const struct extent_table *t, uint32_t layer)
 {
 	uint64_t sum = 0;
@@ -305,7 +318,8 @@ uint32_t extent_slot_align(const struct extent_table *t)
 
 /* --- slices --- */
 
-int extent_split(const struct extent_plan *p, uint64_t slice_bytes, struct extent_read *out, unsigned max)
+int extent_split(
+	const struct extent_plan *p, uint64_t slice_bytes, struct extent_read *out, unsigned max)
 {
 	unsigned n = 0;
 	for (unsigned i = 0; i < p->n_reads; i++) {

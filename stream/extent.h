@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Where experts lie on disk and how they are read: (layer, expert) -> up to three runs of bytes (gate, up, down), each a
- * part of a tensor that holds the matrices of all experts of a layer one after another.
+ * Where experts lie on disk and how they are read: (layer, expert) -> up to three runs of bytes
+ * (gate, up, down), each a part of a tensor that holds the matrices of all experts of a layer one
+ * after another.
  *
- * O_DIRECT wants offsets and lengths in units of the file's alignment a. A run that is not aligned is rounded outward,
- * and runs that then touch or overlap are read as one:
+ * O_DIRECT wants offsets and lengths in units of the file's alignment a. A run that is not aligned
+ * is rounded outward, and runs that then touch or overlap are read as one:
  *
  *     file     |-------a-------|-------a-------|-------a-------|
  *     tensor          [ expert 6     ][ expert 7      ][ expert 8
  *     read            |<----------- expert 7 -------->|
- *     in the slot     |<-- head ---->|<-- payload -->|<- tail ->|      part.dst_offset = read.dst_offset + head
+ *     in the slot     |<-- head ---->|<-- payload -->|<- tail ->|      part.dst_offset =
+ * read.dst_offset + head
  *
  * A table is filled once and constant then: any number of threads may ask.
  */
@@ -28,7 +30,8 @@ enum extent_part { EXTENT_GATE, EXTENT_UP, EXTENT_DOWN, EXTENT_PARTS };
 
 #define EXTENT_LAYERS_MAX  4096u
 #define EXTENT_EXPERTS_MAX 65536u
-#define EXTENT_DST_ALIGN   64u /* payloads of aligned files start at multiples of this in the slot, at least */
+#define EXTENT_DST_ALIGN                                                                           \
+	64u /* payloads of aligned files start at multiples of this in the slot, at least */
 
 /* A file as the table needs to know it. */
 struct extent_file {
@@ -42,8 +45,8 @@ struct extent_tensor {
 	uint32_t file;
 	uint64_t offset; /* of expert 0 in that file */
 	uint64_t bytes;  /* of all experts */
-	enum dtype
-		type; /* type and shape are carried along for whoever builds views; the table does not use them */
+	enum dtype type; /* type and shape are carried along for whoever builds views; the table does
+						not use them */
 	uint64_t n_in, n_out;
 };
 
@@ -68,20 +71,20 @@ struct extent_plan {
 
 struct extent_table;
 
-/* An empty table; files are copied. ERR_INPUT: no files, counts out of range, alignments that are no power of two up to
- * 4096. */
+/* An empty table; files are copied. ERR_INPUT: no files, counts out of range, alignments that are
+ * no power of two up to 4096. */
 int extent_table_new(struct extent_table **out, uint32_t n_layers, uint32_t n_experts,
 	const struct extent_file *files, uint32_t n_files, struct err *e);
 void extent_table_free(struct extent_table *t); /* accepts NULL */
 
-/* Enters a tensor. ERR_INPUT: no such layer, file or part; bytes zero or no multiple of n_experts; the tensor does not lie
- * inside its file. */
+/* Enters a tensor. ERR_INPUT: no such layer, file or part; bytes zero or no multiple of n_experts;
+ * the tensor does not lie inside its file. */
 int extent_table_set(struct extent_table *t, uint32_t layer, enum extent_part part,
 	const struct extent_tensor *x, struct err *e);
 
-/* The blk.N.ffn_{gate,up,down}_exps.weight of a GGUF. Files 0 .. g->n_files of the reader must be the files of g in
- * order (copies may follow); sizes are compared. r may be NULL: no alignment. ERR_INPUT: no expert tensors, one of three
- * missing, unequal numbers of experts. */
+/* The blk.N.ffn_{gate,up,down}_exps.weight of a GGUF. Files 0 .. g->n_files of the reader must be
+ * the files of g in order (copies may follow); sizes are compared. r may be NULL: no alignment.
+ * ERR_INPUT: no expert tensors, one of three missing, unequal numbers of experts. */
 int extent_table_from_gguf(
 	struct extent_table **out, const struct gguf *g, const struct reader *r, struct err *e);
 
@@ -93,17 +96,21 @@ const struct extent_tensor *extent_tensor(
 	const struct extent_table *t, uint32_t layer, enum extent_part part);
 
 /* The reads of one expert. 0, or -EINVAL: no such layer or expert, or the layer has no experts. */
-int extent_plan(const struct extent_table *t, uint32_t layer, uint32_t expert, struct extent_plan *out);
+int extent_plan(
+	const struct extent_table *t, uint32_t layer, uint32_t expert, struct extent_plan *out);
 
-/* Room that any expert of this layer needs in a slot, whatever its offset; a multiple of EXTENT_DST_ALIGN, 0 for a layer
- * without experts. Layers of equal types and shapes get equal numbers. Slots must start at multiples of
- * extent_slot_align. Call when all tensors are entered. */
+/* Room that any expert of this layer needs in a slot, whatever its offset; a multiple of
+ * EXTENT_DST_ALIGN, 0 for a layer without experts. Layers of equal types and shapes get equal
+ * numbers. Slots must start at multiples of extent_slot_align. Call when all tensors are entered.
+ */
 uint64_t extent_slot_bytes(const struct extent_table *t, uint32_t layer);
 uint32_t extent_slot_align(const struct extent_table *t);
 
-/* Cuts the reads of a plan into slices of about slice_bytes (multiples of 4096 but for the last of each read), in file
- * order. Returns their number, or -ENOSPC when they are more than max. Slices that hold nothing needed are left out. */
-int extent_split(const struct extent_plan *p, uint64_t slice_bytes, struct extent_read *out, unsigned max);
+/* Cuts the reads of a plan into slices of about slice_bytes (multiples of 4096 but for the last of
+ * each read), in file order. Returns their number, or -ENOSPC when they are more than max. Slices
+ * that hold nothing needed are left out. */
+int extent_split(
+	const struct extent_plan *p, uint64_t slice_bytes, struct extent_read *out, unsigned max);
 /* Upper bound of that number for every expert of the table. */
 unsigned extent_slices_max(const struct extent_table *t, uint64_t slice_bytes);
 

@@ -17,8 +17,8 @@ int loader_open_reader(const struct loader_options *o, struct reader **out, stru
 {
 	unsigned n = o->file->n_files;
 	if (o->n_replicas && n != 1)
-		return err_set(
-			e, ERR_USAGE, "copies of a model can be named for a single file, this one has %u parts", n);
+		return err_set(e, ERR_USAGE,
+			"copies of a model can be named for a single file, this one has %u parts", n);
 	struct reader_file *files = NEW_ARRAY(struct reader_file, n + o->n_replicas);
 	for (unsigned i = 0; i < n; i++)
 		files[i].path = o->file->files[i].path;
@@ -29,9 +29,10 @@ int loader_open_reader(const struct loader_options *o, struct reader **out, stru
 	return rc;
 }
 
-/* The cache's configuration for these budgets; *bytes is its expert_bytes, to be freed by the caller. */
-static int configure(const struct loader_options *o, const struct extent_table *t, struct cache_config *c,
-	uint64_t **bytes, struct err *e)
+/* The cache's configuration for these budgets; *bytes is its expert_bytes, to be freed by the
+ * caller. */
+static int configure(const struct loader_options *o, const struct extent_table *t,
+	struct cache_config *c, uint64_t **bytes, struct err *e)
 {
 	int n_moe = 0;
 	*bytes = NEW_ARRAY(uint64_t, (size_t)o->n_layers);
@@ -51,11 +52,13 @@ static int configure(const struct loader_options *o, const struct extent_table *
 		.prefetch_cold = (uint64_t)COLD_TOKENS * (uint64_t)n_moe * (uint64_t)o->n_used,
 	};
 	if (!c->policy || c->policy->needs_future)
-		return err_set(e, ERR_USAGE, "there is no policy \"%s\", expected lru, lfu or sieve", o->policy);
+		return err_set(
+			e, ERR_USAGE, "there is no policy \"%s\", expected lru, lfu or sieve", o->policy);
 	uint64_t floor_bytes = cache_working_set_bytes(c, o->n_used);
 	if (o->tier_bytes[0] < floor_bytes)
 		return err_set(e, ERR_MEMORY,
-			"a cache of %.4f GB is less than one token's working set, the smallest that works is %.4f GB",
+			"a cache of %.4f GB is less than one token's working set, the smallest that works is "
+			"%.4f GB",
 			(double)o->tier_bytes[0] / 1e9, (double)(floor_bytes + 99999) / 1e5 * 1e-4);
 	c->n_staging = cache_choose_staging(c, o->n_used);
 	return 0;
@@ -73,7 +76,8 @@ int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct
 	log_set_level(LOG_QUIET); /* loader_open says it */
 	rc = loader_open_reader(o, &r, e);
 	log_set_level(level);
-	if (rc || (rc = extent_table_from_gguf(&t, o->file, r, e)) || (rc = configure(o, t, &c, &bytes, e)))
+	if (rc || (rc = extent_table_from_gguf(&t, o->file, r, e)) ||
+		(rc = configure(o, t, &c, &bytes, e)))
 		goto out;
 	if (!(cache = cache_new(&c, e))) {
 		rc = e ? e->code : ERR_MEMORY;
@@ -107,15 +111,15 @@ static int take_memory(struct loader *l, struct err *e)
 		if (!l->arena_bytes[tier])
 			continue;
 		if (tier == 0) {
-			int rc =
-				l->backend->ops->alloc(l->backend, MEM_DEVICE, l->arena_bytes[0], (void **)&l->arena[0], e);
+			int rc = l->backend->ops->alloc(
+				l->backend, MEM_DEVICE, l->arena_bytes[0], (void **)&l->arena[0], e);
 			if (rc) {
 				err_prefix(e, "expert cache");
 				return rc;
 			}
 		} else if (!(l->arena[1] = mem_try_map(l->arena_bytes[1]))) {
-			return err_set(
-				e, ERR_MEMORY, "no memory for a second tier of %.3f GB", (double)l->arena_bytes[1] / 1e9);
+			return err_set(e, ERR_MEMORY, "no memory for a second tier of %.3f GB",
+				(double)l->arena_bytes[1] / 1e9);
 		}
 		reader_register(l->reader, l->arena[tier], l->arena_bytes[tier]);
 	}
@@ -138,7 +142,8 @@ static void make_views(struct loader *l)
 	for (uint32_t layer = 0; layer < (uint32_t)l->n_layers; layer++) {
 		struct layer_views *v = &l->views[layer];
 		struct extent_plan p;
-		for (uint32_t i = 0; i < (uint32_t)l->n_experts && !extent_plan(l->table, layer, i, &p); i++) {
+		for (uint32_t i = 0; i < (uint32_t)l->n_experts && !extent_plan(l->table, layer, i, &p);
+			 i++) {
 			v->same = true;
 			for (int k = 0; k < EXTENT_PARTS; k++) {
 				v->same = v->same && (!i || v->offset[k] == p.parts[k].dst_offset);
@@ -150,7 +155,8 @@ static void make_views(struct loader *l)
 		for (int k = 0; k < EXTENT_PARTS; k++) {
 			const struct extent_tensor *t = extent_tensor(l->table, layer, (enum extent_part)k);
 			if (t)
-				v->w[k] = expert_shape(t->type, t->n_in, t->n_out, (uint64_t)l->n_experts, t->bytes);
+				v->w[k] =
+					expert_shape(t->type, t->n_in, t->n_out, (uint64_t)l->n_experts, t->bytes);
 		}
 	}
 }
@@ -170,7 +176,8 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 	l->n_layers = o->n_layers;
 	l->hint_share = 1;
 	l->ahead[0].layer = l->ahead[1].layer = -1;
-	/* it is held for microseconds: who finds it taken looks again before it sleeps, for waking up takes longer */
+	/* it is held for microseconds: who finds it taken looks again before it sleeps, for waking up
+	 * takes longer */
 	pthread_mutexattr_init(&mutex);
 	pthread_mutexattr_settype(&mutex, PTHREAD_MUTEX_ADAPTIVE_NP);
 	pthread_mutex_init(&l->lock, &mutex);
@@ -192,7 +199,8 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 	l->base.window[EXPERT_DECODE] = MAX(smallest_capacity(l) / 2, 1);
 	l->base.window[EXPERT_PREFILL] = l->n_staging / 2;
 	l->fills = mem_try_new((size_t)l->n_slots, sizeof *l->fills);
-	l->cap_commands = 3 * (size_t)l->n_slots + 8; /* a move or filling, and an urge, of every slot */
+	l->cap_commands =
+		3 * (size_t)l->n_slots + 8; /* a move or filling, and an urge, of every slot */
 	l->commands = mem_try_new(l->cap_commands, sizeof *l->commands);
 	for (int i = 0; i < 2; i++)
 		l->ahead[i].ids = NEW_ARRAY(int32_t, (size_t)l->n_experts);
@@ -233,7 +241,8 @@ void loader_close(struct expert_source *s)
 		l->quit = true;
 		pthread_mutex_unlock(&l->lock);
 		loader_poke(l);
-		pthread_join(l->thread, NULL); /* it left nothing in flight: nobody writes to the arenas any more */
+		pthread_join(
+			l->thread, NULL); /* it left nothing in flight: nobody writes to the arenas any more */
 	}
 	if (l->card)
 		loader_card_stop(l);

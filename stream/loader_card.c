@@ -1,25 +1,29 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The loader's way to a card. The host cannot read into the card's memory, so bytes pass through pinned memory:
+ * The loader's way to a card. The host cannot read into the card's memory, so bytes pass through
+ * pinned memory:
  *
- *     disk --read--> bounce buffer --IN or AHEAD--> slot of tier 0     a filling from disk, piece by piece
- *     slot of tier 1 (pinned) -----IN or AHEAD----> slot of tier 0     a promotion
- *     slot of tier 0 --WITHIN--> parking place --OUT--> slot of tier 1 a demotion
+ *     disk --read--> bounce buffer --IN or AHEAD--> slot of tier 0     a filling from disk, piece
+ * by piece slot of tier 1 (pinned) -----IN or AHEAD----> slot of tier 0     a promotion slot of
+ * tier 0 --WITHIN--> parking place --OUT--> slot of tier 1 a demotion
  *
- * A victim's slot is wanted at once. Its bytes go aside to a parking place on the card, which takes microseconds; the lanes into the
- * card and out of it wait for that (the card's clockwork does, not this thread), and the way to the host takes its time. So a
- * demotion delays no demand unless all places are taken.
+ * A victim's slot is wanted at once. Its bytes go aside to a parking place on the card, which takes
+ * microseconds; the lanes into the card and out of it wait for that (the card's clockwork does, not
+ * this thread), and the way to the host takes its time. So a demotion delays no demand unless all
+ * places are taken.
  *
- * Both directions share the link: 55 GB/s alone, 48 to 50 each together (PCIe 5.0). Somebody waits for what comes in, or soon will;
- * for what leaves hardly anybody does. So what is parked leaves in gaps, one small piece at a time, while nothing comes in:
- * what comes next meets a piece at most. It does not wait for a gap when many are parked (a cache that turns over fast
- * must not wait for one), when a prompt runs or the compute thread waits for room (loader.hurry), and when this very expert is
- * wanted again: it has to arrive before it can come back.
+ * Both directions share the link: 55 GB/s alone, 48 to 50 each together (PCIe 5.0). Somebody waits
+ * for what comes in, or soon will; for what leaves hardly anybody does. So what is parked leaves in
+ * gaps, one small piece at a time, while nothing comes in: what comes next meets a piece at most.
+ * It does not wait for a gap when many are parked (a cache that turns over fast must not wait for
+ * one), when a prompt runs or the compute thread waits for room (loader.hurry), and when this very
+ * expert is wanted again: it has to arrive before it can come back.
  *
- * A filling is cut into pieces. Those that somebody waits for go first and may take every bounce buffer, the others leave
- * a third of them. A slot is committed when the ticket of its last piece is done, that is when the bytes stand on the card, and
- * aborted no earlier: until then somebody may write to it. The same holds for slots of tier 1, so the cache's states are
- * all that keeps a slot from being given out too early.
+ * A filling is cut into pieces. Those that somebody waits for go first and may take every bounce
+ * buffer, the others leave a third of them. A slot is committed when the ticket of its last piece
+ * is done, that is when the bytes stand on the card, and aborted no earlier: until then somebody
+ * may write to it. The same holds for slots of tier 1, so the cache's states are all that keeps a
+ * slot from being given out too early.
  *
  * Everything here belongs to the I/O thread, opening and closing excepted.
  */
@@ -35,19 +39,21 @@
 #define PARKING_PLACES   16
 #define BOUNCE_BYTES_MAX ((uint64_t)512 << 20)
 #define BOUNCE_LEAST     6
-/* A guess from tier 1 moves in equal chunks, a few on the way at a time: a demand that comes then waits no longer than these take.
- * Smaller ones cost the link more than they save: an expert of GLM-5.2 in 2-bit types (9.7 MB) is one. */
+/* A guess from tier 1 moves in equal chunks, a few on the way at a time: a demand that comes then
+ * waits no longer than these take. Smaller ones cost the link more than they save: an expert of
+ * GLM-5.2 in 2-bit types (9.7 MB) is one. */
 #define RAM_CHUNK  ((uint64_t)16 << 20)
 #define RAM_CHUNKS 2
-/* What leaves: so many experts wait for gaps, and a piece takes 50 us. Those that do not wait go whole, so many at a time that the
- * link does not rest between them. */
+/* What leaves: so many experts wait for gaps, and a piece takes 50 us. Those that do not wait go
+ * whole, so many at a time that the link does not rest between them. */
 #define PARKED_AT_EASE 7
 #define OUT_PIECE      ((uint64_t)5 << 19)
 #define OUT_HURRIED    2
-/* Reads of guesses in flight: nearly enough to keep a drive busy, few enough not to stand long before a demand. */
+/* Reads of guesses in flight: nearly enough to keep a drive busy, few enough not to stand long
+ * before a demand. */
 #define GUESSES 6
-/* Tier 1 is pinned in steps, some of them ahead of the demotions. While one is being pinned the driver lets nobody launch or copy:
- * 20 ms a GiB (H200). */
+/* Tier 1 is pinned in steps, some of them ahead of the demotions. While one is being pinned the
+ * driver lets nobody launch or copy: 20 ms a GiB (H200). */
 #define PIN_STEP  ((size_t)256 << 20)
 #define PIN_AHEAD 8
 #define NOBODY    (-1)
@@ -82,8 +88,8 @@ struct piece {
 struct flight {
 	uint64_t ticket;
 	int32_t slot;   /* that waits for it */
-	int32_t place;  /* IN, AHEAD: bounce buffer; OUT: parking place that is empty then; NOBODY: from tier 1,
-					* or not the last piece out; POISON: no bytes of anybody */
+	int32_t place;  /* IN, AHEAD: bounce buffer; OUT: parking place that is empty then; NOBODY: from
+					 * tier 1,  or not the last piece out; POISON: no bytes of anybody */
 	uint64_t aside; /* OUT: the ticket of the copy to the parking place */
 };
 
@@ -128,11 +134,12 @@ struct card {
 #endif
 };
 
-int loader_geometry(const struct loader_options *o, const struct extent_table *t, const struct reader *r,
-	struct loader_geometry *g)
+int loader_geometry(const struct loader_options *o, const struct extent_table *t,
+	const struct reader *r, struct loader_geometry *g)
 {
 	*g = (struct loader_geometry){0};
-	if (!o->copier && (!o->backend || !o->backend->ops->copier_open)) /* forecasts have no backend */
+	if (!o->copier &&
+		(!o->backend || !o->backend->ops->copier_open)) /* forecasts have no backend */
 		return 0;
 	for (uint32_t i = 0; i < extent_n_layers(t); i++)
 		g->slot_bytes = MAX(g->slot_bytes, extent_slot_bytes(t, i));
@@ -238,7 +245,8 @@ static bool poll_lane(struct loader *l, struct flights *q, bool out)
 }
 
 /* A copy between the card and the host, in parts where a step of the pinned memory ends. */
-static void copy_parts(struct card *c, enum copy_lane lane, uint8_t *dst, const uint8_t *src, uint64_t bytes)
+static void copy_parts(
+	struct card *c, enum copy_lane lane, uint8_t *dst, const uint8_t *src, uint64_t bytes)
 {
 	for (uint64_t n; bytes; dst += n, src += n, bytes -= n) {
 		n = pinned_run(&c->ram, lane == COPY_OUT ? dst : src, bytes);
@@ -247,15 +255,16 @@ static void copy_parts(struct card *c, enum copy_lane lane, uint8_t *dst, const 
 }
 
 /* Copies a piece into its slot. */
-static void send(struct loader *l, const struct job *j, int32_t slot, uint8_t *dst, const uint8_t *src,
-	uint64_t bytes, int32_t place)
+static void send(struct loader *l, const struct job *j, int32_t slot, uint8_t *dst,
+	const uint8_t *src, uint64_t bytes, int32_t place)
 {
 	struct card *c = l->card;
 	enum copy_lane lane = (enum copy_lane)j->lane;
 	copy_parts(c, lane, dst, src, bytes);
 	l->io_now.bytes_in += bytes;
 	flights_push(lane == COPY_IN ? &c->in : &c->ahead,
-		(struct flight){.ticket = c->copier->ops->mark(c->copier, lane), .slot = slot, .place = place});
+		(struct flight){
+			.ticket = c->copier->ops->mark(c->copier, lane), .slot = slot, .place = place});
 }
 
 void loader_card_landed(struct loader *l, const struct reader_completion *done)
@@ -272,8 +281,8 @@ void loader_card_landed(struct loader *l, const struct reader_completion *done)
 	}
 	if (!f->code) {
 		const struct job *j = &c->jobs[p->slot];
-		send(l, j, p->slot, j->dst + p->dst_offset, c->bounce.base + (uint64_t)piece * c->g.piece_bytes,
-			done->bytes, piece);
+		send(l, j, p->slot, j->dst + p->dst_offset,
+			c->bounce.base + (uint64_t)piece * c->g.piece_bytes, done->bytes, piece);
 		return;
 	}
 	int32_t slot = p->slot;
@@ -293,8 +302,8 @@ static void queue_push(struct card *c, struct job_queue *q, int32_t slot)
 	q->tail = slot;
 }
 
-void loader_card_fill(struct loader *l, const struct command *command, uint8_t *dst, const uint8_t *from,
-	uint64_t bytes, bool urgent)
+void loader_card_fill(struct loader *l, const struct command *command, uint8_t *dst,
+	const uint8_t *from, uint64_t bytes, bool urgent)
 {
 	struct card *c = l->card;
 	struct fill *f = &l->fills[command->slot];
@@ -372,13 +381,15 @@ static int start_read(struct loader *l, int32_t slot, struct job *j)
 	struct card *c = l->card;
 	struct extent_plan p;
 	bool guess = !j->urgent && l->fills[slot].prefetch;
-	if (c->n_free_pieces <= (j->urgent ? 0 : c->g.n_pieces / 3) || (guess && c->n_guessed >= GUESSES) ||
+	if (c->n_free_pieces <= (j->urgent ? 0 : c->g.n_pieces / 3) ||
+		(guess && c->n_guessed >= GUESSES) ||
 		c->n_reads[1] + (j->urgent ? 0 : c->n_reads[0]) >= c->most_reads)
 		return -1;
 	if (extent_plan(l->table, (uint32_t)j->layer, (uint32_t)j->expert, &p))
 		bug("no extents for expert %d of layer %d", j->expert, j->layer);
 	const struct extent_read *r = &p.reads[j->read];
-	uint64_t step = reader_slice_step(r->bytes, reader_slice(l->reader)), n = MIN(step, r->bytes - j->at);
+	uint64_t step = reader_slice_step(r->bytes, reader_slice(l->reader)),
+			 n = MIN(step, r->bytes - j->at);
 	int32_t piece = take_piece(c);
 	struct reader_request q = {
 		.file = r->file,
@@ -418,7 +429,9 @@ static bool start_queue(struct loader *l, struct job_queue *q)
 	while (q->head != NOBODY) {
 		int32_t slot = q->head;
 		struct job *j = &c->jobs[slot];
-		int rc = l->fills[slot].code ? 1 : j->from ? start_chunk(l, slot, j) : start_read(l, slot, j);
+		int rc = l->fills[slot].code ? 1
+				 : j->from           ? start_chunk(l, slot, j)
+									 : start_read(l, slot, j);
 		if (rc < 0)
 			break;
 		any = true;
@@ -443,7 +456,8 @@ static bool start_out(struct loader *l)
 		const uint64_t left = p->bytes - p->at;
 		const bool last = now || left <= c->out_piece;
 		const uint64_t n = last ? left : c->out_piece;
-		copy_parts(c, COPY_OUT, p->dst + p->at, c->parking + (uint64_t)p->place * c->g.slot_bytes + p->at, n);
+		copy_parts(c, COPY_OUT, p->dst + p->at,
+			c->parking + (uint64_t)p->place * c->g.slot_bytes + p->at, n);
 		l->io_now.bytes_out += n;
 		flights_push(&c->out, (struct flight){.ticket = c->copier->ops->mark(c->copier, COPY_OUT),
 								  .slot = p->slot,
@@ -524,8 +538,8 @@ static void pinned_told(void *arg)
 	struct loader *l = arg;
 	const struct pinned *p = &l->card->ram;
 	if (atomic_load(&p->state) == PINNED_READY)
-		log_verbose(
-			"copies: %.2f GB of host memory pinned in %.2f s and pauses", (double)p->bytes / 1e9, p->seconds);
+		log_verbose("copies: %.2f GB of host memory pinned in %.2f s and pauses",
+			(double)p->bytes / 1e9, p->seconds);
 	loader_poke(l);
 }
 
@@ -536,8 +550,8 @@ static bool new_flights(struct flights *q, size_t cap)
 	return q->ring != NULL;
 }
 
-int loader_card_open(
-	struct loader *l, const struct loader_options *o, const struct loader_geometry *g, struct err *e)
+int loader_card_open(struct loader *l, const struct loader_options *o,
+	const struct loader_geometry *g, struct err *e)
 {
 	struct card *c = l->card = NEW(struct card);
 	int rc;
@@ -557,7 +571,8 @@ int loader_card_open(
 	c->pieces = mem_try_new(g->n_pieces, sizeof *c->pieces);
 	c->jobs = mem_try_new(n_slots, sizeof *c->jobs);
 	if (!c->pieces || !c->jobs || !new_flights(&c->in, g->n_pieces + 2 * n_slots) ||
-		!new_flights(&c->ahead, g->n_pieces + RAM_CHUNKS + n_slots) || !new_flights(&c->out, OUT_HURRIED))
+		!new_flights(&c->ahead, g->n_pieces + RAM_CHUNKS + n_slots) ||
+		!new_flights(&c->out, OUT_HURRIED))
 		return err_set(e, ERR_MEMORY, "no memory for the tables of %d cache slots", l->n_slots);
 	uint64_t parking_at = num_align_up(l->arena_bytes[0], 4096);
 	if ((rc = x->ops->alloc(x, parking_at + parking, (void **)&l->arena[0], e))) {
@@ -604,7 +619,8 @@ int loader_card_refused(const struct loader *l, struct err *e)
 	if (e) {
 		*e = p->why;
 		if (atomic_load(&p->ready))
-			err_hint(e, "--ram-gb %.2f was pinned", (double)(atomic_load(&p->ready) / 10000000) / 100);
+			err_hint(
+				e, "--ram-gb %.2f was pinned", (double)(atomic_load(&p->ready) / 10000000) / 100);
 	}
 	return ERR_MEMORY;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The compute side of the loader: what the model calls. Everything here takes the lock, decides, queues commands, and
- * leaves the bytes to the I/O thread.
+ * The compute side of the loader: what the model calls. Everything here takes the lock, decides,
+ * queues commands, and leaves the bytes to the I/O thread.
  */
 #include "stream/loader_internal.h"
 
@@ -43,8 +43,8 @@ static void enqueue_moves(struct loader *l, const struct cache_plan *plan)
 	}
 }
 
-void loader_enqueue(
-	struct loader *l, const struct cache_plan *plan, int layer, int expert, bool wanted, bool prefetch)
+void loader_enqueue(struct loader *l, const struct cache_plan *plan, int layer, int expert,
+	bool wanted, bool prefetch)
 {
 	enqueue_moves(l, plan);
 	l->commands[(l->first_command + l->n_commands++) % l->cap_commands] = (struct command){
@@ -54,8 +54,10 @@ void loader_enqueue(
 		.expert = expert,
 		.source = plan->source,
 	};
-	l->fills[plan->slot] = (struct fill){
-		.serial = ++l->serial, .wanted = wanted, .prefetch = prefetch, .from_ram = plan->source >= 0};
+	l->fills[plan->slot] = (struct fill){.serial = ++l->serial,
+		.wanted = wanted,
+		.prefetch = prefetch,
+		.from_ram = plan->source >= 0};
 	l->n_under_way++;
 	l->n_wanted += wanted;
 	if (wanted && plan->source < 0)
@@ -126,7 +128,8 @@ static void publish(struct loader *l, int layer, struct expert_ref *r)
 	r->ready = true;
 }
 
-/* The filling that this ref waits for has failed; its slot is somebody else's by now and the pin is void. */
+/* The filling that this ref waits for has failed; its slot is somebody else's by now and the pin is
+ * void. */
 static bool failed(const struct loader *l, const struct expert_ref *r)
 {
 	return !r->ready && r->handle >= 0 && l->fills[r->handle].serial != r->serial;
@@ -159,8 +162,8 @@ static bool cancelled(const struct loader *l)
 	return l->base.cancel && atomic_load_explicit(l->base.cancel, memory_order_relaxed);
 }
 
-/* Watches for something to land, without the lock. A card's thread has nothing better to do, and waking up from sleep takes
- * longer than many a copy. Caller holds the lock. */
+/* Watches for something to land, without the lock. A card's thread has nothing better to do, and
+ * waking up from sleep takes longer than many a copy. Caller holds the lock. */
 static bool watch_landed(struct loader *l, unsigned before)
 {
 	uint64_t start = clock_ns();
@@ -179,7 +182,8 @@ static void wait_landed(struct loader *l)
 	pthread_cond_timedwait(&l->landed, &l->lock, &until);
 }
 
-/* The ref has a pin on this slot; if the slot is being filled on a guess, somebody waits for it now. */
+/* The ref has a pin on this slot; if the slot is being filled on a guess, somebody waits for it
+ * now. */
 static void hold(struct loader *l, struct expert_ref *r, int32_t slot)
 {
 	struct fill *f = &l->fills[slot];
@@ -221,8 +225,10 @@ static void find(struct loader *l, int layer, enum expert_use use, struct expert
 		hold(l, r, slot);
 }
 
-/* Second pass: room in the first tier for a ref that is not there. Waits while slots are in motion. */
-static int reserve(struct loader *l, int layer, enum expert_use use, struct expert_ref *r, struct err *e)
+/* Second pass: room in the first tier for a ref that is not there. Waits while slots are in motion.
+ */
+static int reserve(
+	struct loader *l, int layer, enum expert_use use, struct expert_ref *r, struct err *e)
 {
 	for (;;) {
 		if (r->ready || (r->handle >= 0 && cache_slot_get(l->cache, r->handle).tier == 0))
@@ -244,8 +250,8 @@ static int reserve(struct loader *l, int layer, enum expert_use use, struct expe
 			}
 			if (!l->n_under_way)
 				return err_set(e, ERR_MEMORY,
-					"the expert cache has no room for expert %d of layer %d: every slot is in use", r->id,
-					layer);
+					"the expert cache has no room for expert %d of layer %d: every slot is in use",
+					r->id, layer);
 			if (cancelled(l))
 				return err_set(e, ERR_INTERRUPTED, "interrupted");
 			atomic_store(&l->hurry, true);
@@ -288,7 +294,8 @@ static void copy_stats(struct loader *l)
 static void judge_prefetch(struct loader *l)
 {
 	const struct cache_stats *c = cache_stats(l->cache);
-	uint64_t used = c->prefetch_used - l->judged_used, wasted = c->prefetch_wasted - l->judged_wasted;
+	uint64_t used = c->prefetch_used - l->judged_used,
+			 wasted = c->prefetch_wasted - l->judged_wasted;
 	if (used + wasted < JUDGE_EVERY)
 		return;
 	l->judged_used = c->prefetch_used;
@@ -335,8 +342,8 @@ static void owe(struct loader *l, int kind, int layer, int expert)
 	o->expert = expert;
 }
 
-/* The answer when all refs stand in the first tier: nothing has to be decided, so the cache hears of it later. False: they do
- * not. Caller holds the lock. */
+/* The answer when all refs stand in the first tier: nothing has to be decided, so the cache hears
+ * of it later. False: they do not. Caller holds the lock. */
 static bool all_there(struct loader *l, int layer, struct expert_ref *refs, int n)
 {
 	for (int i = 0; i < n; i++) {
@@ -353,7 +360,8 @@ static bool all_there(struct loader *l, int layer, struct expert_ref *refs, int 
 	return true;
 }
 
-/* Pins what is there, starts the rest. 0, or a negative code: nothing is pinned then. Caller holds the lock. */
+/* Pins what is there, starts the rest. 0, or a negative code: nothing is pinned then. Caller holds
+ * the lock. */
 static int start_missing(
 	struct loader *l, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
 {
@@ -367,8 +375,8 @@ static int start_missing(
 	return rc;
 }
 
-static int loader_acquire(
-	struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
+static int loader_acquire(struct expert_source *s, int layer, enum expert_use use,
+	struct expert_ref *refs, int n, struct err *e)
 {
 	struct loader *l = loader_of(s);
 	int rc = 0;
@@ -411,17 +419,20 @@ static int first_failure(
 	return err_set(e, ERR_RUN, "expert %d of layer %d could not be read", refs[i].id, layer);
 }
 
-/* A drive that does not answer has no end of its own: whoever sits there learns at least what is waited for. */
+/* A drive that does not answer has no end of its own: whoever sits there learns at least what is
+ * waited for. */
 static void say_silence(int layer, const struct expert_ref *refs, uint64_t waited_ns)
 {
 	while (refs->ready)
 		refs++;
-	log_warn("expert %d of layer %d has not come for %llu s; the drive may not answer, and an interrupt ends "
+	log_warn("expert %d of layer %d has not come for %llu s; the drive may not answer, and an "
+			 "interrupt ends "
 			 "the wait",
 		refs->id, layer, (unsigned long long)(waited_ns / 1000000000));
 }
 
-static int loader_await(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+static int loader_await(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	struct loader *l = loader_of(s);
 	uint64_t start = clock_ns(), said = start;
@@ -503,7 +514,8 @@ static void loader_announce(struct expert_source *s, int layer, const int32_t *i
 	struct loader *l = loader_of(s);
 	pthread_mutex_lock(&l->lock);
 	loader_account(l);
-	/* the announcement of an earlier layer is over; one of this layer is replaced; the nearer layer stands first */
+	/* the announcement of an earlier layer is over; one of this layer is replaced; the nearer layer
+	 * stands first */
 	struct announcement *a = NULL;
 	for (int i = 0; i < 2; i++)
 		if (l->ahead[i].layer == layer)

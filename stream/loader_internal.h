@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The inside of the loader, for loader.c (open, close), loader_demand.c (compute side), loader_io.c (I/O thread) and loader_card.c
- * (its way to a card). */
+/* The inside of the loader, for loader.c (open, close), loader_demand.c (compute side), loader_io.c
+ * (I/O thread) and loader_card.c (its way to a card). */
 #ifndef GLM_STREAM_LOADER_INTERNAL_H
 #define GLM_STREAM_LOADER_INTERNAL_H
 
@@ -13,11 +13,12 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* Work that the I/O thread must do in the order in which it was decided: empty a slot, then fill it. */
+/* Work that the I/O thread must do in the order in which it was decided: empty a slot, then fill
+ * it. */
 struct command {
 	enum { COMMAND_MOVE, COMMAND_FILL, COMMAND_URGE } kind;
-	int32_t
-		slot; /* MOVE: the target; FILL: the slot to fill; URGE: one whose filling somebody waits for now */
+	int32_t slot; /* MOVE: the target; FILL: the slot to fill; URGE: one whose filling somebody
+					 waits for now */
 	int32_t layer, expert;
 	uint64_t from_offset, to_offset, bytes; /* MOVE: tier 0 -> tier 1 */
 	int32_t source;                         /* FILL: tier 1 slot that holds the bytes, -1: disk */
@@ -25,9 +26,10 @@ struct command {
 
 /* One per slot; guarded by the lock unless marked. */
 struct fill {
-	uint64_t serial; /* identifies this filling: a slot that was given out again has another number */
-	int reads_left;  /* I/O thread only: reads, or pieces on a card's way, that are under way */
-	int code;        /* I/O thread only: first failure, and where */
+	uint64_t
+		serial; /* identifies this filling: a slot that was given out again has another number */
+	int reads_left; /* I/O thread only: reads, or pieces on a card's way, that are under way */
+	int code;       /* I/O thread only: first failure, and where */
 	struct reader_completion failure_at;
 	bool copy_failed;   /* I/O thread only: the failure is a copy's, not a read's */
 	uint64_t bytes;     /* I/O thread only: read from disk by this filling */
@@ -94,9 +96,10 @@ struct loader_geometry {
 	uint64_t parking_bytes; /* on the card: room for experts on their way to the second tier */
 };
 
-/* A card computes a layer in a fraction of a millisecond, and a drive reads an expert in several: while demands come from the drive
- * every few layers it is the limit, a guess can hide next to nothing, and a wrong one delays what is wanted. So guesses are read
- * from it when no demand was for so many layers. (On the CPU a layer takes as long as its reads: no such rule.) */
+/* A card computes a layer in a fraction of a millisecond, and a drive reads an expert in several:
+ * while demands come from the drive every few layers it is the limit, a guess can hide next to
+ * nothing, and a wrong one delays what is wanted. So guesses are read from it when no demand was
+ * for so many layers. (On the CPU a layer takes as long as its reads: no such rule.) */
 #define LOADER_REST 8
 
 struct card;
@@ -113,12 +116,14 @@ struct loader {
 	unsigned most_prefetch;    /* prefetched experts under way at a time */
 	pthread_t thread;
 	bool thread_started;
-	struct reader *reader;   /* the I/O thread's, once it runs (reader_wake excepted) */
-	struct card *card;       /* NULL: slots are read into directly. The I/O thread's, once it runs */
+	struct reader *reader; /* the I/O thread's, once it runs (reader_wake excepted) */
+	struct card *card;     /* NULL: slots are read into directly. The I/O thread's, once it runs */
 	struct loader_io io_now; /* the I/O thread's */
-	atomic_bool poked;  /* something was queued or came free: set by loader_poke, cleared by the I/O thread */
+	atomic_bool poked;  /* something was queued or came free: set by loader_poke, cleared by the I/O
+						   thread */
 	atomic_bool asleep; /* the I/O thread, until reader_wake */
-	atomic_bool hurry;  /* a prompt runs, or the compute thread waits for room: demotions wait for no gap */
+	atomic_bool
+		hurry; /* a prompt runs, or the compute thread waits for room: demotions wait for no gap */
 	atomic_uint n_landed; /* counts what was committed or aborted, for a wait without the lock */
 
 	/* guarded by lock */
@@ -133,16 +138,18 @@ struct loader {
 	unsigned n_wanted, n_prefetch, n_prefetch_ram; /* fills under way */
 	uint64_t bytes_read;
 	struct loader_io io; /* io_now when something was last committed or aborted */
-	struct owed *owed;   /* [cap_owed] what the cache has yet to be told, in order: see loader_account */
+	struct owed
+		*owed; /* [cap_owed] what the cache has yet to be told, in order: see loader_account */
 	size_t cap_owed, n_owed;
-	bool account;    /* whoever waits for the compute thread's answer has it: the I/O thread may do it */
-	uint64_t moment; /* layers acquired so far: the clock of hints */
-	uint64_t
-		drive_free; /* moment from which on the drive is taken to have time for guesses, see LOADER_REST */
+	bool account; /* whoever waits for the compute thread's answer has it: the I/O thread may do it
+				   */
+	uint64_t moment;     /* layers acquired so far: the clock of hints */
+	uint64_t drive_free; /* moment from which on the drive is taken to have time for guesses, see
+							LOADER_REST */
 	struct want wants[LOADER_WANTS_MAX];
 	int n_wants;
 	struct announcement ahead[2]; /* this layer and the next */
-	struct profile_key *warm;     /* [n_warm] read when nothing else is to be done, from next_warm on */
+	struct profile_key *warm; /* [n_warm] read when nothing else is to be done, from next_warm on */
 	size_t n_warm, next_warm;
 	struct failure failures[LOADER_FAILURES_MAX];
 	uint64_t n_failures; /* ever; failure i stands at i % LOADER_FAILURES_MAX */
@@ -165,12 +172,13 @@ static inline uint8_t *loader_slot_memory(const struct loader *l, struct cache_s
 extern const struct expert_source_ops loader_ops;
 
 /* Queues what a plan of cache_reserve asks for. Caller holds the lock. */
-void loader_enqueue(
-	struct loader *l, const struct cache_plan *plan, int layer, int expert, bool wanted, bool prefetch);
+void loader_enqueue(struct loader *l, const struct cache_plan *plan, int layer, int expert,
+	bool wanted, bool prefetch);
 
-/* Tells the cache what acquires and hints have said, and keeps slots spare: what their answers need not wait for. The I/O thread does it
- * when it has nothing else to do; the compute thread before it decides anything, so without guesses the cache hears of everything in
- * the same order always. Caller holds the lock. */
+/* Tells the cache what acquires and hints have said, and keeps slots spare: what their answers need
+ * not wait for. The I/O thread does it when it has nothing else to do; the compute thread before it
+ * decides anything, so without guesses the cache hears of everything in the same order always.
+ * Caller holds the lock. */
 void loader_account(struct loader *l);
 
 /* Unpins now, or when the bytes have landed. Caller holds the lock. */
@@ -182,7 +190,8 @@ void *loader_io_main(void *loader);
 /* Tells the I/O thread to look at the queues. Any thread. */
 void loader_poke(struct loader *l);
 
-/* The end of a filling or move; the second form makes the sentence from the read that failed, or from the copy's. */
+/* The end of a filling or move; the second form makes the sentence from the read that failed, or
+ * from the copy's. */
 void loader_finish(struct loader *l, int32_t slot, const struct err *failure);
 void loader_finish_failed(struct loader *l, int32_t slot, const struct err *copy);
 
@@ -201,12 +210,12 @@ static inline void loader_busy(struct loader_busy *b, bool on)
 /* ---- loader_card.c ---- */
 
 /* 1 and what streaming to the card takes, or 0 when there is no card. */
-int loader_geometry(const struct loader_options *o, const struct extent_table *t, const struct reader *r,
-	struct loader_geometry *g);
-/* Takes tier 0 and parking on the card, the bounce buffers, and begins to take tier 1. What is half open is closed by
- * loader_card_close. */
-int loader_card_open(
-	struct loader *l, const struct loader_options *o, const struct loader_geometry *g, struct err *e);
+int loader_geometry(const struct loader_options *o, const struct extent_table *t,
+	const struct reader *r, struct loader_geometry *g);
+/* Takes tier 0 and parking on the card, the bounce buffers, and begins to take tier 1. What is half
+ * open is closed by loader_card_close. */
+int loader_card_open(struct loader *l, const struct loader_options *o,
+	const struct loader_geometry *g, struct err *e);
 /* Waits until tier 1 is pinned. */
 int loader_card_settle(struct loader *l, struct err *e);
 /* ERR_MEMORY with the sentence when the second tier could not be pinned, else 0; never waits. */
@@ -219,9 +228,10 @@ void loader_card_close(struct loader *l); /* after the reader */
 void loader_card_attach(struct loader *l);
 void loader_card_drain(struct loader *l);
 /* Queues a filling of `bytes` at dst from disk, or from tier 1. */
-void loader_card_fill(struct loader *l, const struct command *command, uint8_t *dst, const uint8_t *from,
-	uint64_t bytes, bool urgent);
-/* What is left of a queued filling goes before guesses from now on, and a demotion to this slot before others, at once. */
+void loader_card_fill(struct loader *l, const struct command *command, uint8_t *dst,
+	const uint8_t *from, uint64_t bytes, bool urgent);
+/* What is left of a queued filling goes before guesses from now on, and a demotion to this slot
+ * before others, at once. */
 void loader_card_urge(struct loader *l, int32_t slot);
 /* Is there room to take this victim's bytes aside now, and is the place that they go to pinned? */
 bool loader_card_can_move(struct loader *l, const struct command *command);

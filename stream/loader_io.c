@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The I/O thread of the loader. It runs the queued commands in order (a slot is emptied before it is filled), submits reads,
- * and publishes what has landed. Between demands it turns announcements and hints into reservations of its own.
+ * The I/O thread of the loader. It runs the queued commands in order (a slot is emptied before it
+ * is filled), submits reads, and publishes what has landed. Between demands it turns announcements
+ * and hints into reservations of its own.
  *
- * Order: demands first. Without a card a guess is started only while no demand is under way; its reads then stand behind any
- * demand that comes later, because demands are submitted as urgent. With one, loader_card.c sees to it that guesses take only
- * what demands leave.
+ * Order: demands first. Without a card a guess is started only while no demand is under way; its
+ * reads then stand behind any demand that comes later, because demands are submitted as urgent.
+ * With one, loader_card.c sees to it that guesses take only what demands leave.
  */
 #include "stream/loader_internal.h"
 
@@ -17,13 +18,14 @@
 #include <time.h>
 
 #define REAP_MAX 64
-/* Copies to a card take 20 to 300 us and end without a sound: so long the thread watches, then it naps in between. And the next
- * layer's demand, which comes after a fraction of a millisecond, shall not wait until somebody who sleeps is up. Nor shall a
- * drive that has read what it was asked for (READER_WATCH_NS). */
+/* Copies to a card take 20 to 300 us and end without a sound: so long the thread watches, then it
+ * naps in between. And the next layer's demand, which comes after a fraction of a millisecond,
+ * shall not wait until somebody who sleeps is up. Nor shall a drive that has read what it was asked
+ * for (READER_WATCH_NS). */
 #define SPIN_NS 2000000
 #define NAP_NS  20000
-/* Guesses on their way to a card from tier 1: the others stay wants, which cost nothing when their layer comes before their turn, and
- * are demands then, which go first. */
+/* Guesses on their way to a card from tier 1: the others stay wants, which cost nothing when their
+ * layer comes before their turn, and are demands then, which go first. */
 #define MOST_PREFETCH_RAM 1
 
 /* Tag of a read: slot and the serial of its filling. */
@@ -99,8 +101,8 @@ void loader_finish_failed(struct loader *l, int32_t slot, const struct err *copy
 	else
 		reader_completion_err(l->reader, &l->fills[slot].failure_at, &failure);
 	err_prefix(&failure,
-		copy ? "expert %d of layer %d on its way to or from the card" : "expert %d of layer %d", s.expert,
-		s.layer);
+		copy ? "expert %d of layer %d on its way to or from the card" : "expert %d of layer %d",
+		s.expert, s.layer);
 	failure.code = ERR_RUN;
 	loader_finish(l, slot, &failure);
 }
@@ -193,7 +195,8 @@ static void run_command(struct loader *l, const struct command *c, bool urgent)
 	read_expert(l, c, dst, urgent);
 }
 
-/* The next announced expert into a staging slot. False when there is nothing to do or no room. Holds the lock. */
+/* The next announced expert into a staging slot. False when there is nothing to do or no room.
+ * Holds the lock. */
 static bool start_announced(struct loader *l)
 {
 	for (int i = 0; i < 2; i++) {
@@ -251,8 +254,8 @@ static bool start_hinted(struct loader *l)
 	}
 }
 
-/* The next expert of the warm list, as long as it takes nobody's place: a prefetch only gets free or cold slots. Holds the
- * lock. */
+/* The next expert of the warm list, as long as it takes nobody's place: a prefetch only gets free
+ * or cold slots. Holds the lock. */
 static bool start_warm(struct loader *l)
 {
 	while (l->next_warm < l->n_warm && l->n_prefetch < l->most_prefetch) {
@@ -344,7 +347,8 @@ void *loader_io_main(void *arg)
 			idle_since_ns = 0;
 		look = moved || !l->card;
 	}
-	/* only the owner of a ring may take part in its end: cancel, and wait for what cannot be cancelled */
+	/* only the owner of a ring may take part in its end: cancel, and wait for what cannot be
+	 * cancelled */
 	struct reader_completion rest_of[REAP_MAX];
 	reader_cancel_all(l->reader);
 	while (reader_pending(l->reader))

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* A page is touched by writing a zero into it: the caller may be writing too, elsewhere, so untouched pages only are written, by
- * an atomic addition of nothing, which changes no byte whoever else is at it. */
+/* A page is touched by writing a zero into it: the caller may be writing too, elsewhere, so
+ * untouched pages only are written, by an atomic addition of nothing, which changes no byte whoever
+ * else is at it. */
 #include "stream/pinned.h"
 
 #include "src/base/clock.h"
@@ -13,8 +14,9 @@
 #define TOUCHERS_MAX 4                  /* more are no faster */
 #define TOUCH_STEP   ((size_t)16 << 20) /* taken by a thread at a time */
 #define PAGE         4096
-/* After a step that nobody waits for comes a pause of so many times what it took: pinning then slows others as little as an
- * eighth of it would, and a second tier of 120 GB is there after a minute or two. */
+/* After a step that nobody waits for comes a pause of so many times what it took: pinning then
+ * slows others as little as an eighth of it would, and a second tier of 120 GB is there after a
+ * minute or two. */
 #define PAUSE 7
 
 struct touch {
@@ -100,10 +102,11 @@ static void *pinned_main(void *arg)
 	return NULL;
 }
 
-int pinned_start(struct pinned *p, struct copier *c, size_t bytes, size_t step, void (*tell)(void *arg),
-	void *arg, struct err *e)
+int pinned_start(struct pinned *p, struct copier *c, size_t bytes, size_t step,
+	void (*tell)(void *arg), void *arg, struct err *e)
 {
-	*p = (struct pinned){.copier = c, .bytes = bytes, .step = step ? step : bytes, .tell = tell, .arg = arg};
+	*p = (struct pinned){
+		.copier = c, .bytes = bytes, .step = step ? step : bytes, .tell = tell, .arg = arg};
 	p->wanted = 1;
 	if (!(p->base = mem_try_map(bytes)))
 		return err_set(e, ERR_MEMORY, "no memory for %.3f GB to be pinned", (double)bytes / 1e9);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Opening and closing readers: options are checked, files opened, and the one decision taken between ring and threads
- * and between O_DIRECT and the page cache, with the reasons in one line. How requests move is in reader_run.c.
+ * Opening and closing readers: options are checked, files opened, and the one decision taken
+ * between ring and threads and between O_DIRECT and the page cache, with the reasons in one line.
+ * How requests move is in reader_run.c.
  */
 #include "stream/reader.h"
 
@@ -21,24 +22,27 @@ static int check_options(const struct reader_options *o, struct err *e)
 	if (o->engine > READER_NULL)
 		return err_set(e, ERR_USAGE, "reader: engine %d does not exist", (int)o->engine);
 	if (o->depth > READER_DEPTH_MAX)
-		return err_set(e, ERR_USAGE, "reader: depth %u, expected 1 to %u", o->depth, READER_DEPTH_MAX);
-	if (o->requests > READER_REQUESTS_MAX)
 		return err_set(
-			e, ERR_USAGE, "reader: %u requests, expected 1 to %u", o->requests, READER_REQUESTS_MAX);
+			e, ERR_USAGE, "reader: depth %u, expected 1 to %u", o->depth, READER_DEPTH_MAX);
+	if (o->requests > READER_REQUESTS_MAX)
+		return err_set(e, ERR_USAGE, "reader: %u requests, expected 1 to %u", o->requests,
+			READER_REQUESTS_MAX);
 	if (o->threads > READER_DEPTH_MAX)
-		return err_set(e, ERR_USAGE, "reader: %u threads, expected 1 to %u", o->threads, READER_DEPTH_MAX);
+		return err_set(
+			e, ERR_USAGE, "reader: %u threads, expected 1 to %u", o->threads, READER_DEPTH_MAX);
 	if (o->slice_bytes && (o->slice_bytes < READER_SLICE_MIN || o->slice_bytes > READER_SLICE_MAX))
-		return err_set(e, ERR_USAGE, "reader: slices of %zu bytes, expected %u to %u", o->slice_bytes,
-			READER_SLICE_MIN, READER_SLICE_MAX);
+		return err_set(e, ERR_USAGE, "reader: slices of %zu bytes, expected %u to %u",
+			o->slice_bytes, READER_SLICE_MIN, READER_SLICE_MAX);
 	if (o->faults && o->faults->latency_min_us > o->faults->latency_max_us)
-		return err_set(e, ERR_USAGE, "reader: latencies from %u to %u us", o->faults->latency_min_us,
-			o->faults->latency_max_us);
+		return err_set(e, ERR_USAGE, "reader: latencies from %u to %u us",
+			o->faults->latency_min_us, o->faults->latency_max_us);
 	return 0;
 }
 
-/* The one place that decides ring or threads. `why` becomes the reason in the summary; empty: nothing to explain. */
-static int open_engine(struct reader *r, const struct reader_options *o, const struct reader_setup *setup,
-	char *why, size_t why_bytes, struct err *e)
+/* The one place that decides ring or threads. `why` becomes the reason in the summary; empty:
+ * nothing to explain. */
+static int open_engine(struct reader *r, const struct reader_options *o,
+	const struct reader_setup *setup, char *why, size_t why_bytes, struct err *e)
 {
 	static const struct reader_engine_ops *const table[] = {[READER_URING] = &reader_uring_engine,
 		[READER_THREADS] = &reader_threads_engine,
@@ -103,7 +107,8 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 		return code;
 	}
 	r->depth = o.depth ? o.depth : READER_DEPTH_DEFAULT;
-	r->slice = (size_t)num_align_down(o.slice_bytes ? o.slice_bytes : READER_SLICE_DEFAULT, READER_SLICE_MIN);
+	r->slice = (size_t)num_align_down(
+		o.slice_bytes ? o.slice_bytes : READER_SLICE_DEFAULT, READER_SLICE_MIN);
 	r->n_requests = o.requests ? o.requests : READER_REQUESTS_DEFAULT;
 	int *fds = NEW_ARRAY(int, 2 * n_files);
 	uint64_t *sizes = NEW_ARRAY(uint64_t, n_files);
@@ -194,8 +199,9 @@ int reader_register(struct reader *r, void *base, size_t bytes)
 		r->n_memory--;
 		memmove(&r->memory[at], &r->memory[at + 1], (r->n_memory - at) * sizeof *r->memory);
 		if (r->n_memory && r->engine->memory(r->state, r->memory, r->n_memory, why, sizeof why))
-			log_info(
-				"reader: plain reads from here on: earlier memory could not be registered again (%s)", why);
+			log_info("reader: plain reads from here on: earlier memory could not be registered "
+					 "again (%s)",
+				why);
 		return 1;
 	}
 	log_verbose("reader: %.1f MiB registered with %s", (double)total / 0x1p20, r->engine->name);
@@ -243,7 +249,8 @@ unsigned reader_n_drives(const struct reader *r)
 
 unsigned reader_few(const struct reader *r)
 {
-	return (r->files.n_direct == r->files.n ? MIN(r->depth, READER_FEW) : r->depth) * r->files.n_lanes;
+	return (r->files.n_direct == r->files.n ? MIN(r->depth, READER_FEW) : r->depth) *
+		   r->files.n_lanes;
 }
 
 unsigned reader_few_buffers(const struct reader *r)
@@ -305,13 +312,15 @@ int reader_completion_err(const struct reader *r, const struct reader_completion
 	unsigned long long want = c->want, offset = c->offset, bytes = c->bytes;
 	if (c->code == READER_EOF)
 		return err_set(e, ERR_INPUT,
-			"%s: the file ends %llu bytes into a read of %llu bytes at offset %llu (it had %llu bytes when "
+			"%s: the file ends %llu bytes into a read of %llu bytes at offset %llu (it had %llu "
+			"bytes when "
 			"opened)",
 			path, bytes, want, offset, (unsigned long long)reader_file_size(r, c->file));
 	if (c->code == -ECANCELED)
-		return err_set(e, c->code, "%s: read of %llu bytes at offset %llu cancelled", path, want, offset);
-	return err_set(e, c->code, "%s: read of %llu bytes at offset %llu failed after %llu bytes: %s", path,
-		want, offset, bytes, err_name(c->code));
+		return err_set(
+			e, c->code, "%s: read of %llu bytes at offset %llu cancelled", path, want, offset);
+	return err_set(e, c->code, "%s: read of %llu bytes at offset %llu failed after %llu bytes: %s",
+		path, want, offset, bytes, err_name(c->code));
 }
 
 uint64_t reader_slice_step(uint64_t bytes, uint64_t slice)

@@ -1,20 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Asynchronous reads from files into memory. A request names a run of bytes of one file and where they go; requests
- * are cut into slices, kept in flight to a given depth on every drive, and come back as completions in any order.
+ * Asynchronous reads from files into memory. A request names a run of bytes of one file and where
+ * they go; requests are cut into slices, kept in flight to a given depth on every drive, and come
+ * back as completions in any order.
  *
- * Engines: io_uring, a pool of pread threads, and "null", which injects faults for tests. reader_open is the one
- * place that decides between them, and between O_DIRECT and the page cache; it logs one line with the reasons.
+ * Engines: io_uring, a pool of pread threads, and "null", which injects faults for tests.
+ * reader_open is the one place that decides between them, and between O_DIRECT and the page cache;
+ * it logs one line with the reasons.
  *
- * What the caller need not care about: short reads, EINTR and EAGAIN are dealt with inside; a file that refuses
- * O_DIRECT, or a request that is not aligned for it, is read through the page cache. What remains is an error of the
- * one request: EIO, end of file, cancelled.
+ * What the caller need not care about: short reads, EINTR and EAGAIN are dealt with inside; a file
+ * that refuses O_DIRECT, or a request that is not aligned for it, is read through the page cache.
+ * What remains is an error of the one request: EIO, end of file, cancelled.
  *
- * Threads: one thread owns a reader, namely the first that submits or reaps (opening and registering memory may be
- * done by another one before). Only reader_wake may be called from elsewhere.
+ * Threads: one thread owns a reader, namely the first that submits or reaps (opening and
+ * registering memory may be done by another one before). Only reader_wake may be called from
+ * elsewhere.
  *
- * Memory: a destination belongs to the reader from reader_submit until its completion is returned by reader_reap or
- * reader_close returns, whichever comes first; also after a cancel.
+ * Memory: a destination belongs to the reader from reader_submit until its completion is returned
+ * by reader_reap or reader_close returns, whichever comes first; also after a cancel.
  */
 #ifndef GLM_STREAM_READER_H
 #define GLM_STREAM_READER_H
@@ -39,17 +42,18 @@ enum reader_engine { READER_AUTO, READER_URING, READER_THREADS, READER_NULL };
 struct reader_file {
 	const char *path;
 	unsigned drive; /* 0: told apart by st_dev; else any number that files on one drive share */
-	unsigned
-		replica_of; /* 0: no; else 1 + index of an earlier file with the same content (size is checked). Requests
-	                      * name that earlier file, and each slice goes to the drive with the least in flight */
+	unsigned replica_of; /* 0: no; else 1 + index of an earlier file with the same content (size is
+						  * checked). Requests name that earlier file, and each slice goes to the
+						  * drive with the least in flight */
 };
 
-/* What the null engine does to reads ("read" here is one slice handed to the engine). All zero: perfect reads. */
+/* What the null engine does to reads ("read" here is one slice handed to the engine). All zero:
+ * perfect reads. */
 struct reader_faults {
 	uint64_t seed;
 	unsigned latency_min_us,
 		latency_max_us;       /* uniform between the two, and one read in 64 takes eight times that;
-	                                          * equal deadlines complete in random order */
+							   * equal deadlines complete in random order */
 	unsigned short_per_1024;  /* chance that a read returns only a part, 0..1024 */
 	unsigned eagain_per_1024; /* chance of -EAGAIN or -EINTR (half each) */
 	int fail_code;            /* code of the failing reads below; 0: -EIO */
@@ -61,22 +65,23 @@ struct reader_faults {
 	uint64_t hang_read;  /* the n-th read hangs for hang_ms (0: until it is cancelled) */
 	unsigned hang_ms;
 	bool poison;   /* destinations are filled with READER_POISON when a read starts */
-	bool no_sleep; /* a virtual clock: latencies order the completions but nobody waits (hangs still do) */
-	uint64_t
-		synthetic_bytes; /* not 0: no file is opened, every file has this size and the bytes of reader_null_fill */
+	bool no_sleep; /* a virtual clock: latencies order the completions but nobody waits (hangs still
+					  do) */
+	uint64_t synthetic_bytes; /* not 0: no file is opened, every file has this size and the bytes of
+								 reader_null_fill */
 };
 
 #define READER_POISON 0xdb
 
-struct reader_options { /* all zero: the defaults */
-	enum reader_engine
-		engine;     /* READER_AUTO: io_uring, else threads. READER_URING is a promise: no ring, no reader */
+struct reader_options {        /* all zero: the defaults */
+	enum reader_engine engine; /* READER_AUTO: io_uring, else threads. READER_URING is a promise: no
+								  ring, no reader */
 	bool buffered;  /* through the page cache; default is O_DIRECT where the filesystem takes it */
 	unsigned depth; /* slices in flight per drive */
-	unsigned requests; /* requests accepted and not yet reaped; then submit answers busy */
-	unsigned threads;  /* READER_THREADS: threads per drive; 0: depth, at most 32 */
-	size_t
-		slice_bytes; /* about this much per read; a request is cut into equal parts of at most 1.5 times it */
+	unsigned requests;  /* requests accepted and not yet reaped; then submit answers busy */
+	unsigned threads;   /* READER_THREADS: threads per drive; 0: depth, at most 32 */
+	size_t slice_bytes; /* about this much per read; a request is cut into equal parts of at
+						   most 1.5 times it */
 	const struct reader_faults *faults; /* READER_NULL only; copied */
 };
 
@@ -84,10 +89,12 @@ struct reader_request {
 	uint32_t file;
 	uint64_t offset;
 	uint64_t bytes; /* > 0 */
-	uint64_t need;  /* the file may end once this many bytes were read (O_DIRECT tails); 0: all of `bytes` */
+	uint64_t need;  /* the file may end once this many bytes were read (O_DIRECT tails); 0: all of
+					   `bytes` */
 	void *dst;      /* room for `bytes` */
 	uint64_t tag;   /* returned as it is; need not be unique */
-	bool urgent;    /* goes before everything that is not yet in flight, except earlier urgent requests */
+	bool urgent; /* goes before everything that is not yet in flight, except earlier urgent requests
+				  */
 };
 
 #define READER_EOF (-ENODATA) /* the file ends inside the request */
@@ -98,8 +105,8 @@ struct reader_completion {
 	uint32_t file; /* file, offset, want: as requested */
 	uint64_t offset;
 	uint64_t want;
-	uint64_t
-		bytes; /* valid bytes at dst, from its start: code 0: at least `need`; else what came before the fault */
+	uint64_t bytes; /* valid bytes at dst, from its start: code 0: at least `need`; else what came
+					   before the fault */
 };
 
 struct reader_stats {
@@ -114,51 +121,57 @@ struct reader_stats {
 
 struct reader;
 
-/* Opens files[0..n). Refuses with a sentence: a file that cannot be opened or is no regular file, replicas of unequal
- * size, options out of range, READER_URING without a ring. Nothing of `files` or `o` is kept. `o` may be NULL. */
+/* Opens files[0..n). Refuses with a sentence: a file that cannot be opened or is no regular file,
+ * replicas of unequal size, options out of range, READER_URING without a ring. Nothing of `files`
+ * or `o` is kept. `o` may be NULL. */
 int reader_open(struct reader **out, const struct reader_file *files, unsigned n_files,
 	const struct reader_options *o, struct err *e);
 
-/* Cancels what it can, waits for what it cannot (a read in flight on a drive comes back only when the drive answers),
- * frees. Completions not yet reaped are dropped. Called by the owner, or by any thread when nothing is in flight, that
- * is, after the owner's reader_drain. NULL is fine. */
+/* Cancels what it can, waits for what it cannot (a read in flight on a drive comes back only when
+ * the drive answers), frees. Completions not yet reaped are dropped. Called by the owner, or by any
+ * thread when nothing is in flight, that is, after the owner's reader_drain. NULL is fine. */
 void reader_close(struct reader *r);
 
-/* The first half of reader_close: nothing is pending afterwards. An owner that ends before the reader is closed must call
- * it, because with io_uring nobody else can wait for its reads. */
+/* The first half of reader_close: nothing is pending afterwards. An owner that ends before the
+ * reader is closed must call it, because with io_uring nobody else can wait for its reads. */
 void reader_drain(struct reader *r);
 
-/* Hands memory to the engine so that reads into it skip the pinning of pages. Call when nothing is in flight; earlier
- * ranges stay, the new one must not overlap them; the memory must stay mapped until reader_close. Returns 0 when it is
- * registered, 1 when the engine has no use for it or the system refused (logged; plain reads work as before), or
- * -EINVAL (empty, overlapping), -EBUSY (reads in flight). */
+/* Hands memory to the engine so that reads into it skip the pinning of pages. Call when nothing is
+ * in flight; earlier ranges stay, the new one must not overlap them; the memory must stay mapped
+ * until reader_close. Returns 0 when it is registered, 1 when the engine has no use for it or the
+ * system refused (logged; plain reads work as before), or -EINVAL (empty, overlapping), -EBUSY
+ * (reads in flight). */
 int reader_register(struct reader *r, void *base, size_t bytes);
 
-/* 0: queued. READER_BUSY: too many requests not yet reaped; reap and try again. Negative: -EINVAL (no bytes, no such
- * file, no destination, need > bytes, offset + bytes above INT64_MAX). Reads start at the next reader_flush or
- * reader_reap. */
+/* 0: queued. READER_BUSY: too many requests not yet reaped; reap and try again. Negative: -EINVAL
+ * (no bytes, no such file, no destination, need > bytes, offset + bytes above INT64_MAX). Reads
+ * start at the next reader_flush or reader_reap. */
 #define READER_BUSY 1
 int reader_submit(struct reader *r, const struct reader_request *q);
 
 /* Starts what is queued as far as the depth allows, and returns without waiting. */
 void reader_flush(struct reader *r);
 
-/* Writes up to `max` completions to out and returns their number. Waits until `min` are there, or timeout_ms have
- * passed (negative: no limit, 0: never waits), or reader_wake was called, or fewer than `min` requests exist (then for
- * those). Keeps the drives busy while it is at it. Signals do not end the wait. */
-int reader_reap(struct reader *r, struct reader_completion *out, unsigned min, unsigned max, int timeout_ms);
+/* Writes up to `max` completions to out and returns their number. Waits until `min` are there, or
+ * timeout_ms have passed (negative: no limit, 0: never waits), or reader_wake was called, or fewer
+ * than `min` requests exist (then for those). Keeps the drives busy while it is at it. Signals do
+ * not end the wait. */
+int reader_reap(
+	struct reader *r, struct reader_completion *out, unsigned min, unsigned max, int timeout_ms);
 
-/* Waits until a completion can be reaped, or reader_wake was called, or the time has passed, also when nothing is
- * pending: the place for a thread that serves others to sleep. Returns how many completions can be reaped. */
+/* Waits until a completion can be reaped, or reader_wake was called, or the time has passed, also
+ * when nothing is pending: the place for a thread that serves others to sleep. Returns how many
+ * completions can be reaped. */
 unsigned reader_wait(struct reader *r, int timeout_ms);
 
-/* Cancels all requests with this tag, or all there are. Each still gives exactly one completion: -ECANCELED, or what it
- * was when it had already completed. What is not in flight yet completes at once. Returns how many were cancelled. */
+/* Cancels all requests with this tag, or all there are. Each still gives exactly one completion:
+ * -ECANCELED, or what it was when it had already completed. What is not in flight yet completes at
+ * once. Returns how many were cancelled. */
 unsigned reader_cancel(struct reader *r, uint64_t tag);
 unsigned reader_cancel_all(struct reader *r);
 
-/* From any thread: makes a wait in reader_reap or reader_wait that is going on, or else the next one, return
- * early. Whatever the caller wrote before is visible to the owner afterwards. */
+/* From any thread: makes a wait in reader_reap or reader_wait that is going on, or else the next
+ * one, return early. Whatever the caller wrote before is visible to the owner afterwards. */
 void reader_wake(struct reader *r);
 
 /* Requests submitted and not yet returned by reap. */
@@ -171,15 +184,16 @@ struct reader_stats reader_stats(const struct reader *r);
 unsigned reader_depth(const struct reader *r);
 size_t reader_slice(const struct reader *r);
 unsigned reader_n_drives(const struct reader *r);
-/* How many reads of a slice, on all drives together, are worth having under way for whoever reads into a few buffers again and
- * again. Past the page cache READER_FEW a drive: bytes come faster where they meet the processor's cache, and four of 1 MiB were
- * best on drives of 2 to 3 GB/s (tests/bench/RESULTS.md); faster ones were not at hand. Else the depth. */
+/* How many reads of a slice, on all drives together, are worth having under way for whoever reads
+ * into a few buffers again and again. Past the page cache READER_FEW a drive: bytes come faster
+ * where they meet the processor's cache, and four of 1 MiB were best on drives of 2 to 3 GB/s
+ * (tests/bench/RESULTS.md); faster ones were not at hand. Else the depth. */
 #define READER_FEW 4u
 unsigned reader_few(const struct reader *r);
 /* Buffers for these reads: some are emptied while the others are read into. */
 unsigned reader_few_buffers(const struct reader *r);
-/* Who feeds a card watches its reads so long, some milliseconds, before it sleeps: a thread that slept went on 32 to 146 us after its
- * bytes were there (medians; the same place). */
+/* Who feeds a card watches its reads so long, some milliseconds, before it sleeps: a thread that
+ * slept went on 32 to 146 us after its bytes were there (medians; the same place). */
 #define READER_WATCH_NS 20000000u
 /* Drive number (0..n_drives) a file is on, and the bytes read from that drive so far. */
 unsigned reader_file_drive(const struct reader *r, uint32_t file);
@@ -187,22 +201,22 @@ uint64_t reader_drive_bytes(const struct reader *r, unsigned drive);
 uint64_t reader_file_size(const struct reader *r, uint32_t file); /* when it was opened */
 const char *reader_file_path(const struct reader *r, uint32_t file);
 
-/* Offsets and lengths that are multiples of this go past the page cache; 1 when the file is read buffered. Destinations
- * must then be aligned to reader_file_memory_align (never more than the page size). A power of two; the larger of the
- * set's for a file with replicas. */
+/* Offsets and lengths that are multiples of this go past the page cache; 1 when the file is read
+ * buffered. Destinations must then be aligned to reader_file_memory_align (never more than the page
+ * size). A power of two; the larger of the set's for a file with replicas. */
 uint32_t reader_file_align(const struct reader *r, uint32_t file);
 uint32_t reader_file_memory_align(const struct reader *r, uint32_t file);
 
-/* Writes the sentence for a completion with code != 0: file, offset, bytes, what happened. Returns its code (READER_EOF
- * becomes ERR_INPUT). */
+/* Writes the sentence for a completion with code != 0: file, offset, bytes, what happened. Returns
+ * its code (READER_EOF becomes ERR_INPUT). */
 int reader_completion_err(const struct reader *r, const struct reader_completion *c, struct err *e);
 
-/* Length of the parts a run of bytes is cut into: equal, multiples of 4096, about `slice` each (2/3 to 3/2 of it), the
- * last one shorter. */
+/* Length of the parts a run of bytes is cut into: equal, multiples of 4096, about `slice` each (2/3
+ * to 3/2 of it), the last one shorter. */
 uint64_t reader_slice_step(uint64_t bytes, uint64_t slice);
 
-/* The content of synthetic files: bytes [offset, offset + n) of file `file`. Byte i is byte i % 8 of a mix of i / 8 and
- * the file's index, so any run can be checked without the rest. */
+/* The content of synthetic files: bytes [offset, offset + n) of file `file`. Byte i is byte i % 8
+ * of a mix of i / 8 and the file's index, so any run can be checked without the rest. */
 void reader_null_fill(uint32_t file, uint64_t offset, void *dst, size_t n);
 
 enum reader_engine reader_engine_by_name(

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Inside of reader.c (opening, deciding, answering questions) and reader_run.c (moving requests); nobody else's. */
+/* Inside of reader.c (opening, deciding, answering questions) and reader_run.c (moving requests);
+ * nobody else's. */
 #ifndef GLM_STREAM_READER_CORE_H
 #define GLM_STREAM_READER_CORE_H
 

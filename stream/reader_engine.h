@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Inside of the readers: what reader.c asks of an engine. An engine moves single reads (struct reader_op) and reports
- * what the system answered, nothing else: cutting, short reads, retries, end of file, cancelled requests and the
- * number in flight per lane are reader.c's business, so they are the same for every engine.
+ * Inside of the readers: what reader.c asks of an engine. An engine moves single reads (struct
+ * reader_op) and reports what the system answered, nothing else: cutting, short reads, retries, end
+ * of file, cancelled requests and the number in flight per lane are reader.c's business, so they
+ * are the same for every engine.
  *
  * A lane is a drive. All functions are called by the thread that owns the reader, except wake.
  */
@@ -13,8 +14,8 @@
 
 #include <sys/types.h>
 
-/* One read. Fields above the line are set by reader.c before start and constant until reader_op_done; `link` and
- * `engine_word` belong to the engine between the two. */
+/* One read. Fields above the line are set by reader.c before start and constant until
+ * reader_op_done; `link` and `engine_word` belong to the engine between the two. */
 struct reader_op {
 	int fd;       /* for the plain calls */
 	int fd_index; /* the same file in the list that open got */
@@ -61,13 +62,15 @@ struct reader_engine_ops {
 	void (*start)(void *state, struct reader_op *op);
 	/* Makes sure that started ops are under way. */
 	void (*flush)(void *state);
-	/* flush, then reports completions by reader_op_done. Waits for at least one completion or a wake:
-	 * wait_ns < 0 without limit, 0 not at all. May return early without reason. */
+	/* flush, then reports completions by reader_op_done. Waits for at least one completion or a
+	 * wake: wait_ns < 0 without limit, 0 not at all. May return early without reason. */
 	void (*poll)(void *state, int64_t wait_ns);
 	/* Tries to end an op early. It is reported by poll in any case. */
 	void (*cancel)(void *state, struct reader_op *op);
-	/* All registered ranges so far, sorted by base, nothing in flight. 0, or a negative code and the reason. */
-	int (*memory)(void *state, const struct reader_memory *m, unsigned n, char *why, size_t why_bytes);
+	/* All registered ranges so far, sorted by base, nothing in flight. 0, or a negative code and
+	 * the reason. */
+	int (*memory)(
+		void *state, const struct reader_memory *m, unsigned n, char *why, size_t why_bytes);
 	void (*wake)(void *state); /* any thread */
 	void (*describe)(void *state, char *text, size_t bytes);
 	void (*close)(void *state); /* nothing is in flight */
@@ -76,7 +79,8 @@ struct reader_engine_ops {
 /* res: bytes read, 0 at the end of the file, or -errno. */
 void reader_op_done(void *owner, struct reader_op *op, int res);
 
-extern const struct reader_engine_ops reader_uring_engine; /* also without liburing: open then says so */
+extern const struct reader_engine_ops
+	reader_uring_engine; /* also without liburing: open then says so */
 extern const struct reader_engine_ops reader_threads_engine;
 extern const struct reader_engine_ops reader_null_engine;
 

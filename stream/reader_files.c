@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Opening files for a reader. Every file is opened twice where O_DIRECT works: aligned reads go past the page cache,
- * the odd rest (unaligned requests, the bytes after a short read) through it. Whether O_DIRECT works is asked three
- * times, because systems differ in where they refuse it: statx (kernel 6.1 and later), open (tmpfs before 6.6, some
- * network filesystems), and one small read (filesystems that accept the flag and refuse the read).
+ * Opening files for a reader. Every file is opened twice where O_DIRECT works: aligned reads go
+ * past the page cache, the odd rest (unaligned requests, the bytes after a short read) through it.
+ * Whether O_DIRECT works is asked three times, because systems differ in where they refuse it:
+ * statx (kernel 6.1 and later), open (tmpfs before 6.6, some network filesystems), and one small
+ * read (filesystems that accept the flag and refuse the read).
  */
 #include "stream/reader_files.h"
 
@@ -19,8 +20,8 @@
 
 #define ALIGN_USUAL 4096u /* also the most that is accepted: slices are cut in multiples of it */
 
-/* Alignment of offsets and of memory for O_DIRECT as the kernel states it, 4096 when it says nothing. False: it says that
- * O_DIRECT is not possible, or wants more than a page. */
+/* Alignment of offsets and of memory for O_DIRECT as the kernel states it, 4096 when it says
+ * nothing. False: it says that O_DIRECT is not possible, or wants more than a page. */
 static bool direct_alignment(int fd, uint32_t *offset_align, uint32_t *memory_align)
 {
 	*offset_align = *memory_align = ALIGN_USUAL;
@@ -33,7 +34,8 @@ static bool direct_alignment(int fd, uint32_t *offset_align, uint32_t *memory_al
 			!num_is_pow2(sx.stx_dio_mem_align) || sx.stx_dio_mem_align > ALIGN_USUAL)
 			return false;
 		*offset_align = sx.stx_dio_offset_align;
-		/* Drivers that claim 4 copy or split when a run does not start on a sector: ask for 512 at least. */
+		/* Drivers that claim 4 copy or split when a run does not start on a sector: ask for 512 at
+		 * least. */
 		*memory_align = MAX(sx.stx_dio_mem_align, 512u);
 	}
 #else
@@ -57,7 +59,8 @@ static int try_direct(int fd, uint32_t unit)
 	return code;
 }
 
-/* Tries to get a second descriptor with O_DIRECT; leaves fd_direct at -1 and says why when it cannot be. */
+/* Tries to get a second descriptor with O_DIRECT; leaves fd_direct at -1 and says why when it
+ * cannot be. */
 static void open_direct(struct reader_handle *h, char *why, size_t why_bytes)
 {
 	uint32_t offset_align, memory_align;
@@ -91,7 +94,8 @@ static void open_direct(struct reader_handle *h, char *why, size_t why_bytes)
 	h->memory_align = memory_align;
 }
 
-static int open_one(struct reader_files *t, struct reader_handle *h, bool direct, dev_t *dev, struct err *e)
+static int open_one(
+	struct reader_files *t, struct reader_handle *h, bool direct, dev_t *dev, struct err *e)
 {
 	h->fd = open(h->path, O_RDONLY | O_CLOEXEC);
 	if (h->fd < 0)
@@ -127,8 +131,8 @@ static void assign_lanes(struct reader_files *t, const struct reader_file *files
 	}
 }
 
-int reader_files_open(struct reader_files *t, const struct reader_file *files, unsigned n, bool direct,
-	uint64_t synthetic_bytes, struct err *e)
+int reader_files_open(struct reader_files *t, const struct reader_file *files, unsigned n,
+	bool direct, uint64_t synthetic_bytes, struct err *e)
 {
 	*t = (struct reader_files){.n = n};
 	if (!n || n > READER_FILES_MAX)
@@ -136,7 +140,8 @@ int reader_files_open(struct reader_files *t, const struct reader_file *files, u
 	t->h = NEW_ARRAY(struct reader_handle, n);
 	dev_t *dev = NEW_ARRAY(dev_t, n);
 	for (unsigned i = 0; i < n; i++) {
-		t->h[i] = (struct reader_handle){.fd = -1, .fd_direct = -1, .offset_align = 1, .memory_align = 1};
+		t->h[i] =
+			(struct reader_handle){.fd = -1, .fd_direct = -1, .offset_align = 1, .memory_align = 1};
 		t->h[i].next_replica = i;
 	}
 	int code = 0;
@@ -150,11 +155,12 @@ int reader_files_open(struct reader_files *t, const struct reader_file *files, u
 		if (!code && files[i].replica_of) {
 			unsigned first = files[i].replica_of - 1;
 			if (first >= i || files[first].replica_of)
-				code = err_set(
-					e, ERR_USAGE, "%s: a copy must name an earlier file that is no copy itself", h->path);
+				code = err_set(e, ERR_USAGE,
+					"%s: a copy must name an earlier file that is no copy itself", h->path);
 			else if (t->h[first].size != h->size)
 				code = err_set(e, ERR_INPUT, "%s: %llu bytes, but its copy %s has %llu", h->path,
-					(unsigned long long)h->size, t->h[first].path, (unsigned long long)t->h[first].size);
+					(unsigned long long)h->size, t->h[first].path,
+					(unsigned long long)t->h[first].size);
 			else {
 				h->next_replica = t->h[first].next_replica;
 				t->h[first].next_replica = i;

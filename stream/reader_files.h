@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The open files of a reader: descriptors with and without O_DIRECT, what alignment O_DIRECT wants, which drive each
- * file is on, and which files are copies of each other.
+ * The open files of a reader: descriptors with and without O_DIRECT, what alignment O_DIRECT wants,
+ * which drive each file is on, and which files are copies of each other.
  */
 #ifndef GLM_STREAM_READER_FILES_H
 #define GLM_STREAM_READER_FILES_H
@@ -24,12 +24,12 @@ struct reader_files {
 	struct reader_handle *h;
 	unsigned n, n_lanes;
 	unsigned n_direct;
-	char why_buffered
-		[256]; /* why the first file without O_DIRECT has none; empty: all have it or none was asked for */
+	char why_buffered[256]; /* why the first file without O_DIRECT has none; empty: all have it or
+							   none was asked for */
 };
 
-int reader_files_open(struct reader_files *t, const struct reader_file *files, unsigned n, bool direct,
-	uint64_t synthetic_bytes, struct err *e);
+int reader_files_open(struct reader_files *t, const struct reader_file *files, unsigned n,
+	bool direct, uint64_t synthetic_bytes, struct err *e);
 void reader_files_close(struct reader_files *t);
 
 #endif

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Null engine: reads that go wrong on demand, for tests. Without threads: a started read is given a time at which it
- * is due, its bytes are fetched (pread, or the formula of synthetic files) only when that time has come, so a
- * destination that is looked at too early shows what was there before, or poison.
+ * Null engine: reads that go wrong on demand, for tests. Without threads: a started read is given a
+ * time at which it is due, its bytes are fetched (pread, or the formula of synthetic files) only
+ * when that time has come, so a destination that is looked at too early shows what was there
+ * before, or poison.
  *
- * What happens to the n-th read is a function of the seed and n, not of the clock; with no_sleep the clock is virtual
- * and the order of completions is a function of the seed alone.
+ * What happens to the n-th read is a function of the seed and n, not of the clock; with no_sleep
+ * the clock is virtual and the order of completions is a function of the seed alone.
  */
 #include "stream/reader_engine.h"
 
@@ -126,7 +127,8 @@ static bool strikes_range(struct null *z, const struct reader_op *op)
 {
 	const struct reader_faults *f = &z->faults;
 	if (!f->fail_range || op->file != f->fail_file || f->fail_offset < op->offset ||
-		f->fail_offset - op->offset >= op->bytes || (f->fail_times && z->n_range_failures >= f->fail_times))
+		f->fail_offset - op->offset >= op->bytes ||
+		(f->fail_times && z->n_range_failures >= f->fail_times))
 		return false;
 	z->n_range_failures++;
 	return true;

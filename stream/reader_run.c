@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The part of reading that is the same for every engine. A request waits in one of two queues (urgent, normal) and is
- * cut into slices only as lanes have room:
+ * The part of reading that is the same for every engine. A request waits in one of two queues
+ * (urgent, normal) and is cut into slices only as lanes have room:
  *
- *     submit -> [urgent][normal] -> op in flight on a lane (at most depth) -> last slice back -> [done] -> reap
- *                                     ^   short read, EAGAIN, EINVAL of O_DIRECT: the op goes again
+ *     submit -> [urgent][normal] -> op in flight on a lane (at most depth) -> last slice back ->
+ * [done] -> reap ^   short read, EAGAIN, EINVAL of O_DIRECT: the op goes again
  *
- * An op keeps its place in the lane while it goes again. A request is finished when it has no more slices to hand out
- * and none in flight; after a fault or a cancel no more are handed out, so the memory of a finished request is never
- * written again. Slices are handed out from the front, so the bytes before the lowest fault are all there.
+ * An op keeps its place in the lane while it goes again. A request is finished when it has no more
+ * slices to hand out and none in flight; after a fault or a cancel no more are handed out, so the
+ * memory of a finished request is never written again. Slices are handed out from the front, so the
+ * bytes before the lowest fault are all there.
  */
 #include "stream/reader_core.h"
 
@@ -18,7 +19,8 @@
 
 #include <errno.h>
 
-#define TRIES_MAX    40 /* EAGAIN and EINTR in a row without a byte; with the pauses below about 1.3 s */
+#define TRIES_MAX                                                                                  \
+	40 /* EAGAIN and EINTR in a row without a byte; with the pauses below about 1.3 s */
 #define PAUSE_MAX_NS 50000000u
 
 /* --- queues --- */
@@ -96,14 +98,16 @@ static void op_release(struct reader *r, struct reader_op *op)
 	r->free_ops = op;
 }
 
-/* Hands the rest of the op's slice to the engine; by O_DIRECT if offset, length and memory allow. */
+/* Hands the rest of the op's slice to the engine; by O_DIRECT if offset, length and memory allow.
+ */
 static void op_start(struct reader *r, struct reader_op *op)
 {
 	struct reader_handle *h = &r->files.h[op->handle];
 	op->offset = op->rq->q.offset + op->at + op->done;
 	op->bytes = op->slice - op->done;
 	op->dst = (unsigned char *)op->rq->q.dst + op->at + op->done;
-	op->direct = h->fd_direct >= 0 && !h->refused && !((op->offset | op->bytes) & (h->offset_align - 1)) &&
+	op->direct = h->fd_direct >= 0 && !h->refused &&
+				 !((op->offset | op->bytes) & (h->offset_align - 1)) &&
 				 !((uintptr_t)op->dst & (h->memory_align - 1));
 	op->fd = op->direct ? h->fd_direct : h->fd;
 	op->fd_index = (int)(2 * op->handle + op->direct);
@@ -173,15 +177,16 @@ void reader_op_done(void *owner, struct reader_op *op, int res)
 	r->n_flying--;
 	r->stats.fixed += op->fixed;
 	struct reader_handle *h = &r->files.h[op->handle];
-	if (rq->cancelled || (rq->code && op->at > rq->fail_at)) /* only the place in the lane matters */
+	if (rq->cancelled ||
+		(rq->code && op->at > rq->fail_at)) /* only the place in the lane matters */
 		op_release(r, op);
 	else if (res == -EAGAIN || res == -EINTR)
 		op_retry(r, op, res);
 	else if (res == -EINVAL && op->direct) {
 		if (!h->refused)
-			log_warn(
-				"reader: %s: O_DIRECT read refused at offset %llu (Invalid argument); reading it through the "
-				"page cache from here on",
+			log_warn("reader: %s: O_DIRECT read refused at offset %llu (Invalid argument); reading "
+					 "it through the "
+					 "page cache from here on",
 				h->path, (unsigned long long)op->offset);
 		h->refused = true;
 		op_again(r, op, 0);
@@ -238,7 +243,8 @@ static void hand_out(struct reader *r, struct request *rq)
 	}
 }
 
-/* Ops whose pause is over, then urgent, then normal requests. Returns ns until the next pause ends; -1: none. */
+/* Ops whose pause is over, then urgent, then normal requests. Returns ns until the next pause ends;
+ * -1: none. */
 static int64_t dispatch(struct reader *r)
 {
 	int64_t wait = -1;
@@ -275,7 +281,8 @@ int reader_submit(struct reader *r, const struct reader_request *q)
 {
 	uint64_t end;
 	if (!q->bytes || q->file >= r->files.n || !q->dst || q->need > q->bytes ||
-		!num_add(q->offset, q->bytes, &end) || end > INT64_MAX || (uintptr_t)q->dst + q->bytes < q->bytes)
+		!num_add(q->offset, q->bytes, &end) || end > INT64_MAX ||
+		(uintptr_t)q->dst + q->bytes < q->bytes)
 		return -EINVAL;
 	struct request *rq = r->free_requests;
 	if (!rq) {
@@ -320,8 +327,8 @@ static unsigned take_done(struct reader *r, struct reader_completion *out, unsig
 	return n;
 }
 
-/* Moves things until `min` completions are there, or there is nothing to wait for (unless `idle`), or time is up, or
- * somebody called reader_wake. */
+/* Moves things until `min` completions are there, or there is nothing to wait for (unless `idle`),
+ * or time is up, or somebody called reader_wake. */
 static void run(struct reader *r, unsigned min, bool idle, int timeout_ms)
 {
 	uint64_t deadline = timeout_ms > 0 ? clock_ns() + (uint64_t)timeout_ms * 1000000u : 0;
@@ -341,7 +348,8 @@ static void run(struct reader *r, unsigned min, bool idle, int timeout_ms)
 	reader_flush(r); /* the places that became free */
 }
 
-int reader_reap(struct reader *r, struct reader_completion *out, unsigned min, unsigned max, int timeout_ms)
+int reader_reap(
+	struct reader *r, struct reader_completion *out, unsigned min, unsigned max, int timeout_ms)
 {
 	if (!max)
 		return 0;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Thread engine: a few threads per lane, each doing one pread at a time. A thread takes the oldest op of its lane, reads
- * without the lock, and puts the op on the done list.
+ * Thread engine: a few threads per lane, each doing one pread at a time. A thread takes the oldest
+ * op of its lane, reads without the lock, and puts the op on the done list.
  *
- * One lock guards everything that owner and threads share: the to-do lists, the done list, `woken` and `stop`. An op
- * belongs to the engine while it is on a to-do list, to the thread that took it while it reads, and is only looked at
- * by the owner again once it is on the done list. Nothing is called while the lock is held but condition variables.
+ * One lock guards everything that owner and threads share: the to-do lists, the done list, `woken`
+ * and `stop`. An op belongs to the engine while it is on a to-do list, to the thread that took it
+ * while it reads, and is only looked at by the owner again once it is on the done list. Nothing is
+ * called while the lock is held but condition variables.
  */
 #include "stream/reader_engine.h"
 

@@ -5,12 +5,14 @@
  *     ring 0   reads of drive 0, and a poll on the eventfd `poke`
  *     ring 1.. reads of the other drives; their completions are announced through `poke`
  *
- * reader_wake writes to the same eventfd. Rings are created disabled and enabled by the first thread that starts a
- * read, because with IORING_SETUP_SINGLE_ISSUER the kernel ties a ring to the thread that enables it; so a reader may
- * be opened, and memory registered, by one thread and used by another.
+ * reader_wake writes to the same eventfd. Rings are created disabled and enabled by the first
+ * thread that starts a read, because with IORING_SETUP_SINGLE_ISSUER the kernel ties a ring to the
+ * thread that enables it; so a reader may be opened, and memory registered, by one thread and used
+ * by another.
  *
- * The ring's own descriptor is not registered with the kernel: that registration belongs to a thread, and what it
- * saves (a descriptor look-up per system call) is nothing beside a read of 1 MiB.
+ * The ring's own descriptor is not registered with the kernel: that registration belongs to a
+ * thread, and what it saves (a descriptor look-up per system call) is nothing beside a read of 1
+ * MiB.
  */
 #include "stream/reader_engine.h"
 
@@ -44,8 +46,9 @@
 #define DATA_POKE   1u
 #define DATA_CANCEL 2u
 
-/* Reads through the page cache of this size and more are given to the kernel's own threads at once. Otherwise the owner
- * would start the disk and copy out of the cache itself, one read after another. */
+/* Reads through the page cache of this size and more are given to the kernel's own threads at once.
+ * Otherwise the owner would start the disk and copy out of the cache itself, one read after
+ * another. */
 #define ASYNC_FROM (64u << 10)
 
 #define PIECE_MAX  (1u << 30) /* the kernel's limit for one registered buffer */
@@ -95,7 +98,8 @@ static int make_ring(struct uring *u, struct ring *g, unsigned entries)
 {
 	static const unsigned sets[] = {
 #if defined(IORING_SETUP_DEFER_TASKRUN) && defined(IORING_SETUP_SINGLE_ISSUER)
-		IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN | IORING_SETUP_TASKRUN_FLAG, /* 6.1 */
+		IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN |
+			IORING_SETUP_TASKRUN_FLAG, /* 6.1 */
 #endif
 #ifdef IORING_SETUP_COOP_TASKRUN
 		IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG, /* 5.19 */
@@ -104,12 +108,14 @@ static int make_ring(struct uring *u, struct ring *g, unsigned entries)
 	};
 	int code = -EINVAL;
 	for (unsigned i = 0; i < ARRAY_LEN(sets) && code == -EINVAL; i++) {
-		struct io_uring_params p = {.flags = sets[i] | IORING_SETUP_R_DISABLED | IORING_SETUP_CLAMP};
+		struct io_uring_params p = {
+			.flags = sets[i] | IORING_SETUP_R_DISABLED | IORING_SETUP_CLAMP};
 		code = io_uring_queue_init_params(entries, &g->ring, &p);
 		if (code == 0) {
 			g->made = true;
 			u->setup_flags = sets[i];
-			/* EXT_ARG: a wait with a time limit that needs no request of its own; NODROP: no lost completions */
+			/* EXT_ARG: a wait with a time limit that needs no request of its own; NODROP: no lost
+			 * completions */
 			if (!(p.features & IORING_FEAT_EXT_ARG) || !(p.features & IORING_FEAT_NODROP))
 				return -EOPNOTSUPP;
 		}
@@ -177,27 +183,32 @@ static void uring_describe(void *state, char *text, size_t bytes)
 	if (u->setup_flags & IORING_SETUP_DEFER_TASKRUN)
 		mode = ", deferred task work";
 #endif
-	snprintf(text, bytes, "io_uring%s%s", mode, u->files_registered ? ", registered files" : ", plain files");
+	snprintf(text, bytes, "io_uring%s%s", mode,
+		u->files_registered ? ", registered files" : ", plain files");
 }
 
-/* First call of the owner. By system call: the shared library of liburing 2.3 does not export io_uring_enable_rings. */
+/* First call of the owner. By system call: the shared library of liburing 2.3 does not export
+ * io_uring_enable_rings. */
 static void enable(struct uring *u)
 {
 	for (unsigned i = 0; i < u->n; i++) {
-		if (syscall(SYS_io_uring_register, u->rings[i].ring.ring_fd, IORING_REGISTER_ENABLE_RINGS, NULL, 0) <
-			0)
+		if (syscall(SYS_io_uring_register, u->rings[i].ring.ring_fd, IORING_REGISTER_ENABLE_RINGS,
+				NULL, 0) < 0)
 			bug("io_uring: a new ring cannot be enabled: %s", err_name(-errno));
 	}
 	u->enabled = true;
 }
 
-/* What a system call on the ring may answer and what to do: 0 go on, nothing to be done. Running out of memory or of
- * completion slots passes when completions are taken; the rest are faults of this file or of its caller. */
+/* What a system call on the ring may answer and what to do: 0 go on, nothing to be done. Running
+ * out of memory or of completion slots passes when completions are taken; the rest are faults of
+ * this file or of its caller. */
 static void check_enter(int code)
 {
-	if (code >= 0 || code == -EINTR || code == -EAGAIN || code == -EBUSY || code == -ETIME || code == -ENOMEM)
+	if (code >= 0 || code == -EINTR || code == -EAGAIN || code == -EBUSY || code == -ETIME ||
+		code == -ENOMEM)
 		return;
-	bug("io_uring_enter: %s%s", err_name(code), code == -EEXIST ? " (a second thread uses the reader)" : "");
+	bug("io_uring_enter: %s%s", err_name(code),
+		code == -EEXIST ? " (a second thread uses the reader)" : "");
 }
 
 static struct io_uring_sqe *get_sqe(struct ring *g)
@@ -269,8 +280,8 @@ static void uring_flush(void *state)
 	}
 }
 
-/* Reports what lies in the completion queue. Returns how many reads that were. A report may start further reads, never
- * submit them, so the queue's head does not move behind our back. */
+/* Reports what lies in the completion queue. Returns how many reads that were. A report may start
+ * further reads, never submit them, so the queue's head does not move behind our back. */
 static unsigned take(struct uring *u, struct ring *g)
 {
 	unsigned n = 0;
@@ -327,7 +338,8 @@ static void uring_poll(void *state, int64_t wait_ns)
 	}
 	struct __kernel_timespec ts = {wait_ns / 1000000000, wait_ns % 1000000000};
 	struct io_uring_cqe *cqe = NULL;
-	check_enter(io_uring_submit_and_wait_timeout(&g->ring, &cqe, 1, wait_ns < 0 ? NULL : &ts, NULL));
+	check_enter(
+		io_uring_submit_and_wait_timeout(&g->ring, &cqe, 1, wait_ns < 0 ? NULL : &ts, NULL));
 	take(u, g);
 	for (unsigned i = 1; i < u->n; i++) {
 		nudge(&u->rings[i]);
@@ -339,13 +351,14 @@ static void uring_wake(void *state)
 {
 	struct uring *u = state;
 	uint64_t one = 1;
-	ssize_t n =
-		write(u->poke, &one, sizeof one); /* EAGAIN: the counter is full, so the owner is awake anyway */
+	ssize_t n = write(
+		u->poke, &one, sizeof one); /* EAGAIN: the counter is full, so the owner is awake anyway */
 	(void)n;
 }
 
 /* Cuts the ranges into pieces the kernel takes and registers them anew on every ring. */
-static int uring_memory(void *state, const struct reader_memory *m, unsigned n, char *why, size_t why_bytes)
+static int uring_memory(
+	void *state, const struct reader_memory *m, unsigned n, char *why, size_t why_bytes)
 {
 	struct uring *u = state;
 	if (u->memory_on_rings) {

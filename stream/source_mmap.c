@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* acquire is an address computation; nothing is ever missing, pinned or released. On a card the tensors are copies in one block
- * of its memory, and the views of them differ from the file's in nothing but the address. */
+/* acquire is an address computation; nothing is ever missing, pinned or released. On a card the
+ * tensors are copies in one block of its memory, and the views of them differ from the file's in
+ * nothing but the address. */
 #include "stream/source_mmap.h"
 
 #include "src/base/log.h"
@@ -29,8 +30,8 @@ static struct weight slice(const struct gguf_tensor *t, int32_t expert)
 	return w;
 }
 
-static int mmap_acquire(
-	struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
+static int mmap_acquire(struct expert_source *s, int layer, enum expert_use use,
+	struct expert_ref *refs, int n, struct err *e)
 {
 	(void)use;
 	(void)e;
@@ -45,7 +46,8 @@ static int mmap_acquire(
 	return 0;
 }
 
-static int mmap_await(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+static int mmap_await(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	(void)s, (void)layer, (void)refs, (void)n, (void)e;
 	return 0;
@@ -86,8 +88,8 @@ struct expert_source *source_mmap_open(const struct expert_tensors *layers, int 
 }
 
 /* The next tensor's place in the arena; with a NULL arena it only adds up. */
-static const struct gguf_tensor *place(
-	struct source_mmap *m, size_t i, const struct gguf_tensor *from, struct tensor_span *span, size_t *used)
+static const struct gguf_tensor *place(struct source_mmap *m, size_t i,
+	const struct gguf_tensor *from, struct tensor_span *span, size_t *used)
 {
 	if (!from)
 		return NULL;
@@ -95,7 +97,8 @@ static const struct gguf_tensor *place(
 	*to = *from;
 	if (m->arena) {
 		to->data = (uint8_t *)m->arena + *used;
-		span[i] = (struct tensor_span){from->file, from->offset, from->bytes, (uint8_t *)m->arena + *used};
+		span[i] = (struct tensor_span){
+			from->file, from->offset, from->bytes, (uint8_t *)m->arena + *used};
 		if (!tensor_load_serves(m->backend))
 			m->backend->ops->upload(m->backend, span[i].dst, from->data, from->bytes);
 	}

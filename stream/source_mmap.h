@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The expert sources without streaming: every expert is addressable, where the file is mapped (CPU backend) or in a copy on
- * the card. */
+/* The expert sources without streaming: every expert is addressable, where the file is mapped (CPU
+ * backend) or in a copy on the card. */
 #ifndef GLM_STREAM_SOURCE_MMAP_H
 #define GLM_STREAM_SOURCE_MMAP_H
 
@@ -8,7 +8,8 @@
 #include "stream/expert_source.h"
 #include "stream/tensor_load.h"
 
-/* The stacked tensors of one layer, {n_in, n_out, n_experts}; all NULL on layers without experts. */
+/* The stacked tensors of one layer, {n_in, n_out, n_experts}; all NULL on layers without experts.
+ */
 struct expert_tensors {
 	const struct gguf_tensor *gate, *up, *down;
 };
@@ -16,8 +17,9 @@ struct expert_tensors {
 /* layers: [n_layers], copied; the tensors must outlive the source. Close with ops->close. */
 struct expert_source *source_mmap_open(const struct expert_tensors *layers, int n_layers);
 
-/* The same with all tensors copied to the device memory of lo->backend, which must outlive the source. ERR_MEMORY when they
- * do not fit. Reads every expert once, as tensor_load does if it serves that backend. */
+/* The same with all tensors copied to the device memory of lo->backend, which must outlive the
+ * source. ERR_MEMORY when they do not fit. Reads every expert once, as tensor_load does if it
+ * serves that backend. */
 int source_device_open(const struct expert_tensors *layers, int n_layers,
 	const struct tensor_load_options *lo, struct expert_source **out, struct err *e);
 

@@ -26,7 +26,8 @@ static void record_step(struct expert_source *s, enum expert_use use, int rows, 
 {
 	struct source_record *r = record_of(s);
 	if (r->trace)
-		trace_write_step(r->trace, use == EXPERT_PREFILL ? CACHE_PREFILL : CACHE_DECODE, rows, position);
+		trace_write_step(
+			r->trace, use == EXPERT_PREFILL ? CACHE_PREFILL : CACHE_DECODE, rows, position);
 	if (r->inner->ops->step)
 		r->inner->ops->step(r->inner, use, rows, position);
 }
@@ -48,12 +49,12 @@ static void note(
 			profile_count(r->profile, layer, refs[i].id);
 	}
 	if (r->trace)
-		trace_write_access(
-			r->trace, use == EXPERT_PREFILL ? CACHE_PREFILL : CACHE_DECODE, layer, r->ids, r->tiers, n);
+		trace_write_access(r->trace, use == EXPERT_PREFILL ? CACHE_PREFILL : CACHE_DECODE, layer,
+			r->ids, r->tiers, n);
 }
 
-static int record_acquire(
-	struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
+static int record_acquire(struct expert_source *s, int layer, enum expert_use use,
+	struct expert_ref *refs, int n, struct err *e)
 {
 	struct source_record *r = record_of(s);
 	r->inner->cancel = s->cancel;
@@ -64,7 +65,8 @@ static int record_acquire(
 	return rc;
 }
 
-static int record_await(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+static int record_await(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	struct source_record *r = record_of(s);
 	uint64_t before = r->inner->stats.wait_ns;

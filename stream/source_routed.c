@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The exchange happens on the way to the inner source and is undone on the way back: the model keeps its own ids, by which it
- * finds rows and weights, and gets views of other experts. Which expert stands for which is kept per layer until the layer's next
- * acquire, because release may come much later.
+ * The exchange happens on the way to the inner source and is undone on the way back: the model
+ * keeps its own ids, by which it finds rows and weights, and gets views of other experts. Which
+ * expert stands for which is kept per layer until the layer's next acquire, because release may
+ * come much later.
  */
 #include "stream/source_routed.h"
 
@@ -30,13 +31,13 @@ struct source_routed {
 	struct expert_source *inner;
 	struct routed_options o;
 	struct picks picks;
-	uint32_t token, rows;      /* the step in hand begins with this token of the trace and has so many */
-	int32_t *map;              /* [n_layers][n_experts] router's id -> expert that stands for it */
-	int32_t *allowed;          /* [n_layers][n_experts] all experts, those that may be acquired first */
-	uint32_t *n_allowed;       /* [n_layers] how many these are */
-	int layer;                 /* in hand: its refs may be acquired in several groups; -1: none */
-	int32_t *order;            /* [n_order] its experts, best first, each once; room for n_experts */
-	bool *seen;                /* [n_experts] stands in `order` */
+	uint32_t token, rows; /* the step in hand begins with this token of the trace and has so many */
+	int32_t *map;         /* [n_layers][n_experts] router's id -> expert that stands for it */
+	int32_t *allowed;     /* [n_layers][n_experts] all experts, those that may be acquired first */
+	uint32_t *n_allowed;  /* [n_layers] how many these are */
+	int layer;            /* in hand: its refs may be acquired in several groups; -1: none */
+	int32_t *order;       /* [n_order] its experts, best first, each once; room for n_experts */
+	bool *seen;           /* [n_experts] stands in `order` */
 	uint32_t n_order, n_taken; /* of which acquired */
 	int hint_layer, hint_distance;
 	uint32_t hint_row; /* of the next hint for that layer and distance */
@@ -66,7 +67,8 @@ static size_t hint_at(const struct picks *p, uint32_t token, uint32_t distance, 
 	return ((size_t)token * DISTANCES + distance - 1) * p->n_moe + moe;
 }
 
-/* Fills p from the steps of one decoded token that name top_k experts in every layer but perhaps the last (MTP). */
+/* Fills p from the steps of one decoded token that name top_k experts in every layer but perhaps
+ * the last (MTP). */
 static void collect(struct picks *p, const struct trace *t, const uint32_t *moe_of)
 {
 	bool open = false;
@@ -84,7 +86,8 @@ static void collect(struct picks *p, const struct trace *t, const uint32_t *moe_
 		} else if (!open || v->kind == TRACE_WAIT || moe_of[v->layer] == NO_EXPERTS) {
 			continue;
 		} else if (v->kind == TRACE_ACCESS && v->n == p->k) {
-			memcpy(ids_of(p, p->n_tokens, moe_of[v->layer]), t->ids + v->value, p->k * sizeof *p->ids);
+			memcpy(
+				ids_of(p, p->n_tokens, moe_of[v->layer]), t->ids + v->value, p->k * sizeof *p->ids);
 			filled++;
 		} else if (v->kind == TRACE_HINT && v->distance <= DISTANCES) {
 			size_t at = hint_at(p, p->n_tokens, v->distance, moe_of[v->layer]);
@@ -116,7 +119,8 @@ static int read_picks(struct picks *p, const char *path, struct err *e)
 	p->hints = mem_try_new(steps * values * DISTANCES, sizeof *p->hints);
 	p->n_hints = mem_try_new(steps * p->n_moe * DISTANCES, 1);
 	if (!p->ids || !p->hints || !p->n_hints)
-		rc = err_set(e, ERR_MEMORY, "%s: no memory for its %llu steps", path, (unsigned long long)steps);
+		rc = err_set(
+			e, ERR_MEMORY, "%s: no memory for its %llu steps", path, (unsigned long long)steps);
 	else
 		collect(p, &t, moe_of);
 	if (!rc && !p->n_tokens)
@@ -130,13 +134,15 @@ static int read_picks(struct picks *p, const char *path, struct err *e)
 
 /* ---- the exchange ---- */
 
-/* The i-th expert that may be acquired in a layer; behind those the others, so that there are always enough. */
+/* The i-th expert that may be acquired in a layer; behind those the others, so that there are
+ * always enough. */
 static int32_t *allowed(const struct source_routed *r, uint32_t layer)
 {
 	return r->allowed + (size_t)layer * r->o.n_experts;
 }
 
-/* The next expert of the layer in hand: `id` folded into those that may be acquired, or the next free one after it. */
+/* The next expert of the layer in hand: `id` folded into those that may be acquired, or the next
+ * free one after it. */
 static void put(struct source_routed *r, uint32_t id)
 {
 	uint32_t layer = (uint32_t)r->layer, reach = r->n_allowed[layer];
@@ -148,7 +154,8 @@ static void put(struct source_routed *r, uint32_t id)
 	r->order[r->n_order++] = expert;
 }
 
-static bool picked_before(const struct picks *p, uint32_t token, uint32_t moe, uint32_t row, uint16_t id)
+static bool picked_before(
+	const struct picks *p, uint32_t token, uint32_t moe, uint32_t row, uint16_t id)
 {
 	for (uint32_t r = 0; r < row; r++) {
 		const uint16_t *ids = ids_of(p, (token + r) % p->n_tokens, moe);
@@ -179,7 +186,8 @@ static void begin_layer(struct source_routed *r, int layer)
 static int32_t next_expert(struct source_routed *r, int32_t id)
 {
 	if (r->n_taken == r->n_order)
-		put(r, r->picks.n_tokens ? r->n_order : (uint32_t)id); /* more distinct ones than the trace names */
+		put(r, r->picks.n_tokens ? r->n_order
+								 : (uint32_t)id); /* more distinct ones than the trace names */
 	return r->order[r->n_taken++];
 }
 
@@ -196,8 +204,10 @@ static void exchange(struct source_routed *r, int layer, struct expert_ref *refs
 }
 
 /* Asks the inner source under the ids that it knows; the model's come back whatever it says. */
-static int under_other_ids(struct source_routed *r, int layer, struct expert_ref *refs, int n, struct err *e,
-	int (*ask)(struct expert_source *inner, int layer, struct expert_ref *refs, int n, struct err *e))
+static int under_other_ids(struct source_routed *r, int layer, struct expert_ref *refs, int n,
+	struct err *e,
+	int (*ask)(
+		struct expert_source *inner, int layer, struct expert_ref *refs, int n, struct err *e))
 {
 	int32_t own[64], *ids = n <= (int)ARRAY_LEN(own) ? own : NEW_ARRAY(int32_t, (size_t)n);
 	for (int i = 0; i < n; i++)
@@ -212,17 +222,20 @@ static int under_other_ids(struct source_routed *r, int layer, struct expert_ref
 	return rc;
 }
 
-static int ask_decode(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+static int ask_decode(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	return s->ops->acquire(s, layer, EXPERT_DECODE, refs, n, e);
 }
 
-static int ask_await(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+static int ask_await(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	return s->ops->await(s, layer, refs, n, e);
 }
 
-static int ask_release(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+static int ask_release(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	(void)e;
 	s->ops->release(s, layer, refs, n);
@@ -241,8 +254,8 @@ static void routed_step(struct expert_source *s, enum expert_use use, int rows, 
 		r->inner->ops->step(r->inner, use, rows, position);
 }
 
-static int routed_acquire(
-	struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
+static int routed_acquire(struct expert_source *s, int layer, enum expert_use use,
+	struct expert_ref *refs, int n, struct err *e)
 {
 	struct source_routed *r = routed_of(s);
 	r->inner->cancel = s->cancel;
@@ -266,7 +279,8 @@ static int routed_acquire(
 	return under_other_ids(r, layer, refs, n, e, ask_decode);
 }
 
-static int routed_await(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+static int routed_await(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	struct source_routed *r = routed_of(s);
 	if (exchanged(r, layer))
@@ -361,16 +375,17 @@ static void say(const struct source_routed *r)
 		snprintf(confined, sizeof confined, ", confined to the first %u of %u experts of a layer",
 			r->o.confine, r->o.n_experts);
 	if (p->n_moe != r->o.n_layers - r->o.n_dense)
-		snprintf(layers, sizeof layers, " of %u layers for %u", p->n_moe, r->o.n_layers - r->o.n_dense);
+		snprintf(
+			layers, sizeof layers, " of %u layers for %u", p->n_moe, r->o.n_layers - r->o.n_dense);
 	if (p->n_tokens)
-		log_info("routing: replayed, not the model's: %u tokens of %s%s%s", p->n_tokens, r->o.path, layers,
-			confined);
+		log_info("routing: replayed, not the model's: %u tokens of %s%s%s", p->n_tokens, r->o.path,
+			layers, confined);
 	else
 		log_info("routing: the model's%s", confined);
 }
 
-int source_routed_open(
-	struct expert_source *inner, const struct routed_options *o, struct expert_source **out, struct err *e)
+int source_routed_open(struct expert_source *inner, const struct routed_options *o,
+	struct expert_source **out, struct err *e)
 {
 	*out = NULL;
 	int rc = 0;

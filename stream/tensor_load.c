@@ -3,7 +3,8 @@
  * One thread keeps the drive's queue full and hands what lands to a copy lane:
  *
  *     span     |----a----|----a----|----a----|     a: the file's alignment
- *              .    [ head | wanted bytes ]  .     pieces begin at multiples of a and hold at most a slice
+ *              .    [ head | wanted bytes ]  .     pieces begin at multiples of a and hold at most
+ * a slice
  */
 #include "stream/tensor_load.h"
 
@@ -35,7 +36,8 @@ struct load {
 	int n_pieces;
 	struct piece pieces[PIECES_MAX];
 	int free_pieces[PIECES_MAX], n_free;
-	int sent[PIECES_MAX], first_sent, n_sent; /* ring: pieces whose copies are under way, in order */
+	int sent[PIECES_MAX], first_sent,
+		n_sent; /* ring: pieces whose copies are under way, in order */
 	const struct tensor_span *spans;
 	size_t n_spans, span; /* the next piece is of this span */
 	uint64_t at;          /* and begins at this offset of the file; 0: at the span's begin */
@@ -127,7 +129,8 @@ static bool look(struct load *l, struct err *e)
 	bool any = false;
 	while (l->n_sent) {
 		struct err why = {0};
-		int i = l->sent[l->first_sent], rc = l->copier->ops->done(l->copier, l->pieces[i].ticket, &why);
+		int i = l->sent[l->first_sent],
+			rc = l->copier->ops->done(l->copier, l->pieces[i].ticket, &why);
 		if (!rc)
 			break;
 		any = true;
@@ -166,7 +169,8 @@ static int open_load(struct load *l, struct err *e)
 	/* a piece that is one slice is one read */
 	l->piece_bytes = num_align_up(reader_slice(l->reader), READER_SLICE_MIN);
 	l->n_pieces = (int)MIN(reader_few_buffers(l->reader), PIECES_MAX);
-	if ((rc = pinned_start(&l->memory, l->copier, (size_t)l->n_pieces * l->piece_bytes, 0, NULL, NULL, e)) ||
+	if ((rc = pinned_start(
+			 &l->memory, l->copier, (size_t)l->n_pieces * l->piece_bytes, 0, NULL, NULL, e)) ||
 		(rc = pinned_wait(&l->memory, e)))
 		return rc;
 	reader_register(l->reader, l->memory.base, l->memory.bytes);

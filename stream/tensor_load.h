@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Runs of bytes from the model's files to a card at the speed of the drive: read past the page cache into pinned buffers, copied
- * on as they land. For what is loaded once and stays.
+ * Runs of bytes from the model's files to a card at the speed of the drive: read past the page
+ * cache into pinned buffers, copied on as they land. For what is loaded once and stays.
  */
 #ifndef GLM_STREAM_TENSOR_LOAD_H
 #define GLM_STREAM_TENSOR_LOAD_H
@@ -19,11 +19,11 @@ struct tensor_span {
 struct tensor_load_options {
 	const struct gguf *file;
 	struct backend *backend;
-	struct copier *
-		copier; /* lent, used by nobody else meanwhile; NULL: lanes of the backend's for the time of the call */
+	struct copier *copier; /* lent, used by nobody else meanwhile; NULL: lanes of the backend's for
+							  the time of the call */
 	struct reader_options reader;
-	void (*progress)(
-		void *user, uint64_t done, uint64_t total); /* called now and then, and at the end; NULL: not */
+	void (*progress)(void *user, uint64_t done,
+		uint64_t total); /* called now and then, and at the end; NULL: not */
 	void *user;
 };
 
@@ -35,8 +35,9 @@ struct tensor_load_result {
 /* Whether this backend is loaded so: it has copy lanes. */
 bool tensor_load_serves(const struct backend *b);
 
-/* Sorts spans[0..n) in the order of the files and loads them; empty ones are fine. Returns when all bytes stand on the card. 0,
- * or the sentence of the first read or copy that failed; the memory may then be freed. */
+/* Sorts spans[0..n) in the order of the files and loads them; empty ones are fine. Returns when all
+ * bytes stand on the card. 0, or the sentence of the first read or copy that failed; the memory may
+ * then be freed. */
 int tensor_load(const struct tensor_load_options *o, struct tensor_span *spans, size_t n,
 	struct tensor_load_result *result, struct err *e);
 

@@ -70,7 +70,8 @@ static void awaits_open(struct awaits *a, enum dtype type, int n_embd, int n_ff)
 	a->out = card_new(a->out_bytes);
 	a->want = card_new(AWAIT_STEPS * a->out_bytes);
 	a->got = card_new(AWAIT_STEPS * a->out_bytes);
-	float **to[] = {&a->sum, &a->weights, &a->shared, &a->gain}, *host = NEW_ARRAY(float, (size_t)n_embd);
+	float **to[] = {&a->sum, &a->weights, &a->shared, &a->gain},
+		  *host = NEW_ARRAY(float, (size_t)n_embd);
 	for (int i = 0; i < 4; i++) {
 		*to[i] = card_new(a->x_bytes);
 		op_random(7, i, host, (size_t)n_embd);
@@ -94,7 +95,8 @@ static void awaits_close(struct awaits *a)
 		cuda->ops->free(cuda, MEM_DEVICE, more[i], a->x_bytes);
 }
 
-/* Those ranks of the row's experts that are in the mask, in one call. Returns whether that launched nothing. */
+/* Those ranks of the row's experts that are in the mask, in one call. Returns whether that launched
+ * nothing. */
 static bool call_ranks(struct awaits *a, unsigned ranks, const float *x, float *out)
 {
 	struct expert_job jobs[AWAIT_USED];
@@ -202,7 +204,8 @@ static void list_eagerly(struct awaits *a, int n_embd, int step, float *result)
 }
 
 /* As one list, given up in part `stop` when some of its experts have been told */
-static void list_by_words(struct awaits *a, int n_embd, int step, int stop, struct rng *r, float *result)
+static void list_by_words(
+	struct awaits *a, int n_embd, int step, int stop, struct rng *r, float *result)
 {
 	struct err e = {0};
 	uint64_t marks = cuda->marks;
@@ -317,10 +320,11 @@ void await_case(struct backend *backend, enum dtype type, int n_embd, int n_ff, 
 	assert_int_equal(cuda->ops->download(cuda, got, a.got, n * sizeof(float), &e), 0);
 	for (size_t i = 0; i < n; i++)
 		if (f32_bits(want[i]) != f32_bits(got[i]))
-			fail_msg("experts_await %s: step %zu, value %zu is %.9g, that of a call %.9g", dtype_name(type),
-				i / (n / (size_t)steps), i % (n / (size_t)steps), (double)got[i], (double)want[i]);
-	print_message("experts_await %s %d > %d: %d calls by words, %d launched\n", dtype_name(type), n_embd,
-		n_ff, a.by_words, a.by_launch);
+			fail_msg("experts_await %s: step %zu, value %zu is %.9g, that of a call %.9g",
+				dtype_name(type), i / (n / (size_t)steps), i % (n / (size_t)steps), (double)got[i],
+				(double)want[i]);
+	print_message("experts_await %s %d > %d: %d calls by words, %d launched\n", dtype_name(type),
+		n_embd, n_ff, a.by_words, a.by_launch);
 	assert_true(a.can ? a.by_words && !a.by_launch : !a.by_words);
 	if (a.can)
 		run_lists(&a, n_embd, brief ? BRIEF_LISTS : LIST_STEPS, &r);

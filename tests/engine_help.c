@@ -30,7 +30,8 @@ struct session *session_of(struct engine *g, bool mtp)
 uint64_t logits_hash(const struct session *s)
 {
 	assert_non_null(session_logits(s));
-	return generate_hash(GENERATE_HASH_START, session_logits(s), engine_config(session_engine(s))->n_vocab);
+	return generate_hash(
+		GENERATE_HASH_START, session_logits(s), engine_config(session_engine(s))->n_vocab);
 }
 
 uint64_t drafts_hash(struct session *s, const int32_t *ids, int n, uint64_t hash)
@@ -39,7 +40,8 @@ uint64_t drafts_hash(struct session *s, const int32_t *ids, int n, uint64_t hash
 	uint32_t n_vocab = engine_config(session_engine(s))->n_vocab;
 	float *draft = NEW_ARRAY(float, n_vocab);
 	for (int i = 0; i < n; i++) {
-		if (session_mtp_logits(s, ids[i], draft, &e) || session_extend(s, &ids[i], 1, NULL, NULL, &e))
+		if (session_mtp_logits(s, ids[i], draft, &e) ||
+			session_extend(s, &ids[i], 1, NULL, NULL, &e))
 			fail_msg("%s", e.text);
 		hash = generate_hash(generate_hash(hash, draft, n_vocab), session_logits(s), n_vocab);
 	}

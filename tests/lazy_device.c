@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Ops are kept with all their arguments, enqueued or in a list; the host's waits run them, on the CPU. */
+/* Ops are kept with all their arguments, enqueued or in a list; the host's waits run them, on the
+ * CPU. */
 #include "tests/lazy_device.h"
 
 #include "src/base/mem.h"
@@ -132,7 +133,8 @@ static void run(struct backend *b, struct op *p)
 		x->embed(b, p->table, p->from, (int)p->n[0], p->to);
 		break;
 	case RMS_NORM:
-		x->rms_norm(b, p->from, p->n[0], p->norms, (int)p->n[1], p->f, (int)p->n[2], (int)p->n[3], p->n[4]);
+		x->rms_norm(
+			b, p->from, p->n[0], p->norms, (int)p->n[1], p->f, (int)p->n[2], (int)p->n[3], p->n[4]);
 		break;
 	case MATMUL:
 		x->matmul(b, p->parts, (int)p->n[0], p->from, (int)p->n[1]);
@@ -165,8 +167,8 @@ static void run(struct backend *b, struct op *p)
 		x->expert_ffn(b, p->from, p->held, (int)p->n[0], (int)p->n[1], (int)p->n[2], p->to);
 		break;
 	case COMBINE:
-		x->moe_combine(b, p->from, p->more, (int)p->n[0], p->last, (int)p->n[1], (int)p->n[2], p->to,
-			p->n[3] ? p->norms : NULL, p->f);
+		x->moe_combine(b, p->from, p->more, (int)p->n[0], p->last, (int)p->n[1], (int)p->n[2],
+			p->to, p->n[3] ? p->norms : NULL, p->f);
 		break;
 	case AWAIT:
 		break;
@@ -208,7 +210,8 @@ static void follow(struct backend *b, uint64_t ticket)
 {
 	while (d.reached < ticket)
 		if (!step(b))
-			fail_msg("mark %llu never comes: the device waits to be told", (unsigned long long)ticket);
+			fail_msg(
+				"mark %llu never comes: the device waits to be told", (unsigned long long)ticket);
 	for (uint32_t n = rng_below(&d.rng, 4) ? 0 : rng_below(&d.rng, 12); n && step(b); n--)
 		;
 }
@@ -393,7 +396,8 @@ static void dev_graph_drop(struct backend *b)
 	forget();
 }
 
-static void dev_embed(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out)
+static void dev_embed(
+	struct backend *b, struct weight table, const int32_t *ids, int rows, float *out)
 {
 	(void)b;
 	struct op *p = add(EMBED);
@@ -403,8 +407,8 @@ static void dev_embed(struct backend *b, struct weight table, const int32_t *ids
 	p->to = out;
 }
 
-static void dev_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms,
-	int n_norms, float eps, int rows, int n, int64_t out_stride)
+static void dev_rms_norm(struct backend *b, const float *x, int64_t x_stride,
+	const struct norm *norms, int n_norms, float eps, int rows, int n, int64_t out_stride)
 {
 	(void)b;
 	struct op *p = add(RMS_NORM);
@@ -414,7 +418,8 @@ static void dev_rms_norm(struct backend *b, const float *x, int64_t x_stride, co
 	memcpy(p->norms, norms, (size_t)n_norms * sizeof *norms);
 }
 
-static void dev_matmul(struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
+static void dev_matmul(
+	struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
 {
 	(void)b;
 	struct op *p = add(MATMUL);
@@ -443,8 +448,8 @@ static void dev_rope_angles(
 	p->to = cos_sin;
 }
 
-static void dev_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
-	int64_t y_stride, int rows, int n_heads)
+static void dev_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride,
+	float *y, int64_t y_stride, int rows, int n_heads)
 {
 	(void)b;
 	struct op *p = add(ROPE);
@@ -467,7 +472,8 @@ static void dev_latents(
 	memcpy(p->parts + 4, a->out, (size_t)a->n_out * sizeof *a->out);
 }
 
-static void dev_index_select(struct backend *b, const struct batch *rows, const struct index_select *a)
+static void dev_index_select(
+	struct backend *b, const struct batch *rows, const struct index_select *a)
 {
 	(void)b;
 	struct op *p = add(INDEX_SELECT);
@@ -537,8 +543,8 @@ static void assert_like(const struct weight *a, const struct weight *b)
 }
 
 /* Tells the first await that has not been told everything. */
-static void tell(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
-	int n_used, const float *out)
+static void tell(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
+	int rows, int n_used, const float *out)
 {
 	struct told *t = &d.told[d.first_open];
 	assert_true(x == t->op.from && out == t->op.to && rows == 1 && n_used == (int)t->op.n[2]);
@@ -560,8 +566,8 @@ static void tell(struct backend *b, const float *x, const struct expert_job *job
 	d.first_open += t->all;
 }
 
-static void dev_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
-	int rows, int n_used, float *out)
+static void dev_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, float *out)
 {
 	assert_null(d.now); /* places differ from step to step */
 	if (d.first_open < d.n_told) {
@@ -573,7 +579,8 @@ static void dev_expert_ffn(struct backend *b, const float *x, const struct exper
 	for (int i = 0; i < n_jobs; i++)
 		places += (size_t)jobs[i].n_places;
 	struct op *p = add(EXPERTS);
-	struct expert_job *own = (p->held = mem_new(1, (size_t)n_jobs * sizeof *own + places * sizeof(int32_t)));
+	struct expert_job *own =
+		(p->held = mem_new(1, (size_t)n_jobs * sizeof *own + places * sizeof(int32_t)));
 	int32_t *at = (int32_t *)(own + n_jobs);
 	for (int i = 0; i < n_jobs; at += jobs[i++].n_places) {
 		own[i] = jobs[i];
@@ -587,7 +594,8 @@ static void dev_expert_ffn(struct backend *b, const float *x, const struct exper
 void lazy_device_start(struct backend *b, bool words, uint64_t seed)
 {
 	lazy_counts = (struct lazy_counts){0};
-	d = (struct device){.ops = *b->ops, .inner = b->ops, .rng = {seed}, .words = words, .reached = b->marks};
+	d = (struct device){
+		.ops = *b->ops, .inner = b->ops, .rng = {seed}, .words = words, .reached = b->marks};
 	struct backend_ops *o = &d.ops;
 	o->close = dev_close;
 	o->alloc = dev_alloc;

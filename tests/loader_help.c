@@ -26,7 +26,8 @@ int source_setup(void **state)
 	struct err e = {0};
 	struct backend_options bo = {.name = card_kind == CARD_REAL ? "cuda" : "cpu", .threads = 1};
 	log_set_level(LOG_QUIET);
-	if (gguf_open(MODEL, &file, &e) || config_read(file, &config, &e) || backend_open(&bo, &backend, &e)) {
+	if (gguf_open(MODEL, &file, &e) || config_read(file, &config, &e) ||
+		backend_open(&bo, &backend, &e)) {
 		print_error("%s\n", e.text);
 		return -1;
 	}
@@ -58,7 +59,8 @@ bool card_answers(void)
 
 uint64_t budget(double share)
 {
-	return full.floor_bytes + (uint64_t)(share * (double)(full.everything_bytes - full.floor_bytes));
+	return full.floor_bytes +
+		   (uint64_t)(share * (double)(full.everything_bytes - full.floor_bytes));
 }
 
 struct loader_options source_options(double share, uint64_t ram)
@@ -80,7 +82,8 @@ int try_source(const struct loader_options *o, struct expert_source **s, struct 
 	card_faults = (struct copier_faults){0};
 	card = NULL;
 	if (card_kind != CARD_NONE && !mine.reader.slice_bytes)
-		mine.reader.slice_bytes = 65536; /* small bounce buffers: they are touched at every opening */
+		mine.reader.slice_bytes =
+			65536; /* small bounce buffers: they are touched at every opening */
 	mine.pin_step = num_align_up(mine.tier_bytes[1] / 20, 4096); /* borders that slots lie across */
 	mine.out_piece = 4096 + mine.tier_bytes[1] / 1000;           /* several of an expert */
 	if (card_kind == CARD_EMULATED) {
@@ -158,8 +161,8 @@ void check_expert(int layer, const struct expert_ref *r)
 	check_matrix(layer, r->id, "down", &r->down);
 }
 
-int use_experts(
-	struct expert_source *s, int layer, enum expert_use how, struct expert_ref *refs, int n, struct err *e)
+int use_experts(struct expert_source *s, int layer, enum expert_use how, struct expert_ref *refs,
+	int n, struct err *e)
 {
 	int missing = s->ops->acquire(s, layer, how, refs, n, e);
 	if (missing < 0)

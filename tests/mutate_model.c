@@ -65,8 +65,8 @@ static void put_keys(struct gguf_writer *w, const struct gguf *from, const struc
 {
 	for (size_t i = 0; i < from->n_kvs; i++) {
 		const char *key = from->kvs[i].key;
-		if (is(m->drop_key, key) || is(m->u32_key, key) || is(m->f32_key, key) || is(m->str_key, key) ||
-			is(m->bools_key, key) || is("general.alignment", key))
+		if (is(m->drop_key, key) || is(m->u32_key, key) || is(m->f32_key, key) ||
+			is(m->str_key, key) || is(m->bools_key, key) || is("general.alignment", key))
 			continue;
 		copy_key(w, &from->kvs[i]);
 	}
@@ -118,7 +118,8 @@ static void put_garbage(
 void mutate_model(const struct gguf *from, const struct mutation *m, const char *path)
 {
 	struct err e = {0};
-	struct gguf_writer *w = gguf_writer_new(&(struct gguf_write_options){.alignment = m->alignment});
+	struct gguf_writer *w =
+		gguf_writer_new(&(struct gguf_write_options){.alignment = m->alignment});
 	size_t id = 0;
 	put_keys(w, from, m);
 	for (size_t i = 0; i < from->n_tensors; i++) {

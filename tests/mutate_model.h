@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Writes a changed copy of a GGUF: keys replaced or dropped, tensors dropped or added. For tests that need a model which is
- * wrong, or foreign, in one point. */
+/* Writes a changed copy of a GGUF: keys replaced or dropped, tensors dropped or added. For tests
+ * that need a model which is wrong, or foreign, in one point. */
 #ifndef GLM_TESTS_MUTATE_MODEL_H
 #define GLM_TESTS_MUTATE_MODEL_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* See op_cases.h. The list, and a function for each op that runs it; the formulas are in op_formulas.c. */
+/* See op_cases.h. The list, and a function for each op that runs it; the formulas are in
+ * op_formulas.c. */
 #include "tests/op_cases.h"
 
 #include "src/base/half.h"
@@ -15,9 +16,9 @@
 #include <string.h>
 #include <cmocka.h>
 
-const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "ffn", "swiglu",
-	"rope_angles", "rope", "latents", "query", "index_select", "attend", "mla", "route", "routers",
-	"expert_ffn", "moe_combine"};
+const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_matmul", "ffn",
+	"swiglu", "rope_angles", "rope", "latents", "query", "index_select", "attend", "mla", "route",
+	"routers", "expert_ffn", "moe_combine"};
 
 /* clang-format off */
 /* Shapes: the pocket's (hidden 256, 4 heads), GLM-5.2's row sizes with few rows, odd ones. */
@@ -118,7 +119,8 @@ const struct op_case op_cases[] = {
 /* clang-format on */
 const int op_cases_n = ARRAY_LEN(op_cases);
 
-/* ---- device memory -------------------------------------------------------------------------------------- */
+/* ---- device memory
+ * -------------------------------------------------------------------------------------- */
 
 static void *device_new(struct op_pool *p, size_t bytes)
 {
@@ -158,13 +160,16 @@ static struct weight weight_new_put(
 	return weight_put(p, op_weight_new(p, tag, type, n_in, n_out, n_stack));
 }
 
-static struct batch batch_put(struct op_pool *p, const struct op_case *c, bool append, int first, int n)
+static struct batch batch_put(
+	struct op_pool *p, const struct op_case *c, bool append, int first, int n)
 {
-	int32_t *pos = op_host_new(p, (size_t)c->rows * 4), *base = op_host_new(p, (size_t)c->rows * 4), most = 0;
+	int32_t *pos = op_host_new(p, (size_t)c->rows * 4), *base = op_host_new(p, (size_t)c->rows * 4),
+			most = 0;
 	op_make_rows(c, append, pos, base);
 	for (int i = 0; i < n; i++)
 		most = MAX(most, pos[first + i]);
-	return (struct batch){n, put(p, pos + first, (size_t)n * 4), put(p, base + first, (size_t)n * 4), most};
+	return (struct batch){
+		n, put(p, pos + first, (size_t)n * 4), put(p, base + first, (size_t)n * 4), most};
 }
 
 static struct cache_view cache_put(struct op_pool *p, const struct op_case *c, int width)
@@ -179,8 +184,8 @@ static struct cache_view cache_put(struct op_pool *p, const struct op_case *c, i
 	return (struct cache_view){put(p, h, n * 2), c->type, width};
 }
 
-static void cache_get(
-	struct op_pool *p, const struct op_case *c, struct cache_view cache, int first, int n, float *out)
+static void cache_get(struct op_pool *p, const struct op_case *c, struct cache_view cache,
+	int first, int n, float *out)
 {
 	size_t width = (size_t)cache.width, total = op_cache_rows(c) * width;
 	uint8_t *all = op_host_new(p, total * 4);
@@ -189,14 +194,17 @@ static void cache_get(
 	op_make_rows(c, true, pos, base);
 	for (int i = 0; i < n; i++) {
 		size_t at = (size_t)(base[first + i] + pos[first + i]) * width;
-		dequant_row(c->type, all + at * (c->type == DTYPE_F16 ? 2 : 4), out + (size_t)i * width, width);
+		dequant_row(
+			c->type, all + at * (c->type == DTYPE_F16 ? 2 : 4), out + (size_t)i * width, width);
 	}
 }
 
-/* ---- runs: rows [f, f + n) of case c, out [n][width] ------------------------------------------------------ */
+/* ---- runs: rows [f, f + n) of case c, out [n][width]
+ * ------------------------------------------------------ */
 
-#define RUN(kind) static void run_##kind(struct op_pool *p, const struct op_case *c, int f, int n, float *out)
-#define OPS       p->b->ops
+#define RUN(kind)                                                                                  \
+	static void run_##kind(struct op_pool *p, const struct op_case *c, int f, int n, float *out)
+#define OPS p->b->ops
 
 /* The slice of a per-row buffer of `per` floats a row. */
 static float *put_rows(struct op_pool *p, int tag, const struct op_case *c, int f, int n, int per)
@@ -215,13 +223,15 @@ RUN(embed)
 	get(p, out, y, (size_t)n * (size_t)c->n_in * 4);
 }
 
-/* Rows of x lie 5 values further apart than their length; out of place into rows 3 further apart. */
+/* Rows of x lie 5 values further apart than their length; out of place into rows 3 further apart.
+ */
 RUN(rms_norm)
 {
 	int in = c->n_in + 5, step = c->n_in + 3;
 	float *x = put_rows(p, 1, c, f, n, in),
 		  *gain = put(p, op_floats(p, 2, (size_t)c->n_in), (size_t)c->n_in * 4);
-	float *y = device_new(p, (size_t)(n * step) * 4), *host = op_host_new(p, (size_t)(n * step) * 4);
+	float *y = device_new(p, (size_t)(n * step) * 4),
+		  *host = op_host_new(p, (size_t)(n * step) * 4);
 	/* the same with a second gain: neither looks at the other */
 	float *other = put(p, op_floats(p, 3, (size_t)c->n_in), (size_t)c->n_in * 4),
 		  *y2 = device_new(p, (size_t)(n * step) * 4);
@@ -237,7 +247,8 @@ RUN(matmul)
 {
 	int second = c->n_out / 2 + 1, width = c->n_out + 2 * second, m[3] = {c->n_out, second, second};
 	struct matmul parts[3] = {
-		{.w = weight_new_put(p, 1, c->type, c->n_in, m[0], 1), .y = device_new(p, (size_t)(n * m[0]) * 4)},
+		{.w = weight_new_put(p, 1, c->type, c->n_in, m[0], 1),
+			.y = device_new(p, (size_t)(n * m[0]) * 4)},
 		{.w = weight_new_put(p, 2, c->type, c->n_in, m[1], 1),
 			.y = put_rows(p, 3, c, f, n, m[1]),
 			.add = true},
@@ -258,7 +269,8 @@ RUN(stacked_matmul)
 {
 	int in = c->n_in + 7, step = c->n_out + 2;
 	struct stacked_matmul a = {weight_new_put(p, 1, c->type, c->n_in, c->n_out, c->heads),
-		put_rows(p, 2, c, f, n, c->heads * in), in, device_new(p, (size_t)(n * c->heads * step) * 4), step};
+		put_rows(p, 2, c, f, n, c->heads * in), in,
+		device_new(p, (size_t)(n * c->heads * step) * 4), step};
 	float *host = op_host_new(p, (size_t)(n * c->heads * step) * 4);
 	OPS->stacked_matmul(p->b, &a, n);
 	get(p, host, a.y, (size_t)(n * c->heads * step) * 4);
@@ -299,7 +311,8 @@ RUN(rope_angles)
 {
 	struct batch rows = batch_put(p, c, false, f, n);
 	float *y = device_new(p, (size_t)(n * c->dim) * 4);
-	OPS->rope_angles(p->b, &rows, put(p, op_inverse_frequencies(p, c), (size_t)c->dim * 2), c->dim, y);
+	OPS->rope_angles(
+		p->b, &rows, put(p, op_inverse_frequencies(p, c), (size_t)c->dim * 2), c->dim, y);
 	get(p, out, y, (size_t)(n * c->dim) * 4);
 }
 
@@ -317,7 +330,8 @@ RUN(rope)
 		memcpy(out + i * c->dim, host + i * c->n_out, (size_t)c->dim * 4);
 }
 
-/* Out: the query's latent, the key's and value's cache row, the index key's cache row. n 0: that part is absent. */
+/* Out: the query's latent, the key's and value's cache row, the index key's cache row. n 0: that
+ * part is absent. */
 RUN(latents)
 {
 	int kv = c->n_value ? c->n_value + c->dim : 0, key = c->n_in, width = c->n_out + kv + key;
@@ -370,12 +384,14 @@ RUN(query)
 	struct matmul in[] = {{.w = weight_new_put(p, 1, c->type, c->n_in, c->n_out, 1),
 							  .y = device_new(p, (size_t)(n * c->n_out) * 4)},
 		{.w = weight_new_put(p, 2, c->type, c->n_in, kv, 1), .y = at[1]},
-		{.w = full ? weight_new_put(p, 3, c->type, c->n_in, key, 1) : (struct weight){0}, .y = at[2]},
+		{.w = full ? weight_new_put(p, 3, c->type, c->n_in, key, 1) : (struct weight){0},
+			.y = at[2]},
 		{.w = full ? weight_new_put(p, 4, c->plain ? DTYPE_F32 : c->type, c->n_in, extra, 1)
 				   : (struct weight){0},
 			.y = at[3]}};
 	struct matmul last[] = {{.w = weight_new_put(p, 5, c->type, c->n_out, c->top_k, 1), .y = at[0]},
-		{.w = full ? weight_new_put(p, 6, c->type, c->n_out, extra, 1) : (struct weight){0}, .y = at[4]}};
+		{.w = full ? weight_new_put(p, 6, c->type, c->n_out, extra, 1) : (struct weight){0},
+			.y = at[4]}};
 	struct latents a = {.in = in,
 		.n_in = full ? 4 : 2,
 		.x = put_rows(p, 7, c, f, n, c->n_in),
@@ -418,7 +434,8 @@ RUN(index_select)
 		put(p, q + f * c->heads * c->dim, (size_t)(n * c->heads * c->dim) * 4),
 		put(p, weight + f * c->heads, (size_t)(n * c->heads) * 4), cache_put(p, c, c->dim),
 		device_new(p, (size_t)(n * c->top_k) * 4), device_new(p, (size_t)n * 4)};
-	int32_t *sel = op_host_new(p, (size_t)(n * c->top_k) * 4), *n_sel = op_host_new(p, (size_t)n * 4);
+	int32_t *sel = op_host_new(p, (size_t)(n * c->top_k) * 4),
+			*n_sel = op_host_new(p, (size_t)n * 4);
 	OPS->index_select(p->b, &rows, &a);
 	get(p, sel, a.sel, (size_t)(n * c->top_k) * 4);
 	get(p, n_sel, a.n_sel, (size_t)n * 4);
@@ -448,14 +465,16 @@ RUN(attend)
 	if (c->rotate) {
 		a.rotate = put_rows(p, 3, c, f, n, c->heads * (c->dim + 2));
 		a.rotate_stride = c->dim + 2;
-		a.rope = (struct rope){put(p, op_rope_new(p, c) + f * c->dim, (size_t)(n * c->dim) * 4), c->dim};
+		a.rope =
+			(struct rope){put(p, op_rope_new(p, c) + f * c->dim, (size_t)(n * c->dim) * 4), c->dim};
 	}
 	OPS->attend(p->b, &rows, &a);
 	get(p, out, a.out, (size_t)(n * c->heads * c->n_value) * 4);
 }
 
-/* The three ops one after the other must give the same bits, and again when mla has run before with fewer positions; then with a product
- * of n_used rows, which the ops one after the other must give too. */
+/* The three ops one after the other must give the same bits, and again when mla has run before with
+ * fewer positions; then with a product of n_used rows, which the ops one after the other must give
+ * too. */
 RUN(mla)
 {
 	int width = c->n_value + c->dim, head = c->n_in + c->dim;
@@ -468,7 +487,8 @@ RUN(mla)
 		  *absorbed = device_new(p, (size_t)(n * c->heads * width) * 4),
 		  *z = device_new(p, (size_t)(n * c->heads * c->n_value) * 4), *y = device_new(p, bytes);
 	struct mla a = {
-		.absorb = {weight_new_put(p, 2, DTYPE_Q8_0, c->n_in, c->n_value, c->heads), q, head, absorbed, width},
+		.absorb = {weight_new_put(p, 2, DTYPE_Q8_0, c->n_in, c->n_value, c->heads), q, head,
+			absorbed, width},
 		.attend = {.n_heads = c->heads,
 			.n_value = c->n_value,
 			.scale = OP_ATTEND_SCALE,
@@ -481,8 +501,8 @@ RUN(mla)
 			.n_sel = put(p, n_sel + f, (size_t)n * 4),
 			.sel_stride = c->top_k,
 			.out = z},
-		.expand = {weight_new_put(p, 3, DTYPE_Q8_0, c->n_value, c->n_out, c->heads), z, c->n_value, y,
-			c->n_out},
+		.expand = {weight_new_put(p, 3, DTYPE_Q8_0, c->n_value, c->n_out, c->heads), z, c->n_value,
+			y, c->n_out},
 	};
 	OPS->mla(p->b, &rows, &a);
 	get(p, out, y, bytes);
@@ -535,7 +555,8 @@ static void get_ids(struct op_pool *p, const struct route *a, int n, uint64_t ti
 	get(p, picks, a->picks, bytes);
 	for (int i = 0; i < n * a->n_used && !p->rc; i++)
 		if (picks[i] >> 32 != (uint32_t)ticket)
-			bug("route: pick %d has ticket %u of %u", i, (unsigned)(picks[i] >> 32), (unsigned)ticket);
+			bug("route: pick %d has ticket %u of %u", i, (unsigned)(picks[i] >> 32),
+				(unsigned)ticket);
 	if (!p->rc)
 		p->rc = OPS->wait_picks(p->b, ticket, picks, n * a->n_used, ids, p->e);
 }
@@ -576,9 +597,10 @@ RUN(route)
 	}
 }
 
-/* What two routers give: rows of op_case_width values. ticket: of the first; that of the second is the latest. */
-static void routers_get(
-	struct op_pool *p, const struct op_case *c, const struct route a[2], int n, uint64_t ticket, float *out)
+/* What two routers give: rows of op_case_width values. ticket: of the first; that of the second is
+ * the latest. */
+static void routers_get(struct op_pool *p, const struct op_case *c, const struct route a[2], int n,
+	uint64_t ticket, float *out)
 {
 	size_t picks = (size_t)(n * c->n_used) * 4;
 	float *h = op_host_new(p, (size_t)(n * c->n_in) * 4), *weights = op_host_new(p, picks);
@@ -598,7 +620,8 @@ static void routers_get(
 	}
 }
 
-/* The ops one after the other must give the same bits, and again when there is only the second router. */
+/* The ops one after the other must give the same bits, and again when there is only the second
+ * router. */
 RUN(routers)
 {
 	size_t row_bytes = (size_t)(n * c->n_in) * 4, picks = (size_t)(n * c->n_used) * 4,
@@ -678,12 +701,14 @@ RUN(expert_ffn)
 
 RUN(moe_combine)
 {
-	float *y = put_rows(p, 1, c, f, n, c->n_used * c->n_in), *weights = put_rows(p, 2, c, f, n, c->n_used);
+	float *y = put_rows(p, 1, c, f, n, c->n_used * c->n_in),
+		  *weights = put_rows(p, 2, c, f, n, c->n_used);
 	float *shared = put_rows(p, 3, c, f, n, c->n_in), *x = put_rows(p, 4, c, f, n, c->n_in);
 	size_t bytes = (size_t)(n * c->n_in) * 4;
-	float *gain = put(p, op_floats(p, 5, (size_t)c->n_in), (size_t)c->n_in * 4), *h = device_new(p, bytes),
-		  *apart = device_new(p, bytes), *host[3];
-	OPS->moe_combine(p->b, y, weights, c->n_used, shared, n, c->n_in, x, &(struct norm){gain, h}, 1e-5f);
+	float *gain = put(p, op_floats(p, 5, (size_t)c->n_in), (size_t)c->n_in * 4),
+		  *h = device_new(p, bytes), *apart = device_new(p, bytes), *host[3];
+	OPS->moe_combine(
+		p->b, y, weights, c->n_used, shared, n, c->n_in, x, &(struct norm){gain, h}, 1e-5f);
 	OPS->rms_norm(p->b, x, c->n_in, &(struct norm){gain, apart}, 1, 1e-5f, n, c->n_in, c->n_in);
 	for (int i = 0; i < 3; i++)
 		get(p, host[i] = op_host_new(p, bytes), i == 0 ? x : i == 1 ? h : apart, bytes);
@@ -695,9 +720,9 @@ RUN(moe_combine)
 }
 
 typedef void run_fn(struct op_pool *p, const struct op_case *c, int f, int n, float *out);
-static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_stacked_matmul, run_ffn,
-	run_swiglu, run_rope_angles, run_rope, run_latents, run_query, run_index_select, run_attend, run_mla,
-	run_route, run_routers, run_expert_ffn, run_moe_combine};
+static run_fn *const runs[OP_LIMIT] = {run_embed, run_rms_norm, run_matmul, run_stacked_matmul,
+	run_ffn, run_swiglu, run_rope_angles, run_rope, run_latents, run_query, run_index_select,
+	run_attend, run_mla, run_route, run_routers, run_expert_ffn, run_moe_combine};
 
 float *op_case_run(struct backend *b, const struct op_case *c, int first, int n)
 {
@@ -713,12 +738,13 @@ float *op_case_run(struct backend *b, const struct op_case *c, int first, int n)
 	return out;
 }
 
-void op_case_same_bits(const struct op_case *c, const char *what, const float *a, const float *b, size_t n)
+void op_case_same_bits(
+	const struct op_case *c, const char *what, const float *a, const float *b, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		if (f32_bits(a[i]) != f32_bits(b[i]) && !(isnan(a[i]) && isnan(b[i])))
-			fail_msg("%s, %s: value %zu is %.9g, %s %.9g", op_names[c->op], c->name, i, (double)a[i], what,
-				(double)b[i]);
+			fail_msg("%s, %s: value %zu is %.9g, %s %.9g", op_names[c->op], c->name, i,
+				(double)a[i], what, (double)b[i]);
 }
 
 int op_case_width(const struct op_case *c)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The formula of every op in double precision, from the same inputs as the runs, and for each value the
- * magnitude that float rounding errors scale with: sums of absolute terms, carried through products.
+ * The formula of every op in double precision, from the same inputs as the runs, and for each value
+ * the magnitude that float rounding errors scale with: sums of absolute terms, carried through
+ * products.
  */
 #include "src/base/num.h"
 #include "src/quant/dequant.h"
@@ -12,11 +13,13 @@
 
 #define HALF_STEP (0x1p-11 / 0x1p-24) /* rounding to half, in float roundings */
 
-#define FORMULA(kind)                                                                                        \
-	static void formula_##kind(struct op_pool *p, const struct op_case *c, double *value, double *scale)
+#define FORMULA(kind)                                                                              \
+	static void formula_##kind(                                                                    \
+		struct op_pool *p, const struct op_case *c, double *value, double *scale)
 
 /* Row of a weight as floats. */
-static float *row_floats(struct op_pool *p, const struct weight *w, int64_t stack, int64_t row, float *buffer)
+static float *row_floats(
+	struct op_pool *p, const struct weight *w, int64_t stack, int64_t row, float *buffer)
 {
 	(void)p;
 	dequant_row(w->type, op_weight_row(w, stack, row), buffer, (size_t)w->n_in);
@@ -81,8 +84,10 @@ FORMULA(matmul)
 {
 	int second = c->n_out / 2 + 1, width = c->n_out + 2 * second;
 	struct weight w[3] = {op_weight_new(p, 1, c->type, c->n_in, c->n_out, 1),
-		op_weight_new(p, 2, c->type, c->n_in, second, 1), op_weight_new(p, 5, c->type, c->n_in, second, 1)};
-	float *add = op_floats(p, 3, (size_t)(c->rows * second)), *buffer = op_host_new(p, (size_t)c->n_in * 4);
+		op_weight_new(p, 2, c->type, c->n_in, second, 1),
+		op_weight_new(p, 5, c->type, c->n_in, second, 1)};
+	float *add = op_floats(p, 3, (size_t)(c->rows * second)),
+		  *buffer = op_host_new(p, (size_t)c->n_in * 4);
 	double *x = doubles(p, op_floats(p, 4, (size_t)(c->rows * c->n_in)), c->rows * c->n_in);
 	double *own = doubles(p, op_floats(p, 6, (size_t)(c->rows * c->n_in)), c->rows * c->n_in);
 	for (int o = 0; o < width; o++) {
@@ -104,7 +109,8 @@ FORMULA(stacked_matmul)
 {
 	int in = c->n_in + 7;
 	struct weight w = op_weight_new(p, 1, c->type, c->n_in, c->n_out, c->heads);
-	double *x = doubles(p, op_floats(p, 2, (size_t)(c->rows * c->heads * in)), c->rows * c->heads * in);
+	double *x =
+		doubles(p, op_floats(p, 2, (size_t)(c->rows * c->heads * in)), c->rows * c->heads * in);
 	float *buffer = op_host_new(p, (size_t)c->n_in * 4);
 	for (int s = 0; s < c->heads; s++)
 		for (int o = 0; o < c->n_out; o++) {
@@ -124,7 +130,8 @@ FORMULA(ffn)
 	float *old = op_floats(p, 4, (size_t)(c->rows * c->n_in));
 	double *x = doubles(p, op_floats(p, 3, (size_t)(c->rows * c->n_in)), c->rows * c->n_in);
 	double *h = doubles(p, NULL, c->rows * c->n_out), *error = doubles(p, NULL, c->rows * c->n_out);
-	float *gate_row = op_host_new(p, (size_t)c->n_in * 4), *up_row = op_host_new(p, (size_t)c->n_in * 4),
+	float *gate_row = op_host_new(p, (size_t)c->n_in * 4),
+		  *up_row = op_host_new(p, (size_t)c->n_in * 4),
 		  *down_row = op_host_new(p, (size_t)c->n_out * 4);
 	for (int o = 0; o < c->n_out; o++) {
 		row_floats(p, &w[0], 0, o, gate_row);
@@ -135,7 +142,8 @@ FORMULA(ffn)
 			double up = dot(up_row, x + r * c->n_in, NULL, c->n_in, &s[1]);
 			double silu = gate / (1 + exp(-gate));
 			h[r * c->n_out + o] = silu * up;
-			error[r * c->n_out + o] = 1.1 * s[0] * fabs(up) + fabs(silu) * s[1]; /* silu' is below 1.1 */
+			error[r * c->n_out + o] =
+				1.1 * s[0] * fabs(up) + fabs(silu) * s[1]; /* silu' is below 1.1 */
 		}
 	}
 	for (int o = 0; o < c->n_in; o++) {
@@ -157,8 +165,8 @@ FORMULA(swiglu)
 	float *gate = op_floats(p, 1, (size_t)n), *up = op_floats(p, 2, (size_t)n);
 	for (int i = 0; i < n; i++) {
 		value[i] = (double)gate[i] / (1 + exp(-(double)gate[i])) * (double)up[i];
-		scale[i] =
-			fabs(value[i]) + fabs((double)up[i]) * 0x1p-96; /* e^-gate above 2^128 counts as infinite */
+		scale[i] = fabs(value[i]) +
+				   fabs((double)up[i]) * 0x1p-96; /* e^-gate above 2^128 counts as infinite */
 	}
 }
 
@@ -168,7 +176,8 @@ FORMULA(rope_angles)
 	float *f = op_inverse_frequencies(p, c);
 	op_make_rows(c, false, pos, base);
 	for (int i = 0; i < c->rows * c->dim; i++) {
-		float angle = (float)pos[i / c->dim] * f[i % c->dim / 2]; /* rounded to float by definition */
+		float angle =
+			(float)pos[i / c->dim] * f[i % c->dim / 2]; /* rounded to float by definition */
 		value[i] = i % 2 ? sin((double)angle) : cos((double)angle);
 		scale[i] = fabs(value[i]);
 	}
@@ -203,7 +212,8 @@ FORMULA(rope)
 static void stored(enum dtype type, const double *value, double *scale, int n)
 {
 	for (int i = 0; type == DTYPE_F16 && i < n; i++)
-		scale[i] += fabs(value[i]) * HALF_STEP + 1; /* 1: halves below 2^-14 have an absolute step of 2^-24 */
+		scale[i] += fabs(value[i]) * HALF_STEP +
+					1; /* 1: halves below 2^-14 have an absolute step of 2^-24 */
 }
 
 FORMULA(latents)
@@ -243,8 +253,8 @@ FORMULA(latents)
 }
 
 /* Products of x [rows][n_in] with a weight, [rows][n_out] values and magnitudes */
-static double *products(
-	struct op_pool *p, struct weight w, const double *x, const double *x_scale, int rows, double **scale)
+static double *products(struct op_pool *p, struct weight w, const double *x, const double *x_scale,
+	int rows, double **scale)
 {
 	float *buffer = op_host_new(p, (size_t)w.n_in * 4);
 	double *value = doubles(p, NULL, rows * w.n_out);
@@ -252,15 +262,16 @@ static double *products(
 	for (int64_t o = 0; o < w.n_out; o++) {
 		row_floats(p, &w, 0, o, buffer);
 		for (int r = 0; r < rows; r++)
-			value[r * w.n_out + o] = dot(buffer, x + r * w.n_in, x_scale ? x_scale + r * w.n_in : NULL,
-				w.n_in, *scale + r * w.n_out + o);
+			value[r * w.n_out + o] = dot(buffer, x + r * w.n_in,
+				x_scale ? x_scale + r * w.n_in : NULL, w.n_in, *scale + r * w.n_out + o);
 	}
 	return value;
 }
 
-/* In place: x / sqrt(mean of squares + eps) * gain + bias, x less its mean where there is a bias; scale likewise, errors of all values
- * of x counted in what divides. */
-static void norm_carried(double *x, double *scale, const float *gain, const float *bias, double eps, int n)
+/* In place: x / sqrt(mean of squares + eps) * gain + bias, x less its mean where there is a bias;
+ * scale likewise, errors of all values of x counted in what divides. */
+static void norm_carried(
+	double *x, double *scale, const float *gain, const float *bias, double eps, int n)
 {
 	double mean = 0, mean_scale = 0, squares = 0, moved = 0;
 	for (int i = 0; bias && i < n; i++) {
@@ -285,18 +296,20 @@ FORMULA(query)
 {
 	int n_q = c->n_out, kv = c->n_value + c->dim, key = c->heads, rows = c->rows, n = c->n_in;
 	float *angles = op_rope_new(p, c);
-	double *x = doubles(p, op_floats(p, 7, (size_t)(rows * n)), rows * n), *v[5] = {NULL}, *s[5] = {NULL},
-		   *sq;
+	double *x = doubles(p, op_floats(p, 7, (size_t)(rows * n)), rows * n), *v[5] = {NULL},
+		   *s[5] = {NULL}, *sq;
 	double *q = products(p, op_weight_new(p, 1, c->type, n, n_q, 1), x, NULL, rows, &sq);
 	int m[5] = {c->top_k, kv, key, c->n_used, c->n_used}, width = op_case_width(c);
 	v[1] = products(p, op_weight_new(p, 2, c->type, n, kv, 1), x, NULL, rows, &s[1]);
 	if (key) {
 		v[2] = products(p, op_weight_new(p, 3, c->type, n, key, 1), x, NULL, rows, &s[2]);
-		v[3] = products(
-			p, op_weight_new(p, 4, c->plain ? DTYPE_F32 : c->type, n, c->n_used, 1), x, NULL, rows, &s[3]);
+		v[3] = products(p, op_weight_new(p, 4, c->plain ? DTYPE_F32 : c->type, n, c->n_used, 1), x,
+			NULL, rows, &s[3]);
 	}
-	const float *q_gain = op_floats(p, 8, (size_t)n_q), *kv_gain = op_floats(p, 9, (size_t)c->n_value),
-				*key_gain = op_floats(p, 10, (size_t)key), *key_bias = op_floats(p, 11, (size_t)key);
+	const float *q_gain = op_floats(p, 8, (size_t)n_q),
+				*kv_gain = op_floats(p, 9, (size_t)c->n_value),
+				*key_gain = op_floats(p, 10, (size_t)key),
+				*key_bias = op_floats(p, 11, (size_t)key);
 	for (int r = 0; r < rows; r++) {
 		norm_carried(q + r * n_q, sq + r * n_q, q_gain, NULL, (double)1e-5f, n_q);
 		norm_carried(v[1] + r * kv, s[1] + r * kv, kv_gain, NULL, (double)1e-5f, c->n_value);
@@ -323,7 +336,8 @@ FORMULA(attend)
 		*sel = op_host_new(p, (size_t)(c->rows * c->top_k) * 4);
 	op_make_rows(c, false, pos, base);
 	op_attend_lists(c, sel, n_sel);
-	double *q = doubles(p, op_floats(p, 1, (size_t)(c->rows * c->heads * width)), c->rows * c->heads * width);
+	double *q = doubles(
+		p, op_floats(p, 1, (size_t)(c->rows * c->heads * width)), c->rows * c->heads * width);
 	float *cache = op_cache_new(p, c, width),
 		  *turned = op_floats(p, 3, c->rotate ? (size_t)(c->rows * c->heads * (c->dim + 2)) : 0),
 		  *angles = op_rope_new(p, c);
@@ -334,10 +348,12 @@ FORMULA(attend)
 			q[(int64_t)i * width + n_value + k] = turned[i * (c->dim + 2) + k];
 		if (c->rotate)
 			rotate(angles + r * c->dim, q + (int64_t)i * width + n_value, unused, c->dim);
-		double most = -INFINITY, sum = 0, worst = 0, *v = value + i * n_value, *s = scale + i * n_value;
+		double most = -INFINITY, sum = 0, worst = 0, *v = value + i * n_value,
+			   *s = scale + i * n_value;
 		for (int t = 0; t < n_sel[r]; t++) {
 			const float *row = cache + (int64_t)(base[r] + sel[r * c->top_k + t]) * width;
-			score[t] = (double)OP_ATTEND_SCALE * dot(row, q + (int64_t)i * width, NULL, width, &error);
+			score[t] =
+				(double)OP_ATTEND_SCALE * dot(row, q + (int64_t)i * width, NULL, width, &error);
 			worst = fmax(worst, (double)OP_ATTEND_SCALE * error);
 			most = fmax(most, score[t]);
 		}
@@ -366,7 +382,8 @@ FORMULA(mla)
 	op_attend_lists(c, sel, n_sel);
 	struct weight k_b = op_weight_new(p, 2, DTYPE_Q8_0, c->n_in, n_value, c->heads),
 				  v_b = op_weight_new(p, 3, DTYPE_Q8_0, n_value, c->n_out, c->heads);
-	double *x = doubles(p, op_floats(p, 1, (size_t)(c->rows * c->heads * head)), c->rows * c->heads * head);
+	double *x =
+		doubles(p, op_floats(p, 1, (size_t)(c->rows * c->heads * head)), c->rows * c->heads * head);
 	float *cache = op_cache_new(p, c, width), *angles = op_rope_new(p, c),
 		  *buffer = op_host_new(p, (size_t)(width + c->n_in) * 4);
 	double q[width], q_error[width], z[n_value], z_error[n_value], score[c->top_k], unused;
@@ -413,7 +430,8 @@ FORMULA(mla)
 }
 
 /* The choice by scores s: ids and weights, [n_used] each */
-static void choose(const struct op_case *c, const double *s, const float *bias, double *id, double *weight)
+static void choose(
+	const struct op_case *c, const double *s, const float *bias, double *id, double *weight)
 {
 	double choice[c->heads], sum = 0;
 	for (int i = 0; i < c->heads; i++)
@@ -483,7 +501,8 @@ FORMULA(routers)
 			rms(x + r * n, gain[i], (double)1e-5f, n, h, error);
 			for (int e = 0; e < c->heads; e++) {
 				double magnitude;
-				double logit = dot((const float *)w[i].data + (size_t)e * (size_t)n, h, error, n, &magnitude);
+				double logit =
+					dot((const float *)w[i].data + (size_t)e * (size_t)n, h, error, n, &magnitude);
 				s[e] = 1 / (1 + exp(-logit));
 				worst = fmax(worst, magnitude);
 			}
@@ -513,7 +532,8 @@ FORMULA(expert_ffn)
 			const double *in = x + place / c->n_used * c->n_in;
 			for (int o = 0; o < c->n_out; o++) {
 				double gate_scale, up_scale;
-				double gate = dot(row_floats(p, &w[0], 0, o, buffer), in, NULL, c->n_in, &gate_scale);
+				double gate =
+					dot(row_floats(p, &w[0], 0, o, buffer), in, NULL, c->n_in, &gate_scale);
 				double up = dot(row_floats(p, &w[1], 0, o, buffer), in, NULL, c->n_in, &up_scale);
 				double silu = gate / (1 + exp(-gate));
 				h[o] = silu * up;
@@ -531,8 +551,10 @@ FORMULA(expert_ffn)
 FORMULA(moe_combine)
 {
 	int n = c->n_in, k = c->n_used;
-	float *y = op_floats(p, 1, (size_t)(c->rows * k * n)), *weights = op_floats(p, 2, (size_t)(c->rows * k));
-	float *shared = op_floats(p, 3, (size_t)(c->rows * n)), *x = op_floats(p, 4, (size_t)(c->rows * n));
+	float *y = op_floats(p, 1, (size_t)(c->rows * k * n)),
+		  *weights = op_floats(p, 2, (size_t)(c->rows * k));
+	float *shared = op_floats(p, 3, (size_t)(c->rows * n)),
+		  *x = op_floats(p, 4, (size_t)(c->rows * n));
 	float *gain = op_floats(p, 5, (size_t)n);
 	for (int r = 0; r < c->rows; r++, value += 2 * n, scale += 2 * n) {
 		double squares = 0;
@@ -556,9 +578,9 @@ FORMULA(moe_combine)
 
 typedef void formula_fn(struct op_pool *p, const struct op_case *c, double *value, double *scale);
 static formula_fn *const formulas[OP_LIMIT] = {formula_embed, formula_rms_norm, formula_matmul,
-	formula_stacked_matmul, formula_ffn, formula_swiglu, formula_rope_angles, formula_rope, formula_latents,
-	formula_query, NULL, formula_attend, formula_mla, formula_route, formula_routers, formula_expert_ffn,
-	formula_moe_combine};
+	formula_stacked_matmul, formula_ffn, formula_swiglu, formula_rope_angles, formula_rope,
+	formula_latents, formula_query, NULL, formula_attend, formula_mla, formula_route,
+	formula_routers, formula_expert_ffn, formula_moe_combine};
 
 void op_case_reference(const struct op_case *c, double *value, double *scale)
 {
@@ -579,7 +601,8 @@ int op_case_scores(const struct op_case *c, int r, double *score, double *scale)
 		score[t] = scale[t] = 0;
 		for (int j = 0; j < c->heads; j++) {
 			double error, factor = (double)weight[r * c->heads + j] / sqrt(c->heads) / sqrt(c->dim);
-			double v = dot(cache + (int64_t)(base[r] + t) * c->dim, query + j * c->dim, NULL, c->dim, &error);
+			double v = dot(
+				cache + (int64_t)(base[r] + t) * c->dim, query + j * c->dim, NULL, c->dim, &error);
 			score[t] += factor * fmax(0, v);
 			scale[t] += fabs(factor) * error;
 		}

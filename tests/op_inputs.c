@@ -25,7 +25,8 @@ static struct rng rng_of(uint64_t seed, int tag)
 static float normal(struct rng *r)
 {
 	uint64_t u = rng_u64(r);
-	int sum = (int)(u & 0xffff) + (int)(u >> 16 & 0xffff) + (int)(u >> 32 & 0xffff) + (int)(u >> 48);
+	int sum =
+		(int)(u & 0xffff) + (int)(u >> 16 & 0xffff) + (int)(u >> 32 & 0xffff) + (int)(u >> 48);
 	return (float)(sum - 131070) * 2.6429e-5f;
 }
 
@@ -49,7 +50,7 @@ static int half_fields(enum dtype type, size_t at[2])
 		/* clang-format on */
 #undef ONE
 #undef TWO
-					default : return 0;
+						default : return 0;
 	}
 }
 
@@ -72,9 +73,11 @@ void op_random_blocks(uint64_t seed, int tag, enum dtype type, void *out, size_t
 	for (; p < end; p += step) {
 		for (size_t i = 0; i < step; i++)
 			p[i] = (uint8_t)(rng_u64(&r) >> 56);
-		for (int i = 0; i < n; i++) /* a block in 16 has a tenfold scale, one in 64 a subnormal half */
+		for (int i = 0; i < n;
+			 i++) /* a block in 16 has a tenfold scale, one in 64 a subnormal half */
 			store_u16(p + at[i],
-				f32_to_f16(normal(&r) * (rng_below(&r, 64) ? rng_below(&r, 16) ? 0.002f : 0.02f : 1e-6f)));
+				f32_to_f16(
+					normal(&r) * (rng_below(&r, 64) ? rng_below(&r, 16) ? 0.002f : 0.02f : 1e-6f)));
 		if (type == DTYPE_IQ1_M) {
 			uint16_t d = f32_to_f16(normal(&r) * 0.02f);
 			for (int i = 0; i < 4; i++) {
@@ -105,7 +108,8 @@ uint64_t op_seed_of(const struct op_case *c)
 		if (c == &op_cases[i])
 			return (uint64_t)i * 7919 + 12345;
 	/* a case of some other list */
-	return ((uint64_t)c->op * 64 + (uint64_t)c->type) * 7919 + (uint64_t)(c->n_in + c->n_out + c->far);
+	return ((uint64_t)c->op * 64 + (uint64_t)c->type) * 7919 +
+		   (uint64_t)(c->n_in + c->n_out + c->far);
 }
 
 struct weight op_weight_new(
@@ -200,9 +204,11 @@ void op_attend_lists(const struct op_case *c, int32_t *sel, int32_t *n_sel)
 	struct rng rng = rng_of(op_seed_of(c), 7);
 	op_make_rows(c, false, pos, base);
 	for (int r = 0; r < c->rows; r++) {
-		int most = MIN(pos[r] + 1, c->top_k), want = 1 + (int)rng_below(&rng, (uint32_t)most), have = 0;
+		int most = MIN(pos[r] + 1, c->top_k), want = 1 + (int)rng_below(&rng, (uint32_t)most),
+			have = 0;
 		want = r == 0 ? 1 : r == c->rows - 1 ? most : want;
-		for (int t = 0; t <= pos[r] && have < want; t++) /* each with the chance that brings `want` of them */
+		for (int t = 0; t <= pos[r] && have < want;
+			 t++) /* each with the chance that brings `want` of them */
 			if ((int)rng_below(&rng, (uint32_t)(pos[r] + 1 - t)) < want - have)
 				sel[r * c->top_k + have++] = t;
 		n_sel[r] = have;

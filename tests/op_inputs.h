@@ -36,8 +36,8 @@ struct weight op_weight_new(
 
 const uint8_t *op_weight_row(const struct weight *w, int64_t stack, int64_t row);
 
-/* Positions and bases of all rows: three sequences of far + 1 positions each; rows r, r + 3, ... belong to
- * one and take every position once when `append`, else any, the last one being far. */
+/* Positions and bases of all rows: three sequences of far + 1 positions each; rows r, r + 3, ...
+ * belong to one and take every position once when `append`, else any, the last one being far. */
 void op_make_rows(const struct op_case *c, bool append, int32_t *pos, int32_t *base);
 
 size_t op_cache_rows(const struct op_case *c);
@@ -55,8 +55,8 @@ float *op_inverse_frequencies(struct op_pool *p, const struct op_case *c);
 /* q [rows][heads][dim] and the heads' weights [rows][heads] */
 void op_index_inputs(struct op_pool *p, const struct op_case *c, float **q, float **weight);
 
-/* Lists of all rows: ascending, of at most top_k positions up to pos; the first row has one, the last
- * top_k. */
+/* Lists of all rows: ascending, of at most top_k positions up to pos; the first row has one, the
+ * last top_k. */
 void op_attend_lists(const struct op_case *c, int32_t *sel, int32_t *n_sel);
 
 /* Logits and bias with equal neighbours, so that choices tie. */

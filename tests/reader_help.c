@@ -96,7 +96,8 @@ void check_random_reads(struct reader *r, uint64_t seed, unsigned total)
 	while (got < total) {
 		unsigned k = rng_below(&g, PLACES);
 		if (sent < total && !used[k]) {
-			struct reader_request q = {.file = rng_below(&g, 2), .tag = k, .urgent = !rng_below(&g, 4)};
+			struct reader_request q = {
+				.file = rng_below(&g, 2), .tag = k, .urgent = !rng_below(&g, 4)};
 			uint64_t size = q.file ? FILE_B : FILE_A;
 			q.offset = rng_below(&g, (uint32_t)size);
 			q.bytes = 1 + rng_below(&g, PLACE - 8192);
@@ -128,8 +129,9 @@ void check_random_reads(struct reader *r, uint64_t seed, unsigned total)
 					(unsigned long long)c[i].bytes);
 			unsigned char *d = q->dst, *place = arena + k * PLACE;
 			if (!formula_at(q->file, q->offset, d, q->bytes))
-				fail_msg("seed %llu: wrong bytes: file %u offset %llu bytes %llu", (unsigned long long)seed,
-					q->file, (unsigned long long)q->offset, (unsigned long long)q->bytes);
+				fail_msg("seed %llu: wrong bytes: file %u offset %llu bytes %llu",
+					(unsigned long long)seed, q->file, (unsigned long long)q->offset,
+					(unsigned long long)q->bytes);
 			assert_true(all_bytes(place, (uint64_t)(d - place), GUARD));
 			assert_true(all_bytes(d + q->bytes, (uint64_t)(place + PLACE - d) - q->bytes, GUARD));
 			memset(place, GUARD, PLACE);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the tests of the readers share: a folder of files with known bytes (reader_null_fill), a page-aligned arena to
- * read into, and the random-reads check. Include after <cmocka.h> and what it needs.
+ * What the tests of the readers share: a folder of files with known bytes (reader_null_fill), a
+ * page-aligned arena to read into, and the random-reads check. Include after <cmocka.h> and what it
+ * needs.
  */
 #ifndef GLM_TESTS_READER_HELP_H
 #define GLM_TESTS_READER_HELP_H
@@ -26,7 +27,7 @@ struct variant {
 
 extern char help_dir[256];
 extern char help_a[300], help_b[300],
-	help_copy[300];                   /* FILE_A bytes of file 0, FILE_B of file 1, a copy of the first */
+	help_copy[300]; /* FILE_A bytes of file 0, FILE_B of file 1, a copy of the first */
 extern char help_small[N_SMALL][300]; /* 5000 + i bytes of file i */
 extern unsigned char *arena;          /* ARENA_BYTES */
 
@@ -38,14 +39,16 @@ void write_formula(const char *path, uint32_t file, uint64_t bytes);
 bool formula_at(uint32_t file, uint64_t offset, const unsigned char *p, uint64_t n);
 bool all_bytes(const unsigned char *p, uint64_t n, unsigned char b);
 
-/* Opens a reader of the variant on these files; skips the test when the machine refuses the engine. */
+/* Opens a reader of the variant on these files; skips the test when the machine refuses the engine.
+ */
 struct reader *open_variant(
 	const struct variant *v, const struct reader_file *files, unsigned n, struct reader_options o);
 struct reader *open_ab(const struct variant *v, struct reader_options o); /* on help_a and help_b */
 
 struct reader_completion read_one(struct reader *r, struct reader_request q);
 
-/* Random runs of both files, many at once, into places with guard bytes around; half of them aligned. */
+/* Random runs of both files, many at once, into places with guard bytes around; half of them
+ * aligned. */
 void check_random_reads(struct reader *r, uint64_t seed, unsigned total);
 
 #endif

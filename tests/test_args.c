@@ -48,7 +48,11 @@ static const struct arg main_options[] = {
 	{.name = "json", .kind = ARG_FLAG, .flag = &v.json, .help = "statistics as JSON"},
 	{.name = "verbose", .letter = 'v', .kind = ARG_FLAG, .flag = &v.verbose, .help = "say more"},
 	{.letter = 'q', .kind = ARG_FLAG, .flag = &v.json, .help = "say less"},
-	{.name = "no-direct", .kind = ARG_FLAG, .flag = &v.direct, .clears = true, .help = "buffered reads"},
+	{.name = "no-direct",
+		.kind = ARG_FLAG,
+		.flag = &v.direct,
+		.clears = true,
+		.help = "buffered reads"},
 	{.name = "hidden", .kind = ARG_FLAG, .flag = &v.json},
 };
 static const struct arg more_options[] = {
@@ -58,7 +62,12 @@ static const struct arg more_options[] = {
 		.max = 100,
 		.given = &v.temp_given,
 		.help = "temperature"},
-	{.name = "top-p", .kind = ARG_FLOAT, .f32 = &v.top_p, .max = 1, .above_min = true, .help = "nucleus"},
+	{.name = "top-p",
+		.kind = ARG_FLOAT,
+		.f32 = &v.top_p,
+		.max = 1,
+		.above_min = true,
+		.help = "nucleus"},
 	{.name = "seed", .kind = ARG_UINT64, .u64 = &v.seed, .help = "seed"},
 	{.name = "draft",
 		.kind = ARG_INT,
@@ -98,13 +107,13 @@ static const struct args with_files = {.command = "prog",
 
 static struct err e;
 
-#define PARSE(args, ...)                                                                                     \
-	({                                                                                                       \
-		char *list[] = {"prog", ##__VA_ARGS__, NULL};                                                        \
-		memset(&v, 0, sizeof v);                                                                             \
-		v.direct = true;                                                                                     \
-		e = (struct err){0};                                                                                 \
-		args_parse(args, (int)ARRAY_LEN(list) - 1, list, &e);                                                \
+#define PARSE(args, ...)                                                                           \
+	({                                                                                             \
+		char *list[] = {"prog", ##__VA_ARGS__, NULL};                                              \
+		memset(&v, 0, sizeof v);                                                                   \
+		v.direct = true;                                                                           \
+		e = (struct err){0};                                                                       \
+		args_parse(args, (int)ARRAY_LEN(list) - 1, list, &e);                                      \
 	})
 
 static void spellings(void **state)
@@ -305,11 +314,12 @@ static void help(void **state)
 	const char *s = buf_str(&b);
 	assert_ptr_equal(strstr(s, "Usage: prog [options]\n\nDoes things.\n\nOptions:\n"), s);
 	assert_non_null(strstr(s, "\n  -m, --model FILE        model to run\n"));
-	assert_non_null(
-		strstr(s, "\n  -n N                    most new tokens (default: until the model stops)\n"));
+	assert_non_null(strstr(
+		s, "\n  -n N                    most new tokens (default: until the model stops)\n"));
 	assert_non_null(strstr(s, "\n      --json              statistics as JSON\n"));
 	assert_non_null(strstr(s, "\nSampling:\n"));
-	assert_non_null(strstr(s, "\n      --think max|high|off\n                          reasoning\n"));
+	assert_non_null(
+		strstr(s, "\n      --think max|high|off\n                          reasoning\n"));
 	assert_non_null(strstr(s, "\nExample:\n  prog -n 3\n  prog --json\n"));
 	assert_null(strstr(s, "hidden"));
 	buf_free(&b);
@@ -322,7 +332,8 @@ static void help_is_filled(void **state)
 	const struct arg one[] = {{.name = "x",
 		.kind = ARG_FLAG,
 		.flag = &flag,
-		.help = "many words in one sentence that goes on and on so that it cannot stand in one line of a "
+		.help = "many words in one sentence that goes on and on so that it cannot stand in one "
+				"line of a "
 				"terminal, can it"}};
 	const struct arg_group group = {"Long", one, 1};
 	const struct args a = {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The CPU backend: every op against its formula; and the promise that a row's bits do not depend on the
- * batch it is in, on the threads or on the instruction set. */
+/* The CPU backend: every op against its formula; and the promise that a row's bits do not depend on
+ * the batch it is in, on the threads or on the instruction set. */
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_dot.h"
 #include "kernels/cpu/cpu_internal.h"
@@ -20,8 +20,9 @@
 
 #include <cmocka.h>
 
-/* Float roundings that an error may amount to, relative to the magnitude the formula reports. The longest
- * dots of the list have 1024 steps in each of 16 sums; their errors add up like a random walk. */
+/* Float roundings that an error may amount to, relative to the magnitude the formula reports. The
+ * longest dots of the list have 1024 steps in each of 16 sums; their errors add up like a random
+ * walk. */
 #define TOLERANCE 16.0
 
 static struct backend *open_backend(int level, int threads)
@@ -34,14 +35,16 @@ static struct backend *open_backend(int level, int threads)
 	return b;
 }
 
-/* ---- against the formulas ------------------------------------------------------------------------------- */
+/* ---- against the formulas
+ * ------------------------------------------------------------------------------- */
 
-/* Each selected score is at least as good as each that was left out, but for rounding errors; order and
- * count are exact. */
+/* Each selected score is at least as good as each that was left out, but for rounding errors; order
+ * and count are exact. */
 static void check_selection(const struct op_case *c, const float *out)
 {
 	for (int r = 0; r < c->rows; r++, out += c->top_k + 1) {
-		double *score = NEW_ARRAY(double, (size_t)c->far + 1), *scale = NEW_ARRAY(double, (size_t)c->far + 1);
+		double *score = NEW_ARRAY(double, (size_t)c->far + 1),
+			   *scale = NEW_ARRAY(double, (size_t)c->far + 1);
 		int n = op_case_scores(c, r, score, scale), want = MIN(n, c->top_k);
 		bool *in = NEW_ARRAY(bool, (size_t)n);
 		assert_int_equal((int)out[c->top_k], want);
@@ -58,10 +61,11 @@ static void check_selection(const struct op_case *c, const float *out)
 				continue;
 			double room = c->whole ? 0 : TOLERANCE * 0x1p-24 * (scale[t] + scale[worst]);
 			if (score[t] > score[worst] + room)
-				fail_msg("%s: row %d leaves out %d (%g), takes %d (%g)", c->name, r, t, score[t], worst,
-					score[worst]);
+				fail_msg("%s: row %d leaves out %d (%g), takes %d (%g)", c->name, r, t, score[t],
+					worst, score[worst]);
 		}
-		/* whole numbers: scores are exact, so of equal ones the lower positions must have been taken */
+		/* whole numbers: scores are exact, so of equal ones the lower positions must have been
+		 * taken */
 		for (int t = 0; c->whole && t < n; t++)
 			for (int u = t + 1; u < n; u++)
 				if (score[t] == score[u] && in[u] && !in[t])
@@ -91,8 +95,8 @@ static void test_formulas(void **state)
 		for (size_t k = 0; k < n; k++) {
 			double error = fabs((double)out[k] - value[k]), unit = 0x1p-24 * scale[k];
 			if (!(error <= TOLERANCE * unit))
-				fail_msg("%s, %s: value %zu is %.9g, the formula gives %.9g (%.3g units)", op_names[c->op],
-					c->name, k, (double)out[k], value[k], error / unit);
+				fail_msg("%s, %s: value %zu is %.9g, the formula gives %.9g (%.3g units)",
+					op_names[c->op], c->name, k, (double)out[k], value[k], error / unit);
 			if (error > worst[c->op] * unit)
 				worst[c->op] = error / unit;
 		}
@@ -105,7 +109,8 @@ static void test_formulas(void **state)
 		print_message("%-16s worst error %.2f units of 2^-24\n", op_names[op], worst[op]);
 }
 
-/* ---- same bits ------------------------------------------------------------------------------------------ */
+/* ---- same bits
+ * ------------------------------------------------------------------------------------------ */
 
 /* One row at a time, and the rows in two unequal parts, give what the whole batch gives. */
 static void test_rows_are_independent(void **state)
@@ -123,8 +128,8 @@ static void test_rows_are_independent(void **state)
 		}
 		int half = c->rows / 3;
 		float *rest = op_case_run(b, c, half, c->rows - half);
-		op_case_same_bits(
-			c, "in another batch", whole + (size_t)half * width, rest, (size_t)(c->rows - half) * width);
+		op_case_same_bits(c, "in another batch", whole + (size_t)half * width, rest,
+			(size_t)(c->rows - half) * width);
 		free(rest);
 		free(whole);
 	}
@@ -140,7 +145,8 @@ static void test_threads_do_not_matter(void **state)
 		for (int i = 0; i < op_cases_n; i++) {
 			const struct op_case *c = &op_cases[i];
 			float *a = op_case_run(one, c, 0, c->rows), *b = op_case_run(many, c, 0, c->rows);
-			op_case_same_bits(c, "with more threads", a, b, (size_t)c->rows * (size_t)op_case_width(c));
+			op_case_same_bits(
+				c, "with more threads", a, b, (size_t)c->rows * (size_t)op_case_width(c));
 			free(a);
 			free(b);
 		}
@@ -158,7 +164,8 @@ static void test_instruction_sets_agree(void **state)
 		for (int i = 0; i < op_cases_n; i++) {
 			const struct op_case *c = &op_cases[i];
 			float *a = op_case_run(best, c, 0, c->rows), *b = op_case_run(other, c, 0, c->rows);
-			op_case_same_bits(c, backend_describe(other), a, b, (size_t)c->rows * (size_t)op_case_width(c));
+			op_case_same_bits(
+				c, backend_describe(other), a, b, (size_t)c->rows * (size_t)op_case_width(c));
 			free(a);
 			free(b);
 		}
@@ -179,17 +186,17 @@ static float plain_dot(const float *w, const float *x, size_t n)
 	return acc[0];
 }
 
-static void check_equal(const struct cpu_isa *isa, const char *type, const char *what, const float *got,
-	const float *want, size_t n)
+static void check_equal(const struct cpu_isa *isa, const char *type, const char *what,
+	const float *got, const float *want, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		if (f32_bits(want[i]) != f32_bits(got[i]) && !(isnan(want[i]) && isnan(got[i])))
-			fail_msg("%s, %s: %s %zu is %.9g, must be %.9g", isa->name, type, what, i, (double)got[i],
-				(double)want[i]);
+			fail_msg("%s, %s: %s %zu is %.9g, must be %.9g", isa->name, type, what, i,
+				(double)got[i], (double)want[i]);
 }
 
-/* Every type's decoder and matvec below the ops, on buffers that end where the data ends, at odd addresses, on
- * blocks of every bit pattern (infinite and NaN scales too). */
+/* Every type's decoder and matvec below the ops, on buffers that end where the data ends, at odd
+ * addresses, on blocks of every bit pattern (infinite and NaN scales too). */
 static void test_packed_rows_are_exact(void **state)
 {
 	(void)state;
@@ -229,8 +236,8 @@ static void test_packed_rows_are_exact(void **state)
 			}
 }
 
-/* The sigmoid (its exponential, a sum, a quotient) over the whole range, and the same in every instruction
- * set. Results below 2^-127 may be 0. */
+/* The sigmoid (its exponential, a sum, a quotient) over the whole range, and the same in every
+ * instruction set. Results below 2^-127 may be 0. */
 static void test_exponential(void **state)
 {
 	(void)state;
@@ -259,7 +266,8 @@ static void test_exponential(void **state)
 	print_message("sigmoid: worst error %.2f units in the last place\n", worst);
 }
 
-/* ---- what ops do with failures and odd values -------------------------------------------------------------- */
+/* ---- what ops do with failures and odd values
+ * -------------------------------------------------------------- */
 
 static void test_failure_is_kept(void **state)
 {
@@ -352,7 +360,8 @@ static void test_usage_notes(void **state)
 	from.n_stretches[USAGE_EXPERTS] = 25;
 	from.idle_ns[USAGE_EXPERTS] = 1000;
 	to.n_stretches[USAGE_EXPERTS] = 100;
-	to.idle_ns[USAGE_EXPERTS] = 1000 + 139000; /* 1.85 us each: less than a note between empty ones */
+	to.idle_ns[USAGE_EXPERTS] =
+		1000 + 139000; /* 1.85 us each: less than a note between empty ones */
 	to.n_stretches[USAGE_GRAPH] = 10;
 	to.idle_ns[USAGE_GRAPH] = 500000;
 	assert_true(usage_notes_ns(&from, &to, USAGE_EXPERTS) == 139000);

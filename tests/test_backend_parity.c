@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The CUDA backend against the CPU backend, op by op, and against the formulas; and the promise that a row's bits do not
- * depend on the batch. Exits with 77 where no device answers.
+ * The CUDA backend against the CPU backend, op by op, and against the formulas; and the promise
+ * that a row's bits do not depend on the batch. Exits with 77 where no device answers.
  *
  *   test_backend_parity           every case of op_cases.c and the large ones below
  *   test_backend_parity small     without the large ones (for memory checkers)
- *   test_backend_parity brief     and awaits in fewer steps (for racecheck, where a launch of experts takes 2 s)
- *   test_backend_parity [small|brief] PATTERN   tests whose names match, with * and ?
+ *   test_backend_parity brief     and awaits in fewer steps (for racecheck, where a launch of
+ * experts takes 2 s) test_backend_parity [small|brief] PATTERN   tests whose names match, with *
+ * and ?
  *
- * What passes: every value within TOLERANCE float roundings of the formula, in units of the magnitude that the formula
- * reports (the same bound that test_backend_cpu holds the CPU to), and the whole output within ERROR of the CPU's, as
- * |cuda - cpu| / |cpu| over all values of a case. float32 sums of n terms in another order differ by about 2^-24 sqrt(n); the
- * bound leaves room for n = 16384, for cancellation and for halves that round the other way. Products of packed weights have
- * TOLERANCE_PACKED: there x is rounded to whole numbers first. embed, rope and route are
+ * What passes: every value within TOLERANCE float roundings of the formula, in units of the
+ * magnitude that the formula reports (the same bound that test_backend_cpu holds the CPU to), and
+ * the whole output within ERROR of the CPU's, as |cuda - cpu| / |cpu| over all values of a case.
+ * float32 sums of n terms in another order differ by about 2^-24 sqrt(n); the bound leaves room for
+ * n = 16384, for cancellation and for halves that round the other way. Products of packed weights
+ * have TOLERANCE_PACKED: there x is rounded to whole numbers first. embed, rope and route are
  * computed step by step as the CPU does: they must be equal.
  */
 #include "kernels/backend.h"
@@ -34,13 +36,14 @@
 
 #define TOLERANCE 16.0
 #define FEW_ROWS  16
-#define TOLERANCE_PACKED                                                                                     \
+#define TOLERANCE_PACKED                                                                           \
 	64.0 /* products of packed weights: x is rounded at 2^-24 of the largest of 256 neighbours */
 #define ERROR 1e-5
-#define ERROR_HALF                                                                                           \
+#define ERROR_HALF                                                                                 \
 	1e-4 /* where the output is stored as halves: a few values in thousands round the other way */
 
-/* Shapes of GLM-5.2 that would keep the CPU's own tests busy for too long; the formula is not asked. */
+/* Shapes of GLM-5.2 that would keep the CPU's own tests busy for too long; the formula is not
+ * asked. */
 static const struct op_case large[] = {
 	{.name = "q_a 6144x2048 Q8_0",
 		.op = OP_MATMUL,
@@ -73,7 +76,12 @@ static const struct op_case large[] = {
 		.n_in = 6144,
 		.n_out = 2048,
 		.plain = true},
-	{.name = "shared, added Q8_0", .op = OP_FFN, .type = DTYPE_Q8_0, .rows = 2, .n_in = 6144, .n_out = 2048},
+	{.name = "shared, added Q8_0",
+		.op = OP_FFN,
+		.type = DTYPE_Q8_0,
+		.rows = 2,
+		.n_in = 6144,
+		.n_out = 2048},
 	{.name = "full layer Q8_0",
 		.op = OP_QUERY,
 		.type = DTYPE_Q8_0,
@@ -97,11 +105,36 @@ static const struct op_case large[] = {
 		.dim = 64,
 		.top_k = 16384,
 		.far = 40},
-	{.name = "chunk Q8_0", .op = OP_MATMUL, .type = DTYPE_Q8_0, .rows = 67, .n_in = 6144, .n_out = 576},
-	{.name = "chunk Q4_K", .op = OP_MATMUL, .type = DTYPE_Q4_K, .rows = 130, .n_in = 6144, .n_out = 600},
-	{.name = "chunk Q2_K", .op = OP_MATMUL, .type = DTYPE_Q2_K, .rows = 33, .n_in = 2048, .n_out = 1000},
-	{.name = "chunk BF16", .op = OP_MATMUL, .type = DTYPE_BF16, .rows = 200, .n_in = 6144, .n_out = 257},
-	{.name = "chunk F32", .op = OP_MATMUL, .type = DTYPE_F32, .rows = 65, .n_in = 6144, .n_out = 256},
+	{.name = "chunk Q8_0",
+		.op = OP_MATMUL,
+		.type = DTYPE_Q8_0,
+		.rows = 67,
+		.n_in = 6144,
+		.n_out = 576},
+	{.name = "chunk Q4_K",
+		.op = OP_MATMUL,
+		.type = DTYPE_Q4_K,
+		.rows = 130,
+		.n_in = 6144,
+		.n_out = 600},
+	{.name = "chunk Q2_K",
+		.op = OP_MATMUL,
+		.type = DTYPE_Q2_K,
+		.rows = 33,
+		.n_in = 2048,
+		.n_out = 1000},
+	{.name = "chunk BF16",
+		.op = OP_MATMUL,
+		.type = DTYPE_BF16,
+		.rows = 200,
+		.n_in = 6144,
+		.n_out = 257},
+	{.name = "chunk F32",
+		.op = OP_MATMUL,
+		.type = DTYPE_F32,
+		.rows = 65,
+		.n_in = 6144,
+		.n_out = 256},
 	{.name = "chunk k_b Q8_0",
 		.op = OP_STACKED_MATMUL,
 		.type = DTYPE_Q8_0,
@@ -134,7 +167,12 @@ static const struct op_case large[] = {
 		.n_out = 512,
 		.heads = 8,
 		.n_used = 5},
-	{.name = "router F32", .op = OP_MATMUL, .type = DTYPE_F32, .rows = 3, .n_in = 6144, .n_out = 256},
+	{.name = "router F32",
+		.op = OP_MATMUL,
+		.type = DTYPE_F32,
+		.rows = 3,
+		.n_in = 6144,
+		.n_out = 256},
 	{.name = "k_b Q8_0",
 		.op = OP_STACKED_MATMUL,
 		.type = DTYPE_Q8_0,
@@ -342,7 +380,8 @@ static int cmp_int(const void *a, const void *b)
 	return *(const int *)a - *(const int *)b;
 }
 
-/* Same count, ascending, and whoever is in one list only has a score that rounding may move past the other's. */
+/* Same count, ascending, and whoever is in one list only has a score that rounding may move past
+ * the other's. */
 static void check_selection(const struct op_case *c, const float *want, const float *got)
 {
 	for (int r = 0; r < c->rows; r++, want += c->top_k + 1, got += c->top_k + 1) {
@@ -366,18 +405,19 @@ static void check_selection(const struct op_case *c, const float *want, const fl
 			assert_int_equal(n_other[0], 0);
 		if (!n_other[0])
 			continue;
-		double *score = NEW_ARRAY(double, (size_t)c->far + 1), *scale = NEW_ARRAY(double, (size_t)c->far + 1);
+		double *score = NEW_ARRAY(double, (size_t)c->far + 1),
+			   *scale = NEW_ARRAY(double, (size_t)c->far + 1);
 		op_case_scores(c, r, score, scale);
 		qsort(other[0], (size_t)n_other[0], sizeof(int), cmp_int);
 		for (int i = 0; i < n_other[0]; i++)
 			for (int j = 0; j < n_other[1]; j++) {
 				int a = other[0][i], b = other[1][j];
 				if (fabs(score[a] - score[b]) > 2 * TOLERANCE * 0x1p-24 * (scale[a] + scale[b]))
-					fail_msg("%s: row %d takes %d (%.9g), the CPU %d (%.9g)", c->name, r, b, score[b], a,
-						score[a]);
+					fail_msg("%s: row %d takes %d (%.9g), the CPU %d (%.9g)", c->name, r, b,
+						score[b], a, score[a]);
 			}
-		print_message("index_select     %-22s row %d: %d of %d differ, all within rounding\n", c->name, r,
-			n_other[0], n);
+		print_message("index_select     %-22s row %d: %d of %d differ, all within rounding\n",
+			c->name, r, n_other[0], n);
 		free(score);
 		free(scale);
 	}
@@ -413,16 +453,18 @@ static void check_case(const struct op_case *c, bool formula)
 		for (size_t i = 0; i < n; i++) {
 			double off = fabs((double)got[i] - value[i]), unit = 0x1p-24 * scale[i];
 			if (!(off <= tolerance * unit))
-				fail_msg("%s, %s: value %zu is %.9g, the formula gives %.9g (%.3g units), the CPU %.9g",
-					op_names[c->op], c->name, i, (double)got[i], value[i], off / unit, (double)want[i]);
+				fail_msg(
+					"%s, %s: value %zu is %.9g, the formula gives %.9g (%.3g units), the CPU %.9g",
+					op_names[c->op], c->name, i, (double)got[i], value[i], off / unit,
+					(double)want[i]);
 			if (off > worst * unit)
 				worst = off / unit;
 		}
 		free(value);
 		free(scale);
 	}
-	print_message("%-16s %-22s error %.2e of %.0e, worst value %.2f units of 2^-24\n", op_names[c->op],
-		c->name, error, limit, worst);
+	print_message("%-16s %-22s error %.2e of %.0e, worst value %.2f units of 2^-24\n",
+		op_names[c->op], c->name, error, limit, worst);
 	if (!(error <= limit))
 		fail_msg("%s, %s: normalised error %.3e", op_names[c->op], c->name, error);
 	free(want);
@@ -443,7 +485,8 @@ static void test_large_cases(void **state)
 		check_case(&large[i], false);
 }
 
-/* Steps of at most FEW_ROWS rows and larger ones are two ways; within each a row's bits are the same. */
+/* Steps of at most FEW_ROWS rows and larger ones are two ways; within each a row's bits are the
+ * same. */
 static void check_rows(const struct op_case *c)
 {
 	size_t width = (size_t)op_case_width(c);
@@ -457,8 +500,8 @@ static void check_rows(const struct op_case *c)
 	if (c->rows > FEW_ROWS && c->rows - some <= FEW_ROWS)
 		some = c->rows - FEW_ROWS - 1;
 	float *rest = op_case_run(cuda, c, some, c->rows - some);
-	op_case_same_bits(
-		c, "in another batch", whole + (size_t)some * width, rest, (size_t)(c->rows - some) * width);
+	op_case_same_bits(c, "in another batch", whole + (size_t)some * width, rest,
+		(size_t)(c->rows - some) * width);
 	free(rest);
 	free(whole);
 }
@@ -473,11 +516,13 @@ static void test_rows_are_independent(void **state)
 			check_rows(&large[i]);
 }
 
-/* Uploads of every size class, through the ring of stages, must arrive; downloads and copies must bring them back. */
+/* Uploads of every size class, through the ring of stages, must arrive; downloads and copies must
+ * bring them back. */
 static void test_copies(void **state)
 {
 	(void)state;
-	static const size_t sizes[] = {1, 7, 1024, 1025, 70001, (size_t)4 << 20, ((size_t)37 << 20) + 3};
+	static const size_t sizes[] = {
+		1, 7, 1024, 1025, 70001, (size_t)4 << 20, ((size_t)37 << 20) + 3};
 	for (size_t s = 0; s < ARRAY_LEN(sizes); s++)
 		for (int kind = MEM_DEVICE; kind <= MEM_SHARED; kind++) {
 			struct err e = {0};

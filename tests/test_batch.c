@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Steps over several sessions on the pocket model: whoever shares a step, in whatever order and mix of prompts and single
- * tokens, every session gets the bits it gets alone; copied prefixes are as good as computed ones.
+ * Steps over several sessions on the pocket model: whoever shares a step, in whatever order and mix
+ * of prompts and single tokens, every session gets the bits it gets alone; copied prefixes are as
+ * good as computed ones.
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -21,15 +22,19 @@
 #define CHUNK      96
 
 static int32_t text[N_SESSIONS][N_TOKENS];
-static uint64_t alone[N_SESSIONS][N_TOKENS + 1]; /* hash of the logits after n tokens; 0: not computed */
+static uint64_t alone[N_SESSIONS]
+					 [N_TOKENS + 1]; /* hash of the logits after n tokens; 0: not computed */
 static struct engine *g;
 static struct session *sessions[N_SESSIONS];
 
 static int setup(void **state)
 {
 	(void)state;
-	struct engine_options o = {
-		.model_path = MODEL, .backend = "cpu", .context = 256, .chunk = CHUNK, .sessions = N_SESSIONS};
+	struct engine_options o = {.model_path = MODEL,
+		.backend = "cpu",
+		.context = 256,
+		.chunk = CHUNK,
+		.sessions = N_SESSIONS};
 	g = engine_of(&o);
 	struct rng r = {5};
 	for (int i = 0; i < N_SESSIONS; i++) {
@@ -62,7 +67,8 @@ static uint64_t expected(int i, uint32_t n)
 	return alone[i][n];
 }
 
-/* Random mixes: each session of a step adds one token or some, in random order; the sums keep within the chunk. */
+/* Random mixes: each session of a step adds one token or some, in random order; the sums keep
+ * within the chunk. */
 static void test_mixed_steps(void **state)
 {
 	(void)state;
@@ -82,13 +88,16 @@ static void test_mixed_steps(void **state)
 		int first = (int)rng_below(&r, N);
 		for (int k = 0; k < N; k++) {
 			int i = (first + k) % N;
-			uint32_t length = session_length(sessions[i]), n = rng_below(&r, 3) ? 1 : 1 + rng_below(&r, 60);
+			uint32_t length = session_length(sessions[i]),
+					 n = rng_below(&r, 3) ? 1 : 1 + rng_below(&r, 60);
 			n = MIN(MIN(n, room), N_TOKENS - length);
 			if (!n || !rng_below(&r, 5))
 				continue;
 			room -= n;
-			parts[n_parts++] = (struct batch_part){
-				.session = sessions[i], .tokens = text[i] + length, .n = n, .logits = rng_below(&r, 4) > 0};
+			parts[n_parts++] = (struct batch_part){.session = sessions[i],
+				.tokens = text[i] + length,
+				.n = n,
+				.logits = rng_below(&r, 4) > 0};
 		}
 		struct err e = {0};
 		if (batch_step(parts, n_parts, NULL, &e))
@@ -152,7 +161,8 @@ static void test_refusals(void **state)
 	assert_non_null(session_logits(s));
 	assert_int_equal(session_sync(t, text[3], 220, NULL, NULL, &e), 0);
 	int32_t many[40] = {0};
-	parts[1] = (struct batch_part){.session = t, .tokens = many, .n = 37, .logits = true}; /* context 256 */
+	parts[1] = (struct batch_part){
+		.session = t, .tokens = many, .n = 37, .logits = true}; /* context 256 */
 	assert_int_equal(batch_step(parts, 2, NULL, &e), ERR_INPUT);
 	atomic_bool cancel = true;
 	assert_int_equal(batch_step(parts, 1, &cancel, &e), ERR_INTERRUPTED);

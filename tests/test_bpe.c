@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Merging and the vocabulary tables against slow obvious versions, over random small vocabularies: explicit merge lists
- * and ranks by id, pieces below and above the border between the two algorithms. And what a vocabulary refuses.
+ * Merging and the vocabulary tables against slow obvious versions, over random small vocabularies:
+ * explicit merge lists and ranks by id, pieces below and above the border between the two
+ * algorithms. And what a vocabulary refuses.
  */
 #include "src/text/bpe.h"
 #include "src/base/mem.h"
@@ -19,7 +20,8 @@
 
 #define MAX_TOKENS 700
 
-/* A vocabulary of the 256 bytes and random joins of earlier tokens over few letters; merge i made token 256 + i. */
+/* A vocabulary of the 256 bytes and random joins of earlier tokens over few letters; merge i made
+ * token 256 + i. */
 struct toy {
 	uint32_t n;
 	char text[MAX_TOKENS][64];
@@ -143,8 +145,8 @@ static void test_against_slow(void **state)
 			size_t n = i < 300 ? rng_below(&r, 60) : rng_below(&r, 300), n_want;
 			unsigned use = rng_below(&r, 4) ? letters : 1;
 			for (size_t k = 0; k < n; k++)
-				piece[k] =
-					(char)(rng_below(&r, 30) ? 'a' + (char)rng_below(&r, use) : (char)rng_below(&r, 256));
+				piece[k] = (char)(rng_below(&r, 30) ? 'a' + (char)rng_below(&r, use)
+													: (char)rng_below(&r, 256));
 			int32_t known = whole ? toy_find(t, piece, n) : -1;
 			if (known >= 0) {
 				want[0] = known;
@@ -241,13 +243,15 @@ static void test_longest_added_token_wins(void **state)
 		const char *at;
 		int32_t id;
 		size_t len;
-	} cases[] = {{"<", 257, 1}, {"<a", 256, 2}, {"<ab", 256, 2}, {"<ab>", 258, 4}, {"<ab>cd", 259, 5},
-		{"<b", 262, 2}, {"<c", 257, 1}, {"zz", 261, 1}, {"y<", -1, 0}, {"", -1, 0}};
+	} cases[] = {{"<", 257, 1}, {"<a", 256, 2}, {"<ab", 256, 2}, {"<ab>", 258, 4},
+		{"<ab>cd", 259, 5}, {"<b", 262, 2}, {"<c", 257, 1}, {"zz", 261, 1}, {"y<", -1, 0},
+		{"", -1, 0}};
 	struct vocab v;
 	assert_int_equal(make(&v, text, type, ADDED, VOCAB_RAW, NULL), 0);
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		size_t len = 0;
-		assert_int_equal(vocab_match_added(&v, cases[i].at, strlen(cases[i].at), &len), cases[i].id);
+		assert_int_equal(
+			vocab_match_added(&v, cases[i].at, strlen(cases[i].at), &len), cases[i].id);
 		if (cases[i].id >= 0)
 			assert_int_equal(len, cases[i].len);
 	}
@@ -278,7 +282,8 @@ static void test_refusals(void **state)
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct vocab v;
 		struct err e = {0};
-		assert_int_equal(make(&v, &cases[i].text, &cases[i].type, 1, cases[i].spelling, &e), ERR_INPUT);
+		assert_int_equal(
+			make(&v, &cases[i].text, &cases[i].type, 1, cases[i].spelling, &e), ERR_INPUT);
 		if (!strstr(e.text, cases[i].want))
 			fail_msg("case %zu: %s", i, e.text);
 		assert_null(v.bytes);
@@ -294,7 +299,8 @@ static void test_refusals(void **state)
 	assert_non_null(strstr(e.text, "no token for byte 0x00"));
 	assert_int_equal(vocab_init(&v, NULL, NULL, 0, VOCAB_RAW, &e), ERR_INPUT);
 
-	static const char *const merges[] = {"a", "a ", " a", "a b c", "a b", "ab c", "a\xe4\xbd\xa0 b"};
+	static const char *const merges[] = {
+		"a", "a ", " a", "a b c", "a b", "ab c", "a\xe4\xbd\xa0 b"};
 	assert_int_equal(make(&v, NULL, NULL, 0, VOCAB_RAW, &e), 0);
 	for (size_t i = 0; i < sizeof merges / sizeof *merges; i++) {
 		struct text_span m = {merges[i], strlen(merges[i])};
@@ -328,7 +334,8 @@ static void test_rank_files(void **state)
 		struct vocab v;
 		struct err e = {0};
 		assert_int_equal(
-			vocab_init_ranks(&v, cases[i].file, strlen(cases[i].file), NULL, NULL, 0, &e), ERR_INPUT);
+			vocab_init_ranks(&v, cases[i].file, strlen(cases[i].file), NULL, NULL, 0, &e),
+			ERR_INPUT);
 		if (!strstr(e.text, cases[i].want))
 			fail_msg("case %zu: %s", i, e.text);
 	}

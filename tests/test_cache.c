@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The expert cache. Random operations run against a slow model that owns real (small) memory: every byte of
- * an expert is its tag, moves and reads are executed as the plans say, and after every operation all READY
- * slots must still hold their tags. Overlapping slots, lost or misdirected moves and evicted pins all show up
- * as wrong bytes.
+ * The expert cache. Random operations run against a slow model that owns real (small) memory: every
+ * byte of an expert is its tag, moves and reads are executed as the plans say, and after every
+ * operation all READY slots must still hold their tags. Overlapping slots, lost or misdirected
+ * moves and evicted pins all show up as wrong bytes.
  */
 #include "cache/cache.h"
 
@@ -48,8 +48,8 @@ struct model {
 	int n_pending;
 	int32_t pinned[MAX_PENDING]; /* one entry per pin that the model holds */
 	int n_pinned;
-	uint64_t n_ok, n_full, n_warm, n_busy, n_present, n_moves, n_spared, n_lent, n_promoted, n_slabs,
-		n_dropped, n_free;
+	uint64_t n_ok, n_full, n_warm, n_busy, n_present, n_moves, n_spared, n_lent, n_promoted,
+		n_slabs, n_dropped, n_free;
 };
 
 static uint8_t tag_of(const struct model *m, int layer, int expert)
@@ -109,8 +109,8 @@ static void model_verify(struct model *m)
 	assert_int_equal(n_seen[1], n_ready[1]);
 }
 
-static void model_start(struct model *m, struct rng *r, const uint64_t *sizes, int n_sizes, bool two_tiers,
-	const struct policy_ops *policy)
+static void model_start(struct model *m, struct rng *r, const uint64_t *sizes, int n_sizes,
+	bool two_tiers, const struct policy_ops *policy)
 {
 	*m = (struct model){0};
 	m->cfg.n_layers = 3 + (int)rng_below(r, MAX_LAYERS - 2);
@@ -171,7 +171,8 @@ static void drop_pins(struct model *m, int32_t slot)
 	m->n_pinned = n;
 }
 
-/* Pins are void once the model's view of the state says so; the model is told by the slots before the call.
+/* Pins are void once the model's view of the state says so; the model is told by the slots before
+ * the call.
  */
 struct snapshot {
 	struct cache_slot slot[4096];
@@ -192,8 +193,8 @@ static bool could_leave(const struct cache_slot *s)
 }
 
 /* What a plan that makes room for `key` (NULL: for nobody yet) did to the others. */
-static void model_moves(struct model *m, const struct snapshot *before, const struct cache_plan *plan,
-	const struct model_key *key, bool may_evict)
+static void model_moves(struct model *m, const struct snapshot *before,
+	const struct cache_plan *plan, const struct model_key *key, bool may_evict)
 {
 	/* Copies go before anybody is lost who was in tier 1. */
 	bool lost = false;
@@ -213,7 +214,8 @@ static void model_moves(struct model *m, const struct snapshot *before, const st
 					cache_find(m->c, s.layer, s.expert) == k->slot;
 	}
 	assert_false(lost && n_copies);
-	/* Whoever is gone from tier 0 could leave, and is where its copy was, in tier 1 if there is a move for it, else nowhere. */
+	/* Whoever is gone from tier 0 could leave, and is where its copy was, in tier 1 if there is a
+	 * move for it, else nowhere. */
 	for (int i = 0; i < before->n; i++) {
 		const struct cache_slot *b = &before->slot[i];
 		if (b->state == CACHE_FREE || b->staging)
@@ -238,7 +240,8 @@ static void model_moves(struct model *m, const struct snapshot *before, const st
 		assert_int_equal(from->tier, 0);
 		assert_int_equal(to.tier, 1);
 		assert_int_equal(to.state, CACHE_FILLING);
-		assert_true(from->offset == v->from_offset && to.offset == v->to_offset && from->bytes == v->bytes);
+		assert_true(
+			from->offset == v->from_offset && to.offset == v->to_offset && from->bytes == v->bytes);
 		assert_true(holds_tag(m, from));
 		memcpy(bytes_at(m, &to), bytes_at(m, from), v->bytes);
 		m->keys[v->layer * m->cfg.n_experts + v->expert].slot = v->to;
@@ -340,7 +343,8 @@ static void model_reserve(struct model *m, struct rng *r, int layer, int expert,
 	assert_true(got.layer == layer && got.expert == expert);
 	assert_int_equal(got.staging, use == CACHE_PREFILL);
 	assert_true(plan.source == key->slot);
-	memset(bytes_at(m, &got), 0, got.bytes); /* poison: whoever reads this before its commit is wrong */
+	memset(bytes_at(m, &got), 0,
+		got.bytes); /* poison: whoever reads this before its commit is wrong */
 	add_pending(m, plan.slot, plan.source);
 	if (use == CACHE_PREFILL) {
 		key->staged = plan.slot;
@@ -474,15 +478,16 @@ static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, stru
 		sum->n_dropped += m.n_dropped;
 		sum->n_free += m.n_free;
 	}
-	print_message("seeds %llu..: %llu reserved, %llu full, %llu warm, %llu busy, %llu present, %llu moves, "
-				  "%llu promotions, %llu slabs moved\n",
+	print_message(
+		"seeds %llu..: %llu reserved, %llu full, %llu warm, %llu busy, %llu present, %llu moves, "
+		"%llu promotions, %llu slabs moved\n",
 		(unsigned long long)seed0, (unsigned long long)sum->n_ok, (unsigned long long)sum->n_full,
-		(unsigned long long)sum->n_warm, (unsigned long long)sum->n_busy, (unsigned long long)sum->n_present,
-		(unsigned long long)sum->n_moves, (unsigned long long)sum->n_promoted,
-		(unsigned long long)sum->n_slabs);
+		(unsigned long long)sum->n_warm, (unsigned long long)sum->n_busy,
+		(unsigned long long)sum->n_present, (unsigned long long)sum->n_moves,
+		(unsigned long long)sum->n_promoted, (unsigned long long)sum->n_slabs);
 	/* The run must have been through every answer, or it proves nothing. */
-	assert_true(sum->n_ok && sum->n_full && sum->n_warm && sum->n_busy && sum->n_present && sum->n_moves &&
-				sum->n_spared && sum->n_lent && sum->n_promoted);
+	assert_true(sum->n_ok && sum->n_full && sum->n_warm && sum->n_busy && sum->n_present &&
+				sum->n_moves && sum->n_spared && sum->n_lent && sum->n_promoted);
 }
 
 static void test_random_one_size(void **state)
@@ -492,8 +497,8 @@ static void test_random_one_size(void **state)
 	random_runs((const uint64_t[]){24}, 1, 1000, &sum);
 	assert_int_equal(sum.n_slabs, 0);
 	assert_true(sum.n_dropped && sum.n_free);
-	print_message("%llu copies given up, %llu demotions without a move\n", (unsigned long long)sum.n_dropped,
-		(unsigned long long)sum.n_free);
+	print_message("%llu copies given up, %llu demotions without a move\n",
+		(unsigned long long)sum.n_dropped, (unsigned long long)sum.n_free);
 }
 
 static void test_random_two_sizes(void **state)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the bookkeeping costs at GLM-5.2's size: memory, time per call, and above all the bytes of a budget that mixed
- * expert sizes waste, and the hits that they lose against an ideal memory (an LRU over bytes in which any free bytes
- * fit any expert). Figures are printed; the bounds that are asserted are wide for time and tight for waste.
+ * What the bookkeeping costs at GLM-5.2's size: memory, time per call, and above all the bytes of a
+ * budget that mixed expert sizes waste, and the hits that they lose against an ideal memory (an LRU
+ * over bytes in which any free bytes fit any expert). Figures are printed; the bounds that are
+ * asserted are wide for time and tight for waste.
  */
 #include "cache/cache.h"
 
@@ -21,7 +22,8 @@
 
 #define MAX_LAYERS 80
 
-/* Bytes of an expert of GLM-5.2 (3 matrices of 2048 x 6144) and of the pocket model (256 x 256) by type. */
+/* Bytes of an expert of GLM-5.2 (3 matrices of 2048 x 6144) and of the pocket model (256 x 256) by
+ * type. */
 #define IQ2_XXS 9732096ull
 #define Q2_K    12386304ull
 #define IQ2_Q3  11894784ull /* gate and up IQ2_XXS, down Q3_K */
@@ -151,7 +153,8 @@ static struct outcome run(const struct mix *m, int n_tokens, const struct policy
 	ideal.prev = NEW_ARRAY(int32_t, (size_t)n_keys + 1);
 	ideal.in = NEW_ARRAY(bool, (size_t)n_keys);
 	ideal.next[n_keys] = ideal.prev[n_keys] = n_keys;
-	struct routing g = {.r = {7}, .n_layers = m->n_layers, .n_experts = m->n_experts, .top_k = m->top_k};
+	struct routing g = {
+		.r = {7}, .n_layers = m->n_layers, .n_experts = m->n_experts, .top_k = m->top_k};
 	struct outcome o = {0};
 	double wasted = 0;
 	int samples = 0;
@@ -167,7 +170,8 @@ static struct outcome run(const struct mix *m, int n_tokens, const struct policy
 			route(&g, l, ids);
 			step(c, l, ids, m->top_k);
 			for (int i = 0; i < m->top_k; i++)
-				ideal_access(&ideal, l * m->n_experts + ids[i], m->bytes[l], m->bytes, m->n_experts);
+				ideal_access(
+					&ideal, l * m->n_experts + ids[i], m->bytes[l], m->bytes, m->n_experts);
 		}
 		g.begun = true;
 		if (t >= n_tokens / 3) {
@@ -228,7 +232,8 @@ static void test_waste(void **state)
 				fill(&m, 3, 75, IQ2_XXS, Q2_K, IQ2_Q3, Q8_0), name = "3 sizes and MTP";
 				break;
 			default: /* the pocket: few experts, odd sizes */
-				fill(&m, 1, 6, POCKET, POCKET * 5 / 4, POCKET * 3 / 2, POCKET * 4), name = "pocket, 4 sizes";
+				fill(&m, 1, 6, POCKET, POCKET * 5 / 4, POCKET * 3 / 2, POCKET * 4),
+					name = "pocket, 4 sizes";
 				m.n_experts = 32, m.top_k = 4;
 			}
 			m.name = name;
@@ -236,9 +241,9 @@ static void test_waste(void **state)
 			if (kind == 6)
 				m.budget = (uint64_t)(budgets[b] / 117e9 * 16e6);
 			struct outcome o = run(&m, kind == 6 ? 3000 : 240, &policy_lru);
-			print_message(
-				"%-21s %8.4g GB: wasted %5.2f %%, hits %6.2f %%, ideal %6.2f %%, %llu slabs moved\n", name,
-				(double)m.budget / 1e9, 100 * o.wasted, 100 * o.hits, 100 * o.ideal,
+			print_message("%-21s %8.4g GB: wasted %5.2f %%, hits %6.2f %%, ideal %6.2f %%, %llu "
+						  "slabs moved\n",
+				name, (double)m.budget / 1e9, 100 * o.wasted, 100 * o.hits, 100 * o.ideal,
 				(unsigned long long)o.slabs_moved);
 			if (kind < 6) {
 				assert_true(o.wasted < (kind == 0 ? 0.001 : 0.04));
@@ -247,8 +252,8 @@ static void test_waste(void **state)
 		}
 }
 
-/* Nobody bypasses the cache and nobody flushes it: with half the layers three times as large, both kinds of layers find
- * about as much as each would with the same share of its experts alone. */
+/* Nobody bypasses the cache and nobody flushes it: with half the layers three times as large, both
+ * kinds of layers find about as much as each would with the same share of its experts alone. */
 static void test_fair(void **state)
 {
 	(void)state;
@@ -261,8 +266,8 @@ static void test_fair(void **state)
 		alone.budget = (uint64_t)(0.3 * 30 * 256 * IQ2_XXS);
 		both.name = alone.name = "fair";
 		struct outcome x = run(&both, 400, all[p]), y = run(&alone, 400, all[p]);
-		print_message("%-6s 30 %% of the bytes: mixed 3:1 %.2f %% hits, one size %.2f %%\n", all[p]->name,
-			100 * x.hits, 100 * y.hits);
+		print_message("%-6s 30 %% of the bytes: mixed 3:1 %.2f %% hits, one size %.2f %%\n",
+			all[p]->name, 100 * x.hits, 100 * y.hits);
 		assert_true(fabs(x.hits - y.hits) < 0.02);
 	}
 }
@@ -284,7 +289,8 @@ static void test_time_and_memory(void **state)
 		struct cache *c = cache_new(&cfg, &e);
 		assert_non_null(c);
 		struct routing g = {.r = {3}, .n_layers = m.n_layers, .n_experts = 256, .top_k = 8};
-		uint64_t find_ns = 0, access_ns = 0, reserve_ns = 0, commit_ns = 0, n_access = 0, n_reserve = 0;
+		uint64_t find_ns = 0, access_ns = 0, reserve_ns = 0, commit_ns = 0, n_access = 0,
+				 n_reserve = 0;
 		int64_t sum = 0;
 		for (int t = 0; t < 300; t++) {
 			for (int l = 3; l < m.n_layers; l++) {
@@ -318,15 +324,17 @@ static void test_time_and_memory(void **state)
 						cache_unpin(c, committed[i]);
 				if (t < 100) /* until both tiers are full */
 					continue;
-				find_ns += t1 - t0, access_ns += t2 - t1, reserve_ns += t3 - t2, commit_ns += t4 - t3;
+				find_ns += t1 - t0, access_ns += t2 - t1, reserve_ns += t3 - t2,
+					commit_ns += t4 - t3;
 				n_access += 8, n_reserve += (uint64_t)reserved;
 			}
 			g.begun = true;
 		}
 		assert_true(sum != 0);
-		print_message("%-6s find %.0f ns, access %.0f ns, reserve (with eviction and demotion) %.0f ns, "
-					  "commit %.0f ns, "
-					  "bookkeeping %.2f MB\n",
+		print_message(
+			"%-6s find %.0f ns, access %.0f ns, reserve (with eviction and demotion) %.0f ns, "
+			"commit %.0f ns, "
+			"bookkeeping %.2f MB\n",
 			all[p]->name, (double)find_ns / (double)n_access, (double)access_ns / (double)n_access,
 			(double)reserve_ns / (double)n_reserve, (double)commit_ns / (double)n_reserve,
 			(double)cache_metadata_bytes(c) / 1e6);

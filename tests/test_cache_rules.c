@@ -19,8 +19,8 @@ static void check(const struct cache *c)
 		fail_msg("%s", e.text);
 }
 
-static struct cache *make(
-	int n_layers, int n_experts, const uint64_t *bytes, uint64_t tier0, uint64_t tier1, int n_staging)
+static struct cache *make(int n_layers, int n_experts, const uint64_t *bytes, uint64_t tier0,
+	uint64_t tier1, int n_staging)
 {
 	struct cache_config cfg = {.n_layers = n_layers,
 		.n_experts = n_experts,
@@ -88,7 +88,8 @@ static void test_demote_promote(void **state)
 	cache_free(c);
 }
 
-/* Who came up from tier 1 goes down again without a move as long as nobody needed the room of its copy. */
+/* Who came up from tier 1 goes down again without a move as long as nobody needed the room of its
+ * copy. */
 static void test_copies(void **state)
 {
 	(void)state;
@@ -108,7 +109,8 @@ static void test_copies(void **state)
 	cache_commit(c, p.slot);
 	cache_unpin(c, p.slot);
 	check(c);
-	/* tier 1: 0, 2, 3, the copy of 1, one free; 1 is used again, so it is 4 that goes down, then 5, into the copy's room */
+	/* tier 1: 0, 2, 3, the copy of 1, one free; 1 is used again, so it is 4 that goes down, then 5,
+	 * into the copy's room */
 	bring(c, 0, 1);
 	bring(c, 0, 5);
 	assert_int_equal(cache_slot_get(c, cache_find(c, 0, 4)).tier, 1);
@@ -194,7 +196,8 @@ static void test_prefetch(void **state)
 	cache_free(c);
 }
 
-/* Who is named by a guess stays, and nothing is counted; a guess about somebody who is not there is harmless. */
+/* Who is named by a guess stays, and nothing is counted; a guess about somebody who is not there is
+ * harmless. */
 static void test_hint(void **state)
 {
 	(void)state;
@@ -279,7 +282,8 @@ static void test_prefill_leaves_decode_set(void **state)
 	cache_free(c);
 }
 
-/* Where nobody announces steps a slot is prefill's for as long as it is used, and never more of them than agreed. */
+/* Where nobody announces steps a slot is prefill's for as long as it is used, and never more of
+ * them than agreed. */
 static void test_prefill_without_steps(void **state)
 {
 	(void)state;
@@ -303,7 +307,8 @@ static void test_prefill_without_steps(void **state)
 static void test_layers_of_one_step_fit(void **state)
 {
 	(void)state;
-	/* The working set that the cache announces is enough to hold top_k of every layer, whatever the mix. */
+	/* The working set that the cache announces is enough to hold top_k of every layer, whatever the
+	 * mix. */
 	const uint64_t mixes[][6] = {{0, 100, 100, 100, 100, 100}, {0, 300, 100, 300, 100, 100},
 		{50, 61, 72, 83, 94, 105}, {7, 0, 0, 0, 0, 1000}};
 	for (size_t m = 0; m < ARRAY_LEN(mixes); m++)
@@ -323,7 +328,8 @@ static void test_layers_of_one_step_fit(void **state)
 		}
 }
 
-/* A class that is no longer used gives its memory to the one that is, and gets some back when it is used again. */
+/* A class that is no longer used gives its memory to the one that is, and gets some back when it is
+ * used again. */
 static void test_idle_class_gives_back(void **state)
 {
 	(void)state;
@@ -377,10 +383,11 @@ static void test_bad_config(void **state)
 	(void)state;
 	const uint64_t bytes[] = {10, 0}, none[] = {0, 0}, huge[] = {UINT64_MAX, 10};
 	struct err e;
-	struct cache_config good = {.n_layers = 2, .n_experts = 8, .expert_bytes = bytes, .tier_bytes = {100, 0}};
+	struct cache_config good = {
+		.n_layers = 2, .n_experts = 8, .expert_bytes = bytes, .tier_bytes = {100, 0}};
 	struct cache_config bad[] = {good, good, good, good, good, good, good, good, good};
-	int want[] = {
-		ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_MEMORY, ERR_MEMORY, ERR_USAGE, ERR_USAGE};
+	int want[] = {ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_USAGE, ERR_MEMORY, ERR_MEMORY,
+		ERR_USAGE, ERR_USAGE};
 	bad[0].n_layers = 0;
 	bad[1].n_experts = -1;
 	bad[2].expert_bytes = none;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The chat template against 38 conversations rendered with the released one: text and ids; what users type stays text;
- * one sentence for each kind of bad input. */
+/* The chat template against 38 conversations rendered with the released one: text and ids; what
+ * users type stays text; one sentence for each kind of bad input. */
 #include "src/text/chat.h"
 #include "src/text/chat_json.h"
 #include "src/text/json_text.h"
@@ -48,7 +48,8 @@ static void check_golden(const json_t *v, const json_t *request)
 	/* Hugging Face tokenises the rendered text */
 	ids.n = 0;
 	assert_int_equal(
-		tokenizer_encode(glm, buf_str(&rendered), rendered.len, TOKENIZER_PARSE_ADDED, &ids, &e), 0);
+		tokenizer_encode(glm, buf_str(&rendered), rendered.len, TOKENIZER_PARSE_ADDED, &ids, &e),
+		0);
 	text_data_check_ids(name, ids.data, ids.n, json_object_get(v, "ids"));
 	token_ids_free(&ids);
 	buf_free(&rendered);
@@ -63,8 +64,8 @@ static void test_golden(void **state)
 	assert_int_equal(json_array_size(list), 38);
 	json_array_foreach(list, i, v)
 	{
-		json_t *request = json_pack(
-			"{sOsO}", "messages", json_object_get(v, "messages"), "options", json_object_get(v, "options"));
+		json_t *request = json_pack("{sOsO}", "messages", json_object_get(v, "messages"), "options",
+			json_object_get(v, "options"));
 		check_golden(v, request);
 		json_t *tools = json_object_get(json_object_get(v, "options"), "tools");
 		if (tools) { /* the same with the tools outside the options, as a server has them */
@@ -99,7 +100,8 @@ static void test_arguments_as_string(void **state)
 				seen++;
 			}
 		}
-		json_t *request = json_pack("{sOsO}", "messages", messages, "options", json_object_get(v, "options"));
+		json_t *request =
+			json_pack("{sOsO}", "messages", messages, "options", json_object_get(v, "options"));
 		check_golden(v, request);
 		json_decref(request);
 	}
@@ -146,12 +148,14 @@ static void test_bytes_of_all_kinds(void **state)
 	assert_int_equal(chat_render_text(&c, &b, &e), ERR_INPUT);
 	assert_string_equal(e.text, "messages[1].content: byte 3 is not valid UTF-8");
 	chat_truncate(&c, 1);
-	chat_add(&c, CHAT_ASSISTANT, "\xe3\x80\x80\x1c x\xc2\xa0\n", strlen("\xe3\x80\x80\x1c x\xc2\xa0\n"));
+	chat_add(
+		&c, CHAT_ASSISTANT, "\xe3\x80\x80\x1c x\xc2\xa0\n", strlen("\xe3\x80\x80\x1c x\xc2\xa0\n"));
 	chat_add(&c, CHAT_ASSISTANT, " \n", 2);
 	buf_clear(&b);
 	assert_int_equal(chat_render_text(&c, &b, &e), 0);
 	const char *tail =
-		strstr(b.data + strlen("[gMASK]<sop><|system|>Reasoning Effort: Max<|user|>a") + 1, "<|assistant|>");
+		strstr(b.data + strlen("[gMASK]<sop><|system|>Reasoning Effort: Max<|user|>a") + 1,
+			"<|assistant|>");
 	assert_string_equal(tail, "<|assistant|><think></think>x<|assistant|><think></think>");
 	buf_free(&b);
 	chat_fini(&c);
@@ -202,13 +206,18 @@ static void test_refusals(void **state)
 			"messages[0].content[1].type: expected text, image, video or audio, found \"smell\""},
 		{"{\"messages\":[{\"role\":\"tool\",\"content\":[{\"output\":\"x\"},{}]}]}",
 			"messages[0].content[1].output: expected a string, found nothing"},
-		{"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"\"}}]}]}",
-			"messages[0].tool_calls[0].function.name: expected the name of a function, found an empty "
+		{"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"function\":{\"name\":\"\"}}]}]"
+		 "}",
+			"messages[0].tool_calls[0].function.name: expected the name of a function, found an "
+			"empty "
 			"string"},
-		{"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":\"{\"}]}]}",
+		{"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":\"{"
+		 "\"}]}]}",
 			"messages[0].tool_calls[0].arguments: the string is not JSON: line 1"},
-		{"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":\"[1]\"}]}]}",
-			"messages[0].tool_calls[0].arguments: expected a string holding an object, found an array"},
+		{"{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[{\"name\":\"f\",\"arguments\":\"["
+		 "1]\"}]}]}",
+			"messages[0].tool_calls[0].arguments: expected a string holding an object, found an "
+			"array"},
 		{"{\"messages\":[{\"role\":\"assistant\",\"reasoning_content\":[]}]}",
 			"messages[0].reasoning_content: expected a string, found an array"},
 		{"{\"messages\":[],\"tools\":[{\"function\":{\"name\":3}}]}",
@@ -248,9 +257,11 @@ static void test_json_style(void **state)
 		const char *in, *want;
 	} cases[] = {
 		{"[1,-0,2.0,0.1,1e22,1e16,1e15,123456789012345680.0,1.5e-5,0.0001,5e-324,-2.50,1e-7]",
-			"[1, 0, 2.0, 0.1, 1e+22, 1e+16, 1000000000000000.0, 1.2345678901234568e+17, 1.5e-05, 0.0001, "
+			"[1, 0, 2.0, 0.1, 1e+22, 1e+16, 1000000000000000.0, 1.2345678901234568e+17, 1.5e-05, "
+			"0.0001, "
 			"5e-324, -2.5, 1e-07]"},
-		{"{\"b\":{},\"a\":[],\"c\":null,\"t\":true}", "{\"b\": {}, \"a\": [], \"c\": null, \"t\": true}"},
+		{"{\"b\":{},\"a\":[],\"c\":null,\"t\":true}",
+			"{\"b\": {}, \"a\": [], \"c\": null, \"t\": true}"},
 		{"\"\\u00e9\\u007f\\u2028\\ud83d\\ude00 \\u0001\\u001f\\b\\f\\n\\r\\t\\\"\\\\/<\"",
 			"\"\xc3\xa9\x7f\xe2\x80\xa8\xf0\x9f\x98\x80 \\u0001\\u001f\\b\\f\\n\\r\\t\\\"\\\\/<\""},
 		{"9223372036854775807", "9223372036854775807"},

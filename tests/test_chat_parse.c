@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The parser of the model's output: every assistant turn of the golden conversations comes back as the message it was
- * rendered from, fed as ids, as text at once, byte by byte, and cut at every pair of places; broken calls; types.
+ * The parser of the model's output: every assistant turn of the golden conversations comes back as
+ * the message it was rendered from, fed as ids, as text at once, byte by byte, and cut at every
+ * pair of places; broken calls; types.
  */
 #include "src/text/chat_parse.h"
 #include "tests/text_data.h"
@@ -31,7 +32,8 @@ static int tear_down(void **state)
 	return 0;
 }
 
-/* Events as one string: R(...) reasoning, A(...) answer, neighbours of one kind joined, C(name arguments). */
+/* Events as one string: R(...) reasoning, A(...) answer, neighbours of one kind joined, C(name
+ * arguments). */
 struct log {
 	struct buf b;
 	int last;       /* kind, -1 at the start */
@@ -98,7 +100,8 @@ static char *parse_bytewise(const char *text, size_t n, const json_t *tools, boo
 	return buf_take(&l.b);
 }
 
-static char *parse_ids(const char *text, size_t n, unsigned flags, const json_t *tools, bool in_reasoning)
+static char *parse_ids(
+	const char *text, size_t n, unsigned flags, const json_t *tools, bool in_reasoning)
 {
 	struct chat_parse p;
 	struct log l = {.last = -1};
@@ -185,7 +188,8 @@ static void test_golden(void **state)
 				continue;
 			at = strstr(at, "<|assistant|>") + strlen("<|assistant|>");
 			size_t n = strlen(at);
-			static const char *const ends[] = {"<|user|>", "<|observation|>", "<|assistant|>", "<|system|>"};
+			static const char *const ends[] = {
+				"<|user|>", "<|observation|>", "<|assistant|>", "<|system|>"};
 			for (size_t j = 0; j < 4; j++) {
 				const char *end = strstr(at, ends[j]);
 				if (end && (size_t)(end - at) < n)
@@ -237,7 +241,8 @@ static void test_broken_calls(void **state)
 		{CALL "f" CALL "g" END, "A(" CALL "f)C(g {})"},
 		{CALL "f<arg_key>a" CALL "g" END, "A(" CALL "f<arg_key>a)C(g {})"},
 		/* tags inside a value belong to it */
-		{CALL "f" K("a") V("x" CALL "g" END "y<think>") END, "C(f {\"a\": \"x" CALL "g" END "y<think>\"})"},
+		{CALL "f" K("a") V("x" CALL "g" END "y<think>") END,
+			"C(f {\"a\": \"x" CALL "g" END "y<think>\"})"},
 		/* a value that is never closed costs only its own call */
 		{CALL "f" K("a") "<arg_value>x" END "then " CALL "g" K("b") V("2") END "end",
 			"A(" CALL "f" K("a") "<arg_value>x" END "then )C(g {\"b\": 2})A(end)"},
@@ -272,14 +277,14 @@ static void test_broken_calls(void **state)
 static void test_types(void **state)
 {
 	(void)state;
-	json_t *tools =
-		json_loads("[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{"
-				   "\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},\"n\":{\"type\":\"number\"},"
-				   "\"b\":{\"type\":\"boolean\"},\"o\":{\"type\":\"object\"},\"l\":{\"type\":\"array\"},"
-				   "\"sn\":{\"type\":[\"string\",\"null\"]},\"in\":{\"type\":[\"integer\",\"null\"]},"
-				   "\"any\":{},\"e\":{\"enum\":[1]}}}}},{\"name\":\"flat\",\"parameters\":{\"properties\":{"
-				   "\"s\":{\"type\":\"string\"}}}}]",
-			0, NULL);
+	json_t *tools = json_loads(
+		"[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"parameters\":{\"properties\":{"
+		"\"s\":{\"type\":\"string\"},\"i\":{\"type\":\"integer\"},\"n\":{\"type\":\"number\"},"
+		"\"b\":{\"type\":\"boolean\"},\"o\":{\"type\":\"object\"},\"l\":{\"type\":\"array\"},"
+		"\"sn\":{\"type\":[\"string\",\"null\"]},\"in\":{\"type\":[\"integer\",\"null\"]},"
+		"\"any\":{},\"e\":{\"enum\":[1]}}}}},{\"name\":\"flat\",\"parameters\":{\"properties\":{"
+		"\"s\":{\"type\":\"string\"}}}}]",
+		0, NULL);
 	assert_non_null(tools);
 	static const struct {
 		const char *key, *value, *want;
@@ -328,8 +333,8 @@ static void test_types(void **state)
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct buf text = {0}, want = {0};
-		buf_printf(
-			&text, CALL "f<arg_key>%s</arg_key><arg_value>%s</arg_value>" END, cases[i].key, cases[i].value);
+		buf_printf(&text, CALL "f<arg_key>%s</arg_key><arg_value>%s</arg_value>" END, cases[i].key,
+			cases[i].value);
 		buf_printf(&want, "C(f {\"%s\": %s})", cases[i].key, cases[i].want);
 		check(buf_str(&text), buf_str(&want), tools, false);
 		buf_free(&text);
@@ -369,7 +374,8 @@ static void test_cut_off(void **state)
 	}
 }
 
-/* Nothing is lost: events carry the input, tags of well-formed parts aside. And many broken calls take linear time. */
+/* Nothing is lost: events carry the input, tags of well-formed parts aside. And many broken calls
+ * take linear time. */
 static void test_many_broken_calls(void **state)
 {
 	(void)state;

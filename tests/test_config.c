@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The model's shape: the IndexShare schedule in all its forms, every key and tensor that may be missing or wrong, and files
- * of other writers with indexer tensors where none belong. */
+/* The model's shape: the IndexShare schedule in all its forms, every key and tensor that may be
+ * missing or wrong, and files of other writers with indexer tensors where none belong. */
 #include "src/base/log.h"
 #include "src/base/num.h"
 #include "tests/engine_help.h"
@@ -47,7 +47,8 @@ static void test_schedule(void **state)
 	}
 	assert_true(config_index_full(78, 4, 3)); /* the MTP layer */
 	for (uint32_t i = 0; i < 100; i++)
-		assert_true(config_index_full(i, 1, 2) && config_index_full(i, 0, 0)); /* GLM-5: every layer */
+		assert_true(
+			config_index_full(i, 1, 2) && config_index_full(i, 0, 0)); /* GLM-5: every layer */
 }
 
 /* Reads the configuration of a mutated copy. */
@@ -70,7 +71,8 @@ static void expect_schedule(const struct mutation *m, const char *want)
 		fail_msg("%s", e.text);
 	for (uint32_t i = 0; i < c.n_layers; i++)
 		if (c.index_full[i] != (want[i] == 'F'))
-			fail_msg("layer %u is %s, schedule %s expected", i, c.index_full[i] ? "full" : "shared", want);
+			fail_msg("layer %u is %s, schedule %s expected", i, c.index_full[i] ? "full" : "shared",
+				want);
 	assert_true(c.index_full[c.n_layers]);
 }
 
@@ -80,7 +82,8 @@ static void test_schedule_sources(void **state)
 	static const bool odd[7] = {true, false, true, false, true, false, true};
 	expect_schedule(&(struct mutation){0}, "FFFSSSF"); /* the file's own */
 	expect_schedule(
-		&(struct mutation){.bools_key = "glm-dsa.attention.indexer.types", .bools = odd, .n_bools = 7},
+		&(struct mutation){
+			.bools_key = "glm-dsa.attention.indexer.types", .bools = odd, .n_bools = 7},
 		"FSFSFSF");
 	/* none stored: by context length, as the specification says */
 	expect_schedule(&(struct mutation){.drop_key = "glm-dsa.attention.indexer.types"}, "FFFFFFF");
@@ -99,13 +102,14 @@ static void test_bad_keys(void **state)
 	(void)state;
 	static const char *const required[] = {"general.architecture", "glm-dsa.block_count",
 		"glm-dsa.context_length", "glm-dsa.embedding_length", "glm-dsa.attention.head_count",
-		"glm-dsa.attention.q_lora_rank", "glm-dsa.attention.kv_lora_rank", "glm-dsa.rope.dimension_count",
-		"glm-dsa.attention.key_length_mla", "glm-dsa.attention.value_length_mla",
-		"glm-dsa.attention.indexer.head_count", "glm-dsa.attention.indexer.key_length",
-		"glm-dsa.attention.indexer.top_k", "glm-dsa.rope.freq_base",
-		"glm-dsa.attention.layer_norm_rms_epsilon", "glm-dsa.leading_dense_block_count",
-		"glm-dsa.expert_count", "glm-dsa.expert_used_count", "glm-dsa.expert_feed_forward_length",
-		"glm-dsa.feed_forward_length", "glm-dsa.expert_weights_scale"};
+		"glm-dsa.attention.q_lora_rank", "glm-dsa.attention.kv_lora_rank",
+		"glm-dsa.rope.dimension_count", "glm-dsa.attention.key_length_mla",
+		"glm-dsa.attention.value_length_mla", "glm-dsa.attention.indexer.head_count",
+		"glm-dsa.attention.indexer.key_length", "glm-dsa.attention.indexer.top_k",
+		"glm-dsa.rope.freq_base", "glm-dsa.attention.layer_norm_rms_epsilon",
+		"glm-dsa.leading_dense_block_count", "glm-dsa.expert_count", "glm-dsa.expert_used_count",
+		"glm-dsa.expert_feed_forward_length", "glm-dsa.feed_forward_length",
+		"glm-dsa.expert_weights_scale"};
 	struct model_config c;
 	for (size_t i = 0; i < ARRAY_LEN(required); i++) {
 		struct err e = {0};
@@ -149,16 +153,19 @@ static void test_bad_keys(void **state)
 	static const float bad[] = {0.0f, -1.0f, 1.0f / 0.0f};
 	for (size_t i = 0; i < ARRAY_LEN(bad); i++)
 		assert_int_equal(
-			read_copy(&(struct mutation){.f32_key = "glm-dsa.rope.freq_base", .f32 = bad[i]}, &c, &e),
+			read_copy(
+				&(struct mutation){.f32_key = "glm-dsa.rope.freq_base", .f32 = bad[i]}, &c, &e),
 			ERR_INPUT);
 	assert_int_equal(
-		read_copy(&(struct mutation){.str_key = "general.architecture", .str = "llama"}, &c, &e), ERR_INPUT);
+		read_copy(&(struct mutation){.str_key = "general.architecture", .str = "llama"}, &c, &e),
+		ERR_INPUT);
 	assert_non_null(strstr(e.text, "llama"));
 	for (size_t n = 6; n <= 7; n++) /* too few types; a first layer that shares */
-		assert_int_equal(read_copy(&(struct mutation){.bools_key = "glm-dsa.attention.indexer.types",
-									   .bools = shared_first,
-									   .n_bools = n},
-							 &c, &e),
+		assert_int_equal(
+			read_copy(&(struct mutation){.bools_key = "glm-dsa.attention.indexer.types",
+						  .bools = shared_first,
+						  .n_bools = n},
+				&c, &e),
 			ERR_INPUT);
 }
 
@@ -204,7 +211,8 @@ static uint64_t hash_of(struct engine *g)
 	return h;
 }
 
-/* Public files carry indexer tensors on every layer; those of shared layers mean nothing and must not be looked at. */
+/* Public files carry indexer tensors on every layer; those of shared layers mean nothing and must
+ * not be looked at. */
 static void test_redundant_indexers(void **state)
 {
 	(void)state;
@@ -222,8 +230,10 @@ static void test_redundant_indexers(void **state)
 	assert_true(hash_of(foreign) == want);
 	/* the garbage is not harmless: where it is selected the logits change */
 	static const bool all[7] = {true, true, true, true, true, true, true};
-	struct mutation wrong = {
-		.garbage_indexers = true, .bools_key = "glm-dsa.attention.indexer.types", .bools = all, .n_bools = 7};
+	struct mutation wrong = {.garbage_indexers = true,
+		.bools_key = "glm-dsa.attention.indexer.types",
+		.bools = all,
+		.n_bools = 7};
 	if (open_copy(&wrong, &foreign, &e))
 		fail_msg("%s", e.text);
 	assert_true(hash_of(foreign) != want);

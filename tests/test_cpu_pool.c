@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The thread pool of the CPU backend: every task is done once, by a thread whose number nobody else has, and is finished
- * when the call returns. Run under the thread sanitizer too. */
+/* The thread pool of the CPU backend: every task is done once, by a thread whose number nobody else
+ * has, and is finished when the call returns. Run under the thread sanitizer too. */
 #include "kernels/cpu/cpu_pool.h"
 
 #include <sched.h>
@@ -72,7 +72,8 @@ static void test_early_release(void **state)
 {
 	(void)state;
 	cpu_pool_free(NULL);
-	for (int i = 0; i < 50; i++) /* with workers that have not yet begun to wait, and ones that sleep */
+	for (int i = 0; i < 50;
+		 i++) /* with workers that have not yet begun to wait, and ones that sleep */
 		cpu_pool_free(cpu_pool_new(1 + i % THREADS));
 }
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * dtype.h and dequant.h: golden blocks bit for bit (tests/data/quant/quant_golden.jsonl: random blocks decoded by ggml's
- * reference functions), rows of several blocks at odd addresses, bounds of the destination, row sizes, names, codebooks.
+ * dtype.h and dequant.h: golden blocks bit for bit (tests/data/quant/quant_golden.jsonl: random
+ * blocks decoded by ggml's reference functions), rows of several blocks at odd addresses, bounds of
+ * the destination, row sizes, names, codebooks.
  */
 #include "src/quant/dequant.h"
 
@@ -54,8 +55,9 @@ static bool golden_next(FILE *f, struct golden *g)
 	int id, weights, bytes;
 	json_t *o = json_loads(line, 0, NULL);
 	assert_non_null(o);
-	assert_int_equal(json_unpack(o, "{s:s, s:i, s:i, s:i, s:s, s:s}", "type", &type, "ggml_id", &id,
-						 "weights", &weights, "bytes", &bytes, "block_hex", &block_hex, "f32_hex", &f32_hex),
+	assert_int_equal(
+		json_unpack(o, "{s:s, s:i, s:i, s:i, s:s, s:s}", "type", &type, "ggml_id", &id, "weights",
+			&weights, "bytes", &bytes, "block_hex", &block_hex, "f32_hex", &f32_hex),
 		0);
 	assert_true(dtype_from_name(type, &g->type));
 	assert_int_equal(g->type, id);
@@ -85,8 +87,8 @@ static void test_golden(void **state)
 		dequant_row(g.type, g.block, got, g.n);
 		for (size_t i = 0; i < g.n; i++)
 			if (f32_bits(got[i]) != g.want[i])
-				fail_msg("%s block %d weight %zu: %.9g, expected %.9g", dtype_name(g.type), seen[g.type], i,
-					(double)got[i], (double)f32_from_bits(g.want[i]));
+				fail_msg("%s block %d weight %zu: %.9g, expected %.9g", dtype_name(g.type),
+					seen[g.type], i, (double)got[i], (double)f32_from_bits(g.want[i]));
 		seen[g.type]++;
 	}
 	fclose(f);
@@ -122,7 +124,8 @@ static void test_rows(void **state)
 				store_u32(row + bytes, want[n]);
 			}
 		for (size_t offset = 0; offset < 4; offset++) {
-			uint8_t *src = malloc(bytes + offset); /* exact size: a sanitizer sees any read past the row */
+			uint8_t *src =
+				malloc(bytes + offset); /* exact size: a sanitizer sees any read past the row */
 			float *dst = malloc((n + 2) * sizeof *dst);
 			memcpy(src + offset, row, bytes);
 			dst[0] = dst[n + 1] = 12345.0f;
@@ -137,7 +140,8 @@ static void test_rows(void **state)
 	}
 }
 
-/* Every bit pattern is accepted: random bytes, NaN and infinite scales included (a sanitizer checks the table indices). */
+/* Every bit pattern is accepted: random bytes, NaN and infinite scales included (a sanitizer checks
+ * the table indices). */
 static void test_any_bits(void **state)
 {
 	(void)state;
@@ -203,14 +207,15 @@ static void test_types(void **state)
 	}
 	enum dtype type;
 	assert_true(dtype_from_name("q4_k", &type) && type == DTYPE_Q4_K);
-	assert_false(
-		dtype_from_name("Q4", &type) || dtype_from_name("", &type) || dtype_from_name("Q4_KX", &type));
+	assert_false(dtype_from_name("Q4", &type) || dtype_from_name("", &type) ||
+				 dtype_from_name("Q4_KX", &type));
 	assert_null(dtype_info(DTYPE_LIMIT));
 	assert_null(dtype_info(UINT32_MAX));
 	assert_string_equal(dtype_name(4), "type 4");
 	assert_string_equal(dtype_name(UINT32_MAX), "type 4294967295");
 	uint64_t bytes;
-	assert_false(dtype_row_bytes((enum dtype)3, 32, &bytes) || dtype_row_bytes((enum dtype)99, 32, &bytes));
+	assert_false(
+		dtype_row_bytes((enum dtype)3, 32, &bytes) || dtype_row_bytes((enum dtype)99, 32, &bytes));
 }
 
 /* The facts that encoders and kernels rely on. */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * Extents: fixed cases with the numbers written out, random tables against a model that copies bytes, hostile sizes, and
- * the whole way from a GGUF on disk through a reader into a slot.
+ * Extents: fixed cases with the numbers written out, random tables against a model that copies
+ * bytes, hostile sizes, and the whole way from a GGUF on disk through a reader into a slot.
  */
 #include "stream/extent.h"
 
@@ -34,8 +34,8 @@ static struct extent_table *new_table(
 	return t;
 }
 
-static void set(struct extent_table *t, uint32_t layer, enum extent_part part, uint32_t file, uint64_t offset,
-	uint64_t bytes)
+static void set(struct extent_table *t, uint32_t layer, enum extent_part part, uint32_t file,
+	uint64_t offset, uint64_t bytes)
 {
 	struct err e = {0};
 	struct extent_tensor x = {.file = file, .offset = offset, .bytes = bytes};
@@ -43,11 +43,12 @@ static void set(struct extent_table *t, uint32_t layer, enum extent_part part, u
 		fail_msg("%s", e.text);
 }
 
-#define assert_read(r, f, o, b, nd, d)                                                                       \
-	assert_true((r).file == (f) && (r).offset == (o) && (r).bytes == (b) && (r).need == (nd) &&              \
+#define assert_read(r, f, o, b, nd, d)                                                             \
+	assert_true((r).file == (f) && (r).offset == (o) && (r).bytes == (b) && (r).need == (nd) &&    \
 				(r).dst_offset == (d))
 
-/* GLM-5.2's Q2_K experts, 4096-aligned: three reads without waste, payloads at the start of each. */
+/* GLM-5.2's Q2_K experts, 4096-aligned: three reads without waste, payloads at the start of each.
+ */
 static void test_aligned(void **state)
 {
 	(void)state;
@@ -63,20 +64,23 @@ static void test_aligned(void **state)
 		assert_read(p.reads[i], 0, 8192 + i * tensor + 255 * matrix, matrix, matrix, i * matrix);
 		assert_true(p.parts[i].dst_offset == i * matrix && p.parts[i].bytes == matrix);
 	}
-	assert_true(p.payload_bytes == 3 * matrix && p.read_bytes == 3 * matrix && p.dst_bytes == 3 * matrix);
+	assert_true(
+		p.payload_bytes == 3 * matrix && p.read_bytes == 3 * matrix && p.dst_bytes == 3 * matrix);
 	assert_true(extent_slot_bytes(t, 3) == 3 * matrix);
 	assert_true(extent_slot_bytes(t, 4) == 0 && !extent_has_layer(t, 4));
 	assert_int_equal(extent_slot_align(t), 4096);
 	struct extent_read s[16];
-	assert_int_equal(extent_split(&p, MIB, s, 16), 12); /* 4,128,768 bytes: 4 slices of 252 pages each */
+	assert_int_equal(
+		extent_split(&p, MIB, s, 16), 12); /* 4,128,768 bytes: 4 slices of 252 pages each */
 	assert_read(s[0], 0, p.reads[0].offset, 252u * 4096, 252u * 4096, 0);
-	assert_read(
-		s[11], 0, p.reads[2].offset + 3 * 252 * 4096, 252u * 4096, 252u * 4096, 3 * matrix - 252 * 4096);
+	assert_read(s[11], 0, p.reads[2].offset + 3 * 252 * 4096, 252u * 4096, 252u * 4096,
+		3 * matrix - 252 * 4096);
 	assert_int_equal(extent_split(&p, MIB, s, 11), -ENOSPC);
 	assert_true(extent_slices_max(t, MIB) >= 12 && extent_slices_max(t, MIB) <= 15);
 	struct extent_totals a = extent_totals(t);
-	assert_true(a.layers == 1 && a.experts == 256 && a.reads == 768 && a.payload_bytes == 3 * tensor &&
-				a.overhead == 1 && a.expert_bytes_min == 3 * matrix && a.expert_bytes_max == 3 * matrix);
+	assert_true(a.layers == 1 && a.experts == 256 && a.reads == 768 &&
+				a.payload_bytes == 3 * tensor && a.overhead == 1 &&
+				a.expert_bytes_min == 3 * matrix && a.expert_bytes_max == 3 * matrix);
 	assert_int_equal(extent_plan(t, 4, 0, &p), -EINVAL);
 	assert_int_equal(extent_plan(t, 79, 0, &p), -EINVAL);
 	assert_int_equal(extent_plan(t, 3, 256, &p), -EINVAL);
@@ -96,7 +100,8 @@ static void test_rounding_and_merging(void **state)
 	set(t, 0, EXTENT_GATE, 0, 32, 4 * 5000);
 	set(t, 0, EXTENT_UP, 0, 20032, 4 * 100);
 	set(t, 0, EXTENT_DOWN, 0, 60000, 4 * 1000);
-	assert_int_equal(extent_plan(t, 0, 3, &p), 0); /* gate 15032..20032, up 20332..20432, down 63000..64000 */
+	assert_int_equal(
+		extent_plan(t, 0, 3, &p), 0); /* gate 15032..20032, up 20332..20432, down 63000..64000 */
 	assert_int_equal(p.n_reads, 2);
 	assert_read(p.reads[0], 0, 12288, 8192, 8144, 0);
 	assert_read(p.reads[1], 0, 61440, 4096, 2560, 8192);
@@ -104,7 +109,8 @@ static void test_rounding_and_merging(void **state)
 	assert_true(p.parts[EXTENT_UP].dst_offset == 20332 - 12288);
 	assert_true(p.parts[EXTENT_DOWN].dst_offset == 8192 + 63000 - 61440);
 	assert_true(p.payload_bytes == 6100 && p.read_bytes == 12288 && p.dst_bytes == 12288);
-	assert_int_equal(extent_plan(t, 0, 0, &p), 0); /* gate 32..5032, up 20032..20132, down 60000..61000 */
+	assert_int_equal(
+		extent_plan(t, 0, 0, &p), 0); /* gate 32..5032, up 20032..20132, down 60000..61000 */
 	assert_int_equal(p.n_reads, 3);
 
 	/* down before gate in the file: reads in file order */
@@ -166,8 +172,8 @@ static void check_plan(const struct extent_table *t, const struct extent_file *f
 	for (int i = 0; i < n; i++) {
 		const struct extent_file *g = &f[s[i].file];
 		assert_true(s[i].need > 0 && s[i].need <= s[i].bytes && s[i].offset + s[i].need <= g->size);
-		assert_true(
-			!((s[i].offset | s[i].bytes) & (g->align - 1)) && !(s[i].dst_offset & (g->memory_align - 1)));
+		assert_true(!((s[i].offset | s[i].bytes) & (g->align - 1)) &&
+					!(s[i].dst_offset & (g->memory_align - 1)));
 		assert_true(s[i].dst_offset + s[i].bytes <= p.dst_bytes);
 		if (i)
 			assert_true(s[i].dst_offset >= s[i - 1].dst_offset + s[i - 1].bytes);
@@ -194,7 +200,8 @@ static void check_plan(const struct extent_table *t, const struct extent_file *f
 	assert_true(sum == p.payload_bytes && read_sum == p.read_bytes);
 }
 
-/* Random tables, overlapping tensors too: every payload arrives, reads are aligned and disjoint in the slot. */
+/* Random tables, overlapping tensors too: every payload arrives, reads are aligned and disjoint in
+ * the slot. */
 static void test_random_tables(void **state)
 {
 	(void)state;
@@ -206,7 +213,8 @@ static void test_random_tables(void **state)
 		struct extent_file f[3];
 		for (unsigned i = 0; i < 3; i++) {
 			uint32_t a = aligns[rng_below(&g, 3)];
-			f[i] = (struct extent_file){100000 + rng_below(&g, 900000), a, a == 1 ? 1 : MAX(a, 512u)};
+			f[i] =
+				(struct extent_file){100000 + rng_below(&g, 900000), a, a == 1 ? 1 : MAX(a, 512u)};
 		}
 		uint32_t n_layers = 1 + rng_below(&g, 4), n_experts = 1 + rng_below(&g, 6);
 		struct extent_table *t = new_table(n_layers, n_experts, f, 3);
@@ -252,8 +260,8 @@ static void test_hostile_sizes(void **state)
 	struct extent_table *t;
 	struct err e = {0};
 	const struct extent_file ok = {1000, 512, 512};
-	const struct extent_file bad[] = {{1000, 0, 512}, {1000, 3, 512}, {1000, 8192, 512}, {1000, 512, 0},
-		{1000, 512, 8192}, {UINT64_MAX, 512, 512}, {(1ull << 62) + 1, 1, 1}};
+	const struct extent_file bad[] = {{1000, 0, 512}, {1000, 3, 512}, {1000, 8192, 512},
+		{1000, 512, 0}, {1000, 512, 8192}, {UINT64_MAX, 512, 512}, {(1ull << 62) + 1, 1, 1}};
 	for (unsigned i = 0; i < ARRAY_LEN(bad); i++) {
 		assert_int_equal(extent_table_new(&t, 1, 1, &bad[i], 1, &e), ERR_INPUT);
 		assert_null(t);
@@ -282,7 +290,8 @@ static void test_hostile_sizes(void **state)
 	for (unsigned i = 0; i < ARRAY_LEN(cases); i++) {
 		e = (struct err){0};
 		assert_int_equal(
-			extent_table_set(t, cases[i].layer, (enum extent_part)cases[i].part, &cases[i].x, &e), ERR_INPUT);
+			extent_table_set(t, cases[i].layer, (enum extent_part)cases[i].part, &cases[i].x, &e),
+			ERR_INPUT);
 		assert_true(e.text[0]);
 	}
 	assert_false(extent_has_layer(t, 0));
@@ -320,7 +329,8 @@ struct made_tensor {
 	uint64_t ne[3];
 };
 
-/* A GGUF of F32 tensors with alignment 32, one after another; data are the bytes of reader_null_fill(0, file offset). */
+/* A GGUF of F32 tensors with alignment 32, one after another; data are the bytes of
+ * reader_null_fill(0, file offset). */
 static void make_gguf(struct buf *b, const struct made_tensor *x, unsigned n)
 {
 	buf_clear(b);
@@ -393,8 +403,8 @@ static void test_gguf_to_slot(void **state)
 		const struct extent_tensor *x = extent_tensor(t, 3, EXTENT_DOWN);
 		assert_true(x->n_in == 1000 && x->n_out == 7 && x->type == DTYPE_F32);
 		struct extent_totals s = extent_totals(t);
-		assert_true(
-			s.layers == 2 && s.experts == 10 && s.payload_bytes == 5ull * 4 * (3 * 2400 + 7000 + 2 * 6993));
+		assert_true(s.layers == 2 && s.experts == 10 &&
+					s.payload_bytes == 5ull * 4 * (3 * 2400 + 7000 + 2 * 6993));
 		assert_true(buffered ? s.overhead == 1 : s.overhead >= 1);
 		for (uint32_t layer = 1; layer <= 3; layer += 2) {
 			uint64_t room = extent_slot_bytes(t, layer);
@@ -406,8 +416,8 @@ static void test_gguf_to_slot(void **state)
 				int n = extent_split(&p, 8 * KIB, part, 64);
 				assert_true(n > 0);
 				for (int i = 0; i < n; i++) {
-					struct reader_request q = {part[i].file, part[i].offset, part[i].bytes, part[i].need,
-						slot + part[i].dst_offset, 0, false};
+					struct reader_request q = {part[i].file, part[i].offset, part[i].bytes,
+						part[i].need, slot + part[i].dst_offset, 0, false};
 					assert_int_equal(reader_submit(r, &q), 0);
 				}
 				for (int i = 0; i < n; i++) {
@@ -451,11 +461,13 @@ static void test_gguf_refused(void **state)
 		const char *part; /* of the sentence */
 	} cases[] = {
 		{{{"output.weight", 2, {8, 11}}}, "no expert tensors"},
-		{{{"blk.3.ffn_gate_exps.weight", 3, {8, 4, 5}}, {"blk.3.ffn_down_exps.weight", 3, {8, 4, 5}}},
+		{{{"blk.3.ffn_gate_exps.weight", 3, {8, 4, 5}},
+			 {"blk.3.ffn_down_exps.weight", 3, {8, 4, 5}}},
 			"blk.3.ffn_up_exps.weight is missing"},
 		{{{"blk.3.ffn_gate_exps.weight", 3, {8, 4, 5}}, {"blk.3.ffn_up_exps.weight", 3, {8, 4, 6}}},
 			"6 experts"},
-		{{{"blk.0.ffn_gate_exps.weight", 3, {8, 4, 5}}, {"blk.00.ffn_gate_exps.weight", 3, {8, 4, 5}}},
+		{{{"blk.0.ffn_gate_exps.weight", 3, {8, 4, 5}},
+			 {"blk.00.ffn_gate_exps.weight", 3, {8, 4, 5}}},
 			"second"},
 		{{{"blk.5000.ffn_gate_exps.weight", 3, {8, 4, 5}}}, "more than 4096 layers"},
 		{{{"blk.1.ffn_gate_exps.weight", 3, {1, 1, 70000}}}, "70000 experts"},

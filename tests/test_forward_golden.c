@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The engine against an independent implementation, on the CPU in float32: last-row logits, residual stream, router
- * picks, indexer selections, greedy text and MTP logits of every golden prompt.
+ * The engine against an independent implementation, on the CPU in float32: last-row logits,
+ * residual stream, router picks, indexer selections, greedy text and MTP logits of every golden
+ * prompt.
  *
- *   test_forward_golden                    the pocket model of the tree against tests/data/pocket_golden.* (made by
- *                                          tests/golden/make_golden.py with numpy)
- *   test_forward_golden MODEL PREFIX       any model against PREFIX.json and PREFIX.safetensors, e.g. the bf16 pocket
- *                                          against the results of Hugging Face transformers (tests/e2e/parity.sh)
- *   test_forward_golden MODEL PREFIX cuda  the same on another backend, within 2e-2 and a cosine of 0.99999
+ *   test_forward_golden                    the pocket model of the tree against
+ * tests/data/pocket_golden.* (made by tests/golden/make_golden.py with numpy) test_forward_golden
+ * MODEL PREFIX       any model against PREFIX.json and PREFIX.safetensors, e.g. the bf16 pocket
+ *                                          against the results of Hugging Face transformers
+ * (tests/e2e/parity.sh) test_forward_golden MODEL PREFIX cuda  the same on another backend, within
+ * 2e-2 and a cosine of 0.99999
  */
 #include "src/base/mem.h"
 #include "src/engine/generate.h"
@@ -21,7 +23,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-/* max_resid_difference is relative to the largest value of the row; the stream grows to some hundreds */
+/* max_resid_difference is relative to the largest value of the row; the stream grows to some
+ * hundreds */
 
 static const char *model_path = "tools/pocket/pocket.gguf";
 static const char *golden_prefix = "tests/data/pocket_golden";
@@ -46,7 +49,8 @@ static int setup(void **state)
 	int rc = prompts ? 0 : -1;
 	if (rc)
 		print_error("%s: %s\n", json_path, je.text);
-	if (!rc && ((rc = safetensors_open(st_path, &golden, &e)) || (rc = engine_open(&o, &engine, &e))))
+	if (!rc &&
+		((rc = safetensors_open(st_path, &golden, &e)) || (rc = engine_open(&o, &engine, &e))))
 		print_error("%s\n", e.text);
 	free(json_path);
 	free(st_path);
@@ -128,7 +132,8 @@ static struct difference compare(const float *a, const double *b, size_t n)
 	return d;
 }
 
-static void check_index(const char *prompt, const struct model_config *c, const struct session_taps *taps)
+static void check_index(
+	const char *prompt, const struct model_config *c, const struct session_taps *taps)
 {
 	for (uint32_t l = 0; l < c->n_layers; l++) {
 		if (!c->index_full[l])
@@ -195,14 +200,16 @@ static void check_prompt(const char *prompt)
 	struct difference draft = compare(mtp, want, count);
 	free(want);
 
-	print_message("%-14s %4u tokens: last row max difference %.2e, cosine %.9f; residual %.1e of %.0f; "
-				  "%zu of %zu router picks differ; MTP cosine %.9f; greedy %u tokens\n",
-		prompt, n, last.max_abs, last.cosine, resid.max_abs, resid.scale, other, n_router, draft.cosine,
-		n_greedy);
+	print_message(
+		"%-14s %4u tokens: last row max difference %.2e, cosine %.9f; residual %.1e of %.0f; "
+		"%zu of %zu router picks differ; MTP cosine %.9f; greedy %u tokens\n",
+		prompt, n, last.max_abs, last.cosine, resid.max_abs, resid.scale, other, n_router,
+		draft.cosine, n_greedy);
 	assert_true(last.max_abs <= max_logit_difference);
 	assert_true(last.cosine >= min_cosine);
 	assert_true(resid.max_abs <= max_resid_difference * resid.scale);
-	/* a card adds up in another order: of two experts within rounding of each other it may take the other one */
+	/* a card adds up in another order: of two experts within rounding of each other it may take the
+	 * other one */
 	assert_true(other <= max_router_share * (double)n_router);
 	check_index(prompt, c, &taps);
 	assert_true(draft.cosine >= min_cosine);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The GGUF reader on hand-made bytes: good files, files cut at every byte, lying counts, split sets. Every refusal must
- * name what it found, so most cases check for a word of the sentence. */
+/* The GGUF reader on hand-made bytes: good files, files cut at every byte, lying counts, split
+ * sets. Every refusal must name what it found, so most cases check for a word of the sentence. */
 #include "src/format/gguf.h"
 
 #include "src/base/buf.h"
@@ -64,8 +64,8 @@ static void put_kv_u32(struct buf *b, const char *key, uint32_t v)
 	put_u32(b, v);
 }
 
-static void put_tensor(
-	struct buf *b, const char *name, uint32_t type, uint64_t offset, uint32_t n_dims, const uint64_t *ne)
+static void put_tensor(struct buf *b, const char *name, uint32_t type, uint64_t offset,
+	uint32_t n_dims, const uint64_t *ne)
 {
 	put_str(b, name);
 	put_u32(b, n_dims);
@@ -87,7 +87,8 @@ static void put_zeros(struct buf *b, size_t n)
 		buf_putc(b, 0);
 }
 
-/* The parser must not read one byte too many, so every case runs on a heap copy of the exact size. */
+/* The parser must not read one byte too many, so every case runs on a heap copy of the exact size.
+ */
 static int parse(const struct buf *b, struct gguf **g, struct err *e)
 {
 	static uint8_t *copy; /* lives until the next call: the result points into it */
@@ -110,12 +111,12 @@ static void refuse(struct buf *b, const char *word)
 }
 
 /* The call fails and its sentence contains the text. */
-#define EXPECT_ERR(call, want)                                                                               \
-	do {                                                                                                     \
-		e = (struct err){0};                                                                                 \
-		assert_int_equal(call, ERR_INPUT);                                                                   \
-		if (!strstr(e.text, want))                                                                           \
-			fail_msg("\"%s\" instead of \"%s\"", e.text, want);                                              \
+#define EXPECT_ERR(call, want)                                                                     \
+	do {                                                                                           \
+		e = (struct err){0};                                                                       \
+		assert_int_equal(call, ERR_INPUT);                                                         \
+		if (!strstr(e.text, want))                                                                 \
+			fail_msg("\"%s\" instead of \"%s\"", e.text, want);                                    \
 	} while (0)
 
 /* Every value type once, two tensors. */
@@ -137,9 +138,10 @@ static void put_good(struct buf *b)
 	put_key(b, "a.empty", GGUF_STRING), put_str(b, "");
 	put_key(b, "a.u64", GGUF_U64), put_u64(b, UINT64_MAX);
 	put_key(b, "a.i64", GGUF_I64), put_u64(b, 5);
-	put_key(b, "a.strs", GGUF_ARRAY), put_u32(b, GGUF_STRING), put_u64(b, 3), put_str(b, "x"), put_str(b, ""),
-		put_str(b, "yz");
-	put_key(b, "a.bools", GGUF_ARRAY), put_u32(b, GGUF_BOOL), put_u64(b, 2), buf_putc(b, 1), buf_putc(b, 0);
+	put_key(b, "a.strs", GGUF_ARRAY), put_u32(b, GGUF_STRING), put_u64(b, 3), put_str(b, "x"),
+		put_str(b, ""), put_str(b, "yz");
+	put_key(b, "a.bools", GGUF_ARRAY), put_u32(b, GGUF_BOOL), put_u64(b, 2), buf_putc(b, 1),
+		buf_putc(b, 0);
 	put_key(b, "a.ints", GGUF_ARRAY), put_u32(b, GGUF_I32), put_u64(b, 2), put_u32(b, 9),
 		put_u32(b, (uint32_t)-9);
 	put_key(b, "a.floats", GGUF_ARRAY), put_u32(b, GGUF_F32), put_u64(b, 1), put_u32(b, 0x40000000);
@@ -188,11 +190,14 @@ static void test_good(void **state)
 		assert_true(s.len == 5 && !memcmp(s.ptr, "hello", 5));
 	assert_int_equal(gguf_get_str(g, "a.empty", &s, &e), 0), assert_true(s.len == 0);
 	assert_int_equal(gguf_get_strs(g, "a.strs", &a, &e), 0);
-	assert_true(a.n == 3 && a.strings[1].len == 0 && a.strings[2].len == 2 && a.strings[2].ptr[1] == 'z');
+	assert_true(
+		a.n == 3 && a.strings[1].len == 0 && a.strings[2].len == 2 && a.strings[2].ptr[1] == 'z');
 	assert_int_equal(gguf_get_ints(g, "a.bools", &a, &e), 0);
 	assert_true(a.n == 2 && gguf_array_i64(&a, 0) == 1 && gguf_array_i64(&a, 1) == 0);
-	assert_int_equal(gguf_get_ints(g, "a.ints", &a, &e), 0), assert_true(gguf_array_i64(&a, 1) == -9);
-	assert_int_equal(gguf_get_floats(g, "a.floats", &a, &e), 0), assert_true(gguf_array_f64(&a, 0) == 2.0);
+	assert_int_equal(gguf_get_ints(g, "a.ints", &a, &e), 0),
+		assert_true(gguf_array_i64(&a, 1) == -9);
+	assert_int_equal(gguf_get_floats(g, "a.floats", &a, &e), 0),
+		assert_true(gguf_array_f64(&a, 0) == 2.0);
 	assert_int_equal(gguf_get_ints(g, "a.none", &a, &e), 0), assert_true(a.n == 0);
 	assert_int_equal(gguf_get_u32_or(g, "absent", 17, &u, &e), 0), assert_int_equal(u, 17);
 	assert_int_equal(gguf_get_u32_or(g, "a.u8", 17, &u, &e), 0), assert_int_equal(u, 200);
@@ -200,18 +205,19 @@ static void test_good(void **state)
 	assert_int_equal(gguf_get_bool_or(g, "absent", true, &t, &e), 0), assert_true(t);
 
 	EXPECT_ERR(gguf_get_u32(g, "absent", &u, &e), "t.gguf: key absent is missing");
-	EXPECT_ERR(gguf_get_u32(g, "a.i32", &u, &e), "t.gguf: key a.i32 is -7, 0 to 4294967295 expected");
+	EXPECT_ERR(
+		gguf_get_u32(g, "a.i32", &u, &e), "t.gguf: key a.i32 is -7, 0 to 4294967295 expected");
 	EXPECT_ERR(gguf_get_u32(g, "a.u64", &u, &e),
 		"t.gguf: key a.u64 is 18446744073709551615, at most 4294967295 expected");
-	EXPECT_ERR(
-		gguf_get_u32(g, "a.str", &u, &e), "t.gguf: key a.str has type string, a whole number expected");
-	EXPECT_ERR(
-		gguf_get_u32_or(g, "a.f32", 1, &u, &e), "t.gguf: key a.f32 has type f32, a whole number expected");
+	EXPECT_ERR(gguf_get_u32(g, "a.str", &u, &e),
+		"t.gguf: key a.str has type string, a whole number expected");
+	EXPECT_ERR(gguf_get_u32_or(g, "a.f32", 1, &u, &e),
+		"t.gguf: key a.f32 has type f32, a whole number expected");
 	EXPECT_ERR(gguf_get_f32(g, "a.u8", &f, &e), "t.gguf: key a.u8 has type u8, a float expected");
 	EXPECT_ERR(gguf_get_f32(g, "a.f64big", &f, &e), "a finite float expected");
 	EXPECT_ERR(gguf_get_bool(g, "a.u8", &t, &e), "t.gguf: key a.u8 has type u8, a bool expected");
-	EXPECT_ERR(
-		gguf_get_str(g, "a.strs", &s, &e), "t.gguf: key a.strs is an array of string, a string expected");
+	EXPECT_ERR(gguf_get_str(g, "a.strs", &s, &e),
+		"t.gguf: key a.strs is an array of string, a string expected");
 	EXPECT_ERR(gguf_get_strs(g, "a.ints", &a, &e),
 		"t.gguf: key a.ints is an array of i32, an array of strings expected");
 	EXPECT_ERR(gguf_get_ints(g, "a.u8", &a, &e),
@@ -221,7 +227,8 @@ static void test_good(void **state)
 	const struct gguf_tensor *w = gguf_find_tensor(g, "w.q8");
 	assert_ptr_equal(w, &g->tensors[0]);
 	assert_int_equal(w->type, DTYPE_Q8_0);
-	assert_true(w->n_dims == 3 && w->ne[0] == 64 && w->ne[1] == 2 && w->ne[2] == 3 && w->ne[3] == 1);
+	assert_true(
+		w->n_dims == 3 && w->ne[0] == 64 && w->ne[1] == 2 && w->ne[2] == 3 && w->ne[3] == 1);
 	assert_true(w->bytes == 68 * 6 && w->file == 0 && w->offset == g->files[0].data_offset + 64);
 	assert_int_equal(w->data[w->bytes - 1], 42);
 	char shape[GGUF_SHAPE_MAX];
@@ -312,15 +319,17 @@ static void test_keys(void **state)
 	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, GGUF_ARRAY), put_u64(&b, 1),
 		put_zeros(&b, 30);
 	refuse(&b, "key k: an array of arrays");
-	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, 77), put_u64(&b, 1), put_zeros(&b, 30);
-	refuse(&b, "key k: unknown value type 77");
-	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, GGUF_STRING), put_u64(&b, UINT64_MAX / 8),
+	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, 77), put_u64(&b, 1),
 		put_zeros(&b, 30);
+	refuse(&b, "key k: unknown value type 77");
+	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, GGUF_STRING),
+		put_u64(&b, UINT64_MAX / 8), put_zeros(&b, 30);
 	refuse(&b, "strings announced");
 	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, GGUF_F64),
 		put_u64(&b, UINT64_MAX / 8 + 1), put_zeros(&b, 30);
 	refuse(&b, "elements of type f64 announced");
-	put_header(&b, 0, 1), put_key(&b, "k", GGUF_STRING), put_u64(&b, UINT64_MAX - 3), put_zeros(&b, 30);
+	put_header(&b, 0, 1), put_key(&b, "k", GGUF_STRING), put_u64(&b, UINT64_MAX - 3),
+		put_zeros(&b, 30);
 	refuse(&b, "file ends inside the value of key k");
 	for (size_t i = 0; i < 4; i++) {
 		static const uint32_t bad[] = {0, 24, 33, 0x80000000u};
@@ -331,7 +340,8 @@ static void test_keys(void **state)
 	refuse(&b, "has type string, a whole number expected");
 }
 
-static void one_tensor(struct buf *b, uint32_t type, uint64_t offset, uint32_t n_dims, const uint64_t *ne)
+static void one_tensor(
+	struct buf *b, uint32_t type, uint64_t offset, uint32_t n_dims, const uint64_t *ne)
 {
 	put_header(b, 1, 0);
 	put_tensor(b, "w", type, offset, n_dims, ne);
@@ -408,8 +418,8 @@ static void test_many(void **state)
 	}
 	struct gguf_array a;
 	assert_int_equal(gguf_get_strs(g, "tokenizer.ggml.tokens", &a, &e), 0);
-	assert_true(
-		a.n == WORDS && a.strings[WORDS - 1].len == 7 && !memcmp(a.strings[WORDS - 1].ptr, "w159999", 7));
+	assert_true(a.n == WORDS && a.strings[WORDS - 1].len == 7 &&
+				!memcmp(a.strings[WORDS - 1].ptr, "w159999", 7));
 	gguf_close(g);
 	buf_free(&b);
 }

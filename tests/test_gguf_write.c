@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The GGUF writer against the reader: every kind of value, alignment, split sets, threads, temporary names, resumption. */
+/* The GGUF writer against the reader: every kind of value, alignment, split sets, threads,
+ * temporary names, resumption. */
 #include "src/format/gguf_write.h"
 
 #include "src/base/mem.h"
@@ -114,7 +115,8 @@ static void test_round_trip(void **state)
 
 	struct gguf *g;
 	expect_ok(gguf_open(temp_dir_path("x.gguf"), &g, &e), &e);
-	assert_true(g->files[0].size == plan.file_bytes && g->files[0].data_offset == plan.header_bytes);
+	assert_true(
+		g->files[0].size == plan.file_bytes && g->files[0].data_offset == plan.header_bytes);
 	assert_true(g->tensor_bytes == plan.tensor_bytes);
 	check_tensors(g, 4, 4096);
 	uint32_t u;
@@ -135,7 +137,8 @@ static void test_round_trip(void **state)
 		assert_true(a.n == 3 && gguf_array_i64(&a, 2) == 3);
 	assert_int_equal(gguf_get_ints(g, "k.i32s", &a, &e), 0),
 		assert_true(a.n == 2 && gguf_array_i64(&a, 0) == -1);
-	assert_int_equal(gguf_get_floats(g, "k.f32s", &a, &e), 0), assert_true(gguf_array_f64(&a, 0) == 0.5);
+	assert_int_equal(gguf_get_floats(g, "k.f32s", &a, &e), 0),
+		assert_true(gguf_array_f64(&a, 0) == 0.5);
 	assert_int_equal(gguf_get_ints(g, "k.bools", &a, &e), 0);
 	assert_true(a.type == GGUF_BOOL && gguf_array_i64(&a, 0) == 1 && gguf_array_i64(&a, 1) == 0);
 	assert_int_equal(gguf_get_strs(g, "k.strs", &a, &e), 0);
@@ -153,21 +156,31 @@ static void test_refused(void **state)
 	char name[300];
 	memset(name, 'n', sizeof name);
 	name[299] = 0;
-	assert_int_equal(gguf_writer_add_tensor(w, name, DTYPE_F32, 1, (uint64_t[]){1}, NULL, &e), ERR_INPUT);
-	assert_int_equal(gguf_writer_add_tensor(w, "", DTYPE_F32, 1, (uint64_t[]){1}, NULL, &e), ERR_INPUT);
-	assert_int_equal(gguf_writer_add_tensor(w, "t", DTYPE_F32, 0, (uint64_t[]){1}, NULL, &e), ERR_INPUT);
 	assert_int_equal(
-		gguf_writer_add_tensor(w, "t", DTYPE_F32, 5, (uint64_t[]){1, 1, 1, 1, 1}, NULL, &e), ERR_INPUT);
-	assert_int_equal(gguf_writer_add_tensor(w, "t", DTYPE_Q4_K, 1, (uint64_t[]){192}, NULL, &e), ERR_INPUT);
-	assert_string_equal(e.text, "tensor t: rows of 192 values cannot be stored as Q4_K (blocks of 256)");
-	assert_int_equal(gguf_writer_add_tensor(w, "t", DTYPE_F32, 2, (uint64_t[]){1, 0}, NULL, &e), ERR_INPUT);
+		gguf_writer_add_tensor(w, name, DTYPE_F32, 1, (uint64_t[]){1}, NULL, &e), ERR_INPUT);
 	assert_int_equal(
-		gguf_writer_add_tensor(w, "t", DTYPE_F32, 2, (uint64_t[]){1ull << 61, 2}, NULL, &e), ERR_INPUT);
+		gguf_writer_add_tensor(w, "", DTYPE_F32, 1, (uint64_t[]){1}, NULL, &e), ERR_INPUT);
+	assert_int_equal(
+		gguf_writer_add_tensor(w, "t", DTYPE_F32, 0, (uint64_t[]){1}, NULL, &e), ERR_INPUT);
+	assert_int_equal(
+		gguf_writer_add_tensor(w, "t", DTYPE_F32, 5, (uint64_t[]){1, 1, 1, 1, 1}, NULL, &e),
+		ERR_INPUT);
+	assert_int_equal(
+		gguf_writer_add_tensor(w, "t", DTYPE_Q4_K, 1, (uint64_t[]){192}, NULL, &e), ERR_INPUT);
+	assert_string_equal(
+		e.text, "tensor t: rows of 192 values cannot be stored as Q4_K (blocks of 256)");
+	assert_int_equal(
+		gguf_writer_add_tensor(w, "t", DTYPE_F32, 2, (uint64_t[]){1, 0}, NULL, &e), ERR_INPUT);
+	assert_int_equal(
+		gguf_writer_add_tensor(w, "t", DTYPE_F32, 2, (uint64_t[]){1ull << 61, 2}, NULL, &e),
+		ERR_INPUT);
 	assert_int_equal(gguf_writer_add_tensor(w, "t", DTYPE_F32, 1, (uint64_t[]){1}, NULL, &e), 0);
-	assert_int_equal(gguf_writer_add_tensor(w, "t", DTYPE_F32, 1, (uint64_t[]){1}, NULL, &e), ERR_INPUT);
+	assert_int_equal(
+		gguf_writer_add_tensor(w, "t", DTYPE_F32, 1, (uint64_t[]){1}, NULL, &e), ERR_INPUT);
 	assert_string_equal(e.text, "tensor t: is declared twice");
 	expect_ok(gguf_writer_plan(w, &e), &e);
-	assert_int_equal(gguf_writer_create(w, temp_dir_path("no/such/dir.gguf"), false, &e), ERR_INPUT);
+	assert_int_equal(
+		gguf_writer_create(w, temp_dir_path("no/such/dir.gguf"), false, &e), ERR_INPUT);
 	assert_non_null(strstr(e.text, "dir.gguf.partial: No such file"));
 	gguf_writer_free(w);
 	gguf_writer_free(NULL);
@@ -184,7 +197,9 @@ static struct gguf_writer *many(uint64_t split_bytes)
 	for (size_t i = 0; i < MANY; i++) {
 		char name[32];
 		snprintf(name, sizeof name, "blk.%zu.w", i);
-		expect_ok(gguf_writer_add_tensor(w, name, DTYPE_F32, 2, (uint64_t[]){100, 1 + i % 7}, NULL, &e), &e);
+		expect_ok(
+			gguf_writer_add_tensor(w, name, DTYPE_F32, 2, (uint64_t[]){100, 1 + i % 7}, NULL, &e),
+			&e);
 	}
 	expect_ok(gguf_writer_plan(w, &e), &e);
 	return w;
@@ -239,8 +254,8 @@ static void test_split_by_threads(void **state)
 	uint32_t count;
 	assert_int_equal(gguf_get_u32(g, "split.count", &count, &e), 0);
 	assert_true(count == n_parts && gguf_find(g, "split.count")->type == GGUF_U16);
-	assert_true(
-		gguf_find(g, "split.no")->type == GGUF_U16 && gguf_find(g, "split.tensors.count")->type == GGUF_I32);
+	assert_true(gguf_find(g, "split.no")->type == GGUF_U16 &&
+				gguf_find(g, "split.tensors.count")->type == GGUF_I32);
 	gguf_close(g);
 	free(first);
 	free(second);
@@ -259,8 +274,8 @@ static void test_resume(void **state)
 	(void)state;
 	struct err e = {0};
 	struct gguf_writer *w = many(0);
-	assert_int_equal(
-		gguf_writer_create(w, temp_dir_path("r.gguf"), true, &e), ERR_INPUT); /* nothing to resume */
+	assert_int_equal(gguf_writer_create(w, temp_dir_path("r.gguf"), true, &e),
+		ERR_INPUT); /* nothing to resume */
 	gguf_writer_free(w);
 	w = many(0);
 	expect_ok(gguf_writer_create(w, temp_dir_path("r.gguf"), false, &e), &e);
@@ -294,7 +309,8 @@ static void test_resume(void **state)
 }
 
 /* A file that may not grow stands in for a full disk. */
-/* Tensors that share their data: one place, no bytes of their own; only a file that says so is taken. */
+/* Tensors that share their data: one place, no bytes of their own; only a file that says so is
+ * taken. */
 static void test_shared(void **state)
 {
 	(void)state;
@@ -304,8 +320,8 @@ static void test_shared(void **state)
 		if (says)
 			gguf_writer_set_u32(w, GGUF_SHARED_DATA_KEY, 1);
 		for (int i = 0; i < 3; i++)
-			expect_ok(gguf_writer_add_tensor(
-						  w, (char[]){(char)('a' + i), 0}, DTYPE_F32, 1, (uint64_t[]){2000}, NULL, &e),
+			expect_ok(gguf_writer_add_tensor(w, (char[]){(char)('a' + i), 0}, DTYPE_F32, 1,
+						  (uint64_t[]){2000}, NULL, &e),
 				&e);
 		gguf_writer_share_tensor(w, 2, 0);
 		expect_ok(gguf_writer_plan(w, &e), &e);
@@ -324,8 +340,8 @@ static void test_shared(void **state)
 			continue;
 		}
 		expect_ok(code, &e);
-		assert_true(
-			g->tensors[2].offset == g->tensors[0].offset && g->tensors[1].offset != g->tensors[0].offset);
+		assert_true(g->tensors[2].offset == g->tensors[0].offset &&
+					g->tensors[1].offset != g->tensors[0].offset);
 		assert_memory_equal(g->tensors[2].data, g->tensors[0].data, 8000);
 		gguf_close(g);
 	}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * src/base/half.h against values computed from the definition of each format in double arithmetic: every bit pattern
- * to float, and for each pair of neighbouring values the encoding of both, of the midpoint (ties to even) and of the
- * floats next to it.
+ * src/base/half.h against values computed from the definition of each format in double arithmetic:
+ * every bit pattern to float, and for each pair of neighbouring values the encoding of both, of the
+ * midpoint (ties to even) and of the floats next to it.
  */
 #include "src/base/half.h"
 
@@ -16,7 +16,8 @@
 
 #include <cmocka.h>
 
-/* (-1)^sign * 2^(e - bias) * 1.m by the book; `special` = the largest exponent means infinity or NaN */
+/* (-1)^sign * 2^(e - bias) * 1.m by the book; `special` = the largest exponent means infinity or
+ * NaN */
 static double decode(unsigned bits, int exponent_bits, int mantissa_bits, bool special)
 {
 	unsigned mantissa = bits & ((1u << mantissa_bits) - 1);
@@ -43,7 +44,8 @@ static void test_to_float(void **state)
 		same(bf16_to_f32((uint16_t)i), decode(i, 8, 7, true), i);
 	}
 	for (unsigned i = 0; i < 256; i++)
-		same(f8_e4m3_to_f32((uint8_t)i), (i & 127) == 127 ? (double)NAN : decode(i, 4, 3, false), i);
+		same(
+			f8_e4m3_to_f32((uint8_t)i), (i & 127) == 127 ? (double)NAN : decode(i, 4, 3, false), i);
 	assert_true(f8_e4m3_to_f32(0x7e) == 448.0f && f8_e4m3_to_f32(1) == 0x1p-9f);
 }
 
@@ -52,12 +54,14 @@ typedef uint16_t encode_fn(float f);
 static void encodes(encode_fn *encode, float f, unsigned want)
 {
 	if (encode(f) != want)
-		fail_msg("%.9g (0x%08x) encodes to 0x%04x, expected 0x%04x", (double)f, f32_bits(f), encode(f), want);
+		fail_msg("%.9g (0x%08x) encodes to 0x%04x, expected 0x%04x", (double)f, f32_bits(f),
+			encode(f), want);
 	if (encode(-f) != (want | 0x8000))
 		fail_msg("%.9g encodes to 0x%04x, expected 0x%04x", (double)-f, encode(-f), want | 0x8000);
 }
 
-/* Walks all non-negative finite values; the one after the largest counts as a finite value for rounding (so says IEEE). */
+/* Walks all non-negative finite values; the one after the largest counts as a finite value for
+ * rounding (so says IEEE). */
 static void check_encoder(encode_fn *encode, int exponent_bits, int mantissa_bits)
 {
 	unsigned infinity = ((1u << exponent_bits) - 1) << mantissa_bits;
@@ -66,7 +70,8 @@ static void check_encoder(encode_fn *encode, int exponent_bits, int mantissa_bit
 		double high = decode(i + 1, exponent_bits, mantissa_bits, false), middle = (low + high) / 2;
 		encodes(encode, (float)low, i);
 		if (middle > (double)FLT_MAX || (double)(float)middle != middle)
-			continue; /* past the floats, or between the smallest subnormals of bfloat16: no float lies there */
+			continue; /* past the floats, or between the smallest subnormals of bfloat16: no float
+						 lies there */
 		float m = (float)middle;
 		encodes(encode, m, i + (i & 1));
 		encodes(encode, nextafterf(m, 0), i);
@@ -90,7 +95,8 @@ static void test_from_float(void **state)
 static void test_nan(void **state)
 {
 	(void)state;
-	static const uint32_t nans[] = {0x7f800001, 0x7fc00000, 0x7fffffff, 0x7f801fff, 0xff800001, 0xffffffff};
+	static const uint32_t nans[] = {
+		0x7f800001, 0x7fc00000, 0x7fffffff, 0x7f801fff, 0xff800001, 0xffffffff};
 	for (size_t i = 0; i < sizeof nans / sizeof *nans; i++) {
 		float f = f32_from_bits(nans[i]);
 		assert_true(isnan(f16_to_f32(f32_to_f16(f))));

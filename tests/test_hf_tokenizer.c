@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* tokenizer.json: what comes out of the pocket model's, and one sentence for everything that is not supported. */
+/* tokenizer.json: what comes out of the pocket model's, and one sentence for everything that is not
+ * supported. */
 #include "src/text/hf_tokenizer.h"
 #include "src/text/pretok.h"
 #include "tests/text_data.h"
@@ -48,8 +49,9 @@ static void test_pocket(void **state)
 	hf_tokenizer_fini(&t);
 }
 
-#define GLM_SPLIT              "{'type':'Split','pattern':{'Regex':'a+'},'behavior':'Isolated','invert':false}"
-#define GLM_BYTES              "{'type':'ByteLevel','add_prefix_space':false,'trim_offsets':true,'use_regex':false}"
+#define GLM_SPLIT "{'type':'Split','pattern':{'Regex':'a+'},'behavior':'Isolated','invert':false}"
+#define GLM_BYTES                                                                                  \
+	"{'type':'ByteLevel','add_prefix_space':false,'trim_offsets':true,'use_regex':false}"
 #define PRE(a, b)              "'pre_tokenizer':{'type':'Sequence','pretokenizers':[" a "," b "]}"
 #define ADDED(id, text, flags) "{'id':" id ",'content':'" text "'" flags ",'special':true}"
 #define FLAGS                  ",'single_word':false,'lstrip':false,'rstrip':false,'normalized':false"
@@ -72,11 +74,12 @@ static void test_small(void **state)
 	(void)state;
 	static const char *const good[] = {
 		"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'merges':['a b']") "}",
-		"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(
-			",'merges':[['a','b']],'dropout':null,'continuing_subword_prefix':''") ",'normalizer':null}",
+		"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'merges':[['a','b']],'dropout':null,'continuing_"
+												"subword_prefix':''") ",'normalizer':null}",
 		"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(
 			",'merges':['a b']") ",'normalizer':{'type':'Sequence','normalizers':[]},"
-								 "'post_processor':{'type':'TemplateProcessing','single':[{'Sequence':{'id':'"
+								 "'post_processor':{'type':'TemplateProcessing','single':[{'"
+								 "Sequence':{'id':'"
 								 "A','type_id':0}}]},'truncation':{'x':1}}",
 	};
 	for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
@@ -95,10 +98,10 @@ static void test_small(void **state)
 	}
 	struct hf_tokenizer t;
 	struct err e = {0};
-	assert_int_equal(
-		parse("{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(
-				  ",'merges':[],'ignore_merges':true") ",'added_tokens':[" ADDED("5", "<x y>", FLAGS) "]}",
-			&t, &e),
+	assert_int_equal(parse("{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(
+							   ",'merges':[],'ignore_merges':true") ",'added_tokens':[" ADDED("5",
+							   "<x y>", FLAGS) "]}",
+						 &t, &e),
 		0);
 	assert_int_equal(t.n_tokens, 6);
 	check_token(&t, 3, "[PAD3]", TOKEN_UNUSED);
@@ -121,8 +124,10 @@ static void test_refusals(void **state)
 		{"{}", "pre_tokenizer: expected a Sequence"},
 		{"{'normalizer':{'type':'NFC'}," REST, "normalizer of type NFC is not supported"},
 		{"{'normalizer':5," REST, "normalizer: a number found, not supported"},
-		{"{'post_processor':{'type':'BertProcessing'}," REST, "post_processor of type BertProcessing"},
-		{"{'post_processor':{'type':'TemplateProcessing','single':[{'SpecialToken':{}},{'Sequence':{}}]}"
+		{"{'post_processor':{'type':'BertProcessing'}," REST,
+			"post_processor of type BertProcessing"},
+		{"{'post_processor':{'type':'TemplateProcessing','single':[{'SpecialToken':{}},{'Sequence':"
+		 "{}}]}"
 		 "," REST,
 			"post_processor of type TemplateProcessing"},
 		{"{'decoder':{'type':'Metaspace'}," REST, "decoder of type Metaspace"},
@@ -130,7 +135,8 @@ static void test_refusals(void **state)
 		{"{" PRE("{'type':'Split','pattern':{'String':' '}}", GLM_BYTES) "}", "no pattern.Regex"},
 		{"{" PRE("{'type':'Split','pattern':{'Regex':' '},'behavior':'Removed'}", GLM_BYTES) "}",
 			"only behavior Isolated"},
-		{"{" PRE("{'type':'Split','pattern':{'Regex':'a\\u0000'},'behavior':'Isolated'}", GLM_BYTES) "}",
+		{"{" PRE("{'type':'Split','pattern':{'Regex':'a\\u0000'},'behavior':'Isolated'}",
+			 GLM_BYTES) "}",
 			"zero byte"},
 		{"{" PRE(GLM_SPLIT, "{'type':'Digits'}") "}", "pre_tokenizer of type Digits"},
 		{"{" PRE(GLM_SPLIT, "{'type':'ByteLevel','add_prefix_space':false}") "}",
@@ -141,11 +147,15 @@ static void test_refusals(void **state)
 		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'dropout':0.1") "}", "model.dropout"},
 		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'end_of_word_suffix':'</w>'") "}",
 			"model.end_of_word_suffix"},
-		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'byte_fallback':true") "}", "model.byte_fallback"},
-		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{}}}", "model.vocab: expected a non-empty object"},
-		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL("") "}", "model.merges: expected an array, found nothing"},
+		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'byte_fallback':true") "}",
+			"model.byte_fallback"},
+		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{}}}",
+			"model.vocab: expected a non-empty object"},
+		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL("") "}",
+			"model.merges: expected an array, found nothing"},
 		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'merges':[5]") "}", "model.merges[0]: expected"},
-		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'merges':[['a']]") "}", "model.merges[0]: expected"},
+		{"{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'merges':[['a']]") "}",
+			"model.merges[0]: expected"},
 		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{'a':-1},'merges':[]}}",
 			"the id of \"a\" is not a number below"},
 		{"{" PRE(GLM_SPLIT, GLM_BYTES) ",'model':{'vocab':{'a':16777216},'merges':[]}}",

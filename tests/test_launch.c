@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Launches of one layer and of many on a device that lags (lazy_device.h): numbers are those of the CPU alone, whatever is recorded and
- * wherever a step is given up.
+ * Launches of one layer and of many on a device that lags (lazy_device.h): numbers are those of the
+ * CPU alone, whatever is recorded and wherever a step is given up.
  */
 #include "src/base/log.h"
 #include "src/base/mem.h"
@@ -86,7 +86,8 @@ static uint64_t decode(const struct engine_options *o, enum how how, uint64_t se
 			fail_msg("%s", e.text);
 	}
 	for (uint32_t k = 0; k < 6; k++) {
-		for (int i = 0; i < 3; i++) { /* two rows: all are wanted of the last session, of the others one */
+		for (int i = 0; i < 3;
+			 i++) { /* two rows: all are wanted of the last session, of the others one */
 			if (session_extend(s[i], &text[i][260 + k], 1 + k % 2, NULL, NULL, &e))
 				fail_msg("%s", e.text);
 			hash = generate_hash(hash, session_logits(s[i]), n_vocab);
@@ -128,21 +129,23 @@ static void test_same_bits(void **state)
 		enum how how = seed == 2 ? LISTS_ONLY : WORDS;
 		if (decode(&o, how, seed) != want)
 			fail_msg("seed %llu: other logits", (unsigned long long)seed);
-		print_message("seed %llu: %llu lists replayed; awaits told %llu times at first, %llu times later\n",
+		print_message(
+			"seed %llu: %llu lists replayed; awaits told %llu times at first, %llu times later\n",
 			(unsigned long long)seed, (unsigned long long)lazy_counts.replays,
 			(unsigned long long)lazy_counts.by_words, (unsigned long long)lazy_counts.late);
-		assert_true(
-			lazy_counts.replays > 20 && (how == WORDS ? lazy_counts.by_words > 60 : !lazy_counts.by_words));
+		assert_true(lazy_counts.replays > 20 &&
+					(how == WORDS ? lazy_counts.by_words > 60 : !lazy_counts.by_words));
 		assert_true(seed > 1 || lazy_counts.late > 0);
 	}
 }
 
-/* A step that is given up at any layer leaves nobody waiting, and the session goes on with the same numbers. */
+/* A step that is given up at any layer leaves nobody waiting, and the session goes on with the same
+ * numbers. */
 static atomic_bool cancel;
 static int cancel_after;
 
-static int cancelling_acquire(
-	struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e);
+static int cancelling_acquire(struct expert_source *s, int layer, enum expert_use use,
+	struct expert_ref *refs, int n, struct err *e);
 
 static struct cancelling {
 	struct expert_source base;
@@ -150,8 +153,8 @@ static struct cancelling {
 	struct expert_source *inner;
 } source;
 
-static int cancelling_acquire(
-	struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
+static int cancelling_acquire(struct expert_source *s, int layer, enum expert_use use,
+	struct expert_ref *refs, int n, struct err *e)
 {
 	(void)s;
 	if (cancel_after && !--cancel_after)
@@ -160,13 +163,15 @@ static int cancelling_acquire(
 	return source.inner->ops->acquire(source.inner, layer, use, refs, n, e);
 }
 
-static int cancelling_await(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+static int cancelling_await(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	(void)s;
 	return source.inner->ops->await(source.inner, layer, refs, n, e);
 }
 
-static void cancelling_release(struct expert_source *s, int layer, const struct expert_ref *refs, int n)
+static void cancelling_release(
+	struct expert_source *s, int layer, const struct expert_ref *refs, int n)
 {
 	(void)s;
 	source.inner->ops->release(source.inner, layer, refs, n);
@@ -217,7 +222,8 @@ static void test_given_up(void **state)
 	assert_int_equal(engine_close(g, NULL), 0);
 }
 
-/* Experts whose bytes lie so that a card cannot be told of them: GGUF allows tensors at multiples of eight bytes. */
+/* Experts whose bytes lie so that a card cannot be told of them: GGUF allows tensors at multiples
+ * of eight bytes. */
 static void test_foreign_places(void **state)
 {
 	(void)state;

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The streaming source at its own interface: whatever the model could ask for, in any order, under any budget, policy,
- * engine, fault and timing, an expert that is called ready holds exactly the bytes of the file.
+ * The streaming source at its own interface: whatever the model could ask for, in any order, under
+ * any budget, policy, engine, fault and timing, an expert that is called ready holds exactly the
+ * bytes of the file.
  *
- * All of it runs twice: with slots that reads land in directly, and with an emulated card between (stream/copier_null.h),
- * whose memory this program cannot touch. Where a real card answers, a third round goes through that.
+ * All of it runs twice: with slots that reads land in directly, and with an emulated card between
+ * (stream/copier_null.h), whose memory this program cannot touch. Where a real card answers, a
+ * third round goes through that.
  */
 #include "src/base/num.h"
 #include "tests/loader_help.h"
@@ -35,7 +37,8 @@ static void test_engines_budgets_policies(void **state)
 	for (size_t i = 0; i < ARRAY_LEN(engines); i++)
 		for (size_t b = 0; b < ARRAY_LEN(shares); b++)
 			for (int buffered = 0; buffered < 2; buffered++) {
-				struct loader_options o = source_options(shares[b], b % 2 ? full.floor_bytes / 2 : 0);
+				struct loader_options o =
+					source_options(shares[b], b % 2 ? full.floor_bytes / 2 : 0);
 				o.policy = policies[(i + b) % ARRAY_LEN(policies)];
 				o.reader.engine = engines[i];
 				o.reader.buffered = buffered;
@@ -91,7 +94,8 @@ static void test_read_error(void **state)
 {
 	(void)state;
 	for (uint64_t nth = 1; nth < 60; nth += 7) {
-		struct reader_faults f = {.seed = nth, .fail_read = nth, .latency_max_us = 50, .latency_min_us = 1};
+		struct reader_faults f = {
+			.seed = nth, .fail_read = nth, .latency_max_us = 50, .latency_min_us = 1};
 		struct loader_options o = source_options(0.1, 0);
 		o.lookahead = 0;
 		o.reader = (struct reader_options){.engine = READER_NULL, .faults = &f};
@@ -99,8 +103,8 @@ static void test_read_error(void **state)
 		struct rng r = {nth};
 		struct err e = {0};
 		int failed = random_run(s, &r, 3, &e);
-		assert_in_range(
-			failed, 0, 1); /* a prefetch or an announcement may have met it: then nobody hears of it */
+		assert_in_range(failed, 0,
+			1); /* a prefetch or an announcement may have met it: then nobody hears of it */
 		if (failed) {
 			assert_int_equal(e.code, ERR_RUN);
 			assert_non_null(strstr(e.text, MODEL));
@@ -177,7 +181,8 @@ static void test_slow_disk_and_cancel(void **state)
 	atomic_bool cancel = true;
 	s->cancel = &cancel;
 	refs_from(refs, 0, (int)config.n_used);
-	assert_int_equal(use_experts(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), ERR_INTERRUPTED);
+	assert_int_equal(
+		use_experts(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), ERR_INTERRUPTED);
 	close_source(s);
 }
 
@@ -188,8 +193,10 @@ static void test_close_in_flight(void **state)
 	for (int i = 0; i < 200; i++) {
 		struct rng r = {(uint64_t)i + 1000};
 		struct loader_options o = source_options(0.3, i % 2 ? full.floor_bytes : 0);
-		card_faults = (struct copier_faults){.seed = (uint64_t)i, .latency_max_us = i % 4 < 2 ? 300 : 0};
-		struct reader_faults f = {.seed = (uint64_t)i, .latency_min_us = 10, .latency_max_us = 3000};
+		card_faults =
+			(struct copier_faults){.seed = (uint64_t)i, .latency_max_us = i % 4 < 2 ? 300 : 0};
+		struct reader_faults f = {
+			.seed = (uint64_t)i, .latency_min_us = 10, .latency_max_us = 3000};
 		o.reader.engine = i % 3 == 0 ? READER_NULL : i % 3 == 1 ? READER_THREADS : READER_AUTO;
 		o.reader.faults = i % 3 == 0 ? &f : NULL;
 		struct expert_source *s = open_source(&o);
@@ -198,7 +205,8 @@ static void test_close_in_flight(void **state)
 		int layer = (int)config.n_dense;
 		refs_random(refs, (int)config.n_used, &r);
 		if (rng_below(&r, 2)) {
-			assert_true(s->ops->acquire(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e) >= 0);
+			assert_true(
+				s->ops->acquire(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e) >= 0);
 			if (rng_below(&r, 2))
 				usleep(rng_below(&r, 500));
 			s->ops->release(s, layer, refs, (int)config.n_used);
@@ -213,8 +221,8 @@ static void test_close_in_flight(void **state)
 	}
 }
 
-/* Tokens whose experts are all new to the cache (a round trip over all of them), with hints that are always right or
- * always wrong. */
+/* Tokens whose experts are all new to the cache (a round trip over all of them), with hints that
+ * are always right or always wrong. */
 static void hinted_tokens(struct expert_source *s, int n_tokens, bool right)
 {
 	int first = (int)config.n_dense, n_layers = (int)config.n_layers, k = (int)config.n_used,
@@ -237,7 +245,8 @@ static void hinted_tokens(struct expert_source *s, int n_tokens, bool right)
 	}
 }
 
-/* With a card: while demands come from the drive, guesses do not; they do when it has rested for a while. */
+/* With a card: while demands come from the drive, guesses do not; they do when it has rested for a
+ * while. */
 static void check_drive_rests(struct expert_source *s)
 {
 	hinted_tokens(s, 20, true);
@@ -342,7 +351,8 @@ static void *keep_looking(void *arg)
 	return NULL;
 }
 
-/* The map says what the counts say, empty and after two tiers were filled; it may be looked at meanwhile. */
+/* The map says what the counts say, empty and after two tiers were filled; it may be looked at
+ * meanwhile. */
 static void test_map(void **state)
 {
 	(void)state;
@@ -354,8 +364,8 @@ static void test_map(void **state)
 	loader_map(s, map, &stats);
 	assert_int_equal(stats.miss, 0);
 	for (size_t i = 0; i < n_map; i++)
-		assert_int_equal(
-			map[i], (int)(i / config.n_experts) < (int)config.n_dense ? LOADER_NO_EXPERT : LOADER_ON_DISK);
+		assert_int_equal(map[i],
+			(int)(i / config.n_experts) < (int)config.n_dense ? LOADER_NO_EXPERT : LOADER_ON_DISK);
 	struct looker looker = {.source = s, .map = malloc(n_map), .n = n_map};
 	pthread_t thread;
 	assert_int_equal(pthread_create(&thread, NULL, keep_looking, &looker), 0);
@@ -388,8 +398,8 @@ static void test_map(void **state)
 		usleep(10000);
 	}
 	assert_true(same);
-	assert_true(
-		seen[LOADER_IN_FIRST_TIER] > 0 && seen[LOADER_IN_SECOND_TIER] > 0 && seen[LOADER_ON_DISK] > 0);
+	assert_true(seen[LOADER_IN_FIRST_TIER] > 0 && seen[LOADER_IN_SECOND_TIER] > 0 &&
+				seen[LOADER_ON_DISK] > 0);
 	free(map);
 	close_source(s);
 }
@@ -414,9 +424,11 @@ int main(int argc, char **argv)
 	if (argc == 1) {
 		failed = cmocka_run_group_tests_name("direct", tests, source_setup, source_teardown);
 		card_kind = CARD_EMULATED;
-		failed += cmocka_run_group_tests_name("emulated card", tests, source_setup, source_teardown);
+		failed +=
+			cmocka_run_group_tests_name("emulated card", tests, source_setup, source_teardown);
 	}
 	card_kind = CARD_REAL;
-	return card_answers() ? failed + cmocka_run_group_tests_name("card", tests, source_setup, source_teardown)
-						  : failed;
+	return card_answers()
+			   ? failed + cmocka_run_group_tests_name("card", tests, source_setup, source_teardown)
+			   : failed;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The card's own troubles, on an emulated one: copies that fail, hang or are slow, memory that is refused. */
+/* The card's own troubles, on an emulated one: copies that fail, hang or are slow, memory that is
+ * refused. */
 #include "tests/loader_help.h"
 
 #include <setjmp.h>
@@ -21,7 +22,8 @@ static void test_copy_error(void **state)
 		struct rng r = {nth};
 		struct err e = {0};
 		int failed = random_run(s, &r, 3, &e);
-		assert_in_range(failed, 0, 1); /* a guess or a demotion may have met it: then nobody hears of it */
+		assert_in_range(
+			failed, 0, 1); /* a guess or a demotion may have met it: then nobody hears of it */
 		heard += failed;
 		if (failed) {
 			assert_int_equal(e.code, ERR_RUN);
@@ -64,7 +66,8 @@ static void test_copy_hangs(void **state)
 	s->cancel = &cancel;
 	refs_from(refs, 0, (int)config.n_used);
 	assert_int_equal(
-		use_experts(s, (int)config.n_dense, EXPERT_DECODE, refs, (int)config.n_used, &e), ERR_INTERRUPTED);
+		use_experts(s, (int)config.n_dense, EXPERT_DECODE, refs, (int)config.n_used, &e),
+		ERR_INTERRUPTED);
 	close_source(s);
 }
 
@@ -74,7 +77,8 @@ static void test_slow_copies(void **state)
 	(void)state;
 	uint64_t promotions = 0;
 	for (uint64_t seed = 1; seed <= 6; seed++) {
-		struct loader_options o = source_options(0.05 * (double)seed, full.floor_bytes / 2 * (seed % 3 + 1));
+		struct loader_options o =
+			source_options(0.05 * (double)seed, full.floor_bytes / 2 * (seed % 3 + 1));
 		card_faults = (struct copier_faults){.seed = seed, .latency_max_us = 20};
 		struct expert_source *s = open_source(&o);
 		struct rng r = {seed};
@@ -92,8 +96,8 @@ static void test_slow_copies(void **state)
 	assert_true(promotions > 0);
 }
 
-/* Steps of the second tier are pinned because demotions come to them, or at leisure; one that is refused ends the run that
- * comes to it with the sentence. */
+/* Steps of the second tier are pinned because demotions come to them, or at leisure; one that is
+ * refused ends the run that comes to it with the sentence. */
 static void test_pinned_by_steps(void **state)
 {
 	(void)state;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * When demotions leave the card (stream/loader_card.c): while nothing comes in, piece by piece; at once when parking places
- * become few, when a prompt begins, and when the expert is wanted again.
+ * When demotions leave the card (stream/loader_card.c): while nothing comes in, piece by piece; at
+ * once when parking places become few, when a prompt begins, and when the expert is wanted again.
  *
- * A copier around the emulated card keeps what comes in under way for as long as a test likes, and writes down what leaves.
+ * A copier around the emulated card keeps what comes in under way for as long as a test likes, and
+ * writes down what leaves.
  */
 #include "tests/loader_help.h"
 
@@ -58,7 +59,8 @@ static bool under_way(enum copy_lane lane)
 	return gate.in_seen[lane] < gate.in_drawn[lane];
 }
 
-static void gate_copy(struct copier *c, enum copy_lane lane, void *dst, const void *src, size_t bytes)
+static void gate_copy(
+	struct copier *c, enum copy_lane lane, void *dst, const void *src, size_t bytes)
 {
 	const unsigned n_aside = atomic_load(&gate.n_aside), n = atomic_load(&gate.n_leaves);
 	if (lane != COPY_WITHIN || !atomic_load(&gate.broken))
@@ -119,7 +121,8 @@ static void gate_open(void)
 
 /* ---- the source ---- */
 
-/* Acquires experts [first, first + n) of a layer; what the caller does not wait for is still on its way. */
+/* Acquires experts [first, first + n) of a layer; what the caller does not wait for is still on its
+ * way. */
 static void acquire(struct expert_source *s, int layer, int first, int n, struct expert_ref *refs)
 {
 	struct err e = {0};
@@ -148,7 +151,8 @@ static void settle(void)
 	for (int quiet = 0, ms = 0; quiet < 20; ms++) {
 		unsigned n = atomic_load(&gate.n_leaves);
 		usleep(1000);
-		quiet = n == atomic_load(&gate.n_leaves) && n == atomic_load(&gate.n_arrived) ? quiet + 1 : 0;
+		quiet =
+			n == atomic_load(&gate.n_leaves) && n == atomic_load(&gate.n_arrived) ? quiet + 1 : 0;
 		assert_true(ms < PATIENCE);
 	}
 }
@@ -208,7 +212,8 @@ static void ask(struct expert_source *s, struct fresh *f)
 	f->n++;
 }
 
-/* Looks whether everything left in the order in which it was taken aside, without a hole; says how many have not left wholly. */
+/* Looks whether everything left in the order in which it was taken aside, without a hole; says how
+ * many have not left wholly. */
 static unsigned waiting(void)
 {
 	const unsigned n_leaves = atomic_load(&gate.n_leaves), n_aside = atomic_load(&gate.n_aside);
@@ -251,7 +256,8 @@ static void shut(struct expert_source *s, struct fresh *f)
 static void take_aside(struct expert_source *s, struct fresh *f, unsigned least)
 {
 	const unsigned before = atomic_load(&gate.n_aside);
-	for (unsigned most = 0; atomic_load(&gate.n_aside) - before < least && most < 4 * least; most++) {
+	for (unsigned most = 0; atomic_load(&gate.n_aside) - before < least && most < 4 * least;
+		 most++) {
 		const unsigned now = atomic_load(&gate.n_aside);
 		ask(s, f);
 		for (int ms = 0; ms < 100 && atomic_load(&gate.n_aside) == now; ms++)
@@ -261,7 +267,8 @@ static void take_aside(struct expert_source *s, struct fresh *f, unsigned least)
 	usleep(A_WHILE);
 }
 
-/* The same until four wait. A layer takes no more than CACHE_SPARE aside at a time, so none too many do. */
+/* The same until four wait. A layer takes no more than CACHE_SPARE aside at a time, so none too
+ * many do. */
 static void park_some(struct expert_source *s, struct fresh *f)
 {
 	while (waiting() < 4)
@@ -336,8 +343,9 @@ static void find_parked(const struct aside *aside, int *layer, int *expert)
 	fail_msg("nobody's bytes are parked");
 }
 
-/* Who is wanted again while it waits for its way out goes before the others, at once, and comes back whole. Two others may have been
- * sent when it becomes known who is wanted: somebody waits, so all are in a hurry. */
+/* Who is wanted again while it waits for its way out goes before the others, at once, and comes
+ * back whole. Two others may have been sent when it becomes known who is wanted: somebody waits, so
+ * all are in a hurry. */
 static void test_wanted_again(void **state)
 {
 	(void)state;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* mem_try_map: where mappings begin and end, that they are zero and can be written to, and that nothing of them stays. */
+/* mem_try_map: where mappings begin and end, that they are zero and can be written to, and that
+ * nothing of them stays. */
 #include "src/base/mem.h"
 
 #include <setjmp.h>
@@ -37,8 +38,8 @@ static size_t mapped_within(uintptr_t from, uintptr_t end)
 static void test_map(void **state)
 {
 	(void)state;
-	static const size_t sizes[] = {0, 1, 4 * KIB, 4 * KIB + 1, HUGE - 1, HUGE, HUGE + 1, 3 * MIB, 4 * MIB,
-		24 * (1540 * KIB), 64 * MIB, 64 * MIB + 4 * KIB};
+	static const size_t sizes[] = {0, 1, 4 * KIB, 4 * KIB + 1, HUGE - 1, HUGE, HUGE + 1, 3 * MIB,
+		4 * MIB, 24 * (1540 * KIB), 64 * MIB, 64 * MIB + 4 * KIB};
 	for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
 		size_t n = sizes[i], last = n ? n - 1 : 0;
 		unsigned char *p = mem_try_map(n);
@@ -57,8 +58,8 @@ static void test_map(void **state)
 	mem_unmap(NULL, 5);
 }
 
-/* Mapping, leaving some and giving them back in another order leaves the process as large as it was: what is cut off for the
- * alignment is given back as well. */
+/* Mapping, leaving some and giving them back in another order leaves the process as large as it
+ * was: what is cut off for the alignment is given back as well. */
 static void test_nothing_stays(void **state)
 {
 	(void)state;

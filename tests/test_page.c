@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The page as it is sent: whole, with nothing from elsewhere, and with a policy that fits this copy and no other. */
+/* The page as it is sent: whole, with nothing from elsewhere, and with a policy that fits this copy
+ * and no other. */
 #include "src/serve/page.h"
 
 #include <setjmp.h>
@@ -42,8 +43,9 @@ static void test_page(void **state)
 	assert_non_null(strstr(policy, "default-src 'none'"));
 
 	/* what a model writes must never become markup or code */
-	static const char *const forbidden[] = {"innerHTML", "outerHTML", "insertAdjacentHTML", "document.write",
-		"eval(", "new Function", "DOMParser", " src=", "@import", "url(", "<link rel=\"stylesheet\""};
+	static const char *const forbidden[] = {"innerHTML", "outerHTML", "insertAdjacentHTML",
+		"document.write", "eval(", "new Function", "DOMParser", " src=", "@import", "url(",
+		"<link rel=\"stylesheet\""};
 	for (size_t i = 0; i < sizeof forbidden / sizeof *forbidden; i++)
 		if (strstr(buf_str(&a), forbidden[i]))
 			fail_msg("the page contains %s", forbidden[i]);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The decode pipeline on the pocket model: the host follows the device by marks, and no expert is given back before the
- * device is past it.
+ * The decode pipeline on the pocket model: the host follows the device by marks, and no expert is
+ * given back before the device is past it.
  *
- * The CPU computes at once, so a table of ops around the CPU's plays a device that lags: a mark is reached only when it has been
- * waited for, or now and then by chance. It either records, and what a graph holds is checked against what may stand in one, or it has
- * experts that wait to be told. A source around the real one counts pins and compares every release with the marks that were reached.
+ * The CPU computes at once, so a table of ops around the CPU's plays a device that lags: a mark is
+ * reached only when it has been waited for, or now and then by chance. It either records, and what
+ * a graph holds is checked against what may stand in one, or it has experts that wait to be told. A
+ * source around the real one counts pins and compares every release with the marks that were
+ * reached.
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -157,12 +159,13 @@ static void assert_like(const struct weight *a, const struct weight *b)
 				a->row_bytes == b->row_bytes && a->stack_bytes == b->stack_bytes);
 }
 
-static void lag_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
-	int rows, int n_used, float *out)
+static void lag_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, float *out)
 {
 	assert_false(lag.in_graph); /* places differ from step to step */
 	if (lag.await.open) {
-		assert_true(x == lag.await.x && out == lag.await.out && rows == 1 && n_used == lag.await.n_used);
+		assert_true(
+			x == lag.await.x && out == lag.await.out && rows == 1 && n_used == lag.await.n_used);
 		*(lag.await.told ? &lag.told_late : &lag.told) += 1;
 	}
 	for (int i = 0; lag.await.open && i < n_jobs; i++) {
@@ -229,16 +232,16 @@ static void count_release(struct expert_source *s, int layer, const struct exper
 			if (lag.uses[k].expert != refs[i].gate.data)
 				continue;
 			if (lag.uses[k].mark > lag.reached)
-				fail_msg("expert %d of layer %d is given back while the device computes with it", refs[i].id,
-					layer);
+				fail_msg("expert %d of layer %d is given back while the device computes with it",
+					refs[i].id, layer);
 			lag.uses[k--] = lag.uses[--lag.n_uses];
 		}
 	}
 	counting.inner->ops->release(counting.inner, layer, refs, n);
 }
 
-static int count_acquire(
-	struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
+static int count_acquire(struct expert_source *s, int layer, enum expert_use use,
+	struct expert_ref *refs, int n, struct err *e)
 {
 	counting.inner->cancel = s->cancel;
 	assert_true(n <= s->window[use]);
@@ -256,7 +259,8 @@ static int count_acquire(
 	return rc;
 }
 
-static int count_await(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+static int count_await(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	(void)s;
 	if (counting.fail_at && counting.acquires >= counting.fail_at)
@@ -330,7 +334,8 @@ static void close_engine(struct engine *g, bool lagging)
 	assert_int_equal(engine_close(g, NULL), 0);
 }
 
-/* Greedy text, prompts in chunks, steps over several sessions and drafts: one hash of all logits. */
+/* Greedy text, prompts in chunks, steps over several sessions and drafts: one hash of all logits.
+ */
 static uint64_t run(const struct engine_options *o, bool lagging, uint64_t seed)
 {
 	struct err e = {0};
@@ -376,7 +381,8 @@ static void test_same_bits(void **state)
 	struct engine_options o = options(48);
 	uint64_t want = run(&o, false, 0);
 	for (uint64_t seed = 1; seed <= 5; seed++) {
-		o = options(seed % 2 ? 48 : 12); /* chunks of the prompt above and below what counts as prefill */
+		o = options(
+			seed % 2 ? 48 : 12); /* chunks of the prompt above and below what counts as prefill */
 		o.cache_bytes = seed == 1   ? 0
 						: seed == 5 ? full.everything_bytes
 									: full.floor_bytes + full.everything_bytes / 16 * (seed - 2);
@@ -384,19 +390,21 @@ static void test_same_bits(void **state)
 		o.lookahead = (int)(seed % 4);
 		if (run(&o, true, seed) != want)
 			fail_msg("seed %llu: other logits", (unsigned long long)seed);
-		print_message("seed %llu: %llu acquires, at most %d pins, %llu hints, %llu lists, drained %llu "
-					  "times; experts that waited were told %llu times, %llu of late ones\n",
+		print_message(
+			"seed %llu: %llu acquires, at most %d pins, %llu hints, %llu lists, drained %llu "
+			"times; experts that waited were told %llu times, %llu of late ones\n",
 			(unsigned long long)seed, (unsigned long long)counting.acquires, counting.most_pins,
-			(unsigned long long)counting.hints, (unsigned long long)lag.graphs, (unsigned long long)lag.waits,
-			(unsigned long long)lag.told, (unsigned long long)lag.told_late);
+			(unsigned long long)counting.hints, (unsigned long long)lag.graphs,
+			(unsigned long long)lag.waits, (unsigned long long)lag.told,
+			(unsigned long long)lag.told_late);
 		assert_true(lag.graphs > 40 && !lag.settled && (lag.words ? lag.told > 40 : !lag.told));
 		assert_true(seed != 2 || lag.told_late > 0);
 		assert_true((o.cache_bytes && o.lookahead) == (counting.hints > 0));
 	}
 }
 
-/* Whatever fails or is cancelled, and wherever: every pin is given back once, and after a cancellation the session goes on with
- * the same numbers. */
+/* Whatever fails or is cancelled, and wherever: every pin is given back once, and after a
+ * cancellation the session goes on with the same numbers. */
 static void test_ends_midway(void **state)
 {
 	(void)state;
@@ -410,7 +418,9 @@ static void test_ends_midway(void **state)
 		struct engine *g = open_engine(&o, true, (uint64_t)round + 50);
 		struct session *s = session_of(g, false);
 		struct session_watch watch = {.cancel = &counting.cancel};
-		uint64_t at = !round ? 0 : round == 4 ? 350 : 1 + rng_below(&r, 200); /* 350: of a single row */
+		uint64_t at = !round       ? 0
+					  : round == 4 ? 350
+								   : 1 + rng_below(&r, 200); /* 350: of a single row */
 		if (round % 2)
 			counting.cancel_at = at;
 		else

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Every policy, driven through its hooks with random keys, lists and pins, against a model that looks at everything
- * each time. The seed of a failing run is printed.
+ * Every policy, driven through its hooks with random keys, lists and pins, against a model that
+ * looks at everything each time. The seed of a failing run is printed.
  */
 #include "cache/policy.h"
 
@@ -23,9 +23,9 @@ struct model {
 	struct policy p;
 	uint64_t last_use[N_KEYS], next_use[N_KEYS];
 	bool pinned[N_KEYS];
-	int list[N_KEYS]; /* -1: not resident */
-	int32_t order[N_LISTS]
-				 [N_KEYS]; /* resident keys, oldest first: by use (lru, lfu) or by insertion (sieve) */
+	int list[N_KEYS];               /* -1: not resident */
+	int32_t order[N_LISTS][N_KEYS]; /* resident keys, oldest first: by use (lru, lfu) or by
+									   insertion (sieve) */
 	int n[N_LISTS];
 	bool bit[N_KEYS];      /* sieve */
 	int hand[N_LISTS];     /* sieve: index in order, of the next key to look at */
@@ -178,7 +178,8 @@ static int32_t expect_belady(const struct model *m, int list)
 {
 	int32_t best = -1;
 	for (int32_t key = 0; key < N_KEYS; key++)
-		if (m->list[key] == list && !m->pinned[key] && (best < 0 || m->next_use[key] > m->next_use[best]))
+		if (m->list[key] == list && !m->pinned[key] &&
+			(best < 0 || m->next_use[key] > m->next_use[best]))
 			best = key;
 	return best;
 }
@@ -241,7 +242,8 @@ static void run(const struct policy_ops *ops, uint64_t seed)
 				model_remove(&m, got);
 		}
 	}
-	/* With an age limit the search may give up, but never names what is pinned, absent or too young. */
+	/* With an age limit the search may give up, but never names what is pinned, absent or too
+	 * young. */
 	for (int i = 0; i < 200; i++) {
 		int list = (int)rng_below(&r, N_LISTS);
 		uint64_t before = m.now > 20 ? m.now - rng_below(&r, 20) : 1;
@@ -265,7 +267,8 @@ static void test_against_model(void **state)
 static void test_lfu_rescale(void **state)
 {
 	(void)state;
-	/* half_life 1: the weight doubles or so with every access and passes 2^500 many times in this run. */
+	/* half_life 1: the weight doubles or so with every access and passes 2^500 many times in this
+	 * run. */
 	struct model *m = mem_new(1, sizeof *m);
 	const int32_t list_keys[1] = {N_KEYS};
 	for (int i = 0; i < N_KEYS; i++)

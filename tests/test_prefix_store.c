@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The prefix store on the pocket model: what comes from it is what would have been computed, bit for bit; it stays within
- * its size, forgets what is unused for longest, and a damaged file costs time only. GLM_BACKEND: where (cpu). */
+/* The prefix store on the pocket model: what comes from it is what would have been computed, bit
+ * for bit; it stays within its size, forgets what is unused for longest, and a damaged file costs
+ * time only. GLM_BACKEND: where (cpu). */
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
@@ -95,7 +96,8 @@ static int setup(void **state)
 	struct rng r = {17};
 	for (size_t i = 0; i < N_TEXT; i++) {
 		text[i] = (int32_t)rng_below(&r, 8000);
-		other[i] = i < 600 ? text[i] : (int32_t)rng_below(&r, 8000); /* one block and a piece in common */
+		other[i] =
+			i < 600 ? text[i] : (int32_t)rng_below(&r, 8000); /* one block and a piece in common */
 	}
 	return temp_dir_make(state);
 }
@@ -162,7 +164,8 @@ static void test_same_bits(void **state)
 	engine_close(g, NULL);
 }
 
-/* The MTP row of a block's last token belongs to the token after it: two texts that part at a block's end. */
+/* The MTP row of a block's last token belongs to the token after it: two texts that part at a
+ * block's end. */
 static void test_mtp(void **state)
 {
 	(void)state;
@@ -323,7 +326,8 @@ static void test_limit(void **state)
 	session_rewind(s, 0);
 	restore(p, s, other, N_TEXT, 512, 512);
 	prefix_store_close(p);
-	/* a limit below what is there is met at once, and one that holds less than a prompt keeps its beginning */
+	/* a limit below what is there is met at once, and one that holds less than a prompt keeps its
+	 * beginning */
 	p = open_store("limit", block * 3 / 2, g);
 	assert_int_equal(prefix_store_stats(p).files, 1);
 	assert_true(folder_bytes("limit") <= block * 3 / 2);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The splitter: GLM's pattern against the same rules written out by hand, on random strings over characters of every kind
- * the pattern distinguishes; long runs; the translation of patterns and what it refuses.
+ * The splitter: GLM's pattern against the same rules written out by hand, on random strings over
+ * characters of every kind the pattern distinguishes; long runs; the translation of patterns and
+ * what it refuses.
  */
 #include "src/text/pretok.h"
 #include "src/base/buf.h"
@@ -168,8 +169,8 @@ static void test_against_rules(void **state)
 				utf8_append(&want, c[at + i]);
 			assert_int_equal(pretok_next(&s, &start, &end, &e), 1);
 			if (start != bytes || end != bytes + want.len)
-				fail_msg("round %d: \"%s\": piece %zu..%zu, expected %zu..%zu", round, buf_str(&b), start,
-					end, bytes, bytes + want.len);
+				fail_msg("round %d: \"%s\": piece %zu..%zu, expected %zu..%zu", round, buf_str(&b),
+					start, end, bytes, bytes + want.len);
 			bytes = end;
 			at += len;
 			buf_free(&want);
@@ -208,9 +209,9 @@ static void test_long_runs(void **state)
 	static const struct {
 		const char *unit, *end;
 		size_t pieces; /* 0: whatever */
-	} cases[] = {{"a", "", 1}, {" ", "", 1}, {" ", "x", 2}, {"\n", "", 1}, {"\n", "x", 2}, {" \n", "x", 2},
-		{"\n ", "x", 2}, {"-", "", 1}, {"\xc2\xa0", "!", 3}, {"\xcc\x81", "", 1}, {"12", "", 0},
-		{"\r\n", "1", 2}, {"'", "s", 2}};
+	} cases[] = {{"a", "", 1}, {" ", "", 1}, {" ", "x", 2}, {"\n", "", 1}, {"\n", "x", 2},
+		{" \n", "x", 2}, {"\n ", "x", 2}, {"-", "", 1}, {"\xc2\xa0", "!", 3}, {"\xcc\x81", "", 1},
+		{"12", "", 0}, {"\r\n", "1", 2}, {"'", "s", 2}};
 	struct pretok *t;
 	assert_int_equal(pretok_new(PRETOK_GLM4, &t, NULL), 0);
 	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -242,9 +243,9 @@ static void test_gaps(void **state)
 static void test_patterns(void **state)
 {
 	(void)state;
-	static const char *const refused[] = {"(", "a*", "(a)b", "\\w+", "\\bx", "\\d", "a\\", "[a-z&&[aeiou]]",
-		"[[:alpha:]]", "[\\S]", "[]a]", "\\x41", "\\h", "(?=a)", "\\p{Nonsense}", "", "^a", "a$", "(?m:a)",
-		"(?x)a", "a{1,3}+", "a{2}?", "\\p{L", "a{1"};
+	static const char *const refused[] = {"(", "a*", "(a)b", "\\w+", "\\bx", "\\d", "a\\",
+		"[a-z&&[aeiou]]", "[[:alpha:]]", "[\\S]", "[]a]", "\\x41", "\\h", "(?=a)", "\\p{Nonsense}",
+		"", "^a", "a$", "(?m:a)", "(?x)a", "a{1,3}+", "a{2}?", "\\p{L", "a{1"};
 	for (size_t i = 0; i < ARRAY_LEN(refused); i++) {
 		struct pretok *t;
 		struct err e = {0};
@@ -253,8 +254,9 @@ static void test_patterns(void **state)
 		assert_null(t);
 		assert_int_equal(strncmp(e.text, "split pattern", 13), 0);
 	}
-	static const char *const accepted[] = {"\\s+|\\S+", "[^\\s\\p{L}]+|\\p{Lu}", "\\.\\-\\[\\]", "[\\]\\[]",
-		"a{2,3}|\\r\\n\\t", "(?>a+)(?<!b)|(?<=c)d(?!e)", "\\p{N}++|\\p{L}+?", "[^$.|(]"};
+	static const char *const accepted[] = {"\\s+|\\S+", "[^\\s\\p{L}]+|\\p{Lu}", "\\.\\-\\[\\]",
+		"[\\]\\[]", "a{2,3}|\\r\\n\\t", "(?>a+)(?<!b)|(?<=c)d(?!e)", "\\p{N}++|\\p{L}+?",
+		"[^$.|(]"};
 	for (size_t i = 0; i < ARRAY_LEN(accepted); i++) {
 		struct pretok *t;
 		struct err e = {0};

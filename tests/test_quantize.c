@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * quantize.h: error bounds per type on rows of many shapes, importance, determinism, exact cases, scaling by powers of two.
+ * quantize.h: error bounds per type on rows of many shapes, importance, determinism, exact cases,
+ * scaling by powers of two.
  *
- * The bounds on the Gaussian and the heavy-tailed row are relative root mean square errors, one to two per cent above
- * what the search reaches on these very rows: a search that got worse fails. Constants suffer where d is a subnormal
- * half (Q5_K, Q6_K), and in IQ2_XXS, whose codebook lacks most rows of equal magnitudes.
+ * The bounds on the Gaussian and the heavy-tailed row are relative root mean square errors, one to
+ * two per cent above what the search reaches on these very rows: a search that got worse fails.
+ * Constants suffer where d is a subnormal half (Q5_K, Q6_K), and in IQ2_XXS, whose codebook lacks
+ * most rows of equal magnitudes.
  */
 #include "src/quant/quantize.h"
 
@@ -70,7 +72,8 @@ static void pass(enum dtype type, const float *x, float *y, size_t n, const floa
 	dequant_row(type, row, y, n);
 	for (size_t i = 0; i < n; i++)
 		if (!isfinite(y[i]))
-			fail_msg("%s: weight %zu, %g, becomes %g", dtype_name(type), i, (double)x[i], (double)y[i]);
+			fail_msg(
+				"%s: weight %zu, %g, becomes %g", dtype_name(type), i, (double)x[i], (double)y[i]);
 	free(row);
 	free(again);
 }
@@ -112,16 +115,16 @@ static void test_random_rows(void **state)
 		double e = error(x, y, NULL, N);
 		print_message("%-8s gauss %.5f", dtype_name(types[t].type), e);
 		if (e > types[t].gauss)
-			fail_msg(
-				"%s: error %.5f on a Gaussian row, bound %.5f", dtype_name(types[t].type), e, types[t].gauss);
+			fail_msg("%s: error %.5f on a Gaussian row, bound %.5f", dtype_name(types[t].type), e,
+				types[t].gauss);
 		for (int i = 0; i < N; i++)
 			x[i] = (float)(0.02 * heavy(&r));
 		pass(types[t].type, x, y, N, NULL);
 		e = error(x, y, NULL, N);
 		print_message("  heavy tails %.5f\n", e);
 		if (e > types[t].heavy)
-			fail_msg("%s: error %.5f on a heavy-tailed row, bound %.5f", dtype_name(types[t].type), e,
-				types[t].heavy);
+			fail_msg("%s: error %.5f on a heavy-tailed row, bound %.5f", dtype_name(types[t].type),
+				e, types[t].heavy);
 	}
 }
 
@@ -137,30 +140,34 @@ static void test_special_rows(void **state)
 				x[i] = constants[c];
 			pass(type, x, y, 512, NULL);
 			if (error(x, y, NULL, 512) > types[t].constant)
-				fail_msg("%s: constant %g becomes %g", dtype_name(type), (double)x[0], (double)y[0]);
+				fail_msg(
+					"%s: constant %g becomes %g", dtype_name(type), (double)x[0], (double)y[0]);
 		}
 		memset(x, 0, sizeof x);
 		pass(type, x, y, 512, NULL);
 		for (int i = 0; i < 512; i++)
 			assert_true(y[i] == 0);
-		/* a single weight among zeros: stays, and the zeros near zero; in a block of zeros exactly so */
+		/* a single weight among zeros: stays, and the zeros near zero; in a block of zeros exactly
+		 * so */
 		for (int at = 0; at < 256; at += 37)
 			for (int sign = -1; sign <= 1; sign += 2) {
 				memset(x, 0, sizeof x);
 				x[at] = 0.3f * (float)sign;
 				pass(type, x, y, 512, NULL);
-				/* IQ2_XXS has no zeros: at best 43 and 31 times 8, error sqrt(31 * 8^2 / (43^2 + 31 * 8^2)) = 0.7195 */
+				/* IQ2_XXS has no zeros: at best 43 and 31 times 8, error sqrt(31 * 8^2 / (43^2 + 31
+				 * * 8^2)) = 0.7195 */
 				double bound = type == DTYPE_IQ2_XXS ? 0.722 : 0.01;
 				if (error(x, y, NULL, 512) > bound)
-					fail_msg("%s: %g at %d becomes %g, error %g", dtype_name(type), (double)x[at], at,
-						(double)y[at], error(x, y, NULL, 512));
+					fail_msg("%s: %g at %d becomes %g, error %g", dtype_name(type), (double)x[at],
+						at, (double)y[at], error(x, y, NULL, 512));
 				for (int i = 256; i < 512; i++)
 					assert_true(y[i] == 0);
 			}
 	}
 }
 
-/* One weight 100 times the others' size must not be cut off, and must not raise the error above the error of zero. */
+/* One weight 100 times the others' size must not be cut off, and must not raise the error above the
+ * error of zero. */
 static void test_outlier(void **state)
 {
 	(void)state;
@@ -173,12 +180,13 @@ static void test_outlier(void **state)
 		pass(types[t].type, x, y, N, NULL);
 		double bound = types[t].type == DTYPE_IQ2_XXS ? 0.7 : 0.35;
 		if (error(x, y, NULL, N) > bound || fabs((double)y[1000] - 2) > 2 * bound)
-			fail_msg("%s: error %g, outlier 2 becomes %g", dtype_name(types[t].type), error(x, y, NULL, N),
-				(double)y[1000]);
+			fail_msg("%s: error %g, outlier 2 becomes %g", dtype_name(types[t].type),
+				error(x, y, NULL, N), (double)y[1000]);
 	}
 }
 
-/* Rows at the edges of the formats: scales that are subnormal halves, vanish, or exceed the largest half. */
+/* Rows at the edges of the formats: scales that are subnormal halves, vanish, or exceed the largest
+ * half. */
 static void test_extreme_sizes(void **state)
 {
 	(void)state;
@@ -195,8 +203,10 @@ static void test_extreme_sizes(void **state)
 			pass(types[t].type, x, y, N, NULL); /* finite */
 			for (int i = 0; i < N; i++)
 				if (fabsf(y[i]) > 1.2f * 4 * sizes[s] + FLT_TRUE_MIN)
-					fail_msg("%s: %g becomes %g", dtype_name(types[t].type), (double)x[i], (double)y[i]);
-			if (sizes[s] >= 1e-3f && sizes[s] <= 1e4f && error(x, y, NULL, N) > types[t].gauss * 1.03)
+					fail_msg(
+						"%s: %g becomes %g", dtype_name(types[t].type), (double)x[i], (double)y[i]);
+			if (sizes[s] >= 1e-3f && sizes[s] <= 1e4f &&
+				error(x, y, NULL, N) > types[t].gauss * 1.03)
 				fail_msg("%s: error %g at size %g", dtype_name(types[t].type), error(x, y, NULL, N),
 					(double)sizes[s]);
 			if (sizes[s] == 1e6f &&
@@ -220,13 +230,14 @@ static void test_importance(void **state)
 		pass(types[t].type, x, y, N, NULL);
 		pass(types[t].type, x, z, N, w);
 		double without = error(x, y, w, N), with = error(x, z, w, N);
-		print_message(
-			"%-8s weighted error %.5f, %.5f with importance\n", dtype_name(types[t].type), without, with);
+		print_message("%-8s weighted error %.5f, %.5f with importance\n", dtype_name(types[t].type),
+			without, with);
 		if (dtype_info(types[t].type)->block_values == 1)
 			assert_memory_equal(y, z, sizeof y);
 		else if (!(with < 0.97 * without))
 			fail_msg("%s: importance gains too little", dtype_name(types[t].type));
-		/* equal weights of any size minimise the plain error: no default may be better at that; most are the same */
+		/* equal weights of any size minimise the plain error: no default may be better at that;
+		 * most are the same */
 		pass(types[t].type, x, z, N, ones);
 		double even = error(x, z, NULL, N), by_default = error(x, y, NULL, N);
 		bool other_default = types[t].type == DTYPE_Q8_0 || types[t].type == DTYPE_Q2_K;
@@ -271,7 +282,8 @@ static void test_exact(void **state)
 	}
 }
 
-/* The search works in units of the block: twice the weights, the same codes and twice the result (scales that are normal halves). */
+/* The search works in units of the block: twice the weights, the same codes and twice the result
+ * (scales that are normal halves). */
 static void test_scaling(void **state)
 {
 	(void)state;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 /*
- * One suite for all readers: each test runs on io_uring, threads and null, through O_DIRECT and through the page cache.
- * An engine that this machine refuses is skipped with the reason. Faults on demand are in test_reader_faults.c.
+ * One suite for all readers: each test runs on io_uring, threads and null, through O_DIRECT and
+ * through the page cache. An engine that this machine refuses is skipped with the reason. Faults on
+ * demand are in test_reader_faults.c.
  */
 #include "stream/reader.h"
 
@@ -34,7 +35,8 @@ static void test_random_reads(void **state)
 			open_ab(*state, (struct reader_options){.depth = depths[i], .slice_bytes = slices[i]});
 		check_random_reads(r, 100 + i, 150);
 		struct reader_stats s = reader_stats(r);
-		assert_true(s.requests == 150 && s.completed == 150 && !s.failed && !s.cancelled && !s.in_flight);
+		assert_true(
+			s.requests == 150 && s.completed == 150 && !s.failed && !s.cancelled && !s.in_flight);
 		assert_true(s.in_flight_max >= 1 && s.in_flight_max <= depths[i]);
 		reader_close(r);
 	}
@@ -54,7 +56,8 @@ static void test_end_of_file(void **state)
 		{FILE_B + 5000, 4096, 0, READER_EOF, 0},
 		{1 * MIB, 4096, 777, 0, 777}, /* the O_DIRECT tail: only 777 bytes are there and wanted */
 		{1 * MIB, 4096, 778, READER_EOF, 777},
-		{0, 2 * MIB, 0, READER_EOF, FILE_B}, /* several slices, some of them wholly behind the end */
+		{0, 2 * MIB, 0, READER_EOF,
+			FILE_B}, /* several slices, some of them wholly behind the end */
 		{0, 2 * MIB, FILE_B, 0, FILE_B},
 		{512 * KIB, 1 * MIB, 100, 0, FILE_B - 512 * KIB},
 		{(1ull << 40), 4096, 0, READER_EOF, 0},
@@ -76,7 +79,8 @@ static void test_end_of_file(void **state)
 			char part[64];
 			assert_int_equal(reader_completion_err(r, &c, &e), ERR_INPUT);
 			snprintf(part, sizeof part, "ends %llu bytes into a read of %llu bytes at offset %llu",
-				(unsigned long long)c.bytes, (unsigned long long)c.want, (unsigned long long)c.offset);
+				(unsigned long long)c.bytes, (unsigned long long)c.want,
+				(unsigned long long)c.offset);
 			assert_non_null(strstr(e.text, help_b));
 			assert_non_null(strstr(e.text, part));
 		}
@@ -124,10 +128,12 @@ static void test_busy(void **state)
 	reader_close(r);
 }
 
-/* Every request gets exactly one completion, cancelled or not, and the memory of a completed one stays quiet. */
+/* Every request gets exactly one completion, cancelled or not, and the memory of a completed one
+ * stays quiet. */
 static void test_cancel(void **state)
 {
-	struct reader *r = open_ab(*state, (struct reader_options){.depth = 2, .slice_bytes = 64 * KIB});
+	struct reader *r =
+		open_ab(*state, (struct reader_options){.depth = 2, .slice_bytes = 64 * KIB});
 	for (unsigned round = 0; round < 60; round++) {
 		unsigned seen[16] = {0}, n_cancelled = 0;
 		memset(arena, GUARD, 16 * 256 * KIB);
@@ -165,8 +171,8 @@ static void test_cancel(void **state)
 		assert_int_equal(n_cancelled, hit);
 		for (unsigned i = 0; i < 16; i++) {
 			if (i == 7 || round % 2)
-				assert_true(
-					arena[i * 256 * KIB] == GUARD || formula_at(0, i * 4096, arena + i * 256 * KIB, 8));
+				assert_true(arena[i * 256 * KIB] == GUARD ||
+							formula_at(0, i * 4096, arena + i * 256 * KIB, 8));
 		}
 	}
 	reader_close(r);
@@ -179,11 +185,13 @@ static void test_close_in_flight(void **state)
 	enum { BYTES = 512 * KIB };
 	memset(arena, GUARD, BYTES);
 	for (unsigned i = 0; i < 1000; i++) {
-		struct reader *r = open_ab(*state,
-			(struct reader_options){.depth = 1 + rng_below(&g, 8), .slice_bytes = 16 * KIB, .threads = 3});
+		struct reader *r = open_ab(
+			*state, (struct reader_options){
+						.depth = 1 + rng_below(&g, 8), .slice_bytes = 16 * KIB, .threads = 3});
 		unsigned n = 1 + rng_below(&g, 8);
 		for (unsigned k = 0; k < n; k++) {
-			struct reader_request q = {.offset = rng_below(&g, FILE_A - 64 * KIB), .bytes = 64 * KIB};
+			struct reader_request q = {
+				.offset = rng_below(&g, FILE_A - 64 * KIB), .bytes = 64 * KIB};
 			q.dst = arena + k * 64 * KIB;
 			if (rng_below(&g, 2))
 				q.offset &= ~4095ull;
@@ -210,7 +218,8 @@ static void test_many_files(void **state)
 	struct reader_file f[N_SMALL];
 	for (unsigned i = 0; i < N_SMALL; i++)
 		f[i] = (struct reader_file){.path = help_small[i], .drive = 1 + i % 5};
-	struct reader *r = open_variant(*state, f, N_SMALL, (struct reader_options){.depth = 4, .threads = 2});
+	struct reader *r =
+		open_variant(*state, f, N_SMALL, (struct reader_options){.depth = 4, .threads = 2});
 	assert_int_equal(reader_n_drives(r), 5);
 	struct reader_completion c[N_SMALL];
 	for (unsigned i = 0; i < N_SMALL; i++) {
@@ -251,7 +260,8 @@ static void test_replicas(void **state)
 	assert_int_equal(reader_few(r), 6); /* the depth is below READER_FEW */
 	for (unsigned i = 0; i < 20; i++) {
 		memset(arena, GUARD, FILE_A);
-		struct reader_completion c = read_one(r, (struct reader_request){.bytes = FILE_A, .dst = arena});
+		struct reader_completion c =
+			read_one(r, (struct reader_request){.bytes = FILE_A, .dst = arena});
 		assert_int_equal(c.code, 0);
 		assert_true(formula_at(0, 0, arena, FILE_A));
 	}
@@ -261,10 +271,11 @@ static void test_replicas(void **state)
 	check_random_reads(r, 5, 100);
 	reader_close(r);
 
-	/* with nothing in flight both drives are equal, whatever they did before, and the named file goes first; one drive
-	 * never gets the other's share of the depth */
+	/* with nothing in flight both drives are equal, whatever they did before, and the named file
+	 * goes first; one drive never gets the other's share of the depth */
 	r = open_variant(*state, f, 3, (struct reader_options){.depth = 2, .slice_bytes = 64 * KIB});
-	assert_int_equal(read_one(r, (struct reader_request){.file = 1, .bytes = FILE_B, .dst = arena}).code, 0);
+	assert_int_equal(
+		read_one(r, (struct reader_request){.file = 1, .bytes = FILE_B, .dst = arena}).code, 0);
 	assert_true(reader_stats(r).in_flight_max == 2);
 	assert_int_equal(read_one(r, (struct reader_request){.bytes = 4096, .dst = arena}).code, 0);
 	assert_true(reader_drive_bytes(r, 0) == FILE_B + 4096 && reader_drive_bytes(r, 1) == 0);
@@ -317,7 +328,8 @@ static void *use_elsewhere(void *r)
 {
 	check_random_reads(r, 77, 50);
 	for (unsigned i = 0; i < 20; i++) {
-		struct reader_request q = {.bytes = 256 * KIB, .offset = i * 4096, .dst = arena + i * 256 * KIB};
+		struct reader_request q = {
+			.bytes = 256 * KIB, .offset = i * 4096, .dst = arena + i * 256 * KIB};
 		assert_int_equal(reader_submit(r, &q), 0);
 	}
 	reader_flush(r);
@@ -358,9 +370,9 @@ static void test_registered(void **state)
 	assert_int_equal(reader_register(r, arena + 7 * MIB, MIB), -EBUSY);
 	struct reader_completion c;
 	assert_int_equal(reader_reap(r, &c, 1, 1, -1), 1);
-	assert_int_equal(
-		reader_register(r, (void *)(uintptr_t)4096, 4096), 1); /* no memory there: refused, the others stay */
-	check_random_reads(r, 9, 150);                             /* in, between and across the ranges */
+	assert_int_equal(reader_register(r, (void *)(uintptr_t)4096, 4096),
+		1);                        /* no memory there: refused, the others stay */
+	check_random_reads(r, 9, 150); /* in, between and across the ranges */
 	struct reader_stats s = reader_stats(r);
 	if (first == 0 && second == 0)
 		assert_true(s.fixed > 0 && s.fixed < s.reads);
@@ -375,7 +387,8 @@ static void test_truncated_while_running(void **state)
 	snprintf(path, sizeof path, "%s/shrinks", help_dir);
 	write_formula(path, 0, MIB);
 	struct reader_file f = {.path = path};
-	struct reader *r = open_variant(*state, &f, 1, (struct reader_options){.slice_bytes = 64 * KIB});
+	struct reader *r =
+		open_variant(*state, &f, 1, (struct reader_options){.slice_bytes = 64 * KIB});
 	struct reader_request q = {.bytes = MIB, .dst = arena};
 	assert_int_equal(read_one(r, q).code, 0);
 	assert_int_equal(truncate(path, 300 * KIB + 5), 0);
@@ -384,7 +397,8 @@ static void test_truncated_while_running(void **state)
 	assert_true(c.bytes == 300 * KIB + 5);
 	assert_true(formula_at(0, 0, arena, c.bytes));
 	assert_int_equal(unlink(path), 0); /* a file that vanishes stays readable */
-	assert_int_equal(read_one(r, (struct reader_request){.bytes = 300 * KIB, .dst = arena}).code, 0);
+	assert_int_equal(
+		read_one(r, (struct reader_request){.bytes = 300 * KIB, .dst = arena}).code, 0);
 	reader_close(r);
 }
 
@@ -393,14 +407,16 @@ static void test_eio(void **state)
 {
 	struct reader_file f[] = {{.path = "/proc/self/mem"}, {.path = help_b}};
 	struct reader *r = open_variant(*state, f, 2, (struct reader_options){.slice_bytes = 64 * KIB});
-	struct reader_completion c = read_one(r, (struct reader_request){.bytes = 3000, .dst = arena, .tag = 5});
+	struct reader_completion c =
+		read_one(r, (struct reader_request){.bytes = 3000, .dst = arena, .tag = 5});
 	assert_int_equal(c.code, -EIO);
 	assert_true(c.bytes == 0);
 	struct err e = {0};
 	assert_int_equal(reader_completion_err(r, &c, &e), -EIO);
 	assert_non_null(strstr(e.text, "/proc/self/mem"));
 	assert_non_null(strstr(e.text, "offset 0"));
-	assert_int_equal(read_one(r, (struct reader_request){.file = 1, .bytes = FILE_B, .dst = arena}).code, 0);
+	assert_int_equal(
+		read_one(r, (struct reader_request){.file = 1, .bytes = FILE_B, .dst = arena}).code, 0);
 	assert_true(formula_at(1, 0, arena, FILE_B));
 	assert_true(reader_stats(r).failed == 1);
 	reader_close(r);
@@ -414,7 +430,8 @@ static void on_alarm(int sig)
 /* Signals without SA_RESTART every 200 us: waits go on, reads are whole. */
 static void test_signals(void **state)
 {
-	struct reader *r = open_ab(*state, (struct reader_options){.depth = 4, .slice_bytes = 64 * KIB});
+	struct reader *r =
+		open_ab(*state, (struct reader_options){.depth = 4, .slice_bytes = 64 * KIB});
 	struct sigaction sa = {.sa_handler = on_alarm}, old;
 	sigaction(SIGALRM, &sa, &old);
 	struct itimerval every = {{0, 200}, {0, 200}}, off = {{0, 0}, {0, 0}};
@@ -444,7 +461,8 @@ static void test_tmpfs(void **state)
 	struct reader *r = open_variant(*state, f, 2, (struct reader_options){0});
 	check_random_reads(r, 3, 100);
 	bool direct = reader_file_align(r, 0) > 1 && reader_file_align(r, 1) > 1;
-	assert_int_equal(reader_few(r), (direct ? READER_FEW : READER_DEPTH_DEFAULT) * reader_n_drives(r));
+	assert_int_equal(
+		reader_few(r), (direct ? READER_FEW : READER_DEPTH_DEFAULT) * reader_n_drives(r));
 	if (reader_file_align(r, 1) == 1)
 		assert_non_null(strstr(reader_summary(r), "page cache"));
 	reader_close(r);
@@ -453,8 +471,8 @@ static void test_tmpfs(void **state)
 
 int main(void)
 {
-	static struct variant variants[] = {{READER_URING, false}, {READER_URING, true}, {READER_THREADS, false},
-		{READER_THREADS, true}, {READER_NULL, false}};
+	static struct variant variants[] = {{READER_URING, false}, {READER_URING, true},
+		{READER_THREADS, false}, {READER_THREADS, true}, {READER_NULL, false}};
 	static const struct {
 		const char *name;
 		CMUnitTestFunction fn;
@@ -483,7 +501,8 @@ int main(void)
 		char names[ARRAY_LEN(table)][64];
 		for (unsigned i = 0; i < ARRAY_LEN(table); i++) {
 			snprintf(names[i], sizeof names[i], "%s %s %s", table[i].name,
-				reader_engine_name(variants[v].engine), variants[v].buffered ? "buffered" : "direct");
+				reader_engine_name(variants[v].engine),
+				variants[v].buffered ? "buffered" : "direct");
 			suite[i] = (struct CMUnitTest){
 				.name = names[i], .test_func = table[i].fn, .initial_state = &variants[v]};
 		}

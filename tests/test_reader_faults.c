@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 /*
- * The readers when things go wrong: faults that the null engine injects, and what reader_open decides when the system
- * refuses a ring, locked memory or a file.
+ * The readers when things go wrong: faults that the null engine injects, and what reader_open
+ * decides when the system refuses a ring, locked memory or a file.
  */
 #include "stream/reader.h"
 
@@ -65,8 +65,8 @@ static void test_failing_reads(void **state)
 {
 	(void)state;
 	/* the third slice fails: two slices of good bytes */
-	struct reader *r = open_faults(
-		(struct reader_faults){.fail_read = 3}, (struct reader_options){.depth = 1, .slice_bytes = 64 * KIB});
+	struct reader *r = open_faults((struct reader_faults){.fail_read = 3},
+		(struct reader_options){.depth = 1, .slice_bytes = 64 * KIB});
 	struct reader_request q = {.bytes = 512 * KIB, .dst = arena, .tag = 1};
 	struct reader_completion c = read_one(r, q);
 	assert_int_equal(c.code, -EIO);
@@ -75,7 +75,8 @@ static void test_failing_reads(void **state)
 	assert_int_equal(read_one(r, q).code, 0);
 	reader_close(r);
 
-	/* a bad sector; the lowest fault counts and the bytes before it are there, in whatever order slices come */
+	/* a bad sector; the lowest fault counts and the bytes before it are there, in whatever order
+	 * slices come */
 	for (uint64_t seed = 0; seed < 50; seed++) {
 		r = open_faults((struct reader_faults){.seed = seed,
 							.latency_max_us = 100,
@@ -110,9 +111,11 @@ static void test_failing_reads(void **state)
 	assert_int_equal(read_one(r, q).code, 0);
 	reader_close(r);
 
-	/* a filesystem that takes O_DIRECT at first and answers EINVAL later: read on through the page cache */
+	/* a filesystem that takes O_DIRECT at first and answers EINVAL later: read on through the page
+	 * cache */
 	log_set_level(LOG_QUIET);
-	r = open_faults((struct reader_faults){.fail_read = 2, .fail_code = -EINVAL}, (struct reader_options){0});
+	r = open_faults(
+		(struct reader_faults){.fail_read = 2, .fail_code = -EINVAL}, (struct reader_options){0});
 	bool direct = reader_file_align(r, 0) > 1;
 	q = (struct reader_request){.bytes = 4096, .dst = arena};
 	assert_int_equal(read_one(r, q).code, 0);
@@ -132,8 +135,8 @@ static void test_hung_read(void **state)
 	p.tag = 2;
 	p.dst = arena + 4096;
 	/* for good: others pass it, a cancel ends it */
-	struct reader *r =
-		open_faults((struct reader_faults){.hang_read = 1, .poison = true}, (struct reader_options){0});
+	struct reader *r = open_faults(
+		(struct reader_faults){.hang_read = 1, .poison = true}, (struct reader_options){0});
 	assert_int_equal(reader_submit(r, &q), 0);
 	assert_int_equal(reader_submit(r, &p), 0);
 	assert_int_equal(reader_reap(r, c, 2, 4, 30), 1);
@@ -144,7 +147,8 @@ static void test_hung_read(void **state)
 	reader_close(r);
 
 	/* for a while: the answer comes late and is right */
-	r = open_faults((struct reader_faults){.hang_read = 1, .hang_ms = 60}, (struct reader_options){0});
+	r = open_faults(
+		(struct reader_faults){.hang_read = 1, .hang_ms = 60}, (struct reader_options){0});
 	uint64_t start = clock_ns();
 	assert_int_equal(read_one(r, q).code, 0);
 	assert_true(clock_ns() - start > 55000000 && formula_at(0, 0, arena, 4096));
@@ -163,11 +167,12 @@ static void test_order(void **state)
 	(void)state;
 	uint64_t order[3][40];
 	for (unsigned k = 0; k < 3; k++) {
-		struct reader *r =
-			open_faults((struct reader_faults){.seed = k / 2, .latency_max_us = 1000, .no_sleep = true},
-				(struct reader_options){.depth = 8});
+		struct reader *r = open_faults(
+			(struct reader_faults){.seed = k / 2, .latency_max_us = 1000, .no_sleep = true},
+			(struct reader_options){.depth = 8});
 		for (unsigned i = 0; i < 40; i++) {
-			struct reader_request q = {.bytes = 100, .dst = arena + i * 100, .tag = i, .urgent = i == 30};
+			struct reader_request q = {
+				.bytes = 100, .dst = arena + i * 100, .tag = i, .urgent = i == 30};
 			assert_int_equal(reader_submit(r, &q), 0);
 		}
 		struct reader_completion c;
@@ -180,9 +185,9 @@ static void test_order(void **state)
 	assert_memory_equal(order[0], order[1], sizeof order[0]);
 	assert_memory_not_equal(order[0], order[2], sizeof order[0]);
 
-	struct reader *r =
-		open_faults((struct reader_faults){.latency_min_us = 1, .latency_max_us = 1, .no_sleep = true},
-			(struct reader_options){.depth = 1});
+	struct reader *r = open_faults(
+		(struct reader_faults){.latency_min_us = 1, .latency_max_us = 1, .no_sleep = true},
+		(struct reader_options){.depth = 1});
 	struct reader_completion c[3];
 	for (unsigned i = 0; i < 3; i++) {
 		struct reader_request q = {.bytes = 100, .dst = arena + i * 100, .tag = i, .urgent = i > 0};
@@ -196,15 +201,16 @@ static void test_order(void **state)
 static void test_synthetic(void **state)
 {
 	(void)state;
-	struct reader_faults z = {.synthetic_bytes = FILE_A, .short_per_1024 = 100, .latency_max_us = 10};
+	struct reader_faults z = {
+		.synthetic_bytes = FILE_A, .short_per_1024 = 100, .latency_max_us = 10};
 	struct reader_file f[] = {{.path = "none"}, {.path = NULL}};
 	struct reader_options o = {.engine = READER_NULL, .faults = &z};
 	struct reader *r;
 	struct err e = {0};
 	assert_int_equal(reader_open(&r, f, 2, &o, &e), 0);
 	assert_true(reader_file_size(r, 1) == FILE_A);
-	struct reader_completion c =
-		read_one(r, (struct reader_request){.file = 1, .offset = 12345, .bytes = MIB, .dst = arena});
+	struct reader_completion c = read_one(
+		r, (struct reader_request){.file = 1, .offset = 12345, .bytes = MIB, .dst = arena});
 	assert_int_equal(c.code, 0);
 	assert_true(formula_at(1, 12345, arena, MIB));
 	assert_false(formula_at(0, 12345, arena, 64));

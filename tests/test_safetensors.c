@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Safetensors: headers accepted and refused, shards by index and without, reading every float format, FP8 block scales with
- * ragged edges against an obvious computation. */
+/* Safetensors: headers accepted and refused, shards by index and without, reading every float
+ * format, FP8 block scales with ragged edges against an obvious computation. */
 #include "src/format/safetensors.h"
 
 #include "src/base/buf.h"
@@ -54,7 +54,7 @@ static void refuse(const char *json, size_t data_bytes, const char *word)
 	assert_null(st);
 }
 
-#define ONE(dtype, shape, span)                                                                              \
+#define ONE(dtype, shape, span)                                                                    \
 	"{\"w\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" span "}}"
 
 static void test_good(void **state)
@@ -62,22 +62,23 @@ static void test_good(void **state)
 	(void)state;
 	struct safetensors *st;
 	struct err e;
-	static const char json[] = "{\"__metadata__\":{\"format\":\"pt\"},"
-							   "\"b\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[4,16]},"
-							   "\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
-							   "\"z\":{\"dtype\":\"F8_E4M3\",\"shape\":[0,5],\"data_offsets\":[16,16]},"
-							   "\"c\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[16,24]}}   ";
+	static const char json[] =
+		"{\"__metadata__\":{\"format\":\"pt\"},"
+		"\"b\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[4,16]},"
+		"\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
+		"\"z\":{\"dtype\":\"F8_E4M3\",\"shape\":[0,5],\"data_offsets\":[16,16]},"
+		"\"c\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[16,24]}}   ";
 	assert_int_equal(parse(json, 24, &st, &e), 0);
 	assert_int_equal(st->n_tensors, 4);
 	assert_true(st->tensor_bytes == 24);
 	assert_string_equal(st->tensors[0].name, "a");
 	const struct safetensors_tensor *b = safetensors_find(st, "b");
-	assert_true(
-		b && b->dtype == ST_BF16 && b->n_dims == 2 && b->shape[0] == 2 && b->shape[1] == 3 && b->bytes == 12);
+	assert_true(b && b->dtype == ST_BF16 && b->n_dims == 2 && b->shape[0] == 2 &&
+				b->shape[1] == 3 && b->bytes == 12);
 	assert_true(b->offset == 8 + strlen(json) + 4);
 	assert_true(safetensors_rows(b) == 2 && safetensors_cols(b) == 3);
-	assert_true(
-		safetensors_rows(safetensors_find(st, "a")) == 1 && safetensors_cols(safetensors_find(st, "a")) == 1);
+	assert_true(safetensors_rows(safetensors_find(st, "a")) == 1 &&
+				safetensors_cols(safetensors_find(st, "a")) == 1);
 	char text[SAFETENSORS_SHAPE_MAX];
 	assert_string_equal(safetensors_shape_text(b, text), "[2, 3]");
 	assert_null(safetensors_find(st, "__metadata__"));
@@ -116,7 +117,8 @@ static void test_refused(void **state)
 	refuse(ONE("F32", "[1]", "[0,4]"), 3, "the file is incomplete");
 	refuse(ONE("F32", "[1]", "[0,4]"), 5, "describes only");
 	refuse(ONE("F32", "[1]", "[4,8]"), 8, "4 bytes before tensor w belong to no tensor");
-	refuse(ONE("F32", "[1]", "[9223372036854775803,9223372036854775807]"), 8, "belong to no tensor");
+	refuse(
+		ONE("F32", "[1]", "[9223372036854775803,9223372036854775807]"), 8, "belong to no tensor");
 	refuse("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},"
 		   "\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[2,6]}}",
 		6, "tensors a and b overlap");
@@ -124,7 +126,8 @@ static void test_refused(void **state)
 		   "\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}",
 		4, "duplicate");
 	refuse("{\"\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "tensor's name");
-	refuse("{\"a\\n\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "tensor's name");
+	refuse(
+		"{\"a\\n\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4, "tensor's name");
 	refuse("{\"__metadata__\":{\"x\":1}}", 0, "__metadata__ is not an object of strings");
 
 	struct buf deep = {0};
@@ -183,7 +186,8 @@ static void open_refused(const char *name, const char *word)
 static void write_index(const char *weight_map)
 {
 	char text[600];
-	snprintf(text, sizeof text, "{\"metadata\":{\"total_size\":8},\"weight_map\":{%s}}", weight_map);
+	snprintf(
+		text, sizeof text, "{\"metadata\":{\"total_size\":8},\"weight_map\":{%s}}", weight_map);
 	save("d/model.safetensors.index.json", text, strlen(text));
 }
 
@@ -215,9 +219,10 @@ static void test_directory(void **state)
 	assert_int_equal(safetensors_open(temp_dir_path("d"), &st, &e), 0);
 	assert_true(st->n_files == 1 && st->n_tensors == 1 && st->tensor_bytes == 4);
 	safetensors_close(st);
-	write_index("\"one\":\"b.safetensors\",\"two\":\"x1.safetensors\",\"three\":\"x2.safetensors\"");
-	open_refused(
-		"d", "2 of the 3 files in model.safetensors.index.json are missing: x1.safetensors, x2.safetensors");
+	write_index(
+		"\"one\":\"b.safetensors\",\"two\":\"x1.safetensors\",\"three\":\"x2.safetensors\"");
+	open_refused("d", "2 of the 3 files in model.safetensors.index.json are missing: "
+					  "x1.safetensors, x2.safetensors");
 	write_index("\"one\":\"b.safetensors\",\"two\":\"a.safetensors\"");
 	open_refused("d", "tensor two is not in a.safetensors");
 	write_index("\"one\":\"../b.safetensors\"");
@@ -264,20 +269,25 @@ static void test_float_formats(void **state)
 	float *out = malloc((size_t)N * 4);
 	assert_int_equal(safetensors_read_f32(st, safetensors_find(st, "f32"), NULL, 0, 1, out, &e), 0);
 	assert_memory_equal(out, data, (size_t)N * 4);
-	assert_int_equal(safetensors_read_f32(st, safetensors_find(st, "f16"), NULL, 10, N / 2, out, &e), 0);
+	assert_int_equal(
+		safetensors_read_f32(st, safetensors_find(st, "f16"), NULL, 10, N / 2, out, &e), 0);
 	for (int i = 0; i < N - 20; i++)
-		assert_true(f32_bits(out[i]) == f32_bits(f16_to_f32(load_u16(data + 4 * N + 2 * (i + 20)))));
-	assert_int_equal(safetensors_read_f32(st, safetensors_find(st, "bf16"), NULL, 0, N / 2, out, &e), 0);
+		assert_true(
+			f32_bits(out[i]) == f32_bits(f16_to_f32(load_u16(data + 4 * N + 2 * (i + 20)))));
+	assert_int_equal(
+		safetensors_read_f32(st, safetensors_find(st, "bf16"), NULL, 0, N / 2, out, &e), 0);
 	for (int i = 0; i < N; i++)
 		assert_true(f32_bits(out[i]) == f32_bits(bf16_to_f32(load_u16(data + 6 * N + 2 * i))));
 	assert_int_equal(safetensors_read_f32(st, safetensors_find(st, "f8"), NULL, 0, 1, out, &e), 0);
 	for (int i = 0; i < N; i++)
 		assert_true(f32_bits(out[i]) == f32_bits(f8_e4m3_to_f32(data[8 * N + i])));
-	assert_int_equal(safetensors_read_f32(st, safetensors_find(st, "i8"), NULL, 0, 1, out, &e), ERR_INPUT);
+	assert_int_equal(
+		safetensors_read_f32(st, safetensors_find(st, "i8"), NULL, 0, 1, out, &e), ERR_INPUT);
 	assert_non_null(strstr(e.text, "i8: dtype I8 cannot be read as float"));
 	/* a file that shrinks while it is open */
 	assert_int_equal(truncate(temp_dir_path("f.safetensors"), (off_t)(8 + strlen(json) + 100)), 0);
-	assert_int_equal(safetensors_read_f32(st, safetensors_find(st, "f32"), NULL, 0, 1, out, &e), ERR_INPUT);
+	assert_int_equal(
+		safetensors_read_f32(st, safetensors_find(st, "f32"), NULL, 0, 1, out, &e), ERR_INPUT);
 	assert_non_null(strstr(e.text, "it has become shorter"));
 	free(out);
 	safetensors_close(st);
@@ -318,7 +328,8 @@ static void check_fp8(int n_mats, int rows, int cols, const char *scale_dtype)
 	}
 	save("q.safetensors", b.data, b.len);
 	assert_int_equal(safetensors_open(temp_dir_path("q.safetensors"), &st, &e), 0);
-	const struct safetensors_tensor *tw = safetensors_find(st, "w"), *ts = safetensors_find(st, "s");
+	const struct safetensors_tensor *tw = safetensors_find(st, "w"),
+									*ts = safetensors_find(st, "s");
 	int total = n_mats * rows;
 	for (int k = 0; k < 30; k++) {
 		int r0 = k ? (int)rng_below(&r, (uint32_t)total) : 0,
@@ -328,7 +339,8 @@ static void check_fp8(int n_mats, int rows, int cols, const char *scale_dtype)
 		for (int row = r0; row < r1; row++)
 			for (int c = 0; c < cols; c++) {
 				int m = row / rows, in = row % rows;
-				float want = f8_e4m3_to_f32(w[row * cols + c]) * s[(m * sr + in / 128) * sc + c / 128];
+				float want =
+					f8_e4m3_to_f32(w[row * cols + c]) * s[(m * sr + in / 128) * sc + c / 128];
 				if (f32_bits(want) != f32_bits(out[(row - r0) * cols + c]))
 					fail_msg("%dx%dx%d: row %d column %d", n_mats, rows, cols, row, c);
 			}
@@ -357,12 +369,13 @@ static void test_scale_shape(void **state)
 	(void)state;
 	struct safetensors *st;
 	struct err e;
-	assert_int_equal(parse("{\"w\":{\"dtype\":\"F8_E4M3\",\"shape\":[129,2],\"data_offsets\":[0,258]},"
-						   "\"bad\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[258,262]},"
-						   "\"int\":{\"dtype\":\"I32\",\"shape\":[2,1],\"data_offsets\":[262,270]},"
-						   "\"good\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[270,278]},"
-						   "\"v\":{\"dtype\":\"F8_E4M3\",\"shape\":[4],\"data_offsets\":[278,282]}}",
-						 282, &st, &e),
+	assert_int_equal(
+		parse("{\"w\":{\"dtype\":\"F8_E4M3\",\"shape\":[129,2],\"data_offsets\":[0,258]},"
+			  "\"bad\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[258,262]},"
+			  "\"int\":{\"dtype\":\"I32\",\"shape\":[2,1],\"data_offsets\":[262,270]},"
+			  "\"good\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[270,278]},"
+			  "\"v\":{\"dtype\":\"F8_E4M3\",\"shape\":[4],\"data_offsets\":[278,282]}}",
+			282, &st, &e),
 		0);
 	const struct safetensors_tensor *w = safetensors_find(st, "w");
 	assert_int_equal(safetensors_check_scale(st, w, safetensors_find(st, "good"), &e), 0);

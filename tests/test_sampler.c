@@ -90,7 +90,8 @@ static void test_distribution(void **state)
 				chi2 += pow(count[i] - p[i] * DRAWS, 2) / (p[i] * DRAWS);
 				cells++;
 			}
-		/* mean cells - 1, standard deviation sqrt(2 cells): five of them is one chance in millions */
+		/* mean cells - 1, standard deviation sqrt(2 cells): five of them is one chance in millions
+		 */
 		assert_true(chi2 < cells + 5 * sqrt(2.0 * cells));
 	}
 }
@@ -119,7 +120,8 @@ static void test_greedy_and_bad_logits(void **state)
 	sampler_fini(&s);
 }
 
-/* Against a plain loop: lengths around the blocks, few different values so that many are equal, everything a float can be. */
+/* Against a plain loop: lengths around the blocks, few different values so that many are equal,
+ * everything a float can be. */
 static void test_greedy_is_the_first_best(void **state)
 {
 	(void)state;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Tokens -> what clients get: stop strings against a slow obvious model, rows of probabilities, and forced calls, whose
- * grammar must hold however wild the tokens are drawn.
+ * Tokens -> what clients get: stop strings against a slow obvious model, rows of probabilities, and
+ * forced calls, whose grammar must hold however wild the tokens are drawn.
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -48,8 +48,8 @@ struct got {
 	struct output_token last;
 };
 
-static void on_output(void *user, enum output_kind kind, struct text_span text, struct text_span name,
-	const struct output_token *rows, size_t n_rows)
+static void on_output(void *user, enum output_kind kind, struct text_span text,
+	struct text_span name, const struct output_token *rows, size_t n_rows)
 {
 	struct got *g = user;
 	g->pieces++;
@@ -78,7 +78,8 @@ static void got_free(struct got *g)
 	buf_free(&g->arguments);
 }
 
-/* Random texts of few letters, so that stop strings begin often: what comes out is the text up to the first stop. */
+/* Random texts of few letters, so that stop strings begin often: what comes out is the text up to
+ * the first stop. */
 static void test_stop_strings(void **state)
 {
 	(void)state;
@@ -109,15 +110,16 @@ static void test_stop_strings(void **state)
 			next = output_push(out, ids.data[used++], logits, n_valid);
 		}
 		output_finish(out, true);
-		/* the model: tokens are looked at one after the other; the earliest begin in what there is so far */
+		/* the model: tokens are looked at one after the other; the earliest begin in what there is
+		 * so far */
 		for (size_t i = 0; i < n_stops; i++) {
 			const char *at = memmem(text, bytes, stops[i], strlen(stops[i]));
 			if (at)
 				want = MIN(want, (size_t)(at - text));
 		}
 		bool stopped = next == OUTPUT_STOP_STRING;
-		if (stopped != (want < n && output_stop_index(out) >= 0) || g.text.len != (stopped ? want : n) ||
-			memcmp(buf_str(&g.text), text, g.text.len) != 0)
+		if (stopped != (want < n && output_stop_index(out) >= 0) ||
+			g.text.len != (stopped ? want : n) || memcmp(buf_str(&g.text), text, g.text.len) != 0)
 			fail_msg("\"%s\", stops \"%s\" ...: got \"%s\", expected %zu bytes", text, stops[0],
 				buf_str(&g.text), want);
 		if (!stopped)
@@ -156,8 +158,8 @@ static void test_probabilities(void **state)
 	assert_int_equal(g.last.top[0].id, 500); /* of equals the lower id */
 	assert_int_equal(g.last.top[1].id, 501);
 	for (uint32_t i = 0; i < 5; i++) {
-		assert_true(
-			fabs((double)g.last.top[i].logprob - ((double)logits[g.last.top[i].id] - log(sum))) < 1e-5);
+		assert_true(fabs((double)g.last.top[i].logprob -
+						 ((double)logits[g.last.top[i].id] - log(sum))) < 1e-5);
 		assert_true(!i || g.last.top[i].logprob <= g.last.top[i - 1].logprob);
 	}
 	int better = 0;
@@ -170,7 +172,8 @@ static void test_probabilities(void **state)
 }
 
 static const char tools_text[] =
-	"[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{\"type\":\"object\","
+	"[{\"type\":\"function\",\"function\":{\"name\":\"get_weather\",\"parameters\":{\"type\":"
+	"\"object\","
 	"\"properties\":{\"city\":{"
 	"\"type\":\"string\"},\"days\":{\"type\":\"integer\"}},\"required\":[\"city\"]}}},"
 	"{\"type\":\"function\",\"function\":{\"name\":\"get\",\"parameters\":{\"type\":\"object\","
@@ -178,7 +181,8 @@ static const char tools_text[] =
 	"\"required\":[\"ab\",\"a\"]}}},"
 	"{\"name\":\"now\"},{\"name\":\"free\",\"parameters\":{\"type\":\"object\"}}]";
 
-/* Tokens drawn evenly from all that are allowed: a call must come out, of a tool that exists, with the keys it requires. */
+/* Tokens drawn evenly from all that are allowed: a call must come out, of a tool that exists, with
+ * the keys it requires. */
 static void test_forced_calls(void **state)
 {
 	(void)state;
@@ -188,7 +192,8 @@ static void test_forced_calls(void **state)
 	struct rng r = {21};
 	float *logits = NEW_ARRAY(float, (size_t)n_valid), *masked = NEW_ARRAY(float, (size_t)n_valid);
 	int32_t end_value = tokenizer_find_added(t, "</arg_value>"),
-			end_key = tokenizer_find_added(t, "</arg_key>"), end_think = tokenizer_find_added(t, "</think>");
+			end_key = tokenizer_find_added(t, "</arg_key>"),
+			end_think = tokenizer_find_added(t, "</think>");
 	int seen[5] = {0};
 	for (int round = 0; round < 150; round++) {
 		bool thinks = rng_below(&r, 2), named = rng_below(&r, 3) == 0;
@@ -231,7 +236,8 @@ static void test_forced_calls(void **state)
 		if (!strcmp(name, "get_weather")) {
 			seen[0]++;
 			assert_non_null(json_object_get(arguments, "city"));
-			assert_true(json_object_size(arguments) == 1u + (json_object_get(arguments, "days") != NULL));
+			assert_true(
+				json_object_size(arguments) == 1u + (json_object_get(arguments, "days") != NULL));
 		} else if (!strcmp(name, "get")) {
 			seen[1]++;
 			assert_true(json_object_get(arguments, "a") && json_object_get(arguments, "ab"));

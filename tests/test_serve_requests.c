@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Request bodies of the four APIs against the pocket's tokenizer: what they come down to, and what is refused. */
+/* Request bodies of the four APIs against the pocket's tokenizer: what they come down to, and what
+ * is refused. */
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/format/gguf.h"
@@ -19,7 +20,8 @@ static int setup(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	if (gguf_open("tools/pocket/pocket.gguf", &file, &e) || tokenizer_from_gguf(file, &tokenizer, &e))
+	if (gguf_open("tools/pocket/pocket.gguf", &file, &e) ||
+		tokenizer_from_gguf(file, &tokenizer, &e))
 		fail_msg("%s", e.text);
 	model = (struct request_model){.tokenizer = tokenizer,
 		.name = "pocket",
@@ -83,7 +85,8 @@ static void test_prompts(void **state)
 	expect_prompt(&api_chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"<|user|>\"}]}",
 		HEAD "<|user|><|user|><|assistant|><think>");
 	expect_prompt(&api_chat,
-		"{\"messages\":[{\"role\":\"developer\",\"content\":\"S\"},{\"role\":\"user\",\"content\":[{\"type\":"
+		"{\"messages\":[{\"role\":\"developer\",\"content\":\"S\"},{\"role\":\"user\",\"content\":["
+		"{\"type\":"
 		"\"text\",\"text\":\"a\"},"
 		"{\"type\":\"text\",\"text\":\"b\"}]}],\"reasoning_effort\":\"low\"}",
 		"[gMASK]<sop><|system|>Reasoning Effort: High<|system|>S<|user|>ab<|assistant|><think>");
@@ -91,48 +94,62 @@ static void test_prompts(void **state)
 		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"reasoning_effort\":\"none\"}",
 		"[gMASK]<sop><|user|>a<|assistant|><think></think>");
 	expect_prompt(&api_chat,
-		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"b\","
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":"
+		"\"b\","
 		"\"reasoning_content\":\"r\"},"
-		"{\"role\":\"user\",\"content\":\"c\"}],\"chat_template_kwargs\":{\"clear_thinking\":false}}",
+		"{\"role\":\"user\",\"content\":\"c\"}],\"chat_template_kwargs\":{\"clear_thinking\":false}"
+		"}",
 		HEAD "<|user|>a<|assistant|><think>r</think>b<|user|>c<|assistant|><think>");
 	/* the same conversation through the other APIs */
-	const char *rest =
-		"<|system|>S<|user|>q<|assistant|><think>r</think>t<tool_call>f<arg_key>x</arg_key><arg_value>1"
-		"</arg_value></tool_call><|observation|><tool_response>o</tool_response><|assistant|><think>";
+	const char *rest = "<|system|>S<|user|>q<|assistant|><think>r</think>t<tool_call>f<arg_key>x</"
+					   "arg_key><arg_value>1"
+					   "</arg_value></tool_call><|observation|><tool_response>o</"
+					   "tool_response><|assistant|><think>";
 	char *want = mem_printf(HEAD "%s", rest);
 	expect_prompt(&api_chat,
-		"{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":\"q\"},{"
+		"{\"messages\":[{\"role\":\"system\",\"content\":\"S\"},{\"role\":\"user\",\"content\":"
+		"\"q\"},{"
 		"\"role\":\"assistant\","
-		"\"content\":\"t\",\"reasoning_content\":\"r\",\"tool_calls\":[{\"id\":\"i\",\"type\":\"function\","
+		"\"content\":\"t\",\"reasoning_content\":\"r\",\"tool_calls\":[{\"id\":\"i\",\"type\":"
+		"\"function\","
 		"\"function\":{\"name\":"
 		"\"f\",\"arguments\":\"{\\\"x\\\": "
 		"1}\"}}]},{\"role\":\"tool\",\"tool_call_id\":\"i\",\"content\":\"o\"}]}",
 		want);
 	expect_prompt(&api_messages,
-		"{\"max_tokens\":5,\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":1024},\"system\":[{\"type\":"
+		"{\"max_tokens\":5,\"thinking\":{\"type\":\"enabled\",\"budget_tokens\":1024},\"system\":[{"
+		"\"type\":"
 		"\"text\",\"text\":\"S\"}],"
-		"\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":[{\"type\":"
+		"\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":[{"
+		"\"type\":"
 		"\"thinking\",\"thinking\":"
-		"\"r\",\"signature\":\"\"},{\"type\":\"text\",\"text\":\"t\"},{\"type\":\"tool_use\",\"id\":\"i\","
+		"\"r\",\"signature\":\"\"},{\"type\":\"text\",\"text\":\"t\"},{\"type\":\"tool_use\","
+		"\"id\":\"i\","
 		"\"name\":\"f\",\"input\":"
-		"{\"x\":1}}]},{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"i\","
+		"{\"x\":1}}]},{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":"
+		"\"i\","
 		"\"content\":\"o\"}]}]}",
 		want);
 	expect_prompt(&api_responses,
-		"{\"instructions\":\"S\",\"input\":[{\"role\":\"user\",\"content\":\"q\"},{\"type\":\"reasoning\","
+		"{\"instructions\":\"S\",\"input\":[{\"role\":\"user\",\"content\":\"q\"},{\"type\":"
+		"\"reasoning\","
 		"\"id\":\"z\",\"summary\":[],"
-		"\"content\":[{\"type\":\"reasoning_text\",\"text\":\"r\"}]},{\"type\":\"message\",\"role\":"
+		"\"content\":[{\"type\":\"reasoning_text\",\"text\":\"r\"}]},{\"type\":\"message\","
+		"\"role\":"
 		"\"assistant\",\"content\":[{\"type\":"
-		"\"output_text\",\"text\":\"t\"}]},{\"type\":\"function_call\",\"call_id\":\"i\",\"name\":\"f\","
+		"\"output_text\",\"text\":\"t\"}]},{\"type\":\"function_call\",\"call_id\":\"i\",\"name\":"
+		"\"f\","
 		"\"arguments\":\"{\\\"x\\\":1}\"},"
 		"{\"type\":\"function_call_output\",\"call_id\":\"i\",\"output\":\"o\"}]}",
 		want);
 	free(want);
 	/* Anthropic: no reasoning unless asked for; text beside a result; system parts */
 	expect_prompt(&api_messages,
-		"{\"max_tokens\":5,\"system\":[{\"type\":\"text\",\"text\":\"A\"},{\"type\":\"text\",\"text\":\"B\"}]"
+		"{\"max_tokens\":5,\"system\":[{\"type\":\"text\",\"text\":\"A\"},{\"type\":\"text\","
+		"\"text\":\"B\"}]"
 		",\"messages\":[{\"role\":"
-		"\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"i\"},{\"type\":\"text\",\"text\":"
+		"\"user\",\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"i\"},{\"type\":\"text\","
+		"\"text\":"
 		"\"go on\"}]}]}",
 		"[gMASK]<sop><|system|>A\nB<|observation|><tool_response></tool_response><|user|>go "
 		"on<|assistant|><think></think>");
@@ -143,9 +160,11 @@ static void test_members(void **state)
 	(void)state;
 	struct request r;
 	parse(&api_chat,
-		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"temperature\":0.5,\"top_p\":0,\"top_k\":-1,"
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"temperature\":0.5,\"top_p\":0,"
+		"\"top_k\":-1,"
 		"\"min_p\":1,\"seed\":-3,"
-		"\"n\":3,\"max_tokens\":1000,\"stop\":[\"x\",\"yz\"],\"logprobs\":true,\"top_logprobs\":4,\"stream\":"
+		"\"n\":3,\"max_tokens\":1000,\"stop\":[\"x\",\"yz\"],\"logprobs\":true,\"top_logprobs\":4,"
+		"\"stream\":"
 		"true,"
 		"\"stream_options\":{\"include_usage\":true},\"model\":\"pocket\"}",
 		&r);
@@ -164,7 +183,8 @@ static void test_members(void **state)
 	assert_true(r.output.logprobs && !r.output.n_top && !r.output.chat);
 	request_fini(&r);
 	parse(&api_messages,
-		"{\"max_tokens\":7,\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"name\":\"f\","
+		"{\"max_tokens\":7,\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{"
+		"\"name\":\"f\","
 		"\"input_schema\":{\"type\":"
 		"\"object\"}}],\"tool_choice\":{\"type\":\"tool\",\"name\":\"f\"}}",
 		&r);
@@ -190,7 +210,8 @@ static void test_refused(void **state)
 		{"\"model\":\"other\"", 404, "does not exist"},
 		{"\"tool_choice\":\"required\"", 400, "no tools"},
 		{"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"a\\u0000b\"}}]", 400, "name"},
-		{"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"tool_choice\":{\"type\":"
+		{"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}],\"tool_choice\":{"
+		 "\"type\":"
 		 "\"function\",\"function\":{\"name\":"
 		 "\"g\"}}",
 			400, "not among"},
@@ -212,23 +233,30 @@ static void test_refused(void **state)
 	}
 	refuse(&api_chat, "[]", 400, "an object");
 	refuse(&api_chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"\xff\"}]}", 400, "not JSON");
-	refuse(&api_messages, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", 400, "max_tokens");
+	refuse(
+		&api_messages, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", 400, "max_tokens");
 	refuse(&api_messages,
-		"{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
+		"{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":"
+		"\"assistant\","
 		"\"content\":\"b\"}]}",
 		400, "given beginning");
 	refuse(&api_messages,
-		"{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"video\"}]}]}", 400,
-		"video");
+		"{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"video\"}]}]}",
+		400, "video");
 	refuse(&api_messages,
-		"{\"max_tokens\":1,\"tools\":[{\"type\":\"bash_1\",\"name\":\"b\"}],\"messages\":[{\"role\":\"user\","
+		"{\"max_tokens\":1,\"tools\":[{\"type\":\"bash_1\",\"name\":\"b\"}],\"messages\":[{"
+		"\"role\":\"user\","
 		"\"content\":\"a\"}]}",
 		400, "tools.0");
-	refuse(&api_responses, "{\"input\":\"a\",\"reasoning\":\"high\"}", 400, "reasoning: expected an object");
+	refuse(&api_responses, "{\"input\":\"a\",\"reasoning\":\"high\"}", 400,
+		"reasoning: expected an object");
 	refuse(&api_responses, "{\"input\":\"a\",\"text\":5}", 400, "text: expected an object");
-	refuse(&api_responses, "{\"input\":\"a\",\"previous_response_id\":\"r\"}", 400, "not supported");
-	refuse(&api_responses, "{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}", 400, "item_reference");
-	refuse(&api_responses, "{\"input\":[{\"type\":\"function_call\",\"name\":\"f\"}]}", 400, "call_id");
+	refuse(
+		&api_responses, "{\"input\":\"a\",\"previous_response_id\":\"r\"}", 400, "not supported");
+	refuse(&api_responses, "{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}", 400,
+		"item_reference");
+	refuse(&api_responses, "{\"input\":[{\"type\":\"function_call\",\"name\":\"f\"}]}", 400,
+		"call_id");
 	refuse(&api_completions, "{\"prompt\":[]}", 400, "empty");
 	refuse(&api_completions, "{\"prompt\":\"\"}", 400, "no tokens");
 	refuse(&api_completions, "{\"prompt\":[8192]}", 400, "token id");
@@ -265,7 +293,8 @@ static void test_refused(void **state)
 	buf_free(&deep);
 }
 
-/* An answer that was given comes back as its own tokens: also where the text alone would be cut into others. */
+/* An answer that was given comes back as its own tokens: also where the text alone would be cut
+ * into others. */
 static void test_known_turns(void **state)
 {
 	(void)state;
@@ -290,9 +319,11 @@ static void test_known_turns(void **state)
 	turn_store_put(model.turns, &turn, ids, n, 2);
 	size_t before = r.prompts[0].n;
 	request_fini(&r);
-	/* as clients send it: with blanks, without reasoning; the reasoning goes with the next user message */
+	/* as clients send it: with blanks, without reasoning; the reasoning goes with the next user
+	 * message */
 	parse(&api_chat,
-		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\" "
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":"
+		"\" "
 		"lake\\n\"},{\"role\":\"user\","
 		"\"content\":\"b\"}]}",
 		&r);
@@ -301,7 +332,8 @@ static void test_known_turns(void **state)
 	assert_memory_equal(r.prompts[0].data + before + 1, ids + 2, 4 * sizeof *ids);
 	request_fini(&r);
 	parse(&api_chat,
-		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"lake\"},{"
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":"
+		"\"lake\"},{"
 		"\"role\":\"user\","
 		"\"content\":\"b\"}],\"chat_template_kwargs\":{\"clear_thinking\":false}}",
 		&r);
@@ -310,13 +342,16 @@ static void test_known_turns(void **state)
 	request_fini(&r);
 	/* other reasoning, another answer, another beginning: not it */
 	static const char *const others[] = {
-		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"lake\","
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":"
+		"\"lake\","
 		"\"reasoning_content\":\"s\"},"
 		"{\"role\":\"user\",\"content\":\"b\"}]}",
-		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":\"lakes\"},"
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":"
+		"\"lakes\"},"
 		"{\"role\":\"user\","
 		"\"content\":\"b\"}]}",
-		"{\"messages\":[{\"role\":\"user\",\"content\":\"z\"},{\"role\":\"assistant\",\"content\":\"lake\"},{"
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"z\"},{\"role\":\"assistant\",\"content\":"
+		"\"lake\"},{"
 		"\"role\":\"user\","
 		"\"content\":\"b\"}]}",
 	};
@@ -347,7 +382,8 @@ static void test_turn_store(void **state)
 		assert_int_equal(out.n, 256);
 		assert_int_equal(out.data[0], 0);
 	}
-	struct stored_turn t = {.content = {(char *)"turn 1", 6}, .call_ids = "", .before = ids, .n_before = 0};
+	struct stored_turn t = {
+		.content = {(char *)"turn 1", 6}, .call_ids = "", .before = ids, .n_before = 0};
 	assert_false(turn_store_get(s, &t, true, &out));
 	t.content.data = (char *)"turn 499";
 	t.content.len = 8;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The scheduler on the pocket model: an answer is the same whoever else is served and however it was cancelled before; the
- * queue is bounded; conversations find their beginning; whoever submitted gets exactly one last event.
+ * The scheduler on the pocket model: an answer is the same whoever else is served and however it
+ * was cancelled before; the queue is bounded; conversations find their beginning; whoever submitted
+ * gets exactly one last event.
  */
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -60,7 +61,8 @@ static struct scheduler *open_scheduler(uint32_t sessions, uint32_t queue)
 }
 
 /* A job that reads n tokens drawn from `seed` and writes up to max_new, at temperature 1. */
-static struct job *make_job(struct mailbox *mail, uint32_t index, uint64_t seed, uint32_t n, uint32_t max_new)
+static struct job *make_job(
+	struct mailbox *mail, uint32_t index, uint64_t seed, uint32_t n, uint32_t max_new)
 {
 	struct job *j = job_new(mail, index);
 	struct rng r = {seed};
@@ -150,7 +152,8 @@ static void test_same_under_load(void **state)
 	scheduler_close(s);
 }
 
-/* Some leave at random moments; those who stay get what they get alone, everybody gets one last event. */
+/* Some leave at random moments; those who stay get what they get alone, everybody gets one last
+ * event. */
 static void test_cancel(void **state)
 {
 	(void)state;
@@ -210,7 +213,8 @@ static void test_queue(void **state)
 			assert_in_range(retry, 1, 60);
 		}
 	}
-	assert_in_range(n, 3, 7); /* one has a session, two wait; more only if some have ended meanwhile */
+	assert_in_range(
+		n, 3, 7); /* one has a session, two wait; more only if some have ended meanwhile */
 	struct job *two[2] = {jobs[6], jobs[7]};
 	if (n == 3)
 		assert_int_equal(scheduler_submit(s, two, 2, &retry), SCHEDULER_FULL);
@@ -251,9 +255,11 @@ static void test_sessions_are_found(void **state)
 		assert_int_equal(cached_of(s, seed, 60), 0);
 	for (int round = 1; round < 4; round++)
 		for (uint64_t seed = 1; seed <= 3; seed++)
-			assert_int_equal(cached_of(s, seed, 60 + 20 * (uint32_t)round), 60 + 20 * (uint32_t)(round - 1));
-	/* a shorter prompt with the same beginning: the rows are copied into the session that was idle longest, and conversation
-	 * 2 itself is still whole. 3 was used last, 1 is the one that gives way */
+			assert_int_equal(
+				cached_of(s, seed, 60 + 20 * (uint32_t)round), 60 + 20 * (uint32_t)(round - 1));
+	/* a shorter prompt with the same beginning: the rows are copied into the session that was idle
+	 * longest, and conversation 2 itself is still whole. 3 was used last, 1 is the one that gives
+	 * way */
 	assert_int_equal(cached_of(s, 2, 50), 49);
 	assert_int_equal(cached_of(s, 2, 130), 120);
 	assert_int_equal(cached_of(s, 3, 130), 120);
@@ -263,7 +269,8 @@ static void test_sessions_are_found(void **state)
 	scheduler_close(s);
 }
 
-/* What several prompts have in common is read once, also when they come at the same moment, and when the first one leaves. */
+/* What several prompts have in common is read once, also when they come at the same moment, and
+ * when the first one leaves. */
 static void test_common_prompts(void **state)
 {
 	(void)state;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The timeline contract on the pocket model: however a session got to its tokens (in one go, in chunks of any size, by
- * extending, after rewinding, beside other sessions, after an interruption), its logits are the same bits.
+ * The timeline contract on the pocket model: however a session got to its tokens (in one go, in
+ * chunks of any size, by extending, after rewinding, beside other sessions, after an interruption),
+ * its logits are the same bits.
  */
 #include "src/base/mem.h"
 #include "src/engine/generate.h"
@@ -114,12 +115,13 @@ static void test_rows(void **state)
 	struct err e = {0};
 	float *rows = NEW_ARRAY(float, (size_t)N_TOKENS *n_vocab);
 	assert_int_equal(session_extend(s, text, N_TOKENS, rows, NULL, &e), 0);
-	assert_memory_equal(rows + (size_t)(N_TOKENS - 1) * n_vocab, session_logits(s), n_vocab * sizeof *rows);
+	assert_memory_equal(
+		rows + (size_t)(N_TOKENS - 1) * n_vocab, session_logits(s), n_vocab * sizeof *rows);
 	session_free(s);
 	static const uint32_t some[] = {1, 2, 50, 51, 129, 200};
 	for (size_t i = 0; i < sizeof some / sizeof *some; i++)
-		assert_true(fresh_hash(g, some[i]) ==
-					generate_hash(GENERATE_HASH_START, rows + (size_t)(some[i] - 1) * n_vocab, n_vocab));
+		assert_true(fresh_hash(g, some[i]) == generate_hash(GENERATE_HASH_START,
+												  rows + (size_t)(some[i] - 1) * n_vocab, n_vocab));
 	free(rows);
 	engine_close(g, NULL);
 }
@@ -275,7 +277,8 @@ static void test_generate(void **state)
 	struct session *s = session_of(g, false);
 	struct err e = {0};
 	struct generate_result r, again;
-	struct generate_options o = {.max_new = 40, .sampler = {.temperature = 0.8f, .top_p = 0.95f, .seed = 3}};
+	struct generate_options o = {
+		.max_new = 40, .sampler = {.temperature = 0.8f, .top_p = 0.95f, .seed = 3}};
 	o.ignore_stop = true;
 	assert_int_equal(generate(s, text, 100, &o, &r, &e), 0);
 	assert_int_equal(r.stop, GENERATE_LIMIT);
@@ -308,7 +311,8 @@ static void test_generate(void **state)
 	engine_close(g, NULL);
 }
 
-/* The hash is made while the next token is computed: it must be that of every position sampled from, however the run ends. */
+/* The hash is made while the next token is computed: it must be that of every position sampled
+ * from, however the run ends. */
 static void test_generate_hash(void **state)
 {
 	(void)state;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Saved timelines on the pocket model: what is read back goes on with the same bits, whatever engine reads it; everything
- * that is not the file it should be is refused, and a save that is killed leaves the file of before. GLM_KILLS sets how many
- * saves are killed (20), GLM_BACKEND where it all happens (cpu); elsewhere none is killed, for a card does not survive a fork.
+ * Saved timelines on the pocket model: what is read back goes on with the same bits, whatever
+ * engine reads it; everything that is not the file it should be is refused, and a save that is
+ * killed leaves the file of before. GLM_KILLS sets how many saves are killed (20), GLM_BACKEND
+ * where it all happens (cpu); elsewhere none is killed, for a card does not survive a fork.
  */
 #include "src/base/clock.h"
 #include "src/base/hash.h"
@@ -102,7 +103,8 @@ static int setup(void **state)
 	return temp_dir_make(state);
 }
 
-/* Saves after N_FIRST tokens, goes on to get the hash of the unbroken run, and reads the file with every other engine. */
+/* Saves after N_FIRST tokens, goes on to get the hash of the unbroken run, and reads the file with
+ * every other engine. */
 static void continues(bool kv_f32, bool mtp)
 {
 	struct err e = {0};
@@ -143,7 +145,8 @@ static void continues(bool kv_f32, bool mtp)
 		o.sessions = others[i].sessions;
 		o.cache_bytes = strcmp(defaults.backend, "cpu") ? 0 : others[i].cache_bytes;
 		g = engine_of(&o);
-		struct session *aside = o.sessions > 1 ? session_of(g, false) : NULL; /* another place in the pool */
+		struct session *aside =
+			o.sessions > 1 ? session_of(g, false) : NULL; /* another place in the pool */
 		bool has_mtp = mtp && others[i].mtp; /* rows that nobody wants are passed over */
 		s = session_of(g, has_mtp);
 		struct buf note = {0};
@@ -206,7 +209,8 @@ static void test_rewound(void **state)
 	session_rewind(s, 0);
 	ok(session_file_load(s, path, NULL, NULL, &e), &e);
 	assert_int_equal(session_length(s), 170);
-	/* back to where the prompt ended: nothing but its last token is computed, and the answer is the same */
+	/* back to where the prompt ended: nothing but its last token is computed, and the answer is the
+	 * same */
 	session_rewind(s, 150);
 	assert_true(go_on(s, text, 150, 30, &reused) == want);
 	assert_int_equal(reused, 149);
@@ -228,7 +232,8 @@ static void refused(struct session *s, const char *path, const char *says)
 	int32_t before[N_PROMPT];
 	uint32_t length = session_length(s);
 	memcpy(before, session_tokens(s), length * sizeof *before);
-	uint64_t hash = session_logits(s) ? generate_hash(GENERATE_HASH_START, session_logits(s), 100) : 0;
+	uint64_t hash =
+		session_logits(s) ? generate_hash(GENERATE_HASH_START, session_logits(s), 100) : 0;
 	assert_int_equal(session_file_load(s, path, NULL, NULL, &e), ERR_INPUT);
 	if (!strstr(e.text, says) || !strstr(e.text, path))
 		fail_msg("\"%s\" should name the file and say \"%s\"", e.text, says);
@@ -300,11 +305,13 @@ static void test_refusals(void **state)
 	session_free(s);
 	engine_close(g, NULL);
 
-	/* the same weights with another number in the configuration, and other weights of the same shape */
+	/* the same weights with another number in the configuration, and other weights of the same
+	 * shape */
 	struct gguf *file;
 	ok(gguf_open(MODEL, &file, &e), &e);
 	char *other = temp_dir_path("other.gguf");
-	mutate_model(file, &(struct mutation){.f32_key = "glm-dsa.rope.freq_base", .f32 = 10000}, other);
+	mutate_model(
+		file, &(struct mutation){.f32_key = "glm-dsa.rope.freq_base", .f32 = 10000}, other);
 	const struct gguf_tensor *t = gguf_find_tensor(file, "blk.3.attn_kv_a_mqa.weight");
 	assert_non_null(t);
 	uint64_t middle = t->offset + t->bytes / 2;
@@ -369,12 +376,12 @@ static void test_absurd_heads(void **state)
 	static const struct {
 		uint32_t at, value;
 		const char *says;
-	} cases[] = {{24, 3, "unknown caches"}, {28, 8, "was saved with the model"}, {32, 2, "2 MTP layers"},
-		{36, 577, "was saved with the model"}, {40, 127, "was saved with the model"},
-		{44, 5, "begins with row 5 of 3"}, {44, 1, "is a part of a prefix store"},
-		{48, 4000000000u, "holds 4000000000 tokens"}, {48, 17, "holds 17 tokens"}, {48, 2, "is damaged"},
-		{48, 0, "is damaged"}, {56, 70000000, "announces a note"}, {56, 7, "is damaged"},
-		{60, 1, "announces a note"}};
+	} cases[] = {{24, 3, "unknown caches"}, {28, 8, "was saved with the model"},
+		{32, 2, "2 MTP layers"}, {36, 577, "was saved with the model"},
+		{40, 127, "was saved with the model"}, {44, 5, "begins with row 5 of 3"},
+		{44, 1, "is a part of a prefix store"}, {48, 4000000000u, "holds 4000000000 tokens"},
+		{48, 17, "holds 17 tokens"}, {48, 2, "is damaged"}, {48, 0, "is damaged"},
+		{56, 70000000, "announces a note"}, {56, 7, "is damaged"}, {60, 1, "announces a note"}};
 	struct err e = {0};
 	struct engine_options o = defaults;
 	o.context = 16;
@@ -388,7 +395,8 @@ static void test_absurd_heads(void **state)
 	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
 		uint32_t was = load_u32(data + cases[i].at);
 		store_u32(data + cases[i].at, cases[i].value);
-		store_u64(data + SESSION_FILE_HEAD_ENDS, hash_bytes(HASH_START, data, SESSION_FILE_HEAD_ENDS));
+		store_u64(
+			data + SESSION_FILE_HEAD_ENDS, hash_bytes(HASH_START, data, SESSION_FILE_HEAD_ENDS));
 		assert_int_equal(load_bytes(s, data, n, &e), ERR_INPUT);
 		if (!strstr(e.text, cases[i].says))
 			fail_msg("case %zu: \"%s\" should say \"%s\"", i, e.text, cases[i].says);
@@ -433,10 +441,12 @@ static void test_killed(void **state)
 		ok(session_file_save(s, path, &(uint32_t){0}, 4, NULL, &e), &e);
 	uint64_t one_ns = (clock_ns() - start) / 5;
 	struct rng r = {clock_ns()};
-	print_message("seed %llu, one save takes %.1f ms\n", (unsigned long long)r.state, (double)one_ns * 1e-6);
+	print_message(
+		"seed %llu, one save takes %.1f ms\n", (unsigned long long)r.state, (double)one_ns * 1e-6);
 	uint32_t saves = 0;
 	for (int i = 0; i < kills; i++) {
-		pid_t child = fork(); /* which computes nothing, so the threads that it lacks are not missed */
+		pid_t child =
+			fork(); /* which computes nothing, so the threads that it lacks are not missed */
 		assert_true(child >= 0);
 		if (!child)
 			save_forever(s, path);

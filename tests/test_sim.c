@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The simulator. Hit counts must equal those of tests/sim_ref.py, an independent and slow simulator: on a small trace
- * with its answers on file, and on fresh random traces when python3 is there. Published figures of the large synthetic
- * trace are checked where that trace is ($GLM_SHARED or ../shared, traces/glm52-sim-a.bin).
+ * The simulator. Hit counts must equal those of tests/sim_ref.py, an independent and slow
+ * simulator: on a small trace with its answers on file, and on fresh random traces when python3 is
+ * there. Published figures of the large synthetic trace are checked where that trace is
+ * ($GLM_SHARED or ../shared, traces/glm52-sim-a.bin).
  */
 #include "cache/sim.h"
 
@@ -58,8 +59,8 @@ static void test_reference_on_file(void **state)
 		unsigned long long skip, slots, accesses, hits;
 		if (line[0] == '#')
 			continue;
-		assert_int_equal(sscanf(line, "%19s %19s %llu %19s %llu %llu %llu", order, pools, &skip, policy,
-							 &slots, &accesses, &hits),
+		assert_int_equal(sscanf(line, "%19s %19s %llu %19s %llu %llu %llu", order, pools, &skip,
+							 policy, &slots, &accesses, &hits),
 			7);
 		struct sim_setup u = {.policy = policy_find(policy),
 			.order = !strcmp(order, "rank") ? SIM_BY_RANK : SIM_BY_LAYER,
@@ -125,8 +126,8 @@ static void compare_with_python(const char *path, const char *options, const str
 		u.n_slots = slots;
 		struct sim_result r = run(&t, &u);
 		if (r.stats.accesses != accesses || r.stats.hits[0] != hits)
-			fail_msg("%s: %s gives %llu of %llu", command, line, (unsigned long long)r.stats.hits[0],
-				(unsigned long long)r.stats.accesses);
+			fail_msg("%s: %s gives %llu of %llu", command, line,
+				(unsigned long long)r.stats.hits[0], (unsigned long long)r.stats.accesses);
 		n++;
 	}
 	assert_int_equal(pclose(p), 0);
@@ -154,7 +155,8 @@ static void test_reference_live(void **state)
 	unlink(path);
 }
 
-/* Belady is a bound, a larger LRU never loses, first touches are misses, everything fits at the end. */
+/* Belady is a bound, a larger LRU never loses, first touches are misses, everything fits at the
+ * end. */
 static void test_properties(void **state)
 {
 	(void)state;
@@ -199,17 +201,20 @@ static void test_two_tiers(void **state)
 	struct trace t;
 	load(SMALL, &t);
 	for (int order = 0; order < 2; order++) {
-		struct sim_setup one = {.n_slots = 900, .policy = &policy_lru, .order = (enum sim_order)order};
+		struct sim_setup one = {
+			.n_slots = 900, .policy = &policy_lru, .order = (enum sim_order)order};
 		struct sim_setup two = {
 			.n_slots = 300, .n_ram_slots = 600, .policy = &policy_lru, .order = one.order};
 		struct sim_setup small = {.n_slots = 300, .policy = &policy_lru, .order = one.order};
 		struct sim_result a = run(&t, &one), b = run(&t, &two), c = run(&t, &small);
-		/* The upper tier notices the lower one only by the slots that are kept free, for which cold experts leave. */
+		/* The upper tier notices the lower one only by the slots that are kept free, for which cold
+		 * experts leave. */
 		uint64_t lost = c.stats.hits[0] - b.stats.hits[0];
 		assert_true(order == SIM_BY_RANK ? !lost : lost <= c.stats.hits[0] / 100);
 		assert_true(b.stats.hits[1] > 0 && b.stats.promotions == b.stats.hits[1]);
 		uint64_t both = b.stats.hits[0] + b.stats.hits[1];
-		/* A promotion needs a spare slot below for its victim: so do the free slots above: one of 900 is worth a few hits. */
+		/* A promotion needs a spare slot below for its victim: so do the free slots above: one of
+		 * 900 is worth a few hits. */
 		assert_true(both <= a.stats.hits[0] && both + 40 >= a.stats.hits[0]);
 	}
 	trace_fini(&t);
@@ -230,9 +235,11 @@ static void test_lookahead(void **state)
 	assert_true(on.stats.prefetch_used + on.stats.prefetch_wasted <= on.stats.prefetch_inserted);
 	assert_true(on.stats.hits[0] > off.stats.hits[0]);
 	assert_int_equal(on.stats.accesses, off.stats.accesses);
-	print_message("800 of 3072 slots: %.1f %% without, %.1f %% with lookahead; misses covered %.1f %%\n",
+	print_message(
+		"800 of 3072 slots: %.1f %% without, %.1f %% with lookahead; misses covered %.1f %%\n",
 		percent(&off), percent(&on),
-		100.0 * (double)on.stats.prefetch_used / (double)(on.stats.prefetch_used + on.stats.misses));
+		100.0 * (double)on.stats.prefetch_used /
+			(double)(on.stats.prefetch_used + on.stats.misses));
 	trace_fini(&t);
 }
 
@@ -253,8 +260,8 @@ static void test_mixed_sizes(void **state)
 	u.expert_bytes = 0;
 	u.tier_bytes[0] = 800ull * 5000 / 3;
 	struct sim_result mixed = run(&t, &u);
-	print_message("mixed sizes %.2f %%, one size %.2f %%, %llu slabs changed class\n", percent(&mixed),
-		percent(&same), (unsigned long long)mixed.stats.slabs_moved);
+	print_message("mixed sizes %.2f %%, one size %.2f %%, %llu slabs changed class\n",
+		percent(&mixed), percent(&same), (unsigned long long)mixed.stats.slabs_moved);
 	assert_true(percent(&mixed) > percent(&same) - 2);
 	trace_fini(&t);
 }
@@ -331,7 +338,8 @@ static void test_published_figures(void **state)
 			.skip_tokens = rows[i].skip,
 			.window_tokens = rows[i].window};
 		struct sim_result r = run(&t, &u);
-		double tolerance = rows[i].want == (int)rows[i].want ? 0.5 : 0.06; /* as the figure is rounded */
+		double tolerance =
+			rows[i].want == (int)rows[i].want ? 0.5 : 0.06; /* as the figure is rounded */
 		if (percent(&r) < rows[i].want - tolerance || percent(&r) > rows[i].want + tolerance)
 			fail_msg("row %zu: %.2f %%, published %.1f %%", i, percent(&r), rows[i].want);
 	}

@@ -61,7 +61,8 @@ static void compare(const char *policy, double share, double ram, uint64_t seed)
 {
 	struct err e = {0};
 	struct rng r = {seed};
-	struct loader_options o = source_options(share, (uint64_t)(ram * (double)full.everything_bytes));
+	struct loader_options o =
+		source_options(share, (uint64_t)(ram * (double)full.everything_bytes));
 	o.policy = policy;
 	o.lookahead = 0;
 	o.reader.buffered = true;
@@ -83,8 +84,9 @@ static void compare(const char *policy, double share, double ram, uint64_t seed)
 	for (int step = 0; step < N_STEPS; step++) {
 		enum expert_use how = rng_below(&r, PROMPTS) ? EXPERT_DECODE : EXPERT_PREFILL;
 		note(&t,
-			(struct trace_event){
-				.kind = TRACE_STEP, .use = how == EXPERT_PREFILL ? CACHE_PREFILL : CACHE_DECODE, .n = 1},
+			(struct trace_event){.kind = TRACE_STEP,
+				.use = how == EXPERT_PREFILL ? CACHE_PREFILL : CACHE_DECODE,
+				.n = 1},
 			NULL);
 		s->ops->step(s, how, how == EXPERT_PREFILL ? 64 : 1, step);
 		for (int l = (int)config.n_dense; l < (int)config.n_layers; l++)
@@ -97,9 +99,10 @@ static void compare(const char *policy, double share, double ram, uint64_t seed)
 		.order = SIM_BY_LAYER,
 		.tier_bytes = {o.tier_bytes[0], o.tier_bytes[1]}};
 	assert_int_equal(sim_run(&t, &setup, &sim, &e), 0);
-	print_message("%s, %.2f + %.2f: %llu hits, %llu below, %llu missed of %llu; prompts %llu, %llu, %llu; "
-				  "%llu demotions (%llu "
-				  "without a copy), %llu promotions, %llu lost\n",
+	print_message(
+		"%s, %.2f + %.2f: %llu hits, %llu below, %llu missed of %llu; prompts %llu, %llu, %llu; "
+		"%llu demotions (%llu "
+		"without a copy), %llu promotions, %llu lost\n",
 		policy, share, ram, (unsigned long long)live.hits[0], (unsigned long long)live.hits[1],
 		(unsigned long long)live.misses, (unsigned long long)live.accesses,
 		(unsigned long long)live.prefill_hits[0], (unsigned long long)live.prefill_hits[1],
@@ -129,7 +132,8 @@ static void test_two_tiers(void **state)
 {
 	(void)state;
 	for (uint64_t seed = 1; seed <= 6; seed++)
-		compare(policy_list((int)seed % 3)->name, 0.08 * (double)seed, 1 - 0.1 * (double)seed, seed);
+		compare(
+			policy_list((int)seed % 3)->name, 0.08 * (double)seed, 1 - 0.1 * (double)seed, seed);
 }
 
 int main(void)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Replayed routing against a source that notes what it is asked for: which experts, under whose ids, in groups and over several
- * rows, with the trace's guesses, folded and confined. */
+/* Replayed routing against a source that notes what it is asked for: which experts, under whose
+ * ids, in groups and over several rows, with the trace's guesses, folded and confined. */
 #include "stream/source_routed.h"
 
 #include "src/base/log.h"
@@ -61,8 +61,8 @@ static void note_close(struct expert_source *s)
 	inner.closed++;
 }
 
-static int note_acquire(
-	struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs, int n, struct err *e)
+static int note_acquire(struct expert_source *s, int layer, enum expert_use use,
+	struct expert_ref *refs, int n, struct err *e)
 {
 	(void)s, (void)layer, (void)use, (void)e;
 	inner.n_acquired = n;
@@ -74,7 +74,8 @@ static int note_acquire(
 	return 1;
 }
 
-static int note_await(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+static int note_await(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	(void)s, (void)layer, (void)e;
 	inner.n_awaits++;
@@ -127,8 +128,10 @@ static struct expert_source *open_routed(const char *path, uint32_t confine, uin
 	return s;
 }
 
-/* Acquires the router's ids and gives the experts back; the model's ids must come through unchanged. */
-static void use_experts(struct expert_source *s, int layer, enum expert_use use, const int32_t *ids, int n)
+/* Acquires the router's ids and gives the experts back; the model's ids must come through
+ * unchanged. */
+static void use_experts(
+	struct expert_source *s, int layer, enum expert_use use, const int32_t *ids, int n)
 {
 	struct expert_ref refs[64] = {0};
 	struct err e = {0};
@@ -163,7 +166,8 @@ static void test_single_rows(void **state)
 				assert_int_equal(inner.hinted[i], guess(t % TOKENS, l, i));
 			}
 		}
-		/* a layer behind the trunk is the model's own; guesses further ahead than the trace has are dropped */
+		/* a layer behind the trunk is the model's own; guesses further ahead than the trace has are
+		 * dropped */
 		use_experts(s, 1 + LAYERS, EXPERT_DECODE, own, TOP);
 		assert_memory_equal(inner.acquired, own, TOP * sizeof *own);
 		inner.n_hinted = 0;
@@ -181,7 +185,8 @@ static void test_single_rows(void **state)
 	assert_int_equal(inner.closed, 1);
 }
 
-/* Two rows in groups of three: the distinct picks of both tokens in order, each once, then others, each once. */
+/* Two rows in groups of three: the distinct picks of both tokens in order, each once, then others,
+ * each once. */
 static void test_rows_and_groups(void **state)
 {
 	(void)state;
@@ -240,7 +245,8 @@ static void test_refused(void **state)
 	(void)state;
 	struct err e = {0};
 	struct expert_source *s;
-	struct routed_options o = {.confine = 3, .n_layers = 4, .n_dense = 1, .n_experts = 16, .n_used = TOP};
+	struct routed_options o = {
+		.confine = 3, .n_layers = 4, .n_dense = 1, .n_experts = 16, .n_used = TOP};
 	assert_int_equal(source_routed_open(&inner.base, &o, &s, &e), ERR_USAGE);
 	o.confine = 17;
 	assert_int_equal(source_routed_open(&inner.base, &o, &s, &e), ERR_USAGE);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The promise that numbers never depend on storage: the hash of the logits of every step is the same whether experts are
- * mapped or streamed, for every budget, tier, policy, engine, lookahead, chunk size, and with a disk that delays and
- * reorders. Three rounds: on the CPU; on the CPU with an emulated card between disk and memory (stream/copier_null.h); on
- * CUDA, when a device answers.
+ * The promise that numbers never depend on storage: the hash of the logits of every step is the
+ * same whether experts are mapped or streamed, for every budget, tier, policy, engine, lookahead,
+ * chunk size, and with a disk that delays and reorders. Three rounds: on the CPU; on the CPU with
+ * an emulated card between disk and memory (stream/copier_null.h); on CUDA, when a device answers.
  */
 #include "src/base/num.h"
 #include "src/engine/generate.h"
@@ -17,7 +17,8 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-/* Sanitizers slow the arithmetic down by ten and more: they get fewer tokens, settings and seeds. */
+/* Sanitizers slow the arithmetic down by ten and more: they get fewer tokens, settings and seeds.
+ */
 #ifdef __SANITIZE_THREAD__ /* without OpenMP, too */
 #define N_PROMPT 40
 #else
@@ -52,7 +53,8 @@ static uint64_t run(const struct engine_options *o, uint32_t n_new, struct exper
 {
 	struct err e = {0};
 	struct engine_options mine = *o;
-	if (with_card && o->cache_bytes) { /* late copies in an order of their own; small bounce buffers */
+	if (with_card &&
+		o->cache_bytes) { /* late copies in an order of their own; small bounce buffers */
 		struct copier_faults f = {
 			.seed = ++card_seed, .readable = true, .latency_max_us = card_seed % 3 ? 0 : 30};
 		assert_int_equal(copier_null_open(&f, &mine.copier, &e), 0);
@@ -83,7 +85,8 @@ static int setup(void **state)
 	return source_setup(state);
 }
 
-/* 256 greedy tokens (LONG_RUN): mapped, and streamed at the floor, in the middle and with everything cached. */
+/* 256 greedy tokens (LONG_RUN): mapped, and streamed at the floor, in the middle and with
+ * everything cached. */
 static void test_long_runs(void **state)
 {
 	(void)state;
@@ -96,7 +99,8 @@ static void test_long_runs(void **state)
 		o.lookahead = (int)i;
 		o.ram_bytes = i == 1 ? full.floor_bytes : 0;
 		assert_true(run(&o, LONG_RUN, &stats) == want);
-		print_message("share %.1f: %llu hits, %llu in RAM, %llu read, %llu prefetches useful, %llu wasted\n",
+		print_message(
+			"share %.1f: %llu hits, %llu in RAM, %llu read, %llu prefetches useful, %llu wasted\n",
 			shares[i], (unsigned long long)stats.hit_vram, (unsigned long long)stats.hit_ram,
 			(unsigned long long)stats.miss, (unsigned long long)stats.prefetch_useful,
 			(unsigned long long)stats.prefetch_wasted);
@@ -158,7 +162,8 @@ static void test_seeds(void **state)
 			.eagain_per_1024 = 100,
 			.poison = true,
 			.no_sleep = true};
-		o.reader = (struct reader_options){.engine = READER_NULL, .faults = &f, .slice_bytes = 4096};
+		o.reader =
+			(struct reader_options){.engine = READER_NULL, .faults = &f, .slice_bytes = 4096};
 		o.cache_bytes = budget((double)(seed % 7) / 8);
 		o.ram_bytes = seed % 2 ? full.floor_bytes : 0;
 		o.lookahead = (int)(seed % 3);
@@ -251,6 +256,7 @@ int main(int argc, char **argv)
 		with_card = false;
 	}
 	backend_name = "cuda";
-	return card_answers() ? failed + cmocka_run_group_tests_name("cuda", tests, setup, source_teardown)
-						  : failed;
+	return card_answers()
+			   ? failed + cmocka_run_group_tests_name("cuda", tests, setup, source_teardown)
+			   : failed;
 }

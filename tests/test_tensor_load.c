@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Spans of a real file, in every alignment, go through pinned buffers to an emulated card and arrive as they are in the file;
- * reads and copies that fail end the load with a sentence. */
+/* Spans of a real file, in every alignment, go through pinned buffers to an emulated card and
+ * arrive as they are in the file; reads and copies that fail end the load with a sentence. */
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -35,7 +35,8 @@ static int teardown(void **state)
 	return 0;
 }
 
-/* Random spans, the end of the file among them, with the places for them on the card. Returns their number. */
+/* Random spans, the end of the file among them, with the places for them on the card. Returns their
+ * number. */
 static size_t make_spans(struct rng *r, struct tensor_span *s, uint64_t *room)
 {
 	uint64_t size = file->files[0].size;
@@ -53,7 +54,8 @@ static size_t make_spans(struct rng *r, struct tensor_span *s, uint64_t *room)
 	return n;
 }
 
-static int load(struct rng *r, const struct reader_options *ro, const struct copier_faults *f, struct err *e)
+static int load(
+	struct rng *r, const struct reader_options *ro, const struct copier_faults *f, struct err *e)
 {
 	struct tensor_span s[N_SPANS], was[N_SPANS];
 	uint64_t room;

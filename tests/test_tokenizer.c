@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The tokenizer with the real vocabulary of GLM-5.2: published vectors, the prompts of a hosted model (whose token
- * counts and ids were made by the vendor's tokenizer), decoding at every cut, refusals.
+ * The tokenizer with the real vocabulary of GLM-5.2: published vectors, the prompts of a hosted
+ * model (whose token counts and ids were made by the vendor's tokenizer), decoding at every cut,
+ * refusals.
  */
 #include "src/text/tokenizer.h"
 #include "src/base/num.h"
@@ -37,7 +38,8 @@ static int tear_down(void **state)
 	return 0;
 }
 
-static struct token_ids encode(const struct tokenizer *t, const char *text, size_t len, unsigned flags)
+static struct token_ids encode(
+	const struct tokenizer *t, const char *text, size_t len, unsigned flags)
 {
 	struct token_ids ids = {0};
 	struct err e = {0};
@@ -75,7 +77,8 @@ static void test_vectors(void **state)
 	json_decref(list);
 }
 
-/* The hosted model was asked without reasoning: [gMASK]<sop><|user|> text <|assistant|><think></think>. */
+/* The hosted model was asked without reasoning: [gMASK]<sop><|user|> text
+ * <|assistant|><think></think>. */
 static void test_fixture_prompts(void **state)
 {
 	(void)state;
@@ -100,7 +103,8 @@ static void test_fixture_prompts(void **state)
 		const json_t *out = json_object_get(v, "completion_ids"), *id;
 		size_t k;
 		/* in case_088 the fixture's ids lack the token "</" that its text has */
-		bool known = json_is_array(out) && strcmp(json_string_value(json_object_get(v, "id")), "case_088");
+		bool known =
+			json_is_array(out) && strcmp(json_string_value(json_object_get(v, "id")), "case_088");
 		json_array_foreach(out, k, id)
 		{
 			int32_t one = (int32_t)json_integer_value(id);
@@ -114,8 +118,8 @@ static void test_fixture_prompts(void **state)
 			/* the server leaves off a character that is not finished */
 			const char *sent = json_string_value(json_object_get(v, "text"));
 			if (strncmp(buf_str(&text), sent, strlen(sent)))
-				fail_msg("%s: decoded \"%s\", sent \"%s\"", json_string_value(json_object_get(v, "id")),
-					buf_str(&text), sent);
+				fail_msg("%s: decoded \"%s\", sent \"%s\"",
+					json_string_value(json_object_get(v, "id")), buf_str(&text), sent);
 			buf_free(&text);
 			continuations++;
 		}
@@ -151,8 +155,8 @@ static void test_stop_set(void **state)
 	const int32_t *stops = tokenizer_stops(glm, &n);
 	assert_int_equal(n, 3);
 	assert_int_equal(stops[0], 154820);
-	assert_true(
-		tokenizer_is_stop(glm, 154827) && tokenizer_is_stop(glm, 154829) && !tokenizer_is_stop(glm, 154828));
+	assert_true(tokenizer_is_stop(glm, 154827) && tokenizer_is_stop(glm, 154829) &&
+				!tokenizer_is_stop(glm, 154828));
 	stops = tokenizer_stops(pocket, &n);
 	assert_int_equal(n, 3);
 	assert_true(tokenizer_is_stop(pocket, 8128) && tokenizer_is_stop(pocket, 8135) &&
@@ -185,11 +189,12 @@ static void test_refusals(void **state)
 		assert_non_null(strstr(e.text, "out of range"));
 		buf_free(&b);
 	}
-	assert_true(
-		tokenizer_is_padding(glm, 154856) && tokenizer_is_padding(glm, -1) && !tokenizer_is_padding(glm, 0));
+	assert_true(tokenizer_is_padding(glm, 154856) && tokenizer_is_padding(glm, -1) &&
+				!tokenizer_is_padding(glm, 0));
 }
 
-/* A stream of tokens cut at every place gives the same text as all at once, and never a broken character before the end. */
+/* A stream of tokens cut at every place gives the same text as all at once, and never a broken
+ * character before the end. */
 static void test_stream_at_every_cut(void **state)
 {
 	(void)state;
@@ -197,11 +202,12 @@ static void test_stream_at_every_cut(void **state)
 							   "\xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb \xf0\x9d\x94\x98 end"
 							   "\x80\xff\xe2\x82 \xf0\x9f\x92\xc3\xed\xa0\x80\xf4\x90\x80\x80\xc3";
 	/* Rust's and Python's replacement of the broken part */
-	static const char want[] =
-		"na\xc3\xafve \xe4\xbd\xa0\xe5\xa5\xbd \xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb \xf0\x9d\x94\x98 "
-		"end"
-		"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd \xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"
-		"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd";
+	static const char want[] = "na\xc3\xafve \xe4\xbd\xa0\xe5\xa5\xbd "
+							   "\xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb \xf0\x9d\x94\x98 "
+							   "end"
+							   "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd "
+							   "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"
+							   "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd";
 	size_t n = sizeof text - 1;
 	for (size_t a = 0; a <= n; a++)
 		for (size_t b = a; b <= n; b++) {
@@ -224,8 +230,9 @@ static void test_stream_at_every_cut(void **state)
 	buf_free(&out);
 }
 
-/* Every byte string of one, two and (a sample of) three and four bytes: whatever is valid passes, the rest is repaired to
- * something valid, and the count of valid ones is the count of code points. */
+/* Every byte string of one, two and (a sample of) three and four bytes: whatever is valid passes,
+ * the rest is repaired to something valid, and the count of valid ones is the count of code points.
+ */
 static void test_utf8_exhaustively(void **state)
 {
 	(void)state;
@@ -282,8 +289,8 @@ static uint64_t fnv(const struct token_ids *ids)
 	return h;
 }
 
-/* 10,000 strings whose ids the Hugging Face package computed (tests/tokenizer_corpus.py): both vocabularies, with and
- * without parsing of added tokens. */
+/* 10,000 strings whose ids the Hugging Face package computed (tests/tokenizer_corpus.py): both
+ * vocabularies, with and without parsing of added tokens. */
 static void test_corpus(void **state)
 {
 	(void)state;
@@ -298,8 +305,8 @@ static void test_corpus(void **state)
 			if (fnv(&ids) != load_u64(p + 4 + 8 * k)) {
 				for (size_t i = 0; i < ids.n; i++)
 					print_error("%d ", ids.data[i]);
-				fail_msg("string %zu \"%.*s\", %s, %s: other ids than the package's", n, (int)size, text,
-					k < 2 ? "pocket" : "glm", k % 2 ? "parsed" : "plain");
+				fail_msg("string %zu \"%.*s\", %s, %s: other ids than the package's", n, (int)size,
+					text, k < 2 ? "pocket" : "glm", k % 2 ? "parsed" : "plain");
 			}
 			check_decodes_to(t, &ids, text, size);
 			token_ids_free(&ids);
@@ -416,7 +423,8 @@ static void test_gguf(void **state)
 	struct tokenizer *t;
 	if (from_gguf(&hf, &good, &t, &e))
 		fail_msg("%s", e.text);
-	static const char text[] = "It's 12345 <|user|> caf\xc3\xa9 \xe4\xbd\xa0\xe5\xa5\xbd prochaine\n\n  x";
+	static const char text[] =
+		"It's 12345 <|user|> caf\xc3\xa9 \xe4\xbd\xa0\xe5\xa5\xbd prochaine\n\n  x";
 	struct token_ids a = encode(t, text, strlen(text), TOKENIZER_PARSE_ADDED),
 					 b = encode(pocket, text, strlen(text), TOKENIZER_PARSE_ADDED);
 	assert_int_equal(a.n, b.n);
@@ -433,7 +441,8 @@ static void test_gguf(void **state)
 	assert_int_equal(from_gguf(&hf, &c, &t, &e), 0);
 	tokenizer_stops(t, &n);
 	assert_int_equal(n, 2);
-	assert_true(tokenizer_is_stop(t, 7) && tokenizer_is_stop(t, 8128) && !tokenizer_is_stop(t, 8135));
+	assert_true(
+		tokenizer_is_stop(t, 7) && tokenizer_is_stop(t, 8128) && !tokenizer_is_stop(t, 8135));
 	tokenizer_free(t);
 
 	c = good;

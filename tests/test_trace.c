@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Traces: what is recorded is read back; what is damaged, cut or foreign is refused with a sentence. */
+/* Traces: what is recorded is read back; what is damaged, cut or foreign is refused with a
+ * sentence. */
 #include "cache/trace.h"
 
 #include "src/base/mem.h"
@@ -171,7 +172,8 @@ static void test_round_trip(void **state)
 	}
 }
 
-/* Every prefix of a file: whole steps up to some point and a note, or one sentence; never anything else. */
+/* Every prefix of a file: whole steps up to some point and a note, or one sentence; never anything
+ * else. */
 static void test_cut_anywhere(void **state)
 {
 	(void)state;
@@ -180,7 +182,8 @@ static void test_cut_anywhere(void **state)
 	uint8_t *data = slurp(path, &n);
 	size_t most = 0, noted = 0, refused = 0;
 	for (size_t cut = 0; cut < n; cut += cut < 300 || n - cut < 300 ? 1 : 37) {
-		uint8_t *part = mem_new(cut + 1, 1); /* exact size, so that a read past the end is seen by asan */
+		uint8_t *part =
+			mem_new(cut + 1, 1); /* exact size, so that a read past the end is seen by asan */
 		memcpy(part, data, cut);
 		struct trace t = {0};
 		struct err e = {0};
@@ -222,7 +225,8 @@ static void test_killed_run(void **state)
 	assert_int_equal(trace_writer_close(w, &e), 0);
 }
 
-/* Any flipped bit that changes the content is noticed: an error, or at least an end that comes too early. */
+/* Any flipped bit that changes the content is noticed: an error, or at least an end that comes too
+ * early. */
 static void test_flipped_bits(void **state)
 {
 	(void)state;
@@ -248,7 +252,8 @@ static void test_flipped_bits(void **state)
 		trace_fini(&t);
 		data[i] ^= (uint8_t)(1 << (i % 8));
 	}
-	print_message("%zu flips: %zu refused, %zu end early, %zu change nothing\n", n, errors, early, harmless);
+	print_message(
+		"%zu flips: %zu refused, %zu end early, %zu change nothing\n", n, errors, early, harmless);
 	assert_true(errors > 9 * n / 10 && harmless < n / 100);
 	free(data);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What the tests of src/text share: files below tests/data, and the real vocabulary. Failures end the test program. */
+/* What the tests of src/text share: files below tests/data, and the real vocabulary. Failures end
+ * the test program. */
 #ifndef GLM_TESTS_TEXT_DATA_H
 #define GLM_TESTS_TEXT_DATA_H
 

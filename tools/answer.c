@@ -56,7 +56,8 @@ int answer_close(struct answer *a, int rc, struct err *e)
 	return rc;
 }
 
-/* ---- while it runs -------------------------------------------------------------------------------------- */
+/* ---- while it runs
+ * -------------------------------------------------------------------------------------- */
 
 /* What generate calls back. */
 struct run {
@@ -80,7 +81,8 @@ static bool on_token(void *user, int32_t id)
 	return chat_view_token(&r->a->view, id);
 }
 
-/* With --raw the answer becomes part of the one run of tokens, the stop token too: the next text follows it. */
+/* With --raw the answer becomes part of the one run of tokens, the stop token too: the next text
+ * follows it. */
 static int keep_raw(struct answer *a, struct err *e)
 {
 	const int32_t *tokens = session_tokens(a->session);
@@ -110,13 +112,15 @@ static uint32_t reused(const struct answer *a)
 	return n;
 }
 
-/* The longest beginning of the prompt that is on disk; what comes of it, the loop's own look at the session finds. */
+/* The longest beginning of the prompt that is on disk; what comes of it, the loop's own look at the
+ * session finds. */
 static int restore_prefix(struct answer *a, struct err *e)
 {
 	uint32_t n;
 	if (!a->store)
 		return 0;
-	int rc = prefix_store_restore(a->store, a->session, a->prompt.data, (uint32_t)a->prompt.n, &n, e);
+	int rc =
+		prefix_store_restore(a->store, a->session, a->prompt.data, (uint32_t)a->prompt.n, &n, e);
 	if (!rc && n)
 		log_verbose("prefix store: %u tokens of %zu read", n, a->prompt.n);
 	return rc;
@@ -182,7 +186,8 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 	else if ((rc = keep_raw(a, e)))
 		return rc;
 	if (!cancelled && !a->view.lost && stats.result.stop == GENERATE_CONTEXT_FULL)
-		log_warn("the answer was cut off: the context of %u tokens is full", engine_context(a->engine));
+		log_warn(
+			"the answer was cut off: the context of %u tokens is full", engine_context(a->engine));
 	keep_prefix(a);
 	chat_file_autosave(a);
 	show_stats(a); /* behind all warnings: with --json the object is the last line */

@@ -26,7 +26,8 @@ struct bench_spread bench_spread_of(double *v, int n)
 
 struct bench_spread bench_rate(struct bench_spread seconds, double amount)
 {
-	return (struct bench_spread){amount / seconds.median, amount / seconds.high, amount / seconds.low};
+	return (struct bench_spread){
+		amount / seconds.median, amount / seconds.high, amount / seconds.low};
 }
 
 int bench_time(const struct bench *b, int (*work)(void *user, struct err *e), void *user,
@@ -84,8 +85,8 @@ static void print_text(const struct bench_figure *f)
 	fflush(stdout);
 }
 
-void bench_add(struct bench *b, const char *section, const char *unit, struct bench_spread rate, double limit,
-	const char *limit_name, const char *name, ...)
+void bench_add(struct bench *b, const char *section, const char *unit, struct bench_spread rate,
+	double limit, const char *limit_name, const char *name, ...)
 {
 	b->figures = mem_grow(b->figures, b->n_figures + 1, sizeof *b->figures);
 	struct bench_figure *f = &b->figures[b->n_figures++];
@@ -98,8 +99,8 @@ void bench_add(struct bench *b, const char *section, const char *unit, struct be
 	if (b->format == BENCH_TEXT) {
 		print_text(f);
 	} else if (b->format == BENCH_CSV) {
-		printf(
-			"%s,\"%s\",%s,%.6g,%.6g,%.6g,", f->section, f->name, f->unit, rate.median, rate.low, rate.high);
+		printf("%s,\"%s\",%s,%.6g,%.6g,%.6g,", f->section, f->name, f->unit, rate.median, rate.low,
+			rate.high);
 		if (limit > 0)
 			printf("%.6g,%s,%.4f\n", limit, limit_name ? limit_name : "", rate.median / limit);
 		else

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the parts of `glmstream bench` share: repeating a piece of work, figures with their spread, and the limits of this
- * machine that figures are held against. Limits are measured in the same run: a share of a data sheet says nothing.
+ * What the parts of `glmstream bench` share: repeating a piece of work, figures with their spread,
+ * and the limits of this machine that figures are held against. Limits are measured in the same
+ * run: a share of a data sheet says nothing.
  */
 #ifndef GLM_TOOLS_BENCH_H
 #define GLM_TOOLS_BENCH_H
@@ -34,20 +35,22 @@ struct bench_figure {
 
 struct bench {
 	enum bench_format format;
-	int threads;        /* OpenMP threads in use */
-	int repeats;        /* samples of each figure, odd is best */
-	double seconds;     /* least length of one sample */
-	uint64_t start_ns;  /* when the command began */
-	size_t array_bytes; /* of each array of bench_copy; 0: four last-level caches, at most 640 MiB */
+	int threads;       /* OpenMP threads in use */
+	int repeats;       /* samples of each figure, odd is best */
+	double seconds;    /* least length of one sample */
+	uint64_t start_ns; /* when the command began */
+	size_t
+		array_bytes; /* of each array of bench_copy; 0: four last-level caches, at most 640 MiB */
 	/* Limits, 0 until measured by bench_copy: */
 	double read_bytes_s, mac_s;
-	double device_bytes_s;        /* bytes read and written by a copy on the card; measured by bench_ops */
+	double device_bytes_s; /* bytes read and written by a copy on the card; measured by bench_ops */
 	struct bench_figure *figures; /* [n_figures] */
 	size_t n_figures;
 };
 
-/* Runs work(user) until a sample has lasted b->seconds, b->repeats times after one unmeasured run; seconds per call. Returns
- * early with ERR_INTERRUPTED after Ctrl+C, or with the first negative code that `work` returned. */
+/* Runs work(user) until a sample has lasted b->seconds, b->repeats times after one unmeasured run;
+ * seconds per call. Returns early with ERR_INTERRUPTED after Ctrl+C, or with the first negative
+ * code that `work` returned. */
 int bench_time(const struct bench *b, int (*work)(void *user, struct err *e), void *user,
 	struct bench_spread *seconds, struct err *e);
 
@@ -64,8 +67,9 @@ static inline struct bench_spread bench_one(double v)
 struct bench_spread bench_spread_of(double *v, int n);
 
 /* Adds a figure and, in text and CSV, prints it. */
-void bench_add(struct bench *b, const char *section, const char *unit, struct bench_spread rate, double limit,
-	const char *limit_name, const char *name, ...) __attribute__((format(printf, 7, 8)));
+void bench_add(struct bench *b, const char *section, const char *unit, struct bench_spread rate,
+	double limit, const char *limit_name, const char *name, ...)
+	__attribute__((format(printf, 7, 8)));
 
 /* Head line before the first figure, JSON after the last. */
 void bench_begin(const struct bench *b, const char *backend);
@@ -74,8 +78,8 @@ void bench_fini(struct bench *b);
 
 /* ---- parts: bench_copy.c, bench_ops.c, bench_model.c ---- */
 
-/* Memory bandwidth (read, copy, triad over arrays well above the last cache) and float32 multiply-adds on all threads. With
- * `quiet` only the limits are measured. */
+/* Memory bandwidth (read, copy, triad over arrays well above the last cache) and float32
+ * multiply-adds on all threads. With `quiet` only the limits are measured. */
 int bench_copy(struct bench *b, bool quiet, struct err *e);
 
 struct backend;
@@ -93,34 +97,39 @@ struct bench_model {
 int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e);
 int bench_decode(struct bench *b, const struct bench_model *m, struct err *e);
 
-/* Prefill with streamed experts of each of these sizes, repeats times, for at most so many seconds (0: all), against what the bytes
- * that came must take. Opens its own engine; see bench_replay for `backend`. */
-int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uint64_t *sizes, int n_sizes,
-	float seconds, char *backend, struct err *e);
+/* Prefill with streamed experts of each of these sizes, repeats times, for at most so many seconds
+ * (0: all), against what the bytes that came must take. Opens its own engine; see bench_replay for
+ * `backend`. */
+int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uint64_t *sizes,
+	int n_sizes, float seconds, char *backend, struct err *e);
 
-/* Figures of what the card did between two readings of engine_usage (measured: engine_measure), for each of n tokens. */
+/* Figures of what the card did between two readings of engine_usage (measured: engine_measure), for
+ * each of n tokens. */
 struct backend_usage;
 void bench_usage(struct bench *b, const char *section, const struct backend_usage *from,
 	const struct backend_usage *to, double n);
 
-/* Decoding with streamed experts (c->cache_bytes > 0), without lookahead and with 1, 2 and c->lookahead layers, held against
- * the time that computing alone or reading alone takes. Opens its own engines, one after the other. */
+/* Decoding with streamed experts (c->cache_bytes > 0), without lookahead and with 1, 2 and
+ * c->lookahead layers, held against the time that computing alone or reading alone takes. Opens its
+ * own engines, one after the other. */
 int bench_stream(
 	struct bench *b, const struct common_opts *c, uint32_t n_prompt, uint32_t n_new, struct err *e);
 
-/* Decoding with the routing of a trace (c->routing) or confined to some experts (c->confine): start-up, one long answer in
- * stretches, computing alone, and the bound of each stretch. Opens its own engine, then prints the head line. */
+/* Decoding with the routing of a trace (c->routing) or confined to some experts (c->confine):
+ * start-up, one long answer in stretches, computing alone, and the bound of each stretch. Opens its
+ * own engine, then prints the head line. */
 struct bench_replay_options {
 	uint32_t n_prompt, n_new;
 	float seconds; /* decode at most so long; 0: until n_new */
 	char *backend; /* [BENCH_BACKEND_MAX] out: where it was computed */
 };
-int bench_replay(
-	struct bench *b, const struct common_opts *c, const struct bench_replay_options *o, struct err *e);
+int bench_replay(struct bench *b, const struct common_opts *c, const struct bench_replay_options *o,
+	struct err *e);
 
-/* A session of n tokens (of a text file, or random ones) with 16-bit and float32 caches: prefill, saving to a file in `folder`
- * (NULL: here), reading it back, and what lz4 gains on its rows. Opens its own engines. */
-int bench_session(struct bench *b, const struct common_opts *c, const char *text, const char *folder,
-	uint32_t n, struct err *e);
+/* A session of n tokens (of a text file, or random ones) with 16-bit and float32 caches: prefill,
+ * saving to a file in `folder` (NULL: here), reading it back, and what lz4 gains on its rows. Opens
+ * its own engines. */
+int bench_session(struct bench *b, const struct common_opts *c, const char *text,
+	const char *folder, uint32_t n, struct err *e);
 
 #endif

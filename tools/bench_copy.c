@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The limits of this machine's CPU side. Bandwidth: every thread walks its own part of arrays that are several times the
- * last-level cache; reads are summed in enough independent accumulators that memory, not the adder, is the limit. copy and
- * triad count the bytes the program moves, without the read-for-ownership of the written lines. FMA: float32
- * multiply-adds on registers, in the widest vectors of the machine.
+ * The limits of this machine's CPU side. Bandwidth: every thread walks its own part of arrays that
+ * are several times the last-level cache; reads are summed in enough independent accumulators that
+ * memory, not the adder, is the limit. copy and triad count the bytes the program moves, without
+ * the read-for-ownership of the written lines. FMA: float32 multiply-adds on registers, in the
+ * widest vectors of the machine.
  */
 #include "tools/bench.h"
 
@@ -26,7 +27,8 @@
 #define LINE            16        /* uint32_t of a cache line */
 #define READ_BLOCK      (1 << 16) /* uint32_t that a thread reads in a row */
 
-typedef uint32_t line_t __attribute__((vector_size(LINE * sizeof(uint32_t)), aligned(4), may_alias));
+typedef uint32_t line_t
+	__attribute__((vector_size(LINE * sizeof(uint32_t)), aligned(4), may_alias));
 
 struct arrays {
 	uint32_t *a, *b, *c; /* [n] */
@@ -36,7 +38,8 @@ struct arrays {
 	float sink;
 };
 
-/* The sum of n lines, in the widest vectors of the caller: with narrow ones the core, not memory, is the limit. */
+/* The sum of n lines, in the widest vectors of the caller: with narrow ones the core, not memory,
+ * is the limit. */
 static inline __attribute__((always_inline)) uint64_t sum_lines(const line_t *line, size_t n)
 {
 	line_t sum[4] = {0};
@@ -84,7 +87,8 @@ static int read_work(void *user, struct err *e)
 #endif
 #pragma omp parallel for schedule(static) reduction(+ : total)
 	for (size_t block = 0; block < x->n; block += READ_BLOCK)
-		total += sum((const line_t *)(const void *)(a + block), MIN((size_t)READ_BLOCK, x->n - block) / LINE);
+		total += sum((const line_t *)(const void *)(a + block),
+			MIN((size_t)READ_BLOCK, x->n - block) / LINE);
 	x->sum = total;
 	return 0;
 }
@@ -111,7 +115,8 @@ static int triad_work(void *user, struct err *e)
 	return 0;
 }
 
-/* Multiply-adds on registers; returns something that depends on all of them. *macs: how many one call does. */
+/* Multiply-adds on registers; returns something that depends on all of them. *macs: how many one
+ * call does. */
 #if defined(__x86_64__)
 __attribute__((target("avx512f"))) static float fma_512(double *macs)
 {
@@ -242,7 +247,8 @@ int bench_copy(struct bench *b, bool quiet, struct err *e)
 		goto out;
 	b->mac_s = x.macs / s.low;
 	if (!quiet)
-		bench_add(b, "copy", "GMAC/s", bench_rate(s, x.macs * 1e-9), 0, NULL, "FMA, float32 on registers");
+		bench_add(b, "copy", "GMAC/s", bench_rate(s, x.macs * 1e-9), 0, NULL,
+			"FMA, float32 on registers");
 out:
 	mem_unmap(x.a, bytes);
 	if (!quiet) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The whole model: prefill of a prompt and decode after it. Token ids are random but the same in every run, so that experts
- * are used as by no particular text. Prefill is held against the multiply-adds of the weights, decode against the bytes of
- * weights that a token must read; both limits were measured on this machine in the same run, for the CPU only.
+ * The whole model: prefill of a prompt and decode after it. Token ids are random but the same in
+ * every run, so that experts are used as by no particular text. Prefill is held against the
+ * multiply-adds of the weights, decode against the bytes of weights that a token must read; both
+ * limits were measured on this machine in the same run, for the CPU only.
  */
 #include "tools/bench.h"
 
@@ -30,8 +31,8 @@ static int new_prompt(struct prompt *p, const struct bench_model *m, struct err 
 {
 	const uint32_t context = engine_context(m->engine);
 	if ((uint64_t)m->n_prompt + m->n_new > context)
-		return err_set(e, ERR_USAGE, "%u prompt and %u new tokens do not fit the context of %u", m->n_prompt,
-			m->n_new, context);
+		return err_set(e, ERR_USAGE, "%u prompt and %u new tokens do not fit the context of %u",
+			m->n_prompt, m->n_new, context);
 	model_sizes_count(engine_gguf(m->engine), engine_config(m->engine), &p->sizes);
 	p->cpu = !strcmp(engine_backend_name(m->engine), "cpu");
 	p->n = m->n_prompt;
@@ -65,8 +66,8 @@ int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e)
 		rc = bench_time(b, prefill_work, &p, &s, e);
 	if (!rc)
 		bench_add(b, "prefill", "tok/s", bench_rate(s, p.n),
-			p.cpu ? b->mac_s / (double)MAX(p.sizes.macs_per_token, 1) : 0, "FMA", "%u tokens, %.4g MMAC each",
-			p.n, (double)p.sizes.macs_per_token * 1e-6);
+			p.cpu ? b->mac_s / (double)MAX(p.sizes.macs_per_token, 1) : 0, "FMA",
+			"%u tokens, %.4g MMAC each", p.n, (double)p.sizes.macs_per_token * 1e-6);
 	free_prompt(&p);
 	return rc;
 }
@@ -110,10 +111,11 @@ int bench_decode(struct bench *b, const struct bench_model *m, struct err *e)
 	}
 	if (!rc) {
 		double limit = p.cpu ? b->read_bytes_s : 0, per_token = (double)p.sizes.weights_per_token;
-		bench_add(b, "decode", "tok/s", bench_spread_of(tok_s, b->repeats), limit / per_token, "read",
-			"%u tokens after %u, %.4g MB of weights each", m->n_new, m->n_prompt, per_token * 1e-6);
-		bench_add(
-			b, "decode", "GB/s", bench_spread_of(gb_s, b->repeats), limit * 1e-9, "read", "weights read");
+		bench_add(b, "decode", "tok/s", bench_spread_of(tok_s, b->repeats), limit / per_token,
+			"read", "%u tokens after %u, %.4g MB of weights each", m->n_new, m->n_prompt,
+			per_token * 1e-6);
+		bench_add(b, "decode", "GB/s", bench_spread_of(gb_s, b->repeats), limit * 1e-9, "read",
+			"weights read");
 		if (!p.cpu)
 			rc = decode_usage(b, m, &p, &o, e);
 	}

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Every op of the table, alone, at the shapes of the pocket model and of GLM-5.2: one row (decode) and a chunk of rows
- * (prefill). Weights and caches rotate over copies that together exceed the last-level cache several times, because in a
- * real pass a weight has always been pushed out by the layers in between. Each figure is held against the limit that binds
- * the op: bytes that must be read at the measured bandwidth, or multiply-adds at the measured FMA rate.
+ * Every op of the table, alone, at the shapes of the pocket model and of GLM-5.2: one row (decode)
+ * and a chunk of rows (prefill). Weights and caches rotate over copies that together exceed the
+ * last-level cache several times, because in a real pass a weight has always been pushed out by the
+ * layers in between. Each figure is held against the limit that binds the op: bytes that must be
+ * read at the measured bandwidth, or multiply-adds at the measured FMA rate.
  */
 #include "tools/bench_ops.h"
 
@@ -13,14 +14,18 @@
 #include <stdio.h>
 #include <string.h>
 
-#define POOL_BYTES ((size_t)160 << 20) /* least memory that the copies of a weight take together */
+#define POOL_BYTES                                                                                 \
+	((size_t)160 << 20) /* least memory that the copies of a weight take together                  \
+						 */
 #define MAX_COPIES 64
-#define DEVICE_CALLS                                                                                         \
-	64 /* ops enqueued between two waits on a backend that defers; their copies are more than its caches hold */
+#define DEVICE_CALLS                                                                               \
+	64 /* ops enqueued between two waits on a backend that defers; their copies are more than its  \
+		  caches hold */
 
 static const struct bench_shape shapes[] = {
 	{"pocket", 256, 256, 512, 4, 192, 64, 256, 4, 128, 128, 768, 32, 4, 256, 8192, 4096},
-	{"glm-5.2", 6144, 2048, 512, 64, 192, 64, 256, 32, 128, 2048, 12288, 256, 8, 2048, 154880, 32768},
+	{"glm-5.2", 6144, 2048, 512, 64, 192, 64, 256, 32, 128, 2048, 12288, 256, 8, 2048, 154880,
+		32768},
 };
 
 struct weight bench_op_weight(const struct bench_op *o, int part, int copy)
@@ -43,8 +48,8 @@ int bench_op_copies(double bytes)
 	return n > MAX_COPIES ? MAX_COPIES : (int)n;
 }
 
-int bench_op_weights(
-	struct bench_op *o, enum dtype type, const int n_in[3], const int n_out[3], double *bytes, struct err *e)
+int bench_op_weights(struct bench_op *o, enum dtype type, const int n_in[3], const int n_out[3],
+	double *bytes, struct err *e)
 {
 	uint64_t row_bytes;
 	int rc;
@@ -63,7 +68,8 @@ int bench_op_weights(
 	return 0;
 }
 
-/* ---- measuring ------------------------------------------------------------------------------------------ */
+/* ---- measuring
+ * ------------------------------------------------------------------------------------------ */
 
 static void call_device_copy(struct bench_op *o, int copy)
 {
@@ -71,7 +77,8 @@ static void call_device_copy(struct bench_op *o, int copy)
 	o->backend->ops->copy(o->backend, o->y, o->x, o->copy_bytes);
 }
 
-/* One call; on a backend that defers many of them as one graph, which is how a step of decode enqueues them, experts excepted. */
+/* One call; on a backend that defers many of them as one graph, which is how a step of decode
+ * enqueues them, experts excepted. */
 static int work(void *user, struct err *e)
 {
 	struct bench_op *o = user;
@@ -130,13 +137,27 @@ static int measure_device_copy(struct bench *b, struct backend *backend, struct 
 		!(rc = bench_time(b, work, &o, &s, e))) {
 		struct bench_spread rate = bench_rate(s, 2.0 * (double)o.copy_bytes * DEVICE_CALLS * 1e-9);
 		b->device_bytes_s = rate.median * 1e9;
-		bench_add(b, "ops", "GB/s", rate, 0, NULL, "copy on the card, arrays of %zu MiB", o.copy_bytes >> 20);
+		bench_add(b, "ops", "GB/s", rate, 0, NULL, "copy on the card, arrays of %zu MiB",
+			o.copy_bytes >> 20);
 	}
 	bench_pool_release(&p);
 	return rc;
 }
 
-enum what { SMALL, MATMUL, STACKED_K, STACKED_V, ROPE, LATENTS, FFN, ROUTERS, SELECT, ATTEND, MLA, EXPERTS };
+enum what {
+	SMALL,
+	MATMUL,
+	STACKED_K,
+	STACKED_V,
+	ROPE,
+	LATENTS,
+	FFN,
+	ROUTERS,
+	SELECT,
+	ATTEND,
+	MLA,
+	EXPERTS
+};
 
 static int run_matmul(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
@@ -274,7 +295,8 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 				continue;
 			any = true;
 			/* a chunk through the head is never computed: only last rows are */
-			int most = list[i].what == MATMUL && !strcmp(list[i].name, "head") ? 1 : BENCH_CHUNK_ROWS;
+			int most =
+				list[i].what == MATMUL && !strcmp(list[i].name, "head") ? 1 : BENCH_CHUNK_ROWS;
 			/* a card also takes a few rows at once: drafts, several users */
 			bool few = backend->ops->deferred &&
 					   (list[i].what == MATMUL || list[i].what == LATENTS || list[i].what == FFN ||
@@ -282,7 +304,8 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 			for (int rows = 1; rows <= most; rows *= few ? 2 : BENCH_CHUNK_ROWS) {
 				if (rows > 8 && rows < BENCH_CHUNK_ROWS)
 					continue;
-				int rc = run_one(b, backend, &shapes[s], rows, list[i].what, list[i].name, list[i].type, e);
+				int rc = run_one(
+					b, backend, &shapes[s], rows, list[i].what, list[i].name, list[i].type, e);
 				if (rc)
 					return err_prefix(e, "%s, %d rows", label, rows) ? e->code : rc;
 			}

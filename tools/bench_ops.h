@@ -14,8 +14,8 @@
 /* The widths that decide the cost of an op; names as in model_config. */
 struct bench_shape {
 	const char *name;
-	int n_embd, q_rank, kv_rank, heads, nope, rope, value, index_heads, index_dim, top_k, ff_dense, n_experts,
-		n_used, ff_expert, n_vocab, context;
+	int n_embd, q_rank, kv_rank, heads, nope, rope, value, index_heads, index_dim, top_k, ff_dense,
+		n_experts, n_used, ff_expert, n_vocab, context;
 };
 
 /* One op under test. */
@@ -54,18 +54,20 @@ struct cache_view bench_op_cache(const struct bench_op *o, int copy);
 /* How many copies of so many bytes are more than the caches hold. */
 int bench_op_copies(double bytes);
 
-/* Three weights of one op, so many copies that they have left the caches; *bytes: of one copy of all. 0, or the pool's error. */
-int bench_op_weights(
-	struct bench_op *o, enum dtype type, const int n_in[3], const int n_out[3], double *bytes, struct err *e);
+/* Three weights of one op, so many copies that they have left the caches; *bytes: of one copy of
+ * all. 0, or the pool's error. */
+int bench_op_weights(struct bench_op *o, enum dtype type, const int n_in[3], const int n_out[3],
+	double *bytes, struct err *e);
 
-/* Times o->call and adds its line; detail names what else matters (type, widths). 0, or the backend's failure. */
+/* Times o->call and adds its line; detail names what else matters (type, widths). 0, or the
+ * backend's failure. */
 int bench_op_measure(struct bench_op *o, struct err *e, const char *detail);
 
 /* ---- the ops; all return 0 or the first failure ---- */
 
 /* bench_ops_products.c */
-int bench_op_small(
-	struct bench_op *o, const char *name, struct err *e); /* embed, rms_norm, swiglu, choice, moe_combine */
+int bench_op_small(struct bench_op *o, const char *name,
+	struct err *e); /* embed, rms_norm, swiglu, choice, moe_combine */
 int bench_op_matmul(
 	struct bench_op *o, const char *what, enum dtype type, int n_in, int n_out, struct err *e);
 int bench_op_stacked(struct bench_op *o, const char *what, int n_in, int n_out, struct err *e);

@@ -10,7 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- the calls ------------------------------------------------------------------------------------------ */
+/* ---- the calls
+ * ------------------------------------------------------------------------------------------ */
 
 static void call_rope(struct bench_op *o, int copy)
 {
@@ -95,14 +96,15 @@ static void call_mla(struct bench_op *o, int copy)
 			.n_sel = o->n_sel,
 			.sel_stride = s->top_k,
 			.out = o->z + (int64_t)o->rows * s->heads * width},
-		.expand = {bench_op_weight(o, 1, copy), o->z + (int64_t)o->rows * s->heads * width, s->kv_rank, heads,
-			s->value},
+		.expand = {bench_op_weight(o, 1, copy), o->z + (int64_t)o->rows * s->heads * width,
+			s->kv_rank, heads, s->value},
 		.out = &product,
 	};
 	o->backend->ops->mla(o->backend, &o->batch, &a);
 }
 
-/* ---- their operands ------------------------------------------------------------------------------------- */
+/* ---- their operands
+ * ------------------------------------------------------------------------------------- */
 
 /* The rows of a step at the end of a full context, rotary angles, and a cache. */
 static int prepare_rows(struct bench_op *o, int width, int copies, struct err *e)
@@ -128,12 +130,13 @@ static int prepare_rows(struct bench_op *o, int width, int copies, struct err *e
 	for (size_t i = 0; i < (size_t)1 << 16; i++)
 		host[i] = f32_to_f16((float)(rng_unit(&r) * 2 - 1));
 	for (size_t at = 0; at < o->cache_stride * (size_t)copies; at += (size_t)1 << 17)
-		o->backend->ops->upload(
-			o->backend, cache + at, host, MIN((size_t)1 << 17, o->cache_stride * (size_t)copies - at));
+		o->backend->ops->upload(o->backend, cache + at, host,
+			MIN((size_t)1 << 17, o->cache_stride * (size_t)copies - at));
 	rc = o->backend->ops->wait(o->backend, e);
 	free(host);
 	o->cache.data = cache;
-	o->batch = (struct batch){.n = o->rows, .pos = o->pos, .base = o->base, .max_pos = s->context - 1};
+	o->batch =
+		(struct batch){.n = o->rows, .pos = o->pos, .base = o->base, .max_pos = s->context - 1};
 	o->backend->ops->rope_angles(o->backend, &o->batch, inv_freq, s->rope, angles);
 	o->rope = (struct rope){.cos_sin = angles, .dim = s->rope};
 out:
@@ -147,7 +150,8 @@ int bench_op_rope(struct bench_op *o, struct err *e)
 	const struct bench_shape *s = o->shape;
 	int rc;
 	size_t n = (size_t)o->rows * (size_t)s->heads * (size_t)(s->nope + s->rope);
-	if ((rc = prepare_rows(o, s->index_dim, 1, e)) || (rc = bench_pool_floats(o->pool, n, &o->x, e)) ||
+	if ((rc = prepare_rows(o, s->index_dim, 1, e)) ||
+		(rc = bench_pool_floats(o->pool, n, &o->x, e)) ||
 		(rc = bench_pool_floats(o->pool, n, &o->y, e)))
 		return rc;
 	o->bytes = 8.0 * o->rows * s->heads * s->rope;
@@ -167,15 +171,16 @@ int bench_op_latents(struct bench_op *o, enum dtype type, struct err *e)
 	if ((rc = bench_op_weights(o, type, n_in, n_out, &weights, e)) ||
 		(rc = prepare_rows(o, width, o->copies, e)) ||
 		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
-		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)(s->q_rank + width + query), &o->y, e)) ||
+		(rc = bench_pool_floats(
+			 o->pool, (size_t)o->rows * (size_t)(s->q_rank + width + query), &o->y, e)) ||
 		(rc = bench_pool_floats(o->pool, (size_t)MAX(s->q_rank, s->kv_rank), &o->z, e)))
 		return rc;
 	o->bytes = weights + 4.0 * o->rows * (s->n_embd + 2 * s->q_rank + 2 * width + query);
 	o->call = call_latents;
 	o->name = "latents";
 	char detail[64];
-	snprintf(detail, sizeof detail, "%s %d>%d+%d, %d>%d", dtype_name(type), s->n_embd, s->q_rank, width,
-		s->q_rank, query);
+	snprintf(detail, sizeof detail, "%s %d>%d+%d, %d>%d", dtype_name(type), s->n_embd, s->q_rank,
+		width, s->q_rank, query);
 	return bench_op_measure(o, e, detail);
 }
 
@@ -185,9 +190,11 @@ int bench_op_index_select(struct bench_op *o, struct err *e)
 	int rc;
 	size_t rows = (size_t)o->rows;
 	if ((rc = prepare_rows(o, s->index_dim, bench_op_copies(2.0 * s->context * s->index_dim), e)) ||
-		(rc = bench_pool_floats(o->pool, rows * (size_t)s->index_heads * (size_t)s->index_dim, &o->x, e)) ||
+		(rc = bench_pool_floats(
+			 o->pool, rows * (size_t)s->index_heads * (size_t)s->index_dim, &o->x, e)) ||
 		(rc = bench_pool_floats(o->pool, rows * (size_t)s->index_heads, &o->z, e)) ||
-		(rc = bench_pool_get(o->pool, MEM_DEVICE, rows * (size_t)s->top_k * sizeof(int32_t), &o->sel, e)) ||
+		(rc = bench_pool_get(
+			 o->pool, MEM_DEVICE, rows * (size_t)s->top_k * sizeof(int32_t), &o->sel, e)) ||
 		(rc = bench_pool_get(o->pool, MEM_DEVICE, rows * sizeof(int32_t), &o->n_sel, e)))
 		return rc;
 	o->bytes = 2.0 * s->context * s->index_dim;
@@ -199,8 +206,10 @@ int bench_op_index_select(struct bench_op *o, struct err *e)
 	return bench_op_measure(o, e, detail);
 }
 
-/* What attend and mla have in common: a context of which every row has selected the same positions, spread evenly. */
-static int prepare_selection(struct bench_op *o, int positions, double weights, int query, struct err *e)
+/* What attend and mla have in common: a context of which every row has selected the same positions,
+ * spread evenly. */
+static int prepare_selection(
+	struct bench_op *o, int positions, double weights, int query, struct err *e)
 {
 	const struct bench_shape *s = o->shape;
 	int rc, width = s->kv_rank + s->rope;
@@ -209,7 +218,8 @@ static int prepare_selection(struct bench_op *o, int positions, double weights, 
 	for (size_t r = 0; r < rows; r++) {
 		n_sel[r] = positions;
 		for (int i = 0; i < positions; i++)
-			sel[r * top_k + (size_t)i] = (int32_t)((int64_t)i * (s->context - BENCH_CHUNK_ROWS) / positions);
+			sel[r * top_k + (size_t)i] =
+				(int32_t)((int64_t)i * (s->context - BENCH_CHUNK_ROWS) / positions);
 	}
 	if (!(rc = prepare_rows(o, width, bench_op_copies(2.0 * positions * width + weights), e)) &&
 		!(rc = bench_pool_floats(o->pool, rows * (size_t)s->heads * (size_t)query, &o->x, e)) &&
@@ -246,13 +256,14 @@ int bench_op_mla(struct bench_op *o, int positions, struct err *e)
 {
 	const struct bench_shape *s = o->shape;
 	int rc, width = s->kv_rank + s->rope, values = s->heads * s->value;
-	size_t rows = (size_t)o->rows, own = rows * (size_t)s->heads * (size_t)(width + s->kv_rank + s->value);
+	size_t rows = (size_t)o->rows,
+		   own = rows * (size_t)s->heads * (size_t)(width + s->kv_rank + s->value);
 	double n = (double)s->heads * s->kv_rank * (s->nope + s->value) + (double)values * s->n_embd;
 	if ((rc = prepare_selection(o, positions, 34.0 / 32 * n, s->nope + s->rope, e)) ||
-		(rc = bench_pool_weight(
-			 o->pool, DTYPE_Q8_0, s->nope, s->kv_rank, s->heads, o->copies, &o->w[0], &o->stride[0], e)) ||
-		(rc = bench_pool_weight(
-			 o->pool, DTYPE_Q8_0, s->kv_rank, s->value, s->heads, o->copies, &o->w[1], &o->stride[1], e)) ||
+		(rc = bench_pool_weight(o->pool, DTYPE_Q8_0, s->nope, s->kv_rank, s->heads, o->copies,
+			 &o->w[0], &o->stride[0], e)) ||
+		(rc = bench_pool_weight(o->pool, DTYPE_Q8_0, s->kv_rank, s->value, s->heads, o->copies,
+			 &o->w[1], &o->stride[1], e)) ||
 		(rc = bench_pool_weight(
 			 o->pool, DTYPE_Q8_0, values, s->n_embd, 1, o->copies, &o->w[2], &o->stride[2], e)) ||
 		(rc = bench_pool_floats(o->pool, rows * (size_t)s->n_embd, &o->y, e)) ||

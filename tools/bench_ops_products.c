@@ -10,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the calls ------------------------------------------------------------------------------------------ */
+/* ---- the calls
+ * ------------------------------------------------------------------------------------------ */
 
 static void call_embed(struct bench_op *o, int copy)
 {
@@ -21,7 +22,8 @@ static void call_rms_norm(struct bench_op *o, int copy)
 {
 	(void)copy;
 	int n = o->shape->n_embd;
-	o->backend->ops->rms_norm(o->backend, o->x, n, &(struct norm){o->z, o->y}, 1, 1e-5f, o->rows, n, n);
+	o->backend->ops->rms_norm(
+		o->backend, o->x, n, &(struct norm){o->z, o->y}, 1, 1e-5f, o->rows, n, n);
 }
 
 static void call_matmul(struct bench_op *o, int copy)
@@ -101,7 +103,8 @@ static void call_routers(struct bench_op *o, int copy)
 	o->backend->ops->route(o->backend, a, 2, o->rows);
 }
 
-/* Decode: n_used experts with one place each. Prefill: every expert with its share of the places. */
+/* Decode: n_used experts with one place each. Prefill: every expert with its share of the places.
+ */
 static void call_expert_ffn(struct bench_op *o, int copy)
 {
 	const struct bench_shape *s = o->shape;
@@ -125,13 +128,15 @@ static void call_moe_combine(struct bench_op *o, int copy)
 {
 	(void)copy;
 	const struct bench_shape *s = o->shape;
-	o->backend->ops->moe_combine(
-		o->backend, o->x, o->z, s->n_used, o->y, o->rows, s->n_embd, o->y, &(struct norm){o->x, o->x}, 1e-5f);
+	o->backend->ops->moe_combine(o->backend, o->x, o->z, s->n_used, o->y, o->rows, s->n_embd, o->y,
+		&(struct norm){o->x, o->x}, 1e-5f);
 }
 
-/* ---- their operands ------------------------------------------------------------------------------------- */
+/* ---- their operands
+ * ------------------------------------------------------------------------------------- */
 
-int bench_op_matmul(struct bench_op *o, const char *what, enum dtype type, int n_in, int n_out, struct err *e)
+int bench_op_matmul(
+	struct bench_op *o, const char *what, enum dtype type, int n_in, int n_out, struct err *e)
 {
 	uint64_t row_bytes;
 	int rc;
@@ -139,7 +144,8 @@ int bench_op_matmul(struct bench_op *o, const char *what, enum dtype type, int n
 		return 0;
 	double weight = (double)row_bytes * n_out;
 	o->copies = bench_op_copies(weight);
-	if ((rc = bench_pool_weight(o->pool, type, n_in, n_out, 1, o->copies, &o->w[0], &o->stride[0], e)) ||
+	if ((rc = bench_pool_weight(
+			 o->pool, type, n_in, n_out, 1, o->copies, &o->w[0], &o->stride[0], e)) ||
 		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)n_in, &o->x, e)) ||
 		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)n_out, &o->y, e)))
 		return rc;
@@ -163,8 +169,10 @@ int bench_op_stacked(struct bench_op *o, const char *what, int n_in, int n_out, 
 	o->copies = bench_op_copies(weight);
 	if ((rc = bench_pool_weight(
 			 o->pool, DTYPE_Q8_0, n_in, n_out, s->heads, o->copies, &o->w[0], &o->stride[0], e)) ||
-		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)s->heads * (size_t)n_in, &o->x, e)) ||
-		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)s->heads * (size_t)n_out, &o->y, e)))
+		(rc = bench_pool_floats(
+			 o->pool, (size_t)o->rows * (size_t)s->heads * (size_t)n_in, &o->x, e)) ||
+		(rc = bench_pool_floats(
+			 o->pool, (size_t)o->rows * (size_t)s->heads * (size_t)n_out, &o->y, e)))
 		return rc;
 	o->bytes = weight + 4.0 * o->rows * s->heads * (n_in + n_out);
 	o->macs = (double)o->rows * n_in * n_out * s->heads;
@@ -203,13 +211,14 @@ int bench_op_routers(struct bench_op *o, struct err *e)
 	int rc;
 	o->copies = bench_op_copies(weights);
 	for (int i = 0; i < 2; i++)
-		if ((rc = bench_pool_weight(
-				 o->pool, DTYPE_F32, s->n_embd, s->n_experts, 1, o->copies, &o->w[i], &o->stride[i], e)))
+		if ((rc = bench_pool_weight(o->pool, DTYPE_F32, s->n_embd, s->n_experts, 1, o->copies,
+				 &o->w[i], &o->stride[i], e)))
 			return rc;
 	if ((rc = bench_pool_floats(o->pool, rows * embd, &o->x, e)) ||
 		(rc = bench_pool_floats(o->pool, embd + experts, &o->z, e)) ||
 		(rc = bench_pool_floats(o->pool, 2 * rows * (embd + experts) + rows * used, &o->y, e)) ||
-		(rc = bench_pool_get(o->pool, MEM_SHARED, 2 * rows * used * sizeof(uint64_t), &o->picks, e)))
+		(rc = bench_pool_get(
+			 o->pool, MEM_SHARED, 2 * rows * used * sizeof(uint64_t), &o->picks, e)))
 		return rc;
 	o->bytes = weights + 8.0 * (double)(rows * embd);
 	o->macs = 2.0 * (double)(rows * embd * experts);
@@ -287,7 +296,8 @@ int bench_op_small(struct bench_op *o, const char *name, struct err *e)
 	} else if (!strcmp(name, "swiglu")) {
 		size_t n = rows * (size_t)s->ff_dense;
 		if ((rc = bench_pool_floats(o->pool, n, &o->x, e)) ||
-			(rc = bench_pool_floats(o->pool, n, &o->z, e)) || (rc = bench_pool_floats(o->pool, n, &o->y, e)))
+			(rc = bench_pool_floats(o->pool, n, &o->z, e)) ||
+			(rc = bench_pool_floats(o->pool, n, &o->y, e)))
 			return rc;
 		o->bytes = 12.0 * (double)n;
 		o->call = call_swiglu;
@@ -295,7 +305,8 @@ int bench_op_small(struct bench_op *o, const char *name, struct err *e)
 		if ((rc = bench_pool_floats(o->pool, rows * (size_t)s->n_experts, &o->x, e)) ||
 			(rc = bench_pool_floats(o->pool, (size_t)s->n_experts, &o->z, e)) ||
 			(rc = bench_pool_floats(o->pool, rows * used, &o->y, e)) ||
-			(rc = bench_pool_get(o->pool, MEM_SHARED, rows * used * sizeof(uint64_t), &o->picks, e)))
+			(rc = bench_pool_get(
+				 o->pool, MEM_SHARED, rows * used * sizeof(uint64_t), &o->picks, e)))
 			return rc;
 		o->bytes = 4.0 * (double)(rows * (size_t)s->n_experts);
 		o->call = call_choice;

@@ -48,13 +48,15 @@ int bench_pool_floats(struct bench_pool *p, size_t n, float **out, struct err *e
 	float *host = NEW_ARRAY(float, MIN(n, (size_t)1 << 16));
 	fill_floats(host, MIN(n, (size_t)1 << 16), n);
 	for (size_t at = 0; at < n; at += (size_t)1 << 16)
-		p->backend->ops->upload(p->backend, *out + at, host, MIN(n - at, (size_t)1 << 16) * sizeof(float));
+		p->backend->ops->upload(
+			p->backend, *out + at, host, MIN(n - at, (size_t)1 << 16) * sizeof(float));
 	rc = p->backend->ops->wait(p->backend, e);
 	free(host);
 	return rc;
 }
 
-int bench_pool_ints(struct bench_pool *p, const int32_t *host, size_t n, int32_t **out, struct err *e)
+int bench_pool_ints(
+	struct bench_pool *p, const int32_t *host, size_t n, int32_t **out, struct err *e)
 {
 	int rc = bench_pool_get(p, MEM_DEVICE, n * sizeof(int32_t), out, e);
 	if (rc)
@@ -63,8 +65,8 @@ int bench_pool_ints(struct bench_pool *p, const int32_t *host, size_t n, int32_t
 	return p->backend->ops->wait(p->backend, e);
 }
 
-int bench_pool_weight(struct bench_pool *p, enum dtype type, int64_t n_in, int64_t n_out, int64_t n_stack,
-	int copies, struct weight *w, size_t *stride, struct err *e)
+int bench_pool_weight(struct bench_pool *p, enum dtype type, int64_t n_in, int64_t n_out,
+	int64_t n_stack, int copies, struct weight *w, size_t *stride, struct err *e)
 {
 	uint64_t row_bytes;
 	if (!dtype_row_bytes(type, (uint64_t)n_in, &row_bytes))

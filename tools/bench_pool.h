@@ -16,17 +16,19 @@ struct bench_pool {
 };
 
 /* All return 0 or the backend's failure; *out belongs to the pool. */
-int bench_pool_get(struct bench_pool *p, enum mem_kind kind, size_t bytes, void *out, struct err *e);
+int bench_pool_get(
+	struct bench_pool *p, enum mem_kind kind, size_t bytes, void *out, struct err *e);
 
 /* n ordinary values */
 int bench_pool_floats(struct bench_pool *p, size_t n, float **out, struct err *e);
 
-int bench_pool_ints(struct bench_pool *p, const int32_t *host, size_t n, int32_t **out, struct err *e);
+int bench_pool_ints(
+	struct bench_pool *p, const int32_t *host, size_t n, int32_t **out, struct err *e);
 
-/* `copies` matrices of n_in x n_out x n_stack, *stride bytes apart: 64 random rows, quantised, repeated over everything. *w: the
- * first. */
-int bench_pool_weight(struct bench_pool *p, enum dtype type, int64_t n_in, int64_t n_out, int64_t n_stack,
-	int copies, struct weight *w, size_t *stride, struct err *e);
+/* `copies` matrices of n_in x n_out x n_stack, *stride bytes apart: 64 random rows, quantised,
+ * repeated over everything. *w: the first. */
+int bench_pool_weight(struct bench_pool *p, enum dtype type, int64_t n_in, int64_t n_out,
+	int64_t n_stack, int copies, struct weight *w, size_t *stride, struct err *e);
 
 void bench_pool_release(struct bench_pool *p);
 

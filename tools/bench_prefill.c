@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Prompts through a streaming engine, held against the time that the drive, or the link to the card, needs for what they had to
- * move. A long prompt asks for nearly every expert once; what stands in the cache when it begins need not come, so the bound is that
- * of the bytes that really came, at the rate measured in the same run.
+ * Prompts through a streaming engine, held against the time that the drive, or the link to the
+ * card, needs for what they had to move. A long prompt asks for nearly every expert once; what
+ * stands in the cache when it begins need not come, so the bound is that of the bytes that really
+ * came, at the rate measured in the same run.
  */
 #include "tools/bench.h"
 
@@ -42,7 +43,8 @@ static void on_chunk(void *user, uint32_t done, uint32_t total)
 		atomic_store(&j->stop, true);
 }
 
-/* Every size `repeats` times, each from an empty timeline; the expert cache is what the runs before have left. */
+/* Every size `repeats` times, each from an empty timeline; the expert cache is what the runs before
+ * have left. */
 static int take_samples(struct job *j, struct engine *g, struct err *e)
 {
 	const struct session_watch watch = {.progress = on_chunk, .user = j, .cancel = &j->stop};
@@ -52,8 +54,8 @@ static int take_samples(struct job *j, struct engine *g, struct err *e)
 	for (int i = 0; i < j->n_sizes; i++)
 		most = MAX(most, j->sizes[i]);
 	if (most > engine_context(g))
-		return err_set(e, ERR_USAGE, "%llu tokens do not fit the context of %u", (unsigned long long)most,
-			engine_context(g));
+		return err_set(e, ERR_USAGE, "%llu tokens do not fit the context of %u",
+			(unsigned long long)most, engine_context(g));
 	int32_t *ids = NEW_ARRAY(int32_t, most);
 	for (uint64_t i = 0; i < most; i++)
 		ids[i] = (int32_t)rng_below(&r, (uint32_t)engine_n_valid(g));
@@ -90,11 +92,12 @@ static void add_samples(struct job *j, const struct limits *l)
 		char name[64], cut[24] = "";
 		if (s->tokens < j->sizes[i / b->repeats])
 			snprintf(cut, sizeof cut, ", of which %u", s->tokens);
-		snprintf(name, sizeof name, "%llu tokens%s, run %d", (unsigned long long)j->sizes[i / b->repeats],
-			cut, i % b->repeats + 1);
-		bench_add(b, "prefill", "tok/s", bench_one(tokens / s->seconds), bound > 0 ? tokens / bound : 0,
-			link > disk ? "link" : "drive", "%s", name);
-		bench_add(b, "prefill", "GB", bench_one((double)s->d.bytes_read * 1e-9), 0, NULL, "%s: read", name);
+		snprintf(name, sizeof name, "%llu tokens%s, run %d",
+			(unsigned long long)j->sizes[i / b->repeats], cut, i % b->repeats + 1);
+		bench_add(b, "prefill", "tok/s", bench_one(tokens / s->seconds),
+			bound > 0 ? tokens / bound : 0, link > disk ? "link" : "drive", "%s", name);
+		bench_add(b, "prefill", "GB", bench_one((double)s->d.bytes_read * 1e-9), 0, NULL,
+			"%s: read", name);
 		if (s->d.bytes_in)
 			bench_add(b, "prefill", "GB", bench_one((double)s->d.bytes_in * 1e-9), 0, NULL,
 				"%s: host to card", name);
@@ -105,8 +108,8 @@ static void add_samples(struct job *j, const struct limits *l)
 	}
 }
 
-int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uint64_t *sizes, int n_sizes,
-	float seconds, char *backend, struct err *e)
+int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uint64_t *sizes,
+	int n_sizes, float seconds, char *backend, struct err *e)
 {
 	struct job j = {.b = b, .sizes = sizes, .n_sizes = n_sizes};
 	struct limits limits = {0};

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * bench read. The test file is unlinked as soon as it is open and reached through /proc/PID/fd, by fio too, so no end of
- * the program leaves gigabytes behind. Neither side's setup (rings, registered memory, opening) is timed.
+ * bench read. The test file is unlinked as soon as it is open and reached through /proc/PID/fd, by
+ * fio too, so no end of the program leaves gigabytes behind. Neither side's setup (rings,
+ * registered memory, opening) is timed.
  */
 #include "tools/bench_read.h"
 
@@ -44,7 +45,8 @@ struct job {
 	char path[4096]; /* by which readers and fio open it */
 	uint64_t file_bytes, bytes;
 	size_t slice;
-	uint32_t *blocks; /* [file_bytes / slice] in random order; a run takes the first bytes / slice */
+	uint32_t
+		*blocks; /* [file_bytes / slice] in random order; a run takes the first bytes / slice */
 	unsigned repeats;
 	bool have[SOURCES];
 	unsigned char *memory; /* one slice per place of the deepest queue */
@@ -70,8 +72,8 @@ static int make_file(struct job *j, uint64_t bytes, struct err *e)
 		return err_errno(e, errno, "%s: test file", dir);
 	unlink(name);
 	snprintf(j->path, sizeof j->path, "/proc/%d/fd/%d", (int)getpid(), j->fd);
-	log_info(
-		"bench read: writing %.1f GB of random bytes to a file in %s (it has no name and is gone afterwards)",
+	log_info("bench read: writing %.1f GB of random bytes to a file in %s (it has no name and is "
+			 "gone afterwards)",
 		(double)bytes / 1e9, dir);
 	int code = posix_fallocate(j->fd, 0, (off_t)bytes);
 	if (code)
@@ -143,7 +145,8 @@ static double cpu_seconds(void)
 		   1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-/* Keeps `depth` requests of one slice going until all blocks were read; place k of the memory belongs to tag k. */
+/* Keeps `depth` requests of one slice going until all blocks were read; place k of the memory
+ * belongs to tag k. */
 static int read_blocks(const struct job *j, struct reader *r, unsigned depth, struct err *e)
 {
 	uint64_t n = j->bytes / j->slice, sent = 0, done = 0;
@@ -177,8 +180,8 @@ static int read_blocks(const struct job *j, struct reader *r, unsigned depth, st
 	return 0;
 }
 
-static int run_reader(
-	const struct job *j, enum source source, bool direct, unsigned depth, struct sample *s, struct err *e)
+static int run_reader(const struct job *j, enum source source, bool direct, unsigned depth,
+	struct sample *s, struct err *e)
 {
 	struct reader_file f = {.path = j->path};
 	struct reader_options o = {.engine = source == SOURCE_URING ? READER_URING : READER_THREADS,
@@ -208,7 +211,8 @@ static int run_reader(
 
 /* --- fio --- */
 
-int bench_read_parse_fio(const char *json, size_t bytes, double *gb_s, double *cpu_s_per_gb, struct err *e)
+int bench_read_parse_fio(
+	const char *json, size_t bytes, double *gb_s, double *cpu_s_per_gb, struct err *e)
 {
 	const char *start = memchr(json, '{', bytes); /* notes may stand before it */
 	if (!start)
@@ -217,7 +221,8 @@ int bench_read_parse_fio(const char *json, size_t bytes, double *gb_s, double *c
 	json_t *root = json_loadb(start, bytes - (size_t)(start - json), JSON_DISABLE_EOF_CHECK, &je);
 	if (!root)
 		return err_set(e, ERR_INPUT, "fio: %s", je.text);
-	json_t *job = json_array_get(json_object_get(root, "jobs"), 0), *rd = json_object_get(job, "read");
+	json_t *job = json_array_get(json_object_get(root, "jobs"), 0),
+		   *rd = json_object_get(job, "read");
 	double io = json_number_value(json_object_get(rd, "io_bytes"));
 	double seconds = 1e-3 * json_number_value(json_object_get(rd, "runtime"));
 	double user = json_number_value(json_object_get(job, "usr_cpu"));
@@ -233,7 +238,8 @@ int bench_read_parse_fio(const char *json, size_t bytes, double *gb_s, double *c
 	return 0;
 }
 
-/* Runs a program and collects its standard output. 0 and its exit status, -ENOENT when there is no such program. */
+/* Runs a program and collects its standard output. 0 and its exit status, -ENOENT when there is no
+ * such program. */
 static int run_program(char *const argv[], struct buf *out, int *status)
 {
 	int ends[2];
@@ -268,22 +274,26 @@ static bool fio_installed(void)
 	struct buf out = {0};
 	char *argv[] = {"fio", "--version", NULL};
 	int status = 1;
-	bool yes = run_program(argv, &out, &status) == 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+	bool yes =
+		run_program(argv, &out, &status) == 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 	buf_free(&out);
 	return yes;
 }
 
-static int run_fio(const struct job *j, bool direct, unsigned depth, struct sample *s, struct err *e)
+static int run_fio(
+	const struct job *j, bool direct, unsigned depth, struct sample *s, struct err *e)
 {
 	char *name = mem_printf("--filename=%s", j->path), *bs = mem_printf("--bs=%zu", j->slice);
-	char *size = mem_printf("--size=%llu", (unsigned long long)(j->file_bytes / j->slice * j->slice));
+	char *size =
+		mem_printf("--size=%llu", (unsigned long long)(j->file_bytes / j->slice * j->slice));
 	char *io = mem_printf("--io_size=%llu", (unsigned long long)j->bytes);
 	char *iodepth = mem_printf("--iodepth=%u", depth);
 	/* glibc then asks for huge pages for fio's buffers, as we do for ours */
 	char *pages = j->o->small_pages ? "FIO_PAGES=small" : "GLIBC_TUNABLES=glibc.malloc.hugetlb=1";
 	char *argv[] = {"env", pages, "fio", "--name=read", "--rw=randread", "--ioengine=io_uring",
 		"--fixedbufs=1", "--registerfiles=1", "--thread", "--readonly", "--allow_file_create=0",
-		"--output-format=json", direct ? "--direct=1" : "--direct=0", name, bs, size, io, iodepth, NULL};
+		"--output-format=json", direct ? "--direct=1" : "--direct=0", name, bs, size, io, iodepth,
+		NULL};
 	struct buf out = {0};
 	int status = 0;
 	int code = run_program(argv, &out, &status);
@@ -324,7 +334,8 @@ static int bench_depth(struct job *j, bool direct, unsigned depth,
 	void (*report)(void *user, const struct bench_read_figure *f), void *user, struct err *e)
 {
 	struct sample s[SOURCES] = {0};
-	double rate[SOURCES][BENCH_READ_REPEATS_MAX], cpu[SOURCES][BENCH_READ_REPEATS_MAX], cached[SOURCES] = {0};
+	double rate[SOURCES][BENCH_READ_REPEATS_MAX], cpu[SOURCES][BENCH_READ_REPEATS_MAX],
+		cached[SOURCES] = {0};
 	for (unsigned i = 0; i < j->repeats; i++) {
 		for (unsigned k = 0; k < SOURCES; k++) {
 			if (!j->have[k])
@@ -367,9 +378,11 @@ char *bench_read_line(const struct bench_read_figure *f, char *text)
 		f->direct ? "O_DIRECT" : "buffered", f->depth, f->slice_bytes >> 10, f->gb_s, f->gb_s_low,
 		f->gb_s_high, f->cpu_s_per_gb);
 	if (f->share_of_fio > 0 && strcmp(f->source, "fio"))
-		n += snprintf(text + n, BENCH_READ_LINE_MAX - (size_t)n, ", %.1f %% of fio", 100 * f->share_of_fio);
+		n += snprintf(
+			text + n, BENCH_READ_LINE_MAX - (size_t)n, ", %.1f %% of fio", 100 * f->share_of_fio);
 	if (f->cached > 0.001)
-		snprintf(text + n, BENCH_READ_LINE_MAX - (size_t)n, ", %.1f %% was cached", 100 * f->cached);
+		snprintf(
+			text + n, BENCH_READ_LINE_MAX - (size_t)n, ", %.1f %% was cached", 100 * f->cached);
 	return text;
 }
 
@@ -381,15 +394,16 @@ static int check_options(struct job *j, struct err *e)
 	j->slice = o->slice_bytes ? o->slice_bytes : READER_SLICE_DEFAULT;
 	j->repeats = o->repeats ? o->repeats : 3;
 	if (j->slice % 4096 || j->slice > READER_SLICE_MAX)
-		return err_set(e, ERR_USAGE, "bench read: reads of %zu bytes, expected a multiple of 4096 up to %u",
-			j->slice, READER_SLICE_MAX);
+		return err_set(e, ERR_USAGE,
+			"bench read: reads of %zu bytes, expected a multiple of 4096 up to %u", j->slice,
+			READER_SLICE_MAX);
 	if (j->repeats > BENCH_READ_REPEATS_MAX || o->n_depths > BENCH_READ_DEPTHS_MAX)
-		return err_set(e, ERR_USAGE, "bench read: at most %u repeats and %u depths", BENCH_READ_REPEATS_MAX,
-			BENCH_READ_DEPTHS_MAX);
+		return err_set(e, ERR_USAGE, "bench read: at most %u repeats and %u depths",
+			BENCH_READ_REPEATS_MAX, BENCH_READ_DEPTHS_MAX);
 	for (unsigned i = 0; i < o->n_depths; i++) {
 		if (!o->depths[i] || o->depths[i] > READER_DEPTH_MAX)
-			return err_set(
-				e, ERR_USAGE, "bench read: depth %u, expected 1 to %u", o->depths[i], READER_DEPTH_MAX);
+			return err_set(e, ERR_USAGE, "bench read: depth %u, expected 1 to %u", o->depths[i],
+				READER_DEPTH_MAX);
 	}
 	return 0;
 }
@@ -448,7 +462,8 @@ int bench_read(const struct bench_read_options *o,
 	j.memory = mem_try_map(j.memory_bytes);
 	j.blocks = n_blocks <= UINT32_MAX ? mem_try_new(n_blocks, sizeof *j.blocks) : NULL;
 	if (!j.memory || !j.blocks) {
-		code = err_set(e, ERR_MEMORY, "bench read: no memory for %u reads of %zu bytes", deepest, j.slice);
+		code = err_set(
+			e, ERR_MEMORY, "bench read: no memory for %u reads of %zu bytes", deepest, j.slice);
 		goto out;
 	}
 	if (o->small_pages)

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Decoding as a user meets it, with the routing of a trace: one engine, one long answer from a cold cache on, looked at in
- * stretches of tokens. The router of a model with random weights picks as no real one does, so the experts of a trace take the
- * place of its picks (stream/source_routed.h); every figure of this part is one of replayed routing.
+ * Decoding as a user meets it, with the routing of a trace: one engine, one long answer from a cold
+ * cache on, looked at in stretches of tokens. The router of a model with random weights picks as no
+ * real one does, so the experts of a trace take the place of its picks (stream/source_routed.h);
+ * every figure of this part is one of replayed routing.
  *
  * A token takes at least as long as
- *   computing it        measured after the run in the same engine, with routing confined to experts that stand in the first tier,
- *   bytes to the card / what the link to the card reaches,
- *   bytes missed      / what the drive reaches with the same reader on the same file, less what was prefetched in vain,
- * and the largest of the three is the bound. All are measured in the same run. A drive that others share is not the same a second
- * later: while its reads are what counts, decoding pauses now and then and the drive is measured (SAMPLE_*); a stretch is held against
- * the samples that lie in it, and time and tokens are those of decoding alone. Without samples it is what was found before and after.
+ *   computing it        measured after the run in the same engine, with routing confined to experts
+ * that stand in the first tier, bytes to the card / what the link to the card reaches, bytes missed
+ * / what the drive reaches with the same reader on the same file, less what was prefetched in vain,
+ * and the largest of the three is the bound. All are measured in the same run. A drive that others
+ * share is not the same a second later: while its reads are what counts, decoding pauses now and
+ * then and the drive is measured (SAMPLE_*); a stretch is held against the samples that lie in it,
+ * and time and tokens are those of decoding alone. Without samples it is what was found before and
+ * after.
  */
 #include "tools/bench.h"
 
@@ -38,8 +41,8 @@
 #define MORE          (RESIDENT_RUN + 2 * USAGE_RUN + 4) /* tokens beyond the run itself */
 #define MORE_NS       3000000000u /* the longest that each of these stretches may take */
 
-/* The drive, while decoding pauses: so many seconds (or 4 x --seconds), a tenth of the time at most, if it was busy for as long since
- * the last one */
+/* The drive, while decoding pauses: so many seconds (or 4 x --seconds), a tenth of the time at
+ * most, if it was busy for as long since the last one */
 #define SAMPLE_S 0.2
 
 struct replay {
@@ -118,7 +121,8 @@ static int decode(struct replay *j, const int32_t *ids, uint32_t n, uint32_t n_n
 	return rc;
 }
 
-/* Some more tokens, or as many as there is time for, as what came before goes on; j->at_ns and j->stats then hold them. */
+/* Some more tokens, or as many as there is time for, as what came before goes on; j->at_ns and
+ * j->stats then hold them. */
 static int go_on(struct replay *j, uint32_t n_new, struct err *e)
 {
 	const uint32_t n = session_length(j->s);
@@ -163,8 +167,8 @@ static int measure_compute(struct replay *j, struct err *e)
 	struct expert_stats d = stats_between(j->stats[first], j->stats[j->n - 1]);
 	struct bench_spread t = bench_spread_of(ms, count);
 	j->compute_ms = t.median;
-	bench_add(
-		j->b, j->what, "ms/tok", t, 0, NULL, "computing alone (all hits: %u or more of a layer)", least);
+	bench_add(j->b, j->what, "ms/tok", t, 0, NULL,
+		"computing alone (all hits: %u or more of a layer)", least);
 	if (d.miss)
 		bench_add(j->b, j->what, "/tok", bench_one((double)d.miss / count), 0, NULL,
 			"computing alone: missed all the same");
@@ -180,20 +184,22 @@ static double at_limit(uint64_t bytes, double tokens, struct bench_spread bytes_
 }
 
 /* What moved over one wire. */
-static void add_wire(struct replay *j, const char *name, const char *wire, uint64_t bytes, uint64_t busy_ns,
-	double tokens, double limit_ms)
+static void add_wire(struct replay *j, const char *name, const char *wire, uint64_t bytes,
+	uint64_t busy_ns, double tokens, double limit_ms)
 {
 	if (!bytes)
 		return;
-	bench_add(
-		j->b, j->what, "MB/tok", bench_one((double)bytes * 1e-6 / tokens), 0, NULL, "%s: %s", name, wire);
-	bench_add(j->b, j->what, "ms/tok", bench_one((double)busy_ns * 1e-6 / tokens), 0, NULL, "%s: %s, busy",
+	bench_add(j->b, j->what, "MB/tok", bench_one((double)bytes * 1e-6 / tokens), 0, NULL, "%s: %s",
 		name, wire);
-	bench_add(j->b, j->what, "ms/tok", bench_one(limit_ms), 0, NULL, "%s: %s, at its limit", name, wire);
+	bench_add(j->b, j->what, "ms/tok", bench_one((double)busy_ns * 1e-6 / tokens), 0, NULL,
+		"%s: %s, busy", name, wire);
+	bench_add(
+		j->b, j->what, "ms/tok", bench_one(limit_ms), 0, NULL, "%s: %s, at its limit", name, wire);
 }
 
 /* What the drive reached in the tokens [first, end), as far as it was measured there. */
-static struct bench_spread drive_meanwhile(struct replay *j, const char *name, uint32_t first, uint32_t end)
+static struct bench_spread drive_meanwhile(
+	struct replay *j, const char *name, uint32_t first, uint32_t end)
 {
 	double *v = NEW_ARRAY(double, end - first);
 	int n = 0;
@@ -204,7 +210,8 @@ static struct bench_spread drive_meanwhile(struct replay *j, const char *name, u
 	free(v);
 	const struct bench_spread gb_s = {s.median * 1e-9, s.low * 1e-9, s.high * 1e-9};
 	if (n)
-		bench_add(j->b, j->what, "GB/s", gb_s, 0, NULL, "%s: limit: drive, meanwhile (%d samples)", name, n);
+		bench_add(j->b, j->what, "GB/s", gb_s, 0, NULL, "%s: limit: drive, meanwhile (%d samples)",
+			name, n);
 	return s;
 }
 
@@ -215,7 +222,8 @@ static void add_stretch(struct replay *j, const char *name, uint32_t first, uint
 	const struct limits *l = &j->limits;
 	const struct bench_spread drive = drive_meanwhile(j, name, first, end);
 	const struct expert_stats d = stats_between(j->stats[first], j->stats[end]);
-	const double tokens = end - first, ms = (double)(j->at_ns[end] - j->at_ns[first]) * 1e-6 / tokens;
+	const double tokens = end - first,
+				 ms = (double)(j->at_ns[end] - j->at_ns[first]) * 1e-6 / tokens;
 	const double asked = MAX((double)(d.hit_vram + d.hit_ram + d.miss), 1.0);
 	const double disk_ms = at_limit(d.bytes_read, tokens, drive);
 	const double in_ms = at_limit(d.bytes_in, tokens, l->card.in_bytes_s);
@@ -224,21 +232,23 @@ static void add_stretch(struct replay *j, const char *name, uint32_t first, uint
 	const uint64_t wasted = d.prefetch_wasted * (uint64_t)l->disk.expert_bytes,
 				   read = d.bytes_read - MIN(d.bytes_read, d.bytes_read_wasted);
 	const double read_ms = at_limit(read, tokens, drive);
-	const double moved_ms = at_limit(d.bytes_in - MIN(d.bytes_in, wasted), tokens, l->card.in_bytes_s);
+	const double moved_ms =
+		at_limit(d.bytes_in - MIN(d.bytes_in, wasted), tokens, l->card.in_bytes_s);
 	const double bound = MAX(MAX(j->compute_ms, read_ms), moved_ms);
 	const char *by = bound == read_ms ? "drive" : bound == moved_ms ? "link" : "computing";
-	bench_add(
-		b, j->what, "tok/s", bench_one(1e3 / ms), 1e3 / bound, by, "%s (tokens %u to %u)", name, first, end);
+	bench_add(b, j->what, "tok/s", bench_one(1e3 / ms), 1e3 / bound, by, "%s (tokens %u to %u)",
+		name, first, end);
 	bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_vram / asked), 0, NULL,
 		"%s: experts in tier 0%s", name, j->ahead ? ", or on the way" : "");
 	if (j->c.ram_bytes)
 		bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_ram / asked), 0, NULL,
 			"%s: experts in tier 1", name);
-	bench_add(b, j->what, "%", bench_one(100 * (double)d.miss / asked), 0, NULL, "%s: experts missed", name);
+	bench_add(b, j->what, "%", bench_one(100 * (double)d.miss / asked), 0, NULL,
+		"%s: experts missed", name);
 	const double came = (double)read / l->disk.expert_bytes;
 	if (j->ahead) {
-		bench_add(
-			b, j->what, "%", bench_one(100 * came / asked), 0, NULL, "%s: experts that had to be read", name);
+		bench_add(b, j->what, "%", bench_one(100 * came / asked), 0, NULL,
+			"%s: experts that had to be read", name);
 		bench_add(b, j->what, "/tok", bench_one((double)d.prefetch_useful / tokens), 0, NULL,
 			"%s: prefetched and used", name);
 		bench_add(b, j->what, "/tok", bench_one((double)d.prefetch_wasted / tokens), 0, NULL,
@@ -250,13 +260,14 @@ static void add_stretch(struct replay *j, const char *name, uint32_t first, uint
 	bench_add(b, j->what, "ms/tok", bench_one(ms), 0, NULL, "%s: a token", name);
 	bench_add(b, j->what, "ms/tok", bench_one((double)d.wait_ns * 1e-6 / tokens), 0, NULL,
 		"%s: waited for experts", name);
-	bench_add(
-		b, j->what, "ms/tok", bench_one(ms - j->compute_ms), 0, NULL, "%s: beyond computing alone", name);
+	bench_add(b, j->what, "ms/tok", bench_one(ms - j->compute_ms), 0, NULL,
+		"%s: beyond computing alone", name);
 	/* of the time that wires were busy, the part in which nobody waited for them */
 	const double busy_ms = (double)MAX(d.disk_busy_ns, d.in_busy_ns) * 1e-6 / tokens;
 	if (busy_ms > 0)
-		bench_add(b, j->what, "%", bench_one(100 * MIN(MAX(0, 1 - (ms - j->compute_ms) / busy_ms), 1)), 0,
-			NULL, "%s: of the busier wire's time hidden", name);
+		bench_add(b, j->what, "%",
+			bench_one(100 * MIN(MAX(0, 1 - (ms - j->compute_ms) / busy_ms), 1)), 0, NULL,
+			"%s: of the busier wire's time hidden", name);
 }
 
 static void add_stretches(struct replay *j)
@@ -272,8 +283,8 @@ static void add_stretches(struct replay *j)
 /* ---- start-up ---- */
 
 /* From the command to the first token, and where the time went. */
-static void add_start(struct replay *j, const struct common_loading *l, uint64_t opened_ns, uint64_t first_ns,
-	uint32_t n_prompt)
+static void add_start(struct replay *j, const struct common_loading *l, uint64_t opened_ns,
+	uint64_t first_ns, uint32_t n_prompt)
 {
 	struct bench *b = j->b;
 	const double s = 1e-9;
@@ -284,13 +295,15 @@ static void add_start(struct replay *j, const struct common_loading *l, uint64_t
 					 size = (double)l->bytes * 1e-9;
 		bench_add(b, "start", "s", bench_one((double)(l->first_ns - b->start_ns) * s), 0, NULL,
 			"of which before the weights: headers, backend, plan");
-		bench_add(b, "start", "s", bench_one(seconds), 0, NULL, "of which resident weights, %.4g GB", size);
-		bench_add(b, "start", "GB/s", bench_one(size / seconds), j->limits.disk.bytes_s.median * 1e-9,
-			"drive", "resident weights loaded");
+		bench_add(b, "start", "s", bench_one(seconds), 0, NULL,
+			"of which resident weights, %.4g GB", size);
+		bench_add(b, "start", "GB/s", bench_one(size / seconds),
+			j->limits.disk.bytes_s.median * 1e-9, "drive", "resident weights loaded");
 		bench_add(b, "start", "s", bench_one((double)(opened_ns - l->last_ns) * s), 0, NULL,
 			"of which caches and the rest of opening");
 	}
-	bench_add(b, "start", "s", bench_one((double)(first_ns - opened_ns) * s), 0, NULL, "of which the prompt");
+	bench_add(b, "start", "s", bench_one((double)(first_ns - opened_ns) * s), 0, NULL,
+		"of which the prompt");
 }
 
 /* ---- all of it ---- */
@@ -307,8 +320,9 @@ static int run(struct replay *j, struct common_loading *loading, uint64_t *opene
 	engine_cache_look(j->g, &k, NULL);
 	j->ahead = k.lookahead;
 	if ((uint64_t)o->n_prompt + o->n_new + MORE > engine_context(j->g))
-		return err_set(e, ERR_USAGE, "%u prompt, %u new and %u more tokens do not fit the context of %u",
-			o->n_prompt, o->n_new, MORE, engine_context(j->g));
+		return err_set(e, ERR_USAGE,
+			"%u prompt, %u new and %u more tokens do not fit the context of %u", o->n_prompt,
+			o->n_new, MORE, engine_context(j->g));
 	snprintf(j->backend, sizeof j->backend, "%s", engine_backend_name(j->g));
 	bench_begin(j->b, j->backend);
 	if (j->b->format == BENCH_TEXT && j->c.routing)
@@ -334,8 +348,8 @@ static int run(struct replay *j, struct common_loading *loading, uint64_t *opene
 	return rc;
 }
 
-int bench_replay(
-	struct bench *b, const struct common_opts *c, const struct bench_replay_options *o, struct err *e)
+int bench_replay(struct bench *b, const struct common_opts *c, const struct bench_replay_options *o,
+	struct err *e)
 {
 	struct replay *j = NEW(struct replay);
 	struct common_loading loading = {0};

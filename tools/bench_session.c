@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Saving and reading a session against computing it again, and what compression would gain: by plain lz4 on each MiB of cache
- * rows, and after sorting their bytes or bits into planes (which the program does not do: the figures here are why). Saving is
- * held against a plain write and fsync of as many bytes to the same folder, reading against a plain read of the same file.
+ * Saving and reading a session against computing it again, and what compression would gain: by
+ * plain lz4 on each MiB of cache rows, and after sorting their bytes or bits into planes (which the
+ * program does not do: the figures here are why). Saving is held against a plain write and fsync of
+ * as many bytes to the same folder, reading against a plain read of the same file.
  */
 #include "tools/bench.h"
 
@@ -49,7 +50,8 @@ static struct bench_spread one(double v)
 }
 
 /* n tokens: the text of a file, as often as it takes, else random ones. */
-static int make_ids(struct token_ids *ids, struct engine *g, const char *file, uint32_t n, struct err *e)
+static int make_ids(
+	struct token_ids *ids, struct engine *g, const char *file, uint32_t n, struct err *e)
 {
 	struct rng r = {42};
 	char *text = NULL;
@@ -61,7 +63,8 @@ static int make_ids(struct token_ids *ids, struct engine *g, const char *file, u
 	if (file && !rc && !ids->n)
 		rc = err_set(e, ERR_INPUT, "%.400s: holds no tokens", file);
 	for (size_t i = ids->n, period = ids->n; i < n && !rc; i++) {
-		int32_t id = file ? ids->data[i - period] : (int32_t)rng_below(&r, (uint32_t)engine_n_valid(g));
+		int32_t id =
+			file ? ids->data[i - period] : (int32_t)rng_below(&r, (uint32_t)engine_n_valid(g));
 		if (token_ids_push(ids, id))
 			rc = err_set(e, ERR_MEMORY, "no memory for %u tokens", n);
 	}
@@ -73,7 +76,8 @@ static int make_ids(struct token_ids *ids, struct engine *g, const char *file, u
 
 static int plain_write(struct session_job *j, double *seconds, struct err *e)
 {
-	static uint8_t zeros[BLOCK_MAX_BYTES]; /* the drives this is for do not look at what they write */
+	static uint8_t
+		zeros[BLOCK_MAX_BYTES]; /* the drives this is for do not look at what they write */
 	struct out_file o;
 	int rc = out_file_open_private(&o, j->path, e);
 	uint64_t start = clock_ns();
@@ -133,17 +137,20 @@ static int time_it(struct session_job *j, struct err *e)
 		return rc;
 	struct bench_spread s = bench_spread_of(save, repeats), l = bench_spread_of(load, repeats);
 	double gb = (double)j->bytes * 1e-9;
-	bench_add(j->b, "session", "s", one(j->prefill_s), 0, NULL, "%s, %u tokens: prefill", j->kind, n);
-	bench_add(j->b, "session", "s", s, 0, NULL, "%s, %u tokens: save %.1f MB", j->kind, n, gb * 1e3);
-	bench_add(j->b, "session", "GB/s", bench_rate(s, gb), gb / bench_spread_of(wrote, repeats).median,
-		"plain write and fsync", "%s: save", j->kind);
+	bench_add(
+		j->b, "session", "s", one(j->prefill_s), 0, NULL, "%s, %u tokens: prefill", j->kind, n);
+	bench_add(
+		j->b, "session", "s", s, 0, NULL, "%s, %u tokens: save %.1f MB", j->kind, n, gb * 1e3);
+	bench_add(j->b, "session", "GB/s", bench_rate(s, gb),
+		gb / bench_spread_of(wrote, repeats).median, "plain write and fsync", "%s: save", j->kind);
 	bench_add(j->b, "session", "s", l, 0, NULL, "%s, %u tokens: read it back", j->kind, n);
-	bench_add(j->b, "session", "GB/s", bench_rate(l, gb), gb / bench_spread_of(was_read, repeats).median,
-		"plain read, page cache", "%s: read it back", j->kind);
-	bench_add(j->b, "session", "times", bench_rate(l, j->prefill_s), 0, NULL, "%s: prefill took longer by",
-		j->kind);
-	bench_add(j->b, "session", "MB", one(gb * 1e3), 0, NULL, "%s: file (%.1f MB before lz4)", j->kind,
-		(double)info.raw_bytes * 1e-6);
+	bench_add(j->b, "session", "GB/s", bench_rate(l, gb),
+		gb / bench_spread_of(was_read, repeats).median, "plain read, page cache",
+		"%s: read it back", j->kind);
+	bench_add(j->b, "session", "times", bench_rate(l, j->prefill_s), 0, NULL,
+		"%s: prefill took longer by", j->kind);
+	bench_add(j->b, "session", "MB", one(gb * 1e3), 0, NULL, "%s: file (%.1f MB before lz4)",
+		j->kind, (double)info.raw_bytes * 1e-6);
 	return 0;
 }
 
@@ -190,7 +197,8 @@ struct squeeze {
 	double sort_s[N_WAYS], pack_s[N_WAYS], unpack_s[N_WAYS];
 };
 
-static void squeeze_piece(struct squeeze *q, const uint8_t *rows, size_t bytes, size_t w, uint8_t *scratch)
+static void squeeze_piece(
+	struct squeeze *q, const uint8_t *rows, size_t bytes, size_t w, uint8_t *scratch)
 {
 	size_t bound = (size_t)LZ4_compressBound(BLOCK_MAX_BYTES);
 	uint8_t *sorted = scratch, *packed = scratch + BLOCK_MAX_BYTES, *back = packed + bound;
@@ -203,8 +211,8 @@ static void squeeze_piece(struct squeeze *q, const uint8_t *rows, size_t bytes, 
 			bit_planes(rows, sorted, bytes / w, w);
 		q->sort_s[way] += seconds_since(start);
 		start = clock_ns();
-		int got =
-			LZ4_compress_default((const char *)(way ? sorted : rows), (char *)packed, (int)bytes, (int)bound);
+		int got = LZ4_compress_default(
+			(const char *)(way ? sorted : rows), (char *)packed, (int)bytes, (int)bound);
 		q->pack_s[way] += seconds_since(start);
 		start = clock_ns();
 		LZ4_decompress_safe((const char *)packed, (char *)back, got, (int)bytes);
@@ -213,8 +221,8 @@ static void squeeze_piece(struct squeeze *q, const uint8_t *rows, size_t bytes, 
 	}
 }
 
-static int squeeze_layer(
-	struct session_job *j, uint32_t layer, struct squeeze *q, uint8_t *rows, uint8_t *scratch, struct err *e)
+static int squeeze_layer(struct session_job *j, uint32_t layer, struct squeeze *q, uint8_t *rows,
+	uint8_t *scratch, struct err *e)
 {
 	struct engine *g = j->s->g;
 	const struct cache_view *views[] = {&g->kv.latent[layer], &g->kv.index_key[layer]};
@@ -225,7 +233,8 @@ static int squeeze_layer(
 		size_t w = views[v]->type == DTYPE_F32 ? 4 : 2, row = (size_t)views[v]->width * w;
 		size_t piece = BLOCK_MAX_BYTES / row & ~(size_t)7;
 		for (size_t done = 0; done + piece <= j->ids.n && !rc; done += piece) {
-			const uint8_t *from = (const uint8_t *)views[v]->data + ((size_t)j->s->base + done) * row;
+			const uint8_t *from =
+				(const uint8_t *)views[v]->data + ((size_t)j->s->base + done) * row;
 			rc = g->backend->ops->download(g->backend, rows, from, piece * row, e);
 			if (!rc)
 				squeeze_piece(q, rows, piece * row, w, scratch);
@@ -249,7 +258,8 @@ static int squeeze(struct session_job *j, struct err *e)
 {
 	struct squeeze first = {0}, rest = {0};
 	uint8_t *rows = NEW_ARRAY(uint8_t, BLOCK_MAX_BYTES);
-	uint8_t *scratch = NEW_ARRAY(uint8_t, 2 * BLOCK_MAX_BYTES + (size_t)LZ4_compressBound(BLOCK_MAX_BYTES));
+	uint8_t *scratch =
+		NEW_ARRAY(uint8_t, 2 * BLOCK_MAX_BYTES + (size_t)LZ4_compressBound(BLOCK_MAX_BYTES));
 	int rc = 0;
 	for (uint32_t l = 0; l < j->s->g->model.config.n_layers && !rc; l++)
 		rc = squeeze_layer(j, l, l ? &rest : &first, rows, scratch, e);
@@ -270,8 +280,8 @@ static int squeeze(struct session_job *j, struct err *e)
 }
 #endif
 
-int bench_session(struct bench *b, const struct common_opts *options, const char *text, const char *folder,
-	uint32_t n, struct err *e)
+int bench_session(struct bench *b, const struct common_opts *options, const char *text,
+	const char *folder, uint32_t n, struct err *e)
 {
 	int rc = 0;
 	for (int f32 = 0; f32 < 2 && !rc; f32++) {
@@ -281,7 +291,8 @@ int bench_session(struct bench *b, const struct common_opts *options, const char
 		c.kv_f32 = f32;
 		if (!c.context)
 			c.context = n;
-		j.path = mem_printf("%s/glmstream-bench.%ld.session", folder ? folder : ".", (long)getpid());
+		j.path =
+			mem_printf("%s/glmstream-bench.%ld.session", folder ? folder : ".", (long)getpid());
 		if (!(rc = common_opts_open(&c, &g, e)) && !(rc = make_ids(&j.ids, g, text, n, e)) &&
 			!(rc = session_new(g, &j.s, e)) && !(rc = time_it(&j, e)))
 			rc = squeeze(&j, e);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Decoding with experts streamed from disk, held against what no program could beat on this machine: a token takes at least
- * as long as computing it does when everything is cached, and at least as long as the drive needs for the bytes that the
- * cache misses. Both are measured in the same run, the second with the same reader on the same file in requests of the
- * same size, but with the drive always busy. The misses are those without lookahead: what a prefetch reads in vain is no
- * excuse.
+ * Decoding with experts streamed from disk, held against what no program could beat on this
+ * machine: a token takes at least as long as computing it does when everything is cached, and at
+ * least as long as the drive needs for the bytes that the cache misses. Both are measured in the
+ * same run, the second with the same reader on the same file in requests of the same size, but with
+ * the drive always busy. The misses are those without lookahead: what a prefetch reads in vain is
+ * no excuse.
  *
- * Other processes only ever slow a sample down. So all ways to run take turns, the bound is that of the fastest samples,
- * and what is said about a run is said of its fastest sample.
+ * Other processes only ever slow a sample down. So all ways to run take turns, the bound is that of
+ * the fastest samples, and what is said about a run is said of its fastest sample.
  */
 #include "tools/bench.h"
 
@@ -76,8 +77,8 @@ out:
 	return rc;
 }
 
-/* Another sample: a decode with a budget and a lookahead, cold at first, the second one counts. What the engine says about
- * itself has been said. */
+/* Another sample: a decode with a budget and a lookahead, cold at first, the second one counts.
+ * What the engine says about itself has been said. */
 static int sample(struct stream_job *j, int i, uint64_t cache_bytes, struct row *row, struct err *e)
 {
 	struct common_opts c = j->c;
@@ -98,7 +99,8 @@ static int sample(struct stream_job *j, int i, uint64_t cache_bytes, struct row 
 	if (!i || d.ms.median < row->best.ms.median)
 		row->best = d;
 	if (d.logits_hash != j->rows[0].best.logits_hash)
-		return err_set(e, ERR_RUN, "logits of two ways to stream the same tokens differ: this must not be");
+		return err_set(
+			e, ERR_RUN, "logits of two ways to stream the same tokens differ: this must not be");
 	return 0;
 }
 
@@ -116,7 +118,8 @@ static int take_samples(struct stream_job *j, struct err *e)
 		int rc = sample(j, i, MEASURE_EVERYTHING, &j->cached, e);
 		if (rc == ERR_MEMORY) {
 			j->no_cached = true;
-			log_info("bench: memory does not hold all experts: the computing time is that of the streamed "
+			log_info("bench: memory does not hold all experts: the computing time is that of the "
+					 "streamed "
 					 "run less its "
 					 "waits");
 		} else if (rc) {
@@ -137,34 +140,38 @@ static void add_row(struct stream_job *j, struct row *row)
 	struct bench *b = j->b;
 	const struct measure_decode *d = &row->best;
 	const int ahead = row->ahead;
-	const double asked = d->hits[0] + d->hits[1] + d->misses, ms = d->ms.median, gap = ms - j->bound_ms;
-	bench_add(
-		b, "stream", "tok/s", tok_s(row, b->repeats), 1e3 / j->bound_ms, "bound", "lookahead %d", ahead);
-	bench_add(b, "stream", "ratio", bench_one(ms / j->bound_ms), 0, NULL, "lookahead %d: least time / bound",
-		ahead);
+	const double asked = d->hits[0] + d->hits[1] + d->misses, ms = d->ms.median,
+				 gap = ms - j->bound_ms;
+	bench_add(b, "stream", "tok/s", tok_s(row, b->repeats), 1e3 / j->bound_ms, "bound",
+		"lookahead %d", ahead);
+	bench_add(b, "stream", "ratio", bench_one(ms / j->bound_ms), 0, NULL,
+		"lookahead %d: least time / bound", ahead);
 	bench_add(b, "stream", "%", bench_one(100 * d->hits[0] / asked), 0, NULL,
 		"lookahead %d: experts in tier 0, or on the way", ahead);
 	if (j->c.ram_bytes)
 		bench_add(b, "stream", "%", bench_one(100 * d->hits[1] / asked), 0, NULL,
 			"lookahead %d: experts in tier 1", ahead);
+	bench_add(b, "stream", "%", bench_one(100 * d->misses / asked), 0, NULL,
+		"lookahead %d: experts missed", ahead);
 	bench_add(
-		b, "stream", "%", bench_one(100 * d->misses / asked), 0, NULL, "lookahead %d: experts missed", ahead);
-	bench_add(b, "stream", "MB/tok", bench_one(d->bytes * 1e-6), 0, NULL, "lookahead %d: read", ahead);
+		b, "stream", "MB/tok", bench_one(d->bytes * 1e-6), 0, NULL, "lookahead %d: read", ahead);
 	if (ahead) {
-		bench_add(
-			b, "stream", "/tok", bench_one(d->useful), 0, NULL, "lookahead %d: prefetched and used", ahead);
-		bench_add(
-			b, "stream", "/tok", bench_one(d->wasted), 0, NULL, "lookahead %d: prefetched in vain", ahead);
+		bench_add(b, "stream", "/tok", bench_one(d->useful), 0, NULL,
+			"lookahead %d: prefetched and used", ahead);
+		bench_add(b, "stream", "/tok", bench_one(d->wasted), 0, NULL,
+			"lookahead %d: prefetched in vain", ahead);
 	}
-	bench_add(
-		b, "stream", "ms/tok", bench_one(d->wait_ms), 0, NULL, "lookahead %d: waited for experts", ahead);
+	bench_add(b, "stream", "ms/tok", bench_one(d->wait_ms), 0, NULL,
+		"lookahead %d: waited for experts", ahead);
 	if (b->format != BENCH_TEXT)
 		return;
-	printf("         lookahead %d: %.3g ms a token are %.2f times the bound of %.3g ms (computing %.3g, "
+	printf("         lookahead %d: %.3g ms a token are %.2f times the bound of %.3g ms (computing "
+		   "%.3g, "
 		   "reading %.3g). ",
 		ahead, ms, ms / j->bound_ms, j->bound_ms, j->compute_ms, j->read_ms);
 	if (gap <= 0)
-		printf("Faster than its bound: the machine was busy while that was measured. Repeat on a quiet "
+		printf("Faster than its bound: the machine was busy while that was measured. Repeat on a "
+			   "quiet "
 			   "machine, or with "
 			   "more --repeats.\n");
 	else

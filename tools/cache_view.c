@@ -20,11 +20,14 @@ struct cell {
 	int n[ENGINE_IN_VRAM + 1];
 };
 
-/* What stands for a cell, and its colour. The first tier decides the shade; a cell without any of it shows what comes next. */
+/* What stands for a cell, and its colour. The first tier decides the shade; a cell without any of
+ * it shows what comes next. */
 static const char *draw_cell(const struct cell *c, enum ink *ink)
 {
-	static const char *const shades[] = {"\xe2\x96\x91", "\xe2\x96\x92", "\xe2\x96\x93", "\xe2\x96\x88"};
-	int all = c->n[ENGINE_ON_DISK] + c->n[ENGINE_IN_RAM] + c->n[ENGINE_READING] + c->n[ENGINE_IN_VRAM];
+	static const char *const shades[] = {
+		"\xe2\x96\x91", "\xe2\x96\x92", "\xe2\x96\x93", "\xe2\x96\x88"};
+	int all =
+		c->n[ENGINE_ON_DISK] + c->n[ENGINE_IN_RAM] + c->n[ENGINE_READING] + c->n[ENGINE_IN_VRAM];
 	int in = c->n[ENGINE_IN_VRAM];
 	*ink = PLAIN;
 	if (!all)
@@ -63,19 +66,20 @@ static void draw_row(FILE *f, const struct cell *cells, int n, bool colours)
 static void print_tier(FILE *f, const char *name, uint64_t bytes, int n, int all)
 {
 	if (bytes)
-		fprintf(f, "  %-8s %d of %d experts (%.0f %%) in %.4f GB\n", name, n, all, 100.0 * n / MAX(all, 1),
-			(double)bytes * 1e-9);
+		fprintf(f, "  %-8s %d of %d experts (%.0f %%) in %.4f GB\n", name, n, all,
+			100.0 * n / MAX(all, 1), (double)bytes * 1e-9);
 }
 
-void cache_view_draw(FILE *f, const struct engine_cache *c, const uint8_t *map, const char *first_tier,
-	int columns, bool colours)
+void cache_view_draw(FILE *f, const struct engine_cache *c, const uint8_t *map,
+	const char *first_tier, int columns, bool colours)
 {
 	int *layers = NEW_ARRAY(int, c->n_layers), n_moe = 0, total[ENGINE_IN_VRAM + 1] = {0};
 	for (uint32_t i = 0; i < c->n_layers; i++)
 		if (map[(size_t)i * c->n_experts] != ENGINE_NO_EXPERT)
 			layers[n_moe++] = (int)i;
 	int room = MAX(columns, 40) - LEFT - RIGHT;
-	int per_cell = ((int)c->n_experts + room - 1) / room, per_row = (n_moe + ROWS_MOST - 1) / ROWS_MOST;
+	int per_cell = ((int)c->n_experts + room - 1) / room,
+		per_row = (n_moe + ROWS_MOST - 1) / ROWS_MOST;
 	int n_cells = per_cell ? ((int)c->n_experts + per_cell - 1) / per_cell : 0;
 	struct cell *cells = NEW_ARRAY(struct cell, (size_t)n_cells);
 
@@ -102,8 +106,9 @@ void cache_view_draw(FILE *f, const struct engine_cache *c, const uint8_t *map, 
 		draw_row(f, cells, n_cells, colours);
 		fprintf(f, " %3.0f %%\n", 100.0 * in / ((end - at) * (double)c->n_experts));
 	}
-	fprintf(f, "  \xe2\x96\x88 in the %s%s%s   + being read   = in RAM   \xc2\xb7 on disk\n", first_tier,
-		per_cell * per_row > 1 ? "   \xe2\x96\x93\xe2\x96\x92\xe2\x96\x91 in part" : "", "");
+	fprintf(f, "  \xe2\x96\x88 in the %s%s%s   + being read   = in RAM   \xc2\xb7 on disk\n",
+		first_tier, per_cell * per_row > 1 ? "   \xe2\x96\x93\xe2\x96\x92\xe2\x96\x91 in part" : "",
+		"");
 	int all = n_moe * (int)c->n_experts;
 	print_tier(f, first_tier, c->tier_bytes[0], total[ENGINE_IN_VRAM], all);
 	print_tier(f, "ram", c->tier_bytes[1], total[ENGINE_IN_RAM], all);
@@ -113,12 +118,12 @@ void cache_view_draw(FILE *f, const struct engine_cache *c, const uint8_t *map, 
 	double part = asked ? 100.0 / (double)asked : 0;
 	if (asked)
 		fprintf(f, "  asked    %llu times: %.1f %% %s, %.1f %% ram, %.1f %% read (%.3f GB)\n",
-			(unsigned long long)asked, part * (double)s->hit_vram, first_tier, part * (double)s->hit_ram,
-			part * (double)s->miss, (double)s->bytes_read * 1e-9);
+			(unsigned long long)asked, part * (double)s->hit_vram, first_tier,
+			part * (double)s->hit_ram, part * (double)s->miss, (double)s->bytes_read * 1e-9);
 	fprintf(f, "  policy   %s; lookahead %d", c->policy, c->lookahead);
 	if (s->prefetch_useful || s->prefetch_wasted)
-		fprintf(f, ": %llu read ahead and used, %llu in vain", (unsigned long long)s->prefetch_useful,
-			(unsigned long long)s->prefetch_wasted);
+		fprintf(f, ": %llu read ahead and used, %llu in vain",
+			(unsigned long long)s->prefetch_useful, (unsigned long long)s->prefetch_wasted);
 	fputc('\n', f);
 	free(cells);
 	free(layers);

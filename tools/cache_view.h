@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The expert cache drawn with characters: layers downwards, experts from left to right, and what that comes to. */
+/* The expert cache drawn with characters: layers downwards, experts from left to right, and what
+ * that comes to. */
 #ifndef GLM_TOOLS_CACHE_VIEW_H
 #define GLM_TOOLS_CACHE_VIEW_H
 
@@ -7,12 +8,14 @@
 
 #include <stdio.h>
 
-/* The cache of an engine on a terminal `columns` wide (at least 40). A cell is one expert while that fits, else some
- * neighbours of some layers, drawn by how many of them stand in the first tier. Without a cache one line says so. */
+/* The cache of an engine on a terminal `columns` wide (at least 40). A cell is one expert while
+ * that fits, else some neighbours of some layers, drawn by how many of them stand in the first
+ * tier. Without a cache one line says so. */
 void cache_view_print(FILE *f, const struct engine *g, int columns, bool colours);
 
-/* The same for a map at hand: map[c->n_layers][c->n_experts] of enum engine_place. `first_tier` names it: "vram", "cache". */
-void cache_view_draw(FILE *f, const struct engine_cache *c, const uint8_t *map, const char *first_tier,
-	int columns, bool colours);
+/* The same for a map at hand: map[c->n_layers][c->n_experts] of enum engine_place. `first_tier`
+ * names it: "vram", "cache". */
+void cache_view_draw(FILE *f, const struct engine_cache *c, const uint8_t *map,
+	const char *first_tier, int columns, bool colours);
 
 #endif

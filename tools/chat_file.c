@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What is read is checked like any foreign text: the marks must point at user messages, ids must be in the vocabulary. */
+/* What is read is checked like any foreign text: the marks must point at user messages, ids must be
+ * in the vocabulary. */
 #include "tools/chat_file.h"
 
 #include "src/base/clock.h"
@@ -69,7 +70,9 @@ int chat_file_note(const struct answer *a, struct buf *out, struct err *e)
 	json_object_set_new(o, "marks", marks);
 	json_text_dump(o, out);
 	json_decref(o);
-	return bad ? err_set(e, ERR_RUN, "the conversation holds text that is not UTF-8 and cannot be saved") : 0;
+	return bad ? err_set(e, ERR_RUN,
+					 "the conversation holds text that is not UTF-8 and cannot be saved")
+			   : 0;
 }
 
 /* Whole numbers from 0 to `most` of an array; false when it is none, or holds something else. */
@@ -114,14 +117,16 @@ static int parse_talk(
 		return rc;
 	}
 	if (!get_numbers(json_object_get(o, "raw_ids"), (json_int_t)n_vocab - 1, &ids, &n_ids))
-		rc = err_set(e, ERR_INPUT, "%.400s: raw_ids: expected a list of token ids below %u", name, n_vocab);
+		rc = err_set(
+			e, ERR_INPUT, "%.400s: raw_ids: expected a list of token ids below %u", name, n_vocab);
 	for (size_t i = 0; i < n_ids && !rc; i++)
 		if (token_ids_push(&c->raw_ids, (int32_t)ids[i]))
 			rc = err_set(e, ERR_MEMORY, "%.400s: no memory for %zu token ids", name, n_ids);
 	free(ids);
-	if (!rc &&
-		(!get_numbers(json_object_get(o, "marks"), INT32_MAX, &c->marks, &c->n_turns) || !marks_fit(c)))
-		rc = err_set(e, ERR_INPUT, "%.400s: marks: expected where the turns begin, in rising order", name);
+	if (!rc && (!get_numbers(json_object_get(o, "marks"), INT32_MAX, &c->marks, &c->n_turns) ||
+				   !marks_fit(c)))
+		rc = err_set(
+			e, ERR_INPUT, "%.400s: marks: expected where the turns begin, in rising order", name);
 	return rc;
 }
 
@@ -134,8 +139,9 @@ int chat_file_parse(struct answer *a, const char *text, size_t len, const char *
 		err_prefix(e, "%.300s: holds no chat", name);
 		return ERR_INPUT;
 	}
-	const json_t *version = json_object_get(o, "glmstream_chat"), *mode = json_object_get(o, "think"),
-				 *turns = json_object_get(o, "turns"), *seed = json_object_get(o, "seed");
+	const json_t *version = json_object_get(o, "glmstream_chat"),
+				 *mode = json_object_get(o, "think"), *turns = json_object_get(o, "turns"),
+				 *seed = json_object_get(o, "seed");
 	if (json_integer_value(version) != 1 || !json_is_string(mode) ||
 		!think_mode_parse(json_string_value(mode), &think) || !json_is_integer(turns) ||
 		!json_is_integer(seed))
@@ -166,14 +172,16 @@ static void look(const char *path, struct stat *st)
 		*st = (struct stat){0};
 }
 
-/* Has another program written the chat's file since this one read or wrote it? A file that is gone is nobody's work. */
+/* Has another program written the chat's file since this one read or wrote it? A file that is gone
+ * is nobody's work. */
 static bool is_anothers(const struct answer *a)
 {
 	struct stat now;
 	look(a->session_path, &now);
-	return now.st_nlink && (now.st_ino != a->session_seen.st_ino || now.st_size != a->session_seen.st_size ||
-							   now.st_mtim.tv_sec != a->session_seen.st_mtim.tv_sec ||
-							   now.st_mtim.tv_nsec != a->session_seen.st_mtim.tv_nsec);
+	return now.st_nlink &&
+		   (now.st_ino != a->session_seen.st_ino || now.st_size != a->session_seen.st_size ||
+			   now.st_mtim.tv_sec != a->session_seen.st_mtim.tv_sec ||
+			   now.st_mtim.tv_nsec != a->session_seen.st_mtim.tv_nsec);
 }
 
 static void set_path(struct answer *a, const char *path)
@@ -183,8 +191,8 @@ static void set_path(struct answer *a, const char *path)
 	a->session_path = own;
 }
 
-static void say(const struct answer *a, const char *path, const char *done, const struct session_file_info *i,
-	uint64_t ns)
+static void say(const struct answer *a, const char *path, const char *done,
+	const struct session_file_info *i, uint64_t ns)
 {
 	if (!a->opts->common.quiet)
 		fprintf(stderr, "%s: %zu turn%s, %u tokens %s (%.1f MB, %.2f s)\n", path, a->talk.n_turns,
@@ -199,7 +207,8 @@ static int save(struct answer *a, const char *path, bool quiet, struct err *e)
 	uint64_t start = clock_ns();
 	if (!path && is_anothers(a)) {
 		err_set(e, ERR_RUN,
-			"%.400s: another program has written this session meanwhile, so this chat is not saved there",
+			"%.400s: another program has written this session meanwhile, so this chat is not saved "
+			"there",
 			a->session_path);
 		return err_hint(e, "in the chat, /save FILE goes on in another file");
 	}
@@ -269,14 +278,15 @@ int chat_file_open(struct answer *a, const char *path, struct err *e)
 	if ((rc = chat_file_load(a, path, e)))
 		return rc;
 	if (raw && !a->talk.raw)
-		return err_set(
-			e, ERR_INPUT, "%.400s: holds a chat with the model's template, expected a --raw one", path);
+		return err_set(e, ERR_INPUT,
+			"%.400s: holds a chat with the model's template, expected a --raw one", path);
 	if (!a->talk.raw && o->think_given) {
 		a->opts->think = think;
 		conversation_set_think(&a->talk, think);
 	}
 	if (o->system && a->talk.raw)
-		return err_set(e, ERR_INPUT, "%.400s: holds a --raw chat, which has no place for --system", path);
+		return err_set(
+			e, ERR_INPUT, "%.400s: holds a --raw chat, which has no place for --system", path);
 	return o->system ? conversation_set_system(&a->talk, o->system, e) : 0;
 }
 

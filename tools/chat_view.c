@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Events of the output parser -> two streams. Every coloured piece is closed at once, so that nothing that happens in between
- * (Ctrl+C, an error) leaves the terminal dimmed. */
+/* Events of the output parser -> two streams. Every coloured piece is closed at once, so that
+ * nothing that happens in between (Ctrl+C, an error) leaves the terminal dimmed. */
 #include "tools/chat_view.h"
 
 #include "src/base/mem.h"
@@ -63,8 +63,8 @@ static void write_text(FILE *f, const char *text, size_t n, bool terminal)
 	for (size_t i = 0; i < n && terminal; i++) {
 		unsigned char c = (unsigned char)text[i];
 		bool low = (c < 32 && c != '\n' && c != '\t') || c == 127;
-		bool high =
-			c == 0xc2 && i + 1 < n && (unsigned char)text[i + 1] >= 0x80 && (unsigned char)text[i + 1] < 0xa0;
+		bool high = c == 0xc2 && i + 1 < n && (unsigned char)text[i + 1] >= 0x80 &&
+					(unsigned char)text[i + 1] < 0xa0;
 		if (!low && !high)
 			continue;
 		fwrite(text + from, 1, i - from, f);
@@ -129,8 +129,8 @@ static void show_call(struct chat_view *v, const struct chat_parsed_call *call)
 	struct buf line = {0};
 	if (v->wrote && v->last != '\n')
 		buf_putc(&line, '\n');
-	buf_printf(&line, "call %.*s %.*s\n", (int)call->name.len, call->name.data, (int)call->arguments.len,
-		call->arguments.data);
+	buf_printf(&line, "call %.*s %.*s\n", (int)call->name.len, call->name.data,
+		(int)call->arguments.len, call->arguments.data);
 	if (v->out_colours)
 		fputs(CYAN, stdout);
 	show_answer(v, line.data, line.len);
@@ -155,8 +155,8 @@ static void on_event(void *user, const struct chat_event *event)
 		v->calls = mem_grow(v->calls, v->n_calls + 1, sizeof *v->calls);
 		struct chat_call *c = &v->calls[v->n_calls++];
 		c->name = chat_text_new(event->call->name.data, event->call->name.len);
-		c->arguments =
-			json_loadb(event->call->arguments.data, event->call->arguments.len, JSON_ALLOW_NUL, NULL);
+		c->arguments = json_loadb(
+			event->call->arguments.data, event->call->arguments.len, JSON_ALLOW_NUL, NULL);
 		if (!c->arguments)
 			c->arguments = json_object();
 		show_call(v, event->call);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Shows an answer while it is made, and keeps it. The answer goes to stdout; reasoning to stderr, dimmed on a terminal; a
- * tool call to stdout, to a terminal in a readable form, else exactly as written. On a terminal control characters in
- * the model's text do nothing. Characters appear whole: what is not yet complete is held back.
+ * Shows an answer while it is made, and keeps it. The answer goes to stdout; reasoning to stderr,
+ * dimmed on a terminal; a tool call to stdout, to a terminal in a readable form, else exactly as
+ * written. On a terminal control characters in the model's text do nothing. Characters appear
+ * whole: what is not yet complete is held back.
  */
 #ifndef GLM_TOOLS_CHAT_VIEW_H
 #define GLM_TOOLS_CHAT_VIEW_H
@@ -38,7 +39,8 @@ void chat_view_begin(struct chat_view *v, const struct tokenizer *t, bool raw, b
 /* Shows one more token; false when stdout takes no more (full disk, closed pipe). */
 bool chat_view_token(struct chat_view *v, int32_t id);
 
-/* The end of the answer: shows what was held back and ends the line. ended: the model ended its turn. */
+/* The end of the answer: shows what was held back and ends the line. ended: the model ended its
+ * turn. */
 void chat_view_end(struct chat_view *v, bool ended);
 
 /* Appends the answer as an assistant message. Valid between end and the next begin. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Measures this machine and this program on it. Every figure is the median of several samples and stands beside the limit
- * that binds it, measured in the same run. */
+/* Measures this machine and this program on it. Every figure is the median of several samples and
+ * stands beside the limit that binds it, measured in the same run. */
 #include "src/base/args.h"
 #include "src/base/clock.h"
 #include "src/base/num.h"
@@ -29,7 +29,8 @@ enum part {
 };
 
 static const struct arg_word parts[] = {{"read", PART_READ}, {"copy", PART_COPY}, {"ops", PART_OPS},
-	{"prefill", PART_PREFILL}, {"decode", PART_DECODE}, {"session", PART_SESSION}, {"all", PART_ALL}, {0}};
+	{"prefill", PART_PREFILL}, {"decode", PART_DECODE}, {"session", PART_SESSION},
+	{"all", PART_ALL}, {0}};
 
 struct bench_opts {
 	struct common_opts common;
@@ -63,8 +64,8 @@ static void add_read(void *user, const struct bench_read_figure *f)
 	bool is_fio = !strcmp(f->source, "fio");
 	bench_add(b, "read", "GB/s", (struct bench_spread){f->gb_s, f->gb_s_low, f->gb_s_high},
 		!is_fio && f->share_of_fio > 0 ? f->gb_s / f->share_of_fio : 0, "fio",
-		"%s%s, depth %u, %zu KiB, %.3f CPU s/GB", f->source, f->direct ? " O_DIRECT" : " buffered", f->depth,
-		f->slice_bytes >> 10, f->cpu_s_per_gb);
+		"%s%s, depth %u, %zu KiB, %.3f CPU s/GB", f->source, f->direct ? " O_DIRECT" : " buffered",
+		f->depth, f->slice_bytes >> 10, f->cpu_s_per_gb);
 }
 
 static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
@@ -104,8 +105,8 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 	}
 	if (o->parts & PART_READ)
 		rc = bench_read(&o->read, add_read, b, e);
-	const bool on_cpu =
-		(g && !strcmp(engine_backend_name(g), "cpu")) || (backend && !strcmp(backend->ops->name, "cpu"));
+	const bool on_cpu = (g && !strcmp(engine_backend_name(g), "cpu")) ||
+						(backend && !strcmp(backend->ops->name, "cpu"));
 	if (!rc && (o->parts & PART_COPY || on_cpu)) /* its limits are this processor's */
 		rc = bench_copy(b, !(o->parts & PART_COPY), e);
 	if (!rc && o->parts & PART_OPS)
@@ -140,7 +141,8 @@ static int parse_prompts(struct bench_opts *o, struct err *e)
 	const struct arg one = {.kind = ARG_UINT64, .min = 1, .max = INT32_MAX};
 	o->sizes[0] = o->n_prompt;
 	o->n_sizes = 1;
-	int rc = o->prompts ? trace_list_parse(o->prompts, &one, "--prompt", o->sizes, &o->n_sizes, e) : 0;
+	int rc =
+		o->prompts ? trace_list_parse(o->prompts, &one, "--prompt", o->sizes, &o->n_sizes, e) : 0;
 	if (!rc && o->n_sizes > 1 && o->parts != PART_PREFILL)
 		rc = err_set(e, ERR_USAGE, "--prompt: only bench prefill takes a list");
 	o->n_prompt = (uint32_t)o->sizes[0];
@@ -179,14 +181,16 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.kind = ARG_STRING,
 			.string = &o.only,
 			.value = "TEXT",
-			.help = "ops whose shape, name or type holds this text: \"pocket\", \"expert_ffn\", \"glm-5.2 "
+			.help = "ops whose shape, name or type holds this text: \"pocket\", \"expert_ffn\", "
+					"\"glm-5.2 "
 					"matmul q_a Q4_K\""},
 		{.name = "prompt",
 			.letter = 'p',
 			.kind = ARG_STRING,
 			.string = &o.prompts,
 			.value = "N",
-			.help = "tokens of the prompt in prefill and decode; prefill takes a list (512,2048,8192)",
+			.help =
+				"tokens of the prompt in prefill and decode; prefill takes a list (512,2048,8192)",
 			.fallback = "256, with --routing 1"},
 		{.letter = 'n',
 			.kind = ARG_UINT,
@@ -238,9 +242,9 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.kind = ARG_STRING,
 			.string = &o.common.routing,
 			.value = "TRACE",
-			.help =
-				"decode uses the experts that this trace names, and its guesses for lookahead, in place of "
-				"the router's picks",
+			.help = "decode uses the experts that this trace names, and its guesses for lookahead, "
+					"in place of "
+					"the router's picks",
 			.fallback = "the model's own routing"},
 		{.name = "resident",
 			.kind = ARG_UINT,
@@ -248,14 +252,16 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.min = 1,
 			.max = CONFIG_MAX_EXPERTS,
 			.value = "N",
-			.help = "decode uses only the first N experts of each layer, which are read before: what the "
+			.help = "decode uses only the first N experts of each layer, which are read before: "
+					"what the "
 					"processor takes when nothing is missing"},
 		{.name = "most-seconds",
 			.kind = ARG_FLOAT,
 			.f32 = &o.most_seconds,
 			.max = 86400,
 			.value = "S",
-			.help = "decode with --routing or --resident, or prefill with --cache-gb, for at most so long "
+			.help = "decode with --routing or --resident, or prefill with --cache-gb, for at most "
+					"so long "
 					"and report what is there",
 			.fallback = "until all is done"},
 		{.name = "no-fio",
@@ -263,7 +269,10 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.flag = &o.read.no_fio,
 			.help = "do not run fio beside our readers"},
 		{.name = "csv", .kind = ARG_FLAG, .flag = &o.csv, .help = "comma-separated values"},
-		{.name = "json", .kind = ARG_FLAG, .flag = &o.json, .help = "one JSON object after the last figure"},
+		{.name = "json",
+			.kind = ARG_FLAG,
+			.flag = &o.json,
+			.help = "one JSON object after the last figure"},
 	};
 	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, common_opts_group(&o.common)};
 	const struct arg positional = {.kind = ARG_CHOICE,
@@ -274,18 +283,23 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		.given = &(bool){false}};
 	const struct args args = {.command = "glmstream bench",
 		.usage = "read|copy|ops|prefill|decode|session|all [options]",
-		.about = "read: the disk through our readers, beside fio if it is installed. copy: memory bandwidth "
-				 "and multiply-adds of this machine's processor. ops: every operation alone, at the "
-				 "shapes of the pocket model and of GLM-5.2. prefill, decode: a whole model; decode with "
-				 "--cache-gb also with lookahead 0, 1 and 2, against the time that computing alone or "
-				 "reading alone takes; with --routing one long answer of a single engine, from the "
-				 "command to the steady state. session: saving and reading a prompt of -p tokens against "
-				 "computing it, and what compression would gain. One line per figure: median, "
-				 "spread, share of the limit measured in the same run.",
-		.example = "glmstream bench all\nglmstream bench ops --only 'glm-5.2 expert_ffn' --json\n"
-				   "glmstream bench decode -m MODEL.gguf --cache-gb 60 -n 128\n"
-				   "glmstream bench session -p 4096 -f TEXT\n"
-				   "glmstream bench decode -m SYNTH.gguf --cache-gb 60 --lookahead 1 --routing TRACE",
+		.about =
+			"read: the disk through our readers, beside fio if it is installed. copy: memory "
+			"bandwidth "
+			"and multiply-adds of this machine's processor. ops: every operation alone, at the "
+			"shapes of the pocket model and of GLM-5.2. prefill, decode: a whole model; decode "
+			"with "
+			"--cache-gb also with lookahead 0, 1 and 2, against the time that computing alone or "
+			"reading alone takes; with --routing one long answer of a single engine, from the "
+			"command to the steady state. session: saving and reading a prompt of -p tokens "
+			"against "
+			"computing it, and what compression would gain. One line per figure: median, "
+			"spread, share of the limit measured in the same run.",
+		.example =
+			"glmstream bench all\nglmstream bench ops --only 'glm-5.2 expert_ffn' --json\n"
+			"glmstream bench decode -m MODEL.gguf --cache-gb 60 -n 128\n"
+			"glmstream bench session -p 4096 -f TEXT\n"
+			"glmstream bench decode -m SYNTH.gguf --cache-gb 60 --lookahead 1 --routing TRACE",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),
 		.positional = &positional,
@@ -296,7 +310,8 @@ int cmd_bench(int argc, char **argv, struct err *e)
 	if (o.csv && o.json)
 		return err_set(e, ERR_USAGE, "--csv and --json exclude each other");
 	if (o.only && !(o.parts & PART_OPS))
-		return err_set(e, ERR_USAGE, "--only chooses among ops: use it with bench ops or bench all");
+		return err_set(
+			e, ERR_USAGE, "--only chooses among ops: use it with bench ops or bench all");
 	if (o.slice_kib % 4)
 		return err_set(e, ERR_USAGE, "--slice-kb: %u is no multiple of 4", o.slice_kib);
 	if ((rc = parse_prompts(&o, e)))
@@ -306,7 +321,8 @@ int cmd_bench(int argc, char **argv, struct err *e)
 	if (o.most_seconds > 0 && !o.common.routing && !o.common.confine &&
 		!(o.parts == PART_PREFILL && o.common.cache_bytes))
 		return err_set(e, ERR_USAGE,
-			"--most-seconds belongs to bench decode with --routing or --resident and to bench prefill with "
+			"--most-seconds belongs to bench decode with --routing or --resident and to bench "
+			"prefill with "
 			"--cache-gb");
 	if (o.common.routing || o.common.confine) {
 		o.n_prompt = o.prompts ? o.n_prompt : 1; /* the first token finds a cold cache */

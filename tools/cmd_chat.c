@@ -51,19 +51,21 @@ static enum outcome do_stats(struct answer *a, const char *argument)
 	}
 	stats_print(stderr, &a->stats, false);
 	fprintf(stderr, "in all: %llu prompt and %llu new tokens in %.1f s; context %u of %u\n",
-		(unsigned long long)a->total_prompt, (unsigned long long)a->total_new, (double)a->total_ns * 1e-9,
-		session_length(a->session), engine_context(a->engine));
+		(unsigned long long)a->total_prompt, (unsigned long long)a->total_new,
+		(double)a->total_ns * 1e-9, session_length(a->session), engine_context(a->engine));
 	stats_print_experts(stderr, engine_expert_stats(a->engine));
 	struct engine_sizes z = engine_sizes(a->engine);
 	fprintf(stderr,
-		"memory: %.3f GB resident weights, %.3f GB caches, %.3f GB workspace; a token uses %.3f GB of them "
+		"memory: %.3f GB resident weights, %.3f GB caches, %.3f GB workspace; a token uses %.3f GB "
+		"of them "
 		"and %.3f GB of experts\n",
-		(double)z.resident_bytes * 1e-9, (double)z.kv_bytes * 1e-9, (double)z.workspace_bytes * 1e-9,
-		(double)z.resident_per_token * 1e-9, (double)z.experts_per_token * 1e-9);
+		(double)z.resident_bytes * 1e-9, (double)z.kv_bytes * 1e-9,
+		(double)z.workspace_bytes * 1e-9, (double)z.resident_per_token * 1e-9,
+		(double)z.experts_per_token * 1e-9);
 	struct buf b = {0};
 	run_opts_show(a->opts, &b);
-	fprintf(stderr, "sampling: %s; backend %s, experts by %s\n", buf_str(&b), engine_backend_name(a->engine),
-		engine_io_name(a->engine));
+	fprintf(stderr, "sampling: %s; backend %s, experts by %s\n", buf_str(&b),
+		engine_backend_name(a->engine), engine_io_name(a->engine));
 	buf_free(&b);
 	return GO_ON;
 }
@@ -79,8 +81,8 @@ static enum outcome do_reset(struct answer *a, const char *argument)
 {
 	(void)argument;
 	conversation_reset(&a->talk);
-	fprintf(
-		stderr, "a new conversation%s\n", conversation_system(&a->talk) ? "; the system message stays" : "");
+	fprintf(stderr, "a new conversation%s\n",
+		conversation_system(&a->talk) ? "; the system message stays" : "");
 	return GO_ON;
 }
 
@@ -116,7 +118,8 @@ static enum outcome do_load(struct answer *a, const char *argument)
 	struct err e = {0};
 	if (!*argument)
 		fprintf(stderr, "usage: /load FILE\n");
-	else if ((a->autosave && a->unsaved && chat_file_save(a, NULL, &e)) || chat_file_load(a, argument, &e))
+	else if ((a->autosave && a->unsaved && chat_file_save(a, NULL, &e)) ||
+			 chat_file_load(a, argument, &e))
 		report_error(&e);
 	return GO_ON;
 }

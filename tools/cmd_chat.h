@@ -8,7 +8,8 @@
 /* Until the person leaves. 0, or a code when going on makes no sense. */
 int chat_loop(struct answer *a, struct err *e);
 
-/* Command i of the chat, for the manual: name, placeholder of its argument ("" without one), what it does. False behind the last. */
+/* Command i of the chat, for the manual: name, placeholder of its argument ("" without one), what
+ * it does. False behind the last. */
 bool chat_command(size_t i, const char *text[3]);
 
 #endif

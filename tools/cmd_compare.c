@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* How far two files of logits are apart: raw little-endian float32 rows, as dump-logits writes them. Everything is
- * computed in double. Files are read row by row, so their size does not matter. */
+/* How far two files of logits are apart: raw little-endian float32 rows, as dump-logits writes
+ * them. Everything is computed in double. Files are read row by row, so their size does not matter.
+ */
 #include "src/base/args.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -48,10 +49,12 @@ static int read_row(struct rows_file *r, uint64_t row, float *out, uint32_t voca
 	if (fread(out, sizeof *out, vocab, r->f) != vocab)
 		return ferror(r->f)
 				   ? err_errno(e, errno, "%.400s: row %llu", r->path, (unsigned long long)row)
-				   : err_set(e, ERR_INPUT, "%.400s: ends in row %llu", r->path, (unsigned long long)row);
+				   : err_set(e, ERR_INPUT, "%.400s: ends in row %llu", r->path,
+						 (unsigned long long)row);
 	for (uint32_t i = 0; i < vocab; i++)
 		if (!isfinite(out[i]))
-			return err_set(e, ERR_INPUT, "%.400s: row %llu, column %u is %f, expected finite logits", r->path,
+			return err_set(e, ERR_INPUT,
+				"%.400s: row %llu, column %u is %f, expected finite logits", r->path,
 				(unsigned long long)row, i, (double)out[i]);
 	return 0;
 }
@@ -129,11 +132,12 @@ int cmd_compare(int argc, char **argv, struct err *e)
 	};
 	const struct args args = {.command = "glmstream compare",
 		.usage = "A.f32 B.f32 [--vocab N] [--json]",
-		.about =
-			"Compares two files of logits row by row: largest absolute difference, root mean square "
-			"difference, "
-			"cosine, whether both rank the same token first, and the Kullback-Leibler divergence of B from A "
-			"in nats; then the worst and the mean of all rows.",
+		.about = "Compares two files of logits row by row: largest absolute difference, root mean "
+				 "square "
+				 "difference, "
+				 "cosine, whether both rank the same token first, and the Kullback-Leibler "
+				 "divergence of B from A "
+				 "in nats; then the worst and the mean of all rows.",
 		.example = "glmstream compare gpu.f32 cpu.f32 --vocab 154880",
 		.groups = &group,
 		.n_groups = 1,
@@ -158,8 +162,8 @@ int cmd_compare(int argc, char **argv, struct err *e)
 		vocab = (uint32_t)(a.bytes / sizeof(float));
 	uint64_t row_bytes = (uint64_t)vocab * sizeof(float);
 	if (!vocab || a.bytes % row_bytes) {
-		rc = err_set(e, ERR_INPUT, "%.400s: %llu bytes are no whole number of rows of %llu float32", path_a,
-			(unsigned long long)a.bytes, (unsigned long long)(vocab ? vocab : 1));
+		rc = err_set(e, ERR_INPUT, "%.400s: %llu bytes are no whole number of rows of %llu float32",
+			path_a, (unsigned long long)a.bytes, (unsigned long long)(vocab ? vocab : 1));
 		goto out;
 	}
 	row_a = mem_try_new(vocab, sizeof(float));
@@ -173,8 +177,8 @@ int cmd_compare(int argc, char **argv, struct err *e)
 	if (json)
 		list = json_array();
 	else
-		printf("%6s  %12s  %12s  %13s  %-17s  %s\n", "row", "max abs diff", "rms diff", "cosine", "top 1",
-			"KL (nats)");
+		printf("%6s  %12s  %12s  %13s  %-17s  %s\n", "row", "max abs diff", "rms diff", "cosine",
+			"top 1", "KL (nats)");
 	for (uint64_t i = 0; i < rows; i++) {
 		if ((rc = read_row(&a, i, row_a, vocab, e)) || (rc = read_row(&b, i, row_b, vocab, e)))
 			goto out;
@@ -191,8 +195,8 @@ int cmd_compare(int argc, char **argv, struct err *e)
 		if (json)
 			json_array_append_new(list, row_json(i, &r));
 		else
-			printf("%6llu  %12.6g  %12.6g  %13.10f  %-17s  %.6g\n", (unsigned long long)i, r.max_abs, r.rms,
-				r.cosine, top, r.kl);
+			printf("%6llu  %12.6g  %12.6g  %13.10f  %-17s  %.6g\n", (unsigned long long)i,
+				r.max_abs, r.rms, r.cosine, top, r.kl);
 	}
 	double n = (double)rows;
 	if (json) {
@@ -209,10 +213,11 @@ int cmd_compare(int argc, char **argv, struct err *e)
 		json_object_set(o, "per_row", list);
 		json_out_line(stdout, o);
 	} else {
-		printf("%llu row%s of %u: max abs diff %.6g, mean rms diff %.6g, cosine %.10f (worst %.10f), "
-			   "top 1 agrees in %.2f %%, KL %.6g nats (worst %.6g)\n",
-			(unsigned long long)rows, rows == 1 ? "" : "s", vocab, max_abs, rms / n, cosine / n, cosine_min,
-			100 * (double)equal / n, kl / n, kl_max);
+		printf(
+			"%llu row%s of %u: max abs diff %.6g, mean rms diff %.6g, cosine %.10f (worst %.10f), "
+			"top 1 agrees in %.2f %%, KL %.6g nats (worst %.6g)\n",
+			(unsigned long long)rows, rows == 1 ? "" : "s", vocab, max_abs, rms / n, cosine / n,
+			cosine_min, 100 * (double)equal / n, kl / n, kl_max);
 	}
 out:
 	json_decref(list);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * glmstream convert: a Hugging Face checkpoint becomes a GGUF. This file decides and talks; the plan is made in
- * convert_map.c, the work is done in convert_pipeline.c. Everything that can be refused is refused from headers alone,
- * before the first byte of output.
+ * glmstream convert: a Hugging Face checkpoint becomes a GGUF. This file decides and talks; the
+ * plan is made in convert_map.c, the work is done in convert_pipeline.c. Everything that can be
+ * refused is refused from headers alone, before the first byte of output.
  */
 #include "src/base/args.h"
 #include "src/base/clock.h"
@@ -59,12 +59,13 @@ static void print_notes(struct buf *notes)
 /* Source, types, parts: exact bytes, one line each. */
 static void print_plan(const struct work *w, FILE *f)
 {
-	uint64_t src_bytes[ST_DTYPE_COUNT] = {0}, bytes[DTYPE_LIMIT] = {0}, total = 0, file_bytes = 0, header = 0;
+	uint64_t src_bytes[ST_DTYPE_COUNT] = {0}, bytes[DTYPE_LIMIT] = {0}, total = 0, file_bytes = 0,
+			 header = 0;
 	size_t count[DTYPE_LIMIT] = {0};
 	for (size_t i = 0; i < w->st->n_tensors; i++)
 		src_bytes[w->st->tensors[i].dtype] += w->st->tensors[i].bytes;
-	fprintf(f, "source   %zu tensors in %u files, %" PRIu64 " bytes", w->st->n_tensors, w->st->n_files,
-		w->st->tensor_bytes);
+	fprintf(f, "source   %zu tensors in %u files, %" PRIu64 " bytes", w->st->n_tensors,
+		w->st->n_files, w->st->tensor_bytes);
 	const char *between = ": ";
 	for (int t = 0; t < ST_DTYPE_COUNT; t++)
 		if (src_bytes[t]) {
@@ -74,8 +75,8 @@ static void print_plan(const struct work *w, FILE *f)
 	uint32_t n_full = 0;
 	for (uint32_t il = 0; il < w->cfg.n_layers + w->cfg.n_nextn; il++)
 		n_full += convert_layer_full(&w->cfg, il);
-	fprintf(f, "\nmodel    %u + %u layers, %u of them with an indexer, %u experts\n", w->cfg.n_layers,
-		w->cfg.n_nextn, n_full, w->cfg.n_experts);
+	fprintf(f, "\nmodel    %u + %u layers, %u of them with an indexer, %u experts\n",
+		w->cfg.n_layers, w->cfg.n_nextn, n_full, w->cfg.n_experts);
 	for (size_t i = 0; i < w->plan.n_tensors; i++) {
 		uint64_t n;
 		gguf_writer_place(w->writer, i, NULL, NULL, &n);
@@ -92,11 +93,13 @@ static void print_plan(const struct work *w, FILE *f)
 		header += p.header_bytes;
 		file_bytes += p.file_bytes;
 		if (n_parts > 1)
-			fprintf(f, "part %-3zu %zu tensors, %" PRIu64 " bytes\n", i + 1, p.n_tensors, p.file_bytes);
+			fprintf(
+				f, "part %-3zu %zu tensors, %" PRIu64 " bytes\n", i + 1, p.n_tensors, p.file_bytes);
 	}
 	fprintf(f, "tensors  %zu tensors, %" PRIu64 " bytes\n", w->plan.n_tensors, total);
 	fprintf(f, "header   %" PRIu64 " bytes\n", header);
-	fprintf(f, "total    %" PRIu64 " bytes in %zu file%s\n", file_bytes, n_parts, n_parts == 1 ? "" : "s");
+	fprintf(f, "total    %" PRIu64 " bytes in %zu file%s\n", file_bytes, n_parts,
+		n_parts == 1 ? "" : "s");
 }
 
 /* A shard is an open file; big checkpoints have more than the usual soft limit of 1024. */
@@ -124,7 +127,8 @@ static int match_imatrix(struct work *w, struct err *e)
 		/* Q8_0 and plain types take no notice of importance */
 		if (dtype_info(t->type)->block_values < 256 || t->transposed)
 			continue;
-		code = convert_imatrix_check(w->imatrix, t->name, t->src_cols, t->n_slabs, &w->has_importance[i], e);
+		code = convert_imatrix_check(
+			w->imatrix, t->name, t->src_cols, t->n_slabs, &w->has_importance[i], e);
 		n_found += w->has_importance[i];
 	}
 	buf_printf(&w->plan.notes, "%s: %zu matrices, used for %zu tensors\n", w->opt.imatrix,
@@ -141,12 +145,13 @@ static int make_plan(struct work *w, struct err *e)
 	if (stat(w->opt.src, &s) < 0)
 		return err_errno(e, errno, "%s", w->opt.src);
 	if (!S_ISDIR(s.st_mode))
-		return err_set(
-			e, ERR_INPUT, "%s: is not a directory; the directory of a checkpoint is expected", w->opt.src);
+		return err_set(e, ERR_INPUT,
+			"%s: is not a directory; the directory of a checkpoint is expected", w->opt.src);
 	raise_file_limit();
 	if ((code = convert_config_read(&w->cfg, w->opt.src, e)) ||
 		(code = safetensors_open(w->opt.src, &w->st, e)) ||
-		(code = convert_plan_make(&w->plan, &w->cfg, w->opt.recipe, &w->opt.types, w->st, w->opt.src, e)))
+		(code = convert_plan_make(
+			 &w->plan, &w->cfg, w->opt.recipe, &w->opt.types, w->st, w->opt.src, e)))
 		return code;
 	if ((code = match_imatrix(w, e)))
 		return code;
@@ -182,7 +187,8 @@ static uint64_t hash_file(uint64_t h, const char *path)
 	return hash_bytes(h, v, sizeof v);
 }
 
-/* What the data of the output depend on. (The header is compared byte by byte when a run is taken up.) */
+/* What the data of the output depend on. (The header is compared byte by byte when a run is taken
+ * up.) */
 static uint64_t fingerprint(const struct work *w)
 {
 	uint64_t h = hash_bytes(HASH_START, GLM_VERSION, sizeof GLM_VERSION);
@@ -194,18 +200,21 @@ static uint64_t fingerprint(const struct work *w)
 	return w->opt.imatrix ? hash_file(h, w->opt.imatrix) : h;
 }
 
-/* Opens the output: takes up an earlier run's when its journal and files allow it, else begins a new one. */
+/* Opens the output: takes up an earlier run's when its journal and files allow it, else begins a
+ * new one. */
 static int open_output(struct work *w, struct err *e)
 {
 	struct buf notes = {0};
 	struct err why = {0};
 	size_t n = w->plan.n_tensors, n_done = 0;
 	w->done = NEW_ARRAY(bool, n);
-	int code = convert_journal_open(&w->journal, w->opt.out, fingerprint(w), w->done, n, &n_done, &notes, e);
+	int code = convert_journal_open(
+		&w->journal, w->opt.out, fingerprint(w), w->done, n, &n_done, &notes, e);
 	if (code)
 		goto out;
 	if (n_done && gguf_writer_create(w->writer, w->opt.out, true, &why) == 0) {
-		buf_printf(&notes, "going on with an earlier run: %zu of %zu tensors are done\n", n_done, n);
+		buf_printf(
+			&notes, "going on with an earlier run: %zu of %zu tensors are done\n", n_done, n);
 		goto out;
 	}
 	if (n_done)
@@ -274,14 +283,16 @@ static int parse(int argc, char **argv, struct options *o, struct err *e)
 			.string = &o->recipe_name,
 			.value = "NAME",
 			.required = true,
-			.help = "f32, bf16: every matrix in that type; q8, q4, q2, iq2: experts as Q8_0, Q4_K, Q2_K, "
+			.help = "f32, bf16: every matrix in that type; q8, q4, q2, iq2: experts as Q8_0, Q4_K, "
+					"Q2_K, "
 					"IQ2_XXS and other "
 					"matrices as Q8_0"},
 		{.name = "types",
 			.kind = ARG_STRING,
 			.string = &o->types_text,
 			.value = "PATTERN=TYPE,...",
-			.help = "exceptions to the recipe: tensors whose GGUF name matches the shell pattern get that "
+			.help = "exceptions to the recipe: tensors whose GGUF name matches the shell pattern "
+					"get that "
 					"type; the first match "
 					"counts"},
 		{.name = "dry-run",
@@ -312,7 +323,11 @@ static int parse(int argc, char **argv, struct options *o, struct err *e)
 			.value = "G",
 			.help = "largest file of a split output, in 10^9 bytes",
 			.fallback = "one file"},
-		{.name = "quiet", .letter = 'q', .kind = ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
+		{.name = "quiet",
+			.letter = 'q',
+			.kind = ARG_FLAG,
+			.flag = &o->quiet,
+			.help = "no progress"},
 	};
 	const struct arg positional[] = {
 		{.kind = ARG_STRING,
@@ -324,9 +339,11 @@ static int parse(int argc, char **argv, struct options *o, struct err *e)
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
 	const struct args args = {.command = "glmstream convert",
 		.usage = "SRC_DIR -o OUT.gguf --recipe NAME [options]",
-		.about = "Hugging Face safetensors (BF16, F16, F32, or FP8 with 128 x 128 block scales) to GGUF. "
+		.about = "Hugging Face safetensors (BF16, F16, F32, or FP8 with 128 x 128 block scales) to "
+				 "GGUF. "
 				 "Memory use does not "
-				 "grow with the model. A conversion that was interrupted goes on where it stood when the "
+				 "grow with the model. A conversion that was interrupted goes on where it stood "
+				 "when the "
 				 "same command is "
 				 "given again; OUT.gguf appears only when it is complete.",
 		.example = "glmstream convert GLM-5.2-FP8 -o glm52-q2.gguf --recipe q2\n"
@@ -342,9 +359,10 @@ static int parse(int argc, char **argv, struct options *o, struct err *e)
 		return rc;
 	o->recipe = convert_recipe_find(o->recipe_name);
 	if (!o->recipe)
-		return err_set(
-			e, ERR_USAGE, "--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", o->recipe_name);
-	if (o->types_text && (rc = convert_types_parse(&o->types, o->types_text, quantize_supported, e)))
+		return err_set(e, ERR_USAGE,
+			"--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", o->recipe_name);
+	if (o->types_text &&
+		(rc = convert_types_parse(&o->types, o->types_text, quantize_supported, e)))
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
 		return err_set(e, ERR_USAGE, "-o OUT.gguf is missing");

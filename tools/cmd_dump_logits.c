@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Logits of a given sequence of ids, for comparison with other implementations: the last position, every position, or the
- * MTP layer's; and what happened inside (taps). Rows go to the file as they are computed. */
+/* Logits of a given sequence of ids, for comparison with other implementations: the last position,
+ * every position, or the MTP layer's; and what happened inside (taps). Rows go to the file as they
+ * are computed. */
 #include "src/base/args.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -37,9 +38,12 @@ static int write_row(void *user, uint32_t at, const float *row, struct err *e)
 	return 0;
 }
 
-/* ---- taps ----------------------------------------------------------------------------------------------- */
+/* ---- taps
+ * -----------------------------------------------------------------------------------------------
+ */
 
-static int new_taps(struct session_taps *t, const struct model_config *c, uint32_t n_tokens, struct err *e)
+static int new_taps(
+	struct session_taps *t, const struct model_config *c, uint32_t n_tokens, struct err *e)
 {
 	t->router_rows = n_tokens;
 	t->resid_last = mem_try_new((size_t)c->n_layers * c->n_embd, sizeof *t->resid_last);
@@ -59,7 +63,8 @@ static void free_taps(struct session_taps *t)
 	free(t->n_index_last);
 }
 
-static void write_taps(FILE *f, const struct session_taps *t, const struct model_config *c, uint32_t n_tokens)
+static void write_taps(
+	FILE *f, const struct session_taps *t, const struct model_config *c, uint32_t n_tokens)
 {
 	struct taps_tensor *list = NEW_ARRAY(struct taps_tensor, c->n_layers + 2);
 	size_t n = 0, picks = (size_t)n_tokens * config_n_moe(c) * c->n_used;
@@ -98,10 +103,11 @@ static void write_taps(FILE *f, const struct session_taps *t, const struct model
 	free(list);
 }
 
-/* ---- the command ---------------------------------------------------------------------------------------- */
+/* ---- the command
+ * ---------------------------------------------------------------------------------------- */
 
-static int dump_mtp(struct session *s, const int32_t *ids, uint32_t n, const struct session_watch *watch,
-	struct rows_out *o, struct err *e)
+static int dump_mtp(struct session *s, const int32_t *ids, uint32_t n,
+	const struct session_watch *watch, struct rows_out *o, struct err *e)
 {
 	const struct engine *g = session_engine(s);
 	int rc = session_sync(s, ids, n, watch, NULL, e);
@@ -148,13 +154,14 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 		{.name = "mtp",
 			.kind = ARG_FLAG,
 			.flag = &mtp,
-			.help = "the MTP layer's logits at the last position, the next token being the likeliest"},
+			.help =
+				"the MTP layer's logits at the last position, the next token being the likeliest"},
 		{.name = "taps",
 			.kind = ARG_STRING,
 			.string = &taps_path,
 			.value = "FILE",
-			.help =
-				"also write what happened inside: safetensors with resid_last, router, index_topk_last.L"},
+			.help = "also write what happened inside: safetensors with resid_last, router, "
+					"index_topk_last.L"},
 		{.name = "kv-f32",
 			.kind = ARG_FLAG,
 			.flag = &common.kv_f32,
@@ -166,7 +173,8 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 		.about = "Computes a sequence of token ids and writes logits. Prints {\"rows\", \"vocab\", "
 				 "\"logits_hash\"} on "
 				 "stdout.",
-		.example = "glmstream tokenize -m MODEL < text.txt | glmstream dump-logits -m MODEL --ids - --all -o "
+		.example = "glmstream tokenize -m MODEL < text.txt | glmstream dump-logits -m MODEL --ids "
+				   "- --all -o "
 				   "logits.f32",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups)};
@@ -174,8 +182,8 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
 	if (all && mtp)
-		return err_set(
-			e, ERR_USAGE, "--all and --mtp exclude each other: MTP logits are those of the last position");
+		return err_set(e, ERR_USAGE,
+			"--all and --mtp exclude each other: MTP logits are those of the last position");
 
 	struct engine *g = NULL;
 	struct session *s = NULL;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What is in a model file: shape, types and bytes by class, the IndexShare schedule, and what has to fit where. Only the
- * headers are touched, so a 400 GB file is inspected at once. */
+/* What is in a model file: shape, types and bytes by class, the IndexShare schedule, and what has
+ * to fit where. Only the headers are touched, so a 400 GB file is inspected at once. */
 #include "src/base/args.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -34,7 +34,8 @@ static const char *size_text(uint64_t bytes, char *out, size_t n)
 
 #define SIZE(bytes) size_text(bytes, (char[32]){0}, 32)
 
-/* Keys of glmstream synth. false: not such a file; *alias is 0 when no layers share their experts' bytes. */
+/* Keys of glmstream synth. false: not such a file; *alias is 0 when no layers share their experts'
+ * bytes. */
 static bool is_synthetic(const struct gguf *file, uint64_t *seed, uint32_t *alias)
 {
 	*alias = 0;
@@ -47,27 +48,32 @@ static void print_shape(const struct gguf *file, const struct model_config *c)
 	uint64_t bytes = 0;
 	for (uint32_t i = 0; i < file->n_files; i++)
 		bytes += file->files[i].size;
-	printf("%s: %s%sglm-dsa, %s in %u file%s, %zu tensors, %zu keys, alignment %u\n", file->files[0].path,
-		c->name, c->name[0] ? ", " : "", SIZE(bytes), file->n_files, file->n_files == 1 ? "" : "s",
-		file->n_tensors, file->n_kvs, file->files[file->n_files - 1].alignment);
+	printf("%s: %s%sglm-dsa, %s in %u file%s, %zu tensors, %zu keys, alignment %u\n",
+		file->files[0].path, c->name, c->name[0] ? ", " : "", SIZE(bytes), file->n_files,
+		file->n_files == 1 ? "" : "s", file->n_tensors, file->n_kvs,
+		file->files[file->n_files - 1].alignment);
 	uint64_t seed;
 	uint32_t alias;
 	if (is_synthetic(file, &seed, &alias)) {
-		printf("synthetic: random weights of seed %llu, for measuring only", (unsigned long long)seed);
+		printf(
+			"synthetic: random weights of seed %llu, for measuring only", (unsigned long long)seed);
 		if (alias)
 			printf("; experts of %u layers on disk stand for those of all", alias);
 		printf("\n");
 	}
 	printf("\nshape\n");
-	printf("  layers          %u: %u dense, %u with experts%s; context %u\n", c->n_layers, c->n_dense,
-		config_n_moe(c), c->n_mtp ? ", and an MTP layer" : "", c->n_context);
+	printf("  layers          %u: %u dense, %u with experts%s; context %u\n", c->n_layers,
+		c->n_dense, config_n_moe(c), c->n_mtp ? ", and an MTP layer" : "", c->n_context);
 	printf("  width           %u; vocabulary %u rows\n", c->n_embd, c->n_vocab);
-	printf("  attention       %u heads of %u + %u (rotary), values of %u; latents q %u, kv %u; rope base "
+	printf("  attention       %u heads of %u + %u (rotary), values of %u; latents q %u, kv %u; "
+		   "rope base "
 		   "%.10g\n",
-		c->n_heads, c->head_nope, c->head_rope, c->head_value, c->q_rank, c->kv_rank, (double)c->rope_base);
+		c->n_heads, c->head_nope, c->head_rope, c->head_value, c->q_rank, c->kv_rank,
+		(double)c->rope_base);
 	printf("  indexer         %u heads of %u, best %u positions\n", c->index_heads, c->index_dim,
 		c->index_top_k);
-	printf("  experts         %u per layer, %u used, width %u; shared width %u; dense width %u; weights %s x "
+	printf("  experts         %u per layer, %u used, width %u; shared width %u; dense width %u; "
+		   "weights %s x "
 		   "%.4g\n",
 		c->n_experts, c->n_used, c->ff_expert, c->ff_shared, c->ff_dense,
 		c->norm_weights ? "normalised" : "plain", (double)c->weights_scale);
@@ -80,8 +86,8 @@ static void print_shape(const struct gguf *file, const struct model_config *c)
 	uint32_t n_full = 0;
 	for (uint32_t i = 0; i < c->n_layers; i++)
 		n_full += c->index_full[i];
-	printf("  IndexShare      %u full, %u shared (%s)\n                  full:", n_full, c->n_layers - n_full,
-		c->index_types_from ? c->index_types_from : "unknown source");
+	printf("  IndexShare      %u full, %u shared (%s)\n                  full:", n_full,
+		c->n_layers - n_full, c->index_types_from ? c->index_types_from : "unknown source");
 	for (uint32_t i = 0; i < c->n_layers + c->n_mtp; i++)
 		if (c->index_full[i])
 			printf(" %u%s", i, i >= c->n_layers ? " (MTP)" : "");
@@ -99,7 +105,8 @@ static void print_classes(const struct model_sizes *s)
 			SIZE(class->bytes));
 		for (int t = 0; t < DTYPE_LIMIT; t++)
 			if (class->type_tensors[t])
-				printf(" %s x %llu", dtype_name((uint32_t)t), (unsigned long long)class->type_tensors[t]);
+				printf(" %s x %llu", dtype_name((uint32_t)t),
+					(unsigned long long)class->type_tensors[t]);
 		printf("\n");
 	}
 }
@@ -120,11 +127,13 @@ static void print_sizes(const struct model_config *c, const struct model_sizes *
 		s->mtp_bytes ? "; MTP layer " : "", s->mtp_bytes ? SIZE(s->mtp_bytes) : "",
 		s->mtp_bytes ? " more" : "");
 	printf("  experts         %s in all: %llu of %s; one layer %s\n", SIZE(s->experts_bytes),
-		(unsigned long long)s->n_experts, range_text(s->expert_min, s->expert_max, (char[80]){0}, 80),
+		(unsigned long long)s->n_experts,
+		range_text(s->expert_min, s->expert_max, (char[80]){0}, 80),
 		range_text(s->layer_min, s->layer_max, (char[80]){0}, 80));
 	printf("  one token       %u experts: %s, the smallest budget; reads %s of weights in all\n",
 		config_n_moe(c) * c->n_used, SIZE(s->working_set), SIZE(s->weights_per_token));
-	printf("  KV cache        %s per token of 16-bit latents and index keys; %s at the full context of %u\n",
+	printf("  KV cache        %s per token of 16-bit latents and index keys; %s at the full "
+		   "context of %u\n",
 		SIZE(s->kv_per_token), SIZE(s->kv_per_token * c->n_context), c->n_context);
 	if (s->kv_mtp_per_token)
 		printf("                  the MTP layer %s per token more\n", SIZE(s->kv_mtp_per_token));
@@ -136,8 +145,10 @@ static uint64_t forecast_context(const struct model_config *c)
 	return MIN(c->n_context, 32768u);
 }
 
-/* What memory of a size leaves for experts: less the resident weights, the cache, and 2 GB for activations and the rest. */
-static uint64_t left_for_experts(const struct model_config *c, const struct model_sizes *s, double memory_gb)
+/* What memory of a size leaves for experts: less the resident weights, the cache, and 2 GB for
+ * activations and the rest. */
+static uint64_t left_for_experts(
+	const struct model_config *c, const struct model_sizes *s, double memory_gb)
 {
 	uint64_t fixed = s->resident_bytes + s->kv_per_token * forecast_context(c) + (uint64_t)(2 * GB);
 	uint64_t memory = (uint64_t)(memory_gb * GB);
@@ -148,7 +159,8 @@ static const double memories_gb[] = {16, 24, 32, 48, 80, 96, 141, 192, 288};
 
 static void print_forecast(const struct model_config *c, const struct model_sizes *s)
 {
-	printf("\nwhat fits (context %llu, 2 GB for activations)\n", (unsigned long long)forecast_context(c));
+	printf("\nwhat fits (context %llu, 2 GB for activations)\n",
+		(unsigned long long)forecast_context(c));
 	for (size_t i = 0; i < ARRAY_LEN(memories_gb); i++) {
 		uint64_t left = left_for_experts(c, s, memories_gb[i]);
 		if (left >= s->experts_bytes) {
@@ -158,25 +170,30 @@ static void print_forecast(const struct model_config *c, const struct model_size
 		if (left < s->working_set)
 			printf("  %4.0f GB         too small\n", memories_gb[i]);
 		else
-			printf("  %4.0f GB         %s for experts: %.1f %% of them (%llu)\n", memories_gb[i], SIZE(left),
-				100 * (double)left / (double)s->experts_bytes, (unsigned long long)(left / s->expert_max));
+			printf("  %4.0f GB         %s for experts: %.1f %% of them (%llu)\n", memories_gb[i],
+				SIZE(left), 100 * (double)left / (double)s->experts_bytes,
+				(unsigned long long)(left / s->expert_max));
 	}
 }
 
 static void print_tensors(const struct gguf *file, const struct model_config *c)
 {
-	printf("\n%-44s %-8s %-24s %14s %16s  %s\n", "tensor", "type", "shape", "bytes", "offset", "class");
+	printf("\n%-44s %-8s %-24s %14s %16s  %s\n", "tensor", "type", "shape", "bytes", "offset",
+		"class");
 	for (size_t i = 0; i < file->n_tensors; i++) {
 		const struct gguf_tensor *t = &file->tensors[i];
 		char shape[GGUF_SHAPE_MAX], where[32];
 		snprintf(where, sizeof where, file->n_files > 1 ? "%u:%llu" : "%.0u%llu",
 			file->n_files > 1 ? t->file + 1 : 0, (unsigned long long)t->offset);
-		printf("%-44s %-8s %-24s %14llu %16s  %s\n", t->name, dtype_name(t->type), gguf_shape_text(t, shape),
-			(unsigned long long)t->bytes, where, tensor_class_name(tensor_classify(c, t->name)));
+		printf("%-44s %-8s %-24s %14llu %16s  %s\n", t->name, dtype_name(t->type),
+			gguf_shape_text(t, shape), (unsigned long long)t->bytes, where,
+			tensor_class_name(tensor_classify(c, t->name)));
 	}
 }
 
-/* ---- JSON ----------------------------------------------------------------------------------------------- */
+/* ---- JSON
+ * -----------------------------------------------------------------------------------------------
+ */
 
 static json_t *config_json(const struct model_config *c)
 {
@@ -293,7 +310,8 @@ static json_t *forecast_json(const struct model_config *c, const struct model_si
 		json_t *o = json_object();
 		json_out_real(o, "memory_gb", memories_gb[i]);
 		json_out_uint(o, "context", forecast_context(c));
-		json_out_uint(o, "experts_budget_bytes", left < s->working_set ? 0 : MIN(left, s->experts_bytes));
+		json_out_uint(
+			o, "experts_budget_bytes", left < s->working_set ? 0 : MIN(left, s->experts_bytes));
 		json_out_real(o, "experts_share",
 			left < s->working_set ? 0 : MIN(1, (double)left / (double)MAX(s->experts_bytes, 1)));
 		json_object_set_new(o, "fits", json_boolean(left >= s->working_set));
@@ -324,8 +342,8 @@ static json_t *tensors_json(const struct gguf *file, const struct model_config *
 	return list;
 }
 
-static void print_json(const struct gguf *file, const struct model_config *c, const struct model_sizes *s,
-	bool tensors, json_t *traced)
+static void print_json(const struct gguf *file, const struct model_config *c,
+	const struct model_sizes *s, bool tensors, json_t *traced)
 {
 	json_t *o = json_object(), *files = json_array();
 	json_out_str(o, "name", c->name);
@@ -382,13 +400,17 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 	const struct arg positional = {.kind = ARG_STRING, .string = &model, .value = "MODEL"};
 	const struct args args = {.command = "glmstream inspect",
 		.usage = "MODEL [--tensors] [--trace FILE ...] [--json]",
-		.about = "Shape of a model file, types and bytes by class, the IndexShare schedule, and what fits "
+		.about = "Shape of a model file, types and bytes by class, the IndexShare schedule, and "
+				 "what fits "
 				 "into which "
-				 "memory. Reads headers only. Of a split file name the first part; without MODEL the pocket "
+				 "memory. Reads headers only. Of a split file name the first part; without MODEL "
+				 "the pocket "
 				 "model is "
-				 "shown. With a trace of a run: what caches of other sizes would have made of its routing.",
+				 "shown. With a trace of a run: what caches of other sizes would have made of its "
+				 "routing.",
 		.example = "glmstream inspect glm-5.2-q2.gguf\n"
-				   "glmstream inspect glm-5.2-q2.gguf --trace run.trace --cache-gb 40,80,120 --disk-gb-s 5 "
+				   "glmstream inspect glm-5.2-q2.gguf --trace run.trace --cache-gb 40,80,120 "
+				   "--disk-gb-s 5 "
 				   "--gpu-ms 40",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),
@@ -398,7 +420,8 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
 	if (model && option_model)
-		return err_set(e, ERR_USAGE, "two models named, \"%.60s\" and \"%.60s\"", model, option_model);
+		return err_set(
+			e, ERR_USAGE, "two models named, \"%.60s\" and \"%.60s\"", model, option_model);
 	model = pocket_or(model ? model : option_model, e);
 	if (!model)
 		return e->code;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Nats per token of a text: the mean of -ln p(token | the tokens before it in its chunk). The text is cut into chunks of a
- * context; each starts afresh, so its first token has nothing before it and is not scored. The standard error is that of a
- * mean of independent values, which tokens are not quite: it says how many digits to believe, no more.
+ * Nats per token of a text: the mean of -ln p(token | the tokens before it in its chunk). The text
+ * is cut into chunks of a context; each starts afresh, so its first token has nothing before it and
+ * is not scored. The standard error is that of a mean of independent values, which tokens are not
+ * quite: it says how many digits to believe, no more.
  */
 #include "src/base/args.h"
 #include "src/base/clock.h"
@@ -41,8 +42,8 @@ static int score_row(void *user, uint32_t at, const float *row, struct err *e)
 	int32_t next = s->ids[at + 1];
 	double v = -sampler_logprob(row, s->n_valid, next);
 	if (!isfinite(v))
-		return err_set(
-			e, ERR_RUN, "the logits after token %u of a chunk give id %d no finite probability", at, next);
+		return err_set(e, ERR_RUN,
+			"the logits after token %u of a chunk give id %d no finite probability", at, next);
 	s->count++;
 	double d = v - s->mean;
 	s->mean += d / (double)s->count;
@@ -90,9 +91,11 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, common_opts_group(&common)};
 	const struct args args = {.command = "glmstream perplexity",
 		.usage = "-m MODEL -f TEXT [-c N] [options]",
-		.about = "Nats per token over a text: the mean of -ln p(token), with its standard error. The text is "
+		.about = "Nats per token over a text: the mean of -ln p(token), with its standard error. "
+				 "The text is "
 				 "cut into "
-				 "chunks of the context (-c, here 2048 by default); the first token of each is not scored.",
+				 "chunks of the context (-c, here 2048 by default); the first token of each is not "
+				 "scored.",
 		.example = "glmstream perplexity -m MODEL -f wiki.txt -c 512",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups)};
@@ -100,7 +103,8 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
 	if (common.context == 1)
-		return err_set(e, ERR_USAGE, "-c: a chunk of one token leaves nothing to score, expected at least 2");
+		return err_set(
+			e, ERR_USAGE, "-c: a chunk of one token leaves nothing to score, expected at least 2");
 
 	struct engine *g = NULL;
 	struct session *s = NULL;
@@ -139,8 +143,8 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 		n_chunks++;
 		n_tokens += score.n;
 		if (live)
-			fprintf(stderr, "\r%zu of %zu tokens, %.4f +- %.4f nats per token ", MIN(at + chunk, ids.n),
-				ids.n, score.mean, standard_error(&score));
+			fprintf(stderr, "\r%zu of %zu tokens, %.4f +- %.4f nats per token ",
+				MIN(at + chunk, ids.n), ids.n, score.mean, standard_error(&score));
 	}
 	if (live)
 		fprintf(stderr, "\r\033[K");
@@ -160,11 +164,12 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 		json_out_str(o, "backend", engine_backend_name(g));
 		json_out_line(stdout, o);
 	} else {
-		printf("%.6f +- %.6f nats per token (perplexity %.4f) over %llu tokens in %llu chunk%s of %u; %.1f "
+		printf("%.6f +- %.6f nats per token (perplexity %.4f) over %llu tokens in %llu chunk%s of "
+			   "%u; %.1f "
 			   "tok/s, %s\n",
 			score.mean, standard_error(&score), exp(score.mean), (unsigned long long)score.count,
-			(unsigned long long)n_chunks, n_chunks == 1 ? "" : "s", chunk, (double)n_tokens / seconds,
-			engine_backend_name(g));
+			(unsigned long long)n_chunks, n_chunks == 1 ? "" : "s", chunk,
+			(double)n_tokens / seconds, engine_backend_name(g));
 	}
 out:
 	session_free(s);

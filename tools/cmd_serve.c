@@ -55,7 +55,8 @@ static int parse(struct serve_opts *o, int argc, char **argv, struct err *e)
 			.min = 1,
 			.max = 64,
 			.value = "N",
-			.help = "timelines kept at the same time; up to 8 of them write in one step; each has the whole "
+			.help = "timelines kept at the same time; up to 8 of them write in one step; each has "
+					"the whole "
 					"context",
 			.fallback = "4"},
 		{.name = "queue",
@@ -104,19 +105,22 @@ static int parse(struct serve_opts *o, int argc, char **argv, struct err *e)
 			.help = "largest request, in 10^6 bytes",
 			.fallback = "32"},
 	};
-	struct arg_group groups[] = {
-		common_opts_group(&o->common), {"Server", list, ARRAY_LEN(list)}, prefix_opts_group(&o->prefix)};
+	struct arg_group groups[] = {common_opts_group(&o->common), {"Server", list, ARRAY_LEN(list)},
+		prefix_opts_group(&o->prefix)};
 	const struct args args = {
 		.command = "glmstream serve",
 		.usage = "[-m MODEL] [options]",
-		.about =
-			"Serves the model over HTTP: OpenAI's /v1/chat/completions, /v1/completions, /v1/responses and "
-			"/v1/models, Anthropic's /v1/messages, /health, /metrics, and a page at /. SIGTERM lets answers "
-			"end for 3.5 seconds, then cuts them; a second one ends at once.",
+		.about = "Serves the model over HTTP: OpenAI's /v1/chat/completions, /v1/completions, "
+				 "/v1/responses and "
+				 "/v1/models, Anthropic's /v1/messages, /health, /metrics, and a page at /. "
+				 "SIGTERM lets answers "
+				 "end for 3.5 seconds, then cuts them; a second one ends at once.",
 		.see = "glmstream serve --help",
-		.example = "glmstream serve -m glm52-iq2.gguf --cache-gb 100 --sessions 4 --port 8080\n"
-				   "curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-				   "    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Define river.\"}]}'\n",
+		.example =
+			"glmstream serve -m glm52-iq2.gguf --cache-gb 100 --sessions 4 --port 8080\n"
+			"curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' "
+			"\\\n"
+			"    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Define river.\"}]}'\n",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),
 	};
@@ -141,12 +145,14 @@ static void say_hello(const struct serve_opts *o, const struct server *s, const 
 {
 	bool v6 = strchr(o->host, ':') != NULL;
 	if (!server_is_loopback(s) && !o->api_key)
-		log_warn("%s can be reached from other machines and there is no --api-key: anybody there may use the "
+		log_warn("%s can be reached from other machines and there is no --api-key: anybody there "
+				 "may use the "
 				 "model",
 			o->host);
 	log_info("model \"%s\", %u sessions, up to %u waiting; %s", name, o->sessions, o->queue,
 		o->api_key ? "with an API key" : "no API key");
-	printf("listening on http://%s%s%s:%u\n", v6 ? "[" : "", o->host, v6 ? "]" : "", server_port(s));
+	printf(
+		"listening on http://%s%s%s:%u\n", v6 ? "[" : "", o->host, v6 ? "]" : "", server_port(s));
 	fflush(stdout);
 }
 
@@ -177,7 +183,8 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	struct engine *g = NULL;
 	struct server *s = NULL;
 	o.common.sessions = o.sessions;
-	o.common.no_mtp = true; /* drafts are not used here: their layer's caches would be dead weight */
+	o.common.no_mtp =
+		true; /* drafts are not used here: their layer's caches would be dead weight */
 	if ((rc = common_opts_open(&o.common, &g, e)))
 		goto out;
 	const struct model_config *c = engine_config(g);

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * glmstream synth: a GGUF of any shape with random weights, for measuring where no checkpoint is. It is an ordinary file to the
- * rest of the program; two keys say what it is (synth_model.h), and inspect shows them.
+ * glmstream synth: a GGUF of any shape with random weights, for measuring where no checkpoint is.
+ * It is an ordinary file to the rest of the program; two keys say what it is (synth_model.h), and
+ * inspect shows them.
  *
- * With --alias K the expert tensors of the MoE layers stand at K places only: layer i's are those of layer i mod K. Experts are
- * known to the cache by layer and number, so every one of them is read and kept as its own; what is read in sum does not change,
- * only how much of the disk is used. A drive with a large cache of its own may answer such reads faster than real ones.
+ * With --alias K the expert tensors of the MoE layers stand at K places only: layer i's are those
+ * of layer i mod K. Experts are known to the cache by layer and number, so every one of them is
+ * read and kept as its own; what is read in sum does not change, only how much of the disk is used.
+ * A drive with a large cache of its own may answer such reads faster than real ones.
  */
 #include "src/base/args.h"
 #include "src/base/mem.h"
@@ -70,13 +72,14 @@ static int read_shape(struct work *w, struct err *e)
 	else if ((code = convert_config_read_file(c, o->shape, e)))
 		return code;
 	if (o->layers > c->n_layers)
-		return err_set(e, ERR_USAGE, "--layers: %u found, but the shape has %u", o->layers, c->n_layers);
+		return err_set(
+			e, ERR_USAGE, "--layers: %u found, but the shape has %u", o->layers, c->n_layers);
 	synth_model_cut(c, o->layers);
 	if (o->no_mtp)
 		c->n_nextn = 0;
 	if (o->expert_count && o->expert_count < c->n_used)
-		return err_set(e, ERR_USAGE, "--expert-count: %u found, but a token uses %u of them", o->expert_count,
-			c->n_used);
+		return err_set(e, ERR_USAGE, "--expert-count: %u found, but a token uses %u of them",
+			o->expert_count, c->n_used);
 	if (o->expert_count) {
 		c->n_experts = o->expert_count;
 		c->n_group = c->n_group_used = 1;
@@ -154,12 +157,13 @@ static int declare_keys(struct work *w, struct err *e)
 static int make_plan(struct work *w, struct err *e)
 {
 	int code = read_shape(w, e);
-	if (code || (code = convert_plan_make(&w->plan, &w->cfg, &w->recipe, &w->opt.types, NULL, NULL, e)))
+	if (code ||
+		(code = convert_plan_make(&w->plan, &w->cfg, &w->recipe, &w->opt.types, NULL, NULL, e)))
 		return code;
 	for (size_t i = 0; i < w->plan.n_tensors; i++)
 		if (!synth_fill_supported(w->plan.tensors[i].type))
-			return err_set(e, ERR_USAGE, "%s: random weights cannot be made as %s", w->plan.tensors[i].name,
-				dtype_name(w->plan.tensors[i].type));
+			return err_set(e, ERR_USAGE, "%s: random weights cannot be made as %s",
+				w->plan.tensors[i].name, dtype_name(w->plan.tensors[i].type));
 	w->writer = gguf_writer_new(NULL);
 	if ((code = declare_keys(w, e)) || (code = declare_tensors(w, e)) ||
 		(code = gguf_writer_plan(w->writer, e)))
@@ -187,7 +191,8 @@ static void print_plan(const struct work *w, FILE *f)
 		count[w->plan.tensors[i].type]++;
 		shared += w->shares[i] == i ? 0 : n;
 	}
-	fprintf(f, "model    random weights, seed %" PRIu64 ": %u + %u layers, %u of them dense, %u experts\n",
+	fprintf(f,
+		"model    random weights, seed %" PRIu64 ": %u + %u layers, %u of them dense, %u experts\n",
 		w->opt.seed, c->n_layers, c->n_nextn, c->n_dense, c->n_experts);
 	for (uint32_t t = 0; t < DTYPE_LIMIT; t++)
 		if (count[t])
@@ -195,7 +200,8 @@ static void print_plan(const struct work *w, FILE *f)
 	if (shared)
 		fprintf(f,
 			"alias    %u layers of experts in the file stand for %u: %" PRIu64
-			" bytes less. Every expert is read as its own, but a drive with a large cache may be faster "
+			" bytes less. Every expert is read as its own, but a drive with a large cache may be "
+			"faster "
 			"here than with a real file\n",
 			w->opt.alias, n_moe(c), shared);
 	struct gguf_write_part p = gguf_writer_part(w->writer, 0);
@@ -207,7 +213,8 @@ static void print_plan(const struct work *w, FILE *f)
 static int check_room(const struct work *w, struct err *e)
 {
 	const char *slash = strrchr(w->opt.out, '/');
-	char *dir = !slash ? mem_strdup(".") : mem_strndup(w->opt.out, MAX((size_t)(slash - w->opt.out), 1));
+	char *dir =
+		!slash ? mem_strdup(".") : mem_strndup(w->opt.out, MAX((size_t)(slash - w->opt.out), 1));
 	struct statvfs fs;
 	int code = 0;
 	uint64_t need = gguf_writer_part(w->writer, 0).file_bytes;
@@ -217,8 +224,8 @@ static int check_room(const struct work *w, struct err *e)
 		uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize;
 		uint32_t layers = is_shared(w) ? w->opt.alias : n_moe(&w->cfg);
 		uint64_t rest = need - MIN(need, w->layer_bytes * layers);
-		code = err_set(e, ERR_MEMORY, "%s: %" PRIu64 " bytes are needed, %" PRIu64 " are free there",
-			w->opt.out, need, room);
+		code = err_set(e, ERR_MEMORY,
+			"%s: %" PRIu64 " bytes are needed, %" PRIu64 " are free there", w->opt.out, need, room);
 		if (w->layer_bytes && room > rest + w->layer_bytes)
 			err_hint(e, "--alias %" PRIu64 " would fit", (room - rest) / w->layer_bytes);
 	}
@@ -240,7 +247,8 @@ static void print_result(const struct work *w, const struct synth_result *r)
 	printf("%s: %.2f GB in %.1f s, %.2f GB/s%s. ", w->opt.out, gb, r->seconds, gb / r->seconds,
 		r->direct ? " with O_DIRECT" : " through the page cache (O_DIRECT refused)");
 	if (r->write_seconds > r->fill_seconds)
-		printf("The disk is the limit: %.0f %% of the threads' time went into writes; making the bytes alone "
+		printf("The disk is the limit: %.0f %% of the threads' time went into writes; making the "
+			   "bytes alone "
 			   "would run at %.1f GB/s\n",
 			100 * r->write_seconds / MAX(busy, 1e-9), alone);
 	else
@@ -337,10 +345,11 @@ static int parse(int argc, char **argv, struct work *w, struct err *e)
 			.min = 1,
 			.max = CONVERT_MAX_LAYERS,
 			.value = "K",
-			.help =
-				"the file holds the expert data of K layers only, and the expert tensors of all others point "
-				"at those bytes: it is smaller by as much. Every expert is still read and cached as its "
-				"own. Programs that refuse tensors with shared bytes refuse the file",
+			.help = "the file holds the expert data of K layers only, and the expert tensors of "
+					"all others point "
+					"at those bytes: it is smaller by as much. Every expert is still read and "
+					"cached as its "
+					"own. Programs that refuse tensors with shared bytes refuse the file",
 			.fallback = "each layer has its own"},
 		{.name = "seed",
 			.kind = ARG_UINT64,
@@ -363,19 +372,28 @@ static int parse(int argc, char **argv, struct work *w, struct err *e)
 			.value = "N",
 			.help = "threads, and writes under way",
 			.fallback = "all cores, at least 4"},
-		{.name = "force", .kind = ARG_FLAG, .flag = &o->force, .help = "replace OUT.gguf if it exists"},
+		{.name = "force",
+			.kind = ARG_FLAG,
+			.flag = &o->force,
+			.help = "replace OUT.gguf if it exists"},
 		{.name = "dry-run",
 			.kind = ARG_FLAG,
 			.flag = &o->dry_run,
 			.help = "print what would be written, to the byte, and stop"},
-		{.name = "quiet", .letter = 'q', .kind = ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
+		{.name = "quiet",
+			.letter = 'q',
+			.kind = ARG_FLAG,
+			.flag = &o->quiet,
+			.help = "no progress"},
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
 	const struct args args = {.command = "glmstream synth",
 		.usage = "-o OUT.gguf [options]",
-		.about = "Writes a model of the given shape with random weights, for measuring: it computes as much "
+		.about = "Writes a model of the given shape with random weights, for measuring: it "
+				 "computes as much "
 				 "and reads as much as a real one, and says nothing sensible. Scaled so that "
-				 "activations stay finite through all layers. OUT.gguf appears only when it is complete.",
+				 "activations stay finite through all layers. OUT.gguf appears only when it is "
+				 "complete.",
 		.example = "glmstream synth -o synth.gguf --recipe iq2 --alias 12\n"
 				   "glmstream synth -o small.gguf --layers 6 --expert-count 16\n"
 				   "glmstream synth --dry-run --recipe q2",
@@ -387,13 +405,14 @@ static int parse(int argc, char **argv, struct work *w, struct err *e)
 		return rc;
 	const struct convert_recipe *recipe = convert_recipe_find(o->recipe_name);
 	if (!recipe)
-		return err_set(
-			e, ERR_USAGE, "--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", o->recipe_name);
+		return err_set(e, ERR_USAGE,
+			"--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", o->recipe_name);
 	w->recipe = *recipe;
-	if (o->experts &&
-		(rc = convert_type_parse(&w->recipe.expert, o->experts, synth_fill_supported, "--experts", e)))
+	if (o->experts && (rc = convert_type_parse(
+						   &w->recipe.expert, o->experts, synth_fill_supported, "--experts", e)))
 		return rc;
-	if (o->types_text && (rc = convert_types_parse(&o->types, o->types_text, synth_fill_supported, e)))
+	if (o->types_text &&
+		(rc = convert_types_parse(&o->types, o->types_text, synth_fill_supported, e)))
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
 		return err_set(e, ERR_USAGE, "-o OUT.gguf is missing");

@@ -26,13 +26,15 @@ int cmd_tokenize(int argc, char **argv, struct err *e)
 			.help = POCKET_MODEL_HELP ", or a tokenizer.json", .fallback = POCKET_FALLBACK},
 		{"special", 0, ARG_FLAG, .flag = &special,
 			.help = "texts of added tokens, as <|user|>, become those tokens"},
-		{"decode", 0, ARG_FLAG, .flag = &decode, .help = "read ids, write exactly the bytes they stand for"},
+		{"decode", 0, ARG_FLAG, .flag = &decode,
+			.help = "read ids, write exactly the bytes they stand for"},
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
 	const struct args args = {
 		.command = "glmstream tokenize",
 		.usage = "[-m MODEL] [--special] [--decode]",
-		.about = "Reads text from standard input and writes its token ids on one line; with --decode the "
+		.about = "Reads text from standard input and writes its token ids on one line; with "
+				 "--decode the "
 				 "other way round. "
 				 "Without --special every character is text, as in what users write.",
 		.example = "echo -n 'Hello, world!' | glmstream tokenize -m glm52-q2.gguf",

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* glmstream trace record|show|simulate. Recording is a run with --trace; simulating is in trace_simulate.c. */
+/* glmstream trace record|show|simulate. Recording is a run with --trace; simulating is in
+ * trace_simulate.c. */
 #include "cache/trace_stats.h"
 #include "src/base/args.h"
 #include "src/base/mem.h"
@@ -82,13 +83,13 @@ static void show_text(const char *path, const struct trace *t, const struct trac
 	if (t->bytes_known && least == most)
 		printf("  expert             %llu bytes\n", (unsigned long long)most);
 	else if (t->bytes_known)
-		printf(
-			"  expert             %llu to %llu bytes\n", (unsigned long long)least, (unsigned long long)most);
+		printf("  expert             %llu to %llu bytes\n", (unsigned long long)least,
+			(unsigned long long)most);
 	printf("  decode             %llu tokens, %llu accesses\n", (unsigned long long)t->n_tokens,
 		(unsigned long long)t->n_accesses);
 	if (s->prefill_steps)
-		printf("  prefill            %llu tokens, %llu accesses\n", (unsigned long long)s->prefill_rows,
-			(unsigned long long)s->prefill_accesses);
+		printf("  prefill            %llu tokens, %llu accesses\n",
+			(unsigned long long)s->prefill_rows, (unsigned long long)s->prefill_accesses);
 	printf("  experts used       %llu of %llu\n", (unsigned long long)s->n_distinct,
 		(unsigned long long)s->n_experts);
 	uint64_t known = s->tiers[TRACE_VRAM] + s->tiers[TRACE_RAM] + s->tiers[TRACE_DISK];
@@ -98,15 +99,16 @@ static void show_text(const char *path, const struct trace *t, const struct trac
 			100 * part(s->tiers[TRACE_DISK], known));
 		printf("  waited             %.3f ms a token\n", part(s->wait_ns, t->n_tokens) / 1e6);
 	}
-	printf("  repeated           %.1f %% of the picks were made for the token before\n", 100 * s->repeated);
+	printf("  repeated           %.1f %% of the picks were made for the token before\n",
+		100 * s->repeated);
 	printf("  hottest experts    ");
 	for (int i = 0; i < TRACE_STATS_TOPS; i++)
 		printf("%s%d: %.1f %%", i ? ", " : "", s->top_n[i], 100 * s->top_part[i]);
 	printf(" of a layer's routing\n");
 	for (int d = 1; d <= TRACE_STATS_DISTANCES; d++)
 		if (s->hints[d])
-			printf("  lookahead +%d       recall %.1f %%, precision %.1f %%\n", d, 100 * s->recall[d],
-				100 * s->precision[d]);
+			printf("  lookahead +%d       recall %.1f %%, precision %.1f %%\n", d,
+				100 * s->recall[d], 100 * s->precision[d]);
 }
 
 static int show(int argc, char **argv, struct err *e)
@@ -121,7 +123,8 @@ static int show(int argc, char **argv, struct err *e)
 		{.kind = ARG_STRING, .string = &path, .value = "FILE", .required = true}};
 	const struct args args = {.command = "glmstream trace show",
 		.usage = "FILE [--json]",
-		.about = "Says what a trace holds: model, tokens, where experts were found, how long layers waited, "
+		.about = "Says what a trace holds: model, tokens, where experts were found, how long "
+				 "layers waited, "
 				 "how concentrated "
 				 "and how repetitive the routing is, how good the lookahead's guesses were.",
 		.example = "glmstream trace show run.trace",
@@ -153,7 +156,8 @@ static int record(int argc, char **argv, struct err *e)
 	if (argc > 1 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) {
 		char *help[] = {"run", "--help", NULL};
 		if (!report_describing())
-			printf("Usage: glmstream trace record FILE [options of run]\n\nThe same as glmstream run --trace "
+			printf("Usage: glmstream trace record FILE [options of run]\n\nThe same as glmstream "
+				   "run --trace "
 				   "FILE "
 				   "...\n\nExample:\n  glmstream trace record run.trace -p 'Define river.'\n\n");
 		return cmd_run(2, help, e);
@@ -190,7 +194,8 @@ int cmd_trace(int argc, char **argv, struct err *e)
 		printf("Usage: glmstream trace record|show|simulate FILE [options]\n\n");
 		for (size_t i = 0; i < ARRAY_LEN(parts); i++)
 			printf("  %-10s %s\n", parts[i].name, parts[i].help);
-		printf("\nExample:\n  glmstream trace simulate run.trace --cache-gb 40,80,120 --policy all --svg "
+		printf("\nExample:\n  glmstream trace simulate run.trace --cache-gb 40,80,120 --policy all "
+			   "--svg "
 			   "hits.svg\n");
 		return 0;
 	}

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Finds the flags with which this machine streams a model fastest: measures drive, memory and computing, replays a trace for
- * many settings, models their speeds, and runs the two that matter for real. What differs by less than 3 % is called equal,
- * and then the simpler setting is recommended: less lookahead first, then the default policy, lru, sieve.
+ * Finds the flags with which this machine streams a model fastest: measures drive, memory and
+ * computing, replays a trace for many settings, models their speeds, and runs the two that matter
+ * for real. What differs by less than 3 % is called equal, and then the simpler setting is
+ * recommended: less lookahead first, then the default policy, lru, sieve.
  */
 #include "src/base/args.h"
 #include "src/base/clock.h"
@@ -79,7 +80,8 @@ static int effort(const struct forecast_point *p)
 	return p->lookahead * POLICIES + policy;
 }
 
-/* ---- measuring ------------------------------------------------------------------------------------------ */
+/* ---- measuring
+ * ------------------------------------------------------------------------------------------ */
 
 /* The longest prompt: what is measured should not be a short context only. */
 static const struct token_ids *longest(const struct tune_facts *f)
@@ -91,8 +93,8 @@ static const struct token_ids *longest(const struct tune_facts *f)
 	return best;
 }
 
-static int decode(struct tune *t, uint64_t cache, uint64_t ram, const char *policy, int ahead, int repeats,
-	struct measure_decode *out, struct err *e)
+static int decode(struct tune *t, uint64_t cache, uint64_t ram, const char *policy, int ahead,
+	int repeats, struct measure_decode *out, struct err *e)
 {
 	struct common_opts c = t->common;
 	const struct token_ids *prompt = longest(&t->facts);
@@ -103,7 +105,8 @@ static int decode(struct tune *t, uint64_t cache, uint64_t ram, const char *poli
 	c.lookahead_given = true;
 	c.quiet = true;
 	c.verbose = false;
-	for (c.policy = 0; common_opts_policy(c.policy) && strcmp(common_opts_policy(c.policy), policy) != 0;)
+	for (c.policy = 0;
+		 common_opts_policy(c.policy) && strcmp(common_opts_policy(c.policy), policy) != 0;)
 		c.policy++;
 	int rc = measure_decode(&c, prompt->data, (uint32_t)prompt->n, t->n_new, repeats, out, e);
 	log_set_level(level);
@@ -125,7 +128,8 @@ static int measure_compute(struct tune *t, struct err *e)
 
 static int measure_machine(struct tune *t, struct err *e)
 {
-	int rc = forecast_measure(&t->common, t->file, t->config.n_used, DISK_SECONDS, 3, &t->machine, e);
+	int rc =
+		forecast_measure(&t->common, t->file, t->config.n_used, DISK_SECONDS, 3, &t->machine, e);
 	if (!rc)
 		rc = measure_copy(3, &t->copy, e);
 	if (!rc)
@@ -134,7 +138,8 @@ static int measure_machine(struct tune *t, struct err *e)
 	return rc;
 }
 
-/* ---- the trace ------------------------------------------------------------------------------------------ */
+/* ---- the trace
+ * ------------------------------------------------------------------------------------------ */
 
 static int open_trace(struct tune *t, const struct loader_options *o, struct err *e)
 {
@@ -169,7 +174,8 @@ static int open_trace(struct tune *t, const struct loader_options *o, struct err
 	return rc;
 }
 
-/* ---- settings ------------------------------------------------------------------------------------------- */
+/* ---- settings
+ * ------------------------------------------------------------------------------------------- */
 
 static void list_budgets(struct tune *t)
 {
@@ -212,17 +218,19 @@ static struct forecast_point *best_of(struct tune *t, uint64_t budget, const cha
 	struct forecast_point *best = NULL;
 	for (int i = 0; i < t->n_points; i++) {
 		struct forecast_point *p = &t->points[i];
-		if (p->cache_bytes == budget && p->lookahead <= most && (!policy || !strcmp(policy, p->policy)) &&
-			(!best || p->tok_s > best->tok_s))
+		if (p->cache_bytes == budget && p->lookahead <= most &&
+			(!policy || !strcmp(policy, p->policy)) && (!best || p->tok_s > best->tok_s))
 			best = p;
 	}
 	return best;
 }
 
-/* The best by the model, and beside it the simplest that the model calls equal, or else the second best. */
+/* The best by the model, and beside it the simplest that the model calls equal, or else the second
+ * best. */
 static void choose(struct tune *t)
 {
-	struct forecast_point *best = best_of(t, t->most, NULL, AHEAD_MOST), *simple = best, *second = NULL;
+	struct forecast_point *best = best_of(t, t->most, NULL, AHEAD_MOST), *simple = best,
+						  *second = NULL;
 	for (int i = 0; i < t->n_points; i++) {
 		struct forecast_point *p = &t->points[i];
 		if (p->cache_bytes != t->most || p == best)
@@ -243,7 +251,8 @@ static void choose(struct tune *t)
 static int confirm(struct tune *t, struct err *e)
 {
 	const uint64_t start = clock_ns();
-	for (; t->rounds < ROUNDS || (t->rounds < ROUNDS_MOST && clock_ns() - start < ROUNDS_NS); t->rounds++)
+	for (; t->rounds < ROUNDS || (t->rounds < ROUNDS_MOST && clock_ns() - start < ROUNDS_NS);
+		 t->rounds++)
 		for (int i = 0; i < t->n_tried; i++) {
 			struct confirmed *x = &t->tried[i];
 			const struct forecast_point *p = x->point;
@@ -274,7 +283,8 @@ static uint64_t enough(struct tune *t)
 	return t->most;
 }
 
-/* ---- output --------------------------------------------------------------------------------------------- */
+/* ---- output
+ * --------------------------------------------------------------------------------------------- */
 
 static double gb(uint64_t bytes)
 {
@@ -286,8 +296,8 @@ static void flags_text(const struct forecast_point *p, char *out, size_t n)
 	char ram[40] = "";
 	if (p->ram_bytes)
 		snprintf(ram, sizeof ram, " --ram-gb %.6g", gb(p->ram_bytes));
-	snprintf(out, n, "--cache-gb %.6g%s --policy %s --lookahead %d", gb(p->cache_bytes), ram, p->policy,
-		p->lookahead);
+	snprintf(out, n, "--cache-gb %.6g%s --policy %s --lookahead %d", gb(p->cache_bytes), ram,
+		p->policy, p->lookahead);
 }
 
 static void print_machine(const struct tune *t)
@@ -299,8 +309,9 @@ static void print_machine(const struct tune *t)
 		m->direct ? "" : " (through the page cache: may be the speed of memory)");
 	printf("  memory      %.2f GB/s copied\n", m->copy_bytes_s * 1e-9);
 	printf("  computing   %.3f ms a token%s\n", m->compute_ms,
-		t->compute_guessed ? ": a streamed run less its waits, since memory does not hold all experts"
-						   : ", all experts cached");
+		t->compute_guessed
+			? ": a streamed run less its waits, since memory does not hold all experts"
+			: ", all experts cached");
 }
 
 static void print_curve(struct tune *t)
@@ -308,15 +319,17 @@ static void print_curve(struct tune *t)
 	const struct trace *tr = &t->forecast.trace;
 	printf("\nmodelled from %s: %llu tokens, %llu accesses; the best lookahead of each policy%s\n",
 		t->recorded ? "a trace of the prompts" : t->common.trace, (unsigned long long)tr->n_tokens,
-		(unsigned long long)tr->n_accesses, t->ahead_most ? "" : " (the trace holds no guesses, so none)");
-	printf("  %9s %7s  %-6s %9s %8s %12s %8s\n", "cache GB", "of all", "policy", "lookahead", "hits %",
-		"read MB/tok", "tok/s");
+		(unsigned long long)tr->n_accesses,
+		t->ahead_most ? "" : " (the trace holds no guesses, so none)");
+	printf("  %9s %7s  %-6s %9s %8s %12s %8s\n", "cache GB", "of all", "policy", "lookahead",
+		"hits %", "read MB/tok", "tok/s");
 	for (int b = 0; b < t->n_budgets; b++)
 		for (int k = 0; k < POLICIES; k++) {
-			const struct forecast_point *p = best_of(t, t->budgets[b], common_opts_policy(k), AHEAD_MOST);
+			const struct forecast_point *p =
+				best_of(t, t->budgets[b], common_opts_policy(k), AHEAD_MOST);
 			printf("  %9.4g %6.1f%%  %-6s %9d %8.2f %12.3f %8.2f\n", gb(p->cache_bytes),
-				100 * gb(p->cache_bytes) / gb(t->forecast.plan.everything_bytes), p->policy, p->lookahead,
-				100 * p->hits[0], (p->missed + p->prefetched) / 1e6, p->tok_s);
+				100 * gb(p->cache_bytes) / gb(t->forecast.plan.everything_bytes), p->policy,
+				p->lookahead, 100 * p->hits[0], (p->missed + p->prefetched) / 1e6, p->tok_s);
 		}
 }
 
@@ -327,13 +340,15 @@ static void print_verdict(struct tune *t)
 	for (int i = 0; i < t->n_tried; i++) {
 		const struct confirmed *x = &t->tried[i];
 		flags_text(x->point, flags, sizeof flags);
-		printf("  %-62s %8.2f tok/s (modelled %.2f), %.2f ms waited a token\n", flags, 1e3 / x->best.ms.low,
-			x->point->tok_s, x->best.wait_ms);
+		printf("  %-62s %8.2f tok/s (modelled %.2f), %.2f ms waited a token\n", flags,
+			1e3 / x->best.ms.low, x->point->tok_s, x->best.wait_ms);
 	}
 	if (t->equal)
-		printf("They differ by less than 3 %%, which is called equal: the simpler one is recommended.\n");
+		printf("They differ by less than 3 %%, which is called equal: the simpler one is "
+			   "recommended.\n");
 	if (t->best->best.ms.low < t->machine.compute_ms)
-		printf("That is faster than computing alone was: the machine was busy meanwhile, so repeat this when "
+		printf("That is faster than computing alone was: the machine was busy meanwhile, so repeat "
+			   "this when "
 			   "it is "
 			   "quiet.\n");
 	const uint64_t less = enough(t);
@@ -413,8 +428,11 @@ static int draw(struct tune *t, struct err *e)
 			x[b] = gb(t->budgets[b]);
 			y[k][b] = best_of(t, t->budgets[b], policy, plain ? 0 : AHEAD_MOST)->tok_s;
 		}
-		plot.series[k] = (struct svg_series){
-			.name = plain ? "no lookahead" : policy, .x = x, .y = y[k], .n = t->n_budgets, .dashed = plain};
+		plot.series[k] = (struct svg_series){.name = plain ? "no lookahead" : policy,
+			.x = x,
+			.y = y[k],
+			.n = t->n_budgets,
+			.dashed = plain};
 	}
 	struct buf svg = {0};
 	struct out_file out = {0};
@@ -428,7 +446,8 @@ static int draw(struct tune *t, struct err *e)
 	return rc;
 }
 
-/* ---- the command ---------------------------------------------------------------------------------------- */
+/* ---- the command
+ * ---------------------------------------------------------------------------------------- */
 
 /* Everything fits: what streaming could only make slower. */
 static void say_nothing_to_tune(const struct tune *t, uint64_t everything, bool ceiling)
@@ -443,10 +462,11 @@ static void say_nothing_to_tune(const struct tune *t, uint64_t everything, bool 
 		json_out_line(stdout, o);
 		return;
 	}
-	printf("Nothing to tune: all experts (%.4g GB with room to read them) fit into %s: %s.\n", gb(everything),
-		ceiling ? "that cache" : "the memory of this machine", advice);
+	printf("Nothing to tune: all experts (%.4g GB with room to read them) fit into %s: %s.\n",
+		gb(everything), ceiling ? "that cache" : "the memory of this machine", advice);
 	if (!ceiling)
-		printf("To see what a smaller machine would do, give the most that may be used: --cache-gb %.2g\n",
+		printf("To see what a smaller machine would do, give the most that may be used: --cache-gb "
+			   "%.2g\n",
 			gb(everything) / 3);
 }
 
@@ -456,7 +476,8 @@ static int find_most(struct tune *t, const struct loader_plan *plan, struct err 
 	t->most = asked && asked != ENGINE_CACHE_AUTO ? asked : t->facts.left_bytes / 10 * 9;
 	if (t->most < plan->floor_bytes)
 		return err_set(e, ERR_MEMORY,
-			"%s %.4f GB for experts, and one token's working set needs %.4f GB: this machine cannot run the "
+			"%s %.4f GB for experts, and one token's working set needs %.4f GB: this machine "
+			"cannot run the "
 			"model",
 			asked && asked != ENGINE_CACHE_AUTO ? "--cache-gb gives" : "memory leaves", gb(t->most),
 			gb(plan->floor_bytes));
@@ -493,12 +514,12 @@ static int tune(struct tune *t, struct err *e)
 		.reader = {.engine = (enum reader_engine)t->common.io, .buffered = t->common.no_direct},
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
-	if ((rc = tune_facts_find(&t->facts, &t->common, t->prompts, e)) || (rc = plan_budgets(&o, &plan, e)) ||
-		(rc = find_most(t, &plan, e)))
+	if ((rc = tune_facts_find(&t->facts, &t->common, t->prompts, e)) ||
+		(rc = plan_budgets(&o, &plan, e)) || (rc = find_most(t, &plan, e)))
 		goto out;
 	if (t->most >= plan.everything_bytes) {
-		say_nothing_to_tune(
-			t, plan.everything_bytes, t->common.cache_bytes && t->common.cache_bytes != ENGINE_CACHE_AUTO);
+		say_nothing_to_tune(t, plan.everything_bytes,
+			t->common.cache_bytes && t->common.cache_bytes != ENGINE_CACHE_AUTO);
 		goto out;
 	}
 	if ((rc = open_trace(t, &o, e)))
@@ -541,8 +562,8 @@ static struct arg_group tune_group(struct tune *t)
 		if (skip)
 			continue;
 		if (!strcmp(a.name, "trace")) {
-			a.help =
-				"replay this trace of the model; if there is no such file, the recorded one is written there";
+			a.help = "replay this trace of the model; if there is no such file, the recorded one "
+					 "is written there";
 			a.fallback = "a trace of the prompts";
 		} else if (!strcmp(a.name, "cache-gb")) {
 			a.help = "the most that the cache may take";
@@ -583,9 +604,11 @@ int cmd_tune(int argc, char **argv, struct err *e)
 	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, tune_group(t)};
 	const struct args args = {.command = "glmstream tune",
 		.usage = "-m MODEL [-f PROMPTS] [--trace FILE] [options]",
-		.about = "Measures drive, memory and computing, replays a trace of the model for budgets, policies "
+		.about = "Measures drive, memory and computing, replays a trace of the model for budgets, "
+				 "policies "
 				 "and lookaheads, "
-				 "models their speeds, runs the two best settings for real, and says which flags to use. "
+				 "models their speeds, runs the two best settings for real, and says which flags "
+				 "to use. "
 				 "Settings that differ "
 				 "by less than 3 % are called equal; then the simpler one is recommended.",
 		.example = "glmstream tune -m glm-5.2-q2.gguf -f questions.txt --svg speeds.svg\n"

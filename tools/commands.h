@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The commands of glmstream, one file cmd_NAME.c each. A command gets its own argv (argv[0] is its name), and returns 0 or
- * a negative code with the sentence in *e; main prints it and turns it into the exit status. Answers go to stdout through
- * stdio (main checks at the end that all of it was written), everything else to stderr.
+ * The commands of glmstream, one file cmd_NAME.c each. A command gets its own argv (argv[0] is its
+ * name), and returns 0 or a negative code with the sentence in *e; main prints it and turns it into
+ * the exit status. Answers go to stdout through stdio (main checks at the end that all of it was
+ * written), everything else to stderr.
  *
  * The shape of a command:
  *     int cmd_thing(int argc, char **argv, struct err *e)
@@ -26,7 +27,8 @@ struct command {
 	const char *name;
 	int (*run)(int argc, char **argv, struct err *e); /* NULL: not part of this build */
 	const char *help;                                 /* one line */
-	const char *parts; /* "record show": what may follow, each with options of its own; NULL: nothing */
+	const char
+		*parts; /* "record show": what may follow, each with options of its own; NULL: nothing */
 };
 
 /* Weak, so that main can list a command before its file is there. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Options that decide how a model is opened. Only what the engine really obeys is in the table: an option without effect
- * would be worse than none. */
+/* Options that decide how a model is opened. Only what the engine really obeys is in the table: an
+ * option without effect would be worse than none. */
 #include "tools/common_opts.h"
 
 #include "cache/policy.h"
@@ -66,9 +66,10 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.max = 1e9,
 			.words = sizes,
 			.value = "G|auto",
-			.help =
-				"stream the experts through a cache of G * 10^9 bytes (VRAM; host memory on the CPU backend)",
-			.fallback = "on the CPU none: they are used where the file is mapped; on a card none if all fit, "
+			.help = "stream the experts through a cache of G * 10^9 bytes (VRAM; host memory on "
+					"the CPU backend)",
+			.fallback = "on the CPU none: they are used where the file is mapped; on a card none "
+						"if all fit, "
 						"else auto"},
 		{.name = "ram-gb",
 			.kind = ARG_SIZE_GB,
@@ -91,7 +92,8 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.max = 64,
 			.words = lookaheads,
 			.value = "N|auto",
-			.help = "fetch the experts of so many layers ahead; 0: off, auto: 1 where they come to a card",
+			.help = "fetch the experts of so many layers ahead; 0: off, auto: 1 where they come to "
+					"a card",
 			.fallback = "auto"},
 		{.name = "io",
 			.kind = ARG_CHOICE,
@@ -107,7 +109,8 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.kind = ARG_STRING,
 			.string = &c->replicas,
 			.value = "FILE,...",
-			.help = "files with the same content as the model on other drives, read at the same time",
+			.help =
+				"files with the same content as the model on other drives, read at the same time",
 			.fallback = "none"},
 		{.name = "chunk",
 			.kind = ARG_UINT,
@@ -126,7 +129,8 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.kind = ARG_STRING,
 			.string = &c->warm,
 			.value = "FILE",
-			.help = "fill the cache from a profile or trace at start; a profile takes in this run at exit, a "
+			.help = "fill the cache from a profile or trace at start; a profile takes in this run "
+					"at exit, a "
 					"new file becomes one"},
 		{.name = "quiet",
 			.letter = 'q',
@@ -160,7 +164,8 @@ int common_opts_replicas(const struct common_opts *c, struct common_replicas *r,
 		if (comma)
 			*comma = 0;
 		if (!*at)
-			return err_set(e, ERR_USAGE, "--replicas: an empty file name in \"%.200s\"", c->replicas);
+			return err_set(
+				e, ERR_USAGE, "--replicas: an empty file name in \"%.200s\"", c->replicas);
 		if (r->n == COMMON_REPLICAS_MAX)
 			return err_set(e, ERR_USAGE, "--replicas: more than %d files", COMMON_REPLICAS_MAX);
 		r->path[r->n] = at;
@@ -230,11 +235,13 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		options.loading_user = &watch;
 	}
 	if (!rc && c->ram_bytes && !c->cache_bytes)
-		rc = err_set(e, ERR_USAGE, "--ram-gb is the second tier of a cache: give --cache-gb as well");
+		rc = err_set(
+			e, ERR_USAGE, "--ram-gb is the second tier of a cache: give --cache-gb as well");
 	else if (!rc && c->replicas && !c->cache_bytes && !c->cache_given)
 		rc = err_set(e, ERR_USAGE, "--replicas are read by streaming: give --cache-gb as well");
 	if (c->cache_given && !c->cache_bytes)
-		options.cache_bytes = 1; /* a budget of nothing is a budget: refused with the smallest that works */
+		options.cache_bytes =
+			1; /* a budget of nothing is a budget: refused with the smallest that works */
 	if (!rc)
 		rc = engine_open(&options, out, e); /* which says what it decided */
 	progress_end(&watch.progress);
@@ -259,8 +266,8 @@ struct arg_group prefix_opts_group(struct prefix_opts *p)
 			.kind = ARG_STRING,
 			.string = &p->folder,
 			.value = "DIR",
-			.help =
-				"keep what prompts computed in this folder, and read it there instead of computing it again",
+			.help = "keep what prompts computed in this folder, and read it there instead of "
+					"computing it again",
 			.fallback = "none"},
 		{.name = "session-dir-gb",
 			.kind = ARG_SIZE_GB,
@@ -281,11 +288,13 @@ struct arg_group prefix_opts_group(struct prefix_opts *p)
 int prefix_opts_check(const struct prefix_opts *p, struct err *e)
 {
 	return p->bytes_given && !p->folder
-			   ? err_set(e, ERR_USAGE, "--session-dir-gb limits a folder: give --session-dir as well")
+			   ? err_set(
+					 e, ERR_USAGE, "--session-dir-gb limits a folder: give --session-dir as well")
 			   : 0;
 }
 
-int prefix_opts_open(const struct prefix_opts *p, struct engine *g, struct prefix_store **out, struct err *e)
+int prefix_opts_open(
+	const struct prefix_opts *p, struct engine *g, struct prefix_store **out, struct err *e)
 {
 	*out = NULL;
 	int rc = prefix_opts_check(p, e);

@@ -22,18 +22,19 @@ struct common_opts {
 	int threads;       /* 0: all */
 	uint32_t context;  /* 0: as memory and model allow */
 	bool cache_given;
-	uint64_t cache_bytes, ram_bytes; /* 0: experts are used where the file is mapped; ENGINE_CACHE_AUTO */
-	int policy;                      /* index into the words of --policy */
-	int lookahead;                   /* unless given: ENGINE_LOOKAHEAD_AUTO */
+	uint64_t cache_bytes,
+		ram_bytes; /* 0: experts are used where the file is mapped; ENGINE_CACHE_AUTO */
+	int policy;    /* index into the words of --policy */
+	int lookahead; /* unless given: ENGINE_LOOKAHEAD_AUTO */
 	bool lookahead_given;
 	int io; /* enum reader_engine */
 	bool no_direct;
 	const char *trace, *warm; /* NULL: none */
-	const char *replicas;     /* "A,B": files with the model's content on other drives; NULL: none */
-	uint32_t chunk;           /* most rows at once; 0: the engine's choice */
-	bool kv_f32;              /* not an option of all commands, as the next four: set by those that have it */
-	const char *routing;      /* trace whose experts are used; NULL: the router's */
-	uint32_t confine;         /* only the first so many experts of each layer; 0: all */
+	const char *replicas; /* "A,B": files with the model's content on other drives; NULL: none */
+	uint32_t chunk;       /* most rows at once; 0: the engine's choice */
+	bool kv_f32; /* not an option of all commands, as the next four: set by those that have it */
+	const char *routing;            /* trace whose experts are used; NULL: the router's */
+	uint32_t confine;               /* only the first so many experts of each layer; 0: all */
 	struct common_loading *loading; /* filled while the engine opens; NULL: not wanted */
 	uint32_t sessions;              /* most at a time; 0: 1 */
 	bool no_mtp;                    /* the draft layer is not loaded */
@@ -44,7 +45,8 @@ struct common_opts {
 /* The option group; its variables are in *c, which must stay where it is. */
 struct arg_group common_opts_group(struct common_opts *c);
 
-/* Applies -q and -v to the log, finds the model, opens the engine, which says what it decided (not with -q). */
+/* Applies -q and -v to the log, finds the model, opens the engine, which says what it decided (not
+ * with -q). */
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e);
 
 /* The policies by the numbers in common_opts.policy; NULL behind the last. */
@@ -59,8 +61,8 @@ struct common_replicas {
 };
 int common_opts_replicas(const struct common_opts *c, struct common_replicas *r, struct err *e);
 
-/* Closes the engine of a command that ended with `rc` (NULL is fine). Returns rc, or when that is 0 the fault of a trace or
- * profile that could not be written. */
+/* Closes the engine of a command that ended with `rc` (NULL is fine). Returns rc, or when that is 0
+ * the fault of a trace or profile that could not be written. */
 int common_opts_close(struct engine *g, int rc, struct err *e);
 
 /* The options of a prefix store: --session-dir, --session-dir-gb. Zero-initialise. */
@@ -77,6 +79,7 @@ struct arg_group prefix_opts_group(
 int prefix_opts_check(const struct prefix_opts *p, struct err *e);
 
 /* *out: the store (prefix_store_close), or NULL when none is asked for. */
-int prefix_opts_open(const struct prefix_opts *p, struct engine *g, struct prefix_store **out, struct err *e);
+int prefix_opts_open(
+	const struct prefix_opts *p, struct engine *g, struct prefix_store **out, struct err *e);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Completion scripts for bash and zsh: a fixed part that finds the command, and tables written from those of the parser. */
+/* Completion scripts for bash and zsh: a fixed part that finds the command, and tables written from
+ * those of the parser. */
 #include "tools/manual.h"
 
 #include <stdio.h>
@@ -17,8 +18,9 @@ static enum value_kind value_kind(const struct arg *a)
 		return VALUE_WORDS;
 	if (strstr(v, "DIR"))
 		return VALUE_FOLDER;
-	if (a->kind == ARG_STRING && (strstr(v, "FILE") || strstr(v, "MODEL") || strstr(v, "GGUF") ||
-									 strstr(v, ".gguf") || strstr(v, ".f32") || strstr(v, "PROMPTS")))
+	if (a->kind == ARG_STRING &&
+		(strstr(v, "FILE") || strstr(v, "MODEL") || strstr(v, "GGUF") || strstr(v, ".gguf") ||
+			strstr(v, ".f32") || strstr(v, "PROMPTS")))
 		return VALUE_FILE;
 	return VALUE_TEXT;
 }
@@ -29,7 +31,9 @@ static void put_words(const struct arg_word *w)
 		printf("%s%s", w->word, w[1].word ? " " : "");
 }
 
-/* ---- bash ----------------------------------------------------------------------------------------------- */
+/* ---- bash
+ * -----------------------------------------------------------------------------------------------
+ */
 
 /* Command and part are one word of the tables: "trace_show". */
 static void put_key(const char *name)
@@ -38,7 +42,8 @@ static void put_key(const char *name)
 		putchar(*name == ' ' ? '_' : *name);
 }
 
-static void bash_options(void *user, const char *name, const struct command *c, const struct args *a)
+static void bash_options(
+	void *user, const char *name, const struct command *c, const struct args *a)
 {
 	(void)user;
 	(void)c;
@@ -79,7 +84,10 @@ static void bash_values(void *user, const char *name, const struct command *c, c
 			if (kind == VALUE_WORDS)
 				put_words(o->words);
 			else
-				fputs(kind == VALUE_FILE ? "@file" : kind == VALUE_FOLDER ? "@folder" : "@text", stdout);
+				fputs(kind == VALUE_FILE     ? "@file"
+					  : kind == VALUE_FOLDER ? "@folder"
+											 : "@text",
+					stdout);
 			fputs("' ;;\n", stdout);
 		}
 	for (size_t i = 0; i < a->n_positional; i++) {
@@ -118,8 +126,9 @@ int completion_print_bash(const struct command *commands, size_t n, struct err *
 	int rc = manual_visit(commands, n, &options, e);
 	if (rc)
 		return rc;
-	fputs("\tesac\n}\n# the words that a value may be, or @file, @folder, @text; nothing for flags\n"
-		  "_glmstream_values() {\n\tcase $1:$2 in\n",
+	fputs(
+		"\tesac\n}\n# the words that a value may be, or @file, @folder, @text; nothing for flags\n"
+		"_glmstream_values() {\n\tcase $1:$2 in\n",
 		stdout);
 	if ((rc = manual_visit(commands, n, &values, e)))
 		return rc;
@@ -130,7 +139,8 @@ int completion_print_bash(const struct command *commands, size_t n, struct err *
 	fputs(
 		"'\n"
 		"_glmstream() {\n"
-		"\tlocal word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} command=run from=1 n=1 "
+		"\tlocal word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} command=run "
+		"from=1 n=1 "
 		"i values\n"
 		"\tCOMPREPLY=()\n"
 		"\t# the word breaks at =: --policy=l is three words\n"
@@ -141,7 +151,8 @@ int completion_print_bash(const struct command *commands, size_t n, struct err *
 		"\t\tvalues=$(_glmstream_parts \"$command\")\n"
 		"\t\tif [[ -n $values ]]; then\n"
 		"\t\t\tif [[ $COMP_CWORD == 2 ]]; then\n"
-		"\t\t\t\tmapfile -t COMPREPLY < <(compgen -W \"$values\" -- \"$word\")\n\t\t\t\treturn\n\t\t\tfi\n"
+		"\t\t\t\tmapfile -t COMPREPLY < <(compgen -W \"$values\" -- "
+		"\"$word\")\n\t\t\t\treturn\n\t\t\tfi\n"
 		"\t\t\tcommand=${command}_${COMP_WORDS[2]} from=3\n\t\tfi\n"
 		"\t\tif [[ $command == help ]]; then\n\t\t\tmapfile -t COMPREPLY < <(compgen -W "
 		"\"$_glmstream_commands\" -- \"$word\")\n"
@@ -159,9 +170,11 @@ int completion_print_bash(const struct command *commands, size_t n, struct err *
 		"\t\tif [[ $COMP_CWORD == 1 ]]; then\n\t\t\tvalues=$_glmstream_commands\n\t\tfi\n"
 		"\tfi\n"
 		"\tcase $values in\n"
-		"\t'') mapfile -t COMPREPLY < <(compgen -W \"$(_glmstream_options \"$command\")\" -- \"$word\") ;;\n"
+		"\t'') mapfile -t COMPREPLY < <(compgen -W \"$(_glmstream_options \"$command\")\" -- "
+		"\"$word\") ;;\n"
 		"\t@file) compopt -o filenames\n\t\tmapfile -t COMPREPLY < <(compgen -f -- \"$word\") ;;\n"
-		"\t@folder) compopt -o filenames\n\t\tmapfile -t COMPREPLY < <(compgen -d -- \"$word\") ;;\n"
+		"\t@folder) compopt -o filenames\n\t\tmapfile -t COMPREPLY < <(compgen -d -- \"$word\") "
+		";;\n"
 		"\t@text) ;;\n"
 		"\t*) mapfile -t COMPREPLY < <(compgen -W \"$values\" -- \"$word\") ;;\n"
 		"\tesac\n"
@@ -171,7 +184,9 @@ int completion_print_bash(const struct command *commands, size_t n, struct err *
 	return 0;
 }
 
-/* ---- zsh ------------------------------------------------------------------------------------------------ */
+/* ---- zsh
+ * ------------------------------------------------------------------------------------------------
+ */
 
 /* Inside '[...]' of an _arguments specification, itself in single quotes. */
 static void zsh_text(const char *text)
@@ -208,8 +223,8 @@ static void zsh_option(const struct arg *a)
 	bool takes = a->kind != ARG_FLAG;
 	fputs("\t\t'", stdout);
 	if (a->letter && a->name)
-		printf("(-%c --%s)'{-%c%s,--%s%s}'", a->letter, a->name, a->letter, takes ? "+" : "", a->name,
-			takes ? "=" : "");
+		printf("(-%c --%s)'{-%c%s,--%s%s}'", a->letter, a->name, a->letter, takes ? "+" : "",
+			a->name, takes ? "=" : "");
 	else if (a->letter)
 		printf("-%c%s", a->letter, takes ? "+" : "");
 	else
@@ -252,7 +267,8 @@ int completion_print_zsh(const struct command *commands, size_t n, struct err *e
 	fputs("\tesac\n}\n_glmstream_parts() {\n\tcase $1 in\n", stdout);
 	put_parts(commands, n);
 	fputs(
-		"\tesac\n}\n_glmstream() {\n\tlocal -a commands parts\n\tlocal command=run\n\tcommands=(\n", stdout);
+		"\tesac\n}\n_glmstream() {\n\tlocal -a commands parts\n\tlocal command=run\n\tcommands=(\n",
+		stdout);
 	for (size_t i = 0; i < n; i++)
 		if (commands[i].run) {
 			printf("\t\t'%s:", commands[i].name);
@@ -264,11 +280,13 @@ int completion_print_zsh(const struct command *commands, size_t n, struct err *e
 		  "\t\t_describe command commands\n\t\treturn\n\tfi\n"
 		  "\tif [[ $words[2] != -* ]]; then\n"
 		  "\t\tcommand=$words[2]\n\t\tshift words\n\t\t(( CURRENT-- ))\n"
-		  "\t\tif [[ $command == help ]]; then\n\t\t\t_describe command commands\n\t\t\treturn\n\t\tfi\n"
+		  "\t\tif [[ $command == help ]]; then\n\t\t\t_describe command "
+		  "commands\n\t\t\treturn\n\t\tfi\n"
 		  "\t\tparts=(${(s: :)\"$(_glmstream_parts $command)\"})\n"
 		  "\t\tif (( $#parts )); then\n"
 		  "\t\t\tif (( CURRENT == 2 )); then\n\t\t\t\tcompadd -- $parts\n\t\t\t\treturn\n\t\t\tfi\n"
-		  "\t\t\tcommand=${command}_$words[2]\n\t\t\tshift words\n\t\t\t(( CURRENT-- ))\n\t\tfi\n\tfi\n"
+		  "\t\t\tcommand=${command}_$words[2]\n\t\t\tshift words\n\t\t\t(( CURRENT-- "
+		  "))\n\t\tfi\n\tfi\n"
 		  "\t_glmstream_arguments $command\n"
 		  "}\n"
 		  "_glmstream \"$@\"\n",

@@ -29,8 +29,8 @@ int conversation_check(const char *text, size_t len, const char *what, struct er
 	size_t good = utf8_valid_prefix(text, len);
 	if (good == len)
 		return 0;
-	return err_set(
-		e, ERR_INPUT, "%.200s: byte %zu (0x%02x) is not valid UTF-8", what, good, (unsigned char)text[good]);
+	return err_set(e, ERR_INPUT, "%.200s: byte %zu (0x%02x) is not valid UTF-8", what, good,
+		(unsigned char)text[good]);
 }
 
 static bool has_system(const struct conversation *c)
@@ -66,8 +66,8 @@ const char *conversation_system(const struct conversation *c)
 	return has_system(c) ? c->chat.messages[0].content.data : NULL;
 }
 
-int conversation_add_user(struct conversation *c, const struct tokenizer *t, const char *text, size_t len,
-	const char *what, struct err *e)
+int conversation_add_user(struct conversation *c, const struct tokenizer *t, const char *text,
+	size_t len, const char *what, struct err *e)
 {
 	int rc = conversation_check(text, len, what, e);
 	if (rc)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The turns of a chat and the prompt they give. Normally a list of messages rendered by the model's template; with `raw`
- * one run of tokens to which each turn's text and answer are appended.
+ * The turns of a chat and the prompt they give. Normally a list of messages rendered by the model's
+ * template; with `raw` one run of tokens to which each turn's text and answer are appended.
  */
 #ifndef GLM_TOOLS_CONVERSATION_H
 #define GLM_TOOLS_CONVERSATION_H
@@ -30,9 +30,10 @@ const char *conversation_system(const struct conversation *c); /* NULL: none */
 /* ERR_INPUT when text is not UTF-8; `what` names it. */
 int conversation_check(const char *text, size_t len, const char *what, struct err *e);
 
-/* Begins a turn. `what` names the text in errors ("line 3", a file). ERR_INPUT when it is not UTF-8. */
-int conversation_add_user(struct conversation *c, const struct tokenizer *t, const char *text, size_t len,
-	const char *what, struct err *e);
+/* Begins a turn. `what` names the text in errors ("line 3", a file). ERR_INPUT when it is not
+ * UTF-8. */
+int conversation_add_user(struct conversation *c, const struct tokenizer *t, const char *text,
+	size_t len, const char *what, struct err *e);
 
 /* Forgets the last turn, its answer included; false when there is none. */
 bool conversation_undo(struct conversation *c);

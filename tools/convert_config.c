@@ -20,7 +20,8 @@ struct source {
 	struct err *e;
 };
 
-static int get_u32(const struct source *s, const char *key, uint32_t min, uint32_t max, uint32_t *out)
+static int get_u32(
+	const struct source *s, const char *key, uint32_t min, uint32_t max, uint32_t *out)
 {
 	const json_t *v = json_object_get(s->root, key);
 	if (!v || json_is_null(v))
@@ -29,8 +30,8 @@ static int get_u32(const struct source *s, const char *key, uint32_t min, uint32
 		return err_set(s->e, ERR_INPUT, "%s: key %s is not a whole number", s->path, key);
 	json_int_t n = json_integer_value(v);
 	if (n < (json_int_t)min || n > (json_int_t)max)
-		return err_set(s->e, ERR_INPUT, "%s: key %s is %" PRId64 ", %u to %u expected", s->path, key,
-			(int64_t)n, min, max);
+		return err_set(s->e, ERR_INPUT, "%s: key %s is %" PRId64 ", %u to %u expected", s->path,
+			key, (int64_t)n, min, max);
 	*out = (uint32_t)n;
 	return 0;
 }
@@ -41,8 +42,8 @@ static bool present(const struct source *s, const char *key)
 	return v && !json_is_null(v);
 }
 
-static int get_u32_or(
-	const struct source *s, const char *key, uint32_t min, uint32_t max, uint32_t fallback, uint32_t *out)
+static int get_u32_or(const struct source *s, const char *key, uint32_t min, uint32_t max,
+	uint32_t fallback, uint32_t *out)
 {
 	if (present(s, key))
 		return get_u32(s, key, min, max, out);
@@ -70,10 +71,11 @@ static int expect_str(const struct source *s, const char *key, const char *want,
 		return 0;
 	const char *found = v ? json_string_value(v) : NULL;
 	if (!v)
-		return err_set(s->e, ERR_INPUT, "%s: key %s is missing, \"%s\" expected", s->path, key, want);
+		return err_set(
+			s->e, ERR_INPUT, "%s: key %s is missing, \"%s\" expected", s->path, key, want);
 	if (!found || strcmp(found, want))
-		return err_set(s->e, ERR_INPUT, "%s: key %s is \"%.60s\", only \"%s\" is supported", s->path, key,
-			found ? found : "(not a string)", want);
+		return err_set(s->e, ERR_INPUT, "%s: key %s is \"%.60s\", only \"%s\" is supported",
+			s->path, key, found ? found : "(not a string)", want);
 	return 0;
 }
 
@@ -84,8 +86,8 @@ static int expect_bool(const struct source *s, const char *key, bool want)
 	if (!v || json_is_null(v))
 		return 0;
 	if (!json_is_boolean(v) || json_is_true(v) != want)
-		return err_set(s->e, ERR_INPUT, "%s: key %s must be %s, nothing else is supported", s->path, key,
-			want ? "true" : "false");
+		return err_set(s->e, ERR_INPUT, "%s: key %s must be %s, nothing else is supported", s->path,
+			key, want ? "true" : "false");
 	return 0;
 }
 
@@ -122,14 +124,15 @@ static int read_rope(struct convert_config *c, const struct source *s)
 		if (code)
 			return code;
 	} else if ((code = get_f32(s, "rope_theta", &c->rope_theta))) {
-		return err_set(
-			s->e, ERR_INPUT, "%s: neither rope_parameters.rope_theta nor rope_theta is there", s->path);
+		return err_set(s->e, ERR_INPUT,
+			"%s: neither rope_parameters.rope_theta nor rope_theta is there", s->path);
 	}
 	const json_t *scaling = json_object_get(s->root, "rope_scaling");
 	if (scaling && !json_is_null(scaling)) {
 		const char *type = json_string_value(json_object_get(scaling, "rope_type"));
 		if (!type || strcmp(type, "default"))
-			return err_set(s->e, ERR_INPUT, "%s: key rope_scaling is set, which is not supported", s->path);
+			return err_set(
+				s->e, ERR_INPUT, "%s: key rope_scaling is set, which is not supported", s->path);
 	}
 	if ((code = expect_bool(s, "rope_interleave", true)))
 		return code;
@@ -143,8 +146,8 @@ static int read_types(struct convert_config *c, const struct source *s, const ch
 	const char *letters = json_string_value(v);
 	size_t n = json_is_array(v) ? json_array_size(v) : letters ? strlen(letters) : 0;
 	if (n != c->n_layers)
-		return err_set(
-			s->e, ERR_INPUT, "%s: key %s describes %zu layers, %u expected", s->path, key, n, c->n_layers);
+		return err_set(s->e, ERR_INPUT, "%s: key %s describes %zu layers, %u expected", s->path,
+			key, n, c->n_layers);
 	for (uint32_t il = 0; il < c->n_layers; il++) {
 		const char *word = letters ? (letters[il] == 'F'      ? "full"
 										 : letters[il] == 'S' ? "shared"
@@ -158,7 +161,8 @@ static int read_types(struct convert_config *c, const struct source *s, const ch
 	return 0;
 }
 
-/* indexer_types wins; then the pattern; then freq and offset; none of them: every layer is full (GLM-5, GLM-5.1). */
+/* indexer_types wins; then the pattern; then freq and offset; none of them: every layer is full
+ * (GLM-5, GLM-5.1). */
 static int read_schedule(struct convert_config *c, const struct source *s)
 {
 	int code = 0;
@@ -170,14 +174,15 @@ static int read_schedule(struct convert_config *c, const struct source *s)
 		uint32_t freq, offset = 0;
 		if ((code = get_u32_or(s, "index_topk_freq", 1, CONVERT_MAX_LAYERS, 1, &freq)))
 			return code;
-		if (freq > 1 && (code = get_u32(s, "index_skip_topk_offset", 0, CONVERT_MAX_LAYERS, &offset)))
+		if (freq > 1 &&
+			(code = get_u32(s, "index_skip_topk_offset", 0, CONVERT_MAX_LAYERS, &offset)))
 			return code;
 		for (uint32_t il = 0; il < c->n_layers; il++)
 			c->full[il] = il + 1 <= offset || (il + 1 - offset) % freq == 0;
 	}
 	if (!code && !c->full[0])
-		code = err_set(
-			s->e, ERR_INPUT, "%s: layer 0 shares an indexer, but there is no layer before it", s->path);
+		code = err_set(s->e, ERR_INPUT,
+			"%s: layer 0 shares an indexer, but there is no layer before it", s->path);
 	return code;
 }
 
@@ -206,8 +211,9 @@ static int read_moe(struct convert_config *c, const struct source *s)
 	for (size_t il = 0; il < json_array_size(types) && il < c->n_layers; il++) {
 		const char *word = json_string_value(json_array_get(types, il));
 		if (!word || strcmp(word, il < c->n_dense ? "dense" : "sparse"))
-			return err_set(s->e, ERR_INPUT, "%s: mlp_layer_types[%zu] contradicts first_k_dense_replace = %u",
-				s->path, il, c->n_dense);
+			return err_set(s->e, ERR_INPUT,
+				"%s: mlp_layer_types[%zu] contradicts first_k_dense_replace = %u", s->path, il,
+				c->n_dense);
 	}
 	return 0;
 }
@@ -234,7 +240,8 @@ static int read_model(struct convert_config *c, const struct source *s)
 		(code = get_u32(s, "index_head_dim", 1, 1u << 16, &c->index_dim)) ||
 		(code = get_u32(s, "index_topk", 1, 1u << 30, &c->index_topk)) ||
 		(code = get_f32(s, "rms_norm_eps", &c->rms_eps)) ||
-		(code = expect_bool(s, "attention_bias", false)) || (code = expect_bool(s, "mlp_bias", false)) ||
+		(code = expect_bool(s, "attention_bias", false)) ||
+		(code = expect_bool(s, "mlp_bias", false)) ||
 		(code = expect_bool(s, "tie_word_embeddings", false)))
 		return code;
 	if (width != c->nope + c->rope)
@@ -257,15 +264,15 @@ static int read_tokens(struct convert_config *c, const struct source *s)
 	if (v && !json_is_null(v)) {
 		size_t n = json_is_array(v) ? json_array_size(v) : 1;
 		if (n > CONVERT_MAX_STOPS)
-			return err_set(s->e, ERR_INPUT, "%s: eos_token_id has %zu entries, at most %d expected", s->path,
-				n, CONVERT_MAX_STOPS);
+			return err_set(s->e, ERR_INPUT, "%s: eos_token_id has %zu entries, at most %d expected",
+				s->path, n, CONVERT_MAX_STOPS);
 		c->n_stops = 0;
 		for (size_t i = 0; i < n; i++) {
 			const json_t *id = json_is_array(v) ? json_array_get(v, i) : v;
 			if (!json_is_integer(id) || json_integer_value(id) < 0 ||
 				json_integer_value(id) >= (json_int_t)c->vocab)
-				return err_set(
-					s->e, ERR_INPUT, "%s: eos_token_id names a token outside 0 to %u", s->path, c->vocab - 1);
+				return err_set(s->e, ERR_INPUT, "%s: eos_token_id names a token outside 0 to %u",
+					s->path, c->vocab - 1);
 			c->stops[c->n_stops++] = (uint32_t)json_integer_value(id);
 		}
 	}

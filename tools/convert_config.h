@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A checkpoint's config.json, as far as a GGUF needs it, checked. What this program cannot run (another architecture,
- * rope scaling, biases) is refused by name. Known traps: head_dim means nothing here; rope_theta sits in rope_parameters;
- * class defaults of the library differ from released values, so nothing that matters has a default.
+ * A checkpoint's config.json, as far as a GGUF needs it, checked. What this program cannot run
+ * (another architecture, rope scaling, biases) is refused by name. Known traps: head_dim means
+ * nothing here; rope_theta sits in rope_parameters; class defaults of the library differ from
+ * released values, so nothing that matters has a default.
  */
 #ifndef GLM_TOOLS_CONVERT_CONFIG_H
 #define GLM_TOOLS_CONVERT_CONFIG_H
@@ -28,7 +29,8 @@ struct convert_config {
 	float routed_scale, rms_eps, rope_theta;
 	bool has_latent_eps;
 	float latent_eps;
-	uint32_t stops[CONVERT_MAX_STOPS]; /* [n_stops] eos_token_id, generation_config.json before config.json */
+	uint32_t stops[CONVERT_MAX_STOPS]; /* [n_stops] eos_token_id, generation_config.json before
+										  config.json */
 	uint32_t n_stops;
 	bool has_pad;
 	uint32_t pad;

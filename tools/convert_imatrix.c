@@ -2,11 +2,13 @@
 /*
  * Reading importance matrices.
  *
- * GGUF: tensors NAME.in_sum2 F32 {cols, slabs} (sums of squared inputs) and NAME.counts F32 {1, slabs} (tokens seen).
- * .dat, little-endian: i32 n_entries; n_entries x { i32 length, name, i32 calls, i32 n_values, f32 values[n_values] }; then
- * optional trailing fields that do not matter here. An entry of a stack holds cols x slabs values.
+ * GGUF: tensors NAME.in_sum2 F32 {cols, slabs} (sums of squared inputs) and NAME.counts F32 {1,
+ * slabs} (tokens seen). .dat, little-endian: i32 n_entries; n_entries x { i32 length, name, i32
+ * calls, i32 n_values, f32 values[n_values] }; then optional trailing fields that do not matter
+ * here. An entry of a stack holds cols x slabs values.
  *
- * Quantisers only compare weights within one matrix, so the common factor (calls) need not be divided out.
+ * Quantisers only compare weights within one matrix, so the common factor (calls) need not be
+ * divided out.
  */
 #include "tools/convert_imatrix.h"
 
@@ -54,8 +56,8 @@ static int read_gguf(struct convert_imatrix *m, struct err *e)
 		if (n <= k || strcmp(t->name + n - k, suffix))
 			continue;
 		if (t->type != DTYPE_F32)
-			return err_set(e, ERR_INPUT, "%s: tensor %s has type %s, F32 expected", m->path, t->name,
-				dtype_name(t->type));
+			return err_set(e, ERR_INPUT, "%s: tensor %s has type %s, F32 expected", m->path,
+				t->name, dtype_name(t->type));
 		add_entry(m, t->name, n - k, t->data, t->bytes / 4);
 	}
 	return 0;
@@ -79,8 +81,8 @@ static int read_dat(struct convert_imatrix *m, struct err *e)
 		p += 12 + len, left -= 12 + len;
 		if (!n || n > left / 4 || memchr(name, 0, len))
 			return err_set(e, ERR_INPUT,
-				"%s: entry %u of %u is damaged: %u values announced, %" PRIu64 " bytes left", m->path, i,
-				n_entries, n, left);
+				"%s: entry %u of %u is damaged: %u values announced, %" PRIu64 " bytes left",
+				m->path, i, n_entries, n, left);
 		add_entry(m, name, len, p, n);
 		p += 4 * (uint64_t)n, left -= 4 * (uint64_t)n;
 	}
@@ -136,15 +138,15 @@ static const struct entry *find(const struct convert_imatrix *m, const char *nam
 	return bsearch(&key, m->entries, m->n_entries, sizeof *m->entries, by_name);
 }
 
-int convert_imatrix_check(const struct convert_imatrix *m, const char *name, uint64_t cols, uint64_t n_slabs,
-	bool *found, struct err *e)
+int convert_imatrix_check(const struct convert_imatrix *m, const char *name, uint64_t cols,
+	uint64_t n_slabs, bool *found, struct err *e)
 {
 	const struct entry *x = find(m, name);
 	*found = x != NULL;
 	if (x && x->n != cols * n_slabs)
 		return err_set(e, ERR_INPUT,
-			"%s: %s has %" PRIu64 " values, but the tensor has %" PRIu64 " x %" PRIu64, m->path, name, x->n,
-			n_slabs, cols);
+			"%s: %s has %" PRIu64 " values, but the tensor has %" PRIu64 " x %" PRIu64, m->path,
+			name, x->n, n_slabs, cols);
 	return 0;
 }
 

@@ -5,7 +5,8 @@
  *     glmstream-convert 1 <fingerprint>
  *     <tensor> <check of fingerprint and tensor>
  *
- * A last line without line feed is what a crash leaves and is ignored. Any other flaw makes the whole journal worthless.
+ * A last line without line feed is what a crash leaves and is ignored. Any other flaw makes the
+ * whole journal worthless.
  */
 #include "tools/convert_journal.h"
 
@@ -52,8 +53,8 @@ static bool read_text(
 		unsigned long id = strtoul(p, &rest, 10);
 		if (id >= n)
 			return false;
-		int len =
-			snprintf(line, sizeof line, "%lu %016" PRIx64 "\n", id, check_value(fingerprint, (uint32_t)id));
+		int len = snprintf(
+			line, sizeof line, "%lu %016" PRIx64 "\n", id, check_value(fingerprint, (uint32_t)id));
 		if (len != end + 1 - p || memcmp(p, line, (size_t)len))
 			return false;
 		*n_done += !done[id];
@@ -72,8 +73,8 @@ static int drop_torn_line(const struct convert_journal *j, const char *text, str
 	return 0;
 }
 
-int convert_journal_open(struct convert_journal *j, const char *out, uint64_t fingerprint, bool *done,
-	size_t n, size_t *n_done, struct buf *notes, struct err *e)
+int convert_journal_open(struct convert_journal *j, const char *out, uint64_t fingerprint,
+	bool *done, size_t n, size_t *n_done, struct buf *notes, struct err *e)
 {
 	struct stat st;
 	const char *why = NULL;

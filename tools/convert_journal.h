@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The diary of a conversion: OUT.gguf.journal lists the tensors whose data are in the .partial files, so that a run that was
- * killed goes on where it stood. It belongs to one fingerprint (source, recipe, header); with any other, or when it is
- * damaged, it is worthless and the conversion starts over.
+ * The diary of a conversion: OUT.gguf.journal lists the tensors whose data are in the .partial
+ * files, so that a run that was killed goes on where it stood. It belongs to one fingerprint
+ * (source, recipe, header); with any other, or when it is damaged, it is worthless and the
+ * conversion starts over.
  *
  * The caller syncs the data before it adds a tensor. The file is locked: one conversion per output.
  */
@@ -22,10 +23,11 @@ struct convert_journal {
 	uint64_t fingerprint;
 };
 
-/* Opens or creates the journal of output `out` and sets done[i] for every tensor i < n it vouches for; *n_done counts them.
- * A journal that cannot be used is said in a line of `notes` and emptied by the next convert_journal_restart. */
-int convert_journal_open(struct convert_journal *j, const char *out, uint64_t fingerprint, bool *done,
-	size_t n, size_t *n_done, struct buf *notes, struct err *e);
+/* Opens or creates the journal of output `out` and sets done[i] for every tensor i < n it vouches
+ * for; *n_done counts them. A journal that cannot be used is said in a line of `notes` and emptied
+ * by the next convert_journal_restart. */
+int convert_journal_open(struct convert_journal *j, const char *out, uint64_t fingerprint,
+	bool *done, size_t n, size_t *n_done, struct buf *notes, struct err *e);
 
 /* Empties it: nothing is done yet. */
 int convert_journal_restart(struct convert_journal *j, struct err *e);

@@ -70,12 +70,14 @@ static int64_t find_token(const struct hf_tokenizer *t, const char *text)
 {
 	size_t n = strlen(text);
 	for (uint32_t i = t->n_tokens; i-- > 0;)
-		if (t->types[i] != TOKEN_NORMAL && t->tokens[i].len == n && !memcmp(t->tokens[i].data, text, n))
+		if (t->types[i] != TOKEN_NORMAL && t->tokens[i].len == n &&
+			!memcmp(t->tokens[i].data, text, n))
 			return i;
 	return -1;
 }
 
-static void set_special(struct gguf_writer *w, const struct convert_config *c, const struct hf_tokenizer *t)
+static void set_special(
+	struct gguf_writer *w, const struct convert_config *c, const struct hf_tokenizer *t)
 {
 	static const struct {
 		const char *key, *text;
@@ -170,14 +172,15 @@ static int set_template(struct gguf_writer *w, const char *dir, struct buf *note
 	if (text)
 		gguf_writer_set_str(w, "tokenizer.chat_template", text);
 	else
-		buf_printf(notes, "%s: no chat_template.jinja: the file will carry no chat template\n", dir);
+		buf_printf(
+			notes, "%s: no chat_template.jinja: the file will carry no chat template\n", dir);
 	json_decref(root);
 	free(path);
 	return 0;
 }
 
-int convert_keys_set(
-	struct gguf_writer *w, const struct convert_config *c, const char *dir, struct buf *notes, struct err *e)
+int convert_keys_set(struct gguf_writer *w, const struct convert_config *c, const char *dir,
+	struct buf *notes, struct err *e)
 {
 	char *path = mem_printf("%s/tokenizer.json", dir);
 	int code = 0;

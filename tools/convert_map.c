@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Names, shapes and types: Hugging Face's layout to GGUF's glm-dsa. The builder below walks the model in file order and
- * declares tensor after tensor; its first error sticks and makes all further calls do nothing, so the walk reads as the
- * list that it is.
+ * Names, shapes and types: Hugging Face's layout to GGUF's glm-dsa. The builder below walks the
+ * model in file order and declares tensor after tensor; its first error sticks and makes all
+ * further calls do nothing, so the walk reads as the list that it is.
  */
 #include "tools/convert_map.h"
 
@@ -47,7 +47,8 @@ struct builder {
 	uint64_t fallbacks;
 };
 
-/* The widest type of those at hand that a row of n values fits: K and IQ blocks hold 256, Q8_0 32, BF16 anything. */
+/* The widest type of those at hand that a row of n values fits: K and IQ blocks hold 256, Q8_0 32,
+ * BF16 anything. */
 static enum dtype fitting_type(enum dtype want, uint64_t n)
 {
 	if (n % dtype_info(want)->block_values == 0)
@@ -72,8 +73,8 @@ static const char *type_list(bool (*can)(enum dtype type), char *out, size_t n)
 	return out;
 }
 
-int convert_type_parse(
-	enum dtype *out, const char *name, bool (*can)(enum dtype type), const char *option, struct err *e)
+int convert_type_parse(enum dtype *out, const char *name, bool (*can)(enum dtype type),
+	const char *option, struct err *e)
 {
 	if (dtype_from_name(name, out) && can(*out))
 		return 0;
@@ -91,7 +92,8 @@ int convert_types_parse(
 		if (!equals || equals == text)
 			return err_set(e, ERR_USAGE, "--types: \"%.*s\" is not PATTERN=TYPE", (int)len, text);
 		if (t->n == CONVERT_TYPES_MAX || (size_t)(equals - text) >= sizeof t->rule[0].pattern)
-			return err_set(e, ERR_USAGE, "--types: more than %d rules, or a pattern of more than %zu bytes",
+			return err_set(e, ERR_USAGE,
+				"--types: more than %d rules, or a pattern of more than %zu bytes",
 				CONVERT_TYPES_MAX, sizeof t->rule[0].pattern - 1);
 		char name[16];
 		snprintf(name, sizeof name, "%.*s", (int)(text + len - equals - 1), equals + 1);
@@ -106,7 +108,8 @@ int convert_types_parse(
 }
 
 /* The recipe's type, or that of the first rule that names the tensor. */
-static enum dtype wanted_type(const struct builder *b, const char *name, enum dtype recipe, uint32_t n_dims)
+static enum dtype wanted_type(
+	const struct builder *b, const char *name, enum dtype recipe, uint32_t n_dims)
 {
 	if (!b->types || n_dims < 2 || recipe_is_exempt(name))
 		return recipe;
@@ -116,8 +119,8 @@ static enum dtype wanted_type(const struct builder *b, const char *name, enum dt
 	return recipe;
 }
 
-static struct convert_tensor *add(struct builder *b, const char *name, enum dtype want, uint32_t n_dims,
-	uint64_t ne0, uint64_t ne1, uint64_t ne2)
+static struct convert_tensor *add(struct builder *b, const char *name, enum dtype want,
+	uint32_t n_dims, uint64_t ne0, uint64_t ne1, uint64_t ne2)
 {
 	struct convert_plan *p = b->plan;
 	if (p->n_tensors == p->cap) {
@@ -125,12 +128,13 @@ static struct convert_tensor *add(struct builder *b, const char *name, enum dtyp
 		p->tensors = mem_grow(p->tensors, p->cap, sizeof *p->tensors);
 	}
 	struct convert_tensor *t = &p->tensors[p->n_tensors++];
-	*t = (struct convert_tensor){.name = mem_strdup(name), .n_dims = n_dims, .ne = {ne0, ne1, ne2, 1}};
+	*t = (struct convert_tensor){
+		.name = mem_strdup(name), .n_dims = n_dims, .ne = {ne0, ne1, ne2, 1}};
 	want = wanted_type(b, name, want, n_dims);
 	t->type = fitting_type(want, ne0);
 	if (t->type != want && b->fallbacks++ < 8)
-		buf_printf(&p->notes, "%s: rows of %" PRIu64 " values do not fit %s, stored as %s\n", name, ne0,
-			dtype_name(want), dtype_name(t->type));
+		buf_printf(&p->notes, "%s: rows of %" PRIu64 " values do not fit %s, stored as %s\n", name,
+			ne0, dtype_name(want), dtype_name(t->type));
 	t->n_slabs = n_dims == 3 ? ne2 : 1;
 	t->slabs = NEW_ARRAY(struct convert_slab, t->n_slabs);
 	t->src_rows = ne1;
@@ -139,7 +143,8 @@ static struct convert_tensor *add(struct builder *b, const char *name, enum dtyp
 }
 
 /* Finds a source tensor and its scales, checks the shape. `dims` slowest first. */
-static struct convert_slab source(struct builder *b, const char *name, uint32_t n_dims, const uint64_t *dims)
+static struct convert_slab source(
+	struct builder *b, const char *name, uint32_t n_dims, const uint64_t *dims)
 {
 	struct convert_slab s = {0};
 	char text[SAFETENSORS_SHAPE_MAX], want_text[SAFETENSORS_SHAPE_MAX];
@@ -158,14 +163,16 @@ static struct convert_slab source(struct builder *b, const char *name, uint32_t 
 		same = same && s.src->shape[d] == dims[d];
 	}
 	if (!same) {
-		b->code = err_set(b->e, ERR_INPUT, "%s: tensor %s has shape %s, but config.json asks for %s",
-			b->st->files[s.src->file].path, name, safetensors_shape_text(s.src, text),
-			safetensors_shape_text(&want, want_text));
+		b->code =
+			err_set(b->e, ERR_INPUT, "%s: tensor %s has shape %s, but config.json asks for %s",
+				b->st->files[s.src->file].path, name, safetensors_shape_text(s.src, text),
+				safetensors_shape_text(&want, want_text));
 		return s;
 	}
 	enum st_dtype type = s.src->dtype;
 	if (type != ST_F32 && type != ST_F16 && type != ST_BF16 && type != ST_F8_E4M3) {
-		b->code = err_set(b->e, ERR_INPUT, "%s: tensor %s has dtype %s; F32, F16, BF16 or F8_E4M3 expected",
+		b->code = err_set(b->e, ERR_INPUT,
+			"%s: tensor %s has dtype %s; F32, F16, BF16 or F8_E4M3 expected",
 			b->st->files[s.src->file].path, name, st_dtype_name(type));
 		return s;
 	}
@@ -200,8 +207,8 @@ static void vector(struct builder *b, const char *gguf, const char *hf, uint64_t
 	t->slabs[0] = source(b, hf, 1, (uint64_t[]){n});
 }
 
-static void matrix(
-	struct builder *b, const char *gguf, const char *hf, enum dtype type, uint64_t rows, uint64_t cols)
+static void matrix(struct builder *b, const char *gguf, const char *hf, enum dtype type,
+	uint64_t rows, uint64_t cols)
 {
 	if (b->code)
 		return;
@@ -225,11 +232,12 @@ static void layer_matrix(
 	struct layer l, const char *gguf, const char *hf, enum dtype type, uint64_t rows, uint64_t cols)
 {
 	char g[NAME_BYTES], h[NAME_BYTES];
-	matrix(l.b, text(g, "blk.%u.%s.weight", l.il, gguf), text(h, "model.layers.%u.%s.weight", l.il, hf), type,
-		rows, cols);
+	matrix(l.b, text(g, "blk.%u.%s.weight", l.il, gguf),
+		text(h, "model.layers.%u.%s.weight", l.il, hf), type, rows, cols);
 }
 
-/* kv_b_proj [heads * (nope + v), kv_lora] -> per head the transposed key part and the value part. */
+/* kv_b_proj [heads * (nope + v), kv_lora] -> per head the transposed key part and the value part.
+ */
 static void kv_b(struct layer l)
 {
 	const struct convert_config *c = l.b->cfg;
@@ -237,17 +245,18 @@ static void kv_b(struct layer l)
 	uint64_t rows = (uint64_t)c->nope + c->v_dim;
 	if (l.b->code)
 		return;
-	struct convert_slab s = source(l.b, text(name, "model.layers.%u.self_attn.kv_b_proj.weight", l.il), 2,
-		(uint64_t[]){c->n_heads * rows, c->kv_lora});
-	struct convert_tensor *k = add(l.b, text(name, "blk.%u.attn_k_b.weight", l.il), l.b->recipe->dense, 3,
-		c->nope, c->kv_lora, c->n_heads);
+	struct convert_slab s =
+		source(l.b, text(name, "model.layers.%u.self_attn.kv_b_proj.weight", l.il), 2,
+			(uint64_t[]){c->n_heads * rows, c->kv_lora});
+	struct convert_tensor *k = add(l.b, text(name, "blk.%u.attn_k_b.weight", l.il),
+		l.b->recipe->dense, 3, c->nope, c->kv_lora, c->n_heads);
 	k->transposed = true;
 	k->src_rows = c->nope;
 	k->src_cols = c->kv_lora;
 	for (uint64_t n = 0; n < c->n_heads; n++)
 		k->slabs[n] = (struct convert_slab){s.src, s.scale, n * rows};
-	struct convert_tensor *v = add(l.b, text(name, "blk.%u.attn_v_b.weight", l.il), l.b->recipe->dense, 3,
-		c->kv_lora, c->v_dim, c->n_heads);
+	struct convert_tensor *v = add(l.b, text(name, "blk.%u.attn_v_b.weight", l.il),
+		l.b->recipe->dense, 3, c->kv_lora, c->v_dim, c->n_heads);
 	for (uint64_t n = 0; n < c->n_heads; n++)
 		v->slabs[n] = (struct convert_slab){s.src, s.scale, n * rows + c->nope};
 }
@@ -259,12 +268,14 @@ static void attention(struct layer l)
 	layer_vector(l, "attn_norm.weight", "input_layernorm.weight", c->hidden);
 	layer_matrix(l, "attn_q_a", "self_attn.q_a_proj", dense, c->q_lora, c->hidden);
 	layer_vector(l, "attn_q_a_norm.weight", "self_attn.q_a_layernorm.weight", c->q_lora);
+	layer_matrix(l, "attn_q_b", "self_attn.q_b_proj", dense,
+		(uint64_t)c->n_heads * (c->nope + c->rope), c->q_lora);
 	layer_matrix(
-		l, "attn_q_b", "self_attn.q_b_proj", dense, (uint64_t)c->n_heads * (c->nope + c->rope), c->q_lora);
-	layer_matrix(l, "attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", dense, c->kv_lora + c->rope, c->hidden);
+		l, "attn_kv_a_mqa", "self_attn.kv_a_proj_with_mqa", dense, c->kv_lora + c->rope, c->hidden);
 	layer_vector(l, "attn_kv_a_norm.weight", "self_attn.kv_a_layernorm.weight", c->kv_lora);
 	kv_b(l);
-	layer_matrix(l, "attn_output", "self_attn.o_proj", dense, c->hidden, (uint64_t)c->n_heads * c->v_dim);
+	layer_matrix(
+		l, "attn_output", "self_attn.o_proj", dense, c->hidden, (uint64_t)c->n_heads * c->v_dim);
 	if (!convert_layer_full(c, l.il))
 		return;
 	layer_matrix(l, "indexer.attn_q_b", "self_attn.indexer.wq_b", dense,
@@ -272,12 +283,14 @@ static void attention(struct layer l)
 	layer_matrix(l, "indexer.attn_k", "self_attn.indexer.wk", dense, c->index_dim, c->hidden);
 	layer_vector(l, "indexer.k_norm.weight", "self_attn.indexer.k_norm.weight", c->index_dim);
 	layer_vector(l, "indexer.k_norm.bias", "self_attn.indexer.k_norm.bias", c->index_dim);
-	layer_matrix(l, "indexer.proj", "self_attn.indexer.weights_proj", DTYPE_F32, c->index_heads, c->hidden);
+	layer_matrix(
+		l, "indexer.proj", "self_attn.indexer.weights_proj", DTYPE_F32, c->index_heads, c->hidden);
 }
 
-/* One of gate, up, down for all experts of a layer; separate tensors, or rows [part * rows ...) of a fused one. */
-static void experts(struct layer l, const char *which, const char *fused, uint64_t part, uint64_t parts,
-	uint64_t rows, uint64_t cols)
+/* One of gate, up, down for all experts of a layer; separate tensors, or rows [part * rows ...) of
+ * a fused one. */
+static void experts(struct layer l, const char *which, const char *fused, uint64_t part,
+	uint64_t parts, uint64_t rows, uint64_t cols)
 {
 	const struct convert_config *c = l.b->cfg;
 	char name[NAME_BYTES];
@@ -285,16 +298,18 @@ static void experts(struct layer l, const char *which, const char *fused, uint64
 		return;
 	struct convert_tensor *t = add(l.b, text(name, "blk.%u.ffn_%s_exps.weight", l.il, which),
 		l.b->recipe->expert, 3, cols, rows, c->n_experts);
-	if (l.b->st && safetensors_find(l.b->st, text(name, "model.layers.%u.mlp.experts.%s", l.il, fused))) {
-		struct convert_slab s = source(l.b, name, 3, (uint64_t[]){c->n_experts, parts * rows, cols});
+	if (l.b->st &&
+		safetensors_find(l.b->st, text(name, "model.layers.%u.mlp.experts.%s", l.il, fused))) {
+		struct convert_slab s =
+			source(l.b, name, 3, (uint64_t[]){c->n_experts, parts * rows, cols});
 		for (uint64_t x = 0; x < c->n_experts; x++)
 			t->slabs[x] = (struct convert_slab){s.src, s.scale, (x * parts + part) * rows};
 		return;
 	}
 	for (uint64_t x = 0; x < c->n_experts; x++)
-		t->slabs[x] =
-			source(l.b, text(name, "model.layers.%u.mlp.experts.%" PRIu64 ".%s_proj.weight", l.il, x, which),
-				2, (uint64_t[]){rows, cols});
+		t->slabs[x] = source(l.b,
+			text(name, "model.layers.%u.mlp.experts.%" PRIu64 ".%s_proj.weight", l.il, x, which), 2,
+			(uint64_t[]){rows, cols});
 }
 
 static void feed_forward(struct layer l)
@@ -322,14 +337,16 @@ static void feed_forward(struct layer l)
 static void nextn(struct layer l)
 {
 	const struct convert_config *c = l.b->cfg;
-	layer_matrix(l, "nextn.eh_proj", "eh_proj", l.b->recipe->dense, c->hidden, 2 * (uint64_t)c->hidden);
+	layer_matrix(
+		l, "nextn.eh_proj", "eh_proj", l.b->recipe->dense, c->hidden, 2 * (uint64_t)c->hidden);
 	layer_vector(l, "nextn.enorm.weight", "enorm.weight", c->hidden);
 	layer_vector(l, "nextn.hnorm.weight", "hnorm.weight", c->hidden);
 	layer_vector(l, "nextn.shared_head_norm.weight", "shared_head.norm.weight", c->hidden);
 }
 
-/* Tensors that a checkpoint may carry and a GGUF does not: copies of embedding and head in the MTP layer, indexers of layers
- * that share another's, everything of an MTP layer that the configuration does not announce. */
+/* Tensors that a checkpoint may carry and a GGUF does not: copies of embedding and head in the MTP
+ * layer, indexers of layers that share another's, everything of an MTP layer that the configuration
+ * does not announce. */
 static const char *known_extra(const struct convert_config *c, const char *name)
 {
 	unsigned il;
@@ -339,7 +356,8 @@ static const char *known_extra(const struct convert_config *c, const char *name)
 	const char *rest = name + n;
 	if (il >= c->n_layers + c->n_nextn)
 		return "layers beyond those that config.json announces";
-	if (il >= c->n_layers && (!strncmp(rest, "embed_tokens.", 13) || !strncmp(rest, "shared_head.head.", 17)))
+	if (il >= c->n_layers &&
+		(!strncmp(rest, "embed_tokens.", 13) || !strncmp(rest, "shared_head.head.", 17)))
 		return "copies of embedding or head in the MTP layer";
 	if (!convert_layer_full(c, il) && !strncmp(rest, "self_attn.indexer.", 18))
 		return "indexers of layers that share another layer's selection";
@@ -373,7 +391,8 @@ static int check_rest(struct builder *b)
 }
 
 /* A checkpoint that a library has saved again may announce the MTP layer but lack it. */
-static void check_nextn(struct convert_plan *p, struct convert_config *cfg, const struct safetensors *st)
+static void check_nextn(
+	struct convert_plan *p, struct convert_config *cfg, const struct safetensors *st)
 {
 	char name[NAME_BYTES];
 	if (!cfg->n_nextn)
@@ -386,18 +405,20 @@ static void check_nextn(struct convert_plan *p, struct convert_config *cfg, cons
 		if (!strncmp(st->tensors[i].name, name, strlen(name)))
 			return; /* part of it is there: the missing rest is an error */
 	cfg->n_nextn = 0;
-	buf_printf(
-		&p->notes, "the checkpoint lacks layer %u (MTP): the model will have no drafts\n", cfg->n_layers);
+	buf_printf(&p->notes, "the checkpoint lacks layer %u (MTP): the model will have no drafts\n",
+		cfg->n_layers);
 }
 
-int convert_plan_make(struct convert_plan *p, struct convert_config *cfg, const struct convert_recipe *recipe,
-	const struct convert_types *types, const struct safetensors *st, const char *dir, struct err *e)
+int convert_plan_make(struct convert_plan *p, struct convert_config *cfg,
+	const struct convert_recipe *recipe, const struct convert_types *types,
+	const struct safetensors *st, const char *dir, struct err *e)
 {
 	struct builder b = {p, cfg, recipe, types, st, dir, e, 0, 0};
 	p->used = NEW_ARRAY(bool, st ? st->n_tensors + 1 : 1);
 	if (st)
 		check_nextn(p, cfg, st);
-	matrix(&b, "token_embd.weight", "model.embed_tokens.weight", recipe->dense, cfg->vocab, cfg->hidden);
+	matrix(&b, "token_embd.weight", "model.embed_tokens.weight", recipe->dense, cfg->vocab,
+		cfg->hidden);
 	for (uint32_t il = 0; il < cfg->n_layers + cfg->n_nextn; il++) {
 		struct layer l = {&b, il};
 		attention(l);
@@ -408,7 +429,8 @@ int convert_plan_make(struct convert_plan *p, struct convert_config *cfg, const 
 	vector(&b, "output_norm.weight", "model.norm.weight", cfg->hidden);
 	matrix(&b, "output.weight", "lm_head.weight", recipe->dense, cfg->vocab, cfg->hidden);
 	if (b.fallbacks > 8)
-		buf_printf(&p->notes, "and %" PRIu64 " more tensors whose rows do not fit\n", b.fallbacks - 8);
+		buf_printf(
+			&p->notes, "and %" PRIu64 " more tensors whose rows do not fit\n", b.fallbacks - 8);
 	return b.code || !st ? b.code : check_rest(&b);
 }
 

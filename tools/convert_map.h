@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The plan of a conversion: every tensor of the GGUF with its type, shape and the pieces of the checkpoint it is made of. Pure
- * bookkeeping over headers; no weight is read.
+ * The plan of a conversion: every tensor of the GGUF with its type, shape and the pieces of the
+ * checkpoint it is made of. Pure bookkeeping over headers; no weight is read.
  *
- * A tensor is a stack of equal slabs: one for a plain matrix, one per expert, one per head for attn_k_b and attn_v_b. Each
- * slab comes from consecutive rows of one source tensor (fused expert tensors hold several slabs each).
+ * A tensor is a stack of equal slabs: one for a plain matrix, one per expert, one per head for
+ * attn_k_b and attn_v_b. Each slab comes from consecutive rows of one source tensor (fused expert
+ * tensors hold several slabs each).
  */
 #ifndef GLM_TOOLS_CONVERT_MAP_H
 #define GLM_TOOLS_CONVERT_MAP_H
@@ -45,8 +46,8 @@ struct convert_recipe {
 /* "f32", "bf16", "q8", "q4", "q2", "iq2"; NULL: no such recipe. */
 const struct convert_recipe *convert_recipe_find(const char *name);
 
-/* Exceptions to a recipe: tensors whose GGUF name matches a shell pattern get another type. Norms, routers and biases stay
- * F32 whatever matches them. */
+/* Exceptions to a recipe: tensors whose GGUF name matches a shell pattern get another type. Norms,
+ * routers and biases stay F32 whatever matches them. */
 #define CONVERT_TYPES_MAX 64
 struct convert_types {
 	int n;
@@ -56,13 +57,14 @@ struct convert_types {
 	} rule[CONVERT_TYPES_MAX]; /* the first match counts */
 };
 
-/* "PATTERN=TYPE,PATTERN=TYPE,...": ERR_USAGE names what is wrong: no '=', an unknown type, or one that `can` refuses. */
+/* "PATTERN=TYPE,PATTERN=TYPE,...": ERR_USAGE names what is wrong: no '=', an unknown type, or one
+ * that `can` refuses. */
 int convert_types_parse(
 	struct convert_types *t, const char *text, bool (*can)(enum dtype type), struct err *e);
 
 /* The value of an option that names one type. */
-int convert_type_parse(
-	enum dtype *out, const char *name, bool (*can)(enum dtype type), const char *option, struct err *e);
+int convert_type_parse(enum dtype *out, const char *name, bool (*can)(enum dtype type),
+	const char *option, struct err *e);
 
 struct convert_plan {
 	struct convert_tensor *tensors; /* [n_tensors] in file order: embedding, layers, norm, head */
@@ -71,11 +73,13 @@ struct convert_plan {
 	struct buf notes; /* lines for people: fallbacks, things left out */
 };
 
-/* Fills a zeroed plan; `types` may be NULL; cfg->n_nextn becomes 0 when the checkpoint lacks the MTP layer. Refused: tensors missing, of other
- * shapes, or that belong to nothing. Slabs point into `st`. Without `st` (NULL) only names, types and shapes are planned, and `dir`
- * is not looked at. */
-int convert_plan_make(struct convert_plan *p, struct convert_config *cfg, const struct convert_recipe *recipe,
-	const struct convert_types *types, const struct safetensors *st, const char *dir, struct err *e);
+/* Fills a zeroed plan; `types` may be NULL; cfg->n_nextn becomes 0 when the checkpoint lacks the
+ * MTP layer. Refused: tensors missing, of other shapes, or that belong to nothing. Slabs point into
+ * `st`. Without `st` (NULL) only names, types and shapes are planned, and `dir` is not looked at.
+ */
+int convert_plan_make(struct convert_plan *p, struct convert_config *cfg,
+	const struct convert_recipe *recipe, const struct convert_types *types,
+	const struct safetensors *st, const char *dir, struct err *e);
 
 void convert_plan_fini(struct convert_plan *p);
 

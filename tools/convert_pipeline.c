@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The work is a list of units in file order: a block of rows of one slab of one tensor. Whole slabs are units where a row
- * cannot be quantised alone: attn_k_b (transposed), and IQ2_XXS without an importance matrix, which weighs each column by
- * its energy over the whole matrix and so reads the matrix twice.
+ * The work is a list of units in file order: a block of rows of one slab of one tensor. Whole slabs
+ * are units where a row cannot be quantised alone: attn_k_b (transposed), and IQ2_XXS without an
+ * importance matrix, which weighs each column by its energy over the whole matrix and so reads the
+ * matrix twice.
  *
- * Threads: n_workers workers, and the caller, who shows progress and writes the journal. `lock` guards the cursor, the
- * counters and the list of finished tensors; nobody reads, computes or writes files while holding it.
+ * Threads: n_workers workers, and the caller, who shows progress and writes the journal. `lock`
+ * guards the cursor, the counters and the list of finished tensors; nobody reads, computes or
+ * writes files while holding it.
  */
 #include "tools/convert_pipeline.h"
 
@@ -97,25 +99,28 @@ static bool take_unit(struct state *s, struct unit *out)
 }
 
 /* Rows [row0, row1) of the slab as float; values that are not finite are refused. */
-static int read_rows(const struct state *s, const struct convert_tensor *t, uint64_t slab, uint64_t row0,
-	uint64_t row1, float *out, struct err *e)
+static int read_rows(const struct state *s, const struct convert_tensor *t, uint64_t slab,
+	uint64_t row0, uint64_t row1, float *out, struct err *e)
 {
 	const struct convert_slab *x = &t->slabs[slab];
-	int code = safetensors_read_f32(s->job->st, x->src, x->scale, x->row0 + row0, x->row0 + row1, out, e);
+	int code =
+		safetensors_read_f32(s->job->st, x->src, x->scale, x->row0 + row0, x->row0 + row1, out, e);
 	if (code)
 		return code;
 	uint64_t n = (row1 - row0) * t->src_cols;
 	for (uint64_t i = 0; i < n; i++)
 		if (!isfinite(out[i]))
-			return err_set(e, ERR_INPUT, "%s: %s: the value in row %" PRIu64 ", column %" PRIu64 " is %s",
-				s->job->st->files[x->src->file].path, x->src->name, x->row0 + row0 + i / t->src_cols,
-				i % t->src_cols, isnan(out[i]) ? "not a number" : "infinite");
+			return err_set(e, ERR_INPUT,
+				"%s: %s: the value in row %" PRIu64 ", column %" PRIu64 " is %s",
+				s->job->st->files[x->src->file].path, x->src->name,
+				x->row0 + row0 + i / t->src_cols, i % t->src_cols,
+				isnan(out[i]) ? "not a number" : "infinite");
 	return 0;
 }
 
 /* Rows of the tensor as stored, quantised and written; first_row counts over the whole stack. */
-static int write_rows(const struct state *s, uint32_t i, const float *rows, uint64_t first_row, uint64_t n,
-	const float *importance, uint8_t *packed, struct err *e)
+static int write_rows(const struct state *s, uint32_t i, const float *rows, uint64_t first_row,
+	uint64_t n, const float *importance, uint8_t *packed, struct err *e)
 {
 	const struct convert_tensor *t = &s->job->plan->tensors[i];
 	uint64_t row_bytes;
@@ -140,7 +145,8 @@ static int convert_turned(struct state *s, const struct unit *u, struct bench *b
 	return write_rows(s, u->tensor, b->turned, u->slab * cols, cols, NULL, b->packed, e);
 }
 
-/* Mean square of each column of a slab. Rows are added in order, so the sum is the same in every run. */
+/* Mean square of each column of a slab. Rows are added in order, so the sum is the same in every
+ * run. */
 static int column_energy(
 	struct state *s, const struct convert_tensor *t, uint64_t slab, struct bench *b, struct err *e)
 {
@@ -172,7 +178,8 @@ static int convert_unit(struct state *s, const struct unit *u, struct bench *b, 
 		convert_imatrix_get(s->job->imatrix, t->name, u->slab, t->src_cols, b->importance))
 		importance = b->importance;
 	else if (t->type == DTYPE_IQ2_XXS) {
-		/* the imatrix never saw this expert (then every unit of it comes here), or there is no imatrix */
+		/* the imatrix never saw this expert (then every unit of it comes here), or there is no
+		 * imatrix */
 		if ((code = column_energy(s, t, u->slab, b, e)))
 			return code;
 		importance = b->importance;
@@ -180,8 +187,8 @@ static int convert_unit(struct state *s, const struct unit *u, struct bench *b, 
 	for (uint64_t row = u->row0, end; row < u->row1; row = end) {
 		end = MIN(u->row1, row + block_rows(t));
 		if ((code = read_rows(s, t, u->slab, row, end, b->rows, e)) ||
-			(code = write_rows(
-				 s, u->tensor, b->rows, u->slab * t->src_rows + row, end - row, importance, b->packed, e)))
+			(code = write_rows(s, u->tensor, b->rows, u->slab * t->src_rows + row, end - row,
+				 importance, b->packed, e)))
 			return code;
 	}
 	return 0;
@@ -200,7 +207,8 @@ static int bench_init(const struct state *s, struct bench *b, struct err *e)
 	uint64_t values = 0, turned = 0, cols = 0, packed = 0;
 	for (size_t i = 0; i < s->job->plan->n_tensors; i++) {
 		const struct convert_tensor *t = &s->job->plan->tensors[i];
-		uint64_t rows = t->transposed ? t->src_rows : MIN(t->src_rows, block_rows(t)), row_bytes = 0;
+		uint64_t rows = t->transposed ? t->src_rows : MIN(t->src_rows, block_rows(t)),
+				 row_bytes = 0;
 		dtype_row_bytes(t->type, t->ne[0], &row_bytes);
 		values = MAX(values, rows * t->src_cols);
 		cols = MAX(cols, t->src_cols);
@@ -267,7 +275,8 @@ char *convert_time_text(double seconds, char *out)
 	else if (seconds < 6000)
 		snprintf(out, 32, "%.0f min", seconds / 60);
 	else
-		snprintf(out, 32, "%.0f h %02.0f min", floor(seconds / 3600), floor(fmod(seconds, 3600) / 60));
+		snprintf(
+			out, 32, "%.0f h %02.0f min", floor(seconds / 3600), floor(fmod(seconds, 3600) / 60));
 	return out;
 }
 
@@ -281,7 +290,8 @@ static void show_progress(struct progress *p, uint64_t bytes, bool last)
 {
 	if (!p->on || !p->total)
 		return;
-	double part = (double)bytes / (double)p->total, seconds = (double)(clock_ns() - p->start_ns) * 1e-9;
+	double part = (double)bytes / (double)p->total,
+		   seconds = (double)(clock_ns() - p->start_ns) * 1e-9;
 	double fresh = (double)(bytes - p->start_bytes);
 	int step = (int)(part * 20);
 	if (!p->terminal && !last && step == p->last_step)
@@ -290,9 +300,10 @@ static void show_progress(struct progress *p, uint64_t bytes, bool last)
 	char eta[32] = "?";
 	if (fresh > 0)
 		convert_time_text((double)(p->total - bytes) / fresh * seconds, eta);
-	fprintf(stderr, "%s%5.1f %%  %.2f of %.2f GB written, %.1f MB/s, %s left%s", p->terminal ? "\r" : "",
-		100 * part, (double)bytes * 1e-9, (double)p->total * 1e-9, seconds > 0 ? fresh * 1e-6 / seconds : 0.0,
-		eta, p->terminal ? (last ? "   \n" : "   ") : "\n");
+	fprintf(stderr, "%s%5.1f %%  %.2f of %.2f GB written, %.1f MB/s, %s left%s",
+		p->terminal ? "\r" : "", 100 * part, (double)bytes * 1e-9, (double)p->total * 1e-9,
+		seconds > 0 ? fresh * 1e-6 / seconds : 0.0, eta,
+		p->terminal ? (last ? "   \n" : "   ") : "\n");
 	fflush(stderr);
 }
 
@@ -364,7 +375,8 @@ static void prepare(struct state *s, struct progress *p)
 int convert_run(const struct convert_job *job, struct err *e)
 {
 	size_t n = job->plan->n_tensors;
-	struct state s = {.job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .event = PTHREAD_COND_INITIALIZER};
+	struct state s = {
+		.job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .event = PTHREAD_COND_INITIALIZER};
 	struct progress p = {.on = job->progress, .terminal = isatty(2), .start_ns = clock_ns()};
 	pthread_t *threads = NEW_ARRAY(pthread_t, job->n_workers);
 	uint32_t started = 0;

@@ -12,7 +12,8 @@
 
 #include <stdlib.h>
 
-/* The sizes of the live cache's slots in place of those of the bare experts, once the trace is known to be of this model. */
+/* The sizes of the live cache's slots in place of those of the bare experts, once the trace is
+ * known to be of this model. */
 static int fit_sizes(struct forecast *f, const char *path, const struct gguf *file,
 	const struct extent_table *t, uint32_t n_used, struct err *e)
 {
@@ -58,7 +59,8 @@ int forecast_open(struct forecast *f, const char *trace, const struct gguf *file
 	log_set_level(MIN(level, LOG_WARN)); /* a run says how it reads */
 	if (!rc && !f->trace.n_accesses)
 		rc = err_set(e, ERR_INPUT, "%.400s: holds no decode step", trace);
-	if (rc || (rc = loader_open_reader(&lo, &r, e)) || (rc = extent_table_from_gguf(&t, file, r, e)) ||
+	if (rc || (rc = loader_open_reader(&lo, &r, e)) ||
+		(rc = extent_table_from_gguf(&t, file, r, e)) ||
 		(rc = fit_sizes(f, trace, file, t, (uint32_t)o->n_used, e)))
 		goto out;
 	lo.tier_bytes[0] = MEASURE_EVERYTHING;
@@ -68,7 +70,8 @@ int forecast_open(struct forecast *f, const char *trace, const struct gguf *file
 		lo.tier_bytes[0] = f->plan.everything_bytes;
 	}
 	f->top_k = f->trace.model.top_k;
-	f->moe_layers = (double)f->trace.n_accesses / (double)MAX(f->trace.n_tokens, 1u) / MAX(f->top_k, 1.0);
+	f->moe_layers =
+		(double)f->trace.n_accesses / (double)MAX(f->trace.n_tokens, 1u) / MAX(f->top_k, 1.0);
 out:
 	log_set_level(level);
 	extent_table_free(t);
@@ -81,8 +84,8 @@ void forecast_fini(struct forecast *f)
 	trace_fini(&f->trace);
 }
 
-int forecast_measure(const struct common_opts *c, const struct gguf *file, uint32_t top_k, double seconds,
-	int repeats, struct forecast_machine *m, struct err *e)
+int forecast_measure(const struct common_opts *c, const struct gguf *file, uint32_t top_k,
+	double seconds, int repeats, struct forecast_machine *m, struct err *e)
 {
 	struct measure_disk d;
 	int rc = measure_disk(c, file, 1, seconds, repeats, &d, e);
@@ -103,14 +106,15 @@ static double share(uint64_t a, uint64_t b)
 }
 
 /* Between the rates of one expert and of top_k at a time. */
-static double demand_rate(const struct forecast *f, const struct forecast_machine *m, double misses_per_layer)
+static double demand_rate(
+	const struct forecast *f, const struct forecast_machine *m, double misses_per_layer)
 {
 	double most = MAX(f->top_k, 2.0), at = MIN(MAX(misses_per_layer, 1.0), most);
 	return m->one_bytes_s + (m->layer_bytes_s - m->one_bytes_s) * (at - 1) / (most - 1);
 }
 
-int forecast_run(
-	const struct forecast *f, const struct forecast_machine *m, struct forecast_point *p, struct err *e)
+int forecast_run(const struct forecast *f, const struct forecast_machine *m,
+	struct forecast_point *p, struct err *e)
 {
 	const struct sim_setup u = {.policy = policy_find(p->policy),
 		.order = SIM_BY_LAYER,

@@ -108,7 +108,8 @@ static int find_budgets(struct inspect_forecast *f, struct err *e)
 	for (int i = 0; i < n && !rc; i++) {
 		if (budgets[i] < plan->floor_bytes)
 			rc = err_set(e, ERR_MEMORY,
-				"a cache of %.4f GB is less than one token's working set, the smallest that works is %.4f GB",
+				"a cache of %.4f GB is less than one token's working set, the smallest that works "
+				"is %.4f GB",
 				(double)budgets[i] / 1e9, (double)plan->floor_bytes / 1e9);
 		f->points[f->n_points++] =
 			(struct forecast_point){.cache_bytes = MIN(budgets[i], plan->everything_bytes),
@@ -123,15 +124,17 @@ int inspect_forecast_run(struct inspect_forecast *f, const char *model, const st
 	const struct model_config *c, struct err *e)
 {
 	if (!f->trace)
-		return f->other || f->gpu_given ? err_set(e, ERR_USAGE, "options of the forecast need --trace FILE")
-										: 0;
+		return f->other || f->gpu_given
+				   ? err_set(e, ERR_USAGE, "options of the forecast need --trace FILE")
+				   : 0;
 	if (f->measure && f->disk_gb_s > 0)
 		return err_set(e, ERR_USAGE, "--measure and --disk-gb-s exclude each other");
 	if (f->gpu_given && !f->measure && !(f->disk_gb_s > 0))
 		return err_set(e, ERR_USAGE, "--gpu-ms is of use only with --disk-gb-s G or --measure");
 	const struct policy_ops *policy = policy_find(f->policy);
 	if (!policy || policy->needs_future)
-		return err_set(e, ERR_USAGE, "there is no policy \"%.60s\", expected lru, lfu or sieve", f->policy);
+		return err_set(
+			e, ERR_USAGE, "there is no policy \"%.60s\", expected lru, lfu or sieve", f->policy);
 	const struct common_opts common = {.model = model};
 	const struct loader_options o = {
 		.file = file, .n_layers = (int)(c->n_layers + c->n_mtp), .n_used = (int)c->n_used};
@@ -140,7 +143,8 @@ int inspect_forecast_run(struct inspect_forecast *f, const char *model, const st
 		return rc;
 	f->machine = (struct forecast_machine){
 		.compute_ms = (double)f->gpu_ms, .copy_bytes_s = (double)f->pcie_gb_s * 1e9};
-	f->machine.one_bytes_s = f->machine.layer_bytes_s = f->machine.full_bytes_s = (double)f->disk_gb_s * 1e9;
+	f->machine.one_bytes_s = f->machine.layer_bytes_s = f->machine.full_bytes_s =
+		(double)f->disk_gb_s * 1e9;
 	if (f->measure)
 		rc = forecast_measure(&common, file, c->n_used, MEASURE_SECONDS, 3, &f->machine, e);
 	if (!rc)
@@ -154,8 +158,8 @@ void inspect_forecast_print(const struct inspect_forecast *f)
 {
 	const struct forecast_machine *m = &f->machine;
 	const bool timed = m->one_bytes_s > 0;
-	printf("\nforecast from %s: %llu tokens, policy %s, lookahead %d; modelled, not measured\n", f->trace,
-		(unsigned long long)f->forecast.trace.n_tokens, f->policy, f->lookahead);
+	printf("\nforecast from %s: %llu tokens, policy %s, lookahead %d; modelled, not measured\n",
+		f->trace, (unsigned long long)f->forecast.trace.n_tokens, f->policy, f->lookahead);
 	if (f->measure)
 		printf("  drive measured  %.2f GB/s one expert at a time, %.2f %u at a time, %.2f busy%s\n",
 			m->one_bytes_s * 1e-9, m->layer_bytes_s * 1e-9, (unsigned)f->forecast.top_k,
@@ -172,7 +176,8 @@ void inspect_forecast_print(const struct inspect_forecast *f)
 	for (int i = 0; i < f->n_points; i++) {
 		const struct forecast_point *p = &f->points[i];
 		printf("  %9.4g %6.1f%% %8.2f", (double)p->cache_bytes / 1e9,
-			100 * (double)p->cache_bytes / (double)f->forecast.plan.everything_bytes, 100 * p->hits[0]);
+			100 * (double)p->cache_bytes / (double)f->forecast.plan.everything_bytes,
+			100 * p->hits[0]);
 		if (f->ram_bytes)
 			printf(" %8.2f", 100 * p->hits[1]);
 		printf(" %12.3f", (p->missed + p->prefetched) / 1e6);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The part of `glmstream inspect` that looks at a trace: modelled hit rates and speeds for a list of budgets. */
+/* The part of `glmstream inspect` that looks at a trace: modelled hit rates and speeds for a list
+ * of budgets. */
 #ifndef GLM_TOOLS_INSPECT_FORECAST_H
 #define GLM_TOOLS_INSPECT_FORECAST_H
 

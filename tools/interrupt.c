@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The handlers only touch lock-free atomics. No SA_RESTART: a read at the prompt returns. A request to end that arrives just
- * before the read begins would be slept over: an alarm every second ends whatever read comes later.
+ * The handlers only touch lock-free atomics. No SA_RESTART: a read at the prompt returns. A request
+ * to end that arrives just before the read begins would be slept over: an alarm every second ends
+ * whatever read comes later.
  */
 #include "tools/interrupt.h"
 

@@ -6,8 +6,8 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* Catches SIGINT (and SIGTERM) from now on. With `patient`, as in a chat, any number of them only sets the flag; without
- * it the second one ends the program at once with status 130. */
+/* Catches SIGINT (and SIGTERM) from now on. With `patient`, as in a chat, any number of them only
+ * sets the flag; without it the second one ends the program at once with status 130. */
 void interrupt_catch(bool patient);
 
 /* Set by a signal; what session_watch.cancel points to. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* JSON that the commands print: jansson objects with finite numbers of sensible length and strings that are always valid. */
+/* JSON that the commands print: jansson objects with finite numbers of sensible length and strings
+ * that are always valid. */
 #ifndef GLM_TOOLS_JSON_OUT_H
 #define GLM_TOOLS_JSON_OUT_H
 

@@ -11,7 +11,8 @@ static struct bench_spread gb_s(struct bench_spread s)
 }
 
 /* As fast as it gets of the two ways there are. */
-static int measure_drive(struct bench *b, const struct common_opts *c, struct measure_disk *d, struct err *e)
+static int measure_drive(
+	struct bench *b, const struct common_opts *c, struct measure_disk *d, struct err *e)
 {
 	struct gguf *file = NULL;
 	const char *model = pocket_or(c->model, e);
@@ -20,14 +21,16 @@ static int measure_drive(struct bench *b, const struct common_opts *c, struct me
 		rc = measure_disk(c, file, 0, MAX(b->seconds, 0.5), MIN(b->repeats, 3), d, e);
 	struct measure_disk slices;
 	if (!rc && d->direct &&
-		!(rc = measure_disk_slices(c, file, MAX(b->seconds, 0.5), MIN(b->repeats, 3), &slices, e)) &&
+		!(rc = measure_disk_slices(
+			  c, file, MAX(b->seconds, 0.5), MIN(b->repeats, 3), &slices, e)) &&
 		slices.bytes_s.median > d->bytes_s.median)
 		*d = slices;
 	gguf_close(file);
 	return rc;
 }
 
-int limits_measure_before(struct bench *b, const struct common_opts *c, struct limits *l, struct err *e)
+int limits_measure_before(
+	struct bench *b, const struct common_opts *c, struct limits *l, struct err *e)
 {
 	if (c->no_direct)
 		return 0;
@@ -36,8 +39,8 @@ int limits_measure_before(struct bench *b, const struct common_opts *c, struct l
 	return rc;
 }
 
-int limits_measure(struct bench *b, const struct common_opts *c, const char *section, const char *backend,
-	struct limits *l, struct err *e)
+int limits_measure(struct bench *b, const struct common_opts *c, const char *section,
+	const char *backend, struct limits *l, struct err *e)
 {
 	const struct bench_spread before = l->disk.bytes_s;
 	int rc = measure_drive(b, c, &l->disk, e);

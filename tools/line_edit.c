@@ -2,9 +2,10 @@
 /*
  * libedit where there is one and stdin is a terminal, else getline.
  *
- * Ctrl+C at the prompt is a key, not a signal: the terminal makes no signals while a line is edited, so none races with
- * the editor; Ctrl+Z is done by hand. Terminals bracket pasted text by ESC[200~ and ESC[201~ when asked to; what lies between
- * goes into the line as it is, line feeds included.
+ * Ctrl+C at the prompt is a key, not a signal: the terminal makes no signals while a line is
+ * edited, so none races with the editor; Ctrl+Z is done by hand. Terminals bracket pasted text by
+ * ESC[200~ and ESC[201~ when asked to; what lies between goes into the line as it is, line feeds
+ * included.
  */
 #include "tools/line_edit.h"
 
@@ -54,7 +55,8 @@ char *line_edit_history_path(void)
 	return home && *home ? mem_printf("%s/.local/state/glmstream/history", home) : NULL;
 }
 
-/* ---- libedit -------------------------------------------------------------------------------------------- */
+/* ---- libedit
+ * -------------------------------------------------------------------------------------------- */
 
 #if HAVE_EDIT
 static char *show_prompt(EditLine *editor)
@@ -98,7 +100,8 @@ static unsigned char key_suspend(EditLine *editor, wint_t c)
 	return CC_REDISPLAY;
 }
 
-/* Reads up to PASTE_END and inserts it. Control characters other than line feed and tab have no place in a message. */
+/* Reads up to PASTE_END and inserts it. Control characters other than line feed and tab have no
+ * place in a message. */
 static unsigned char key_paste(EditLine *editor, wint_t c)
 {
 	(void)c;
@@ -187,12 +190,14 @@ static void remember(struct line_edit *l, const char *text)
 		return;
 	history(l->history, &l->event, H_ENTER, text);
 	if (l->history_file)
-		history(
-			l->history, &l->event, H_SAVE, l->history_file); /* a history that cannot be kept is no error */
+		history(l->history, &l->event, H_SAVE,
+			l->history_file); /* a history that cannot be kept is no error */
 }
 #endif
 
-/* ---- both ----------------------------------------------------------------------------------------------- */
+/* ---- both
+ * -----------------------------------------------------------------------------------------------
+ */
 
 struct line_edit *line_edit_new(const char *history_file)
 {
@@ -226,7 +231,8 @@ void line_edit_hide_typing(struct line_edit *l, bool hide)
 	struct termios t;
 	if (!l->terminal || tcgetattr(STDIN_FILENO, &t))
 		return;
-	if (hide) /* not canonical either: keys wait for the editor as they are, Ctrl+D and backspace too */
+	if (hide) /* not canonical either: keys wait for the editor as they are, Ctrl+D and backspace
+				 too */
 		t.c_lflag &= ~(tcflag_t)(ECHO | ICANON);
 	else
 		t.c_lflag |= ECHO | ICANON;
@@ -241,7 +247,8 @@ static const char *read_one(struct line_edit *l, const char *prompt, size_t *n)
 		l->prompt = (char *)prompt;
 		l->dropped = false;
 		switch_pastes(l, true);
-		/* before the prompt: a key pressed at once would else come in the terminal's own mode, where Ctrl+D is no character */
+		/* before the prompt: a key pressed at once would else come in the terminal's own mode,
+		 * where Ctrl+D is no character */
 		el_set(l->editor, EL_PREP_TERM, 1);
 		int count = 0;
 		const char *text = el_gets(l->editor, &count);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* glmstream: finds the command in the table, calls it, reports how it ended. Without a command: run. */
+/* glmstream: finds the command in the table, calls it, reports how it ended. Without a command:
+ * run. */
 #include "src/base/args.h"
 #include "src/base/num.h"
 #include "tools/commands.h"
@@ -32,11 +33,12 @@ static const struct command commands[] = {
 
 static void print_help(void)
 {
-	printf("Usage: glmstream [-m MODEL.gguf] [options]          chat; lines of a pipe are user turns\n"
-		   "       glmstream [-m MODEL.gguf] -p TEXT [options]  one answer\n"
-		   "       glmstream COMMAND ...\n\n"
-		   "Runs GLM-5.2 on one graphics card by streaming its experts. Without -m the small model\n"
-		   "that ships with the program is used.\n\nCommands:\n");
+	printf(
+		"Usage: glmstream [-m MODEL.gguf] [options]          chat; lines of a pipe are user turns\n"
+		"       glmstream [-m MODEL.gguf] -p TEXT [options]  one answer\n"
+		"       glmstream COMMAND ...\n\n"
+		"Runs GLM-5.2 on one graphics card by streaming its experts. Without -m the small model\n"
+		"that ships with the program is used.\n\nCommands:\n");
 	for (size_t i = 0; i < ARRAY_LEN(commands); i++)
 		if (commands[i].run)
 			printf("  %-12s %s\n", commands[i].name, commands[i].help);
@@ -79,12 +81,14 @@ static int dispatch(int argc, char **argv, struct err *e)
 	}
 	const char *about = !strcmp(first, "help") && argc > 2 ? argv[2] : "";
 	if (!strcmp(first, "--help") || !strcmp(first, "-h") ||
-		(!strcmp(first, "help") && (!*about || !strcmp(about, "help") || !strcmp(about, "--help")))) {
+		(!strcmp(first, "help") &&
+			(!*about || !strcmp(about, "help") || !strcmp(about, "--help")))) {
 		print_help();
 		return 0;
 	}
 	if (argc < 2 || first[0] == '-')
-		return cmd_run ? cmd_run(argc, argv, e) : err_set(e, ERR_USAGE, "this build cannot run models");
+		return cmd_run ? cmd_run(argc, argv, e)
+					   : err_set(e, ERR_USAGE, "this build cannot run models");
 	if (!strcmp(about, "--man"))
 		return manual_print(commands, ARRAY_LEN(commands), e);
 	if (!strcmp(about, "--bash"))
@@ -100,8 +104,8 @@ static int dispatch(int argc, char **argv, struct err *e)
 	return c ? c->run(argc - 1, argv + 1, e) : ERR_USAGE;
 }
 
-/* Of a standard stream that is closed the number would go to the first file that is opened, and what is meant for the stream
- * into that file. This one fails as the closed one does. */
+/* Of a standard stream that is closed the number would go to the first file that is opened, and
+ * what is meant for the stream into that file. This one fails as the closed one does. */
 static void keep_standard_numbers(void)
 {
 	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The tables are met by asking every command for its help while report_parse hands them over instead of printing them. */
+/* The tables are met by asking every command for its help while report_parse hands them over
+ * instead of printing them. */
 #include "tools/manual.h"
 
 #include "src/base/num.h"
@@ -10,7 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- visiting ------------------------------------------------------------------------------------------- */
+/* ---- visiting
+ * ------------------------------------------------------------------------------------------- */
 
 struct visit {
 	const struct manual_visitor *v;
@@ -46,7 +48,8 @@ static int visit_one(struct visit *visit, const char *part, struct err *e)
 	return rc;
 }
 
-int manual_visit(const struct command *commands, size_t n, const struct manual_visitor *v, struct err *e)
+int manual_visit(
+	const struct command *commands, size_t n, const struct manual_visitor *v, struct err *e)
 {
 	for (size_t i = 0; i < n; i++) {
 		struct visit visit = {.v = v, .c = &commands[i]};
@@ -66,9 +69,11 @@ int manual_visit(const struct command *commands, size_t n, const struct manual_v
 	return 0;
 }
 
-/* ---- the manual page ------------------------------------------------------------------------------------ */
+/* ---- the manual page
+ * ------------------------------------------------------------------------------------ */
 
-/* Text for roff: no line begins with a control character, backslashes and dashes are what they look like. */
+/* Text for roff: no line begins with a control character, backslashes and dashes are what they look
+ * like. */
 static void put(const char *text)
 {
 	bool at_line = true;
@@ -180,14 +185,17 @@ static const char head[] =
 	".SH NAME\nglmstream \\- run GLM\\-5.2 on one graphics card by streaming its experts\n"
 	".SH SYNOPSIS\n"
 	".B glmstream\n[\\fB\\-m\\fR \\fIMODEL.gguf\\fR] [\\fIoptions\\fR]\n.br\n"
-	".B glmstream\n[\\fB\\-m\\fR \\fIMODEL.gguf\\fR] \\fB\\-p\\fR \\fITEXT\\fR [\\fIoptions\\fR]\n.br\n"
+	".B glmstream\n[\\fB\\-m\\fR \\fIMODEL.gguf\\fR] \\fB\\-p\\fR \\fITEXT\\fR "
+	"[\\fIoptions\\fR]\n.br\n"
 	".B glmstream\n\\fICOMMAND\\fR ...\n"
 	".SH DESCRIPTION\n"
-	"Without a command: a chat on a terminal; one answer with \\fB\\-p\\fR or \\fB\\-f\\fR; lines of a pipe "
+	"Without a command: a chat on a terminal; one answer with \\fB\\-p\\fR or \\fB\\-f\\fR; lines "
+	"of a pipe "
 	"are turns of "
 	"one conversation. Answers go to standard output, everything else to standard error. Without "
 	"\\fB\\-m\\fR the small "
-	"model that ships with the program is used. Every command prints its options with \\fB\\-\\-help\\fR. "
+	"model that ships with the program is used. Every command prints its options with "
+	"\\fB\\-\\-help\\fR. "
 	"Sizes are in "
 	"GB of 10^9 bytes, decimals allowed.\n"
 	".SH COMMANDS\n";
@@ -196,7 +204,8 @@ static void put_chat(void)
 {
 	const char *text[3];
 	fputs(".SH IN THE CHAT\n"
-		  "Ctrl+C stops an answer and keeps the chat, Ctrl+D leaves. A backslash at the end of a line "
+		  "Ctrl+C stops an answer and keeps the chat, Ctrl+D leaves. A backslash at the end of a "
+		  "line "
 		  "continues it on the next; "
 		  "several pasted lines are one message.\n",
 		stdout);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Measuring: the drive with the loader's own reader and the loader's own requests, decoding with the engine itself. */
+/* Measuring: the drive with the loader's own reader and the loader's own requests, decoding with
+ * the engine itself. */
 #include "tools/measure.h"
 
 #include "src/base/clock.h"
@@ -21,7 +22,8 @@
 #define COPY_BYTES  256000000u
 #define REAP_MOST   32
 
-/* ---- the drive ------------------------------------------------------------------------------------------ */
+/* ---- the drive
+ * ------------------------------------------------------------------------------------------ */
 
 /* The place in the list that reading by slices has come to. */
 struct cursor {
@@ -41,7 +43,8 @@ struct measure_drive {
 	unsigned *left; /* [flight] reads into this slot that have not landed */
 	struct cursor at;
 	bool watches; /* does not sleep while it reads */
-	/* Starts the next reads into a slot, those of an expert or a slice; returns the bytes of them. */
+	/* Starts the next reads into a slot, those of an expert or a slice; returns the bytes of them.
+	 */
 	uint64_t (*start)(struct measure_drive *j, unsigned slot);
 };
 
@@ -51,7 +54,8 @@ static int list_experts(struct measure_drive *j, struct measure_disk *out, struc
 	uint64_t slots = 0, bytes = 0, requests = 0;
 	j->order = mem_try_new((size_t)n_layers * n_experts, sizeof *j->order);
 	if (!j->order)
-		return err_set(e, ERR_MEMORY, "no memory for a list of %u x %u experts", n_layers, n_experts);
+		return err_set(
+			e, ERR_MEMORY, "no memory for a list of %u x %u experts", n_layers, n_experts);
 	struct rng r = {7};
 	for (uint32_t l = 0; l < n_layers; l++)
 		for (uint32_t x = 0; x < n_experts && extent_has_layer(j->table, l); x++) {
@@ -93,7 +97,8 @@ static int take_memory(
 {
 	uint64_t slices = (uint64_t)(m->expert_bytes / (double)reader_slice(j->reader) + m->requests);
 	uint64_t want =
-		in_flight ? in_flight : 2 * reader_depth(j->reader) * reader_n_drives(j->reader) / MAX(slices, 1u);
+		in_flight ? in_flight
+				  : 2 * reader_depth(j->reader) * reader_n_drives(j->reader) / MAX(slices, 1u);
 	j->flight = (unsigned)MIN(MAX(want, in_flight ? 1u : 2u), MIN(FLIGHT_MOST, j->n));
 	if (!in_flight && (uint64_t)j->flight * j->slot > MEMORY_MOST)
 		j->flight = MAX((unsigned)(MEMORY_MOST / j->slot), 2u);
@@ -141,7 +146,8 @@ static uint64_t start_slice(struct measure_drive *j, unsigned slot)
 		k->read = 0;
 	}
 	const struct extent_read *x = &k->plan.reads[k->read];
-	uint64_t step = reader_slice_step(x->bytes, reader_slice(j->reader)), n = MIN(step, x->bytes - k->at);
+	uint64_t step = reader_slice_step(x->bytes, reader_slice(j->reader)),
+			 n = MIN(step, x->bytes - k->at);
 	const struct reader_request q = {.file = x->file,
 		.offset = x->offset + k->at,
 		.bytes = n,
@@ -202,7 +208,8 @@ static void drive_fini(struct measure_drive *j)
 	free(j->left);
 }
 
-/* slices: measure_disk_slices; else in_flight experts at a time. *j is to be given to drive_fini whatever comes back. */
+/* slices: measure_disk_slices; else in_flight experts at a time. *j is to be given to drive_fini
+ * whatever comes back. */
 static int drive_init(struct measure_drive *j, const struct common_opts *c, const struct gguf *file,
 	bool slices, unsigned in_flight, struct measure_disk *out, struct err *e)
 {
@@ -234,8 +241,8 @@ static int drive_init(struct measure_drive *j, const struct common_opts *c, cons
 	return 0;
 }
 
-static int measure(const struct common_opts *c, const struct gguf *file, bool slices, unsigned in_flight,
-	double seconds, int repeats, struct measure_disk *out, struct err *e)
+static int measure(const struct common_opts *c, const struct gguf *file, bool slices,
+	unsigned in_flight, double seconds, int repeats, struct measure_disk *out, struct err *e)
 {
 	struct measure_drive j;
 	double samples[BENCH_MAX_REPEATS];
@@ -253,20 +260,20 @@ static int measure(const struct common_opts *c, const struct gguf *file, bool sl
 	return rc;
 }
 
-int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned in_flight, double seconds,
-	int repeats, struct measure_disk *out, struct err *e)
+int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned in_flight,
+	double seconds, int repeats, struct measure_disk *out, struct err *e)
 {
 	return measure(c, file, false, in_flight, seconds, repeats, out, e);
 }
 
-int measure_disk_slices(const struct common_opts *c, const struct gguf *file, double seconds, int repeats,
-	struct measure_disk *out, struct err *e)
+int measure_disk_slices(const struct common_opts *c, const struct gguf *file, double seconds,
+	int repeats, struct measure_disk *out, struct err *e)
 {
 	return measure(c, file, true, 0, seconds, repeats, out, e);
 }
 
-int measure_drive_open(struct measure_drive **d, const struct common_opts *c, const struct gguf *file,
-	const struct measure_disk *like, struct err *e)
+int measure_drive_open(struct measure_drive **d, const struct common_opts *c,
+	const struct gguf *file, const struct measure_disk *like, struct err *e)
 {
 	struct measure_disk what;
 	*d = NEW(struct measure_drive);
@@ -290,13 +297,15 @@ void measure_drive_close(struct measure_drive *d)
 	free(d);
 }
 
-/* ---- memory --------------------------------------------------------------------------------------------- */
+/* ---- memory
+ * --------------------------------------------------------------------------------------------- */
 
 int measure_copy(int repeats, struct bench_spread *bytes_s, struct err *e)
 {
 	double samples[BENCH_MAX_REPEATS];
 	uint8_t *from = mem_try_map(COPY_BYTES), *to = mem_try_map(COPY_BYTES);
-	int rc = from && to ? 0 : err_set(e, ERR_MEMORY, "no memory for two arrays of %u bytes", COPY_BYTES);
+	int rc =
+		from && to ? 0 : err_set(e, ERR_MEMORY, "no memory for two arrays of %u bytes", COPY_BYTES);
 	if (!rc)
 		memset(from, 1, COPY_BYTES);
 	for (int i = -1; i < repeats && !rc; i++) {
@@ -316,10 +325,11 @@ int measure_copy(int repeats, struct bench_spread *bytes_s, struct err *e)
 	return rc;
 }
 
-/* ---- decoding ------------------------------------------------------------------------------------------- */
+/* ---- decoding
+ * ------------------------------------------------------------------------------------------- */
 
-static int decode_repeats(struct session *s, const int32_t *ids, uint32_t n, uint32_t n_new, int repeats,
-	struct measure_decode *out, struct err *e)
+static int decode_repeats(struct session *s, const int32_t *ids, uint32_t n, uint32_t n_new,
+	int repeats, struct measure_decode *out, struct err *e)
 {
 	const struct engine *g = session_engine(s);
 	double ms[BENCH_MAX_REPEATS];
@@ -363,8 +373,8 @@ static int decode_repeats(struct session *s, const int32_t *ids, uint32_t n, uin
 	return 0;
 }
 
-int measure_decode(const struct common_opts *c, const int32_t *ids, uint32_t n, uint32_t n_new, int repeats,
-	struct measure_decode *out, struct err *e)
+int measure_decode(const struct common_opts *c, const int32_t *ids, uint32_t n, uint32_t n_new,
+	int repeats, struct measure_decode *out, struct err *e)
 {
 	struct common_opts mine = *c;
 	struct engine *g = NULL;
@@ -373,8 +383,8 @@ int measure_decode(const struct common_opts *c, const int32_t *ids, uint32_t n, 
 	mine.trace = mine.warm = NULL;
 	int rc = common_opts_open(&mine, &g, e);
 	if (!rc && (uint64_t)n + n_new > engine_context(g))
-		rc = err_set(e, ERR_USAGE, "%u prompt and %u new tokens do not fit the context of %u", n, n_new,
-			engine_context(g));
+		rc = err_set(e, ERR_USAGE, "%u prompt and %u new tokens do not fit the context of %u", n,
+			n_new, engine_context(g));
 	if (!rc)
 		rc = session_new(g, &s, e);
 	if (!rc)

@@ -36,8 +36,8 @@ static int copies(struct job *j, enum copy_lane lane, void *dst, const void *src
 	return rc < 0 ? rc : 0;
 }
 
-static int measure_lane(struct job *j, enum copy_lane lane, void *dst, const void *src, size_t bytes,
-	int repeats, struct bench_spread *bytes_s, struct err *e)
+static int measure_lane(struct job *j, enum copy_lane lane, void *dst, const void *src,
+	size_t bytes, int repeats, struct bench_spread *bytes_s, struct err *e)
 {
 	double samples[BENCH_MAX_REPEATS], seconds;
 	for (int i = -1; i < repeats; i++) { /* the first wakes the card */
@@ -66,8 +66,10 @@ static int measure(struct job *j, int repeats, struct measure_card *out, struct 
 		return rc;
 	j->pinned = true;
 	ops->attach(j->copier);
-	if ((rc = measure_lane(j, COPY_IN, j->card[0], j->host, HOST_BYTES, repeats, &out->in_bytes_s, e)) ||
-		(rc = measure_lane(j, COPY_OUT, j->host, j->card[0], HOST_BYTES, repeats, &out->out_bytes_s, e)) ||
+	if ((rc = measure_lane(
+			 j, COPY_IN, j->card[0], j->host, HOST_BYTES, repeats, &out->in_bytes_s, e)) ||
+		(rc = measure_lane(
+			 j, COPY_OUT, j->host, j->card[0], HOST_BYTES, repeats, &out->out_bytes_s, e)) ||
 		(rc = measure_lane(
 			 j, COPY_WITHIN, j->card[1], j->card[0], CARD_BYTES, repeats, &out->copy_bytes_s, e)))
 		return rc;

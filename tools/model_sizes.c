@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Sorts tensors by name (specification section 4.3). Sums cannot overflow: the reader has checked that all tensors lie
- * inside files. */
+/* Sorts tensors by name (specification section 4.3). Sums cannot overflow: the reader has checked
+ * that all tensors lie inside files. */
 #include "tools/model_sizes.h"
 
 #include "src/base/mem.h"
@@ -58,7 +58,8 @@ static bool split_name(const char *name, uint32_t *layer, const char **rest)
 
 static bool is_expert(const char *rest)
 {
-	return begins(rest, "ffn_gate_exps.") || begins(rest, "ffn_up_exps.") || begins(rest, "ffn_down_exps.");
+	return begins(rest, "ffn_gate_exps.") || begins(rest, "ffn_up_exps.") ||
+		   begins(rest, "ffn_down_exps.");
 }
 
 enum tensor_class tensor_classify(const struct model_config *c, const char *name)
@@ -92,7 +93,8 @@ enum tensor_class tensor_classify(const struct model_config *c, const char *name
 	return CLASS_UNUSED;
 }
 
-void model_sizes_count(const struct gguf *file, const struct model_config *c, struct model_sizes *out)
+void model_sizes_count(
+	const struct gguf *file, const struct model_config *c, struct model_sizes *out)
 {
 	*out = (struct model_sizes){0};
 	uint64_t *layer_bytes = NEW_ARRAY(uint64_t, c->n_layers);
@@ -112,7 +114,8 @@ void model_sizes_count(const struct gguf *file, const struct model_config *c, st
 		uint64_t values = t->ne[0] * t->ne[1] * t->ne[2] * t->ne[3];
 		if (class == CLASS_EXPERTS)
 			out->macs_per_token += values / c->n_experts * c->n_used;
-		else if (class < CLASS_MTP && class != CLASS_EMBEDDING && class != CLASS_HEAD && class != CLASS_NORM)
+		else if (class < CLASS_MTP && class != CLASS_EMBEDDING && class != CLASS_HEAD &&
+				 class != CLASS_NORM)
 			out->macs_per_token += values;
 		if (class == CLASS_EMBEDDING && t->ne[1])
 			embedding_row = t->bytes / t->ne[1];
@@ -131,12 +134,13 @@ void model_sizes_count(const struct gguf *file, const struct model_config *c, st
 		out->expert_max = MAX(out->expert_max, expert);
 		out->working_set += expert * c->n_used;
 	}
-	out->weights_per_token =
-		out->resident_bytes - out->classes[CLASS_EMBEDDING].bytes + embedding_row + out->working_set;
+	out->weights_per_token = out->resident_bytes - out->classes[CLASS_EMBEDDING].bytes +
+							 embedding_row + out->working_set;
 	uint32_t n_full = 0;
 	for (uint32_t l = 0; l < c->n_layers; l++)
 		n_full += c->index_full[l];
-	out->kv_per_token = 2 * ((uint64_t)c->n_layers * config_cache_width(c) + (uint64_t)n_full * c->index_dim);
+	out->kv_per_token =
+		2 * ((uint64_t)c->n_layers * config_cache_width(c) + (uint64_t)n_full * c->index_dim);
 	out->kv_mtp_per_token = 2 * (uint64_t)c->n_mtp * (config_cache_width(c) + c->index_dim);
 	free(layer_bytes);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Where the bytes of a model file go: tensors sorted into classes, and what follows for memory and streaming. Works on the
- * tensor table alone; no weight is read. */
+/* Where the bytes of a model file go: tensors sorted into classes, and what follows for memory and
+ * streaming. Works on the tensor table alone; no weight is read. */
 #ifndef GLM_TOOLS_MODEL_SIZES_H
 #define GLM_TOOLS_MODEL_SIZES_H
 
@@ -21,7 +21,8 @@ enum tensor_class {
 	CLASS_MTP,    /* everything of the MTP layer but its routed experts */
 	CLASS_EXPERTS,
 	CLASS_MTP_EXPERTS,
-	CLASS_UNUSED, /* indexers that some files carry for layers which share one; names that the model does not have */
+	CLASS_UNUSED, /* indexers that some files carry for layers which share one; names that the model
+					 does not have */
 	CLASS_LIMIT,
 };
 
@@ -39,11 +40,12 @@ struct model_sizes {
 	uint64_t expert_min, expert_max; /* bytes of one expert: layers may differ in type */
 	uint64_t layer_min, layer_max;   /* bytes of one layer's experts */
 	uint64_t working_set;            /* bytes of the experts that one token uses */
+	uint64_t weights_per_token; /* bytes that one decode step reads: resident without embedding, one
+								   row of it, working_set */
+	uint64_t macs_per_token;    /* multiply-adds with weights that a prefilled token needs: no head,
+								   attention not counted */
 	uint64_t
-		weights_per_token; /* bytes that one decode step reads: resident without embedding, one row of it, working_set */
-	uint64_t
-		macs_per_token; /* multiply-adds with weights that a prefilled token needs: no head, attention not counted */
-	uint64_t kv_per_token;     /* bytes in 16 bit: latents of every trunk layer and keys of every full one */
+		kv_per_token; /* bytes in 16 bit: latents of every trunk layer and keys of every full one */
 	uint64_t kv_mtp_per_token; /* ... of the MTP layer */
 };
 
@@ -52,6 +54,7 @@ const char *tensor_class_key(enum tensor_class c);  /* "experts", for JSON; stat
 
 enum tensor_class tensor_classify(const struct model_config *c, const char *name);
 
-void model_sizes_count(const struct gguf *file, const struct model_config *c, struct model_sizes *out);
+void model_sizes_count(
+	const struct gguf *file, const struct model_config *c, struct model_sizes *out);
 
 #endif

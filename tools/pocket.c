@@ -13,7 +13,8 @@
 #endif
 
 /* Relative to the folder of the program. */
-static const char *const beside[] = {"../../tools/pocket/pocket.gguf", "../share/glmstream/pocket.gguf"};
+static const char *const beside[] = {
+	"../../tools/pocket/pocket.gguf", "../share/glmstream/pocket.gguf"};
 
 const char *pocket_or(const char *model, struct err *e)
 {
@@ -45,7 +46,8 @@ const char *pocket_or(const char *model, struct err *e)
 	if (!access(path, R_OK))
 		return path;
 	err_set(e, ERR_INPUT,
-		"no model given and the pocket model is not installed (looked beside the program and in %s)",
+		"no model given and the pocket model is not installed (looked beside the program and in "
+		"%s)",
 		GLM_DATA_DIR);
 	err_hint(e, "name a model with -m MODEL.gguf, or set GLMSTREAM_POCKET");
 	return NULL;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The line is cut to the terminal's width, so that it never wraps and "\r" always finds its beginning. */
+/* The line is cut to the terminal's width, so that it never wraps and "\r" always finds its
+ * beginning. */
 #include "tools/progress.h"
 
 #include "src/base/buf.h"
@@ -33,7 +34,8 @@ static void draw(struct progress *p, uint64_t done, uint64_t total)
 	double elapsed = (double)(p->shown_ns - p->start_ns) * 1e-9,
 		   rate = elapsed > 0 ? (double)done / elapsed : 0;
 	if (p->unit)
-		buf_printf(&text, " %llu of %llu %s", (unsigned long long)done, (unsigned long long)total, p->unit);
+		buf_printf(&text, " %llu of %llu %s", (unsigned long long)done, (unsigned long long)total,
+			p->unit);
 	else
 		buf_printf(&text, " %.2f of %.2f GB", (double)done * 1e-9, (double)total * 1e-9);
 	if (done && p->unit)
@@ -48,7 +50,8 @@ static void draw(struct progress *p, uint64_t done, uint64_t total)
 	int room = chat_view_columns(STDERR_FILENO) - 2 - (int)strlen(p->what) - (int)text.len;
 	buf_printf(&line, "\r%s ", p->what);
 	if (room >= BAR_LEAST) {
-		int bar = MIN(room, BAR_MOST), full = total ? (int)((double)done / (double)total * bar) : bar;
+		int bar = MIN(room, BAR_MOST),
+			full = total ? (int)((double)done / (double)total * bar) : bar;
 		for (int i = 0; i < bar; i++)
 			buf_puts(&line, i < full ? "\xe2\x94\x81" : "\xc2\xb7"); /* heavy line, middle dot */
 	}

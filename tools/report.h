@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: MIT */
-/* What the commands say to people about themselves: errors, help, and whether stdout took everything. */
+/* What the commands say to people about themselves: errors, help, and whether stdout took
+ * everything. */
 #ifndef GLM_TOOLS_REPORT_H
 #define GLM_TOOLS_REPORT_H
 
 #include "src/base/args.h"
 #include "src/base/err.h"
 
-/* "glmstream: SENTENCE" and, if there is one, "hint: ..." on stderr. Nothing for an empty sentence. */
+/* "glmstream: SENTENCE" and, if there is one, "hint: ..." on stderr. Nothing for an empty sentence.
+ */
 void report_error(const struct err *e);
 
-/* args_parse; on ARGS_HELP the help has been printed on stdout. Returns 0 (go on), ARGS_HELP (done) or a code. */
+/* args_parse; on ARGS_HELP the help has been printed on stdout. Returns 0 (go on), ARGS_HELP (done)
+ * or a code. */
 int report_parse(const struct args *a, int argc, char **argv, struct err *e);
 
 /* From now on --help hands the table to `sink` instead of printing it; NULL: prints again. */

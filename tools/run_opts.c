@@ -62,7 +62,8 @@ static struct arg_group own_group(struct run_opts *o)
 			.kind = ARG_STRING,
 			.string = &o->session,
 			.value = "FILE",
-			.help = "go on with the chat in this file, and keep it there after answers and at the end",
+			.help =
+				"go on with the chat in this file, and keep it there after answers and at the end",
 			.fallback = "none"},
 		{.name = "json",
 			.kind = ARG_FLAG,
@@ -132,17 +133,21 @@ static struct arg_group sampling_group(struct run_opts *o)
 int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
 {
 	*o = (struct run_opts){.max_new = UINT32_MAX, .temp = 1, .top_p = 1};
-	const struct arg_group groups[] = {
-		own_group(o), sampling_group(o), prefix_opts_group(&o->prefix), common_opts_group(&o->common)};
-	const struct args args = {.command = argc && !strcmp(argv[0], "run") ? "glmstream run" : "glmstream",
+	const struct arg_group groups[] = {own_group(o), sampling_group(o),
+		prefix_opts_group(&o->prefix), common_opts_group(&o->common)};
+	const struct args args = {
+		.command = argc && !strcmp(argv[0], "run") ? "glmstream run" : "glmstream",
 		.usage = "[-m MODEL] [-p TEXT | -f FILE] [options]",
 		.see = "glmstream run --help",
-		.about = "With -p or -f: one answer on stdout, then exit. Otherwise a chat: on a terminal with line "
+		.about = "With -p or -f: one answer on stdout, then exit. Otherwise a chat: on a terminal "
+				 "with line "
 				 "editing and "
-				 "commands (/help lists them); from a pipe every line is one turn of the same conversation. "
+				 "commands (/help lists them); from a pipe every line is one turn of the same "
+				 "conversation. "
 				 "Answers go to "
 				 "stdout, everything else to stderr.",
-		.example = "glmstream -p 'Define river.' --think off --temp 0\nglmstream -m glm-5.2-q2.gguf -c 32768",
+		.example = "glmstream -p 'Define river.' --think off --temp 0\nglmstream -m "
+				   "glm-5.2-q2.gguf -c 32768",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups)};
 	int rc = report_parse(&args, argc, argv, e);
@@ -151,7 +156,8 @@ int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
 	if (o->prompt && o->file)
 		return err_set(e, ERR_USAGE, "-p and -f exclude each other: both name the prompt");
 	if (o->raw && (o->system || o->think_given))
-		return err_set(e, ERR_USAGE, "--raw leaves no place for %s: there is no template to put it in",
+		return err_set(e, ERR_USAGE,
+			"--raw leaves no place for %s: there is no template to put it in",
 			o->system ? "--system" : "--think");
 	if (!o->seed_given && getrandom(&o->seed, sizeof o->seed, 0) != sizeof o->seed)
 		o->seed = clock_ns();

@@ -68,8 +68,8 @@ void stats_print(FILE *f, const struct stats *s, bool colours)
 	if (s->experts.miss)
 		fprintf(f, ", %.1f %% read", 100 * (double)s->experts.miss / (double)asked);
 	if (s->experts.bytes_read)
-		fprintf(f, " (%.2f GB at %.2f GB/s, %.1f ms wait a token)", (double)s->experts.bytes_read * 1e-9,
-			read_gb_s(s), wait_ms_per_token(s));
+		fprintf(f, " (%.2f GB at %.2f GB/s, %.1f ms wait a token)",
+			(double)s->experts.bytes_read * 1e-9, read_gb_s(s), wait_ms_per_token(s));
 	fprintf(f, "; logits %016llx; %s%s\n", (unsigned long long)r->logits_hash, s->backend,
 		colours ? "\033[0m" : "");
 }
@@ -80,9 +80,10 @@ void stats_print_experts(FILE *f, struct expert_stats s)
 	if (!asked)
 		return;
 	double part = 100 / (double)asked;
-	fprintf(f, "experts in all: %llu asked for, %.1f %% in vram, %.1f %% in ram, %.1f %% read (%.3f GB)",
-		(unsigned long long)asked, part * (double)s.hit_vram, part * (double)s.hit_ram, part * (double)s.miss,
-		(double)s.bytes_read * 1e-9);
+	fprintf(f,
+		"experts in all: %llu asked for, %.1f %% in vram, %.1f %% in ram, %.1f %% read (%.3f GB)",
+		(unsigned long long)asked, part * (double)s.hit_vram, part * (double)s.hit_ram,
+		part * (double)s.miss, (double)s.bytes_read * 1e-9);
 	if (s.prefetch_useful || s.prefetch_wasted)
 		fprintf(f, "; read ahead: %llu used, %llu in vain", (unsigned long long)s.prefetch_useful,
 			(unsigned long long)s.prefetch_wasted);

@@ -21,12 +21,13 @@ struct expert_stats stats_between(struct expert_stats before, struct expert_stat
 /* One line with a line feed; dimmed when `colours`. */
 void stats_print(FILE *f, const struct stats *s, bool colours);
 
-/* One line with a line feed: where experts were found since the engine was opened, what was read, what reading ahead was
- * good for. Nothing before the first is asked for. */
+/* One line with a line feed: where experts were found since the engine was opened, what was read,
+ * what reading ahead was good for. Nothing before the first is asked for. */
 void stats_print_experts(FILE *f, struct expert_stats s);
 
-/* prompt_tokens, new_tokens, prefill_tok_s, decode_tok_s, hit_vram, hit_ram, miss, bytes_read, read_gb_s,
- * prefetch_useful, prefetch_wasted, wait_ms_per_token, logits_hash, backend, io; and reused_tokens, seed, stop. */
+/* prompt_tokens, new_tokens, prefill_tok_s, decode_tok_s, hit_vram, hit_ram, miss, bytes_read,
+ * read_gb_s, prefetch_useful, prefetch_wasted, wait_ms_per_token, logits_hash, backend, io; and
+ * reused_tokens, seed, stop. */
 json_t *stats_json(const struct stats *s);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Draws the plot: title, grid with round numbers, curves, names pushed apart where they would overlap. */
+/* Draws the plot: title, grid with round numbers, curves, names pushed apart where they would
+ * overlap. */
 #include "tools/svg_plot.h"
 
 #include "src/base/num.h"
@@ -117,7 +118,8 @@ static void draw_grid(const struct svg_plot *p, const struct frame *f, struct bu
 	double first = ceil(f->y0 / step - 1e-9);
 	for (int i = 0; (first + i) * step <= f->y1 + step * 1e-6; i++) {
 		double v = (first + i) * step;
-		buf_printf(out, "<path d=\"M%d %.1fH%d\" class=\"grid\"/>\n", LEFT, py(f, v), WIDTH - RIGHT);
+		buf_printf(
+			out, "<path d=\"M%d %.1fH%d\" class=\"grid\"/>\n", LEFT, py(f, v), WIDTH - RIGHT);
 		number(label, sizeof label, fabs(v) < step * 1e-6 ? 0 : v, step);
 		text(out, LEFT - 9, py(f, v) + 4.5, "class=\"tick\" text-anchor=\"end\"", label);
 	}
@@ -129,15 +131,18 @@ static void draw_grid(const struct svg_plot *p, const struct frame *f, struct bu
 		number(label, sizeof label, fabs(v) < step * 1e-6 ? 0 : v, step);
 		text(out, px(f, v), HEIGHT - BOTTOM + 21, "class=\"tick\" text-anchor=\"middle\"", label);
 	}
-	buf_printf(out, "<path d=\"M%d %dH%d\" class=\"axis\"/>\n", LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT);
-	text(out, LEFT + (WIDTH - LEFT - RIGHT) / 2.0, HEIGHT - 18, "class=\"label\" text-anchor=\"middle\"",
-		p->x_label);
-	buf_printf(out, "<g transform=\"translate(22 %.1f) rotate(-90)\">", TOP + (HEIGHT - TOP - BOTTOM) / 2.0);
+	buf_printf(
+		out, "<path d=\"M%d %dH%d\" class=\"axis\"/>\n", LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT);
+	text(out, LEFT + (WIDTH - LEFT - RIGHT) / 2.0, HEIGHT - 18,
+		"class=\"label\" text-anchor=\"middle\"", p->x_label);
+	buf_printf(out, "<g transform=\"translate(22 %.1f) rotate(-90)\">",
+		TOP + (HEIGHT - TOP - BOTTOM) / 2.0);
 	text(out, 0, 0, "class=\"label\" text-anchor=\"middle\"", p->y_label);
 	buf_puts(out, "</g>\n");
 }
 
-static void draw_series(const struct svg_series *s, const struct frame *f, int colour, struct buf *out)
+static void draw_series(
+	const struct svg_series *s, const struct frame *f, int colour, struct buf *out)
 {
 	buf_printf(out, "<g stroke=\"%s\" fill=\"%s\"><title>", colours[colour], colours[colour]);
 	put_text(out, s->name);
@@ -147,12 +152,13 @@ static void draw_series(const struct svg_series *s, const struct frame *f, int c
 		buf_printf(out, "%c%.1f %.1f", i ? 'L' : 'M', px(f, s->x[i]), py(f, s->y[i]));
 	buf_puts(out, "\"/>\n");
 	for (int i = 0; i < s->n; i++)
-		buf_printf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.2\"/>\n", px(f, s->x[i]), py(f, s->y[i]));
+		buf_printf(
+			out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.2\"/>\n", px(f, s->x[i]), py(f, s->y[i]));
 	buf_puts(out, "</g>\n");
 }
 
-/* Names at the right end of their curves; sorted by height, then pushed down from the top and up from the bottom until
- * none overlap. */
+/* Names at the right end of their curves; sorted by height, then pushed down from the top and up
+ * from the bottom until none overlap. */
 static void draw_names(const struct svg_plot *p, const struct frame *f, struct buf *out)
 {
 	int order[SVG_MAX_SERIES], n = 0;
@@ -167,7 +173,8 @@ static void draw_names(const struct svg_plot *p, const struct frame *f, struct b
 		order[j] = i;
 	}
 	for (int j = 0; j < n; j++)
-		at[j] = j && want[order[j]] < at[j - 1] + NAME_STEP ? at[j - 1] + NAME_STEP : want[order[j]];
+		at[j] =
+			j && want[order[j]] < at[j - 1] + NAME_STEP ? at[j - 1] + NAME_STEP : want[order[j]];
 	for (int j = n - 1; j >= 0; j--) {
 		double most = j == n - 1 ? HEIGHT - BOTTOM : at[j + 1] - NAME_STEP;
 		at[j] = MIN(at[j], most);
@@ -177,8 +184,8 @@ static void draw_names(const struct svg_plot *p, const struct frame *f, struct b
 		double x = px(f, p->series[i].x[p->series[i].n - 1]);
 		char attributes[100];
 		buf_printf(out,
-			"<path d=\"M%.1f %.1fL%d %.1f\" stroke=\"%s\" stroke-width=\"1\" opacity=\"0.45\"/>\n", x + 5,
-			want[i], WIDTH - RIGHT + 22, at[j], colours[i]);
+			"<path d=\"M%.1f %.1fL%d %.1f\" stroke=\"%s\" stroke-width=\"1\" opacity=\"0.45\"/>\n",
+			x + 5, want[i], WIDTH - RIGHT + 22, at[j], colours[i]);
 		snprintf(attributes, sizeof attributes, "class=\"name\" fill=\"%s\"", colours[i]);
 		text(out, WIDTH - RIGHT + 26, at[j] + 4.5, attributes, p->series[i].name);
 	}
@@ -188,12 +195,16 @@ void svg_plot_write(const struct svg_plot *p, struct buf *out)
 {
 	struct frame f = find_frame(p);
 	buf_printf(out,
-		"<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" "
-		"font-family=\"system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif\">\n<title>",
+		"<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
+		"height=\"%d\" "
+		"font-family=\"system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, "
+		"sans-serif\">\n<title>",
 		WIDTH, HEIGHT, WIDTH, HEIGHT);
 	put_text(out, p->title);
 	buf_puts(out,
-		"</title>\n<style>.grid{stroke:#e3e5e8}.axis{stroke:#70757a}.tick{font-size:13px;fill:#50555a}"
+		"</"
+		"title>\n<style>.grid{stroke:#e3e5e8}.axis{stroke:#70757a}.tick{font-size:13px;fill:#"
+		"50555a}"
 		".label{font-size:14px;fill:#26292c}.name{font-size:14px;font-weight:600}</style>\n");
 	buf_printf(out, "<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n", WIDTH, HEIGHT);
 	text(out, LEFT, 30, "font-size=\"18\" font-weight=\"600\" fill=\"#26292c\"", p->title);

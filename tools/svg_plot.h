@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A line plot as one self-contained SVG: no scripts, no fonts or files from elsewhere, readable on a light and on a dark
- * page (it brings its own background). Up to 8 curves, each with a marker at every point and its name at its right end.
+ * A line plot as one self-contained SVG: no scripts, no fonts or files from elsewhere, readable on
+ * a light and on a dark page (it brings its own background). Up to 8 curves, each with a marker at
+ * every point and its name at its right end.
  */
 #ifndef GLM_TOOLS_SVG_PLOT_H
 #define GLM_TOOLS_SVG_PLOT_H

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * splitmix64 as a counter: word i of a stream is mix(stream + i * odd constant), which is what src/base/rng.h walks through one by
- * one.
+ * splitmix64 as a counter: word i of a stream is mix(stream + i * odd constant), which is what
+ * src/base/rng.h walks through one by one.
  *
- * Why the sign of the scale is random: in several types the mean of a random block is not quite zero (int8 -0.5, six-bit scales
- * -0.5 of 32). Over 78 layers even such a small common part would add up in the residual stream; with a random sign it averages
- * out. Types with a minimum (y = d s q - dmin m) have both signs turned, and dmin = d * mean(q).
+ * Why the sign of the scale is random: in several types the mean of a random block is not quite
+ * zero (int8 -0.5, six-bit scales -0.5 of 32). Over 78 layers even such a small common part would
+ * add up in the residual stream; with a random sign it averages out. Types with a minimum (y = d s
+ * q - dmin m) have both signs turned, and dmin = d * mean(q).
  */
 #include "tools/synth_fill.h"
 
@@ -38,7 +39,8 @@ static const struct layout {
 	[DTYPE_IQ3_XXS] = {true, offsetof(struct block_iq3_xxs, d), 0, 0},
 	[DTYPE_IQ3_S] = {true, offsetof(struct block_iq3_s, d), 0, 0},
 	[DTYPE_IQ1_S] = {true, offsetof(struct block_iq1_s, d), 0, 0},
-	[DTYPE_IQ1_M] = {true, offsetof(struct block_iq1_m, sc), 0, 0}, /* in the top nibbles of four words */
+	[DTYPE_IQ1_M] = {true, offsetof(struct block_iq1_m, sc), 0,
+		0}, /* in the top nibbles of four words */
 	[DTYPE_IQ4_NL] = {true, offsetof(struct block_iq4_nl, d), 0, 0},
 	[DTYPE_IQ4_XS] = {true, offsetof(struct block_iq4_xs, d), 0, 0},
 };
@@ -72,7 +74,8 @@ static void set_scales(const struct synth_fill *f, uint8_t *block)
 	if (f->type == DTYPE_IQ1_M) {
 		uint16_t sign = load_u16(at + 6) & SIGN, d = f->d | sign;
 		for (int i = 0; i < 4; i++)
-			store_u16(at + 2 * i, (uint16_t)((load_u16(at + 2 * i) & 0x0fff) | (d >> 4 * i & 15) << 12));
+			store_u16(
+				at + 2 * i, (uint16_t)((load_u16(at + 2 * i) & 0x0fff) | (d >> 4 * i & 15) << 12));
 		return;
 	}
 	uint16_t sign = load_u16(at) & SIGN;
@@ -117,7 +120,8 @@ void synth_fill_bytes(const struct synth_fill *f, uint64_t offset, void *dst, si
 static double spread_of(const struct synth_fill *unit)
 {
 	const struct dtype_info *info = dtype_info(unit->type);
-	const size_t bytes = (size_t)PROBE_ROWS * info->block_bytes, n = (size_t)PROBE_ROWS * info->block_values;
+	const size_t bytes = (size_t)PROBE_ROWS * info->block_bytes,
+				 n = (size_t)PROBE_ROWS * info->block_values;
 	uint8_t *packed = mem_new(bytes + 8, 1);
 	float *v = mem_new(n, sizeof *v);
 	double sum = 0;
@@ -133,8 +137,10 @@ static double spread_of(const struct synth_fill *unit)
 void synth_fill_init(
 	struct synth_fill *f, enum dtype type, uint64_t seed, uint64_t tensor, float mean, float rms)
 {
-	*f = (struct synth_fill){
-		.type = type, .stream = mix(mix(seed + ODD) + (tensor + 1) * ODD), .mean = mean, .rms = rms};
+	*f = (struct synth_fill){.type = type,
+		.stream = mix(mix(seed + ODD) + (tensor + 1) * ODD),
+		.mean = mean,
+		.rms = rms};
 	if (is_plain(type))
 		return;
 	const float ratio = layouts[type].dmin_ratio;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Random weights of any type, as packed blocks: every byte of a block is random but the half-precision scales, which are set so
- * that the dequantised values have a wanted mean square. Nothing is quantised, so it runs at memory speed.
+ * Random weights of any type, as packed blocks: every byte of a block is random but the
+ * half-precision scales, which are set so that the dequantised values have a wanted mean square.
+ * Nothing is quantised, so it runs at memory speed.
  *
- * Counter-based: what stands at an offset depends on the seed, the number of the tensor and that offset alone, so any thread may
- * make any piece, in any order.
+ * Counter-based: what stands at an offset depends on the seed, the number of the tensor and that
+ * offset alone, so any thread may make any piece, in any order.
  */
 #ifndef GLM_TOOLS_SYNTH_FILL_H
 #define GLM_TOOLS_SYNTH_FILL_H
@@ -30,8 +31,8 @@ bool synth_fill_supported(enum dtype type);
 void synth_fill_init(
 	struct synth_fill *f, enum dtype type, uint64_t seed, uint64_t tensor, float mean, float rms);
 
-/* The bytes [offset, offset + bytes) of the tensor; offset is a multiple of 8 and of the block, bytes of the block. dst has
- * room for up to 7 bytes more, which are overwritten. */
+/* The bytes [offset, offset + bytes) of the tensor; offset is a multiple of 8 and of the block,
+ * bytes of the block. dst has room for up to 7 bytes more, which are overwritten. */
 void synth_fill_bytes(const struct synth_fill *f, uint64_t offset, void *dst, size_t bytes);
 
 #endif

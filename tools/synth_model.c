@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The shape of GLM-5.2 stands here as numbers, because a model for measuring is wanted where no checkpoint is. Other shapes come
- * from a config.json.
+ * The shape of GLM-5.2 stands here as numbers, because a model for measuring is wanted where no
+ * checkpoint is. Other shapes come from a config.json.
  */
 #include "tools/synth_model.h"
 
@@ -78,7 +78,8 @@ static void set_tokens(struct gguf_writer *w, const struct gguf_array *tokens, u
 	memcpy(strs, tokens->strings, tokens->n * sizeof *strs);
 	for (uint64_t i = tokens->n; i < n_vocab; i++) {
 		char *pad = pads + (i - tokens->n) * PAD_BYTES;
-		strs[i] = (struct gguf_str){pad, (uint64_t)snprintf(pad, PAD_BYTES, "[PAD%u]", (uint32_t)i)};
+		strs[i] =
+			(struct gguf_str){pad, (uint64_t)snprintf(pad, PAD_BYTES, "[PAD%u]", (uint32_t)i)};
 	}
 	gguf_writer_set_strs(w, "tokenizer.ggml.tokens", strs, n_vocab);
 	free(strs);
@@ -144,7 +145,8 @@ static bool ends(const char *s, const char *with)
 	return n >= k && !strcmp(s + n - k, with);
 }
 
-void synth_model_fill(struct synth_fill *f, const struct convert_tensor *t, uint64_t seed, uint64_t tensor)
+void synth_model_fill(
+	struct synth_fill *f, const struct convert_tensor *t, uint64_t seed, uint64_t tensor)
 {
 	float mean = 0, rms;
 	if (t->n_dims == 1) {

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Every thread takes the next chunk, makes it in its own buffer and writes it: with n threads up to n writes are under way, which
- * keeps a drive busy that takes 8 MiB at a time, and no thread waits for another.
+ * Every thread takes the next chunk, makes it in its own buffer and writes it: with n threads up to
+ * n writes are under way, which keeps a drive busy that takes 8 MiB at a time, and no thread waits
+ * for another.
  *
- * A chunk begins at a multiple of the page and of the block, so that O_DIRECT takes it and no block is cut. `next` is the number of
- * the next chunk over all pieces; the rest of the shared state is guarded by `lock`.
+ * A chunk begins at a multiple of the page and of the block, so that O_DIRECT takes it and no block
+ * is cut. `next` is the number of the next chunk over all pieces; the rest of the shared state is
+ * guarded by `lock`.
  */
 #include "tools/synth_write.h"
 
@@ -70,7 +72,8 @@ static size_t piece_of(const struct state *s, uint64_t c)
 	return lo;
 }
 
-static int write_out(const struct state *s, uint64_t offset, const uint8_t *data, size_t bytes, struct err *e)
+static int write_out(
+	const struct state *s, uint64_t offset, const uint8_t *data, size_t bytes, struct err *e)
 {
 	while (bytes) {
 		ssize_t n = pwrite(s->fd, data, bytes, (off_t)offset);
@@ -109,7 +112,8 @@ static void *worker(void *user)
 	uint64_t fill_ns = 0, write_ns = 0, c;
 	struct err e = {0};
 	int code = buffer ? 0 : err_set(&e, ERR_MEMORY, "no memory for a buffer of %zu bytes", room);
-	while (!code && !cancelled(s) && (c = atomic_fetch_add(&s->next, 1)) < s->first[job->n_pieces]) {
+	while (
+		!code && !cancelled(s) && (c = atomic_fetch_add(&s->next, 1)) < s->first[job->n_pieces]) {
 		size_t i = piece_of(s, c);
 		const struct synth_piece *p = &job->pieces[i];
 		uint64_t step = chunk_bytes(p), at = (c - s->first[i]) * step, n = MIN(step, p->bytes - at);
@@ -137,14 +141,16 @@ static void *worker(void *user)
 
 static void show(const struct state *s, uint64_t total, uint64_t start_ns, bool terminal, bool last)
 {
-	double done = (double)atomic_load(&s->bytes_done), seconds = (double)(clock_ns() - start_ns) * 1e-9;
+	double done = (double)atomic_load(&s->bytes_done),
+		   seconds = (double)(clock_ns() - start_ns) * 1e-9;
 	fprintf(stderr, "%s%5.1f %%  %.2f of %.2f GB, %.2f GB/s%s", terminal ? "\r" : "",
-		100 * done / (double)MAX(total, 1), done * 1e-9, (double)total * 1e-9, done * 1e-9 / seconds,
-		terminal && !last ? "  " : "\n");
+		100 * done / (double)MAX(total, 1), done * 1e-9, (double)total * 1e-9,
+		done * 1e-9 / seconds, terminal && !last ? "  " : "\n");
 	fflush(stderr);
 }
 
-/* The caller's part: waits for the workers and says how far they are, on a terminal four times a second, else every 5 s. */
+/* The caller's part: waits for the workers and says how far they are, on a terminal four times a
+ * second, else every 5 s. */
 static void attend(struct state *s, uint64_t total, uint64_t start_ns)
 {
 	const bool terminal = isatty(2);
@@ -195,7 +201,8 @@ static int run_threads(struct state *s, uint64_t total, uint64_t start_ns, struc
 
 int synth_write(const struct synth_job *job, struct synth_result *r, struct err *e)
 {
-	struct state s = {.job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .event = PTHREAD_COND_INITIALIZER};
+	struct state s = {
+		.job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .event = PTHREAD_COND_INITIALIZER};
 	*r = (struct synth_result){.direct = true};
 	s.fd = open(job->path, O_WRONLY | O_DIRECT | O_CLOEXEC);
 	if (s.fd < 0 && errno == EINVAL) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Fills the tensors of a GGUF that has been created with random weights, with several threads, past the page cache. */
+/* Fills the tensors of a GGUF that has been created with random weights, with several threads, past
+ * the page cache. */
 #ifndef GLM_TOOLS_SYNTH_WRITE_H
 #define GLM_TOOLS_SYNTH_WRITE_H
 
@@ -14,8 +15,8 @@
 /* One tensor that has data of its own. */
 struct synth_piece {
 	struct synth_fill fill;
-	uint64_t
-		offset; /* in the file, a multiple of 4096; the file reaches to the next such multiple after the data */
+	uint64_t offset; /* in the file, a multiple of 4096; the file reaches to the next such multiple
+						after the data */
 	uint64_t bytes;
 };
 
@@ -35,8 +36,8 @@ struct synth_result {
 	double fill_seconds, write_seconds; /* sums over threads: making bytes, writing them */
 };
 
-/* Gaps are left alone but for the one behind each tensor, up to the next multiple of 4096, which becomes zero. ERR_INTERRUPTED,
- * or what a failed write says. */
+/* Gaps are left alone but for the one behind each tensor, up to the next multiple of 4096, which
+ * becomes zero. ERR_INTERRUPTED, or what a failed write says. */
 int synth_write(const struct synth_job *job, struct synth_result *r, struct err *e);
 
 #endif

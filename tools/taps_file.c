@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* safetensors: u64 length, JSON header padded with blanks to a multiple of 8, data (specification section 3). */
+/* safetensors: u64 length, JSON header padded with blanks to a multiple of 8, data (specification
+ * section 3). */
 #include "tools/taps_file.h"
 
 #include "src/base/buf.h"
@@ -11,12 +12,13 @@ void taps_file_write(FILE *f, const struct taps_tensor *tensors, size_t n)
 	buf_putc(&header, '{');
 	for (size_t i = 0; i < n; i++) {
 		const struct taps_tensor *t = &tensors[i];
-		buf_printf(&header, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i ? "," : "", t->name, t->dtype);
+		buf_printf(
+			&header, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i ? "," : "", t->name, t->dtype);
 		for (int d = 0; d < t->n_dims; d++)
 			buf_printf(&header, "%s%llu", d ? "," : "", (unsigned long long)t->shape[d]);
 		uint64_t end = at + t->bytes;
-		buf_printf(
-			&header, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at, (unsigned long long)end);
+		buf_printf(&header, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at,
+			(unsigned long long)end);
 		at = end;
 	}
 	buf_putc(&header, '}');

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Reading for the text commands. The input is the user's, so running out of memory is an error and not an abort. */
+/* Reading for the text commands. The input is the user's, so running out of memory is an error and
+ * not an abort. */
 #include "tools/text_input.h"
 
 #include "src/base/num.h"
@@ -97,7 +98,8 @@ int text_input_tokenizer(const char *model, struct tokenizer **out, struct err *
 	return rc;
 }
 
-int text_input_ids(const char *text, size_t len, const char *name, struct token_ids *out, struct err *e)
+int text_input_ids(
+	const char *text, size_t len, const char *name, struct token_ids *out, struct err *e)
 {
 	size_t word = 0;
 	for (size_t i = 0; i < len;) {
@@ -109,7 +111,8 @@ int text_input_ids(const char *text, size_t len, const char *name, struct token_
 		int64_t id = 0;
 		while (i < len && text[i] >= '0' && text[i] <= '9' && id <= INT32_MAX)
 			id = id * 10 + (text[i++] - '0');
-		if (i == from || id > INT32_MAX || (i < len && (!text[i] || !strchr(" \t\r\n\v\f", text[i]))))
+		if (i == from || id > INT32_MAX ||
+			(i < len && (!text[i] || !strchr(" \t\r\n\v\f", text[i]))))
 			return err_set(e, ERR_INPUT, "%s: \"%.*s\" in place %zu is no token id", name,
 				(int)MIN(strcspn(text + from, " \t\r\n\v\f"), 30), text + from, word);
 		if (token_ids_push(out, (int32_t)id))

@@ -13,17 +13,21 @@
 /* More is no text that anybody wants computed: /dev/zero, or a file named by mistake. */
 #define TEXT_INPUT_MOST (1u << 30)
 
-/* One line of stdin without its line feed into `line`. 1: a line, 0: the end, else a code with a sentence; a signal ends the
- * reading as an error of errno EINTR. `number`: of the line, for the sentence. */
+/* One line of stdin without its line feed into `line`. 1: a line, 0: the end, else a code with a
+ * sentence; a signal ends the reading as an error of errno EINTR. `number`: of the line, for the
+ * sentence. */
 int text_input_line(struct buf *line, uint64_t number, struct err *e);
 
-/* All bytes of a file, or of stdin when path is NULL. *out is the caller's (free), with a 0 behind the last byte. */
+/* All bytes of a file, or of stdin when path is NULL. *out is the caller's (free), with a 0 behind
+ * the last byte. */
 int text_input_read(const char *path, char **out, size_t *len, struct err *e);
 
-/* The tokenizer of a GGUF, or of a tokenizer.json when the name ends in .json; NULL: of the pocket model. */
+/* The tokenizer of a GGUF, or of a tokenizer.json when the name ends in .json; NULL: of the pocket
+ * model. */
 int text_input_tokenizer(const char *model, struct tokenizer **out, struct err *e);
 
 /* Whitespace-separated decimal token ids; ERR_INPUT names the first word that is none. Appends. */
-int text_input_ids(const char *text, size_t len, const char *name, struct token_ids *out, struct err *e);
+int text_input_ids(
+	const char *text, size_t len, const char *name, struct token_ids *out, struct err *e);
 
 #endif

@@ -29,24 +29,26 @@ int token_ids_read(const char *path, struct token_ids *out, struct err *e)
 	return rc;
 }
 
-int token_ids_check(
-	const struct token_ids *ids, const char *path, uint32_t n_vocab, uint32_t context, struct err *e)
+int token_ids_check(const struct token_ids *ids, const char *path, uint32_t n_vocab,
+	uint32_t context, struct err *e)
 {
 	if (ids->n > context)
-		return err_set(
-			e, ERR_INPUT, "%.400s: %zu tokens do not fit the context of %u", name_of(path), ids->n, context);
+		return err_set(e, ERR_INPUT, "%.400s: %zu tokens do not fit the context of %u",
+			name_of(path), ids->n, context);
 	for (size_t i = 0; i < ids->n; i++)
 		if (ids->data[i] < 0 || (uint32_t)ids->data[i] >= n_vocab)
-			return err_set(e, ERR_INPUT, "%.400s: id %d (number %zu) is outside the model's vocabulary of %u",
-				name_of(path), ids->data[i], i + 1, n_vocab);
+			return err_set(e, ERR_INPUT,
+				"%.400s: id %d (number %zu) is outside the model's vocabulary of %u", name_of(path),
+				ids->data[i], i + 1, n_vocab);
 	return 0;
 }
 
-int token_rows_walk(struct session *s, const int32_t *ids, uint32_t n, const struct session_watch *watch,
-	token_row_fn *each, void *user, struct err *e)
+int token_rows_walk(struct session *s, const int32_t *ids, uint32_t n,
+	const struct session_watch *watch, token_row_fn *each, void *user, struct err *e)
 {
 	uint32_t vocab = engine_config(session_engine(s))->n_vocab;
-	uint32_t most = (uint32_t)MIN(MAX(ROWS_BYTES / ((size_t)vocab * sizeof(float)), (size_t)1), (size_t)n);
+	uint32_t most =
+		(uint32_t)MIN(MAX(ROWS_BYTES / ((size_t)vocab * sizeof(float)), (size_t)1), (size_t)n);
 	float *rows = mem_try_new((size_t)most * vocab, sizeof(float));
 	if (!rows)
 		return err_set(e, ERR_MEMORY, "no memory for %u rows of %u logits", most, vocab);

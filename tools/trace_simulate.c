@@ -47,8 +47,8 @@ int trace_load(const char *path, struct trace *t, struct err *e)
 	return rc;
 }
 
-int trace_list_parse(
-	const char *text, const struct arg *one, const char *label, uint64_t *out, int *n, struct err *e)
+int trace_list_parse(const char *text, const struct arg *one, const char *label, uint64_t *out,
+	int *n, struct err *e)
 {
 	char *copy = mem_strdup(text), *at = copy;
 	int rc = 0;
@@ -119,14 +119,17 @@ static void totals(const struct job *j, uint64_t *n, uint64_t *bytes)
 		if (!m->expert_bytes[l])
 			continue;
 		*n += m->n_experts;
-		*bytes += (j->o.expert_bytes ? j->o.expert_bytes : m->expert_bytes[l]) * (uint64_t)m->n_experts;
+		*bytes +=
+			(j->o.expert_bytes ? j->o.expert_bytes : m->expert_bytes[l]) * (uint64_t)m->n_experts;
 	}
 }
 
-/* The budgets of the command line, or a default row of shares of all experts; none above everything. */
+/* The budgets of the command line, or a default row of shares of all experts; none above
+ * everything. */
 static int find_budgets(struct job *j, struct err *e)
 {
-	static const double shares[] = {0.04, 0.06, 0.08, 0.10, 0.15, 0.20, 0.27, 0.35, 0.50, 0.64, 0.75, 0.90};
+	static const double shares[] = {
+		0.04, 0.06, 0.08, 0.10, 0.15, 0.20, 0.27, 0.35, 0.50, 0.64, 0.75, 0.90};
 	const struct options *o = &j->o;
 	const struct arg count = {.kind = ARG_UINT64, .min = 1, .max = 1e9};
 	const struct arg size = {.kind = ARG_SIZE_GB, .min = 0, .max = 1e6, .above_min = true};
@@ -145,7 +148,8 @@ static int find_budgets(struct job *j, struct err *e)
 	}
 	j->in_slots = !o->cache_gb;
 	if (o->ram_gb && j->in_slots)
-		return err_set(e, ERR_USAGE, "--ram-gb needs the capacity as --cache-gb, not as a number of experts");
+		return err_set(
+			e, ERR_USAGE, "--ram-gb needs the capacity as --cache-gb, not as a number of experts");
 	if (o->experts)
 		rc = trace_list_parse(o->experts, &count, "--experts", j->budgets, &j->n_budgets, e);
 	else if (o->cache_gb)
@@ -163,7 +167,8 @@ static int find_budgets(struct job *j, struct err *e)
 			log_info("%llu experts: there are only %llu", (unsigned long long)j->budgets[i],
 				(unsigned long long)most);
 		else
-			log_info("%g GB: all experts need only %g GB", (double)j->budgets[i] / 1e9, (double)most / 1e9);
+			log_info("%g GB: all experts need only %g GB", (double)j->budgets[i] / 1e9,
+				(double)most / 1e9);
 		j->budgets[i] = most;
 	}
 	return rc;
@@ -193,7 +198,8 @@ static int run_all(struct job *j, struct err *e)
 				if (rc)
 					return rc;
 				if (!out->stats.accesses)
-					return err_set(e, ERR_INPUT, "%.400s: no decode step is left to count", j->o.path);
+					return err_set(
+						e, ERR_INPUT, "%.400s: no decode step is left to count", j->o.path);
 			}
 	return 0;
 }
@@ -209,7 +215,8 @@ static bool bytes_known(const struct job *j)
 	return !j->in_slots || j->o.expert_bytes || j->t.bytes_known;
 }
 
-/* With slots of size 1 the counts of bytes are counts of experts. Mean size of an expert, 1 when bytes are real. */
+/* With slots of size 1 the counts of bytes are counts of experts. Mean size of an expert, 1 when
+ * bytes are real. */
 static double byte_scale(const struct job *j)
 {
 	uint64_t n, bytes;
@@ -228,7 +235,8 @@ static struct sim_speed speed(const struct job *j, const struct sim_result *r)
 
 /* ---- output ---- */
 
-static json_t *policy_json(const struct job *j, const struct policy_ops *p, const struct sim_result *r)
+static json_t *policy_json(
+	const struct job *j, const struct policy_ops *p, const struct sim_result *r)
 {
 	const struct cache_stats *s = &r->stats;
 	double scale = byte_scale(j);
@@ -299,10 +307,12 @@ static void print_table(const struct job *j)
 	if (o->per_layer)
 		all = j->t.model.n_experts;
 	printf("%llu tokens, %llu accesses, %s; %s\n", (unsigned long long)j->results->n_tokens,
-		(unsigned long long)j->results->stats.accesses, o->per_layer ? "one pool per layer" : "one pool",
+		(unsigned long long)j->results->stats.accesses,
+		o->per_layer ? "one pool per layer" : "one pool",
 		j->setup.order == SIM_BY_RANK ? "expert after expert" : "layer by layer, as a run does it");
 	if (o->modelled)
-		printf("modelled: disk %g GB/s, PCIe %g GB/s, GPU %g ms a token; overlap = the longest of the three, "
+		printf("modelled: disk %g GB/s, PCIe %g GB/s, GPU %g ms a token; overlap = the longest of "
+			   "the three, "
 			   "serial = their "
 			   "sum\n",
 			(double)o->disk_gb_s, (double)o->pcie_gb_s, (double)o->gpu_ms);
@@ -325,7 +335,8 @@ static void print_table(const struct job *j)
 			for (int p = 0; p < j->n_policies; p++) {
 				const struct sim_result *x = result(j, b, r, p);
 				const struct cache_stats *s = &x->stats;
-				printf("%8llu %5.1f%%", (unsigned long long)x->n_slots, 100 * part(x->n_slots, all));
+				printf(
+					"%8llu %5.1f%%", (unsigned long long)x->n_slots, 100 * part(x->n_slots, all));
 				if (!j->in_slots)
 					printf(" %9.3g", (double)j->budgets[b] / 1e9);
 				if (ram)
@@ -334,8 +345,8 @@ static void print_table(const struct job *j)
 				if (ram)
 					printf(" %8.2f", 100 * part(s->hits[1], s->accesses));
 				if (bytes_known(j))
-					printf(" %12.1f",
-						part(s->bytes_missed + s->prefetch_bytes, x->n_tokens) * byte_scale(j) / 1e6);
+					printf(" %12.1f", part(s->bytes_missed + s->prefetch_bytes, x->n_tokens) *
+										  byte_scale(j) / 1e6);
 				else
 					printf(" %12.1f", part(s->misses + s->prefetch_inserted, x->n_tokens));
 				if (ahead)
@@ -368,7 +379,8 @@ static int draw(const struct job *j, struct err *e)
 	const char *file = strrchr(j->o.path, '/');
 	snprintf(subtitle, sizeof subtitle, "%.100s: %llu tokens%s%s%s", file ? file + 1 : j->o.path,
 		(unsigned long long)j->results->n_tokens, j->t.synthetic ? ", synthetic" : "",
-		j->o.per_layer ? ", one pool per layer" : ", one pool", j->o.lookahead ? ", with lookahead" : "");
+		j->o.per_layer ? ", one pool per layer" : ", one pool",
+		j->o.lookahead ? ", with lookahead" : "");
 	struct svg_plot plot = {.title = "Hit rate of the expert cache",
 		.subtitle = subtitle,
 		.x_label = j->in_slots ? "experts that fit, % of all" : "cache, GB",
@@ -376,7 +388,8 @@ static int draw(const struct job *j, struct err *e)
 		.x_from_zero = true,
 		.n_series = j->n_policies};
 	for (int i = 0; i < j->n_budgets; i++)
-		xy[i] = j->in_slots ? 100 * part(j->budgets[order[i]], all) : (double)j->budgets[order[i]] / 1e9;
+		xy[i] = j->in_slots ? 100 * part(j->budgets[order[i]], all)
+							: (double)j->budgets[order[i]] / 1e9;
 	for (int p = 0; p < j->n_policies; p++) {
 		double *y = xy + (size_t)(p + 1) * MAX_LIST;
 		for (int i = 0; i < j->n_budgets; i++) {
@@ -449,7 +462,8 @@ static int parse_options(struct options *o, int argc, char **argv, struct err *e
 			.kind = ARG_CHOICE,
 			.i32 = &o->order,
 			.words = orders,
-			.help = "rank: each expert is looked up and placed before the next, as textbooks do; layer: all "
+			.help = "rank: each expert is looked up and placed before the next, as textbooks do; "
+					"layer: all "
 					"experts of a "
 					"layer are looked up first, as a run does",
 			.fallback = "rank for synthetic traces, layer for recorded ones"},
@@ -459,7 +473,8 @@ static int parse_options(struct options *o, int argc, char **argv, struct err *e
 			.min = 0,
 			.max = 64,
 			.value = "N",
-			.help = "replay the recorded guesses up to N layers ahead as prefetches that arrive in time",
+			.help = "replay the recorded guesses up to N layers ahead as prefetches that arrive in "
+					"time",
 			.fallback = "0"},
 		{.name = "prefetch-cold",
 			.kind = ARG_UINT64,
@@ -524,7 +539,11 @@ static int parse_options(struct options *o, int argc, char **argv, struct err *e
 			.fallback = "0"},
 	};
 	const struct arg output[] = {
-		{.name = "svg", .kind = ARG_STRING, .string = &o->svg, .value = "FILE", .help = "draw the hit rates"},
+		{.name = "svg",
+			.kind = ARG_STRING,
+			.string = &o->svg,
+			.value = "FILE",
+			.help = "draw the hit rates"},
 		{.name = "json", .kind = ARG_FLAG, .flag = &o->json, .help = "print one JSON object"},
 	};
 	const struct arg_group groups[] = {{"Capacity", budget, ARRAY_LEN(budget)},
@@ -534,10 +553,12 @@ static int parse_options(struct options *o, int argc, char **argv, struct err *e
 		{.kind = ARG_STRING, .string = &o->path, .value = "FILE", .required = true}};
 	const struct args args = {.command = "glmstream trace simulate",
 		.usage = "FILE [options]",
-		.about = "Replays the routing of a trace against caches of the given capacities, with the code of "
+		.about = "Replays the routing of a trace against caches of the given capacities, with the "
+				 "code of "
 				 "the live cache. "
 				 "Every access of a decode step counts, first touches are misses.",
-		.example = "glmstream trace simulate run.trace --cache-gb 40,80,120 --ram-gb 64 --policy lru,belady",
+		.example = "glmstream trace simulate run.trace --cache-gb 40,80,120 --ram-gb 64 --policy "
+				   "lru,belady",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),
 		.positional = positional,
@@ -554,10 +575,12 @@ int trace_simulate(int argc, char **argv, struct err *e)
 	int rc = parse_options(o, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
-	if ((rc = parse_policies(&j, e)) || (rc = trace_load(o->path, &j.t, e)) || (rc = find_budgets(&j, e)))
+	if ((rc = parse_policies(&j, e)) || (rc = trace_load(o->path, &j.t, e)) ||
+		(rc = find_budgets(&j, e)))
 		goto out;
 	if (o->modelled && !bytes_known(&j)) {
-		rc = err_set(e, ERR_USAGE, "%.400s: the trace does not know how large an expert is", o->path);
+		rc = err_set(
+			e, ERR_USAGE, "%.400s: the trace does not know how large an expert is", o->path);
 		err_hint(e, "add --expert-bytes N to model speeds");
 		goto out;
 	}

@@ -13,7 +13,7 @@ int trace_load(const char *path, struct trace *t, struct err *e);
 
 /* "A,B,C" by the rules of one option; out [TRACE_LIST_MAX]. `label` names the option in errors. */
 #define TRACE_LIST_MAX 64
-int trace_list_parse(
-	const char *text, const struct arg *one, const char *label, uint64_t *out, int *n, struct err *e);
+int trace_list_parse(const char *text, const struct arg *one, const char *label, uint64_t *out,
+	int *n, struct err *e);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Prompts are rendered as a chat would, and answered by sampling with the model's own defaults and fixed seeds: greedy
- * answers fall into loops, which use fewer experts than real ones. */
+/* Prompts are rendered as a chat would, and answered by sampling with the model's own defaults and
+ * fixed seeds: greedy answers fall into loops, which use fewer experts than real ones. */
 #include "tools/tune_record.h"
 
 #include "kernels/backend.h"
@@ -62,7 +62,8 @@ static int add_lines(
 	return rc;
 }
 
-static int ask_backend(const struct common_opts *c, struct tune_facts *f, uint64_t *bytes, struct err *e)
+static int ask_backend(
+	const struct common_opts *c, struct tune_facts *f, uint64_t *bytes, struct err *e)
 {
 	static const char *const names[] = {"auto", "cuda", "cpu"};
 	const struct backend_options o = {.name = names[c->backend], .threads = c->threads};
@@ -82,7 +83,8 @@ static int ask_backend(const struct common_opts *c, struct tune_facts *f, uint64
 	return 0;
 }
 
-int tune_facts_find(struct tune_facts *f, const struct common_opts *c, const char *prompts, struct err *e)
+int tune_facts_find(
+	struct tune_facts *f, const struct common_opts *c, const char *prompts, struct err *e)
 {
 	char *text = NULL;
 	size_t len = 0;
@@ -94,7 +96,8 @@ int tune_facts_find(struct tune_facts *f, const struct common_opts *c, const cha
 	if (!rc && prompts && !len)
 		rc = err_set(e, ERR_INPUT, "%.400s: holds no prompts", prompts);
 	if (rc || (rc = text_input_tokenizer(c->model, &t, e)) ||
-		(rc = add_lines(f, t, text ? text : usual_prompts, text ? len : sizeof usual_prompts - 1, e)))
+		(rc = add_lines(
+			 f, t, text ? text : usual_prompts, text ? len : sizeof usual_prompts - 1, e)))
 		goto out;
 	if (!f->n_prompts) {
 		rc = err_set(e, ERR_INPUT, "%.400s: holds no prompts", prompts);
@@ -145,13 +148,14 @@ static int answer_all(struct engine *g, const struct tune_facts *f, uint32_t n_n
 		tokens += rc ? 0 : r.new_tokens;
 	}
 	if (!rc)
-		log_info("tune: %zu prompts answered with %llu tokens", f->n_prompts, (unsigned long long)tokens);
+		log_info("tune: %zu prompts answered with %llu tokens", f->n_prompts,
+			(unsigned long long)tokens);
 	session_free(s);
 	return rc;
 }
 
-int tune_record(const struct common_opts *c, const struct tune_facts *f, uint32_t n_new, int lookahead,
-	const char *path, struct err *e)
+int tune_record(const struct common_opts *c, const struct tune_facts *f, uint32_t n_new,
+	int lookahead, const char *path, struct err *e)
 {
 	struct common_opts mine = *c;
 	struct engine *g = NULL;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Absorbed MLA over a list of cache rows. A task is one row of the step and a block of its heads: all heads
- * share the key, so the cache is read twice per block (scores, then values), RUN rows at a time, decoded to
- * floats when it holds halves. Scores are dots (cpu_dot.h); the values are added in list order with weights
- * e^(s - max), and divided by the sum of those at the end. Nothing depends on how heads are blocked.
+ * Absorbed MLA over a list of cache rows. A task is one row of the step and a block of its heads:
+ * all heads share the key, so the cache is read twice per block (scores, then values), RUN rows at
+ * a time, decoded to floats when it holds halves. Scores are dots (cpu_dot.h); the values are added
+ * in list order with weights e^(s - max), and divided by the sum of those at the end. Nothing
+ * depends on how heads are blocked.
  */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -11,8 +12,9 @@
 
 #include <string.h>
 
-#define RUN              32                /* cache rows decoded together */
-#define SCORES_MAX_BYTES ((size_t)4 << 20) /* of one task; bounds the block of heads for very long lists */
+#define RUN 32 /* cache rows decoded together */
+#define SCORES_MAX_BYTES                                                                           \
+	((size_t)4 << 20) /* of one task; bounds the block of heads for very long lists */
 
 /* Floats of cache rows first + sel[0 .. n), n <= RUN: decoded into buffer [RUN][width], or the rows
  * themselves. */
@@ -31,8 +33,8 @@ static void gather_rows(const struct cpu_isa *isa, const struct cache_view *cach
 }
 
 /* s[h][t] for n <= RUN cache rows; s: stride floats between heads. q: [n_heads][width] */
-static void score_rows(const struct cpu_isa *isa, const float *const *row, int n, const float *q, int n_heads,
-	int width, float *s, int64_t stride)
+static void score_rows(const struct cpu_isa *isa, const float *const *row, int n, const float *q,
+	int n_heads, int width, float *s, int64_t stride)
 {
 	float out[DOT_TILE_X * DOT_TILE_W];
 	struct dot_tile tile = {.n = (size_t)width, .first = true, .last = true, .out = out};
@@ -52,8 +54,8 @@ static void score_rows(const struct cpu_isa *isa, const float *const *row, int n
 }
 
 /* Heads [head, head + n_heads) of row r. scores: [n_heads][n_sel]; buffer: [RUN][width] */
-static void attend_heads(const struct cpu_isa *isa, const struct attend *a, int64_t base, int r, int head,
-	int n_heads, float *scores, float *buffer)
+static void attend_heads(const struct cpu_isa *isa, const struct attend *a, int64_t base, int r,
+	int head, int n_heads, float *scores, float *buffer)
 {
 	int n_sel = a->n_sel[r], width = a->cache.width, n_value = a->n_value;
 	const int32_t *sel = a->sel + (int64_t)r * a->sel_stride;
@@ -96,8 +98,8 @@ static void attend_task(const void *context, int64_t first, int64_t last, int th
 	float *mine = j->scratch + (size_t)thread * j->values;
 	for (; first < last; first++) {
 		int r = (int)(first / j->n_blocks), head = (int)(first % j->n_blocks) * j->block;
-		attend_heads(j->isa, j->a, j->rows->base[r], r, head, MIN(j->block, j->a->n_heads - head), mine,
-			mine + j->score_values);
+		attend_heads(j->isa, j->a, j->rows->base[r], r, head, MIN(j->block, j->a->n_heads - head),
+			mine, mine + j->score_values);
 	}
 }
 
@@ -107,8 +109,8 @@ void cpu_attend(struct backend *base, const struct batch *rows, const struct att
 	if (b->base.failure.code || !rows->n)
 		return;
 	if (a->rotate)
-		cpu_rope(base, &a->rope, a->rotate, a->rotate_stride, a->q + a->n_value, a->cache.width, rows->n,
-			a->n_heads);
+		cpu_rope(base, &a->rope, a->rotate, a->rotate_stride, a->q + a->n_value, a->cache.width,
+			rows->n, a->n_heads);
 	size_t longest = 1;
 	double total = 0;
 	for (int r = 0; r < rows->n; r++) {
@@ -116,7 +118,8 @@ void cpu_attend(struct backend *base, const struct batch *rows, const struct att
 		total += a->n_sel[r];
 	}
 	int threads = cpu_threads_for(b, total * a->n_heads * (a->cache.width + a->n_value));
-	/* with fewer rows than threads, heads are shared out too, at least 4 and at most 64 at a time */
+	/* with fewer rows than threads, heads are shared out too, at least 4 and at most 64 at a time
+	 */
 	int parts = (threads + rows->n - 1) / rows->n, block = (a->n_heads + parts - 1) / parts;
 	block = MIN(MAX(block, MIN(a->n_heads, 4)), 64);
 	block = (int)MIN((size_t)block, MAX(SCORES_MAX_BYTES / (longest * sizeof(float)), (size_t)1));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The CPU backend's table, its memory and its choice of instruction set and threads. The ops are in the
- * other files. */
+/* The CPU backend's table, its memory and its choice of instruction set and threads. The ops are in
+ * the other files. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include "kernels/backend_kinds.h"
@@ -15,8 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Below this much work for each thread, handing it over costs more than it brings (measured: 1 to 2 us to hand over
- * to a thread that is awake; a core does 15 multiply-adds in a ns). */
+/* Below this much work for each thread, handing it over costs more than it brings (measured: 1 to 2
+ * us to hand over to a thread that is awake; a core does 15 multiply-adds in a ns). */
 #define MACS_PER_THREAD 40000.0
 
 static size_t cpu_free_bytes(struct backend *b)
@@ -32,8 +32,8 @@ static int cpu_alloc(struct backend *b, enum mem_kind kind, size_t bytes, void *
 	*out = left && bytes > left ? NULL : mem_try_map(bytes);
 	if (*out)
 		return 0;
-	return err_set(e, ERR_MEMORY, "%.1f MiB of memory asked for, %.1f MiB free", (double)bytes / 0x1p20,
-		(double)left / 0x1p20);
+	return err_set(e, ERR_MEMORY, "%.1f MiB of memory asked for, %.1f MiB free",
+		(double)bytes / 0x1p20, (double)left / 0x1p20);
 }
 
 static void cpu_free(struct backend *b, enum mem_kind kind, void *p, size_t bytes)
@@ -56,7 +56,8 @@ static int cpu_wait(struct backend *b, struct err *e)
 	return b->failure.code;
 }
 
-/* Ops have run when they return: a mark is reached when it is made, and a graph is nothing but its ops. */
+/* Ops have run when they return: a mark is reached when it is made, and a graph is nothing but its
+ * ops. */
 static uint64_t cpu_mark(struct backend *b)
 {
 	return ++b->marks;
@@ -175,8 +176,9 @@ const struct cpu_isa *cpu_isa_available(int level)
 #if defined(__x86_64__)
 	__builtin_cpu_init();
 	bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-	if (cpu_isa_avx512 && avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-		__builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+	if (cpu_isa_avx512 && avx2 && __builtin_cpu_supports("avx512f") &&
+		__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+		__builtin_cpu_supports("avx512dq"))
 		found[n++] = cpu_isa_avx512;
 	if (cpu_isa_avx2 && avx2)
 		found[n++] = cpu_isa_avx2;
@@ -191,7 +193,8 @@ int cpu_threads_for(const struct cpu_backend *b, double macs)
 	return n < 2 ? 1 : n < b->threads ? (int)n : b->threads;
 }
 
-void cpu_run_rows(struct cpu_backend *b, int threads, int64_t rows, cpu_task_fn *fn, const void *job)
+void cpu_run_rows(
+	struct cpu_backend *b, int threads, int64_t rows, cpu_task_fn *fn, const void *job)
 {
 	int64_t portions = (int64_t)threads * 4;
 	cpu_pool_run(b->pool, threads, rows, (rows + portions - 1) / portions, fn, job);
@@ -208,8 +211,8 @@ void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op)
 	if (b->scratch)
 		b->scratch_bytes = rounded;
 	else
-		err_set(&b->base.failure, ERR_MEMORY, "%s: %.1f MiB of working memory are not to be had", op,
-			(double)bytes / 0x1p20);
+		err_set(&b->base.failure, ERR_MEMORY, "%s: %.1f MiB of working memory are not to be had",
+			op, (double)bytes / 0x1p20);
 	return b->scratch;
 }
 
@@ -226,10 +229,11 @@ int cpu_backend_open_level(
 	const struct cpu_isa *isa = cpu_isa_available(level);
 	*out = NULL;
 	if (!isa)
-		return err_set(e, ERR_RUN, "backend cpu: this machine has no instruction set of level %d", level);
+		return err_set(
+			e, ERR_RUN, "backend cpu: this machine has no instruction set of level %d", level);
 	if (options->threads < 0 || options->threads > 1024)
-		return err_set(e, ERR_USAGE, "backend cpu: %d threads asked for; 0 (all) to 1024 are possible",
-			options->threads);
+		return err_set(e, ERR_USAGE,
+			"backend cpu: %d threads asked for; 0 (all) to 1024 are possible", options->threads);
 	struct cpu_backend *b = NEW(struct cpu_backend);
 	b->base.ops = &cpu_ops;
 	b->isa = isa;
@@ -239,7 +243,8 @@ int cpu_backend_open_level(
 		return err_set(e, ERR_MEMORY, "backend cpu: no memory for the thread pool");
 	}
 	b->threads = cpu_pool_threads(b->pool);
-	snprintf(b->text, sizeof b->text, "%s, %d thread%s", isa->name, b->threads, b->threads == 1 ? "" : "s");
+	snprintf(b->text, sizeof b->text, "%s, %d thread%s", isa->name, b->threads,
+		b->threads == 1 ? "" : "s");
 	*out = &b->base;
 	return 0;
 }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Decoding of packed blocks with 128-bit integer steps and 16 floats at a time, shared by the AVX2 and the AVX-512
- * file.
- * Before including this header a file includes cpu_lanes.h and defines
+ * Decoding of packed blocks with 128-bit integer steps and 16 floats at a time, shared by the AVX2
+ * and the AVX-512 file. Before including this header a file includes cpu_lanes.h and defines
  *
  *   v16                              16 floats: one register or two
  *   v16_set(f), v16_pair(f, g)       all f; eight f and eight g
@@ -12,9 +11,9 @@
  *   v16_i8(q)                        the 16 signed bytes of a __m128i
  *   v16_crumbs(u)                    the 16 two-bit numbers of a uint32_t, lowest first
  *
- * Every block function hands its weights to `put`, 16 at a time in ascending order: there they are stored, or
- * multiplied into a sum without ever touching memory. Layouts: src/quant/blocks.h; products in the order of
- * src/quant/dequant.c, which is what makes the floats equal.
+ * Every block function hands its weights to `put`, 16 at a time in ascending order: there they are
+ * stored, or multiplied into a sum without ever touching memory. Layouts: src/quant/blocks.h;
+ * products in the order of src/quant/dequant.c, which is what makes the floats equal.
  */
 #ifndef GLM_KERNELS_CPU_BLOCKS_H
 #define GLM_KERNELS_CPU_BLOCKS_H
@@ -54,9 +53,10 @@ ALWAYS void put(struct sink *s, const bool keep, int group, v16 w)
 		s->sum = v16_fma(w, v16_load(s->x + 16 * group), s->sum);
 }
 
-#define BLOCK(type)       ALWAYS void type##_block(const uint8_t *p, struct sink *s, const bool keep)
-#define SMALL_BLOCK(type) ALWAYS void type##_block(const uint8_t *p, v16 d, struct sink *s, const bool keep)
-#define AT(type, field)   (p + offsetof(struct block_##type, field))
+#define BLOCK(type) ALWAYS void type##_block(const uint8_t *p, struct sink *s, const bool keep)
+#define SMALL_BLOCK(type)                                                                          \
+	ALWAYS void type##_block(const uint8_t *p, v16 d, struct sink *s, const bool keep)
+#define AT(type, field) (p + offsetof(struct block_##type, field))
 
 ALWAYS float half_at(const void *p)
 {
@@ -74,7 +74,8 @@ ALWAYS __m128i bits(__m128i v, int shift, int mask)
 	return _mm_and_si128(_mm_srli_epi16(v, shift), _mm_set1_epi8((char)mask));
 }
 
-/* Bit `from` of every byte, moved to bit 4 (0x10), or two bits from `from` to bits 4 and 5 (0x30). */
+/* Bit `from` of every byte, moved to bit 4 (0x10), or two bits from `from` to bits 4 and 5 (0x30).
+ */
 ALWAYS __m128i bits_to_4(__m128i v, int from, int mask)
 {
 	v = from <= 4 ? _mm_slli_epi16(v, 4 - from) : _mm_srli_epi16(v, from - 4);
@@ -91,7 +92,8 @@ ALWAYS v16 scaled_less(__m128i q, float scale, float min)
 	return v16_sub(scaled(q, scale), v16_set(min));
 }
 
-/* ---- 32 weights ------------------------------------------------------------------------------------------ */
+/* ---- 32 weights
+ * ------------------------------------------------------------------------------------------ */
 
 /* d: the block's scale, already a float */
 SMALL_BLOCK(q8_0)
@@ -114,7 +116,9 @@ SMALL_BLOCK(iq4_nl)
 	put(s, keep, 1, v16_mul(v16_i8(_mm_shuffle_epi8(values, bits(q, 4, 15))), d));
 }
 
-/* ---- K types ----------------------------------------------------------------------------------------------- */
+/* ---- K types
+ * -----------------------------------------------------------------------------------------------
+ */
 
 /* Scales and minima of the 16 sub-blocks of Q2_K */
 ALWAYS void q2_k_scales(const uint8_t *p, float scale[16], float min[16])
@@ -199,7 +203,8 @@ BLOCK(q6_k)
 	}
 }
 
-/* ---- codebooks --------------------------------------------------------------------------------------------- */
+/* ---- codebooks
+ * --------------------------------------------------------------------------------------------- */
 
 /* Two rows of eight bytes, or four of four */
 ALWAYS __m128i rows8(uint64_t a, uint64_t b)
@@ -222,7 +227,8 @@ ALWAYS __m128i bit_signs(unsigned sixteen)
 {
 	__m128i bit = _mm_set1_epi64x((long long)0x8040201008040201);
 	__m128i spread = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
-	return _mm_cmpeq_epi8(_mm_and_si128(_mm_shuffle_epi8(_mm_set1_epi16((short)sixteen), spread), bit), bit);
+	return _mm_cmpeq_epi8(
+		_mm_and_si128(_mm_shuffle_epi8(_mm_set1_epi16((short)sixteen), spread), bit), bit);
 }
 
 ALWAYS __m128i with_signs(__m128i rows, __m128i signs)
@@ -238,8 +244,8 @@ BLOCK(iq2_xxs)
 		uint32_t a = load_u32(q + 4);
 		float scale = d * (0.5f + (float)(int)(a >> 28)) * 0.25f;
 		put(s, keep, 2 * k,
-			scaled(
-				with_signs(rows8(iq2xxs_grid[q[0]], iq2xxs_grid[q[1]]), index_signs(a & 127, a >> 7 & 127)),
+			scaled(with_signs(rows8(iq2xxs_grid[q[0]], iq2xxs_grid[q[1]]),
+					   index_signs(a & 127, a >> 7 & 127)),
 				scale));
 		put(s, keep, 2 * k + 1,
 			scaled(with_signs(rows8(iq2xxs_grid[q[2]], iq2xxs_grid[q[3]]),
@@ -274,8 +280,10 @@ BLOCK(iq2_s)
 	UNROLLED_FOR (j, 16) {
 		const uint8_t *q = AT(iq2_s, q) + 2 * j;
 		unsigned high = AT(iq2_s, high)[j / 2] >> j % 2 * 4;
-		__m128i rows = rows8(iq2s_grid[q[0] | (high & 3) << 8], iq2s_grid[q[1] | (high >> 2 & 3) << 8]);
-		put(s, keep, j, scaled(with_signs(rows, bit_signs(load_u16(AT(iq2_s, sign) + 2 * j))), scale[j]));
+		__m128i rows =
+			rows8(iq2s_grid[q[0] | (high & 3) << 8], iq2s_grid[q[1] | (high >> 2 & 3) << 8]);
+		put(s, keep, j,
+			scaled(with_signs(rows, bit_signs(load_u16(AT(iq2_s, sign) + 2 * j))), scale[j]));
 	}
 }
 
@@ -286,7 +294,8 @@ BLOCK(iq3_xxs)
 		const uint8_t *q = AT(iq3_xxs, q) + 4 * j;
 		uint32_t a = load_u32(AT(iq3_xxs, sas) + j / 2 * 4);
 		float scale = d * (0.5f + (float)(int)(a >> 28)) * 0.5f;
-		__m128i rows = rows4(iq3xxs_grid[q[0]], iq3xxs_grid[q[1]], iq3xxs_grid[q[2]], iq3xxs_grid[q[3]]);
+		__m128i rows =
+			rows4(iq3xxs_grid[q[0]], iq3xxs_grid[q[1]], iq3xxs_grid[q[2]], iq3xxs_grid[q[3]]);
 		a >>= j % 2 * 14;
 		put(s, keep, j, scaled(with_signs(rows, index_signs(a & 127, a >> 7 & 127)), scale));
 	}
@@ -299,15 +308,17 @@ BLOCK(iq3_s)
 		const uint8_t *q = AT(iq3_s, q) + 4 * j;
 		unsigned high = (unsigned)AT(iq3_s, high)[j / 2] >> j % 2 * 4,
 				 sc = AT(iq3_s, sc)[j / 4] >> j / 2 % 2 * 4 & 15;
-		__m128i rows = rows4(iq3s_grid[q[0] | (high << 8 & 256)], iq3s_grid[q[1] | (high << 7 & 256)],
-			iq3s_grid[q[2] | (high << 6 & 256)], iq3s_grid[q[3] | (high << 5 & 256)]);
+		__m128i rows =
+			rows4(iq3s_grid[q[0] | (high << 8 & 256)], iq3s_grid[q[1] | (high << 7 & 256)],
+				iq3s_grid[q[2] | (high << 6 & 256)], iq3s_grid[q[3] | (high << 5 & 256)]);
 		put(s, keep, j,
 			scaled(with_signs(rows, bit_signs(load_u16(AT(iq3_s, sign) + 2 * j))),
 				d * (float)(int)(1 + 2 * sc)));
 	}
 }
 
-/* -1/8 when bit `at` of h is set, else 1/8; without a branch, which would be mispredicted half of the time */
+/* -1/8 when bit `at` of h is set, else 1/8; without a branch, which would be mispredicted half of
+ * the time */
 ALWAYS float iq1_delta(unsigned h, int at)
 {
 	return f32_from_bits(0x3e000000 | (h >> at & 1) << 31);
@@ -344,8 +355,8 @@ BLOCK(iq1_m)
 		const uint8_t *q = AT(iq1_m, q) + 2 * j;
 		unsigned h = AT(iq1_m, high)[j], n = load_u16(sc + j / 4 * 2) >> 3 * (j % 4) & 7;
 		put(s, keep, j,
-			iq1_rows(q[0] | (h & 7) << 8, q[1] | (h >> 4 & 7) << 8, iq1_delta(h, 3), iq1_delta(h, 7),
-				d * (float)(int)(2 * n + 1)));
+			iq1_rows(q[0] | (h & 7) << 8, q[1] | (h >> 4 & 7) << 8, iq1_delta(h, 3),
+				iq1_delta(h, 7), d * (float)(int)(2 * n + 1)));
 	}
 }
 
@@ -355,7 +366,8 @@ BLOCK(iq4_xs)
 	unsigned high = load_u16(p + 2);
 	__m128i values = bytes_at(iq4nl_values);
 	UNROLLED_FOR (j, 16) {
-		int k = j / 2, n = (AT(iq4_xs, scales_low)[k / 2] >> k % 2 * 4 & 15) | (int)(high >> 2 * k & 3) << 4;
+		int k = j / 2,
+			n = (AT(iq4_xs, scales_low)[k / 2] >> k % 2 * 4 & 15) | (int)(high >> 2 * k & 3) << 4;
 		__m128i q = bits(bytes_at(AT(iq4_xs, q) + 16 * k), j % 2 * 4, 15);
 		put(s, keep, j, scaled(_mm_shuffle_epi8(values, q), d * (float)(n - 32)));
 	}
@@ -363,16 +375,18 @@ BLOCK(iq4_xs)
 
 #undef AT
 
-/* ---- rows --------------------------------------------------------------------------------------------------- */
+/* ---- rows
+ * ---------------------------------------------------------------------------------------------------
+ */
 
 /* Four rows at once, block by block, so that their four chains of additions overlap. */
 typedef void decode_fn(const uint8_t *p, float *dst, size_t n);
 typedef void sum4_fn(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4]);
 typedef void sum1_fn(const uint8_t *p, size_t n, const float *x, v16 *sum);
 
-/* Four rows at a time are four short streams, which the processor's own prefetching follows badly: while
- * blocks at offset `at` of four rows are worked on, a run of 4 x bytes of the rows after them is fetched. p:
- * the first of the four rows. */
+/* Four rows at a time are four short streams, which the processor's own prefetching follows badly:
+ * while blocks at offset `at` of four rows are worked on, a run of 4 x bytes of the rows after them
+ * is fetched. p: the first of the four rows. */
 ALWAYS void fetch_ahead(const uint8_t *p, size_t row_bytes, size_t at, const int bytes)
 {
 	const char *next = (const char *)p + 4 * (at + (row_bytes > FETCH_MIN ? row_bytes : FETCH_MIN));
@@ -380,47 +394,49 @@ ALWAYS void fetch_ahead(const uint8_t *p, size_t row_bytes, size_t at, const int
 		_mm_prefetch(next + 64 * i, _MM_HINT_T0);
 }
 
-/* As ROWS, for blocks of 32 weights: half of the work there would be the scales, so four of them are
- * converted together and taken from memory again, which costs no vector unit anything. */
-#define SMALL_ROWS(type)                                                                                     \
-	static void type##_decode(const uint8_t *p, float *dst, size_t n)                                        \
-	{                                                                                                        \
-		for (; n; n -= 32, p += sizeof(struct block_##type), dst += 32) {                                    \
-			struct sink s = {.dst = dst};                                                                    \
-			type##_block(p, v16_set(half_at(p)), &s, true);                                                  \
-		}                                                                                                    \
-	}                                                                                                        \
-	static void type##_sum4(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])        \
-	{                                                                                                        \
-		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                            \
-		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                            \
-		for (size_t at = 0; n; n -= 32, at += sizeof(struct block_##type), x += 32) {                        \
-			float scale[4];                                                                                  \
-			a.x = b.x = c.x = d.x = x;                                                                       \
-			fetch_ahead(p, row_bytes, at, sizeof(struct block_##type));                                      \
-			halves4(p + at, q + at, r + at, t + at, scale);                                                  \
-			type##_block(p + at, v16_set(scale[0]), &a, false);                                              \
-			type##_block(q + at, v16_set(scale[1]), &b, false);                                              \
-			type##_block(r + at, v16_set(scale[2]), &c, false);                                              \
-			type##_block(t + at, v16_set(scale[3]), &d, false);                                              \
-		}                                                                                                    \
-		sum[0] = a.sum;                                                                                      \
-		sum[1] = b.sum;                                                                                      \
-		sum[2] = c.sum;                                                                                      \
-		sum[3] = d.sum;                                                                                      \
-	}                                                                                                        \
-	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                            \
-	{                                                                                                        \
-		struct sink s = {.sum = v16_set(0)};                                                                 \
-		for (; n; n -= 32, p += sizeof(struct block_##type), x += 32) {                                      \
-			s.x = x;                                                                                         \
-			type##_block(p, v16_set(half_at(p)), &s, false);                                                 \
-		}                                                                                                    \
-		*sum = s.sum;                                                                                        \
+/* As ROWS, for blocks of 32 weights: half of the work there would be the scales, so four of them
+ * are converted together and taken from memory again, which costs no vector unit anything. */
+#define SMALL_ROWS(type)                                                                           \
+	static void type##_decode(const uint8_t *p, float *dst, size_t n)                              \
+	{                                                                                              \
+		for (; n; n -= 32, p += sizeof(struct block_##type), dst += 32) {                          \
+			struct sink s = {.dst = dst};                                                          \
+			type##_block(p, v16_set(half_at(p)), &s, true);                                        \
+		}                                                                                          \
+	}                                                                                              \
+	static void type##_sum4(                                                                       \
+		const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])                  \
+	{                                                                                              \
+		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                  \
+		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                  \
+		for (size_t at = 0; n; n -= 32, at += sizeof(struct block_##type), x += 32) {              \
+			float scale[4];                                                                        \
+			a.x = b.x = c.x = d.x = x;                                                             \
+			fetch_ahead(p, row_bytes, at, sizeof(struct block_##type));                            \
+			halves4(p + at, q + at, r + at, t + at, scale);                                        \
+			type##_block(p + at, v16_set(scale[0]), &a, false);                                    \
+			type##_block(q + at, v16_set(scale[1]), &b, false);                                    \
+			type##_block(r + at, v16_set(scale[2]), &c, false);                                    \
+			type##_block(t + at, v16_set(scale[3]), &d, false);                                    \
+		}                                                                                          \
+		sum[0] = a.sum;                                                                            \
+		sum[1] = b.sum;                                                                            \
+		sum[2] = c.sum;                                                                            \
+		sum[3] = d.sum;                                                                            \
+	}                                                                                              \
+	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                  \
+	{                                                                                              \
+		struct sink s = {.sum = v16_set(0)};                                                       \
+		for (; n; n -= 32, p += sizeof(struct block_##type), x += 32) {                            \
+			s.x = x;                                                                               \
+			type##_block(p, v16_set(half_at(p)), &s, false);                                       \
+		}                                                                                          \
+		*sum = s.sum;                                                                              \
 	}
 
 /* The halves at four places, as floats in memory. */
-ALWAYS void halves4(const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d, float out[4])
+ALWAYS void halves4(
+	const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d, float out[4])
 {
 	__m128i h = _mm_cvtsi32_si128(load_u16(a));
 	h = _mm_insert_epi16(h, load_u16(b), 1);
@@ -430,39 +446,40 @@ ALWAYS void halves4(const uint8_t *a, const uint8_t *b, const uint8_t *c, const 
 	__asm__("" : "+m"(*(float(*)[4])out)); /* else the compiler shuffles them out of the register */
 }
 
-#define ROWS(type, values)                                                                                   \
-	static void type##_decode(const uint8_t *p, float *dst, size_t n)                                        \
-	{                                                                                                        \
-		for (; n; n -= values, p += sizeof(struct block_##type), dst += values) {                            \
-			struct sink s = {.dst = dst};                                                                    \
-			type##_block(p, &s, true);                                                                       \
-		}                                                                                                    \
-	}                                                                                                        \
-	static void type##_sum4(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])        \
-	{                                                                                                        \
-		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                            \
-		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                            \
-		for (size_t at = 0; n; n -= values, at += sizeof(struct block_##type), x += values) {                \
-			a.x = b.x = c.x = d.x = x;                                                                       \
-			fetch_ahead(p, row_bytes, at, sizeof(struct block_##type));                                      \
-			type##_block(p + at, &a, false);                                                                 \
-			type##_block(q + at, &b, false);                                                                 \
-			type##_block(r + at, &c, false);                                                                 \
-			type##_block(t + at, &d, false);                                                                 \
-		}                                                                                                    \
-		sum[0] = a.sum;                                                                                      \
-		sum[1] = b.sum;                                                                                      \
-		sum[2] = c.sum;                                                                                      \
-		sum[3] = d.sum;                                                                                      \
-	}                                                                                                        \
-	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                            \
-	{                                                                                                        \
-		struct sink s = {.sum = v16_set(0)};                                                                 \
-		for (; n; n -= values, p += sizeof(struct block_##type), x += values) {                              \
-			s.x = x;                                                                                         \
-			type##_block(p, &s, false);                                                                      \
-		}                                                                                                    \
-		*sum = s.sum;                                                                                        \
+#define ROWS(type, values)                                                                         \
+	static void type##_decode(const uint8_t *p, float *dst, size_t n)                              \
+	{                                                                                              \
+		for (; n; n -= values, p += sizeof(struct block_##type), dst += values) {                  \
+			struct sink s = {.dst = dst};                                                          \
+			type##_block(p, &s, true);                                                             \
+		}                                                                                          \
+	}                                                                                              \
+	static void type##_sum4(                                                                       \
+		const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])                  \
+	{                                                                                              \
+		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                  \
+		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                  \
+		for (size_t at = 0; n; n -= values, at += sizeof(struct block_##type), x += values) {      \
+			a.x = b.x = c.x = d.x = x;                                                             \
+			fetch_ahead(p, row_bytes, at, sizeof(struct block_##type));                            \
+			type##_block(p + at, &a, false);                                                       \
+			type##_block(q + at, &b, false);                                                       \
+			type##_block(r + at, &c, false);                                                       \
+			type##_block(t + at, &d, false);                                                       \
+		}                                                                                          \
+		sum[0] = a.sum;                                                                            \
+		sum[1] = b.sum;                                                                            \
+		sum[2] = c.sum;                                                                            \
+		sum[3] = d.sum;                                                                            \
+	}                                                                                              \
+	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                  \
+	{                                                                                              \
+		struct sink s = {.sum = v16_set(0)};                                                       \
+		for (; n; n -= values, p += sizeof(struct block_##type), x += values) {                    \
+			s.x = x;                                                                               \
+			type##_block(p, &s, false);                                                            \
+		}                                                                                          \
+		*sum = s.sum;                                                                              \
 	}
 
 #endif

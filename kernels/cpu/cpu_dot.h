@@ -1,18 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The arithmetic under the CPU ops, once per instruction set: plain C, AVX2, AVX-512. All of them give the same
- * bits, because every number below is defined down to the order of its roundings:
+ * The arithmetic under the CPU ops, once per instruction set: plain C, AVX2, AVX-512. All of them
+ * give the same bits, because every number below is defined down to the order of its roundings:
  *
- *   dot(w, x) over n values: w_k is the exact float of src/quant/dequant.h; 16 accumulators start at +0, and
- *   acc[k mod 16] = fmaf(w_k, x_k, acc[k mod 16]) for ascending k; when n is not a multiple of 16 the last step
- *   goes on with zeros on both sides; then acc[j] += acc[j + 8] for j < 8, += acc[j + 4] for j < 4,
+ *   dot(w, x) over n values: w_k is the exact float of src/quant/dequant.h; 16 accumulators start
+ * at +0, and acc[k mod 16] = fmaf(w_k, x_k, acc[k mod 16]) for ascending k; when n is not a
+ * multiple of 16 the last step goes on with zeros on both sides; then acc[j] += acc[j + 8] for j <
+ * 8, += acc[j + 4] for j < 4,
  *   += acc[j + 2] for j < 2, and acc[0] + acc[1] is the result.
  *
  *     k      0  1 ... 15 | 16 17 ... 31 | ...          16 lanes: one zmm, two ymm, or float[16]
  *     lane   0  1 ... 15 |  0  1 ... 15 |
  *
- * So a result depends on one packed row and one activation row alone: not on how many rows there are, on tiles,
- * threads or instruction sets. (The payload of a NaN is the one thing that is not fixed.)
+ * So a result depends on one packed row and one activation row alone: not on how many rows there
+ * are, on tiles, threads or instruction sets. (The payload of a NaN is the one thing that is not
+ * fixed.)
  */
 #ifndef GLM_KERNELS_CPU_DOT_H
 #define GLM_KERNELS_CPU_DOT_H
@@ -27,9 +29,9 @@
 #define DOT_TILE_W 4 /* weight rows of a tile */
 #define DOT_TILE_X 6 /* activation rows of a tile: 24 sums, which fill the registers of AVX-512 */
 
-/* Dots of up to 4 weight rows (floats) with up to 6 activation rows, over values [0, n) of both. A long
- * dot may be taken in several pieces: the sums then wait in `acc` between the calls, and only the last piece
- * may have n % 16 != 0. */
+/* Dots of up to 4 weight rows (floats) with up to 6 activation rows, over values [0, n) of both. A
+ * long dot may be taken in several pieces: the sums then wait in `acc` between the calls, and only
+ * the last piece may have n % 16 != 0. */
 struct dot_tile {
 	const float *w[DOT_TILE_W]; /* n_w rows; the others repeat a valid row */
 	const float *x[DOT_TILE_X]; /* n_x rows */
@@ -44,22 +46,23 @@ struct dot_tile {
 struct cpu_isa {
 	const char *name; /* "AVX-512" */
 
-	/* dst[0..n) = the exact floats of n packed values; any byte alignment of src. n is a multiple of the
-	 * block. */
+	/* dst[0..n) = the exact floats of n packed values; any byte alignment of src. n is a multiple
+	 * of the block. */
 	void (*decode)(enum dtype type, const void *src, float *dst, size_t n);
 
 	/* y[i] = dot(packed row i, x), or y[i] + dot(...) when add; rows lie row_bytes apart. */
-	void (*matvec)(enum dtype type, const void *w, size_t row_bytes, size_t n, const float *x, int rows,
-		float *y, bool add);
+	void (*matvec)(enum dtype type, const void *w, size_t row_bytes, size_t n, const float *x,
+		int rows, float *y, bool add);
 
 	void (*tile)(const struct dot_tile *t);
 
-	/* z[h][c] = fmaf(p[h * p_stride + t], row[t][c], z[h][c]) for ascending t; h < n_heads, c < n. */
-	void (*weighted_rows)(const float *const *row, int n_rows, const float *p, int64_t p_stride, int n_heads,
-		size_t n, float *z, int64_t z_stride);
+	/* z[h][c] = fmaf(p[h * p_stride + t], row[t][c], z[h][c]) for ascending t; h < n_heads, c < n.
+	 */
+	void (*weighted_rows)(const float *const *row, int n_rows, const float *p, int64_t p_stride,
+		int n_heads, size_t n, float *z, int64_t z_stride);
 
-	/* s[t] = e^(scale * s[t] - the largest scale * s[t]); returns their sum: 16 lanes and the tree of dot.
-	 * n >= 1. */
+	/* s[t] = e^(scale * s[t] - the largest scale * s[t]); returns their sum: 16 lanes and the tree
+	 * of dot. n >= 1. */
 	float (*softmax)(float *s, float scale, int n);
 
 	/* out[i] = gate / (1 + e^-gate) * up */
@@ -71,17 +74,18 @@ struct cpu_isa {
 	/* Sum of x[i]^2 in double: 16 lanes and the tree of dot, squares exact. */
 	double (*sum_squares)(const float *x, size_t n);
 
-	/* score[t] = fmaf(c[j], max(0, dot[j][t] * scale), score[t]) for ascending heads j, from +0; NaN stays
-	 * NaN. dot: [n_heads][dot_stride], score: [n_keys]. */
-	void (*index_score)(const float *dot, const float *c, int64_t dot_stride, float scale, int n_keys,
-		int n_heads, float *score);
+	/* score[t] = fmaf(c[j], max(0, dot[j][t] * scale), score[t]) for ascending heads j, from +0;
+	 * NaN stays NaN. dot: [n_heads][dot_stride], score: [n_keys]. */
+	void (*index_score)(const float *dot, const float *c, int64_t dot_stride, float scale,
+		int n_keys, int n_heads, float *score);
 };
 
-/* NULL where the program was compiled without it; whether the machine has it is asked by cpu_isa_best. */
+/* NULL where the program was compiled without it; whether the machine has it is asked by
+ * cpu_isa_best. */
 extern const struct cpu_isa *const cpu_isa_c, *const cpu_isa_avx2, *const cpu_isa_avx512;
 
-/* Instruction sets of this machine, best first; `level` counts from 0, NULL past the last one. The last is
- * plain C. */
+/* Instruction sets of this machine, best first; `level` counts from 0, NULL past the last one. The
+ * last is plain C. */
 const struct cpu_isa *cpu_isa_available(int level);
 
 #endif

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The arithmetic with AVX-512 (F, BW, VL, DQ): one register holds the 16 sums of a dot. Compiles to nothing
- * elsewhere.
+ * The arithmetic with AVX-512 (F, BW, VL, DQ): one register holds the 16 sums of a dot. Compiles to
+ * nothing elsewhere.
  *
- * Types with few distinct values per sub-block look their weights up: the 4, 16 or 32 floats that a scale and
- * a minimum can give are computed once (by the same product and difference) and picked by vpermps, whose
- * index needs no masking.
+ * Types with few distinct values per sub-block look their weights up: the 4, 16 or 32 floats that a
+ * scale and a minimum can give are computed once (by the same product and difference) and picked by
+ * vpermps, whose index needs no masking.
  */
 #include "kernels/cpu/cpu_dot.h"
 
@@ -30,15 +30,16 @@ typedef __m512 v16;
 #define v16_fma(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define v16_i8(q)        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(q))
 #define v16_pair(f, g)   _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(f), _mm512_set1_ps(g))
-#define v16_crumbs(u)                                                                                        \
-	_mm512_cvtepi32_ps(                                                                                      \
-		_mm512_and_si512(_mm512_srlv_epi32(_mm512_set1_epi32((int)(u)),                                      \
-							 _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)),  \
-			_mm512_set1_epi32(3)))
+#define v16_crumbs(u)                                                                              \
+	_mm512_cvtepi32_ps(_mm512_and_si512(                                                           \
+		_mm512_srlv_epi32(_mm512_set1_epi32((int)(u)),                                             \
+			_mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30)),         \
+		_mm512_set1_epi32(3)))
 
 #include "kernels/cpu/cpu_blocks.h"
 
-/* ---- plain types ---------------------------------------------------------------------------------------------- */
+/* ---- plain types
+ * ---------------------------------------------------------------------------------------------- */
 
 ALWAYS __mmask16 first_lanes(size_t n)
 {
@@ -68,53 +69,55 @@ ALWAYS v16 x_at(const float *x, size_t k, size_t n)
 }
 
 /* Whole steps take n = k + 16, so that the masks are constants. */
-#define PLAIN_ROWS(type)                                                                                     \
-	static void type##_decode(const uint8_t *p, float *dst, size_t n)                                        \
-	{                                                                                                        \
-		size_t k = 0;                                                                                        \
-		for (; k + 16 <= n; k += 16)                                                                         \
-			_mm512_storeu_ps(dst + k, type##_at(p, k, k + 16));                                              \
-		if (k < n)                                                                                           \
-			_mm512_mask_storeu_ps(dst + k, first_lanes(n - k), type##_at(p, k, n));                          \
-	}                                                                                                        \
-	static void type##_sum4(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])        \
-	{                                                                                                        \
-		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *s = r + row_bytes;                            \
-		v16 a = v16_set(0), b = a, c = a, d = a;                                                             \
-		size_t k = 0;                                                                                        \
-		for (; k + 16 <= n; k += 16) {                                                                       \
-			v16 v = v16_load(x + k);                                                                         \
-			a = v16_fma(type##_at(p, k, k + 16), v, a);                                                      \
-			b = v16_fma(type##_at(q, k, k + 16), v, b);                                                      \
-			c = v16_fma(type##_at(r, k, k + 16), v, c);                                                      \
-			d = v16_fma(type##_at(s, k, k + 16), v, d);                                                      \
-		}                                                                                                    \
-		if (k < n) {                                                                                         \
-			v16 v = x_at(x, k, n);                                                                           \
-			a = v16_fma(type##_at(p, k, n), v, a);                                                           \
-			b = v16_fma(type##_at(q, k, n), v, b);                                                           \
-			c = v16_fma(type##_at(r, k, n), v, c);                                                           \
-			d = v16_fma(type##_at(s, k, n), v, d);                                                           \
-		}                                                                                                    \
-		sum[0] = a;                                                                                          \
-		sum[1] = b;                                                                                          \
-		sum[2] = c;                                                                                          \
-		sum[3] = d;                                                                                          \
-	}                                                                                                        \
-	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                            \
-	{                                                                                                        \
-		v16 a = v16_set(0);                                                                                  \
-		size_t k = 0;                                                                                        \
-		for (; k + 16 <= n; k += 16)                                                                         \
-			a = v16_fma(type##_at(p, k, k + 16), v16_load(x + k), a);                                        \
-		*sum = k < n ? v16_fma(type##_at(p, k, n), x_at(x, k, n), a) : a;                                    \
+#define PLAIN_ROWS(type)                                                                           \
+	static void type##_decode(const uint8_t *p, float *dst, size_t n)                              \
+	{                                                                                              \
+		size_t k = 0;                                                                              \
+		for (; k + 16 <= n; k += 16)                                                               \
+			_mm512_storeu_ps(dst + k, type##_at(p, k, k + 16));                                    \
+		if (k < n)                                                                                 \
+			_mm512_mask_storeu_ps(dst + k, first_lanes(n - k), type##_at(p, k, n));                \
+	}                                                                                              \
+	static void type##_sum4(                                                                       \
+		const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4])                  \
+	{                                                                                              \
+		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *s = r + row_bytes;                  \
+		v16 a = v16_set(0), b = a, c = a, d = a;                                                   \
+		size_t k = 0;                                                                              \
+		for (; k + 16 <= n; k += 16) {                                                             \
+			v16 v = v16_load(x + k);                                                               \
+			a = v16_fma(type##_at(p, k, k + 16), v, a);                                            \
+			b = v16_fma(type##_at(q, k, k + 16), v, b);                                            \
+			c = v16_fma(type##_at(r, k, k + 16), v, c);                                            \
+			d = v16_fma(type##_at(s, k, k + 16), v, d);                                            \
+		}                                                                                          \
+		if (k < n) {                                                                               \
+			v16 v = x_at(x, k, n);                                                                 \
+			a = v16_fma(type##_at(p, k, n), v, a);                                                 \
+			b = v16_fma(type##_at(q, k, n), v, b);                                                 \
+			c = v16_fma(type##_at(r, k, n), v, c);                                                 \
+			d = v16_fma(type##_at(s, k, n), v, d);                                                 \
+		}                                                                                          \
+		sum[0] = a;                                                                                \
+		sum[1] = b;                                                                                \
+		sum[2] = c;                                                                                \
+		sum[3] = d;                                                                                \
+	}                                                                                              \
+	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                  \
+	{                                                                                              \
+		v16 a = v16_set(0);                                                                        \
+		size_t k = 0;                                                                              \
+		for (; k + 16 <= n; k += 16)                                                               \
+			a = v16_fma(type##_at(p, k, k + 16), v16_load(x + k), a);                              \
+		*sum = k < n ? v16_fma(type##_at(p, k, n), x_at(x, k, n), a) : a;                          \
 	}
 
 PLAIN_ROWS(f32)
 PLAIN_ROWS(f16)
 PLAIN_ROWS(bf16)
 
-/* ---- packed types by look-up ----------------------------------------------------------------------------------- */
+/* ---- packed types by look-up
+ * ----------------------------------------------------------------------------------- */
 
 /* The bytes of p as indices */
 ALWAYS __m512i index_at(const uint8_t *p)
@@ -125,8 +128,8 @@ ALWAYS __m512i index_at(const uint8_t *p)
 /* f, f + 1 .. f + 15 */
 ALWAYS v16 ascending(float f)
 {
-	return _mm512_setr_ps(f, f + 1, f + 2, f + 3, f + 4, f + 5, f + 6, f + 7, f + 8, f + 9, f + 10, f + 11,
-		f + 12, f + 13, f + 14, f + 15);
+	return _mm512_setr_ps(f, f + 1, f + 2, f + 3, f + 4, f + 5, f + 6, f + 7, f + 8, f + 9, f + 10,
+		f + 11, f + 12, f + 13, f + 14, f + 15);
 }
 
 ALWAYS v16 times_less(v16 q, float scale, float min)
@@ -165,8 +168,8 @@ BLOCK(iq4_xs_table)
 	}
 }
 
-/* Four weights per table, repeated in every 128-bit lane, where permutevar looks at two bits of the index
- * only. */
+/* Four weights per table, repeated in every 128-bit lane, where permutevar looks at two bits of the
+ * index only. */
 BLOCK(q2_k_table)
 {
 	float scale[16], min[16];
@@ -182,8 +185,8 @@ BLOCK(q2_k_table)
 	}
 }
 
-/* Index bits 0, 1 from q, bit 2 from high, bit 3 whatever comes along: the table has its eight weights
- * twice. */
+/* Index bits 0, 1 from q, bit 2 from high, bit 3 whatever comes along: the table has its eight
+ * weights twice. */
 BLOCK(q3_k_table)
 {
 	float scale[16];
@@ -194,8 +197,10 @@ BLOCK(q3_k_table)
 		__m128i q = _mm_srli_epi16(bytes_at(p + 32 + j / 8 * 32 + j % 2 * 16), j % 8 / 2 * 2),
 				high = bytes_at(p + j % 2 * 16);
 		high = bit <= 2 ? _mm_slli_epi16(high, 2 - bit) : _mm_srli_epi16(high, bit - 2);
-		q = _mm_ternarylogic_epi32(_mm_set1_epi8(3), q, high, 0xca); /* q where the mask is set, else high */
-		put(s, keep, j, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(q), v16_mul(values, v16_set(scale[j]))));
+		q = _mm_ternarylogic_epi32(
+			_mm_set1_epi8(3), q, high, 0xca); /* q where the mask is set, else high */
+		put(s, keep, j,
+			_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(q), v16_mul(values, v16_set(scale[j]))));
 	}
 }
 
@@ -233,7 +238,8 @@ BLOCK(q5_k_table)
 	}
 }
 
-/* ---- packed types ---------------------------------------------------------------------------------------------- */
+/* ---- packed types
+ * ---------------------------------------------------------------------------------------------- */
 
 /* the macros take a block's size from its type's name */
 #define block_q4_0_table   block_q4_0
@@ -282,19 +288,19 @@ static void avx512_decode(enum dtype type, const void *src, float *dst, size_t n
 /* The tree of cpu_dot.h on four dots at once: result i in lane i */
 ALWAYS __m128 reduce4(__m512 a, __m512 b, __m512 c, __m512 d)
 {
-	__m512 ab =
-		_mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); /* j + (j + 8) */
+	__m512 ab = _mm512_add_ps(
+		_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); /* j + (j + 8) */
 	__m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
 	__m512 v = _mm512_add_ps(
 		_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd)); /* j + (j + 4) */
 	v = _mm512_add_ps(v, _mm512_permute_ps(v, 0x4e));                            /* j + (j + 2) */
 	v = _mm512_add_ps(v, _mm512_permute_ps(v, 0xb1));
-	return _mm512_castps512_ps128(
-		_mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12), v));
+	return _mm512_castps512_ps128(_mm512_permutexvar_ps(
+		_mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12), v));
 }
 
-static void avx512_matvec(
-	enum dtype type, const void *w, size_t row_bytes, size_t n, const float *x, int rows, float *y, bool add)
+static void avx512_matvec(enum dtype type, const void *w, size_t row_bytes, size_t n,
+	const float *x, int rows, float *y, bool add)
 {
 	const uint8_t *p = w;
 	v16 sum[4];
@@ -311,7 +317,8 @@ static void avx512_matvec(
 	}
 }
 
-/* ---- register tiles ---------------------------------------------------------------------------------------------- */
+/* ---- register tiles
+ * ---------------------------------------------------------------------------------------------- */
 
 #define REPEAT_1(m) m(0)
 #define REPEAT_2(m) REPEAT_1(m) m(1)
@@ -320,53 +327,56 @@ static void avx512_matvec(
 #define REPEAT_5(m) REPEAT_4(m) m(4)
 #define REPEAT_6(m) REPEAT_5(m) m(5)
 
-#define TILE_BEGIN(j)                                                                                        \
-	const float *x##j = t->x[j];                                                                             \
-	v16 s##j##0 = v16_set(0), s##j##1 = s##j##0, s##j##2 = s##j##0, s##j##3 = s##j##0;                       \
-	if (!t->first) {                                                                                         \
-		s##j##0 = v16_load(t->acc + 64 * j);                                                                 \
-		s##j##1 = v16_load(t->acc + 64 * j + 16);                                                            \
-		s##j##2 = v16_load(t->acc + 64 * j + 32);                                                            \
-		s##j##3 = v16_load(t->acc + 64 * j + 48);                                                            \
+#define TILE_BEGIN(j)                                                                              \
+	const float *x##j = t->x[j];                                                                   \
+	v16 s##j##0 = v16_set(0), s##j##1 = s##j##0, s##j##2 = s##j##0, s##j##3 = s##j##0;             \
+	if (!t->first) {                                                                               \
+		s##j##0 = v16_load(t->acc + 64 * j);                                                       \
+		s##j##1 = v16_load(t->acc + 64 * j + 16);                                                  \
+		s##j##2 = v16_load(t->acc + 64 * j + 32);                                                  \
+		s##j##3 = v16_load(t->acc + 64 * j + 48);                                                  \
 	}
-#define TILE_ADD(j, v)                                                                                       \
-	{                                                                                                        \
-		v16 b = v;                                                                                           \
-		s##j##0 = v16_fma(a0, b, s##j##0);                                                                   \
-		s##j##1 = v16_fma(a1, b, s##j##1);                                                                   \
-		s##j##2 = v16_fma(a2, b, s##j##2);                                                                   \
-		s##j##3 = v16_fma(a3, b, s##j##3);                                                                   \
+#define TILE_ADD(j, v)                                                                             \
+	{                                                                                              \
+		v16 b = v;                                                                                 \
+		s##j##0 = v16_fma(a0, b, s##j##0);                                                         \
+		s##j##1 = v16_fma(a1, b, s##j##1);                                                         \
+		s##j##2 = v16_fma(a2, b, s##j##2);                                                         \
+		s##j##3 = v16_fma(a3, b, s##j##3);                                                         \
 	}
 #define TILE_STEP(j)   TILE_ADD(j, v16_load(x##j + k))
 #define TILE_TAIL(j)   TILE_ADD(j, _mm512_maskz_loadu_ps(tail, x##j + k))
 #define TILE_REDUCE(j) _mm_storeu_ps(t->out + 4 * j, reduce4(s##j##0, s##j##1, s##j##2, s##j##3));
-#define TILE_KEEP(j)                                                                                         \
-	v16_store(t->acc + 64 * j, s##j##0);                                                                     \
-	v16_store(t->acc + 64 * j + 16, s##j##1);                                                                \
-	v16_store(t->acc + 64 * j + 32, s##j##2);                                                                \
+#define TILE_KEEP(j)                                                                               \
+	v16_store(t->acc + 64 * j, s##j##0);                                                           \
+	v16_store(t->acc + 64 * j + 16, s##j##1);                                                      \
+	v16_store(t->acc + 64 * j + 32, s##j##2);                                                      \
 	v16_store(t->acc + 64 * j + 48, s##j##3);
 
-#define TILE(n_x)                                                                                            \
-	static void tile_##n_x(const struct dot_tile *t)                                                         \
-	{                                                                                                        \
-		const float *w0 = t->w[0], *w1 = t->w[1], *w2 = t->w[2], *w3 = t->w[3];                              \
-		size_t k = 0, n = t->n;                                                                              \
-		REPEAT_##n_x(TILE_BEGIN) for (; k + 16 <= n; k += 16)                                                \
-		{                                                                                                    \
-			v16 a0 = v16_load(w0 + k), a1 = v16_load(w1 + k), a2 = v16_load(w2 + k), a3 = v16_load(w3 + k);  \
-			REPEAT_##n_x(TILE_STEP)                                                                          \
-		}                                                                                                    \
-		if (k < n) {                                                                                         \
-			__mmask16 tail = first_lanes(n - k);                                                             \
-			v16 a0 = _mm512_maskz_loadu_ps(tail, w0 + k), a1 = _mm512_maskz_loadu_ps(tail, w1 + k);          \
-			v16 a2 = _mm512_maskz_loadu_ps(tail, w2 + k), a3 = _mm512_maskz_loadu_ps(tail, w3 + k);          \
-			REPEAT_##n_x(TILE_TAIL)                                                                          \
-		}                                                                                                    \
-		if (t->last) {                                                                                       \
-			REPEAT_##n_x(TILE_REDUCE)                                                                        \
-		} else {                                                                                             \
-			REPEAT_##n_x(TILE_KEEP)                                                                          \
-		}                                                                                                    \
+#define TILE(n_x)                                                                                  \
+	static void tile_##n_x(const struct dot_tile *t)                                               \
+	{                                                                                              \
+		const float *w0 = t->w[0], *w1 = t->w[1], *w2 = t->w[2], *w3 = t->w[3];                    \
+		size_t k = 0, n = t->n;                                                                    \
+		REPEAT_##n_x(TILE_BEGIN) for (; k + 16 <= n; k += 16)                                      \
+		{                                                                                          \
+			v16 a0 = v16_load(w0 + k), a1 = v16_load(w1 + k), a2 = v16_load(w2 + k),               \
+				a3 = v16_load(w3 + k);                                                             \
+			REPEAT_##n_x(TILE_STEP)                                                                \
+		}                                                                                          \
+		if (k < n) {                                                                               \
+			__mmask16 tail = first_lanes(n - k);                                                   \
+			v16 a0 = _mm512_maskz_loadu_ps(tail, w0 + k),                                          \
+				a1 = _mm512_maskz_loadu_ps(tail, w1 + k);                                          \
+			v16 a2 = _mm512_maskz_loadu_ps(tail, w2 + k),                                          \
+				a3 = _mm512_maskz_loadu_ps(tail, w3 + k);                                          \
+			REPEAT_##n_x(TILE_TAIL)                                                                \
+		}                                                                                          \
+		if (t->last) {                                                                             \
+			REPEAT_##n_x(TILE_REDUCE)                                                              \
+		} else {                                                                                   \
+			REPEAT_##n_x(TILE_KEEP)                                                                \
+		}                                                                                          \
 	}
 TILE(1)
 TILE(2)
@@ -377,37 +387,40 @@ TILE(6)
 
 static void avx512_tile(const struct dot_tile *t)
 {
-	static void (*const tiles[])(const struct dot_tile *) = {tile_1, tile_2, tile_3, tile_4, tile_5, tile_6};
+	static void (*const tiles[])(const struct dot_tile *) = {
+		tile_1, tile_2, tile_3, tile_4, tile_5, tile_6};
 	tiles[t->n_x - 1](t);
 }
 
-/* ---- weighted sum of rows ------------------------------------------------------------------------------------------ */
+/* ---- weighted sum of rows
+ * ------------------------------------------------------------------------------------------ */
 
 /* h heads by 64 columns in registers, over all rows */
-#define HEAD_BEGIN(h)                                                                                        \
-	float *z##h = z + h * z_stride;                                                                          \
-	const float *p##h = p + h * p_stride;                                                                    \
-	v16 s##h##0 = v16_load(z##h), s##h##1 = v16_load(z##h + 16), s##h##2 = v16_load(z##h + 32),              \
+#define HEAD_BEGIN(h)                                                                              \
+	float *z##h = z + h * z_stride;                                                                \
+	const float *p##h = p + h * p_stride;                                                          \
+	v16 s##h##0 = v16_load(z##h), s##h##1 = v16_load(z##h + 16), s##h##2 = v16_load(z##h + 32),    \
 		s##h##3 = v16_load(z##h + 48);
 #define HEAD_STEP(h) TILE_ADD(h, v16_set(p##h[t]))
-#define HEAD_END(h)                                                                                          \
-	v16_store(z##h, s##h##0);                                                                                \
-	v16_store(z##h + 16, s##h##1);                                                                           \
-	v16_store(z##h + 32, s##h##2);                                                                           \
+#define HEAD_END(h)                                                                                \
+	v16_store(z##h, s##h##0);                                                                      \
+	v16_store(z##h + 16, s##h##1);                                                                 \
+	v16_store(z##h + 32, s##h##2);                                                                 \
 	v16_store(z##h + 48, s##h##3);
 
-#define HEADS(n)                                                                                             \
-	static void heads_##n(const float *const *row, int n_rows, size_t c, const float *p, int64_t p_stride,   \
-		float *z, int64_t z_stride)                                                                          \
-	{                                                                                                        \
-		z += c;                                                                                              \
-		REPEAT_##n(HEAD_BEGIN) for (int t = 0; t < n_rows; t++)                                              \
-		{                                                                                                    \
-			const float *r = row[t] + c;                                                                     \
-			v16 a0 = v16_load(r), a1 = v16_load(r + 16), a2 = v16_load(r + 32), a3 = v16_load(r + 48);       \
-			REPEAT_##n(HEAD_STEP)                                                                            \
-		}                                                                                                    \
-		REPEAT_##n(HEAD_END)                                                                                 \
+#define HEADS(n)                                                                                   \
+	static void heads_##n(const float *const *row, int n_rows, size_t c, const float *p,           \
+		int64_t p_stride, float *z, int64_t z_stride)                                              \
+	{                                                                                              \
+		z += c;                                                                                    \
+		REPEAT_##n(HEAD_BEGIN) for (int t = 0; t < n_rows; t++)                                    \
+		{                                                                                          \
+			const float *r = row[t] + c;                                                           \
+			v16 a0 = v16_load(r), a1 = v16_load(r + 16), a2 = v16_load(r + 32),                    \
+				a3 = v16_load(r + 48);                                                             \
+			REPEAT_##n(HEAD_STEP)                                                                  \
+		}                                                                                          \
+		REPEAT_##n(HEAD_END)                                                                       \
 	}
 HEADS(1)
 HEADS(2)
@@ -416,8 +429,8 @@ HEADS(4)
 HEADS(5)
 HEADS(6)
 
-static void avx512_weighted_rows(const float *const *row, int n_rows, const float *p, int64_t p_stride,
-	int n_heads, size_t n, float *z, int64_t z_stride)
+static void avx512_weighted_rows(const float *const *row, int n_rows, const float *p,
+	int64_t p_stride, int n_heads, size_t n, float *z, int64_t z_stride)
 {
 	static void (*const heads[])(const float *const *, int, size_t, const float *, int64_t, float *,
 		int64_t) = {heads_1, heads_2, heads_3, heads_4, heads_5, heads_6};
@@ -431,7 +444,8 @@ static void avx512_weighted_rows(const float *const *row, int n_rows, const floa
 		for (int h = 0; h < n_heads; h++) {
 			v16 sum = _mm512_maskz_loadu_ps(mask, z + h * z_stride + c);
 			for (int t = 0; t < n_rows; t++)
-				sum = v16_fma(v16_set(p[h * p_stride + t]), _mm512_maskz_loadu_ps(mask, row[t] + c), sum);
+				sum = v16_fma(
+					v16_set(p[h * p_stride + t]), _mm512_maskz_loadu_ps(mask, row[t] + c), sum);
 			_mm512_mask_storeu_ps(z + h * z_stride + c, mask, sum);
 		}
 	}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The arithmetic in plain C: what the vector versions must equal, and what runs on machines without AVX2.
- * fmaf is a single instruction only where the compiler was told so; elsewhere the C library computes it,
- * slowly but exactly.
+ * The arithmetic in plain C: what the vector versions must equal, and what runs on machines without
+ * AVX2. fmaf is a single instruction only where the compiler was told so; elsewhere the C library
+ * computes it, slowly but exactly.
  */
 #include "kernels/cpu/cpu_dot.h"
 
@@ -30,8 +30,8 @@ static void c_decode(enum dtype type, const void *src, float *dst, size_t n)
 }
 
 /* A row is decoded in runs of at most 256 values, which are whole blocks of every type. */
-static void c_matvec(
-	enum dtype type, const void *w, size_t row_bytes, size_t n, const float *x, int rows, float *y, bool add)
+static void c_matvec(enum dtype type, const void *w, size_t row_bytes, size_t n, const float *x,
+	int rows, float *y, bool add)
 {
 	const struct dtype_info *info = dtype_info(type);
 	size_t run_bytes = 256 / info->block_values * info->block_bytes;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Ops whose work is proportional to the activations: embedding rows, norms, rotation, cache rows, SwiGLU.
- * Products and sums are rounded one by one here (no fmaf), means are taken in double.
+ * Ops whose work is proportional to the activations: embedding rows, norms, rotation, cache rows,
+ * SwiGLU. Products and sums are rounded one by one here (no fmaf), means are taken in double.
  */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -49,11 +49,12 @@ static void norm_task(const void *context, int64_t first, int64_t last, int thre
 		norm_row(a->isa, a->x + r * a->x_stride, a->gain, a->eps, a->n, a->out + r * a->out_stride);
 }
 
-void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms, int n_norms,
-	float eps, int rows, int n, int64_t out_stride)
+void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms,
+	int n_norms, float eps, int rows, int n, int64_t out_stride)
 {
 	for (int i = 0; i < n_norms && !b->failure.code; i++) {
-		struct norm_job job = {cpu_of(b)->isa, x, norms[i].gain, x_stride, out_stride, eps, n, norms[i].out};
+		struct norm_job job = {
+			cpu_of(b)->isa, x, norms[i].gain, x_stride, out_stride, eps, n, norms[i].out};
 		cpu_run_rows(cpu_of(b), cpu_threads_for(cpu_of(b), 2.0 * rows * n), rows, norm_task, &job);
 	}
 }
@@ -118,11 +119,12 @@ static void rope_task(const void *context, int64_t first, int64_t last, int thre
 	(void)thread;
 	for (int64_t r = first; r < last; r++)
 		for (int64_t at = r * a->n_heads; at < (r + 1) * a->n_heads; at++)
-			rotate(a->rope->cos_sin + r * dim, a->x + at * a->x_stride, a->y + at * a->y_stride, dim / 2);
+			rotate(a->rope->cos_sin + r * dim, a->x + at * a->x_stride, a->y + at * a->y_stride,
+				dim / 2);
 }
 
-void cpu_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
-	int64_t y_stride, int rows, int n_heads)
+void cpu_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride,
+	float *y, int64_t y_stride, int rows, int n_heads)
 {
 	if (b->failure.code)
 		return;
@@ -144,7 +146,8 @@ static void cache_store(const struct cache_view *cache, const float *values, int
 }
 
 /* out = gain * (x - mean) / sqrt(variance + eps) + bias */
-static void layer_norm_row(const float *x, const float *gain, const float *bias, float eps, int n, float *out)
+static void layer_norm_row(
+	const float *x, const float *gain, const float *bias, float eps, int n, float *out)
 {
 	double sum = 0, squares = 0;
 	for (int i = 0; i < n; i++)
@@ -202,7 +205,8 @@ static void append(struct backend *b, struct append_job *job, cpu_task_fn *fn)
 	job->isa = cpu_of(b)->isa;
 	job->scratch = cpu_scratch(cpu_of(b), values * sizeof(float), "latents");
 	if (job->scratch)
-		cpu_run_rows(cpu_of(b), cpu_threads_for(cpu_of(b), 6.0 * (double)values), job->rows->n, fn, job);
+		cpu_run_rows(
+			cpu_of(b), cpu_threads_for(cpu_of(b), 6.0 * (double)values), job->rows->n, fn, job);
 }
 
 void cpu_latents(
@@ -210,7 +214,8 @@ void cpu_latents(
 {
 	cpu_matmul(b, a->in, a->n_in, a->x, rows->n);
 	if (a->q)
-		cpu_rms_norm(b, a->q, a->n_q, &(struct norm){a->q_gain, a->q}, 1, a->eps, rows->n, a->n_q, a->n_q);
+		cpu_rms_norm(
+			b, a->q, a->n_q, &(struct norm){a->q_gain, a->q}, 1, a->eps, rows->n, a->n_q, a->n_q);
 	struct append_job kv = {.rows = rows,
 		.rope = rope,
 		.cache = a->kv_cache,

@@ -2,10 +2,11 @@
 /*
  * The DSA lightning indexer: scores every earlier position and keeps the best top_k.
  *
- * Scores are made RUN keys at a time, so a long context is shared out among threads; rows of a step are taken
- * in groups whose scores fit a bounded scratch. The selection is a radix search for the top_k-th largest key
- * (three passes of 11, 11 and 10 bits), then one ascending pass that takes everything above it and, of those
- * equal to it, the first ones: linear time, ties to the lower position, positions come out ascending.
+ * Scores are made RUN keys at a time, so a long context is shared out among threads; rows of a step
+ * are taken in groups whose scores fit a bounded scratch. The selection is a radix search for the
+ * top_k-th largest key (three passes of 11, 11 and 10 bits), then one ascending pass that takes
+ * everything above it and, of those equal to it, the first ones: linear time, ties to the lower
+ * position, positions come out ascending.
  */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -14,13 +15,14 @@
 #include <math.h>
 #include <string.h>
 
-#define RUN              128                /* keys scored together */
-#define SCORES_MAX_BYTES ((size_t)32 << 20) /* of one group of rows, unless a single row needs more */
+#define RUN 128 /* keys scored together */
+#define SCORES_MAX_BYTES                                                                           \
+	((size_t)32 << 20) /* of one group of rows, unless a single row needs more */
 
 /* score[0..n) of keys [first, first + n) of a sequence for row r. scratch: [RUN][head_dim] +
  * [n_heads][RUN] + [n_heads] */
-static void score_run(const struct cpu_isa *isa, const struct index_select *a, int64_t base, int r, int first,
-	int n, float *scratch, float *score)
+static void score_run(const struct cpu_isa *isa, const struct index_select *a, int64_t base, int r,
+	int first, int n, float *scratch, float *score)
 {
 	int dim = a->head_dim, n_heads = a->n_heads;
 	float *key = scratch, *dot = key + (size_t)RUN * (size_t)dim,
@@ -44,7 +46,8 @@ static void score_run(const struct cpu_isa *isa, const struct index_select *a, i
 				tile.w[c] = row + (int64_t)(t + MIN(c, n_w - 1)) * dim;
 			isa->tile(&tile);
 			for (int c = 0; c < tile.n_x; c++)
-				memcpy(dot + (size_t)(h + c) * RUN + t, out + c * DOT_TILE_W, (size_t)n_w * sizeof *dot);
+				memcpy(dot + (size_t)(h + c) * RUN + t, out + c * DOT_TILE_W,
+					(size_t)n_w * sizeof *dot);
 		}
 	}
 	float head_scale = (float)(1.0 / sqrt(n_heads)), dim_scale = (float)(1.0 / sqrt(dim));
@@ -53,8 +56,10 @@ static void score_run(const struct cpu_isa *isa, const struct index_select *a, i
 	isa->index_score(dot, weight, RUN, dim_scale, n, n_heads, score);
 }
 
-/* The digit of `key` in a pass, of `bits` bits at `shift`, among keys whose higher bits equal `prefix`. */
-static uint32_t kth_digit(const uint32_t *key, int n, uint32_t prefix, int shift, int bits, uint32_t *rank)
+/* The digit of `key` in a pass, of `bits` bits at `shift`, among keys whose higher bits equal
+ * `prefix`. */
+static uint32_t kth_digit(
+	const uint32_t *key, int n, uint32_t prefix, int shift, int bits, uint32_t *rank)
 {
 	uint32_t count[2048] = {0}, digits = 1u << bits, digit = digits - 1;
 	uint32_t above = shift + bits < 32 ? ~0u << (shift + bits) : 0;
@@ -107,7 +112,8 @@ static void score_task(const void *context, int64_t first, int64_t last, int thr
 		int n = j->rows->pos[row] + 1;
 		if (n > j->a->top_k && key < n)
 			score_run(j->isa, j->a, j->rows->base[row], row, key, MIN(RUN, n - key),
-				j->scratch + (size_t)thread * j->run_values, j->scores + (size_t)r * j->stride + key);
+				j->scratch + (size_t)thread * j->run_values,
+				j->scores + (size_t)r * j->stride + key);
 	}
 }
 
@@ -142,7 +148,8 @@ void cpu_index_select(struct backend *base, const struct batch *rows, const stru
 	int threads = cpu_threads_for(b, macs);
 	struct select_job job = {b->isa, rows, a, .n_runs = (longest + RUN - 1) / RUN};
 	job.stride = num_align_up((uint64_t)longest, 16);
-	job.run_values = num_align_up((size_t)RUN * (size_t)(a->head_dim + a->n_heads) + (size_t)a->n_heads, 16);
+	job.run_values =
+		num_align_up((size_t)RUN * (size_t)(a->head_dim + a->n_heads) + (size_t)a->n_heads, 16);
 	size_t fit = MAX(SCORES_MAX_BYTES / (job.stride * sizeof(float)), (size_t)1);
 	int group = (int)MIN((size_t)rows->n, fit);
 	if (scored) {

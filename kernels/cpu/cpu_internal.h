@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Private to kernels/cpu (and its tests): the backend's state, its scratch memory and threads, the ops by
- * file.
+ * Private to kernels/cpu (and its tests): the backend's state, its scratch memory and threads, the
+ * ops by file.
  *
- * Every op runs to its end before it returns: `wait` has nothing to wait for. Work is cut into tasks that write
- * disjoint memory and are done by the threads of cpu_pool.h; an op below a measured amount of work stays on the
- * calling thread. An op that has tasks keeps its arguments in a struct (NAME_job), which each task gets.
+ * Every op runs to its end before it returns: `wait` has nothing to wait for. Work is cut into
+ * tasks that write disjoint memory and are done by the threads of cpu_pool.h; an op below a
+ * measured amount of work stays on the calling thread. An op that has tasks keeps its arguments in
+ * a struct (NAME_job), which each task gets.
  */
 #ifndef GLM_KERNELS_CPU_INTERNAL_H
 #define GLM_KERNELS_CPU_INTERNAL_H
@@ -21,8 +22,8 @@ struct cpu_backend {
 	int threads;               /* constant, >= 1 */
 	struct cpu_pool *pool;     /* of so many threads */
 	char text[64];             /* backend_describe */
-	/* Scratch of the running op: grown when an op needs more than any before it, never shrunk, so a steady
-	 * decode allocates nothing. Only cpu_scratch touches these. */
+	/* Scratch of the running op: grown when an op needs more than any before it, never shrunk, so a
+	 * steady decode allocates nothing. Only cpu_scratch touches these. */
 	void *scratch;
 	size_t scratch_bytes;
 };
@@ -46,46 +47,53 @@ static inline struct cpu_backend *cpu_of(struct backend *b)
 	return (struct cpu_backend *)b;
 }
 
-/* Opens with the instruction set of the given level (cpu_isa_available); what a test uses to compare them. */
+/* Opens with the instruction set of the given level (cpu_isa_available); what a test uses to
+ * compare them. */
 int cpu_backend_open_level(
 	const struct backend_options *options, int level, struct backend **out, struct err *e);
 
-/* 64-byte aligned memory for the running op, contents undefined, valid until the next call. NULL when it
- * is not to be had: the failure is kept in the backend, the op does nothing. */
+/* 64-byte aligned memory for the running op, contents undefined, valid until the next call. NULL
+ * when it is not to be had: the failure is kept in the backend, the op does nothing. */
 void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op);
 
 /* How many threads to use for about `macs` multiply-adds (1: stay on the calling thread). */
 int cpu_threads_for(const struct cpu_backend *b, double macs);
 
-/* cpu_pool_run with tasks taken in about four portions a thread, which evens out what disturbs one of them. */
-void cpu_run_rows(struct cpu_backend *b, int threads, int64_t rows, cpu_task_fn *fn, const void *job);
+/* cpu_pool_run with tasks taken in about four portions a thread, which evens out what disturbs one
+ * of them. */
+void cpu_run_rows(
+	struct cpu_backend *b, int threads, int64_t rows, cpu_task_fn *fn, const void *job);
 
-/* Unsigned keys in the order of the floats they stand for; -0 equals +0 and NaN is below everything. */
+/* Unsigned keys in the order of the floats they stand for; -0 equals +0 and NaN is below
+ * everything. */
 static inline uint32_t cpu_order_key(float v)
 {
 	uint32_t u = f32_bits(v + 0.0f);
 	return v != v ? 0 : u & 0x80000000 ? ~u : u | 0x80000000;
 }
 
-/* ---- cache rows ------------------------------------------------------------------------------------------- */
+/* ---- cache rows
+ * ------------------------------------------------------------------------------------------- */
 
 static inline const uint8_t *cache_row_at(const struct cache_view *cache, int64_t row)
 {
 	return (const uint8_t *)cache->data + row * cache->width * (cache->type == DTYPE_F16 ? 2 : 4);
 }
 
-/* ---- weights times rows (cpu_matmul.c) -------------------------------------------------------------------- */
+/* ---- weights times rows (cpu_matmul.c)
+ * -------------------------------------------------------------------- */
 
 /* Bytes of scratch that one thread needs for cpu_product, a multiple of 64. */
 size_t cpu_product_scratch(void);
 
-/* y[r][0 .. n_w) = (add ? y : 0) + dot(weight row first + i, x[r]) for n_x rows, on the calling thread.
- * `stack`: which matrix of w. */
+/* y[r][0 .. n_w) = (add ? y : 0) + dot(weight row first + i, x[r]) for n_x rows, on the calling
+ * thread. `stack`: which matrix of w. */
 void cpu_product(const struct cpu_backend *b, const struct weight *w, int64_t stack, int64_t first,
-	int64_t n_w, const struct row_set *x, const struct row_set *y, int n_x, bool add, float *scratch);
+	int64_t n_w, const struct row_set *x, const struct row_set *y, int n_x, bool add,
+	float *scratch);
 
-/* How products of n_out weight rows (of all matrices together) with up to n_x activation rows, `macs`
- * multiply-adds in all, are cut into tasks. */
+/* How products of n_out weight rows (of all matrices together) with up to n_x activation rows,
+ * `macs` multiply-adds in all, are cut into tasks. */
 struct cpu_cut {
 	int64_t w_rows; /* weight rows of a task */
 	int x_rows;     /* activation rows of a task */
@@ -93,20 +101,22 @@ struct cpu_cut {
 };
 struct cpu_cut cpu_cut_product(const struct cpu_backend *b, double macs, int64_t n_out, int n_x);
 
-/* ---- ops ---------------------------------------------------------------------------------------------- */
+/* ---- ops
+ * ---------------------------------------------------------------------------------------------- */
 
 void cpu_embed(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
-void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms, int n_norms,
-	float eps, int rows, int n, int64_t out_stride);
+void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms,
+	int n_norms, float eps, int rows, int n, int64_t out_stride);
 void cpu_ffn(struct backend *b, const struct ffn *a, int rows);
 void cpu_swiglu(struct backend *b, const float *gate, const float *up, int64_t n, float *out);
 void cpu_rope_angles(
 	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
-void cpu_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
-	int64_t y_stride, int rows, int n_heads);
+void cpu_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride,
+	float *y, int64_t y_stride, int rows, int n_heads);
 void cpu_latents(
 	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a);
-void cpu_matmul(struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
+void cpu_matmul(
+	struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
 void cpu_stacked_matmul(struct backend *b, const struct stacked_matmul *a, int rows);
 void cpu_index_select(struct backend *b, const struct batch *rows, const struct index_select *a);
 void cpu_attend(struct backend *b, const struct batch *rows, const struct attend *a);
@@ -114,8 +124,8 @@ void cpu_mla(struct backend *b, const struct batch *rows, const struct mla *a);
 void cpu_route(struct backend *b, const struct route *a, int n, int rows);
 int cpu_wait_picks(
 	struct backend *b, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e);
-void cpu_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
-	int n_used, float *out);
+void cpu_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
+	int rows, int n_used, float *out);
 void cpu_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
 	const float *shared, int rows, int n, float *x, const struct norm *next, float eps);
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Loops that the compiler turns into vector code by itself. cpu_dot_c.c, cpu_dot_avx2.c and cpu_dot_avx512.c
- * include this header, so each gets its own copy made for its instruction set. Every operation is written out
- * (fmaf where one is meant; the program is compiled with -ffp-contract=off), lanes are independent, sums have
- * 16 of them: so all copies give the same bits. Contracts: struct cpu_isa in cpu_dot.h.
+ * Loops that the compiler turns into vector code by itself. cpu_dot_c.c, cpu_dot_avx2.c and
+ * cpu_dot_avx512.c include this header, so each gets its own copy made for its instruction set.
+ * Every operation is written out (fmaf where one is meant; the program is compiled with
+ * -ffp-contract=off), lanes are independent, sums have 16 of them: so all copies give the same
+ * bits. Contracts: struct cpu_isa in cpu_dot.h.
  */
 #ifndef GLM_KERNELS_CPU_LANES_H
 #define GLM_KERNELS_CPU_LANES_H
@@ -16,17 +17,18 @@
 
 #define ALWAYS static inline __attribute__((always_inline))
 
-/* e^x, within 1 unit in the last place of the true value (also where the result is subnormal); 0 below
- * -104, infinity above 88.73, NaN for NaN. x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its power series to
- * r^7, which errs by 5e-9; 2^n in two factors, so that results below 2^-126 are rounded once. */
+/* e^x, within 1 unit in the last place of the true value (also where the result is subnormal); 0
+ * below -104, infinity above 88.73, NaN for NaN. x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its
+ * power series to r^7, which errs by 5e-9; 2^n in two factors, so that results below 2^-126 are
+ * rounded once. */
 static inline float lanes_exp(float x)
 {
 	x = x < -104.0f ? -104.0f : x;
 	x = x > 89.0f ? 89.0f : x;
 	float shifted = fmaf(x, 0x1.715476p+0f, 0x1.8p+23f); /* n in the low mantissa bits */
 	float n = shifted - 0x1.8p+23f;
-	float r =
-		fmaf(n, -0x1.62e4p-1f, x); /* exact: 15 bits of ln 2 times at most 8 bits of n, and x is near it */
+	float r = fmaf(n, -0x1.62e4p-1f,
+		x); /* exact: 15 bits of ln 2 times at most 8 bits of n, and x is near it */
 	r = fmaf(n, -0x1.7f7d1cp-20f, r);
 	float q = 0x1.a01a02p-13f; /* 1/7!, then 1/6! .. 1/2! */
 	q = fmaf(q, r, 0x1.6c16c2p-10f);
@@ -105,8 +107,8 @@ static inline double lanes_sum_squares(const float *x, size_t n)
 	return acc[0];
 }
 
-static inline void lanes_index_score(
-	const float *dot, const float *c, int64_t dot_stride, float scale, int n_keys, int n_heads, float *score)
+static inline void lanes_index_score(const float *dot, const float *c, int64_t dot_stride,
+	float scale, int n_keys, int n_heads, float *score)
 {
 	for (int t = 0; t < n_keys; t++)
 		score[t] = 0;

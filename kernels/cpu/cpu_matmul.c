@@ -2,10 +2,11 @@
 /*
  * Packed weights times float rows.
  *
- * One activation row: isa->matvec decodes in registers, each weight byte is read once. Several rows: a tile of
- * weight rows is decoded to floats that stay in the second-level cache, and register tiles of 4 weight rows by 6
- * activation rows run over it. Rows longer than a panel are taken panel by panel, the 16 sums of every output
- * waiting in `acc`; this does not touch the order of the additions, so both ways give the same bits.
+ * One activation row: isa->matvec decodes in registers, each weight byte is read once. Several
+ * rows: a tile of weight rows is decoded to floats that stay in the second-level cache, and
+ * register tiles of 4 weight rows by 6 activation rows run over it. Rows longer than a panel are
+ * taken panel by panel, the 16 sums of every output waiting in `acc`; this does not touch the order
+ * of the additions, so both ways give the same bits.
  *
  *                 panel (<= 768 values)
  *     x rows  6 |=========|          |        the 6 x 768 floats of x stay in the first-level cache
@@ -33,9 +34,10 @@ static int64_t panel_values(int64_t n)
 	return (n + panels * 256 - 1) / (panels * 256) * 256;
 }
 
-/* Pointers to the floats of n_w rows, values [k, k + n): decoded into `buffer`, or the rows themselves. */
-static void decode_rows(const struct cpu_isa *isa, const struct weight *w, const uint8_t *data, int64_t n_w,
-	int64_t k, int64_t n, float *buffer, const float **row)
+/* Pointers to the floats of n_w rows, values [k, k + n): decoded into `buffer`, or the rows
+ * themselves. */
+static void decode_rows(const struct cpu_isa *isa, const struct weight *w, const uint8_t *data,
+	int64_t n_w, int64_t k, int64_t n, float *buffer, const float **row)
 {
 	const struct dtype_info *info = dtype_info(w->type);
 	for (int64_t i = 0; i < n_w; i++) {
@@ -85,20 +87,23 @@ static void product_block(const struct cpu_backend *b, const struct weight *w, c
 }
 
 void cpu_product(const struct cpu_backend *b, const struct weight *w, int64_t stack, int64_t first,
-	int64_t n_w, const struct row_set *x, const struct row_set *y, int n_x, bool add, float *scratch)
+	int64_t n_w, const struct row_set *x, const struct row_set *y, int n_x, bool add,
+	float *scratch)
 {
 	const uint8_t *data =
 		(const uint8_t *)w->data + (size_t)stack * w->stack_bytes + (size_t)first * w->row_bytes;
 	if (n_x == 1) {
-		b->isa->matvec(
-			w->type, data, w->row_bytes, (size_t)w->n_in, row_at(x, 0), (int)n_w, row_at(y, 0), add);
+		b->isa->matvec(w->type, data, w->row_bytes, (size_t)w->n_in, row_at(x, 0), (int)n_w,
+			row_at(y, 0), add);
 		return;
 	}
-	if (n_x <= 3 && (w->type == DTYPE_F16 || w->type == DTYPE_BF16)) { /* converted faster than stored */
+	if (n_x <= 3 &&
+		(w->type == DTYPE_F16 || w->type == DTYPE_BF16)) { /* converted faster than stored */
 		for (int64_t i = 0; i < n_w; i += W_ROWS)
 			for (int j = 0; j < n_x; j++)
-				b->isa->matvec(w->type, data + (size_t)i * w->row_bytes, w->row_bytes, (size_t)w->n_in,
-					row_at(x, j), (int)MIN(n_w - i, W_ROWS), row_at(y, j) + i, add);
+				b->isa->matvec(w->type, data + (size_t)i * w->row_bytes, w->row_bytes,
+					(size_t)w->n_in, row_at(x, j), (int)MIN(n_w - i, W_ROWS), row_at(y, j) + i,
+					add);
 		return;
 	}
 	for (int64_t i = 0; i < n_w; i += W_ROWS) {
@@ -124,14 +129,16 @@ struct cpu_cut cpu_cut_product(const struct cpu_backend *b, double macs, int64_t
 
 /* ---- ops ---- */
 
-/* One product: its tasks are counted over (matrix of the stack, run of weight rows, run of activation rows). */
+/* One product: its tasks are counted over (matrix of the stack, run of weight rows, run of
+ * activation rows). */
 static int64_t cut_tasks(const struct cpu_cut *cut, const struct weight *w, int rows)
 {
 	return w->n_stack * ((w->n_out + cut->w_rows - 1) / cut->w_rows) *
 		   ((rows + cut->x_rows - 1) / cut->x_rows);
 }
 
-/* matmul: parts of x or of their own; stacked_matmul: one part, whose matrices read and write x_step and y_step apart. */
+/* matmul: parts of x or of their own; stacked_matmul: one part, whose matrices read and write
+ * x_step and y_step apart. */
 struct product_job {
 	const struct cpu_backend *b;
 	struct cpu_cut cut;
@@ -143,7 +150,8 @@ struct product_job {
 	int64_t x_step, y_step;
 };
 
-static void product_one(const struct product_job *a, const struct matmul *m, int64_t task, int thread)
+static void product_one(
+	const struct product_job *a, const struct matmul *m, int64_t task, int thread)
 {
 	const struct weight *w = &m->w;
 	const struct cpu_cut *cut = &a->cut;
@@ -173,7 +181,8 @@ static void product_task(const void *context, int64_t first, int64_t last, int t
 	}
 }
 
-static void run_product(struct cpu_backend *b, struct product_job *job, int n_parts, int rows, const char *op)
+static void run_product(
+	struct cpu_backend *b, struct product_job *job, int n_parts, int rows, const char *op)
 {
 	int64_t n_out = 0, n_tasks = 0;
 	for (int p = 0; p < n_parts; p++)
@@ -189,7 +198,8 @@ static void run_product(struct cpu_backend *b, struct product_job *job, int n_pa
 	cpu_pool_run(b->pool, job->cut.threads, n_tasks, 1, product_task, job);
 }
 
-void cpu_matmul(struct backend *base, const struct matmul *parts, int n_parts, const float *x, int rows)
+void cpu_matmul(
+	struct backend *base, const struct matmul *parts, int n_parts, const float *x, int rows)
 {
 	if (base->failure.code || !n_parts || !rows)
 		return;

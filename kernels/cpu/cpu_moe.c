@@ -2,9 +2,9 @@
 /*
  * Mixture of experts: the router, the experts' feed forward, the weighted sum.
  *
- * expert_ffn takes its jobs in two parallel loops, over (job, run of weight rows, run of places): first gate
- * and up, fused with SwiGLU, into a hidden row for each place; then down, straight to the places of the
- * output.
+ * expert_ffn takes its jobs in two parallel loops, over (job, run of weight rows, run of places):
+ * first gate and up, fused with SwiGLU, into a hidden row for each place; then down, straight to
+ * the places of the output.
  */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -12,10 +12,11 @@
 
 #include <string.h>
 
-/* ---- router --------------------------------------------------------------------------------------------- */
+/* ---- router
+ * --------------------------------------------------------------------------------------------- */
 
-/* Puts the ids of the n_best largest keys into best, larger first, then the lower id; skip (may be NULL)
- * excludes ids. */
+/* Puts the ids of the n_best largest keys into best, larger first, then the lower id; skip (may be
+ * NULL) excludes ids. */
 static void best_ids(const uint32_t *key, const bool *skip, int n, int32_t *best, int n_best)
 {
 	int have = 0;
@@ -29,8 +30,8 @@ static void best_ids(const uint32_t *key, const bool *skip, int n, int32_t *best
 	}
 }
 
-/* Marks the experts of all groups but the n_group_used ones with the largest sum of their two best keys'
- * values. */
+/* Marks the experts of all groups but the n_group_used ones with the largest sum of their two best
+ * keys' values. */
 static void skip_groups(const struct route *a, const float *choice, const uint32_t *key, bool *skip)
 {
 	int size = a->n_experts / a->n_group;
@@ -80,7 +81,8 @@ static void route_row(
 		sum += score[ids[k]];
 	}
 	for (int k = 0; k < a->n_used && a->weights; k++)
-		weights[k] = a->normalise ? score[ids[k]] / (sum + 1e-20f) * a->scale : score[ids[k]] * a->scale;
+		weights[k] =
+			a->normalise ? score[ids[k]] / (sum + 1e-20f) * a->scale : score[ids[k]] * a->scale;
 }
 
 static void route_task(const void *context, int64_t first, int64_t last, int thread)
@@ -103,8 +105,8 @@ static void route_logits(struct backend *b, const struct route *a, int n, int ro
 	b->ops->matmul(b, products, n, NULL, rows);
 }
 
-int cpu_wait_picks(
-	struct backend *base, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e)
+int cpu_wait_picks(struct backend *base, uint64_t ticket, const uint64_t *picks, int n,
+	int32_t *ids, struct err *e)
 {
 	int rc = base->ops->wait_mark(base, ticket, e);
 	for (int i = 0; i < n && !rc; i++)
@@ -120,28 +122,31 @@ void cpu_route(struct backend *base, const struct route *a, int n, int rows)
 	if (b->base.failure.code)
 		return;
 	int threads = cpu_threads_for(b, 20.0 * rows * a->n_experts);
-	struct route_job job = {b->isa, a, num_align_up((uint64_t)a->n_experts * 5, 16), NULL, base->marks + 1};
+	struct route_job job = {
+		b->isa, a, num_align_up((uint64_t)a->n_experts * 5, 16), NULL, base->marks + 1};
 	job.scratch = cpu_scratch(b, (uint64_t)threads * job.values * sizeof(float), "route");
 	for (; job.scratch && job.a < a + n; job.a++)
 		cpu_run_rows(b, threads, rows, route_task, &job);
 	base->ops->mark(base);
 }
 
-/* ---- experts -------------------------------------------------------------------------------------------- */
+/* ---- experts
+ * -------------------------------------------------------------------------------------------- */
 
-/* One of the two loops: jobs have different numbers of places, so a job's tasks are counted with the
- * largest number and the superfluous ones return at once. */
+/* One of the two loops: jobs have different numbers of places, so a job's tasks are counted with
+ * the largest number and the superfluous ones return at once. */
 struct expert_tasks {
 	struct cpu_cut cut;
 	int64_t w_parts;
 	int x_parts;
 };
 
-static struct expert_tasks cut_experts(
-	const struct cpu_backend *b, int64_t n_in, int64_t n_out, int n_jobs, int64_t places, int most_places)
+static struct expert_tasks cut_experts(const struct cpu_backend *b, int64_t n_in, int64_t n_out,
+	int n_jobs, int64_t places, int most_places)
 {
 	struct expert_tasks t;
-	t.cut = cpu_cut_product(b, (double)n_in * (double)n_out * (double)places, n_out * n_jobs, most_places);
+	t.cut = cpu_cut_product(
+		b, (double)n_in * (double)n_out * (double)places, n_out * n_jobs, most_places);
 	t.cut.w_rows = MIN(t.cut.w_rows, n_out);
 	t.w_parts = (n_out + t.cut.w_rows - 1) / t.cut.w_rows;
 	t.x_parts = (most_places + t.cut.x_rows - 1) / t.cut.x_rows;
@@ -159,11 +164,12 @@ struct expert_ffn_job {
 	float *hidden;              /* [places][n_ff] */
 	const int64_t *first_place; /* [n_jobs]: the first hidden row of each job */
 	float *scratch;             /* [threads][each] */
-	size_t each,
-		product; /* product: the part of `each` that cpu_product needs; the rest holds a tile of `up` */
+	size_t each, product; /* product: the part of `each` that cpu_product needs; the rest holds a
+							 tile of `up` */
 };
 
-/* Weight rows [first, first + n_w) and places [place, place + n_x) of one job; hidden: its first hidden row. */
+/* Weight rows [first, first + n_w) and places [place, place + n_x) of one job; hidden: its first
+ * hidden row. */
 struct expert_tile {
 	const struct expert_job *job;
 	int64_t first, n_w, hidden;
@@ -217,8 +223,8 @@ static void down_task(const void *context, int64_t task, int64_t last, int threa
 	}
 }
 
-void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
-	int n_used, float *out)
+void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs, int n_jobs,
+	int rows, int n_used, float *out)
 {
 	struct cpu_backend *b = cpu_of(base);
 	(void)rows;
@@ -232,7 +238,8 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 	}
 	if (b->base.failure.code || !places)
 		return;
-	struct expert_ffn_job a = {.b = b, .jobs = jobs, .x = x, .out = out, .n_used = n_used, .n_ff = n_ff};
+	struct expert_ffn_job a = {
+		.b = b, .jobs = jobs, .x = x, .out = out, .n_used = n_used, .n_ff = n_ff};
 	a.up = cut_experts(b, n_embd, n_ff, n_jobs, places, most);
 	a.down = cut_experts(b, n_ff, n_embd, n_jobs, places, most);
 	size_t threads = (size_t)MAX(a.up.cut.threads, a.down.cut.threads);
@@ -249,12 +256,14 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 	for (int64_t j = 0, first = 0; j < n_jobs; first += jobs[j++].n_places)
 		first_place[j] = first;
 	a.first_place = first_place;
-	int64_t n_up = n_jobs * a.up.w_parts * a.up.x_parts, n_down = n_jobs * a.down.w_parts * a.down.x_parts;
+	int64_t n_up = n_jobs * a.up.w_parts * a.up.x_parts,
+			n_down = n_jobs * a.down.w_parts * a.down.x_parts;
 	cpu_pool_run(b->pool, a.up.cut.threads, n_up, 1, gate_up_task, &a);
 	cpu_pool_run(b->pool, a.down.cut.threads, n_down, 1, down_task, &a);
 }
 
-/* ---- weighted sum --------------------------------------------------------------------------------------- */
+/* ---- weighted sum
+ * --------------------------------------------------------------------------------------- */
 
 struct combine_job {
 	const float *out, *weights, *shared;
@@ -274,7 +283,8 @@ static void combine_task(const void *context, int64_t task, int64_t last, int th
 		int count = (int)MIN(COMBINE_PIECE, n - first);
 		float sum[COMBINE_PIECE] = {0}, *dst = a->x + r * n + first;
 		for (int k = 0; k < a->n_used; k++) {
-			const float *row = a->out + (r * a->n_used + k) * n + first, w = a->weights[r * a->n_used + k];
+			const float *row = a->out + (r * a->n_used + k) * n + first,
+						w = a->weights[r * a->n_used + k];
 #pragma omp simd
 			for (int c = 0; c < count; c++)
 				sum[c] += w * row[c];
@@ -291,7 +301,8 @@ void cpu_moe_combine(struct backend *b, const float *out, const float *weights, 
 {
 	if (b->failure.code)
 		return;
-	struct combine_job job = {out, weights, shared, x, n, n_used, (n + COMBINE_PIECE - 1) / COMBINE_PIECE};
+	struct combine_job job = {
+		out, weights, shared, x, n, n_used, (n + COMBINE_PIECE - 1) / COMBINE_PIECE};
 	int threads = cpu_threads_for(cpu_of(b), 2.0 * rows * n * n_used);
 	cpu_run_rows(cpu_of(b), threads, (int64_t)rows * job.pieces, combine_task, &job);
 	if (next)

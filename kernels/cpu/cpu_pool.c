@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One job at a time. Its description (fn .. threads) is written by the caller while the job is closed and no worker is
- * inside, and read by workers between entering and leaving:
+ * One job at a time. Its description (fn .. threads) is written by the caller while the job is
+ * closed and no worker is inside, and read by workers between entering and leaving:
  *
  *     caller                                   worker
  *     write the job, open = true               wait for a new generation
@@ -9,9 +9,9 @@
  *     take tasks until none is left
  *     open = false; wait for inside == 0
  *
- * inside and open are sequentially consistent: either the worker sees that the job is closed or the caller sees the
- * worker inside. Workers spin for some tens of microseconds after a job, since the next one usually follows at once,
- * then sleep on `generation` (a futex word).
+ * inside and open are sequentially consistent: either the worker sees that the job is closed or the
+ * caller sees the worker inside. Workers spin for some tens of microseconds after a job, since the
+ * next one usually follows at once, then sleep on `generation` (a futex word).
  */
 #include "kernels/cpu/cpu_pool.h"
 

@@ -2,10 +2,11 @@
 /*
  * The CPU backend's threads: one caller hands out numbered tasks, workers help.
  *
- * Why not OpenMP: its regions end at a barrier that every thread must reach, also one that has been put aside by the
- * scheduler and has nothing left to do. Where other programs, or our own reading threads, want the same cores, that
- * cost a factor of 20 (pocket model, 2 busy cores). Here the caller takes tasks like everybody else and waits only
- * for workers that are inside a task; one that wakes too late finds the job closed.
+ * Why not OpenMP: its regions end at a barrier that every thread must reach, also one that has been
+ * put aside by the scheduler and has nothing left to do. Where other programs, or our own reading
+ * threads, want the same cores, that cost a factor of 20 (pocket model, 2 busy cores). Here the
+ * caller takes tasks like everybody else and waits only for workers that are inside a task; one
+ * that wakes too late finds the job closed.
  */
 #ifndef GLM_KERNELS_CPU_POOL_H
 #define GLM_KERNELS_CPU_POOL_H
@@ -14,20 +15,21 @@
 
 struct cpu_pool;
 
-/* Does tasks [first, last) as thread number `thread` (0 is the caller; each number is in use once at a time). */
+/* Does tasks [first, last) as thread number `thread` (0 is the caller; each number is in use once
+ * at a time). */
 typedef void cpu_task_fn(const void *context, int64_t first, int64_t last, int thread);
 
-/* A pool of `threads` threads, the caller included; fewer when the system gives no more. Signals are blocked in
- * them. Released with cpu_pool_free, NULL is fine. */
+/* A pool of `threads` threads, the caller included; fewer when the system gives no more. Signals
+ * are blocked in them. Released with cpu_pool_free, NULL is fine. */
 struct cpu_pool *cpu_pool_new(int threads);
 void cpu_pool_free(struct cpu_pool *p);
 
 int cpu_pool_threads(const struct cpu_pool *p);
 
-/* Calls fn for all tasks [0, n), `grain` consecutive ones at a time, on at most `threads` threads with numbers below
- * `threads`, and returns when all have been done. What fn wrote is then visible to the caller. One caller at a time; fn
- * must not call this. */
-void cpu_pool_run(
-	struct cpu_pool *p, int threads, int64_t n, int64_t grain, cpu_task_fn *fn, const void *context);
+/* Calls fn for all tasks [0, n), `grain` consecutive ones at a time, on at most `threads` threads
+ * with numbers below `threads`, and returns when all have been done. What fn wrote is then visible
+ * to the caller. One caller at a time; fn must not call this. */
+void cpu_pool_run(struct cpu_pool *p, int threads, int64_t n, int64_t grain, cpu_task_fn *fn,
+	const void *context);
 
 #endif

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Packed blocks (src/quant/blocks.h) as signed bytes, eight weights at a time, for the integer matrix units.
+ * Packed blocks (src/quant/blocks.h) as signed bytes, eight weights at a time, for the integer
+ * matrix units.
  *
- * A run is 256 weights, a step 32 of them. Of a step, lane c = 0 .. 3 of a row takes weights 8 c .. 8 c + 7 (or, where the
- * type has QUADS, 4 c .. 4 c + 3 and 16 + 4 c .. 16 + 4 c + 3). weight = factor * byte - minimum * least, where factor is
+ * A run is 256 weights, a step 32 of them. Of a step, lane c = 0 .. 3 of a row takes weights 8 c ..
+ * 8 c + 7 (or, where the type has QUADS, 4 c .. 4 c + 3 and 16 + 4 c .. 16 + 4 c + 3). weight =
+ * factor * byte - minimum * least, where factor is
  *
  *   SCALE_FLOAT    scale(s), a float for each step            (unit unused)
  *   SCALE_STEP     unit * scale(s), a whole number for each step
  *   SCALE_HALF     the same, one for the first 16 and one for the last 16 weights of a step
  *   SCALE_NONE     unit; the sub-blocks' scales are in the bytes
  *
- * read_head(): what is read once per run; p: shared memory, run u of a stage that begins at a multiple of 16, so at a
- * multiple of 4 unless the type's runs are not.
+ * read_head(): what is read once per run; p: shared memory, run u of a stage that begins at a
+ * multiple of 16, so at a multiple of 4 unless the type's runs are not.
  */
 #ifndef GLM_KERNELS_CUDA_BLOCK_BYTES_CUH
 #define GLM_KERNELS_CUDA_BLOCK_BYTES_CUH
@@ -22,13 +24,15 @@ enum scale_kind { SCALE_FLOAT, SCALE_STEP, SCALE_HALF, SCALE_NONE };
 
 template <int T> struct bytes_type;
 
-/* What the kernel keeps in shared memory for the types with a codebook: one copy per lane, so that no lookup meets another */
+/* What the kernel keeps in shared memory for the types with a codebook: one copy per lane, so that
+ * no lookup meets another */
 struct lane_tables {
 	const uint8_t *base; /* grid [256][32] words and signs [128][32] words */
 	uint32_t lane;       /* this lane's column: 4 * lane */
 };
 
-/* Each nibble of pick chooses one of the eight bytes b a; __byte_perm would first clear the nibbles' top bits */
+/* Each nibble of pick chooses one of the eight bytes b a; __byte_perm would first clear the
+ * nibbles' top bits */
 static __device__ __forceinline__ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t pick)
 {
 	uint32_t d;
@@ -56,8 +60,8 @@ template <> struct bytes_type<DTYPE_Q8_0> {
 	{
 	}
 	/* p is a multiple of 4 */
-	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct head &, int, int s, int c,
-		const struct lane_tables &, uint32_t &a, uint32_t &b)
+	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct head &, int, int s,
+		int c, const struct lane_tables &, uint32_t &a, uint32_t &b)
 	{
 		const uint32_t *w = (const uint32_t *)(p + 34 * s + (s & 1 ? 2 : 0) + 4 * c);
 		if (s & 1) {
@@ -102,8 +106,8 @@ template <> struct bytes_type<DTYPE_Q4_K> {
 	{
 		read_six_bits(p, h);
 	}
-	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct head &, int, int s, int c,
-		const struct lane_tables &, uint32_t &a, uint32_t &b)
+	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct head &, int, int s,
+		int c, const struct lane_tables &, uint32_t &a, uint32_t &b)
 	{
 		const uint32_t *w = (const uint32_t *)(p + 16 + s / 2 * 32 + 8 * c);
 		a = w[0] >> 4 * (s & 1) & 0x0f0f0f0f;
@@ -139,8 +143,8 @@ template <> struct bytes_type<DTYPE_Q2_K> {
 		h.unit = half_float(w[20] & 0xffff);
 		h.minimum = half_float(w[20] >> 16);
 	}
-	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct head &h, int, int s, int c,
-		const struct lane_tables &, uint32_t &a, uint32_t &b)
+	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct head &h, int, int s,
+		int c, const struct lane_tables &, uint32_t &a, uint32_t &b)
 	{
 		const uint32_t *w = (const uint32_t *)(p + 16 + s / 4 * 32 + 8 * c);
 		uint32_t scale = byte_of(h.scale[s / 4], s % 4);
@@ -163,8 +167,8 @@ template <> struct bytes_type<DTYPE_Q5_K> {
 	{
 		read_six_bits(p, h);
 	}
-	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct head &, int, int s, int c,
-		const struct lane_tables &, uint32_t &a, uint32_t &b)
+	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct head &, int, int s,
+		int c, const struct lane_tables &, uint32_t &a, uint32_t &b)
 	{
 		const uint32_t *w = (const uint32_t *)(p + 48 + s / 2 * 32 + 8 * c),
 					   *high = (const uint32_t *)(p + 16 + 8 * c);
@@ -202,16 +206,19 @@ template <> struct bytes_type<DTYPE_Q6_K> {
 	{
 		h.unit = half_float(((const struct block_q6_k *)p)->d);
 	}
-	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct unit_head &, int, int s,
-		int c, const struct lane_tables &, uint32_t &a, uint32_t &b)
+	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct unit_head &, int,
+		int s, int c, const struct lane_tables &, uint32_t &a, uint32_t &b)
 	{
-		const uint8_t *low = p + s / 4 * 64 + s % 2 * 32 + 8 * c, *high = p + 128 + s / 4 * 32 + 8 * c;
+		const uint8_t *low = p + s / 4 * 64 + s % 2 * 32 + 8 * c,
+					  *high = p + 128 + s / 4 * 32 + 8 * c;
 		int g = s % 4;
-		a = less<32>((get32(low) >> (g & 2) * 2 & 0x0f0f0f0f) | (get32(high) >> 2 * g & 0x03030303) << 4);
-		b = less<32>(
-			(get32(low + 4) >> (g & 2) * 2 & 0x0f0f0f0f) | (get32(high + 4) >> 2 * g & 0x03030303) << 4);
+		a = less<32>(
+			(get32(low) >> (g & 2) * 2 & 0x0f0f0f0f) | (get32(high) >> 2 * g & 0x03030303) << 4);
+		b = less<32>((get32(low + 4) >> (g & 2) * 2 & 0x0f0f0f0f) |
+					 (get32(high + 4) >> 2 * g & 0x03030303) << 4);
 	}
-	static __device__ __forceinline__ int scale(const uint8_t *p, const struct unit_head &, int s, int half)
+	static __device__ __forceinline__ int scale(
+		const uint8_t *p, const struct unit_head &, int s, int half)
 	{
 		return ((const struct block_q6_k *)p)->sc[2 * s + half];
 	}
@@ -226,15 +233,17 @@ template <> struct bytes_type<DTYPE_Q3_K> {
 	{
 		h.unit = half_float(((const struct block_q3_k *)p)->d);
 	}
-	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct unit_head &, int, int s,
-		int c, const struct lane_tables &, uint32_t &a, uint32_t &b)
+	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct unit_head &, int,
+		int s, int c, const struct lane_tables &, uint32_t &a, uint32_t &b)
 	{
 		const uint8_t *low = p + 32 + s / 4 * 32 + 8 * c, *high = p + 8 * c;
 		int g = s % 4;
 		a = less<4>((get32(low) >> 2 * g & 0x03030303) | (get32(high) >> s & 0x01010101) << 2);
-		b = less<4>((get32(low + 4) >> 2 * g & 0x03030303) | (get32(high + 4) >> s & 0x01010101) << 2);
+		b = less<4>(
+			(get32(low + 4) >> 2 * g & 0x03030303) | (get32(high + 4) >> s & 0x01010101) << 2);
 	}
-	static __device__ __forceinline__ int scale(const uint8_t *p, const struct unit_head &, int s, int half)
+	static __device__ __forceinline__ int scale(
+		const uint8_t *p, const struct unit_head &, int s, int half)
 	{
 		return k_scale6_signed(((const struct block_q3_k *)p)->sc, 2 * s + half);
 	}
@@ -249,8 +258,8 @@ template <> struct bytes_type<DTYPE_Q4_0> {
 		const uint8_t *, int, const struct cuda_tables *, struct head &)
 	{
 	}
-	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct head &, int, int s, int c,
-		const struct lane_tables &, uint32_t &a, uint32_t &b)
+	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct head &, int, int s,
+		int c, const struct lane_tables &, uint32_t &a, uint32_t &b)
 	{
 		uint32_t w = get32(p + 18 * s + 2 + 4 * c);
 		a = less<8>(w & 0x0f0f0f0f);
@@ -276,7 +285,8 @@ static __device__ __forceinline__ void read_nl(const struct cuda_tables *t, stru
 }
 
 /* Eight nibbles: the low ones of the four bytes to a, the high ones to b */
-static __device__ __forceinline__ void nl_bytes(const struct nl_head &h, uint32_t w, uint32_t &a, uint32_t &b)
+static __device__ __forceinline__ void nl_bytes(
+	const struct nl_head &h, uint32_t w, uint32_t &a, uint32_t &b)
 {
 	uint32_t two[2];
 #pragma unroll
@@ -298,8 +308,8 @@ template <> struct bytes_type<DTYPE_IQ4_NL> {
 	{
 		read_nl(t, h);
 	}
-	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct nl_head &h, int, int s, int c,
-		const struct lane_tables &, uint32_t &a, uint32_t &b)
+	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct nl_head &h, int,
+		int s, int c, const struct lane_tables &, uint32_t &a, uint32_t &b)
 	{
 		nl_bytes(h, get32(p + 18 * s + 2 + 4 * c), a, b);
 	}
@@ -319,15 +329,16 @@ template <> struct bytes_type<DTYPE_IQ4_XS> {
 		read_nl(t, h);
 		h.unit = half_float(get16(p));
 	}
-	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct nl_head &h, int, int s, int c,
-		const struct lane_tables &, uint32_t &a, uint32_t &b)
+	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct nl_head &h, int,
+		int s, int c, const struct lane_tables &, uint32_t &a, uint32_t &b)
 	{
 		nl_bytes(h, get32(p + 8 + 16 * s + 4 * c), a, b);
 	}
 	static __device__ __forceinline__ int scale(const uint8_t *p, const struct nl_head &, int s)
 	{
 		const struct block_iq4_xs *b = (const struct block_iq4_xs *)p;
-		return ((b->scales_low[s / 2] >> (s & 1) * 4 & 15) | (b->scales_high >> 2 * s & 3) << 4) - 32;
+		return ((b->scales_low[s / 2] >> (s & 1) * 4 & 15) | (b->scales_high >> 2 * s & 3) << 4) -
+			   32;
 	}
 };
 
@@ -362,7 +373,8 @@ template <> struct bytes_type<DTYPE_IQ2_XXS> {
 		h.unit = half_float(get16(p)) * 0.125f; /* d (0.5 + n) / 4 = (d / 8) (2 n + 1) */
 		h.signs = 0;
 	}
-	/* The second word of a group, where the stage begins at a multiple of 8: in as few loads as the run's place in it allows */
+	/* The second word of a group, where the stage begins at a multiple of 8: in as few loads as the
+	 * run's place in it allows */
 	static __device__ __forceinline__ uint32_t second_word(const uint8_t *p, int u, int s)
 	{
 		if (u & 1)
@@ -375,8 +387,8 @@ template <> struct bytes_type<DTYPE_IQ2_XXS> {
 		return __byte_perm(low, ((const uint2 *)(p + 8 + 8 * s))->x, 0x5432);
 	}
 	/* nibbles of the grid row: which of 8, 25, 43; the sign adds 4 */
-	static __device__ __forceinline__ void bytes(const uint8_t *p, struct head &h, int u, int s, int c,
-		const struct lane_tables &t, uint32_t &a, uint32_t &b)
+	static __device__ __forceinline__ void bytes(const uint8_t *p, struct head &h, int u, int s,
+		int c, const struct lane_tables &t, uint32_t &a, uint32_t &b)
 	{
 		uint32_t row = p[2 + 8 * s + c];
 		h.signs = second_word(p, u, s);
@@ -405,14 +417,15 @@ template <> struct bytes_type<DTYPE_IQ2_XS> {
 		h.t = t;
 		h.unit = half_float(get16(p)) * 0.125f;
 	}
-	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct head &h, int, int s, int c,
-		const struct lane_tables &, uint32_t &a, uint32_t &b)
+	static __device__ __forceinline__ void bytes(const uint8_t *p, const struct head &h, int, int s,
+		int c, const struct lane_tables &, uint32_t &a, uint32_t &b)
 	{
 		uint32_t w = ((const struct block_iq2_xs *)p)->q[4 * s + c], sign = h.t->signs[w >> 9];
 		a = signed_bytes(h.t->iq2xs[2 * (w & 511)], sign);
 		b = signed_bytes(h.t->iq2xs[2 * (w & 511) + 1], sign >> 4);
 	}
-	static __device__ __forceinline__ int scale(const uint8_t *p, const struct head &, int s, int half)
+	static __device__ __forceinline__ int scale(
+		const uint8_t *p, const struct head &, int s, int half)
 	{
 		return odd_nibble(((const struct block_iq2_xs *)p)->sc[s], half);
 	}
@@ -455,7 +468,8 @@ template <> struct bytes_type<DTYPE_IQ3_XXS> {
 		const struct lane_tables &, uint32_t &a, uint32_t &b)
 	{
 		const struct block_iq3_xxs *k = (const struct block_iq3_xxs *)p;
-		uint32_t rows = get16(k->q + 8 * s + 2 * c), sign = h.t->signs[get32(k->sas + 4 * s) >> 7 * c & 127];
+		uint32_t rows = get16(k->q + 8 * s + 2 * c),
+				 sign = h.t->signs[get32(k->sas + 4 * s) >> 7 * c & 127];
 		a = signed_bytes(h.t->iq3xxs[rows & 255], sign);
 		b = signed_bytes(h.t->iq3xxs[rows >> 8], sign >> 4);
 	}
@@ -479,7 +493,8 @@ template <> struct bytes_type<DTYPE_IQ3_S> {
 		const struct lane_tables &, uint32_t &a, uint32_t &b)
 	{
 		const struct block_iq3_s *k = (const struct block_iq3_s *)p;
-		uint32_t rows = get16(k->q + 8 * s + 2 * c), high = k->high[s] >> 2 * c, sign = k->sign[4 * s + c];
+		uint32_t rows = get16(k->q + 8 * s + 2 * c), high = k->high[s] >> 2 * c,
+				 sign = k->sign[4 * s + c];
 		a = signed_bytes(h.t->iq3s[(rows & 255) | (high & 1) << 8], sign);
 		b = signed_bytes(h.t->iq3s[rows >> 8 | (high & 2) << 7], sign >> 4);
 	}
@@ -527,8 +542,8 @@ template <> struct bytes_type<DTYPE_IQ1_M> {
 		const uint8_t *p, int, const struct cuda_tables *t, head &h)
 	{
 		const struct block_iq1_m *k = (const struct block_iq1_m *)p;
-		uint32_t bits =
-			k->sc[0] >> 12 | k->sc[1] >> 12 << 4 | k->sc[2] >> 12 << 8 | (uint32_t)(k->sc[3] >> 12) << 12;
+		uint32_t bits = k->sc[0] >> 12 | k->sc[1] >> 12 << 4 | k->sc[2] >> 12 << 8 |
+						(uint32_t)(k->sc[3] >> 12) << 12;
 		h.t = t;
 		h.unit = half_float(bits) * 0.125f;
 	}

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Packed blocks (src/quant/blocks.h) in registers: four consecutive weights of a run of 256 as factor * q + offset.
+ * Packed blocks (src/quant/blocks.h) in registers: four consecutive weights of a run of 256 as
+ * factor * q + offset.
  *
- * Every type is read in runs of 256 weights, RUN_BYTES each: one block of the K and IQ types, eight of the 32-weight types.
+ * Every type is read in runs of 256 weights, RUN_BYTES each: one block of the K and IQ types, eight
+ * of the 32-weight types.
  *
  *      weight v of the run, v = 4 lane + 128 g:   lane  0       1       ...  31        (g = 0)
  *                                                       0..3    4..7         124..127
  *                                                       128..   132..        252..255  (g = 1)
  *
- * `p` is where the run begins, in shared or global memory, at an address that is a multiple of 2 (of 4 for F32).
- * fl(factor * q) + offset, rounded after each step, are the exact floats of src/quant/dequant.h.
+ * `p` is where the run begins, in shared or global memory, at an address that is a multiple of 2
+ * (of 4 for F32). fl(factor * q) + offset, rounded after each step, are the exact floats of
+ * src/quant/dequant.h.
  */
 #ifndef GLM_KERNELS_CUDA_BLOCK_DOT_CUH
 #define GLM_KERNELS_CUDA_BLOCK_DOT_CUH
@@ -44,7 +47,8 @@ static __device__ __forceinline__ void bytes_floats(uint32_t w, float zero, floa
 {
 #pragma unroll
 	for (int i = 0; i < 4; i++)
-		q[i] = __fadd_rn(__uint_as_float(__byte_perm(w, 0x4b000000u, 0x7540 | i)), -8388608.0f - zero);
+		q[i] =
+			__fadd_rn(__uint_as_float(__byte_perm(w, 0x4b000000u, 0x7540 | i)), -8388608.0f - zero);
 }
 
 /* Magnitudes with the sign bits of `sign` (bit i: weight i negative). */
@@ -56,7 +60,8 @@ static __device__ __forceinline__ void signed_floats(uint32_t w, uint32_t sign, 
 		q[i] = __uint_as_float(__float_as_uint(q[i]) ^ (sign >> i & 1) << 31);
 }
 
-static __device__ __forceinline__ void iq1_floats(uint32_t row, bool second, float delta, float q[4])
+static __device__ __forceinline__ void iq1_floats(
+	uint32_t row, bool second, float delta, float q[4])
 {
 	row >>= second ? 8 : 0;
 #pragma unroll
@@ -67,12 +72,12 @@ static __device__ __forceinline__ void iq1_floats(uint32_t row, bool second, flo
 /* What a type is: RUN_BYTES, whether it has factors and offsets, and weights v .. v + 3. */
 template <int T> struct packed;
 
-#define PACKED(T, bytes, has_factor, has_offset)                                                             \
-	template <> struct packed<DTYPE_##T> {                                                                   \
-		static constexpr int RUN_BYTES = bytes;                                                              \
-		static constexpr bool FACTOR = has_factor, OFFSET = has_offset;                                      \
-		static __device__ __forceinline__ void get(                                                          \
-			const uint8_t *p, int v, const struct cuda_tables *t, float q[4], float &factor, float &offset)
+#define PACKED(T, bytes, has_factor, has_offset)                                                   \
+	template <> struct packed<DTYPE_##T> {                                                         \
+		static constexpr int RUN_BYTES = bytes;                                                    \
+		static constexpr bool FACTOR = has_factor, OFFSET = has_offset;                            \
+		static __device__ __forceinline__ void get(const uint8_t *p, int v,                        \
+			const struct cuda_tables *t, float q[4], float &factor, float &offset)
 #define PACKED_END }
 
 PACKED(F32, 1024, false, false)
@@ -232,7 +237,8 @@ PACKED(IQ3_S, 110, true, false)
 	(void)offset;
 	const struct block_iq3_s *b = (const struct block_iq3_s *)p;
 	int j = v / 4, k = v / 32;
-	uint32_t scale = b->sc[k / 2] >> (k & 1) * 4 & 15, index = b->q[j] | (b->high[k] >> j % 8 & 1) << 8;
+	uint32_t scale = b->sc[k / 2] >> (k & 1) * 4 & 15, index = b->q[j] | (b->high[k] >> j % 8 & 1)
+																			 << 8;
 	factor = __fmul_rn(half_float(b->d), small_float(1 + 2 * scale));
 	signed_floats(t->iq3s[index], (uint32_t)b->sign[v / 8] >> (v & 4), q);
 }
@@ -254,8 +260,8 @@ PACKED(IQ1_M, 56, true, false)
 	(void)offset;
 	const struct block_iq1_m *b = (const struct block_iq1_m *)p;
 	int j = v / 8;
-	uint32_t bits =
-		b->sc[0] >> 12 | b->sc[1] >> 12 << 4 | b->sc[2] >> 12 << 8 | (uint32_t)(b->sc[3] >> 12) << 12;
+	uint32_t bits = b->sc[0] >> 12 | b->sc[1] >> 12 << 4 | b->sc[2] >> 12 << 8 |
+					(uint32_t)(b->sc[3] >> 12) << 12;
 	uint32_t h = b->high[j / 2] >> (j & 1) * 4 & 15, index = b->q[j] | (h & 7) << 8,
 			 scale = b->sc[j / 8] >> 3 * (j / 2 % 4) & 7;
 	factor = __fmul_rn(half_float(bits), small_float(2 * scale + 1));
@@ -263,7 +269,8 @@ PACKED(IQ1_M, 56, true, false)
 }
 PACKED_END;
 
-static __device__ __forceinline__ void nl_floats(uint32_t nibbles, const struct cuda_tables *t, float q[4])
+static __device__ __forceinline__ void nl_floats(
+	uint32_t nibbles, const struct cuda_tables *t, float q[4])
 {
 #pragma unroll
 	for (int i = 0; i < 4; i++)

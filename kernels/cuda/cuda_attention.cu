@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Absorbed MLA over a list of cache rows, split over positions: for the shapes and types that cuda_attention_mma.cu does not
- * take.
+ * Absorbed MLA over a list of cache rows, split over positions: for the shapes and types that
+ * cuda_attention_mma.cu does not take.
  *
- * attend_kernel: grid (segments of SEGMENT list entries, groups of HEADS heads, rows), block 256. A block takes its segment in
- * tiles of TILE cache rows, which it copies to shared memory as floats; scores, running maximum, sum and weighted values are
- * kept in tile order. Its result (maximum, sum, HEADS x n_value) goes to scratch. merge_kernel: grid (heads, rows), block
- * 128: joins the segments of a head in ascending order.
+ * attend_kernel: grid (segments of SEGMENT list entries, groups of HEADS heads, rows), block 256. A
+ * block takes its segment in tiles of TILE cache rows, which it copies to shared memory as floats;
+ * scores, running maximum, sum and weighted values are kept in tile order. Its result (maximum,
+ * sum, HEADS x n_value) goes to scratch. merge_kernel: grid (heads, rows), block 128: joins the
+ * segments of a head in ascending order.
  *
- * Bytes moved: every chosen cache row once per group of heads (from the second-level cache after the first), the query once
- * per segment, the partial results once out and once in. Neither segments nor orders depend on how many rows there are;
- * rows are taken in groups only to bound the scratch.
+ * Bytes moved: every chosen cache row once per group of heads (from the second-level cache after
+ * the first), the query once per segment, the partial results once out and once in. Neither
+ * segments nor orders depend on how many rows there are; rows are taken in groups only to bound the
+ * scratch.
  *
- *      tile [TILE][stride]   one row per position, padded so that 16-byte reads of 8 neighbours do not meet in a bank
- *      score thread (quarter of the width, half of the heads, position): 4 heads at once
- *      value thread: columns 2 c, 2 c + 1 of all HEADS heads
+ *      tile [TILE][stride]   one row per position, padded so that 16-byte reads of 8 neighbours do
+ * not meet in a bank score thread (quarter of the width, half of the heads, position): 4 heads at
+ * once value thread: columns 2 c, 2 c + 1 of all HEADS heads
  */
 #include "kernels/cuda/cuda_attention.cuh"
 
@@ -28,7 +30,7 @@ struct attend_args {
 	struct attend a;
 	const int32_t *base;
 	int first_row, n_segments, stride; /* stride: floats of a padded row */
-	float *part;                       /* [rows][n_segments][n_heads][2 + n_value]: maximum, sum, values */
+	float *part; /* [rows][n_segments][n_heads][2 + n_value]: maximum, sum, values */
 };
 
 static __device__ __forceinline__ float4 fma4(float4 a, float4 b, float4 c)
@@ -38,8 +40,8 @@ static __device__ __forceinline__ float4 fma4(float4 a, float4 b, float4 c)
 }
 
 /* Rows list[0 .. n) of the cache into the tile, zeros behind them and between width and stride. */
-static __device__ void load_tile(
-	const struct cache_view &cache, int64_t base, const int32_t *list, int n, int stride, float *tile)
+static __device__ void load_tile(const struct cache_view &cache, int64_t base, const int32_t *list,
+	int n, int stride, float *tile)
 {
 	bool is_half = cache.type == DTYPE_F16,
 		 wide = is_half && cache.width % 8 == 0 && !((uintptr_t)cache.data & 15);
@@ -53,8 +55,8 @@ static __device__ void load_tile(
 				for (int i = lane * 8; i < width; i += 256) {
 					uint4 raw = *(const uint4 *)((const __half *)cache.data + row + i);
 					const __half2 *h = (const __half2 *)&raw;
-					float2 f0 = __half22float2(h[0]), f1 = __half22float2(h[1]), f2 = __half22float2(h[2]),
-						   f3 = __half22float2(h[3]);
+					float2 f0 = __half22float2(h[0]), f1 = __half22float2(h[1]),
+						   f2 = __half22float2(h[2]), f3 = __half22float2(h[3]);
 					*(float4 *)(to + i) = make_float4(f0.x, f0.y, f1.x, f1.y);
 					*(float4 *)(to + i + 4) = make_float4(f2.x, f2.y, f3.x, f3.y);
 				}
@@ -68,7 +70,8 @@ static __device__ void load_tile(
 	}
 }
 
-static __global__ void __launch_bounds__(THREADS) attend_kernel(const __grid_constant__ struct attend_args g)
+static __global__ void __launch_bounds__(THREADS)
+	attend_kernel(const __grid_constant__ struct attend_args g)
 {
 	const struct attend &a = g.a;
 	extern __shared__ __align__(16) float shared[];
@@ -90,7 +93,8 @@ static __global__ void __launch_bounds__(THREADS) attend_kernel(const __grid_con
 		top[tid] = -INFINITY;
 		sum[tid] = 0;
 	}
-	/* columns of this thread: 2 tid, 2 tid + 1, then THREADS * 2 further on for wide values: at most 2 sets */
+	/* columns of this thread: 2 tid, 2 tid + 1, then THREADS * 2 further on for wide values: at
+	 * most 2 sets */
 	float2 acc[2][HEADS];
 #pragma unroll
 	for (int s = 0; s < 2; s++)
@@ -123,7 +127,8 @@ static __global__ void __launch_bounds__(THREADS) attend_kernel(const __grid_con
 		{ /* softmax of the tile: one warp a head */
 			int h = tid / 32, t = tid % 32;
 			float s =
-				((quarter[0][h][t] + quarter[1][h][t]) + (quarter[2][h][t] + quarter[3][h][t])) * a.scale;
+				((quarter[0][h][t] + quarter[1][h][t]) + (quarter[2][h][t] + quarter[3][h][t])) *
+				a.scale;
 			float most = t < n ? s : -INFINITY;
 			for (int step = 16; step; step /= 2)
 				most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
@@ -162,7 +167,8 @@ static __global__ void __launch_bounds__(THREADS) attend_kernel(const __grid_con
 		}
 	}
 	int64_t per_head = a.n_value + 2;
-	float *out = g.part + (((int64_t)blockIdx.z * g.n_segments + blockIdx.x) * a.n_heads + head) * per_head;
+	float *out =
+		g.part + (((int64_t)blockIdx.z * g.n_segments + blockIdx.x) * a.n_heads + head) * per_head;
 	if (tid < heads) {
 		out[tid * per_head] = top[tid];
 		out[tid * per_head + 1] = sum[tid];
@@ -183,9 +189,11 @@ static __global__ void __launch_bounds__(THREADS) attend_kernel(const __grid_con
 static __global__ void merge_kernel(const __grid_constant__ struct attend_args g)
 {
 	const struct attend &a = g.a;
-	int64_t r = g.first_row + (int)blockIdx.y, per_head = a.n_value + 2, step = a.n_heads * per_head;
+	int64_t r = g.first_row + (int)blockIdx.y, per_head = a.n_value + 2,
+			step = a.n_heads * per_head;
 	int n = (a.n_sel[r] + SEGMENT - 1) / SEGMENT;
-	const float *part = g.part + ((int64_t)blockIdx.y * g.n_segments * a.n_heads + blockIdx.x) * per_head;
+	const float *part =
+		g.part + ((int64_t)blockIdx.y * g.n_segments * a.n_heads + blockIdx.x) * per_head;
 	extern __shared__ __align__(16) float weight[]; /* [n]: of each segment, then [n]: its sum */
 	__shared__ float tops[4];
 	float top = -INFINITY, sum = 0;
@@ -221,8 +229,8 @@ void cuda_attend(struct backend *base, const struct batch *rows, const struct at
 	if (!cuda_begin(base, "attend") || !rows->n || cuda_attend_mma(b, rows, a))
 		return;
 	if (a->rotate)
-		cuda_rope(base, &a->rope, a->rotate, a->rotate_stride, a->q + a->n_value, a->cache.width, rows->n,
-			a->n_heads);
+		cuda_rope(base, &a->rope, a->rotate, a->rotate_stride, a->q + a->n_value, a->cache.width,
+			rows->n, a->n_heads);
 	struct attend_args g = {*a, rows->base, 0, 0, 0, NULL};
 	/* padded to whole 16 bytes, an odd number of them */
 	g.stride = (a->cache.width + 3) / 4 * 4;
@@ -231,8 +239,8 @@ void cuda_attend(struct backend *base, const struct batch *rows, const struct at
 	g.n_segments = (longest + SEGMENT - 1) / SEGMENT;
 	size_t shared = (size_t)(HEADS + TILE) * (size_t)g.stride * sizeof(float);
 	if (a->n_value > 4 * THREADS) {
-		err_set(&base->failure, ERR_RUN, "cuda: attend: values of %d floats; at most %d are supported",
-			a->n_value, 4 * THREADS);
+		err_set(&base->failure, ERR_RUN,
+			"cuda: attend: values of %d floats; at most %d are supported", a->n_value, 4 * THREADS);
 		return;
 	}
 	static size_t allowed, merge_allowed;
@@ -240,7 +248,8 @@ void cuda_attend(struct backend *base, const struct batch *rows, const struct at
 	if (!cuda_allow_shared(b, (const void *)attend_kernel, shared, &allowed) ||
 		!cuda_allow_shared(b, (const void *)merge_kernel, meet, &merge_allowed))
 		return;
-	/* scratch for the longest list that these arguments can bring, so that it does not grow with the context */
+	/* scratch for the longest list that these arguments can bring, so that it does not grow with
+	 * the context */
 	size_t row_bytes = (size_t)a->n_heads * (size_t)(a->n_value + 2) * sizeof(float);
 	size_t full = row_bytes * (size_t)((a->sel_stride + SEGMENT - 1) / SEGMENT),
 		   now = row_bytes * (size_t)g.n_segments;
@@ -252,7 +261,8 @@ void cuda_attend(struct backend *base, const struct batch *rows, const struct at
 	group = (int)((size_t)group * full / now < 65535 ? (size_t)group * full / now : 65535);
 	for (; g.first_row < rows->n; g.first_row += group) {
 		int n = rows->n - g.first_row < group ? rows->n - g.first_row : group;
-		dim3 grid((unsigned)g.n_segments, (unsigned)((a->n_heads + HEADS - 1) / HEADS), (unsigned)n);
+		dim3 grid(
+			(unsigned)g.n_segments, (unsigned)((a->n_heads + HEADS - 1) / HEADS), (unsigned)n);
 		attend_kernel<<<grid, THREADS, shared, b->stream>>>(g);
 		merge_kernel<<<dim3((unsigned)a->n_heads, (unsigned)n), 128, meet, b->stream>>>(g);
 		cuda_launched(b);

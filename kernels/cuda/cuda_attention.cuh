@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Private to kernels/cuda: the fast ways of attend and index_select. Each returns false, having done nothing, for a shape or
- * type that it does not know; the general kernels then do it. Failures are kept in the backend. */
+/* Private to kernels/cuda: the fast ways of attend and index_select. Each returns false, having
+ * done nothing, for a shape or type that it does not know; the general kernels then do it. Failures
+ * are kept in the backend. */
 #ifndef GLM_KERNELS_CUDA_ATTENTION_CUH
 #define GLM_KERNELS_CUDA_ATTENTION_CUH
 
@@ -12,10 +13,11 @@
 bool cuda_attend_mma(struct cuda_backend *b, const struct batch *rows, const struct attend *a);
 
 /* score [n][stride] of rows first_row .. first_row + n that have more than top_k positions. */
-bool cuda_index_scores(struct cuda_backend *b, const struct batch *rows, const struct index_select *a,
-	int first_row, int n, int64_t stride, float *score);
+bool cuda_index_scores(struct cuda_backend *b, const struct batch *rows,
+	const struct index_select *a, int first_row, int n, int64_t stride, float *score);
 
 /* All of index_select, for few rows. */
-bool cuda_index_choose(struct cuda_backend *b, const struct batch *rows, const struct index_select *a);
+bool cuda_index_choose(
+	struct cuda_backend *b, const struct batch *rows, const struct index_select *a);
 
 #endif

@@ -1,33 +1,37 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Absorbed MLA on the matrix units, for half caches of the released shape: keys of 576 halves, values their first 512.
+ * Absorbed MLA on the matrix units, for half caches of the released shape: keys of 576 halves,
+ * values their first 512.
  *
- * attend_mma_kernel: grid (parts of the list times groups of 16 HT heads, rows), block 256. The chosen cache rows come to shared
- * memory in tiles of 32, two at a time, and are key and value from there. Queries and weights are two halves each
- * (cuda_mma.cuh), so nothing of float32 is lost but the last two bits.
+ * attend_mma_kernel: grid (parts of the list times groups of 16 HT heads, rows), block 256. The
+ * chosen cache rows come to shared memory in tiles of 32, two at a time, and are key and value from
+ * there. Queries and weights are two halves each (cuda_mma.cuh), so nothing of float32 is lost but
+ * the last two bits.
  *
- *      scores   warp (quarter of the key width) x (16 heads, or with HT = 1 half of the positions); quarters meet in `meet`
- *      softmax  8 HT lanes a head
- *      values   warp: 64 columns for all heads; a tile's sum is made from zero and then added to what there was
+ *      scores   warp (quarter of the key width) x (16 heads, or with HT = 1 half of the positions);
+ * quarters meet in `meet` softmax  8 HT lanes a head values   warp: 64 columns for all heads; a
+ * tile's sum is made from zero and then added to what there was
  *
- * Few rows (decode): the list is cut into segments of SEGMENT entries, a block does some, and merge_kernel (grid: heads times
- * quarters of the values, rows; block 128) joins them in ascending order: which segments there are depends on the length of
- * the list alone, so a row's numbers are the same in every such batch. Many rows (prefill): a block does the whole list.
+ * Few rows (decode): the list is cut into segments of SEGMENT entries, a block does some, and
+ * merge_kernel (grid: heads times quarters of the values, rows; block 128) joins them in ascending
+ * order: which segments there are depends on the length of the list alone, so a row's numbers are
+ * the same in every such batch. Many rows (prefill): a block does the whole list.
  *
- * Bytes moved: every chosen cache row once per 16 HT heads (from the second-level cache after the first), queries once per block;
- * for few rows the partial results once out and once in.
+ * Bytes moved: every chosen cache row once per 16 HT heads (from the second-level cache after the
+ * first), queries once per block; for few rows the partial results once out and once in.
  */
 #include "kernels/cuda/cuda_attention.cuh"
 #include "kernels/cuda/cuda_mma.cuh"
 
-#define WIDTH      576
-#define VALUE      512
-#define TILE       32
-#define SEGMENT    64
-#define THREADS    256
-#define STEPS      (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
-#define P_STRIDE   40               /* halves: rows of 32 weights, 16-byte reads of 8 rows meet in no bank */
-#define UPRIGHT    ((VALUE - 3 * STEPS * 16) / 16) /* those of the last quarter before the rotated part begins */
+#define WIDTH    576
+#define VALUE    512
+#define TILE     32
+#define SEGMENT  64
+#define THREADS  256
+#define STEPS    (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
+#define P_STRIDE 40 /* halves: rows of 32 weights, 16-byte reads of 8 rows meet in no bank */
+#define UPRIGHT                                                                                    \
+	((VALUE - 3 * STEPS * 16) / 16) /* those of the last quarter before the rotated part begins */
 #define TILE_BYTES (TILE * WIDTH * 2)
 #define P_SCALE    16384.0f
 
@@ -35,12 +39,14 @@ struct mma_attend_args {
 	struct attend a;
 	const int32_t *base;
 	int first_row;
-	int n_groups, n_segments, per_block; /* groups of heads; segments of the longest list, and in one block */
-	float *part;                         /* [rows][n_segments][n_heads][VALUE] */
-	float2 *meta;                        /* [rows][n_segments][n_heads]: maximum, sum */
+	int n_groups, n_segments,
+		per_block; /* groups of heads; segments of the longest list, and in one block */
+	float *part;   /* [rows][n_segments][n_heads][VALUE] */
+	float2 *meta;  /* [rows][n_segments][n_heads]: maximum, sum */
 };
 
-/* Byte of 16-byte piece `piece` of row t of a tile: pieces change places so that 8 rows meet in no bank. */
+/* Byte of 16-byte piece `piece` of row t of a tile: pieces change places so that 8 rows meet in no
+ * bank. */
 static __device__ __forceinline__ uint32_t tile_at(int t, int piece)
 {
 	return (uint32_t)(t * (WIDTH * 2) + (piece ^ (t & 7)) * 16);
@@ -70,7 +76,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 	/* a warp brings 4 rows of a tile: its lanes 0 .. 3 know the positions two tiles ahead */
 	auto position = [&](int t0) {
-		return sel[min(t0 + warp * 4 + lane % 4, last - 1)]; /* rows behind the last weigh nothing */
+		return sel[min(
+			t0 + warp * 4 + lane % 4, last - 1)]; /* rows behind the last weigh nothing */
 	};
 	int next = position(first), after = position(first + TILE);
 	auto fetch = [&](int t0, int stage) {
@@ -81,8 +88,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
 			for (int j = 0; j < 3; j++)
 				if (lane + 32 * j < WIDTH / 8)
-					async_copy(
-						tiles + stage * TILE_BYTES + tile_at(t, lane + 32 * j), from + (lane + 32 * j) * 8);
+					async_copy(tiles + stage * TILE_BYTES + tile_at(t, lane + 32 * j),
+						from + (lane + 32 * j) * 8);
 		}
 		async_commit();
 		next = after;
@@ -105,8 +112,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
 				int h = head + mt * 16 + row8 + i % 2 * 8;
 				int k = (quarter * STEPS + s) * 16 + 2 * c + i / 2 * 8;
 				int64_t at = r * a.n_heads + h;
-				const float *from = turned && s >= UPRIGHT ? a.rotate + at * a.rotate_stride + (k - VALUE)
-														   : a.q + at * WIDTH + k;
+				const float *from = turned && s >= UPRIGHT
+										? a.rotate + at * a.rotate_stride + (k - VALUE)
+										: a.q + at * WIDTH + k;
 				q[s][i] = h < a.n_heads ? *(const float2 *)from : make_float2(0, 0);
 			}
 		if (turned) {
@@ -115,8 +123,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 			for (int s = UPRIGHT; s < STEPS; s++)
 #pragma unroll
 				for (int i = 0; i < 2; i++)
-					angle[s - UPRIGHT][i] = *(
-						const float2 *)(a.rope.cos_sin + r * a.rope.dim + (s - UPRIGHT) * 16 + 2 * c + i * 8);
+					angle[s - UPRIGHT][i] = *(const float2 *)(a.rope.cos_sin + r * a.rope.dim +
+															  (s - UPRIGHT) * 16 + 2 * c + i * 8);
 #pragma unroll
 			for (int s = UPRIGHT; s < STEPS; s++)
 #pragma unroll
@@ -199,8 +207,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
 				for (int i = 0; i < 2; i++) {
 					int h = mt * 16 + row8 + 8 * i, t = (t_first + n * 8 + 2 * c) ^ (h & 3) * 8;
-					*(float2 *)&meet[(quarter * HEADS + h) * TILE + t] = make_float2(
-						__fadd_rn(hi[n][2 * i], lo[n][2 * i]), __fadd_rn(hi[n][2 * i + 1], lo[n][2 * i + 1]));
+					*(float2 *)&meet[(quarter * HEADS + h) * TILE + t] =
+						make_float2(__fadd_rn(hi[n][2 * i], lo[n][2 * i]),
+							__fadd_rn(hi[n][2 * i + 1], lo[n][2 * i + 1]));
 				}
 		}
 		__syncthreads();
@@ -216,8 +225,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 					*(float2 *)quarters[k] = *(const float2 *)(from + k * HEADS * TILE);
 #pragma unroll
 			for (int i = 0; i < EACH; i++) {
-				float v = __fadd_rn(
-					__fadd_rn(quarters[0][i], quarters[1][i]), __fadd_rn(quarters[2][i], quarters[3][i]));
+				float v = __fadd_rn(__fadd_rn(quarters[0][i], quarters[1][i]),
+					__fadd_rn(quarters[2][i], quarters[3][i]));
 				s[i] = t0 + t + i < last ? __fmul_rn(v, unscale[h]) : -INFINITY;
 				most = fmaxf(most, s[i]);
 			}
@@ -256,8 +265,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
 					for (int m = 0; m < HT; m++)
 						load_matrices(p[s][term][m],
-							shared_address(&weights[(term * HEADS + m * 16 + lane % 16) * P_STRIDE + s * 16 +
-													lane / 16 * 8]));
+							shared_address(&weights[(term * HEADS + m * 16 + lane % 16) * P_STRIDE +
+													s * 16 + lane / 16 * 8]));
 			float f[HT][2];
 #pragma unroll
 			for (int m = 0; m < HT; m++)
@@ -277,16 +286,16 @@ static __global__ void __launch_bounds__(THREADS, 1)
 					uint32_t b[2][4];
 #pragma unroll
 					for (int k = 0; k < 2; k++)
-						load_matrices_turned(
-							b[k], tile + tile_at(s * 16 + lane % 16, warp * 8 + n + 2 * k + lane / 16));
+						load_matrices_turned(b[k],
+							tile + tile_at(s * 16 + lane % 16, warp * 8 + n + 2 * k + lane / 16));
 #pragma unroll
 					for (int term = 0; term < 2; term++)
 #pragma unroll
 						for (int k = 0; k < 4; k++)
 #pragma unroll
 							for (int m = 0; m < HT; m++)
-								mma_half(
-									v[k][m], p[s][term][m], b[k / 2][k % 2 * 2], b[k / 2][k % 2 * 2 + 1]);
+								mma_half(v[k][m], p[s][term][m], b[k / 2][k % 2 * 2],
+									b[k / 2][k % 2 * 2 + 1]);
 				}
 #pragma unroll
 				for (int k = 0; k < 4; k++)
@@ -303,7 +312,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		} else
 			async_commit(); /* what is waited for stays one behind */
 		if (t0 + 2 * TILE >= last)
-			grid_let_next(); /* not before: the weights that come next would stand in this kernel's way */
+			grid_let_next(); /* not before: the weights that come next would stand in this kernel's
+								way */
 		if (!WHOLE && (t0 + TILE >= last || (t0 + TILE) % SEGMENT == 0)) {
 			int64_t at = ((int64_t)blockIdx.y * g.n_segments + t0 / SEGMENT) * a.n_heads + head;
 			if (tid % LANES == 0 && head + tid / LANES < a.n_heads)
@@ -334,11 +344,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
 			int h = m * 16 + row8 + 8 * i;
 			if (head + h >= a.n_heads)
 				continue;
-			float *out = a.out + (r * a.n_heads + head + h) * VALUE + warp * 64 + 2 * c, by = last_sum[h];
+			float *out = a.out + (r * a.n_heads + head + h) * VALUE + warp * 64 + 2 * c,
+				  by = last_sum[h];
 #pragma unroll
 			for (int n = 0; n < 8; n++)
-				*(float2 *)(out + n * 8) =
-					make_float2(__fdiv_rn(acc[m][n][2 * i], by), __fdiv_rn(acc[m][n][2 * i + 1], by));
+				*(float2 *)(out + n * 8) = make_float2(
+					__fdiv_rn(acc[m][n][2 * i], by), __fdiv_rn(acc[m][n][2 * i + 1], by));
 		}
 }
 
@@ -388,14 +399,16 @@ static __global__ void __launch_bounds__(128)
 
 template <int HT> static constexpr size_t shared_bytes()
 {
-	return 2 * TILE_BYTES + 4 * 16 * HT * TILE * sizeof(float) + 2 * 16 * HT * P_STRIDE * sizeof(__half);
+	return 2 * TILE_BYTES + 4 * 16 * HT * TILE * sizeof(float) +
+		   2 * 16 * HT * P_STRIDE * sizeof(__half);
 }
 
 template <int HT, bool WHOLE>
 static bool launch(struct cuda_backend *b, const struct mma_attend_args *g, int blocks, int rows)
 {
 	static size_t allowed;
-	if (!cuda_allow_shared(b, (const void *)attend_mma_kernel<HT, WHOLE>, shared_bytes<HT>(), &allowed))
+	if (!cuda_allow_shared(
+			b, (const void *)attend_mma_kernel<HT, WHOLE>, shared_bytes<HT>(), &allowed))
 		return false;
 	cuda_launch(b, attend_mma_kernel<HT, WHOLE>, dim3((unsigned)blocks, (unsigned)rows), THREADS,
 		shared_bytes<HT>(), *g);
@@ -406,44 +419,49 @@ bool cuda_attend_mma(struct cuda_backend *b, const struct batch *rows, const str
 {
 	if (a->cache.type != DTYPE_F16 || a->cache.width != WIDTH || a->n_value != VALUE ||
 		(((uintptr_t)a->cache.data | (uintptr_t)a->q | (uintptr_t)a->out) & 15) ||
-		(a->rotate && (a->rope.dim != WIDTH - VALUE || (uintptr_t)a->rotate % 8 || a->rotate_stride % 2)))
+		(a->rotate &&
+			(a->rope.dim != WIDTH - VALUE || (uintptr_t)a->rotate % 8 || a->rotate_stride % 2)))
 		return false;
 	struct mma_attend_args g = {*a, rows->base, 0, 0, 0, 0, NULL, NULL};
 	if (rows->n > CUDA_FEW_ROWS) {
 		g.n_groups = (a->n_heads + 31) / 32;
 		for (; g.first_row < rows->n; g.first_row += 65535)
-			if (!launch<2, true>(
-					b, &g, g.n_groups, rows->n - g.first_row < 65535 ? rows->n - g.first_row : 65535))
+			if (!launch<2, true>(b, &g, g.n_groups,
+					rows->n - g.first_row < 65535 ? rows->n - g.first_row : 65535))
 				break;
 		return true;
 	}
 	int longest = rows->max_pos + 1 < a->sel_stride ? rows->max_pos + 1 : a->sel_stride,
 		most = (a->sel_stride + SEGMENT - 1) / SEGMENT;
 	g.n_segments = (longest + SEGMENT - 1) / SEGMENT;
-	/* one row: small blocks, to be on every multiprocessor; more: large ones, about as many as can run at a time */
+	/* one row: small blocks, to be on every multiprocessor; more: large ones, about as many as can
+	 * run at a time */
 	bool narrow = rows->n == 1 || a->n_heads <= 16;
 	g.n_groups = narrow ? (a->n_heads + 15) / 16 : (a->n_heads + 31) / 32;
 	g.per_block = (g.n_segments * g.n_groups * rows->n + b->n_sm - 1) / b->n_sm;
 	int blocks = (g.n_segments + g.per_block - 1) / g.per_block * g.n_groups;
-	/* scratch for the longest list that these arguments can bring, so that it does not grow with the context */
+	/* scratch for the longest list that these arguments can bring, so that it does not grow with
+	 * the context */
 	size_t entries = (size_t)rows->n * (size_t)most * (size_t)a->n_heads;
 	g.part = (float *)cuda_scratch(b, entries * (VALUE * sizeof(float) + sizeof(float2)));
 	if (!g.part)
 		return true;
 	g.meta = (float2 *)(g.part + entries * VALUE);
-	if (narrow ? launch<1, false>(b, &g, blocks, rows->n) : launch<2, false>(b, &g, blocks, rows->n)) {
+	if (narrow ? launch<1, false>(b, &g, blocks, rows->n)
+			   : launch<2, false>(b, &g, blocks, rows->n)) {
 		size_t bytes = (size_t)g.n_segments * sizeof(float);
-		static bool told; /* one setting of the multiprocessors for both kernels: changing it takes time */
-		if (!told && !cuda_check(b,
-						 cudaFuncSetAttribute((const void *)merge_mma_kernel,
-							 cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared)))
+		static bool
+			told; /* one setting of the multiprocessors for both kernels: changing it takes time */
+		if (!told && !cuda_check(b, cudaFuncSetAttribute((const void *)merge_mma_kernel,
+										cudaFuncAttributePreferredSharedMemoryCarveout,
+										cudaSharedmemCarveoutMaxShared)))
 			return true;
 		told = true;
 		static size_t allowed;
 		if (!cuda_allow_shared(b, (const void *)merge_mma_kernel, bytes, &allowed))
 			return true;
-		cuda_launch(b, merge_mma_kernel, dim3((unsigned)(a->n_heads * (VALUE / 128)), (unsigned)rows->n), 128,
-			bytes, g);
+		cuda_launch(b, merge_mma_kernel,
+			dim3((unsigned)(a->n_heads * (VALUE / 128)), (unsigned)rows->n), 128, bytes, g);
 	}
 	return true;
 }

@@ -2,8 +2,9 @@
 /*
  * The CUDA backend's table, its memory, copies and failures. The ops are in the other files.
  *
- * Small uploads (token ids, positions) travel as kernel arguments: grid 1, block 256, at most PAYLOAD bytes, no copy engine and
- * no staging. Everything else goes through the ring of pinned stages, one copy per piece.
+ * Small uploads (token ids, positions) travel as kernel arguments: grid 1, block 256, at most
+ * PAYLOAD bytes, no copy engine and no staging. Everything else goes through the ring of pinned
+ * stages, one copy per piece.
  */
 #include "kernels/cuda/cuda_common.cuh"
 
@@ -13,7 +14,8 @@
 
 #define PAYLOAD     1024
 #define CUDA_QUEUES 8 /* from the host to the device, when nobody asked for fewer */
-/* From here on it pays to ask whether a download ends in pinned memory: a copy of so much takes longer. */
+/* From here on it pays to ask whether a download ends in pinned memory: a copy of so much takes
+ * longer. */
 #define CUDA_DIRECT_BYTES ((size_t)16 << 10)
 
 struct payload {
@@ -31,8 +33,8 @@ bool cuda_check(struct cuda_backend *b, cudaError_t rc)
 	if (rc == cudaSuccess)
 		return true;
 	if (!b->base.failure.code)
-		err_set(&b->base.failure, rc == cudaErrorMemoryAllocation ? ERR_MEMORY : ERR_RUN, "cuda: %s: %s",
-			b->op, cudaGetErrorString(rc));
+		err_set(&b->base.failure, rc == cudaErrorMemoryAllocation ? ERR_MEMORY : ERR_RUN,
+			"cuda: %s: %s", b->op, cudaGetErrorString(rc));
 	return false;
 }
 
@@ -41,7 +43,8 @@ void *cuda_scratch_of(struct cuda_backend *b, struct cuda_room *room, uint64_t b
 	if (bytes <= room->bytes)
 		return room->data;
 	if (b->capturing) { /* the same calls ran before they were recorded, and needed less */
-		err_set(&b->base.failure, ERR_RUN, "cuda: %s: more working memory is needed while recording", b->op);
+		err_set(&b->base.failure, ERR_RUN,
+			"cuda: %s: more working memory is needed while recording", b->op);
 		return NULL;
 	}
 	b->generation++;
@@ -70,17 +73,21 @@ bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes,
 	if (bytes <= *allowed || bytes <= 40 << 10)
 		return true;
 	if (bytes > b->max_shared) {
-		err_set(&b->base.failure, ERR_RUN, "cuda: %s: needs %zu bytes of shared memory, this card gives %zu",
-			b->op, bytes, b->max_shared);
+		err_set(&b->base.failure, ERR_RUN,
+			"cuda: %s: needs %zu bytes of shared memory, this card gives %zu", b->op, bytes,
+			b->max_shared);
 		return false;
 	}
-	if (!cuda_check(b, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes)))
+	if (!cuda_check(b,
+			cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes)))
 		return false;
 	*allowed = bytes;
 	return true;
 }
 
-/* ---- memory ----------------------------------------------------------------------------------------------- */
+/* ---- memory
+ * -----------------------------------------------------------------------------------------------
+ */
 
 static size_t cuda_free_bytes(struct backend *b)
 {
@@ -91,14 +98,16 @@ static size_t cuda_free_bytes(struct backend *b)
 	return left;
 }
 
-/* Rounded up to 256 bytes: kernels read whole 16-byte lines, which may begin before and end after what they use. */
-static int cuda_alloc(struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e)
+/* Rounded up to 256 bytes: kernels read whole 16-byte lines, which may begin before and end after
+ * what they use. */
+static int cuda_alloc(
+	struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e)
 {
 	size_t rounded = bytes > SIZE_MAX - 256 ? bytes : (bytes + 256) / 256 * 256;
 	*out = NULL;
 	cuda_await_settle(cuda_of(b));
-	cudaError_t rc =
-		kind == MEM_SHARED ? cudaHostAlloc(out, rounded, cudaHostAllocMapped) : cudaMalloc(out, rounded);
+	cudaError_t rc = kind == MEM_SHARED ? cudaHostAlloc(out, rounded, cudaHostAllocMapped)
+										: cudaMalloc(out, rounded);
 	if (rc == cudaSuccess)
 		return 0;
 	cudaGetLastError(); /* reported here, not by the next op */
@@ -122,7 +131,9 @@ static void cuda_free(struct backend *b, enum mem_kind kind, void *p, size_t byt
 		cudaFree(p);
 }
 
-/* ---- copies ------------------------------------------------------------------------------------------------ */
+/* ---- copies
+ * ------------------------------------------------------------------------------------------------
+ */
 
 static void cuda_upload(struct backend *base, void *dst, const void *src, size_t bytes)
 {
@@ -151,7 +162,8 @@ static void cuda_upload(struct backend *base, void *dst, const void *src, size_t
 		size_t room = CUDA_STAGE_BYTES - b->stage_used, n = bytes - at < room ? bytes - at : room;
 		uint8_t *from = b->staging + (size_t)b->stage * CUDA_STAGE_BYTES + b->stage_used;
 		memcpy(from, (const uint8_t *)src + at, n);
-		if (!cuda_check(b, cudaMemcpyAsync((uint8_t *)dst + at, from, n, cudaMemcpyDefault, b->stream)))
+		if (!cuda_check(
+				b, cudaMemcpyAsync((uint8_t *)dst + at, from, n, cudaMemcpyDefault, b->stream)))
 			return;
 		at += n;
 		b->stage_used += (n + 255) / 256 * 256 < room ? (n + 255) / 256 * 256 : room;
@@ -162,7 +174,8 @@ static void cuda_copy(struct backend *b, void *dst, const void *src, size_t byte
 {
 	cuda_of(b)->next_waits = true;
 	if (cuda_begin(b, "copy") && bytes)
-		cuda_check(cuda_of(b), cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cuda_of(b)->stream));
+		cuda_check(
+			cuda_of(b), cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cuda_of(b)->stream));
 }
 
 static int cuda_wait(struct backend *b, struct err *e)
@@ -172,8 +185,8 @@ static int cuda_wait(struct backend *b, struct err *e)
 	cuda_of(b)->awaits_lost = false;
 	cudaError_t rc = cudaStreamSynchronize(cuda_of(b)->stream);
 	if (rc != cudaSuccess && !b->failure.code)
-		err_set(
-			&b->failure, ERR_RUN, "cuda: %s or an op before it: %s", cuda_of(b)->op, cudaGetErrorString(rc));
+		err_set(&b->failure, ERR_RUN, "cuda: %s or an op before it: %s", cuda_of(b)->op,
+			cudaGetErrorString(rc));
 	cuda_pipe_drained(cuda_of(b));
 	if (b->failure.code && e)
 		*e = b->failure;
@@ -186,9 +199,10 @@ static bool is_pinned(const void *p)
 	return cudaPointerGetAttributes(&a, p) == cudaSuccess && a.type == cudaMemoryTypeHost;
 }
 
-/* To shared memory, and by pinned memory in between what is small, in the stream: no wait before it, and none for the driver's
- * staging. */
-static int cuda_download(struct backend *base, void *dst, const void *src, size_t bytes, struct err *e)
+/* To shared memory, and by pinned memory in between what is small, in the stream: no wait before
+ * it, and none for the driver's staging. */
+static int cuda_download(
+	struct backend *base, void *dst, const void *src, size_t bytes, struct err *e)
 {
 	struct cuda_backend *b = cuda_of(base);
 	bool direct = bytes >= CUDA_DIRECT_BYTES && is_pinned(dst),
@@ -197,7 +211,8 @@ static int cuda_download(struct backend *base, void *dst, const void *src, size_
 	if (rc)
 		return rc;
 	if (cuda_begin(base, "download") && bytes)
-		cuda_check(b, cudaMemcpyAsync(landing ? b->landing : dst, src, bytes, cudaMemcpyDefault, b->stream));
+		cuda_check(b,
+			cudaMemcpyAsync(landing ? b->landing : dst, src, bytes, cudaMemcpyDefault, b->stream));
 	rc = cuda_wait(base, e);
 	if (!rc && landing && bytes)
 		memcpy(dst, b->landing, bytes);
@@ -240,7 +255,9 @@ static void cuda_close(struct backend *base)
 	free(b);
 }
 
-/* ---- opening ----------------------------------------------------------------------------------------------- */
+/* ---- opening
+ * -----------------------------------------------------------------------------------------------
+ */
 
 static const struct backend_ops cuda_ops = {
 	"cuda",
@@ -316,8 +333,10 @@ static cudaError_t open_device(struct cuda_backend *b)
 	if ((rc = cudaSetDevice(b->device)) ||
 		(rc = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking)) ||
 		(rc = cudaDeviceGetAttribute(&b->n_sm, cudaDevAttrMultiProcessorCount, b->device)) ||
-		(rc = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, b->device)) ||
-		(rc = cudaHostAlloc((void **)&b->staging, CUDA_STAGES * CUDA_STAGE_BYTES, cudaHostAllocDefault)) ||
+		(rc = cudaDeviceGetAttribute(
+			 &shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, b->device)) ||
+		(rc = cudaHostAlloc(
+			 (void **)&b->staging, CUDA_STAGES * CUDA_STAGE_BYTES, cudaHostAllocDefault)) ||
 		(rc = cudaHostAlloc((void **)&b->landing, CUDA_LANDING_BYTES, cudaHostAllocDefault)) ||
 		(rc = cuda_pipe_open(b)) || (rc = cudaMalloc((void **)&b->tables, sizeof tables)) ||
 		(rc = cuda_chain_open(b)))
@@ -329,7 +348,8 @@ static cudaError_t open_device(struct cuda_backend *b)
 	fill_tables(&tables);
 	if ((rc = cudaMemcpy(b->tables, &tables, sizeof tables, cudaMemcpyHostToDevice)))
 		return rc;
-	return cudaStreamSynchronize(NULL); /* small copies and settings may return before they are done */
+	return cudaStreamSynchronize(
+		NULL); /* small copies and settings may return before they are done */
 }
 
 int cuda_backend_open(const struct backend_options *options, struct backend **out, struct err *e)
@@ -352,27 +372,30 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 	b->op = "open";
 	if ((rc = cudaGetDeviceProperties(&prop, b->device)) == cudaSuccess && prop.major < 8) {
 		cuda_close(&b->base);
-		return err_set(e, ERR_RUN, "backend cuda: %s has compute capability %d.%d; 8.0 or newer is needed",
-			prop.name, prop.major, prop.minor);
+		return err_set(e, ERR_RUN,
+			"backend cuda: %s has compute capability %d.%d; 8.0 or newer is needed", prop.name,
+			prop.major, prop.minor);
 	}
 	b->early_starts = rc == cudaSuccess && prop.major >= 9;
-	/* a kernel may wait for a host that is stopped; launches may be told to wait for kernels; and with fewer queues than lanes copies that
-	 * the host waits for may stand behind what waits for the host */
+	/* a kernel may wait for a host that is stopped; launches may be told to wait for kernels; and
+	 * with fewer queues than lanes copies that the host waits for may stand behind what waits for
+	 * the host */
 	int limited = 0;
 	const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-	if (cudaDeviceGetAttribute(&limited, cudaDevAttrKernelExecTimeout, b->device) != cudaSuccess || limited ||
-		getenv("CUDA_LAUNCH_BLOCKING") || (queues && atoi(queues) < CUDA_QUEUES))
+	if (cudaDeviceGetAttribute(&limited, cudaDevAttrKernelExecTimeout, b->device) != cudaSuccess ||
+		limited || getenv("CUDA_LAUNCH_BLOCKING") || (queues && atoi(queues) < CUDA_QUEUES))
 		b->no_awaits = true;
 	b->wide = HAVE_SM90A && rc == cudaSuccess && prop.major == 9 && prop.minor == 0;
 	if (rc == cudaSuccess)
 		rc = open_device(b);
 	if (rc != cudaSuccess) {
 		cuda_close(&b->base);
-		return err_set(e, ERR_RUN, "backend cuda: the device cannot be used: %s", cudaGetErrorString(rc));
+		return err_set(
+			e, ERR_RUN, "backend cuda: the device cannot be used: %s", cudaGetErrorString(rc));
 	}
 	cudaDriverGetVersion(&driver);
-	snprintf(b->text, sizeof b->text, "%s, %.1f GB, %d multiprocessors, CUDA driver %d.%d", prop.name,
-		(double)prop.totalGlobalMem / 1e9, b->n_sm, driver / 1000, driver % 1000 / 10);
+	snprintf(b->text, sizeof b->text, "%s, %.1f GB, %d multiprocessors, CUDA driver %d.%d",
+		prop.name, (double)prop.totalGlobalMem / 1e9, b->n_sm, driver / 1000, driver % 1000 / 10);
 	*out = &b->base;
 	return 0;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Barriers in shared memory (mbarrier), at `at`, and copies that they hear of. Who made one lets the others meet at bar.sync before they
- * use it; copies and other blocks of a cluster need fence.mbarrier_init besides. And the barriers that have names (bar.sync).
+ * Barriers in shared memory (mbarrier), at `at`, and copies that they hear of. Who made one lets
+ * the others meet at bar.sync before they use it; copies and other blocks of a cluster need
+ * fence.mbarrier_init besides. And the barriers that have names (bar.sync).
  */
 #ifndef GLM_KERNELS_CUDA_BARRIER_CUH
 #define GLM_KERNELS_CUDA_BARRIER_CUH
@@ -18,8 +19,9 @@ static __device__ __forceinline__ void barrier_arrive(uint32_t at)
 	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
 
-/* How often a warp arrives where one lane may answer for all behind a __syncwarp. racecheck (of CUDA 13.0) takes that lane to answer for
- * itself alone; -DCUDA_RACECHECK makes code that it follows: every lane arrives. */
+/* How often a warp arrives where one lane may answer for all behind a __syncwarp. racecheck (of
+ * CUDA 13.0) takes that lane to answer for itself alone; -DCUDA_RACECHECK makes code that it
+ * follows: every lane arrives. */
 #ifdef CUDA_RACECHECK
 #define WARP_ARRIVES 32
 #else
@@ -37,7 +39,8 @@ static __device__ __forceinline__ void barrier_arrive_warp(uint32_t at, int lane
 /* Arrives, and the barrier waits for so many bytes of copies besides. */
 static __device__ __forceinline__ void barrier_expect(uint32_t at, uint32_t bytes)
 {
-	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
+				 : "memory");
 }
 
 static __device__ __forceinline__ void barrier_wait(uint32_t at, uint32_t parity)
@@ -58,20 +61,22 @@ static __device__ __forceinline__ void barrier_wait(uint32_t at, uint32_t parity
 static __device__ __forceinline__ bool barrier_test(uint32_t at, uint32_t parity)
 {
 	uint32_t passed;
-	asm volatile(
-		"{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-		: "=r"(passed)
-		: "r"(at), "r"(parity)
-		: "memory");
+	asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 "
+				 "%0, 1, 0, p; }"
+				 : "=r"(passed)
+				 : "r"(at), "r"(parity)
+				 : "memory");
 	return passed;
 }
 
-/* Compute capability 9.0. `bytes` from global memory, all multiples of 16; the barrier hears of them. */
+/* Compute capability 9.0. `bytes` from global memory, all multiples of 16; the barrier hears of
+ * them. */
 static __device__ __forceinline__ void copy_run(
 	uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
 	asm volatile(
-		"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+		"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+			"r"(to),
 		"l"(from), "r"(bytes), "r"(barrier)
 		: "memory");
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Cells: how blocks of one launch hand values on without a barrier. 32-bit words in device memory that are EMPTY until a value is handed on
- * in them, so each word says of itself that it has come; who makes them EMPTY again, and when, is the kernel's.
+ * Cells: how blocks of one launch hand values on without a barrier. 32-bit words in device memory
+ * that are EMPTY until a value is handed on in them, so each word says of itself that it has come;
+ * who makes them EMPTY again, and when, is the kernel's.
  */
 #ifndef GLM_KERNELS_CUDA_CELLS_CUH
 #define GLM_KERNELS_CUDA_CELLS_CUH
@@ -26,7 +27,10 @@ static __device__ __forceinline__ uint4 read_cells(const uint32_t *p)
 static __device__ __forceinline__ uint2 read_two_cells(const uint32_t *p)
 {
 	uint2 v;
-	asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(p) : "memory");
+	asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];"
+				 : "=r"(v.x), "=r"(v.y)
+				 : "l"(p)
+				 : "memory");
 	return v;
 }
 
@@ -39,14 +43,15 @@ static __device__ __forceinline__ uint32_t read_cell(const uint32_t *p)
 
 static __device__ __forceinline__ void write_cells(uint32_t *p, uint4 v)
 {
-	asm volatile(
-		"st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
-		: "memory");
+	asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y),
+				 "r"(v.z), "r"(v.w)
+				 : "memory");
 }
 
 static __device__ __forceinline__ void write_two_cells(uint32_t *p, uint2 v)
 {
-	asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(v.x), "r"(v.y) : "memory");
+	asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(v.x), "r"(v.y)
+				 : "memory");
 }
 
 static __device__ __forceinline__ void write_cell(uint32_t *p, uint32_t v)
@@ -68,7 +73,8 @@ static __device__ __forceinline__ bool is_full(uint4 v)
 
 /* N lots of four cells, step words apart, the first n of them, when they are full */
 template <int N>
-static __device__ __forceinline__ void await_cells(const uint32_t *p, int step, int n, uint4 (&v)[N])
+static __device__ __forceinline__ void await_cells(
+	const uint32_t *p, int step, int n, uint4 (&v)[N])
 {
 #pragma unroll
 	for (int i = 0; i < N; i++)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* latents: where chain_kernel (cuda_chain.cuh: grid, block, bytes moved) does not fit, the kernels of their parts one after the other. */
+/* latents: where chain_kernel (cuda_chain.cuh: grid, block, bytes moved) does not fit, the kernels
+ * of their parts one after the other. */
 #include "kernels/cuda/cuda_chain.cuh"
 #include "kernels/cuda/cuda_chain_fed.cuh"
 
@@ -17,12 +18,13 @@ static bool set_step(struct chain_step *s, const struct matmul *parts, int n, co
 		return false;
 	for (int i = 0; i < n; i++) {
 		const struct matmul *m = &parts[i];
-		if (m->w.type != w->type || m->w.n_in != w->n_in || m->add || m->x || m->w.n_out > INT_MAX / 4 ||
-			cuda_product_split(w->type, w->n_in, m->w.n_out) != split)
+		if (m->w.type != w->type || m->w.n_in != w->n_in || m->add || m->x ||
+			m->w.n_out > INT_MAX / 4 || cuda_product_split(w->type, w->n_in, m->w.n_out) != split)
 			return false;
 		all |= (uintptr_t)m->w.data;
 		s->n_items += (int)((m->w.n_out + MMA_ROWS - 1) / MMA_ROWS);
-		s->part[s->n_parts++] = {(const uint8_t *)m->w.data, m->y, (int)m->w.n_out, s->n_items, CHAIN_TO_Y};
+		s->part[s->n_parts++] = {
+			(const uint8_t *)m->w.data, m->y, (int)m->w.n_out, s->n_items, CHAIN_TO_Y};
 	}
 	while (1 << s->log_split < split)
 		s->log_split++;
@@ -34,7 +36,8 @@ static size_t chain_bytes(enum dtype type, const struct chain_args *a)
 	int n_in = a->step[0].n_in > a->step[1].n_in ? a->step[0].n_in : a->step[1].n_in;
 	size_t runs = (size_t)a->n_rows * (size_t)(n_in / 256);
 	return (size_t)(type == DTYPE_Q8_0 ? dense_ring<DTYPE_Q8_0>() : dense_ring<DTYPE_Q4_K>()) +
-		   2 * DENSE_WARPS * 32 * sizeof(float) + runs * (RUN_DIGITS * sizeof(uint2) + sizeof(float));
+		   2 * DENSE_WARPS * 32 * sizeof(float) +
+		   runs * (RUN_DIGITS * sizeof(uint2) + sizeof(float));
 }
 
 static bool may_chain(const struct cuda_backend *b, enum dtype type, int rows)
@@ -47,7 +50,8 @@ static bool fits(const struct cuda_backend *b, enum dtype type, const struct cha
 {
 	int most = INT_MAX / (b->n_sm + 1); /* shares are 32-bit products */
 	return b->n_sm > 1 && a->step[0].n_items <= most && a->step[1].n_items <= most &&
-		   a->n_rows * a->step[1].n_in <= CUDA_CHAIN_VALUES && chain_bytes(type, a) <= b->max_shared;
+		   a->n_rows * a->step[1].n_in <= CUDA_CHAIN_VALUES &&
+		   chain_bytes(type, a) <= b->max_shared;
 }
 
 /* Part i of the first step goes elsewhere than to y */
@@ -64,7 +68,8 @@ static void send(struct chain_args *a, int i, enum chain_to to)
 
 static size_t fed_bytes(const struct chain_args *a)
 {
-	return FED_DIGITS + (size_t)(a->step[0].n_in / 256) * (RUN_DIGITS * sizeof(uint2) + sizeof(float));
+	return FED_DIGITS +
+		   (size_t)(a->step[0].n_in / 256) * (RUN_DIGITS * sizeof(uint2) + sizeof(float));
 }
 
 /* Whether chain_fed_kernel can do it. */
@@ -83,7 +88,8 @@ static bool may_feed(const struct chain_args *a)
 	return true;
 }
 
-/* Whether the kernel may use that much memory, which is more than max_shared, for it has hardly any static arrays. Asked once. */
+/* Whether the kernel may use that much memory, which is more than max_shared, for it has hardly any
+ * static arrays. Asked once. */
 static bool has_fed_room(struct cuda_backend *b)
 {
 	static int known; /* 1: yes, 2: no */
@@ -91,8 +97,8 @@ static bool has_fed_room(struct cuda_backend *b)
 	if (known)
 		return known == 1;
 	known = b->early_starts &&
-					cudaFuncSetAttribute(chain_fed_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-						FED_BYTES) == cudaSuccess &&
+					cudaFuncSetAttribute(chain_fed_kernel,
+						cudaFuncAttributeMaxDynamicSharedMemorySize, FED_BYTES) == cudaSuccess &&
 					cudaOccupancyMaxActiveBlocksPerMultiprocessor(
 						&blocks, chain_fed_kernel, FED_THREADS, FED_BYTES) == cudaSuccess &&
 					blocks
@@ -113,12 +119,13 @@ template <int T> static void launch_type(struct cuda_backend *b, struct chain_ar
 	a->state = b->chain;
 	a->n_blocks = items < most ? items : most;
 	if (T == DTYPE_Q8_0 && may_feed(a) && has_fed_room(b)) {
-		cuda_launch(
-			b, chain_fed_kernel, dim3((unsigned)(a->n_blocks + appends)), FED_THREADS, fed_bytes(a), *a);
+		cuda_launch(b, chain_fed_kernel, dim3((unsigned)(a->n_blocks + appends)), FED_THREADS,
+			fed_bytes(a), *a);
 		return;
 	}
 	if (cuda_allow_shared(b, (const void *)chain_kernel<T>, bytes, &allowed))
-		cuda_launch(b, chain_kernel<T>, dim3((unsigned)(a->n_blocks + appends)), CHAIN_THREADS, bytes, *a);
+		cuda_launch(
+			b, chain_kernel<T>, dim3((unsigned)(a->n_blocks + appends)), CHAIN_THREADS, bytes, *a);
 }
 
 cudaError_t cuda_chain_open(struct cuda_backend *b)
@@ -138,9 +145,10 @@ static void launch(struct cuda_backend *b, enum dtype type, struct chain_args *a
 		launch_type<DTYPE_Q4_K>(b, a);
 }
 
-/* Products, norms and cache rows in one launch; those of `in` that make none of the rest and are of another type go before it. */
-static bool chain_latents(
-	struct cuda_backend *b, const struct batch *rows, const struct rope *rope, const struct latents *l)
+/* Products, norms and cache rows in one launch; those of `in` that make none of the rest and are of
+ * another type go before it. */
+static bool chain_latents(struct cuda_backend *b, const struct batch *rows, const struct rope *rope,
+	const struct latents *l)
 {
 	if (!l->n_in || !l->n_out || !l->q || l->n_in > CHAIN_PARTS || l->n_q % 256 ||
 		!may_chain(b, l->out->w.type, rows->n) || rows->n * norm_threads(l->n_q) > CHAIN_THREADS ||
@@ -179,8 +187,8 @@ static bool chain_latents(
 	return true;
 }
 
-void cuda_latents(
-	struct backend *base, const struct batch *rows, const struct rope *rope, const struct latents *a)
+void cuda_latents(struct backend *base, const struct batch *rows, const struct rope *rope,
+	const struct latents *a)
 {
 	if (!cuda_begin(base, "latents") || !rows->n || chain_latents(cuda_of(base), rows, rope, a))
 		return;

@@ -1,20 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * chain_kernel: two steps of products of one or two rows in one launch, the second of what the first one gives. dense_kernel's
- * arithmetic, order of additions and shares (cuda_product_dense.cuh), so the bits are the same; but what a warp fetches runs ahead from
- * the first step to the second: while the blocks meet and the digits of the second x are made, its weights are on their way.
+ * chain_kernel: two steps of products of one or two rows in one launch, the second of what the
+ * first one gives. dense_kernel's arithmetic, order of additions and shares
+ * (cuda_product_dense.cuh), so the bits are the same; but what a warp fetches runs ahead from the
+ * first step to the second: while the blocks meet and the digits of the second x are made, its
+ * weights are on their way.
  *
- * Grid: one block per multiprocessor, DENSE_WARPS warps; with cache rows to append (struct chain_args), the last block does that and
- * nothing else.
+ * Grid: one block per multiprocessor, DENSE_WARPS warps; with cache rows to append (struct
+ * chain_args), the last block does that and nothing else.
  *
- * Between the steps values travel with a tag of the launch, eight bytes at once, so that a reader knows what is there without a fence;
- * a count of the items that are done says when it is worth looking. Parts of the first step whose y others read go there with a fence and
- * a count of their own.
+ * Between the steps values travel with a tag of the launch, eight bytes at once, so that a reader
+ * knows what is there without a fence; a count of the items that are done says when it is worth
+ * looking. Parts of the first step whose y others read go there with a fence and a count of their
+ * own.
  *
- * Blocks wait for each other, so all must find a place at the same time. They do: there is at most one for each multiprocessor, kernels
- * before this one never wait for it, and one behind it is not started before all blocks of this one have called grid_let_next, that is,
- * have been started. The last block to leave the wait sets the counts back to zero and advances the tag; the next launch looks when all
- * kernels before it have ended.
+ * Blocks wait for each other, so all must find a place at the same time. They do: there is at most
+ * one for each multiprocessor, kernels before this one never wait for it, and one behind it is not
+ * started before all blocks of this one have called grid_let_next, that is, have been started. The
+ * last block to leave the wait sets the counts back to zero and advances the tag; the next launch
+ * looks when all kernels before it have ended.
  *
  * Bytes moved: every packed row once; x of each step once per block from the second-level cache.
  */
@@ -35,7 +39,8 @@ struct chain_state {
 	alignas(128) uint32_t appended; /* and those whose y the last block reads */
 	alignas(128) uint32_t left;     /* blocks that have seen all they wait for */
 	alignas(128) uint32_t tag;      /* of this launch, never that of memory that was only cleared */
-	alignas(128) uint2 passed[CUDA_CHAIN_VALUES]; /* value and tag: [x rows][n_in of the second step] */
+	alignas(
+		128) uint2 passed[CUDA_CHAIN_VALUES]; /* value and tag: [x rows][n_in of the second step] */
 };
 
 /* Where y of a part goes */
@@ -63,10 +68,12 @@ struct chain_args {
 	struct chain_step step[2];
 	const struct cuda_tables *tables;
 	struct chain_state *state;
-	int n_rows, n_blocks;        /* blocks that share the products */
-	uint32_t passing, appending; /* items of the first step that go to the second, to the last block */
+	int n_rows, n_blocks; /* blocks that share the products */
+	uint32_t passing,
+		appending; /* items of the first step that go to the second, to the last block */
 	float eps;
-	/* kv and key (which may be NULL) go to the caches; with either of them one block more than n_blocks */
+	/* kv and key (which may be NULL) go to the caches; with either of them one block more than
+	 * n_blocks */
 	struct batch rows;
 	struct rope rope;
 	struct latents latents;
@@ -93,7 +100,8 @@ static __device__ __forceinline__ void pass_value(uint2 *to, float v, uint32_t t
 	asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
 }
 
-/* v[4 i .. 4 i + 4) from the values passed at at[i] and on, once all are there; their loads are under way together */
+/* v[4 i .. 4 i + 4) from the values passed at at[i] and on, once all are there; their loads are
+ * under way together */
 template <int N>
 static __device__ __forceinline__ void take_values(
 	const uint2 *passed, const int at[N], uint32_t tag, float v[4 * N])
@@ -138,7 +146,8 @@ static __device__ __forceinline__ int chain_first(
 	return (int)((unsigned)t.n_items * block / (unsigned)a.n_blocks);
 }
 
-static __device__ __forceinline__ struct dense_place chain_place(const struct chain_step &t, int item)
+static __device__ __forceinline__ struct dense_place chain_place(
+	const struct chain_step &t, int item)
 {
 	struct dense_place p = {0, 0};
 	int before = 0;
@@ -152,8 +161,8 @@ static __device__ __forceinline__ struct dense_place chain_place(const struct ch
 	return p;
 }
 
-/* By one thread of each block, when all that it waits for and the tag have been seen: how many blocks had left before. What comes of it
- * can wait until the block has nothing else to do. */
+/* By one thread of each block, when all that it waits for and the tag have been seen: how many
+ * blocks had left before. What comes of it can wait until the block has nothing else to do. */
 static __device__ __forceinline__ uint32_t chain_leave(struct chain_state *state)
 {
 	__threadfence();
@@ -161,7 +170,8 @@ static __device__ __forceinline__ uint32_t chain_leave(struct chain_state *state
 }
 
 /* The last one to leave makes the state that the next launch finds. */
-static __device__ __forceinline__ void chain_left(struct chain_state *state, uint32_t before, uint32_t tag)
+static __device__ __forceinline__ void chain_left(
+	struct chain_state *state, uint32_t before, uint32_t tag)
 {
 	if (before != gridDim.x - 1)
 		return;
@@ -190,7 +200,8 @@ static __device__ __noinline__ void append_rows(const struct chain_args &a)
 }
 
 template <int T>
-__global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_constant__ struct chain_args a)
+__global__ void __launch_bounds__(CHAIN_THREADS, 1)
+	chain_kernel(const __grid_constant__ struct chain_args a)
 {
 	typedef struct bytes_type<T> type;
 	constexpr int WARPS = DENSE_WARPS, STAGES = DENSE_STAGES;
@@ -199,7 +210,8 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 	extern __shared__ __align__(16) uint8_t shared[];
 	__shared__ double norm_sums[2][WARPS];
 	__shared__ uint32_t shared_tag;
-	__shared__ uint64_t takers; /* where the warps that have a run of the second x meet, once in a launch */
+	__shared__ uint64_t
+		takers; /* where the warps that have a run of the second x meet, once in a launch */
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
 	grid_let_next();
@@ -211,14 +223,15 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 	uint2 *digits = (uint2 *)(meets + 2 * WARPS * 32);
 	uint32_t stages = warp * (STAGES * STAGE);
 
-	/* What is fetched runs ahead of what is computed, across items and steps. Eight rows lie in a stage line after line: line
-	 * 32 i + lane of them comes from lines_from[i] past the first row. */
+	/* What is fetched runs ahead of what is computed, across items and steps. Eight rows lie in a
+	 * stage line after line: line 32 i + lane of them comes from lines_from[i] past the first row.
+	 */
 	constexpr int LINES = STRIDE / 16, ROUNDS = (8 * LINES + 31) / 32;
-	int ahead_step = 0, ahead = 0, ahead_end = 0, ahead_chunk = 0, ahead_chunks = 0, ahead_stage = 0,
-		ahead_rows = 0;
+	int ahead_step = 0, ahead = 0, ahead_end = 0, ahead_chunk = 0, ahead_chunks = 0,
+		ahead_stage = 0, ahead_rows = 0;
 	const uint8_t *from0 = NULL;
-	uint32_t lines_from[ROUNDS], lines_to = (uint32_t)__cvta_generic_to_shared(shared) + stages + 16 * lane,
-								 there = 0;
+	uint32_t lines_from[ROUNDS],
+		lines_to = (uint32_t)__cvta_generic_to_shared(shared) + stages + 16 * lane, there = 0;
 #pragma unroll
 	for (int i = 0; i < ROUNDS; i++) {
 		int line = i * 32 + lane;
@@ -267,7 +280,8 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 			} else { /* rows past the end: the last one again, for nothing */
 #pragma unroll 1
 				for (int row = 0; row < MMA_ROWS; row++) {
-					const uint8_t *from = from0 + (int64_t)min(row, ahead_rows - 1) * t.row_bytes + at;
+					const uint8_t *from =
+						from0 + (int64_t)min(row, ahead_rows - 1) * t.row_bytes + at;
 					for (int i = lane; i < min(BYTES, t.row_bytes - at) / 16; i += 32)
 						copy_line(to + row * STRIDE + 16 * (i - lane), from + 16 * i);
 				}
@@ -297,7 +311,8 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 #pragma unroll 1
 	for (int s = 0; s < 2; s++) {
 		const struct chain_step &t = a.step[s];
-		int n_in = t.n_in, runs = n_in / 256, chunks = (runs + CHUNK - 1) / CHUNK, own_runs = a.n_rows * runs;
+		int n_in = t.n_in, runs = n_in / 256, chunks = (runs + CHUNK - 1) / CHUNK,
+			own_runs = a.n_rows * runs;
 		int split = 1 << t.log_split, groups = WARPS >> t.log_split, part = warp & (split - 1),
 			group = warp >> t.log_split, item = chain_first(a, t, blockIdx.x) + group,
 			end = chain_first(a, t, blockIdx.x + 1), turn = 0;
@@ -307,7 +322,9 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 		float g[8];
 		if (s && warp < own_runs)
 			load_whole_run<type::QUADS>(gain, warp < runs ? warp : warp - runs, g);
-		asm volatile("" : "+r"(item), "+r"(end), "+r"(p.part), "+r"(p.row), "+r"(own_runs), "+r"(chunks));
+		asm volatile(
+			""
+			: "+r"(item), "+r"(end), "+r"(p.part), "+r"(p.row), "+r"(own_runs), "+r"(chunks));
 		if (!s) {
 			grid_wait_before();
 			if (!threadIdx.x) {
@@ -319,12 +336,13 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 #pragma unroll
 				for (int i = 0; i < 2; i++)
 					if (u + i * WARPS < own_runs)
-						load_whole_run<type::QUADS>(x, u + i * WARPS, v[i]); /* rows follow each other */
+						load_whole_run<type::QUADS>(
+							x, u + i * WARPS, v[i]); /* rows follow each other */
 #pragma unroll
 				for (int i = 0; i < 2; i++)
 					if (u + i * WARPS < own_runs)
-						write_digits(
-							v[i], digits + (u + i * WARPS) * RUN_DIGITS, digit_scales + u + i * WARPS);
+						write_digits(v[i], digits + (u + i * WARPS) * RUN_DIGITS,
+							digit_scales + u + i * WARPS);
 			}
 		} else {
 			tag = shared_tag;
@@ -340,15 +358,16 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 				/* what makes digits, and what is squared in rms_norm's order */
 				int at[4] = {k, k + (type::QUADS ? 16 : 4), sums_at, sums_at + n_in / 2};
 				take_values<4>(a.state->passed, at, tag, v);
-				double sum = warp_sum(add_squares(add_squares(0, make_float4(v[8], v[9], v[10], v[11])),
-					make_float4(v[12], v[13], v[14], v[15])));
+				double sum =
+					warp_sum(add_squares(add_squares(0, make_float4(v[8], v[9], v[10], v[11])),
+						make_float4(v[12], v[13], v[14], v[15])));
 				if (!lane) {
 					norm_sums[row][w] = sum;
 					barrier_arrive(shared_address(&takers));
 				}
 				barrier_wait(shared_address(&takers), 0);
-				float scale =
-					(float)rsqrt(warp_sum(lane < runs ? norm_sums[row][lane] : 0.0) / n_in + (double)a.eps);
+				float scale = (float)rsqrt(
+					warp_sum(lane < runs ? norm_sums[row][lane] : 0.0) / n_in + (double)a.eps);
 #pragma unroll
 				for (int i = 0; i < 8; i++)
 					v[i] = __fmul_rn(__fmul_rn(v[i], scale), g[i]);
@@ -356,10 +375,12 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 			}
 		}
 		__syncthreads();
-		if (s && threadIdx.x == CHAIN_THREADS - 1) /* not before the digits: it takes a microsecond */
+		if (s &&
+			threadIdx.x == CHAIN_THREADS - 1) /* not before the digits: it takes a microsecond */
 			left_before = chain_leave(a.state);
 
-		const uint2 *column = r0 < 3 * a.n_rows ? digits + r0 / 3 * runs * RUN_DIGITS + r0 % 3 * 4 + c : NULL;
+		const uint2 *column =
+			r0 < 3 * a.n_rows ? digits + r0 / 3 * runs * RUN_DIGITS + r0 % 3 * 4 + c : NULL;
 		const float *scales[2];
 #pragma unroll
 		for (int e = 0; e < 2; e++)
@@ -386,8 +407,8 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1) chain_kernel(const __grid_co
 						break;
 					const uint2 *const at_run[1] = {column ? column + run * RUN_DIGITS : NULL};
 					const float x_scale[1][2] = {{scales[0][run], scales[1][run]}};
-					run_product<T, 1, 1>(row + u * RUN, row + u * RUN + 8 * STRIDE, u, 256, c, a.tables,
-						lane_tables{shared, 0}, at_run, x_scale, acc);
+					run_product<T, 1, 1>(row + u * RUN, row + u * RUN + 8 * STRIDE, u, 256, c,
+						a.tables, lane_tables{shared, 0}, at_run, x_scale, acc);
 				}
 				__syncwarp(); /* the stage may be overwritten */
 				fetch();

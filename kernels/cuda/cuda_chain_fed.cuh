@@ -1,14 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * chain_kernel's task (cuda_chain.cuh) for one row and Q8_0, where rows of the first step are shared by 8 warps and those of the second,
- * of 8 runs, by 4: the same sums in the same order. One warp more fetches, in bulk copies, and runs ahead through both steps: what it
- * has place for is most of what a block has to do, so while values pass from step to step the weights are there or on their way.
+ * chain_kernel's task (cuda_chain.cuh) for one row and Q8_0, where rows of the first step are
+ * shared by 8 warps and those of the second, of 8 runs, by 4: the same sums in the same order. One
+ * warp more fetches, in bulk copies, and runs ahead through both steps: what it has place for is
+ * most of what a block has to do, so while values pass from step to step the weights are there or
+ * on their way.
  *
- * A block has two sides of 8 warps, which take its units in turns. A unit of the first step is 16 weight rows; warp w has run 8 k + w of
- * its piece k. One of the second is 32 rows, a pair of items; warps 0 .. 3 have the first, 4 .. 7 the second, warp w run 4 k + w % 4 of
- * piece k = 0, 1. A piece is a stage of the side's ring: 16 lines of 2176 bytes, of 16 rows or of half of rows r and 16 + r.
+ * A block has two sides of 8 warps, which take its units in turns. A unit of the first step is 16
+ * weight rows; warp w has run 8 k + w of its piece k. One of the second is 32 rows, a pair of
+ * items; warps 0 .. 3 have the first, 4 .. 7 the second, warp w run 4 k + w % 4 of piece k = 0, 1.
+ * A piece is a stage of the side's ring: 16 lines of 2176 bytes, of 16 rows or of half of rows r
+ * and 16 + r.
  *
- * Compute capability 9.0. Grid, cells, counts and the last block are chain_kernel's. Bytes moved: every packed row once.
+ * Compute capability 9.0. Grid, cells, counts and the last block are chain_kernel's. Bytes moved:
+ * every packed row once.
  */
 #ifndef GLM_KERNELS_CUDA_CHAIN_FED_CUH
 #define GLM_KERNELS_CUDA_CHAIN_FED_CUH
@@ -31,7 +36,8 @@
 #define FED_DIGITS (FED_MEETS + 2 * FED_WARPS * MMA_ROWS * 4)
 #define FED_BYTES  (FED_DIGITS + FED_RUNS * (RUN_DIGITS * 8 + 4))
 
-/* Names of barriers: all warps that compute, twice; one side; the feeder behind all; groups from FED_GROUP on */
+/* Names of barriers: all warps that compute, twice; one side; the feeder behind all; groups from
+ * FED_GROUP on */
 enum { FED_ALL = 1, FED_READ, FED_TAKE, FED_DONE, FED_GROUP };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -45,7 +51,8 @@ struct fed_share {
 	int first, end, pieces;
 };
 
-static __device__ __forceinline__ struct fed_share fed_share_of(const struct chain_args &a, int s, int side)
+static __device__ __forceinline__ struct fed_share fed_share_of(
+	const struct chain_args &a, int s, int side)
 {
 	unsigned n = (unsigned)a.step[s].n_items >> s, blocks = (unsigned)a.n_blocks;
 	return {(int)(n * blockIdx.x / blocks) + side, (int)(n * (blockIdx.x + 1) / blocks),
@@ -143,8 +150,10 @@ static __global__ void __launch_bounds__(FED_THREADS, 1)
 	for (int s = 0; s < 2; s++) {
 		const struct chain_step &t = a.step[s];
 		struct fed_share share = fed_share_of(a, s, side);
-		int runs = t.n_in / 256, log_split = 3 - s, split = 1 << log_split, part = w & (split - 1), turn = 0;
-		const uint8_t *mine = ring + w * FED_RUN; /* the second item of a pair lies half a line further on */
+		int runs = t.n_in / 256, log_split = 3 - s, split = 1 << log_split, part = w & (split - 1),
+			turn = 0;
+		const uint8_t *mine =
+			ring + w * FED_RUN; /* the second item of a pair lies half a line further on */
 		float *scales = (float *)(digits + runs * RUN_DIGITS);
 		const uint2 *column = r0 < 3 ? digits + part * RUN_DIGITS + r0 * 4 + c : NULL;
 		if (!s) {
@@ -159,8 +168,8 @@ static __global__ void __launch_bounds__(FED_THREADS, 1)
 #pragma unroll
 			for (int i = 0; i < 2; i++)
 				if (warp + i * FED_WARPS < runs)
-					write_digits(
-						v[i], digits + (warp + i * FED_WARPS) * RUN_DIGITS, scales + warp + i * FED_WARPS);
+					write_digits(v[i], digits + (warp + i * FED_WARPS) * RUN_DIGITS,
+						scales + warp + i * FED_WARPS);
 			sync_some(FED_ALL, FED_WARPS * 32);
 		} else if (side) { /* this side's warps have a run each */
 			uint32_t tag = shared_tag;
@@ -181,12 +190,13 @@ static __global__ void __launch_bounds__(FED_THREADS, 1)
 				barrier_arrive(shared_address(&bars.takers));
 			}
 			barrier_wait(shared_address(&bars.takers), 0);
-			float scale =
-				(float)rsqrt(warp_sum(lane < runs ? norm_sums[lane] : 0.0) / t.n_in + (double)a.eps);
+			float scale = (float)rsqrt(
+				warp_sum(lane < runs ? norm_sums[lane] : 0.0) / t.n_in + (double)a.eps);
 #pragma unroll
 			for (int i = 0; i < 8; i++)
 				v[i] = __fmul_rn(__fmul_rn(v[i], scale), g[i]);
-			sync_some(FED_READ, FED_WARPS * 32); /* nobody reads the digits of the first x any more */
+			sync_some(
+				FED_READ, FED_WARPS * 32); /* nobody reads the digits of the first x any more */
 			write_digits(v, digits + w * RUN_DIGITS, scales + w);
 			sync_some(FED_ALL, FED_WARPS * 32);
 			arrive_some(FED_DONE, FED_THREADS);

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Private to kernels/cuda: the backend's state, failures, scratch, and the small device functions that all kernels share.
+ * Private to kernels/cuda: the backend's state, failures, scratch, and the small device functions
+ * that all kernels share.
  *
- * One stream; every op enqueues and returns. A launch that is refused is kept as the backend's failure under the op's name;
- * a fault on the device shows at the next wait, under the name of the op that was enqueued last.
+ * One stream; every op enqueues and returns. A launch that is refused is kept as the backend's
+ * failure under the op's name; a fault on the device shows at the next wait, under the name of the
+ * op that was enqueued last.
  *
- * The exponential is the CPU backend's, step by step (kernels/cpu/cpu_lanes.h), so that router scores are the same bits.
+ * The exponential is the CPU backend's, step by step (kernels/cpu/cpu_lanes.h), so that router
+ * scores are the same bits.
  */
 #ifndef GLM_KERNELS_CUDA_COMMON_CUH
 #define GLM_KERNELS_CUDA_COMMON_CUH
@@ -34,26 +37,29 @@ struct cuda_tables {
 #define CUDA_LANDING_BYTES ((size_t)1 << 20)
 #define CUDA_CHAIN_VALUES  32768 /* between two steps of chain_kernel, at most */
 
-/* What the rooms of struct cuda_backend come to at most, for rows of up to 6144 values into panels (cuda_gemm.cuh) or experts of 2048
- * (cuda_gemm_experts.cu) and the scores of the longest context. */
+/* What the rooms of struct cuda_backend come to at most, for rows of up to 6144 values into panels
+ * (cuda_gemm.cuh) or experts of 2048 (cuda_gemm_experts.cu) and the scores of the longest context.
+ */
 #define CUDA_SCRATCH_MOST ((size_t)600000000)
 
-/* Experts of an await at most, their words (cuda_await.cu), after how many awaits tickets begin again (even), and where an expert is that
- * is not for the await. */
+/* Experts of an await at most, their words (cuda_await.cu), after how many awaits tickets begin
+ * again (even), and where an expert is that is not for the await. */
 #define CUDA_AWAIT_RANKS   8
 #define CUDA_AWAIT_WORDS   (4 * CUDA_AWAIT_RANKS)
 #define CUDA_AWAIT_TICKETS 65534
 #define CUDA_AWAIT_NEVER   1
 
-/* On the device: block 0's copies of the words, of each round of an await, and stages of gate and up of each rank that are done; of this
- * launch or the next, where they are zero until then. And how many blocks of awaits there were. */
+/* On the device: block 0's copies of the words, of each round of an await, and stages of gate and
+ * up of each rank that are done; of this launch or the next, where they are zero until then. And
+ * how many blocks of awaits there were. */
 struct cuda_await_state {
 	unsigned long long copy[2][CUDA_AWAIT_RANKS][CUDA_AWAIT_WORDS]; /* to 16 bytes */
 	uint32_t counts[2][CUDA_AWAIT_RANKS];
 	uint32_t arrived;
 };
 
-/* An await: what the call asked for, how many marks its recording has before it, and whether it has more ops behind it. */
+/* An await: what the call asked for, how many marks its recording has before it, and whether it has
+ * more ops behind it. */
 struct cuda_await {
 	const float *x;
 	float *out;
@@ -63,12 +69,14 @@ struct cuda_await {
 	bool goes_on;
 };
 
-/* On the device: clocks where stretches begin and end, in turns; ring: [CUDA_NOTES], NULL while nothing is measured. */
+/* On the device: clocks where stretches begin and end, in turns; ring: [CUDA_NOTES], NULL while
+ * nothing is measured. */
 #define CUDA_NOTES 65536
 struct cuda_notes {
 	unsigned long long n;
 	unsigned long long *ring;
-	unsigned long long waited; /* for the host between experts of one await, in stretches of experts */
+	unsigned long long
+		waited; /* for the host between experts of one await, in stretches of experts */
 };
 
 struct cuda_room {
@@ -82,29 +90,33 @@ struct cuda_backend {
 	int n_sm;
 	size_t max_shared; /* dynamic shared memory that a block may ask for */
 	bool wide;         /* products of many rows may go through cuda_wide.cuh */
-	bool early_starts; /* kernels may start before the one before them has ended, see cuda_launch ... */
+	bool early_starts; /* kernels may start before the one before them has ended, see cuda_launch
+						  ... */
 	bool next_waits;   /* ... but not the next: what stands before it is no kernel, or not alone */
 	cudaStream_t stream;
 	const char *op; /* the op enqueued last */
 	char text[512];
 	struct cuda_tables *tables; /* device */
-	/* Device memory of the running op: grown when an op needs more than any before it, never shrunk. Ops run in order, so
-	 * one op's scratch is free when the next one writes. */
-	struct cuda_room scratch;     /* cuda_scratch */
-	struct cuda_room choose;      /* counts of index_select, zero between ops (cuda_indexer_mma.cu) */
-	struct cuda_room prefill;     /* products of many rows (cuda_gemm.cu) */
-	struct cuda_room cells;       /* where the blocks of mla_kernel meet, empty between ops (cuda_mla.cu) */
-	struct cuda_room route_cells; /* where those of gate_kernel do, zero between ops (cuda_route.cu) */
-	struct cuda_room hidden;      /* where those of ffn_kernel do (cuda_ffn.cu) */
-	struct cuda_room columns;     /* activations as the matrix units want them (cuda_product_mma.cuh) */
-	/* Progress of experts_kernel (cuda_experts_mma.cu) in the stream counts_of, never set back; expert_counts: what it is when
-	 * all that was enqueued has run. */
+	/* Device memory of the running op: grown when an op needs more than any before it, never
+	 * shrunk. Ops run in order, so one op's scratch is free when the next one writes. */
+	struct cuda_room scratch; /* cuda_scratch */
+	struct cuda_room choose;  /* counts of index_select, zero between ops (cuda_indexer_mma.cu) */
+	struct cuda_room prefill; /* products of many rows (cuda_gemm.cu) */
+	struct cuda_room
+		cells; /* where the blocks of mla_kernel meet, empty between ops (cuda_mla.cu) */
+	struct cuda_room
+		route_cells;          /* where those of gate_kernel do, zero between ops (cuda_route.cu) */
+	struct cuda_room hidden;  /* where those of ffn_kernel do (cuda_ffn.cu) */
+	struct cuda_room columns; /* activations as the matrix units want them (cuda_product_mma.cuh) */
+	/* Progress of experts_kernel (cuda_experts_mma.cu) in the stream counts_of, never set back;
+	 * expert_counts: what it is when all that was enqueued has run. */
 	struct cuda_room counts;
 	cudaStream_t counts_of;
 	uint32_t expert_counts[64];
-	/* Experts that wait for words (cuda_await.cu). awaits: those of the latest launch that have not been told everything, the first one
-	 * of the ticket await_ticket; await_marks: marks before the launch; await_told: ranks that the first one has been told. awaits_lost:
-	 * they were given up, and nobody has waited since. */
+	/* Experts that wait for words (cuda_await.cu). awaits: those of the latest launch that have not
+	 * been told everything, the first one of the ticket await_ticket; await_marks: marks before the
+	 * launch; await_told: ranks that the first one has been told. awaits_lost: they were given up,
+	 * and nobody has waited since. */
 	struct cuda_await_state *await_state;
 	struct cuda_room
 		await_hidden; /* hidden rows: the op before, which may still run, has the scratch memory */
@@ -116,7 +128,8 @@ struct cuda_backend {
 	bool awaits_lost;
 	bool no_awaits;            /* constant */
 	struct chain_state *chain; /* device (cuda_chain.cuh) */
-	/* Uploads pass through pinned memory: a ring of stages, filled front to back; `sent` is recorded when one is full. */
+	/* Uploads pass through pinned memory: a ring of stages, filled front to back; `sent` is
+	 * recorded when one is full. */
 	uint8_t *staging; /* [CUDA_STAGES][CUDA_STAGE_BYTES] */
 	cudaEvent_t sent[CUDA_STAGES];
 	int stage;
@@ -135,8 +148,8 @@ static inline struct cuda_backend *cuda_of(struct backend *b)
 	return (struct cuda_backend *)b;
 }
 
-/* While measuring: a stretch of ops begins (unless one has begun already), or all that was enqueued is to be
- * waited for, so that the stretch ends. Notes the device's clock. */
+/* While measuring: a stretch of ops begins (unless one has begun already), or all that was enqueued
+ * is to be waited for, so that the stretch ends. Notes the device's clock. */
 void cuda_note_begin(struct cuda_backend *b, enum usage_kind kind);
 void cuda_note_end(struct cuda_backend *b);
 
@@ -167,7 +180,8 @@ static __device__ __forceinline__ void grid_let_next()
 #endif
 }
 
-/* Everything before this kernel in the stream is done from here on, and what it wrote can be read. */
+/* Everything before this kernel in the stream is done from here on, and what it wrote can be read.
+ */
 static __device__ __forceinline__ void grid_wait_before()
 {
 #if __CUDA_ARCH__ >= 900
@@ -181,8 +195,8 @@ struct cuda_mark {
 	volatile unsigned long long *reached;
 };
 
-/* By one thread, when everything before its kernel has been waited for; then again, with what the first call gave, when the block has
- * met after writing what the host is to read. */
+/* By one thread, when everything before its kernel has been waited for; then again, with what the
+ * first call gave, when the block has met after writing what the host is to read. */
 static __device__ __forceinline__ unsigned long long mark_number(const struct cuda_mark &m)
 {
 	return *m.count + 1;
@@ -195,9 +209,10 @@ static __device__ __forceinline__ void mark_here(const struct cuda_mark &m, unsi
 	*m.count = n;
 }
 
-/* The same where the kernel has written nothing for the host but picks, which say of themselves that they have come: the fence takes 1
- * to 3 us. */
-static __device__ __forceinline__ void mark_behind_picks(const struct cuda_mark &m, unsigned long long n)
+/* The same where the kernel has written nothing for the host but picks, which say of themselves
+ * that they have come: the fence takes 1 to 3 us. */
+static __device__ __forceinline__ void mark_behind_picks(
+	const struct cuda_mark &m, unsigned long long n)
 {
 	*m.reached = n;
 	*m.count = n;
@@ -220,11 +235,12 @@ static inline cudaLaunchConfig_t cuda_launch_config(
 	return c;
 }
 
-/* Enqueues a kernel that may start while the op before it still runs (compute capability 9 and newer): before it reads or
- * writes anything but weights it calls grid_wait_before. Weights are never written by kernels. */
+/* Enqueues a kernel that may start while the op before it still runs (compute capability 9 and
+ * newer): before it reads or writes anything but weights it calls grid_wait_before. Weights are
+ * never written by kernels. */
 template <typename... P, typename... A>
-static void cuda_launch(
-	struct cuda_backend *b, void (*kernel)(P...), dim3 grid, unsigned block, size_t shared, A... args)
+static void cuda_launch(struct cuda_backend *b, void (*kernel)(P...), dim3 grid, unsigned block,
+	size_t shared, A... args)
 {
 	cudaLaunchAttribute early;
 	cudaLaunchConfig_t c = cuda_launch_config(b, grid, block, shared, &early);
@@ -234,8 +250,8 @@ static void cuda_launch(
 
 /* The same in clusters of `size` blocks (compute capability 9 and newer). */
 template <typename... P, typename... A>
-static void cuda_launch_clusters(
-	struct cuda_backend *b, void (*kernel)(P...), unsigned clusters, unsigned size, unsigned block, A... args)
+static void cuda_launch_clusters(struct cuda_backend *b, void (*kernel)(P...), unsigned clusters,
+	unsigned size, unsigned block, A... args)
 {
 	cudaLaunchAttribute attrs[2] = {};
 	cudaLaunchConfig_t c = cuda_launch_config(b, clusters * size, block, 0, attrs);
@@ -247,7 +263,8 @@ static void cuda_launch_clusters(
 	b->used.launches += !b->capturing;
 }
 
-/* 256-byte aligned device memory for the running op, contents undefined; NULL: the failure is kept. */
+/* 256-byte aligned device memory for the running op, contents undefined; NULL: the failure is kept.
+ */
 void *cuda_scratch_of(struct cuda_backend *b, struct cuda_room *room, uint64_t bytes);
 
 static inline void *cuda_scratch(struct cuda_backend *b, uint64_t bytes)
@@ -255,11 +272,12 @@ static inline void *cuda_scratch(struct cuda_backend *b, uint64_t bytes)
 	return cuda_scratch_of(b, &b->scratch, bytes);
 }
 
-/* Lets a kernel use `bytes` of dynamic shared memory. *allowed: what it may use already, one static variable per kernel (one
- * thread computes). False: the failure is kept. */
+/* Lets a kernel use `bytes` of dynamic shared memory. *allowed: what it may use already, one static
+ * variable per kernel (one thread computes). False: the failure is kept. */
 bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes, size_t *allowed);
 
-/* ---- ops, by file --------------------------------------------------------------------------------------- */
+/* ---- ops, by file
+ * --------------------------------------------------------------------------------------- */
 
 /* Marks, graphs and usage (cuda_graph.cu). */
 cudaError_t cuda_pipe_open(struct cuda_backend *b);
@@ -279,12 +297,15 @@ void cuda_graph_drop(struct backend *b);
 void cuda_usage(struct backend *b, struct backend_usage *out);
 void cuda_measure(struct backend *b, bool on);
 
-/* Spins until a mark has come, also when an op failed before, or there is no use in waiting: a failure is kept then. */
+/* Spins until a mark has come, also when an op failed before, or there is no use in waiting: a
+ * failure is kept then. */
 void cuda_follow(struct cuda_backend *b, uint64_t ticket);
-/* If ops are being recorded: the recording has this await from now on. False: they are not, or a failure is kept. */
+/* If ops are being recorded: the recording has this await from now on. False: they are not, or a
+ * failure is kept. */
 bool cuda_pipe_take_await(struct cuda_backend *b, const struct cuda_await *w);
 struct cuda_notes *cuda_pipe_notes(struct cuda_backend *b);
-/* For the first op behind an await: NULL if that is not what the op in hand is; else its kernel calls note_next_stretch. */
+/* For the first op behind an await: NULL if that is not what the op in hand is; else its kernel
+ * calls note_next_stretch. */
 struct cuda_notes *cuda_pipe_goes_on(struct cuda_backend *b);
 
 /* Awaits (cuda_await.cu). */
@@ -292,10 +313,11 @@ bool cuda_can_await(struct backend *b, const struct expert_job *like, int n_used
 void cuda_experts_await(
 	struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out);
 void cuda_await_close(struct cuda_backend *b);
-/* Tells the await in hand, if there is one, of these jobs; if they are not for it or it cannot compute them, that there is nothing more to
- * compute. Returns whether it computes them. Else the caller launches them, but not if awaits_lost. */
-bool cuda_await_answer(struct cuda_backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
-	int rows, int n_used, const float *out);
+/* Tells the await in hand, if there is one, of these jobs; if they are not for it or it cannot
+ * compute them, that there is nothing more to compute. Returns whether it computes them. Else the
+ * caller launches them, but not if awaits_lost. */
+bool cuda_await_answer(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, const float *out);
 /* Before the host waits for the device: there is nothing more to compute, for all awaits. */
 void cuda_await_settle_all(struct cuda_backend *b);
 static inline void cuda_await_settle(struct cuda_backend *b)
@@ -307,19 +329,20 @@ static inline void cuda_await_settle(struct cuda_backend *b)
 int cuda_copier_open(struct backend *b, struct copier **out, struct err *e); /* cuda_copy.cu */
 
 void cuda_embed(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
-void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms, int n_norms,
-	float eps, int rows, int n, int64_t out_stride);
+void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms,
+	int n_norms, float eps, int rows, int n, int64_t out_stride);
 void cuda_swiglu(struct backend *b, const float *gate, const float *up, int64_t n, float *out);
 void cuda_rope_angles(
 	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
-void cuda_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
-	int64_t y_stride, int rows, int n_heads);
+void cuda_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride,
+	float *y, int64_t y_stride, int rows, int n_heads);
 /* latents without its products */
 void cuda_latents_alone(
 	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a);
 void cuda_latents(
 	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a);
-void cuda_matmul(struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
+void cuda_matmul(
+	struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
 cudaError_t cuda_chain_open(struct cuda_backend *b); /* cuda_chain.cu */
 /* ffn up to the hidden values */
 void cuda_matmul_glu(struct backend *b, const struct ffn *a, int rows);
@@ -329,12 +352,13 @@ void cuda_index_select(struct backend *b, const struct batch *rows, const struct
 void cuda_attend(struct backend *b, const struct batch *rows, const struct attend *a);
 void cuda_mla(struct backend *b, const struct batch *rows, const struct mla *a);
 void cuda_route(struct backend *b, const struct route *a, int n, int rows);
-void cuda_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int rows,
-	int n_used, float *out);
+void cuda_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
+	int rows, int n_used, float *out);
 void cuda_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
 	const float *shared, int rows, int n, float *x, const struct norm *next, float eps);
 
-/* ---- device functions ----------------------------------------------------------------------------------- */
+/* ---- device functions
+ * ----------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ unsigned long long device_clock()
 {
@@ -344,7 +368,8 @@ static __device__ __forceinline__ unsigned long long device_clock()
 }
 
 /* By one thread, when everything before its kernel has been waited for; ring: asked for before. */
-static __device__ __forceinline__ void note_next_stretch(struct cuda_notes *notes, unsigned long long *ring)
+static __device__ __forceinline__ void note_next_stretch(
+	struct cuda_notes *notes, unsigned long long *ring)
 {
 	unsigned long long now = device_clock();
 	ring[notes->n++ % CUDA_NOTES] = now;
@@ -360,8 +385,8 @@ template <typename T> static __device__ __forceinline__ T warp_sum(T v)
 	return v;
 }
 
-/* Sum over a block of whole warps, at most 32: the warps by a butterfly too; every thread gets it. `scratch`: shared, 32 values; free
- * again after the next barrier. */
+/* Sum over a block of whole warps, at most 32: the warps by a butterfly too; every thread gets it.
+ * `scratch`: shared, 32 values; free again after the next barrier. */
 template <typename T> static __device__ __forceinline__ T block_sum(T v, T *scratch)
 {
 	int lane = threadIdx.x % 32;
@@ -389,8 +414,8 @@ static __device__ __forceinline__ float exp_exact(float x)
 	q = __fmaf_rn(q, r, 0.5f);
 	float y = __fadd_rn(__fmaf_rn(__fmul_rn(q, r), r, r), 1.0f);
 	int whole = __float_as_int(shifted) - 0x4b400000, half = whole >> 1;
-	return __fmul_rn(
-		__fmul_rn(y, __int_as_float((half + 127) << 23)), __int_as_float((whole - half + 127) << 23));
+	return __fmul_rn(__fmul_rn(y, __int_as_float((half + 127) << 23)),
+		__int_as_float((whole - half + 127) << 23));
 }
 
 static __device__ __forceinline__ float sigmoid_exact(float x)
@@ -403,7 +428,8 @@ static __device__ __forceinline__ float swiglu_one(float gate, float up)
 	return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.0f, exp_exact(-gate))), up);
 }
 
-/* Unsigned keys in the order of the floats they stand for; -0 equals +0 and NaN is below everything. */
+/* Unsigned keys in the order of the floats they stand for; -0 equals +0 and NaN is below
+ * everything. */
 static __device__ __forceinline__ uint32_t order_key(float v)
 {
 	uint32_t u = __float_as_uint(__fadd_rn(v, 0.0f));
@@ -414,8 +440,8 @@ static __device__ __forceinline__ uint32_t order_key(float v)
 static __device__ __forceinline__ float2 rotated(float2 angle, float2 v)
 {
 	float c = angle.x, s = angle.y;
-	return make_float2(
-		__fsub_rn(__fmul_rn(v.x, c), __fmul_rn(v.y, s)), __fadd_rn(__fmul_rn(v.x, s), __fmul_rn(v.y, c)));
+	return make_float2(__fsub_rn(__fmul_rn(v.x, c), __fmul_rn(v.y, s)),
+		__fadd_rn(__fmul_rn(v.x, s), __fmul_rn(v.y, c)));
 }
 
 /* Value i of a cache row, or of any run of F32 or F16. */

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Copies over PCIe and inside the card (copier.h): one non-blocking stream a lane, and a ring of events that serve as tickets.
+ * Copies over PCIe and inside the card (copier.h): one non-blocking stream a lane, and a ring of
+ * events that serve as tickets.
  *
- * Ticket = number * COPY_LANES + lane; number n of a lane is event n % EVENTS. A lane's events complete in order, so it is
- * enough to remember the last one seen. An event is used again only after its former number was seen, so waiting
- * on it for an old number that was seen long ago is never needed. A CUDA fault outlives the copy that met it: from then on
- * every ticket of the copier fails with the first sentence.
+ * Ticket = number * COPY_LANES + lane; number n of a lane is event n % EVENTS. A lane's events
+ * complete in order, so it is enough to remember the last one seen. An event is used again only
+ * after its former number was seen, so waiting on it for an old number that was seen long ago is
+ * never needed. A CUDA fault outlives the copy that met it: from then on every ticket of the copier
+ * fails with the first sentence.
  */
 #include "kernels/cuda/cuda_common.cuh"
 
@@ -78,8 +80,8 @@ static int copier_pin(struct copier *c, void *base, size_t bytes, struct err *e)
 	if (rc == cudaSuccess)
 		return 0;
 	cudaGetLastError();
-	return err_set(e, ERR_MEMORY, "%.3f GB of host memory cannot be pinned: %s", (double)bytes / 1e9,
-		cudaGetErrorString(rc));
+	return err_set(e, ERR_MEMORY, "%.3f GB of host memory cannot be pinned: %s",
+		(double)bytes / 1e9, cudaGetErrorString(rc));
 }
 
 static void copier_unpin(struct copier *c, void *base, size_t bytes)
@@ -95,13 +97,15 @@ static void copier_attach(struct copier *c)
 	check(of(c), cudaSetDevice(of(c)->device), "the copying thread cannot select the card");
 }
 
-static void copier_copy(struct copier *base, enum copy_lane lane, void *dst, const void *src, size_t bytes)
+static void copier_copy(
+	struct copier *base, enum copy_lane lane, void *dst, const void *src, size_t bytes)
 {
-	static const cudaMemcpyKind kinds[COPY_LANES] = {
-		cudaMemcpyHostToDevice, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice};
+	static const cudaMemcpyKind kinds[COPY_LANES] = {cudaMemcpyHostToDevice, cudaMemcpyHostToDevice,
+		cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice};
 	struct cuda_copier *c = of(base);
 	if (!c->failure.code && bytes)
-		check(c, cudaMemcpyAsync(dst, src, bytes, kinds[lane], c->lane[lane].stream), "a copy is refused");
+		check(c, cudaMemcpyAsync(dst, src, bytes, kinds[lane], c->lane[lane].stream),
+			"a copy is refused");
 }
 
 /* Looks how far the lane has come; false: a fault. */

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Ops whose work is proportional to the activations. Each reads its input and writes its output once.
+ * Ops whose work is proportional to the activations. Each reads its input and writes its output
+ * once.
  *
  *   embed                    grid (runs of 256 values, rows), block 64: four values a thread
- *   rms_norm                 grid (rows, norms), block: n / 8 threads, at most 1024; a thread keeps its eight values
- *   latents                  grid (rows, parts), block as for the longest rms_norm of them
- *   swiglu, moe_combine      grid over values, block 256, one value a thread (moe_combine: y = rows)
- *   ... with a norm          grid rows times clusters of 8 blocks, which share the threads of rms_norm (sm_90 and newer)
- *   rope, rope_angles        grid over pairs, block 256, one pair a thread
+ *   rms_norm                 grid (rows, norms), block: n / 8 threads, at most 1024; a thread keeps
+ * its eight values latents                  grid (rows, parts), block as for the longest rms_norm
+ * of them swiglu, moe_combine      grid over values, block 256, one value a thread (moe_combine: y
+ * = rows)
+ *   ... with a norm          grid rows times clusters of 8 blocks, which share the threads of
+ * rms_norm (sm_90 and newer) rope, rope_angles        grid over pairs, block 256, one pair a thread
  *
- * Products and sums are rounded one by one where the CPU backend does so; means are taken in double.
+ * Products and sums are rounded one by one where the CPU backend does so; means are taken in
+ * double.
  */
 #include "kernels/cuda/block_dot.cuh"
 #include "kernels/cuda/cuda_barrier.cuh"
@@ -21,15 +24,18 @@ static unsigned blocks_for(int64_t n, int per)
 	return (unsigned)((n + per - 1) / per);
 }
 
-/* ---- embed ------------------------------------------------------------------------------------------------- */
+/* ---- embed
+ * -------------------------------------------------------------------------------------------------
+ */
 
 template <int T>
-static __global__ void embed_kernel(const uint8_t *data, int64_t row_bytes, const int32_t *ids, int n,
-	const struct cuda_tables *t, float *out)
+static __global__ void embed_kernel(const uint8_t *data, int64_t row_bytes, const int32_t *ids,
+	int n, const struct cuda_tables *t, float *out)
 {
 	grid_let_next();
 	grid_wait_before();
-	const uint8_t *p = data + ids[blockIdx.y] * row_bytes + (int64_t)blockIdx.x * packed<T>::RUN_BYTES;
+	const uint8_t *p =
+		data + ids[blockIdx.y] * row_bytes + (int64_t)blockIdx.x * packed<T>::RUN_BYTES;
 	int v = 4 * threadIdx.x, k = blockIdx.x * 256 + v;
 	float q[4], factor = 1, offset = 0, *y = out + (int64_t)blockIdx.y * n;
 	if (!packed<T>::FACTOR && k + 4 > n) { /* one by one, so that nothing past the table is read */
@@ -56,10 +62,10 @@ void cuda_embed(struct backend *base, struct weight table, const int32_t *ids, i
 	dim3 grid(blocks_for(table.n_in, 256), (unsigned)rows);
 	const uint8_t *data = (const uint8_t *)table.data;
 	switch (table.type) {
-#define CASE(t)                                                                                              \
-	case DTYPE_##t:                                                                                          \
-		cuda_launch(b, embed_kernel<DTYPE_##t>, grid, 64, 0, data, (int64_t)table.row_bytes, ids,            \
-			(int)table.n_in, b->tables, out);                                                                \
+#define CASE(t)                                                                                    \
+	case DTYPE_##t:                                                                                \
+		cuda_launch(b, embed_kernel<DTYPE_##t>, grid, 64, 0, data, (int64_t)table.row_bytes, ids,  \
+			(int)table.n_in, b->tables, out);                                                      \
 		break;
 		PACKED_TYPES(CASE)
 #undef CASE
@@ -68,7 +74,9 @@ void cuda_embed(struct backend *base, struct weight table, const int32_t *ids, i
 	}
 }
 
-/* ---- norms ------------------------------------------------------------------------------------------------- */
+/* ---- norms
+ * -------------------------------------------------------------------------------------------------
+ */
 
 struct norms {
 	struct norm of[NORMS_MAX];
@@ -83,8 +91,8 @@ static __global__ void __launch_bounds__(1024) rms_norm_kernel(const float *x, i
 		[&](int i, float4 v) { store_four(out, i, n, wide, v); });
 }
 
-void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms, int n_norms,
-	float eps, int rows, int n, int64_t out_stride)
+void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms,
+	int n_norms, float eps, int rows, int n, int64_t out_stride)
 {
 	if (!cuda_begin(b, "rms_norm") || !rows || !n_norms)
 		return;
@@ -94,11 +102,12 @@ void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const st
 		all.of[i] = norms[i];
 		wide &= is_wide(norms[i].gain, 0) && is_wide(norms[i].out, out_stride);
 	}
-	cuda_launch(cuda_of(b), rms_norm_kernel, dim3((unsigned)rows, (unsigned)n_norms), norm_threads(n), 0, x,
-		x_stride, all, eps, n, out_stride, wide);
+	cuda_launch(cuda_of(b), rms_norm_kernel, dim3((unsigned)rows, (unsigned)n_norms),
+		norm_threads(n), 0, x, x_stride, all, eps, n, out_stride, wide);
 }
 
-/* ---- swiglu, moe_combine ------------------------------------------------------------------------------------ */
+/* ---- swiglu, moe_combine
+ * ------------------------------------------------------------------------------------ */
 
 static __global__ void swiglu_kernel(const float *gate, const float *up, int64_t n, float *out)
 {
@@ -135,30 +144,34 @@ static __global__ void moe_combine_kernel(const float *out, const float *weights
 
 #define CLUSTER 8
 
-/* Hands v to the same place in the shared memory of block `to` of the cluster, whose barrier hears of its eight bytes. */
-static __device__ __forceinline__ void send_double(double *place, uint64_t *barrier, int to, double v)
+/* Hands v to the same place in the shared memory of block `to` of the cluster, whose barrier hears
+ * of its eight bytes. */
+static __device__ __forceinline__ void send_double(
+	double *place, uint64_t *barrier, int to, double v)
 {
 #if __CUDA_ARCH__ >= 900
 	uint32_t at = shared_address(place), hears = shared_address(barrier);
 	asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(to));
 	asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(hears) : "r"(to));
-	asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(at),
-				 "l"(__double_as_longlong(v)), "r"(hears)
-				 : "memory");
+	asm volatile(
+		"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(at),
+		"l"(__double_as_longlong(v)), "r"(hears)
+		: "memory");
 #endif
 }
 
-/* moe_combine_kernel and then rms_norm_kernel: the threads of that kernel's block, shared out to the blocks of a cluster, so that the
- * numbers are the same. Rows are held in registers. Each warp sends its sum of squares to all blocks; one that has all sums
- * is waited for by nobody. */
-static __global__ void __launch_bounds__(128) combine_norm_kernel(const float *out, const float *weights,
-	int n_used, const float *shared, int n, float *x, struct norm next, float eps, struct cuda_notes *notes)
+/* moe_combine_kernel and then rms_norm_kernel: the threads of that kernel's block, shared out to
+ * the blocks of a cluster, so that the numbers are the same. Rows are held in registers. Each warp
+ * sends its sum of squares to all blocks; one that has all sums is waited for by nobody. */
+static __global__ void __launch_bounds__(128)
+	combine_norm_kernel(const float *out, const float *weights, int n_used, const float *shared,
+		int n, float *x, struct norm next, float eps, struct cuda_notes *notes)
 {
 #if __CUDA_ARCH__ >= 900
 	__shared__ double sums[32];
 	__shared__ __align__(8) uint64_t barrier;
-	int threads = norm_threads(n), block = blockIdx.x % CLUSTER, thread = block * blockDim.x + threadIdx.x,
-		lane = threadIdx.x % 32;
+	int threads = norm_threads(n), block = blockIdx.x % CLUSTER,
+		thread = block * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
 	int64_t r = blockIdx.x / CLUSTER;
 	grid_let_next();
 	if (!threadIdx.x) {
@@ -168,8 +181,8 @@ static __global__ void __launch_bounds__(128) combine_norm_kernel(const float *o
 	}
 	__syncthreads();
 	asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-	int i
-		[NORM_HELD]; /* the first of four values; 0 where the thread has none, so that loads need no condition */
+	int i[NORM_HELD]; /* the first of four values; 0 where the thread has none, so that loads need
+						 no condition */
 	bool mine[NORM_HELD];
 	float4 g[NORM_HELD], v[NORM_HELD], s[NORM_HELD], sum[NORM_HELD];
 #pragma unroll
@@ -252,8 +265,8 @@ void cuda_moe_combine(struct backend *base, const float *out, const float *weigh
 	if (next && b->early_starts && wide && is_wide(next->gain, 0) && is_wide(next->out, 0) &&
 		n <= 4096 * NORM_HELD) {
 		unsigned warps = (norm_threads(n) / 32 + CLUSTER - 1) / CLUSTER;
-		cuda_launch_clusters(b, combine_norm_kernel, (unsigned)rows, CLUSTER, 32 * warps, out, weights,
-			n_used, shared, n, x, *next, eps, notes);
+		cuda_launch_clusters(b, combine_norm_kernel, (unsigned)rows, CLUSTER, 32 * warps, out,
+			weights, n_used, shared, n, x, *next, eps, notes);
 		return;
 	}
 	dim3 grid(blocks_for(n, 256), (unsigned)rows);
@@ -262,7 +275,9 @@ void cuda_moe_combine(struct backend *base, const float *out, const float *weigh
 		cuda_rms_norm(base, x, n, next, 1, eps, rows, n, n);
 }
 
-/* ---- rotation ----------------------------------------------------------------------------------------------- */
+/* ---- rotation
+ * -----------------------------------------------------------------------------------------------
+ */
 
 static __global__ void rope_angles_kernel(
 	const int32_t *pos, const float *inv_freq, int rows, int half, float *cos_sin)
@@ -283,12 +298,12 @@ void cuda_rope_angles(
 {
 	if (!cuda_begin(b, "rope_angles") || !rows->n)
 		return;
-	cuda_launch(cuda_of(b), rope_angles_kernel, blocks_for((int64_t)rows->n * (dim / 2), 256), 256, 0,
-		rows->pos, inv_freq, rows->n, dim / 2, cos_sin);
+	cuda_launch(cuda_of(b), rope_angles_kernel, blocks_for((int64_t)rows->n * (dim / 2), 256), 256,
+		0, rows->pos, inv_freq, rows->n, dim / 2, cos_sin);
 }
 
-static __global__ void rope_kernel(const float *cos_sin, int half, const float *x, int64_t x_stride, float *y,
-	int64_t y_stride, int n_heads, int64_t n)
+static __global__ void rope_kernel(const float *cos_sin, int half, const float *x, int64_t x_stride,
+	float *y, int64_t y_stride, int n_heads, int64_t n)
 {
 	grid_let_next();
 	grid_wait_before();
@@ -296,23 +311,25 @@ static __global__ void rope_kernel(const float *cos_sin, int half, const float *
 	if (i >= n)
 		return;
 	int64_t head = i / half, pair = i % half, r = head / n_heads;
-	float2 v = rotated(make_float2(cos_sin[2 * (r * half + pair)], cos_sin[2 * (r * half + pair) + 1]),
-		make_float2(x[head * x_stride + 2 * pair], x[head * x_stride + 2 * pair + 1]));
+	float2 v =
+		rotated(make_float2(cos_sin[2 * (r * half + pair)], cos_sin[2 * (r * half + pair) + 1]),
+			make_float2(x[head * x_stride + 2 * pair], x[head * x_stride + 2 * pair + 1]));
 	y[head * y_stride + 2 * pair] = v.x;
 	y[head * y_stride + 2 * pair + 1] = v.y;
 }
 
-void cuda_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride, float *y,
-	int64_t y_stride, int rows, int n_heads)
+void cuda_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride,
+	float *y, int64_t y_stride, int rows, int n_heads)
 {
 	int64_t n = (int64_t)rows * n_heads * (rope->dim / 2);
 	if (!cuda_begin(b, "rope") || !n)
 		return;
-	cuda_launch(cuda_of(b), rope_kernel, blocks_for(n, 256), 256, 0, rope->cos_sin, rope->dim / 2, x,
-		x_stride, y, y_stride, n_heads, n);
+	cuda_launch(cuda_of(b), rope_kernel, blocks_for(n, 256), 256, 0, rope->cos_sin, rope->dim / 2,
+		x, x_stride, y, y_stride, n_heads, n);
 }
 
-/* ---- latents --------------------------------------------------------------------------------------------- */
+/* ---- latents
+ * --------------------------------------------------------------------------------------------- */
 
 enum {
 	LATENTS_Q = 1,
@@ -320,8 +337,9 @@ enum {
 	LATENTS_KEY = 4
 }; /* parts; of `wide`: those whose rows lie at multiples of 16 bytes */
 
-static __global__ void __launch_bounds__(1024) latents_kernel(const __grid_constant__ struct batch rows,
-	const __grid_constant__ struct rope rope, const __grid_constant__ struct latents a, int parts, int wide)
+static __global__ void __launch_bounds__(1024) latents_kernel(
+	const __grid_constant__ struct batch rows, const __grid_constant__ struct rope rope,
+	const __grid_constant__ struct latents a, int parts, int wide)
 {
 	grid_let_next();
 	int64_t r = blockIdx.x;
@@ -340,7 +358,8 @@ static __global__ void __launch_bounds__(1024) latents_kernel(const __grid_const
 void cuda_latents_alone(
 	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a)
 {
-	int parts = (a->q ? LATENTS_Q : 0) | (a->kv ? LATENTS_KV : 0) | (a->key ? LATENTS_KEY : 0), wide = 0;
+	int parts = (a->q ? LATENTS_Q : 0) | (a->kv ? LATENTS_KV : 0) | (a->key ? LATENTS_KEY : 0),
+		wide = 0;
 	if (!cuda_begin(b, "latents") || !rows->n || !parts)
 		return;
 	unsigned threads = a->key ? KEY_THREADS : 32;
@@ -352,6 +371,7 @@ void cuda_latents_alone(
 		threads = norm_threads(a->n_kv) > threads ? norm_threads(a->n_kv) : threads;
 		wide |= is_wide(a->kv, a->kv_cache.width) && is_wide(a->kv_gain, 0) ? LATENTS_KV : 0;
 	}
-	cuda_launch(cuda_of(b), latents_kernel, dim3((unsigned)rows->n, (unsigned)__builtin_popcount(parts)),
-		threads, 0, *rows, *rope, *a, parts, wide);
+	cuda_launch(cuda_of(b), latents_kernel,
+		dim3((unsigned)rows->n, (unsigned)__builtin_popcount(parts)), threads, 0, *rows, *rope, *a,
+		parts, wide);
 }

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * expert_ffn of a few rows, in two passes: gate and up fused with SwiGLU into hidden rows (scratch, one per place), then down
- * from those to the places. They fill tasks of product_kernel and mma_kernel (cuda_product.cuh, cuda_product_mma.cuh): a task is
- * one job and up to 8 of its places. Gate and up of different types are taken one after the other. Jobs of one place go another
- * way where they can (cuda_experts.cuh), with the same bits.
+ * expert_ffn of a few rows, in two passes: gate and up fused with SwiGLU into hidden rows (scratch,
+ * one per place), then down from those to the places. They fill tasks of product_kernel and
+ * mma_kernel (cuda_product.cuh, cuda_product_mma.cuh): a task is one job and up to 8 of its places.
+ * Gate and up of different types are taken one after the other. Jobs of one place go another way
+ * where they can (cuda_experts.cuh), with the same bits.
  */
 #include "kernels/cuda/cuda_attention.cuh"
 #include "kernels/cuda/cuda_experts.cuh"
@@ -40,8 +41,8 @@ static bool run_pass(struct cuda_backend *b, enum pass pass, const float *x, int
 		if ((pass == PASS_GLU && !fused) || ((pass == PASS_GATE || pass == PASS_UP) && fused))
 			continue;
 		for (int at = 0; at < jobs[j].n_places; at += PRODUCT_ROWS) {
-			if (a.n_tasks && (a.n_tasks == PRODUCT_TASKS || w->type != now->type || w->n_in != now->n_in ||
-								 w->n_out != now->n_out)) {
+			if (a.n_tasks && (a.n_tasks == PRODUCT_TASKS || w->type != now->type ||
+								 w->n_in != now->n_in || w->n_out != now->n_out)) {
 				if (!cuda_product(b, now->type, &a))
 					return false;
 				a.n_tasks = 0;
@@ -70,8 +71,8 @@ static bool run_pass(struct cuda_backend *b, enum pass pass, const float *x, int
 	return !a.n_tasks || cuda_product(b, now->type, &a);
 }
 
-void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs, int n_jobs,
-	int rows, int n_used, float *out)
+void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, float *out)
 {
 	struct cuda_backend *b = cuda_of(base);
 	if (cuda_await_answer(b, x, jobs, n_jobs, rows, n_used, out) || !n_jobs)
@@ -99,13 +100,16 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	if (!places)
 		return;
 	/* room for all places of the step, however they are split over calls */
-	uint64_t most = (uint64_t)rows * (uint64_t)n_used > (uint64_t)places ? (uint64_t)rows * (uint64_t)n_used
-																		 : (uint64_t)places;
-	float *hidden = (float *)cuda_scratch(b, (apart ? 2 : 1) * most * (uint64_t)n_ff * sizeof(float));
+	uint64_t most = (uint64_t)rows * (uint64_t)n_used > (uint64_t)places
+						? (uint64_t)rows * (uint64_t)n_used
+						: (uint64_t)places;
+	float *hidden =
+		(float *)cuda_scratch(b, (apart ? 2 : 1) * most * (uint64_t)n_ff * sizeof(float));
 	if (!hidden || !cuda_experts_single(b, x, jobs, n_jobs, n_used, hidden, out) ||
 		!run_pass(b, PASS_GLU, x, rows, jobs, n_jobs, n_used, hidden, n_ff))
 		return;
-	if (apart) { /* rows of fused jobs must not pass through silu again: each job's rows on their own */
+	if (apart) { /* rows of fused jobs must not pass through silu again: each job's rows on their
+					own */
 		float *up = hidden + most * (uint64_t)n_ff;
 		if (!run_pass(b, PASS_GATE, x, rows, jobs, n_jobs, n_used, hidden, n_ff) ||
 			!run_pass(b, PASS_UP, x, rows, jobs, n_jobs, n_used, up, n_ff))

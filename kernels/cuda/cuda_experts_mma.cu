@@ -1,30 +1,36 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * experts_kernel: gate, up, SwiGLU and down of up to TASKS experts with one place each, in one launch. mma_kernel's arithmetic
- * (cuda_product_mma.cuh: x as three digits of 8 bits, whole numbers up to the sum over a run of 256 weights) and its order of
- * additions, so the bits are the same.
+ * experts_kernel: gate, up, SwiGLU and down of up to TASKS experts with one place each, in one
+ * launch. mma_kernel's arithmetic (cuda_product_mma.cuh: x as three digits of 8 bits, whole numbers
+ * up to the sum over a run of 256 weights) and its order of additions, so the bits are the same.
  *
- * Grid: one block per multiprocessor; of an await SPARE less. A block takes its share of four lists of stages, one after the other:
- * gate and up of the first half of the tasks, of the other half, down of the first half, of the other half. A stage is RUNS runs of 256
- * weights by 16 rows (whole rows: n_in / 256 runs by one or more tiles of 16 rows; in gate and up 8 rows of each). Down waits until gate and up
- * of its task are done (counts in global memory, ever growing, a release each stage); unless there is only one task they have been
- * for long. A block that waits for one that has not been started waits only until other kernels leave it a place: those never wait
- * for this one.
+ * Grid: one block per multiprocessor; of an await SPARE less. A block takes its share of four lists
+ * of stages, one after the other: gate and up of the first half of the tasks, of the other half,
+ * down of the first half, of the other half. A stage is RUNS runs of 256 weights by 16 rows (whole
+ * rows: n_in / 256 runs by one or more tiles of 16 rows; in gate and up 8 rows of each). Down waits
+ * until gate and up of its task are done (counts in global memory, ever growing, a release each
+ * stage); unless there is only one task they have been for long. A block that waits for one that
+ * has not been started waits only until other kernels leave it a place: those never wait for this
+ * one.
  *
- * As an await (cuda_await.cu) it has up to eight tasks that come by words, in rounds (cuda_hear.cuh); all of the above is done for each
- * round. It does not wait for the ops before it: what it reads was there before the host could answer, and it has hidden rows of its
- * own. It does not let the next kernel start before it ends: until it has heard its last word the multiprocessors that it leaves free
- * must stay free, and moe_combine takes longer if it finds only those.
+ * As an await (cuda_await.cu) it has up to eight tasks that come by words, in rounds
+ * (cuda_hear.cuh); all of the above is done for each round. It does not wait for the ops before it:
+ * what it reads was there before the host could answer, and it has hidden rows of its own. It does
+ * not let the next kernel start before it ends: until it has heard its last word the
+ * multiprocessors that it leaves free must stay free, and moe_combine takes longer if it finds only
+ * those.
  *
- * Block: WORKERS that compute two runs of every stage; a warp that fetches (bulk copies of whole stages to a ring of slots with
- * barriers full and done, and of the next hidden row); FINISHERS that sum up the runs of a stage in mma_kernel's order and write,
- * in turn. Until x has been asked for no more than two stages are on their way: it would queue behind them.
+ * Block: WORKERS that compute two runs of every stage; a warp that fetches (bulk copies of whole
+ * stages to a ring of slots with barriers full and done, and of the next hidden row); FINISHERS
+ * that sum up the runs of a stage in mma_kernel's order and write, in turn. Until x has been asked
+ * for no more than two stages are on their way: it would queue behind them.
  *
  *      mma m16n8k32:    16 weight rows x 32 weights, lane = 4 r + c has rows r and r + 8
- *      columns:         the three digits of one x row leave five of eight unused, so lanes of a row take different groups of weights
- *                       (scales) at once and columns tell them apart: x is zero where the lane's group is not the column's. What
- *                       multiplies lane c's group comes out in lane c. A warp keeps the columns of its runs in registers.
- *      digits, meets:   of a run: as digits_kernel leaves them; three digits of each row and the scale of x
+ *      columns:         the three digits of one x row leave five of eight unused, so lanes of a row
+ * take different groups of weights (scales) at once and columns tell them apart: x is zero where
+ * the lane's group is not the column's. What multiplies lane c's group comes out in lane c. A warp
+ * keeps the columns of its runs in registers. digits, meets:   of a run: as digits_kernel leaves
+ * them; three digits of each row and the scale of x
  *
  * Bytes moved: every packed row once; x and a task's hidden row once per block.
  */
@@ -42,8 +48,9 @@
 #define BARRIERS  16
 #define SPARE     4 /* multiprocessors that an await leaves free: see cuda_await.cu */
 #define IN_ORDER  4 /* runs that mma_kernel takes at once */
-#define SHARES                                                                                               \
-	18 /* four and a struct told, up to a multiple of 128 bytes: copies to other places are slower */
+#define SHARES                                                                                     \
+	18 /* four and a struct told, up to a multiple of 128 bytes: copies to other places are slower \
+		*/
 
 struct expert_task {
 	const uint8_t *gate, *up, *down;
@@ -55,19 +62,23 @@ static_assert(sizeof(struct told) + 4 * sizeof(int4) <= SHARES * sizeof(int4), "
 
 struct expert_args {
 	struct expert_task task[TASKS];
-	struct hear_args hear; /* of an await: tasks come by words, and task, n_tasks and counts are not used */
+	struct hear_args
+		hear; /* of an await: tasks come by words, and task, n_tasks and counts are not used */
 	const struct cuda_tables *tables;
 	const float *x;
 	float *hidden, *out;
-	uint32_t *counts; /* [TASKS] stages of gate and up that were done since the backend was opened */
+	uint32_t
+		*counts; /* [TASKS] stages of gate and up that were done since the backend was opened */
 	int n_tasks, slots, stage_bytes;
 	bool x_aligned; /* to 16 bytes */
-	/* in: gate and up, ff: down. Weights and bytes of a row, runs of a row, tiles of a stage, stages of a task, cuda_product_split */
+	/* in: gate and up, ff: down. Weights and bytes of a row, runs of a row, tiles of a stage,
+	 * stages of a task, cuda_product_split */
 	int n_embd, in_bytes, in_runs, in_tiles, in_pieces, in_split;
 	int n_ff, ff_bytes, ff_runs, ff_tiles, ff_pieces, ff_split;
 };
 
-/* ---- meeting ---------------------------------------------------------------------------------------------- */
+/* ---- meeting
+ * ---------------------------------------------------------------------------------------------- */
 
 static __device__ __forceinline__ uint32_t read_acquire(const uint32_t *p)
 {
@@ -81,7 +92,8 @@ static __device__ __forceinline__ void add_release(uint32_t *p)
 	asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
 
-/* Barriers are ready, what is to be done is known, and tables are there: the fetching warp does not wait for the others. */
+/* Barriers are ready, what is to be done is known, and tables are there: the fetching warp does not
+ * wait for the others. */
 static __device__ __forceinline__ void begin_all(bool wait)
 {
 	if (wait)
@@ -90,7 +102,8 @@ static __device__ __forceinline__ void begin_all(bool wait)
 		arrive_some(1, THREADS);
 }
 
-/* Of the 128 registers that a thread begins with, workers get 24 more. By the four warps of a group each. */
+/* Of the 128 registers that a thread begins with, workers get 24 more. By the four warps of a group
+ * each. */
 static __device__ __forceinline__ void deal_registers(bool worker)
 {
 	static_assert(WORKERS % 4 == 0 && FINISHERS == 3 && 128 * (3 * 152 + 56) == 65536, "registers");
@@ -102,19 +115,21 @@ static __device__ __forceinline__ void deal_registers(bool worker)
 #endif
 }
 
-/* ---- the order of work ------------------------------------------------------------------------------------ */
+/* ---- the order of work
+ * ------------------------------------------------------------------------------------ */
 
-/* A block's stages: its share of gate and up of the first half of the tasks, of the other half, of down of the first half, of the
- * other half. */
+/* A block's stages: its share of gate and up of the first half of the tasks, of the other half, of
+ * down of the first half, of the other half. */
 struct cursor {
 	int segment, left, task, piece;
 };
 
 /* Stages, first task and first stage of it; divides, so it is done once */
-static __device__ __forceinline__ int4 share_of(const struct expert_args &a, int n_tasks, int segment)
+static __device__ __forceinline__ int4 share_of(
+	const struct expert_args &a, int n_tasks, int segment)
 {
-	int half = (n_tasks + 1) / 2, first = segment & 1 ? half : 0, n = segment & 1 ? n_tasks - half : half,
-		pieces = segment >= 2 ? a.ff_pieces : a.in_pieces;
+	int half = (n_tasks + 1) / 2, first = segment & 1 ? half : 0,
+		n = segment & 1 ? n_tasks - half : half, pieces = segment >= 2 ? a.ff_pieces : a.in_pieces;
 	int from = n * pieces * (int)blockIdx.x / (int)gridDim.x,
 		to = n * pieces * ((int)blockIdx.x + 1) / (int)gridDim.x;
 	return make_int4(to - from, first + from / pieces, from % pieces, 0);
@@ -141,7 +156,8 @@ static __device__ __forceinline__ void next_stage(
 		find_stage(shares, c);
 }
 
-/* ---- tasks that come by words ------------------------------------------------------------------------------ */
+/* ---- tasks that come by words
+ * ------------------------------------------------------------------------------ */
 
 template <bool AWAIT>
 static __device__ __forceinline__ struct expert_task task_of(
@@ -149,8 +165,8 @@ static __device__ __forceinline__ struct expert_task task_of(
 {
 	if (!AWAIT)
 		return a.task[i];
-	struct expert_task t = {
-		told->gate[i], told->up[i], told->down[i], 0, told->rank[i], told->rank[i], (uint32_t)a.in_pieces};
+	struct expert_task t = {told->gate[i], told->up[i], told->down[i], 0, told->rank[i],
+		told->rank[i], (uint32_t)a.in_pieces};
 	return t;
 }
 
@@ -170,11 +186,13 @@ static __device__ __forceinline__ void end_round(bool wait)
 		arrive_some(2, THREADS);
 }
 
-/* ---- the kernel ------------------------------------------------------------------------------------------- */
+/* ---- the kernel
+ * ------------------------------------------------------------------------------------------- */
 
 template <int MEET, bool AWAIT>
-static __device__ __forceinline__ void finish_stage(const struct expert_args &a, const struct told *told,
-	const struct cursor &at, const float4 *meets, float *sums, uint32_t full, int lane)
+static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
+	const struct told *told, const struct cursor &at, const float4 *meets, float *sums,
+	uint32_t full, int lane)
 {
 	bool down = at.segment >= 2;
 	int runs = down ? a.ff_runs : a.in_runs, rows = 16 * (down ? a.ff_tiles : a.in_tiles),
@@ -242,7 +260,8 @@ static __device__ __forceinline__ void load_eight(const float *x, bool aligned, 
 }
 
 template <int T, bool AWAIT>
-__global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_constant__ struct expert_args a)
+__global__ void __launch_bounds__(THREADS, 1)
+	experts_kernel(const __grid_constant__ struct expert_args a)
 {
 #if __CUDA_ARCH__ >= 900
 	typedef struct expert_type<T> type;
@@ -254,15 +273,16 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 	uint8_t *tables = shared;
 	uint2 *digits = (uint2 *)(shared + type::TABLE_BYTES);
 	float4 *meets = (float4 *)(digits + RUNS * RUN_DIGITS);
-	float *all_sums = (float *)(meets + slots * RUNS * MEET), *x_scales = all_sums + FINISHERS * 16 * RUNS;
+	float *all_sums = (float *)(meets + slots * RUNS * MEET),
+		  *x_scales = all_sums + FINISHERS * 16 * RUNS;
 	uint64_t *barriers = (uint64_t *)(x_scales + RUNS);
 	int4 *shares = (int4 *)(barriers + BARRIERS);
 	struct told *told = (struct told *)(shares + 4);
 	float *hidden = (float *)(shares + SHARES); /* the row that is next */
 	uint8_t *stages = (uint8_t *)(hidden + a.n_ff);
 	uint32_t full = (uint32_t)__cvta_generic_to_shared(barriers), done = full + 8 * SLOTS,
-			 hidden_full = done + 8 * SLOTS, hidden_free = hidden_full + 8, x_asked = hidden_free + 8,
-			 stages_to = (uint32_t)__cvta_generic_to_shared(stages);
+			 hidden_full = done + 8 * SLOTS, hidden_free = hidden_full + 8,
+			 x_asked = hidden_free + 8, stages_to = (uint32_t)__cvta_generic_to_shared(stages);
 	if (!AWAIT)
 		grid_let_next();
 	struct cursor at = {-1, 0, 0, 0};
@@ -299,7 +319,8 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 						if (had_task != at.task) {
 							barrier_wait(hidden_free, hidden_parity);
 							hidden_parity ^= 1;
-							while ((int32_t)(read_acquire(count_of<AWAIT>(a, told, at.task)) - t.ready) < 0)
+							while ((int32_t)(read_acquire(count_of<AWAIT>(a, told, at.task)) -
+											 t.ready) < 0)
 								;
 							/* others wrote it by stores */
 							asm volatile("fence.proxy.async;" ::: "memory");
@@ -396,7 +417,8 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 		int had_row, first_run = type::first_run(warp);
 		uint32_t parity = 0, hidden_parity = 0, slot = 0, last = (uint32_t)slots - 1,
 				 stage_bytes = (uint32_t)a.stage_bytes, stages_at = (uint32_t)(stages - shared),
-				 barriers_at = full, meets_at = (uint32_t)((uint8_t *)(meets + first_run * MEET) - shared);
+				 barriers_at = full,
+				 meets_at = (uint32_t)((uint8_t *)(meets + first_run * MEET) - shared);
 		digits += 2 * warp * RUN_DIGITS;
 		x_scales += 2 * warp;
 		struct kept kept = {4u * lane, 0x002b1908};
@@ -416,8 +438,8 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 			int run = first_run, tile = 0;
 			for (; run >= runs; run -= runs)
 				tile++;
-			uint32_t mine =
-				stages_at + (tile * 16 + lane / 4) * row_bytes + run * type::RUN + type::lane_place(lane);
+			uint32_t mine = stages_at + (tile * 16 + lane / 4) * row_bytes + run * type::RUN +
+							type::lane_place(lane);
 			int left = at.left, piece = at.piece, task = at.task;
 			while (left) {
 				int n = min(left, pieces - piece);
@@ -428,10 +450,12 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 						hidden_parity ^= 1;
 #pragma unroll
 						for (int u = 0; u < 2; u++)
-							load_eight<false>(hidden + (run + u * type::APART) * 256 + 8 * lane, true, v[u]);
+							load_eight<false>(
+								hidden + (run + u * type::APART) * 256 + 8 * lane, true, v[u]);
 						barrier_arrive_warp(hidden_free, lane);
 					} else {
-						const float *x = a.x + (int64_t)task_of<AWAIT>(a, told, task).row * a.n_embd;
+						const float *x =
+							a.x + (int64_t)task_of<AWAIT>(a, told, task).row * a.n_embd;
 #pragma unroll
 						for (int u = 0; u < 2; u++)
 							load_eight<AWAIT>(
@@ -453,8 +477,8 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 #pragma unroll 1
 				for (; n; n--) {
 					barrier_wait(barriers_at + 8 * slot, parity);
-					type::two_runs(
-						shared + here, first_run, stride8, lane, kept, columns, (float4 *)(shared + meet_at));
+					type::two_runs(shared + here, first_run, stride8, lane, kept, columns,
+						(float4 *)(shared + meet_at));
 					here += stage_bytes;
 					barrier_arrive_warp(barriers_at + 8 * SLOTS + 8 * slot, lane);
 					meet_at += MEET_BYTES;
@@ -480,8 +504,8 @@ __global__ void __launch_bounds__(THREADS, 1) experts_kernel(const __grid_consta
 template <int T> static constexpr size_t fixed_bytes(int n_ff)
 {
 	return expert_type<T>::TABLE_BYTES + RUNS * RUN_DIGITS * sizeof(uint2) +
-		   (FINISHERS * 16 + 1) * RUNS * sizeof(float) + BARRIERS * sizeof(uint64_t) + SHARES * sizeof(int4) +
-		   (size_t)n_ff * sizeof(float);
+		   (FINISHERS * 16 + 1) * RUNS * sizeof(float) + BARRIERS * sizeof(uint64_t) +
+		   SHARES * sizeof(int4) + (size_t)n_ff * sizeof(float);
 }
 
 template <int T> static size_t bytes_of(const struct expert_args *a, size_t slots)
@@ -490,10 +514,12 @@ template <int T> static size_t bytes_of(const struct expert_args *a, size_t slot
 		   slots * ((size_t)a->stage_bytes + RUNS * expert_type<T>::MEET * sizeof(float4));
 }
 
-template <int T, bool AWAIT> static bool launch_as(struct cuda_backend *b, struct expert_args *a, bool now)
+template <int T, bool AWAIT>
+static bool launch_as(struct cuda_backend *b, struct expert_args *a, bool now)
 {
 	static_assert(mma_cut<T, false>::CHUNK == IN_ORDER, "sums in another order");
-	static_assert((fixed_bytes<T>(0)) % 128 == 0 && RUNS * expert_type<T>::MEET * sizeof(float4) % 128 == 0,
+	static_assert(
+		(fixed_bytes<T>(0)) % 128 == 0 && RUNS * expert_type<T>::MEET * sizeof(float4) % 128 == 0,
 		"slow copies");
 	static size_t allowed;
 	static_assert(2 * SLOTS + 3 <= BARRIERS, "barriers");
@@ -504,8 +530,8 @@ template <int T, bool AWAIT> static bool launch_as(struct cuda_backend *b, struc
 	if (!cuda_allow_shared(b, (const void *)experts_kernel<T, AWAIT>, bytes, &allowed))
 		return false;
 	if (now)
-		cuda_launch(
-			b, experts_kernel<T, AWAIT>, dim3((unsigned)(b->n_sm - (AWAIT ? SPARE : 0))), THREADS, bytes, *a);
+		cuda_launch(b, experts_kernel<T, AWAIT>, dim3((unsigned)(b->n_sm - (AWAIT ? SPARE : 0))),
+			THREADS, bytes, *a);
 	return !b->base.failure.code;
 }
 
@@ -545,7 +571,8 @@ static bool takes_shape(const struct cuda_backend *b, const struct expert_job *j
 	const struct weight *g = &job->gate, *u = &job->up, *d = &job->down;
 	if (job->n_places != 1 || !b->early_starts)
 		return false;
-	if ((g->type != DTYPE_Q2_K && g->type != DTYPE_IQ2_XXS) || u->type != g->type || d->type != g->type)
+	if ((g->type != DTYPE_Q2_K && g->type != DTYPE_IQ2_XXS) || u->type != g->type ||
+		d->type != g->type)
 		return false;
 	if (!fits(g) || !fits(u) || !fits(d) ||
 		(2 * g->n_out * (int64_t)g->row_bytes + d->n_out * (int64_t)d->row_bytes) >> 20 < 3)
@@ -565,11 +592,12 @@ bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *j
 /* Whether two jobs can go in one launch */
 static bool alike(const struct expert_job *p, const struct expert_job *q)
 {
-	return p->gate.type == q->gate.type && p->gate.n_in == q->gate.n_in && p->down.n_in == q->down.n_in;
+	return p->gate.type == q->gate.type && p->gate.n_in == q->gate.n_in &&
+		   p->down.n_in == q->down.n_in;
 }
 
-bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
-	int n_used, float *hidden, float *out)
+bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int n_used, float *hidden, float *out)
 {
 	if (!b->counts.data) { /* zero from here on */
 		if (!cuda_scratch_of(b, &b->counts, TASKS * sizeof(uint32_t)) ||

@@ -1,31 +1,36 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What differs by type in experts_kernel (cuda_experts_mma.cu): two runs of 256 weights of 16 rows times one row of x, by one warp.
- * Lane 4 r + c has rows r and r + 8.
+ * What differs by type in experts_kernel (cuda_experts_mma.cu): two runs of 256 weights of 16 rows
+ * times one row of x, by one warp. Lane 4 r + c has rows r and r + 8.
  *
- *   IQ2_XXS   Runs u and u + 2, which lie alike to a word. Lanes 0 and 1 have the first, lanes 2 and 3 the other: even ones groups 0,
- *             2, 4, 6 of 32 weights, odd ones groups 1, 3, 5, 7 (so that the words of eight rows are in banks of their own), four
- *             steps of eight weights each; scales are applied when a group is through. Columns 2 c and 2 c + 1 of one product are
- *             the high and the middle digit of lane c's group, of another the low one. A weight's grid row and sign bits choose among
- *             eight bytes by two lookups in tables with a copy per lane, at row * 256 + 4 * lane: grid, and 128 bytes on the signs
- *             (whose row has one bit of what follows at the top).
- *   Q2_K      Runs u and u + 1. Lanes 0 and 1 take the first 16 weights of a step of 32, lanes 2 and 3 the others; columns 0 to 2
- *             and 4 to 6 are their digits. Bytes are masked, not shifted: step j of four has 4^j times its weights, undone at the
- *             end. Minima are multiplied by sums of 16 digits, which are 12 bits and so two columns each.
+ *   IQ2_XXS   Runs u and u + 2, which lie alike to a word. Lanes 0 and 1 have the first, lanes 2
+ * and 3 the other: even ones groups 0, 2, 4, 6 of 32 weights, odd ones groups 1, 3, 5, 7 (so that
+ * the words of eight rows are in banks of their own), four steps of eight weights each; scales are
+ * applied when a group is through. Columns 2 c and 2 c + 1 of one product are the high and the
+ * middle digit of lane c's group, of another the low one. A weight's grid row and sign bits choose
+ * among eight bytes by two lookups in tables with a copy per lane, at row * 256 + 4 * lane: grid,
+ * and 128 bytes on the signs (whose row has one bit of what follows at the top). Q2_K      Runs u
+ * and u + 1. Lanes 0 and 1 take the first 16 weights of a step of 32, lanes 2 and 3 the others;
+ * columns 0 to 2 and 4 to 6 are their digits. Bytes are masked, not shifted: step j of four has 4^j
+ * times its weights, undone at the end. Minima are multiplied by sums of 16 digits, which are 12
+ * bits and so two columns each.
  *
- * first_run: of a warp. read_columns: from the digits of the two and the scales of x, APART runs from each other. lane_place: on from
- * row r of the first run. Results: a float4 per row, three digits and the scale of x; a run has MEET of them, rows 8 and more at 10 and
- * more, so that what a warp writes at once is in banks of its own.
+ * first_run: of a warp. read_columns: from the digits of the two and the scales of x, APART runs
+ * from each other. lane_place: on from row r of the first run. Results: a float4 per row, three
+ * digits and the scale of x; a run has MEET of them, rows 8 and more at 10 and more, so that what a
+ * warp writes at once is in banks of its own.
  */
 #ifndef GLM_KERNELS_CUDA_EXPERTS_TYPES_CUH
 #define GLM_KERNELS_CUDA_EXPERTS_TYPES_CUH
 
 #include "kernels/cuda/cuda_product_mma.cuh"
 
-#define TABLES_AT                                                                                            \
-	1024 /* where tables are in shared memory: where the part begins whose size the launch chooses */
+#define TABLES_AT                                                                                  \
+	1024 /* where tables are in shared memory: where the part begins whose size the launch chooses \
+		  */
 
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900 /* the kernel is empty there and nothing uses these */
+#if defined(__CUDA_ARCH__) &&                                                                      \
+	__CUDA_ARCH__ < 900 /* the kernel is empty there and nothing uses these */
 #pragma nv_diag_suppress 177
 #endif
 
@@ -39,7 +44,8 @@ static __device__ __forceinline__ void mma_u8(int d[4], const uint32_t a[4], uin
 
 static __device__ __forceinline__ void mma_k16(int d[4], uint32_t a0, uint32_t a1, uint32_t b)
 {
-	asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
+	asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+		"{%7,%7,%7,%7};"
 		: "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
 		: "r"(a0), "r"(a1), "r"(b), "r"(0));
 }
@@ -53,7 +59,8 @@ struct kept {
 };
 
 /* Two runs of x, eight values each in this lane, as write_digits leaves them */
-static __device__ __forceinline__ void write_two_digits(const float v[2][8], uint2 *digits, float scales[2])
+static __device__ __forceinline__ void write_two_digits(
+	const float v[2][8], uint2 *digits, float scales[2])
 {
 	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4;
 	uint32_t top[2] = {0, 0};
@@ -105,7 +112,10 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 	{
 		return warp / 2 * 4 + ((warp ^ warp >> 2) & 1);
 	}
-	static __device__ __forceinline__ int lane_place(int lane) { return (lane & 2) * RUN + 8 * (lane & 1); }
+	static __device__ __forceinline__ int lane_place(int lane)
+	{
+		return (lane & 2) * RUN + 8 * (lane & 1);
+	}
 	static __device__ __forceinline__ void read_columns(
 		const uint2 *digits, const float *x_scales, int lane, struct columns &b)
 	{
@@ -133,8 +143,8 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 				to[(k + i) & 7] = make_uint4(w, w, w, w);
 		}
 	}
-	static __device__ __forceinline__ void eight(const struct kept &kept, uint32_t index_word, int index_byte,
-		uint32_t signs, int j, uint32_t &lo, uint32_t &hi)
+	static __device__ __forceinline__ void eight(const struct kept &kept, uint32_t index_word,
+		int index_byte, uint32_t signs, int j, uint32_t &lo, uint32_t &hi)
 	{
 		uint32_t row = pick_bytes(index_word, kept.lane4, 0x5504 | index_byte << 4),
 				 sign = pick_bytes(signs << j, kept.lane4, 0x5504 | j << 4);
@@ -196,15 +206,16 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 		float v[3];
 #pragma unroll
 		for (int k = 0; k < 3; k++) {
-			int sum =
-				(c & 1 ? w[1][k] : w[0][k]) + __shfl_xor_sync(0xffffffffu, c & 1 ? w[0][k] : w[1][k], 1);
+			int sum = (c & 1 ? w[1][k] : w[0][k]) +
+					  __shfl_xor_sync(0xffffffffu, c & 1 ? w[0][k] : w[1][k], 1);
 			v[k] = __fmul_rn(unit, (float)sum);
 		}
-		meet[c / 2 * APART * MEET + lane / 4 + (c & 1) * 10] = make_float4(v[0], v[1], v[2], b.x_scale);
+		meet[c / 2 * APART * MEET + lane / 4 + (c & 1) * 10] =
+			make_float4(v[0], v[1], v[2], b.x_scale);
 	}
 	/* p: at this lane's place of row r; first: the number of the first run */
-	static __device__ __forceinline__ void two_runs(const uint8_t *p, int first, int stride8, int lane,
-		const struct kept &kept, const struct columns &b, float4 *meet)
+	static __device__ __forceinline__ void two_runs(const uint8_t *p, int first, int stride8,
+		int lane, const struct kept &kept, const struct columns &b, float4 *meet)
 	{
 		if (first & 1)
 			go<true>(p, stride8, lane, kept, b, meet);
@@ -234,7 +245,8 @@ template <> struct expert_type<DTYPE_Q2_K> {
 			b.run[u].x_scale = x_scales[u];
 		}
 	}
-	static __device__ __forceinline__ void read_run(const uint2 *digits, int lane, struct run_columns &b)
+	static __device__ __forceinline__ void read_run(
+		const uint2 *digits, int lane, struct run_columns &b)
 	{
 		int c = lane % 4, n = lane / 4;
 		bool mine = c / 2 == n / 4 && n % 4 < 3;
@@ -251,8 +263,8 @@ template <> struct expert_type<DTYPE_Q2_K> {
 				const uint2 *f = d + 4 * (k ? 1 : n & 2 ? 2 : 0);
 				uint2 g = f[0], h = f[1];
 				sum[k] = __dp4a((int)g.x, 0x01010101,
-					__dp4a(
-						(int)g.y, 0x01010101, __dp4a((int)h.x, 0x01010101, __dp4a((int)h.y, 0x01010101, 0))));
+					__dp4a((int)g.y, 0x01010101,
+						__dp4a((int)h.x, 0x01010101, __dp4a((int)h.y, 0x01010101, 0))));
 				int low = (int)(int8_t)sum[k];
 				sum[k] = n & 1 ? low : (sum[k] - low) >> 8;
 			}
@@ -279,7 +291,8 @@ template <> struct expert_type<DTYPE_Q2_K> {
 			const uint32_t *w = (const uint32_t *)(p + i * stride8);
 #pragma unroll
 			for (int h = 0; h < 2; h++) {
-				scales[i][h] = __byte_perm(w[2 * h], w[2 * h + 1], c & 2 ? 0x7531 : 0x6420) & 0x0f0f0f0f;
+				scales[i][h] =
+					__byte_perm(w[2 * h], w[2 * h + 1], c & 2 ? 0x7531 : 0x6420) & 0x0f0f0f0f;
 				if (ODD) {
 					word[i][h][0] = w[4 + 8 * h + 2 * c];
 					word[i][h][1] = w[5 + 8 * h + 2 * c];
@@ -315,7 +328,8 @@ template <> struct expert_type<DTYPE_Q2_K> {
 			all[i] = ((sum[0][i] * 4 + sum[1][i]) * 4 + sum[2][i]) * 4 + sum[3][i];
 		mma_k16(l0, least[0], least[1], b.outer);
 		mma_k16(l1, least[0], least[1], b.mid);
-		/* lanes 0, 1 keep row r, lanes 2, 3 row r + 8; even ones have the high and the middle digit, odd ones the low one */
+		/* lanes 0, 1 keep row r, lanes 2, 3 row r + 8; even ones have the high and the middle
+		 * digit, odd ones the low one */
 		bool upper = c & 2;
 		const uint32_t head = *(const uint32_t *)(p + (upper ? stride8 : 0) + 80);
 		float unit = half_float(head & 0xffff), minimum = half_float(head >> 16);

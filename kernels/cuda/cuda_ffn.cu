@@ -1,23 +1,28 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * ffn for one row of the released shape's shared expert (6144 > 2048 > 6144, Q8_0) in one launch: what matmul_glu and matmul do in two
- * (cuda_product_dense.cuh), the same sums in the same order. Other cases: those two.
+ * ffn for one row of the released shape's shared expert (6144 > 2048 > 6144, Q8_0) in one launch:
+ * what matmul_glu and matmul do in two (cuda_product_dense.cuh), the same sums in the same order.
+ * Other cases: those two.
  *
- * ffn_kernel: grid 128 blocks of 544, one on a multiprocessor. Block i: 16 rows each of gate and up, 48 of down. A warp of its own asks
- * for them, for it stands still while the copies of rows that it has asked for are taken up: the rows of gate and up before the wait, those
- * of down as soon as x has come, which would queue behind them, and where they find room. They are as long as a third of a row of gate:
- * the first 32 come to where the first thirds were, which have moved to registers, the others to where second thirds were.
+ * ffn_kernel: grid 128 blocks of 544, one on a multiprocessor. Block i: 16 rows each of gate and
+ * up, 48 of down. A warp of its own asks for them, for it stands still while the copies of rows
+ * that it has asked for are taken up: the rows of gate and up before the wait, those of down as
+ * soon as x has come, which would queue behind them, and where they find room. They are as long as
+ * a third of a row of gate: the first 32 come to where the first thirds were, which have moved to
+ * registers, the others to where second thirds were.
  *
- *      1  digits of x. Warp: 8 rows of gate and 8 of up, an eighth of the width: runs p, p + 8, p + 16 of 256 weights
- *      2  the hidden values of the block go to cells
- *      3  warps 0 to 7: digits of 256 hidden values of all blocks. Warps 4 to 15: 16 rows of down, runs p and p + 4
+ *      1  digits of x. Warp: 8 rows of gate and 8 of up, an eighth of the width: runs p, p + 8, p +
+ * 16 of 256 weights 2  the hidden values of the block go to cells 3  warps 0 to 7: digits of 256
+ * hidden values of all blocks. Warps 4 to 15: 16 rows of down, runs p and p + 4
  *
- * Cells are how hidden values come to all blocks without a barrier: 32-bit words that are EMPTY until their value is there. Launches
- * take turns with two sets; each makes the other one's empty, which nobody has read since the launch before. All blocks read all cells,
- * so there are COPIES of them, for other blocks to read.
+ * Cells are how hidden values come to all blocks without a barrier: 32-bit words that are EMPTY
+ * until their value is there. Launches take turns with two sets; each makes the other one's empty,
+ * which nobody has read since the launch before. All blocks read all cells, so there are COPIES of
+ * them, for other blocks to read.
  *
- * No deadlock: hidden values need nothing from other blocks, and every block comes to run: one multiprocessor holds one block, what ran
- * before ends without this launch, and what comes behind in the stream starts when all blocks of this one have.
+ * No deadlock: hidden values need nothing from other blocks, and every block comes to run: one
+ * multiprocessor holds one block, what ran before ends without this launch, and what comes behind
+ * in the stream starts when all blocks of this one have.
  *
  * Bytes moved: 40.1 MB of weights; x and the cells once per block from the second-level cache.
  */
@@ -46,11 +51,12 @@
 #define AT_MEETS  (AT_SCALES + N_IN / 256 * 4)
 #define BYTES     (AT_MEETS + WARPS * 16 * 4)
 
-/* What is there when a barrier lets pass: thirds of the rows of gate and up; the first 32 rows of down, the others; the first thirds in
- * registers of all warps, the second ones; x */
+/* What is there when a barrier lets pass: thirds of the rows of gate and up; the first 32 rows of
+ * down, the others; the first thirds in registers of all warps, the second ones; x */
 enum { HAS_THIRD, HAS_DOWN = 3, HELD = 5, HAS_X = 7, N_BARRIERS };
 
-static_assert(UP_ROW == 3 * DOWN_ROW && UP_ROWS == 32 && DOWN_ROWS == 48, "the kernel is for this shape");
+static_assert(
+	UP_ROW == 3 * DOWN_ROW && UP_ROWS == 32 && DOWN_ROWS == 48, "the kernel is for this shape");
 
 /* In device memory, kept between launches, all cells EMPTY and the rest zero at first */
 struct ffn_state {
@@ -69,9 +75,10 @@ struct ffn_args {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-/* 256 weights of rows r and r + 8 of 16, as aligned words. Two blocks of Q8_0 are scale, 32 bytes, scale, 32 bytes: words 1 + c and 5 + c go to
- * lane c, values 4 c + 2 on and 4 c + 18 on of the first, of which the last two of lane 3 are 0 and 1; and words 9 + c and 13 + c, values
- * 4 c on and 4 c + 16 on of the second. */
+/* 256 weights of rows r and r + 8 of 16, as aligned words. Two blocks of Q8_0 are scale, 32 bytes,
+ * scale, 32 bytes: words 1 + c and 5 + c go to lane c, values 4 c + 2 on and 4 c + 18 on of the
+ * first, of which the last two of lane 3 are 0 and 1; and words 9 + c and 13 + c, values 4 c on and
+ * 4 c + 16 on of the second. */
 struct chunk {
 	uint32_t word[8][2][2]; /* [block][row][word] */
 	uint32_t scale[8];      /* of both rows */
@@ -98,16 +105,16 @@ static __device__ __forceinline__ void hold_chunk(const uint8_t *row, struct chu
 	}
 }
 
-/* Where pair i of a lane's four pairs of values lies in a run of 256 that chunks are multiplied with, in pairs: lane 4 s + c has those
- * of block s for lane c. */
+/* Where pair i of a lane's four pairs of values lies in a run of 256 that chunks are multiplied
+ * with, in pairs: lane 4 s + c has those of block s for lane c. */
 static __device__ __forceinline__ int pair_at(int i)
 {
 	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4, at = 2 * c + (s % 2 == 0);
 	return s * 16 + (at + i % 2 + i / 2 * 8) % 16;
 }
 
-/* acc += x_scale * (the chunk times a run's digits), by run_product's steps. Digit i is column 2 i: lane 4 r + i has it for rows r and
- * r + 8. */
+/* acc += x_scale * (the chunk times a run's digits), by run_product's steps. Digit i is column 2 i:
+ * lane 4 r + i has it for rows r and r + 8. */
 static __device__ __forceinline__ void chunk_product(
 	const struct chunk &h, const uint2 *digits, float x_scale, float acc[2])
 {
@@ -140,7 +147,8 @@ static __device__ __forceinline__ void meet(const float acc[2], float *meets)
 	int lane = threadIdx.x % 32;
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		float mid = __shfl_down_sync(0xffffffffu, acc[i], 1), low = __shfl_down_sync(0xffffffffu, acc[i], 2);
+		float mid = __shfl_down_sync(0xffffffffu, acc[i], 1),
+			  low = __shfl_down_sync(0xffffffffu, acc[i], 2);
 		if (lane % 4 == 0)
 			meets[lane / 4 + 8 * i] = __fmaf_rn(65536.0f, acc[i], __fmaf_rn(256.0f, mid, low));
 	}
@@ -168,8 +176,10 @@ static __device__ __forceinline__ void await_run(const uint32_t *cells, float v[
 		v[2 * i] = __uint_as_float(two[i].x), v[2 * i + 1] = __uint_as_float(two[i].y);
 }
 
-/* By one warp: lane i asks for row i of the block's 8 of gate, 8 of up, and the same again, and for rows of down. */
-static __device__ __forceinline__ void ask_rows(const struct ffn_args &a, uint32_t base, uint32_t barriers)
+/* By one warp: lane i asks for row i of the block's 8 of gate, 8 of up, and the same again, and for
+ * rows of down. */
+static __device__ __forceinline__ void ask_rows(
+	const struct ffn_args &a, uint32_t base, uint32_t barriers)
 {
 	int lane = threadIdx.x % 32;
 	int64_t row = (2 * blockIdx.x + lane / 16) * 8 + lane % 8;
@@ -180,7 +190,8 @@ static __device__ __forceinline__ void ask_rows(const struct ffn_args &a, uint32
 			barrier_expect(barriers + 8 * what, rows * DOWN_ROW);
 		__syncwarp();
 		if (lane < rows)
-			copy_run(base + lane * PLACE + third * DOWN_ROW, of_lane, DOWN_ROW, barriers + 8 * what);
+			copy_run(
+				base + lane * PLACE + third * DOWN_ROW, of_lane, DOWN_ROW, barriers + 8 * what);
 	};
 #pragma unroll 1
 	for (int t = 0; t < 3; t++)
@@ -195,13 +206,15 @@ static __device__ __forceinline__ void ask_rows(const struct ffn_args &a, uint32
 
 #endif
 
-static __global__ void __launch_bounds__(THREADS, 1) ffn_kernel(const __grid_constant__ struct ffn_args a)
+static __global__ void __launch_bounds__(THREADS, 1)
+	ffn_kernel(const __grid_constant__ struct ffn_args a)
 {
 #if __CUDA_ARCH__ >= 900
 	extern __shared__ __align__(128) uint8_t shared[];
 	__shared__ __align__(8) uint64_t all_barriers[N_BARRIERS];
 	int tid = threadIdx.x, lane = tid % 32, r0 = lane / 4;
-	int warp = __shfl_sync(0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
+	int warp =
+		__shfl_sync(0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
 	uint2 *digits = (uint2 *)(shared + AT_DIGITS);
 	float *scales = (float *)(shared + AT_SCALES), *meets = (float *)(shared + AT_MEETS);
 	uint32_t barriers = shared_address(all_barriers);
@@ -250,7 +263,8 @@ static __global__ void __launch_bounds__(THREADS, 1) ffn_kernel(const __grid_con
 #pragma unroll
 		for (int u = 0; u < 2; u++)
 			if (warp + u * WARPS < N_IN / 256)
-				write_digits(v[u], digits + (warp + u * WARPS) * RUN_DIGITS, scales + warp + u * WARPS);
+				write_digits(
+					v[u], digits + (warp + u * WARPS) * RUN_DIGITS, scales + warp + u * WARPS);
 	}
 	meet_all();
 	{
@@ -270,7 +284,8 @@ static __global__ void __launch_bounds__(THREADS, 1) ffn_kernel(const __grid_con
 	meet_all(); /* and the digits of x have been used */
 
 	/* ---- 2 ---- */
-	if (!warp) { /* lane % 16: hidden value; the first half of the lanes adds up gate, the other one up */
+	if (!warp) { /* lane % 16: hidden value; the first half of the lanes adds up gate, the other one
+					up */
 		const float *m = meets + lane % 16 / 8 * 8 * 16 + lane / 16 * 8 + lane % 8;
 		float of_part[8], v = 0;
 #pragma unroll
@@ -328,8 +343,8 @@ static __global__ void __launch_bounds__(THREADS, 1) ffn_kernel(const __grid_con
 #endif
 }
 
-/* Whether the kernel may use the memory that it needs, which is more than max_shared, for it has hardly any static arrays; and all
- * blocks can run at a time. Asked once. */
+/* Whether the kernel may use the memory that it needs, which is more than max_shared, for it has
+ * hardly any static arrays; and all blocks can run at a time. Asked once. */
 static bool has_room(struct cuda_backend *b)
 {
 	static int known; /* 1: yes, 2: no */

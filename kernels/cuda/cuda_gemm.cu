@@ -2,14 +2,16 @@
 /*
  * Matrix products for many rows: see cuda_gemm.cuh for the panels.
  *
- * split_rows_kernel: grid (x rows, matrices of a stack), block 64 to 256: a row's largest value, then its halves, sums and scale.
+ * split_rows_kernel: grid (x rows, matrices of a stack), block 64 to 256: a row's largest value,
+ * then its halves, sums and scale.
  *
- * gemm_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack), block 256. Steps of 32 weights come to
- * shared memory by cp.async, STAGES - 1 ahead. A warp multiplies 32 or 64 weight rows with 16 or 32 x rows; products of a group
- * of 16 or 32 (hi and lo) are made from zero, then scaled and added to the accumulators.
+ * gemm_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack), block 256.
+ * Steps of 32 weights come to shared memory by cp.async, STAGES - 1 ahead. A warp multiplies 32 or
+ * 64 weight rows with 16 or 32 x rows; products of a group of 16 or 32 (hi and lo) are made from
+ * zero, then scaled and added to the accumulators.
  *
- * Bytes moved: the weight panel once per BN x rows and the x panel once per 128 weight rows, most of it from the second-level
- * cache; outputs once.
+ * Bytes moved: the weight panel once per BN x rows and the x panel once per 128 weight rows, most
+ * of it from the second-level cache; outputs once.
  */
 #include "kernels/cuda/cuda_gemm.cuh"
 
@@ -17,10 +19,12 @@
 
 #define X_MOST ((size_t)128 << 20) /* of an x panel */
 
-/* ---- activations ------------------------------------------------------------------------------------------ */
+/* ---- activations
+ * ------------------------------------------------------------------------------------------ */
 
 template <enum split_from FROM>
-static __device__ __forceinline__ float4 split_read(const struct split_args &a, const float *from, int k)
+static __device__ __forceinline__ float4 split_read(
+	const struct split_args &a, const float *from, int k)
 {
 	float v[4];
 	if (k + 4 <= a.to.n_in && !((uintptr_t)(from + k) & 15)) {
@@ -38,7 +42,8 @@ static __device__ __forceinline__ float4 split_read(const struct split_args &a, 
 }
 
 template <enum split_from FROM>
-static __global__ void __launch_bounds__(256) split_rows_kernel(const __grid_constant__ struct split_args a)
+static __global__ void __launch_bounds__(256)
+	split_rows_kernel(const __grid_constant__ struct split_args a)
 {
 	__shared__ float warp_most[8];
 	const struct x_panel &to = a.to;
@@ -62,10 +67,11 @@ static __global__ void __launch_bounds__(256) split_rows_kernel(const __grid_con
 	float factor = power_of_two(e);
 	if (!threadIdx.x)
 		to.unscale[stack * to.pad + row] = power_of_two(-e);
-	for (int k = 4 * threadIdx.x; k < to.steps * 32; k += 4 * blockDim.x) { /* whole groups of 8 lanes */
+	for (int k = 4 * threadIdx.x; k < to.steps * 32;
+		 k += 4 * blockDim.x) { /* whole groups of 8 lanes */
 		float4 v = split_read<FROM>(a, from, k);
-		v = make_float4(
-			__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor), __fmul_rn(v.w, factor));
+		v = make_float4(__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor),
+			__fmul_rn(v.w, factor));
 		uint2 hi, lo;
 		split_pair(v.x, v.y, hi.x, lo.x);
 		split_pair(v.z, v.w, hi.y, lo.y);
@@ -137,7 +143,8 @@ struct x_panel x_panel_at(void *memory, int64_t pad, int64_t n_in, int64_t n_sta
 	return p;
 }
 
-/* ---- the product ------------------------------------------------------------------------------------------ */
+/* ---- the product
+ * ------------------------------------------------------------------------------------------ */
 
 template <bool OFFSET, int BN, int STAGES> struct gemm_shape {
 	static constexpr int A = GEMM_M * 64, X = BN * 128, F = GEMM_M * (OFFSET ? 16 : 8),
@@ -177,7 +184,8 @@ static __global__ void __launch_bounds__(GEMM_THREADS, MINB)
 			auto line = [](int i) { return piece_at(i); };
 			auto straight = [](int i) { return i * 16; };
 			async_copy_all<shape::A / 16, GEMM_THREADS>(to, from_a + step * a_step, line);
-			async_copy_all<shape::X / 16, GEMM_THREADS>(to + shape::A, from_x + step * x_step, line);
+			async_copy_all<shape::X / 16, GEMM_THREADS>(
+				to + shape::A, from_x + step * x_step, line);
 			async_copy_all<shape::F / 16, GEMM_THREADS>(
 				to + shape::A + shape::X, from_f + step * f_step, straight);
 			if (OFFSET) /* x_first is even */
@@ -251,7 +259,9 @@ void cuda_gemm(struct cuda_backend *b, const struct gemm_args *g, int bn, int n_
 		gemm_kind<128, 6, 1>(b, g, n_tiles, n_stack);
 }
 
-/* ---- panels ------------------------------------------------------------------------------------------------ */
+/* ---- panels
+ * ------------------------------------------------------------------------------------------------
+ */
 
 enum panel_kind panel_kind_of(enum dtype type)
 {
@@ -294,19 +304,22 @@ struct weight_panel panel_at(void *memory, enum panel_kind kind, int64_t m_pad, 
 	return p;
 }
 
-/* ---- dense products ---------------------------------------------------------------------------------------- */
+/* ---- dense products
+ * ---------------------------------------------------------------------------------------- */
 
 /* Rows that are split at a time, a multiple of 128 or all of them, and the bytes of their panel. */
 static int64_t rows_at_once(int64_t rows, int64_t n_in, int64_t n_stack, size_t *bytes)
 {
 	int64_t each = (int64_t)x_panel_bytes(128, n_in, n_stack), fit = (int64_t)X_MOST / each;
 	fit = fit < 1 ? 128 : fit * 128;
-	int64_t times = (rows + fit - 1) / fit, n = times > 1 ? up_to((rows + times - 1) / times, 128) : rows;
+	int64_t times = (rows + fit - 1) / fit,
+			n = times > 1 ? up_to((rows + times - 1) / times, 128) : rows;
 	*bytes = x_panel_bytes(up_to(n, 128) + 128, n_in, n_stack);
 	return n;
 }
 
-/* Matrices of w at a time and of each the rows, so that the panel stays within GEMM_W_MOST; and its bytes. */
+/* Matrices of w at a time and of each the rows, so that the panel stays within GEMM_W_MOST; and its
+ * bytes. */
 static void slice_of(const struct weight *w, int64_t *matrices, int64_t *n_out, size_t *bytes)
 {
 	enum panel_kind kind = panel_kind_of(w->type);
@@ -320,8 +333,8 @@ static void slice_of(const struct weight *w, int64_t *matrices, int64_t *n_out, 
 }
 
 /* One weight, of whose input the rows have been split: y[r][s] (+)= w_s x[r][s]. */
-static void product(struct cuda_backend *b, const struct weight *w, struct x_panel x, void *memory, int rows,
-	float *y, int64_t y_row, int64_t y_stack, bool add)
+static void product(struct cuda_backend *b, const struct weight *w, struct x_panel x, void *memory,
+	int rows, float *y, int64_t y_row, int64_t y_stack, bool add)
 {
 	int64_t matrices, slice;
 	size_t bytes;
@@ -363,8 +376,8 @@ static void product(struct cuda_backend *b, const struct weight *w, struct x_pan
 }
 
 /* The same straight from the packed weights. */
-static void wide_product(struct cuda_backend *b, const struct weight *w, struct x_panel x, int rows, float *y,
-	int64_t y_row, int64_t y_stack, bool add)
+static void wide_product(struct cuda_backend *b, const struct weight *w, struct x_panel x, int rows,
+	float *y, int64_t y_row, int64_t y_stack, bool add)
 {
 	/* the largest tiles that leave few multiprocessors idle */
 	int64_t across = (w->n_out + GEMM_M - 1) / GEMM_M * w->n_stack;

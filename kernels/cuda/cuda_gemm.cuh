@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Products of packed weights with many rows (prefill): weights are unpacked to panels of halves in scratch, activations are
- * split into two halves each (cuda_mma.cuh), and gemm_kernel multiplies them on the matrix units.
+ * Products of packed weights with many rows (prefill): weights are unpacked to panels of halves in
+ * scratch, activations are split into two halves each (cuda_mma.cuh), and gemm_kernel multiplies
+ * them on the matrix units.
  *
- * A weight is factor * q + offset, q a small whole number or a scaled half (all of it exact for every type but F32, which is taken
- * as two panels of halves). Factors and offsets are applied in float32 after each group of 16 or 32, so the result is as exact
- * as float32 sums. What a row's result is depends on nothing but the weights and the row: not on the number of rows, on tiles or
+ * A weight is factor * q + offset, q a small whole number or a scaled half (all of it exact for
+ * every type but F32, which is taken as two panels of halves). Factors and offsets are applied in
+ * float32 after each group of 16 or 32, so the result is as exact as float32 sums. What a row's
+ * result is depends on nothing but the weights and the row: not on the number of rows, on tiles or
  * slices. It differs in the last bits from what the kernels for few rows give.
  *
- *      weight panel    q [n_in / 32][m_pad][32] halves; factor [n_in / 32][m_pad] of (f0, f1) or (f0, f1, o0, o1): for the first
- *                      and the second 16 of each 32
- *      x panel         [stack][n_in / 32][x_pad][hi 32, lo 32] halves; sums [stack][n_in / 32][x_pad] of (s0, s1);
- *                      unscale [stack][x_pad]
+ *      weight panel    q [n_in / 32][m_pad][32] halves; factor [n_in / 32][m_pad] of (f0, f1) or
+ * (f0, f1, o0, o1): for the first and the second 16 of each 32 x panel         [stack][n_in /
+ * 32][x_pad][hi 32, lo 32] halves; sums [stack][n_in / 32][x_pad] of (s0, s1); unscale
+ * [stack][x_pad]
  *
- * so that a tile of any of them is one run of bytes. Rows behind the last one are whatever memory holds; they are not stored.
+ * so that a tile of any of them is one run of bytes. Rows behind the last one are whatever memory
+ * holds; they are not stored.
  */
 #ifndef GLM_KERNELS_CUDA_GEMM_CUH
 #define GLM_KERNELS_CUDA_GEMM_CUH
@@ -98,8 +101,8 @@ size_t x_panel_bytes(int64_t pad, int64_t n_in, int64_t n_stack);
 struct x_panel x_panel_at(void *memory, int64_t pad, int64_t n_in, int64_t n_stack);
 struct weight_panel panel_at(void *memory, enum panel_kind kind, int64_t m_pad, int64_t n_in);
 
-void cuda_gemm_split(
-	struct cuda_backend *b, enum split_from from, const struct split_args *a, int rows, int n_stack);
+void cuda_gemm_split(struct cuda_backend *b, enum split_from from, const struct split_args *a,
+	int rows, int n_stack);
 
 /* Tiles of at most bn (32, 64, 128) x rows. */
 void cuda_gemm(struct cuda_backend *b, const struct gemm_args *g, int bn, int n_tiles, int n_stack);
@@ -135,25 +138,30 @@ struct packed_args {
 	bool add;
 };
 
-/* cuda_wide_*.cu: tiles of at most bn (32, 64, 128) x rows, of x panels in the order of cuda_wide.cuh; x_first is a multiple of 8.
- * False: not for this type, or not on this card. NULL asks only. */
+/* cuda_wide_*.cu: tiles of at most bn (32, 64, 128) x rows, of x panels in the order of
+ * cuda_wide.cuh; x_first is a multiple of 8. False: not for this type, or not on this card. NULL
+ * asks only. */
 bool cuda_wide(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
 
 /* The order of x that cuda_wide wants for this weight; X_PLAIN: not for cuda_wide. */
 enum x_order cuda_wide_order(struct cuda_backend *b, const struct weight *w);
 
-/* cuda_gemm_packed_*.cu: tiles of at most bn (32, 64, 96) x rows, straight from the packed weights. False: not for this type on this
- * card. NULL asks only. */
-bool cuda_gemm_packed_a(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
-bool cuda_gemm_packed_b(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
-bool cuda_gemm_packed_c(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
-bool cuda_gemm_packed_d(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+/* cuda_gemm_packed_*.cu: tiles of at most bn (32, 64, 96) x rows, straight from the packed weights.
+ * False: not for this type on this card. NULL asks only. */
+bool cuda_gemm_packed_a(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool cuda_gemm_packed_b(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool cuda_gemm_packed_c(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool cuda_gemm_packed_d(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
 
 /* The ops for more than CUDA_FEW_ROWS rows. */
 void cuda_gemm_matmul(
 	struct cuda_backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
 void cuda_gemm_stacked(struct cuda_backend *b, const struct stacked_matmul *m, int rows);
-void cuda_gemm_experts(struct cuda_backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
-	int n_used, float *out);
+void cuda_gemm_experts(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int n_used, float *out);
 
 #endif

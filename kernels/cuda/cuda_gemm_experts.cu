@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * expert_ffn for many rows (kernels: cuda_gemm_packed.cuh, cuda_gemm.cu). Jobs are taken in rounds of at most PLACES_MOST places:
- * the rows of the places are gathered and split, gate and up give [places][gate, up], SwiGLU of those is split, down goes
- * to the places. Straight from the packed blocks where the type allows it, else by way of panels; both give the same bits.
+ * expert_ffn for many rows (kernels: cuda_gemm_packed.cuh, cuda_gemm.cu). Jobs are taken in rounds
+ * of at most PLACES_MOST places: the rows of the places are gathered and split, gate and up give
+ * [places][gate, up], SwiGLU of those is split, down goes to the places. Straight from the packed
+ * blocks where the type allows it, else by way of panels; both give the same bits.
  */
 #include "kernels/cuda/cuda_gemm.cuh"
 
@@ -43,8 +44,9 @@ static bool run_packed(struct cuda_backend *b, enum dtype type, const struct pac
 
 static bool same_kind(const struct expert_job *a, const struct expert_job *b)
 {
-	return a->gate.type == b->gate.type && a->up.type == b->up.type && a->down.type == b->down.type &&
-		   a->gate.n_in == b->gate.n_in && a->gate.n_out == b->gate.n_out;
+	return a->gate.type == b->gate.type && a->up.type == b->up.type &&
+		   a->down.type == b->down.type && a->gate.n_in == b->gate.n_in &&
+		   a->gate.n_out == b->gate.n_out;
 }
 
 /* Panel bytes of one job: the larger of gate with up, and down. */
@@ -58,11 +60,12 @@ static size_t job_panel(const struct round *r)
 	return most > down ? most : down;
 }
 
-/* ---- by way of panels -------------------------------------------------------------------------------------- */
+/* ---- by way of panels
+ * -------------------------------------------------------------------------------------- */
 
 /* Unpacks one matrix of each job, `first` rows into each job's part of the panel. */
-static void unpack_jobs(struct cuda_backend *b, const struct round *r, const struct weight_panel *panel,
-	int which, int64_t each, int64_t first, int rest)
+static void unpack_jobs(struct cuda_backend *b, const struct round *r,
+	const struct weight_panel *panel, int which, int64_t each, int64_t first, int rest)
 {
 	struct unpack_args u = {};
 	const struct weight *w = NULL;
@@ -83,7 +86,8 @@ static void unpack_jobs(struct cuda_backend *b, const struct round *r, const str
 static void panel_gate_and_up(struct cuda_backend *b, const struct round *r)
 {
 	enum dtype gate = r->jobs->gate.type, up = r->jobs->up.type;
-	bool together = panel_kind_of(gate) == panel_kind_of(up) && gate != DTYPE_F32 && up != DTYPE_F32;
+	bool together =
+		panel_kind_of(gate) == panel_kind_of(up) && gate != DTYPE_F32 && up != DTYPE_F32;
 	struct gemm_args g = {};
 	g.x = r->x;
 	g.tiles = r->panel_tiles;
@@ -121,10 +125,12 @@ static void panel_down(struct cuda_backend *b, const struct round *r, float *out
 	}
 }
 
-/* ---- straight ------------------------------------------------------------------------------------------------ */
+/* ---- straight
+ * ------------------------------------------------------------------------------------------------
+ */
 
-static void run_as(
-	struct cuda_backend *b, enum x_order order, enum dtype type, const struct packed_args *a, int bn)
+static void run_as(struct cuda_backend *b, enum x_order order, enum dtype type,
+	const struct packed_args *a, int bn)
 {
 	if (order == X_PLAIN)
 		run_packed(b, type, a, bn);
@@ -167,9 +173,12 @@ static void packed_down(struct cuda_backend *b, const struct round *r, float *ou
 	run_as(b, r->down_order, r->jobs->down.type, &a, r->bn);
 }
 
-/* ---- rounds --------------------------------------------------------------------------------------------------- */
+/* ---- rounds
+ * ---------------------------------------------------------------------------------------------------
+ */
 
-/* How many of the jobs [0, n_jobs) make a round, and how many places of them; of the first one places from `at` on are left. */
+/* How many of the jobs [0, n_jobs) make a round, and how many places of them; of the first one
+ * places from `at` on are left. */
 static int round_of(const struct round *r, int n_jobs, int at, int *n_places)
 {
 	const struct expert_job *first = r->jobs;
@@ -186,7 +195,8 @@ static int round_of(const struct round *r, int n_jobs, int at, int *n_places)
 	return n;
 }
 
-static struct packed_tile packed_tile_of(const struct weight *w, int x_first, int n_x, int64_t y_first)
+static struct packed_tile packed_tile_of(
+	const struct weight *w, int x_first, int n_x, int64_t y_first)
 {
 	struct packed_tile t;
 	t.w = (const uint8_t *)w->data;
@@ -220,7 +230,8 @@ static int fill_list(struct round *r, struct round_list *list, int at, int n_pla
 		}
 		r->n_x += take;
 		/* tiles begin at multiples; the rows between are split and not used */
-		for (int unit = r->order == X_PLAIN && r->down_order == X_PLAIN ? 2 : 8; r->n_x % unit; r->n_x++)
+		for (int unit = r->order == X_PLAIN && r->down_order == X_PLAIN ? 2 : 8; r->n_x % unit;
+			 r->n_x++)
 			list->place[r->n_x] = list->place[r->n_x - 1];
 		left -= take;
 		end = from + take;
@@ -254,7 +265,8 @@ static bool place_round(struct cuda_backend *b, struct round *r, const struct ro
 	uint8_t *at = room + for_w + for_x + for_h + for_gu;
 	static uint8_t packet[sizeof *list]; /* copied by upload */
 	memcpy(packet, list->place, (size_t)r->n_x * sizeof(int32_t));
-	memcpy(packet + places, r->packed ? (const void *)list->packed : (const void *)list->panel, tiles);
+	memcpy(
+		packet + places, r->packed ? (const void *)list->packed : (const void *)list->panel, tiles);
 	const char *op = b->op;
 	b->base.ops->upload(&b->base, at, packet, places + tiles);
 	b->op = op;
@@ -264,8 +276,8 @@ static bool place_round(struct cuda_backend *b, struct round *r, const struct ro
 	return !b->base.failure.code;
 }
 
-void cuda_gemm_experts(
-	struct cuda_backend *b, const float *x, const struct expert_job *jobs, int n_jobs, int n_used, float *out)
+void cuda_gemm_experts(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int n_used, float *out)
 {
 	static struct round_list list; /* one thread computes */
 	for (int j = 0, at = 0; j < n_jobs && !b->base.failure.code;) {
@@ -276,7 +288,8 @@ void cuda_gemm_experts(
 		r.n_ff = r.jobs->gate.n_out;
 		r.ff_pad = up_to(r.n_ff, GEMM_M);
 		r.embd_pad = up_to(r.n_embd, GEMM_M);
-		r.packed = run_packed(b, r.jobs->gate.type, NULL, 0) && run_packed(b, r.jobs->up.type, NULL, 0) &&
+		r.packed = run_packed(b, r.jobs->gate.type, NULL, 0) &&
+				   run_packed(b, r.jobs->up.type, NULL, 0) &&
 				   run_packed(b, r.jobs->down.type, NULL, 0);
 		if (r.packed) {
 			r.order = cuda_wide_order(b, &r.jobs->gate);

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The products of cuda_gemm.cuh straight from packed blocks, for experts: a weight meets few x rows, so a panel in memory would
- * cost more than the product.
+ * The products of cuda_gemm.cuh straight from packed blocks, for experts: a weight meets few x
+ * rows, so a panel in memory would cost more than the product.
  *
- * packed_kernel: grid (tiles of 128 weight rows, tiles of at most BN x rows of one matrix), block 256. The runs of 256 weights of
- * the 128 rows come to shared memory as they lie (whole 16-byte lines), one run ahead; x panels XS - 1 steps of 32 ahead. While
- * the matrix units do a step, the threads unpack the next one: a thread 16 weights of a row, to q and factors.
+ * packed_kernel: grid (tiles of 128 weight rows, tiles of at most BN x rows of one matrix), block
+ * 256. The runs of 256 weights of the 128 rows come to shared memory as they lie (whole 16-byte
+ * lines), one run ahead; x panels XS - 1 steps of 32 ahead. While the matrix units do a step, the
+ * threads unpack the next one: a thread 16 weights of a row, to q and factors.
  *
- * Bytes moved: the packed weights once per tile of x rows, x once per 128 weight rows (second-level cache), outputs once.
+ * Bytes moved: the packed weights once per tile of x rows, x once per 128 weight rows (second-level
+ * cache), outputs once.
  */
 #ifndef GLM_KERNELS_CUDA_GEMM_PACKED_CUH
 #define GLM_KERNELS_CUDA_GEMM_PACKED_CUH
@@ -19,10 +21,10 @@
 template <int T> struct packed_table {
 	static constexpr size_t AT = 0, BYTES = 0;
 };
-#define PACKED_TABLE(T, field)                                                                               \
-	template <> struct packed_table<DTYPE_##T> {                                                             \
-		static constexpr size_t AT = offsetof(struct cuda_tables, field),                                    \
-								BYTES = sizeof(((struct cuda_tables *)0)->field);                            \
+#define PACKED_TABLE(T, field)                                                                     \
+	template <> struct packed_table<DTYPE_##T> {                                                   \
+		static constexpr size_t AT = offsetof(struct cuda_tables, field),                          \
+								BYTES = sizeof(((struct cuda_tables *)0)->field);                  \
 	}
 PACKED_TABLE(IQ2_XXS, iq2xxs);
 PACKED_TABLE(IQ2_S, iq2s);
@@ -42,10 +44,11 @@ template <int T, int BN> struct packed_shape {
 	static constexpr bool OFFSET = packed<T>::OFFSET, BY_16 = packed_by_16(T);
 	static constexpr int XS = BN == 96 ? 3 : 4, RUN = packed<T>::RUN_BYTES;
 	static constexpr int LINES = (RUN + 14 + 15) / 16, STRIDE = (LINES | 1) * 16;
-	static constexpr int PACKED = GEMM_M * STRIDE, X = BN * 128, S = OFFSET ? BN * 8 : 0, Q = GEMM_M * 64,
-						 F = GEMM_M * (OFFSET ? 16 : 8);
-	static constexpr int AT_X = 2 * PACKED, AT_S = AT_X + XS * X, AT_Q = AT_S + XS * S, AT_F = AT_Q + 2 * Q,
-						 AT_TABLE = AT_F + 2 * F, BYTES = AT_TABLE + (int)packed_table<T>::BYTES;
+	static constexpr int PACKED = GEMM_M * STRIDE, X = BN * 128, S = OFFSET ? BN * 8 : 0,
+						 Q = GEMM_M * 64, F = GEMM_M * (OFFSET ? 16 : 8);
+	static constexpr int AT_X = 2 * PACKED, AT_S = AT_X + XS * X, AT_Q = AT_S + XS * S,
+						 AT_F = AT_Q + 2 * Q, AT_TABLE = AT_F + 2 * F,
+						 BYTES = AT_TABLE + (int)packed_table<T>::BYTES;
 };
 
 template <int T, int BN>
@@ -86,8 +89,8 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 #pragma unroll
 		for (int j = 0; j < (GEMM_M * LINES + GEMM_THREADS - 1) / GEMM_THREADS; j++) {
 			int i = tid + j * GEMM_THREADS, row = i / LINES, line = i % LINES * 16;
-			uintptr_t at =
-				first_row + (uint32_t)min(row, last_row) * (uint64_t)g.row_bytes + (uint32_t)(run * RUN);
+			uintptr_t at = first_row + (uint32_t)min(row, last_row) * (uint64_t)g.row_bytes +
+						   (uint32_t)(run * RUN);
 			if (row < GEMM_M && line < bytes + (int)(at & 15))
 				async_copy(base + (run & 1) * shape::PACKED + row * STRIDE + line,
 					(const void *)((at & ~(uintptr_t)15) + line));
@@ -118,7 +121,8 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 			int part = (i + tid / 8) % 4;
 			*(uint2 *)(to + piece_at(mine * 4 + half * 2 + part / 2) + part % 2 * 8) = q_bits[i];
 		}
-		float *f = (float *)(shared + shape::AT_F + (step & 1) * shape::F + mine * (shape::OFFSET ? 16 : 8));
+		float *f = (float *)(shared + shape::AT_F + (step & 1) * shape::F +
+							 mine * (shape::OFFSET ? 16 : 8));
 		f[half] = factor;
 		if (shape::OFFSET)
 			f[2 + half] = offset;
@@ -144,8 +148,9 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 		async_commit();
 		if (step + 1 < steps)
 			unpack(step + 1); /* beside the products, kept after them */
-		block.step(base + shape::AT_Q + (step & 1) * shape::Q, base + shape::AT_X + step % XS * shape::X,
-			shared + shape::AT_F + (step & 1) * shape::F, shared + shape::AT_S + step % XS * shape::S);
+		block.step(base + shape::AT_Q + (step & 1) * shape::Q,
+			base + shape::AT_X + step % XS * shape::X, shared + shape::AT_F + (step & 1) * shape::F,
+			shared + shape::AT_S + step % XS * shape::S);
 		if (step + 1 < steps)
 			keep(step + 1);
 	}
@@ -156,7 +161,8 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 	});
 }
 
-template <int T, int BN> static void packed_launch_as(struct cuda_backend *b, const struct packed_args *a)
+template <int T, int BN>
+static void packed_launch_as(struct cuda_backend *b, const struct packed_args *a)
 {
 	constexpr size_t bytes = packed_shape<T, BN>::BYTES;
 	static size_t allowed;
@@ -167,7 +173,8 @@ template <int T, int BN> static void packed_launch_as(struct cuda_backend *b, co
 	cuda_launched(b);
 }
 
-template <int T> static bool packed_launch_type(struct cuda_backend *b, const struct packed_args *a, int bn)
+template <int T>
+static bool packed_launch_type(struct cuda_backend *b, const struct packed_args *a, int bn)
 {
 	if ((size_t)packed_shape<T, 64>::BYTES > b->max_shared ||
 		(size_t)packed_shape<T, 96>::BYTES > b->max_shared)

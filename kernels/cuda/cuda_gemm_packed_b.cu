@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* packed_kernel (cuda_gemm_packed.cuh: grid, block, bytes moved) for a part of the types, so that they compile side by side. */
+/* packed_kernel (cuda_gemm_packed.cuh: grid, block, bytes moved) for a part of the types, so that
+ * they compile side by side. */
 #include "kernels/cuda/cuda_gemm_packed.cuh"
 
-bool cuda_gemm_packed_b(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn)
+bool cuda_gemm_packed_b(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn)
 {
 	switch (type) {
 	case DTYPE_Q2_K:

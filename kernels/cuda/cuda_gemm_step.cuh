@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One step of the products of cuda_gemm.cuh, shared by the kernels that do them so that they give the same bits: 128 weight rows
- * times BN x rows over 32 weights, all of it in shared memory.
+ * One step of the products of cuda_gemm.cuh, shared by the kernels that do them so that they give
+ * the same bits: 128 weight rows times BN x rows over 32 weights, all of it in shared memory.
  *
- *      a   q of the weights, [128][32] halves, two rows a line of 128 bytes; x [BN][hi 32, lo 32] halves, a row a line;
- *          in both the eight 16-byte pieces of line l change places by xor with l % 8, so that 8 rows meet in no bank
- *      f   (f0, f1) or (f0, f1, o0, o1) of each weight row; sums (s0, s1) of each x row
+ *      a   q of the weights, [128][32] halves, two rows a line of 128 bytes; x [BN][hi 32, lo 32]
+ * halves, a row a line; in both the eight 16-byte pieces of line l change places by xor with l % 8,
+ * so that 8 rows meet in no bank f   (f0, f1) or (f0, f1, o0, o1) of each weight row; sums (s0, s1)
+ * of each x row
  */
 #ifndef GLM_KERNELS_CUDA_GEMM_STEP_CUH
 #define GLM_KERNELS_CUDA_GEMM_STEP_CUH
@@ -55,8 +56,8 @@ template <bool OFFSET, bool BY_16, int BN> struct gemm_block {
 #pragma unroll
 				for (int n = 0; n < NT; n += 2) {
 					uint32_t b[4];
-					load_matrices(b, x_at + piece_at((wn + n * 8 + lane / 16 * 8 + lane % 8) * 8 + term * 4 +
-													 s * 2 + lane / 8 % 2));
+					load_matrices(b, x_at + piece_at((wn + n * 8 + lane / 16 * 8 + lane % 8) * 8 +
+													 term * 4 + s * 2 + lane / 8 % 2));
 					x[s][term][n][0] = b[0];
 					x[s][term][n][1] = b[1];
 					x[s][term][n + 1][0] = b[2];
@@ -72,7 +73,8 @@ template <bool OFFSET, bool BY_16, int BN> struct gemm_block {
 			uint32_t a[2][4];
 #pragma unroll
 			for (int s = 0; s < 2; s++)
-				load_matrices(a[s], a_at + piece_at((wm + m * 16 + lane % 16) * 4 + s * 2 + lane / 16));
+				load_matrices(
+					a[s], a_at + piece_at((wm + m * 16 + lane % 16) * 4 + s * 2 + lane / 16));
 			float f[2][2], o[2][2]; /* [row][16 of the 32] */
 #pragma unroll
 			for (int j = 0; j < 2; j++) {
@@ -115,7 +117,8 @@ template <bool OFFSET, bool BY_16, int BN> struct gemm_block {
 		}
 	}
 
-	/* y[o] of x rows 0 .. n_x, weight rows up to n_out (of the block: both from its first); row(i): where x row i goes. */
+	/* y[o] of x rows 0 .. n_x, weight rows up to n_out (of the block: both from its first); row(i):
+	 * where x row i goes. */
 	template <typename row_of>
 	__device__ __forceinline__ void store(
 		int n_x, int n_out, const float *unscale, bool add, const row_of &row) const

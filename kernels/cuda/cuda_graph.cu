@@ -2,16 +2,19 @@
 /*
  * How the host follows the device, and how lists of ops become one launch.
  *
- * Marks: a counter on the device, raised by one thread that writes the new count to pinned memory: at the end of gate_kernel or pick_kernel
- * (cuda_route.cu) or in a kernel of its own. Counts in stream order are tickets, also when the kernel is a node of a replayed graph. The host spins on the pinned word, and now and then
- * asks the driver whether the device is still there.
+ * Marks: a counter on the device, raised by one thread that writes the new count to pinned memory:
+ * at the end of gate_kernel or pick_kernel (cuda_route.cu) or in a kernel of its own. Counts in
+ * stream order are tickets, also when the kernel is a node of a replayed graph. The host spins on
+ * the pinned word, and now and then asks the driver whether the device is still there.
  *
- * Graphs: the first use of a key runs its ops as they come, so that scratch has its size and kernels their settings; the second
- * records them; from then on they are one launch, in which awaits (cuda_await.cu) may stand. Recordings hold addresses of scratch
- * memory: when that grows they are void and made again. When the table is full all are forgotten.
+ * Graphs: the first use of a key runs its ops as they come, so that scratch has its size and
+ * kernels their settings; the second records them; from then on they are one launch, in which
+ * awaits (cuda_await.cu) may stand. Recordings hold addresses of scratch memory: when that grows
+ * they are void and made again. When the table is full all are forgotten.
  *
- * Timing: the device's clock is noted where a stretch of ops begins and ends, in turns, into a ring: by kernels of one thread, within a
- * graph by those of experts and, behind them, of moe_combine.
+ * Timing: the device's clock is noted where a stretch of ops begins and ends, in turns, into a
+ * ring: by kernels of one thread, within a graph by those of experts and, behind them, of
+ * moe_combine.
  */
 #include "kernels/cuda/cuda_common.cuh"
 
@@ -24,10 +27,12 @@ extern "C" {
 #include <stdlib.h>
 #include <string.h>
 
-#define SPINS        4096 /* looks at the mark before the driver is asked; about 0.1 ms */
-#define SILENCE_NS   120000000000ull
-#define PATIENCE_NS  2000000    /* then the processor is offered to others between looks */
-#define STOPPED_NS   1000000000 /* and more between two looks: it was the process that stood still */
+#define SPINS       4096 /* looks at the mark before the driver is asked; about 0.1 ms */
+#define SILENCE_NS  120000000000ull
+#define PATIENCE_NS 2000000 /* then the processor is offered to others between looks */
+#define STOPPED_NS                                                                                 \
+	1000000000 /* and more between two looks: it was the process that stood still                  \
+				*/
 #define GRAPH_SLOTS  4096
 #define GRAPHS_MAX   2048
 #define CALIBRATIONS 64
@@ -124,18 +129,22 @@ void cuda_pipe_close(struct cuda_backend *b)
 	b->pipe = NULL;
 }
 
-/* ---- marks ------------------------------------------------------------------------------------------------ */
+/* ---- marks
+ * ------------------------------------------------------------------------------------------------
+ */
 
 static bool has_reached(struct cuda_backend *b, uint64_t ticket)
 {
 	return __atomic_load_n(b->pipe->reached, __ATOMIC_ACQUIRE) >= ticket;
 }
 
-/* The driver's word on a device that has not reached a mark for so long. False: there is no use in waiting. */
+/* The driver's word on a device that has not reached a mark for so long. False: there is no use in
+ * waiting. */
 static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t waited)
 {
 	cudaError_t rc = cudaStreamQuery(b->stream);
-	bool done = has_reached(b, ticket); /* and yet something is missing that came with it: on its way */
+	bool done =
+		has_reached(b, ticket); /* and yet something is missing that came with it: on its way */
 	if (rc == cudaErrorNotReady || (rc == cudaSuccess && done)) {
 		cudaGetLastError(); /* not a failure */
 		if (waited < SILENCE_NS)
@@ -147,15 +156,17 @@ static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t waited
 		err_set(&b->base.failure, ERR_RUN,
 			"cuda: %s or an op before it: the device has not answered for %llu s", b->op,
 			(unsigned long long)(SILENCE_NS / 1000000000));
-		/* whoever is told waits for the device first, before memory can be freed: that may never end */
+		/* whoever is told waits for the device first, before memory can be freed: that may never
+		 * end */
 		log_warn("%s; nothing can be freed before it does", b->base.failure.text);
 		return false;
 	}
 	if (rc != cudaSuccess)
-		err_set(&b->base.failure, ERR_RUN, "cuda: %s or an op before it: %s", b->op, cudaGetErrorString(rc));
+		err_set(&b->base.failure, ERR_RUN, "cuda: %s or an op before it: %s", b->op,
+			cudaGetErrorString(rc));
 	else
-		err_set(&b->base.failure, ERR_RUN, "cuda: %s: mark %llu has not come, the last was %llu", b->op,
-			(unsigned long long)ticket, (unsigned long long)*b->pipe->reached);
+		err_set(&b->base.failure, ERR_RUN, "cuda: %s: mark %llu has not come, the last was %llu",
+			b->op, (unsigned long long)ticket, (unsigned long long)*b->pipe->reached);
 	return false;
 }
 
@@ -189,7 +200,8 @@ struct patience {
 	uint64_t looked, waited;
 };
 
-/* Between two looks. Failures of the device become the backend's. False: there is no use in waiting. */
+/* Between two looks. Failures of the device become the backend's. False: there is no use in
+ * waiting. */
 static bool wait_a_little(struct cuda_backend *b, uint64_t ticket, struct patience *p)
 {
 	if (++p->spins % SPINS) {
@@ -239,8 +251,8 @@ int cuda_wait_mark(struct backend *base, uint64_t ticket, struct err *e)
 	return waited(b, e);
 }
 
-int cuda_wait_picks(
-	struct backend *base, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e)
+int cuda_wait_picks(struct backend *base, uint64_t ticket, const uint64_t *picks, int n,
+	int32_t *ids, struct err *e)
 {
 	struct cuda_backend *b = cuda_of(base);
 	struct patience p = {};
@@ -255,7 +267,9 @@ int cuda_wait_picks(
 	return waited(b, e);
 }
 
-/* ---- graphs ----------------------------------------------------------------------------------------------- */
+/* ---- graphs
+ * -----------------------------------------------------------------------------------------------
+ */
 
 /* The key's entry, made if there is none. */
 static struct graph *find(struct cuda_backend *b, uint64_t key)
@@ -421,7 +435,9 @@ void cuda_graph_drop(struct backend *base)
 	forget_graphs(b);
 }
 
-/* ---- usage ------------------------------------------------------------------------------------------------ */
+/* ---- usage
+ * ------------------------------------------------------------------------------------------------
+ */
 
 struct cuda_notes *cuda_pipe_notes(struct cuda_backend *b)
 {
@@ -451,7 +467,8 @@ void cuda_note_end(struct cuda_backend *b)
 		note(b);
 }
 
-/* The notes not read yet, into busy and idle time. The stream has been waited for, the last stretch has ended. */
+/* The notes not read yet, into busy and idle time. The stream has been waited for, the last stretch
+ * has ended. */
 static void read_notes(struct cuda_backend *b)
 {
 	struct cuda_pipe *p = b->pipe;
@@ -469,7 +486,8 @@ static void read_notes(struct cuda_backend *b)
 		p->last_end = end;
 	}
 	unsigned long long waited = 0;
-	if (cuda_check(b, cudaMemcpy(&waited, &p->notes->waited, sizeof waited, cudaMemcpyDeviceToHost))) {
+	if (cuda_check(
+			b, cudaMemcpy(&waited, &p->notes->waited, sizeof waited, cudaMemcpyDeviceToHost))) {
 		b->used.busy_ns[USAGE_EXPERTS] -= waited - p->waited;
 		b->used.idle_ns[USAGE_EXPERTS] += waited - p->waited;
 		p->waited = waited;
@@ -505,7 +523,8 @@ void cuda_measure(struct backend *base, bool on)
 	}
 	unsigned long long *ring = on ? p->ring : NULL;
 	if (!cuda_check(b, cudaMemcpy(&p->notes->ring, &ring, sizeof ring, cudaMemcpyHostToDevice)) ||
-		!cuda_check(b, cudaStreamSynchronize(NULL))) /* the stream does not wait for the default one */
+		!cuda_check(
+			b, cudaStreamSynchronize(NULL))) /* the stream does not wait for the default one */
 		return;
 	if (on && !b->timing) {
 		/* stretches that are empty, to see what the notes themselves take; the first one is cold */
@@ -518,8 +537,8 @@ void cuda_measure(struct backend *base, bool on)
 		}
 		base->ops->wait(base, NULL);
 		read_notes(b);
-		double gap =
-			(double)(b->used.idle_ns[USAGE_OTHER] - before.idle_ns[USAGE_OTHER]) / (CALIBRATIONS - 1);
+		double gap = (double)(b->used.idle_ns[USAGE_OTHER] - before.idle_ns[USAGE_OTHER]) /
+					 (CALIBRATIONS - 1);
 		b->used = before;
 		b->used.gap_ns = gap;
 		p->last_end = 0;

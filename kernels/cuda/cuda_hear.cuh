@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The device's side of experts_await (cuda_await.cu): how the blocks of experts_kernel learn which experts to compute. In rounds: a
- * round is the experts that the host has named since the one before. By the block's warp that fetches.
+ * The device's side of experts_await (cuda_await.cu): how the blocks of experts_kernel learn which
+ * experts to compute. In rounds: a round is the experts that the host has named since the one
+ * before. By the block's warp that fetches.
  */
 #ifndef GLM_KERNELS_CUDA_HEAR_CUH
 #define GLM_KERNELS_CUDA_HEAR_CUH
@@ -28,7 +29,10 @@ struct told {
 static __device__ __forceinline__ ulonglong2 read_words(const unsigned long long *p)
 {
 	ulonglong2 v;
-	asm volatile("ld.volatile.global.v2.u64 {%0,%1}, [%2];" : "=l"(v.x), "=l"(v.y) : "l"(p) : "memory");
+	asm volatile("ld.volatile.global.v2.u64 {%0,%1}, [%2];"
+				 : "=l"(v.x), "=l"(v.y)
+				 : "l"(p)
+				 : "memory");
 	return v;
 }
 
@@ -41,16 +45,19 @@ struct hearing {
 
 static __device__ __forceinline__ void hear_begin(const struct hear_args &a, struct hearing &h)
 {
-	uint32_t number = threadIdx.x % 32 ? 0 : atomicInc(&a.state->arrived, gridDim.x * CUDA_AWAIT_TICKETS - 1);
+	uint32_t number =
+		threadIdx.x % 32 ? 0 : atomicInc(&a.state->arrived, gridDim.x * CUDA_AWAIT_TICKETS - 1);
 	h.ticket = __shfl_sync(0xffffffffu, number, 0) / gridDim.x;
 	h.heard = 0;
 	h.round = 0;
 }
 
-/* Looks at the words until they have this launch's ticket and tell of another rank, then says what there is to do. By a warp whose
- * lanes 2 r and 2 r + 1 have rank r. Only block 0 looks at the host's, the others at its copies of them, one for each round: looks of
- * different multiprocessors at the host's memory come one after the other, 1.2 us each. What is there was written before the words:
- * the copies' engine writes to where bulk copies read, so it takes no fence but that between words and copies. */
+/* Looks at the words until they have this launch's ticket and tell of another rank, then says what
+ * there is to do. By a warp whose lanes 2 r and 2 r + 1 have rank r. Only block 0 looks at the
+ * host's, the others at its copies of them, one for each round: looks of different multiprocessors
+ * at the host's memory come one after the other, 1.2 us each. What is there was written before the
+ * words: the copies' engine writes to where bulk copies read, so it takes no fence but that between
+ * words and copies. */
 static __device__ __forceinline__ void hear_words(
 	const struct hear_args &a, struct told *told, struct hearing &h)
 {
@@ -86,11 +93,12 @@ static __device__ __forceinline__ void hear_words(
 	}
 	if (!blockIdx.x && lane < CUDA_AWAIT_WORDS / 2) {
 		bool mine = known >> (pair & ~1) & 1;
-		asm volatile("st.volatile.global.v2.u64 [%0], {%1,%2};" ::"l"(copy), "l"(mine ? two.x : tag << 48),
-					 "l"(mine ? two.y : tag << 48)
+		asm volatile("st.volatile.global.v2.u64 [%0], {%1,%2};" ::"l"(copy),
+					 "l"(mine ? two.x : tag << 48), "l"(mine ? two.y : tag << 48)
 					 : "memory");
 	}
-	unsigned jobs = __ballot_sync(0xffffffffu, (two.x & 0xffffffffffffull) > CUDA_AWAIT_NEVER) & fresh;
+	unsigned jobs =
+		__ballot_sync(0xffffffffu, (two.x & 0xffffffffffffull) > CUDA_AWAIT_NEVER) & fresh;
 	int task = __popc(jobs & ((1u << (lane & ~1)) - 1));
 	if (jobs >> (lane & ~1) & 1 && lane < CUDA_AWAIT_WORDS / 2) {
 		const uint8_t *at = (const uint8_t *)(two.x & 0xffffffffffffull);

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The DSA lightning indexer: scores every earlier position and keeps the best top_k, exactly. cuda_indexer_mma.cu has the
- * scores of half keys, and for few rows all of it; the rest is here.
+ * The DSA lightning indexer: scores every earlier position and keeps the best top_k, exactly.
+ * cuda_indexer_mma.cu has the scores of half keys, and for few rows all of it; the rest is here.
  *
- * score_kernel: grid (tiles of KEYS positions, rows), block 256. Keys and queries go to shared memory as floats; a thread
- * takes 8 heads of one position at a time; four partial sums per position are added in order.
- * select_kernel: grid rows, block 1024. Radix search for the top_k-th largest key (11, 11 and 10 bits), then one ascending
- * pass that takes everything above it and, of those equal to it, the first ones.
+ * score_kernel: grid (tiles of KEYS positions, rows), block 256. Keys and queries go to shared
+ * memory as floats; a thread takes 8 heads of one position at a time; four partial sums per
+ * position are added in order. select_kernel: grid rows, block 1024. Radix search for the top_k-th
+ * largest key (11, 11 and 10 bits), then one ascending pass that takes everything above it and, of
+ * those equal to it, the first ones.
  *
- * Bytes moved: keys once per row, scores once out and four times in. A list that holds all positions is written without
- * scores. Rows are taken in groups to bound the scratch.
+ * Bytes moved: keys once per row, scores once out and four times in. A list that holds all
+ * positions is written without scores. Rows are taken in groups to bound the scratch.
  */
 #include "kernels/cuda/cuda_attention.cuh"
 
@@ -29,13 +30,14 @@ struct select_args {
 	float head_scale, dim_scale;
 };
 
-static __global__ void __launch_bounds__(THREADS) score_kernel(const __grid_constant__ struct select_args g)
+static __global__ void __launch_bounds__(THREADS)
+	score_kernel(const __grid_constant__ struct select_args g)
 {
 	const struct index_select &a = g.a;
 	extern __shared__ __align__(16) float shared[];
 	__shared__ float sum[GROUPS][KEYS];
-	int r = g.first_row + blockIdx.y, n = g.pos[r] + 1, first = blockIdx.x * KEYS, stride = g.dim_stride,
-		dim = a.head_dim;
+	int r = g.first_row + blockIdx.y, n = g.pos[r] + 1, first = blockIdx.x * KEYS,
+		stride = g.dim_stride, dim = a.head_dim;
 	if (n <= a.top_k || first >= n)
 		return;
 	float *key = shared, *q = shared + KEYS * stride, *weight = q + a.n_heads * stride;
@@ -44,8 +46,9 @@ static __global__ void __launch_bounds__(THREADS) score_kernel(const __grid_cons
 	int count = min(KEYS, n - first);
 	for (int t = threadIdx.x / 32; t < KEYS; t += THREADS / 32)
 		for (int c = threadIdx.x % 32; c < stride; c += 32)
-			key[t * stride + c] =
-				t < count && c < dim ? cache_load(a.keys.data, is_half, row + (int64_t)t * dim + c) : 0;
+			key[t * stride + c] = t < count && c < dim
+									  ? cache_load(a.keys.data, is_half, row + (int64_t)t * dim + c)
+									  : 0;
 	for (int h = threadIdx.x / 32; h < a.n_heads; h += THREADS / 32)
 		for (int c = threadIdx.x % 32; c < stride; c += 32)
 			q[h * stride + c] = c < dim ? a.q[((int64_t)r * a.n_heads + h) * dim + c] : 0;
@@ -62,8 +65,8 @@ static __global__ void __launch_bounds__(THREADS) score_kernel(const __grid_cons
 #pragma unroll
 			for (int h = 0; h < BATCH; h++) {
 				float4 v = q4[min(h0 + h, a.n_heads - 1) * n4 + i];
-				dot[h] = __fmaf_rn(
-					v.w, k.w, __fmaf_rn(v.z, k.z, __fmaf_rn(v.y, k.y, __fmaf_rn(v.x, k.x, dot[h]))));
+				dot[h] = __fmaf_rn(v.w, k.w,
+					__fmaf_rn(v.z, k.z, __fmaf_rn(v.y, k.y, __fmaf_rn(v.x, k.x, dot[h]))));
 			}
 		}
 #pragma unroll
@@ -82,10 +85,11 @@ static __global__ void __launch_bounds__(THREADS) score_kernel(const __grid_cons
 	}
 }
 
-/* The digit of `bits` bits at `shift` of the key of rank *rank (from the largest, counted from 1) among keys that begin with
- * `prefix`; *rank becomes its rank among those that share the digit. count: shared, 2048. */
-static __device__ uint32_t kth_digit(const float *score, int n, uint32_t prefix, int shift, int bits,
-	uint32_t *rank, uint32_t *count, uint32_t *found)
+/* The digit of `bits` bits at `shift` of the key of rank *rank (from the largest, counted from 1)
+ * among keys that begin with `prefix`; *rank becomes its rank among those that share the digit.
+ * count: shared, 2048. */
+static __device__ uint32_t kth_digit(const float *score, int n, uint32_t prefix, int shift,
+	int bits, uint32_t *rank, uint32_t *count, uint32_t *found)
 {
 	uint32_t digits = 1u << bits, above = shift + bits < 32 ? ~0u << (shift + bits) : 0;
 	for (int i = threadIdx.x; i < 2048; i += SELECT_THREADS)
@@ -107,7 +111,8 @@ static __device__ uint32_t kth_digit(const float *score, int n, uint32_t prefix,
 			add(v.w);
 	}
 	__syncthreads();
-	/* one warp: lane l sums a 32nd of the digits from the top, then the lane whose share holds the rank looks closer */
+	/* one warp: lane l sums a 32nd of the digits from the top, then the lane whose share holds the
+	 * rank looks closer */
 	if (threadIdx.x < 32) {
 		uint32_t share = digits / 32, high = digits - threadIdx.x * share, mine = 0;
 		for (uint32_t i = 1; i <= share; i++)
@@ -140,7 +145,8 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
 {
 	__shared__ uint32_t count[2048], found[2], warp_sums[32];
 	const struct index_select &a = g.a;
-	int r = g.first_row + blockIdx.x, n = g.pos[r] + 1, tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+	int r = g.first_row + blockIdx.x, n = g.pos[r] + 1, tid = threadIdx.x, lane = tid % 32,
+		warp = tid / 32;
 	int32_t *sel = a.sel + (int64_t)r * a.top_k;
 	const float *score = g.score + blockIdx.x * g.stride;
 	if (!tid)
@@ -150,10 +156,12 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
 			sel[t] = t;
 		return;
 	}
-	uint32_t rank = (uint32_t)a.top_k, threshold = kth_digit(score, n, 0, 21, 11, &rank, count, found);
+	uint32_t rank = (uint32_t)a.top_k,
+			 threshold = kth_digit(score, n, 0, 21, 11, &rank, count, found);
 	threshold |= kth_digit(score, n, threshold, 10, 11, &rank, count, found);
 	threshold |= kth_digit(score, n, threshold, 0, 10, &rank, count, found);
-	/* four positions a thread and step; counts of larger (high half) and equal ones (low half) before each, by block scan */
+	/* four positions a thread and step; counts of larger (high half) and equal ones (low half)
+	 * before each, by block scan */
 	uint32_t larger = 0, equal = 0;
 	for (int t0 = 0; t0 < n; t0 += 4 * SELECT_THREADS) {
 		int t = t0 + 4 * tid;
@@ -206,7 +214,8 @@ void cuda_index_select(struct backend *base, const struct batch *rows, const str
 	g.head_scale = (float)(1.0 / sqrt((double)a->n_heads));
 	g.dim_scale = (float)(1.0 / sqrt((double)a->head_dim));
 	g.stride = (longest + 3) / 4 * 4;
-	size_t shared = ((size_t)(KEYS + a->n_heads) * (size_t)g.dim_stride + (size_t)a->n_heads) * sizeof(float);
+	size_t shared =
+		((size_t)(KEYS + a->n_heads) * (size_t)g.dim_stride + (size_t)a->n_heads) * sizeof(float);
 	if (longest > a->top_k) {
 		size_t row_bytes = (size_t)g.stride * sizeof(float);
 		static size_t allowed;
@@ -222,8 +231,10 @@ void cuda_index_select(struct backend *base, const struct batch *rows, const str
 	}
 	for (; g.first_row < rows->n; g.first_row += group) {
 		unsigned n = (unsigned)(rows->n - g.first_row < group ? rows->n - g.first_row : group);
-		if (longest > a->top_k && !cuda_index_scores(b, rows, a, g.first_row, (int)n, g.stride, g.score))
-			score_kernel<<<dim3((unsigned)((longest + KEYS - 1) / KEYS), n), THREADS, shared, b->stream>>>(g);
+		if (longest > a->top_k &&
+			!cuda_index_scores(b, rows, a, g.first_row, (int)n, g.stride, g.score))
+			score_kernel<<<dim3((unsigned)((longest + KEYS - 1) / KEYS), n), THREADS, shared,
+				b->stream>>>(g);
 		select_kernel<<<n, SELECT_THREADS, 0, b->stream>>>(g);
 		cuda_launched(b);
 	}

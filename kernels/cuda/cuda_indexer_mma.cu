@@ -1,21 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The DSA lightning indexer on the matrix units, for half keys of 64 or 128 values and up to 32 heads; and, for few rows, the
- * choice of the best top_k by many blocks.
+ * The DSA lightning indexer on the matrix units, for half keys of 64 or 128 values and up to 32
+ * heads; and, for few rows, the choice of the best top_k by many blocks.
  *
- * score_mma_kernel: grid (tiles of positions, rows), block 256. Queries are two halves each (cuda_mma.cuh) and stay in
- * registers; a warp takes 8 keys at a time straight from memory, 16 bytes a lane: which values share a product's k slots does not
- * matter as long as queries and keys agree.
+ * score_mma_kernel: grid (tiles of positions, rows), block 256. Queries are two halves each
+ * (cuda_mma.cuh) and stay in registers; a warp takes 8 keys at a time straight from memory, 16
+ * bytes a lane: which values share a product's k slots does not matter as long as queries and keys
+ * agree.
  *
- *      k slots of the products 2 j and 2 j + 1:   lane c holds the key's values 32 j + 8 c .. 32 j + 8 c + 7, the first four
- *      of them for product 2 j (slots 2 c, 2 c + 1, 2 c + 8, 2 c + 9), the others for 2 j + 1
+ *      k slots of the products 2 j and 2 j + 1:   lane c holds the key's values 32 j + 8 c .. 32 j
+ * + 8 c + 7, the first four of them for product 2 j (slots 2 c, 2 c + 1, 2 c + 8, 2 c + 9), the
+ * others for 2 j + 1
  *
- * A head's part is made on its own and the heads are added in an order that depends on nothing, so a score is the same in every
- * batch. For few rows the blocks also count the scores by their first DIGIT_BITS bits.
+ * A head's part is made on its own and the heads are added in an order that depends on nothing, so
+ * a score is the same in every batch. For few rows the blocks also count the scores by their first
+ * DIGIT_BITS bits.
  *
- * choose_kernel: grid (slices of SLICE positions, rows), block 1024. Every block finds in those counts the digit that the top_k-th
- * score begins with; positions above it become bits of a map, those with the same digit candidates. The block that ends last
- * finds the exact bound among the candidates, completes the map (of equal scores the lowest positions) and writes it out.
+ * choose_kernel: grid (slices of SLICE positions, rows), block 1024. Every block finds in those
+ * counts the digit that the top_k-th score begins with; positions above it become bits of a map,
+ * those with the same digit candidates. The block that ends last finds the exact bound among the
+ * candidates, completes the map (of equal scores the lowest positions) and writes it out.
  */
 #include "kernels/cuda/cuda_attention.cuh"
 #include "kernels/cuda/cuda_mma.cuh"
@@ -77,7 +81,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 			int e = half_exponent(most);
 			factor[h] = power_of_two(e);
 			unscale[h] = __fmul_rn(power_of_two(-e), g.dim_scale);
-			weight[h] = h < a.n_heads ? __fmul_rn(a.weight[(int64_t)r * a.n_heads + h], g.head_scale) : 0;
+			weight[h] =
+				h < a.n_heads ? __fmul_rn(a.weight[(int64_t)r * a.n_heads + h], g.head_scale) : 0;
 		}
 	}
 	if (COUNT)
@@ -146,7 +151,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
 					for (int i = 0; i < 2; i++)
 						mma_half(d[m][i], (const uint32_t *)&query[m][s][i],
-							s % 2 ? key[s / 2].z : key[s / 2].x, s % 2 ? key[s / 2].w : key[s / 2].y);
+							s % 2 ? key[s / 2].z : key[s / 2].x,
+							s % 2 ? key[s / 2].w : key[s / 2].y);
 			float v[2] = {0, 0};
 #pragma unroll
 			for (int m = 0; m < MT; m++)
@@ -154,7 +160,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 				for (int j = 0; j < 2; j++)
 #pragma unroll
 					for (int i = 0; i < 2; i++) {
-						float dot = __fmul_rn(__fadd_rn(d[m][0][2 * j + i], d[m][1][2 * j + i]), u[m][j]);
+						float dot =
+							__fmul_rn(__fadd_rn(d[m][0][2 * j + i], d[m][1][2 * j + i]), u[m][j]);
 						v[i] = __fmaf_rn(w[m][j], dot < 0 ? 0 : dot, v[i]);
 					}
 #pragma unroll
@@ -179,7 +186,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 }
 
 /* Sum of v over the threads before this one; *total: over all. scratch: shared, 33 values. */
-static __device__ __forceinline__ uint32_t scan_before(uint32_t v, uint32_t *scratch, uint32_t *total)
+static __device__ __forceinline__ uint32_t scan_before(
+	uint32_t v, uint32_t *scratch, uint32_t *total)
 {
 	uint32_t upto = v;
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -208,8 +216,9 @@ static __device__ __forceinline__ uint32_t scan_before(uint32_t v, uint32_t *scr
 	return upto - v + scratch[warp];
 }
 
-/* The digit of the key of rank `rank` (from the largest, counted from 1) and its rank among the keys of that digit, for counts of
- * PER digits a thread: found[0], found[1] (shared). Thread i looks at the digits that lie i * PER from the top. */
+/* The digit of the key of rank `rank` (from the largest, counted from 1) and its rank among the
+ * keys of that digit, for counts of PER digits a thread: found[0], found[1] (shared). Thread i
+ * looks at the digits that lie i * PER from the top. */
 template <int PER>
 static __device__ __forceinline__ void find_digit(
 	const uint32_t *count, uint32_t rank, uint32_t *scratch, uint32_t *found)
@@ -243,7 +252,8 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
 	const struct index_select &a = g.a;
 	grid_let_next();
 	grid_wait_before();
-	int row = blockIdx.y, r = g.first_row + row, n = g.pos[r] + 1, tid = threadIdx.x, lane = tid % 32;
+	int row = blockIdx.y, r = g.first_row + row, n = g.pos[r] + 1, tid = threadIdx.x,
+		lane = tid % 32;
 	int slices = (n + SLICE - 1) / SLICE;
 	if ((int)blockIdx.x >= slices)
 		return;
@@ -251,7 +261,8 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
 	if (n <= a.top_k) {
 		if (!blockIdx.x && !tid)
 			a.n_sel[r] = n;
-		for (int t = blockIdx.x * SLICE + tid; t < min(n, (int)(blockIdx.x + 1) * SLICE); t += CHOOSE_THREADS)
+		for (int t = blockIdx.x * SLICE + tid; t < min(n, (int)(blockIdx.x + 1) * SLICE);
+			 t += CHOOSE_THREADS)
 			sel[t] = t;
 		return;
 	}
@@ -263,7 +274,8 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
 	{
 		int t = (int)blockIdx.x * SLICE + 4 * tid;
 		uint32_t key[4], bits = 0, same = 0;
-		float4 v = t < n ? *(const float4 *)(g.score + row * g.stride + t) : make_float4(0, 0, 0, 0);
+		float4 v =
+			t < n ? *(const float4 *)(g.score + row * g.stride + t) : make_float4(0, 0, 0, 0);
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			key[i] = order_key(i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w);
@@ -287,7 +299,8 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			if (same >> i & 1)
-				candidate[at++] = make_uint2(key[i] & ((1u << (32 - DIGIT_BITS)) - 1), (uint32_t)(t + i));
+				candidate[at++] =
+					make_uint2(key[i] & ((1u << (32 - DIGIT_BITS)) - 1), (uint32_t)(t + i));
 	}
 	__threadfence();
 	__syncthreads();
@@ -366,7 +379,8 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
 }
 
 template <bool COUNT>
-static void launch_scores(struct cuda_backend *b, const struct mma_select_args *g, int longest, int rows)
+static void launch_scores(
+	struct cuda_backend *b, const struct mma_select_args *g, int longest, int rows)
 {
 	int block = g->per_warp * (THREADS / 32);
 	dim3 grid((unsigned)((longest + block - 1) / block), (unsigned)rows);
@@ -383,36 +397,38 @@ static void launch_scores(struct cuda_backend *b, const struct mma_select_args *
 
 static bool known(const struct index_select *a)
 {
-	return a->keys.type == DTYPE_F16 && (a->head_dim == 128 || a->head_dim == 64) && a->n_heads <= 32 &&
-		   !(((uintptr_t)a->keys.data | (uintptr_t)a->q) & 15);
+	return a->keys.type == DTYPE_F16 && (a->head_dim == 128 || a->head_dim == 64) &&
+		   a->n_heads <= 32 && !(((uintptr_t)a->keys.data | (uintptr_t)a->q) & 15);
 }
 
-bool cuda_index_scores(struct cuda_backend *b, const struct batch *rows, const struct index_select *a,
-	int first_row, int n, int64_t stride, float *score)
+bool cuda_index_scores(struct cuda_backend *b, const struct batch *rows,
+	const struct index_select *a, int first_row, int n, int64_t stride, float *score)
 {
 	if (!known(a))
 		return false;
 	struct mma_select_args g = {*a, rows->pos, rows->base, first_row, 128, stride, score,
-		(float)(1.0 / sqrt((double)a->n_heads)), (float)(1.0 / sqrt((double)a->head_dim)), NULL, NULL, NULL,
-		0};
+		(float)(1.0 / sqrt((double)a->n_heads)), (float)(1.0 / sqrt((double)a->head_dim)), NULL,
+		NULL, NULL, 0};
 	launch_scores<false>(b, &g, rows->max_pos + 1, n);
 	return true;
 }
 
-bool cuda_index_choose(struct cuda_backend *b, const struct batch *rows, const struct index_select *a)
+bool cuda_index_choose(
+	struct cuda_backend *b, const struct batch *rows, const struct index_select *a)
 {
 	int longest = rows->max_pos + 1;
 	if (rows->n > CUDA_FEW_ROWS || longest > MAP_MAX || !known(a))
 		return false;
 	int64_t stride = (longest + SLICE - 1) / SLICE * SLICE;
 	struct mma_select_args g = {*a, rows->pos, rows->base, 0, 0, stride, NULL,
-		(float)(1.0 / sqrt((double)a->n_heads)), (float)(1.0 / sqrt((double)a->head_dim)), NULL, NULL, NULL,
-		stride / 32};
+		(float)(1.0 / sqrt((double)a->n_heads)), (float)(1.0 / sqrt((double)a->head_dim)), NULL,
+		NULL, NULL, stride / 32};
 	size_t shared = 0;
 	if (longest > a->top_k) {
 		if (!b->choose.data) { /* zero from here on */
 			if (!cuda_scratch_of(b, &b->choose, sizeof(struct choose_state)) ||
-				!cuda_check(b, cudaMemsetAsync(b->choose.data, 0, sizeof(struct choose_state), b->stream)))
+				!cuda_check(
+					b, cudaMemsetAsync(b->choose.data, 0, sizeof(struct choose_state), b->stream)))
 				return true;
 		}
 		g.state = (struct choose_state *)b->choose.data;
@@ -432,7 +448,8 @@ bool cuda_index_choose(struct cuda_backend *b, const struct batch *rows, const s
 		g.per_warp = want > 120 ? 128 : want > 56 ? 64 : want > 24 ? 32 : 16;
 		launch_scores<true>(b, &g, longest, rows->n);
 	}
-	cuda_launch(b, choose_kernel, dim3((unsigned)((longest + SLICE - 1) / SLICE), (unsigned)rows->n),
-		CHOOSE_THREADS, shared, g);
+	cuda_launch(b, choose_kernel,
+		dim3((unsigned)((longest + SLICE - 1) / SLICE), (unsigned)rows->n), CHOOSE_THREADS, shared,
+		g);
 	return true;
 }

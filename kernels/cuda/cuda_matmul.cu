@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * matmul, stacked_matmul and the first half of ffn: they fill tasks of product_kernel, mma_kernel and dense_kernel (grid, block and bytes moved:
- * cuda_product.cuh, cuda_product_mma.cuh, cuda_product_dense.cuh). Tasks travel as kernel arguments, PRODUCT_TASKS at a time, so no table is uploaded.
+ * matmul, stacked_matmul and the first half of ffn: they fill tasks of product_kernel, mma_kernel
+ * and dense_kernel (grid, block and bytes moved: cuda_product.cuh, cuda_product_mma.cuh,
+ * cuda_product_dense.cuh). Tasks travel as kernel arguments, PRODUCT_TASKS at a time, so no table
+ * is uploaded.
  */
 #include "kernels/cuda/cuda_attention.cuh"
 #include "kernels/cuda/cuda_gemm.cuh"
@@ -26,9 +28,11 @@ bool cuda_product(struct cuda_backend *b, enum dtype type, struct product_args *
 		a->out_most = a->task[i].n_out > a->out_most ? a->task[i].n_out : a->out_most;
 		most = a->task[i].n_x > most ? a->task[i].n_x : most;
 	}
-	bool words = type == DTYPE_F32 || type == DTYPE_Q2_K || type == DTYPE_Q4_K || type == DTYPE_Q5_K;
+	bool words =
+		type == DTYPE_F32 || type == DTYPE_Q2_K || type == DTYPE_Q4_K || type == DTYPE_Q5_K;
 	if (all % (words ? 4 : 2)) {
-		err_set(&b->base.failure, ERR_RUN, "cuda: %s: %s weights at an odd address", b->op, dtype_name(type));
+		err_set(&b->base.failure, ERR_RUN, "cuda: %s: %s weights at an odd address", b->op,
+			dtype_name(type));
 		return false;
 	}
 	if (a->n_tasks && a->out_most)
@@ -36,8 +40,8 @@ bool cuda_product(struct cuda_backend *b, enum dtype type, struct product_args *
 	return !b->base.failure.code;
 }
 
-bool cuda_product_with_digits(struct cuda_backend *b, struct product_args *a, enum dtype type, int64_t n_x,
-	int most, struct product_args *last, enum product_layout *last_layout)
+bool cuda_product_with_digits(struct cuda_backend *b, struct product_args *a, enum dtype type,
+	int64_t n_x, int most, struct product_args *last, enum product_layout *last_layout)
 {
 	enum product_layout layout = cuda_product_layout(type);
 	if (layout == LAYOUT_FLOATS || cuda_product_own(b, type, most, a->n_in))
@@ -68,7 +72,8 @@ static struct product_args plain_args(const struct weight *w, const float *x, in
 	return a;
 }
 
-void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, const float *x, int rows)
+void cuda_matmul(
+	struct backend *base, const struct matmul *parts, int n_parts, const float *x, int rows)
 {
 	struct cuda_backend *b = cuda_of(base);
 	if (!cuda_begin(base, "matmul") || !rows)
@@ -81,7 +86,8 @@ void cuda_matmul(struct backend *base, const struct matmul *parts, int n_parts, 
 		}
 		return;
 	}
-	/* parts of one type go together, if several rows do not make their strides of y differ; packed ones if their x is the same */
+	/* parts of one type go together, if several rows do not make their strides of y differ; packed
+	 * ones if their x is the same */
 	bool done[64] = {false};
 	struct product_args last = {};
 	enum product_layout layout = LAYOUT_FLOATS;
@@ -119,7 +125,8 @@ void cuda_matmul_glu(struct backend *base, const struct ffn *f, int rows)
 	if (!cuda_begin(base, "matmul_glu") || !rows)
 		return;
 	if (rows > CUDA_FEW_ROWS || gate->type != f->up.type) {
-		const struct matmul parts[] = {{*gate, f->hidden, false, NULL}, {f->up, f->spare, false, NULL}};
+		const struct matmul parts[] = {
+			{*gate, f->hidden, false, NULL}, {f->up, f->spare, false, NULL}};
 		cuda_matmul(base, parts, 2, f->x, rows);
 		cuda_swiglu(base, f->hidden, f->spare, rows * gate->n_out, f->hidden);
 		return;

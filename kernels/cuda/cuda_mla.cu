@@ -1,37 +1,45 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mla for one row of the released shape (64 heads of 192 > 512 > 256, Q8_0; half caches of 576) in one launch: what
- * stacked_matmul, attend and stacked_matmul again do in four (cuda_product_mma.cuh, cuda_attention_mma.cu), the same sums in the
- * same order.
+ * mla for one row of the released shape (64 heads of 192 > 512 > 256, Q8_0; half caches of 576) in
+ * one launch: what stacked_matmul, attend and stacked_matmul again do in four
+ * (cuda_product_mma.cuh, cuda_attention_mma.cu), the same sums in the same order.
  *
- * mla_kernel: grid 128 blocks of 544 in pairs (clusters), one on a multiprocessor. Block i of group g, which is 32 blocks and 16
- * heads: rows of half i % 2 of head 16 g + i / 2 in both products, and segment i of the positions for all heads of the group.
+ * mla_kernel: grid 128 blocks of 544 in pairs (clusters), one on a multiprocessor. Block i of group
+ * g, which is 32 blocks and 16 heads: rows of half i % 2 of head 16 g + i / 2 in both products, and
+ * segment i of the positions for all heads of the group.
  *
- *      before the wait  its 256 rows of k_b come to shared memory and from there to registers; weights are never written
- *      1  Warp: 16 rows of k_b; the queries go to cells. Its cache rows start
- *      2  warp: a head's query, as two halves, to shared memory; then its 128 rows of v_b start, whose bytes would have held up
- *         the queries. Scores: 8 warps: a quarter of the width x 32 positions. Softmax: 8
- *         lanes a head and tile of 32. Values: warp: 32 columns. Maxima, sums and values go to cells
- *      3  values of all segments of its half of its head, joined in ascending order and made digits, which the pair exchanges.
- *         Warp: 16 rows and half the width of v_b
- *      4  with an output product, whose weights come to the place of v_b and cache rows from here on: what has come of all heads is
- *         made digits, half of them by each block of the pair for both, and multiplied (cuda_mla_out.cuh)
+ *      before the wait  its 256 rows of k_b come to shared memory and from there to registers;
+ * weights are never written 1  Warp: 16 rows of k_b; the queries go to cells. Its cache rows start
+ *      2  warp: a head's query, as two halves, to shared memory; then its 128 rows of v_b start,
+ * whose bytes would have held up the queries. Scores: 8 warps: a quarter of the width x 32
+ * positions. Softmax: 8 lanes a head and tile of 32. Values: warp: 32 columns. Maxima, sums and
+ * values go to cells 3  values of all segments of its half of its head, joined in ascending order
+ * and made digits, which the pair exchanges. Warp: 16 rows and half the width of v_b 4  with an
+ * output product, whose weights come to the place of v_b and cache rows from here on: what has come
+ * of all heads is made digits, half of them by each block of the pair for both, and multiplied
+ * (cuda_mla_out.cuh)
  *
- * With that product the grid is as many blocks as there are multiprocessors (an even number); those from 128 on have no head.
+ * With that product the grid is as many blocks as there are multiprocessors (an even number); those
+ * from 128 on have no head.
  *
- * Cells are how the blocks of a group hand on what they have without a barrier: 32-bit words that are EMPTY between launches. Who
- * reads a cell reads again until it is not, and makes it empty behind it: its only reader, or for queries, which 32 blocks read,
- * the block that wrote them when it has the values of all segments, which were made from them. The end of the launch orders that
- * before the next one. Each word says of itself that it has come, so no order between words is needed. What all blocks read for the
- * output product lies in two sets of cells that launches take in turns, each making the other set empty.
+ * Cells are how the blocks of a group hand on what they have without a barrier: 32-bit words that
+ * are EMPTY between launches. Who reads a cell reads again until it is not, and makes it empty
+ * behind it: its only reader, or for queries, which 32 blocks read, the block that wrote them when
+ * it has the values of all segments, which were made from them. The end of the launch orders that
+ * before the next one. Each word says of itself that it has come, so no order between words is
+ * needed. What all blocks read for the output product lies in two sets of cells that launches take
+ * in turns, each making the other set empty.
  *
- * No deadlock: what a block waits for is written by blocks of the same launch that do not wait for it in turn (queries need
- * nothing, values need queries, the output product needs values). So all that is needed is that every block comes to run. One multiprocessor holds one block, and
- * the driver was asked whether all pairs can run at a time. What ran before ends without this launch, and what comes behind in the
- * stream starts when all blocks of this one have come near their end. One thread computes, so there is no second launch in another stream.
+ * No deadlock: what a block waits for is written by blocks of the same launch that do not wait for
+ * it in turn (queries need nothing, values need queries, the output product needs values). So all
+ * that is needed is that every block comes to run. One multiprocessor holds one block, and the
+ * driver was asked whether all pairs can run at a time. What ran before ends without this launch,
+ * and what comes behind in the stream starts when all blocks of this one have come near their end.
+ * One thread computes, so there is no second launch in another stream.
  *
- * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4 groups (from the second-level cache after the first);
- * 4 MB of values out and in. With the output product its weights, and 32 KB to each block.
+ * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4 groups (from the
+ * second-level cache after the first); 4 MB of values out and in. With the output product its
+ * weights, and 32 KB to each block.
  */
 #include "kernels/cuda/cuda_attention.cuh"
 #include "kernels/cuda/cuda_barrier.cuh"
@@ -55,12 +63,14 @@
 #define WARPS   16
 #define THREADS (WARPS * 32 + 32) /* one warp more makes the digits of x */
 
-#define K_ROW    (NOPE / 32 * 34)
-#define V_ROW    (VALUE / 32 * 34)
-#define K_TILE   (16 * K_ROW)
-#define V_TILE   (16 * V_ROW)
-#define V_WARPS  (OUT / 2 / 16)
-#define ROW      (WIDTH * 2 + 16) /* bytes of a cache row or a query in shared memory: 8 rows meet in no bank */
+#define K_ROW   (NOPE / 32 * 34)
+#define V_ROW   (VALUE / 32 * 34)
+#define K_TILE  (16 * K_ROW)
+#define V_TILE  (16 * V_ROW)
+#define V_WARPS (OUT / 2 / 16)
+#define ROW                                                                                        \
+	(WIDTH * 2 + 16) /* bytes of a cache row or a query in shared memory: 8 rows meet in no bank   \
+					  */
 #define STEPS    (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
 #define P_STRIDE 40               /* halves of a row of 32 weights */
 #define P_SCALE  16384.0f
@@ -76,7 +86,8 @@
 #define AT_DIGITS  (AT_WEIGHTS + 2 * 2 * GROUP * P_STRIDE * 2)
 #define AT_Z       (AT_DIGITS + 3 * RUN_DIGITS * 8)
 #define BYTES      (AT_Z + HALF * 4)
-/* The output product: its ring where v_b and cache rows were, digits of all values where the segments' values were */
+/* The output product: its ring where v_b and cache rows were, digits of all values where the
+ * segments' values were */
 #define AT_VALUES 0
 #define AT_HALVES (AT_VALUES + OUT_DIGITS)
 #define AT_RING   AT_V
@@ -84,19 +95,22 @@
 #define AT_SCALES (AT_MEETS + OUT_MEETS)
 #define AT_HANDED (AT_SCALES + OUT_SCALES)
 
-static_assert(WARPS * K_TILE + 256 <= AT_V && PARTS * HALF * 4 <= AT_V, "what comes after k_b is larger");
+static_assert(
+	WARPS * K_TILE + 256 <= AT_V && PARTS * HALF * 4 <= AT_V, "what comes after k_b is larger");
 static_assert(AT_HALVES + V_WARPS * 32 * 8 <= AT_V && AT_RING + OUT_RING <= AT_WEIGHTS &&
 				  AT_HANDED + OUT_HANDED <= AT_DIGITS && OUT_RUNS == N_HEADS,
 	"the output product does not fit where mla was");
 
-/* What the barriers of a block say is there: the last two are the digits of its half of z and of the other block's */
+/* What the barriers of a block say is there: the last two are the digits of its half of z and of
+ * the other block's */
 enum { HAS_K, HAS_V, HAS_CACHE, HAS_OWN, HAS_OTHER, N_BARRIERS };
 
 struct mla_cells {
 	uint32_t query[N_HEADS][VALUE];
 	uint32_t value[N_HEADS][2][PARTS][HALF]; /* in an order of their own, see column_of */
 	uint32_t meta[N_HEADS][2][PARTS][2];     /* maximum, sum */
-	/* for the output product, of every other launch: all blocks read them, so they are made empty by the launch after theirs */
+	/* for the output product, of every other launch: all blocks read them, so they are made empty
+	 * by the launch after theirs */
 	uint32_t out[2][N_HEADS * OUT];
 	uint32_t blocks; /* that have begun, of two launches: never EMPTY */
 };
@@ -141,14 +155,16 @@ static __device__ __forceinline__ uint32_t row_at(int t, int piece)
 	return (uint32_t)(t * ROW + piece * 16);
 }
 
-/* The phases above, of one block. PRODUCT: a warp fetches what is ahead of it, and what y would be goes to cells. */
+/* The phases above, of one block. PRODUCT: a warp fetches what is ahead of it, and what y would be
+ * goes to cells. */
 template <bool PRODUCT>
 static __device__ __forceinline__ void make_heads(
 	const struct mla_args &a, uint8_t *shared, int warp, uint32_t *flip)
 {
 	__shared__ __align__(8) uint64_t barriers[N_BARRIERS];
 	__shared__ __align__(16) float weight_of[PARTS];
-	__shared__ float digit_scale[3], unscale[GROUP], shrink[GROUP], tops[2][GROUP], sums[2][GROUP], by;
+	__shared__ float digit_scale[3], unscale[GROUP], shrink[GROUP], tops[2][GROUP], sums[2][GROUP],
+		by;
 	float *meet = (float *)(shared + AT_MEET), *join = (float *)(shared + AT_JOIN),
 		  *z = (float *)(shared + AT_Z); /* meet [tile][quarter][GROUP][TILE], join [PARTS][HALF] */
 	__half *weights = (__half *)(shared + AT_WEIGHTS); /* [tile][hi, lo][GROUP][P_STRIDE] */
@@ -162,16 +178,16 @@ static __device__ __forceinline__ void make_heads(
 
 	auto fetch_v = [&]() {
 		barrier_expect(there(HAS_V), V_WARPS * V_TILE);
-		copy_run(base + AT_V, a.v + (int64_t)(head * 2 + half) * (V_WARPS * V_TILE), V_WARPS * V_TILE,
-			there(HAS_V));
+		copy_run(base + AT_V, a.v + (int64_t)(head * 2 + half) * (V_WARPS * V_TILE),
+			V_WARPS * V_TILE, there(HAS_V));
 	};
 	if (!tid) {
 		for (int i = 0; i < N_BARRIERS; i++)
 			barrier_init(there(i), 1);
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 		barrier_expect(there(HAS_K), WARPS * K_TILE);
-		copy_run(
-			base + AT_K, a.k + (int64_t)(head * 2 + half) * (WARPS * K_TILE), WARPS * K_TILE, there(HAS_K));
+		copy_run(base + AT_K, a.k + (int64_t)(head * 2 + half) * (WARPS * K_TILE), WARPS * K_TILE,
+			there(HAS_K));
 		barrier_expect(there(HAS_OTHER), RUN_DIGITS * sizeof(uint2) + sizeof(float));
 	}
 	__syncthreads(); /* barriers are set up */
@@ -218,8 +234,8 @@ static __device__ __forceinline__ void make_heads(
 		if (mine >= here)
 			cache_row = *a.base + a.sel[n_sel - 1];
 		if (lane < 4)
-			copy_run(
-				base + AT_CACHE + row_at(mine, 0), a.cache + cache_row * WIDTH, WIDTH * 2, there(HAS_CACHE));
+			copy_run(base + AT_CACHE + row_at(mine, 0), a.cache + cache_row * WIDTH, WIDTH * 2,
+				there(HAS_CACHE));
 	}
 	if (!tid)
 		barrier_expect(there(HAS_CACHE), (here > TILE ? 2 : here > 0) * TILE * WIDTH * 2);
@@ -287,9 +303,9 @@ static __device__ __forceinline__ void make_heads(
 #pragma unroll
 				for (int n = 0; n < N; n += 2) {
 					uint32_t b[4];
-					load_matrices(
-						b, base + AT_CACHE +
-							   row_at(tile * TILE + n * 8 + lane / 16 * 8 + lane % 8, piece + lane / 8 % 2));
+					load_matrices(b, base + AT_CACHE +
+										 row_at(tile * TILE + n * 8 + lane / 16 * 8 + lane % 8,
+											 piece + lane / 8 % 2));
 					mma_half(hi[n], q_hi, b[0], b[1]);
 					mma_half(hi[n + 1], q_hi, b[2], b[3]);
 					mma_half(lo[n], q_lo, b[0], b[1]);
@@ -301,8 +317,9 @@ static __device__ __forceinline__ void make_heads(
 #pragma unroll
 				for (int i = 0; i < 2; i++) {
 					int h = r0 + 8 * i, t = (n * 8 + 2 * c) ^ (h & 3) * 8;
-					*(float2 *)&meet[((tile * 4 + quarter) * GROUP + h) * TILE + t] = make_float2(
-						__fadd_rn(hi[n][2 * i], lo[n][2 * i]), __fadd_rn(hi[n][2 * i + 1], lo[n][2 * i + 1]));
+					*(float2 *)&meet[((tile * 4 + quarter) * GROUP + h) * TILE + t] =
+						make_float2(__fadd_rn(hi[n][2 * i], lo[n][2 * i]),
+							__fadd_rn(hi[n][2 * i + 1], lo[n][2 * i + 1]));
 				}
 		}
 		heads_sync();
@@ -377,13 +394,14 @@ static __device__ __forceinline__ void make_heads(
 #pragma unroll
 					for (int term = 0; term < 2; term++)
 						load_matrices(p[term],
-							shared_address(&weights[((tile * 2 + term) * GROUP + lane % 16) * P_STRIDE +
-													s * 16 + lane / 16 * 8]));
+							shared_address(
+								&weights[((tile * 2 + term) * GROUP + lane % 16) * P_STRIDE +
+										 s * 16 + lane / 16 * 8]));
 #pragma unroll
 					for (int k = 0; k < 2; k++)
-						load_matrices_turned(
-							b[k], base + AT_CACHE +
-									  row_at(tile * TILE + s * 16 + lane % 16, warp * 4 + 2 * k + lane / 16));
+						load_matrices_turned(b[k], base + AT_CACHE +
+													   row_at(tile * TILE + s * 16 + lane % 16,
+														   warp * 4 + 2 * k + lane / 16));
 #pragma unroll
 					for (int term = 0; term < 2; term++)
 #pragma unroll
@@ -398,13 +416,13 @@ static __device__ __forceinline__ void make_heads(
 			}
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
-				uint32_t *to =
-					cells->value[group * GROUP + r0 + 8 * i][warp / 8][part] + warp % 8 * 32 + 4 * c;
+				uint32_t *to = cells->value[group * GROUP + r0 + 8 * i][warp / 8][part] +
+							   warp % 8 * 32 + 4 * c;
 #pragma unroll
 				for (int m = 0; m < 2; m++)
-					write_cells(
-						to + 16 * m, make_uint4(cell_of(acc[2 * m][2 * i]), cell_of(acc[2 * m][2 * i + 1]),
-										 cell_of(acc[2 * m + 1][2 * i]), cell_of(acc[2 * m + 1][2 * i + 1])));
+					write_cells(to + 16 * m,
+						make_uint4(cell_of(acc[2 * m][2 * i]), cell_of(acc[2 * m][2 * i + 1]),
+							cell_of(acc[2 * m + 1][2 * i]), cell_of(acc[2 * m + 1][2 * i + 1])));
 			}
 		}
 		if (tid < 2 * GROUP) { /* for both halves */
@@ -419,14 +437,17 @@ static __device__ __forceinline__ void make_heads(
 	/* ---- 3 ---- */
 	struct held_rows<VALUE / 2 / 64> v_rows; /* 16 rows, half of their width */
 	barrier_wait(there(HAS_V), 0);
-	hold_rows(shared + AT_V + warp % V_WARPS * V_TILE + warp / V_WARPS * (V_ROW / 2), V_ROW, v_rows);
-	/* Nobody asks for cells while others still make some; and from here on copies may write where v_b and cache rows were. */
+	hold_rows(
+		shared + AT_V + warp % V_WARPS * V_TILE + warp / V_WARPS * (V_ROW / 2), V_ROW, v_rows);
+	/* Nobody asks for cells while others still make some; and from here on copies may write where
+	 * v_b and cache rows were. */
 	if (PRODUCT) {
 		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 		ring_sync();
 	} else
 		heads_sync();
-	uint32_t *meta = cells->meta[head][half][lane], *from = cells->value[head][half][tid / 64] + tid % 64 * 4;
+	uint32_t *meta = cells->meta[head][half][lane],
+			 *from = cells->value[head][half][tid / 64] + tid % 64 * 4;
 	int n_mine = (n_segments - tid / 64 + 7) / 8;
 	uint2 most_sum = make_uint2(0, 0);
 	if (warp == WARPS - 1 && lane < n_segments)
@@ -477,7 +498,8 @@ static __device__ __forceinline__ void make_heads(
 			__syncwarp();
 			if (!lane)
 				barrier_arrive(there(HAS_OWN));
-			uint32_t other = other_of(shared_address(own), half), hears = other_of(there(HAS_OTHER), half);
+			uint32_t other = other_of(shared_address(own), half),
+					 hears = other_of(there(HAS_OTHER), half);
 #pragma unroll
 			for (int i = 0; i < RUN_DIGITS / 32; i++)
 				send(other + (lane + 32 * i) * sizeof(uint2), own[lane + 32 * i], hears);
@@ -501,7 +523,8 @@ static __device__ __forceinline__ void make_heads(
 	grid_let_next(); /* not before: there is no room for its blocks */
 	float sum[2];
 	held_product(v_rows, digits + warp / V_WARPS * RUN_DIGITS, sum);
-	float2 *halves = (float2 *)(shared + AT_HALVES); /* [V_WARPS][32]: of the second half of the width */
+	float2 *halves =
+		(float2 *)(shared + AT_HALVES); /* [V_WARPS][32]: of the second half of the width */
 	if (warp >= V_WARPS) {
 		halves[tid - 32 * V_WARPS] = make_float2(sum[0], sum[1]);
 		sync_some(OUT_NAMES + warp - V_WARPS,
@@ -515,8 +538,8 @@ static __device__ __forceinline__ void make_heads(
 	float2 rest = halves[tid];
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		float v = meet_digits(
-			__fmaf_rn(digit_scale[1], i ? rest.y : rest.x, __fmaf_rn(digit_scale[0], sum[i], 0.0f)));
+		float v = meet_digits(__fmaf_rn(
+			digit_scale[1], i ? rest.y : rest.x, __fmaf_rn(digit_scale[0], sum[i], 0.0f)));
 		if (!c) {
 			int row = half * (OUT / 2) + warp * 16 + r0 + 8 * i;
 			if (PRODUCT)
@@ -527,7 +550,8 @@ static __device__ __forceinline__ void make_heads(
 	}
 }
 
-/* Two runs of the values, `first` and 2 * OUT_SPLIT further on, as digits and scales in both blocks of the pair; the barriers hear of it. */
+/* Two runs of the values, `first` and 2 * OUT_SPLIT further on, as digits and scales in both blocks
+ * of the pair; the barriers hear of it. */
 static __device__ __forceinline__ void take_values(
 	const uint32_t *cells, int first, int half, uint2 *digits, float *scales, uint32_t barrier)
 {
@@ -536,8 +560,8 @@ static __device__ __forceinline__ void take_values(
 	const uint32_t *look = cells + first * OUT + lane / 16 * STEP + lane % 16 * 16,
 				   *from = cells + first * OUT + lane / 4 * 32 + lane % 4 * 4;
 	uint32_t hears = other_of(barrier, half);
-	/* Sixteen cells of each run are looked at until they are full, and then all are asked for: to ask for all of them again and again
-	 * would hold up those that are missing. */
+	/* Sixteen cells of each run are looked at until they are full, and then all are asked for: to
+	 * ask for all of them again and again would hold up those that are missing. */
 	for (int looks = 0; pending; looks++) {
 		uint32_t full = __ballot_sync(0xffffffffu, read_cell(look) != EMPTY);
 		uint4 v[RUNS][2];
@@ -558,7 +582,8 @@ static __device__ __forceinline__ void take_values(
 #pragma unroll
 		for (int i = 0; i < RUNS; i++)
 			if (fresh >> i & 1) {
-				for (int again = 0; !__all_sync(0xffffffffu, is_full(v[i][0]) && is_full(v[i][1])); again++) {
+				for (int again = 0; !__all_sync(0xffffffffu, is_full(v[i][0]) && is_full(v[i][1]));
+					 again++) {
 					if (again == LOOKS)
 						__trap();
 					v[i][0] = read_cells(from + i * STEP);
@@ -567,8 +592,10 @@ static __device__ __forceinline__ void take_values(
 				float f[8];
 #pragma unroll
 				for (int k = 0; k < 2; k++) {
-					f[4 * k] = __uint_as_float(v[i][k].x), f[4 * k + 1] = __uint_as_float(v[i][k].y);
-					f[4 * k + 2] = __uint_as_float(v[i][k].z), f[4 * k + 3] = __uint_as_float(v[i][k].w);
+					f[4 * k] = __uint_as_float(v[i][k].x),
+						  f[4 * k + 1] = __uint_as_float(v[i][k].y);
+					f[4 * k + 2] = __uint_as_float(v[i][k].z),
+							  f[4 * k + 3] = __uint_as_float(v[i][k].w);
 				}
 				int run = first + i * 2 * OUT_SPLIT;
 				uint2 *own = digits + run * RUN_DIGITS;
@@ -588,21 +615,24 @@ static __device__ __forceinline__ void take_values(
 #endif
 
 template <bool PRODUCT>
-static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_constant__ struct mla_args a)
+static __global__ void __launch_bounds__(THREADS, 1)
+	mla_kernel(const __grid_constant__ struct mla_args a)
 {
 #if __CUDA_ARCH__ >= 900
 	extern __shared__ __align__(128) uint8_t shared[];
 	__shared__ uint32_t flip; /* which of cells.out this launch has */
 	int tid = threadIdx.x, lane = tid % 32,
-		warp = __shfl_sync(0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
+		warp = __shfl_sync(
+			0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
 	__shared__ __align__(8) struct out_barriers ring_barriers;
 	uint8_t *ring = shared + AT_RING;
 	__shared__ __align__(8) uint64_t has_values[OUT_SPLIT]; /* digits that the warps `part` want */
 	if (PRODUCT && !tid) {
-		for (int i = 0; i < OUT_SPLIT; i++) { /* two warps here, and half of the runs from the other block */
+		for (int i = 0; i < OUT_SPLIT;
+			 i++) { /* two warps here, and half of the runs from the other block */
 			barrier_init(shared_address(has_values + i), 3);
-			barrier_expect(
-				shared_address(has_values + i), OUT_STEPS / 2 * (RUN_DIGITS * sizeof(uint2) + sizeof(float)));
+			barrier_expect(shared_address(has_values + i),
+				OUT_STEPS / 2 * (RUN_DIGITS * sizeof(uint2) + sizeof(float)));
 		}
 		out_init(&ring_barriers);
 	}
@@ -639,15 +669,16 @@ static __global__ void __launch_bounds__(THREADS, 1) mla_kernel(const __grid_con
 	heads_sync(); /* nobody asks before all of the block have handed on theirs */
 	pair_arrive();
 	pair_wait(); /* nor sends before the other block's have */
-	take_values(
-		a.cells->out[flip], (side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half, digits, scales, values);
+	take_values(a.cells->out[flip], (side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half,
+		digits, scales, values);
 	barrier_wait(values, 0);
-	out_products(a.out, side, part, lane, ring, &ring_barriers, digits, scales, (float *)(shared + AT_MEETS),
-		(float4 *)(shared + AT_HANDED));
+	out_products(a.out, side, part, lane, ring, &ring_barriers, digits, scales,
+		(float *)(shared + AT_MEETS), (float4 *)(shared + AT_HANDED));
 #endif
 }
 
-static cudaLaunchConfig_t launch_config(struct cuda_backend *b, int blocks, cudaLaunchAttribute attrs[2])
+static cudaLaunchConfig_t launch_config(
+	struct cuda_backend *b, int blocks, cudaLaunchAttribute attrs[2])
 {
 	cudaLaunchConfig_t c = cuda_launch_config(b, blocks, THREADS, BYTES, attrs);
 	attrs[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
@@ -657,7 +688,8 @@ static cudaLaunchConfig_t launch_config(struct cuda_backend *b, int blocks, cuda
 	return c;
 }
 
-/* Whether the kernel may use the memory that it needs and all blocks, an even number, can run at a time. */
+/* Whether the kernel may use the memory that it needs and all blocks, an even number, can run at a
+ * time. */
 template <bool PRODUCT> static bool has_room(struct cuda_backend *b, int blocks)
 {
 	static int known; /* 1: yes, 2: no */
@@ -685,14 +717,15 @@ static bool takes(const struct batch *rows, const struct mla *m)
 	const struct attend *t = &m->attend;
 	uintptr_t lines = (uintptr_t)k->data | (uintptr_t)v->data | (uintptr_t)t->cache.data |
 					  (uintptr_t)m->absorb.x | (uintptr_t)(4 * m->absorb.x_stride);
-	uintptr_t pairs = (uintptr_t)t->rotate | (uintptr_t)(4 * t->rotate_stride) | (uintptr_t)t->rope.cos_sin;
+	uintptr_t pairs =
+		(uintptr_t)t->rotate | (uintptr_t)(4 * t->rotate_stride) | (uintptr_t)t->rope.cos_sin;
 	return rows->n == 1 && k->type == DTYPE_Q8_0 && k->n_in == NOPE && k->n_out == VALUE &&
 		   k->n_stack == N_HEADS && k->row_bytes == K_ROW && k->stack_bytes == VALUE * K_ROW &&
 		   v->type == DTYPE_Q8_0 && v->n_in == VALUE && v->n_out == OUT && v->n_stack == N_HEADS &&
 		   v->row_bytes == V_ROW && v->stack_bytes == OUT * V_ROW && t->n_heads == N_HEADS &&
-		   t->n_value == VALUE && t->cache.type == DTYPE_F16 && t->cache.width == WIDTH && t->rotate &&
-		   t->rope.dim == WIDTH - VALUE && t->sel_stride <= PARTS * SEGMENT && lines % 16 == 0 &&
-		   pairs % 8 == 0;
+		   t->n_value == VALUE && t->cache.type == DTYPE_F16 && t->cache.width == WIDTH &&
+		   t->rotate && t->rope.dim == WIDTH - VALUE && t->sel_stride <= PARTS * SEGMENT &&
+		   lines % 16 == 0 && pairs % 8 == 0;
 }
 
 /* Whether the launch can end with this product. */
@@ -700,8 +733,9 @@ static bool takes_product(const struct stacked_matmul *expand, const struct matm
 {
 	const struct weight *w = &m->w;
 	return w->type == DTYPE_Q8_0 && w->n_in == N_HEADS * OUT && w->row_bytes == OUT_ROW &&
-		   w->n_out % MMA_ROWS == 0 && w->n_out <= 1 << 20 && (uintptr_t)w->data % 16 == 0 && !m->x &&
-		   expand->y_stride == OUT && cuda_product_split(w->type, w->n_in, w->n_out) == OUT_SPLIT;
+		   w->n_out % MMA_ROWS == 0 && w->n_out <= 1 << 20 && (uintptr_t)w->data % 16 == 0 &&
+		   !m->x && expand->y_stride == OUT &&
+		   cuda_product_split(w->type, w->n_in, w->n_out) == OUT_SPLIT;
 }
 
 void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *m)
@@ -729,11 +763,11 @@ void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *
 		const struct attend *t = &m->attend;
 		struct mla_args a = {(const uint8_t *)m->absorb.w.data, (const uint8_t *)m->expand.w.data,
 			m->absorb.x, t->rotate, t->rope.cos_sin, m->absorb.x_stride, t->rotate_stride,
-			(const __half *)t->cache.data, rows->base, t->sel, t->n_sel, t->sel_stride, t->scale, m->expand.y,
-			m->expand.y_stride, (struct mla_cells *)b->cells.data, {}};
+			(const __half *)t->cache.data, rows->base, t->sel, t->n_sel, t->sel_stride, t->scale,
+			m->expand.y, m->expand.y_stride, (struct mla_cells *)b->cells.data, {}};
 		if (with)
-			a.out = {
-				(const uint8_t *)m->out->w.data, m->out->y, (int)(m->out->w.n_out / MMA_ROWS), m->out->add};
+			a.out = {(const uint8_t *)m->out->w.data, m->out->y, (int)(m->out->w.n_out / MMA_ROWS),
+				m->out->add};
 		cudaLaunchAttribute attrs[2] = {};
 		cudaLaunchConfig_t c = launch_config(b, with ? all : BLOCKS, attrs);
 		cuda_check(b, cudaLaunchKernelEx(&c, with ? mla_kernel<true> : mla_kernel<false>, a));

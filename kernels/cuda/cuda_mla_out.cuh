@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The output product behind mla in the same launch (cuda_mla.cu), for one row of 64 heads of 256 values and Q8_0: the arithmetic and the
- * order of additions of dense_kernel (cuda_product_dense.cuh), so the bits are the same. Its weights begin to come while the heads' values
- * are still being made.
+ * The output product behind mla in the same launch (cuda_mla.cu), for one row of 64 heads of 256
+ * values and Q8_0: the arithmetic and the order of additions of dense_kernel
+ * (cuda_product_dense.cuh), so the bits are the same. Its weights begin to come while the heads'
+ * values are still being made.
  *
- * An item is 16 weight rows; a block has a run of them and two sides of OUT_SPLIT warps. Warp p of a side has run 8 k + p (256 weights
- * of each row, a head) of step k = 0 .. 7 of an item. Each side has half of the items; of one left over, side 0 has the first four steps,
- * before all else, and side 1 goes on from what came of them, behind all else.
+ * An item is 16 weight rows; a block has a run of them and two sides of OUT_SPLIT warps. Warp p of
+ * a side has run 8 k + p (256 weights of each row, a head) of step k = 0 .. 7 of an item. Each side
+ * has half of the items; of one left over, side 0 has the first four steps, before all else, and
+ * side 1 goes on from what came of them, behind all else.
  *
  * One warp more feeds the rings: a stage is one step, 16 rows of 2176 bytes, each a bulk copy.
  *
@@ -28,9 +30,11 @@
 #define OUT_PIECE  (OUT_SPLIT * OUT_RUN) /* bytes of a row in a step */
 #define OUT_STRIDE (OUT_PIECE + 16)      /* in shared memory: rows meet in no bank */
 #define OUT_STAGE  (MMA_ROWS * OUT_STRIDE)
-#define OUT_NAMES  2 /* of named barriers from here on: of warps `part` of both sides, then of a side */
+#define OUT_NAMES                                                                                  \
+	2 /* of named barriers from here on: of warps `part` of both sides, then of a side */
 
-/* Bytes of shared memory: the rings, digits and scales of the values, where the warps meet, what side 0 hands to side 1 */
+/* Bytes of shared memory: the rings, digits and scales of the values, where the warps meet, what
+ * side 0 hands to side 1 */
 #define OUT_RING   (2 * OUT_STAGES * OUT_STAGE)
 #define OUT_DIGITS (OUT_RUNS * RUN_DIGITS * 8)
 #define OUT_SCALES (OUT_RUNS * 4)
@@ -89,7 +93,8 @@ static __device__ __forceinline__ void out_init(struct out_barriers *b)
 		}
 }
 
-/* By one warp: half of it feeds a side. slow: at first a stage at a time, while others of the block wait for less. */
+/* By one warp: half of it feeds a side. slow: at first a stage at a time, while others of the block
+ * wait for less. */
 static __device__ __forceinline__ void out_feed(
 	const struct out_args &a, uint8_t *ring, struct out_barriers *b, int lane, bool slow)
 {
@@ -114,9 +119,9 @@ static __device__ __forceinline__ void out_feed(
 }
 
 /* The products of warp `part` of a side, when digits and scales of its runs are there */
-static __device__ __forceinline__ void out_products(const struct out_args &a, int side, int part, int lane,
-	const uint8_t *ring, struct out_barriers *b, const uint2 *digits, const float *scales, float *meets,
-	float4 *handed)
+static __device__ __forceinline__ void out_products(const struct out_args &a, int side, int part,
+	int lane, const uint8_t *ring, struct out_barriers *b, const uint2 *digits, const float *scales,
+	float *meets, float4 *handed)
 {
 	struct out_share s = out_share_of(a);
 	int r0 = lane / 4, c = lane % 4, at = 0;
@@ -125,7 +130,8 @@ static __device__ __forceinline__ void out_products(const struct out_args &a, in
 #pragma unroll 1
 	for (int u = 0; u < out_units(s); u++) {
 		struct out_unit t = out_unit_of(s, side, u);
-		bool last = t.end == OUT_STEPS, adds = last && part == t.item % OUT_SPLIT && lane < MMA_ROWS;
+		bool last = t.end == OUT_STEPS,
+			 adds = last && part == t.item % OUT_SPLIT && lane < MMA_ROWS;
 		float *y = a.y + t.item * MMA_ROWS + lane, old = 0;
 		if (adds && a.add)
 			old = *y;
@@ -142,8 +148,8 @@ static __device__ __forceinline__ void out_products(const struct out_args &a, in
 			const uint8_t *row = rows + stage * OUT_STAGE;
 			const uint2 *const at_run[1] = {column ? column + k * (OUT_SPLIT * RUN_DIGITS) : NULL};
 			const float x_scale[1][2] = {{scales[run], scales[run]}};
-			run_product<DTYPE_Q8_0, 1>(
-				row, row + 8 * OUT_STRIDE, 0, 256, c, NULL, lane_tables{ring, 0}, at_run, x_scale, acc);
+			run_product<DTYPE_Q8_0, 1>(row, row + 8 * OUT_STRIDE, 0, 256, c, NULL,
+				lane_tables{ring, 0}, at_run, x_scale, acc);
 			__syncwarp();
 			if (!lane)
 				barrier_arrive(shared_address(&b->empty[side][stage]));

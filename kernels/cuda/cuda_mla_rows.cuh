@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What mla_kernel (cuda_mla.cu) is made of: the two blocks of a cluster, and weights that are held in registers.
+ * What mla_kernel (cuda_mla.cu) is made of: the two blocks of a cluster, and weights that are held
+ * in registers.
  */
 #ifndef GLM_KERNELS_CUDA_MLA_ROWS_CUH
 #define GLM_KERNELS_CUDA_MLA_ROWS_CUH
@@ -32,21 +33,24 @@ static __device__ __forceinline__ uint32_t other_of(uint32_t at, int half)
 static __device__ __forceinline__ void send(uint32_t to, uint2 v, uint32_t barrier)
 {
 	asm volatile(
-		"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
+		"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::
+			"r"(to),
 		"r"(v.x), "r"(v.y), "r"(barrier)
 		: "memory");
 }
 
 static __device__ __forceinline__ void send(uint32_t to, float v, uint32_t barrier)
 {
-	asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
-				 "r"(__float_as_uint(v)), "r"(barrier)
-				 : "memory");
+	asm volatile(
+		"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
+		"r"(__float_as_uint(v)), "r"(barrier)
+		: "memory");
 }
 
-/* 64 PAIRS weights of rows r0 and r0 + 8 of 16 rows of Q8_0, as aligned words. A pair is two blocks: scale, 32 bytes, scale, 32 bytes.
- * Word 1 + c and 5 + c of the first go to lane c: values 4 c + 2 on, 4 c + 18 on, of which the last two of lane 3 are 0 and 1; of the
- * second 9 + c and 13 + c: values 4 c on and 4 c + 16 on. */
+/* 64 PAIRS weights of rows r0 and r0 + 8 of 16 rows of Q8_0, as aligned words. A pair is two
+ * blocks: scale, 32 bytes, scale, 32 bytes. Word 1 + c and 5 + c of the first go to lane c: values
+ * 4 c + 2 on, 4 c + 18 on, of which the last two of lane 3 are 0 and 1; of the second 9 + c and 13
+ * + c: values 4 c on and 4 c + 16 on. */
 template <int PAIRS> struct held_rows {
 	uint32_t word[2 * PAIRS][2][2]; /* [block][row][word] */
 	float scale[2 * PAIRS][2];
@@ -72,7 +76,8 @@ static __device__ __forceinline__ void hold_rows(
 		}
 }
 
-/* Eight of 64 PAIRS values of x in the order of held rows: lane 4 s + c has those of block s for lane c; zeros behind the last. */
+/* Eight of 64 PAIRS values of x in the order of held rows: lane 4 s + c has those of block s for
+ * lane c; zeros behind the last. */
 template <int PAIRS> static __device__ __forceinline__ void load_dealt(const float *x, float v[8])
 {
 	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4, at = 2 * c + (s % 2 == 0);
@@ -85,8 +90,8 @@ template <int PAIRS> static __device__ __forceinline__ void load_dealt(const flo
 	}
 }
 
-/* Held rows times the digits of one row of x, before the scale of x: the steps of run_product. Digit i is column 2 i: lane 4 r + i has
- * it for rows r and r + 8. */
+/* Held rows times the digits of one row of x, before the scale of x: the steps of run_product.
+ * Digit i is column 2 i: lane 4 r + i has it for rows r and r + 8. */
 template <int PAIRS>
 static __device__ __forceinline__ void held_product(
 	const struct held_rows<PAIRS> &h, const uint2 *digits, float sum[2])
@@ -106,7 +111,8 @@ static __device__ __forceinline__ void held_product(
 		mma_16832(d, words, b[s], 0x4b400000);
 #pragma unroll
 		for (int i = 0; i < 2; i++)
-			sum[i] = __fmaf_rn(h.scale[s][i], __fadd_rn(__int_as_float(d[2 * i]), -12582912.0f), sum[i]);
+			sum[i] =
+				__fmaf_rn(h.scale[s][i], __fadd_rn(__int_as_float(d[2 * i]), -12582912.0f), sum[i]);
 	}
 }
 

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the kernels for the matrix units share: m16n8k16 products of halves with float accumulators, matrix loads, and copies
- * to shared memory that run by themselves. All of it exists since sm_80.
+ * What the kernels for the matrix units share: m16n8k16 products of halves with float accumulators,
+ * matrix loads, and copies to shared memory that run by themselves. All of it exists since sm_80.
  *
  *      lane = 4 g + c of a warp:
- *      a [16 x 16]:  rows g and g + 8, columns 2 c, 2 c + 1 (a[0], a[1]) and 8 further on (a[2], a[3])
- *      b [16 x 8]:   column g, rows 2 c, 2 c + 1 (b0) and 8 further on (b1)
- *      d [16 x 8]:   row g (d[0], d[1]) and g + 8 (d[2], d[3]), columns 2 c, 2 c + 1
+ *      a [16 x 16]:  rows g and g + 8, columns 2 c, 2 c + 1 (a[0], a[1]) and 8 further on (a[2],
+ * a[3]) b [16 x 8]:   column g, rows 2 c, 2 c + 1 (b0) and 8 further on (b1) d [16 x 8]:   row g
+ * (d[0], d[1]) and g + 8 (d[2], d[3]), columns 2 c, 2 c + 1
  *
- * A float is taken as the sum of two halves after scaling by a power of two that brings the largest value of its row to
- * [2^14, 2^15): 22 bits of every value that is more than 2^-18 of the largest, and 2^-40 of the largest below that.
+ * A float is taken as the sum of two halves after scaling by a power of two that brings the largest
+ * value of its row to [2^14, 2^15): 22 bits of every value that is more than 2^-18 of the largest,
+ * and 2^-40 of the largest below that.
  */
 #ifndef GLM_KERNELS_CUDA_MMA_CUH
 #define GLM_KERNELS_CUDA_MMA_CUH
@@ -29,7 +30,8 @@ static __device__ __forceinline__ void async_copy(uint32_t to, const void *from)
 
 /* UNITS pieces of 16 bytes by a block of THREADS threads: to + at(i), from + 16 i. */
 template <int UNITS, int THREADS, typename place>
-static __device__ __forceinline__ void async_copy_all(uint32_t to, const uint8_t *from, const place &at)
+static __device__ __forceinline__ void async_copy_all(
+	uint32_t to, const uint8_t *from, const place &at)
 {
 #pragma unroll
 	for (int j = 0; j < (UNITS + THREADS - 1) / THREADS; j++) {
@@ -64,7 +66,8 @@ static __device__ __forceinline__ void load_matrices_turned(uint32_t r[4], uint3
 				 : "r"(address));
 }
 
-static __device__ __forceinline__ void mma_half(float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+static __device__ __forceinline__ void mma_half(
+	float d[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
 	asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
 		"{%0,%1,%2,%3};"
@@ -72,7 +75,8 @@ static __device__ __forceinline__ void mma_half(float d[4], const uint32_t a[4],
 		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* The exponent e for which largest * 2^e lies in [2^14, 2^15), within what a float can be; 0 for zeros. */
+/* The exponent e for which largest * 2^e lies in [2^14, 2^15), within what a float can be; 0 for
+ * zeros. */
 static __device__ __forceinline__ int half_exponent(float largest)
 {
 	int e = 14 + 127 - (int)(__float_as_uint(largest) >> 23 & 255);

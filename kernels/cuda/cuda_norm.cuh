@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Norms of a row by a block, and the cache rows that are made of them: what rms_norm, latents and chain_kernel share. Means are taken
- * in double; the order of additions depends on the length of the row alone.
+ * Norms of a row by a block, and the cache rows that are made of them: what rms_norm, latents and
+ * chain_kernel share. Means are taken in double; the order of additions depends on the length of
+ * the row alone.
  */
 #ifndef GLM_KERNELS_CUDA_NORM_CUH
 #define GLM_KERNELS_CUDA_NORM_CUH
@@ -27,11 +28,12 @@ static __device__ __forceinline__ float4 load_four(const float *p, int i, int n,
 {
 	if (wide && i + 4 <= n)
 		return *(const float4 *)(p + i);
-	return make_float4(
-		i < n ? p[i] : 0, i + 1 < n ? p[i + 1] : 0, i + 2 < n ? p[i + 2] : 0, i + 3 < n ? p[i + 3] : 0);
+	return make_float4(i < n ? p[i] : 0, i + 1 < n ? p[i + 1] : 0, i + 2 < n ? p[i + 2] : 0,
+		i + 3 < n ? p[i + 3] : 0);
 }
 
-/* Four weights, asked for where the call stands: an ordinary load of what is constant may be moved behind grid_wait_before. */
+/* Four weights, asked for where the call stands: an ordinary load of what is constant may be moved
+ * behind grid_wait_before. */
 static __device__ __forceinline__ float4 load_ahead(const float *p)
 {
 	float4 v;
@@ -62,20 +64,23 @@ static __device__ __forceinline__ double add_squares(double sum, float4 v)
 
 static __device__ __forceinline__ float4 normed(float4 v, float scale, float4 gain)
 {
-	return make_float4(__fmul_rn(__fmul_rn(v.x, scale), gain.x), __fmul_rn(__fmul_rn(v.y, scale), gain.y),
-		__fmul_rn(__fmul_rn(v.z, scale), gain.z), __fmul_rn(__fmul_rn(v.w, scale), gain.w));
+	return make_float4(__fmul_rn(__fmul_rn(v.x, scale), gain.x),
+		__fmul_rn(__fmul_rn(v.y, scale), gain.y), __fmul_rn(__fmul_rn(v.z, scale), gain.z),
+		__fmul_rn(__fmul_rn(v.w, scale), gain.w));
 }
 
-/* The first norm_threads of a block: gain * x / sqrt(mean of squares + eps), four values at a time, to store(i, values), which looks at n. Thread t
- * squares the values 4 t .. 4 t + 3 of each 4 * threads, in order; wide: x and gain lie at multiples of 16 bytes. Waits for what
- * stands before the kernel when it has the gain. */
+/* The first norm_threads of a block: gain * x / sqrt(mean of squares + eps), four values at a time,
+ * to store(i, values), which looks at n. Thread t squares the values 4 t .. 4 t + 3 of each 4 *
+ * threads, in order; wide: x and gain lie at multiples of 16 bytes. Waits for what stands before
+ * the kernel when it has the gain. */
 template <typename S>
 static __device__ __forceinline__ void norm_row(
 	const float *x, const float *gain, float eps, int n, bool wide, const S &store)
 {
 	__shared__ double scratch[32];
 	float4 g[NORM_HELD], v[NORM_HELD];
-	int threads = norm_threads(n), first = threadIdx.x < threads ? 4 * threadIdx.x : n, step = 4 * threads;
+	int threads = norm_threads(n), first = threadIdx.x < threads ? 4 * threadIdx.x : n,
+		step = 4 * threads;
 	double sum = 0;
 #pragma unroll
 	for (int j = 0; j < NORM_HELD; j++)
@@ -97,9 +102,11 @@ static __device__ __forceinline__ void norm_row(
 		store(i, normed(load_four(x, i, n, wide), scale, load_four(gain, i, n, wide)));
 }
 
-/* ---- cache rows ------------------------------------------------------------------------------------------- */
+/* ---- cache rows
+ * ------------------------------------------------------------------------------------------- */
 
-static __device__ __forceinline__ void cache_store(const struct cache_view &c, int64_t row, int i, float v)
+static __device__ __forceinline__ void cache_store(
+	const struct cache_view &c, int64_t row, int i, float v)
 {
 	if (c.type == DTYPE_F16)
 		((__half *)c.data)[row * c.width + i] = __float2half_rn(v);
@@ -115,8 +122,8 @@ static __device__ __forceinline__ float2 angle(const struct rope &rope, int64_t 
 
 #define KEY_THREADS 64 /* two values of a key each, at a time */
 
-/* Layer norm and rotation of the key of row r by a whole block, of which the first KEY_THREADS work: pair p of values by thread p,
- * p + 64, ... */
+/* Layer norm and rotation of the key of row r by a whole block, of which the first KEY_THREADS
+ * work: pair p of values by thread p, p + 64, ... */
 static __device__ __forceinline__ void append_key(
 	const struct batch &rows, const struct rope &rope, const struct latents &a, int64_t r)
 {
@@ -143,7 +150,8 @@ static __device__ __forceinline__ void append_key(
 	}
 	double scale = rsqrt(block_sum(squares, scratch[1]) / n + (double)a.key_eps);
 	for (int i = mine; i < n; i += 2 * KEY_THREADS) {
-		float2 v = i == mine ? first : pair(k, i), gain = i == mine ? first_gain : pair(a.key_gain, i),
+		float2 v = i == mine ? first : pair(k, i),
+			   gain = i == mine ? first_gain : pair(a.key_gain, i),
 			   bias = i == mine ? first_bias : pair(a.key_bias, i);
 		v.x = __fadd_rn(__fmul_rn((float)(((double)v.x - mean) * scale), gain.x), bias.x);
 		v.y = __fadd_rn(__fmul_rn((float)(((double)v.y - mean) * scale), gain.y), bias.y);
@@ -155,9 +163,10 @@ static __device__ __forceinline__ void append_key(
 	}
 }
 
-/* Norm of row r's latent and rotation of the rest by a whole block; wide: the row and the gain lie at multiples of 16 bytes. */
-static __device__ __forceinline__ void append_latent(
-	const struct batch &rows, const struct rope &rope, const struct latents &a, int64_t r, bool wide)
+/* Norm of row r's latent and rotation of the rest by a whole block; wide: the row and the gain lie
+ * at multiples of 16 bytes. */
+static __device__ __forceinline__ void append_latent(const struct batch &rows,
+	const struct rope &rope, const struct latents &a, int64_t r, bool wide)
 {
 	const float *u = a.kv + r * a.kv_cache.width, *rest = u + a.n_kv;
 	norm_row(u, a.kv_gain, a.eps, a.n_kv, wide, [&](int i, float4 v) {

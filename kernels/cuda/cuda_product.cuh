@@ -1,19 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Weight rows times float rows, what is under matmul, stacked_matmul and expert_ffn: the tasks of both kernels, and
- * product_kernel for weights that are floats. Packed weights: cuda_product_mma.cuh.
+ * Weight rows times float rows, what is under matmul, stacked_matmul and expert_ffn: the tasks of
+ * both kernels, and product_kernel for weights that are floats. Packed weights:
+ * cuda_product_mma.cuh.
  *
- * Grid: x = groups of activation rows (fastest, so that weights stay in the second-level cache) times groups of weight rows,
- * y = tasks times matrices of a stack. Block: 8 warps, no dynamic shared memory. `split` of them share a weight row (gate and up: two):
- * warp p of them takes the runs p, p + split, ... of 256 weights, a lane the weights 4 lane and 4 lane + 128 on of a run. Weights
- * go to registers, RUNS runs at a time, the first ones before what stands before the kernel has ended: a row of 6144 weights or fewer
- * is there when x is.
+ * Grid: x = groups of activation rows (fastest, so that weights stay in the second-level cache)
+ * times groups of weight rows, y = tasks times matrices of a stack. Block: 8 warps, no dynamic
+ * shared memory. `split` of them share a weight row (gate and up: two): warp p of them takes the
+ * runs p, p + split, ... of 256 weights, a lane the weights 4 lane and 4 lane + 128 on of a run.
+ * Weights go to registers, RUNS runs at a time, the first ones before what stands before the kernel
+ * has ended: a row of 6144 weights or fewer is there when x is.
  *
- * Bytes moved per call: every weight row once per group of NX activation rows (from the second-level cache after the first),
- * the activation rows once per weight row group from the first-level cache, the outputs.
+ * Bytes moved per call: every weight row once per group of NX activation rows (from the
+ * second-level cache after the first), the activation rows once per weight row group from the
+ * first-level cache, the outputs.
  *
- * The order of additions of one output: per lane over its weights in run order; the 32 lanes by butterfly; the warps of the
- * split in order. It depends on the shape of the weight alone, so a row's numbers do not depend on how many rows there are.
+ * The order of additions of one output: per lane over its weights in run order; the 32 lanes by
+ * butterfly; the warps of the split in order. It depends on the shape of the weight alone, so a
+ * row's numbers do not depend on how many rows there are.
  */
 #ifndef GLM_KERNELS_CUDA_PRODUCT_CUH
 #define GLM_KERNELS_CUDA_PRODUCT_CUH
@@ -49,47 +53,56 @@ struct product_args {
 	const float *x;
 	const uint2 *digits; /* x for mma_kernel, see cuda_product_digits; NULL: it makes them itself */
 	const float *scales;
-	int own_slots;               /* rows of x that it makes itself, all matrices of the stack counted */
+	int own_slots; /* rows of x that it makes itself, all matrices of the stack counted */
 	int item_end[PRODUCT_TASKS]; /* of mma_kernel: see there */
-	int unit; /* bytes that mma_kernel may copy at once: 16, 4 or 2; of product_kernel: whether four weights lie aligned */
+	int unit; /* bytes that mma_kernel may copy at once: 16, 4 or 2; of product_kernel: whether four
+				 weights lie aligned */
 	int64_t x_row, y_row;     /* floats between rows */
 	int64_t x_stack, y_stack; /* floats between matrices of a stack */
 	int64_t row_bytes, stack_bytes;
 	int n_in, n_tasks, n_stack, n_rows; /* n_rows: ROWS_PLAIN */
 	int split, row_groups, out_most;    /* out_most: the largest n_out */
 	enum product_rows rows;
-	bool flat;           /* of mma_kernel: rows are short and follow each other without a gap of lines */
-	bool glu, x_aligned; /* x_aligned: every x row begins at a multiple of 16 bytes and n_in is one of 4 */
+	bool flat; /* of mma_kernel: rows are short and follow each other without a gap of lines */
+	bool glu, x_aligned; /* x_aligned: every x row begins at a multiple of 16 bytes and n_in is one
+							of 4 */
 };
 
-/* How a type wants x: as it is, or as digits with the weights of a step of 32 dealt to lanes in one of two ways. */
+/* How a type wants x: as it is, or as digits with the weights of a step of 32 dealt to lanes in one
+ * of two ways. */
 enum product_layout { LAYOUT_FLOATS, LAYOUT_EIGHTS, LAYOUT_QUADS };
 
 enum product_layout cuda_product_layout(enum dtype type);
 
-/* Whether mma_kernel makes the digits of x itself: n_x is the most rows of x of a task. Codebooks leave it less room. */
-static inline bool cuda_product_own(const struct cuda_backend *b, enum dtype type, int n_x, int64_t n_in)
+/* Whether mma_kernel makes the digits of x itself: n_x is the most rows of x of a task. Codebooks
+ * leave it less room. */
+static inline bool cuda_product_own(
+	const struct cuda_backend *b, enum dtype type, int n_x, int64_t n_in)
 {
 	int64_t values = n_x * ((n_in + 255) / 256 * 256);
-	int64_t most = type == DTYPE_IQ2_XXS ? 6144 : type == DTYPE_Q8_0 || type == DTYPE_Q4_K ? 16384 : 12288;
+	int64_t most = type == DTYPE_IQ2_XXS                      ? 6144
+				   : type == DTYPE_Q8_0 || type == DTYPE_Q4_K ? 16384
+															  : 12288;
 	return n_x <= 2 && b->max_shared > 200 << 10 && values <= most;
 }
 
-/* How many warps share a weight row. Depends on the weight's type and shape alone; rows: of all matrices of this shape that come
- * together in decode. */
+/* How many warps share a weight row. Depends on the weight's type and shape alone; rows: of all
+ * matrices of this shape that come together in decode. */
 int cuda_product_split(enum dtype type, int64_t n_in, int64_t rows);
 
-/* Sets a->digits and a->scales: all x rows, n_x per matrix of a stack, in scratch memory that the next such call uses again. */
+/* Sets a->digits and a->scales: all x rows, n_x per matrix of a stack, in scratch memory that the
+ * next such call uses again. */
 bool cuda_product_digits(
 	struct cuda_backend *b, struct product_args *a, int64_t n_x, enum product_layout layout);
 
-/* Gives *a the digits of x that its type wants, those of *last if they will do; none if the kernel makes them itself. n_x: rows
- * of x; most: of a task. */
-bool cuda_product_with_digits(struct cuda_backend *b, struct product_args *a, enum dtype type, int64_t n_x,
-	int most, struct product_args *last, enum product_layout *last_layout);
+/* Gives *a the digits of x that its type wants, those of *last if they will do; none if the kernel
+ * makes them itself. n_x: rows of x; most: of a task. */
+bool cuda_product_with_digits(struct cuda_backend *b, struct product_args *a, enum dtype type,
+	int64_t n_x, int most, struct product_args *last, enum product_layout *last_layout);
 
-/* Enqueues a->task[0 .. n_tasks) of the given type; sets what follows from the rest (groups, alignment). The digits of x are
- * there if the type's layout asks for them and cuda_product_own is false. */
+/* Enqueues a->task[0 .. n_tasks) of the given type; sets what follows from the rest (groups,
+ * alignment). The digits of x are there if the type's layout asks for them and cuda_product_own is
+ * false. */
 bool cuda_product(struct cuda_backend *b, enum dtype type, struct product_args *a);
 
 typedef void product_launch(struct cuda_backend *b, const struct product_args *a, int n_x);
@@ -105,7 +118,8 @@ template <int LEFT> static __device__ __forceinline__ void copy_wait()
 }
 
 /* x[0 .. 4) at weight k, zeros past n_in */
-static __device__ __forceinline__ void load_x(const float *x, int k, int n_in, bool aligned, float v[4])
+static __device__ __forceinline__ void load_x(
+	const float *x, int k, int n_in, bool aligned, float v[4])
 {
 	if (aligned && k < n_in) {
 		float4 f = *(const float4 *)(x + k);
@@ -149,14 +163,17 @@ static __device__ __forceinline__ typename raw_four<T>::type load_weights(
 	uint32_t v[4];
 #pragma unroll
 	for (int i = 0; i < 4; i++)
-		v[i] = k + i >= n_in ? 0 : T == DTYPE_F32 ? ((const uint32_t *)row)[k + i] : get16(row + 2 * (k + i));
+		v[i] = k + i >= n_in    ? 0
+			   : T == DTYPE_F32 ? ((const uint32_t *)row)[k + i]
+								: get16(row + 2 * (k + i));
 	if constexpr (T == DTYPE_F32)
 		return make_uint4(v[0], v[1], v[2], v[3]);
 	else
 		return make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16);
 }
 
-/* Four blocks of a multiprocessor for one x row: the weights of several routers are all on their way at once. */
+/* Four blocks of a multiprocessor for one x row: the weights of several routers are all on their
+ * way at once. */
 template <int T, int NX, bool GLU>
 __global__ void __launch_bounds__(PRODUCT_WARPS * 32, NX == 1 ? 4 : 1)
 	product_kernel(const __grid_constant__ struct product_args a)
@@ -184,8 +201,8 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32, NX == 1 ? 4 : 1)
 			for (int j = 0; j < W; j++)
 #pragma unroll
 				for (int g = 0; g < 2; g++)
-					raw[i][j][g] = load_weights<T>(
-						(j ? t.up : t.w) + at, (run + i * split) * 256 + 4 * lane + 128 * g, a.n_in, a.unit);
+					raw[i][j][g] = load_weights<T>((j ? t.up : t.w) + at,
+						(run + i * split) * 256 + 4 * lane + 128 * g, a.n_in, a.unit);
 	};
 	fetch(part);
 
@@ -214,7 +231,8 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32, NX == 1 ? 4 : 1)
 			for (int i = 0; i < RUNS; i++)
 #pragma unroll
 				for (int g = 0; g < 2; g++)
-					load_x(x[0], (run + i * split) * 256 + 4 * lane + 128 * g, a.n_in, a.x_aligned, xs[i][g]);
+					load_x(x[0], (run + i * split) * 256 + 4 * lane + 128 * g, a.n_in, a.x_aligned,
+						xs[i][g]);
 #pragma unroll
 		for (int i = 0; i < RUNS; i++)
 #pragma unroll
@@ -235,7 +253,8 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32, NX == 1 ? 4 : 1)
 					for (int j = 0; j < W; j++)
 #pragma unroll
 						for (int e = 0; e < 4; e++)
-							acc[j][r] = __fmaf_rn(q[j][e], NX == 1 ? xs[i][g][e] : xv[e], acc[j][r]);
+							acc[j][r] =
+								__fmaf_rn(q[j][e], NX == 1 ? xs[i][g][e] : xv[e], acc[j][r]);
 				}
 			}
 	}
@@ -281,8 +300,8 @@ static void product_launch_as(struct cuda_backend *b, const struct product_args 
 		all |= (uintptr_t)a->task[i].w | (GLU ? (uintptr_t)a->task[i].up : 0);
 	a->unit = all % four == 0;
 	int rows = PRODUCT_WARPS / a->split;
-	dim3 grid(
-		(unsigned)(((a->out_most + rows - 1) / rows) * a->row_groups), (unsigned)(a->n_tasks * a->n_stack));
+	dim3 grid((unsigned)(((a->out_most + rows - 1) / rows) * a->row_groups),
+		(unsigned)(a->n_tasks * a->n_stack));
 	cuda_launch(b, product_kernel<T, NX, GLU>, grid, PRODUCT_WARPS * 32, 0, *a);
 }
 

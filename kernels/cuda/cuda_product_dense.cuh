@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mma_kernel's task for the commonest case: one or two rows of x and matrices (no stacks) that lie in whole lines of 16 bytes. The
- * same sums in the same order (cuda_product_mma.cuh), with less between the end of the op before and the first sum, and even
- * shares: a block on each multiprocessor takes rows 16 at a time, where mma_kernel's two would take one or two items each.
+ * mma_kernel's task for the commonest case: one or two rows of x and matrices (no stacks) that lie
+ * in whole lines of 16 bytes. The same sums in the same order (cuda_product_mma.cuh), with less
+ * between the end of the op before and the first sum, and even shares: a block on each
+ * multiprocessor takes rows 16 at a time, where mma_kernel's two would take one or two items each.
  *
- * An item is 16 weight rows (glu: 8 of gate and 8 of up). Grid: a run of items for each block; 16 warps in groups of `split`, which
- * take the block's items in turns and meet on their own. Each warp fetches STAGES chunks ahead, across items, the first ones
- * before it waits for the op before. Then the block makes the digits of the x rows.
+ * An item is 16 weight rows (glu: 8 of gate and 8 of up). Grid: a run of items for each block; 16
+ * warps in groups of `split`, which take the block's items in turns and meet on their own. Each
+ * warp fetches STAGES chunks ahead, across items, the first ones before it waits for the op before.
+ * Then the block makes the digits of the x rows.
  *
  * Bytes moved: every packed row once; x once per block from the second-level cache.
  */
@@ -53,7 +55,8 @@ struct dense_place {
 	int part, row;
 };
 
-static __device__ __forceinline__ struct dense_place place_of_item(const struct dense_args &a, int item)
+static __device__ __forceinline__ struct dense_place place_of_item(
+	const struct dense_args &a, int item)
 {
 	struct dense_place p = {0, 0};
 	int before = 0;
@@ -101,13 +104,13 @@ __global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
 
 	grid_let_next();
 
-	/* What is fetched runs ahead of what is computed, across items. Eight rows lie in a stage line after line: line 32 i + lane of
-	 * them comes from lines_from[i] past the first row. */
+	/* What is fetched runs ahead of what is computed, across items. Eight rows lie in a stage line
+	 * after line: line 32 i + lane of them comes from lines_from[i] past the first row. */
 	constexpr int LINES = STRIDE / 16, ROUNDS = (8 * LINES + 31) / 32;
 	int ahead = first + group, ahead_chunk = part, ahead_stage = 0, ahead_rows = 0;
 	const uint8_t *from0 = NULL, *from8 = NULL;
-	uint32_t lines_from[ROUNDS], lines_to = (uint32_t)__cvta_generic_to_shared(shared) + stages + 16 * lane,
-								 there = 0;
+	uint32_t lines_from[ROUNDS],
+		lines_to = (uint32_t)__cvta_generic_to_shared(shared) + stages + 16 * lane, there = 0;
 #pragma unroll
 	for (int i = 0; i < ROUNDS; i++) {
 		int line = i * 32 + lane;
@@ -141,7 +144,8 @@ __global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
 #pragma unroll 1
 				for (int row = 0; row < MMA_ROWS; row++) {
 					int r = min(a.glu ? row % 8 : row, ahead_rows - 1);
-					const uint8_t *from = (a.glu && row >= 8 ? from8 : from0) + (int64_t)r * a.row_bytes + at;
+					const uint8_t *from =
+						(a.glu && row >= 8 ? from8 : from0) + (int64_t)r * a.row_bytes + at;
 					for (int i = lane; i < min(BYTES, a.row_bytes - at) / 16; i += 32)
 						copy_line(to + row * STRIDE + 16 * (i - lane), from + 16 * i);
 				}
@@ -161,7 +165,8 @@ __global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
 	for (int s = 0; s < STAGES; s++)
 		fetch();
 
-	/* where the runs of x lie that this warp makes digits of; four at a time, so that their loads are under way together */
+	/* where the runs of x lie that this warp makes digits of; four at a time, so that their loads
+	 * are under way together */
 	struct dense_place p = place_of_item(a, first + group);
 	int own_runs = a.n_rows * runs, own_run[4];
 	const float *own_x[4];
@@ -185,7 +190,8 @@ __global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			if (u + i * WARPS < own_runs)
-				write_digits(v[i], digits + (u + i * WARPS) * RUN_DIGITS, digit_scales + u + i * WARPS);
+				write_digits(
+					v[i], digits + (u + i * WARPS) * RUN_DIGITS, digit_scales + u + i * WARPS);
 		u += 4 * WARPS;
 		if (u < own_runs)
 			locate_x(u);
@@ -197,12 +203,14 @@ __global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
 		/* one warp of the group in turns adds up: lane = x row and weight row */
 		bool adds = part == (turn & (split - 1));
 		int out_rows = a.glu ? 8 : 16, x_row = lane / out_rows, j = lane % out_rows;
-		bool add = a.add >> p.part & 1, stores = adds && x_row < a.n_rows && p.row + j < a.part[p.part].n_out;
+		bool add = a.add >> p.part & 1,
+			 stores = adds && x_row < a.n_rows && p.row + j < a.part[p.part].n_out;
 		float *y = a.part[p.part].y + x_row * a.y_row + p.row + j, old = 0;
 		if (stores && add)
 			old = *y;
 
-		const uint2 *column = r0 < 3 * a.n_rows ? digits + r0 / 3 * runs * RUN_DIGITS + r0 % 3 * 4 + c : NULL;
+		const uint2 *column =
+			r0 < 3 * a.n_rows ? digits + r0 / 3 * runs * RUN_DIGITS + r0 % 3 * 4 + c : NULL;
 		const float *scales[2];
 #pragma unroll
 		for (int e = 0; e < 2; e++)
@@ -220,8 +228,8 @@ __global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
 					break;
 				const uint2 *const at[1] = {column ? column + run * RUN_DIGITS : NULL};
 				const float x_scale[1][2] = {{scales[0][run], scales[1][run]}};
-				run_product<T, 1>(row + u * RUN, row + u * RUN + 8 * STRIDE, u, a.n_in - run * 256, c,
-					a.tables, lane_tables{shared, 0}, at, x_scale, acc);
+				run_product<T, 1>(row + u * RUN, row + u * RUN + 8 * STRIDE, u, a.n_in - run * 256,
+					c, a.tables, lane_tables{shared, 0}, at, x_scale, acc);
 			}
 			__syncwarp(); /* the stage may be overwritten */
 			fetch();
@@ -275,7 +283,8 @@ template <int T> static bool dense_launch(struct cuda_backend *b, const struct p
 		a.add |= (uint32_t)t->add << i;
 		all |= (uintptr_t)a.part[i].w | (uintptr_t)a.part[i].up;
 	}
-	/* mma_kernel has the finer shares where this one would leave more than a quarter of the multiprocessors without work */
+	/* mma_kernel has the finer shares where this one would leave more than a quarter of the
+	 * multiprocessors without work */
 	int rounds = (items + b->n_sm - 1) / b->n_sm, blocks = items < b->n_sm ? items : b->n_sm;
 	if (all % 16 || 4 * (int64_t)items < 3 * (int64_t)rounds * b->n_sm)
 		return false;
@@ -293,7 +302,8 @@ template <int T> static bool dense_launch(struct cuda_backend *b, const struct p
 }
 
 /* A product_launch: the one of mma_kernel where this kernel is not for the type or the case. */
-template <int T> static void packed_launch_type(struct cuda_backend *b, const struct product_args *a, int n_x)
+template <int T>
+static void packed_launch_type(struct cuda_backend *b, const struct product_args *a, int n_x)
 {
 	if constexpr (T == DTYPE_Q8_0 || T == DTYPE_Q4_K)
 		if (!a->digits && dense_launch<T>(b, a))

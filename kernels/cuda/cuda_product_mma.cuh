@@ -2,23 +2,27 @@
 /*
  * product_kernel's task, done by the integer matrix units, for packed types.
  *
- * digits_kernel turns 256 values of x at a time into whole numbers of 24 bits with one scale, and those into three signed
- * bytes, so a row of x becomes three columns. Packed weights are signed bytes times a scale (block_bytes.cuh). One m16n8k32
- * product takes 16 weight rows x 32 weights to 8 columns; everything is exact until the sum over 256 weights (32 where the
- * type has float scales) becomes a float. x loses what is below 2^-24 of the largest of its 256 neighbours.
+ * digits_kernel turns 256 values of x at a time into whole numbers of 24 bits with one scale, and
+ * those into three signed bytes, so a row of x becomes three columns. Packed weights are signed
+ * bytes times a scale (block_bytes.cuh). One m16n8k32 product takes 16 weight rows x 32 weights to
+ * 8 columns; everything is exact until the sum over 256 weights (32 where the type has float
+ * scales) becomes a float. x loses what is below 2^-24 of the largest of its 256 neighbours.
  *
- * digits_kernel: grid (runs of 256 values, x rows), block 32. mma_kernel: grid-stride over items = tasks times matrices of
- * a stack times groups of weight rows times groups of x rows (fastest); 16 weight rows a warp; otherwise as product_kernel.
+ * digits_kernel: grid (runs of 256 values, x rows), block 32. mma_kernel: grid-stride over items =
+ * tasks times matrices of a stack times groups of weight rows times groups of x rows (fastest); 16
+ * weight rows a warp; otherwise as product_kernel.
  *
  *      lane = 4 r + c:  rows r and r + 8 of the tile, eight weights of each step of 32
- *      columns:         3 x + digit, x = activation row of the group (2, 5 or 8 rows: 1, 2 or 3 tiles of 8)
- *      digits:          [x row][run][step][digit][c] of 8 bytes, then scales [x row][run]
+ *      columns:         3 x + digit, x = activation row of the group (2, 5 or 8 rows: 1, 2 or 3
+ * tiles of 8) digits:          [x row][run][step][digit][c] of 8 bytes, then scales [x row][run]
  *
- * Blocks with few x rows make the digits themselves (cuda_product_own), those of all matrices of a stack that they meet at once.
+ * Blocks with few x rows make the digits themselves (cuda_product_own), those of all matrices of a
+ * stack that they meet at once.
  *
- * Bytes moved: every packed row once per group of x rows; x once by digits_kernel, or by each block, and 3 bytes a value per 16
- * weight rows from the caches or shared memory. The order of additions depends on the shape of the weight alone: runs in order, over the warps of the split
- * in order, digits in order.
+ * Bytes moved: every packed row once per group of x rows; x once by digits_kernel, or by each
+ * block, and 3 bytes a value per 16 weight rows from the caches or shared memory. The order of
+ * additions depends on the shape of the weight alone: runs in order, over the warps of the split in
+ * order, digits in order.
  */
 #ifndef GLM_KERNELS_CUDA_PRODUCT_MMA_CUH
 #define GLM_KERNELS_CUDA_PRODUCT_MMA_CUH
@@ -47,10 +51,12 @@ static __device__ __forceinline__ void mma_16832_add(int d[4], const uint32_t a[
 		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
 }
 
-static __device__ __forceinline__ void copy_line_if(bool wanted, uint32_t shared, const void *global)
+static __device__ __forceinline__ void copy_line_if(
+	bool wanted, uint32_t shared, const void *global)
 {
 	asm volatile(
-		"{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::"r"(shared),
+		"{ .reg .pred p; setp.ne.b32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }" ::
+			"r"(shared),
 		"l"(global), "r"((int)wanted));
 }
 
@@ -59,8 +65,9 @@ static __device__ __forceinline__ void copy_word(uint32_t shared, const void *gl
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global));
 }
 
-/* How weights lie in shared memory: CHUNK runs of each of 16 rows, a row at a multiple of STRIDE. When whole lines are copied a
- * chunk begins PHASE bytes after a line's start, at most; the same for all rows. */
+/* How weights lie in shared memory: CHUNK runs of each of 16 rows, a row at a multiple of STRIDE.
+ * When whole lines are copied a chunk begins PHASE bytes after a line's start, at most; the same
+ * for all rows. */
 template <int T, int CHUNK> struct mma_chunk {
 	static constexpr int BYTES = CHUNK * packed<T>::RUN_BYTES;
 	static constexpr int PHASE = BYTES % 16 == 0 ? 0 : BYTES % 8 == 0 ? 8 : 14;
@@ -76,7 +83,8 @@ static constexpr __host__ __device__ int mma_meet(int tiles)
 	return tiles == 1 ? 2 : tiles * 8;
 }
 
-/* Where a block is in its list of items: task, matrix of the stack, first weight row, group of x rows (fastest). */
+/* Where a block is in its list of items: task, matrix of the stack, first weight row, group of x
+ * rows (fastest). */
 struct mma_place {
 	int task, stack, out_first, row_group;
 };
@@ -119,15 +127,18 @@ static __device__ __forceinline__ void next_item(
 
 /* This lane's eight of 256 values of x, zeros past n_in: lane 4 s + c has those of step s. */
 template <bool QUADS>
-static __device__ __forceinline__ void load_run(const float *x, int run, int n_in, bool aligned, float v[8])
+static __device__ __forceinline__ void load_run(
+	const float *x, int run, int n_in, bool aligned, float v[8])
 {
 	int lane = threadIdx.x % 32, k = run * 256 + lane / 4 * 32 + (QUADS ? 4 : 8) * (lane % 4);
 	load_x(x, k, n_in, aligned, v);
 	load_x(x, k + (QUADS ? 16 : 4), n_in, aligned, v + 4);
 }
 
-/* 256 values, eight per lane, as digits and scale; by one warp. Lane 4 s + c has the values of step s that are dealt to lane c. */
-static __device__ __forceinline__ void write_digits(const float v[8], uint2 *digits, float *scale_to)
+/* 256 values, eight per lane, as digits and scale; by one warp. Lane 4 s + c has the values of step
+ * s that are dealt to lane c. */
+static __device__ __forceinline__ void write_digits(
+	const float v[8], uint2 *digits, float *scale_to)
 {
 	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4;
 	uint32_t top = 0; /* as bits, so that infinities and NaN are the largest */
@@ -137,9 +148,11 @@ static __device__ __forceinline__ void write_digits(const float v[8], uint2 *dig
 	top = __reduce_max_sync(0xffffffffu, top);
 	float most = __uint_as_float(top);
 	bool tiny = most < 0x1p-100f;
-	float inv = tiny ? 0.0f : __fdiv_rn(8323072.0f, most), scale = tiny ? 0.0f : __fdiv_rn(most, 8323072.0f);
-	/* The nearest whole number n is what 2^23 of its sign in front leaves in the last bits of a float. The bytes of n + 0x808080 are
-	 * the digits of n, 128 more each. Where infinities or NaN are among the values all n are zero. */
+	float inv = tiny ? 0.0f : __fdiv_rn(8323072.0f, most),
+		  scale = tiny ? 0.0f : __fdiv_rn(most, 8323072.0f);
+	/* The nearest whole number n is what 2^23 of its sign in front leaves in the last bits of a
+	 * float. The bytes of n + 0x808080 are the digits of n, 128 more each. Where infinities or NaN
+	 * are among the values all n are zero. */
 	uint32_t word[3][2], kept = top < 0x7f800000 ? 0xffffffff : 0;
 #pragma unroll
 	for (int q = 0; q < 2; q++) {
@@ -147,8 +160,8 @@ static __device__ __forceinline__ void write_digits(const float v[8], uint2 *dig
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			float x = __fmul_rn(v[4 * q + i], inv);
-			int u =
-				__float_as_int(__fadd_rn(x, __uint_as_float((__float_as_uint(x) & 0x80000000) | 0x4b000000)));
+			int u = __float_as_int(
+				__fadd_rn(x, __uint_as_float((__float_as_uint(x) & 0x80000000) | 0x4b000000)));
 			t[i] = (uint32_t)(((u & 0x7fffff) ^ u >> 31) + (0x808080 - (u >> 31)));
 		}
 		uint32_t low01 = __byte_perm(t[0], t[1], 0x5140), low23 = __byte_perm(t[2], t[3], 0x5140),
@@ -164,15 +177,17 @@ static __device__ __forceinline__ void write_digits(const float v[8], uint2 *dig
 		*scale_to = scale;
 }
 
-/* Adds the products of one run of 16 weight rows and 8 * TILES columns of digits to acc. p0, p1: the run of rows r and r + 8;
- * left: values of x from here on; column: this lane's part of each tile, NULL: nothing there. */
+/* Adds the products of one run of 16 weight rows and 8 * TILES columns of digits to acc. p0, p1:
+ * the run of rows r and r + 8; left: values of x from here on; column: this lane's part of each
+ * tile, NULL: nothing there. */
 template <int T, int TILES, int UNROLL = 8>
-static __device__ __forceinline__ void run_product(const uint8_t *p0, const uint8_t *p1, int u, int left,
-	int c, const struct cuda_tables *t, const struct lane_tables &tables, const uint2 *const column[TILES],
-	const float x_scale[TILES][2], float acc[TILES][4])
+static __device__ __forceinline__ void run_product(const uint8_t *p0, const uint8_t *p1, int u,
+	int left, int c, const struct cuda_tables *t, const struct lane_tables &tables,
+	const uint2 *const column[TILES], const float x_scale[TILES][2], float acc[TILES][4])
 {
 	typedef struct bytes_type<T> type;
-	constexpr int BATCH = type::TABLES || TILES > 1 ? 1 : 4; /* steps whose loads are under way together */
+	constexpr int BATCH =
+		type::TABLES || TILES > 1 ? 1 : 4; /* steps whose loads are under way together */
 	typename type::head h0, h1;
 	type::read_head(p0, c, t, h0);
 	type::read_head(p1, c, t, h1);
@@ -195,7 +210,8 @@ static __device__ __forceinline__ void run_product(const uint8_t *p0, const uint
 			type::bytes(p0, h0, u, s, c, tables, words[i][0], words[i][2]);
 			type::bytes(p1, h1, u, s, c, tables, words[i][1], words[i][3]);
 			if constexpr (type::SCALE == SCALE_FLOAT) {
-				/* past the end of the row x is zero, but what lies there as a scale may be infinite */
+				/* past the end of the row x is zero, but what lies there as a scale may be infinite
+				 */
 				bool inside = s * 32 < left;
 				float_scale[i][0] = inside ? type::scale(p0, h0, s) : 0;
 				float_scale[i][1] = inside ? type::scale(p1, h1, s) : 0;
@@ -247,7 +263,8 @@ static __device__ __forceinline__ void run_product(const uint8_t *p0, const uint
 						whole[n][k] += int_scale[i][k / 2] * d[k];
 				}
 				if constexpr (type::LEAST) {
-					uint32_t m0 = type::least(h0, s), m1 = type::least(h1, s), m[4] = {m0, m1, m0, m1};
+					uint32_t m0 = type::least(h0, s), m1 = type::least(h1, s),
+							 m[4] = {m0, m1, m0, m1};
 					mma_16832_add(least[n], m, b);
 				}
 			}
@@ -266,7 +283,8 @@ static __device__ __forceinline__ void run_product(const uint8_t *p0, const uint
 		}
 }
 
-/* Columns 0, 1, 2 and 3, 4, 5 are the digits of x rows 0 and 1: their sums meet in lanes 0 and 2 of a row. */
+/* Columns 0, 1, 2 and 3, 4, 5 are the digits of x rows 0 and 1: their sums meet in lanes 0 and 2 of
+ * a row. */
 static __device__ __forceinline__ float digits_meet(const float two[2], int lane)
 {
 	float b0 = __shfl_sync(0xffffffffu, two[0], (lane & ~3) | 1),
@@ -287,7 +305,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	constexpr bool FLAT = type::SCALE == SCALE_FLOAT;
 	constexpr int NX = TILES * 8 / 3, MEET = mma_meet(TILES), MEETS = TILES == 1 ? 2 : 1;
 	extern __shared__ __align__(16) uint8_t shared[];
-	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split, part = warp & (split - 1);
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split,
+		part = warp & (split - 1);
 	int r0 = lane / 4, c = lane % 4;
 	int log_rows = a.glu ? 3 : 4, w_rows = 1 << log_rows, my_row = warp / split << log_rows,
 		block_rows = WARPS / split << log_rows;
@@ -296,7 +315,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	uint2 *digits = (uint2 *)(meets + MEETS * WARPS * MMA_ROWS * MEET);
 	float *own_scales = (float *)(digits + (OWN ? a.own_slots * runs * RUN_DIGITS : 0));
 	struct lane_tables tables = {shared, 4u * lane};
-	/* this warp's stages; kept in registers so that the compiler does not compute them anew for every access */
+	/* this warp's stages; kept in registers so that the compiler does not compute them anew for
+	 * every access */
 	uint32_t stages = shape::TABLES + warp * (STAGES * STAGE),
 			 lines_to = (uint32_t)__cvta_generic_to_shared(shared) + stages + 16 * lane;
 	asm("" : "+r"(stages), "+r"(lines_to));
@@ -306,10 +326,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 
 	grid_let_next();
 
-	/* What is fetched runs ahead of what is computed, across items. Eight rows lie in a stage line after line: line
-	 * 32 i + lane of them comes from lines_from[i] past the first row. */
+	/* What is fetched runs ahead of what is computed, across items. Eight rows lie in a stage line
+	 * after line: line 32 i + lane of them comes from lines_from[i] past the first row. */
 	struct mma_place ahead = first_item(a, item, block_rows), now = ahead;
-	int ahead_items = end - item, ahead_chunk = part, ahead_stage = 0, ahead_out = 0, rows_there = 0;
+	int ahead_items = end - item, ahead_chunk = part, ahead_stage = 0, ahead_out = 0,
+		rows_there = 0;
 	const uint8_t *row0 = NULL, *row8 = NULL;
 	int lines_from[ROUNDS];
 #pragma unroll
@@ -321,7 +342,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 		ahead_out = t.n_out;
 		rows_there = min(w_rows, ahead_out - mine);
 		row0 = t.w + ahead.stack * a.stack_bytes + mine * a.row_bytes;
-		row8 = a.glu ? t.up + ahead.stack * a.stack_bytes + mine * a.row_bytes : row0 + 8 * a.row_bytes;
+		row8 = a.glu ? t.up + ahead.stack * a.stack_bytes + mine * a.row_bytes
+					 : row0 + 8 * a.row_bytes;
 	};
 	auto fetch = [&]() {
 		if (ahead_items > 0 && part < chunks) {
@@ -379,7 +401,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 		fetch();
 	if (type::TABLES)
 		for (int i = threadIdx.x; i < 384 * 8; i += WARPS * 32) {
-			uint32_t w = i < 256 * 8 ? a.tables->iq2xxs_nibbles[i / 8] : a.tables->sign_nibbles[i / 8 - 256];
+			uint32_t w =
+				i < 256 * 8 ? a.tables->iq2xxs_nibbles[i / 8] : a.tables->sign_nibbles[i / 8 - 256];
 			((uint4 *)shared)[i] = make_uint4(w, w, w, w);
 		}
 	grid_wait_before();
@@ -387,10 +410,12 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 		__syncthreads();
 
 	int stage = 0, turn = 0;
-	/* which x rows the digits are of: so many from matrix own_stack on, or the first and the last one */
+	/* which x rows the digits are of: so many from matrix own_stack on, or the first and the last
+	 * one */
 	int own_stack = 0, own_made = 0;
 	int64_t own_x = -1;
-	/* of n_x x rows from matrix own_stack on; four runs of a warp at a time, so that their loads are under way together */
+	/* of n_x x rows from matrix own_stack on; four runs of a warp at a time, so that their loads
+	 * are under way together */
 	auto make_own = [&](int n_slots, int n_x, auto x_row) {
 		for (int u = warp; u < n_slots * runs; u += 4 * WARPS) {
 			float v[4][8];
@@ -405,13 +430,15 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 #pragma unroll
 			for (int i = 0; i < 4; i++)
 				if (u + i * WARPS < n_slots * runs)
-					write_digits(v[i], digits + (u + i * WARPS) * RUN_DIGITS, own_scales + u + i * WARPS);
+					write_digits(
+						v[i], digits + (u + i * WARPS) * RUN_DIGITS, own_scales + u + i * WARPS);
 		}
 		__syncthreads();
 	};
 	for (; item < end; item++) {
 		const struct product_task &t = a.task[now.task];
-		int n_out = t.n_out, n_x = a.rows == ROWS_PLAIN ? min(NX, a.n_rows - now.row_group * NX) : t.n_x;
+		int n_out = t.n_out,
+			n_x = a.rows == ROWS_PLAIN ? min(NX, a.n_rows - now.row_group * NX) : t.n_x;
 		auto x_row = [&](int i) {
 			return a.rows == ROWS_PLAIN       ? now.row_group * NX + i
 				   : a.rows == ROWS_TO_HIDDEN ? t.row[i]
@@ -428,7 +455,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			own_x = this_x;
 		}
 		int own_slot = (now.stack - own_stack) * n_x;
-		/* where this lane's part of each tile of columns lies, and the scales for its accumulators' columns */
+		/* where this lane's part of each tile of columns lies, and the scales for its accumulators'
+		 * columns */
 		const uint2 *column[TILES];
 		const float *scales[TILES][2];
 #pragma unroll
@@ -436,7 +464,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			int col = 8 * n + lane / 4, r = col / 3;
 			bool used = r < n_x;
 			int64_t row = OWN ? own_slot + r : (int64_t)x_row(used ? r : 0) * a.n_stack + now.stack;
-			column[n] = used ? (OWN ? digits : a.digits) + row * runs * RUN_DIGITS + col % 3 * 4 + c : NULL;
+			column[n] =
+				used ? (OWN ? digits : a.digits) + row * runs * RUN_DIGITS + col % 3 * 4 + c : NULL;
 #pragma unroll
 			for (int e = 0; e < 2; e++) {
 				r = min((8 * n + 2 * c + e) / 3, n_x - 1);
@@ -460,7 +489,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			const float *y = place_of(threadIdx.x, r, j);
 			old = now.out_first + j < n_out ? *y : 0;
 		}
-		int stride = FLAT && a.flat && now.out_first + my_row + w_rows <= n_out ? (int)a.row_bytes : STRIDE;
+		int stride =
+			FLAT && a.flat && now.out_first + my_row + w_rows <= n_out ? (int)a.row_bytes : STRIDE;
 
 		float acc[TILES][4];
 #pragma unroll
@@ -487,14 +517,16 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 					at[n] = column[n] ? column[n] + run * RUN_DIGITS : NULL;
 					x_scale[n][0] = scales[n][0][run], x_scale[n][1] = scales[n][1][run];
 				}
-				run_product<T, TILES>(p0, p1, u, a.n_in - run * 256, c, a.tables, tables, at, x_scale, acc);
+				run_product<T, TILES>(
+					p0, p1, u, a.n_in - run * 256, c, a.tables, tables, at, x_scale, acc);
 			}
 			__syncwarp(); /* the stage may be overwritten */
 			fetch();
 			stage = stage + 1 == STAGES ? 0 : stage + 1;
 		}
 
-		/* the warps meet; of two buffers, who writes one again has met everybody since it was read */
+		/* the warps meet; of two buffers, who writes one again has met everybody since it was read
+		 */
 		float *here = meets + turn * (WARPS * MMA_ROWS * MEET);
 		turn = (turn + 1) % MEETS;
 		if (TILES == 1) {
@@ -509,7 +541,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			for (int n = 0; n < TILES; n++)
 #pragma unroll
 				for (int i = 0; i < 4; i++)
-					here[(warp * MMA_ROWS + r0 + i / 2 * 8) * MEET + 8 * n + 2 * c + i % 2] = acc[n][i];
+					here[(warp * MMA_ROWS + r0 + i / 2 * 8) * MEET + 8 * n + 2 * c + i % 2] =
+						acc[n][i];
 		}
 		__syncthreads();
 		for (int i = threadIdx.x; i < block_rows * n_x; i += WARPS * 32) {
@@ -517,17 +550,20 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			float *to = place_of(i, r, j);
 			if (now.out_first + j >= n_out)
 				continue;
-			const float *first = here + ((j >> log_rows) * split * MMA_ROWS + (j & (w_rows - 1))) * MEET;
+			const float *first =
+				here + ((j >> log_rows) * split * MMA_ROWS + (j & (w_rows - 1))) * MEET;
 			float v[2] = {0, 0};
 			for (int p = 0; p < split; p++)
 				for (int half = 0; half <= (int)a.glu; half++) {
 					const float *m = first + (p * MMA_ROWS + 8 * half) * MEET;
-					v[half] = __fadd_rn(v[half],
-						TILES == 1
-							? m[r]
-							: __fmaf_rn(65536.0f, m[3 * r], __fmaf_rn(256.0f, m[3 * r + 1], m[3 * r + 2])));
+					v[half] = __fadd_rn(
+						v[half], TILES == 1 ? m[r]
+											: __fmaf_rn(65536.0f, m[3 * r],
+												  __fmaf_rn(256.0f, m[3 * r + 1], m[3 * r + 2])));
 				}
-			*to = a.glu ? swiglu_one(v[0], v[1]) : t.add ? __fadd_rn(TILES == 1 ? old : *to, v[0]) : v[0];
+			*to = a.glu   ? swiglu_one(v[0], v[1])
+				  : t.add ? __fadd_rn(TILES == 1 ? old : *to, v[0])
+						  : v[0];
 		}
 		if (MEETS == 1)
 			__syncthreads();
@@ -537,7 +573,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 }
 
 /* Shared memory of a block that makes the digits of n_x rows */
-template <int T, int TILES, int WARPS, int STAGES, int CHUNK> static size_t mma_bytes(int n_x, int64_t n_in)
+template <int T, int TILES, int WARPS, int STAGES, int CHUNK>
+static size_t mma_bytes(int n_x, int64_t n_in)
 {
 	typedef struct mma_chunk<T, CHUNK> shape;
 	size_t groups = (size_t)n_x * (size_t)((n_in + 255) / 256);
@@ -546,8 +583,9 @@ template <int T, int TILES, int WARPS, int STAGES, int CHUNK> static size_t mma_
 		   groups * (RUN_DIGITS * sizeof(uint2)) + (groups + 3) / 4 * 16;
 }
 
-/* How a block of a type is cut: runs a stage (a copy costs by the 128-byte lines that it touches, so some hundred bytes of a row
- * at a time), stages a warp, warps, blocks on a multiprocessor. SMALL: for cards with less shared memory. */
+/* How a block of a type is cut: runs a stage (a copy costs by the 128-byte lines that it touches,
+ * so some hundred bytes of a row at a time), stages a warp, warps, blocks on a multiprocessor.
+ * SMALL: for cards with less shared memory. */
 template <int T, bool SMALL> struct mma_cut {
 	static constexpr int RUN = packed<T>::RUN_BYTES;
 	static constexpr int CHUNK = RUN >= 150 ? 1 : RUN >= 98 ? 2 : 4;
@@ -556,17 +594,19 @@ template <int T, bool SMALL> struct mma_cut {
 	static constexpr int BLOCKS = SMALL || bytes_type<T>::TABLES ? 1 : 2;
 };
 
-#define MMA_SMALL_BYTES (92 << 10) /* of shared memory, what every card from sm_80 on gives a block */
+#define MMA_SMALL_BYTES                                                                            \
+	(92 << 10) /* of shared memory, what every card from sm_80 on gives a block */
 
-/* How many warps share a weight row: each has two stages to do, or one if there are few rows. rows: of all matrices of this shape
- * that come together. */
+/* How many warps share a weight row: each has two stages to do, or one if there are few rows. rows:
+ * of all matrices of this shape that come together. */
 template <int T> static int mma_split(int64_t n_in, int64_t rows)
 {
 	typedef struct mma_cut<T, false> cut;
 	int64_t chunks = (n_in + 256 * cut::CHUNK - 1) / (256 * cut::CHUNK);
 	int split = 1;
-	while (2 * split <= PRODUCT_WARPS &&
-		   (chunks >= 4 * split || (chunks >= 2 * split && rows * split < 16 * 128 * PRODUCT_WARPS)))
+	while (
+		2 * split <= PRODUCT_WARPS &&
+		(chunks >= 4 * split || (chunks >= 2 * split && rows * split < 16 * 128 * PRODUCT_WARPS)))
 		split *= 2;
 	return split;
 }
@@ -579,7 +619,8 @@ static void mma_launch_cut(struct cuda_backend *b, const struct product_args *gi
 	static size_t allowed;
 	struct product_args a = *given;
 	a.split = a.split < WARPS ? a.split : WARPS;
-	int rows = WARPS / a.split * (a.glu ? MMA_ROWS / 2 : MMA_ROWS), x_rows = TILES * 8 / 3, items = 0;
+	int rows = WARPS / a.split * (a.glu ? MMA_ROWS / 2 : MMA_ROWS), x_rows = TILES * 8 / 3,
+		items = 0;
 	uintptr_t bases = 0;
 	a.row_groups = a.rows == ROWS_PLAIN ? (a.n_rows + x_rows - 1) / x_rows : 1;
 	for (int i = 0; i < a.n_tasks; i++) {
@@ -626,7 +667,8 @@ static void mma_launch_as(struct cuda_backend *b, const struct product_args *a, 
 }
 
 /* n_x: the most x rows of a task. */
-template <int T> static void mma_launch_type(struct cuda_backend *b, const struct product_args *a, int n_x)
+template <int T>
+static void mma_launch_type(struct cuda_backend *b, const struct product_args *a, int n_x)
 {
 	if (!a->digits)
 		mma_launch_as<T, 1, true>(b, a, n_x);

@@ -2,22 +2,24 @@
 /*
  * The router's choice, and the norms and products that it is made by.
  *
- * gate_kernel, for one or two routers of float rows and few rows of x (see takes): all of it in one launch, the same sums in the same
- * order as rms_norm_kernel and product_kernel. Grid: a block of 8 warps for each GATE_ROWS weight rows, and one more. Each has its
- * weights in registers before it waits for what stands before the kernel, which leaves only x to be fetched; takes its norm itself, a
- * warp then some runs of 256 values of each of the rows, as in product_kernel; and hands scores on as cells: 64-bit words, key and
- * score, that are 0 between launches, so that a cell says of itself that it has come. The last block, which has no weights, writes
- * the normed x of the first router and chooses, a warp for each row of each router, when the cells are full; makes them empty again;
- * and raises the mark. The other blocks wait for nobody, so no block need run beside another.
- * pick_kernel, for at most 32 * PICK_EACH experts of one group and 32 rows times routers: one block, a warp for each row of each
- * router. The block raises the mark.
- * In both a warp keeps PICK_EACH scores and keys a lane in registers. Each of the n_used picks is a maximum over the warp, ties to the
- * lower id.
- * route_kernel, for the others: grid (rows, routers), block 32. Scores, choices and order keys of all experts lie in shared memory. The
- * mark is a kernel of its own.
+ * gate_kernel, for one or two routers of float rows and few rows of x (see takes): all of it in one
+ * launch, the same sums in the same order as rms_norm_kernel and product_kernel. Grid: a block of 8
+ * warps for each GATE_ROWS weight rows, and one more. Each has its weights in registers before it
+ * waits for what stands before the kernel, which leaves only x to be fetched; takes its norm
+ * itself, a warp then some runs of 256 values of each of the rows, as in product_kernel; and hands
+ * scores on as cells: 64-bit words, key and score, that are 0 between launches, so that a cell says
+ * of itself that it has come. The last block, which has no weights, writes the normed x of the
+ * first router and chooses, a warp for each row of each router, when the cells are full; makes them
+ * empty again; and raises the mark. The other blocks wait for nobody, so no block need run beside
+ * another. pick_kernel, for at most 32 * PICK_EACH experts of one group and 32 rows times routers:
+ * one block, a warp for each row of each router. The block raises the mark. In both a warp keeps
+ * PICK_EACH scores and keys a lane in registers. Each of the n_used picks is a maximum over the
+ * warp, ties to the lower id. route_kernel, for the others: grid (rows, routers), block 32. Scores,
+ * choices and order keys of all experts lie in shared memory. The mark is a kernel of its own.
  *
- * Bytes moved: the weights once, x once per block from the second-level cache; without products n_experts floats in. n_used pairs
- * out; ids go straight to pinned host memory, each with the ticket, so that no fence is needed (wait_picks).
+ * Bytes moved: the weights once, x once per block from the second-level cache; without products
+ * n_experts floats in. n_used pairs out; ids go straight to pinned host memory, each with the
+ * ticket, so that no fence is needed (wait_picks).
  */
 #include "kernels/cuda/cuda_norm.cuh"
 
@@ -26,15 +28,17 @@
 #define GATE_ROUTERS 2
 #define GATE_EXPERTS (32 * PICK_EACH)
 #define GATE_ROWS    4 /* weight rows of a block */
-#define GATE_WARPS   8 /* share a weight row, as in product_kernel of 16 runs of 256 weights and more */
-#define GATE_RUNS    3 /* of a warp, at most */
-#define GATE_X       4 /* rows of x, at most */
+#define GATE_WARPS                                                                                 \
+	8 /* share a weight row, as in product_kernel of 16 runs of 256 weights and more */
+#define GATE_RUNS 3 /* of a warp, at most */
+#define GATE_X    4 /* rows of x, at most */
 
 struct routes {
 	struct route of[ROUTES_MAX];
 };
 
-/* Best of key[0 .. n) that is not taken: (key, lower id first) as one 64-bit number, the same in all lanes. */
+/* Best of key[0 .. n) that is not taken: (key, lower id first) as one 64-bit number, the same in
+ * all lanes. */
 static __device__ __forceinline__ int best_of(const uint32_t *key, const uint8_t *taken, int n)
 {
 	unsigned long long best = 0;
@@ -50,7 +54,8 @@ static __device__ __forceinline__ int best_of(const uint32_t *key, const uint8_t
 	return (int)(0xffffffffu - (uint32_t)best);
 }
 
-/* Marks the experts of all groups but the n_group_used with the largest sum of their two best choices. */
+/* Marks the experts of all groups but the n_group_used with the largest sum of their two best
+ * choices. */
 static __device__ void skip_groups(const struct route &a, const float *choice, const uint32_t *key,
 	uint32_t *group_key, uint8_t *group_taken, uint8_t *taken)
 {
@@ -65,7 +70,8 @@ static __device__ void skip_groups(const struct route &a, const float *choice, c
 				second = i;
 			}
 		}
-		group_key[g] = order_key(second < 0 ? choice[first] : __fadd_rn(choice[first], choice[second]));
+		group_key[g] =
+			order_key(second < 0 ? choice[first] : __fadd_rn(choice[first], choice[second]));
 		group_taken[g] = 0;
 	}
 	for (int i = threadIdx.x; i < a.n_experts; i += 32)
@@ -85,15 +91,17 @@ static __device__ void skip_groups(const struct route &a, const float *choice, c
 static __device__ __forceinline__ void put_pick(
 	const struct route &a, int64_t place, int id, float score, float sum, unsigned long long ticket)
 {
-	asm volatile(
-		"st.relaxed.sys.global.u64 [%0], %1;" ::"l"(a.picks + place), "l"(ticket << 32 | (uint32_t)id)
-		: "memory");
+	asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(a.picks + place),
+				 "l"(ticket << 32 | (uint32_t)id)
+				 : "memory");
 	if (a.weights)
-		a.weights[place] = a.normalise ? __fmul_rn(__fdiv_rn(score, __fadd_rn(sum, 1e-20f)), a.scale)
-									   : __fmul_rn(score, a.scale);
+		a.weights[place] = a.normalise
+							   ? __fmul_rn(__fdiv_rn(score, __fadd_rn(sum, 1e-20f)), a.scale)
+							   : __fmul_rn(score, a.scale);
 }
 
-static __global__ void route_kernel(const __grid_constant__ struct routes routes, struct cuda_mark mark)
+static __global__ void route_kernel(
+	const __grid_constant__ struct routes routes, struct cuda_mark mark)
 {
 	const struct route &a = routes.of[blockIdx.y];
 	extern __shared__ __align__(16) float shared[];
@@ -130,7 +138,8 @@ static __global__ void route_kernel(const __grid_constant__ struct routes routes
 }
 
 /* The larger key becomes a's, of equal ones that of the lower id. */
-static __device__ __forceinline__ void put_in_order(uint32_t &key_a, uint32_t &key_b, int &a, int &b)
+static __device__ __forceinline__ void put_in_order(
+	uint32_t &key_a, uint32_t &key_b, int &a, int &b)
 {
 	bool turn = key_b > key_a || (key_b == key_a && b < a);
 	uint32_t key = turn ? key_b : key_a;
@@ -145,8 +154,9 @@ struct lane_keys {
 	uint32_t of[PICK_EACH]; /* j: of id PICK_EACH lane + j; 0: no expert */
 };
 
-/* The ids of the n_used largest keys of the warp, in order, ties to the lower id, to chosen: shared, [32]. Each lane puts its own in
- * order; then the first ones of all lanes compete. Not inlined, so that it can be run once for the sake of the instruction cache. */
+/* The ids of the n_used largest keys of the warp, in order, ties to the lower id, to chosen:
+ * shared, [32]. Each lane puts its own in order; then the first ones of all lanes compete. Not
+ * inlined, so that it can be run once for the sake of the instruction cache. */
 static __device__ __noinline__ void choose(struct lane_keys keys, int n_used, int *chosen)
 {
 	static_assert(PICK_EACH == 8, "the network is for eight");
@@ -185,8 +195,9 @@ struct row_scores {
 };
 
 /* By a warp: the choice of row r */
-static __device__ __forceinline__ void pick(const struct route &a, int64_t r, const struct lane_keys &keys,
-	const float score[PICK_EACH], struct row_scores *shared, unsigned long long ticket)
+static __device__ __forceinline__ void pick(const struct route &a, int64_t r,
+	const struct lane_keys &keys, const float score[PICK_EACH], struct row_scores *shared,
+	unsigned long long ticket)
 {
 	int lane = threadIdx.x % 32;
 	float sum = 0;
@@ -236,7 +247,8 @@ static __global__ void __launch_bounds__(1024)
 		mark_behind_picks(mark, number);
 }
 
-/* ---- norm, products and choice ------------------------------------------------------------------------------ */
+/* ---- norm, products and choice
+ * ------------------------------------------------------------------------------ */
 
 struct gate_args {
 	struct route of[GATE_ROUTERS];
@@ -290,8 +302,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	const struct route &own = a.of[router];
 	const float *weights = (const float *)own.w.data + (int64_t)first * n_in;
 	float4 w[GATE_RUNS][2][GATE_ROWS], gain[GATE_RUNS][2];
-	int at
-		[GATE_RUNS]; /* of this lane's first four values of a run; those of the last run where the warp has none */
+	int at[GATE_RUNS]; /* of this lane's first four values of a run; those of the last run where the
+						  warp has none */
 #pragma unroll
 	for (int i = 0; i < GATE_RUNS; i++) {
 		at[i] = min(warp + i * GATE_WARPS, runs - 1) * 256 + 4 * lane;
@@ -335,7 +347,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 				squares[r][warp + i * GATE_WARPS] = sum;
 		}
 		__syncthreads();
-		float scale = (float)rsqrt(warp_sum(lane < runs ? squares[r][lane] : 0) / n_in + (double)own.eps);
+		float scale =
+			(float)rsqrt(warp_sum(lane < runs ? squares[r][lane] : 0) / n_in + (double)own.eps);
 		float acc[GATE_ROWS] = {0, 0, 0, 0};
 #pragma unroll
 		for (int i = 0; i < GATE_RUNS; i++) {
@@ -365,8 +378,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	if (last)
 		__threadfence(); /* h: experts_await reads it when the host has answered the mark */
 	if (last && warp < a.n * a.rows)
-		pick_from_cells(
-			a.of[warp / a.rows], warp % a.rows, a.cells + warp * GATE_EXPERTS, scores + warp, number);
+		pick_from_cells(a.of[warp / a.rows], warp % a.rows, a.cells + warp * GATE_EXPERTS,
+			scores + warp, number);
 	__syncthreads();
 	if (last) {
 		if (!tid)
@@ -418,10 +431,13 @@ static void gate(struct cuda_backend *b, const struct route *a, int n, int rows)
 	args.n = n, args.rows = rows, args.n_in = (int)a->w.n_in;
 	args.cells = (unsigned long long *)b->route_cells.data;
 	args.mark = cuda_mark_next(b);
-	cuda_launch(b, gate_kernel, (unsigned)(n * a->n_experts / GATE_ROWS + 1), 32 * GATE_WARPS, 0, args);
+	cuda_launch(
+		b, gate_kernel, (unsigned)(n * a->n_experts / GATE_ROWS + 1), 32 * GATE_WARPS, 0, args);
 }
 
-/* ---- the op ------------------------------------------------------------------------------------------------- */
+/* ---- the op
+ * -------------------------------------------------------------------------------------------------
+ */
 
 /* What the routers choose by, where it is not made in the same launch. */
 static void make_logits(struct backend *base, const struct route *a, int n, int rows)
@@ -462,7 +478,8 @@ void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 		return;
 	}
 	size_t shared =
-		((size_t)a->n_experts * 13 + (size_t)a->n_group * 5 + (size_t)a->n_used * 4 + 15) & ~(size_t)15;
+		((size_t)a->n_experts * 13 + (size_t)a->n_group * 5 + (size_t)a->n_used * 4 + 15) &
+		~(size_t)15;
 	static size_t allowed;
 	if (cuda_allow_shared(b, (const void *)route_kernel, shared, &allowed)) {
 		cuda_launch(b, route_kernel, dim3((unsigned)rows, (unsigned)n), 32, shared, routes, mark);

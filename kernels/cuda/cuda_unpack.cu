@@ -2,15 +2,17 @@
 /*
  * Packed weights to panels of halves (cuda_gemm.cuh).
  *
- * unpack_kernel: grid (groups of 8 rows times runs of 256 weights, matrices), block 256: a warp takes a run of a row, a lane 4
- * weights of each half of it (block_dot.cuh). Bytes moved: the packed weights once in, 2.25 to 2.5 bytes a weight out.
+ * unpack_kernel: grid (groups of 8 rows times runs of 256 weights, matrices), block 256: a warp
+ * takes a run of a row, a lane 4 weights of each half of it (block_dot.cuh). Bytes moved: the
+ * packed weights once in, 2.25 to 2.5 bytes a weight out.
  */
 #include "kernels/cuda/block_dot.cuh"
 #include "kernels/cuda/cuda_gemm.cuh"
 #include "kernels/cuda/cuda_mma.cuh"
 
 template <int T>
-static __global__ void __launch_bounds__(256) unpack_kernel(const __grid_constant__ struct unpack_args a)
+static __global__ void __launch_bounds__(256)
+	unpack_kernel(const __grid_constant__ struct unpack_args a)
 {
 	constexpr bool FLOATS = T == DTYPE_F32 || T == DTYPE_F16 || T == DTYPE_BF16;
 	const struct weight_panel &panel = a.panel;
@@ -28,9 +30,10 @@ static __global__ void __launch_bounds__(256) unpack_kernel(const __grid_constan
 			packed<T>::get(p, v, a.tables, q, factor, offset);
 		else if (FLOATS)
 			for (int i = 0; i < left; i++) /* the row ends within these four */
-				q[i] = T == DTYPE_F32   ? ((const float *)p)[v + i]
-					   : T == DTYPE_F16 ? half_float(((const uint16_t *)p)[v + i])
-										: __uint_as_float((uint32_t)((const uint16_t *)p)[v + i] << 16);
+				q[i] = T == DTYPE_F32 ? ((const float *)p)[v + i]
+					   : T == DTYPE_F16
+						   ? half_float(((const uint16_t *)p)[v + i])
+						   : __uint_as_float((uint32_t)((const uint16_t *)p)[v + i] << 16);
 		if (FLOATS) {
 			float most = fmaxf(fmaxf(fabsf(q[0]), fabsf(q[1])), fmaxf(fabsf(q[2]), fabsf(q[3])));
 #pragma unroll
@@ -41,7 +44,8 @@ static __global__ void __launch_bounds__(256) unpack_kernel(const __grid_constan
 #pragma unroll
 			for (int i = 0; i < 4; i++)
 				q[i] = __fmul_rn(q[i], power_of_two(e));
-			if (T == DTYPE_F32 && a.rest) { /* what the first halves left is at most 2^-11 of them */
+			if (T == DTYPE_F32 &&
+				a.rest) { /* what the first halves left is at most 2^-11 of them */
 				factor = __fmul_rn(factor, 0x1p-11f);
 #pragma unroll
 				for (int i = 0; i < 4; i++)
@@ -66,16 +70,18 @@ static __global__ void __launch_bounds__(256) unpack_kernel(const __grid_constan
 
 void cuda_unpack(struct cuda_backend *b, enum dtype type, const struct unpack_args *a)
 {
-	dim3 grid((unsigned)((a->n_out + 7) / 8 * ((a->panel.n_in + 255) / 256)), (unsigned)a->n_matrices);
+	dim3 grid(
+		(unsigned)((a->n_out + 7) / 8 * ((a->panel.n_in + 255) / 256)), (unsigned)a->n_matrices);
 	switch (type) {
-#define CASE(t)                                                                                              \
-	case DTYPE_##t:                                                                                          \
-		unpack_kernel<DTYPE_##t><<<grid, 256, 0, b->stream>>>(*a);                                           \
+#define CASE(t)                                                                                    \
+	case DTYPE_##t:                                                                                \
+		unpack_kernel<DTYPE_##t><<<grid, 256, 0, b->stream>>>(*a);                                 \
 		break;
 		PACKED_TYPES(CASE)
 #undef CASE
 	default:
-		err_set(&b->base.failure, ERR_RUN, "cuda: %s: %s weights are not known", b->op, dtype_name(type));
+		err_set(&b->base.failure, ERR_RUN, "cuda: %s: %s weights are not known", b->op,
+			dtype_name(type));
 		return;
 	}
 	cuda_launched(b);

@@ -1,25 +1,31 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Products of packed weights with many rows on the matrix units of compute capability 9.0 (cuda_wgmma.cuh). Weights go from the
- * packed blocks through registers to the matrix units; activations are two halves each, as in cuda_gemm.cuh, but in another order:
+ * Products of packed weights with many rows on the matrix units of compute capability 9.0
+ * (cuda_wgmma.cuh). Weights go from the packed blocks through registers to the matrix units;
+ * activations are two halves each, as in cuda_gemm.cuh, but in another order:
  *
- *      x panel     [stack][n_in / 32][x_pad][128 bytes]: hi 32, lo 32 halves, the eight 16-byte pieces of row r at place i ^ (r % 8)
- *                  half 16 s + 2 c + i % 2 + 8 (i / 2), i = 0 .. 3, belongs to weight 8 c + 4 s + i (or, where the type has QUADS,
- *                  16 s + 4 c + i) of the 32: the weights that lane c of a row unpacks
+ *      x panel     [stack][n_in / 32][x_pad][128 bytes]: hi 32, lo 32 halves, the eight 16-byte
+ * pieces of row r at place i ^ (r % 8) half 16 s + 2 c + i % 2 + 8 (i / 2), i = 0 .. 3, belongs to
+ * weight 8 c + 4 s + i (or, where the type has QUADS, 16 s + 4 c + i) of the 32: the weights that
+ * lane c of a row unpacks
  *
- * wide_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack), block 256: a warp multiplies 16 weight
- * rows with all x rows. One thread fetches x, WIDE_AHEAD steps of 32 ahead. A warp fetches its own weights, a run of 256 ahead, and
- * unpacks a step while the products of the one before run.
+ * wide_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack), block 256:
+ * a warp multiplies 16 weight rows with all x rows. One thread fetches x, WIDE_AHEAD steps of 32
+ * ahead. A warp fetches its own weights, a run of 256 ahead, and unpacks a step while the products
+ * of the one before run.
  *
- * weight = factor * byte. Where the factor is a whole number times that of the run, the matrix units get byte * number, which is exact
- * in a half, and sums are scaled once per run (FOLDS); else once per step of 32.
+ * weight = factor * byte. Where the factor is a whole number times that of the run, the matrix
+ * units get byte * number, which is exact in a half, and sums are scaled once per run (FOLDS); else
+ * once per step of 32.
  *
- * Types with minima (LEAST): weight = factor * byte - minimum * least. The sums of 16 x, as two halves, times the sixteen leasts of
- * the run are one more product of each run:
+ * Types with minima (LEAST): weight = factor * byte - minimum * least. The sums of 16 x, as two
+ * halves, times the sixteen leasts of the run are one more product of each run:
  *
- *      sums        [stack][n_in / 256][x_pad][64 bytes]: hi 16, lo 16 halves, each sum / 32, the pieces of row r at place i ^ (r / 2 % 4)
+ *      sums        [stack][n_in / 256][x_pad][64 bytes]: hi 16, lo 16 halves, each sum / 32, the
+ * pieces of row r at place i ^ (r / 2 % 4)
  *
- * Bytes moved: packed weights once per tile of x rows, x once per 128 weight rows (both from the second-level cache mostly).
+ * Bytes moved: packed weights once per tile of x rows, x once per 128 weight rows (both from the
+ * second-level cache mostly).
  */
 #ifndef GLM_KERNELS_CUDA_WIDE_CUH
 #define GLM_KERNELS_CUDA_WIDE_CUH
@@ -38,8 +44,9 @@ bool cuda_wide_d(struct cuda_backend *b, enum dtype type, const struct packed_ar
 #define WIDE_WARPS   8
 #define WIDE_THREADS (WIDE_WARPS * 32)
 #define WIDE_STAGES  4
-#define WIDE_AHEAD                                                                                           \
-	2 /* steps that x is fetched ahead: fewer than stages, so that no warp waits for the slowest */
+#define WIDE_AHEAD                                                                                 \
+	2 /* steps that x is fetched ahead: fewer than stages, so that no warp waits for the slowest   \
+	   */
 
 constexpr int num_up(int n, int unit)
 {
@@ -47,11 +54,14 @@ constexpr int num_up(int n, int unit)
 }
 
 template <int T, int BN> struct wide_shape {
-	static constexpr int RUN = packed<T>::RUN_BYTES, LINES = (RUN + 14 + 15) / 16, STRIDE = (LINES | 1) * 16;
+	static constexpr int RUN = packed<T>::RUN_BYTES, LINES = (RUN + 14 + 15) / 16,
+						 STRIDE = (LINES | 1) * 16;
 	static constexpr int X = BN * 128, W = 16 * STRIDE; /* of a stage; of a run of a warp */
 	static constexpr int AT_W = WIDE_STAGES * X, AT_TABLES = AT_W + WIDE_WARPS * 2 * W,
-						 AT_SUMS = num_up(AT_TABLES + (bytes_type<T>::TABLES ? 384 * 128 : 0), 1024),
-						 SUMS = BN * 64, AT_BARRIERS = AT_SUMS + (bytes_type<T>::LEAST ? 2 * SUMS : 0),
+						 AT_SUMS =
+							 num_up(AT_TABLES + (bytes_type<T>::TABLES ? 384 * 128 : 0), 1024),
+						 SUMS = BN * 64,
+						 AT_BARRIERS = AT_SUMS + (bytes_type<T>::LEAST ? 2 * SUMS : 0),
 						 BYTES = 1024 + AT_BARRIERS + 2 * WIDE_STAGES * 8 + 4 * 8;
 };
 
@@ -75,7 +85,10 @@ static __device__ __forceinline__ uint32_t times(uint32_t pair, __half2 by)
 template <typename type, enum scale_kind KIND> struct wide_scale;
 template <typename type> struct wide_scale<type, SCALE_FLOAT> {
 	typedef typename type::head head;
-	static __device__ __forceinline__ int whole(const uint8_t *, const head &, int, int) { return 1; }
+	static __device__ __forceinline__ int whole(const uint8_t *, const head &, int, int)
+	{
+		return 1;
+	}
 	static __device__ __forceinline__ float factor(const uint8_t *p, const head &h, int s)
 	{
 		return type::scale(p, h, s);
@@ -106,12 +119,16 @@ template <typename type> struct wide_scale<type, SCALE_HALF> {
 
 template <typename type> struct wide_scale<type, SCALE_NONE> {
 	typedef typename type::head head;
-	static __device__ __forceinline__ int whole(const uint8_t *, const head &, int, int) { return 1; }
+	static __device__ __forceinline__ int whole(const uint8_t *, const head &, int, int)
+	{
+		return 1;
+	}
 	static __device__ __forceinline__ float factor(const uint8_t *, const head &, int) { return 1; }
 	static __device__ __forceinline__ float unit(const head &h) { return h.unit; }
 };
 
-/* The leasts of step c and of step c + 4, each of both halves of the step, as pairs of halves; and the factor of all of them. */
+/* The leasts of step c and of step c + 4, each of both halves of the step, as pairs of halves; and
+ * the factor of all of them. */
 template <int T, bool LEAST> struct wide_least {
 	static __device__ __forceinline__ void get(
 		const uint8_t *, const typename bytes_type<T>::head &, int, uint32_t[2], float &)
@@ -125,8 +142,8 @@ static __device__ __forceinline__ uint32_t small_halves(uint32_t a, uint32_t b) 
 	return *(uint32_t *)&h;
 }
 template <int T> struct wide_least<T, true> {
-	static __device__ __forceinline__ void get(
-		const uint8_t *, const typename bytes_type<T>::head &h, int c, uint32_t pair[2], float &minimum)
+	static __device__ __forceinline__ void get(const uint8_t *,
+		const typename bytes_type<T>::head &h, int c, uint32_t pair[2], float &minimum)
 	{
 #pragma unroll
 		for (int k = 0; k < 2; k++)
@@ -135,8 +152,8 @@ template <int T> struct wide_least<T, true> {
 	}
 };
 template <> struct wide_least<DTYPE_Q2_K, true> {
-	static __device__ __forceinline__ void get(const uint8_t *p, const struct bytes_type<DTYPE_Q2_K>::head &h,
-		int c, uint32_t pair[2], float &minimum)
+	static __device__ __forceinline__ void get(const uint8_t *p,
+		const struct bytes_type<DTYPE_Q2_K>::head &h, int c, uint32_t pair[2], float &minimum)
 	{
 #pragma unroll
 		for (int k = 0; k < 2; k++)
@@ -174,7 +191,8 @@ static __global__ void __launch_bounds__(
 	const float *unscale = g.x.unscale + blockIdx.z * g.x.pad + tile.x_first;
 	if (type::TABLES)
 		for (int i = tid; i < 384 * 8; i += WIDE_THREADS) {
-			uint32_t w = i < 256 * 8 ? g.tables->iq2xxs_nibbles[i / 8] : g.tables->sign_nibbles[i / 8 - 256];
+			uint32_t w =
+				i < 256 * 8 ? g.tables->iq2xxs_nibbles[i / 8] : g.tables->sign_nibbles[i / 8 - 256];
 			((uint4 *)(shared + shape::AT_TABLES))[i] = make_uint4(w, w, w, w);
 		}
 	if (!tid) {
@@ -190,7 +208,8 @@ static __global__ void __launch_bounds__(
 	}
 	__syncthreads();
 	/* x of a step, when all warps are done with what stood in its place */
-	const uint8_t *from_x = (const uint8_t *)(g.x.x + (blockIdx.z * steps * g.x.pad + tile.x_first) * 64);
+	const uint8_t *from_x =
+		(const uint8_t *)(g.x.x + (blockIdx.z * steps * g.x.pad + tile.x_first) * 64);
 	auto fetch_x = [&](int step) {
 		if (tid || step >= steps)
 			return;
@@ -205,7 +224,8 @@ static __global__ void __launch_bounds__(
 		fetch_x(i);
 
 	int runs = (steps + 7) / 8;
-	const uint8_t *from_sums = (const uint8_t *)g.x.sums + (blockIdx.z * runs * g.x.pad + tile.x_first) * 64;
+	const uint8_t *from_sums =
+		(const uint8_t *)g.x.sums + (blockIdx.z * runs * g.x.pad + tile.x_first) * 64;
 	auto fetch_sums = [&](int run) {
 		if (tid || run >= runs || !type::LEAST)
 			return;
@@ -213,8 +233,8 @@ static __global__ void __launch_bounds__(
 		if (run >= 2)
 			barrier_wait(sums_empty + 8 * at, (run >> 1 & 1) ^ 1);
 		barrier_expect(sums_full + 8 * at, shape::SUMS);
-		copy_run(base + shape::AT_SUMS + at * shape::SUMS, from_sums + run * g.x.pad * 64, shape::SUMS,
-			sums_full + 8 * at);
+		copy_run(base + shape::AT_SUMS + at * shape::SUMS, from_sums + run * g.x.pad * 64,
+			shape::SUMS, sums_full + 8 * at);
 	};
 	fetch_sums(0);
 
@@ -222,9 +242,10 @@ static __global__ void __launch_bounds__(
 	int last_row = g.n_out - 1 - m0 - 16 * warp;
 	const uint8_t *first_row = tile.w + (int64_t)(m0 + 16 * warp) * g.row_bytes;
 	uint8_t *own = shared + shape::AT_W + warp * 2 * shape::W;
-	auto row_at = [&](int row) { /* rows behind the last one are computed from any row, and not stored */
-		return (uintptr_t)first_row + (int64_t)min(row, last_row) * g.row_bytes;
-	};
+	auto row_at =
+		[&](int row) { /* rows behind the last one are computed from any row, and not stored */
+			return (uintptr_t)first_row + (int64_t)min(row, last_row) * g.row_bytes;
+		};
 	auto fetch = [&](int run) {
 		int bytes = (int)min((int64_t)shape::RUN, g.row_bytes - (int64_t)run * shape::RUN);
 		if (bytes > 0)
@@ -233,7 +254,8 @@ static __global__ void __launch_bounds__(
 				int i = lane + 32 * j, row = i / shape::LINES, line = i % shape::LINES * 16;
 				uintptr_t at = row_at(row) + (uint32_t)(run * shape::RUN);
 				if (row < 16 && line < bytes + (int)(at & 15))
-					async_copy(shared_address(own) + (run & 1) * shape::W + row * shape::STRIDE + line,
+					async_copy(
+						shared_address(own) + (run & 1) * shape::W + row * shape::STRIDE + line,
 						(const void *)((at & ~(uintptr_t)15) + line));
 			}
 		async_commit();
@@ -261,7 +283,8 @@ static __global__ void __launch_bounds__(
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
 			uint32_t w[2];
-			type::bytes(p[i], head[i], (int)((uint32_t)(uintptr_t)p[i] & 7) / 2, s, c, tables, w[0], w[1]);
+			type::bytes(
+				p[i], head[i], (int)((uint32_t)(uintptr_t)p[i] & 7) / 2, s, c, tables, w[0], w[1]);
 #pragma unroll
 			for (int k = 0; k < 2; k++)
 				bytes_halves(w[k], a[k][i], a[k][i + 2]);
@@ -290,7 +313,8 @@ static __global__ void __launch_bounds__(
 		int left = min(8, steps - 8 * run);
 		float unit[2] = {scales::unit(head[0]), scales::unit(head[1])},
 			  minimum[2] = {next_minimum[0], next_minimum[1]};
-		uint32_t least[4] = {next_least[0][0], next_least[1][0], next_least[0][1], next_least[1][1]};
+		uint32_t least[4] = {
+			next_least[0][0], next_least[1][0], next_least[0][1], next_least[1][1]};
 #pragma unroll
 		for (int s = 0; s < 8; s++) {
 			if (s >= left)
@@ -372,7 +396,8 @@ static __global__ void __launch_bounds__(
 #endif
 }
 
-template <int T, int BN> static void wide_launch_as(struct cuda_backend *b, const struct packed_args *a)
+template <int T, int BN>
+static void wide_launch_as(struct cuda_backend *b, const struct packed_args *a)
 {
 	constexpr size_t bytes = wide_shape<T, BN>::BYTES;
 	static size_t allowed;
@@ -384,7 +409,8 @@ template <int T, int BN> static void wide_launch_as(struct cuda_backend *b, cons
 	cuda_launched(b);
 }
 
-template <int T> static bool wide_launch(struct cuda_backend *b, const struct packed_args *a, int bn)
+template <int T>
+static bool wide_launch(struct cuda_backend *b, const struct packed_args *a, int bn)
 {
 	if (!a) /* only asked */
 		return true;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* wide_kernel (cuda_wide.cuh: grid, block, bytes moved) for a part of the types, so that they compile side by side. */
+/* wide_kernel (cuda_wide.cuh: grid, block, bytes moved) for a part of the types, so that they
+ * compile side by side. */
 #include "kernels/cuda/cuda_wide.cuh"
 
 bool cuda_wide_a(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn)
@@ -20,8 +21,8 @@ bool cuda_wide_a(struct cuda_backend *b, enum dtype type, const struct packed_ar
 
 bool cuda_wide(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn)
 {
-	return cuda_wide_a(b, type, a, bn) || cuda_wide_b(b, type, a, bn) || cuda_wide_c(b, type, a, bn) ||
-		   cuda_wide_d(b, type, a, bn);
+	return cuda_wide_a(b, type, a, bn) || cuda_wide_b(b, type, a, bn) ||
+		   cuda_wide_c(b, type, a, bn) || cuda_wide_d(b, type, a, bn);
 }
 
 enum x_order cuda_wide_order(struct cuda_backend *b, const struct weight *w)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* wide_kernel (cuda_wide.cuh: grid, block, bytes moved) for a part of the types, so that they compile side by side. */
+/* wide_kernel (cuda_wide.cuh: grid, block, bytes moved) for a part of the types, so that they
+ * compile side by side. */
 #include "kernels/cuda/cuda_wide.cuh"
 
 bool cuda_wide_c(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn)

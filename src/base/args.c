@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Option tables: one pass over argv, values checked as they come, and the help text from the same table. getopt_long is
- * not used: it permutes argv, accepts abbreviations and knows nothing of values. */
+/* Option tables: one pass over argv, values checked as they come, and the help text from the same
+ * table. getopt_long is not used: it permutes argv, accepts abbreviations and knows nothing of
+ * values. */
 #include "src/base/args.h"
 
 #include "src/base/num.h"
@@ -15,7 +16,8 @@
 #define HELP_COLUMN 26 /* where the help of an option begins */
 #define LABEL_MAX   80
 
-/* ---- values --------------------------------------------------------------------------------------------- */
+/* ---- values
+ * --------------------------------------------------------------------------------------------- */
 
 /* Decimal digits with an optional minus; nothing else in the string. */
 static bool is_integer(const char *s)
@@ -52,9 +54,10 @@ static int range_error(const struct arg *arg, const char *label, const char *tex
 		return err_set(e, ERR_USAGE, "%s: %.40s is out of range", label, text);
 	if (arg->max >= (double)INT32_MAX)
 		return err_set(e, ERR_USAGE, "%s: %.40s is out of range, expected %s %.10g%s", label, text,
-			arg->above_min ? "more than" : "at least", arg->min, arg->kind == ARG_SIZE_GB ? " GB" : "");
-	return err_set(e, ERR_USAGE, "%s: %.40s is out of range, expected %s%.10g to %.10g", label, text,
-		arg->above_min ? "more than " : "", arg->min, arg->max);
+			arg->above_min ? "more than" : "at least", arg->min,
+			arg->kind == ARG_SIZE_GB ? " GB" : "");
+	return err_set(e, ERR_USAGE, "%s: %.40s is out of range, expected %s%.10g to %.10g", label,
+		text, arg->above_min ? "more than " : "", arg->min, arg->max);
 }
 
 static bool in_range(const struct arg *arg, double v)
@@ -71,7 +74,9 @@ static int set_integer(const struct arg *arg, const char *label, const char *tex
 	bool negative = text[0] == '-';
 	errno = 0;
 	uint64_t magnitude = strtoull(text + negative, NULL, 10);
-	uint64_t limit = arg->kind == ARG_INT ? INT32_MAX : arg->kind == ARG_UINT ? UINT32_MAX : UINT64_MAX;
+	uint64_t limit = arg->kind == ARG_INT    ? INT32_MAX
+					 : arg->kind == ARG_UINT ? UINT32_MAX
+											 : UINT64_MAX;
 	if (errno || magnitude > limit || (negative && magnitude && arg->kind != ARG_INT) ||
 		!in_range(arg, negative ? -(double)magnitude : (double)magnitude))
 		return range_error(arg, label, text, e);
@@ -168,7 +173,8 @@ int args_set(const struct arg *arg, const char *label, const char *text, struct 
 	return rc;
 }
 
-/* ---- names ---------------------------------------------------------------------------------------------- */
+/* ---- names
+ * ---------------------------------------------------------------------------------------------- */
 
 /* Optimal string alignment (insert, delete, replace, swap neighbours) of two short words. */
 int args_distance(const char *word, const char *candidate)
@@ -189,7 +195,8 @@ int args_distance(const char *word, const char *candidate)
 			int d = last[j - 1] + (word[i - 1] != candidate[j - 1]);
 			d = MIN(d, last[j] + 1);
 			d = MIN(d, now[j - 1] + 1);
-			if (i > 1 && j > 1 && word[i - 1] == candidate[j - 2] && word[i - 2] == candidate[j - 1])
+			if (i > 1 && j > 1 && word[i - 1] == candidate[j - 2] &&
+				word[i - 2] == candidate[j - 1])
 				d = MIN(d, before[j - 2] + 1);
 			now[j] = d;
 		}
@@ -249,7 +256,8 @@ static int unknown_long(const struct args *a, const char *name, size_t n, struct
 	return ERR_USAGE;
 }
 
-/* Is this argument, exactly, one of the options? Then it was hardly meant as the value of another. */
+/* Is this argument, exactly, one of the options? Then it was hardly meant as the value of another.
+ */
 static bool names_option(const struct args *a, const char *text)
 {
 	if (text[0] != '-' || !text[1])
@@ -259,8 +267,8 @@ static bool names_option(const struct args *a, const char *text)
 	return !text[2] && find_letter(a, text[1]);
 }
 
-static int take(const struct args *a, const struct arg *arg, const char *label, const char *attached,
-	int argc, char **argv, int *at, struct err *e)
+static int take(const struct args *a, const struct arg *arg, const char *label,
+	const char *attached, int argc, char **argv, int *at, struct err *e)
 {
 	if (arg->kind == ARG_FLAG) {
 		if (attached)
@@ -268,7 +276,8 @@ static int take(const struct args *a, const struct arg *arg, const char *label, 
 		*arg->flag = !arg->clears;
 	} else {
 		if (!attached && *at + 1 >= argc) {
-			err_set(e, ERR_USAGE, "%s needs a value (%s)", label, arg->value ? arg->value : "VALUE");
+			err_set(
+				e, ERR_USAGE, "%s needs a value (%s)", label, arg->value ? arg->value : "VALUE");
 			hint_help(a, e);
 			return ERR_USAGE;
 		}
@@ -329,7 +338,8 @@ static int check_required(const struct args *a, size_t n_positional, struct err 
 			const struct arg *arg = &a->groups[g].args[i];
 			if (!arg->required)
 				continue;
-			bool there = arg->given ? *arg->given : arg->kind == ARG_STRING && *arg->string && **arg->string;
+			bool there =
+				arg->given ? *arg->given : arg->kind == ARG_STRING && *arg->string && **arg->string;
 			if (there)
 				continue;
 			char letter[3] = {'-', arg->letter, 0};
@@ -388,9 +398,12 @@ int args_parse(const struct args *a, int argc, char **argv, struct err *e)
 	return check_required(a, n_positional, e);
 }
 
-/* ---- help ----------------------------------------------------------------------------------------------- */
+/* ---- help
+ * -----------------------------------------------------------------------------------------------
+ */
 
-/* Fills words into lines of HELP_WIDTH columns; the cursor stands at `column`, further lines begin at `indent`. */
+/* Fills words into lines of HELP_WIDTH columns; the cursor stands at `column`, further lines begin
+ * at `indent`. */
 static void fill(struct buf *out, const char *text, size_t column, size_t indent)
 {
 	bool first = true;
@@ -434,8 +447,8 @@ static void help_option(struct buf *out, const struct arg *arg)
 	}
 	char letter[3] = {'-', arg->letter, 0};
 	snprintf(left, sizeof left, "  %s%s%s%s%s%s", arg->letter ? letter : "  ",
-		arg->name ? arg->letter ? ", " : "  " : "", arg->name ? "--" : "", arg->name ? arg->name : "",
-		*value ? " " : "", value);
+		arg->name ? arg->letter ? ", " : "  " : "", arg->name ? "--" : "",
+		arg->name ? arg->name : "", *value ? " " : "", value);
 	size_t n = strlen(left);
 	buf_puts(out, left);
 	if (n + 2 > HELP_COLUMN) {

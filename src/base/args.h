@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Command lines from a table. A command states its options once (names, kind, range, help, where the value goes) and gets
- * a strict parser and its help text from that. Accepted: `--name value`, `--name=value`, `-n value`, `-nvalue`, several
- * flags behind one dash (`-qv`), `--` (only positional arguments follow). The last of repeated options wins.
+ * Command lines from a table. A command states its options once (names, kind, range, help, where
+ * the value goes) and gets a strict parser and its help text from that. Accepted: `--name value`,
+ * `--name=value`, `-n value`, `-nvalue`, several flags behind one dash (`-qv`), `--` (only
+ * positional arguments follow). The last of repeated options wins.
  *
- * Numbers are taken whole or refused: no blanks, no trailing text, no hexadecimal, no NaN or infinity, nothing out of
- * range. Values are written to the caller's variables in the order of the command line; what is in them before is the
- * default. After an error some may have been written. Strings are not copied: they live as long as argv.
+ * Numbers are taken whole or refused: no blanks, no trailing text, no hexadecimal, no NaN or
+ * infinity, nothing out of range. Values are written to the caller's variables in the order of the
+ * command line; what is in them before is the default. After an error some may have been written.
+ * Strings are not copied: they live as long as argv.
  */
 #ifndef GLM_BASE_ARGS_H
 #define GLM_BASE_ARGS_H
@@ -30,16 +32,17 @@ enum arg_kind {
 	ARG_CHOICE,  /* i32: one of .words */
 };
 
-/* A word with a meaning: the values of ARG_CHOICE; for numbers a word taken besides them ("auto"). Ends with word NULL. */
+/* A word with a meaning: the values of ARG_CHOICE; for numbers a word taken besides them ("auto").
+ * Ends with word NULL. */
 struct arg_word {
 	const char *word;
 	int64_t value; /* stored in the variable (as its type) */
 };
 
 struct arg {
-	const char
-		*name;   /* long name without dashes; NULL when there is only a letter or for a positional argument */
-	char letter; /* short name; 0: none */
+	const char *name; /* long name without dashes; NULL when there is only a letter or for a
+						 positional argument */
+	char letter;      /* short name; 0: none */
 	enum arg_kind kind;
 	union {
 		bool *flag;
@@ -51,7 +54,8 @@ struct arg {
 	};
 	bool *given;                  /* may be NULL: set to true when the option occurs */
 	const struct arg_word *words; /* may be NULL but for ARG_CHOICE */
-	double min, max;      /* inclusive range of a number (of GB for sizes); both 0: all that the type holds */
+	double min,
+		max; /* inclusive range of a number (of GB for sizes); both 0: all that the type holds */
 	bool above_min;       /* min itself is out of range */
 	bool clears;          /* ARG_FLAG: the option sets false */
 	bool required;        /* its absence is an error */
@@ -69,7 +73,8 @@ struct arg_group {
 
 struct args {
 	const char *command; /* "glmstream perplexity": begins usage and example lines */
-	const char *usage;   /* what follows the command in the usage line: "-m MODEL -f TEXT [options]" */
+	const char
+		*usage; /* what follows the command in the usage line: "-m MODEL -f TEXT [options]" */
 	const char *about;   /* what the command does, a few sentences; lines are filled, '\n' kept */
 	const char *see;     /* the command that shows this help, for hints; NULL: "COMMAND --help" */
 	const char *example; /* one or more lines, shown as they are; may be NULL */
@@ -81,17 +86,19 @@ struct args {
 
 #define ARGS_HELP 1 /* args_parse: -h or --help was given */
 
-/* Parses argv[1 .. argc). Returns 0, ARGS_HELP (nothing after it was read), or ERR_USAGE with a sentence and, for a
- * mistyped option or word, the nearest one as the hint. */
+/* Parses argv[1 .. argc). Returns 0, ARGS_HELP (nothing after it was read), or ERR_USAGE with a
+ * sentence and, for a mistyped option or word, the nearest one as the hint. */
 int args_parse(const struct args *a, int argc, char **argv, struct err *e);
 
 /* Appends usage, description, every option with its help, and the example. */
 void args_help(const struct args *a, struct buf *out);
 
-/* One value by the rules of one option, as `/set NAME VALUE` needs it. `label` names the option in errors. */
+/* One value by the rules of one option, as `/set NAME VALUE` needs it. `label` names the option in
+ * errors. */
 int args_set(const struct arg *arg, const char *label, const char *text, struct err *e);
 
-/* Is `candidate` near enough to the mistyped `word` to be meant? Smaller is nearer; negative: no. */
+/* Is `candidate` near enough to the mistyped `word` to be meant? Smaller is nearer; negative: no.
+ */
 int args_distance(const char *word, const char *candidate);
 
 #endif

@@ -13,7 +13,8 @@
 void buf_reserve(struct buf *b, size_t extra)
 {
 	size_t need;
-	if (__builtin_add_overflow(b->len, extra, &need) || __builtin_add_overflow(need, (size_t)1, &need))
+	if (__builtin_add_overflow(b->len, extra, &need) ||
+		__builtin_add_overflow(need, (size_t)1, &need))
 		bug("buffer size overflows");
 	if (need <= b->cap)
 		return;

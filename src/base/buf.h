@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A growable run of bytes that is also always a C string: data[len] is 0 (data is never NULL after the first
- * append; use buf_str for an always valid string). Zero-initialise; buf_free releases. */
+/* A growable run of bytes that is also always a C string: data[len] is 0 (data is never NULL after
+ * the first append; use buf_str for an always valid string). Zero-initialise; buf_free releases. */
 #ifndef GLM_BASE_BUF_H
 #define GLM_BASE_BUF_H
 
@@ -21,6 +21,6 @@ void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(print
 void buf_clear(struct buf *b); /* keeps the memory */
 void buf_free(struct buf *b);
 const char *buf_str(const struct buf *b); /* "" when empty */
-char *buf_take(struct buf *b);            /* hands the string to the caller, who frees it; b is empty then */
+char *buf_take(struct buf *b); /* hands the string to the caller, who frees it; b is empty then */
 
 #endif

@@ -20,7 +20,8 @@ static inline void cond_init(pthread_cond_t *c)
 static inline struct timespec cond_deadline(uint64_t ns)
 {
 	uint64_t at = clock_ns() + ns;
-	return (struct timespec){.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)};
+	return (struct timespec){
+		.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)};
 }
 
 #endif

@@ -34,7 +34,8 @@ int err_set(struct err *e, int code, const char *fmt, ...)
 int err_errno(struct err *e, int errnum, const char *fmt, ...)
 {
 	int code = -errnum;
-	if (errnum == ENOENT || errnum == EACCES || errnum == EISDIR || errnum == ENOTDIR || errnum == ELOOP)
+	if (errnum == ENOENT || errnum == EACCES || errnum == EISDIR || errnum == ENOTDIR ||
+		errnum == ELOOP)
 		code = ERR_INPUT;
 	else if (errnum == ENOMEM)
 		code = ERR_MEMORY;
@@ -85,8 +86,8 @@ int err_exit_status(int code)
 	switch (code) {
 	case 0:
 		return 0;
-#define X(name, value, exit_status, text)                                                                    \
-	case name:                                                                                               \
+#define X(name, value, exit_status, text)                                                          \
+	case name:                                                                                     \
 		return exit_status;
 		ERR_LIST(X)
 #undef X
@@ -100,8 +101,8 @@ const char *err_name(int code)
 	switch (code) {
 	case 0:
 		return "no error";
-#define X(name, value, exit_status, text)                                                                    \
-	case name:                                                                                               \
+#define X(name, value, exit_status, text)                                                          \
+	case name:                                                                                     \
 		return text;
 		ERR_LIST(X)
 #undef X

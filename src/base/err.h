@@ -2,8 +2,9 @@
 /*
  * Errors. Three kinds, never mixed:
  *   1. low layers and hot paths return 0 or a negative code: -errno or one of enum err_code;
- *   2. whatever opens or parses takes a trailing `struct err *`: the place that finds the fault writes one
- *      sentence (file, object, what was found, what was expected), callers may put a prefix before it;
+ *   2. whatever opens or parses takes a trailing `struct err *`: the place that finds the fault
+ * writes one sentence (file, object, what was found, what was expected), callers may put a prefix
+ * before it;
  *   3. broken invariants call bug() (log.h).
  * Only tools/ prints errors or exits. The code decides the exit status of the program.
  */
@@ -13,11 +14,11 @@
 #include <stdbool.h>
 
 /* The project's own codes lie below every -errno. X(name, value, exit status, meaning) */
-#define ERR_LIST(X)                                                                                          \
-	X(ERR_RUN, -4001, 1, "failed while running")                                                             \
-	X(ERR_USAGE, -4002, 2, "bad usage")                                                                      \
-	X(ERR_INPUT, -4003, 3, "bad input")                                                                      \
-	X(ERR_MEMORY, -4004, 4, "out of memory or budget")                                                       \
+#define ERR_LIST(X)                                                                                \
+	X(ERR_RUN, -4001, 1, "failed while running")                                                   \
+	X(ERR_USAGE, -4002, 2, "bad usage")                                                            \
+	X(ERR_INPUT, -4003, 3, "bad input")                                                            \
+	X(ERR_MEMORY, -4004, 4, "out of memory or budget")                                             \
 	X(ERR_INTERRUPTED, -4005, 130, "interrupted")
 
 enum err_code {
@@ -36,14 +37,16 @@ struct err {
 	char hint[ERR_HINT_MAX]; /* empty: no hint */
 };
 
-/* Writes the sentence and returns `code`, so that `return err_set(e, ERR_INPUT, ...)` works. `e` may be NULL.
- * The text carries no trailing full stop or line feed. Text beyond ERR_TEXT_MAX is cut. Here and below control characters
- * that a file or its name brought along become '?': what is said stays on its line and moves no cursor. */
+/* Writes the sentence and returns `code`, so that `return err_set(e, ERR_INPUT, ...)` works. `e`
+ * may be NULL. The text carries no trailing full stop or line feed. Text beyond ERR_TEXT_MAX is
+ * cut. Here and below control characters that a file or its name brought along become '?': what is
+ * said stays on its line and moves no cursor. */
 int err_set(struct err *e, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
-/* err_set with ": " and the text of errno number `errnum` added; the code is -errnum (ERR_INPUT for ENOENT,
- * EACCES, EISDIR and ENOTDIR, ERR_MEMORY for ENOMEM). */
-int err_errno(struct err *e, int errnum, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* err_set with ": " and the text of errno number `errnum` added; the code is -errnum (ERR_INPUT for
+ * ENOENT, EACCES, EISDIR and ENOTDIR, ERR_MEMORY for ENOMEM). */
+int err_errno(struct err *e, int errnum, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
 
 /* Puts "<text>: " before the sentence. Returns e->code. */
 int err_prefix(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

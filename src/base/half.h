@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Scalar conversions between float and the small formats: IEEE half, bfloat16, FP8 E4M3. All to-float
- * conversions are exact; all from-float conversions round to nearest even and keep NaN a NaN.
+ * Scalar conversions between float and the small formats: IEEE half, bfloat16, FP8 E4M3. All
+ * to-float conversions are exact; all from-float conversions round to nearest even and keep NaN a
+ * NaN.
  */
 #ifndef GLM_BASE_HALF_H
 #define GLM_BASE_HALF_H

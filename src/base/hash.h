@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A 64-bit check value for files of our own: fast and simple, not for secrets. Every step is one-to-one in the state and in
- * the word taken in, so a change within one 8-byte word always changes the result.
+ * A 64-bit check value for files of our own: fast and simple, not for secrets. Every step is
+ * one-to-one in the state and in the word taken in, so a change within one 8-byte word always
+ * changes the result.
  */
 #ifndef GLM_BASE_HASH_H
 #define GLM_BASE_HASH_H
@@ -18,8 +19,8 @@ static inline uint64_t hash_u64(uint64_t h, uint64_t word)
 	return h ^ (h >> 32);
 }
 
-/* Goes on from h over n bytes; the length counts too. Whole stripes of 32 bytes are taken in by four states side by side,
- * since a single one waits for its multiplications. */
+/* Goes on from h over n bytes; the length counts too. Whole stripes of 32 bytes are taken in by
+ * four states side by side, since a single one waits for its multiplications. */
 static inline uint64_t hash_bytes(uint64_t h, const void *p, size_t n)
 {
 	const uint8_t *b = p;

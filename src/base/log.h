@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Messages to people, always on stderr, one line per event. Library code may say what it decided (log_info) and
- * warn; it never prints errors: those travel as struct err to tools/.
+ * Messages to people, always on stderr, one line per event. Library code may say what it decided
+ * (log_info) and warn; it never prints errors: those travel as struct err to tools/.
  */
 #ifndef GLM_BASE_LOG_H
 #define GLM_BASE_LOG_H
 
 enum log_level { LOG_QUIET, LOG_WARN, LOG_INFO, LOG_VERBOSE };
 
-/* Process-wide threshold, LOG_INFO at start. Set once from the command line before threads exist. */
+/* Process-wide threshold, LOG_INFO at start. Set once from the command line before threads exist.
+ */
 void log_set_level(enum log_level level);
 enum log_level log_level(void);
 
@@ -18,6 +19,7 @@ void log_verbose(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* A broken invariant: prints place and text, aborts, in every build. Never for bad input. */
 #define bug(...) bug_at(__FILE__, __LINE__, __VA_ARGS__)
-void bug_at(const char *file, int line, const char *fmt, ...) __attribute__((noreturn, format(printf, 3, 4)));
+void bug_at(const char *file, int line, const char *fmt, ...)
+	__attribute__((noreturn, format(printf, 3, 4)));
 
 #endif

@@ -62,7 +62,8 @@ char *mem_printf(const char *fmt, ...)
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
-/* What is mapped for so many bytes: whole huge pages, from one huge page on. 0: more than there can be. */
+/* What is mapped for so many bytes: whole huge pages, from one huge page on. 0: more than there can
+ * be. */
 static size_t map_length(size_t bytes)
 {
 	if (bytes < HUGE_PAGE)
@@ -75,8 +76,8 @@ void *mem_try_map(size_t bytes)
 	size_t length = map_length(bytes), spare = length >= HUGE_PAGE ? HUGE_PAGE : 0;
 	if (!length)
 		return NULL;
-	unsigned char *p = mmap(
-		NULL, length + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	unsigned char *p = mmap(NULL, length + spare, PROT_READ | PROT_WRITE,
+		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (p == MAP_FAILED)
 		return NULL;
 	if (spare) { /* the kernel aligns some mappings, not all */
@@ -108,7 +109,8 @@ static size_t read_limit(const char *path)
 	return got == 1 ? (size_t)v : SIZE_MAX;
 }
 
-/* What one control group leaves: its limit less its use, page cache that can be dropped counted as free. */
+/* What one control group leaves: its limit less its use, page cache that can be dropped counted as
+ * free. */
 static size_t cgroup_left(const char *dir, const char *limit_name, const char *use_name)
 {
 	char path[600];
@@ -159,7 +161,8 @@ size_t mem_available_bytes(void)
 					if (left < best)
 						best = left;
 					char *slash = strrchr(dir, '/');
-					if (!slash || !strcmp(dir, "/sys/fs/cgroup") || strlen(dir) <= strlen("/sys/fs/cgroup"))
+					if (!slash || !strcmp(dir, "/sys/fs/cgroup") ||
+						strlen(dir) <= strlen("/sys/fs/cgroup"))
 						break;
 					*slash = 0;
 				}

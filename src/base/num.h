@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Checked arithmetic for sizes that come from files or users, alignment, and little-endian loads and stores. */
+/* Checked arithmetic for sizes that come from files or users, alignment, and little-endian loads
+ * and stores. */
 #ifndef GLM_BASE_NUM_H
 #define GLM_BASE_NUM_H
 
@@ -38,21 +39,22 @@ static inline bool num_is_pow2(uint64_t v)
 	return v && !(v & (v - 1));
 }
 
-/* Unaligned loads and stores. The files are little-endian and so is every machine this program targets. */
+/* Unaligned loads and stores. The files are little-endian and so is every machine this program
+ * targets. */
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "glmstream runs on little-endian machines only"
 #endif
 
-#define NUM_LE(bits)                                                                                         \
-	static inline uint##bits##_t load_u##bits(const void *p)                                                 \
-	{                                                                                                        \
-		uint##bits##_t v;                                                                                    \
-		memcpy(&v, p, sizeof v);                                                                             \
-		return v;                                                                                            \
-	}                                                                                                        \
-	static inline void store_u##bits(void *p, uint##bits##_t v)                                              \
-	{                                                                                                        \
-		memcpy(p, &v, sizeof v);                                                                             \
+#define NUM_LE(bits)                                                                               \
+	static inline uint##bits##_t load_u##bits(const void *p)                                       \
+	{                                                                                              \
+		uint##bits##_t v;                                                                          \
+		memcpy(&v, p, sizeof v);                                                                   \
+		return v;                                                                                  \
+	}                                                                                              \
+	static inline void store_u##bits(void *p, uint##bits##_t v)                                    \
+	{                                                                                              \
+		memcpy(p, &v, sizeof v);                                                                   \
 	}
 NUM_LE(16)
 NUM_LE(32)

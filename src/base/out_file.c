@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* O_TMPFILE first: then not even a killed program leaves rubbish. A nameless file cannot replace a name in one step, so it
- * gets a temporary name for the moment between linkat and rename. */
+/* O_TMPFILE first: then not even a killed program leaves rubbish. A nameless file cannot replace a
+ * name in one step, so it gets a temporary name for the moment between linkat and rename. */
 #include "src/base/out_file.h"
 
 #include "src/base/mem.h"
@@ -70,7 +70,8 @@ static int open_beside(struct out_file *o, const char *path, bool there, mode_t 
 
 static int is_directory(const char *path, struct err *e)
 {
-	return err_set(e, ERR_INPUT, "%.400s: is a directory, expected the name of a file to write", path);
+	return err_set(
+		e, ERR_INPUT, "%.400s: is a directory, expected the name of a file to write", path);
 }
 
 int out_file_open(struct out_file *o, const char *path, struct err *e)
@@ -106,8 +107,8 @@ int out_file_open_private(struct out_file *o, const char *path, struct err *e)
 	if (there && S_ISDIR(st.st_mode))
 		return is_directory(path, e);
 	if (there && !S_ISREG(st.st_mode))
-		return err_set(
-			e, ERR_INPUT, "%.400s: is a device or a pipe, expected the name of a file to write", path);
+		return err_set(e, ERR_INPUT,
+			"%.400s: is a device or a pipe, expected the name of a file to write", path);
 	return open_beside(o, path, there, there ? st.st_mode & 0777 : 0600, e);
 }
 
@@ -140,7 +141,8 @@ int out_file_commit(struct out_file *o, struct err *e)
 		if (!rc) {
 			free(o->temp);
 			o->temp = NULL;
-			if (!o->no_sync) /* if this one fails a power cut may bring back the old file, which is whole */
+			if (!o->no_sync) /* if this one fails a power cut may bring back the old file, which is
+								whole */
 				fsync(o->directory);
 		}
 	}

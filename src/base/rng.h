@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Seeded random numbers: splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
- * Same seed, same sequence, on every machine. Not for secrets. */
+/* Seeded random numbers: splitmix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number
+ * generators", 2014). Same seed, same sequence, on every machine. Not for secrets. */
 #ifndef GLM_BASE_RNG_H
 #define GLM_BASE_RNG_H
 

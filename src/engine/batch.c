@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The rows of a step stand part after part. Logits are wanted of the last row of some parts; while these rows are
- * neighbours (decoding: one row each) one product computes them all.
+ * The rows of a step stand part after part. Logits are wanted of the last row of some parts; while
+ * these rows are neighbours (decoding: one row each) one product computes them all.
  */
 #include "src/engine/batch.h"
 
@@ -32,8 +32,8 @@ static int check(const struct batch_part *parts, uint32_t n_parts, uint32_t *row
 				(unsigned long long)p->session->length + p->n, g->context);
 		for (uint32_t k = 0; k < p->n; k++)
 			if (p->tokens[k] < 0 || p->tokens[k] >= n_vocab)
-				return err_set(
-					e, ERR_INPUT, "token %u has id %d, expected 0 to %d", k, p->tokens[k], n_vocab - 1);
+				return err_set(e, ERR_INPUT, "token %u has id %d, expected 0 to %d", k,
+					p->tokens[k], n_vocab - 1);
 		sum += p->n;
 	}
 	if (sum > g->chunk)
@@ -59,8 +59,8 @@ static int batch_logits(const struct batch_part *parts, uint32_t n_parts, struct
 		b->ops->matmul(b, &(struct matmul){.w = m->weights.head, .y = m->ws.logits}, 1,
 			m->ws.hidden + (row - n) * n_embd, (int)n);
 		for (uint32_t k = 0; k < n; k++) {
-			int rc = b->ops->download(
-				b, parts[first + k].session->logits, m->ws.logits + k * n_vocab, n_vocab * sizeof(float), e);
+			int rc = b->ops->download(b, parts[first + k].session->logits,
+				m->ws.logits + k * n_vocab, n_vocab * sizeof(float), e);
 			if (rc)
 				return rc;
 		}
@@ -104,13 +104,14 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *ca
 	return rc;
 }
 
-static void copy_rows(struct backend *b, const struct cache_view *v, int32_t to, int32_t from, uint32_t n)
+static void copy_rows(
+	struct backend *b, const struct cache_view *v, int32_t to, int32_t from, uint32_t n)
 {
 	if (!v->data)
 		return;
 	size_t row = (size_t)v->width * (v->type == DTYPE_F32 ? 4 : 2);
-	b->ops->copy(
-		b, (uint8_t *)v->data + (size_t)to * row, (const uint8_t *)v->data + (size_t)from * row, n * row);
+	b->ops->copy(b, (uint8_t *)v->data + (size_t)to * row,
+		(const uint8_t *)v->data + (size_t)from * row, n * row);
 }
 
 int batch_copy_prefix(struct session *to, const struct session *from, uint32_t n, struct err *e)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Opening a model: parse, check, plan the memory, print the plan, refuse what does not fit, load. */
+/* Opening a model: parse, check, plan the memory, print the plan, refuse what does not fit, load.
+ */
 #include "src/engine/engine_internal.h"
 
 #include "src/base/hash.h"
@@ -18,13 +19,15 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Ids up to the last one with a token behind it; a vocabulary longer than the head is a fault of the file. */
-static int count_valid(struct engine *g, const struct model_config *c, const char *path, struct err *e)
+/* Ids up to the last one with a token behind it; a vocabulary longer than the head is a fault of
+ * the file. */
+static int count_valid(
+	struct engine *g, const struct model_config *c, const char *path, struct err *e)
 {
 	uint32_t n = tokenizer_n_tokens(g->tokenizer);
 	if (n > c->n_vocab)
-		return err_set(
-			e, ERR_INPUT, "%s: the tokenizer has %u tokens, the model %u rows", path, n, c->n_vocab);
+		return err_set(e, ERR_INPUT, "%s: the tokenizer has %u tokens, the model %u rows", path, n,
+			c->n_vocab);
 	while (n && tokenizer_is_padding(g->tokenizer, (int32_t)n - 1))
 		n--;
 	if (!n)
@@ -46,7 +49,8 @@ uint64_t engine_fingerprint_of(const struct gguf *f)
 	return h ? h : 1;
 }
 
-/* The recorder around the expert source, when a trace or a profile is wanted; the cache is seeded from the profile. */
+/* The recorder around the expert source, when a trace or a profile is wanted; the cache is seeded
+ * from the profile. */
 static int open_recorder(struct engine *g, const struct engine_options *o, const struct plan *p,
 	const struct model_config *c, const struct model_weights *w, struct err *e)
 {
@@ -83,7 +87,8 @@ static int open_recorder(struct engine *g, const struct engine_options *o, const
 		uint64_t *bytes = NEW_ARRAY(uint64_t, n_layers);
 		for (uint32_t i = 0; i < n_layers; i++)
 			if (w->experts[i].gate)
-				bytes[i] = (w->experts[i].gate->bytes + w->experts[i].up->bytes + w->experts[i].down->bytes) /
+				bytes[i] = (w->experts[i].gate->bytes + w->experts[i].up->bytes +
+							   w->experts[i].down->bytes) /
 						   c->n_experts;
 		struct trace_model m = {.fingerprint = g->fingerprint,
 			.n_layers = n_layers,
@@ -96,11 +101,13 @@ static int open_recorder(struct engine *g, const struct engine_options *o, const
 		if (!g->trace)
 			return e ? e->code : ERR_RUN;
 	}
-	g->source = source_record_open(g->experts, o->warm ? &g->profile : NULL, g->trace, p->loader.lookahead);
+	g->source =
+		source_record_open(g->experts, o->warm ? &g->profile : NULL, g->trace, p->loader.lookahead);
 	return 0;
 }
 
-/* Experts of a trace instead of the router's, when that is wanted; those of a confined routing are read ahead. */
+/* Experts of a trace instead of the router's, when that is wanted; those of a confined routing are
+ * read ahead. */
 static int open_routing(
 	struct engine *g, const struct engine_options *o, const struct model_config *c, struct err *e)
 {
@@ -172,14 +179,16 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 		.name = o->backend ? o->backend : "auto", .threads = o->threads, .no_graphs = o->no_graphs};
 	if ((rc = backend_open(&bo, &g->backend, e)))
 		goto out;
-	log_info("model: %s, %u layers%s, %u experts (%u used), %s", config.name[0] ? config.name : o->model_path,
-		config.n_layers, mtp ? " + MTP" : "", config.n_experts, config.n_used, backend_describe(g->backend));
+	log_info("model: %s, %u layers%s, %u experts (%u used), %s",
+		config.name[0] ? config.name : o->model_path, config.n_layers, mtp ? " + MTP" : "",
+		config.n_experts, config.n_used, backend_describe(g->backend));
 	if ((rc = plan_make(&config, o, g->gguf, &weights, resident, g->backend, &p, e)))
 		goto out;
 	if (p.streaming && (rc = loader_open(&p.loader, &g->experts, e)))
 		goto out;
 	if ((rc = weights_load(g->gguf, &config, mtp, g->backend, &weights, &loading, &o->reader, e)) ||
-		(rc = kv_cache_init(&g->kv, &config, mtp, p.kv_type, p.context * p.sessions, g->backend, e)))
+		(rc = kv_cache_init(
+			 &g->kv, &config, mtp, p.kv_type, p.context * p.sessions, g->backend, e)))
 		goto out;
 	int n_layers = (int)(config.n_layers + config.n_mtp);
 	if (!p.streaming && p.on_card)
@@ -199,7 +208,8 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	g->streaming = p.streaming;
 	g->cache = describe_cache(&config, &weights, &p);
 	g->fingerprint = engine_fingerprint_of(g->gguf);
-	if ((rc = open_recorder(g, o, &p, &config, &weights, e)) || (rc = open_routing(g, o, &config, e)))
+	if ((rc = open_recorder(g, o, &p, &config, &weights, e)) ||
+		(rc = open_routing(g, o, &config, e)))
 		goto out;
 	if ((rc = model_init(&g->model, &config, &weights, mtp, g->backend, g->source, p.chunk, e)))
 		goto out;
@@ -303,7 +313,8 @@ struct expert_stats engine_expert_stats(const struct engine *g)
 }
 
 _Static_assert((int)ENGINE_NO_EXPERT == LOADER_NO_EXPERT && (int)ENGINE_ON_DISK == LOADER_ON_DISK &&
-				   (int)ENGINE_IN_RAM == LOADER_IN_SECOND_TIER && (int)ENGINE_READING == LOADER_UNDER_WAY &&
+				   (int)ENGINE_IN_RAM == LOADER_IN_SECOND_TIER &&
+				   (int)ENGINE_READING == LOADER_UNDER_WAY &&
 				   (int)ENGINE_IN_VRAM == LOADER_IN_FIRST_TIER,
 	"places have the same numbers here and in the loader");
 
@@ -340,7 +351,8 @@ void engine_cache_look(const struct engine *g, struct engine_cache *c, uint8_t *
 	for (uint32_t i = 0; map && i < c->n_layers; i++) {
 		bool loaded = g->model.weights.experts[i].gate != NULL; /* an MTP layer may be left out */
 		if (!loaded || !g->streaming)
-			memset(map + (size_t)i * c->n_experts, loaded ? ENGINE_IN_VRAM : ENGINE_NO_EXPERT, c->n_experts);
+			memset(map + (size_t)i * c->n_experts, loaded ? ENGINE_IN_VRAM : ENGINE_NO_EXPERT,
+				c->n_experts);
 	}
 }
 
@@ -356,8 +368,8 @@ struct engine_sizes engine_sizes(const struct engine *g)
 	};
 	for (uint32_t i = 0; i < c->n_layers; i++) {
 		const struct layer_weights *l = &w->layers[i];
-		const struct weight *all[] = {&l->q_a, &l->q_b, &l->kv_a, &l->k_b, &l->v_b, &l->attn_out, &l->index_q,
-			&l->index_k, &l->index_proj, &l->gate, &l->up, &l->down, &l->router};
+		const struct weight *all[] = {&l->q_a, &l->q_b, &l->kv_a, &l->k_b, &l->v_b, &l->attn_out,
+			&l->index_q, &l->index_k, &l->index_proj, &l->gate, &l->up, &l->down, &l->router};
 		for (size_t k = 0; k < ARRAY_LEN(all); k++)
 			s.resident_per_token += (uint64_t)all[k]->n_stack * all[k]->stack_bytes;
 		if (!config_is_moe(c, i))

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The public boundary. An `engine` is a loaded model: weights, tokenizer, backend, expert source; immutable once open
- * and shared by its sessions. A `session` (session.h) is one timeline of tokens. Command line and server see these two,
- * generate.h and src/text, nothing else.
+ * The public boundary. An `engine` is a loaded model: weights, tokenizer, backend, expert source;
+ * immutable once open and shared by its sessions. A `session` (session.h) is one timeline of
+ * tokens. Command line and server see these two, generate.h and src/text, nothing else.
  *
- * Threads: one thread at a time may compute with an engine and its sessions. The tokenizer and the configuration may
- * be read by any thread.
+ * Threads: one thread at a time may compute with an engine and its sessions. The tokenizer and the
+ * configuration may be read by any thread.
  */
 #ifndef GLM_ENGINE_ENGINE_H
 #define GLM_ENGINE_ENGINE_H
@@ -26,9 +26,9 @@ struct backend_usage;
 
 /* Zero-initialise; zero means the default everywhere. Strings are borrowed during engine_open. */
 struct engine_options {
-	const char *model_path; /* a GGUF or the first part of a split set */
-	const char *const
-		*replicas; /* [n_replicas] files with the same content on other drives; single-file models only */
+	const char *model_path;      /* a GGUF or the first part of a split set */
+	const char *const *replicas; /* [n_replicas] files with the same content on other drives;
+									single-file models only */
 	unsigned n_replicas;
 	const char *backend; /* NULL or "auto", "cpu", "cuda" */
 	int threads;         /* CPU threads; 0: all */
@@ -39,27 +39,29 @@ struct engine_options {
 	bool kv_f32;         /* keep latents and index keys in float32 (parity) instead of 16 bit */
 	bool no_mtp;         /* do not load the MTP layer */
 
-	/* Where the routed experts live. cache_bytes 0: on the CPU they are used where the file is mapped, and the kernel's page
-	 * cache decides; a card holds all of them if they fit, and else streams as with ENGINE_CACHE_AUTO. Otherwise they are
-	 * streamed through a cache of that budget (a promise: never silently changed; above what the experts need it is capped
-	 * and a line says so). */
+	/* Where the routed experts live. cache_bytes 0: on the CPU they are used where the file is
+	 * mapped, and the kernel's page cache decides; a card holds all of them if they fit, and else
+	 * streams as with ENGINE_CACHE_AUTO. Otherwise they are streamed through a cache of that budget
+	 * (a promise: never silently changed; above what the experts need it is capped and a line says
+	 * so). */
 	uint64_t cache_bytes; /* first tier; ENGINE_CACHE_AUTO: most of what is left of the memory */
-	uint64_t
-		ram_bytes; /* second tier; 0: none; ENGINE_CACHE_AUTO: none on the CPU, else what the host can spare */
-	struct copier
-		*copier; /* lent: streams through this in place of the backend's (tests); NULL: the backend's */
-	const char *policy; /* NULL (lfu) or "lru", "lfu", "sieve" */
-	int lookahead; /* layers ahead to prefetch; 0: off; ENGINE_LOOKAHEAD_AUTO: 1 where experts come to a card, else 0 */
+	uint64_t ram_bytes;   /* second tier; 0: none; ENGINE_CACHE_AUTO: none on the CPU, else what the
+							 host can spare */
+	struct copier *copier; /* lent: streams through this in place of the backend's (tests); NULL:
+							  the backend's */
+	const char *policy;    /* NULL (lfu) or "lru", "lfu", "sieve" */
+	int lookahead; /* layers ahead to prefetch; 0: off; ENGINE_LOOKAHEAD_AUTO: 1 where experts come
+					  to a card, else 0 */
 	struct reader_options reader;
 	/* Told now and then while the resident weights are loaded. NULL: nobody. */
 	void (*loading)(void *user, uint64_t done_bytes, uint64_t total_bytes);
 	void *loading_user;
 	const char *trace; /* file to record routing, tiers and waits in; NULL: none */
-	const char *
-		warm; /* profile or trace that seeds the cache; to a profile the run's own is added at close, and a file that
-	                    * does not exist yet becomes one. A trace stays as it is. NULL: none */
-	/* For measuring (stream/source_routed.h): the experts that decode steps use are those of a trace, and only the first so many
-	 * of each layer. Logits are of no use then. */
+	const char *warm;  /* profile or trace that seeds the cache; to a profile the run's own is added
+						* at close, and a file that  does not exist yet becomes one. A trace stays as
+						* it is. NULL: none */
+	/* For measuring (stream/source_routed.h): the experts that decode steps use are those of a
+	 * trace, and only the first so many of each layer. Logits are of no use then. */
 	const char *routing;      /* NULL: the router's */
 	uint32_t routing_confine; /* 0: all */
 };
@@ -68,11 +70,13 @@ struct engine_options {
 #define ENGINE_LOOKAHEAD_AUTO (-1)
 
 int engine_open(const struct engine_options *options, struct engine **out, struct err *e);
-/* Writes the profile and the end of the trace first; what fails there is in *e (may be NULL) and returned, everything is
- * released all the same. NULL is fine; all sessions must be freed before. */
+/* Writes the profile and the end of the trace first; what fails there is in *e (may be NULL) and
+ * returned, everything is released all the same. NULL is fine; all sessions must be freed before.
+ */
 int engine_close(struct engine *g, struct err *e);
 
-/* Identifies the model for traces, profiles and session files: a hash over shape, tensor names, types and offsets. */
+/* Identifies the model for traces, profiles and session files: a hash over shape, tensor names,
+ * types and offsets. */
 uint64_t engine_fingerprint(const struct engine *g);
 uint64_t engine_fingerprint_of(const struct gguf *file); /* the same without an engine */
 
@@ -80,21 +84,25 @@ const struct model_config *engine_config(const struct engine *g);
 const struct tokenizer *engine_tokenizer(const struct engine *g);
 const struct gguf *engine_gguf(const struct engine *g);
 uint32_t engine_context(const struct engine *g); /* positions a session may hold */
-int32_t engine_n_valid(const struct engine *g);  /* ids below this may be sampled; the rest is padding */
+int32_t engine_n_valid(
+	const struct engine *g); /* ids below this may be sampled; the rest is padding */
 const char *engine_backend_name(const struct engine *g); /* "cpu", "cuda" */
 /* What the backend has done, see struct backend_usage; `on` for the time it was busy and idle. */
 void engine_usage(struct engine *g, struct backend_usage *out);
 void engine_measure(struct engine *g, bool on);
-const char *engine_io_name(const struct engine *g); /* how experts come: "mmap", "uring", "threads" */
+const char *engine_io_name(
+	const struct engine *g); /* how experts come: "mmap", "uring", "threads" */
 
-/* Cumulative work of the expert source since the engine was opened; subtract two snapshots for an interval. */
+/* Cumulative work of the expert source since the engine was opened; subtract two snapshots for an
+ * interval. */
 struct expert_stats engine_expert_stats(const struct engine *g);
 
 /* The expert cache, for those who look at it while it works. Any thread may ask. */
 struct engine_cache {
 	uint32_t n_layers, n_experts; /* of the map: trunk layers, then n_mtp MTP layers */
 	uint32_t n_mtp;
-	bool streaming; /* false: no cache, every expert stands where it is computed; what follows is then 0 */
+	bool streaming; /* false: no cache, every expert stands where it is computed; what follows is
+					   then 0 */
 	const char *policy;
 	int lookahead;             /* layers */
 	uint64_t tier_bytes[2];    /* memory taken for the two tiers */
@@ -112,13 +120,14 @@ enum engine_place {
 /* map: [n_layers][n_experts] of enum engine_place; NULL: not wanted. */
 void engine_cache_look(const struct engine *g, struct engine_cache *c, uint8_t *map);
 
-/* With options.routing or routing_confine: from now on decode steps use only experts that stand in the first tier at this moment, so
- * that nothing is missing (the time of computing alone). *least: how many of a layer these are at least; layers that have
- * fewer than a token uses keep all, *least is 0 then. Without streaming nothing changes. ERR_RUN without a routing. */
+/* With options.routing or routing_confine: from now on decode steps use only experts that stand in
+ * the first tier at this moment, so that nothing is missing (the time of computing alone). *least:
+ * how many of a layer these are at least; layers that have fewer than a token uses keep all, *least
+ * is 0 then. Without streaming nothing changes. ERR_RUN without a routing. */
 int engine_routing_resident(struct engine *g, uint32_t *least, struct err *e);
 
-/* What every token reads: bytes of resident weights touched by one decode step (embedding row and MTP layer excluded)
- * and bytes of the routed experts one token uses. */
+/* What every token reads: bytes of resident weights touched by one decode step (embedding row and
+ * MTP layer excluded) and bytes of the routed experts one token uses. */
 struct engine_sizes {
 	uint64_t resident_bytes;     /* all resident weights as loaded */
 	uint64_t resident_per_token; /* of which one decode step reads */

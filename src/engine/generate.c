@@ -48,7 +48,8 @@ static void hash_now(void *user)
 	u->logits = NULL;
 }
 
-/* Computes the token after the last one; the logits before it are hashed meanwhile, and also if it fails. */
+/* Computes the token after the last one; the logits before it are hashed meanwhile, and also if it
+ * fails. */
 static int extend(struct session *s, int32_t id, struct session_watch *watch, struct err *e)
 {
 	bool cancelled = watch->cancel && atomic_load_explicit(watch->cancel, memory_order_relaxed);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Order of the decisions: does everything fit on the card; what the caches of attention get, when nobody said; what is left
- * for experts. An explicit budget is a promise: it is taken as it is or refused.
+ * Order of the decisions: does everything fit on the card; what the caches of attention get, when
+ * nobody said; what is left for experts. An explicit budget is a promise: it is taken as it is or
+ * refused.
  */
 #include "src/engine/plan.h"
 
@@ -18,19 +19,23 @@
 #define CHUNK_PART   32     /* the part of a free card that the workspace of a step may take */
 #define AUTO_CONTEXT 131072 /* the largest context taken without being asked for */
 #define CONTEXT_STEP 1024
-/* Without -c the caches take at most this part of the memory that is left; less where it would be taken from experts. */
+/* Without -c the caches take at most this part of the memory that is left; less where it would be
+ * taken from experts. */
 #define AUTO_KV_PART        4
 #define AUTO_KV_PART_STREAM 16
 /* On a card: left free for recordings, the driver and others. */
 #define CARD_SPARE ((size_t)1400000000)
-/* Of the host's memory: left by --ram-gb auto (or a tenth, if that is more), and by a --ram-gb with a number. */
+/* Of the host's memory: left by --ram-gb auto (or a tenth, if that is more), and by a --ram-gb with
+ * a number. */
 #define HOST_SPARE_AUTO ((size_t)8000000000)
 #define HOST_SPARE      ((size_t)1000000000)
-/* Whoever moves up keeps its place below until it has arrived, and some places above are kept free: with room for exactly all
- * experts some would have to be read again and again. In parking places' bytes. */
+/* Whoever moves up keeps its place below until it has arrived, and some places above are kept free:
+ * with room for exactly all experts some would have to be read again and again. In parking places'
+ * bytes. */
 #define RAM_SLACK 4
-/* Whoever goes down need not be copied if its bytes still stand there. In a trace of GLM-5.2's shape, of the demotions from 12,329
- * experts' room 12, 26, 48 and 53 % with 5, 10, 15 and 20 GB more than the experts below take. */
+/* Whoever goes down need not be copied if its bytes still stand there. In a trace of GLM-5.2's
+ * shape, of the demotions from 12,329 experts' room 12, 26, 48 and 53 % with 5, 10, 15 and 20 GB
+ * more than the experts below take. */
 #define RAM_COPIES_PART 6 /* of the first tier */
 
 static double gb(size_t bytes)
@@ -73,7 +78,8 @@ static size_t usable(const struct plan *p)
 	return p->on_card ? less(p->available, CARD_SPARE + p->scratch) : p->available;
 }
 
-/* On a card every step of a prompt streams the experts that are not there: the longer the steps, the fewer times. */
+/* On a card every step of a prompt streams the experts that are not there: the longer the steps,
+ * the fewer times. */
 static uint32_t default_chunk(const struct model_config *c, const struct plan *p)
 {
 	uint32_t n = p->on_card ? CHUNK_MOST : CHUNK_LEAST;
@@ -94,8 +100,8 @@ static int plan_context(const struct model_config *c, const struct engine_option
 	size_t budget = MIN(less(p->available, p->resident) / kv_part, left);
 	p->context = o->context ? o->context : fitting_context(c, p, p->available ? budget : SIZE_MAX);
 	if ((uint64_t)p->context * p->sessions > INT32_MAX)
-		return err_set(
-			e, ERR_USAGE, "%u sessions of %u tokens are more than 2^31 cache rows", p->sessions, p->context);
+		return err_set(e, ERR_USAGE, "%u sessions of %u tokens are more than 2^31 cache rows",
+			p->sessions, p->context);
 	p->chunk = MIN(chunk, p->context);
 	p->kv = kv_cache_bytes(c, p->mtp, p->kv_type, p->context * p->sessions);
 	p->workspace = model_workspace_bytes(c, p->mtp, p->chunk);
@@ -112,12 +118,13 @@ static int plan_tiers(struct plan *p, bool said, struct err *e)
 	p->loader.tier_bytes[0] = p->tiers.everything_bytes;
 	rc = loader_plan(&p->loader, &p->tiers, e);
 	if (!rc && said) /* behind it: what all experts need depends a little on the room there is */
-		log_info("cache: %.4f GB asked for, all experts need %.4f GB: capped to that", (double)asked / 1e9,
-			gb(p->tiers.everything_bytes));
+		log_info("cache: %.4f GB asked for, all experts need %.4f GB: capped to that",
+			(double)asked / 1e9, gb(p->tiers.everything_bytes));
 	return rc;
 }
 
-/* --cache-gb and --ram-gb with a number or auto, on the CPU: both tiers are the same memory, so auto needs one only. */
+/* --cache-gb and --ram-gb with a number or auto, on the CPU: both tiers are the same memory, so
+ * auto needs one only. */
 static int stream_from_host(
 	const struct model_config *c, const struct engine_options *o, struct plan *p, struct err *e)
 {
@@ -153,12 +160,12 @@ static int stream_to_card(
 		p->loader.tier_bytes[0] = MIN(left, p->tiers.everything_bytes);
 	if (ram == ENGINE_CACHE_AUTO) {
 		size_t spare = MAX(HOST_SPARE_AUTO, p->host_available / 10) + p->tiers.bounce_bytes;
-		p->loader.tier_bytes[1] =
-			MIN(less(p->host_available, spare), less(p->tiers.everything_bytes, p->loader.tier_bytes[0]));
+		p->loader.tier_bytes[1] = MIN(less(p->host_available, spare),
+			less(p->tiers.everything_bytes, p->loader.tier_bytes[0]));
 		if (p->loader.tier_bytes[1]) {
 			size_t wish = p->loader.tier_bytes[1] + RAM_SLACK * parking;
-			p->loader.tier_bytes[1] =
-				MIN(less(p->host_available, spare), wish + p->loader.tier_bytes[0] / RAM_COPIES_PART);
+			p->loader.tier_bytes[1] = MIN(
+				less(p->host_available, spare), wish + p->loader.tier_bytes[0] / RAM_COPIES_PART);
 			p->ram_copies = less(p->loader.tier_bytes[1], wish);
 		}
 	}
@@ -173,13 +180,15 @@ static void say_plan(const struct plan *p)
 		snprintf(scratch, sizeof scratch, ", %.3f GB scratch of ops", gb(p->scratch));
 		snprintf(spare, sizeof spare, ", %.1f of them left free", gb(CARD_SPARE));
 	}
-	log_info("memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB workspace (%u "
+	log_info("memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB "
+			 "workspace (%u "
 			 "rows)%s; "
 			 "%.1f GB available%s",
-		gb(p->resident), gb(p->kv), p->context, p->sessions, dtype_name(p->kv_type), gb(p->workspace),
-		p->chunk, scratch, gb(p->available), spare);
+		gb(p->resident), gb(p->kv), p->context, p->sessions, dtype_name(p->kv_type),
+		gb(p->workspace), p->chunk, scratch, gb(p->available), spare);
 	if (p->streaming)
-		log_info("experts: streamed through %.4f GB + %.4f GB%s (%d slots, prompts borrow up to %d; smallest "
+		log_info("experts: streamed through %.4f GB + %.4f GB%s (%d slots, prompts borrow up to "
+				 "%d; smallest "
 				 "%.4f GB, all %.4f GB), policy %s, lookahead %d",
 			gb(t->tier_bytes[0]), gb(t->tier_bytes[1]), p->on_card ? " of pinned host memory" : "",
 			t->n_slots, t->n_staging, gb(t->floor_bytes), gb(t->everything_bytes),
@@ -191,14 +200,15 @@ static void say_plan(const struct plan *p)
 	if (p->streaming && t->on_card) {
 		char stay[64] = "";
 		if (p->ram_copies)
-			snprintf(
-				stay, sizeof stay, ", %.1f GB of the second tier for what has moved up", gb(p->ram_copies));
-		log_info(
-			"copies: %.3f GB of the card for demotions, %.3f GB of pinned buffers%s; the host has %.1f GB",
+			snprintf(stay, sizeof stay, ", %.1f GB of the second tier for what has moved up",
+				gb(p->ram_copies));
+		log_info("copies: %.3f GB of the card for demotions, %.3f GB of pinned buffers%s; the host "
+				 "has %.1f GB",
 			gb(t->parking_bytes), gb(t->bounce_bytes), stay, gb(p->host_available));
 	}
 	if (p->streaming && p->on_card && !t->tier_bytes[1] && t->tier_bytes[0] < t->everything_bytes)
-		log_info("hint: --ram-gb auto keeps up to %.1f GB more of the experts in pinned host memory",
+		log_info(
+			"hint: --ram-gb auto keeps up to %.1f GB more of the experts in pinned host memory",
 			gb(MIN(less(p->host_available, MAX(HOST_SPARE_AUTO, p->host_available / 10)),
 				t->everything_bytes - t->tier_bytes[0])));
 }
@@ -210,17 +220,20 @@ static int check_host(const struct plan *p, struct err *e)
 	if (!t->on_card || !p->host_available || need <= p->host_available)
 		return 0;
 	err_set(e, ERR_MEMORY,
-		"the plan pins %.2f GB of host memory (%.2f of them --ram-gb) beside %.0f GB for everything else, "
+		"the plan pins %.2f GB of host memory (%.2f of them --ram-gb) beside %.0f GB for "
+		"everything else, "
 		"and "
 		"%.2f GB are available",
-		gb(t->tier_bytes[1] + t->bounce_bytes), gb(t->tier_bytes[1]), gb(HOST_SPARE), gb(p->host_available));
+		gb(t->tier_bytes[1] + t->bounce_bytes), gb(t->tier_bytes[1]), gb(HOST_SPARE),
+		gb(p->host_available));
 	size_t fits = less(p->host_available, t->bounce_bytes + HOST_SPARE);
 	if (t->tier_bytes[1])
 		err_hint(e, "--ram-gb %.2f would fit", (double)(fits / 10000000) / 100);
 	return e ? e->code : ERR_MEMORY;
 }
 
-static int check(const struct model_config *c, const struct plan *p, const struct backend *b, struct err *e)
+static int check(
+	const struct model_config *c, const struct plan *p, const struct backend *b, struct err *e)
 {
 	const struct loader_plan *t = &p->tiers;
 	size_t second = t->on_card ? t->parking_bytes : t->tier_bytes[1];
@@ -230,24 +243,26 @@ static int check(const struct model_config *c, const struct plan *p, const struc
 		return check_host(p, e);
 	char beside[64] = "";
 	if (p->on_card)
-		snprintf(beside, sizeof beside, " beside %.2f GB scratch and %.1f GB left free,", gb(p->scratch),
-			gb(CARD_SPARE));
+		snprintf(beside, sizeof beside, " beside %.2f GB scratch and %.1f GB left free,",
+			gb(p->scratch), gb(CARD_SPARE));
 	err_set(e, ERR_MEMORY,
-		"the plan needs %.2f GB (%.2f weights, %.2f caches, %.2f workspace, %.2f experts)%s and %s has %.2f "
+		"the plan needs %.2f GB (%.2f weights, %.2f caches, %.2f workspace, %.2f experts)%s and %s "
+		"has %.2f "
 		"GB free",
 		gb(need), gb(p->resident), gb(p->kv), gb(p->workspace), gb(experts), beside, b->ops->name,
 		gb(p->available));
 	size_t least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP);
 	if (experts && fixed + p->kv + second + t->floor_bytes <= usable(p))
-		err_hint(
-			e, "--cache-gb %.2f would fit", (double)((usable(p) - fixed - p->kv - second) / 10000000) / 100);
+		err_hint(e, "--cache-gb %.2f would fit",
+			(double)((usable(p) - fixed - p->kv - second) / 10000000) / 100);
 	else if (!experts && fixed + least <= usable(p))
 		err_hint(e, "-c %u would fit", fitting_context(c, p, usable(p) - fixed));
 	return e ? e->code : ERR_MEMORY;
 }
 
 int plan_make(const struct model_config *c, const struct engine_options *o, const struct gguf *file,
-	const struct model_weights *w, size_t resident, struct backend *b, struct plan *p, struct err *e)
+	const struct model_weights *w, size_t resident, struct backend *b, struct plan *p,
+	struct err *e)
 {
 	uint32_t n_layers = c->n_layers + c->n_mtp;
 	*p = (struct plan){
@@ -277,8 +292,9 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 	if (p->on_card)
 		p->host_available = mem_available_bytes();
 	if (o->context > c->n_context)
-		return err_set(e, ERR_USAGE, "a context of %u tokens was asked for, the model was made for %u",
-			o->context, c->n_context);
+		return err_set(e, ERR_USAGE,
+			"a context of %u tokens was asked for, the model was made for %u", o->context,
+			c->n_context);
 	int rc;
 	if (p->on_card && !p->streaming) {
 		p->experts = plan_expert_bytes(w, n_layers);
@@ -286,7 +302,8 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 			return rc;
 		size_t need = resident + p->kv + p->workspace + p->experts;
 		if (p->available && need > usable(p)) {
-			log_info("experts: all of them take %.2f GB, and %.2f GB of the card are left: streamed, as with "
+			log_info("experts: all of them take %.2f GB, and %.2f GB of the card are left: "
+					 "streamed, as with "
 					 "--cache-gb auto",
 				gb(p->experts), gb(less(usable(p), need - p->experts)));
 			p->experts = 0;
@@ -301,9 +318,10 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 		return rc;
 	if (p->loader.lookahead == ENGINE_LOOKAHEAD_AUTO)
 		p->loader.lookahead = p->streaming && p->on_card;
-	if (p->streaming && o->ram_bytes != ENGINE_CACHE_AUTO && o->ram_bytes > p->tiers.everything_bytes)
-		log_info("second tier: %.4f GB asked for, all experts need %.4f GB: capped to that", gb(o->ram_bytes),
-			gb(p->tiers.everything_bytes));
+	if (p->streaming && o->ram_bytes != ENGINE_CACHE_AUTO &&
+		o->ram_bytes > p->tiers.everything_bytes)
+		log_info("second tier: %.4f GB asked for, all experts need %.4f GB: capped to that",
+			gb(o->ram_bytes), gb(p->tiers.everything_bytes));
 	say_plan(p);
 	return check(c, p, b, e);
 }

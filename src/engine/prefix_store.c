@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * No index: the folder is the index. A block is looked for by its name, the chain goes on as long as the next one is there;
- * the time of last use is the file's mtime, set with each use so that of a chain the first block is the youngest.
+ * No index: the folder is the index. A block is looked for by its name, the chain goes on as long
+ * as the next one is there; the time of last use is the file's mtime, set with each use so that of
+ * a chain the first block is the youngest.
  *
- *   <what rows are interchangeable with: 16 hex digits>-<block number: 6 digits>-<hash of the tokens to its end>.rows
+ *   <what rows are interchangeable with: 16 hex digits>-<block number: 6 digits>-<hash of the
+ * tokens to its end>.rows
  */
 #include "src/engine/prefix_store.h"
 
@@ -65,8 +67,8 @@ static void chain_next(struct chain *c, const int32_t *tokens)
 {
 	c->block++;
 	c->hash = hash_bytes(c->hash, tokens, PREFIX_BLOCK * sizeof *tokens);
-	snprintf(c->name, sizeof c->name, "%016llx-%06u-%016llx" SUFFIX, (unsigned long long)c->key, c->block,
-		(unsigned long long)c->hash);
+	snprintf(c->name, sizeof c->name, "%016llx-%06u-%016llx" SUFFIX, (unsigned long long)c->key,
+		c->block, (unsigned long long)c->hash);
 }
 
 static char *path_of(const struct prefix_store *p, const char *name)
@@ -74,8 +76,10 @@ static char *path_of(const struct prefix_store *p, const char *name)
 	return mem_printf("%s/%s", p->folder, name);
 }
 
-/* Marks a block as used at `now`, the later blocks of a chain a little earlier. False when it is not there. */
-static bool touch(const struct prefix_store *p, const char *name, uint32_t block, struct timespec now)
+/* Marks a block as used at `now`, the later blocks of a chain a little earlier. False when it is
+ * not there. */
+static bool touch(
+	const struct prefix_store *p, const char *name, uint32_t block, struct timespec now)
 {
 	int64_t ns = (int64_t)now.tv_nsec - (int64_t)block * 1000;
 	now.tv_sec -= ns < 0;
@@ -180,15 +184,16 @@ static int make_room(struct prefix_store *p, uint64_t extra, struct err *e)
 
 /* ---- public ---- */
 
-/* The largest file that a block of this session may become: the rows, and all tokens up to its end. */
+/* The largest file that a block of this session may become: the rows, and all tokens up to its end.
+ */
 static uint64_t block_bytes(const struct session *s, uint32_t block)
 {
 	uint64_t end = ((uint64_t)block + 1) * PREFIX_BLOCK;
 	return session_file_bytes(s, PREFIX_BLOCK + 1, 0) + end * (sizeof(int32_t) + 1);
 }
 
-int prefix_store_open(
-	const char *folder, uint64_t max_bytes, struct engine *g, struct prefix_store **out, struct err *e)
+int prefix_store_open(const char *folder, uint64_t max_bytes, struct engine *g,
+	struct prefix_store **out, struct err *e)
 {
 	*out = NULL;
 	if (mkdir(folder, 0700) && errno != EEXIST)
@@ -263,8 +268,8 @@ static bool read_block(struct prefix_store *p, struct session *s, const struct c
 	return got == 0;
 }
 
-int prefix_store_restore(struct prefix_store *p, struct session *s, const int32_t *tokens, uint32_t n,
-	uint32_t *n_read, struct err *e)
+int prefix_store_restore(struct prefix_store *p, struct session *s, const int32_t *tokens,
+	uint32_t n, uint32_t *n_read, struct err *e)
 {
 	int rc = 0;
 	if (n_read)

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Sampling. The candidates are narrowed step by step: temperature, top-k, top-p, min-p, each on what the one before left.
- * A card waits while a token is drawn, so a vocabulary of 154,880 is only looked through in simple passes: for the best
- * logit, for the mass of all, for those near the best. Only these are brought into order, by a max-heap, as far as the cuts
- * need; when they do not suffice, more are taken.
+ * Sampling. The candidates are narrowed step by step: temperature, top-k, top-p, min-p, each on
+ * what the one before left. A card waits while a token is drawn, so a vocabulary of 154,880 is only
+ * looked through in simple passes: for the best logit, for the mass of all, for those near the
+ * best. Only these are brought into order, by a max-heap, as far as the cuts need; when they do not
+ * suffice, more are taken.
  */
 #include "src/engine/sampler.h"
 
@@ -115,7 +116,8 @@ static inline float best_of(const float *x, size_t n)
 	return best;
 }
 
-/* The best, of equal ones the first; 0 when all are NaN. Only the block where it was found is looked through again. */
+/* The best, of equal ones the first; 0 when all are NaN. Only the block where it was found is
+ * looked through again. */
 static int32_t greedy(const float *logits, int32_t n)
 {
 	size_t count = (size_t)n, where = 0;
@@ -206,15 +208,17 @@ static size_t gather(struct sampler_candidate *h, const float *logits, size_t n,
 	return k;
 }
 
-/* Draws from the best that the cuts leave of h[0 .. n_near), the candidates near the top; all: the mass of all, 0 when top-k says
- * what all are. Returns -1 when it takes more of them, and there are. */
-static int32_t draw_near(
-	struct sampler *s, struct sampler_candidate *h, size_t n_near, size_t n, double all, float *probability)
+/* Draws from the best that the cuts leave of h[0 .. n_near), the candidates near the top; all: the
+ * mass of all, 0 when top-k says what all are. Returns -1 when it takes more of them, and there
+ * are. */
+static int32_t draw_near(struct sampler *s, struct sampler_candidate *h, size_t n_near, size_t n,
+	double all, float *probability)
 {
 	const struct sampler_options *o = &s->options;
 	double inv_t = 1.0 / (double)o->temperature, kept = 0;
 	float top = h[0].logit;
-	size_t limit = o->top_k > 0 && (size_t)o->top_k < n ? (size_t)o->top_k : n, popped = 0, taken = 0;
+	size_t limit = o->top_k > 0 && (size_t)o->top_k < n ? (size_t)o->top_k : n, popped = 0,
+		   taken = 0;
 	if (limit < n) {
 		if (n_near < limit)
 			return -1;

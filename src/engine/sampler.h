@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Logits -> token. Greedy at temperature 0, else temperature, top-k, top-p, min-p, in that order, with a seeded generator. */
+/* Logits -> token. Greedy at temperature 0, else temperature, top-k, top-p, min-p, in that order,
+ * with a seeded generator. */
 #ifndef GLM_ENGINE_SAMPLER_H
 #define GLM_ENGINE_SAMPLER_H
 
@@ -27,8 +28,9 @@ struct sampler {
 void sampler_init(struct sampler *s, const struct sampler_options *options);
 void sampler_fini(struct sampler *s);
 
-/* Picks one of the first n_valid ids (the rows beyond are padding and never chosen). logits: [n_valid] or more, not
- * changed. NaN counts as -infinity. probability (may be NULL): that of the pick under the sampled distribution. */
+/* Picks one of the first n_valid ids (the rows beyond are padding and never chosen). logits:
+ * [n_valid] or more, not changed. NaN counts as -infinity. probability (may be NULL): that of the
+ * pick under the sampled distribution. */
 int32_t sampler_pick(struct sampler *s, const float *logits, int32_t n_valid, float *probability);
 
 /* ln softmax(logits)[id] over the first n_valid ids, in double. */

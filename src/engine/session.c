@@ -36,7 +36,8 @@ int session_new(struct engine *g, struct session **out, struct err *e)
 		session_free(s);
 		return err_set(e, ERR_MEMORY, "no memory for a session of %u tokens", g->context);
 	}
-	int rc = g->backend->ops->alloc(g->backend, MEM_SHARED, logits_bytes(g), (void **)&s->logits, e);
+	int rc =
+		g->backend->ops->alloc(g->backend, MEM_SHARED, logits_bytes(g), (void **)&s->logits, e);
 	if (rc) {
 		session_free(s);
 		return rc;
@@ -73,7 +74,8 @@ int session_enable_mtp(struct session *s, struct err *e)
 		bug("MTP enabled after %u tokens", s->length);
 	if (s->mtp)
 		return 0;
-	int rc = b->ops->alloc(b, MEM_DEVICE, s->g->model.config.n_embd * sizeof(float), (void **)&s->hidden, e);
+	int rc = b->ops->alloc(
+		b, MEM_DEVICE, s->g->model.config.n_embd * sizeof(float), (void **)&s->hidden, e);
 	s->mtp = rc == 0;
 	return rc;
 }
@@ -83,7 +85,8 @@ static int check_tokens(const struct session *s, const int32_t *tokens, uint32_t
 	int32_t n_vocab = (int32_t)s->g->model.config.n_vocab;
 	for (uint32_t i = 0; i < n; i++)
 		if (tokens[i] < 0 || tokens[i] >= n_vocab)
-			return err_set(e, ERR_INPUT, "token %u has id %d, expected 0 to %d", i, tokens[i], n_vocab - 1);
+			return err_set(
+				e, ERR_INPUT, "token %u has id %d, expected 0 to %d", i, tokens[i], n_vocab - 1);
 	return 0;
 }
 
@@ -91,14 +94,15 @@ static int check_room(const struct session *s, uint64_t length, struct err *e)
 {
 	if (length <= s->g->context)
 		return 0;
-	err_set(
-		e, ERR_INPUT, "%llu tokens do not fit the context of %u", (unsigned long long)length, s->g->context);
+	err_set(e, ERR_INPUT, "%llu tokens do not fit the context of %u", (unsigned long long)length,
+		s->g->context);
 	if (s->g->context < s->g->model.config.n_context)
 		err_hint(e, "a larger -c takes more, up to the model's %u", s->g->model.config.n_context);
 	return ERR_INPUT;
 }
 
-int session_check(const struct session *s, const int32_t *tokens, uint32_t n, uint64_t length, struct err *e)
+int session_check(
+	const struct session *s, const int32_t *tokens, uint32_t n, uint64_t length, struct err *e)
 {
 	int rc = check_tokens(s, tokens, n, e);
 	return rc ? rc : check_room(s, length, e);
@@ -119,9 +123,10 @@ static struct forward_taps step_taps(struct session *s, uint32_t n)
 	return f;
 }
 
-/* One chunk: tokens already stand at s->tokens[length ..). rows: [n][vocab] or NULL; last: keep the logits. */
-static int step(
-	struct session *s, uint32_t n, float *rows, bool last, const struct session_watch *watch, struct err *e)
+/* One chunk: tokens already stand at s->tokens[length ..). rows: [n][vocab] or NULL; last: keep the
+ * logits. */
+static int step(struct session *s, uint32_t n, float *rows, bool last,
+	const struct session_watch *watch, struct err *e)
 {
 	struct model *m = &s->g->model;
 	size_t n_embd = m->config.n_embd, n_vocab = m->config.n_vocab;
@@ -176,8 +181,8 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
 	if (!n)
 		return 0;
 	if (s->mtp && s->length && !s->has_hidden) {
-		/* the pair of the last position needs its hidden state: compute that position again (the pair before it
-		 * stands in the cache) */
+		/* the pair of the last position needs its hidden state: compute that position again (the
+		 * pair before it stands in the cache) */
 		s->length--;
 		if ((rc = step(s, 1, NULL, false, watch, e)))
 			return rc;
@@ -195,8 +200,8 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
 	return 0;
 }
 
-int session_sync(struct session *s, const int32_t *tokens, uint32_t n, const struct session_watch *watch,
-	uint32_t *n_reused, struct err *e)
+int session_sync(struct session *s, const int32_t *tokens, uint32_t n,
+	const struct session_watch *watch, uint32_t *n_reused, struct err *e)
 {
 	int rc;
 	if (!n)
@@ -243,11 +248,13 @@ const float *session_logits(const struct session *s)
 int session_mtp_logits(struct session *s, int32_t next, float *logits, struct err *e)
 {
 	if (!s->mtp || !s->has_hidden)
-		return err_set(e, ERR_RUN, "MTP logits need session_enable_mtp and a computed last position");
+		return err_set(
+			e, ERR_RUN, "MTP logits need session_enable_mtp and a computed last position");
 	int rc = check_tokens(s, &next, 1, e);
 	if (rc)
 		return rc;
-	return mtp_draft(&s->g->model, &s->g->kv, s->hidden, next, (int32_t)s->length - 1, s->base, logits, e);
+	return mtp_draft(
+		&s->g->model, &s->g->kv, s->hidden, next, (int32_t)s->length - 1, s->base, logits, e);
 }
 
 void session_set_taps(struct session *s, struct session_taps *taps)

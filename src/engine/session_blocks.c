@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The only file of the engine that knows lz4. Compression is tried on every block and kept where it saves a sixteenth: of
- * latents and index keys only layer 0 shrinks (equal tokens have equal rows there), everywhere else lz4 finds nothing, with
- * and without sorting bytes or bits into planes first (`glmstream bench session` shows it); texts and tokens shrink well.
+ * The only file of the engine that knows lz4. Compression is tried on every block and kept where it
+ * saves a sixteenth: of latents and index keys only layer 0 shrinks (equal tokens have equal rows
+ * there), everywhere else lz4 finds nothing, with and without sorting bytes or bits into planes
+ * first (`glmstream bench session` shows it); texts and tokens shrink well.
  */
 #include "src/engine/session_blocks.h"
 
@@ -99,7 +100,8 @@ static const char *unpack(struct block_stream *b, size_t stored, void *out, size
 }
 #endif
 
-int block_stream_init(struct block_stream *b, FILE *f, const char *name, size_t max_bytes, struct err *e)
+int block_stream_init(
+	struct block_stream *b, FILE *f, const char *name, size_t max_bytes, struct err *e)
 {
 	*b = (struct block_stream){.f = f, .name = name};
 	b->packed_bytes = packed_bound(MAX(max_bytes, BLOCK_MAX_BYTES));
@@ -122,7 +124,8 @@ int block_write(struct block_stream *b, const void *data, size_t n, struct err *
 	store_u32(head + 4, packed ? CODING_LZ4 : CODING_RAW);
 	store_u64(head + 8, check_of(b, head, stored));
 	size_t bytes = load_u32(head);
-	if (fwrite(head, 1, sizeof head, b->f) != sizeof head || fwrite(stored, 1, bytes, b->f) != bytes)
+	if (fwrite(head, 1, sizeof head, b->f) != sizeof head ||
+		fwrite(stored, 1, bytes, b->f) != bytes)
 		return err_set(e, ERR_RUN, "%.400s: cannot be written: %m", b->name);
 	b->n_blocks++;
 	b->raw_bytes += n;
@@ -150,19 +153,21 @@ int block_read(struct block_stream *b, void *out, size_t n, struct err *e)
 	uint32_t stored = load_u32(head), coding = load_u32(head + 4);
 	if (coding > CODING_LZ4 || stored > n || !stored || (coding == CODING_RAW && stored != n) ||
 		stored > b->packed_bytes)
-		return err_set(e, ERR_INPUT, "%.400s: block %u is damaged: %u bytes of kind %u, expected up to %zu",
-			b->name, b->n_blocks, stored, coding, n);
+		return err_set(e, ERR_INPUT,
+			"%.400s: block %u is damaged: %u bytes of kind %u, expected up to %zu", b->name,
+			b->n_blocks, stored, coding, n);
 	uint8_t *to = coding == CODING_RAW ? out : b->packed;
 	if (fread(to, 1, stored, b->f) != stored)
 		return ends_early(b, e);
 	uint64_t check = check_of(b, head, to);
 	if (check != load_u64(head + 8))
-		return err_set(e, ERR_INPUT, "%.400s: block %u is damaged: check value %016llx, expected %016llx",
-			b->name, b->n_blocks, (unsigned long long)check, (unsigned long long)load_u64(head + 8));
+		return err_set(e, ERR_INPUT,
+			"%.400s: block %u is damaged: check value %016llx, expected %016llx", b->name,
+			b->n_blocks, (unsigned long long)check, (unsigned long long)load_u64(head + 8));
 	const char *why = coding == CODING_LZ4 ? unpack(b, stored, out, n) : NULL;
 	if (why)
-		return err_set(e, ERR_INPUT, "%.400s: block %u is an lz4 frame that cannot be read: %s", b->name,
-			b->n_blocks, why);
+		return err_set(e, ERR_INPUT, "%.400s: block %u is an lz4 frame that cannot be read: %s",
+			b->name, b->n_blocks, why);
 	b->n_blocks++;
 	b->raw_bytes += n;
 	b->stored_bytes += stored;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The body of a session file: blocks, each of a length that the reader knows beforehand, each with its own check, each as it
- * is or as one lz4 frame, whichever is clearly smaller.
+ * The body of a session file: blocks, each of a length that the reader knows beforehand, each with
+ * its own check, each as it is or as one lz4 frame, whichever is clearly smaller.
  *
  *   u32 stored   bytes that follow the block head
  *   u32 coding   0: as it is, 1: an lz4 frame with content size and content checksum
  *   u64 check    over seed, number of the block, stored, coding and the stored bytes
  *
- * The seed is the check of the file's head: a block of another file, or in another place, is refused as a damaged one is.
- * A reader never looks at stored bytes whose check is wrong. Without liblz4 everything is stored as it is, and a compressed
- * block is refused with a sentence.
+ * The seed is the check of the file's head: a block of another file, or in another place, is
+ * refused as a damaged one is. A reader never looks at stored bytes whose check is wrong. Without
+ * liblz4 everything is stored as it is, and a compressed block is refused with a sentence.
  */
 #ifndef GLM_ENGINE_SESSION_BLOCKS_H
 #define GLM_ENGINE_SESSION_BLOCKS_H
@@ -36,14 +36,15 @@ struct block_stream {
 };
 
 /* Blocks of up to `max_bytes` (at least BLOCK_MAX_BYTES are taken). ERR_MEMORY. */
-int block_stream_init(struct block_stream *b, FILE *f, const char *name, size_t max_bytes, struct err *e);
+int block_stream_init(
+	struct block_stream *b, FILE *f, const char *name, size_t max_bytes, struct err *e);
 void block_stream_fini(struct block_stream *b); /* accepts a zeroed struct; leaves f alone */
 
 /* Writes one block; n > 0. ERR_RUN when the file takes no more. */
 int block_write(struct block_stream *b, const void *data, size_t n, struct err *e);
 
-/* Reads the next block, which must hold exactly n bytes. ERR_INPUT with a sentence when it does not, ends early or is
- * damaged; `out` is undefined then. */
+/* Reads the next block, which must hold exactly n bytes. ERR_INPUT with a sentence when it does
+ * not, ends early or is damaged; `out` is undefined then. */
 int block_read(struct block_stream *b, void *out, size_t n, struct err *e);
 
 #endif

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Writing and reading are the same walk over the caches (next_rows). The head is checked completely before anything of the
- * body is looked at; every size of the body follows from the head and is known before a block is read. A session that has
- * something to lose reads the file twice: the first time only checks.
+ * Writing and reading are the same walk over the caches (next_rows). The head is checked completely
+ * before anything of the body is looked at; every size of the body follows from the head and is
+ * known before a block is read. A session that has something to lose reads the file twice: the
+ * first time only checks.
  */
 #include "src/engine/session_file.h"
 
@@ -57,7 +58,8 @@ uint64_t session_fingerprint(struct engine *g)
 	const uint64_t numbers[] = {c->n_layers, c->n_mtp, c->n_embd, c->n_vocab, c->n_heads, c->q_rank,
 		c->kv_rank, c->head_nope, c->head_rope, c->head_value, c->n_dense, c->n_experts, c->n_used,
 		c->n_group, c->n_group_used, c->norm_weights, c->index_heads, c->index_dim, c->index_top_k};
-	const float floats[] = {c->weights_scale, c->rope_base, c->rms_eps, c->latent_eps, c->index_eps};
+	const float floats[] = {
+		c->weights_scale, c->rope_base, c->rms_eps, c->latent_eps, c->index_eps};
 	uint64_t h = hash_u64(HASH_START, g->fingerprint);
 	h = hash_bytes(h, numbers, sizeof numbers);
 	h = hash_bytes(h, floats, sizeof floats);
@@ -79,8 +81,8 @@ struct rows {
 	size_t row_bytes;
 };
 
-/* The rows of cache number *at (two to a layer) that a file of [first, n) keeps; false behind the last. With `mtp` the
- * layer behind the trunk belongs to it. Caches without rows are left out. */
+/* The rows of cache number *at (two to a layer) that a file of [first, n) keeps; false behind the
+ * last. With `mtp` the layer behind the trunk belongs to it. Caches without rows are left out. */
 static bool next_rows(
 	const struct session *s, uint32_t first, uint32_t n, bool mtp, uint32_t *at, struct rows *r)
 {
@@ -92,7 +94,8 @@ static bool next_rows(
 		uint32_t from = first > shift ? first - shift : 0;
 		if (!v->data || n <= from + shift)
 			continue;
-		*r = (struct rows){v, from, n - shift - from, (size_t)v->width * (v->type == DTYPE_F32 ? 4 : 2)};
+		*r = (struct rows){
+			v, from, n - shift - from, (size_t)v->width * (v->type == DTYPE_F32 ? 4 : 2)};
 		++*at;
 		return true;
 	}
@@ -123,9 +126,9 @@ static uint64_t blocks_for(uint64_t bytes, size_t piece)
 uint64_t session_file_bytes(const struct session *s, uint32_t n, size_t note_bytes)
 {
 	uint64_t tokens = (uint64_t)n * sizeof(int32_t);
-	uint64_t sum =
-		SESSION_FILE_HEAD + tokens + note_bytes +
-		BLOCK_HEAD * (blocks_for(tokens, BLOCK_MAX_BYTES) + blocks_for(note_bytes, BLOCK_MAX_BYTES));
+	uint64_t sum = SESSION_FILE_HEAD + tokens + note_bytes +
+				   BLOCK_HEAD * (blocks_for(tokens, BLOCK_MAX_BYTES) +
+									blocks_for(note_bytes, BLOCK_MAX_BYTES));
 	struct rows r;
 	for (uint32_t at = 0; n && next_rows(s, 0, n, s->mtp, &at, &r);)
 		sum += r.n * r.row_bytes + BLOCK_HEAD * blocks_for(r.n, piece_rows(r.row_bytes));
@@ -190,8 +193,8 @@ static int write_bytes(struct block_stream *b, const void *data, uint64_t n, str
 	return rc;
 }
 
-static int write_rows(
-	struct session *s, struct block_stream *b, const struct head *h, uint8_t *scratch, struct err *e)
+static int write_rows(struct session *s, struct block_stream *b, const struct head *h,
+	uint8_t *scratch, struct err *e)
 {
 	const struct backend_ops *ops = s->g->backend->ops;
 	struct rows r;
@@ -208,8 +211,8 @@ static int write_rows(
 	return rc;
 }
 
-static int save(struct session *s, uint32_t first, uint32_t n, bool part, const char *path, const void *note,
-	size_t note_bytes, struct session_file_info *info, struct err *e)
+static int save(struct session *s, uint32_t first, uint32_t n, bool part, const char *path,
+	const void *note, size_t note_bytes, struct session_file_info *info, struct err *e)
 {
 	struct out_file out = {0};
 	struct block_stream b = {0};
@@ -249,8 +252,8 @@ int session_file_save(struct session *s, const char *path, const void *note, siz
 	struct session_file_info *info, struct err *e)
 {
 	if (note_bytes > SESSION_FILE_NOTE_MAX)
-		return err_set(e, ERR_INPUT, "%.400s: a note of %zu bytes, a session file takes up to %u", path,
-			note_bytes, SESSION_FILE_NOTE_MAX);
+		return err_set(e, ERR_INPUT, "%.400s: a note of %zu bytes, a session file takes up to %u",
+			path, note_bytes, SESSION_FILE_NOTE_MAX);
 	return save(s, 0, s->length, false, path, note, note_bytes, info, e);
 }
 
@@ -271,14 +274,16 @@ static int read_head(FILE *f, const char *name, struct head *h, struct err *e)
 	if (got != sizeof in) {
 		if (ferror(f))
 			return err_errno(e, errno, "%.400s: cannot be read", name);
-		return err_set(e, ERR_INPUT, "%.400s: has %zu bytes, expected a session file with a head of %u", name,
-			got, SESSION_FILE_HEAD);
+		return err_set(e, ERR_INPUT,
+			"%.400s: has %zu bytes, expected a session file with a head of %u", name, got,
+			SESSION_FILE_HEAD);
 	}
 	if (memcmp(in + AT_MAGIC, magic, sizeof magic))
-		return err_set(e, ERR_INPUT, "%.400s: is not a session file: it does not begin with %s", name, magic);
+		return err_set(
+			e, ERR_INPUT, "%.400s: is not a session file: it does not begin with %s", name, magic);
 	if (load_u32(in + AT_VERSION) != SESSION_FILE_VERSION)
-		return err_set(e, ERR_INPUT, "%.400s: is a session file of version %u, expected version %u", name,
-			load_u32(in + AT_VERSION), SESSION_FILE_VERSION);
+		return err_set(e, ERR_INPUT, "%.400s: is a session file of version %u, expected version %u",
+			name, load_u32(in + AT_VERSION), SESSION_FILE_VERSION);
 	*h = (struct head){
 		.fingerprint = load_u64(in + AT_FINGERPRINT),
 		.note_bytes = load_u64(in + AT_NOTE),
@@ -295,8 +300,9 @@ static int read_head(FILE *f, const char *name, struct head *h, struct err *e)
 	copy_text(h->model, sizeof h->model, (const char *)in + AT_MODEL, sizeof h->model);
 	uint64_t check = hash_bytes(HASH_START, in, SESSION_FILE_HEAD_ENDS);
 	if (check != h->check)
-		return err_set(e, ERR_INPUT, "%.400s: the head is damaged: check value %016llx, expected %016llx",
-			name, (unsigned long long)check, (unsigned long long)h->check);
+		return err_set(e, ERR_INPUT,
+			"%.400s: the head is damaged: check value %016llx, expected %016llx", name,
+			(unsigned long long)check, (unsigned long long)h->check);
 	return 0;
 }
 
@@ -306,14 +312,16 @@ static const char *kv_name(uint32_t value_bytes)
 }
 
 /* Can this session take what the head announces? */
-static int check_head(const struct session *s, const struct head *h, const char *name, struct err *e)
+static int check_head(
+	const struct session *s, const struct head *h, const char *name, struct err *e)
 {
 	struct head own = own_head(s);
 	uint32_t context = s->g->context;
-	if (h->fingerprint != own.fingerprint || h->n_layers != own.n_layers || h->latent != own.latent ||
-		h->index != own.index) {
+	if (h->fingerprint != own.fingerprint || h->n_layers != own.n_layers ||
+		h->latent != own.latent || h->index != own.index) {
 		err_set(e, ERR_INPUT,
-			"%.300s: was saved with the model \"%.100s\" (fingerprint %016llx, %u layers), expected "
+			"%.300s: was saved with the model \"%.100s\" (fingerprint %016llx, %u layers), "
+			"expected "
 			"\"%.100s\" "
 			"(fingerprint %016llx, %u layers)",
 			name, h->model, (unsigned long long)h->fingerprint, h->n_layers, own.model,
@@ -326,20 +334,21 @@ static int check_head(const struct session *s, const struct head *h, const char 
 	if (h->mtp > 1)
 		return err_set(e, ERR_INPUT, "%.400s: has %u MTP layers, expected 0 or 1", name, h->mtp);
 	if (own.mtp && !h->mtp) {
-		err_set(
-			e, ERR_INPUT, "%.400s: was saved without the rows of the MTP layer, which this run needs", name);
+		err_set(e, ERR_INPUT,
+			"%.400s: was saved without the rows of the MTP layer, which this run needs", name);
 		return err_hint(e, "without drafts it can be read");
 	}
 	if (h->first > h->n)
-		return err_set(
-			e, ERR_INPUT, "%.400s: begins with row %u of %u, which makes no sense", name, h->first, h->n);
+		return err_set(e, ERR_INPUT, "%.400s: begins with row %u of %u, which makes no sense", name,
+			h->first, h->n);
 	if (h->n > context) {
-		err_set(e, ERR_INPUT, "%.400s: holds %u tokens, the context has room for %u", name, h->n, context);
+		err_set(e, ERR_INPUT, "%.400s: holds %u tokens, the context has room for %u", name, h->n,
+			context);
 		return err_hint(e, "-c %u or more takes them", h->n);
 	}
 	if (h->note_bytes > SESSION_FILE_NOTE_MAX)
-		return err_set(e, ERR_INPUT, "%.400s: announces a note of %llu bytes, expected at most %u", name,
-			(unsigned long long)h->note_bytes, SESSION_FILE_NOTE_MAX);
+		return err_set(e, ERR_INPUT, "%.400s: announces a note of %llu bytes, expected at most %u",
+			name, (unsigned long long)h->note_bytes, SESSION_FILE_NOTE_MAX);
 	return 0;
 }
 
@@ -352,8 +361,8 @@ static int read_bytes(struct block_stream *b, void *out, uint64_t n, struct err 
 }
 
 /* apply: put them into the caches, else only check. */
-static int read_rows(struct session *s, struct block_stream *b, const struct head *h, uint8_t *scratch,
-	bool apply, struct err *e)
+static int read_rows(struct session *s, struct block_stream *b, const struct head *h,
+	uint8_t *scratch, bool apply, struct err *e)
 {
 	const struct backend_ops *ops = s->g->backend->ops;
 	uint32_t trunk = s->g->model.config.n_layers;
@@ -387,7 +396,8 @@ static void content_fini(struct content *c)
 	*c = (struct content){0};
 }
 
-static int read_tokens(const struct session *s, struct block_stream *b, struct content *c, struct err *e)
+static int read_tokens(
+	const struct session *s, struct block_stream *b, struct content *c, struct err *e)
 {
 	int32_t n_vocab = (int32_t)s->g->model.config.n_vocab;
 	c->tokens = mem_try_new(MAX(c->head.n, 1), sizeof *c->tokens);
@@ -411,9 +421,10 @@ static int read_note(struct block_stream *b, struct content *c, struct err *e)
 	return read_bytes(b, text, n, e);
 }
 
-/* The file from its beginning. first, tokens, n: what a part must hold; tokens NULL: a whole session. */
-static int read_content(struct session *s, FILE *f, const char *name, uint32_t first, const int32_t *tokens,
-	uint32_t n, bool apply, struct content *c, struct err *e)
+/* The file from its beginning. first, tokens, n: what a part must hold; tokens NULL: a whole
+ * session. */
+static int read_content(struct session *s, FILE *f, const char *name, uint32_t first,
+	const int32_t *tokens, uint32_t n, bool apply, struct content *c, struct err *e)
 {
 	struct block_stream b = {0};
 	uint8_t *scratch = NULL;
@@ -426,8 +437,8 @@ static int read_content(struct session *s, FILE *f, const char *name, uint32_t f
 			"%.400s: is a part of a prefix store (rows %u to %u), expected a whole session", name,
 			c->head.first, c->head.n);
 	if (tokens && (c->head.first != first || c->head.n != n || c->head.note_bytes))
-		return err_set(e, ERR_INPUT, "%.400s: holds rows %u to %u, expected %u to %u", name, c->head.first,
-			c->head.n, first, n);
+		return err_set(e, ERR_INPUT, "%.400s: holds rows %u to %u, expected %u to %u", name,
+			c->head.first, c->head.n, first, n);
 	if (!(scratch = mem_try_new(largest_piece(s), 1)))
 		return err_set(e, ERR_MEMORY, "%.400s: no memory to read it", name);
 	if ((rc = block_stream_init(&b, f, name, largest_piece(s), e)))
@@ -445,7 +456,8 @@ static int read_content(struct session *s, FILE *f, const char *name, uint32_t f
 	}
 	if ((rc = read_rows(s, &b, &c->head, scratch, apply, e)))
 		goto out;
-	/* an engine that did not load the MTP layer does not know the size of its rows and leaves them */
+	/* an engine that did not load the MTP layer does not know the size of its rows and leaves them
+	 */
 	bool leaves_mtp = c->head.mtp && !s->g->kv.latent[s->g->model.config.n_layers].data;
 	if (!leaves_mtp && fgetc(f) != EOF)
 		rc = err_set(e, ERR_INPUT, "%.400s: goes on behind the last block, expected its end", name);
@@ -484,12 +496,12 @@ int session_file_read(struct session *s, FILE *f, const char *name, struct buf *
 	if ((rc = read_content(s, f, name, 0, NULL, 0, true, &c, e)) || (rc = adopt(s, &c, e)))
 		goto out;
 	if (strcmp(c.head.backend, s->g->backend->ops->name))
-		log_warn(
-			"%s: was computed by the %s backend; what follows differs from an unbroken run in the last bits",
+		log_warn("%s: was computed by the %s backend; what follows differs from an unbroken run in "
+				 "the last bits",
 			name, c.head.backend);
 	if (info) {
-		*info =
-			(struct session_file_info){.first = 0, .n = c.head.n, .bytes = c.bytes, .raw_bytes = c.raw_bytes};
+		*info = (struct session_file_info){
+			.first = 0, .n = c.head.n, .bytes = c.bytes, .raw_bytes = c.raw_bytes};
 		memcpy(info->model, c.head.model, sizeof info->model);
 		memcpy(info->backend, c.head.backend, sizeof info->backend);
 	}
@@ -506,12 +518,14 @@ out:
 static int open_file(const char *path, FILE **f, struct err *e)
 {
 	struct stat st;
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe by mistake must not hang */
+	int fd =
+		open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* opening a pipe by mistake must not hang */
 	if (fd < 0)
 		return err_errno(e, errno, "%.400s", path);
 	if (fstat(fd, &st) || !S_ISREG(st.st_mode)) {
 		close(fd);
-		return err_set(e, ERR_INPUT, "%.400s: is not a regular file, expected a session file", path);
+		return err_set(
+			e, ERR_INPUT, "%.400s: is not a regular file, expected a session file", path);
 	}
 	*f = fdopen(fd, "r");
 	if (*f)
@@ -520,8 +534,8 @@ static int open_file(const char *path, FILE **f, struct err *e)
 	return err_set(e, ERR_MEMORY, "%.400s: no memory to read it", path);
 }
 
-int session_file_load(
-	struct session *s, const char *path, struct buf *note, struct session_file_info *info, struct err *e)
+int session_file_load(struct session *s, const char *path, struct buf *note,
+	struct session_file_info *info, struct err *e)
 {
 	FILE *f;
 	int rc = open_file(path, &f, e);
@@ -532,8 +546,8 @@ int session_file_load(
 	return rc;
 }
 
-int session_rows_load(
-	struct session *s, uint32_t first, const int32_t *tokens, uint32_t n, const char *path, struct err *e)
+int session_rows_load(struct session *s, uint32_t first, const int32_t *tokens, uint32_t n,
+	const char *path, struct err *e)
 {
 	if (first > s->length || n <= first)
 		bug("rows %u to %u behind %u tokens", first, n, s->length);

@@ -22,7 +22,9 @@ struct session {
 	uint32_t tap_rows; /* tokens computed since the taps were set */
 };
 
-/* ERR_INPUT when one of the n tokens is no id of the model, or when `length` is beyond the context. */
-int session_check(const struct session *s, const int32_t *tokens, uint32_t n, uint64_t length, struct err *e);
+/* ERR_INPUT when one of the n tokens is no id of the model, or when `length` is beyond the context.
+ */
+int session_check(
+	const struct session *s, const int32_t *tokens, uint32_t n, uint64_t length, struct err *e);
 
 #endif

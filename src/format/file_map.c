@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Read-only file mappings. The descriptor is closed at once: readers that want O_DIRECT open the file by themselves. */
+/* Read-only file mappings. The descriptor is closed at once: readers that want O_DIRECT open the
+ * file by themselves. */
 #include "src/format/file_map.h"
 
 #include <errno.h>

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * GGUF version 3 files, for reading: metadata (key -> typed value) and the table of tensors. Nothing is copied out of the
- * file but names: values, strings and tensor data are views into the bytes that were parsed, valid until gguf_close.
+ * GGUF version 3 files, for reading: metadata (key -> typed value) and the table of tensors.
+ * Nothing is copied out of the file but names: values, strings and tensor data are views into the
+ * bytes that were parsed, valid until gguf_close.
  *
- * Everything is checked before it is used: counts against the bytes that are left, names (1 .. 255 bytes, no control
- * bytes, no duplicates), shapes, block sizes, alignment, and that no two tensors overlap (or, in a file that says so, that
- * they are the same bytes throughout). A struct gguf that exists is consistent, and is constant: any number of threads may
- * read it.
+ * Everything is checked before it is used: counts against the bytes that are left, names (1 .. 255
+ * bytes, no control bytes, no duplicates), shapes, block sizes, alignment, and that no two tensors
+ * overlap (or, in a file that says so, that they are the same bytes throughout). A struct gguf that
+ * exists is consistent, and is constant: any number of threads may read it.
  *
- * A split set (NAME-00001-of-00005.gguf ...) is opened by naming its first part; the tensors of all parts form one table.
- * Keys are those of the first part.
+ * A split set (NAME-00001-of-00005.gguf ...) is opened by naming its first part; the tensors of all
+ * parts form one table. Keys are those of the first part.
  */
 #ifndef GLM_FORMAT_GGUF_H
 #define GLM_FORMAT_GGUF_H
@@ -40,8 +41,8 @@ enum gguf_type {
 	GGUF_TYPE_LIMIT = 13,
 };
 
-/* A file with this key (of any value) may have several tensors of equal type and size at the same place: files for
- * measuring, which would not fit the disk otherwise. */
+/* A file with this key (of any value) may have several tensors of equal type and size at the same
+ * place: files for measuring, which would not fit the disk otherwise. */
 #define GGUF_SHARED_DATA_KEY "glmstream.synth.alias"
 
 #define GGUF_NAME_MAX          255 /* bytes of a key or tensor name */
@@ -101,20 +102,21 @@ struct gguf {
 
 /* ---- open ---- */
 
-/* Maps and parses a file, with all its parts when it is the first of a split set. On success *out is the caller's, to be
- * released with gguf_close. On failure *out is NULL. */
+/* Maps and parses a file, with all its parts when it is the first of a split set. On success *out
+ * is the caller's, to be released with gguf_close. On failure *out is NULL. */
 int gguf_open(const char *path, struct gguf **out, struct err *e);
 
-/* Parses the complete bytes of one file, lent until gguf_close. `name` stands for the file in errors and files[0].path. A
- * part of a split set is parsed as it stands, without the others. */
+/* Parses the complete bytes of one file, lent until gguf_close. `name` stands for the file in
+ * errors and files[0].path. A part of a split set is parsed as it stands, without the others. */
 int gguf_parse(const void *bytes, size_t n, const char *name, struct gguf **out, struct err *e);
 
 void gguf_close(struct gguf *g); /* accepts NULL */
 
 /* ---- metadata ----
- * The getters answer 0 or ERR_INPUT with a sentence: key missing, or of another type than expected, or out of range. A
- * failed getter leaves *out alone. Integers of any width are taken for an integer key, F64 for a float. The _or getters
- * accept a missing key and answer `fallback` then; a value of the wrong type is still an error. */
+ * The getters answer 0 or ERR_INPUT with a sentence: key missing, or of another type than expected,
+ * or out of range. A failed getter leaves *out alone. Integers of any width are taken for an
+ * integer key, F64 for a float. The _or getters accept a missing key and answer `fallback` then; a
+ * value of the wrong type is still an error. */
 
 const struct gguf_kv *gguf_find(const struct gguf *g, const char *key); /* NULL: absent */
 
@@ -124,21 +126,27 @@ int gguf_get_f32(const struct gguf *g, const char *key, float *out, struct err *
 int gguf_get_bool(const struct gguf *g, const char *key, bool *out, struct err *e);
 int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *out, struct err *e);
 
-int gguf_get_u32_or(const struct gguf *g, const char *key, uint32_t fallback, uint32_t *out, struct err *e);
-int gguf_get_u64_or(const struct gguf *g, const char *key, uint64_t fallback, uint64_t *out, struct err *e);
-int gguf_get_f32_or(const struct gguf *g, const char *key, float fallback, float *out, struct err *e);
-int gguf_get_bool_or(const struct gguf *g, const char *key, bool fallback, bool *out, struct err *e);
+int gguf_get_u32_or(
+	const struct gguf *g, const char *key, uint32_t fallback, uint32_t *out, struct err *e);
+int gguf_get_u64_or(
+	const struct gguf *g, const char *key, uint64_t fallback, uint64_t *out, struct err *e);
+int gguf_get_f32_or(
+	const struct gguf *g, const char *key, float fallback, float *out, struct err *e);
+int gguf_get_bool_or(
+	const struct gguf *g, const char *key, bool fallback, bool *out, struct err *e);
 
 /* Arrays: whole numbers or bools, floats, strings. */
 int gguf_get_ints(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e);
 int gguf_get_floats(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e);
 int gguf_get_strs(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e);
 
-/* Element i < a->n of an array of numbers or bools. A u64 above INT64_MAX is answered as INT64_MAX; floats are cut. */
+/* Element i < a->n of an array of numbers or bools. A u64 above INT64_MAX is answered as INT64_MAX;
+ * floats are cut. */
 int64_t gguf_array_i64(const struct gguf_array *a, uint64_t i);
 double gguf_array_f64(const struct gguf_array *a, uint64_t i);
 
-const char *gguf_type_name(uint32_t type); /* "u32", "array", ...; "type N" (thread-local) when unknown */
+const char *gguf_type_name(
+	uint32_t type); /* "u32", "array", ...; "type N" (thread-local) when unknown */
 
 /* ---- tensors ---- */
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Lookup of keys and tensors by name, and typed access to values. The parser has checked all bytes before. */
+/* Lookup of keys and tensors by name, and typed access to values. The parser has checked all bytes
+ * before. */
 #include "src/format/gguf_read.h"
 
 #include "src/base/num.h"
@@ -138,16 +139,18 @@ static const struct gguf_kv *need(const struct gguf *g, const char *key, struct 
 	return kv;
 }
 
-static int wrong_type(const struct gguf *g, const struct gguf_kv *kv, const char *expected, struct err *e)
+static int wrong_type(
+	const struct gguf *g, const struct gguf_kv *kv, const char *expected, struct err *e)
 {
 	if (kv->type == GGUF_ARRAY)
-		return err_set(e, ERR_INPUT, "%s: key %s is an array of %s, %s expected", g->files[0].path, kv->key,
-			gguf_type_name(kv->value.type), expected);
+		return err_set(e, ERR_INPUT, "%s: key %s is an array of %s, %s expected", g->files[0].path,
+			kv->key, gguf_type_name(kv->value.type), expected);
 	return err_set(e, ERR_INPUT, "%s: key %s has type %s, %s expected", g->files[0].path, kv->key,
 		gguf_type_name(kv->type), expected);
 }
 
-static int get_uint(const struct gguf *g, const char *key, uint64_t max, uint64_t *out, struct err *e)
+static int get_uint(
+	const struct gguf *g, const char *key, uint64_t max, uint64_t *out, struct err *e)
 {
 	const struct gguf_kv *kv = need(g, key, e);
 	if (!kv)
@@ -164,8 +167,8 @@ static int get_uint(const struct gguf *g, const char *key, uint64_t max, uint64_
 	}
 	int64_t v = gguf_array_i64(&kv->value, 0);
 	if (v < 0 || (uint64_t)v > max)
-		return err_set(e, ERR_INPUT, "%s: key %s is %" PRId64 ", 0 to %" PRIu64 " expected", g->files[0].path,
-			key, v, max);
+		return err_set(e, ERR_INPUT, "%s: key %s is %" PRId64 ", 0 to %" PRIu64 " expected",
+			g->files[0].path, key, v, max);
 	*out = (uint64_t)v;
 	return 0;
 }
@@ -193,7 +196,8 @@ int gguf_get_f32(const struct gguf *g, const char *key, float *out, struct err *
 		return wrong_type(g, kv, "a float", e);
 	double v = gguf_array_f64(&kv->value, 0);
 	if (v > 3.4028234663852886e38 || v < -3.4028234663852886e38 || v != v)
-		return err_set(e, ERR_INPUT, "%s: key %s is %g, a finite float expected", g->files[0].path, key, v);
+		return err_set(
+			e, ERR_INPUT, "%s: key %s is %g, a finite float expected", g->files[0].path, key, v);
 	*out = (float)v;
 	return 0;
 }
@@ -220,14 +224,14 @@ int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *out, st
 	return 0;
 }
 
-#define GETTER_OR(suffix, ctype)                                                                             \
-	int gguf_get_##suffix##_or(                                                                              \
-		const struct gguf *g, const char *key, ctype fallback, ctype *out, struct err *e)                    \
-	{                                                                                                        \
-		if (gguf_find(g, key))                                                                               \
-			return gguf_get_##suffix(g, key, out, e);                                                        \
-		*out = fallback;                                                                                     \
-		return 0;                                                                                            \
+#define GETTER_OR(suffix, ctype)                                                                   \
+	int gguf_get_##suffix##_or(                                                                    \
+		const struct gguf *g, const char *key, ctype fallback, ctype *out, struct err *e)          \
+	{                                                                                              \
+		if (gguf_find(g, key))                                                                     \
+			return gguf_get_##suffix(g, key, out, e);                                              \
+		*out = fallback;                                                                           \
+		return 0;                                                                                  \
 	}
 GETTER_OR(u32, uint32_t)
 GETTER_OR(u64, uint64_t)

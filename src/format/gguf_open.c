@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Opening GGUF files by path, split sets included. A set is recognised by the key split.count of the file that was named;
- * the names of the other parts follow from its name. Every part must exist and agree on the number of parts, its own number
- * and the number of tensors of the whole, else the set is refused as a whole.
+ * Opening GGUF files by path, split sets included. A set is recognised by the key split.count of
+ * the file that was named; the names of the other parts follow from its name. Every part must exist
+ * and agree on the number of parts, its own number and the number of tensors of the whole, else the
+ * set is refused as a whole.
  */
 #include "src/format/gguf_read.h"
 
@@ -52,7 +53,8 @@ static int read_path(struct gguf *g, const char *path, struct gguf_split *split,
 	return gguf_read_file(g, path, map.data, map.size, &map, split, e);
 }
 
-/* Names the parts that cannot be reached: all of them at once, so that a user fetches them in one go. */
+/* Names the parts that cannot be reached: all of them at once, so that a user fetches them in one
+ * go. */
 static int check_parts_exist(const char *path, size_t base_len, unsigned count, struct err *e)
 {
 	char list[600] = "";
@@ -76,7 +78,8 @@ static int check_parts_exist(const char *path, size_t base_len, unsigned count, 
 	return 0;
 }
 
-static int read_rest(struct gguf *g, const char *path, const struct gguf_split *first, struct err *e)
+static int read_rest(
+	struct gguf *g, const char *path, const struct gguf_split *first, struct err *e)
 {
 	size_t base_len = 0;
 	unsigned name_no = 0, name_count = 0;
@@ -88,8 +91,9 @@ static int read_rest(struct gguf *g, const char *path, const struct gguf_split *
 			first->count, MAX_PARTS);
 	unsigned count = (unsigned)first->count;
 	if (first->no) {
-		err_set(e, ERR_INPUT, "%s: is part %" PRIu64 " of %u of a split model, the first part is expected",
-			path, first->no + 1, count);
+		err_set(e, ERR_INPUT,
+			"%s: is part %" PRIu64 " of %u of a split model, the first part is expected", path,
+			first->no + 1, count);
 		if (named) {
 			char *p = part_path(path, base_len, 1, count);
 			err_hint(e, "open %s", p);
@@ -99,7 +103,8 @@ static int read_rest(struct gguf *g, const char *path, const struct gguf_split *
 	}
 	if (!named || name_no != 1 || name_count != count)
 		return err_set(e, ERR_INPUT,
-			"%s: is the first of %u parts, so its name must end in -00001-of-%05u.gguf", path, count, count);
+			"%s: is the first of %u parts, so its name must end in -00001-of-%05u.gguf", path,
+			count, count);
 	if ((code = check_parts_exist(path, base_len, count, e)))
 		return code;
 	for (unsigned no = 2; no <= count && !code; no++) {
@@ -108,7 +113,8 @@ static int read_rest(struct gguf *g, const char *path, const struct gguf_split *
 		code = read_path(g, p, &s, e);
 		if (!code && (!s.present || s.count != count || s.no != no - 1))
 			code = err_set(e, ERR_INPUT,
-				"%s: its keys say part %" PRIu64 " of %" PRIu64 ", part %u of %u is expected from its name",
+				"%s: its keys say part %" PRIu64 " of %" PRIu64
+				", part %u of %u is expected from its name",
 				p, s.present ? s.no + 1 : 1, s.present ? s.count : 1, no, count);
 		if (!code && s.has_n_tensors && first->has_n_tensors && s.n_tensors != first->n_tensors)
 			code = err_set(e, ERR_INPUT,
@@ -126,7 +132,8 @@ static void hint_at_convert(const char *path, struct err *e)
 	const char *end = strrchr(path, '.');
 	struct stat s;
 	if ((end && !strcmp(end, ".safetensors")) || (stat(path, &s) == 0 && S_ISDIR(s.st_mode)))
-		err_hint(e, "glmstream convert FOLDER -o model.gguf makes a GGUF file of a folder with safetensors");
+		err_hint(e, "glmstream convert FOLDER -o model.gguf makes a GGUF file of a folder with "
+					"safetensors");
 }
 
 int gguf_open(const char *path, struct gguf **out, struct err *e)
@@ -140,8 +147,9 @@ int gguf_open(const char *path, struct gguf **out, struct err *e)
 	if (!code && split.present && (split.count > 1 || split.no))
 		code = read_rest(g, path, &split, e);
 	if (!code && split.present && split.has_n_tensors && split.n_tensors != g->n_tensors)
-		code = err_set(e, ERR_INPUT, "%s: split.tensors.count is %" PRIu64 ", but the parts hold %zu tensors",
-			path, split.n_tensors, g->n_tensors);
+		code = err_set(e, ERR_INPUT,
+			"%s: split.tensors.count is %" PRIu64 ", but the parts hold %zu tensors", path,
+			split.n_tensors, g->n_tensors);
 	if (!code)
 		code = gguf_read_finish(g, e);
 	if (code)

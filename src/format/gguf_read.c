@@ -7,9 +7,10 @@
  *   n_tensors x { string name, u32 n_dims, u64 ne[n_dims], u32 type, u64 offset }
  *   padding to general.alignment; tensor data, offsets count from here
  *
- * A cursor that checks each take against the bytes that are left does all reading, so nothing below has to think about the
- * end of the file. Counts are compared with the least space their items can take before memory is taken for them: memory
- * use is bounded by a small multiple of the file's size.
+ * A cursor that checks each take against the bytes that are left does all reading, so nothing below
+ * has to think about the end of the file. Counts are compared with the least space their items can
+ * take before memory is taken for them: memory use is bounded by a small multiple of the file's
+ * size.
  */
 #include "src/format/gguf_read.h"
 
@@ -61,7 +62,8 @@ static const uint8_t *take(struct cursor *c, uint64_t n, const char *what)
 {
 	if (n > left(c)) {
 		err_set(c->e, ERR_INPUT,
-			"%s: file ends inside %s: %" PRIu64 " bytes needed at offset %" PRIu64 ", %" PRIu64 " are left",
+			"%s: file ends inside %s: %" PRIu64 " bytes needed at offset %" PRIu64 ", %" PRIu64
+			" are left",
 			c->path, what, n, c->pos, left(c));
 		return NULL;
 	}
@@ -114,9 +116,10 @@ static char *keep_name(struct gguf_index *x, size_t *room, const char *s, size_t
 	return p;
 }
 
-/* A key or tensor name: copied and terminated. Control bytes are refused so that names can be printed. */
-static int take_name(
-	struct cursor *c, struct gguf_index *x, size_t *room, const char *what, uint64_t i, const char **out)
+/* A key or tensor name: copied and terminated. Control bytes are refused so that names can be
+ * printed. */
+static int take_name(struct cursor *c, struct gguf_index *x, size_t *room, const char *what,
+	uint64_t i, const char **out)
 {
 	uint64_t at = c->pos;
 	struct gguf_str s;
@@ -124,13 +127,13 @@ static int take_name(
 		return ERR_INPUT;
 	if (s.len == 0 || s.len > GGUF_NAME_MAX)
 		return err_set(c->e, ERR_INPUT,
-			"%s: %s %" PRIu64 " at offset %" PRIu64 " has %" PRIu64 " bytes, 1 to %d expected", c->path, what,
-			i, at, s.len, GGUF_NAME_MAX);
+			"%s: %s %" PRIu64 " at offset %" PRIu64 " has %" PRIu64 " bytes, 1 to %d expected",
+			c->path, what, i, at, s.len, GGUF_NAME_MAX);
 	for (uint64_t k = 0; k < s.len; k++)
 		if ((uint8_t)s.ptr[k] < 32 || s.ptr[k] == 127)
 			return err_set(c->e, ERR_INPUT,
-				"%s: %s %" PRIu64 " at offset %" PRIu64 " contains the control byte 0x%02x", c->path, what, i,
-				at, (uint8_t)s.ptr[k]);
+				"%s: %s %" PRIu64 " at offset %" PRIu64 " contains the control byte 0x%02x",
+				c->path, what, i, at, (uint8_t)s.ptr[k]);
 	*out = keep_name(x, room, s.ptr, s.len);
 	return 0;
 }
@@ -139,14 +142,14 @@ static int check_bools(const struct cursor *c, const char *key, const uint8_t *p
 {
 	for (uint64_t i = 0; i < n; i++)
 		if (p[i] > 1)
-			return err_set(c->e, ERR_INPUT, "%s: key %s: %u found where a bool (0 or 1) is expected", c->path,
-				key, p[i]);
+			return err_set(c->e, ERR_INPUT,
+				"%s: key %s: %u found where a bool (0 or 1) is expected", c->path, key, p[i]);
 	return 0;
 }
 
 /* n elements of one type. */
-static int take_elements(struct cursor *c, struct gguf_index *x, const char *key, uint32_t type, uint64_t n,
-	struct gguf_array *out)
+static int take_elements(struct cursor *c, struct gguf_index *x, const char *key, uint32_t type,
+	uint64_t n, struct gguf_array *out)
 {
 	char what[GGUF_NAME_MAX + 32];
 	snprintf(what, sizeof what, "the value of key %s", key);
@@ -154,8 +157,8 @@ static int take_elements(struct cursor *c, struct gguf_index *x, const char *key
 	if (type == GGUF_STRING) {
 		if (n > left(c) / 8)
 			return err_set(c->e, ERR_INPUT,
-				"%s: key %s: %" PRIu64 " strings announced, but only %" PRIu64 " bytes are left", c->path,
-				key, n, left(c));
+				"%s: key %s: %" PRIu64 " strings announced, but only %" PRIu64 " bytes are left",
+				c->path, key, n, left(c));
 		struct gguf_str *v = mem_try_new(n, sizeof *v);
 		if (!v)
 			return err_set(
@@ -173,13 +176,15 @@ static int take_elements(struct cursor *c, struct gguf_index *x, const char *key
 		return err_set(c->e, ERR_INPUT, "%s: key %s: unknown value type %u", c->path, key, type);
 	if (!num_mul(n, each, &bytes) || bytes > left(c))
 		return err_set(c->e, ERR_INPUT,
-			"%s: key %s: %" PRIu64 " elements of type %s announced, but only %" PRIu64 " bytes are left",
+			"%s: key %s: %" PRIu64 " elements of type %s announced, but only %" PRIu64
+			" bytes are left",
 			c->path, key, n, gguf_type_name(type), left(c));
 	out->data = take(c, bytes, what);
 	return type == GGUF_BOOL ? check_bools(c, key, out->data, n) : 0;
 }
 
-static int take_kv(struct cursor *c, struct gguf_index *x, size_t *room, uint64_t i, struct gguf_kv *kv)
+static int take_kv(
+	struct cursor *c, struct gguf_index *x, size_t *room, uint64_t i, struct gguf_kv *kv)
 {
 	uint32_t type, elem;
 	uint64_t n;
@@ -195,11 +200,13 @@ static int take_kv(struct cursor *c, struct gguf_index *x, size_t *room, uint64_
 	if (take_u32(c, what, &elem) || take_u64(c, what, &n))
 		return ERR_INPUT;
 	if (elem == GGUF_ARRAY)
-		return err_set(c->e, ERR_INPUT, "%s: key %s: an array of arrays is not supported", c->path, kv->key);
+		return err_set(
+			c->e, ERR_INPUT, "%s: key %s: an array of arrays is not supported", c->path, kv->key);
 	return take_elements(c, x, kv->key, elem, n, &kv->value);
 }
 
-/* One row of the tensor table. t->offset stays relative to the data section; place_tensor makes it absolute. */
+/* One row of the tensor table. t->offset stays relative to the data section; place_tensor makes it
+ * absolute. */
 static int take_tensor(
 	struct cursor *c, struct gguf_index *x, size_t *room, uint64_t i, struct gguf_tensor *t)
 {
@@ -211,8 +218,8 @@ static int take_tensor(
 	if (take_u32(c, what, &t->n_dims))
 		return ERR_INPUT;
 	if (t->n_dims < 1 || t->n_dims > 4)
-		return err_set(c->e, ERR_INPUT, "%s: tensor %s: %u dimensions found, 1 to 4 expected", c->path,
-			t->name, t->n_dims);
+		return err_set(c->e, ERR_INPUT, "%s: tensor %s: %u dimensions found, 1 to 4 expected",
+			c->path, t->name, t->n_dims);
 	uint64_t values = 1, rows = 1;
 	for (uint32_t d = 0; d < 4; d++) {
 		t->ne[d] = 1;
@@ -221,25 +228,29 @@ static int take_tensor(
 		if (take_u64(c, what, &t->ne[d]))
 			return ERR_INPUT;
 		if (!t->ne[d])
-			return err_set(c->e, ERR_INPUT, "%s: tensor %s: dimension %u is 0", c->path, t->name, d);
+			return err_set(
+				c->e, ERR_INPUT, "%s: tensor %s: dimension %u is 0", c->path, t->name, d);
 		if (!num_mul(values, t->ne[d], &values) || values > INT64_MAX ||
 			(d && !num_mul(rows, t->ne[d], &rows)))
-			return err_set(c->e, ERR_INPUT, "%s: tensor %s: the product of its dimensions is too large",
-				c->path, t->name);
+			return err_set(c->e, ERR_INPUT,
+				"%s: tensor %s: the product of its dimensions is too large", c->path, t->name);
 	}
 	if (take_u32(c, what, &type) || take_u64(c, what, &t->offset))
 		return ERR_INPUT;
 	const struct dtype_info *info = dtype_info(type);
 	if (!info)
-		return err_set(c->e, ERR_INPUT, "%s: tensor %s: type %u is not supported", c->path, t->name, type);
+		return err_set(
+			c->e, ERR_INPUT, "%s: tensor %s: type %u is not supported", c->path, t->name, type);
 	t->type = type;
 	if (t->ne[0] % info->block_values)
 		return err_set(c->e, ERR_INPUT,
-			"%s: tensor %s: rows of %" PRIu64 " values, but type %s is stored in blocks of %u", c->path,
-			t->name, t->ne[0], info->name, info->block_values);
+			"%s: tensor %s: rows of %" PRIu64 " values, but type %s is stored in blocks of %u",
+			c->path, t->name, t->ne[0], info->name, info->block_values);
 	uint64_t row;
-	if (!dtype_row_bytes(type, t->ne[0], &row) || !num_mul(row, rows, &t->bytes) || t->bytes > INT64_MAX)
-		return err_set(c->e, ERR_INPUT, "%s: tensor %s: its size in bytes is too large", c->path, t->name);
+	if (!dtype_row_bytes(type, t->ne[0], &row) || !num_mul(row, rows, &t->bytes) ||
+		t->bytes > INT64_MAX)
+		return err_set(
+			c->e, ERR_INPUT, "%s: tensor %s: its size in bytes is too large", c->path, t->name);
 	return 0;
 }
 
@@ -249,9 +260,10 @@ static int place_tensor(
 	uint64_t start, end;
 	if (t->offset % alignment)
 		return err_set(c->e, ERR_INPUT,
-			"%s: tensor %s: offset %" PRIu64 " is not a multiple of the alignment %u", c->path, t->name,
-			t->offset, alignment);
-	if (!num_add(t->offset, data_offset, &start) || !num_add(start, t->bytes, &end) || end > c->size)
+			"%s: tensor %s: offset %" PRIu64 " is not a multiple of the alignment %u", c->path,
+			t->name, t->offset, alignment);
+	if (!num_add(t->offset, data_offset, &start) || !num_add(start, t->bytes, &end) ||
+		end > c->size)
 		return err_set(c->e, ERR_INPUT,
 			"%s: tensor %s: %" PRIu64 " bytes at data offset %" PRIu64
 			" reach beyond the end of the file (%" PRIu64 " bytes): the file is incomplete",
@@ -273,8 +285,8 @@ static bool same_place(const struct gguf_tensor *a, const struct gguf_tensor *b)
 	return a->offset == b->offset && a->bytes == b->bytes && a->type == b->type;
 }
 
-/* No byte may belong to two tensors: a file that says otherwise is damaged or hostile. With `shared` (see
- * GGUF_SHARED_DATA_KEY) two tensors may be the same bytes throughout. */
+/* No byte may belong to two tensors: a file that says otherwise is damaged or hostile. With
+ * `shared` (see GGUF_SHARED_DATA_KEY) two tensors may be the same bytes throughout. */
 static int check_overlap(const struct cursor *c, const struct gguf_tensor *t, size_t n, bool shared)
 {
 	const struct gguf_tensor **order = mem_try_new(n, sizeof *order);
@@ -287,8 +299,8 @@ static int check_overlap(const struct cursor *c, const struct gguf_tensor *t, si
 	for (size_t i = 1; i < n && !code; i++)
 		if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset &&
 			!(shared && same_place(order[i - 1], order[i])))
-			code = err_set(c->e, ERR_INPUT, "%s: tensors %s and %s overlap at offset %" PRIu64, c->path,
-				order[i - 1]->name, order[i]->name, order[i]->offset);
+			code = err_set(c->e, ERR_INPUT, "%s: tensors %s and %s overlap at offset %" PRIu64,
+				c->path, order[i - 1]->name, order[i]->name, order[i]->offset);
 	free(order);
 	return code;
 }
@@ -305,7 +317,8 @@ static int compare_tensor(const void *a, const void *b, void *tensors)
 	return strcmp(v[*(const uint32_t *)a].name, v[*(const uint32_t *)b].name);
 }
 
-static uint32_t *sorted_order(void *items, size_t n, int (*compare)(const void *, const void *, void *))
+static uint32_t *sorted_order(
+	void *items, size_t n, int (*compare)(const void *, const void *, void *))
 {
 	uint32_t *order = mem_try_new(n, sizeof *order);
 	if (!order)
@@ -324,7 +337,8 @@ static int sort_kvs(const struct cursor *c, struct gguf_kv *kvs, size_t n, uint3
 		return err_set(c->e, ERR_MEMORY, "%s: no memory for %zu keys", c->path, n);
 	for (size_t i = 1; i < n; i++)
 		if (!strcmp(kvs[(*order)[i - 1]].key, kvs[(*order)[i]].key))
-			return err_set(c->e, ERR_INPUT, "%s: key %s occurs twice", c->path, kvs[(*order)[i]].key);
+			return err_set(
+				c->e, ERR_INPUT, "%s: key %s occurs twice", c->path, kvs[(*order)[i]].key);
 	return 0;
 }
 
@@ -350,23 +364,25 @@ static int take_header(struct cursor *c, uint64_t *n_tensors, uint64_t *n_kvs)
 		return ERR_INPUT;
 	if (memcmp(magic, "GGUF", 4))
 		return err_set(c->e, ERR_INPUT,
-			"%s: is not a GGUF file: it begins with %02x %02x %02x %02x instead of \"GGUF\"", c->path,
-			magic[0], magic[1], magic[2], magic[3]);
+			"%s: is not a GGUF file: it begins with %02x %02x %02x %02x instead of \"GGUF\"",
+			c->path, magic[0], magic[1], magic[2], magic[3]);
 	if (take_u32(c, "the header", &version))
 		return ERR_INPUT;
 	if (version != 3 && !(version & 0xffff))
-		return err_set(c->e, ERR_INPUT, "%s: is a big-endian GGUF file, little-endian expected", c->path);
+		return err_set(
+			c->e, ERR_INPUT, "%s: is a big-endian GGUF file, little-endian expected", c->path);
 	if (version != 3)
 		return err_set(c->e, ERR_INPUT, "%s: GGUF version %u found, 3 expected", c->path, version);
 	if (take_u64(c, "the header", n_tensors) || take_u64(c, "the header", n_kvs))
 		return ERR_INPUT;
 	if (*n_kvs > left(c) / MIN_KV_BYTES)
-		return err_set(c->e, ERR_INPUT, "%s: %" PRIu64 " keys announced, but only %" PRIu64 " bytes are left",
-			c->path, *n_kvs, left(c));
+		return err_set(c->e, ERR_INPUT,
+			"%s: %" PRIu64 " keys announced, but only %" PRIu64 " bytes are left", c->path, *n_kvs,
+			left(c));
 	if (*n_tensors > left(c) / MIN_TENSOR_BYTES)
 		return err_set(c->e, ERR_INPUT,
-			"%s: %" PRIu64 " tensors announced, but only %" PRIu64 " bytes are left", c->path, *n_tensors,
-			left(c));
+			"%s: %" PRIu64 " tensors announced, but only %" PRIu64 " bytes are left", c->path,
+			*n_tensors, left(c));
 	if (*n_kvs > UINT32_MAX || *n_tensors > UINT32_MAX)
 		return err_set(c->e, ERR_INPUT, "%s: more keys or tensors than fit 32 bits", c->path);
 	return 0;
@@ -379,7 +395,8 @@ static int take_tensors(
 	int code;
 	size_t first = g->n_tensors;
 	uint64_t total, bytes;
-	if (!num_add(first, n, &total) || total > UINT32_MAX || !num_mul(total, sizeof *g->tensors, &bytes))
+	if (!num_add(first, n, &total) || total > UINT32_MAX ||
+		!num_mul(total, sizeof *g->tensors, &bytes))
 		return err_set(c->e, ERR_INPUT, "%s: more tensors than fit 32 bits", c->path);
 	struct gguf_tensor *grown = realloc(g->tensors, bytes ? bytes : 1);
 	if (!grown)
@@ -415,7 +432,8 @@ int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint6
 	/* the file joins the set first, so that gguf_close releases it whatever happens */
 	g->files = mem_grow(g->files, g->n_files + 1, sizeof *g->files);
 	struct gguf_file *file = &g->files[g->n_files];
-	*file = (struct gguf_file){.path = mem_strdup(path), .size = size, .alignment = GGUF_DEFAULT_ALIGNMENT};
+	*file = (struct gguf_file){
+		.path = mem_strdup(path), .size = size, .alignment = GGUF_DEFAULT_ALIGNMENT};
 	g->n_files++;
 	if (map) {
 		file->map = *map;
@@ -424,7 +442,8 @@ int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint6
 	if ((code = take_header(&c, &n_tensors, &n_kvs)))
 		return code;
 
-	/* a small set of its own for the keys of this file; it ends up in g when this is the first file */
+	/* a small set of its own for the keys of this file; it ends up in g when this is the first file
+	 */
 	struct gguf_index order = {0};
 	struct gguf own = {.files = file, .n_files = 1, .index = &order};
 	own.kvs = mem_try_new(n_kvs, sizeof *own.kvs);
@@ -436,17 +455,20 @@ int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint6
 			goto out;
 	if ((code = sort_kvs(&c, own.kvs, n_kvs, &order.kv_order)))
 		goto out;
-	if ((code = gguf_get_u32_or(&own, "general.alignment", GGUF_DEFAULT_ALIGNMENT, &file->alignment, e)))
+	if ((code = gguf_get_u32_or(
+			 &own, "general.alignment", GGUF_DEFAULT_ALIGNMENT, &file->alignment, e)))
 		goto out;
 	if (!num_is_pow2(file->alignment) || file->alignment > GGUF_MAX_ALIGNMENT) {
-		code = err_set(e, ERR_INPUT, "%s: general.alignment is %u, a power of two up to 2^30 expected", path,
-			file->alignment);
+		code =
+			err_set(e, ERR_INPUT, "%s: general.alignment is %u, a power of two up to 2^30 expected",
+				path, file->alignment);
 		goto out;
 	}
 	if ((code = read_split_keys(&own, split, e)))
 		goto out;
 	g->n_files--; /* tensors count their file from here */
-	code = take_tensors(&c, g, &room, n_tensors, file, gguf_find(&own, GGUF_SHARED_DATA_KEY) != NULL);
+	code =
+		take_tensors(&c, g, &room, n_tensors, file, gguf_find(&own, GGUF_SHARED_DATA_KEY) != NULL);
 	g->n_files++;
 out:
 	if (!code && g->n_files == 1) {
@@ -465,15 +487,17 @@ int gguf_read_finish(struct gguf *g, struct err *e)
 	struct gguf_tensor *t = g->tensors;
 	uint32_t *order = g->index->tensor_order = sorted_order(t, g->n_tensors, compare_tensor);
 	if (!order)
-		return err_set(e, ERR_MEMORY, "%s: no memory for %zu tensors", g->files[0].path, g->n_tensors);
+		return err_set(
+			e, ERR_MEMORY, "%s: no memory for %zu tensors", g->files[0].path, g->n_tensors);
 	for (size_t i = 1; i < g->n_tensors; i++) {
 		const struct gguf_tensor *a = &t[order[i - 1]], *b = &t[order[i]];
 		if (strcmp(a->name, b->name))
 			continue;
 		if (a->file == b->file)
-			return err_set(e, ERR_INPUT, "%s: tensor %s occurs twice", g->files[a->file].path, a->name);
-		return err_set(e, ERR_INPUT, "%s: tensor %s occurs also in %s", g->files[a->file].path, a->name,
-			g->files[b->file].path);
+			return err_set(
+				e, ERR_INPUT, "%s: tensor %s occurs twice", g->files[a->file].path, a->name);
+		return err_set(e, ERR_INPUT, "%s: tensor %s occurs also in %s", g->files[a->file].path,
+			a->name, g->files[b->file].path);
 	}
 	return 0;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Between the parser (gguf_read.c), split sets (gguf_open.c) and getters (gguf_kv.c). Everybody else includes gguf.h. */
+/* Between the parser (gguf_read.c), split sets (gguf_open.c) and getters (gguf_kv.c). Everybody
+ * else includes gguf.h. */
 #ifndef GLM_FORMAT_GGUF_READ_H
 #define GLM_FORMAT_GGUF_READ_H
 
@@ -17,8 +18,9 @@ struct gguf_index {
 /* An empty set; released with gguf_close at any stage. */
 struct gguf *gguf_read_new(void);
 
-/* Parses one more file into `g`. Tensors are appended; keys are kept from the first file, of later files only checked and
- * handed out through `split` (see below). `map` (may be NULL) becomes the set's on success and failure. */
+/* Parses one more file into `g`. Tensors are appended; keys are kept from the first file, of later
+ * files only checked and handed out through `split` (see below). `map` (may be NULL) becomes the
+ * set's on success and failure. */
 struct gguf_split {
 	bool present;       /* split.count exists */
 	uint64_t no, count; /* split.no, split.count */

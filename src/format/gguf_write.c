@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The GGUF writer. Keys are kept in their encoded form as they are declared, tensors in a table; plan() cuts the table into
- * parts and encodes one header per part, after which every offset is known. Tensors stay in declaration order, a part holds
- * a run of them.
+ * The GGUF writer. Keys are kept in their encoded form as they are declared, tensors in a table;
+ * plan() cuts the table into parts and encodes one header per part, after which every offset is
+ * known. Tensors stay in declaration order, a part holds a run of them.
  *
- * After create() the struct is constant but for the file descriptors' contents: pwrite needs no lock.
+ * After create() the struct is constant but for the file descriptors' contents: pwrite needs no
+ * lock.
  */
 #include "src/format/gguf_write.h"
 
@@ -120,7 +121,8 @@ static void put_str(struct buf *b, const char *s, size_t n)
 	buf_append(b, s, n);
 }
 
-static void put_scalar(struct buf *b, const char *key, enum gguf_type type, const void *v, size_t bytes)
+static void put_scalar(
+	struct buf *b, const char *key, enum gguf_type type, const void *v, size_t bytes)
 {
 	put_str(b, key, strlen(key));
 	put_u32(b, type);
@@ -226,7 +228,8 @@ void gguf_writer_set_bools(struct gguf_writer *w, const char *key, const bool *v
 		buf_putc(&w->kvs, v[i] ? 1 : 0);
 }
 
-void gguf_writer_set_strs(struct gguf_writer *w, const char *key, const struct gguf_str *v, size_t n)
+void gguf_writer_set_strs(
+	struct gguf_writer *w, const char *key, const struct gguf_str *v, size_t n)
 {
 	begin_array(w, key, GGUF_STRING, n);
 	for (size_t i = 0; i < n; i++)
@@ -253,15 +256,15 @@ static void grow_slots(struct gguf_writer *w)
 		*find_slot(w, w->tensors[i].name) = (uint32_t)i + 1;
 }
 
-int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype type, uint32_t n_dims,
-	const uint64_t *ne, size_t *id, struct err *e)
+int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype type,
+	uint32_t n_dims, const uint64_t *ne, size_t *id, struct err *e)
 {
 	if (w->planned)
 		bug("tensor %s is declared after the plan", name);
 	size_t len = strlen(name);
 	if (!len || len > GGUF_NAME_MAX)
-		return err_set(e, ERR_INPUT, "tensor name \"%.40s...\" has %zu bytes, 1 to %d expected", name, len,
-			GGUF_NAME_MAX);
+		return err_set(e, ERR_INPUT, "tensor name \"%.40s...\" has %zu bytes, 1 to %d expected",
+			name, len, GGUF_NAME_MAX);
 	const struct dtype_info *info = dtype_info(type);
 	if (!info)
 		return err_set(e, ERR_INPUT, "tensor %s: type %u is not supported", name, type);
@@ -271,8 +274,8 @@ int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype t
 	uint64_t bytes;
 	if (!dtype_row_bytes(type, ne[0], &bytes))
 		return err_set(e, ERR_INPUT,
-			"tensor %s: rows of %" PRIu64 " values cannot be stored as %s (blocks of %u)", name, ne[0],
-			info->name, info->block_values);
+			"tensor %s: rows of %" PRIu64 " values cannot be stored as %s (blocks of %u)", name,
+			ne[0], info->name, info->block_values);
 	for (uint32_t d = 0; d < n_dims; d++) {
 		t.ne[d] = ne[d];
 		if (!ne[d])
@@ -302,7 +305,8 @@ void gguf_writer_share_tensor(struct gguf_writer *w, size_t id, size_t of)
 {
 	struct out_tensor *t = &w->tensors[id];
 	const struct out_tensor *o = &w->tensors[of];
-	if (w->planned || of >= id || o->shares || o->bytes != t->bytes || o->type != t->type || w->split_bytes)
+	if (w->planned || of >= id || o->shares || o->bytes != t->bytes || o->type != t->type ||
+		w->split_bytes)
 		bug("tensor %s cannot share the data of %s", t->name, o->name);
 	t->shares = of + 1;
 }
@@ -332,8 +336,8 @@ static void put_own_keys(const struct gguf_writer *w, struct buf *b, size_t part
 
 #define OWN_KEYS_BYTES 256 /* more than put_own_keys writes */
 
-/* Cuts the tensors into parts. A part is closed when its next tensor could bring the file beyond split_bytes; header sizes
- * are taken with OWN_KEYS_BYTES of slack, so the limit holds. */
+/* Cuts the tensors into parts. A part is closed when its next tensor could bring the file beyond
+ * split_bytes; header sizes are taken with OWN_KEYS_BYTES of slack, so the limit holds. */
 static int cut_parts(struct gguf_writer *w, struct err *e)
 {
 	uint64_t head = 24 + w->kvs.len + OWN_KEYS_BYTES, data = 0;
@@ -345,13 +349,13 @@ static int cut_parts(struct gguf_writer *w, struct err *e)
 			row = row_bytes(&w->tensors[i]);
 		}
 		struct out_part *p = w->n_parts ? &w->parts[w->n_parts - 1] : NULL;
-		if (!num_add(data, padded, &file) || !num_add(file, num_align_up(head + row, w->alignment), &file) ||
-			file > INT64_MAX)
+		if (!num_add(data, padded, &file) ||
+			!num_add(file, num_align_up(head + row, w->alignment), &file) || file > INT64_MAX)
 			return err_set(e, ERR_INPUT, "the file would be larger than 2^63 bytes");
 		if (!p || (w->split_bytes && p->info.n_tensors && file > w->split_bytes)) {
 			if (w->n_parts == MAX_PARTS)
-				return err_set(e, ERR_USAGE, "more than %d parts would be needed: the part size is too small",
-					MAX_PARTS);
+				return err_set(e, ERR_USAGE,
+					"more than %d parts would be needed: the part size is too small", MAX_PARTS);
 			if (w->n_parts == cap) {
 				cap = cap ? 2 * cap : 8;
 				w->parts = mem_grow(w->parts, cap, sizeof *w->parts);
@@ -457,7 +461,8 @@ char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_
 
 /* ---- write ---- */
 
-static int write_all(const struct out_part *p, uint64_t offset, const void *data, size_t bytes, struct err *e)
+static int write_all(
+	const struct out_part *p, uint64_t offset, const void *data, size_t bytes, struct err *e)
 {
 	const char *s = data;
 	while (bytes) {
@@ -465,11 +470,11 @@ static int write_all(const struct out_part *p, uint64_t offset, const void *data
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
-			return err_errno(
-				e, errno, "%s: cannot write %zu bytes at offset %" PRIu64, p->partial, bytes, offset);
+			return err_errno(e, errno, "%s: cannot write %zu bytes at offset %" PRIu64, p->partial,
+				bytes, offset);
 		if (n == 0)
-			return err_errno(
-				e, ENOSPC, "%s: cannot write %zu bytes at offset %" PRIu64, p->partial, bytes, offset);
+			return err_errno(e, ENOSPC, "%s: cannot write %zu bytes at offset %" PRIu64, p->partial,
+				bytes, offset);
 		s += n, offset += (uint64_t)n, bytes -= (size_t)n;
 	}
 	return 0;
@@ -510,7 +515,8 @@ static int check_resumed(const struct out_part *p, struct err *e)
 	bool same = n == (ssize_t)p->header.len && !memcmp(old, p->header.data, p->header.len);
 	free(old);
 	return same ? 0
-				: err_set(e, ERR_INPUT, "%s: its header is not the one that would be written", p->partial);
+				: err_set(e, ERR_INPUT, "%s: its header is not the one that would be written",
+					  p->partial);
 }
 
 int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, struct err *e)
@@ -540,13 +546,14 @@ int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, str
 	return 0;
 }
 
-int gguf_writer_write(
-	struct gguf_writer *w, size_t id, uint64_t offset, const void *data, size_t bytes, struct err *e)
+int gguf_writer_write(struct gguf_writer *w, size_t id, uint64_t offset, const void *data,
+	size_t bytes, struct err *e)
 {
 	const struct out_tensor *t = &w->tensors[id];
 	const struct out_part *p = &w->parts[t->part];
 	if (offset > t->bytes || bytes > t->bytes - offset)
-		bug("tensor %s: %zu bytes at %" PRIu64 " do not fit into %" PRIu64, t->name, bytes, offset, t->bytes);
+		bug("tensor %s: %zu bytes at %" PRIu64 " do not fit into %" PRIu64, t->name, bytes, offset,
+			t->bytes);
 	return write_all(p, p->info.header_bytes + t->relative + offset, data, bytes, e);
 }
 
@@ -561,7 +568,8 @@ int gguf_writer_sync(struct gguf_writer *w, struct err *e)
 static int sync_directory(const char *path, struct err *e)
 {
 	const char *slash = strrchr(path, '/');
-	char *dir = slash ? mem_strndup(path, slash == path ? 1 : (size_t)(slash - path)) : mem_strdup(".");
+	char *dir =
+		slash ? mem_strndup(path, slash == path ? 1 : (size_t)(slash - path)) : mem_strdup(".");
 	int code = 0, fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	/* some file systems cannot sync a directory; the rename itself has been done */
 	if (fd >= 0 && fsync(fd) < 0 && errno != EINVAL && errno != EROFS)

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Writing GGUF version 3 in two passes: first declare all keys and tensors and plan (every size is known then, nothing has
- * been written), then create the files and fill in tensor data in any order, from any number of threads.
+ * Writing GGUF version 3 in two passes: first declare all keys and tensors and plan (every size is
+ * known then, nothing has been written), then create the files and fill in tensor data in any
+ * order, from any number of threads.
  *
  *   new -> set_* / add_tensor -> plan -> [create -> write ... -> commit] -> free
  *
- * Data go to OUT.gguf.partial, renamed to OUT.gguf by commit after an fsync: a file under its final name is complete. With
- * split_bytes the output is OUT-00001-of-0000N.gguf ..., the first part renamed last, so an openable set is complete.
+ * Data go to OUT.gguf.partial, renamed to OUT.gguf by commit after an fsync: a file under its final
+ * name is complete. With split_bytes the output is OUT-00001-of-0000N.gguf ..., the first part
+ * renamed last, so an openable set is complete.
  *
- * Every part: header, padding to `alignment`, then each tensor at a multiple of it; the end of the file is padded too, so that
- * reads widened to 4096 bytes stay inside the file. Gaps are zero.
+ * Every part: header, padding to `alignment`, then each tensor at a multiple of it; the end of the
+ * file is padded too, so that reads widened to 4096 bytes stay inside the file. Gaps are zero.
  */
 #ifndef GLM_FORMAT_GGUF_WRITE_H
 #define GLM_FORMAT_GGUF_WRITE_H
@@ -24,8 +26,9 @@
 struct gguf_writer;
 
 struct gguf_write_options {
-	uint32_t alignment;   /* a power of two; 0: 4096 (one page and one O_DIRECT unit) */
-	uint64_t split_bytes; /* largest file; a tensor that is larger gets a part of its own. 0: one file */
+	uint32_t alignment; /* a power of two; 0: 4096 (one page and one O_DIRECT unit) */
+	uint64_t
+		split_bytes; /* largest file; a tensor that is larger gets a part of its own. 0: one file */
 };
 
 struct gguf_writer *gguf_writer_new(const struct gguf_write_options *options); /* NULL: defaults */
@@ -48,14 +51,17 @@ void gguf_writer_set_u32s(struct gguf_writer *w, const char *key, const uint32_t
 void gguf_writer_set_i32s(struct gguf_writer *w, const char *key, const int32_t *v, size_t n);
 void gguf_writer_set_f32s(struct gguf_writer *w, const char *key, const float *v, size_t n);
 void gguf_writer_set_bools(struct gguf_writer *w, const char *key, const bool *v, size_t n);
-void gguf_writer_set_strs(struct gguf_writer *w, const char *key, const struct gguf_str *v, size_t n);
+void gguf_writer_set_strs(
+	struct gguf_writer *w, const char *key, const struct gguf_str *v, size_t n);
 
-/* Declares the next tensor; *id (may be NULL) counts from 0. Refused: a bad or repeated name, a shape the type cannot hold. */
-int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype type, uint32_t n_dims,
-	const uint64_t *ne, size_t *id, struct err *e);
+/* Declares the next tensor; *id (may be NULL) counts from 0. Refused: a bad or repeated name, a
+ * shape the type cannot hold. */
+int gguf_writer_add_tensor(struct gguf_writer *w, const char *name, enum dtype type,
+	uint32_t n_dims, const uint64_t *ne, size_t *id, struct err *e);
 
-/* Tensor `id` gets no data of its own: it stands where the earlier tensor `of` stands, which has the same type and size and
- * data of its own. Readers refuse such a file unless it carries GGUF_SHARED_DATA_KEY. Not with split_bytes (bug). */
+/* Tensor `id` gets no data of its own: it stands where the earlier tensor `of` stands, which has
+ * the same type and size and data of its own. Readers refuse such a file unless it carries
+ * GGUF_SHARED_DATA_KEY. Not with split_bytes (bug). */
 void gguf_writer_share_tensor(struct gguf_writer *w, size_t id, size_t of);
 
 /* ---- plan: after it nothing more can be declared ---- */
@@ -79,14 +85,14 @@ char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_
 
 /* ---- write ---- */
 
-/* Creates path.partial (of each part), reserves the space on disk where the file system can, writes headers. With `resume`
- * the files must exist from an earlier run with exactly these headers and sizes, and their data are kept. May be called
- * again after it has failed. */
+/* Creates path.partial (of each part), reserves the space on disk where the file system can, writes
+ * headers. With `resume` the files must exist from an earlier run with exactly these headers and
+ * sizes, and their data are kept. May be called again after it has failed. */
 int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, struct err *e);
 
 /* Writes `bytes` of data of tensor `id` at `offset` bytes into that tensor. Thread-safe. */
-int gguf_writer_write(
-	struct gguf_writer *w, size_t id, uint64_t offset, const void *data, size_t bytes, struct err *e);
+int gguf_writer_write(struct gguf_writer *w, size_t id, uint64_t offset, const void *data,
+	size_t bytes, struct err *e);
 
 /* Hands what has been written of all parts to the disk (fdatasync). */
 int gguf_writer_sync(struct gguf_writer *w, struct err *e);

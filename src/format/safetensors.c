@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Safetensors headers: JSON -> a checked table of tensors. Files and data: safetensors_open.c, safetensors_io.c.
- * Only what the table needs is kept; the JSON tree is freed file by file.
+ * Safetensors headers: JSON -> a checked table of tensors. Files and data: safetensors_open.c,
+ * safetensors_io.c. Only what the table needs is kept; the JSON tree is freed file by file.
  */
 #include "src/format/safetensors_parse.h"
 
@@ -63,28 +63,30 @@ static int check_name(const char *path, const char *name, struct err *e)
 		plain = (uint8_t)name[i] >= 32 && name[i] != 127;
 	if (!plain)
 		return err_set(e, ERR_INPUT,
-			"%s: a tensor's name has %zu bytes or control bytes, 1 to %d printable expected", path, n,
-			NAME_MAX_BYTES);
+			"%s: a tensor's name has %zu bytes or control bytes, 1 to %d printable expected", path,
+			n, NAME_MAX_BYTES);
 	return 0;
 }
 
 /* One entry of the header. t->offset is relative to the data. */
-static int read_entry(
-	const char *path, const char *name, const json_t *v, struct safetensors_tensor *t, struct err *e)
+static int read_entry(const char *path, const char *name, const json_t *v,
+	struct safetensors_tensor *t, struct err *e)
 {
 	if (check_name(path, name, e))
 		return ERR_INPUT;
 	const json_t *dtype = json_object_get(v, "dtype"), *shape = json_object_get(v, "shape"),
 				 *span = json_object_get(v, "data_offsets");
-	if (!json_is_string(dtype) || !json_is_array(shape) || !json_is_array(span) || json_object_size(v) != 3)
+	if (!json_is_string(dtype) || !json_is_array(shape) || !json_is_array(span) ||
+		json_object_size(v) != 3)
 		return err_set(e, ERR_INPUT,
-			"%s: %s: an object of dtype, shape and data_offsets is expected in the header", path, name);
+			"%s: %s: an object of dtype, shape and data_offsets is expected in the header", path,
+			name);
 	int type = 0;
 	while (type < ST_DTYPE_COUNT && strcmp(json_string_value(dtype), dtypes[type].name))
 		type++;
 	if (type == ST_DTYPE_COUNT)
-		return err_set(
-			e, ERR_INPUT, "%s: %s: dtype %.40s is not supported", path, name, json_string_value(dtype));
+		return err_set(e, ERR_INPUT, "%s: %s: dtype %.40s is not supported", path, name,
+			json_string_value(dtype));
 	t->dtype = (enum st_dtype)type;
 	if (json_array_size(shape) > SAFETENSORS_MAX_DIMS)
 		return err_set(e, ERR_INPUT, "%s: %s: %zu dimensions, at most %d expected", path, name,
@@ -95,7 +97,8 @@ static int read_entry(
 		if (!get_size(json_array_get(shape, d), &t->shape[d]))
 			return err_set(e, ERR_INPUT, "%s: %s: shape[%u] is not a count", path, name, d);
 		if (!num_mul(t->bytes, t->shape[d], &t->bytes))
-			return err_set(e, ERR_INPUT, "%s: %s: the product of its shape is too large", path, name);
+			return err_set(
+				e, ERR_INPUT, "%s: %s: the product of its shape is too large", path, name);
 	}
 	uint64_t end;
 	if (json_array_size(span) != 2 || !get_size(json_array_get(span, 0), &t->offset) ||
@@ -119,27 +122,30 @@ static int by_offset(const void *a, const void *b)
 }
 
 /* The tensors, laid end to end, are exactly the data of the file. */
-static int check_cover(
-	const char *path, struct safetensors_tensor *t, size_t n, uint64_t data, uint64_t size, struct err *e)
+static int check_cover(const char *path, struct safetensors_tensor *t, size_t n, uint64_t data,
+	uint64_t size, struct err *e)
 {
 	uint64_t at = 0;
 	qsort(t, n, sizeof *t, by_offset);
 	for (size_t i = 0; i < n; i++) {
 		if (t[i].offset < at)
-			return err_set(e, ERR_INPUT, "%s: tensors %s and %s overlap at data offset %" PRIu64, path,
-				t[i - 1].name, t[i].name, t[i].offset);
+			return err_set(e, ERR_INPUT, "%s: tensors %s and %s overlap at data offset %" PRIu64,
+				path, t[i - 1].name, t[i].name, t[i].offset);
 		if (t[i].offset > at)
-			return err_set(e, ERR_INPUT, "%s: %" PRIu64 " bytes before tensor %s belong to no tensor", path,
+			return err_set(e, ERR_INPUT,
+				"%s: %" PRIu64 " bytes before tensor %s belong to no tensor", path,
 				t[i].offset - at, t[i].name);
 		at += t[i].bytes; /* no overflow: offset + bytes fitted in read_entry */
 	}
 	if (at > size - data)
 		return err_set(e, ERR_INPUT,
-			"%s: has %" PRIu64 " bytes, but its header describes %" PRIu64 ": the file is incomplete", path,
-			size, data + at);
-	if (at < size - data)
-		return err_set(e, ERR_INPUT, "%s: has %" PRIu64 " bytes, but its header describes only %" PRIu64,
+			"%s: has %" PRIu64 " bytes, but its header describes %" PRIu64
+			": the file is incomplete",
 			path, size, data + at);
+	if (at < size - data)
+		return err_set(e, ERR_INPUT,
+			"%s: has %" PRIu64 " bytes, but its header describes only %" PRIu64, path, size,
+			data + at);
 	return 0;
 }
 
@@ -149,7 +155,8 @@ int safetensors_header_bytes(
 	*n = load_u64(first);
 	if (*n > SAFETENSORS_MAX_HEADER_BYTES)
 		return err_set(e, ERR_INPUT,
-			"%s: announces a header of %" PRIu64 " bytes, at most %d expected: is it a safetensors file?",
+			"%s: announces a header of %" PRIu64
+			" bytes, at most %d expected: is it a safetensors file?",
 			path, *n, SAFETENSORS_MAX_HEADER_BYTES);
 	if (*n > file_bytes - 8)
 		return err_set(e, ERR_INPUT,
@@ -180,7 +187,8 @@ static char *keep_names(struct safetensors *st, const json_t *root)
 	return st->names[st->n_names++] = mem_new(bytes, 1);
 }
 
-int safetensors_parse_header(struct safetensors *st, uint32_t file, const char *json, size_t n, struct err *e)
+int safetensors_parse_header(
+	struct safetensors *st, uint32_t file, const char *json, size_t n, struct err *e)
 {
 	const char *path = st->files[file].path, *key;
 	uint64_t size = st->files[file].size;
@@ -189,14 +197,15 @@ int safetensors_parse_header(struct safetensors *st, uint32_t file, const char *
 	int code = 0;
 
 	if (!n || json[0] != '{')
-		return err_set(
-			e, ERR_INPUT, "%s: its header does not begin with '{': is it a safetensors file?", path);
+		return err_set(e, ERR_INPUT,
+			"%s: its header does not begin with '{': is it a safetensors file?", path);
 	json_t *root = json_loadb(json, n, JSON_REJECT_DUPLICATES, &why);
 	if (!root)
-		return err_set(
-			e, ERR_INPUT, "%s: its header is not valid JSON: %s (byte %d)", path, why.text, why.position);
+		return err_set(e, ERR_INPUT, "%s: its header is not valid JSON: %s (byte %d)", path,
+			why.text, why.position);
 	size_t count = json_object_size(root);
-	struct safetensors_tensor *grown = realloc(st->tensors, (st->n_tensors + count + 1) * sizeof *grown);
+	struct safetensors_tensor *grown =
+		realloc(st->tensors, (st->n_tensors + count + 1) * sizeof *grown);
 	if (!grown) {
 		json_decref(root);
 		return err_set(e, ERR_MEMORY, "%s: no memory for %zu tensors", path, count);
@@ -244,8 +253,8 @@ int safetensors_finish(struct safetensors *st, struct err *e)
 	for (size_t i = 1; i < st->n_tensors; i++) {
 		const struct safetensors_tensor *a = &st->tensors[i - 1], *b = &st->tensors[i];
 		if (!strcmp(a->name, b->name))
-			return err_set(e, ERR_INPUT, "%s: tensor %s is also in %s", st->files[b->file].path, b->name,
-				st->files[a->file].path);
+			return err_set(e, ERR_INPUT, "%s: tensor %s is also in %s", st->files[b->file].path,
+				b->name, st->files[a->file].path);
 	}
 	return 0;
 }
@@ -253,7 +262,8 @@ int safetensors_finish(struct safetensors *st, struct err *e)
 uint32_t safetensors_add_file(struct safetensors *st, const char *path, uint64_t size)
 {
 	st->files = mem_grow(st->files, st->n_files + 1, sizeof *st->files);
-	st->files[st->n_files] = (struct safetensors_file){.path = mem_strdup(path), .size = size, .fd = -1};
+	st->files[st->n_files] =
+		(struct safetensors_file){.path = mem_strdup(path), .size = size, .fd = -1};
 	return st->n_files++;
 }
 
@@ -263,8 +273,8 @@ int safetensors_parse(const void *bytes, size_t n, uint64_t file_bytes, const ch
 	uint64_t header;
 	*out = NULL;
 	if (n < 8 || file_bytes < 8 || n > file_bytes)
-		return err_set(
-			e, ERR_INPUT, "%s: has only %" PRIu64 " bytes, too few for a safetensors file", name, file_bytes);
+		return err_set(e, ERR_INPUT,
+			"%s: has only %" PRIu64 " bytes, too few for a safetensors file", name, file_bytes);
 	if (safetensors_header_bytes(bytes, file_bytes, name, &header, e))
 		return ERR_INPUT;
 	if (header > n - 8)
@@ -301,7 +311,8 @@ char *safetensors_shape_text(const struct safetensors_tensor *t, char *out)
 {
 	int n = snprintf(out, SAFETENSORS_SHAPE_MAX, "[");
 	for (uint32_t d = 0; d < t->n_dims; d++)
-		n += snprintf(out + n, SAFETENSORS_SHAPE_MAX - (size_t)n, "%s%" PRIu64, d ? ", " : "", t->shape[d]);
+		n += snprintf(
+			out + n, SAFETENSORS_SHAPE_MAX - (size_t)n, "%s%" PRIu64, d ? ", " : "", t->shape[d]);
 	snprintf(out + n, SAFETENSORS_SHAPE_MAX - (size_t)n, "]");
 	return out;
 }
@@ -313,7 +324,8 @@ uint64_t safetensors_cols(const struct safetensors_tensor *t)
 
 uint64_t safetensors_rows(const struct safetensors_tensor *t)
 {
-	uint64_t rows = 1; /* cannot overflow unless the tensor is empty, and then it is 0 or harmless */
+	uint64_t rows =
+		1; /* cannot overflow unless the tensor is empty, and then it is 0 or harmless */
 	for (uint32_t d = 0; d + 1 < t->n_dims; d++)
 		rows *= t->shape[d];
 	return rows;

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Hugging Face checkpoints: one safetensors file or a directory of shards. Only headers are held in memory; data are read
- * with pread into the caller's buffers, so memory use does not grow with the model.
+ * Hugging Face checkpoints: one safetensors file or a directory of shards. Only headers are held in
+ * memory; data are read with pread into the caller's buffers, so memory use does not grow with the
+ * model.
  *
- *   u64 N, N bytes of JSON { name: {dtype, shape, data_offsets: [b, e]}, "__metadata__": {...} }, data
+ *   u64 N, N bytes of JSON { name: {dtype, shape, data_offsets: [b, e]}, "__metadata__": {...} },
+ * data
  *
- * As strict as the official library: no duplicate names, sizes agree with shape and dtype, tensors cover the data without
- * holes or overlap, and the file ends where the last tensor ends. A checkpoint is constant once open: any number of threads
- * may look up and read.
+ * As strict as the official library: no duplicate names, sizes agree with shape and dtype, tensors
+ * cover the data without holes or overlap, and the file ends where the last tensor ends. A
+ * checkpoint is constant once open: any number of threads may look up and read.
  */
 #ifndef GLM_FORMAT_SAFETENSORS_H
 #define GLM_FORMAT_SAFETENSORS_H
@@ -70,11 +72,13 @@ struct safetensors {
 	size_t n_names;
 };
 
-/* Opens a directory (model.safetensors.index.json, else every *.safetensors in it) or one .safetensors file. With an index
- * only the tensors it lists exist; missing shards and tensors are named. *out is the caller's. */
+/* Opens a directory (model.safetensors.index.json, else every *.safetensors in it) or one
+ * .safetensors file. With an index only the tensors it lists exist; missing shards and tensors are
+ * named. *out is the caller's. */
 int safetensors_open(const char *path, struct safetensors **out, struct err *e);
 
-/* Parses the first n bytes of a file that is `file_bytes` long; n must reach the end of the JSON. Data cannot be read. */
+/* Parses the first n bytes of a file that is `file_bytes` long; n must reach the end of the JSON.
+ * Data cannot be read. */
 int safetensors_parse(const void *bytes, size_t n, uint64_t file_bytes, const char *name,
 	struct safetensors **out, struct err *e);
 
@@ -87,25 +91,29 @@ const struct safetensors_tensor *safetensors_find(
 #define SAFETENSORS_SHAPE_MAX 192
 char *safetensors_shape_text(const struct safetensors_tensor *t, char *out);
 
-/* Rows and columns of the matrix view: columns = last dimension, rows = product of the others. A scalar is 1 x 1. */
+/* Rows and columns of the matrix view: columns = last dimension, rows = product of the others. A
+ * scalar is 1 x 1. */
 uint64_t safetensors_rows(const struct safetensors_tensor *t);
 uint64_t safetensors_cols(const struct safetensors_tensor *t);
 
 /* Reads `bytes` raw bytes at `offset` bytes into the tensor. */
-int safetensors_read(const struct safetensors *st, const struct safetensors_tensor *t, uint64_t offset,
-	void *dst, size_t bytes, struct err *e);
+int safetensors_read(const struct safetensors *st, const struct safetensors_tensor *t,
+	uint64_t offset, void *dst, size_t bytes, struct err *e);
 
-/* Checks that `scale` has one value per 128 x 128 block of `t` ([..., ceil(rows/128), ceil(cols/128)], F32 or BF16). */
+/* Checks that `scale` has one value per 128 x 128 block of `t` ([..., ceil(rows/128),
+ * ceil(cols/128)], F32 or BF16). */
 int safetensors_check_scale(const struct safetensors *st, const struct safetensors_tensor *t,
 	const struct safetensors_tensor *scale, struct err *e);
 
-/* Reads rows [row0, row1) of the matrix view as float: out[(row1 - row0) * cols]. F32, F16, BF16, F8_E4M3. With `scale`
- * (may be NULL) value(r, c) is multiplied by scale(r / 128, c / 128), rounded once; r counts within each matrix of a stack
- * [E, rows, cols]. Thread-safe. */
+/* Reads rows [row0, row1) of the matrix view as float: out[(row1 - row0) * cols]. F32, F16, BF16,
+ * F8_E4M3. With `scale` (may be NULL) value(r, c) is multiplied by scale(r / 128, c / 128), rounded
+ * once; r counts within each matrix of a stack [E, rows, cols]. Thread-safe. */
 int safetensors_read_f32(const struct safetensors *st, const struct safetensors_tensor *t,
-	const struct safetensors_tensor *scale, uint64_t row0, uint64_t row1, float *out, struct err *e);
+	const struct safetensors_tensor *scale, uint64_t row0, uint64_t row1, float *out,
+	struct err *e);
 
-/* Tells the kernel that a tensor's pages will not be needed again (page cache only; costs nothing when it is wrong). */
+/* Tells the kernel that a tensor's pages will not be needed again (page cache only; costs nothing
+ * when it is wrong). */
 void safetensors_drop(const struct safetensors *st, const struct safetensors_tensor *t);
 
 #endif

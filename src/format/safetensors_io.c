@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Reading tensor data, raw or as float. Everything goes through a 64 KiB buffer on the stack: no allocation, and what is
- * resident is what the caller handed in. (A mapping would count every page touched against the process.)
+ * Reading tensor data, raw or as float. Everything goes through a 64 KiB buffer on the stack: no
+ * allocation, and what is resident is what the caller handed in. (A mapping would count every page
+ * touched against the process.)
  */
 #include "src/format/safetensors.h"
 
@@ -16,8 +17,8 @@
 
 #define CHUNK_BYTES 65536
 
-int safetensors_read(const struct safetensors *st, const struct safetensors_tensor *t, uint64_t offset,
-	void *dst, size_t bytes, struct err *e)
+int safetensors_read(const struct safetensors *st, const struct safetensors_tensor *t,
+	uint64_t offset, void *dst, size_t bytes, struct err *e)
 {
 	const struct safetensors_file *f = &st->files[t->file];
 	char *p = dst;
@@ -29,11 +30,12 @@ int safetensors_read(const struct safetensors *st, const struct safetensors_tens
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n < 0)
-			return err_errno(
-				e, errno, "%s: %s: cannot read %zu bytes at offset %" PRIu64, f->path, t->name, bytes, at);
+			return err_errno(e, errno, "%s: %s: cannot read %zu bytes at offset %" PRIu64, f->path,
+				t->name, bytes, at);
 		if (n == 0)
-			return err_set(e, ERR_INPUT, "%s: %s: the file ends at offset %" PRIu64 ", it has become shorter",
-				f->path, t->name, at);
+			return err_set(e, ERR_INPUT,
+				"%s: %s: the file ends at offset %" PRIu64 ", it has become shorter", f->path,
+				t->name, at);
 		p += n, at += (uint64_t)n, bytes -= (size_t)n;
 	}
 	return 0;
@@ -42,7 +44,8 @@ int safetensors_read(const struct safetensors *st, const struct safetensors_tens
 void safetensors_drop(const struct safetensors *st, const struct safetensors_tensor *t)
 {
 	if (st->files[t->file].fd >= 0)
-		(void)posix_fadvise(st->files[t->file].fd, (off_t)t->offset, (off_t)t->bytes, POSIX_FADV_DONTNEED);
+		(void)posix_fadvise(
+			st->files[t->file].fd, (off_t)t->offset, (off_t)t->bytes, POSIX_FADV_DONTNEED);
 }
 
 static uint64_t blocks(uint64_t n)
@@ -64,7 +67,8 @@ int safetensors_check_scale(const struct safetensors *st, const struct safetenso
 	for (uint32_t d = 0; d < want.n_dims && same; d++)
 		same = scale->shape[d] == want.shape[d];
 	if (!same)
-		return err_set(e, ERR_INPUT, "%s: %s: its shape is %s, but %s is expected for 128 x 128 blocks",
+		return err_set(e, ERR_INPUT,
+			"%s: %s: its shape is %s, but %s is expected for 128 x 128 blocks",
 			st->files[scale->file].path, scale->name, safetensors_shape_text(scale, found),
 			safetensors_shape_text(&want, want_text));
 	if (scale->dtype != ST_F32 && scale->dtype != ST_BF16)
@@ -98,8 +102,8 @@ static void to_float(enum st_dtype type, const uint8_t *raw, size_t n, float *ou
 }
 
 /* `n` values from element `first` of the tensor on. */
-static int read_values(const struct safetensors *st, const struct safetensors_tensor *t, uint64_t first,
-	uint64_t n, float *out, struct err *e)
+static int read_values(const struct safetensors *st, const struct safetensors_tensor *t,
+	uint64_t first, uint64_t n, float *out, struct err *e)
 {
 	uint8_t raw[CHUNK_BYTES];
 	uint32_t each = st_dtype_bytes(t->dtype);
@@ -129,8 +133,8 @@ static int apply_scale(const struct safetensors *st, const struct safetensors_te
 		uint64_t end = MIN(row1, row + (band_end - r));
 		for (uint64_t b0 = 0; b0 < scale_cols; b0 += HELD) {
 			uint64_t b1 = MIN(b0 + HELD, scale_cols);
-			int code =
-				read_values(st, scale, (matrix * scale_rows + band) * scale_cols + b0, b1 - b0, held, e);
+			int code = read_values(
+				st, scale, (matrix * scale_rows + band) * scale_cols + b0, b1 - b0, held, e);
 			if (code)
 				return code;
 			for (uint64_t i = row; i < end; i++) {

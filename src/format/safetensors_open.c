@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Opening checkpoints: a directory with an index, a directory of shards without one, or one file. The index is an outline to
- * be verified, not trusted: its file names may not leave the directory, every shard must exist, every tensor must be in the
- * shard it is said to be in.
+ * Opening checkpoints: a directory with an index, a directory of shards without one, or one file.
+ * The index is an outline to be verified, not trusted: its file names may not leave the directory,
+ * every shard must exist, every tensor must be in the shard it is said to be in.
  */
 #include "src/format/safetensors_parse.h"
 
@@ -39,8 +39,8 @@ static int add_shard(struct safetensors *st, const char *path, struct err *e)
 		return err_set(e, ERR_INPUT, "%s: is not a regular file", path);
 	uint64_t size = st->files[file].size = (uint64_t)s.st_size;
 	if (size < 8)
-		return err_set(
-			e, ERR_INPUT, "%s: has only %" PRIu64 " bytes, too few for a safetensors file", path, size);
+		return err_set(e, ERR_INPUT,
+			"%s: has only %" PRIu64 " bytes, too few for a safetensors file", path, size);
 	if (pread(fd, first, 8, 0) != 8)
 		return err_errno(e, errno ? errno : EIO, "%s: cannot read its header", path);
 	if (safetensors_header_bytes(first, size, path, &n, e))
@@ -94,8 +94,8 @@ static int check_shards_exist(const char *dir, char **names, size_t n, struct er
 			len += (size_t)sprintf(list + len, ", ...");
 	}
 	if (missing)
-		return err_set(e, ERR_INPUT, "%s: %zu of the %zu files in %s %s missing: %s", dir, missing, n,
-			INDEX_NAME, missing == 1 ? "is" : "are", list);
+		return err_set(e, ERR_INPUT, "%s: %zu of the %zu files in %s %s missing: %s", dir, missing,
+			n, INDEX_NAME, missing == 1 ? "is" : "are", list);
 	return 0;
 }
 
@@ -111,8 +111,9 @@ static int shard_names(const char *path, json_t *map, char ***out, size_t *n_out
 		const char *s = json_string_value(v);
 		if (!s || !*s || strchr(s, '/') || s[0] == '.') {
 			free_names(names, n);
-			return err_set(e, ERR_INPUT, "%s: %.200s: \"%.200s\" is not the name of a file beside the index",
-				path, key, s ? s : "(not a string)");
+			return err_set(e, ERR_INPUT,
+				"%s: %.200s: \"%.200s\" is not the name of a file beside the index", path, key,
+				s ? s : "(not a string)");
 		}
 		names[n++] = mem_strdup(s);
 	}
@@ -165,10 +166,11 @@ static int open_index(struct safetensors *st, const char *dir, const char *path,
 		return code;
 	json_t *root = NULL;
 	if (map.size > INDEX_MAX_BYTES)
-		code = err_set(
-			e, ERR_INPUT, "%s: has %" PRIu64 " bytes, at most %u expected", path, map.size, INDEX_MAX_BYTES);
+		code = err_set(e, ERR_INPUT, "%s: has %" PRIu64 " bytes, at most %u expected", path,
+			map.size, INDEX_MAX_BYTES);
 	else if (!(root = json_loadb((const char *)map.data, map.size, JSON_REJECT_DUPLICATES, &why)))
-		code = err_set(e, ERR_INPUT, "%s: is not valid JSON: %s (line %d)", path, why.text, why.line);
+		code =
+			err_set(e, ERR_INPUT, "%s: is not valid JSON: %s (line %d)", path, why.text, why.line);
 	file_map_close(&map);
 	if (code)
 		return code;
@@ -177,7 +179,8 @@ static int open_index(struct safetensors *st, const char *dir, const char *path,
 		code = err_set(e, ERR_INPUT, "%s: has no weight_map", path);
 		goto out;
 	}
-	if ((code = shard_names(path, weights, &names, &n, e)) || (code = check_shards_exist(dir, names, n, e)))
+	if ((code = shard_names(path, weights, &names, &n, e)) ||
+		(code = check_shards_exist(dir, names, n, e)))
 		goto out;
 	for (size_t i = 0; i < n && !code; i++) {
 		char *shard = mem_printf("%s/%s", dir, names[i]);

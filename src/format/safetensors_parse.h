@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Between the header parser (safetensors.c) and the opener (safetensors_open.c). Everybody else includes safetensors.h. */
+/* Between the header parser (safetensors.c) and the opener (safetensors_open.c). Everybody else
+ * includes safetensors.h. */
 #ifndef GLM_FORMAT_SAFETENSORS_PARSE_H
 #define GLM_FORMAT_SAFETENSORS_PARSE_H
 

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Multi-head latent attention in its absorbed form with the DSA indexer and IndexShare (specification 2.3 to 2.6). The
- * cached row [latent | rotated key] is key (whole) and value (its first part) for all heads. A full layer scores every
- * position and keeps its selection in ws.sel; the shared layers above it attend over the same positions.
+ * Multi-head latent attention in its absorbed form with the DSA indexer and IndexShare
+ * (specification 2.3 to 2.6). The cached row [latent | rotated key] is key (whole) and value (its
+ * first part) for all heads. A full layer scores every position and keeps its selection in ws.sel;
+ * the shared layers above it attend over the same positions.
  */
 #include "src/model/forward.h"
 
@@ -25,9 +26,10 @@ static void norm_input(struct model *m, uint32_t layer, const struct batch *rows
 	m->backend->ops->rms_norm(m->backend, m->ws.x, n, &norm, 1, m->config.rms_eps, rows->n, n, n);
 }
 
-/* ws.h -> cache rows; with a query also ws.q, and if positions are to be scored ws.index_q and ws.index_w. */
-static void latents(
-	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows, bool query, bool scored)
+/* ws.h -> cache rows; with a query also ws.q, and if positions are to be scored ws.index_q and
+ * ws.index_w. */
+static void latents(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows,
+	bool query, bool scored)
 {
 	const struct model_config *c = &m->config;
 	const struct layer_weights *w = &m->weights.layers[layer];
@@ -68,7 +70,8 @@ static void latents(
 	m->backend->ops->latents(m->backend, rows, &rope, &a);
 }
 
-/* Renews ws.sel and ws.n_sel from ws.index_q and ws.index_w; without scores: every position is chosen. */
+/* Renews ws.sel and ws.n_sel from ws.index_q and ws.index_w; without scores: every position is
+ * chosen. */
 static void select_positions(
 	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows, bool scored)
 {
@@ -76,8 +79,8 @@ static void select_positions(
 	struct backend *b = m->backend;
 	struct rope rope = rope_of(m);
 	if (scored)
-		b->ops->rope(
-			b, &rope, m->ws.index_q, c->index_dim, m->ws.index_q, c->index_dim, rows->n, (int)c->index_heads);
+		b->ops->rope(b, &rope, m->ws.index_q, c->index_dim, m->ws.index_q, c->index_dim, rows->n,
+			(int)c->index_heads);
 	struct index_select a = {
 		.n_heads = (int)c->index_heads,
 		.head_dim = (int)c->index_dim,
@@ -98,7 +101,8 @@ void attention_step(
 	const struct layer_weights *w = &m->weights.layers[layer];
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	/* while all positions fit into the selection nobody asks for scores, only for the keys of later ones */
+	/* while all positions fit into the selection nobody asks for scores, only for the keys of later
+	 * ones */
 	bool full = c->index_full[layer], scored = full && rows->max_pos >= (int64_t)c->index_top_k;
 	int64_t head_qk = config_head_qk(c), width = config_cache_width(c);
 
@@ -132,7 +136,8 @@ void attention_step(
 	b->ops->mla(b, rows, &a);
 }
 
-void attention_append(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows)
+void attention_append(
+	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows)
 {
 	norm_input(m, layer, rows);
 	latents(m, kv, layer, rows, false, false);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * glm-dsa keys -> struct model_config. Files of other writers lack some keys; what is missing is derived where the
- * specification says how (IndexShare schedule), defaulted where every file agrees, and demanded otherwise.
+ * glm-dsa keys -> struct model_config. Files of other writers lack some keys; what is missing is
+ * derived where the specification says how (IndexShare schedule), defaulted where every file
+ * agrees, and demanded otherwise.
  */
 #include "src/model/config.h"
 
@@ -17,7 +18,8 @@
 #define DEFAULT_INDEX_FREQ   4
 #define DEFAULT_INDEX_OFFSET 3
 
-/* The longest context of a GLM-5.2 file; GLM-5 and 5.1 share the architecture name but not the schedule. */
+/* The longest context of a GLM-5.2 file; GLM-5 and 5.1 share the architecture name but not the
+ * schedule. */
 #define GLM52_CONTEXT 1048576
 
 bool config_index_full(uint32_t layer, uint32_t freq, uint32_t offset)
@@ -26,7 +28,8 @@ bool config_index_full(uint32_t layer, uint32_t freq, uint32_t offset)
 	return freq <= 1 || shifted % freq == 0;
 }
 
-static int bad(const struct gguf *f, struct err *e, const char *key, uint64_t found, const char *expected)
+static int bad(
+	const struct gguf *f, struct err *e, const char *key, uint64_t found, const char *expected)
 {
 	return err_set(e, ERR_INPUT, "%s: key %s is %llu, expected %s", f->files[0].path, key,
 		(unsigned long long)found, expected);
@@ -51,8 +54,8 @@ static int positive(const struct gguf *f, const char *key, float v, struct err *
 {
 	if (isfinite(v) && v > 0)
 		return 0;
-	return err_set(
-		e, ERR_INPUT, "%s: key %s is %g, expected a positive number", f->files[0].path, key, (double)v);
+	return err_set(e, ERR_INPUT, "%s: key %s is %g, expected a positive number", f->files[0].path,
+		key, (double)v);
 }
 
 static int read_attention(const struct gguf *f, struct model_config *c, struct err *e)
@@ -66,18 +69,20 @@ static int read_attention(const struct gguf *f, struct model_config *c, struct e
 		(rc = need(f, KEY("rope.dimension_count"), 1 << 12, &c->head_rope, e)) ||
 		(rc = need(f, KEY("attention.key_length_mla"), 1 << 16, &key_mla, e)) ||
 		(rc = need(f, KEY("attention.value_length_mla"), 1 << 16, &value_mla, e)) ||
-		(rc = gguf_get_u32_or(f, KEY("attention.key_length"), c->kv_rank + c->head_rope, &key_len, e)) ||
+		(rc = gguf_get_u32_or(
+			 f, KEY("attention.key_length"), c->kv_rank + c->head_rope, &key_len, e)) ||
 		(rc = gguf_get_u32_or(f, KEY("attention.value_length"), c->kv_rank, &value_len, e)) ||
 		(rc = gguf_get_u32_or(f, KEY("attention.head_count_kv"), 1, &kv_heads, e)))
 		return rc;
 	if (c->head_rope % 2)
 		return bad(f, e, KEY("rope.dimension_count"), c->head_rope, "an even number");
 	if (key_mla <= c->head_rope)
-		return err_set(e, ERR_INPUT, "%s: key %s is %u, expected more than the rotary part of %u", path,
-			KEY("attention.key_length_mla"), key_mla, c->head_rope);
+		return err_set(e, ERR_INPUT, "%s: key %s is %u, expected more than the rotary part of %u",
+			path, KEY("attention.key_length_mla"), key_mla, c->head_rope);
 	if (key_len != c->kv_rank + c->head_rope || value_len != c->kv_rank || kv_heads != 1)
 		return err_set(e, ERR_INPUT,
-			"%s: attention.key_length, value_length, head_count_kv are %u, %u, %u, expected %u, %u, 1 "
+			"%s: attention.key_length, value_length, head_count_kv are %u, %u, %u, expected %u, "
+			"%u, 1 "
 			"(absorbed MLA)",
 			path, key_len, value_len, kv_heads, c->kv_rank + c->head_rope, c->kv_rank);
 	c->head_nope = key_mla - c->head_rope;
@@ -87,11 +92,12 @@ static int read_attention(const struct gguf *f, struct model_config *c, struct e
 		(rc = need(f, KEY("attention.indexer.top_k"), 1 << 20, &c->index_top_k, e)))
 		return rc;
 	if (c->index_dim < c->head_rope)
-		return err_set(e, ERR_INPUT, "%s: key %s is %u, expected at least the rotary part of %u", path,
-			KEY("attention.indexer.key_length"), c->index_dim, c->head_rope);
+		return err_set(e, ERR_INPUT, "%s: key %s is %u, expected at least the rotary part of %u",
+			path, KEY("attention.indexer.key_length"), c->index_dim, c->head_rope);
 	if ((rc = gguf_get_f32(f, KEY("rope.freq_base"), &c->rope_base, e)) ||
 		(rc = gguf_get_f32(f, KEY("attention.layer_norm_rms_epsilon"), &c->rms_eps, e)) ||
-		(rc = gguf_get_f32_or(f, KEY("attention.latent_layer_norm_rms_epsilon"), 1e-5f, &c->latent_eps, e)) ||
+		(rc = gguf_get_f32_or(
+			 f, KEY("attention.latent_layer_norm_rms_epsilon"), 1e-5f, &c->latent_eps, e)) ||
 		(rc = positive(f, KEY("rope.freq_base"), c->rope_base, e)) ||
 		(rc = positive(f, KEY("attention.layer_norm_rms_epsilon"), c->rms_eps, e)) ||
 		(rc = positive(f, KEY("attention.latent_layer_norm_rms_epsilon"), c->latent_eps, e)))
@@ -100,8 +106,9 @@ static int read_attention(const struct gguf *f, struct model_config *c, struct e
 	return 0;
 }
 
-/* The schedule: stored types first, then stored frequency and offset, then what the context length says. Presence of
- * indexer tensors decides nothing: public files carry meaningless copies on shared layers. */
+/* The schedule: stored types first, then stored frequency and offset, then what the context length
+ * says. Presence of indexer tensors decides nothing: public files carry meaningless copies on
+ * shared layers. */
 static int read_index_types(const struct gguf *f, struct model_config *c, struct err *e)
 {
 	const char *key = KEY("attention.indexer.types");
@@ -136,7 +143,8 @@ static int read_index_types(const struct gguf *f, struct model_config *c, struct
 			c->index_full[i] = config_index_full(i, freq, offset);
 	}
 	if (!c->index_full[0])
-		return err_set(e, ERR_INPUT, "%s: layer 0 shares an indexer selection, but no layer stands below it",
+		return err_set(e, ERR_INPUT,
+			"%s: layer 0 shares an indexer selection, but no layer stands below it",
 			f->files[0].path);
 	for (uint32_t i = 0; i < c->n_mtp; i++)
 		c->index_full[c->n_layers + i] = true;
@@ -170,8 +178,8 @@ static int read_experts(const struct gguf *f, struct model_config *c, struct err
 			KEY("expert_used_count"), c->n_used, c->n_experts);
 	if (gating != 2)
 		return bad(f, e, KEY("expert_gating_func"), gating, "2 (sigmoid)");
-	if (c->n_group < 1 || c->n_experts % c->n_group || c->n_group_used < 1 || c->n_group_used > c->n_group ||
-		(c->n_group > 1 && c->n_experts / c->n_group < 2) ||
+	if (c->n_group < 1 || c->n_experts % c->n_group || c->n_group_used < 1 ||
+		c->n_group_used > c->n_group || (c->n_group > 1 && c->n_experts / c->n_group < 2) ||
 		(uint64_t)c->n_experts / c->n_group * c->n_group_used < c->n_used)
 		return err_set(e, ERR_INPUT, "%s: %u of %u expert groups do not fit %u of %u experts", path,
 			c->n_group_used, c->n_group, c->n_used, c->n_experts);
@@ -201,22 +209,24 @@ int config_read(const struct gguf *f, struct model_config *c, struct err *e)
 		(rc = need(f, KEY("context_length"), 1 << 30, &c->n_context, e)))
 		return rc;
 	if (c->n_mtp > 1 || c->n_mtp >= blocks)
-		return bad(f, e, KEY("nextn_predict_layers"), c->n_mtp, "0 or 1, and fewer than block_count");
+		return bad(
+			f, e, KEY("nextn_predict_layers"), c->n_mtp, "0 or 1, and fewer than block_count");
 	c->n_layers = blocks - c->n_mtp;
 
 	const struct gguf_tensor *embed = gguf_need_tensor(f, "token_embd.weight", e);
 	if (!embed)
 		return e ? e->code : ERR_INPUT;
 	if (embed->ne[1] < 1 || embed->ne[1] > INT32_MAX)
-		return err_set(
-			e, ERR_INPUT, "%s: token_embd.weight has %llu rows", path, (unsigned long long)embed->ne[1]);
+		return err_set(e, ERR_INPUT, "%s: token_embd.weight has %llu rows", path,
+			(unsigned long long)embed->ne[1]);
 	if ((rc = gguf_get_u32_or(f, KEY("vocab_size"), (uint32_t)embed->ne[1], &c->n_vocab, e)))
 		return rc;
 	if (c->n_vocab != embed->ne[1])
 		return err_set(e, ERR_INPUT, "%s: key %s is %u, but token_embd.weight has %llu rows", path,
 			KEY("vocab_size"), c->n_vocab, (unsigned long long)embed->ne[1]);
 
-	if ((rc = read_attention(f, c, e)) || (rc = read_experts(f, c, e)) || (rc = read_index_types(f, c, e)))
+	if ((rc = read_attention(f, c, e)) || (rc = read_experts(f, c, e)) ||
+		(rc = read_index_types(f, c, e)))
 		return rc;
 	if ((rc = gguf_get_f32_or(f, "general.sampling.temp", 1.0f, &c->sampling_temperature, e)) ||
 		(rc = gguf_get_f32_or(f, "general.sampling.top_p", 0.95f, &c->sampling_top_p, e)))

@@ -13,8 +13,9 @@
 /* Rows of logits computed at once; bounds the workspace for large vocabularies. */
 #define LOGIT_ROWS 32
 
-/* Layers of a launch at most. Between two launches the device rests for about two microseconds; the host enqueues one while the experts
- * before it are computed, so it must not take longer than they do. */
+/* Layers of a launch at most. Between two launches the device rests for about two microseconds; the
+ * host enqueues one while the experts before it are computed, so it must not take longer than they
+ * do. */
 #define LAUNCH_LAYERS 16
 
 /* Cuts consecutive pieces out of an allocation; with a NULL base it only adds up. */
@@ -59,7 +60,8 @@ static void workspace_cut(struct workspace *ws, const struct model_config *c, bo
 	ws->logits = cut(device, (size_t)ws->logit_rows * c->n_vocab, f);
 	if (with_mtp)
 		ws->mtp_in = cut(device, r * 2 * c->n_embd, f);
-	/* attention and network take turns, and so do the heads' queries and what they answer: the same memory */
+	/* attention and network take turns, and so do the heads' queries and what they answer: the same
+	 * memory */
 	struct cutter network = *device;
 	ws->q = ws->o = cut(device, r * c->n_heads * MAX(config_head_qk(c), c->head_value), f);
 	ws->q_abs = cut(device, r * c->n_heads * width, f);
@@ -115,8 +117,9 @@ static int inv_freq_init(struct model *m, struct err *e)
 	return 0;
 }
 
-int model_init(struct model *m, const struct model_config *c, struct model_weights *w, bool with_mtp,
-	struct backend *b, struct expert_source *source, uint32_t max_rows, struct err *e)
+int model_init(struct model *m, const struct model_config *c, struct model_weights *w,
+	bool with_mtp, struct backend *b, struct expert_source *source, uint32_t max_rows,
+	struct err *e)
 {
 	*m = (struct model){.config = *c, .weights = *w, .backend = b, .source = source};
 	*w = (struct model_weights){0};
@@ -125,7 +128,8 @@ int model_init(struct model *m, const struct model_config *c, struct model_weigh
 	int rc = m->step_host ? moe_plan_init(&m->plan, c, max_rows) : ERR_MEMORY;
 	if (rc)
 		err_set(e, rc, "no memory for the expert plan of %u rows", max_rows);
-	if (rc || (rc = inv_freq_init(m, e)) || (rc = workspace_init(&m->ws, c, m->has_mtp, max_rows, b, e)))
+	if (rc || (rc = inv_freq_init(m, e)) ||
+		(rc = workspace_init(&m->ws, c, m->has_mtp, max_rows, b, e)))
 		model_fini(m);
 	return rc;
 }
@@ -153,7 +157,8 @@ static int compare_u16(const void *a, const void *b)
 }
 
 /* Copies what the taps ask for after a layer; waits for the layer, so only parity runs pay. */
-static int tap_layer(struct model *m, const struct forward_rows *rows, uint32_t layer, struct err *e)
+static int tap_layer(
+	struct model *m, const struct forward_rows *rows, uint32_t layer, struct err *e)
 {
 	const struct model_config *c = &m->config;
 	struct forward_taps *t = rows->taps;
@@ -161,8 +166,8 @@ static int tap_layer(struct model *m, const struct forward_rows *rows, uint32_t 
 	size_t last = rows->n - 1;
 	int rc = 0;
 	if (t->resid_last)
-		rc = b->ops->download(b, t->resid_last + (size_t)layer * c->n_embd, m->ws.x + last * c->n_embd,
-			c->n_embd * sizeof(float), e);
+		rc = b->ops->download(b, t->resid_last + (size_t)layer * c->n_embd,
+			m->ws.x + last * c->n_embd, c->n_embd * sizeof(float), e);
 	if (!rc && t->router && config_is_moe(c, layer)) {
 		uint32_t moe = layer - c->n_dense, n_moe = config_n_moe(c);
 		for (uint32_t r = 0; r < rows->n; r++) {
@@ -175,7 +180,8 @@ static int tap_layer(struct model *m, const struct forward_rows *rows, uint32_t 
 	if (!rc && t->index_last && t->n_index_last) {
 		t->n_index_last[layer] = 0;
 		if (c->index_full[layer]) {
-			rc = b->ops->download(b, &t->n_index_last[layer], m->ws.n_sel + last, sizeof(int32_t), e);
+			rc = b->ops->download(
+				b, &t->n_index_last[layer], m->ws.n_sel + last, sizeof(int32_t), e);
 			if (!rc)
 				rc = b->ops->download(b, t->index_last + (size_t)layer * c->index_top_k,
 					m->ws.sel + last * c->index_top_k, c->index_top_k * sizeof(int32_t), e);
@@ -184,8 +190,8 @@ static int tap_layer(struct model *m, const struct forward_rows *rows, uint32_t 
 	return rc;
 }
 
-/* The least power of two above max_pos, less one: grids and scratch of ops are made for it, and a recorded stretch serves until
- * the next. Ops look at pos[r] for what there is to do. */
+/* The least power of two above max_pos, less one: grids and scratch of ops are made for it, and a
+ * recorded stretch serves until the next. Ops look at pos[r] for what there is to do. */
 static int32_t round_max_pos(int32_t max_pos)
 {
 	int32_t most = 255;
@@ -226,8 +232,8 @@ enum graph_calls stretch_begin(
 	if (m->recorded_kv != kv->arena)
 		b->ops->graph_drop(b);
 	m->recorded_kv = kv->arena;
-	uint64_t key =
-		(uint64_t)first << 40 | (uint64_t)rows->n << 36 | (uint64_t)what << 32 | (uint32_t)rows->max_pos;
+	uint64_t key = (uint64_t)first << 40 | (uint64_t)rows->n << 36 | (uint64_t)what << 32 |
+				   (uint32_t)rows->max_pos;
 	return b->ops->graph_begin(b, key);
 }
 
@@ -240,13 +246,15 @@ struct step {
 	void (*meanwhile)(void *user); /* NULL: has been called */
 };
 
-/* Enqueues layer `layer` up to its experts, with what is left of the layer before it; behind the last one the final norm. */
+/* Enqueues layer `layer` up to its experts, with what is left of the layer before it; behind the
+ * last one the final norm. */
 static void run_layer(struct model *m, const struct step *s, uint32_t layer)
 {
 	const struct model_config *c = &m->config;
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	bool end = layer == c->n_layers, combine = layer && config_is_moe(c, layer - 1) && !s->rows->taps;
+	bool end = layer == c->n_layers,
+		 combine = layer && config_is_moe(c, layer - 1) && !s->rows->taps;
 	if (!layer) {
 		b->ops->rope_angles(b, s->batch, m->inv_freq, (int)c->head_rope, ws->cos_sin);
 		b->ops->embed(b, m->weights.embed, ws->tokens, s->batch->n, ws->x);
@@ -262,13 +270,16 @@ static void run_layer(struct model *m, const struct step *s, uint32_t layer)
 		ffn_step(m, layer, s->batch);
 	} else if (s->n_hidden) {
 		size_t at = (size_t)(s->rows->n - s->n_hidden) * c->n_embd;
-		b->ops->rms_norm(b, ws->x + at, c->n_embd, &(struct norm){m->weights.output_norm, ws->hidden + at}, 1,
-			c->rms_eps, (int)s->n_hidden, (int)c->n_embd, c->n_embd);
+		b->ops->rms_norm(b, ws->x + at, c->n_embd,
+			&(struct norm){m->weights.output_norm, ws->hidden + at}, 1, c->rms_eps,
+			(int)s->n_hidden, (int)c->n_embd, c->n_embd);
 	}
 }
 
-/* What the host has to do with a layer when the device has got it; ticket: of its mark, if it has one. */
-static int serve_layer(struct model *m, struct step *s, uint32_t layer, uint64_t ticket, struct err *e)
+/* What the host has to do with a layer when the device has got it; ticket: of its mark, if it has
+ * one. */
+static int serve_layer(
+	struct model *m, struct step *s, uint32_t layer, uint64_t ticket, struct err *e)
 {
 	const struct forward_rows *rows = s->rows;
 	bool moe = config_is_moe(&m->config, layer);
@@ -295,21 +306,23 @@ static uint32_t launch_end(const struct model *m, const struct step *s, uint32_t
 {
 	uint32_t n = m->config.n_layers;
 	for (uint32_t layer = first; layer < n; layer++)
-		if (!layer /* the device begins with it while the host launches the rest */ || s->rows->taps ||
-			layer + 1 - first == LAUNCH_LAYERS ||
+		if (!layer /* the device begins with it while the host launches the rest */ ||
+			s->rows->taps || layer + 1 - first == LAUNCH_LAYERS ||
 			(config_is_moe(&m->config, layer) && !moe_told(m, layer, s->batch->n)))
 			return layer + 1;
 	return n + 1;
 }
 
-/* Layers first .. end - 1: launched all at once, or, where nothing has been recorded yet, one after the other as the host gets to them. */
+/* Layers first .. end - 1: launched all at once, or, where nothing has been recorded yet, one after
+ * the other as the host gets to them. */
 static int run_launch(struct model *m, struct step *s, uint32_t first, uint32_t end, struct err *e)
 {
 	const struct model_config *c = &m->config;
 	struct backend *b = m->backend;
 	atomic_bool *cancel = s->rows->cancel;
 	uint64_t ticket = b->marks;
-	enum graph_calls calls = stretch_begin(m, s->kv, first, s->batch, end > c->n_layers ? s->n_hidden : 0);
+	enum graph_calls calls =
+		stretch_begin(m, s->kv, first, s->batch, end > c->n_layers ? s->n_hidden : 0);
 	if (calls == GRAPH_RECORDS) {
 		for (uint32_t layer = first; layer < end; layer++)
 			run_layer(m, s, layer);
@@ -373,8 +386,8 @@ int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, s
 		uint32_t rows = MIN(n - at, m->ws.logit_rows);
 		b->ops->matmul(b, &(struct matmul){.w = m->weights.head, .y = m->ws.logits}, 1,
 			hidden + (size_t)at * c->n_embd, (int)rows);
-		int rc = b->ops->download(
-			b, out + (size_t)at * c->n_vocab, m->ws.logits, (size_t)rows * c->n_vocab * sizeof(float), e);
+		int rc = b->ops->download(b, out + (size_t)at * c->n_vocab, m->ws.logits,
+			(size_t)rows * c->n_vocab * sizeof(float), e);
 		if (rc)
 			return rc;
 		at += rows;

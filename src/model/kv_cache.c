@@ -15,7 +15,8 @@ static size_t cut(struct kv_cache *kv, const struct model_config *c, bool with_m
 		for (int k = 0; k < 2; k++) {
 			if (kv && widths[k]) {
 				struct cache_view *v = k ? &kv->index_key[i] : &kv->latent[i];
-				*v = (struct cache_view){.data = arena + used, .type = type, .width = (int)widths[k]};
+				*v = (struct cache_view){
+					.data = arena + used, .type = type, .width = (int)widths[k]};
 			}
 			used = num_align_up(used + (size_t)capacity * widths[k] * value, 256);
 		}
@@ -23,7 +24,8 @@ static size_t cut(struct kv_cache *kv, const struct model_config *c, bool with_m
 	return used;
 }
 
-size_t kv_cache_bytes(const struct model_config *c, bool with_mtp, enum dtype type, uint32_t capacity)
+size_t kv_cache_bytes(
+	const struct model_config *c, bool with_mtp, enum dtype type, uint32_t capacity)
 {
 	return cut(NULL, c, with_mtp, type, capacity, NULL);
 }

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The caches of all layers: one latent row (normalised KV latent and rotated key) per layer and position, one index key
- * per full layer and position. One pool holds the positions of all sessions; a session owns a contiguous run of cache
- * rows, so that rows of several sessions can be computed in one batch (batch.base).
+ * The caches of all layers: one latent row (normalised KV latent and rotated key) per layer and
+ * position, one index key per full layer and position. One pool holds the positions of all
+ * sessions; a session owns a contiguous run of cache rows, so that rows of several sessions can be
+ * computed in one batch (batch.base).
  *
  *   latent[layer]    [capacity][kv_rank + head_rope]
  *   index_key[layer] [capacity][index_dim]            full layers only
  *
- * Rows at or beyond a session's length are garbage and are never read: attention looks at positions 0..pos only.
+ * Rows at or beyond a session's length are garbage and are never read: attention looks at positions
+ * 0..pos only.
  */
 #ifndef GLM_MODEL_KV_CACHE_H
 #define GLM_MODEL_KV_CACHE_H
@@ -24,7 +26,8 @@ struct kv_cache {
 };
 
 /* Bytes of `capacity` positions; type F16 or F32. */
-size_t kv_cache_bytes(const struct model_config *c, bool with_mtp, enum dtype type, uint32_t capacity);
+size_t kv_cache_bytes(
+	const struct model_config *c, bool with_mtp, enum dtype type, uint32_t capacity);
 
 int kv_cache_init(struct kv_cache *kv, const struct model_config *c, bool with_mtp, enum dtype type,
 	uint32_t capacity, struct backend *b, struct err *e);

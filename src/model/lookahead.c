@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Router lookahead: the residual stream changes slowly from layer to layer, so the router of layer L + d, applied to the
- * stream that the router of layer L sees, names most of the experts that layer L + d will want. It runs in the same ops as that
- * router and under the same mark, so a card does next to nothing for it: reading for the coming layers begins while the experts of this
- * one are awaited or computed. On the pocket model the best four named for L + 1, L + 2, L + 3 hold 74, 62 and 53 % of the true
- * four; with the shared expert of L 75, 63 and 53 %, with all experts of L 81, 66 and 56 %, an expert phase too late. The last
- * dense layer guesses too, so that the first experts of a token are no surprise. The real router always decides; a guess only moves
- * bytes.
+ * Router lookahead: the residual stream changes slowly from layer to layer, so the router of layer
+ * L + d, applied to the stream that the router of layer L sees, names most of the experts that
+ * layer L + d will want. It runs in the same ops as that router and under the same mark, so a card
+ * does next to nothing for it: reading for the coming layers begins while the experts of this one
+ * are awaited or computed. On the pocket model the best four named for L + 1, L + 2, L + 3 hold 74,
+ * 62 and 53 % of the true four; with the shared expert of L 75, 63 and 53 %, with all experts of L
+ * 81, 66 and 56 %, an expert phase too late. The last dense layer guesses too, so that the first
+ * experts of a token are no surprise. The real router always decides; a guess only moves bytes.
  */
 #include "src/model/forward.h"
 
@@ -18,7 +19,8 @@ uint32_t lookahead_reach(const struct model *m, uint32_t layer, int rows)
 	if (m->source->lookahead <= 0 || !m->source->ops->hint || moe_use(rows) != EXPERT_DECODE ||
 		layer + 1 < c->n_dense || layer + 1 >= c->n_layers) /* so all layers ahead are MoE layers */
 		return 0;
-	uint32_t left = c->n_layers - 1 - layer, reach = (uint32_t)MIN(m->source->lookahead, LOOKAHEAD_MAX);
+	uint32_t left = c->n_layers - 1 - layer,
+			 reach = (uint32_t)MIN(m->source->lookahead, LOOKAHEAD_MAX);
 	return MIN(left, reach);
 }
 

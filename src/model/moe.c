@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Feed-forward stages (specification 2.7). The experts of a layer are asked of the source in groups no larger than
- * it can pin (prefill: in ascending id order, the order of the file); whatever is ready is computed while the rest is on its way. A
- * product's place (row, rank) does not depend on when it was computed, and moe_combine adds the places in rank order: the
- * result is the same for every order of arrival.
+ * Feed-forward stages (specification 2.7). The experts of a layer are asked of the source in groups
+ * no larger than it can pin (prefill: in ascending id order, the order of the file); whatever is
+ * ready is computed while the rest is on its way. A product's place (row, rank) does not depend on
+ * when it was computed, and moe_combine adds the places in rank order: the result is the same for
+ * every order of arrival.
  *
- * The host only waits for the router's picks, while the device has the shared expert to do, and for marks. Experts stay pinned until a
- * later mark shows that the device is past them: that of the next layer's router, or the one behind the next group.
+ * The host only waits for the router's picks, while the device has the shared expert to do, and for
+ * marks. Experts stay pinned until a later mark shows that the device is past them: that of the
+ * next layer's router, or the one behind the next group.
  */
 #include "src/model/forward.h"
 
@@ -43,9 +45,10 @@ void moe_plan_fini(struct moe_plan *p)
 	*p = (struct moe_plan){0};
 }
 
-/* Groups the places of ids [n_places] by expert and lists the distinct experts in refs: for decode in the order of
- * their first place (row, then rank: the order in which a trace lists them, so that a simulated cache sees what the live one
- * does), for prefill ascending (the order of the file). Returns how many. */
+/* Groups the places of ids [n_places] by expert and lists the distinct experts in refs: for decode
+ * in the order of their first place (row, then rank: the order in which a trace lists them, so that
+ * a simulated cache sees what the live one does), for prefill ascending (the order of the file).
+ * Returns how many. */
 static int plan_experts(
 	struct moe_plan *p, uint32_t n_experts, enum expert_use use, const int32_t *ids, int n_places)
 {
@@ -60,7 +63,8 @@ static int plan_experts(
 			p->refs[n++] = (struct expert_ref){.id = (int32_t)i};
 		p->first[i + 1] += p->first[i];
 	}
-	/* first[i] now begins expert i; filling moves it to the end of its group, which is the begin of the next */
+	/* first[i] now begins expert i; filling moves it to the end of its group, which is the begin of
+	 * the next */
 	for (int i = 0; i < n_places; i++)
 		p->places[p->first[ids[i]]++] = i;
 	for (uint32_t i = n_experts; i > 0; i--)
@@ -108,8 +112,9 @@ static void swiglu_network(
 	m->backend->ops->ffn(m->backend, &a, rows->n);
 }
 
-/* Tells the source the order of a prefill layer, and that the next one will want all of its experts: a chunk of rows touches
- * nearly every expert, so that the disk need not pause at the layer's border. */
+/* Tells the source the order of a prefill layer, and that the next one will want all of its
+ * experts: a chunk of rows touches nearly every expert, so that the disk need not pause at the
+ * layer's border. */
 static void announce(struct model *m, uint32_t layer, int n)
 {
 	struct expert_source *s = m->source;
@@ -127,8 +132,8 @@ static void announce(struct model *m, uint32_t layer, int n)
 	s->ops->announce(s, (int)next, ids, (int)m->config.n_experts);
 }
 
-/* The routers of the layers layer + first to layer + reach, each on the stream as it is now: 0 is the layer's own and leaves its normed
- * input in ws.h, the others guess. Then a mark. */
+/* The routers of the layers layer + first to layer + reach, each on the stream as it is now: 0 is
+ * the layer's own and leaves its normed input in ws.h, the others guess. Then a mark. */
 static void run_routers(
 	struct model *m, uint32_t layer, uint32_t first, uint32_t reach, const struct batch *rows)
 {
@@ -174,7 +179,8 @@ static struct weight shape_of(const struct gguf_tensor *t)
 static struct expert_job like_of(const struct model *m, uint32_t layer)
 {
 	const struct expert_tensors *t = &m->weights.experts[layer];
-	return (struct expert_job){.gate = shape_of(t->gate), .up = shape_of(t->up), .down = shape_of(t->down)};
+	return (struct expert_job){
+		.gate = shape_of(t->gate), .up = shape_of(t->up), .down = shape_of(t->down)};
 }
 
 bool moe_told(const struct model *m, uint32_t layer, int rows)
@@ -205,8 +211,8 @@ void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
 		}
 		return;
 	}
-	b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){w->ffn_norm, ws->h}, 1, c->rms_eps, rows->n,
-		(int)c->n_embd, c->n_embd);
+	b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){w->ffn_norm, ws->h}, 1, c->rms_eps,
+		rows->n, (int)c->n_embd, c->n_embd);
 	swiglu_network(m, w, rows, ws->x, true);
 	if (reach)
 		run_routers(m, layer, 1, reach, rows);
@@ -223,7 +229,8 @@ static void release_to(struct model *m, int end)
 	p->held = MAX(p->held, end);
 }
 
-/* Releases the groups that the device has passed; waits for the oldest ones as long as more than `most` refs would stay pinned. */
+/* Releases the groups that the device has passed; waits for the oldest ones as long as more than
+ * `most` refs would stay pinned. */
 static int release_passed(struct model *m, int most, struct err *e)
 {
 	struct moe_plan *p = &m->plan;
@@ -244,8 +251,9 @@ static int release_passed(struct model *m, int most, struct err *e)
 	return 0;
 }
 
-/* refs[first .. first + n): acquires them, enqueues what is ready and the rest as it comes: all at once if the device still has
- * earlier groups to compute, for a call with several experts takes hardly longer than one with a single one. */
+/* refs[first .. first + n): acquires them, enqueues what is ready and the rest as it comes: all at
+ * once if the device still has earlier groups to compute, for a call with several experts takes
+ * hardly longer than one with a single one. */
 static int run_group(struct model *m, uint32_t layer, enum expert_use use, int first, int n,
 	const struct batch *rows, struct err *e)
 {
@@ -276,10 +284,11 @@ static int run_group(struct model *m, uint32_t layer, enum expert_use use, int f
 	return missing;
 }
 
-/* All groups of a layer. At most two windows are pinned at a time. A prompt's windows are several groups, and the last one is
- * marked as well: what the device has passed makes room for what is read ahead. */
-static int run_groups(
-	struct model *m, uint32_t layer, enum expert_use use, int n, const struct batch *rows, struct err *e)
+/* All groups of a layer. At most two windows are pinned at a time. A prompt's windows are several
+ * groups, and the last one is marked as well: what the device has passed makes room for what is
+ * read ahead. */
+static int run_groups(struct model *m, uint32_t layer, enum expert_use use, int n,
+	const struct batch *rows, struct err *e)
 {
 	struct moe_plan *p = &m->plan;
 	struct backend *b = m->backend;
@@ -299,12 +308,14 @@ static int run_groups(
 	return 0;
 }
 
-int moe_experts(struct model *m, uint32_t layer, uint64_t routed, const struct batch *rows, struct err *e)
+int moe_experts(
+	struct model *m, uint32_t layer, uint64_t routed, const struct batch *rows, struct err *e)
 {
 	struct moe_plan *p = &m->plan;
 	struct backend *b = m->backend;
 	lookahead_note(m, layer, routed, rows->n);
-	int n_places = rows->n * (int)m->config.n_used, rc = layer ? lookahead_pass(m, layer - 1, e) : 0;
+	int n_places = rows->n * (int)m->config.n_used,
+		rc = layer ? lookahead_pass(m, layer - 1, e) : 0;
 	if (rc || (rc = release_passed(m, 0, e)) ||
 		(rc = b->ops->wait_picks(b, routed, m->ws.picks, n_places, p->ids, e)))
 		return rc;
@@ -323,8 +334,9 @@ int moe_experts(struct model *m, uint32_t layer, uint64_t routed, const struct b
 void moe_combine(struct model *m, const struct batch *rows, const struct norm *next)
 {
 	struct workspace *ws = &m->ws;
-	m->backend->ops->moe_combine(m->backend, ws->expert_out, ws->route_weights, (int)m->config.n_used,
-		ws->shared_out, rows->n, (int)m->config.n_embd, ws->x, next, m->config.rms_eps);
+	m->backend->ops->moe_combine(m->backend, ws->expert_out, ws->route_weights,
+		(int)m->config.n_used, ws->shared_out, rows->n, (int)m->config.n_embd, ws->x, next,
+		m->config.rms_eps);
 }
 
 int moe_settle(struct model *m, struct err *e)

@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The next-token-prediction layer (specification 2.8), stored as the layer after the trunk. Its input for the pair
- * (H_i, t_{i+1}) is eh_proj [RMS(embed t_{i+1}, enorm); RMS(H_i, hnorm)], H taken after the final norm; its attention has
- * caches of its own. A pair that lies inside known text needs only its cache row, which is a projection of that input: no
- * attention and no expert is computed for it. Only a draft runs the whole layer, for one row.
+ * The next-token-prediction layer (specification 2.8), stored as the layer after the trunk. Its
+ * input for the pair (H_i, t_{i+1}) is eh_proj [RMS(embed t_{i+1}, enorm); RMS(H_i, hnorm)], H
+ * taken after the final norm; its attention has caches of its own. A pair that lies inside known
+ * text needs only its cache row, which is a projection of that input: no attention and no expert is
+ * computed for it. Only a draft runs the whole layer, for one row.
  */
 #include "src/model/forward.h"
 
-/* ws.x[0..n) = eh_proj input of n pairs: tokens of ws.tokens[first..), hidden rows starting at `hidden`. */
-static void project_pairs(struct model *m, const int32_t *tokens, const float *hidden, int at, int n)
+/* ws.x[0..n) = eh_proj input of n pairs: tokens of ws.tokens[first..), hidden rows starting at
+ * `hidden`. */
+static void project_pairs(
+	struct model *m, const int32_t *tokens, const float *hidden, int at, int n)
 {
 	const struct model_config *c = &m->config;
 	const struct model_weights *w = &m->weights;
@@ -17,17 +20,19 @@ static void project_pairs(struct model *m, const int32_t *tokens, const float *h
 	float *in = m->ws.mtp_in + at * 2 * n_embd;
 	/* the embedding half is normed in place of its own output, the stride skips the hidden half */
 	b->ops->embed(b, w->embed, tokens, n, m->ws.h);
-	b->ops->rms_norm(
-		b, m->ws.h, n_embd, &(struct norm){w->enorm, in}, 1, c->rms_eps, n, (int)n_embd, 2 * n_embd);
-	b->ops->rms_norm(
-		b, hidden, n_embd, &(struct norm){w->hnorm, in + n_embd}, 1, c->rms_eps, n, (int)n_embd, 2 * n_embd);
+	b->ops->rms_norm(b, m->ws.h, n_embd, &(struct norm){w->enorm, in}, 1, c->rms_eps, n,
+		(int)n_embd, 2 * n_embd);
+	b->ops->rms_norm(b, hidden, n_embd, &(struct norm){w->hnorm, in + n_embd}, 1, c->rms_eps, n,
+		(int)n_embd, 2 * n_embd);
 }
 
-void mtp_append(struct model *m, struct kv_cache *kv, const struct forward_rows *rows, const float *before)
+void mtp_append(
+	struct model *m, struct kv_cache *kv, const struct forward_rows *rows, const float *before)
 {
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	/* pair of row r: the token of row r with the hidden state before it; it stands at position pos - 1 */
+	/* pair of row r: the token of row r with the hidden state before it; it stands at position pos
+	 * - 1 */
 	bool has_before = before && rows->pos[0] > 0;
 	int n = (int)rows->n - (has_before ? 0 : 1);
 	if (n < 1)
@@ -72,7 +77,7 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t
 		return rc;
 	}
 	moe_combine(m, &batch, NULL);
-	b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){m->weights.head_norm, ws->hidden}, 1, c->rms_eps, 1,
-		(int)c->n_embd, c->n_embd);
+	b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){m->weights.head_norm, ws->hidden}, 1,
+		c->rms_eps, 1, (int)c->n_embd, c->n_embd);
 	return model_logits(m, ws->hidden, 1, out, e);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One walk over the names (walk_*) serves both binding and loading: a visitor is called for every resident tensor with
- * the place that shall hold it. The first visit checks and adds up sizes, the second copies into the arena. Norms, biases
- * and small vectors must be F32; F16 and BF16 ones of foreign files are converted while they are copied.
+ * One walk over the names (walk_*) serves both binding and loading: a visitor is called for every
+ * resident tensor with the place that shall hold it. The first visit checks and adds up sizes, the
+ * second copies into the arena. Norms, biases and small vectors must be F32; F16 and BF16 ones of
+ * foreign files are converted while they are copied.
  */
 #include "src/model/weights.h"
 
@@ -17,7 +18,7 @@
 #include <string.h>
 
 #define ARENA_ALIGN 256 /* every tensor starts on this boundary of the arena */
-#define UPLOAD_STEP                                                                                          \
+#define UPLOAD_STEP                                                                                \
 	((uint64_t)64 << 20) /* large tensors are copied in pieces, so that progress can be told */
 
 struct walk {
@@ -28,7 +29,7 @@ struct walk {
 	size_t used; /* bytes of the arena so far */
 	struct err *e;
 	const struct weights_watch *watch; /* NULL: nobody */
-	bool later;                        /* collect in spans what needs no conversion, for tensor_load */
+	bool later; /* collect in spans what needs no conversion, for tensor_load */
 	struct tensor_span *spans;
 	size_t n_spans, cap_spans;
 	size_t total; /* bytes of the arena when all is done */
@@ -84,8 +85,8 @@ static void take_bytes(struct walk *k, const struct gguf_tensor *t, uint8_t *dat
 		(struct tensor_span){.file = t->file, .offset = t->offset, .bytes = t->bytes, .dst = data};
 }
 
-static int take_matrix(
-	struct walk *k, const char *name, uint64_t n_in, uint64_t n_out, uint64_t n_stack, struct weight *out)
+static int take_matrix(struct walk *k, const char *name, uint64_t n_in, uint64_t n_out,
+	uint64_t n_stack, struct weight *out)
 {
 	const struct gguf_tensor *t = find(k, name, n_in, n_out, n_stack);
 	if (!t)
@@ -139,20 +140,21 @@ static const char *blk(struct tensor_name *n, uint32_t layer, const char *name)
 	return n->text;
 }
 
-#define MATRIX(name, n_in, n_out, n_stack, field)                                                            \
-	do {                                                                                                     \
-		struct tensor_name n_;                                                                               \
-		int rc_ = take_matrix(k, blk(&n_, layer, name ".weight"), n_in, n_out, n_stack, &w->field);          \
-		if (rc_)                                                                                             \
-			return rc_;                                                                                      \
+#define MATRIX(name, n_in, n_out, n_stack, field)                                                  \
+	do {                                                                                           \
+		struct tensor_name n_;                                                                     \
+		int rc_ =                                                                                  \
+			take_matrix(k, blk(&n_, layer, name ".weight"), n_in, n_out, n_stack, &w->field);      \
+		if (rc_)                                                                                   \
+			return rc_;                                                                            \
 	} while (0)
 
-#define VECTOR(name, n, field)                                                                               \
-	do {                                                                                                     \
-		struct tensor_name n_;                                                                               \
-		int rc_ = take_vector(k, blk(&n_, layer, name), n, &w->field);                                       \
-		if (rc_)                                                                                             \
-			return rc_;                                                                                      \
+#define VECTOR(name, n, field)                                                                     \
+	do {                                                                                           \
+		struct tensor_name n_;                                                                     \
+		int rc_ = take_vector(k, blk(&n_, layer, name), n, &w->field);                             \
+		if (rc_)                                                                                   \
+			return rc_;                                                                            \
 	} while (0)
 
 static int walk_attention(struct walk *k, uint32_t layer, struct layer_weights *w)
@@ -225,11 +227,14 @@ static int bind_experts(struct walk *k, uint32_t layer, struct expert_tensors *x
 {
 	const struct model_config *c = k->c;
 	struct tensor_name n;
-	x->gate = find(k, blk(&n, layer, "ffn_gate_exps.weight"), c->n_embd, c->ff_expert, c->n_experts);
-	x->up =
-		x->gate ? find(k, blk(&n, layer, "ffn_up_exps.weight"), c->n_embd, c->ff_expert, c->n_experts) : NULL;
-	x->down =
-		x->up ? find(k, blk(&n, layer, "ffn_down_exps.weight"), c->ff_expert, c->n_embd, c->n_experts) : NULL;
+	x->gate =
+		find(k, blk(&n, layer, "ffn_gate_exps.weight"), c->n_embd, c->ff_expert, c->n_experts);
+	x->up = x->gate ? find(k, blk(&n, layer, "ffn_up_exps.weight"), c->n_embd, c->ff_expert,
+						  c->n_experts)
+					: NULL;
+	x->down = x->up ? find(k, blk(&n, layer, "ffn_down_exps.weight"), c->ff_expert, c->n_embd,
+						  c->n_experts)
+					: NULL;
 	return x->down ? 0 : ERR_INPUT;
 }
 
@@ -251,7 +256,8 @@ int weights_bind(const struct gguf *file, const struct model_config *c, bool wit
 	for (uint32_t i = c->n_dense; !rc && i < c->n_layers + (with_mtp ? c->n_mtp : 0); i++) {
 		struct expert_tensors *x = &w->experts[i];
 		rc = bind_experts(&k, i, x);
-		w->layers[i].experts_even = !rc && lies_even(x->gate) && lies_even(x->up) && lies_even(x->down);
+		w->layers[i].experts_even =
+			!rc && lies_even(x->gate) && lies_even(x->up) && lies_even(x->down);
 	}
 	if (rc) {
 		weights_free(w, NULL);
@@ -261,9 +267,9 @@ int weights_bind(const struct gguf *file, const struct model_config *c, bool wit
 	return 0;
 }
 
-int weights_load(const struct gguf *file, const struct model_config *c, bool with_mtp, struct backend *b,
-	struct model_weights *w, const struct weights_watch *watch, const struct reader_options *reader,
-	struct err *e)
+int weights_load(const struct gguf *file, const struct model_config *c, bool with_mtp,
+	struct backend *b, struct model_weights *w, const struct weights_watch *watch,
+	const struct reader_options *reader, struct err *e)
 {
 	struct walk count = {.file = file, .c = c, .e = e};
 	int rc = walk(&count, with_mtp, w);
@@ -292,8 +298,8 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 			lo.user = watch->user;
 		}
 		if (!(rc = tensor_load(&lo, k.spans, k.n_spans, &r, e)))
-			log_info("weights: %.3f GB loaded in %.2f s, %.2f GB/s", (double)r.bytes / 1e9, r.seconds,
-				(double)r.bytes / 1e9 / r.seconds);
+			log_info("weights: %.3f GB loaded in %.2f s, %.2f GB/s", (double)r.bytes / 1e9,
+				r.seconds, (double)r.bytes / 1e9 / r.seconds);
 	}
 	free(k.spans);
 	return rc ? rc : b->ops->wait(b, e);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The resident weights: everything that every token needs, bound by name and shape to a GGUF and loaded into the
- * backend's memory from one arena. Routed experts are not loaded: they are described, for an expert source.
+ * The resident weights: everything that every token needs, bound by name and shape to a GGUF and
+ * loaded into the backend's memory from one arena. Routed experts are not loaded: they are
+ * described, for an expert source.
  */
 #ifndef GLM_MODEL_WEIGHTS_H
 #define GLM_MODEL_WEIGHTS_H
@@ -32,7 +33,7 @@ struct layer_weights {
 	struct weight gate, up, down; /* dense layers: the network; MoE layers: the shared expert */
 	struct weight router;         /* MoE layers: n_embd -> n_experts */
 	const float *router_bias;     /* [n_experts] */
-	bool experts_even;            /* MoE layers: each lies at a multiple of AWAIT_ALIGN in its file */
+	bool experts_even; /* MoE layers: each lies at a multiple of AWAIT_ALIGN in its file */
 };
 
 struct model_weights {
@@ -41,15 +42,16 @@ struct model_weights {
 	const float *output_norm;     /* [n_embd] */
 	struct layer_weights *layers; /* [n_layers + n_mtp] */
 	struct expert_tensors
-		*experts;          /* [n_layers + n_mtp] stacks in the files, {n_embd, ff, E} x2, {ff, n_embd, E} */
-	struct weight eh_proj; /* MTP: 2 * n_embd -> n_embd; data NULL without MTP */
+		*experts; /* [n_layers + n_mtp] stacks in the files, {n_embd, ff, E} x2, {ff, n_embd, E} */
+	struct weight eh_proj;                  /* MTP: 2 * n_embd -> n_embd; data NULL without MTP */
 	const float *enorm, *hnorm, *head_norm; /* MTP: [n_embd] each */
 	void *arena;                            /* backend memory behind all of the above */
 	size_t arena_bytes;
 };
 
-/* Binds and checks every tensor; on success `w` describes them, nothing is read. with_mtp false leaves the MTP layer
- * out. *resident_bytes: what weights_load will take. ERR_INPUT names the tensor, its shape and the one expected. */
+/* Binds and checks every tensor; on success `w` describes them, nothing is read. with_mtp false
+ * leaves the MTP layer out. *resident_bytes: what weights_load will take. ERR_INPUT names the
+ * tensor, its shape and the one expected. */
 int weights_bind(const struct gguf *file, const struct model_config *c, bool with_mtp,
 	struct model_weights *w, size_t *resident_bytes, struct err *e);
 
@@ -59,12 +61,12 @@ struct weights_watch {
 	void *user;
 };
 
-/* Allocates the arena and copies the resident weights into it. Call once after weights_bind with the same arguments.
- * `watch` may be NULL. `reader`: on a card the files are read so (stream/tensor_load.h), and a line says how fast; NULL: copied from
- * where they are mapped. */
-int weights_load(const struct gguf *file, const struct model_config *c, bool with_mtp, struct backend *b,
-	struct model_weights *w, const struct weights_watch *watch, const struct reader_options *reader,
-	struct err *e);
+/* Allocates the arena and copies the resident weights into it. Call once after weights_bind with
+ * the same arguments. `watch` may be NULL. `reader`: on a card the files are read so
+ * (stream/tensor_load.h), and a line says how fast; NULL: copied from where they are mapped. */
+int weights_load(const struct gguf *file, const struct model_config *c, bool with_mtp,
+	struct backend *b, struct model_weights *w, const struct weights_watch *watch,
+	const struct reader_options *reader, struct err *e);
 
 /* Accepts a zeroed or bound-only struct. */
 void weights_free(struct model_weights *w, struct backend *b);

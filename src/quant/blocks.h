@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The packed blocks of every GGUF weight type, as bytes lie in the file. C and CUDA read this header alike.
+ * The packed blocks of every GGUF weight type, as bytes lie in the file. C and CUDA read this
+ * header alike.
  *
- * `d`, `dmin` are IEEE halves kept as bits (src/base/half.h converts). No struct needs padding, and none asks for more than
- * 2-byte alignment, so that device code gets 16-bit loads; rows of most types are only 2-byte aligned. A block at an odd
- * address must be copied before use, as dequant.c does.
+ * `d`, `dmin` are IEEE halves kept as bits (src/base/half.h converts). No struct needs padding, and
+ * none asks for more than 2-byte alignment, so that device code gets 16-bit loads; rows of most
+ * types are only 2-byte aligned. A block at an odd address must be copied before use, as dequant.c
+ * does.
  *
  * Names: i is the weight in the block, h = i / 128, g = i % 128 / 32, l = i % 32, k = i / 32.
  */
@@ -36,7 +38,8 @@ struct block_q8_0 {
 };
 BLOCK_HAS_SIZE(block_q8_0, 34);
 
-/* 16 sub-blocks of 16: y = d * (sc & 15) * q - dmin * (sc >> 4), sc = sc[i / 16], q = (q[32 h + l] >> 2 g) & 3 */
+/* 16 sub-blocks of 16: y = d * (sc & 15) * q - dmin * (sc >> 4), sc = sc[i / 16], q = (q[32 h + l]
+ * >> 2 g) & 3 */
 struct block_q2_k {
 	uint8_t sc[16];
 	uint8_t q[64];
@@ -44,8 +47,8 @@ struct block_q2_k {
 };
 BLOCK_HAS_SIZE(block_q2_k, 84);
 
-/* 16 sub-blocks of 16: y = d * scale * q, scale 6 bits less 32 (block_q3_k_scale), q = (q[32 h + l] >> 2 g) & 3, less 4
- * when bit 4 h + g of high[l] is clear */
+/* 16 sub-blocks of 16: y = d * scale * q, scale 6 bits less 32 (block_q3_k_scale), q = (q[32 h + l]
+ * >> 2 g) & 3, less 4 when bit 4 h + g of high[l] is clear */
 struct block_q3_k {
 	uint8_t high[32];
 	uint8_t q[64];
@@ -54,8 +57,8 @@ struct block_q3_k {
 };
 BLOCK_HAS_SIZE(block_q3_k, 110);
 
-/* 8 sub-blocks of 32: y = d * s * q - dmin * m, six-bit s and m from block_q4_k_scale; q: the low nibble of
- * q[32 (k / 2) + l] for even k, the high one for odd k */
+/* 8 sub-blocks of 32: y = d * s * q - dmin * m, six-bit s and m from block_q4_k_scale; q: the low
+ * nibble of q[32 (k / 2) + l] for even k, the high one for odd k */
 struct block_q4_k {
 	uint16_t d, dmin;
 	uint8_t sc[12];
@@ -72,8 +75,8 @@ struct block_q5_k {
 };
 BLOCK_HAS_SIZE(block_q5_k, 176);
 
-/* 16 sub-blocks of 16: y = d * sc[i / 16] * (q - 32); q: a nibble of q[64 h + 32 (g & 1) + l], low for g < 2, with the two
- * bits (high[32 h + l] >> 2 g) & 3 above it */
+/* 16 sub-blocks of 16: y = d * sc[i / 16] * (q - 32); q: a nibble of q[64 h + 32 (g & 1) + l], low
+ * for g < 2, with the two bits (high[32 h + l] >> 2 g) & 3 above it */
 struct block_q6_k {
 	uint8_t q[128];
 	uint8_t high[64];
@@ -82,18 +85,21 @@ struct block_q6_k {
 };
 BLOCK_HAS_SIZE(block_q6_k, 210);
 
-/* The IQ types take their values from the tables of iq_grids.h, 8 (or 4) weights a row. "Sign index": 7 bits, see iq_signs. */
+/* The IQ types take their values from the tables of iq_grids.h, 8 (or 4) weights a row. "Sign
+ * index": 7 bits, see iq_signs. */
 
-/* Group k is the two 32-bit words q[4 k .. 4 k + 3], a0 below a1: row of weights 8 j .. 8 j + 7 of the group =
- * iq2xxs_grid[byte j of a0], sign index = (a1 >> 7 j) & 127, y = d * (0.5 + (a1 >> 28)) / 4 * value */
+/* Group k is the two 32-bit words q[4 k .. 4 k + 3], a0 below a1: row of weights 8 j .. 8 j + 7 of
+ * the group = iq2xxs_grid[byte j of a0], sign index = (a1 >> 7 j) & 127, y = d * (0.5 + (a1 >> 28))
+ * / 4 * value */
 struct block_iq2_xxs {
 	uint16_t d;
 	uint16_t q[32];
 };
 BLOCK_HAS_SIZE(block_iq2_xxs, 66);
 
-/* Weights 8 j .. 8 j + 7: row iq2xs_grid[q[j] & 511], sign index q[j] >> 9; y = d * (0.5 + n) / 4 * value, n the low nibble of
- * sc[k] for the first 16 weights of group k, the high one for the last 16 */
+/* Weights 8 j .. 8 j + 7: row iq2xs_grid[q[j] & 511], sign index q[j] >> 9; y = d * (0.5 + n) / 4 *
+ * value, n the low nibble of sc[k] for the first 16 weights of group k, the high one for the last
+ * 16 */
 struct block_iq2_xs {
 	uint16_t d;
 	uint16_t q[32];
@@ -101,7 +107,8 @@ struct block_iq2_xs {
 };
 BLOCK_HAS_SIZE(block_iq2_xs, 74);
 
-/* Row iq2s_grid[q[j] | ((high[k] >> 2 (j % 4)) & 3) << 8], sign byte sign[j] in full, scales as in IQ2_XS */
+/* Row iq2s_grid[q[j] | ((high[k] >> 2 (j % 4)) & 3) << 8], sign byte sign[j] in full, scales as in
+ * IQ2_XS */
 struct block_iq2_s {
 	uint16_t d;
 	uint8_t q[32];
@@ -111,8 +118,8 @@ struct block_iq2_s {
 };
 BLOCK_HAS_SIZE(block_iq2_s, 82);
 
-/* Rows of four iq3xxs_grid[q[8 k + j]], j = 0 .. 7; a = the 32-bit word sas[4 k .. 4 k + 3]: sign index of the j-th pair of
- * rows (a >> 7 j) & 127; y = d * (0.5 + (a >> 28)) / 2 * value */
+/* Rows of four iq3xxs_grid[q[8 k + j]], j = 0 .. 7; a = the 32-bit word sas[4 k .. 4 k + 3]: sign
+ * index of the j-th pair of rows (a >> 7 j) & 127; y = d * (0.5 + (a >> 28)) / 2 * value */
 struct block_iq3_xxs {
 	uint16_t d;
 	uint8_t q[64];
@@ -120,8 +127,8 @@ struct block_iq3_xxs {
 };
 BLOCK_HAS_SIZE(block_iq3_xxs, 98);
 
-/* Rows of four iq3s_grid[q[8 k + j] | bit j of high[k] << 8], sign byte sign[i / 8]; y = d * (1 + 2 n) * value, n the low
- * nibble of sc[k / 2] for even k, the high one for odd k */
+/* Rows of four iq3s_grid[q[8 k + j] | bit j of high[k] << 8], sign byte sign[i / 8]; y = d * (1 + 2
+ * n) * value, n the low nibble of sc[k / 2] for even k, the high one for odd k */
 struct block_iq3_s {
 	uint16_t d;
 	uint8_t q[64];
@@ -131,8 +138,9 @@ struct block_iq3_s {
 };
 BLOCK_HAS_SIZE(block_iq3_s, 110);
 
-/* Row j = 0 .. 3 of group k: iq1s_grid[q[4 k + j] | ((high[k] >> 3 j) & 7) << 8]; y = d * (2 s + 1) * (value + delta),
- * s = (high[k] >> 12) & 7, delta = -1/8 when bit 15 of high[k] is set, else 1/8 */
+/* Row j = 0 .. 3 of group k: iq1s_grid[q[4 k + j] | ((high[k] >> 3 j) & 7) << 8]; y = d * (2 s + 1)
+ * * (value + delta), s = (high[k] >> 12) & 7, delta = -1/8 when bit 15 of high[k] is set, else 1/8
+ */
 struct block_iq1_s {
 	uint16_t d;
 	uint8_t q[32];
@@ -140,9 +148,10 @@ struct block_iq1_s {
 };
 BLOCK_HAS_SIZE(block_iq1_s, 50);
 
-/* As IQ1_S, but a nibble n of high[] for each row j of group k (of high[2 k + j / 2], low for even j): row index high bits n & 7,
- * delta from bit 3; one 3-bit scale per 16 weights, s-th at bit 3 (s % 4) of the word sc[s / 4], s = 2 k + j / 2; d is the half
- * whose nibbles are the top nibbles of the four words */
+/* As IQ1_S, but a nibble n of high[] for each row j of group k (of high[2 k + j / 2], low for even
+ * j): row index high bits n & 7, delta from bit 3; one 3-bit scale per 16 weights, s-th at bit 3 (s
+ * % 4) of the word sc[s / 4], s = 2 k + j / 2; d is the half whose nibbles are the top nibbles of
+ * the four words */
 struct block_iq1_m {
 	uint8_t q[32];
 	uint8_t high[16];
@@ -157,8 +166,8 @@ struct block_iq4_nl {
 };
 BLOCK_HAS_SIZE(block_iq4_nl, 18);
 
-/* Group k is laid out like IQ4_NL in q[16 k ..]; scale less 32: four low bits from scales_low[k / 2] (low nibble for even k), two
- * high bits at 2 k of scales_high */
+/* Group k is laid out like IQ4_NL in q[16 k ..]; scale less 32: four low bits from scales_low[k /
+ * 2] (low nibble for even k), two high bits at 2 k of scales_high */
 struct block_iq4_xs {
 	uint16_t d;
 	uint16_t scales_high;

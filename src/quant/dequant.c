@@ -2,8 +2,9 @@
 /*
  * Rows of plain, 32-weight and K types; the IQ types are in dequant_iq.c.
  *
- * Each block is copied to a local struct first, so a row may lie at any address. Products are taken in the order of the
- * format's reference: (d * scale) rounded, times q rounded, minus (dmin * min) rounded.
+ * Each block is copied to a local struct first, so a row may lie at any address. Products are taken
+ * in the order of the format's reference: (d * scale) rounded, times q rounded, minus (dmin * min)
+ * rounded.
  */
 #include "src/quant/dequant.h"
 
@@ -85,7 +86,8 @@ static void row_q3_k(const uint8_t *src, float *dst, size_t n)
 			const uint8_t *q = b.q + j / 8 * 32 + j % 2 * 16, *high = b.high + j % 2 * 16;
 			int shift = j % 8 / 2 * 2, bit = j / 2;
 			for (int i = 0; i < 16; i++)
-				dst[16 * j + i] = scale * (float)(((q[i] >> shift) & 3) - ((high[i] >> bit & 1) ? 0 : 4));
+				dst[16 * j + i] =
+					scale * (float)(((q[i] >> shift) & 3) - ((high[i] >> bit & 1) ? 0 : 4));
 		}
 	}
 }
@@ -117,7 +119,8 @@ static void row_q5_k(const uint8_t *src, float *dst, size_t n)
 			const uint8_t *q = b.q + k / 2 * 32;
 			int shift = k % 2 * 4;
 			for (int i = 0; i < 32; i++)
-				dst[32 * k + i] = scale * (float)(((q[i] >> shift) & 15) | (b.high[i] >> k & 1) << 4) - min;
+				dst[32 * k + i] =
+					scale * (float)(((q[i] >> shift) & 15) | (b.high[i] >> k & 1) << 4) - min;
 		}
 	}
 }

@@ -2,8 +2,9 @@
 /*
  * Rows of the IQ types: a scale times rows of a codebook (iq_grids.h) with signs.
  *
- * The sign is applied after the product, which is exact, so the result does not depend on the order. All scale factors
- * (0.5 + n, 0.25, 2 n + 1) are exact in binary32 too; the only roundings are d * scale and its product with the value.
+ * The sign is applied after the product, which is exact, so the result does not depend on the
+ * order. All scale factors (0.5 + n, 0.25, 2 n + 1) are exact in binary32 too; the only roundings
+ * are d * scale and its product with the value.
  */
 #include "src/quant/dequant_rows.h"
 
@@ -113,7 +114,8 @@ void dequant_row_iq1_s(const uint8_t *src, float *dst, size_t n)
 		float d = f16_to_f32(b.d);
 		for (int j = 0; j < 32; j++, dst += 8) {
 			unsigned h = b.high[j / 4], index = b.q[j] | (h >> 3 * (j % 4) & 7) << 8;
-			put_row_iq1(dst, index, h & 0x8000 ? -0.125f : 0.125f, d * (float)(2 * (h >> 12 & 7) + 1));
+			put_row_iq1(
+				dst, index, h & 0x8000 ? -0.125f : 0.125f, d * (float)(2 * (h >> 12 & 7) + 1));
 		}
 	}
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Private to src/quant: the row functions of dequant_iq.c, called through dequant_row(). Same contract. */
+/* Private to src/quant: the row functions of dequant_iq.c, called through dequant_row(). Same
+ * contract. */
 #ifndef GLM_QUANT_DEQUANT_ROWS_H
 #define GLM_QUANT_DEQUANT_ROWS_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The table of element types. Block sizes come from the structs, so that table and layout cannot disagree. */
+/* The table of element types. Block sizes come from the structs, so that table and layout cannot
+ * disagree. */
 #include "src/quant/dtype.h"
 
 #include "src/base/num.h"
@@ -61,5 +62,6 @@ bool dtype_from_name(const char *name, enum dtype *out)
 bool dtype_row_bytes(enum dtype type, uint64_t n, uint64_t *bytes)
 {
 	const struct dtype_info *info = dtype_info(type);
-	return info && n % info->block_values == 0 && num_mul(n / info->block_values, info->block_bytes, bytes);
+	return info && n % info->block_values == 0 &&
+		   num_mul(n / info->block_values, info->block_bytes, bytes);
 }

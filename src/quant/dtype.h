@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The element types of GGUF tensors: name, values per block, bytes per block. A block never crosses a row
- * (dimension ne[0]). Layouts of the packed blocks: blocks.h; meaning: dequant.h.
+ * The element types of GGUF tensors: name, values per block, bytes per block. A block never crosses
+ * a row (dimension ne[0]). Layouts of the packed blocks: blocks.h; meaning: dequant.h.
  */
 #ifndef GLM_QUANT_DTYPE_H
 #define GLM_QUANT_DTYPE_H
@@ -48,7 +48,8 @@ const char *dtype_name(uint32_t id);
 /* Finds a type by name, letter case ignored; false if there is none. */
 bool dtype_from_name(const char *name, enum dtype *out);
 
-/* Bytes of one row of n values; false when n is not a multiple of the block or the size overflows. */
+/* Bytes of one row of n values; false when n is not a multiple of the block or the size overflows.
+ */
 bool dtype_row_bytes(enum dtype type, uint64_t n, uint64_t *bytes);
 
 #endif

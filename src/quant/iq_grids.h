@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Codebooks of the IQ types, in the form a kernel loads: one word per row, the row's first weight in the lowest bits.
- * The values are magnitudes; signs are stored beside the row index in the block (blocks.h). CUDA code copies the tables
- * to the device once; they are 24 KiB in all.
+ * Codebooks of the IQ types, in the form a kernel loads: one word per row, the row's first weight
+ * in the lowest bits. The values are magnitudes; signs are stored beside the row index in the block
+ * (blocks.h). CUDA code copies the tables to the device once; they are 24 KiB in all.
  */
 #ifndef GLM_QUANT_IQ_GRIDS_H
 #define GLM_QUANT_IQ_GRIDS_H
@@ -25,8 +25,9 @@ extern const uint32_t iq3s_grid[512];
 /* 8 values of two bits a row, each the weight plus one: weight j = ((row >> 2 j) & 3) - 1 */
 extern const uint16_t iq1s_grid[2048];
 
-/* Sign index -> sign byte: bit j set = weight j negative. Equal to index | (parity of index) << 7: the number of negative
- * weights is always even. The masks hold the same, one byte 0x00 or 0xff per weight: (row ^ mask) - mask, bytewise, is signed. */
+/* Sign index -> sign byte: bit j set = weight j negative. Equal to index | (parity of index) << 7:
+ * the number of negative weights is always even. The masks hold the same, one byte 0x00 or 0xff per
+ * weight: (row ^ mask) - mask, bytewise, is signed. */
 extern const uint8_t iq_signs[128];
 extern const uint64_t iq_sign_masks[128];
 

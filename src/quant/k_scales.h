@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The 6-bit numbers packed in the 12 bytes `sc` of Q3_K (16 signed scales) and of Q4_K and Q5_K (8 scales and 8 minima).
- * Plain C that CUDA code may include too.
+ * The 6-bit numbers packed in the 12 bytes `sc` of Q3_K (16 signed scales) and of Q4_K and Q5_K (8
+ * scales and 8 minima). Plain C that CUDA code may include too.
  */
 #ifndef GLM_QUANT_K_SCALES_H
 #define GLM_QUANT_K_SCALES_H
@@ -14,8 +14,9 @@
 #define K_SCALES_FN static inline
 #endif
 
-/* Q4_K, Q5_K: scale and minimum of sub-block k = 0 .. 7, each 0 .. 63. The first four lie whole in six low bits of bytes 0..3
- * and 4..7; the last four have their low nibbles in bytes 8..11 and their two high bits above the first four. */
+/* Q4_K, Q5_K: scale and minimum of sub-block k = 0 .. 7, each 0 .. 63. The first four lie whole in
+ * six low bits of bytes 0..3 and 4..7; the last four have their low nibbles in bytes 8..11 and
+ * their two high bits above the first four. */
 K_SCALES_FN int k_scale6(const uint8_t *sc, int k)
 {
 	return k < 4 ? sc[k] & 63 : (sc[k + 4] & 15) | sc[k - 4] >> 6 << 4;
@@ -36,7 +37,8 @@ K_SCALES_FN void k_pack6(uint8_t *sc, const uint8_t *scale, const uint8_t *min)
 	}
 }
 
-/* Q3_K: scale of sub-block j = 0 .. 15, -32 .. 31. Low nibbles in bytes 0..7, pairs of high bits in bytes 8..11. */
+/* Q3_K: scale of sub-block j = 0 .. 15, -32 .. 31. Low nibbles in bytes 0..7, pairs of high bits in
+ * bytes 8..11. */
 K_SCALES_FN int k_scale6_signed(const uint8_t *sc, int j)
 {
 	int low = j < 8 ? sc[j] & 15 : sc[j - 8] >> 4, high = sc[8 + j % 4] >> 2 * (j / 4) & 3;

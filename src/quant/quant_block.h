@@ -2,9 +2,10 @@
 /*
  * Private to the quantisers: eight-lane vectors, and a block of weights made ready for a search.
  *
- * The lanes are GNU vector extensions: the same operations in the same order whatever the machine's registers are, so SSE2,
- * AVX2 and others give the same bytes (the project compiles with -ffp-contract=off). Everything here is inlined into one
- * function per type, which QUANT_ROW compiles twice on x86-64, once for AVX2, and chooses at run time.
+ * The lanes are GNU vector extensions: the same operations in the same order whatever the machine's
+ * registers are, so SSE2, AVX2 and others give the same bytes (the project compiles with
+ * -ffp-contract=off). Everything here is inlined into one function per type, which QUANT_ROW
+ * compiles twice on x86-64, once for AVX2, and chooses at run time.
  */
 #ifndef GLM_QUANT_QUANT_BLOCK_H
 #define GLM_QUANT_QUANT_BLOCK_H
@@ -25,25 +26,26 @@ typedef int32_t v8i __attribute__((vector_size(32)));
 
 #define QUANT_INLINE static inline __attribute__((always_inline))
 
-/* Defines void NAME(src, dst, n, importance) that runs BODY(src, dst, importance) over blocks of `step` weights. */
-#define QUANT_ROW_LOOP(attributes, name, body, struct_block, step)                                           \
-	attributes void name(const float *src, void *dst, size_t n, const float *importance)                     \
-	{                                                                                                        \
-		for (uint8_t *out = dst; n; n -= (step), src += (step), out += sizeof(struct_block)) {               \
-			struct_block b;                                                                                  \
-			body(src, &b, importance);                                                                       \
-			memcpy(out, &b, sizeof b);                                                                       \
-			if (importance)                                                                                  \
-				importance += (step);                                                                        \
-		}                                                                                                    \
+/* Defines void NAME(src, dst, n, importance) that runs BODY(src, dst, importance) over blocks of
+ * `step` weights. */
+#define QUANT_ROW_LOOP(attributes, name, body, struct_block, step)                                 \
+	attributes void name(const float *src, void *dst, size_t n, const float *importance)           \
+	{                                                                                              \
+		for (uint8_t *out = dst; n; n -= (step), src += (step), out += sizeof(struct_block)) {     \
+			struct_block b;                                                                        \
+			body(src, &b, importance);                                                             \
+			memcpy(out, &b, sizeof b);                                                             \
+			if (importance)                                                                        \
+				importance += (step);                                                              \
+		}                                                                                          \
 	}
 #ifdef __x86_64__
-#define QUANT_ROW(name, body, struct_block, step)                                                            \
-	QUANT_ROW_LOOP(static, name##_any, body, struct_block, step)                                             \
-	QUANT_ROW_LOOP(static __attribute__((target("avx2"))), name##_avx2, body, struct_block, step)            \
-	void name(const float *src, void *dst, size_t n, const float *importance)                                \
-	{                                                                                                        \
-		(__builtin_cpu_supports("avx2") ? name##_avx2 : name##_any)(src, dst, n, importance);                \
+#define QUANT_ROW(name, body, struct_block, step)                                                  \
+	QUANT_ROW_LOOP(static, name##_any, body, struct_block, step)                                   \
+	QUANT_ROW_LOOP(static __attribute__((target("avx2"))), name##_avx2, body, struct_block, step)  \
+	void name(const float *src, void *dst, size_t n, const float *importance)                      \
+	{                                                                                              \
+		(__builtin_cpu_supports("avx2") ? name##_avx2 : name##_any)(src, dst, n, importance);      \
 	}
 #else
 #define QUANT_ROW(name, body, struct_block, step) QUANT_ROW_LOOP(, name, body, struct_block, step)
@@ -92,16 +94,18 @@ QUANT_INLINE float v8_sum(v8 a)
 	return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
 }
 
-/* A block in units in which its largest magnitude lies in [0.5, 1): the search meets no overflow and no subnormals. */
+/* A block in units in which its largest magnitude lies in [0.5, 1): the search meets no overflow
+ * and no subnormals. */
 struct quant_block {
 	v8 x[BLOCK_BIG / 8];
 	v8 w[BLOCK_BIG / 8]; /* weights of the squared errors, mean 1, all positive */
 	int exponent;        /* true value = x * 2^exponent */
 };
 
-/* How the squared errors count when nobody says which columns matter. A large weight carries more of a dot product, so an
- * error in it is likelier to be amplified by an activation; how far to follow that was chosen by the KL of the pocket model
- * (mean over 429 rows): Q8_0 0.0043 even, 0.0023 by magnitude; Q2_K 0.095 even, 0.084 damped. The other types stay even. */
+/* How the squared errors count when nobody says which columns matter. A large weight carries more
+ * of a dot product, so an error in it is likelier to be amplified by an activation; how far to
+ * follow that was chosen by the KL of the pocket model (mean over 429 rows): Q8_0 0.0043 even,
+ * 0.0023 by magnitude; Q2_K 0.095 even, 0.084 damped. The other types stay even. */
 enum quant_weighting {
 	QUANT_EVEN,
 	QUANT_DAMPED,    /* sqrt(mean x^2 + x^2) */
@@ -110,12 +114,15 @@ enum quant_weighting {
 
 QUANT_INLINE float quant_default_weight(enum quant_weighting how, float x, float mean_square)
 {
-	return how == QUANT_MAGNITUDE ? fabsf(x) + 1e-4f : how == QUANT_DAMPED ? sqrtf(mean_square + x * x) : 1;
+	return how == QUANT_MAGNITUDE ? fabsf(x) + 1e-4f
+		   : how == QUANT_DAMPED  ? sqrtf(mean_square + x * x)
+								  : 1;
 }
 
-/* False for a block of zeros. n is a multiple of 8; importance may be NULL: then `how` weighs the errors. */
-QUANT_INLINE int quant_block_load(
-	struct quant_block *b, const float *src, const float *importance, enum quant_weighting how, int n)
+/* False for a block of zeros. n is a multiple of 8; importance may be NULL: then `how` weighs the
+ * errors. */
+QUANT_INLINE int quant_block_load(struct quant_block *b, const float *src, const float *importance,
+	enum quant_weighting how, int n)
 {
 	v8 top = {0}, sum = {0};
 	for (int i = 0; i < n / 8; i++) {

@@ -1,19 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * IQ2_XXS: 8 weights take one of 256 rows of magnitudes and 7 sign bits (the number of minus signs is even), 32 weights a scale
- * dl = d * (0.5 + s) / 4 with s = 0 .. 15, 256 weights one half d.
+ * IQ2_XXS: 8 weights take one of 256 rows of magnitudes and 7 sign bits (the number of minus signs
+ * is even), 32 weights a scale dl = d * (0.5 + s) / 4 with s = 0 .. 15, 256 weights one half d.
  *
- * Objective: squared error of the decoded weights, columns weighted by `importance`, equal without it.
+ * Objective: squared error of the decoded weights, columns weighted by `importance`, equal without
+ * it.
  *
  * For a row of magnitudes g and a scale dl the error is, with each weight's own sign,
  *     sum w (|x| - dl g)^2 = const - 2 dl sum w |x| g + dl^2 sum w g^2,
- * and when the number of minus signs is odd one sign must be wrong, cheapest where w |x| g is least, which adds
- * 4 dl min(w |x| g). So with
- *     P = sum w |x| g - 2 min(w |x| g) [odd],     B = sum w g^2
- * the error of every row at every scale is dl^2 B - 2 dl P: P and B are computed once for the 256 rows, after which the
- * exact best row at any scale costs one multiply-add per row. The search over scales can then afford to be wide:
- *   1. each 32 weights: the best real dl among points around their mean size, improved by dl = sum P / sum B;
- *   2. d: several candidates that put the largest dl near the top of s; for each, the best s near 4 dl / d - 0.5;
+ * and when the number of minus signs is odd one sign must be wrong, cheapest where w |x| g is
+ * least, which adds 4 dl min(w |x| g). So with P = sum w |x| g - 2 min(w |x| g) [odd],     B = sum
+ * w g^2 the error of every row at every scale is dl^2 B - 2 dl P: P and B are computed once for the
+ * 256 rows, after which the exact best row at any scale costs one multiply-add per row. The search
+ * over scales can then afford to be wide:
+ *   1. each 32 weights: the best real dl among points around their mean size, improved by dl = sum
+ * P / sum B;
+ *   2. d: several candidates that put the largest dl near the top of s; for each, the best s near 4
+ * dl / d - 0.5;
  *   3. least squares for d with rows and s fixed, then s again, until the error stops falling.
  */
 #include "src/quant/quantize_rows.h"
@@ -143,8 +146,8 @@ QUANT_INLINE float iq2_group_scale(const struct iq2_part *part, const v8 *x, con
 }
 
 /* Rounds d to a half and finds the best s of each group near its real scale. */
-QUANT_INLINE void iq2_fit_scales(
-	const struct quant_block *b, const struct iq2_part *parts, const float *dl, float d, struct iq2_fit *f)
+QUANT_INLINE void iq2_fit_scales(const struct quant_block *b, const struct iq2_part *parts,
+	const float *dl, float d, struct iq2_fit *f)
 {
 	f->d = quant_block_scale(b, d, &f->bits);
 	f->error = 0;
@@ -195,7 +198,8 @@ QUANT_INLINE void iq2_block_search(
 	}
 }
 
-/* Sign index of 8 weights for the chosen row: with an odd number of minus signs, the cheapest one is turned over. */
+/* Sign index of 8 weights for the chosen row: with an odd number of minus signs, the cheapest one
+ * is turned over. */
 QUANT_INLINE uint32_t iq2_signs(v8 x, v8 w, uint64_t row)
 {
 	uint32_t minus = 0;
@@ -214,8 +218,8 @@ QUANT_INLINE uint32_t iq2_signs(v8 x, v8 w, uint64_t row)
 	return minus & 127;
 }
 
-QUANT_INLINE void encode_iq2_xxs(
-	const float *src, struct block_iq2_xxs *out, const float *importance, const struct iq2_grid *grid)
+QUANT_INLINE void encode_iq2_xxs(const float *src, struct block_iq2_xxs *out,
+	const float *importance, const struct iq2_grid *grid)
 {
 	struct quant_block b;
 	struct iq2_part parts[PARTS];
@@ -240,16 +244,17 @@ QUANT_INLINE void encode_iq2_xxs(
 	}
 }
 
-#define IQ2_ROW(attributes, name)                                                                            \
-	attributes void name(const float *src, void *dst, size_t n, const float *importance)                     \
-	{                                                                                                        \
-		struct iq2_grid grid;                                                                                \
-		iq2_grid_load(&grid);                                                                                \
-		for (size_t i = 0; i < n / BLOCK_BIG; i++) {                                                         \
-			struct block_iq2_xxs b;                                                                          \
-			encode_iq2_xxs(src + i * BLOCK_BIG, &b, importance ? importance + i * BLOCK_BIG : NULL, &grid);  \
-			memcpy((uint8_t *)dst + i * sizeof b, &b, sizeof b);                                             \
-		}                                                                                                    \
+#define IQ2_ROW(attributes, name)                                                                  \
+	attributes void name(const float *src, void *dst, size_t n, const float *importance)           \
+	{                                                                                              \
+		struct iq2_grid grid;                                                                      \
+		iq2_grid_load(&grid);                                                                      \
+		for (size_t i = 0; i < n / BLOCK_BIG; i++) {                                               \
+			struct block_iq2_xxs b;                                                                \
+			encode_iq2_xxs(                                                                        \
+				src + i * BLOCK_BIG, &b, importance ? importance + i * BLOCK_BIG : NULL, &grid);   \
+			memcpy((uint8_t *)dst + i * sizeof b, &b, sizeof b);                                   \
+		}                                                                                          \
 	}
 #ifdef __x86_64__
 IQ2_ROW(static, iq2_row_any)

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Q2_K, Q4_K, Q5_K: x is stored as d * s * q - dmin * m with one integer scale s and one integer minimum m per
- * sub-block, one pair of halves d, dmin per block of 256.
+ * Q2_K, Q4_K, Q5_K: x is stored as d * s * q - dmin * m with one integer scale s and one integer
+ * minimum m per sub-block, one pair of halves d, dmin per block of 256.
  *
- * Objective: the squared error of the decoded weights, columns weighted by `importance`, or without it as
- * enum quant_weighting says.
+ * Objective: the squared error of the decoded weights, columns weighted by `importance`, or without
+ * it as enum quant_weighting says.
  *
  * Search:
- *   1. each sub-block: 25 ways to cut or widen its range, one step of least squares each, the best real pair (a, b);
+ *   1. each sub-block: 25 ways to cut or widen its range, one step of least squares each, the best
+ * real pair (a, b);
  *   2. d and dmin so that the largest a and b take the last integer;
- *   3. each sub-block: the best (s, m) in a square around (a / d, b / dmin), judged by the error of the codes that
- *      follow. This, not rounding, is where the gain is: the error as a function of (s, m) is jagged;
+ *   3. each sub-block: the best (s, m) in a square around (a / d, b / dmin), judged by the error of
+ * the codes that follow. This, not rounding, is where the gain is: the error as a function of (s,
+ * m) is jagged;
  *   4. codes, s and m fixed: least squares for d and dmin over the block, then 3 again.
- * Every error is computed with d and dmin as the halves that will be stored. More starting values of d and dmin, or
- * wider squares, gain 0.3 % of the error at a fraction of the speed.
+ * Every error is computed with d and dmin as the halves that will be stored. More starting values
+ * of d and dmin, or wider squares, gain 0.3 % of the error at a fraction of the speed.
  */
 #include "src/quant/quantize_rows.h"
 
@@ -48,7 +50,8 @@ QUANT_INLINE float affine_error(const v8 *x, const v8 *w, int n_vec, float a, fl
 	return v8_sum(sum);
 }
 
-/* One step of alternating least squares: codes for (a, b), then the best (a, b >= 0) for these codes. */
+/* One step of alternating least squares: codes for (a, b), then the best (a, b >= 0) for these
+ * codes. */
 QUANT_INLINE void affine_refit(const v8 *x, const v8 *w, int n_vec, float top, float *a, float *b)
 {
 	float inverse = *a > 0 ? 1 / *a : 0;
@@ -61,7 +64,8 @@ QUANT_INLINE void affine_refit(const v8 *x, const v8 *w, int n_vec, float top, f
 		wqq_ += wq * q;
 		wqx_ += wq * x[i];
 	}
-	float s = v8_sum(w_), sx = v8_sum(wx_), sq = v8_sum(wq_), sqq = v8_sum(wqq_), sqx = v8_sum(wqx_);
+	float s = v8_sum(w_), sx = v8_sum(wx_), sq = v8_sum(wq_), sqq = v8_sum(wqq_),
+		  sqx = v8_sum(wqx_);
 	float det = s * sqq - sq * sq;
 	if (det > 1e-6f * s * sqq) {
 		float a1 = (s * sqx - sq * sx) / det, b1 = (sq * sqx - sqq * sx) / det;
@@ -77,7 +81,8 @@ QUANT_INLINE void affine_refit(const v8 *x, const v8 *w, int n_vec, float top, f
 }
 
 /* Real-valued optimum of one sub-block. */
-QUANT_INLINE void affine_search(const v8 *x, const v8 *w, int n_vec, float top, float *best_a, float *best_b)
+QUANT_INLINE void affine_search(
+	const v8 *x, const v8 *w, int n_vec, float top, float *best_a, float *best_b)
 {
 	v8 low8 = {0}, high8 = x[0];
 	for (int i = 0; i < n_vec; i++) {
@@ -109,8 +114,8 @@ QUANT_INLINE void affine_search(const v8 *x, const v8 *w, int n_vec, float top, 
 }
 
 /* Given d and dmin, the best (s, m) near the given real pair. */
-QUANT_INLINE float affine_lattice(const v8 *x, const v8 *w, const struct affine *p, float d, float dmin,
-	float a, float b, uint8_t *s_out, uint8_t *m_out)
+QUANT_INLINE float affine_lattice(const v8 *x, const v8 *w, const struct affine *p, float d,
+	float dmin, float a, float b, uint8_t *s_out, uint8_t *m_out)
 {
 	float s_real = d > 0 ? a / d : 0, m_real = dmin > 0 ? b / dmin : 0, limit = (float)p->s_top;
 	int s0 = (int)((s_real < limit ? s_real : limit) + 0.5f),
@@ -131,14 +136,16 @@ QUANT_INLINE float affine_lattice(const v8 *x, const v8 *w, const struct affine 
 }
 
 /* Codes and scales fixed: least squares for d and dmin over the block. */
-QUANT_INLINE void affine_block_refit(
-	const struct quant_block *b, const struct affine *p, const struct affine_fit *f, float *d, float *dmin)
+QUANT_INLINE void affine_block_refit(const struct quant_block *b, const struct affine *p,
+	const struct affine_fit *f, float *d, float *dmin)
 {
 	v8 uu_ = {0}, uv_ = {0}, vv_ = {0}, ux_ = {0}, vx_ = {0};
 	for (int j = 0; j < p->n_sub; j++) {
-		float s = f->s[j], m = f->m[j], a = f->d * s, min = f->dmin * m, inverse = a > 0 ? 1 / a : 0;
+		float s = f->s[j], m = f->m[j], a = f->d * s, min = f->dmin * m,
+			  inverse = a > 0 ? 1 / a : 0;
 		for (int i = j * p->n_vec; i < (j + 1) * p->n_vec; i++) {
-			v8 u = v8_code((b->x[i] + min) * inverse, 0, p->top) * s, wu = b->w[i] * u, wv = b->w[i] * m;
+			v8 u = v8_code((b->x[i] + min) * inverse, 0, p->top) * s, wu = b->w[i] * u,
+			   wv = b->w[i] * m;
 			uu_ += wu * u;
 			uv_ += wu * m;
 			vv_ += wv * m;
@@ -161,7 +168,8 @@ QUANT_INLINE void affine_block_refit(
 	}
 }
 
-QUANT_INLINE void affine_block(const struct quant_block *b, const struct affine *p, struct affine_fit *best)
+QUANT_INLINE void affine_block(
+	const struct quant_block *b, const struct affine *p, struct affine_fit *best)
 {
 	float a[16], min[16], a_top = 0, min_top = 0;
 	for (int j = 0; j < p->n_sub; j++) {
@@ -192,7 +200,8 @@ QUANT_INLINE void affine_codes(
 	const struct quant_block *b, const struct affine *p, const struct affine_fit *f, uint8_t *q)
 {
 	for (int j = 0; j < p->n_sub; j++) {
-		float a = f->d * (float)f->s[j], min = f->dmin * (float)f->m[j], inverse = a > 0 ? 1 / a : 0;
+		float a = f->d * (float)f->s[j], min = f->dmin * (float)f->m[j],
+			  inverse = a > 0 ? 1 / a : 0;
 		for (int i = j * p->n_vec; i < (j + 1) * p->n_vec; i++) {
 			v8 c = v8_code((b->x[i] + min) * inverse, 0, p->top);
 			for (int l = 0; l < 8; l++)

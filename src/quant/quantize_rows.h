@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Private to src/quant: the row functions behind quantize_row(), one file per family. Same contract. */
+/* Private to src/quant: the row functions behind quantize_row(), one file per family. Same
+ * contract. */
 #ifndef GLM_QUANT_QUANTIZE_ROWS_H
 #define GLM_QUANT_QUANTIZE_ROWS_H
 

@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The types without minima. Q8_0, Q4_0: x = d * q, one half d per 32 weights. Q3_K, Q6_K: x = d * s * q, one integer scale s per
- * 16 weights and one half d per 256.
+ * The types without minima. Q8_0, Q4_0: x = d * q, one half d per 32 weights. Q3_K, Q6_K: x = d * s
+ * * q, one integer scale s per 16 weights and one half d per 256.
  *
- * Objective: the weighted squared error of the decoded weights, columns weighted by `importance`, or without it as
- * enum quant_weighting says.
+ * Objective: the weighted squared error of the decoded weights, columns weighted by `importance`,
+ * or without it as enum quant_weighting says.
  *
- * Once the scale is fixed the best codes are the nearest ones, so all that is searched is the scale, and the error as a
- * function of it is jagged: in 32 weights the rounding errors scatter enough that the best of a few dozen scales beats the
- * textbook choice max / 127 by a quarter of the squared error. Hence candidates first, least squares second:
- *   - one scale: 2 x n_candidates values around "the largest weight takes the last code", for both signs of d, because the code
- *     range has one value more below zero; each is first improved by one step of least squares for its codes;
- *   - two levels: the same search gives each sub-block its real scale a; d is fitted so that the largest |a| takes the last
- *     integer; then, alternately, the best integer s near a / d for each sub-block, and least squares for d with codes and s
- *     fixed, until the error stops falling.
- * Every error is computed with d as the half that will be stored.
+ * Once the scale is fixed the best codes are the nearest ones, so all that is searched is the
+ * scale, and the error as a function of it is jagged: in 32 weights the rounding errors scatter
+ * enough that the best of a few dozen scales beats the textbook choice max / 127 by a quarter of
+ * the squared error. Hence candidates first, least squares second:
+ *   - one scale: 2 x n_candidates values around "the largest weight takes the last code", for both
+ * signs of d, because the code range has one value more below zero; each is first improved by one
+ * step of least squares for its codes;
+ *   - two levels: the same search gives each sub-block its real scale a; d is fitted so that the
+ * largest |a| takes the last integer; then, alternately, the best integer s near a / d for each
+ * sub-block, and least squares for d with codes and s fixed, until the error stops falling. Every
+ * error is computed with d as the half that will be stored.
  */
 #include "src/quant/quantize_rows.h"
 
@@ -22,11 +24,12 @@
 #include "src/quant/quant_block.h"
 
 struct sym {
-	float low, high;     /* range of the codes */
-	int n_candidates;    /* scales tried on either side */
-	float first, spread; /* the candidates use the codes up to high + first .. high + first + spread */
-	int s_low, s_high;   /* range of the integer scales */
-	int radius;          /* of the search for s */
+	float low, high;  /* range of the codes */
+	int n_candidates; /* scales tried on either side */
+	float first,
+		spread; /* the candidates use the codes up to high + first .. high + first + spread */
+	int s_low, s_high; /* range of the integer scales */
+	int radius;        /* of the search for s */
 };
 
 #define ROUNDS_MAX 4
@@ -56,7 +59,8 @@ QUANT_INLINE float sym_refit(const v8 *x, const v8 *w, int n_vec, float a, const
 	return sum > 0 ? v8_sum(qx) / sum : 0;
 }
 
-/* Scale with the least error; `stored`: rounded to a half, its bits in *bits (else bits may be NULL). */
+/* Scale with the least error; `stored`: rounded to a half, its bits in *bits (else bits may be
+ * NULL). */
 QUANT_INLINE float sym_search(
 	const struct quant_block *b, int at, int n_vec, const struct sym *p, int stored, uint16_t *bits)
 {
@@ -99,7 +103,8 @@ QUANT_INLINE void sym_codes(const v8 *x, int n_vec, float a, const struct sym *p
 }
 
 /* Two levels: fills s[16] and the codes q[256]; returns the bits of d. */
-QUANT_INLINE uint16_t sym_block(const struct quant_block *b, const struct sym *p, int8_t *best_s, int8_t *q)
+QUANT_INLINE uint16_t sym_block(
+	const struct quant_block *b, const struct sym *p, int8_t *best_s, int8_t *q)
 {
 	float a[16], top = 0, best = INFINITY, best_d = 0;
 	uint16_t best_bits = 0;

@@ -12,7 +12,8 @@
 
 #define VALUES_MAX 300000
 
-/* JSON text may stand for a hundred times its size in memory: the values are counted before they are made. */
+/* JSON text may stand for a hundred times its size in memory: the values are counted before they
+ * are made. */
 static size_t count_values(const char *p, size_t n)
 {
 	size_t values = 1;
@@ -28,8 +29,8 @@ static size_t count_values(const char *p, size_t n)
 	return values;
 }
 
-int api_parse(const struct api *api, const struct request_model *model, const char *body, size_t len,
-	struct request *r, struct request_error *e)
+int api_parse(const struct api *api, const struct request_model *model, const char *body,
+	size_t len, struct request *r, struct request_error *e)
 {
 	struct err err = {0};
 	*r = (struct request){.model = model, .n = 1, .created = (int64_t)time(NULL)};
@@ -74,7 +75,8 @@ void api_openai_broken(struct reply *r, const struct request_error *e, struct bu
 void api_comment_ping(struct reply *r, struct buf *out)
 {
 	if (r->progress_total && r->progress_done < r->progress_total)
-		buf_printf(out, ": reading the prompt, %u of %u tokens\n\n", r->progress_done, r->progress_total);
+		buf_printf(
+			out, ": reading the prompt, %u of %u tokens\n\n", r->progress_done, r->progress_total);
 	else
 		buf_puts(out, r->progress_total ? ": writing\n\n" : ": waiting for a session\n\n");
 }
@@ -112,7 +114,8 @@ int api_openai_choice(struct request *r, struct request_error *e)
 		if (!strcmp(s, "required"))
 			return request_choice(r, TOOL_CHOICE_REQUIRED, NULL, "tool_choice", e);
 		return request_refuse(e, 400, NULL, "tool_choice",
-			"tool_choice: expected auto, none, required or an object that names a function, found \"%.40s\"",
+			"tool_choice: expected auto, none, required or an object that names a function, found "
+			"\"%.40s\"",
 			s);
 	}
 	const json_t *f = json_object_get(v, "function");
@@ -120,7 +123,8 @@ int api_openai_choice(struct request *r, struct request_error *e)
 	const char *type = json_string_value(json_object_get(v, "type"));
 	if (!type || strcmp(type, "function") || !json_is_string(name))
 		return request_refuse(e, 400, NULL, "tool_choice",
-			"tool_choice: expected auto, none, required or an object that names a function, found %s",
+			"tool_choice: expected auto, none, required or an object that names a function, found "
+			"%s",
 			json_text_type(v));
 	return request_choice(r, TOOL_CHOICE_REQUIRED, json_string_value(name), "tool_choice", e);
 }
@@ -253,8 +257,8 @@ void api_models_list(const struct request_model *m, bool anthropic, struct buf *
 	json_write_close(&w, '}');
 }
 
-int api_models_one(
-	const struct request_model *m, const char *name, bool anthropic, struct buf *out, struct request_error *e)
+int api_models_one(const struct request_model *m, const char *name, bool anthropic, struct buf *out,
+	struct request_error *e)
 {
 	if (strcmp(name, m->name) && !m->any_name)
 		return request_refuse(e, 404, "model_not_found", "model",

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The APIs: each is a parser of request bodies and a writer of answers, one file each (api_chat.c, api_completions.c,
- * api_responses.c, api_messages.c). They know JSON and event formats; not sockets, not the scheduler.
+ * The APIs: each is a parser of request bodies and a writer of answers, one file each (api_chat.c,
+ * api_completions.c, api_responses.c, api_messages.c). They know JSON and event formats; not
+ * sockets, not the scheduler.
  *
- * Writers append to `out`. A stream is: begin, any number of event (also for JOB_END of each answer) and ping, then end; or
- * broken in place of end. A whole answer is one call of whole, when all answers have ended.
+ * Writers append to `out`. A stream is: begin, any number of event (also for JOB_END of each
+ * answer) and ping, then end; or broken in place of end. A whole answer is one call of whole, when
+ * all answers have ended.
  */
 #ifndef GLM_SERVE_API_H
 #define GLM_SERVE_API_H
@@ -19,7 +21,8 @@ struct api {
 	/* r->model and r->body are set; fills in the rest. 0, or -1 with a refusal. */
 	int (*parse)(struct request *r, struct request_error *e);
 	void (*begin)(struct reply *r, struct buf *out);
-	void (*event)(struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out);
+	void (*event)(
+		struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out);
 	void (*end)(struct reply *r, struct buf *out);
 	void (*broken)(struct reply *r, const struct request_error *e, struct buf *out);
 	void (*ping)(struct reply *r, struct buf *out);
@@ -29,9 +32,10 @@ struct api {
 
 extern const struct api api_chat, api_completions, api_responses, api_messages;
 
-/* Parses a body for an API: JSON, then the API's members. -1 with a refusal; request_fini in any case. */
-int api_parse(const struct api *api, const struct request_model *model, const char *body, size_t len,
-	struct request *r, struct request_error *e);
+/* Parses a body for an API: JSON, then the API's members. -1 with a refusal; request_fini in any
+ * case. */
+int api_parse(const struct api *api, const struct request_model *model, const char *body,
+	size_t len, struct request *r, struct request_error *e);
 
 /* Anthropic's /v1/messages/count_tokens: the number of tokens of the prompt; -1 with a refusal. */
 int64_t api_messages_count(
@@ -41,7 +45,8 @@ int64_t api_messages_count(
 struct json_write;
 void api_openai_error(const struct request_error *e, struct buf *out);
 void api_openai_broken(struct reply *r, const struct request_error *e, struct buf *out);
-void api_comment_ping(struct reply *r, struct buf *out);    /* ": reading the prompt, 512 of 3000 tokens" */
+void api_comment_ping(
+	struct reply *r, struct buf *out); /* ": reading the prompt, 512 of 3000 tokens" */
 void api_sse_data(struct buf *out, const struct buf *json); /* "data: {...}\n\n" */
 /* Closes the object and sends it as "event: TYPE\ndata: {...}\n\n"; frees it. */
 void api_sse_event(struct json_write *w, const char *type, struct buf *out);
@@ -50,7 +55,8 @@ int api_openai_choice(struct request *r, struct request_error *e);
 /* Tokens with their rivals: an array. */
 void api_write_tokens(struct json_write *w, const char *key, const struct tokenizer *t,
 	const struct output_token *rows, size_t n);
-/* Chat and text completions: what the answer and each chunk begin with, "usage", and the end of a stream. */
+/* Chat and text completions: what the answer and each chunk begin with, "usage", and the end of a
+ * stream. */
 void api_completion_head(struct json_write *w, const struct request *q, const char *object);
 void api_completion_usage(struct json_write *w, const struct reply *r);
 void api_completion_end(const struct reply *r, const char *object, struct buf *out);

@@ -41,14 +41,16 @@ static int parse_logprobs(struct request *r, struct request_error *e)
 		request_integer(r->body, "top_logprobs", 0, OUTPUT_TOP_MAX, &top, &given, e))
 		return -1;
 	if (given && top && !r->output.logprobs)
-		return request_refuse(e, 400, NULL, "top_logprobs", "top_logprobs needs logprobs to be true");
+		return request_refuse(
+			e, 400, NULL, "top_logprobs", "top_logprobs needs logprobs to be true");
 	r->output.n_top = (uint32_t)top;
 	return 0;
 }
 
 static int parse(struct request *r, struct request_error *e)
 {
-	static const char *const unsupported[] = {"functions", "function_call", "audio", "web_search_options"};
+	static const char *const unsupported[] = {
+		"functions", "function_call", "audio", "web_search_options"};
 	const char *effort = NULL;
 	int64_t n = 1, most = -1;
 	request_make_id(r->id, sizeof r->id, "chatcmpl-");
@@ -59,7 +61,8 @@ static int parse(struct request *r, struct request_error *e)
 		request_integer(r->body, "n", 1, REQUEST_ANSWERS_MAX, &n, NULL, e) ||
 		request_integer(r->body, "max_tokens", 1, INT32_MAX, &most, NULL, e) ||
 		request_integer(r->body, "max_completion_tokens", 1, INT32_MAX, &most, NULL, e) ||
-		request_sampling(r, e) || request_stops(r, "stop", e) || parse_logprobs(r, e) || parse_format(r, e))
+		request_sampling(r, e) || request_stops(r, "stop", e) || parse_logprobs(r, e) ||
+		parse_format(r, e))
 		return -1;
 	r->n = (uint32_t)n;
 	for (size_t i = 0; i < ARRAY_LEN(unsupported); i++)
@@ -159,8 +162,8 @@ static void chunk_end(struct json_write *w, const struct reply *r, const struct 
 	const char *reason, struct buf *out)
 {
 	json_write_close(w, '}');
-	write_logprobs(
-		w, r->request, v && v->kind == JOB_TEXT ? v->rows : NULL, v && v->kind == JOB_TEXT ? v->n_rows : 0);
+	write_logprobs(w, r->request, v && v->kind == JOB_TEXT ? v->rows : NULL,
+		v && v->kind == JOB_TEXT ? v->n_rows : 0);
 	json_write_string(w, "finish_reason", reason);
 	json_write_close(w, '}');
 	json_write_close(w, ']');
@@ -183,7 +186,8 @@ static void begin(struct reply *r, struct buf *out)
 	}
 }
 
-static void event(struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
+static void event(
+	struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
 	if (v->kind == JOB_PROGRESS)
 		return;

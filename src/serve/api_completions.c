@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* OpenAI's older /v1/completions: text in, text out, without the chat template. Text is text: the spellings of control tokens
- * in it count as such only with "parse_special": true (prompts that were rendered elsewhere); a prompt may also be token
- * ids. */
+/* OpenAI's older /v1/completions: text in, text out, without the chat template. Text is text: the
+ * spellings of control tokens in it count as such only with "parse_special": true (prompts that
+ * were rendered elsewhere); a prompt may also be token ids. */
 #include "src/serve/api.h"
 
 #include "src/base/mem.h"
@@ -15,14 +15,16 @@
 
 /* ---- request ---- */
 
-static int encode(struct request *r, const char *text, size_t n, bool special, struct request_error *e)
+static int encode(
+	struct request *r, const char *text, size_t n, bool special, struct request_error *e)
 {
 	struct err err = {0};
 	struct token_ids *out = &r->prompts[r->n_prompts++];
 	if (n > request_most_bytes(r->model))
 		return request_refuse(e, 400, "context_length_exceeded", "prompt",
 			"prompt: %zu bytes, more than the context can hold", n);
-	if (tokenizer_encode(r->model->tokenizer, text, n, special ? TOKENIZER_PARSE_ADDED : 0, out, &err))
+	if (tokenizer_encode(
+			r->model->tokenizer, text, n, special ? TOKENIZER_PARSE_ADDED : 0, out, &err))
 		return request_refuse_err(e, &err);
 	return 0;
 }
@@ -67,11 +69,11 @@ static int parse_prompt(struct request *r, struct request_error *e)
 		if (r->n_prompts == REQUEST_ANSWERS_MAX)
 			return request_refuse(
 				e, 400, NULL, "prompt", "prompt: more than %d at once", REQUEST_ANSWERS_MAX);
-		if (json_is_string(v) ? encode(r, json_string_value(v), json_string_length(v), special, e)
-			: json_is_array(v)
-				? take_ids(r, v, e)
-				: request_refuse(e, 400, NULL, "prompt",
-					  "prompt[%zu]: expected a string or token ids, found %s", i, json_text_type(v)))
+		if (json_is_string(v)  ? encode(r, json_string_value(v), json_string_length(v), special, e)
+			: json_is_array(v) ? take_ids(r, v, e)
+							   : request_refuse(e, 400, NULL, "prompt",
+									 "prompt[%zu]: expected a string or token ids, found %s", i,
+									 json_text_type(v)))
 			return -1;
 	}
 	return 0;
@@ -90,23 +92,23 @@ static int parse(struct request *r, struct request_error *e)
 		request_integer(r->body, "n", 1, REQUEST_ANSWERS_MAX, &n, NULL, e) ||
 		request_integer(r->body, "best_of", 1, REQUEST_ANSWERS_MAX, &best_of, NULL, e) ||
 		request_integer(r->body, "max_tokens", 1, INT32_MAX, &most, NULL, e) ||
-		request_integer(r->body, "logprobs", 0, OUTPUT_TOP_MAX, &top, &given, e) || request_sampling(r, e) ||
-		request_stops(r, "stop", e))
+		request_integer(r->body, "logprobs", 0, OUTPUT_TOP_MAX, &top, &given, e) ||
+		request_sampling(r, e) || request_stops(r, "stop", e))
 		return -1;
 	for (size_t i = 0; i < ARRAY_LEN(unsupported); i++)
 		if (request_unsupported(r->body, unsupported[i], e))
 			return -1;
 	if (best_of && best_of != n)
-		return request_refuse(
-			e, 400, "unsupported_parameter", "best_of", "best_of: only the value of n is supported");
+		return request_refuse(e, 400, "unsupported_parameter", "best_of",
+			"best_of: only the value of n is supported");
 	r->n = (uint32_t)n;
 	r->output.logprobs = given;
 	r->output.n_top = (uint32_t)top;
 	if (parse_prompt(r, e))
 		return -1;
 	if ((int64_t)r->n_prompts * n > REQUEST_ANSWERS_MAX)
-		return request_refuse(e, 400, NULL, "n", "%zu prompts times n are more than %d answers", r->n_prompts,
-			REQUEST_ANSWERS_MAX);
+		return request_refuse(e, 400, NULL, "n", "%zu prompts times n are more than %d answers",
+			r->n_prompts, REQUEST_ANSWERS_MAX);
 	return request_room(r, most, e);
 }
 
@@ -135,8 +137,8 @@ static size_t count_characters(const char *s, size_t n)
 }
 
 /* offset: characters of text before these tokens. */
-static void write_logprobs(
-	struct json_write *w, const struct request *q, const struct output_token *rows, size_t n, size_t offset)
+static void write_logprobs(struct json_write *w, const struct request *q,
+	const struct output_token *rows, size_t n, size_t offset)
 {
 	const struct tokenizer *t = q->model->tokenizer;
 	struct buf text = {0};
@@ -164,7 +166,8 @@ static void write_logprobs(
 			json_text_dump_string(buf_str(&text), text.len, &key);
 			if (k)
 				buf_putc(w->out, ',');
-			buf_printf(w->out, "%s:%.9g", buf_str(&key), (double)MAX(rows[i].top[k].logprob, -9999.0f));
+			buf_printf(
+				w->out, "%s:%.9g", buf_str(&key), (double)MAX(rows[i].top[k].logprob, -9999.0f));
 			buf_free(&key);
 		}
 		json_write_close(w, '}');
@@ -207,7 +210,8 @@ static void begin(struct reply *r, struct buf *out)
 	(void)r, (void)out;
 }
 
-static void event(struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
+static void event(
+	struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
 	if (v->kind != JOB_TEXT && v->kind != JOB_END)
 		return;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Anthropic's /v1/messages. Blocks are brought into the form of OpenAI's messages, which the template takes. As in that API,
- * there is no reasoning unless "thinking" asks for it. What the model reasons has no signature to check: an empty one stands
- * there, and what a client sends back is compared with what was written.
+ * Anthropic's /v1/messages. Blocks are brought into the form of OpenAI's messages, which the
+ * template takes. As in that API, there is no reasoning unless "thinking" asks for it. What the
+ * model reasons has no signature to check: an empty one stands there, and what a client sends back
+ * is compared with what was written.
  */
 #include "src/serve/api.h"
 
@@ -21,7 +22,8 @@ static const char *type_of(const json_t *block)
 	return type ? type : "";
 }
 
-/* One message of the form {"role": role, "content": parts}; takes the reference to `parts`; nothing when it is empty. */
+/* One message of the form {"role": role, "content": parts}; takes the reference to `parts`; nothing
+ * when it is empty. */
 static void add_message(json_t *out, const char *role, json_t *parts)
 {
 	if (json_array_size(parts))
@@ -33,8 +35,9 @@ static void add_message(json_t *out, const char *role, json_t *parts)
 static int wrong_block(
 	struct request_error *e, size_t message, size_t block, const char *expected, const json_t *v)
 {
-	return request_refuse(e, 400, NULL, "messages", "messages.%zu.content.%zu: expected %s, found %s%.40s",
-		message, block, expected, *type_of(v) ? "" : json_text_type(v), type_of(v));
+	return request_refuse(e, 400, NULL, "messages",
+		"messages.%zu.content.%zu: expected %s, found %s%.40s", message, block, expected,
+		*type_of(v) ? "" : json_text_type(v), type_of(v));
 }
 
 /* A block that shows something: text, or a picture the model cannot see. NULL: another kind. */
@@ -53,9 +56,11 @@ static json_t *visible_part(const json_t *block)
 }
 
 /* {"type": "tool_result"} -> a tool message. */
-static int tool_result(json_t *out, const json_t *block, size_t m, size_t b, struct request_error *e)
+static int tool_result(
+	json_t *out, const json_t *block, size_t m, size_t b, struct request_error *e)
 {
-	const json_t *content = json_object_get(block, "content"), *id = json_object_get(block, "tool_use_id");
+	const json_t *content = json_object_get(block, "content"),
+				 *id = json_object_get(block, "tool_use_id");
 	json_t *text;
 	if (!json_is_string(id))
 		return wrong_block(e, m, b, "a tool_use_id in tool_result", id);
@@ -123,9 +128,10 @@ static int assistant_blocks(json_t *out, const json_t *blocks, size_t m, struct 
 		} else if (!strcmp(type, "tool_use") && json_is_string(json_object_get(block, "name")) &&
 				   json_is_string(json_object_get(block, "id"))) {
 			const json_t *input = json_object_get(block, "input");
-			json_array_append_new(calls, json_pack("{s:O, s:{s:O, s:o}}", "id", json_object_get(block, "id"),
-											 "function", "name", json_object_get(block, "name"), "arguments",
-											 json_is_object(input) ? json_deep_copy(input) : json_object()));
+			json_array_append_new(
+				calls, json_pack("{s:O, s:{s:O, s:o}}", "id", json_object_get(block, "id"),
+						   "function", "name", json_object_get(block, "name"), "arguments",
+						   json_is_object(input) ? json_deep_copy(input) : json_object()));
 		} else if (strcmp(type, "redacted_thinking") != 0) {
 			rc = wrong_block(e, m, i, "text, thinking or tool_use (with id and name)", block);
 			break;
@@ -158,8 +164,8 @@ static int convert_system(json_t *out, const json_t *system, struct request_erro
 		const json_t *text = json_object_get(v, "text");
 		if (!json_is_string(text)) {
 			json_decref(parts);
-			return request_refuse(
-				e, 400, NULL, "system", "system.%zu: expected a text block, found %s", i, json_text_type(v));
+			return request_refuse(e, 400, NULL, "system",
+				"system.%zu: expected a text block, found %s", i, json_text_type(v));
 		}
 		if (i)
 			json_array_append_new(parts, json_string("\n"));
@@ -168,7 +174,8 @@ static int convert_system(json_t *out, const json_t *system, struct request_erro
 	if (!json_is_string(system) && !json_is_array(system)) {
 		json_decref(parts);
 		return request_refuse(e, 400, NULL, "system",
-			"system: expected a string or an array of text blocks, found %s", json_text_type(system));
+			"system: expected a string or an array of text blocks, found %s",
+			json_text_type(system));
 	}
 	add_message(out, "system", parts);
 	return 0;
@@ -207,7 +214,8 @@ static int convert(json_t *out, const json_t *body, struct request_error *e)
 			return -1;
 		if (assistant && i + 1 == json_array_size(messages))
 			return request_refuse(e, 400, NULL, "messages",
-				"the last message is the assistant's: answers with a given beginning are not supported");
+				"the last message is the assistant's: answers with a given beginning are not "
+				"supported");
 	}
 	return 0;
 }
@@ -224,13 +232,15 @@ static int parse_tools(struct request *r, struct request_error *e)
 	json_t *out = json_array();
 	json_array_foreach(tools, i, tool)
 	{
-		const json_t *name = json_object_get(tool, "name"), *text = json_object_get(tool, "description"),
+		const json_t *name = json_object_get(tool, "name"),
+					 *text = json_object_get(tool, "description"),
 					 *schema = json_object_get(tool, "input_schema");
 		if ((*type_of(tool) && strcmp(type_of(tool), "custom")) || !json_is_string(name) ||
 			(text && !json_is_null(text) && !json_is_string(text)) || !json_is_object(schema)) {
 			json_decref(out);
 			return request_refuse(e, 400, NULL, "tools",
-				"tools.%zu: expected a tool with name and input_schema (tools that a server runs are not "
+				"tools.%zu: expected a tool with name and input_schema (tools that a server runs "
+				"are not "
 				"supported)",
 				i);
 		}
@@ -259,8 +269,8 @@ static int parse_tools(struct request *r, struct request_error *e)
 		return request_choice(r, TOOL_CHOICE_REQUIRED, NULL, "tool_choice", e);
 	if (!strcmp(type, "tool") && name)
 		return request_choice(r, TOOL_CHOICE_REQUIRED, name, "tool_choice", e);
-	return request_refuse(
-		e, 400, NULL, "tool_choice", "tool_choice.type: expected auto, any, none, or tool with a name");
+	return request_refuse(e, 400, NULL, "tool_choice",
+		"tool_choice.type: expected auto, any, none, or tool with a name");
 }
 
 /* Everything that decides the prompt. */
@@ -268,9 +278,12 @@ static int parse_talk(struct request *r, struct request_error *e)
 {
 	const char *effort = NULL;
 	const json_t *config;
-	if (request_object(r->body, "output_config", &config, e) || request_unsupported(config, "format", e) ||
-		request_unsupported(r->body, "mcp_servers", e) || request_unsupported(r->body, "container", e) ||
-		request_string(config, "effort", &effort, e) || request_effort(r, effort, "output_config.effort", e))
+	if (request_object(r->body, "output_config", &config, e) ||
+		request_unsupported(config, "format", e) ||
+		request_unsupported(r->body, "mcp_servers", e) ||
+		request_unsupported(r->body, "container", e) ||
+		request_string(config, "effort", &effort, e) ||
+		request_effort(r, effort, "output_config.effort", e))
 		return -1;
 	r->think_asked = false; /* an effort alone does not turn reasoning on */
 	if (request_template(r, e))
@@ -291,8 +304,8 @@ static int parse(struct request *r, struct request_error *e)
 	bool given;
 	request_make_id(r->id, sizeof r->id, "msg_");
 	if (request_model_name(r, e) || request_bool(r->body, "stream", &r->stream, e) ||
-		request_integer(r->body, "max_tokens", 1, INT32_MAX, &most, &given, e) || request_sampling(r, e) ||
-		request_stops(r, "stop_sequences", e))
+		request_integer(r->body, "max_tokens", 1, INT32_MAX, &most, &given, e) ||
+		request_sampling(r, e) || request_stops(r, "stop_sequences", e))
 		return -1;
 	if (!given)
 		return request_refuse(e, 400, NULL, "max_tokens", "max_tokens: Field required");
@@ -335,13 +348,15 @@ static void write_usage(struct json_write *w, const struct reply_answer *a)
 	json_write_close(w, '}');
 }
 
-static void write_call(struct json_write *w, const char *key, const struct reply_call *c, bool with_input)
+static void write_call(
+	struct json_write *w, const char *key, const struct reply_call *c, bool with_input)
 {
 	json_write_open(w, key, '{');
 	json_write_string(w, "type", "tool_use");
 	json_write_string(w, "id", c->id);
 	json_write_text(w, "name", buf_str(&c->name), c->name.len);
-	json_write_raw(w, "input", with_input ? buf_str(&c->arguments) : "{}", with_input ? c->arguments.len : 2);
+	json_write_raw(
+		w, "input", with_input ? buf_str(&c->arguments) : "{}", with_input ? c->arguments.len : 2);
 	json_write_close(w, '}');
 }
 
@@ -450,8 +465,8 @@ static void open_block(struct reply_answer *a, enum open_block kind, struct buf 
 	a->open = kind;
 }
 
-static void write_delta(
-	struct reply_answer *a, const char *type, const char *key, const char *text, size_t n, struct buf *out)
+static void write_delta(struct reply_answer *a, const char *type, const char *key, const char *text,
+	size_t n, struct buf *out)
 {
 	struct buf json = {0};
 	struct json_write w = event_begin(&json, "content_block_delta");
@@ -479,7 +494,8 @@ static void send_call(struct reply_answer *a, struct buf *out)
 	a->text_sent = a->text.len;
 }
 
-static void event(struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
+static void event(
+	struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
 	struct reply_segment s;
 	(void)r;
@@ -492,7 +508,8 @@ static void event(struct reply *r, struct reply_answer *a, const struct job_even
 		if (!reply_segment(a, a->n_calls, &s)) /* blanks may turn out to stand between calls */
 			break;
 		open_block(a, TEXT, out);
-		write_delta(a, "text_delta", "text", a->text.data + a->text_sent, a->text.len - a->text_sent, out);
+		write_delta(
+			a, "text_delta", "text", a->text.data + a->text_sent, a->text.len - a->text_sent, out);
 		a->text_sent = a->text.len;
 		break;
 	case JOB_CALL:

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * OpenAI's /v1/responses, without a memory of its own: nothing is stored, so a conversation is sent whole
- * (previous_response_id is refused). Items are brought into the form of chat messages; the writer of answers is
- * api_responses_write.c.
+ * OpenAI's /v1/responses, without a memory of its own: nothing is stored, so a conversation is sent
+ * whole (previous_response_id is refused). Items are brought into the form of chat messages; the
+ * writer of answers is api_responses_write.c.
  */
 #include "src/serve/api_responses.h"
 
@@ -19,7 +19,8 @@ static const char *string_of(const json_t *o, const char *key)
 
 /* ---- items ---- */
 
-/* An assistant turn is spread over items: reasoning, text, calls. It is gathered in `turn` until another's item comes. */
+/* An assistant turn is spread over items: reasoning, text, calls. It is gathered in `turn` until
+ * another's item comes. */
 struct gather {
 	json_t *out;                /* messages */
 	json_t *turn;               /* NULL: none open */
@@ -34,7 +35,8 @@ static void close_turn(struct gather *g)
 		return;
 	json_object_set_new(g->turn, "content", json_stringn(buf_str(&g->text), g->text.len));
 	if (g->reasoning.len)
-		json_object_set_new(g->turn, "reasoning_content", json_stringn(g->reasoning.data, g->reasoning.len));
+		json_object_set_new(
+			g->turn, "reasoning_content", json_stringn(g->reasoning.data, g->reasoning.len));
 	json_array_append_new(g->out, g->turn);
 	g->turn = NULL;
 	buf_clear(&g->text);
@@ -54,7 +56,8 @@ static int wrong(struct gather *g, const char *expected, const char *found)
 		g->e, 400, NULL, "input", "input[%zu]: expected %s, found %.60s", g->item, expected, found);
 }
 
-/* A string, or a list of parts of text -> one string; pictures become parts that say so. NULL after a refusal. */
+/* A string, or a list of parts of text -> one string; pictures become parts that say so. NULL after
+ * a refusal. */
 static json_t *content_of(struct gather *g, const json_t *content)
 {
 	if (json_is_string(content))
@@ -69,16 +72,17 @@ static json_t *content_of(struct gather *g, const json_t *content)
 	{
 		const char *type = string_of(v, "type");
 		json_t *text = json_object_get(v, !strcmp(type, "refusal") ? "refusal" : "text");
-		bool is_text = !strcmp(type, "input_text") || !strcmp(type, "output_text") || !strcmp(type, "text") ||
-					   !strcmp(type, "refusal") || !strcmp(type, "reasoning_text") ||
-					   !strcmp(type, "summary_text");
+		bool is_text = !strcmp(type, "input_text") || !strcmp(type, "output_text") ||
+					   !strcmp(type, "text") || !strcmp(type, "refusal") ||
+					   !strcmp(type, "reasoning_text") || !strcmp(type, "summary_text");
 		if (is_text && json_is_string(text)) {
 			json_array_append(parts, text);
 		} else if (!strcmp(type, "input_image")) {
 			json_array_append_new(parts, json_pack("{s:s}", "type", "image"));
 		} else {
 			json_decref(parts);
-			wrong(g, "parts of input_text, output_text or input_image", *type ? type : json_text_type(v));
+			wrong(g, "parts of input_text, output_text or input_image",
+				*type ? type : json_text_type(v));
 			return NULL;
 		}
 	}
@@ -125,9 +129,11 @@ static int take_call(struct gather *g, const json_t *item)
 	json_t *id = json_object_get(item, "call_id"), *name = json_object_get(item, "name"),
 		   *arguments = json_object_get(item, "arguments");
 	if (!json_is_string(id) || !json_is_string(name) || !json_is_string(arguments))
-		return wrong(g, "function_call with call_id, name and arguments (strings)", "something else");
+		return wrong(
+			g, "function_call with call_id, name and arguments (strings)", "something else");
 	json_array_append_new(json_object_get(open_turn(g), "tool_calls"),
-		json_pack("{s:O, s:{s:O, s:O}}", "id", id, "function", "name", name, "arguments", arguments));
+		json_pack(
+			"{s:O, s:{s:O, s:O}}", "id", id, "function", "name", name, "arguments", arguments));
 	return 0;
 }
 
@@ -140,8 +146,8 @@ static int take_output(struct gather *g, const json_t *item)
 	if (!content)
 		return -1;
 	close_turn(g);
-	json_array_append_new(
-		g->out, json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content", content));
+	json_array_append_new(g->out,
+		json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content", content));
 	return 0;
 }
 
@@ -170,7 +176,8 @@ static int take_item(struct gather *g, const json_t *item)
 		return take_output(g, item);
 	if (!strcmp(type, "reasoning"))
 		return take_reasoning(g, item);
-	return wrong(g, "message, function_call, function_call_output or reasoning", *type ? type : "no type");
+	return wrong(
+		g, "message, function_call, function_call_output or reasoning", *type ? type : "no type");
 }
 
 static int parse_input(struct request *r, struct request_error *e)
@@ -182,8 +189,8 @@ static int parse_input(struct request *r, struct request_error *e)
 	struct gather g = {.out = json_array(), .e = e};
 	int rc = 0;
 	if (instructions && *instructions)
-		json_array_append_new(g.out,
-			json_pack("{s:s, s:O}", "role", "system", "content", json_object_get(r->body, "instructions")));
+		json_array_append_new(g.out, json_pack("{s:s, s:O}", "role", "system", "content",
+										 json_object_get(r->body, "instructions")));
 	if (json_is_string(input)) {
 		json_array_append_new(g.out, json_pack("{s:s, s:O}", "role", "user", "content", input));
 	} else if (json_array_size(input)) {
@@ -193,7 +200,8 @@ static int parse_input(struct request *r, struct request_error *e)
 		}
 		close_turn(&g);
 	} else {
-		rc = request_refuse(e, 400, NULL, "input", "input: expected a string or an array of items, found %s",
+		rc = request_refuse(e, 400, NULL, "input",
+			"input: expected a string or an array of items, found %s",
 			json_is_array(input) ? "an empty one" : json_text_type(input));
 	}
 	if (!rc)
@@ -227,7 +235,8 @@ static int parse_logprobs(struct request *r, struct request_error *e)
 
 int api_responses_parse(struct request *r, struct request_error *e)
 {
-	static const char *const unsupported[] = {"previous_response_id", "conversation", "background", "prompt"};
+	static const char *const unsupported[] = {
+		"previous_response_id", "conversation", "background", "prompt"};
 	const char *effort = NULL, *truncation = NULL;
 	int64_t most = -1;
 	request_make_id(r->id, sizeof r->id, "resp_");
@@ -238,10 +247,11 @@ int api_responses_parse(struct request *r, struct request_error *e)
 	if (request_model_name(r, e) || request_bool(r->body, "stream", &r->stream, e) ||
 		request_integer(r->body, "max_output_tokens", 1, INT32_MAX, &most, NULL, e) ||
 		request_sampling(r, e) || request_stops(r, "stop", e) || parse_logprobs(r, e) ||
-		request_string(r->body, "truncation", &truncation, e) || request_object(r->body, "text", &text, e) ||
-		request_object(text, "format", &format, e) || request_object(r->body, "reasoning", &reasoning, e) ||
-		request_string(reasoning, "effort", &effort, e) || request_effort(r, effort, "reasoning.effort", e) ||
-		request_template(r, e))
+		request_string(r->body, "truncation", &truncation, e) ||
+		request_object(r->body, "text", &text, e) || request_object(text, "format", &format, e) ||
+		request_object(r->body, "reasoning", &reasoning, e) ||
+		request_string(reasoning, "effort", &effort, e) ||
+		request_effort(r, effort, "reasoning.effort", e) || request_template(r, e))
 		return -1;
 	if (format && strcmp(string_of(format, "type"), "text"))
 		return request_refuse(e, 400, "unsupported_parameter", "text.format",

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Answers of /v1/responses: one object whose output is a list of items (reasoning, messages, calls), or a stream in which
- * every item and every part is opened, filled and closed by events of its own. Both walk the answer in the same order and
- * name item i of response R "<kind>_<R>_<i>", so that the last event repeats what the stream has shown.
+ * Answers of /v1/responses: one object whose output is a list of items (reasoning, messages,
+ * calls), or a stream in which every item and every part is opened, filled and closed by events of
+ * its own. Both walk the answer in the same order and name item i of response R "<kind>_<R>_<i>",
+ * so that the last event repeats what the stream has shown.
  */
 #include "src/serve/api_responses.h"
 
@@ -20,7 +21,8 @@ static void item_id(const struct reply *r, const char *kind, uint32_t i, char ou
 
 /* ---- items ---- */
 
-static void write_rows(struct json_write *w, const struct reply *r, const struct output_token *rows, size_t n)
+static void write_rows(
+	struct json_write *w, const struct reply *r, const struct output_token *rows, size_t n)
 {
 	api_write_tokens(w, "logprobs", r->request->model->tokenizer, rows, n);
 }
@@ -38,8 +40,8 @@ static void write_text_part(
 }
 
 /* s NULL: the message has no part yet. */
-static void write_message(
-	struct json_write *w, const char *key, const struct reply *r, uint32_t i, const struct reply_segment *s)
+static void write_message(struct json_write *w, const char *key, const struct reply *r, uint32_t i,
+	const struct reply_segment *s)
 {
 	char id[64];
 	item_id(r, "msg", i, id);
@@ -63,8 +65,8 @@ static void write_reasoning_part(struct json_write *w, const char *key, const st
 	json_write_close(w, '}');
 }
 
-static void write_reasoning(
-	struct json_write *w, const char *key, const struct reply *r, uint32_t i, const struct buf *text)
+static void write_reasoning(struct json_write *w, const char *key, const struct reply *r,
+	uint32_t i, const struct buf *text)
 {
 	char id[64];
 	item_id(r, "rs", i, id);
@@ -133,7 +135,8 @@ static void write_usage(struct json_write *w, const struct reply_answer *a)
 }
 
 /* A member of the request as it was, or what it means when absent. */
-static void echo(struct json_write *w, const struct reply *r, const char *key, const char *otherwise)
+static void echo(
+	struct json_write *w, const struct reply *r, const char *key, const char *otherwise)
 {
 	const json_t *v = json_object_get(r->request->body, key);
 	if (v && !json_is_null(v))
@@ -142,8 +145,8 @@ static void echo(struct json_write *w, const struct reply *r, const char *key, c
 		json_write_raw(w, key, otherwise, strlen(otherwise));
 }
 
-static void write_response(struct json_write *w, const char *key, const struct reply *r, enum status status,
-	const struct request_error *e)
+static void write_response(struct json_write *w, const char *key, const struct reply *r,
+	enum status status, const struct request_error *e)
 {
 	const struct request *q = r->request;
 	const struct reply_answer *a = status == ENDED ? &r->answers[0] : NULL;
@@ -214,8 +217,8 @@ static struct json_write event_begin(struct reply *r, struct buf *json, const ch
 	return w;
 }
 
-static void response_event(
-	struct reply *r, const char *type, enum status status, const struct request_error *e, struct buf *out)
+static void response_event(struct reply *r, const char *type, enum status status,
+	const struct request_error *e, struct buf *out)
 {
 	struct buf json = {0};
 	struct json_write w = event_begin(r, &json, type);
@@ -229,9 +232,10 @@ static void begin(struct reply *r, struct buf *out)
 	response_event(r, "response.in_progress", IN_PROGRESS, NULL, out);
 }
 
-/* An event about a place in the item that is open: "item_id", "output_index", and if `part` "content_index". */
-static struct json_write place_begin(struct reply *r, const struct reply_answer *a, struct buf *json,
-	const char *type, const char *kind, bool part)
+/* An event about a place in the item that is open: "item_id", "output_index", and if `part`
+ * "content_index". */
+static struct json_write place_begin(struct reply *r, const struct reply_answer *a,
+	struct buf *json, const char *type, const char *kind, bool part)
 {
 	char id[64];
 	struct json_write w = event_begin(r, json, type);
@@ -297,7 +301,8 @@ static void open_item(struct reply *r, struct reply_answer *a, enum open_item ki
 	else
 		write_message(&w, "item", r, a->n_items, NULL);
 	api_sse_event(&w, "response.output_item.added", out);
-	w = place_begin(r, a, &json, "response.content_part.added", kind == REASONING ? "rs" : "msg", true);
+	w = place_begin(
+		r, a, &json, "response.content_part.added", kind == REASONING ? "rs" : "msg", true);
 	if (kind == REASONING)
 		write_reasoning_part(&w, "part", NULL);
 	else
@@ -330,7 +335,8 @@ static void send_call(struct reply *r, struct reply_answer *a, struct buf *out)
 	a->rows_sent = a->n_rows;
 }
 
-static void event(struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
+static void event(
+	struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
 	struct buf json = {0};
 	struct json_write w;
@@ -365,8 +371,8 @@ static void end(struct reply *r, struct buf *out)
 {
 	struct reply_answer *a = &r->answers[0];
 	close_item(r, a, out);
-	response_event(
-		r, a->finish == JOB_LENGTH ? "response.incomplete" : "response.completed", ENDED, NULL, out);
+	response_event(r, a->finish == JOB_LENGTH ? "response.incomplete" : "response.completed", ENDED,
+		NULL, out);
 }
 
 static void broken(struct reply *r, const struct request_error *e, struct buf *out)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * libmicrohttpd's own timeout knows only silence, and closes connections whose answer takes long. It is switched off: a
- * watchdog thread holds the list of connections, each with a deadline that its phase sets (none while we compute), and
- * shuts the socket of whoever is late. A socket is shut only under the lock under which its connection leaves the list.
+ * libmicrohttpd's own timeout knows only silence, and closes connections whose answer takes long.
+ * It is switched off: a watchdog thread holds the list of connections, each with a deadline that
+ * its phase sets (none while we compute), and shuts the socket of whoever is late. A socket is shut
+ * only under the lock under which its connection leaves the list.
  */
 #if HAVE_HTTP
 #include "src/serve/http.h"
@@ -38,8 +39,9 @@
 #define BODY_BYTES_S    (64u << 10) /* a second more for each so many bytes */
 #define SEND_NS         (60 * SECOND)
 #define HEADER_BYTES    (32u << 10)
-#define DRAIN_FACTOR                                                                                         \
-	4 /* a body up to so many times too long is read away, so that its sender can read the refusal */
+#define DRAIN_FACTOR                                                                               \
+	4 /* a body up to so many times too long is read away, so that its sender can read the refusal \
+	   */
 #define BODIES_FACTOR 8 /* all bodies together, in largest bodies */
 #define STREAM_BLOCK  (16u << 10)
 
@@ -141,8 +143,8 @@ static void *watch(void *arg)
 	return NULL;
 }
 
-static void on_connection(
-	void *cls, struct MHD_Connection *mhd, void **socket_context, enum MHD_ConnectionNotificationCode code)
+static void on_connection(void *cls, struct MHD_Connection *mhd, void **socket_context,
+	enum MHD_ConnectionNotificationCode code)
 {
 	struct http *h = cls;
 	if (code == MHD_CONNECTION_NOTIFY_STARTED) {
@@ -179,7 +181,8 @@ static void on_connection(
 
 static struct connection *connection_of(struct MHD_Connection *mhd)
 {
-	const union MHD_ConnectionInfo *info = MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+	const union MHD_ConnectionInfo *info =
+		MHD_get_connection_info(mhd, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
 	return info->socket_context;
 }
 
@@ -222,8 +225,9 @@ static bool is_own_host(const struct http *h, const char *s)
 {
 	size_t n = *s == '[' ? strcspn(s, "]") + 1 : strcspn(s, ":");
 	n = MIN(n, strlen(s));
-	return same_word(s, n, "localhost") || same_word(s, n, "127.0.0.1") || same_word(s, n, "[::1]") ||
-		   same_word(s, n, h->options.host) || same_word(s, n, h->options.allow_host);
+	return same_word(s, n, "localhost") || same_word(s, n, "127.0.0.1") ||
+		   same_word(s, n, "[::1]") || same_word(s, n, h->options.host) ||
+		   same_word(s, n, h->options.allow_host);
 }
 
 static bool origin_allowed(const struct exchange *x, const char *origin)
@@ -310,7 +314,8 @@ static enum MHD_Result queue(
 		if (status == 204) {
 			const char *wanted = exchange_header(x, "Access-Control-Request-Headers");
 			MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
-			MHD_add_response_header(response, "Access-Control-Allow-Headers", wanted ? wanted : "*");
+			MHD_add_response_header(
+				response, "Access-Control-Allow-Headers", wanted ? wanted : "*");
 			MHD_add_response_header(response, "Access-Control-Max-Age", "600");
 		}
 	}
@@ -363,8 +368,9 @@ static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
 
 /* ---- the library's calls ---- */
 
-static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char *url, const char *method,
-	const char *version, const char *upload, size_t *upload_size, void **con_cls)
+static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char *url,
+	const char *method, const char *version, const char *upload, size_t *upload_size,
+	void **con_cls)
 {
 	struct http *h = cls;
 	struct exchange *x = *con_cls;
@@ -381,8 +387,9 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 		if (n > h->options.max_body_bytes)
 			refuse(x, 413, "request_too_large", "the body of the request is too large");
 		/* nobody waits for the end of a body that is far too long, or that was not sent yet */
-		if (x->refusal.status && (n > (unsigned long long)h->options.max_body_bytes * DRAIN_FACTOR ||
-									 exchange_header(x, "Expect")))
+		if (x->refusal.status &&
+			(n > (unsigned long long)h->options.max_body_bytes * DRAIN_FACTOR ||
+				exchange_header(x, "Expect")))
 			return answer_refusal(x);
 		set_deadline(h, x->connection, BODY_NS, true);
 		return MHD_YES;
@@ -393,7 +400,8 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 		if (x->received > h->options.max_body_bytes * DRAIN_FACTOR)
 			return MHD_NO;
 		pthread_mutex_lock(&h->lock);
-		x->connection->deadline_ns = x->connection->since_ns + BODY_NS + x->received / BODY_BYTES_S * SECOND;
+		x->connection->deadline_ns =
+			x->connection->since_ns + BODY_NS + x->received / BODY_BYTES_S * SECOND;
 		x->connection->fresh = false;
 		pthread_mutex_unlock(&h->lock);
 		return MHD_YES;
@@ -486,13 +494,15 @@ static int open_socket(struct http *h, int *out, struct err *e)
 	struct sockaddr_storage name;
 	socklen_t len = sizeof name;
 	if (!getsockname(fd, (struct sockaddr *)&name, &len))
-		h->port = ntohs(name.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)(void *)&name)->sin6_port
-												   : ((struct sockaddr_in *)(void *)&name)->sin_port);
+		h->port =
+			ntohs(name.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)(void *)&name)->sin6_port
+											 : ((struct sockaddr_in *)(void *)&name)->sin_port);
 	*out = fd;
 	return 0;
 }
 
-int http_open(const struct http_options *o, const struct http_calls *calls, struct http **out, struct err *e)
+int http_open(
+	const struct http_options *o, const struct http_calls *calls, struct http **out, struct err *e)
 {
 	struct http *h = NEW(struct http);
 	int fd = -1;
@@ -504,14 +514,14 @@ int http_open(const struct http_options *o, const struct http_calls *calls, stru
 	int rc = open_socket(h, &fd, e);
 	if (!rc) {
 		*out = h; /* before there are threads that use what the caller keeps here */
-		unsigned flags = MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_POLL |
-						 MHD_USE_ITC | MHD_USE_ERROR_LOG;
-		h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_call, h, MHD_OPTION_EXTERNAL_LOGGER, on_log,
-			NULL, MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_CONNECTION_LIMIT,
+		unsigned flags = MHD_USE_THREAD_PER_CONNECTION | MHD_USE_INTERNAL_POLLING_THREAD |
+						 MHD_USE_POLL | MHD_USE_ITC | MHD_USE_ERROR_LOG;
+		h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_call, h, MHD_OPTION_EXTERNAL_LOGGER,
+			on_log, NULL, MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_CONNECTION_LIMIT,
 			(unsigned)o->max_connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES,
 			MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
-			MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, h,
-			MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+			MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_URI_LOG_CALLBACK,
+			on_request_line, h, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
 		if (!h->daemon) {
 			close(fd);
 			rc = err_set(e, ERR_RUN, "libmicrohttpd does not start");
@@ -643,8 +653,9 @@ void exchange_stream(
 	x->user = user;
 	exchange_set_header(x, "Cache-Control", "no-cache");
 	exchange_set_header(x, "X-Accel-Buffering", "no");
-	queue(x, MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_stream, x, NULL), 200,
-		type);
+	queue(x,
+		MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_stream, x, NULL),
+		200, type);
 }
 
 #endif

@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * HTTP/1.1 over libmicrohttpd, one thread for each connection. Everything that keeps strangers from hurting others is here:
+ * HTTP/1.1 over libmicrohttpd, one thread for each connection. Everything that keeps strangers from
+ * hurting others is here:
  *
- * - who: the API key (constant-time comparison); on a loopback address the Host header must name this machine (a page of
- *   another site cannot reach the server through a name it controls); a request that a foreign web page sends (Origin) is
- *   refused unless its origin is allowed, and only allowed origins get CORS headers;
+ * - who: the API key (constant-time comparison); on a loopback address the Host header must name
+ * this machine (a page of another site cannot reach the server through a name it controls); a
+ * request that a foreign web page sends (Origin) is refused unless its origin is allowed, and only
+ * allowed origins get CORS headers;
  * - how much: connections, header bytes (32 KiB), body bytes of one request and of all together;
- * - how long: headers must be complete 15 s after a connection or a request begins (3 s while three quarters of the
- *   connections are taken), a body after 60 s and 1 s more for each 64 KiB; an idle connection is kept 60 s; a client that
- *   does not take what is sent to it for 60 s is cut off.
+ * - how long: headers must be complete 15 s after a connection or a request begins (3 s while three
+ * quarters of the connections are taken), a body after 60 s and 1 s more for each 64 KiB; an idle
+ * connection is kept 60 s; a client that does not take what is sent to it for 60 s is cut off.
  *
  * What to answer is the caller's (struct http_calls); the calls come from the connections' threads.
  */
@@ -45,20 +47,22 @@ struct http_refusal {
 
 struct http_calls {
 	void *user;
-	/* 0: there is such a thing, 404, or 405 with the methods that there are in *allow. *open: no key is needed. *route: a
-	 * static name for counting. */
-	unsigned (*look)(
-		void *user, const char *method, const char *path, bool *open, const char **route, const char **allow);
-	void (*handle)(
-		void *user, struct exchange *x); /* the whole body is there: exchange_reply or exchange_stream */
-	void (*refuse)(void *user, const struct exchange *x, const struct http_refusal *why, struct buf *out);
+	/* 0: there is such a thing, 404, or 405 with the methods that there are in *allow. *open: no
+	 * key is needed. *route: a static name for counting. */
+	unsigned (*look)(void *user, const char *method, const char *path, bool *open,
+		const char **route, const char **allow);
+	void (*handle)(void *user,
+		struct exchange *x); /* the whole body is there: exchange_reply or exchange_stream */
+	void (*refuse)(
+		void *user, const struct exchange *x, const struct http_refusal *why, struct buf *out);
 	void (*sent)(void *user, const char *route, unsigned status); /* for counting */
 	void (*cut)(void *user);  /* a connection was ended for being slow; for counting */
 	void (*tick)(void *user); /* four times a second, from the watchdog's thread */
 };
 
 /* *out is set before the first call comes. */
-int http_open(const struct http_options *o, const struct http_calls *calls, struct http **out, struct err *e);
+int http_open(
+	const struct http_options *o, const struct http_calls *calls, struct http **out, struct err *e);
 uint16_t http_port(const struct http *h);
 bool http_is_loopback(const struct http *h);
 uint32_t http_connections(struct http *h);
@@ -75,17 +79,20 @@ const char *exchange_path(const struct exchange *x);
 const char *exchange_body(const struct exchange *x, size_t *len);
 const char *exchange_query(const struct exchange *x, const char *name);  /* NULL: absent */
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: absent */
-/* The client has closed the connection, or its half of it: who says that nothing more will come is taken to have left. */
+/* The client has closed the connection, or its half of it: who says that nothing more will come is
+ * taken to have left. */
 bool exchange_gone(const struct exchange *x);
 
-/* A header for the response; name and value are copied. Before exchange_reply or exchange_stream. */
+/* A header for the response; name and value are copied. Before exchange_reply or exchange_stream.
+ */
 void exchange_set_header(struct exchange *x, const char *name, const char *value);
 
 /* Takes the bytes of `body`. Every handled exchange needs exactly one of the two. */
 void exchange_reply(struct exchange *x, unsigned status, const char *type, struct buf *body);
 
-/* A response that comes piece by piece. next appends what there is to `out`, waiting at most about 200 ms for it; false: that
- * was the last. It is asked again until then, or until the client has gone. `end` is called once, whatever happens. */
+/* A response that comes piece by piece. next appends what there is to `out`, waiting at most about
+ * 200 ms for it; false: that was the last. It is asked again until then, or until the client has
+ * gone. `end` is called once, whatever happens. */
 typedef bool exchange_next_fn(void *user, struct buf *out);
 typedef void exchange_end_fn(void *user);
 void exchange_stream(

@@ -12,7 +12,8 @@
 
 struct mailbox {
 	atomic_int holders;
-	pthread_mutex_t lock; /* guards the list; taken by one put or take at a time, never with another lock */
+	pthread_mutex_t
+		lock; /* guards the list; taken by one put or take at a time, never with another lock */
 	pthread_cond_t more;
 	struct job_event *first, **last;
 };
@@ -143,8 +144,8 @@ static struct job_event *event_new(const struct job *j, enum job_event_kind kind
 	return v;
 }
 
-static void on_output(void *user, enum output_kind kind, struct text_span text, struct text_span name,
-	const struct output_token *rows, size_t n_rows)
+static void on_output(void *user, enum output_kind kind, struct text_span text,
+	struct text_span name, const struct output_token *rows, size_t n_rows)
 {
 	struct job *j = user;
 	struct job_event *v = event_new(j, kind == OUTPUT_REASONING ? JOB_REASONING

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A job: one answer to be generated. A connection makes it, the scheduler computes it, and what happens travels back as
- * events through the mailbox of the request (a request that asks for several answers has several jobs and one mailbox).
+ * A job: one answer to be generated. A connection makes it, the scheduler computes it, and what
+ * happens travels back as events through the mailbox of the request (a request that asks for
+ * several answers has several jobs and one mailbox).
  *
- * Threads: fields marked "constant" are set before the job is submitted; those marked "compute" belong to the compute
- * thread, and may be read by the connection once it has taken the job's last event. A job lives as long as somebody
- * holds it: job_hold, job_drop.
+ * Threads: fields marked "constant" are set before the job is submitted; those marked "compute"
+ * belong to the compute thread, and may be read by the connection once it has taken the job's last
+ * event. A job lives as long as somebody holds it: job_hold, job_drop.
  */
 #ifndef GLM_SERVE_JOB_H
 #define GLM_SERVE_JOB_H
@@ -29,7 +30,8 @@ enum job_finish {
 };
 
 enum job_event_kind {
-	JOB_PROGRESS, /* done of total prompt tokens are computed; total 0: still waiting for a session */
+	JOB_PROGRESS, /* done of total prompt tokens are computed; total 0: still waiting for a session
+				   */
 	JOB_REASONING,
 	JOB_TEXT,
 	JOB_CALL,
@@ -40,10 +42,11 @@ enum job_event_kind {
 struct job_event {
 	struct job_event *next;
 	enum job_event_kind kind;
-	uint32_t index;            /* which job of the request */
-	struct buf text;           /* REASONING, TEXT: the next piece; CALL: the arguments, a JSON object */
-	struct buf name;           /* CALL */
-	struct output_token *rows; /* TEXT: [n_rows] the tokens of this piece, if logprobs were asked for */
+	uint32_t index;  /* which job of the request */
+	struct buf text; /* REASONING, TEXT: the next piece; CALL: the arguments, a JSON object */
+	struct buf name; /* CALL */
+	struct output_token
+		*rows; /* TEXT: [n_rows] the tokens of this piece, if logprobs were asked for */
 	size_t n_rows;
 	uint32_t done, total;   /* PROGRESS */
 	uint32_t cached;        /* PROGRESS: tokens that were not computed */
@@ -60,8 +63,8 @@ struct mailbox;
 struct mailbox *mailbox_new(void);
 void mailbox_hold(struct mailbox *m);
 void mailbox_drop(struct mailbox *m);
-void mailbox_put(
-	struct mailbox *m, struct job_event *v); /* takes v; pieces of text join what still waits there */
+void mailbox_put(struct mailbox *m,
+	struct job_event *v); /* takes v; pieces of text join what still waits there */
 /* The next event, or NULL after `timeout_ms`. The caller frees it. */
 struct job_event *mailbox_take(struct mailbox *m, int timeout_ms);
 
@@ -86,10 +89,12 @@ struct job {
 	uint64_t started_ns, first_token_ns;
 };
 
-/* Begins the answer (compute thread): output and sampler. What the output gives out goes to the mailbox. */
+/* Begins the answer (compute thread): output and sampler. What the output gives out goes to the
+ * mailbox. */
 void job_begin(struct job *j, const struct tokenizer *t);
 void job_progress(struct job *j, uint32_t done, uint32_t total);
-/* The last event: gives out what was held back, says how it ended. Then only job_drop may follow. */
+/* The last event: gives out what was held back, says how it ended. Then only job_drop may follow.
+ */
 void job_end(struct job *j, enum job_finish finish);
 void job_fail(struct job *j, const struct err *e);
 

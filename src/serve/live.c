@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Looks of the scheduler, the counters and the cache, one after the other: each is of one moment, all together nearly. */
+/* Looks of the scheduler, the counters and the cache, one after the other: each is of one moment,
+ * all together nearly. */
 #include "src/serve/live.h"
 
 #include "src/base/clock.h"
@@ -36,7 +37,8 @@ static void write_sessions(struct json_write *w, const struct scheduler_look *lo
 	json_write_close(w, '}');
 }
 
-static void write_totals(struct json_write *w, const struct metrics *m, const struct expert_stats *x)
+static void write_totals(
+	struct json_write *w, const struct metrics *m, const struct expert_stats *x)
 {
 	json_write_open(w, "totals", '{');
 	json_write_int(w, "answers", (int64_t)metrics_get(m, METRICS_ANSWERS));
@@ -114,7 +116,8 @@ void live_write(const struct live_source *s, bool map, struct buf *out)
 	json_write_string(&w, "backend", engine_backend_name(s->engine));
 	json_write_string(&w, "io", engine_io_name(s->engine));
 	char time_text[48];
-	snprintf(time_text, sizeof time_text, "%lld.%03ld", (long long)now.tv_sec, now.tv_nsec / 1000000);
+	snprintf(
+		time_text, sizeof time_text, "%lld.%03ld", (long long)now.tv_sec, now.tv_nsec / 1000000);
 	json_write_raw(&w, "time", time_text, strlen(time_text));
 	json_write_real(&w, "uptime_s", (double)(clock_ns() - s->started_ns) / 1e9);
 	json_write_int(&w, "context", engine_context(s->engine));

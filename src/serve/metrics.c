@@ -63,7 +63,8 @@ static const struct {
 static const struct {
 	const char *name, *help;
 } histogram_texts[METRICS_N_HISTOGRAMS] = {
-	[METRICS_FIRST_TOKEN] = {"first_token_seconds", "Time from a request to the first token of its answer"},
+	[METRICS_FIRST_TOKEN] = {"first_token_seconds",
+		"Time from a request to the first token of its answer"},
 	[METRICS_DURATION] = {"answer_seconds", "Time from a request to the end of its answer"},
 	[METRICS_QUEUED] = {"queue_seconds", "Time from a request to a session"},
 };
@@ -109,7 +110,8 @@ void metrics_response(struct metrics *m, const char *route, unsigned status)
 {
 	pthread_mutex_lock(&m->lock);
 	size_t i = 0;
-	while (i < m->n_responses && (m->responses[i].status != status || strcmp(m->responses[i].route, route)))
+	while (i < m->n_responses &&
+		   (m->responses[i].status != status || strcmp(m->responses[i].route, route)))
 		i++;
 	if (i == m->n_responses) {
 		m->responses = mem_grow(m->responses, ++m->n_responses, sizeof *m->responses);
@@ -148,10 +150,11 @@ struct metrics_rates metrics_rates(struct metrics *m)
 
 /* ---- text ---- */
 
-static void head(struct buf *out, const char *name, const char *unit, const char *help, const char *type)
+static void head(
+	struct buf *out, const char *name, const char *unit, const char *help, const char *type)
 {
-	buf_printf(
-		out, "# HELP glmstream_%s%s %s\n# TYPE glmstream_%s%s %s\n", name, unit, help, name, unit, type);
+	buf_printf(out, "# HELP glmstream_%s%s %s\n# TYPE glmstream_%s%s %s\n", name, unit, help, name,
+		unit, type);
 }
 
 static void put_label(struct buf *out, const char *s)
@@ -166,17 +169,21 @@ static void put_label(struct buf *out, const char *s)
 	}
 }
 
-static void put_histogram(struct buf *out, const char *name, const char *help, const struct histogram *h)
+static void put_histogram(
+	struct buf *out, const char *name, const char *help, const struct histogram *h)
 {
 	uint64_t sum = 0;
 	head(out, name, "", help, "histogram");
 	for (size_t i = 0; i < N_BOUNDS; i++) {
 		sum += h->counts[i];
-		buf_printf(out, "glmstream_%s_bucket{le=\"%g\"} %llu\n", name, bounds[i], (unsigned long long)sum);
+		buf_printf(
+			out, "glmstream_%s_bucket{le=\"%g\"} %llu\n", name, bounds[i], (unsigned long long)sum);
 	}
 	sum += h->counts[N_BOUNDS];
-	buf_printf(out, "glmstream_%s_bucket{le=\"+Inf\"} %llu\nglmstream_%s_sum %.6f\nglmstream_%s_count %llu\n",
-		name, (unsigned long long)sum, name, (double)h->sum_ns / 1e9, name, (unsigned long long)sum);
+	buf_printf(out,
+		"glmstream_%s_bucket{le=\"+Inf\"} %llu\nglmstream_%s_sum %.6f\nglmstream_%s_count %llu\n",
+		name, (unsigned long long)sum, name, (double)h->sum_ns / 1e9, name,
+		(unsigned long long)sum);
 }
 
 static void gauge(struct buf *out, const char *name, const char *help, double value)
@@ -202,18 +209,19 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 	for (size_t i = 0; i < ARRAY_LEN(tiers); i++)
 		buf_printf(out, "glmstream_experts_total{tier=\"%s\"} %llu\n", tiers[i].tier,
 			(unsigned long long)tiers[i].n);
-	head(out, "expert_ratio", "", "Part of the experts asked for that stood in a tier, since the start",
-		"gauge");
+	head(out, "expert_ratio", "",
+		"Part of the experts asked for that stood in a tier, since the start", "gauge");
 	for (size_t i = 0; i < ARRAY_LEN(tiers); i++)
 		buf_printf(out, "glmstream_expert_ratio{tier=\"%s\"} %.6f\n", tiers[i].tier,
 			all ? (double)tiers[i].n / (double)all : 0.0);
 	counter(out, "read_bytes", "Bytes of experts read from storage", g->bytes_read);
 	counter(out, "prefetch_useful", "Experts read ahead and then used", g->prefetch_useful);
 	counter(out, "prefetch_wasted", "Experts read ahead and never used", g->prefetch_wasted);
-	head(out, "expert_wait_seconds", "_total", "Time the computation waited for experts", "counter");
+	head(
+		out, "expert_wait_seconds", "_total", "Time the computation waited for experts", "counter");
 	buf_printf(out, "glmstream_expert_wait_seconds_total %.6f\n", (double)g->wait_ns / 1e9);
-	counter(
-		out, "store_tokens", "Prompt tokens whose cache rows came from the session folder", g->store_tokens);
+	counter(out, "store_tokens", "Prompt tokens whose cache rows came from the session folder",
+		g->store_tokens);
 	gauge(out, "store_bytes", "Size of the session folder", (double)g->store_bytes);
 	gauge(out, "cache_vram_bytes", "First tier of the expert cache", (double)g->cache_bytes[0]);
 	gauge(out, "cache_ram_bytes", "Second tier of the expert cache", (double)g->cache_bytes[1]);
@@ -253,8 +261,8 @@ void metrics_text(struct metrics *m, const struct metrics_gauges *g, struct buf 
 	pthread_mutex_lock(&m->lock);
 	head(out, "responses", "_total", "Responses by path and status", "counter");
 	for (size_t i = 0; i < m->n_responses; i++)
-		buf_printf(out, "glmstream_responses_total{path=\"%s\",status=\"%u\"} %llu\n", m->responses[i].route,
-			m->responses[i].status, (unsigned long long)m->responses[i].n);
+		buf_printf(out, "glmstream_responses_total{path=\"%s\",status=\"%u\"} %llu\n",
+			m->responses[i].route, m->responses[i].status, (unsigned long long)m->responses[i].n);
 	for (int i = 0; i < METRICS_N_HISTOGRAMS; i++)
 		put_histogram(out, histogram_texts[i].name, histogram_texts[i].help, &m->histograms[i]);
 	pthread_mutex_unlock(&m->lock);

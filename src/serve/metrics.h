@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the server counts, for /metrics (Prometheus text format 0.0.4) and the live state. Any thread counts; counters only
- * grow. Rates are over the last two seconds: metrics_tick, called about four times a second, remembers the counters.
+ * What the server counts, for /metrics (Prometheus text format 0.0.4) and the live state. Any
+ * thread counts; counters only grow. Rates are over the last two seconds: metrics_tick, called
+ * about four times a second, remembers the counters.
  */
 #ifndef GLM_SERVE_METRICS_H
 #define GLM_SERVE_METRICS_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Tokens go through the chat parser (or a UTF-8 stream), text through the stop strings. Text that might begin a stop string
- * is held back. Tokens with probabilities wait in `rows` until text that they wrote is given out: each remembers how many
- * bytes of text there were before it.
+ * Tokens go through the chat parser (or a UTF-8 stream), text through the stop strings. Text that
+ * might begin a stop string is held back. Tokens with probabilities wait in `rows` until text that
+ * they wrote is given out: each remembers how many bytes of text there were before it.
  */
 #include "src/serve/output.h"
 
@@ -122,8 +122,8 @@ static void on_event(void *user, const struct chat_event *v)
 	switch (v->kind) {
 	case CHAT_EVENT_REASONING:
 		forget_rows(o);
-		o->emit(
-			o->user, OUTPUT_REASONING, (struct text_span){v->text, v->len}, (struct text_span){0}, NULL, 0);
+		o->emit(o->user, OUTPUT_REASONING, (struct text_span){v->text, v->len},
+			(struct text_span){0}, NULL, 0);
 		break;
 	case CHAT_EVENT_ANSWER:
 		on_text(o, v->text, v->len);
@@ -135,7 +135,8 @@ static void on_event(void *user, const struct chat_event *v)
 		give_text(o, o->held.data, o->held.len); /* a stop string does not go on behind a call */
 		o->held.len = 0;
 		o->n_calls++;
-		o->emit(o->user, OUTPUT_CALL, (struct text_span){v->call->arguments.data, v->call->arguments.len},
+		o->emit(o->user, OUTPUT_CALL,
+			(struct text_span){v->call->arguments.data, v->call->arguments.len},
 			(struct text_span){v->call->name.data, v->call->name.len}, NULL, 0);
 		break;
 	}
@@ -148,8 +149,8 @@ static float clean(float v)
 	return isnan(v) ? -INFINITY : v;
 }
 
-static void measure(
-	const struct output *o, int32_t id, const float *logits, int32_t n_valid, struct output_token *out)
+static void measure(const struct output *o, int32_t id, const float *logits, int32_t n_valid,
+	struct output_token *out)
 {
 	uint32_t want = MIN(o->options->n_top, OUTPUT_TOP_MAX);
 	double sum = 0;
@@ -187,7 +188,8 @@ struct output *output_new(
 		.stop = -1,
 		.reasoning = options->chat && options->in_reasoning,
 		.end_think = tokenizer_find_added(t, "</think>")};
-	tool_force_init(&o->force, t, options->choice, options->tools, options->choice_name, o->reasoning);
+	tool_force_init(
+		&o->force, t, options->choice, options->tools, options->choice_name, o->reasoning);
 	if (options->chat)
 		chat_parse_init(&o->parse, t, options->tools, options->in_reasoning, on_event, o);
 	return o;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a model writes -> what a client gets: reasoning, text and tool calls in pieces, cut at stop strings, with the
- * probabilities of the tokens. One output belongs to one answer; the compute thread feeds it token by token. It knows
- * nothing of the APIs.
+ * What a model writes -> what a client gets: reasoning, text and tool calls in pieces, cut at stop
+ * strings, with the probabilities of the tokens. One output belongs to one answer; the compute
+ * thread feeds it token by token. It knows nothing of the APIs.
  */
 #ifndef GLM_SERVE_OUTPUT_H
 #define GLM_SERVE_OUTPUT_H
@@ -17,7 +17,8 @@
 
 #define OUTPUT_TOP_MAX 20
 
-/* A token and its likeliest rivals, natural logarithms of the model's own probabilities (temperature 1, no cuts). */
+/* A token and its likeliest rivals, natural logarithms of the model's own probabilities
+ * (temperature 1, no cuts). */
 struct output_token {
 	int32_t id;
 	float logprob;
@@ -45,10 +46,10 @@ void output_options_fini(struct output_options *o);
 
 enum output_kind { OUTPUT_REASONING, OUTPUT_TEXT, OUTPUT_CALL };
 
-/* text: the piece, or the arguments of the call `name`. rows: [n_rows] tokens that the piece of text begins or holds. All
- * valid only during the call. */
-typedef void output_fn(void *user, enum output_kind kind, struct text_span text, struct text_span name,
-	const struct output_token *rows, size_t n_rows);
+/* text: the piece, or the arguments of the call `name`. rows: [n_rows] tokens that the piece of
+ * text begins or holds. All valid only during the call. */
+typedef void output_fn(void *user, enum output_kind kind, struct text_span text,
+	struct text_span name, const struct output_token *rows, size_t n_rows);
 
 enum output_next { OUTPUT_GO_ON, OUTPUT_STOP_STRING, OUTPUT_ONE_CALL };
 

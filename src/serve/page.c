@@ -9,9 +9,9 @@
 #include <sys/random.h>
 
 /* name: a file below src/serve/page/ as a string; the Makefile says that page.o depends on them. */
-#define FILE_TEXT(name, path)                                                                                \
-	extern const char name[];                                                                                \
-	__asm__(".pushsection .rodata\n.global " #name "\n" #name ":\n.incbin \"src/serve/page/" path            \
+#define FILE_TEXT(name, path)                                                                      \
+	extern const char name[];                                                                      \
+	__asm__(".pushsection .rodata\n.global " #name "\n" #name ":\n.incbin \"src/serve/page/" path  \
 			"\"\n.byte 0\n.popsection\n")
 
 FILE_TEXT(page_html, "page.html");
@@ -39,7 +39,8 @@ int page_write(struct buf *out, char policy[PAGE_POLICY_MAX], struct err *e)
 	for (size_t i = 0; i < sizeof random; i++)
 		snprintf(nonce + 2 * i, 3, "%02x", random[i]);
 	snprintf(policy, PAGE_POLICY_MAX,
-		"default-src 'none'; script-src 'nonce-%s'; style-src 'nonce-%s'; connect-src 'self'; img-src data:; "
+		"default-src 'none'; script-src 'nonce-%s'; style-src 'nonce-%s'; connect-src 'self'; "
+		"img-src data:; "
 		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 		nonce, nonce);
 

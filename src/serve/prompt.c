@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The template renders the whole conversation. In its segments an assistant turn runs from its "<|assistant|>" to the next
- * role's control token; no text can look like one, so the turns are found by counting. A known turn's segments give way to
- * its tokens.
+ * The template renders the whole conversation. In its segments an assistant turn runs from its
+ * "<|assistant|>" to the next role's control token; no text can look like one, so the turns are
+ * found by counting. A known turn's segments give way to its tokens.
  */
 #include "src/serve/prompt.h"
 
@@ -41,21 +41,23 @@ static bool is_control(const struct chat_prompt *p, size_t i, const char *token)
 
 static bool begins_turn(const struct chat_prompt *p, size_t i)
 {
-	static const char *const roles[] = {"<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"};
+	static const char *const roles[] = {
+		"<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"};
 	for (size_t k = 0; k < ARRAY_LEN(roles); k++)
 		if (is_control(p, i, roles[k]))
 			return true;
 	return false;
 }
 
-static int put_segments(const struct chat_prompt *p, size_t from, size_t to, const struct tokenizer *t,
-	struct token_ids *out, struct err *e)
+static int put_segments(const struct chat_prompt *p, size_t from, size_t to,
+	const struct tokenizer *t, struct token_ids *out, struct err *e)
 {
 	struct chat_prompt part = {.text = p->text, .segments = p->segments + from, .n = to - from};
 	return chat_prompt_ids(&part, t, out, e);
 }
 
-/* The tokens of message m behind its <think>, if they are known. `out` holds everything before them. */
+/* The tokens of message m behind its <think>, if they are known. `out` holds everything before
+ * them. */
 static bool put_known(const struct prompt_talk *t, size_t m, bool with_reasoning,
 	const struct tokenizer *tokenizer, struct turn_store *turns, struct token_ids *out)
 {
@@ -81,14 +83,16 @@ static bool put_known(const struct prompt_talk *t, size_t m, bool with_reasoning
 	return known;
 }
 
-int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer, struct turn_store *turns,
-	size_t most_bytes, struct token_ids *out, size_t *replayed, struct err *e)
+int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
+	struct turn_store *turns, size_t most_bytes, struct token_ids *out, size_t *replayed,
+	struct err *e)
 {
 	const struct chat *c = &t->chat;
 	struct chat_prompt p = {0};
 	int rc = chat_render(c, &p, e);
 	if (!rc && p.text.len > most_bytes)
-		rc = err_set(e, ERR_INPUT, "the prompt has %zu bytes, more than the context can hold", p.text.len);
+		rc = err_set(
+			e, ERR_INPUT, "the prompt has %zu bytes, more than the context can hold", p.text.len);
 	size_t after_user = 0, m = 0, from = 0;
 	*replayed = 0;
 	for (size_t i = 0; i < c->n_messages; i++)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A conversation -> the tokens of its prompt, with the tokens of earlier answers as the model wrote them (turn_store.h). */
+/* A conversation -> the tokens of its prompt, with the tokens of earlier answers as the model wrote
+ * them (turn_store.h). */
 #ifndef GLM_SERVE_PROMPT_H
 #define GLM_SERVE_PROMPT_H
 
@@ -9,7 +10,8 @@
 /* A conversation with the ids of its tool calls. Zero-initialise. */
 struct prompt_talk {
 	struct chat chat;
-	struct buf *call_ids; /* [n_call_ids] of message i: the ids of its calls, each followed by a line feed */
+	struct buf *call_ids; /* [n_call_ids] of message i: the ids of its calls, each followed by a
+							 line feed */
 	size_t n_call_ids;
 };
 
@@ -18,9 +20,10 @@ void prompt_talk_fini(struct prompt_talk *t);
 /* Message `i` has one more call, with this id (NULL: ""). */
 void prompt_talk_call_id(struct prompt_talk *t, size_t i, const char *id, size_t len);
 
-/* Appends the ids. most_bytes: a longer text is not cut into tokens (a text of so many bytes cannot fit the context).
- * *replayed: how many turns were found in `turns` (which may be NULL). */
-int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer, struct turn_store *turns,
-	size_t most_bytes, struct token_ids *out, size_t *replayed, struct err *e);
+/* Appends the ids. most_bytes: a longer text is not cut into tokens (a text of so many bytes cannot
+ * fit the context). *replayed: how many turns were found in `turns` (which may be NULL). */
+int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
+	struct turn_store *turns, size_t most_bytes, struct token_ids *out, size_t *replayed,
+	struct err *e);
 
 #endif

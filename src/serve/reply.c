@@ -31,8 +31,8 @@ static struct job *make_job(struct reply *r, uint32_t index)
 	return j;
 }
 
-int reply_begin(struct reply *r, struct request *request, struct scheduler *s, const char *call_prefix,
-	struct request_error *e)
+int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
+	const char *call_prefix, struct request_error *e)
 {
 	*r = (struct reply){.request = request, .mail = mailbox_new(), .call_prefix = call_prefix};
 	r->n_answers = (uint32_t)request->n_prompts * request->n;
@@ -47,8 +47,8 @@ int reply_begin(struct reply *r, struct request *request, struct scheduler *s, c
 	case SCHEDULER_TAKEN:
 		return 0;
 	case SCHEDULER_FULL:
-		request_refuse(
-			e, 429, "queue_full", NULL, "too many requests are waiting; try again in %u s", retry_s);
+		request_refuse(e, 429, "queue_full", NULL,
+			"too many requests are waiting; try again in %u s", retry_s);
 		e->retry_s = retry_s;
 		return -1;
 	default:
@@ -58,7 +58,8 @@ int reply_begin(struct reply *r, struct request *request, struct scheduler *s, c
 	}
 }
 
-/* The next request may bring this answer back: its tokens are remembered before the client sees its end. */
+/* The next request may bring this answer back: its tokens are remembered before the client sees its
+ * end. */
 static void remember(struct reply *r, struct reply_answer *a)
 {
 	const struct request *q = r->request;
@@ -171,8 +172,10 @@ static bool is_blank(const char *s, size_t n)
 
 bool reply_segment(const struct reply_answer *a, size_t k, struct reply_segment *out)
 {
-	size_t from = k ? a->calls[k - 1].text_at : 0, to = k < a->n_calls ? a->calls[k].text_at : a->text.len;
-	size_t first = k ? a->calls[k - 1].rows_at : 0, end = k < a->n_calls ? a->calls[k].rows_at : a->n_rows;
+	size_t from = k ? a->calls[k - 1].text_at : 0,
+		   to = k < a->n_calls ? a->calls[k].text_at : a->text.len;
+	size_t first = k ? a->calls[k - 1].rows_at : 0,
+		   end = k < a->n_calls ? a->calls[k].rows_at : a->n_rows;
 	*out = (struct reply_segment){
 		buf_str(&a->text) + from, to - from, end > first ? a->rows + first : NULL, end - first};
 	return out->len && !is_blank(out->text, out->len);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The answers to a request while they come: the jobs in the scheduler's hands, and what has arrived of each. An API's writer
- * (api.h) reads it; the connection's thread owns it.
+ * The answers to a request while they come: the jobs in the scheduler's hands, and what has arrived
+ * of each. An API's writer (api.h) reads it; the connection's thread owns it.
  */
 #ifndef GLM_SERVE_REPLY_H
 #define GLM_SERVE_REPLY_H
@@ -42,22 +42,24 @@ struct reply {
 	struct mailbox *mail;
 	struct reply_answer *answers; /* [n_answers] prompt by prompt */
 	uint32_t n_answers, n_ended;
-	uint64_t sequence;                      /* of the writer's events */
-	const char *call_prefix;                /* of the ids of calls: "call_" */
-	uint32_t progress_done, progress_total; /* the latest, over all answers; total 0: nothing has begun */
+	uint64_t sequence;       /* of the writer's events */
+	const char *call_prefix; /* of the ids of calls: "call_" */
+	uint32_t progress_done,
+		progress_total; /* the latest, over all answers; total 0: nothing has begun */
 };
 
-/* Makes the jobs and submits them. On a refusal (queue full: 429, ending: 503) -1 with *e; the reply must be ended
- * all the same. */
-int reply_begin(struct reply *r, struct request *request, struct scheduler *s, const char *call_prefix,
-	struct request_error *e);
+/* Makes the jobs and submits them. On a refusal (queue full: 429, ending: 503) -1 with *e; the
+ * reply must be ended all the same. */
+int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
+	const char *call_prefix, struct request_error *e);
 
-/* The next event, already entered into its answer (*answer), or NULL after timeout_ms. The caller frees it. For
- * JOB_CALL the new call is the answer's last. Progress is entered and then handed out too. */
+/* The next event, already entered into its answer (*answer), or NULL after timeout_ms. The caller
+ * frees it. For JOB_CALL the new call is the answer's last. Progress is entered and then handed out
+ * too. */
 struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer);
 
-/* Text between calls, in order: segment k stands before call k, the last behind all calls. Blank ones do not count when there
- * are calls. False: there is nothing to show. */
+/* Text between calls, in order: segment k stands before call k, the last behind all calls. Blank
+ * ones do not count when there are calls. False: there is nothing to show. */
 struct reply_segment {
 	const char *text;
 	size_t len;
@@ -66,7 +68,8 @@ struct reply_segment {
 };
 bool reply_segment(const struct reply_answer *a, size_t k, struct reply_segment *out);
 
-/* Nobody waits any more: cancels what has not ended, releases everything. A zeroed struct is fine. */
+/* Nobody waits any more: cancels what has not ended, releases everything. A zeroed struct is fine.
+ */
 void reply_end(struct reply *r);
 
 #endif

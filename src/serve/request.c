@@ -39,7 +39,8 @@ void request_make_id(char *out, size_t size, const char *prefix)
 	out[n] = 0;
 }
 
-/* Texts are quoted up to a length, which may cut a character: what is broken becomes U+FFFD, as far as it fits. */
+/* Texts are quoted up to a length, which may cut a character: what is broken becomes U+FFFD, as far
+ * as it fits. */
 static void repair(char *text, size_t size)
 {
 	struct buf b = {0};
@@ -80,14 +81,15 @@ int request_refuse_err(struct request_error *e, const struct err *err)
 
 /* ---- members ---- */
 
-static int wrong_type(struct request_error *e, const char *key, const char *expected, const json_t *found)
+static int wrong_type(
+	struct request_error *e, const char *key, const char *expected, const json_t *found)
 {
 	return request_refuse(
 		e, 400, NULL, key, "%s: expected %s, found %s", key, expected, json_text_type(found));
 }
 
-int request_number(const json_t *o, const char *key, double min, double max, double *out, bool *given,
-	struct request_error *e)
+int request_number(const json_t *o, const char *key, double min, double max, double *out,
+	bool *given, struct request_error *e)
 {
 	const json_t *v = json_object_get(o, key);
 	if (given)
@@ -98,15 +100,16 @@ int request_number(const json_t *o, const char *key, double min, double max, dou
 		return wrong_type(e, key, "a number", v);
 	double x = json_number_value(v);
 	if (!(x >= min && x <= max))
-		return request_refuse(e, 400, NULL, key, "%s: expected %g to %g, found %g", key, min, max, x);
+		return request_refuse(
+			e, 400, NULL, key, "%s: expected %g to %g, found %g", key, min, max, x);
 	*out = x;
 	if (given)
 		*given = true;
 	return 0;
 }
 
-int request_integer(const json_t *o, const char *key, int64_t min, int64_t max, int64_t *out, bool *given,
-	struct request_error *e)
+int request_integer(const json_t *o, const char *key, int64_t min, int64_t max, int64_t *out,
+	bool *given, struct request_error *e)
 {
 	const json_t *v = json_object_get(o, key);
 	if (given)
@@ -117,8 +120,8 @@ int request_integer(const json_t *o, const char *key, int64_t min, int64_t max, 
 		return wrong_type(e, key, "a whole number", v);
 	int64_t x = json_integer_value(v);
 	if (x < min || x > max)
-		return request_refuse(e, 400, NULL, key, "%s: expected %lld to %lld, found %lld", key, (long long)min,
-			(long long)max, (long long)x);
+		return request_refuse(e, 400, NULL, key, "%s: expected %lld to %lld, found %lld", key,
+			(long long)min, (long long)max, (long long)x);
 	*out = x;
 	if (given)
 		*given = true;
@@ -157,11 +160,13 @@ int request_object(const json_t *o, const char *key, const json_t **out, struct 
 int request_unsupported(const json_t *o, const char *key, struct request_error *e)
 {
 	const json_t *v = json_object_get(o, key);
-	if (!v || json_is_null(v) || json_is_false(v) || (json_is_number(v) && json_number_value(v) == 0) ||
-		(json_is_string(v) && !json_string_length(v)) || (json_is_array(v) && !json_array_size(v)) ||
-		(json_is_object(v) && !json_object_size(v)))
+	if (!v || json_is_null(v) || json_is_false(v) ||
+		(json_is_number(v) && json_number_value(v) == 0) ||
+		(json_is_string(v) && !json_string_length(v)) ||
+		(json_is_array(v) && !json_array_size(v)) || (json_is_object(v) && !json_object_size(v)))
 		return 0;
-	return request_refuse(e, 400, "unsupported_parameter", key, "%s is not supported by this server", key);
+	return request_refuse(
+		e, 400, "unsupported_parameter", key, "%s is not supported by this server", key);
 }
 
 /* ---- shared parts ---- */
@@ -179,10 +184,12 @@ int request_model_name(struct request *r, struct request_error *e)
 
 int request_sampling(struct request *r, struct request_error *e)
 {
-	static const char *const unsupported[] = {"frequency_penalty", "presence_penalty", "logit_bias"};
+	static const char *const unsupported[] = {
+		"frequency_penalty", "presence_penalty", "logit_bias"};
 	struct sampler_options *o = &r->sampling;
 	*o = r->model->sampling;
-	double temperature = (double)o->temperature, top_p = (double)o->top_p, min_p = 0, repetition = 1;
+	double temperature = (double)o->temperature, top_p = (double)o->top_p, min_p = 0,
+		   repetition = 1;
 	int64_t top_k = o->top_k, seed = 0;
 	bool seed_given;
 	if (request_number(r->body, "temperature", 0, 2, &temperature, NULL, e) ||
@@ -217,10 +224,11 @@ static int add_stop(struct request *r, const char *key, const json_t *v, struct 
 	if (!n) /* would stop everything; OpenAI and Anthropic clients send it by mistake */
 		return request_refuse(e, 400, NULL, key, "%s: a stop string is empty", key);
 	if (n > REQUEST_STOP_BYTES || strlen(json_string_value(v)) != n)
-		return request_refuse(e, 400, NULL, key, "%s: a stop string has a zero byte or more than %d bytes",
-			key, REQUEST_STOP_BYTES);
+		return request_refuse(e, 400, NULL, key,
+			"%s: a stop string has a zero byte or more than %d bytes", key, REQUEST_STOP_BYTES);
 	if (r->output.n_stops == REQUEST_STOPS_MAX)
-		return request_refuse(e, 400, NULL, key, "%s: more than %d stop strings", key, REQUEST_STOPS_MAX);
+		return request_refuse(
+			e, 400, NULL, key, "%s: more than %d stop strings", key, REQUEST_STOPS_MAX);
 	struct output_options *o = &r->output;
 	o->stops = mem_grow(o->stops, o->n_stops + 1, sizeof *o->stops);
 	o->stops[o->n_stops++] = mem_strndup(json_string_value(v), n);
@@ -244,7 +252,8 @@ int request_stops(struct request *r, const char *key, struct request_error *e)
 	return 0;
 }
 
-int request_effort(struct request *r, const char *effort, const char *param, struct request_error *e)
+int request_effort(
+	struct request *r, const char *effort, const char *param, struct request_error *e)
 {
 	static const char *const words[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
 	size_t i = 0;
@@ -254,7 +263,8 @@ int request_effort(struct request *r, const char *effort, const char *param, str
 		i++;
 	if (i == ARRAY_LEN(words))
 		return request_refuse(e, 400, NULL, param,
-			"%s: expected none, minimal, low, medium, high, xhigh or max, found \"%.40s\"", param, effort);
+			"%s: expected none, minimal, low, medium, high, xhigh or max, found \"%.40s\"", param,
+			effort);
 	r->think_asked = true;
 	r->talk.chat.options.enable_thinking = i ? CHAT_ON : CHAT_OFF;
 	r->talk.chat.options.effort_high = i >= 1 && i <= 4;
@@ -298,9 +308,10 @@ int request_template(struct request *r, struct request_error *e)
 		o->enable_thinking = enable ? CHAT_ON : CHAT_OFF;
 		r->think_asked = true;
 	}
-	if (json_is_boolean(
-			json_object_get(kwargs, "enable_thinking"))) /* what is said outright wins over the effort */
-		o->enable_thinking = json_is_true(json_object_get(kwargs, "enable_thinking")) ? CHAT_ON : CHAT_OFF;
+	if (json_is_boolean(json_object_get(
+			kwargs, "enable_thinking"))) /* what is said outright wins over the effort */
+		o->enable_thinking =
+			json_is_true(json_object_get(kwargs, "enable_thinking")) ? CHAT_ON : CHAT_OFF;
 	o->add_generation_prompt = true;
 	return 0;
 }
@@ -332,18 +343,19 @@ int request_tools(struct request *r, const json_t *tools, struct request_error *
 		const json_t *name = json_object_get(chat_tool_function(tool), "name");
 		size_t n = json_string_length(name);
 		if (!n || n > 256 || strlen(json_string_value(name)) != n)
-			return request_refuse(
-				e, 400, NULL, "tools", "tools[%zu]: expected a name of 1 to 256 bytes, found %zu", i, n);
+			return request_refuse(e, 400, NULL, "tools",
+				"tools[%zu]: expected a name of 1 to 256 bytes, found %zu", i, n);
 	}
 	return 0;
 }
 
-int request_choice(
-	struct request *r, enum tool_choice choice, const char *name, const char *param, struct request_error *e)
+int request_choice(struct request *r, enum tool_choice choice, const char *name, const char *param,
+	struct request_error *e)
 {
 	const json_t *tools = r->talk.chat.tools;
 	if (choice == TOOL_CHOICE_REQUIRED && !json_array_size(tools))
-		return request_refuse(e, 400, NULL, param, "%s asks for a call, but there are no tools", param);
+		return request_refuse(
+			e, 400, NULL, param, "%s asks for a call, but there are no tools", param);
 	if (name) {
 		bool found = false;
 		size_t i;
@@ -354,8 +366,8 @@ int request_choice(
 			found = found || (s && !strcmp(s, name));
 		}
 		if (!found)
-			return request_refuse(
-				e, 400, NULL, param, "%s names \"%.100s\", which is not among the tools", param, name);
+			return request_refuse(e, 400, NULL, param,
+				"%s names \"%.100s\", which is not among the tools", param, name);
 		r->output.choice_name = mem_strdup(name);
 		r->output.one_call = true; /* this one call is what was asked for */
 	}
@@ -380,8 +392,8 @@ static void collect_call_ids(struct request *r, const json_t *messages)
 	}
 }
 
-/* The template has no ids: results stand in the order of their calls. Results of one run of tool messages are put into
- * that order, when their ids allow it. */
+/* The template has no ids: results stand in the order of their calls. Results of one run of tool
+ * messages are put into that order, when their ids allow it. */
 static json_t *order_results(const json_t *messages)
 {
 	json_t *out = json_array();
@@ -399,7 +411,8 @@ static json_t *order_results(const json_t *messages)
 		}
 		size_t end = i;
 		while (end < n) {
-			const char *s = json_string_value(json_object_get(json_array_get(messages, end), "role"));
+			const char *s =
+				json_string_value(json_object_get(json_array_get(messages, end), "role"));
 			if (!s || strcmp(s, "tool"))
 				break;
 			end++;
@@ -470,7 +483,8 @@ int request_room(struct request *r, int64_t asked, struct request_error *e)
 			return request_refuse(e, 400, NULL, "prompt", "the prompt has no tokens");
 		if (n >= context)
 			return request_refuse(e, 400, "context_length_exceeded", NULL,
-				"the prompt has %zu tokens; with at least one token of answer the context of %u is exceeded",
+				"the prompt has %zu tokens; with at least one token of answer the context of %u is "
+				"exceeded",
 				n, context);
 		r->max_new = (uint32_t)MIN(r->max_new, context - n + 1);
 	}

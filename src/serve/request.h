@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a request of any API comes down to: prompts, how to sample, what to cut, how to answer. An API's parser fills it in
- * from JSON (api.h); nothing here knows sockets. Parsing is pure: it looks at the model's tokenizer, template and limits and
- * changes nothing.
+ * What a request of any API comes down to: prompts, how to sample, what to cut, how to answer. An
+ * API's parser fills it in from JSON (api.h); nothing here knows sockets. Parsing is pure: it looks
+ * at the model's tokenizer, template and limits and changes nothing.
  *
- * Members that are not known are ignored. Members that are known and would change the answer, but are not supported, are
- * refused: silence would be a wrong answer.
+ * Members that are not known are ignored. Members that are known and would change the answer, but
+ * are not supported, are refused: silence would be a wrong answer.
  */
 #ifndef GLM_SERVE_REQUEST_H
 #define GLM_SERVE_REQUEST_H
@@ -26,7 +26,8 @@
 #define REQUEST_STOP_BYTES  1024
 #define REQUEST_TOOLS_MAX   256
 
-/* What requests are parsed and answered against; constant while the server runs (turns guards itself). */
+/* What requests are parsed and answered against; constant while the server runs (turns guards
+ * itself). */
 struct request_model {
 	const struct tokenizer *tokenizer;
 	const char *name;
@@ -66,7 +67,8 @@ struct request {
 	bool think_asked;             /* the client said something about reasoning */
 };
 
-/* A text of more bytes has more tokens than the context, whatever it says: it need not be cut into them. */
+/* A text of more bytes has more tokens than the context, whatever it says: it need not be cut into
+ * them. */
 static inline size_t request_most_bytes(const struct request_model *m)
 {
 	return (size_t)m->context * m->longest;
@@ -78,18 +80,18 @@ void request_fini(struct request *r); /* a zeroed struct is fine */
 void request_make_id(char *out, size_t size, const char *prefix);
 
 /* Writes the refusal; returns -1 so that `return request_refuse(...)` works. param may be NULL. */
-int request_refuse(struct request_error *e, int status, const char *code, const char *param, const char *fmt,
-	...) __attribute__((format(printf, 5, 6)));
+int request_refuse(struct request_error *e, int status, const char *code, const char *param,
+	const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 /* The same from a library error: ERR_INPUT 400, ERR_MEMORY 503, else 500. */
 int request_refuse_err(struct request_error *e, const struct err *err);
 
 /* ---- members of the body; all return 0, or -1 after request_refuse ---- */
 
 /* Absent and null leave *out as it is; *given (may be NULL) says whether a value stood there. */
-int request_number(const json_t *o, const char *key, double min, double max, double *out, bool *given,
-	struct request_error *e);
-int request_integer(const json_t *o, const char *key, int64_t min, int64_t max, int64_t *out, bool *given,
-	struct request_error *e);
+int request_number(const json_t *o, const char *key, double min, double max, double *out,
+	bool *given, struct request_error *e);
+int request_integer(const json_t *o, const char *key, int64_t min, int64_t max, int64_t *out,
+	bool *given, struct request_error *e);
 int request_bool(const json_t *o, const char *key, bool *out, struct request_error *e);
 int request_string(const json_t *o, const char *key, const char **out, struct request_error *e);
 /* *out is NULL when it is absent or null. */
@@ -105,20 +107,25 @@ int request_model_name(struct request *r, struct request_error *e);
 int request_sampling(struct request *r, struct request_error *e);
 /* A string or an array of strings. */
 int request_stops(struct request *r, const char *key, struct request_error *e);
-/* `effort` as OpenAI has it: none turns reasoning off, max and xhigh are GLM's "Max", the others its "High". NULL: nothing. */
-int request_effort(struct request *r, const char *effort, const char *param, struct request_error *e);
-/* chat_template_kwargs (enable_thinking, clear_thinking, reasoning_effort), enable_thinking, thinking {type}. */
+/* `effort` as OpenAI has it: none turns reasoning off, max and xhigh are GLM's "Max", the others
+ * its "High". NULL: nothing. */
+int request_effort(
+	struct request *r, const char *effort, const char *param, struct request_error *e);
+/* chat_template_kwargs (enable_thinking, clear_thinking, reasoning_effort), enable_thinking,
+ * thinking {type}. */
 int request_template(struct request *r, struct request_error *e);
-/* Tools in OpenAI's form ({"type": "function", "function": {...}} or flat) become the template's. */
+/* Tools in OpenAI's form ({"type": "function", "function": {...}} or flat) become the template's.
+ */
 int request_tools(struct request *r, const json_t *tools, struct request_error *e);
-int request_choice(
-	struct request *r, enum tool_choice choice, const char *name, const char *param, struct request_error *e);
-/* Messages in the form of OpenAI's chat API, to which the other APIs bring theirs. Results of calls are put into the order of
- * the calls: the template has no ids. */
+int request_choice(struct request *r, enum tool_choice choice, const char *name, const char *param,
+	struct request_error *e);
+/* Messages in the form of OpenAI's chat API, to which the other APIs bring theirs. Results of calls
+ * are put into the order of the calls: the template has no ids. */
 int request_messages(struct request *r, const json_t *messages, struct request_error *e);
 /* Talk -> the one prompt; sets where the answer begins. */
 int request_prompt(struct request *r, struct request_error *e);
-/* Every prompt fits; max_new is what was asked for, at most what the context leaves. asked < 0: as much as fits. */
+/* Every prompt fits; max_new is what was asked for, at most what the context leaves. asked < 0: as
+ * much as fits. */
 int request_room(struct request *r, int64_t asked, struct request_error *e);
 
 #endif

@@ -44,7 +44,8 @@ static void turn_free(void *user)
 
 /* ---- streams ---- */
 
-static void write_event(struct turn *t, struct reply_answer *a, const struct job_event *v, struct buf *out)
+static void write_event(
+	struct turn *t, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
 	struct request_error e = {0};
 	if (v->kind == JOB_ERROR) {

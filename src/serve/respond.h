@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* One request of an API from its body to its last byte: parse, queue, then a whole answer or a stream. */
+/* One request of an API from its body to its last byte: parse, queue, then a whole answer or a
+ * stream. */
 #ifndef GLM_SERVE_RESPOND_H
 #define GLM_SERVE_RESPOND_H
 
@@ -7,8 +8,8 @@
 #include "src/serve/http.h"
 #include "src/serve/scheduler.h"
 
-/* Answers x by the rules of `api`. A client that leaves ends its jobs; a stream that has nothing to say gets a sign of life
- * every few seconds. */
+/* Answers x by the rules of `api`. A client that leaves ends its jobs; a stream that has nothing to
+ * say gets a sign of life every few seconds. */
 void respond(struct exchange *x, const struct api *api, const struct request_model *model,
 	struct scheduler *s, struct metrics *m);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The loop: fill idle sessions from the queue, drop what was cancelled, compute one step, tell. The lock guards the queue,
- * the flags and the published look; it is never held while computing.
+ * The loop: fill idle sessions from the queue, drop what was cancelled, compute one step, tell. The
+ * lock guards the queue, the flags and the published look; it is never held while computing.
  */
 #include "src/serve/scheduler.h"
 
@@ -16,8 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SAME_CONVERSATION                                                                                    \
-	3                    /* tokens: the opening of the answer, which may differ when a conversation goes on */
+#define SAME_CONVERSATION                                                                          \
+	3 /* tokens: the opening of the answer, which may differ when a conversation goes on */
 #define FOLLOW_LEAST 128 /* so many tokens that another is just reading are worth waiting for */
 #define COPY_LEAST   16  /* fewer tokens are computed, not copied */
 
@@ -26,9 +26,11 @@ struct slot {
 	struct session *session;
 	struct job *job; /* NULL: idle */
 	enum scheduler_state state;
-	uint32_t prompt;     /* tokens of the prompt of the last job */
-	struct slot *leader; /* reads `common` tokens that this job begins with too; NULL: none is waited for */
-	uint64_t serial, leader_serial; /* of the job here and of the job that is waited for: counts all jobs */
+	uint32_t prompt; /* tokens of the prompt of the last job */
+	struct slot
+		*leader; /* reads `common` tokens that this job begins with too; NULL: none is waited for */
+	uint64_t serial,
+		leader_serial; /* of the job here and of the job that is waited for: counts all jobs */
 	uint32_t common;
 	uint64_t last_used; /* jobs that had ended when it became idle; 0: never used */
 };
@@ -52,9 +54,9 @@ struct scheduler {
 	struct job *first, **last;         /* lock: the queue */
 	uint32_t waiting;                  /* lock */
 	bool stopping, stop_now, finished; /* lock */
-	struct job *alone;                 /* lock: the only job of the step in hand; NULL: none or several */
-	double job_seconds;                /* lock: of an answer, smoothed */
-	struct scheduler_look look;        /* lock */
+	struct job *alone;          /* lock: the only job of the step in hand; NULL: none or several */
+	double job_seconds;         /* lock: of an answer, smoothed */
+	struct scheduler_look look; /* lock */
 };
 
 /* ---- the end of jobs ---- */
@@ -72,7 +74,8 @@ static void release(struct scheduler *s, struct slot *slot)
 	job_drop(j);
 }
 
-/* What was computed stays for later runs. A folder that takes no more stops being used; answers do not depend on it. */
+/* What was computed stays for later runs. A folder that takes no more stops being used; answers do
+ * not depend on it. */
 static void keep(struct scheduler *s, struct slot *slot)
 {
 	struct err e = {0};
@@ -115,7 +118,8 @@ static uint32_t common_prefix(const struct session *a, const struct token_ids *p
 	return n;
 }
 
-/* See scheduler.h. At least one slot is idle. *start: how many tokens of the prompt need not be computed. */
+/* See scheduler.h. At least one slot is idle. *start: how many tokens of the prompt need not be
+ * computed. */
 static struct slot *choose(struct scheduler *s, const struct token_ids *prompt, uint32_t *start)
 {
 	struct slot *going_on = NULL, *oldest = NULL, *longest = NULL;
@@ -168,8 +172,8 @@ static uint32_t restore(
 	return session_length(slot->session);
 }
 
-/* When somebody is just reading the same beginning, it is read once: this one waits, then copies. Whoever is followed began
- * earlier, so there are no circles. */
+/* When somebody is just reading the same beginning, it is read once: this one waits, then copies.
+ * Whoever is followed began earlier, so there are no circles. */
 static void follow(struct scheduler *s, struct slot *slot, uint32_t start)
 {
 	const struct token_ids *mine = &slot->job->prompt;
@@ -191,7 +195,8 @@ static void follow(struct scheduler *s, struct slot *slot, uint32_t start)
 	}
 }
 
-/* Is this slot still waiting? If the other has read what is common (or has gone), its rows are taken over. */
+/* Is this slot still waiting? If the other has read what is common (or has gone), its rows are
+ * taken over. */
 static bool follows(struct scheduler *s, struct slot *slot)
 {
 	struct slot *x = slot->leader;
@@ -315,10 +320,12 @@ static uint32_t count(const struct scheduler *s, enum scheduler_state state)
 }
 
 /* Computes the parts of `at`; when that fails their jobs do. */
-static bool compute(struct scheduler *s, const struct batch_part *parts, struct slot *const *at, uint32_t n)
+static bool compute(
+	struct scheduler *s, const struct batch_part *parts, struct slot *const *at, uint32_t n)
 {
 	struct err e = {0};
-	struct job *alone = n == 1 ? at[0]->job : NULL; /* a long step of one ends when its client leaves */
+	struct job *alone =
+		n == 1 ? at[0]->job : NULL; /* a long step of one ends when its client leaves */
 	pthread_mutex_lock(&s->lock);
 	s->alone = alone;
 	if (alone && s->stop_now)
@@ -351,7 +358,8 @@ static void read_step(struct scheduler *s)
 	struct slot *at[SCHEDULER_SESSIONS_MAX] = {NULL};
 	uint32_t n = 0, left = 0, room = batch_max_rows(s->engine);
 	for (uint32_t i = 0; i < s->n_slots; i++)
-		left += s->slots[i].job && s->slots[i].state == SCHEDULER_READING && !follows(s, &s->slots[i]);
+		left +=
+			s->slots[i].job && s->slots[i].state == SCHEDULER_READING && !follows(s, &s->slots[i]);
 	for (uint32_t k = 0; k < s->n_slots && left && room; k++) {
 		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
 		if (!slot->job || slot->state != SCHEDULER_READING || slot->leader)
@@ -362,8 +370,10 @@ static void read_step(struct scheduler *s)
 		left--;
 		room -= rows;
 		at[n] = slot;
-		parts[n] = (struct batch_part){
-			.session = slot->session, .tokens = prompt->data + done, .n = rows, .logits = rows == rest};
+		parts[n] = (struct batch_part){.session = slot->session,
+			.tokens = prompt->data + done,
+			.n = rows,
+			.logits = rows == rest};
 		n++;
 	}
 	s->turn = (s->turn + 1) % s->n_slots;
@@ -379,7 +389,8 @@ static void read_step(struct scheduler *s)
 	}
 }
 
-/* The logits are at hand: draws the next token and gives it out. False when the answer has ended. */
+/* The logits are at hand: draws the next token and gives it out. False when the answer has ended.
+ */
 static bool advance(struct scheduler *s, struct slot *slot, int32_t *id)
 {
 	struct job *j = slot->job;
@@ -405,7 +416,8 @@ static bool advance(struct scheduler *s, struct slot *slot, int32_t *id)
 	enum output_next next = output_push(j->output, *id, logits, n_valid);
 	if (next != OUTPUT_GO_ON)
 		finish(s, slot, next == OUTPUT_ONE_CALL ? JOB_ONE_CALL : JOB_STOP_STRING);
-	else if (j->generated.n >= j->max_new || session_length(slot->session) >= engine_context(s->engine))
+	else if (j->generated.n >= j->max_new ||
+			 session_length(slot->session) >= engine_context(s->engine))
 		finish(s, slot, JOB_LENGTH);
 	return slot->job != NULL;
 }
@@ -422,7 +434,8 @@ static void write_step(struct scheduler *s)
 		if (!slot->job || slot->state != SCHEDULER_WRITING || !advance(s, slot, &ids[n]))
 			continue;
 		at[n] = slot;
-		parts[n] = (struct batch_part){.session = slot->session, .tokens = &ids[n], .n = 1, .logits = true};
+		parts[n] = (struct batch_part){
+			.session = slot->session, .tokens = &ids[n], .n = 1, .logits = true};
 		n++;
 	}
 	s->turn = (s->turn + k) % s->n_slots;
@@ -497,8 +510,8 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 	uint32_t n_sessions = o->n_sessions;
 	*out = NULL;
 	if (!n_sessions || n_sessions > SCHEDULER_SESSIONS_MAX)
-		return err_set(
-			e, ERR_USAGE, "%u sessions asked for, expected 1 to %d", n_sessions, SCHEDULER_SESSIONS_MAX);
+		return err_set(e, ERR_USAGE, "%u sessions asked for, expected 1 to %d", n_sessions,
+			SCHEDULER_SESSIONS_MAX);
 	struct scheduler *s = NEW(struct scheduler);
 	s->engine = g;
 	s->metrics = metrics;

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The one thread that computes. Jobs wait in a bounded queue, first come first served, until a session is free; the jobs
- * that have one take turns: a step either reads prompts (a chunk shared by all sessions that still read) or writes (one
- * token of up to SCHEDULER_ROWS sessions). Reading and writing get the same time while both want it. An answer's tokens do
- * not depend on who else is served.
+ * The one thread that computes. Jobs wait in a bounded queue, first come first served, until a
+ * session is free; the jobs that have one take turns: a step either reads prompts (a chunk shared
+ * by all sessions that still read) or writes (one token of up to SCHEDULER_ROWS sessions). Reading
+ * and writing get the same time while both want it. An answer's tokens do not depend on who else is
+ * served.
  *
- * A session keeps its timeline when its job ends. A new job gets the idle session whose conversation it goes on with; else
- * the one that was idle longest, into which the longest common prefix of any session is copied. What several jobs have in
- * common is read once: the others wait for it. With a folder, rows of
- * prompts are kept on disk when a prompt has been read and when its answer has ended, and are looked for there when no session
- * has as many.
+ * A session keeps its timeline when its job ends. A new job gets the idle session whose
+ * conversation it goes on with; else the one that was idle longest, into which the longest common
+ * prefix of any session is copied. What several jobs have in common is read once: the others wait
+ * for it. With a folder, rows of prompts are kept on disk when a prompt has been read and when its
+ * answer has ended, and are looked for there when no session has as many.
  *
  * The scheduler knows nothing of requests and formats; it sees jobs (job.h).
  */
@@ -36,19 +37,21 @@ struct scheduler_options {
 	uint64_t folder_bytes; /* at most; 0: the store's own limit */
 };
 
-/* Takes the engine for itself until scheduler_close: no other thread may compute with it. The engine was opened for at
- * least n_sessions. metrics is borrowed. */
+/* Takes the engine for itself until scheduler_close: no other thread may compute with it. The
+ * engine was opened for at least n_sessions. metrics is borrowed. */
 int scheduler_open(struct engine *g, const struct scheduler_options *o, struct metrics *metrics,
 	struct scheduler **out, struct err *e);
 
 enum scheduler_answer { SCHEDULER_TAKEN, SCHEDULER_FULL, SCHEDULER_ENDING };
 
-/* Queues all n jobs or none; holds each it takes. *retry_s (when full): a guess after how many seconds to come again. */
+/* Queues all n jobs or none; holds each it takes. *retry_s (when full): a guess after how many
+ * seconds to come again. */
 enum scheduler_answer scheduler_submit(
 	struct scheduler *s, struct job *const *jobs, uint32_t n, unsigned *retry_s);
 
-/* No new jobs from now on; what waits is refused; what runs may go on for grace_ms, then it is cut. Returns when nothing
- * runs any more; every job has got its last event. May be called once, before scheduler_close. */
+/* No new jobs from now on; what waits is refused; what runs may go on for grace_ms, then it is cut.
+ * Returns when nothing runs any more; every job has got its last event. May be called once, before
+ * scheduler_close. */
 void scheduler_stop(struct scheduler *s, unsigned grace_ms);
 void scheduler_close(struct scheduler *s); /* NULL is fine; stops at once if that was not done */
 

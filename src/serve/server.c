@@ -172,8 +172,8 @@ static void get_events(struct server *s, struct exchange *x)
 	const char *interval = exchange_query(x, "interval");
 	struct watcher *w = NEW(struct watcher);
 	long ms = interval ? strtol(interval, NULL, 10) : 500;
-	*w =
-		(struct watcher){.server = s, .map = wants_map(x), .interval_ms = (unsigned)MAX(MIN(ms, 10000), 100)};
+	*w = (struct watcher){
+		.server = s, .map = wants_map(x), .interval_ms = (unsigned)MAX(MIN(ms, 10000), 100)};
 	exchange_stream(x, "text/event-stream; charset=utf-8", next_state, free, w);
 }
 
@@ -226,7 +226,8 @@ static bool at_path(const struct place *r, const char *path)
 	return r->prefix ? !strncmp(path, r->path, n) && path[n] : !strcmp(path, r->path);
 }
 
-/* NULL: none. *allow: the path is there for these methods only, else NULL. HEAD is GET without the bytes. */
+/* NULL: none. *allow: the path is there for these methods only, else NULL. HEAD is GET without the
+ * bytes. */
 static const struct place *find_place(const char *method, const char *path, const char **allow)
 {
 	*allow = NULL;
@@ -242,7 +243,8 @@ static const struct place *find_place(const char *method, const char *path, cons
 	return NULL;
 }
 
-/* The API in whose form a refusal is written: that of the path, and of the client where two share it. */
+/* The API in whose form a refusal is written: that of the path, and of the client where two share
+ * it. */
 static const struct api *words_of(const struct exchange *x)
 {
 	for (size_t i = 0; i < ARRAY_LEN(places); i++)
@@ -251,8 +253,8 @@ static const struct api *words_of(const struct exchange *x)
 	return exchange_header(x, "anthropic-version") ? &api_messages : &api_chat;
 }
 
-static unsigned on_look(
-	void *user, const char *method, const char *path, bool *open, const char **name, const char **allow)
+static unsigned on_look(void *user, const char *method, const char *path, bool *open,
+	const char **name, const char **allow)
 {
 	(void)user;
 	const struct place *r = find_place(method, path, allow);
@@ -269,7 +271,8 @@ static void on_handle(void *user, struct exchange *x)
 	find_place(exchange_method(x), exchange_path(x), &allow)->handle(user, x);
 }
 
-static void on_refuse(void *user, const struct exchange *x, const struct http_refusal *why, struct buf *out)
+static void on_refuse(
+	void *user, const struct exchange *x, const struct http_refusal *why, struct buf *out)
 {
 	(void)user;
 	struct request_error e = {0};
@@ -299,7 +302,8 @@ static void on_tick(void *user)
 
 /* ---- open and close ---- */
 
-int server_open(struct engine *g, const struct server_options *o, struct server **out, struct err *e)
+int server_open(
+	struct engine *g, const struct server_options *o, struct server **out, struct err *e)
 {
 	struct server *s = NEW(struct server);
 	*out = NULL;
@@ -364,7 +368,8 @@ void server_close(struct server *s)
 {
 	if (!s)
 		return;
-	/* connections use the scheduler, the scheduler's jobs end connections: first no more jobs, then no more connections */
+	/* connections use the scheduler, the scheduler's jobs end connections: first no more jobs, then
+	 * no more connections */
 	if (s->scheduler)
 		scheduler_stop(s->scheduler, 0);
 	http_close(s->http);

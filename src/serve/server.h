@@ -4,15 +4,16 @@
  *
  *   POST /v1/chat/completions  /v1/completions  /v1/responses     OpenAI (api_*.c)
  *   POST /v1/messages  /v1/messages/count_tokens                  Anthropic
- *   GET  /v1/models  /v1/models/NAME                              either; Anthropic's form with an anthropic-version header
- *   GET  /health                                                  {"status": "ok" | "failing" | "ending"}; 200 or 503
- *   GET  /metrics                                                 Prometheus text (metrics.h)
- *   GET  /v1/glmstream/state  /v1/glmstream/events                what the page shows, once or as a stream (live.h)
- *   GET  /                                                        the page (page.h)
+ *   GET  /v1/models  /v1/models/NAME                              either; Anthropic's form with an
+ * anthropic-version header GET  /health                                                  {"status":
+ * "ok" | "failing" | "ending"}; 200 or 503 GET  /metrics Prometheus text (metrics.h) GET
+ * /v1/glmstream/state  /v1/glmstream/events                what the page shows, once or as a stream
+ * (live.h) GET  /                                                        the page (page.h)
  *
  * With an API key, everything but / and /health needs it.
  *
- * Threads: one computes (scheduler.h), one per connection (http.h), one watchdog. The caller's thread only opens and closes.
+ * Threads: one computes (scheduler.h), one per connection (http.h), one watchdog. The caller's
+ * thread only opens and closes.
  */
 #ifndef GLM_SERVE_SERVER_H
 #define GLM_SERVE_SERVER_H
@@ -37,11 +38,13 @@ struct server_options {
 };
 
 /* Takes the engine for itself until server_close. */
-int server_open(struct engine *g, const struct server_options *o, struct server **out, struct err *e);
+int server_open(
+	struct engine *g, const struct server_options *o, struct server **out, struct err *e);
 uint16_t server_port(const struct server *s);
 bool server_is_loopback(const struct server *s);
 
-/* No new connections; answers under way may end within grace_ms, then they are cut. At most about a second longer. */
+/* No new connections; answers under way may end within grace_ms, then they are cut. At most about a
+ * second longer. */
 void server_stop(struct server *s, unsigned grace_ms);
 void server_close(struct server *s); /* NULL is fine */
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The grammar of one call as a machine over its tag tokens; names and keys are matched byte by byte. */
+/* The grammar of one call as a machine over its tag tokens; names and keys are matched byte by
+ * byte. */
 #include "src/serve/tool_force.h"
 
 #include "src/base/mem.h"
@@ -9,7 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define KEYS_MAX 256 /* with more properties any keys are taken: each token is held against each key */
+#define KEYS_MAX                                                                                   \
+	256 /* with more properties any keys are taken: each token is held against each key */
 
 enum state {
 	FREE,  /* nothing is bound (any more) */
@@ -92,7 +94,8 @@ static bool begins_name(const struct tool_force *f, const char *text, size_t n)
 static bool is_name(const struct tool_force *f)
 {
 	for (size_t i = 0; i < f->n_names; i++)
-		if (strlen(f->names[i]) == f->so_far.len && !memcmp(f->names[i], buf_str(&f->so_far), f->so_far.len))
+		if (strlen(f->names[i]) == f->so_far.len &&
+			!memcmp(f->names[i], buf_str(&f->so_far), f->so_far.len))
 			return true;
 	return false;
 }
@@ -125,8 +128,8 @@ static const json_t *find_tool(const struct tool_force *f, const char *name)
 	return NULL;
 }
 
-/* Of the tool whose name is complete: a key may follow, or the end. Before any key is written, n_names still holds the
- * tools' names, so the schema is asked directly. */
+/* Of the tool whose name is complete: a key may follow, or the end. Before any key is written,
+ * n_names still holds the tools' names, so the schema is asked directly. */
 static void chosen(const struct tool_force *f, bool *keys, bool *end)
 {
 	const json_t *p = json_object_get(find_tool(f, buf_str(&f->so_far)), "parameters");
@@ -158,7 +161,8 @@ static bool allowed(const struct tool_force *f, int32_t id, bool name_done, bool
 	case VALUE:
 		return !added || id == f->end_value;
 	case AFTER_VALUE:
-		return (id == f->key && (!f->properties || f->n_names)) || (id == f->end_call && all_required(f));
+		return (id == f->key && (!f->properties || f->n_names)) ||
+			   (id == f->end_call && all_required(f));
 	default:
 		return true;
 	}

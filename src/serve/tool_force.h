@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * tool_choice made true: which tokens may come next so that an answer holds a tool call (required, or one by name), or
- * none. Required means: once the reasoning ends, the call opens; its name is one of the tools' names; its keys are those
- * of the tool's schema, each once, the required ones all; only then may it close. What stands in the values is up to the
- * model. The turn cannot end before the call is complete (only a limit of tokens can cut it).
+ * tool_choice made true: which tokens may come next so that an answer holds a tool call (required,
+ * or one by name), or none. Required means: once the reasoning ends, the call opens; its name is
+ * one of the tools' names; its keys are those of the tool's schema, each once, the required ones
+ * all; only then may it close. What stands in the values is up to the model. The turn cannot end
+ * before the call is complete (only a limit of tokens can cut it).
  */
 #ifndef GLM_SERVE_TOOL_FORCE_H
 #define GLM_SERVE_TOOL_FORCE_H
@@ -24,7 +25,8 @@ struct tool_force {
 	const struct tokenizer *tokenizer;
 	const json_t *tools;
 	int32_t end_think, call, end_call, key, end_key, value, end_value;
-	const char **names; /* [n_names] what may be written now: tools or keys of the one that was chosen */
+	const char *
+		*names; /* [n_names] what may be written now: tools or keys of the one that was chosen */
 	size_t n_names;
 	const json_t *properties, *required; /* of the chosen tool; NULL: any keys */
 	struct buf so_far;                   /* of a name or key */

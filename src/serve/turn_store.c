@@ -89,7 +89,8 @@ void turn_store_free(struct turn_store *r)
 	free(r);
 }
 
-/* The bytes that two equal turns share. Arguments are spelled with sorted keys: clients parse and write them again. */
+/* The bytes that two equal turns share. Arguments are spelled with sorted keys: clients parse and
+ * write them again. */
 static void spell(const struct stored_turn *t, struct buf *key)
 {
 	struct chat_text content = chat_text_trimmed(t->content);
@@ -119,8 +120,8 @@ static struct turn *find(struct turn_store *r, uint64_t hash, const struct buf *
 	return NULL;
 }
 
-void turn_store_put(
-	struct turn_store *r, const struct stored_turn *turn, const int32_t *ids, size_t n, size_t n_reasoning)
+void turn_store_put(struct turn_store *r, const struct stored_turn *turn, const int32_t *ids,
+	size_t n, size_t n_reasoning)
 {
 	struct buf key = {0};
 	spell(turn, &key);
@@ -156,8 +157,8 @@ void turn_store_put(
 	buf_free(&key);
 }
 
-bool turn_store_get(
-	struct turn_store *r, const struct stored_turn *turn, bool with_reasoning, struct token_ids *out)
+bool turn_store_get(struct turn_store *r, const struct stored_turn *turn, bool with_reasoning,
+	struct token_ids *out)
 {
 	struct buf key = {0};
 	spell(turn, &key);

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The tokens of answers that were given, so that a client which sends an answer back as part of its next request gets the
- * very tokens that the model wrote (reasoning that the client left out, spacing, the spelling of arguments) and the session's
- * timeline goes on instead of being read anew.
+ * The tokens of answers that were given, so that a client which sends an answer back as part of its
+ * next request gets the very tokens that the model wrote (reasoning that the client left out,
+ * spacing, the spelling of arguments) and the session's timeline goes on instead of being read
+ * anew.
  *
- * An answer with tool calls is found by their ids, names and arguments; one without by its text and the tokens before it.
- * What a client has changed is not found and is rendered as the template has it. Bounded; the least recently used
- * answer is forgotten first. Any thread.
+ * An answer with tool calls is found by their ids, names and arguments; one without by its text and
+ * the tokens before it. What a client has changed is not found and is rendered as the template has
+ * it. Bounded; the least recently used answer is forgotten first. Any thread.
  */
 #ifndef GLM_SERVE_TURN_STORE_H
 #define GLM_SERVE_TURN_STORE_H
@@ -23,23 +24,25 @@ struct turn_store;
 struct turn_store *turn_store_new(size_t limit_bytes);
 void turn_store_free(struct turn_store *r); /* NULL is fine */
 
-/* An assistant turn. Everything but ids and n_reasoning decides whether it is found; all is borrowed. */
+/* An assistant turn. Everything but ids and n_reasoning decides whether it is found; all is
+ * borrowed. */
 struct stored_turn {
 	struct chat_text content; /* blanks at both ends do not count */
 	const struct chat_call *calls;
 	size_t n_calls;
-	const char *call_ids;  /* the ids of the calls, each followed by a line feed; "" without calls */
+	const char *call_ids; /* the ids of the calls, each followed by a line feed; "" without calls */
 	const int32_t *before; /* without calls: [n_before] the tokens before the turn */
 	size_t n_before;
 	struct chat_text reasoning; /* get: as the client has it; data NULL or empty: it has none */
 };
 
-/* Remembers ids[0..n): all that follows <think>; the first n_reasoning of them end with </think>. */
-void turn_store_put(
-	struct turn_store *r, const struct stored_turn *t, const int32_t *ids, size_t n, size_t n_reasoning);
+/* Remembers ids[0..n): all that follows <think>; the first n_reasoning of them end with </think>.
+ */
+void turn_store_put(struct turn_store *r, const struct stored_turn *t, const int32_t *ids, size_t n,
+	size_t n_reasoning);
 
-/* Appends the turn's tokens to *out: all, or those behind the reasoning when !with_reasoning. False: not known, or the client
- * has other reasoning than was given. */
+/* Appends the turn's tokens to *out: all, or those behind the reasoning when !with_reasoning.
+ * False: not known, or the client has other reasoning than was given. */
 bool turn_store_get(
 	struct turn_store *r, const struct stored_turn *t, bool with_reasoning, struct token_ids *out);
 

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Byte pair merging. The pair table answers "may these two merge, how early, into what" with one probe.
+ * Byte pair merging. The pair table answers "may these two merge, how early, into what" with one
+ * probe.
  *
- * Long pieces: nodes form a linked list over the piece; rank[i] is the rank of the pair that starts at node i. The heap
- * holds keys rank << 32 | i, so equal ranks come out leftmost first. A merge changes the pairs around it; their old keys
- * stay in the heap and are recognised when they come out, because rank[i] no longer agrees. Every merge pushes at most
- * two keys, so the heap never holds more than twice the piece.
+ * Long pieces: nodes form a linked list over the piece; rank[i] is the rank of the pair that starts
+ * at node i. The heap holds keys rank << 32 | i, so equal ranks come out leftmost first. A merge
+ * changes the pairs around it; their old keys stay in the heap and are recognised when they come
+ * out, because rank[i] no longer agrees. Every merge pushes at most two keys, so the heap never
+ * holds more than twice the piece.
  */
 #include "src/text/bpe.h"
 
@@ -45,7 +47,8 @@ static int table_alloc(struct bpe *b, uint64_t n_pairs, struct err *e)
 		n *= 2;
 	b->pairs = n <= UINT32_MAX ? mem_try_new(n, sizeof *b->pairs) : NULL;
 	if (!b->pairs)
-		return err_set(e, ERR_MEMORY, "no memory for a table of %llu merges", (unsigned long long)n_pairs);
+		return err_set(
+			e, ERR_MEMORY, "no memory for a table of %llu merges", (unsigned long long)n_pairs);
 	for (uint64_t i = 0; i < n; i++)
 		b->pairs[i].left = -1;
 	b->slot_mask = (uint32_t)(n - 1);
@@ -59,8 +62,8 @@ static void pair_put(struct bpe *b, int32_t left, int32_t right, uint32_t rank, 
 	*p = (struct bpe_pair){left, right, rank, result};
 }
 
-int bpe_init_merges(struct bpe *b, const struct vocab *v, const struct text_span *merges, uint32_t n_merges,
-	bool whole_pieces, struct err *e)
+int bpe_init_merges(struct bpe *b, const struct vocab *v, const struct text_span *merges,
+	uint32_t n_merges, bool whole_pieces, struct err *e)
 {
 	*b = (struct bpe){.vocab = v, .whole_pieces = whole_pieces};
 	int rc = table_alloc(b, n_merges, e);
@@ -81,11 +84,11 @@ int bpe_init_merges(struct bpe *b, const struct vocab *v, const struct text_span
 		}
 		if (left < 0 || right < 0 || result < 0)
 			rc = err_set(e, ERR_INPUT,
-				"merge %u \"%.*s\": expected two tokens that join to a token, with a blank between", i,
-				(int)MIN(m.len, 60), m.data);
+				"merge %u \"%.*s\": expected two tokens that join to a token, with a blank between",
+				i, (int)MIN(m.len, 60), m.data);
 		else
-			pair_put(
-				b, left, right, i, result); /* a pair named twice: the later rank holds, as in Hugging Face */
+			pair_put(b, left, right, i,
+				result); /* a pair named twice: the later rank holds, as in Hugging Face */
 	}
 	buf_free(&bytes);
 	if (rc)
@@ -292,7 +295,8 @@ static int encode_long(
 	return 0;
 }
 
-int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *piece, size_t n, struct token_ids *out)
+int bpe_encode(
+	const struct bpe *b, struct bpe_work *w, const char *piece, size_t n, struct token_ids *out)
 {
 	if (!n)
 		return 0;

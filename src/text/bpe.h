@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Byte pair merging inside one piece: of all adjacent pairs that may merge, the one with the lowest rank is joined,
- * leftmost first, until none is left.
+ * Byte pair merging inside one piece: of all adjacent pairs that may merge, the one with the lowest
+ * rank is joined, leftmost first, until none is left.
  *
- * Pairs come from an explicit list (rank = place in the list, as tokenizer.json has it), or from the vocabulary alone:
- * every split of a token into two tokens is a pair and its rank is the id of the result (tiktoken's rule, and exactly
- * what GLM's published merge list is). Both become one table: pair of ids -> rank, result.
+ * Pairs come from an explicit list (rank = place in the list, as tokenizer.json has it), or from
+ * the vocabulary alone: every split of a token into two tokens is a pair and its rank is the id of
+ * the result (tiktoken's rule, and exactly what GLM's published merge list is). Both become one
+ * table: pair of ids -> rank, result.
  *
- * Short pieces are merged by scanning an array; longer ones with a linked list and a heap, O(n log n) time and about
- * 32 bytes of memory per input byte.
+ * Short pieces are merged by scanning an array; longer ones with a linked list and a heap, O(n log
+ * n) time and about 32 bytes of memory per input byte.
  */
 #ifndef GLM_TEXT_BPE_H
 #define GLM_TEXT_BPE_H
@@ -30,9 +31,10 @@ struct bpe {
 	bool whole_pieces; /* ignore_merges: a piece that is a token is taken as it is */
 };
 
-/* From merges[i] = "left right" in GPT-2 spelling. Every part and every result must be a normal token. */
-int bpe_init_merges(struct bpe *b, const struct vocab *v, const struct text_span *merges, uint32_t n_merges,
-	bool whole_pieces, struct err *e);
+/* From merges[i] = "left right" in GPT-2 spelling. Every part and every result must be a normal
+ * token. */
+int bpe_init_merges(struct bpe *b, const struct vocab *v, const struct text_span *merges,
+	uint32_t n_merges, bool whole_pieces, struct err *e);
 
 /* From the vocabulary: rank = id. */
 int bpe_init_ids(struct bpe *b, const struct vocab *v, bool whole_pieces, struct err *e);
@@ -47,7 +49,9 @@ struct bpe_work {
 };
 void bpe_work_fini(struct bpe_work *w);
 
-/* Appends the tokens of one piece. 0 or ERR_MEMORY (`out` then holds what it held before plus some of the piece). */
-int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *piece, size_t n, struct token_ids *out);
+/* Appends the tokens of one piece. 0 or ERR_MEMORY (`out` then holds what it held before plus some
+ * of the piece). */
+int bpe_encode(
+	const struct bpe *b, struct bpe_work *w, const char *piece, size_t n, struct token_ids *out);
 
 #endif

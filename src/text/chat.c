@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The template. render_* follow its order from top to bottom; everything they write goes through put_control and put_text,
- * and neighbouring texts become one segment because the tokenizer sees them as one. */
+/* The template. render_* follow its order from top to bottom; everything they write goes through
+ * put_control and put_text, and neighbouring texts become one segment because the tokenizer sees
+ * them as one. */
 #include "src/text/chat.h"
 
 #include "src/base/mem.h"
@@ -103,7 +104,8 @@ static void put_bytes(struct chat_prompt *p, struct chat_text t)
 	put_segment(p, t.data, t.len, false);
 }
 
-/* Text in which the words of `controls` are control tokens: the template's own sentences, never a user's. */
+/* Text in which the words of `controls` are control tokens: the template's own sentences, never a
+ * user's. */
 static void put_template(struct chat_prompt *p, const char *s)
 {
 	static const char *const controls[] = {
@@ -164,16 +166,19 @@ static void render_tools(struct chat_prompt *p, const json_t *tools)
 	if (!json_array_size(tools))
 		return;
 	put_control(p, "<|system|>");
-	put_text(p, "\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
-				"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n");
+	put_text(p,
+		"\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+		"You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n");
 	json_array_foreach(tools, i, tool)
 	{
 		if (!json_is_true(json_object_get(chat_tool_function(tool), "defer_loading")))
 			render_tool(p, tool);
 	}
 	put_template(p,
-		"</tools>\n\nFor each function call, output the function name and arguments within the following XML "
-		"format:\n<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}</"
+		"</tools>\n\nFor each function call, output the function name and arguments within the "
+		"following XML "
+		"format:\n<tool_call>{function-name}<arg_key>{arg-key-1}</"
+		"arg_key><arg_value>{arg-value-1}</"
 		"arg_value>"
 		"<arg_key>{arg-key-2}</arg_key><arg_value>{arg-value-2}</arg_value>...</tool_call>");
 }
@@ -183,9 +188,9 @@ static void render_tools(struct chat_prompt *p, const json_t *tools)
 /* Python's str.isspace for one character. */
 static bool is_space(unsigned c)
 {
-	return (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 || c == 0x1680 ||
-		   (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f || c == 0x205f ||
-		   c == 0x3000;
+	return (c >= 9 && c <= 13) || (c >= 0x1c && c <= 0x20) || c == 0x85 || c == 0xa0 ||
+		   c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 ||
+		   c == 0x202f || c == 0x205f || c == 0x3000;
 }
 
 /* Valid UTF-8 without blank characters at both ends; a view. */
@@ -221,8 +226,8 @@ static size_t find_tag(struct chat_text t, const char *tag, bool first)
 	return found;
 }
 
-/* Reasoning written into the content: it ends at the first </think> and begins after the last <think> before that; the
- * answer is what follows the last </think>. Views into `content`. */
+/* Reasoning written into the content: it ends at the first </think> and begins after the last
+ * <think> before that; the answer is what follows the last </think>. Views into `content`. */
 static void split_thinking(struct chat_text *content, struct chat_text *reasoning)
 {
 	static const char open[] = "<think>", close[] = "</think>";
@@ -266,7 +271,8 @@ static void render_call(struct chat_prompt *p, const struct chat_call *call)
 	put_control(p, "</tool_call>");
 }
 
-static void render_assistant(struct chat_prompt *p, const struct chat_message *m, bool keep_reasoning)
+static void render_assistant(
+	struct chat_prompt *p, const struct chat_message *m, bool keep_reasoning)
 {
 	struct chat_text content = m->content, reasoning = m->reasoning;
 	if (!reasoning.data)
@@ -298,7 +304,8 @@ static void render_tool_message(
 				json_array_foreach(c->tools, at, tool)
 				{
 					const json_t *name = json_object_get(chat_tool_function(tool), "name");
-					if (json_is_string(name) && !strcmp(json_string_value(name), m->tool_names[k].data))
+					if (json_is_string(name) &&
+						!strcmp(json_string_value(name), m->tool_names[k].data))
 						render_tool(p, tool);
 				}
 			}
@@ -315,7 +322,8 @@ static int check_text(struct chat_text t, size_t message, const char *field, str
 	size_t valid = t.data ? utf8_valid_prefix(t.data, t.len) : t.len;
 	if (valid == t.len)
 		return 0;
-	return err_set(e, ERR_INPUT, "messages[%zu].%s: byte %zu is not valid UTF-8", message, field, valid);
+	return err_set(
+		e, ERR_INPUT, "messages[%zu].%s: byte %zu is not valid UTF-8", message, field, valid);
 }
 
 static int check_texts(const struct chat *c, struct err *e)
@@ -419,7 +427,8 @@ int chat_render_text(const struct chat *c, struct buf *out, struct err *e)
 	return rc;
 }
 
-int chat_render_ids(const struct chat *c, const struct tokenizer *t, struct token_ids *out, struct err *e)
+int chat_render_ids(
+	const struct chat *c, const struct tokenizer *t, struct token_ids *out, struct err *e)
 {
 	struct chat_prompt p = {0};
 	int rc = chat_render(c, &p, e);

@@ -2,12 +2,13 @@
 /*
  * GLM-5.2's chat template as code (section 6.2 of the specification): a conversation -> the prompt.
  *
- * A prompt is a list of segments: control tokens ("<|user|>", "<think>") and text. Ids are made with added tokens parsed
- * nowhere, so a user who types "<|user|>" gets these eight characters, not a new turn; only the template's own control
- * tokens become control ids. The rendered text is exactly what the released template gives.
+ * A prompt is a list of segments: control tokens ("<|user|>", "<think>") and text. Ids are made
+ * with added tokens parsed nowhere, so a user who types "<|user|>" gets these eight characters, not
+ * a new turn; only the template's own control tokens become control ids. The rendered text is
+ * exactly what the released template gives.
  *
- * All strings of a conversation are owned by it and may contain zero bytes; they must be valid UTF-8, which rendering
- * checks.
+ * All strings of a conversation are owned by it and may contain zero bytes; they must be valid
+ * UTF-8, which rendering checks.
  */
 #ifndef GLM_TEXT_CHAT_H
 #define GLM_TEXT_CHAT_H
@@ -37,12 +38,13 @@ struct chat_message {
 	enum chat_role role;
 	struct chat_text content; /* absent counts as empty */
 	struct chat_text
-		reasoning;           /* assistant: what it thought; absent: perhaps inside content, in <think> tags */
+		reasoning; /* assistant: what it thought; absent: perhaps inside content, in <think> tags */
 	struct chat_call *calls; /* assistant: [n_calls] */
 	size_t n_calls;
 	struct chat_text *outputs; /* tool: [n_outputs] one response each, instead of content */
 	size_t n_outputs;
-	struct chat_text *tool_names; /* tool: [n_tool_names] tools made known now, instead of content */
+	struct chat_text
+		*tool_names; /* tool: [n_tool_names] tools made known now, instead of content */
 	size_t n_tool_names;
 };
 
@@ -50,23 +52,24 @@ enum chat_switch { CHAT_UNSET, CHAT_OFF, CHAT_ON };
 
 /* Zeroed: the template's defaults, and no generation prompt. */
 struct chat_options {
-	bool add_generation_prompt;       /* end with the start of an assistant turn */
-	bool effort_high;                 /* "Reasoning Effort: High" instead of Max */
-	enum chat_switch enable_thinking; /* off: no effort line, and the new turn begins with empty reasoning */
+	bool add_generation_prompt; /* end with the start of an assistant turn */
+	bool effort_high;           /* "Reasoning Effort: High" instead of Max */
 	enum chat_switch
-		clear_thinking; /* off: keep the reasoning of all turns, not only of those after the last user message */
+		enable_thinking; /* off: no effort line, and the new turn begins with empty reasoning */
+	enum chat_switch clear_thinking; /* off: keep the reasoning of all turns, not only of those
+										after the last user message */
 };
 
 struct chat {
 	struct chat_message *messages; /* [n_messages], capacity managed by chat_add */
 	size_t n_messages, cap;
-	json_t *
-		tools; /* array of tool objects, with or without the "function" wrapper; NULL: none; owned reference */
+	json_t *tools; /* array of tool objects, with or without the "function" wrapper; NULL: none;
+					  owned reference */
 	struct chat_options options;
 };
 
-/* Appends a message with this content (copied; NULL: absent) and returns it for more to be filled in. The pointer is valid
- * until the next chat_add. */
+/* Appends a message with this content (copied; NULL: absent) and returns it for more to be filled
+ * in. The pointer is valid until the next chat_add. */
 struct chat_message *chat_add(struct chat *c, enum chat_role role, const char *content, size_t len);
 void chat_truncate(struct chat *c, size_t n); /* forgets messages from n on */
 void chat_fini(struct chat *c);               /* a zeroed struct is fine */
@@ -86,7 +89,8 @@ struct chat_prompt {
 	size_t n, cap;
 };
 
-/* Appends nothing to what was in `out`: it is cleared first. ERR_INPUT names the message that is not valid UTF-8. */
+/* Appends nothing to what was in `out`: it is cleared first. ERR_INPUT names the message that is
+ * not valid UTF-8. */
 int chat_render(const struct chat *c, struct chat_prompt *out, struct err *e);
 void chat_prompt_fini(struct chat_prompt *p);
 
@@ -96,7 +100,8 @@ int chat_prompt_ids(
 
 /* Both steps; text or ids are appended. */
 int chat_render_text(const struct chat *c, struct buf *out, struct err *e);
-int chat_render_ids(const struct chat *c, const struct tokenizer *t, struct token_ids *out, struct err *e);
+int chat_render_ids(
+	const struct chat *c, const struct tokenizer *t, struct token_ids *out, struct err *e);
 
 /* Whether what the model writes after this prompt begins inside its reasoning (for chat_parse). */
 static inline bool chat_starts_in_reasoning(const struct chat_options *o)

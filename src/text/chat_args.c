@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Text -> JSON values by a tool's schema. Numbers are passed on digit for digit, so that nothing is rounded. */
+/* Text -> JSON values by a tool's schema. Numbers are passed on digit for digit, so that nothing is
+ * rounded. */
 #include "src/text/chat_args.h"
 
 #include "src/base/err.h"
@@ -23,7 +24,8 @@ enum {
 
 static unsigned type_named(const json_t *name)
 {
-	static const char *const names[] = {"string", "integer", "number", "boolean", "null", "array", "object"};
+	static const char *const names[] = {
+		"string", "integer", "number", "boolean", "null", "array", "object"};
 	for (size_t i = 0; json_is_string(name) && i < ARRAY_LEN(names); i++)
 		if (!strcmp(json_string_value(name), names[i]))
 			return 1u << i;
@@ -68,7 +70,8 @@ static size_t digits(const char *p, size_t n)
 	return i;
 }
 
-/* TYPE_INTEGER, TYPE_NUMBER (with fraction or exponent) or 0: whether t is a number as JSON writes it. */
+/* TYPE_INTEGER, TYPE_NUMBER (with fraction or exponent) or 0: whether t is a number as JSON writes
+ * it. */
 static unsigned number_type(struct chat_text t)
 {
 	const char *p = t.data, *end = t.data + t.len;
@@ -102,7 +105,8 @@ static bool is_word(struct chat_text t, const char *word)
 	return t.len == strlen(word) && !strncasecmp(t.data, word, t.len);
 }
 
-/* Appends the value if the text denotes one of an allowed type other than string (0: any of them). */
+/* Appends the value if the text denotes one of an allowed type other than string (0: any of them).
+ */
 static bool typed_value(struct chat_text text, unsigned mask, struct buf *out)
 {
 	struct chat_text t = chat_text_trimmed(text);
@@ -154,8 +158,8 @@ static bool same_key(const struct chat_arg *a, const struct chat_arg *b)
 	return a->key.len == b->key.len && !memcmp(a->key.data, b->key.data, a->key.len);
 }
 
-void chat_args_json(
-	const json_t *tools, struct chat_text name, const struct chat_arg *args, size_t n, struct buf *out)
+void chat_args_json(const json_t *tools, struct chat_text name, const struct chat_arg *args,
+	size_t n, struct buf *out)
 {
 	const json_t *properties = properties_of(tools, name);
 	/* of equal keys the last one counts: sort, then mark all but the last of each run */

@@ -6,9 +6,9 @@
 #include "src/base/buf.h"
 #include "src/text/chat_parse.h"
 
-/* Appends the JSON object of n arguments of the tool `name`; see struct chat_parsed_call for the types. Keys and values
- * are valid UTF-8. tools may be NULL. */
-void chat_args_json(
-	const json_t *tools, struct chat_text name, const struct chat_arg *args, size_t n, struct buf *out);
+/* Appends the JSON object of n arguments of the tool `name`; see struct chat_parsed_call for the
+ * types. Keys and values are valid UTF-8. tools may be NULL. */
+void chat_args_json(const json_t *tools, struct chat_text name, const struct chat_arg *args,
+	size_t n, struct buf *out);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* JSON -> struct chat. A struct walk carries the path of the member being looked at, so that every sentence begins with it:
- * "messages[3].content[1].type: expected ...". */
+/* JSON -> struct chat. A struct walk carries the path of the member being looked at, so that every
+ * sentence begins with it: "messages[3].content[1].type: expected ...". */
 #include "src/text/chat_json.h"
 
 #include "src/base/mem.h"
@@ -18,7 +18,8 @@ struct walk {
 	struct err *e;
 };
 
-/* Goes into a member; returns what `leave` needs. After a failure nobody leaves: the path stays for the sentence. */
+/* Goes into a member; returns what `leave` needs. After a failure nobody leaves: the path stays for
+ * the sentence. */
 static size_t enter(struct walk *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 static size_t enter(struct walk *w, const char *fmt, ...)
 {
@@ -39,7 +40,8 @@ static void leave(struct walk *w, size_t old)
 
 static int wrong(struct walk *w, const char *expected, const json_t *found)
 {
-	return err_set(w->e, ERR_INPUT, "%s: expected %s, found %s", w->path, expected, json_text_type(found));
+	return err_set(
+		w->e, ERR_INPUT, "%s: expected %s, found %s", w->path, expected, json_text_type(found));
 }
 
 static bool is_nothing(const json_t *v)
@@ -98,10 +100,12 @@ static int part(struct walk *w, const json_t *p, struct buf *out)
 	}
 	const char *what = medium(json_string_value(type));
 	if (!what)
-		return err_set(w->e, ERR_INPUT, "%s.type: expected text, image, video or audio, found \"%.40s\"",
-			w->path, json_string_value(type));
+		return err_set(w->e, ERR_INPUT,
+			"%s.type: expected text, image, video or audio, found \"%.40s\"", w->path,
+			json_string_value(type));
 	buf_printf(out,
-		"<reminder>You are unable to process this %s because you don't have multi-modal input ability. "
+		"<reminder>You are unable to process this %s because you don't have multi-modal input "
+		"ability. "
 		"Try different methods.</reminder>",
 		what);
 	return 0;
@@ -136,8 +140,8 @@ static int visible_text(struct walk *w, const json_t *content, struct chat_text 
 }
 
 /* A list whose items all have the string member `key` (or `other`) -> their texts. */
-static int member_texts(
-	struct walk *w, const json_t *list, const char *key, const char *other, struct chat_text **out, size_t *n)
+static int member_texts(struct walk *w, const json_t *list, const char *key, const char *other,
+	struct chat_text **out, size_t *n)
 {
 	size_t i;
 	json_t *item;
@@ -205,8 +209,8 @@ static int call(struct walk *w, struct chat_call *c, const json_t *v)
 	if (!name)
 		return ERR_INPUT;
 	if (!json_string_length(name))
-		return err_set(
-			w->e, ERR_INPUT, "%s.name: expected the name of a function, found an empty string", w->path);
+		return err_set(w->e, ERR_INPUT,
+			"%s.name: expected the name of a function, found an empty string", w->path);
 	enter(w, ".arguments");
 	if (call_arguments(w, json_object_get(v, "arguments"), &c->arguments))
 		return ERR_INPUT;
@@ -252,8 +256,9 @@ static int message(struct walk *w, struct chat *c, const json_t *v)
 	while (r < ARRAY_LEN(roles) && strcmp(roles[r].name, json_string_value(role)))
 		r++;
 	if (r == ARRAY_LEN(roles))
-		return err_set(w->e, ERR_INPUT, "%s.role: expected system, user, assistant or tool, found \"%.40s\"",
-			w->path, json_string_value(role));
+		return err_set(w->e, ERR_INPUT,
+			"%s.role: expected system, user, assistant or tool, found \"%.40s\"", w->path,
+			json_string_value(role));
 	struct chat_message *m = chat_add(c, roles[r].role, NULL, 0);
 	const json_t *content = json_object_get(v, "content");
 	size_t old = enter(w, ".content");
@@ -320,7 +325,8 @@ int chat_json_tools(struct chat *c, const json_t *tools, struct err *e)
 	return 0;
 }
 
-static int switch_option(struct walk *w, const json_t *options, const char *name, enum chat_switch *out)
+static int switch_option(
+	struct walk *w, const json_t *options, const char *name, enum chat_switch *out)
 {
 	const json_t *v = json_object_get(options, name);
 	if (is_nothing(v))
@@ -364,9 +370,11 @@ int chat_json_parse(struct chat *c, const char *json, size_t len, struct err *e)
 	if (!root)
 		return ERR_INPUT;
 	int rc;
-	const json_t *options = json_object_get(root, "options"), *tools = json_object_get(root, "tools");
+	const json_t *options = json_object_get(root, "options"),
+				 *tools = json_object_get(root, "tools");
 	if (!json_is_object(root))
-		rc = err_set(e, ERR_INPUT, "expected an object with \"messages\", found %s", json_text_type(root));
+		rc = err_set(
+			e, ERR_INPUT, "expected an object with \"messages\", found %s", json_text_type(root));
 	else if (!(rc = chat_json_options(c, options, "options", e)) &&
 			 !(rc = chat_json_messages(c, json_object_get(root, "messages"), e))) {
 		rc = chat_json_tools(c, is_nothing(tools) ? json_object_get(options, "tools") : tools, e);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The output parser. Both kinds of input are reduced to two: a tag, or bytes that are no tag (on_tag, on_bytes). A call is
- * collected twice: as parts, and as exact bytes with the places of its tags, from which it can be read again or given out
- * as text. Every byte is looked at once, and once more if the output ends inside a call.
+ * The output parser. Both kinds of input are reduced to two: a tag, or bytes that are no tag
+ * (on_tag, on_bytes). A call is collected twice: as parts, and as exact bytes with the places of
+ * its tags, from which it can be read again or given out as text. Every byte is looked at once, and
+ * once more if the output ends inside a call.
  */
 #include "src/text/chat_parse.h"
 
@@ -49,7 +50,8 @@ static bool all_blank(const char *s, size_t n)
 
 /* ---- events ---- */
 
-/* Gives out the text collected for the present state. last: the state ends, so an unfinished character is broken. */
+/* Gives out the text collected for the present state. last: the state ends, so an unfinished
+ * character is broken. */
 static void emit_text(struct chat_parse *p, bool last)
 {
 	if (last)
@@ -148,7 +150,8 @@ static struct chat_text call_name(struct chat_parse *p, struct buf *name)
 static void call_end(struct chat_parse *p)
 {
 	struct buf name = {0}, json = {0};
-	struct chat_parsed_call call = {.name = call_name(p, &name), .args = p->args, .n_args = p->n_args};
+	struct chat_parsed_call call = {
+		.name = call_name(p, &name), .args = p->args, .n_args = p->n_args};
 	chat_args_json(p->tools, call.name, p->args, p->n_args, &json);
 	call.arguments = (struct chat_text){json.data, json.len};
 	call.raw = (struct chat_text){p->call.data, p->call.len};
@@ -253,7 +256,8 @@ static void on_tag(struct chat_parse *p, enum tag tag)
 	}
 }
 
-/* Reads the unfinished call again, this time with values that end at their first </arg_value> and that <tool_call> and
+/* Reads the unfinished call again, this time with values that end at their first </arg_value> and
+ * that <tool_call> and
  * </tool_call> break. */
 static void call_again(struct chat_parse *p)
 {
@@ -353,7 +357,8 @@ void chat_parse_text(struct chat_parse *p, const char *text, size_t n)
 		p->held[p->n_held++] = *text;
 		enum tag tag;
 		if (!begins_tag(p->held, p->n_held, &tag)) {
-			/* all tags have their only '<' in front: the held bytes are text, this byte may begin a tag */
+			/* all tags have their only '<' in front: the held bytes are text, this byte may begin a
+			 * tag */
 			p->n_held--;
 			release_held(p);
 			continue;

@@ -2,22 +2,23 @@
 /*
  * What the model writes -> reasoning, answer text and tool calls, as it arrives.
  *
- * Fed with token ids, only real tag tokens count as tags: "<tool_call>" spelled out with letters is text. Fed with text,
- * the spellings count. Cutting the input differently changes where one event ends and the next of the same kind begins,
- * nothing else.
+ * Fed with token ids, only real tag tokens count as tags: "<tool_call>" spelled out with letters is
+ * text. Fed with text, the spellings count. Cutting the input differently changes where one event
+ * ends and the next of the same kind begins, nothing else.
  *
- * Form of a call: <tool_call>NAME{<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>}</tool_call>; blanks between tags and
- * around the name do not matter. Inside a value everything up to its </arg_value> belongs to the value, whole quoted calls
- * too (inner <arg_value> pairs are counted). A call that breaks these rules is not lost: its exact text, tags included,
- * comes out as answer text. When the model ends its turn inside a call (something was never closed), the call is read again
- * without counting and with <tool_call> and </tool_call> breaking a value, so that only the broken call becomes text and
- * later ones are found.
+ * Form of a call: <tool_call>NAME{<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>}</tool_call>;
+ * blanks between tags and around the name do not matter. Inside a value everything up to its
+ * </arg_value> belongs to the value, whole quoted calls too (inner <arg_value> pairs are counted).
+ * A call that breaks these rules is not lost: its exact text, tags included, comes out as answer
+ * text. When the model ends its turn inside a call (something was never closed), the call is read
+ * again without counting and with <tool_call> and </tool_call> breaking a value, so that only the
+ * broken call becomes text and later ones are found.
  *
- * Reasoning ends at the first </think>. A <think> is a tag only where nothing but blanks was written before; elsewhere
- * it, and every other stray tag, is text.
+ * Reasoning ends at the first </think>. A <think> is a tag only where nothing but blanks was
+ * written before; elsewhere it, and every other stray tag, is text.
  *
- * Event texts are valid UTF-8, never cut inside a character; broken bytes appear as U+FFFD. `raw` keeps every byte as it
- * came.
+ * Event texts are valid UTF-8, never cut inside a character; broken bytes appear as U+FFFD. `raw`
+ * keeps every byte as it came.
  */
 #ifndef GLM_TEXT_CHAT_PARSE_H
 #define GLM_TEXT_CHAT_PARSE_H
@@ -41,9 +42,10 @@ struct chat_parsed_call {
 	struct chat_text name;
 	struct chat_arg *args; /* [n_args] in order, repeated keys too */
 	size_t n_args;
-	/* The arguments as one JSON object. Types follow the tool's schema: what may be a string stays one; otherwise JSON
-	 * text of an allowed type becomes that value; without a schema JSON text other than a quoted string becomes the value
-	 * it denotes. What does not fit stays a string. Of repeated keys the last counts. */
+	/* The arguments as one JSON object. Types follow the tool's schema: what may be a string stays
+	 * one; otherwise JSON text of an allowed type becomes that value; without a schema JSON text
+	 * other than a quoted string becomes the value it denotes. What does not fit stays a string. Of
+	 * repeated keys the last counts. */
 	struct chat_text arguments;
 	struct chat_text raw; /* the call as the model wrote it, tags included */
 };
@@ -69,7 +71,8 @@ struct chat_parse {
 	chat_event_fn *on_event;
 	void *user;
 	int state;
-	bool strict, written; /* strict: reading a broken call again; written: the answer has more than blanks */
+	bool strict,
+		written; /* strict: reading a broken call again; written: the answer has more than blanks */
 	struct utf8_stream stream; /* of the event text in `delta` */
 	struct buf delta;
 	char held[16]; /* text input: the beginning of what may be a tag */
@@ -83,19 +86,22 @@ struct chat_parse {
 	size_t n_args, args_cap;
 };
 
-/* tokenizer: needed for chat_parse_token, else NULL. tools: the request's tool array for the types of arguments, or NULL.
- * Both are borrowed until chat_parse_fini. in_reasoning: see chat_starts_in_reasoning. */
+/* tokenizer: needed for chat_parse_token, else NULL. tools: the request's tool array for the types
+ * of arguments, or NULL. Both are borrowed until chat_parse_fini. in_reasoning: see
+ * chat_starts_in_reasoning. */
 void chat_parse_init(struct chat_parse *p, const struct tokenizer *tokenizer, const json_t *tools,
 	bool in_reasoning, chat_event_fn *on_event, void *user);
 
-/* The next token. Ids out of range count as empty. The token that ended the turn is not part of the output. */
+/* The next token. Ids out of range count as empty. The token that ended the turn is not part of the
+ * output. */
 void chat_parse_token(struct chat_parse *p, int32_t id);
 
 /* The next bytes of text. */
 void chat_parse_text(struct chat_parse *p, const char *text, size_t n);
 
-/* The end of the output: delivers what was held back. Then only chat_parse_fini may follow. ended: the model ended its turn;
- * false: it was cut off (limit, cancelled), and an unfinished call is text as a whole: what it quotes must not run. */
+/* The end of the output: delivers what was held back. Then only chat_parse_fini may follow. ended:
+ * the model ended its turn; false: it was cut off (limit, cancelled), and an unfinished call is
+ * text as a whole: what it quotes must not run. */
 void chat_parse_finish(struct chat_parse *p, bool ended);
 
 void chat_parse_fini(struct chat_parse *p);

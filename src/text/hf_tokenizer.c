@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* tokenizer.json -> arrays. Every check names the member it is about; all texts are copied into one block so that the
- * JSON can go. */
+/* tokenizer.json -> arrays. Every check names the member it is about; all texts are copied into one
+ * block so that the JSON can go. */
 #include "src/text/hf_tokenizer.h"
 
 #include "src/base/mem.h"
@@ -40,7 +40,8 @@ static int unsupported(struct err *e, const char *where, const json_t *v)
 {
 	const json_t *type = json_object_get(v, "type");
 	if (json_is_string(type))
-		return err_set(e, ERR_INPUT, "%s of type %.60s is not supported", where, json_string_value(type));
+		return err_set(
+			e, ERR_INPUT, "%s of type %.60s is not supported", where, json_string_value(type));
 	return err_set(e, ERR_INPUT, "%s: %s found, not supported", where, json_text_type(v));
 }
 
@@ -52,7 +53,8 @@ static bool stage_is_empty(const json_t *v, const char *list)
 	if (absent(v))
 		return true;
 	const json_t *items = json_object_get(v, list);
-	return is_text(json_object_get(v, "type"), "Sequence") && json_is_array(items) && !json_array_size(items);
+	return is_text(json_object_get(v, "type"), "Sequence") && json_is_array(items) &&
+		   !json_array_size(items);
 }
 
 static int check_split(const json_t *v, struct hf_tokenizer *t, struct err *e)
@@ -61,10 +63,11 @@ static int check_split(const json_t *v, struct hf_tokenizer *t, struct err *e)
 		return unsupported(e, "pre_tokenizer", v);
 	const json_t *regex = json_object_get(json_object_get(v, "pattern"), "Regex");
 	if (!json_is_string(regex))
-		return err_set(e, ERR_INPUT, "pre_tokenizer Split: no pattern.Regex; only expressions are supported");
-	if (!is_text(json_object_get(v, "behavior"), "Isolated") || !flag_is(v, "invert", false))
 		return err_set(
-			e, ERR_INPUT, "pre_tokenizer Split: only behavior Isolated without invert is supported");
+			e, ERR_INPUT, "pre_tokenizer Split: no pattern.Regex; only expressions are supported");
+	if (!is_text(json_object_get(v, "behavior"), "Isolated") || !flag_is(v, "invert", false))
+		return err_set(e, ERR_INPUT,
+			"pre_tokenizer Split: only behavior Isolated without invert is supported");
 	if (strlen(json_string_value(regex)) != json_string_length(regex))
 		return err_set(e, ERR_INPUT, "pre_tokenizer Split: the pattern contains a zero byte");
 	t->pattern = mem_strdup(json_string_value(regex));
@@ -89,13 +92,15 @@ static int check_stages(const json_t *root, struct hf_tokenizer *t, struct err *
 	/* both default to true in the library: they must be there and false */
 	if (!json_is_false(json_object_get(bytes, "add_prefix_space")) ||
 		!json_is_false(json_object_get(bytes, "use_regex")))
-		return err_set(e, ERR_INPUT, "pre_tokenizer ByteLevel: add_prefix_space and use_regex must be false");
+		return err_set(
+			e, ERR_INPUT, "pre_tokenizer ByteLevel: add_prefix_space and use_regex must be false");
 
 	const json_t *post = json_object_get(root, "post_processor");
-	if (!stage_is_empty(post, "processors") && !is_text(json_object_get(post, "type"), "ByteLevel")) {
+	if (!stage_is_empty(post, "processors") &&
+		!is_text(json_object_get(post, "type"), "ByteLevel")) {
 		const json_t *single = json_object_get(post, "single");
-		if (!is_text(json_object_get(post, "type"), "TemplateProcessing") || json_array_size(single) != 1 ||
-			!json_object_get(json_array_get(single, 0), "Sequence"))
+		if (!is_text(json_object_get(post, "type"), "TemplateProcessing") ||
+			json_array_size(single) != 1 || !json_object_get(json_array_get(single, 0), "Sequence"))
 			return unsupported(e, "post_processor", post);
 	}
 	const json_t *decoder = json_object_get(root, "decoder");
@@ -111,7 +116,8 @@ static int check_model(const json_t *m, struct hf_tokenizer *t, struct err *e)
 	const json_t *type = json_object_get(m, "type");
 	if (type && !is_text(type, "BPE"))
 		return unsupported(e, "model", m);
-	if (!absent(json_object_get(m, "dropout")) && json_number_value(json_object_get(m, "dropout")) != 0)
+	if (!absent(json_object_get(m, "dropout")) &&
+		json_number_value(json_object_get(m, "dropout")) != 0)
 		return err_set(e, ERR_INPUT, "model.dropout is not supported");
 	static const char *const affix[] = {"continuing_subword_prefix", "end_of_word_suffix"};
 	for (size_t i = 0; i < ARRAY_LEN(affix); i++) {
@@ -122,7 +128,8 @@ static int check_model(const json_t *m, struct hf_tokenizer *t, struct err *e)
 	if (!flag_is(m, "byte_fallback", false))
 		return err_set(e, ERR_INPUT, "model.byte_fallback is not supported");
 	t->ignore_merges = json_is_true(json_object_get(m, "ignore_merges"));
-	if (!json_is_object(json_object_get(m, "vocab")) || !json_object_size(json_object_get(m, "vocab")))
+	if (!json_is_object(json_object_get(m, "vocab")) ||
+		!json_object_size(json_object_get(m, "vocab")))
 		return err_set(e, ERR_INPUT, "model.vocab: expected a non-empty object, found %s",
 			json_text_type(json_object_get(m, "vocab")));
 	if (!json_is_array(json_object_get(m, "merges")))
@@ -151,8 +158,8 @@ static struct text_span keep(char **at, const char *s, size_t n)
 }
 
 /* Sizes first: highest id, count of tokens, bytes of all texts. */
-static int measure(const json_t *vocab, const json_t *added, const json_t *merges, uint32_t *n_tokens,
-	uint64_t *n_bytes, struct err *e)
+static int measure(const json_t *vocab, const json_t *added, const json_t *merges,
+	uint32_t *n_tokens, uint64_t *n_bytes, struct err *e)
 {
 	const char *key;
 	size_t key_len, i;
@@ -163,8 +170,8 @@ static int measure(const json_t *vocab, const json_t *added, const json_t *merge
 	{
 		int64_t id = read_id(v);
 		if (id < 0)
-			return err_set(e, ERR_INPUT, "model.vocab: the id of \"%.40s\" is not a number below %u", key,
-				VOCAB_TOKENS_MAX);
+			return err_set(e, ERR_INPUT,
+				"model.vocab: the id of \"%.40s\" is not a number below %u", key, VOCAB_TOKENS_MAX);
 		top = MAX(top, id);
 		bytes += key_len + 1;
 	}
@@ -173,29 +180,33 @@ static int measure(const json_t *vocab, const json_t *added, const json_t *merge
 		const json_t *text = json_object_get(v, "content");
 		int64_t id = read_id(json_object_get(v, "id"));
 		if (id < 0 || !json_is_string(text))
-			return err_set(e, ERR_INPUT, "added_tokens[%zu]: expected an id below %u and a content", i,
-				VOCAB_TOKENS_MAX);
+			return err_set(e, ERR_INPUT, "added_tokens[%zu]: expected an id below %u and a content",
+				i, VOCAB_TOKENS_MAX);
 		top = MAX(top, id);
 		bytes += json_string_length(text) + 1;
 	}
 	uint64_t n = (uint64_t)top + 1, count = json_object_size(vocab) + json_array_size(added);
 	if (n > count + HOLES_MAX)
-		return err_set(e, ERR_INPUT, "ids go up to %lld, but there are only %llu tokens", (long long)top,
-			(unsigned long long)count);
+		return err_set(e, ERR_INPUT, "ids go up to %lld, but there are only %llu tokens",
+			(long long)top, (unsigned long long)count);
 	json_array_foreach(merges, i, v)
 	{
 		if (json_is_string(v))
 			bytes += json_string_length(v) + 1;
 		else if (json_array_size(v) == 2 && json_is_string(json_array_get(v, 0)) &&
 				 json_is_string(json_array_get(v, 1)))
-			bytes += json_string_length(json_array_get(v, 0)) + json_string_length(json_array_get(v, 1)) + 2;
+			bytes += json_string_length(json_array_get(v, 0)) +
+					 json_string_length(json_array_get(v, 1)) + 2;
 		else
-			return err_set(e, ERR_INPUT, "model.merges[%zu]: expected \"left right\" or [left, right]", i);
+			return err_set(
+				e, ERR_INPUT, "model.merges[%zu]: expected \"left right\" or [left, right]", i);
 	}
 	if (json_array_size(merges) >= UINT32_MAX / 4)
-		return err_set(e, ERR_INPUT, "model.merges: %zu entries are too many", json_array_size(merges));
+		return err_set(
+			e, ERR_INPUT, "model.merges: %zu entries are too many", json_array_size(merges));
 	*n_tokens = (uint32_t)n;
-	*n_bytes = bytes + (n - MIN(n, json_object_size(vocab))) * 16; /* holes: "[PAD16777215]" at most */
+	*n_bytes =
+		bytes + (n - MIN(n, json_object_size(vocab))) * 16; /* holes: "[PAD16777215]" at most */
 	return 0;
 }
 
@@ -209,8 +220,8 @@ static int fill_tokens(
 	{
 		uint32_t id = (uint32_t)json_integer_value(v);
 		if (t->types[id])
-			return err_set(e, ERR_INPUT, "model.vocab: id %u is used by \"%.40s\" and \"%.40s\"", id,
-				t->tokens[id].data, key);
+			return err_set(e, ERR_INPUT, "model.vocab: id %u is used by \"%.40s\" and \"%.40s\"",
+				id, t->tokens[id].data, key);
 		t->tokens[id] = keep(at, key, key_len);
 		t->types[id] = TOKEN_NORMAL;
 	}
@@ -219,8 +230,8 @@ static int fill_tokens(
 		uint32_t id = (uint32_t)json_integer_value(json_object_get(v, "id"));
 		const json_t *text = json_object_get(v, "content");
 		if (t->types[id])
-			return err_set(e, ERR_INPUT, "added_tokens[%zu] \"%.40s\": id %u is taken by \"%.40s\"", i,
-				json_string_value(text), id, t->tokens[id].data);
+			return err_set(e, ERR_INPUT, "added_tokens[%zu] \"%.40s\": id %u is taken by \"%.40s\"",
+				i, json_string_value(text), id, t->tokens[id].data);
 		static const char *const flags[] = {"single_word", "lstrip", "rstrip", "normalized"};
 		for (size_t f = 0; f < ARRAY_LEN(flags); f++)
 			if (!json_is_false(json_object_get(v, flags[f])))
@@ -261,13 +272,16 @@ static void fill_merges(struct hf_tokenizer *t, const json_t *merges, char **at)
 
 static int fill(struct hf_tokenizer *t, const json_t *root, struct err *e)
 {
-	const json_t *model = json_object_get(root, "model"), *added = json_object_get(root, "added_tokens");
+	const json_t *model = json_object_get(root, "model"),
+				 *added = json_object_get(root, "added_tokens");
 	if (!absent(added) && !json_is_array(added))
-		return err_set(e, ERR_INPUT, "added_tokens: expected an array, found %s", json_text_type(added));
+		return err_set(
+			e, ERR_INPUT, "added_tokens: expected an array, found %s", json_text_type(added));
 	int rc = check_stages(root, t, e);
 	if (rc || (rc = check_model(model, t, e)))
 		return rc;
-	const json_t *vocab = json_object_get(model, "vocab"), *merges = json_object_get(model, "merges");
+	const json_t *vocab = json_object_get(model, "vocab"),
+				 *merges = json_object_get(model, "merges");
 	uint64_t n_bytes = 0;
 	if ((rc = measure(vocab, added, merges, &t->n_tokens, &n_bytes, e)))
 		return rc;
@@ -314,7 +328,8 @@ int hf_tokenizer_open(struct hf_tokenizer *t, const char *path, struct err *e)
 		goto out;
 	}
 	if (!S_ISREG(st.st_mode) || st.st_size > (off_t)FILE_BYTES_MAX) {
-		rc = err_set(e, ERR_INPUT, "%s: expected a regular file of at most %u bytes", path, FILE_BYTES_MAX);
+		rc = err_set(
+			e, ERR_INPUT, "%s: expected a regular file of at most %u bytes", path, FILE_BYTES_MAX);
 		goto out;
 	}
 	text = mem_try_new((size_t)st.st_size + 1, 1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* JSON text in and out. Nesting is counted over the raw bytes before the parser sees them, so that neither its recursion
- * nor ours depends on the input. */
+/* JSON text in and out. Nesting is counted over the raw bytes before the parser sees them, so that
+ * neither its recursion nor ours depends on the input. */
 #include "src/text/json_text.h"
 
 #include "src/base/num.h"
@@ -43,8 +43,8 @@ json_t *json_text_parse(const char *text, size_t len, bool any, struct err *e)
 		return NULL;
 	}
 	json_error_t je;
-	json_t *v =
-		json_loadb(text, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | (any ? JSON_DECODE_ANY : 0), &je);
+	json_t *v = json_loadb(
+		text, len, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | (any ? JSON_DECODE_ANY : 0), &je);
 	if (!v)
 		err_set(e, ERR_INPUT, "line %d, column %d: %s", je.line, je.column, je.text);
 	return v;
@@ -52,8 +52,13 @@ json_t *json_text_parse(const char *text, size_t len, bool any, struct err *e)
 
 void json_text_dump_string(const char *s, size_t n, struct buf *out)
 {
-	static const char letter[] = {
-		['"'] = '"', ['\\'] = '\\', ['\n'] = 'n', ['\r'] = 'r', ['\t'] = 't', ['\b'] = 'b', ['\f'] = 'f'};
+	static const char letter[] = {['"'] = '"',
+		['\\'] = '\\',
+		['\n'] = 'n',
+		['\r'] = 'r',
+		['\t'] = 't',
+		['\b'] = 'b',
+		['\f'] = 'f'};
 	buf_putc(out, '"');
 	size_t from = 0;
 	for (size_t i = 0; i < n; i++) {
@@ -71,7 +76,8 @@ void json_text_dump_string(const char *s, size_t n, struct buf *out)
 	buf_putc(out, '"');
 }
 
-/* Python's repr(float): fewest digits that read back the same; exponent form below 1e-4 and from 1e16 on. */
+/* Python's repr(float): fewest digits that read back the same; exponent form below 1e-4 and from
+ * 1e16 on. */
 static void dump_real(double x, struct buf *out)
 {
 	if (!isfinite(x)) { /* JSON has none; the parser never makes one */
@@ -85,7 +91,8 @@ static void dump_real(double x, struct buf *out)
 	while (strtod(s, NULL) != x && digits++ < 17);
 	int exponent = atoi(strchr(s, 'e') + 1);
 	if (exponent < -4 || exponent >= 16) {
-		/* d.ddde+XX: Python drops the point of a single digit as printf does, and writes two exponent digits at least */
+		/* d.ddde+XX: Python drops the point of a single digit as printf does, and writes two
+		 * exponent digits at least */
 		buf_puts(out, s);
 		return;
 	}

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * JSON as this layer needs it: parsing of untrusted text with a limit on nesting and one-sentence errors, and writing
- * in the style of Python's json.dumps(ensure_ascii=False), which is what the chat template was trained with: ", " and
+ * JSON as this layer needs it: parsing of untrusted text with a limit on nesting and one-sentence
+ * errors, and writing in the style of Python's json.dumps(ensure_ascii=False), which is what the
+ * chat template was trained with: ", " and
  * ": " between items, non-ASCII kept, keys in their order, floats in Python's shortest form.
  */
 #ifndef GLM_TEXT_JSON_TEXT_H
@@ -18,15 +19,17 @@
 
 /* Before jansson 2.14 keys could not contain zero bytes. */
 #ifndef json_object_keylen_foreach
-#define json_object_keylen_foreach(object, key, key_len, value)                                              \
+#define json_object_keylen_foreach(object, key, key_len, value)                                    \
 	json_object_foreach(object, key, value) if (key_len = strlen(key), true)
 #endif
 
-/* Parses one value; duplicate keys are refused, NUL inside strings is allowed. any: a bare string, number, true, false or
- * null is accepted as well. NULL and a sentence ("line 3: ...") on error. The caller owns the reference. */
+/* Parses one value; duplicate keys are refused, NUL inside strings is allowed. any: a bare string,
+ * number, true, false or null is accepted as well. NULL and a sentence ("line 3: ...") on error.
+ * The caller owns the reference. */
 json_t *json_text_parse(const char *text, size_t len, bool any, struct err *e);
 
-/* Appends the value. Values nested deeper than JSON_TEXT_DEPTH_MAX (not made by json_text_parse) are cut to null. */
+/* Appends the value. Values nested deeper than JSON_TEXT_DEPTH_MAX (not made by json_text_parse)
+ * are cut to null. */
 void json_text_dump(const json_t *value, struct buf *out);
 
 /* Appends a quoted, escaped string; the bytes are valid UTF-8. */

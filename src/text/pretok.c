@@ -2,10 +2,11 @@
 /*
  * The only file that knows PCRE2.
  *
- * Text is checked once by the caller, so matching runs without PCRE2's own UTF check (it would look at the whole rest of
- * the text for every piece). Compiled code is used when the machine allows it; when its small stack is not enough for a
- * foreign pattern, that piece is matched by the interpreter, whose memory is bounded by the heap limit. Limits grow with
- * the text because a run of a million blanks legitimately takes a million steps.
+ * Text is checked once by the caller, so matching runs without PCRE2's own UTF check (it would look
+ * at the whole rest of the text for every piece). Compiled code is used when the machine allows it;
+ * when its small stack is not enough for a foreign pattern, that piece is matched by the
+ * interpreter, whose memory is bounded by the heap limit. Limits grow with the text because a run
+ * of a million blanks legitimately takes a million steps.
  */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "src/text/pretok.h"
@@ -24,9 +25,9 @@
 #define STEPS_PER_BYTE 16u
 #define HEAP_LIMIT_KIB (512u * 1024)
 
-const char PRETOK_GLM4[] =
-	"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
-	"|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+const char PRETOK_GLM4[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|"
+						   " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
+						   "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
 struct pretok {
 	pcre2_code *code;
@@ -36,7 +37,8 @@ struct pretok {
 /* White_Space of Unicode: the separators and the controls below; PCRE2's own \s adds U+180E. */
 #define SPACE_ITEMS "\\t-\\r\\x{85}\\p{Z}"
 
-/* Whether the group that starts at p ("(?...") means the same in both: (?: (?i: (?> and the four assertions. */
+/* Whether the group that starts at p ("(?...") means the same in both: (?: (?i: (?> and the four
+ * assertions. */
 static bool plain_group(const char *p)
 {
 	static const char *const known[] = {"(?:", "(?i:", "(?>", "(?=", "(?!", "(?<=", "(?<!"};
@@ -55,7 +57,8 @@ static const char *copy_braces(const char *p, struct buf *out)
 	return end;
 }
 
-/* Rewrites Oniguruma's \s and \S, passes what means the same in both, refuses the rest: "^", "$", other inline flags,
+/* Rewrites Oniguruma's \s and \S, passes what means the same in both, refuses the rest: "^", "$",
+ * other inline flags,
  * "{1,3}+" and "{3}?" (possessive or lazy only in PCRE2), sets of sets, most escapes. */
 static int translate(const char *pattern, struct buf *out, struct err *e)
 {
@@ -153,7 +156,8 @@ void pretok_scan_text(struct pretok_scan *s, const char *text, size_t len)
 	s->len = len;
 	s->at = s->match_start = s->match_end = 0;
 	uint64_t steps = STEPS_BASE;
-	if (!num_mul(len, STEPS_PER_BYTE, &steps) || !num_add(steps, STEPS_BASE, &steps) || steps > UINT32_MAX)
+	if (!num_mul(len, STEPS_PER_BYTE, &steps) || !num_add(steps, STEPS_BASE, &steps) ||
+		steps > UINT32_MAX)
 		steps = UINT32_MAX;
 	pcre2_set_match_limit(s->context, (uint32_t)steps);
 	pcre2_set_depth_limit(s->context, STEPS_BASE);
@@ -180,11 +184,11 @@ static int find(struct pretok_scan *s, struct err *e)
 	const struct pretok *t = s->pretok;
 	int n = PCRE2_ERROR_JIT_STACKLIMIT;
 	if (t->compiled)
-		n = pcre2_jit_match(
-			t->code, (PCRE2_SPTR)s->text, s->len, s->at, PCRE2_NO_UTF_CHECK, s->match_data, s->context);
-	if (n == PCRE2_ERROR_JIT_STACKLIMIT)
-		n = pcre2_match(t->code, (PCRE2_SPTR)s->text, s->len, s->at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+		n = pcre2_jit_match(t->code, (PCRE2_SPTR)s->text, s->len, s->at, PCRE2_NO_UTF_CHECK,
 			s->match_data, s->context);
+	if (n == PCRE2_ERROR_JIT_STACKLIMIT)
+		n = pcre2_match(t->code, (PCRE2_SPTR)s->text, s->len, s->at,
+			PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, s->match_data, s->context);
 	if (n == PCRE2_ERROR_NOMATCH) {
 		s->match_start = s->match_end = s->len;
 		return 0;
@@ -197,7 +201,8 @@ static int find(struct pretok_scan *s, struct err *e)
 	}
 	const PCRE2_SIZE *at = pcre2_get_ovector_pointer(s->match_data);
 	if (at[0] < s->at || at[1] <= at[0] || at[1] > s->len) /* \K and the like */
-		return err_set(e, ERR_INPUT, "split pattern: a match at byte %zu has no proper extent", s->at);
+		return err_set(
+			e, ERR_INPUT, "split pattern: a match at byte %zu has no proper extent", s->at);
 	s->match_start = at[0];
 	s->match_end = at[1];
 	return 0;

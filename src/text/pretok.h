@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Cutting text into the pieces inside which tokens are merged, by a regular expression as tokenizer.json gives it.
+ * Cutting text into the pieces inside which tokens are merged, by a regular expression as
+ * tokenizer.json gives it.
  *
- * The expression is written for Oniguruma; it is translated to PCRE2 first, because the two disagree about \s: here
- * \s is exactly Unicode's White_Space. Escapes whose meaning differs (\w, \b, ...) are refused.
- * Letters and numbers are those of the PCRE2 library's Unicode version.
+ * The expression is written for Oniguruma; it is translated to PCRE2 first, because the two
+ * disagree about \s: here \s is exactly Unicode's White_Space. Escapes whose meaning differs (\w,
+ * \b, ...) are refused. Letters and numbers are those of the PCRE2 library's Unicode version.
  *
- * A struct pretok is constant after pretok_new: any thread may scan with it, each with its own struct pretok_scan.
+ * A struct pretok is constant after pretok_new: any thread may scan with it, each with its own
+ * struct pretok_scan.
  */
 #ifndef GLM_TEXT_PRETOK_H
 #define GLM_TEXT_PRETOK_H
@@ -20,7 +22,8 @@ struct pretok;
 /* The pattern of GLM-4 and later (section 6.1 of the specification). */
 extern const char PRETOK_GLM4[];
 
-/* Compiles a pattern (C string). ERR_INPUT when it is not valid, not supported, or can match nothing. */
+/* Compiles a pattern (C string). ERR_INPUT when it is not valid, not supported, or can match
+ * nothing. */
 int pretok_new(const char *pattern, struct pretok **out, struct err *e);
 void pretok_free(struct pretok *t); /* NULL is fine */
 
@@ -37,8 +40,8 @@ struct pretok_scan {
 int pretok_scan_init(
 	struct pretok_scan *s, const struct pretok *t, const char *text, size_t len, struct err *e);
 
-/* 1: the next piece is text[*start .. *end), never empty; the pieces in order make up the whole text. 0: end of the
- * text. Negative: error (a foreign pattern that backtracks too much). */
+/* 1: the next piece is text[*start .. *end), never empty; the pieces in order make up the whole
+ * text. 0: end of the text. Negative: error (a foreign pattern that backtracks too much). */
 int pretok_next(struct pretok_scan *s, size_t *start, size_t *end, struct err *e);
 
 /* Goes on with another text, keeping the scan's memory. */

@@ -86,11 +86,12 @@ static struct text_span *spans_of(const struct gguf_array *a)
 	return spans;
 }
 
-static int stop_key(struct tokenizer *t, const struct gguf *g, const char *key, int64_t id, struct err *e)
+static int stop_key(
+	struct tokenizer *t, const struct gguf *g, const char *key, int64_t id, struct err *e)
 {
 	if (id < 0 || id >= (int64_t)t->vocab.n_tokens)
-		return err_set(e, ERR_INPUT, "%s: %s holds %lld; the vocabulary has %u tokens", g->files[0].path, key,
-			(long long)id, t->vocab.n_tokens);
+		return err_set(e, ERR_INPUT, "%s: %s holds %lld; the vocabulary has %u tokens",
+			g->files[0].path, key, (long long)id, t->vocab.n_tokens);
 	stop_add(t, (int32_t)id);
 	return 0;
 }
@@ -98,8 +99,8 @@ static int stop_key(struct tokenizer *t, const struct gguf *g, const char *key, 
 static int stops_from_gguf(struct tokenizer *t, const struct gguf *g, struct err *e)
 {
 	static const char list_key[] = "tokenizer.ggml.eos_token_ids";
-	static const char *const keys[] = {
-		"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
+	static const char *const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+		"tokenizer.ggml.eom_token_id"};
 	if (gguf_find(g, list_key)) {
 		struct gguf_array a;
 		int rc = gguf_get_ints(g, list_key, &a, e);
@@ -130,26 +131,28 @@ int tokenizer_from_gguf(const struct gguf *g, struct tokenizer **out, struct err
 		(rc = gguf_get_strs(g, "tokenizer.ggml.tokens", &tokens, e)) ||
 		(rc = gguf_get_ints(g, "tokenizer.ggml.token_type", &types, e)))
 		return rc;
-	if (gguf_find(g, "tokenizer.ggml.merges") && (rc = gguf_get_strs(g, "tokenizer.ggml.merges", &merges, e)))
+	if (gguf_find(g, "tokenizer.ggml.merges") &&
+		(rc = gguf_get_strs(g, "tokenizer.ggml.merges", &merges, e)))
 		return rc;
 	if (tokens.n != types.n || tokens.n > VOCAB_TOKENS_MAX || merges.n >= UINT32_MAX / 4)
-		return err_set(e, ERR_INPUT, "%s: %llu tokens, %llu token types and %llu merges do not go together",
+		return err_set(e, ERR_INPUT,
+			"%s: %llu tokens, %llu token types and %llu merges do not go together",
 			g->files[0].path, (unsigned long long)tokens.n, (unsigned long long)types.n,
 			(unsigned long long)merges.n);
 	token_spans = spans_of(&tokens);
 	merge_spans = spans_of(&merges);
 	type_bytes = mem_try_new(types.n, 1);
 	if (!token_spans || !merge_spans || !type_bytes) {
-		rc = err_set(
-			e, ERR_MEMORY, "%s: no memory for %llu tokens", g->files[0].path, (unsigned long long)tokens.n);
+		rc = err_set(e, ERR_MEMORY, "%s: no memory for %llu tokens", g->files[0].path,
+			(unsigned long long)tokens.n);
 		goto out;
 	}
 	for (uint64_t i = 0; i < types.n; i++) {
 		int64_t type = gguf_array_i64(&types, i);
 		type_bytes[i] = type > 0 && type < 256 ? (uint8_t)type : 0;
 	}
-	rc = build(token_spans, type_bytes, (uint32_t)tokens.n, merges.n ? merge_spans : NULL, (uint32_t)merges.n,
-		true, PRETOK_GLM4, out, e);
+	rc = build(token_spans, type_bytes, (uint32_t)tokens.n, merges.n ? merge_spans : NULL,
+		(uint32_t)merges.n, true, PRETOK_GLM4, out, e);
 	if (rc)
 		err_prefix(e, "%s", g->files[0].path);
 	else if ((rc = stops_from_gguf(*out, g, e))) {
@@ -244,12 +247,14 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, un
 
 /* ---- decoding and questions ---- */
 
-int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, struct buf *out, struct err *e)
+int tokenizer_decode(
+	const struct tokenizer *t, const int32_t *ids, size_t n, struct buf *out, struct err *e)
 {
 	for (size_t i = 0; i < n; i++) {
 		if (ids[i] < 0 || (uint32_t)ids[i] >= t->vocab.n_tokens)
-			return err_set(e, ERR_INPUT, "token id %d at position %zu is out of range; the vocabulary has %u",
-				ids[i], i, t->vocab.n_tokens);
+			return err_set(e, ERR_INPUT,
+				"token id %d at position %zu is out of range; the vocabulary has %u", ids[i], i,
+				t->vocab.n_tokens);
 		struct text_span s = vocab_text(&t->vocab, ids[i]);
 		buf_append(out, s.data, s.len);
 	}

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* UTF-8 by the table of well-formed sequences (Unicode 15, table 3-7): the first byte fixes the length and the range of
- * the second byte, all later bytes are 80..bf. */
+/* UTF-8 by the table of well-formed sequences (Unicode 15, table 3-7): the first byte fixes the
+ * length and the range of the second byte, all later bytes are 80..bf. */
 #include "src/text/utf8.h"
 
 #include <stdint.h>
 #include <string.h>
 
-/* Length of the sequence that starts with byte b (0: none does) and the allowed range of its second byte. */
+/* Length of the sequence that starts with byte b (0: none does) and the allowed range of its second
+ * byte. */
 static unsigned sequence(unsigned char b, unsigned char *lo, unsigned char *hi)
 {
 	*lo = 0x80;
@@ -33,8 +34,9 @@ static unsigned sequence(unsigned char b, unsigned char *lo, unsigned char *hi)
 	return 4;
 }
 
-/* How many bytes at p (n > 0 of them) belong together: a whole character (*whole), or the longest prefix of one, at
- * least 1. *cut: the prefix ends where the bytes end, so that more bytes could complete it. */
+/* How many bytes at p (n > 0 of them) belong together: a whole character (*whole), or the longest
+ * prefix of one, at least 1. *cut: the prefix ends where the bytes end, so that more bytes could
+ * complete it. */
 static size_t step(const char *p, size_t n, bool *whole, bool *cut)
 {
 	unsigned char lo, hi;
@@ -134,7 +136,8 @@ void utf8_stream_push(struct utf8_stream *s, const char *p, size_t n, struct buf
 			s->n_held = 0;
 		} else if (cut) {
 			s->n_held++;
-		} else { /* broken: the held bytes are one maximal prefix, the new byte starts afresh below */
+		} else { /* broken: the held bytes are one maximal prefix, the new byte starts afresh below
+				  */
 			buf_puts(out, "\xef\xbf\xbd");
 			s->n_held = 0;
 			break;

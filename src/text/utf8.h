@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * UTF-8: checking, repairing, and cutting a byte stream where characters end. Strict: no surrogates, nothing above
- * U+10FFFF, no overlong forms. Broken bytes become U+FFFD the way the Unicode standard recommends (one per maximal
- * prefix of a valid sequence), which is what Hugging Face's decoder does as well.
+ * UTF-8: checking, repairing, and cutting a byte stream where characters end. Strict: no
+ * surrogates, nothing above U+10FFFF, no overlong forms. Broken bytes become U+FFFD the way the
+ * Unicode standard recommends (one per maximal prefix of a valid sequence), which is what Hugging
+ * Face's decoder does as well.
  */
 #ifndef GLM_TEXT_UTF8_H
 #define GLM_TEXT_UTF8_H
@@ -24,14 +25,15 @@ void utf8_append(struct buf *b, unsigned c);
 /* Appends p[0..n) with every broken part replaced by U+FFFD. */
 void utf8_repair(const char *p, size_t n, struct buf *out);
 
-/* A stream cut at arbitrary places. Zero-initialise. Holds back at most three bytes: the beginning of a character that
- * is still valid so far. */
+/* A stream cut at arbitrary places. Zero-initialise. Holds back at most three bytes: the beginning
+ * of a character that is still valid so far. */
 struct utf8_stream {
 	char held[4];
 	unsigned n_held;
 };
 
-/* Appends to `out` what is certain after these bytes: whole characters, and U+FFFD for what is already broken. */
+/* Appends to `out` what is certain after these bytes: whole characters, and U+FFFD for what is
+ * already broken. */
 void utf8_stream_push(struct utf8_stream *s, const char *p, size_t n, struct buf *out);
 
 /* The end: an unfinished character becomes one U+FFFD. The stream can be used anew. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The vocabulary tables. Normal tokens are found through an open-addressing table that keeps 32 bits of the hash beside
- * the id, so that nearly every probe is decided without touching the bytes. Added tokens are few: they lie sorted, and a
- * match narrows the range of candidates byte by byte.
+ * The vocabulary tables. Normal tokens are found through an open-addressing table that keeps 32
+ * bits of the hash beside the id, so that nearly every probe is decided without touching the bytes.
+ * Added tokens are few: they lie sorted, and a match narrows the range of candidates byte by byte.
  */
 #include "src/text/vocab.h"
 
@@ -13,7 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- GPT-2 spelling: printable Latin-1 stands for itself, the other 68 bytes for U+0100, U+0101, ... in order ---- */
+/* ---- GPT-2 spelling: printable Latin-1 stands for itself, the other 68 bytes for U+0100, U+0101,
+ * ... in order ---- */
 
 static bool spelled_as_itself(unsigned b)
 {
@@ -132,7 +133,8 @@ static int slots_build(struct vocab *v, struct err *e)
 	}
 	for (unsigned b = 0; b < 256; b++)
 		if (v->byte_id[b] < 0)
-			return err_set(e, ERR_INPUT, "no token for byte 0x%02x: not a byte-level vocabulary", b);
+			return err_set(
+				e, ERR_INPUT, "no token for byte 0x%02x: not a byte-level vocabulary", b);
 	return 0;
 }
 
@@ -146,7 +148,8 @@ static int span_order(struct text_span a, struct text_span b)
 
 static int added_order(const void *a, const void *b, void *vocab)
 {
-	return span_order(vocab_text(vocab, *(const int32_t *)a), vocab_text(vocab, *(const int32_t *)b));
+	return span_order(
+		vocab_text(vocab, *(const int32_t *)a), vocab_text(vocab, *(const int32_t *)b));
 }
 
 static int added_build(struct vocab *v, struct err *e)
@@ -160,7 +163,8 @@ static int added_build(struct vocab *v, struct err *e)
 			continue;
 		struct text_span t = vocab_text(v, (int32_t)id);
 		if (!t.len || utf8_valid_prefix(t.data, t.len) != t.len)
-			return err_set(e, ERR_INPUT, "added token %u is %s", id, t.len ? "not valid UTF-8" : "empty");
+			return err_set(
+				e, ERR_INPUT, "added token %u is %s", id, t.len ? "not valid UTF-8" : "empty");
 		v->added_first[(unsigned char)t.data[0]] = true;
 		v->added[n++] = (int32_t)id;
 	}
@@ -230,14 +234,16 @@ int32_t vocab_find_added(const struct vocab *v, const char *text)
 
 /* ---- building ---- */
 
-/* Copies all texts into v->bytes, normal tokens unspelled if asked; rows without text become empty. */
+/* Copies all texts into v->bytes, normal tokens unspelled if asked; rows without text become empty.
+ */
 static int texts_copy(
 	struct vocab *v, const struct text_span *texts, enum vocab_spelling spelling, struct err *e)
 {
 	uint64_t total = 0;
 	for (uint32_t i = 0; i < v->n_tokens; i++)
 		if (!num_add(total, texts[i].len, &total) || total > UINT32_MAX / 2)
-			return err_set(e, ERR_INPUT, "the texts of the first %u tokens have more than 2 GiB", i + 1);
+			return err_set(
+				e, ERR_INPUT, "the texts of the first %u tokens have more than 2 GiB", i + 1);
 	struct buf b = {0};
 	buf_reserve(&b, total);
 	int rc = 0;
@@ -411,7 +417,8 @@ int token_ids_push(struct token_ids *l, int32_t id)
 {
 	if (l->n == l->cap) {
 		size_t cap = l->cap ? l->cap * 2 : 256;
-		int32_t *data = cap <= SIZE_MAX / sizeof *data ? realloc(l->data, cap * sizeof *data) : NULL;
+		int32_t *data =
+			cap <= SIZE_MAX / sizeof *data ? realloc(l->data, cap * sizeof *data) : NULL;
 		if (!data)
 			return ERR_MEMORY;
 		l->data = data;

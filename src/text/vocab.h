@@ -2,12 +2,14 @@
 /*
  * The vocabulary: token id <-> bytes, what kind of token each id is, fast lookup of byte strings.
  *
- * Two populations that never meet: *normal* tokens, which byte pair merging produces (vocab_find), and *added* tokens
- * (control and user-defined: "<|user|>", "<think>"), which are cut out of a text before merging (vocab_match_added).
- * Other rows (padding, unknown) have an id, but no text reaches them and they decode to nothing.
+ * Two populations that never meet: *normal* tokens, which byte pair merging produces (vocab_find),
+ * and *added* tokens (control and user-defined: "<|user|>", "<think>"), which are cut out of a text
+ * before merging (vocab_match_added). Other rows (padding, unknown) have an id, but no text reaches
+ * them and they decode to nothing.
  *
- * Token texts come in two spellings: the bytes themselves, or GPT-2's printable spelling used by tokenizer.json and
- * GGUF, in which every byte is one character (a blank is U+0120). Added tokens are always plain UTF-8.
+ * Token texts come in two spellings: the bytes themselves, or GPT-2's printable spelling used by
+ * tokenizer.json and GGUF, in which every byte is one character (a blank is U+0120). Added tokens
+ * are always plain UTF-8.
  *
  * A struct vocab is constant after init: any thread may read it.
  */
@@ -46,8 +48,8 @@ struct vocab {
 	char *bytes;       /* all token bytes, in id order; empty for rows that decode to nothing */
 	uint32_t *start;   /* [n_tokens + 1] offsets into bytes */
 	uint8_t *type;     /* [n_tokens] enum token_type */
-	uint64_t
-		*slots; /* open addressing, normal tokens: hash in the high half, id + 1 in the low half; 0 empty */
+	uint64_t *slots;   /* open addressing, normal tokens: hash in the high half, id + 1 in the low
+						  half; 0 empty */
 	uint32_t slot_mask;
 	int32_t byte_id[256]; /* id of each single byte; all present */
 	uint32_t n_added;
@@ -55,14 +57,15 @@ struct vocab {
 	bool added_first[256]; /* whether an added token starts with this byte */
 };
 
-/* Builds from n tokens: texts[i] is token i, types[i] its enum token_type (types NULL: all normal). Normal tokens are in
- * `spelling`. The spans are copied. Refused with ERR_INPUT: no token for some byte, a normal token twice or empty, an
- * added token empty, twice, or not UTF-8, an unknown type. */
+/* Builds from n tokens: texts[i] is token i, types[i] its enum token_type (types NULL: all normal).
+ * Normal tokens are in `spelling`. The spans are copied. Refused with ERR_INPUT: no token for some
+ * byte, a normal token twice or empty, an added token empty, twice, or not UTF-8, an unknown type.
+ */
 int vocab_init(struct vocab *v, const struct text_span *texts, const uint8_t *types, uint32_t n,
 	enum vocab_spelling spelling, struct err *e);
 
-/* Builds from a rank file (lines "base64(bytes) id", ids 0, 1, ... in order) followed by added tokens, whose ids
- * continue after the last line. */
+/* Builds from a rank file (lines "base64(bytes) id", ids 0, 1, ... in order) followed by added
+ * tokens, whose ids continue after the last line. */
 int vocab_init_ranks(struct vocab *v, const char *file, size_t len, const struct text_span *added,
 	const uint8_t *added_types, uint32_t n_added, struct err *e);
 
@@ -88,8 +91,8 @@ static inline bool vocab_is_added(const struct vocab *v, int32_t id)
 	return v->type[id] == TOKEN_CONTROL || v->type[id] == TOKEN_USER;
 }
 
-/* GPT-2 spelling -> bytes, appended to `out`. Returns 0, or -1 when a character stands for no byte (out is then
- * unspecified beyond its old length). */
+/* GPT-2 spelling -> bytes, appended to `out`. Returns 0, or -1 when a character stands for no byte
+ * (out is then unspecified beyond its old length). */
 int vocab_unspell(const char *text, size_t n, struct buf *out);
 
 /* Bytes -> GPT-2 spelling, appended to `out`. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The JSON of a conversation -> text. Checked: an error has a sentence; rendered text is valid UTF-8 and is the segments in
- * order; a second parse gives the same text. */
+/* The JSON of a conversation -> text. Checked: an error has a sentence; rendered text is valid
+ * UTF-8 and is the segments in order; a second parse gives the same text. */
 #include "src/base/log.h"
 #include "src/text/chat.h"
 #include "src/text/chat_json.h"

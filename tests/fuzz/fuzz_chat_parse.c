@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The output parser. Input: a byte of options, then text; with its bit 2 runs of capital letters stand for tags, so that
- * structure is easy to reach. Checked: fed at once and in pieces it gives the same events; event texts are valid UTF-8 and arguments
- * valid JSON; no byte is lost: answer, reasoning and raw calls put together are the repaired input, but for the think tags.
+ * The output parser. Input: a byte of options, then text; with its bit 2 runs of capital letters
+ * stand for tags, so that structure is easy to reach. Checked: fed at once and in pieces it gives
+ * the same events; event texts are valid UTF-8 and arguments valid JSON; no byte is lost: answer,
+ * reasoning and raw calls put together are the repaired input, but for the think tags.
  */
 #include "src/base/log.h"
 #include "src/text/chat_parse.h"
@@ -13,8 +14,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const char *const tags[] = {"<think>", "</think>", "<tool_call>", "</tool_call>", "<arg_key>",
-	"</arg_key>", "<arg_value>", "</arg_value>"};
+static const char *const tags[] = {"<think>", "</think>", "<tool_call>", "</tool_call>",
+	"<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"};
 
 struct seen {
 	struct buf log;
@@ -48,7 +49,8 @@ static void on_event(void *user, const struct chat_event *ev)
 	s->last = (int)ev->kind;
 }
 
-static void parse(const struct buf *text, unsigned options, size_t step, const json_t *tools, struct seen *s)
+static void parse(
+	const struct buf *text, unsigned options, size_t step, const json_t *tools, struct seen *s)
 {
 	struct chat_parse p;
 	*s = (struct seen){.last = -1};
@@ -65,9 +67,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static json_t *tools;
 	if (!tools)
-		tools = json_loads("[{\"name\":\"f\",\"parameters\":{\"properties\":{\"a\":{\"type\":\"string\"},"
-						   "\"b\":{\"type\":\"integer\"},"
-						   "\"c\":{\"type\":[\"object\",\"null\"]},\"d\":{\"type\":\"boolean\"}}}}]",
+		tools = json_loads(
+			"[{\"name\":\"f\",\"parameters\":{\"properties\":{\"a\":{\"type\":\"string\"},"
+			"\"b\":{\"type\":\"integer\"},"
+			"\"c\":{\"type\":[\"object\",\"null\"]},\"d\":{\"type\":\"boolean\"}}}}]",
 			0, NULL);
 	if (!size)
 		return 0;
@@ -83,7 +86,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	parse(&text, options, text.len + 1, tools, &whole);
 	parse(&text, options, 1 + options / 16, tools, &pieces);
 	parse(&text, options, 1, tools, &bytes);
-	if (strcmp(buf_str(&whole.log), buf_str(&bytes.log)) || strcmp(buf_str(&whole.log), buf_str(&pieces.log)))
+	if (strcmp(buf_str(&whole.log), buf_str(&bytes.log)) ||
+		strcmp(buf_str(&whole.log), buf_str(&pieces.log)))
 		bug("pieces give other events:\n%s\n%s", buf_str(&whole.log), buf_str(&bytes.log));
 	/* only think tags may be missing */
 	utf8_repair(buf_str(&text), text.len, &repaired);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Any bytes through the GGUF parser; of what it accepts, every value and every tensor's bytes are read. */
+/* Any bytes through the GGUF parser; of what it accepts, every value and every tensor's bytes are
+ * read. */
 #include "src/format/gguf.h"
 
 #include <stdint.h>

@@ -25,7 +25,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			char text[SAFETENSORS_SHAPE_MAX];
 			if (safetensors_find(st, t->name) != t || t->offset + t->bytes > st->files[0].size)
 				abort();
-			if (t->bytes && safetensors_rows(t) * safetensors_cols(t) * st_dtype_bytes(t->dtype) != t->bytes)
+			if (t->bytes &&
+				safetensors_rows(t) * safetensors_cols(t) * st_dtype_bytes(t->dtype) != t->bytes)
 				abort();
 			safetensors_shape_text(t, text);
 			sum += t->bytes;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Request bodies of the server. The first byte chooses the API, the rest is the body. Checked: a refusal has a status of 4xx
- * and a sentence, and is JSON; what is accepted gives prompts that fit the context, the same ones a second time, and answers
- * that are JSON, whole and as a stream, whatever of the request they repeat.
+ * Request bodies of the server. The first byte chooses the API, the rest is the body. Checked: a
+ * refusal has a status of 4xx and a sentence, and is JSON; what is accepted gives prompts that fit
+ * the context, the same ones a second time, and answers that are JSON, whole and as a stream,
+ * whatever of the request they repeat.
  */
 #include "src/base/log.h"
 #include "src/format/gguf.h"
@@ -15,7 +16,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const struct api *const apis[] = {&api_chat, &api_completions, &api_responses, &api_messages};
+static const struct api *const apis[] = {
+	&api_chat, &api_completions, &api_responses, &api_messages};
 
 static void expect_json(const char *text, size_t n)
 {
@@ -26,7 +28,8 @@ static void expect_json(const char *text, size_t n)
 	json_decref(v);
 }
 
-/* Every data line of a stream. What the client said may hold "data: " as well, but no line begins with that. */
+/* Every data line of a stream. What the client said may hold "data: " as well, but no line begins
+ * with that. */
 static void expect_events(const struct buf *out)
 {
 	const char *end;
@@ -38,11 +41,12 @@ static void expect_events(const struct buf *out)
 	}
 }
 
-static void give(const struct api *api, struct reply *r, struct reply_answer *a, enum job_event_kind kind,
-	const char *text, struct buf *out)
+static void give(const struct api *api, struct reply *r, struct reply_answer *a,
+	enum job_event_kind kind, const char *text, struct buf *out)
 {
 	struct job_event v = {.kind = kind, .index = a->index, .stop = -1};
-	struct output_token row = {.id = 5, .logprob = -1, .n_top = 1, .top = {{.id = 6, .logprob = -2}}};
+	struct output_token row = {
+		.id = 5, .logprob = -1, .n_top = 1, .top = {{.id = 6, .logprob = -2}}};
 	buf_puts(&v.text, text);
 	if (kind == JOB_REASONING)
 		buf_puts(&a->reasoning, text);
@@ -101,7 +105,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!model.tokenizer) {
 		static struct gguf *file;
 		struct tokenizer *t;
-		if (gguf_open("tools/pocket/pocket.gguf", &file, NULL) || tokenizer_from_gguf(file, &t, NULL))
+		if (gguf_open("tools/pocket/pocket.gguf", &file, NULL) ||
+			tokenizer_from_gguf(file, &t, NULL))
 			return 0;
 		model = (struct request_model){.tokenizer = t,
 			.name = "pocket",

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Any bytes as a session file for the pocket model: refused with a sentence, the session then empty or as it was; or taken,
- * and then a token more can be computed. Behind the letter R all check values are first made right, so that what they
- * protect is reached.
+ * Any bytes as a session file for the pocket model: refused with a sentence, the session then empty
+ * or as it was; or taken, and then a token more can be computed. Behind the letter R all check
+ * values are first made right, so that what they protect is reached.
  */
 #include "src/base/hash.h"
 #include "src/base/log.h"
@@ -37,7 +37,8 @@ static void open_once(void)
 		bug("%s", e.text);
 }
 
-/* The check values that a writer would have put there, block after block while their lengths make sense. */
+/* The check values that a writer would have put there, block after block while their lengths make
+ * sense. */
 static void seal(uint8_t *d, size_t n)
 {
 	if (n < SESSION_FILE_HEAD)
@@ -45,7 +46,8 @@ static void seal(uint8_t *d, size_t n)
 	uint64_t seed = hash_bytes(HASH_START, d, SESSION_FILE_HEAD_ENDS);
 	store_u64(d + SESSION_FILE_HEAD_ENDS, seed);
 	uint64_t number = 0;
-	for (size_t at = SESSION_FILE_HEAD; n - at >= BLOCK_HEAD && load_u32(d + at) <= n - at - BLOCK_HEAD;) {
+	for (size_t at = SESSION_FILE_HEAD;
+		 n - at >= BLOCK_HEAD && load_u32(d + at) <= n - at - BLOCK_HEAD;) {
 		uint32_t stored = load_u32(d + at);
 		uint64_t h = hash_u64(hash_u64(seed, number++), load_u64(d + at));
 		store_u64(d + at + 8, hash_bytes(h, d + at + BLOCK_HEAD, stored));

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * tokenizer.json, then text. Input: the JSON, a zero byte, text. Without a zero byte all of it is text for a small built-in
- * vocabulary, so that encoding is reached without inventing JSON. Checked: what encodes decodes to the same bytes, with added tokens
- * parsed or not; ids are in range; streaming equals repairing at once.
+ * tokenizer.json, then text. Input: the JSON, a zero byte, text. Without a zero byte all of it is
+ * text for a small built-in vocabulary, so that encoding is reached without inventing JSON.
+ * Checked: what encodes decodes to the same bytes, with added tokens parsed or not; ids are in
+ * range; streaming equals repairing at once.
  */
 #include "src/base/log.h"
 #include "src/text/hf_tokenizer.h"
@@ -46,9 +47,10 @@ static struct tokenizer *built_in(void)
 		.types = types,
 		.n_merges = N_JOINS,
 		.merges = merge,
-		.pattern = (char *)"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
-						   "?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
-						   "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+		.pattern =
+			(char *)"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| "
+					"?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+					"\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
 		.ignore_merges = false,
 	};
 	struct tokenizer *t;

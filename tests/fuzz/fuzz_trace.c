@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Any bytes as a trace file (or, after the letter R, as the header and records inside its frames): they are refused with a sentence, or give a trace whose every event is within the bounds that
- * trace.h promises, that can be counted over, and that can be replayed through a small cache without breaking it. */
+/* Any bytes as a trace file (or, after the letter R, as the header and records inside its frames):
+ * they are refused with a sentence, or give a trace whose every event is within the bounds that
+ * trace.h promises, that can be counted over, and that can be replayed through a small cache
+ * without breaking it. */
 #include "cache/sim.h"
 #include "cache/trace_file.h"
 #include "cache/trace_stats.h"
@@ -26,11 +28,12 @@ static void check(const struct trace *t)
 			accesses += ev->use == CACHE_DECODE ? ev->n : 0;
 			/* fall through */
 		case TRACE_HINT:
-			if (!ev->n || ev->n > m->n_experts || ev->layer >= m->n_layers || !m->expert_bytes[ev->layer] ||
-				ev->value + ev->n > t->n_ids)
+			if (!ev->n || ev->n > m->n_experts || ev->layer >= m->n_layers ||
+				!m->expert_bytes[ev->layer] || ev->value + ev->n > t->n_ids)
 				bug("event %zu is out of bounds", i);
 			for (uint32_t x = 0; x < ev->n; x++)
-				if (t->ids[ev->value + x] >= m->n_experts || t->tiers[ev->value + x] >= TRACE_N_TIERS)
+				if (t->ids[ev->value + x] >= m->n_experts ||
+					t->tiers[ev->value + x] >= TRACE_N_TIERS)
 					bug("event %zu names an expert or tier that does not exist", i);
 			break;
 		case TRACE_STEP:

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Feeds saved inputs to a fuzz target, without clang or libFuzzer: replay_NAME FILE_OR_FOLDER ... A folder means every
- * file in it, in name order. Besides each file as it is, its prefixes are tried (all of a short file, else about 200), so
- * that a seed of a valid file also tests what its truncation does. A crash names the file that was being fed.
+ * Feeds saved inputs to a fuzz target, without clang or libFuzzer: replay_NAME FILE_OR_FOLDER ... A
+ * folder means every file in it, in name order. Besides each file as it is, its prefixes are tried
+ * (all of a short file, else about 200), so that a seed of a valid file also tests what its
+ * truncation does. A crash names the file that was being fed.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -20,7 +21,8 @@ enum { N_PREFIXES = 200 };
 
 static char current[4352]; /* what a crash message names */
 
-/* Gives the target an exact-size heap copy, so that a sanitizer sees a read of one byte too many. */
+/* Gives the target an exact-size heap copy, so that a sanitizer sees a read of one byte too many.
+ */
 static void feed(const uint8_t *data, size_t size)
 {
 	uint8_t *copy = malloc(size ? size : 1);
