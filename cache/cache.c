@@ -61,7 +61,7 @@ static void slot_fill(struct cache *c, int32_t slot, int32_t key)
 		.key = key, .from = -1, .state = CACHE_FILLING, .staging = c->slots[slot].staging};
 }
 
-static int32_t take(struct cache *c, int tier, int class_id)
+static int32_t slot_take(struct cache *c, int tier, int class_id)
 {
 	int32_t s = slab_take(&c->arena[tier], class_id);
 	return s < 0 ? -1 : s + c->first[tier];
@@ -70,21 +70,21 @@ static int32_t take(struct cache *c, int tier, int class_id)
 /* ---- copies ---- */
 
 /* The slot of the key's copy, which is none any more. */
-static int32_t copy_take(struct cache *c, int32_t key)
+static int32_t inclusive_copy_take(struct cache *c, int32_t key)
 {
-	int32_t slot = c->copy[key];
-	key_list_drop(&c->copies, 0, key);
-	c->copy[key] = -1;
+	int32_t slot = c->inclusive_copy[key];
+	key_list_drop(&c->inclusive_copies, 0, key);
+	c->inclusive_copy[key] = -1;
 	return slot;
 }
 
 /* The bytes in `slot` have gone up. */
-static void copy_keep(struct cache *c, int32_t slot)
+static void inclusive_copy_add(struct cache *c, int32_t slot)
 {
 	int32_t key = c->slots[slot].key;
 	c->slots[slot].pins = 0;
-	c->copy[key] = slot;
-	key_list_push(&c->copies, 0, key);
+	c->inclusive_copy[key] = slot;
+	key_list_push(&c->inclusive_copies, 0, key);
 }
 
 /* ---- making room ---- */
@@ -104,17 +104,17 @@ static void evict(struct cache *c, int32_t key)
 	if (c->slots[slot].prefetched && c->slots[slot].read)
 		c->stats.prefetch_wasted_bytes += bytes_of(c, key);
 	uint64_t from_offset = offset_of(c, slot);
-	if (tier == 0 && c->copy[key] >= 0) {
-		to = copy_take(c, key);
+	if (tier == 0 && c->inclusive_copy[key] >= 0) {
+		to = inclusive_copy_take(c, key);
 		c->policy.ops->insert(&c->policy, list_of(c, 1, k), key);
 		c->stats.demotions++;
 		c->stats.demotions_free++;
 	} else if (tier == 0 && c->arena[1].n_slabs &&
 			   make_room(c, 1, key, CACHE_DECODE, &to) == CACHE_OK) {
-		if (c->n_moves == c->max_moves)
-			bug("more than %d moves in one plan", c->max_moves);
+		if (c->n_demotions == c->max_demotions)
+			bug("more than %d demotions in one plan", c->max_demotions);
 		slot_fill(c, to, key);
-		c->moves[c->n_moves++] = (struct cache_move){.layer = key / c->n_experts,
+		c->demotions[c->n_demotions++] = (struct cache_demotion){.layer = key / c->n_experts,
 			.expert = key % c->n_experts,
 			.from = slot,
 			.to = to,
@@ -170,7 +170,7 @@ static void take_over_slab(struct cache *c, int tier, int slab, int class_id)
 			evict(c, s->key);
 	}
 	slab_reassign(a, slab, class_id);
-	c->stats.slabs_moved++;
+	c->stats.slabs_reassigned++;
 }
 
 /* When another class keeps its keys much longer than this one can, takes its coldest slab. Under
@@ -202,45 +202,45 @@ static bool rebalance(struct cache *c, int tier, int class_id)
 	return true;
 }
 
-/* CACHE_OK and a slot number taken from the arena for `key`, or CACHE_FULL, CACHE_WARM or
+/* CACHE_OK and a slot number taken from the arena for `key`, or CACHE_FULL, CACHE_NO_COLD or
  * CACHE_BYPASS. */
 static int make_room(struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot)
 {
 	int class_id = class_of(c, key);
 	struct slab_arena *a = &c->arena[tier];
 	bool mixed = a->classes.n > 1;
-	*slot = take(c, tier, class_id);
-	while (*slot < 0 && tier == 1 && c->copies.tail[0] >= 0) {
-		slot_release(c, copy_take(c, c->copies.tail[0]));
+	*slot = slot_take(c, tier, class_id);
+	while (*slot < 0 && tier == 1 && c->inclusive_copies.tail[0] >= 0) {
+		slot_release(c, inclusive_copy_take(c, c->inclusive_copies.tail[0]));
 		if (mixed)
 			slab_reclaim_idle(a, class_id);
-		*slot = take(c, tier, class_id);
+		*slot = slot_take(c, tier, class_id);
 	}
 	if (*slot >= 0)
 		return CACHE_OK;
 	if (mixed &&
 		(slab_reclaim_idle(a, class_id) || (use == CACHE_DECODE && rebalance(c, tier, class_id)))) {
-		*slot = take(c, tier, class_id);
+		*slot = slot_take(c, tier, class_id);
 		return CACHE_OK;
 	}
 	uint64_t used_before = POLICY_ANY_AGE;
 	if (use == CACHE_PREFETCH)
 		used_before = c->clock > c->prefetch_cold ? c->clock - c->prefetch_cold : 0;
-	int32_t victim = c->policy.ops->pick(&c->policy, list_of(c, tier, class_id), used_before);
+	int32_t victim = c->policy.ops->victim(&c->policy, list_of(c, tier, class_id), used_before);
 	if (victim >= 0 && tier == 0 && use == CACHE_DECODE && c->policy.ops->admit &&
 		!c->policy.ops->admit(&c->policy, key, victim))
 		return CACHE_BYPASS;
 	if (victim >= 0) {
 		evict(c, victim);
 	} else if (use == CACHE_PREFETCH) {
-		return CACHE_WARM;
+		return CACHE_NO_COLD;
 	} else {
 		int slab = mixed ? coldest_slab(c, tier, class_id, -1) : -1;
 		if (slab < 0)
 			return CACHE_FULL;
 		take_over_slab(c, tier, slab, class_id);
 	}
-	*slot = take(c, tier, class_id);
+	*slot = slot_take(c, tier, class_id);
 	return CACHE_OK;
 }
 
@@ -285,80 +285,80 @@ int32_t cache_access(struct cache *c, int layer, int expert, enum cache_use use)
 	if (s->prefetched) {
 		s->prefetched = false;
 		c->stats.prefetch_used++;
-	} else if (c->copy[key] >= 0) { /* used again, it stays above for long */
-		key_list_drop(&c->copies, 0, key);
-		key_list_push_tail(&c->copies, 0, key);
+	} else if (c->inclusive_copy[key] >= 0) { /* used again, it stays above for long */
+		key_list_drop(&c->inclusive_copies, 0, key);
+		key_list_push_tail(&c->inclusive_copies, 0, key);
 	}
 	return slot;
 }
 
-void cache_hint(struct cache *c, int layer, int expert)
+void cache_note_predicted(struct cache *c, int layer, int expert)
 {
 	int32_t key = key_of(c, layer, expert);
-	if (!c->policy.ops->hint)
+	if (!c->policy.ops->predicted)
 		return;
 	c->last_use[key] = c->clock;
-	c->policy.ops->hint(&c->policy, key);
+	c->policy.ops->predicted(&c->policy, key);
 }
 
 /* ---- staging ---- */
 
 /* One staging slot more: a free slot, or a victim's. -1: there are as many as may be, or nobody can
  * leave. */
-static int32_t lend(struct cache *c)
+static int32_t staging_borrow(struct cache *c)
 {
 	int32_t slot;
-	if (c->n_lent == c->n_staging ||
+	if (c->n_borrowed == c->n_staging ||
 		make_room(c, 0, c->largest_key, CACHE_PREFILL, &slot) != CACHE_OK)
 		return -1;
 	c->slots[slot].staging = true;
-	c->lent[c->n_lent++] = slot;
+	c->borrowed[c->n_borrowed++] = slot;
 	return slot;
 }
 
 /* The i-th staging slot, which is FREE, is a slot like any other again. */
-static void take_back(struct cache *c, int i)
+static void staging_return(struct cache *c, int i)
 {
-	slot_release(c, c->lent[i]);
-	c->lent[i] = c->lent[--c->n_lent];
+	slot_release(c, c->borrowed[i]);
+	c->borrowed[i] = c->borrowed[--c->n_borrowed];
 }
 
 static void staging_release(struct cache *c, int32_t slot)
 {
 	c->staged[c->slots[slot].key] = -1;
 	c->slots[slot] = (struct slot){.key = -1, .from = -1, .staging = true};
-	if (c->keep_lent)
+	if (c->hold_staging)
 		return;
 	int i = 0;
-	while (c->lent[i] != slot)
+	while (c->borrowed[i] != slot)
 		i++;
-	take_back(c, i);
+	staging_return(c, i);
 }
 
 void cache_begin_step(struct cache *c, enum cache_use use, struct cache_plan *plan)
 {
-	*plan = (struct cache_plan){.slot = -1, .source = -1, .moves = c->moves};
-	c->n_moves = 0;
-	c->keep_lent = use == CACHE_PREFILL;
-	if (c->keep_lent)
-		while (lend(c) >= 0)
+	*plan = (struct cache_plan){.slot = -1, .source = -1, .demotions = c->demotions};
+	c->n_demotions = 0;
+	c->hold_staging = use == CACHE_PREFILL;
+	if (c->hold_staging)
+		while (staging_borrow(c) >= 0)
 			;
-	for (int i = c->n_lent - 1; !c->keep_lent && i >= 0; i--)
-		if (c->slots[c->lent[i]].state == CACHE_FREE)
-			take_back(c, i);
-	plan->n_moves = c->n_moves;
+	for (int i = c->n_borrowed - 1; !c->hold_staging && i >= 0; i--)
+		if (c->slots[c->borrowed[i]].state == CACHE_FREE)
+			staging_return(c, i);
+	plan->n_demotions = c->n_demotions;
 }
 
-static enum cache_answer reserve_staging(struct cache *c, int32_t key, struct cache_plan *plan)
+static enum cache_result reserve_staging(struct cache *c, int32_t key, struct cache_plan *plan)
 {
 	int32_t in = c->index[key], slot = -1;
 	if (in >= 0)
 		c->slots[in].pins++;
-	for (int i = 0; i < c->n_lent && slot < 0; i++)
-		slot = c->slots[c->lent[i]].state == CACHE_FREE ? c->lent[i] : -1;
+	for (int i = 0; i < c->n_borrowed && slot < 0; i++)
+		slot = c->slots[c->borrowed[i]].state == CACHE_FREE ? c->borrowed[i] : -1;
 	if (slot < 0)
-		slot = lend(c);
-	plan->n_moves = c->n_moves;
+		slot = staging_borrow(c);
+	plan->n_demotions = c->n_demotions;
 	if (slot < 0) {
 		if (in >= 0)
 			c->slots[in].pins--;
@@ -373,13 +373,13 @@ static enum cache_answer reserve_staging(struct cache *c, int32_t key, struct ca
 	return CACHE_OK;
 }
 
-enum cache_answer cache_reserve(
+enum cache_result cache_reserve(
 	struct cache *c, int layer, int expert, enum cache_use use, struct cache_plan *plan)
 {
 	int32_t key = key_of(c, layer, expert), in = c->index[key];
 	int k = class_of(c, key);
-	*plan = (struct cache_plan){.slot = -1, .source = -1, .moves = c->moves};
-	c->n_moves = 0;
+	*plan = (struct cache_plan){.slot = -1, .source = -1, .demotions = c->demotions};
+	c->n_demotions = 0;
 	if (in >= 0 && !tier_of(c, in)) {
 		plan->slot = in;
 		return CACHE_PRESENT;
@@ -398,12 +398,12 @@ enum cache_answer cache_reserve(
 		c->slots[in].pins++; /* it must not be the victim that makes room for its own promotion */
 	int32_t slot;
 	int answer = make_room(c, 0, key, use, &slot);
-	plan->n_moves = c->n_moves;
+	plan->n_demotions = c->n_demotions;
 	if (answer != CACHE_OK) {
 		if (in >= 0)
 			c->slots[in].pins--;
 		c->stats.full += answer == CACHE_FULL;
-		c->stats.prefetch_refused += answer == CACHE_WARM;
+		c->stats.prefetch_refused += answer == CACHE_NO_COLD;
 		return answer;
 	}
 	slot_fill(c, slot, key);
@@ -431,22 +431,22 @@ enum cache_answer cache_reserve(
 	return CACHE_OK;
 }
 
-void cache_make_spare(struct cache *c, int layer, struct cache_plan *plan)
+void cache_keep_free(struct cache *c, int layer, struct cache_plan *plan)
 {
 	struct slab_arena *a = &c->arena[0];
 	int k = class_of(c, key_of(c, layer, 0));
-	*plan = (struct cache_plan){.slot = -1, .source = -1, .moves = c->moves};
-	c->n_moves = 0;
+	*plan = (struct cache_plan){.slot = -1, .source = -1, .demotions = c->demotions};
+	c->n_demotions = 0;
 	if (!c->arena[1].n_slabs || c->clock <= c->prefetch_cold)
 		return;
-	for (int n = slab_n_free(a, k, CACHE_SPARE); n < CACHE_SPARE; n++) {
+	for (int n = slab_n_free(a, k, CACHE_KEEP_FREE); n < CACHE_KEEP_FREE; n++) {
 		int32_t victim =
-			c->policy.ops->pick(&c->policy, list_of(c, 0, k), c->clock - c->prefetch_cold);
+			c->policy.ops->victim(&c->policy, list_of(c, 0, k), c->clock - c->prefetch_cold);
 		if (victim < 0)
 			break;
 		evict(c, victim);
 	}
-	plan->n_moves = c->n_moves;
+	plan->n_demotions = c->n_demotions;
 }
 
 void cache_commit(struct cache *c, int32_t slot)
@@ -459,7 +459,7 @@ void cache_commit(struct cache *c, int32_t slot)
 		if (s->staging)
 			c->slots[s->from].pins--;
 		else
-			copy_keep(c, s->from);
+			inclusive_copy_add(c, s->from);
 		s->from = -1;
 	}
 	if (s->staging && !s->pins)
@@ -533,7 +533,7 @@ bool cache_is_ready(const struct cache *c, int32_t slot)
 
 int32_t cache_staging_slot(const struct cache *c, int i)
 {
-	return i < c->n_lent ? c->lent[i] : -1;
+	return i < c->n_borrowed ? c->borrowed[i] : -1;
 }
 
 int cache_n_slots(const struct cache *c)

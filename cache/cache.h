@@ -19,7 +19,7 @@
  *   1. cache_access for every routed expert, in rank order; cache_pin what was found (in either
  * tier);
  *   2. cache_reserve for every expert that was not found in tier 0, in rank order;
- * cache_make_spare;
+ * cache_keep_free;
  *   3. execute the plans in the order in which they were given: the moves of a plan, which empty
  * the memory that this plan or a later one gives out, then the filling of its slot, from
  * plan.source or from disk;
@@ -61,14 +61,14 @@ enum cache_use {
 enum cache_state { CACHE_FREE, CACHE_FILLING, CACHE_READY };
 
 /* Answers of cache_reserve; none is an error. */
-enum cache_answer {
+enum cache_result {
 	CACHE_OK,
 	CACHE_PRESENT, /* already in tier 0 or staged, READY or FILLING: plan.slot says where; nothing
 					  changed */
 	CACHE_BUSY, /* being copied into tier 1, or from there into a staging slot: commit that first */
 	CACHE_FULL, /* every slot that could serve is pinned or being filled */
-	CACHE_WARM, /* prefetch only: no victim is cold enough */
-	CACHE_BYPASS, /* simulation only: the policy knows better than to cache it */
+	CACHE_NO_COLD, /* prefetch only: no victim is cold enough */
+	CACHE_BYPASS,  /* simulation only: the policy knows better than to cache it */
 };
 
 struct cache_config {
@@ -85,7 +85,8 @@ struct cache_config {
 	/* lfu, in accesses; 0: CACHE_HALF_LIFE_SLOTS times the slots of tier 0, but at least
 	 * CACHE_HALF_LIFE_TOKENS tokens. */
 	double half_life;
-	bool textbook; /* lfu and sieve do not spare what the present token used (policy_sieve.c) */
+	bool no_recency_window; /* lfu and sieve do not spare what the present token used
+							   (policy_sieve.c) */
 	uint64_t prefetch_cold; /* a prefetch may evict what was not used in that many accesses; 0: two
 							   tokens' */
 	const uint64_t *next_use; /* simulator, belady: see policy.h; lent for the life of the cache */
@@ -108,13 +109,13 @@ struct cache_stats {
 	uint64_t prefetch_wasted;       /* ... and left tier 0 before they were demanded */
 	uint64_t prefetch_wasted_bytes; /* ... of those from disk */
 	uint64_t prefetch_cancelled;    /* ... and aborted */
-	uint64_t prefetch_refused;      /* CACHE_WARM */
+	uint64_t prefetch_refused;      /* CACHE_NO_COLD */
 	uint64_t full;                  /* CACHE_FULL */
-	uint64_t slabs_moved;           /* slabs that changed their size class */
+	uint64_t slabs_reassigned;      /* slabs that changed their size class */
 };
 
 /* A copy that the caller owes before it overwrites the slot it was given; then cache_commit(to). */
-struct cache_move {
+struct cache_demotion {
 	int32_t layer, expert;
 	int32_t from, to; /* slots; `from` is given out again, its old bytes are what moves */
 	uint64_t from_offset, to_offset; /* in their tiers' memory: `from` in tier 0, `to` in tier 1 */
@@ -125,8 +126,8 @@ struct cache_plan {
 	int32_t slot;   /* to fill, then commit (or abort); has one pin of the caller unless reserved by
 					   prefetch */
 	int32_t source; /* tier 1 slot that holds the bytes, -1: read them from disk */
-	int n_moves;
-	const struct cache_move *moves; /* valid until the next cache_reserve */
+	int n_demotions;
+	const struct cache_demotion *demotions; /* valid until the next cache_reserve */
 };
 
 struct cache_slot {
@@ -163,7 +164,7 @@ int cache_choose_staging(const struct cache_config *config, int top_k);
 int32_t cache_find(const struct cache *c, int layer, int expert);
 
 /* A step begins. CACHE_PREFILL: the staging slots are taken for it, free slots first, then those of
- * whoever would leave next, who are moved down like other victims: the caller owes plan->moves
+ * whoever would leave next, who are moved down like other victims: the caller owes plan->demotions
  * (plan->slot is -1); cache_reserve takes what could not be taken now. CACHE_DECODE: what prefill
  * no longer uses goes back to the others. Without this call each staging slot is taken when
  * cache_reserve needs it and goes back when it is released. */
@@ -178,21 +179,21 @@ int32_t cache_access(struct cache *c, int layer, int expert, enum cache_use use)
  * stands: whom the lookahead names is likely to be used soon even if this guess turns out wrong
  * (traces of GLM-5.2's shape and of the pocket model: lru copies 1 to 9 % less, lfu 1 to 8). Counts
  * nothing. */
-void cache_hint(struct cache *c, int layer, int expert);
+void cache_note_predicted(struct cache *c, int layer, int expert);
 
 /* Room in tier 0 for an expert that is not there: in tier 1 (then plan.source says where and this
  * is a promotion) or nowhere. A caller's pin on the tier 1 slot passes to the new slot with
  * CACHE_DECODE, so that it is unpinned once. CACHE_PREFILL gives a staging slot; a copy in tier 1
  * stays there, pinned until commit or abort. */
-enum cache_answer cache_reserve(
+enum cache_result cache_reserve(
 	struct cache *c, int layer, int expert, enum cache_use use, struct cache_plan *plan);
 
 /* With two tiers: moves cold experts (those that a prefetch could evict) of the layer's class down
- * until CACHE_SPARE slots of tier 0 are free, so that who comes next need not wait until a victim's
- * bytes are out of the way. The caller owes plan->moves as those of cache_reserve; plan->slot is
- * -1. Step 2 of a layer ends with this. */
-void cache_make_spare(struct cache *c, int layer, struct cache_plan *plan);
-#define CACHE_SPARE 4
+ * until CACHE_KEEP_FREE slots of tier 0 are free, so that who comes next need not wait until a
+ * victim's bytes are out of the way. The caller owes plan->demotions as those of cache_reserve;
+ * plan->slot is -1. Step 2 of a layer ends with this. */
+void cache_keep_free(struct cache *c, int layer, struct cache_plan *plan);
+#define CACHE_KEEP_FREE 4
 
 /* The bytes are there: FILLING -> READY. Ends a promotion: the tier 1 slot is a copy now, which
  * nobody misses. */

@@ -49,16 +49,16 @@ struct cache {
 	struct slot *slots; /* [n_slots] */
 	int32_t *index;     /* [n_keys] slot in tier 0 or 1, -1: in neither */
 	int32_t *staged;    /* [n_keys] staging slot, -1: none */
-	int32_t *lent;      /* [n_lent, at most n_staging] the staging slots */
-	int n_lent;
-	int32_t *copy;           /* [n_keys] its copy in tier 1, -1: none */
-	struct key_lists copies; /* one list of those that have one, the latest at its head */
-	bool keep_lent;          /* a step of prefill: staging slots that come free stay such */
-	uint64_t *last_use;      /* [n_keys] clock of the last demand access or insertion into tier 0 */
-	uint64_t clock;          /* demand accesses so far */
+	int32_t *borrowed;  /* [n_borrowed, at most n_staging] the staging slots */
+	int n_borrowed;
+	int32_t *inclusive_copy;           /* [n_keys] its copy in tier 1, -1: none */
+	struct key_lists inclusive_copies; /* one list of those that have one, the latest at its head */
+	bool hold_staging;  /* a step of prefill: staging slots that come free stay such */
+	uint64_t *last_use; /* [n_keys] clock of the last demand access or insertion into tier 0 */
+	uint64_t clock;     /* demand accesses so far */
 	uint32_t evicted_since[CACHE_TIERS][SLAB_MAX_CLASSES]; /* since ages were last compared */
-	struct cache_move *moves;                              /* [max_moves] of the last plan */
-	int n_moves, max_moves;
+	struct cache_demotion *demotions;                      /* [max_demotions] of the last plan */
+	int n_demotions, max_demotions;
 	struct cache_stats stats;
 };
 

@@ -24,11 +24,11 @@ void cache_free(struct cache *c)
 	free(c->slots);
 	free(c->index);
 	free(c->staged);
-	free(c->lent);
-	free(c->copy);
-	key_lists_fini(&c->copies);
+	free(c->borrowed);
+	free(c->inclusive_copy);
+	key_lists_fini(&c->inclusive_copies);
 	free(c->last_use);
-	free(c->moves);
+	free(c->demotions);
 	free(c);
 }
 
@@ -72,7 +72,8 @@ static int policy_start(struct cache *c, const struct cache_config *cfg, struct 
 		.evictable = key_evictable,
 		.ctx = c,
 		.half_life = default_half_life(c, cfg),
-		.spare = cfg->textbook ? 0 : cfg->token_accesses + cfg->token_accesses / 16,
+		.recency_window =
+			cfg->no_recency_window ? 0 : cfg->token_accesses + cfg->token_accesses / 16,
 		.next_use = cfg->next_use};
 	c->policy.ops = cfg->policy ? cfg->policy : &policy_lru;
 	if (c->policy.ops->needs_future && !cfg->next_use)
@@ -115,8 +116,8 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 		c->first[t + 1] = c->first[t] + c->arena[t].n_slots;
 	}
 	c->n_slots = c->first[CACHE_TIERS];
-	c->max_moves =
-		MAX(1, c->n_staging) * c->arena[0].per_slab + CACHE_SPARE; /* whole slabs may leave */
+	c->max_demotions =
+		MAX(1, c->n_staging) * c->arena[0].per_slab + CACHE_KEEP_FREE; /* whole slabs may leave */
 	size_t n_layers = (size_t)cfg->n_layers, n_keys = (size_t)c->n_keys;
 	c->metadata_bytes = sizeof *c;
 	for (int t = 0; t < CACHE_TIERS; t++)
@@ -127,13 +128,13 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 	c->index = counted_new(c, n_keys, sizeof *c->index);
 	c->staged = counted_new(c, n_keys, sizeof *c->staged);
 	c->last_use = counted_new(c, n_keys, sizeof *c->last_use);
-	c->copy = counted_new(c, n_keys, sizeof *c->copy);
+	c->inclusive_copy = counted_new(c, n_keys, sizeof *c->inclusive_copy);
 	c->metadata_bytes += n_keys * 8;
-	c->lent = counted_new(c, (size_t)c->n_staging + 1, sizeof *c->lent);
-	c->moves = counted_new(c, (size_t)c->max_moves, sizeof *c->moves);
+	c->borrowed = counted_new(c, (size_t)c->n_staging + 1, sizeof *c->borrowed);
+	c->demotions = counted_new(c, (size_t)c->max_demotions, sizeof *c->demotions);
 	if (!c->layer_bytes || !c->layer_class || !c->slots || !c->index || !c->staged ||
-		!c->last_use || !c->lent || !c->copy || !c->moves ||
-		!key_lists_init(&c->copies, c->n_keys, 1))
+		!c->last_use || !c->borrowed || !c->inclusive_copy || !c->demotions ||
+		!key_lists_init(&c->inclusive_copies, c->n_keys, 1))
 		return err_set(e, ERR_MEMORY, "no memory for the bookkeeping of %d experts", c->n_keys);
 	for (int l = 0; l < cfg->n_layers; l++) {
 		c->layer_bytes[l] = cfg->expert_bytes[l];
@@ -144,7 +145,7 @@ static int cache_init(struct cache *c, const struct cache_config *cfg, struct er
 	for (int i = 0; i < c->n_slots; i++)
 		c->slots[i] = (struct slot){.key = -1, .from = -1};
 	for (int i = 0; i < c->n_keys; i++)
-		c->index[i] = c->staged[i] = c->copy[i] = -1;
+		c->index[i] = c->staged[i] = c->inclusive_copy[i] = -1;
 	return policy_start(c, cfg, e);
 }
 
@@ -165,10 +166,10 @@ struct cache *cache_new(const struct cache_config *cfg, struct err *e)
 static int check_slot(const struct cache *c, int32_t i, struct err *e)
 {
 	const struct slot *s = &c->slots[i];
-	int at_lent = 0;
-	while (at_lent < c->n_lent && c->lent[at_lent] != i)
-		at_lent++;
-	if (s->staging != (at_lent < c->n_lent))
+	int at_borrowed = 0;
+	while (at_borrowed < c->n_borrowed && c->borrowed[at_borrowed] != i)
+		at_borrowed++;
+	if (s->staging != (at_borrowed < c->n_borrowed))
 		return err_set(
 			e, ERR_RUN, "slot %d is %s staging", i, s->staging ? "wrongly" : "not said to be");
 	if (s->state == CACHE_FREE) {
@@ -199,7 +200,7 @@ static int check_slot(const struct cache *c, int32_t i, struct err *e)
 		return err_set(e, ERR_RUN, "slot %d holds key %d of another class", i, s->key);
 	int32_t at = c->index[s->key];
 	bool source = at >= 0 && at != i && c->slots[at].from == i;
-	bool copy = c->copy[s->key] == i;
+	bool copy = c->inclusive_copy[s->key] == i;
 	if (copy && (t != 1 || s->state != CACHE_READY || s->pins || at < 0 || tier_of(c, at)))
 		return err_set(
 			e, ERR_RUN, "slot %d is a copy of key %d, whose place is slot %d", i, s->key, at);
@@ -232,9 +233,9 @@ int cache_check(const struct cache *c, struct err *e)
 			return err_set(e, ERR_RUN, "key %d is said to be in slot %d", key, at);
 		if (st >= 0 && (!c->slots[st].staging || c->slots[st].key != key))
 			return err_set(e, ERR_RUN, "key %d is said to be staged in slot %d", key, st);
-		if (c->copy[key] >= 0 && c->slots[c->copy[key]].key != key)
-			return err_set(
-				e, ERR_RUN, "key %d is said to have a copy in slot %d", key, c->copy[key]);
+		if (c->inclusive_copy[key] >= 0 && c->slots[c->inclusive_copy[key]].key != key)
+			return err_set(e, ERR_RUN, "key %d is said to have a copy in slot %d", key,
+				c->inclusive_copy[key]);
 		if (c->last_use[key] > c->clock)
 			return err_set(e, ERR_RUN, "key %d was last used after now", key);
 	}

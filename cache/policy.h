@@ -23,9 +23,9 @@ struct policy_env {
 	const uint64_t *last_use; /* [n_keys] clock of the last demand access or insertion */
 	bool (*evictable)(const void *ctx, int32_t key); /* published and not pinned */
 	const void *ctx;
-	double half_life; /* in accesses; frequency policies */
-	uint64_t spare; /* lfu, sieve: keys used within that many accesses leave only when there are no
-					   others; 0: none */
+	double half_life;        /* in accesses; frequency policies */
+	uint64_t recency_window; /* lfu, sieve: keys used within that many accesses leave only when
+					   there are no others; 0: none */
 	/* Belady only, kept by the simulator: [n_keys] clock of the next demand access, UINT64_MAX for
 	 * never. */
 	const uint64_t *next_use;
@@ -47,13 +47,13 @@ struct policy_ops {
 	void (*access)(struct policy *p, int32_t key);
 	/* A guess names the key, resident or not, whose last_use is now. May be NULL: guesses mean
 	 * nothing to it. */
-	void (*hint)(struct policy *p, int32_t key);
+	void (*predicted)(struct policy *p, int32_t key);
 	void (*insert)(struct policy *p, int list, int32_t key);
 	void (*remove)(struct policy *p, int list, int32_t key);
 	/* The key that should leave next among those that are evictable and were last used before clock
 	 * `used_before` (POLICY_ANY_AGE: any); -1: none was found. With an age limit the search may
 	 * give up early. The key stays in its list until `remove`. */
-	int32_t (*pick)(struct policy *p, int list, uint64_t used_before);
+	int32_t (*victim)(struct policy *p, int list, uint64_t used_before);
 	/* May be NULL. Whether a demanded key is worth more than the victim picked for it; false: it is
 	 * not cached. Only for simulation: a real demand always needs a slot. */
 	bool (*admit)(struct policy *p, int32_t key, int32_t victim);

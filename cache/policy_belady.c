@@ -71,7 +71,7 @@ static bool acceptable(const void *ctx, int32_t key)
 	return s->env->last_use[key] < s->used_before && s->env->evictable(s->env->ctx, key);
 }
 
-static int32_t belady_pick(struct policy *p, int list, uint64_t used_before)
+static int32_t belady_victim(struct policy *p, int list, uint64_t used_before)
 {
 	struct belady *s = p->state;
 	s->used_before = used_before;
@@ -92,7 +92,7 @@ const struct policy_ops policy_belady = {
 	.access = belady_access,
 	.insert = belady_insert,
 	.remove = belady_remove,
-	.pick = belady_pick,
+	.victim = belady_victim,
 };
 
 const struct policy_ops policy_belady_bypass = {
@@ -104,6 +104,6 @@ const struct policy_ops policy_belady_bypass = {
 	.access = belady_access,
 	.insert = belady_insert,
 	.remove = belady_remove,
-	.pick = belady_pick,
+	.victim = belady_victim,
 	.admit = belady_admit,
 };

@@ -6,10 +6,10 @@
  *
  * Layers are visited in a cycle, so a key cannot be used again before a whole token has passed, and
  * a new key always has a small score: alone, the rule above throws out what came last. So keys used
- * within the last token (env.spare accesses) are not compared at all; they stand in a list by age,
- * and enter the heap of scores when they are older. If nothing in the heap can leave, the oldest of
- * the list does. (On synthetic GLM-5.2 routing with room for 10 % of the experts: 52 % hits, 48 %
- * without this rule, 50 % for LRU.)
+ * within the last token (env.recency_window accesses) are not compared at all; they stand in a list
+ * by age, and enter the heap of scores when they are older. If nothing in the heap can leave, the
+ * oldest of the list does. (On synthetic GLM-5.2 routing with room for 10 % of the experts: 52 %
+ * hits, 48 % without this rule, 50 % for LRU.)
  *
  * Instead of decaying 20,000 scores at every access, the weight of a new use grows by a constant
  * factor and only the ratio of scores matters. When the weight gets large all are scaled down by an
@@ -22,17 +22,17 @@
 #include "cache/key_list.h"
 #include "src/base/err.h"
 
-#define LFU_LN2          0.6931471805599453
-#define LFU_WEIGHT_LIMIT 0x1p500
-#define LFU_HINT         0.5 /* uses that being named by a guess is worth */
-#define LFU_COLD_LOOKS   256 /* keys looked at when there is an age limit (prefetch) */
+#define LFU_LN2             0.6931471805599453
+#define LFU_WEIGHT_LIMIT    0x1p500
+#define LFU_PREDICTED_WORTH 0.5 /* uses that being named by a guess is worth */
+#define LFU_COLD_LIMIT      256 /* keys looked at when there is an age limit (prefetch) */
 
 struct lfu {
 	const struct policy_env *env;
-	struct key_heaps heaps; /* resident keys that are old enough to be compared */
-	struct key_lists young; /* the other resident keys, newest at the head */
-	int16_t *young_in;      /* [n_keys] which list, -1: none */
-	double *score;          /* [n_keys] */
+	struct key_heaps heaps;  /* resident keys that are old enough to be compared */
+	struct key_lists recent; /* the other resident keys, newest at the head */
+	int16_t *recent_list;    /* [n_keys] which list, -1: none */
+	double *score;           /* [n_keys] */
 	double weight, growth;
 	uint64_t now;         /* accesses so far */
 	uint64_t used_before; /* of the pick under way */
@@ -54,8 +54,8 @@ static void lfu_fini(struct policy *p)
 	if (!s)
 		return;
 	key_heap_fini(&s->heaps);
-	key_lists_fini(&s->young);
-	free(s->young_in);
+	key_lists_fini(&s->recent);
+	free(s->recent_list);
 	free(s->score);
 	free(s);
 	p->state = NULL;
@@ -68,43 +68,44 @@ static int lfu_init(struct policy *p)
 	s->weight = 1;
 	s->growth = 1 + LFU_LN2 / (p->env.half_life > 1 ? p->env.half_life : 1);
 	s->score = mem_try_new((size_t)p->env.n_keys, sizeof *s->score);
-	s->young_in = mem_try_new((size_t)p->env.n_keys, sizeof *s->young_in);
-	if (!s->score || !s->young_in || !key_lists_init(&s->young, p->env.n_keys, p->env.n_lists) ||
+	s->recent_list = mem_try_new((size_t)p->env.n_keys, sizeof *s->recent_list);
+	if (!s->score || !s->recent_list ||
+		!key_lists_init(&s->recent, p->env.n_keys, p->env.n_lists) ||
 		key_heap_init(
 			&s->heaps, p->env.n_keys, p->env.n_lists, p->env.list_keys, leaves_before, s)) {
 		lfu_fini(p);
 		return ERR_MEMORY;
 	}
 	for (int i = 0; i < p->env.n_keys; i++)
-		s->young_in[i] = -1;
+		s->recent_list[i] = -1;
 	return 0;
 }
 
-static void young_push(struct lfu *s, int list, int32_t key)
+static void recent_push(struct lfu *s, int list, int32_t key)
 {
-	key_list_push(&s->young, list, key);
-	s->young_in[key] = (int16_t)list;
+	key_list_push(&s->recent, list, key);
+	s->recent_list[key] = (int16_t)list;
 }
 
-static void young_drop(struct lfu *s, int32_t key)
+static void recent_drop(struct lfu *s, int32_t key)
 {
-	key_list_drop(&s->young, s->young_in[key], key);
-	s->young_in[key] = -1;
+	key_list_drop(&s->recent, s->recent_list[key], key);
+	s->recent_list[key] = -1;
 }
 
 /* A resident key that is used again, or newly named, is young again. */
 static void score_use(struct policy *p, int32_t key, double worth)
 {
 	struct lfu *s = p->state;
-	int list = s->young_in[key];
+	int list = s->recent_list[key];
 	s->score[key] += worth;
 	if (list >= 0) {
-		young_drop(s, key);
-		young_push(s, list, key);
+		recent_drop(s, key);
+		recent_push(s, list, key);
 	} else if (key_heap_has(&s->heaps, key)) {
 		list = s->heaps.list_of[key];
 		key_heap_remove(&s->heaps, list, key);
-		young_push(s, list, key);
+		recent_push(s, list, key);
 	}
 }
 
@@ -122,22 +123,22 @@ static void lfu_access(struct policy *p, int32_t key)
 	score_use(p, key, s->weight);
 }
 
-static void lfu_hint(struct policy *p, int32_t key)
+static void lfu_predicted(struct policy *p, int32_t key)
 {
 	struct lfu *s = p->state;
-	score_use(p, key, LFU_HINT * s->weight);
+	score_use(p, key, LFU_PREDICTED_WORTH * s->weight);
 }
 
 static void lfu_insert(struct policy *p, int list, int32_t key)
 {
-	young_push(p->state, list, key);
+	recent_push(p->state, list, key);
 }
 
 static void lfu_remove(struct policy *p, int list, int32_t key)
 {
 	struct lfu *s = p->state;
-	if (s->young_in[key] >= 0)
-		young_drop(s, key);
+	if (s->recent_list[key] >= 0)
+		recent_drop(s, key);
 	else
 		key_heap_remove(&s->heaps, list, key);
 }
@@ -148,19 +149,19 @@ static bool acceptable(const void *ctx, int32_t key)
 	return s->env->last_use[key] < s->used_before && s->env->evictable(s->env->ctx, key);
 }
 
-static int32_t lfu_pick(struct policy *p, int list, uint64_t used_before)
+static int32_t lfu_victim(struct policy *p, int list, uint64_t used_before)
 {
 	struct lfu *s = p->state;
-	for (int32_t key; (key = s->young.tail[list]) >= 0;) {
-		if (p->env.last_use[key] + p->env.spare > s->now)
+	for (int32_t key; (key = s->recent.tail[list]) >= 0;) {
+		if (p->env.last_use[key] + p->env.recency_window > s->now)
 			break;
-		young_drop(s, key);
+		recent_drop(s, key);
 		key_heap_insert(&s->heaps, list, key);
 	}
 	s->used_before = used_before;
 	int32_t key = key_heap_first(
-		&s->heaps, list, used_before == POLICY_ANY_AGE ? 0 : LFU_COLD_LOOKS, acceptable, s);
-	for (int32_t at = s->young.tail[list]; key < 0 && at >= 0; at = s->young.prev[at]) {
+		&s->heaps, list, used_before == POLICY_ANY_AGE ? 0 : LFU_COLD_LIMIT, acceptable, s);
+	for (int32_t at = s->recent.tail[list]; key < 0 && at >= 0; at = s->recent.prev[at]) {
 		if (p->env.last_use[at] >= used_before)
 			break;
 		if (p->env.evictable(p->env.ctx, at))
@@ -175,8 +176,8 @@ const struct policy_ops policy_lfu = {
 	.init = lfu_init,
 	.fini = lfu_fini,
 	.access = lfu_access,
-	.hint = lfu_hint,
+	.predicted = lfu_predicted,
 	.insert = lfu_insert,
 	.remove = lfu_remove,
-	.pick = lfu_pick,
+	.victim = lfu_victim,
 };

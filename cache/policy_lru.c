@@ -60,7 +60,7 @@ static void lru_access(struct policy *p, int32_t key)
 	key_list_push(&s->lists, list, key);
 }
 
-static int32_t lru_pick(struct policy *p, int list, uint64_t used_before)
+static int32_t lru_victim(struct policy *p, int list, uint64_t used_before)
 {
 	struct lru *s = p->state;
 	for (int32_t key = s->lists.tail[list]; key >= 0; key = s->lists.prev[key]) {
@@ -78,8 +78,8 @@ const struct policy_ops policy_lru = {
 	.init = lru_init,
 	.fini = lru_fini,
 	.access = lru_access,
-	.hint = lru_access, /* named in vain, it is likely to be used soon all the same */
+	.predicted = lru_access, /* named in vain, it is likely to be used soon all the same */
 	.insert = lru_insert,
 	.remove = lru_remove,
-	.pick = lru_pick,
+	.victim = lru_victim,
 };

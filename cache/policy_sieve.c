@@ -5,10 +5,11 @@
  * bit is set loses it and stays, the first one without the bit leaves, and the hand waits before
  * it. A hit moves nothing.
  *
- * One change: keys used within the last token (env.spare accesses) are stepped over. Layers are
- * visited in a cycle, so a new key cannot prove itself before a whole token has passed, and the
- * hand, once it is among the new keys, throws them out as fast as they come. (On synthetic GLM-5.2
- * routing, room for 27 % of the experts: 45 % hits without this rule, 73 % with it, 72 % for LRU.)
+ * One change: keys used within the last token (env.recency_window accesses) are stepped over.
+ * Layers are visited in a cycle, so a new key cannot prove itself before a whole token has passed,
+ * and the hand, once it is among the new keys, throws them out as fast as they come. (On synthetic
+ * GLM-5.2 routing, room for 27 % of the experts: 45 % hits without this rule, 73 % with it, 72 %
+ * for LRU.)
  */
 #include "cache/policy.h"
 
@@ -82,8 +83,8 @@ static void sieve_remove(struct policy *p, int list, int32_t key)
 	s->list_of[key] = -1;
 }
 
-/* Walks the hand to a key that can leave; keys used after `spare_after` are stepped over. */
-static int32_t walk(struct policy *p, int list, uint64_t used_before, uint64_t spare_after)
+/* Walks the hand to a key that can leave; keys used after `used_after` are stepped over. */
+static int32_t walk(struct policy *p, int list, uint64_t used_before, uint64_t used_after)
 {
 	struct sieve *s = p->state;
 	int32_t key = s->hand[list] >= 0 ? s->hand[list] : s->lists.tail[list];
@@ -91,7 +92,7 @@ static int32_t walk(struct policy *p, int list, uint64_t used_before, uint64_t s
 	for (int steps = 0; key >= 0; steps++) {
 		if (used_before != POLICY_ANY_AGE && steps >= SIEVE_COLD_STEPS)
 			break;
-		if (p->env.last_use[key] <= spare_after && p->env.evictable(p->env.ctx, key)) {
+		if (p->env.last_use[key] <= used_after && p->env.evictable(p->env.ctx, key)) {
 			if (s->visited[key])
 				s->visited[key] = 0;
 			else if (p->env.last_use[key] < used_before) {
@@ -109,14 +110,14 @@ static int32_t walk(struct policy *p, int list, uint64_t used_before, uint64_t s
 	return -1;
 }
 
-static int32_t sieve_pick(struct policy *p, int list, uint64_t used_before)
+static int32_t sieve_victim(struct policy *p, int list, uint64_t used_before)
 {
 	struct sieve *s = p->state;
-	uint64_t spare = p->env.spare;
+	uint64_t recency_window = p->env.recency_window;
 	int32_t key = -1;
-	if (s->now >= spare)
-		key = walk(p, list, used_before, spare ? s->now - spare : UINT64_MAX);
-	if (key < 0 && spare && used_before == POLICY_ANY_AGE)
+	if (s->now >= recency_window)
+		key = walk(p, list, used_before, recency_window ? s->now - recency_window : UINT64_MAX);
+	if (key < 0 && recency_window && used_before == POLICY_ANY_AGE)
 		key = walk(p, list, used_before, UINT64_MAX);
 	return key;
 }
@@ -129,5 +130,5 @@ const struct policy_ops policy_sieve = {
 	.access = sieve_access,
 	.insert = sieve_insert,
 	.remove = sieve_remove,
-	.pick = sieve_pick,
+	.victim = sieve_victim,
 };

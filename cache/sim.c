@@ -49,7 +49,7 @@ static int pools_new(struct sim *s, struct err *e)
 			.tier_bytes = {u->tier_bytes[0], u->tier_bytes[1]},
 			.policy = u->policy,
 			.token_accesses = per_token,
-			.textbook = u->order == SIM_BY_RANK,
+			.no_recency_window = u->order == SIM_BY_RANK,
 			.half_life = u->half_life * (double)per_token,
 			.prefetch_cold = u->prefetch_cold,
 			.next_use = s->next_use + (size_t)first * m->n_experts};
@@ -148,18 +148,19 @@ static void commit_all(struct sim *s, struct cache *c)
 }
 
 /* Reserves and notes what is to be committed; the demanded slot is pinned, and so noted. */
-static void place(struct sim *s, struct cache *c, int layer, int expert, enum cache_use use)
+static void reserve_and_collect(
+	struct sim *s, struct cache *c, int layer, int expert, enum cache_use use)
 {
 	struct cache_plan plan;
-	enum cache_answer a = cache_reserve(c, layer, expert, use, &plan);
+	enum cache_result a = cache_reserve(c, layer, expert, use, &plan);
 	if (use == CACHE_DECODE && s->counting) {
 		s->n_bypassed += a == CACHE_BYPASS;
 		s->n_full += a == CACHE_FULL;
 	}
 	if (a != CACHE_OK)
 		return;
-	for (int i = 0; i < plan.n_moves; i++)
-		s->filling[s->n_filling++] = plan.moves[i].to;
+	for (int i = 0; i < plan.n_demotions; i++)
+		s->filling[s->n_filling++] = plan.demotions[i].to;
 	s->filling[s->n_filling++] = plan.slot;
 }
 
@@ -181,7 +182,7 @@ static void decode_access(struct sim *s, const struct trace_event *ev)
 		if (!by_rank)
 			continue;
 		if (at < 0 || cache_slot_get(c, at).tier)
-			place(s, c, layer, ids[i], CACHE_DECODE);
+			reserve_and_collect(s, c, layer, ids[i], CACHE_DECODE);
 		commit_all(s, c);
 		int32_t slot = cache_find(c, layer, ids[i]);
 		if (slot >= 0)
@@ -193,14 +194,14 @@ static void decode_access(struct sim *s, const struct trace_event *ev)
 		int32_t at = cache_find(c, layer, ids[i]);
 		if (at >= 0 && !cache_slot_get(c, at).tier)
 			continue;
-		place(s, c, layer, ids[i], CACHE_DECODE);
+		reserve_and_collect(s, c, layer, ids[i], CACHE_DECODE);
 		if (at < 0 && cache_find(c, layer, ids[i]) >= 0)
 			s->pinned[s->n_pinned++] = ids[i];
 	}
 	struct cache_plan plan;
-	cache_make_spare(c, layer, &plan);
-	for (int i = 0; i < plan.n_moves; i++)
-		s->filling[s->n_filling++] = plan.moves[i].to;
+	cache_keep_free(c, layer, &plan);
+	for (int i = 0; i < plan.n_demotions; i++)
+		s->filling[s->n_filling++] = plan.demotions[i].to;
 	commit_all(s, c);
 	for (int i = 0; i < s->n_pinned; i++)
 		cache_unpin(c, cache_find(c, layer, s->pinned[i]));
@@ -221,18 +222,18 @@ static void begin_step(struct sim *s, enum cache_use use)
 	if (s->setup->per_layer)
 		return;
 	cache_begin_step(s->pools[0], use, &plan);
-	for (int i = 0; i < plan.n_moves; i++)
-		cache_commit(s->pools[0], plan.moves[i].to);
+	for (int i = 0; i < plan.n_demotions; i++)
+		cache_commit(s->pools[0], plan.demotions[i].to);
 }
 
-static void hint(struct sim *s, const struct trace_event *ev)
+static void predict_experts(struct sim *s, const struct trace_event *ev)
 {
 	int layer = ev->layer;
 	struct cache *c = pool_of(s, &layer);
 	for (uint32_t i = 0; i < ev->n; i++)
-		cache_hint(c, layer, s->t->ids[ev->value + i]);
+		cache_note_predicted(c, layer, s->t->ids[ev->value + i]);
 	for (uint32_t i = 0; i < ev->n; i++) {
-		place(s, c, layer, s->t->ids[ev->value + i], CACHE_PREFETCH);
+		reserve_and_collect(s, c, layer, s->t->ids[ev->value + i], CACHE_PREFETCH);
 		commit_all(s, c);
 	}
 }
@@ -307,9 +308,9 @@ static int replay(struct sim *s, struct sim_result *r, struct err *e)
 			else
 				prefill_access(s, ev);
 			break;
-		case TRACE_HINT:
+		case TRACE_PREDICTION:
 			if (ev->distance <= u->lookahead)
-				hint(s, ev);
+				predict_experts(s, ev);
 			break;
 		}
 	}

@@ -8,8 +8,8 @@
  * missing ones are placed. Hits and misses are then those of a run with the same trace, policy and
  * budget and without lookahead. SIM_BY_RANK   one expert after the other, each looked up and placed
  * before the next, as textbooks define a policy: a miss of rank 1 may throw out the expert of
- * rank 3. The policies are then the textbook's too: lfu and sieve do not spare what the present
- * token has used.
+ * rank 3. The policies then follow their published definition: no recency window protects what the
+ * present token has used.
  */
 #ifndef GLM_CACHE_SIM_H
 #define GLM_CACHE_SIM_H

@@ -133,12 +133,13 @@ void trace_write_access(struct trace_writer *w, enum cache_use use, int layer, c
 		memset(p + 8 + 2 * n, TRACE_UNKNOWN, (size_t)n);
 }
 
-void trace_write_hint(struct trace_writer *w, int layer, int distance, const int32_t *ids, int n)
+void trace_write_prediction(
+	struct trace_writer *w, int layer, int distance, const int32_t *ids, int n)
 {
 	if (n < 1 || (uint32_t)n > w->n_experts || distance < 1 || distance > 255)
-		bug("trace hint with %d experts at distance %d", n, distance);
-	uint8_t *p =
-		record(w, TRACE_HINT, (uint8_t)distance, (uint16_t)layer, (uint32_t)n, 8 + (size_t)n * 2);
+		bug("trace prediction with %d experts at distance %d", n, distance);
+	uint8_t *p = record(
+		w, TRACE_PREDICTION, (uint8_t)distance, (uint16_t)layer, (uint32_t)n, 8 + (size_t)n * 2);
 	write_ids(w, p + 8, layer, ids, n);
 }
 
@@ -355,7 +356,8 @@ void trace_write_access(struct trace_writer *w, enum cache_use use, int layer, c
 	(void)w, (void)use, (void)layer, (void)ids, (void)tiers, (void)n;
 }
 
-void trace_write_hint(struct trace_writer *w, int layer, int distance, const int32_t *ids, int n)
+void trace_write_prediction(
+	struct trace_writer *w, int layer, int distance, const int32_t *ids, int n)
 {
 	(void)w, (void)layer, (void)distance, (void)ids, (void)n;
 }

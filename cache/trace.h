@@ -17,12 +17,12 @@
  *
  *   STEP    u8 1, u8 use, u16 rows, u32 position              a forward pass over `rows` tokens
  * begins ACCESS  u8 2, u8 use, u16 layer, u32 n, u16 ids[n], u8 tiers[n]    one layer's experts,
- * best first HINT    u8 3, u8 distance, u16 layer, u32 n, u16 ids[n]   guess for a later layer,
- * best first WAIT    u8 4, u8 0, u16 layer, u32 0, u64 ns              how long the layer's last
- * ACCESS waited for bytes END     u8 5, u8 0, u16 0, u32 0, u64 records before it
+ * best first PREDICTION    u8 3, u8 distance, u16 layer, u32 n, u16 ids[n]   predicted experts of a
+ * later layer, best first WAIT    u8 4, u8 0, u16 layer, u32 0, u64 ns              how long the
+ * layer's last ACCESS waited for bytes END     u8 5, u8 0, u16 0, u32 0, u64 records before it
  *
- * in the order in which the decisions fell: a HINT for layer 5 given while layer 4 ran stands after
- * layer 4's ACCESS.
+ * in the order in which the decisions fell: a PREDICTION for layer 5 given while layer 4 ran stands
+ * after layer 4's ACCESS.
  *
  * The reader trusts nothing. It also takes the GLTR1 files of synthetic traces ("GLTR1", u32
  * tokens, layers, top_k, experts; per token and layer top_k true and top_k guessed ids in a byte
@@ -43,7 +43,7 @@
 /* Where an access found its expert. */
 enum trace_tier { TRACE_VRAM, TRACE_RAM, TRACE_DISK, TRACE_UNKNOWN, TRACE_N_TIERS };
 
-enum trace_kind { TRACE_STEP = 1, TRACE_ACCESS, TRACE_HINT, TRACE_WAIT, TRACE_END };
+enum trace_kind { TRACE_STEP = 1, TRACE_ACCESS, TRACE_PREDICTION, TRACE_WAIT, TRACE_END };
 
 /* What a trace says of its model. */
 struct trace_model {
@@ -69,7 +69,8 @@ struct trace_writer *trace_writer_open(
 void trace_write_step(struct trace_writer *w, enum cache_use use, int rows, int position);
 void trace_write_access(struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids,
 	const uint8_t *tiers, int n);
-void trace_write_hint(struct trace_writer *w, int layer, int distance, const int32_t *ids, int n);
+void trace_write_prediction(
+	struct trace_writer *w, int layer, int distance, const int32_t *ids, int n);
 void trace_write_wait(struct trace_writer *w, int layer, uint64_t ns);
 
 /* Writes what is buffered so far as a frame of its own (for a checkpoint before something risky).
@@ -86,11 +87,11 @@ struct trace_event {
 	uint8_t kind; /* enum trace_kind, never TRACE_END */
 	union {
 		uint8_t use;      /* STEP, ACCESS: enum cache_use, DECODE or PREFILL */
-		uint8_t distance; /* HINT: 1.. */
+		uint8_t distance; /* PREDICTION: 1.. */
 	};
 	uint16_t layer;
-	uint32_t n;     /* ACCESS, HINT: ids; STEP: rows */
-	uint64_t value; /* ACCESS, HINT: index of the first id; STEP: position; WAIT: ns */
+	uint32_t n;     /* ACCESS, PREDICTION: ids; STEP: rows */
+	uint64_t value; /* ACCESS, PREDICTION: index of the first id; STEP: position; WAIT: ns */
 };
 
 /* A whole trace in memory. Zero-initialise; trace_fini releases. */
@@ -104,12 +105,12 @@ struct trace {
 	char note[200];
 	struct trace_event *events;
 	size_t n_events, cap_events;
-	uint16_t *ids;  /* of all ACCESS and HINT events */
-	uint8_t *tiers; /* as long as ids; enum trace_tier, TRACE_UNKNOWN for hints */
+	uint16_t *ids;  /* of all ACCESS and PREDICTION events */
+	uint8_t *tiers; /* as long as ids; enum trace_tier, TRACE_UNKNOWN for predictions */
 	size_t n_ids, cap_ids;
 	uint64_t n_steps, n_tokens; /* tokens: rows of decode steps */
 	uint64_t n_accesses;        /* expert ids in decode ACCESS events */
-	uint32_t max_distance;      /* of hints, 0: none */
+	uint32_t max_distance;      /* of predictions, 0: none */
 };
 
 /* Reads a file. 0, or ERR_INPUT (missing, malformed, unsupported) or ERR_MEMORY with a sentence

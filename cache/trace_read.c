@@ -61,7 +61,7 @@ static int add_event(struct reader *r, const struct trace_event *ev)
 	return 0;
 }
 
-/* Ids of an ACCESS or HINT; tiers NULL: unknown. */
+/* Ids of an ACCESS or PREDICTION; tiers NULL: unknown. */
 static int add_ids(
 	struct reader *r, struct trace_event *ev, const uint16_t *ids, const uint8_t *tiers)
 {
@@ -154,7 +154,7 @@ static uint64_t record_bytes(const uint8_t *p)
 		return 8;
 	case TRACE_ACCESS:
 		return 8 + 3 * n;
-	case TRACE_HINT:
+	case TRACE_PREDICTION:
 		return 8 + 2 * n;
 	case TRACE_WAIT:
 	case TRACE_END:
@@ -213,7 +213,7 @@ static int parse_record(struct reader *r, const uint8_t *p)
 		if (ev.use == CACHE_DECODE)
 			t->n_accesses += ev.n;
 		return parse_ids(r, p, &ev);
-	case TRACE_HINT:
+	case TRACE_PREDICTION:
 		if (!p[1])
 			return bad_record(r, "a guess for the layer that is running");
 		ev.distance = p[1];
@@ -311,13 +311,13 @@ static int gltr1_token(
 	/* The guess for a layer is made one layer earlier: it stands before the access of its own layer
 	 * and after that of the layer before. */
 	for (uint32_t l = 0; l < layers && !code; l++, p += 2 * (size_t)k) {
-		struct trace_event hint = {
-			.kind = TRACE_HINT, .distance = 1, .layer = (uint16_t)(first + l), .n = k};
+		struct trace_event prediction = {
+			.kind = TRACE_PREDICTION, .distance = 1, .layer = (uint16_t)(first + l), .n = k};
 		struct trace_event access = {
 			.kind = TRACE_ACCESS, .use = CACHE_DECODE, .layer = (uint16_t)(first + l), .n = k};
 		for (uint32_t i = 0; i < k; i++)
 			ids[i] = p[k + i];
-		code = add_ids(r, &hint, ids, NULL);
+		code = add_ids(r, &prediction, ids, NULL);
 		for (uint32_t i = 0; i < k; i++)
 			ids[i] = p[i];
 		if (!code)

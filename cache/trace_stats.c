@@ -13,7 +13,8 @@ struct counter {
 	uint32_t *mark; /* [n_experts] stamp of the set last put there */
 	uint32_t stamp;
 	size_t *last_access; /* [n_layers] event of the layer's last access in a step of one row, + 1 */
-	size_t *last_hint; /* [n_layers][TRACE_STATS_DISTANCES + 1] event not yet followed by an access,
+	size_t *last_prediction; /* [n_layers][TRACE_STATS_DISTANCES + 1] event not yet followed by an
+						  access,
 						  + 1 */
 	uint64_t picks_before, repeats;
 	uint64_t guessed[TRACE_STATS_DISTANCES + 1], picked[TRACE_STATS_DISTANCES + 1];
@@ -41,7 +42,7 @@ static void single_row_access(struct counter *c, struct trace_stats *s, size_t a
 		c->picks_before += ev->n;
 	}
 	c->last_access[ev->layer] = at + 1;
-	size_t *hints = c->last_hint + (size_t)ev->layer * (TRACE_STATS_DISTANCES + 1);
+	size_t *hints = c->last_prediction + (size_t)ev->layer * (TRACE_STATS_DISTANCES + 1);
 	for (int d = 1; d <= TRACE_STATS_DISTANCES; d++) {
 		if (!hints[d])
 			continue;
@@ -49,7 +50,7 @@ static void single_row_access(struct counter *c, struct trace_stats *s, size_t a
 		c->found[d] += common(c, h, ev);
 		c->guessed[d] += h->n;
 		c->picked[d] += ev->n;
-		s->hints[d]++;
+		s->predictions[d]++;
 		hints[d] = 0;
 	}
 }
@@ -79,9 +80,9 @@ static void count_events(struct counter *c, struct trace_stats *s)
 			if (single)
 				single_row_access(c, s, i);
 			break;
-		case TRACE_HINT:
+		case TRACE_PREDICTION:
 			if (single && ev->distance <= TRACE_STATS_DISTANCES)
-				c->last_hint[(size_t)ev->layer * (TRACE_STATS_DISTANCES + 1) + ev->distance] =
+				c->last_prediction[(size_t)ev->layer * (TRACE_STATS_DISTANCES + 1) + ev->distance] =
 					i + 1;
 			break;
 		case TRACE_WAIT:
@@ -141,9 +142,9 @@ int trace_stats_collect(const struct trace *t, struct trace_stats *s, struct err
 	c.uses = mem_try_new((size_t)m->n_layers * m->n_experts, sizeof *c.uses);
 	c.mark = mem_try_new(m->n_experts, sizeof *c.mark);
 	c.last_access = mem_try_new(m->n_layers, sizeof *c.last_access);
-	c.last_hint =
-		mem_try_new((size_t)m->n_layers * (TRACE_STATS_DISTANCES + 1), sizeof *c.last_hint);
-	if (!c.uses || !c.mark || !c.last_access || !c.last_hint) {
+	c.last_prediction =
+		mem_try_new((size_t)m->n_layers * (TRACE_STATS_DISTANCES + 1), sizeof *c.last_prediction);
+	if (!c.uses || !c.mark || !c.last_access || !c.last_prediction) {
 		code =
 			err_set(e, ERR_MEMORY, "no memory to count over a trace of %u layers with %u experts",
 				m->n_layers, m->n_experts);
@@ -163,6 +164,6 @@ out:
 	free(c.uses);
 	free(c.mark);
 	free(c.last_access);
-	free(c.last_hint);
+	free(c.last_prediction);
 	return code;
 }

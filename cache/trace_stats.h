@@ -17,8 +17,8 @@ struct trace_stats {
 	uint64_t wait_ns;              /* of decode steps */
 	/* Steps of one row only: */
 	double repeated; /* part of the picks that the same layer made for the token before */
-	uint64_t hints[TRACE_STATS_DISTANCES +
-				   1]; /* [distance] guesses followed by an access to their layer */
+	uint64_t predictions[TRACE_STATS_DISTANCES +
+						 1]; /* [distance] guesses followed by an access to their layer */
 	double recall[TRACE_STATS_DISTANCES + 1];    /* part of the picks that were guessed */
 	double precision[TRACE_STATS_DISTANCES + 1]; /* part of the guesses that were picked */
 	/* Part of the routing that goes to a layer's most used n experts, mean of the layers. */

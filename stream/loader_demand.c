@@ -25,10 +25,10 @@
 /* Queues the moves of a plan. */
 static void enqueue_moves(struct loader *l, const struct cache_plan *plan)
 {
-	if (l->n_commands + (size_t)plan->n_moves + 1 > l->cap_commands)
+	if (l->n_commands + (size_t)plan->n_demotions + 1 > l->cap_commands)
 		bug("%zu commands are queued, the ring holds %zu", l->n_commands, l->cap_commands);
-	for (int i = 0; i < plan->n_moves; i++) {
-		const struct cache_move *m = &plan->moves[i];
+	for (int i = 0; i < plan->n_demotions; i++) {
+		const struct cache_demotion *m = &plan->demotions[i];
 		l->commands[(l->first_command + l->n_commands++) % l->cap_commands] = (struct command){
 			.kind = COMMAND_MOVE,
 			.slot = m->to,
@@ -319,11 +319,11 @@ void loader_account(struct loader *l)
 		if (o->kind == OWED_ACCESS) {
 			cache_access(l->cache, o->layer, o->expert, CACHE_DECODE);
 		} else if (o->kind == OWED_HINT) {
-			cache_hint(l->cache, o->layer, o->expert);
+			cache_note_predicted(l->cache, o->layer, o->expert);
 		} else { /* room for the next ones, when this layer's bytes are under way */
-			cache_make_spare(l->cache, o->layer, &plan);
+			cache_keep_free(l->cache, o->layer, &plan);
 			enqueue_moves(l, &plan);
-			moved |= plan.n_moves > 0;
+			moved |= plan.n_demotions > 0;
 		}
 	}
 	l->n_owed = 0;
@@ -551,7 +551,7 @@ static void loader_step(struct expert_source *s, enum expert_use use, int rows, 
 	cache_begin_step(l->cache, cache_use_of(use), &plan);
 	enqueue_moves(l, &plan);
 	pthread_mutex_unlock(&l->lock);
-	if (plan.n_moves)
+	if (plan.n_demotions)
 		loader_poke(l);
 }
 

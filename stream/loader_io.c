@@ -206,7 +206,7 @@ static bool start_announced(struct loader *l)
 			if (slot >= 0 && cache_slot_get(l->cache, slot).tier == 0)
 				continue;
 			struct cache_plan plan;
-			enum cache_answer answer = cache_reserve(l->cache, a->layer, id, CACHE_PREFILL, &plan);
+			enum cache_result answer = cache_reserve(l->cache, a->layer, id, CACHE_PREFILL, &plan);
 			if (answer == CACHE_PRESENT)
 				continue;
 			if (answer != CACHE_OK)

@@ -88,7 +88,7 @@ static void record_hint(struct expert_source *s, int layer, const int32_t *ids, 
 {
 	struct source_record *r = record_of(s);
 	if (r->trace)
-		trace_write_hint(r->trace, layer, distance, ids, n);
+		trace_write_prediction(r->trace, layer, distance, ids, n);
 	if (r->inner->ops->hint && distance <= r->inner->lookahead)
 		r->inner->ops->hint(r->inner, layer, ids, n, distance);
 }

@@ -89,7 +89,7 @@ static void collect(struct picks *p, const struct trace *t, const uint32_t *moe_
 			memcpy(
 				ids_of(p, p->n_tokens, moe_of[v->layer]), t->ids + v->value, p->k * sizeof *p->ids);
 			filled++;
-		} else if (v->kind == TRACE_HINT && v->distance <= DISTANCES) {
+		} else if (v->kind == TRACE_PREDICTION && v->distance <= DISTANCES) {
 			size_t at = hint_at(p, p->n_tokens, v->distance, moe_of[v->layer]);
 			p->n_hints[at] = (uint8_t)MIN(v->n, p->k);
 			memcpy(p->hints + at * p->k, t->ids + v->value, p->n_hints[at] * sizeof *p->hints);

@@ -64,8 +64,8 @@ class Lru:
 
 
 class Sieve:
-    def __init__(self, spare=0, **_):
-        self.last, self.now, self.spare = {}, 0, spare
+    def __init__(self, recency_window=0, **_):
+        self.last, self.now, self.recency_window = {}, 0, recency_window
         self.newer, self.older, self.bit = {}, {}, {}
         self.head = self.tail = self.hand = None
 
@@ -83,7 +83,7 @@ class Sieve:
             self.tail = key
 
     def victim(self, pinned):
-        old = {k for k in self.bit if k not in pinned and self.last[k] + self.spare <= self.now} if self.spare else ()
+        old = {k for k in self.bit if k not in pinned and self.last[k] + self.recency_window <= self.now} if self.recency_window else ()
         at = self.hand if self.hand is not None else self.tail
         while True:
             if at in old if old else at not in pinned:
@@ -110,9 +110,9 @@ class Sieve:
 
 
 class Lfu:
-    def __init__(self, half_life=1.0, spare=0, **_):
+    def __init__(self, half_life=1.0, recency_window=0, **_):
         self.young, self.old = OrderedDict(), set()        # the resident keys; young: oldest first
-        self.score, self.last, self.now, self.spare = {}, {}, 0, spare
+        self.score, self.last, self.now, self.recency_window = {}, {}, 0, recency_window
         self.weight, self.growth = 1.0, 1 + 0.6931471805599453 / max(half_life, 1.0)
 
     def access(self, key, now):
@@ -133,7 +133,7 @@ class Lfu:
 
     def victim(self, pinned):
         for key in list(self.young):
-            if self.last[key] + self.spare > self.now:
+            if self.last[key] + self.recency_window > self.now:
                 break
             del self.young[key]
             self.old.add(key)
@@ -180,8 +180,8 @@ def simulate(batches, name, slots, order, half_life, skip, token_accesses):
                 next_at[i], seen[key] = seen.get(key, NEVER), i
     next_use = {}
     half_life = half_life * token_accesses or max(1.75 * slots, 16.0 * token_accesses)
-    spare = token_accesses + token_accesses // 16 if order == "layer" else 0
-    policy = POLICIES[name](half_life=half_life, spare=spare, next_use=next_use)
+    recency_window = token_accesses + token_accesses // 16 if order == "layer" else 0
+    policy = POLICIES[name](half_life=half_life, recency_window=recency_window, next_use=next_use)
     resident, now, hits, accesses = set(), 0, 0, 0
 
     def place(key, pinned):

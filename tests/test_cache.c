@@ -31,39 +31,40 @@ static void check(const struct cache *c)
 
 /* ---- the model ---- */
 
-struct model_key {
-	int32_t slot;   /* -1: nowhere; tier 0 or 1 */
-	int32_t staged; /* -1 */
-	int32_t copy;   /* of an expert in tier 0: tier 1 slot that still holds its bytes, -1: none */
+struct ref_key {
+	int32_t slot;           /* -1: nowhere; tier 0 or 1 */
+	int32_t staged;         /* -1 */
+	int32_t inclusive_copy; /* of an expert in tier 0: tier 1 slot that still holds its bytes, -1:
+							   none */
 };
 
-struct model {
+struct reference {
 	struct cache *c;
 	struct cache_config cfg;
 	uint64_t expert_bytes[MAX_LAYERS];
 	uint8_t *memory[CACHE_TIERS];
-	struct model_key keys[MAX_LAYERS * MAX_EXPERTS];
+	struct ref_key keys[MAX_LAYERS * MAX_EXPERTS];
 	int32_t pending[MAX_PENDING];        /* FILLING slots */
 	int32_t pending_source[MAX_PENDING]; /* tier 1 slot, -1: disk, -2: a move whose copy is done */
 	int n_pending;
 	int32_t pinned[MAX_PENDING]; /* one entry per pin that the model holds */
 	int n_pinned;
-	uint64_t n_ok, n_full, n_warm, n_busy, n_present, n_moves, n_spared, n_lent, n_promoted,
-		n_slabs, n_dropped, n_free;
+	uint64_t n_ok, n_full, n_no_cold, n_busy, n_present, n_demotions, n_kept_free, n_borrowed,
+		n_promoted, n_slabs, n_dropped, n_free;
 };
 
-static uint8_t tag_of(const struct model *m, int layer, int expert)
+static uint8_t tag_of(const struct reference *m, int layer, int expert)
 {
 	return (uint8_t)(1 + layer * m->cfg.n_experts + expert);
 }
 
-static uint8_t *bytes_at(const struct model *m, const struct cache_slot *s)
+static uint8_t *bytes_at(const struct reference *m, const struct cache_slot *s)
 {
 	assert_true(s->offset + s->bytes <= cache_memory_bytes(m->c, s->tier));
 	return m->memory[s->tier] + s->offset;
 }
 
-static bool holds_tag(const struct model *m, const struct cache_slot *s)
+static bool holds_tag(const struct reference *m, const struct cache_slot *s)
 {
 	const uint8_t *p = bytes_at(m, s);
 	for (uint64_t i = 0; i < s->bytes; i++)
@@ -72,7 +73,7 @@ static bool holds_tag(const struct model *m, const struct cache_slot *s)
 	return true;
 }
 
-static int pins_held(const struct model *m, int32_t slot)
+static int pins_held(const struct reference *m, int32_t slot)
 {
 	int n = 0;
 	for (int i = 0; i < m->n_pinned; i++)
@@ -80,7 +81,7 @@ static int pins_held(const struct model *m, int32_t slot)
 	return n;
 }
 
-static void model_verify(struct model *m)
+static void ref_verify(struct reference *m)
 {
 	check(m->c);
 	int n_ready[CACHE_TIERS] = {0}, n_seen[CACHE_TIERS] = {0};
@@ -100,7 +101,7 @@ static void model_verify(struct model *m)
 		n_seen[0] += n[0];
 		n_seen[1] += n[1];
 		for (int x = 0; m->expert_bytes[l] && x < m->cfg.n_experts; x++) {
-			const struct model_key *k = &m->keys[l * m->cfg.n_experts + x];
+			const struct ref_key *k = &m->keys[l * m->cfg.n_experts + x];
 			int32_t want = k->slot >= 0 ? k->slot : k->staged;
 			assert_int_equal(cache_find(m->c, l, x), want);
 		}
@@ -109,10 +110,10 @@ static void model_verify(struct model *m)
 	assert_int_equal(n_seen[1], n_ready[1]);
 }
 
-static void model_start(struct model *m, struct rng *r, const uint64_t *sizes, int n_sizes,
+static void ref_start(struct reference *m, struct rng *r, const uint64_t *sizes, int n_sizes,
 	bool two_tiers, const struct policy_ops *policy)
 {
-	*m = (struct model){0};
+	*m = (struct reference){0};
 	m->cfg.n_layers = 3 + (int)rng_below(r, MAX_LAYERS - 2);
 	m->cfg.n_experts = 4 + (int)rng_below(r, MAX_EXPERTS - 3);
 	uint64_t largest = 0, all = 0;
@@ -137,32 +138,32 @@ static void model_start(struct model *m, struct rng *r, const uint64_t *sizes, i
 	for (int t = 0; t < CACHE_TIERS; t++)
 		m->memory[t] = mem_new(cache_memory_bytes(m->c, t), 1);
 	for (int i = 0; i < MAX_LAYERS * MAX_EXPERTS; i++)
-		m->keys[i] = (struct model_key){-1, -1, -1};
+		m->keys[i] = (struct ref_key){-1, -1, -1};
 }
 
-static void model_stop(struct model *m)
+static void ref_stop(struct reference *m)
 {
-	m->n_slabs += cache_stats(m->c)->slabs_moved;
+	m->n_slabs += cache_stats(m->c)->slabs_reassigned;
 	cache_free(m->c);
 	free(m->memory[0]);
 	free(m->memory[1]);
 }
 
-static void add_pending(struct model *m, int32_t slot, int32_t source)
+static void add_pending(struct reference *m, int32_t slot, int32_t source)
 {
 	assert_true(m->n_pending < MAX_PENDING);
 	m->pending[m->n_pending] = slot;
 	m->pending_source[m->n_pending++] = source;
 }
 
-static void rename_pins(struct model *m, int32_t from, int32_t to)
+static void rename_pins(struct reference *m, int32_t from, int32_t to)
 {
 	for (int i = 0; i < m->n_pinned; i++)
 		if (m->pinned[i] == from)
 			m->pinned[i] = to;
 }
 
-static void drop_pins(struct model *m, int32_t slot)
+static void drop_pins(struct reference *m, int32_t slot)
 {
 	int n = 0;
 	for (int i = 0; i < m->n_pinned; i++)
@@ -179,7 +180,7 @@ struct snapshot {
 	int n;
 };
 
-static void snapshot_take(const struct model *m, struct snapshot *s)
+static void snapshot_take(const struct reference *m, struct snapshot *s)
 {
 	s->n = cache_n_slots(m->c);
 	assert_true(s->n <= 4096);
@@ -193,24 +194,24 @@ static bool could_leave(const struct cache_slot *s)
 }
 
 /* What a plan that makes room for `key` (NULL: for nobody yet) did to the others. */
-static void model_moves(struct model *m, const struct snapshot *before,
-	const struct cache_plan *plan, const struct model_key *key, bool may_evict)
+static void ref_demotions(struct reference *m, const struct snapshot *before,
+	const struct cache_plan *plan, const struct ref_key *key, bool may_evict)
 {
 	/* Copies go before anybody is lost who was in tier 1. */
 	bool lost = false;
 	int n_copies = 0;
 	for (int i = 0; i < m->cfg.n_layers * m->cfg.n_experts; i++) {
-		struct model_key *k = &m->keys[i];
+		struct ref_key *k = &m->keys[i];
 		lost |= k->slot >= 0 && before->slot[k->slot].tier == 1 && k != key &&
 				cache_find(m->c, i / m->cfg.n_experts, i % m->cfg.n_experts) < 0;
-		if (k->copy < 0)
+		if (k->inclusive_copy < 0)
 			continue;
-		struct cache_slot s = cache_slot_get(m->c, k->copy);
+		struct cache_slot s = cache_slot_get(m->c, k->inclusive_copy);
 		if (s.state != CACHE_READY || s.layer * m->cfg.n_experts + s.expert != i) {
-			k->copy = -1;
+			k->inclusive_copy = -1;
 			m->n_dropped++;
 		}
-		n_copies += k->copy >= 0 && cache_slot_get(m->c, k->slot).tier == 0 &&
+		n_copies += k->inclusive_copy >= 0 && cache_slot_get(m->c, k->slot).tier == 0 &&
 					cache_find(m->c, s.layer, s.expert) == k->slot;
 	}
 	assert_false(lost && n_copies);
@@ -221,17 +222,17 @@ static void model_moves(struct model *m, const struct snapshot *before,
 		if (b->state == CACHE_FREE || b->staging)
 			continue;
 		int32_t now = cache_find(m->c, b->layer, b->expert);
-		struct model_key *k = &m->keys[b->layer * m->cfg.n_experts + b->expert];
+		struct ref_key *k = &m->keys[b->layer * m->cfg.n_experts + b->expert];
 		if (k->slot != i || now == i || k == key)
 			continue;
 		assert_true(could_leave(b));
 		assert_true(may_evict);
-		k->slot = b->tier == 0 ? k->copy : -1;
+		k->slot = b->tier == 0 ? k->inclusive_copy : -1;
 		m->n_free += k->slot >= 0;
-		k->copy = -1;
+		k->inclusive_copy = -1;
 	}
-	for (int i = 0; i < plan->n_moves; i++) {
-		const struct cache_move *v = &plan->moves[i];
+	for (int i = 0; i < plan->n_demotions; i++) {
+		const struct cache_demotion *v = &plan->demotions[i];
 		const struct cache_slot *from = &before->slot[v->from];
 		struct cache_slot to = cache_slot_get(m->c, v->to);
 		assert_int_equal(m->keys[v->layer * m->cfg.n_experts + v->expert].slot, -1);
@@ -246,11 +247,11 @@ static void model_moves(struct model *m, const struct snapshot *before,
 		memcpy(bytes_at(m, &to), bytes_at(m, from), v->bytes);
 		m->keys[v->layer * m->cfg.n_experts + v->expert].slot = v->to;
 		add_pending(m, v->to, -2);
-		m->n_moves++;
+		m->n_demotions++;
 	}
 }
 
-static uint64_t largest_of(const struct model *m)
+static uint64_t largest_of(const struct reference *m)
 {
 	uint64_t largest = 0;
 	for (int l = 0; l < m->cfg.n_layers; l++)
@@ -259,7 +260,7 @@ static uint64_t largest_of(const struct model *m)
 }
 
 /* Before prefill as many slots as possible are staging slots, before decode only those in use. */
-static void model_begin(struct model *m, enum cache_use use)
+static void ref_begin(struct reference *m, enum cache_use use)
 {
 	static struct snapshot before;
 	struct cache_plan plan;
@@ -267,7 +268,7 @@ static void model_begin(struct model *m, enum cache_use use)
 	snapshot_take(m, &before);
 	cache_begin_step(m->c, use, &plan);
 	assert_int_equal(plan.slot, -1);
-	model_moves(m, &before, &plan, NULL, use == CACHE_PREFILL);
+	ref_demotions(m, &before, &plan, NULL, use == CACHE_PREFILL);
 	for (int32_t i = 0; i < cache_n_slots(m->c); i++) {
 		struct cache_slot s = cache_slot_get(m->c, i);
 		assert_false(s.staging && s.state == CACHE_FREE && use == CACHE_DECODE);
@@ -276,28 +277,29 @@ static void model_begin(struct model *m, enum cache_use use)
 	}
 	assert_true(n_staging <= m->cfg.n_staging);
 	assert_true(n_staging == m->cfg.n_staging || use == CACHE_DECODE || !n_leave);
-	m->n_lent += (uint64_t)plan.n_moves;
+	m->n_borrowed += (uint64_t)plan.n_demotions;
 }
 
-static void model_spare(struct model *m, int layer)
+static void ref_keep_free(struct reference *m, int layer)
 {
 	static struct snapshot before;
 	struct cache_plan plan;
 	snapshot_take(m, &before);
-	cache_make_spare(m->c, layer, &plan);
+	cache_keep_free(m->c, layer, &plan);
 	assert_int_equal(plan.slot, -1);
-	assert_true(plan.n_moves <= CACHE_SPARE && (!plan.n_moves || m->cfg.tier_bytes[1]));
-	model_moves(m, &before, &plan, NULL, true);
-	m->n_spared += (uint64_t)plan.n_moves;
+	assert_true(plan.n_demotions <= CACHE_KEEP_FREE && (!plan.n_demotions || m->cfg.tier_bytes[1]));
+	ref_demotions(m, &before, &plan, NULL, true);
+	m->n_kept_free += (uint64_t)plan.n_demotions;
 }
 
-static void model_reserve(struct model *m, struct rng *r, int layer, int expert, enum cache_use use)
+static void ref_reserve(
+	struct reference *m, struct rng *r, int layer, int expert, enum cache_use use)
 {
 	static struct snapshot before;
-	struct model_key *key = &m->keys[layer * m->cfg.n_experts + expert];
+	struct ref_key *key = &m->keys[layer * m->cfg.n_experts + expert];
 	snapshot_take(m, &before);
 	struct cache_plan plan;
-	enum cache_answer a = cache_reserve(m->c, layer, expert, use, &plan);
+	enum cache_result a = cache_reserve(m->c, layer, expert, use, &plan);
 	switch (a) {
 	case CACHE_PRESENT:
 		m->n_present++;
@@ -307,8 +309,8 @@ static void model_reserve(struct model *m, struct rng *r, int layer, int expert,
 		m->n_busy++;
 		assert_int_equal(before.slot[key->slot].tier, 1);
 		return;
-	case CACHE_WARM:
-		m->n_warm++;
+	case CACHE_NO_COLD:
+		m->n_no_cold++;
 		assert_int_equal(use, CACHE_PREFETCH);
 		return;
 	case CACHE_FULL:
@@ -336,7 +338,7 @@ static void model_reserve(struct model *m, struct rng *r, int layer, int expert,
 		break;
 	}
 	m->n_ok++;
-	model_moves(m, &before, &plan, key, true);
+	ref_demotions(m, &before, &plan, key, true);
 	struct cache_slot got = cache_slot_get(m->c, plan.slot);
 	assert_int_equal(got.state, CACHE_FILLING);
 	assert_int_equal(got.tier, 0);
@@ -360,11 +362,11 @@ static void model_reserve(struct model *m, struct rng *r, int layer, int expert,
 	(void)r;
 }
 
-static void model_finish(struct model *m, int i, bool commit)
+static void ref_finish(struct reference *m, int i, bool commit)
 {
 	int32_t slot = m->pending[i], source = m->pending_source[i];
 	struct cache_slot s = cache_slot_get(m->c, slot);
-	struct model_key *k = &m->keys[s.layer * m->cfg.n_experts + s.expert];
+	struct ref_key *k = &m->keys[s.layer * m->cfg.n_experts + s.expert];
 	m->pending[i] = m->pending[--m->n_pending];
 	m->pending_source[i] = m->pending_source[m->n_pending];
 	if (!commit) {
@@ -387,10 +389,10 @@ static void model_finish(struct model *m, int i, bool commit)
 	}
 	cache_commit(m->c, slot);
 	if (source >= 0 && !s.staging && cache_slot_get(m->c, source).state == CACHE_READY)
-		k->copy = source;
+		k->inclusive_copy = source;
 }
 
-static void model_unpin(struct model *m, int i)
+static void ref_unpin(struct reference *m, int i)
 {
 	int32_t slot = m->pinned[i];
 	struct cache_slot s = cache_slot_get(m->c, slot);
@@ -402,20 +404,20 @@ static void model_unpin(struct model *m, int i)
 		m->keys[s.layer * m->cfg.n_experts + s.expert].staged = -1;
 }
 
-static void random_step(struct model *m, struct rng *r)
+static void random_step(struct reference *m, struct rng *r)
 {
 	uint32_t what = rng_below(r, 100);
 	int layer, expert = (int)rng_below(r, (uint32_t)m->cfg.n_experts);
 	do
 		layer = (int)rng_below(r, (uint32_t)m->cfg.n_layers);
 	while (!m->expert_bytes[layer]);
-	const struct model_key *k = &m->keys[layer * m->cfg.n_experts + expert];
+	const struct ref_key *k = &m->keys[layer * m->cfg.n_experts + expert];
 	if (what >= 99) {
-		model_begin(m, rng_below(r, 2) ? CACHE_PREFILL : CACHE_DECODE);
+		ref_begin(m, rng_below(r, 2) ? CACHE_PREFILL : CACHE_DECODE);
 	} else if (what >= 97) {
-		cache_hint(m->c, layer, expert);
+		cache_note_predicted(m->c, layer, expert);
 	} else if (what >= 94) {
-		model_spare(m, layer);
+		ref_keep_free(m, layer);
 	} else if (what < 45) {
 		enum cache_use use = what < 30 ? CACHE_DECODE : what < 38 ? CACHE_PREFETCH : CACHE_PREFILL;
 		int32_t slot = k->slot >= 0 ? k->slot : k->staged;
@@ -430,49 +432,49 @@ static void random_step(struct model *m, struct rng *r)
 				m->pinned[m->n_pinned++] = got;
 			}
 		}
-		model_reserve(m, r, layer, expert, use);
+		ref_reserve(m, r, layer, expert, use);
 	} else if (what < 75) {
 		if (m->n_pending)
-			model_finish(m, (int)rng_below(r, (uint32_t)m->n_pending), rng_below(r, 10) != 0);
+			ref_finish(m, (int)rng_below(r, (uint32_t)m->n_pending), rng_below(r, 10) != 0);
 	} else if (m->n_pinned) {
-		model_unpin(m, (int)rng_below(r, (uint32_t)m->n_pinned));
+		ref_unpin(m, (int)rng_below(r, (uint32_t)m->n_pinned));
 	}
 }
 
-static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, struct model *sum)
+static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, struct reference *sum)
 {
-	*sum = (struct model){0};
+	*sum = (struct reference){0};
 	for (uint64_t seed = seed0; seed < seed0 + 60; seed++) {
 		struct rng r = {seed};
-		static struct model m;
-		model_start(&m, &r, sizes, n_sizes, seed % 3 != 0, policy_list((int)(seed % 3)));
+		static struct reference m;
+		ref_start(&m, &r, sizes, n_sizes, seed % 3 != 0, policy_list((int)(seed % 3)));
 		for (int step = 0; step < 600; step++) {
 			random_step(&m, &r);
 			struct err e = {0};
 			if (cache_check(m.c, &e))
 				fail_msg("seed %llu step %d: %s", (unsigned long long)seed, step, e.text);
-			model_verify(&m);
+			ref_verify(&m);
 		}
 		/* Everything comes to rest: no pins, nothing under way. */
 		while (m.n_pending)
-			model_finish(&m, 0, true);
+			ref_finish(&m, 0, true);
 		while (m.n_pinned)
-			model_unpin(&m, 0);
-		model_begin(&m, CACHE_DECODE);
-		model_verify(&m);
+			ref_unpin(&m, 0);
+		ref_begin(&m, CACHE_DECODE);
+		ref_verify(&m);
 		for (int32_t i = 0; i < cache_n_slots(m.c); i++) {
 			struct cache_slot s = cache_slot_get(m.c, i);
 			assert_true(s.state != CACHE_FILLING && !s.pins && !s.staging);
 		}
-		model_stop(&m);
+		ref_stop(&m);
 		sum->n_ok += m.n_ok;
 		sum->n_full += m.n_full;
-		sum->n_warm += m.n_warm;
+		sum->n_no_cold += m.n_no_cold;
 		sum->n_busy += m.n_busy;
 		sum->n_present += m.n_present;
-		sum->n_moves += m.n_moves;
-		sum->n_spared += m.n_spared;
-		sum->n_lent += m.n_lent;
+		sum->n_demotions += m.n_demotions;
+		sum->n_kept_free += m.n_kept_free;
+		sum->n_borrowed += m.n_borrowed;
 		sum->n_promoted += m.n_promoted;
 		sum->n_slabs += m.n_slabs;
 		sum->n_dropped += m.n_dropped;
@@ -482,18 +484,18 @@ static void random_runs(const uint64_t *sizes, int n_sizes, uint64_t seed0, stru
 		"seeds %llu..: %llu reserved, %llu full, %llu warm, %llu busy, %llu present, %llu moves, "
 		"%llu promotions, %llu slabs moved\n",
 		(unsigned long long)seed0, (unsigned long long)sum->n_ok, (unsigned long long)sum->n_full,
-		(unsigned long long)sum->n_warm, (unsigned long long)sum->n_busy,
-		(unsigned long long)sum->n_present, (unsigned long long)sum->n_moves,
+		(unsigned long long)sum->n_no_cold, (unsigned long long)sum->n_busy,
+		(unsigned long long)sum->n_present, (unsigned long long)sum->n_demotions,
 		(unsigned long long)sum->n_promoted, (unsigned long long)sum->n_slabs);
 	/* The run must have been through every answer, or it proves nothing. */
-	assert_true(sum->n_ok && sum->n_full && sum->n_warm && sum->n_busy && sum->n_present &&
-				sum->n_moves && sum->n_spared && sum->n_lent && sum->n_promoted);
+	assert_true(sum->n_ok && sum->n_full && sum->n_no_cold && sum->n_busy && sum->n_present &&
+				sum->n_demotions && sum->n_kept_free && sum->n_borrowed && sum->n_promoted);
 }
 
 static void test_random_one_size(void **state)
 {
 	(void)state;
-	struct model sum;
+	struct reference sum;
 	random_runs((const uint64_t[]){24}, 1, 1000, &sum);
 	assert_int_equal(sum.n_slabs, 0);
 	assert_true(sum.n_dropped && sum.n_free);
@@ -504,7 +506,7 @@ static void test_random_one_size(void **state)
 static void test_random_two_sizes(void **state)
 {
 	(void)state;
-	struct model sum;
+	struct reference sum;
 	random_runs((const uint64_t[]){36, 12}, 2, 2000, &sum);
 	assert_true(sum.n_slabs > 0);
 }
@@ -512,7 +514,7 @@ static void test_random_two_sizes(void **state)
 static void test_random_odd_sizes(void **state)
 {
 	(void)state;
-	struct model sum;
+	struct reference sum;
 	random_runs((const uint64_t[]){29, 64, 65, 17, 128}, 5, 3000, &sum);
 	assert_true(sum.n_slabs > 0);
 }

@@ -105,7 +105,7 @@ struct mix {
 
 struct outcome {
 	double wasted, hits, ideal; /* parts of the budget, of the accesses, of the accesses */
-	uint64_t slabs_moved, accesses;
+	uint64_t slabs_reassigned, accesses;
 };
 
 /* Brings one layer's experts in, as a run does (cache.h). */
@@ -186,7 +186,7 @@ static struct outcome run(const struct mix *m, int n_tokens, const struct policy
 	o.wasted = wasted / samples;
 	o.hits = (double)s->hits[0] / (double)s->accesses;
 	o.ideal = (double)ideal.hits / (double)s->accesses;
-	o.slabs_moved = s->slabs_moved;
+	o.slabs_reassigned = s->slabs_reassigned;
 	free(ideal.next);
 	free(ideal.prev);
 	free(ideal.in);
@@ -244,7 +244,7 @@ static void test_waste(void **state)
 			print_message("%-21s %8.4g GB: wasted %5.2f %%, hits %6.2f %%, ideal %6.2f %%, %llu "
 						  "slabs moved\n",
 				name, (double)m.budget / 1e9, 100 * o.wasted, 100 * o.hits, 100 * o.ideal,
-				(unsigned long long)o.slabs_moved);
+				(unsigned long long)o.slabs_reassigned);
 			if (kind < 6) {
 				assert_true(o.wasted < (kind == 0 ? 0.001 : 0.04));
 				assert_true(o.hits > o.ideal - 0.015);
@@ -311,8 +311,8 @@ static void test_time_and_memory(void **state)
 						continue;
 					assert_int_equal(cache_reserve(c, l, ids[i], CACHE_DECODE, &plan), CACHE_OK);
 					reserved++;
-					for (int k = 0; k < plan.n_moves; k++)
-						committed[n++] = plan.moves[k].to;
+					for (int k = 0; k < plan.n_demotions; k++)
+						committed[n++] = plan.demotions[k].to;
 					committed[n++] = plan.slot;
 				}
 				uint64_t t3 = clock_ns();

@@ -43,8 +43,8 @@ static int32_t bring(struct cache *c, int layer, int expert)
 	if (at >= 0 && cache_slot_get(c, at).tier == 0)
 		return at;
 	assert_int_equal(cache_reserve(c, layer, expert, CACHE_DECODE, &plan), CACHE_OK);
-	for (int i = 0; i < plan.n_moves; i++)
-		cache_commit(c, plan.moves[i].to);
+	for (int i = 0; i < plan.n_demotions; i++)
+		cache_commit(c, plan.demotions[i].to);
 	cache_commit(c, plan.slot);
 	cache_unpin(c, plan.slot);
 	check(c);
@@ -70,12 +70,12 @@ static void test_demote_promote(void **state)
 	struct cache_plan plan;
 	assert_int_equal(cache_reserve(c, 0, 1, CACHE_DECODE, &plan), CACHE_OK);
 	assert_int_equal(plan.source, at);
-	assert_int_equal(plan.n_moves, 1);
-	assert_int_equal(plan.moves[0].expert, 3);
+	assert_int_equal(plan.n_demotions, 1);
+	assert_int_equal(plan.demotions[0].expert, 3);
 	assert_int_equal(cache_slot_get(c, plan.slot).pins, 1);
 	struct cache_plan again;
 	assert_int_equal(cache_reserve(c, 0, 3, CACHE_DECODE, &again), CACHE_BUSY);
-	cache_commit(c, plan.moves[0].to);
+	cache_commit(c, plan.demotions[0].to);
 	cache_abort(c, plan.slot); /* the copy failed: 1 is still in tier 1 */
 	check(c);
 	assert_int_equal(cache_find(c, 0, 1), at);
@@ -103,7 +103,7 @@ static void test_copies(void **state)
 	struct cache_plan p;
 	assert_int_equal(cache_stats(c)->demotions_free, 0);
 	assert_int_equal(cache_reserve(c, 0, 4, CACHE_DECODE, &p), CACHE_OK);
-	assert_int_equal(p.n_moves, 0);
+	assert_int_equal(p.n_demotions, 0);
 	assert_int_equal(cache_find(c, 0, 0), at[0]);
 	assert_int_equal(cache_stats(c)->demotions_free, 1);
 	cache_commit(c, p.slot);
@@ -156,7 +156,7 @@ static void test_prefetch(void **state)
 		bring(c, 0, i);
 	struct cache_plan p;
 	/* prefetch_cold is 4: the oldest was used 3 accesses ago */
-	assert_int_equal(cache_reserve(c, 0, 10, CACHE_PREFETCH, &p), CACHE_WARM);
+	assert_int_equal(cache_reserve(c, 0, 10, CACHE_PREFETCH, &p), CACHE_NO_COLD);
 	for (int i = 1; i < 4; i++)
 		bring(c, 0, i);
 	assert_int_equal(cache_reserve(c, 0, 10, CACHE_PREFETCH, &p), CACHE_OK);
@@ -206,8 +206,8 @@ static void test_hint(void **state)
 	for (int i = 0; i < 4; i++)
 		bring(c, 0, i);
 	struct cache_stats before = *cache_stats(c);
-	cache_hint(c, 0, 0);
-	cache_hint(c, 0, 9);
+	cache_note_predicted(c, 0, 0);
+	cache_note_predicted(c, 0, 9);
 	assert_memory_equal(cache_stats(c), &before, sizeof before);
 	assert_int_equal(cache_find(c, 0, 9), -1);
 	bring(c, 0, 4);
@@ -230,14 +230,14 @@ static void test_prefill_leaves_decode_set(void **state)
 	/* a prompt takes the two that were used longest ago down */
 	struct cache_plan p;
 	cache_begin_step(c, CACHE_PREFILL, &p);
-	assert_int_equal(p.n_moves, 2);
+	assert_int_equal(p.n_demotions, 2);
 	for (int i = 0; i < 2; i++) {
-		assert_int_equal(p.moves[i].expert, i);
-		cache_commit(c, p.moves[i].to);
+		assert_int_equal(p.demotions[i].expert, i);
+		cache_commit(c, p.demotions[i].to);
 	}
 	check(c);
 	cache_begin_step(c, CACHE_PREFILL, &p);
-	assert_int_equal(p.n_moves, 0);
+	assert_int_equal(p.n_demotions, 0);
 	for (int i = 0; i < 8; i++)
 		before[i] = cache_find(c, 0, i);
 	for (int i = 0; i < 8; i++) {
@@ -268,7 +268,7 @@ static void test_prefill_leaves_decode_set(void **state)
 	assert_int_equal(cache_stats(c)->accesses, 6);
 	/* decode has them again: the one in use when that has landed, nobody leaves */
 	cache_begin_step(c, CACHE_DECODE, &p);
-	assert_int_equal(p.n_moves, 0);
+	assert_int_equal(p.n_demotions, 0);
 	assert_int_equal(cache_staging_slot(c, 0), q.slot);
 	assert_int_equal(cache_staging_slot(c, 1), -1);
 	cache_commit(c, q.slot);

@@ -267,7 +267,7 @@ static void take_aside(struct expert_source *s, struct fresh *f, unsigned least)
 	usleep(A_WHILE);
 }
 
-/* The same until four wait. A layer takes no more than CACHE_SPARE aside at a time, so none too
+/* The same until four wait. A layer takes no more than CACHE_KEEP_FREE aside at a time, so none too
  * many do. */
 static void park_some(struct expert_source *s, struct fresh *f)
 {

@@ -19,7 +19,7 @@
 #define N_KEYS  48
 #define N_LISTS 2
 
-struct model {
+struct reference {
 	struct policy p;
 	uint64_t last_use[N_KEYS], next_use[N_KEYS];
 	bool pinned[N_KEYS];
@@ -36,16 +36,16 @@ struct model {
 
 static bool evictable(const void *ctx, int32_t key)
 {
-	const struct model *m = ctx;
+	const struct reference *m = ctx;
 	return m->list[key] >= 0 && !m->pinned[key];
 }
 
-static bool is(const struct model *m, const struct policy_ops *ops)
+static bool is(const struct reference *m, const struct policy_ops *ops)
 {
 	return m->p.ops == ops;
 }
 
-static void order_remove(struct model *m, int32_t key)
+static void order_remove(struct reference *m, int32_t key)
 {
 	int l = m->list[key], i = 0;
 	while (m->order[l][i] != key)
@@ -58,13 +58,13 @@ static void order_remove(struct model *m, int32_t key)
 		m->hand[l] = 0;
 }
 
-static void order_append(struct model *m, int list, int32_t key)
+static void order_append(struct reference *m, int list, int32_t key)
 {
 	m->order[list][m->n[list]++] = key;
 	m->list[key] = list;
 }
 
-static void model_access(struct model *m, int32_t key)
+static void ref_access(struct reference *m, int32_t key)
 {
 	m->now++;
 	m->last_use[key] = m->now;
@@ -82,9 +82,9 @@ static void model_access(struct model *m, int32_t key)
 }
 
 /* Half a use for lfu, a whole one for lru, nothing for the others; time does not pass. */
-static void model_hint(struct model *m, int32_t key)
+static void ref_predicted(struct reference *m, int32_t key)
 {
-	if (!m->p.ops->hint)
+	if (!m->p.ops->predicted)
 		return;
 	m->last_use[key] = m->now;
 	m->score[key] += m->weight / 2;
@@ -94,17 +94,17 @@ static void model_hint(struct model *m, int32_t key)
 		order_remove(m, key);
 		order_append(m, l, key);
 	}
-	m->p.ops->hint(&m->p, key);
+	m->p.ops->predicted(&m->p, key);
 }
 
-static void model_insert(struct model *m, int list, int32_t key)
+static void ref_insert(struct reference *m, int list, int32_t key)
 {
 	m->bit[key] = m->compared[key] = false;
 	order_append(m, list, key);
 	m->p.ops->insert(&m->p, list, key);
 }
 
-static void model_remove(struct model *m, int32_t key)
+static void ref_remove(struct reference *m, int32_t key)
 {
 	int l = m->list[key];
 	order_remove(m, key);
@@ -112,7 +112,7 @@ static void model_remove(struct model *m, int32_t key)
 	m->p.ops->remove(&m->p, l, key);
 }
 
-static int32_t expect_lru(const struct model *m, int list, uint64_t before)
+static int32_t expect_lru(const struct reference *m, int list, uint64_t before)
 {
 	for (int i = 0; i < m->n[list]; i++) {
 		int32_t key = m->order[list][i];
@@ -124,13 +124,13 @@ static int32_t expect_lru(const struct model *m, int list, uint64_t before)
 	return -1;
 }
 
-static int32_t expect_sieve(struct model *m, int list)
+static int32_t expect_sieve(struct reference *m, int list)
 {
 	int any = 0, old = 0;
 	for (int i = 0; i < m->n[list]; i++) {
 		int32_t key = m->order[list][i];
 		any += !m->pinned[key];
-		old += !m->pinned[key] && m->last_use[key] + m->p.env.spare <= m->now;
+		old += !m->pinned[key] && m->last_use[key] + m->p.env.recency_window <= m->now;
 	}
 	if (!any)
 		return -1;
@@ -138,7 +138,7 @@ static int32_t expect_sieve(struct model *m, int list)
 		if (i >= m->n[list])
 			i = 0;
 		int32_t key = m->order[list][i];
-		if (m->pinned[key] || (old && m->last_use[key] + m->p.env.spare > m->now))
+		if (m->pinned[key] || (old && m->last_use[key] + m->p.env.recency_window > m->now))
 			continue;
 		if (m->bit[key]) {
 			m->bit[key] = false;
@@ -149,13 +149,13 @@ static int32_t expect_sieve(struct model *m, int list)
 	}
 }
 
-static int32_t expect_lfu(struct model *m, int list)
+static int32_t expect_lfu(struct reference *m, int list)
 {
 	for (int i = 0; i < m->n[list]; i++) {
 		int32_t key = m->order[list][i];
 		if (m->compared[key])
 			continue;
-		if (m->last_use[key] + m->p.env.spare > m->now)
+		if (m->last_use[key] + m->p.env.recency_window > m->now)
 			break;
 		m->compared[key] = true;
 	}
@@ -174,7 +174,7 @@ static int32_t expect_lfu(struct model *m, int list)
 	return best;
 }
 
-static int32_t expect_belady(const struct model *m, int list)
+static int32_t expect_belady(const struct reference *m, int list)
 {
 	int32_t best = -1;
 	for (int32_t key = 0; key < N_KEYS; key++)
@@ -187,9 +187,9 @@ static int32_t expect_belady(const struct model *m, int list)
 static void run(const struct policy_ops *ops, uint64_t seed)
 {
 	struct rng r = {seed};
-	static struct model m;
+	static struct reference m;
 	const int32_t list_keys[N_LISTS] = {N_KEYS, N_KEYS};
-	m = (struct model){.weight = 1};
+	m = (struct reference){.weight = 1};
 	double half_life = 1 + rng_below(&r, 60);
 	m.growth = 1 + 0.6931471805599453 / MAX(half_life, 1.0);
 	for (int i = 0; i < N_KEYS; i++)
@@ -202,7 +202,7 @@ static void run(const struct policy_ops *ops, uint64_t seed)
 		.evictable = evictable,
 		.ctx = &m,
 		.half_life = half_life,
-		.spare = rng_below(&r, 12),
+		.recency_window = rng_below(&r, 12),
 		.next_use = m.next_use};
 	assert_int_equal(ops->init(&m.p), 0);
 	for (int step = 0; step < 3000; step++) {
@@ -210,14 +210,14 @@ static void run(const struct policy_ops *ops, uint64_t seed)
 		int list = (int)rng_below(&r, N_LISTS);
 		uint32_t what = rng_below(&r, 100);
 		if (what < 44) {
-			model_access(&m, key);
+			ref_access(&m, key);
 			if (m.list[key] < 0)
-				model_insert(&m, list, key);
+				ref_insert(&m, list, key);
 		} else if (what < 52) {
-			model_hint(&m, key);
+			ref_predicted(&m, key);
 		} else if (what < 58) {
 			if (m.list[key] >= 0 && !m.pinned[key])
-				model_remove(&m, key);
+				ref_remove(&m, key);
 		} else if (what < 75) {
 			m.pinned[key] = rng_below(&r, 3) == 0;
 		} else {
@@ -234,12 +234,12 @@ static void run(const struct policy_ops *ops, uint64_t seed)
 			} else {
 				want = expect_belady(&m, list);
 			}
-			int32_t got = ops->pick(&m.p, list, before);
+			int32_t got = ops->victim(&m.p, list, before);
 			if (got != want)
 				fail_msg("%s, seed %llu, step %d: picked %d, expected %d", ops->name,
 					(unsigned long long)seed, step, got, want);
 			if (got >= 0)
-				model_remove(&m, got);
+				ref_remove(&m, got);
 		}
 	}
 	/* With an age limit the search may give up, but never names what is pinned, absent or too
@@ -247,7 +247,7 @@ static void run(const struct policy_ops *ops, uint64_t seed)
 	for (int i = 0; i < 200; i++) {
 		int list = (int)rng_below(&r, N_LISTS);
 		uint64_t before = m.now > 20 ? m.now - rng_below(&r, 20) : 1;
-		int32_t got = ops->pick(&m.p, list, before);
+		int32_t got = ops->victim(&m.p, list, before);
 		if (got >= 0)
 			assert_true(m.list[got] == list && !m.pinned[got] && m.last_use[got] < before);
 	}
@@ -269,7 +269,7 @@ static void test_lfu_rescale(void **state)
 	(void)state;
 	/* half_life 1: the weight doubles or so with every access and passes 2^500 many times in this
 	 * run. */
-	struct model *m = mem_new(1, sizeof *m);
+	struct reference *m = mem_new(1, sizeof *m);
 	const int32_t list_keys[1] = {N_KEYS};
 	for (int i = 0; i < N_KEYS; i++)
 		m->list[i] = -1;
@@ -292,7 +292,7 @@ static void test_lfu_rescale(void **state)
 		}
 		/* a cycle through 8 keys: the one that comes next is always the one with the least score */
 		if (step > 8)
-			assert_int_equal(policy_lfu.pick(&m->p, 0, POLICY_ANY_AGE), (step + 1) % 8);
+			assert_int_equal(policy_lfu.victim(&m->p, 0, POLICY_ANY_AGE), (step + 1) % 8);
 	}
 	policy_lfu.fini(&m->p);
 	free(m);

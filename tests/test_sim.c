@@ -261,7 +261,7 @@ static void test_mixed_sizes(void **state)
 	u.tier_bytes[0] = 800ull * 5000 / 3;
 	struct sim_result mixed = run(&t, &u);
 	print_message("mixed sizes %.2f %%, one size %.2f %%, %llu slabs changed class\n",
-		percent(&mixed), percent(&same), (unsigned long long)mixed.stats.slabs_moved);
+		percent(&mixed), percent(&same), (unsigned long long)mixed.stats.slabs_reassigned);
 	assert_true(percent(&mixed) > percent(&same) - 2);
 	trace_fini(&t);
 }

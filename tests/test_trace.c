@@ -81,7 +81,7 @@ static void record(struct trace_writer *w, uint64_t seed, int n_steps)
 			trace_write_access(w, use, l, ids, l == 2 ? NULL : tiers, n);
 			if (l < 4) {
 				draw(&r, ids, 6);
-				trace_write_hint(w, l + 1, 1, ids, 6);
+				trace_write_prediction(w, l + 1, 1, ids, 6);
 			}
 			trace_write_wait(w, l, rng_u64(&r));
 		}
@@ -131,7 +131,7 @@ static void check_content(const struct trace *t, uint64_t seed, int n_steps)
 			if (l < 4) {
 				draw(&r, ids, 6);
 				ev = &t->events[at++];
-				assert_int_equal(ev->kind, TRACE_HINT);
+				assert_int_equal(ev->kind, TRACE_PREDICTION);
 				assert_int_equal(ev->layer, l + 1);
 				assert_int_equal(ev->distance, 1);
 				for (int i = 0; i < 6; i++)
@@ -315,7 +315,7 @@ static void test_gltr1(void **state)
 	/* layer 3 of token 7 */
 	const uint8_t *p = data + 24 + (7 * 12 + 3) * 16;
 	const struct trace_event *ev = &t.events[7 * 25 + 1 + 2 * 3];
-	assert_int_equal(ev->kind, TRACE_HINT);
+	assert_int_equal(ev->kind, TRACE_PREDICTION);
 	assert_int_equal(ev[1].kind, TRACE_ACCESS);
 	assert_int_equal(ev[1].layer, 3);
 	for (int i = 0; i < 8; i++) {

@@ -47,7 +47,7 @@ static json_t *show_json(const struct trace *t, const struct trace_stats *s)
 	json_out_real(o, "wait_ms_per_token", part(s->wait_ns, t->n_tokens) / 1e6);
 	json_out_real(o, "repeated_from_last_token", s->repeated);
 	for (int d = 1; d <= TRACE_STATS_DISTANCES; d++) {
-		if (!s->hints[d])
+		if (!s->predictions[d])
 			continue;
 		json_t *x = json_object();
 		json_out_uint(x, "distance", (uint64_t)d);
@@ -106,7 +106,7 @@ static void show_text(const char *path, const struct trace *t, const struct trac
 		printf("%s%d: %.1f %%", i ? ", " : "", s->top_n[i], 100 * s->top_part[i]);
 	printf(" of a layer's routing\n");
 	for (int d = 1; d <= TRACE_STATS_DISTANCES; d++)
-		if (s->hints[d])
+		if (s->predictions[d])
 			printf("  lookahead +%d       recall %.1f %%, precision %.1f %%\n", d,
 				100 * s->recall[d], 100 * s->precision[d]);
 }

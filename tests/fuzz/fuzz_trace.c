@@ -27,7 +27,7 @@ static void check(const struct trace *t)
 		case TRACE_ACCESS:
 			accesses += ev->use == CACHE_DECODE ? ev->n : 0;
 			/* fall through */
-		case TRACE_HINT:
+		case TRACE_PREDICTION:
 			if (!ev->n || ev->n > m->n_experts || ev->layer >= m->n_layers ||
 				!m->expert_bytes[ev->layer] || ev->value + ev->n > t->n_ids)
 				bug("event %zu is out of bounds", i);
