@@ -56,24 +56,25 @@ struct expert_source_ops {
 	void (*close)(struct expert_source *s);
 	/* A step over `rows` rows begins, the first at `position`. NULL: not wanted. */
 	void (*step)(struct expert_source *s, enum expert_use use, int rows, int position);
-	/* Pins refs[0..n) (distinct ids, n <= window[use]) of a layer and starts what must be read. On
-	 * return some refs are ready. Returns how many are not, or a negative code with the sentence in
-	 * *e; then nothing stays pinned. */
+	/* Pins refs[0..n) (distinct ids, n <= max_pinned[use]) of a layer and starts what must be read.
+	 * On return some refs are ready. Returns how many are not, or a negative code with the sentence
+	 * in *e; then nothing stays pinned. */
 	int (*acquire)(struct expert_source *s, int layer, enum expert_use use, struct expert_ref *refs,
 		int n, struct err *e);
 	/* Waits until at least one more of the acquired refs is ready. Returns how many still are not,
 	 * or a negative code (a failed read: file, offset, layer and expert are in *e; ERR_INTERRUPTED
 	 * when *cancel was set); the caller then releases all of them. */
-	int (*await)(struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e);
+	int (*wait_ready)(
+		struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e);
 	/* Unpins. The caller has waited for the ops that used them. */
 	void (*release)(struct expert_source *s, int layer, const struct expert_ref *refs, int n);
 	/* A guess, best first, that these experts of a layer `distance` layers ahead will be wanted;
 	 * never waits. NULL: not wanted. */
-	void (*hint)(struct expert_source *s, int layer, const int32_t *ids, int n, int distance);
+	void (*prefetch)(struct expert_source *s, int layer, const int32_t *ids, int n, int distance);
 	/* Prefill only: these experts of a layer will be acquired in this order (or, for a layer that
 	 * is not routed yet, probably); never waits. Replaces what was announced for that layer before.
 	 * NULL: not wanted. */
-	void (*announce)(struct expert_source *s, int layer, const int32_t *ids, int n);
+	void (*read_ahead)(struct expert_source *s, int layer, const int32_t *ids, int n);
 };
 
 /* Cumulative since open; the compute thread reads it between calls. */
@@ -96,9 +97,9 @@ struct expert_stats {
 
 struct expert_source {
 	const struct expert_source_ops *ops;
-	int window[2]; /* by enum expert_use: most experts of one layer that may be pinned at once, >=
-					  1; constant */
-	int lookahead; /* for how many layers ahead hints are wanted; constant */
+	int max_pinned[2]; /* by enum expert_use: most experts of one layer that may be pinned at once,
+					  >= 1; constant */
+	int lookahead;     /* for how many layers ahead hints are wanted; constant */
 	struct expert_stats stats;
 	atomic_bool *cancel; /* lent by whoever computes; await looks at it. NULL: never */
 };

@@ -94,8 +94,8 @@ int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct
 	};
 	struct loader_geometry g;
 	plan->on_card = loader_geometry(o, t, r, &g);
-	plan->parking_bytes = plan->tier_bytes[1] ? g.parking_bytes : 0;
-	plan->bounce_bytes = g.bounce_bytes;
+	plan->device_staging_bytes = plan->tier_bytes[1] ? g.device_staging_bytes : 0;
+	plan->host_staging_bytes = g.host_staging_bytes;
 out:
 	cache_free(cache);
 	free(bytes);
@@ -196,8 +196,8 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 	l->n_staging = c.n_staging;
 	l->n_slots = cache_n_slots(l->cache);
 	l->most_prefetch = 2 * (unsigned)o->n_used;
-	l->base.window[EXPERT_DECODE] = MAX(smallest_capacity(l) / 2, 1);
-	l->base.window[EXPERT_PREFILL] = l->n_staging / 2;
+	l->base.max_pinned[EXPERT_DECODE] = MAX(smallest_capacity(l) / 2, 1);
+	l->base.max_pinned[EXPERT_PREFILL] = l->n_staging / 2;
 	l->fills = mem_try_new((size_t)l->n_slots, sizeof *l->fills);
 	l->cap_commands =
 		3 * (size_t)l->n_slots + 8; /* a move or filling, and an urge, of every slot */
@@ -266,14 +266,14 @@ void loader_close(struct expert_source *s)
 	free(l);
 }
 
-void loader_go_on(struct expert_source *s)
+void loader_pin_in_background(struct expert_source *s)
 {
 	struct loader *l = loader_of(s);
 	if (l->card)
 		loader_card_go_on(l);
 }
 
-int loader_settle(struct expert_source *s, struct err *e)
+int loader_wait_pinned(struct expert_source *s, struct err *e)
 {
 	struct loader *l = loader_of(s);
 	return l->card ? loader_card_settle(l, e) : 0;
@@ -294,7 +294,7 @@ struct cache_stats loader_cache_stats(struct expert_source *s)
 	return c;
 }
 
-double loader_hint_share(struct expert_source *s)
+double loader_prefetch_share(struct expert_source *s)
 {
 	struct loader *l = loader_of(s);
 	pthread_mutex_lock(&l->lock);
@@ -311,7 +311,7 @@ void loader_layer_resident(struct expert_source *s, int layer, int n[2])
 	pthread_mutex_unlock(&l->lock);
 }
 
-void loader_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats)
+void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats)
 {
 	struct loader *l = loader_of(s);
 	for (int i = 0; map && i < l->n_layers; i++)
@@ -325,9 +325,9 @@ void loader_map(struct expert_source *s, uint8_t *map, struct expert_stats *stat
 		if (slot.state == CACHE_FREE)
 			continue;
 		uint8_t *at = map + (size_t)slot.layer * (size_t)l->n_experts + slot.expert;
-		uint8_t place = slot.tier == 1              ? LOADER_IN_SECOND_TIER
-						: slot.state == CACHE_READY ? LOADER_IN_FIRST_TIER
-													: LOADER_UNDER_WAY;
+		uint8_t place = slot.tier == 1              ? LOADER_IN_RAM
+						: slot.state == CACHE_READY ? LOADER_IN_VRAM
+													: LOADER_LOADING;
 		*at = MAX(*at, place);
 	}
 	if (stats)

@@ -45,10 +45,10 @@ struct loader_options {
 	const char *policy;      /* "lru", "lfu", "sieve"; NULL: POLICY_DEFAULT */
 	int lookahead;           /* layers; 0: no prefetch */
 	struct reader_options reader;
-	size_t pin_step; /* on a card, bytes of the second tier pinned at a time, a multiple of the page
-						size; 0: 256 MiB */
-	size_t
-		out_piece; /* on a card, bytes of a piece of a demotion that waits for a gap; 0: 2.5 MiB */
+	size_t pin_step_bytes; /* on a card, bytes of the second tier pinned at a time, a multiple of
+						the page size; 0: 256 MiB */
+	size_t demotion_chunk_bytes; /* on a card, bytes of a piece of a demotion that waits for a gap;
+									0: 2.5 MiB */
 	const char *const
 		*replicas; /* [n_replicas] other paths with the same content as the (single) model file */
 	unsigned n_replicas;
@@ -62,9 +62,9 @@ struct loader_plan {
 	uint64_t everything_bytes; /* a first tier in which every expert fits */
 	int n_staging;
 	int n_slots;
-	bool on_card;           /* tier 1 is pinned host memory, and in addition are taken: */
-	uint64_t parking_bytes; /* on the card */
-	uint64_t bounce_bytes;  /* pinned, on the host */
+	bool on_card;                  /* tier 1 is pinned host memory, and in addition are taken: */
+	uint64_t device_staging_bytes; /* on the card */
+	uint64_t host_staging_bytes;   /* pinned, on the host */
 };
 
 /* Computes the plan without taking memory. ERR_MEMORY, with the smallest budget that works in the
@@ -81,33 +81,33 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 
 /* On a card the second tier is pinned step by step, beside everything else: the first step after
  * loader_open, those that demotions come to when they do, and all others, with pauses, from
- * loader_go_on on: call it when the drive has nothing more urgent to do. Only demotions wait for
- * it. A refusal fails every acquire from then on, with its sentence. */
-void loader_go_on(struct expert_source *s);
+ * loader_pin_in_background on: call it when the drive has nothing more urgent to do. Only demotions
+ * wait for it. A refusal fails every acquire from then on, with its sentence. */
+void loader_pin_in_background(struct expert_source *s);
 /* Waits until all of it is pinned. 0, or ERR_MEMORY: refused. */
-int loader_settle(struct expert_source *s, struct err *e);
+int loader_wait_pinned(struct expert_source *s, struct err *e);
 
 /* Of a source made by loader_open. */
 const char *loader_reader_name(const struct expert_source *s); /* "uring", "threads", "null" */
 struct cache_stats loader_cache_stats(struct expert_source *s);
 /* Part of each hint that is taken at present, 0.125 to 1: how far prefetching has throttled itself.
  */
-double loader_hint_share(struct expert_source *s);
+double loader_prefetch_share(struct expert_source *s);
 /* How many experts of a layer stand in each tier now. */
 void loader_layer_resident(struct expert_source *s, int layer, int n[2]);
 /* Where an expert stands; an expert on its way from one place to another stands where the greater
  * number says. */
-enum loader_place {
+enum loader_residency {
 	LOADER_NO_EXPERT, /* the layer has none */
 	LOADER_ON_DISK,
-	LOADER_IN_SECOND_TIER,
-	LOADER_UNDER_WAY, /* its bytes are coming into the first tier */
-	LOADER_IN_FIRST_TIER,
+	LOADER_IN_RAM,
+	LOADER_LOADING, /* its bytes are coming into the first tier */
+	LOADER_IN_VRAM,
 };
 /* Fills map[n_layers][n_experts] with places, as of one moment, and *stats with the figures of that
  * moment. Either may be NULL. Any thread may call it; the lock is held for as long as it takes to
  * look at every slot once. */
-void loader_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats);
+void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats);
 /* Reads the given experts into the first tier while there is free room, best first, before anything
  * is asked for. Returns at once; the reading goes on beside the computation. Ids that do not exist
  * are ignored. */

@@ -127,7 +127,7 @@ struct card {
 	unsigned n_free_places;
 	struct parked parked[PARKING_PLACES]; /* in the order in which they leave */
 	unsigned n_parked;
-	uint64_t out_piece;
+	uint64_t demotion_chunk_bytes;
 	struct err failure; /* of the latest copy that failed */
 #ifdef LOADER_POISON
 	uint8_t *poison; /* behind the bounce buffers: a slot's worth */
@@ -147,13 +147,13 @@ int loader_geometry(const struct loader_options *o, const struct extent_table *t
 	g->piece_bytes = num_align_up(slice + slice / 2, READER_SLICE_MIN) + READER_SLICE_MIN;
 	uint64_t most = MAX(BOUNCE_BYTES_MAX / g->piece_bytes, (uint64_t)BOUNCE_LEAST);
 	uint64_t requests = o->reader.requests ? o->reader.requests : READER_REQUESTS_DEFAULT;
-	uint64_t wish = reader_few_buffers(r);
+	uint64_t wish = reader_staging_buffers(r);
 	g->n_pieces = (unsigned)MIN(MAX(wish, (uint64_t)BOUNCE_LEAST), MIN(most, requests));
-	g->bounce_bytes = g->n_pieces * g->piece_bytes;
+	g->host_staging_bytes = g->n_pieces * g->piece_bytes;
 #ifdef LOADER_POISON
-	g->bounce_bytes += g->slot_bytes;
+	g->host_staging_bytes += g->slot_bytes;
 #endif
-	g->parking_bytes = o->tier_bytes[1] ? PARKING_PLACES * g->slot_bytes : 0;
+	g->device_staging_bytes = o->tier_bytes[1] ? PARKING_PLACES * g->slot_bytes : 0;
 	return 1;
 }
 
@@ -249,7 +249,7 @@ static void copy_parts(
 	struct card *c, enum copy_lane lane, uint8_t *dst, const uint8_t *src, uint64_t bytes)
 {
 	for (uint64_t n; bytes; dst += n, src += n, bytes -= n) {
-		n = pinned_run(&c->ram, lane == COPY_OUT ? dst : src, bytes);
+		n = pinned_contiguous_bytes(&c->ram, lane == COPY_OUT ? dst : src, bytes);
 		c->copier->ops->copy(c->copier, lane, dst, src, n);
 	}
 }
@@ -454,8 +454,8 @@ static bool start_out(struct loader *l)
 		if (now ? c->out.n >= OUT_HURRIED : c->out.n || c->in.n || c->ahead.n)
 			break;
 		const uint64_t left = p->bytes - p->at;
-		const bool last = now || left <= c->out_piece;
-		const uint64_t n = last ? left : c->out_piece;
+		const bool last = now || left <= c->demotion_chunk_bytes;
+		const uint64_t n = last ? left : c->demotion_chunk_bytes;
 		copy_parts(c, COPY_OUT, p->dst + p->at,
 			c->parking + (uint64_t)p->place * c->g.slot_bytes + p->at, n);
 		l->io_now.bytes_out += n;
@@ -500,7 +500,7 @@ bool loader_card_can_move(struct loader *l, const struct command *command)
 {
 	struct pinned *ram = &l->card->ram;
 	uint64_t end = command->to_offset + command->bytes;
-	pinned_want(ram, end + PIN_AHEAD * ram->step);
+	pinned_request(ram, end + PIN_AHEAD * ram->step);
 	return l->card->n_free_places &&
 		   (end <= atomic_load(&ram->ready) || atomic_load(&ram->state) == PINNED_REFUSED);
 }
@@ -556,7 +556,7 @@ int loader_card_open(struct loader *l, const struct loader_options *o,
 	struct card *c = l->card = NEW(struct card);
 	int rc;
 	c->g = *g;
-	c->out_piece = o->out_piece ? o->out_piece : OUT_PIECE;
+	c->demotion_chunk_bytes = o->demotion_chunk_bytes ? o->demotion_chunk_bytes : OUT_PIECE;
 	c->copier = o->copier;
 	if (!c->copier) {
 		if ((rc = o->backend->ops->copier_open(o->backend, &c->copier, e)))
@@ -581,12 +581,12 @@ int loader_card_open(struct loader *l, const struct loader_options *o,
 	}
 	c->parking = l->arena[0] + parking_at;
 	if (l->arena_bytes[1]) {
-		size_t step = o->pin_step ? o->pin_step : PIN_STEP;
+		size_t step = o->pin_step_bytes ? o->pin_step_bytes : PIN_STEP;
 		if ((rc = pinned_start(&c->ram, x, l->arena_bytes[1], step, pinned_told, l, e)))
 			return rc;
 		l->arena[1] = c->ram.base;
 	}
-	if ((rc = pinned_start(&c->bounce, x, g->bounce_bytes, 0, NULL, NULL, e)) ||
+	if ((rc = pinned_start(&c->bounce, x, g->host_staging_bytes, 0, NULL, NULL, e)) ||
 		(rc = pinned_wait(&c->bounce, e)))
 		return rc;
 	reader_register(l->reader, c->bounce.base, c->bounce.bytes);
@@ -594,7 +594,7 @@ int loader_card_open(struct loader *l, const struct loader_options *o,
 	c->poison = c->bounce.base + g->n_pieces * g->piece_bytes;
 	memset(c->poison, READER_POISON, g->slot_bytes);
 #endif
-	unsigned few = reader_few(l->reader);
+	unsigned few = reader_useful_depth(l->reader);
 	c->most_reads = few < reader_depth(l->reader) * reader_n_drives(l->reader) ? few : g->n_pieces;
 	c->free_piece = NOBODY;
 	for (unsigned i = g->n_pieces; i-- > 0;)
@@ -627,7 +627,7 @@ int loader_card_refused(const struct loader *l, struct err *e)
 
 void loader_card_go_on(struct loader *l)
 {
-	pinned_go_on(&l->card->ram);
+	pinned_continue(&l->card->ram);
 }
 
 void loader_card_attach(struct loader *l)

@@ -169,7 +169,7 @@ static bool watch_landed(struct loader *l, unsigned before)
 	uint64_t start = clock_ns();
 	pthread_mutex_unlock(&l->lock);
 	bool landed;
-	while (!(landed = atomic_load(&l->n_landed) != before) && clock_ns() - start < READER_WATCH_NS)
+	while (!(landed = atomic_load(&l->n_landed) != before) && clock_ns() - start < READER_POLL_NS)
 		sched_yield();
 	pthread_mutex_lock(&l->lock);
 	return landed;
@@ -431,7 +431,7 @@ static void say_silence(int layer, const struct expert_ref *refs, uint64_t waite
 		refs->id, layer, (unsigned long long)(waited_ns / 1000000000));
 }
 
-static int loader_await(
+static int loader_wait_ready(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	struct loader *l = loader_of(s);
@@ -484,7 +484,8 @@ static void loader_release(struct expert_source *s, int layer, const struct expe
 
 /* ---- hints ---- */
 
-static void loader_hint(struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
+static void loader_prefetch(
+	struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
 {
 	struct loader *l = loader_of(s);
 	pthread_mutex_lock(&l->lock);
@@ -509,7 +510,7 @@ static void loader_hint(struct expert_source *s, int layer, const int32_t *ids, 
 	loader_poke(l);
 }
 
-static void loader_announce(struct expert_source *s, int layer, const int32_t *ids, int n)
+static void loader_read_ahead(struct expert_source *s, int layer, const int32_t *ids, int n)
 {
 	struct loader *l = loader_of(s);
 	pthread_mutex_lock(&l->lock);
@@ -560,8 +561,8 @@ const struct expert_source_ops loader_ops = {
 	.close = loader_close,
 	.step = loader_step,
 	.acquire = loader_acquire,
-	.await = loader_await,
+	.wait_ready = loader_wait_ready,
 	.release = loader_release,
-	.hint = loader_hint,
-	.announce = loader_announce,
+	.prefetch = loader_prefetch,
+	.read_ahead = loader_read_ahead,
 };

@@ -89,11 +89,12 @@ struct loader_io {
 
 /* What a card needs beside the tiers; all zero: the host reaches the backend's memory. */
 struct loader_geometry {
-	uint64_t slot_bytes;    /* of the largest expert */
-	uint64_t piece_bytes;   /* a bounce buffer: pinned host memory that a read lands in */
-	unsigned n_pieces;      /* of them */
-	uint64_t bounce_bytes;  /* all of them */
-	uint64_t parking_bytes; /* on the card: room for experts on their way to the second tier */
+	uint64_t slot_bytes;         /* of the largest expert */
+	uint64_t piece_bytes;        /* a bounce buffer: pinned host memory that a read lands in */
+	unsigned n_pieces;           /* of them */
+	uint64_t host_staging_bytes; /* all of them */
+	uint64_t
+		device_staging_bytes; /* on the card: room for experts on their way to the second tier */
 };
 
 /* A card computes a layer in a fraction of a millisecond, and a drive reads an expert in several:

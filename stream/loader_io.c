@@ -21,7 +21,7 @@
 /* Copies to a card take 20 to 300 us and end without a sound: so long the thread watches, then it
  * naps in between. And the next layer's demand, which comes after a fraction of a millisecond,
  * shall not wait until somebody who sleeps is up. Nor shall a drive that has read what it was asked
- * for (READER_WATCH_NS). */
+ * for (READER_POLL_NS). */
 #define SPIN_NS 2000000
 #define NAP_NS  20000
 /* Guesses on their way to a card from tier 1: the others stay wants, which cost nothing when their
@@ -299,7 +299,7 @@ static void rest(struct loader *l, uint64_t *idle_since_ns)
 	uint64_t now = clock_ns();
 	if (!*idle_since_ns)
 		*idle_since_ns = now;
-	if (l->card && now - *idle_since_ns < (reader_pending(l->reader) ? READER_WATCH_NS : SPIN_NS)) {
+	if (l->card && now - *idle_since_ns < (reader_pending(l->reader) ? READER_POLL_NS : SPIN_NS)) {
 		sched_yield();
 	} else if (copying) {
 		nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);

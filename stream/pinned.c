@@ -119,7 +119,7 @@ int pinned_start(struct pinned *p, struct copier *c, size_t bytes, size_t step,
 	return 0;
 }
 
-void pinned_go_on(struct pinned *p)
+void pinned_continue(struct pinned *p)
 {
 	if (!p->base)
 		return;
@@ -129,7 +129,7 @@ void pinned_go_on(struct pinned *p)
 	pthread_mutex_unlock(&p->lock);
 }
 
-void pinned_want(struct pinned *p, size_t bytes)
+void pinned_request(struct pinned *p, size_t bytes)
 {
 	bytes = MIN(bytes, p->bytes);
 	if (!p->base || bytes <= atomic_load(&p->ready))
@@ -142,7 +142,7 @@ void pinned_want(struct pinned *p, size_t bytes)
 
 int pinned_wait(struct pinned *p, struct err *e)
 {
-	pinned_want(p, p->bytes);
+	pinned_request(p, p->bytes);
 	if (p->thread_started)
 		pthread_join(p->thread, NULL);
 	p->thread_started = false;
@@ -153,7 +153,7 @@ int pinned_wait(struct pinned *p, struct err *e)
 	return p->why.code ? p->why.code : ERR_MEMORY;
 }
 
-size_t pinned_run(const struct pinned *p, const void *at, size_t bytes)
+size_t pinned_contiguous_bytes(const struct pinned *p, const void *at, size_t bytes)
 {
 	uintptr_t base = (uintptr_t)p->base, here = (uintptr_t)at;
 	if (!base || here < base || here - base >= p->bytes)

@@ -8,8 +8,8 @@
  *
  * Touching and pinning tens of gigabytes takes seconds, and whatever reads or computes meanwhile is
  * slower for it. So it goes on beside the caller, step by step from the front: at once as far as
- * was asked for (pinned_want), and what nobody has asked for at leisure, with pauses. A copy must
- * not cross the border of a step: the card's driver knows each as memory of its own.
+ * was asked for (pinned_request), and what nobody has asked for at leisure, with pauses. A copy
+ * must not cross the border of a step: the card's driver knows each as memory of its own.
  */
 #ifndef GLM_STREAM_PINNED_H
 #define GLM_STREAM_PINNED_H
@@ -22,7 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum pinned_state { PINNED_UNDER_WAY, PINNED_READY, PINNED_REFUSED };
+enum pinned_state { PINNED_IN_PROGRESS, PINNED_READY, PINNED_REFUSED };
 
 /* Zero-initialise. Fields are constant between start and free unless marked. */
 struct pinned {
@@ -45,21 +45,21 @@ struct pinned {
 	double seconds; /* of work that it took; valid once the state is not UNDER_WAY */
 };
 
-/* Maps the memory and pins the first step of it, beside the caller; the rest when pinned_want or
- * pinned_go_on says so. step: a multiple of the page size, 0: all at once. ERR_MEMORY when it
+/* Maps the memory and pins the first step of it, beside the caller; the rest when pinned_request or
+ * pinned_continue says so. step: a multiple of the page size, 0: all at once. ERR_MEMORY when it
  * cannot be mapped. `tell`, if given, is called from another thread whenever a step is ready, and
  * when one is refused. */
 int pinned_start(struct pinned *p, struct copier *c, size_t bytes, size_t step,
 	void (*tell)(void *arg), void *arg, struct err *e);
 /* From now on all of it is pinned, with pauses. */
-void pinned_go_on(struct pinned *p);
+void pinned_continue(struct pinned *p);
 /* The first `bytes` are wanted at once; returns without waiting. Any thread. */
-void pinned_want(struct pinned *p, size_t bytes);
+void pinned_request(struct pinned *p, size_t bytes);
 /* Waits until all of it is pinned. 0, or ERR_MEMORY with the sentence. */
 int pinned_wait(struct pinned *p, struct err *e);
 /* How many of `bytes` from `at` on a single copy may take: up to the next border. All, when `at`
  * lies elsewhere. */
-size_t pinned_run(const struct pinned *p, const void *at, size_t bytes);
+size_t pinned_contiguous_bytes(const struct pinned *p, const void *at, size_t bytes);
 /* Breaks off what is under way. Nothing copies any more. Accepts a zeroed struct. */
 void pinned_free(struct pinned *p);
 

@@ -247,15 +247,15 @@ unsigned reader_n_drives(const struct reader *r)
 	return r->files.n_lanes;
 }
 
-unsigned reader_few(const struct reader *r)
+unsigned reader_useful_depth(const struct reader *r)
 {
-	return (r->files.n_direct == r->files.n ? MIN(r->depth, READER_FEW) : r->depth) *
+	return (r->files.n_direct == r->files.n ? MIN(r->depth, READER_USEFUL_DEPTH) : r->depth) *
 		   r->files.n_lanes;
 }
 
-unsigned reader_few_buffers(const struct reader *r)
+unsigned reader_staging_buffers(const struct reader *r)
 {
-	unsigned few = reader_few(r);
+	unsigned few = reader_useful_depth(r);
 	return few < r->depth * r->files.n_lanes ? few + few / 2 : 3 * few;
 }
 

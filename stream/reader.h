@@ -185,16 +185,16 @@ unsigned reader_depth(const struct reader *r);
 size_t reader_slice(const struct reader *r);
 unsigned reader_n_drives(const struct reader *r);
 /* How many reads of a slice, on all drives together, are worth having under way for whoever reads
- * into a few buffers again and again. Past the page cache READER_FEW a drive: bytes come faster
- * where they meet the processor's cache, and four of 1 MiB were best on drives of 2 to 3 GB/s
- * (tests/bench/RESULTS.md); faster ones were not at hand. Else the depth. */
-#define READER_FEW 4u
-unsigned reader_few(const struct reader *r);
+ * into a few buffers again and again. Past the page cache READER_USEFUL_DEPTH a drive: bytes come
+ * faster where they meet the processor's cache, and four of 1 MiB were best on drives of 2 to 3
+ * GB/s (tests/bench/RESULTS.md); faster ones were not at hand. Else the depth. */
+#define READER_USEFUL_DEPTH 4u
+unsigned reader_useful_depth(const struct reader *r);
 /* Buffers for these reads: some are emptied while the others are read into. */
-unsigned reader_few_buffers(const struct reader *r);
+unsigned reader_staging_buffers(const struct reader *r);
 /* Who feeds a card watches its reads so long, some milliseconds, before it sleeps: a thread that
  * slept went on 32 to 146 us after its bytes were there (medians; the same place). */
-#define READER_WATCH_NS 20000000u
+#define READER_POLL_NS 20000000u
 /* Drive number (0..n_drives) a file is on, and the bytes read from that drive so far. */
 unsigned reader_file_drive(const struct reader *r, uint32_t file);
 uint64_t reader_drive_bytes(const struct reader *r, unsigned drive);

@@ -46,7 +46,7 @@ static int mmap_acquire(struct expert_source *s, int layer, enum expert_use use,
 	return 0;
 }
 
-static int mmap_await(
+static int mmap_wait_ready(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	(void)s, (void)layer, (void)refs, (void)n, (void)e;
@@ -72,7 +72,7 @@ static const struct expert_source_ops mmap_ops = {
 	.name = "mmap",
 	.close = mmap_close,
 	.acquire = mmap_acquire,
-	.await = mmap_await,
+	.wait_ready = mmap_wait_ready,
 	.release = mmap_release,
 };
 
@@ -80,7 +80,7 @@ struct expert_source *source_mmap_open(const struct expert_tensors *layers, int 
 {
 	struct source_mmap *m = NEW(struct source_mmap);
 	m->base.ops = &mmap_ops;
-	m->base.window[EXPERT_DECODE] = m->base.window[EXPERT_PREFILL] = INT_MAX;
+	m->base.max_pinned[EXPERT_DECODE] = m->base.max_pinned[EXPERT_PREFILL] = INT_MAX;
 	m->n_layers = n_layers;
 	m->layers = NEW_ARRAY(struct expert_tensors, (size_t)n_layers);
 	memcpy(m->layers, layers, (size_t)n_layers * sizeof *layers);

@@ -65,12 +65,12 @@ static int record_acquire(struct expert_source *s, int layer, enum expert_use us
 	return rc;
 }
 
-static int record_await(
+static int record_wait_ready(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	struct source_record *r = record_of(s);
 	uint64_t before = r->inner->stats.wait_ns;
-	int rc = r->inner->ops->await(r->inner, layer, refs, n, e);
+	int rc = r->inner->ops->wait_ready(r->inner, layer, refs, n, e);
 	if (r->trace && r->inner->stats.wait_ns > before)
 		trace_write_wait(r->trace, layer, r->inner->stats.wait_ns - before);
 	s->stats = r->inner->stats;
@@ -84,20 +84,21 @@ static void record_release(struct expert_source *s, int layer, const struct expe
 	s->stats = r->inner->stats;
 }
 
-static void record_hint(struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
+static void record_prefetch(
+	struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
 {
 	struct source_record *r = record_of(s);
 	if (r->trace)
 		trace_write_prediction(r->trace, layer, distance, ids, n);
-	if (r->inner->ops->hint && distance <= r->inner->lookahead)
-		r->inner->ops->hint(r->inner, layer, ids, n, distance);
+	if (r->inner->ops->prefetch && distance <= r->inner->lookahead)
+		r->inner->ops->prefetch(r->inner, layer, ids, n, distance);
 }
 
-static void record_announce(struct expert_source *s, int layer, const int32_t *ids, int n)
+static void record_read_ahead(struct expert_source *s, int layer, const int32_t *ids, int n)
 {
 	struct source_record *r = record_of(s);
-	if (r->inner->ops->announce)
-		r->inner->ops->announce(r->inner, layer, ids, n);
+	if (r->inner->ops->read_ahead)
+		r->inner->ops->read_ahead(r->inner, layer, ids, n);
 }
 
 static void record_close(struct expert_source *s)
@@ -114,10 +115,10 @@ static const struct expert_source_ops record_ops = {
 	.close = record_close,
 	.step = record_step,
 	.acquire = record_acquire,
-	.await = record_await,
+	.wait_ready = record_wait_ready,
 	.release = record_release,
-	.hint = record_hint,
-	.announce = record_announce,
+	.prefetch = record_prefetch,
+	.read_ahead = record_read_ahead,
 };
 
 struct expert_source *source_record_open(
@@ -126,7 +127,7 @@ struct expert_source *source_record_open(
 	struct source_record *r = NEW(struct source_record);
 	r->base = (struct expert_source){
 		.ops = &record_ops,
-		.window = {inner->window[0], inner->window[1]},
+		.max_pinned = {inner->max_pinned[0], inner->max_pinned[1]},
 		.lookahead = MAX(lookahead, inner->lookahead),
 	};
 	r->inner = inner;

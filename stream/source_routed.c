@@ -231,7 +231,7 @@ static int ask_decode(
 static int ask_await(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
-	return s->ops->await(s, layer, refs, n, e);
+	return s->ops->wait_ready(s, layer, refs, n, e);
 }
 
 static int ask_release(
@@ -279,13 +279,13 @@ static int routed_acquire(struct expert_source *s, int layer, enum expert_use us
 	return under_other_ids(r, layer, refs, n, e, ask_decode);
 }
 
-static int routed_await(
+static int routed_wait_ready(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	struct source_routed *r = routed_of(s);
 	if (exchanged(r, layer))
 		return under_other_ids(r, layer, refs, n, e, ask_await);
-	int rc = r->inner->ops->await(r->inner, layer, refs, n, e);
+	int rc = r->inner->ops->wait_ready(r->inner, layer, refs, n, e);
 	s->stats = r->inner->stats;
 	return rc;
 }
@@ -307,15 +307,16 @@ static void routed_release(struct expert_source *s, int layer, const struct expe
 }
 
 /* The model's guess is of no use; its moment is when the trace's comes. */
-static void routed_hint(struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
+static void routed_prefetch(
+	struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
 {
 	struct source_routed *r = routed_of(s);
 	const struct picks *p = &r->picks;
 	int32_t named[255];
-	if (!r->inner->ops->hint)
+	if (!r->inner->ops->prefetch)
 		return;
 	if (!exchanged(r, layer)) {
-		r->inner->ops->hint(r->inner, layer, ids, n, distance);
+		r->inner->ops->prefetch(r->inner, layer, ids, n, distance);
 		return;
 	}
 	if (!p->n_tokens || distance < 1 || distance > DISTANCES)
@@ -328,14 +329,14 @@ static void routed_hint(struct expert_source *s, int layer, const int32_t *ids, 
 	for (uint32_t i = 0; i < p->n_hints[at]; i++)
 		named[i] = allowed(r, (uint32_t)layer)[p->hints[at * p->k + i] % r->n_allowed[layer]];
 	if (p->n_hints[at])
-		r->inner->ops->hint(r->inner, layer, named, p->n_hints[at], distance);
+		r->inner->ops->prefetch(r->inner, layer, named, p->n_hints[at], distance);
 }
 
-static void routed_announce(struct expert_source *s, int layer, const int32_t *ids, int n)
+static void routed_read_ahead(struct expert_source *s, int layer, const int32_t *ids, int n)
 {
 	struct source_routed *r = routed_of(s);
-	if (r->inner->ops->announce)
-		r->inner->ops->announce(r->inner, layer, ids, n);
+	if (r->inner->ops->read_ahead)
+		r->inner->ops->read_ahead(r->inner, layer, ids, n);
 }
 
 static void routed_free(struct source_routed *r)
@@ -361,10 +362,10 @@ static const struct expert_source_ops routed_ops = {
 	.close = routed_close,
 	.step = routed_step,
 	.acquire = routed_acquire,
-	.await = routed_await,
+	.wait_ready = routed_wait_ready,
 	.release = routed_release,
-	.hint = routed_hint,
-	.announce = routed_announce,
+	.prefetch = routed_prefetch,
+	.read_ahead = routed_read_ahead,
 };
 
 static void say(const struct source_routed *r)
@@ -395,7 +396,7 @@ int source_routed_open(struct expert_source *inner, const struct routed_options 
 	struct source_routed *r = NEW(struct source_routed);
 	r->base = (struct expert_source){
 		.ops = &routed_ops,
-		.window = {inner->window[0], inner->window[1]},
+		.max_pinned = {inner->max_pinned[0], inner->max_pinned[1]},
 		.lookahead = inner->lookahead,
 	};
 	r->inner = inner;

@@ -168,7 +168,7 @@ static int open_load(struct load *l, struct err *e)
 		return rc;
 	/* a piece that is one slice is one read */
 	l->piece_bytes = num_align_up(reader_slice(l->reader), READER_SLICE_MIN);
-	l->n_pieces = (int)MIN(reader_few_buffers(l->reader), PIECES_MAX);
+	l->n_pieces = (int)MIN(reader_staging_buffers(l->reader), PIECES_MAX);
 	if ((rc = pinned_start(
 			 &l->memory, l->copier, (size_t)l->n_pieces * l->piece_bytes, 0, NULL, NULL, e)) ||
 		(rc = pinned_wait(&l->memory, e)))
@@ -212,7 +212,7 @@ int tensor_load(const struct tensor_load_options *o, struct tensor_span *spans, 
 		while (read_piece(l))
 			;
 		/* with a copy under way its end matters as much as the next read's */
-		bool sleep = !l->n_sent && reader_pending(l->reader) && clock_ns() - news > READER_WATCH_NS;
+		bool sleep = !l->n_sent && reader_pending(l->reader) && clock_ns() - news > READER_POLL_NS;
 		bool any = land(l, sleep, e) > 0;
 		any |= look(l, e);
 		if (any)

@@ -84,8 +84,9 @@ int try_source(const struct loader_options *o, struct expert_source **s, struct 
 	if (card_kind != CARD_NONE && !mine.reader.slice_bytes)
 		mine.reader.slice_bytes =
 			65536; /* small bounce buffers: they are touched at every opening */
-	mine.pin_step = num_align_up(mine.tier_bytes[1] / 20, 4096); /* borders that slots lie across */
-	mine.out_piece = 4096 + mine.tier_bytes[1] / 1000;           /* several of an expert */
+	mine.pin_step_bytes =
+		num_align_up(mine.tier_bytes[1] / 20, 4096); /* borders that slots lie across */
+	mine.demotion_chunk_bytes = 4096 + mine.tier_bytes[1] / 1000; /* several of an expert */
 	if (card_kind == CARD_EMULATED) {
 		assert_int_equal(copier_null_open(&faults, &card, e), 0);
 		mine.copier = card;
@@ -168,7 +169,7 @@ int use_experts(struct expert_source *s, int layer, enum expert_use how, struct 
 	if (missing < 0)
 		return missing;
 	while (missing > 0) {
-		missing = s->ops->await(s, layer, refs, n, e);
+		missing = s->ops->wait_ready(s, layer, refs, n, e);
 		for (int i = 0; i < n; i++)
 			if (refs[i].ready)
 				check_expert(layer, &refs[i]);
@@ -194,16 +195,16 @@ int random_run(struct expert_source *s, struct rng *r, int n_tokens, struct err 
 			if (prefill && rng_below(r, 4)) {
 				for (int i = 0; i < n; i++)
 					ids[i] = refs[i].id;
-				s->ops->announce(s, layer, ids, n);
+				s->ops->read_ahead(s, layer, ids, n);
 				if (layer + 1 < n_layers && rng_below(r, 2)) {
 					for (int i = 0; i < (int)config.n_experts; i++)
 						ids[i] = i;
-					s->ops->announce(s, layer + 1, ids, (int)config.n_experts);
+					s->ops->read_ahead(s, layer + 1, ids, (int)config.n_experts);
 				}
 			}
 			int group;
 			for (int i = 0; i < n; i += group) {
-				group = MIN(n - i, s->window[how]);
+				group = MIN(n - i, s->max_pinned[how]);
 				struct err e = {0};
 				if (use_experts(s, layer, how, refs + i, group, &e) < 0) {
 					failed++;
@@ -214,7 +215,7 @@ int random_run(struct expert_source *s, struct rng *r, int n_tokens, struct err 
 			for (int d = 1; !prefill && d <= 2 && layer + d < n_layers; d++) {
 				for (uint32_t i = 0; i < config.n_used; i++)
 					ids[i] = (int32_t)rng_below(r, config.n_experts);
-				s->ops->hint(s, layer + d, ids, (int)config.n_used, d);
+				s->ops->prefetch(s, layer + d, ids, (int)config.n_used, d);
 			}
 		}
 	}

@@ -163,11 +163,11 @@ static int cancelling_acquire(struct expert_source *s, int layer, enum expert_us
 	return source.inner->ops->acquire(source.inner, layer, use, refs, n, e);
 }
 
-static int cancelling_await(
+static int cancelling_wait_ready(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	(void)s;
-	return source.inner->ops->await(source.inner, layer, refs, n, e);
+	return source.inner->ops->wait_ready(source.inner, layer, refs, n, e);
 }
 
 static void cancelling_release(
@@ -188,7 +188,7 @@ static void test_given_up(void **state)
 	source = (struct cancelling){.base = *g->model.source, .inner = g->model.source};
 	source.ops = (struct expert_source_ops){.name = "cancelling",
 		.acquire = cancelling_acquire,
-		.await = cancelling_await,
+		.wait_ready = cancelling_wait_ready,
 		.release = cancelling_release};
 	source.base.ops = &source.ops;
 	g->model.source = &source.base;

@@ -214,7 +214,7 @@ static void test_close_in_flight(void **state)
 		int32_t ids[CONFIG_MAX_USED];
 		for (uint32_t k = 0; k < config.n_used; k++)
 			ids[k] = (int32_t)k;
-		s->ops->hint(s, layer + 1, ids, (int)config.n_used, 1);
+		s->ops->prefetch(s, layer + 1, ids, (int)config.n_used, 1);
 		if (rng_below(&r, 2))
 			usleep(rng_below(&r, 500));
 		close_source(s);
@@ -239,7 +239,7 @@ static void hinted_tokens(struct expert_source *s, int n_tokens, bool right)
 			for (int i = 0; i < k; i++)
 				ids[i] = (t * k + i + (right ? 0 : n / 2)) % n;
 			if (layer + 1 < n_layers)
-				s->ops->hint(s, layer + 1, ids, k, 1);
+				s->ops->prefetch(s, layer + 1, ids, k, 1);
 			usleep(300); /* time for the prefetch */
 		}
 	}
@@ -258,7 +258,7 @@ static void check_drive_rests(struct expert_source *s)
 		struct expert_ref ref = {.id = 0};
 		s->ops->step(s, EXPERT_DECODE, 1, 20 + rounds);
 		assert_int_equal(use_experts(s, layer, EXPERT_DECODE, &ref, 1, &e), 0);
-		s->ops->hint(s, layer + 1, &missing, 1, 1);
+		s->ops->prefetch(s, layer + 1, &missing, 1, 1);
 		usleep(300);
 		if (rounds < 7)
 			assert_int_equal(loader_cache_stats(s).prefetch_inserted, 0);
@@ -276,20 +276,20 @@ static void test_throttle(void **state)
 		close_source(s);
 		return;
 	}
-	assert_true(loader_hint_share(s) == 1);
+	assert_true(loader_prefetch_share(s) == 1);
 	hinted_tokens(s, 120, false);
 	struct cache_stats wrong = loader_cache_stats(s);
 	print_message("wrong hints: %llu prefetched, %llu used, share %.3f\n",
 		(unsigned long long)wrong.prefetch_inserted, (unsigned long long)wrong.prefetch_used,
-		loader_hint_share(s));
+		loader_prefetch_share(s));
 	assert_true(wrong.prefetch_inserted > 0);
-	assert_true(loader_hint_share(s) < 0.5); /* it does not pay: less of each hint is taken */
+	assert_true(loader_prefetch_share(s) < 0.5); /* it does not pay: less of each hint is taken */
 	hinted_tokens(s, 200, true);
 	struct cache_stats right = loader_cache_stats(s);
 	print_message("right hints: %llu prefetched, %llu used, share %.3f\n",
 		(unsigned long long)(right.prefetch_inserted - wrong.prefetch_inserted),
-		(unsigned long long)(right.prefetch_used - wrong.prefetch_used), loader_hint_share(s));
-	assert_true(loader_hint_share(s) > 0.5); /* and more again when it does */
+		(unsigned long long)(right.prefetch_used - wrong.prefetch_used), loader_prefetch_share(s));
+	assert_true(loader_prefetch_share(s) > 0.5); /* and more again when it does */
 	close_source(s);
 }
 
@@ -342,10 +342,10 @@ static void *keep_looking(void *arg)
 	struct looker *k = arg;
 	struct expert_stats before = {0}, now;
 	for (; !atomic_load(&k->stop); k->looks++, before = now) {
-		loader_map(k->source, k->map, &now);
+		loader_residency_map(k->source, k->map, &now);
 		k->bad += now.miss < before.miss || now.bytes_read < before.bytes_read;
 		for (size_t i = 0; i < k->n; i++)
-			k->bad += k->map[i] > LOADER_IN_FIRST_TIER ||
+			k->bad += k->map[i] > LOADER_IN_VRAM ||
 					  (k->map[i] == LOADER_NO_EXPERT) != (i / config.n_experts < config.n_dense);
 	}
 	return NULL;
@@ -361,7 +361,7 @@ static void test_map(void **state)
 	size_t n_map = (size_t)o.n_layers * config.n_experts;
 	uint8_t *map = malloc(n_map);
 	struct expert_stats stats;
-	loader_map(s, map, &stats);
+	loader_residency_map(s, map, &stats);
 	assert_int_equal(stats.miss, 0);
 	for (size_t i = 0; i < n_map; i++)
 		assert_int_equal(map[i],
@@ -375,31 +375,30 @@ static void test_map(void **state)
 	assert_true(looker.looks > 0);
 	assert_int_equal(looker.bad, 0);
 	free(looker.map);
-	loader_map(s, NULL, &stats);
+	loader_residency_map(s, NULL, &stats);
 	assert_true(stats.miss > 0 && stats.bytes_read > 0);
-	int seen[LOADER_IN_FIRST_TIER + 1] = {0};
+	int seen[LOADER_IN_VRAM + 1] = {0};
 	bool same = false;
 	for (int tries = 0; tries < 200 && !same; tries++) { /* until nothing is under way */
 		memset(seen, 0, sizeof seen);
-		loader_map(s, map, NULL);
+		loader_residency_map(s, map, NULL);
 		for (size_t i = 0; i < n_map; i++)
 			seen[map[i]]++;
-		same = !seen[LOADER_UNDER_WAY];
+		same = !seen[LOADER_LOADING];
 		for (int layer = (int)config.n_dense; layer < o.n_layers; layer++) {
 			int n[2], in[2] = {0};
 			loader_layer_resident(s, layer, n);
 			for (uint32_t x = 0; x < config.n_experts; x++) {
 				uint8_t place = map[(size_t)layer * config.n_experts + x];
-				in[0] += place == LOADER_IN_FIRST_TIER;
-				in[1] += place == LOADER_IN_SECOND_TIER;
+				in[0] += place == LOADER_IN_VRAM;
+				in[1] += place == LOADER_IN_RAM;
 			}
 			same = same && in[0] == n[0] && in[1] == n[1];
 		}
 		usleep(10000);
 	}
 	assert_true(same);
-	assert_true(seen[LOADER_IN_FIRST_TIER] > 0 && seen[LOADER_IN_SECOND_TIER] > 0 &&
-				seen[LOADER_ON_DISK] > 0);
+	assert_true(seen[LOADER_IN_VRAM] > 0 && seen[LOADER_IN_RAM] > 0 && seen[LOADER_ON_DISK] > 0);
 	free(map);
 	close_source(s);
 }

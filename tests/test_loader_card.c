@@ -108,7 +108,7 @@ static void test_pinned_by_steps(void **state)
 		uint64_t before = copier_null_pins(card);
 		assert_true(before <= 2); /* the bounce buffers, the first step */
 		if (leisure) {
-			loader_go_on(s);
+			loader_pin_in_background(s);
 			for (int i = 0; i < 2000 && copier_null_pins(card) < 16; i++)
 				usleep(1000);
 		} else {
@@ -140,7 +140,7 @@ static void test_card_refusals(void **state)
 		card_faults = (struct copier_faults){.refuse_pin = nth};
 		int rc = try_source(&o, &s, &e);
 		if (!rc) {
-			rc = loader_settle(s, &e);
+			rc = loader_wait_pinned(s, &e);
 			close_source(s);
 		}
 		assert_int_equal(rc, ERR_MEMORY);
@@ -153,7 +153,7 @@ static void test_card_refusals(void **state)
 	struct loader_plan plan;
 	assert_int_equal(copier_null_open(NULL, &o.copier, &e), 0);
 	assert_int_equal(loader_plan(&o, &plan, &e), 0);
-	assert_true(plan.on_card && plan.parking_bytes && plan.bounce_bytes);
+	assert_true(plan.on_card && plan.device_staging_bytes && plan.host_staging_bytes);
 	o.copier->ops->close(o.copier);
 }
 

@@ -136,7 +136,7 @@ static void finish(struct expert_source *s, int layer, struct expert_ref *refs, 
 {
 	struct err e = {0};
 	int missing;
-	while ((missing = s->ops->await(s, layer, refs, n, &e)) > 0)
+	while ((missing = s->ops->wait_ready(s, layer, refs, n, &e)) > 0)
 		;
 	if (missing < 0)
 		fail_msg("%s", e.text);
@@ -177,8 +177,8 @@ static struct expert_source *open_full(void)
 	o.copier = card;
 	o.lookahead = 0;
 	o.reader.slice_bytes = 65536;
-	o.out_piece = PIECE;
-	if (loader_open(&o, &s, &e) || loader_settle(s, &e))
+	o.demotion_chunk_bytes = PIECE;
+	if (loader_open(&o, &s, &e) || loader_wait_pinned(s, &e))
 		fail_msg("%s", e.text);
 	for (int round = 0, k = (int)config.n_used; round < ROUNDS; round++) {
 		s->ops->step(s, EXPERT_DECODE, 1, round);

@@ -244,7 +244,7 @@ static int count_acquire(struct expert_source *s, int layer, enum expert_use use
 	struct expert_ref *refs, int n, struct err *e)
 {
 	counting.inner->cancel = s->cancel;
-	assert_true(n <= s->window[use]);
+	assert_true(n <= s->max_pinned[use]);
 	if (++counting.acquires == counting.fail_at && !counting.fail_await)
 		return err_set(e, ERR_RUN, "made up");
 	if (counting.acquires == counting.cancel_at)
@@ -255,53 +255,54 @@ static int count_acquire(struct expert_source *s, int layer, enum expert_use use
 		counting.n_pins++;
 	}
 	counting.most_pins = MAX(counting.most_pins, counting.n_pins);
-	assert_true((counting.n_pins + 1) / 2 <= s->window[use]);
+	assert_true((counting.n_pins + 1) / 2 <= s->max_pinned[use]);
 	return rc;
 }
 
-static int count_await(
+static int count_wait_ready(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	(void)s;
 	if (counting.fail_at && counting.acquires >= counting.fail_at)
 		return err_set(e, ERR_RUN, "made up");
-	return counting.inner->ops->await(counting.inner, layer, refs, n, e);
+	return counting.inner->ops->wait_ready(counting.inner, layer, refs, n, e);
 }
 
-static void count_hint(struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
+static void count_prefetch(
+	struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
 {
 	(void)s;
 	for (int i = 0; i < n; i++)
 		assert_in_range(ids[i], 0, 31);
 	assert_in_range(distance, 1, 3);
 	counting.hints++;
-	counting.inner->ops->hint(counting.inner, layer, ids, n, distance);
+	counting.inner->ops->prefetch(counting.inner, layer, ids, n, distance);
 }
 
-static void count_announce(struct expert_source *s, int layer, const int32_t *ids, int n)
+static void count_read_ahead(struct expert_source *s, int layer, const int32_t *ids, int n)
 {
 	(void)s;
-	if (counting.inner->ops->announce)
-		counting.inner->ops->announce(counting.inner, layer, ids, n);
+	if (counting.inner->ops->read_ahead)
+		counting.inner->ops->read_ahead(counting.inner, layer, ids, n);
 }
 
 static const struct expert_source_ops count_ops = {
 	.name = "counting",
 	.step = count_step,
 	.acquire = count_acquire,
-	.await = count_await,
+	.wait_ready = count_wait_ready,
 	.release = count_release,
-	.hint = count_hint,
-	.announce = count_announce,
+	.prefetch = count_prefetch,
+	.read_ahead = count_read_ahead,
 };
 
 static void count_start(struct model *m)
 {
 	counting = (struct counting){.inner = m->source};
 	counting.base.ops = &count_ops;
-	counting.base.window[0] = m->source->window[0];
-	counting.base.window[1] = m->source->window[1];
-	counting.base.lookahead = m->source->ops->hint ? m->source->lookahead : 0;
+	counting.base.max_pinned[0] = m->source->max_pinned[0];
+	counting.base.max_pinned[1] = m->source->max_pinned[1];
+	counting.base.lookahead = m->source->ops->prefetch ? m->source->lookahead : 0;
 	m->source = &counting.base;
 }
 

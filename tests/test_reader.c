@@ -257,7 +257,7 @@ static void test_replicas(void **state)
 	struct reader *r =
 		open_variant(*state, f, 3, (struct reader_options){.depth = 3, .slice_bytes = 64 * KIB});
 	assert_int_equal(reader_n_drives(r), 2);
-	assert_int_equal(reader_few(r), 6); /* the depth is below READER_FEW */
+	assert_int_equal(reader_useful_depth(r), 6); /* the depth is below READER_USEFUL_DEPTH */
 	for (unsigned i = 0; i < 20; i++) {
 		memset(arena, GUARD, FILE_A);
 		struct reader_completion c =
@@ -461,8 +461,8 @@ static void test_tmpfs(void **state)
 	struct reader *r = open_variant(*state, f, 2, (struct reader_options){0});
 	check_random_reads(r, 3, 100);
 	bool direct = reader_file_align(r, 0) > 1 && reader_file_align(r, 1) > 1;
-	assert_int_equal(
-		reader_few(r), (direct ? READER_FEW : READER_DEPTH_DEFAULT) * reader_n_drives(r));
+	assert_int_equal(reader_useful_depth(r),
+		(direct ? READER_USEFUL_DEPTH : READER_DEPTH_DEFAULT) * reader_n_drives(r));
 	if (reader_file_align(r, 1) == 1)
 		assert_non_null(strstr(reader_summary(r), "page cache"));
 	reader_close(r);

@@ -40,7 +40,7 @@ static void use(
 		used[id] = true;
 	}
 	for (int at = 0, group; at < n; at += group) {
-		group = MIN(n - at, s->window[how]);
+		group = MIN(n - at, s->max_pinned[how]);
 		note(t,
 			(struct trace_event){
 				.kind = TRACE_ACCESS, .use = as, .layer = (uint16_t)layer, .n = (uint32_t)group},
@@ -48,7 +48,7 @@ static void use(
 		t->n_accesses += how == EXPERT_DECODE ? (uint64_t)group : 0;
 		int missing = s->ops->acquire(s, layer, how, refs + at, group, &e);
 		while (missing > 0)
-			missing = s->ops->await(s, layer, refs + at, group, &e);
+			missing = s->ops->wait_ready(s, layer, refs + at, group, &e);
 		if (missing < 0)
 			fail_msg("%s", e.text);
 		s->ops->release(s, layer, refs + at, group);

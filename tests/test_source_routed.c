@@ -74,7 +74,7 @@ static int note_acquire(struct expert_source *s, int layer, enum expert_use use,
 	return 1;
 }
 
-static int note_await(
+static int note_wait_ready(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	(void)s, (void)layer, (void)e;
@@ -96,7 +96,8 @@ static void note_release(struct expert_source *s, int layer, const struct expert
 	}
 }
 
-static void note_hint(struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
+static void note_prefetch(
+	struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
 {
 	(void)s, (void)distance;
 	inner.hint_layer = layer;
@@ -107,16 +108,16 @@ static void note_hint(struct expert_source *s, int layer, const int32_t *ids, in
 static const struct expert_source_ops note_ops = {.name = "note",
 	.close = note_close,
 	.acquire = note_acquire,
-	.await = note_await,
+	.wait_ready = note_wait_ready,
 	.release = note_release,
-	.hint = note_hint};
+	.prefetch = note_prefetch};
 
 static struct expert_source *open_routed(const char *path, uint32_t confine, uint32_t n_experts)
 {
 	struct err e = {0};
 	struct expert_source *s;
 	memset(&inner, 0, sizeof inner);
-	inner.base = (struct expert_source){.ops = &note_ops, .window = {8, 8}, .lookahead = 1};
+	inner.base = (struct expert_source){.ops = &note_ops, .max_pinned = {8, 8}, .lookahead = 1};
 	const struct routed_options o = {.path = path,
 		.confine = confine,
 		.n_layers = 1 + LAYERS,
@@ -138,7 +139,7 @@ static void use_experts(
 	for (int i = 0; i < n; i++)
 		refs[i].id = ids[i];
 	assert_int_equal(s->ops->acquire(s, layer, use, refs, n, &e), 1);
-	assert_int_equal(s->ops->await(s, layer, refs, n, &e), 0);
+	assert_int_equal(s->ops->wait_ready(s, layer, refs, n, &e), 0);
 	for (int i = 0; i < n; i++) {
 		assert_int_equal(refs[i].id, ids[i]);
 		assert_true(refs[i].ready);
@@ -158,7 +159,7 @@ static void test_single_rows(void **state)
 	for (int t = 0; t < 2 * TOKENS; t++) { /* the trace begins again */
 		s->ops->step(s, EXPERT_DECODE, 1, t);
 		for (int l = 0; l < LAYERS; l++) {
-			s->ops->hint(s, 1 + l, own, TOP, 1);
+			s->ops->prefetch(s, 1 + l, own, TOP, 1);
 			assert_true(inner.hint_layer == 1 + l && inner.n_hinted == TOP);
 			use_experts(s, 1 + l, EXPERT_DECODE, own, TOP);
 			for (int i = 0; i < TOP; i++) {
@@ -171,7 +172,7 @@ static void test_single_rows(void **state)
 		use_experts(s, 1 + LAYERS, EXPERT_DECODE, own, TOP);
 		assert_memory_equal(inner.acquired, own, TOP * sizeof *own);
 		inner.n_hinted = 0;
-		s->ops->hint(s, LAYERS, own, TOP, 2);
+		s->ops->prefetch(s, LAYERS, own, TOP, 2);
 		assert_int_equal(inner.n_hinted, 0);
 	}
 	/* prefill is the model's own, and does not move the trace on */
@@ -226,7 +227,7 @@ static void test_folded_and_confined(void **state)
 		for (int t = 0; t < TOKENS; t++) {
 			int got[EXPERTS] = {0};
 			s->ops->step(s, EXPERT_DECODE, 1, t);
-			s->ops->hint(s, 1, small, TOP, 1);
+			s->ops->prefetch(s, 1, small, TOP, 1);
 			use_experts(s, 1, EXPERT_DECODE, way == 2 ? own : small, TOP);
 			for (int i = 0; i < TOP; i++) {
 				assert_true(inner.acquired[i] >= 0 && inner.acquired[i] < most);

@@ -131,7 +131,7 @@ static uint64_t start_expert(struct measure_drive *j, unsigned slot)
 static int take_buffers(struct measure_drive *j, struct err *e)
 {
 	uint64_t slice = reader_slice(j->reader);
-	j->flight = reader_few(j->reader);
+	j->flight = reader_useful_depth(j->reader);
 	j->slot = (size_t)num_align_up(slice + slice / 2 + READER_SLICE_MIN, READER_SLICE_MIN);
 	return map_slots(j, "buffers", e);
 }

@@ -29,9 +29,9 @@ struct measure_disk {
 int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned in_flight,
 	double seconds, int repeats, struct measure_disk *out, struct err *e);
 
-/* The same bytes as a card's loader reads them: in slices, reader_few() at a time, into the buffer
- * that came back last, by a thread that does not sleep meanwhile. out's in_flight counts the
- * slices. */
+/* The same bytes as a card's loader reads them: in slices, reader_useful_depth() at a time, into
+ * the buffer that came back last, by a thread that does not sleep meanwhile. out's in_flight counts
+ * the slices. */
 int measure_disk_slices(const struct common_opts *c, const struct gguf *file, double seconds,
 	int repeats, struct measure_disk *out, struct err *e);
 

@@ -204,7 +204,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	if (rc)
 		goto out;
 	if (p.streaming)
-		loader_go_on(g->experts); /* the weights had the drive to themselves */
+		loader_pin_in_background(g->experts); /* the weights had the drive to themselves */
 	g->streaming = p.streaming;
 	g->cache = describe_cache(&config, &weights, &p);
 	g->fingerprint = engine_fingerprint_of(g->gguf);
@@ -313,9 +313,8 @@ struct expert_stats engine_expert_stats(const struct engine *g)
 }
 
 _Static_assert((int)ENGINE_NO_EXPERT == LOADER_NO_EXPERT && (int)ENGINE_ON_DISK == LOADER_ON_DISK &&
-				   (int)ENGINE_IN_RAM == LOADER_IN_SECOND_TIER &&
-				   (int)ENGINE_READING == LOADER_UNDER_WAY &&
-				   (int)ENGINE_IN_VRAM == LOADER_IN_FIRST_TIER,
+				   (int)ENGINE_IN_RAM == LOADER_IN_RAM && (int)ENGINE_READING == LOADER_LOADING &&
+				   (int)ENGINE_IN_VRAM == LOADER_IN_VRAM,
 	"places have the same numbers here and in the loader");
 
 int engine_routing_resident(struct engine *g, uint32_t *least, struct err *e)
@@ -328,11 +327,11 @@ int engine_routing_resident(struct engine *g, uint32_t *least, struct err *e)
 		return 0;
 	uint8_t *map = NEW_ARRAY(uint8_t, (size_t)(c->n_layers + c->n_mtp) * c->n_experts);
 	int32_t *ids = NEW_ARRAY(int32_t, c->n_experts);
-	loader_map(g->experts, map, NULL);
+	loader_residency_map(g->experts, map, NULL);
 	for (uint32_t l = c->n_dense; l < c->n_layers; l++) {
 		uint32_t n = 0;
 		for (uint32_t x = 0; x < c->n_experts; x++)
-			if (map[(size_t)l * c->n_experts + x] == LOADER_IN_FIRST_TIER)
+			if (map[(size_t)l * c->n_experts + x] == LOADER_IN_VRAM)
 				ids[n++] = (int32_t)x;
 		n = n < c->n_used ? 0 : n;
 		source_routed_allow(g->routed, l, ids, n);
@@ -347,7 +346,7 @@ void engine_cache_look(const struct engine *g, struct engine_cache *c, uint8_t *
 {
 	*c = g->cache;
 	if (g->streaming)
-		loader_map(g->experts, map, &c->stats);
+		loader_residency_map(g->experts, map, &c->stats);
 	for (uint32_t i = 0; map && i < c->n_layers; i++) {
 		bool loaded = g->model.weights.experts[i].gate != NULL; /* an MTP layer may be left out */
 		if (!loaded || !g->streaming)

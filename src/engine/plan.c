@@ -151,7 +151,7 @@ static int stream_to_card(
 	int rc = plan_tiers(p, given, e);
 	if (rc)
 		return rc;
-	size_t parking = p->tiers.parking_bytes;
+	size_t parking = p->tiers.device_staging_bytes;
 	if ((rc = plan_context(c, o, given ? p->tiers.tier_bytes[0] + parking : 0,
 			 given ? AUTO_KV_PART : AUTO_KV_PART_STREAM, p, e)))
 		return rc;
@@ -159,7 +159,7 @@ static int stream_to_card(
 	if (!given)
 		p->loader.tier_bytes[0] = MIN(left, p->tiers.everything_bytes);
 	if (ram == ENGINE_CACHE_AUTO) {
-		size_t spare = MAX(HOST_SPARE_AUTO, p->host_available / 10) + p->tiers.bounce_bytes;
+		size_t spare = MAX(HOST_SPARE_AUTO, p->host_available / 10) + p->tiers.host_staging_bytes;
 		p->loader.tier_bytes[1] = MIN(less(p->host_available, spare),
 			less(p->tiers.everything_bytes, p->loader.tier_bytes[0]));
 		if (p->loader.tier_bytes[1]) {
@@ -204,7 +204,7 @@ static void say_plan(const struct plan *p)
 				gb(p->ram_copies));
 		log_info("copies: %.3f GB of the card for demotions, %.3f GB of pinned buffers%s; the host "
 				 "has %.1f GB",
-			gb(t->parking_bytes), gb(t->bounce_bytes), stay, gb(p->host_available));
+			gb(t->device_staging_bytes), gb(t->host_staging_bytes), stay, gb(p->host_available));
 	}
 	if (p->streaming && p->on_card && !t->tier_bytes[1] && t->tier_bytes[0] < t->everything_bytes)
 		log_info(
@@ -216,7 +216,7 @@ static void say_plan(const struct plan *p)
 static int check_host(const struct plan *p, struct err *e)
 {
 	const struct loader_plan *t = &p->tiers;
-	size_t need = t->tier_bytes[1] + t->bounce_bytes + (t->tier_bytes[1] ? HOST_SPARE : 0);
+	size_t need = t->tier_bytes[1] + t->host_staging_bytes + (t->tier_bytes[1] ? HOST_SPARE : 0);
 	if (!t->on_card || !p->host_available || need <= p->host_available)
 		return 0;
 	err_set(e, ERR_MEMORY,
@@ -224,9 +224,9 @@ static int check_host(const struct plan *p, struct err *e)
 		"everything else, "
 		"and "
 		"%.2f GB are available",
-		gb(t->tier_bytes[1] + t->bounce_bytes), gb(t->tier_bytes[1]), gb(HOST_SPARE),
+		gb(t->tier_bytes[1] + t->host_staging_bytes), gb(t->tier_bytes[1]), gb(HOST_SPARE),
 		gb(p->host_available));
-	size_t fits = less(p->host_available, t->bounce_bytes + HOST_SPARE);
+	size_t fits = less(p->host_available, t->host_staging_bytes + HOST_SPARE);
 	if (t->tier_bytes[1])
 		err_hint(e, "--ram-gb %.2f would fit", (double)(fits / 10000000) / 100);
 	return e ? e->code : ERR_MEMORY;
@@ -236,7 +236,7 @@ static int check(
 	const struct model_config *c, const struct plan *p, const struct backend *b, struct err *e)
 {
 	const struct loader_plan *t = &p->tiers;
-	size_t second = t->on_card ? t->parking_bytes : t->tier_bytes[1];
+	size_t second = t->on_card ? t->device_staging_bytes : t->tier_bytes[1];
 	size_t experts = t->tier_bytes[0] + second + p->experts, fixed = p->resident + p->workspace;
 	size_t need = fixed + p->kv + experts;
 	if (!p->available || need <= usable(p))

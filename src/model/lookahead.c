@@ -16,7 +16,7 @@
 uint32_t lookahead_reach(const struct model *m, uint32_t layer, int rows)
 {
 	const struct model_config *c = &m->config;
-	if (m->source->lookahead <= 0 || !m->source->ops->hint || moe_use(rows) != EXPERT_DECODE ||
+	if (m->source->lookahead <= 0 || !m->source->ops->prefetch || moe_use(rows) != EXPERT_DECODE ||
 		layer + 1 < c->n_dense || layer + 1 >= c->n_layers) /* so all layers ahead are MoE layers */
 		return 0;
 	uint32_t left = c->n_layers - 1 - layer,
@@ -49,7 +49,7 @@ int lookahead_pass(struct model *m, uint32_t layer, struct err *e)
 	for (uint32_t d = 1; d <= reach && !rc; d++) {
 		rc = b->ops->wait_picks(b, g->ticket, lookahead_picks(m, layer, d), n, ids, e);
 		for (int r = 0; r < g->rows && !rc; r++)
-			s->ops->hint(s, (int)(layer + d), ids + r * n_used, n_used, (int)d);
+			s->ops->prefetch(s, (int)(layer + d), ids + r * n_used, n_used, (int)d);
 	}
 	g->ticket = 0;
 	return rc;

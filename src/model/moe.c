@@ -118,18 +118,18 @@ static void swiglu_network(
 static void announce(struct model *m, uint32_t layer, int n)
 {
 	struct expert_source *s = m->source;
-	if (!s->ops->announce)
+	if (!s->ops->read_ahead)
 		return;
 	int32_t *ids = m->plan.announced;
 	for (int i = 0; i < n; i++)
 		ids[i] = m->plan.refs[i].id;
-	s->ops->announce(s, (int)layer, ids, n);
+	s->ops->read_ahead(s, (int)layer, ids, n);
 	uint32_t next = layer + 1;
 	if (next >= m->config.n_layers || 4 * (uint32_t)n < 3 * m->config.n_experts)
 		return;
 	for (uint32_t i = 0; i < m->config.n_experts; i++)
 		ids[i] = (int32_t)i;
-	s->ops->announce(s, (int)next, ids, (int)m->config.n_experts);
+	s->ops->read_ahead(s, (int)next, ids, (int)m->config.n_experts);
 }
 
 /* The routers of the layers layer + first to layer + reach, each on the stream as it is now: 0 is
@@ -188,7 +188,7 @@ bool moe_told(const struct model *m, uint32_t layer, int rows)
 	struct backend *b = m->backend;
 	int n_used = (int)m->config.n_used;
 	if (!m->record || rows > 1 || !b->ops->can_await || !m->weights.layers[layer].experts_even ||
-		m->source->window[moe_use(rows)] < n_used)
+		m->source->max_pinned[moe_use(rows)] < n_used)
 		return false;
 	struct expert_job like = like_of(m, layer);
 	return b->ops->can_await(b, &like, n_used);
@@ -275,7 +275,7 @@ static int run_group(struct model *m, uint32_t layer, enum expert_use use, int f
 	if (rc)
 		return rc;
 	while (missing > 0) {
-		missing = s->ops->await(s, (int)layer, refs, n, e);
+		missing = s->ops->wait_ready(s, (int)layer, refs, n, e);
 		if (missing >= 0 && (rc = release_passed(m, INT32_MAX, e)))
 			return rc;
 		if (!missing || (missing > 0 && !p->n_groups))
@@ -293,7 +293,7 @@ static int run_groups(struct model *m, uint32_t layer, enum expert_use use, int 
 	struct moe_plan *p = &m->plan;
 	struct backend *b = m->backend;
 	bool ahead = use == EXPERT_PREFILL && b->ops->deferred;
-	int window = MIN(m->source->window[use], n), most = window, group, rc;
+	int window = MIN(m->source->max_pinned[use], n), most = window, group, rc;
 	if (ahead)
 		most = MAX((2 * window + MOE_GROUPS - 1) / MOE_GROUPS, MIN(window, GROUP_LEAST));
 	for (int at = 0; at < n; at += group) {
