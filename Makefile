@@ -86,7 +86,7 @@ LIBS      = -Wl,--as-needed $(DEPS_LIBS) $(LDFLAGS) -lpcre2-8 -ljansson $(call h
             $(call has,HTTP,-lmicrohttpd) $(CUDA_LIBS) -lpthread -lm
 
 # ---- files -------------------------------------------------------------------------------------------------------------
-LIB_SRC  := $(wildcard src/*/*.c cache/*.c stream/*.c kernels/*.c kernels/cpu/*.c)
+LIB_SRC  := $(wildcard src/*/*.c cache/*.c cache/*/*.c stream/*.c kernels/*.c kernels/cpu/*.c)
 LIB_OBJ   = $(LIB_SRC:%.c=$(BUILD)/%.o) $(call has,CUDA,$(CU_SRC:%.cu=$(BUILD)/%.o))
 LIB      := $(BUILD)/libglmstream.a
 TOOL_SRC := $(wildcard tools/*.c)
@@ -95,7 +95,7 @@ TEST_SRC := $(wildcard tests/test_*.c)
 TEST_AUX := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(TEST_SRC),$(wildcard tests/*.c)))
 TESTS    := $(TEST_SRC:%.c=$(BUILD)/%)
 REPLAYS  := $(patsubst tests/fuzz/fuzz_%.c,$(BUILD)/tests/fuzz/replay_%,$(wildcard tests/fuzz/fuzz_*.c))
-C_FILES  := $(wildcard $(foreach e,c h cu cuh,$(addsuffix /*.$e,src/* cache stream kernels kernels/* tools tests tests/fuzz)))
+C_FILES  := $(wildcard $(foreach e,c h cu cuh,$(addsuffix /*.$e,src/* cache cache/* stream kernels kernels/* tools tests tests/fuzz)))
 DATA_DIR := $(PREFIX)/share/glmstream
 
 all: $(LIB) $(if $(TOOL_SRC),$(BUILD)/glmstream) ## build the program (the default)

@@ -38,7 +38,7 @@
 #ifndef GLM_CACHE_CACHE_H
 #define GLM_CACHE_CACHE_H
 
-#include "cache/policy.h"
+#include "cache/policy/policy.h"
 #include "src/base/err.h"
 
 #include <stdbool.h>

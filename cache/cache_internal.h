@@ -19,7 +19,7 @@
 #define GLM_CACHE_CACHE_INTERNAL_H
 
 #include "cache/cache.h"
-#include "cache/key_list.h"
+#include "cache/policy/key_list.h"
 #include "cache/slab.h"
 
 struct slot {

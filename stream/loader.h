@@ -15,14 +15,14 @@
  * LOADER_POISON every slot is filled with READER_POISON before it is read into.
  *
  * The compute thread decides what is evicted, in the order in which the model asks, so that a
- * simulated cache (cache/sim.h) sees the same sequence and counts the same hits. Prefetched experts
- * take free or cold slots only.
+ * simulated cache (cache/trace/sim.h) sees the same sequence and counts the same hits. Prefetched
+ * experts take free or cold slots only.
  */
 #ifndef GLM_STREAM_LOADER_H
 #define GLM_STREAM_LOADER_H
 
 #include "cache/cache.h"
-#include "cache/profile.h"
+#include "cache/trace/profile.h"
 #include "kernels/backend.h"
 #include "kernels/copier.h"
 #include "src/format/gguf.h"

@@ -4,8 +4,8 @@
 #ifndef GLM_STREAM_SOURCE_RECORD_H
 #define GLM_STREAM_SOURCE_RECORD_H
 
-#include "cache/profile.h"
-#include "cache/trace.h"
+#include "cache/trace/profile.h"
+#include "cache/trace/trace.h"
 #include "stream/expert_source.h"
 
 /* Takes `inner` (closed with the wrapper). profile and trace are lent, either may be NULL.

@@ -14,7 +14,7 @@
 #ifndef GLM_STREAM_SOURCE_ROUTED_H
 #define GLM_STREAM_SOURCE_ROUTED_H
 
-#include "cache/trace.h"
+#include "cache/trace/trace.h"
 #include "src/base/err.h"
 #include "stream/expert_source.h"
 

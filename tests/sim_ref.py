@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""An independent, slow simulator of expert caches: the oracle for cache/sim.c.
+"""An independent, slow simulator of expert caches: the oracle for cache/trace/sim.c.
 
     sim_ref.py TRACE --experts N[,N...] [--policy all|NAME,...] [--order rank|layer] [--per-layer]
                [--skip TOKENS] [--half-life TOKENS] [--tokens N]

@@ -3,7 +3,7 @@
  * Every policy, driven through its hooks with random keys, lists and pins, against a model that
  * looks at everything each time. The seed of a failing run is printed.
  */
-#include "cache/policy.h"
+#include "cache/policy/policy.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

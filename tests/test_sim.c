@@ -5,7 +5,7 @@
  * there. Published figures of the large synthetic trace are checked where that trace is
  * ($GLM_SHARED or ../shared, traces/glm52-sim-a.bin).
  */
-#include "cache/sim.h"
+#include "cache/trace/sim.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* A simulated cache counts what the live one did, steps of prompts between those of decoding. */
-#include "cache/sim.h"
+#include "cache/trace/sim.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "stream/extent.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Traces: what is recorded is read back; what is damaged, cut or foreign is refused with a
  * sentence. */
-#include "cache/trace.h"
+#include "cache/trace/trace.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

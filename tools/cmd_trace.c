@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* glmstream trace record|show|simulate. Recording is a run with --trace; simulating is in
  * trace_simulate.c. */
-#include "cache/trace_stats.h"
+#include "cache/trace/trace_stats.h"
 #include "src/base/args.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"

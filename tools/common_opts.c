@@ -3,7 +3,7 @@
  * option without effect would be worse than none. */
 #include "tools/common_opts.h"
 
-#include "cache/policy.h"
+#include "cache/policy/policy.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"

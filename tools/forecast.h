@@ -13,7 +13,7 @@
 #ifndef GLM_TOOLS_FORECAST_H
 #define GLM_TOOLS_FORECAST_H
 
-#include "cache/sim.h"
+#include "cache/trace/sim.h"
 #include "src/base/err.h"
 #include "stream/loader.h"
 #include "tools/common_opts.h"

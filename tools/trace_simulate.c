@@ -2,7 +2,7 @@
 /* Replays a trace for lists of budgets and policies: a table, a JSON object, a plot. */
 #include "tools/trace_simulate.h"
 
-#include "cache/sim.h"
+#include "cache/trace/sim.h"
 #include "src/base/args.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"

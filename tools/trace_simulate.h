@@ -3,7 +3,7 @@
 #ifndef GLM_TOOLS_TRACE_SIMULATE_H
 #define GLM_TOOLS_TRACE_SIMULATE_H
 
-#include "cache/trace.h"
+#include "cache/trace/trace.h"
 #include "src/base/args.h"
 
 int trace_simulate(int argc, char **argv, struct err *e);

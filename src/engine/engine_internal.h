@@ -3,7 +3,7 @@
 #ifndef GLM_ENGINE_ENGINE_INTERNAL_H
 #define GLM_ENGINE_ENGINE_INTERNAL_H
 
-#include "cache/profile.h"
+#include "cache/trace/profile.h"
 #include "src/engine/engine.h"
 #include "src/model/forward.h"
 

@@ -3,9 +3,9 @@
  * they are refused with a sentence, or give a trace whose every event is within the bounds that
  * trace.h promises, that can be counted over, and that can be replayed through a small cache
  * without breaking it. */
-#include "cache/sim.h"
-#include "cache/trace_file.h"
-#include "cache/trace_stats.h"
+#include "cache/trace/sim.h"
+#include "cache/trace/trace_file.h"
+#include "cache/trace/trace_stats.h"
 #include "src/base/log.h"
 
 #include <string.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* Inside of trace files, shared by trace.c (recorder, frames) and trace_read.c (records). */
+/* Inside of trace files, shared by trace_write.c (recorder, frames) and trace_read.c (records). */
 #ifndef GLM_CACHE_TRACE_FILE_H
 #define GLM_CACHE_TRACE_FILE_H
 
-#include "cache/trace.h"
+#include "cache/trace/trace.h"
 
 #define TRACE_MAGIC       "GLMTRACE"
 #define TRACE_MAX_LAYERS  4096

@@ -3,7 +3,7 @@
 #ifndef GLM_CACHE_TRACE_STATS_H
 #define GLM_CACHE_TRACE_STATS_H
 
-#include "cache/trace.h"
+#include "cache/trace/trace.h"
 
 #define TRACE_STATS_DISTANCES 8
 #define TRACE_STATS_TOPS      6

@@ -3,9 +3,9 @@
  * misses for keys of equal size in one pool; the variant that may bypass has fewer still. It
  * needs to know the future, so only the simulator can run it. With several size classes or two
  * tiers it is a good guide, not a bound. */
-#include "cache/policy.h"
+#include "cache/policy/policy.h"
 
-#include "cache/key_heap.h"
+#include "cache/policy/key_heap.h"
 #include "src/base/err.h"
 #include "src/base/mem.h"
 

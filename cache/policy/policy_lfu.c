@@ -16,10 +16,10 @@
  * exact power of two. Only + and * on binary64 occur, so another program can repeat every decision
  * exactly.
  */
-#include "cache/policy.h"
+#include "cache/policy/policy.h"
 
-#include "cache/key_heap.h"
-#include "cache/key_list.h"
+#include "cache/policy/key_heap.h"
+#include "cache/policy/key_list.h"
 #include "src/base/err.h"
 
 #define LFU_LN2             0.6931471805599453

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The list of policies. */
-#include "cache/policy.h"
+#include "cache/policy/policy.h"
 
 #include "src/base/num.h"
 

@@ -15,7 +15,7 @@
 #define GLM_CACHE_SIM_H
 
 #include "cache/cache.h"
-#include "cache/trace.h"
+#include "cache/trace/trace.h"
 
 enum sim_order { SIM_BY_RANK, SIM_BY_LAYER };
 

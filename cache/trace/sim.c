@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* The simulator: events of a trace -> calls of the cache, bytes arriving at once. */
-#include "cache/sim.h"
+#include "cache/trace/sim.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

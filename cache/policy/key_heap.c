@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Indexed binary heaps. */
-#include "cache/key_heap.h"
+#include "cache/policy/key_heap.h"
 
 #include "src/base/err.h"
 #include "src/base/mem.h"

@@ -14,7 +14,7 @@
 #ifndef GLM_CACHE_PROFILE_H
 #define GLM_CACHE_PROFILE_H
 
-#include "cache/trace.h"
+#include "cache/trace/trace.h"
 #include "src/base/err.h"
 
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Counting over the events of a trace. */
-#include "cache/trace_stats.h"
+#include "cache/trace/trace_stats.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -4,7 +4,7 @@
  * sentence; only an end that comes too early is a note. A record enters the trace after all of it
  * was checked, and the END record must agree with what was read.
  */
-#include "cache/trace_file.h"
+#include "cache/trace/trace_file.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -2,9 +2,9 @@
 /* Least recently used: each list in order of last use, newest at the head. Keys that cannot leave
  * (pinned, being filled) stay where they are and are stepped over; there are only a few dozen of
  * them at a time. */
-#include "cache/policy.h"
+#include "cache/policy/policy.h"
 
-#include "cache/key_list.h"
+#include "cache/policy/key_list.h"
 #include "src/base/err.h"
 
 struct lru {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The recorder and the framing of trace files; the only file that knows lz4. Records are parsed in
  * trace_read.c. Without lz4 nothing is recorded and of recorded files only GLTR1 is read. */
-#include "cache/trace_file.h"
+#include "cache/trace/trace_file.h"
 
 #if HAVE_LZ4
 
