@@ -330,7 +330,7 @@ static struct engine *open_engine(const struct engine_options *o, bool lagging, 
 static void close_engine(struct engine *g, bool lagging)
 {
 	if (lagging)
-		moe_settle(&g->model, NULL);
+		moe_drain(&g->model, NULL);
 	assert_int_equal(lagging ? counting.n_pins : 0, 0);
 	assert_int_equal(engine_close(g, NULL), 0);
 }

@@ -317,7 +317,7 @@ static int run(struct replay *j, struct common_loading *loading, uint64_t *opene
 	if (rc)
 		return rc;
 	struct engine_cache k;
-	engine_cache_look(j->g, &k, NULL);
+	engine_cache_snapshot(j->g, &k, NULL);
 	j->ahead = k.lookahead;
 	if ((uint64_t)o->n_prompt + o->n_new + MORE > engine_context(j->g))
 		return err_set(e, ERR_USAGE,

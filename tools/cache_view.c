@@ -27,7 +27,7 @@ static const char *draw_cell(const struct cell *c, enum ink *ink)
 	static const char *const shades[] = {
 		"\xe2\x96\x91", "\xe2\x96\x92", "\xe2\x96\x93", "\xe2\x96\x88"};
 	int all =
-		c->n[ENGINE_ON_DISK] + c->n[ENGINE_IN_RAM] + c->n[ENGINE_READING] + c->n[ENGINE_IN_VRAM];
+		c->n[ENGINE_ON_DISK] + c->n[ENGINE_IN_RAM] + c->n[ENGINE_LOADING] + c->n[ENGINE_IN_VRAM];
 	int in = c->n[ENGINE_IN_VRAM];
 	*ink = PLAIN;
 	if (!all)
@@ -36,7 +36,7 @@ static const char *draw_cell(const struct cell *c, enum ink *ink)
 		*ink = GREEN;
 		return in == all ? shades[3] : shades[MIN(in * 3 / all, 2)];
 	}
-	if (c->n[ENGINE_READING]) {
+	if (c->n[ENGINE_LOADING]) {
 		*ink = YELLOW;
 		return "+";
 	}
@@ -132,7 +132,7 @@ void cache_view_draw(FILE *f, const struct engine_cache *c, const uint8_t *map,
 void cache_view_print(FILE *f, const struct engine *g, int columns, bool colours)
 {
 	struct engine_cache c;
-	engine_cache_look(g, &c, NULL);
+	engine_cache_snapshot(g, &c, NULL);
 	bool cpu = !strcmp(engine_backend_name(g), "cpu");
 	if (!c.streaming) {
 		fprintf(f, "no expert cache: %s; --cache-gb G streams them through one\n",
@@ -140,7 +140,7 @@ void cache_view_print(FILE *f, const struct engine *g, int columns, bool colours
 		return;
 	}
 	uint8_t *map = mem_new((size_t)c.n_layers, c.n_experts);
-	engine_cache_look(g, &c, map);
+	engine_cache_snapshot(g, &c, map);
 	cache_view_draw(f, &c, map, cpu ? "cache" : "vram", columns, colours);
 	free(map);
 }

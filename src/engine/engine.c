@@ -313,7 +313,7 @@ struct expert_stats engine_expert_stats(const struct engine *g)
 }
 
 _Static_assert((int)ENGINE_NO_EXPERT == LOADER_NO_EXPERT && (int)ENGINE_ON_DISK == LOADER_ON_DISK &&
-				   (int)ENGINE_IN_RAM == LOADER_IN_RAM && (int)ENGINE_READING == LOADER_LOADING &&
+				   (int)ENGINE_IN_RAM == LOADER_IN_RAM && (int)ENGINE_LOADING == LOADER_LOADING &&
 				   (int)ENGINE_IN_VRAM == LOADER_IN_VRAM,
 	"places have the same numbers here and in the loader");
 
@@ -342,7 +342,7 @@ int engine_routing_resident(struct engine *g, uint32_t *least, struct err *e)
 	return 0;
 }
 
-void engine_cache_look(const struct engine *g, struct engine_cache *c, uint8_t *map)
+void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8_t *map)
 {
 	*c = g->cache;
 	if (g->streaming)

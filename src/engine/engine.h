@@ -110,15 +110,15 @@ struct engine_cache {
 	uint64_t expert_bytes;     /* the average expert, as it is cached */
 	struct expert_stats stats; /* as engine_expert_stats, of this moment */
 };
-enum engine_place {
+enum engine_residency {
 	ENGINE_NO_EXPERT, /* the layer is dense, or an MTP layer that was not loaded */
 	ENGINE_ON_DISK,
 	ENGINE_IN_RAM,  /* the second tier */
-	ENGINE_READING, /* its bytes are on their way into the first tier */
+	ENGINE_LOADING, /* its bytes are on their way into the first tier */
 	ENGINE_IN_VRAM, /* the first tier */
 };
-/* map: [n_layers][n_experts] of enum engine_place; NULL: not wanted. */
-void engine_cache_look(const struct engine *g, struct engine_cache *c, uint8_t *map);
+/* map: [n_layers][n_experts] of enum engine_residency; NULL: not wanted. */
+void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8_t *map);
 
 /* With options.routing or routing_confine: from now on decode steps use only experts that stand in
  * the first tier at this moment, so that nothing is missing (the time of computing alone). *least:

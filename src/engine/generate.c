@@ -66,7 +66,8 @@ static int decode(struct session *s, const struct generate_options *o, const str
 	const struct tokenizer *t = engine_tokenizer(g);
 	int32_t n_valid = engine_n_valid(g);
 	struct unhashed last = {.n = engine_config(g)->n_vocab, .hash = &r->logits_hash};
-	struct session_watch watch = {.cancel = o->watch.cancel, .meanwhile = hash_now, .user = &last};
+	struct session_watch watch = {
+		.cancel = o->watch.cancel, .on_device_busy = hash_now, .user = &last};
 	while (r->new_tokens < o->max_new) {
 		const float *logits = last.logits = session_logits(s);
 		int32_t id = sampler_pick(sampler, logits, n_valid, NULL);

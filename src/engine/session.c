@@ -141,7 +141,7 @@ static int step(struct session *s, uint32_t n, float *rows, bool last,
 		.pos = s->pos,
 		.base = s->bases,
 		.cancel = watch ? watch->cancel : NULL,
-		.meanwhile = watch ? watch->meanwhile : NULL,
+		.on_device_busy = watch ? watch->on_device_busy : NULL,
 		.user = watch ? watch->user : NULL,
 	};
 	if (s->taps) {

@@ -24,7 +24,7 @@ struct session_watch {
 	/* Called once, when the computation of the first chunk is under way and the thread would only
 	 * wait for it: the place for work that is not urgent. The logits of the position before still
 	 * stand where session_logits said. Not called when the computation ends early. */
-	void (*meanwhile)(void *user);
+	void (*on_device_busy)(void *user);
 	void *user;
 	/* Set by anyone, from a signal handler too: the computation stops after the chunk or layer in
 	 * hand with ERR_INTERRUPTED; the session then holds the tokens finished so far and stays

@@ -14,14 +14,14 @@ static struct rope rope_of(const struct model *m)
 	return (struct rope){.cos_sin = m->ws.cos_sin, .dim = (int)m->config.head_rope};
 }
 
-struct norm attention_norm(const struct model *m, uint32_t layer)
+struct norm attention_input_norm(const struct model *m, uint32_t layer)
 {
 	return (struct norm){.gain = m->weights.layers[layer].attn_norm, .out = m->ws.h};
 }
 
 static void norm_input(struct model *m, uint32_t layer, const struct batch *rows)
 {
-	struct norm norm = attention_norm(m, layer);
+	struct norm norm = attention_input_norm(m, layer);
 	int n = (int)m->config.n_embd;
 	m->backend->ops->rms_norm(m->backend, m->ws.x, n, &norm, 1, m->config.rms_eps, rows->n, n, n);
 }
@@ -94,7 +94,7 @@ static void select_positions(
 	b->ops->index_select(b, rows, &a);
 }
 
-void attention_step(
+void attention_forward(
 	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows, bool normed)
 {
 	const struct model_config *c = &m->config;

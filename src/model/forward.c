@@ -16,7 +16,7 @@
 /* Layers of a launch at most. Between two launches the device rests for about two microseconds; the
  * host enqueues one while the experts before it are computed, so it must not take longer than they
  * do. */
-#define LAUNCH_LAYERS 16
+#define SEGMENT_LAYERS 16
 
 /* Cuts consecutive pieces out of an allocation; with a NULL base it only adds up. */
 struct cutter {
@@ -38,8 +38,8 @@ static void workspace_cut(struct workspace *ws, const struct model_config *c, bo
 	size_t width = config_cache_width(c), ff = MAX(c->n_dense ? c->ff_dense : 0, c->ff_shared);
 	ws->logit_rows = MIN(ws->max_rows, LOGIT_ROWS);
 	size_t few = lookahead_rows(ws);
-	ws->picks = cut(shared, r * c->n_used, sizeof(uint64_t));
-	ws->guess_picks = cut(shared, 2 * LOOKAHEAD_MAX * few * c->n_used, sizeof(uint64_t));
+	ws->expert_ids = cut(shared, r * c->n_used, sizeof(uint64_t));
+	ws->predicted_ids = cut(shared, 2 * LOOKAHEAD_MAX * few * c->n_used, sizeof(uint64_t));
 	ws->step = cut(device, 3 * r, i);
 	ws->cos_sin = cut(device, r * c->head_rope, f);
 	ws->x = cut(device, r * c->n_embd, f);
@@ -54,8 +54,8 @@ static void workspace_cut(struct workspace *ws, const struct model_config *c, bo
 	ws->router = cut(device, r * c->n_experts, f);
 	ws->route_weights = cut(device, r * c->n_used, f);
 	ws->shared_out = cut(device, r * c->n_embd, f);
-	ws->guess_h = cut(device, LOOKAHEAD_MAX * few * c->n_embd, f);
-	ws->guess_router = cut(device, LOOKAHEAD_MAX * few * c->n_experts, f);
+	ws->predicted_h = cut(device, LOOKAHEAD_MAX * few * c->n_embd, f);
+	ws->predicted_logits = cut(device, LOOKAHEAD_MAX * few * c->n_experts, f);
 	ws->hidden = cut(device, r * c->n_embd, f);
 	ws->logits = cut(device, (size_t)ws->logit_rows * c->n_vocab, f);
 	if (with_mtp)
@@ -140,7 +140,7 @@ void model_fini(struct model *m)
 	if (!b)
 		return;
 	if (m->plan.refs)
-		moe_settle(m, NULL);
+		moe_drain(m, NULL);
 	b->ops->graph_drop(b);
 	b->ops->free(b, MEM_DEVICE, m->ws.device, m->ws.device_bytes);
 	b->ops->free(b, MEM_SHARED, m->ws.shared, m->ws.shared_bytes);
@@ -200,7 +200,7 @@ static int32_t round_max_pos(int32_t max_pos)
 	return MAX(most, max_pos);
 }
 
-struct batch model_begin(
+struct batch step_begin(
 	struct model *m, int n, const int32_t *tokens, const int32_t *pos, const int32_t *base)
 {
 	struct workspace *ws = &m->ws;
@@ -223,32 +223,32 @@ struct batch model_begin(
 	return batch;
 }
 
-enum graph_calls stretch_begin(
+enum graph_calls segment_begin(
 	struct model *m, struct kv_cache *kv, uint32_t first, const struct batch *rows, uint32_t what)
 {
 	struct backend *b = m->backend;
-	if (!m->record)
+	if (!m->capture)
 		return GRAPH_RUNS;
-	if (m->recorded_kv != kv->arena)
+	if (m->captured_kv != kv->arena)
 		b->ops->graph_drop(b);
-	m->recorded_kv = kv->arena;
+	m->captured_kv = kv->arena;
 	uint64_t key = (uint64_t)first << 40 | (uint64_t)rows->n << 36 | (uint64_t)what << 32 |
 				   (uint32_t)rows->max_pos;
 	return b->ops->graph_begin(b, key);
 }
 
 /* The step in hand */
-struct step {
+struct forward_step {
 	struct kv_cache *kv;
 	const struct forward_rows *rows;
 	const struct batch *batch;
-	uint32_t n_hidden;             /* of the last rows, to ws.hidden */
-	void (*meanwhile)(void *user); /* NULL: has been called */
+	uint32_t n_hidden;                  /* of the last rows, to ws.hidden */
+	void (*on_device_busy)(void *user); /* NULL: has been called */
 };
 
 /* Enqueues layer `layer` up to its experts, with what is left of the layer before it; behind the
  * last one the final norm. */
-static void run_layer(struct model *m, const struct step *s, uint32_t layer)
+static void run_layer(struct model *m, const struct forward_step *s, uint32_t layer)
 {
 	const struct model_config *c = &m->config;
 	struct workspace *ws = &m->ws;
@@ -262,12 +262,12 @@ static void run_layer(struct model *m, const struct step *s, uint32_t layer)
 	if (combine && end) {
 		moe_combine(m, s->batch, NULL);
 	} else if (combine) {
-		struct norm norm = attention_norm(m, layer);
+		struct norm norm = attention_input_norm(m, layer);
 		moe_combine(m, s->batch, &norm);
 	}
 	if (!end) {
-		attention_step(m, s->kv, layer, s->batch, combine);
-		ffn_step(m, layer, s->batch);
+		attention_forward(m, s->kv, layer, s->batch, combine);
+		ffn_forward(m, layer, s->batch);
 	} else if (s->n_hidden) {
 		size_t at = (size_t)(s->rows->n - s->n_hidden) * c->n_embd;
 		b->ops->rms_norm(b, ws->x + at, c->n_embd,
@@ -279,20 +279,20 @@ static void run_layer(struct model *m, const struct step *s, uint32_t layer)
 /* What the host has to do with a layer when the device has got it; ticket: of its mark, if it has
  * one. */
 static int serve_layer(
-	struct model *m, struct step *s, uint32_t layer, uint64_t ticket, struct err *e)
+	struct model *m, struct forward_step *s, uint32_t layer, uint64_t ticket, struct err *e)
 {
 	const struct forward_rows *rows = s->rows;
 	bool moe = config_is_moe(&m->config, layer);
 	int rc = 0;
 	if (!moe) {
-		lookahead_note(m, layer, ticket, s->batch->n);
+		lookahead_enqueued(m, layer, ticket, s->batch->n);
 		if (!m->backend->ops->deferred)
-			rc = lookahead_pass(m, layer, e);
+			rc = lookahead_prefetch(m, layer, e);
 	} else {
-		if (s->meanwhile)
-			s->meanwhile(rows->user);
-		s->meanwhile = NULL;
-		rc = moe_experts(m, layer, ticket, s->batch, e);
+		if (s->on_device_busy)
+			s->on_device_busy(rows->user);
+		s->on_device_busy = NULL;
+		rc = moe_run_experts(m, layer, ticket, s->batch, e);
 	}
 	if (rc || !rows->taps)
 		return rc;
@@ -302,27 +302,28 @@ static int serve_layer(
 }
 
 /* Where a launch that begins with layer `first` ends; the end of the step counts as a layer. */
-static uint32_t launch_end(const struct model *m, const struct step *s, uint32_t first)
+static uint32_t segment_end(const struct model *m, const struct forward_step *s, uint32_t first)
 {
 	uint32_t n = m->config.n_layers;
 	for (uint32_t layer = first; layer < n; layer++)
 		if (!layer /* the device begins with it while the host launches the rest */ ||
-			s->rows->taps || layer + 1 - first == LAUNCH_LAYERS ||
-			(config_is_moe(&m->config, layer) && !moe_told(m, layer, s->batch->n)))
+			s->rows->taps || layer + 1 - first == SEGMENT_LAYERS ||
+			(config_is_moe(&m->config, layer) && !moe_deferred(m, layer, s->batch->n)))
 			return layer + 1;
 	return n + 1;
 }
 
 /* Layers first .. end - 1: launched all at once, or, where nothing has been recorded yet, one after
  * the other as the host gets to them. */
-static int run_launch(struct model *m, struct step *s, uint32_t first, uint32_t end, struct err *e)
+static int segment_run(
+	struct model *m, struct forward_step *s, uint32_t first, uint32_t end, struct err *e)
 {
 	const struct model_config *c = &m->config;
 	struct backend *b = m->backend;
 	atomic_bool *cancel = s->rows->cancel;
 	uint64_t ticket = b->marks;
 	enum graph_calls calls =
-		stretch_begin(m, s->kv, first, s->batch, end > c->n_layers ? s->n_hidden : 0);
+		segment_begin(m, s->kv, first, s->batch, end > c->n_layers ? s->n_hidden : 0);
 	if (calls == GRAPH_RECORDS) {
 		for (uint32_t layer = first; layer < end; layer++)
 			run_layer(m, s, layer);
@@ -344,37 +345,37 @@ static int run_launch(struct model *m, struct step *s, uint32_t first, uint32_t 
 	return 0;
 }
 
-static int run_layers(struct model *m, struct step *s, struct err *e)
+static int run_layers(struct model *m, struct forward_step *s, struct err *e)
 {
 	for (uint32_t first = 0, end; first <= m->config.n_layers; first = end) {
-		end = launch_end(m, s, first);
-		int rc = run_launch(m, s, first, end, e);
+		end = segment_end(m, s, first);
+		int rc = segment_run(m, s, first, end, e);
 		if (rc)
 			return rc;
 	}
-	if (s->meanwhile)
-		s->meanwhile(s->rows->user);
+	if (s->on_device_busy)
+		s->on_device_busy(s->rows->user);
 	return 0;
 }
 
 int model_forward(struct model *m, struct kv_cache *kv, const struct forward_rows *rows,
 	uint32_t first_hidden, struct err *e)
 {
-	m->record = rows->n <= GRAPH_ROWS && !rows->taps;
+	m->capture = rows->n <= GRAPH_ROWS && !rows->taps;
 	m->source->cancel = rows->cancel;
-	struct batch batch = model_begin(m, (int)rows->n, rows->tokens, rows->pos, rows->base);
+	struct batch batch = step_begin(m, (int)rows->n, rows->tokens, rows->pos, rows->base);
 	if (m->source->ops->step)
 		m->source->ops->step(m->source, moe_use(batch.n), batch.n, rows->pos[0]);
-	struct step s = {.kv = kv,
+	struct forward_step s = {.kv = kv,
 		.rows = rows,
 		.batch = &batch,
 		.n_hidden = first_hidden < rows->n ? rows->n - first_hidden : 0,
-		.meanwhile = rows->meanwhile};
+		.on_device_busy = rows->on_device_busy};
 	int rc = run_layers(m, &s, e);
 	if (rc)
-		moe_settle(m, NULL);
+		moe_drain(m, NULL);
 	else if (first_hidden >= rows->n)
-		rc = moe_settle(m, e);
+		rc = moe_drain(m, e);
 	return rc;
 }
 
@@ -392,5 +393,5 @@ int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, s
 			return rc;
 		at += rows;
 	}
-	return moe_settle(m, e); /* nothing runs any more: gives back the pins of the last layer */
+	return moe_drain(m, e); /* nothing runs any more: gives back the pins of the last layer */
 }

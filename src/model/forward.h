@@ -22,7 +22,7 @@
  * two allocations. */
 struct workspace {
 	uint32_t max_rows;
-	int32_t *step; /* [3 * R] tokens, positions and first cache rows of the step, as model_begin
+	int32_t *step; /* [3 * R] tokens, positions and first cache rows of the step, as step_begin
 					  puts them */
 	int32_t *tokens, *pos, *base; /* [rows of the step] each, in `step` */
 	float *cos_sin;               /* [R][head_rope / 2][2] */
@@ -41,17 +41,17 @@ struct workspace {
 	int32_t *n_sel;               /* [R] */
 	float *gate, *up;             /* [R][max(ff_dense, ff_shared)], in the place of q and on */
 	float *router;                /* [R][n_experts] */
-	uint64_t *picks;              /* [R][n_used] shared */
+	uint64_t *expert_ids;         /* [R][n_used] shared */
 	float *route_weights;         /* [R][n_used] */
 	float *expert_out;            /* [R][n_used][n_embd], behind up */
 	float *shared_out;            /* [R][n_embd] of the shared expert */
-	float *
-		guess_h; /* [LOOKAHEAD_MAX][D][n_embd] lookahead: the stream normed for coming layers ... */
-	float *guess_router;   /* [LOOKAHEAD_MAX][D][n_experts] ... D: most rows of a decode step */
-	uint64_t *guess_picks; /* [2][LOOKAHEAD_MAX][D][n_used] shared, of even and odd layers */
-	float *hidden;         /* [R][n_embd] after the final norm */
-	float *mtp_in;         /* [R][2 * n_embd]; NULL without MTP */
-	float *logits;         /* [logit_rows][n_vocab] */
+	float *predicted_h; /* [LOOKAHEAD_MAX][D][n_embd] lookahead: the stream normed for coming layers
+						   ... */
+	float *predicted_logits; /* [LOOKAHEAD_MAX][D][n_experts] ... D: most rows of a decode step */
+	uint64_t *predicted_ids; /* [2][LOOKAHEAD_MAX][D][n_used] shared, of even and odd layers */
+	float *hidden;           /* [R][n_embd] after the final norm */
+	float *mtp_in;           /* [R][2 * n_embd]; NULL without MTP */
+	float *logits;           /* [logit_rows][n_vocab] */
 	uint32_t logit_rows;
 	void *device, *shared; /* the two allocations */
 	size_t device_bytes, shared_bytes;
@@ -69,23 +69,23 @@ struct moe_group {
 /* Host memory of moe.c: which rows use which expert of the layer in hand. Sized once. */
 struct moe_plan {
 	int32_t *first;          /* [n_experts + 1] prefix sums into places */
-	int32_t *places;         /* [R * n_used] grouped by expert */
+	int32_t *token_slots;    /* [R * n_used] grouped by expert */
 	struct expert_ref *refs; /* [n_experts] the distinct experts of the layer */
 	struct expert_job *jobs; /* [n_experts] */
 	bool *done;              /* [n_experts] parallel to refs: computed */
-	int32_t *announced;      /* [n_experts] */
+	int32_t *read_ahead;     /* [n_experts] */
 	int32_t *ids;            /* [R][n_used] of the layer in hand */
-	/* refs[held .. acquired) of layer held_layer are pinned: the device may still be computing with
-	 * them */
-	int held, acquired;
-	uint32_t held_layer;
+	/* refs[first_pinned .. end_pinned) of layer pinned_layer are pinned: the device may still be
+	 * computing with them */
+	int first_pinned, end_pinned;
+	uint32_t pinned_layer;
 	/* those of them that have been marked, oldest first: a ring */
 	struct moe_group groups[MOE_GROUPS];
 	int first_group, n_groups;
 };
 
 /* A guess whose ids have not been passed on yet. */
-struct guess {
+struct prediction {
 	uint64_t ticket; /* of its mark; 0: none */
 	uint32_t layer;
 	int rows;
@@ -98,13 +98,13 @@ struct model {
 	struct expert_source *source; /* borrowed */
 	bool has_mtp;
 	float *inv_freq;         /* [head_rope / 2] device */
-	int32_t *step_host;      /* [3 * R] what model_begin uploads */
-	bool record;             /* the stretches of the step in hand are recorded */
-	const void *recorded_kv; /* the cache that recorded stretches write to */
+	int32_t *step_host;      /* [3 * R] what step_begin uploads */
+	bool capture;            /* the stretches of the step in hand are recorded */
+	const void *captured_kv; /* the cache that recorded stretches write to */
 	struct workspace ws;
 	struct moe_plan plan;
-	struct guess guesses[2]; /* of the latest even and odd layer */
-	uint64_t expert_uses;    /* (row, rank) products asked of the source so far */
+	struct prediction predictions[2]; /* of the latest even and odd layer */
+	uint64_t expert_uses;             /* (row, rank) products asked of the source so far */
 };
 
 /* What a step may be asked to show; see struct session_taps. Host memory, all optional. */
@@ -124,7 +124,7 @@ struct forward_rows {
 	const int32_t *base; /* [n]: first cache row of the row's sequence */
 	struct forward_taps *taps;
 	atomic_bool *cancel; /* looked at before each layer; NULL: never */
-	void (*meanwhile)(
+	void (*on_device_busy)(
 		void *user); /* called when the first layers have been given to the device; NULL: nothing */
 	void *user;      /* its argument */
 };
@@ -167,7 +167,7 @@ int model_logits(struct model *m, const float *hidden, uint32_t n, float *out, s
 
 /* Puts tokens, positions and first cache rows (host, [n] each) where the ops find them. max_pos of
  * the result is rounded up so that a recorded stretch serves many positions. */
-struct batch model_begin(
+struct batch step_begin(
 	struct model *m, int n, const int32_t *tokens, const int32_t *pos, const int32_t *base);
 
 /* Steps of at most so many rows are recorded. */
@@ -176,15 +176,15 @@ struct batch model_begin(
 /* See graph_begin of the backend. `first`: the layer that the stretches in hand begin with,
  * n_layers for the end of the step, n_layers + 1 for a draft; `what` (below 16) tells apart those
  * that begin alike. */
-enum graph_calls stretch_begin(
+enum graph_calls segment_begin(
 	struct model *m, struct kv_cache *kv, uint32_t first, const struct batch *rows, uint32_t what);
 
 /* ws.h = the norm of x that the attention of a layer begins with. */
-struct norm attention_norm(const struct model *m, uint32_t layer);
+struct norm attention_input_norm(const struct model *m, uint32_t layer);
 
 /* x += attention(x) of one layer; a full layer renews ws.sel, a shared layer reads it. normed: ws.h
  * is there. */
-void attention_step(
+void attention_forward(
 	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows, bool normed);
 
 /* Only the cache rows of a layer (latent and, on full layers, index key) from ws.x; nothing else
@@ -194,20 +194,20 @@ void attention_append(
 
 /* The feed-forward part of a stretch: the whole dense network of a dense layer (x += network(x))
  * and what it guesses; of an MoE layer the router with its guesses and their mark, where ops are
- * deferred moe_beside, and where moe_told the experts. */
-void ffn_step(struct model *m, uint32_t layer, const struct batch *rows);
+ * deferred shared_expert_run, and where moe_deferred the experts. */
+void ffn_forward(struct model *m, uint32_t layer, const struct batch *rows);
 
 /* What is computed beside the host's work on the experts of a layer: the shared expert. */
-void moe_beside(struct model *m, uint32_t layer, const struct batch *rows);
+void shared_expert_run(struct model *m, uint32_t layer, const struct batch *rows);
 
 /* Whether the experts of an MoE layer are told to an op that waits for them; then the ops behind
  * them can be enqueued with it. */
-bool moe_told(const struct model *m, uint32_t layer, int rows);
+bool moe_deferred(const struct model *m, uint32_t layer, int rows);
 
 /* After the stretch of an MoE layer: reads the picks, whose mark has the ticket `routed`, acquires
  * the experts and tells or enqueues them. Pins stay until the device has passed them: the next
- * call, or moe_settle, gives them back. Waits for experts that must be read. */
-int moe_experts(
+ * call, or moe_drain, gives them back. Waits for experts that must be read. */
+int moe_run_experts(
 	struct model *m, uint32_t layer, uint64_t routed, const struct batch *rows, struct err *e);
 
 /* x += the experts and the shared expert of the MoE layer in hand, then a norm of x (NULL: none).
@@ -216,7 +216,7 @@ void moe_combine(struct model *m, const struct batch *rows, const struct norm *n
 
 /* Waits for all ops, gives back every pin and forgets what was not passed on. After success and
  * after errors alike. */
-int moe_settle(struct model *m, struct err *e);
+int moe_drain(struct model *m, struct err *e);
 
 /* A step of so many rows is a prefill chunk: it touches most experts of a layer once. Else it is
  * decoding. */
@@ -239,12 +239,12 @@ static inline size_t lookahead_rows(const struct workspace *ws)
 /* How many layers behind `layer` a step of so many rows guesses; 0: none */
 uint32_t lookahead_reach(const struct model *m, uint32_t layer, int rows);
 /* [rows][n_used] of the guess made in `layer` for `distance` layers further */
-uint64_t *lookahead_picks(const struct model *m, uint32_t layer, uint32_t distance);
+uint64_t *lookahead_expert_ids(const struct model *m, uint32_t layer, uint32_t distance);
 /* What guesses in `layer` has been enqueued; ticket: of its mark. */
-void lookahead_note(struct model *m, uint32_t layer, uint64_t ticket, int rows);
+void lookahead_enqueued(struct model *m, uint32_t layer, uint64_t ticket, int rows);
 /* Waits for the guess made in `layer`, if there is one, and tells the source: when the device will
  * get there without the host. */
-int lookahead_pass(struct model *m, uint32_t layer, struct err *e);
+int lookahead_prefetch(struct model *m, uint32_t layer, struct err *e);
 
 int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max_rows);
 void moe_plan_fini(struct moe_plan *p);

@@ -24,21 +24,22 @@ uint32_t lookahead_reach(const struct model *m, uint32_t layer, int rows)
 	return MIN(left, reach);
 }
 
-uint64_t *lookahead_picks(const struct model *m, uint32_t layer, uint32_t distance)
+uint64_t *lookahead_expert_ids(const struct model *m, uint32_t layer, uint32_t distance)
 {
-	return m->ws.guess_picks +
+	return m->ws.predicted_ids +
 		   ((layer % 2) * LOOKAHEAD_MAX + distance - 1) * lookahead_rows(&m->ws) * m->config.n_used;
 }
 
-void lookahead_note(struct model *m, uint32_t layer, uint64_t ticket, int rows)
+void lookahead_enqueued(struct model *m, uint32_t layer, uint64_t ticket, int rows)
 {
 	if (lookahead_reach(m, layer, rows))
-		m->guesses[layer % 2] = (struct guess){.ticket = ticket, .layer = layer, .rows = rows};
+		m->predictions[layer % 2] =
+			(struct prediction){.ticket = ticket, .layer = layer, .rows = rows};
 }
 
-int lookahead_pass(struct model *m, uint32_t layer, struct err *e)
+int lookahead_prefetch(struct model *m, uint32_t layer, struct err *e)
 {
-	struct guess *g = &m->guesses[layer % 2];
+	struct prediction *g = &m->predictions[layer % 2];
 	if (!g->ticket || g->layer != layer)
 		return 0;
 	struct backend *b = m->backend;
@@ -47,7 +48,7 @@ int lookahead_pass(struct model *m, uint32_t layer, struct err *e)
 	int n_used = (int)m->config.n_used, n = g->rows * n_used, rc = 0;
 	int32_t ids[n];
 	for (uint32_t d = 1; d <= reach && !rc; d++) {
-		rc = b->ops->wait_picks(b, g->ticket, lookahead_picks(m, layer, d), n, ids, e);
+		rc = b->ops->wait_picks(b, g->ticket, lookahead_expert_ids(m, layer, d), n, ids, e);
 		for (int r = 0; r < g->rows && !rc; r++)
 			s->ops->prefetch(s, (int)(layer + d), ids + r * n_used, n_used, (int)d);
 	}

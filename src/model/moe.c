@@ -23,24 +23,24 @@ int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max
 {
 	*p = (struct moe_plan){
 		.first = NEW_ARRAY(int32_t, c->n_experts + 1),
-		.places = mem_try_new((size_t)max_rows * c->n_used, sizeof(int32_t)),
+		.token_slots = mem_try_new((size_t)max_rows * c->n_used, sizeof(int32_t)),
 		.refs = NEW_ARRAY(struct expert_ref, c->n_experts),
 		.jobs = NEW_ARRAY(struct expert_job, c->n_experts),
 		.done = NEW_ARRAY(bool, c->n_experts),
-		.announced = NEW_ARRAY(int32_t, c->n_experts),
+		.read_ahead = NEW_ARRAY(int32_t, c->n_experts),
 		.ids = mem_try_new((size_t)max_rows * c->n_used, sizeof(int32_t)),
 	};
-	return p->places && p->ids ? 0 : ERR_MEMORY;
+	return p->token_slots && p->ids ? 0 : ERR_MEMORY;
 }
 
 void moe_plan_fini(struct moe_plan *p)
 {
 	free(p->first);
-	free(p->places);
+	free(p->token_slots);
 	free(p->refs);
 	free(p->jobs);
 	free(p->done);
-	free(p->announced);
+	free(p->read_ahead);
 	free(p->ids);
 	*p = (struct moe_plan){0};
 }
@@ -49,7 +49,7 @@ void moe_plan_fini(struct moe_plan *p)
  * in the order of their first place (row, then rank: the order in which a trace lists them, so that
  * a simulated cache sees what the live one does), for prefill ascending (the order of the file).
  * Returns how many. */
-static int plan_experts(
+static int group_by_expert(
 	struct moe_plan *p, uint32_t n_experts, enum expert_use use, const int32_t *ids, int n_places)
 {
 	for (uint32_t i = 0; i <= n_experts; i++)
@@ -66,7 +66,7 @@ static int plan_experts(
 	/* first[i] now begins expert i; filling moves it to the end of its group, which is the begin of
 	 * the next */
 	for (int i = 0; i < n_places; i++)
-		p->places[p->first[ids[i]]++] = i;
+		p->token_slots[p->first[ids[i]]++] = i;
 	for (uint32_t i = n_experts; i > 0; i--)
 		p->first[i] = p->first[i - 1];
 	p->first[0] = 0;
@@ -87,7 +87,7 @@ static void run_ready(
 			.gate = refs[i].gate,
 			.up = refs[i].up,
 			.down = refs[i].down,
-			.places = p->places + at,
+			.places = p->token_slots + at,
 			.n_places = p->first[refs[i].id + 1] - at,
 		};
 	}
@@ -120,7 +120,7 @@ static void announce(struct model *m, uint32_t layer, int n)
 	struct expert_source *s = m->source;
 	if (!s->ops->read_ahead)
 		return;
-	int32_t *ids = m->plan.announced;
+	int32_t *ids = m->plan.read_ahead;
 	for (int i = 0; i < n; i++)
 		ids[i] = m->plan.refs[i].id;
 	s->ops->read_ahead(s, (int)layer, ids, n);
@@ -155,17 +155,17 @@ static void run_routers(
 			.gain = w->ffn_norm,
 			.eps = c->rms_eps,
 			.w = w->router,
-			.h = d ? ws->guess_h + (d - 1) * few * c->n_embd : ws->h,
-			.logits = d ? ws->guess_router + (d - 1) * few * c->n_experts : ws->router,
+			.h = d ? ws->predicted_h + (d - 1) * few * c->n_embd : ws->h,
+			.logits = d ? ws->predicted_logits + (d - 1) * few * c->n_experts : ws->router,
 			.bias = w->router_bias,
-			.picks = d ? lookahead_picks(m, layer, d) : ws->picks,
+			.picks = d ? lookahead_expert_ids(m, layer, d) : ws->expert_ids,
 			.weights = d ? NULL : ws->route_weights,
 		};
 	}
 	m->backend->ops->route(m->backend, routes, n, rows->n);
 }
 
-void moe_beside(struct model *m, uint32_t layer, const struct batch *rows)
+void shared_expert_run(struct model *m, uint32_t layer, const struct batch *rows)
 {
 	const struct layer_weights *w = &m->weights.layers[layer];
 	swiglu_network(m, w, rows, m->ws.shared_out, false);
@@ -176,25 +176,25 @@ static struct weight shape_of(const struct gguf_tensor *t)
 	return expert_shape(t->type, t->ne[0], t->ne[1], t->ne[2], t->bytes);
 }
 
-static struct expert_job like_of(const struct model *m, uint32_t layer)
+static struct expert_job expert_shapes(const struct model *m, uint32_t layer)
 {
 	const struct expert_tensors *t = &m->weights.experts[layer];
 	return (struct expert_job){
 		.gate = shape_of(t->gate), .up = shape_of(t->up), .down = shape_of(t->down)};
 }
 
-bool moe_told(const struct model *m, uint32_t layer, int rows)
+bool moe_deferred(const struct model *m, uint32_t layer, int rows)
 {
 	struct backend *b = m->backend;
 	int n_used = (int)m->config.n_used;
-	if (!m->record || rows > 1 || !b->ops->can_await || !m->weights.layers[layer].experts_even ||
-		m->source->max_pinned[moe_use(rows)] < n_used)
+	if (!m->capture || rows > 1 || !b->ops->can_await ||
+		!m->weights.layers[layer].experts_aligned || m->source->max_pinned[moe_use(rows)] < n_used)
 		return false;
-	struct expert_job like = like_of(m, layer);
+	struct expert_job like = expert_shapes(m, layer);
 	return b->ops->can_await(b, &like, n_used);
 }
 
-void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
+void ffn_forward(struct model *m, uint32_t layer, const struct batch *rows)
 {
 	const struct model_config *c = &m->config;
 	const struct layer_weights *w = &m->weights.layers[layer];
@@ -204,9 +204,9 @@ void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
 	if (config_is_moe(c, layer)) {
 		run_routers(m, layer, 0, reach, rows);
 		if (b->ops->deferred)
-			moe_beside(m, layer, rows);
-		if (moe_told(m, layer, rows->n)) {
-			struct expert_job like = like_of(m, layer);
+			shared_expert_run(m, layer, rows);
+		if (moe_deferred(m, layer, rows->n)) {
+			struct expert_job like = expert_shapes(m, layer);
 			b->ops->experts_await(b, ws->h, &like, (int)c->n_used, ws->expert_out);
 		}
 		return;
@@ -224,9 +224,10 @@ void ffn_step(struct model *m, uint32_t layer, const struct batch *rows)
 static void release_to(struct model *m, int end)
 {
 	struct moe_plan *p = &m->plan;
-	if (end > p->held)
-		m->source->ops->release(m->source, (int)p->held_layer, p->refs + p->held, end - p->held);
-	p->held = MAX(p->held, end);
+	if (end > p->first_pinned)
+		m->source->ops->release(
+			m->source, (int)p->pinned_layer, p->refs + p->first_pinned, end - p->first_pinned);
+	p->first_pinned = MAX(p->first_pinned, end);
 }
 
 /* Releases the groups that the device has passed; waits for the oldest ones as long as more than
@@ -238,7 +239,7 @@ static int release_passed(struct model *m, int most, struct err *e)
 	while (p->n_groups) {
 		const struct moe_group *old = &p->groups[p->first_group];
 		int rc = 0;
-		if (p->acquired - p->held > most)
+		if (p->end_pinned - p->first_pinned > most)
 			rc = b->ops->wait_mark(b, old->mark, e);
 		else if (!b->ops->reached(b, old->mark))
 			break;
@@ -266,12 +267,12 @@ static int run_group(struct model *m, uint32_t layer, enum expert_use use, int f
 	int missing = s->ops->acquire(s, (int)layer, use, refs, n, e);
 	if (missing < 0)
 		return missing;
-	p->acquired = first + n;
+	p->end_pinned = first + n;
 	if (!first && !m->backend->ops->deferred) /* computed while the drive reads */
-		moe_beside(m, layer, rows);
+		shared_expert_run(m, layer, rows);
 	if (!missing || !p->n_groups)
 		run_ready(m, p, refs, done, n, rows->n);
-	int rc = lookahead_pass(m, layer, e);
+	int rc = lookahead_prefetch(m, layer, e);
 	if (rc)
 		return rc;
 	while (missing > 0) {
@@ -308,23 +309,23 @@ static int run_groups(struct model *m, uint32_t layer, enum expert_use use, int 
 	return 0;
 }
 
-int moe_experts(
+int moe_run_experts(
 	struct model *m, uint32_t layer, uint64_t routed, const struct batch *rows, struct err *e)
 {
 	struct moe_plan *p = &m->plan;
 	struct backend *b = m->backend;
-	lookahead_note(m, layer, routed, rows->n);
+	lookahead_enqueued(m, layer, routed, rows->n);
 	int n_places = rows->n * (int)m->config.n_used,
-		rc = layer ? lookahead_pass(m, layer - 1, e) : 0;
+		rc = layer ? lookahead_prefetch(m, layer - 1, e) : 0;
 	if (rc || (rc = release_passed(m, 0, e)) ||
-		(rc = b->ops->wait_picks(b, routed, m->ws.picks, n_places, p->ids, e)))
+		(rc = b->ops->wait_picks(b, routed, m->ws.expert_ids, n_places, p->ids, e)))
 		return rc;
-	release_to(m, p->acquired);
-	p->held = p->acquired = p->n_groups = 0;
-	p->held_layer = layer;
+	release_to(m, p->end_pinned);
+	p->first_pinned = p->end_pinned = p->n_groups = 0;
+	p->pinned_layer = layer;
 
 	enum expert_use use = moe_use(rows->n);
-	int n = plan_experts(p, m->config.n_experts, use, p->ids, n_places);
+	int n = group_by_expert(p, m->config.n_experts, use, p->ids, n_places);
 	m->expert_uses += (uint64_t)n_places;
 	if (use == EXPERT_PREFILL)
 		announce(m, layer, n);
@@ -339,12 +340,12 @@ void moe_combine(struct model *m, const struct batch *rows, const struct norm *n
 		m->config.rms_eps);
 }
 
-int moe_settle(struct model *m, struct err *e)
+int moe_drain(struct model *m, struct err *e)
 {
 	struct moe_plan *p = &m->plan;
 	int rc = m->backend->ops->wait(m->backend, e);
-	release_to(m, p->acquired);
-	p->held = p->acquired = p->n_groups = 0;
-	m->guesses[0].ticket = m->guesses[1].ticket = 0;
+	release_to(m, p->end_pinned);
+	p->first_pinned = p->end_pinned = p->n_groups = 0;
+	m->predictions[0].ticket = m->predictions[1].ticket = 0;
 	return rc;
 }

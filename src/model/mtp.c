@@ -59,21 +59,21 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t
 	const struct model_config *c = &m->config;
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	struct batch batch = model_begin(m, 1, &next, &pos, &base);
+	struct batch batch = step_begin(m, 1, &next, &pos, &base);
 	b->ops->rope_angles(b, &batch, m->inv_freq, (int)c->head_rope, ws->cos_sin);
 	project_pairs(m, ws->tokens, before, 0, 1);
-	m->record = true;
-	enum graph_calls calls = stretch_begin(m, kv, c->n_layers + 1, &batch, 0);
+	m->capture = true;
+	enum graph_calls calls = segment_begin(m, kv, c->n_layers + 1, &batch, 0);
 	if (calls != GRAPH_REPLAYED) {
 		b->ops->matmul(b, &(struct matmul){.w = m->weights.eh_proj, .y = ws->x}, 1, ws->mtp_in, 1);
-		attention_step(m, kv, c->n_layers, &batch, false);
-		ffn_step(m, c->n_layers, &batch);
+		attention_forward(m, kv, c->n_layers, &batch, false);
+		ffn_forward(m, c->n_layers, &batch);
 	}
 	if (calls == GRAPH_RECORDS)
 		b->ops->graph_end(b);
-	int rc = moe_experts(m, c->n_layers, b->marks, &batch, e);
+	int rc = moe_run_experts(m, c->n_layers, b->marks, &batch, e);
 	if (rc) {
-		moe_settle(m, NULL);
+		moe_drain(m, NULL);
 		return rc;
 	}
 	moe_combine(m, &batch, NULL);

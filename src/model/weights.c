@@ -239,7 +239,7 @@ static int bind_experts(struct walk *k, uint32_t layer, struct expert_tensors *x
 }
 
 /* Whether all experts of a stack do; slots keep what is left of the division (stream/extent.h). */
-static bool lies_even(const struct gguf_tensor *t)
+static bool stack_is_aligned(const struct gguf_tensor *t)
 {
 	return !((t->offset | t->bytes / t->ne[2]) % AWAIT_ALIGN);
 }
@@ -256,8 +256,8 @@ int weights_bind(const struct gguf *file, const struct model_config *c, bool wit
 	for (uint32_t i = c->n_dense; !rc && i < c->n_layers + (with_mtp ? c->n_mtp : 0); i++) {
 		struct expert_tensors *x = &w->experts[i];
 		rc = bind_experts(&k, i, x);
-		w->layers[i].experts_even =
-			!rc && lies_even(x->gate) && lies_even(x->up) && lies_even(x->down);
+		w->layers[i].experts_aligned = !rc && stack_is_aligned(x->gate) &&
+									   stack_is_aligned(x->up) && stack_is_aligned(x->down);
 	}
 	if (rc) {
 		weights_free(w, NULL);

@@ -64,7 +64,7 @@ static void write_cache(struct json_write *w, const struct engine_cache *c, cons
 	static const char letters[] = {[ENGINE_NO_EXPERT] = '-',
 		[ENGINE_ON_DISK] = '.',
 		[ENGINE_IN_RAM] = 'r',
-		[ENGINE_READING] = '~',
+		[ENGINE_LOADING] = '~',
 		[ENGINE_IN_VRAM] = '#'};
 	json_write_open(w, "cache", '{');
 	json_write_bool(w, "streaming", c->streaming);
@@ -100,10 +100,10 @@ static void write_memory(struct json_write *w, struct engine_sizes sizes)
 void live_write(const struct live_source *s, bool map, struct buf *out)
 {
 	struct engine_cache cache = {0};
-	engine_cache_look(s->engine, &cache, NULL);
+	engine_cache_snapshot(s->engine, &cache, NULL);
 	uint8_t *places = map ? mem_new((size_t)cache.n_layers * cache.n_experts + 1, 1) : NULL;
 	if (map)
-		engine_cache_look(s->engine, &cache, places);
+		engine_cache_snapshot(s->engine, &cache, places);
 	struct scheduler_look look;
 	scheduler_look(s->scheduler, &look);
 	struct metrics_rates rates = metrics_rates(s->metrics);
@@ -145,7 +145,7 @@ void live_gauges(const struct live_source *s, struct metrics_gauges *g)
 {
 	struct engine_cache cache = {0};
 	struct scheduler_look look;
-	engine_cache_look(s->engine, &cache, NULL);
+	engine_cache_snapshot(s->engine, &cache, NULL);
 	scheduler_look(s->scheduler, &look);
 	struct engine_sizes sizes = engine_sizes(s->engine);
 	*g = (struct metrics_gauges){.sessions = look.n_sessions,

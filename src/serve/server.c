@@ -296,7 +296,7 @@ static void on_tick(void *user)
 {
 	struct server *s = user;
 	struct engine_cache cache = {0};
-	engine_cache_look(s->engine, &cache, NULL);
+	engine_cache_snapshot(s->engine, &cache, NULL);
 	metrics_tick(s->metrics, clock_ns(), cache.stats.bytes_read);
 }
 
