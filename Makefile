@@ -91,11 +91,12 @@ LIB_OBJ   = $(LIB_SRC:%.c=$(BUILD)/%.o) $(call has,CUDA,$(CU_SRC:%.cu=$(BUILD)/%
 LIB      := $(BUILD)/libglmstream.a
 TOOL_SRC := $(wildcard tools/*.c)
 TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/%.o)
-TEST_SRC := $(wildcard tests/test_*.c)
-TEST_AUX := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(TEST_SRC),$(wildcard tests/*.c)))
-TESTS    := $(TEST_SRC:%.c=$(BUILD)/%)
+TEST_SRC := $(wildcard tests/*/test_*.c)
+TEST_AUX := $(filter-out $(TEST_SRC) tests/fuzz/%,$(wildcard tests/*/*.c))
+TESTS    := $(addprefix $(BUILD)/tests/,$(notdir $(TEST_SRC:.c=)))
 REPLAYS  := $(patsubst tests/fuzz/fuzz_%.c,$(BUILD)/tests/fuzz/replay_%,$(wildcard tests/fuzz/fuzz_*.c))
-C_FILES  := $(wildcard $(foreach e,c h cu cuh,$(addsuffix /*.$e,src/* cache cache/* stream kernels kernels/* tools tests tests/fuzz)))
+SOURCES   = find src cache stream kernels tools tests
+C_FILES   = $(sort $(shell $(SOURCES) -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'))
 DATA_DIR := $(PREFIX)/share/glmstream
 
 all: $(LIB) $(if $(TOOL_SRC),$(BUILD)/glmstream) ## build the program (the default)
@@ -105,7 +106,9 @@ $(LIB): $(LIB_OBJ) $(BUILD)/.objects
 	$(Q)rm -f $@ && ar rcs $@ $(LIB_OBJ)
 
 $(BUILD)/glmstream: $(TOOL_OBJ)
-$(TESTS): $(BUILD)/tests/test_%: $(BUILD)/tests/test_%.o $(TEST_AUX)
+# tests/FOLDER/test_NAME.c becomes $(BUILD)/tests/test_NAME; every test links all support files
+$(foreach t,$(TEST_SRC),$(eval $(BUILD)/tests/$(notdir $(t:.c=)): $(t:%.c=$(BUILD)/%.o)))
+$(TESTS): $(TEST_AUX:%.c=$(BUILD)/%.o)
 $(TESTS): private LIBS += -lcmocka
 $(REPLAYS): $(BUILD)/tests/fuzz/replay_%: $(BUILD)/tests/fuzz/fuzz_%.o $(BUILD)/tests/fuzz/replay.o
 $(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB) $(BUILD)/.libs

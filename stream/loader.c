@@ -281,7 +281,7 @@ int loader_wait_pinned(struct expert_source *s, struct err *e)
 
 const char *loader_reader_name(const struct expert_source *s)
 {
-	return reader_engine_name(reader_engine_id(((const struct loader *)s)->reader));
+	return reader_engine_name(((const struct loader *)s)->reader);
 }
 
 struct cache_stats loader_cache_stats(struct expert_source *s)

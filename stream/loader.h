@@ -88,7 +88,7 @@ void loader_pin_in_background(struct expert_source *s);
 int loader_wait_pinned(struct expert_source *s, struct err *e);
 
 /* Of a source made by loader_open. */
-const char *loader_reader_name(const struct expert_source *s); /* "uring", "threads", "null" */
+const char *loader_reader_name(const struct expert_source *s); /* "uring", "threads" */
 struct cache_stats loader_cache_stats(struct expert_source *s);
 /* Part of each hint that is taken at present, 0.125 to 1: how far prefetching has throttled itself.
  */

@@ -19,7 +19,7 @@
 
 static int check_options(const struct reader_options *o, struct err *e)
 {
-	if (o->engine > READER_NULL)
+	if (o->engine > READER_THREADS)
 		return err_set(e, ERR_USAGE, "reader: engine %d does not exist", (int)o->engine);
 	if (o->depth > READER_DEPTH_MAX)
 		return err_set(
@@ -33,9 +33,6 @@ static int check_options(const struct reader_options *o, struct err *e)
 	if (o->slice_bytes && (o->slice_bytes < READER_SLICE_MIN || o->slice_bytes > READER_SLICE_MAX))
 		return err_set(e, ERR_USAGE, "reader: slices of %zu bytes, expected %u to %u",
 			o->slice_bytes, READER_SLICE_MIN, READER_SLICE_MAX);
-	if (o->faults && o->faults->latency_min_us > o->faults->latency_max_us)
-		return err_set(e, ERR_USAGE, "reader: latencies from %u to %u us",
-			o->faults->latency_min_us, o->faults->latency_max_us);
 	return 0;
 }
 
@@ -44,26 +41,23 @@ static int check_options(const struct reader_options *o, struct err *e)
 static int open_engine(struct reader *r, const struct reader_options *o,
 	const struct reader_setup *setup, char *why, size_t why_bytes, struct err *e)
 {
-	static const struct reader_engine_ops *const table[] = {[READER_URING] = &reader_uring_engine,
-		[READER_THREADS] = &reader_threads_engine,
-		[READER_NULL] = &reader_null_engine};
 	char refused[256] = "";
-	enum reader_engine id = o->engine == READER_AUTO ? READER_URING : o->engine;
-	int code = table[id]->open(setup, &r->state, refused, sizeof refused);
-	if (code && o->engine == READER_AUTO) {
+	bool may_fall_back = !o->custom && o->engine == READER_AUTO;
+	r->engine = o->custom                     ? o->custom
+				: o->engine == READER_THREADS ? &reader_threads_engine
+											  : &reader_uring_engine;
+	int code = r->engine->open(setup, &r->state, refused, sizeof refused);
+	if (code && may_fall_back) {
 		snprintf(why, why_bytes, "no io_uring: %s", refused);
-		id = READER_THREADS;
-		code = table[id]->open(setup, &r->state, refused, sizeof refused);
+		r->engine = &reader_threads_engine;
+		code = r->engine->open(setup, &r->state, refused, sizeof refused);
 	}
 	if (code) {
-		err_set(e, code, "reader: %s engine: %s", table[id]->name, refused);
-		if (id == READER_URING)
+		err_set(e, code, "reader: %s engine: %s", r->engine->name, refused);
+		if (r->engine == &reader_uring_engine)
 			err_hint(e, "leave the engine at auto to read with threads instead");
-		return code;
 	}
-	r->engine = table[id];
-	r->id = id;
-	return 0;
+	return code;
 }
 
 static void write_summary(struct reader *r, const struct reader_options *o, const char *why)
@@ -78,8 +72,6 @@ static void write_summary(struct reader *r, const struct reader_options *o, cons
 		snprintf(path, sizeof path, "O_DIRECT in units of %u", align);
 	else if (o->buffered)
 		snprintf(path, sizeof path, "page cache (asked for)");
-	else if (o->faults && o->faults->synthetic_bytes)
-		snprintf(path, sizeof path, "synthetic bytes");
 	else if (t->n_direct)
 		snprintf(path, sizeof path, "O_DIRECT for %u, page cache for %u (%s)", t->n_direct,
 			t->n - t->n_direct, t->why_buffered);
@@ -100,8 +92,7 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 	if (code)
 		return code;
 	struct reader *r = NEW(struct reader);
-	uint64_t synthetic = o.engine == READER_NULL && o.faults ? o.faults->synthetic_bytes : 0;
-	code = reader_files_open(&r->files, files, n_files, !o.buffered, synthetic, e);
+	code = reader_files_open(&r->files, files, n_files, !o.buffered, e);
 	if (code) {
 		free(r);
 		return code;
@@ -111,24 +102,20 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 		o.slice_bytes ? o.slice_bytes : READER_SLICE_DEFAULT, READER_SLICE_MIN);
 	r->n_requests = o.requests ? o.requests : READER_REQUESTS_DEFAULT;
 	int *fds = NEW_ARRAY(int, 2 * n_files);
-	uint64_t *sizes = NEW_ARRAY(uint64_t, n_files);
 	for (unsigned i = 0; i < n_files; i++) {
 		fds[2 * i] = r->files.h[i].fd;
 		fds[2 * i + 1] = r->files.h[i].fd_direct;
-		sizes[i] = r->files.h[i].size;
 	}
 	struct reader_setup setup = {.n_lanes = r->files.n_lanes,
 		.depth = r->depth,
 		.threads = o.threads ? MIN(o.threads, r->depth) : MIN(r->depth, 32u),
 		.fds = fds,
 		.n_fds = 2 * n_files,
-		.faults = o.faults,
-		.sizes = sizes,
+		.custom_options = o.custom_options,
 		.owner = r};
 	char why[320] = "";
 	code = open_engine(r, &o, &setup, why, sizeof why, e);
 	free(fds);
-	free(sizes);
 	if (code) {
 		reader_files_close(&r->files);
 		free(r);
@@ -220,9 +207,9 @@ const char *reader_summary(const struct reader *r)
 	return r->summary;
 }
 
-enum reader_engine reader_engine_id(const struct reader *r)
+const char *reader_engine_name(const struct reader *r)
 {
-	return r->id;
+	return r->engine->name;
 }
 
 struct reader_stats reader_stats(const struct reader *r)
@@ -330,20 +317,4 @@ uint64_t reader_slice_step(uint64_t bytes, uint64_t slice)
 		return bytes;
 	uint64_t n = bytes / slice + (bytes % slice > slice / 2);
 	return num_align_up(bytes / n + (bytes % n != 0), READER_SLICE_MIN);
-}
-
-static const char *const engine_names[] = {"auto", "uring", "threads", "null"};
-
-enum reader_engine reader_engine_by_name(const char *name)
-{
-	for (unsigned i = 0; i < ARRAY_LEN(engine_names); i++) {
-		if (!strcmp(name, engine_names[i]))
-			return (enum reader_engine)i;
-	}
-	return (enum reader_engine) - 1;
-}
-
-const char *reader_engine_name(enum reader_engine id)
-{
-	return (unsigned)id < ARRAY_LEN(engine_names) ? engine_names[id] : "unknown";
 }

@@ -4,9 +4,9 @@
  * they go; requests are cut into slices, kept in flight to a given depth on every drive, and come
  * back as completions in any order.
  *
- * Engines: io_uring, a pool of pread threads, and "null", which injects faults for tests.
- * reader_open is the one place that decides between them, and between O_DIRECT and the page cache;
- * it logs one line with the reasons.
+ * Engines: io_uring and a pool of pread threads. reader_open is the one place that decides between
+ * them, and between O_DIRECT and the page cache; it logs one line with the reasons. A test may hand
+ * in an engine of its own (stream/reader_engine.h).
  *
  * What the caller need not care about: short reads, EINTR and EAGAIN are dealt with inside; a file
  * that refuses O_DIRECT, or a request that is not aligned for it, is read through the page cache.
@@ -28,7 +28,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum reader_engine { READER_AUTO, READER_URING, READER_THREADS, READER_NULL };
+enum reader_engine { READER_AUTO, READER_URING, READER_THREADS };
 
 #define READER_DEPTH_DEFAULT    32u
 #define READER_DEPTH_MAX        1024u
@@ -47,31 +47,10 @@ struct reader_file {
 						  * drive with the least in flight */
 };
 
-/* What the null engine does to reads ("read" here is one slice handed to the engine). All zero:
- * perfect reads. */
-struct reader_faults {
-	uint64_t seed;
-	unsigned latency_min_us,
-		latency_max_us;       /* uniform between the two, and one read in 64 takes eight times that;
-							   * equal deadlines complete in random order */
-	unsigned short_per_1024;  /* chance that a read returns only a part, 0..1024 */
-	unsigned eagain_per_1024; /* chance of -EAGAIN or -EINTR (half each) */
-	int fail_code;            /* code of the failing reads below; 0: -EIO */
-	uint64_t fail_read;       /* the n-th read fails, counted from 1; 0: none */
-	bool fail_range;          /* every read that touches byte fail_offset of file fail_file fails */
-	uint32_t fail_file;
-	uint64_t fail_offset;
-	unsigned fail_times; /* how often fail_range strikes; 0: always */
-	uint64_t hang_read;  /* the n-th read hangs for hang_ms (0: until it is cancelled) */
-	unsigned hang_ms;
-	bool poison;   /* destinations are filled with READER_POISON when a read starts */
-	bool no_sleep; /* a virtual clock: latencies order the completions but nobody waits (hangs still
-					  do) */
-	uint64_t synthetic_bytes; /* not 0: no file is opened, every file has this size and the bytes of
-								 reader_null_fill */
-};
-
+/* Destinations that must not be looked at yet are filled with this byte by builds that test. */
 #define READER_POISON 0xdb
+
+struct reader_engine_ops;
 
 struct reader_options {        /* all zero: the defaults */
 	enum reader_engine engine; /* READER_AUTO: io_uring, else threads. READER_URING is a promise: no
@@ -82,7 +61,8 @@ struct reader_options {        /* all zero: the defaults */
 	unsigned threads;   /* READER_THREADS: threads per drive; 0: depth, at most 32 */
 	size_t slice_bytes; /* about this much per read; a request is cut into equal parts of at
 						   most 1.5 times it */
-	const struct reader_faults *faults; /* READER_NULL only; copied */
+	const struct reader_engine_ops *custom; /* not NULL: this engine instead, `engine` is ignored */
+	const void *custom_options;             /* handed to its `open` */
 };
 
 struct reader_request {
@@ -179,7 +159,8 @@ unsigned reader_pending(const struct reader *r);
 
 const char *reader_summary(
 	const struct reader *r); /* what was decided and why, the line that reader_open logged */
-enum reader_engine reader_engine_id(const struct reader *r);
+/* "uring", "threads", or the name of the custom engine. */
+const char *reader_engine_name(const struct reader *r);
 struct reader_stats reader_stats(const struct reader *r);
 unsigned reader_depth(const struct reader *r);
 size_t reader_slice(const struct reader *r);
@@ -214,13 +195,5 @@ int reader_completion_err(const struct reader *r, const struct reader_completion
 /* Length of the parts a run of bytes is cut into: equal, multiples of 4096, about `slice` each (2/3
  * to 3/2 of it), the last one shorter. */
 uint64_t reader_slice_step(uint64_t bytes, uint64_t slice);
-
-/* The content of synthetic files: bytes [offset, offset + n) of file `file`. Byte i is byte i % 8
- * of a mix of i / 8 and the file's index, so any run can be checked without the rest. */
-void reader_null_fill(uint32_t file, uint64_t offset, void *dst, size_t n);
-
-enum reader_engine reader_engine_by_name(
-	const char *name); /* "auto" "uring" "threads" "null"; else -1 cast */
-const char *reader_engine_name(enum reader_engine id);
 
 #endif

@@ -39,7 +39,6 @@ struct lane {
 struct reader {
 	const struct reader_engine_ops *engine;
 	void *state;
-	enum reader_engine id;
 	struct reader_files files;
 	struct lane *lanes;
 	unsigned depth, n_requests;

@@ -49,9 +49,8 @@ struct reader_setup {
 	unsigned n_lanes, depth, threads; /* depth: most ops in flight per lane */
 	const int *fds;                   /* n_fds descriptors; -1: unused entry */
 	unsigned n_fds;
-	const struct reader_faults *faults;
-	const uint64_t *sizes; /* of the files, by index (null engine) */
-	void *owner;           /* first argument of reader_op_done */
+	const void *custom_options; /* of struct reader_options */
+	void *owner;                /* first argument of reader_op_done */
 };
 
 struct reader_engine_ops {
@@ -82,6 +81,5 @@ void reader_op_done(void *owner, struct reader_op *op, int res);
 extern const struct reader_engine_ops
 	reader_uring_engine; /* also without liburing: open then says so */
 extern const struct reader_engine_ops reader_threads_engine;
-extern const struct reader_engine_ops reader_null_engine;
 
 #endif

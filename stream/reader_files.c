@@ -131,8 +131,8 @@ static void assign_lanes(struct reader_files *t, const struct reader_file *files
 	}
 }
 
-int reader_files_open(struct reader_files *t, const struct reader_file *files, unsigned n,
-	bool direct, uint64_t synthetic_bytes, struct err *e)
+int reader_files_open(
+	struct reader_files *t, const struct reader_file *files, unsigned n, bool direct, struct err *e)
 {
 	*t = (struct reader_files){.n = n};
 	if (!n || n > READER_FILES_MAX)
@@ -147,11 +147,8 @@ int reader_files_open(struct reader_files *t, const struct reader_file *files, u
 	int code = 0;
 	for (unsigned i = 0; i < n && !code; i++) {
 		struct reader_handle *h = &t->h[i];
-		h->path = mem_strdup(files[i].path ? files[i].path : "(synthetic)");
-		if (synthetic_bytes)
-			h->size = synthetic_bytes;
-		else
-			code = open_one(t, h, direct, &dev[i], e);
+		h->path = mem_strdup(files[i].path);
+		code = open_one(t, h, direct, &dev[i], e);
 		if (!code && files[i].replica_of) {
 			unsigned first = files[i].replica_of - 1;
 			if (first >= i || files[first].replica_of)

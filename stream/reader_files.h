@@ -10,7 +10,7 @@
 
 struct reader_handle {
 	char *path;
-	int fd;        /* through the page cache; -1: synthetic */
+	int fd;        /* through the page cache */
 	int fd_direct; /* -1: none */
 	bool refused;  /* a direct read was answered with EINVAL: fd_direct is not used any more */
 	uint64_t size;
@@ -29,7 +29,7 @@ struct reader_files {
 };
 
 int reader_files_open(struct reader_files *t, const struct reader_file *files, unsigned n,
-	bool direct, uint64_t synthetic_bytes, struct err *e);
+	bool direct, struct err *e);
 void reader_files_close(struct reader_files *t);
 
 #endif

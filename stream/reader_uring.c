@@ -400,7 +400,7 @@ static int uring_memory(
 }
 
 const struct reader_engine_ops reader_uring_engine = {
-	.name = "io_uring",
+	.name = "uring",
 	.open = uring_open,
 	.start = uring_start,
 	.flush = uring_flush,
@@ -422,6 +422,6 @@ static int uring_open(const struct reader_setup *s, void **state, char *why, siz
 	return ERR_USAGE;
 }
 
-const struct reader_engine_ops reader_uring_engine = {.name = "io_uring", .open = uring_open};
+const struct reader_engine_ops reader_uring_engine = {.name = "uring", .open = uring_open};
 
 #endif

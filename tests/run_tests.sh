@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Runs every test of a build tree in parallel and says how it went: tests/run_tests.sh BUILD_DIR [NAME ...]
 #
-# A unit, which is what the last line counts, is one program (tests/test_*), one script (tests/e2e/*.sh), one fuzz target
+# A unit, which is what the last line counts, is one program (tests/*/test_*.c), one script (tests/e2e/*.sh), one fuzz target
 # fed with its saved inputs, or the layer check. Exit status 77 of a unit means skipped, its last line of output is the
 # reason. The output of a failed unit is shown. Exit status 1 if any failed.
 # Environment: TEST_JOBS (number of cores), TEST_TIMEOUT seconds for each unit (600; 1800 under a sanitizer).
@@ -30,7 +30,7 @@ list_units() {
 	for f in "$build"/tests/test_*; do
 		n=${f##*/}
 		# a program whose source is gone is an old build's
-		[ -x "$f" ] && [ -f "tests/$n.c" ] && echo "$n $f"
+		[ -x "$f" ] && compgen -G "tests/*/$n.c" >/dev/null && echo "$n $f"
 	done
 	for f in "$build"/tests/fuzz/replay_*; do
 		n=${f##*/replay_}

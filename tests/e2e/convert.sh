@@ -11,7 +11,7 @@ has_command convert || skip "this build cannot convert"
 RUN_LIMIT=170
 
 gen() {
-	python3 tests/gen_checkpoint.py "$@" >"$work/gen" || wrong "the generator failed: $*"
+	python3 tests/e2e/gen_checkpoint.py "$@" >"$work/gen" || wrong "the generator failed: $*"
 }
 
 # a sanitizer has nothing to say about the values, and computing them takes long

@@ -5,7 +5,7 @@
     make_golden.py MODEL.gguf PROMPTS.json OUT_PREFIX
 
 Nothing of glmstream is used: reader, block decoder and forward pass are all somebody else's or written apart, so the
-test that compares with these files (tests/test_forward_golden.c) is a check against an independent implementation.
+test that compares with these files (tests/model/test_forward_golden.c) is a check against an independent implementation.
 PROMPTS.json: {"name": {"ids": [...]}, ...}. Needs the packages numpy and gguf (PyPI).
 
 OUT_PREFIX.json: the prompts, with "greedy_ids" (up to 48, with the stop token) for those of under 200 tokens.

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Steps over several sessions on the pocket model: whoever shares a step, in whatever order and mix
+ * of prompts and single tokens, every session gets the bits it gets alone; copied prefixes are as
+ * good as computed ones.
+ */
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "src/engine/batch.h"
+#include "tests/support/engine_help.h"
+
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define MODEL      "tools/pocket/pocket.gguf"
+#define N_SESSIONS 5
+#define N_TOKENS   220 /* more than index_topk 128: sparse selection is in use */
+#define CHUNK      96
+
+static int32_t text[N_SESSIONS][N_TOKENS];
+static uint64_t alone[N_SESSIONS]
+					 [N_TOKENS + 1]; /* hash of the logits after n tokens; 0: not computed */
+static struct engine *g;
+static struct session *sessions[N_SESSIONS];
+
+static int setup(void **state)
+{
+	(void)state;
+	struct engine_options o = {.model_path = MODEL,
+		.backend = "cpu",
+		.context = 256,
+		.chunk = CHUNK,
+		.sessions = N_SESSIONS};
+	g = engine_of(&o);
+	struct rng r = {5};
+	for (int i = 0; i < N_SESSIONS; i++) {
+		for (int k = 0; k < N_TOKENS; k++)
+			text[i][k] = (int32_t)rng_below(&r, 8000);
+		sessions[i] = session_of(g, false);
+	}
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	for (int i = 0; i < N_SESSIONS; i++)
+		session_free(sessions[i]);
+	return engine_close(g, NULL);
+}
+
+/* Hash after the first n tokens of text i, computed by one session in one go. */
+static uint64_t expected(int i, uint32_t n)
+{
+	if (!alone[i][n]) {
+		struct err e = {0};
+		struct session *s = sessions[N_SESSIONS - 1];
+		session_rewind(s, 0);
+		if (session_sync(s, text[i], n, NULL, NULL, &e))
+			fail_msg("%s", e.text);
+		alone[i][n] = logits_hash(s);
+	}
+	return alone[i][n];
+}
+
+/* Random mixes: each session of a step adds one token or some, in random order; the sums keep
+ * within the chunk. */
+static void test_mixed_steps(void **state)
+{
+	(void)state;
+	struct rng r = {99};
+	enum { N = N_SESSIONS - 1 }; /* the last one computes what is expected */
+	uint64_t got[64] = {0};
+	struct {
+		int session;
+		uint32_t n;
+	} at[64];
+	int n_got = 0;
+	for (int i = 0; i < N; i++)
+		session_rewind(sessions[i], 0);
+	for (int step = 0; step < 14; step++) {
+		struct batch_part parts[N];
+		uint32_t n_parts = 0, room = CHUNK;
+		int first = (int)rng_below(&r, N);
+		for (int k = 0; k < N; k++) {
+			int i = (first + k) % N;
+			uint32_t length = session_length(sessions[i]),
+					 n = rng_below(&r, 3) ? 1 : 1 + rng_below(&r, 60);
+			n = MIN(MIN(n, room), N_TOKENS - length);
+			if (!n || !rng_below(&r, 5))
+				continue;
+			room -= n;
+			parts[n_parts++] = (struct batch_part){.session = sessions[i],
+				.tokens = text[i] + length,
+				.n = n,
+				.logits = rng_below(&r, 4) > 0};
+		}
+		struct err e = {0};
+		if (batch_step(parts, n_parts, NULL, &e))
+			fail_msg("%s", e.text);
+		for (uint32_t p = 0; p < n_parts; p++) {
+			struct session *s = parts[p].session;
+			int i = 0;
+			while (sessions[i] != s)
+				i++;
+			assert_memory_equal(session_tokens(s), text[i], session_length(s) * sizeof **text);
+			if (!parts[p].logits) {
+				assert_null(session_logits(s));
+				continue;
+			}
+			assert_true(n_got < 64);
+			at[n_got].session = i;
+			at[n_got].n = session_length(s);
+			got[n_got++] = logits_hash(s);
+		}
+	}
+	assert_true(n_got > 20);
+	for (int i = 0; i < n_got; i++)
+		if (got[i] != expected(at[i].session, at[i].n))
+			fail_msg("session %d at %u tokens: other bits than alone", at[i].session, at[i].n);
+}
+
+static void test_copied_prefix(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct session *from = sessions[0], *to = sessions[1];
+	session_rewind(from, 0);
+	assert_int_equal(session_sync(from, text[0], 200, NULL, NULL, &e), 0);
+	session_rewind(to, 0);
+	assert_int_equal(session_sync(to, text[1], 90, NULL, NULL, &e), 0);
+	assert_int_equal(batch_copy_prefix(to, from, 150, &e), 0);
+	assert_int_equal(session_length(to), 150);
+	assert_null(session_logits(to));
+	uint32_t reused = 0;
+	assert_int_equal(session_sync(to, text[0], N_TOKENS, NULL, &reused, &e), 0);
+	assert_int_equal(reused, 150);
+	assert_true(logits_hash(to) == expected(0, N_TOKENS));
+	assert_int_equal(session_length(from), 200); /* and the source is what it was */
+	assert_int_equal(session_sync(from, text[0], 210, NULL, NULL, &e), 0);
+	assert_true(logits_hash(from) == expected(0, 210));
+}
+
+static void test_refusals(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct session *s = sessions[2], *t = sessions[3];
+	session_rewind(s, 0);
+	session_rewind(t, 0);
+	assert_int_equal(session_sync(s, text[2], 10, NULL, NULL, &e), 0);
+	int32_t bad = 8192;
+	struct batch_part parts[] = {{.session = s, .tokens = text[2] + 10, .n = 1, .logits = true},
+		{.session = t, .tokens = &bad, .n = 1, .logits = true}};
+	assert_int_equal(batch_step(parts, 2, NULL, &e), ERR_INPUT);
+	assert_int_equal(session_length(s), 10); /* the other part was not computed either */
+	assert_non_null(session_logits(s));
+	assert_int_equal(session_sync(t, text[3], 220, NULL, NULL, &e), 0);
+	int32_t many[40] = {0};
+	parts[1] = (struct batch_part){
+		.session = t, .tokens = many, .n = 37, .logits = true}; /* context 256 */
+	assert_int_equal(batch_step(parts, 2, NULL, &e), ERR_INPUT);
+	atomic_bool cancel = true;
+	assert_int_equal(batch_step(parts, 1, &cancel, &e), ERR_INTERRUPTED);
+	assert_int_equal(session_length(s), 10);
+	assert_null(session_logits(s));
+	assert_int_equal(batch_step(parts, 1, NULL, &e), 0);
+	assert_true(logits_hash(s) == expected(2, 11));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_mixed_steps),
+		cmocka_unit_test(test_copied_prefix),
+		cmocka_unit_test(test_refusals),
+	};
+	return cmocka_run_group_tests(tests, setup, teardown);
+}

@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The promise that numbers never depend on storage: the hash of the logits of every step is the
+ * same whether experts are mapped or streamed, for every budget, tier, policy, engine, lookahead,
+ * chunk size, and with a disk that delays and reorders. Three rounds: on the CPU; on the CPU with
+ * an emulated card between disk and memory (tests/support/copier_null.h); on CUDA, when a device
+ * answers.
+ */
+#include "src/base/num.h"
+#include "src/engine/generate.h"
+#include "tests/support/engine_help.h"
+#include "tests/stream/loader_help.h"
+#include "tests/support/reader_null.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+/* Sanitizers slow the arithmetic down by ten and more: they get fewer tokens, settings and seeds.
+ */
+#ifdef __SANITIZE_THREAD__ /* without OpenMP, too */
+#define N_PROMPT 40
+#else
+#define N_PROMPT 150 /* a prefill chunk, and more than index_topk */
+#endif
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#define LONG_RUN   8
+#define N_NEW      2
+#define N_SETTINGS 8
+#define N_SEEDS    2
+#define CARD_SEEDS 2
+#else
+#define LONG_RUN   256
+#define N_NEW      24
+#define N_SETTINGS 24
+#define N_SEEDS    40
+#define CARD_SEEDS 8
+#endif
+
+static int32_t prompt[N_PROMPT];
+static uint64_t card_seed;
+
+static const char *backend_name = "cpu"; /* of this round */
+static bool with_card;
+
+static struct engine_options base_options(void)
+{
+	return (struct engine_options){.model_path = MODEL, .backend = backend_name, .context = 512};
+}
+
+static uint64_t run(const struct engine_options *o, uint32_t n_new, struct expert_stats *stats)
+{
+	struct err e = {0};
+	struct engine_options mine = *o;
+	if (with_card &&
+		o->cache_bytes) { /* late copies in an order of their own; small bounce buffers */
+		struct copier_faults f = {
+			.seed = ++card_seed, .readable = true, .latency_max_us = card_seed % 3 ? 0 : 30};
+		assert_int_equal(copier_null_open(&f, &mine.copier, &e), 0);
+		if (!mine.reader.slice_bytes)
+			mine.reader.slice_bytes = 32768;
+	}
+	struct engine *g = engine_of(&mine);
+	struct session *s = session_of(g, false);
+	struct generate_options go = {.max_new = n_new, .ignore_stop = true};
+	struct generate_result r;
+	if (generate(s, prompt, N_PROMPT, &go, &r, &e))
+		fail_msg("%s", e.text);
+	assert_int_equal(r.new_tokens, n_new);
+	if (stats)
+		*stats = engine_expert_stats(g);
+	session_free(s);
+	assert_int_equal(engine_close(g, &e), 0);
+	if (mine.copier)
+		mine.copier->ops->close(mine.copier);
+	return r.logits_hash;
+}
+
+static int setup(void **state)
+{
+	struct rng r = {77};
+	for (int i = 0; i < N_PROMPT; i++)
+		prompt[i] = (int32_t)rng_below(&r, 8000);
+	return source_setup(state);
+}
+
+/* 256 greedy tokens (LONG_RUN): mapped, and streamed at the floor, in the middle and with
+ * everything cached. */
+static void test_long_runs(void **state)
+{
+	(void)state;
+	struct engine_options o = base_options();
+	uint64_t want = run(&o, LONG_RUN, NULL);
+	static const double shares[] = {0, 0.4, 1};
+	for (size_t i = 0; i < ARRAY_LEN(shares); i++) {
+		struct expert_stats stats;
+		o.cache_bytes = budget(shares[i]);
+		o.lookahead = (int)i;
+		o.ram_bytes = i == 1 ? full.floor_bytes : 0;
+		assert_true(run(&o, LONG_RUN, &stats) == want);
+		print_message(
+			"share %.1f: %llu hits, %llu in RAM, %llu read, %llu prefetches useful, %llu wasted\n",
+			shares[i], (unsigned long long)stats.hit_vram, (unsigned long long)stats.hit_ram,
+			(unsigned long long)stats.miss, (unsigned long long)stats.prefetch_useful,
+			(unsigned long long)stats.prefetch_wasted);
+		assert_true(stats.miss > 0 && stats.bytes_read > 0);
+		assert_true(shares[i] > 0 || stats.hit_vram < stats.miss * 20);
+	}
+}
+
+static void test_every_setting(void **state)
+{
+	(void)state;
+	struct engine_options o = base_options();
+	const uint32_t n_new = N_NEW;
+	uint64_t want = run(&o, n_new, NULL), want_single = want;
+	/* on a card few rows go another way, with bits of its own (kernels/backend.h) */
+	if (strcmp(backend_name, "cpu")) {
+		o.chunk = 1;
+		want_single = run(&o, n_new, NULL);
+	}
+	static const char *const policies[] = {"lru", "lfu", "sieve"};
+	static const enum reader_engine engines[] = {READER_URING, READER_THREADS};
+	static const uint32_t chunks[] = {512, 32, 100, 1};
+	size_t n_settings = with_card ? N_SETTINGS / 2 : N_SETTINGS;
+	for (size_t i = 0; i < n_settings;
+		 i++) { /* settings that differ from one to the next in nearly everything */
+		o = base_options();
+		o.cache_bytes = budget((double)(i % 5) / 4);
+		o.ram_bytes = i % 3 ? 0 : budget(0.3);
+		o.policy = policies[i % 3];
+		o.lookahead = (int)(i % 4);
+		o.chunk = chunks[i / 6 % 4];
+		o.reader.engine = engines[i % 2];
+		o.reader.buffered = i / 2 % 2;
+		struct err e = {0};
+		struct engine *g;
+		if (engine_open(&o, &g, &e) && o.reader.engine == READER_URING) {
+			o.reader.engine = READER_AUTO; /* no ring on this machine */
+		} else {
+			assert_int_equal(e.code, 0);
+			engine_close(g, NULL);
+		}
+		if (run(&o, n_new, NULL) != (o.chunk == 1 ? want_single : want))
+			fail_msg("setting %zu gives other logits", i);
+	}
+}
+
+/* Delays and reorderings from many seeds: the first tokens after a prompt. */
+static void test_seeds(void **state)
+{
+	(void)state;
+	struct engine_options o = base_options();
+	const uint32_t n_new = 2;
+	uint64_t want = run(&o, n_new, NULL);
+	for (uint64_t seed = 1; seed <= (with_card ? CARD_SEEDS : N_SEEDS); seed++) {
+		struct reader_faults f = {.seed = seed,
+			.latency_min_us = 1,
+			.latency_max_us = 400,
+			.short_per_1024 = 100,
+			.eagain_per_1024 = 100,
+			.poison = true,
+			.no_sleep = true};
+		o.reader = (struct reader_options){
+			.custom = &reader_null_engine, .custom_options = &f, .slice_bytes = 4096};
+		o.cache_bytes = budget((double)(seed % 7) / 8);
+		o.ram_bytes = seed % 2 ? full.floor_bytes : 0;
+		o.lookahead = (int)(seed % 3);
+		if (run(&o, n_new, NULL) != want)
+			fail_msg("seed %llu gives other logits", (unsigned long long)seed);
+	}
+}
+
+/* Recording, profiles and seeding change nothing but the speed. */
+static void test_trace_and_warm(void **state)
+{
+	(void)state;
+	char trace[] = "build/test_stream_trace_XXXXXX", warm[] = "build/test_stream_warm_XXXXXX";
+	close(mkstemp(trace));
+	close(mkstemp(warm));
+	unlink(warm); /* the first run makes it */
+	struct engine_options o = base_options();
+	uint64_t want = run(&o, 16, NULL);
+	o.cache_bytes = budget(0.5);
+	o.lookahead = 1;
+	o.trace = trace;
+	o.warm = warm;
+	struct expert_stats cold, seeded;
+	assert_true(run(&o, 16, &cold) == want);
+	assert_true(run(&o, 16, &seeded) == want);
+	struct trace t = {0};
+	struct err e = {0};
+	if (trace_open(trace, &t, &e))
+		fail_msg("%s", e.text);
+	assert_false(t.ends_early);
+	assert_true(t.n_accesses > 0);
+	trace_fini(&t);
+	assert_true(access(warm, R_OK) == 0);
+	/* a trace seeds as well, and is still one behind that */
+	o.trace = NULL;
+	o.warm = trace;
+	assert_true(run(&o, 16, &seeded) == want);
+	assert_int_equal(trace_open(trace, &t, &e), 0);
+	trace_fini(&t);
+	o.warm = "/nonexistent/profile";
+	struct engine *g;
+	assert_int_equal(engine_open(&o, &g, &e), ERR_INPUT); /* not first when the run is over */
+	unlink(trace);
+	unlink(warm);
+}
+
+/* A copy that fails in the middle of a run ends it with a sentence. */
+static void test_copy_fails(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct engine_options o = base_options();
+	struct copier_faults f = {.readable = true, .fail_copy = 900, .fail_all = true};
+	struct generate_options go = {.max_new = 64, .ignore_stop = true};
+	struct generate_result r;
+	o.cache_bytes = budget(0.1);
+	o.ram_bytes = full.floor_bytes;
+	o.reader.slice_bytes = 32768;
+	assert_int_equal(copier_null_open(&f, &o.copier, &e), 0);
+	struct engine *g = engine_of(&o);
+	struct session *s = session_of(g, false);
+	assert_int_equal(generate(s, prompt, N_PROMPT, &go, &r, &e), ERR_RUN);
+	assert_non_null(strstr(e.text, "expert"));
+	session_free(s);
+	engine_close(g, NULL);
+	o.copier->ops->close(o.copier);
+}
+
+/* With an argument only the round on CUDA. */
+int main(int argc, char **argv)
+{
+	(void)argv;
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_long_runs),
+		cmocka_unit_test(test_every_setting),
+		cmocka_unit_test(test_seeds),
+		cmocka_unit_test(test_trace_and_warm),
+	};
+	const struct CMUnitTest card_tests[] = {
+		cmocka_unit_test(test_every_setting),
+		cmocka_unit_test(test_seeds),
+		cmocka_unit_test(test_trace_and_warm),
+		cmocka_unit_test(test_copy_fails),
+	};
+	int failed = 0;
+	if (argc == 1) {
+		failed = cmocka_run_group_tests_name("cpu", tests, setup, source_teardown);
+		with_card = true;
+		failed += cmocka_run_group_tests_name("emulated card", card_tests, setup, source_teardown);
+		with_card = false;
+	}
+	backend_name = "cuda";
+	return card_answers()
+			   ? failed + cmocka_run_group_tests_name("cuda", tests, setup, source_teardown)
+			   : failed;
+}

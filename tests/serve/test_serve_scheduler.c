@@ -1,0 +1,334 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The scheduler on the pocket model: an answer is the same whoever else is served and however it
+ * was cancelled before; the queue is bounded; conversations find their beginning; whoever submitted
+ * gets exactly one last event.
+ */
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/serve/scheduler.h"
+#include "tests/support/engine_help.h"
+
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define N_SESSIONS 10      /* more than a step writes for */
+#ifdef __SANITIZE_THREAD__ /* which computes with one thread, and slowly */
+#define N_JOBS   10
+#define PATIENCE 1500
+#else
+#define N_JOBS   16
+#define PATIENCE 120
+#endif
+
+static struct engine *g;
+static struct metrics *metrics;
+
+static int setup(void **state)
+{
+	(void)state;
+	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
+		.backend = "cpu",
+		.context = 320,
+		.chunk = 64,
+		.sessions = N_SESSIONS,
+		.no_mtp = true};
+	g = engine_of(&o);
+	metrics = metrics_new();
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	metrics_free(metrics);
+	return engine_close(g, NULL);
+}
+
+static struct scheduler *open_scheduler(uint32_t sessions, uint32_t queue)
+{
+	struct err e = {0};
+	struct scheduler *s;
+	struct scheduler_options o = {.n_sessions = sessions, .queue_limit = queue};
+	if (scheduler_open(g, &o, metrics, &s, &e))
+		fail_msg("%s", e.text);
+	return s;
+}
+
+/* A job that reads n tokens drawn from `seed` and writes up to max_new, at temperature 1. */
+static struct job *make_job(
+	struct mailbox *mail, uint32_t index, uint64_t seed, uint32_t n, uint32_t max_new)
+{
+	struct job *j = job_new(mail, index);
+	struct rng r = {seed};
+	for (uint32_t i = 0; i < n; i++)
+		assert_int_equal(token_ids_push(&j->prompt, (int32_t)rng_below(&r, 8000)), 0);
+	j->max_new = max_new;
+	j->sampling = (struct sampler_options){.temperature = 1, .top_p = 1, .seed = seed};
+	return j;
+}
+
+struct answer {
+	struct buf text;
+	bool ended;
+	enum job_event_kind last;
+	enum job_finish finish;
+};
+
+/* Takes events until n jobs have ended. */
+static void collect(struct mailbox *mail, struct answer *answers, uint32_t n)
+{
+	time_t start = time(NULL);
+	for (uint32_t left = n; left;) {
+		struct job_event *v = mailbox_take(mail, 1000);
+		if (time(NULL) - start > PATIENCE)
+			fail_msg("%u answers do not end", left);
+		if (!v)
+			continue;
+		struct answer *a = &answers[v->index];
+		assert_false(a->ended); /* nothing follows the last event */
+		if (v->kind == JOB_TEXT)
+			buf_append(&a->text, v->text.data, v->text.len);
+		if (v->kind == JOB_END || v->kind == JOB_ERROR) {
+			a->ended = true;
+			a->last = v->kind;
+			a->finish = v->finish;
+			left--;
+		}
+		job_event_free(v);
+	}
+}
+
+static uint32_t prompt_length(uint32_t i)
+{
+	return 1 + i * 37 % (N_JOBS > 10 ? 200 : 80); /* some longer than a chunk */
+}
+
+static void run_alone(struct scheduler *s, uint32_t i, struct answer *a)
+{
+	struct mailbox *mail = mailbox_new();
+	struct job *j = make_job(mail, 0, 100 + i, prompt_length(i), 20);
+	unsigned retry;
+	assert_int_equal(scheduler_submit(s, &j, 1, &retry), SCHEDULER_TAKEN);
+	collect(mail, a, 1);
+	assert_int_equal(a->last, JOB_END);
+	job_drop(j);
+	mailbox_drop(mail);
+}
+
+static void test_same_under_load(void **state)
+{
+	(void)state;
+	struct answer alone[N_JOBS] = {0}, together[N_JOBS] = {0};
+	struct scheduler *s = open_scheduler(1, N_JOBS);
+	for (uint32_t i = 0; i < N_JOBS; i++)
+		run_alone(s, i, &alone[i]);
+	scheduler_close(s);
+	s = open_scheduler(N_SESSIONS, N_JOBS);
+	struct mailbox *mail = mailbox_new();
+	struct job *jobs[N_JOBS];
+	unsigned retry;
+	for (uint32_t i = 0; i < N_JOBS; i++) {
+		jobs[i] = make_job(mail, i, 100 + i, prompt_length(i), 20);
+		assert_int_equal(scheduler_submit(s, &jobs[i], 1, &retry), SCHEDULER_TAKEN);
+	}
+	collect(mail, together, N_JOBS);
+	for (uint32_t i = 0; i < N_JOBS; i++) {
+		assert_int_equal(alone[i].finish, together[i].finish);
+		if (alone[i].text.len != together[i].text.len ||
+			memcmp(buf_str(&alone[i].text), buf_str(&together[i].text), alone[i].text.len) != 0)
+			fail_msg("answer %u: \"%s\" alone, \"%s\" under load", i, buf_str(&alone[i].text),
+				buf_str(&together[i].text));
+		buf_free(&alone[i].text);
+		buf_free(&together[i].text);
+		job_drop(jobs[i]);
+	}
+	mailbox_drop(mail);
+	scheduler_close(s);
+}
+
+/* Some leave at random moments; those who stay get what they get alone, everybody gets one last
+ * event. */
+static void test_cancel(void **state)
+{
+	(void)state;
+	struct rng r = {4};
+	struct answer alone[8] = {0}, got[N_JOBS] = {0};
+	struct scheduler *s = open_scheduler(3, N_JOBS);
+	for (uint32_t i = 0; i < 8; i++)
+		run_alone(s, i, &alone[i]);
+	struct mailbox *mail = mailbox_new();
+	struct job *jobs[N_JOBS];
+	unsigned retry;
+	for (uint32_t i = 0; i < N_JOBS; i++)
+		jobs[i] = make_job(mail, i, 100 + i % 8, prompt_length(i % 8), 20);
+	assert_int_equal(scheduler_submit(s, jobs, N_JOBS, &retry), SCHEDULER_TAKEN);
+	for (uint32_t i = 8; i < N_JOBS; i++) {
+		nanosleep(&(struct timespec){.tv_nsec = (long)rng_below(&r, 10000000)}, NULL);
+		atomic_store(&jobs[8 + rng_below(&r, N_JOBS - 8)]->cancel, true);
+	}
+	collect(mail, got, N_JOBS);
+	uint32_t n_cancelled = 0;
+	for (uint32_t i = 0; i < N_JOBS; i++) {
+		const struct answer *want = &alone[i % 8];
+		n_cancelled += got[i].finish == JOB_CANCELLED;
+		if (i < 8)
+			assert_int_not_equal(got[i].finish, JOB_CANCELLED);
+		/* what was given out is a beginning of the whole answer, or all of it */
+		assert_true(got[i].text.len <= want->text.len);
+		assert_memory_equal(buf_str(&got[i].text), buf_str(&want->text), got[i].text.len);
+		if (got[i].finish != JOB_CANCELLED)
+			assert_int_equal(got[i].text.len, want->text.len);
+	}
+	assert_true(n_cancelled > 0);
+	for (uint32_t i = 0; i < N_JOBS; i++) {
+		buf_free(&got[i].text);
+		job_drop(jobs[i]);
+	}
+	for (uint32_t i = 0; i < 8; i++)
+		buf_free(&alone[i].text);
+	mailbox_drop(mail);
+	scheduler_close(s);
+}
+
+static void test_queue(void **state)
+{
+	(void)state;
+	struct scheduler *s = open_scheduler(1, 2);
+	struct mailbox *mail = mailbox_new();
+	struct job *jobs[8];
+	struct answer got[8] = {0};
+	unsigned retry = 0, n = 0;
+	for (uint32_t i = 0; i < 8; i++) {
+		jobs[i] = make_job(mail, n, 7, 250, 60);
+		enum scheduler_answer a = scheduler_submit(s, &jobs[i], 1, &retry);
+		n += a == SCHEDULER_TAKEN;
+		if (a != SCHEDULER_TAKEN) {
+			assert_int_equal(a, SCHEDULER_FULL);
+			assert_in_range(retry, 1, 60);
+		}
+	}
+	assert_in_range(
+		n, 3, 7); /* one has a session, two wait; more only if some have ended meanwhile */
+	struct job *two[2] = {jobs[6], jobs[7]};
+	if (n == 3)
+		assert_int_equal(scheduler_submit(s, two, 2, &retry), SCHEDULER_FULL);
+	scheduler_stop(s, 0); /* nobody is forgotten when it ends at once */
+	collect(mail, got, n);
+	assert_int_equal(scheduler_submit(s, jobs, 1, &retry), SCHEDULER_ENDING);
+	for (uint32_t i = 0; i < 8; i++) {
+		buf_free(&got[i].text);
+		job_drop(jobs[i]);
+	}
+	assert_null(mailbox_take(mail, 0));
+	mailbox_drop(mail);
+	scheduler_close(s);
+}
+
+/* n jobs one after the other; returns the cached tokens of the last. */
+static uint32_t cached_of(struct scheduler *s, uint64_t seed, uint32_t n)
+{
+	struct mailbox *mail = mailbox_new();
+	struct answer a = {0};
+	struct job *j = make_job(mail, 0, seed, n, 5);
+	unsigned retry;
+	assert_int_equal(scheduler_submit(s, &j, 1, &retry), SCHEDULER_TAKEN);
+	collect(mail, &a, 1);
+	uint32_t cached = j->cached;
+	buf_free(&a.text);
+	job_drop(j);
+	mailbox_drop(mail);
+	return cached;
+}
+
+static void test_sessions_are_found(void **state)
+{
+	(void)state;
+	struct scheduler *s = open_scheduler(3, 4);
+	/* three conversations take the three sessions, and each goes on in its own */
+	for (uint64_t seed = 1; seed <= 3; seed++)
+		assert_int_equal(cached_of(s, seed, 60), 0);
+	for (int round = 1; round < 4; round++)
+		for (uint64_t seed = 1; seed <= 3; seed++)
+			assert_int_equal(
+				cached_of(s, seed, 60 + 20 * (uint32_t)round), 60 + 20 * (uint32_t)(round - 1));
+	/* a shorter prompt with the same beginning: the rows are copied into the session that was idle
+	 * longest, and conversation 2 itself is still whole. 3 was used last, 1 is the one that gives
+	 * way */
+	assert_int_equal(cached_of(s, 2, 50), 49);
+	assert_int_equal(cached_of(s, 2, 130), 120);
+	assert_int_equal(cached_of(s, 3, 130), 120);
+	struct scheduler_look look;
+	scheduler_look(s, &look);
+	assert_true(look.healthy && look.n_sessions == 3);
+	scheduler_close(s);
+}
+
+/* What several prompts have in common is read once, also when they come at the same moment, and
+ * when the first one leaves. */
+static void test_common_prompts(void **state)
+{
+	(void)state;
+	struct scheduler *s = open_scheduler(6, 8);
+	for (int round = 0; round < 2; round++) {
+		struct mailbox *mail = mailbox_new();
+		struct answer got[6] = {0};
+		struct job *jobs[6];
+		unsigned retry;
+		for (uint32_t i = 0; i < 6; i++) {
+			jobs[i] = make_job(mail, i, 50 + (uint64_t)round, 290, 4);
+			jobs[i]->prompt.data[280 + i] = 7; /* 280 in common */
+			jobs[i]->sampling.seed = 1;
+		}
+		uint64_t before = metrics_get(metrics, METRICS_PREFILL_TOKENS);
+		assert_int_equal(scheduler_submit(s, jobs, 6, &retry), SCHEDULER_TAKEN);
+		if (round) {
+			struct job_event *v = mailbox_take(mail, 5000); /* the first has begun */
+			job_event_free(v);
+			atomic_store(&jobs[0]->cancel, true);
+		}
+		collect(mail, got, 6);
+		uint64_t computed = metrics_get(metrics, METRICS_PREFILL_TOKENS) - before;
+		if (!round)
+			assert_in_range(computed, 290, 290 + 5 * 10);
+		else
+			assert_in_range(computed, 290, 6 * 290);
+		for (uint32_t i = 0; i < 6; i++) {
+			if (!round)
+				assert_in_range(jobs[i]->cached, i ? 280 : 0, i ? 289 : 0);
+			struct answer alone = {0};
+			struct mailbox *one = mailbox_new();
+			struct job *j = make_job(one, 0, 50 + (uint64_t)round, 290, 4);
+			j->prompt.data[280 + i] = 7;
+			j->sampling.seed = 1;
+			assert_int_equal(scheduler_submit(s, &j, 1, &retry), SCHEDULER_TAKEN);
+			collect(one, &alone, 1);
+			if (got[i].finish != JOB_CANCELLED)
+				assert_string_equal(buf_str(&got[i].text), buf_str(&alone.text));
+			buf_free(&alone.text);
+			buf_free(&got[i].text);
+			job_drop(j);
+			job_drop(jobs[i]);
+			mailbox_drop(one);
+		}
+		mailbox_drop(mail);
+	}
+	scheduler_close(s);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_same_under_load),
+		cmocka_unit_test(test_cancel),
+		cmocka_unit_test(test_queue),
+		cmocka_unit_test(test_sessions_are_found),
+		cmocka_unit_test(test_common_prompts),
+	};
+	return cmocka_run_group_tests(tests, setup, teardown);
+}

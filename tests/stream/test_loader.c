@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The streaming source at its own interface: whatever the model could ask for, in any order, under
+ * any budget, policy, engine, fault and timing, an expert that is called ready holds exactly the
+ * bytes of the file.
+ *
+ * All of it runs twice: with slots that reads land in directly, and with an emulated card between
+ * (tests/support/copier_null.h), whose memory this program cannot touch. Where a real card answers,
+ * a third round goes through that.
+ */
+#include "src/base/num.h"
+#include "tests/stream/loader_help.h"
+#include "tests/support/reader_null.h"
+
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { N_SEEDS = 200, N_CARD_SEEDS = 60 };
+#else
+enum { N_SEEDS = 1000, N_CARD_SEEDS = 200 };
+#endif
+
+static void test_engines_budgets_policies(void **state)
+{
+	(void)state;
+	static const struct reader_options engines[] = {
+		{.engine = READER_URING}, {.engine = READER_THREADS}, {.custom = &reader_null_engine}};
+	static const char *const policies[] = {"lru", "lfu", "sieve"};
+	static const double shares[] = {0, 0.2, 0.6, 1};
+	struct rng r = {1};
+	for (size_t i = 0; i < ARRAY_LEN(engines); i++)
+		for (size_t b = 0; b < ARRAY_LEN(shares); b++)
+			for (int buffered = 0; buffered < 2; buffered++) {
+				struct loader_options o =
+					source_options(shares[b], b % 2 ? full.floor_bytes / 2 : 0);
+				o.policy = policies[(i + b) % ARRAY_LEN(policies)];
+				o.reader = engines[i];
+				o.reader.buffered = buffered;
+				struct err e = {0};
+				struct expert_source *s;
+				int rc = try_source(&o, &s, &e);
+				if (rc && engines[i].engine == READER_URING) {
+					print_message("no ring here: %s\n", e.text);
+					continue;
+				}
+				assert_int_equal(rc, 0);
+				assert_int_equal(random_run(s, &r, 6, NULL), 0);
+				struct cache_stats c = loader_cache_stats(s);
+				assert_int_equal(c.accesses, c.hits[0] + c.hits[1] + c.misses);
+				assert_true(s->stats.bytes_read > 0);
+				close_source(s);
+			}
+}
+
+/* Delays, reorderings, short reads and retries from many seeds. */
+static void test_seeds(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= (card_kind != CARD_NONE ? N_CARD_SEEDS : N_SEEDS); seed++) {
+		struct rng r = {seed};
+		card_faults = (struct copier_faults){.seed = seed};
+		struct reader_faults f = {
+			.seed = seed,
+			.latency_min_us = 1,
+			.latency_max_us = 1 + rng_below(&r, 2000),
+			.short_per_1024 = rng_below(&r, 300),
+			.eagain_per_1024 = rng_below(&r, 300),
+			.poison = true,
+			.no_sleep = true,
+		};
+		struct loader_options o =
+			source_options(rng_unit(&r) * rng_unit(&r), rng_below(&r, 2) ? full.floor_bytes : 0);
+		o.policy = (const char *const[]){"lru", "lfu", "sieve"}[rng_below(&r, 3)];
+		o.reader = (struct reader_options){.custom = &reader_null_engine,
+			.custom_options = &f,
+			.slice_bytes = 4096u << rng_below(&r, 6),
+			.depth = 1 + rng_below(&r, 40)};
+		struct expert_source *s = open_source(&o);
+		int failed = random_run(s, &r, 2, NULL);
+		close_source(s);
+		if (failed)
+			fail_msg("seed %llu: %d uses failed", (unsigned long long)seed, failed);
+	}
+}
+
+/* A read error is reported with file, offset, layer and expert, and the source goes on. */
+static void test_read_error(void **state)
+{
+	(void)state;
+	for (uint64_t nth = 1; nth < 60; nth += 7) {
+		struct reader_faults f = {
+			.seed = nth, .fail_read = nth, .latency_max_us = 50, .latency_min_us = 1};
+		struct loader_options o = source_options(0.1, 0);
+		o.lookahead = 0;
+		o.reader = (struct reader_options){.custom = &reader_null_engine, .custom_options = &f};
+		struct expert_source *s = open_source(&o);
+		struct rng r = {nth};
+		struct err e = {0};
+		int failed = random_run(s, &r, 3, &e);
+		assert_in_range(failed, 0,
+			1); /* a prefetch or an announcement may have met it: then nobody hears of it */
+		if (failed) {
+			assert_int_equal(e.code, ERR_RUN);
+			assert_non_null(strstr(e.text, MODEL));
+			assert_non_null(strstr(e.text, "layer"));
+			assert_non_null(strstr(e.text, "expert"));
+			assert_non_null(strstr(e.text, "offset"));
+		}
+		assert_int_equal(random_run(s, &r, 2, NULL), 0);
+		close_source(s);
+	}
+}
+
+static void copy_model(const char *path)
+{
+	int to = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+	assert_true(to >= 0);
+	const struct gguf_file *f = &file->files[0];
+	for (uint64_t at = 0; at < f->size;) {
+		ssize_t n = write(to, (const uint8_t *)f->map.data + at, f->size - at);
+		assert_true(n > 0);
+		at += (uint64_t)n;
+	}
+	close(to);
+}
+
+static void test_truncated_while_running(void **state)
+{
+	(void)state;
+	char path[] = "build/test_loader_XXXXXX";
+	int fd = mkstemp(path);
+	assert_true(fd >= 0);
+	close(fd);
+	copy_model(path);
+	struct err e = {0};
+	struct gguf *g;
+	assert_int_equal(gguf_open(path, &g, &e), 0);
+	struct loader_options o = source_options(0.1, 0);
+	o.file = g;
+	struct expert_source *s = open_source(&o);
+	struct rng r = {5};
+	assert_int_equal(random_run(s, &r, 1, NULL), 0);
+	/* cut inside the experts of the last layers: what lies before can still be read */
+	const struct gguf_tensor *t = gguf_find_tensor(g, "blk.2.ffn_up_exps.weight");
+	assert_int_equal(truncate(path, (off_t)t->offset), 0);
+	int failed = random_run(s, &r, 3, &e);
+	assert_true(failed > 0);
+	assert_int_equal(e.code, ERR_RUN);
+	assert_non_null(strstr(e.text, path));
+	close_source(s);
+	gguf_close(g);
+	unlink(path);
+}
+
+static void test_slow_disk_and_cancel(void **state)
+{
+	(void)state;
+	struct expert_ref refs[CONFIG_MAX_USED];
+	struct rng r = {9};
+	struct err e = {0};
+	int layer = (int)config.n_dense;
+	/* a read that answers late is waited for */
+	struct reader_faults slow = {.hang_read = 2, .hang_ms = 400};
+	struct loader_options o = source_options(0.1, 0);
+	o.reader = (struct reader_options){.custom = &reader_null_engine, .custom_options = &slow};
+	struct expert_source *s = open_source(&o);
+	refs_random(refs, (int)config.n_used, &r);
+	assert_int_equal(use_experts(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), 0);
+	assert_true(s->stats.wait_ns > 300000000);
+	close_source(s);
+	/* one that never answers is left by Ctrl+C, and closing does not wait for it */
+	struct reader_faults dead = {.hang_read = 2};
+	o.reader.custom_options = &dead;
+	s = open_source(&o);
+	atomic_bool cancel = true;
+	s->cancel = &cancel;
+	refs_from(refs, 0, (int)config.n_used);
+	assert_int_equal(
+		use_experts(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e), ERR_INTERRUPTED);
+	close_source(s);
+}
+
+/* Closing at any moment: no read may land in freed memory (the address sanitizer watches). */
+static void test_close_in_flight(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 200; i++) {
+		struct rng r = {(uint64_t)i + 1000};
+		struct loader_options o = source_options(0.3, i % 2 ? full.floor_bytes : 0);
+		card_faults =
+			(struct copier_faults){.seed = (uint64_t)i, .latency_max_us = i % 4 < 2 ? 300 : 0};
+		struct reader_faults f = {
+			.seed = (uint64_t)i, .latency_min_us = 10, .latency_max_us = 3000};
+		o.reader.engine = i % 3 == 1 ? READER_THREADS : READER_AUTO;
+		o.reader.custom = i % 3 == 0 ? &reader_null_engine : NULL;
+		o.reader.custom_options = &f;
+		struct expert_source *s = open_source(&o);
+		struct expert_ref refs[CONFIG_MAX_USED];
+		struct err e = {0};
+		int layer = (int)config.n_dense;
+		refs_random(refs, (int)config.n_used, &r);
+		if (rng_below(&r, 2)) {
+			assert_true(
+				s->ops->acquire(s, layer, EXPERT_DECODE, refs, (int)config.n_used, &e) >= 0);
+			if (rng_below(&r, 2))
+				usleep(rng_below(&r, 500));
+			s->ops->release(s, layer, refs, (int)config.n_used);
+		}
+		int32_t ids[CONFIG_MAX_USED];
+		for (uint32_t k = 0; k < config.n_used; k++)
+			ids[k] = (int32_t)k;
+		s->ops->prefetch(s, layer + 1, ids, (int)config.n_used, 1);
+		if (rng_below(&r, 2))
+			usleep(rng_below(&r, 500));
+		close_source(s);
+	}
+}
+
+/* Tokens whose experts are all new to the cache (a round trip over all of them), with hints that
+ * are always right or always wrong. */
+static void hinted_tokens(struct expert_source *s, int n_tokens, bool right)
+{
+	int first = (int)config.n_dense, n_layers = (int)config.n_layers, k = (int)config.n_used,
+		n = (int)config.n_experts;
+	struct expert_ref refs[CONFIG_MAX_USED];
+	int32_t ids[CONFIG_MAX_USED];
+	for (int t = 0; t < n_tokens; t++) {
+		s->ops->step(s, EXPERT_DECODE, 1, t);
+		for (int layer = first; layer < n_layers; layer++) {
+			struct err e = {0};
+			refs_from(refs, t * k, k);
+			if (use_experts(s, layer, EXPERT_DECODE, refs, k, &e) < 0)
+				fail_msg("%s", e.text);
+			for (int i = 0; i < k; i++)
+				ids[i] = (t * k + i + (right ? 0 : n / 2)) % n;
+			if (layer + 1 < n_layers)
+				s->ops->prefetch(s, layer + 1, ids, k, 1);
+			usleep(300); /* time for the prefetch */
+		}
+	}
+}
+
+/* With a card: while demands come from the drive, guesses do not; they do when it has rested for a
+ * while. */
+static void check_drive_rests(struct expert_source *s)
+{
+	hinted_tokens(s, 20, true);
+	assert_int_equal(loader_cache_stats(s).prefetch_inserted, 0);
+	const int layer = (int)config.n_dense;
+	const int32_t missing = (int32_t)(20 * config.n_used % config.n_experts);
+	for (int rounds = 0; rounds < 100 && !loader_cache_stats(s).prefetch_inserted; rounds++) {
+		struct err e = {0};
+		struct expert_ref ref = {.id = 0};
+		s->ops->step(s, EXPERT_DECODE, 1, 20 + rounds);
+		assert_int_equal(use_experts(s, layer, EXPERT_DECODE, &ref, 1, &e), 0);
+		s->ops->prefetch(s, layer + 1, &missing, 1, 1);
+		usleep(300);
+		if (rounds < 7)
+			assert_int_equal(loader_cache_stats(s).prefetch_inserted, 0);
+	}
+	assert_true(loader_cache_stats(s).prefetch_inserted > 0);
+}
+
+static void test_throttle(void **state)
+{
+	(void)state;
+	struct loader_options o = source_options(0.15, 0);
+	struct expert_source *s = open_source(&o);
+	if (card_kind != CARD_NONE) {
+		check_drive_rests(s);
+		close_source(s);
+		return;
+	}
+	assert_true(loader_prefetch_share(s) == 1);
+	hinted_tokens(s, 120, false);
+	struct cache_stats wrong = loader_cache_stats(s);
+	print_message("wrong hints: %llu prefetched, %llu used, share %.3f\n",
+		(unsigned long long)wrong.prefetch_inserted, (unsigned long long)wrong.prefetch_used,
+		loader_prefetch_share(s));
+	assert_true(wrong.prefetch_inserted > 0);
+	assert_true(loader_prefetch_share(s) < 0.5); /* it does not pay: less of each hint is taken */
+	hinted_tokens(s, 200, true);
+	struct cache_stats right = loader_cache_stats(s);
+	print_message("right hints: %llu prefetched, %llu used, share %.3f\n",
+		(unsigned long long)(right.prefetch_inserted - wrong.prefetch_inserted),
+		(unsigned long long)(right.prefetch_used - wrong.prefetch_used), loader_prefetch_share(s));
+	assert_true(loader_prefetch_share(s) > 0.5); /* and more again when it does */
+	close_source(s);
+}
+
+static void test_refusals(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct loader_plan plan;
+	struct loader_options o = source_options(0, 0);
+	o.tier_bytes[0] = full.floor_bytes - 1;
+	assert_int_equal(loader_plan(&o, &plan, &e), ERR_MEMORY);
+	assert_non_null(strstr(e.text, "working set"));
+	o.tier_bytes[0] = full.floor_bytes;
+	assert_int_equal(loader_plan(&o, &plan, &e), 0);
+	o.policy = "belady";
+	assert_int_equal(loader_plan(&o, &plan, &e), ERR_USAGE);
+	o.policy = "magic";
+	assert_int_equal(loader_plan(&o, &plan, &e), ERR_USAGE);
+}
+
+static void test_warm(void **state)
+{
+	(void)state;
+	struct loader_options o = source_options(1, 0);
+	struct expert_source *s = open_source(&o);
+	struct profile_key keys[32];
+	for (int i = 0; i < 32; i++)
+		keys[i] = (struct profile_key){(int32_t)config.n_dense, i % (int)config.n_experts};
+	loader_warm(s, keys, 32);
+	int n[2] = {0};
+	for (int tries = 0; tries < 200 && n[0] < (int)MIN(32, config.n_experts); tries++) {
+		usleep(10000);
+		loader_layer_resident(s, (int)config.n_dense, n);
+	}
+	assert_int_equal(n[0], MIN(32, config.n_experts));
+	close_source(s);
+}
+
+/* Somebody who looks all the time, as a page in a browser does. */
+struct looker {
+	struct expert_source *source;
+	uint8_t *map;
+	size_t n;
+	atomic_bool stop;
+	uint64_t looks, bad;
+};
+
+static void *keep_looking(void *arg)
+{
+	struct looker *k = arg;
+	struct expert_stats before = {0}, now;
+	for (; !atomic_load(&k->stop); k->looks++, before = now) {
+		loader_residency_map(k->source, k->map, &now);
+		k->bad += now.miss < before.miss || now.bytes_read < before.bytes_read;
+		for (size_t i = 0; i < k->n; i++)
+			k->bad += k->map[i] > LOADER_IN_VRAM ||
+					  (k->map[i] == LOADER_NO_EXPERT) != (i / config.n_experts < config.n_dense);
+	}
+	return NULL;
+}
+
+/* The map says what the counts say, empty and after two tiers were filled; it may be looked at
+ * meanwhile. */
+static void test_map(void **state)
+{
+	(void)state;
+	struct loader_options o = source_options(0.2, full.everything_bytes / 5);
+	struct expert_source *s = open_source(&o);
+	size_t n_map = (size_t)o.n_layers * config.n_experts;
+	uint8_t *map = malloc(n_map);
+	struct expert_stats stats;
+	loader_residency_map(s, map, &stats);
+	assert_int_equal(stats.miss, 0);
+	for (size_t i = 0; i < n_map; i++)
+		assert_int_equal(map[i],
+			(int)(i / config.n_experts) < (int)config.n_dense ? LOADER_NO_EXPERT : LOADER_ON_DISK);
+	struct looker looker = {.source = s, .map = malloc(n_map), .n = n_map};
+	pthread_t thread;
+	assert_int_equal(pthread_create(&thread, NULL, keep_looking, &looker), 0);
+	hinted_tokens(s, 40, true);
+	atomic_store(&looker.stop, true);
+	pthread_join(thread, NULL);
+	assert_true(looker.looks > 0);
+	assert_int_equal(looker.bad, 0);
+	free(looker.map);
+	loader_residency_map(s, NULL, &stats);
+	assert_true(stats.miss > 0 && stats.bytes_read > 0);
+	int seen[LOADER_IN_VRAM + 1] = {0};
+	bool same = false;
+	for (int tries = 0; tries < 200 && !same; tries++) { /* until nothing is under way */
+		memset(seen, 0, sizeof seen);
+		loader_residency_map(s, map, NULL);
+		for (size_t i = 0; i < n_map; i++)
+			seen[map[i]]++;
+		same = !seen[LOADER_LOADING];
+		for (int layer = (int)config.n_dense; layer < o.n_layers; layer++) {
+			int n[2], in[2] = {0};
+			loader_layer_resident(s, layer, n);
+			for (uint32_t x = 0; x < config.n_experts; x++) {
+				uint8_t place = map[(size_t)layer * config.n_experts + x];
+				in[0] += place == LOADER_IN_VRAM;
+				in[1] += place == LOADER_IN_RAM;
+			}
+			same = same && in[0] == n[0] && in[1] == n[1];
+		}
+		usleep(10000);
+	}
+	assert_true(same);
+	assert_true(seen[LOADER_IN_VRAM] > 0 && seen[LOADER_IN_RAM] > 0 && seen[LOADER_ON_DISK] > 0);
+	free(map);
+	close_source(s);
+}
+
+/* With an argument only the round on a real card. */
+int main(int argc, char **argv)
+{
+	(void)argv;
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_engines_budgets_policies),
+		cmocka_unit_test(test_seeds),
+		cmocka_unit_test(test_read_error),
+		cmocka_unit_test(test_truncated_while_running),
+		cmocka_unit_test(test_slow_disk_and_cancel),
+		cmocka_unit_test(test_close_in_flight),
+		cmocka_unit_test(test_throttle),
+		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_warm),
+		cmocka_unit_test(test_map),
+	};
+	int failed = 0;
+	if (argc == 1) {
+		failed = cmocka_run_group_tests_name("direct", tests, source_setup, source_teardown);
+		card_kind = CARD_EMULATED;
+		failed +=
+			cmocka_run_group_tests_name("emulated card", tests, source_setup, source_teardown);
+	}
+	card_kind = CARD_REAL;
+	return card_answers()
+			   ? failed + cmocka_run_group_tests_name("card", tests, source_setup, source_teardown)
+			   : failed;
+}

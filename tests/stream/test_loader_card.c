@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: MIT */
+/* The card's own troubles, on an emulated one: copies that fail, hang or are slow, memory that is
+ * refused. */
+#include "tests/stream/loader_help.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+/* A copy that fails is reported to whoever waits for its expert, and the source goes on. */
+static void test_copy_error(void **state)
+{
+	(void)state;
+	int heard = 0;
+	for (uint64_t nth = 1; nth < 200; nth += 9) {
+		struct loader_options o = source_options(0.1, nth % 2 ? full.floor_bytes : 0);
+		card_faults = (struct copier_faults){.seed = nth, .fail_copy = nth};
+		struct expert_source *s = open_source(&o);
+		struct rng r = {nth};
+		struct err e = {0};
+		int failed = random_run(s, &r, 3, &e);
+		assert_in_range(
+			failed, 0, 1); /* a guess or a demotion may have met it: then nobody hears of it */
+		heard += failed;
+		if (failed) {
+			assert_int_equal(e.code, ERR_RUN);
+			assert_non_null(strstr(e.text, "layer"));
+			assert_non_null(strstr(e.text, "expert"));
+			assert_non_null(strstr(e.text, "card"));
+		}
+		assert_int_equal(random_run(s, &r, 2, NULL), 0);
+		close_source(s);
+	}
+	assert_true(heard > 5);
+}
+
+/* A card that is gone: every use fails from then on, nothing waits for ever. */
+static void test_card_gone(void **state)
+{
+	(void)state;
+	for (uint64_t nth = 1; nth < 100; nth += 33) {
+		struct loader_options o = source_options(0.1, full.floor_bytes);
+		card_faults = (struct copier_faults){.seed = nth, .fail_copy = nth, .fail_all = true};
+		struct expert_source *s = open_source(&o);
+		struct rng r = {nth};
+		struct err e = {0};
+		assert_true(random_run(s, &r, 4, &e) > 0);
+		assert_int_equal(e.code, ERR_RUN);
+		close_source(s);
+	}
+}
+
+/* A copy that never ends is left by Ctrl+C, and closing does not wait for it. */
+static void test_copy_hangs(void **state)
+{
+	(void)state;
+	struct loader_options o = source_options(0.1, 0);
+	card_faults = (struct copier_faults){.hang_copy = 2};
+	struct expert_source *s = open_source(&o);
+	struct expert_ref refs[CONFIG_MAX_USED];
+	struct err e = {0};
+	atomic_bool cancel = true;
+	s->cancel = &cancel;
+	refs_from(refs, 0, (int)config.n_used);
+	assert_int_equal(
+		use_experts(s, (int)config.n_dense, EXPERT_DECODE, refs, (int)config.n_used, &e),
+		ERR_INTERRUPTED);
+	close_source(s);
+}
+
+/* Slow copies: demotions and promotions overlap with the fillings of the slots they leave. */
+static void test_slow_copies(void **state)
+{
+	(void)state;
+	uint64_t promotions = 0;
+	for (uint64_t seed = 1; seed <= 6; seed++) {
+		struct loader_options o =
+			source_options(0.05 * (double)seed, full.floor_bytes / 2 * (seed % 3 + 1));
+		card_faults = (struct copier_faults){.seed = seed, .latency_max_us = 20};
+		struct expert_source *s = open_source(&o);
+		struct rng r = {seed};
+		assert_int_equal(random_run(s, &r, 30, NULL), 0);
+		struct cache_stats c = loader_cache_stats(s);
+		print_message("%llu demotions, %llu promotions\n", (unsigned long long)c.demotions,
+			(unsigned long long)c.promotions);
+		assert_true(c.demotions > 0);
+		promotions += c.promotions;
+		assert_true(s->stats.bytes_in >= s->stats.bytes_read + c.bytes_promoted / 2);
+		assert_true(s->stats.bytes_out > 0 && s->stats.bytes_out <= c.bytes_demoted);
+		assert_true(s->stats.in_busy_ns && s->stats.out_busy_ns && s->stats.disk_busy_ns);
+		close_source(s);
+	}
+	assert_true(promotions > 0);
+}
+
+/* Steps of the second tier are pinned because demotions come to them, or at leisure; one that is
+ * refused ends the run that comes to it with the sentence. */
+static void test_pinned_by_steps(void **state)
+{
+	(void)state;
+	struct loader_options o = source_options(0.1, full.floor_bytes);
+	for (int leisure = 0; leisure < 2; leisure++) {
+		card_faults = (struct copier_faults){.seed = 5, .latency_max_us = 20};
+		struct expert_source *s = open_source(&o);
+		uint64_t before = copier_null_pins(card);
+		assert_true(before <= 2); /* the bounce buffers, the first step */
+		if (leisure) {
+			loader_pin_in_background(s);
+			for (int i = 0; i < 2000 && copier_null_pins(card) < 16; i++)
+				usleep(1000);
+		} else {
+			struct rng r = {5};
+			assert_int_equal(random_run(s, &r, 30, NULL), 0);
+		}
+		assert_true(copier_null_pins(card) >= 16);
+		close_source(s);
+	}
+	card_faults = (struct copier_faults){.seed = 6, .refuse_pin = 12};
+	struct expert_source *s = open_source(&o);
+	struct rng r = {6};
+	struct err e = {0};
+	assert_true(random_run(s, &r, 30, &e) > 0);
+	assert_int_equal(e.code, ERR_MEMORY);
+	assert_non_null(strstr(e.text, "beyond"));
+	assert_non_null(strstr(e.hint, "--ram-gb"));
+	close_source(s);
+}
+
+static void test_card_refusals(void **state)
+{
+	(void)state;
+	struct loader_options o = source_options(0.5, full.floor_bytes);
+	struct expert_source *s;
+	/* the bounce buffers, steps of the second tier */
+	for (uint64_t nth = 1; nth <= 12; nth += nth < 3 ? 1 : 9) {
+		struct err e = {0};
+		card_faults = (struct copier_faults){.refuse_pin = nth};
+		int rc = try_source(&o, &s, &e);
+		if (!rc) {
+			rc = loader_wait_pinned(s, &e);
+			close_source(s);
+		}
+		assert_int_equal(rc, ERR_MEMORY);
+		assert_non_null(strstr(e.text, "pinned"));
+	}
+	struct err e = {0};
+	card_faults = (struct copier_faults){.device_bytes = full.floor_bytes / 2};
+	assert_int_equal(try_source(&o, &s, &e), ERR_MEMORY);
+	assert_non_null(strstr(e.text, "expert cache"));
+	struct loader_plan plan;
+	assert_int_equal(copier_null_open(NULL, &o.copier, &e), 0);
+	assert_int_equal(loader_plan(&o, &plan, &e), 0);
+	assert_true(plan.on_card && plan.device_staging_bytes && plan.host_staging_bytes);
+	o.copier->ops->close(o.copier);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_copy_error),
+		cmocka_unit_test(test_card_gone),
+		cmocka_unit_test(test_copy_hangs),
+		cmocka_unit_test(test_slow_copies),
+		cmocka_unit_test(test_pinned_by_steps),
+		cmocka_unit_test(test_card_refusals),
+	};
+	card_kind = CARD_EMULATED;
+	return cmocka_run_group_tests(tests, source_setup, source_teardown);
+}

@@ -1,0 +1,425 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * When demotions leave the card (stream/loader_card.c): while nothing comes in, piece by piece; at
+ * once when parking places become few, when a prompt begins, and when the expert is wanted again.
+ *
+ * A copier around the emulated card keeps what comes in under way for as long as a test likes, and
+ * writes down what leaves.
+ */
+#include "tests/stream/loader_help.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+#include <cmocka.h>
+
+#define PIECE    ((size_t)8192)
+#define PARKED   7 /* so many experts wait for a gap at most */
+#define LEAVES   4096
+#define PATIENCE 5000  /* ms until a test gives up */
+#define A_WHILE  20000 /* us in which what shall not happen would have */
+#define ROUNDS   6     /* that fill the first tier: some experts are left that were never there */
+
+/* ---- the copier ---- */
+
+struct leave {
+	const uint8_t *src;
+	uint8_t *dst;
+	size_t bytes;
+	bool beside_in, beside_out; /* something came in, another one left: at that time */
+	bool last;                  /* of its expert, see waiting() */
+};
+
+struct gate {
+	struct copier_ops ops; /* of the emulated card, from now on */
+	const struct copier_ops *inner;
+	atomic_bool shut;   /* what comes in is not done */
+	atomic_bool broken; /* nothing arrives at a parking place, and its ticket fails */
+	atomic_uint n_broken;
+	atomic_uint n_in;              /* copies into the card */
+	atomic_uint n_aside, n_leaves; /* copies within it and out of it */
+	atomic_uint n_arrived;         /* of those out: seen to be done */
+	/* the I/O thread's; of leaves [0, n_leaves) may be read by all */
+	uint64_t in_drawn[COPY_LANES], in_seen[COPY_LANES], lost[LEAVES]; /* lost: tickets */
+	struct leave leaves[LEAVES];
+	struct aside {
+		const uint8_t *at;
+		size_t bytes;
+	} aside[LEAVES]; /* where the copies within went */
+};
+
+static struct gate gate;
+
+static bool under_way(enum copy_lane lane)
+{
+	return gate.in_seen[lane] < gate.in_drawn[lane];
+}
+
+static void gate_copy(
+	struct copier *c, enum copy_lane lane, void *dst, const void *src, size_t bytes)
+{
+	const unsigned n_aside = atomic_load(&gate.n_aside), n = atomic_load(&gate.n_leaves);
+	if (lane != COPY_WITHIN || !atomic_load(&gate.broken))
+		gate.inner->copy(c, lane, dst, src, bytes);
+	if (lane == COPY_IN || lane == COPY_AHEAD)
+		atomic_fetch_add(&gate.n_in, 1);
+	if (lane == COPY_WITHIN) {
+		gate.aside[n_aside % LEAVES] = (struct aside){dst, bytes};
+		atomic_store(&gate.n_aside, n_aside + 1);
+	}
+	if (lane != COPY_OUT)
+		return;
+	gate.leaves[n % LEAVES] = (struct leave){.src = src,
+		.dst = dst,
+		.bytes = bytes,
+		.beside_in = under_way(COPY_IN) || under_way(COPY_AHEAD),
+		.beside_out = under_way(COPY_OUT)};
+	atomic_store(&gate.n_leaves, n + 1);
+}
+
+static uint64_t gate_mark(struct copier *c, enum copy_lane lane)
+{
+	gate.in_drawn[lane] = gate.inner->mark(c, lane);
+	if (lane == COPY_WITHIN && atomic_load(&gate.broken))
+		gate.lost[atomic_fetch_add(&gate.n_broken, 1) % LEAVES] = gate.in_drawn[lane];
+	return gate.in_drawn[lane];
+}
+
+static int gate_done(struct copier *c, uint64_t ticket, struct err *e)
+{
+	const enum copy_lane lane = (enum copy_lane)(ticket % COPY_LANES);
+	if ((lane == COPY_IN || lane == COPY_AHEAD) && atomic_load(&gate.shut))
+		return 0;
+	int rc = gate.inner->done(c, ticket, e);
+	for (unsigned i = 0; rc > 0 && i < atomic_load(&gate.n_broken); i++)
+		if (gate.lost[i] == ticket)
+			rc = err_set(e, ERR_RUN, "broken on purpose");
+	if (rc && ticket > gate.in_seen[lane]) {
+		gate.in_seen[lane] = ticket;
+		if (lane == COPY_OUT)
+			atomic_fetch_add(&gate.n_arrived, 1);
+	}
+	return rc;
+}
+
+static void gate_open(void)
+{
+	struct err e = {0};
+	assert_int_equal(copier_null_open(NULL, &card, &e), 0);
+	memset(&gate, 0, sizeof gate);
+	gate.inner = card->ops;
+	gate.ops = *card->ops;
+	gate.ops.copy = gate_copy;
+	gate.ops.mark = gate_mark;
+	gate.ops.done = gate_done;
+	card->ops = &gate.ops;
+}
+
+/* ---- the source ---- */
+
+/* Acquires experts [first, first + n) of a layer; what the caller does not wait for is still on its
+ * way. */
+static void acquire(struct expert_source *s, int layer, int first, int n, struct expert_ref *refs)
+{
+	struct err e = {0};
+	refs_from(refs, first, n);
+	if (s->ops->acquire(s, layer, EXPERT_DECODE, refs, n, &e) < 0)
+		fail_msg("%s", e.text);
+}
+
+/* Waits for acquired experts, looks at their bytes and gives them back. */
+static void finish(struct expert_source *s, int layer, struct expert_ref *refs, int n)
+{
+	struct err e = {0};
+	int missing;
+	while ((missing = s->ops->wait_ready(s, layer, refs, n, &e)) > 0)
+		;
+	if (missing < 0)
+		fail_msg("%s", e.text);
+	for (int i = 0; i < n; i++)
+		check_expert(layer, &refs[i]);
+	s->ops->release(s, layer, refs, n);
+}
+
+/* Waits until all that left has arrived and nothing more leaves. */
+static void settle(void)
+{
+	for (int quiet = 0, ms = 0; quiet < 20; ms++) {
+		unsigned n = atomic_load(&gate.n_leaves);
+		usleep(1000);
+		quiet =
+			n == atomic_load(&gate.n_leaves) && n == atomic_load(&gate.n_arrived) ? quiet + 1 : 0;
+		assert_true(ms < PATIENCE);
+	}
+}
+
+static void wait_until(atomic_uint *counter, unsigned least)
+{
+	for (int ms = 0; atomic_load(counter) < least; ms++) {
+		if (ms >= PATIENCE)
+			fail_msg("%u copies, expected %u", atomic_load(counter), least);
+		usleep(1000);
+	}
+}
+
+/* A source whose first tier is full and whose link is at rest. */
+static struct expert_source *open_full(void)
+{
+	struct err e = {0};
+	struct expert_source *s;
+	struct expert_ref refs[CONFIG_MAX_USED];
+	gate_open();
+	struct loader_options o = source_options(1.0 / 3, full.everything_bytes);
+	o.copier = card;
+	o.lookahead = 0;
+	o.reader.slice_bytes = 65536;
+	o.demotion_chunk_bytes = PIECE;
+	if (loader_open(&o, &s, &e) || loader_wait_pinned(s, &e))
+		fail_msg("%s", e.text);
+	for (int round = 0, k = (int)config.n_used; round < ROUNDS; round++) {
+		s->ops->step(s, EXPERT_DECODE, 1, round);
+		for (int layer = (int)config.n_dense; layer < (int)config.n_layers; layer++) {
+			acquire(s, layer, round * k, k, refs);
+			finish(s, layer, refs, k);
+		}
+	}
+	settle();
+	return s;
+}
+
+/* Experts that were never there: [0, n) of them, asked for and not waited for. */
+struct fresh {
+	struct expert_ref refs[CONFIG_MAX_EXPERTS];
+	int n;
+};
+
+static int fresh_layer(int i)
+{
+	return (int)config.n_dense + i % (int)(config.n_layers - config.n_dense);
+}
+
+/* Asks for one more. */
+static void ask(struct expert_source *s, struct fresh *f)
+{
+	const int n_moe = (int)(config.n_layers - config.n_dense),
+			  left = (int)config.n_experts - ROUNDS * (int)config.n_used;
+	assert_true(f->n < n_moe * left);
+	acquire(s, fresh_layer(f->n), ROUNDS * (int)config.n_used + f->n / n_moe, 1, &f->refs[f->n]);
+	f->n++;
+}
+
+/* Looks whether everything left in the order in which it was taken aside, without a hole; says how
+ * many have not left wholly. */
+static unsigned waiting(void)
+{
+	const unsigned n_leaves = atomic_load(&gate.n_leaves), n_aside = atomic_load(&gate.n_aside);
+	unsigned aside = 0;
+	size_t done = 0;
+	assert_true(n_leaves <= LEAVES && n_aside <= LEAVES);
+	for (unsigned i = 0; i < n_leaves; i++) {
+		struct leave *v = &gate.leaves[i];
+		assert_true(aside < n_aside);
+		assert_ptr_equal(v->src, gate.aside[aside].at + done);
+		assert_true(!done || v->dst == gate.leaves[i - 1].dst + gate.leaves[i - 1].bytes);
+		done += v->bytes;
+		assert_true(done <= gate.aside[aside].bytes);
+		if ((v->last = done == gate.aside[aside].bytes)) {
+			aside++;
+			done = 0;
+		}
+	}
+	return n_aside - aside;
+}
+
+/* After waiting(): what has left since did so whole, beside what comes in. */
+static void check_left_whole(unsigned since)
+{
+	for (unsigned i = since; i < atomic_load(&gate.n_leaves); i++)
+		assert_true(gate.leaves[i].last && gate.leaves[i].beside_in);
+}
+
+/* From now on something comes in, for ever. */
+static void shut(struct expert_source *s, struct fresh *f)
+{
+	const unsigned before = atomic_load(&gate.n_in);
+	atomic_store(&gate.shut, true);
+	ask(s, f);
+	wait_until(&gate.n_in, before + 1);
+	settle();
+}
+
+/* Asks for more until `least` more victims have been taken aside. */
+static void take_aside(struct expert_source *s, struct fresh *f, unsigned least)
+{
+	const unsigned before = atomic_load(&gate.n_aside);
+	for (unsigned most = 0; atomic_load(&gate.n_aside) - before < least && most < 4 * least;
+		 most++) {
+		const unsigned now = atomic_load(&gate.n_aside);
+		ask(s, f);
+		for (int ms = 0; ms < 100 && atomic_load(&gate.n_aside) == now; ms++)
+			usleep(1000);
+	}
+	wait_until(&gate.n_aside, before + least);
+	usleep(A_WHILE);
+}
+
+/* The same until four wait. A layer takes no more than CACHE_KEEP_FREE aside at a time, so none too
+ * many do. */
+static void park_some(struct expert_source *s, struct fresh *f)
+{
+	while (waiting() < 4)
+		take_aside(s, f, 1);
+	assert_in_range(waiting(), 4, PARKED);
+}
+
+static void finish_fresh(struct expert_source *s, struct fresh *f)
+{
+	atomic_store(&gate.shut, false);
+	for (int i = 0; i < f->n; i++)
+		finish(s, fresh_layer(i), &f->refs[i], 1);
+	settle();
+}
+
+/* What is parked waits as long as something comes in, then it leaves piece by piece, in order. */
+static void test_gap(void **state)
+{
+	(void)state;
+	struct expert_source *s = open_full();
+	struct fresh f = {.n = 0};
+	shut(s, &f);
+	const unsigned leaves = atomic_load(&gate.n_leaves);
+	park_some(s, &f);
+	assert_int_equal(atomic_load(&gate.n_leaves), leaves);
+	finish_fresh(s, &f);
+	assert_int_equal(waiting(), 0);
+	for (unsigned i = leaves; i < atomic_load(&gate.n_leaves); i++) {
+		assert_true(gate.leaves[i].bytes <= PIECE);
+		assert_false(gate.leaves[i].beside_in);
+		assert_false(gate.leaves[i].beside_out);
+	}
+	close_source(s);
+}
+
+/* When many are parked, the oldest leave whole beside what comes in; the others go on waiting. */
+static void test_pressure(void **state)
+{
+	(void)state;
+	struct expert_source *s = open_full();
+	struct fresh f = {.n = 0};
+	shut(s, &f);
+	const unsigned leaves = atomic_load(&gate.n_leaves);
+	take_aside(s, &f, 12);
+	settle();
+	assert_int_equal(waiting(), PARKED);
+	assert_true(atomic_load(&gate.n_leaves) >= leaves + 12 - PARKED);
+	check_left_whole(leaves);
+	finish_fresh(s, &f);
+	assert_int_equal(waiting(), 0);
+	/* and it may be closed while they wait */
+	shut(s, &f);
+	take_aside(s, &f, 3);
+	close_source(s);
+}
+
+/* The layer and expert whose bytes are parked there. */
+static void find_parked(const struct aside *aside, int *layer, int *expert)
+{
+	const uint8_t *there = copier_null_peek(card, aside->at);
+	assert_non_null(there);
+	for (int ms = 0; ms < PATIENCE; ms++, usleep(1000)) /* its copy may be under way */
+		for (*layer = (int)config.n_dense; *layer < (int)config.n_layers; ++*layer) {
+			char name[64];
+			snprintf(name, sizeof name, "blk.%d.ffn_gate_exps.weight", *layer);
+			const struct gguf_tensor *t = gguf_find_tensor(file, name);
+			const uint64_t bytes = t->bytes / t->ne[2];
+			for (*expert = 0; *expert < (int)config.n_experts; ++*expert)
+				if (memmem(there, aside->bytes, t->data + (uint64_t)*expert * bytes, bytes))
+					return;
+		}
+	fail_msg("nobody's bytes are parked");
+}
+
+/* Who is wanted again while it waits for its way out goes before the others, at once, and comes
+ * back whole. Two others may have been sent when it becomes known who is wanted: somebody waits, so
+ * all are in a hurry. */
+static void test_wanted_again(void **state)
+{
+	(void)state;
+	struct expert_source *s = open_full();
+	struct fresh f = {.n = 0};
+	struct expert_ref ref;
+	int layer = 0, expert = 0;
+	shut(s, &f);
+	const unsigned leaves = atomic_load(&gate.n_leaves);
+	park_some(s, &f);
+	assert_int_equal(atomic_load(&gate.n_leaves), leaves);
+	const struct aside *last = &gate.aside[atomic_load(&gate.n_aside) - 1];
+	find_parked(last, &layer, &expert);
+	acquire(s, layer, expert, 1, &ref);
+	assert_int_equal(ref.tier, EXPERT_RAM);
+	unsigned at = leaves;
+	while (at < atomic_load(&gate.n_leaves) && gate.leaves[at].src != last->at)
+		at++;
+	assert_in_range(at, leaves, leaves + 2);
+	assert_true(at < atomic_load(&gate.n_leaves));
+	assert_int_equal(gate.leaves[at].bytes, last->bytes);
+	assert_true(gate.leaves[at].beside_in);
+	atomic_store(&gate.shut, false);
+	finish(s, layer, &ref, 1);
+	finish_fresh(s, &f);
+	close_source(s);
+}
+
+/* Whose bytes never came to a parking place is not in the second tier, whatever left from there. */
+static void test_lost_aside(void **state)
+{
+	(void)state;
+	struct expert_source *s = open_full();
+	struct fresh f = {.n = 0};
+	struct expert_ref refs[CONFIG_MAX_USED];
+	atomic_store(&gate.broken, true);
+	take_aside(s, &f, 12);
+	finish_fresh(s, &f);
+	atomic_store(&gate.broken, false);
+	assert_true(atomic_load(&gate.n_broken) >= 12);
+	for (int round = 0, k = (int)config.n_used; round < ROUNDS; round++)
+		for (int layer = (int)config.n_dense; layer < (int)config.n_layers; layer++) {
+			acquire(s, layer, round * k, k, refs);
+			finish(s, layer, refs, k);
+		}
+	close_source(s);
+}
+
+/* A prompt's first step lets all go at once. */
+static void test_prompt(void **state)
+{
+	(void)state;
+	struct expert_source *s = open_full();
+	struct fresh f = {.n = 0};
+	shut(s, &f);
+	const unsigned leaves = atomic_load(&gate.n_leaves);
+	park_some(s, &f);
+	s->ops->step(s, EXPERT_PREFILL, 64, ROUNDS);
+	wait_until(&gate.n_leaves, leaves + 4);
+	settle();
+	assert_int_equal(waiting(), 0);
+	check_left_whole(leaves);
+	finish_fresh(s, &f);
+	close_source(s);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_gap),
+		cmocka_unit_test(test_pressure),
+		cmocka_unit_test(test_wanted_again),
+		cmocka_unit_test(test_lost_aside),
+		cmocka_unit_test(test_prompt),
+	};
+	return cmocka_run_group_tests(tests, source_setup, source_teardown);
+}

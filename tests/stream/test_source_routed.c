@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: MIT */
+/* Replayed routing against a source that notes what it is asked for: which experts, under whose
+ * ids, in groups and over several rows, with the trace's guesses, folded and confined. */
+#include "stream/source_routed.h"
+
+#include "src/base/log.h"
+#include "src/base/num.h"
+#include "tests/support/temp_dir.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define LAYERS  3 /* of the trace, all with experts; the model has a dense one before them */
+#define TOKENS  5
+#define TOP     4
+#define EXPERTS 16
+
+/* The trace: distinct picks per token and layer. */
+static int pick(int token, int layer, int i)
+{
+	return (token * 5 + layer * 3 + i * 2 + (i & 1)) % EXPERTS;
+}
+
+static int guess(int token, int layer, int i)
+{
+	return (pick(token, layer, i) + 7) % EXPERTS;
+}
+
+static const char *write_trace(void)
+{
+	const char *path = temp_dir_path("r.gltr1");
+	uint32_t head[4] = {TOKENS, LAYERS, TOP, EXPERTS};
+	FILE *f = fopen(path, "wb");
+	assert_non_null(f);
+	fwrite("GLTR1\0\0", 1, 8, f);
+	fwrite(head, sizeof head, 1, f);
+	for (int t = 0; t < TOKENS; t++)
+		for (int l = 0; l < LAYERS; l++)
+			for (int k = 0; k < 2 * TOP; k++)
+				fputc(k < TOP ? pick(t, l, k) : guess(t, l, k - TOP), f);
+	assert_int_equal(fclose(f), 0);
+	return path;
+}
+
+/* ---- the inner source: the last call of each kind ---- */
+
+static struct {
+	struct expert_source base;
+	int32_t acquired[64], released[64], hinted[64];
+	int n_acquired, n_released, n_hinted, hint_layer, n_awaits, closed;
+} inner;
+
+static void note_close(struct expert_source *s)
+{
+	(void)s;
+	inner.closed++;
+}
+
+static int note_acquire(struct expert_source *s, int layer, enum expert_use use,
+	struct expert_ref *refs, int n, struct err *e)
+{
+	(void)s, (void)layer, (void)use, (void)e;
+	inner.n_acquired = n;
+	for (int i = 0; i < n; i++) {
+		inner.acquired[i] = refs[i].id;
+		refs[i].ready = i > 0; /* one is missing */
+		refs[i].handle = 100 + refs[i].id;
+	}
+	return 1;
+}
+
+static int note_wait_ready(
+	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	(void)s, (void)layer, (void)e;
+	inner.n_awaits++;
+	for (int i = 0; i < n; i++) {
+		assert_int_equal(refs[i].handle, 100 + refs[i].id);
+		refs[i].ready = true;
+	}
+	return 0;
+}
+
+static void note_release(struct expert_source *s, int layer, const struct expert_ref *refs, int n)
+{
+	(void)s, (void)layer;
+	inner.n_released = n;
+	for (int i = 0; i < n; i++) {
+		assert_int_equal(refs[i].handle, 100 + refs[i].id);
+		inner.released[i] = refs[i].id;
+	}
+}
+
+static void note_prefetch(
+	struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
+{
+	(void)s, (void)distance;
+	inner.hint_layer = layer;
+	inner.n_hinted = n;
+	memcpy(inner.hinted, ids, (size_t)n * sizeof *ids);
+}
+
+static const struct expert_source_ops note_ops = {.name = "note",
+	.close = note_close,
+	.acquire = note_acquire,
+	.wait_ready = note_wait_ready,
+	.release = note_release,
+	.prefetch = note_prefetch};
+
+static struct expert_source *open_routed(const char *path, uint32_t confine, uint32_t n_experts)
+{
+	struct err e = {0};
+	struct expert_source *s;
+	memset(&inner, 0, sizeof inner);
+	inner.base = (struct expert_source){.ops = &note_ops, .max_pinned = {8, 8}, .lookahead = 1};
+	const struct routed_options o = {.path = path,
+		.confine = confine,
+		.n_layers = 1 + LAYERS,
+		.n_dense = 1,
+		.n_experts = n_experts,
+		.n_used = TOP};
+	if (source_routed_open(&inner.base, &o, &s, &e))
+		fail_msg("%s", e.text);
+	return s;
+}
+
+/* Acquires the router's ids and gives the experts back; the model's ids must come through
+ * unchanged. */
+static void use_experts(
+	struct expert_source *s, int layer, enum expert_use use, const int32_t *ids, int n)
+{
+	struct expert_ref refs[64] = {0};
+	struct err e = {0};
+	for (int i = 0; i < n; i++)
+		refs[i].id = ids[i];
+	assert_int_equal(s->ops->acquire(s, layer, use, refs, n, &e), 1);
+	assert_int_equal(s->ops->wait_ready(s, layer, refs, n, &e), 0);
+	for (int i = 0; i < n; i++) {
+		assert_int_equal(refs[i].id, ids[i]);
+		assert_true(refs[i].ready);
+		assert_int_equal(refs[i].handle, 100 + inner.acquired[i]);
+	}
+	s->ops->release(s, layer, refs, n);
+	assert_int_equal(inner.n_released, n);
+	assert_memory_equal(inner.released, inner.acquired, (size_t)n * sizeof *ids);
+}
+
+static const int32_t own[] = {9, 2, 11, 0, 1, 3, 4, 5};
+
+static void test_single_rows(void **state)
+{
+	(void)state;
+	struct expert_source *s = open_routed(write_trace(), 0, EXPERTS);
+	for (int t = 0; t < 2 * TOKENS; t++) { /* the trace begins again */
+		s->ops->step(s, EXPERT_DECODE, 1, t);
+		for (int l = 0; l < LAYERS; l++) {
+			s->ops->prefetch(s, 1 + l, own, TOP, 1);
+			assert_true(inner.hint_layer == 1 + l && inner.n_hinted == TOP);
+			use_experts(s, 1 + l, EXPERT_DECODE, own, TOP);
+			for (int i = 0; i < TOP; i++) {
+				assert_int_equal(inner.acquired[i], pick(t % TOKENS, l, i));
+				assert_int_equal(inner.hinted[i], guess(t % TOKENS, l, i));
+			}
+		}
+		/* a layer behind the trunk is the model's own; guesses further ahead than the trace has are
+		 * dropped */
+		use_experts(s, 1 + LAYERS, EXPERT_DECODE, own, TOP);
+		assert_memory_equal(inner.acquired, own, TOP * sizeof *own);
+		inner.n_hinted = 0;
+		s->ops->prefetch(s, LAYERS, own, TOP, 2);
+		assert_int_equal(inner.n_hinted, 0);
+	}
+	/* prefill is the model's own, and does not move the trace on */
+	s->ops->step(s, EXPERT_PREFILL, 64, 0);
+	use_experts(s, 1, EXPERT_PREFILL, own, 8);
+	assert_memory_equal(inner.acquired, own, sizeof own);
+	s->ops->step(s, EXPERT_DECODE, 1, 64);
+	use_experts(s, 1, EXPERT_DECODE, own, TOP);
+	assert_int_equal(inner.acquired[0], pick(0, 0, 0));
+	s->ops->close(s);
+	assert_int_equal(inner.closed, 1);
+}
+
+/* Two rows in groups of three: the distinct picks of both tokens in order, each once, then others,
+ * each once. */
+static void test_rows_and_groups(void **state)
+{
+	(void)state;
+	struct expert_source *s = open_routed(write_trace(), 0, EXPERTS);
+	for (int step = 0; step < 3; step++) {
+		s->ops->step(s, EXPERT_DECODE, 2, 0);
+		int want[2 * TOP], n = 0, got[EXPERTS] = {0};
+		for (int i = 0; i < 2 * TOP; i++) {
+			int id = pick((2 * step + i / TOP) % TOKENS, 1, i % TOP), known = 0;
+			for (int k = 0; k < n; k++)
+				known |= want[k] == id;
+			if (!known)
+				want[n++] = id;
+		}
+		for (int at = 0; at < 12; at += 3) {
+			int32_t ids[] = {(at + 3) % EXPERTS, (at + 4) % EXPERTS, (at + 5) % EXPERTS};
+			use_experts(s, 2, EXPERT_DECODE, ids, 3);
+			for (int i = 0; i < 3; i++) {
+				if (at + i < n)
+					assert_int_equal(inner.acquired[i], want[at + i]);
+				assert_true(inner.acquired[i] >= 0 && inner.acquired[i] < EXPERTS);
+				assert_int_equal(got[inner.acquired[i]]++, 0);
+			}
+		}
+	}
+	s->ops->close(s);
+}
+
+static void test_folded_and_confined(void **state)
+{
+	(void)state;
+	for (int way = 0; way < 3; way++) { /* fewer experts, a confined trace, the confined router */
+		const int most = way ? 6 : 5;
+		struct expert_source *s =
+			open_routed(way == 2 ? NULL : write_trace(), way ? 6 : 0, way ? EXPERTS : 5);
+		int32_t small[] = {3, 0, 4, 1};
+		for (int t = 0; t < TOKENS; t++) {
+			int got[EXPERTS] = {0};
+			s->ops->step(s, EXPERT_DECODE, 1, t);
+			s->ops->prefetch(s, 1, small, TOP, 1);
+			use_experts(s, 1, EXPERT_DECODE, way == 2 ? own : small, TOP);
+			for (int i = 0; i < TOP; i++) {
+				assert_true(inner.acquired[i] >= 0 && inner.acquired[i] < most);
+				assert_int_equal(got[inner.acquired[i]]++, 0);
+			}
+			assert_int_equal(inner.acquired[0], (way == 2 ? own[0] : pick(t, 0, 0)) % most);
+			for (int i = 0; i < inner.n_hinted; i++)
+				assert_true(inner.hinted[i] < most);
+		}
+		s->ops->close(s);
+	}
+}
+
+static void test_refused(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct expert_source *s;
+	struct routed_options o = {
+		.confine = 3, .n_layers = 4, .n_dense = 1, .n_experts = 16, .n_used = TOP};
+	assert_int_equal(source_routed_open(&inner.base, &o, &s, &e), ERR_USAGE);
+	o.confine = 17;
+	assert_int_equal(source_routed_open(&inner.base, &o, &s, &e), ERR_USAGE);
+	o.confine = 0;
+	o.path = temp_dir_path("missing");
+	assert_int_equal(source_routed_open(&inner.base, &o, &s, &e), ERR_INPUT);
+	assert_null(s);
+}
+
+int main(void)
+{
+	log_set_level(LOG_QUIET);
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_single_rows),
+		cmocka_unit_test(test_rows_and_groups),
+		cmocka_unit_test(test_folded_and_confined),
+		cmocka_unit_test(test_refused),
+	};
+	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
+}

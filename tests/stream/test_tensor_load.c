@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: MIT */
+/* Spans of a real file, in every alignment, go through pinned buffers to an emulated card and
+ * arrive as they are in the file; reads and copies that fail end the load with a sentence. */
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "tests/support/copier_null.h"
+#include "tests/support/reader_null.h"
+#include "stream/tensor_load.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define MODEL   "tools/pocket/pocket.gguf"
+#define N_SPANS 200
+#define GUARD   64 /* bytes between spans that must stay what they are */
+
+static struct gguf *file;
+
+static int setup(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	log_set_level(LOG_QUIET);
+	return gguf_open(MODEL, &file, &e);
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	gguf_close(file);
+	return 0;
+}
+
+/* Random spans, the end of the file among them, with the places for them on the card. Returns their
+ * number. */
+static size_t make_spans(struct rng *r, struct tensor_span *s, uint64_t *room)
+{
+	uint64_t size = file->files[0].size;
+	size_t n = 1 + rng_below(r, N_SPANS);
+	*room = GUARD;
+	for (size_t i = 0; i < n; i++) {
+		s[i].file = 0;
+		s[i].bytes = rng_below(r, 8) ? rng_below(r, 70000) : rng_below(r, 3000000);
+		s[i].offset = rng_below(r, (uint32_t)(size - s[i].bytes));
+		if (!i)
+			s[i].offset = size - s[i].bytes;
+		s[i].dst = (void *)(uintptr_t)*room;
+		*room += s[i].bytes + GUARD;
+	}
+	return n;
+}
+
+static int load(
+	struct rng *r, const struct reader_options *ro, const struct copier_faults *f, struct err *e)
+{
+	struct tensor_span s[N_SPANS], was[N_SPANS];
+	uint64_t room;
+	size_t n = make_spans(r, s, &room);
+	struct copier *c;
+	void *card;
+	assert_int_equal(copier_null_open(f, &c, e), 0);
+	assert_int_equal(c->ops->alloc(c, room, &card, e), 0);
+	for (size_t i = 0; i < n; i++)
+		s[i].dst = (uint8_t *)card + (uintptr_t)s[i].dst;
+	memcpy(was, s, sizeof was);
+	struct tensor_load_options o = {.file = file, .copier = c, .reader = *ro};
+	struct tensor_load_result result;
+	int rc = tensor_load(&o, s, n, &result, e);
+	uint64_t bytes = 0;
+	static const uint8_t zero[GUARD];
+	for (size_t i = 0; i < n && !rc; i++) {
+		const uint8_t *got = copier_null_peek(c, was[i].dst);
+		const uint8_t *want = (const uint8_t *)file->files[0].map.data + was[i].offset;
+		assert_memory_equal(got, want, was[i].bytes);
+		assert_memory_equal(got - GUARD, zero, GUARD);
+		assert_memory_equal(got + was[i].bytes, zero, GUARD);
+		bytes += was[i].bytes;
+	}
+	if (!rc)
+		assert_true(result.bytes == bytes);
+	c->ops->free(c, card, room);
+	c->ops->close(c);
+	return rc;
+}
+
+static void test_spans(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= 40; seed++) {
+		struct rng r = {seed};
+		struct reader_faults null = {.seed = seed,
+			.latency_min_us = 1,
+			.latency_max_us = 200,
+			.short_per_1024 = 100,
+			.eagain_per_1024 = 100,
+			.poison = true,
+			.no_sleep = true};
+		struct reader_options ro = {.engine = seed % 3 == 1 ? READER_THREADS : READER_AUTO,
+			.custom = seed % 3 == 0 ? &reader_null_engine : NULL,
+			.custom_options = &null,
+			.buffered = seed % 2,
+			.depth = 1 + rng_below(&r, 40),
+			.slice_bytes = 4096u << rng_below(&r, 8)};
+		struct copier_faults f = {.seed = seed};
+		struct err e = {0};
+		if (load(&r, &ro, &f, &e))
+			fail_msg("seed %llu: %s", (unsigned long long)seed, e.text);
+	}
+}
+
+static void test_failures(void **state)
+{
+	(void)state;
+	for (uint64_t nth = 1; nth < 40; nth += 6) {
+		struct rng r = {nth};
+		struct err e = {0};
+		struct reader_faults null = {
+			.seed = nth, .fail_read = nth, .latency_min_us = 1, .latency_max_us = 20};
+		struct reader_options bad = {.custom = &reader_null_engine,
+								  .custom_options = &null,
+								  .slice_bytes = 8192},
+							  good = {.slice_bytes = 8192};
+		assert_true(load(&r, &bad, NULL, &e) < 0);
+		assert_non_null(strstr(e.text, MODEL));
+		e = (struct err){0};
+		struct copier_faults f = {.fail_copy = nth, .fail_all = nth % 2};
+		assert_int_equal(load(&r, &good, &f, &e), ERR_RUN);
+		assert_true(e.text[0]);
+	}
+	struct rng r = {3};
+	struct err e = {0};
+	struct reader_options ro = {0};
+	struct copier_faults f = {.refuse_pin = 1};
+	assert_int_equal(load(&r, &ro, &f, &e), ERR_MEMORY);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_spans),
+		cmocka_unit_test(test_failures),
+	};
+	return cmocka_run_group_tests(tests, setup, teardown);
+}

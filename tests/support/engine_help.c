@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: MIT */
+#include "tests/support/engine_help.h"
+
+#include "src/base/mem.h"
+#include "src/engine/generate.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+struct engine *engine_of(const struct engine_options *o)
+{
+	struct err e = {0};
+	struct engine *g;
+	if (engine_open(o, &g, &e))
+		fail_msg("%s", e.text);
+	return g;
+}
+
+struct session *session_of(struct engine *g, bool mtp)
+{
+	struct err e = {0};
+	struct session *s;
+	if (session_new(g, &s, &e) || (mtp && session_enable_mtp(s, &e)))
+		fail_msg("%s", e.text);
+	return s;
+}
+
+uint64_t logits_hash(const struct session *s)
+{
+	assert_non_null(session_logits(s));
+	return generate_hash(
+		GENERATE_HASH_START, session_logits(s), engine_config(session_engine(s))->n_vocab);
+}
+
+uint64_t drafts_hash(struct session *s, const int32_t *ids, int n, uint64_t hash)
+{
+	struct err e = {0};
+	uint32_t n_vocab = engine_config(session_engine(s))->n_vocab;
+	float *draft = NEW_ARRAY(float, n_vocab);
+	for (int i = 0; i < n; i++) {
+		if (session_mtp_logits(s, ids[i], draft, &e) ||
+			session_extend(s, &ids[i], 1, NULL, NULL, &e))
+			fail_msg("%s", e.text);
+		hash = generate_hash(generate_hash(hash, draft, n_vocab), session_logits(s), n_vocab);
+	}
+	free(draft);
+	return hash;
+}

@@ -1,0 +1,633 @@
+/* SPDX-License-Identifier: MIT */
+/* Ops are kept with all their arguments, enqueued or in a list; the host's waits run them, on the
+ * CPU. */
+#include "tests/support/lazy_device.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+#define SMALL  1024 /* uploads of so many bytes wait for nothing (kernels/cuda/cuda_backend.cu) */
+#define LISTS  256
+#define AWAITS 64
+
+struct op {
+	enum {
+		COPY,
+		UPLOAD,
+		MARK,
+		EMBED,
+		RMS_NORM,
+		MATMUL,
+		FFN,
+		ROPE_ANGLES,
+		ROPE,
+		LATENTS,
+		INDEX_SELECT,
+		MLA,
+		ROUTE,
+		EXPERTS,
+		AWAIT,
+		COMBINE
+	} kind;
+	void *to;
+	const void *from, *more, *last;
+	void *held; /* freed when the op has run */
+	int64_t n[6];
+	float f;
+	struct weight table;
+	struct batch batch;
+	struct rope rope;
+	struct norm norms[NORMS_MAX];
+	struct matmul parts[8];
+	struct ffn ffn;
+	struct latents latents;
+	struct index_select select;
+	struct mla mla;
+	struct route routes[ROUTES_MAX];
+	struct expert_job like;
+};
+
+struct ops {
+	struct op *at;
+	size_t n, room;
+};
+
+struct list {
+	uint64_t key;
+	bool recorded;
+	struct ops ops;
+	uint64_t marks; /* b->marks when its recording began, then how many it has */
+};
+
+static struct device {
+	struct backend_ops ops;
+	const struct backend_ops *inner;
+	struct rng rng;
+	bool words;
+	struct ops stream; /* enqueued */
+	size_t next;       /* of them has not run */
+	uint64_t reached;  /* marks that have run */
+	struct list lists[LISTS];
+	int n_lists;
+	struct list *now; /* being recorded */
+	/* experts that wait to be told, in the order of the stream */
+	struct told {
+		uint64_t marks; /* before it */
+		struct op op;
+		unsigned ranks;
+		bool all;
+		struct expert_job jobs[8];
+		int32_t places[8];
+		int n_jobs;
+	} told[AWAITS];
+	int n_told, first_open, first_waits; /* all; not told everything; the device has not passed */
+	bool lost;
+} d;
+
+struct lazy_counts lazy_counts;
+
+static struct op *push(struct ops *o, int kind)
+{
+	if (o->n == o->room) {
+		o->room = 2 * o->room + 64;
+		o->at = mem_grow(o->at, o->room, sizeof *o->at);
+	}
+	struct op *p = &o->at[o->n++];
+	memset(p, 0, sizeof *p);
+	p->kind = kind;
+	return p;
+}
+
+static struct op *add(int kind)
+{
+	struct ops *o = d.now ? &d.now->ops : &d.stream;
+	/* the first op behind an await is moe_combine */
+	assert_true(!d.now || !o->n || o->at[o->n - 1].kind != AWAIT || kind == COMBINE);
+	return push(o, kind);
+}
+
+static void run(struct backend *b, struct op *p)
+{
+	const struct backend_ops *x = d.inner, *mine = b->ops;
+	uint64_t marks = b->marks;
+	for (int r = 0; r < p->batch.n; r++) /* scratch and grids are made for it */
+		assert_true(p->batch.pos[r] <= p->batch.max_pos);
+	b->ops = x; /* what an op calls itself is part of it */
+	b->marks = d.reached;
+	switch (p->kind) {
+	case COPY:
+	case UPLOAD:
+		memcpy(p->to, p->held ? p->held : p->from, (size_t)p->n[0]);
+		break;
+	case MARK:
+		b->marks++;
+		break;
+	case EMBED:
+		x->embed(b, p->table, p->from, (int)p->n[0], p->to);
+		break;
+	case RMS_NORM:
+		x->rms_norm(
+			b, p->from, p->n[0], p->norms, (int)p->n[1], p->f, (int)p->n[2], (int)p->n[3], p->n[4]);
+		break;
+	case MATMUL:
+		x->matmul(b, p->parts, (int)p->n[0], p->from, (int)p->n[1]);
+		break;
+	case FFN:
+		x->ffn(b, &p->ffn, (int)p->n[0]);
+		break;
+	case ROPE_ANGLES:
+		x->rope_angles(b, &p->batch, p->from, (int)p->n[0], p->to);
+		break;
+	case ROPE:
+		x->rope(b, &p->rope, p->from, p->n[0], p->to, p->n[1], (int)p->n[2], (int)p->n[3]);
+		break;
+	case LATENTS:
+		p->latents.in = p->parts;
+		p->latents.out = p->parts + 4;
+		x->latents(b, &p->batch, &p->rope, &p->latents);
+		break;
+	case INDEX_SELECT:
+		x->index_select(b, &p->batch, &p->select);
+		break;
+	case MLA:
+		p->mla.out = p->n[0] ? p->parts : NULL;
+		x->mla(b, &p->batch, &p->mla);
+		break;
+	case ROUTE:
+		x->route(b, p->routes, (int)p->n[0], (int)p->n[1]);
+		break;
+	case EXPERTS:
+		x->expert_ffn(b, p->from, p->held, (int)p->n[0], (int)p->n[1], (int)p->n[2], p->to);
+		break;
+	case COMBINE:
+		x->moe_combine(b, p->from, p->more, (int)p->n[0], p->last, (int)p->n[1], (int)p->n[2],
+			p->to, p->n[3] ? p->norms : NULL, p->f);
+		break;
+	case AWAIT:
+		break;
+	}
+	d.reached = b->marks;
+	b->marks = marks;
+	b->ops = mine;
+}
+
+/* Runs the next op. False: there is none, or it waits to be told. */
+static bool step(struct backend *b)
+{
+	if (d.next == d.stream.n)
+		return false;
+	struct op *p = &d.stream.at[d.next];
+	if (p->kind == AWAIT) {
+		struct told *t = &d.told[d.first_waits];
+		if (!t->all)
+			return false;
+		assert_true(d.first_waits < d.n_told && t->op.to == p->to);
+		/* places are not defined until they are asked for */
+		memset(p->to, 0xff, (size_t)p->n[2] * (size_t)p->like.down.n_out * sizeof(float));
+		d.inner->expert_ffn(b, p->from, t->jobs, t->n_jobs, 1, (int)p->n[2], p->to);
+		d.first_waits++;
+	} else {
+		run(b, p);
+	}
+	free(p->held);
+	d.next++;
+	if (d.next == d.stream.n)
+		d.next = d.stream.n = 0;
+	if (d.first_waits == d.n_told)
+		d.first_waits = d.first_open = d.n_told = 0;
+	return true;
+}
+
+/* The device gets so far, or by chance further. */
+static void follow(struct backend *b, uint64_t ticket)
+{
+	while (d.reached < ticket)
+		if (!step(b))
+			fail_msg(
+				"mark %llu never comes: the device waits to be told", (unsigned long long)ticket);
+	for (uint32_t n = rng_below(&d.rng, 4) ? 0 : rng_below(&d.rng, 12); n && step(b); n--)
+		;
+}
+
+/* Who waits for the device beyond an await tells all that there is nothing more. */
+static void settle(void)
+{
+	for (; d.first_open < d.n_told; d.first_open++) {
+		d.told[d.first_open].all = true;
+		lazy_counts.given_up++;
+		d.lost = true;
+	}
+}
+
+static int drain(struct backend *b)
+{
+	assert_null(d.now);
+	settle();
+	while (step(b))
+		;
+	assert_int_equal(d.next, d.stream.n);
+	d.lost = false;
+	return b->failure.code;
+}
+
+/* ---- its table ---- */
+
+static int dev_wait(struct backend *b, struct err *e)
+{
+	drain(b);
+	return d.inner->wait(b, e);
+}
+
+static uint64_t dev_mark(struct backend *b)
+{
+	add(MARK);
+	return ++b->marks;
+}
+
+static void before_wait(uint64_t ticket)
+{
+	if (d.first_open < d.n_told && ticket > d.told[d.first_open].marks)
+		settle();
+}
+
+static int dev_wait_mark(struct backend *b, uint64_t ticket, struct err *e)
+{
+	(void)e;
+	assert_true(!d.now && ticket && ticket <= b->marks);
+	before_wait(ticket);
+	follow(b, ticket);
+	return b->failure.code;
+}
+
+static int dev_wait_picks(
+	struct backend *b, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e)
+{
+	int rc = dev_wait_mark(b, ticket, e);
+	for (int i = 0; i < n; i++) {
+		assert_int_equal(picks[i] >> 32, (uint32_t)ticket);
+		ids[i] = (int32_t)(uint32_t)picks[i];
+	}
+	return rc;
+}
+
+static bool dev_reached(struct backend *b, uint64_t ticket)
+{
+	if (!rng_below(&d.rng, 3))
+		step(b);
+	return ticket <= d.reached;
+}
+
+static int dev_download(struct backend *b, void *dst, const void *src, size_t bytes, struct err *e)
+{
+	drain(b);
+	return d.inner->download(b, dst, src, bytes, e);
+}
+
+static void dev_upload(struct backend *b, void *dst, const void *src, size_t bytes)
+{
+	(void)b;
+	assert_null(d.now);
+	if (bytes > SMALL)
+		settle();
+	struct op *p = add(UPLOAD);
+	p->to = dst;
+	p->held = NEW_ARRAY(uint8_t, bytes);
+	p->n[0] = (int64_t)bytes;
+	memcpy(p->held, src, bytes);
+}
+
+static void dev_copy(struct backend *b, void *dst, const void *src, size_t bytes)
+{
+	(void)b;
+	struct op *p = add(COPY);
+	p->to = dst;
+	p->from = src;
+	p->n[0] = (int64_t)bytes;
+}
+
+static int dev_alloc(struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e)
+{
+	drain(b);
+	return d.inner->alloc(b, kind, bytes, out, e);
+}
+
+static void dev_free(struct backend *b, enum mem_kind kind, void *p, size_t bytes)
+{
+	drain(b);
+	d.inner->free(b, kind, p, bytes);
+}
+
+static void forget(void)
+{
+	for (int i = 0; i < d.n_lists; i++)
+		free(d.lists[i].ops.at);
+	d.n_lists = 0;
+}
+
+static void dev_close(struct backend *b)
+{
+	const struct backend_ops *inner = d.inner;
+	drain(b);
+	forget();
+	free(d.stream.at);
+	b->ops = inner;
+	inner->close(b);
+}
+
+static void launch(struct list *l, uint64_t marks)
+{
+	for (size_t i = 0; i < l->ops.n; i++) {
+		const struct op *o = &l->ops.at[i];
+		struct op *p = push(&d.stream, o->kind);
+		*p = *o;
+		if (o->kind == AWAIT) {
+			assert_true(d.n_told < AWAITS);
+			d.told[d.n_told++] = (struct told){.marks = marks, .op = *o};
+		}
+		marks += o->kind == MARK || o->kind == ROUTE;
+	}
+}
+
+static enum graph_calls dev_graph_begin(struct backend *b, uint64_t key)
+{
+	assert_null(d.now);
+	assert_int_equal(d.first_open, d.n_told); /* nobody is left without an answer */
+	int i = 0;
+	while (i < d.n_lists && d.lists[i].key != key)
+		i++;
+	struct list *l = &d.lists[i];
+	if (i == d.n_lists) {
+		assert_true(d.n_lists < LISTS);
+		*l = (struct list){.key = key};
+		d.n_lists++;
+		return GRAPH_RUNS;
+	}
+	if (!l->recorded) {
+		l->marks = b->marks;
+		d.now = l;
+		return GRAPH_RECORDS;
+	}
+	launch(l, b->marks);
+	b->marks += l->marks;
+	lazy_counts.replays++;
+	return GRAPH_REPLAYED;
+}
+
+static void dev_graph_end(struct backend *b)
+{
+	struct list *l = d.now;
+	assert_non_null(l);
+	d.now = NULL;
+	l->recorded = true;
+	launch(l, l->marks);
+	l->marks = b->marks - l->marks;
+}
+
+static void dev_graph_drop(struct backend *b)
+{
+	drain(b);
+	forget();
+}
+
+static void dev_embed(
+	struct backend *b, struct weight table, const int32_t *ids, int rows, float *out)
+{
+	(void)b;
+	struct op *p = add(EMBED);
+	p->table = table;
+	p->from = ids;
+	p->n[0] = rows;
+	p->to = out;
+}
+
+static void dev_rms_norm(struct backend *b, const float *x, int64_t x_stride,
+	const struct norm *norms, int n_norms, float eps, int rows, int n, int64_t out_stride)
+{
+	(void)b;
+	struct op *p = add(RMS_NORM);
+	p->from = x;
+	p->n[0] = x_stride, p->n[1] = n_norms, p->n[2] = rows, p->n[3] = n, p->n[4] = out_stride;
+	p->f = eps;
+	memcpy(p->norms, norms, (size_t)n_norms * sizeof *norms);
+}
+
+static void dev_matmul(
+	struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
+{
+	(void)b;
+	struct op *p = add(MATMUL);
+	assert_true(n_parts <= (int)ARRAY_LEN(p->parts));
+	memcpy(p->parts, parts, (size_t)n_parts * sizeof *parts);
+	p->from = x;
+	p->n[0] = n_parts, p->n[1] = rows;
+}
+
+static void dev_ffn(struct backend *b, const struct ffn *a, int rows)
+{
+	(void)b;
+	struct op *p = add(FFN);
+	p->ffn = *a;
+	p->n[0] = rows;
+}
+
+static void dev_rope_angles(
+	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin)
+{
+	(void)b;
+	struct op *p = add(ROPE_ANGLES);
+	p->batch = *rows;
+	p->from = inv_freq;
+	p->n[0] = dim;
+	p->to = cos_sin;
+}
+
+static void dev_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride,
+	float *y, int64_t y_stride, int rows, int n_heads)
+{
+	(void)b;
+	struct op *p = add(ROPE);
+	p->rope = *rope;
+	p->from = x;
+	p->to = y;
+	p->n[0] = x_stride, p->n[1] = y_stride, p->n[2] = rows, p->n[3] = n_heads;
+}
+
+static void dev_latents(
+	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a)
+{
+	(void)b;
+	struct op *p = add(LATENTS);
+	assert_true(a->n_in <= 4 && a->n_out <= 4);
+	p->batch = *rows;
+	p->rope = *rope;
+	p->latents = *a;
+	memcpy(p->parts, a->in, (size_t)a->n_in * sizeof *a->in);
+	memcpy(p->parts + 4, a->out, (size_t)a->n_out * sizeof *a->out);
+}
+
+static void dev_index_select(
+	struct backend *b, const struct batch *rows, const struct index_select *a)
+{
+	(void)b;
+	struct op *p = add(INDEX_SELECT);
+	p->batch = *rows;
+	p->select = *a;
+}
+
+static void dev_mla(struct backend *b, const struct batch *rows, const struct mla *a)
+{
+	(void)b;
+	struct op *p = add(MLA);
+	p->batch = *rows;
+	p->mla = *a;
+	p->n[0] = a->out != NULL;
+	if (a->out)
+		p->parts[0] = *a->out;
+}
+
+static void dev_route(struct backend *b, const struct route *a, int n, int rows)
+{
+	struct op *p = add(ROUTE);
+	memcpy(p->routes, a, (size_t)n * sizeof *a);
+	p->n[0] = n, p->n[1] = rows;
+	b->marks++;
+}
+
+static void dev_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
+	const float *shared, int rows, int n, float *x, const struct norm *next, float eps)
+{
+	(void)b;
+	struct op *p = add(COMBINE);
+	p->from = out, p->more = weights, p->last = shared;
+	p->to = x;
+	p->n[0] = n_used, p->n[1] = rows, p->n[2] = n, p->n[3] = next != NULL;
+	p->f = eps;
+	if (next)
+		p->norms[0] = *next;
+}
+
+/* ---- experts ---- */
+
+static bool dev_can_await(struct backend *b, const struct expert_job *like, int n_used)
+{
+	(void)b;
+	return d.words && like->gate.n_in && n_used <= 8;
+}
+
+static void dev_experts_await(
+	struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out)
+{
+	(void)b;
+	assert_true(d.words);
+	if (!d.now)
+		return;
+	struct op *p = add(AWAIT);
+	p->from = x;
+	p->to = out;
+	p->like = *like;
+	p->n[2] = n_used;
+}
+
+static void assert_like(const struct weight *a, const struct weight *b)
+{
+	assert_true(a->type == b->type && a->n_in == b->n_in && a->n_out == b->n_out &&
+				a->row_bytes == b->row_bytes && a->stack_bytes == b->stack_bytes);
+	assert_int_equal((uintptr_t)b->data % AWAIT_ALIGN, 0);
+}
+
+/* Tells the first await that has not been told everything. */
+static void tell(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
+	int rows, int n_used, const float *out)
+{
+	struct told *t = &d.told[d.first_open];
+	assert_true(x == t->op.from && out == t->op.to && rows == 1 && n_used == (int)t->op.n[2]);
+	follow(b, t->marks); /* the host has seen the mark before it */
+	*(t->ranks ? &lazy_counts.late : &lazy_counts.by_words) += 1;
+	for (int i = 0; i < n_jobs; i++) {
+		const struct expert_job *j = &jobs[i];
+		assert_like(&t->op.like.gate, &j->gate);
+		assert_like(&t->op.like.up, &j->up);
+		assert_like(&t->op.like.down, &j->down);
+		assert_true(j->n_places == 1 && j->places[0] < n_used && !(t->ranks >> j->places[0] & 1));
+		t->ranks |= 1u << j->places[0];
+		t->places[t->n_jobs] = j->places[0];
+		t->jobs[t->n_jobs] = *j;
+		t->jobs[t->n_jobs].places = &t->places[t->n_jobs];
+		t->n_jobs++;
+	}
+	t->all = t->ranks == (1u << n_used) - 1;
+	d.first_open += t->all;
+}
+
+static void dev_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, float *out)
+{
+	assert_null(d.now); /* places differ from step to step */
+	if (d.first_open < d.n_told) {
+		tell(b, x, jobs, n_jobs, rows, n_used, out);
+		return;
+	}
+	assert_false(d.lost);
+	size_t places = 0;
+	for (int i = 0; i < n_jobs; i++)
+		places += (size_t)jobs[i].n_places;
+	struct op *p = add(EXPERTS);
+	struct expert_job *own =
+		(p->held = mem_new(1, (size_t)n_jobs * sizeof *own + places * sizeof(int32_t)));
+	int32_t *at = (int32_t *)(own + n_jobs);
+	for (int i = 0; i < n_jobs; at += jobs[i++].n_places) {
+		own[i] = jobs[i];
+		own[i].places = memcpy(at, jobs[i].places, (size_t)jobs[i].n_places * sizeof *at);
+	}
+	p->from = x;
+	p->to = out;
+	p->n[0] = n_jobs, p->n[1] = rows, p->n[2] = n_used;
+}
+
+void lazy_device_start(struct backend *b, bool words, uint64_t seed)
+{
+	lazy_counts = (struct lazy_counts){0};
+	d = (struct device){
+		.ops = *b->ops, .inner = b->ops, .rng = {seed}, .words = words, .reached = b->marks};
+	struct backend_ops *o = &d.ops;
+	o->close = dev_close;
+	o->alloc = dev_alloc;
+	o->free = dev_free;
+	o->upload = dev_upload;
+	o->copy = dev_copy;
+	o->download = dev_download;
+	o->wait = dev_wait;
+	o->mark = dev_mark;
+	o->wait_mark = dev_wait_mark;
+	o->reached = dev_reached;
+	o->deferred = true;
+	o->graph_begin = dev_graph_begin;
+	o->graph_end = dev_graph_end;
+	o->graph_drop = dev_graph_drop;
+	o->embed = dev_embed;
+	o->rms_norm = dev_rms_norm;
+	o->matmul = dev_matmul;
+	o->stacked_matmul = NULL; /* the model calls none of these */
+	o->swiglu = NULL;
+	o->attend = NULL;
+	o->ffn = dev_ffn;
+	o->rope_angles = dev_rope_angles;
+	o->rope = dev_rope;
+	o->latents = dev_latents;
+	o->index_select = dev_index_select;
+	o->mla = dev_mla;
+	o->route = dev_route;
+	o->wait_picks = dev_wait_picks;
+	o->can_await = dev_can_await;
+	o->experts_await = dev_experts_await;
+	o->expert_ffn = dev_expert_ffn;
+	o->moe_combine = dev_moe_combine;
+	b->ops = o;
+}
