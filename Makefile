@@ -29,16 +29,16 @@ GOALS := $(or $(MAKECMDGOALS),all)
 
 # `make run` and `make test` install what is missing, before anything is looked for
 ifneq ($(filter run test deps,$(GOALS)),)
-ifneq ($(if $(DEPS),0,$(shell tools/install_deps.sh $(filter test,$(GOALS)) >&2; echo $$?)),0)
+ifneq ($(if $(DEPS),0,$(shell tools/scripts/install_deps.sh $(filter test,$(GOALS)) >&2; echo $$?)),0)
 $(error required packages are missing)
 endif
 endif
 
 # ---- what this machine has ---------------------------------------------------------------------------------------------
 ifneq ($(filter-out help clean deps deps-bundle format format-check uninstall,$(GOALS)),)
-FOUND := $(shell tools/probe.sh '$(CC)' '$(DEPS)' PCRE2=1 JSON=1 $(foreach f,URING LZ4 EDIT HTTP,$f=$(WITH_$f)))
+FOUND := $(shell tools/scripts/probe.sh '$(CC)' '$(DEPS)' PCRE2=1 JSON=1 $(foreach f,URING LZ4 EDIT HTTP,$f=$(WITH_$f)))
 ifneq ($(filter %=missing,$(FOUND)),)
-$(error not found: $(patsubst %=missing,%,$(filter %=missing,$(FOUND))); run tools/install_deps.sh or give DEPS=folder)
+$(error not found: $(patsubst %=missing,%,$(filter %=missing,$(FOUND))); run tools/scripts/install_deps.sh or give DEPS=folder)
 endif
 X86   := $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine))
 NVCC  := $(if $(filter 0,$(CUDA)),,$(or $(shell command -v nvcc),$(firstword $(wildcard /usr/local/cuda/bin/nvcc))))
@@ -89,7 +89,7 @@ LIBS      = -Wl,--as-needed $(DEPS_LIBS) $(LDFLAGS) -lpcre2-8 -ljansson $(call h
 LIB_SRC  := $(wildcard src/*/*.c cache/*.c cache/*/*.c stream/*.c kernels/*.c kernels/cpu/*.c)
 LIB_OBJ   = $(LIB_SRC:%.c=$(BUILD)/%.o) $(call has,CUDA,$(CU_SRC:%.cu=$(BUILD)/%.o))
 LIB      := $(BUILD)/libglmstream.a
-TOOL_SRC := $(wildcard tools/*.c)
+TOOL_SRC := $(wildcard tools/*/*.c)
 TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/%.o)
 TEST_SRC := $(wildcard tests/*/test_*.c)
 TEST_AUX := $(filter-out $(TEST_SRC) tests/fuzz/%,$(wildcard tests/*/*.c))
@@ -126,8 +126,8 @@ $(BUILD)/%.o: %.cu $(BUILD)/.flags
 # the page's files are part of its object file
 $(BUILD)/src/serve/page.o build/fuzz/src/serve/page.o: $(wildcard src/serve/page/*)
 
-$(BUILD)/tools/pocket.o: private LOCAL = -DGLM_DATA_DIR='"$(DATA_DIR)"'
-$(BUILD)/tools/pocket.o: $(BUILD)/.data_dir # where an installed program finds the pocket model
+$(BUILD)/tools/options/pocket.o: private LOCAL = -DGLM_DATA_DIR='"$(DATA_DIR)"'
+$(BUILD)/tools/options/pocket.o: $(BUILD)/.data_dir # where an installed program finds the pocket model
 
 # fuzzing: the whole library compiled by clang, instrumented, in its own tree
 FUZZ_ALL = -std=gnu11 -g -O1 -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-unknown-pragmas
@@ -158,22 +158,22 @@ tests: all $(TESTS) $(REPLAYS) ## build the tests without running them
 deps: ; @: ## install the Debian packages that the program needs
 
 deps-bundle: ## gather headers and libraries in deps/; `make DEPS=deps` then builds where there are no packages
-	@tools/bundle_deps.sh deps
+	@tools/scripts/bundle_deps.sh deps
 
 config: ## print what was found and which flags are used
 	@printf '  %s\n' $(NOTES) 'mode: $(MODE)' 'compiler: $(CC) $(C_ALL)' 'defines: $(CPP_ALL)' 'libraries: $(LIBS)'
 
 install: all ## install into PREFIX (/usr/local), below DESTDIR if given
-	@tools/install.sh install $(BUILD) $(PREFIX) $(DESTDIR)
+	@tools/scripts/install.sh install $(BUILD) $(PREFIX) $(DESTDIR)
 
 uninstall: ## remove what install put there
-	@tools/install.sh uninstall $(BUILD) $(PREFIX) $(DESTDIR)
+	@tools/scripts/install.sh uninstall $(BUILD) $(PREFIX) $(DESTDIR)
 
 pocket: all ## convert the checkpoint in POCKET_SRC (../shared/pocket) into tools/pocket/pocket.gguf
 	$(BUILD)/glmstream convert $(POCKET_SRC) -o tools/pocket/pocket.gguf --recipe q8 --types '$(POCKET_TYPES)'
 
 lint: ## layers, format, shellcheck, cppcheck, clang-tidy
-	@tools/lint.sh $(CPP_ALL)
+	@tools/scripts/lint.sh $(CPP_ALL)
 
 format: ## rewrite the sources in the house style
 	clang-format -i $(C_FILES)

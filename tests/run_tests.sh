@@ -26,7 +26,7 @@ jobs=${TEST_JOBS:-$(nproc)}
 # One line per unit: name, then the command.
 list_units() {
 	local f n
-	echo "layers tools/check_layers.sh"
+	echo "layers tools/scripts/check_layers.sh"
 	for f in "$build"/tests/test_*; do
 		n=${f##*/}
 		# a program whose source is gone is an old build's

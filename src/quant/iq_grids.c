@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Codebooks of the IQ types. Written by tools/gen_iq_grids.py; do not edit.
+ * Codebooks of the IQ types. Written by tools/scripts/gen_iq_grids.py; do not edit.
  *
  * The numbers come from ggml (src/ggml-common.h):
  * Copyright (c) 2023-2026 The ggml authors

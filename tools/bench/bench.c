@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: MIT */
+/* Timing and reporting of the benchmarks. */
+#include "tools/bench/bench.h"
+
+#include "src/base/clock.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "tools/output/interrupt.h"
+#include "tools/output/json_out.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+	return (x > y) - (x < y);
+}
+
+struct bench_spread bench_spread_of(double *v, int n)
+{
+	qsort(v, (size_t)n, sizeof *v, by_value);
+	return (struct bench_spread){n & 1 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2, v[0], v[n - 1]};
+}
+
+struct bench_spread bench_rate(struct bench_spread seconds, double amount)
+{
+	return (struct bench_spread){
+		amount / seconds.median, amount / seconds.high, amount / seconds.low};
+}
+
+int bench_time(const struct bench *b, int (*work)(void *user, struct err *e), void *user,
+	struct bench_spread *seconds, struct err *e)
+{
+	double samples[BENCH_MAX_REPEATS];
+	int rc = work(user, e); /* warms caches and touches memory */
+	for (int i = 0; i < b->repeats && !rc; i++) {
+		uint64_t start = clock_ns(), now;
+		uint64_t calls = 0;
+		do {
+			if ((rc = work(user, e)))
+				return rc;
+			calls++;
+			now = clock_ns();
+			if (atomic_load(interrupt_flag()))
+				return err_set(e, ERR_INTERRUPTED, "interrupted");
+		} while ((double)(now - start) < b->seconds * 1e9);
+		samples[i] = (double)(now - start) * 1e-9 / (double)calls;
+	}
+	if (!rc)
+		*seconds = bench_spread_of(samples, b->repeats);
+	return rc;
+}
+
+static void print_number(FILE *f, double v)
+{
+	fprintf(f, v >= 1000 ? "%.0f" : v >= 100 ? "%.1f" : v >= 1 ? "%.2f" : "%.4g", v);
+}
+
+static void print_text(const struct bench_figure *f)
+{
+	char number[32], range[64] = "";
+	FILE *s = fmemopen(number, sizeof number, "w");
+	print_number(s, f->rate.median);
+	fclose(s);
+	printf("%-8s %-56s %9s %-8s", f->section, f->name, number, f->unit);
+	if (f->rate.low < f->rate.high) {
+		s = fmemopen(range, sizeof range, "w");
+		fputc('(', s);
+		print_number(s, f->rate.low);
+		fputs(" .. ", s);
+		print_number(s, f->rate.high);
+		fputc(')', s);
+		fclose(s);
+	}
+	if (f->limit > 0) {
+		printf(" %-20s %5.1f %% of ", range, 100 * f->rate.median / f->limit);
+		print_number(stdout, f->limit);
+		printf(" %s%s%s", f->unit, f->limit_name ? ", " : "", f->limit_name ? f->limit_name : "");
+	} else if (range[0]) {
+		printf(" %s", range);
+	}
+	putchar('\n');
+	fflush(stdout);
+}
+
+void bench_add(struct bench *b, const char *section, const char *unit, struct bench_spread rate,
+	double limit, const char *limit_name, const char *name, ...)
+{
+	b->figures = mem_grow(b->figures, b->n_figures + 1, sizeof *b->figures);
+	struct bench_figure *f = &b->figures[b->n_figures++];
+	*f = (struct bench_figure){
+		.section = section, .unit = unit, .rate = rate, .limit = limit, .limit_name = limit_name};
+	va_list ap;
+	va_start(ap, name);
+	vsnprintf(f->name, sizeof f->name, name, ap);
+	va_end(ap);
+	if (b->format == BENCH_TEXT) {
+		print_text(f);
+	} else if (b->format == BENCH_CSV) {
+		printf("%s,\"%s\",%s,%.6g,%.6g,%.6g,", f->section, f->name, f->unit, rate.median, rate.low,
+			rate.high);
+		if (limit > 0)
+			printf("%.6g,%s,%.4f\n", limit, limit_name ? limit_name : "", rate.median / limit);
+		else
+			printf(",,\n");
+		fflush(stdout);
+	}
+}
+
+void bench_begin(const struct bench *b, const char *backend)
+{
+	if (b->format == BENCH_TEXT)
+		printf("%s; %d thread%s; median (least .. most) of %d samples\n", backend, b->threads,
+			b->threads == 1 ? "" : "s", b->repeats);
+	else if (b->format == BENCH_CSV)
+		printf("section,name,unit,median,low,high,limit,limit_name,share\n");
+}
+
+void bench_finish(struct bench *b, const char *backend)
+{
+	if (b->format != BENCH_JSON)
+		return;
+	json_t *o = json_object(), *list = json_array();
+	json_out_str(o, "backend", backend);
+	json_out_uint(o, "threads", (uint64_t)b->threads);
+	json_out_uint(o, "repeats", (uint64_t)b->repeats);
+	for (size_t i = 0; i < b->n_figures; i++) {
+		const struct bench_figure *f = &b->figures[i];
+		json_t *item = json_object();
+		json_out_str(item, "section", f->section);
+		json_out_str(item, "name", f->name);
+		json_out_str(item, "unit", f->unit);
+		json_out_real(item, "median", f->rate.median);
+		json_out_real(item, "low", f->rate.low);
+		json_out_real(item, "high", f->rate.high);
+		if (f->limit > 0) {
+			json_out_real(item, "limit", f->limit);
+			json_out_str(item, "limit_name", f->limit_name ? f->limit_name : "");
+			json_out_real(item, "share", f->rate.median / f->limit);
+		}
+		json_array_append_new(list, item);
+	}
+	json_object_set_new(o, "figures", list);
+	json_out_line(stdout, o);
+}
+
+void bench_fini(struct bench *b)
+{
+	free(b->figures);
+	b->figures = NULL;
+	b->n_figures = 0;
+}

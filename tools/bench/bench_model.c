@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The whole model: prefill of a prompt and decode after it. Token ids are random but the same in
+ * every run, so that experts are used as by no particular text. Prefill is held against the
+ * multiply-adds of the weights, decode against the bytes of weights that a token must read; both
+ * limits were measured on this machine in the same run, for the CPU only.
+ */
+#include "tools/bench/bench.h"
+
+#include "src/base/clock.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "kernels/backend.h"
+#include "src/engine/generate.h"
+#include "tools/output/interrupt.h"
+#include "tools/trace/model_sizes.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct prompt {
+	struct session *session;
+	int32_t *ids; /* [n] */
+	uint32_t n;
+	struct model_sizes sizes;
+	bool cpu;
+};
+
+static int new_prompt(struct prompt *p, const struct bench_model *m, struct err *e)
+{
+	const uint32_t context = engine_context(m->engine);
+	if ((uint64_t)m->n_prompt + m->n_new > context)
+		return err_set(e, ERR_USAGE, "%u prompt and %u new tokens do not fit the context of %u",
+			m->n_prompt, m->n_new, context);
+	model_sizes_count(engine_gguf(m->engine), engine_config(m->engine), &p->sizes);
+	p->cpu = !strcmp(engine_backend_name(m->engine), "cpu");
+	p->n = m->n_prompt;
+	p->ids = NEW_ARRAY(int32_t, p->n);
+	struct rng r = {42};
+	for (uint32_t i = 0; i < p->n; i++)
+		p->ids[i] = (int32_t)rng_below(&r, (uint32_t)engine_n_valid(m->engine));
+	return session_new(m->engine, &p->session, e);
+}
+
+static void free_prompt(struct prompt *p)
+{
+	session_free(p->session);
+	free(p->ids);
+}
+
+static int prefill_work(void *user, struct err *e)
+{
+	struct prompt *p = user;
+	const struct session_watch watch = {.cancel = interrupt_flag()};
+	session_rewind(p->session, 0);
+	return session_sync(p->session, p->ids, p->n, &watch, NULL, e);
+}
+
+int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e)
+{
+	struct prompt p = {0};
+	struct bench_spread s = {0};
+	int rc = new_prompt(&p, m, e);
+	if (!rc)
+		rc = bench_time(b, prefill_work, &p, &s, e);
+	if (!rc)
+		bench_add(b, "prefill", "tok/s", bench_rate(s, p.n),
+			p.cpu ? b->mac_s / (double)MAX(p.sizes.macs_per_token, 1) : 0, "FMA",
+			"%u tokens, %.4g MMAC each", p.n, (double)p.sizes.macs_per_token * 1e-6);
+	free_prompt(&p);
+	return rc;
+}
+
+/* One more decode, during which the card notes when it has something to do. */
+static int decode_usage(struct bench *b, const struct bench_model *m, struct prompt *p,
+	const struct generate_options *o, struct err *e)
+{
+	struct generate_result r;
+	struct backend_usage from, to;
+	int rc = session_sync(p->session, p->ids, p->n, &o->watch, NULL, e);
+	if (rc)
+		return rc;
+	engine_measure(m->engine, true);
+	engine_usage(m->engine, &from);
+	rc = generate(p->session, p->ids, p->n, o, &r, e);
+	engine_usage(m->engine, &to);
+	engine_measure(m->engine, false);
+	if (!rc && r.new_tokens)
+		bench_usage(b, "decode", &from, &to, r.new_tokens);
+	return rc;
+}
+
+int bench_decode(struct bench *b, const struct bench_model *m, struct err *e)
+{
+	struct prompt p = {0};
+	double tok_s[BENCH_MAX_REPEATS], gb_s[BENCH_MAX_REPEATS];
+	int rc = new_prompt(&p, m, e);
+	struct generate_options o = {
+		.max_new = m->n_new, .ignore_stop = true, .watch = {.cancel = interrupt_flag()}};
+	o.sampler.top_p = 1;
+	for (int i = -1; i < b->repeats && !rc; i++) { /* the first run is not measured */
+		struct generate_result r;
+		rc = generate(p.session, p.ids, p.n, &o, &r, e);
+		if (!rc && r.stop == GENERATE_CANCELLED)
+			rc = err_set(e, ERR_INTERRUPTED, "interrupted");
+		if (rc || i < 0)
+			continue;
+		tok_s[i] = (double)r.new_tokens * 1e9 / (double)r.decode_ns;
+		gb_s[i] = tok_s[i] * (double)p.sizes.weights_per_token * 1e-9;
+	}
+	if (!rc) {
+		double limit = p.cpu ? b->read_bytes_s : 0, per_token = (double)p.sizes.weights_per_token;
+		bench_add(b, "decode", "tok/s", bench_spread_of(tok_s, b->repeats), limit / per_token,
+			"read", "%u tokens after %u, %.4g MB of weights each", m->n_new, m->n_prompt,
+			per_token * 1e-6);
+		bench_add(b, "decode", "GB/s", bench_spread_of(gb_s, b->repeats), limit * 1e-9, "read",
+			"weights read");
+		if (!p.cpu)
+			rc = decode_usage(b, m, &p, &o, e);
+	}
+	free_prompt(&p);
+	return rc;
+}

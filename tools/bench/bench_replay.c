@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Decoding as a user meets it, with the routing of a trace: one engine, one long answer from a cold
+ * cache on, looked at in stretches of tokens. The router of a model with random weights picks as no
+ * real one does, so the experts of a trace take the place of its picks (stream/source_routed.h);
+ * every figure of this part is one of replayed routing.
+ *
+ * A token takes at least as long as
+ *   computing it        measured after the run in the same engine, with routing confined to experts
+ * that stand in the first tier, bytes to the card / what the link to the card reaches, bytes missed
+ * / what the drive reaches with the same reader on the same file, less what was prefetched in vain,
+ * and the largest of the three is the bound. All are measured in the same run. A drive that others
+ * share is not the same a second later: while its reads are what counts, decoding pauses now and
+ * then and the drive is measured (SAMPLE_*); a stretch is held against the samples that lie in it,
+ * and time and tokens are those of decoding alone. Without samples it is what was found before and
+ * after.
+ */
+#include "tools/bench/bench.h"
+
+#include "kernels/backend.h"
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "src/engine/generate.h"
+#include "tools/options/common_opts.h"
+#include "tools/output/interrupt.h"
+#include "tools/bench/limits.h"
+#include "tools/output/stats.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define COLD          64  /* tokens of the first stretch */
+#define WARM          512 /* a stretch of COLD tokens begins here */
+#define RESIDENT_RUN  64  /* tokens of computing alone ... */
+#define RESIDENT_SKIP 16  /* ... of which so many are not counted */
+#define USAGE_RUN     32  /* tokens during which the card notes when it is busy */
+#define MORE          (RESIDENT_RUN + 2 * USAGE_RUN + 4) /* tokens beyond the run itself */
+#define MORE_NS       3000000000u /* the longest that each of these stretches may take */
+
+/* The drive, while decoding pauses: so many seconds (or 4 x --seconds), a tenth of the time at
+ * most, if it was busy for as long since the last one */
+#define SAMPLE_S 0.2
+
+struct replay {
+	struct bench *b;
+	struct common_opts c;
+	struct bench_replay_options o;
+	struct engine *g;
+	struct session *s;
+	const char *what; /* section of the figures */
+	char backend[BENCH_BACKEND_MAX];
+	uint64_t stop_ns; /* when decoding ends, 0: never */
+	/* of the token being decoded and all before it: [most + 1] */
+	uint64_t *at_ns;
+	struct expert_stats *stats;
+	uint32_t n, most;
+	int ahead;         /* layers that guesses look ahead */
+	double compute_ms; /* of a token without misses; 0: unknown */
+	struct limits limits;
+	/* samples of the drive */
+	struct measure_drive *drive;          /* NULL: none are taken */
+	double *drive_bytes_s;                /* [most + 1] behind that token; 0: none */
+	uint64_t sampled_ns, sampled_busy_ns; /* when, and how long the drive had been busy by then */
+	uint64_t paused_ns;                   /* for samples, since the first token */
+	struct err failure;                   /* of a sample */
+};
+
+/* Between two tokens */
+static bool sample_drive(struct replay *j, const struct expert_stats *now)
+{
+	const uint64_t began = clock_ns();
+	const double seconds = MIN(SAMPLE_S, 4 * j->b->seconds), ns = seconds * 1e9;
+	if (!j->drive || (double)(began - j->sampled_ns) < 9 * ns ||
+		(double)(now->disk_busy_ns - j->sampled_busy_ns) < ns)
+		return true;
+	if (measure_drive_sample(j->drive, seconds, &j->drive_bytes_s[j->n], &j->failure))
+		return false;
+	j->sampled_ns = clock_ns();
+	j->sampled_busy_ns = now->disk_busy_ns;
+	j->paused_ns += j->sampled_ns - began;
+	return true;
+}
+
+/* A token has been sampled: the one before it is complete. */
+static bool on_token(void *user, int32_t id)
+{
+	struct replay *j = user;
+	(void)id;
+	const uint64_t now = clock_ns();
+	j->at_ns[j->n] = now - j->paused_ns;
+	j->stats[j->n] = engine_expert_stats(j->g);
+	bool late = j->stop_ns && now > j->stop_ns && j->n; /* one token there must be */
+	bool last = late || j->n == j->most;
+	return (last || sample_drive(j, &j->stats[j->n])) && ++j->n <= j->most && !late;
+}
+
+/* n_new tokens after ids; j->n - 1 of them are then known in j->at_ns and j->stats. */
+static int decode(struct replay *j, const int32_t *ids, uint32_t n, uint32_t n_new, struct err *e)
+{
+	struct generate_result r;
+	struct generate_options o = {.max_new = n_new + 1,
+		.ignore_stop = true,
+		.on_token = on_token,
+		.user = j,
+		.watch = {.cancel = interrupt_flag()}};
+	o.sampler.top_p = 1;
+	j->n = 0;
+	int rc = generate(j->s, ids, n, &o, &r, e);
+	if (!rc && j->failure.code) {
+		*e = j->failure;
+		rc = e->code;
+	}
+	if (!rc && atomic_load(interrupt_flag()))
+		rc = err_set(e, ERR_INTERRUPTED, "interrupted");
+	if (!rc && j->n < 2)
+		rc = err_set(e, ERR_RUN, "no token was decoded in the time given");
+	return rc;
+}
+
+/* Some more tokens, or as many as there is time for, as what came before goes on; j->at_ns and
+ * j->stats then hold them. */
+static int go_on(struct replay *j, uint32_t n_new, struct err *e)
+{
+	const uint32_t n = session_length(j->s);
+	int32_t *ids = NEW_ARRAY(int32_t, n);
+	memcpy(ids, session_tokens(j->s), n * sizeof *ids);
+	j->stop_ns = clock_ns() + MORE_NS;
+	j->most = n_new;
+	int rc = decode(j, ids, n, n_new, e);
+	free(ids);
+	return rc;
+}
+
+/* What the card does meanwhile: measured apart, because it costs time. */
+static int card_usage(struct replay *j, const char *section, struct err *e)
+{
+	struct backend_usage from, to;
+	if (!strcmp(j->backend, "cpu"))
+		return 0;
+	engine_measure(j->g, true);
+	engine_usage(j->g, &from);
+	int rc = go_on(j, USAGE_RUN, e);
+	engine_usage(j->g, &to);
+	engine_measure(j->g, false);
+	if (!rc)
+		bench_usage(j->b, section, &from, &to, j->n);
+	return rc;
+}
+
+/* ---- computing alone ---- */
+
+static int measure_compute(struct replay *j, struct err *e)
+{
+	uint32_t least;
+	int rc = card_usage(j, j->what, e);
+	if (rc || (rc = engine_routing_resident(j->g, &least, e)) || (rc = go_on(j, RESIDENT_RUN, e)))
+		return rc;
+	uint32_t first = MIN((uint32_t)RESIDENT_SKIP, (j->n - 1) / 2);
+	double ms[RESIDENT_RUN + 1];
+	int count = 0;
+	for (uint32_t i = first; i + 1 < j->n; i++)
+		ms[count++] = (double)(j->at_ns[i + 1] - j->at_ns[i]) * 1e-6;
+	struct expert_stats d = stats_between(j->stats[first], j->stats[j->n - 1]);
+	struct bench_spread t = bench_spread_of(ms, count);
+	j->compute_ms = t.median;
+	bench_add(j->b, j->what, "ms/tok", t, 0, NULL,
+		"computing alone (all hits: %u or more of a layer)", least);
+	if (d.miss)
+		bench_add(j->b, j->what, "/tok", bench_one((double)d.miss / count), 0, NULL,
+			"computing alone: missed all the same");
+	return card_usage(j, "computing", e);
+}
+
+/* ---- stretches ---- */
+
+/* ms a token that `bytes` in `tokens` take at the limit; 0: there is no such wire. */
+static double at_limit(uint64_t bytes, double tokens, struct bench_spread bytes_s)
+{
+	return bytes_s.median > 0 ? (double)bytes / tokens / bytes_s.median * 1e3 : 0;
+}
+
+/* What moved over one wire. */
+static void add_wire(struct replay *j, const char *name, const char *wire, uint64_t bytes,
+	uint64_t busy_ns, double tokens, double limit_ms)
+{
+	if (!bytes)
+		return;
+	bench_add(j->b, j->what, "MB/tok", bench_one((double)bytes * 1e-6 / tokens), 0, NULL, "%s: %s",
+		name, wire);
+	bench_add(j->b, j->what, "ms/tok", bench_one((double)busy_ns * 1e-6 / tokens), 0, NULL,
+		"%s: %s, busy", name, wire);
+	bench_add(
+		j->b, j->what, "ms/tok", bench_one(limit_ms), 0, NULL, "%s: %s, at its limit", name, wire);
+}
+
+/* What the drive reached in the tokens [first, end), as far as it was measured there. */
+static struct bench_spread drive_meanwhile(
+	struct replay *j, const char *name, uint32_t first, uint32_t end)
+{
+	double *v = NEW_ARRAY(double, end - first);
+	int n = 0;
+	for (uint32_t i = first; i < end; i++)
+		if (j->drive_bytes_s[i] > 0)
+			v[n++] = j->drive_bytes_s[i];
+	struct bench_spread s = n ? bench_spread_of(v, n) : j->limits.disk.bytes_s;
+	free(v);
+	const struct bench_spread gb_s = {s.median * 1e-9, s.low * 1e-9, s.high * 1e-9};
+	if (n)
+		bench_add(j->b, j->what, "GB/s", gb_s, 0, NULL, "%s: limit: drive, meanwhile (%d samples)",
+			name, n);
+	return s;
+}
+
+/* The figures of the tokens [first, end). */
+static void add_stretch(struct replay *j, const char *name, uint32_t first, uint32_t end)
+{
+	struct bench *b = j->b;
+	const struct limits *l = &j->limits;
+	const struct bench_spread drive = drive_meanwhile(j, name, first, end);
+	const struct expert_stats d = stats_between(j->stats[first], j->stats[end]);
+	const double tokens = end - first,
+				 ms = (double)(j->at_ns[end] - j->at_ns[first]) * 1e-6 / tokens;
+	const double asked = MAX((double)(d.hit_vram + d.hit_ram + d.miss), 1.0);
+	const double disk_ms = at_limit(d.bytes_read, tokens, drive);
+	const double in_ms = at_limit(d.bytes_in, tokens, l->card.in_bytes_s);
+	const double out_ms = at_limit(d.bytes_out, tokens, l->card.out_bytes_s);
+	/* what was read or copied ahead in vain is no excuse */
+	const uint64_t wasted = d.prefetch_wasted * (uint64_t)l->disk.expert_bytes,
+				   read = d.bytes_read - MIN(d.bytes_read, d.bytes_read_wasted);
+	const double read_ms = at_limit(read, tokens, drive);
+	const double moved_ms =
+		at_limit(d.bytes_in - MIN(d.bytes_in, wasted), tokens, l->card.in_bytes_s);
+	const double bound = MAX(MAX(j->compute_ms, read_ms), moved_ms);
+	const char *by = bound == read_ms ? "drive" : bound == moved_ms ? "link" : "computing";
+	bench_add(b, j->what, "tok/s", bench_one(1e3 / ms), 1e3 / bound, by, "%s (tokens %u to %u)",
+		name, first, end);
+	bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_vram / asked), 0, NULL,
+		"%s: experts in tier 0%s", name, j->ahead ? ", or on the way" : "");
+	if (j->c.ram_bytes)
+		bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_ram / asked), 0, NULL,
+			"%s: experts in tier 1", name);
+	bench_add(b, j->what, "%", bench_one(100 * (double)d.miss / asked), 0, NULL,
+		"%s: experts missed", name);
+	const double came = (double)read / l->disk.expert_bytes;
+	if (j->ahead) {
+		bench_add(b, j->what, "%", bench_one(100 * came / asked), 0, NULL,
+			"%s: experts that had to be read", name);
+		bench_add(b, j->what, "/tok", bench_one((double)d.prefetch_useful / tokens), 0, NULL,
+			"%s: prefetched and used", name);
+		bench_add(b, j->what, "/tok", bench_one((double)d.prefetch_wasted / tokens), 0, NULL,
+			"%s: prefetched in vain", name);
+	}
+	add_wire(j, name, "read", d.bytes_read, d.disk_busy_ns, tokens, disk_ms);
+	add_wire(j, name, "host to card", d.bytes_in, d.in_busy_ns, tokens, in_ms);
+	add_wire(j, name, "card to host", d.bytes_out, d.out_busy_ns, tokens, out_ms);
+	bench_add(b, j->what, "ms/tok", bench_one(ms), 0, NULL, "%s: a token", name);
+	bench_add(b, j->what, "ms/tok", bench_one((double)d.wait_ns * 1e-6 / tokens), 0, NULL,
+		"%s: waited for experts", name);
+	bench_add(b, j->what, "ms/tok", bench_one(ms - j->compute_ms), 0, NULL,
+		"%s: beyond computing alone", name);
+	/* of the time that wires were busy, the part in which nobody waited for them */
+	const double busy_ms = (double)MAX(d.disk_busy_ns, d.in_busy_ns) * 1e-6 / tokens;
+	if (busy_ms > 0)
+		bench_add(b, j->what, "%",
+			bench_one(100 * MIN(MAX(0, 1 - (ms - j->compute_ms) / busy_ms), 1)), 0, NULL,
+			"%s: of the busier wire's time hidden", name);
+}
+
+static void add_stretches(struct replay *j)
+{
+	const uint32_t n = j->n - 1, quarter = MAX(n / 4, 1);
+	add_stretch(j, "cold", 0, MIN((uint32_t)COLD, n));
+	if (n >= WARM + COLD)
+		add_stretch(j, "after 512", WARM, WARM + COLD);
+	if (n > COLD)
+		add_stretch(j, "steady", n - quarter, n);
+}
+
+/* ---- start-up ---- */
+
+/* From the command to the first token, and where the time went. */
+static void add_start(struct replay *j, const struct common_loading *l, uint64_t opened_ns,
+	uint64_t first_ns, uint32_t n_prompt)
+{
+	struct bench *b = j->b;
+	const double s = 1e-9;
+	bench_add(b, "start", "s", bench_one((double)(first_ns - b->start_ns) * s), 0, NULL,
+		"from the command to the first token after %u", n_prompt);
+	if (l->first_ns) {
+		const double seconds = MAX((double)(l->last_ns - l->first_ns) * s, 1e-9),
+					 size = (double)l->bytes * 1e-9;
+		bench_add(b, "start", "s", bench_one((double)(l->first_ns - b->start_ns) * s), 0, NULL,
+			"of which before the weights: headers, backend, plan");
+		bench_add(b, "start", "s", bench_one(seconds), 0, NULL,
+			"of which resident weights, %.4g GB", size);
+		bench_add(b, "start", "GB/s", bench_one(size / seconds),
+			j->limits.disk.bytes_s.median * 1e-9, "drive", "resident weights loaded");
+		bench_add(b, "start", "s", bench_one((double)(opened_ns - l->last_ns) * s), 0, NULL,
+			"of which caches and the rest of opening");
+	}
+	bench_add(b, "start", "s", bench_one((double)(first_ns - opened_ns) * s), 0, NULL,
+		"of which the prompt");
+}
+
+/* ---- all of it ---- */
+
+static int run(struct replay *j, struct common_loading *loading, uint64_t *opened_ns, struct err *e)
+{
+	const struct bench_replay_options *o = &j->o;
+	j->c.loading = loading;
+	int rc = common_opts_open(&j->c, &j->g, e);
+	*opened_ns = clock_ns();
+	if (rc)
+		return rc;
+	struct engine_cache k;
+	engine_cache_snapshot(j->g, &k, NULL);
+	j->ahead = k.lookahead;
+	if ((uint64_t)o->n_prompt + o->n_new + MORE > engine_context(j->g))
+		return err_set(e, ERR_USAGE,
+			"%u prompt, %u new and %u more tokens do not fit the context of %u", o->n_prompt,
+			o->n_new, MORE, engine_context(j->g));
+	snprintf(j->backend, sizeof j->backend, "%s", engine_backend_name(j->g));
+	bench_begin(j->b, j->backend);
+	if (j->b->format == BENCH_TEXT && j->c.routing)
+		printf("routing replayed from %s: not the picks of this model\n", j->c.routing);
+	j->at_ns = NEW_ARRAY(uint64_t, MAX(j->most, RESIDENT_RUN) + 2);
+	j->stats = mem_new(MAX(j->most, RESIDENT_RUN) + 2, sizeof *j->stats);
+	j->drive_bytes_s = NEW_ARRAY(double, j->most + 2);
+	int32_t *ids = NEW_ARRAY(int32_t, o->n_prompt);
+	struct rng r = {42};
+	for (uint32_t i = 0; i < o->n_prompt; i++)
+		ids[i] = (int32_t)rng_below(&r, (uint32_t)engine_n_valid(j->g));
+	if (o->seconds > 0)
+		j->stop_ns = clock_ns() + (uint64_t)((double)o->seconds * 1e9);
+	rc = session_new(j->g, &j->s, e);
+	if (!rc && j->limits.before)
+		rc = measure_drive_open(&j->drive, &j->c, engine_gguf(j->g), &j->limits.disk, e);
+	j->sampled_ns = clock_ns();
+	if (!rc)
+		rc = decode(j, ids, o->n_prompt, o->n_new, e);
+	free(ids);
+	measure_drive_close(j->drive);
+	j->drive = NULL; /* what follows is of the card */
+	return rc;
+}
+
+int bench_replay(struct bench *b, const struct common_opts *c, const struct bench_replay_options *o,
+	struct err *e)
+{
+	struct replay *j = NEW(struct replay);
+	struct common_loading loading = {0};
+	uint64_t opened_ns = 0, first_ns = 0;
+	*j = (struct replay){.b = b, .c = *c, .o = *o, .most = o->n_new};
+	j->what = c->routing ? "replay" : "confined";
+	const uint64_t began_ns = clock_ns();
+	int rc = limits_measure_before(b, c, &j->limits, e);
+	b->start_ns += clock_ns() - began_ns; /* no part of the start-up */
+	if (!rc)
+		rc = run(j, &loading, &opened_ns, e);
+	uint64_t *at_ns = j->at_ns;
+	struct expert_stats *stats = j->stats;
+	uint32_t n = j->n;
+	if (!rc) { /* the long run is kept aside while computing alone is measured */
+		first_ns = at_ns[0];
+		j->at_ns = NEW_ARRAY(uint64_t, RESIDENT_RUN + 2);
+		j->stats = mem_new(RESIDENT_RUN + 2, sizeof *j->stats);
+		rc = measure_compute(j, e);
+		free(j->at_ns);
+		free(j->stats);
+		j->at_ns = at_ns;
+		j->stats = stats;
+		j->n = n;
+	}
+	session_free(j->s);
+	rc = common_opts_close(j->g, rc, e);
+	snprintf(o->backend, BENCH_BACKEND_MAX, "%s", j->backend);
+	if (!rc)
+		rc = limits_measure(b, c, j->what, j->backend, &j->limits, e);
+	if (!rc) {
+		add_start(j, &loading, opened_ns, first_ns, o->n_prompt);
+		add_stretches(j);
+	}
+	free(j->at_ns);
+	free(j->stats);
+	free(j->drive_bytes_s);
+	free(j);
+	return rc;
+}

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: MIT */
+/* Measures this machine and this program on it. Every figure is the median of several samples and
+ * stands beside the limit that binds it, measured in the same run. */
+#include "src/base/args.h"
+#include "src/base/clock.h"
+#include "src/base/num.h"
+#include "kernels/backend.h"
+#include "tools/bench/bench.h"
+#include "tools/machine/bench_read.h"
+#include "tools/commands/commands.h"
+#include "tools/options/common_opts.h"
+#include "tools/output/interrupt.h"
+#include "tools/output/report.h"
+#include "tools/trace/trace_simulate.h"
+
+#include <stdio.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+enum part {
+	PART_COPY = 1,
+	PART_OPS = 2,
+	PART_PREFILL = 4,
+	PART_DECODE = 8,
+	PART_READ = 16,
+	PART_ALL = 31,
+	PART_SESSION = 32
+};
+
+static const struct arg_word parts[] = {{"read", PART_READ}, {"copy", PART_COPY}, {"ops", PART_OPS},
+	{"prefill", PART_PREFILL}, {"decode", PART_DECODE}, {"session", PART_SESSION},
+	{"all", PART_ALL}, {0}};
+
+struct bench_opts {
+	struct common_opts common;
+	int parts;
+	const char *only;
+	const char *prompts;
+	uint64_t sizes[TRACE_LIST_MAX]; /* [n_sizes] of --prompt */
+	int n_sizes;
+	uint32_t n_prompt, n_new, repeats;
+	float seconds, most_seconds;
+	bool csv, json, new_given;
+	struct bench_read_options read;
+	uint32_t slice_kib, depth, mb;
+};
+
+static int threads_in_use(int wanted)
+{
+#ifdef _OPENMP
+	if (wanted > 0)
+		omp_set_num_threads(wanted);
+	return omp_get_max_threads();
+#else
+	(void)wanted;
+	return 1;
+#endif
+}
+
+static void add_read(void *user, const struct bench_read_figure *f)
+{
+	struct bench *b = user;
+	bool is_fio = !strcmp(f->source, "fio");
+	bench_add(b, "read", "GB/s", (struct bench_spread){f->gb_s, f->gb_s_low, f->gb_s_high},
+		!is_fio && f->share_of_fio > 0 ? f->gb_s / f->share_of_fio : 0, "fio",
+		"%s%s, depth %u, %zu KiB, %.3f CPU s/GB", f->source, f->direct ? " O_DIRECT" : " buffered",
+		f->depth, f->slice_bytes >> 10, f->cpu_s_per_gb);
+}
+
+static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
+{
+	static const char *const backends[] = {"auto", "cuda", "cpu"};
+	struct backend *backend = NULL;
+	struct engine *g = NULL;
+	char what[BENCH_BACKEND_MAX] = "CPU";
+	int rc = 0;
+	const bool replay = o->parts == PART_DECODE && (o->common.routing || o->common.confine);
+	const bool streamed = o->parts == PART_PREFILL && o->common.cache_bytes;
+	if (!replay && !streamed && (o->parts & PART_PREFILL || o->parts & PART_DECODE)) {
+		if ((rc = common_opts_open(&o->common, &g, e)))
+			return rc;
+		snprintf(what, sizeof what, "%s", engine_backend_name(g));
+	}
+	if (o->parts & PART_OPS) {
+		const struct backend_options options = {
+			.name = backends[o->common.backend], .threads = o->common.threads};
+		if ((rc = backend_open(&options, &backend, e)))
+			goto out;
+		snprintf(what, sizeof what, "%s", backend_describe(backend));
+	}
+	if (replay) {
+		const struct bench_replay_options r = {o->n_prompt, o->n_new, o->most_seconds, what};
+		rc = bench_replay(b, &o->common, &r, e);
+		goto done;
+	}
+	if (streamed) {
+		rc = bench_prefill_stream(b, &o->common, o->sizes, o->n_sizes, o->most_seconds, what, e);
+		goto done;
+	}
+	bench_begin(b, what);
+	if (o->parts == PART_SESSION) {
+		rc = bench_session(b, &o->common, o->read.path, o->read.dir, o->n_prompt, e);
+		goto done;
+	}
+	if (o->parts & PART_READ)
+		rc = bench_read(&o->read, add_read, b, e);
+	const bool on_cpu = (g && !strcmp(engine_backend_name(g), "cpu")) ||
+						(backend && !strcmp(backend->ops->name, "cpu"));
+	if (!rc && (o->parts & PART_COPY || on_cpu)) /* its limits are this processor's */
+		rc = bench_copy(b, !(o->parts & PART_COPY), e);
+	if (!rc && o->parts & PART_OPS)
+		rc = bench_ops(b, backend, o->only, e);
+	struct bench_model model = {.engine = g, .n_new = o->n_new};
+	for (int i = 0; o->parts & PART_PREFILL && i < o->n_sizes && !rc; i++) {
+		model.n_prompt = (uint32_t)o->sizes[i];
+		rc = bench_prefill(b, &model, e);
+	}
+	model.n_prompt = o->n_prompt;
+	if (!rc && o->parts & PART_DECODE)
+		rc = bench_decode(b, &model, e);
+	if (!rc && o->parts & PART_DECODE &&
+		o->common.cache_bytes) { /* engines of its own: this one's memory goes first */
+		rc = common_opts_close(g, rc, e);
+		g = NULL;
+		if (!rc)
+			rc = bench_stream(b, &o->common, o->n_prompt, o->n_new, e);
+	}
+done:
+	if (!rc)
+		bench_finish(b, what);
+out:
+	if (backend)
+		backend->ops->close(backend);
+	rc = common_opts_close(g, rc, e);
+	return rc;
+}
+
+static int parse_prompts(struct bench_opts *o, struct err *e)
+{
+	const struct arg one = {.kind = ARG_UINT64, .min = 1, .max = INT32_MAX};
+	o->sizes[0] = o->n_prompt;
+	o->n_sizes = 1;
+	int rc =
+		o->prompts ? trace_list_parse(o->prompts, &one, "--prompt", o->sizes, &o->n_sizes, e) : 0;
+	if (!rc && o->n_sizes > 1 && o->parts != PART_PREFILL)
+		rc = err_set(e, ERR_USAGE, "--prompt: only bench prefill takes a list");
+	o->n_prompt = (uint32_t)o->sizes[0];
+	return rc;
+}
+
+int cmd_bench(int argc, char **argv, struct err *e)
+{
+	const uint64_t start_ns = clock_ns();
+	struct bench_opts o = {.n_prompt = 256, .n_new = 32, .repeats = 5, .seconds = 0.1f};
+	const struct arg own[] = {
+		{.name = "repeats",
+			.kind = ARG_UINT,
+			.u32 = &o.repeats,
+			.min = 1,
+			.max = BENCH_MAX_REPEATS,
+			.value = "N",
+			.help = "samples of each figure",
+			.fallback = "5"},
+		{.name = "seconds",
+			.kind = ARG_FLOAT,
+			.f32 = &o.seconds,
+			.max = 3600,
+			.value = "S",
+			.help = "least length of a sample",
+			.fallback = "0.1"},
+		{.name = "mb",
+			.kind = ARG_UINT,
+			.u32 = &o.mb,
+			.min = 1,
+			.max = 1 << 20,
+			.value = "N",
+			.help = "MiB of each array whose bandwidth is measured",
+			.fallback = "four last-level caches, at most 640"},
+		{.name = "only",
+			.kind = ARG_STRING,
+			.string = &o.only,
+			.value = "TEXT",
+			.help = "ops whose shape, name or type holds this text: \"pocket\", \"expert_ffn\", "
+					"\"glm-5.2 "
+					"matmul q_a Q4_K\""},
+		{.name = "prompt",
+			.letter = 'p',
+			.kind = ARG_STRING,
+			.string = &o.prompts,
+			.value = "N",
+			.help =
+				"tokens of the prompt in prefill and decode; prefill takes a list (512,2048,8192)",
+			.fallback = "256, with --routing 1"},
+		{.letter = 'n',
+			.kind = ARG_UINT,
+			.u32 = &o.n_new,
+			.given = &o.new_given,
+			.min = 1,
+			.max = INT32_MAX,
+			.value = "N",
+			.help = "tokens decoded",
+			.fallback = "32, with --routing 768"},
+		{.name = "file",
+			.letter = 'f',
+			.kind = ARG_STRING,
+			.string = &o.read.path,
+			.value = "FILE",
+			.help = "file that bench read reads, text that bench session computes",
+			.fallback = "random bytes made for it, in --dir; random tokens"},
+		{.name = "dir",
+			.kind = ARG_STRING,
+			.string = &o.read.dir,
+			.value = "DIR",
+			.help = "where that file is made, or the session file",
+			.fallback = "here"},
+		{.name = "gb",
+			.kind = ARG_SIZE_GB,
+			.u64 = &o.read.bytes,
+			.max = 1000,
+			.above_min = true,
+			.value = "G",
+			.help = "read so much per sample",
+			.fallback = "4, in bench all 1"},
+		{.name = "slice-kb",
+			.kind = ARG_UINT,
+			.u32 = &o.slice_kib,
+			.min = 4,
+			.max = 262144,
+			.value = "K",
+			.help = "KiB of one read, a multiple of 4",
+			.fallback = "1024"},
+		{.name = "depth",
+			.kind = ARG_UINT,
+			.u32 = &o.depth,
+			.min = 1,
+			.max = READER_DEPTH_MAX,
+			.value = "N",
+			.help = "reads in flight",
+			.fallback = "1, 4, 16, 32 and 64, one after the other"},
+		{.name = "routing",
+			.kind = ARG_STRING,
+			.string = &o.common.routing,
+			.value = "TRACE",
+			.help = "decode uses the experts that this trace names, and its guesses for lookahead, "
+					"in place of "
+					"the router's picks",
+			.fallback = "the model's own routing"},
+		{.name = "resident",
+			.kind = ARG_UINT,
+			.u32 = &o.common.confine,
+			.min = 1,
+			.max = CONFIG_MAX_EXPERTS,
+			.value = "N",
+			.help = "decode uses only the first N experts of each layer, which are read before: "
+					"what the "
+					"processor takes when nothing is missing"},
+		{.name = "most-seconds",
+			.kind = ARG_FLOAT,
+			.f32 = &o.most_seconds,
+			.max = 86400,
+			.value = "S",
+			.help = "decode with --routing or --resident, or prefill with --cache-gb, for at most "
+					"so long "
+					"and report what is there",
+			.fallback = "until all is done"},
+		{.name = "no-fio",
+			.kind = ARG_FLAG,
+			.flag = &o.read.no_fio,
+			.help = "do not run fio beside our readers"},
+		{.name = "csv", .kind = ARG_FLAG, .flag = &o.csv, .help = "comma-separated values"},
+		{.name = "json",
+			.kind = ARG_FLAG,
+			.flag = &o.json,
+			.help = "one JSON object after the last figure"},
+	};
+	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, common_opts_group(&o.common)};
+	const struct arg positional = {.kind = ARG_CHOICE,
+		.i32 = &o.parts,
+		.words = parts,
+		.value = "WHAT",
+		.required = true,
+		.given = &(bool){false}};
+	const struct args args = {.command = "glmstream bench",
+		.usage = "read|copy|ops|prefill|decode|session|all [options]",
+		.about =
+			"read: the disk through our readers, beside fio if it is installed. copy: memory "
+			"bandwidth "
+			"and multiply-adds of this machine's processor. ops: every operation alone, at the "
+			"shapes of the pocket model and of GLM-5.2. prefill, decode: a whole model; decode "
+			"with "
+			"--cache-gb also with lookahead 0, 1 and 2, against the time that computing alone or "
+			"reading alone takes; with --routing one long answer of a single engine, from the "
+			"command to the steady state. session: saving and reading a prompt of -p tokens "
+			"against "
+			"computing it, and what compression would gain. One line per figure: median, "
+			"spread, share of the limit measured in the same run.",
+		.example =
+			"glmstream bench all\nglmstream bench ops --only 'glm-5.2 expert_ffn' --json\n"
+			"glmstream bench decode -m MODEL.gguf --cache-gb 60 -n 128\n"
+			"glmstream bench session -p 4096 -f TEXT\n"
+			"glmstream bench decode -m SYNTH.gguf --cache-gb 60 --lookahead 1 --routing TRACE",
+		.groups = groups,
+		.n_groups = ARRAY_LEN(groups),
+		.positional = &positional,
+		.n_positional = 1};
+	int rc = report_parse(&args, argc, argv, e);
+	if (rc)
+		return rc == ARGS_HELP ? 0 : rc;
+	if (o.csv && o.json)
+		return err_set(e, ERR_USAGE, "--csv and --json exclude each other");
+	if (o.only && !(o.parts & PART_OPS))
+		return err_set(
+			e, ERR_USAGE, "--only chooses among ops: use it with bench ops or bench all");
+	if (o.slice_kib % 4)
+		return err_set(e, ERR_USAGE, "--slice-kb: %u is no multiple of 4", o.slice_kib);
+	if ((rc = parse_prompts(&o, e)))
+		return rc;
+	if ((o.common.routing || o.common.confine) && o.parts != PART_DECODE)
+		return err_set(e, ERR_USAGE, "--routing and --resident belong to bench decode");
+	if (o.most_seconds > 0 && !o.common.routing && !o.common.confine &&
+		!(o.parts == PART_PREFILL && o.common.cache_bytes))
+		return err_set(e, ERR_USAGE,
+			"--most-seconds belongs to bench decode with --routing or --resident and to bench "
+			"prefill with "
+			"--cache-gb");
+	if (o.common.routing || o.common.confine) {
+		o.n_prompt = o.prompts ? o.n_prompt : 1; /* the first token finds a cold cache */
+		o.n_new = o.new_given ? o.n_new : 768;
+	}
+	interrupt_catch(false);
+	o.read.slice_bytes = (size_t)o.slice_kib << 10;
+	o.read.n_depths = o.depth > 0;
+	o.read.depths[0] = o.depth;
+	o.read.repeats = o.repeats;
+	if (!o.read.bytes && o.parts == PART_ALL)
+		o.read.bytes = 1000000000; /* one part of many */
+	o.read.stop = interrupt_flag();
+	struct bench b = {.format = o.csv    ? BENCH_CSV
+								: o.json ? BENCH_JSON
+										 : BENCH_TEXT,
+		.repeats = (int)o.repeats,
+		.start_ns = start_ns,
+		.seconds = (double)o.seconds,
+		.threads = threads_in_use(o.common.threads),
+		.array_bytes = (size_t)o.mb << 20};
+	rc = run_parts(&b, &o, e);
+	bench_fini(&b);
+	return rc;
+}

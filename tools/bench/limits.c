@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT */
+/* Drive, link to the card, memory of the card. */
+#include "tools/bench/limits.h"
+
+#include "src/base/num.h"
+#include "tools/options/pocket.h"
+
+static struct bench_spread gb_s(struct bench_spread s)
+{
+	return (struct bench_spread){s.median * 1e-9, s.low * 1e-9, s.high * 1e-9};
+}
+
+/* As fast as it gets of the two ways there are. */
+static int measure_drive(
+	struct bench *b, const struct common_opts *c, struct measure_disk *d, struct err *e)
+{
+	struct gguf *file = NULL;
+	const char *model = pocket_or(c->model, e);
+	int rc = model ? gguf_open(model, &file, e) : e->code;
+	if (!rc)
+		rc = measure_disk(c, file, 0, MAX(b->seconds, 0.5), MIN(b->repeats, 3), d, e);
+	struct measure_disk slices;
+	if (!rc && d->direct &&
+		!(rc = measure_disk_slices(
+			  c, file, MAX(b->seconds, 0.5), MIN(b->repeats, 3), &slices, e)) &&
+		slices.bytes_s.median > d->bytes_s.median)
+		*d = slices;
+	gguf_close(file);
+	return rc;
+}
+
+int limits_measure_before(
+	struct bench *b, const struct common_opts *c, struct limits *l, struct err *e)
+{
+	if (c->no_direct)
+		return 0;
+	int rc = measure_drive(b, c, &l->disk, e);
+	l->before = !rc;
+	return rc;
+}
+
+int limits_measure(struct bench *b, const struct common_opts *c, const char *section,
+	const char *backend, struct limits *l, struct err *e)
+{
+	const struct bench_spread before = l->disk.bytes_s;
+	int rc = measure_drive(b, c, &l->disk, e);
+	if (l->before && !rc) {
+		struct bench_spread *d = &l->disk.bytes_s;
+		*d = (struct bench_spread){
+			(before.median + d->median) / 2, MIN(before.low, d->low), MAX(before.high, d->high)};
+	}
+	if (rc || (rc = measure_card(backend, MIN(b->repeats, 5), &l->card, e)))
+		return rc;
+	bench_add(b, section, "GB/s", gb_s(l->disk.bytes_s), 0, NULL,
+		"limit: drive, experts of %.4g MB, %u %sunder way%s%s", l->disk.expert_bytes * 1e-6,
+		l->disk.in_flight, l->disk.slices ? "slices " : "", l->before ? ", before and after" : "",
+		l->disk.direct ? "" : ", page cache");
+	if (!l->card.there)
+		return 0;
+	bench_add(b, section, "GB/s", gb_s(l->card.in_bytes_s), 0, NULL, "limit: host to card");
+	bench_add(b, section, "GB/s", gb_s(l->card.out_bytes_s), 0, NULL, "limit: card to host");
+	bench_add(b, section, "GB/s", gb_s(l->card.copy_bytes_s), 0, NULL, "limit: copy on the card");
+	return 0;
+}

@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT */
+/* The order of things on the two streams: reasoning, answer, line feed, then the statistics. */
+#include "tools/chat/answer.h"
+
+#include "src/base/log.h"
+#include "src/base/num.h"
+#include "tools/chat/chat_file.h"
+#include "tools/output/interrupt.h"
+#include "tools/output/json_out.h"
+#include "tools/output/report.h"
+#include "tools/output/progress.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define PROGRESS_TOKENS 256 /* shorter prompts need no progress line */
+
+int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
+{
+	int rc;
+	*a = (struct answer){.opts = opts};
+	a->talk.raw = opts->raw;
+	conversation_set_think(&a->talk, opts->think);
+	chat_view_init(&a->view, !opts->common.quiet);
+	if ((rc = conversation_set_system(&a->talk, opts->system, e)) ||
+		(rc = common_opts_open(&opts->common, &a->engine, e)) ||
+		(rc = session_new(a->engine, &a->session, e)) ||
+		(rc = prefix_opts_open(&opts->prefix, a->engine, &a->store, e)))
+		return rc;
+	run_opts_defaults(opts, engine_config(a->engine));
+	if (opts->session && (rc = chat_file_open(a, opts->session, e)))
+		return rc;
+	log_verbose("sampling temp %g, top-p %g, seed %llu", (double)opts->temp, (double)opts->top_p,
+		(unsigned long long)opts->seed);
+	return 0;
+}
+
+int answer_close(struct answer *a, int rc, struct err *e)
+{
+	struct err late = {0};
+	int failed = a->autosave && a->unsaved ? chat_file_save(a, NULL, &late) : 0;
+	if (failed && rc)
+		report_error(&late);
+	else if (failed)
+		*e = late;
+	rc = rc ? rc : failed;
+	chat_view_fini(&a->view);
+	conversation_fini(&a->talk);
+	token_ids_free(&a->prompt);
+	prefix_store_close(a->store);
+	free(a->session_path);
+	session_free(a->session);
+	rc = common_opts_close(a->engine, rc, e);
+	*a = (struct answer){0};
+	return rc;
+}
+
+/* ---- while it runs
+ * -------------------------------------------------------------------------------------- */
+
+/* What generate calls back. */
+struct run {
+	struct answer *a;
+	struct progress progress;
+};
+
+static void on_progress(void *user, uint32_t done, uint32_t total)
+{
+	struct run *r = user;
+	if (done < total)
+		progress_update(&r->progress, done, total);
+	else
+		progress_end(&r->progress);
+}
+
+static bool on_token(void *user, int32_t id)
+{
+	struct run *r = user;
+	progress_end(&r->progress);
+	return chat_view_token(&r->a->view, id);
+}
+
+/* With --raw the answer becomes part of the one run of tokens, the stop token too: the next text
+ * follows it. */
+static int keep_raw(struct answer *a, struct err *e)
+{
+	const int32_t *tokens = session_tokens(a->session);
+	uint32_t n = session_length(a->session);
+	for (size_t i = a->talk.raw_ids.n; i < n; i++)
+		if (token_ids_push(&a->talk.raw_ids, tokens[i]))
+			return err_set(e, ERR_MEMORY, "no memory for %u token ids", n);
+	return 0;
+}
+
+static void show_stats(struct answer *a)
+{
+	fflush(stdout);
+	if (a->opts->json)
+		json_out_line(stderr, stats_json(&a->stats));
+	else if (!a->opts->common.quiet)
+		stats_print(stderr, &a->stats, a->view.err_colours);
+}
+
+/* Tokens of the prompt that the session holds already. */
+static uint32_t reused(const struct answer *a)
+{
+	const int32_t *held = session_tokens(a->session);
+	uint32_t n = 0, most = (uint32_t)MIN((size_t)session_length(a->session), a->prompt.n);
+	while (n < most && held[n] == a->prompt.data[n])
+		n++;
+	return n;
+}
+
+/* The longest beginning of the prompt that is on disk; what comes of it, the loop's own look at the
+ * session finds. */
+static int restore_prefix(struct answer *a, struct err *e)
+{
+	uint32_t n;
+	if (!a->store)
+		return 0;
+	int rc =
+		prefix_store_restore(a->store, a->session, a->prompt.data, (uint32_t)a->prompt.n, &n, e);
+	if (!rc && n)
+		log_verbose("prefix store: %u tokens of %zu read", n, a->prompt.n);
+	return rc;
+}
+
+static void keep_prefix(struct answer *a)
+{
+	struct err e = {0};
+	if (a->store && prefix_store_keep(a->store, a->session, session_length(a->session), &e)) {
+		log_warn("%s; no more is stored", e.text);
+		prefix_store_close(a->store);
+		a->store = NULL;
+	}
+}
+
+int answer_turn(struct answer *a, const char *text, size_t len, const char *what, struct err *e)
+{
+	const struct tokenizer *t = engine_tokenizer(a->engine);
+	const struct run_opts *o = a->opts;
+	int rc = conversation_add_user(&a->talk, t, text, len, what, e);
+	if (rc)
+		return rc;
+	if ((rc = conversation_prompt(&a->talk, t, &a->prompt, e)) || (rc = restore_prefix(a, e))) {
+		conversation_undo(&a->talk);
+		return rc;
+	}
+	struct run run = {.a = a};
+	const struct generate_options options = {
+		.max_new = o->max_new,
+		.sampler = run_opts_sampler(o, a->turns),
+		.on_token = on_token,
+		.user = &run,
+		.watch = {.progress = on_progress, .user = &run, .cancel = interrupt_flag()},
+	};
+	struct stats stats = {.backend = engine_backend_name(a->engine),
+		.io = engine_io_name(a->engine),
+		.seed = options.sampler.seed};
+	struct expert_stats before = engine_expert_stats(a->engine);
+	chat_view_begin(&a->view, t, a->talk.raw, chat_starts_in_reasoning(&a->talk.chat.options));
+	uint32_t fresh = (uint32_t)a->prompt.n - reused(a);
+	if (fresh >= PROGRESS_TOKENS && !o->common.quiet)
+		progress_begin(&run.progress, "reading the prompt", "tok", fresh);
+	rc = generate(a->session, a->prompt.data, (uint32_t)a->prompt.n, &options, &stats.result, e);
+	progress_end(&run.progress);
+	bool cancelled = rc == ERR_INTERRUPTED || (!rc && stats.result.stop == GENERATE_CANCELLED);
+	chat_view_end(&a->view, !rc && stats.result.stop == GENERATE_STOP_TOKEN);
+	if ((rc && rc != ERR_INTERRUPTED) || (cancelled && !stats.result.new_tokens)) {
+		conversation_undo(&a->talk);
+		if (!cancelled)
+			return rc;
+		return err_set(e, ERR_INTERRUPTED, "%s", "");
+	}
+	a->turns++;
+	a->unsaved = true;
+	stats.experts = stats_between(before, engine_expert_stats(a->engine));
+	a->stats = stats;
+	a->has_stats = true;
+	a->total_prompt += stats.result.prompt_tokens - stats.result.reused_tokens;
+	a->total_new += stats.result.new_tokens;
+	a->total_ns += stats.result.prefill_ns + stats.result.decode_ns;
+	if (!a->talk.raw)
+		chat_view_message(&a->view, &a->talk.chat);
+	else if ((rc = keep_raw(a, e)))
+		return rc;
+	if (!cancelled && !a->view.lost && stats.result.stop == GENERATE_CONTEXT_FULL)
+		log_warn(
+			"the answer was cut off: the context of %u tokens is full", engine_context(a->engine));
+	keep_prefix(a);
+	chat_file_autosave(a);
+	show_stats(a); /* behind all warnings: with --json the object is the last line */
+	if (a->view.lost)
+		return err_set(e, ERR_RUN, "standard output takes no more: the answer was stopped");
+	if (cancelled)
+		return err_set(e, ERR_INTERRUPTED, "%s", "");
+	return 0;
+}

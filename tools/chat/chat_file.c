@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: MIT */
+/* What is read is checked like any foreign text: the marks must point at user messages, ids must be
+ * in the vocabulary. */
+#include "tools/chat/chat_file.h"
+
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/out_file.h"
+#include "src/engine/session_file.h"
+#include "src/text/chat_json.h"
+#include "src/text/json_text.h"
+#include "tools/output/report.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define SMALL_BYTES  64000000u  /* such a file is saved after every answer */
+#define SAVE_BYTES_S 500000000u /* how fast saving is thought to be before the first one */
+#define PATIENCE     10         /* a large file may cost this part of the time that answers took */
+
+/* ---- the note ---- */
+
+static void add_text(json_t *o, const char *key, const struct chat_text *t, bool *bad)
+{
+	if (t->data && json_object_set_new(o, key, json_stringn(t->data, t->len)))
+		*bad = true; /* not UTF-8 */
+}
+
+static json_t *message_json(const struct chat_message *m, bool *bad)
+{
+	static const char *const roles[] = {"system", "user", "assistant", "tool"};
+	json_t *o = json_object();
+	json_object_set_new(o, "role", json_string(roles[m->role]));
+	add_text(o, "content", &m->content, bad);
+	add_text(o, "reasoning_content", &m->reasoning, bad);
+	if (m->n_calls)
+		json_object_set_new(o, "tool_calls", json_array());
+	for (size_t i = 0; i < m->n_calls; i++) {
+		json_t *call = json_object();
+		add_text(call, "name", &m->calls[i].name, bad);
+		json_object_set(call, "arguments", m->calls[i].arguments);
+		json_array_append_new(json_object_get(o, "tool_calls"), call);
+	}
+	return o;
+}
+
+int chat_file_note(const struct answer *a, struct buf *out, struct err *e)
+{
+	const struct conversation *c = &a->talk;
+	bool bad = false;
+	json_t *o = json_object(), *messages = json_array(), *marks = json_array(), *ids = json_array();
+	json_object_set_new(o, "glmstream_chat", json_integer(1));
+	json_object_set_new(o, "raw", json_boolean(c->raw));
+	json_object_set_new(o, "think", json_string(think_mode_name(a->opts->think)));
+	json_object_set_new(o, "turns", json_integer((json_int_t)a->turns));
+	json_object_set_new(o, "seed", json_integer((json_int_t)a->opts->seed));
+	for (size_t i = 0; i < c->chat.n_messages; i++)
+		json_array_append_new(messages, message_json(&c->chat.messages[i], &bad));
+	for (size_t i = 0; i < c->n_turns; i++)
+		json_array_append_new(marks, json_integer((json_int_t)c->marks[i]));
+	for (size_t i = 0; i < c->raw_ids.n; i++)
+		json_array_append_new(ids, json_integer(c->raw_ids.data[i]));
+	json_object_set_new(o, "messages", messages);
+	json_object_set_new(o, "raw_ids", ids);
+	json_object_set_new(o, "marks", marks);
+	json_text_dump(o, out);
+	json_decref(o);
+	return bad ? err_set(e, ERR_RUN,
+					 "the conversation holds text that is not UTF-8 and cannot be saved")
+			   : 0;
+}
+
+/* Whole numbers from 0 to `most` of an array; false when it is none, or holds something else. */
+static bool get_numbers(const json_t *list, json_int_t most, size_t **out, size_t *n)
+{
+	size_t i;
+	json_t *v;
+	if (!json_is_array(list))
+		return false;
+	*out = NEW_ARRAY(size_t, json_array_size(list) + 1);
+	*n = json_array_size(list);
+	json_array_foreach(list, i, v)
+	{
+		if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > most)
+			return false;
+		(*out)[i] = (size_t)json_integer_value(v);
+	}
+	return true;
+}
+
+static bool marks_fit(const struct conversation *c)
+{
+	for (size_t i = 0; i < c->n_turns; i++) {
+		size_t m = c->marks[i];
+		if ((i && m <= c->marks[i - 1]) || m >= (c->raw ? c->raw_ids.n : c->chat.n_messages))
+			return false;
+		if (!c->raw && (c->chat.messages[m].role != CHAT_USER || !c->chat.messages[m].content.data))
+			return false;
+	}
+	return true;
+}
+
+/* *c is zeroed. */
+static int parse_talk(
+	struct conversation *c, const json_t *o, uint32_t n_vocab, const char *name, struct err *e)
+{
+	size_t *ids = NULL, n_ids = 0;
+	c->raw = json_is_true(json_object_get(o, "raw"));
+	int rc = chat_json_messages(&c->chat, json_object_get(o, "messages"), e);
+	if (rc) {
+		err_prefix(e, "%.300s", name);
+		return rc;
+	}
+	if (!get_numbers(json_object_get(o, "raw_ids"), (json_int_t)n_vocab - 1, &ids, &n_ids))
+		rc = err_set(
+			e, ERR_INPUT, "%.400s: raw_ids: expected a list of token ids below %u", name, n_vocab);
+	for (size_t i = 0; i < n_ids && !rc; i++)
+		if (token_ids_push(&c->raw_ids, (int32_t)ids[i]))
+			rc = err_set(e, ERR_MEMORY, "%.400s: no memory for %zu token ids", name, n_ids);
+	free(ids);
+	if (!rc && (!get_numbers(json_object_get(o, "marks"), INT32_MAX, &c->marks, &c->n_turns) ||
+				   !marks_fit(c)))
+		rc = err_set(
+			e, ERR_INPUT, "%.400s: marks: expected where the turns begin, in rising order", name);
+	return rc;
+}
+
+int chat_file_parse(struct answer *a, const char *text, size_t len, const char *name, struct err *e)
+{
+	struct conversation c = {0};
+	int rc = 0, think = 0;
+	json_t *o = json_text_parse(text, len, false, e);
+	if (!o) {
+		err_prefix(e, "%.300s: holds no chat", name);
+		return ERR_INPUT;
+	}
+	const json_t *version = json_object_get(o, "glmstream_chat"),
+				 *mode = json_object_get(o, "think"), *turns = json_object_get(o, "turns"),
+				 *seed = json_object_get(o, "seed");
+	if (json_integer_value(version) != 1 || !json_is_string(mode) ||
+		!think_mode_parse(json_string_value(mode), &think) || !json_is_integer(turns) ||
+		!json_is_integer(seed))
+		rc = err_set(e, ERR_INPUT, "%.400s: holds no chat of a kind that this program knows", name);
+	if (!rc)
+		rc = parse_talk(&c, o, engine_config(a->engine)->n_vocab, name, e);
+	if (!rc) {
+		conversation_fini(&a->talk);
+		a->talk = c;
+		c = (struct conversation){0};
+		a->turns = (uint64_t)json_integer_value(turns);
+		if (!a->opts->seed_given)
+			a->opts->seed = (uint64_t)json_integer_value(seed);
+		a->opts->think = think;
+		conversation_set_think(&a->talk, think);
+	}
+	conversation_fini(&c);
+	json_decref(o);
+	return rc;
+}
+
+/* ---- files ---- */
+
+/* Zeros when there is none. */
+static void look(const char *path, struct stat *st)
+{
+	if (stat(path, st))
+		*st = (struct stat){0};
+}
+
+/* Has another program written the chat's file since this one read or wrote it? A file that is gone
+ * is nobody's work. */
+static bool is_anothers(const struct answer *a)
+{
+	struct stat now;
+	look(a->session_path, &now);
+	return now.st_nlink &&
+		   (now.st_ino != a->session_seen.st_ino || now.st_size != a->session_seen.st_size ||
+			   now.st_mtim.tv_sec != a->session_seen.st_mtim.tv_sec ||
+			   now.st_mtim.tv_nsec != a->session_seen.st_mtim.tv_nsec);
+}
+
+static void set_path(struct answer *a, const char *path)
+{
+	char *own = mem_strdup(path); /* may be a->session_path */
+	free(a->session_path);
+	a->session_path = own;
+}
+
+static void say(const struct answer *a, const char *path, const char *done,
+	const struct session_file_info *i, uint64_t ns)
+{
+	if (!a->opts->common.quiet)
+		fprintf(stderr, "%s: %zu turn%s, %u tokens %s (%.1f MB, %.2f s)\n", path, a->talk.n_turns,
+			a->talk.n_turns == 1 ? "" : "s", i->n, done, (double)i->bytes / 1e6, (double)ns * 1e-9);
+}
+
+/* path NULL: the chat's own file. */
+static int save(struct answer *a, const char *path, bool quiet, struct err *e)
+{
+	struct buf note = {0};
+	struct session_file_info info;
+	uint64_t start = clock_ns();
+	if (!path && is_anothers(a)) {
+		err_set(e, ERR_RUN,
+			"%.400s: another program has written this session meanwhile, so this chat is not saved "
+			"there",
+			a->session_path);
+		return err_hint(e, "in the chat, /save FILE goes on in another file");
+	}
+	path = path ? path : a->session_path;
+	int rc = chat_file_note(a, &note, e);
+	if (!rc)
+		rc = session_file_save(a->session, path, note.data, note.len, &info, e);
+	uint64_t ns = clock_ns() - start;
+	buf_free(&note);
+	if (rc)
+		return rc;
+	if (!a->session_path || (strcmp(path, a->session_path) && is_anothers(a)))
+		set_path(a, path); /* it goes on there */
+	if (!strcmp(path, a->session_path)) {
+		look(path, &a->session_seen);
+		a->unsaved = false;
+		a->save_ns = ns;
+		a->saved_at_ns = a->total_ns;
+	}
+	if (!quiet)
+		say(a, path, "saved", &info, ns);
+	return 0;
+}
+
+int chat_file_save(struct answer *a, const char *path, struct err *e)
+{
+	return save(a, path, !path && a->opts->json, e); /* the object stays the last line */
+}
+
+int chat_file_load(struct answer *a, const char *path, struct err *e)
+{
+	struct buf note = {0};
+	struct session_file_info info;
+	uint64_t start = clock_ns();
+	struct stat seen;
+	look(path, &seen);
+	int rc = session_file_load(a->session, path, &note, &info, e);
+	if (!rc)
+		rc = chat_file_parse(a, buf_str(&note), note.len, path, e);
+	buf_free(&note);
+	if (rc)
+		return rc;
+	set_path(a, path);
+	a->session_seen = seen;
+	a->unsaved = false;
+	a->save_ns = 0;
+	a->saved_at_ns = a->total_ns;
+	say(a, path, "read", &info, clock_ns() - start);
+	return 0;
+}
+
+int chat_file_open(struct answer *a, const char *path, struct err *e)
+{
+	const struct run_opts *o = a->opts;
+	int rc, think = o->think;
+	bool raw = o->raw;
+	a->autosave = true;
+	if (access(path, F_OK) && errno == ENOENT) {
+		struct out_file probe;
+		if ((rc = out_file_open_private(&probe, path, e)))
+			return rc;
+		out_file_abort(&probe);
+		set_path(a, path);
+		log_info("session: %s does not exist yet, this chat is saved there", path);
+		return 0;
+	}
+	if ((rc = chat_file_load(a, path, e)))
+		return rc;
+	if (raw && !a->talk.raw)
+		return err_set(e, ERR_INPUT,
+			"%.400s: holds a chat with the model's template, expected a --raw one", path);
+	if (!a->talk.raw && o->think_given) {
+		a->opts->think = think;
+		conversation_set_think(&a->talk, think);
+	}
+	if (o->system && a->talk.raw)
+		return err_set(
+			e, ERR_INPUT, "%.400s: holds a --raw chat, which has no place for --system", path);
+	return o->system ? conversation_set_system(&a->talk, o->system, e) : 0;
+}
+
+void chat_file_autosave(struct answer *a)
+{
+	if (!a->autosave || !a->unsaved)
+		return;
+	uint64_t bytes = session_file_bytes(a->session, session_length(a->session), 0);
+	uint64_t cost = a->save_ns ? a->save_ns : bytes * 1000000000u / SAVE_BYTES_S;
+	if (bytes > SMALL_BYTES && a->total_ns - a->saved_at_ns < PATIENCE * cost)
+		return;
+	struct err e = {0};
+	if (save(a, NULL, true, &e))
+		log_warn("not saved: %s", e.text);
+}

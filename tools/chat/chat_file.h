@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A chat in a session file: its timeline (src/engine/session_file.h) and, as the file's note, what
+ * the chat knows besides: the messages with the place where each turn begins, how much the model is
+ * to reason, how many answers there were and with which seed. So /undo, the next prompt and the
+ * next answer are those of a chat that never stopped.
+ *
+ *   {"glmstream_chat": 1, "raw": false, "think": "max", "turns": 2, "seed": 7,
+ *    "messages": [{"role", "content", "reasoning_content", "tool_calls"}], "raw_ids": [], "marks":
+ * [0, 2]}
+ */
+#ifndef GLM_TOOLS_CHAT_FILE_H
+#define GLM_TOOLS_CHAT_FILE_H
+
+#include "tools/chat/answer.h"
+
+/* The conversation as text, and back. chat_file_parse replaces the members of *a that the text
+ * names, or changes nothing: ERR_INPUT with a sentence when the text is not such a note (`name`
+ * stands for it). */
+int chat_file_note(const struct answer *a, struct buf *out, struct err *e);
+int chat_file_parse(
+	struct answer *a, const char *text, size_t len, const char *name, struct err *e);
+
+/* Writes the chat to a file, reads it from one; says on stderr what was done (not with -q). A file
+ * that cannot be read leaves the chat as it was. path NULL: to the file it came from, unless
+ * another program has written there meanwhile (ERR_RUN). */
+int chat_file_save(struct answer *a, const char *path, struct err *e);
+int chat_file_load(struct answer *a, const char *path, struct err *e);
+
+/* --session, after the engine is open: reads the file if it exists, else finds out whether it can
+ * be written. */
+int chat_file_open(struct answer *a, const char *path, struct err *e);
+
+/* After an answer: saves to a->session_path when that is wanted and cheap: a small file always, a
+ * large one when the answers since the last save took ten times as long as saving does. What fails
+ * is a warning: the last save is still there. */
+void chat_file_autosave(struct answer *a);
+
+#endif

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/* `glmstream` without a command: one answer (-p, -f), one answer per line of a pipe, or a chat. */
+#include "src/base/mem.h"
+#include "tools/chat/answer.h"
+#include "tools/chat/cmd_chat.h"
+#include "tools/commands/commands.h"
+#include "tools/output/interrupt.h"
+#include "tools/options/text_input.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* The one prompt of -p or -f, read and checked before a large model is opened for it. */
+struct prompt {
+	char *text;
+	size_t len;
+	const char *what; /* for errors */
+};
+
+static int read_prompt(const struct run_opts *o, struct prompt *p, struct err *e)
+{
+	int rc = 0;
+	if (o->prompt) {
+		*p = (struct prompt){mem_strdup(o->prompt), strlen(o->prompt), "-p"};
+	} else {
+		bool is_stdin = !strcmp(o->file, "-");
+		p->what = is_stdin ? "standard input" : o->file;
+		if ((rc = text_input_read(is_stdin ? NULL : o->file, &p->text, &p->len, e)))
+			return rc;
+		p->len -= p->len && p->text[p->len - 1] == '\n'; /* the line feed that editors add */
+	}
+	return conversation_check(p->text, p->len, p->what, e);
+}
+
+/* Every line that is not blank is a turn of one conversation. */
+static int run_lines(struct answer *a, struct err *e)
+{
+	struct buf line = {0};
+	uint64_t number = 0;
+	int rc;
+	while ((rc = text_input_line(&line, ++number, e)) > 0) {
+		size_t n = line.len;
+		while (n && line.data[n - 1] == '\r')
+			n--;
+		size_t blanks = 0;
+		while (blanks < n && (line.data[blanks] == ' ' || line.data[blanks] == '\t'))
+			blanks++;
+		if (blanks == n)
+			continue;
+		line.data[n] = 0;
+		char what[64];
+		snprintf(what, sizeof what, "standard input, line %llu", (unsigned long long)number);
+		if ((rc = answer_turn(a, line.data, n, what, e)))
+			break;
+	}
+	if (rc == -EINTR && atomic_load(interrupt_flag()))
+		rc = err_set(e, ERR_INTERRUPTED, "%s", "");
+	buf_free(&line);
+	return rc;
+}
+
+int cmd_run(int argc, char **argv, struct err *e)
+{
+	struct run_opts opts;
+	struct answer a = {0};
+	int rc = run_opts_parse(&opts, argc, argv, e);
+	if (rc)
+		return rc == ARGS_HELP ? 0 : rc;
+	bool one = opts.prompt || opts.file, chat = !one && isatty(STDIN_FILENO);
+	struct prompt prompt = {0};
+	if ((one && (rc = read_prompt(&opts, &prompt, e))) || (rc = answer_open(&a, &opts, e)))
+		goto out;
+	interrupt_catch(chat); /* not before: Ctrl+C while a large model loads ends the program */
+	if (one)
+		rc = answer_turn(&a, prompt.text, prompt.len, prompt.what, e);
+	else if (chat)
+		rc = chat_loop(&a, e);
+	else
+		rc = run_lines(&a, e);
+out:
+	free(prompt.text);
+	return answer_close(&a, rc, e);
+}

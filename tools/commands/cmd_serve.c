@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: MIT */
+/* glmstream serve: opens the engine, serves until a signal comes. */
+#if HAVE_HTTP
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/serve/server.h"
+#include "src/text/utf8.h"
+#include "tools/commands/commands.h"
+#include "tools/options/common_opts.h"
+#include "tools/output/interrupt.h"
+#include "tools/options/pocket.h"
+#include "tools/output/report.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define GRACE_MS 3500 /* what runs when SIGTERM comes may take so long: all ends within 5 s */
+
+struct serve_opts {
+	struct common_opts common;
+	const char *host, *api_key, *allow_host, *cors, *name;
+	uint32_t port, sessions, queue, connections, max_body_mb;
+	bool any_model;
+	struct prefix_opts prefix;
+};
+
+static int parse(struct serve_opts *o, int argc, char **argv, struct err *e)
+{
+	const struct arg list[] = {
+		{.name = "host",
+			.kind = ARG_STRING,
+			.string = &o->host,
+			.value = "ADDRESS",
+			.help = "where to listen; without --api-key everybody who reaches it may use it",
+			.fallback = "127.0.0.1"},
+		{.name = "port",
+			.kind = ARG_UINT,
+			.u32 = &o->port,
+			.max = 65535,
+			.value = "N",
+			.help = "0: any that is free; the first line on stdout says which",
+			.fallback = "8080"},
+		{.name = "api-key",
+			.kind = ARG_STRING,
+			.string = &o->api_key,
+			.value = "KEY",
+			.help = "what clients must send (Authorization: Bearer KEY, or x-api-key)",
+			.fallback = "the environment's GLMSTREAM_API_KEY, else none"},
+		{.name = "sessions",
+			.kind = ARG_UINT,
+			.u32 = &o->sessions,
+			.min = 1,
+			.max = 64,
+			.value = "N",
+			.help = "timelines kept at the same time; up to 8 of them write in one step; each has "
+					"the whole "
+					"context",
+			.fallback = "4"},
+		{.name = "queue",
+			.kind = ARG_UINT,
+			.u32 = &o->queue,
+			.max = 100000,
+			.value = "N",
+			.help = "most answers that wait for a session; more are refused (429)",
+			.fallback = "128"},
+		{.name = "model-name",
+			.kind = ARG_STRING,
+			.string = &o->name,
+			.value = "NAME",
+			.help = "the model's name in the API",
+			.fallback = "the file's name without .gguf"},
+		{.name = "any-model",
+			.kind = ARG_FLAG,
+			.flag = &o->any_model,
+			.help = "answer requests that name another model too"},
+		{.name = "allow-host",
+			.kind = ARG_STRING,
+			.string = &o->allow_host,
+			.value = "NAME",
+			.help = "another name that the Host header may have (behind a proxy)",
+			.fallback = "on a loopback address only localhost and addresses of it"},
+		{.name = "cors",
+			.kind = ARG_STRING,
+			.string = &o->cors,
+			.value = "ORIGIN",
+			.help = "let web pages of this origin (or *) use the API",
+			.fallback = "only the server's own page"},
+		{.name = "max-connections",
+			.kind = ARG_UINT,
+			.u32 = &o->connections,
+			.min = 4,
+			.max = 4096,
+			.value = "N",
+			.help = "open connections; more wait",
+			.fallback = "512"},
+		{.name = "max-body-mb",
+			.kind = ARG_UINT,
+			.u32 = &o->max_body_mb,
+			.min = 1,
+			.max = 1024,
+			.value = "N",
+			.help = "largest request, in 10^6 bytes",
+			.fallback = "32"},
+	};
+	struct arg_group groups[] = {common_opts_group(&o->common), {"Server", list, ARRAY_LEN(list)},
+		prefix_opts_group(&o->prefix)};
+	const struct args args = {
+		.command = "glmstream serve",
+		.usage = "[-m MODEL] [options]",
+		.about = "Serves the model over HTTP: OpenAI's /v1/chat/completions, /v1/completions, "
+				 "/v1/responses and "
+				 "/v1/models, Anthropic's /v1/messages, /health, /metrics, and a page at /. "
+				 "SIGTERM lets answers "
+				 "end for 3.5 seconds, then cuts them; a second one ends at once.",
+		.see = "glmstream serve --help",
+		.example =
+			"glmstream serve -m glm52-iq2.gguf --cache-gb 100 --sessions 4 --port 8080\n"
+			"curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' "
+			"\\\n"
+			"    -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Define river.\"}]}'\n",
+		.groups = groups,
+		.n_groups = ARRAY_LEN(groups),
+	};
+	return report_parse(&args, argc, argv, e);
+}
+
+/* "dir/glm52-iq2-00001-of-00003.gguf" -> "glm52-iq2". The caller frees it. */
+static char *name_of(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	char *name = mem_strdup(slash ? slash + 1 : path);
+	size_t n = strlen(name);
+	if (n > 5 && !strcmp(name + n - 5, ".gguf"))
+		name[n -= 5] = 0;
+	if (n > 15 && name[n - 15] == '-' && !strncmp(name + n - 9, "-of-", 4) &&
+		strspn(name + n - 14, "0123456789") == 5)
+		name[n - 15] = 0;
+	return name;
+}
+
+static void say_hello(const struct serve_opts *o, const struct server *s, const char *name)
+{
+	bool v6 = strchr(o->host, ':') != NULL;
+	if (!server_is_loopback(s) && !o->api_key)
+		log_warn("%s can be reached from other machines and there is no --api-key: anybody there "
+				 "may use the "
+				 "model",
+			o->host);
+	log_info("model \"%s\", %u sessions, up to %u waiting; %s", name, o->sessions, o->queue,
+		o->api_key ? "with an API key" : "no API key");
+	printf(
+		"listening on http://%s%s%s:%u\n", v6 ? "[" : "", o->host, v6 ? "]" : "", server_port(s));
+	fflush(stdout);
+}
+
+int cmd_serve(int argc, char **argv, struct err *e)
+{
+	struct serve_opts o = {.host = "127.0.0.1",
+		.port = 8080,
+		.sessions = 4,
+		.queue = 128,
+		.connections = 512,
+		.max_body_mb = 32};
+	int rc = parse(&o, argc, argv, e);
+	if (rc)
+		return rc == ARGS_HELP ? 0 : rc;
+	if (!o.api_key)
+		o.api_key = getenv("GLMSTREAM_API_KEY");
+	if (o.api_key && !*o.api_key)
+		o.api_key = NULL;
+	if ((rc = prefix_opts_check(&o.prefix, e)))
+		return rc;
+	const char *path = pocket_or(o.common.model, e);
+	if (!path)
+		return e->code;
+	char *file_name = name_of(path);
+	struct buf shown = {0}; /* JSON takes nothing but UTF-8, and clients must be able to say it */
+	utf8_repair(o.name ? o.name : file_name, strlen(o.name ? o.name : file_name), &shown);
+	const char *name = buf_str(&shown);
+	struct engine *g = NULL;
+	struct server *s = NULL;
+	o.common.sessions = o.sessions;
+	o.common.no_mtp =
+		true; /* drafts are not used here: their layer's caches would be dead weight */
+	if ((rc = common_opts_open(&o.common, &g, e)))
+		goto out;
+	const struct model_config *c = engine_config(g);
+	const struct server_options options = {
+		.http = {.host = o.host,
+			.port = (uint16_t)o.port,
+			.api_key = o.api_key,
+			.allow_host = o.allow_host,
+			.cors = o.cors,
+			.max_connections = o.connections,
+			.max_body_bytes = (size_t)o.max_body_mb * 1000000},
+		.sessions = o.sessions,
+		.queue = o.queue,
+		.folder = o.prefix.folder,
+		.folder_bytes = o.prefix.bytes,
+		.model_name = name,
+		.any_model = o.any_model,
+		.version = GLM_VERSION,
+		.sampling = {.temperature = c->sampling_temperature, .top_p = c->sampling_top_p},
+	};
+	if ((rc = server_open(g, &options, &s, e)))
+		goto out;
+	interrupt_catch(false);
+	say_hello(&o, s, name);
+	while (!atomic_load(interrupt_flag()))
+		nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+	log_info("ending: no new connections, answers under way have %.1f s", GRACE_MS / 1000.0);
+	server_stop(s, GRACE_MS);
+	if (!interrupt_ending()) /* Ctrl+C; SIGTERM is the ordinary end of a server */
+		rc = err_set(e, ERR_INTERRUPTED, "%s", "");
+out:
+	server_close(s);
+	free(file_name);
+	buf_free(&shown);
+	return common_opts_close(g, rc, e);
+}
+
+#endif

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: MIT */
+/* glmstream: finds the command in the table, calls it, reports how it ended. Without a command:
+ * run. */
+#include "src/base/args.h"
+#include "src/base/num.h"
+#include "tools/commands/commands.h"
+#include "tools/commands/manual.h"
+#include "tools/output/report.h"
+
+#include <fcntl.h>
+#include <langinfo.h>
+#include <locale.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const struct command commands[] = {
+	{"run", cmd_run, "chat, or answer one prompt; the same as no command", NULL},
+	{"inspect", cmd_inspect, "shape, types and sizes of a model file", NULL},
+	{"convert", cmd_convert, "Hugging Face safetensors to GGUF", NULL},
+	{"tokenize", cmd_tokenize, "text to token ids and back", NULL},
+	{"render", cmd_render, "messages to the text or ids that the model sees", NULL},
+	{"dump-logits", cmd_dump_logits, "write the model's logits to a file", NULL},
+	{"compare", cmd_compare, "how far two logits files are apart", NULL},
+	{"perplexity", cmd_perplexity, "nats per token over a text", NULL},
+	{"trace", cmd_trace, "record, show and simulate expert traffic", "record show simulate"},
+	{"tune", cmd_tune, "measure this machine and find the best flags", NULL},
+	{"bench", cmd_bench, "speed of memory, kernels and the whole model", NULL},
+	{"synth", cmd_synth, "make a model of any shape with random weights", NULL},
+	{"serve", cmd_serve, "HTTP server with OpenAI and Anthropic endpoints", NULL},
+};
+
+static void print_help(void)
+{
+	printf(
+		"Usage: glmstream [-m MODEL.gguf] [options]          chat; lines of a pipe are user turns\n"
+		"       glmstream [-m MODEL.gguf] -p TEXT [options]  one answer\n"
+		"       glmstream COMMAND ...\n\n"
+		"Runs GLM-5.2 on one graphics card by streaming its experts. Without -m the small model\n"
+		"that ships with the program is used.\n\nCommands:\n");
+	for (size_t i = 0; i < ARRAY_LEN(commands); i++)
+		if (commands[i].run)
+			printf("  %-12s %s\n", commands[i].name, commands[i].help);
+	printf("\n  glmstream COMMAND --help   options of a command (of a chat: glmstream run --help)\n"
+		   "  glmstream help --man | man -l -   the manual; help --bash, help --zsh: completion\n"
+		   "  glmstream --version\n\n"
+		   "Example:\n"
+		   "  glmstream -p 'What is 12 + 30?' --think off\n");
+}
+
+static const struct command *find_command(const char *name, struct err *e)
+{
+	const char *best = NULL;
+	int best_distance = 1 << 30;
+	for (size_t i = 0; i < ARRAY_LEN(commands); i++) {
+		if (!commands[i].run)
+			continue;
+		if (!strcmp(commands[i].name, name))
+			return &commands[i];
+		int d = args_distance(name, commands[i].name);
+		if (d >= 0 && d < best_distance) {
+			best_distance = d;
+			best = commands[i].name;
+		}
+	}
+	err_set(e, ERR_USAGE, "unknown command \"%.60s\"", name);
+	if (best)
+		err_hint(e, "did you mean %s?", best);
+	else
+		err_hint(e, "glmstream --help lists the commands; a prompt is given with -p TEXT");
+	return NULL;
+}
+
+static int dispatch(int argc, char **argv, struct err *e)
+{
+	const char *first = argc > 1 ? argv[1] : "";
+	if (!strcmp(first, "--version")) {
+		printf("glmstream %s\n", GLM_VERSION);
+		return 0;
+	}
+	const char *about = !strcmp(first, "help") && argc > 2 ? argv[2] : "";
+	if (!strcmp(first, "--help") || !strcmp(first, "-h") ||
+		(!strcmp(first, "help") &&
+			(!*about || !strcmp(about, "help") || !strcmp(about, "--help")))) {
+		print_help();
+		return 0;
+	}
+	if (argc < 2 || first[0] == '-')
+		return cmd_run ? cmd_run(argc, argv, e)
+					   : err_set(e, ERR_USAGE, "this build cannot run models");
+	if (!strcmp(about, "--man"))
+		return manual_print(commands, ARRAY_LEN(commands), e);
+	if (!strcmp(about, "--bash"))
+		return completion_print_bash(commands, ARRAY_LEN(commands), e);
+	if (!strcmp(about, "--zsh"))
+		return completion_print_zsh(commands, ARRAY_LEN(commands), e);
+	if (*about) { /* help COMMAND [PART] */
+		const struct command *c = find_command(about, e);
+		char option[] = "--help", *help[] = {argv[2], argc > 3 ? argv[3] : option, option, NULL};
+		return c ? c->run(argc > 3 ? 3 : 2, help, e) : ERR_USAGE;
+	}
+	const struct command *c = find_command(first, e);
+	return c ? c->run(argc - 1, argv + 1, e) : ERR_USAGE;
+}
+
+/* Of a standard stream that is closed the number would go to the first file that is opened, and
+ * what is meant for the stream into that file. This one fails as the closed one does. */
+static void keep_standard_numbers(void)
+{
+	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+		if (fcntl(fd, F_GETFD) < 0)
+			(void)!open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
+int main(int argc, char **argv)
+{
+	keep_standard_numbers();
+	/* the line editor's idea of characters, UTF-8 in any case; numbers stay in the C locale */
+	if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
+		setlocale(LC_CTYPE, "C.UTF-8");
+	signal(SIGPIPE, SIG_IGN); /* a reader that went away is a write error with a sentence */
+	struct err e = {0};
+	int rc = dispatch(argc, argv, &e);
+	struct err lost = {0};
+	int out = report_stdout(&lost);
+	if (rc)
+		report_error(&e);
+	else if (out)
+		report_error(&lost);
+	return err_exit_status(rc ? rc : out);
+}

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: MIT */
+/* The tables are met by asking every command for its help while report_parse hands them over
+ * instead of printing them. */
+#include "tools/commands/manual.h"
+
+#include "src/base/num.h"
+#include "tools/chat/cmd_chat.h"
+#include "tools/options/common_opts.h"
+#include "tools/output/report.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- visiting
+ * ------------------------------------------------------------------------------------------- */
+
+struct visit {
+	const struct manual_visitor *v;
+	const struct command *c;
+	const char *name;
+	bool met;
+};
+
+static void on_table(void *user, const struct args *a)
+{
+	struct visit *visit = user;
+	visit->met = true;
+	visit->v->each(visit->v->user, visit->name, visit->c, a);
+}
+
+static int visit_one(struct visit *visit, const char *part, struct err *e)
+{
+	char name[64], part_copy[32], help[] = "--help";
+	snprintf(name, sizeof name, "%s%s%s", visit->c->name, *part ? " " : "", part);
+	snprintf(part_copy, sizeof part_copy, "%s", part);
+	char own[32];
+	snprintf(own, sizeof own, "%s", visit->c->name);
+	char *argv[] = {own, *part ? part_copy : help, help, NULL};
+	int argc = *part ? 3 : 2;
+	argv[argc] = NULL;
+	visit->name = name;
+	visit->met = false;
+	report_describe(on_table, visit);
+	int rc = visit->c->run(argc, argv, e);
+	report_describe(NULL, NULL);
+	if (!rc && !visit->met)
+		rc = err_set(e, ERR_RUN, "%s has no table of options", name);
+	return rc;
+}
+
+int manual_visit(
+	const struct command *commands, size_t n, const struct manual_visitor *v, struct err *e)
+{
+	for (size_t i = 0; i < n; i++) {
+		struct visit visit = {.v = v, .c = &commands[i]};
+		const char *part = commands[i].parts ? commands[i].parts : "";
+		if (!commands[i].run)
+			continue;
+		do {
+			char word[32];
+			size_t len = strcspn(part, " ");
+			snprintf(word, sizeof word, "%.*s", (int)MIN(len, sizeof word - 1), part);
+			part += len + (part[len] == ' ');
+			int rc = visit_one(&visit, word, e);
+			if (rc)
+				return rc;
+		} while (*part);
+	}
+	return 0;
+}
+
+/* ---- the manual page
+ * ------------------------------------------------------------------------------------ */
+
+/* Text for roff: no line begins with a control character, backslashes and dashes are what they look
+ * like. */
+static void put(const char *text)
+{
+	bool at_line = true;
+	for (const char *p = text; *p; p++) {
+		if (at_line && (*p == '.' || *p == '\''))
+			fputs("\\&", stdout);
+		at_line = *p == '\n';
+		if (*p == '\\')
+			fputs("\\e", stdout);
+		else if (*p == '-')
+			fputs("\\-", stdout);
+		else
+			putchar(*p);
+	}
+}
+
+static void put_option(const struct arg *a)
+{
+	printf(".TP\n");
+	if (a->letter)
+		printf("\\fB\\-%c\\fR%s", a->letter, a->name ? ", " : "");
+	if (a->name) {
+		fputs("\\fB", stdout);
+		put("--");
+		put(a->name);
+		fputs("\\fR", stdout);
+	}
+	if (a->kind == ARG_CHOICE && !a->value) {
+		for (const struct arg_word *w = a->words; w->word; w++) {
+			fputs(w == a->words ? " " : "|", stdout);
+			put(w->word);
+		}
+	} else if (a->kind != ARG_FLAG) {
+		fputs(" \\fI", stdout);
+		put(a->value ? a->value : "N");
+		fputs("\\fR", stdout);
+	}
+	putchar('\n');
+	put(a->help);
+	if (a->fallback) {
+		fputs(" (default: ", stdout);
+		put(a->fallback);
+		putchar(')');
+	}
+	fputs(".\n", stdout);
+}
+
+static void put_example(const char *text)
+{
+	fputs(".PP\n.EX\n", stdout);
+	put(text);
+	fputs("\n.EE\n", stdout);
+}
+
+/* The group that most commands share is described once. */
+static bool is_common(const struct arg_group *g)
+{
+	return g->title && !strcmp(g->title, COMMON_OPTS_TITLE);
+}
+
+static void put_groups(const struct args *a, bool common)
+{
+	for (size_t g = 0; g < a->n_groups; g++) {
+		if (is_common(&a->groups[g]) != common)
+			continue;
+		for (size_t i = 0; i < a->groups[g].n; i++)
+			if (a->groups[g].args[i].help)
+				put_option(&a->groups[g].args[i]);
+	}
+}
+
+static void put_command(void *user, const char *name, const struct command *c, const struct args *a)
+{
+	(void)user;
+	fputs(".SS ", stdout);
+	put(name);
+	putchar('\n');
+	if (!strcmp(name, "trace record")) {
+		put("The same as glmstream run --trace FILE, with the options of run.\n");
+		put_example("glmstream trace record run.trace -p 'Define river.'");
+		return;
+	}
+	fputs(".B ", stdout);
+	put(a->command);
+	fputs("\n", stdout);
+	put(a->usage ? a->usage : "");
+	fputs("\n.PP\n", stdout);
+	put(a->about ? a->about : c->help);
+	putchar('\n');
+	put_groups(a, false);
+	for (size_t g = 0; g < a->n_groups; g++)
+		if (is_common(&a->groups[g]))
+			fputs(".PP\nAnd the common options that make sense here.\n", stdout);
+	if (a->example)
+		put_example(a->example);
+}
+
+/* Of the first command that has them all: run. */
+static void put_common(void *user, const char *name, const struct command *c, const struct args *a)
+{
+	(void)user;
+	(void)c;
+	if (!strcmp(name, "run"))
+		put_groups(a, true);
+}
+
+static const char head[] =
+	".TH GLMSTREAM 1 \"\" \"glmstream " GLM_VERSION "\" \"User Commands\"\n"
+	".SH NAME\nglmstream \\- run GLM\\-5.2 on one graphics card by streaming its experts\n"
+	".SH SYNOPSIS\n"
+	".B glmstream\n[\\fB\\-m\\fR \\fIMODEL.gguf\\fR] [\\fIoptions\\fR]\n.br\n"
+	".B glmstream\n[\\fB\\-m\\fR \\fIMODEL.gguf\\fR] \\fB\\-p\\fR \\fITEXT\\fR "
+	"[\\fIoptions\\fR]\n.br\n"
+	".B glmstream\n\\fICOMMAND\\fR ...\n"
+	".SH DESCRIPTION\n"
+	"Without a command: a chat on a terminal; one answer with \\fB\\-p\\fR or \\fB\\-f\\fR; lines "
+	"of a pipe "
+	"are turns of "
+	"one conversation. Answers go to standard output, everything else to standard error. Without "
+	"\\fB\\-m\\fR the small "
+	"model that ships with the program is used. Every command prints its options with "
+	"\\fB\\-\\-help\\fR. "
+	"Sizes are in "
+	"GB of 10^9 bytes, decimals allowed.\n"
+	".SH COMMANDS\n";
+
+static void put_chat(void)
+{
+	const char *text[3];
+	fputs(".SH IN THE CHAT\n"
+		  "Ctrl+C stops an answer and keeps the chat, Ctrl+D leaves. A backslash at the end of a "
+		  "line "
+		  "continues it on the next; "
+		  "several pasted lines are one message.\n",
+		stdout);
+	for (size_t i = 0; chat_command(i, text); i++) {
+		printf(".TP\n\\fB");
+		put(text[0]);
+		fputs("\\fR", stdout);
+		if (*text[1]) {
+			fputs(" \\fI", stdout);
+			put(text[1]);
+			fputs("\\fR", stdout);
+		}
+		putchar('\n');
+		put(text[2]);
+		fputs(".\n", stdout);
+	}
+}
+
+static const char tail[] =
+	".SH EXIT STATUS\n"
+	".TP\n.B 0\ndone\n"
+	".TP\n.B 1\nfailed while running\n"
+	".TP\n.B 2\nbad usage\n"
+	".TP\n.B 3\nbad input: a file that is missing, malformed or of an unsupported kind\n"
+	".TP\n.B 4\nout of memory, or a budget that cannot be met\n"
+	".TP\n.B 130\ninterrupted\n"
+	".SH ENVIRONMENT\n"
+	".TP\n.B GLMSTREAM_POCKET\nthe model that is used without \\fB\\-m\\fR\n"
+	".TP\n.B GLMSTREAM_API_KEY\nwhat clients of \\fBserve\\fR must send when there is no "
+	"\\fB\\-\\-api\\-key\\fR\n"
+	".TP\n.B NO_COLOR\nif it is set and not empty, no colours\n"
+	".TP\n.B XDG_STATE_HOME\nwhere the history of the chat is kept (\\fI~/.local/state\\fR), in "
+	"\\fIglmstream/history\\fR\n"
+	".TP\n.B TMPDIR\nwhere \\fBtune\\fR keeps the trace it records (\\fI/tmp\\fR)\n";
+
+int manual_print(const struct command *commands, size_t n, struct err *e)
+{
+	const struct manual_visitor each = {.each = put_command}, common = {.each = put_common};
+	fputs(head, stdout);
+	int rc = manual_visit(commands, n, &each, e);
+	if (rc)
+		return rc;
+	fputs(".SH COMMON OPTIONS\n", stdout);
+	rc = manual_visit(commands, n, &common, e);
+	put_chat();
+	fputs(tail, stdout);
+	return rc;
+}

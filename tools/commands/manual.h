@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: MIT */
+/* What the option tables of the commands are turned into besides help: the manual page and the
+ * completion of shells. One source, so none of them can say what the parser does not know.
+ * Everything is written to stdout. */
+#ifndef GLM_TOOLS_MANUAL_H
+#define GLM_TOOLS_MANUAL_H
+
+#include "src/base/args.h"
+#include "tools/commands/commands.h"
+
+/* Shows `each` the table of a command, and of every part of a command that has parts: `name` is
+ * "convert" or "trace show". */
+struct manual_visitor {
+	void (*each)(void *user, const char *name, const struct command *c, const struct args *a);
+	void *user;
+};
+/* Visits the commands of this build in order. 0, or the fault of a command that did not show its
+ * table. */
+int manual_visit(
+	const struct command *commands, size_t n, const struct manual_visitor *v, struct err *e);
+
+/* glmstream(1) in the man macros. */
+int manual_print(const struct command *commands, size_t n, struct err *e);
+
+/* ---- completion.c ---- */
+int completion_print_bash(const struct command *commands, size_t n, struct err *e);
+int completion_print_zsh(const struct command *commands, size_t n, struct err *e);
+
+#endif

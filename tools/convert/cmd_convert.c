@@ -1,0 +1,391 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * glmstream convert: a Hugging Face checkpoint becomes a GGUF. This file decides and talks; the
+ * plan is made in convert_map.c, the work is done in convert_pipeline.c. Everything that can be
+ * refused is refused from headers alone, before the first byte of output.
+ */
+#include "src/base/args.h"
+#include "src/base/clock.h"
+#include "src/base/hash.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/quant/quantize.h"
+#include "tools/commands/commands.h"
+#include "tools/convert/convert_keys.h"
+#include "tools/convert/convert_pipeline.h"
+#include "tools/output/interrupt.h"
+#include "tools/output/report.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MAX_JOBS 1024
+
+struct options {
+	const char *src, *out, *imatrix, *recipe_name;
+	const struct convert_recipe *recipe;
+	const char *types_text;
+	struct convert_types types;
+	uint64_t split_bytes;
+	uint32_t jobs;
+	bool dry_run, quiet;
+};
+
+/* All that one conversion holds. */
+struct work {
+	struct options opt;
+	struct convert_config cfg;
+	struct safetensors *st;
+	struct convert_plan plan;
+	struct convert_imatrix *imatrix;
+	bool *has_importance; /* [n_tensors] */
+	struct gguf_writer *writer;
+	struct convert_journal journal;
+	bool *done;
+};
+
+static void print_notes(struct buf *notes)
+{
+	fputs(buf_str(notes), stderr);
+	buf_clear(notes);
+}
+
+/* Source, types, parts: exact bytes, one line each. */
+static void print_plan(const struct work *w, FILE *f)
+{
+	uint64_t src_bytes[ST_DTYPE_COUNT] = {0}, bytes[DTYPE_LIMIT] = {0}, total = 0, file_bytes = 0,
+			 header = 0;
+	size_t count[DTYPE_LIMIT] = {0};
+	for (size_t i = 0; i < w->st->n_tensors; i++)
+		src_bytes[w->st->tensors[i].dtype] += w->st->tensors[i].bytes;
+	fprintf(f, "source   %zu tensors in %u files, %" PRIu64 " bytes", w->st->n_tensors,
+		w->st->n_files, w->st->tensor_bytes);
+	const char *between = ": ";
+	for (int t = 0; t < ST_DTYPE_COUNT; t++)
+		if (src_bytes[t]) {
+			fprintf(f, "%s%s %" PRIu64, between, st_dtype_name((enum st_dtype)t), src_bytes[t]);
+			between = ", ";
+		}
+	uint32_t n_full = 0;
+	for (uint32_t il = 0; il < w->cfg.n_layers + w->cfg.n_nextn; il++)
+		n_full += convert_layer_full(&w->cfg, il);
+	fprintf(f, "\nmodel    %u + %u layers, %u of them with an indexer, %u experts\n",
+		w->cfg.n_layers, w->cfg.n_nextn, n_full, w->cfg.n_experts);
+	for (size_t i = 0; i < w->plan.n_tensors; i++) {
+		uint64_t n;
+		gguf_writer_place(w->writer, i, NULL, NULL, &n);
+		bytes[w->plan.tensors[i].type] += n;
+		count[w->plan.tensors[i].type]++;
+		total += n;
+	}
+	for (uint32_t t = 0; t < DTYPE_LIMIT; t++)
+		if (count[t])
+			fprintf(f, "%-8s %zu tensors, %" PRIu64 " bytes\n", dtype_name(t), count[t], bytes[t]);
+	size_t n_parts = gguf_writer_n_parts(w->writer);
+	for (size_t i = 0; i < n_parts; i++) {
+		struct gguf_write_part p = gguf_writer_part(w->writer, i);
+		header += p.header_bytes;
+		file_bytes += p.file_bytes;
+		if (n_parts > 1)
+			fprintf(
+				f, "part %-3zu %zu tensors, %" PRIu64 " bytes\n", i + 1, p.n_tensors, p.file_bytes);
+	}
+	fprintf(f, "tensors  %zu tensors, %" PRIu64 " bytes\n", w->plan.n_tensors, total);
+	fprintf(f, "header   %" PRIu64 " bytes\n", header);
+	fprintf(f, "total    %" PRIu64 " bytes in %zu file%s\n", file_bytes, n_parts,
+		n_parts == 1 ? "" : "s");
+}
+
+/* A shard is an open file; big checkpoints have more than the usual soft limit of 1024. */
+static void raise_file_limit(void)
+{
+	struct rlimit r;
+	if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+		r.rlim_cur = r.rlim_max;
+		(void)setrlimit(RLIMIT_NOFILE, &r);
+	}
+}
+
+/* Which tensors the importance matrix has something to say about. */
+static int match_imatrix(struct work *w, struct err *e)
+{
+	size_t n_found = 0;
+	int code = 0;
+	w->has_importance = NEW_ARRAY(bool, w->plan.n_tensors);
+	if (!w->opt.imatrix)
+		return 0;
+	if ((code = convert_imatrix_open(w->opt.imatrix, &w->imatrix, e)))
+		return code;
+	for (size_t i = 0; i < w->plan.n_tensors && !code; i++) {
+		const struct convert_tensor *t = &w->plan.tensors[i];
+		/* Q8_0 and plain types take no notice of importance */
+		if (dtype_info(t->type)->block_values < 256 || t->transposed)
+			continue;
+		code = convert_imatrix_check(
+			w->imatrix, t->name, t->src_cols, t->n_slabs, &w->has_importance[i], e);
+		n_found += w->has_importance[i];
+	}
+	buf_printf(&w->plan.notes, "%s: %zu matrices, used for %zu tensors\n", w->opt.imatrix,
+		convert_imatrix_count(w->imatrix), n_found);
+	return code;
+}
+
+/* From headers to a plan with all sizes known. */
+static int make_plan(struct work *w, struct err *e)
+{
+	struct stat s;
+	struct buf notes = {0};
+	int code;
+	if (stat(w->opt.src, &s) < 0)
+		return err_errno(e, errno, "%s", w->opt.src);
+	if (!S_ISDIR(s.st_mode))
+		return err_set(e, ERR_INPUT,
+			"%s: is not a directory; the directory of a checkpoint is expected", w->opt.src);
+	raise_file_limit();
+	if ((code = convert_config_read(&w->cfg, w->opt.src, e)) ||
+		(code = safetensors_open(w->opt.src, &w->st, e)) ||
+		(code = convert_plan_make(
+			 &w->plan, &w->cfg, w->opt.recipe, &w->opt.types, w->st, w->opt.src, e)))
+		return code;
+	if ((code = match_imatrix(w, e)))
+		return code;
+	w->writer = gguf_writer_new(&(struct gguf_write_options){.split_bytes = w->opt.split_bytes});
+	if ((code = convert_keys_set(w->writer, &w->cfg, w->opt.src, &notes, e)))
+		goto out;
+	for (size_t i = 0; i < w->plan.n_tensors && !code; i++) {
+		const struct convert_tensor *t = &w->plan.tensors[i];
+		code = gguf_writer_add_tensor(w->writer, t->name, t->type, t->n_dims, t->ne, NULL, e);
+	}
+	if (!code)
+		code = gguf_writer_plan(w->writer, e);
+out:
+	if (!code) {
+		print_notes(&w->plan.notes);
+		print_notes(&notes);
+	}
+	buf_free(&notes);
+	return code;
+}
+
+static uint64_t hash_file(uint64_t h, const char *path)
+{
+	struct stat s;
+	uint64_t v[3] = {0};
+	if (stat(path, &s) == 0) {
+		v[0] = (uint64_t)s.st_size;
+		v[1] = (uint64_t)s.st_mtim.tv_sec;
+		v[2] = (uint64_t)s.st_mtim.tv_nsec;
+	}
+	const char *slash = strrchr(path, '/');
+	h = hash_bytes(h, slash ? slash + 1 : path, strlen(slash ? slash + 1 : path) + 1);
+	return hash_bytes(h, v, sizeof v);
+}
+
+/* What the data of the output depend on. (The header is compared byte by byte when a run is taken
+ * up.) */
+static uint64_t fingerprint(const struct work *w)
+{
+	uint64_t h = hash_bytes(HASH_START, GLM_VERSION, sizeof GLM_VERSION);
+	h = hash_bytes(h, w->opt.recipe->name, strlen(w->opt.recipe->name) + 1);
+	if (w->opt.types_text)
+		h = hash_bytes(h, w->opt.types_text, strlen(w->opt.types_text) + 1);
+	for (uint32_t i = 0; i < w->st->n_files; i++)
+		h = hash_file(h, w->st->files[i].path);
+	return w->opt.imatrix ? hash_file(h, w->opt.imatrix) : h;
+}
+
+/* Opens the output: takes up an earlier run's when its journal and files allow it, else begins a
+ * new one. */
+static int open_output(struct work *w, struct err *e)
+{
+	struct buf notes = {0};
+	struct err why = {0};
+	size_t n = w->plan.n_tensors, n_done = 0;
+	w->done = NEW_ARRAY(bool, n);
+	int code = convert_journal_open(
+		&w->journal, w->opt.out, fingerprint(w), w->done, n, &n_done, &notes, e);
+	if (code)
+		goto out;
+	if (n_done && gguf_writer_create(w->writer, w->opt.out, true, &why) == 0) {
+		buf_printf(
+			&notes, "going on with an earlier run: %zu of %zu tensors are done\n", n_done, n);
+		goto out;
+	}
+	if (n_done)
+		buf_printf(&notes, "%s: starting over\n", why.text);
+	memset(w->done, 0, n * sizeof *w->done);
+	/* first the journal, so that at no time it vouches for data that are gone */
+	if ((code = convert_journal_restart(&w->journal, e)) ||
+		(code = gguf_writer_create(w->writer, w->opt.out, false, e))) {
+		gguf_writer_discard(w->writer);
+		convert_journal_close(&w->journal, true);
+	}
+out:
+	print_notes(&notes);
+	buf_free(&notes);
+	return code;
+}
+
+static int convert(struct work *w, struct err *e)
+{
+	char took[32];
+	uint64_t start = clock_ns();
+	int code = open_output(w, e);
+	if (code)
+		return code;
+	interrupt_catch(false);
+	const struct convert_job job = {.plan = &w->plan,
+		.st = w->st,
+		.imatrix = w->imatrix,
+		.has_importance = w->has_importance,
+		.writer = w->writer,
+		.journal = &w->journal,
+		.done = w->done,
+		.n_workers = w->opt.jobs,
+		.progress = !w->opt.quiet,
+		.cancel = interrupt_flag()};
+	if ((code = convert_run(&job, e)) || (code = gguf_writer_commit(w->writer, e))) {
+		if (code != ERR_INPUT) {
+			err_hint(e, "the same command goes on from here");
+			return code;
+		}
+		gguf_writer_discard(w->writer); /* a broken source: a mended one is another */
+		convert_journal_close(&w->journal, true);
+		return code;
+	}
+	convert_journal_close(&w->journal, true);
+	uint64_t bytes = 0;
+	for (size_t i = 0; i < gguf_writer_n_parts(w->writer); i++)
+		bytes += gguf_writer_part(w->writer, i).file_bytes;
+	if (!w->opt.quiet)
+		fprintf(stderr, "%s: %" PRIu64 " bytes in %s\n", w->opt.out, bytes,
+			convert_time_text((double)(clock_ns() - start) * 1e-9, took));
+	return 0;
+}
+
+static int parse(int argc, char **argv, struct options *o, struct err *e)
+{
+	const struct arg options[] = {
+		{.name = "output",
+			.letter = 'o',
+			.kind = ARG_STRING,
+			.string = &o->out,
+			.value = "OUT.gguf",
+			.help = "file to write; with --split-gb OUT-00001-of-0000N.gguf"},
+		{.name = "recipe",
+			.kind = ARG_STRING,
+			.string = &o->recipe_name,
+			.value = "NAME",
+			.required = true,
+			.help = "f32, bf16: every matrix in that type; q8, q4, q2, iq2: experts as Q8_0, Q4_K, "
+					"Q2_K, "
+					"IQ2_XXS and other "
+					"matrices as Q8_0"},
+		{.name = "types",
+			.kind = ARG_STRING,
+			.string = &o->types_text,
+			.value = "PATTERN=TYPE,...",
+			.help = "exceptions to the recipe: tensors whose GGUF name matches the shell pattern "
+					"get that "
+					"type; the first match "
+					"counts"},
+		{.name = "dry-run",
+			.kind = ARG_FLAG,
+			.flag = &o->dry_run,
+			.help = "print what would be written, to the byte, and stop"},
+		{.name = "imatrix",
+			.kind = ARG_STRING,
+			.string = &o->imatrix,
+			.value = "FILE",
+			.help = "importance matrix of llama.cpp (GGUF or .dat) for q4, q2 and iq2",
+			.fallback = "iq2: column energy"},
+		{.name = "jobs",
+			.letter = 'j',
+			.kind = ARG_UINT,
+			.u32 = &o->jobs,
+			.min = 1,
+			.max = MAX_JOBS,
+			.value = "N",
+			.help = "worker threads",
+			.fallback = "all cores"},
+		{.name = "split-gb",
+			.kind = ARG_SIZE_GB,
+			.u64 = &o->split_bytes,
+			.min = 0,
+			.max = 1e9,
+			.above_min = true,
+			.value = "G",
+			.help = "largest file of a split output, in 10^9 bytes",
+			.fallback = "one file"},
+		{.name = "quiet",
+			.letter = 'q',
+			.kind = ARG_FLAG,
+			.flag = &o->quiet,
+			.help = "no progress"},
+	};
+	const struct arg positional[] = {
+		{.kind = ARG_STRING,
+			.string = &o->src,
+			.value = "SRC_DIR",
+			.required = true,
+			.help = "directory with config.json and *.safetensors"},
+	};
+	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
+	const struct args args = {.command = "glmstream convert",
+		.usage = "SRC_DIR -o OUT.gguf --recipe NAME [options]",
+		.about = "Hugging Face safetensors (BF16, F16, F32, or FP8 with 128 x 128 block scales) to "
+				 "GGUF. "
+				 "Memory use does not "
+				 "grow with the model. A conversion that was interrupted goes on where it stood "
+				 "when the "
+				 "same command is "
+				 "given again; OUT.gguf appears only when it is complete.",
+		.example = "glmstream convert GLM-5.2-FP8 -o glm52-q2.gguf --recipe q2\n"
+				   "glmstream convert GLM-5.2 --recipe iq2 --dry-run",
+		.groups = groups,
+		.n_groups = ARRAY_LEN(groups),
+		.positional = positional,
+		.n_positional = ARRAY_LEN(positional)};
+	long cores = sysconf(_SC_NPROCESSORS_ONLN);
+	o->jobs = cores < 1 ? 1 : cores > MAX_JOBS ? MAX_JOBS : (uint32_t)cores;
+	int rc = report_parse(&args, argc, argv, e);
+	if (rc)
+		return rc;
+	o->recipe = convert_recipe_find(o->recipe_name);
+	if (!o->recipe)
+		return err_set(e, ERR_USAGE,
+			"--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", o->recipe_name);
+	if (o->types_text &&
+		(rc = convert_types_parse(&o->types, o->types_text, quantize_supported, e)))
+		return rc;
+	if (!o->dry_run && (!o->out || !*o->out))
+		return err_set(e, ERR_USAGE, "-o OUT.gguf is missing");
+	return 0;
+}
+
+int cmd_convert(int argc, char **argv, struct err *e)
+{
+	struct work w = {.journal.fd = -1};
+	int rc = parse(argc, argv, &w.opt, e);
+	if (rc)
+		return rc == ARGS_HELP ? 0 : rc;
+	rc = make_plan(&w, e);
+	if (!rc && (w.opt.dry_run || !w.opt.quiet))
+		print_plan(&w, w.opt.dry_run ? stdout : stderr);
+	if (!rc && !w.opt.dry_run)
+		rc = convert(&w, e);
+	convert_journal_close(&w.journal, false);
+	gguf_writer_free(w.writer);
+	convert_imatrix_close(w.imatrix);
+	convert_plan_fini(&w.plan);
+	safetensors_close(w.st);
+	free(w.done);
+	free(w.has_importance);
+	return rc;
+}

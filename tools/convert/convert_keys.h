@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT */
+/* The metadata of a converted model: shape, indexer schedule, sampling defaults, tokenizer, chat
+ * template. */
+#ifndef GLM_TOOLS_CONVERT_KEYS_H
+#define GLM_TOOLS_CONVERT_KEYS_H
+
+#include "src/base/buf.h"
+#include "src/base/err.h"
+#include "src/format/gguf_write.h"
+#include "tools/convert/convert_config.h"
+
+/* Declares all keys in `w`. DIR/tokenizer.json and DIR/chat_template.jinja are used when they are
+ * there; what is missing is said in a line of `notes`. */
+int convert_keys_set(struct gguf_writer *w, const struct convert_config *c, const char *dir,
+	struct buf *notes, struct err *e);
+
+/* Of these keys only those of shape, schedule and sampling. */
+void convert_keys_shape(struct gguf_writer *w, const struct convert_config *c);
+
+#endif

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The plan of a conversion: every tensor of the GGUF with its type, shape and the pieces of the
+ * checkpoint it is made of. Pure bookkeeping over headers; no weight is read.
+ *
+ * A tensor is a stack of equal slabs: one for a plain matrix, one per expert, one per head for
+ * attn_k_b and attn_v_b. Each slab comes from consecutive rows of one source tensor (fused expert
+ * tensors hold several slabs each).
+ */
+#ifndef GLM_TOOLS_CONVERT_MAP_H
+#define GLM_TOOLS_CONVERT_MAP_H
+
+#include "src/base/buf.h"
+#include "src/base/err.h"
+#include "src/format/safetensors.h"
+#include "src/quant/dtype.h"
+#include "tools/convert/convert_config.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct convert_slab {
+	const struct safetensors_tensor *src;
+	const struct safetensors_tensor *scale; /* FP8 block scales, or NULL */
+	uint64_t row0;                          /* first row in the matrix view of src */
+};
+
+struct convert_tensor {
+	char *name;
+	enum dtype type;
+	uint32_t n_dims;
+	uint64_t ne[4];
+	struct convert_slab *slabs; /* [n_slabs] */
+	uint64_t n_slabs;
+	uint64_t src_rows, src_cols; /* of one slab in the source */
+	bool transposed;             /* the slab is stored as [src_cols][src_rows] (attn_k_b) */
+};
+
+struct convert_recipe {
+	const char *name;
+	enum dtype expert; /* routed experts */
+	enum dtype dense;  /* other matrices; norms, router, biases and indexer.proj are always F32 */
+};
+
+/* "f32", "bf16", "q8", "q4", "q2", "iq2"; NULL: no such recipe. */
+const struct convert_recipe *convert_recipe_find(const char *name);
+
+/* Exceptions to a recipe: tensors whose GGUF name matches a shell pattern get another type. Norms,
+ * routers and biases stay F32 whatever matches them. */
+#define CONVERT_TYPES_MAX 64
+struct convert_types {
+	int n;
+	struct {
+		char pattern[96];
+		enum dtype type;
+	} rule[CONVERT_TYPES_MAX]; /* the first match counts */
+};
+
+/* "PATTERN=TYPE,PATTERN=TYPE,...": ERR_USAGE names what is wrong: no '=', an unknown type, or one
+ * that `can` refuses. */
+int convert_types_parse(
+	struct convert_types *t, const char *text, bool (*can)(enum dtype type), struct err *e);
+
+/* The value of an option that names one type. */
+int convert_type_parse(enum dtype *out, const char *name, bool (*can)(enum dtype type),
+	const char *option, struct err *e);
+
+struct convert_plan {
+	struct convert_tensor *tensors; /* [n_tensors] in file order: embedding, layers, norm, head */
+	size_t n_tensors, cap;
+	bool *used;       /* private: per source tensor */
+	struct buf notes; /* lines for people: fallbacks, things left out */
+};
+
+/* Fills a zeroed plan; `types` may be NULL; cfg->n_nextn becomes 0 when the checkpoint lacks the
+ * MTP layer. Refused: tensors missing, of other shapes, or that belong to nothing. Slabs point into
+ * `st`. Without `st` (NULL) only names, types and shapes are planned, and `dir` is not looked at.
+ */
+int convert_plan_make(struct convert_plan *p, struct convert_config *cfg,
+	const struct convert_recipe *recipe, const struct convert_types *types,
+	const struct safetensors *st, const char *dir, struct err *e);
+
+void convert_plan_fini(struct convert_plan *p);
+
+#endif

@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The work is a list of units in file order: a block of rows of one slab of one tensor. Whole slabs
+ * are units where a row cannot be quantised alone: attn_k_b (transposed), and IQ2_XXS without an
+ * importance matrix, which weighs each column by its energy over the whole matrix and so reads the
+ * matrix twice.
+ *
+ * Threads: n_workers workers, and the caller, who shows progress and writes the journal. `lock`
+ * guards the cursor, the counters and the list of finished tensors; nobody reads, computes or
+ * writes files while holding it.
+ */
+#include "tools/convert/convert_pipeline.h"
+
+#include "src/base/clock.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/quant/quantize.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define BLOCK_VALUES (1u << 20) /* floats read at once, unless one row has more */
+/* ns between entries: short at first, so that a short run can be resumed too, then doubling */
+#define JOURNAL_FIRST 100000000u
+#define JOURNAL_EVERY 1600000000u
+
+struct unit {
+	uint32_t tensor;
+	uint64_t slab, row0, row1; /* rows of the slab in the source */
+};
+
+struct state {
+	const struct convert_job *job;
+	uint64_t *units_left; /* [n_tensors] */
+	pthread_mutex_t lock;
+	pthread_cond_t event; /* a tensor is finished, a worker has left */
+	struct unit next;     /* cursor */
+	bool stop;
+	uint32_t running;   /* workers */
+	uint32_t *finished; /* [n_finished] tensors not yet in the journal */
+	size_t n_finished;
+	uint64_t bytes_done; /* of output */
+	int code;            /* first error */
+	struct err err;
+};
+
+/* What a worker owns. */
+struct bench {
+	float *rows, *turned, *importance;
+	double *energy;
+	uint8_t *packed;
+};
+
+static bool whole_slab(const struct state *s, uint32_t i)
+{
+	const struct convert_tensor *t = &s->job->plan->tensors[i];
+	return t->transposed || (t->type == DTYPE_IQ2_XXS && !s->job->has_importance[i]);
+}
+
+static uint64_t block_rows(const struct convert_tensor *t)
+{
+	return MAX(1, BLOCK_VALUES / t->src_cols);
+}
+
+static uint64_t units_of(const struct state *s, uint32_t i)
+{
+	const struct convert_tensor *t = &s->job->plan->tensors[i];
+	if (whole_slab(s, i))
+		return t->n_slabs;
+	uint64_t rows = block_rows(t);
+	return t->n_slabs * (t->src_rows / rows + (t->src_rows % rows != 0));
+}
+
+/* The next unit; false when there is none. Under the lock. */
+static bool take_unit(struct state *s, struct unit *out)
+{
+	const struct convert_plan *p = s->job->plan;
+	struct unit *u = &s->next;
+	while (u->tensor < p->n_tensors && s->job->done[u->tensor])
+		*u = (struct unit){.tensor = u->tensor + 1};
+	if (s->stop || u->tensor >= p->n_tensors)
+		return false;
+	const struct convert_tensor *t = &p->tensors[u->tensor];
+	u->row1 = whole_slab(s, u->tensor) ? t->src_rows : MIN(t->src_rows, u->row0 + block_rows(t));
+	*out = *u;
+	u->row0 = u->row1;
+	if (u->row0 == t->src_rows) {
+		u->row0 = 0;
+		u->slab++;
+	}
+	if (u->slab == t->n_slabs)
+		*u = (struct unit){.tensor = u->tensor + 1};
+	return true;
+}
+
+/* Rows [row0, row1) of the slab as float; values that are not finite are refused. */
+static int read_rows(const struct state *s, const struct convert_tensor *t, uint64_t slab,
+	uint64_t row0, uint64_t row1, float *out, struct err *e)
+{
+	const struct convert_slab *x = &t->slabs[slab];
+	int code =
+		safetensors_read_f32(s->job->st, x->src, x->scale, x->row0 + row0, x->row0 + row1, out, e);
+	if (code)
+		return code;
+	uint64_t n = (row1 - row0) * t->src_cols;
+	for (uint64_t i = 0; i < n; i++)
+		if (!isfinite(out[i]))
+			return err_set(e, ERR_INPUT,
+				"%s: %s: the value in row %" PRIu64 ", column %" PRIu64 " is %s",
+				s->job->st->files[x->src->file].path, x->src->name,
+				x->row0 + row0 + i / t->src_cols, i % t->src_cols,
+				isnan(out[i]) ? "not a number" : "infinite");
+	return 0;
+}
+
+/* Rows of the tensor as stored, quantised and written; first_row counts over the whole stack. */
+static int write_rows(const struct state *s, uint32_t i, const float *rows, uint64_t first_row,
+	uint64_t n, const float *importance, uint8_t *packed, struct err *e)
+{
+	const struct convert_tensor *t = &s->job->plan->tensors[i];
+	uint64_t row_bytes;
+	if (!dtype_row_bytes(t->type, t->ne[0], &row_bytes))
+		return err_set(e, ERR_INPUT, "%s: rows do not fit its type", t->name);
+	for (uint64_t r = 0; r < n; r++)
+		quantize_row(t->type, rows + r * t->ne[0], packed + r * row_bytes, t->ne[0], importance);
+	return gguf_writer_write(s->job->writer, i, first_row * row_bytes, packed, n * row_bytes, e);
+}
+
+/* attn_k_b: the slab's columns become rows. */
+static int convert_turned(struct state *s, const struct unit *u, struct bench *b, struct err *e)
+{
+	const struct convert_tensor *t = &s->job->plan->tensors[u->tensor];
+	uint64_t rows = t->src_rows, cols = t->src_cols;
+	int code = read_rows(s, t, u->slab, 0, rows, b->rows, e);
+	if (code)
+		return code;
+	for (uint64_t c = 0; c < cols; c++)
+		for (uint64_t r = 0; r < rows; r++)
+			b->turned[c * rows + r] = b->rows[r * cols + c];
+	return write_rows(s, u->tensor, b->turned, u->slab * cols, cols, NULL, b->packed, e);
+}
+
+/* Mean square of each column of a slab. Rows are added in order, so the sum is the same in every
+ * run. */
+static int column_energy(
+	struct state *s, const struct convert_tensor *t, uint64_t slab, struct bench *b, struct err *e)
+{
+	memset(b->energy, 0, t->src_cols * sizeof *b->energy);
+	for (uint64_t row = 0, end; row < t->src_rows; row = end) {
+		end = MIN(t->src_rows, row + block_rows(t));
+		int code = read_rows(s, t, slab, row, end, b->rows, e);
+		if (code)
+			return code;
+		for (uint64_t r = 0; r < end - row; r++)
+			for (uint64_t c = 0; c < t->src_cols; c++) {
+				double v = b->rows[r * t->src_cols + c];
+				b->energy[c] += v * v;
+			}
+	}
+	for (uint64_t c = 0; c < t->src_cols; c++)
+		b->importance[c] = (float)(b->energy[c] / (double)t->src_rows);
+	return 0;
+}
+
+static int convert_unit(struct state *s, const struct unit *u, struct bench *b, struct err *e)
+{
+	const struct convert_tensor *t = &s->job->plan->tensors[u->tensor];
+	const float *importance = NULL;
+	int code = 0;
+	if (t->transposed)
+		return convert_turned(s, u, b, e);
+	if (s->job->has_importance[u->tensor] &&
+		convert_imatrix_get(s->job->imatrix, t->name, u->slab, t->src_cols, b->importance))
+		importance = b->importance;
+	else if (t->type == DTYPE_IQ2_XXS) {
+		/* the imatrix never saw this expert (then every unit of it comes here), or there is no
+		 * imatrix */
+		if ((code = column_energy(s, t, u->slab, b, e)))
+			return code;
+		importance = b->importance;
+	}
+	for (uint64_t row = u->row0, end; row < u->row1; row = end) {
+		end = MIN(u->row1, row + block_rows(t));
+		if ((code = read_rows(s, t, u->slab, row, end, b->rows, e)) ||
+			(code = write_rows(s, u->tensor, b->rows, u->slab * t->src_rows + row, end - row,
+				 importance, b->packed, e)))
+			return code;
+	}
+	return 0;
+}
+
+static uint64_t unit_bytes(const struct convert_tensor *t, const struct unit *u)
+{
+	uint64_t row = 0;
+	dtype_row_bytes(t->type, t->ne[0], &row);
+	return row * (t->transposed ? t->src_cols : u->row1 - u->row0);
+}
+
+/* The largest buffers any unit needs. */
+static int bench_init(const struct state *s, struct bench *b, struct err *e)
+{
+	uint64_t values = 0, turned = 0, cols = 0, packed = 0;
+	for (size_t i = 0; i < s->job->plan->n_tensors; i++) {
+		const struct convert_tensor *t = &s->job->plan->tensors[i];
+		uint64_t rows = t->transposed ? t->src_rows : MIN(t->src_rows, block_rows(t)),
+				 row_bytes = 0;
+		dtype_row_bytes(t->type, t->ne[0], &row_bytes);
+		values = MAX(values, rows * t->src_cols);
+		cols = MAX(cols, t->src_cols);
+		packed = MAX(packed, row_bytes * (t->transposed ? t->src_cols : rows));
+		if (t->transposed)
+			turned = MAX(turned, rows * t->src_cols);
+	}
+	b->rows = mem_try_new(values, sizeof *b->rows);
+	b->turned = mem_try_new(turned, sizeof *b->turned);
+	b->importance = mem_try_new(cols, sizeof *b->importance);
+	b->energy = mem_try_new(cols, sizeof *b->energy);
+	b->packed = mem_try_new(packed, 1);
+	if (!b->rows || !b->turned || !b->importance || !b->energy || !b->packed)
+		return err_set(e, ERR_MEMORY, "no memory for rows of %" PRIu64 " values", cols);
+	return 0;
+}
+
+static void bench_fini(struct bench *b)
+{
+	free(b->rows);
+	free(b->turned);
+	free(b->importance);
+	free(b->energy);
+	free(b->packed);
+}
+
+static void *worker(void *arg)
+{
+	struct state *s = arg;
+	struct bench b = {0};
+	struct err e = {0};
+	struct unit u;
+	int code = bench_init(s, &b, &e);
+
+	pthread_mutex_lock(&s->lock);
+	while (!code && take_unit(s, &u)) {
+		pthread_mutex_unlock(&s->lock);
+		code = s->job->cancel && *s->job->cancel ? ERR_INTERRUPTED : convert_unit(s, &u, &b, &e);
+		pthread_mutex_lock(&s->lock);
+		if (code)
+			break;
+		s->bytes_done += unit_bytes(&s->job->plan->tensors[u.tensor], &u);
+		if (--s->units_left[u.tensor] == 0) {
+			s->finished[s->n_finished++] = u.tensor;
+			pthread_cond_signal(&s->event);
+		}
+	}
+	if (code && !s->code) {
+		s->code = code;
+		s->err = e;
+	}
+	s->stop = s->stop || code;
+	s->running--;
+	pthread_cond_signal(&s->event);
+	pthread_mutex_unlock(&s->lock);
+	bench_fini(&b);
+	return NULL;
+}
+
+char *convert_time_text(double seconds, char *out)
+{
+	if (seconds < 100)
+		snprintf(out, 32, "%.0f s", seconds);
+	else if (seconds < 6000)
+		snprintf(out, 32, "%.0f min", seconds / 60);
+	else
+		snprintf(
+			out, 32, "%.0f h %02.0f min", floor(seconds / 3600), floor(fmod(seconds, 3600) / 60));
+	return out;
+}
+
+struct progress {
+	bool on, terminal;
+	uint64_t total, start_bytes, start_ns;
+	int last_step; /* of twentieths */
+};
+
+static void show_progress(struct progress *p, uint64_t bytes, bool last)
+{
+	if (!p->on || !p->total)
+		return;
+	double part = (double)bytes / (double)p->total,
+		   seconds = (double)(clock_ns() - p->start_ns) * 1e-9;
+	double fresh = (double)(bytes - p->start_bytes);
+	int step = (int)(part * 20);
+	if (!p->terminal && !last && step == p->last_step)
+		return;
+	p->last_step = step;
+	char eta[32] = "?";
+	if (fresh > 0)
+		convert_time_text((double)(p->total - bytes) / fresh * seconds, eta);
+	fprintf(stderr, "%s%5.1f %%  %.2f of %.2f GB written, %.1f MB/s, %s left%s",
+		p->terminal ? "\r" : "", 100 * part, (double)bytes * 1e-9, (double)p->total * 1e-9,
+		seconds > 0 ? fresh * 1e-6 / seconds : 0.0, eta,
+		p->terminal ? (last ? "   \n" : "   ") : "\n");
+	fflush(stderr);
+}
+
+/* Hands finished tensors to the journal, after their data. Called without the lock. */
+static int write_journal(struct state *s, uint32_t *ids, struct err *e)
+{
+	pthread_mutex_lock(&s->lock);
+	size_t n = s->n_finished;
+	memcpy(ids, s->finished, n * sizeof *ids);
+	s->n_finished = 0;
+	pthread_mutex_unlock(&s->lock);
+	if (!n)
+		return 0;
+	int code = gguf_writer_sync(s->job->writer, e);
+	return code ? code : convert_journal_add(s->job->journal, ids, n, e);
+}
+
+/* The caller's part: waits, shows, keeps the journal, until all workers have left. */
+static void attend(struct state *s, struct progress *p)
+{
+	uint32_t *ids = NEW_ARRAY(uint32_t, s->job->plan->n_tensors);
+	uint64_t last = clock_ns(), every = JOURNAL_FIRST;
+	struct err e = {0};
+	bool over = false;
+	while (!over) {
+		struct timespec until;
+		clock_gettime(CLOCK_REALTIME, &until);
+		until.tv_nsec += 100000000;
+		if (until.tv_nsec >= 1000000000) {
+			until.tv_nsec -= 1000000000;
+			until.tv_sec++;
+		}
+		pthread_mutex_lock(&s->lock);
+		if (s->running)
+			pthread_cond_timedwait(&s->event, &s->lock, &until);
+		over = s->running == 0;
+		uint64_t bytes = s->bytes_done;
+		pthread_mutex_unlock(&s->lock);
+		show_progress(p, bytes, over);
+		if (over || clock_ns() - last > every) {
+			int code = write_journal(s, ids, &e);
+			last = clock_ns();
+			every = MIN(2 * every, JOURNAL_EVERY);
+			pthread_mutex_lock(&s->lock);
+			if (code && !s->code) {
+				s->code = code;
+				s->err = e;
+				s->stop = true;
+			}
+			pthread_mutex_unlock(&s->lock);
+		}
+	}
+	free(ids);
+}
+
+static void prepare(struct state *s, struct progress *p)
+{
+	for (uint32_t i = 0; i < s->job->plan->n_tensors; i++) {
+		uint64_t bytes;
+		gguf_writer_place(s->job->writer, i, NULL, NULL, &bytes);
+		p->total += bytes;
+		if (s->job->done[i])
+			s->bytes_done += bytes;
+		s->units_left[i] = units_of(s, i);
+	}
+	p->start_bytes = s->bytes_done;
+}
+
+int convert_run(const struct convert_job *job, struct err *e)
+{
+	size_t n = job->plan->n_tensors;
+	struct state s = {
+		.job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .event = PTHREAD_COND_INITIALIZER};
+	struct progress p = {.on = job->progress, .terminal = isatty(2), .start_ns = clock_ns()};
+	pthread_t *threads = NEW_ARRAY(pthread_t, job->n_workers);
+	uint32_t started = 0;
+	s.units_left = NEW_ARRAY(uint64_t, n);
+	s.finished = NEW_ARRAY(uint32_t, n);
+	prepare(&s, &p);
+	pthread_mutex_lock(&s.lock);
+	for (; started < job->n_workers; started++) {
+		int why = pthread_create(&threads[started], NULL, worker, &s);
+		if (why && !started)
+			s.code = err_errno(&s.err, why, "cannot start a thread");
+		if (why)
+			break; /* fewer are enough */
+		s.running++;
+	}
+	pthread_mutex_unlock(&s.lock);
+	attend(&s, &p);
+	for (uint32_t i = 0; i < started; i++)
+		pthread_join(threads[i], NULL);
+	int code = s.code;
+	if (code == ERR_INTERRUPTED)
+		err_set(e, code, "interrupted");
+	else if (code && e)
+		*e = s.err;
+	free(threads);
+	free(s.units_left);
+	free(s.finished);
+	return code;
+}

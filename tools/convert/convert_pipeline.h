@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Carrying out a conversion plan: worker threads take blocks of rows, each reads them as float,
+ * quantises, writes. What a worker holds does not depend on the model's size: a block of rows
+ * (about 4 MiB as float) and its packed form. The bytes written do not depend on the number of
+ * workers, nor on how often the work was interrupted.
+ */
+#ifndef GLM_TOOLS_CONVERT_PIPELINE_H
+#define GLM_TOOLS_CONVERT_PIPELINE_H
+
+#include "src/base/err.h"
+#include "src/format/gguf_write.h"
+#include "tools/convert/convert_imatrix.h"
+#include "tools/convert/convert_journal.h"
+#include "tools/convert/convert_map.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct convert_job {
+	const struct convert_plan *plan;
+	const struct safetensors *st;
+	const struct convert_imatrix *imatrix; /* or NULL */
+	const bool *
+		has_importance; /* [n_tensors] the imatrix knows this tensor and its type makes use of it */
+	struct gguf_writer *writer;      /* created; tensor i of the plan is its tensor i */
+	struct convert_journal *journal; /* open */
+	const bool *done;                /* [n_tensors] finished by an earlier run */
+	uint32_t n_workers;
+	bool progress;             /* say how far it is on stderr */
+	const atomic_bool *cancel; /* looked at between blocks; may be NULL */
+};
+
+/* Converts every tensor that is not done. Finished tensors are in the journal also when this fails
+ * or is cancelled (ERR_INTERRUPTED). */
+int convert_run(const struct convert_job *job, struct err *e);
+
+/* "3 h 12 min", "45 s" into out[32]. */
+char *convert_time_text(double seconds, char *out);
+
+#endif

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: MIT */
+/* Logits of a given sequence of ids, for comparison with other implementations: the last position,
+ * every position, or the MTP layer's; and what happened inside (taps). Rows go to the file as they
+ * are computed. */
+#include "src/base/args.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/engine/generate.h"
+#include "tools/commands/commands.h"
+#include "tools/options/common_opts.h"
+#include "tools/output/interrupt.h"
+#include "tools/output/json_out.h"
+#include "src/base/out_file.h"
+#include "tools/output/report.h"
+#include "tools/logits/taps_file.h"
+#include "tools/logits/token_rows.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Where rows go. */
+struct rows_out {
+	FILE *f;
+	const char *path;
+	uint32_t vocab, rows;
+	uint64_t hash;
+};
+
+static int write_row(void *user, uint32_t at, const float *row, struct err *e)
+{
+	(void)at;
+	struct rows_out *o = user;
+	o->hash = generate_hash(o->hash, row, o->vocab);
+	o->rows++;
+	if (fwrite(row, sizeof *row, o->vocab, o->f) != o->vocab)
+		return err_errno(e, errno, "%.400s: row %u cannot be written", o->path, o->rows - 1);
+	return 0;
+}
+
+/* ---- taps
+ * -----------------------------------------------------------------------------------------------
+ */
+
+static int new_taps(
+	struct session_taps *t, const struct model_config *c, uint32_t n_tokens, struct err *e)
+{
+	t->router_rows = n_tokens;
+	t->resid_last = mem_try_new((size_t)c->n_layers * c->n_embd, sizeof *t->resid_last);
+	t->router = mem_try_new((size_t)n_tokens * config_n_moe(c), c->n_used * sizeof *t->router);
+	t->index_last = mem_try_new((size_t)c->n_layers * c->index_top_k, sizeof *t->index_last);
+	t->n_index_last = mem_try_new(c->n_layers, sizeof *t->n_index_last);
+	if (!t->resid_last || !t->router || !t->index_last || !t->n_index_last)
+		return err_set(e, ERR_MEMORY, "no memory for the taps of %u tokens", n_tokens);
+	return 0;
+}
+
+static void free_taps(struct session_taps *t)
+{
+	free(t->resid_last);
+	free(t->router);
+	free(t->index_last);
+	free(t->n_index_last);
+}
+
+static void write_taps(
+	FILE *f, const struct session_taps *t, const struct model_config *c, uint32_t n_tokens)
+{
+	struct taps_tensor *list = NEW_ARRAY(struct taps_tensor, c->n_layers + 2);
+	size_t n = 0, picks = (size_t)n_tokens * config_n_moe(c) * c->n_used;
+	list[n++] = (struct taps_tensor){.name = "resid_last",
+		.dtype = "F32",
+		.shape = {c->n_layers, c->n_embd},
+		.n_dims = 2,
+		.data = t->resid_last,
+		.bytes = (size_t)c->n_layers * c->n_embd * sizeof(float)};
+	bool small = c->n_experts <= 256;
+	uint8_t *bytes = NULL;
+	if (small) {
+		bytes = NEW_ARRAY(uint8_t, picks);
+		for (size_t i = 0; i < picks; i++)
+			bytes[i] = (uint8_t)t->router[i];
+	}
+	list[n++] = (struct taps_tensor){.name = "router",
+		.dtype = small ? "U8" : "U16",
+		.shape = {n_tokens, config_n_moe(c), c->n_used},
+		.n_dims = 3,
+		.data = small ? (void *)bytes : (void *)t->router,
+		.bytes = picks * (small ? 1 : sizeof(uint16_t))};
+	for (uint32_t l = 0; l < c->n_layers; l++) {
+		if (!t->n_index_last[l])
+			continue;
+		struct taps_tensor *x = &list[n++];
+		*x = (struct taps_tensor){.dtype = "I32",
+			.shape = {(uint64_t)t->n_index_last[l]},
+			.n_dims = 1,
+			.data = t->index_last + (size_t)l * c->index_top_k,
+			.bytes = (size_t)t->n_index_last[l] * sizeof(int32_t)};
+		snprintf(x->name, sizeof x->name, "index_topk_last.%u", l);
+	}
+	taps_file_write(f, list, n);
+	free(bytes);
+	free(list);
+}
+
+/* ---- the command
+ * ---------------------------------------------------------------------------------------- */
+
+static int dump_mtp(struct session *s, const int32_t *ids, uint32_t n,
+	const struct session_watch *watch, struct rows_out *o, struct err *e)
+{
+	const struct engine *g = session_engine(s);
+	int rc = session_sync(s, ids, n, watch, NULL, e);
+	if (rc)
+		return rc;
+	const float *logits = session_logits(s);
+	int32_t best = 0;
+	for (int32_t i = 1; i < engine_n_valid(g); i++)
+		if (logits[i] > logits[best])
+			best = i;
+	float *row = mem_try_new(o->vocab, sizeof *row);
+	if (!row)
+		return err_set(e, ERR_MEMORY, "no memory for a row of %u logits", o->vocab);
+	rc = session_mtp_logits(s, best, row, e);
+	if (!rc)
+		rc = write_row(o, 0, row, e);
+	free(row);
+	return rc;
+}
+
+int cmd_dump_logits(int argc, char **argv, struct err *e)
+{
+	struct common_opts common = {0};
+	const char *ids_path = "", *out_path = "", *taps_path = NULL;
+	bool all = false, mtp = false;
+	const struct arg own[] = {
+		{.name = "ids",
+			.kind = ARG_STRING,
+			.string = &ids_path,
+			.value = "FILE",
+			.required = true,
+			.help = "whitespace-separated token ids (- is stdin)"},
+		{.name = "output",
+			.letter = 'o',
+			.kind = ARG_STRING,
+			.string = &out_path,
+			.value = "OUT.f32",
+			.required = true,
+			.help = "little-endian float32 rows of all logits (- is stdout)"},
+		{.name = "all",
+			.kind = ARG_FLAG,
+			.flag = &all,
+			.help = "a row for every position, not only the last"},
+		{.name = "mtp",
+			.kind = ARG_FLAG,
+			.flag = &mtp,
+			.help =
+				"the MTP layer's logits at the last position, the next token being the likeliest"},
+		{.name = "taps",
+			.kind = ARG_STRING,
+			.string = &taps_path,
+			.value = "FILE",
+			.help = "also write what happened inside: safetensors with resid_last, router, "
+					"index_topk_last.L"},
+		{.name = "kv-f32",
+			.kind = ARG_FLAG,
+			.flag = &common.kv_f32,
+			.help = "keep the cache in float32 instead of 16 bit"},
+	};
+	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, common_opts_group(&common)};
+	const struct args args = {.command = "glmstream dump-logits",
+		.usage = "-m MODEL --ids FILE -o OUT.f32 [options]",
+		.about = "Computes a sequence of token ids and writes logits. Prints {\"rows\", \"vocab\", "
+				 "\"logits_hash\"} on "
+				 "stdout.",
+		.example = "glmstream tokenize -m MODEL < text.txt | glmstream dump-logits -m MODEL --ids "
+				   "- --all -o "
+				   "logits.f32",
+		.groups = groups,
+		.n_groups = ARRAY_LEN(groups)};
+	int rc = report_parse(&args, argc, argv, e);
+	if (rc)
+		return rc == ARGS_HELP ? 0 : rc;
+	if (all && mtp)
+		return err_set(e, ERR_USAGE,
+			"--all and --mtp exclude each other: MTP logits are those of the last position");
+
+	struct engine *g = NULL;
+	struct session *s = NULL;
+	struct token_ids ids = {0};
+	struct session_taps taps = {0};
+	struct out_file out = {0}, taps_out = {0};
+	bool to_stdout = !strcmp(out_path, "-");
+	interrupt_catch(false);
+	const struct session_watch watch = {.cancel = interrupt_flag()};
+	if ((rc = token_ids_read(ids_path, &ids, e)) || (rc = common_opts_open(&common, &g, e)))
+		goto out;
+	const struct model_config *c = engine_config(g);
+	struct rows_out rows = {.vocab = c->n_vocab, .hash = GENERATE_HASH_START};
+	if ((rc = token_ids_check(&ids, ids_path, c->n_vocab, engine_context(g), e)))
+		goto out;
+	uint32_t n = (uint32_t)ids.n;
+	if ((rc = session_new(g, &s, e)) || (mtp && (rc = session_enable_mtp(s, e))) ||
+		(taps_path && (rc = new_taps(&taps, c, n, e))) || (rc = out_file_open(&out, out_path, e)) ||
+		(taps_path && (rc = out_file_open(&taps_out, taps_path, e))))
+		goto out;
+	rows.f = out.f;
+	rows.path = out.path;
+	if (taps_path)
+		session_set_taps(s, &taps);
+	if (mtp) {
+		rc = dump_mtp(s, ids.data, n, &watch, &rows, e);
+	} else if (all) {
+		rc = token_rows_walk(s, ids.data, n, &watch, write_row, &rows, e);
+	} else {
+		rc = session_sync(s, ids.data, n, &watch, NULL, e);
+		if (!rc)
+			rc = write_row(&rows, n - 1, session_logits(s), e);
+	}
+	if (rc)
+		goto out;
+	if (taps_path) {
+		write_taps(taps_out.f, &taps, c, n);
+		if ((rc = out_file_commit(&taps_out, e)))
+			goto out;
+	}
+	if ((rc = out_file_commit(&out, e)))
+		goto out;
+	json_t *o = json_object();
+	char hash[17];
+	snprintf(hash, sizeof hash, "%016llx", (unsigned long long)rows.hash);
+	json_out_uint(o, "rows", rows.rows);
+	json_out_uint(o, "vocab", rows.vocab);
+	json_out_str(o, "logits_hash", hash);
+	json_out_line(to_stdout ? stderr : stdout, o);
+out:
+	out_file_abort(&out);
+	out_file_abort(&taps_out);
+	session_free(s);
+	rc = common_opts_close(g, rc, e);
+	free_taps(&taps);
+	token_ids_free(&ids);
+	return rc;
+}

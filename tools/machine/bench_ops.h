@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/* An op under `bench ops`: its shapes, its operands, how it is timed. */
+#ifndef GLM_TOOLS_BENCH_OPS_H
+#define GLM_TOOLS_BENCH_OPS_H
+
+#include "tools/bench/bench.h"
+#include "tools/machine/bench_pool.h"
+
+#include "kernels/backend.h"
+
+/* Rows of a prompt; fewer are a step of decode. */
+#define BENCH_CHUNK_ROWS 64
+
+/* The widths that decide the cost of an op; names as in model_config. */
+struct bench_shape {
+	const char *name;
+	int n_embd, q_rank, kv_rank, heads, nope, rope, value, index_heads, index_dim, top_k, ff_dense,
+		n_experts, n_used, ff_expert, n_vocab, context;
+};
+
+/* One op under test. */
+struct bench_op {
+	struct bench *bench;
+	struct backend *backend;
+	struct bench_pool *pool; /* of its operands */
+	const struct bench_shape *shape;
+	int rows;
+	double bytes, macs; /* of one call, at least */
+	void (*call)(struct bench_op *o, int copy);
+	bool alone;       /* calls are not recorded: experts */
+	const char *name; /* "matmul" */
+	int copies, next;
+	/* operands, whichever the op uses */
+	struct weight w[3]; /* of copy 0; copy i lies i * stride further */
+	size_t stride[3];
+	float *x, *y, *z; /* device */
+	int32_t *ids, *pos, *base, *sel, *n_sel;
+	uint64_t *picks;
+	struct cache_view cache;
+	size_t cache_stride;
+	struct rope rope;
+	struct batch batch;
+	int32_t *places;   /* host */
+	size_t copy_bytes; /* of a copy on the card */
+	uint64_t graph;    /* key of the calls that are measured; 0: they are enqueued one by one */
+};
+
+/* Weights part of one copy. */
+struct weight bench_op_weight(const struct bench_op *o, int part, int copy);
+
+/* The cache of one copy. */
+struct cache_view bench_op_cache(const struct bench_op *o, int copy);
+
+/* How many copies of so many bytes are more than the caches hold. */
+int bench_op_copies(double bytes);
+
+/* Three weights of one op, so many copies that they have left the caches; *bytes: of one copy of
+ * all. 0, or the pool's error. */
+int bench_op_weights(struct bench_op *o, enum dtype type, const int n_in[3], const int n_out[3],
+	double *bytes, struct err *e);
+
+/* Times o->call and adds its line; detail names what else matters (type, widths). 0, or the
+ * backend's failure. */
+int bench_op_measure(struct bench_op *o, struct err *e, const char *detail);
+
+/* ---- the ops; all return 0 or the first failure ---- */
+
+/* bench_ops_products.c */
+int bench_op_small(struct bench_op *o, const char *name,
+	struct err *e); /* embed, rms_norm, swiglu, choice, moe_combine */
+int bench_op_matmul(
+	struct bench_op *o, const char *what, enum dtype type, int n_in, int n_out, struct err *e);
+int bench_op_stacked(struct bench_op *o, const char *what, int n_in, int n_out, struct err *e);
+int bench_op_ffn(struct bench_op *o, const char *what, enum dtype type, int n_ff, struct err *e);
+int bench_op_routers(
+	struct bench_op *o, struct err *e); /* norm, product, choice: a layer's own and its guess */
+int bench_op_experts(struct bench_op *o, enum dtype type, struct err *e);
+
+/* bench_ops_attention.c */
+int bench_op_rope(struct bench_op *o, struct err *e);
+int bench_op_latents(struct bench_op *o, enum dtype type, struct err *e);
+int bench_op_index_select(struct bench_op *o, struct err *e);
+int bench_op_attend(struct bench_op *o, int positions, struct err *e);
+int bench_op_mla(struct bench_op *o, int positions, struct err *e); /* with the output product */
+
+#endif

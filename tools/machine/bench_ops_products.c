@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: MIT */
+/* `bench ops`: products, networks, routers, experts, and the small ops between them. */
+#include "tools/machine/bench_ops.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/quant/quantize.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the calls
+ * ------------------------------------------------------------------------------------------ */
+
+static void call_embed(struct bench_op *o, int copy)
+{
+	o->backend->ops->embed(o->backend, bench_op_weight(o, 0, copy), o->ids, o->rows, o->y);
+}
+
+static void call_rms_norm(struct bench_op *o, int copy)
+{
+	(void)copy;
+	int n = o->shape->n_embd;
+	o->backend->ops->rms_norm(
+		o->backend, o->x, n, &(struct norm){o->z, o->y}, 1, 1e-5f, o->rows, n, n);
+}
+
+static void call_matmul(struct bench_op *o, int copy)
+{
+	struct matmul part = {.w = bench_op_weight(o, 0, copy), .y = o->y};
+	o->backend->ops->matmul(o->backend, &part, 1, o->x, o->rows);
+}
+
+static void call_stacked(struct bench_op *o, int copy)
+{
+	struct stacked_matmul a = {.w = bench_op_weight(o, 0, copy),
+		.x = o->x,
+		.x_stride = o->w[0].n_in,
+		.y = o->y,
+		.y_stride = o->w[0].n_out};
+	o->backend->ops->stacked_matmul(o->backend, &a, o->rows);
+}
+
+static void call_swiglu(struct bench_op *o, int copy)
+{
+	(void)copy;
+	o->backend->ops->swiglu(o->backend, o->x, o->z, (int64_t)o->rows * o->shape->ff_dense, o->y);
+}
+
+static void call_ffn(struct bench_op *o, int copy)
+{
+	size_t n = (size_t)o->rows * (size_t)o->w[0].n_out;
+	struct ffn a = {.gate = bench_op_weight(o, 0, copy),
+		.up = bench_op_weight(o, 1, copy),
+		.down = bench_op_weight(o, 2, copy),
+		.x = o->x,
+		.y = o->y,
+		.hidden = o->z,
+		.spare = o->z + n};
+	o->backend->ops->ffn(o->backend, &a, o->rows);
+}
+
+static struct route router(const struct bench_shape *s, const float *bias)
+{
+	return (struct route){.n_experts = s->n_experts,
+		.n_used = s->n_used,
+		.n_group = 1,
+		.n_group_used = 1,
+		.normalise = true,
+		.scale = 2.5f,
+		.bias = bias};
+}
+
+/* The choice alone */
+static void call_choice(struct bench_op *o, int copy)
+{
+	(void)copy;
+	struct route a = router(o->shape, o->z);
+	a.logits = o->x;
+	a.picks = o->picks;
+	a.weights = o->y;
+	o->backend->ops->route(o->backend, &a, 1, o->rows);
+}
+
+static void call_routers(struct bench_op *o, int copy)
+{
+	const struct bench_shape *s = o->shape;
+	size_t rows = (size_t)o->rows, embd = (size_t)s->n_embd, experts = (size_t)s->n_experts;
+	struct route a[2];
+	for (int i = 0; i < 2; i++) {
+		float *h = o->y + (size_t)i * rows * (embd + experts);
+		a[i] = router(s, o->z + embd);
+		a[i].x = o->x;
+		a[i].gain = o->z;
+		a[i].eps = 1e-5f;
+		a[i].w = bench_op_weight(o, i, copy);
+		a[i].h = h;
+		a[i].logits = h + rows * embd;
+		a[i].picks = o->picks + (size_t)i * rows * (size_t)s->n_used;
+	}
+	a[0].weights = o->y + 2 * rows * (embd + experts);
+	o->backend->ops->route(o->backend, a, 2, o->rows);
+}
+
+/* Decode: n_used experts with one place each. Prefill: every expert with its share of the places.
+ */
+static void call_expert_ffn(struct bench_op *o, int copy)
+{
+	const struct bench_shape *s = o->shape;
+	int places = o->rows * s->n_used, n_jobs = MIN(places, s->n_experts), done = 0;
+	struct expert_job *jobs = NEW_ARRAY(struct expert_job, n_jobs);
+	for (int i = 0; i < n_jobs; i++) {
+		int slot = (copy * n_jobs + i) % o->copies; /* expert slots rotate */
+		int n = (places - done) / (n_jobs - i);
+		jobs[i] = (struct expert_job){.gate = bench_op_weight(o, 0, slot),
+			.up = bench_op_weight(o, 1, slot),
+			.down = bench_op_weight(o, 2, slot),
+			.places = o->places + done,
+			.n_places = n};
+		done += n;
+	}
+	o->backend->ops->expert_ffn(o->backend, o->x, jobs, n_jobs, o->rows, s->n_used, o->y);
+	free(jobs);
+}
+
+static void call_moe_combine(struct bench_op *o, int copy)
+{
+	(void)copy;
+	const struct bench_shape *s = o->shape;
+	o->backend->ops->moe_combine(o->backend, o->x, o->z, s->n_used, o->y, o->rows, s->n_embd, o->y,
+		&(struct norm){o->x, o->x}, 1e-5f);
+}
+
+/* ---- their operands
+ * ------------------------------------------------------------------------------------- */
+
+int bench_op_matmul(
+	struct bench_op *o, const char *what, enum dtype type, int n_in, int n_out, struct err *e)
+{
+	uint64_t row_bytes;
+	int rc;
+	if (!quantize_supported(type) || !dtype_row_bytes(type, (uint64_t)n_in, &row_bytes))
+		return 0;
+	double weight = (double)row_bytes * n_out;
+	o->copies = bench_op_copies(weight);
+	if ((rc = bench_pool_weight(
+			 o->pool, type, n_in, n_out, 1, o->copies, &o->w[0], &o->stride[0], e)) ||
+		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)n_in, &o->x, e)) ||
+		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)n_out, &o->y, e)))
+		return rc;
+	o->bytes = weight + 4.0 * o->rows * ((double)n_in + (double)n_out);
+	o->macs = (double)o->rows * n_in * n_out;
+	o->call = call_matmul;
+	o->name = "matmul";
+	char detail[64];
+	snprintf(detail, sizeof detail, "%s %s %d>%d", what, dtype_name(type), n_in, n_out);
+	return bench_op_measure(o, e, detail);
+}
+
+int bench_op_stacked(struct bench_op *o, const char *what, int n_in, int n_out, struct err *e)
+{
+	const struct bench_shape *s = o->shape;
+	int rc;
+	uint64_t row_bytes;
+	if (!dtype_row_bytes(DTYPE_Q8_0, (uint64_t)n_in, &row_bytes))
+		return 0;
+	double weight = (double)row_bytes * n_out * s->heads;
+	o->copies = bench_op_copies(weight);
+	if ((rc = bench_pool_weight(
+			 o->pool, DTYPE_Q8_0, n_in, n_out, s->heads, o->copies, &o->w[0], &o->stride[0], e)) ||
+		(rc = bench_pool_floats(
+			 o->pool, (size_t)o->rows * (size_t)s->heads * (size_t)n_in, &o->x, e)) ||
+		(rc = bench_pool_floats(
+			 o->pool, (size_t)o->rows * (size_t)s->heads * (size_t)n_out, &o->y, e)))
+		return rc;
+	o->bytes = weight + 4.0 * o->rows * s->heads * (n_in + n_out);
+	o->macs = (double)o->rows * n_in * n_out * s->heads;
+	o->call = call_stacked;
+	o->name = "stacked_matmul";
+	char detail[64];
+	snprintf(detail, sizeof detail, "%s Q8_0 %dx %d>%d", what, s->heads, n_in, n_out);
+	return bench_op_measure(o, e, detail);
+}
+
+int bench_op_ffn(struct bench_op *o, const char *what, enum dtype type, int n_ff, struct err *e)
+{
+	int rc, n = o->shape->n_embd;
+	size_t rows = (size_t)o->rows;
+	double weights;
+	if ((rc = bench_op_weights(
+			 o, type, (const int[]){n, n, n_ff}, (const int[]){n_ff, n_ff, n}, &weights, e)) ||
+		(rc = bench_pool_floats(o->pool, rows * (size_t)n, &o->x, e)) ||
+		(rc = bench_pool_floats(o->pool, rows * (size_t)n, &o->y, e)) ||
+		(rc = bench_pool_floats(o->pool, 2 * rows * (size_t)n_ff, &o->z, e)))
+		return rc;
+	o->bytes = weights + 8.0 * o->rows * (n + n_ff);
+	o->call = call_ffn;
+	o->name = "ffn";
+	char detail[64];
+	snprintf(detail, sizeof detail, "%s %s %d>%d>%d", what, dtype_name(type), n, n_ff, n);
+	return bench_op_measure(o, e, detail);
+}
+
+int bench_op_routers(struct bench_op *o, struct err *e)
+{
+	const struct bench_shape *s = o->shape;
+	size_t rows = (size_t)o->rows, embd = (size_t)s->n_embd, experts = (size_t)s->n_experts,
+		   used = (size_t)s->n_used;
+	double weights = 2 * 4.0 * (double)(embd * experts);
+	int rc;
+	o->copies = bench_op_copies(weights);
+	for (int i = 0; i < 2; i++)
+		if ((rc = bench_pool_weight(o->pool, DTYPE_F32, s->n_embd, s->n_experts, 1, o->copies,
+				 &o->w[i], &o->stride[i], e)))
+			return rc;
+	if ((rc = bench_pool_floats(o->pool, rows * embd, &o->x, e)) ||
+		(rc = bench_pool_floats(o->pool, embd + experts, &o->z, e)) ||
+		(rc = bench_pool_floats(o->pool, 2 * rows * (embd + experts) + rows * used, &o->y, e)) ||
+		(rc = bench_pool_get(
+			 o->pool, MEM_SHARED, 2 * rows * used * sizeof(uint64_t), &o->picks, e)))
+		return rc;
+	o->bytes = weights + 8.0 * (double)(rows * embd);
+	o->macs = 2.0 * (double)(rows * embd * experts);
+	o->call = call_routers;
+	o->name = "route";
+	return bench_op_measure(o, e, "two routers with their norm");
+}
+
+int bench_op_experts(struct bench_op *o, enum dtype type, struct err *e)
+{
+	const struct bench_shape *s = o->shape;
+	uint64_t in_bytes, out_bytes;
+	int rc;
+	if (!quantize_supported(type) || !dtype_row_bytes(type, (uint64_t)s->n_embd, &in_bytes) ||
+		!dtype_row_bytes(type, (uint64_t)s->ff_expert, &out_bytes))
+		return 0;
+	double expert = 2.0 * (double)in_bytes * s->ff_expert + (double)out_bytes * s->n_embd;
+	int places = o->rows * s->n_used, distinct = MIN(places, s->n_experts);
+	o->copies = MIN(MAX(bench_op_copies(expert), s->n_used), s->n_experts);
+	if ((rc = bench_pool_weight(
+			 o->pool, type, s->n_embd, s->ff_expert, 1, o->copies, &o->w[0], &o->stride[0], e)) ||
+		(rc = bench_pool_weight(
+			 o->pool, type, s->n_embd, s->ff_expert, 1, o->copies, &o->w[1], &o->stride[1], e)) ||
+		(rc = bench_pool_weight(
+			 o->pool, type, s->ff_expert, s->n_embd, 1, o->copies, &o->w[2], &o->stride[2], e)) ||
+		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
+		(rc = bench_pool_floats(o->pool, (size_t)places * (size_t)s->n_embd, &o->y, e)))
+		return rc;
+	o->places = NEW_ARRAY(int32_t, places);
+	for (int i = 0; i < places;
+		 i++) /* place r * n_used + k, so that one job's places belong to different rows */
+		o->places[i] = i % o->rows * s->n_used + i / o->rows;
+	o->bytes = expert * distinct + 4.0 * (o->rows + places) * s->n_embd;
+	o->macs = 3.0 * places * s->n_embd * (double)s->ff_expert;
+	o->call = call_expert_ffn;
+	o->alone = true;
+	o->name = "expert_ffn";
+	char detail[64];
+	snprintf(detail, sizeof detail, "%s, %d experts", dtype_name(type), distinct);
+	rc = bench_op_measure(o, e, detail);
+	free(o->places);
+	o->places = NULL;
+	return rc;
+}
+
+/* embed, rms_norm, swiglu, choice, moe_combine: operands of simple shape. */
+int bench_op_small(struct bench_op *o, const char *name, struct err *e)
+{
+	const struct bench_shape *s = o->shape;
+	size_t rows = (size_t)o->rows, embd = (size_t)s->n_embd, used = (size_t)s->n_used;
+	int rc;
+	o->name = name;
+	o->macs = 0;
+	o->copies = 1;
+	if (!strcmp(name, "embed")) {
+		int32_t *ids = NEW_ARRAY(int32_t, rows);
+		for (size_t i = 0; i < rows; i++)
+			ids[i] = (int32_t)(i * 97 % 1024);
+		rc = bench_pool_ints(o->pool, ids, rows, &o->ids, e);
+		free(ids);
+		if (rc ||
+			(rc = bench_pool_weight(
+				 o->pool, DTYPE_Q8_0, s->n_embd, 1024, 1, 1, &o->w[0], &o->stride[0], e)) ||
+			(rc = bench_pool_floats(o->pool, rows * embd, &o->y, e)))
+			return rc;
+		o->bytes = (double)rows * (double)(o->w[0].row_bytes + 4 * embd);
+		o->call = call_embed;
+	} else if (!strcmp(name, "rms_norm")) {
+		if ((rc = bench_pool_floats(o->pool, rows * embd, &o->x, e)) ||
+			(rc = bench_pool_floats(o->pool, embd, &o->z, e)) ||
+			(rc = bench_pool_floats(o->pool, rows * embd, &o->y, e)))
+			return rc;
+		o->bytes = 8.0 * (double)(rows * embd);
+		o->call = call_rms_norm;
+	} else if (!strcmp(name, "swiglu")) {
+		size_t n = rows * (size_t)s->ff_dense;
+		if ((rc = bench_pool_floats(o->pool, n, &o->x, e)) ||
+			(rc = bench_pool_floats(o->pool, n, &o->z, e)) ||
+			(rc = bench_pool_floats(o->pool, n, &o->y, e)))
+			return rc;
+		o->bytes = 12.0 * (double)n;
+		o->call = call_swiglu;
+	} else if (!strcmp(name, "choice")) {
+		if ((rc = bench_pool_floats(o->pool, rows * (size_t)s->n_experts, &o->x, e)) ||
+			(rc = bench_pool_floats(o->pool, (size_t)s->n_experts, &o->z, e)) ||
+			(rc = bench_pool_floats(o->pool, rows * used, &o->y, e)) ||
+			(rc = bench_pool_get(
+				 o->pool, MEM_SHARED, rows * used * sizeof(uint64_t), &o->picks, e)))
+			return rc;
+		o->bytes = 4.0 * (double)(rows * (size_t)s->n_experts);
+		o->call = call_choice;
+	} else {
+		if ((rc = bench_pool_floats(o->pool, rows * used * embd, &o->x, e)) ||
+			(rc = bench_pool_floats(o->pool, rows * used, &o->z, e)) ||
+			(rc = bench_pool_floats(o->pool, rows * embd, &o->y, e)))
+			return rc;
+		o->bytes = 4.0 * (double)(rows * embd) * (double)(used + 3);
+		o->call = call_moe_combine;
+	}
+	return bench_op_measure(o, e, "");
+}

@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * bench read. The test file is unlinked as soon as it is open and reached through /proc/PID/fd, by
+ * fio too, so no end of the program leaves gigabytes behind. Neither side's setup (rings,
+ * registered memory, opening) is timed.
+ */
+#include "tools/machine/bench_read.h"
+
+#include "src/base/buf.h"
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+#define WRITE_CHUNK (8u << 20)
+
+enum source { SOURCE_URING, SOURCE_THREADS, SOURCE_FIO, SOURCES };
+
+static const char *const source_names[SOURCES] = {"uring", "threads", "fio"};
+
+struct sample {
+	double gb_s, cpu_s_per_gb;
+	bool direct, fixed;
+};
+
+struct job {
+	const struct bench_read_options *o;
+	int fd;          /* of the file, for fadvise and mincore */
+	char path[4096]; /* by which readers and fio open it */
+	uint64_t file_bytes, bytes;
+	size_t slice;
+	uint32_t
+		*blocks; /* [file_bytes / slice] in random order; a run takes the first bytes / slice */
+	unsigned repeats;
+	bool have[SOURCES];
+	unsigned char *memory; /* one slice per place of the deepest queue */
+	size_t memory_bytes;
+};
+
+static bool stopped(const struct job *j)
+{
+	return j->o->stop && atomic_load(j->o->stop);
+}
+
+/* --- the file --- */
+
+/* Random bytes: no drive or filesystem can compress or deduplicate them. */
+static int make_file(struct job *j, uint64_t bytes, struct err *e)
+{
+	char name[4096];
+	const char *dir = j->o->dir ? j->o->dir : ".";
+	if ((size_t)snprintf(name, sizeof name, "%s/glmstream-bench-XXXXXX", dir) >= sizeof name)
+		return err_set(e, ERR_USAGE, "%.100s...: name too long", dir);
+	j->fd = mkstemp(name);
+	if (j->fd < 0)
+		return err_errno(e, errno, "%s: test file", dir);
+	unlink(name);
+	snprintf(j->path, sizeof j->path, "/proc/%d/fd/%d", (int)getpid(), j->fd);
+	log_info("bench read: writing %.1f GB of random bytes to a file in %s (it has no name and is "
+			 "gone afterwards)",
+		(double)bytes / 1e9, dir);
+	int code = posix_fallocate(j->fd, 0, (off_t)bytes);
+	if (code)
+		return err_errno(e, code, "%s: test file of %.1f GB", dir, (double)bytes / 1e9);
+	uint64_t *chunk = mem_new(WRITE_CHUNK / 8, 8);
+	struct rng g = {clock_ns()};
+	for (uint64_t at = 0; at < bytes && !code;) {
+		for (size_t i = 0; i < WRITE_CHUNK / 8; i++)
+			chunk[i] = rng_u64(&g);
+		ssize_t n = write(j->fd, chunk, MIN((uint64_t)WRITE_CHUNK, bytes - at));
+		if (n < 0 && errno != EINTR)
+			code = err_errno(e, errno, "%s: test file, at byte %llu", dir, (unsigned long long)at);
+		else if (stopped(j))
+			code = err_set(e, ERR_INTERRUPTED, "interrupted");
+		at += n > 0 ? (uint64_t)n : 0;
+	}
+	free(chunk);
+	if (!code && fsync(j->fd))
+		code = err_errno(e, errno, "%s: test file", dir);
+	j->file_bytes = bytes;
+	return code;
+}
+
+static int open_file(struct job *j, struct err *e)
+{
+	struct stat st;
+	if ((size_t)snprintf(j->path, sizeof j->path, "%s", j->o->path) >= sizeof j->path)
+		return err_set(e, ERR_USAGE, "%.100s...: name too long", j->o->path);
+	j->fd = open(j->path, O_RDONLY | O_CLOEXEC);
+	if (j->fd < 0 || fstat(j->fd, &st))
+		return err_errno(e, errno, "%s", j->path);
+	if (!S_ISREG(st.st_mode))
+		return err_set(e, ERR_INPUT, "%s: not a regular file", j->path);
+	j->file_bytes = (uint64_t)st.st_size;
+	if (j->file_bytes < j->slice)
+		return err_set(e, ERR_INPUT, "%s: %llu bytes, one read is %zu", j->path,
+			(unsigned long long)j->file_bytes, j->slice);
+	return 0;
+}
+
+/* Drops the file from the page cache; returns the share that is still there (-1: unknown). */
+static double drop_cache(const struct job *j)
+{
+	fsync(j->fd);
+	posix_fadvise(j->fd, 0, 0, POSIX_FADV_DONTNEED);
+	void *p = mmap(NULL, j->file_bytes, PROT_READ, MAP_SHARED, j->fd, 0);
+	if (p == MAP_FAILED)
+		return -1;
+	size_t pages = (size_t)((j->file_bytes + 4095) / 4096), in = 0;
+	unsigned char *v = mem_new(pages, 1);
+	double share = -1;
+	if (mincore(p, j->file_bytes, v) == 0) {
+		for (size_t i = 0; i < pages; i++)
+			in += v[i] & 1;
+		share = (double)in / (double)pages;
+	}
+	free(v);
+	munmap(p, j->file_bytes);
+	return share;
+}
+
+/* --- our readers --- */
+
+static double cpu_seconds(void)
+{
+	struct rusage u;
+	getrusage(RUSAGE_SELF, &u);
+	return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+		   1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+/* Keeps `depth` requests of one slice going until all blocks were read; place k of the memory
+ * belongs to tag k. */
+static int read_blocks(const struct job *j, struct reader *r, unsigned depth, struct err *e)
+{
+	uint64_t n = j->bytes / j->slice, sent = 0, done = 0;
+	struct reader_completion c[64];
+	for (; sent < MIN((uint64_t)depth, n); sent++) {
+		struct reader_request q = {.offset = j->blocks[sent] * (uint64_t)j->slice,
+			.bytes = j->slice,
+			.tag = sent,
+			.dst = j->memory + sent * j->slice};
+		if (reader_submit(r, &q))
+			bug("bench read: busy at %llu requests", (unsigned long long)sent);
+	}
+	while (done < n) {
+		int got = reader_reap(r, c, 1, ARRAY_LEN(c), 500);
+		for (int i = 0; i < got; i++, done++) {
+			if (c[i].code)
+				return reader_completion_err(r, &c[i], e);
+			if (sent == n)
+				continue;
+			struct reader_request q = {.offset = j->blocks[sent] * (uint64_t)j->slice,
+				.bytes = j->slice,
+				.tag = c[i].tag,
+				.dst = j->memory + c[i].tag * j->slice};
+			if (reader_submit(r, &q))
+				bug("bench read: busy");
+			sent++;
+		}
+		if (stopped(j))
+			return err_set(e, ERR_INTERRUPTED, "interrupted");
+	}
+	return 0;
+}
+
+static int run_reader(const struct job *j, enum source source, bool direct, unsigned depth,
+	struct sample *s, struct err *e)
+{
+	struct reader_file f = {.path = j->path};
+	struct reader_options o = {.engine = source == SOURCE_URING ? READER_URING : READER_THREADS,
+		.buffered = !direct,
+		.depth = depth,
+		.threads = depth,
+		.requests = depth,
+		.slice_bytes = j->slice};
+	struct reader *r;
+	enum log_level level = log_level();
+	log_set_level(MIN(level, LOG_WARN)); /* one line per run would drown the figures */
+	int code = reader_open(&r, &f, 1, &o, e);
+	if (!code) {
+		s->fixed = reader_register(r, j->memory, depth * j->slice) == 0;
+		s->direct = reader_file_align(r, 0) > 1;
+		double cpu = cpu_seconds();
+		uint64_t start = clock_ns();
+		code = read_blocks(j, r, depth, e);
+		double seconds = 1e-9 * (double)(clock_ns() - start), gb = 1e-9 * (double)j->bytes;
+		s->cpu_s_per_gb = (cpu_seconds() - cpu) / gb;
+		s->gb_s = gb / seconds;
+		reader_close(r);
+	}
+	log_set_level(level);
+	return code;
+}
+
+/* --- fio --- */
+
+int bench_read_parse_fio(
+	const char *json, size_t bytes, double *gb_s, double *cpu_s_per_gb, struct err *e)
+{
+	const char *start = memchr(json, '{', bytes); /* notes may stand before it */
+	if (!start)
+		return err_set(e, ERR_INPUT, "fio: no JSON in its output");
+	json_error_t je;
+	json_t *root = json_loadb(start, bytes - (size_t)(start - json), JSON_DISABLE_EOF_CHECK, &je);
+	if (!root)
+		return err_set(e, ERR_INPUT, "fio: %s", je.text);
+	json_t *job = json_array_get(json_object_get(root, "jobs"), 0),
+		   *rd = json_object_get(job, "read");
+	double io = json_number_value(json_object_get(rd, "io_bytes"));
+	double seconds = 1e-3 * json_number_value(json_object_get(rd, "runtime"));
+	double user = json_number_value(json_object_get(job, "usr_cpu"));
+	double sys = json_number_value(json_object_get(job, "sys_cpu"));
+	json_int_t failed = json_integer_value(json_object_get(job, "error"));
+	json_decref(root);
+	if (failed)
+		return err_set(e, ERR_RUN, "fio: the job failed: %s", err_name(-(int)failed));
+	if (!(io > 0) || !(seconds > 0) || !(user >= 0) || !(sys >= 0))
+		return err_set(e, ERR_INPUT, "fio: its JSON has no figures of a read job");
+	*gb_s = 1e-9 * io / seconds;
+	*cpu_s_per_gb = 1e-2 * (user + sys) * seconds / (1e-9 * io);
+	return 0;
+}
+
+/* Runs a program and collects its standard output. 0 and its exit status, -ENOENT when there is no
+ * such program. */
+static int run_program(char *const argv[], struct buf *out, int *status)
+{
+	int ends[2];
+	if (pipe2(ends, O_CLOEXEC))
+		return -errno;
+	posix_spawn_file_actions_t a;
+	posix_spawn_file_actions_init(&a);
+	posix_spawn_file_actions_adddup2(&a, ends[1], STDOUT_FILENO);
+	posix_spawn_file_actions_addopen(&a, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+	pid_t pid;
+	int code = -posix_spawnp(&pid, argv[0], &a, NULL, argv, environ);
+	posix_spawn_file_actions_destroy(&a);
+	close(ends[1]);
+	while (!code) {
+		buf_reserve(out, 65536);
+		ssize_t n = read(ends[0], out->data + out->len, 65536);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0) {
+			while (waitpid(pid, status, 0) < 0 && errno == EINTR)
+				;
+			break;
+		}
+		out->len += (size_t)n;
+	}
+	close(ends[0]);
+	return code;
+}
+
+static bool fio_installed(void)
+{
+	struct buf out = {0};
+	char *argv[] = {"fio", "--version", NULL};
+	int status = 1;
+	bool yes =
+		run_program(argv, &out, &status) == 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+	buf_free(&out);
+	return yes;
+}
+
+static int run_fio(
+	const struct job *j, bool direct, unsigned depth, struct sample *s, struct err *e)
+{
+	char *name = mem_printf("--filename=%s", j->path), *bs = mem_printf("--bs=%zu", j->slice);
+	char *size =
+		mem_printf("--size=%llu", (unsigned long long)(j->file_bytes / j->slice * j->slice));
+	char *io = mem_printf("--io_size=%llu", (unsigned long long)j->bytes);
+	char *iodepth = mem_printf("--iodepth=%u", depth);
+	/* glibc then asks for huge pages for fio's buffers, as we do for ours */
+	char *pages = j->o->small_pages ? "FIO_PAGES=small" : "GLIBC_TUNABLES=glibc.malloc.hugetlb=1";
+	char *argv[] = {"env", pages, "fio", "--name=read", "--rw=randread", "--ioengine=io_uring",
+		"--fixedbufs=1", "--registerfiles=1", "--thread", "--readonly", "--allow_file_create=0",
+		"--output-format=json", direct ? "--direct=1" : "--direct=0", name, bs, size, io, iodepth,
+		NULL};
+	struct buf out = {0};
+	int status = 0;
+	int code = run_program(argv, &out, &status);
+	if (code)
+		err_errno(e, -code, "fio");
+	else if (stopped(j))
+		code = err_set(e, ERR_INTERRUPTED, "interrupted");
+	else if (!WIFEXITED(status) || WEXITSTATUS(status))
+		code = err_set(e, ERR_RUN, "fio ended with status 0x%x", (unsigned)status);
+	else
+		code = bench_read_parse_fio(buf_str(&out), out.len, &s->gb_s, &s->cpu_s_per_gb, e);
+	s->direct = direct;
+	s->fixed = true;
+	buf_free(&out);
+	free(name);
+	free(bs);
+	free(size);
+	free(io);
+	free(iodepth);
+	return code;
+}
+
+/* --- one mode, one depth --- */
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+	return (x > y) - (x < y);
+}
+
+static double median(double *v, unsigned n)
+{
+	qsort(v, n, sizeof *v, by_value);
+	return n & 1 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
+}
+
+static int bench_depth(struct job *j, bool direct, unsigned depth,
+	void (*report)(void *user, const struct bench_read_figure *f), void *user, struct err *e)
+{
+	struct sample s[SOURCES] = {0};
+	double rate[SOURCES][BENCH_READ_REPEATS_MAX], cpu[SOURCES][BENCH_READ_REPEATS_MAX],
+		cached[SOURCES] = {0};
+	for (unsigned i = 0; i < j->repeats; i++) {
+		for (unsigned k = 0; k < SOURCES; k++) {
+			if (!j->have[k])
+				continue;
+			if (!direct)
+				cached[k] = MAX(cached[k], drop_cache(j));
+			int code = k == SOURCE_FIO ? run_fio(j, direct, depth, &s[k], e)
+									   : run_reader(j, (enum source)k, direct, depth, &s[k], e);
+			if (code)
+				return code;
+			rate[k][i] = s[k].gb_s;
+			cpu[k][i] = s[k].cpu_s_per_gb;
+		}
+	}
+	double fio = j->have[SOURCE_FIO] ? median(rate[SOURCE_FIO], j->repeats) : 0;
+	for (unsigned k = 0; k < SOURCES; k++) {
+		if (!j->have[k])
+			continue;
+		struct bench_read_figure f = {.source = source_names[k],
+			.direct = s[k].direct,
+			.fixed = s[k].fixed,
+			.depth = depth,
+			.slice_bytes = j->slice,
+			.bytes = j->bytes};
+		f.gb_s = median(rate[k], j->repeats); /* sorts */
+		f.gb_s_low = rate[k][0];
+		f.gb_s_high = rate[k][j->repeats - 1];
+		f.cpu_s_per_gb = median(cpu[k], j->repeats);
+		f.share_of_fio = fio > 0 ? f.gb_s / fio : 0;
+		f.cached = cached[k];
+		report(user, &f);
+	}
+	return 0;
+}
+
+char *bench_read_line(const struct bench_read_figure *f, char *text)
+{
+	int n = snprintf(text, BENCH_READ_LINE_MAX,
+		"%-7s %-8s depth %-3u %zu KiB: %.2f GB/s (%.2f .. %.2f), %.3f CPU s/GB", f->source,
+		f->direct ? "O_DIRECT" : "buffered", f->depth, f->slice_bytes >> 10, f->gb_s, f->gb_s_low,
+		f->gb_s_high, f->cpu_s_per_gb);
+	if (f->share_of_fio > 0 && strcmp(f->source, "fio"))
+		n += snprintf(
+			text + n, BENCH_READ_LINE_MAX - (size_t)n, ", %.1f %% of fio", 100 * f->share_of_fio);
+	if (f->cached > 0.001)
+		snprintf(
+			text + n, BENCH_READ_LINE_MAX - (size_t)n, ", %.1f %% was cached", 100 * f->cached);
+	return text;
+}
+
+/* --- all of it --- */
+
+static int check_options(struct job *j, struct err *e)
+{
+	const struct bench_read_options *o = j->o;
+	j->slice = o->slice_bytes ? o->slice_bytes : READER_SLICE_DEFAULT;
+	j->repeats = o->repeats ? o->repeats : 3;
+	if (j->slice % 4096 || j->slice > READER_SLICE_MAX)
+		return err_set(e, ERR_USAGE,
+			"bench read: reads of %zu bytes, expected a multiple of 4096 up to %u", j->slice,
+			READER_SLICE_MAX);
+	if (j->repeats > BENCH_READ_REPEATS_MAX || o->n_depths > BENCH_READ_DEPTHS_MAX)
+		return err_set(e, ERR_USAGE, "bench read: at most %u repeats and %u depths",
+			BENCH_READ_REPEATS_MAX, BENCH_READ_DEPTHS_MAX);
+	for (unsigned i = 0; i < o->n_depths; i++) {
+		if (!o->depths[i] || o->depths[i] > READER_DEPTH_MAX)
+			return err_set(e, ERR_USAGE, "bench read: depth %u, expected 1 to %u", o->depths[i],
+				READER_DEPTH_MAX);
+	}
+	return 0;
+}
+
+static void choose_sources(struct job *j)
+{
+	j->have[SOURCE_URING] = true;
+	j->have[SOURCE_THREADS] = !j->o->no_threads;
+	j->have[SOURCE_FIO] = !j->o->no_fio;
+	struct reader *r;
+	struct err e = {0};
+	struct reader_file f = {.path = j->path};
+	struct reader_options o = {.engine = READER_URING};
+	enum log_level level = log_level();
+	log_set_level(MIN(level, LOG_WARN));
+	int code = reader_open(&r, &f, 1, &o, &e);
+	log_set_level(level);
+	if (code) {
+		log_info("bench read: without io_uring: %s", e.text);
+		j->have[SOURCE_URING] = false;
+		if (j->have[SOURCE_FIO])
+			log_info("bench read: without fio, whose runs use io_uring too");
+		j->have[SOURCE_FIO] = false;
+	} else
+		reader_close(r);
+	if (j->have[SOURCE_FIO] && strpbrk(j->path, ":\\")) {
+		log_info("bench read: without fio, whose file names cannot hold : or \\");
+		j->have[SOURCE_FIO] = false;
+	}
+	if (j->have[SOURCE_FIO] && !fio_installed()) {
+		log_info("bench read: without fio, which is not installed");
+		j->have[SOURCE_FIO] = false;
+	}
+}
+
+int bench_read(const struct bench_read_options *o,
+	void (*report)(void *user, const struct bench_read_figure *f), void *user, struct err *e)
+{
+	static const unsigned usual[] = {1, 4, 16, 32, 64};
+	const unsigned *depths = o->n_depths ? o->depths : usual;
+	unsigned n_depths = o->n_depths ? o->n_depths : ARRAY_LEN(usual), deepest = 1;
+	struct job j = {.o = o, .fd = -1};
+	int code = check_options(&j, e);
+	if (code)
+		return code;
+	uint64_t bytes = o->bytes ? o->bytes : 4000000000u;
+	bytes = MAX(bytes, (uint64_t)j.slice) / j.slice * j.slice;
+	code = o->path ? open_file(&j, e) : make_file(&j, bytes, e);
+	if (code)
+		goto out;
+	uint64_t n_blocks = j.file_bytes / j.slice;
+	j.bytes = MIN(bytes, n_blocks * j.slice);
+	for (unsigned i = 0; i < n_depths; i++)
+		deepest = MAX(deepest, depths[i]);
+	j.memory_bytes = (size_t)deepest * j.slice;
+	j.memory = mem_try_map(j.memory_bytes);
+	j.blocks = n_blocks <= UINT32_MAX ? mem_try_new(n_blocks, sizeof *j.blocks) : NULL;
+	if (!j.memory || !j.blocks) {
+		code = err_set(
+			e, ERR_MEMORY, "bench read: no memory for %u reads of %zu bytes", deepest, j.slice);
+		goto out;
+	}
+	if (o->small_pages)
+		madvise(j.memory, j.memory_bytes, MADV_NOHUGEPAGE);
+	memset(j.memory, 1, j.memory_bytes);
+	struct rng g = {1};
+	for (uint32_t i = 0; i < n_blocks; i++) { /* a random permutation, built inside out */
+		uint32_t k = rng_below(&g, i + 1);
+		j.blocks[i] = j.blocks[k];
+		j.blocks[k] = i;
+	}
+	choose_sources(&j);
+	for (unsigned buffered = 0; buffered < 2 && !code; buffered++) {
+		if (buffered ? o->no_buffered : o->no_direct)
+			continue;
+		for (unsigned i = 0; i < n_depths && !code; i++)
+			code = bench_depth(&j, !buffered, depths[i], report, user, e);
+	}
+out:
+	free(j.blocks);
+	if (j.memory)
+		mem_unmap(j.memory, j.memory_bytes);
+	if (j.fd >= 0)
+		close(j.fd);
+	return code;
+}

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: MIT */
+/* Options that decide how a model is opened. Only what the engine really obeys is in the table: an
+ * option without effect would be worse than none. */
+#include "tools/options/common_opts.h"
+
+#include "cache/policy/policy.h"
+#include "src/base/clock.h"
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "tools/options/pocket.h"
+#include "tools/output/progress.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define PROGRESS_BYTES 500000000u
+
+static const struct arg_word backends[] = {{"auto", 0}, {"cuda", 1}, {"cpu", 2}, {0}};
+
+static const struct arg_word sizes[] = {{"auto", -1}, {0}};
+_Static_assert(ENGINE_CACHE_AUTO == UINT64_MAX, "the word auto is -1");
+static const struct arg_word lookaheads[] = {{"auto", ENGINE_LOOKAHEAD_AUTO}, {0}};
+static const struct arg_word policies[] = {{POLICY_DEFAULT, 0}, {"lru", 1}, {"sieve", 2}, {0}};
+static const struct arg_word readers[] = {
+	{"auto", READER_AUTO}, {"uring", READER_URING}, {"threads", READER_THREADS}, {0}};
+
+struct arg_group common_opts_group(struct common_opts *c)
+{
+	const struct arg list[] = {
+		{.name = "model",
+			.letter = 'm',
+			.kind = ARG_STRING,
+			.string = &c->model,
+			.value = "FILE",
+			.help = POCKET_MODEL_HELP,
+			.fallback = POCKET_FALLBACK},
+		{.name = "backend",
+			.kind = ARG_CHOICE,
+			.i32 = &c->backend,
+			.words = backends,
+			.help = "where to compute",
+			.fallback = "auto: the graphics card if one answers"},
+		{.name = "threads",
+			.letter = 't',
+			.kind = ARG_INT,
+			.i32 = &c->threads,
+			.min = 1,
+			.max = 4096,
+			.value = "N",
+			.help = "CPU threads",
+			.fallback = "all"},
+		{.name = "ctx",
+			.letter = 'c',
+			.kind = ARG_UINT,
+			.u32 = &c->context,
+			.min = 1,
+			.max = INT32_MAX,
+			.value = "N",
+			.help = "context: positions of prompt and answers together",
+			.fallback = "as much as memory allows, at most the model's"},
+		{.name = "cache-gb",
+			.kind = ARG_SIZE_GB,
+			.u64 = &c->cache_bytes,
+			.given = &c->cache_given,
+			.max = 1e9,
+			.words = sizes,
+			.value = "G|auto",
+			.help = "stream the experts through a cache of G * 10^9 bytes (VRAM; host memory on "
+					"the CPU backend)",
+			.fallback = "on the CPU none: they are used where the file is mapped; on a card none "
+						"if all fit, "
+						"else auto"},
+		{.name = "ram-gb",
+			.kind = ARG_SIZE_GB,
+			.u64 = &c->ram_bytes,
+			.max = 1e9,
+			.words = sizes,
+			.value = "G|auto",
+			.help = "second tier of that cache in host memory, pinned for a card",
+			.fallback = "none"},
+		{.name = "policy",
+			.kind = ARG_CHOICE,
+			.i32 = &c->policy,
+			.words = policies,
+			.help = "which expert leaves a full cache",
+			.fallback = POLICY_DEFAULT},
+		{.name = "lookahead",
+			.kind = ARG_INT,
+			.i32 = &c->lookahead,
+			.given = &c->lookahead_given,
+			.max = 64,
+			.words = lookaheads,
+			.value = "N|auto",
+			.help = "fetch the experts of so many layers ahead; 0: off, auto: 1 where they come to "
+					"a card",
+			.fallback = "auto"},
+		{.name = "io",
+			.kind = ARG_CHOICE,
+			.i32 = &c->io,
+			.words = readers,
+			.help = "how experts are read",
+			.fallback = "auto"},
+		{.name = "no-direct",
+			.kind = ARG_FLAG,
+			.flag = &c->no_direct,
+			.help = "read through the page cache, not past it"},
+		{.name = "replicas",
+			.kind = ARG_STRING,
+			.string = &c->replicas,
+			.value = "FILE,...",
+			.help =
+				"files with the same content as the model on other drives, read at the same time",
+			.fallback = "none"},
+		{.name = "chunk",
+			.kind = ARG_UINT,
+			.u32 = &c->chunk,
+			.min = 1,
+			.max = 65536,
+			.value = "N",
+			.help = "most tokens of a prompt that are computed at once",
+			.fallback = "512"},
+		{.name = "trace",
+			.kind = ARG_STRING,
+			.string = &c->trace,
+			.value = "FILE",
+			.help = "record routing, tiers and waits for `glmstream trace`"},
+		{.name = "warm",
+			.kind = ARG_STRING,
+			.string = &c->warm,
+			.value = "FILE",
+			.help = "fill the cache from a profile or trace at start; a profile takes in this run "
+					"at exit, a "
+					"new file becomes one"},
+		{.name = "quiet",
+			.letter = 'q',
+			.kind = ARG_FLAG,
+			.flag = &c->quiet,
+			.help = "only answers, warnings and errors"},
+		{.name = "verbose",
+			.letter = 'v',
+			.kind = ARG_FLAG,
+			.flag = &c->verbose,
+			.help = "say more about what happens"},
+	};
+	_Static_assert(ARRAY_LEN(list) <= COMMON_OPTS_MAX, "COMMON_OPTS_MAX");
+	memcpy(c->args, list, sizeof list);
+	return (struct arg_group){COMMON_OPTS_TITLE, c->args, ARRAY_LEN(list)};
+}
+
+const char *common_opts_policy(int i)
+{
+	return policies[i].word;
+}
+
+int common_opts_replicas(const struct common_opts *c, struct common_replicas *r, struct err *e)
+{
+	*r = (struct common_replicas){0};
+	if (!c->replicas)
+		return 0;
+	r->text = mem_strdup(c->replicas);
+	for (char *at = r->text; at; r->n++) {
+		char *comma = strchr(at, ',');
+		if (comma)
+			*comma = 0;
+		if (!*at)
+			return err_set(
+				e, ERR_USAGE, "--replicas: an empty file name in \"%.200s\"", c->replicas);
+		if (r->n == COMMON_REPLICAS_MAX)
+			return err_set(e, ERR_USAGE, "--replicas: more than %d files", COMMON_REPLICAS_MAX);
+		r->path[r->n] = at;
+		at = comma ? comma + 1 : NULL;
+	}
+	return 0;
+}
+
+struct watch {
+	struct progress progress;
+	struct common_loading *loading;
+	bool quiet;
+};
+
+/* A small model is there before anybody could read the line. */
+static void on_loading(void *user, uint64_t done, uint64_t total)
+{
+	struct watch *w = user;
+	struct progress *p = &w->progress;
+	if (w->loading) {
+		w->loading->last_ns = clock_ns();
+		w->loading->bytes = done;
+		if (!w->loading->first_ns)
+			w->loading->first_ns = w->loading->last_ns;
+	}
+	if (w->quiet || total < PROGRESS_BYTES)
+		return;
+	if (!p->what)
+		progress_begin(p, "loading", NULL, total);
+	if (done < total)
+		progress_update(p, done, total);
+	else
+		progress_end(p);
+}
+
+int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e)
+{
+	*out = NULL;
+	log_set_level(c->verbose ? LOG_VERBOSE : c->quiet ? LOG_WARN : LOG_INFO);
+	const char *model = pocket_or(c->model, e);
+	if (!model)
+		return e->code;
+	struct common_replicas replicas;
+	int rc = common_opts_replicas(c, &replicas, e);
+	struct engine_options options = {.model_path = model,
+		.backend = backends[c->backend].word,
+		.threads = c->threads,
+		.context = c->context,
+		.sessions = c->sessions,
+		.kv_f32 = c->kv_f32,
+		.routing = c->routing,
+		.routing_confine = c->confine,
+		.no_mtp = c->no_mtp,
+		.cache_bytes = c->cache_bytes,
+		.ram_bytes = c->ram_bytes,
+		.policy = policies[c->policy].word,
+		.lookahead = c->lookahead_given ? c->lookahead : ENGINE_LOOKAHEAD_AUTO,
+		.reader = {.engine = (enum reader_engine)c->io, .buffered = c->no_direct},
+		.trace = c->trace,
+		.warm = c->warm,
+		.chunk = c->chunk,
+		.replicas = replicas.path,
+		.n_replicas = replicas.n};
+	struct watch watch = {.loading = c->loading, .quiet = c->quiet};
+	if (!c->quiet || c->loading) {
+		options.loading = on_loading;
+		options.loading_user = &watch;
+	}
+	if (!rc && c->ram_bytes && !c->cache_bytes)
+		rc = err_set(
+			e, ERR_USAGE, "--ram-gb is the second tier of a cache: give --cache-gb as well");
+	else if (!rc && c->replicas && !c->cache_bytes && !c->cache_given)
+		rc = err_set(e, ERR_USAGE, "--replicas are read by streaming: give --cache-gb as well");
+	if (c->cache_given && !c->cache_bytes)
+		options.cache_bytes =
+			1; /* a budget of nothing is a budget: refused with the smallest that works */
+	if (!rc)
+		rc = engine_open(&options, out, e); /* which says what it decided */
+	progress_end(&watch.progress);
+	free(replicas.text);
+	return rc;
+}
+
+int common_opts_close(struct engine *g, int rc, struct err *e)
+{
+	struct err late = {0};
+	int failed = engine_close(g, &late);
+	if (rc || !failed)
+		return rc;
+	*e = late;
+	return failed;
+}
+
+struct arg_group prefix_opts_group(struct prefix_opts *p)
+{
+	const struct arg list[] = {
+		{.name = "session-dir",
+			.kind = ARG_STRING,
+			.string = &p->folder,
+			.value = "DIR",
+			.help = "keep what prompts computed in this folder, and read it there instead of "
+					"computing it again",
+			.fallback = "none"},
+		{.name = "session-dir-gb",
+			.kind = ARG_SIZE_GB,
+			.u64 = &p->bytes,
+			.given = &p->bytes_given,
+			.max = 1e9,
+			.above_min = true,
+			.value = "G",
+			.help = "most bytes in that folder, in 10^9; what was unused for longest goes first",
+			.fallback = "32"},
+	};
+	_Static_assert(sizeof list == sizeof p->args, "args");
+	_Static_assert(PREFIX_STORE_DEFAULT_SIZE == 32000000000u, "the default in the help");
+	memcpy(p->args, list, sizeof list);
+	return (struct arg_group){"Stored prompts", p->args, ARRAY_LEN(list)};
+}
+
+int prefix_opts_check(const struct prefix_opts *p, struct err *e)
+{
+	return p->bytes_given && !p->folder
+			   ? err_set(
+					 e, ERR_USAGE, "--session-dir-gb limits a folder: give --session-dir as well")
+			   : 0;
+}
+
+int prefix_opts_open(
+	const struct prefix_opts *p, struct engine *g, struct prefix_store **out, struct err *e)
+{
+	*out = NULL;
+	int rc = prefix_opts_check(p, e);
+	return rc || !p->folder ? rc : prefix_store_open(p->folder, p->bytes, g, out, e);
+}

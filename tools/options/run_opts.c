@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: MIT */
+/* One table serves the command line and /set. */
+#include "tools/options/run_opts.h"
+
+#include "src/base/clock.h"
+#include "src/base/num.h"
+#include "tools/output/report.h"
+
+#include <string.h>
+#include <sys/random.h>
+
+static const struct arg_word think_words[] = {
+	{"max", THINK_MAX}, {"high", THINK_HIGH}, {"off", THINK_OFF}, {0}};
+
+const char *think_mode_name(int mode)
+{
+	return think_words[mode].word;
+}
+
+bool think_mode_parse(const char *text, int *mode)
+{
+	for (const struct arg_word *w = think_words; w->word; w++)
+		if (!strcmp(w->word, text)) {
+			*mode = (int)w->value;
+			return true;
+		}
+	return false;
+}
+
+static struct arg_group own_group(struct run_opts *o)
+{
+	const struct arg list[] = {
+		{.name = "prompt",
+			.letter = 'p',
+			.kind = ARG_STRING,
+			.string = &o->prompt,
+			.value = "TEXT",
+			.help = "answer this and exit"},
+		{.name = "file",
+			.letter = 'f',
+			.kind = ARG_STRING,
+			.string = &o->file,
+			.value = "FILE",
+			.help = "answer the text of a file and exit (- is stdin)"},
+		{.name = "system",
+			.kind = ARG_STRING,
+			.string = &o->system,
+			.value = "TEXT",
+			.help = "system message"},
+		{.name = "think",
+			.kind = ARG_CHOICE,
+			.i32 = &o->think,
+			.given = &o->think_given,
+			.words = think_words,
+			.help = "how much the model reasons before it answers",
+			.fallback = "max"},
+		{.name = "raw",
+			.kind = ARG_FLAG,
+			.flag = &o->raw,
+			.help = "no chat template: the prompt is rendered text, added tokens in it are tokens"},
+		{.name = "session",
+			.kind = ARG_STRING,
+			.string = &o->session,
+			.value = "FILE",
+			.help =
+				"go on with the chat in this file, and keep it there after answers and at the end",
+			.fallback = "none"},
+		{.name = "json",
+			.kind = ARG_FLAG,
+			.flag = &o->json,
+			.help = "statistics as one JSON object on stderr"},
+	};
+	_Static_assert(sizeof list <= sizeof o->args, "args");
+	memcpy(o->args, list, sizeof list);
+	return (struct arg_group){NULL, o->args, ARRAY_LEN(list)};
+}
+
+static struct arg_group sampling_group(struct run_opts *o)
+{
+	const struct arg list[] = {
+		{.name = "predict",
+			.letter = 'n',
+			.kind = ARG_UINT,
+			.u32 = &o->max_new,
+			.max = INT32_MAX,
+			.value = "N",
+			.help = "most new tokens of an answer",
+			.fallback = "until the model stops"},
+		{.name = "temp",
+			.kind = ARG_FLOAT,
+			.f32 = &o->temp,
+			.max = 1000,
+			.given = &o->temp_given,
+			.value = "T",
+			.help = "temperature; 0 always takes the likeliest token",
+			.fallback = "the file's, else 1.0"},
+		{.name = "top-p",
+			.kind = ARG_FLOAT,
+			.f32 = &o->top_p,
+			.max = 1,
+			.above_min = true,
+			.given = &o->top_p_given,
+			.value = "P",
+			.help = "sample from the likeliest tokens that together have probability P",
+			.fallback = "the file's, else 0.95"},
+		{.name = "top-k",
+			.kind = ARG_INT,
+			.i32 = &o->top_k,
+			.max = INT32_MAX,
+			.value = "K",
+			.help = "sample from the K likeliest tokens; 0: from all",
+			.fallback = "0"},
+		{.name = "min-p",
+			.kind = ARG_FLOAT,
+			.f32 = &o->min_p,
+			.max = 1,
+			.value = "P",
+			.help = "drop tokens less likely than P times the likeliest",
+			.fallback = "0"},
+		{.name = "seed",
+			.kind = ARG_UINT64,
+			.u64 = &o->seed,
+			.given = &o->seed_given,
+			.value = "N",
+			.help = "start of the random numbers; same seed, same answer",
+			.fallback = "a new one each time"},
+	};
+	_Static_assert(sizeof list <= sizeof o->sampling, "sampling");
+	memcpy(o->sampling, list, sizeof list);
+	return (struct arg_group){"Sampling", o->sampling, ARRAY_LEN(list)};
+}
+
+int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
+{
+	*o = (struct run_opts){.max_new = UINT32_MAX, .temp = 1, .top_p = 1};
+	const struct arg_group groups[] = {own_group(o), sampling_group(o),
+		prefix_opts_group(&o->prefix), common_opts_group(&o->common)};
+	const struct args args = {
+		.command = argc && !strcmp(argv[0], "run") ? "glmstream run" : "glmstream",
+		.usage = "[-m MODEL] [-p TEXT | -f FILE] [options]",
+		.see = "glmstream run --help",
+		.about = "With -p or -f: one answer on stdout, then exit. Otherwise a chat: on a terminal "
+				 "with line "
+				 "editing and "
+				 "commands (/help lists them); from a pipe every line is one turn of the same "
+				 "conversation. "
+				 "Answers go to "
+				 "stdout, everything else to stderr.",
+		.example = "glmstream -p 'Define river.' --think off --temp 0\nglmstream -m "
+				   "glm-5.2-q2.gguf -c 32768",
+		.groups = groups,
+		.n_groups = ARRAY_LEN(groups)};
+	int rc = report_parse(&args, argc, argv, e);
+	if (rc)
+		return rc;
+	if (o->prompt && o->file)
+		return err_set(e, ERR_USAGE, "-p and -f exclude each other: both name the prompt");
+	if (o->raw && (o->system || o->think_given))
+		return err_set(e, ERR_USAGE,
+			"--raw leaves no place for %s: there is no template to put it in",
+			o->system ? "--system" : "--think");
+	if (!o->seed_given && getrandom(&o->seed, sizeof o->seed, 0) != sizeof o->seed)
+		o->seed = clock_ns();
+	if (!o->seed_given)
+		o->seed >>= 33; /* short enough to be typed again */
+	return 0;
+}
+
+void run_opts_defaults(struct run_opts *o, const struct model_config *c)
+{
+	if (!o->temp_given)
+		o->temp = c->sampling_temperature;
+	if (!o->top_p_given)
+		o->top_p = c->sampling_top_p;
+}
+
+struct sampler_options run_opts_sampler(const struct run_opts *o, uint64_t turn)
+{
+	return (struct sampler_options){
+		.temperature = o->temp,
+		.top_p = o->top_p,
+		.min_p = MIN(o->min_p, 0.9999999f), /* 1 means: the likeliest only */
+		.top_k = o->top_k,
+		.seed = o->seed + turn,
+	};
+}
+
+int run_opts_set(struct run_opts *o, const char *name, const char *value, struct err *e)
+{
+	const struct arg_group g = sampling_group(o);
+	name += strspn(name, "-");
+	for (size_t i = 0; i < g.n; i++) {
+		const struct arg *a = &g.args[i];
+		if (strcmp(a->name, name) && !(name[0] && name[0] == a->letter && !name[1]))
+			continue;
+		int rc = args_set(a, a->name, value, e);
+		if (!rc && a->given)
+			*a->given = true;
+		return rc;
+	}
+	return err_set(
+		e, ERR_USAGE, "/set knows no \"%.40s\"; it knows temp, top-p, top-k, min-p, seed, n", name);
+}
+
+void run_opts_show(const struct run_opts *o, struct buf *out)
+{
+	buf_printf(out, "temp %.6g, top-p %.6g, top-k %d, min-p %.6g, seed %llu, n ", (double)o->temp,
+		(double)o->top_p, o->top_k, (double)o->min_p, (unsigned long long)o->seed);
+	if (o->max_new == UINT32_MAX)
+		buf_puts(out, "until the model stops");
+	else
+		buf_printf(out, "%u", o->max_new);
+}

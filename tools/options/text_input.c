@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: MIT */
+/* Reading for the text commands. The input is the user's, so running out of memory is an error and
+ * not an abort. */
+#include "tools/options/text_input.h"
+
+#include "src/base/num.h"
+#include "src/format/gguf.h"
+#include "src/text/hf_tokenizer.h"
+#include "tools/options/pocket.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int text_input_read(const char *path, char **out, size_t *len, struct err *e)
+{
+	const char *name = path ? path : "standard input";
+	int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : STDIN_FILENO, rc = 0;
+	char *data = NULL;
+	size_t n = 0, cap = 0;
+	if (fd < 0)
+		return err_errno(e, errno, "%s", name);
+	for (;;) {
+		if (n > TEXT_INPUT_MOST) {
+			rc = err_set(e, ERR_INPUT, "%s: more than %u MiB of text", name, TEXT_INPUT_MOST >> 20);
+			break;
+		}
+		if (cap - n < 2) {
+			cap = cap ? cap * 2 : 65536;
+			char *grown = realloc(data, cap);
+			if (!grown) {
+				rc = err_set(e, ERR_MEMORY, "%s: no memory for more than %zu bytes", name, n);
+				break;
+			}
+			data = grown;
+		}
+		ssize_t got = read(fd, data + n, cap - n - 1);
+		if (got < 0 && errno == EINTR)
+			continue;
+		if (got < 0)
+			rc = err_errno(e, errno, "%s", name);
+		if (got <= 0)
+			break;
+		n += (size_t)got;
+	}
+	if (path)
+		close(fd);
+	if (rc) {
+		free(data);
+		return rc;
+	}
+	data[n] = 0;
+	*out = data;
+	*len = n;
+	return 0;
+}
+
+int text_input_line(struct buf *line, uint64_t number, struct err *e)
+{
+	int c;
+	buf_clear(line);
+	errno = 0;
+	while ((c = getc_unlocked(stdin)) != EOF && c != '\n') {
+		if (line->len == TEXT_INPUT_MOST)
+			return err_set(e, ERR_INPUT, "standard input, line %llu: more than %u MiB of text",
+				(unsigned long long)number, TEXT_INPUT_MOST >> 20);
+		buf_putc(line, (char)c);
+	}
+	if (c == EOF && ferror(stdin))
+		return err_errno(e, errno, "standard input");
+	return c != EOF || line->len;
+}
+
+int text_input_tokenizer(const char *model, struct tokenizer **out, struct err *e)
+{
+	*out = NULL;
+	const char *path = pocket_or(model, e);
+	if (!path)
+		return e->code;
+	size_t n = strlen(path);
+	int rc;
+	if (n > 5 && !strcmp(path + n - 5, ".json")) {
+		struct hf_tokenizer hf;
+		rc = hf_tokenizer_open(&hf, path, e);
+		if (!rc && (rc = tokenizer_from_hf(&hf, out, e)))
+			err_prefix(e, "%s", path);
+		hf_tokenizer_fini(&hf);
+		return rc;
+	}
+	struct gguf *g;
+	rc = gguf_open(path, &g, e);
+	if (!rc)
+		rc = tokenizer_from_gguf(g, out, e);
+	gguf_close(g);
+	return rc;
+}
+
+int text_input_ids(
+	const char *text, size_t len, const char *name, struct token_ids *out, struct err *e)
+{
+	size_t word = 0;
+	for (size_t i = 0; i < len;) {
+		if (text[i] && strchr(" \t\r\n\v\f", text[i])) {
+			i++;
+			continue;
+		}
+		size_t from = i;
+		int64_t id = 0;
+		while (i < len && text[i] >= '0' && text[i] <= '9' && id <= INT32_MAX)
+			id = id * 10 + (text[i++] - '0');
+		if (i == from || id > INT32_MAX ||
+			(i < len && (!text[i] || !strchr(" \t\r\n\v\f", text[i]))))
+			return err_set(e, ERR_INPUT, "%s: \"%.*s\" in place %zu is no token id", name,
+				(int)MIN(strcspn(text + from, " \t\r\n\v\f"), 30), text + from, word);
+		if (token_ids_push(out, (int32_t)id))
+			return err_set(e, ERR_MEMORY, "%s: no memory for more than %zu ids", name, out->n);
+		word++;
+	}
+	return 0;
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: MIT */
+/* The only place that prints errors. */
+#include "tools/output/report.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+void report_error(const struct err *e)
+{
+	fflush(stdout); /* the answer so far comes first */
+	if (e->text[0])
+		fprintf(stderr, "glmstream: %s\n", e->text);
+	if (e->text[0] && e->hint[0])
+		fprintf(stderr, "hint: %s\n", e->hint);
+}
+
+static void (*describe)(void *user, const struct args *a); /* the main thread's */
+static void *describe_user;
+
+void report_describe(void (*sink)(void *user, const struct args *a), void *user)
+{
+	describe = sink;
+	describe_user = user;
+}
+
+bool report_describing(void)
+{
+	return describe != NULL;
+}
+
+int report_parse(const struct args *a, int argc, char **argv, struct err *e)
+{
+	int rc = args_parse(a, argc, argv, e);
+	if (rc == ARGS_HELP && describe) {
+		describe(describe_user, a);
+	} else if (rc == ARGS_HELP) {
+		struct buf text = {0};
+		args_help(a, &text);
+		fwrite(text.data, 1, text.len, stdout);
+		buf_free(&text);
+	}
+	return rc;
+}
+
+int report_stdout(struct err *e)
+{
+	errno = 0;
+	bool lost = ferror(stdout);
+	if (fflush(stdout) || lost) {
+		/* An earlier failed write has left no errno behind; say at least that it happened. */
+		if (errno)
+			err_set(e, ERR_RUN, "standard output: %s", strerror(errno));
+		else
+			err_set(e, ERR_RUN, "standard output: not everything could be written");
+		return ERR_RUN;
+	}
+	return 0;
+}

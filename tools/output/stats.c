@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: MIT */
+/* Rates are of the work really done: reused prompt tokens cost nothing and do not count. */
+#include "tools/output/stats.h"
+
+#include "src/base/num.h"
+#include "tools/output/json_out.h"
+
+static const char *const stop_names[] = {
+	[GENERATE_STOP_TOKEN] = "stop",
+	[GENERATE_LIMIT] = "limit",
+	[GENERATE_CONTEXT_FULL] = "context",
+	[GENERATE_CANCELLED] = "cancelled",
+};
+
+struct expert_stats stats_between(struct expert_stats before, struct expert_stats after)
+{
+	return (struct expert_stats){
+		.hit_vram = after.hit_vram - before.hit_vram,
+		.hit_ram = after.hit_ram - before.hit_ram,
+		.miss = after.miss - before.miss,
+		.bytes_read = after.bytes_read - before.bytes_read,
+		.prefetch_useful = after.prefetch_useful - before.prefetch_useful,
+		.prefetch_wasted = after.prefetch_wasted - before.prefetch_wasted,
+		.bytes_read_wasted = after.bytes_read_wasted - before.bytes_read_wasted,
+		.wait_ns = after.wait_ns - before.wait_ns,
+		.disk_busy_ns = after.disk_busy_ns - before.disk_busy_ns,
+		.bytes_in = after.bytes_in - before.bytes_in,
+		.in_busy_ns = after.in_busy_ns - before.in_busy_ns,
+		.bytes_out = after.bytes_out - before.bytes_out,
+		.out_busy_ns = after.out_busy_ns - before.out_busy_ns,
+	};
+}
+
+static double per_second(uint64_t n, uint64_t ns)
+{
+	return ns ? (double)n * 1e9 / (double)ns : 0;
+}
+
+static double prefill_rate(const struct stats *s)
+{
+	return per_second(s->result.prompt_tokens - s->result.reused_tokens, s->result.prefill_ns);
+}
+
+static double read_gb_s(const struct stats *s)
+{
+	return per_second(s->experts.bytes_read, s->result.prefill_ns + s->result.decode_ns) * 1e-9;
+}
+
+static double wait_ms_per_token(const struct stats *s)
+{
+	uint64_t tokens = s->result.prompt_tokens - s->result.reused_tokens + s->result.new_tokens;
+	return tokens ? (double)s->experts.wait_ns * 1e-6 / (double)tokens : 0;
+}
+
+void stats_print(FILE *f, const struct stats *s, bool colours)
+{
+	const struct generate_result *r = &s->result;
+	uint64_t asked = s->experts.hit_vram + s->experts.hit_ram + s->experts.miss;
+	fprintf(f, "%s%u prompt", colours ? "\033[2m" : "", r->prompt_tokens);
+	if (r->reused_tokens)
+		fprintf(f, " (%u reused)", r->reused_tokens);
+	fprintf(f, " at %.1f tok/s, %u new at %.1f tok/s", prefill_rate(s), r->new_tokens,
+		per_second(r->new_tokens, r->decode_ns));
+	if (asked)
+		fprintf(f, "; experts %.1f %% vram", 100 * (double)s->experts.hit_vram / (double)asked);
+	if (s->experts.hit_ram)
+		fprintf(f, ", %.1f %% ram", 100 * (double)s->experts.hit_ram / (double)asked);
+	if (s->experts.miss)
+		fprintf(f, ", %.1f %% read", 100 * (double)s->experts.miss / (double)asked);
+	if (s->experts.bytes_read)
+		fprintf(f, " (%.2f GB at %.2f GB/s, %.1f ms wait a token)",
+			(double)s->experts.bytes_read * 1e-9, read_gb_s(s), wait_ms_per_token(s));
+	fprintf(f, "; logits %016llx; %s%s\n", (unsigned long long)r->logits_hash, s->backend,
+		colours ? "\033[0m" : "");
+}
+
+void stats_print_experts(FILE *f, struct expert_stats s)
+{
+	uint64_t asked = s.hit_vram + s.hit_ram + s.miss;
+	if (!asked)
+		return;
+	double part = 100 / (double)asked;
+	fprintf(f,
+		"experts in all: %llu asked for, %.1f %% in vram, %.1f %% in ram, %.1f %% read (%.3f GB)",
+		(unsigned long long)asked, part * (double)s.hit_vram, part * (double)s.hit_ram,
+		part * (double)s.miss, (double)s.bytes_read * 1e-9);
+	if (s.prefetch_useful || s.prefetch_wasted)
+		fprintf(f, "; read ahead: %llu used, %llu in vain", (unsigned long long)s.prefetch_useful,
+			(unsigned long long)s.prefetch_wasted);
+	fprintf(f, "; waited %.2f s\n", (double)s.wait_ns * 1e-9);
+}
+
+json_t *stats_json(const struct stats *s)
+{
+	const struct generate_result *r = &s->result;
+	json_t *o = json_object();
+	char hash[17];
+	snprintf(hash, sizeof hash, "%016llx", (unsigned long long)r->logits_hash);
+	json_out_uint(o, "prompt_tokens", r->prompt_tokens);
+	json_out_uint(o, "new_tokens", r->new_tokens);
+	json_out_real(o, "prefill_tok_s", prefill_rate(s));
+	json_out_real(o, "decode_tok_s", per_second(r->new_tokens, r->decode_ns));
+	json_out_uint(o, "hit_vram", s->experts.hit_vram);
+	json_out_uint(o, "hit_ram", s->experts.hit_ram);
+	json_out_uint(o, "miss", s->experts.miss);
+	json_out_uint(o, "bytes_read", s->experts.bytes_read);
+	json_out_real(o, "read_gb_s", read_gb_s(s));
+	json_out_uint(o, "prefetch_useful", s->experts.prefetch_useful);
+	json_out_uint(o, "prefetch_wasted", s->experts.prefetch_wasted);
+	json_out_real(o, "wait_ms_per_token", wait_ms_per_token(s));
+	json_out_str(o, "logits_hash", hash);
+	json_out_str(o, "backend", s->backend);
+	json_out_str(o, "io", s->io);
+	json_out_uint(o, "reused_tokens", r->reused_tokens);
+	json_out_uint(o, "seed", s->seed);
+	json_out_str(o, "stop", (unsigned)r->stop < ARRAY_LEN(stop_names) ? stop_names[r->stop] : "?");
+	return o;
+}

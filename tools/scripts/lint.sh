@@ -1,0 +1,54 @@
+#!/bin/sh
+# SPDX-License-Identifier: MIT
+# Everything that can be said about the sources without running them: tools/scripts/lint.sh [preprocessor flags]
+# A checker that is not installed is named and left out (tools/scripts/install_deps.sh lint installs them all). Exit status 1 if
+# any checker has something to say.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+status=0
+jobs=$(nproc)
+
+step() { # name, program it needs, command ...
+	name=$1 program=$2
+	shift 2
+	if ! command -v "$program" >/dev/null 2>&1; then
+		echo "$name: left out, $program is not installed"
+	elif out=$("$@" 2>&1); then
+		echo "$name: clean"
+	else
+		printf '%s\n%s: see above\n' "$out" "$name"
+		status=1
+	fi
+}
+
+find_sources() {
+	find src cache stream kernels tools tests -type f \( "$@" \) 2>/dev/null | sort
+}
+c_files=$(find_sources -name '*.c')
+shell_files=$(find_sources -name '*.sh'; ls .ci/run)
+python_files=$(find_sources -name '*.py')
+
+# shellcheck disable=SC2016,SC2086,SC2317 # flags of the inner shell; word lists; called through step
+run_tidy() {
+	# not the tests: the analyser does not know that a failed assertion of cmocka does not return. The instruction sets
+	# of one file are harmless to the others, which are only parsed.
+	case $(uname -m) in x86_64) isa='-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq' ;; *) isa= ;; esac
+	printf '%s\n' $c_files | grep -v '^tests/' | xargs -P "$jobs" -n 4 sh -c 'flags=$1; shift
+		clang-tidy --quiet "$@" -- -std=gnu11 -Wno-unknown-pragmas $flags 2>/dev/null' tidy "$isa $*" |
+		grep -E '(error|warning): ' && return 1
+	return 0
+}
+
+# shellcheck disable=SC2086 # word lists
+{
+	step layers awk tools/scripts/check_layers.sh
+	step format clang-format make -s --no-print-directory format-check
+	step shellcheck shellcheck shellcheck -x -P . $shell_files
+	[ -z "$python_files" ] || step python python3 python3 -c 'import ast, sys
+for path in sys.argv[1:]:
+    ast.parse(open(path, encoding="utf-8").read(), path)' $python_files
+	step cppcheck cppcheck cppcheck -q -j "$jobs" --std=c11 --language=c --error-exitcode=1 --inline-suppr \
+		--enable=warning,performance,portability --suppressions-list=tools/scripts/cppcheck.txt --library=tools/scripts/cppcheck.cfg "$@" $c_files
+	step clang-tidy clang-tidy run_tidy "$@"
+}
+exit $status

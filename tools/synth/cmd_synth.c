@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * glmstream synth: a GGUF of any shape with random weights, for measuring where no checkpoint is.
+ * It is an ordinary file to the rest of the program; two keys say what it is (synth_model.h), and
+ * inspect shows them.
+ *
+ * With --alias K the expert tensors of the MoE layers stand at K places only: layer i's are those
+ * of layer i mod K. Experts are known to the cache by layer and number, so every one of them is
+ * read and kept as its own; what is read in sum does not change, only how much of the disk is used.
+ * A drive with a large cache of its own may answer such reads faster than real ones.
+ */
+#include "src/base/args.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/model/config.h"
+#include "tools/commands/commands.h"
+#include "tools/convert/convert_keys.h"
+#include "tools/output/interrupt.h"
+#include "tools/options/pocket.h"
+#include "tools/output/report.h"
+#include "tools/synth/synth_model.h"
+#include "tools/synth/synth_write.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#define MAX_JOBS 1024
+
+struct options {
+	const char *out, *shape, *recipe_name, *experts, *types_text, *tokenizer;
+	struct convert_types types;
+	uint32_t layers, expert_count, alias, jobs;
+	uint64_t seed;
+	bool no_mtp, force, dry_run, quiet;
+};
+
+struct work {
+	struct options opt;
+	struct convert_config cfg;
+	struct convert_recipe recipe;
+	struct convert_plan plan;
+	size_t *shares; /* [n_tensors] id of the tensor whose data these are; its own: not shared */
+	struct gguf_writer *writer;
+	struct synth_piece *pieces;
+	size_t n_pieces;
+	uint64_t layer_bytes; /* of the largest layer of experts */
+};
+
+static uint32_t n_moe(const struct convert_config *c)
+{
+	return c->n_layers + c->n_nextn - c->n_dense;
+}
+
+static bool is_shared(const struct work *w)
+{
+	return w->opt.alias && w->opt.alias < n_moe(&w->cfg);
+}
+
+static int read_shape(struct work *w, struct err *e)
+{
+	struct convert_config *c = &w->cfg;
+	const struct options *o = &w->opt;
+	int code = 0;
+	if (!strcmp(o->shape, "glm-5.2"))
+		synth_model_glm52(c);
+	else if ((code = convert_config_read_file(c, o->shape, e)))
+		return code;
+	if (o->layers > c->n_layers)
+		return err_set(
+			e, ERR_USAGE, "--layers: %u found, but the shape has %u", o->layers, c->n_layers);
+	synth_model_cut(c, o->layers);
+	if (o->no_mtp)
+		c->n_nextn = 0;
+	if (o->expert_count && o->expert_count < c->n_used)
+		return err_set(e, ERR_USAGE, "--expert-count: %u found, but a token uses %u of them",
+			o->expert_count, c->n_used);
+	if (o->expert_count) {
+		c->n_experts = o->expert_count;
+		c->n_group = c->n_group_used = 1;
+	}
+	return 0;
+}
+
+/* The layer and the part of "blk.N.ffn_PART_exps.weight"; false: another tensor. */
+static bool is_experts(const char *name, uint32_t *layer, const char **part)
+{
+	int n = 0;
+	if (sscanf(name, "blk.%u.%n", layer, &n) != 1 || !n || !strstr(name, "_exps."))
+		return false;
+	*part = name + n;
+	return true;
+}
+
+/* The tensor of this part in the layer K, 2 K ... before; its own id where there is none. */
+static size_t shared_with(const struct work *w, size_t id)
+{
+	uint32_t layer, other;
+	const char *part, *other_part;
+	const struct convert_tensor *t = &w->plan.tensors[id];
+	if (!is_shared(w) || !is_experts(t->name, &layer, &part))
+		return id;
+	uint32_t first = w->cfg.n_dense + (layer - w->cfg.n_dense) % w->opt.alias;
+	for (size_t i = 0; i < id; i++) {
+		const struct convert_tensor *o = &w->plan.tensors[i];
+		if (is_experts(o->name, &other, &other_part) && other == first && !strcmp(part, other_part))
+			return o->type == t->type ? i : id; /* --types may tell layers apart */
+	}
+	return id;
+}
+
+static int declare_tensors(struct work *w, struct err *e)
+{
+	int code = 0;
+	uint64_t layer_bytes = 0;
+	uint32_t layer, last = UINT32_MAX;
+	const char *part;
+	w->shares = NEW_ARRAY(size_t, w->plan.n_tensors);
+	for (size_t i = 0; i < w->plan.n_tensors && !code; i++) {
+		const struct convert_tensor *t = &w->plan.tensors[i];
+		if ((code = gguf_writer_add_tensor(w->writer, t->name, t->type, t->n_dims, t->ne, NULL, e)))
+			break;
+		w->shares[i] = shared_with(w, i);
+		if (w->shares[i] != i)
+			gguf_writer_share_tensor(w->writer, i, w->shares[i]);
+		if (!is_experts(t->name, &layer, &part))
+			continue;
+		uint64_t row;
+		dtype_row_bytes(t->type, t->ne[0], &row);
+		layer_bytes = row * t->ne[1] * t->ne[2] + (layer == last ? layer_bytes : 0);
+		last = layer;
+		w->layer_bytes = MAX(w->layer_bytes, layer_bytes);
+	}
+	return code;
+}
+
+static int declare_keys(struct work *w, struct err *e)
+{
+	const struct options *o = &w->opt;
+	convert_keys_shape(w->writer, &w->cfg);
+	gguf_writer_set_str(w->writer, "general.name",
+		!strcmp(o->shape, "glm-5.2") ? "GLM-5.2 shape, random weights" : "random weights");
+	gguf_writer_set_u64(w->writer, SYNTH_SEED_KEY, o->seed);
+	if (is_shared(w))
+		gguf_writer_set_u32(w->writer, SYNTH_ALIAS_KEY, o->alias);
+	const char *tokenizer = pocket_or(o->tokenizer, e);
+	if (!tokenizer)
+		return err_hint(e, "the tokenizer is taken from there; --tokenizer names another GGUF");
+	return synth_model_tokenizer(w->writer, &w->cfg, tokenizer, e);
+}
+
+static int make_plan(struct work *w, struct err *e)
+{
+	int code = read_shape(w, e);
+	if (code ||
+		(code = convert_plan_make(&w->plan, &w->cfg, &w->recipe, &w->opt.types, NULL, NULL, e)))
+		return code;
+	for (size_t i = 0; i < w->plan.n_tensors; i++)
+		if (!synth_fill_supported(w->plan.tensors[i].type))
+			return err_set(e, ERR_USAGE, "%s: random weights cannot be made as %s",
+				w->plan.tensors[i].name, dtype_name(w->plan.tensors[i].type));
+	w->writer = gguf_writer_new(NULL);
+	if ((code = declare_keys(w, e)) || (code = declare_tensors(w, e)) ||
+		(code = gguf_writer_plan(w->writer, e)))
+		return code;
+	w->pieces = NEW_ARRAY(struct synth_piece, w->plan.n_tensors);
+	for (size_t i = 0; i < w->plan.n_tensors; i++) {
+		if (w->shares[i] != i)
+			continue;
+		struct synth_piece *p = &w->pieces[w->n_pieces++];
+		synth_model_fill(&p->fill, &w->plan.tensors[i], w->opt.seed, i);
+		gguf_writer_place(w->writer, i, NULL, &p->offset, &p->bytes);
+	}
+	return 0;
+}
+
+static void print_plan(const struct work *w, FILE *f)
+{
+	const struct convert_config *c = &w->cfg;
+	uint64_t bytes[DTYPE_LIMIT] = {0}, shared = 0;
+	size_t count[DTYPE_LIMIT] = {0};
+	for (size_t i = 0; i < w->plan.n_tensors; i++) {
+		uint64_t n;
+		gguf_writer_place(w->writer, i, NULL, NULL, &n);
+		bytes[w->plan.tensors[i].type] += n;
+		count[w->plan.tensors[i].type]++;
+		shared += w->shares[i] == i ? 0 : n;
+	}
+	fprintf(f,
+		"model    random weights, seed %" PRIu64 ": %u + %u layers, %u of them dense, %u experts\n",
+		w->opt.seed, c->n_layers, c->n_nextn, c->n_dense, c->n_experts);
+	for (uint32_t t = 0; t < DTYPE_LIMIT; t++)
+		if (count[t])
+			fprintf(f, "%-8s %zu tensors, %" PRIu64 " bytes\n", dtype_name(t), count[t], bytes[t]);
+	if (shared)
+		fprintf(f,
+			"alias    %u layers of experts in the file stand for %u: %" PRIu64
+			" bytes less. Every expert is read as its own, but a drive with a large cache may be "
+			"faster "
+			"here than with a real file\n",
+			w->opt.alias, n_moe(c), shared);
+	struct gguf_write_part p = gguf_writer_part(w->writer, 0);
+	fprintf(f, "header   %" PRIu64 " bytes\n", p.header_bytes);
+	fprintf(f, "total    %" PRIu64 " bytes\n", p.file_bytes);
+}
+
+/* Is there room where the output goes? The largest --alias that has room is the hint. */
+static int check_room(const struct work *w, struct err *e)
+{
+	const char *slash = strrchr(w->opt.out, '/');
+	char *dir =
+		!slash ? mem_strdup(".") : mem_strndup(w->opt.out, MAX((size_t)(slash - w->opt.out), 1));
+	struct statvfs fs;
+	int code = 0;
+	uint64_t need = gguf_writer_part(w->writer, 0).file_bytes;
+	if (statvfs(dir, &fs)) {
+		code = err_errno(e, errno, "%s", dir);
+	} else if ((uint64_t)fs.f_bavail * fs.f_frsize < need) {
+		uint64_t room = (uint64_t)fs.f_bavail * fs.f_frsize;
+		uint32_t layers = is_shared(w) ? w->opt.alias : n_moe(&w->cfg);
+		uint64_t rest = need - MIN(need, w->layer_bytes * layers);
+		code = err_set(e, ERR_MEMORY,
+			"%s: %" PRIu64 " bytes are needed, %" PRIu64 " are free there", w->opt.out, need, room);
+		if (w->layer_bytes && room > rest + w->layer_bytes)
+			err_hint(e, "--alias %" PRIu64 " would fit", (room - rest) / w->layer_bytes);
+	}
+	free(dir);
+	return code;
+}
+
+static uint32_t n_cores(void)
+{
+	long n = sysconf(_SC_NPROCESSORS_ONLN);
+	return n < 1 ? 1 : n > MAX_JOBS ? MAX_JOBS : (uint32_t)n;
+}
+
+static void print_result(const struct work *w, const struct synth_result *r)
+{
+	const double gb = (double)r->bytes * 1e-9, busy = r->fill_seconds + r->write_seconds;
+	/* waiting for a core counts as making, so more threads than cores make no more */
+	const double alone = gb / MAX(r->fill_seconds, 1e-9) * MIN(w->opt.jobs, n_cores());
+	printf("%s: %.2f GB in %.1f s, %.2f GB/s%s. ", w->opt.out, gb, r->seconds, gb / r->seconds,
+		r->direct ? " with O_DIRECT" : " through the page cache (O_DIRECT refused)");
+	if (r->write_seconds > r->fill_seconds)
+		printf("The disk is the limit: %.0f %% of the threads' time went into writes; making the "
+			   "bytes alone "
+			   "would run at %.1f GB/s\n",
+			100 * r->write_seconds / MAX(busy, 1e-9), alone);
+	else
+		printf("Making the bytes is the limit: %.0f %% of the time of %u threads\n",
+			100 * r->fill_seconds / MAX(busy, 1e-9), w->opt.jobs);
+}
+
+static int write_model(struct work *w, struct err *e)
+{
+	struct stat st;
+	struct synth_result r;
+	const struct options *o = &w->opt;
+	if (!o->force && !lstat(o->out, &st)) {
+		err_set(e, ERR_INPUT, "%s: exists already", o->out);
+		return err_hint(e, "--force replaces it");
+	}
+	int code = check_room(w, e);
+	if (code)
+		return code;
+	interrupt_catch(false);
+	char *partial = mem_printf("%s.partial", o->out);
+	if ((code = gguf_writer_create(w->writer, o->out, false, e)))
+		goto out;
+	const struct synth_job job = {.path = partial,
+		.pieces = w->pieces,
+		.n_pieces = w->n_pieces,
+		.n_threads = o->jobs,
+		.progress = !o->quiet,
+		.cancel = interrupt_flag()};
+	if ((code = synth_write(&job, &r, e)) || (code = gguf_writer_commit(w->writer, e)))
+		goto out;
+	if (!o->quiet)
+		print_result(w, &r);
+out:
+	if (code)
+		gguf_writer_discard(w->writer);
+	free(partial);
+	return code;
+}
+
+static int parse(int argc, char **argv, struct work *w, struct err *e)
+{
+	struct options *o = &w->opt;
+	const struct arg options[] = {
+		{.name = "output",
+			.letter = 'o',
+			.kind = ARG_STRING,
+			.string = &o->out,
+			.value = "OUT.gguf",
+			.help = "file to write"},
+		{.name = "shape",
+			.kind = ARG_STRING,
+			.string = &o->shape,
+			.value = "glm-5.2|FILE",
+			.help = "the released model, or the shape that a config.json describes",
+			.fallback = "glm-5.2"},
+		{.name = "recipe",
+			.kind = ARG_STRING,
+			.string = &o->recipe_name,
+			.value = "NAME",
+			.help = "types as in glmstream convert: f32, bf16, q8, q4, q2, iq2",
+			.fallback = "q2"},
+		{.name = "experts",
+			.kind = ARG_STRING,
+			.string = &o->experts,
+			.value = "TYPE",
+			.help = "type of the routed experts instead of the recipe's (Q2_K, IQ3_XXS, ...)"},
+		{.name = "types",
+			.kind = ARG_STRING,
+			.string = &o->types_text,
+			.value = "PATTERN=TYPE,...",
+			.help = "exceptions, as in glmstream convert"},
+		{.name = "layers",
+			.kind = ARG_UINT,
+			.u32 = &o->layers,
+			.min = 1,
+			.max = CONVERT_MAX_LAYERS,
+			.value = "N",
+			.help = "only the first N layers (and the MTP layer)"},
+		{.name = "no-mtp",
+			.kind = ARG_FLAG,
+			.flag = &o->no_mtp,
+			.help = "leave the next-token-prediction layer out"},
+		{.name = "expert-count",
+			.kind = ARG_UINT,
+			.u32 = &o->expert_count,
+			.min = 1,
+			.max = CONFIG_MAX_EXPERTS,
+			.value = "N",
+			.help = "routed experts per layer instead of the shape's"},
+		{.name = "alias",
+			.kind = ARG_UINT,
+			.u32 = &o->alias,
+			.min = 1,
+			.max = CONVERT_MAX_LAYERS,
+			.value = "K",
+			.help = "the file holds the expert data of K layers only, and the expert tensors of "
+					"all others point "
+					"at those bytes: it is smaller by as much. Every expert is still read and "
+					"cached as its "
+					"own. Programs that refuse tensors with shared bytes refuse the file",
+			.fallback = "each layer has its own"},
+		{.name = "seed",
+			.kind = ARG_UINT64,
+			.u64 = &o->seed,
+			.value = "S",
+			.help = "same seed, same bytes",
+			.fallback = "1"},
+		{.name = "tokenizer",
+			.kind = ARG_STRING,
+			.string = &o->tokenizer,
+			.value = "FILE.gguf",
+			.help = "take the tokenizer from there; tokens of the shape that it lacks are padding",
+			.fallback = "the pocket model"},
+		{.name = "jobs",
+			.letter = 'j',
+			.kind = ARG_UINT,
+			.u32 = &o->jobs,
+			.min = 1,
+			.max = MAX_JOBS,
+			.value = "N",
+			.help = "threads, and writes under way",
+			.fallback = "all cores, at least 4"},
+		{.name = "force",
+			.kind = ARG_FLAG,
+			.flag = &o->force,
+			.help = "replace OUT.gguf if it exists"},
+		{.name = "dry-run",
+			.kind = ARG_FLAG,
+			.flag = &o->dry_run,
+			.help = "print what would be written, to the byte, and stop"},
+		{.name = "quiet",
+			.letter = 'q',
+			.kind = ARG_FLAG,
+			.flag = &o->quiet,
+			.help = "no progress"},
+	};
+	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
+	const struct args args = {.command = "glmstream synth",
+		.usage = "-o OUT.gguf [options]",
+		.about = "Writes a model of the given shape with random weights, for measuring: it "
+				 "computes as much "
+				 "and reads as much as a real one, and says nothing sensible. Scaled so that "
+				 "activations stay finite through all layers. OUT.gguf appears only when it is "
+				 "complete.",
+		.example = "glmstream synth -o synth.gguf --recipe iq2 --alias 12\n"
+				   "glmstream synth -o small.gguf --layers 6 --expert-count 16\n"
+				   "glmstream synth --dry-run --recipe q2",
+		.groups = groups,
+		.n_groups = ARRAY_LEN(groups)};
+	o->jobs = MAX(n_cores(), 4);
+	int rc = report_parse(&args, argc, argv, e);
+	if (rc)
+		return rc;
+	const struct convert_recipe *recipe = convert_recipe_find(o->recipe_name);
+	if (!recipe)
+		return err_set(e, ERR_USAGE,
+			"--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", o->recipe_name);
+	w->recipe = *recipe;
+	if (o->experts && (rc = convert_type_parse(
+						   &w->recipe.expert, o->experts, synth_fill_supported, "--experts", e)))
+		return rc;
+	if (o->types_text &&
+		(rc = convert_types_parse(&o->types, o->types_text, synth_fill_supported, e)))
+		return rc;
+	if (!o->dry_run && (!o->out || !*o->out))
+		return err_set(e, ERR_USAGE, "-o OUT.gguf is missing");
+	return 0;
+}
+
+int cmd_synth(int argc, char **argv, struct err *e)
+{
+	struct work w = {.opt = {.shape = "glm-5.2", .recipe_name = "q2", .seed = 1}};
+	int rc = parse(argc, argv, &w, e);
+	if (rc)
+		return rc == ARGS_HELP ? 0 : rc;
+	rc = make_plan(&w, e);
+	if (!rc && !w.opt.quiet)
+		fputs(buf_str(&w.plan.notes), stderr);
+	if (!rc && (w.opt.dry_run || !w.opt.quiet))
+		print_plan(&w, w.opt.dry_run ? stdout : stderr);
+	if (!rc && !w.opt.dry_run)
+		rc = write_model(&w, e);
+	gguf_writer_free(w.writer);
+	convert_plan_fini(&w.plan);
+	free(w.pieces);
+	free(w.shares);
+	return rc;
+}

@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: MIT */
+/* Reads no weights unless it is asked to measure the drive. */
+#include "tools/trace/inspect_forecast.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "tools/output/json_out.h"
+#include "tools/trace/trace_simulate.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MEASURE_SECONDS 0.5
+
+struct arg_group inspect_forecast_group(struct inspect_forecast *f)
+{
+	f->policy = POLICY_DEFAULT;
+	const struct arg list[] = {
+		{.name = "trace",
+			.kind = ARG_STRING,
+			.string = &f->trace,
+			.value = "FILE",
+			.help = "a trace of this model, as a run with --trace FILE writes it"},
+		{.name = "cache-gb",
+			.kind = ARG_STRING,
+			.string = &f->cache_gb,
+			.given = &f->other,
+			.value = "G,...",
+			.help = "budgets of the first tier in GB",
+			.fallback = "a row from the smallest that works to all experts"},
+		{.name = "ram-gb",
+			.kind = ARG_SIZE_GB,
+			.u64 = &f->ram_bytes,
+			.given = &f->other,
+			.max = 1e6,
+			.value = "G",
+			.help = "second tier",
+			.fallback = "none"},
+		{.name = "policy",
+			.kind = ARG_STRING,
+			.string = &f->policy,
+			.given = &f->other,
+			.value = "NAME",
+			.help = "lru, lfu or sieve",
+			.fallback = POLICY_DEFAULT},
+		{.name = "lookahead",
+			.kind = ARG_INT,
+			.i32 = &f->lookahead,
+			.given = &f->other,
+			.max = 64,
+			.value = "N",
+			.help = "prefetch by the trace's guesses up to N layers ahead",
+			.fallback = "0"},
+		{.name = "disk-gb-s",
+			.kind = ARG_FLOAT,
+			.f32 = &f->disk_gb_s,
+			.given = &f->other,
+			.max = 1e6,
+			.above_min = true,
+			.value = "G",
+			.help = "read bandwidth of the drive, for modelled tokens per second"},
+		{.name = "measure",
+			.kind = ARG_FLAG,
+			.flag = &f->measure,
+			.given = &f->other,
+			.help = "measure that bandwidth by reading experts of the model"},
+		{.name = "pcie-gb-s",
+			.kind = ARG_FLOAT,
+			.f32 = &f->pcie_gb_s,
+			.given = &f->other,
+			.max = 1e6,
+			.above_min = true,
+			.value = "G",
+			.help = "bandwidth from the second tier to the first",
+			.fallback = "not a limit"},
+		{.name = "gpu-ms",
+			.kind = ARG_FLOAT,
+			.f32 = &f->gpu_ms,
+			.given = &f->gpu_given,
+			.max = 1e6,
+			.value = "MS",
+			.help = "computing time of a token",
+			.fallback = "0"},
+	};
+	_Static_assert(sizeof list == sizeof f->args, "args");
+	memcpy(f->args, list, sizeof list);
+	return (struct arg_group){"Forecast from a trace", f->args, ARRAY_LEN(list)};
+}
+
+/* The budgets asked for, or a row of shares; none above everything, none twice. */
+static int find_budgets(struct inspect_forecast *f, struct err *e)
+{
+	static const double shares[] = {0.05, 0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.75, 1};
+	const struct loader_plan *plan = &f->forecast.plan;
+	const struct arg size = {.kind = ARG_SIZE_GB, .max = 1e6, .above_min = true};
+	uint64_t budgets[TRACE_LIST_MAX];
+	int n = 0, rc = 0;
+	if (f->cache_gb)
+		rc = trace_list_parse(f->cache_gb, &size, "--cache-gb", budgets, &n, e);
+	for (size_t i = 0; !f->cache_gb && i < ARRAY_LEN(shares); i++) {
+		uint64_t v = (uint64_t)(shares[i] * (double)plan->everything_bytes);
+		v = MAX(v, plan->floor_bytes);
+		if (!n || budgets[n - 1] != v)
+			budgets[n++] = v;
+	}
+	f->points = NEW_ARRAY(struct forecast_point, (size_t)n + 1);
+	for (int i = 0; i < n && !rc; i++) {
+		if (budgets[i] < plan->floor_bytes)
+			rc = err_set(e, ERR_MEMORY,
+				"a cache of %.4f GB is less than one token's working set, the smallest that works "
+				"is %.4f GB",
+				(double)budgets[i] / 1e9, (double)plan->floor_bytes / 1e9);
+		f->points[f->n_points++] =
+			(struct forecast_point){.cache_bytes = MIN(budgets[i], plan->everything_bytes),
+				.ram_bytes = f->ram_bytes,
+				.policy = f->policy,
+				.lookahead = f->lookahead};
+	}
+	return rc;
+}
+
+int inspect_forecast_run(struct inspect_forecast *f, const char *model, const struct gguf *file,
+	const struct model_config *c, struct err *e)
+{
+	if (!f->trace)
+		return f->other || f->gpu_given
+				   ? err_set(e, ERR_USAGE, "options of the forecast need --trace FILE")
+				   : 0;
+	if (f->measure && f->disk_gb_s > 0)
+		return err_set(e, ERR_USAGE, "--measure and --disk-gb-s exclude each other");
+	if (f->gpu_given && !f->measure && !(f->disk_gb_s > 0))
+		return err_set(e, ERR_USAGE, "--gpu-ms is of use only with --disk-gb-s G or --measure");
+	const struct policy_ops *policy = policy_find(f->policy);
+	if (!policy || policy->needs_future)
+		return err_set(
+			e, ERR_USAGE, "there is no policy \"%.60s\", expected lru, lfu or sieve", f->policy);
+	const struct common_opts common = {.model = model};
+	const struct loader_options o = {
+		.file = file, .n_layers = (int)(c->n_layers + c->n_mtp), .n_used = (int)c->n_used};
+	int rc = forecast_open(&f->forecast, f->trace, file, &o, e);
+	if (rc)
+		return rc;
+	f->machine = (struct forecast_machine){
+		.compute_ms = (double)f->gpu_ms, .copy_bytes_s = (double)f->pcie_gb_s * 1e9};
+	f->machine.one_bytes_s = f->machine.layer_bytes_s = f->machine.full_bytes_s =
+		(double)f->disk_gb_s * 1e9;
+	if (f->measure)
+		rc = forecast_measure(&common, file, c->n_used, MEASURE_SECONDS, 3, &f->machine, e);
+	if (!rc)
+		rc = find_budgets(f, e);
+	for (int i = 0; i < f->n_points && !rc; i++)
+		rc = forecast_run(&f->forecast, &f->machine, &f->points[i], e);
+	return rc;
+}
+
+void inspect_forecast_print(const struct inspect_forecast *f)
+{
+	const struct forecast_machine *m = &f->machine;
+	const bool timed = m->one_bytes_s > 0;
+	printf("\nforecast from %s: %llu tokens, policy %s, lookahead %d; modelled, not measured\n",
+		f->trace, (unsigned long long)f->forecast.trace.n_tokens, f->policy, f->lookahead);
+	if (f->measure)
+		printf("  drive measured  %.2f GB/s one expert at a time, %.2f %u at a time, %.2f busy%s\n",
+			m->one_bytes_s * 1e-9, m->layer_bytes_s * 1e-9, (unsigned)f->forecast.top_k,
+			m->full_bytes_s * 1e-9, m->direct ? "" : " (through the page cache)");
+	else if (timed)
+		printf("  drive           %g GB/s, as given\n", (double)f->disk_gb_s);
+	if (timed)
+		printf("  computing       %g ms a token%s\n", m->compute_ms,
+			f->gpu_given ? ", as given" : ": not given, so speeds are those of the drive alone");
+	printf("  %9s %7s %8s", "cache GB", "of all", "hits %");
+	if (f->ram_bytes)
+		printf(" %8s", "ram %");
+	printf(" %12s%s\n", "read MB/tok", timed ? "    tok/s" : "");
+	for (int i = 0; i < f->n_points; i++) {
+		const struct forecast_point *p = &f->points[i];
+		printf("  %9.4g %6.1f%% %8.2f", (double)p->cache_bytes / 1e9,
+			100 * (double)p->cache_bytes / (double)f->forecast.plan.everything_bytes,
+			100 * p->hits[0]);
+		if (f->ram_bytes)
+			printf(" %8.2f", 100 * p->hits[1]);
+		printf(" %12.3f", (p->missed + p->prefetched) / 1e6);
+		if (timed && p->tok_s > 0)
+			printf(" %8.2f", p->tok_s);
+		printf("\n");
+	}
+	if (!timed)
+		printf("  for tokens per second add --disk-gb-s G (or --measure) and --gpu-ms MS\n");
+}
+
+json_t *inspect_forecast_json(const struct inspect_forecast *f)
+{
+	const struct forecast_machine *m = &f->machine;
+	json_t *o = json_object(), *list = json_array();
+	json_out_str(o, "trace", f->trace);
+	json_object_set_new(o, "modelled", json_true());
+	json_out_uint(o, "tokens", f->forecast.trace.n_tokens);
+	json_out_str(o, "policy", f->policy);
+	json_out_uint(o, "lookahead", (uint64_t)f->lookahead);
+	if (m->one_bytes_s > 0) {
+		json_out_str(o, "disk", f->measure ? "measured" : "given");
+		json_out_real(o, "disk_gb_s_one", m->one_bytes_s * 1e-9);
+		json_out_real(o, "disk_gb_s_layer", m->layer_bytes_s * 1e-9);
+		json_out_real(o, "disk_gb_s", m->full_bytes_s * 1e-9);
+		json_out_real(o, "gpu_ms", m->compute_ms);
+	}
+	for (int i = 0; i < f->n_points; i++) {
+		const struct forecast_point *p = &f->points[i];
+		json_t *x = json_object();
+		json_out_real(x, "cache_gb", (double)p->cache_bytes / 1e9);
+		json_out_real(x, "ram_gb", (double)p->ram_bytes / 1e9);
+		json_out_real(x, "hit_rate", p->hits[0]);
+		json_out_real(x, "hit_rate_ram", p->hits[1]);
+		json_out_real(x, "bytes_read_per_token", p->missed + p->prefetched);
+		if (p->tok_s > 0)
+			json_out_real(x, "tok_s", p->tok_s);
+		json_array_append_new(list, x);
+	}
+	json_object_set_new(o, "budgets", list);
+	return o;
+}
+
+void inspect_forecast_fini(struct inspect_forecast *f)
+{
+	forecast_fini(&f->forecast);
+	free(f->points);
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: MIT */
+/* Simulated counts and modelled times. */
+#include "tools/tune/forecast.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/engine/engine.h"
+#include "stream/extent.h"
+#include "tools/bench/measure.h"
+#include "tools/trace/trace_simulate.h"
+
+#include <stdlib.h>
+
+/* The sizes of the live cache's slots in place of those of the bare experts, once the trace is
+ * known to be of this model. */
+static int fit_sizes(struct forecast *f, const char *path, const struct gguf *file,
+	const struct extent_table *t, uint32_t n_used, struct err *e)
+{
+	struct trace *tr = &f->trace;
+	const uint32_t n_layers = extent_n_layers(t);
+	uint64_t *bytes = NEW_ARRAY(uint64_t, n_layers);
+	double slots = 0, reads = 0;
+	for (uint32_t l = 0; l < n_layers; l++) {
+		struct extent_plan p;
+		if (extent_has_layer(t, l) && !extent_plan(t, l, 0, &p))
+			bytes[l] = p.payload_bytes;
+	}
+	const struct trace_model m = {.fingerprint = engine_fingerprint_of(file),
+		.n_layers = n_layers,
+		.n_experts = extent_n_experts(t),
+		.top_k = n_used,
+		.name = tr->name,
+		.expert_bytes = bytes};
+	int rc = trace_check_model(tr, path, &m, e);
+	for (uint32_t l = 0; l < tr->model.n_layers && !rc; l++) {
+		struct extent_plan p;
+		if (!tr->expert_bytes[l] || extent_plan(t, l, 0, &p))
+			continue;
+		tr->expert_bytes[l] = num_align_up(extent_slot_bytes(t, l), extent_slot_align(t));
+		slots += (double)tr->expert_bytes[l];
+		reads += (double)p.read_bytes;
+	}
+	tr->bytes_known = true;
+	f->read_share = slots > 0 ? reads / slots : 1;
+	free(bytes);
+	return rc;
+}
+
+int forecast_open(struct forecast *f, const char *trace, const struct gguf *file,
+	const struct loader_options *o, struct err *e)
+{
+	struct loader_options lo = *o;
+	struct reader *r = NULL;
+	struct extent_table *t = NULL;
+	int rc = trace_load(trace, &f->trace, e);
+	lo.file = file;
+	enum log_level level = log_level();
+	log_set_level(MIN(level, LOG_WARN)); /* a run says how it reads */
+	if (!rc && !f->trace.n_accesses)
+		rc = err_set(e, ERR_INPUT, "%.400s: holds no decode step", trace);
+	if (rc || (rc = loader_open_reader(&lo, &r, e)) ||
+		(rc = extent_table_from_gguf(&t, file, r, e)) ||
+		(rc = fit_sizes(f, trace, file, t, (uint32_t)o->n_used, e)))
+		goto out;
+	lo.tier_bytes[0] = MEASURE_EVERYTHING;
+	for (int i = 0; i < 2 && !rc;
+		 i++) { /* staging is a share of the budget, and part of what everything takes */
+		rc = loader_plan(&lo, &f->plan, e);
+		lo.tier_bytes[0] = f->plan.everything_bytes;
+	}
+	f->top_k = f->trace.model.top_k;
+	f->moe_layers =
+		(double)f->trace.n_accesses / (double)MAX(f->trace.n_tokens, 1u) / MAX(f->top_k, 1.0);
+out:
+	log_set_level(level);
+	extent_table_free(t);
+	reader_close(r);
+	return rc;
+}
+
+void forecast_fini(struct forecast *f)
+{
+	trace_fini(&f->trace);
+}
+
+int forecast_measure(const struct common_opts *c, const struct gguf *file, uint32_t top_k,
+	double seconds, int repeats, struct forecast_machine *m, struct err *e)
+{
+	struct measure_disk d;
+	int rc = measure_disk(c, file, 1, seconds, repeats, &d, e);
+	m->one_bytes_s = d.bytes_s.median;
+	if (!rc)
+		rc = measure_disk(c, file, MAX(top_k, 2u), seconds, repeats, &d, e);
+	m->layer_bytes_s = MAX(d.bytes_s.median, m->one_bytes_s);
+	if (!rc)
+		rc = measure_disk(c, file, 0, seconds, repeats, &d, e);
+	m->full_bytes_s = MAX(d.bytes_s.median, m->layer_bytes_s);
+	m->direct = d.direct;
+	return rc;
+}
+
+static double share(uint64_t a, uint64_t b)
+{
+	return b ? (double)a / (double)b : 0;
+}
+
+/* Between the rates of one expert and of top_k at a time. */
+static double demand_rate(
+	const struct forecast *f, const struct forecast_machine *m, double misses_per_layer)
+{
+	double most = MAX(f->top_k, 2.0), at = MIN(MAX(misses_per_layer, 1.0), most);
+	return m->one_bytes_s + (m->layer_bytes_s - m->one_bytes_s) * (at - 1) / (most - 1);
+}
+
+int forecast_run(const struct forecast *f, const struct forecast_machine *m,
+	struct forecast_point *p, struct err *e)
+{
+	const struct sim_setup u = {.policy = policy_find(p->policy),
+		.order = SIM_BY_LAYER,
+		.tier_bytes = {p->cache_bytes, p->ram_bytes},
+		.lookahead = p->lookahead};
+	struct sim_result r;
+	int rc = sim_run(&f->trace, &u, &r, e);
+	if (rc)
+		return rc;
+	const struct cache_stats *s = &r.stats;
+	const double tokens = (double)MAX(r.n_tokens, 1u);
+	p->hits[0] = share(s->hits[0], s->accesses);
+	p->hits[1] = share(s->hits[1], s->accesses);
+	p->missed = (double)s->bytes_missed * f->read_share / tokens;
+	p->prefetched = (double)s->prefetch_bytes * f->read_share / tokens;
+	p->useful = share(s->prefetch_used, s->prefetch_inserted);
+	p->wasted = share(s->prefetch_wasted, s->prefetch_inserted);
+	if (m->one_bytes_s <= 0)
+		return 0;
+	double rate = demand_rate(f, m, (double)s->misses / tokens / MAX(f->moe_layers, 1.0));
+	double copies = m->copy_bytes_s > 0 ? (double)s->bytes_promoted / tokens / m->copy_bytes_s : 0;
+	double ahead = p->prefetched / m->full_bytes_s * 1e3;
+	p->ms = m->compute_ms + (p->missed / rate + copies) * 1e3 + MAX(ahead - m->compute_ms, 0.0);
+	p->tok_s = p->ms > 0 ? 1e3 / p->ms : 0;
+	return 0;
+}
