@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Absorbed MLA over a list of cache rows. A task is one row of the step and a block of its heads:
- * all heads share the key, so the cache is read twice per block (scores, then values), RUN rows at
- * a time, decoded to floats when it holds halves. Scores are dots (cpu_dot.h); the values are added
- * in list order with weights e^(s - max), and divided by the sum of those at the end. Nothing
- * depends on how heads are blocked.
+ * Absorbed MLA over a list of cache rows (sparse attention). A task is one row of the step and a
+ * block of its heads. All heads share the key, so a task reads the cache twice (scores, then
+ * values), ROW_BLOCK rows at a time, converted to floats if it holds halves. Scores are dots
+ * (cpu_dot.h). Softmax: the values are added in list order with weights e^(s - max) and divided by
+ * the sum of the weights at the end. No result depends on how heads are blocked.
  */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -12,14 +12,14 @@
 
 #include <string.h>
 
-#define RUN 32 /* cache rows decoded together */
+#define ROW_BLOCK 32 /* cache rows decoded together */
 #define SCORES_MAX_BYTES                                                                           \
 	((size_t)4 << 20) /* of one task; bounds the block of heads for very long lists */
 
-/* Floats of cache rows first + sel[0 .. n), n <= RUN: decoded into buffer [RUN][width], or the rows
- * themselves. */
-static void gather_rows(const struct cpu_isa *isa, const struct cache_view *cache, int64_t first,
-	const int32_t *sel, int n, int n_values, float *buffer, const float **row)
+/* row[t] = floats of cache row first + sel[t] for n <= ROW_BLOCK rows: converted into buffer
+ * [ROW_BLOCK][width], or the cache row itself if it holds floats. */
+static void cache_rows_gather(const struct cpu_isa *isa, const struct cache_view *cache,
+	int64_t first, const int32_t *sel, int n, int n_values, float *buffer, const float **row)
 {
 	for (int t = 0; t < n; t++) {
 		const uint8_t *src = cache_row_at(cache, first + sel[t]);
@@ -32,9 +32,9 @@ static void gather_rows(const struct cpu_isa *isa, const struct cache_view *cach
 	}
 }
 
-/* s[h][t] for n <= RUN cache rows; s: stride floats between heads. q: [n_heads][width] */
-static void score_rows(const struct cpu_isa *isa, const float *const *row, int n, const float *q,
-	int n_heads, int width, float *s, int64_t stride)
+/* s[h][t] for n <= ROW_BLOCK cache rows; s: stride floats between heads. q: [n_heads][width] */
+static void cache_rows_score(const struct cpu_isa *isa, const float *const *row, int n,
+	const float *q, int n_heads, int width, float *s, int64_t stride)
 {
 	float out[DOT_TILE_X * DOT_TILE_W];
 	struct dot_tile tile = {.n = (size_t)width, .first = true, .last = true, .out = out};
@@ -53,28 +53,28 @@ static void score_rows(const struct cpu_isa *isa, const float *const *row, int n
 	}
 }
 
-/* Heads [head, head + n_heads) of row r. scores: [n_heads][n_sel]; buffer: [RUN][width] */
+/* Heads [head, head + n_heads) of row r. scores: [n_heads][n_sel]; buffer: [ROW_BLOCK][width] */
 static void attend_heads(const struct cpu_isa *isa, const struct attend *a, int64_t base, int r,
 	int head, int n_heads, float *scores, float *buffer)
 {
 	int n_sel = a->n_sel[r], width = a->cache.width, n_value = a->n_value;
 	const int32_t *sel = a->sel + (int64_t)r * a->sel_stride;
-	const float *q = a->q + ((int64_t)r * a->n_heads + head) * width, *row[RUN];
+	const float *q = a->q + ((int64_t)r * a->n_heads + head) * width, *row[ROW_BLOCK];
 	float *out = a->out + ((int64_t)r * a->n_heads + head) * n_value;
 
-	for (int t = 0; t < n_sel; t += RUN) {
-		int n = MIN(n_sel - t, RUN);
-		gather_rows(isa, &a->cache, base, sel + t, n, width, buffer, row);
-		score_rows(isa, row, n, q, n_heads, width, scores + t, n_sel);
+	for (int t = 0; t < n_sel; t += ROW_BLOCK) {
+		int n = MIN(n_sel - t, ROW_BLOCK);
+		cache_rows_gather(isa, &a->cache, base, sel + t, n, width, buffer, row);
+		cache_rows_score(isa, row, n, q, n_heads, width, scores + t, n_sel);
 	}
 	memset(out, 0, (size_t)n_heads * (size_t)n_value * sizeof *out);
 	float sum[n_heads];
 	for (int h = 0; h < n_heads; h++)
 		sum[h] = isa->softmax(scores + (int64_t)h * n_sel, a->scale, n_sel);
-	for (int t = 0; t < n_sel; t += RUN) {
-		int n = MIN(n_sel - t, RUN);
-		if (n_sel > RUN) /* else the rows are still there */
-			gather_rows(isa, &a->cache, base, sel + t, n, n_value, buffer, row);
+	for (int t = 0; t < n_sel; t += ROW_BLOCK) {
+		int n = MIN(n_sel - t, ROW_BLOCK);
+		if (n_sel > ROW_BLOCK) /* else the rows are still there */
+			cache_rows_gather(isa, &a->cache, base, sel + t, n, n_value, buffer, row);
 		isa->weighted_rows(row, n, scores + t, n_sel, n_heads, (size_t)n_value, out, n_value);
 	}
 	for (int h = 0; h < n_heads; h++)
@@ -118,14 +118,13 @@ void cpu_attend(struct backend *base, const struct batch *rows, const struct att
 		total += a->n_sel[r];
 	}
 	int threads = cpu_threads_for(b, total * a->n_heads * (a->cache.width + a->n_value));
-	/* with fewer rows than threads, heads are shared out too, at least 4 and at most 64 at a time
-	 */
+	/* with fewer rows than threads, heads are divided too: blocks of 4 to 64 heads */
 	int parts = (threads + rows->n - 1) / rows->n, block = (a->n_heads + parts - 1) / parts;
 	block = MIN(MAX(block, MIN(a->n_heads, 4)), 64);
 	block = (int)MIN((size_t)block, MAX(SCORES_MAX_BYTES / (longest * sizeof(float)), (size_t)1));
 	int n_blocks = (a->n_heads + block - 1) / block;
 	size_t score_values = (size_t)block * longest + 16,
-		   values = score_values + (size_t)RUN * (size_t)a->cache.width;
+		   values = score_values + (size_t)ROW_BLOCK * (size_t)a->cache.width;
 	values = num_align_up(values, 16);
 	float *scratch = cpu_scratch(b, (uint64_t)threads * values * sizeof(float), "attend");
 	if (!scratch)

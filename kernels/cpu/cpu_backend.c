@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The CPU backend's table, its memory and its choice of instruction set and threads. The ops are in
- * the other files. */
+/* The CPU backend's ops table, memory, and choice of instruction set and number of threads. The ops
+ * are in the other files. */
 #include "kernels/cpu/cpu_internal.h"
 
 #include "kernels/backend_kinds.h"
@@ -15,8 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Below this much work for each thread, handing it over costs more than it brings (measured: 1 to 2
- * us to hand over to a thread that is awake; a core does 15 multiply-adds in a ns). */
+/* Below this much work per thread, waking a thread costs more than it saves. Measured: 1 to 2 us to
+ * start a thread that spins; a core does 15 multiply-adds per ns. */
 #define MACS_PER_THREAD 40000.0
 
 static size_t cpu_free_bytes(struct backend *b)
@@ -32,7 +32,7 @@ static int cpu_alloc(struct backend *b, enum mem_kind kind, size_t bytes, void *
 	*out = left && bytes > left ? NULL : mem_try_map(bytes);
 	if (*out)
 		return 0;
-	return err_set(e, ERR_MEMORY, "%.1f MiB of memory asked for, %.1f MiB free",
+	return err_set(e, ERR_MEMORY, "%.1f MiB of memory requested, %.1f MiB free",
 		(double)bytes / 0x1p20, (double)left / 0x1p20);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Decoding of packed blocks with 128-bit integer steps and 16 floats at a time, shared by the AVX2
- * and the AVX-512 file. Before including this header a file includes cpu_lanes.h and defines
+ * Decoding of packed blocks in 128-bit integer steps to 16 floats at a time, shared by the AVX2 and
+ * the AVX-512 file. Before including this header a file includes cpu_lanes.h and defines
  *
  *   v16                              16 floats: one register or two
  *   v16_set(f), v16_pair(f, g)       all f; eight f and eight g
@@ -11,9 +11,9 @@
  *   v16_i8(q)                        the 16 signed bytes of a __m128i
  *   v16_crumbs(u)                    the 16 two-bit numbers of a uint32_t, lowest first
  *
- * Every block function hands its weights to `put`, 16 at a time in ascending order: there they are
- * stored, or multiplied into a sum without ever touching memory. Layouts: src/quant/blocks.h;
- * products in the order of src/quant/dequant.c, which is what makes the floats equal.
+ * Every block function passes its weights to `sink_put`, 16 at a time in ascending order, which
+ * either stores them or multiplies them into a sum in registers. Layouts: src/quant/blocks.h.
+ * Roundings follow src/quant/dequant.c, so the floats are equal.
  */
 #ifndef GLM_KERNELS_CPU_BLOCKS_H
 #define GLM_KERNELS_CPU_BLOCKS_H
@@ -28,117 +28,116 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A loop whose counter becomes a constant, and with it the shift counts in the body. Not under a
- * sanitizer, whose checks would then take minutes to compile. */
+/* A fully unrolled loop: the counter, and with it the shift counts in the body, are constants. Not
+ * under a sanitizer, whose checks would then take minutes to compile. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(__clang__)
 #define UNROLLED_FOR(i, n) for (int i = 0; i < (n); i++)
 #else
 #define UNROLLED_FOR(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
 #endif
 
-#define FETCH_MIN 1024 /* bytes of a row; see fetch_ahead */
+#define PREFETCH_MIN_BYTES 1024 /* bytes of a row; see prefetch_rows */
 
-/* Where the weights go. `keep` is a constant at every use: true stores, false sums up. */
+/* Destination of the weights. `store` is a constant at every use: true stores, false accumulates.
+ */
 struct sink {
-	float *dst;     /* keep: [values of the block] */
+	float *dst;     /* store: [values of the block] */
 	const float *x; /* else: as many activations */
 	v16 sum;
 };
 
-ALWAYS void put(struct sink *s, const bool keep, int group, v16 w)
+ALWAYS_INLINE void sink_put(struct sink *s, const bool store, int group, v16 w)
 {
-	if (keep)
+	if (store)
 		v16_store(s->dst + 16 * group, w);
 	else
 		s->sum = v16_fma(w, v16_load(s->x + 16 * group), s->sum);
 }
 
-#define BLOCK(type) ALWAYS void type##_block(const uint8_t *p, struct sink *s, const bool keep)
-#define SMALL_BLOCK(type)                                                                          \
-	ALWAYS void type##_block(const uint8_t *p, v16 d, struct sink *s, const bool keep)
+#define SUPER_BLOCK(type)                                                                          \
+	ALWAYS_INLINE void type##_block(const uint8_t *p, struct sink *s, const bool store)
+#define BLOCK_32(type)                                                                             \
+	ALWAYS_INLINE void type##_block(const uint8_t *p, v16 d, struct sink *s, const bool store)
 #define AT(type, field) (p + offsetof(struct block_##type, field))
 
-ALWAYS float half_at(const void *p)
+ALWAYS_INLINE float half_at(const void *p)
 {
 	return _cvtsh_ss(load_u16(p));
 }
 
-ALWAYS __m128i bytes_at(const void *p)
+ALWAYS_INLINE __m128i bytes_at(const void *p)
 {
 	return _mm_loadu_si128((const __m128i *)p);
 }
 
 /* Bits [shift, shift + width of mask) of every byte; shift 0 .. 7, mask of the low bits */
-ALWAYS __m128i bits(__m128i v, int shift, int mask)
+ALWAYS_INLINE __m128i bits(__m128i v, int shift, int mask)
 {
 	return _mm_and_si128(_mm_srli_epi16(v, shift), _mm_set1_epi8((char)mask));
 }
 
 /* Bit `from` of every byte, moved to bit 4 (0x10), or two bits from `from` to bits 4 and 5 (0x30).
  */
-ALWAYS __m128i bits_to_4(__m128i v, int from, int mask)
+ALWAYS_INLINE __m128i bits_to_4(__m128i v, int from, int mask)
 {
 	v = from <= 4 ? _mm_slli_epi16(v, 4 - from) : _mm_srli_epi16(v, from - 4);
 	return _mm_and_si128(v, _mm_set1_epi8((char)mask));
 }
 
-ALWAYS v16 scaled(__m128i q, float scale)
+ALWAYS_INLINE v16 scaled(__m128i q, float scale)
 {
 	return v16_mul(v16_i8(q), v16_set(scale));
 }
 
-ALWAYS v16 scaled_less(__m128i q, float scale, float min)
+ALWAYS_INLINE v16 scaled_less(__m128i q, float scale, float min)
 {
 	return v16_sub(scaled(q, scale), v16_set(min));
 }
 
-/* ---- 32 weights
- * ------------------------------------------------------------------------------------------ */
+/* ---- 32 weights ---- */
 
 /* d: the block's scale, already a float */
-SMALL_BLOCK(q8_0)
+BLOCK_32(q8_0)
 {
-	put(s, keep, 0, v16_mul(v16_i8(bytes_at(p + 2)), d));
-	put(s, keep, 1, v16_mul(v16_i8(bytes_at(p + 18)), d));
+	sink_put(s, store, 0, v16_mul(v16_i8(bytes_at(p + 2)), d));
+	sink_put(s, store, 1, v16_mul(v16_i8(bytes_at(p + 18)), d));
 }
 
-SMALL_BLOCK(q4_0)
+BLOCK_32(q4_0)
 {
 	__m128i q = bytes_at(p + 2), eight = _mm_set1_epi8(8);
-	put(s, keep, 0, v16_mul(v16_i8(_mm_sub_epi8(bits(q, 0, 15), eight)), d));
-	put(s, keep, 1, v16_mul(v16_i8(_mm_sub_epi8(bits(q, 4, 15), eight)), d));
+	sink_put(s, store, 0, v16_mul(v16_i8(_mm_sub_epi8(bits(q, 0, 15), eight)), d));
+	sink_put(s, store, 1, v16_mul(v16_i8(_mm_sub_epi8(bits(q, 4, 15), eight)), d));
 }
 
-SMALL_BLOCK(iq4_nl)
+BLOCK_32(iq4_nl)
 {
 	__m128i q = bytes_at(p + 2), values = bytes_at(iq4nl_values);
-	put(s, keep, 0, v16_mul(v16_i8(_mm_shuffle_epi8(values, bits(q, 0, 15))), d));
-	put(s, keep, 1, v16_mul(v16_i8(_mm_shuffle_epi8(values, bits(q, 4, 15))), d));
+	sink_put(s, store, 0, v16_mul(v16_i8(_mm_shuffle_epi8(values, bits(q, 0, 15))), d));
+	sink_put(s, store, 1, v16_mul(v16_i8(_mm_shuffle_epi8(values, bits(q, 4, 15))), d));
 }
 
-/* ---- K types
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- K types ---- */
 
 /* Scales and minima of the 16 sub-blocks of Q2_K */
-ALWAYS void q2_k_scales(const uint8_t *p, float scale[16], float min[16])
+ALWAYS_INLINE void q2_k_scales(const uint8_t *p, float scale[16], float min[16])
 {
 	__m128i sc = bytes_at(p);
 	v16_store(scale, v16_mul(v16_i8(bits(sc, 0, 15)), v16_set(half_at(AT(q2_k, d)))));
 	v16_store(min, v16_mul(v16_i8(bits(sc, 4, 15)), v16_set(half_at(AT(q2_k, dmin)))));
 }
 
-BLOCK(q2_k)
+SUPER_BLOCK(q2_k)
 {
 	float scale[16], min[16];
 	q2_k_scales(p, scale, min);
 	UNROLLED_FOR (j, 16) {
 		__m128i q = bytes_at(AT(q2_k, q) + j / 8 * 32 + j % 2 * 16);
-		put(s, keep, j, scaled_less(bits(q, j % 8 / 2 * 2, 3), scale[j], min[j]));
+		sink_put(s, store, j, scaled_less(bits(q, j % 8 / 2 * 2, 3), scale[j], min[j]));
 	}
 }
 
-ALWAYS void q3_k_scales(const uint8_t *p, float scale[16])
+ALWAYS_INLINE void q3_k_scales(const uint8_t *p, float scale[16])
 {
 	__m128i low = _mm_loadl_epi64((const __m128i *)AT(q3_k, sc));
 	__m128i high = _mm_set1_epi32((int)load_u32(AT(q3_k, sc) + 8));
@@ -148,7 +147,7 @@ ALWAYS void q3_k_scales(const uint8_t *p, float scale[16])
 	v16_store(scale, v16_mul(v16_i8(sc), v16_set(half_at(AT(q3_k, d)))));
 }
 
-BLOCK(q3_k)
+SUPER_BLOCK(q3_k)
 {
 	float scale[16];
 	q3_k_scales(p, scale);
@@ -156,12 +155,12 @@ BLOCK(q3_k)
 		__m128i q = bits(bytes_at(AT(q3_k, q) + j / 8 * 32 + j % 2 * 16), j % 8 / 2 * 2, 3);
 		__m128i high = bits(bytes_at(AT(q3_k, high) + j % 2 * 16), j / 2, 1);
 		q = _mm_sub_epi8(_mm_or_si128(q, _mm_slli_epi16(high, 2)), _mm_set1_epi8(4));
-		put(s, keep, j, scaled(q, scale[j]));
+		sink_put(s, store, j, scaled(q, scale[j]));
 	}
 }
 
-/* The eight scales and then the eight minima of Q4_K and Q5_K, whose heads are alike. */
-ALWAYS void q4_k_scales(const uint8_t *p, float scale[16])
+/* The eight scales and then the eight minima of Q4_K and Q5_K, whose block headers are equal. */
+ALWAYS_INLINE void q4_k_scales(const uint8_t *p, float scale[16])
 {
 	uint32_t a = load_u32(p + 4), b = load_u32(p + 8), c = load_u32(p + 12), six = 0x3f3f3f3f,
 			 four = 0x0f0f0f0f, two = 0x30303030;
@@ -170,28 +169,29 @@ ALWAYS void q4_k_scales(const uint8_t *p, float scale[16])
 	v16_store(scale, v16_mul(v16_i8(sc), v16_pair(half_at(p), half_at(p + 2))));
 }
 
-BLOCK(q4_k)
+SUPER_BLOCK(q4_k)
 {
 	float scale[16];
 	q4_k_scales(p, scale);
 	UNROLLED_FOR (j, 16) {
 		__m128i q = bytes_at(AT(q4_k, q) + j / 4 * 32 + j % 2 * 16);
-		put(s, keep, j, scaled_less(bits(q, j / 2 % 2 * 4, 15), scale[j / 2], scale[8 + j / 2]));
+		sink_put(
+			s, store, j, scaled_less(bits(q, j / 2 % 2 * 4, 15), scale[j / 2], scale[8 + j / 2]));
 	}
 }
 
-BLOCK(q5_k)
+SUPER_BLOCK(q5_k)
 {
 	float scale[16];
 	q4_k_scales(p, scale);
 	UNROLLED_FOR (j, 16) {
 		__m128i q = bits(bytes_at(AT(q5_k, q) + j / 4 * 32 + j % 2 * 16), j / 2 % 2 * 4, 15);
 		__m128i high = bits_to_4(bytes_at(AT(q5_k, high) + j % 2 * 16), j / 2, 0x10);
-		put(s, keep, j, scaled_less(_mm_or_si128(q, high), scale[j / 2], scale[8 + j / 2]));
+		sink_put(s, store, j, scaled_less(_mm_or_si128(q, high), scale[j / 2], scale[8 + j / 2]));
 	}
 }
 
-BLOCK(q6_k)
+SUPER_BLOCK(q6_k)
 {
 	float scale[16];
 	v16_store(scale, v16_mul(v16_i8(bytes_at(AT(q6_k, sc))), v16_set(half_at(AT(q6_k, d)))));
@@ -199,31 +199,31 @@ BLOCK(q6_k)
 		int h = j / 8, g = j % 8 / 2, l = j % 2 * 16;
 		__m128i q = bits(bytes_at(AT(q6_k, q) + 64 * h + 32 * (g & 1) + l), (g & 2) * 2, 15);
 		__m128i high = bits_to_4(bytes_at(AT(q6_k, high) + 32 * h + l), 2 * g, 0x30);
-		put(s, keep, j, scaled(_mm_sub_epi8(_mm_or_si128(q, high), _mm_set1_epi8(32)), scale[j]));
+		sink_put(
+			s, store, j, scaled(_mm_sub_epi8(_mm_or_si128(q, high), _mm_set1_epi8(32)), scale[j]));
 	}
 }
 
-/* ---- codebooks
- * --------------------------------------------------------------------------------------------- */
+/* ---- codebooks ---- */
 
 /* Two rows of eight bytes, or four of four */
-ALWAYS __m128i rows8(uint64_t a, uint64_t b)
+ALWAYS_INLINE __m128i rows8(uint64_t a, uint64_t b)
 {
 	return _mm_set_epi64x((long long)b, (long long)a);
 }
 
-ALWAYS __m128i rows4(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+ALWAYS_INLINE __m128i rows4(uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
 	return _mm_setr_epi32((int)a, (int)b, (int)c, (int)d);
 }
 
 /* 0xff where the weight is negative: from two 7-bit sign indices, or from 16 sign bits */
-ALWAYS __m128i index_signs(unsigned a, unsigned b)
+ALWAYS_INLINE __m128i index_signs(unsigned a, unsigned b)
 {
 	return rows8(iq_sign_masks[a], iq_sign_masks[b]);
 }
 
-ALWAYS __m128i bit_signs(unsigned sixteen)
+ALWAYS_INLINE __m128i bit_signs(unsigned sixteen)
 {
 	__m128i bit = _mm_set1_epi64x((long long)0x8040201008040201);
 	__m128i spread = _mm_setr_epi8(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
@@ -231,23 +231,23 @@ ALWAYS __m128i bit_signs(unsigned sixteen)
 		_mm_and_si128(_mm_shuffle_epi8(_mm_set1_epi16((short)sixteen), spread), bit), bit);
 }
 
-ALWAYS __m128i with_signs(__m128i rows, __m128i signs)
+ALWAYS_INLINE __m128i with_signs(__m128i rows, __m128i signs)
 {
 	return _mm_sub_epi8(_mm_xor_si128(rows, signs), signs);
 }
 
-BLOCK(iq2_xxs)
+SUPER_BLOCK(iq2_xxs)
 {
 	float d = half_at(p);
 	UNROLLED_FOR (k, 8) {
 		const uint8_t *q = AT(iq2_xxs, q) + 8 * k;
 		uint32_t a = load_u32(q + 4);
 		float scale = d * (0.5f + (float)(int)(a >> 28)) * 0.25f;
-		put(s, keep, 2 * k,
+		sink_put(s, store, 2 * k,
 			scaled(with_signs(rows8(iq2xxs_grid[q[0]], iq2xxs_grid[q[1]]),
 					   index_signs(a & 127, a >> 7 & 127)),
 				scale));
-		put(s, keep, 2 * k + 1,
+		sink_put(s, store, 2 * k + 1,
 			scaled(with_signs(rows8(iq2xxs_grid[q[2]], iq2xxs_grid[q[3]]),
 					   index_signs(a >> 14 & 127, a >> 21 & 127)),
 				scale));
@@ -255,25 +255,25 @@ BLOCK(iq2_xxs)
 }
 
 /* d * (0.5 + nibble) / 4 for the 16 nibbles of IQ2_XS and IQ2_S, low ones first */
-ALWAYS void iq2_scales(const uint8_t *sc, float d, float scale[16])
+ALWAYS_INLINE void iq2_scales(const uint8_t *sc, float d, float scale[16])
 {
 	__m128i v = _mm_loadl_epi64((const __m128i *)sc);
 	v16 n = v16_add(v16_i8(_mm_unpacklo_epi8(bits(v, 0, 15), bits(v, 4, 15))), v16_set(0.5f));
 	v16_store(scale, v16_mul(v16_mul(n, v16_set(d)), v16_set(0.25f)));
 }
 
-BLOCK(iq2_xs)
+SUPER_BLOCK(iq2_xs)
 {
 	float scale[16];
 	iq2_scales(AT(iq2_xs, sc), half_at(p), scale);
 	UNROLLED_FOR (j, 16) {
 		unsigned a = load_u16(AT(iq2_xs, q) + 4 * j), b = load_u16(AT(iq2_xs, q) + 4 * j + 2);
 		__m128i rows = rows8(iq2xs_grid[a & 511], iq2xs_grid[b & 511]);
-		put(s, keep, j, scaled(with_signs(rows, index_signs(a >> 9, b >> 9)), scale[j]));
+		sink_put(s, store, j, scaled(with_signs(rows, index_signs(a >> 9, b >> 9)), scale[j]));
 	}
 }
 
-BLOCK(iq2_s)
+SUPER_BLOCK(iq2_s)
 {
 	float scale[16];
 	iq2_scales(AT(iq2_s, sc), half_at(p), scale);
@@ -282,12 +282,12 @@ BLOCK(iq2_s)
 		unsigned high = AT(iq2_s, high)[j / 2] >> j % 2 * 4;
 		__m128i rows =
 			rows8(iq2s_grid[q[0] | (high & 3) << 8], iq2s_grid[q[1] | (high >> 2 & 3) << 8]);
-		put(s, keep, j,
+		sink_put(s, store, j,
 			scaled(with_signs(rows, bit_signs(load_u16(AT(iq2_s, sign) + 2 * j))), scale[j]));
 	}
 }
 
-BLOCK(iq3_xxs)
+SUPER_BLOCK(iq3_xxs)
 {
 	float d = half_at(p);
 	UNROLLED_FOR (j, 16) {
@@ -297,11 +297,11 @@ BLOCK(iq3_xxs)
 		__m128i rows =
 			rows4(iq3xxs_grid[q[0]], iq3xxs_grid[q[1]], iq3xxs_grid[q[2]], iq3xxs_grid[q[3]]);
 		a >>= j % 2 * 14;
-		put(s, keep, j, scaled(with_signs(rows, index_signs(a & 127, a >> 7 & 127)), scale));
+		sink_put(s, store, j, scaled(with_signs(rows, index_signs(a & 127, a >> 7 & 127)), scale));
 	}
 }
 
-BLOCK(iq3_s)
+SUPER_BLOCK(iq3_s)
 {
 	float d = half_at(p);
 	UNROLLED_FOR (j, 16) {
@@ -311,7 +311,7 @@ BLOCK(iq3_s)
 		__m128i rows =
 			rows4(iq3s_grid[q[0] | (high << 8 & 256)], iq3s_grid[q[1] | (high << 7 & 256)],
 				iq3s_grid[q[2] | (high << 6 & 256)], iq3s_grid[q[3] | (high << 5 & 256)]);
-		put(s, keep, j,
+		sink_put(s, store, j,
 			scaled(with_signs(rows, bit_signs(load_u16(AT(iq3_s, sign) + 2 * j))),
 				d * (float)(int)(1 + 2 * sc)));
 	}
@@ -319,32 +319,32 @@ BLOCK(iq3_s)
 
 /* -1/8 when bit `at` of h is set, else 1/8; without a branch, which would be mispredicted half of
  * the time */
-ALWAYS float iq1_delta(unsigned h, int at)
+ALWAYS_INLINE float iq1_delta(unsigned h, int at)
 {
 	return f32_from_bits(0x3e000000 | (h >> at & 1) << 31);
 }
 
 /* scale * (weight + delta) of two rows of the grid of IQ1 */
-ALWAYS v16 iq1_rows(unsigned a, unsigned b, float delta_a, float delta_b, float scale)
+ALWAYS_INLINE v16 iq1_rows(unsigned a, unsigned b, float delta_a, float delta_b, float scale)
 {
 	v16 w = v16_sub(v16_crumbs(iq1s_grid[a] | (uint32_t)iq1s_grid[b] << 16), v16_set(1.0f));
 	return v16_mul(v16_add(w, v16_pair(delta_a, delta_b)), v16_set(scale));
 }
 
-BLOCK(iq1_s)
+SUPER_BLOCK(iq1_s)
 {
 	float d = half_at(p);
 	UNROLLED_FOR (j, 16) {
 		const uint8_t *q = AT(iq1_s, q) + 2 * j;
 		unsigned h = load_u16(AT(iq1_s, high) + j / 2 * 2), top = h >> j % 2 * 6;
 		float delta = iq1_delta(h, 15);
-		put(s, keep, j,
+		sink_put(s, store, j,
 			iq1_rows(q[0] | (top & 7) << 8, q[1] | (top >> 3 & 7) << 8, delta, delta,
 				d * (float)(int)(2 * (h >> 12 & 7) + 1)));
 	}
 }
 
-BLOCK(iq1_m)
+SUPER_BLOCK(iq1_m)
 {
 	const uint8_t *sc = AT(iq1_m, sc);
 	unsigned half = 0;
@@ -354,13 +354,13 @@ BLOCK(iq1_m)
 	UNROLLED_FOR (j, 16) {
 		const uint8_t *q = AT(iq1_m, q) + 2 * j;
 		unsigned h = AT(iq1_m, high)[j], n = load_u16(sc + j / 4 * 2) >> 3 * (j % 4) & 7;
-		put(s, keep, j,
+		sink_put(s, store, j,
 			iq1_rows(q[0] | (h & 7) << 8, q[1] | (h >> 4 & 7) << 8, iq1_delta(h, 3),
 				iq1_delta(h, 7), d * (float)(int)(2 * n + 1)));
 	}
 }
 
-BLOCK(iq4_xs)
+SUPER_BLOCK(iq4_xs)
 {
 	float d = half_at(p);
 	unsigned high = load_u16(p + 2);
@@ -369,34 +369,33 @@ BLOCK(iq4_xs)
 		int k = j / 2,
 			n = (AT(iq4_xs, scales_low)[k / 2] >> k % 2 * 4 & 15) | (int)(high >> 2 * k & 3) << 4;
 		__m128i q = bits(bytes_at(AT(iq4_xs, q) + 16 * k), j % 2 * 4, 15);
-		put(s, keep, j, scaled(_mm_shuffle_epi8(values, q), d * (float)(n - 32)));
+		sink_put(s, store, j, scaled(_mm_shuffle_epi8(values, q), d * (float)(n - 32)));
 	}
 }
 
 #undef AT
 
-/* ---- rows
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- rows ---- */
 
-/* Four rows at once, block by block, so that their four chains of additions overlap. */
+/* sum4: four rows at once, block by block, so that four dependency chains of additions overlap. */
 typedef void decode_fn(const uint8_t *p, float *dst, size_t n);
 typedef void sum4_fn(const uint8_t *p, size_t row_bytes, size_t n, const float *x, v16 sum[4]);
 typedef void sum1_fn(const uint8_t *p, size_t n, const float *x, v16 *sum);
 
-/* Four rows at a time are four short streams, which the processor's own prefetching follows badly:
- * while blocks at offset `at` of four rows are worked on, a run of 4 x bytes of the rows after them
- * is fetched. p: the first of the four rows. */
-ALWAYS void fetch_ahead(const uint8_t *p, size_t row_bytes, size_t at, const int bytes)
+/* Software prefetch: four rows at a time are four short streams, which the hardware prefetcher
+ * follows badly. While the blocks at offset `at` of four rows are decoded, 4 x bytes of the next
+ * four rows are prefetched. p: the first of the four rows. */
+ALWAYS_INLINE void prefetch_rows(const uint8_t *p, size_t row_bytes, size_t at, const int bytes)
 {
-	const char *next = (const char *)p + 4 * (at + (row_bytes > FETCH_MIN ? row_bytes : FETCH_MIN));
+	const char *next = (const char *)p +
+					   4 * (at + (row_bytes > PREFETCH_MIN_BYTES ? row_bytes : PREFETCH_MIN_BYTES));
 	UNROLLED_FOR (i, (4 * bytes + 63) / 64)
 		_mm_prefetch(next + 64 * i, _MM_HINT_T0);
 }
 
-/* As ROWS, for blocks of 32 weights: half of the work there would be the scales, so four of them
- * are converted together and taken from memory again, which costs no vector unit anything. */
-#define SMALL_ROWS(type)                                                                           \
+/* As SUPER_BLOCK_ROWS, for blocks of 32 weights. Converting scales would be half of the work, so
+ * four are converted together and reloaded from memory, which keeps the vector units free. */
+#define ROWS_32(type)                                                                              \
 	static void type##_decode(const uint8_t *p, float *dst, size_t n)                              \
 	{                                                                                              \
 		for (; n; n -= 32, p += sizeof(struct block_##type), dst += 32) {                          \
@@ -412,7 +411,7 @@ ALWAYS void fetch_ahead(const uint8_t *p, size_t row_bytes, size_t at, const int
 		for (size_t at = 0; n; n -= 32, at += sizeof(struct block_##type), x += 32) {              \
 			float scale[4];                                                                        \
 			a.x = b.x = c.x = d.x = x;                                                             \
-			fetch_ahead(p, row_bytes, at, sizeof(struct block_##type));                            \
+			prefetch_rows(p, row_bytes, at, sizeof(struct block_##type));                          \
 			halves4(p + at, q + at, r + at, t + at, scale);                                        \
 			type##_block(p + at, v16_set(scale[0]), &a, false);                                    \
 			type##_block(q + at, v16_set(scale[1]), &b, false);                                    \
@@ -434,8 +433,8 @@ ALWAYS void fetch_ahead(const uint8_t *p, size_t row_bytes, size_t at, const int
 		*sum = s.sum;                                                                              \
 	}
 
-/* The halves at four places, as floats in memory. */
-ALWAYS void halves4(
+/* out = the halves at a, b, c and d as floats */
+ALWAYS_INLINE void halves4(
 	const uint8_t *a, const uint8_t *b, const uint8_t *c, const uint8_t *d, float out[4])
 {
 	__m128i h = _mm_cvtsi32_si128(load_u16(a));
@@ -443,13 +442,13 @@ ALWAYS void halves4(
 	h = _mm_insert_epi16(h, load_u16(c), 2);
 	h = _mm_insert_epi16(h, load_u16(d), 3);
 	_mm_storeu_ps(out, _mm_cvtph_ps(h));
-	__asm__("" : "+m"(*(float(*)[4])out)); /* else the compiler shuffles them out of the register */
+	__asm__("" : "+m"(*(float(*)[4])out)); /* prevents shuffles out of the register */
 }
 
-#define ROWS(type, values)                                                                         \
+#define SUPER_BLOCK_ROWS(type)                                                                     \
 	static void type##_decode(const uint8_t *p, float *dst, size_t n)                              \
 	{                                                                                              \
-		for (; n; n -= values, p += sizeof(struct block_##type), dst += values) {                  \
+		for (; n; n -= 256, p += sizeof(struct block_##type), dst += 256) {                        \
 			struct sink s = {.dst = dst};                                                          \
 			type##_block(p, &s, true);                                                             \
 		}                                                                                          \
@@ -459,9 +458,9 @@ ALWAYS void halves4(
 	{                                                                                              \
 		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                  \
 		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                  \
-		for (size_t at = 0; n; n -= values, at += sizeof(struct block_##type), x += values) {      \
+		for (size_t at = 0; n; n -= 256, at += sizeof(struct block_##type), x += 256) {            \
 			a.x = b.x = c.x = d.x = x;                                                             \
-			fetch_ahead(p, row_bytes, at, sizeof(struct block_##type));                            \
+			prefetch_rows(p, row_bytes, at, sizeof(struct block_##type));                          \
 			type##_block(p + at, &a, false);                                                       \
 			type##_block(q + at, &b, false);                                                       \
 			type##_block(r + at, &c, false);                                                       \
@@ -475,7 +474,7 @@ ALWAYS void halves4(
 	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                  \
 	{                                                                                              \
 		struct sink s = {.sum = v16_set(0)};                                                       \
-		for (; n; n -= values, p += sizeof(struct block_##type), x += values) {                    \
+		for (; n; n -= 256, p += sizeof(struct block_##type), x += 256) {                          \
 			s.x = x;                                                                               \
 			type##_block(p, &s, false);                                                            \
 		}                                                                                          \

@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The arithmetic under the CPU ops, once per instruction set: plain C, AVX2, AVX-512. All of them
- * give the same bits, because every number below is defined down to the order of its roundings:
+ * The arithmetic under the CPU ops, once per instruction set: plain C, AVX2, AVX-512. All give the
+ * same bits, because every result is defined down to the order of its roundings.
  *
- *   dot(w, x) over n values: w_k is the exact float of src/quant/dequant.h; 16 accumulators start
- * at +0, and acc[k mod 16] = fmaf(w_k, x_k, acc[k mod 16]) for ascending k; when n is not a
- * multiple of 16 the last step goes on with zeros on both sides; then acc[j] += acc[j + 8] for j <
- * 8, += acc[j + 4] for j < 4,
- *   += acc[j + 2] for j < 2, and acc[0] + acc[1] is the result.
+ * dot(w, x) over n values, w_k being the exact float of src/quant/dequant.h:
+ *   1. 16 accumulators (SIMD lanes) start at +0.
+ *   2. acc[k mod 16] = fmaf(w_k, x_k, acc[k mod 16]) for ascending k. If n is not a multiple of 16,
+ *      the last step is padded with zeros on both sides.
+ *   3. Tree sum: acc[j] += acc[j + 8] for j < 8, += acc[j + 4] for j < 4, += acc[j + 2] for j < 2.
+ *      The result is acc[0] + acc[1].
  *
  *     k      0  1 ... 15 | 16 17 ... 31 | ...          16 lanes: one zmm, two ymm, or float[16]
  *     lane   0  1 ... 15 |  0  1 ... 15 |
  *
- * So a result depends on one packed row and one activation row alone: not on how many rows there
- * are, on tiles, threads or instruction sets. (The payload of a NaN is the one thing that is not
- * fixed.)
+ * A result therefore depends on one packed row and one activation row alone, not on the number of
+ * rows, tiles, threads or the instruction set. (Only the payload of a NaN is not fixed.)
  */
 #ifndef GLM_KERNELS_CPU_DOT_H
 #define GLM_KERNELS_CPU_DOT_H
@@ -29,9 +29,9 @@
 #define DOT_TILE_W 4 /* weight rows of a tile */
 #define DOT_TILE_X 6 /* activation rows of a tile: 24 sums, which fill the registers of AVX-512 */
 
-/* Dots of up to 4 weight rows (floats) with up to 6 activation rows, over values [0, n) of both. A
- * long dot may be taken in several pieces: the sums then wait in `acc` between the calls, and only
- * the last piece may have n % 16 != 0. */
+/* A register tile: dots of up to 4 weight rows (floats) with up to 6 activation rows over values
+ * [0, n) of both. A long dot may be split into several calls: partial sums are then kept in `acc`
+ * between them, and only the last call may have n % 16 != 0. */
 struct dot_tile {
 	const float *w[DOT_TILE_W]; /* n_w rows; the others repeat a valid row */
 	const float *x[DOT_TILE_X]; /* n_x rows */
@@ -61,8 +61,8 @@ struct cpu_isa {
 	void (*weighted_rows)(const float *const *row, int n_rows, const float *p, int64_t p_stride,
 		int n_heads, size_t n, float *z, int64_t z_stride);
 
-	/* s[t] = e^(scale * s[t] - the largest scale * s[t]); returns their sum: 16 lanes and the tree
-	 * of dot. n >= 1. */
+	/* s[t] = e^(scale * s[t] - max over t of scale * s[t]). Returns their sum: 16 partial sums and
+	 * the tree of dot. n >= 1. */
 	float (*softmax)(float *s, float scale, int n);
 
 	/* out[i] = gate / (1 + e^-gate) * up */
@@ -71,7 +71,7 @@ struct cpu_isa {
 	/* out[i] = 1 / (1 + e^-x) */
 	void (*sigmoid)(const float *x, size_t n, float *out);
 
-	/* Sum of x[i]^2 in double: 16 lanes and the tree of dot, squares exact. */
+	/* Sum of x[i]^2 in double: 16 partial sums and the tree of dot; squares are exact. */
 	double (*sum_squares)(const float *x, size_t n);
 
 	/* score[t] = fmaf(c[j], max(0, dot[j][t] * scale), score[t]) for ascending heads j, from +0;
@@ -80,12 +80,12 @@ struct cpu_isa {
 		int n_keys, int n_heads, float *score);
 };
 
-/* NULL where the program was compiled without it; whether the machine has it is asked by
- * cpu_isa_best. */
+/* NULL where the program was compiled without it. cpu_isa_available asks whether the machine has
+ * it. */
 extern const struct cpu_isa *const cpu_isa_c, *const cpu_isa_avx2, *const cpu_isa_avx512;
 
-/* Instruction sets of this machine, best first; `level` counts from 0, NULL past the last one. The
- * last is plain C. */
+/* Instruction sets of this machine, best first: `level` counts from 0; NULL past the last, which is
+ * plain C. */
 const struct cpu_isa *cpu_isa_available(int level);
 
 #endif

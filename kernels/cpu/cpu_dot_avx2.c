@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The arithmetic with AVX2, FMA and F16C: two registers hold the 16 sums of a dot, lanes 0..7
- * and 8..15. Compiles to nothing elsewhere.
+ * The arithmetic with AVX2, FMA and F16C: the 16 partial sums of a dot are two registers, lanes
+ * 0..7 and 8..15. Compiles to nothing on other targets.
  */
 #include "kernels/cpu/cpu_dot.h"
 
@@ -20,54 +20,54 @@ typedef struct {
 	__m256 lo, hi;
 } v16;
 
-ALWAYS v16 v16_set(float f)
+ALWAYS_INLINE v16 v16_set(float f)
 {
 	return (v16){_mm256_set1_ps(f), _mm256_set1_ps(f)};
 }
 
-ALWAYS v16 v16_pair(float f, float g)
+ALWAYS_INLINE v16 v16_pair(float f, float g)
 {
 	return (v16){_mm256_set1_ps(f), _mm256_set1_ps(g)};
 }
 
-ALWAYS v16 v16_load(const float *p)
+ALWAYS_INLINE v16 v16_load(const float *p)
 {
 	return (v16){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
 }
 
-ALWAYS void v16_store(float *p, v16 v)
+ALWAYS_INLINE void v16_store(float *p, v16 v)
 {
 	_mm256_storeu_ps(p, v.lo);
 	_mm256_storeu_ps(p + 8, v.hi);
 }
 
-ALWAYS v16 v16_mul(v16 a, v16 b)
+ALWAYS_INLINE v16 v16_mul(v16 a, v16 b)
 {
 	return (v16){_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
 }
 
-ALWAYS v16 v16_add(v16 a, v16 b)
+ALWAYS_INLINE v16 v16_add(v16 a, v16 b)
 {
 	return (v16){_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
 }
 
-ALWAYS v16 v16_sub(v16 a, v16 b)
+ALWAYS_INLINE v16 v16_sub(v16 a, v16 b)
 {
 	return (v16){_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
 }
 
-ALWAYS v16 v16_fma(v16 a, v16 b, v16 c)
+ALWAYS_INLINE v16 v16_fma(v16 a, v16 b, v16 c)
 {
 	return (v16){_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
 
-ALWAYS v16 v16_i8(__m128i q)
+ALWAYS_INLINE v16 v16_i8(__m128i q)
 {
 	return (v16){_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)),
 		_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(q, q)))};
 }
 
-ALWAYS v16 v16_crumbs(uint32_t u)
+ALWAYS_INLINE v16 v16_crumbs(uint32_t u)
 {
 	__m256i v = _mm256_set1_epi32((int)u), three = _mm256_set1_epi32(3);
 	__m256i lo = _mm256_srlv_epi32(v, _mm256_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14));
@@ -78,22 +78,21 @@ ALWAYS v16 v16_crumbs(uint32_t u)
 
 #include "kernels/cpu/cpu_blocks.h"
 
-/* ---- plain types
- * ---------------------------------------------------------------------------------------------- */
+/* ---- plain types ---- */
 
 /* 16 values of a row */
-ALWAYS v16 f32_16(const uint8_t *p)
+ALWAYS_INLINE v16 f32_16(const uint8_t *p)
 {
 	return (v16){_mm256_loadu_ps((const float *)(const void *)p),
 		_mm256_loadu_ps((const float *)(const void *)(p + 32))};
 }
 
-ALWAYS v16 f16_16(const uint8_t *p)
+ALWAYS_INLINE v16 f16_16(const uint8_t *p)
 {
 	return (v16){_mm256_cvtph_ps(bytes_at(p)), _mm256_cvtph_ps(bytes_at(p + 16))};
 }
 
-ALWAYS v16 bf16_16(const uint8_t *p)
+ALWAYS_INLINE v16 bf16_16(const uint8_t *p)
 {
 	__m256i lo = _mm256_cvtepu16_epi32(bytes_at(p)), hi = _mm256_cvtepu16_epi32(bytes_at(p + 16));
 	return (v16){_mm256_castsi256_ps(_mm256_slli_epi32(lo, 16)),
@@ -102,7 +101,7 @@ ALWAYS v16 bf16_16(const uint8_t *p)
 
 /* The last n < 16 values and zeros */
 #define TAIL(type, bytes)                                                                          \
-	ALWAYS v16 type##_tail(const uint8_t *p, size_t n)                                             \
+	ALWAYS_INLINE v16 type##_tail(const uint8_t *p, size_t n)                                      \
 	{                                                                                              \
 		uint8_t last[16 * bytes] = {0};                                                            \
 		memcpy(last, p, bytes *n);                                                                 \
@@ -162,25 +161,24 @@ PLAIN_ROWS(f32, 4)
 PLAIN_ROWS(f16, 2)
 PLAIN_ROWS(bf16, 2)
 
-/* ---- packed types
- * ---------------------------------------------------------------------------------------------- */
+/* ---- packed types ---- */
 
-SMALL_ROWS(q8_0)
-SMALL_ROWS(q4_0)
-SMALL_ROWS(iq4_nl)
-ROWS(q2_k, 256)
-ROWS(q3_k, 256)
-ROWS(q4_k, 256)
-ROWS(q5_k, 256)
-ROWS(q6_k, 256)
-ROWS(iq2_xxs, 256)
-ROWS(iq2_xs, 256)
-ROWS(iq2_s, 256)
-ROWS(iq3_xxs, 256)
-ROWS(iq3_s, 256)
-ROWS(iq1_s, 256)
-ROWS(iq1_m, 256)
-ROWS(iq4_xs, 256)
+ROWS_32(q8_0)
+ROWS_32(q4_0)
+ROWS_32(iq4_nl)
+SUPER_BLOCK_ROWS(q2_k)
+SUPER_BLOCK_ROWS(q3_k)
+SUPER_BLOCK_ROWS(q4_k)
+SUPER_BLOCK_ROWS(q5_k)
+SUPER_BLOCK_ROWS(q6_k)
+SUPER_BLOCK_ROWS(iq2_xxs)
+SUPER_BLOCK_ROWS(iq2_xs)
+SUPER_BLOCK_ROWS(iq2_s)
+SUPER_BLOCK_ROWS(iq3_xxs)
+SUPER_BLOCK_ROWS(iq3_s)
+SUPER_BLOCK_ROWS(iq1_s)
+SUPER_BLOCK_ROWS(iq1_m)
+SUPER_BLOCK_ROWS(iq4_xs)
 
 static const struct {
 	decode_fn *decode;
@@ -202,7 +200,7 @@ static void avx2_decode(enum dtype type, const void *src, float *dst, size_t n)
 }
 
 /* The tree of cpu_dot.h */
-ALWAYS float reduce(__m256 lo, __m256 hi)
+ALWAYS_INLINE float reduce(__m256 lo, __m256 hi)
 {
 	__m256 v = _mm256_add_ps(lo, hi);                                              /* j + (j + 8) */
 	__m128 u = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1)); /* j + (j + 4) */
@@ -228,12 +226,11 @@ static void avx2_matvec(enum dtype type, const void *w, size_t row_bytes, size_t
 	}
 }
 
-/* ---- register tiles
- * ---------------------------------------------------------------------------------------------- */
+/* ---- register tiles ---- */
 
-/* The 16 registers hold half of the lanes of 4 weight rows by 3 activation rows; the two halves go
- * one after the other. The sums wait in acc [n_x * 4][16] in between: `half` is 0 or 8, values [0,
- * n) are whole steps of 16, `tail` masks the rest. */
+/* The 16 registers are enough for half of the lanes of 4 weight rows by 3 activation rows, so the
+ * two halves are computed one after the other (`half` is 0 or 8). Partial sums are kept in acc
+ * [n_x * 4][16]. */
 
 #define REPEAT_1(m) m(0)
 #define REPEAT_2(m) REPEAT_1(m) m(1)
@@ -258,7 +255,7 @@ static void avx2_matvec(enum dtype type, const void *w, size_t row_bytes, size_t
 	}
 #define TILE_STEP(j) TILE_ADD(j, _mm256_loadu_ps(x##j + k))
 #define TILE_TAIL(j) TILE_ADD(j, _mm256_maskload_ps(x##j + k, mask))
-#define TILE_KEEP(j)                                                                               \
+#define TILE_STORE(j)                                                                              \
 	_mm256_storeu_ps(acc + 64 * j, s##j##0);                                                       \
 	_mm256_storeu_ps(acc + 64 * j + 16, s##j##1);                                                  \
 	_mm256_storeu_ps(acc + 64 * j + 32, s##j##2);                                                  \
@@ -284,7 +281,7 @@ static void avx2_matvec(enum dtype type, const void *w, size_t row_bytes, size_t
 				   a2 = _mm256_maskload_ps(w2 + k, mask), a3 = _mm256_maskload_ps(w3 + k, mask);   \
 			REPEAT_##n_x(TILE_TAIL)                                                                \
 		}                                                                                          \
-		REPEAT_##n_x(TILE_KEEP)                                                                    \
+		REPEAT_##n_x(TILE_STORE)                                                                   \
 	}
 TILE(1)
 TILE(2)
@@ -302,8 +299,7 @@ static void avx2_tile(const struct dot_tile *t)
 		t->out[i] = reduce(_mm256_loadu_ps(acc + 16 * i), _mm256_loadu_ps(acc + 16 * i + 8));
 }
 
-/* ---- weighted sum of rows
- * ------------------------------------------------------------------------------------------ */
+/* ---- weighted sum of rows ---- */
 
 /* h heads by 32 columns in registers, over all rows */
 #define HEAD_BEGIN(h)                                                                              \

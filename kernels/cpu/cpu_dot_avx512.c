@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The arithmetic with AVX-512 (F, BW, VL, DQ): one register holds the 16 sums of a dot. Compiles to
- * nothing elsewhere.
+ * The arithmetic with AVX-512 (F, BW, VL, DQ): the 16 partial sums of a dot are one register.
+ * Compiles to nothing on other targets.
  *
- * Types with few distinct values per sub-block look their weights up: the 4, 16 or 32 floats that a
- * scale and a minimum can give are computed once (by the same product and difference) and picked by
- * vpermps, whose index needs no masking.
+ * Types with few distinct values per sub-block use look-up tables: the 4, 16 or 32 floats that a
+ * scale and a minimum can give are computed once (by the same product and difference) and selected
+ * by vpermps, whose index needs no masking.
  */
 #include "kernels/cpu/cpu_dot.h"
 
@@ -38,37 +38,36 @@ typedef __m512 v16;
 
 #include "kernels/cpu/cpu_blocks.h"
 
-/* ---- plain types
- * ---------------------------------------------------------------------------------------------- */
+/* ---- plain types ---- */
 
-ALWAYS __mmask16 first_lanes(size_t n)
+ALWAYS_INLINE __mmask16 first_lanes(size_t n)
 {
 	return (__mmask16)(n >= 16 ? 0xffff : (1u << n) - 1);
 }
 
 /* Up to 16 values of a row from value k on, zeros beyond n */
-ALWAYS v16 f32_at(const uint8_t *p, size_t k, size_t n)
+ALWAYS_INLINE v16 f32_at(const uint8_t *p, size_t k, size_t n)
 {
 	return _mm512_maskz_loadu_ps(first_lanes(n - k), p + 4 * k);
 }
 
-ALWAYS v16 f16_at(const uint8_t *p, size_t k, size_t n)
+ALWAYS_INLINE v16 f16_at(const uint8_t *p, size_t k, size_t n)
 {
 	return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first_lanes(n - k), p + 2 * k));
 }
 
-ALWAYS v16 bf16_at(const uint8_t *p, size_t k, size_t n)
+ALWAYS_INLINE v16 bf16_at(const uint8_t *p, size_t k, size_t n)
 {
 	__m256i h = _mm256_maskz_loadu_epi16(first_lanes(n - k), p + 2 * k);
 	return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
 }
 
-ALWAYS v16 x_at(const float *x, size_t k, size_t n)
+ALWAYS_INLINE v16 x_at(const float *x, size_t k, size_t n)
 {
 	return _mm512_maskz_loadu_ps(first_lanes(n - k), x + k);
 }
 
-/* Whole steps take n = k + 16, so that the masks are constants. */
+/* Full steps pass n = k + 16, which makes their masks constants. */
 #define PLAIN_ROWS(type)                                                                           \
 	static void type##_decode(const uint8_t *p, float *dst, size_t n)                              \
 	{                                                                                              \
@@ -116,45 +115,44 @@ PLAIN_ROWS(f32)
 PLAIN_ROWS(f16)
 PLAIN_ROWS(bf16)
 
-/* ---- packed types by look-up
- * ----------------------------------------------------------------------------------- */
+/* ---- packed types by look-up ---- */
 
 /* The bytes of p as indices */
-ALWAYS __m512i index_at(const uint8_t *p)
+ALWAYS_INLINE __m512i index_at(const uint8_t *p)
 {
 	return _mm512_cvtepu8_epi32(bytes_at(p));
 }
 
 /* f, f + 1 .. f + 15 */
-ALWAYS v16 ascending(float f)
+ALWAYS_INLINE v16 ascending(float f)
 {
 	return _mm512_setr_ps(f, f + 1, f + 2, f + 3, f + 4, f + 5, f + 6, f + 7, f + 8, f + 9, f + 10,
 		f + 11, f + 12, f + 13, f + 14, f + 15);
 }
 
-ALWAYS v16 times_less(v16 q, float scale, float min)
+ALWAYS_INLINE v16 times_less(v16 q, float scale, float min)
 {
 	return v16_sub(v16_mul(q, v16_set(scale)), v16_set(min));
 }
 
 /* Two groups of weights from 16 bytes: low nibbles, high nibbles */
-SMALL_BLOCK(q4_0_table)
+BLOCK_32(q4_0_table)
 {
 	__m512i q = index_at(p + 2);
 	v16 table = v16_mul(ascending(-8), d);
-	put(s, keep, 0, _mm512_permutexvar_ps(q, table));
-	put(s, keep, 1, _mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), table));
+	sink_put(s, store, 0, _mm512_permutexvar_ps(q, table));
+	sink_put(s, store, 1, _mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), table));
 }
 
-SMALL_BLOCK(iq4_nl_table)
+BLOCK_32(iq4_nl_table)
 {
 	__m512i q = index_at(p + 2);
 	v16 table = v16_mul(v16_i8(bytes_at(iq4nl_values)), d);
-	put(s, keep, 0, _mm512_permutexvar_ps(q, table));
-	put(s, keep, 1, _mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), table));
+	sink_put(s, store, 0, _mm512_permutexvar_ps(q, table));
+	sink_put(s, store, 1, _mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), table));
 }
 
-BLOCK(iq4_xs_table)
+SUPER_BLOCK(iq4_xs_table)
 {
 	float d = half_at(p);
 	unsigned high = load_u16(p + 2);
@@ -163,14 +161,14 @@ BLOCK(iq4_xs_table)
 		int n = (p[4 + k / 2] >> k % 2 * 4 & 15) | (int)(high >> 2 * k & 3) << 4;
 		__m512i q = index_at(p + 8 + 16 * k);
 		v16 table = v16_mul(values, v16_set(d * (float)(n - 32)));
-		put(s, keep, 2 * k, _mm512_permutexvar_ps(q, table));
-		put(s, keep, 2 * k + 1, _mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), table));
+		sink_put(s, store, 2 * k, _mm512_permutexvar_ps(q, table));
+		sink_put(s, store, 2 * k + 1, _mm512_permutexvar_ps(_mm512_srli_epi32(q, 4), table));
 	}
 }
 
-/* Four weights per table, repeated in every 128-bit lane, where permutevar looks at two bits of the
- * index only. */
-BLOCK(q2_k_table)
+/* A table of four weights, repeated in every 128-bit lane: permutevar uses two bits of the index.
+ */
+SUPER_BLOCK(q2_k_table)
 {
 	float scale[16], min[16];
 	q2_k_scales(p, scale, min);
@@ -180,14 +178,15 @@ BLOCK(q2_k_table)
 		UNROLLED_FOR (i, 8) {
 			int j = 8 * h + i;
 			v16 table = times_less(values, scale[j], min[j]);
-			put(s, keep, j, _mm512_permutevar_ps(table, _mm512_srli_epi32(q[i % 2], i / 2 * 2)));
+			sink_put(
+				s, store, j, _mm512_permutevar_ps(table, _mm512_srli_epi32(q[i % 2], i / 2 * 2)));
 		}
 	}
 }
 
-/* Index bits 0, 1 from q, bit 2 from high, bit 3 whatever comes along: the table has its eight
+/* Index bits 0 and 1 come from q, bit 2 from high; bit 3 is undefined, so the table holds its eight
  * weights twice. */
-BLOCK(q3_k_table)
+SUPER_BLOCK(q3_k_table)
 {
 	float scale[16];
 	q3_k_scales(p, scale);
@@ -199,12 +198,12 @@ BLOCK(q3_k_table)
 		high = bit <= 2 ? _mm_slli_epi16(high, 2 - bit) : _mm_srli_epi16(high, bit - 2);
 		q = _mm_ternarylogic_epi32(
 			_mm_set1_epi8(3), q, high, 0xca); /* q where the mask is set, else high */
-		put(s, keep, j,
+		sink_put(s, store, j,
 			_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(q), v16_mul(values, v16_set(scale[j]))));
 	}
 }
 
-BLOCK(q4_k_table)
+SUPER_BLOCK(q4_k_table)
 {
 	float scale[16];
 	q4_k_scales(p, scale);
@@ -212,14 +211,14 @@ BLOCK(q4_k_table)
 		__m512i a = index_at(p + 16 + 32 * c), b = index_at(p + 32 + 32 * c);
 		v16 even = times_less(ascending(0), scale[2 * c], scale[8 + 2 * c]);
 		v16 odd = times_less(ascending(0), scale[2 * c + 1], scale[9 + 2 * c]);
-		put(s, keep, 4 * c, _mm512_permutexvar_ps(a, even));
-		put(s, keep, 4 * c + 1, _mm512_permutexvar_ps(b, even));
-		put(s, keep, 4 * c + 2, _mm512_permutexvar_ps(_mm512_srli_epi32(a, 4), odd));
-		put(s, keep, 4 * c + 3, _mm512_permutexvar_ps(_mm512_srli_epi32(b, 4), odd));
+		sink_put(s, store, 4 * c, _mm512_permutexvar_ps(a, even));
+		sink_put(s, store, 4 * c + 1, _mm512_permutexvar_ps(b, even));
+		sink_put(s, store, 4 * c + 2, _mm512_permutexvar_ps(_mm512_srli_epi32(a, 4), odd));
+		sink_put(s, store, 4 * c + 3, _mm512_permutexvar_ps(_mm512_srli_epi32(b, 4), odd));
 	}
 }
 
-BLOCK(q5_k_table)
+SUPER_BLOCK(q5_k_table)
 {
 	float scale[16];
 	q4_k_scales(p, scale);
@@ -233,13 +232,12 @@ BLOCK(q5_k_table)
 			__m512i index = _mm512_srli_epi32(q[i % 2], i / 2 * 4);
 			__mmask16 is_high = _mm_test_epi8_mask(high[i % 2], _mm_set1_epi8((char)(1 << k)));
 			v16 w = _mm512_permutexvar_ps(index, table);
-			put(s, keep, 4 * c + i, _mm512_mask_permutexvar_ps(w, is_high, index, above));
+			sink_put(s, store, 4 * c + i, _mm512_mask_permutexvar_ps(w, is_high, index, above));
 		}
 	}
 }
 
-/* ---- packed types
- * ---------------------------------------------------------------------------------------------- */
+/* ---- packed types ---- */
 
 /* the macros take a block's size from its type's name */
 #define block_q4_0_table   block_q4_0
@@ -249,22 +247,22 @@ BLOCK(q5_k_table)
 #define block_q4_k_table   block_q4_k
 #define block_q5_k_table   block_q5_k
 #define block_iq4_xs_table block_iq4_xs
-SMALL_ROWS(q8_0)
-SMALL_ROWS(q4_0_table)
-SMALL_ROWS(iq4_nl_table)
-ROWS(q2_k_table, 256)
-ROWS(q3_k_table, 256)
-ROWS(q4_k_table, 256)
-ROWS(q5_k_table, 256)
-ROWS(q6_k, 256)
-ROWS(iq2_xxs, 256)
-ROWS(iq2_xs, 256)
-ROWS(iq2_s, 256)
-ROWS(iq3_xxs, 256)
-ROWS(iq3_s, 256)
-ROWS(iq1_s, 256)
-ROWS(iq1_m, 256)
-ROWS(iq4_xs_table, 256)
+ROWS_32(q8_0)
+ROWS_32(q4_0_table)
+ROWS_32(iq4_nl_table)
+SUPER_BLOCK_ROWS(q2_k_table)
+SUPER_BLOCK_ROWS(q3_k_table)
+SUPER_BLOCK_ROWS(q4_k_table)
+SUPER_BLOCK_ROWS(q5_k_table)
+SUPER_BLOCK_ROWS(q6_k)
+SUPER_BLOCK_ROWS(iq2_xxs)
+SUPER_BLOCK_ROWS(iq2_xs)
+SUPER_BLOCK_ROWS(iq2_s)
+SUPER_BLOCK_ROWS(iq3_xxs)
+SUPER_BLOCK_ROWS(iq3_s)
+SUPER_BLOCK_ROWS(iq1_s)
+SUPER_BLOCK_ROWS(iq1_m)
+SUPER_BLOCK_ROWS(iq4_xs_table)
 
 static const struct {
 	decode_fn *decode;
@@ -286,7 +284,7 @@ static void avx512_decode(enum dtype type, const void *src, float *dst, size_t n
 }
 
 /* The tree of cpu_dot.h on four dots at once: result i in lane i */
-ALWAYS __m128 reduce4(__m512 a, __m512 b, __m512 c, __m512 d)
+ALWAYS_INLINE __m128 reduce4(__m512 a, __m512 b, __m512 c, __m512 d)
 {
 	__m512 ab = _mm512_add_ps(
 		_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee)); /* j + (j + 8) */
@@ -317,8 +315,7 @@ static void avx512_matvec(enum dtype type, const void *w, size_t row_bytes, size
 	}
 }
 
-/* ---- register tiles
- * ---------------------------------------------------------------------------------------------- */
+/* ---- register tiles ---- */
 
 #define REPEAT_1(m) m(0)
 #define REPEAT_2(m) REPEAT_1(m) m(1)
@@ -347,7 +344,7 @@ static void avx512_matvec(enum dtype type, const void *w, size_t row_bytes, size
 #define TILE_STEP(j)   TILE_ADD(j, v16_load(x##j + k))
 #define TILE_TAIL(j)   TILE_ADD(j, _mm512_maskz_loadu_ps(tail, x##j + k))
 #define TILE_REDUCE(j) _mm_storeu_ps(t->out + 4 * j, reduce4(s##j##0, s##j##1, s##j##2, s##j##3));
-#define TILE_KEEP(j)                                                                               \
+#define TILE_STORE(j)                                                                              \
 	v16_store(t->acc + 64 * j, s##j##0);                                                           \
 	v16_store(t->acc + 64 * j + 16, s##j##1);                                                      \
 	v16_store(t->acc + 64 * j + 32, s##j##2);                                                      \
@@ -375,7 +372,7 @@ static void avx512_matvec(enum dtype type, const void *w, size_t row_bytes, size
 		if (t->last) {                                                                             \
 			REPEAT_##n_x(TILE_REDUCE)                                                              \
 		} else {                                                                                   \
-			REPEAT_##n_x(TILE_KEEP)                                                                \
+			REPEAT_##n_x(TILE_STORE)                                                               \
 		}                                                                                          \
 	}
 TILE(1)
@@ -392,8 +389,7 @@ static void avx512_tile(const struct dot_tile *t)
 	tiles[t->n_x - 1](t);
 }
 
-/* ---- weighted sum of rows
- * ------------------------------------------------------------------------------------------ */
+/* ---- weighted sum of rows ---- */
 
 /* h heads by 64 columns in registers, over all rows */
 #define HEAD_BEGIN(h)                                                                              \

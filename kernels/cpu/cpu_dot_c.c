@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The arithmetic in plain C: what the vector versions must equal, and what runs on machines without
- * AVX2. fmaf is a single instruction only where the compiler was told so; elsewhere the C library
- * computes it, slowly but exactly.
+ * The arithmetic in plain C: the reference for the vector versions, and the fallback on machines
+ * without AVX2. Where the target has no FMA instruction the C library computes fmaf, slowly but
+ * exactly.
  */
 #include "kernels/cpu/cpu_dot.h"
 
@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-/* acc += w * x over n values, the last incomplete step as if zeros followed. */
+/* acc += w * x over n values; an incomplete last step is padded with zeros. */
 static void dot_add(const float *w, const float *x, size_t n, float *acc)
 {
 	size_t k = 0;
@@ -29,20 +29,20 @@ static void c_decode(enum dtype type, const void *src, float *dst, size_t n)
 	dequant_row(type, src, dst, n);
 }
 
-/* A row is decoded in runs of at most 256 values, which are whole blocks of every type. */
+/* A row is decoded 256 values at a time (a super-block), which are whole blocks of every type. */
 static void c_matvec(enum dtype type, const void *w, size_t row_bytes, size_t n, const float *x,
 	int rows, float *y, bool add)
 {
 	const struct dtype_info *info = dtype_info(type);
-	size_t run_bytes = 256 / info->block_values * info->block_bytes;
-	float run[256];
+	size_t super_block_bytes = 256 / info->block_values * info->block_bytes;
+	float values[256];
 	for (int i = 0; i < rows; i++) {
 		const uint8_t *src = (const uint8_t *)w + (size_t)i * row_bytes;
 		float acc[DOT_LANES] = {0};
-		for (size_t k = 0; k < n; k += 256, src += run_bytes) {
+		for (size_t k = 0; k < n; k += 256, src += super_block_bytes) {
 			size_t len = MIN(n - k, (size_t)256);
-			dequant_row(type, src, run, len);
-			dot_add(run, x + k, len, acc);
+			dequant_row(type, src, values, len);
+			dot_add(values, x + k, len, acc);
 		}
 		float dot = lanes_reduce(acc);
 		y[i] = add ? y[i] + dot : dot;

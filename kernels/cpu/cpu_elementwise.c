@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Ops whose work is proportional to the activations: embedding rows, norms, rotation, cache rows,
- * SwiGLU. Products and sums are rounded one by one here (no fmaf), means are taken in double.
+ * Ops whose work is proportional to the activations: embedding rows, norms, RoPE, cache rows,
+ * SwiGLU. Every product and sum is rounded on its own here (no fmaf); means are computed in double.
  */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-#define EXP_COST 8 /* multiply-adds that an exponential and a division are worth */
+#define EXP_COST 8 /* multiply-adds that take as long as an exponential and a division */
 
 void cpu_embed(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out)
 {
@@ -95,7 +95,7 @@ void cpu_rope_angles(
 }
 
 /* n pairs; y may be x */
-static void rotate(const float *cos_sin, const float *x, float *y, int n)
+static void rope_rotate_pairs(const float *cos_sin, const float *x, float *y, int n)
 {
 	for (int i = 0; i < n; i++) {
 		float a = x[2 * i], c = cos_sin[2 * i], v = x[2 * i + 1], s = cos_sin[2 * i + 1];
@@ -119,8 +119,8 @@ static void rope_task(const void *context, int64_t first, int64_t last, int thre
 	(void)thread;
 	for (int64_t r = first; r < last; r++)
 		for (int64_t at = r * a->n_heads; at < (r + 1) * a->n_heads; at++)
-			rotate(a->rope->cos_sin + r * dim, a->x + at * a->x_stride, a->y + at * a->y_stride,
-				dim / 2);
+			rope_rotate_pairs(a->rope->cos_sin + r * dim, a->x + at * a->x_stride,
+				a->y + at * a->y_stride, dim / 2);
 }
 
 void cpu_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride,
@@ -160,7 +160,8 @@ static void layer_norm_row(
 		out[i] = (float)(((double)x[i] - mean) * scale) * gain[i] + bias[i];
 }
 
-/* Of both caches: in is kv or key, [rows][width]; scratch the finished rows, [rows][width]. */
+/* Appends to either cache. in: kv or key, [rows][width]; scratch: the finished rows, [rows][width].
+ */
 struct append_job {
 	const struct cpu_isa *isa;
 	const struct batch *rows;
@@ -181,7 +182,7 @@ static void latent_task(const void *context, int64_t first, int64_t last, int th
 		const float *in = a->in + r * n;
 		float *row = a->scratch + r * n;
 		norm_row(a->isa, in, a->gain, a->eps, a->n_latent, row);
-		rotate(a->rope->cos_sin + r * dim, in + a->n_latent, row + a->n_latent, dim / 2);
+		rope_rotate_pairs(a->rope->cos_sin + r * dim, in + a->n_latent, row + a->n_latent, dim / 2);
 		cache_store(&a->cache, row, a->rows->base[r] + (int64_t)a->rows->pos[r]);
 	}
 }
@@ -194,12 +195,12 @@ static void index_key_task(const void *context, int64_t first, int64_t last, int
 	for (int64_t r = first; r < last; r++) {
 		float *row = a->scratch + r * n;
 		layer_norm_row(a->in + r * n, a->gain, a->bias, a->eps, n, row);
-		rotate(a->rope->cos_sin + r * dim, row, row, dim / 2);
+		rope_rotate_pairs(a->rope->cos_sin + r * dim, row, row, dim / 2);
 		cache_store(&a->cache, row, a->rows->base[r] + (int64_t)a->rows->pos[r]);
 	}
 }
 
-static void append(struct backend *b, struct append_job *job, cpu_task_fn *fn)
+static void latents_append(struct backend *b, struct append_job *job, cpu_task_fn *fn)
 {
 	uint64_t values = (uint64_t)job->rows->n * (uint64_t)job->cache.width;
 	job->isa = cpu_of(b)->isa;
@@ -224,7 +225,7 @@ void cpu_latents(
 		.eps = a->eps,
 		.n_latent = a->n_kv};
 	if (a->kv && !b->failure.code)
-		append(b, &kv, latent_task);
+		latents_append(b, &kv, latent_task);
 	struct append_job key = {.rows = rows,
 		.rope = rope,
 		.cache = a->key_cache,
@@ -233,6 +234,6 @@ void cpu_latents(
 		.bias = a->key_bias,
 		.eps = a->key_eps};
 	if (a->key && !b->failure.code)
-		append(b, &key, index_key_task);
+		latents_append(b, &key, index_key_task);
 	cpu_matmul(b, a->out, a->n_out, a->q, rows->n);
 }

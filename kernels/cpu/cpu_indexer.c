@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The DSA lightning indexer: scores every earlier position and keeps the best top_k.
+ * The DSA lightning indexer: scores every earlier position and selects the top_k.
  *
- * Scores are made RUN keys at a time, so a long context is shared out among threads; rows of a step
- * are taken in groups whose scores fit a bounded scratch. The selection is a radix search for the
- * top_k-th largest key (three passes of 11, 11 and 10 bits), then one ascending pass that takes
- * everything above it and, of those equal to it, the first ones: linear time, ties to the lower
- * position, positions come out ascending.
+ * A scoring task is KEY_BLOCK keys of one row, so a long context is divided among threads. Rows of
+ * a step are processed in groups whose scores fit a bounded scratch. The selection is a radix
+ * select of the top_k-th largest key (three passes of 11, 11 and 10 bits), then one ascending pass
+ * that takes every key above it and the first of those equal to it. It takes linear time, ties go
+ * to the lower position, and positions come out in ascending order.
  */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -15,18 +15,18 @@
 #include <math.h>
 #include <string.h>
 
-#define RUN 128 /* keys scored together */
+#define KEY_BLOCK 128 /* keys scored together */
 #define SCORES_MAX_BYTES                                                                           \
 	((size_t)32 << 20) /* of one group of rows, unless a single row needs more */
 
-/* score[0..n) of keys [first, first + n) of a sequence for row r. scratch: [RUN][head_dim] +
- * [n_heads][RUN] + [n_heads] */
-static void score_run(const struct cpu_isa *isa, const struct index_select *a, int64_t base, int r,
+/* score[0..n) of keys [first, first + n) of a sequence for row r. scratch: [KEY_BLOCK][head_dim] +
+ * [n_heads][KEY_BLOCK] + [n_heads] */
+static void score_keys(const struct cpu_isa *isa, const struct index_select *a, int64_t base, int r,
 	int first, int n, float *scratch, float *score)
 {
 	int dim = a->head_dim, n_heads = a->n_heads;
-	float *key = scratch, *dot = key + (size_t)RUN * (size_t)dim,
-		  *weight = dot + (size_t)RUN * (size_t)n_heads;
+	float *key = scratch, *dot = key + (size_t)KEY_BLOCK * (size_t)dim,
+		  *weight = dot + (size_t)KEY_BLOCK * (size_t)n_heads;
 	float out[DOT_TILE_X * DOT_TILE_W];
 	const uint8_t *src = cache_row_at(&a->keys, base + first);
 	const float *row = key;
@@ -46,33 +46,34 @@ static void score_run(const struct cpu_isa *isa, const struct index_select *a, i
 				tile.w[c] = row + (int64_t)(t + MIN(c, n_w - 1)) * dim;
 			isa->tile(&tile);
 			for (int c = 0; c < tile.n_x; c++)
-				memcpy(dot + (size_t)(h + c) * RUN + t, out + c * DOT_TILE_W,
+				memcpy(dot + (size_t)(h + c) * KEY_BLOCK + t, out + c * DOT_TILE_W,
 					(size_t)n_w * sizeof *dot);
 		}
 	}
 	float head_scale = (float)(1.0 / sqrt(n_heads)), dim_scale = (float)(1.0 / sqrt(dim));
 	for (int h = 0; h < n_heads; h++)
 		weight[h] = a->weight[(int64_t)r * n_heads + h] * head_scale;
-	isa->index_score(dot, weight, RUN, dim_scale, n, n_heads, score);
+	isa->index_score(dot, weight, KEY_BLOCK, dim_scale, n, n_heads, score);
 }
 
-/* The digit of `key` in a pass, of `bits` bits at `shift`, among keys whose higher bits equal
- * `prefix`. */
-static uint32_t kth_digit(
+/* One pass of the radix select: the bin (`bits` bits at `shift`) that holds the rank-th largest of
+ * the keys whose higher bits equal `prefix`. *rank becomes the rank within that bin. */
+static uint32_t radix_select_pass(
 	const uint32_t *key, int n, uint32_t prefix, int shift, int bits, uint32_t *rank)
 {
-	uint32_t count[2048] = {0}, digits = 1u << bits, digit = digits - 1;
+	uint32_t count[2048] = {0}, bins = 1u << bits, bin = bins - 1;
 	uint32_t above = shift + bits < 32 ? ~0u << (shift + bits) : 0;
 	for (int t = 0; t < n; t++)
 		if (!((key[t] ^ prefix) & above))
-			count[(key[t] >> shift) & (digits - 1)]++;
-	while (*rank > count[digit])
-		*rank -= count[digit--];
-	return digit << shift;
+			count[(key[t] >> shift) & (bins - 1)]++;
+	while (*rank > count[bin])
+		*rank -= count[bin--];
+	return bin << shift;
 }
 
-/* The k best of score[0..n), k < n, into sel, ascending. score is overwritten by its keys. */
-static void select_best(float *score, int n, int k, int32_t *sel)
+/* sel = positions of the k largest of score[0..n), k < n, ascending. Overwrites score with its sort
+ * keys. */
+static void select_top_k(float *score, int n, int k, int32_t *sel)
 {
 	uint32_t *key = (uint32_t *)(void *)score, rank = (uint32_t)k, threshold = 0;
 	for (int t = 0; t < n; t++) {
@@ -81,10 +82,10 @@ static void select_best(float *score, int n, int k, int32_t *sel)
 		uint32_t u = cpu_order_key(v);
 		memcpy(score + t, &u, sizeof u);
 	}
-	threshold |= kth_digit(key, n, threshold, 21, 11, &rank);
-	threshold |= kth_digit(key, n, threshold, 10, 11, &rank);
-	threshold |= kth_digit(key, n, threshold, 0, 10, &rank);
-	/* rank: how many of those equal to the threshold belong to the best */
+	threshold |= radix_select_pass(key, n, threshold, 21, 11, &rank);
+	threshold |= radix_select_pass(key, n, threshold, 10, 11, &rank);
+	threshold |= radix_select_pass(key, n, threshold, 0, 10, &rank);
+	/* rank: how many of the keys equal to the threshold are selected */
 	for (int t = 0, out = 0; out < k; t++) {
 		bool equal = key[t] == threshold;
 		if (key[t] > threshold || (equal && rank)) {
@@ -99,8 +100,8 @@ struct select_job {
 	const struct cpu_isa *isa;
 	const struct batch *rows;
 	const struct index_select *a;
-	int group, n_runs;         /* runs of keys of a row */
-	size_t stride, run_values; /* floats: of a row's scores, of a thread's scratch */
+	int group, n_blocks;           /* blocks of keys of a row */
+	size_t stride, scratch_values; /* floats: of a row's scores, of a thread's scratch */
 	float *scores, *scratch;
 };
 
@@ -108,11 +109,12 @@ static void score_task(const void *context, int64_t first, int64_t last, int thr
 {
 	const struct select_job *j = context;
 	for (; first < last; first++) {
-		int r = (int)(first / j->n_runs), row = j->group + r, key = (int)(first % j->n_runs) * RUN;
+		int r = (int)(first / j->n_blocks), row = j->group + r,
+			key = (int)(first % j->n_blocks) * KEY_BLOCK;
 		int n = j->rows->pos[row] + 1;
 		if (n > j->a->top_k && key < n)
-			score_run(j->isa, j->a, j->rows->base[row], row, key, MIN(RUN, n - key),
-				j->scratch + (size_t)thread * j->run_values,
+			score_keys(j->isa, j->a, j->rows->base[row], row, key, MIN(KEY_BLOCK, n - key),
+				j->scratch + (size_t)thread * j->scratch_values,
 				j->scores + (size_t)r * j->stride + key);
 	}
 }
@@ -127,7 +129,7 @@ static void select_task(const void *context, int64_t first, int64_t last, int th
 		int32_t *sel = j->a->sel + row * top_k;
 		j->a->n_sel[row] = MIN(n, top_k);
 		if (n > top_k) {
-			select_best(j->scores + (size_t)first * j->stride, n, top_k, sel);
+			select_top_k(j->scores + (size_t)first * j->stride, n, top_k, sel);
 			continue;
 		}
 		for (int t = 0; t < n; t++)
@@ -146,14 +148,14 @@ void cpu_index_select(struct backend *base, const struct batch *rows, const stru
 	bool scored = longest > a->top_k;
 	double macs = scored ? (double)rows->n * longest * a->n_heads * a->head_dim : 0;
 	int threads = cpu_threads_for(b, macs);
-	struct select_job job = {b->isa, rows, a, .n_runs = (longest + RUN - 1) / RUN};
+	struct select_job job = {b->isa, rows, a, .n_blocks = (longest + KEY_BLOCK - 1) / KEY_BLOCK};
 	job.stride = num_align_up((uint64_t)longest, 16);
-	job.run_values =
-		num_align_up((size_t)RUN * (size_t)(a->head_dim + a->n_heads) + (size_t)a->n_heads, 16);
+	job.scratch_values = num_align_up(
+		(size_t)KEY_BLOCK * (size_t)(a->head_dim + a->n_heads) + (size_t)a->n_heads, 16);
 	size_t fit = MAX(SCORES_MAX_BYTES / (job.stride * sizeof(float)), (size_t)1);
 	int group = (int)MIN((size_t)rows->n, fit);
 	if (scored) {
-		uint64_t values = (uint64_t)group * job.stride + (uint64_t)threads * job.run_values;
+		uint64_t values = (uint64_t)group * job.stride + (uint64_t)threads * job.scratch_values;
 		job.scores = cpu_scratch(b, values * sizeof(float), "index_select");
 		if (!job.scores)
 			return;
@@ -162,7 +164,7 @@ void cpu_index_select(struct backend *base, const struct batch *rows, const stru
 	for (; job.group < rows->n; job.group += group) {
 		int n = MIN(group, rows->n - job.group);
 		if (scored)
-			cpu_pool_run(b->pool, threads, (int64_t)n * job.n_runs, 1, score_task, &job);
+			cpu_pool_run(b->pool, threads, (int64_t)n * job.n_blocks, 1, score_task, &job);
 		cpu_pool_run(b->pool, threads, n, 1, select_task, &job);
 	}
 }

@@ -3,10 +3,10 @@
  * Private to kernels/cpu (and its tests): the backend's state, its scratch memory and threads, the
  * ops by file.
  *
- * Every op runs to its end before it returns: `wait` has nothing to wait for. Work is cut into
- * tasks that write disjoint memory and are done by the threads of cpu_pool.h; an op below a
- * measured amount of work stays on the calling thread. An op that has tasks keeps its arguments in
- * a struct (NAME_job), which each task gets.
+ * Every op has finished when it returns, so `wait` has nothing to wait for. An op is cut into tasks
+ * that write disjoint memory and run on the threads of cpu_pool.h. Below a measured amount of work
+ * it stays on the calling thread. The arguments of an op with tasks are in a struct NAME_job, which
+ * every task gets.
  */
 #ifndef GLM_KERNELS_CPU_INTERNAL_H
 #define GLM_KERNELS_CPU_INTERNAL_H
@@ -22,14 +22,14 @@ struct cpu_backend {
 	int threads;               /* constant, >= 1 */
 	struct cpu_pool *pool;     /* of so many threads */
 	char text[64];             /* backend_describe */
-	/* Scratch of the running op: grown when an op needs more than any before it, never shrunk, so a
-	 * steady decode allocates nothing. Only cpu_scratch touches these. */
+	/* Scratch of the running op. It grows to the largest request and never shrinks, so steady-state
+	 * decoding allocates nothing. Only cpu_scratch touches these. */
 	void *scratch;
 	size_t scratch_bytes;
 };
 
-/* Rows that need not lie one after the other: row i is at data + (index ? index[i] / divisor : i) *
- * stride. */
+/* Rows with a stride and an optional gather list: row i begins at
+ * data + (index ? index[i] / divisor : i) * stride. */
 struct row_set {
 	float *data;
 	int64_t stride;
@@ -47,62 +47,59 @@ static inline struct cpu_backend *cpu_of(struct backend *b)
 	return (struct cpu_backend *)b;
 }
 
-/* Opens with the instruction set of the given level (cpu_isa_available); what a test uses to
- * compare them. */
+/* Opens with the instruction set of the given level (cpu_isa_available). Tests compare the levels
+ * with it. */
 int cpu_backend_open_level(
 	const struct backend_options *options, int level, struct backend **out, struct err *e);
 
-/* 64-byte aligned memory for the running op, contents undefined, valid until the next call. NULL
- * when it is not to be had: the failure is kept in the backend, the op does nothing. */
+/* 64-byte aligned memory for the running op, contents undefined, valid until the next call. NULL:
+ * out of memory; the failure is stored in the backend and the op must do nothing. */
 void *cpu_scratch(struct cpu_backend *b, uint64_t bytes, const char *op);
 
-/* How many threads to use for about `macs` multiply-adds (1: stay on the calling thread). */
+/* Number of threads for about `macs` multiply-adds (1: stay on the calling thread). */
 int cpu_threads_for(const struct cpu_backend *b, double macs);
 
-/* cpu_pool_run with tasks taken in about four portions a thread, which evens out what disturbs one
- * of them. */
+/* cpu_pool_run with about four portions of rows per thread, so that a disturbed thread delays the
+ * op by a quarter of its share at most. */
 void cpu_run_rows(
 	struct cpu_backend *b, int threads, int64_t rows, cpu_task_fn *fn, const void *job);
 
-/* Unsigned keys in the order of the floats they stand for; -0 equals +0 and NaN is below
- * everything. */
+/* An unsigned key that sorts like the float; -0 equals +0, NaN sorts below everything. */
 static inline uint32_t cpu_order_key(float v)
 {
 	uint32_t u = f32_bits(v + 0.0f);
 	return v != v ? 0 : u & 0x80000000 ? ~u : u | 0x80000000;
 }
 
-/* ---- cache rows
- * ------------------------------------------------------------------------------------------- */
+/* ---- cache rows ---- */
 
 static inline const uint8_t *cache_row_at(const struct cache_view *cache, int64_t row)
 {
 	return (const uint8_t *)cache->data + row * cache->width * (cache->type == DTYPE_F16 ? 2 : 4);
 }
 
-/* ---- weights times rows (cpu_matmul.c)
- * -------------------------------------------------------------------- */
+/* ---- matrix products (cpu_matmul.c) ---- */
 
-/* Bytes of scratch that one thread needs for cpu_product, a multiple of 64. */
-size_t cpu_product_scratch(void);
+/* Bytes of scratch that one thread needs for cpu_matmul_block, a multiple of 64. */
+size_t cpu_matmul_scratch_bytes(void);
 
-/* y[r][0 .. n_w) = (add ? y : 0) + dot(weight row first + i, x[r]) for n_x rows, on the calling
- * thread. `stack`: which matrix of w. */
-void cpu_product(const struct cpu_backend *b, const struct weight *w, int64_t stack, int64_t first,
-	int64_t n_w, const struct row_set *x, const struct row_set *y, int n_x, bool add,
+/* y[r][i] = (add ? y[r][i] : 0) + dot(weight row first + i, x[r]) for i < n_w and r < n_x, on the
+ * calling thread. `stack`: index of the matrix in w. `scratch`: cpu_matmul_scratch_bytes. */
+void cpu_matmul_block(const struct cpu_backend *b, const struct weight *w, int64_t stack,
+	int64_t first, int64_t n_w, const struct row_set *x, const struct row_set *y, int n_x, bool add,
 	float *scratch);
 
-/* How products of n_out weight rows (of all matrices together) with up to n_x activation rows,
- * `macs` multiply-adds in all, are cut into tasks. */
-struct cpu_cut {
+/* How a product of n_out weight rows (all matrices together) with up to n_x activation rows, `macs`
+ * multiply-adds in all, is cut into tasks. */
+struct cpu_tiling {
 	int64_t w_rows; /* weight rows of a task */
 	int x_rows;     /* activation rows of a task */
 	int threads;
 };
-struct cpu_cut cpu_cut_product(const struct cpu_backend *b, double macs, int64_t n_out, int n_x);
+struct cpu_tiling cpu_matmul_tiling(
+	const struct cpu_backend *b, double macs, int64_t n_out, int n_x);
 
-/* ---- ops
- * ---------------------------------------------------------------------------------------------- */
+/* ---- ops ---- */
 
 void cpu_embed(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
 void cpu_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms,

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Loops that the compiler turns into vector code by itself. cpu_dot_c.c, cpu_dot_avx2.c and
- * cpu_dot_avx512.c include this header, so each gets its own copy made for its instruction set.
- * Every operation is written out (fmaf where one is meant; the program is compiled with
- * -ffp-contract=off), lanes are independent, sums have 16 of them: so all copies give the same
- * bits. Contracts: struct cpu_isa in cpu_dot.h.
+ * Loops that the compiler vectorises by itself. cpu_dot_c.c, cpu_dot_avx2.c and cpu_dot_avx512.c
+ * include this header, so each compiles its own copy for its instruction set. All copies give the
+ * same bits: every operation is written out (fmaf where one is meant; the program is compiled with
+ * -ffp-contract=off), SIMD lanes are independent, and every sum has 16 partial sums. Contracts:
+ * struct cpu_isa in cpu_dot.h.
  */
 #ifndef GLM_KERNELS_CPU_LANES_H
 #define GLM_KERNELS_CPU_LANES_H
@@ -15,12 +15,11 @@
 #include <math.h>
 #include <stdint.h>
 
-#define ALWAYS static inline __attribute__((always_inline))
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
 
-/* e^x, within 1 unit in the last place of the true value (also where the result is subnormal); 0
- * below -104, infinity above 88.73, NaN for NaN. x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its
- * power series to r^7, which errs by 5e-9; 2^n in two factors, so that results below 2^-126 are
- * rounded once. */
+/* e^x with an error of at most 1 ulp, also for subnormal results; 0 below -104, infinity above
+ * 88.73, NaN for NaN. Range reduction x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its power series
+ * to r^7 (error 5e-9); 2^n in two factors, so that results below 2^-126 are rounded once. */
 static inline float lanes_exp(float x)
 {
 	x = x < -104.0f ? -104.0f : x;

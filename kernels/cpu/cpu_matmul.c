@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Packed weights times float rows.
+ * Packed weights times float rows: gemv for one activation row, cache-blocked gemm for several.
  *
- * One activation row: isa->matvec decodes in registers, each weight byte is read once. Several
- * rows: a tile of weight rows is decoded to floats that stay in the second-level cache, and
- * register tiles of 4 weight rows by 6 activation rows run over it. Rows longer than a panel are
- * taken panel by panel, the 16 sums of every output waiting in `acc`; this does not touch the order
- * of the additions, so both ways give the same bits.
+ * gemv: isa->matvec decodes in registers; every weight byte is read once. gemm: a tile of weight
+ * rows is decoded to floats that stay in the L2 cache, and register tiles of 4 weight rows by 6
+ * activation rows run over it. Rows longer than a panel are processed panel by panel; the 16
+ * partial sums of every output are kept in `acc`. This does not change the order of additions, so
+ * both ways give the same bits.
  *
  *                 panel (<= 768 values)
- *     x rows  6 |=========|          |        the 6 x 768 floats of x stay in the first-level cache
+ *     x rows  6 |=========|          |        the 6 x 768 floats of x stay in the L1 cache
  *     w rows 32 |=========|          |        while 8 tiles of 4 decoded weight rows pass
  */
 #include "kernels/cpu/cpu_internal.h"
@@ -22,12 +22,12 @@
 #define W_VALUES   (W_ROWS * PANEL)
 #define ACC_VALUES (W_ROWS * X_ROWS * DOT_LANES)
 
-size_t cpu_product_scratch(void)
+size_t cpu_matmul_scratch_bytes(void)
 {
 	return (W_VALUES + ACC_VALUES) * sizeof(float);
 }
 
-/* Panels of one row: as few as possible, about equal, each a multiple of 256 values. */
+/* Values of a panel: as few panels as possible, about equal, each a multiple of 256 values. */
 static int64_t panel_values(int64_t n)
 {
 	int64_t panels = (n + PANEL - 1) / PANEL;
@@ -52,8 +52,8 @@ static void decode_rows(const struct cpu_isa *isa, const struct weight *w, const
 	}
 }
 
-/* cpu_product for at most W_ROWS weight rows and X_ROWS activation rows. */
-static void product_block(const struct cpu_backend *b, const struct weight *w, const uint8_t *data,
+/* cpu_matmul_block for at most W_ROWS weight rows and X_ROWS activation rows. */
+static void matmul_panels(const struct cpu_backend *b, const struct weight *w, const uint8_t *data,
 	int64_t n_w, const struct row_set *x, const struct row_set *y, int first_x, int n_x, bool add,
 	float *scratch)
 {
@@ -86,8 +86,8 @@ static void product_block(const struct cpu_backend *b, const struct weight *w, c
 	}
 }
 
-void cpu_product(const struct cpu_backend *b, const struct weight *w, int64_t stack, int64_t first,
-	int64_t n_w, const struct row_set *x, const struct row_set *y, int n_x, bool add,
+void cpu_matmul_block(const struct cpu_backend *b, const struct weight *w, int64_t stack,
+	int64_t first, int64_t n_w, const struct row_set *x, const struct row_set *y, int n_x, bool add,
 	float *scratch)
 {
 	const uint8_t *data =
@@ -98,7 +98,7 @@ void cpu_product(const struct cpu_backend *b, const struct weight *w, int64_t st
 		return;
 	}
 	if (n_x <= 3 &&
-		(w->type == DTYPE_F16 || w->type == DTYPE_BF16)) { /* converted faster than stored */
+		(w->type == DTYPE_F16 || w->type == DTYPE_BF16)) { /* converting beats storing floats */
 		for (int64_t i = 0; i < n_w; i += W_ROWS)
 			for (int j = 0; j < n_x; j++)
 				b->isa->matvec(w->type, data + (size_t)i * w->row_bytes, w->row_bytes,
@@ -110,92 +110,94 @@ void cpu_product(const struct cpu_backend *b, const struct weight *w, int64_t st
 		struct row_set part = *y;
 		part.data += i;
 		for (int j = 0; j < n_x; j += X_ROWS)
-			product_block(b, w, data + (size_t)i * w->row_bytes, MIN(n_w - i, W_ROWS), x, &part, j,
+			matmul_panels(b, w, data + (size_t)i * w->row_bytes, MIN(n_w - i, W_ROWS), x, &part, j,
 				MIN(n_x - j, X_ROWS), add, scratch);
 	}
 }
 
-struct cpu_cut cpu_cut_product(const struct cpu_backend *b, double macs, int64_t n_out, int n_x)
+struct cpu_tiling cpu_matmul_tiling(
+	const struct cpu_backend *b, double macs, int64_t n_out, int n_x)
 {
-	struct cpu_cut cut = {.x_rows = MIN(n_x, X_ROWS), .threads = cpu_threads_for(b, macs)};
+	struct cpu_tiling tiling = {.x_rows = MIN(n_x, X_ROWS), .threads = cpu_threads_for(b, macs)};
 	int64_t share = n_out;
-	if (cut.threads > 1)
-		share /= cut.threads * 4; /* four tasks a thread even out what disturbs one of them */
-	if (cut.threads > 1 && n_x > 1)
+	if (tiling.threads > 1)
+		share /= tiling.threads * 4; /* four tasks per thread balance the load */
+	if (tiling.threads > 1 && n_x > 1)
 		share = MIN(share, W_ROWS);
-	cut.w_rows = MAX((share + DOT_TILE_W - 1) / DOT_TILE_W * DOT_TILE_W, DOT_TILE_W);
-	return cut;
+	tiling.w_rows = MAX((share + DOT_TILE_W - 1) / DOT_TILE_W * DOT_TILE_W, DOT_TILE_W);
+	return tiling;
 }
 
 /* ---- ops ---- */
 
-/* One product: its tasks are counted over (matrix of the stack, run of weight rows, run of
- * activation rows). */
-static int64_t cut_tasks(const struct cpu_cut *cut, const struct weight *w, int rows)
+/* Number of tasks of one product: (matrix of the stack, tile of weight rows, tile of activation
+ * rows). */
+static int64_t tiling_tasks(const struct cpu_tiling *tiling, const struct weight *w, int rows)
 {
-	return w->n_stack * ((w->n_out + cut->w_rows - 1) / cut->w_rows) *
-		   ((rows + cut->x_rows - 1) / cut->x_rows);
+	return w->n_stack * ((w->n_out + tiling->w_rows - 1) / tiling->w_rows) *
+		   ((rows + tiling->x_rows - 1) / tiling->x_rows);
 }
 
 /* matmul: parts of x or of their own; stacked_matmul: one part, whose matrices read and write
  * x_step and y_step apart. */
-struct product_job {
+struct matmul_job {
 	const struct cpu_backend *b;
-	struct cpu_cut cut;
+	struct cpu_tiling tiling;
 	int rows;
-	float *scratch; /* [threads] of cpu_product_scratch */
+	float *scratch; /* [threads] of cpu_matmul_scratch_bytes */
 	const struct matmul *parts;
 	struct row_set x;
 	int64_t y_stride; /* 0: n_out of the part */
 	int64_t x_step, y_step;
 };
 
-static void product_one(
-	const struct product_job *a, const struct matmul *m, int64_t task, int thread)
+static void matmul_task_run(
+	const struct matmul_job *a, const struct matmul *m, int64_t task, int thread)
 {
 	const struct weight *w = &m->w;
-	const struct cpu_cut *cut = &a->cut;
-	int64_t w_parts = (w->n_out + cut->w_rows - 1) / cut->w_rows;
-	int64_t x_parts = (a->rows + cut->x_rows - 1) / cut->x_rows;
-	int64_t first = task / x_parts % w_parts * cut->w_rows, stack = task / x_parts / w_parts;
-	int first_x = (int)(task % x_parts) * cut->x_rows;
+	const struct cpu_tiling *tiling = &a->tiling;
+	int64_t w_parts = (w->n_out + tiling->w_rows - 1) / tiling->w_rows;
+	int64_t x_parts = (a->rows + tiling->x_rows - 1) / tiling->x_rows;
+	int64_t first = task / x_parts % w_parts * tiling->w_rows, stack = task / x_parts / w_parts;
+	int first_x = (int)(task % x_parts) * tiling->x_rows;
 	struct row_set x = a->x, y = {m->y, a->y_stride ? a->y_stride : w->n_out, NULL, 1};
 	x.data = (m->x ? (float *)m->x : x.data) + stack * a->x_step + first_x * x.stride;
 	y.data += stack * a->y_step + first_x * y.stride + first;
-	cpu_product(a->b, w, stack, first, MIN(cut->w_rows, w->n_out - first), &x, &y,
-		MIN(cut->x_rows, a->rows - first_x), m->add,
-		a->scratch + (size_t)thread * (cpu_product_scratch() / sizeof *a->scratch));
+	cpu_matmul_block(a->b, w, stack, first, MIN(tiling->w_rows, w->n_out - first), &x, &y,
+		MIN(tiling->x_rows, a->rows - first_x), m->add,
+		a->scratch + (size_t)thread * (cpu_matmul_scratch_bytes() / sizeof *a->scratch));
 }
 
-static void product_task(const void *context, int64_t first, int64_t last, int thread)
+static void matmul_task(const void *context, int64_t first, int64_t last, int thread)
 {
-	const struct product_job *a = context;
+	const struct matmul_job *a = context;
 	for (; first < last; first++) {
 		const struct matmul *m = a->parts;
 		int64_t task = first, n;
-		while (task >= (n = cut_tasks(&a->cut, &m->w, a->rows))) {
+		while (task >= (n = tiling_tasks(&a->tiling, &m->w, a->rows))) {
 			task -= n;
 			m++;
 		}
-		product_one(a, m, task, thread);
+		matmul_task_run(a, m, task, thread);
 	}
 }
 
-static void run_product(
-	struct cpu_backend *b, struct product_job *job, int n_parts, int rows, const char *op)
+static void matmul_run(
+	struct cpu_backend *b, struct matmul_job *job, int n_parts, int rows, const char *op)
 {
 	int64_t n_out = 0, n_tasks = 0;
 	for (int p = 0; p < n_parts; p++)
 		n_out += job->parts[p].w.n_out * job->parts[p].w.n_stack;
 	job->b = b;
 	job->rows = rows;
-	job->cut = cpu_cut_product(b, (double)job->parts[0].w.n_in * (double)n_out * rows, n_out, rows);
-	job->scratch = cpu_scratch(b, (uint64_t)job->cut.threads * cpu_product_scratch(), op);
+	job->tiling =
+		cpu_matmul_tiling(b, (double)job->parts[0].w.n_in * (double)n_out * rows, n_out, rows);
+	job->scratch = cpu_scratch(b, (uint64_t)job->tiling.threads * cpu_matmul_scratch_bytes(), op);
 	if (!job->scratch)
 		return;
 	for (int p = 0; p < n_parts; p++)
-		n_tasks += cut_tasks(&job->cut, &job->parts[p].w, rows);
-	cpu_pool_run(b->pool, job->cut.threads, n_tasks, 1, product_task, job);
+		n_tasks += tiling_tasks(&job->tiling, &job->parts[p].w, rows);
+	cpu_pool_run(b->pool, job->tiling.threads, n_tasks, 1, matmul_task, job);
 }
 
 void cpu_matmul(
@@ -203,8 +205,8 @@ void cpu_matmul(
 {
 	if (base->failure.code || !n_parts || !rows)
 		return;
-	struct product_job job = {.parts = parts, .x = {(float *)x, parts[0].w.n_in, NULL, 1}};
-	run_product(cpu_of(base), &job, n_parts, rows, "matmul");
+	struct matmul_job job = {.parts = parts, .x = {(float *)x, parts[0].w.n_in, NULL, 1}};
+	matmul_run(cpu_of(base), &job, n_parts, rows, "matmul");
 }
 
 void cpu_ffn(struct backend *b, const struct ffn *a, int rows)
@@ -220,10 +222,10 @@ void cpu_stacked_matmul(struct backend *base, const struct stacked_matmul *a, in
 	if (base->failure.code || !rows)
 		return;
 	struct matmul all = {.w = a->w, .y = a->y};
-	struct product_job job = {.parts = &all,
+	struct matmul_job job = {.parts = &all,
 		.x = {(float *)a->x, a->w.n_stack * a->x_stride, NULL, 1},
 		.y_stride = a->w.n_stack * a->y_stride,
 		.x_step = a->x_stride,
 		.y_step = a->y_stride};
-	run_product(cpu_of(base), &job, 1, rows, "stacked_matmul");
+	matmul_run(cpu_of(base), &job, 1, rows, "stacked_matmul");
 }

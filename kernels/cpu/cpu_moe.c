@@ -2,9 +2,9 @@
 /*
  * Mixture of experts: the router, the experts' feed forward, the weighted sum.
  *
- * expert_ffn takes its jobs in two parallel loops, over (job, run of weight rows, run of places):
- * first gate and up, fused with SwiGLU, into a hidden row for each place; then down, straight to
- * the places of the output.
+ * expert_ffn runs its jobs in two parallel loops over (job, tile of weight rows, tile of
+ * (token, rank) slots). The first computes gate and up, fused with SwiGLU, into one hidden row per
+ * slot. The second computes down, straight into the output rows of the slots.
  */
 #include "kernels/cpu/cpu_internal.h"
 
@@ -12,12 +12,11 @@
 
 #include <string.h>
 
-/* ---- router
- * --------------------------------------------------------------------------------------------- */
+/* ---- router ---- */
 
-/* Puts the ids of the n_best largest keys into best, larger first, then the lower id; skip (may be
- * NULL) excludes ids. */
-static void best_ids(const uint32_t *key, const bool *skip, int n, int32_t *best, int n_best)
+/* best = ids of the n_best largest keys, descending; ties: the lower id first. skip (may be NULL)
+ * excludes ids. */
+static void top_ids(const uint32_t *key, const bool *skip, int n, int32_t *best, int n_best)
 {
 	int have = 0;
 	for (int id = 0; id < n; id++) {
@@ -30,22 +29,22 @@ static void best_ids(const uint32_t *key, const bool *skip, int n, int32_t *best
 	}
 }
 
-/* Marks the experts of all groups but the n_group_used ones with the largest sum of their two best
- * keys' values. */
-static void skip_groups(const struct route *a, const float *choice, const uint32_t *key, bool *skip)
+/* Group-limited routing: sets skip for the experts of all groups but the n_group_used with the
+ * largest sum of their two best choices. */
+static void mask_groups(const struct route *a, const float *choice, const uint32_t *key, bool *skip)
 {
 	int size = a->n_experts / a->n_group;
 	uint32_t group_key[a->n_group];
 	int32_t kept[a->n_group_used], top[2];
 	for (int g = 0; g < a->n_group; g++) {
 		int first = g * size, n_top = MIN(size, 2);
-		best_ids(key + first, NULL, size, top, n_top);
+		top_ids(key + first, NULL, size, top, n_top);
 		float sum = choice[first + top[0]];
 		if (n_top > 1)
 			sum += choice[first + top[1]];
 		group_key[g] = cpu_order_key(sum);
 	}
-	best_ids(group_key, NULL, a->n_group, kept, a->n_group_used);
+	top_ids(group_key, NULL, a->n_group, kept, a->n_group_used);
 	memset(skip, 1, (size_t)a->n_experts * sizeof *skip);
 	for (int i = 0; i < a->n_group_used; i++)
 		memset(skip + kept[i] * size, 0, (size_t)size * sizeof *skip);
@@ -74,8 +73,8 @@ static void route_row(
 		key[i] = cpu_order_key(choice[i]);
 	}
 	if (a->n_group > 1)
-		skip_groups(a, choice, key, skip);
-	best_ids(key, a->n_group > 1 ? skip : NULL, n, ids, a->n_used);
+		mask_groups(a, choice, key, skip);
+	top_ids(key, a->n_group > 1 ? skip : NULL, n, ids, a->n_used);
 	for (int k = 0; k < a->n_used; k++) {
 		picks[k] = ticket << 32 | (uint32_t)ids[k];
 		sum += score[ids[k]];
@@ -92,7 +91,7 @@ static void route_task(const void *context, int64_t first, int64_t last, int thr
 		route_row(j->isa, j->a, first, j->scratch + (size_t)thread * j->values, j->ticket);
 }
 
-/* What the routers choose by. */
+/* The routers' logits: norm and product of every router. */
 static void route_logits(struct backend *b, const struct route *a, int n, int rows)
 {
 	struct norm norms[ROUTES_MAX];
@@ -130,26 +129,25 @@ void cpu_route(struct backend *base, const struct route *a, int n, int rows)
 	base->ops->mark(base);
 }
 
-/* ---- experts
- * -------------------------------------------------------------------------------------------- */
+/* ---- experts ---- */
 
-/* One of the two loops: jobs have different numbers of places, so a job's tasks are counted with
- * the largest number and the superfluous ones return at once. */
+/* The tasks of one of the two loops. Jobs have different numbers of slots: every job gets as many
+ * tasks as the largest, and the superfluous ones return at once. */
 struct expert_tasks {
-	struct cpu_cut cut;
+	struct cpu_tiling tiling;
 	int64_t w_parts;
 	int x_parts;
 };
 
-static struct expert_tasks cut_experts(const struct cpu_backend *b, int64_t n_in, int64_t n_out,
-	int n_jobs, int64_t places, int most_places)
+static struct expert_tasks expert_tiling(const struct cpu_backend *b, int64_t n_in, int64_t n_out,
+	int n_jobs, int64_t n_slots, int most_slots)
 {
 	struct expert_tasks t;
-	t.cut = cpu_cut_product(
-		b, (double)n_in * (double)n_out * (double)places, n_out * n_jobs, most_places);
-	t.cut.w_rows = MIN(t.cut.w_rows, n_out);
-	t.w_parts = (n_out + t.cut.w_rows - 1) / t.cut.w_rows;
-	t.x_parts = (most_places + t.cut.x_rows - 1) / t.cut.x_rows;
+	t.tiling = cpu_matmul_tiling(
+		b, (double)n_in * (double)n_out * (double)n_slots, n_out * n_jobs, most_slots);
+	t.tiling.w_rows = MIN(t.tiling.w_rows, n_out);
+	t.w_parts = (n_out + t.tiling.w_rows - 1) / t.tiling.w_rows;
+	t.x_parts = (most_slots + t.tiling.x_rows - 1) / t.tiling.x_rows;
 	return t;
 }
 
@@ -161,33 +159,33 @@ struct expert_ffn_job {
 	int n_used;
 	int64_t n_ff; /* floats between hidden rows */
 	struct expert_tasks up, down;
-	float *hidden;              /* [places][n_ff] */
-	const int64_t *first_place; /* [n_jobs]: the first hidden row of each job */
-	float *scratch;             /* [threads][each] */
-	size_t each, product; /* product: the part of `each` that cpu_product needs; the rest holds a
-							 tile of `up` */
+	float *hidden;             /* [slots][n_ff] */
+	const int64_t *first_slot; /* [n_jobs]: the first hidden row of each job */
+	float *scratch;            /* [threads][each] */
+	size_t each, product; /* product: the part of `each` that cpu_matmul_block needs; the rest holds
+							 a tile of `up` */
 };
 
-/* Weight rows [first, first + n_w) and places [place, place + n_x) of one job; hidden: its first
+/* Weight rows [first, first + n_w) and slots [slot, slot + n_x) of one job; hidden: its first
  * hidden row. */
 struct expert_tile {
 	const struct expert_job *job;
 	int64_t first, n_w, hidden;
-	int place, n_x;
+	int slot, n_x;
 };
 
-/* What task number `task` is; false: nothing, the job has fewer tasks than the largest. */
+/* The tile of task number `task`; false: none, the job has fewer tasks than the largest. */
 static bool expert_tile_of(const struct expert_ffn_job *a, const struct expert_tasks *t, bool down,
 	int64_t task, struct expert_tile *tile)
 {
 	int64_t j = task / (t->w_parts * t->x_parts);
 	tile->job = &a->jobs[j];
 	int64_t n_out = down ? tile->job->down.n_out : tile->job->gate.n_out;
-	tile->first = task / t->x_parts % t->w_parts * t->cut.w_rows;
-	tile->n_w = MIN(t->cut.w_rows, n_out - tile->first);
-	tile->place = (int)(task % t->x_parts) * t->cut.x_rows;
-	tile->n_x = MIN(t->cut.x_rows, tile->job->n_places - tile->place);
-	tile->hidden = a->first_place[j] + tile->place;
+	tile->first = task / t->x_parts % t->w_parts * t->tiling.w_rows;
+	tile->n_w = MIN(t->tiling.w_rows, n_out - tile->first);
+	tile->slot = (int)(task % t->x_parts) * t->tiling.x_rows;
+	tile->n_x = MIN(t->tiling.x_rows, tile->job->n_places - tile->slot);
+	tile->hidden = a->first_slot[j] + tile->slot;
 	return tile->n_x > 0 && tile->n_w > 0;
 }
 
@@ -199,11 +197,11 @@ static void gate_up_task(const void *context, int64_t task, int64_t last, int th
 	for (; task < last; task++) {
 		if (!expert_tile_of(a, &a->up, false, task, &t))
 			continue;
-		struct row_set x = {(float *)a->x, t.job->gate.n_in, t.job->places + t.place, a->n_used};
+		struct row_set x = {(float *)a->x, t.job->gate.n_in, t.job->places + t.slot, a->n_used};
 		struct row_set gate = {a->hidden + t.hidden * a->n_ff + t.first, a->n_ff, NULL, 1};
 		struct row_set up = {mine + a->product, t.n_w, NULL, 1};
-		cpu_product(a->b, &t.job->gate, 0, t.first, t.n_w, &x, &gate, t.n_x, false, mine);
-		cpu_product(a->b, &t.job->up, 0, t.first, t.n_w, &x, &up, t.n_x, false, mine);
+		cpu_matmul_block(a->b, &t.job->gate, 0, t.first, t.n_w, &x, &gate, t.n_x, false, mine);
+		cpu_matmul_block(a->b, &t.job->up, 0, t.first, t.n_w, &x, &up, t.n_x, false, mine);
 		for (int p = 0; p < t.n_x; p++)
 			a->b->isa->swiglu(row_at(&gate, p), row_at(&up, p), (size_t)t.n_w, row_at(&gate, p));
 	}
@@ -217,8 +215,8 @@ static void down_task(const void *context, int64_t task, int64_t last, int threa
 		if (!expert_tile_of(a, &a->down, true, task, &t))
 			continue;
 		struct row_set x = {a->hidden + t.hidden * a->n_ff, a->n_ff, NULL, 1};
-		struct row_set y = {a->out + t.first, t.job->down.n_out, t.job->places + t.place, 1};
-		cpu_product(a->b, &t.job->down, 0, t.first, t.n_w, &x, &y, t.n_x, false,
+		struct row_set y = {a->out + t.first, t.job->down.n_out, t.job->places + t.slot, 1};
+		cpu_matmul_block(a->b, &t.job->down, 0, t.first, t.n_w, &x, &y, t.n_x, false,
 			a->scratch + (size_t)thread * a->each);
 	}
 }
@@ -228,50 +226,49 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 {
 	struct cpu_backend *b = cpu_of(base);
 	(void)rows;
-	int64_t places = 0, n_ff = 0, n_embd = 0;
+	int64_t n_slots = 0, n_ff = 0, n_embd = 0;
 	int most = 0;
 	for (int j = 0; j < n_jobs; j++) {
-		places += jobs[j].n_places;
+		n_slots += jobs[j].n_places;
 		most = MAX(most, jobs[j].n_places);
 		n_ff = MAX(n_ff, jobs[j].gate.n_out);
 		n_embd = MAX(n_embd, jobs[j].down.n_out);
 	}
-	if (b->base.failure.code || !places)
+	if (b->base.failure.code || !n_slots)
 		return;
 	struct expert_ffn_job a = {
 		.b = b, .jobs = jobs, .x = x, .out = out, .n_used = n_used, .n_ff = n_ff};
-	a.up = cut_experts(b, n_embd, n_ff, n_jobs, places, most);
-	a.down = cut_experts(b, n_ff, n_embd, n_jobs, places, most);
-	size_t threads = (size_t)MAX(a.up.cut.threads, a.down.cut.threads);
-	size_t pair = (size_t)a.up.cut.w_rows * (size_t)a.up.cut.x_rows;
-	size_t hidden_values = num_align_up((uint64_t)places * (uint64_t)n_ff, 16);
-	a.product = cpu_product_scratch() / sizeof(float);
+	a.up = expert_tiling(b, n_embd, n_ff, n_jobs, n_slots, most);
+	a.down = expert_tiling(b, n_ff, n_embd, n_jobs, n_slots, most);
+	size_t threads = (size_t)MAX(a.up.tiling.threads, a.down.tiling.threads);
+	size_t pair = (size_t)a.up.tiling.w_rows * (size_t)a.up.tiling.x_rows;
+	size_t hidden_values = num_align_up((uint64_t)n_slots * (uint64_t)n_ff, 16);
+	a.product = cpu_matmul_scratch_bytes() / sizeof(float);
 	a.each = num_align_up(a.product + pair, 16);
 	uint64_t bytes = ((uint64_t)hidden_values + threads * a.each) * sizeof(float);
 	a.hidden = cpu_scratch(b, bytes + (uint64_t)n_jobs * sizeof(int64_t), "expert_ffn");
 	if (!a.hidden)
 		return;
 	a.scratch = a.hidden + hidden_values;
-	int64_t *first_place = (int64_t *)(void *)(a.scratch + threads * a.each);
+	int64_t *first_slot = (int64_t *)(void *)(a.scratch + threads * a.each);
 	for (int64_t j = 0, first = 0; j < n_jobs; first += jobs[j++].n_places)
-		first_place[j] = first;
-	a.first_place = first_place;
+		first_slot[j] = first;
+	a.first_slot = first_slot;
 	int64_t n_up = n_jobs * a.up.w_parts * a.up.x_parts,
 			n_down = n_jobs * a.down.w_parts * a.down.x_parts;
-	cpu_pool_run(b->pool, a.up.cut.threads, n_up, 1, gate_up_task, &a);
-	cpu_pool_run(b->pool, a.down.cut.threads, n_down, 1, down_task, &a);
+	cpu_pool_run(b->pool, a.up.tiling.threads, n_up, 1, gate_up_task, &a);
+	cpu_pool_run(b->pool, a.down.tiling.threads, n_down, 1, down_task, &a);
 }
 
-/* ---- weighted sum
- * --------------------------------------------------------------------------------------- */
+/* ---- weighted sum ---- */
 
 struct combine_job {
 	const float *out, *weights, *shared;
 	float *x;
-	int n, n_used, pieces; /* tasks of a row */
+	int n, n_used, chunks; /* tasks of a row */
 };
 
-#define COMBINE_PIECE 1024 /* values of a task */
+#define COMBINE_CHUNK 1024 /* values of a task */
 
 static void combine_task(const void *context, int64_t task, int64_t last, int thread)
 {
@@ -279,9 +276,9 @@ static void combine_task(const void *context, int64_t task, int64_t last, int th
 	int64_t n = a->n;
 	(void)thread;
 	for (; task < last; task++) {
-		int64_t r = task / a->pieces, first = task % a->pieces * COMBINE_PIECE;
-		int count = (int)MIN(COMBINE_PIECE, n - first);
-		float sum[COMBINE_PIECE] = {0}, *dst = a->x + r * n + first;
+		int64_t r = task / a->chunks, first = task % a->chunks * COMBINE_CHUNK;
+		int count = (int)MIN(COMBINE_CHUNK, n - first);
+		float sum[COMBINE_CHUNK] = {0}, *dst = a->x + r * n + first;
 		for (int k = 0; k < a->n_used; k++) {
 			const float *row = a->out + (r * a->n_used + k) * n + first,
 						w = a->weights[r * a->n_used + k];
@@ -302,9 +299,9 @@ void cpu_moe_combine(struct backend *b, const float *out, const float *weights, 
 	if (b->failure.code)
 		return;
 	struct combine_job job = {
-		out, weights, shared, x, n, n_used, (n + COMBINE_PIECE - 1) / COMBINE_PIECE};
+		out, weights, shared, x, n, n_used, (n + COMBINE_CHUNK - 1) / COMBINE_CHUNK};
 	int threads = cpu_threads_for(cpu_of(b), 2.0 * rows * n * n_used);
-	cpu_run_rows(cpu_of(b), threads, (int64_t)rows * job.pieces, combine_task, &job);
+	cpu_run_rows(cpu_of(b), threads, (int64_t)rows * job.chunks, combine_task, &job);
 	if (next)
 		cpu_rms_norm(b, x, n, next, 1, eps, rows, n, n);
 }

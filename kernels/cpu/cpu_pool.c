@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One job at a time. Its description (fn .. threads) is written by the caller while the job is
- * closed and no worker is inside, and read by workers between entering and leaving:
+ * One job at a time. The caller writes its description (fn .. threads) while the job is closed and
+ * no worker is inside; workers read it between entering and leaving:
  *
  *     caller                                   worker
  *     write the job, open = true               wait for a new generation
@@ -9,9 +9,9 @@
  *     take tasks until none is left
  *     open = false; wait for inside == 0
  *
- * inside and open are sequentially consistent: either the worker sees that the job is closed or the
- * caller sees the worker inside. Workers spin for some tens of microseconds after a job, since the
- * next one usually follows at once, then sleep on `generation` (a futex word).
+ * `inside` and `open` are sequentially consistent: either the worker sees that the job is closed or
+ * the caller sees the worker inside. After a job workers spin for some tens of microseconds, since
+ * the next job usually follows at once, then sleep on `generation` (a futex word).
  */
 #include "kernels/cpu/cpu_pool.h"
 
@@ -47,7 +47,7 @@ struct cpu_pool {
 	atomic_int sleepers;
 };
 
-static void pause_briefly(void)
+static void pool_relax(void)
 {
 #if defined(__x86_64__)
 	__builtin_ia32_pause();
@@ -56,7 +56,7 @@ static void pause_briefly(void)
 #endif
 }
 
-static void take_tasks(struct cpu_pool *p, int thread)
+static void pool_take_tasks(struct cpu_pool *p, int thread)
 {
 	int64_t first;
 	while ((first = atomic_fetch_add(&p->next, p->grain)) < p->n)
@@ -64,12 +64,12 @@ static void take_tasks(struct cpu_pool *p, int thread)
 }
 
 /* Returns when the generation is no longer `seen`. */
-static void wait_for_job(struct cpu_pool *p, unsigned seen)
+static void pool_wait_job(struct cpu_pool *p, unsigned seen)
 {
 	for (int i = 0; i < SPINS; i++) {
 		if (atomic_load_explicit(&p->generation, memory_order_acquire) != seen)
 			return;
-		pause_briefly();
+		pool_relax();
 	}
 	atomic_fetch_add(&p->sleepers, 1);
 	while (atomic_load(&p->generation) == seen)
@@ -77,12 +77,12 @@ static void wait_for_job(struct cpu_pool *p, unsigned seen)
 	atomic_fetch_sub(&p->sleepers, 1);
 }
 
-static void *work(void *arg)
+static void *pool_worker_main(void *arg)
 {
 	struct cpu_pool *p = arg;
 	unsigned seen = 0;
 	for (;;) {
-		wait_for_job(p, seen);
+		pool_wait_job(p, seen);
 		if (atomic_load(&p->stop))
 			return NULL;
 		seen = atomic_load(&p->generation);
@@ -90,13 +90,13 @@ static void *work(void *arg)
 		if (atomic_load(&p->open)) {
 			int thread = atomic_fetch_add(&p->number, 1) + 1;
 			if (thread < p->threads)
-				take_tasks(p, thread);
+				pool_take_tasks(p, thread);
 		}
 		atomic_fetch_sub(&p->inside, 1);
 	}
 }
 
-static void new_generation(struct cpu_pool *p, int wake)
+static void pool_new_generation(struct cpu_pool *p, int wake)
 {
 	atomic_fetch_add(&p->generation, 1);
 	if (atomic_load(&p->sleepers))
@@ -121,14 +121,14 @@ void cpu_pool_run(
 	atomic_store(&p->next, 0);
 	atomic_store(&p->number, 0);
 	atomic_store(&p->open, true);
-	new_generation(p, threads - 1);
-	take_tasks(p, 0);
+	pool_new_generation(p, threads - 1);
+	pool_take_tasks(p, 0);
 	atomic_store(&p->open, false);
 	for (int spins = 0; atomic_load(&p->inside); spins++) {
 		if (spins < SPINS)
-			pause_briefly();
+			pool_relax();
 		else
-			sched_yield(); /* a worker was put aside in the middle of a task */
+			sched_yield(); /* a worker was preempted inside a task */
 	}
 }
 
@@ -141,7 +141,8 @@ struct cpu_pool *cpu_pool_new(int threads)
 	sigset_t all, before;
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
-	while (p->n_workers < threads - 1 && !pthread_create(&p->workers[p->n_workers], NULL, work, p))
+	while (p->n_workers < threads - 1 &&
+		   !pthread_create(&p->workers[p->n_workers], NULL, pool_worker_main, p))
 		p->n_workers++;
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	return p;
@@ -152,7 +153,7 @@ void cpu_pool_free(struct cpu_pool *p)
 	if (!p)
 		return;
 	atomic_store(&p->stop, true);
-	new_generation(p, INT_MAX);
+	pool_new_generation(p, INT_MAX);
 	for (int i = 0; i < p->n_workers; i++)
 		pthread_join(p->workers[i], NULL);
 	free(p->workers);

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The CPU backend's threads: one caller hands out numbered tasks, workers help.
+ * The CPU backend's thread pool: cpu_pool_run executes numbered tasks on the caller and the
+ * workers.
  *
- * Why not OpenMP: its regions end at a barrier that every thread must reach, also one that has been
- * put aside by the scheduler and has nothing left to do. Where other programs, or our own reading
- * threads, want the same cores, that cost a factor of 20 (pocket model, 2 busy cores). Here the
- * caller takes tasks like everybody else and waits only for workers that are inside a task; one
- * that wakes too late finds the job closed.
+ * Why not OpenMP: its regions end at a barrier that every thread must reach, also a preempted one
+ * that has nothing left to do. Where other programs, or our own reader threads, want the same
+ * cores, that cost a factor of 20 (pocket model, 2 busy cores). Here the caller takes tasks as the
+ * workers do and waits only for workers that are inside a task; a worker that wakes too late finds
+ * the job closed.
  */
 #ifndef GLM_KERNELS_CPU_POOL_H
 #define GLM_KERNELS_CPU_POOL_H
@@ -15,8 +16,8 @@
 
 struct cpu_pool;
 
-/* Does tasks [first, last) as thread number `thread` (0 is the caller; each number is in use once
- * at a time). */
+/* Executes tasks [first, last) as thread number `thread`: 0 is the caller; no two threads have the
+ * same number at a time. */
 typedef void cpu_task_fn(const void *context, int64_t first, int64_t last, int thread);
 
 /* A pool of `threads` threads, the caller included; fewer when the system gives no more. Signals
