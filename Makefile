@@ -86,7 +86,7 @@ LIBS      = -Wl,--as-needed $(DEPS_LIBS) $(LDFLAGS) -lpcre2-8 -ljansson $(call h
             $(call has,HTTP,-lmicrohttpd) $(CUDA_LIBS) -lpthread -lm
 
 # ---- files -------------------------------------------------------------------------------------------------------------
-LIB_SRC  := $(wildcard src/*/*.c cache/*.c cache/*/*.c stream/*.c kernels/*.c kernels/cpu/*.c)
+LIB_SRC  := $(wildcard src/*/*.c cache/*.c cache/*/*.c stream/*.c stream/*/*.c kernels/*.c kernels/cpu/*.c)
 LIB_OBJ   = $(LIB_SRC:%.c=$(BUILD)/%.o) $(call has,CUDA,$(CU_SRC:%.cu=$(BUILD)/%.o))
 LIB      := $(BUILD)/libglmstream.a
 TOOL_SRC := $(wildcard tools/*/*.c)

@@ -21,7 +21,7 @@
 #include "src/base/err.h"
 #include "src/format/gguf.h"
 #include "src/quant/dtype.h"
-#include "stream/reader.h"
+#include "stream/reader/reader.h"
 
 #include <stdbool.h>
 #include <stdint.h>

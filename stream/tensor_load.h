@@ -8,7 +8,7 @@
 
 #include "kernels/backend.h"
 #include "src/format/gguf.h"
-#include "stream/reader.h"
+#include "stream/reader/reader.h"
 
 struct tensor_span {
 	uint32_t file; /* index in gguf.files */

@@ -9,7 +9,7 @@
 #include "src/base/num.h"
 #include "src/base/out_file.h"
 #include "src/engine/plan.h"
-#include "stream/loader.h"
+#include "stream/loader/loader.h"
 #include "stream/source_record.h"
 #include "stream/source_routed.h"
 #include "stream/source_mmap.h"

@@ -15,7 +15,7 @@
 #include "src/model/config.h"
 #include "src/text/tokenizer.h"
 #include "stream/expert_source.h"
-#include "stream/reader.h"
+#include "stream/reader/reader.h"
 
 #include <stdbool.h>
 #include <stddef.h>

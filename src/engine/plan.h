@@ -10,7 +10,7 @@
 #include "kernels/backend.h"
 #include "src/engine/engine.h"
 #include "src/model/weights.h"
-#include "stream/loader.h"
+#include "stream/loader/loader.h"
 
 struct plan {
 	uint32_t context, chunk, sessions;

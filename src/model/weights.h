@@ -10,7 +10,7 @@
 #include "kernels/backend.h"
 #include "src/format/gguf.h"
 #include "src/model/config.h"
-#include "stream/reader.h"
+#include "stream/reader/reader.h"
 #include "stream/source_mmap.h"
 
 /* Float vectors are device memory of the length in the comment. */

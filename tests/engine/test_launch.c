@@ -10,7 +10,7 @@
 #include "src/engine/batch.h"
 #include "src/engine/engine_internal.h"
 #include "src/engine/generate.h"
-#include "stream/loader.h"
+#include "stream/loader/loader.h"
 #include "tests/support/engine_help.h"
 #include "tests/support/lazy_device.h"
 #include "tests/support/mutate_model.h"

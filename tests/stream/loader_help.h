@@ -9,7 +9,7 @@
 #include "src/base/rng.h"
 #include "src/model/config.h"
 #include "tests/support/copier_null.h"
-#include "stream/loader.h"
+#include "stream/loader/loader.h"
 
 #define MODEL "tools/pocket/pocket.gguf"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * When demotions leave the card (stream/loader_card.c): while nothing comes in, piece by piece; at
- * once when parking places become few, when a prompt begins, and when the expert is wanted again.
+ * When demotions leave the card (stream/loader/loader_card.c): while nothing comes in, piece by
+ * piece; at once when parking places become few, when a prompt begins, and when the expert is
+ * wanted again.
  *
  * A copier around the emulated card keeps what comes in under way for as long as a test likes, and
  * writes down what leaves.

@@ -4,7 +4,7 @@
  * through the page cache. An engine that this machine refuses is skipped with the reason. Faults on
  * demand are in test_reader_faults.c.
  */
-#include "stream/reader.h"
+#include "stream/reader/reader.h"
 
 #include "src/base/clock.h"
 #include "src/base/log.h"

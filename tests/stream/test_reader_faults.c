@@ -3,7 +3,7 @@
  * The readers when things go wrong: faults that the null engine injects, and what reader_open
  * decides when the system refuses a ring, locked memory or a file.
  */
-#include "stream/reader.h"
+#include "stream/reader/reader.h"
 
 #include "src/base/clock.h"
 #include "src/base/log.h"

@@ -8,7 +8,7 @@
 #ifndef GLM_TESTS_READER_NULL_H
 #define GLM_TESTS_READER_NULL_H
 
-#include "stream/reader_engine.h"
+#include "stream/reader/reader_engine.h"
 
 /* "Read" here is one slice handed to the engine. All zero: perfect reads. */
 struct reader_faults {

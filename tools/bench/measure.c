@@ -9,7 +9,7 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 #include "stream/extent.h"
-#include "stream/loader.h"
+#include "stream/loader/loader.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/stats.h"
 

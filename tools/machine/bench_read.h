@@ -9,7 +9,7 @@
 #define GLM_TOOLS_BENCH_READ_H
 
 #include "src/base/err.h"
-#include "stream/reader.h"
+#include "stream/reader/reader.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>

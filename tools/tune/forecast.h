@@ -15,7 +15,7 @@
 
 #include "cache/trace/sim.h"
 #include "src/base/err.h"
-#include "stream/loader.h"
+#include "stream/loader/loader.h"
 #include "tools/options/common_opts.h"
 
 struct forecast_machine {

@@ -4,12 +4,12 @@
  * between ring and threads and between O_DIRECT and the page cache, with the reasons in one line.
  * How requests move is in reader_run.c.
  */
-#include "stream/reader.h"
+#include "stream/reader/reader.h"
 
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "stream/reader_core.h"
+#include "stream/reader/reader_core.h"
 
 #include <errno.h>
 #include <stdio.h>

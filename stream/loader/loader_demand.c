@@ -3,7 +3,7 @@
  * The compute side of the loader: what the model calls. Everything here takes the lock, decides,
  * queues commands, and leaves the bytes to the I/O thread.
  */
-#include "stream/loader_internal.h"
+#include "stream/loader/loader_internal.h"
 
 #include "src/base/clock.h"
 #include "src/base/cond.h"

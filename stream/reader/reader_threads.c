@@ -8,7 +8,7 @@
  * while it reads, and is only looked at by the owner again once it is on the done list. Nothing is
  * called while the lock is held but condition variables.
  */
-#include "stream/reader_engine.h"
+#include "stream/reader/reader_engine.h"
 
 #include "src/base/clock.h"
 #include "src/base/cond.h"

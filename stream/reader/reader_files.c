@@ -6,7 +6,7 @@
  * statx (kernel 6.1 and later), open (tmpfs before 6.6, some network filesystems), and one small
  * read (filesystems that accept the flag and refuse the read).
  */
-#include "stream/reader_files.h"
+#include "stream/reader/reader_files.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

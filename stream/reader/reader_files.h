@@ -6,7 +6,7 @@
 #ifndef GLM_STREAM_READER_FILES_H
 #define GLM_STREAM_READER_FILES_H
 
-#include "stream/reader.h"
+#include "stream/reader/reader.h"
 
 struct reader_handle {
 	char *path;

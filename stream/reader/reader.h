@@ -6,7 +6,7 @@
  *
  * Engines: io_uring and a pool of pread threads. reader_open is the one place that decides between
  * them, and between O_DIRECT and the page cache; it logs one line with the reasons. A test may hand
- * in an engine of its own (stream/reader_engine.h).
+ * in an engine of its own (stream/reader/reader_engine.h).
  *
  * What the caller need not care about: short reads, EINTR and EAGAIN are dealt with inside; a file
  * that refuses O_DIRECT, or a request that is not aligned for it, is read through the page cache.

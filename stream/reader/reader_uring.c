@@ -14,7 +14,7 @@
  * thread, and what it saves (a descriptor look-up per system call) is nothing beside a read of 1
  * MiB.
  */
-#include "stream/reader_engine.h"
+#include "stream/reader/reader_engine.h"
 
 #ifndef HAVE_URING
 #if __has_include(<liburing.h>)

@@ -10,7 +10,7 @@
 #ifndef GLM_STREAM_READER_ENGINE_H
 #define GLM_STREAM_READER_ENGINE_H
 
-#include "stream/reader.h"
+#include "stream/reader/reader.h"
 
 #include <sys/types.h>
 

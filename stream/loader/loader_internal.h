@@ -5,7 +5,7 @@
 #define GLM_STREAM_LOADER_INTERNAL_H
 
 #include "stream/extent.h"
-#include "stream/loader.h"
+#include "stream/loader/loader.h"
 #include "stream/pinned.h"
 
 #include "src/base/clock.h"

@@ -4,8 +4,8 @@
 #ifndef GLM_STREAM_READER_CORE_H
 #define GLM_STREAM_READER_CORE_H
 
-#include "stream/reader_engine.h"
-#include "stream/reader_files.h"
+#include "stream/reader/reader_engine.h"
+#include "stream/reader/reader_files.h"
 
 #include <stdatomic.h>
 

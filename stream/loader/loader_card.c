@@ -27,7 +27,7 @@
  *
  * Everything here belongs to the I/O thread, opening and closing excepted.
  */
-#include "stream/loader_internal.h"
+#include "stream/loader/loader_internal.h"
 
 #include "src/base/log.h"
 #include "src/base/mem.h"

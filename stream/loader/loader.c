@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Planning, opening and closing of the streaming source. */
-#include "stream/loader_internal.h"
+#include "stream/loader/loader_internal.h"
 
 #include "src/base/cond.h"
 #include "src/base/log.h"

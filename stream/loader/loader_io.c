@@ -8,7 +8,7 @@
  * reads then stand behind any demand that comes later, because demands are submitted as urgent.
  * With one, loader_card.c sees to it that guesses take only what demands leave.
  */
-#include "stream/loader_internal.h"
+#include "stream/loader/loader_internal.h"
 
 #include "src/base/log.h"
 #include "src/base/num.h"

@@ -27,7 +27,7 @@
 #include "kernels/copier.h"
 #include "src/format/gguf.h"
 #include "stream/expert_source.h"
-#include "stream/reader.h"
+#include "stream/reader/reader.h"
 
 /*
  * On a card: tier 0 is one allocation there, tier 1 is pinned host memory, reads land in pinned

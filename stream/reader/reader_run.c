@@ -11,7 +11,7 @@
  * memory of a finished request is never written again. Slices are handed out from the front, so the
  * bytes before the lowest fault are all there.
  */
-#include "stream/reader_core.h"
+#include "stream/reader/reader_core.h"
 
 #include "src/base/clock.h"
 #include "src/base/log.h"
