@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-# glmstream: one build tree per mode under build/. `make help` lists targets, `make config` says what was found here.
+# glmstream: one build tree per mode under build/. `make help` lists targets, `make config` says
+# what was found here.
 
 V          ?= 0
 WERROR     ?= 0
@@ -7,13 +8,17 @@ SAN        ?=
 DEPS       ?=
 CUDA       ?= auto
 # code for the card that is here; where there is none, for all of them
-CUDA_ARCH  := $(or $(CUDA_ARCH),$(if $(wildcard /dev/nvidia0),$(or $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader | grep -x '[0-9]*\.[0-9]*' | tr -d . | sort -u),native),80 89 90 120))
+CARD_QUERY := nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+CARD_ARCH   = $(shell $(CARD_QUERY) | grep -x '[0-9]*\.[0-9]*' | tr -d . | sort -u)
+CUDA_ARCH  := $(or $(CUDA_ARCH),$(if $(wildcard /dev/nvidia0),$(or $(CARD_ARCH),native), \
+              80 89 90 120))
 PREFIX     ?= /usr/local
 T          ?= gguf
 SECONDS    ?= 60
 POCKET_SRC ?= ../shared/pocket
 # the best mix under 30 MB by KL to the bf16 model: tools/pocket/README.md
-POCKET_TYPES ?= blk.7.*_exps*=IQ2_XXS,blk.[456].*_exps*=Q3_K,*_exps*=Q2_K,*attn_k_b*=Q4_0,token_embd*=Q5_K,output.*=Q4_K,blk.7.*=Q4_K,*=Q5_K
+POCKET_TYPES ?= $(subst $(space),$(comma),$(strip blk.7.*_exps*=IQ2_XXS blk.[456].*_exps*=Q3_K \
+                *_exps*=Q2_K *attn_k_b*=Q4_0 token_embd*=Q5_K output.*=Q4_K blk.7.*=Q4_K *=Q5_K))
 CFLAGS     ?= -O2 -g
 FUZZ_CC    ?= clang
 ifeq ($(origin CC),default)
@@ -21,6 +26,7 @@ CC := gcc
 endif
 
 comma := ,
+space := $(subst ,, )
 Q     := $(if $(filter 1,$(V)),,@)
 say    = $(if $(filter 1,$(V)),@:,@printf '  %-5s %s\n' $(1) $(2))
 MODE  := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),release)
@@ -34,69 +40,88 @@ $(error required packages are missing)
 endif
 endif
 
-# ---- what this machine has ---------------------------------------------------------------------------------------------
+# ---- what this machine has -----------------------------------------------------------------------
 ifneq ($(filter-out help clean deps deps-bundle format format-check uninstall,$(GOALS)),)
-FOUND := $(shell tools/scripts/probe.sh '$(CC)' '$(DEPS)' PCRE2=1 JSON=1 $(foreach f,URING LZ4 EDIT HTTP,$f=$(WITH_$f)))
-ifneq ($(filter %=missing,$(FOUND)),)
-$(error not found: $(patsubst %=missing,%,$(filter %=missing,$(FOUND))); run tools/scripts/install_deps.sh or give DEPS=folder)
+FOUND := $(shell tools/scripts/probe.sh '$(CC)' '$(DEPS)' PCRE2=1 JSON=1 \
+         $(foreach f,URING LZ4 EDIT HTTP,$f=$(WITH_$f)))
+MISSING := $(patsubst %=missing,%,$(filter %=missing,$(FOUND)))
+ifneq ($(MISSING),)
+$(error not found: $(MISSING); run tools/scripts/install_deps.sh or give DEPS=folder)
 endif
 X86   := $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine))
-NVCC  := $(if $(filter 0,$(CUDA)),,$(or $(shell command -v nvcc),$(firstword $(wildcard /usr/local/cuda/bin/nvcc))))
+NVCC  := $(if $(filter 0,$(CUDA)),,$(or $(shell command -v nvcc), \
+         $(firstword $(wildcard /usr/local/cuda/bin/nvcc))))
 ifeq ($(CUDA)$(NVCC),1)
 $(error CUDA=1: nvcc is neither in PATH nor in /usr/local/cuda/bin)
 endif
 endif
-CU_SRC := $(wildcard kernels/cuda/*.cu)
+CU_SRC := $(sort $(shell find kernels/cuda -name '*.cu'))
 FOUND  += $(if $(and $(NVCC),$(CU_SRC)),CUDA)
 has     = $(if $(filter $(1),$(FOUND)),$(2),$(3))
 DEFS    = -D_GNU_SOURCE $(foreach f,URING LZ4 EDIT HTTP CUDA,-DHAVE_$f=$(call has,$f,1,0))
 # one line each, printed when the configuration is new or has changed
-NOTES   = $(if $(NVCC),$(if $(CU_SRC),'CUDA: $(NVCC) for $(CUDA_ARCH)','CUDA: $(NVCC) found; this tree has no kernels/cuda/*.cu'), \
+NOTES   = $(if $(NVCC),$(if $(CU_SRC),'CUDA: $(NVCC) for $(CUDA_ARCH)', \
+          'CUDA: $(NVCC) found; this tree has no CUDA sources'), \
           $(if $(filter 0,$(CUDA)),'CUDA: switched off','CUDA: no nvcc found; CPU only')) \
           $(call has,URING,,'liburing: none; files are read by threads') \
           $(call has,LZ4,,'liblz4: none; sessions and traces cannot be compressed') \
           $(call has,EDIT,,'libedit: none; no line editing in the chat') \
           $(call has,HTTP,,'libmicrohttpd: none; no serve command')
 
-# ---- flags -------------------------------------------------------------------------------------------------------------
-# The same numbers everywhere: no -ffast-math, and products and sums are never fused behind the source's back. gcc's
-# OpenMP runtime is invisible to the thread sanitizer, which would report every parallel loop: it is left out there.
-WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wno-psabi -Wno-format-truncation
+# ---- flags ---------------------------------------------------------------------------------------
+# The same numbers everywhere: no -ffast-math, and products and sums are never fused behind the
+# source's back. gcc's OpenMP runtime is invisible to the thread sanitizer, which would report every
+# parallel loop: it is left out there.
+WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith \
+            -Wno-psabi -Wno-format-truncation
 WERR     := $(if $(filter 1,$(WERROR)),-Werror)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
-C_ALL     = -std=gnu11 $(CFLAGS) -fno-math-errno -ffp-contract=off $(if $(filter thread,$(SAN)),-Wno-unknown-pragmas,-fopenmp) \
-            $(SANFLAGS) $(WARN) $(WERR)
-# sanitizer builds fill cache slots with poison before they are read into: a test that meets it has read too early
-CPP_ALL   = -I. $(DEFS) $(if $(SAN),-DLOADER_POISON) $(if $(DEPS),-isystem $(DEPS)/include) $(CPPFLAGS)
-# kernels/cpu/NAME_avx2.c and NAME_avx512.c get their instruction sets; on other machines such a file compiles to nothing
+C_ALL     = -std=gnu11 $(CFLAGS) -fno-math-errno -ffp-contract=off \
+            $(if $(filter thread,$(SAN)),-Wno-unknown-pragmas,-fopenmp) $(SANFLAGS) $(WARN) $(WERR)
+# sanitizer builds fill cache slots with poison before they are read into: a test that meets it has
+# read too early
+CPP_ALL   = -I. $(DEFS) $(if $(SAN),-DLOADER_POISON) $(if $(DEPS),-isystem $(DEPS)/include) \
+            $(CPPFLAGS)
+# kernels/cpu/NAME_avx2.c and NAME_avx512.c get their instruction sets; on other machines such a
+# file compiles to nothing
 isa       = $(if $(X86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c) \
             $(if $(filter %_avx512.c,$(1)),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c))
-# machine code for each of CUDA_ARCH that this nvcc knows (90a for 9.0), and PTX of compute_90 for whatever comes later; or native
+# machine code for each of CUDA_ARCH that this nvcc knows (90a for 9.0), and PTX of compute_90 for
+# whatever comes later; or native
 NV_KNOWN  = $(if $(NVCC),$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)))
-NV_GEN    = $(foreach a,$(filter $(NV_KNOWN),$(CUDA_ARCH:sm_%=%)),-gencode arch=compute_$(a:90=90a)$(comma)code=sm_$(a:90=90a)) \
+NV_GEN    = $(foreach a,$(filter $(NV_KNOWN),$(CUDA_ARCH:sm_%=%)), \
+            -gencode arch=compute_$(a:90=90a)$(comma)code=sm_$(a:90=90a)) \
             $(if $(filter 90,$(CUDA_ARCH)),-gencode arch=compute_90$(comma)code=compute_90)
-NV_ALL    = -std=c++17 -O3 -lineinfo $(if $(filter native,$(CUDA_ARCH)),-arch=native,$(NV_GEN)) -I. $(DEFS) -DHAVE_SM90A=$(if $(filter 90,$(CUDA_ARCH)),1,0) $(filter -D%,$(CPPFLAGS)) \
-            $(addprefix -Xcompiler ,-Wall -Wextra $(addprefix -fsanitize=,$(subst $(comma), ,$(SAN)))) $(if $(WERR),-Werror all-warnings)
+NV_HOST   = $(addprefix -Xcompiler ,-Wall -Wextra \
+            $(addprefix -fsanitize=,$(subst $(comma), ,$(SAN))))
+NV_ALL    = -std=c++17 -O3 -lineinfo $(if $(filter native,$(CUDA_ARCH)),-arch=native,$(NV_GEN)) \
+            -I. $(DEFS) -DHAVE_SM90A=$(if $(filter 90,$(CUDA_ARCH)),1,0) $(filter -D%,$(CPPFLAGS)) \
+            $(NV_HOST) $(if $(WERR),-Werror all-warnings)
 CUDA_DIR  = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
-CUBLAS    = $(if $(wildcard $(CUDA_DIR)/lib64/libcublas.so),-Wl$(comma)-rpath$(comma)$(CUDA_DIR)/lib64 -lcublas)
-# the runtime is linked statically: the program starts on a machine without a driver and then finds no device
+CUBLAS    = $(if $(wildcard $(CUDA_DIR)/lib64/libcublas.so), \
+            -Wl$(comma)-rpath$(comma)$(CUDA_DIR)/lib64 -lcublas)
+# the runtime is linked statically: the program starts on a machine without a driver and then finds
+# no device
 CUDA_LIBS = $(call has,CUDA,-L$(CUDA_DIR)/lib64 $(CUBLAS) -lcudart_static -ldl -lrt -lstdc++)
-DEPS_LIBS = $(if $(DEPS),-L$(DEPS)/lib -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib)
-LIBS      = -Wl,--as-needed $(DEPS_LIBS) $(LDFLAGS) -lpcre2-8 -ljansson $(call has,LZ4,-llz4) $(call has,URING,-luring) $(call has,EDIT,-ledit) \
+DEPS_LIBS = $(if $(DEPS),-L$(DEPS)/lib \
+            -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib)
+LIBS      = -Wl,--as-needed $(DEPS_LIBS) $(LDFLAGS) -lpcre2-8 -ljansson \
+            $(call has,LZ4,-llz4) $(call has,URING,-luring) $(call has,EDIT,-ledit) \
             $(call has,HTTP,-lmicrohttpd) $(CUDA_LIBS) -lpthread -lm
 
-# ---- files -------------------------------------------------------------------------------------------------------------
-LIB_SRC  := $(wildcard src/*/*.c cache/*.c cache/*/*.c stream/*.c stream/*/*.c kernels/*.c kernels/cpu/*.c)
+# ---- files ---------------------------------------------------------------------------------------
+LIB_SRC  := $(sort $(shell find src cache stream kernels -name '*.c'))
 LIB_OBJ   = $(LIB_SRC:%.c=$(BUILD)/%.o) $(call has,CUDA,$(CU_SRC:%.cu=$(BUILD)/%.o))
 LIB      := $(BUILD)/libglmstream.a
-TOOL_SRC := $(wildcard tools/*/*.c)
+TOOL_SRC := $(sort $(shell find tools -name '*.c'))
 TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/%.o)
 TEST_SRC := $(wildcard tests/*/test_*.c)
 TEST_AUX := $(filter-out $(TEST_SRC) tests/fuzz/%,$(wildcard tests/*/*.c))
 TESTS    := $(addprefix $(BUILD)/tests/,$(notdir $(TEST_SRC:.c=)))
-REPLAYS  := $(patsubst tests/fuzz/fuzz_%.c,$(BUILD)/tests/fuzz/replay_%,$(wildcard tests/fuzz/fuzz_*.c))
-SOURCES   = find src cache stream kernels tools tests
-C_FILES   = $(sort $(shell $(SOURCES) -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'))
+REPLAYS  := $(patsubst tests/fuzz/fuzz_%.c,$(BUILD)/tests/fuzz/replay_%, \
+            $(wildcard tests/fuzz/fuzz_*.c))
+C_FILES   = $(sort $(shell find src cache stream kernels tools tests \
+            -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'))
 DATA_DIR := $(PREFIX)/share/glmstream
 
 all: $(LIB) $(if $(TOOL_SRC),$(BUILD)/glmstream) ## build the program (the default)
@@ -106,7 +131,7 @@ $(LIB): $(LIB_OBJ) $(BUILD)/.objects
 	$(Q)rm -f $@ && ar rcs $@ $(LIB_OBJ)
 
 $(BUILD)/glmstream: $(TOOL_OBJ)
-# tests/FOLDER/test_NAME.c becomes $(BUILD)/tests/test_NAME; every test links all support files
+# tests/FOLDER/test_NAME.c becomes $(BUILD)/tests/test_NAME; each links all support files
 $(foreach t,$(TEST_SRC),$(eval $(BUILD)/tests/$(notdir $(t:.c=)): $(t:%.c=$(BUILD)/%.o)))
 $(TESTS): $(TEST_AUX:%.c=$(BUILD)/%.o)
 $(TESTS): private LIBS += -lcmocka
@@ -130,14 +155,18 @@ $(BUILD)/tools/options/pocket.o: private LOCAL = -DGLM_DATA_DIR='"$(DATA_DIR)"'
 $(BUILD)/tools/options/pocket.o: $(BUILD)/.data_dir # where an installed program finds the pocket model
 
 # fuzzing: the whole library compiled by clang, instrumented, in its own tree
-FUZZ_ALL = -std=gnu11 -g -O1 -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all -Wno-unknown-pragmas
+FUZZ_ALL = -std=gnu11 -g -O1 -ffp-contract=off -fsanitize=address,undefined \
+           -fno-sanitize-recover=all -Wno-unknown-pragmas
+FUZZ_CPP = $(CPP_ALL) -UHAVE_CUDA -DHAVE_CUDA=0
+FUZZ_LIBS = $(filter-out $(CUDA_LIBS),$(LIBS))
 build/fuzz/fuzz_%: tests/fuzz/fuzz_%.c $(LIB_SRC:%.c=build/fuzz/%.o)
 	$(call say,LD,$@)
-	$(Q)$(FUZZ_CC) $(FUZZ_ALL) -fsanitize=fuzzer $(CPP_ALL) -UHAVE_CUDA -DHAVE_CUDA=0 -o $@ $^ $(filter-out $(CUDA_LIBS),$(LIBS))
+	$(Q)$(FUZZ_CC) $(FUZZ_ALL) -fsanitize=fuzzer $(FUZZ_CPP) -o $@ $^ $(FUZZ_LIBS)
 
 build/fuzz/%.o: %.c $(BUILD)/.flags
 	$(call say,CLANG,$<)
-	$(Q)mkdir -p $(@D) && $(FUZZ_CC) $(FUZZ_ALL) -fsanitize=fuzzer-no-link $(call isa,$<) $(CPP_ALL) -UHAVE_CUDA -DHAVE_CUDA=0 -MMD -MP -c $< -o $@
+	$(Q)mkdir -p $(@D) && $(FUZZ_CC) $(FUZZ_ALL) -fsanitize=fuzzer-no-link $(call isa,$<) \
+	  $(FUZZ_CPP) -MMD -MP -c $< -o $@
 
 # stamps, rewritten only when what they hold has changed
 $(BUILD)/.flags: new = $(CC) $(C_ALL) $(CPP_ALL) $(call has,CUDA,$(NVCC) $(NV_ALL))
@@ -145,9 +174,10 @@ $(BUILD)/.objects: new = $(LIB_OBJ)
 $(BUILD)/.data_dir: new = $(DATA_DIR)
 $(BUILD)/.libs: new = $(LDFLAGS) $(DEPS_LIBS) $(CUDA_LIBS)
 $(addprefix $(BUILD)/.,flags objects data_dir libs): FORCE
-	@mkdir -p $(@D); echo '$(new)' | cmp -s - $@ || { echo '$(new)' > $@; $(if $(filter %.flags,$@),printf '  %s\n' $(NOTES);) }
+	@mkdir -p $(@D); echo '$(new)' | cmp -s - $@ || { echo '$(new)' > $@; \
+	  $(if $(filter %.flags,$@),printf '  %s\n' $(NOTES);) }
 
-run: all ## chat with the pocket model; ARGS='-p "Define river."' passes options (installs missing packages)
+run: all ## chat with the pocket model; ARGS='-p "Define river."' passes options; installs packages
 	@$(BUILD)/glmstream $(ARGS)
 
 test: tests ## build and run all tests (installs missing packages)
@@ -157,11 +187,12 @@ tests: all $(TESTS) $(REPLAYS) ## build the tests without running them
 
 deps: ; @: ## install the Debian packages that the program needs
 
-deps-bundle: ## gather headers and libraries in deps/; `make DEPS=deps` then builds where there are no packages
+deps-bundle: ## gather headers and libraries in deps/, for `make DEPS=deps` on another machine
 	@tools/scripts/bundle_deps.sh deps
 
 config: ## print what was found and which flags are used
-	@printf '  %s\n' $(NOTES) 'mode: $(MODE)' 'compiler: $(CC) $(C_ALL)' 'defines: $(CPP_ALL)' 'libraries: $(LIBS)'
+	@printf '  %s\n' $(NOTES) 'mode: $(MODE)' 'compiler: $(CC) $(C_ALL)' 'defines: $(CPP_ALL)' \
+	  'libraries: $(LIBS)'
 
 install: all ## install into PREFIX (/usr/local), below DESTDIR if given
 	@tools/scripts/install.sh install $(BUILD) $(PREFIX) $(DESTDIR)
@@ -169,8 +200,9 @@ install: all ## install into PREFIX (/usr/local), below DESTDIR if given
 uninstall: ## remove what install put there
 	@tools/scripts/install.sh uninstall $(BUILD) $(PREFIX) $(DESTDIR)
 
-pocket: all ## convert the checkpoint in POCKET_SRC (../shared/pocket) into tools/pocket/pocket.gguf
-	$(BUILD)/glmstream convert $(POCKET_SRC) -o tools/pocket/pocket.gguf --recipe q8 --types '$(POCKET_TYPES)'
+pocket: all ## convert the checkpoint in POCKET_SRC into tools/pocket/pocket.gguf
+	$(BUILD)/glmstream convert $(POCKET_SRC) -o tools/pocket/pocket.gguf --recipe q8 \
+	  --types '$(POCKET_TYPES)'
 
 lint: ## layers, format, shellcheck, cppcheck, clang-tidy
 	@tools/scripts/lint.sh $(CPP_ALL)
@@ -179,11 +211,12 @@ format: ## rewrite the sources in the house style
 	clang-format -i $(C_FILES)
 
 format-check: ## say where the sources leave the house style
-	@for f in $(C_FILES); do clang-format $$f | cmp -s $$f - || { echo "$$f leaves the house style"; bad=1; }; done; [ -z "$$bad" ]
+	@clang-format --dry-run --Werror $(C_FILES)
 
 fuzz: build/fuzz/fuzz_$(T) ## fuzz one parser: T=NAME of tests/fuzz/fuzz_NAME.c (gguf), SECONDS=60
 	@mkdir -p build/fuzz/corpus/$(T) tests/fuzz/corpus/$(T)
-	$< -max_total_time=$(SECONDS) -timeout=10 -artifact_prefix=build/fuzz/$(T)- build/fuzz/corpus/$(T) tests/fuzz/corpus/$(T)
+	$< -max_total_time=$(SECONDS) -timeout=10 -artifact_prefix=build/fuzz/$(T)- \
+	  build/fuzz/corpus/$(T) tests/fuzz/corpus/$(T)
 
 bench: all ## measure this machine: disk, copies, ops, prefill, decode
 	@$(BUILD)/glmstream bench all $(ARGS)
@@ -193,11 +226,13 @@ clean: ## remove build/
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
-	@echo 'variables: CUDA=auto|0|1 CUDA_ARCH="80 90"|native SAN=address,undefined|thread DEPS=folder WERROR=1 V=1'
-	@echo '           WITH_URING WITH_LZ4 WITH_EDIT WITH_HTTP=auto|0|1 PREFIX DESTDIR CC CFLAGS CPPFLAGS LDFLAGS'
+	@echo 'variables: CUDA=auto|0|1 CUDA_ARCH="80 90"|native SAN=address,undefined|thread DEPS=folder'
+	@echo '           WITH_URING WITH_LZ4 WITH_EDIT WITH_HTTP=auto|0|1 WERROR=1 V=1 PREFIX DESTDIR'
+	@echo '           CC CFLAGS CPPFLAGS LDFLAGS'
 
 FORCE:
-.PHONY: all run test tests deps deps-bundle config install uninstall pocket lint format format-check fuzz bench clean help FORCE
+.PHONY: all run test tests deps deps-bundle config install uninstall pocket lint format \
+        format-check fuzz bench clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 -include $(shell find $(BUILD) build/fuzz -name '*.d' 2>/dev/null)
