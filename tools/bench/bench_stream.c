@@ -119,9 +119,7 @@ static int take_samples(struct stream_job *j, struct err *e)
 		if (rc == ERR_MEMORY) {
 			j->no_cached = true;
 			log_info("bench: memory does not hold all experts: the computing time is that of the "
-					 "streamed "
-					 "run less its "
-					 "waits");
+					 "streamed run less its waits");
 		} else if (rc) {
 			return rc;
 		}
@@ -166,14 +164,11 @@ static void add_row(struct stream_job *j, struct row *row)
 	if (b->format != BENCH_TEXT)
 		return;
 	printf("         lookahead %d: %.3g ms a token are %.2f times the bound of %.3g ms (computing "
-		   "%.3g, "
-		   "reading %.3g). ",
+		   "%.3g, reading %.3g). ",
 		ahead, ms, ms / j->bound_ms, j->bound_ms, j->compute_ms, j->read_ms);
 	if (gap <= 0)
 		printf("Faster than its bound: the machine was busy while that was measured. Repeat on a "
-			   "quiet "
-			   "machine, or with "
-			   "more --repeats.\n");
+			   "quiet machine, or with more --repeats.\n");
 	else
 		printf("Of the gap of %.3g ms, %.3g ms are waits not hidden and %.3g ms other work.\n", gap,
 			MIN(d->wait_ms, gap), MAX(gap - d->wait_ms, 0.0));

@@ -154,125 +154,49 @@ int cmd_bench(int argc, char **argv, struct err *e)
 	const uint64_t start_ns = clock_ns();
 	struct bench_opts o = {.n_prompt = 256, .n_new = 32, .repeats = 5, .seconds = 0.1f};
 	const struct arg own[] = {
-		{.name = "repeats",
-			.kind = ARG_UINT,
-			.u32 = &o.repeats,
-			.min = 1,
-			.max = BENCH_MAX_REPEATS,
-			.value = "N",
-			.help = "samples of each figure",
-			.fallback = "5"},
-		{.name = "seconds",
-			.kind = ARG_FLOAT,
-			.f32 = &o.seconds,
-			.max = 3600,
-			.value = "S",
-			.help = "least length of a sample",
-			.fallback = "0.1"},
-		{.name = "mb",
-			.kind = ARG_UINT,
-			.u32 = &o.mb,
-			.min = 1,
-			.max = 1 << 20,
-			.value = "N",
+		{"repeats", 0, ARG_UINT, .u32 = &o.repeats, .min = 1, .max = BENCH_MAX_REPEATS,
+			.value = "N", .help = "samples of each figure", .fallback = "5"},
+		{"seconds", 0, ARG_FLOAT, .f32 = &o.seconds, .max = 3600, .value = "S",
+			.help = "least length of a sample", .fallback = "0.1"},
+		{"mb", 0, ARG_UINT, .u32 = &o.mb, .min = 1, .max = 1 << 20, .value = "N",
 			.help = "MiB of each array whose bandwidth is measured",
 			.fallback = "four last-level caches, at most 640"},
-		{.name = "only",
-			.kind = ARG_STRING,
-			.string = &o.only,
-			.value = "TEXT",
+		{"only", 0, ARG_STRING, .string = &o.only, .value = "TEXT",
 			.help = "ops whose shape, name or type holds this text: \"pocket\", \"expert_ffn\", "
-					"\"glm-5.2 "
-					"matmul q_a Q4_K\""},
-		{.name = "prompt",
-			.letter = 'p',
-			.kind = ARG_STRING,
-			.string = &o.prompts,
-			.value = "N",
+					"\"glm-5.2 matmul q_a Q4_K\""},
+		{"prompt", 'p', ARG_STRING, .string = &o.prompts, .value = "N",
 			.help =
 				"tokens of the prompt in prefill and decode; prefill takes a list (512,2048,8192)",
 			.fallback = "256, with --routing 1"},
-		{.letter = 'n',
-			.kind = ARG_UINT,
-			.u32 = &o.n_new,
-			.given = &o.new_given,
-			.min = 1,
-			.max = INT32_MAX,
-			.value = "N",
-			.help = "tokens decoded",
-			.fallback = "32, with --routing 768"},
-		{.name = "file",
-			.letter = 'f',
-			.kind = ARG_STRING,
-			.string = &o.read.path,
-			.value = "FILE",
+		{NULL, 'n', ARG_UINT, .u32 = &o.n_new, .given = &o.new_given, .min = 1, .max = INT32_MAX,
+			.value = "N", .help = "tokens decoded", .fallback = "32, with --routing 768"},
+		{"file", 'f', ARG_STRING, .string = &o.read.path, .value = "FILE",
 			.help = "file that bench read reads, text that bench session computes",
 			.fallback = "random bytes made for it, in --dir; random tokens"},
-		{.name = "dir",
-			.kind = ARG_STRING,
-			.string = &o.read.dir,
-			.value = "DIR",
-			.help = "where that file is made, or the session file",
-			.fallback = "here"},
-		{.name = "gb",
-			.kind = ARG_SIZE_GB,
-			.u64 = &o.read.bytes,
-			.max = 1000,
-			.above_min = true,
-			.value = "G",
-			.help = "read so much per sample",
-			.fallback = "4, in bench all 1"},
-		{.name = "slice-kb",
-			.kind = ARG_UINT,
-			.u32 = &o.slice_kib,
-			.min = 4,
-			.max = 262144,
-			.value = "K",
-			.help = "KiB of one read, a multiple of 4",
-			.fallback = "1024"},
-		{.name = "depth",
-			.kind = ARG_UINT,
-			.u32 = &o.depth,
-			.min = 1,
-			.max = READER_DEPTH_MAX,
-			.value = "N",
-			.help = "reads in flight",
-			.fallback = "1, 4, 16, 32 and 64, one after the other"},
-		{.name = "routing",
-			.kind = ARG_STRING,
-			.string = &o.common.routing,
-			.value = "TRACE",
+		{"dir", 0, ARG_STRING, .string = &o.read.dir, .value = "DIR",
+			.help = "where that file is made, or the session file", .fallback = "here"},
+		{"gb", 0, ARG_SIZE_GB, .u64 = &o.read.bytes, .max = 1000, .above_min = true, .value = "G",
+			.help = "read so much per sample", .fallback = "4, in bench all 1"},
+		{"slice-kb", 0, ARG_UINT, .u32 = &o.slice_kib, .min = 4, .max = 262144, .value = "K",
+			.help = "KiB of one read, a multiple of 4", .fallback = "1024"},
+		{"depth", 0, ARG_UINT, .u32 = &o.depth, .min = 1, .max = READER_DEPTH_MAX, .value = "N",
+			.help = "reads in flight", .fallback = "1, 4, 16, 32 and 64, one after the other"},
+		{"routing", 0, ARG_STRING, .string = &o.common.routing, .value = "TRACE",
 			.help = "decode uses the experts that this trace names, and its guesses for lookahead, "
-					"in place of "
-					"the router's picks",
+					"in place of the router's picks",
 			.fallback = "the model's own routing"},
-		{.name = "resident",
-			.kind = ARG_UINT,
-			.u32 = &o.common.confine,
-			.min = 1,
-			.max = CONFIG_MAX_EXPERTS,
+		{"resident", 0, ARG_UINT, .u32 = &o.common.confine, .min = 1, .max = CONFIG_MAX_EXPERTS,
 			.value = "N",
 			.help = "decode uses only the first N experts of each layer, which are read before: "
-					"what the "
-					"processor takes when nothing is missing"},
-		{.name = "most-seconds",
-			.kind = ARG_FLOAT,
-			.f32 = &o.most_seconds,
-			.max = 86400,
-			.value = "S",
+					"what the processor takes when nothing is missing"},
+		{"most-seconds", 0, ARG_FLOAT, .f32 = &o.most_seconds, .max = 86400, .value = "S",
 			.help = "decode with --routing or --resident, or prefill with --cache-gb, for at most "
-					"so long "
-					"and report what is there",
+					"so long and report what is there",
 			.fallback = "until all is done"},
-		{.name = "no-fio",
-			.kind = ARG_FLAG,
-			.flag = &o.read.no_fio,
+		{"no-fio", 0, ARG_FLAG, .flag = &o.read.no_fio,
 			.help = "do not run fio beside our readers"},
-		{.name = "csv", .kind = ARG_FLAG, .flag = &o.csv, .help = "comma-separated values"},
-		{.name = "json",
-			.kind = ARG_FLAG,
-			.flag = &o.json,
-			.help = "one JSON object after the last figure"},
+		{"csv", 0, ARG_FLAG, .flag = &o.csv, .help = "comma-separated values"},
+		{"json", 0, ARG_FLAG, .flag = &o.json, .help = "one JSON object after the last figure"},
 	};
 	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, common_opts_group(&o.common)};
 	const struct arg positional = {.kind = ARG_CHOICE,
@@ -285,16 +209,13 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		.usage = "read|copy|ops|prefill|decode|session|all [options]",
 		.about =
 			"read: the disk through our readers, beside fio if it is installed. copy: memory "
-			"bandwidth "
-			"and multiply-adds of this machine's processor. ops: every operation alone, at the "
-			"shapes of the pocket model and of GLM-5.2. prefill, decode: a whole model; decode "
-			"with "
-			"--cache-gb also with lookahead 0, 1 and 2, against the time that computing alone or "
-			"reading alone takes; with --routing one long answer of a single engine, from the "
-			"command to the steady state. session: saving and reading a prompt of -p tokens "
-			"against "
-			"computing it, and what compression would gain. One line per figure: median, "
-			"spread, share of the limit measured in the same run.",
+			"bandwidth and multiply-adds of this machine's processor. ops: every operation alone, "
+			"at the shapes of the pocket model and of GLM-5.2. prefill, decode: a whole model; "
+			"decode with --cache-gb also with lookahead 0, 1 and 2, against the time that "
+			"computing alone or reading alone takes; with --routing one long answer of a single "
+			"engine, from the command to the steady state. session: saving and reading a prompt of "
+			"-p tokens against computing it, and what compression would gain. One line per figure: "
+			"median, spread, share of the limit measured in the same run.",
 		.example =
 			"glmstream bench all\nglmstream bench ops --only 'glm-5.2 expert_ffn' --json\n"
 			"glmstream bench decode -m MODEL.gguf --cache-gb 60 -n 128\n"
@@ -322,8 +243,7 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		!(o.parts == PART_PREFILL && o.common.cache_bytes))
 		return err_set(e, ERR_USAGE,
 			"--most-seconds belongs to bench decode with --routing or --resident and to bench "
-			"prefill with "
-			"--cache-gb");
+			"prefill with --cache-gb");
 	if (o.common.routing || o.common.confine) {
 		o.n_prompt = o.prompts ? o.n_prompt : 1; /* the first token finds a cold cache */
 		o.n_new = o.new_given ? o.n_new : 768;

@@ -22,8 +22,7 @@
 #define COPY_BYTES  256000000u
 #define REAP_MOST   32
 
-/* ---- the drive
- * ------------------------------------------------------------------------------------------ */
+/* ---- the drive ---- */
 
 /* The place in the list that reading by slices has come to. */
 struct cursor {
@@ -297,8 +296,7 @@ void measure_drive_close(struct measure_drive *d)
 	free(d);
 }
 
-/* ---- memory
- * --------------------------------------------------------------------------------------------- */
+/* ---- memory ---- */
 
 int measure_copy(int repeats, struct bench_spread *bytes_s, struct err *e)
 {
@@ -325,8 +323,7 @@ int measure_copy(int repeats, struct bench_spread *bytes_s, struct err *e)
 	return rc;
 }
 
-/* ---- decoding
- * ------------------------------------------------------------------------------------------- */
+/* ---- decoding ---- */
 
 static int decode_repeats(struct session *s, const int32_t *ids, uint32_t n, uint32_t n_new,
 	int repeats, struct measure_decode *out, struct err *e)

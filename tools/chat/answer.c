@@ -56,8 +56,7 @@ int answer_close(struct answer *a, int rc, struct err *e)
 	return rc;
 }
 
-/* ---- while it runs
- * -------------------------------------------------------------------------------------- */
+/* ---- while it runs ---- */
 
 /* What generate calls back. */
 struct run {

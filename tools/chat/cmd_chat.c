@@ -57,8 +57,7 @@ static enum outcome do_stats(struct answer *a, const char *argument)
 	struct engine_sizes z = engine_sizes(a->engine);
 	fprintf(stderr,
 		"memory: %.3f GB resident weights, %.3f GB caches, %.3f GB workspace; a token uses %.3f GB "
-		"of them "
-		"and %.3f GB of experts\n",
+		"of them and %.3f GB of experts\n",
 		(double)z.resident_bytes * 1e-9, (double)z.kv_bytes * 1e-9,
 		(double)z.workspace_bytes * 1e-9, (double)z.resident_per_token * 1e-9,
 		(double)z.experts_per_token * 1e-9);

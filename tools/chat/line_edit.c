@@ -55,8 +55,7 @@ char *line_edit_history_path(void)
 	return home && *home ? mem_printf("%s/.local/state/glmstream/history", home) : NULL;
 }
 
-/* ---- libedit
- * -------------------------------------------------------------------------------------------- */
+/* ---- libedit ---- */
 
 #if HAVE_EDIT
 static char *show_prompt(EditLine *editor)
@@ -195,9 +194,7 @@ static void remember(struct line_edit *l, const char *text)
 }
 #endif
 
-/* ---- both
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- both ---- */
 
 struct line_edit *line_edit_new(const char *history_file)
 {

@@ -20,20 +20,16 @@ int cmd_render(int argc, char **argv, struct err *e)
 			.help = POCKET_MODEL_HELP ", or a tokenizer.json", .fallback = POCKET_FALLBACK},
 		{"ids", 0, ARG_FLAG, .flag = &as_ids,
 			.help = "write token ids; what messages contain stays text, only the template's own "
-					"control "
-					"tokens become ids of such"},
+					"control tokens become ids of such"},
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
 	const struct args args = {
 		.command = "glmstream render",
 		.usage = "[-m MODEL] [--ids] < chat.json",
 		.about = "Reads {\"messages\": [...], \"tools\": [...], \"options\": {...}} from standard "
-				 "input and "
-				 "writes the prompt by GLM-5.2's chat "
-				 "template. Options: add_generation_prompt (true), enable_thinking (true), "
-				 "reasoning_effort "
-				 "(\"high\" or any other word for max), "
-				 "clear_thinking.",
+				 "input and writes the prompt by GLM-5.2's chat template. Options: "
+				 "add_generation_prompt (true), enable_thinking (true), reasoning_effort (\"high\" "
+				 "or any other word for max), clear_thinking.",
 		.example =
 			"echo '{\"messages\":[{\"role\":\"user\",\"content\":\"Hello!\"}]}' | glmstream render",
 		.groups = groups,

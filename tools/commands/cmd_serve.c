@@ -30,80 +30,35 @@ struct serve_opts {
 static int parse(struct serve_opts *o, int argc, char **argv, struct err *e)
 {
 	const struct arg list[] = {
-		{.name = "host",
-			.kind = ARG_STRING,
-			.string = &o->host,
-			.value = "ADDRESS",
+		{"host", 0, ARG_STRING, .string = &o->host, .value = "ADDRESS",
 			.help = "where to listen; without --api-key everybody who reaches it may use it",
 			.fallback = "127.0.0.1"},
-		{.name = "port",
-			.kind = ARG_UINT,
-			.u32 = &o->port,
-			.max = 65535,
-			.value = "N",
-			.help = "0: any that is free; the first line on stdout says which",
-			.fallback = "8080"},
-		{.name = "api-key",
-			.kind = ARG_STRING,
-			.string = &o->api_key,
-			.value = "KEY",
+		{"port", 0, ARG_UINT, .u32 = &o->port, .max = 65535, .value = "N",
+			.help = "0: any that is free; the first line on stdout says which", .fallback = "8080"},
+		{"api-key", 0, ARG_STRING, .string = &o->api_key, .value = "KEY",
 			.help = "what clients must send (Authorization: Bearer KEY, or x-api-key)",
 			.fallback = "the environment's GLMSTREAM_API_KEY, else none"},
-		{.name = "sessions",
-			.kind = ARG_UINT,
-			.u32 = &o->sessions,
-			.min = 1,
-			.max = 64,
-			.value = "N",
+		{"sessions", 0, ARG_UINT, .u32 = &o->sessions, .min = 1, .max = 64, .value = "N",
 			.help = "timelines kept at the same time; up to 8 of them write in one step; each has "
-					"the whole "
-					"context",
+					"the whole context",
 			.fallback = "4"},
-		{.name = "queue",
-			.kind = ARG_UINT,
-			.u32 = &o->queue,
-			.max = 100000,
-			.value = "N",
+		{"queue", 0, ARG_UINT, .u32 = &o->queue, .max = 100000, .value = "N",
 			.help = "most answers that wait for a session; more are refused (429)",
 			.fallback = "128"},
-		{.name = "model-name",
-			.kind = ARG_STRING,
-			.string = &o->name,
-			.value = "NAME",
-			.help = "the model's name in the API",
-			.fallback = "the file's name without .gguf"},
-		{.name = "any-model",
-			.kind = ARG_FLAG,
-			.flag = &o->any_model,
+		{"model-name", 0, ARG_STRING, .string = &o->name, .value = "NAME",
+			.help = "the model's name in the API", .fallback = "the file's name without .gguf"},
+		{"any-model", 0, ARG_FLAG, .flag = &o->any_model,
 			.help = "answer requests that name another model too"},
-		{.name = "allow-host",
-			.kind = ARG_STRING,
-			.string = &o->allow_host,
-			.value = "NAME",
+		{"allow-host", 0, ARG_STRING, .string = &o->allow_host, .value = "NAME",
 			.help = "another name that the Host header may have (behind a proxy)",
 			.fallback = "on a loopback address only localhost and addresses of it"},
-		{.name = "cors",
-			.kind = ARG_STRING,
-			.string = &o->cors,
-			.value = "ORIGIN",
+		{"cors", 0, ARG_STRING, .string = &o->cors, .value = "ORIGIN",
 			.help = "let web pages of this origin (or *) use the API",
 			.fallback = "only the server's own page"},
-		{.name = "max-connections",
-			.kind = ARG_UINT,
-			.u32 = &o->connections,
-			.min = 4,
-			.max = 4096,
-			.value = "N",
-			.help = "open connections; more wait",
-			.fallback = "512"},
-		{.name = "max-body-mb",
-			.kind = ARG_UINT,
-			.u32 = &o->max_body_mb,
-			.min = 1,
-			.max = 1024,
-			.value = "N",
-			.help = "largest request, in 10^6 bytes",
-			.fallback = "32"},
+		{"max-connections", 0, ARG_UINT, .u32 = &o->connections, .min = 4, .max = 4096,
+			.value = "N", .help = "open connections; more wait", .fallback = "512"},
+		{"max-body-mb", 0, ARG_UINT, .u32 = &o->max_body_mb, .min = 1, .max = 1024, .value = "N",
+			.help = "largest request, in 10^6 bytes", .fallback = "32"},
 	};
 	struct arg_group groups[] = {common_opts_group(&o->common), {"Server", list, ARRAY_LEN(list)},
 		prefix_opts_group(&o->prefix)};
@@ -111,10 +66,9 @@ static int parse(struct serve_opts *o, int argc, char **argv, struct err *e)
 		.command = "glmstream serve",
 		.usage = "[-m MODEL] [options]",
 		.about = "Serves the model over HTTP: OpenAI's /v1/chat/completions, /v1/completions, "
-				 "/v1/responses and "
-				 "/v1/models, Anthropic's /v1/messages, /health, /metrics, and a page at /. "
-				 "SIGTERM lets answers "
-				 "end for 3.5 seconds, then cuts them; a second one ends at once.",
+				 "/v1/responses and /v1/models, Anthropic's /v1/messages, /health, /metrics, and a "
+				 "page at /. SIGTERM lets answers end for 3.5 seconds, then cuts them; a second "
+				 "one ends at once.",
 		.see = "glmstream serve --help",
 		.example =
 			"glmstream serve -m glm52-iq2.gguf --cache-gb 100 --sessions 4 --port 8080\n"
@@ -146,8 +100,7 @@ static void say_hello(const struct serve_opts *o, const struct server *s, const 
 	bool v6 = strchr(o->host, ':') != NULL;
 	if (!server_is_loopback(s) && !o->api_key)
 		log_warn("%s can be reached from other machines and there is no --api-key: anybody there "
-				 "may use the "
-				 "model",
+				 "may use the model",
 			o->host);
 	log_info("model \"%s\", %u sessions, up to %u waiting; %s", name, o->sessions, o->queue,
 		o->api_key ? "with an API key" : "no API key");

@@ -34,9 +34,8 @@ int cmd_tokenize(int argc, char **argv, struct err *e)
 		.command = "glmstream tokenize",
 		.usage = "[-m MODEL] [--special] [--decode]",
 		.about = "Reads text from standard input and writes its token ids on one line; with "
-				 "--decode the "
-				 "other way round. "
-				 "Without --special every character is text, as in what users write.",
+				 "--decode the other way round. Without --special every character is text, as in "
+				 "what users write.",
 		.example = "echo -n 'Hello, world!' | glmstream tokenize -m glm52-q2.gguf",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),

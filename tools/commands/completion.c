@@ -31,9 +31,7 @@ static void put_words(const struct arg_word *w)
 		printf("%s%s", w->word, w[1].word ? " " : "");
 }
 
-/* ---- bash
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- bash ---- */
 
 /* Command and part are one word of the tables: "trace_show". */
 static void put_key(const char *name)
@@ -140,8 +138,7 @@ int completion_print_bash(const struct command *commands, size_t n, struct err *
 		"'\n"
 		"_glmstream() {\n"
 		"\tlocal word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} command=run "
-		"from=1 n=1 "
-		"i values\n"
+		"from=1 n=1 i values\n"
 		"\tCOMPREPLY=()\n"
 		"\t# the word breaks at =: --policy=l is three words\n"
 		"\tif [[ $word == = ]]; then\n\t\tword=\n"
@@ -184,9 +181,7 @@ int completion_print_bash(const struct command *commands, size_t n, struct err *
 	return 0;
 }
 
-/* ---- zsh
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- zsh ---- */
 
 /* Inside '[...]' of an _arguments specification, itself in single quotes. */
 static void zsh_text(const char *text)

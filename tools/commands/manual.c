@@ -11,8 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- visiting
- * ------------------------------------------------------------------------------------------- */
+/* ---- visiting ---- */
 
 struct visit {
 	const struct manual_visitor *v;
@@ -69,8 +68,7 @@ int manual_visit(
 	return 0;
 }
 
-/* ---- the manual page
- * ------------------------------------------------------------------------------------ */
+/* ---- the manual page ---- */
 
 /* Text for roff: no line begins with a control character, backslashes and dashes are what they look
  * like. */
@@ -191,13 +189,10 @@ static const char head[] =
 	".SH DESCRIPTION\n"
 	"Without a command: a chat on a terminal; one answer with \\fB\\-p\\fR or \\fB\\-f\\fR; lines "
 	"of a pipe "
-	"are turns of "
-	"one conversation. Answers go to standard output, everything else to standard error. Without "
-	"\\fB\\-m\\fR the small "
-	"model that ships with the program is used. Every command prints its options with "
-	"\\fB\\-\\-help\\fR. "
-	"Sizes are in "
-	"GB of 10^9 bytes, decimals allowed.\n"
+	"are turns of one conversation. Answers go to standard output, everything else to standard "
+	"error. Without \\fB\\-m\\fR the small model that ships with the program is used. Every "
+	"command prints its options with \\fB\\-\\-help\\fR. Sizes are in GB of 10^9 bytes, decimals "
+	"allowed.\n"
 	".SH COMMANDS\n";
 
 static void put_chat(void)
@@ -205,9 +200,7 @@ static void put_chat(void)
 	const char *text[3];
 	fputs(".SH IN THE CHAT\n"
 		  "Ctrl+C stops an answer and keeps the chat, Ctrl+D leaves. A backslash at the end of a "
-		  "line "
-		  "continues it on the next; "
-		  "several pasted lines are one message.\n",
+		  "line continues it on the next; several pasted lines are one message.\n",
 		stdout);
 	for (size_t i = 0; chat_command(i, text); i++) {
 		printf(".TP\n\\fB");

@@ -272,62 +272,25 @@ static int convert(struct work *w, struct err *e)
 static int parse(int argc, char **argv, struct options *o, struct err *e)
 {
 	const struct arg options[] = {
-		{.name = "output",
-			.letter = 'o',
-			.kind = ARG_STRING,
-			.string = &o->out,
-			.value = "OUT.gguf",
+		{"output", 'o', ARG_STRING, .string = &o->out, .value = "OUT.gguf",
 			.help = "file to write; with --split-gb OUT-00001-of-0000N.gguf"},
-		{.name = "recipe",
-			.kind = ARG_STRING,
-			.string = &o->recipe_name,
-			.value = "NAME",
-			.required = true,
+		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .value = "NAME", .required = true,
 			.help = "f32, bf16: every matrix in that type; q8, q4, q2, iq2: experts as Q8_0, Q4_K, "
-					"Q2_K, "
-					"IQ2_XXS and other "
-					"matrices as Q8_0"},
-		{.name = "types",
-			.kind = ARG_STRING,
-			.string = &o->types_text,
-			.value = "PATTERN=TYPE,...",
+					"Q2_K, IQ2_XXS and other matrices as Q8_0"},
+		{"types", 0, ARG_STRING, .string = &o->types_text, .value = "PATTERN=TYPE,...",
 			.help = "exceptions to the recipe: tensors whose GGUF name matches the shell pattern "
-					"get that "
-					"type; the first match "
-					"counts"},
-		{.name = "dry-run",
-			.kind = ARG_FLAG,
-			.flag = &o->dry_run,
+					"get that type; the first match counts"},
+		{"dry-run", 0, ARG_FLAG, .flag = &o->dry_run,
 			.help = "print what would be written, to the byte, and stop"},
-		{.name = "imatrix",
-			.kind = ARG_STRING,
-			.string = &o->imatrix,
-			.value = "FILE",
+		{"imatrix", 0, ARG_STRING, .string = &o->imatrix, .value = "FILE",
 			.help = "importance matrix of llama.cpp (GGUF or .dat) for q4, q2 and iq2",
 			.fallback = "iq2: column energy"},
-		{.name = "jobs",
-			.letter = 'j',
-			.kind = ARG_UINT,
-			.u32 = &o->jobs,
-			.min = 1,
-			.max = MAX_JOBS,
-			.value = "N",
-			.help = "worker threads",
-			.fallback = "all cores"},
-		{.name = "split-gb",
-			.kind = ARG_SIZE_GB,
-			.u64 = &o->split_bytes,
-			.min = 0,
-			.max = 1e9,
-			.above_min = true,
-			.value = "G",
-			.help = "largest file of a split output, in 10^9 bytes",
-			.fallback = "one file"},
-		{.name = "quiet",
-			.letter = 'q',
-			.kind = ARG_FLAG,
-			.flag = &o->quiet,
-			.help = "no progress"},
+		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = MAX_JOBS, .value = "N",
+			.help = "worker threads", .fallback = "all cores"},
+		{"split-gb", 0, ARG_SIZE_GB, .u64 = &o->split_bytes, .min = 0, .max = 1e9,
+			.above_min = true, .value = "G",
+			.help = "largest file of a split output, in 10^9 bytes", .fallback = "one file"},
+		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
 	};
 	const struct arg positional[] = {
 		{.kind = ARG_STRING,
@@ -340,12 +303,9 @@ static int parse(int argc, char **argv, struct options *o, struct err *e)
 	const struct args args = {.command = "glmstream convert",
 		.usage = "SRC_DIR -o OUT.gguf --recipe NAME [options]",
 		.about = "Hugging Face safetensors (BF16, F16, F32, or FP8 with 128 x 128 block scales) to "
-				 "GGUF. "
-				 "Memory use does not "
-				 "grow with the model. A conversion that was interrupted goes on where it stood "
-				 "when the "
-				 "same command is "
-				 "given again; OUT.gguf appears only when it is complete.",
+				 "GGUF. Memory use does not grow with the model. A conversion that was interrupted "
+				 "goes on where it stood when the same command is given again; OUT.gguf appears "
+				 "only when it is complete.",
 		.example = "glmstream convert GLM-5.2-FP8 -o glm52-q2.gguf --recipe q2\n"
 				   "glmstream convert GLM-5.2 --recipe iq2 --dry-run",
 		.groups = groups,

@@ -115,15 +115,9 @@ int cmd_compare(int argc, char **argv, struct err *e)
 	uint32_t vocab = 0;
 	bool json = false;
 	const struct arg options[] = {
-		{.name = "vocab",
-			.kind = ARG_UINT,
-			.u32 = &vocab,
-			.min = 1,
-			.max = UINT32_MAX,
-			.value = "N",
-			.help = "values in a row",
-			.fallback = "the whole file is one row"},
-		{.name = "json", .kind = ARG_FLAG, .flag = &json, .help = "print one JSON object"},
+		{"vocab", 0, ARG_UINT, .u32 = &vocab, .min = 1, .max = UINT32_MAX, .value = "N",
+			.help = "values in a row", .fallback = "the whole file is one row"},
+		{"json", 0, ARG_FLAG, .flag = &json, .help = "print one JSON object"},
 	};
 	const struct arg_group group = {NULL, options, ARRAY_LEN(options)};
 	const struct arg positional[] = {
@@ -133,11 +127,9 @@ int cmd_compare(int argc, char **argv, struct err *e)
 	const struct args args = {.command = "glmstream compare",
 		.usage = "A.f32 B.f32 [--vocab N] [--json]",
 		.about = "Compares two files of logits row by row: largest absolute difference, root mean "
-				 "square "
-				 "difference, "
-				 "cosine, whether both rank the same token first, and the Kullback-Leibler "
-				 "divergence of B from A "
-				 "in nats; then the worst and the mean of all rows.",
+				 "square difference, cosine, whether both rank the same token first, and the "
+				 "Kullback-Leibler divergence of B from A in nats; then the worst and the mean of "
+				 "all rows.",
 		.example = "glmstream compare gpu.f32 cpu.f32 --vocab 154880",
 		.groups = &group,
 		.n_groups = 1,
@@ -213,9 +205,8 @@ int cmd_compare(int argc, char **argv, struct err *e)
 		json_object_set(o, "per_row", list);
 		json_out_line(stdout, o);
 	} else {
-		printf(
-			"%llu row%s of %u: max abs diff %.6g, mean rms diff %.6g, cosine %.10f (worst %.10f), "
-			"top 1 agrees in %.2f %%, KL %.6g nats (worst %.6g)\n",
+		printf("%llu row%s of %u: max abs diff %.6g, mean rms diff %.6g, cosine %.10f (worst "
+			   "%.10f), top 1 agrees in %.2f %%, KL %.6g nats (worst %.6g)\n",
 			(unsigned long long)rows, rows == 1 ? "" : "s", vocab, max_abs, rms / n, cosine / n,
 			cosine_min, 100 * (double)equal / n, kl / n, kl_max);
 	}

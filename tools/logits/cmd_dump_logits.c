@@ -38,9 +38,7 @@ static int write_row(void *user, uint32_t at, const float *row, struct err *e)
 	return 0;
 }
 
-/* ---- taps
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- taps ---- */
 
 static int new_taps(
 	struct session_taps *t, const struct model_config *c, uint32_t n_tokens, struct err *e)
@@ -103,8 +101,7 @@ static void write_taps(
 	free(list);
 }
 
-/* ---- the command
- * ---------------------------------------------------------------------------------------- */
+/* ---- the command ---- */
 
 static int dump_mtp(struct session *s, const int32_t *ids, uint32_t n,
 	const struct session_watch *watch, struct rows_out *o, struct err *e)
@@ -134,48 +131,27 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 	const char *ids_path = "", *out_path = "", *taps_path = NULL;
 	bool all = false, mtp = false;
 	const struct arg own[] = {
-		{.name = "ids",
-			.kind = ARG_STRING,
-			.string = &ids_path,
-			.value = "FILE",
-			.required = true,
+		{"ids", 0, ARG_STRING, .string = &ids_path, .value = "FILE", .required = true,
 			.help = "whitespace-separated token ids (- is stdin)"},
-		{.name = "output",
-			.letter = 'o',
-			.kind = ARG_STRING,
-			.string = &out_path,
-			.value = "OUT.f32",
-			.required = true,
+		{"output", 'o', ARG_STRING, .string = &out_path, .value = "OUT.f32", .required = true,
 			.help = "little-endian float32 rows of all logits (- is stdout)"},
-		{.name = "all",
-			.kind = ARG_FLAG,
-			.flag = &all,
-			.help = "a row for every position, not only the last"},
-		{.name = "mtp",
-			.kind = ARG_FLAG,
-			.flag = &mtp,
+		{"all", 0, ARG_FLAG, .flag = &all, .help = "a row for every position, not only the last"},
+		{"mtp", 0, ARG_FLAG, .flag = &mtp,
 			.help =
 				"the MTP layer's logits at the last position, the next token being the likeliest"},
-		{.name = "taps",
-			.kind = ARG_STRING,
-			.string = &taps_path,
-			.value = "FILE",
+		{"taps", 0, ARG_STRING, .string = &taps_path, .value = "FILE",
 			.help = "also write what happened inside: safetensors with resid_last, router, "
 					"index_topk_last.L"},
-		{.name = "kv-f32",
-			.kind = ARG_FLAG,
-			.flag = &common.kv_f32,
+		{"kv-f32", 0, ARG_FLAG, .flag = &common.kv_f32,
 			.help = "keep the cache in float32 instead of 16 bit"},
 	};
 	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, common_opts_group(&common)};
 	const struct args args = {.command = "glmstream dump-logits",
 		.usage = "-m MODEL --ids FILE -o OUT.f32 [options]",
 		.about = "Computes a sequence of token ids and writes logits. Prints {\"rows\", \"vocab\", "
-				 "\"logits_hash\"} on "
-				 "stdout.",
+				 "\"logits_hash\"} on stdout.",
 		.example = "glmstream tokenize -m MODEL < text.txt | glmstream dump-logits -m MODEL --ids "
-				   "- --all -o "
-				   "logits.f32",
+				   "- --all -o logits.f32",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups)};
 	int rc = report_parse(&args, argc, argv, e);

@@ -63,39 +63,22 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 	bool json = false, special = false;
 	uint32_t max_chunks = 0;
 	const struct arg own[] = {
-		{.name = "file",
-			.letter = 'f',
-			.kind = ARG_STRING,
-			.string = &path,
-			.value = "TEXT",
-			.required = true,
+		{"file", 'f', ARG_STRING, .string = &path, .value = "TEXT", .required = true,
 			.help = "UTF-8 text to score (- is stdin)"},
-		{.name = "chunks",
-			.kind = ARG_UINT,
-			.u32 = &max_chunks,
-			.min = 1,
-			.max = INT32_MAX,
-			.value = "N",
-			.help = "stop after N chunks",
-			.fallback = "all"},
-		{.name = "special",
-			.kind = ARG_FLAG,
-			.flag = &special,
+		{"chunks", 0, ARG_UINT, .u32 = &max_chunks, .min = 1, .max = INT32_MAX, .value = "N",
+			.help = "stop after N chunks", .fallback = "all"},
+		{"special", 0, ARG_FLAG, .flag = &special,
 			.help = "added tokens in the text are tokens, not text"},
-		{.name = "kv-f32",
-			.kind = ARG_FLAG,
-			.flag = &common.kv_f32,
+		{"kv-f32", 0, ARG_FLAG, .flag = &common.kv_f32,
 			.help = "keep the cache in float32 instead of 16 bit"},
-		{.name = "json", .kind = ARG_FLAG, .flag = &json, .help = "print one JSON object"},
+		{"json", 0, ARG_FLAG, .flag = &json, .help = "print one JSON object"},
 	};
 	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, common_opts_group(&common)};
 	const struct args args = {.command = "glmstream perplexity",
 		.usage = "-m MODEL -f TEXT [-c N] [options]",
 		.about = "Nats per token over a text: the mean of -ln p(token), with its standard error. "
-				 "The text is "
-				 "cut into "
-				 "chunks of the context (-c, here 2048 by default); the first token of each is not "
-				 "scored.",
+				 "The text is cut into chunks of the context (-c, here 2048 by default); the first "
+				 "token of each is not scored.",
 		.example = "glmstream perplexity -m MODEL -f wiki.txt -c 512",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups)};
@@ -165,8 +148,7 @@ int cmd_perplexity(int argc, char **argv, struct err *e)
 		json_out_line(stdout, o);
 	} else {
 		printf("%.6f +- %.6f nats per token (perplexity %.4f) over %llu tokens in %llu chunk%s of "
-			   "%u; %.1f "
-			   "tok/s, %s\n",
+			   "%u; %.1f tok/s, %s\n",
 			score.mean, standard_error(&score), exp(score.mean), (unsigned long long)score.count,
 			(unsigned long long)n_chunks, n_chunks == 1 ? "" : "s", chunk,
 			(double)n_tokens / seconds, engine_backend_name(g));

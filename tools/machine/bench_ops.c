@@ -68,8 +68,7 @@ int bench_op_weights(struct bench_op *o, enum dtype type, const int n_in[3], con
 	return 0;
 }
 
-/* ---- measuring
- * ------------------------------------------------------------------------------------------ */
+/* ---- measuring ---- */
 
 static void call_device_copy(struct bench_op *o, int copy)
 {

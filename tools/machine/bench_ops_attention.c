@@ -10,8 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* ---- the calls
- * ------------------------------------------------------------------------------------------ */
+/* ---- the calls ---- */
 
 static void call_rope(struct bench_op *o, int copy)
 {
@@ -103,8 +102,7 @@ static void call_mla(struct bench_op *o, int copy)
 	o->backend->ops->mla(o->backend, &o->batch, &a);
 }
 
-/* ---- their operands
- * ------------------------------------------------------------------------------------- */
+/* ---- their operands ---- */
 
 /* The rows of a step at the end of a full context, rotary angles, and a cache. */
 static int prepare_rows(struct bench_op *o, int width, int copies, struct err *e)

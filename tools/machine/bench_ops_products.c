@@ -10,8 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the calls
- * ------------------------------------------------------------------------------------------ */
+/* ---- the calls ---- */
 
 static void call_embed(struct bench_op *o, int copy)
 {
@@ -132,8 +131,7 @@ static void call_moe_combine(struct bench_op *o, int copy)
 		&(struct norm){o->x, o->x}, 1e-5f);
 }
 
-/* ---- their operands
- * ------------------------------------------------------------------------------------- */
+/* ---- their operands ---- */
 
 int bench_op_matmul(
 	struct bench_op *o, const char *what, enum dtype type, int n_in, int n_out, struct err *e)

@@ -201,8 +201,7 @@ static void print_plan(const struct work *w, FILE *f)
 		fprintf(f,
 			"alias    %u layers of experts in the file stand for %u: %" PRIu64
 			" bytes less. Every expert is read as its own, but a drive with a large cache may be "
-			"faster "
-			"here than with a real file\n",
+			"faster here than with a real file\n",
 			w->opt.alias, n_moe(c), shared);
 	struct gguf_write_part p = gguf_writer_part(w->writer, 0);
 	fprintf(f, "header   %" PRIu64 " bytes\n", p.header_bytes);
@@ -248,8 +247,7 @@ static void print_result(const struct work *w, const struct synth_result *r)
 		r->direct ? " with O_DIRECT" : " through the page cache (O_DIRECT refused)");
 	if (r->write_seconds > r->fill_seconds)
 		printf("The disk is the limit: %.0f %% of the threads' time went into writes; making the "
-			   "bytes alone "
-			   "would run at %.1f GB/s\n",
+			   "bytes alone would run at %.1f GB/s\n",
 			100 * r->write_seconds / MAX(busy, 1e-9), alone);
 	else
 		printf("Making the bytes is the limit: %.0f %% of the time of %u threads\n",
@@ -293,107 +291,48 @@ static int parse(int argc, char **argv, struct work *w, struct err *e)
 {
 	struct options *o = &w->opt;
 	const struct arg options[] = {
-		{.name = "output",
-			.letter = 'o',
-			.kind = ARG_STRING,
-			.string = &o->out,
-			.value = "OUT.gguf",
+		{"output", 'o', ARG_STRING, .string = &o->out, .value = "OUT.gguf",
 			.help = "file to write"},
-		{.name = "shape",
-			.kind = ARG_STRING,
-			.string = &o->shape,
-			.value = "glm-5.2|FILE",
+		{"shape", 0, ARG_STRING, .string = &o->shape, .value = "glm-5.2|FILE",
 			.help = "the released model, or the shape that a config.json describes",
 			.fallback = "glm-5.2"},
-		{.name = "recipe",
-			.kind = ARG_STRING,
-			.string = &o->recipe_name,
-			.value = "NAME",
-			.help = "types as in glmstream convert: f32, bf16, q8, q4, q2, iq2",
-			.fallback = "q2"},
-		{.name = "experts",
-			.kind = ARG_STRING,
-			.string = &o->experts,
-			.value = "TYPE",
+		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .value = "NAME",
+			.help = "types as in glmstream convert: f32, bf16, q8, q4, q2, iq2", .fallback = "q2"},
+		{"experts", 0, ARG_STRING, .string = &o->experts, .value = "TYPE",
 			.help = "type of the routed experts instead of the recipe's (Q2_K, IQ3_XXS, ...)"},
-		{.name = "types",
-			.kind = ARG_STRING,
-			.string = &o->types_text,
-			.value = "PATTERN=TYPE,...",
+		{"types", 0, ARG_STRING, .string = &o->types_text, .value = "PATTERN=TYPE,...",
 			.help = "exceptions, as in glmstream convert"},
-		{.name = "layers",
-			.kind = ARG_UINT,
-			.u32 = &o->layers,
-			.min = 1,
-			.max = CONVERT_MAX_LAYERS,
-			.value = "N",
-			.help = "only the first N layers (and the MTP layer)"},
-		{.name = "no-mtp",
-			.kind = ARG_FLAG,
-			.flag = &o->no_mtp,
+		{"layers", 0, ARG_UINT, .u32 = &o->layers, .min = 1, .max = CONVERT_MAX_LAYERS,
+			.value = "N", .help = "only the first N layers (and the MTP layer)"},
+		{"no-mtp", 0, ARG_FLAG, .flag = &o->no_mtp,
 			.help = "leave the next-token-prediction layer out"},
-		{.name = "expert-count",
-			.kind = ARG_UINT,
-			.u32 = &o->expert_count,
-			.min = 1,
-			.max = CONFIG_MAX_EXPERTS,
-			.value = "N",
-			.help = "routed experts per layer instead of the shape's"},
-		{.name = "alias",
-			.kind = ARG_UINT,
-			.u32 = &o->alias,
-			.min = 1,
-			.max = CONVERT_MAX_LAYERS,
-			.value = "K",
+		{"expert-count", 0, ARG_UINT, .u32 = &o->expert_count, .min = 1, .max = CONFIG_MAX_EXPERTS,
+			.value = "N", .help = "routed experts per layer instead of the shape's"},
+		{"alias", 0, ARG_UINT, .u32 = &o->alias, .min = 1, .max = CONVERT_MAX_LAYERS, .value = "K",
 			.help = "the file holds the expert data of K layers only, and the expert tensors of "
-					"all others point "
-					"at those bytes: it is smaller by as much. Every expert is still read and "
-					"cached as its "
-					"own. Programs that refuse tensors with shared bytes refuse the file",
+					"all others point at those bytes: it is smaller by as much. Every expert is "
+					"still read and cached as its own. Programs that refuse tensors with shared "
+					"bytes refuse the file",
 			.fallback = "each layer has its own"},
-		{.name = "seed",
-			.kind = ARG_UINT64,
-			.u64 = &o->seed,
-			.value = "S",
-			.help = "same seed, same bytes",
+		{"seed", 0, ARG_UINT64, .u64 = &o->seed, .value = "S", .help = "same seed, same bytes",
 			.fallback = "1"},
-		{.name = "tokenizer",
-			.kind = ARG_STRING,
-			.string = &o->tokenizer,
-			.value = "FILE.gguf",
+		{"tokenizer", 0, ARG_STRING, .string = &o->tokenizer, .value = "FILE.gguf",
 			.help = "take the tokenizer from there; tokens of the shape that it lacks are padding",
 			.fallback = "the pocket model"},
-		{.name = "jobs",
-			.letter = 'j',
-			.kind = ARG_UINT,
-			.u32 = &o->jobs,
-			.min = 1,
-			.max = MAX_JOBS,
-			.value = "N",
-			.help = "threads, and writes under way",
-			.fallback = "all cores, at least 4"},
-		{.name = "force",
-			.kind = ARG_FLAG,
-			.flag = &o->force,
-			.help = "replace OUT.gguf if it exists"},
-		{.name = "dry-run",
-			.kind = ARG_FLAG,
-			.flag = &o->dry_run,
+		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = MAX_JOBS, .value = "N",
+			.help = "threads, and writes under way", .fallback = "all cores, at least 4"},
+		{"force", 0, ARG_FLAG, .flag = &o->force, .help = "replace OUT.gguf if it exists"},
+		{"dry-run", 0, ARG_FLAG, .flag = &o->dry_run,
 			.help = "print what would be written, to the byte, and stop"},
-		{.name = "quiet",
-			.letter = 'q',
-			.kind = ARG_FLAG,
-			.flag = &o->quiet,
-			.help = "no progress"},
+		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
 	};
 	const struct arg_group groups[] = {{NULL, options, ARRAY_LEN(options)}};
 	const struct args args = {.command = "glmstream synth",
 		.usage = "-o OUT.gguf [options]",
 		.about = "Writes a model of the given shape with random weights, for measuring: it "
-				 "computes as much "
-				 "and reads as much as a real one, and says nothing sensible. Scaled so that "
-				 "activations stay finite through all layers. OUT.gguf appears only when it is "
-				 "complete.",
+				 "computes as much and reads as much as a real one, and says nothing sensible. "
+				 "Scaled so that activations stay finite through all layers. OUT.gguf appears only "
+				 "when it is complete.",
 		.example = "glmstream synth -o synth.gguf --recipe iq2 --alias 12\n"
 				   "glmstream synth -o small.gguf --layers 6 --expert-count 16\n"
 				   "glmstream synth --dry-run --recipe q2",

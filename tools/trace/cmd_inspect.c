@@ -66,15 +66,13 @@ static void print_shape(const struct gguf *file, const struct model_config *c)
 		c->n_dense, config_n_moe(c), c->n_mtp ? ", and an MTP layer" : "", c->n_context);
 	printf("  width           %u; vocabulary %u rows\n", c->n_embd, c->n_vocab);
 	printf("  attention       %u heads of %u + %u (rotary), values of %u; latents q %u, kv %u; "
-		   "rope base "
-		   "%.10g\n",
+		   "rope base %.10g\n",
 		c->n_heads, c->head_nope, c->head_rope, c->head_value, c->q_rank, c->kv_rank,
 		(double)c->rope_base);
 	printf("  indexer         %u heads of %u, best %u positions\n", c->index_heads, c->index_dim,
 		c->index_top_k);
 	printf("  experts         %u per layer, %u used, width %u; shared width %u; dense width %u; "
-		   "weights %s x "
-		   "%.4g\n",
+		   "weights %s x %.4g\n",
 		c->n_experts, c->n_used, c->ff_expert, c->ff_shared, c->ff_dense,
 		c->norm_weights ? "normalised" : "plain", (double)c->weights_scale);
 	if (c->n_group > 1)
@@ -191,9 +189,7 @@ static void print_tensors(const struct gguf *file, const struct model_config *c)
 	}
 }
 
-/* ---- JSON
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- JSON ---- */
 
 static json_t *config_json(const struct model_config *c)
 {
@@ -385,14 +381,10 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 	const char *model = NULL, *option_model = NULL;
 	bool json = false, tensors = false;
 	const struct arg options[] = {
-		{.name = "model",
-			.letter = 'm',
-			.kind = ARG_STRING,
-			.string = &option_model,
-			.value = "FILE",
+		{"model", 'm', ARG_STRING, .string = &option_model, .value = "FILE",
 			.help = "the same as MODEL"},
-		{.name = "tensors", .kind = ARG_FLAG, .flag = &tensors, .help = "list every tensor"},
-		{.name = "json", .kind = ARG_FLAG, .flag = &json, .help = "print one JSON object"},
+		{"tensors", 0, ARG_FLAG, .flag = &tensors, .help = "list every tensor"},
+		{"json", 0, ARG_FLAG, .flag = &json, .help = "print one JSON object"},
 	};
 	struct inspect_forecast forecast = {0};
 	const struct arg_group groups[] = {
@@ -401,17 +393,12 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 	const struct args args = {.command = "glmstream inspect",
 		.usage = "MODEL [--tensors] [--trace FILE ...] [--json]",
 		.about = "Shape of a model file, types and bytes by class, the IndexShare schedule, and "
-				 "what fits "
-				 "into which "
-				 "memory. Reads headers only. Of a split file name the first part; without MODEL "
-				 "the pocket "
-				 "model is "
-				 "shown. With a trace of a run: what caches of other sizes would have made of its "
-				 "routing.",
+				 "what fits into which memory. Reads headers only. Of a split file name the first "
+				 "part; without MODEL the pocket model is shown. With a trace of a run: what "
+				 "caches of other sizes would have made of its routing.",
 		.example = "glmstream inspect glm-5.2-q2.gguf\n"
 				   "glmstream inspect glm-5.2-q2.gguf --trace run.trace --cache-gb 40,80,120 "
-				   "--disk-gb-s 5 "
-				   "--gpu-ms 40",
+				   "--disk-gb-s 5 --gpu-ms 40",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups),
 		.positional = &positional,

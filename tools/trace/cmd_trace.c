@@ -116,7 +116,7 @@ static int show(int argc, char **argv, struct err *e)
 	const char *path = "";
 	bool json = false;
 	const struct arg options[] = {
-		{.name = "json", .kind = ARG_FLAG, .flag = &json, .help = "print one JSON object"},
+		{"json", 0, ARG_FLAG, .flag = &json, .help = "print one JSON object"},
 	};
 	const struct arg_group group = {NULL, options, ARRAY_LEN(options)};
 	const struct arg positional[] = {
@@ -124,9 +124,8 @@ static int show(int argc, char **argv, struct err *e)
 	const struct args args = {.command = "glmstream trace show",
 		.usage = "FILE [--json]",
 		.about = "Says what a trace holds: model, tokens, where experts were found, how long "
-				 "layers waited, "
-				 "how concentrated "
-				 "and how repetitive the routing is, how good the lookahead's guesses were.",
+				 "layers waited, how concentrated and how repetitive the routing is, how good the "
+				 "lookahead's guesses were.",
 		.example = "glmstream trace show run.trace",
 		.groups = &group,
 		.n_groups = 1,
@@ -157,9 +156,8 @@ static int record(int argc, char **argv, struct err *e)
 		char *help[] = {"run", "--help", NULL};
 		if (!report_describing())
 			printf("Usage: glmstream trace record FILE [options of run]\n\nThe same as glmstream "
-				   "run --trace "
-				   "FILE "
-				   "...\n\nExample:\n  glmstream trace record run.trace -p 'Define river.'\n\n");
+				   "run --trace FILE ...\n\nExample:\n  glmstream trace record run.trace -p "
+				   "'Define river.'\n\n");
 		return cmd_run(2, help, e);
 	}
 	if (argc < 2 || argv[1][0] == '-') {
@@ -195,8 +193,7 @@ int cmd_trace(int argc, char **argv, struct err *e)
 		for (size_t i = 0; i < ARRAY_LEN(parts); i++)
 			printf("  %-10s %s\n", parts[i].name, parts[i].help);
 		printf("\nExample:\n  glmstream trace simulate run.trace --cache-gb 40,80,120 --policy all "
-			   "--svg "
-			   "hits.svg\n");
+			   "--svg hits.svg\n");
 		return 0;
 	}
 	if (name[0])

@@ -80,8 +80,7 @@ static int effort(const struct forecast_point *p)
 	return p->lookahead * POLICIES + policy;
 }
 
-/* ---- measuring
- * ------------------------------------------------------------------------------------------ */
+/* ---- measuring ---- */
 
 /* The longest prompt: what is measured should not be a short context only. */
 static const struct token_ids *longest(const struct tune_facts *f)
@@ -138,8 +137,7 @@ static int measure_machine(struct tune *t, struct err *e)
 	return rc;
 }
 
-/* ---- the trace
- * ------------------------------------------------------------------------------------------ */
+/* ---- the trace ---- */
 
 static int open_trace(struct tune *t, const struct loader_options *o, struct err *e)
 {
@@ -174,8 +172,7 @@ static int open_trace(struct tune *t, const struct loader_options *o, struct err
 	return rc;
 }
 
-/* ---- settings
- * ------------------------------------------------------------------------------------------- */
+/* ---- settings ---- */
 
 static void list_budgets(struct tune *t)
 {
@@ -283,8 +280,7 @@ static uint64_t enough(struct tune *t)
 	return t->most;
 }
 
-/* ---- output
- * --------------------------------------------------------------------------------------------- */
+/* ---- output ---- */
 
 static double gb(uint64_t bytes)
 {
@@ -348,9 +344,7 @@ static void print_verdict(struct tune *t)
 			   "recommended.\n");
 	if (t->best->best.ms.low < t->machine.compute_ms)
 		printf("That is faster than computing alone was: the machine was busy meanwhile, so repeat "
-			   "this when "
-			   "it is "
-			   "quiet.\n");
+			   "this when it is quiet.\n");
 	const uint64_t less = enough(t);
 	if (less < t->most)
 		printf("A cache of %.6g GB would do as well within 3 %%, by the model.\n", gb(less));
@@ -446,8 +440,7 @@ static int draw(struct tune *t, struct err *e)
 	return rc;
 }
 
-/* ---- the command
- * ---------------------------------------------------------------------------------------- */
+/* ---- the command ---- */
 
 /* Everything fits: what streaming could only make slower. */
 static void say_nothing_to_tune(const struct tune *t, uint64_t everything, bool ceiling)
@@ -477,8 +470,7 @@ static int find_most(struct tune *t, const struct loader_plan *plan, struct err 
 	if (t->most < plan->floor_bytes)
 		return err_set(e, ERR_MEMORY,
 			"%s %.4f GB for experts, and one token's working set needs %.4f GB: this machine "
-			"cannot run the "
-			"model",
+			"cannot run the model",
 			asked && asked != ENGINE_CACHE_AUTO ? "--cache-gb gives" : "memory leaves", gb(t->most),
 			gb(plan->floor_bytes));
 	return 0;
@@ -579,38 +571,22 @@ int cmd_tune(int argc, char **argv, struct err *e)
 	struct tune *t = NEW(struct tune);
 	t->n_new = 128;
 	const struct arg own[] = {
-		{.name = "prompts",
-			.letter = 'f',
-			.kind = ARG_STRING,
-			.string = &t->prompts,
-			.value = "FILE",
+		{"prompts", 'f', ARG_STRING, .string = &t->prompts, .value = "FILE",
 			.help = "what the model will be asked, a question on each line",
 			.fallback = "eight general ones"},
-		{.letter = 'n',
-			.kind = ARG_UINT,
-			.u32 = &t->n_new,
-			.min = 1,
-			.max = INT32_MAX,
-			.value = "N",
-			.help = "most tokens of an answer, and tokens of a measured run",
-			.fallback = "128"},
-		{.name = "svg",
-			.kind = ARG_STRING,
-			.string = &t->svg,
-			.value = "FILE",
+		{NULL, 'n', ARG_UINT, .u32 = &t->n_new, .min = 1, .max = INT32_MAX, .value = "N",
+			.help = "most tokens of an answer, and tokens of a measured run", .fallback = "128"},
+		{"svg", 0, ARG_STRING, .string = &t->svg, .value = "FILE",
 			.help = "draw the modelled speeds"},
-		{.name = "json", .kind = ARG_FLAG, .flag = &t->json, .help = "print one JSON object"},
+		{"json", 0, ARG_FLAG, .flag = &t->json, .help = "print one JSON object"},
 	};
 	const struct arg_group groups[] = {{NULL, own, ARRAY_LEN(own)}, tune_group(t)};
 	const struct args args = {.command = "glmstream tune",
 		.usage = "-m MODEL [-f PROMPTS] [--trace FILE] [options]",
 		.about = "Measures drive, memory and computing, replays a trace of the model for budgets, "
-				 "policies "
-				 "and lookaheads, "
-				 "models their speeds, runs the two best settings for real, and says which flags "
-				 "to use. "
-				 "Settings that differ "
-				 "by less than 3 % are called equal; then the simpler one is recommended.",
+				 "policies and lookaheads, models their speeds, runs the two best settings for "
+				 "real, and says which flags to use. Settings that differ by less than 3 % are "
+				 "called equal; then the simpler one is recommended.",
 		.example = "glmstream tune -m glm-5.2-q2.gguf -f questions.txt --svg speeds.svg\n"
 				   "glmstream tune -m glm-5.2-q2.gguf --trace run.trace --cache-gb 80 --ram-gb 64",
 		.groups = groups,

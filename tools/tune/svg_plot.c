@@ -196,16 +196,14 @@ void svg_plot_write(const struct svg_plot *p, struct buf *out)
 	struct frame f = find_frame(p);
 	buf_printf(out,
 		"<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
-		"height=\"%d\" "
-		"font-family=\"system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, "
+		"height=\"%d\" font-family=\"system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, "
 		"sans-serif\">\n<title>",
 		WIDTH, HEIGHT, WIDTH, HEIGHT);
 	put_text(out, p->title);
-	buf_puts(out,
-		"</"
-		"title>\n<style>.grid{stroke:#e3e5e8}.axis{stroke:#70757a}.tick{font-size:13px;fill:#"
-		"50555a}"
-		".label{font-size:14px;fill:#26292c}.name{font-size:14px;font-weight:600}</style>\n");
+	buf_puts(out, "</"
+				  "title>\n<style>.grid{stroke:#e3e5e8}.axis{stroke:#70757a}.tick{font-size:13px;"
+				  "fill:#50555a}.label{font-size:14px;fill:#26292c}.name{font-size:14px;font-"
+				  "weight:600}</style>\n");
 	buf_printf(out, "<rect width=\"%d\" height=\"%d\" fill=\"#ffffff\"/>\n", WIDTH, HEIGHT);
 	text(out, LEFT, 30, "font-size=\"18\" font-weight=\"600\" fill=\"#26292c\"", p->title);
 	if (p->subtitle)
