@@ -25,27 +25,26 @@
 
 struct command {
 	const char *name;
-	int (*run)(int argc, char **argv, struct err *e); /* NULL: not part of this build */
-	const char *help;                                 /* one line */
-	const char
-		*parts; /* "record show": what may follow, each with options of its own; NULL: nothing */
+	int (*run)(int argc, char **argv, struct err *e);
+	const char *help;  /* one line */
+	const char *parts; /* "record show": subcommands, each with its own options; NULL: none */
 };
 
-/* Weak, so that main can list a command before its file is there. */
-#define COMMAND(function) int function(int argc, char **argv, struct err *e) __attribute__((weak))
-COMMAND(cmd_run);
-COMMAND(cmd_inspect);
-COMMAND(cmd_convert);
-COMMAND(cmd_tokenize);
-COMMAND(cmd_render);
-COMMAND(cmd_dump_logits);
-COMMAND(cmd_compare);
-COMMAND(cmd_perplexity);
-COMMAND(cmd_trace);
-COMMAND(cmd_tune);
-COMMAND(cmd_bench);
-COMMAND(cmd_synth);
-COMMAND(cmd_serve);
-#undef COMMAND
+/* All commands of this build, in the order of the help. Ends with name NULL. */
+extern const struct command commands[];
+
+int cmd_run(int argc, char **argv, struct err *e);
+int cmd_inspect(int argc, char **argv, struct err *e);
+int cmd_convert(int argc, char **argv, struct err *e);
+int cmd_tokenize(int argc, char **argv, struct err *e);
+int cmd_render(int argc, char **argv, struct err *e);
+int cmd_dump_logits(int argc, char **argv, struct err *e);
+int cmd_compare(int argc, char **argv, struct err *e);
+int cmd_perplexity(int argc, char **argv, struct err *e);
+int cmd_trace(int argc, char **argv, struct err *e);
+int cmd_tune(int argc, char **argv, struct err *e);
+int cmd_bench(int argc, char **argv, struct err *e);
+int cmd_synth(int argc, char **argv, struct err *e);
+int cmd_serve(int argc, char **argv, struct err *e); /* with libmicrohttpd only */
 
 #endif

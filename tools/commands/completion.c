@@ -100,40 +100,39 @@ static void bash_values(void *user, const char *name, const struct command *c, c
 }
 
 /* "run inspect ..." */
-static void put_names(const struct command *commands, size_t n)
+static void put_names(void)
 {
-	for (size_t i = 0; i < n; i++)
-		if (commands[i].run)
-			printf("%s ", commands[i].name);
+	for (const struct command *c = commands; c->name; c++)
+		printf("%s ", c->name);
 	fputs("help", stdout);
 }
 
-static void put_parts(const struct command *commands, size_t n)
+static void put_parts(void)
 {
-	for (size_t i = 0; i < n; i++)
-		if (commands[i].run && commands[i].parts)
-			printf("\t%s) echo '%s' ;;\n", commands[i].name, commands[i].parts);
+	for (const struct command *c = commands; c->name; c++)
+		if (c->parts)
+			printf("\t%s) echo '%s' ;;\n", c->name, c->parts);
 }
 
-int completion_print_bash(const struct command *commands, size_t n, struct err *e)
+int completion_print_bash(struct err *e)
 {
 	const struct manual_visitor options = {.each = bash_options}, values = {.each = bash_values};
 	fputs("# bash completion of glmstream, written by `glmstream help --bash`\n"
 		  "_glmstream_options() {\n\tcase $1 in\n",
 		stdout);
-	int rc = manual_visit(commands, n, &options, e);
+	int rc = manual_visit(&options, e);
 	if (rc)
 		return rc;
 	fputs(
 		"\tesac\n}\n# the words that a value may be, or @file, @folder, @text; nothing for flags\n"
 		"_glmstream_values() {\n\tcase $1:$2 in\n",
 		stdout);
-	if ((rc = manual_visit(commands, n, &values, e)))
+	if ((rc = manual_visit(&values, e)))
 		return rc;
 	fputs("\tesac\n}\n_glmstream_parts() {\n\tcase $1 in\n", stdout);
-	put_parts(commands, n);
+	put_parts();
 	fputs("\tesac\n}\n_glmstream_commands='", stdout);
-	put_names(commands, n);
+	put_names();
 	fputs(
 		"'\n"
 		"_glmstream() {\n"
@@ -250,26 +249,25 @@ static void zsh_command(void *user, const char *name, const struct command *c, c
 	fputs("\t\t'--help[show the options]' ;;\n", stdout);
 }
 
-int completion_print_zsh(const struct command *commands, size_t n, struct err *e)
+int completion_print_zsh(struct err *e)
 {
 	const struct manual_visitor each = {.each = zsh_command};
 	fputs("#compdef glmstream\n# zsh completion of glmstream, written by `glmstream help --zsh`\n"
 		  "_glmstream_arguments() {\n\tcase $1 in\n",
 		stdout);
-	int rc = manual_visit(commands, n, &each, e);
+	int rc = manual_visit(&each, e);
 	if (rc)
 		return rc;
 	fputs("\tesac\n}\n_glmstream_parts() {\n\tcase $1 in\n", stdout);
-	put_parts(commands, n);
+	put_parts();
 	fputs(
 		"\tesac\n}\n_glmstream() {\n\tlocal -a commands parts\n\tlocal command=run\n\tcommands=(\n",
 		stdout);
-	for (size_t i = 0; i < n; i++)
-		if (commands[i].run) {
-			printf("\t\t'%s:", commands[i].name);
-			zsh_text(commands[i].help);
-			fputs("'\n", stdout);
-		}
+	for (const struct command *c = commands; c->name; c++) {
+		printf("\t\t'%s:", c->name);
+		zsh_text(c->help);
+		fputs("'\n", stdout);
+	}
 	fputs("\t\t'help:what a command does'\n\t)\n"
 		  "\tif (( CURRENT == 2 )) && [[ $words[2] != -* ]]; then\n"
 		  "\t\t_describe command commands\n\t\treturn\n\tfi\n"

@@ -2,7 +2,6 @@
 /* glmstream: finds the command in the table, calls it, reports how it ended. Without a command:
  * run. */
 #include "src/base/args.h"
-#include "src/base/num.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/manual.h"
 #include "tools/output/report.h"
@@ -15,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct command commands[] = {
+const struct command commands[] = {
 	{"run", cmd_run, "chat, or answer one prompt; the same as no command", NULL},
 	{"inspect", cmd_inspect, "shape, types and sizes of a model file", NULL},
 	{"convert", cmd_convert, "Hugging Face safetensors to GGUF", NULL},
@@ -28,8 +27,10 @@ static const struct command commands[] = {
 	{"tune", cmd_tune, "measure this machine and find the best flags", NULL},
 	{"bench", cmd_bench, "speed of memory, kernels and the whole model", NULL},
 	{"synth", cmd_synth, "make a model of any shape with random weights", NULL},
+#if HAVE_HTTP
 	{"serve", cmd_serve, "HTTP server with OpenAI and Anthropic endpoints", NULL},
-};
+#endif
+	{0}};
 
 static void print_help(void)
 {
@@ -39,9 +40,8 @@ static void print_help(void)
 		"       glmstream COMMAND ...\n\n"
 		"Runs GLM-5.2 on one graphics card by streaming its experts. Without -m the small model\n"
 		"that ships with the program is used.\n\nCommands:\n");
-	for (size_t i = 0; i < ARRAY_LEN(commands); i++)
-		if (commands[i].run)
-			printf("  %-12s %s\n", commands[i].name, commands[i].help);
+	for (const struct command *c = commands; c->name; c++)
+		printf("  %-12s %s\n", c->name, c->help);
 	printf("\n  glmstream COMMAND --help   options of a command (of a chat: glmstream run --help)\n"
 		   "  glmstream help --man | man -l -   the manual; help --bash, help --zsh: completion\n"
 		   "  glmstream --version\n\n"
@@ -53,15 +53,13 @@ static const struct command *find_command(const char *name, struct err *e)
 {
 	const char *best = NULL;
 	int best_distance = 1 << 30;
-	for (size_t i = 0; i < ARRAY_LEN(commands); i++) {
-		if (!commands[i].run)
-			continue;
-		if (!strcmp(commands[i].name, name))
-			return &commands[i];
-		int d = args_distance(name, commands[i].name);
+	for (const struct command *c = commands; c->name; c++) {
+		if (!strcmp(c->name, name))
+			return c;
+		int d = args_distance(name, c->name);
 		if (d >= 0 && d < best_distance) {
 			best_distance = d;
-			best = commands[i].name;
+			best = c->name;
 		}
 	}
 	err_set(e, ERR_USAGE, "unknown command \"%.60s\"", name);
@@ -87,14 +85,13 @@ static int dispatch(int argc, char **argv, struct err *e)
 		return 0;
 	}
 	if (argc < 2 || first[0] == '-')
-		return cmd_run ? cmd_run(argc, argv, e)
-					   : err_set(e, ERR_USAGE, "this build cannot run models");
+		return cmd_run(argc, argv, e);
 	if (!strcmp(about, "--man"))
-		return manual_print(commands, ARRAY_LEN(commands), e);
+		return manual_print(e);
 	if (!strcmp(about, "--bash"))
-		return completion_print_bash(commands, ARRAY_LEN(commands), e);
+		return completion_print_bash(e);
 	if (!strcmp(about, "--zsh"))
-		return completion_print_zsh(commands, ARRAY_LEN(commands), e);
+		return completion_print_zsh(e);
 	if (*about) { /* help COMMAND [PART] */
 		const struct command *c = find_command(about, e);
 		char option[] = "--help", *help[] = {argv[2], argc > 3 ? argv[3] : option, option, NULL};

@@ -47,14 +47,11 @@ static int visit_one(struct visit *visit, const char *part, struct err *e)
 	return rc;
 }
 
-int manual_visit(
-	const struct command *commands, size_t n, const struct manual_visitor *v, struct err *e)
+int manual_visit(const struct manual_visitor *v, struct err *e)
 {
-	for (size_t i = 0; i < n; i++) {
-		struct visit visit = {.v = v, .c = &commands[i]};
-		const char *part = commands[i].parts ? commands[i].parts : "";
-		if (!commands[i].run)
-			continue;
+	for (const struct command *c = commands; c->name; c++) {
+		struct visit visit = {.v = v, .c = c};
+		const char *part = c->parts ? c->parts : "";
 		do {
 			char word[32];
 			size_t len = strcspn(part, " ");
@@ -234,15 +231,15 @@ static const char tail[] =
 	"\\fIglmstream/history\\fR\n"
 	".TP\n.B TMPDIR\nwhere \\fBtune\\fR keeps the trace it records (\\fI/tmp\\fR)\n";
 
-int manual_print(const struct command *commands, size_t n, struct err *e)
+int manual_print(struct err *e)
 {
 	const struct manual_visitor each = {.each = put_command}, common = {.each = put_common};
 	fputs(head, stdout);
-	int rc = manual_visit(commands, n, &each, e);
+	int rc = manual_visit(&each, e);
 	if (rc)
 		return rc;
 	fputs(".SH COMMON OPTIONS\n", stdout);
-	rc = manual_visit(commands, n, &common, e);
+	rc = manual_visit(&common, e);
 	put_chat();
 	fputs(tail, stdout);
 	return rc;

@@ -16,14 +16,13 @@ struct manual_visitor {
 };
 /* Visits the commands of this build in order. 0, or the fault of a command that did not show its
  * table. */
-int manual_visit(
-	const struct command *commands, size_t n, const struct manual_visitor *v, struct err *e);
+int manual_visit(const struct manual_visitor *v, struct err *e);
 
 /* glmstream(1) in the man macros. */
-int manual_print(const struct command *commands, size_t n, struct err *e);
+int manual_print(struct err *e);
 
 /* ---- completion.c ---- */
-int completion_print_bash(const struct command *commands, size_t n, struct err *e);
-int completion_print_zsh(const struct command *commands, size_t n, struct err *e);
+int completion_print_bash(struct err *e);
+int completion_print_zsh(struct err *e);
 
 #endif
