@@ -111,7 +111,11 @@ LIBS      = -Wl,--as-needed $(DEPS_LIBS) $(LDFLAGS) -lpcre2-8 -ljansson \
 
 # ---- files ---------------------------------------------------------------------------------------
 LIB_SRC  := $(sort $(shell find src cache stream kernels -name '*.c'))
-LIB_OBJ   = $(LIB_SRC:%.c=$(BUILD)/%.o) $(call has,CUDA,$(CU_SRC:%.cu=$(BUILD)/%.o))
+# NAME_types.cu is built once for each group of block types: the groups compile side by side
+GROUPS   := 1 2 3 4
+CU_OBJ    = $(patsubst %.cu,$(BUILD)/%.o,$(filter-out %_types.cu,$(CU_SRC))) \
+            $(foreach g,$(GROUPS),$(patsubst %.cu,$(BUILD)/%_$g.o,$(filter %_types.cu,$(CU_SRC))))
+LIB_OBJ   = $(LIB_SRC:%.c=$(BUILD)/%.o) $(call has,CUDA,$(CU_OBJ))
 LIB      := $(BUILD)/libglmstream.a
 TOOL_SRC := $(sort $(shell find tools -name '*.c'))
 TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/%.o)
@@ -144,9 +148,13 @@ $(BUILD)/%.o: %.c $(BUILD)/.flags
 	$(call say,CC,$<)
 	$(Q)mkdir -p $(@D) && $(CC) $(C_ALL) $(call isa,$<) $(CPP_ALL) $(LOCAL) -MMD -MP -c $< -o $@
 
-$(BUILD)/%.o: %.cu $(BUILD)/.flags
-	$(call say,NVCC,$<)
-	$(Q)mkdir -p $(@D) && $(NVCC) $(NV_ALL) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+define nvcc_rule
+$(BUILD)/%$(1).o: %.cu $(BUILD)/.flags
+	$$(call say,NVCC,'$$(strip $$< $(2))')
+	$$(Q)mkdir -p $$(@D) && $$(NVCC) $$(NV_ALL) $(2) -MMD -MP -MF $$(@:.o=.d) -c $$< -o $$@
+endef
+$(eval $(call nvcc_rule))
+$(foreach g,$(GROUPS),$(eval $(call nvcc_rule,_$g,-DTYPE_GROUP=$g)))
 
 # the page's files are part of its object file
 $(BUILD)/src/serve/page.o build/fuzz/src/serve/page.o: $(wildcard src/serve/page/*)

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define SMALL  1024 /* uploads of so many bytes wait for nothing (kernels/cuda/cuda_backend.cu) */
+#define SMALL  1024 /* uploads of so many bytes wait for nothing (runtime/gpu_backend.cu) */
 #define LISTS  256
 #define AWAITS 64
 

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: MIT */
+/* Private to kernels/cuda: the fast ways of attend and index_select. Each returns false, having
+ * done nothing, for a shape or type that it does not know; the general kernels then do it. Failures
+ * are kept in the backend. */
+#ifndef GLM_KERNELS_CUDA_ATTENTION_CUH
+#define GLM_KERNELS_CUDA_ATTENTION_CUH
+
+#include "kernels/cuda/runtime/gpu_backend.cuh"
+
+/* Most rows of a step that are taken the way of decode; above it prefill's. */
+#define CUDA_FEW_ROWS 16
+
+bool cuda_attend_mma(struct cuda_backend *b, const struct batch *rows, const struct attend *a);
+
+/* score [n][stride] of rows first_row .. first_row + n that have more than top_k positions. */
+bool cuda_index_scores(struct cuda_backend *b, const struct batch *rows,
+	const struct index_select *a, int first_row, int n, int64_t stride, float *score);
+
+/* All of index_select, for few rows. */
+bool cuda_index_choose(
+	struct cuda_backend *b, const struct batch *rows, const struct index_select *a);
+
+#endif

@@ -1,0 +1,778 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mla for one row of the released shape (64 heads of 192 > 512 > 256, Q8_0; half caches of 576) in
+ * one launch: what stacked_matmul, attend and stacked_matmul again do in four
+ * (gemv_mma.cuh, attend_mma.cu), the same sums in the same order.
+ *
+ * mla_kernel: grid 128 blocks of 544 in pairs (clusters), one on a multiprocessor. Block i of group
+ * g, which is 32 blocks and 16 heads: rows of half i % 2 of head 16 g + i / 2 in both products, and
+ * segment i of the positions for all heads of the group.
+ *
+ *      before the wait  its 256 rows of k_b come to shared memory and from there to registers;
+ * weights are never written 1  Warp: 16 rows of k_b; the queries go to cells. Its cache rows start
+ *      2  warp: a head's query, as two halves, to shared memory; then its 128 rows of v_b start,
+ * whose bytes would have held up the queries. Scores: 8 warps: a quarter of the width x 32
+ * positions. Softmax: 8 lanes a head and tile of 32. Values: warp: 32 columns. Maxima, sums and
+ * values go to cells 3  values of all segments of its half of its head, joined in ascending order
+ * and made digits, which the pair exchanges. Warp: 16 rows and half the width of v_b 4  with an
+ * output product, whose weights come to the place of v_b and cache rows from here on: what has come
+ * of all heads is made digits, half of them by each block of the pair for both, and multiplied
+ * (mla_output.cuh)
+ *
+ * With that product the grid is as many blocks as there are multiprocessors (an even number); those
+ * from 128 on have no head.
+ *
+ * Cells are how the blocks of a group hand on what they have without a barrier: 32-bit words that
+ * are EMPTY between launches. Who reads a cell reads again until it is not, and makes it empty
+ * behind it: its only reader, or for queries, which 32 blocks read, the block that wrote them when
+ * it has the values of all segments, which were made from them. The end of the launch orders that
+ * before the next one. Each word says of itself that it has come, so no order between words is
+ * needed. What all blocks read for the output product lies in two sets of cells that launches take
+ * in turns, each making the other set empty.
+ *
+ * No deadlock: what a block waits for is written by blocks of the same launch that do not wait for
+ * it in turn (queries need nothing, values need queries, the output product needs values). So all
+ * that is needed is that every block comes to run. One multiprocessor holds one block, and the
+ * driver was asked whether all pairs can run at a time. What ran before ends without this launch,
+ * and what comes behind in the stream starts when all blocks of this one have come near their end.
+ * One thread computes, so there is no second launch in another stream.
+ *
+ * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4 groups (from the
+ * second-level cache after the first); 4 MB of values out and in. With the output product its
+ * weights, and 32 KB to each block.
+ */
+#include "kernels/cuda/attention/attention.cuh"
+#include "kernels/cuda/common/mbarrier.cuh"
+#include "kernels/cuda/common/flag_words.cuh"
+#include "kernels/cuda/attention/mla_output.cuh"
+#include "kernels/cuda/attention/mla_registers.cuh"
+#include "kernels/cuda/common/mma.cuh"
+#include "kernels/cuda/gemv/gemv_mma.cuh"
+
+#define N_HEADS 64
+#define NOPE    192
+#define WIDTH   576
+#define VALUE   512
+#define OUT     256
+#define TILE    32
+#define SEGMENT 64
+#define PARTS   32 /* blocks of a group, most segments */
+#define GROUP   16 /* heads of a group */
+#define HALF    (VALUE / 2)
+#define BLOCKS  (N_HEADS / GROUP * PARTS)
+#define WARPS   16
+#define THREADS (WARPS * 32 + 32) /* one warp more makes the digits of x */
+
+#define K_ROW   (NOPE / 32 * 34)
+#define V_ROW   (VALUE / 32 * 34)
+#define K_TILE  (16 * K_ROW)
+#define V_TILE  (16 * V_ROW)
+#define V_WARPS (OUT / 2 / 16)
+#define ROW                                                                                        \
+	(WIDTH * 2 + 16) /* bytes of a cache row or a query in shared memory: 8 rows meet in no bank   \
+					  */
+#define STEPS    (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
+#define P_STRIDE 40               /* halves of a row of 32 weights */
+#define P_SCALE  16384.0f
+
+/* Shared memory. Queries, scores and later the values of the segments lie where k_b was. */
+#define AT_K       0
+#define AT_QUERY   0
+#define AT_MEET    (2 * GROUP * ROW)
+#define AT_JOIN    0
+#define AT_V       (AT_MEET + 2 * 4 * GROUP * TILE * 4)
+#define AT_CACHE   (AT_V + V_WARPS * V_TILE)
+#define AT_WEIGHTS (AT_CACHE + SEGMENT * ROW)
+#define AT_DIGITS  (AT_WEIGHTS + 2 * 2 * GROUP * P_STRIDE * 2)
+#define AT_Z       (AT_DIGITS + 3 * RUN_DIGITS * 8)
+#define BYTES      (AT_Z + HALF * 4)
+/* The output product: its ring where v_b and cache rows were, digits of all values where the
+ * segments' values were */
+#define AT_VALUES 0
+#define AT_HALVES (AT_VALUES + OUT_DIGITS)
+#define AT_RING   AT_V
+#define AT_MEETS  (AT_RING + OUT_RING)
+#define AT_SCALES (AT_MEETS + OUT_MEETS)
+#define AT_HANDED (AT_SCALES + OUT_SCALES)
+
+static_assert(
+	WARPS * K_TILE + 256 <= AT_V && PARTS * HALF * 4 <= AT_V, "what comes after k_b is larger");
+static_assert(AT_HALVES + V_WARPS * 32 * 8 <= AT_V && AT_RING + OUT_RING <= AT_WEIGHTS &&
+				  AT_HANDED + OUT_HANDED <= AT_DIGITS && OUT_RUNS == N_HEADS,
+	"the output product does not fit where mla was");
+
+/* What the barriers of a block say is there: the last two are the digits of its half of z and of
+ * the other block's */
+enum { HAS_K, HAS_V, HAS_CACHE, HAS_OWN, HAS_OTHER, N_BARRIERS };
+
+struct mla_cells {
+	uint32_t query[N_HEADS][VALUE];
+	uint32_t value[N_HEADS][2][PARTS][HALF]; /* in an order of their own, see column_of */
+	uint32_t meta[N_HEADS][2][PARTS][2];     /* maximum, sum */
+	/* for the output product, of every other launch: all blocks read them, so they are made empty
+	 * by the launch after theirs */
+	uint32_t out[2][N_HEADS * OUT];
+	uint32_t blocks; /* that have begun, of two launches: never EMPTY */
+};
+
+struct mla_args {
+	const uint8_t *k, *v;
+	const float *q, *rotate, *cos_sin; /* q: [N_HEADS][q_stride] */
+	int64_t q_stride, rotate_stride;
+	const __half *cache;
+	const int32_t *base, *sel, *n_sel;
+	int sel_stride;
+	float scale;
+	float *y;
+	int64_t y_stride;
+	struct mla_cells *cells;
+	struct out_args out; /* what y is multiplied with, if anything */
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+/* All but the warp that makes the digits of x */
+static __device__ __forceinline__ void heads_sync()
+{
+	sync_some(15, WARPS * 32);
+}
+
+/* All, when the rings may be filled */
+static __device__ __forceinline__ void ring_sync()
+{
+	sync_some(14, THREADS);
+}
+
+/* Which column of a half lies in place i: a lane of phase 2 has two neighbours of each 8 */
+static __device__ __forceinline__ int column_of(int i)
+{
+	return i / 32 * 32 + (i / 16 % 2 * 2 + i / 2 % 2) * 8 + i / 4 % 4 * 2 + i % 2;
+}
+
+/* Bytes of row t, 16-byte piece `piece`, of the cache rows and queries in shared memory */
+static __device__ __forceinline__ uint32_t row_at(int t, int piece)
+{
+	return (uint32_t)(t * ROW + piece * 16);
+}
+
+/* The phases above, of one block. PRODUCT: a warp fetches what is ahead of it, and what y would be
+ * goes to cells. */
+template <bool PRODUCT>
+static __device__ __forceinline__ void make_heads(
+	const struct mla_args &a, uint8_t *shared, int warp, uint32_t *flip)
+{
+	__shared__ __align__(8) uint64_t barriers[N_BARRIERS];
+	__shared__ __align__(16) float weight_of[PARTS];
+	__shared__ float digit_scale[3], unscale[GROUP], shrink[GROUP], tops[2][GROUP], sums[2][GROUP],
+		by;
+	float *meet = (float *)(shared + AT_MEET), *join = (float *)(shared + AT_JOIN),
+		  *z = (float *)(shared + AT_Z); /* meet [tile][quarter][GROUP][TILE], join [PARTS][HALF] */
+	__half *weights = (__half *)(shared + AT_WEIGHTS); /* [tile][hi, lo][GROUP][P_STRIDE] */
+	uint2 *digits = (uint2 *)(shared + AT_DIGITS);     /* of the halves of z, of q */
+	int tid = threadIdx.x, lane = tid % 32, r0 = lane / 4, c = lane % 4;
+	int group = blockIdx.x / PARTS, part = blockIdx.x % PARTS, half = part % 2,
+		head = group * GROUP + part / 2;
+	struct mla_cells *cells = a.cells;
+	uint32_t base = shared_address(shared);
+	auto there = [&](int what) { return shared_address(barriers + what); };
+
+	auto fetch_v = [&]() {
+		barrier_expect(there(HAS_V), V_WARPS * V_TILE);
+		copy_run(base + AT_V, a.v + (int64_t)(head * 2 + half) * (V_WARPS * V_TILE),
+			V_WARPS * V_TILE, there(HAS_V));
+	};
+	if (!tid) {
+		for (int i = 0; i < N_BARRIERS; i++)
+			barrier_init(there(i), 1);
+		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+		barrier_expect(there(HAS_K), WARPS * K_TILE);
+		copy_run(base + AT_K, a.k + (int64_t)(head * 2 + half) * (WARPS * K_TILE), WARPS * K_TILE,
+			there(HAS_K));
+		barrier_expect(there(HAS_OTHER), RUN_DIGITS * sizeof(uint2) + sizeof(float));
+	}
+	__syncthreads(); /* barriers are set up */
+	pair_arrive();
+	struct held_rows<NOPE / 64> k_rows;
+	if (warp < WARPS) {
+		barrier_wait(there(HAS_K), 0);
+		hold_rows(shared + AT_K + warp * K_TILE, K_ROW, k_rows);
+	}
+	grid_wait_before();
+	uint32_t begun = 0;
+	if (PRODUCT && tid == 32 * WARPS - 1)
+		begun = atomicInc(&cells->blocks, 2 * gridDim.x - 1);
+
+	/* ---- 1 ---- */
+	if (warp == WARPS) {
+		float x[8];
+		load_dealt<NOPE / 64>(a.q + head * a.q_stride, x);
+		write_digits(x, digits + 2 * RUN_DIGITS, digit_scale + 2);
+		pair_wait();
+		__syncthreads();
+		return;
+	}
+	int n_sel = *a.n_sel, segment = part * SEGMENT, here = min(SEGMENT, n_sel - segment),
+		mine = warp * 4 + lane % 4;
+	int64_t cache_row = *a.base + a.sel[min(segment + mine, a.sel_stride - 1)];
+	/* of head `warp` of the group: the pair of values that is rotated */
+	float2 turn = *(const float2 *)(a.rotate + (group * GROUP + warp) * a.rotate_stride + 2 * lane),
+		   angle = *(const float2 *)(a.cos_sin + 2 * lane);
+	__syncthreads(); /* digits are there */
+	{
+		float sum[2], scale = digit_scale[2];
+		held_product(k_rows, digits + 2 * RUN_DIGITS, sum);
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			float v = meet_digits(__fmaf_rn(scale, sum[i], 0.0f));
+			if (!c)
+				write_cell(&cells->query[head][half * HALF + warp * 16 + r0 + 8 * i], cell_of(v));
+		}
+	}
+	/* not before: who waits for where they lie holds up the queries */
+	if (warp * 4 < (here > TILE ? 2 * TILE : here > 0 ? TILE : 0)) {
+		/* rows behind the last weigh nothing, but must be numbers: the last one again */
+		if (mine >= here)
+			cache_row = *a.base + a.sel[n_sel - 1];
+		if (lane < 4)
+			copy_run(base + AT_CACHE + row_at(mine, 0), a.cache + cache_row * WIDTH, WIDTH * 2,
+				there(HAS_CACHE));
+	}
+	if (!tid)
+		barrier_expect(there(HAS_CACHE), (here > TILE ? 2 : here > 0) * TILE * WIDTH * 2);
+	pair_wait();  /* the other block has set up its barriers too */
+	heads_sync(); /* k_b has been used */
+
+	/* ---- 2 ---- */
+	int n_segments = (n_sel + SEGMENT - 1) / SEGMENT;
+	if (here > 0) {
+		bool two = here > TILE;
+		{
+			uint4 raw[4];
+			await_cells<4>(&cells->query[group * GROUP + warp][4 * lane], 128, 4, raw);
+			float q[4][4], most;
+			float2 rest = rotated(angle, turn);
+			most = fmaxf(fabsf(rest.x), fabsf(rest.y));
+#pragma unroll
+			for (int i = 0; i < 4; i++) {
+				q[i][0] = __uint_as_float(raw[i].x), q[i][1] = __uint_as_float(raw[i].y);
+				q[i][2] = __uint_as_float(raw[i].z), q[i][3] = __uint_as_float(raw[i].w);
+#pragma unroll
+				for (int j = 0; j < 4; j++)
+					most = fmaxf(most, fabsf(q[i][j]));
+			}
+#pragma unroll
+			for (int step = 16; step; step /= 2)
+				most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+			int e = half_exponent(most);
+			float factor = power_of_two(e);
+			if (!lane)
+				unscale[warp] = __fmul_rn(power_of_two(-e), a.scale);
+			uint8_t *hi = shared + AT_QUERY + warp * ROW, *lo = hi + GROUP * ROW;
+#pragma unroll
+			for (int i = 0; i < 4; i++) {
+				uint2 h, l;
+				split_pair(__fmul_rn(q[i][0], factor), __fmul_rn(q[i][1], factor), h.x, l.x);
+				split_pair(__fmul_rn(q[i][2], factor), __fmul_rn(q[i][3], factor), h.y, l.y);
+				*(uint2 *)(hi + 256 * i + 8 * lane) = h;
+				*(uint2 *)(lo + 256 * i + 8 * lane) = l;
+			}
+			uint32_t h, l;
+			split_pair(__fmul_rn(rest.x, factor), __fmul_rn(rest.y, factor), h, l);
+			*(uint32_t *)(hi + 2 * VALUE + 4 * lane) = h;
+			*(uint32_t *)(lo + 2 * VALUE + 4 * lane) = l;
+		}
+		barrier_wait(there(HAS_CACHE), 0);
+		heads_sync();
+		if (tid == 32 * WARPS - 1)
+			fetch_v();
+		if (warp < (two ? 8 : 4)) { /* scores */
+			constexpr int N = TILE / 8;
+			int quarter = warp % 4, tile = warp / 4;
+			float hi[N][4], lo[N][4];
+#pragma unroll
+			for (int n = 0; n < N; n++)
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					hi[n][i] = lo[n][i] = 0;
+#pragma unroll
+			for (int s = 0; s < STEPS; s++) {
+				uint32_t q_hi[4], q_lo[4];
+				int piece = (quarter * STEPS + s) * 2;
+				load_matrices(q_hi, base + AT_QUERY + row_at(lane % 16, piece + lane / 16));
+				load_matrices(q_lo, base + AT_QUERY + row_at(GROUP + lane % 16, piece + lane / 16));
+#pragma unroll
+				for (int n = 0; n < N; n += 2) {
+					uint32_t b[4];
+					load_matrices(b, base + AT_CACHE +
+										 row_at(tile * TILE + n * 8 + lane / 16 * 8 + lane % 8,
+											 piece + lane / 8 % 2));
+					mma_half(hi[n], q_hi, b[0], b[1]);
+					mma_half(hi[n + 1], q_hi, b[2], b[3]);
+					mma_half(lo[n], q_lo, b[0], b[1]);
+					mma_half(lo[n + 1], q_lo, b[2], b[3]);
+				}
+			}
+#pragma unroll
+			for (int n = 0; n < N; n++)
+#pragma unroll
+				for (int i = 0; i < 2; i++) {
+					int h = r0 + 8 * i, t = (n * 8 + 2 * c) ^ (h & 3) * 8;
+					*(float2 *)&meet[((tile * 4 + quarter) * GROUP + h) * TILE + t] =
+						make_float2(__fadd_rn(hi[n][2 * i], lo[n][2 * i]),
+							__fadd_rn(hi[n][2 * i + 1], lo[n][2 * i + 1]));
+				}
+		}
+		heads_sync();
+		if (tid < (two ? 256 : 128)) { /* softmax: four positions of tile tid / 128 */
+			int tile = tid / 128, h = tid / 8 % GROUP, t = tid % 8 * 4;
+			float unscaled = unscale[h];
+			auto scores = [&](int of, float s[4]) {
+				const float *from = meet + (of * 4 * GROUP + h) * TILE + (t ^ (h & 3) * 8);
+				float4 v[4];
+#pragma unroll
+				for (int k = 0; k < 4; k++)
+					v[k] = *(const float4 *)(from + k * GROUP * TILE);
+				s[0] = __fadd_rn(__fadd_rn(v[0].x, v[1].x), __fadd_rn(v[2].x, v[3].x));
+				s[1] = __fadd_rn(__fadd_rn(v[0].y, v[1].y), __fadd_rn(v[2].y, v[3].y));
+				s[2] = __fadd_rn(__fadd_rn(v[0].z, v[1].z), __fadd_rn(v[2].z, v[3].z));
+				s[3] = __fadd_rn(__fadd_rn(v[0].w, v[1].w), __fadd_rn(v[2].w, v[3].w));
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					s[i] = of * TILE + t + i < here ? __fmul_rn(s[i], unscaled) : -INFINITY;
+				return fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
+			};
+			float s[4], top = -INFINITY, most = scores(0, s);
+			if (tile) {
+				top = most;
+				most = scores(1, s);
+			}
+#pragma unroll
+			for (int step = 4; step; step /= 2) {
+				top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+				most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+			}
+			most = fmaxf(top, most);
+			float e[4];
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				e[i] = s[i] == -INFINITY ? 0 : exp_exact(s[i] - most);
+			uint2 hi, lo;
+			split_pair(__fmul_rn(e[0], P_SCALE), __fmul_rn(e[1], P_SCALE), hi.x, lo.x);
+			split_pair(__fmul_rn(e[2], P_SCALE), __fmul_rn(e[3], P_SCALE), hi.y, lo.y);
+			*(uint2 *)&weights[(tile * 2 * GROUP + h) * P_STRIDE + t] = hi;
+			*(uint2 *)&weights[((tile * 2 + 1) * GROUP + h) * P_STRIDE + t] = lo;
+			float total = __fadd_rn(__fadd_rn(e[0], e[1]), __fadd_rn(e[2], e[3]));
+#pragma unroll
+			for (int step = 4; step; step /= 2)
+				total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, step));
+			if (tid % 8 == 0) {
+				tops[tile][h] = most;
+				sums[tile][h] = total;
+				if (tile)
+					shrink[h] = top == -INFINITY ? 0 : exp_exact(top - most);
+			}
+		}
+		heads_sync();
+		{ /* values: a tile's sum is made from zero and then added to what there was */
+			float acc[4][4];
+#pragma unroll
+			for (int n = 0; n < 4; n++)
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					acc[n][i] = 0;
+#pragma unroll 1
+			for (int tile = 0; tile <= two; tile++) {
+				float v[4][4], f[2] = {tile ? shrink[r0] : 0, tile ? shrink[r0 + 8] : 0};
+#pragma unroll
+				for (int n = 0; n < 4; n++)
+#pragma unroll
+					for (int i = 0; i < 4; i++)
+						v[n][i] = 0;
+#pragma unroll
+				for (int s = 0; s < 2; s++) {
+					uint32_t b[2][4], p[2][4];
+#pragma unroll
+					for (int term = 0; term < 2; term++)
+						load_matrices(p[term],
+							shared_address(
+								&weights[((tile * 2 + term) * GROUP + lane % 16) * P_STRIDE +
+										 s * 16 + lane / 16 * 8]));
+#pragma unroll
+					for (int k = 0; k < 2; k++)
+						load_matrices_turned(b[k], base + AT_CACHE +
+													   row_at(tile * TILE + s * 16 + lane % 16,
+														   warp * 4 + 2 * k + lane / 16));
+#pragma unroll
+					for (int term = 0; term < 2; term++)
+#pragma unroll
+						for (int k = 0; k < 4; k++)
+							mma_half(v[k], p[term], b[k / 2][k % 2 * 2], b[k / 2][k % 2 * 2 + 1]);
+				}
+#pragma unroll
+				for (int n = 0; n < 4; n++)
+#pragma unroll
+					for (int i = 0; i < 4; i++)
+						acc[n][i] = __fmaf_rn(acc[n][i], f[i / 2], v[n][i]);
+			}
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				uint32_t *to = cells->value[group * GROUP + r0 + 8 * i][warp / 8][part] +
+							   warp % 8 * 32 + 4 * c;
+#pragma unroll
+				for (int m = 0; m < 2; m++)
+					write_cells(to + 16 * m,
+						make_uint4(cell_of(acc[2 * m][2 * i]), cell_of(acc[2 * m][2 * i + 1]),
+							cell_of(acc[2 * m + 1][2 * i]), cell_of(acc[2 * m + 1][2 * i + 1])));
+			}
+		}
+		if (tid < 2 * GROUP) { /* for both halves */
+			int h = tid / 2;
+			float sum = two ? __fmaf_rn(sums[0][h], shrink[h], sums[1][h]) : sums[0][h];
+			write_two_cells(cells->meta[group * GROUP + h][tid % 2][part],
+				make_uint2(cell_of(tops[two][h]), cell_of(sum)));
+		}
+	} else if (tid == 32 * WARPS - 1)
+		fetch_v();
+
+	/* ---- 3 ---- */
+	struct held_rows<VALUE / 2 / 64> v_rows; /* 16 rows, half of their width */
+	barrier_wait(there(HAS_V), 0);
+	hold_rows(
+		shared + AT_V + warp % V_WARPS * V_TILE + warp / V_WARPS * (V_ROW / 2), V_ROW, v_rows);
+	/* Nobody asks for cells while others still make some; and from here on copies may write where
+	 * v_b and cache rows were. */
+	if (PRODUCT) {
+		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+		ring_sync();
+	} else
+		heads_sync();
+	uint32_t *meta = cells->meta[head][half][lane],
+			 *from = cells->value[head][half][tid / 64] + tid % 64 * 4;
+	int n_mine = (n_segments - tid / 64 + 7) / 8;
+	uint2 most_sum = make_uint2(0, 0);
+	if (warp == WARPS - 1 && lane < n_segments)
+		most_sum = read_two_cells(meta);
+	{
+		uint4 v[4];
+		await_cells<4>(from, 8 * HALF, n_mine, v);
+#pragma unroll
+		for (int i = 0; i < 4; i++) /* zeros behind the last */
+			*(uint4 *)(join + (tid / 64 + 8 * i) * HALF + tid % 64 * 4) = v[i];
+	}
+	if (warp == WARPS - 1) { /* weights of the segments */
+		for (int looks = 0; most_sum.x == EMPTY || most_sum.y == EMPTY; looks++) {
+			if (looks == LOOKS)
+				__trap();
+			most_sum = read_two_cells(meta);
+		}
+		__syncwarp();
+		bool used = lane < n_segments;
+		float most = used ? __uint_as_float(most_sum.x) : -INFINITY, top = most;
+#pragma unroll
+		for (int step = 16; step; step /= 2)
+			top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
+		float w = used ? exp_exact(most - top) : 0,
+			  sum = used ? __fmaf_rn(__uint_as_float(most_sum.y), w, 0.0f) : 0;
+		weight_of[lane] = w;
+		sum = warp_sum(sum);
+		if (!lane)
+			by = __fmul_rn(sum, P_SCALE);
+	}
+	if (PRODUCT && tid == 32 * WARPS - 1)
+		*flip = begun >= gridDim.x;
+	heads_sync();
+	if (warp < 8) {
+		float v = 0;
+#pragma unroll 1
+		for (int s = 0; s < n_segments; s += 16)
+#pragma unroll
+			for (int i = 0; i < 16; i++) /* what lies behind the last adds nothing */
+				v = __fmaf_rn(join[(s + i) * HALF + tid], weight_of[s + i], v);
+		z[column_of(tid)] = __fdiv_rn(v, by);
+		sync_some(1, 256);
+		if (!warp) {
+			float d[8];
+			uint2 *own = digits + half * RUN_DIGITS;
+			load_dealt<4>(z, d);
+			write_digits(d, own, digit_scale + half);
+			__syncwarp();
+			if (!lane)
+				barrier_arrive(there(HAS_OWN));
+			uint32_t other = other_of(shared_address(own), half),
+					 hears = other_of(there(HAS_OTHER), half);
+#pragma unroll
+			for (int i = 0; i < RUN_DIGITS / 32; i++)
+				send(other + (lane + 32 * i) * sizeof(uint2), own[lane + 32 * i], hears);
+			if (!lane)
+				send(other_of(shared_address(digit_scale + half), half), digit_scale[half], hears);
+		}
+	} else { /* all is read; nobody reads the queries any more: what was made from them is here */
+		const uint4 empty = make_uint4(EMPTY, EMPTY, EMPTY, EMPTY);
+		int i = tid - 32 * V_WARPS;
+		if (i < HALF / 4)
+			write_cells(&cells->query[head][half * HALF + 4 * i], empty);
+		if (i < n_segments)
+			write_two_cells(cells->meta[head][half][i], make_uint2(EMPTY, EMPTY));
+#pragma unroll 1
+		for (int s = i / 64; s < n_segments; s += 4)
+			write_cells(cells->value[head][half][s] + i % 64 * 4, empty);
+		if (PRODUCT && i < OUT / 2)
+			write_cell(&cells->out[*flip ^ 1][head * OUT + half * (OUT / 2) + i], EMPTY);
+	}
+	barrier_wait(there(warp / V_WARPS == half ? HAS_OWN : HAS_OTHER), 0);
+	grid_let_next(); /* not before: there is no room for its blocks */
+	float sum[2];
+	held_product(v_rows, digits + warp / V_WARPS * RUN_DIGITS, sum);
+	float2 *halves =
+		(float2 *)(shared + AT_HALVES); /* [V_WARPS][32]: of the second half of the width */
+	if (warp >= V_WARPS) {
+		halves[tid - 32 * V_WARPS] = make_float2(sum[0], sum[1]);
+		sync_some(OUT_NAMES + warp - V_WARPS,
+			64);     /* who only arrived could meet itself there in the output product */
+		if (PRODUCT) /* nobody reads any more what lies where digits go */
+			barrier_wait(there(HAS_OWN), 0);
+		return;
+	}
+	sync_some(OUT_NAMES + warp, 64);
+	barrier_wait(there(half ? HAS_OWN : HAS_OTHER), 0);
+	float2 rest = halves[tid];
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		float v = meet_digits(__fmaf_rn(
+			digit_scale[1], i ? rest.y : rest.x, __fmaf_rn(digit_scale[0], sum[i], 0.0f)));
+		if (!c) {
+			int row = half * (OUT / 2) + warp * 16 + r0 + 8 * i;
+			if (PRODUCT)
+				write_cell(&cells->out[*flip][head * OUT + row], cell_of(v));
+			else
+				a.y[head * a.y_stride + row] = v;
+		}
+	}
+}
+
+/* Two runs of the values, `first` and 2 * OUT_SPLIT further on, as digits and scales in both blocks
+ * of the pair; the barriers hear of it. */
+static __device__ __forceinline__ void take_values(
+	const uint32_t *cells, int first, int half, uint2 *digits, float *scales, uint32_t barrier)
+{
+	constexpr int RUNS = 2, STEP = 2 * OUT_SPLIT * OUT;
+	int lane = threadIdx.x % 32, pending = (1 << RUNS) - 1;
+	const uint32_t *look = cells + first * OUT + lane / 16 * STEP + lane % 16 * 16,
+				   *from = cells + first * OUT + lane / 4 * 32 + lane % 4 * 4;
+	uint32_t hears = other_of(barrier, half);
+	/* Sixteen cells of each run are looked at until they are full, and then all are asked for: to
+	 * ask for all of them again and again would hold up those that are missing. */
+	for (int looks = 0; pending; looks++) {
+		uint32_t full = __ballot_sync(0xffffffffu, read_cell(look) != EMPTY);
+		uint4 v[RUNS][2];
+		int fresh = 0;
+		if (looks == LOOKS)
+			__trap();
+#pragma unroll
+		for (int i = 0; i < RUNS; i++)
+			fresh |= ((full >> 16 * i & 65535) == 65535) << i;
+		fresh &= pending;
+		pending &= ~fresh;
+#pragma unroll
+		for (int i = 0; i < RUNS; i++)
+			if (fresh >> i & 1) {
+				v[i][0] = read_cells(from + i * STEP);
+				v[i][1] = read_cells(from + i * STEP + 16);
+			}
+#pragma unroll
+		for (int i = 0; i < RUNS; i++)
+			if (fresh >> i & 1) {
+				for (int again = 0; !__all_sync(0xffffffffu, is_full(v[i][0]) && is_full(v[i][1]));
+					 again++) {
+					if (again == LOOKS)
+						__trap();
+					v[i][0] = read_cells(from + i * STEP);
+					v[i][1] = read_cells(from + i * STEP + 16);
+				}
+				float f[8];
+#pragma unroll
+				for (int k = 0; k < 2; k++) {
+					f[4 * k] = __uint_as_float(v[i][k].x),
+						  f[4 * k + 1] = __uint_as_float(v[i][k].y);
+					f[4 * k + 2] = __uint_as_float(v[i][k].z),
+							  f[4 * k + 3] = __uint_as_float(v[i][k].w);
+				}
+				int run = first + i * 2 * OUT_SPLIT;
+				uint2 *own = digits + run * RUN_DIGITS;
+				write_digits(f, own, scales + run);
+				__syncwarp();
+				uint32_t other = other_of(shared_address(own), half);
+#pragma unroll
+				for (int k = 0; k < RUN_DIGITS / 32; k++)
+					send(other + (lane + 32 * k) * sizeof(uint2), own[lane + 32 * k], hears);
+				if (!lane)
+					send(other_of(shared_address(scales + run), half), scales[run], hears);
+			}
+	}
+	if (!lane)
+		barrier_arrive(barrier);
+}
+#endif
+
+template <bool PRODUCT>
+static __global__ void __launch_bounds__(THREADS, 1)
+	mla_kernel(const __grid_constant__ struct mla_args a)
+{
+#if __CUDA_ARCH__ >= 900
+	extern __shared__ __align__(128) uint8_t shared[];
+	__shared__ uint32_t flip; /* which of cells.out this launch has */
+	int tid = threadIdx.x, lane = tid % 32,
+		warp = __shfl_sync(
+			0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
+	__shared__ __align__(8) struct out_barriers ring_barriers;
+	uint8_t *ring = shared + AT_RING;
+	__shared__ __align__(8) uint64_t has_values[OUT_SPLIT]; /* digits that the warps `part` want */
+	if (PRODUCT && !tid) {
+		for (int i = 0; i < OUT_SPLIT;
+			 i++) { /* two warps here, and half of the runs from the other block */
+			barrier_init(shared_address(has_values + i), 3);
+			barrier_expect(shared_address(has_values + i),
+				OUT_STEPS / 2 * (RUN_DIGITS * sizeof(uint2) + sizeof(float)));
+		}
+		out_init(&ring_barriers);
+	}
+	if (!PRODUCT || blockIdx.x < BLOCKS) {
+		make_heads<PRODUCT>(a, shared, warp, &flip);
+		if (PRODUCT && warp == WARPS)
+			ring_sync();
+	} else { /* one that has no head */
+		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+		__syncthreads();
+		if (warp < WARPS) {
+			grid_wait_before();
+			if (!tid)
+				flip = atomicInc(&a.cells->blocks, 2 * gridDim.x - 1) >= gridDim.x;
+			grid_let_next();
+			heads_sync();
+		}
+	}
+	if (!PRODUCT)
+		return;
+	if (warp == WARPS) {
+		pair_arrive();
+		out_feed(a.out, ring, &ring_barriers, lane, blockIdx.x < BLOCKS);
+		__syncwarp();
+		pair_wait();
+		return;
+	}
+
+	uint2 *digits = (uint2 *)(shared + AT_VALUES);
+	float *scales = (float *)(shared + AT_SCALES);
+	int side = warp / OUT_SPLIT, part = warp % OUT_SPLIT;
+	int half = blockIdx.x % 2;
+	uint32_t values = shared_address(has_values + part);
+	heads_sync(); /* nobody asks before all of the block have handed on theirs */
+	pair_arrive();
+	pair_wait(); /* nor sends before the other block's have */
+	take_values(a.cells->out[flip], (side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half,
+		digits, scales, values);
+	barrier_wait(values, 0);
+	out_products(a.out, side, part, lane, ring, &ring_barriers, digits, scales,
+		(float *)(shared + AT_MEETS), (float4 *)(shared + AT_HANDED));
+#endif
+}
+
+static cudaLaunchConfig_t launch_config(
+	struct cuda_backend *b, int blocks, cudaLaunchAttribute attrs[2])
+{
+	cudaLaunchConfig_t c = cuda_launch_config(b, blocks, THREADS, BYTES, attrs);
+	attrs[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
+	attrs[c.numAttrs].val.clusterDim.x = 2;
+	attrs[c.numAttrs].val.clusterDim.y = attrs[c.numAttrs].val.clusterDim.z = 1;
+	c.numAttrs++;
+	return c;
+}
+
+/* Whether the kernel may use the memory that it needs and all blocks, an even number, can run at a
+ * time. */
+template <bool PRODUCT> static bool has_room(struct cuda_backend *b, int blocks)
+{
+	static int known; /* 1: yes, 2: no */
+	if (known)
+		return known == 1;
+	static size_t allowed;
+	bool next_waits = b->next_waits;
+	int pairs = 0;
+	known = 2;
+	if (!b->early_starts || blocks < BLOCKS || BYTES > b->max_shared ||
+		!cuda_allow_shared(b, (const void *)mla_kernel<PRODUCT>, BYTES, &allowed))
+		return false;
+	cudaLaunchAttribute attrs[2] = {};
+	cudaLaunchConfig_t c = launch_config(b, blocks, attrs);
+	b->next_waits = next_waits;
+	if (cudaOccupancyMaxActiveClusters(&pairs, mla_kernel<PRODUCT>, &c) != cudaSuccess)
+		cudaGetLastError();
+	known = pairs >= blocks / 2 ? 1 : 2;
+	return known == 1;
+}
+
+static bool takes(const struct batch *rows, const struct mla *m)
+{
+	const struct weight *k = &m->absorb.w, *v = &m->expand.w;
+	const struct attend *t = &m->attend;
+	uintptr_t lines = (uintptr_t)k->data | (uintptr_t)v->data | (uintptr_t)t->cache.data |
+					  (uintptr_t)m->absorb.x | (uintptr_t)(4 * m->absorb.x_stride);
+	uintptr_t pairs =
+		(uintptr_t)t->rotate | (uintptr_t)(4 * t->rotate_stride) | (uintptr_t)t->rope.cos_sin;
+	return rows->n == 1 && k->type == DTYPE_Q8_0 && k->n_in == NOPE && k->n_out == VALUE &&
+		   k->n_stack == N_HEADS && k->row_bytes == K_ROW && k->stack_bytes == VALUE * K_ROW &&
+		   v->type == DTYPE_Q8_0 && v->n_in == VALUE && v->n_out == OUT && v->n_stack == N_HEADS &&
+		   v->row_bytes == V_ROW && v->stack_bytes == OUT * V_ROW && t->n_heads == N_HEADS &&
+		   t->n_value == VALUE && t->cache.type == DTYPE_F16 && t->cache.width == WIDTH &&
+		   t->rotate && t->rope.dim == WIDTH - VALUE && t->sel_stride <= PARTS * SEGMENT &&
+		   lines % 16 == 0 && pairs % 8 == 0;
+}
+
+/* Whether the launch can end with this product. */
+static bool takes_product(const struct stacked_matmul *expand, const struct matmul *m)
+{
+	const struct weight *w = &m->w;
+	return w->type == DTYPE_Q8_0 && w->n_in == N_HEADS * OUT && w->row_bytes == OUT_ROW &&
+		   w->n_out % MMA_ROWS == 0 && w->n_out <= 1 << 20 && (uintptr_t)w->data % 16 == 0 &&
+		   !m->x && expand->y_stride == OUT &&
+		   cuda_product_split(w->type, w->n_in, w->n_out) == OUT_SPLIT;
+}
+
+void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *m)
+{
+	struct cuda_backend *b = cuda_of(base);
+	if (!cuda_begin(base, "mla") || !rows->n)
+		return;
+	int all = b->n_sm & ~1;
+	bool here = takes(rows, m) && has_room<false>(b, BLOCKS),
+		 with = here && m->out && takes_product(&m->expand, m->out) && has_room<true>(b, all);
+	if (!here) {
+		cuda_stacked_matmul(base, &m->absorb, rows->n);
+		cuda_attend(base, rows, &m->attend);
+		cuda_stacked_matmul(base, &m->expand, rows->n);
+	} else {
+		if (!b->cells.data) {
+			if (!cuda_scratch_of(b, &b->cells, sizeof(struct mla_cells)))
+				return;
+			struct mla_cells *cells = (struct mla_cells *)b->cells.data;
+			if (!cuda_check(b, cudaMemsetAsync(cells, 0xff, sizeof *cells, b->stream)) ||
+				!cuda_check(b, cudaMemsetAsync(&cells->blocks, 0, sizeof cells->blocks, b->stream)))
+				return;
+			b->next_waits = true;
+		}
+		const struct attend *t = &m->attend;
+		struct mla_args a = {(const uint8_t *)m->absorb.w.data, (const uint8_t *)m->expand.w.data,
+			m->absorb.x, t->rotate, t->rope.cos_sin, m->absorb.x_stride, t->rotate_stride,
+			(const __half *)t->cache.data, rows->base, t->sel, t->n_sel, t->sel_stride, t->scale,
+			m->expand.y, m->expand.y_stride, (struct mla_cells *)b->cells.data, {}};
+		if (with)
+			a.out = {(const uint8_t *)m->out->w.data, m->out->y, (int)(m->out->w.n_out / MMA_ROWS),
+				m->out->add};
+		cudaLaunchAttribute attrs[2] = {};
+		cudaLaunchConfig_t c = launch_config(b, with ? all : BLOCKS, attrs);
+		cuda_check(b, cudaLaunchKernelEx(&c, with ? mla_kernel<true> : mla_kernel<false>, a));
+		b->used.launches += !b->capturing;
+	}
+	if (m->out && !with)
+		cuda_matmul(base, m->out, 1, m->expand.y, rows->n);
+}

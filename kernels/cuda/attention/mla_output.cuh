@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The output product behind mla in the same launch (mla.cu), for one row of 64 heads of 256
+ * values and Q8_0: the arithmetic and the order of additions of dense_kernel
+ * (gemv_aligned.cuh), so the bits are the same. Its weights begin to come while the heads'
+ * values are still being made.
+ *
+ * An item is 16 weight rows; a block has a run of them and two sides of OUT_SPLIT warps. Warp p of
+ * a side has run 8 k + p (256 weights of each row, a head) of step k = 0 .. 7 of an item. Each side
+ * has half of the items; of one left over, side 0 has the first four steps, before all else, and
+ * side 1 goes on from what came of them, behind all else.
+ *
+ * One warp more feeds the rings: a stage is one step, 16 rows of 2176 bytes, each a bulk copy.
+ *
+ * Bytes moved: every packed row once.
+ */
+#ifndef GLM_KERNELS_CUDA_MLA_OUTPUT_CUH
+#define GLM_KERNELS_CUDA_MLA_OUTPUT_CUH
+
+#include "kernels/cuda/common/mbarrier.cuh"
+#include "kernels/cuda/common/mma.cuh"
+#include "kernels/cuda/gemv/gemv_aligned.cuh"
+
+#define OUT_RUNS   64 /* of 256 values: a head's each */
+#define OUT_SPLIT  8
+#define OUT_STEPS  (OUT_RUNS / OUT_SPLIT)
+#define OUT_STAGES 2 /* of a side */
+#define OUT_RUN    (256 / 32 * 34)
+#define OUT_ROW    (OUT_RUNS * OUT_RUN)
+#define OUT_PIECE  (OUT_SPLIT * OUT_RUN) /* bytes of a row in a step */
+#define OUT_STRIDE (OUT_PIECE + 16)      /* in shared memory: rows meet in no bank */
+#define OUT_STAGE  (MMA_ROWS * OUT_STRIDE)
+#define OUT_NAMES                                                                                  \
+	2 /* of named barriers from here on: of warps `part` of both sides, then of a side */
+
+/* Bytes of shared memory: the rings, digits and scales of the values, where the warps meet, what
+ * side 0 hands to side 1 */
+#define OUT_RING   (2 * OUT_STAGES * OUT_STAGE)
+#define OUT_DIGITS (OUT_RUNS * RUN_DIGITS * 8)
+#define OUT_SCALES (OUT_RUNS * 4)
+#define OUT_MEETS  (2 * 2 * OUT_SPLIT * MMA_ROWS * 4)
+#define OUT_HANDED (OUT_SPLIT * 32 * 16)
+
+struct out_args {
+	const uint8_t *w;
+	float *y;
+	int n_items;
+	bool add;
+};
+
+/* Of a side's stage: its bytes have come, it has been used */
+struct out_barriers {
+	uint64_t full[2][OUT_STAGES], empty[2][OUT_STAGES];
+};
+
+/* Steps k .. end of an item, which is the whole of it or half */
+struct out_unit {
+	int item, k, end;
+};
+
+/* The block's items */
+struct out_share {
+	int first, n;
+};
+
+static __device__ __forceinline__ struct out_share out_share_of(const struct out_args &a)
+{
+	unsigned n = (unsigned)a.n_items, first = n * blockIdx.x / gridDim.x,
+			 end = n * (blockIdx.x + 1) / gridDim.x;
+	return {(int)first, (int)(end - first)};
+}
+
+static __device__ __forceinline__ int out_units(struct out_share s)
+{
+	return (s.n + 1) / 2;
+}
+
+static __device__ __forceinline__ struct out_unit out_unit_of(struct out_share s, int side, int u)
+{
+	bool odd = s.n % 2, half = odd && u == (side ? s.n / 2 : 0);
+	if (half)
+		return {s.first + s.n - 1, side * (OUT_STEPS / 2), (side + 1) * (OUT_STEPS / 2)};
+	return {s.first + side * (s.n / 2) + u - (odd && !side), 0, OUT_STEPS};
+}
+
+/* By one thread, before the block meets */
+static __device__ __forceinline__ void out_init(struct out_barriers *b)
+{
+	for (int side = 0; side < 2; side++)
+		for (int i = 0; i < OUT_STAGES; i++) {
+			barrier_init(shared_address(&b->full[side][i]), 1);
+			barrier_init(shared_address(&b->empty[side][i]), OUT_SPLIT);
+		}
+}
+
+/* By one warp: half of it feeds a side. slow: at first a stage at a time, while others of the block
+ * wait for less. */
+static __device__ __forceinline__ void out_feed(
+	const struct out_args &a, uint8_t *ring, struct out_barriers *b, int lane, bool slow)
+{
+	struct out_share s = out_share_of(a);
+	int side = lane / 16, row = lane % 16, at = 0;
+	uint32_t to = shared_address(ring) + side * (OUT_STAGES * OUT_STAGE) + row * OUT_STRIDE;
+	for (int u = 0; u < out_units(s); u++) {
+		struct out_unit t = out_unit_of(s, side, u);
+		const uint8_t *from = a.w + ((int64_t)t.item * MMA_ROWS + row) * OUT_ROW;
+		for (int k = t.k; k < t.end; k++, at++) {
+			int stage = at % OUT_STAGES, round = at / OUT_STAGES;
+			uint32_t full = shared_address(&b->full[side][stage]);
+			if (round)
+				barrier_wait(shared_address(&b->empty[side][stage]), (round + 1) & 1);
+			else if (slow && (at || side)) /* the rest when this stage has come */
+				barrier_wait(shared_address(side ? &b->full[0][at] : &b->full[1][at - 1]), 0);
+			if (!row)
+				barrier_expect(full, MMA_ROWS * OUT_PIECE);
+			copy_run(to + stage * OUT_STAGE, from + k * OUT_PIECE, OUT_PIECE, full);
+		}
+	}
+}
+
+/* The products of warp `part` of a side, when digits and scales of its runs are there */
+static __device__ __forceinline__ void out_products(const struct out_args &a, int side, int part,
+	int lane, const uint8_t *ring, struct out_barriers *b, const uint2 *digits, const float *scales,
+	float *meets, float4 *handed)
+{
+	struct out_share s = out_share_of(a);
+	int r0 = lane / 4, c = lane % 4, at = 0;
+	const uint2 *column = r0 < 3 ? digits + part * RUN_DIGITS + r0 * 4 + c : NULL;
+	const uint8_t *rows = ring + side * (OUT_STAGES * OUT_STAGE) + r0 * OUT_STRIDE + part * OUT_RUN;
+#pragma unroll 1
+	for (int u = 0; u < out_units(s); u++) {
+		struct out_unit t = out_unit_of(s, side, u);
+		bool last = t.end == OUT_STEPS,
+			 adds = last && part == t.item % OUT_SPLIT && lane < MMA_ROWS;
+		float *y = a.y + t.item * MMA_ROWS + lane, old = 0;
+		if (adds && a.add)
+			old = *y;
+		float acc[1][4] = {{0, 0, 0, 0}};
+		if (t.k) {
+			sync_some(OUT_NAMES + part, 64);
+			float4 v = handed[part * 32 + lane];
+			acc[0][0] = v.x, acc[0][1] = v.y, acc[0][2] = v.z, acc[0][3] = v.w;
+		}
+#pragma unroll 1
+		for (int k = t.k; k < t.end; k++, at++) {
+			int stage = at % OUT_STAGES, run = k * OUT_SPLIT + part;
+			barrier_wait(shared_address(&b->full[side][stage]), at / OUT_STAGES & 1);
+			const uint8_t *row = rows + stage * OUT_STAGE;
+			const uint2 *const at_run[1] = {column ? column + k * (OUT_SPLIT * RUN_DIGITS) : NULL};
+			const float x_scale[1][2] = {{scales[run], scales[run]}};
+			run_product<DTYPE_Q8_0, 1>(row, row + 8 * OUT_STRIDE, 0, 256, c, NULL,
+				lane_tables{ring, 0}, at_run, x_scale, acc);
+			__syncwarp();
+			if (!lane)
+				barrier_arrive(shared_address(&b->empty[side][stage]));
+		}
+		if (!last) {
+			handed[part * 32 + lane] = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
+			arrive_some(OUT_NAMES + part, 64);
+			continue;
+		}
+		/* of two buffers, who writes one again has met everybody since it was read */
+		float *here = meets + (u % 2 * 2 + side) * (OUT_SPLIT * MMA_ROWS);
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			float v = digits_meet(acc[0] + 2 * half, lane);
+			if (!c)
+				here[part * MMA_ROWS + r0 + 8 * half] = v;
+		}
+		sync_some(OUT_NAMES + OUT_SPLIT + side, OUT_SPLIT * 32);
+		if (!adds)
+			continue;
+		float sum = 0;
+#pragma unroll
+		for (int q = 0; q < OUT_SPLIT; q++)
+			sum = __fadd_rn(sum, here[q * MMA_ROWS + lane]);
+		*y = a.add ? __fadd_rn(old, sum) : sum;
+	}
+}
+
+#endif

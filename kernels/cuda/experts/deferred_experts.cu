@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The host's side of experts_await: experts_kernel (experts_fused.cu) as an op of a recorded
+ * list, which computes what the host says by words in pinned memory while the ops before it still
+ * run. So the kernel has started, and has its tables and barriers, when the op before it ends;
+ * experts that come late need no launch; nor do the layers behind it.
+ *
+ * Words: four of 64 bits for each rank of the row, with a ticket at the top 16 bits: where gate, up
+ * and down lie, and that they are known; 0: not known yet, CUDA_AWAIT_NEVER: not for this kernel,
+ * which ends when all ranks are known. So each word says by itself that it is meant, and the order
+ * in which words become visible does not matter. The first answer to an await writes all words, so
+ * no ticket of long ago is left. Tickets count the awaits that were enqueued: the host by itself,
+ * the device by its blocks' arrivals, for a recorded launch has the same arguments every time.
+ *
+ * Answers begin when the mark before the await has come, so the await before, whose words they
+ * overwrite, has ended by then. Whoever waits for the device tells it before that there is nothing
+ * more, for all awaits of the launch (cuda_await_settle), so it never waits for a host that waits
+ * for it. What else the host waits for in the meantime are copies. Those inside the card may be
+ * kernels of the driver's: a block of the await takes a whole multiprocessor, so some are left
+ * free, and no other kernel of the stream is started there.
+ */
+#include "kernels/cuda/experts/experts.cuh"
+
+#include <string.h>
+
+#define ALL_RANKS ((1u << CUDA_AWAIT_RANKS) - 1)
+
+static bool open_words(struct cuda_backend *b)
+{
+	void *words = NULL, *state = NULL;
+	if (b->await_words)
+		return b->await_state != NULL;
+	if (!cuda_check(b,
+			cudaHostAlloc(&words, CUDA_AWAIT_WORDS * sizeof *b->await_words, cudaHostAllocMapped)))
+		return false;
+	b->await_words = (unsigned long long *)words;
+	memset(words, 0, CUDA_AWAIT_WORDS * sizeof *b->await_words);
+	if (!cuda_check(b, cudaMalloc(&state, sizeof *b->await_state)))
+		return false;
+	b->await_state = (struct cuda_await_state *)state;
+	/* the stream does not wait for the default one */
+	return cuda_check(b, cudaMemset(state, 0, sizeof *b->await_state)) &&
+		   cuda_check(b, cudaStreamSynchronize(NULL));
+}
+
+void cuda_await_close(struct cuda_backend *b)
+{
+	cudaFreeHost(b->await_words);
+	cudaFree(b->await_state);
+	cudaFree(b->await_hidden.data);
+	b->await_words = NULL;
+	b->await_state = NULL;
+}
+
+/* One place of an expert like this, wherever it lies. */
+static struct expert_job anywhere(const struct expert_job *like)
+{
+	struct expert_job j = *like;
+	j.gate.data = j.up.data = j.down.data = NULL;
+	j.n_places = 1;
+	return j;
+}
+
+void cuda_experts_await(
+	struct backend *base, const float *x, const struct expert_job *like, int n_used, float *out)
+{
+	struct cuda_backend *b = cuda_of(base);
+	struct cuda_await w = {x, out, n_used, anywhere(like), 0, false};
+	if (base->failure.code)
+		return;
+	b->op = "experts_await";
+	if (b->capturing ? b->await_state != NULL : open_words(b))
+		cuda_experts_await_launch(b, &w);
+}
+
+bool cuda_can_await(struct backend *base, const struct expert_job *like, int n_used)
+{
+	struct cuda_backend *b = cuda_of(base);
+	struct expert_job job = anywhere(like);
+	return !b->no_awaits && n_used >= 1 && n_used <= CUDA_AWAIT_RANKS &&
+		   cuda_experts_can_await(b, &job);
+}
+
+static bool is_like(const struct weight *p, const struct weight *q)
+{
+	return p->type == q->type && p->n_in == q->n_in && p->n_out == q->n_out &&
+		   p->row_bytes == q->row_bytes && !((uintptr_t)q->data % 16) &&
+		   !((uint64_t)(uintptr_t)q->data >> 48) && q->data;
+}
+
+static bool is_for(const struct cuda_backend *b, const struct expert_job *j)
+{
+	const struct expert_job *like = &b->awaits->like;
+	return j->n_places == 1 && !(b->await_told >> j->places[0] & 1) &&
+		   is_like(&like->gate, &j->gate) && is_like(&like->up, &j->up) &&
+		   is_like(&like->down, &j->down);
+}
+
+bool cuda_await_answer(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int rows, int n_used, const float *out)
+{
+	const struct cuda_await *w = b->awaits;
+	if (!b->n_awaits)
+		return false;
+	bool takes =
+		x == w->x && out == w->out && rows == 1 && n_used == w->n_used && !b->base.failure.code;
+	for (int i = 0; takes && i < n_jobs; i++)
+		takes = is_for(b, &jobs[i]);
+	if (takes && !n_jobs)
+		return true;
+	uint64_t at[CUDA_AWAIT_WORDS] = {0}, ticket = (b->await_ticket % CUDA_AWAIT_TICKETS + 1) << 48;
+	unsigned before = b->await_told, now = before;
+	for (int i = 0; takes && i < n_jobs; i++) {
+		int rank = jobs[i].places[0];
+		at[4 * rank] = (uintptr_t)jobs[i].gate.data;
+		at[4 * rank + 1] = (uintptr_t)jobs[i].up.data;
+		at[4 * rank + 2] = (uintptr_t)jobs[i].down.data;
+		at[4 * rank + 3] = CUDA_AWAIT_NEVER;
+		now |= 1u << rank;
+	}
+	for (int i = 0; i < 4 * CUDA_AWAIT_RANKS; i++)
+		if (!(now >> i / 4 & 1) && (!takes || i / 4 >= n_used))
+			at[i] = CUDA_AWAIT_NEVER;
+	now |= takes ? ALL_RANKS & ~((1u << n_used) - 1) : ALL_RANKS;
+	if (!before)
+		cuda_follow(b, b->await_marks + w->marks);
+	for (int i = 0; i < CUDA_AWAIT_WORDS; i++)
+		if (!(before >> i / 4 & 1))
+			__atomic_store_n(&b->await_words[i], ticket | at[i], __ATOMIC_RELAXED);
+	b->await_told = now;
+	if (now == ALL_RANKS) {
+		b->awaits++;
+		b->n_awaits--;
+		b->await_ticket++;
+		b->await_told = 0;
+	}
+	b->awaits_lost |= !takes && w->goes_on;
+	return takes;
+}
+
+void cuda_await_settle_all(struct cuda_backend *b)
+{
+	while (b->n_awaits)
+		cuda_await_answer(b, NULL, NULL, 0, 0, 0, NULL);
+}

@@ -1,0 +1,667 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * experts_kernel: gate, up, SwiGLU and down of up to TASKS experts with one place each, in one
+ * launch. mma_kernel's arithmetic (gemv_mma.cuh: x as three digits of 8 bits, whole numbers
+ * up to the sum over a run of 256 weights) and its order of additions, so the bits are the same.
+ *
+ * Grid: one block per multiprocessor; of an await SPARE less. A block takes its share of four lists
+ * of stages, one after the other: gate and up of the first half of the tasks, of the other half,
+ * down of the first half, of the other half. A stage is RUNS runs of 256 weights by 16 rows (whole
+ * rows: n_in / 256 runs by one or more tiles of 16 rows; in gate and up 8 rows of each). Down waits
+ * until gate and up of its task are done (counts in global memory, ever growing, a release each
+ * stage); unless there is only one task they have been for long. A block that waits for one that
+ * has not been started waits only until other kernels leave it a place: those never wait for this
+ * one.
+ *
+ * As an await (deferred_experts.cu) it has up to eight tasks that come by words, in rounds
+ * (mailbox.cuh); all of the above is done for each round. It does not wait for the ops before it:
+ * what it reads was there before the host could answer, and it has hidden rows of its own. It does
+ * not let the next kernel start before it ends: until it has heard its last word the
+ * multiprocessors that it leaves free must stay free, and moe_combine takes longer if it finds only
+ * those.
+ *
+ * Block: WORKERS that compute two runs of every stage; a warp that fetches (bulk copies of whole
+ * stages to a ring of slots with barriers full and done, and of the next hidden row); FINISHERS
+ * that sum up the runs of a stage in mma_kernel's order and write, in turn. Until x has been asked
+ * for no more than two stages are on their way: it would queue behind them.
+ *
+ *      mma m16n8k32:    16 weight rows x 32 weights, lane = 4 r + c has rows r and r + 8
+ *      columns:         the three digits of one x row leave five of eight unused, so lanes of a row
+ * take different groups of weights (scales) at once and columns tell them apart: x is zero where
+ * the lane's group is not the column's. What multiplies lane c's group comes out in lane c. A warp
+ * keeps the columns of its runs in registers. digits, meets:   of a run: as digits_kernel leaves
+ * them; three digits of each row and the scale of x
+ *
+ * Bytes moved: every packed row once; x and a task's hidden row once per block.
+ */
+#include "kernels/cuda/common/mbarrier.cuh"
+#include "kernels/cuda/experts/experts.cuh"
+#include "kernels/cuda/experts/experts_fused_types.cuh"
+#include "kernels/cuda/experts/mailbox.cuh"
+
+#define RUNS      24 /* of a stage */
+#define WORKERS   (RUNS / 2)
+#define FINISHERS 3
+#define THREADS   ((WORKERS + 1 + FINISHERS) * 32)
+#define TASKS     64
+#define SLOTS     4 /* at most; more of them only let x and hidden rows wait */
+#define BARRIERS  16
+#define SPARE     4 /* multiprocessors that an await leaves free: see deferred_experts.cu */
+#define IN_ORDER  4 /* runs that mma_kernel takes at once */
+#define SHARES                                                                                     \
+	18 /* four and a struct told, up to a multiple of 128 bytes: copies to other places are slower \
+		*/
+
+struct expert_task {
+	const uint8_t *gate, *up, *down;
+	int32_t row, place, hidden; /* rows: of x, of out, of the hidden rows */
+	uint32_t ready;             /* its count when gate and up are done */
+};
+
+static_assert(sizeof(struct told) + 4 * sizeof(int4) <= SHARES * sizeof(int4), "shared memory");
+
+struct expert_args {
+	struct expert_task task[TASKS];
+	struct hear_args
+		hear; /* of an await: tasks come by words, and task, n_tasks and counts are not used */
+	const struct cuda_tables *tables;
+	const float *x;
+	float *hidden, *out;
+	uint32_t
+		*counts; /* [TASKS] stages of gate and up that were done since the backend was opened */
+	int n_tasks, slots, stage_bytes;
+	bool x_aligned; /* to 16 bytes */
+	/* in: gate and up, ff: down. Weights and bytes of a row, runs of a row, tiles of a stage,
+	 * stages of a task, cuda_product_split */
+	int n_embd, in_bytes, in_runs, in_tiles, in_pieces, in_split;
+	int n_ff, ff_bytes, ff_runs, ff_tiles, ff_pieces, ff_split;
+};
+
+/* ---- meeting
+ * ---------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ uint32_t read_acquire(const uint32_t *p)
+{
+	uint32_t v;
+	asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+	return v;
+}
+
+static __device__ __forceinline__ void add_release(uint32_t *p)
+{
+	asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+
+/* Barriers are ready, what is to be done is known, and tables are there: the fetching warp does not
+ * wait for the others. */
+static __device__ __forceinline__ void begin_all(bool wait)
+{
+	if (wait)
+		sync_some(1, THREADS);
+	else
+		arrive_some(1, THREADS);
+}
+
+/* Of the 128 registers that a thread begins with, workers get 24 more. By the four warps of a group
+ * each. */
+static __device__ __forceinline__ void deal_registers(bool worker)
+{
+	static_assert(WORKERS % 4 == 0 && FINISHERS == 3 && 128 * (3 * 152 + 56) == 65536, "registers");
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+	if (worker)
+		asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+	else
+		asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
+#endif
+}
+
+/* ---- the order of work
+ * ------------------------------------------------------------------------------------ */
+
+/* A block's stages: its share of gate and up of the first half of the tasks, of the other half, of
+ * down of the first half, of the other half. */
+struct cursor {
+	int segment, left, task, piece;
+};
+
+/* Stages, first task and first stage of it; divides, so it is done once */
+static __device__ __forceinline__ int4 share_of(
+	const struct expert_args &a, int n_tasks, int segment)
+{
+	int half = (n_tasks + 1) / 2, first = segment & 1 ? half : 0,
+		n = segment & 1 ? n_tasks - half : half, pieces = segment >= 2 ? a.ff_pieces : a.in_pieces;
+	int from = n * pieces * (int)blockIdx.x / (int)gridDim.x,
+		to = n * pieces * ((int)blockIdx.x + 1) / (int)gridDim.x;
+	return make_int4(to - from, first + from / pieces, from % pieces, 0);
+}
+
+static __device__ __forceinline__ void find_stage(const int4 *shares, struct cursor &c)
+{
+	while (!c.left && c.segment < 4 && ++c.segment < 4) {
+		int4 s = shares[c.segment];
+		c.left = s.x;
+		c.task = s.y;
+		c.piece = s.z;
+	}
+}
+
+static __device__ __forceinline__ void next_stage(
+	const struct expert_args &a, const int4 *shares, struct cursor &c)
+{
+	if (++c.piece == (c.segment >= 2 ? a.ff_pieces : a.in_pieces)) {
+		c.piece = 0;
+		c.task++;
+	}
+	if (!--c.left)
+		find_stage(shares, c);
+}
+
+/* ---- tasks that come by words
+ * ------------------------------------------------------------------------------ */
+
+template <bool AWAIT>
+static __device__ __forceinline__ struct expert_task task_of(
+	const struct expert_args &a, const struct told *told, int i)
+{
+	if (!AWAIT)
+		return a.task[i];
+	struct expert_task t = {told->gate[i], told->up[i], told->down[i], 0, told->rank[i],
+		told->rank[i], (uint32_t)a.in_pieces};
+	return t;
+}
+
+template <bool AWAIT>
+static __device__ __forceinline__ uint32_t *count_of(
+	const struct expert_args &a, const struct told *told, int i)
+{
+	return AWAIT ? told->counts + told->rank[i] : a.counts + i;
+}
+
+/* A round has ended: the warp that fetches may write what the next one is. */
+static __device__ __forceinline__ void end_round(bool wait)
+{
+	if (wait)
+		sync_some(2, THREADS);
+	else
+		arrive_some(2, THREADS);
+}
+
+/* ---- the kernel
+ * ------------------------------------------------------------------------------------------- */
+
+template <int MEET, bool AWAIT>
+static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
+	const struct told *told, const struct cursor &at, const float4 *meets, float *sums,
+	uint32_t full, int lane)
+{
+	bool down = at.segment >= 2;
+	int runs = down ? a.ff_runs : a.in_runs, rows = 16 * (down ? a.ff_tiles : a.in_tiles),
+		split = down ? a.ff_split : a.in_split, chunks = (runs + IN_ORDER - 1) / IN_ORDER;
+	for (int i = lane, row = lane, part = 0; i < rows * split; i += 32, row += 32) {
+		for (; row >= rows; row -= rows)
+			part++;
+		const float4 *m = meets + row / 16 * runs * MEET + row % 8 + (row & 8 ? 10 : 0);
+		float v[3] = {0, 0, 0};
+		for (int chunk = part; chunk < chunks; chunk += split)
+#pragma unroll
+			for (int u = 0; u < IN_ORDER; u++) {
+				int run = chunk * IN_ORDER + u;
+				if (run < runs) {
+					float4 f = m[run * MEET];
+					v[0] = __fmaf_rn(f.w, f.x, v[0]);
+					v[1] = __fmaf_rn(f.w, f.y, v[1]);
+					v[2] = __fmaf_rn(f.w, f.z, v[2]);
+				}
+			}
+		sums[i] = __fmaf_rn(65536.0f, v[0], __fmaf_rn(256.0f, v[1], v[2]));
+	}
+	barrier_arrive_warp(full, lane);
+	const struct expert_task t = task_of<AWAIT>(a, told, at.task);
+	if (down) {
+		for (int i = lane; i < rows; i += 32) {
+			float v = 0;
+			for (int p = 0; p < split; p++)
+				v = __fadd_rn(v, sums[p * rows + i]);
+			int o = at.piece * rows + i;
+			if (o < a.n_embd)
+				a.out[(int64_t)t.place * a.n_embd + o] = v;
+		}
+	} else {
+		for (int i = lane; i < rows / 2; i += 32) {
+			float v[2] = {0, 0};
+			for (int p = 0; p < split; p++)
+				for (int k = 0; k < 2; k++)
+					v[k] = __fadd_rn(v[k], sums[p * rows + i / 8 * 16 + k * 8 + i % 8]);
+			int o = at.piece * (rows / 2) + i;
+			if (o < a.n_ff)
+				a.hidden[(int64_t)t.hidden * a.n_ff + o] = swiglu_one(v[0], v[1]);
+		}
+		__syncwarp();
+		if (!lane)
+			add_release(count_of<AWAIT>(a, told, at.task));
+	}
+	__syncwarp();
+}
+
+/* This lane's part of a run; FAR: past the first-level cache */
+template <bool FAR>
+static __device__ __forceinline__ void load_eight(const float *x, bool aligned, float v[8])
+{
+	if (aligned) {
+		const float4 *p = (const float4 *)x;
+		float4 f = FAR ? __ldcg(p) : p[0], g = FAR ? __ldcg(p + 1) : p[1];
+		v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
+		v[4] = g.x, v[5] = g.y, v[6] = g.z, v[7] = g.w;
+	} else {
+#pragma unroll
+		for (int i = 0; i < 8; i++)
+			v[i] = FAR ? __ldcg(x + i) : x[i];
+	}
+}
+
+template <int T, bool AWAIT>
+__global__ void __launch_bounds__(THREADS, 1)
+	experts_kernel(const __grid_constant__ struct expert_args a)
+{
+#if __CUDA_ARCH__ >= 900
+	typedef struct expert_type<T> type;
+	constexpr int MEET = type::MEET, MEET_BYTES = RUNS * MEET * sizeof(float4);
+	extern __shared__ __align__(128) uint8_t shared[];
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slots = a.slots;
+	if (type::TABLE_BYTES && (uint32_t)__cvta_generic_to_shared(shared) != TABLES_AT)
+		__trap();
+	uint8_t *tables = shared;
+	uint2 *digits = (uint2 *)(shared + type::TABLE_BYTES);
+	float4 *meets = (float4 *)(digits + RUNS * RUN_DIGITS);
+	float *all_sums = (float *)(meets + slots * RUNS * MEET),
+		  *x_scales = all_sums + FINISHERS * 16 * RUNS;
+	uint64_t *barriers = (uint64_t *)(x_scales + RUNS);
+	int4 *shares = (int4 *)(barriers + BARRIERS);
+	struct told *told = (struct told *)(shares + 4);
+	float *hidden = (float *)(shares + SHARES); /* the row that is next */
+	uint8_t *stages = (uint8_t *)(hidden + a.n_ff);
+	uint32_t full = (uint32_t)__cvta_generic_to_shared(barriers), done = full + 8 * SLOTS,
+			 hidden_full = done + 8 * SLOTS, hidden_free = hidden_full + 8,
+			 x_asked = hidden_free + 8, stages_to = (uint32_t)__cvta_generic_to_shared(stages);
+	if (!AWAIT)
+		grid_let_next();
+	struct cursor at = {-1, 0, 0, 0};
+	if (warp >= WORKERS) {
+		deal_registers(false);
+		if (warp == WORKERS) {
+			if (!lane) {
+				for (int i = 0; i < slots; i++) {
+					barrier_init(full + 8 * i, 1 + WARP_ARRIVES);
+					barrier_init(done + 8 * i, WORKERS * WARP_ARRIVES);
+					for (int k = 0; k < WARP_ARRIVES; k++)
+						barrier_arrive(full + 8 * i); /* nothing is to be summed up there */
+				}
+				barrier_init(hidden_full, 1);
+				barrier_init(hidden_free, WORKERS * WARP_ARRIVES);
+				barrier_init(x_asked, WORKERS * WARP_ARRIVES);
+				asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+			}
+			__syncwarp();
+			int slot = 0, had_task = -1;
+			uint32_t parity = 1, hidden_parity = 1, x_parity = 0;
+			auto fetch = [&]() {
+				barrier_wait(done + 8 * slot, parity); /* at once in the first round */
+				if (!lane) {
+					bool down = at.segment >= 2;
+					const struct expert_task t = task_of<AWAIT>(a, told, at.task);
+					int rows = 16 * (down ? a.ff_tiles : a.in_tiles),
+						row_bytes = down ? a.ff_bytes : a.in_bytes;
+					uint32_t to = stages_to + slot * a.stage_bytes, bar = full + 8 * slot;
+					if (down) {
+						int first = at.piece * rows, n = min(rows, a.n_embd - first);
+						barrier_expect(bar, n * row_bytes);
+						copy_run(to, t.down + (int64_t)first * row_bytes, n * row_bytes, bar);
+						if (had_task != at.task) {
+							barrier_wait(hidden_free, hidden_parity);
+							hidden_parity ^= 1;
+							while ((int32_t)(read_acquire(count_of<AWAIT>(a, told, at.task)) -
+											 t.ready) < 0)
+								;
+							/* others wrote it by stores */
+							asm volatile("fence.proxy.async;" ::: "memory");
+							barrier_expect(hidden_full, 4 * a.n_ff);
+							copy_run((uint32_t)__cvta_generic_to_shared(hidden),
+								a.hidden + (int64_t)t.hidden * a.n_ff, 4 * a.n_ff, hidden_full);
+							had_task = at.task;
+						}
+					} else {
+						int first = at.piece * (rows / 2), n = min(rows / 2, a.n_ff - first);
+						barrier_expect(bar, 2 * n * row_bytes);
+#pragma unroll 1
+						for (int i = 0; i < n; i += 8)
+#pragma unroll 1
+							for (int k = 0; k < 2; k++)
+								copy_run(to + (2 * i + 8 * k) * row_bytes,
+									(k ? t.up : t.gate) + (int64_t)(first + i) * row_bytes,
+									min(8, n - i) * row_bytes, bar);
+					}
+				}
+				__syncwarp();
+				next_stage(a, shares, at);
+				if (++slot == slots) {
+					slot = 0;
+					parity ^= 1;
+				}
+			};
+			struct hearing h;
+			if (AWAIT)
+				hear_begin(a.hear, h);
+			for (;;) {
+				if (AWAIT)
+					hear_words(a.hear, told, h);
+				if (lane < 4)
+					shares[lane] = share_of(a, AWAIT ? told->n_tasks : a.n_tasks, lane);
+				__syncwarp();
+				begin_all(false);
+				at = (struct cursor){-1, 0, 0, 0};
+				find_stage(shares, at);
+				had_task = -1;
+				bool asks = at.left && at.segment < 2;
+				for (int i = 0; i < slots && at.left && at.segment < 2; i++) {
+					if (i >= 2)
+						while (!__any_sync(0xffffffffu,
+							barrier_test(x_asked, x_parity) ||
+								(slot >= 2 ? barrier_test(full + 8 * (slot - 2), parity ^ 1)
+										   : barrier_test(full + 8 * (slot - 2 + slots), parity))))
+							;
+					fetch();
+				}
+				if (!AWAIT)
+					grid_wait_before();
+				while (at.left)
+					fetch();
+				if (!AWAIT || !told->more)
+					break;
+				x_parity ^= asks;
+				end_round(true);
+			}
+			if (AWAIT) /* whoever comes next may rely on it */
+				grid_wait_before();
+			return;
+		}
+		type::fill_tables(a.tables, tables, threadIdx.x - 32, THREADS - 32);
+		float *sums = all_sums + (warp - WORKERS - 1) * 16 * RUNS;
+		int slot = 0, turn = 0;
+		uint32_t parity = 0;
+	finish_round:
+		begin_all(true);
+		if (!AWAIT)
+			grid_wait_before();
+		at = (struct cursor){-1, 0, 0, 0};
+		find_stage(shares, at);
+		while (at.left) {
+			if (turn == warp - WORKERS - 1) {
+				barrier_wait(done + 8 * slot, parity);
+				finish_stage<MEET, AWAIT>(
+					a, told, at, meets + slot * (RUNS * MEET), sums, full + 8 * slot, lane);
+			}
+			turn = turn + 1 == FINISHERS ? 0 : turn + 1;
+			next_stage(a, shares, at);
+			if (++slot == slots) {
+				slot = 0;
+				parity ^= 1;
+			}
+		}
+		if (AWAIT && told->more) {
+			end_round(false);
+			goto finish_round;
+		}
+	} else {
+		deal_registers(true);
+		type::fill_tables(a.tables, tables, threadIdx.x, THREADS - 32);
+		int had_row, first_run = type::first_run(warp);
+		uint32_t parity = 0, hidden_parity = 0, slot = 0, last = (uint32_t)slots - 1,
+				 stage_bytes = (uint32_t)a.stage_bytes, stages_at = (uint32_t)(stages - shared),
+				 barriers_at = full,
+				 meets_at = (uint32_t)((uint8_t *)(meets + first_run * MEET) - shared);
+		digits += 2 * warp * RUN_DIGITS;
+		x_scales += 2 * warp;
+		struct kept kept = {4u * lane, 0x002b1908};
+		asm volatile("" : "+r"(kept.lane4), "+r"(kept.three));
+		typename type::columns columns;
+	compute_round:
+		begin_all(true);
+		if (!AWAIT)
+			grid_wait_before();
+		at = (struct cursor){-1, 0, 0, 0};
+		find_stage(shares, at);
+		had_row = -1;
+		while (at.left) {
+			bool down = at.segment >= 2;
+			int runs = down ? a.ff_runs : a.in_runs, pieces = down ? a.ff_pieces : a.in_pieces;
+			uint32_t row_bytes = down ? a.ff_bytes : a.in_bytes, stride8 = 8 * row_bytes;
+			int run = first_run, tile = 0;
+			for (; run >= runs; run -= runs)
+				tile++;
+			uint32_t mine = stages_at + (tile * 16 + lane / 4) * row_bytes + run * type::RUN +
+							type::lane_place(lane);
+			int left = at.left, piece = at.piece, task = at.task;
+			while (left) {
+				int n = min(left, pieces - piece);
+				if (down || had_row != task_of<AWAIT>(a, told, task).row) {
+					float v[2][8];
+					if (down) {
+						barrier_wait(hidden_full, hidden_parity);
+						hidden_parity ^= 1;
+#pragma unroll
+						for (int u = 0; u < 2; u++)
+							load_eight<false>(
+								hidden + (run + u * type::APART) * 256 + 8 * lane, true, v[u]);
+						barrier_arrive_warp(hidden_free, lane);
+					} else {
+						const float *x =
+							a.x + (int64_t)task_of<AWAIT>(a, told, task).row * a.n_embd;
+#pragma unroll
+						for (int u = 0; u < 2; u++)
+							load_eight<AWAIT>(
+								x + (run + u * type::APART) * 256 + 8 * lane, a.x_aligned, v[u]);
+						if (had_row < 0)
+							barrier_arrive_warp(x_asked, lane);
+						had_row = task_of<AWAIT>(a, told, task).row;
+					}
+					write_two_digits(v, digits, x_scales);
+					__syncwarp();
+					type::read_columns(digits, x_scales, lane, columns);
+					__syncwarp();
+				}
+				left -= n;
+				piece = 0;
+				task++;
+				uint32_t here = mine + slot * stage_bytes, meet_at = meets_at + slot * MEET_BYTES;
+				asm("" : "+r"(here), "+r"(meet_at));
+#pragma unroll 1
+				for (; n; n--) {
+					barrier_wait(barriers_at + 8 * slot, parity);
+					type::two_runs(shared + here, first_run, stride8, lane, kept, columns,
+						(float4 *)(shared + meet_at));
+					here += stage_bytes;
+					barrier_arrive_warp(barriers_at + 8 * SLOTS + 8 * slot, lane);
+					meet_at += MEET_BYTES;
+					if (slot++ == last) {
+						here -= stage_bytes * slot;
+						meet_at -= MEET_BYTES * slot;
+						slot = 0;
+						parity ^= 1;
+					}
+				}
+			}
+			at.left = 0;
+			find_stage(shares, at);
+		}
+		if (AWAIT && told->more) {
+			end_round(false);
+			goto compute_round;
+		}
+	}
+#endif
+}
+
+template <int T> static constexpr size_t fixed_bytes(int n_ff)
+{
+	return expert_type<T>::TABLE_BYTES + RUNS * RUN_DIGITS * sizeof(uint2) +
+		   (FINISHERS * 16 + 1) * RUNS * sizeof(float) + BARRIERS * sizeof(uint64_t) +
+		   SHARES * sizeof(int4) + (size_t)n_ff * sizeof(float);
+}
+
+template <int T> static size_t bytes_of(const struct expert_args *a, size_t slots)
+{
+	return fixed_bytes<T>(a->n_ff) +
+		   slots * ((size_t)a->stage_bytes + RUNS * expert_type<T>::MEET * sizeof(float4));
+}
+
+template <int T, bool AWAIT>
+static bool launch_as(struct cuda_backend *b, struct expert_args *a, bool now)
+{
+	static_assert(mma_cut<T, false>::CHUNK == IN_ORDER, "sums in another order");
+	static_assert(
+		(fixed_bytes<T>(0)) % 128 == 0 && RUNS * expert_type<T>::MEET * sizeof(float4) % 128 == 0,
+		"slow copies");
+	static size_t allowed;
+	static_assert(2 * SLOTS + 3 <= BARRIERS, "barriers");
+	a->slots = SLOTS;
+	while (a->slots > 3 && bytes_of<T>(a, (size_t)a->slots) > b->max_shared)
+		a->slots--;
+	size_t bytes = bytes_of<T>(a, (size_t)a->slots);
+	if (!cuda_allow_shared(b, (const void *)experts_kernel<T, AWAIT>, bytes, &allowed))
+		return false;
+	if (now)
+		cuda_launch(b, experts_kernel<T, AWAIT>, dim3((unsigned)(b->n_sm - (AWAIT ? SPARE : 0))),
+			THREADS, bytes, *a);
+	return !b->base.failure.code;
+}
+
+static bool launch(struct cuda_backend *b, enum dtype type, struct expert_args *a)
+{
+	return type == DTYPE_Q2_K ? launch_as<DTYPE_Q2_K, false>(b, a, true)
+							  : launch_as<DTYPE_IQ2_XXS, false>(b, a, true);
+}
+
+static void set_shape(struct expert_args *a, const struct expert_job *job, int n_used)
+{
+	a->in_split = cuda_product_split(job->gate.type, job->gate.n_in, job->gate.n_out * n_used);
+	a->ff_split = cuda_product_split(job->down.type, job->down.n_in, job->down.n_out * n_used);
+	a->n_embd = (int)job->gate.n_in;
+	a->in_bytes = (int)job->gate.row_bytes;
+	a->in_runs = a->n_embd / 256;
+	a->in_tiles = RUNS / a->in_runs;
+	a->n_ff = (int)job->down.n_in;
+	a->ff_bytes = (int)job->down.row_bytes;
+	a->ff_runs = a->n_ff / 256;
+	a->ff_tiles = RUNS / a->ff_runs;
+	a->in_pieces = (a->n_ff + 8 * a->in_tiles - 1) / (8 * a->in_tiles);
+	a->ff_pieces = (a->n_embd + 16 * a->ff_tiles - 1) / (16 * a->ff_tiles);
+	int in_stage = 16 * a->in_tiles * a->in_bytes, ff_stage = 16 * a->ff_tiles * a->ff_bytes;
+	a->stage_bytes = ((in_stage > ff_stage ? in_stage : ff_stage) + 127) / 128 * 128;
+}
+
+static bool fits(const struct weight *w)
+{
+	return w->n_in % 512 == 0 && w->n_in <= RUNS * 256 && RUNS % (w->n_in / 256) == 0 &&
+		   w->row_bytes % 16 == 0 && (uintptr_t)w->data % 16 == 0;
+}
+
+/* Whether the kernel computes experts of this shape here */
+static bool takes_shape(const struct cuda_backend *b, const struct expert_job *job)
+{
+	const struct weight *g = &job->gate, *u = &job->up, *d = &job->down;
+	if (job->n_places != 1 || !b->early_starts)
+		return false;
+	if ((g->type != DTYPE_Q2_K && g->type != DTYPE_IQ2_XXS) || u->type != g->type ||
+		d->type != g->type)
+		return false;
+	if (!fits(g) || !fits(u) || !fits(d) ||
+		(2 * g->n_out * (int64_t)g->row_bytes + d->n_out * (int64_t)d->row_bytes) >> 20 < 3)
+		return false;
+	struct expert_args a;
+	set_shape(&a, job, 1);
+	return (g->type == DTYPE_Q2_K ? bytes_of<DTYPE_Q2_K>(&a, 3) : bytes_of<DTYPE_IQ2_XXS>(&a, 3)) <=
+		   b->max_shared;
+}
+
+bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *job)
+{
+	/* counts belong to one stream; recordings would repeat what is expected of them */
+	return !b->capturing && (!b->counts.data || b->stream == b->counts_of) && takes_shape(b, job);
+}
+
+/* Whether two jobs can go in one launch */
+static bool alike(const struct expert_job *p, const struct expert_job *q)
+{
+	return p->gate.type == q->gate.type && p->gate.n_in == q->gate.n_in &&
+		   p->down.n_in == q->down.n_in;
+}
+
+bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int n_used, float *hidden, float *out)
+{
+	if (!b->counts.data) { /* zero from here on */
+		if (!cuda_scratch_of(b, &b->counts, TASKS * sizeof(uint32_t)) ||
+			!cuda_check(b, cudaMemsetAsync(b->counts.data, 0, TASKS * sizeof(uint32_t), b->stream)))
+			return false;
+		b->counts_of = b->stream;
+		b->next_waits = true;
+	}
+	struct expert_args a = {};
+	a.tables = b->tables;
+	a.x = x;
+	a.x_aligned = (uintptr_t)x % 16 == 0;
+	a.hidden = hidden;
+	a.out = out;
+	a.counts = (uint32_t *)b->counts.data;
+	const struct expert_job *now = NULL;
+	int row = 0;
+	for (int j = 0; j < n_jobs; row += jobs[j++].n_places) {
+		const struct expert_job *job = &jobs[j];
+		if (!cuda_experts_takes(b, job))
+			continue;
+		if (a.n_tasks && (a.n_tasks == TASKS || !alike(job, now))) {
+			if (!launch(b, now->gate.type, &a))
+				return false;
+			a.n_tasks = 0;
+		}
+		now = job;
+		if (!a.n_tasks)
+			set_shape(&a, job, n_used);
+		struct expert_task *t = &a.task[a.n_tasks];
+		t->gate = (const uint8_t *)job->gate.data;
+		t->up = (const uint8_t *)job->up.data;
+		t->down = (const uint8_t *)job->down.data;
+		t->place = job->places[0];
+		t->row = t->place / n_used;
+		t->hidden = row;
+		t->ready = b->expert_counts[a.n_tasks++] += (uint32_t)a.in_pieces;
+	}
+	return !a.n_tasks || launch(b, now->gate.type, &a);
+}
+
+bool cuda_experts_can_await(const struct cuda_backend *b, const struct expert_job *like)
+{
+	return b->n_sm >= 4 * SPARE && takes_shape(b, like);
+}
+
+void cuda_experts_await_launch(struct cuda_backend *b, const struct cuda_await *w)
+{
+	const struct expert_job *like = &w->like;
+	float *hidden = (float *)cuda_scratch_of(
+		b, &b->await_hidden, (uint64_t)w->n_used * (uint64_t)like->gate.n_out * sizeof(float));
+	if (!hidden)
+		return;
+	struct expert_args a = {};
+	a.hear = (struct hear_args){b->await_state, b->await_words, cuda_pipe_notes(b)};
+	a.tables = b->tables;
+	a.x = w->x;
+	a.x_aligned = (uintptr_t)w->x % 16 == 0;
+	a.hidden = hidden;
+	a.out = w->out;
+	set_shape(&a, like, w->n_used);
+	bool now = cuda_pipe_take_await(b, w);
+	if (like->gate.type == DTYPE_Q2_K)
+		launch_as<DTYPE_Q2_K, true>(b, &a, now);
+	else
+		launch_as<DTYPE_IQ2_XXS, true>(b, &a, now);
+}

@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What differs by type in experts_kernel (experts_fused.cu): two runs of 256 weights of 16 rows
+ * times one row of x, by one warp. Lane 4 r + c has rows r and r + 8.
+ *
+ *   IQ2_XXS   Runs u and u + 2, which lie alike to a word. Lanes 0 and 1 have the first, lanes 2
+ * and 3 the other: even ones groups 0, 2, 4, 6 of 32 weights, odd ones groups 1, 3, 5, 7 (so that
+ * the words of eight rows are in banks of their own), four steps of eight weights each; scales are
+ * applied when a group is through. Columns 2 c and 2 c + 1 of one product are the high and the
+ * middle digit of lane c's group, of another the low one. A weight's grid row and sign bits choose
+ * among eight bytes by two lookups in tables with a copy per lane, at row * 256 + 4 * lane: grid,
+ * and 128 bytes on the signs (whose row has one bit of what follows at the top). Q2_K      Runs u
+ * and u + 1. Lanes 0 and 1 take the first 16 weights of a step of 32, lanes 2 and 3 the others;
+ * columns 0 to 2 and 4 to 6 are their digits. Bytes are masked, not shifted: step j of four has 4^j
+ * times its weights, undone at the end. Minima are multiplied by sums of 16 digits, which are 12
+ * bits and so two columns each.
+ *
+ * first_run: of a warp. read_columns: from the digits of the two and the scales of x, APART runs
+ * from each other. lane_place: on from row r of the first run. Results: a float4 per row, three
+ * digits and the scale of x; a run has MEET of them, rows 8 and more at 10 and more, so that what a
+ * warp writes at once is in banks of its own.
+ */
+#ifndef GLM_KERNELS_CUDA_EXPERTS_FUSED_TYPES_CUH
+#define GLM_KERNELS_CUDA_EXPERTS_FUSED_TYPES_CUH
+
+#include "kernels/cuda/gemv/gemv_mma.cuh"
+
+#define TABLES_AT                                                                                  \
+	1024 /* where tables are in shared memory: where the part begins whose size the launch chooses \
+		  */
+
+#if defined(__CUDA_ARCH__) &&                                                                      \
+	__CUDA_ARCH__ < 900 /* the kernel is empty there and nothing uses these */
+#pragma nv_diag_suppress 177
+#endif
+
+static __device__ __forceinline__ void mma_u8(int d[4], const uint32_t a[4], uint2 b)
+{
+	asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+		"{%10,%10,%10,%10};"
+		: "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+		: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(0));
+}
+
+static __device__ __forceinline__ void mma_k16(int d[4], uint32_t a0, uint32_t a1, uint32_t b)
+{
+	asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, "
+		"{%7,%7,%7,%7};"
+		: "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+		: "r"(a0), "r"(a1), "r"(b), "r"(0));
+}
+
+template <int T> struct expert_type;
+
+/* What the compiler is not to make anew each time */
+struct kept {
+	uint32_t lane4; /* 4 times the lane */
+	uint32_t three; /* the magnitudes 8, 25, 43 */
+};
+
+/* Two runs of x, eight values each in this lane, as write_digits leaves them */
+static __device__ __forceinline__ void write_two_digits(
+	const float v[2][8], uint2 *digits, float scales[2])
+{
+	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4;
+	uint32_t top[2] = {0, 0};
+#pragma unroll
+	for (int u = 0; u < 2; u++) {
+#pragma unroll
+		for (int i = 0; i < 8; i++)
+			top[u] = max(top[u], __float_as_uint(v[u][i]) & 0x7fffffff);
+		top[u] = __reduce_max_sync(0xffffffffu, top[u]);
+	}
+	/* one division: lanes 0 and 2 have the inverses, lanes 1 and 3 the scales */
+	float most = __uint_as_float(lane & 2 ? top[1] : top[0]), limit = 8323072.0f;
+	float ratio = __fdiv_rn(lane & 1 ? most : limit, lane & 1 ? limit : most);
+	ratio = most < 0x1p-100f ? 0.0f : ratio;
+#pragma unroll
+	for (int u = 0; u < 2; u++) {
+		float inv = __shfl_sync(0xffffffffu, ratio, 2 * u);
+		uint32_t n[8];
+#pragma unroll
+		for (int i = 0; i < 8; i++) /* digits are its bytes, less 128 each */
+			n[i] = (uint32_t)__float2int_rn(__fmul_rn(v[u][i], inv)) + 0x808080u;
+		uint32_t word[3][2];
+#pragma unroll
+		for (int k = 0; k < 2; k++) {
+			const uint32_t *q = n + 4 * k;
+			uint32_t two = __byte_perm(q[0], q[1], 0x5140), more = __byte_perm(q[2], q[3], 0x5140);
+			word[2][k] = __byte_perm(two, more, 0x5410) ^ 0x80808080u;
+			word[1][k] = __byte_perm(two, more, 0x7632) ^ 0x80808080u;
+			two = __byte_perm(q[0], q[1], 0x0062), more = __byte_perm(q[2], q[3], 0x0062);
+			word[0][k] = __byte_perm(two, more, 0x5410) ^ 0x80808080u;
+		}
+#pragma unroll
+		for (int d = 0; d < 3; d++)
+			digits[u * RUN_DIGITS + s * 12 + 4 * d + c] = make_uint2(word[d][0], word[d][1]);
+	}
+	if (lane < 4 && lane & 1)
+		scales[lane / 2] = ratio;
+}
+
+template <> struct expert_type<DTYPE_IQ2_XXS> {
+	static constexpr int RUN = 66, TABLE_BYTES = 65536, APART = 2, MEET = 18;
+	struct columns {
+		uint2 two[4][4]; /* high and middle digit */
+		uint2 one[4][2]; /* low digit: even steps in even columns, odd ones in odd */
+		float x_scale;
+	};
+	/* even or odd, so that the warps of a scheduler have both, which differ in work */
+	static __device__ __forceinline__ int first_run(int warp)
+	{
+		return warp / 2 * 4 + ((warp ^ warp >> 2) & 1);
+	}
+	static __device__ __forceinline__ int lane_place(int lane)
+	{
+		return (lane & 2) * RUN + 8 * (lane & 1);
+	}
+	static __device__ __forceinline__ void read_columns(
+		const uint2 *digits, const float *x_scales, int lane, struct columns &b)
+	{
+		int c = lane % 4, n = lane / 4;
+		b.x_scale = x_scales[c / 2];
+#pragma unroll
+		for (int h = 0; h < 4; h++)
+#pragma unroll
+			for (int j = 0; j < 4; j++) {
+				const uint2 *d = digits + c / 2 * RUN_DIGITS + (2 * h + c % 2) * 12 + j;
+				b.two[h][j] = c == n / 2 ? d[4 * (n & 1)] : make_uint2(0, 0);
+				if (j < 2)
+					b.one[h][j] = c == n / 2 ? d[8 + j + (n & 1)] : make_uint2(0, 0);
+			}
+	}
+	static __device__ __forceinline__ void fill_tables(
+		const struct cuda_tables *t, uint8_t *shared, int first, int threads)
+	{
+		for (int i = first; i < 512; i += threads) {
+			int row = i & 255;
+			uint32_t w = i & 256 ? t->sign_nibbles[row & 127] : t->iq2xxs_nibbles[row];
+			uint4 *to = (uint4 *)(shared + row * 256 + (i & 256) / 2);
+#pragma unroll
+			for (int k = 0; k < 8; k++)
+				to[(k + i) & 7] = make_uint4(w, w, w, w);
+		}
+	}
+	static __device__ __forceinline__ void eight(const struct kept &kept, uint32_t index_word,
+		int index_byte, uint32_t signs, int j, uint32_t &lo, uint32_t &hi)
+	{
+		uint32_t row = pick_bytes(index_word, kept.lane4, 0x5504 | index_byte << 4),
+				 sign = pick_bytes(signs << j, kept.lane4, 0x5504 | j << 4);
+		uint32_t g, s, both;
+		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(g) : "r"(row), "n"(TABLES_AT));
+		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(s) : "r"(sign), "n"(TABLES_AT + 128));
+		/* no bit is in both; a sum in the multiplying units, which have less to do */
+		asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(both) : "r"(g), "r"(1), "r"(s));
+		lo = pick_bytes(kept.three, 0x00d5e7f8, both);
+		hi = pick_bytes(kept.three, 0x00d5e7f8, both >> 16);
+	}
+	/* ODD: the number of the runs */
+	template <bool ODD>
+	static __device__ __forceinline__ void go(const uint8_t *p, int stride8, int lane,
+		const struct kept &kept, const struct columns &b, float4 *meet)
+	{
+		int c = lane % 4, w[2][3];
+#pragma unroll
+		for (int h = 0; h < 4; h++) {
+			uint32_t words[2][3];
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				const uint32_t *from = (const uint32_t *)(p + i * stride8 + 16 * h + (ODD ? 2 : 0));
+				words[i][0] = from[0];
+				words[i][1] = from[1];
+				if (!ODD)
+					words[i][2] = __byte_perm(words[i][1], from[2], 0x5432);
+			}
+			int two[4], even[4], odd[4];
+#pragma unroll
+			for (int j = 0; j < 4; j++) {
+				uint32_t m[4];
+#pragma unroll
+				for (int i = 0; i < 2; i++)
+					if (ODD)
+						eight(kept, words[i][0], j, words[i][1], j, m[i], m[2 + i]);
+					else
+						eight(kept, words[i][j / 2], (j + 2) % 4, words[i][2], j, m[i], m[2 + i]);
+				if (j)
+					mma_16832_add(two, m, b.two[h][j]);
+				else
+					mma_16832(two, m, b.two[h][j], 0);
+				if (j >= 2)
+					mma_16832_add(j & 1 ? odd : even, m, b.one[h][j / 2]);
+				else
+					mma_16832(j & 1 ? odd : even, m, b.one[h][j / 2], 0);
+			}
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				int scale = (int)(words[i][ODD ? 1 : 2] >> 27 | 1);
+				int a[3] = {two[2 * i], two[2 * i + 1], even[2 * i] + odd[2 * i + 1]};
+#pragma unroll
+				for (int k = 0; k < 3; k++)
+					w[i][k] = h ? w[i][k] + scale * a[k] : scale * a[k];
+			}
+		}
+		/* two lanes have a part each of both rows: each ends with the whole of one */
+		float unit = half_float(get16(p + (c & 1 ? stride8 - 8 : 0))) * 0.125f;
+		float v[3];
+#pragma unroll
+		for (int k = 0; k < 3; k++) {
+			int sum = (c & 1 ? w[1][k] : w[0][k]) +
+					  __shfl_xor_sync(0xffffffffu, c & 1 ? w[0][k] : w[1][k], 1);
+			v[k] = __fmul_rn(unit, (float)sum);
+		}
+		meet[c / 2 * APART * MEET + lane / 4 + (c & 1) * 10] =
+			make_float4(v[0], v[1], v[2], b.x_scale);
+	}
+	/* p: at this lane's place of row r; first: the number of the first run */
+	static __device__ __forceinline__ void two_runs(const uint8_t *p, int first, int stride8,
+		int lane, const struct kept &kept, const struct columns &b, float4 *meet)
+	{
+		if (first & 1)
+			go<true>(p, stride8, lane, kept, b, meet);
+		else
+			go<false>(p, stride8, lane, kept, b, meet);
+	}
+};
+
+template <> struct expert_type<DTYPE_Q2_K> {
+	static constexpr int RUN = 84, TABLE_BYTES = 0, APART = 1, MEET = 20;
+	struct run_columns {
+		uint2 step[8];
+		uint32_t outer, mid; /* sums of 16 digits */
+		float x_scale;
+	};
+	struct columns {
+		struct run_columns run[2];
+	};
+	static __device__ __forceinline__ int first_run(int warp) { return 2 * warp; }
+	static __device__ __forceinline__ int lane_place(int) { return 0; }
+	static __device__ __forceinline__ void read_columns(
+		const uint2 *digits, const float *x_scales, int lane, struct columns &b)
+	{
+#pragma unroll
+		for (int u = 0; u < 2; u++) {
+			read_run(digits + u * RUN_DIGITS, lane, b.run[u]);
+			b.run[u].x_scale = x_scales[u];
+		}
+	}
+	static __device__ __forceinline__ void read_run(
+		const uint2 *digits, int lane, struct run_columns &b)
+	{
+		int c = lane % 4, n = lane / 4;
+		bool mine = c / 2 == n / 4 && n % 4 < 3;
+#pragma unroll
+		for (int s = 0; s < 8; s++)
+			b.step[s] = mine ? digits[s * 12 + 4 * (n % 4) + c] : make_uint2(0, 0);
+		b.outer = b.mid = 0;
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			const uint2 *d = digits + (2 * c + i / 2) * 12 + 2 * (i & 1);
+			int sum[2];
+#pragma unroll
+			for (int k = 0; k < 2; k++) {
+				const uint2 *f = d + 4 * (k ? 1 : n & 2 ? 2 : 0);
+				uint2 g = f[0], h = f[1];
+				sum[k] = __dp4a((int)g.x, 0x01010101,
+					__dp4a((int)g.y, 0x01010101,
+						__dp4a((int)h.x, 0x01010101, __dp4a((int)h.y, 0x01010101, 0))));
+				int low = (int)(int8_t)sum[k];
+				sum[k] = n & 1 ? low : (sum[k] - low) >> 8;
+			}
+			b.outer |= (uint32_t)(sum[0] & 255) << 8 * i;
+			if (!(n & 2))
+				b.mid |= (uint32_t)(sum[1] & 255) << 8 * i;
+		}
+	}
+	static __device__ void fill_tables(const struct cuda_tables *, uint8_t *, int, int) {}
+	static __device__ __forceinline__ void two_runs(const uint8_t *p, int, int stride8, int lane,
+		const struct kept &, const struct columns &b, float4 *meet)
+	{
+		run<false>(p, stride8, lane, b.run[0], meet);
+		run<true>(p + RUN, stride8, lane, b.run[1], meet + MEET);
+	}
+	template <bool ODD>
+	static __device__ __forceinline__ void run(
+		const uint8_t *p, int stride8, int lane, const struct run_columns &b, float4 *meet)
+	{
+		int c = lane % 4;
+		uint32_t scales[2][2], least[2], word[2][2][2];
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			const uint32_t *w = (const uint32_t *)(p + i * stride8);
+#pragma unroll
+			for (int h = 0; h < 2; h++) {
+				scales[i][h] =
+					__byte_perm(w[2 * h], w[2 * h + 1], c & 2 ? 0x7531 : 0x6420) & 0x0f0f0f0f;
+				if (ODD) {
+					word[i][h][0] = w[4 + 8 * h + 2 * c];
+					word[i][h][1] = w[5 + 8 * h + 2 * c];
+				} else {
+					uint2 two = *(const uint2 *)(w + 4 + 8 * h + 2 * c);
+					word[i][h][0] = two.x;
+					word[i][h][1] = two.y;
+				}
+			}
+			least[i] = w[c] >> 4 & 0x0f0f0f0f;
+		}
+		/* a step's bytes hold 4^j times the weights */
+		int sum[4][4];
+#pragma unroll
+		for (int h = 0; h < 2; h++)
+#pragma unroll
+			for (int j = 0; j < 4; j++) {
+				uint32_t m[4];
+#pragma unroll
+				for (int i = 0; i < 4; i++)
+					m[i] = word[i & 1][h][i >> 1] & 0x03030303u << 2 * j;
+				int d[4];
+				mma_u8(d, m, b.step[4 * h + j]);
+#pragma unroll
+				for (int i = 0; i < 4; i++) {
+					int scale = (int)byte_of(scales[i / 2][h], j);
+					sum[j][i] = h ? sum[j][i] + scale * d[i] : scale * d[i];
+				}
+			}
+		int all[4], l0[4], l1[4];
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			all[i] = ((sum[0][i] * 4 + sum[1][i]) * 4 + sum[2][i]) * 4 + sum[3][i];
+		mma_k16(l0, least[0], least[1], b.outer);
+		mma_k16(l1, least[0], least[1], b.mid);
+		/* lanes 0, 1 keep row r, lanes 2, 3 row r + 8; even ones have the high and the middle
+		 * digit, odd ones the low one */
+		bool upper = c & 2;
+		const uint32_t head = *(const uint32_t *)(p + (upper ? stride8 : 0) + 80);
+		float unit = half_float(head & 0xffff), minimum = half_float(head >> 16);
+		float v[2];
+#pragma unroll
+		for (int k = 0; k < 2; k++) {
+			int whole = upper ? all[2 + k] : all[k];
+			whole += __shfl_xor_sync(0xffffffffu, upper ? all[k] : all[2 + k], 2);
+			const int *l = k ? l1 : l0;
+			int least_sum = upper ? l[2] * 256 + l[3] : l[0] * 256 + l[1];
+			v[k] = __fmaf_rn(-minimum, (float)least_sum, __fmul_rn(unit, (float)(whole >> 6)));
+		}
+		float2 *to = (float2 *)(meet + lane / 4 + (upper ? 10 : 0));
+		to[c & 1] = make_float2(v[0], c & 1 ? b.x_scale : v[1]);
+	}
+};
+
+#endif

@@ -1,0 +1,336 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * expert_ffn for many rows (kernels: packed_gemm.cuh, gemm.cu). Jobs are taken in rounds
+ * of at most PLACES_MOST places: the rows of the places are gathered and split, gate and up give
+ * [places][gate, up], SwiGLU of those is split, down goes to the places. Straight from the packed
+ * blocks where the type allows it, else by way of panels; both give the same bits.
+ */
+#include "kernels/cuda/gemm/gemm.cuh"
+
+#include <string.h>
+
+#define PLACES_MOST 4096
+#define JOBS_MOST   256
+#define TILES_MOST  (PLACES_MOST / 32 + JOBS_MOST)
+
+/* What a round needs on the device, front to back without holes. */
+struct round_list {
+	int32_t place[PLACES_MOST + 7 * JOBS_MOST];
+	struct packed_tile packed[3 * TILES_MOST]; /* gate, up, down: n_tiles each */
+	struct gemm_tile panel[2 * TILES_MOST];    /* gate and up, down: n_tiles each */
+};
+
+struct round {
+	const struct expert_job *jobs; /* [n], of the same types and shapes */
+	int n, n_tiles, n_x;           /* n_x: places, and those that fill up */
+	int bn;
+	bool packed;
+	enum x_order order, down_order; /* X_PLAIN: not for cuda_wide */
+	int64_t n_embd, n_ff, ff_pad, embd_pad;
+	/* device */
+	const int32_t *place;
+	const struct packed_tile *tiles;
+	const struct gemm_tile *panel_tiles;
+	struct x_panel x, h;
+	float *gu; /* [n_x][2 ff_pad] */
+	void *panel;
+};
+
+static bool run_packed(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn)
+{
+	return cuda_gemm_packed_group<1>(b, type, a, bn) || cuda_gemm_packed_group<2>(b, type, a, bn) ||
+		   cuda_gemm_packed_group<3>(b, type, a, bn) || cuda_gemm_packed_group<4>(b, type, a, bn);
+}
+
+static bool same_kind(const struct expert_job *a, const struct expert_job *b)
+{
+	return a->gate.type == b->gate.type && a->up.type == b->up.type &&
+		   a->down.type == b->down.type && a->gate.n_in == b->gate.n_in &&
+		   a->gate.n_out == b->gate.n_out;
+}
+
+/* Panel bytes of one job: the larger of gate with up, and down. */
+static size_t job_panel(const struct round *r)
+{
+	const struct expert_job *j = r->jobs;
+	size_t gate = panel_bytes(panel_kind_of(j->gate.type), 2 * r->ff_pad, r->n_embd),
+		   up = panel_bytes(panel_kind_of(j->up.type), 2 * r->ff_pad, r->n_embd),
+		   down = panel_bytes(panel_kind_of(j->down.type), r->embd_pad, r->n_ff);
+	size_t most = gate > up ? gate : up;
+	return most > down ? most : down;
+}
+
+/* ---- by way of panels
+ * -------------------------------------------------------------------------------------- */
+
+/* Unpacks one matrix of each job, `first` rows into each job's part of the panel. */
+static void unpack_jobs(struct cuda_backend *b, const struct round *r,
+	const struct weight_panel *panel, int which, int64_t each, int64_t first, int rest)
+{
+	struct unpack_args u = {};
+	const struct weight *w = NULL;
+	for (int i = 0; i < r->n; i++) {
+		w = which == 0 ? &r->jobs[i].gate : which == 1 ? &r->jobs[i].up : &r->jobs[i].down;
+		u.w[i] = (const uint8_t *)w->data;
+		u.first[i] = (int32_t)(i * each + first);
+	}
+	u.panel = *panel;
+	u.tables = b->tables;
+	u.row_bytes = (int64_t)w->row_bytes;
+	u.n_matrices = r->n;
+	u.n_out = (int)w->n_out;
+	u.rest = rest;
+	cuda_unpack(b, w->type, &u);
+}
+
+static void panel_gate_and_up(struct cuda_backend *b, const struct round *r)
+{
+	enum dtype gate = r->jobs->gate.type, up = r->jobs->up.type;
+	bool together =
+		panel_kind_of(gate) == panel_kind_of(up) && gate != DTYPE_F32 && up != DTYPE_F32;
+	struct gemm_args g = {};
+	g.x = r->x;
+	g.tiles = r->panel_tiles;
+	g.y_row = 2 * r->ff_pad;
+	for (int which = 0; which < 2; which++) {
+		enum dtype type = which ? up : gate;
+		for (int rest = 0; rest < (type == DTYPE_F32 ? 2 : 1); rest++) {
+			g.w = panel_at(r->panel, panel_kind_of(type), r->n * 2 * r->ff_pad, r->n_embd);
+			unpack_jobs(b, r, &g.w, which, 2 * r->ff_pad, together && which ? r->ff_pad : 0, rest);
+			if (together && !which)
+				continue;
+			g.n_out = (int)(together ? 2 * r->ff_pad : r->ff_pad);
+			g.y = r->gu + (together || !which ? 0 : r->ff_pad);
+			g.add = rest;
+			cuda_gemm(b, &g, r->bn, r->n_tiles, 1);
+		}
+	}
+}
+
+static void panel_down(struct cuda_backend *b, const struct round *r, float *out)
+{
+	enum dtype type = r->jobs->down.type;
+	struct gemm_args g = {};
+	g.x = r->h;
+	g.tiles = r->panel_tiles + r->n_tiles;
+	g.n_out = (int)r->n_embd;
+	g.y = out;
+	g.y_row = r->n_embd;
+	g.y_map = r->place;
+	for (int rest = 0; rest < (type == DTYPE_F32 ? 2 : 1); rest++) {
+		g.w = panel_at(r->panel, panel_kind_of(type), r->n * r->embd_pad, r->n_ff);
+		unpack_jobs(b, r, &g.w, 2, r->embd_pad, 0, rest);
+		g.add = rest;
+		cuda_gemm(b, &g, r->bn, r->n_tiles, 1);
+	}
+}
+
+/* ---- straight
+ * ------------------------------------------------------------------------------------------------
+ */
+
+static void run_as(struct cuda_backend *b, enum x_order order, enum dtype type,
+	const struct packed_args *a, int bn)
+{
+	if (order == X_PLAIN)
+		run_packed(b, type, a, bn);
+	else
+		cuda_wide(b, type, a, bn);
+}
+
+static void packed_gate_and_up(struct cuda_backend *b, const struct round *r)
+{
+	const struct weight *gate = &r->jobs->gate, *up = &r->jobs->up;
+	struct packed_args a = {};
+	a.tables = b->tables;
+	a.x = r->x;
+	a.n_out = (int)r->n_ff;
+	a.y = r->gu;
+	a.y_row = 2 * r->ff_pad;
+	a.tiles = r->tiles;
+	a.row_bytes = (int64_t)gate->row_bytes;
+	a.n_tiles = gate->type == up->type ? 2 * r->n_tiles : r->n_tiles;
+	run_as(b, r->order, gate->type, &a, r->bn);
+	if (gate->type == up->type)
+		return;
+	a.tiles += r->n_tiles;
+	a.row_bytes = (int64_t)up->row_bytes;
+	run_as(b, r->order, up->type, &a, r->bn);
+}
+
+static void packed_down(struct cuda_backend *b, const struct round *r, float *out)
+{
+	struct packed_args a = {};
+	a.tables = b->tables;
+	a.x = r->h;
+	a.n_out = (int)r->n_embd;
+	a.y = out;
+	a.y_row = r->n_embd;
+	a.y_map = r->place;
+	a.tiles = r->tiles + 2 * r->n_tiles;
+	a.row_bytes = (int64_t)r->jobs->down.row_bytes;
+	a.n_tiles = r->n_tiles;
+	run_as(b, r->down_order, r->jobs->down.type, &a, r->bn);
+}
+
+/* ---- rounds
+ * ---------------------------------------------------------------------------------------------------
+ */
+
+/* How many of the jobs [0, n_jobs) make a round, and how many places of them; of the first one
+ * places from `at` on are left. */
+static int round_of(const struct round *r, int n_jobs, int at, int *n_places)
+{
+	const struct expert_job *first = r->jobs;
+	size_t each = job_panel(r);
+	int n = 0, most = r->packed ? JOBS_MOST : UNPACK_MOST;
+	*n_places = 0;
+	for (; n < n_jobs && n < most; n++) {
+		int places = first[n].n_places - (n ? 0 : at);
+		if (n && (!same_kind(first, &first[n]) || *n_places + places > PLACES_MOST ||
+					 (!r->packed && (size_t)(n + 1) * each > GEMM_W_MOST)))
+			break;
+		*n_places += places < PLACES_MOST ? places : PLACES_MOST;
+	}
+	return n;
+}
+
+static struct packed_tile packed_tile_of(
+	const struct weight *w, int x_first, int n_x, int64_t y_first)
+{
+	struct packed_tile t;
+	t.w = (const uint8_t *)w->data;
+	t.x_first = x_first;
+	t.n_x = n_x;
+	t.y_first = y_first;
+	return t;
+}
+
+/* Places and tiles of a round; returns how far the last job has come. */
+static int fill_list(struct round *r, struct round_list *list, int at, int n_places)
+{
+	static struct packed_tile tiles[3][TILES_MOST]; /* one thread computes */
+	static struct gemm_tile panel[2][TILES_MOST];
+	int end = at, left = n_places;
+	r->n_x = r->n_tiles = 0;
+	for (int i = 0; i < r->n; i++) {
+		const struct expert_job *j = r->jobs + i;
+		int from = i ? 0 : at, take = j->n_places - from < left ? j->n_places - from : left;
+		for (int p = 0; p < take; p++)
+			list->place[r->n_x + p] = j->places[from + p];
+		for (int p = 0; p < take; p += r->bn, r->n_tiles++) {
+			int n_x = take - p < r->bn ? take - p : r->bn, x = r->n_x + p;
+			tiles[0][r->n_tiles] = packed_tile_of(&j->gate, x, n_x, 0);
+			tiles[1][r->n_tiles] = packed_tile_of(&j->up, x, n_x, r->ff_pad);
+			tiles[2][r->n_tiles] = packed_tile_of(&j->down, x, n_x, 0);
+			panel[0][r->n_tiles].w_first = (int32_t)(i * 2 * r->ff_pad);
+			panel[1][r->n_tiles].w_first = (int32_t)(i * r->embd_pad);
+			panel[0][r->n_tiles].x_first = panel[1][r->n_tiles].x_first = x;
+			panel[0][r->n_tiles].n_x = panel[1][r->n_tiles].n_x = n_x;
+		}
+		r->n_x += take;
+		/* tiles begin at multiples; the rows between are split and not used */
+		for (int unit = r->order == X_PLAIN && r->down_order == X_PLAIN ? 2 : 8; r->n_x % unit;
+			 r->n_x++)
+			list->place[r->n_x] = list->place[r->n_x - 1];
+		left -= take;
+		end = from + take;
+	}
+	for (int i = 0; i < 3; i++)
+		memcpy(list->packed + i * r->n_tiles, tiles[i], (size_t)r->n_tiles * sizeof tiles[i][0]);
+	for (int i = 0; i < 2; i++)
+		memcpy(list->panel + i * r->n_tiles, panel[i], (size_t)r->n_tiles * sizeof panel[i][0]);
+	return end;
+}
+
+/* Memory for the round, and its list on the device: places, then tiles. */
+static bool place_round(struct cuda_backend *b, struct round *r, const struct round_list *list)
+{
+	int64_t pad = up_to(r->n_x, 128) + 128;
+	size_t for_w = r->packed ? 0 : (size_t)up_to((int64_t)((size_t)r->n * job_panel(r)), 256),
+		   for_x = (size_t)up_to((int64_t)x_panel_bytes(pad, r->n_embd, 1), 256),
+		   for_h = (size_t)up_to((int64_t)x_panel_bytes(pad, r->n_ff, 1), 256),
+		   for_gu = (size_t)(pad * 2 * r->ff_pad) * sizeof(float);
+	size_t places = (size_t)up_to(r->n_x, 64) * sizeof(int32_t),
+		   tiles = (size_t)r->n_tiles *
+				   (r->packed ? 3 * sizeof(struct packed_tile) : 2 * sizeof(struct gemm_tile));
+	uint8_t *room =
+		(uint8_t *)cuda_scratch_of(b, &b->prefill, for_w + for_x + for_h + for_gu + places + tiles);
+	if (!room)
+		return false;
+	r->panel = room;
+	r->x = x_panel_at(room + for_w, pad, r->n_embd, 1);
+	r->h = x_panel_at(room + for_w + for_x, pad, r->n_ff, 1);
+	r->gu = (float *)(room + for_w + for_x + for_h);
+	uint8_t *at = room + for_w + for_x + for_h + for_gu;
+	static uint8_t packet[sizeof *list]; /* copied by upload */
+	memcpy(packet, list->place, (size_t)r->n_x * sizeof(int32_t));
+	memcpy(
+		packet + places, r->packed ? (const void *)list->packed : (const void *)list->panel, tiles);
+	const char *op = b->op;
+	b->base.ops->upload(&b->base, at, packet, places + tiles);
+	b->op = op;
+	r->place = (const int32_t *)at;
+	r->tiles = (const struct packed_tile *)(at + places);
+	r->panel_tiles = (const struct gemm_tile *)(at + places);
+	return !b->base.failure.code;
+}
+
+void cuda_gemm_experts(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int n_used, float *out)
+{
+	static struct round_list list; /* one thread computes */
+	for (int j = 0, at = 0; j < n_jobs && !b->base.failure.code;) {
+		struct round r = {};
+		int n_places;
+		r.jobs = jobs + j;
+		r.n_embd = r.jobs->gate.n_in;
+		r.n_ff = r.jobs->gate.n_out;
+		r.ff_pad = up_to(r.n_ff, GEMM_M);
+		r.embd_pad = up_to(r.n_embd, GEMM_M);
+		r.packed = run_packed(b, r.jobs->gate.type, NULL, 0) &&
+				   run_packed(b, r.jobs->up.type, NULL, 0) &&
+				   run_packed(b, r.jobs->down.type, NULL, 0);
+		if (r.packed) {
+			r.order = cuda_wide_order(b, &r.jobs->gate);
+			r.order = r.order == cuda_wide_order(b, &r.jobs->up) ? r.order : X_PLAIN;
+			r.down_order = cuda_wide_order(b, &r.jobs->down);
+		}
+		r.n = round_of(&r, n_jobs - j, at, &n_places);
+		if (!n_places) {
+			j += r.n;
+			continue;
+		}
+		r.bn = n_places <= 40 * r.n ? 32 : 64;
+		if (r.order != X_PLAIN && r.down_order != X_PLAIN && n_places > 80 * r.n)
+			r.bn = 128;
+		int end = fill_list(&r, &list, at, n_places);
+		if (!place_round(b, &r, &list))
+			return;
+		struct split_args s = {};
+		s.to = r.x;
+		s.x = x;
+		s.x_row = r.n_embd;
+		s.places = r.place;
+		s.n_used = n_used;
+		s.order = r.order;
+		cuda_gemm_split(b, FROM_PLACES, &s, r.n_x, 1);
+		if (r.packed)
+			packed_gate_and_up(b, &r);
+		else
+			panel_gate_and_up(b, &r);
+		s.to = r.h;
+		s.x = r.gu;
+		s.x_row = 2 * r.ff_pad;
+		s.up = r.ff_pad;
+		s.order = r.down_order;
+		cuda_gemm_split(b, FROM_GLU, &s, r.n_x, 1);
+		if (r.packed)
+			packed_down(b, &r, out);
+		else
+			panel_down(b, &r, out);
+		bool whole = end == r.jobs[r.n - 1].n_places;
+		j += whole ? r.n : r.n - 1;
+		at = whole ? 0 : end;
+	}
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The device's side of experts_await (deferred_experts.cu): how the blocks of experts_kernel learn
+ * which experts to compute. In rounds: a round is the experts that the host has named since the one
+ * before. By the block's warp that fetches.
+ */
+#ifndef GLM_KERNELS_CUDA_MAILBOX_CUH
+#define GLM_KERNELS_CUDA_MAILBOX_CUH
+
+#include "kernels/cuda/runtime/gpu_backend.cuh"
+
+#define HEAR_LOOKS   (1u << 31) /* at the words, 1 us each; then the launch fails */
+#define HEAR_AT_ONCE 32         /* of them, without a rest between */
+
+struct hear_args {
+	struct cuda_await_state *state;  /* device */
+	const unsigned long long *words; /* pinned [CUDA_AWAIT_WORDS] */
+	struct cuda_notes *notes;        /* device */
+};
+
+/* What the words of an await came to, in a round. */
+struct told {
+	const uint8_t *gate[CUDA_AWAIT_RANKS], *up[CUDA_AWAIT_RANKS], *down[CUDA_AWAIT_RANKS];
+	uint32_t *counts;       /* by rank */
+	uint16_t n_tasks, more; /* more: rounds */
+	uint8_t rank[CUDA_AWAIT_RANKS];
+};
+
+static __device__ __forceinline__ ulonglong2 read_words(const unsigned long long *p)
+{
+	ulonglong2 v;
+	asm volatile("ld.volatile.global.v2.u64 {%0,%1}, [%2];"
+				 : "=l"(v.x), "=l"(v.y)
+				 : "l"(p)
+				 : "memory");
+	return v;
+}
+
+/* An await as the warp that fetches sees it. */
+struct hearing {
+	uint32_t ticket;
+	unsigned heard; /* ranks that have been told, two bits each of which one counts */
+	int round;
+};
+
+static __device__ __forceinline__ void hear_begin(const struct hear_args &a, struct hearing &h)
+{
+	uint32_t number =
+		threadIdx.x % 32 ? 0 : atomicInc(&a.state->arrived, gridDim.x * CUDA_AWAIT_TICKETS - 1);
+	h.ticket = __shfl_sync(0xffffffffu, number, 0) / gridDim.x;
+	h.heard = 0;
+	h.round = 0;
+}
+
+/* Looks at the words until they have this launch's ticket and tell of another rank, then says what
+ * there is to do. By a warp whose lanes 2 r and 2 r + 1 have rank r. Only block 0 looks at the
+ * host's, the others at its copies of them, one for each round: looks of different multiprocessors
+ * at the host's memory come one after the other, 1.2 us each. What is there was written before the
+ * words: the copies' engine writes to where bulk copies read, so it takes no fence but that between
+ * words and copies. */
+static __device__ __forceinline__ void hear_words(
+	const struct hear_args &a, struct told *told, struct hearing &h)
+{
+	struct cuda_await_state *s = a.state;
+	int lane = threadIdx.x % 32, pair = lane % (CUDA_AWAIT_WORDS / 2);
+	unsigned long long *copy = s->copy[h.ticket & 1][h.round] + 2 * pair, tag = h.ticket + 1;
+	const unsigned long long *from = blockIdx.x ? copy : a.words + 2 * pair;
+	/* the last block: it finds room when the op before ends */
+	struct cuda_notes *notes = blockIdx.x + 1 < gridDim.x || lane ? NULL : a.notes;
+	unsigned long long *ring = notes ? notes->ring : NULL, since = ring ? device_clock() : 0;
+	ulonglong2 two;
+	unsigned known, fresh;
+	for (unsigned looks = 0;; looks++) {
+		two = read_words(from);
+		known = __ballot_sync(0xffffffffu, two.x << 16 && two.y << 16);
+		known &= known >> 1 & 0x5555;
+		fresh = known & ~h.heard;
+		if (__all_sync(0xffffffffu, two.x >> 48 == tag && two.y >> 48 == tag) && fresh)
+			break;
+		if (looks == HEAR_LOOKS && !blockIdx.x)
+			__trap();
+		if (looks >= HEAR_AT_ONCE) /* it may take long: copies need the same memory */
+			__nanosleep(200);
+	}
+	if (ring) { /* measuring: it waited for the host */
+		unsigned long long now = device_clock();
+		if (h.round) {
+			notes->waited += now - since;
+		} else {
+			ring[notes->n++ % CUDA_NOTES] = since;
+			ring[notes->n++ % CUDA_NOTES] = now;
+		}
+	}
+	if (!blockIdx.x && lane < CUDA_AWAIT_WORDS / 2) {
+		bool mine = known >> (pair & ~1) & 1;
+		asm volatile("st.volatile.global.v2.u64 [%0], {%1,%2};" ::"l"(copy),
+					 "l"(mine ? two.x : tag << 48), "l"(mine ? two.y : tag << 48)
+					 : "memory");
+	}
+	unsigned jobs =
+		__ballot_sync(0xffffffffu, (two.x & 0xffffffffffffull) > CUDA_AWAIT_NEVER) & fresh;
+	int task = __popc(jobs & ((1u << (lane & ~1)) - 1));
+	if (jobs >> (lane & ~1) & 1 && lane < CUDA_AWAIT_WORDS / 2) {
+		const uint8_t *at = (const uint8_t *)(two.x & 0xffffffffffffull);
+		if (lane & 1) {
+			told->down[task] = at;
+		} else {
+			told->gate[task] = at;
+			told->up[task] = (const uint8_t *)(two.y & 0xffffffffffffull);
+			told->rank[task] = (uint8_t)(lane / 2);
+		}
+	}
+	if (!lane) {
+		told->n_tasks = (uint16_t)__popc(jobs);
+		told->more = known != 0x5555;
+		told->counts = s->counts[h.ticket & 1];
+	}
+	if (!blockIdx.x && !h.round) { /* of the next launch */
+		if (lane < CUDA_AWAIT_RANKS)
+			s->counts[~h.ticket & 1][lane] = 0;
+		unsigned long long *next = &s->copy[~h.ticket & 1][0][0];
+		for (int i = lane; i < CUDA_AWAIT_RANKS * CUDA_AWAIT_WORDS; i += 32)
+			next[i] = 0;
+	}
+	h.heard = known;
+	h.round++;
+	__syncwarp();
+	asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+#endif

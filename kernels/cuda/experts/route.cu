@@ -1,0 +1,488 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The router's choice, and the norms and products that it is made by.
+ *
+ * gate_kernel, for one or two routers of float rows and few rows of x (see takes): all of it in one
+ * launch, the same sums in the same order as rms_norm_kernel and product_kernel. Grid: a block of 8
+ * warps for each GATE_ROWS weight rows, and one more. Each has its weights in registers before it
+ * waits for what stands before the kernel, which leaves only x to be fetched; takes its norm
+ * itself, a warp then some runs of 256 values of each of the rows, as in product_kernel; and hands
+ * scores on as cells: 64-bit words, key and score, that are 0 between launches, so that a cell says
+ * of itself that it has come. The last block, which has no weights, writes the normed x of the
+ * first router and chooses, a warp for each row of each router, when the cells are full; makes them
+ * empty again; and raises the mark. The other blocks wait for nobody, so no block need run beside
+ * another. pick_kernel, for at most 32 * PICK_EACH experts of one group and 32 rows times routers:
+ * one block, a warp for each row of each router. The block raises the mark. In both a warp keeps
+ * PICK_EACH scores and keys a lane in registers. Each of the n_used picks is a maximum over the
+ * warp, ties to the lower id. route_kernel, for the others: grid (rows, routers), block 32. Scores,
+ * choices and order keys of all experts lie in shared memory. The mark is a kernel of its own.
+ *
+ * Bytes moved: the weights once, x once per block from the second-level cache; without products
+ * n_experts floats in. n_used pairs out; ids go straight to pinned host memory, each with the
+ * ticket, so that no fence is needed (wait_picks).
+ */
+#include "kernels/cuda/common/norm.cuh"
+
+#define PICK_EACH 8 /* experts of a lane: 8 lane and on */
+
+#define GATE_ROUTERS 2
+#define GATE_EXPERTS (32 * PICK_EACH)
+#define GATE_ROWS    4 /* weight rows of a block */
+#define GATE_WARPS                                                                                 \
+	8 /* share a weight row, as in product_kernel of 16 runs of 256 weights and more */
+#define GATE_RUNS 3 /* of a warp, at most */
+#define GATE_X    4 /* rows of x, at most */
+
+struct routes {
+	struct route of[ROUTES_MAX];
+};
+
+/* Best of key[0 .. n) that is not taken: (key, lower id first) as one 64-bit number, the same in
+ * all lanes. */
+static __device__ __forceinline__ int best_of(const uint32_t *key, const uint8_t *taken, int n)
+{
+	unsigned long long best = 0;
+	for (int i = threadIdx.x; i < n; i += 32) {
+		unsigned long long v = (unsigned long long)key[i] << 32 | (0xffffffffu - (uint32_t)i);
+		best = !taken[i] && v > best ? v : best;
+	}
+#pragma unroll
+	for (int step = 16; step; step /= 2) {
+		unsigned long long v = __shfl_xor_sync(0xffffffffu, best, step);
+		best = v > best ? v : best;
+	}
+	return (int)(0xffffffffu - (uint32_t)best);
+}
+
+/* Marks the experts of all groups but the n_group_used with the largest sum of their two best
+ * choices. */
+static __device__ void skip_groups(const struct route &a, const float *choice, const uint32_t *key,
+	uint32_t *group_key, uint8_t *group_taken, uint8_t *taken)
+{
+	int size = a.n_experts / a.n_group;
+	for (int g = threadIdx.x; g < a.n_group; g += 32) {
+		int first = -1, second = -1;
+		for (int i = g * size; i < (g + 1) * size; i++) {
+			if (first < 0 || key[i] > key[first]) {
+				second = first;
+				first = i;
+			} else if (second < 0 || key[i] > key[second]) {
+				second = i;
+			}
+		}
+		group_key[g] =
+			order_key(second < 0 ? choice[first] : __fadd_rn(choice[first], choice[second]));
+		group_taken[g] = 0;
+	}
+	for (int i = threadIdx.x; i < a.n_experts; i += 32)
+		taken[i] = 1;
+	__syncwarp();
+	for (int k = 0; k < a.n_group_used; k++) {
+		int g = best_of(group_key, group_taken, a.n_group);
+		__syncwarp();
+		group_taken[g] = 1;
+		for (int i = threadIdx.x; i < size; i += 32)
+			taken[g * size + i] = 0;
+		__syncwarp();
+	}
+}
+
+/* ticket: of the call's mark */
+static __device__ __forceinline__ void put_pick(
+	const struct route &a, int64_t place, int id, float score, float sum, unsigned long long ticket)
+{
+	asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(a.picks + place),
+				 "l"(ticket << 32 | (uint32_t)id)
+				 : "memory");
+	if (a.weights)
+		a.weights[place] = a.normalise
+							   ? __fmul_rn(__fdiv_rn(score, __fadd_rn(sum, 1e-20f)), a.scale)
+							   : __fmul_rn(score, a.scale);
+}
+
+static __global__ void route_kernel(
+	const __grid_constant__ struct routes routes, struct cuda_mark mark)
+{
+	const struct route &a = routes.of[blockIdx.y];
+	extern __shared__ __align__(16) float shared[];
+	grid_let_next();
+	grid_wait_before();
+	unsigned long long number = mark_number(mark);
+	int n = a.n_experts, lane = threadIdx.x;
+	int64_t r = blockIdx.x;
+	float *score = shared, *choice = score + n;
+	uint32_t *key = (uint32_t *)(choice + n), *group_key = key + n;
+	int32_t *picked = (int32_t *)(group_key + a.n_group);
+	uint8_t *taken = (uint8_t *)(picked + a.n_used), *group_taken = taken + n;
+	for (int i = lane; i < n; i += 32) {
+		score[i] = sigmoid_exact(a.logits[r * n + i]);
+		choice[i] = __fadd_rn(score[i], a.bias[i]);
+		key[i] = order_key(choice[i]);
+		taken[i] = 0;
+	}
+	__syncwarp();
+	if (a.n_group > 1)
+		skip_groups(a, choice, key, group_key, group_taken, taken);
+	float sum = 0;
+	for (int k = 0; k < a.n_used; k++) {
+		int id = best_of(key, taken, n);
+		__syncwarp();
+		taken[id] = 1;
+		sum = __fadd_rn(sum, score[id]);
+		if (!lane)
+			picked[k] = id;
+		__syncwarp();
+	}
+	for (int k = lane; k < a.n_used; k += 32)
+		put_pick(a, r * a.n_used + k, picked[k], score[picked[k]], sum, number);
+}
+
+/* The larger key becomes a's, of equal ones that of the lower id. */
+static __device__ __forceinline__ void put_in_order(
+	uint32_t &key_a, uint32_t &key_b, int &a, int &b)
+{
+	bool turn = key_b > key_a || (key_b == key_a && b < a);
+	uint32_t key = turn ? key_b : key_a;
+	int id = turn ? b : a;
+	key_b = turn ? key_a : key_b;
+	b = turn ? a : b;
+	key_a = key;
+	a = id;
+}
+
+struct lane_keys {
+	uint32_t of[PICK_EACH]; /* j: of id PICK_EACH lane + j; 0: no expert */
+};
+
+/* The ids of the n_used largest keys of the warp, in order, ties to the lower id, to chosen:
+ * shared, [32]. Each lane puts its own in order; then the first ones of all lanes compete. Not
+ * inlined, so that it can be run once for the sake of the instruction cache. */
+static __device__ __noinline__ void choose(struct lane_keys keys, int n_used, int *chosen)
+{
+	static_assert(PICK_EACH == 8, "the network is for eight");
+	constexpr int A[19] = {0, 2, 4, 6, 0, 1, 4, 5, 1, 5, 0, 1, 2, 3, 2, 3, 1, 3, 5},
+				  B[19] = {1, 3, 5, 7, 2, 3, 6, 7, 2, 6, 4, 5, 6, 7, 4, 5, 2, 4, 6};
+	uint32_t(&key)[PICK_EACH] = keys.of;
+	int lane = threadIdx.x % 32, id[PICK_EACH];
+	uint32_t below = (1u << lane) - 1;
+#pragma unroll
+	for (int j = 0; j < PICK_EACH; j++)
+		id[j] = PICK_EACH * lane + j;
+#pragma unroll
+	for (int i = 0; i < 19; i++)
+		put_in_order(key[A[i]], key[B[i]], id[A[i]], id[B[i]]);
+#pragma unroll 1
+	for (int k = 0; k < n_used; k++) {
+		bool most = key[0] == __reduce_max_sync(0xffffffffu, key[0]);
+		uint32_t all = __ballot_sync(0xffffffffu, most);
+		if (most && !(all & below)) {
+			chosen[k] = id[0];
+#pragma unroll
+			for (int j = 0; j + 1 < PICK_EACH; j++) {
+				key[j] = key[j + 1];
+				id[j] = id[j + 1];
+			}
+			key[PICK_EACH - 1] = 0;
+		}
+	}
+	__syncwarp();
+}
+
+/* What one warp has of a row's scores, in shared memory */
+struct row_scores {
+	float of[32 * PICK_EACH];
+	int chosen[32];
+};
+
+/* By a warp: the choice of row r */
+static __device__ __forceinline__ void pick(const struct route &a, int64_t r,
+	const struct lane_keys &keys, const float score[PICK_EACH], struct row_scores *shared,
+	unsigned long long ticket)
+{
+	int lane = threadIdx.x % 32;
+	float sum = 0;
+#pragma unroll
+	for (int j = 0; j < PICK_EACH; j++)
+		shared->of[PICK_EACH * lane + j] = score[j];
+	choose(keys, a.n_used, shared->chosen);
+	int id = shared->chosen[lane < a.n_used ? lane : 0];
+	float s = shared->of[id];
+	for (int k = 0; k < a.n_used; k++)
+		sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, s, k));
+	if (lane < a.n_used)
+		put_pick(a, r * a.n_used + lane, id, s, sum, ticket);
+}
+
+static __device__ __forceinline__ uint32_t key_of_choice(float score, float bias)
+{
+	return max(order_key(__fadd_rn(score, bias)), 1u);
+}
+
+static __global__ void __launch_bounds__(1024)
+	pick_kernel(const __grid_constant__ struct routes routes, int rows, struct cuda_mark mark)
+{
+	extern __shared__ struct row_scores scores[]; /* of each warp */
+	grid_let_next();
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = PICK_EACH * lane;
+	const struct route &a = routes.of[warp / rows];
+	int64_t r = warp % rows;
+	float score[PICK_EACH], bias[PICK_EACH];
+	struct lane_keys keys;
+#pragma unroll
+	for (int j = 0; j < PICK_EACH; j++)
+		bias[j] = first + j < a.n_experts ? a.bias[first + j] : 0;
+	grid_wait_before();
+	unsigned long long number = mark_number(mark);
+#pragma unroll
+	for (int j = 0; j < PICK_EACH; j++)
+		score[j] = first + j < a.n_experts ? a.logits[r * a.n_experts + first + j] : 0;
+#pragma unroll
+	for (int j = 0; j < PICK_EACH; j++) {
+		score[j] = sigmoid_exact(score[j]);
+		keys.of[j] = first + j < a.n_experts ? key_of_choice(score[j], bias[j]) : 0;
+	}
+	pick(a, r, keys, score, scores + warp, number);
+	__syncthreads();
+	if (!threadIdx.x)
+		mark_behind_picks(mark, number);
+}
+
+/* ---- norm, products and choice
+ * ------------------------------------------------------------------------------ */
+
+struct gate_args {
+	struct route of[GATE_ROUTERS];
+	int n, rows, n_in;
+	unsigned long long *cells; /* [n][rows][GATE_EXPERTS]; see above */
+	struct cuda_mark mark;
+};
+
+/* By a warp of the last block: the choice of row r of a router, when its cells are there. */
+static __device__ __forceinline__ void pick_from_cells(const struct route &a, int64_t r,
+	unsigned long long *cells, struct row_scores *shared, unsigned long long ticket)
+{
+	int first = PICK_EACH * (threadIdx.x % 32);
+	unsigned long long cell[PICK_EACH];
+	bool all;
+	do {
+		all = true;
+#pragma unroll
+		for (int j = 0; j < PICK_EACH; j += 2)
+			asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
+						 : "=l"(cell[j]), "=l"(cell[j + 1])
+						 : "l"(cells + first + j)
+						 : "memory");
+#pragma unroll
+		for (int j = 0; j < PICK_EACH; j++)
+			all &= cell[j] || first + j >= a.n_experts;
+	} while (!__all_sync(0xffffffffu, all));
+	struct lane_keys keys;
+	float score[PICK_EACH];
+#pragma unroll
+	for (int j = 0; j < PICK_EACH; j++) {
+		keys.of[j] = (uint32_t)(cell[j] >> 32);
+		score[j] = __uint_as_float((uint32_t)cell[j]);
+		cells[first + j] = 0; /* the end of the launch orders that before the next one */
+	}
+	pick(a, r, keys, score, shared, ticket);
+}
+
+static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
+	gate_kernel(const __grid_constant__ struct gate_args a)
+{
+#if __CUDA_ARCH__ >= 900
+	__shared__ double squares[GATE_X][32];
+	__shared__ float parts[GATE_X][GATE_ROWS][GATE_WARPS];
+	__shared__ struct row_scores scores[GATE_WARPS];
+	grid_let_next();
+	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, n_in = a.n_in, runs = n_in / 256;
+	bool last = blockIdx.x == gridDim.x - 1;
+	int first = last ? 0 : (int)blockIdx.x * GATE_ROWS, router = first >= a.of[0].n_experts;
+	first -= router ? a.of[0].n_experts : 0;
+	const struct route &own = a.of[router];
+	const float *weights = (const float *)own.w.data + (int64_t)first * n_in;
+	float4 w[GATE_RUNS][2][GATE_ROWS], gain[GATE_RUNS][2];
+	int at[GATE_RUNS]; /* of this lane's first four values of a run; those of the last run where the
+						  warp has none */
+#pragma unroll
+	for (int i = 0; i < GATE_RUNS; i++) {
+		at[i] = min(warp + i * GATE_WARPS, runs - 1) * 256 + 4 * lane;
+#pragma unroll
+		for (int g = 0; g < 2; g++) {
+			gain[i][g] = load_ahead(own.gain + at[i] + 128 * g);
+#pragma unroll
+			for (int e = 0; e < GATE_ROWS; e++)
+				w[i][g][e] = last ? make_float4(0, 0, 0, 0)
+								  : load_ahead(weights + (int64_t)e * n_in + at[i] + 128 * g);
+		}
+	}
+	float bias = !last && tid < GATE_ROWS * a.rows ? own.bias[first + tid % GATE_ROWS] : 0;
+	if (last && warp < a.n * a.rows) { /* for nothing: when the cells come the code shall be here */
+		struct lane_keys keys;
+#pragma unroll
+		for (int j = 0; j < PICK_EACH; j++)
+			keys.of[j] = (uint32_t)(lane ^ j);
+		choose(keys, own.n_used, scores[warp].chosen);
+	}
+	grid_wait_before();
+	unsigned long long number = mark_number(a.mark);
+#pragma unroll 1
+	for (int r = 0; r < a.rows; r++) {
+		const float *from = own.x + (int64_t)r * n_in;
+		/* squares as norm_row's threads take them, three of which this one is */
+		float4 q[GATE_RUNS][2], v[GATE_RUNS][2];
+#pragma unroll
+		for (int i = 0; i < GATE_RUNS; i++) {
+			int k = min(4 * (tid + i * 32 * GATE_WARPS), n_in / 2 - 4);
+#pragma unroll
+			for (int g = 0; g < 2; g++) {
+				q[i][g] = *(const float4 *)(from + k + g * (n_in / 2));
+				v[i][g] = *(const float4 *)(from + at[i] + 128 * g);
+			}
+		}
+#pragma unroll
+		for (int i = 0; i < GATE_RUNS; i++) {
+			double sum = warp_sum(add_squares(add_squares(0, q[i][0]), q[i][1]));
+			if (!lane)
+				squares[r][warp + i * GATE_WARPS] = sum;
+		}
+		__syncthreads();
+		float scale =
+			(float)rsqrt(warp_sum(lane < runs ? squares[r][lane] : 0) / n_in + (double)own.eps);
+		float acc[GATE_ROWS] = {0, 0, 0, 0};
+#pragma unroll
+		for (int i = 0; i < GATE_RUNS; i++) {
+			if (warp + i * GATE_WARPS >= runs)
+				continue;
+#pragma unroll
+			for (int g = 0; g < 2; g++) {
+				float4 h = normed(v[i][g], scale, gain[i][g]);
+				if (last)
+					*(float4 *)(own.h + (int64_t)r * n_in + at[i] + 128 * g) = h;
+#pragma unroll
+				for (int e = 0; e < GATE_ROWS; e++) {
+					acc[e] = __fmaf_rn(w[i][g][e].x, h.x, acc[e]);
+					acc[e] = __fmaf_rn(w[i][g][e].y, h.y, acc[e]);
+					acc[e] = __fmaf_rn(w[i][g][e].z, h.z, acc[e]);
+					acc[e] = __fmaf_rn(w[i][g][e].w, h.w, acc[e]);
+				}
+			}
+		}
+#pragma unroll
+		for (int e = 0; e < GATE_ROWS; e++) {
+			acc[e] = warp_sum(acc[e]);
+			if (lane == e)
+				parts[r][e][warp] = acc[e];
+		}
+	}
+	if (last)
+		__threadfence(); /* h: experts_await reads it when the host has answered the mark */
+	if (last && warp < a.n * a.rows)
+		pick_from_cells(a.of[warp / a.rows], warp % a.rows, a.cells + warp * GATE_EXPERTS,
+			scores + warp, number);
+	__syncthreads();
+	if (last) {
+		if (!tid)
+			mark_behind_picks(a.mark, number);
+	} else if (tid < GATE_ROWS * a.rows) {
+		int r = tid / GATE_ROWS, e = tid % GATE_ROWS;
+		float logit = 0;
+#pragma unroll
+		for (int p = 0; p < GATE_WARPS; p++)
+			logit = __fadd_rn(logit, parts[r][e][p]);
+		float score = sigmoid_exact(logit);
+		unsigned long long cell =
+			(unsigned long long)key_of_choice(score, bias) << 32 | __float_as_uint(score);
+		asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(
+						 a.cells + (router * a.rows + r) * GATE_EXPERTS + first + e),
+					 "l"(cell)
+					 : "memory");
+	}
+#endif
+}
+
+/* Whether gate_kernel is for it. */
+static bool takes(const struct cuda_backend *b, const struct route *a, int n, int rows)
+{
+	int64_t n_in = a->w.n_in;
+	uintptr_t lines = (uintptr_t)a->x | (uintptr_t)a->h;
+	bool all = b->early_starts && n <= GATE_ROUTERS && rows <= GATE_X && a->n_group <= 1 &&
+			   a->n_experts <= GATE_EXPERTS && a->n_experts % GATE_ROWS == 0 && a->n_used <= 32 &&
+			   n_in % 256 == 0 && n_in >= 16 * 256 && n_in <= GATE_RUNS * GATE_WARPS * 256;
+	for (int i = 0; i < n && all; i++) {
+		all = a[i].w.type == DTYPE_F32 && a[i].w.row_bytes == (size_t)n_in * sizeof(float);
+		lines |= (uintptr_t)a[i].w.data | (uintptr_t)a[i].gain;
+	}
+	return all && lines % 16 == 0;
+}
+
+static void gate(struct cuda_backend *b, const struct route *a, int n, int rows)
+{
+	size_t bytes = GATE_ROUTERS * GATE_X * GATE_EXPERTS * sizeof(unsigned long long);
+	if (!b->route_cells.data) {
+		if (!cuda_scratch_of(b, &b->route_cells, bytes) ||
+			!cuda_check(b, cudaMemsetAsync(b->route_cells.data, 0, bytes, b->stream)))
+			return;
+		b->next_waits = true;
+	}
+	struct gate_args args = {};
+	for (int i = 0; i < n; i++)
+		args.of[i] = a[i];
+	args.n = n, args.rows = rows, args.n_in = (int)a->w.n_in;
+	args.cells = (unsigned long long *)b->route_cells.data;
+	args.mark = cuda_mark_next(b);
+	cuda_launch(
+		b, gate_kernel, (unsigned)(n * a->n_experts / GATE_ROWS + 1), 32 * GATE_WARPS, 0, args);
+}
+
+/* ---- the op
+ * -------------------------------------------------------------------------------------------------
+ */
+
+/* What the routers choose by, where it is not made in the same launch. */
+static void make_logits(struct backend *base, const struct route *a, int n, int rows)
+{
+	struct norm norms[ROUTES_MAX];
+	struct matmul products[ROUTES_MAX];
+	for (int i = 0; i < n; i++) {
+		norms[i] = {a[i].gain, a[i].h};
+		products[i] = {a[i].w, a[i].logits, false, a[i].h};
+	}
+	cuda_rms_norm(base, a->x, a->w.n_in, norms, n, a->eps, rows, (int)a->w.n_in, a->w.n_in);
+	cuda_matmul(base, products, n, NULL, rows);
+}
+
+void cuda_route(struct backend *base, const struct route *a, int n, int rows)
+{
+	struct cuda_backend *b = cuda_of(base);
+	struct routes routes = {};
+	if (!rows || !n || base->failure.code) {
+		cuda_mark(base);
+		return;
+	}
+	cuda_begin(base, "route");
+	if (a->x) {
+		if (takes(b, a, n, rows)) {
+			gate(b, a, n, rows);
+			return;
+		}
+		make_logits(base, a, n, rows);
+		cuda_begin(base, "route");
+	}
+	for (int i = 0; i < n; i++)
+		routes.of[i] = a[i];
+	struct cuda_mark mark = cuda_mark_next(b);
+	if (a->n_group <= 1 && a->n_experts <= 32 * PICK_EACH && a->n_used <= 32 && n * rows <= 32) {
+		cuda_launch(b, pick_kernel, 1, (unsigned)(32 * n * rows),
+			(size_t)(n * rows) * sizeof(struct row_scores), routes, rows, mark);
+		return;
+	}
+	size_t shared =
+		((size_t)a->n_experts * 13 + (size_t)a->n_group * 5 + (size_t)a->n_used * 4 + 15) &
+		~(size_t)15;
+	static size_t allowed;
+	if (cuda_allow_shared(b, (const void *)route_kernel, shared, &allowed)) {
+		cuda_launch(b, route_kernel, dim3((unsigned)rows, (unsigned)n), 32, shared, routes, mark);
+		cuda_raise_mark(b, mark);
+	}
+}

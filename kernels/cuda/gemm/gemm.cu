@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Matrix products for many rows: see gemm.cuh for the panels.
+ *
+ * split_rows_kernel: grid (x rows, matrices of a stack), block 64 to 256: a row's largest value,
+ * then its halves, sums and scale.
+ *
+ * gemm_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack), block 256.
+ * Steps of 32 weights come to shared memory by cp.async, STAGES - 1 ahead. A warp multiplies 32 or
+ * 64 weight rows with 16 or 32 x rows; products of a group of 16 or 32 (hi and lo) are made from
+ * zero, then scaled and added to the accumulators.
+ *
+ * Bytes moved: the weight panel once per BN x rows and the x panel once per 128 weight rows, most
+ * of it from the second-level cache; outputs once.
+ */
+#include "kernels/cuda/gemm/gemm.cuh"
+
+#include "kernels/cuda/gemm/gemm_step.cuh"
+
+#define X_MOST ((size_t)128 << 20) /* of an x panel */
+
+/* ---- activations
+ * ------------------------------------------------------------------------------------------ */
+
+template <enum split_from FROM>
+static __device__ __forceinline__ float4 split_read(
+	const struct split_args &a, const float *from, int k)
+{
+	float v[4];
+	if (k + 4 <= a.to.n_in && !((uintptr_t)(from + k) & 15)) {
+		float4 f = *(const float4 *)(from + k);
+		v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
+	} else
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			v[i] = k + i < a.to.n_in ? from[k + i] : 0;
+	if (FROM == FROM_GLU)
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			v[i] = k + i < a.to.n_in ? swiglu_one(v[i], from[a.up + k + i]) : 0;
+	return make_float4(v[0], v[1], v[2], v[3]);
+}
+
+template <enum split_from FROM>
+static __global__ void __launch_bounds__(256)
+	split_rows_kernel(const __grid_constant__ struct split_args a)
+{
+	__shared__ float warp_most[8];
+	const struct x_panel &to = a.to;
+	int64_t row = blockIdx.x, stack = blockIdx.y;
+	int64_t from_row = FROM == FROM_PLACES ? a.places[row] / a.n_used : row;
+	const float *from = a.x + from_row * a.x_row + stack * a.x_stack;
+	float most = 0;
+	for (int k = 4 * threadIdx.x; k < to.n_in; k += 4 * blockDim.x) {
+		float4 v = split_read<FROM>(a, from, k);
+		most = fmaxf(most, fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w))));
+	}
+#pragma unroll
+	for (int step = 16; step; step /= 2)
+		most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
+	if (threadIdx.x % 32 == 0)
+		warp_most[threadIdx.x / 32] = most;
+	__syncthreads();
+	for (int i = 0; i < (int)blockDim.x / 32; i++)
+		most = fmaxf(most, warp_most[i]);
+	int e = half_exponent(most);
+	float factor = power_of_two(e);
+	if (!threadIdx.x)
+		to.unscale[stack * to.pad + row] = power_of_two(-e);
+	for (int k = 4 * threadIdx.x; k < to.steps * 32;
+		 k += 4 * blockDim.x) { /* whole groups of 8 lanes */
+		float4 v = split_read<FROM>(a, from, k);
+		v = make_float4(__fmul_rn(v.x, factor), __fmul_rn(v.y, factor), __fmul_rn(v.z, factor),
+			__fmul_rn(v.w, factor));
+		uint2 hi, lo;
+		split_pair(v.x, v.y, hi.x, lo.x);
+		split_pair(v.z, v.w, hi.y, lo.y);
+		int64_t at = (stack * to.steps + k / 32) * to.pad + row;
+		if (a.order == X_PLAIN) {
+			__half *p = to.x + at * 64 + k % 32;
+			*(uint2 *)p = hi;
+			*(uint2 *)(p + 32) = lo;
+		} else {
+			int in = k % 32, s = a.order == X_QUADS ? in / 16 : in / 4 % 2,
+				c = a.order == X_QUADS ? in / 4 % 4 : in / 8;
+			uint8_t *p = (uint8_t *)(to.x + at * 64) + 4 * c;
+			int turn = row & 7;
+			*(uint32_t *)(p + ((2 * s ^ turn) << 4)) = hi.x;
+			*(uint32_t *)(p + ((2 * s + 1 ^ turn) << 4)) = hi.y;
+			*(uint32_t *)(p + ((2 * s + 4 ^ turn) << 4)) = lo.x;
+			*(uint32_t *)(p + ((2 * s + 5 ^ turn) << 4)) = lo.y;
+		}
+		float sum = __fadd_rn(__fadd_rn(v.x, v.y), __fadd_rn(v.z, v.w));
+		unsigned mask = 0xffu << (threadIdx.x % 32 / 8 * 8); /* the lanes of these 32 values */
+		sum += __shfl_xor_sync(mask, sum, 1);
+		sum += __shfl_xor_sync(mask, sum, 2);
+		float second = __shfl_xor_sync(mask, sum, 4);
+		if (threadIdx.x % 8)
+			continue;
+		if (a.order == X_PLAIN)
+			to.sums[at] = make_float2(sum, second);
+		else if (to.steps % 8 == 0) { /* types with minima have whole runs */
+			int64_t line = (stack * to.steps + k / 32 / 8 * 8) / 8 * to.pad + row;
+			uint8_t *p = (uint8_t *)to.sums + line * 64;
+			int s = k / 32 % 8, turn = (int)row / 2 & 3;
+			uint32_t high, low;
+			split_pair(__fmul_rn(sum, 0x1p-5f), __fmul_rn(second, 0x1p-5f), high, low);
+			*(uint32_t *)(p + ((s / 4 ^ turn) << 4) + s % 4 * 4) = high;
+			*(uint32_t *)(p + ((s / 4 + 2 ^ turn) << 4) + s % 4 * 4) = low;
+		}
+	}
+}
+
+void cuda_gemm_split(
+	struct cuda_backend *b, enum split_from from, const struct split_args *a, int rows, int n_stack)
+{
+	dim3 grid((unsigned)rows, (unsigned)n_stack);
+	unsigned block = a->to.n_in <= 256 ? 64 : a->to.n_in <= 512 ? 128 : 256;
+	if (from == FROM_PLACES)
+		split_rows_kernel<FROM_PLACES><<<grid, block, 0, b->stream>>>(*a);
+	else if (from == FROM_GLU)
+		split_rows_kernel<FROM_GLU><<<grid, block, 0, b->stream>>>(*a);
+	else
+		split_rows_kernel<FROM_ROWS><<<grid, block, 0, b->stream>>>(*a);
+	cuda_launched(b);
+}
+
+size_t x_panel_bytes(int64_t pad, int64_t n_in, int64_t n_stack)
+{
+	size_t steps = (size_t)(n_in + 31) / 32;
+	return (size_t)n_stack * (size_t)pad * (steps * (128 + 8) + 4);
+}
+
+struct x_panel x_panel_at(void *memory, int64_t pad, int64_t n_in, int64_t n_stack)
+{
+	struct x_panel p;
+	p.pad = pad;
+	p.n_in = (int)n_in;
+	p.steps = (int)((n_in + 31) / 32);
+	p.x = (__half *)memory;
+	p.sums = (float2 *)(p.x + n_stack * p.steps * pad * 64);
+	p.unscale = (float *)(p.sums + n_stack * p.steps * pad);
+	return p;
+}
+
+/* ---- the product
+ * ------------------------------------------------------------------------------------------ */
+
+template <bool OFFSET, int BN, int STAGES> struct gemm_shape {
+	static constexpr int A = GEMM_M * 64, X = BN * 128, F = GEMM_M * (OFFSET ? 16 : 8),
+						 S = OFFSET ? BN * 8 : 0;
+	static constexpr int STAGE = A + X + F + S, BYTES = STAGES * STAGE;
+};
+
+template <enum panel_kind KIND, int BN, int STAGES, int MINB>
+static __global__ void __launch_bounds__(GEMM_THREADS, MINB)
+	gemm_kernel(const __grid_constant__ struct gemm_args g)
+{
+	constexpr bool OFFSET = KIND == PANEL_32_OFFSET || KIND == PANEL_16_OFFSET,
+				   BY_16 = KIND == PANEL_16 || KIND == PANEL_16_OFFSET;
+	typedef struct gemm_shape<OFFSET, BN, STAGES> shape;
+	extern __shared__ __align__(128) uint8_t shared[];
+	int m0 = blockIdx.x * GEMM_M, stack = blockIdx.z, steps = g.w.steps;
+	int64_t w_first, x_first;
+	int n_x;
+	if (g.tiles) {
+		struct gemm_tile t = g.tiles[blockIdx.y];
+		w_first = t.w_first, x_first = t.x_first, n_x = t.n_x;
+	} else {
+		w_first = stack * g.stack_rows;
+		x_first = (int64_t)blockIdx.y * BN;
+		n_x = min(BN, g.n_x - (int)x_first);
+	}
+	const uint8_t *from_a = (const uint8_t *)(g.w.q + (w_first + m0) * 32),
+				  *from_f = (const uint8_t *)g.w.factor + (w_first + m0) * (OFFSET ? 16 : 8),
+				  *from_x = (const uint8_t *)(g.x.x + (stack * steps * g.x.pad + x_first) * 64),
+				  *from_s = (const uint8_t *)(g.x.sums + stack * steps * g.x.pad + x_first);
+	int64_t a_step = g.w.m_pad * 64, f_step = g.w.m_pad * (OFFSET ? 16 : 8), x_step = g.x.pad * 128,
+			s_step = g.x.pad * 8;
+	uint32_t base = shared_address(shared);
+	auto fetch = [&](int step, int stage) {
+		uint32_t to = base + stage * shape::STAGE;
+		if (step < steps) {
+			auto line = [](int i) { return piece_at(i); };
+			auto straight = [](int i) { return i * 16; };
+			async_copy_all<shape::A / 16, GEMM_THREADS>(to, from_a + step * a_step, line);
+			async_copy_all<shape::X / 16, GEMM_THREADS>(
+				to + shape::A, from_x + step * x_step, line);
+			async_copy_all<shape::F / 16, GEMM_THREADS>(
+				to + shape::A + shape::X, from_f + step * f_step, straight);
+			if (OFFSET) /* x_first is even */
+				async_copy_all<shape::S / 16, GEMM_THREADS>(
+					to + shape::A + shape::X + shape::F, from_s + step * s_step, straight);
+		}
+		async_commit();
+	};
+	struct gemm_block<OFFSET, BY_16, BN> block;
+	block.begin();
+#pragma unroll
+	for (int s = 0; s < STAGES - 1; s++)
+		fetch(s, s);
+	for (int step = 0, stage = 0; step < steps; step++) {
+		async_wait<STAGES - 2>();
+		__syncthreads();
+		fetch(step + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
+		uint32_t at = base + stage * shape::STAGE;
+		const uint8_t *f_at = shared + stage * shape::STAGE + shape::A + shape::X;
+		block.step(at, at + shape::A, f_at, f_at + shape::F);
+		stage = stage + 1 == STAGES ? 0 : stage + 1;
+	}
+	float *y = g.y + stack * g.y_stack + m0;
+	block.store(n_x, g.n_out - m0, g.x.unscale + stack * g.x.pad + x_first, g.add, [&](int i) {
+		int64_t row = x_first + i;
+		return y + (g.y_map ? g.y_map[row] : row) * g.y_row;
+	});
+}
+
+template <enum panel_kind KIND, int BN, int STAGES, int MINB>
+static void gemm_as(struct cuda_backend *b, const struct gemm_args *g, int n_tiles, int n_stack)
+{
+	constexpr bool OFFSET = KIND == PANEL_32_OFFSET || KIND == PANEL_16_OFFSET;
+	constexpr size_t bytes = gemm_shape<OFFSET, BN, STAGES>::BYTES;
+	static size_t allowed;
+	if (!cuda_allow_shared(b, (const void *)gemm_kernel<KIND, BN, STAGES, MINB>, bytes, &allowed))
+		return;
+	dim3 grid((unsigned)((g->n_out + GEMM_M - 1) / GEMM_M), (unsigned)n_tiles, (unsigned)n_stack);
+	gemm_kernel<KIND, BN, STAGES, MINB><<<grid, GEMM_THREADS, bytes, b->stream>>>(*g);
+	cuda_launched(b);
+}
+
+template <int BN, int STAGES, int MINB>
+static void gemm_kind(struct cuda_backend *b, const struct gemm_args *g, int n_tiles, int n_stack)
+{
+	switch (g->w.kind) {
+	case PANEL_32:
+		gemm_as<PANEL_32, BN, STAGES, MINB>(b, g, n_tiles, n_stack);
+		break;
+	case PANEL_32_OFFSET:
+		gemm_as<PANEL_32_OFFSET, BN, STAGES, MINB>(b, g, n_tiles, n_stack);
+		break;
+	case PANEL_16:
+		gemm_as<PANEL_16, BN, STAGES, MINB>(b, g, n_tiles, n_stack);
+		break;
+	case PANEL_16_OFFSET:
+		gemm_as<PANEL_16_OFFSET, BN, STAGES, MINB>(b, g, n_tiles, n_stack);
+		break;
+	}
+}
+
+void cuda_gemm(struct cuda_backend *b, const struct gemm_args *g, int bn, int n_tiles, int n_stack)
+{
+	if (bn == 32)
+		gemm_kind<32, 6, 2>(b, g, n_tiles, n_stack);
+	else if (bn == 64)
+		gemm_kind<64, 5, 2>(b, g, n_tiles, n_stack);
+	else if (b->max_shared < gemm_shape<true, 128, 6>::BYTES)
+		gemm_kind<128, 3, 1>(b, g, n_tiles, n_stack);
+	else
+		gemm_kind<128, 6, 1>(b, g, n_tiles, n_stack);
+}
+
+/* ---- panels
+ * ------------------------------------------------------------------------------------------------
+ */
+
+enum panel_kind panel_kind_of(enum dtype type)
+{
+	switch (type) {
+	case DTYPE_Q4_K:
+	case DTYPE_Q5_K:
+		return PANEL_32_OFFSET;
+	case DTYPE_Q2_K:
+		return PANEL_16_OFFSET;
+	case DTYPE_Q3_K:
+	case DTYPE_Q6_K:
+	case DTYPE_IQ2_XS:
+	case DTYPE_IQ2_S:
+	case DTYPE_IQ1_M:
+		return PANEL_16;
+	default:
+		return PANEL_32;
+	}
+}
+
+static size_t factor_bytes(enum panel_kind kind)
+{
+	return kind == PANEL_32_OFFSET || kind == PANEL_16_OFFSET ? 16 : 8;
+}
+
+size_t panel_bytes(enum panel_kind kind, int64_t m_pad, int64_t n_in)
+{
+	return (size_t)m_pad * (size_t)((n_in + 31) / 32) * (64 + factor_bytes(kind));
+}
+
+struct weight_panel panel_at(void *memory, enum panel_kind kind, int64_t m_pad, int64_t n_in)
+{
+	struct weight_panel p;
+	p.q = (__half *)memory;
+	p.m_pad = m_pad;
+	p.n_in = (int)n_in;
+	p.steps = (int)((n_in + 31) / 32);
+	p.factor = (float *)(p.q + m_pad * p.steps * 32);
+	p.kind = kind;
+	return p;
+}
+
+/* ---- dense products
+ * ---------------------------------------------------------------------------------------- */
+
+/* Rows that are split at a time, a multiple of 128 or all of them, and the bytes of their panel. */
+static int64_t rows_at_once(int64_t rows, int64_t n_in, int64_t n_stack, size_t *bytes)
+{
+	int64_t each = (int64_t)x_panel_bytes(128, n_in, n_stack), fit = (int64_t)X_MOST / each;
+	fit = fit < 1 ? 128 : fit * 128;
+	int64_t times = (rows + fit - 1) / fit,
+			n = times > 1 ? up_to((rows + times - 1) / times, 128) : rows;
+	*bytes = x_panel_bytes(up_to(n, 128) + 128, n_in, n_stack);
+	return n;
+}
+
+/* Matrices of w at a time and of each the rows, so that the panel stays within GEMM_W_MOST; and its
+ * bytes. */
+static void slice_of(const struct weight *w, int64_t *matrices, int64_t *n_out, size_t *bytes)
+{
+	enum panel_kind kind = panel_kind_of(w->type);
+	size_t row = panel_bytes(kind, 1, w->n_in);
+	int64_t fit = (int64_t)(GEMM_W_MOST / row) / GEMM_M * GEMM_M, each = up_to(w->n_out, GEMM_M);
+	fit = fit < GEMM_M ? GEMM_M : fit;
+	*matrices = fit / each < 1 ? 1 : fit / each > UNPACK_MOST ? UNPACK_MOST : fit / each;
+	*matrices = *matrices < w->n_stack ? *matrices : w->n_stack;
+	*n_out = each < fit ? w->n_out : fit;
+	*bytes = panel_bytes(kind, *matrices * up_to(*n_out, GEMM_M), w->n_in);
+}
+
+/* One weight, of whose input the rows have been split: y[r][s] (+)= w_s x[r][s]. */
+static void product(struct cuda_backend *b, const struct weight *w, struct x_panel x, void *memory,
+	int rows, float *y, int64_t y_row, int64_t y_stack, bool add)
+{
+	int64_t matrices, slice;
+	size_t bytes;
+	slice_of(w, &matrices, &slice, &bytes);
+	int bn = rows <= 32 ? 32 : rows <= 64 ? 64 : 128;
+	for (int64_t s = 0; s < w->n_stack; s += matrices)
+		for (int64_t o = 0; o < w->n_out; o += slice)
+			for (int rest = 0; rest < (w->type == DTYPE_F32 ? 2 : 1); rest++) {
+				struct unpack_args u = {};
+				int64_t n_out = w->n_out - o < slice ? w->n_out - o : slice;
+				u.n_matrices = (int)(w->n_stack - s < matrices ? w->n_stack - s : matrices);
+				u.n_out = (int)n_out;
+				int64_t each = up_to(n_out, GEMM_M);
+				u.panel = panel_at(memory, panel_kind_of(w->type), u.n_matrices * each, w->n_in);
+				for (int i = 0; i < u.n_matrices; i++) {
+					u.w[i] = (const uint8_t *)w->data + (size_t)(s + i) * w->stack_bytes +
+							 (size_t)o * w->row_bytes;
+					u.first[i] = (int32_t)(i * each);
+				}
+				u.tables = b->tables;
+				u.row_bytes = (int64_t)w->row_bytes;
+				u.rest = rest;
+				cuda_unpack(b, w->type, &u);
+				struct gemm_args g = {};
+				g.w = u.panel;
+				g.x = x;
+				g.x.x += s * x.steps * x.pad * 64;
+				g.x.sums += s * x.steps * x.pad;
+				g.x.unscale += s * x.pad;
+				g.n_out = (int)n_out;
+				g.n_x = rows;
+				g.stack_rows = each;
+				g.y = y + s * y_stack + o;
+				g.y_row = y_row;
+				g.y_stack = y_stack;
+				g.add = add || rest;
+				cuda_gemm(b, &g, bn, (rows + bn - 1) / bn, u.n_matrices);
+			}
+}
+
+/* The same straight from the packed weights. */
+static void wide_product(struct cuda_backend *b, const struct weight *w, struct x_panel x, int rows,
+	float *y, int64_t y_row, int64_t y_stack, bool add)
+{
+	/* the largest tiles that leave few multiprocessors idle */
+	int64_t across = (w->n_out + GEMM_M - 1) / GEMM_M * w->n_stack;
+	int bn = rows <= 32 ? 32 : rows <= 64 || across * ((rows + 127) / 128) < b->n_sm ? 64 : 128;
+	struct packed_args a = {};
+	a.tables = b->tables;
+	a.x = x;
+	a.row_bytes = (int64_t)w->row_bytes;
+	a.n_tiles = (rows + bn - 1) / bn;
+	a.n_out = (int)w->n_out;
+	a.y = y;
+	a.y_row = y_row;
+	a.w = (const uint8_t *)w->data;
+	a.stack_bytes = (int64_t)w->stack_bytes;
+	a.y_stack = y_stack;
+	a.n_x = rows;
+	a.n_stack = (int)w->n_stack;
+	a.add = add;
+	cuda_wide(b, w->type, &a, bn);
+}
+
+static void split(struct cuda_backend *b, enum x_order order, struct x_panel to, const float *x,
+	int64_t x_row, int64_t x_stack, int rows, int n_stack)
+{
+	struct split_args a = {};
+	a.to = to;
+	a.x = x;
+	a.x_row = x_row;
+	a.x_stack = x_stack;
+	a.order = order;
+	cuda_gemm_split(b, FROM_ROWS, &a, rows, n_stack);
+}
+
+void cuda_gemm_matmul(
+	struct cuda_backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
+{
+	int64_t n_in = parts[0].w.n_in, m, o;
+	size_t most = 0, bytes, for_x;
+	for (int i = 0; i < n_parts; i++) {
+		slice_of(&parts[i].w, &m, &o, &bytes);
+		most = bytes > most && cuda_wide_order(b, &parts[i].w) == X_PLAIN ? bytes : most;
+	}
+	most = (size_t)up_to((int64_t)most, 256);
+	int64_t group = rows_at_once(rows, n_in, 1, &for_x);
+	uint8_t *room = (uint8_t *)cuda_scratch_of(b, &b->prefill, most + for_x);
+	if (!room)
+		return;
+	for (int64_t r = 0; r < rows && !b->base.failure.code; r += group) {
+		int n = (int)(rows - r < group ? rows - r : group);
+		struct x_panel panel = x_panel_at(room + most, up_to(n, 128) + 128, n_in, 1);
+		for (int i = 0; i < n_parts; i++) {
+			const struct matmul *p = &parts[i];
+			enum x_order order = cuda_wide_order(b, &p->w);
+			if (!i || order != cuda_wide_order(b, &parts[i - 1].w))
+				split(b, order, panel, x + r * n_in, n_in, 0, n, 1);
+			if (order == X_PLAIN)
+				product(b, &p->w, panel, room, n, p->y + r * p->w.n_out, p->w.n_out, 0, p->add);
+			else
+				wide_product(b, &p->w, panel, n, p->y + r * p->w.n_out, p->w.n_out, 0, p->add);
+		}
+	}
+}
+
+void cuda_gemm_stacked(struct cuda_backend *b, const struct stacked_matmul *a, int rows)
+{
+	int64_t m, o, n_in = a->w.n_in, n_stack = a->w.n_stack;
+	size_t bytes, for_x;
+	enum x_order order = cuda_wide_order(b, &a->w);
+	slice_of(&a->w, &m, &o, &bytes);
+	bytes = order == X_PLAIN ? (size_t)up_to((int64_t)bytes, 256) : 0;
+	int64_t group = rows_at_once(rows, n_in, n_stack, &for_x);
+	uint8_t *room = (uint8_t *)cuda_scratch_of(b, &b->prefill, bytes + for_x);
+	if (!room)
+		return;
+	int64_t x_row = a->x_stride * n_stack, y_row = a->y_stride * n_stack;
+	for (int64_t r = 0; r < rows && !b->base.failure.code; r += group) {
+		int n = (int)(rows - r < group ? rows - r : group);
+		struct x_panel panel = x_panel_at(room + bytes, up_to(n, 128) + 128, n_in, n_stack);
+		split(b, order, panel, a->x + r * x_row, x_row, a->x_stride, n, (int)n_stack);
+		if (order == X_PLAIN)
+			product(b, &a->w, panel, room, n, a->y + r * y_row, y_row, a->y_stride, false);
+		else
+			wide_product(b, &a->w, panel, n, a->y + r * y_row, y_row, a->y_stride, false);
+	}
+}

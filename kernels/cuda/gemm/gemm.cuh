@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Products of packed weights with many rows (prefill): weights are unpacked to panels of halves in
+ * scratch, activations are split into two halves each (mma.cuh), and gemm_kernel multiplies
+ * them on the matrix units.
+ *
+ * A weight is factor * q + offset, q a small whole number or a scaled half (all of it exact for
+ * every type but F32, which is taken as two panels of halves). Factors and offsets are applied in
+ * float32 after each group of 16 or 32, so the result is as exact as float32 sums. What a row's
+ * result is depends on nothing but the weights and the row: not on the number of rows, on tiles or
+ * slices. It differs in the last bits from what the kernels for few rows give.
+ *
+ *      weight panel    q [n_in / 32][m_pad][32] halves; factor [n_in / 32][m_pad] of (f0, f1) or
+ * (f0, f1, o0, o1): for the first and the second 16 of each 32 x panel         [stack][n_in /
+ * 32][x_pad][hi 32, lo 32] halves; sums [stack][n_in / 32][x_pad] of (s0, s1); unscale
+ * [stack][x_pad]
+ *
+ * so that a tile of any of them is one run of bytes. Rows behind the last one are whatever memory
+ * holds; they are not stored.
+ */
+#ifndef GLM_KERNELS_CUDA_GEMM_CUH
+#define GLM_KERNELS_CUDA_GEMM_CUH
+
+#include "kernels/cuda/runtime/gpu_backend.cuh"
+
+#define GEMM_M      128                 /* weight rows of a tile */
+#define GEMM_W_MOST ((size_t)256 << 20) /* bytes of a weight panel */
+
+/* How a type is scaled. */
+enum panel_kind { PANEL_32, PANEL_32_OFFSET, PANEL_16, PANEL_16_OFFSET };
+
+struct weight_panel {
+	__half *q;
+	float *factor;
+	int64_t m_pad;   /* rows of all its matrices, each padded to GEMM_M */
+	int n_in, steps; /* steps: of 32 */
+	enum panel_kind kind;
+};
+
+struct x_panel {
+	__half *x;
+	float2 *sums;
+	float *unscale;
+	int64_t pad; /* rows, with room for a tile behind the last */
+	int n_in, steps;
+};
+
+/* Orders of the values in an x panel: as they are; the two of wgmma_gemm.cuh. */
+enum x_order { X_PLAIN, X_EIGHTS, X_QUADS };
+
+/* x rows, or what else becomes an x panel. */
+enum split_from { FROM_ROWS, FROM_PLACES, FROM_GLU };
+
+struct split_args {
+	struct x_panel to;
+	const float *x;
+	int64_t x_row, x_stack;
+	const int32_t *places; /* FROM_PLACES: device: x row place / n_used; else row i */
+	int n_used;
+	int64_t up; /* FROM_GLU: floats from gate to up in a row */
+	enum x_order order;
+};
+
+/* Some x rows that meet one matrix of a panel. */
+struct gemm_tile {
+	int32_t w_first;      /* panel row where the matrix begins */
+	int32_t x_first, n_x; /* x_first is even */
+};
+
+struct gemm_args {
+	struct weight_panel w;
+	struct x_panel x;
+	int n_out, n_x;
+	int64_t stack_rows;            /* panel rows from one matrix of a stack to the next */
+	const struct gemm_tile *tiles; /* device [n_tiles]; NULL: bn rows each, of one matrix */
+	float *y;
+	int64_t y_row, y_stack;
+	const int32_t *y_map; /* device: output row of x row i; NULL: i */
+	bool add;
+};
+
+#define UNPACK_MOST 32
+
+/* Matrices of one type and shape that become one panel. */
+struct unpack_args {
+	const uint8_t *w[UNPACK_MOST];
+	int32_t first[UNPACK_MOST]; /* panel row */
+	struct weight_panel panel;
+	const struct cuda_tables *tables;
+	int64_t row_bytes;
+	int n_matrices, n_out; /* rows of each */
+	int rest;              /* F32: the second panel, of what the first one left */
+};
+
+enum panel_kind panel_kind_of(enum dtype type);
+size_t panel_bytes(enum panel_kind kind, int64_t m_pad, int64_t n_in);
+
+size_t x_panel_bytes(int64_t pad, int64_t n_in, int64_t n_stack);
+
+/* Lay out a panel in memory of so many bytes. */
+struct x_panel x_panel_at(void *memory, int64_t pad, int64_t n_in, int64_t n_stack);
+struct weight_panel panel_at(void *memory, enum panel_kind kind, int64_t m_pad, int64_t n_in);
+
+void cuda_gemm_split(struct cuda_backend *b, enum split_from from, const struct split_args *a,
+	int rows, int n_stack);
+
+/* Tiles of at most bn (32, 64, 128) x rows. */
+void cuda_gemm(struct cuda_backend *b, const struct gemm_args *g, int bn, int n_tiles, int n_stack);
+
+static inline int64_t up_to(int64_t n, int64_t unit)
+{
+	return (n + unit - 1) / unit * unit;
+}
+
+/* unpack.cu */
+void cuda_unpack(struct cuda_backend *b, enum dtype type, const struct unpack_args *a);
+
+/* Some x rows that meet one matrix of packed weights. */
+struct packed_tile {
+	const uint8_t *w;
+	int32_t x_first, n_x; /* x_first is even */
+	int64_t y_first;      /* added to the place of an output */
+};
+
+struct packed_args {
+	const struct packed_tile *tiles; /* device [n_tiles] */
+	const struct cuda_tables *tables;
+	struct x_panel x;
+	int64_t row_bytes;
+	int n_tiles, n_out;
+	float *y;
+	int64_t y_row;
+	const int32_t *y_map; /* device: output row of x row i; NULL: i */
+	/* cuda_wide only: without tiles, n_tiles of bn x rows each for every matrix of a stack */
+	const uint8_t *w;
+	int64_t stack_bytes, y_stack;
+	int n_x, n_stack;
+	bool add;
+};
+
+/* wgmma_gemm.cu: tiles of at most bn (32, 64, 128) x rows, of x panels in the order of
+ * wgmma_gemm.cuh; x_first is a multiple of 8. False: not for this type, or not on this card. NULL
+ * asks only. */
+bool cuda_wide(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+
+/* The same for the types of one group (wgmma_gemm_types.cu). */
+template <int GROUP>
+bool cuda_wide_group(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+template <>
+bool cuda_wide_group<1>(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+template <>
+bool cuda_wide_group<2>(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+template <>
+bool cuda_wide_group<3>(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+template <>
+bool cuda_wide_group<4>(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+
+/* The order of x that cuda_wide wants for this weight; X_PLAIN: not for cuda_wide. */
+enum x_order cuda_wide_order(struct cuda_backend *b, const struct weight *w);
+
+/* The types of one group (packed_gemm_types.cu): tiles of at most bn (32, 64, 96) x rows, straight
+ * from the packed weights. False: not for this type on this card. NULL asks only. */
+template <int GROUP>
+bool cuda_gemm_packed_group(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+template <>
+bool cuda_gemm_packed_group<1>(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+template <>
+bool cuda_gemm_packed_group<2>(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+template <>
+bool cuda_gemm_packed_group<3>(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+template <>
+bool cuda_gemm_packed_group<4>(
+	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+
+/* The ops for more than CUDA_FEW_ROWS rows. */
+void cuda_gemm_matmul(
+	struct cuda_backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
+void cuda_gemm_stacked(struct cuda_backend *b, const struct stacked_matmul *m, int rows);
+void cuda_gemm_experts(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+	int n_jobs, int n_used, float *out);
+
+#endif

@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Weight rows times float rows, what is under matmul, stacked_matmul and expert_ffn: the tasks of
+ * both kernels, and product_kernel for weights that are floats. Packed weights:
+ * gemv_mma.cuh.
+ *
+ * Grid: x = groups of activation rows (fastest, so that weights stay in the second-level cache)
+ * times groups of weight rows, y = tasks times matrices of a stack. Block: 8 warps, no dynamic
+ * shared memory. `split` of them share a weight row (gate and up: two): warp p of them takes the
+ * runs p, p + split, ... of 256 weights, a lane the weights 4 lane and 4 lane + 128 on of a run.
+ * Weights go to registers, RUNS runs at a time, the first ones before what stands before the kernel
+ * has ended: a row of 6144 weights or fewer is there when x is.
+ *
+ * Bytes moved per call: every weight row once per group of NX activation rows (from the
+ * second-level cache after the first), the activation rows once per weight row group from the
+ * first-level cache, the outputs.
+ *
+ * The order of additions of one output: per lane over its weights in run order; the 32 lanes by
+ * butterfly; the warps of the split in order. It depends on the shape of the weight alone, so a
+ * row's numbers do not depend on how many rows there are.
+ */
+#ifndef GLM_KERNELS_CUDA_GEMV_CUH
+#define GLM_KERNELS_CUDA_GEMV_CUH
+
+#include "kernels/cuda/common/block_dot.cuh"
+
+#define PRODUCT_WARPS 8
+#define PRODUCT_ROWS  8 /* most activation rows of a warp */
+#define PRODUCT_TASKS 32
+
+/* How activation and output rows are numbered. */
+enum product_rows {
+	ROWS_PLAIN,     /* i -> i, of all activation rows */
+	ROWS_TO_HIDDEN, /* task's place i: x row row[i], y row first + i */
+	ROWS_TO_PLACES, /* x row first + i, y row place */
+};
+
+struct product_task {
+	const uint8_t *w;
+	const uint8_t *up; /* gate and up at once: y = silu(w x) * (up x); else NULL */
+	float *y;
+	const float *x; /* its own x (product_kernel only); NULL: that of all */
+	int n_out;
+	bool add;
+	int n_x; /* with places: at most PRODUCT_ROWS */
+	int first;
+	int32_t place[PRODUCT_ROWS], row[PRODUCT_ROWS]; /* row: of x, place / n_used */
+};
+
+struct product_args {
+	struct product_task task[PRODUCT_TASKS]; /* of one type, n_in and row_bytes */
+	const struct cuda_tables *tables;
+	const float *x;
+	const uint2 *digits; /* x for mma_kernel, see cuda_product_digits; NULL: it makes them itself */
+	const float *scales;
+	int own_slots; /* rows of x that it makes itself, all matrices of the stack counted */
+	int item_end[PRODUCT_TASKS]; /* of mma_kernel: see there */
+	int unit; /* bytes that mma_kernel may copy at once: 16, 4 or 2; of product_kernel: whether four
+				 weights lie aligned */
+	int64_t x_row, y_row;     /* floats between rows */
+	int64_t x_stack, y_stack; /* floats between matrices of a stack */
+	int64_t row_bytes, stack_bytes;
+	int n_in, n_tasks, n_stack, n_rows; /* n_rows: ROWS_PLAIN */
+	int split, row_groups, out_most;    /* out_most: the largest n_out */
+	enum product_rows rows;
+	bool flat; /* of mma_kernel: rows are short and follow each other without a gap of lines */
+	bool glu, x_aligned; /* x_aligned: every x row begins at a multiple of 16 bytes and n_in is one
+							of 4 */
+};
+
+/* How a type wants x: as it is, or as digits with the weights of a step of 32 dealt to lanes in one
+ * of two ways. */
+enum product_layout { LAYOUT_FLOATS, LAYOUT_EIGHTS, LAYOUT_QUADS };
+
+enum product_layout cuda_product_layout(enum dtype type);
+
+/* Whether mma_kernel makes the digits of x itself: n_x is the most rows of x of a task. Codebooks
+ * leave it less room. */
+static inline bool cuda_product_own(
+	const struct cuda_backend *b, enum dtype type, int n_x, int64_t n_in)
+{
+	int64_t values = n_x * ((n_in + 255) / 256 * 256);
+	int64_t most = type == DTYPE_IQ2_XXS                      ? 6144
+				   : type == DTYPE_Q8_0 || type == DTYPE_Q4_K ? 16384
+															  : 12288;
+	return n_x <= 2 && b->max_shared > 200 << 10 && values <= most;
+}
+
+/* How many warps share a weight row. Depends on the weight's type and shape alone; rows: of all
+ * matrices of this shape that come together in decode. */
+int cuda_product_split(enum dtype type, int64_t n_in, int64_t rows);
+
+/* Sets a->digits and a->scales: all x rows, n_x per matrix of a stack, in scratch memory that the
+ * next such call uses again. */
+bool cuda_product_digits(
+	struct cuda_backend *b, struct product_args *a, int64_t n_x, enum product_layout layout);
+
+/* Gives *a the digits of x that its type wants, those of *last if they will do; none if the kernel
+ * makes them itself. n_x: rows of x; most: of a task. */
+bool cuda_product_with_digits(struct cuda_backend *b, struct product_args *a, enum dtype type,
+	int64_t n_x, int most, struct product_args *last, enum product_layout *last_layout);
+
+/* Enqueues a->task[0 .. n_tasks) of the given type; sets what follows from the rest (groups,
+ * alignment). The digits of x are there if the type's layout asks for them and cuda_product_own is
+ * false. */
+bool cuda_product(struct cuda_backend *b, enum dtype type, struct product_args *a);
+
+typedef void product_launch(struct cuda_backend *b, const struct product_args *a, int n_x);
+
+static __device__ __forceinline__ void copy_commit()
+{
+	asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+template <int LEFT> static __device__ __forceinline__ void copy_wait()
+{
+	asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+/* x[0 .. 4) at weight k, zeros past n_in */
+static __device__ __forceinline__ void load_x(
+	const float *x, int k, int n_in, bool aligned, float v[4])
+{
+	if (aligned && k < n_in) {
+		float4 f = *(const float4 *)(x + k);
+		v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
+		return;
+	}
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		v[i] = k + i < n_in ? x[k + i] : 0;
+}
+
+/* Four weights as they lie */
+template <int T> struct raw_four {
+	typedef uint2 type;
+	static __device__ __forceinline__ void get(uint2 r, float q[4])
+	{
+		uint32_t h[4] = {r.x & 0xffff, r.x >> 16, r.y & 0xffff, r.y >> 16};
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			q[i] = T == DTYPE_F16 ? half_float(h[i]) : __uint_as_float(h[i] << 16);
+	}
+};
+
+template <> struct raw_four<DTYPE_F32> {
+	typedef uint4 type;
+	static __device__ __forceinline__ void get(uint4 r, float q[4])
+	{
+		q[0] = __uint_as_float(r.x), q[1] = __uint_as_float(r.y);
+		q[2] = __uint_as_float(r.z), q[3] = __uint_as_float(r.w);
+	}
+};
+
+/* row[k .. k + 4), zeros past n_in; aligned: four lie at a multiple of their size */
+template <int T>
+static __device__ __forceinline__ typename raw_four<T>::type load_weights(
+	const uint8_t *row, int k, int n_in, bool aligned)
+{
+	typedef typename raw_four<T>::type raw;
+	if (aligned && k + 4 <= n_in)
+		return __ldg((const raw *)row + k / 4);
+	uint32_t v[4];
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		v[i] = k + i >= n_in    ? 0
+			   : T == DTYPE_F32 ? ((const uint32_t *)row)[k + i]
+								: get16(row + 2 * (k + i));
+	if constexpr (T == DTYPE_F32)
+		return make_uint4(v[0], v[1], v[2], v[3]);
+	else
+		return make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16);
+}
+
+/* Four blocks of a multiprocessor for one x row: the weights of several routers are all on their
+ * way at once. */
+template <int T, int NX, bool GLU>
+__global__ void __launch_bounds__(PRODUCT_WARPS * 32, NX == 1 ? 4 : 1)
+	product_kernel(const __grid_constant__ struct product_args a)
+{
+	constexpr int W = GLU ? 2 : 1, RUNS = NX == 1 && !GLU ? 3 : 2;
+	__shared__ float part_sum[PRODUCT_WARPS][W * NX];
+
+	grid_let_next();
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split, part = warp % split;
+	const struct product_task &t = a.task[blockIdx.y / a.n_stack];
+	int stack = blockIdx.y % a.n_stack, row_group = blockIdx.x % a.row_groups,
+		out_group = blockIdx.x / a.row_groups, out_first = out_group * (PRODUCT_WARPS / split);
+	if (out_first >= t.n_out)
+		return;
+	int n_x = min(NX, a.rows == ROWS_PLAIN ? a.n_rows - row_group * NX : t.n_x);
+	int64_t at = stack * a.stack_bytes + min(out_first + warp / split, t.n_out - 1) * a.row_bytes;
+	int runs = (a.n_in + 255) / 256;
+
+	/* weights of the runs run, run + split, ... of this warp; nothing past the last */
+	typename raw_four<T>::type raw[RUNS][W][2];
+	auto fetch = [&](int run) {
+#pragma unroll
+		for (int i = 0; i < RUNS; i++)
+#pragma unroll
+			for (int j = 0; j < W; j++)
+#pragma unroll
+				for (int g = 0; g < 2; g++)
+					raw[i][j][g] = load_weights<T>((j ? t.up : t.w) + at,
+						(run + i * split) * 256 + 4 * lane + 128 * g, a.n_in, a.unit);
+	};
+	fetch(part);
+
+	float acc[W][NX];
+#pragma unroll
+	for (int j = 0; j < W; j++)
+#pragma unroll
+		for (int r = 0; r < NX; r++)
+			acc[j][r] = 0;
+	const float *x[NX];
+#pragma unroll
+	for (int r = 0; r < NX; r++) {
+		int i = min(r, n_x - 1);
+		int64_t of = a.rows == ROWS_PLAIN       ? row_group * NX + i
+					 : a.rows == ROWS_TO_HIDDEN ? t.row[i]
+												: t.first + i;
+		x[r] = (t.x ? t.x : a.x) + stack * a.x_stack + of * a.x_row;
+	}
+	grid_wait_before();
+	for (int run = part; run < runs; run += RUNS * split) {
+		if (run > part)
+			fetch(run);
+		float xs[RUNS][2][4]; /* of a single x row: all loads before the first use */
+		if (NX == 1)
+#pragma unroll
+			for (int i = 0; i < RUNS; i++)
+#pragma unroll
+				for (int g = 0; g < 2; g++)
+					load_x(x[0], (run + i * split) * 256 + 4 * lane + 128 * g, a.n_in, a.x_aligned,
+						xs[i][g]);
+#pragma unroll
+		for (int i = 0; i < RUNS; i++)
+#pragma unroll
+			for (int g = 0; g < 2; g++) {
+				int k = (run + i * split) * 256 + 4 * lane + 128 * g;
+				if (k >= a.n_in)
+					continue;
+				float q[W][4];
+#pragma unroll
+				for (int j = 0; j < W; j++)
+					raw_four<T>::get(raw[i][j][g], q[j]);
+#pragma unroll
+				for (int r = 0; r < NX; r++) {
+					float xv[4];
+					if (NX > 1)
+						load_x(x[r], k, a.n_in, a.x_aligned, xv);
+#pragma unroll
+					for (int j = 0; j < W; j++)
+#pragma unroll
+						for (int e = 0; e < 4; e++)
+							acc[j][r] =
+								__fmaf_rn(q[j][e], NX == 1 ? xs[i][g][e] : xv[e], acc[j][r]);
+				}
+			}
+	}
+
+#pragma unroll
+	for (int j = 0; j < W; j++)
+#pragma unroll
+		for (int r = 0; r < NX; r++) {
+			float v = warp_sum(acc[j][r]);
+			if (lane == (j * NX + r) % 32)
+				part_sum[warp][j * NX + r] = v;
+		}
+	__syncthreads();
+	/* one thread per output of the block */
+	int i = threadIdx.x, r = i % NX, group = i / NX, o = out_first + group;
+	if (group >= PRODUCT_WARPS / split || r >= n_x || o >= t.n_out)
+		return;
+	float v = 0, up = 0;
+	for (int p = 0; p < split; p++) {
+		v = __fadd_rn(v, part_sum[group * split + p][r]);
+		if (GLU)
+			up = __fadd_rn(up, part_sum[group * split + p][(W - 1) * NX + r]);
+	}
+	int64_t to = a.rows == ROWS_PLAIN       ? row_group * NX + r
+				 : a.rows == ROWS_TO_HIDDEN ? t.first + r
+											: t.place[r];
+	float *y = t.y + stack * a.y_stack + to * a.y_row + o;
+	*y = GLU ? swiglu_one(v, up) : t.add ? __fadd_rn(*y, v) : v;
+}
+
+template <int T, int NX, bool GLU>
+static void product_launch_as(struct cuda_backend *b, const struct product_args *given)
+{
+	struct product_args arranged = *given, *a = &arranged;
+	int runs = (a->n_in + 255) / 256, four = T == DTYPE_F32 ? 16 : 8;
+	a->split = runs >= 16  ? 8
+			   : runs >= 8 ? 4
+			   : runs >= 4 ? 2
+						   : 1; /* depends on the shape of the weight alone */
+	a->row_groups = a->rows == ROWS_PLAIN ? (a->n_rows + NX - 1) / NX : 1;
+	uintptr_t all = (uintptr_t)a->row_bytes | (uintptr_t)a->stack_bytes;
+	for (int i = 0; i < a->n_tasks; i++)
+		all |= (uintptr_t)a->task[i].w | (GLU ? (uintptr_t)a->task[i].up : 0);
+	a->unit = all % four == 0;
+	int rows = PRODUCT_WARPS / a->split;
+	dim3 grid((unsigned)(((a->out_most + rows - 1) / rows) * a->row_groups),
+		(unsigned)(a->n_tasks * a->n_stack));
+	cuda_launch(b, product_kernel<T, NX, GLU>, grid, PRODUCT_WARPS * 32, 0, *a);
+}
+
+/* n_x: the most activation rows of a group. */
+template <int T>
+static void product_launch_type(struct cuda_backend *b, const struct product_args *a, int n_x)
+{
+	if (n_x == 1)
+		a->glu ? product_launch_as<T, 1, true>(b, a) : product_launch_as<T, 1, false>(b, a);
+	else
+		a->glu ? product_launch_as<T, PRODUCT_ROWS, true>(b, a)
+			   : product_launch_as<T, PRODUCT_ROWS, false>(b, a);
+}
+
+/* The launch of a type of this group (gemv_types.cu); NULL: the type is not of the group. */
+template <int GROUP> product_launch *cuda_product_group(enum dtype type);
+template <> product_launch *cuda_product_group<1>(enum dtype type);
+template <> product_launch *cuda_product_group<2>(enum dtype type);
+template <> product_launch *cuda_product_group<3>(enum dtype type);
+template <> product_launch *cuda_product_group<4>(enum dtype type);
+
+#endif

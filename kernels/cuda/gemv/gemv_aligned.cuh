@@ -1,0 +1,314 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * mma_kernel's task for the commonest case: one or two rows of x and matrices (no stacks) that lie
+ * in whole lines of 16 bytes. The same sums in the same order (gemv_mma.cuh), with less
+ * between the end of the op before and the first sum, and even shares: a block on each
+ * multiprocessor takes rows 16 at a time, where mma_kernel's two would take one or two items each.
+ *
+ * An item is 16 weight rows (glu: 8 of gate and 8 of up). Grid: a run of items for each block; 16
+ * warps in groups of `split`, which take the block's items in turns and meet on their own. Each
+ * warp fetches STAGES chunks ahead, across items, the first ones before it waits for the op before.
+ * Then the block makes the digits of the x rows.
+ *
+ * Bytes moved: every packed row once; x once per block from the second-level cache.
+ */
+#ifndef GLM_KERNELS_CUDA_GEMV_ALIGNED_CUH
+#define GLM_KERNELS_CUDA_GEMV_ALIGNED_CUH
+
+#include "kernels/cuda/gemv/gemv_mma.cuh"
+
+#define DENSE_PARTS  4
+#define DENSE_WARPS  16
+#define DENSE_STAGES 2 /* chunks that a warp fetches ahead */
+
+struct dense_part {
+	const uint8_t *w, *up;
+	float *y;
+	int n_out, item_end;
+};
+
+struct dense_args {
+	const float *x;
+	int64_t x_row, y_row;
+	const struct cuda_tables *tables;
+	int row_bytes, n_in, n_rows, n_parts, log_split;
+	uint32_t add; /* a bit for each part */
+	bool glu, x_aligned;
+	struct dense_part part[DENSE_PARTS];
+};
+
+/* Shared memory: the stages of all warps, two buffers in which they meet, digits, their scales */
+template <int T> static constexpr __host__ __device__ int dense_ring()
+{
+	return DENSE_WARPS * DENSE_STAGES * MMA_ROWS * mma_chunk<T, mma_cut<T, false>::CHUNK>::STRIDE;
+}
+
+template <int T> static size_t dense_bytes(int n_rows, int n_in)
+{
+	size_t runs = (size_t)n_rows * (size_t)((n_in + 255) / 256);
+	return dense_ring<T>() + 2 * DENSE_WARPS * 32 * sizeof(float) +
+		   runs * (RUN_DIGITS * sizeof(uint2) + sizeof(float));
+}
+
+/* Where an item lies */
+struct dense_place {
+	int part, row;
+};
+
+static __device__ __forceinline__ struct dense_place place_of_item(
+	const struct dense_args &a, int item)
+{
+	struct dense_place p = {0, 0};
+	int before = 0;
+#pragma unroll
+	for (int i = 0; i < DENSE_PARTS - 1; i++)
+		if (i + 1 < a.n_parts && item >= a.part[i].item_end) {
+			p.part = i + 1;
+			before = a.part[i].item_end;
+		}
+	item -= before;
+	p.row = item * (a.glu ? MMA_ROWS / 2 : MMA_ROWS);
+	return p;
+}
+
+static __device__ __forceinline__ void group_sync(int group, int warps)
+{
+	asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(warps * 32) : "memory");
+}
+
+static __device__ __forceinline__ void copy_line(uint32_t shared, const void *global)
+{
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global));
+}
+
+template <int T>
+__global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
+	dense_kernel(const __grid_constant__ struct dense_args a)
+{
+	typedef struct bytes_type<T> type;
+	constexpr int WARPS = DENSE_WARPS, STAGES = DENSE_STAGES;
+	constexpr int CHUNK = mma_cut<T, false>::CHUNK, RUN = packed<T>::RUN_BYTES, BYTES = CHUNK * RUN;
+	constexpr int STRIDE = mma_chunk<T, CHUNK>::STRIDE, STAGE = MMA_ROWS * STRIDE;
+	extern __shared__ __align__(16) uint8_t shared[];
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+	int split = 1 << a.log_split, part = warp & (split - 1), group = warp >> a.log_split,
+		groups = WARPS >> a.log_split;
+	int runs = (a.n_in + 255) / 256, chunks = (runs + CHUNK - 1) / CHUNK;
+	float *meets = (float *)(shared + dense_ring<T>());
+	uint2 *digits = (uint2 *)(meets + 2 * WARPS * 32);
+	float *digit_scales = (float *)(digits + a.n_rows * runs * RUN_DIGITS);
+	uint32_t stages = warp * (STAGES * STAGE);
+	int n_items = a.part[a.n_parts - 1].item_end;
+	int first = (int)((int64_t)n_items * blockIdx.x / gridDim.x),
+		end = (int)((int64_t)n_items * (blockIdx.x + 1) / gridDim.x);
+
+	grid_let_next();
+
+	/* What is fetched runs ahead of what is computed, across items. Eight rows lie in a stage line
+	 * after line: line 32 i + lane of them comes from lines_from[i] past the first row. */
+	constexpr int LINES = STRIDE / 16, ROUNDS = (8 * LINES + 31) / 32;
+	int ahead = first + group, ahead_chunk = part, ahead_stage = 0, ahead_rows = 0;
+	const uint8_t *from0 = NULL, *from8 = NULL;
+	uint32_t lines_from[ROUNDS],
+		lines_to = (uint32_t)__cvta_generic_to_shared(shared) + stages + 16 * lane, there = 0;
+#pragma unroll
+	for (int i = 0; i < ROUNDS; i++) {
+		int line = i * 32 + lane;
+		lines_from[i] = line / LINES * a.row_bytes + line % LINES * 16;
+		there |= (uint32_t)(line < 8 * LINES && line % LINES < BYTES / 16) << i;
+	}
+	auto set_rows = [&]() {
+		if (ahead >= end)
+			return;
+		struct dense_place p = place_of_item(a, ahead);
+		const struct dense_part &t = a.part[p.part];
+		int64_t at = (int64_t)p.row * a.row_bytes;
+		ahead_rows = t.n_out - p.row;
+		from0 = t.w + at;
+		from8 = a.glu ? t.up + at : from0 + 8 * a.row_bytes;
+	};
+	auto fetch = [&]() {
+		if (ahead < end && ahead_chunk < chunks) {
+			uint32_t to = lines_to + ahead_stage * STAGE;
+			int at = ahead_chunk * BYTES;
+			if (at + BYTES <= a.row_bytes && ahead_rows >= (a.glu ? 8 : 16)) {
+#pragma unroll
+				for (int half = 0; half < 2; half++) {
+					const uint8_t *from = (half ? from8 : from0) + at;
+#pragma unroll
+					for (int i = 0; i < ROUNDS; i++)
+						if ((i * 32 + 31 < 8 * LINES && BYTES == STRIDE) || (there >> i & 1))
+							copy_line(to + half * (STAGE / 2) + 512 * i, from + lines_from[i]);
+				}
+			} else { /* rows past the end: the last one again, for nothing */
+#pragma unroll 1
+				for (int row = 0; row < MMA_ROWS; row++) {
+					int r = min(a.glu ? row % 8 : row, ahead_rows - 1);
+					const uint8_t *from =
+						(a.glu && row >= 8 ? from8 : from0) + (int64_t)r * a.row_bytes + at;
+					for (int i = lane; i < min(BYTES, a.row_bytes - at) / 16; i += 32)
+						copy_line(to + row * STRIDE + 16 * (i - lane), from + 16 * i);
+				}
+			}
+			ahead_stage = ahead_stage + 1 == STAGES ? 0 : ahead_stage + 1;
+			ahead_chunk += split;
+			if (ahead_chunk >= chunks) {
+				ahead_chunk = part;
+				ahead += groups;
+				set_rows();
+			}
+		}
+		copy_commit();
+	};
+	set_rows();
+#pragma unroll 1
+	for (int s = 0; s < STAGES; s++)
+		fetch();
+
+	/* where the runs of x lie that this warp makes digits of; four at a time, so that their loads
+	 * are under way together */
+	struct dense_place p = place_of_item(a, first + group);
+	int own_runs = a.n_rows * runs, own_run[4];
+	const float *own_x[4];
+	auto locate_x = [&](int u) {
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			bool second = u + i * WARPS >= runs;
+			own_run[i] = u + i * WARPS - (second ? runs : 0);
+			own_x[i] = a.x + (second ? a.x_row : 0);
+		}
+	};
+	locate_x(warp);
+	grid_wait_before();
+
+	for (int u = warp; u < own_runs;) {
+		float v[4][8];
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			if (u + i * WARPS < own_runs)
+				load_run<type::QUADS>(own_x[i], own_run[i], a.n_in, a.x_aligned, v[i]);
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			if (u + i * WARPS < own_runs)
+				write_digits(
+					v[i], digits + (u + i * WARPS) * RUN_DIGITS, digit_scales + u + i * WARPS);
+		u += 4 * WARPS;
+		if (u < own_runs)
+			locate_x(u);
+	}
+	__syncthreads();
+
+	int stage = 0, turn = 0, r0 = lane / 4, c = lane % 4;
+	for (int item = first + group; item < end; turn++) {
+		/* one warp of the group in turns adds up: lane = x row and weight row */
+		bool adds = part == (turn & (split - 1));
+		int out_rows = a.glu ? 8 : 16, x_row = lane / out_rows, j = lane % out_rows;
+		bool add = a.add >> p.part & 1,
+			 stores = adds && x_row < a.n_rows && p.row + j < a.part[p.part].n_out;
+		float *y = a.part[p.part].y + x_row * a.y_row + p.row + j, old = 0;
+		if (stores && add)
+			old = *y;
+
+		const uint2 *column =
+			r0 < 3 * a.n_rows ? digits + r0 / 3 * runs * RUN_DIGITS + r0 % 3 * 4 + c : NULL;
+		const float *scales[2];
+#pragma unroll
+		for (int e = 0; e < 2; e++)
+			scales[e] = digit_scales + min((2 * c + e) / 3, a.n_rows - 1) * runs;
+		float acc[1][4] = {{0, 0, 0, 0}};
+#pragma unroll 1
+		for (int chunk = part; chunk < chunks; chunk += split) {
+			copy_wait<STAGES - 1>();
+			__syncwarp();
+			const uint8_t *row = shared + stages + stage * STAGE + r0 * STRIDE;
+#pragma unroll
+			for (int u = 0; u < CHUNK; u++) {
+				int run = chunk * CHUNK + u;
+				if (run >= runs)
+					break;
+				const uint2 *const at[1] = {column ? column + run * RUN_DIGITS : NULL};
+				const float x_scale[1][2] = {{scales[0][run], scales[1][run]}};
+				run_product<T, 1>(row + u * RUN, row + u * RUN + 8 * STRIDE, u, a.n_in - run * 256,
+					c, a.tables, lane_tables{shared, 0}, at, x_scale, acc);
+			}
+			__syncwarp(); /* the stage may be overwritten */
+			fetch();
+			stage = stage + 1 == STAGES ? 0 : stage + 1;
+		}
+		/* of two buffers, who writes one again has met everybody since it was read */
+		float *here = meets + ((turn & 1) * WARPS + (warp & ~(split - 1))) * 32;
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			float v = digits_meet(acc[0] + 2 * half, lane);
+			if (!(c & 1))
+				here[part * 32 + c / 2 * 16 + r0 + 8 * half] = v;
+		}
+		if (split > 1)
+			group_sync(group, split);
+		else
+			__syncwarp();
+		item += groups;
+		if (item < end)
+			p = place_of_item(a, item);
+		if (!adds)
+			continue;
+		float v[2] = {0, 0};
+		for (int q = 0; q < split; q++) {
+			const float *m = here + q * 32 + (x_row & 1) * 16 + j;
+			v[0] = __fadd_rn(v[0], m[0]);
+			if (a.glu)
+				v[1] = __fadd_rn(v[1], m[8]);
+		}
+		if (stores)
+			*y = a.glu ? swiglu_one(v[0], v[1]) : add ? __fadd_rn(old, v[0]) : v[0];
+	}
+	copy_wait<0>();
+}
+
+/* False: not a case for this kernel. */
+template <int T> static bool dense_launch(struct cuda_backend *b, const struct product_args *p)
+{
+	static size_t allowed;
+	struct dense_args a = {};
+	int rows = p->glu ? MMA_ROWS / 2 : MMA_ROWS, items = 0;
+	size_t bytes = dense_bytes<T>(p->n_rows, p->n_in);
+	if (p->rows != ROWS_PLAIN || p->n_rows > 2 || p->n_stack > 1 || p->n_tasks > DENSE_PARTS ||
+		bytes > b->max_shared || p->row_bytes > INT_MAX / 8)
+		return false;
+	uintptr_t all = (uintptr_t)p->row_bytes;
+	for (int i = 0; i < p->n_tasks; i++) {
+		const struct product_task *t = &p->task[i];
+		items += (t->n_out + rows - 1) / rows;
+		a.part[i] = {t->w, p->glu ? t->up : t->w, t->y, t->n_out, items};
+		a.add |= (uint32_t)t->add << i;
+		all |= (uintptr_t)a.part[i].w | (uintptr_t)a.part[i].up;
+	}
+	/* mma_kernel has the finer shares where this one would leave more than a quarter of the
+	 * multiprocessors without work */
+	int rounds = (items + b->n_sm - 1) / b->n_sm, blocks = items < b->n_sm ? items : b->n_sm;
+	if (all % 16 || 4 * (int64_t)items < 3 * (int64_t)rounds * b->n_sm)
+		return false;
+	a.x = p->x;
+	a.x_row = p->x_row, a.y_row = p->y_row;
+	a.tables = p->tables;
+	a.row_bytes = (int)p->row_bytes;
+	a.n_in = p->n_in, a.n_rows = p->n_rows, a.n_parts = p->n_tasks;
+	while (1 << a.log_split < p->split)
+		a.log_split++;
+	a.glu = p->glu, a.x_aligned = p->x_aligned;
+	if (cuda_allow_shared(b, (const void *)dense_kernel<T>, bytes, &allowed))
+		cuda_launch(b, dense_kernel<T>, dim3((unsigned)blocks), DENSE_WARPS * 32, bytes, a);
+	return true;
+}
+
+/* A product_launch: the one of mma_kernel where this kernel is not for the type or the case. */
+template <int T>
+static void packed_launch_type(struct cuda_backend *b, const struct product_args *a, int n_x)
+{
+	if constexpr (T == DTYPE_Q8_0 || T == DTYPE_Q4_K)
+		if (!a->digits && dense_launch<T>(b, a))
+			return;
+	mma_launch_type<T>(b, a, n_x);
+}
+
+#endif

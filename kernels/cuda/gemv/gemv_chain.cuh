@@ -1,0 +1,462 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * chain_kernel: two steps of products of one or two rows in one launch, the second of what the
+ * first one gives. dense_kernel's arithmetic, order of additions and shares
+ * (gemv_aligned.cuh), so the bits are the same; but what a warp fetches runs ahead from the
+ * first step to the second: while the blocks meet and the digits of the second x are made, its
+ * weights are on their way.
+ *
+ * Grid: one block per multiprocessor, DENSE_WARPS warps; with cache rows to append (struct
+ * chain_args), the last block does that and nothing else.
+ *
+ * Between the steps values travel with a tag of the launch, eight bytes at once, so that a reader
+ * knows what is there without a fence; a count of the items that are done says when it is worth
+ * looking. Parts of the first step whose y others read go there with a fence and a count of their
+ * own.
+ *
+ * Blocks wait for each other, so all must find a place at the same time. They do: there is at most
+ * one for each multiprocessor, kernels before this one never wait for it, and one behind it is not
+ * started before all blocks of this one have called grid_let_next, that is, have been started. The
+ * last block to leave the wait sets the counts back to zero and advances the tag; the next launch
+ * looks when all kernels before it have ended.
+ *
+ * Bytes moved: every packed row once; x of each step once per block from the second-level cache.
+ */
+#ifndef GLM_KERNELS_CUDA_GEMV_CHAIN_CUH
+#define GLM_KERNELS_CUDA_GEMV_CHAIN_CUH
+
+#include "kernels/cuda/common/mbarrier.cuh"
+#include "kernels/cuda/common/mma.cuh"
+#include "kernels/cuda/common/norm.cuh"
+#include "kernels/cuda/gemv/gemv_aligned.cuh"
+
+#define CHAIN_PARTS   4
+#define CHAIN_THREADS (DENSE_WARPS * 32)
+
+/* In device memory, kept between launches: zero at first but for the tag */
+struct chain_state {
+	alignas(128) uint32_t items;    /* of the first step that pass values on, done in this launch */
+	alignas(128) uint32_t appended; /* and those whose y the last block reads */
+	alignas(128) uint32_t left;     /* blocks that have seen all they wait for */
+	alignas(128) uint32_t tag;      /* of this launch, never that of memory that was only cleared */
+	alignas(
+		128) uint2 passed[CUDA_CHAIN_VALUES]; /* value and tag: [x rows][n_in of the second step] */
+};
+
+/* Where y of a part goes */
+enum chain_to {
+	CHAIN_TO_Y,
+	CHAIN_TO_LAST_BLOCK, /* to y, and then to it */
+	CHAIN_TO_STEP,       /* only to the second step */
+};
+
+struct chain_part {
+	const uint8_t *w;
+	float *y;
+	int n_out, item_end;
+	enum chain_to to;
+};
+
+struct chain_step {
+	const float *x;    /* of the first step */
+	const float *gain; /* of the second step: x is normed first, as rms_norm does it */
+	int row_bytes, n_in, n_parts, n_items, log_split;
+	struct chain_part part[CHAIN_PARTS];
+};
+
+struct chain_args {
+	struct chain_step step[2];
+	const struct cuda_tables *tables;
+	struct chain_state *state;
+	int n_rows, n_blocks; /* blocks that share the products */
+	uint32_t passing,
+		appending; /* items of the first step that go to the second, to the last block */
+	float eps;
+	/* kv and key (which may be NULL) go to the caches; with either of them one block more than
+	 * n_blocks */
+	struct batch rows;
+	struct rope rope;
+	struct latents latents;
+};
+
+static __device__ __forceinline__ uint32_t chain_look(const uint32_t *p)
+{
+	uint32_t v;
+	asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+	return v;
+}
+
+static __device__ __forceinline__ void chain_count(uint32_t *p, bool with_fence)
+{
+	if (with_fence)
+		asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+	else
+		asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
+}
+
+static __device__ __forceinline__ void pass_value(uint2 *to, float v, uint32_t tag)
+{
+	uint64_t both = (uint64_t)tag << 32 | __float_as_uint(v);
+	asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
+}
+
+/* v[4 i .. 4 i + 4) from the values passed at at[i] and on, once all are there; their loads are
+ * under way together */
+template <int N>
+static __device__ __forceinline__ void take_values(
+	const uint2 *passed, const int at[N], uint32_t tag, float v[4 * N])
+{
+	bool there;
+	do {
+		uint64_t b[4 * N];
+#pragma unroll
+		for (int i = 0; i < 4 * N; i += 2)
+			asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
+						 : "=l"(b[i]), "=l"(b[i + 1])
+						 : "l"(passed + at[i / 4] + i % 4)
+						 : "memory");
+		there = true;
+#pragma unroll
+		for (int i = 0; i < 4 * N; i++) {
+			there &= (uint32_t)(b[i] >> 32) == tag;
+			v[i] = __uint_as_float((uint32_t)b[i]);
+		}
+	} while (!there);
+}
+
+/* Where this lane's eight values of a run begin: four there, four further on (load_run) */
+template <bool QUADS> static __device__ __forceinline__ int run_place(int run)
+{
+	int lane = threadIdx.x % 32;
+	return run * 256 + lane / 4 * 32 + (QUADS ? 4 : 8) * (lane % 4);
+}
+
+template <bool QUADS>
+static __device__ __forceinline__ void load_whole_run(const float *x, int run, float v[8])
+{
+	int k = run_place<QUADS>(run);
+	float4 f = *(const float4 *)(x + k), g = *(const float4 *)(x + k + (QUADS ? 16 : 4));
+	v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
+	v[4] = g.x, v[5] = g.y, v[6] = g.z, v[7] = g.w;
+}
+
+static __device__ __forceinline__ int chain_first(
+	const struct chain_args &a, const struct chain_step &t, unsigned block)
+{
+	return (int)((unsigned)t.n_items * block / (unsigned)a.n_blocks);
+}
+
+static __device__ __forceinline__ struct dense_place chain_place(
+	const struct chain_step &t, int item)
+{
+	struct dense_place p = {0, 0};
+	int before = 0;
+#pragma unroll
+	for (int i = 0; i < CHAIN_PARTS - 1; i++)
+		if (i + 1 < t.n_parts && item >= t.part[i].item_end) {
+			p.part = i + 1;
+			before = t.part[i].item_end;
+		}
+	p.row = (item - before) * MMA_ROWS;
+	return p;
+}
+
+/* By one thread of each block, when all that it waits for and the tag have been seen: how many
+ * blocks had left before. What comes of it can wait until the block has nothing else to do. */
+static __device__ __forceinline__ uint32_t chain_leave(struct chain_state *state)
+{
+	__threadfence();
+	return atomicInc(&state->left, gridDim.x - 1);
+}
+
+/* The last one to leave makes the state that the next launch finds. */
+static __device__ __forceinline__ void chain_left(
+	struct chain_state *state, uint32_t before, uint32_t tag)
+{
+	if (before != gridDim.x - 1)
+		return;
+	state->items = 0;
+	state->appended = 0;
+	state->tag = tag + 1 ? tag + 1 : 1;
+}
+
+/* The last block: the rows of the caches, when their values are there. */
+static __device__ __noinline__ void append_rows(const struct chain_args &a)
+{
+	grid_wait_before();
+	if (!threadIdx.x) {
+		uint32_t tag = chain_look(&a.state->tag);
+		while (chain_look(&a.state->appended) != a.appending)
+			;
+		chain_left(a.state, chain_leave(a.state), tag);
+	}
+	__syncthreads();
+	for (int r = 0; r < a.n_rows; r++) {
+		if (a.latents.kv)
+			append_latent(a.rows, a.rope, a.latents, r, false);
+		if (a.latents.key)
+			append_key(a.rows, a.rope, a.latents, r);
+	}
+}
+
+template <int T>
+__global__ void __launch_bounds__(CHAIN_THREADS, 1)
+	chain_kernel(const __grid_constant__ struct chain_args a)
+{
+	typedef struct bytes_type<T> type;
+	constexpr int WARPS = DENSE_WARPS, STAGES = DENSE_STAGES;
+	constexpr int CHUNK = mma_cut<T, false>::CHUNK, RUN = packed<T>::RUN_BYTES, BYTES = CHUNK * RUN;
+	constexpr int STRIDE = mma_chunk<T, CHUNK>::STRIDE, STAGE = MMA_ROWS * STRIDE;
+	extern __shared__ __align__(16) uint8_t shared[];
+	__shared__ double norm_sums[2][WARPS];
+	__shared__ uint32_t shared_tag;
+	__shared__ uint64_t
+		takers; /* where the warps that have a run of the second x meet, once in a launch */
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+	grid_let_next();
+	if ((int)blockIdx.x >= a.n_blocks) {
+		append_rows(a);
+		return;
+	}
+	float *meets = (float *)(shared + dense_ring<T>());
+	uint2 *digits = (uint2 *)(meets + 2 * WARPS * 32);
+	uint32_t stages = warp * (STAGES * STAGE);
+
+	/* What is fetched runs ahead of what is computed, across items and steps. Eight rows lie in a
+	 * stage line after line: line 32 i + lane of them comes from lines_from[i] past the first row.
+	 */
+	constexpr int LINES = STRIDE / 16, ROUNDS = (8 * LINES + 31) / 32;
+	int ahead_step = 0, ahead = 0, ahead_end = 0, ahead_chunk = 0, ahead_chunks = 0,
+		ahead_stage = 0, ahead_rows = 0;
+	const uint8_t *from0 = NULL;
+	uint32_t lines_from[ROUNDS],
+		lines_to = (uint32_t)__cvta_generic_to_shared(shared) + stages + 16 * lane, there = 0;
+#pragma unroll
+	for (int i = 0; i < ROUNDS; i++) {
+		int line = i * 32 + lane;
+		there |= (uint32_t)(line < 8 * LINES && line % LINES < BYTES / 16) << i;
+	}
+	auto begin_step = [&]() { /* the next in which this warp has a share */
+		for (; ahead_step < 2; ahead_step++) {
+			const struct chain_step &t = a.step[ahead_step];
+			ahead = chain_first(a, t, blockIdx.x) + (warp >> t.log_split);
+			ahead_end = chain_first(a, t, blockIdx.x + 1);
+			if (ahead >= ahead_end)
+				continue;
+			ahead_chunk = warp & ((1 << t.log_split) - 1);
+			ahead_chunks = (t.n_in / 256 + CHUNK - 1) / CHUNK;
+#pragma unroll
+			for (int i = 0; i < ROUNDS; i++) {
+				int line = i * 32 + lane;
+				lines_from[i] = line / LINES * t.row_bytes + line % LINES * 16;
+			}
+			return;
+		}
+	};
+	auto set_rows = [&]() {
+		if (ahead_step >= 2)
+			return;
+		const struct chain_step &t = a.step[ahead_step];
+		struct dense_place p = chain_place(t, ahead);
+		const struct chain_part &q = t.part[p.part];
+		ahead_rows = q.n_out - p.row;
+		from0 = q.w + (int64_t)p.row * t.row_bytes;
+	};
+	auto fetch = [&]() {
+		if (ahead_step < 2) {
+			const struct chain_step &t = a.step[ahead_step];
+			uint32_t to = lines_to + ahead_stage * STAGE;
+			int at = ahead_chunk * BYTES;
+			if (at + BYTES <= t.row_bytes && ahead_rows >= MMA_ROWS) {
+#pragma unroll
+				for (int half = 0; half < 2; half++) {
+					const uint8_t *from = from0 + half * 8 * t.row_bytes + at;
+#pragma unroll
+					for (int i = 0; i < ROUNDS; i++)
+						if ((i * 32 + 31 < 8 * LINES && BYTES == STRIDE) || (there >> i & 1))
+							copy_line(to + half * (STAGE / 2) + 512 * i, from + lines_from[i]);
+				}
+			} else { /* rows past the end: the last one again, for nothing */
+#pragma unroll 1
+				for (int row = 0; row < MMA_ROWS; row++) {
+					const uint8_t *from =
+						from0 + (int64_t)min(row, ahead_rows - 1) * t.row_bytes + at;
+					for (int i = lane; i < min(BYTES, t.row_bytes - at) / 16; i += 32)
+						copy_line(to + row * STRIDE + 16 * (i - lane), from + 16 * i);
+				}
+			}
+			ahead_stage = ahead_stage + 1 == STAGES ? 0 : ahead_stage + 1;
+			ahead_chunk += 1 << t.log_split;
+			if (ahead_chunk >= ahead_chunks) {
+				ahead_chunk = warp & ((1 << t.log_split) - 1);
+				ahead += WARPS >> t.log_split;
+				if (ahead >= ahead_end) {
+					ahead_step++;
+					begin_step();
+				}
+				set_rows();
+			}
+		}
+		copy_commit();
+	};
+	begin_step();
+	set_rows();
+#pragma unroll 1
+	for (int s = 0; s < STAGES; s++)
+		fetch();
+
+	int stage = 0, r0 = lane / 4, c = lane % 4;
+	uint32_t tag = 0, left_before = 0;
+#pragma unroll 1
+	for (int s = 0; s < 2; s++) {
+		const struct chain_step &t = a.step[s];
+		int n_in = t.n_in, runs = n_in / 256, chunks = (runs + CHUNK - 1) / CHUNK,
+			own_runs = a.n_rows * runs;
+		int split = 1 << t.log_split, groups = WARPS >> t.log_split, part = warp & (split - 1),
+			group = warp >> t.log_split, item = chain_first(a, t, blockIdx.x) + group,
+			end = chain_first(a, t, blockIdx.x + 1), turn = 0;
+		struct dense_place p = chain_place(t, item);
+		float *digit_scales = (float *)(digits + own_runs * RUN_DIGITS);
+		const float *gain = t.gain, *x = t.x;
+		float g[8];
+		if (s && warp < own_runs)
+			load_whole_run<type::QUADS>(gain, warp < runs ? warp : warp - runs, g);
+		asm volatile(
+			""
+			: "+r"(item), "+r"(end), "+r"(p.part), "+r"(p.row), "+r"(own_runs), "+r"(chunks));
+		if (!s) {
+			grid_wait_before();
+			if (!threadIdx.x) {
+				barrier_init(shared_address(&takers), a.n_rows * (a.step[1].n_in / 256));
+				shared_tag = chain_look(&a.state->tag);
+			}
+			for (int u = warp; u < own_runs; u += 2 * WARPS) {
+				float v[2][8]; /* of two runs, so that their loads are under way together */
+#pragma unroll
+				for (int i = 0; i < 2; i++)
+					if (u + i * WARPS < own_runs)
+						load_whole_run<type::QUADS>(
+							x, u + i * WARPS, v[i]); /* rows follow each other */
+#pragma unroll
+				for (int i = 0; i < 2; i++)
+					if (u + i * WARPS < own_runs)
+						write_digits(v[i], digits + (u + i * WARPS) * RUN_DIGITS,
+							digit_scales + u + i * WARPS);
+			}
+		} else {
+			tag = shared_tag;
+			if (!threadIdx.x)
+				while (chain_look(&a.state->items) != a.passing)
+					;
+			__syncthreads();
+			/* one run for each warp: of row `row`, run w */
+			int row = warp >= runs, w = warp - row * runs, k = run_place<type::QUADS>(warp),
+				sums_at = row * n_in + 4 * (w * 32 + lane);
+			float v[16];
+			if (warp < own_runs) {
+				/* what makes digits, and what is squared in rms_norm's order */
+				int at[4] = {k, k + (type::QUADS ? 16 : 4), sums_at, sums_at + n_in / 2};
+				take_values<4>(a.state->passed, at, tag, v);
+				double sum =
+					warp_sum(add_squares(add_squares(0, make_float4(v[8], v[9], v[10], v[11])),
+						make_float4(v[12], v[13], v[14], v[15])));
+				if (!lane) {
+					norm_sums[row][w] = sum;
+					barrier_arrive(shared_address(&takers));
+				}
+				barrier_wait(shared_address(&takers), 0);
+				float scale = (float)rsqrt(
+					warp_sum(lane < runs ? norm_sums[row][lane] : 0.0) / n_in + (double)a.eps);
+#pragma unroll
+				for (int i = 0; i < 8; i++)
+					v[i] = __fmul_rn(__fmul_rn(v[i], scale), g[i]);
+				write_digits(v, digits + warp * RUN_DIGITS, digit_scales + warp);
+			}
+		}
+		__syncthreads();
+		if (s &&
+			threadIdx.x == CHAIN_THREADS - 1) /* not before the digits: it takes a microsecond */
+			left_before = chain_leave(a.state);
+
+		const uint2 *column =
+			r0 < 3 * a.n_rows ? digits + r0 / 3 * runs * RUN_DIGITS + r0 % 3 * 4 + c : NULL;
+		const float *scales[2];
+#pragma unroll
+		for (int e = 0; e < 2; e++)
+			scales[e] = digit_scales + min((2 * c + e) / 3, a.n_rows - 1) * runs;
+#pragma unroll 1
+		for (; item < end; turn++) {
+			/* one warp of the group in turns adds up: lane = x row and weight row */
+			const struct chain_part &q = t.part[p.part];
+			bool adds = part == (turn & (split - 1));
+			int x_row = lane / 16, j = lane % 16, at = x_row * q.n_out + p.row + j;
+			bool stores = adds && x_row < a.n_rows && p.row + j < q.n_out;
+			float *y = q.y;
+			enum chain_to to = q.to;
+			float acc[1][4] = {{0, 0, 0, 0}};
+#pragma unroll 1
+			for (int chunk = part; chunk < chunks; chunk += split) {
+				copy_wait<STAGES - 1>();
+				__syncwarp();
+				const uint8_t *row = shared + stages + stage * STAGE + r0 * STRIDE;
+#pragma unroll
+				for (int u = 0; u < CHUNK; u++) {
+					int run = chunk * CHUNK + u;
+					if (run >= runs)
+						break;
+					const uint2 *const at_run[1] = {column ? column + run * RUN_DIGITS : NULL};
+					const float x_scale[1][2] = {{scales[0][run], scales[1][run]}};
+					run_product<T, 1, 1>(row + u * RUN, row + u * RUN + 8 * STRIDE, u, 256, c,
+						a.tables, lane_tables{shared, 0}, at_run, x_scale, acc);
+				}
+				__syncwarp(); /* the stage may be overwritten */
+				fetch();
+				stage = stage + 1 == STAGES ? 0 : stage + 1;
+			}
+			/* of two buffers, who writes one again has met everybody since it was read */
+			float *here = meets + ((turn & 1) * WARPS + (warp & ~(split - 1))) * 32;
+#pragma unroll
+			for (int half = 0; half < 2; half++) {
+				float v = digits_meet(acc[0] + 2 * half, lane);
+				if (!(c & 1))
+					here[part * 32 + c / 2 * 16 + r0 + 8 * half] = v;
+			}
+			if (split > 1)
+				group_sync(group, split);
+			else
+				__syncwarp();
+			item += groups;
+			if (item < end)
+				p = chain_place(t, item);
+			if (!adds)
+				continue;
+			float sum = 0, of_warp[PRODUCT_WARPS];
+#pragma unroll
+			for (int w = 0; w < PRODUCT_WARPS; w++)
+				of_warp[w] = w < split ? here[w * 32 + lane] : 0;
+#pragma unroll
+			for (int w = 0; w < PRODUCT_WARPS; w++)
+				sum = w < split ? __fadd_rn(sum, of_warp[w]) : sum;
+			if (to == CHAIN_TO_STEP) {
+				if (stores)
+					pass_value(a.state->passed + at, sum, shared_tag);
+				if (!lane)
+					chain_count(&a.state->items, false);
+			} else {
+				if (stores)
+					y[at] = sum;
+				if (to == CHAIN_TO_LAST_BLOCK) {
+					__syncwarp();
+					if (!lane)
+						chain_count(&a.state->appended, true);
+				}
+			}
+		}
+	}
+	copy_wait<0>();
+	if (threadIdx.x == CHAIN_THREADS - 1)
+		chain_left(a.state, left_before, tag);
+}
+
+#endif

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The CUDA backend's table, its memory, copies and failures. The ops are in the other files.
+ *
+ * Small uploads (token ids, positions) travel as kernel arguments: grid 1, block 256, at most
+ * PAYLOAD bytes, no copy engine and no staging. Everything else goes through the ring of pinned
+ * stages, one copy per piece.
+ */
+#include "kernels/cuda/runtime/gpu_backend.cuh"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAYLOAD     1024
+#define CUDA_QUEUES 8 /* from the host to the device, when nobody asked for fewer */
+/* From here on it pays to ask whether a download ends in pinned memory: a copy of so much takes
+ * longer. */
+#define CUDA_DIRECT_BYTES ((size_t)16 << 10)
+
+struct payload {
+	uint8_t byte[PAYLOAD];
+};
+
+static __global__ void put_kernel(const __grid_constant__ struct payload p, uint8_t *dst, int n)
+{
+	for (int i = threadIdx.x; i < n; i += blockDim.x)
+		dst[i] = p.byte[i];
+}
+
+bool cuda_check(struct cuda_backend *b, cudaError_t rc)
+{
+	if (rc == cudaSuccess)
+		return true;
+	if (!b->base.failure.code)
+		err_set(&b->base.failure, rc == cudaErrorMemoryAllocation ? ERR_MEMORY : ERR_RUN,
+			"cuda: %s: %s", b->op, cudaGetErrorString(rc));
+	return false;
+}
+
+void *cuda_scratch_of(struct cuda_backend *b, struct cuda_room *room, uint64_t bytes)
+{
+	if (bytes <= room->bytes)
+		return room->data;
+	if (b->capturing) { /* the same calls ran before they were recorded, and needed less */
+		err_set(&b->base.failure, ERR_RUN,
+			"cuda: %s: more working memory is needed while recording", b->op);
+		return NULL;
+	}
+	b->generation++;
+	cuda_await_settle(b);
+	if (!cuda_check(b, cudaStreamSynchronize(b->stream)))
+		return NULL;
+	cudaFree(room->data);
+	room->data = NULL;
+	room->bytes = 0;
+	size_t rounded = (bytes + ((size_t)1 << 20) - 1) >> 20 << 20;
+	cudaError_t rc = cudaMalloc(&room->data, rounded);
+	if (rc != cudaSuccess) {
+		cudaGetLastError();
+		room->data = NULL;
+		err_set(&b->base.failure, ERR_MEMORY,
+			"%s: %.1f MiB of working memory on the card are not to be had (%s)", b->op,
+			(double)bytes / 1048576.0, cudaGetErrorString(rc));
+		return NULL;
+	}
+	room->bytes = rounded;
+	return room->data;
+}
+
+bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes, size_t *allowed)
+{
+	if (bytes <= *allowed || bytes <= 40 << 10)
+		return true;
+	if (bytes > b->max_shared) {
+		err_set(&b->base.failure, ERR_RUN,
+			"cuda: %s: needs %zu bytes of shared memory, this card gives %zu", b->op, bytes,
+			b->max_shared);
+		return false;
+	}
+	if (!cuda_check(b,
+			cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes)))
+		return false;
+	*allowed = bytes;
+	return true;
+}
+
+/* ---- memory
+ * -----------------------------------------------------------------------------------------------
+ */
+
+static size_t cuda_free_bytes(struct backend *b)
+{
+	size_t left = 0, all = 0;
+	(void)b;
+	if (cudaMemGetInfo(&left, &all) != cudaSuccess)
+		cudaGetLastError();
+	return left;
+}
+
+/* Rounded up to 256 bytes: kernels read whole 16-byte lines, which may begin before and end after
+ * what they use. */
+static int cuda_alloc(
+	struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e)
+{
+	size_t rounded = bytes > SIZE_MAX - 256 ? bytes : (bytes + 256) / 256 * 256;
+	*out = NULL;
+	cuda_await_settle(cuda_of(b));
+	cudaError_t rc = kind == MEM_SHARED ? cudaHostAlloc(out, rounded, cudaHostAllocMapped)
+										: cudaMalloc(out, rounded);
+	if (rc == cudaSuccess)
+		return 0;
+	cudaGetLastError(); /* reported here, not by the next op */
+	*out = NULL;
+	return err_set(e, ERR_MEMORY, "%.1f MiB of %s asked for, %.1f MiB of the card free (%s)",
+		(double)bytes / 1048576.0, kind == MEM_SHARED ? "pinned memory" : "the card's memory",
+		(double)cuda_free_bytes(b) / 1048576.0, cudaGetErrorString(rc));
+}
+
+static void cuda_free(struct backend *b, enum mem_kind kind, void *p, size_t bytes)
+{
+	(void)bytes;
+	if (!p)
+		return;
+	cuda_of(b)->op = "free";
+	cuda_await_settle(cuda_of(b));
+	cuda_check(cuda_of(b), cudaStreamSynchronize(cuda_of(b)->stream));
+	if (kind == MEM_SHARED)
+		cudaFreeHost(p);
+	else
+		cudaFree(p);
+}
+
+/* ---- copies
+ * ------------------------------------------------------------------------------------------------
+ */
+
+static void cuda_upload(struct backend *base, void *dst, const void *src, size_t bytes)
+{
+	struct cuda_backend *b = cuda_of(base);
+	if (!cuda_begin(base, "upload") || !bytes)
+		return;
+	if (bytes <= PAYLOAD) {
+		struct payload p;
+		memcpy(p.byte, src, bytes);
+		put_kernel<<<1, 256, 0, b->stream>>>(p, (uint8_t *)dst, (int)bytes);
+		cuda_launched(b);
+		b->next_waits = true; /* it may be weights */
+		return;
+	}
+	b->next_waits = true;
+	cuda_await_settle(b); /* a stage may have to be waited for */
+	for (size_t at = 0; at < bytes;) {
+		if (b->stage_used == CUDA_STAGE_BYTES) {
+			if (!cuda_check(b, cudaEventRecord(b->sent[b->stage], b->stream)))
+				return;
+			b->stage = (b->stage + 1) % CUDA_STAGES;
+			b->stage_used = 0;
+			if (!cuda_check(b, cudaEventSynchronize(b->sent[b->stage])))
+				return;
+		}
+		size_t room = CUDA_STAGE_BYTES - b->stage_used, n = bytes - at < room ? bytes - at : room;
+		uint8_t *from = b->staging + (size_t)b->stage * CUDA_STAGE_BYTES + b->stage_used;
+		memcpy(from, (const uint8_t *)src + at, n);
+		if (!cuda_check(
+				b, cudaMemcpyAsync((uint8_t *)dst + at, from, n, cudaMemcpyDefault, b->stream)))
+			return;
+		at += n;
+		b->stage_used += (n + 255) / 256 * 256 < room ? (n + 255) / 256 * 256 : room;
+	}
+}
+
+static void cuda_copy(struct backend *b, void *dst, const void *src, size_t bytes)
+{
+	cuda_of(b)->next_waits = true;
+	if (cuda_begin(b, "copy") && bytes)
+		cuda_check(
+			cuda_of(b), cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cuda_of(b)->stream));
+}
+
+static int cuda_wait(struct backend *b, struct err *e)
+{
+	cuda_note_end(cuda_of(b));
+	cuda_await_settle(cuda_of(b));
+	cuda_of(b)->awaits_lost = false;
+	cudaError_t rc = cudaStreamSynchronize(cuda_of(b)->stream);
+	if (rc != cudaSuccess && !b->failure.code)
+		err_set(&b->failure, ERR_RUN, "cuda: %s or an op before it: %s", cuda_of(b)->op,
+			cudaGetErrorString(rc));
+	cuda_pipe_drained(cuda_of(b));
+	if (b->failure.code && e)
+		*e = b->failure;
+	return b->failure.code;
+}
+
+static bool is_pinned(const void *p)
+{
+	struct cudaPointerAttributes a;
+	return cudaPointerGetAttributes(&a, p) == cudaSuccess && a.type == cudaMemoryTypeHost;
+}
+
+/* To shared memory, and by pinned memory in between what is small, in the stream: no wait before
+ * it, and none for the driver's staging. */
+static int cuda_download(
+	struct backend *base, void *dst, const void *src, size_t bytes, struct err *e)
+{
+	struct cuda_backend *b = cuda_of(base);
+	bool direct = bytes >= CUDA_DIRECT_BYTES && is_pinned(dst),
+		 landing = !direct && bytes <= CUDA_LANDING_BYTES;
+	int rc = direct || landing ? 0 : cuda_wait(base, e);
+	if (rc)
+		return rc;
+	if (cuda_begin(base, "download") && bytes)
+		cuda_check(b,
+			cudaMemcpyAsync(landing ? b->landing : dst, src, bytes, cudaMemcpyDefault, b->stream));
+	rc = cuda_wait(base, e);
+	if (!rc && landing && bytes)
+		memcpy(dst, b->landing, bytes);
+	return rc;
+}
+
+static const char *cuda_describe(struct backend *b)
+{
+	return cuda_of(b)->text;
+}
+
+static void cuda_close(struct backend *base)
+{
+	if (!base)
+		return;
+	struct cuda_backend *b = cuda_of(base);
+	cuda_await_settle(b);
+	if (b->stream)
+		cudaStreamSynchronize(b->stream);
+	cuda_await_close(b);
+	cuda_pipe_close(b);
+	if (b->stream)
+		cudaStreamDestroy(b->stream);
+	for (int i = 0; i < CUDA_STAGES; i++)
+		if (b->sent[i])
+			cudaEventDestroy(b->sent[i]);
+	cudaFree(b->scratch.data);
+	cudaFree(b->columns.data);
+	cudaFree(b->choose.data);
+	cudaFree(b->counts.data);
+	cudaFree(b->cells.data);
+	cudaFree(b->route_cells.data);
+	cudaFree(b->hidden.data);
+	cudaFree(b->chain);
+	cudaFree(b->prefill.data);
+	cudaFree(b->tables);
+	cudaFreeHost(b->staging);
+	cudaFreeHost(b->landing);
+	cudaGetLastError();
+	free(b);
+}
+
+/* ---- opening
+ * -----------------------------------------------------------------------------------------------
+ */
+
+static const struct backend_ops cuda_ops = {
+	"cuda",
+	cuda_describe,
+	cuda_close,
+	cuda_alloc,
+	cuda_free,
+	cuda_free_bytes,
+	cuda_copier_open,
+	cuda_upload,
+	cuda_copy,
+	cuda_download,
+	cuda_wait,
+	cuda_mark,
+	cuda_wait_mark,
+	cuda_reached,
+	true, /* deferred */
+	cuda_graph_begin,
+	cuda_graph_end,
+	cuda_graph_drop,
+	cuda_usage,
+	cuda_measure,
+	cuda_embed,
+	cuda_rms_norm,
+	cuda_matmul,
+	cuda_stacked_matmul,
+	cuda_ffn,
+	cuda_swiglu,
+	cuda_rope_angles,
+	cuda_rope,
+	cuda_latents,
+	cuda_index_select,
+	cuda_attend,
+	cuda_mla,
+	cuda_route,
+	cuda_wait_picks,
+	cuda_can_await,
+	cuda_experts_await,
+	cuda_expert_ffn,
+	cuda_moe_combine,
+};
+
+static void fill_tables(struct cuda_tables *t)
+{
+	for (int i = 0; i < 1024; i++)
+		for (int j = 0; j < 2; j++) {
+			if (i < 256)
+				t->iq2xxs[2 * i + j] = (uint32_t)(iq2xxs_grid[i] >> 32 * j);
+			if (i < 512)
+				t->iq2xs[2 * i + j] = (uint32_t)(iq2xs_grid[i] >> 32 * j);
+			t->iq2s[2 * i + j] = (uint32_t)(iq2s_grid[i] >> 32 * j);
+		}
+	memcpy(t->iq3xxs, iq3xxs_grid, sizeof t->iq3xxs);
+	memcpy(t->iq3s, iq3s_grid, sizeof t->iq3s);
+	memcpy(t->iq1s, iq1s_grid, sizeof t->iq1s);
+	memcpy(t->signs, iq_signs, sizeof t->signs);
+	memcpy(t->iq4nl, iq4nl_values, sizeof t->iq4nl);
+	for (int i = 0; i < 256; i++)
+		for (int j = 0; j < 8; j++) {
+			uint32_t v = (uint32_t)(iq2xxs_grid[i] >> 8 * j) & 255;
+			t->iq2xxs_nibbles[i] |= (v == 8 ? 0u : v == 25 ? 1u : 2u) << 4 * j;
+		}
+	for (int i = 0; i < 128; i++)
+		for (int j = 0; j < 8; j++)
+			t->sign_nibbles[i] |= (uint32_t)(iq_signs[i] >> j & 1) << (4 * j + 2);
+}
+
+static cudaError_t open_device(struct cuda_backend *b)
+{
+	cudaError_t rc;
+	struct cuda_tables tables = {};
+	int shared = 0;
+	if ((rc = cudaSetDevice(b->device)) ||
+		(rc = cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking)) ||
+		(rc = cudaDeviceGetAttribute(&b->n_sm, cudaDevAttrMultiProcessorCount, b->device)) ||
+		(rc = cudaDeviceGetAttribute(
+			 &shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, b->device)) ||
+		(rc = cudaHostAlloc(
+			 (void **)&b->staging, CUDA_STAGES * CUDA_STAGE_BYTES, cudaHostAllocDefault)) ||
+		(rc = cudaHostAlloc((void **)&b->landing, CUDA_LANDING_BYTES, cudaHostAllocDefault)) ||
+		(rc = cuda_pipe_open(b)) || (rc = cudaMalloc((void **)&b->tables, sizeof tables)) ||
+		(rc = cuda_chain_open(b)))
+		return rc;
+	b->max_shared = (size_t)shared - 6144; /* static arrays of the kernels come out of the same */
+	for (int i = 0; i < CUDA_STAGES; i++)
+		if ((rc = cudaEventCreateWithFlags(&b->sent[i], cudaEventDisableTiming)))
+			return rc;
+	fill_tables(&tables);
+	if ((rc = cudaMemcpy(b->tables, &tables, sizeof tables, cudaMemcpyHostToDevice)))
+		return rc;
+	return cudaStreamSynchronize(
+		NULL); /* small copies and settings may return before they are done */
+}
+
+int cuda_backend_open(const struct backend_options *options, struct backend **out, struct err *e)
+{
+	*out = NULL;
+	int n = 0, driver = 0;
+	cudaError_t rc = cudaGetDeviceCount(&n);
+	if (rc != cudaSuccess || !n) {
+		cudaGetLastError();
+		return err_set(e, ERR_RUN, "backend cuda: no device answers: %s",
+			rc ? cudaGetErrorString(rc) : "the driver lists none");
+	}
+	struct cudaDeviceProp prop;
+	struct cuda_backend *b = (struct cuda_backend *)calloc(1, sizeof *b);
+	if (!b)
+		return err_set(e, ERR_MEMORY, "backend cuda: no memory for its state");
+	b->base.ops = &cuda_ops;
+	b->base.scratch_bytes = CUDA_SCRATCH_MOST;
+	b->no_graphs = b->no_awaits = options->no_graphs;
+	b->op = "open";
+	if ((rc = cudaGetDeviceProperties(&prop, b->device)) == cudaSuccess && prop.major < 8) {
+		cuda_close(&b->base);
+		return err_set(e, ERR_RUN,
+			"backend cuda: %s has compute capability %d.%d; 8.0 or newer is needed", prop.name,
+			prop.major, prop.minor);
+	}
+	b->early_starts = rc == cudaSuccess && prop.major >= 9;
+	/* a kernel may wait for a host that is stopped; launches may be told to wait for kernels; and
+	 * with fewer queues than lanes copies that the host waits for may stand behind what waits for
+	 * the host */
+	int limited = 0;
+	const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+	if (cudaDeviceGetAttribute(&limited, cudaDevAttrKernelExecTimeout, b->device) != cudaSuccess ||
+		limited || getenv("CUDA_LAUNCH_BLOCKING") || (queues && atoi(queues) < CUDA_QUEUES))
+		b->no_awaits = true;
+	b->wide = HAVE_SM90A && rc == cudaSuccess && prop.major == 9 && prop.minor == 0;
+	if (rc == cudaSuccess)
+		rc = open_device(b);
+	if (rc != cudaSuccess) {
+		cuda_close(&b->base);
+		return err_set(
+			e, ERR_RUN, "backend cuda: the device cannot be used: %s", cudaGetErrorString(rc));
+	}
+	cudaDriverGetVersion(&driver);
+	snprintf(b->text, sizeof b->text, "%s, %.1f GB, %d multiprocessors, CUDA driver %d.%d",
+		prop.name, (double)prop.totalGlobalMem / 1e9, b->n_sm, driver / 1000, driver % 1000 / 10);
+	*out = &b->base;
+	return 0;
+}

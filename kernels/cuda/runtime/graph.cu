@@ -1,0 +1,547 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * How the host follows the device, and how lists of ops become one launch.
+ *
+ * Marks: a counter on the device, raised by one thread that writes the new count to pinned memory:
+ * at the end of gate_kernel or pick_kernel (route.cu) or in a kernel of its own. Counts in
+ * stream order are tickets, also when the kernel is a node of a replayed graph. The host spins on
+ * the pinned word, and now and then asks the driver whether the device is still there.
+ *
+ * Graphs: the first use of a key runs its ops as they come, so that scratch has its size and
+ * kernels their settings; the second records them; from then on they are one launch, in which
+ * awaits (deferred_experts.cu) may stand. Recordings hold addresses of scratch memory: when that
+ * grows they are void and made again. When the table is full all are forgotten.
+ *
+ * Timing: the device's clock is noted where a stretch of ops begins and ends, in turns, into a
+ * ring: by kernels of one thread, within a graph by those of experts and, behind them, of
+ * moe_combine.
+ */
+#include "kernels/cuda/runtime/gpu_backend.cuh"
+
+extern "C" {
+#include "src/base/clock.h"
+#include "src/base/log.h"
+}
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SPINS       4096 /* looks at the mark before the driver is asked; about 0.1 ms */
+#define SILENCE_NS  120000000000ull
+#define PATIENCE_NS 2000000 /* then the processor is offered to others between looks */
+#define STOPPED_NS                                                                                 \
+	1000000000 /* and more between two looks: it was the process that stood still                  \
+				*/
+#define GRAPH_SLOTS  4096
+#define GRAPHS_MAX   2048
+#define CALIBRATIONS 64
+
+struct graph {
+	uint64_t key; /* + 1; 0: free */
+	cudaGraphExec_t exec;
+	uint64_t generation;
+	size_t n_nodes;
+	uint64_t n_marks;
+	struct cuda_await *awaits;
+	int n_awaits;
+};
+
+struct cuda_pipe {
+	uint64_t *reached;         /* pinned: the latest mark */
+	unsigned long long *count; /* device: marks */
+	struct graph *graphs;      /* [GRAPH_SLOTS] */
+	struct graph *now;         /* being recorded */
+	int n_graphs;
+	uint64_t now_marks, now_ns;
+	struct cuda_notes *notes; /* device */
+	unsigned long long *ring; /* device [CUDA_NOTES]: begin, end, begin, ... ; NULL until wanted */
+	uint8_t *kind;            /* [CUDA_NOTES / 2] of each begin: enum usage_kind */
+	uint64_t n_notes, n_read;
+	uint64_t last_end; /* 0: none */
+	uint64_t waited;   /* of notes->waited, read so far */
+};
+
+static __global__ void mark_kernel(struct cuda_mark m)
+{
+	grid_let_next();
+	grid_wait_before();
+	mark_here(m, mark_number(m));
+}
+
+static __global__ void note_kernel(struct cuda_notes *notes)
+{
+	notes->ring[notes->n++ % CUDA_NOTES] = device_clock();
+}
+
+cudaError_t cuda_pipe_open(struct cuda_backend *b)
+{
+	struct cuda_pipe *p = (struct cuda_pipe *)calloc(1, sizeof *p);
+	b->pipe = p;
+	if (!p || !(p->graphs = (struct graph *)calloc(GRAPH_SLOTS, sizeof *p->graphs)))
+		return cudaErrorMemoryAllocation;
+	cudaError_t rc;
+	if ((rc = cudaHostAlloc((void **)&p->reached, sizeof *p->reached, cudaHostAllocMapped)) ||
+		(rc = cudaMalloc((void **)&p->count, sizeof *p->count)) ||
+		(rc = cudaMalloc((void **)&p->notes, sizeof *p->notes)) ||
+		(rc = cudaMemset(p->notes, 0, sizeof *p->notes)))
+		return rc;
+	*p->reached = 0;
+	return cudaMemset(p->count, 0, sizeof *p->count);
+}
+
+/* What was recorded is void. Its awaits have been settled. */
+static void clear_graph(struct graph *g)
+{
+	if (g->exec)
+		cudaGraphExecDestroy(g->exec);
+	free(g->awaits);
+	uint64_t key = g->key;
+	*g = (struct graph){};
+	g->key = key;
+}
+
+static void forget_graphs(struct cuda_backend *b)
+{
+	struct cuda_pipe *p = b->pipe;
+	cuda_await_settle(b);
+	for (int i = 0; i < GRAPH_SLOTS; i++) {
+		clear_graph(&p->graphs[i]);
+		p->graphs[i].key = 0;
+	}
+	p->n_graphs = 0;
+}
+
+void cuda_pipe_close(struct cuda_backend *b)
+{
+	struct cuda_pipe *p = b->pipe;
+	if (!p)
+		return;
+	if (p->graphs)
+		forget_graphs(b);
+	cudaFreeHost(p->reached);
+	cudaFree(p->count);
+	cudaFree(p->notes);
+	cudaFree(p->ring);
+	free(p->kind);
+	free(p->graphs);
+	free(p);
+	b->pipe = NULL;
+}
+
+/* ---- marks
+ * ------------------------------------------------------------------------------------------------
+ */
+
+static bool has_reached(struct cuda_backend *b, uint64_t ticket)
+{
+	return __atomic_load_n(b->pipe->reached, __ATOMIC_ACQUIRE) >= ticket;
+}
+
+/* The driver's word on a device that has not reached a mark for so long. False: there is no use in
+ * waiting. */
+static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t waited)
+{
+	cudaError_t rc = cudaStreamQuery(b->stream);
+	bool done =
+		has_reached(b, ticket); /* and yet something is missing that came with it: on its way */
+	if (rc == cudaErrorNotReady || (rc == cudaSuccess && done)) {
+		cudaGetLastError(); /* not a failure */
+		if (waited < SILENCE_NS)
+			return true;
+	}
+	if (b->base.failure.code)
+		return false;
+	if (rc == cudaErrorNotReady) {
+		err_set(&b->base.failure, ERR_RUN,
+			"cuda: %s or an op before it: the device has not answered for %llu s", b->op,
+			(unsigned long long)(SILENCE_NS / 1000000000));
+		/* whoever is told waits for the device first, before memory can be freed: that may never
+		 * end */
+		log_warn("%s; nothing can be freed before it does", b->base.failure.text);
+		return false;
+	}
+	if (rc != cudaSuccess)
+		err_set(&b->base.failure, ERR_RUN, "cuda: %s or an op before it: %s", b->op,
+			cudaGetErrorString(rc));
+	else
+		err_set(&b->base.failure, ERR_RUN, "cuda: %s: mark %llu has not come, the last was %llu",
+			b->op, (unsigned long long)ticket, (unsigned long long)*b->pipe->reached);
+	return false;
+}
+
+struct cuda_mark cuda_mark_next(struct cuda_backend *b)
+{
+	b->base.marks++;
+	return (struct cuda_mark){b->pipe->count, (unsigned long long *)b->pipe->reached};
+}
+
+void cuda_raise_mark(struct cuda_backend *b, struct cuda_mark next)
+{
+	cuda_launch(b, mark_kernel, 1, 1, 0, next);
+}
+
+uint64_t cuda_mark(struct backend *base)
+{
+	struct cuda_mark next = cuda_mark_next(cuda_of(base));
+	if (cuda_begin(base, "mark"))
+		cuda_raise_mark(cuda_of(base), next);
+	return base->marks;
+}
+
+bool cuda_reached(struct backend *b, uint64_t ticket)
+{
+	return has_reached(cuda_of(b), ticket);
+}
+
+/* A wait for a mark, or for what comes with it */
+struct patience {
+	unsigned spins;
+	uint64_t looked, waited;
+};
+
+/* Between two looks. Failures of the device become the backend's. False: there is no use in
+ * waiting. */
+static bool wait_a_little(struct cuda_backend *b, uint64_t ticket, struct patience *p)
+{
+	if (++p->spins % SPINS) {
+#if defined(__x86_64__)
+		__builtin_ia32_pause();
+#endif
+		return true;
+	}
+	uint64_t now = clock_ns(), since = p->looked ? now - p->looked : 0;
+	p->looked = now;
+	p->waited += since < STOPPED_NS ? since : STOPPED_NS;
+	if (!still_there(b, ticket, p->waited))
+		return false;
+	if (p->waited > PATIENCE_NS)
+		sched_yield();
+	return true;
+}
+
+void cuda_follow(struct cuda_backend *b, uint64_t ticket)
+{
+	struct patience p = {};
+	while (!has_reached(b, ticket) && wait_a_little(b, ticket, &p))
+		;
+}
+
+/* Before the host waits for a mark */
+static void begin_wait(struct cuda_backend *b, uint64_t ticket)
+{
+	cuda_note_end(b);
+	if (b->n_awaits && ticket > b->await_marks + b->awaits->marks)
+		cuda_await_settle(b);
+}
+
+static int waited(struct cuda_backend *b, struct err *e)
+{
+	if (b->base.failure.code && e)
+		*e = b->base.failure;
+	return b->base.failure.code;
+}
+
+int cuda_wait_mark(struct backend *base, uint64_t ticket, struct err *e)
+{
+	struct cuda_backend *b = cuda_of(base);
+	begin_wait(b, ticket);
+	if (!base->failure.code)
+		cuda_follow(b, ticket);
+	return waited(b, e);
+}
+
+int cuda_wait_picks(struct backend *base, uint64_t ticket, const uint64_t *picks, int n,
+	int32_t *ids, struct err *e)
+{
+	struct cuda_backend *b = cuda_of(base);
+	struct patience p = {};
+	begin_wait(b, ticket);
+	for (int i = 0; i < n && !base->failure.code;) {
+		uint64_t pick = __atomic_load_n(picks + i, __ATOMIC_ACQUIRE);
+		if ((uint32_t)(pick >> 32) == (uint32_t)ticket)
+			ids[i++] = (int32_t)(uint32_t)pick;
+		else
+			wait_a_little(b, ticket, &p);
+	}
+	return waited(b, e);
+}
+
+/* ---- graphs
+ * -----------------------------------------------------------------------------------------------
+ */
+
+/* The key's entry, made if there is none. */
+static struct graph *find(struct cuda_backend *b, uint64_t key)
+{
+	struct cuda_pipe *p = b->pipe;
+	if (p->n_graphs == GRAPHS_MAX)
+		forget_graphs(b);
+	uint64_t at = (key * 0x9e3779b97f4a7c15ull) >> 32;
+	while (p->graphs[at % GRAPH_SLOTS].key && p->graphs[at % GRAPH_SLOTS].key != key + 1)
+		at++;
+	struct graph *g = &p->graphs[at % GRAPH_SLOTS];
+	p->n_graphs += !g->key;
+	return g;
+}
+
+/* Kernels that were enqueued note the end of a stretch and the begin of the next one. */
+static void next_stretch(struct cuda_backend *b, enum usage_kind kind)
+{
+	b->pipe->n_notes += 2;
+	b->pipe->kind[b->pipe->n_notes % CUDA_NOTES / 2] = (uint8_t)kind;
+}
+
+/* marks: made before it */
+static void launch(struct cuda_backend *b, struct graph *g, uint64_t marks)
+{
+	cuda_note_end(b);
+	cuda_note_begin(b, USAGE_GRAPH);
+	cuda_check(b, cudaGraphLaunch(g->exec, b->stream));
+	b->used.launches += g->n_nodes;
+	b->used.graph_launches++;
+	b->awaits = g->awaits;
+	b->n_awaits = g->n_awaits;
+	b->await_marks = marks;
+	b->await_told = 0;
+	for (int i = 0; i < g->n_awaits && b->in_stretch; i++) {
+		next_stretch(b, USAGE_EXPERTS);
+		if (g->awaits[i].goes_on)
+			next_stretch(b, USAGE_GRAPH);
+	}
+	cuda_note_end(b);
+}
+
+static bool is_valid(const struct cuda_backend *b, const struct graph *g)
+{
+	return g->exec && g->generation == b->generation;
+}
+
+/* A key that is met for the first time: its ops run as they come. */
+static bool is_new(struct graph *g, uint64_t key)
+{
+	if (g->key)
+		return false;
+	g->key = key + 1;
+	return true;
+}
+
+/* Ops are recorded from the stream in use on. */
+static void begin_recording(struct cuda_backend *b, struct graph *g)
+{
+	struct cuda_pipe *p = b->pipe;
+	clear_graph(g);
+	p->now_ns = clock_ns();
+	if (!cuda_check(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal)))
+		return;
+	p->now = g;
+	p->now_marks = b->base.marks;
+	b->capturing = true;
+}
+
+/* Returns what was recorded, NULL when nothing was or it failed. */
+static struct graph *end_recording(struct cuda_backend *b)
+{
+	struct cuda_pipe *p = b->pipe;
+	struct graph *g = p->now;
+	cudaGraph_t graph = NULL;
+	if (!g)
+		return NULL; /* nothing is being recorded */
+	p->now = NULL;
+	b->capturing = false;
+	b->op = "recording a graph";
+	cudaError_t rc = cudaStreamEndCapture(b->stream, &graph);
+	if (!b->base.failure.code && cuda_check(b, rc) &&
+		cuda_check(b, cudaGraphGetNodes(graph, NULL, &g->n_nodes)) &&
+		cuda_check(b, cudaGraphInstantiate(&g->exec, graph, 0))) {
+		g->generation = b->generation;
+		g->n_marks = b->base.marks - p->now_marks;
+	}
+	if (graph)
+		cudaGraphDestroy(graph);
+	b->used.graphs_recorded++;
+	b->used.record_ns += clock_ns() - p->now_ns;
+	return b->base.failure.code ? NULL : g;
+}
+
+enum graph_calls cuda_graph_begin(struct backend *base, uint64_t key)
+{
+	struct cuda_backend *b = cuda_of(base);
+	b->op = "graph";
+	if (base->failure.code || b->no_graphs)
+		return GRAPH_RUNS;
+	cuda_await_settle(b);
+	b->awaits_lost = false;
+	struct graph *g = find(b, key);
+	if (is_valid(b, g)) {
+		launch(b, g, base->marks);
+		base->marks += g->n_marks;
+		return GRAPH_REPLAYED;
+	}
+	if (is_new(g, key))
+		return GRAPH_RUNS;
+	cuda_note_end(b);
+	begin_recording(b, g);
+	return GRAPH_RECORDS;
+}
+
+void cuda_graph_end(struct backend *base)
+{
+	struct graph *g = end_recording(cuda_of(base));
+	if (g)
+		launch(cuda_of(base), g, base->marks - g->n_marks);
+}
+
+bool cuda_pipe_take_await(struct cuda_backend *b, const struct cuda_await *w)
+{
+	struct cuda_pipe *p = b->pipe;
+	struct graph *g = p->now;
+	if (!b->capturing || !g)
+		return false;
+	uint64_t marks = b->base.marks - p->now_marks;
+	void *grown = realloc(g->awaits, ((size_t)g->n_awaits + 1) * sizeof *g->awaits);
+	if (marks == (g->n_awaits ? g->awaits[g->n_awaits - 1].marks : 0))
+		err_set(&b->base.failure, ERR_RUN, "cuda: experts_await: no mark before it");
+	else if (!grown)
+		err_set(&b->base.failure, ERR_MEMORY, "cuda: experts_await: no memory");
+	g->awaits = grown ? (struct cuda_await *)grown : g->awaits;
+	if (b->base.failure.code)
+		return false;
+	g->awaits[g->n_awaits] = *w;
+	g->awaits[g->n_awaits++].marks = marks;
+	return true;
+}
+
+struct cuda_notes *cuda_pipe_goes_on(struct cuda_backend *b)
+{
+	struct graph *g = b->pipe->now;
+	if (!b->capturing || !g || !g->n_awaits || g->awaits[g->n_awaits - 1].goes_on)
+		return NULL;
+	g->awaits[g->n_awaits - 1].goes_on = true;
+	return b->pipe->notes;
+}
+
+void cuda_graph_drop(struct backend *base)
+{
+	struct cuda_backend *b = cuda_of(base);
+	if (!b->pipe->n_graphs)
+		return;
+	cuda_await_settle(b);
+	b->awaits_lost = false;
+	cudaStreamSynchronize(b->stream);
+	log_verbose("cuda: %llu graphs recorded in %.1f ms, %llu replays",
+		(unsigned long long)b->used.graphs_recorded, (double)b->used.record_ns * 1e-6,
+		(unsigned long long)b->used.graph_launches);
+	forget_graphs(b);
+}
+
+/* ---- usage
+ * ------------------------------------------------------------------------------------------------
+ */
+
+struct cuda_notes *cuda_pipe_notes(struct cuda_backend *b)
+{
+	return b->pipe->notes;
+}
+
+static void note(struct cuda_backend *b)
+{
+	struct cuda_pipe *p = b->pipe;
+	note_kernel<<<1, 1, 0, b->stream>>>(p->notes);
+	cuda_check(b, cudaGetLastError());
+	p->n_notes++;
+	b->in_stretch = p->n_notes % 2;
+}
+
+void cuda_note_begin(struct cuda_backend *b, enum usage_kind kind)
+{
+	if (!b->timing || b->in_stretch || b->capturing || b->base.failure.code)
+		return;
+	b->pipe->kind[b->pipe->n_notes % CUDA_NOTES / 2] = (uint8_t)kind;
+	note(b);
+}
+
+void cuda_note_end(struct cuda_backend *b)
+{
+	if (b->timing && b->in_stretch && !b->capturing && !b->base.failure.code)
+		note(b);
+}
+
+/* The notes not read yet, into busy and idle time. The stream has been waited for, the last stretch
+ * has ended. */
+static void read_notes(struct cuda_backend *b)
+{
+	struct cuda_pipe *p = b->pipe;
+	static unsigned long long notes[CUDA_NOTES]; /* one thread computes */
+	if (p->n_notes == p->n_read || b->base.failure.code ||
+		!cuda_check(b, cudaMemcpy(notes, p->ring, sizeof notes, cudaMemcpyDeviceToHost)))
+		return;
+	for (; p->n_read < p->n_notes; p->n_read += 2) {
+		uint64_t begin = notes[p->n_read % CUDA_NOTES], end = notes[p->n_read % CUDA_NOTES + 1];
+		enum usage_kind kind = (enum usage_kind)p->kind[p->n_read % CUDA_NOTES / 2];
+		b->used.n_stretches[kind]++;
+		b->used.busy_ns[kind] += end - begin;
+		if (p->last_end)
+			b->used.idle_ns[kind] += begin - p->last_end;
+		p->last_end = end;
+	}
+	unsigned long long waited = 0;
+	if (cuda_check(
+			b, cudaMemcpy(&waited, &p->notes->waited, sizeof waited, cudaMemcpyDeviceToHost))) {
+		b->used.busy_ns[USAGE_EXPERTS] -= waited - p->waited;
+		b->used.idle_ns[USAGE_EXPERTS] += waited - p->waited;
+		p->waited = waited;
+	}
+}
+
+void cuda_pipe_drained(struct cuda_backend *b)
+{
+	if (b->timing && !b->in_stretch && b->pipe->n_notes - b->pipe->n_read > CUDA_NOTES / 2)
+		read_notes(b);
+}
+
+void cuda_usage(struct backend *base, struct backend_usage *out)
+{
+	struct cuda_backend *b = cuda_of(base);
+	if (b->timing) {
+		base->ops->wait(base, NULL);
+		read_notes(b);
+	}
+	*out = b->used;
+}
+
+void cuda_measure(struct backend *base, bool on)
+{
+	struct cuda_backend *b = cuda_of(base);
+	struct cuda_pipe *p = b->pipe;
+	base->ops->wait(base, NULL);
+	b->op = "measure";
+	if (on && !p->ring) {
+		p->kind = (uint8_t *)calloc(CUDA_NOTES / 2, 1);
+		if (!p->kind || !cuda_check(b, cudaMalloc((void **)&p->ring, CUDA_NOTES * sizeof *p->ring)))
+			return;
+	}
+	unsigned long long *ring = on ? p->ring : NULL;
+	if (!cuda_check(b, cudaMemcpy(&p->notes->ring, &ring, sizeof ring, cudaMemcpyHostToDevice)) ||
+		!cuda_check(
+			b, cudaStreamSynchronize(NULL))) /* the stream does not wait for the default one */
+		return;
+	if (on && !b->timing) {
+		/* stretches that are empty, to see what the notes themselves take; the first one is cold */
+		struct backend_usage before = b->used;
+		b->timing = true;
+		p->last_end = 0;
+		for (int i = 0; i < CALIBRATIONS; i++) {
+			cuda_note_begin(b, USAGE_OTHER);
+			cuda_note_end(b);
+		}
+		base->ops->wait(base, NULL);
+		read_notes(b);
+		double gap = (double)(b->used.idle_ns[USAGE_OTHER] - before.idle_ns[USAGE_OTHER]) /
+					 (CALIBRATIONS - 1);
+		b->used = before;
+		b->used.gap_ns = gap;
+		p->last_end = 0;
+	}
+	b->timing = on;
+}
