@@ -214,6 +214,55 @@ static void put_chat(void)
 	}
 }
 
+/* What no single option says. */
+static const char topics[] =
+	".SH MODELS\n"
+	"GGUF files with llama.cpp's tensor and key names of \\fBglm\\-dsa\\fR, from \\fBconvert\\fR "
+	"or "
+	"other programs.\n"
+	"Of a split file the first part is named.\n"
+	"Numbers do not depend on storage: for one backend the logits are the same bits for every "
+	"cache\n"
+	"size, tier, policy and reader.\n"
+	".SH MEMORY\n"
+	"What every token needs stays on the card. The routed experts stay in the file and pass "
+	"through\n"
+	"a cache of two tiers. The first (\\fB\\-\\-cache\\-gb\\fR) is memory of the card, the second\n"
+	"(\\fB\\-\\-ram\\-gb\\fR) pinned host memory. On the CPU backend both are host memory.\n"
+	".PP\n"
+	"\\fB\\-\\-cache\\-gb auto\\fR takes what is left of the card less 2 GB. Without the option "
+	"all\n"
+	"experts go to the card, if they fit there.\n"
+	".PP\n"
+	"\\fB\\-\\-ram\\-gb auto\\fR takes what the other experts need, and a sixth of the first tier "
+	"for\n"
+	"copies of promoted experts, which can then be demoted without copying. It takes at most what\n"
+	"the host has less 8 GB, or less a tenth if that is more.\n"
+	".SH SERVER\n"
+	"\\fBserve\\fR answers on http://127.0.0.1:8080. Only this machine can connect by default;\n"
+	"\\fB\\-\\-host\\fR, \\fB\\-\\-api\\-key\\fR, \\fB\\-\\-cors\\fR and "
+	"\\fB\\-\\-allow\\-host\\fR open it further.\n"
+	".TP\n.B /v1/chat/completions, /v1/completions, /v1/responses, /v1/models\n"
+	"OpenAI's API: streams, stop strings, logprobs, seeds, tools (\\fItool_choice\\fR is enforced "
+	"token\n"
+	"by token), \\fIreasoning_content\\fR, \\fIreasoning_effort\\fR, \\fIchat_template_kwargs\\fR\n"
+	".TP\n.B /v1/messages, /v1/messages/count_tokens\n"
+	"Anthropic's API: blocks, thinking, tools, streams\n"
+	".TP\n.B /\n"
+	"a page: a chat, and a map of the expert cache at work\n"
+	".TP\n.B /health, /metrics, /v1/glmstream/state, /v1/glmstream/events\n"
+	"for machines: state, Prometheus counters, the data of the page\n"
+	".PP\n"
+	"What cannot be done (JSON schemas, penalties, stored responses) is refused, not ignored.\n"
+	".PP\n"
+	"Up to eight answers are computed in one step, each the same as if it were alone. A "
+	"conversation\n"
+	"that goes on finds its beginning computed: answers that a client sends back are recognised "
+	"and\n"
+	"their own tokens used, tool calls included. \\fB\\-\\-session\\-dir\\fR keeps long prompts "
+	"for the\n"
+	"next start.\n";
+
 static const char tail[] =
 	".SH EXIT STATUS\n"
 	".TP\n.B 0\ndone\n"
@@ -241,6 +290,7 @@ int manual_print(struct err *e)
 	fputs(".SH COMMON OPTIONS\n", stdout);
 	rc = manual_visit(&common, e);
 	put_chat();
+	fputs(topics, stdout);
 	fputs(tail, stdout);
 	return rc;
 }
