@@ -35,7 +35,8 @@ GOALS := $(or $(MAKECMDGOALS),all)
 
 # `make run` and `make test` install what is missing, before anything is looked for
 ifneq ($(filter run test deps,$(GOALS)),)
-ifneq ($(if $(DEPS),0,$(shell tools/scripts/install_deps.sh $(filter test,$(GOALS)) >&2; echo $$?)),0)
+INSTALL_DEPS = tools/scripts/install_deps.sh $(filter test,$(GOALS))
+ifneq ($(if $(DEPS),0,$(shell $(INSTALL_DEPS) >&2; echo $$?)),0)
 $(error required packages are missing)
 endif
 endif
@@ -160,7 +161,8 @@ $(foreach g,$(GROUPS),$(eval $(call nvcc_rule,_$g,-DTYPE_GROUP=$g)))
 $(BUILD)/src/serve/page.o build/fuzz/src/serve/page.o: $(wildcard src/serve/page/*)
 
 $(BUILD)/tools/options/pocket.o: private LOCAL = -DGLM_DATA_DIR='"$(DATA_DIR)"'
-$(BUILD)/tools/options/pocket.o: $(BUILD)/.data_dir # where an installed program finds the pocket model
+# where an installed program finds the pocket model
+$(BUILD)/tools/options/pocket.o: $(BUILD)/.data_dir
 
 # fuzzing: the whole library compiled by clang, instrumented, in its own tree
 FUZZ_ALL = -std=gnu11 -g -O1 -ffp-contract=off -fsanitize=address,undefined \
@@ -212,7 +214,7 @@ pocket: all ## convert the checkpoint in POCKET_SRC into tools/pocket/pocket.ggu
 	$(BUILD)/glmstream convert $(POCKET_SRC) -o tools/pocket/pocket.gguf --recipe q8 \
 	  --types '$(POCKET_TYPES)'
 
-lint: ## layers, format, shellcheck, cppcheck, clang-tidy
+lint: ## layers, words, format, shellcheck, cppcheck, clang-tidy
 	@tools/scripts/lint.sh $(CPP_ALL)
 
 format: ## rewrite the sources in the house style
