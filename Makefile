@@ -71,14 +71,17 @@ NOTES   = $(if $(NVCC),$(if $(CU_SRC),'CUDA: $(NVCC) for $(CUDA_ARCH)', \
 
 # ---- flags ---------------------------------------------------------------------------------------
 # The same numbers everywhere: no -ffast-math, and products and sums are never fused behind the
-# source's back. gcc's OpenMP runtime is invisible to the thread sanitizer, which would report every
-# parallel loop: it is left out there.
+# source's back. `omp simd` needs no library; threads come from kernels/cpu/cpu_pool.h. libgomp is
+# linked for `omp parallel` in OMP_SRC alone, and not under the thread sanitizer, which cannot see
+# its synchronisation and would report every loop.
+OMP_SRC  := tools/bench/cmd_bench.c tools/machine/bench_copy.c
+OPENMP   := $(if $(filter thread,$(SAN)),,-fopenmp)
 WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith \
             -Wno-psabi -Wno-format-truncation
 WERR     := $(if $(filter 1,$(WERROR)),-Werror)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
-C_ALL     = -std=gnu11 $(CFLAGS) -fno-math-errno -ffp-contract=off \
-            $(if $(filter thread,$(SAN)),-Wno-unknown-pragmas,-fopenmp) $(SANFLAGS) $(WARN) $(WERR)
+C_ALL     = -std=gnu11 $(CFLAGS) -fno-math-errno -ffp-contract=off -fopenmp-simd $(SANFLAGS) \
+            $(WARN) $(WERR)
 # sanitizer builds fill cache slots with poison before they are read into: a test that meets it has
 # read too early
 CPP_ALL   = -I. $(DEFS) $(if $(SAN),-DLOADER_POISON) $(if $(DEPS),-isystem $(DEPS)/include) \
@@ -143,7 +146,7 @@ $(TESTS): private LIBS += -lcmocka
 $(REPLAYS): $(BUILD)/tests/fuzz/replay_%: $(BUILD)/tests/fuzz/fuzz_%.o $(BUILD)/tests/fuzz/replay.o
 $(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB) $(BUILD)/.libs
 	$(call say,LD,$@)
-	$(Q)$(CC) $(C_ALL) -o $@ $(filter %.o,$^) $(LIB) $(LIBS)
+	$(Q)$(CC) $(C_ALL) $(LOCAL) -o $@ $(filter %.o,$^) $(LIB) $(LIBS)
 
 $(BUILD)/%.o: %.c $(BUILD)/.flags
 	$(call say,CC,$<)
@@ -160,6 +163,7 @@ $(foreach g,$(GROUPS),$(eval $(call nvcc_rule,_$g,-DTYPE_GROUP=$g)))
 # the page's files are part of its object file
 $(BUILD)/src/serve/page.o build/fuzz/src/serve/page.o: $(wildcard src/serve/page/*)
 
+$(OMP_SRC:%.c=$(BUILD)/%.o) $(BUILD)/glmstream: private LOCAL = $(OPENMP)
 $(BUILD)/tools/options/pocket.o: private LOCAL = -DGLM_DATA_DIR='"$(DATA_DIR)"'
 # where an installed program finds the pocket model
 $(BUILD)/tools/options/pocket.o: $(BUILD)/.data_dir
