@@ -5,7 +5,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/mem.h"
-#include "src/serve/json_write.h"
+#include "src/serve/api/json_write.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #ifndef GLM_SERVE_RESPOND_H
 #define GLM_SERVE_RESPOND_H
 
-#include "src/serve/api.h"
+#include "src/serve/api/api.h"
 #include "src/serve/http.h"
 #include "src/serve/scheduler.h"
 

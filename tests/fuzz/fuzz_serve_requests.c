@@ -7,7 +7,7 @@
  */
 #include "src/base/log.h"
 #include "src/format/gguf.h"
-#include "src/serve/api.h"
+#include "src/serve/api/api.h"
 #include "src/text/json_text.h"
 
 #include <stdint.h>

@@ -4,7 +4,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/format/gguf.h"
-#include "src/serve/api.h"
+#include "src/serve/api/api.h"
 
 #include <stdarg.h>
 #include <setjmp.h>

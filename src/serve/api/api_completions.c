@@ -2,11 +2,11 @@
 /* OpenAI's older /v1/completions: text in, text out, without the chat template. Text is text: the
  * spellings of control tokens in it count as such only with "parse_special": true (prompts that
  * were rendered elsewhere); a prompt may also be token ids. */
-#include "src/serve/api.h"
+#include "src/serve/api/api.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/serve/json_write.h"
+#include "src/serve/api/json_write.h"
 #include "src/text/json_text.h"
 #include "src/text/utf8.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Commas and quotes. */
-#include "src/serve/json_write.h"
+#include "src/serve/api/json_write.h"
 
 #include "src/text/json_text.h"
 

@@ -4,7 +4,7 @@
  * "<|assistant|>" to the next role's control token; no text can look like one, so the turns are
  * found by counting. A known turn's segments give way to its tokens.
  */
-#include "src/serve/prompt.h"
+#include "src/serve/api/prompt.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -12,8 +12,8 @@
 #define GLM_SERVE_API_H
 
 #include "src/base/buf.h"
-#include "src/serve/reply.h"
-#include "src/serve/request.h"
+#include "src/serve/api/reply.h"
+#include "src/serve/api/request.h"
 
 struct api {
 	const char *name;

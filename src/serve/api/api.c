@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* What the APIs share. */
-#include "src/serve/api.h"
+#include "src/serve/api/api.h"
 
 #include "src/base/num.h"
-#include "src/serve/json_write.h"
+#include "src/serve/api/json_write.h"
 #include "src/text/json_text.h"
 #include "src/text/utf8.h"
 

@@ -7,7 +7,7 @@
 #define GLM_SERVE_REPLY_H
 
 #include "src/serve/job.h"
-#include "src/serve/request.h"
+#include "src/serve/api/request.h"
 #include "src/serve/scheduler.h"
 
 struct reply_call {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Members with their types and ranges; refusals in one sentence each. */
-#include "src/serve/request.h"
+#include "src/serve/api/request.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -13,7 +13,7 @@
 #include "src/base/err.h"
 #include "src/engine/sampler.h"
 #include "src/serve/output.h"
-#include "src/serve/prompt.h"
+#include "src/serve/api/prompt.h"
 #include "src/serve/turn_store.h"
 #include "src/text/tokenizer.h"
 

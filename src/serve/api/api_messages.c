@@ -5,11 +5,11 @@
  * model reasons has no signature to check: an empty one stands there, and what a client sends back
  * is compared with what was written.
  */
-#include "src/serve/api.h"
+#include "src/serve/api/api.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/serve/json_write.h"
+#include "src/serve/api/json_write.h"
 #include "src/text/json_text.h"
 
 #include <string.h>

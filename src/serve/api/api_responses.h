@@ -3,7 +3,7 @@
 #ifndef GLM_SERVE_API_RESPONSES_H
 #define GLM_SERVE_API_RESPONSES_H
 
-#include "src/serve/api.h"
+#include "src/serve/api/api.h"
 
 int api_responses_parse(struct request *r, struct request_error *e);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Jobs out, events in. */
-#include "src/serve/reply.h"
+#include "src/serve/api/reply.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
