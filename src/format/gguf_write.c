@@ -159,19 +159,9 @@ static void begin_array(struct gguf_writer *w, const char *key, enum gguf_type t
 	put_u64(&w->kvs, n);
 }
 
-void gguf_writer_set_u16(struct gguf_writer *w, const char *key, uint16_t v)
-{
-	set_scalar(w, key, GGUF_U16, &v, sizeof v);
-}
-
 void gguf_writer_set_u32(struct gguf_writer *w, const char *key, uint32_t v)
 {
 	set_scalar(w, key, GGUF_U32, &v, sizeof v);
-}
-
-void gguf_writer_set_i32(struct gguf_writer *w, const char *key, int32_t v)
-{
-	set_scalar(w, key, GGUF_I32, &v, sizeof v);
 }
 
 void gguf_writer_set_u64(struct gguf_writer *w, const char *key, uint64_t v)
@@ -212,12 +202,6 @@ void gguf_writer_set_u32s(struct gguf_writer *w, const char *key, const uint32_t
 void gguf_writer_set_i32s(struct gguf_writer *w, const char *key, const int32_t *v, size_t n)
 {
 	begin_array(w, key, GGUF_I32, n);
-	buf_append(&w->kvs, v, n * sizeof *v);
-}
-
-void gguf_writer_set_f32s(struct gguf_writer *w, const char *key, const float *v, size_t n)
-{
-	begin_array(w, key, GGUF_F32, n);
 	buf_append(&w->kvs, v, n * sizeof *v);
 }
 

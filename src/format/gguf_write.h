@@ -38,9 +38,7 @@ void gguf_writer_free(struct gguf_writer *w);
 
 /* ---- declare: keys are copied, in the order given. A key given twice is a bug() ----
  * general.alignment and split.* are written by the writer itself. */
-void gguf_writer_set_u16(struct gguf_writer *w, const char *key, uint16_t v);
 void gguf_writer_set_u32(struct gguf_writer *w, const char *key, uint32_t v);
-void gguf_writer_set_i32(struct gguf_writer *w, const char *key, int32_t v);
 void gguf_writer_set_u64(struct gguf_writer *w, const char *key, uint64_t v);
 void gguf_writer_set_f32(struct gguf_writer *w, const char *key, float v);
 void gguf_writer_set_bool(struct gguf_writer *w, const char *key, bool v);
@@ -49,7 +47,6 @@ void gguf_writer_set_bytes(
 	struct gguf_writer *w, const char *key, const void *v, size_t n); /* a string with any bytes */
 void gguf_writer_set_u32s(struct gguf_writer *w, const char *key, const uint32_t *v, size_t n);
 void gguf_writer_set_i32s(struct gguf_writer *w, const char *key, const int32_t *v, size_t n);
-void gguf_writer_set_f32s(struct gguf_writer *w, const char *key, const float *v, size_t n);
 void gguf_writer_set_bools(struct gguf_writer *w, const char *key, const bool *v, size_t n);
 void gguf_writer_set_strs(
 	struct gguf_writer *w, const char *key, const struct gguf_str *v, size_t n);

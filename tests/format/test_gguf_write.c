@@ -36,16 +36,13 @@ static void expect_ok(int code, const struct err *e)
 static void declare_all(struct gguf_writer *w)
 {
 	gguf_writer_set_str(w, "general.architecture", "glm-dsa");
-	gguf_writer_set_u16(w, "k.u16", 65535);
 	gguf_writer_set_u32(w, "k.u32", 4000000000u);
-	gguf_writer_set_i32(w, "k.i32", -5);
 	gguf_writer_set_u64(w, "k.u64", 1ull << 40);
 	gguf_writer_set_f32(w, "k.f32", 1e-5f);
 	gguf_writer_set_bool(w, "k.bool", true);
 	gguf_writer_set_bytes(w, "k.bytes", "a\0b", 3);
 	gguf_writer_set_u32s(w, "k.u32s", (uint32_t[]){1, 2, 3}, 3);
 	gguf_writer_set_i32s(w, "k.i32s", (int32_t[]){-1, 2}, 2);
-	gguf_writer_set_f32s(w, "k.f32s", (float[]){0.5f}, 1);
 	gguf_writer_set_bools(w, "k.bools", (bool[]){true, false, true}, 3);
 	gguf_writer_set_strs(w, "k.strs", (struct gguf_str[]){{"", 0}, {"\xc4\xa0x", 3}}, 2);
 }
@@ -125,9 +122,7 @@ static void test_round_trip(void **state)
 	bool t;
 	struct gguf_str s;
 	struct gguf_array a;
-	assert_int_equal(gguf_get_u32(g, "k.u16", &u, &e), 0), assert_int_equal(u, 65535);
 	assert_int_equal(gguf_get_u32(g, "k.u32", &u, &e), 0), assert_int_equal(u, 4000000000u);
-	assert_true(gguf_find(g, "k.i32")->type == GGUF_I32);
 	assert_int_equal(gguf_get_u64(g, "k.u64", &u64, &e), 0), assert_true(u64 == 1ull << 40);
 	assert_int_equal(gguf_get_f32(g, "k.f32", &f, &e), 0), assert_true(f == 1e-5f);
 	assert_int_equal(gguf_get_bool(g, "k.bool", &t, &e), 0), assert_true(t);
@@ -137,8 +132,6 @@ static void test_round_trip(void **state)
 		assert_true(a.n == 3 && gguf_array_i64(&a, 2) == 3);
 	assert_int_equal(gguf_get_ints(g, "k.i32s", &a, &e), 0),
 		assert_true(a.n == 2 && gguf_array_i64(&a, 0) == -1);
-	assert_int_equal(gguf_get_floats(g, "k.f32s", &a, &e), 0),
-		assert_true(gguf_array_f64(&a, 0) == 0.5);
 	assert_int_equal(gguf_get_ints(g, "k.bools", &a, &e), 0);
 	assert_true(a.type == GGUF_BOOL && gguf_array_i64(&a, 0) == 1 && gguf_array_i64(&a, 1) == 0);
 	assert_int_equal(gguf_get_strs(g, "k.strs", &a, &e), 0);

@@ -64,6 +64,12 @@ void synth_model_cut(struct convert_config *c, uint32_t n_layers)
 
 /* ---- tokenizer ---- */
 
+static bool ends(const char *s, const char *with)
+{
+	size_t n = strlen(s), k = strlen(with);
+	return n >= k && !strcmp(s + n - k, with);
+}
+
 static bool is_key(const struct gguf_kv *kv, const char *key)
 {
 	return !strcmp(kv->key, key);
@@ -86,30 +92,50 @@ static void set_tokens(struct gguf_writer *w, const struct gguf_array *tokens, u
 	free(pads);
 }
 
-/* Integers of any kind; `pad` fills up to n. */
-static void set_ints(
-	struct gguf_writer *w, const char *key, const struct gguf_array *a, uint64_t n, int32_t pad)
+/* Token ids are UINT32, alone and in lists, whatever they were in the source: llama.cpp refuses
+ * other types, and older versions of this program wrote INT32. */
+static bool is_token_id(const struct gguf_kv *kv)
+{
+	return ends(kv->key, "_token_id") || ends(kv->key, "_token_ids");
+}
+
+/* Token types; what lies behind the vocabulary is unused. */
+static void set_types(
+	struct gguf_writer *w, const char *key, const struct gguf_array *a, uint64_t n)
 {
 	int32_t *v = NEW_ARRAY(int32_t, MAX(n, 1));
 	for (uint64_t i = 0; i < n; i++)
-		v[i] = i < a->n ? (int32_t)gguf_array_i64(a, i) : pad;
+		v[i] = i < a->n ? (int32_t)gguf_array_i64(a, i) : TOKEN_UNUSED;
 	gguf_writer_set_i32s(w, key, v, n);
 	free(v);
+}
+
+static void copy_ids(struct gguf_writer *w, const struct gguf_kv *kv)
+{
+	const struct gguf_array *a = &kv->value;
+	uint32_t *ids = NEW_ARRAY(uint32_t, MAX(a->n, 1));
+	for (uint64_t i = 0; i < a->n; i++)
+		ids[i] = (uint32_t)gguf_array_i64(a, i);
+	if (kv->type == GGUF_ARRAY)
+		gguf_writer_set_u32s(w, kv->key, ids, a->n);
+	else
+		gguf_writer_set_u32(w, kv->key, ids[0]);
+	free(ids);
 }
 
 static void copy_key(struct gguf_writer *w, const struct gguf_kv *kv)
 {
 	const struct gguf_array *a = &kv->value;
-	if (kv->type == GGUF_STRING)
+	if (is_token_id(kv))
+		copy_ids(w, kv);
+	else if (kv->type == GGUF_STRING)
 		gguf_writer_set_bytes(w, kv->key, a->strings[0].ptr, a->strings[0].len);
 	else if (kv->type == GGUF_ARRAY && a->type == GGUF_STRING)
 		gguf_writer_set_strs(w, kv->key, a->strings, a->n);
-	else if (kv->type == GGUF_ARRAY && a->type != GGUF_F32 && a->type != GGUF_F64)
-		set_ints(w, kv->key, a, a->n, 0);
+	else if (kv->type == GGUF_U32)
+		gguf_writer_set_u32(w, kv->key, (uint32_t)gguf_array_i64(a, 0));
 	else if (kv->type == GGUF_BOOL)
 		gguf_writer_set_bool(w, kv->key, gguf_array_i64(a, 0) != 0);
-	else if (kv->type == GGUF_U32 || kv->type == GGUF_I32)
-		gguf_writer_set_i32(w, kv->key, (int32_t)gguf_array_i64(a, 0));
 	/* scores and the like mean nothing to a byte-level tokenizer with merges */
 }
 
@@ -129,7 +155,7 @@ int synth_model_tokenizer(
 		if (is_key(kv, "tokenizer.ggml.tokens"))
 			set_tokens(w, &tokens, c->vocab);
 		else if (is_key(kv, "tokenizer.ggml.token_type"))
-			set_ints(w, kv->key, &kv->value, c->vocab, TOKEN_UNUSED);
+			set_types(w, kv->key, &kv->value, c->vocab);
 		else if (!strncmp(kv->key, "tokenizer.", 10))
 			copy_key(w, kv);
 	}
@@ -138,12 +164,6 @@ int synth_model_tokenizer(
 }
 
 /* ---- weights ---- */
-
-static bool ends(const char *s, const char *with)
-{
-	size_t n = strlen(s), k = strlen(with);
-	return n >= k && !strcmp(s + n - k, with);
-}
 
 void synth_model_fill(
 	struct synth_fill *f, const struct convert_tensor *t, uint64_t seed, uint64_t tensor)
