@@ -9,6 +9,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/session_internal.h"
+#include "src/forward/forward.h"
 
 #include <stdlib.h>
 #include <string.h>

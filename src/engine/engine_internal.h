@@ -5,7 +5,7 @@
 
 #include "cache/trace/profile.h"
 #include "src/engine/engine.h"
-#include "src/model/forward.h"
+#include "src/forward/model.h"
 
 struct engine {
 	struct gguf *gguf;

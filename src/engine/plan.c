@@ -9,7 +9,8 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/model/forward.h"
+#include "src/forward/workspace.h"
+#include "src/model/kv_cache.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -83,7 +84,7 @@ static size_t usable(const struct plan *p)
 static uint32_t default_chunk(const struct model_config *c, const struct plan *p)
 {
 	uint32_t n = p->on_card ? CHUNK_MOST : CHUNK_LEAST;
-	while (n > CHUNK_LEAST && model_workspace_bytes(c, p->mtp, n) > p->available / CHUNK_PART)
+	while (n > CHUNK_LEAST && workspace_bytes(c, p->mtp, n) > p->available / CHUNK_PART)
 		n /= 2;
 	return n;
 }
@@ -95,7 +96,7 @@ static int plan_context(const struct model_config *c, const struct engine_option
 	size_t fixed = p->resident + taken;
 	uint32_t chunk = o->chunk ? o->chunk : default_chunk(c, p);
 	if (p->on_card)
-		fixed += model_workspace_bytes(c, p->mtp, chunk);
+		fixed += workspace_bytes(c, p->mtp, chunk);
 	size_t left = less(usable(p), p->on_card ? fixed : p->resident);
 	size_t budget = MIN(less(p->available, p->resident) / kv_part, left);
 	p->context = o->context ? o->context : fitting_context(c, p, p->available ? budget : SIZE_MAX);
@@ -104,7 +105,7 @@ static int plan_context(const struct model_config *c, const struct engine_option
 			p->sessions, p->context);
 	p->chunk = MIN(chunk, p->context);
 	p->kv = kv_cache_bytes(c, p->mtp, p->kv_type, p->context * p->sessions);
-	p->workspace = model_workspace_bytes(c, p->mtp, p->chunk);
+	p->workspace = workspace_bytes(c, p->mtp, p->chunk);
 	return 0;
 }
 

@@ -6,6 +6,8 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/session_internal.h"
+#include "src/forward/forward.h"
+#include "src/forward/mtp.h"
 
 #include <stdlib.h>
 #include <string.h>

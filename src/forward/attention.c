@@ -5,11 +5,13 @@
  * first part) for all heads. A full layer scores every position and keeps its selection in ws.sel;
  * the shared layers above it attend over the same positions.
  */
-#include "src/model/forward.h"
+#include "src/forward/attention.h"
+
+#include "src/forward/model.h"
 
 #include <math.h>
 
-static struct rope rope_of(const struct model *m)
+static struct rope step_rope(const struct model *m)
 {
 	return (struct rope){.cos_sin = m->ws.cos_sin, .dim = (int)m->config.head_rope};
 }
@@ -28,13 +30,13 @@ static void norm_input(struct model *m, uint32_t layer, const struct batch *rows
 
 /* ws.h -> cache rows; with a query also ws.q, and if positions are to be scored ws.index_q and
  * ws.index_w. */
-static void latents(struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows,
-	bool query, bool scored)
+static void project_latents(struct model *m, struct kv_cache *kv, uint32_t layer,
+	const struct batch *rows, bool query, bool scored)
 {
 	const struct model_config *c = &m->config;
 	const struct layer_weights *w = &m->weights.layers[layer];
 	struct workspace *ws = &m->ws;
-	struct rope rope = rope_of(m);
+	struct rope rope = step_rope(m);
 	bool full = c->index_full[layer];
 	struct matmul in[4], out[] = {{.w = w->q_b, .y = ws->q}, {.w = w->index_q, .y = ws->index_q}};
 	int n_in = 0;
@@ -77,7 +79,7 @@ static void select_positions(
 {
 	const struct model_config *c = &m->config;
 	struct backend *b = m->backend;
-	struct rope rope = rope_of(m);
+	struct rope rope = step_rope(m);
 	if (scored)
 		b->ops->rope(b, &rope, m->ws.index_q, c->index_dim, m->ws.index_q, c->index_dim, rows->n,
 			(int)c->index_heads);
@@ -101,18 +103,17 @@ void attention_forward(
 	const struct layer_weights *w = &m->weights.layers[layer];
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	/* while all positions fit into the selection nobody asks for scores, only for the keys of later
-	 * ones */
+	/* while all positions fit into the selection no scores are needed, only keys for later */
 	bool full = c->index_full[layer], scored = full && rows->max_pos >= (int64_t)c->index_top_k;
 	int64_t head_qk = config_head_qk(c), width = config_cache_width(c);
 
 	if (!normed)
 		norm_input(m, layer, rows);
-	latents(m, kv, layer, rows, true, scored);
+	project_latents(m, kv, layer, rows, true, scored);
 	if (full)
 		select_positions(m, kv, layer, rows, scored);
 
-	/* the query meets the latents: K_n^T q_nope, and the rotated part as attend takes it */
+	/* the absorbed query: K_n^T q_nope beside the rotated part */
 	struct mla a = {0};
 	a.absorb = (struct stacked_matmul){
 		.w = w->k_b, .x = ws->q, .x_stride = head_qk, .y = ws->q_abs, .y_stride = width};
@@ -123,7 +124,7 @@ void attention_forward(
 		.q = ws->q_abs,
 		.rotate = ws->q + c->head_nope,
 		.rotate_stride = head_qk,
-		.rope = rope_of(m),
+		.rope = step_rope(m),
 		.cache = kv->latent[layer],
 		.sel = ws->sel,
 		.n_sel = ws->n_sel,
@@ -140,5 +141,5 @@ void attention_append(
 	struct model *m, struct kv_cache *kv, uint32_t layer, const struct batch *rows)
 {
 	norm_input(m, layer, rows);
-	latents(m, kv, layer, rows, false, false);
+	project_latents(m, kv, layer, rows, false, false);
 }

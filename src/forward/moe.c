@@ -1,103 +1,52 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Feed-forward stages (specification 2.7). The experts of a layer are asked of the source in groups
- * no larger than it can pin (prefill: in ascending id order, the order of the file); whatever is
- * ready is computed while the rest is on its way. A product's place (row, rank) does not depend on
- * when it was computed, and moe_combine adds the places in rank order: the result is the same for
- * every order of arrival.
+ * Feed-forward stages (specification 2.7). The experts of a layer are acquired in groups no larger
+ * than the source can pin; what is ready is computed while the rest is on its way.
  *
- * The host only waits for the router's picks, while the device has the shared expert to do, and for
- * marks. Experts stay pinned until a later mark shows that the device is past them: that of the
- * next layer's router, or the one behind the next group.
+ * The host waits for two things only: the expert ids, while the device has the shared expert to
+ * compute, and fences of experts whose pins are needed.
  */
-#include "src/model/forward.h"
+#include "src/forward/moe.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/forward/lookahead.h"
+#include "src/forward/model.h"
 
 #include <stdlib.h>
 
-#define GROUP_LEAST 8 /* experts that fill a card together */
+#define GROUP_MIN 8 /* experts that fill a card together */
 
 int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max_rows)
 {
 	*p = (struct moe_plan){
+		.ids = mem_try_new((size_t)max_rows * c->n_used, sizeof(int32_t)),
 		.first = NEW_ARRAY(int32_t, c->n_experts + 1),
 		.token_slots = mem_try_new((size_t)max_rows * c->n_used, sizeof(int32_t)),
 		.refs = NEW_ARRAY(struct expert_ref, c->n_experts),
+		.enqueued = NEW_ARRAY(bool, c->n_experts),
 		.jobs = NEW_ARRAY(struct expert_job, c->n_experts),
-		.done = NEW_ARRAY(bool, c->n_experts),
-		.read_ahead = NEW_ARRAY(int32_t, c->n_experts),
-		.ids = mem_try_new((size_t)max_rows * c->n_used, sizeof(int32_t)),
+		.ahead = NEW_ARRAY(int32_t, c->n_experts),
 	};
 	return p->token_slots && p->ids ? 0 : ERR_MEMORY;
 }
 
 void moe_plan_fini(struct moe_plan *p)
 {
+	free(p->ids);
 	free(p->first);
 	free(p->token_slots);
 	free(p->refs);
+	free(p->enqueued);
 	free(p->jobs);
-	free(p->done);
-	free(p->read_ahead);
-	free(p->ids);
+	free(p->ahead);
 	*p = (struct moe_plan){0};
 }
 
-/* Groups the places of ids [n_places] by expert and lists the distinct experts in refs: for decode
- * in the order of their first place (row, then rank: the order in which a trace lists them, so that
- * a simulated cache sees what the live one does), for prefill ascending (the order of the file).
- * Returns how many. */
-static int group_by_expert(
-	struct moe_plan *p, uint32_t n_experts, enum expert_use use, const int32_t *ids, int n_places)
-{
-	for (uint32_t i = 0; i <= n_experts; i++)
-		p->first[i] = 0;
-	int n = 0;
-	for (int i = 0; i < n_places; i++)
-		if (!p->first[ids[i] + 1]++ && use == EXPERT_DECODE)
-			p->refs[n++] = (struct expert_ref){.id = ids[i]};
-	for (uint32_t i = 0; i < n_experts; i++) {
-		if (p->first[i + 1] && use == EXPERT_PREFILL)
-			p->refs[n++] = (struct expert_ref){.id = (int32_t)i};
-		p->first[i + 1] += p->first[i];
-	}
-	/* first[i] now begins expert i; filling moves it to the end of its group, which is the begin of
-	 * the next */
-	for (int i = 0; i < n_places; i++)
-		p->token_slots[p->first[ids[i]]++] = i;
-	for (uint32_t i = n_experts; i > 0; i--)
-		p->first[i] = p->first[i - 1];
-	p->first[0] = 0;
-	return n;
-}
-
-/* Computes every ref of the group that is ready and not yet done. */
-static void run_ready(
-	struct model *m, struct moe_plan *p, struct expert_ref *refs, bool *done, int n, int rows)
-{
-	int n_jobs = 0;
-	for (int i = 0; i < n; i++) {
-		if (done[i] || !refs[i].ready)
-			continue;
-		done[i] = true;
-		int32_t at = p->first[refs[i].id];
-		p->jobs[n_jobs++] = (struct expert_job){
-			.gate = refs[i].gate,
-			.up = refs[i].up,
-			.down = refs[i].down,
-			.places = p->token_slots + at,
-			.n_places = p->first[refs[i].id + 1] - at,
-		};
-	}
-	if (n_jobs)
-		m->backend->ops->expert_ffn(
-			m->backend, m->ws.h, p->jobs, n_jobs, rows, (int)m->config.n_used, m->ws.expert_out);
-}
+/* ---- the device's part ---- */
 
 /* down(silu(gate h) * up h): the dense network, and the shared expert. */
-static void swiglu_network(
+static void gated_network(
 	struct model *m, const struct layer_weights *w, const struct batch *rows, float *y, bool add)
 {
 	struct workspace *ws = &m->ws;
@@ -112,75 +61,22 @@ static void swiglu_network(
 	m->backend->ops->ffn(m->backend, &a, rows->n);
 }
 
-/* Tells the source the order of a prefill layer, and that the next one will want all of its
- * experts: a chunk of rows touches nearly every expert, so that the disk need not pause at the
- * layer's border. */
-static void announce(struct model *m, uint32_t layer, int n)
+static void shared_expert_run(struct model *m, uint32_t layer, const struct batch *rows)
 {
-	struct expert_source *s = m->source;
-	if (!s->ops->read_ahead)
-		return;
-	int32_t *ids = m->plan.read_ahead;
-	for (int i = 0; i < n; i++)
-		ids[i] = m->plan.refs[i].id;
-	s->ops->read_ahead(s, (int)layer, ids, n);
-	uint32_t next = layer + 1;
-	if (next >= m->config.n_layers || 4 * (uint32_t)n < 3 * m->config.n_experts)
-		return;
-	for (uint32_t i = 0; i < m->config.n_experts; i++)
-		ids[i] = (int32_t)i;
-	s->ops->read_ahead(s, (int)next, ids, (int)m->config.n_experts);
+	gated_network(m, &m->weights.layers[layer], rows, m->ws.shared_out, false);
 }
 
-/* The routers of the layers layer + first to layer + reach, each on the stream as it is now: 0 is
- * the layer's own and leaves its normed input in ws.h, the others guess. Then a mark. */
-static void run_routers(
-	struct model *m, uint32_t layer, uint32_t first, uint32_t reach, const struct batch *rows)
-{
-	const struct model_config *c = &m->config;
-	struct workspace *ws = &m->ws;
-	struct route routes[1 + LOOKAHEAD_MAX];
-	size_t few = lookahead_rows(ws);
-	int n = 0;
-	for (uint32_t d = first; d <= reach; d++) {
-		const struct layer_weights *w = &m->weights.layers[layer + d];
-		routes[n++] = (struct route){
-			.n_experts = (int)c->n_experts,
-			.n_used = (int)c->n_used,
-			.n_group = (int)c->n_group,
-			.n_group_used = (int)c->n_group_used,
-			.normalise = c->norm_weights,
-			.scale = c->weights_scale,
-			.x = ws->x,
-			.gain = w->ffn_norm,
-			.eps = c->rms_eps,
-			.w = w->router,
-			.h = d ? ws->predicted_h + (d - 1) * few * c->n_embd : ws->h,
-			.logits = d ? ws->predicted_logits + (d - 1) * few * c->n_experts : ws->router,
-			.bias = w->router_bias,
-			.picks = d ? lookahead_expert_ids(m, layer, d) : ws->expert_ids,
-			.weights = d ? NULL : ws->route_weights,
-		};
-	}
-	m->backend->ops->route(m->backend, routes, n, rows->n);
-}
-
-void shared_expert_run(struct model *m, uint32_t layer, const struct batch *rows)
-{
-	const struct layer_weights *w = &m->weights.layers[layer];
-	swiglu_network(m, w, rows, m->ws.shared_out, false);
-}
-
-static struct weight shape_of(const struct gguf_tensor *t)
+static struct weight stack_shape(const struct gguf_tensor *t)
 {
 	return expert_shape(t->type, t->ne[0], t->ne[1], t->ne[2], t->bytes);
 }
 
-static struct expert_job expert_shapes(const struct model *m, uint32_t layer)
+/* The shape of the layer's experts, without data. */
+static struct expert_job expert_job_shape(const struct model *m, uint32_t layer)
 {
 	const struct expert_tensors *t = &m->weights.experts[layer];
 	return (struct expert_job){
-		.gate = shape_of(t->gate), .up = shape_of(t->up), .down = shape_of(t->down)};
+		.gate = stack_shape(t->gate), .up = stack_shape(t->up), .down = stack_shape(t->down)};
 }
 
 bool moe_deferred(const struct model *m, uint32_t layer, int rows)
@@ -190,8 +86,27 @@ bool moe_deferred(const struct model *m, uint32_t layer, int rows)
 	if (!m->capture || rows > 1 || !b->ops->can_await ||
 		!m->weights.layers[layer].experts_aligned || m->source->max_pinned[moe_use(rows)] < n_used)
 		return false;
-	struct expert_job like = expert_shapes(m, layer);
-	return b->ops->can_await(b, &like, n_used);
+	struct expert_job shape = expert_job_shape(m, layer);
+	return b->ops->can_await(b, &shape, n_used);
+}
+
+struct route moe_route(const struct model *m, uint32_t layer)
+{
+	const struct model_config *c = &m->config;
+	const struct layer_weights *w = &m->weights.layers[layer];
+	return (struct route){
+		.n_experts = (int)c->n_experts,
+		.n_used = (int)c->n_used,
+		.n_group = (int)c->n_group,
+		.n_group_used = (int)c->n_group_used,
+		.normalise = c->norm_weights,
+		.scale = c->weights_scale,
+		.x = m->ws.x,
+		.gain = w->ffn_norm,
+		.eps = c->rms_eps,
+		.w = w->router,
+		.bias = w->router_bias,
+	};
 }
 
 void ffn_forward(struct model *m, uint32_t layer, const struct batch *rows)
@@ -200,136 +115,32 @@ void ffn_forward(struct model *m, uint32_t layer, const struct batch *rows)
 	const struct layer_weights *w = &m->weights.layers[layer];
 	struct workspace *ws = &m->ws;
 	struct backend *b = m->backend;
-	uint32_t reach = lookahead_reach(m, layer, rows->n);
-	if (config_is_moe(c, layer)) {
-		run_routers(m, layer, 0, reach, rows);
-		if (b->ops->deferred)
-			shared_expert_run(m, layer, rows);
-		if (moe_deferred(m, layer, rows->n)) {
-			struct expert_job like = expert_shapes(m, layer);
-			b->ops->experts_await(b, ws->h, &like, (int)c->n_used, ws->expert_out);
-		}
+	bool moe = config_is_moe(c, layer);
+	struct route routes[1 + LOOKAHEAD_MAX];
+	int n_routes = 0;
+	if (!moe) {
+		b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){w->ffn_norm, ws->h}, 1, c->rms_eps,
+			rows->n, (int)c->n_embd, c->n_embd);
+		gated_network(m, w, rows, ws->x, true);
+	} else {
+		struct route *own = &routes[n_routes++];
+		*own = moe_route(m, layer);
+		own->h = ws->h;
+		own->logits = ws->router;
+		own->picks = ws->expert_ids;
+		own->weights = ws->route_weights;
+	}
+	n_routes += lookahead_routes(m, layer, rows->n, routes + n_routes);
+	if (n_routes)
+		b->ops->route(b, routes, n_routes, rows->n);
+	if (!moe)
 		return;
-	}
-	b->ops->rms_norm(b, ws->x, c->n_embd, &(struct norm){w->ffn_norm, ws->h}, 1, c->rms_eps,
-		rows->n, (int)c->n_embd, c->n_embd);
-	swiglu_network(m, w, rows, ws->x, true);
-	if (reach)
-		run_routers(m, layer, 1, reach, rows);
-}
-
-/* ---- experts ---- */
-
-/* Gives back the pins of refs[0 .. end): the device has passed them. */
-static void release_to(struct model *m, int end)
-{
-	struct moe_plan *p = &m->plan;
-	if (end > p->first_pinned)
-		m->source->ops->release(
-			m->source, (int)p->pinned_layer, p->refs + p->first_pinned, end - p->first_pinned);
-	p->first_pinned = MAX(p->first_pinned, end);
-}
-
-/* Releases the groups that the device has passed; waits for the oldest ones as long as more than
- * `most` refs would stay pinned. */
-static int release_passed(struct model *m, int most, struct err *e)
-{
-	struct moe_plan *p = &m->plan;
-	struct backend *b = m->backend;
-	while (p->n_groups) {
-		const struct moe_group *old = &p->groups[p->first_group];
-		int rc = 0;
-		if (p->end_pinned - p->first_pinned > most)
-			rc = b->ops->wait_mark(b, old->mark, e);
-		else if (!b->ops->reached(b, old->mark))
-			break;
-		if (rc)
-			return rc;
-		release_to(m, old->end);
-		p->first_group = (p->first_group + 1) % MOE_GROUPS;
-		p->n_groups--;
-	}
-	return 0;
-}
-
-/* refs[first .. first + n): acquires them, enqueues what is ready and the rest as it comes: all at
- * once if the device still has earlier groups to compute, for a call with several experts takes
- * hardly longer than one with a single one. */
-static int run_group(struct model *m, uint32_t layer, enum expert_use use, int first, int n,
-	const struct batch *rows, struct err *e)
-{
-	struct moe_plan *p = &m->plan;
-	struct expert_source *s = m->source;
-	struct expert_ref *refs = p->refs + first;
-	bool *done = p->done + first;
-	for (int i = 0; i < n; i++)
-		done[i] = false;
-	int missing = s->ops->acquire(s, (int)layer, use, refs, n, e);
-	if (missing < 0)
-		return missing;
-	p->end_pinned = first + n;
-	if (!first && !m->backend->ops->deferred) /* computed while the drive reads */
+	if (b->ops->deferred) /* else it is computed while the drive reads: see group_request */
 		shared_expert_run(m, layer, rows);
-	if (!missing || !p->n_groups)
-		run_ready(m, p, refs, done, n, rows->n);
-	int rc = lookahead_prefetch(m, layer, e);
-	if (rc)
-		return rc;
-	while (missing > 0) {
-		missing = s->ops->wait_ready(s, (int)layer, refs, n, e);
-		if (missing >= 0 && (rc = release_passed(m, INT32_MAX, e)))
-			return rc;
-		if (!missing || (missing > 0 && !p->n_groups))
-			run_ready(m, p, refs, done, n, rows->n);
+	if (moe_deferred(m, layer, rows->n)) {
+		struct expert_job shape = expert_job_shape(m, layer);
+		b->ops->experts_await(b, ws->h, &shape, (int)c->n_used, ws->expert_out);
 	}
-	return missing;
-}
-
-/* All groups of a layer. At most two windows are pinned at a time. A prompt's windows are several
- * groups, and the last one is marked as well: what the device has passed makes room for what is
- * read ahead. */
-static int run_groups(struct model *m, uint32_t layer, enum expert_use use, int n,
-	const struct batch *rows, struct err *e)
-{
-	struct moe_plan *p = &m->plan;
-	struct backend *b = m->backend;
-	bool ahead = use == EXPERT_PREFILL && b->ops->deferred;
-	int window = MIN(m->source->max_pinned[use], n), most = window, group, rc;
-	if (ahead)
-		most = MAX((2 * window + MOE_GROUPS - 1) / MOE_GROUPS, MIN(window, GROUP_LEAST));
-	for (int at = 0; at < n; at += group) {
-		group = MIN(n - at, most);
-		if ((rc = release_passed(m, 2 * window - group, e)) ||
-			(rc = run_group(m, layer, use, at, group, rows, e)))
-			return rc;
-		if (ahead || at + group < n)
-			p->groups[(p->first_group + p->n_groups++) % MOE_GROUPS] =
-				(struct moe_group){.mark = b->ops->mark(b), .end = at + group};
-	}
-	return 0;
-}
-
-int moe_run_experts(
-	struct model *m, uint32_t layer, uint64_t routed, const struct batch *rows, struct err *e)
-{
-	struct moe_plan *p = &m->plan;
-	struct backend *b = m->backend;
-	lookahead_enqueued(m, layer, routed, rows->n);
-	int n_places = rows->n * (int)m->config.n_used,
-		rc = layer ? lookahead_prefetch(m, layer - 1, e) : 0;
-	if (rc || (rc = release_passed(m, 0, e)) ||
-		(rc = b->ops->wait_picks(b, routed, m->ws.expert_ids, n_places, p->ids, e)))
-		return rc;
-	release_to(m, p->end_pinned);
-	p->first_pinned = p->end_pinned = p->n_groups = 0;
-	p->pinned_layer = layer;
-
-	enum expert_use use = moe_use(rows->n);
-	int n = group_by_expert(p, m->config.n_experts, use, p->ids, n_places);
-	m->expert_uses += (uint64_t)n_places;
-	if (use == EXPERT_PREFILL)
-		announce(m, layer, n);
-	return run_groups(m, layer, use, n, rows, e);
 }
 
 void moe_combine(struct model *m, const struct batch *rows, const struct norm *next)
@@ -340,12 +151,217 @@ void moe_combine(struct model *m, const struct batch *rows, const struct norm *n
 		m->config.rms_eps);
 }
 
-int moe_drain(struct model *m, struct err *e)
+/* ---- the host's part ---- */
+
+/* Lists the distinct experts of the layer's ids [n_slots] in refs and groups the (token, rank)
+ * slots by expert. The order of refs:
+ * - decode: of their first slot. A trace lists them so, and a simulated cache then sees what the
+ *   live one does;
+ * - prefill: ascending, the order of the file. */
+static void group_by_expert(struct moe_plan *p, uint32_t n_experts, int n_slots)
+{
+	const int32_t *ids = p->ids;
+	for (uint32_t i = 0; i <= n_experts; i++)
+		p->first[i] = 0;
+	int n = 0;
+	for (int i = 0; i < n_slots; i++)
+		if (!p->first[ids[i] + 1]++ && p->use == EXPERT_DECODE)
+			p->refs[n++] = (struct expert_ref){.id = ids[i]};
+	for (uint32_t i = 0; i < n_experts; i++) {
+		if (p->first[i + 1] && p->use == EXPERT_PREFILL)
+			p->refs[n++] = (struct expert_ref){.id = (int32_t)i};
+		p->first[i + 1] += p->first[i];
+	}
+	/* first[i] begins expert i. Filling moves it to the end of its slots, where i + 1 begins. */
+	for (int i = 0; i < n_slots; i++)
+		p->token_slots[p->first[ids[i]]++] = i;
+	for (uint32_t i = n_experts; i > 0; i--)
+		p->first[i] = p->first[i - 1];
+	p->first[0] = 0;
+	p->n_refs = n;
+}
+
+/* Hands the read-ahead list of a prefill layer to the source. A chunk that touches most experts of
+ * this layer will touch most of the next one too: they are listed behind, so that the drive does
+ * not pause between layers. */
+static void moe_read_ahead(struct model *m)
 {
 	struct moe_plan *p = &m->plan;
-	int rc = m->backend->ops->wait(m->backend, e);
-	release_to(m, p->end_pinned);
+	struct expert_source *s = m->source;
+	if (!s->ops->read_ahead)
+		return;
+	for (int i = 0; i < p->n_refs; i++)
+		p->ahead[i] = p->refs[i].id;
+	s->ops->read_ahead(s, (int)p->layer, p->ahead, p->n_refs);
+	uint32_t next = p->layer + 1;
+	if (next >= m->config.n_layers || 4 * (uint32_t)p->n_refs < 3 * m->config.n_experts)
+		return;
+	for (uint32_t i = 0; i < m->config.n_experts; i++)
+		p->ahead[i] = (int32_t)i;
+	s->ops->read_ahead(s, (int)next, p->ahead, (int)m->config.n_experts);
+}
+
+/* Gives back the pins of refs[0 .. end): the device has passed them. */
+static void unpin_to(struct model *m, int end)
+{
+	struct moe_plan *p = &m->plan;
+	int first = p->first_pinned;
+	if (end > first)
+		m->source->ops->release(m->source, (int)p->layer, p->refs + first, end - first);
+	p->first_pinned = MAX(first, end);
+}
+
+static void unpin_all(struct model *m)
+{
+	struct moe_plan *p = &m->plan;
+	unpin_to(m, p->end_pinned);
 	p->first_pinned = p->end_pinned = p->n_groups = 0;
-	m->predictions[0].ticket = m->predictions[1].ticket = 0;
+}
+
+/* Unpins the groups that the device has passed. Waits for the oldest ones as long as more than
+ * `limit` refs would stay pinned. */
+static int unpin_passed(struct model *m, int limit, struct err *e)
+{
+	struct moe_plan *p = &m->plan;
+	struct backend *b = m->backend;
+	while (p->n_groups) {
+		const struct moe_group *oldest = &p->groups[p->first_group];
+		int rc = 0;
+		if (p->end_pinned - p->first_pinned > limit)
+			rc = b->ops->wait_mark(b, oldest->fence, e);
+		else if (!b->ops->reached(b, oldest->fence))
+			break;
+		if (rc)
+			return rc;
+		unpin_to(m, oldest->end);
+		p->first_group = (p->first_group + 1) % MOE_GROUPS;
+		p->n_groups--;
+	}
+	return 0;
+}
+
+/* Enqueues every expert of the group that is ready and has not been enqueued. */
+static void group_enqueue_ready(struct model *m, const struct batch *rows)
+{
+	struct moe_plan *p = &m->plan;
+	int n_jobs = 0;
+	for (int i = p->group_first; i < p->end_pinned; i++) {
+		const struct expert_ref *ref = &p->refs[i];
+		if (p->enqueued[i] || !ref->ready)
+			continue;
+		p->enqueued[i] = true;
+		int32_t at = p->first[ref->id];
+		p->jobs[n_jobs++] = (struct expert_job){
+			.gate = ref->gate,
+			.up = ref->up,
+			.down = ref->down,
+			.places = p->token_slots + at,
+			.n_places = p->first[ref->id + 1] - at,
+		};
+	}
+	if (n_jobs)
+		m->backend->ops->expert_ffn(
+			m->backend, m->ws.h, p->jobs, n_jobs, rows->n, (int)m->config.n_used, m->ws.expert_out);
+}
+
+/* Whether to enqueue what is ready now. While the device has earlier groups to compute, a group
+ * waits until it is complete: a call with several experts takes hardly longer than with one. */
+static bool group_should_enqueue(const struct moe_plan *p)
+{
+	return !p->n_missing || !p->n_groups;
+}
+
+/* Acquires the group that begins with refs[first] and enqueues what is ready. */
+static int group_request(struct model *m, int first, const struct batch *rows, struct err *e)
+{
+	struct moe_plan *p = &m->plan;
+	struct expert_source *s = m->source;
+	int n = MIN(p->n_refs - first, p->group_size);
+	int rc = unpin_passed(m, p->max_pinned - n, e);
+	if (rc)
+		return rc;
+	for (int i = first; i < first + n; i++)
+		p->enqueued[i] = false;
+	int missing = s->ops->acquire(s, (int)p->layer, p->use, p->refs + first, n, e);
+	if (missing < 0)
+		return missing;
+	p->group_first = first;
+	p->end_pinned = first + n;
+	p->n_missing = missing;
+	if (!first && !m->backend->ops->deferred) /* computed while the drive reads */
+		shared_expert_run(m, p->layer, rows);
+	if (group_should_enqueue(p))
+		group_enqueue_ready(m, rows);
+	return 0;
+}
+
+/* Enqueues the rest of the group as it comes. */
+static int group_complete(struct model *m, const struct batch *rows, struct err *e)
+{
+	struct moe_plan *p = &m->plan;
+	struct expert_source *s = m->source;
+	int n = p->end_pinned - p->group_first, rc;
+	while (p->n_missing > 0) {
+		p->n_missing = s->ops->wait_ready(s, (int)p->layer, p->refs + p->group_first, n, e);
+		if (p->n_missing < 0)
+			return p->n_missing;
+		if ((rc = unpin_passed(m, INT32_MAX, e)))
+			return rc;
+		if (group_should_enqueue(p))
+			group_enqueue_ready(m, rows);
+	}
+	return 0;
+}
+
+int moe_experts_request(
+	struct model *m, uint32_t layer, uint64_t fence, const struct batch *rows, struct err *e)
+{
+	struct moe_plan *p = &m->plan;
+	struct backend *b = m->backend;
+	int n_slots = rows->n * (int)m->config.n_used, rc;
+	if ((rc = unpin_passed(m, 0, e)) ||
+		(rc = b->ops->wait_picks(b, fence, m->ws.expert_ids, n_slots, p->ids, e)))
+		return rc;
+	unpin_all(m); /* the fence lies behind the experts of the layer before */
+
+	p->layer = layer;
+	p->use = moe_use(rows->n);
+	group_by_expert(p, m->config.n_experts, n_slots);
+	if (p->use == EXPERT_PREFILL)
+		moe_read_ahead(m);
+	int window = MIN(m->source->max_pinned[p->use], p->n_refs);
+	p->max_pinned = 2 * window;
+	p->group_size = window;
+	/* A prompt's window is several groups with a fence each: what the device has passed makes room
+	 * for what is read ahead. */
+	p->fence_groups = p->use == EXPERT_PREFILL && b->ops->deferred;
+	if (p->fence_groups)
+		p->group_size = MAX((2 * window + MOE_GROUPS - 1) / MOE_GROUPS, MIN(window, GROUP_MIN));
+	return group_request(m, 0, rows, e);
+}
+
+int moe_experts_complete(struct model *m, const struct batch *rows, struct err *e)
+{
+	struct moe_plan *p = &m->plan;
+	struct backend *b = m->backend;
+	for (;;) {
+		int rc = group_complete(m, rows, e), end = p->end_pinned;
+		if (rc)
+			return rc;
+		if (p->fence_groups || end < p->n_refs)
+			p->groups[(p->first_group + p->n_groups++) % MOE_GROUPS] =
+				(struct moe_group){.fence = b->ops->mark(b), .end = end};
+		if (end == p->n_refs)
+			return 0;
+		if ((rc = group_request(m, end, rows, e)))
+			return rc;
+	}
+}
+
+int moe_drain(struct model *m, struct err *e)
+{
+	int rc = m->backend->ops->wait(m->backend, e);
+	unpin_all(m);
+	m->prediction.fence = 0;
 	return rc;
 }

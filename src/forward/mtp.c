@@ -6,10 +6,12 @@
  * text needs only its cache row, which is a projection of that input: no attention and no expert is
  * computed for it. Only a draft runs the whole layer, for one row.
  */
-#include "src/model/forward.h"
+#include "src/forward/mtp.h"
 
-/* ws.x[0..n) = eh_proj input of n pairs: tokens of ws.tokens[first..), hidden rows starting at
- * `hidden`. */
+#include "src/forward/attention.h"
+#include "src/forward/segment.h"
+
+/* ws.mtp_in[at ..) = the eh_proj input of n pairs: `tokens` with the rows from `hidden` on. */
 static void project_pairs(
 	struct model *m, const int32_t *tokens, const float *hidden, int at, int n)
 {
@@ -46,8 +48,8 @@ void mtp_append(
 	int32_t first = has_before ? rows->pos[0] - 1 : rows->pos[0];
 	for (int r = 0; r < n; r++)
 		m->step_host[r] = first + r;
-	b->ops->upload(
-		b, ws->pos, m->step_host, (size_t)n * sizeof(int32_t)); /* the trunk is done with its own */
+	b->ops->upload(b, ws->pos, m->step_host,
+		(size_t)n * sizeof(int32_t)); /* the trunk needs its own no more */
 	struct batch batch = {.n = n, .pos = ws->pos, .base = ws->base, .max_pos = first + n - 1};
 	b->ops->rope_angles(b, &batch, m->inv_freq, (int)m->config.head_rope, ws->cos_sin);
 	attention_append(m, kv, m->config.n_layers, &batch);
@@ -71,7 +73,9 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t
 	}
 	if (calls == GRAPH_RECORDS)
 		b->ops->graph_end(b);
-	int rc = moe_run_experts(m, c->n_layers, b->marks, &batch, e);
+	int rc = moe_experts_request(m, c->n_layers, b->marks, &batch, e);
+	if (!rc)
+		rc = moe_experts_complete(m, &batch, e);
 	if (rc) {
 		moe_drain(m, NULL);
 		return rc;

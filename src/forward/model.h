@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A model that can compute: configuration and weights with everything a step needs besides a cache.
+ *
+ * Order of use: model_init, then any number of steps (forward.h, mtp.h), then model_fini. One
+ * thread computes with a model, one step at a time. Backend and expert source are borrowed and
+ * outlive it.
+ */
+#ifndef GLM_FORWARD_MODEL_H
+#define GLM_FORWARD_MODEL_H
+
+#include "kernels/backend.h"
+#include "src/forward/lookahead.h"
+#include "src/forward/moe.h"
+#include "src/forward/workspace.h"
+#include "src/model/config.h"
+#include "src/model/kv_cache.h"
+#include "src/model/weights.h"
+#include "stream/expert_source.h"
+
+struct model {
+	struct model_config config;
+	struct model_weights weights; /* owned */
+	struct backend *backend;
+	struct expert_source *source;
+	bool has_mtp;
+	float *inv_freq; /* [head_rope / 2] device */
+	struct workspace ws;
+	struct moe_plan plan;         /* experts of the current layer (moe.c) */
+	struct prediction prediction; /* not passed on yet (lookahead.c) */
+	/* segments (segment.c) */
+	int32_t *step_host;      /* [3 * R] what step_begin uploads */
+	bool capture;            /* the segments of this step are captured */
+	const void *captured_kv; /* the cache that captured graphs write to */
+};
+
+/* Takes ownership of the weights, on success and on failure. max_rows: the largest step. ERR_MEMORY
+ * when host or backend have not the memory; nothing is left behind then. */
+int model_init(struct model *m, const struct model_config *c, struct model_weights *w,
+	bool with_mtp, struct backend *b, struct expert_source *source, uint32_t max_rows,
+	struct err *e);
+void model_fini(struct model *m); /* waits for the device; accepts a zeroed struct */
+
+#endif

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The feed-forward part of a layer: dense network, router, shared expert, routed experts.
+ *
+ * Order of use for one layer (forward.c, mtp.c; segment.h has the picture):
+ *   1. ffn_forward enqueues the device's part. A dense layer is complete then.
+ *   2. moe_experts_request reads the router's ids and starts what is ready.
+ *   3. moe_experts_complete starts the rest as it comes.
+ *   4. moe_combine adds everything to the stream; the first op of the next segment.
+ *   After the last layer, or after any error: moe_drain.
+ *
+ * Pins. An expert is pinned from acquire until the device has computed with it. Steps 2 to 4 of the
+ * next layer, and moe_drain, give pins back when a fence behind the experts has been reached. At
+ * most two windows (source->max_pinned) are pinned at a time.
+ *
+ * The result does not depend on the order of arrival: every (token, rank) slot has a row of its own
+ * in ws.expert_out, and moe_combine adds the rows in rank order.
+ */
+#ifndef GLM_FORWARD_MOE_H
+#define GLM_FORWARD_MOE_H
+
+#include "kernels/backend.h"
+#include "src/model/config.h"
+#include "stream/expert_source.h"
+
+struct model;
+
+/* A step of at least so many rows is a prefill chunk: it touches most experts of a layer once. */
+#define PREFILL_ROWS 32
+static inline enum expert_use moe_use(int rows)
+{
+	return rows >= PREFILL_ROWS ? EXPERT_PREFILL : EXPERT_DECODE;
+}
+
+#define MOE_GROUPS 8 /* groups pinned at a time, at most */
+
+/* Experts that were enqueued together: the device has passed refs[.. end) at the fence. */
+struct moe_group {
+	uint64_t fence;
+	int end;
+};
+
+/* Which rows use which expert of the current layer, and what is pinned. Host memory, sized once;
+ * owned by moe.c, but for `ids`, which taps read. */
+struct moe_plan {
+	int32_t *ids;            /* [R][n_used] top-k expert ids of the layer */
+	int32_t *first;          /* [n_experts + 1] prefix sums into token_slots */
+	int32_t *token_slots;    /* [R * n_used] (token, rank) slots, grouped by expert */
+	struct expert_ref *refs; /* [n_experts] the distinct experts */
+	bool *enqueued;          /* [n_experts] parallel to refs */
+	struct expert_job *jobs; /* [n_experts] scratch of a call */
+	int32_t *ahead;          /* [n_experts] scratch of a read-ahead list */
+	/* the layer */
+	uint32_t layer;
+	enum expert_use use;
+	int n_refs;
+	int group_size;    /* refs that are acquired at once */
+	int max_pinned;    /* refs that may be pinned at once */
+	bool fence_groups; /* a fence behind each group, not only between groups */
+	/* the group that was requested last: refs[group_first .. end_pinned) */
+	int group_first, n_missing;
+	/* refs[first_pinned .. end_pinned) are pinned: the device may still compute with them */
+	int first_pinned, end_pinned;
+	/* those of them that have a fence, oldest first: a ring */
+	struct moe_group groups[MOE_GROUPS];
+	int first_group, n_groups;
+};
+
+int moe_plan_init(struct moe_plan *p, const struct model_config *c, uint32_t max_rows);
+void moe_plan_fini(struct moe_plan *p); /* accepts a zeroed struct */
+
+/* ---- the device's part: these enqueue ops and never wait ---- */
+
+/* Dense layer: ws.x += network(ws.x). MoE layer: its router, whose normed input stays in ws.h, the
+ * shared expert, and the deferred expert kernel where moe_deferred. Both: the predicting routers of
+ * lookahead.h. Where there is a router, its fence is the last one enqueued. */
+void ffn_forward(struct model *m, uint32_t layer, const struct batch *rows);
+
+/* ws.x += the routed experts and the shared expert of the current MoE layer, then a norm of ws.x
+ * (NULL: none). */
+void moe_combine(struct model *m, const struct batch *rows, const struct norm *next);
+
+/* Whether the experts of an MoE layer are computed by a deferred kernel of this step's segments.
+ * Ops behind them can then be enqueued before the experts are known. */
+bool moe_deferred(const struct model *m, uint32_t layer, int rows);
+
+/* The router of a layer, applied to ws.x as it is now; its outputs are left to the caller. */
+struct route moe_route(const struct model *m, uint32_t layer);
+
+/* ---- the host's part ---- */
+
+/* Waits for the expert ids behind `fence`, gives the pins of the layer before back, acquires the
+ * first group of experts and enqueues those that are ready.
+ * Errors: a lost device, a failed read, ERR_INTERRUPTED; call moe_drain then. */
+int moe_experts_request(
+	struct model *m, uint32_t layer, uint64_t fence, const struct batch *rows, struct err *e);
+
+/* Enqueues the experts of the layer that were missing as their reads complete, then group after
+ * group. Same errors. */
+int moe_experts_complete(struct model *m, const struct batch *rows, struct err *e);
+
+/* Waits for all ops, gives back every pin and drops predictions that were not passed on. Returns
+ * the failure of an op. After success and after errors alike. */
+int moe_drain(struct model *m, struct err *e);
+
+#endif

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: MIT */
+/* The upload that begins a step, and the keys of captured graphs. */
+#include "src/forward/segment.h"
+
+#include "src/base/log.h"
+#include "src/base/num.h"
+
+#include <string.h>
+
+/* The least power of two above max_pos, less one. Grids and scratch are sized by it, and a captured
+ * segment serves until the next power of two; each op reads pos[r] for the work there is. */
+static int32_t round_up_max_pos(int32_t max_pos)
+{
+	int32_t limit = 255;
+	while (limit < max_pos && limit < INT32_MAX / 2)
+		limit = 2 * limit + 1;
+	return MAX(limit, max_pos);
+}
+
+struct batch step_begin(
+	struct model *m, int n, const int32_t *tokens, const int32_t *pos, const int32_t *base)
+{
+	struct workspace *ws = &m->ws;
+	struct backend *b = m->backend;
+	if (n < 1 || (uint32_t)n > ws->max_rows)
+		bug("a step of %d rows, the workspace has %u", n, ws->max_rows);
+	size_t bytes = (size_t)n * sizeof(int32_t);
+	memcpy(m->step_host, tokens, bytes);
+	memcpy(m->step_host + n, pos, bytes);
+	memcpy(m->step_host + 2 * n, base, bytes);
+	ws->tokens = ws->step;
+	ws->pos = ws->step + n;
+	ws->base = ws->step + 2 * n;
+	b->ops->upload(b, ws->step, m->step_host, 3 * bytes);
+	struct batch batch = {.n = n, .pos = ws->pos, .base = ws->base};
+	for (int r = 0; r < n; r++)
+		batch.max_pos = MAX(batch.max_pos, pos[r]);
+	if (n <= GRAPH_ROWS)
+		batch.max_pos = round_up_max_pos(batch.max_pos);
+	return batch;
+}
+
+enum graph_calls segment_begin(struct model *m, struct kv_cache *kv, uint32_t first,
+	const struct batch *rows, uint32_t variant)
+{
+	struct backend *b = m->backend;
+	if (!m->capture)
+		return GRAPH_RUNS;
+	if (m->captured_kv != kv->arena) /* the graphs hold its addresses */
+		b->ops->graph_drop(b);
+	m->captured_kv = kv->arena;
+	uint64_t key = (uint64_t)first << 40 | (uint64_t)rows->n << 36 | (uint64_t)variant << 32 |
+				   (uint32_t)rows->max_pos;
+	return b->ops->graph_begin(b, key);
+}

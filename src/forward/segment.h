@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * How a step reaches the device: graph segments, fences and the host's part in an MoE layer.
+ *
+ * In every MoE layer the host must act: the router's top-k expert ids decide which experts are
+ * computed, and some of these may have to be read first. `route` enqueues a fence behind the ids.
+ *
+ *   device   attention  routers |fence| shared expert  experts...  combine | attention  routers ...
+ *                                  |                    ^      ^
+ *                                  | ids          ready |      | read late
+ *   host     ............ wait ----+-- acquire ---------+------+-- prefetch predicted -- wait ...
+ *
+ * For each layer the host (forward.c: serve_layer)
+ *   1. waits for the expert ids behind the layer's fence;
+ *   2. acquires the experts, which starts the reads of those that are missing;
+ *   3. gives the ready ones to the device, which has the shared expert to compute meanwhile;
+ *   4. passes predicted experts of the coming layers on to the source (lookahead.h);
+ *   5. gives the missing ones to the device as their reads complete.
+ * Experts stay pinned until a later fence shows that the device has passed them (moe.h).
+ *
+ * Steps of at most GRAPH_ROWS rows, without taps, are captured: a *graph segment* is what one graph
+ * launch covers.
+ *   - One row, experts that a deferred kernel can compute (moe_deferred): that kernel is part of
+ * the graph and waits for the host's messages. A segment goes on through many layers and nothing is
+ *     launched between them; the host serves one layer after the other.
+ *   - Several rows, or experts without a deferred kernel: a segment ends behind the shared expert
+ *     of an MoE layer. The host enqueues the experts as ops of their own, and the next segment
+ *     begins with moe_combine.
+ * Larger steps and steps with taps are not captured: the same ops are enqueued one by one, layer
+ * after layer. A backend without graphs does the same. The numbers are equal in all cases.
+ */
+#ifndef GLM_FORWARD_SEGMENT_H
+#define GLM_FORWARD_SEGMENT_H
+
+#include "src/forward/model.h"
+
+/* Steps of at most this many rows are captured. */
+#define GRAPH_ROWS 8
+
+/* Uploads tokens, positions and first cache rows (host, [n] each) to ws.tokens, ws.pos and ws.base.
+ * max_pos of the result is rounded up, so that a captured segment serves many positions. */
+struct batch step_begin(
+	struct model *m, int n, const int32_t *tokens, const int32_t *pos, const int32_t *base);
+
+/* Begins a segment; what becomes of the ops that follow: see graph_begin of the backend. `first`:
+ * its first layer; n_layers: the end of a step; n_layers + 1: a draft. `variant` (below 16) tells
+ * apart segments that begin with the same layer. */
+enum graph_calls segment_begin(struct model *m, struct kv_cache *kv, uint32_t first,
+	const struct batch *rows, uint32_t variant);
+
+#endif

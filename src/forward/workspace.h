@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The activations of one step, up to max_rows rows (R). Taken once per model, in two allocations.
+ * Device memory, unless a comment says shared: then the host reads it too.
+ *
+ * Buffers of the attention and of the feed-forward network overlap: q, q_abs and z are dead when
+ * gate, up and expert_out are written, and the other way round.
+ */
+#ifndef GLM_FORWARD_WORKSPACE_H
+#define GLM_FORWARD_WORKSPACE_H
+
+#include "kernels/backend.h"
+#include "src/model/config.h"
+
+struct workspace {
+	uint32_t max_rows;
+	/* the rows of the step, filled by step_begin */
+	int32_t *step;                /* [3 * R] the three below, one upload */
+	int32_t *tokens, *pos, *base; /* [rows of the step] each */
+	float *cos_sin;               /* [R][head_rope / 2][2] */
+	/* the stream */
+	float *x; /* [R][n_embd] residual stream */
+	float *h; /* [R][n_embd] normed input of a stage */
+	/* attention */
+	float *q_latent; /* [R][q_rank] */
+	float *kv;       /* [R][kv_rank + head_rope] */
+	float *q;        /* [R][n_heads][head_nope + head_rope] */
+	float *q_abs;    /* [R][n_heads][kv_rank + head_rope] absorbed query */
+	float *z;        /* [R][n_heads][kv_rank] attended latents */
+	float *o;        /* [R][n_heads][head_value], in the place of q */
+	float *index_q;  /* [R][index_heads][index_dim] */
+	float *index_k;  /* [R][index_dim] */
+	float *index_w;  /* [R][index_heads] */
+	int32_t *sel;    /* [R][index_top_k] selection of the latest full layer */
+	int32_t *n_sel;  /* [R] */
+	/* feed-forward network */
+	float *gate, *up;     /* [R][max(ff_dense, ff_shared)] */
+	float *router;        /* [R][n_experts] */
+	uint64_t *expert_ids; /* [R][n_used] shared: top-k expert ids, see `route` of the backend */
+	float *route_weights; /* [R][n_used] */
+	float *expert_out;    /* [R][n_used][n_embd], one row per (token, rank) slot */
+	float *shared_out;    /* [R][n_embd] of the shared expert */
+	/* lookahead; D: lookahead_max_rows */
+	float *predicted_h;      /* [LOOKAHEAD_MAX][D][n_embd] the stream, normed for layers ahead */
+	float *predicted_logits; /* [LOOKAHEAD_MAX][D][n_experts] */
+	uint64_t *predicted_ids; /* [2][LOOKAHEAD_MAX][D][n_used] shared; of even and odd layers */
+	/* the end */
+	float *hidden; /* [R][n_embd] after the final norm */
+	float *mtp_in; /* [R][2 * n_embd]; NULL without MTP */
+	float *logits; /* [logit_rows][n_vocab] */
+	uint32_t logit_rows;
+
+	void *device, *shared; /* the two allocations */
+	size_t device_bytes, shared_bytes;
+};
+
+/* Device and shared bytes of a workspace for max_rows. */
+size_t workspace_bytes(const struct model_config *c, bool with_mtp, uint32_t max_rows);
+
+/* ERR_MEMORY when the backend has not the bytes; workspace_fini is allowed then. */
+int workspace_init(struct workspace *ws, const struct model_config *c, bool with_mtp,
+	uint32_t max_rows, struct backend *b, struct err *e);
+void workspace_fini(struct workspace *ws, struct backend *b); /* accepts a zeroed struct */
+
+#endif
