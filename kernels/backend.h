@@ -199,26 +199,27 @@ struct route {
 	const float *x;    /* [rows][w.n_in]; NULL: the logits are there */
 	const float *gain; /* [w.n_in] */
 	float eps;
-	struct weight w;   /* n_experts rows; n_stack 1 */
-	float *h;          /* [rows][w.n_in] */
-	float *logits;     /* [rows][n_experts]; with x they are the op's own: undefined behind it */
-	const float *bias; /* [n_experts] */
-	uint64_t *picks;   /* out [rows][n_used], MEM_SHARED: ids, see wait_picks */
-	float *weights;    /* out [rows][n_used]; NULL: not wanted */
+	struct weight w;      /* n_experts rows; n_stack 1 */
+	float *h;             /* [rows][w.n_in] */
+	float *logits;        /* [rows][n_experts]; with x they are the op's own: undefined behind it */
+	const float *bias;    /* [n_experts] */
+	uint64_t *expert_ids; /* out [rows][n_used], MEM_SHARED: ids, see wait_expert_ids */
+	float *weights;       /* out [rows][n_used]; NULL: not wanted */
 };
 
 /* One expert and the places it computes: out[place] = down (silu(gate x) * up x) with x of row
  * place / n_used. */
 struct expert_job {
 	struct weight gate, up, down; /* n_stack 1, device memory that stays valid until it has run */
-	const int32_t *places; /* host memory, copied by the call: [n_places] of row * n_used + rank */
-	int n_places;
+	const int32_t
+		*token_slots; /* host memory, copied by the call: [n_token_slots] of row * n_used + rank */
+	int n_token_slots;
 };
 
 /* What a stretch of ops is, and so what an idle device was waiting for. */
 enum usage_kind {
-	USAGE_EXPERTS, /* a call of expert_ffn, or what an await computes */
-	USAGE_GRAPH,   /* a replayed graph, or what it has before, between or behind awaits */
+	USAGE_EXPERTS, /* a call of expert_ffn, or what a deferred kernel computes */
+	USAGE_GRAPH,   /* a replayed graph, or what it has before, between or behind deferred kernels */
 	USAGE_OTHER,   /* other ops: the end of a step, and the time between two steps */
 	USAGE_KINDS
 };
@@ -228,20 +229,21 @@ enum usage_kind {
 struct backend_usage {
 	uint64_t launches;        /* kernels and copies enqueued, those of replayed graphs included */
 	uint64_t graph_launches;  /* graphs replayed */
-	uint64_t graphs_recorded; /* graphs recorded ... */
-	uint64_t record_ns;       /* ... and the host time that took */
+	uint64_t graphs_captured; /* graphs recorded ... */
+	uint64_t capture_ns;      /* ... and the host time that took */
 	/* Only while measuring (see `measure`): how many stretches there were, the time they took and
-	 * that before them in which the device had nothing to do. Experts of a graph (experts_await)
+	 * that before them in which the device had nothing to do. Experts of a graph (experts_deferred)
 	 * are a stretch of their own: it begins when the host has said what to compute, and the device
 	 * has waited for that since the op before made room. */
-	uint64_t n_stretches[USAGE_KINDS], busy_ns[USAGE_KINDS], idle_ns[USAGE_KINDS];
-	double gap_ns; /* what idle_ns counts between two stretches that follow each other at once */
+	uint64_t n_intervals[USAGE_KINDS], busy_ns[USAGE_KINDS], idle_ns[USAGE_KINDS];
+	double
+		event_gap_ns; /* what idle_ns counts between two stretches that follow each other at once */
 };
 
 #define NORMS_MAX  17
 #define ROUTES_MAX NORMS_MAX
 
-#define AWAIT_ALIGN 16 /* see experts_await */
+#define DEFERRED_ALIGN 16 /* see experts_deferred */
 
 /* ---- the table
  * ------------------------------------------------------------------------------------------ */
@@ -252,11 +254,11 @@ enum mem_kind {
 };
 
 /* What becomes of the calls of a list that has a key */
-enum graph_calls {
-	GRAPH_RUNS, /* they run as they are made, if need be with others between them: the first time,
-				   or always */
-	GRAPH_RECORDS,  /* the caller makes them, and then graph_end, which enqueues them */
-	GRAPH_REPLAYED, /* they have been enqueued, and the caller makes none */
+enum segment_mode {
+	SEGMENT_EAGER,    /* they run as they are made, if need be with others between them: the first
+					  time,    or always */
+	SEGMENT_CAPTURE,  /* the caller makes them, and then segment_end, which enqueues them */
+	SEGMENT_REPLAYED, /* they have been enqueued, and the caller makes none */
 };
 
 struct backend_ops {
@@ -282,26 +284,26 @@ struct backend_ops {
 	int (*download)(struct backend *b, void *dst, const void *src, size_t bytes, struct err *e);
 	int (*wait)(struct backend *b, struct err *e);
 
-	/* Marks: how the host follows the device without draining it. `mark` enqueues a note that every
-	 * op before it has run and returns its ticket, which is backend.marks from then on. `wait_mark`
-	 * returns when the note has come: MEM_SHARED memory that those ops wrote may be read then (but
-	 * for picks, see wait_picks). It fails like `wait`, and when the device is lost or has not
-	 * answered for minutes. `reached` asks without waiting. `deferred`: ops return before they have
-	 * run (false: a mark is reached when it is made). */
-	uint64_t (*mark)(struct backend *b);
-	int (*wait_mark)(struct backend *b, uint64_t ticket, struct err *e);
-	bool (*reached)(struct backend *b, uint64_t ticket);
-	bool deferred;
+	/* Fences: how the host follows the device without draining it. `fence` enqueues a note that
+	 * every op before it has run and returns its fence value, which is backend.fence_value from
+	 * then on. `fence_wait` returns when the note has come: MEM_SHARED memory that those ops wrote
+	 * may be read then (but for expert ids, see wait_expert_ids). It fails like `wait`, and when
+	 * the device is lost or has not answered for minutes. `fence_signaled` asks without waiting.
+	 * `async`: ops return before they have run (false: a fence is reached when it is made). */
+	uint64_t (*fence)(struct backend *b);
+	int (*fence_wait)(struct backend *b, uint64_t fence, struct err *e);
+	bool (*fence_signaled)(struct backend *b, uint64_t fence);
+	bool async;
 
 	/* Graphs: a list of ops that is called again and again with the same arguments is recorded once
-	 * and then enqueued as one. graph_begin says what is to become of the calls. The same key means
-	 * the same calls with the same arguments, the contents of buffers excepted. While they are
-	 * recorded only compute ops, `copy` and `mark` may be called. graph_drop waits and forgets all
-	 * recordings: before memory that they use is freed. A backend may never record (the CPU does
-	 * not). */
-	enum graph_calls (*graph_begin)(struct backend *b, uint64_t key);
-	void (*graph_end)(struct backend *b);
-	void (*graph_drop)(struct backend *b);
+	 * and then enqueued as one. segment_begin says what is to become of the calls. The same key
+	 * means the same calls with the same arguments, the contents of buffers excepted. While they
+	 * are recorded only compute ops, `copy` and `fence` may be called. segments_drop waits and
+	 * forgets all recordings: before memory that they use is freed. A backend may never record (the
+	 * CPU does not). */
+	enum segment_mode (*segment_begin)(struct backend *b, uint64_t key);
+	void (*segment_end)(struct backend *b);
+	void (*segments_drop)(struct backend *b);
 
 	void (*usage)(struct backend *b, struct backend_usage *out);
 	/* Starts or ends the timing of busy_ns and idle_ns; waits. It costs a little: two notes for
@@ -337,32 +339,34 @@ struct backend_ops {
 	/* The same bits as the three ops. */
 	void (*mla)(struct backend *b, const struct batch *rows, const struct mla *a);
 
-	/* At most ROUTES_MAX routers of the same shape (n_experts to scale, w), and then a mark. With
+	/* At most ROUTES_MAX routers of the same shape (n_experts to scale, w), and then a fence. With
 	 * x: the same bits as rms_norm, matmul and a route without it. */
 	void (*route)(struct backend *b, const struct route *a, int n, int rows);
-	/* What the call of route whose mark has this ticket puts into its picks[0 .. n): waits until
-	 * all have come, and then every op before that call has run. A pick says of itself that it has
-	 * come: its lower half is the id, its upper half the lower half of the ticket. So a card need
-	 * not wait until they are at the host before it says so. They may come behind the mark. Memory
-	 * for picks is zero at first. Fails like wait_mark; host memory both. */
-	int (*wait_picks)(struct backend *b, uint64_t ticket, const uint64_t *picks, int n,
+	/* What the call of route whose fence has this fence value puts into its expert ids[0 .. n):
+	 * waits until all have come, and then every op before that call has run. A pick says of itself
+	 * that it has come: its lower half is the id, its upper half the lower half of the fence value.
+	 * So a card need not wait until they are at the host before it says so. They may come behind
+	 * the fence. Memory for expert ids is zero at first. Fails like fence_wait; host memory both.
+	 */
+	int (*wait_expert_ids)(struct backend *b, uint64_t fence, const uint64_t *expert_ids, int n,
 		int32_t *ids, struct err *e);
-	/* An await: an op of a recorded list that computes what the host asks for later, by calls of
-	 * expert_ffn with this x, n_used and out, of one row. The device has begun with it when the
-	 * host makes the first, and goes on when all places have been named. Each has a mark of its
-	 * own, the last one before it in the list; x was written, and out was read, before that. like:
-	 * an expert as all of the layer are, data and places not looked at; data of those that are
-	 * named are at multiples of AWAIT_ALIGN bytes. can_await: whether there can be an await for
-	 * such experts, always the same answer. NULL: never. Where no list is recorded experts_await
-	 * makes ready what it will need, and no more. The first op behind an await, if there is one, is
-	 * moe_combine. Ops behind it rely on it: the host makes all the calls for each await, in the
-	 * order of the list, and in between nothing but wait_picks, and wait_mark up to the await's
-	 * mark; or it gives the list up. Whatever waits for the device beyond that mark, frees,
-	 * allocates or begins another list does that: it ends all awaits that are left, and what stands
-	 * behind them computes with whatever is in out. Calls that come then launch kernels if nothing
-	 * stood behind the await, else they fail. */
-	bool (*can_await)(struct backend *b, const struct expert_job *like, int n_used);
-	void (*experts_await)(
+	/* a deferred kernel: an op of a recorded list that computes what the host asks for later, by
+	 * calls of expert_ffn with this x, n_used and out, of one row. The device has begun with it
+	 * when the host makes the first, and goes on when all places have been named. Each has a fence
+	 * of its own, the last one before it in the list; x was written, and out was read, before that.
+	 * like: an expert as all of the layer are, data and places not looked at; data of those that
+	 * are named are at multiples of DEFERRED_ALIGN bytes. can_defer_experts: whether there can be a
+	 * deferred kernel for such experts, always the same answer. NULL: never. Where no list is
+	 * recorded experts_deferred makes ready what it will need, and no more. The first op behind a
+	 * deferred kernel, if there is one, is moe_combine. Ops behind it rely on it: the host makes
+	 * all the calls for each deferred kernel, in the order of the list, and in between nothing but
+	 * wait_expert_ids, and fence_wait up to the deferred kernel's fence; or it gives the list up.
+	 * Whatever waits for the device beyond that fence, frees, allocates or begins another list does
+	 * that: it ends all deferred kernels that are left, and what stands behind them computes with
+	 * whatever is in out. Calls that come then launch kernels if nothing stood behind the deferred
+	 * kernel, else they fail. */
+	bool (*can_defer_experts)(struct backend *b, const struct expert_job *like, int n_used);
+	void (*experts_deferred)(
 		struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out);
 	/* Computes the named places of out [rows * n_used][n_embd]; others stay as they are. x:
 	 * [rows][n_embd]. Jobs may be given in any split over calls: a place's result does not depend
@@ -378,10 +382,10 @@ struct backend_ops {
 /* Implementations put this first in their own struct. */
 struct backend {
 	const struct backend_ops *ops;
-	struct err failure; /* the first failed op; code 0 while all is well. Owned by the thread that
-						   computes */
-	uint64_t marks; /* enqueued so far, those of replayed graphs included: the ticket of the latest.
-					   Same owner */
+	struct err failure;   /* the first failed op; code 0 while all is well. Owned by the thread that
+							 computes */
+	uint64_t fence_value; /* enqueued so far, those of replayed graphs included: the fence value of
+					   the latest. Same owner */
 	size_t scratch_bytes; /* device memory that ops may take for themselves beside what `alloc`
 							 gave; constant */
 };

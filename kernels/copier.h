@@ -4,15 +4,15 @@
  * host reaches has none (backend_ops.copier_open is NULL): there a copy is a memcpy.
  *
  * A lane is a queue of copies that run in the order given. Lanes run beside each other and know
- * nothing of each other, except where `after` says so. A ticket stands for everything given to a
- * lane before it was drawn:
+ * nothing of each other, except where `stream_wait` says so. A fence value stands for everything
+ * given to a lane before it was drawn:
  *
- *     copy(IN, slot, bounce, n);  t = mark(IN);  ...  done(t) == 1: the bytes are in the slot and
- * the card may read them
+ *     copy(IN, slot, bounce, n);  t = fence(IN);  ...  fence_status(t) == 1: the bytes are in the
+ * slot and the card may read them
  *
  * Host memory must be pinned here (pin) before it is copied from or to, and stays untouched until
- * the ticket is done. Threads: alloc, free, pin and unpin may be called by any thread. The rest
- * belongs to one thread at a time, the one that called attach last.
+ * the fence value is done. Threads: alloc, free, pin and unpin may be called by any thread. The
+ * rest belongs to one thread at a time, the one that called attach last.
  */
 #ifndef GLM_KERNELS_COPIER_H
 #define GLM_KERNELS_COPIER_H
@@ -22,12 +22,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum copy_lane {
+enum copy_stream {
 	COPY_IN,     /* host to card, what somebody waits for */
 	COPY_AHEAD,  /* host to card, guesses and announcements */
 	COPY_OUT,    /* card to host */
 	COPY_WITHIN, /* card to card */
-	COPY_LANES
+	COPY_STREAMS
 };
 
 struct copier;
@@ -47,14 +47,15 @@ struct copier_ops {
 	void (*unpin)(struct copier *c, void *base, size_t bytes);
 
 	void (*attach)(struct copier *c);
-	/* Enqueues; never waits for the copy. What fails shows in the ticket. */
-	void (*copy)(struct copier *c, enum copy_lane lane, void *dst, const void *src, size_t bytes);
-	uint64_t (*mark)(struct copier *c, enum copy_lane lane); /* never 0 */
-	/* What is given to `lane` from now on waits for the ticket. */
-	void (*after)(struct copier *c, enum copy_lane lane, uint64_t ticket);
+	/* Enqueues; never waits for the copy. What fails shows in the fence value. */
+	void (*copy)(
+		struct copier *c, enum copy_stream stream, void *dst, const void *src, size_t bytes);
+	uint64_t (*fence)(struct copier *c, enum copy_stream stream); /* never 0 */
+	/* What is given to `stream` from now on waits for the fence value. */
+	void (*stream_wait)(struct copier *c, enum copy_stream stream, uint64_t fence);
 	/* 1: done; 0: not yet; negative: it failed, the sentence is in *e (may be NULL). Tickets of a
 	 * lane are done in order. */
-	int (*done)(struct copier *c, uint64_t ticket, struct err *e);
+	int (*fence_status)(struct copier *c, uint64_t fence, struct err *e);
 	/* Returns when no copy touches memory any more, finished or not. */
 	void (*drain)(struct copier *c);
 };

@@ -24,7 +24,7 @@
 struct piece {
 	uint8_t *dst;
 	uint64_t skip, bytes; /* of the buffer: wanted bytes begin after skip */
-	uint64_t ticket;      /* 0: being read */
+	uint64_t fence;       /* 0: being read */
 };
 
 struct load {
@@ -117,7 +117,7 @@ static int land(struct load *l, unsigned min, struct err *e)
 		}
 		const uint8_t *buffer = l->memory.base + (uint64_t)i * l->piece_bytes;
 		l->copier->ops->copy(l->copier, COPY_IN, p->dst, buffer + p->skip, p->bytes);
-		p->ticket = l->copier->ops->mark(l->copier, COPY_IN);
+		p->fence = l->copier->ops->fence(l->copier, COPY_IN);
 		l->sent[(l->first_sent + l->n_sent++) % PIECES_MAX] = i;
 	}
 	return n;
@@ -130,7 +130,7 @@ static bool look(struct load *l, struct err *e)
 	while (l->n_sent) {
 		struct err why = {0};
 		int i = l->sent[l->first_sent],
-			rc = l->copier->ops->done(l->copier, l->pieces[i].ticket, &why);
+			rc = l->copier->ops->fence_status(l->copier, l->pieces[i].fence, &why);
 		if (!rc)
 			break;
 		any = true;

@@ -56,31 +56,31 @@ static int cpu_wait(struct backend *b, struct err *e)
 	return b->failure.code;
 }
 
-/* Ops have run when they return: a mark is reached when it is made, and a graph is nothing but its
+/* Ops have run when they return: a fence is reached when it is made, and a graph is nothing but its
  * ops. */
-static uint64_t cpu_mark(struct backend *b)
+static uint64_t cpu_fence(struct backend *b)
 {
-	return ++b->marks;
+	return ++b->fence_value;
 }
 
-static int cpu_wait_mark(struct backend *b, uint64_t ticket, struct err *e)
+static int cpu_fence_wait(struct backend *b, uint64_t fence, struct err *e)
 {
-	(void)ticket;
+	(void)fence;
 	return cpu_wait(b, e);
 }
 
-static bool cpu_reached(struct backend *b, uint64_t ticket)
+static bool cpu_fence_signaled(struct backend *b, uint64_t fence)
 {
 	(void)b;
-	(void)ticket;
+	(void)fence;
 	return true;
 }
 
-static enum graph_calls cpu_graph_begin(struct backend *b, uint64_t key)
+static enum segment_mode cpu_segment_begin(struct backend *b, uint64_t key)
 {
 	(void)b;
 	(void)key;
-	return GRAPH_RUNS;
+	return SEGMENT_EAGER;
 }
 
 static void cpu_nothing(struct backend *b)
@@ -133,13 +133,13 @@ static const struct backend_ops cpu_ops = {
 	.copy = cpu_upload,
 	.download = cpu_download,
 	.wait = cpu_wait,
-	.mark = cpu_mark,
-	.wait_mark = cpu_wait_mark,
-	.reached = cpu_reached,
-	.deferred = false,
-	.graph_begin = cpu_graph_begin,
-	.graph_end = cpu_nothing,
-	.graph_drop = cpu_nothing,
+	.fence = cpu_fence,
+	.fence_wait = cpu_fence_wait,
+	.fence_signaled = cpu_fence_signaled,
+	.async = false,
+	.segment_begin = cpu_segment_begin,
+	.segment_end = cpu_nothing,
+	.segments_drop = cpu_nothing,
 	.usage = cpu_usage,
 	.measure = cpu_measure,
 	.embed = cpu_embed,
@@ -155,7 +155,7 @@ static const struct backend_ops cpu_ops = {
 	.attend = cpu_attend,
 	.mla = cpu_mla,
 	.route = cpu_route,
-	.wait_picks = cpu_wait_picks,
+	.wait_expert_ids = cpu_wait_expert_ids,
 	.expert_ffn = cpu_expert_ffn,
 	.moe_combine = cpu_moe_combine,
 };

@@ -119,8 +119,8 @@ void cpu_index_select(struct backend *b, const struct batch *rows, const struct 
 void cpu_attend(struct backend *b, const struct batch *rows, const struct attend *a);
 void cpu_mla(struct backend *b, const struct batch *rows, const struct mla *a);
 void cpu_route(struct backend *b, const struct route *a, int n, int rows);
-int cpu_wait_picks(
-	struct backend *b, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e);
+int cpu_wait_expert_ids(struct backend *b, uint64_t fence, const uint64_t *expert_ids, int n,
+	int32_t *ids, struct err *e);
 void cpu_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, float *out);
 void cpu_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,

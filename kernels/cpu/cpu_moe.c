@@ -53,20 +53,21 @@ static void mask_groups(const struct route *a, const float *choice, const uint32
 struct route_job {
 	const struct cpu_isa *isa;
 	const struct route *a;
-	size_t values; /* floats of scratch of a thread: a row's scores, choices, keys, ids and marks */
+	size_t
+		values; /* floats of scratch of a thread: a row's scores, choices, keys, ids and fences */
 	float *scratch;
-	uint64_t ticket; /* of the mark behind */
+	uint64_t fence; /* the value of the fence behind */
 };
 
 static void route_row(
-	const struct cpu_isa *isa, const struct route *a, int64_t r, float *score, uint64_t ticket)
+	const struct cpu_isa *isa, const struct route *a, int64_t r, float *score, uint64_t fence)
 {
 	int n = a->n_experts;
 	float *choice = score + n, *weights = a->weights ? a->weights + r * a->n_used : NULL, sum = 0;
 	uint32_t *key = (uint32_t *)(void *)(choice + n);
 	int32_t *ids = (int32_t *)(key + n);
 	bool *skip = (bool *)(ids + n);
-	uint64_t *picks = a->picks + r * a->n_used;
+	uint64_t *expert_ids = a->expert_ids + r * a->n_used;
 	isa->sigmoid(a->logits + r * n, (size_t)n, score);
 	for (int i = 0; i < n; i++) {
 		choice[i] = score[i] + a->bias[i];
@@ -76,7 +77,7 @@ static void route_row(
 		mask_groups(a, choice, key, skip);
 	top_ids(key, a->n_group > 1 ? skip : NULL, n, ids, a->n_used);
 	for (int k = 0; k < a->n_used; k++) {
-		picks[k] = ticket << 32 | (uint32_t)ids[k];
+		expert_ids[k] = fence << 32 | (uint32_t)ids[k];
 		sum += score[ids[k]];
 	}
 	for (int k = 0; k < a->n_used && a->weights; k++)
@@ -88,7 +89,7 @@ static void route_task(const void *context, int64_t first, int64_t last, int thr
 {
 	const struct route_job *j = context;
 	for (; first < last; first++)
-		route_row(j->isa, j->a, first, j->scratch + (size_t)thread * j->values, j->ticket);
+		route_row(j->isa, j->a, first, j->scratch + (size_t)thread * j->values, j->fence);
 }
 
 /* The routers' logits: norm and product of every router. */
@@ -104,12 +105,12 @@ static void route_logits(struct backend *b, const struct route *a, int n, int ro
 	b->ops->matmul(b, products, n, NULL, rows);
 }
 
-int cpu_wait_picks(struct backend *base, uint64_t ticket, const uint64_t *picks, int n,
+int cpu_wait_expert_ids(struct backend *base, uint64_t fence, const uint64_t *expert_ids, int n,
 	int32_t *ids, struct err *e)
 {
-	int rc = base->ops->wait_mark(base, ticket, e);
+	int rc = base->ops->fence_wait(base, fence, e);
 	for (int i = 0; i < n && !rc; i++)
-		ids[i] = (int32_t)(uint32_t)picks[i];
+		ids[i] = (int32_t)(uint32_t)expert_ids[i];
 	return rc;
 }
 
@@ -122,11 +123,11 @@ void cpu_route(struct backend *base, const struct route *a, int n, int rows)
 		return;
 	int threads = cpu_threads_for(b, 20.0 * rows * a->n_experts);
 	struct route_job job = {
-		b->isa, a, num_align_up((uint64_t)a->n_experts * 5, 16), NULL, base->marks + 1};
+		b->isa, a, num_align_up((uint64_t)a->n_experts * 5, 16), NULL, base->fence_value + 1};
 	job.scratch = cpu_scratch(b, (uint64_t)threads * job.values * sizeof(float), "route");
 	for (; job.scratch && job.a < a + n; job.a++)
 		cpu_run_rows(b, threads, rows, route_task, &job);
-	base->ops->mark(base);
+	base->ops->fence(base);
 }
 
 /* ---- experts ---- */
@@ -184,7 +185,7 @@ static bool expert_tile_of(const struct expert_ffn_job *a, const struct expert_t
 	tile->first = task / t->x_parts % t->w_parts * t->tiling.w_rows;
 	tile->n_w = MIN(t->tiling.w_rows, n_out - tile->first);
 	tile->slot = (int)(task % t->x_parts) * t->tiling.x_rows;
-	tile->n_x = MIN(t->tiling.x_rows, tile->job->n_places - tile->slot);
+	tile->n_x = MIN(t->tiling.x_rows, tile->job->n_token_slots - tile->slot);
 	tile->hidden = a->first_slot[j] + tile->slot;
 	return tile->n_x > 0 && tile->n_w > 0;
 }
@@ -197,7 +198,8 @@ static void gate_up_task(const void *context, int64_t task, int64_t last, int th
 	for (; task < last; task++) {
 		if (!expert_tile_of(a, &a->up, false, task, &t))
 			continue;
-		struct row_set x = {(float *)a->x, t.job->gate.n_in, t.job->places + t.slot, a->n_used};
+		struct row_set x = {
+			(float *)a->x, t.job->gate.n_in, t.job->token_slots + t.slot, a->n_used};
 		struct row_set gate = {a->hidden + t.hidden * a->n_ff + t.first, a->n_ff, NULL, 1};
 		struct row_set up = {mine + a->product, t.n_w, NULL, 1};
 		cpu_matmul_block(a->b, &t.job->gate, 0, t.first, t.n_w, &x, &gate, t.n_x, false, mine);
@@ -215,7 +217,7 @@ static void down_task(const void *context, int64_t task, int64_t last, int threa
 		if (!expert_tile_of(a, &a->down, true, task, &t))
 			continue;
 		struct row_set x = {a->hidden + t.hidden * a->n_ff, a->n_ff, NULL, 1};
-		struct row_set y = {a->out + t.first, t.job->down.n_out, t.job->places + t.slot, 1};
+		struct row_set y = {a->out + t.first, t.job->down.n_out, t.job->token_slots + t.slot, 1};
 		cpu_matmul_block(a->b, &t.job->down, 0, t.first, t.n_w, &x, &y, t.n_x, false,
 			a->scratch + (size_t)thread * a->each);
 	}
@@ -229,8 +231,8 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 	int64_t n_slots = 0, n_ff = 0, n_embd = 0;
 	int most = 0;
 	for (int j = 0; j < n_jobs; j++) {
-		n_slots += jobs[j].n_places;
-		most = MAX(most, jobs[j].n_places);
+		n_slots += jobs[j].n_token_slots;
+		most = MAX(most, jobs[j].n_token_slots);
 		n_ff = MAX(n_ff, jobs[j].gate.n_out);
 		n_embd = MAX(n_embd, jobs[j].down.n_out);
 	}
@@ -251,7 +253,7 @@ void cpu_expert_ffn(struct backend *base, const float *x, const struct expert_jo
 		return;
 	a.scratch = a.hidden + hidden_values;
 	int64_t *first_slot = (int64_t *)(void *)(a.scratch + threads * a.each);
-	for (int64_t j = 0, first = 0; j < n_jobs; first += jobs[j++].n_places)
+	for (int64_t j = 0, first = 0; j < n_jobs; first += jobs[j++].n_token_slots)
 		first_slot[j] = first;
 	a.first_slot = first_slot;
 	int64_t n_up = n_jobs * a.up.w_parts * a.up.x_parts,

@@ -106,7 +106,7 @@ static int serve_layer(
 		return rc;
 	lookahead_enqueued(m, layer, fence, s->batch->n);
 	/* behind the demand; behind a dense layer an asynchronous device must not be waited for */
-	if ((moe || !m->backend->ops->deferred) && (rc = lookahead_prefetch(m, e)))
+	if ((moe || !m->backend->ops->async) && (rc = lookahead_prefetch(m, e)))
 		return rc;
 	if (moe && (rc = moe_experts_complete(m, s->batch, e)))
 		return rc;
@@ -142,23 +142,23 @@ static int segment_run(
 	const struct model_config *c = &m->config;
 	struct backend *b = m->backend;
 	atomic_bool *cancel = s->rows->cancel;
-	uint64_t fence = b->marks;
-	enum graph_calls calls =
+	uint64_t fence = b->fence_value;
+	enum segment_mode calls =
 		segment_begin(m, s->kv, first, s->batch, end > c->n_layers ? s->n_hidden : 0);
-	if (calls == GRAPH_RECORDS) {
+	if (calls == SEGMENT_CAPTURE) {
 		for (uint32_t layer = first; layer < end; layer++)
 			enqueue_layer(m, s, layer);
-		b->ops->graph_end(b);
+		b->ops->segment_end(b);
 	}
 	for (uint32_t layer = first; layer < end; layer++) {
 		if (layer < c->n_layers && cancel && atomic_load_explicit(cancel, memory_order_relaxed))
 			return err_set(e, ERR_INTERRUPTED, "interrupted");
-		if (calls == GRAPH_RUNS)
+		if (calls == SEGMENT_EAGER)
 			enqueue_layer(m, s, layer);
 		if (layer == c->n_layers)
 			break;
 		/* a launched segment has one fence for each layer with routers */
-		fence = calls == GRAPH_RUNS ? b->marks : fence + has_routers(m, s, layer);
+		fence = calls == SEGMENT_EAGER ? b->fence_value : fence + has_routers(m, s, layer);
 		int rc = serve_layer(m, s, layer, fence, e);
 		if (rc)
 			return rc;

@@ -46,7 +46,7 @@ int lookahead_routes(const struct model *m, uint32_t layer, int rows, struct rou
 		*r = moe_route(m, layer + d);
 		r->h = m->ws.predicted_h + (d - 1) * max_rows * c->n_embd;
 		r->logits = m->ws.predicted_logits + (d - 1) * max_rows * c->n_experts;
-		r->picks = predicted_ids(m, layer, d);
+		r->expert_ids = predicted_ids(m, layer, d);
 	}
 	return (int)reach;
 }
@@ -68,7 +68,7 @@ int lookahead_prefetch(struct model *m, struct err *e)
 	int n_used = (int)m->config.n_used, n = p->rows * n_used, rc = 0;
 	int32_t ids[n];
 	for (uint32_t d = 1; d <= reach && !rc; d++) {
-		rc = b->ops->wait_picks(b, p->fence, predicted_ids(m, p->layer, d), n, ids, e);
+		rc = b->ops->wait_expert_ids(b, p->fence, predicted_ids(m, p->layer, d), n, ids, e);
 		for (int r = 0; r < p->rows && !rc; r++)
 			s->ops->prefetch(s, (int)(p->layer + d), ids + r * n_used, n_used, (int)d);
 	}

@@ -49,7 +49,7 @@ int lookahead_routes(const struct model *m, uint32_t layer, int rows, struct rou
 void lookahead_enqueued(struct model *m, uint32_t layer, uint64_t fence, int rows);
 
 /* Waits for the prediction that is enqueued, if there is one, and passes it on. Fails like
- * wait_picks of the backend. */
+ * wait_expert_ids of the backend. */
 int lookahead_prefetch(struct model *m, struct err *e);
 
 #endif

@@ -47,7 +47,7 @@ void model_fini(struct model *m)
 		return;
 	if (m->plan.refs)
 		moe_drain(m, NULL);
-	b->ops->graph_drop(b);
+	b->ops->segments_drop(b);
 	workspace_fini(&m->ws, b);
 	b->ops->free(b, MEM_DEVICE, m->inv_freq, m->config.head_rope / 2 * sizeof(float));
 	moe_plan_fini(&m->plan);

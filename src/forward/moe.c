@@ -83,11 +83,11 @@ bool moe_deferred(const struct model *m, uint32_t layer, int rows)
 {
 	struct backend *b = m->backend;
 	int n_used = (int)m->config.n_used;
-	if (!m->capture || rows > 1 || !b->ops->can_await ||
+	if (!m->capture || rows > 1 || !b->ops->can_defer_experts ||
 		!m->weights.layers[layer].experts_aligned || m->source->max_pinned[moe_use(rows)] < n_used)
 		return false;
 	struct expert_job shape = expert_job_shape(m, layer);
-	return b->ops->can_await(b, &shape, n_used);
+	return b->ops->can_defer_experts(b, &shape, n_used);
 }
 
 struct route moe_route(const struct model *m, uint32_t layer)
@@ -127,7 +127,7 @@ void ffn_forward(struct model *m, uint32_t layer, const struct batch *rows)
 		*own = moe_route(m, layer);
 		own->h = ws->h;
 		own->logits = ws->router;
-		own->picks = ws->expert_ids;
+		own->expert_ids = ws->expert_ids;
 		own->weights = ws->route_weights;
 	}
 	n_routes += lookahead_routes(m, layer, rows->n, routes + n_routes);
@@ -135,11 +135,11 @@ void ffn_forward(struct model *m, uint32_t layer, const struct batch *rows)
 		b->ops->route(b, routes, n_routes, rows->n);
 	if (!moe)
 		return;
-	if (b->ops->deferred) /* else it is computed while the drive reads: see group_request */
+	if (b->ops->async) /* else it is computed while the drive reads: see group_request */
 		shared_expert_run(m, layer, rows);
 	if (moe_deferred(m, layer, rows->n)) {
 		struct expert_job shape = expert_job_shape(m, layer);
-		b->ops->experts_await(b, ws->h, &shape, (int)c->n_used, ws->expert_out);
+		b->ops->experts_deferred(b, ws->h, &shape, (int)c->n_used, ws->expert_out);
 	}
 }
 
@@ -228,8 +228,8 @@ static int unpin_passed(struct model *m, int limit, struct err *e)
 		const struct moe_group *oldest = &p->groups[p->first_group];
 		int rc = 0;
 		if (p->end_pinned - p->first_pinned > limit)
-			rc = b->ops->wait_mark(b, oldest->fence, e);
-		else if (!b->ops->reached(b, oldest->fence))
+			rc = b->ops->fence_wait(b, oldest->fence, e);
+		else if (!b->ops->fence_signaled(b, oldest->fence))
 			break;
 		if (rc)
 			return rc;
@@ -255,8 +255,8 @@ static void group_enqueue_ready(struct model *m, const struct batch *rows)
 			.gate = ref->gate,
 			.up = ref->up,
 			.down = ref->down,
-			.places = p->token_slots + at,
-			.n_places = p->first[ref->id + 1] - at,
+			.token_slots = p->token_slots + at,
+			.n_token_slots = p->first[ref->id + 1] - at,
 		};
 	}
 	if (n_jobs)
@@ -288,7 +288,7 @@ static int group_request(struct model *m, int first, const struct batch *rows, s
 	p->group_first = first;
 	p->end_pinned = first + n;
 	p->n_missing = missing;
-	if (!first && !m->backend->ops->deferred) /* computed while the drive reads */
+	if (!first && !m->backend->ops->async) /* computed while the drive reads */
 		shared_expert_run(m, p->layer, rows);
 	if (group_should_enqueue(p))
 		group_enqueue_ready(m, rows);
@@ -320,7 +320,7 @@ int moe_experts_request(
 	struct backend *b = m->backend;
 	int n_slots = rows->n * (int)m->config.n_used, rc;
 	if ((rc = unpin_passed(m, 0, e)) ||
-		(rc = b->ops->wait_picks(b, fence, m->ws.expert_ids, n_slots, p->ids, e)))
+		(rc = b->ops->wait_expert_ids(b, fence, m->ws.expert_ids, n_slots, p->ids, e)))
 		return rc;
 	unpin_all(m); /* the fence lies behind the experts of the layer before */
 
@@ -334,7 +334,7 @@ int moe_experts_request(
 	p->group_size = window;
 	/* A prompt's window is several groups with a fence each: what the device has passed makes room
 	 * for what is read ahead. */
-	p->fence_groups = p->use == EXPERT_PREFILL && b->ops->deferred;
+	p->fence_groups = p->use == EXPERT_PREFILL && b->ops->async;
 	if (p->fence_groups)
 		p->group_size = MAX((2 * window + MOE_GROUPS - 1) / MOE_GROUPS, MIN(window, GROUP_MIN));
 	return group_request(m, 0, rows, e);
@@ -350,7 +350,7 @@ int moe_experts_complete(struct model *m, const struct batch *rows, struct err *
 			return rc;
 		if (p->fence_groups || end < p->n_refs)
 			p->groups[(p->first_group + p->n_groups++) % MOE_GROUPS] =
-				(struct moe_group){.fence = b->ops->mark(b), .end = end};
+				(struct moe_group){.fence = b->ops->fence(b), .end = end};
 		if (end == p->n_refs)
 			return 0;
 		if ((rc = group_request(m, end, rows, e)))

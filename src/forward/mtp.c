@@ -65,15 +65,15 @@ int mtp_draft(struct model *m, struct kv_cache *kv, const float *before, int32_t
 	b->ops->rope_angles(b, &batch, m->inv_freq, (int)c->head_rope, ws->cos_sin);
 	project_pairs(m, ws->tokens, before, 0, 1);
 	m->capture = true;
-	enum graph_calls calls = segment_begin(m, kv, c->n_layers + 1, &batch, 0);
-	if (calls != GRAPH_REPLAYED) {
+	enum segment_mode calls = segment_begin(m, kv, c->n_layers + 1, &batch, 0);
+	if (calls != SEGMENT_REPLAYED) {
 		b->ops->matmul(b, &(struct matmul){.w = m->weights.eh_proj, .y = ws->x}, 1, ws->mtp_in, 1);
 		attention_forward(m, kv, c->n_layers, &batch, false);
 		ffn_forward(m, c->n_layers, &batch);
 	}
-	if (calls == GRAPH_RECORDS)
-		b->ops->graph_end(b);
-	int rc = moe_experts_request(m, c->n_layers, b->marks, &batch, e);
+	if (calls == SEGMENT_CAPTURE)
+		b->ops->segment_end(b);
+	int rc = moe_experts_request(m, c->n_layers, b->fence_value, &batch, e);
 	if (!rc)
 		rc = moe_experts_complete(m, &batch, e);
 	if (rc) {

@@ -40,16 +40,16 @@ struct batch step_begin(
 	return batch;
 }
 
-enum graph_calls segment_begin(struct model *m, struct kv_cache *kv, uint32_t first,
+enum segment_mode segment_begin(struct model *m, struct kv_cache *kv, uint32_t first,
 	const struct batch *rows, uint32_t variant)
 {
 	struct backend *b = m->backend;
 	if (!m->capture)
-		return GRAPH_RUNS;
+		return SEGMENT_EAGER;
 	if (m->captured_kv != kv->arena) /* the graphs hold its addresses */
-		b->ops->graph_drop(b);
+		b->ops->segments_drop(b);
 	m->captured_kv = kv->arena;
 	uint64_t key = (uint64_t)first << 40 | (uint64_t)rows->n << 36 | (uint64_t)variant << 32 |
 				   (uint32_t)rows->max_pos;
-	return b->ops->graph_begin(b, key);
+	return b->ops->segment_begin(b, key);
 }

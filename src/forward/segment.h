@@ -42,10 +42,10 @@
 struct batch step_begin(
 	struct model *m, int n, const int32_t *tokens, const int32_t *pos, const int32_t *base);
 
-/* Begins a segment; what becomes of the ops that follow: see graph_begin of the backend. `first`:
+/* Begins a segment; what becomes of the ops that follow: see segment_begin of the backend. `first`:
  * its first layer; n_layers: the end of a step; n_layers + 1: a draft. `variant` (below 16) tells
  * apart segments that begin with the same layer. */
-enum graph_calls segment_begin(struct model *m, struct kv_cache *kv, uint32_t first,
+enum segment_mode segment_begin(struct model *m, struct kv_cache *kv, uint32_t first,
 	const struct batch *rows, uint32_t variant);
 
 #endif

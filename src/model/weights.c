@@ -241,7 +241,7 @@ static int bind_experts(struct walk *k, uint32_t layer, struct expert_tensors *x
 /* Whether all experts of a stack do; slots keep what is left of the division (stream/extent.h). */
 static bool stack_is_aligned(const struct gguf_tensor *t)
 {
-	return !((t->offset | t->bytes / t->ne[2]) % AWAIT_ALIGN);
+	return !((t->offset | t->bytes / t->ne[2]) % DEFERRED_ALIGN);
 }
 
 int weights_bind(const struct gguf *file, const struct model_config *c, bool with_mtp,

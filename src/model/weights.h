@@ -33,7 +33,7 @@ struct layer_weights {
 	struct weight gate, up, down; /* dense layers: the network; MoE layers: the shared expert */
 	struct weight router;         /* MoE layers: n_embd -> n_experts */
 	const float *router_bias;     /* [n_experts] */
-	bool experts_aligned; /* MoE layers: each lies at a multiple of AWAIT_ALIGN in its file */
+	bool experts_aligned; /* MoE layers: each lies at a multiple of DEFERRED_ALIGN in its file */
 };
 
 struct model_weights {

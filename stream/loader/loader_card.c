@@ -214,8 +214,8 @@ static void copy_failed(struct loader *l, int32_t slot, const struct err *e)
 /* As copier_ops.done. What went out is what was taken aside. */
 static int landed(struct copier *x, const struct flight *f, struct err *e)
 {
-	int rc = x->ops->done(x, f->ticket, e);
-	return rc > 0 && f->aside ? x->ops->done(x, f->aside, e) : rc;
+	int rc = x->ops->fence_status(x, f->ticket, e);
+	return rc > 0 && f->aside ? x->ops->fence_status(x, f->aside, e) : rc;
 }
 
 static bool poll_lane(struct loader *l, struct flights *q, bool out)
@@ -246,7 +246,7 @@ static bool poll_lane(struct loader *l, struct flights *q, bool out)
 
 /* A copy between the card and the host, in parts where a step of the pinned memory ends. */
 static void copy_parts(
-	struct card *c, enum copy_lane lane, uint8_t *dst, const uint8_t *src, uint64_t bytes)
+	struct card *c, enum copy_stream lane, uint8_t *dst, const uint8_t *src, uint64_t bytes)
 {
 	for (uint64_t n; bytes; dst += n, src += n, bytes -= n) {
 		n = pinned_contiguous_bytes(&c->ram, lane == COPY_OUT ? dst : src, bytes);
@@ -259,12 +259,12 @@ static void send(struct loader *l, const struct job *j, int32_t slot, uint8_t *d
 	const uint8_t *src, uint64_t bytes, int32_t place)
 {
 	struct card *c = l->card;
-	enum copy_lane lane = (enum copy_lane)j->lane;
+	enum copy_stream lane = (enum copy_stream)j->lane;
 	copy_parts(c, lane, dst, src, bytes);
 	l->io_now.bytes_in += bytes;
 	flights_push(lane == COPY_IN ? &c->in : &c->ahead,
 		(struct flight){
-			.ticket = c->copier->ops->mark(c->copier, lane), .slot = slot, .place = place});
+			.ticket = c->copier->ops->fence(c->copier, lane), .slot = slot, .place = place});
 }
 
 void loader_card_landed(struct loader *l, const struct reader_completion *done)
@@ -459,7 +459,7 @@ static bool start_out(struct loader *l)
 		copy_parts(c, COPY_OUT, p->dst + p->at,
 			c->parking + (uint64_t)p->place * c->g.slot_bytes + p->at, n);
 		l->io_now.bytes_out += n;
-		flights_push(&c->out, (struct flight){.ticket = c->copier->ops->mark(c->copier, COPY_OUT),
+		flights_push(&c->out, (struct flight){.ticket = c->copier->ops->fence(c->copier, COPY_OUT),
 								  .slot = p->slot,
 								  .place = last ? p->place : NOBODY,
 								  .aside = p->aside});
@@ -520,10 +520,10 @@ void loader_card_move(struct loader *l, const struct command *command)
 	int32_t place = c->free_places[--c->n_free_places];
 	uint8_t *parked = c->parking + (uint64_t)place * c->g.slot_bytes;
 	x->ops->copy(x, COPY_WITHIN, parked, l->arena[0] + command->from_offset, command->bytes);
-	uint64_t aside = x->ops->mark(x, COPY_WITHIN);
-	x->ops->after(x, COPY_IN, aside); /* the slot is filled again as soon as it is empty */
-	x->ops->after(x, COPY_AHEAD, aside);
-	x->ops->after(x, COPY_OUT, aside);
+	uint64_t aside = x->ops->fence(x, COPY_WITHIN);
+	x->ops->stream_wait(x, COPY_IN, aside); /* the slot is filled again as soon as it is empty */
+	x->ops->stream_wait(x, COPY_AHEAD, aside);
+	x->ops->stream_wait(x, COPY_OUT, aside);
 	c->parked[c->n_parked++] = (struct parked){.slot = command->slot,
 		.place = place,
 		.aside = aside,

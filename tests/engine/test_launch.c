@@ -238,7 +238,7 @@ static void test_foreign_places(void **state)
 		assert_int_equal(gguf_open(FOREIGN, &g, &e), 0);
 		const struct gguf_tensor *t = gguf_need_tensor(g, "blk.1.ffn_gate_exps.weight", &e);
 		assert_non_null(t);
-		odd = t->offset % AWAIT_ALIGN;
+		odd = t->offset % DEFERRED_ALIGN;
 		gguf_close(g);
 	}
 	assert_true(odd);

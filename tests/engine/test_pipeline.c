@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The decode pipeline on the pocket model: the host follows the device by marks, and no expert is
+ * The decode pipeline on the pocket model: the host follows the device by fences, and no expert is
  * given back before the device is past it.
  *
- * The CPU computes at once, so a table of ops around the CPU's plays a device that lags: a mark is
+ * The CPU computes at once, so a table of ops around the CPU's plays a device that lags: a fence is
  * reached only when it has been waited for, or now and then by chance. It either records, and what
  * a graph holds is checked against what may stand in one, or it has experts that wait to be told. A
- * source around the real one counts pins and compares every release with the marks that were
+ * source around the real one counts pins and compares every release with the fences that were
  * reached.
  */
 #include "src/base/mem.h"
@@ -45,7 +45,7 @@ static struct lag {
 	uint64_t graphs, waits;
 	struct use {
 		const void *expert;
-		uint64_t mark; /* the first mark that shows its product to be done */
+		uint64_t fence; /* the first fence that shows its product to be done */
 	} uses[4096];
 	int n_uses;
 	/* experts that wait to be told what to compute */
@@ -54,16 +54,16 @@ static struct lag {
 		const float *x, *out;
 		struct expert_job like;
 		int n_used;
-		unsigned told;  /* ranks */
-		uint64_t marks; /* before it */
+		unsigned told;     /* ranks */
+		uint64_t n_fences; /* before it */
 	} await;
 	uint64_t told, told_late, settled;
 } lag;
 
-static uint64_t lag_mark(struct backend *b)
+static uint64_t lag_fence(struct backend *b)
 {
 	assert_false(lag.await.open);
-	return ++b->marks;
+	return ++b->fence_value;
 }
 
 /* A device that is waited for must not wait itself. */
@@ -77,36 +77,36 @@ static int lag_wait(struct backend *b, struct err *e)
 {
 	assert_false(lag.in_graph);
 	lag_settle();
-	lag.reached = b->marks;
+	lag.reached = b->fence_value;
 	lag.n_uses = 0;
 	lag.waits++;
 	return lag.inner->wait(b, e);
 }
 
-static int lag_wait_mark(struct backend *b, uint64_t ticket, struct err *e)
+static int lag_fence_wait(struct backend *b, uint64_t fence, struct err *e)
 {
 	assert_false(lag.in_graph);
-	assert_true(ticket && ticket <= b->marks);
-	if (ticket > lag.await.marks)
+	assert_true(fence && fence <= b->fence_value);
+	if (fence > lag.await.n_fences)
 		lag_settle();
-	lag.reached = MAX(lag.reached, ticket);
+	lag.reached = MAX(lag.reached, fence);
 	if (!rng_below(&lag.rng, 4)) /* it has run on meanwhile */
-		lag.reached += rng_below(&lag.rng, (uint32_t)(b->marks - lag.reached + 1));
+		lag.reached += rng_below(&lag.rng, (uint32_t)(b->fence_value - lag.reached + 1));
 	return lag.inner->wait(b, e);
 }
 
-static int lag_wait_picks(
-	struct backend *b, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e)
+static int lag_wait_expert_ids(struct backend *b, uint64_t fence, const uint64_t *expert_ids, int n,
+	int32_t *ids, struct err *e)
 {
 	for (int i = 0; i < n; i++)
-		assert_int_equal(picks[i] >> 32, (uint32_t)ticket);
-	return lag.inner->wait_picks(b, ticket, picks, n, ids, e);
+		assert_int_equal(expert_ids[i] >> 32, (uint32_t)fence);
+	return lag.inner->wait_expert_ids(b, fence, expert_ids, n, ids, e);
 }
 
-static bool lag_reached(struct backend *b, uint64_t ticket)
+static bool lag_fence_signaled(struct backend *b, uint64_t fence)
 {
 	(void)b;
-	return ticket <= lag.reached;
+	return fence <= lag.reached;
 }
 
 static int lag_download(struct backend *b, void *dst, const void *src, size_t bytes, struct err *e)
@@ -121,35 +121,35 @@ static void lag_upload(struct backend *b, void *dst, const void *src, size_t byt
 	lag.inner->upload(b, dst, src, bytes);
 }
 
-static enum graph_calls lag_graph_begin(struct backend *b, uint64_t key)
+static enum segment_mode lag_segment_begin(struct backend *b, uint64_t key)
 {
 	(void)b;
 	(void)key;
 	assert_false(lag.in_graph || lag.await.open);
 	lag.in_graph = !lag.words;
 	lag.graphs++;
-	return lag.words ? GRAPH_RUNS : GRAPH_RECORDS;
+	return lag.words ? SEGMENT_EAGER : SEGMENT_CAPTURE;
 }
 
-static void lag_graph_end(struct backend *b)
+static void lag_segment_end(struct backend *b)
 {
 	assert_true(lag.in_graph);
 	lag.in_graph = false;
-	lag.inner->graph_end(b);
+	lag.inner->segment_end(b);
 }
 
-static bool lag_can_await(struct backend *b, const struct expert_job *like, int n_used)
+static bool lag_can_defer_experts(struct backend *b, const struct expert_job *like, int n_used)
 {
 	(void)b;
 	return lag.words && like->gate.n_in && n_used > 0;
 }
 
 /* The places are not defined until they are asked for. */
-static void lag_experts_await(
+static void lag_experts_deferred(
 	struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out)
 {
-	assert_true(lag.words && !lag.await.open && b->marks > lag.await.marks);
-	lag.await = (struct lag_await){true, x, out, *like, n_used, 0, b->marks};
+	assert_true(lag.words && !lag.await.open && b->fence_value > lag.await.n_fences);
+	lag.await = (struct lag_await){true, x, out, *like, n_used, 0, b->fence_value};
 	memset(out, 0xff, (size_t)n_used * (size_t)like->down.n_out * sizeof *out);
 }
 
@@ -172,13 +172,13 @@ static void lag_expert_ffn(struct backend *b, const float *x, const struct exper
 		assert_like(&jobs[i].gate, &lag.await.like.gate);
 		assert_like(&jobs[i].up, &lag.await.like.up);
 		assert_like(&jobs[i].down, &lag.await.like.down);
-		assert_false(lag.await.told >> jobs[i].places[0] & 1);
-		lag.await.told |= 1u << jobs[i].places[0];
+		assert_false(lag.await.told >> jobs[i].token_slots[0] & 1);
+		lag.await.told |= 1u << jobs[i].token_slots[0];
 	}
 	lag.await.open &= lag.await.told != (1u << n_used) - 1;
 	for (int i = 0; i < n_jobs; i++) {
 		assert_true(lag.n_uses < (int)ARRAY_LEN(lag.uses));
-		lag.uses[lag.n_uses++] = (struct use){jobs[i].gate.data, b->marks + 1};
+		lag.uses[lag.n_uses++] = (struct use){jobs[i].gate.data, b->fence_value + 1};
 	}
 	lag.inner->expert_ffn(b, x, jobs, n_jobs, rows, n_used, out);
 }
@@ -186,20 +186,20 @@ static void lag_expert_ffn(struct backend *b, const float *x, const struct exper
 static void lag_start(struct backend *b, uint64_t seed)
 {
 	lag = (struct lag){.ops = *b->ops, .inner = b->ops, .rng = {seed}};
-	lag.ops.mark = lag_mark;
+	lag.ops.fence = lag_fence;
 	lag.ops.wait = lag_wait;
-	lag.ops.wait_mark = lag_wait_mark;
-	lag.ops.wait_picks = lag_wait_picks;
-	lag.ops.reached = lag_reached;
+	lag.ops.fence_wait = lag_fence_wait;
+	lag.ops.wait_expert_ids = lag_wait_expert_ids;
+	lag.ops.fence_signaled = lag_fence_signaled;
 	lag.ops.download = lag_download;
 	lag.ops.upload = lag_upload;
-	lag.ops.graph_begin = lag_graph_begin;
-	lag.ops.graph_end = lag_graph_end;
+	lag.ops.segment_begin = lag_segment_begin;
+	lag.ops.segment_end = lag_segment_end;
 	lag.words = seed % 4;
-	lag.ops.can_await = lag_can_await;
-	lag.ops.experts_await = lag_experts_await;
+	lag.ops.can_defer_experts = lag_can_defer_experts;
+	lag.ops.experts_deferred = lag_experts_deferred;
 	lag.ops.expert_ffn = lag_expert_ffn;
-	lag.ops.deferred = true;
+	lag.ops.async = true;
 	b->ops = &lag.ops;
 }
 
@@ -231,7 +231,7 @@ static void count_release(struct expert_source *s, int layer, const struct exper
 		for (int k = 0; refs[i].ready && k < lag.n_uses; k++) {
 			if (lag.uses[k].expert != refs[i].gate.data)
 				continue;
-			if (lag.uses[k].mark > lag.reached)
+			if (lag.uses[k].fence > lag.reached)
 				fail_msg("expert %d of layer %d is given back while the device computes with it",
 					refs[i].id, layer);
 			lag.uses[k--] = lag.uses[--lag.n_uses];

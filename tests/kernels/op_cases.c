@@ -547,18 +547,18 @@ RUN(mla)
 			bug("mla %s: the product is not what is added", c->name);
 }
 
-/* The picks of the mark with that ticket */
-static void get_ids(struct op_pool *p, const struct route *a, int n, uint64_t ticket, int32_t *ids)
+/* The expert ids of the route whose fence has that value */
+static void get_ids(struct op_pool *p, const struct route *a, int n, uint64_t fence, int32_t *ids)
 {
-	size_t bytes = (size_t)(n * a->n_used) * sizeof *a->picks;
-	uint64_t *picks = op_host_new(p, bytes);
-	get(p, picks, a->picks, bytes);
+	size_t bytes = (size_t)(n * a->n_used) * sizeof *a->expert_ids;
+	uint64_t *expert_ids = op_host_new(p, bytes);
+	get(p, expert_ids, a->expert_ids, bytes);
 	for (int i = 0; i < n * a->n_used && !p->rc; i++)
-		if (picks[i] >> 32 != (uint32_t)ticket)
-			bug("route: pick %d has ticket %u of %u", i, (unsigned)(picks[i] >> 32),
-				(unsigned)ticket);
+		if (expert_ids[i] >> 32 != (uint32_t)fence)
+			bug("route: pick %d has the fence value %u, not %u", i, (unsigned)(expert_ids[i] >> 32),
+				(unsigned)fence);
 	if (!p->rc)
-		p->rc = OPS->wait_picks(p->b, ticket, picks, n * a->n_used, ids, p->e);
+		p->rc = OPS->wait_expert_ids(p->b, fence, expert_ids, n * a->n_used, ids, p->e);
 }
 
 static struct route route_of(const struct op_case *c)
@@ -578,18 +578,18 @@ RUN(route)
 	struct route a = route_of(c);
 	a.logits = put(p, logits + f * c->heads, (size_t)(n * c->heads) * 4);
 	a.bias = put(p, bias, (size_t)c->heads * 4);
-	a.picks = device_new(p, (size_t)(n * c->n_used) * 8);
+	a.expert_ids = device_new(p, (size_t)(n * c->n_used) * 8);
 	a.weights = device_new(p, (size_t)(n * c->n_used) * 4);
 	int32_t *ids = op_host_new(p, (size_t)(n * c->n_used) * 4);
 	float *weights = op_host_new(p, (size_t)(n * c->n_used) * 4);
 	struct route both[2] = {a, a}; /* the ids are taken from the second */
-	both[1].picks = device_new(p, (size_t)(n * c->n_used) * 8);
+	both[1].expert_ids = device_new(p, (size_t)(n * c->n_used) * 8);
 	both[1].weights = NULL;
-	uint64_t marks = p->b->marks;
+	uint64_t n_fences = p->b->fence_value;
 	OPS->route(p->b, both, 2, n);
-	if (p->b->marks != marks + 1)
-		bug("route made %llu marks", (unsigned long long)(p->b->marks - marks));
-	get_ids(p, &both[1], n, p->b->marks, ids);
+	if (p->b->fence_value != n_fences + 1)
+		bug("route made %llu fences", (unsigned long long)(p->b->fence_value - n_fences));
+	get_ids(p, &both[1], n, p->b->fence_value, ids);
 	get(p, weights, a.weights, (size_t)(n * c->n_used) * 4);
 	for (int i = 0; i < n * c->n_used; i++) {
 		out[i / c->n_used * 2 * c->n_used + i % c->n_used] = (float)ids[i];
@@ -597,18 +597,18 @@ RUN(route)
 	}
 }
 
-/* What two routers give: rows of op_case_width values. ticket: of the first; that of the second is
- * the latest. */
+/* What two routers give: rows of op_case_width values. fence: the value of the first; that of the
+ * second is the latest. */
 static void routers_get(struct op_pool *p, const struct op_case *c, const struct route a[2], int n,
-	uint64_t ticket, float *out)
+	uint64_t fence, float *out)
 {
-	size_t picks = (size_t)(n * c->n_used) * 4;
-	float *h = op_host_new(p, (size_t)(n * c->n_in) * 4), *weights = op_host_new(p, picks);
-	int32_t *ids[2] = {op_host_new(p, picks), op_host_new(p, picks)};
+	size_t ids_bytes = (size_t)(n * c->n_used) * 4;
+	float *h = op_host_new(p, (size_t)(n * c->n_in) * 4), *weights = op_host_new(p, ids_bytes);
+	int32_t *ids[2] = {op_host_new(p, ids_bytes), op_host_new(p, ids_bytes)};
 	get(p, h, a[0].h, (size_t)(n * c->n_in) * 4);
-	get(p, weights, a[0].weights, picks);
+	get(p, weights, a[0].weights, ids_bytes);
 	for (int i = 0; i < 2; i++)
-		get_ids(p, &a[i], n, ticket + (uint64_t)i * (p->b->marks - ticket), ids[i]);
+		get_ids(p, &a[i], n, fence + (uint64_t)i * (p->b->fence_value - fence), ids[i]);
 	for (int r = 0; r < n; r++, out += c->n_in + 3 * c->n_used) {
 		memcpy(out, h + r * c->n_in, (size_t)c->n_in * 4);
 		for (int k = 0; k < c->n_used; k++) {
@@ -624,7 +624,7 @@ static void routers_get(struct op_pool *p, const struct op_case *c, const struct
  * router. */
 RUN(routers)
 {
-	size_t row_bytes = (size_t)(n * c->n_in) * 4, picks = (size_t)(n * c->n_used) * 4,
+	size_t row_bytes = (size_t)(n * c->n_in) * 4, ids_bytes = (size_t)(n * c->n_used) * 4,
 		   bytes = (size_t)(n * op_case_width(c)) * 4;
 	float *x = put_rows(p, 1, c, f, n, c->n_in), *again = op_host_new(p, bytes), *bias;
 	struct route a[2], apart[2];
@@ -639,31 +639,31 @@ RUN(routers)
 		a[i].h = device_new(p, row_bytes);
 		a[i].logits = device_new(p, (size_t)(n * c->heads) * 4);
 		a[i].bias = put(p, bias, (size_t)c->heads * 4);
-		a[i].picks = device_new(p, 2 * picks);
-		a[i].weights = i ? NULL : device_new(p, picks);
+		a[i].expert_ids = device_new(p, 2 * ids_bytes);
+		a[i].weights = i ? NULL : device_new(p, ids_bytes);
 		apart[i] = a[i];
 		apart[i].x = NULL;
 		apart[i].h = device_new(p, row_bytes);
-		apart[i].picks = device_new(p, 2 * picks);
-		apart[i].weights = i ? NULL : device_new(p, picks);
+		apart[i].expert_ids = device_new(p, 2 * ids_bytes);
+		apart[i].weights = i ? NULL : device_new(p, ids_bytes);
 		norms[i] = (struct norm){a[i].gain, apart[i].h};
 		products[i] = (struct matmul){.w = a[i].w, .y = a[i].logits, .x = apart[i].h};
 	}
-	uint64_t marks = p->b->marks;
+	uint64_t n_fences = p->b->fence_value;
 	OPS->route(p->b, a, 2, n);
-	if (p->b->marks != marks + 1)
-		bug("routers made %llu marks", (unsigned long long)(p->b->marks - marks));
-	routers_get(p, c, a, n, p->b->marks, out);
+	if (p->b->fence_value != n_fences + 1)
+		bug("routers made %llu fences", (unsigned long long)(p->b->fence_value - n_fences));
+	routers_get(p, c, a, n, p->b->fence_value, out);
 	OPS->rms_norm(p->b, x, c->n_in, norms, 2, 1e-5f, n, c->n_in, c->n_in);
 	OPS->matmul(p->b, products, 2, NULL, n);
 	OPS->route(p->b, apart, 2, n);
-	routers_get(p, c, apart, n, p->b->marks, again);
+	routers_get(p, c, apart, n, p->b->fence_value, again);
 	if (!p->rc && memcmp(again, out, bytes))
 		bug("routers %s: not the bits of its parts", c->name);
 	struct route one[2] = {apart[0], a[1]};
-	one[1].picks = device_new(p, 2 * picks);
+	one[1].expert_ids = device_new(p, 2 * ids_bytes);
 	OPS->route(p->b, one + 1, 1, n);
-	routers_get(p, c, one, n, p->b->marks - 1, again);
+	routers_get(p, c, one, n, p->b->fence_value - 1, again);
 	if (!p->rc && memcmp(again, out, bytes))
 		bug("routers %s: another choice alone", c->name);
 }
@@ -675,19 +675,19 @@ RUN(expert_ffn)
 	struct expert_job jobs[c->heads];
 	int n_jobs = 0, split = 0;
 	for (int i = 0; i < c->heads; i++) {
-		struct expert_job job = {.n_places = 0};
-		int32_t *places = op_host_new(p, (size_t)(n * c->n_used) * 4);
+		struct expert_job job = {.n_token_slots = 0};
+		int32_t *token_slots = op_host_new(p, (size_t)(n * c->n_used) * 4);
 		for (int j = 0; j < n * c->n_used; j++)
 			if (op_expert_of(c, f * c->n_used + j) == i)
-				places[job.n_places++] = j;
-		if (!job.n_places)
+				token_slots[job.n_token_slots++] = j;
+		if (!job.n_token_slots)
 			continue;
 		struct weight w[3];
 		op_expert_weights(p, c, i, w);
 		job.gate = weight_put(p, w[0]);
 		job.up = weight_put(p, w[1]);
 		job.down = weight_put(p, w[2]);
-		job.places = places;
+		job.token_slots = token_slots;
 		jobs[n_jobs++] = job;
 	}
 	/* in two calls when the whole step runs */

@@ -307,7 +307,7 @@ static void test_nan_scores_come_last(void **state)
 	for (int i = 0; i < 30; i++)
 		assert_int_equal(sel[i], i / 3 * 4 + (i % 3 ? i % 3 + 1 : 0));
 	float logits[6] = {NAN, 1, NAN, 2, NAN, NAN}, bias[6] = {0}, weights[4];
-	uint64_t picks[4];
+	uint64_t expert_ids[4];
 	int32_t ids[4];
 	struct route r = {.n_experts = 6,
 		.n_used = 4,
@@ -317,10 +317,10 @@ static void test_nan_scores_come_last(void **state)
 		.scale = 1,
 		.logits = logits,
 		.bias = bias,
-		.picks = picks,
+		.expert_ids = expert_ids,
 		.weights = weights};
 	b->ops->route(b, &r, 1, 1);
-	assert_int_equal(b->ops->wait_picks(b, b->marks, picks, 4, ids, NULL), 0);
+	assert_int_equal(b->ops->wait_expert_ids(b, b->fence_value, expert_ids, 4, ids, NULL), 0);
 	assert_int_equal(ids[0], 3);
 	assert_int_equal(ids[1], 1);
 	assert_int_equal(ids[2], 0);
@@ -356,17 +356,17 @@ static void test_open(void **state)
 static void test_usage_notes(void **state)
 {
 	(void)state;
-	struct backend_usage from = {0}, to = {.gap_ns = 3900};
-	from.n_stretches[USAGE_EXPERTS] = 25;
+	struct backend_usage from = {0}, to = {.event_gap_ns = 3900};
+	from.n_intervals[USAGE_EXPERTS] = 25;
 	from.idle_ns[USAGE_EXPERTS] = 1000;
-	to.n_stretches[USAGE_EXPERTS] = 100;
+	to.n_intervals[USAGE_EXPERTS] = 100;
 	to.idle_ns[USAGE_EXPERTS] =
 		1000 + 139000; /* 1.85 us each: less than a note between empty ones */
-	to.n_stretches[USAGE_GRAPH] = 10;
+	to.n_intervals[USAGE_GRAPH] = 10;
 	to.idle_ns[USAGE_GRAPH] = 500000;
-	assert_true(usage_notes_ns(&from, &to, USAGE_EXPERTS) == 139000);
-	assert_true(usage_notes_ns(&from, &to, USAGE_GRAPH) == 39000);
-	assert_true(usage_notes_ns(&from, &to, USAGE_OTHER) == 0);
+	assert_true(usage_event_overhead_ns(&from, &to, USAGE_EXPERTS) == 139000);
+	assert_true(usage_event_overhead_ns(&from, &to, USAGE_GRAPH) == 39000);
+	assert_true(usage_event_overhead_ns(&from, &to, USAGE_OTHER) == 0);
 }
 
 int main(void)

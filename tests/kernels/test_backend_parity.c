@@ -5,9 +5,9 @@
  *
  *   test_backend_parity           every case of op_cases.c and the large ones below
  *   test_backend_parity small     without the large ones (for memory checkers)
- *   test_backend_parity brief     and awaits in fewer steps (for racecheck, where a launch of
- * experts takes 2 s) test_backend_parity [small|brief] PATTERN   tests whose names match, with *
- * and ?
+ *   test_backend_parity brief     and deferred kernels in fewer steps (for racecheck, where a
+ * launch of experts takes 2 s) test_backend_parity [small|brief] PATTERN   tests whose names match,
+ * with * and ?
  *
  * What passes: every value within TOLERANCE float roundings of the formula, in units of the
  * magnitude that the formula reports (the same bound that test_backend_cpu holds the CPU to), and
@@ -21,7 +21,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
-#include "tests/kernels/await_cases.h"
+#include "tests/kernels/deferred_cases.h"
 #include "tests/kernels/op_cases.h"
 
 #include <math.h>
@@ -552,13 +552,13 @@ static void test_copies(void **state)
 static void test_awaits(void **state)
 {
 	(void)state;
-	await_case(cuda, DTYPE_IQ2_XXS, 2048, 2048, brief);
+	deferred_case(cuda, DTYPE_IQ2_XXS, 2048, 2048, brief);
 	if (small)
 		return;
-	await_case(cuda, DTYPE_Q2_K, 2048, 2048, brief);
-	await_case(cuda, DTYPE_IQ2_XXS, 6144, 2048, brief);
-	await_case(cuda, DTYPE_Q2_K, 6144, 2048, brief);
-	await_case(cuda, DTYPE_Q4_K, 512, 256, brief); /* not by words */
+	deferred_case(cuda, DTYPE_Q2_K, 2048, 2048, brief);
+	deferred_case(cuda, DTYPE_IQ2_XXS, 6144, 2048, brief);
+	deferred_case(cuda, DTYPE_Q2_K, 6144, 2048, brief);
+	deferred_case(cuda, DTYPE_Q4_K, 512, 256, brief); /* not by words */
 }
 
 static void test_failures(void **state)
@@ -574,7 +574,7 @@ static void test_failures(void **state)
 	assert_int_equal(b->failure.code, 0); /* alloc reports itself and leaves the backend usable */
 	assert_int_equal(b->ops->wait(b, &e), 0);
 	assert_true(b->ops->free_bytes(b) > 0);
-	await_lost_case(b);
+	deferred_lost_case(b);
 	b->failure = (struct err){0};
 	err_set(&b->failure, ERR_RUN, "made up");
 	float x[4] = {1, 2, 3, 4};

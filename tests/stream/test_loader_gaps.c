@@ -39,13 +39,13 @@ struct gate {
 	struct copier_ops ops; /* of the emulated card, from now on */
 	const struct copier_ops *inner;
 	atomic_bool shut;   /* what comes in is not done */
-	atomic_bool broken; /* nothing arrives at a parking place, and its ticket fails */
+	atomic_bool broken; /* nothing arrives at a parking place, and its fence value fails */
 	atomic_uint n_broken;
 	atomic_uint n_in;              /* copies into the card */
 	atomic_uint n_aside, n_leaves; /* copies within it and out of it */
 	atomic_uint n_arrived;         /* of those out: seen to be done */
 	/* the I/O thread's; of leaves [0, n_leaves) may be read by all */
-	uint64_t in_drawn[COPY_LANES], in_seen[COPY_LANES], lost[LEAVES]; /* lost: tickets */
+	uint64_t in_drawn[COPY_STREAMS], in_seen[COPY_STREAMS], lost[LEAVES]; /* lost: fence values */
 	struct leave leaves[LEAVES];
 	struct aside {
 		const uint8_t *at;
@@ -55,24 +55,24 @@ struct gate {
 
 static struct gate gate;
 
-static bool under_way(enum copy_lane lane)
+static bool under_way(enum copy_stream stream)
 {
-	return gate.in_seen[lane] < gate.in_drawn[lane];
+	return gate.in_seen[stream] < gate.in_drawn[stream];
 }
 
 static void gate_copy(
-	struct copier *c, enum copy_lane lane, void *dst, const void *src, size_t bytes)
+	struct copier *c, enum copy_stream stream, void *dst, const void *src, size_t bytes)
 {
 	const unsigned n_aside = atomic_load(&gate.n_aside), n = atomic_load(&gate.n_leaves);
-	if (lane != COPY_WITHIN || !atomic_load(&gate.broken))
-		gate.inner->copy(c, lane, dst, src, bytes);
-	if (lane == COPY_IN || lane == COPY_AHEAD)
+	if (stream != COPY_WITHIN || !atomic_load(&gate.broken))
+		gate.inner->copy(c, stream, dst, src, bytes);
+	if (stream == COPY_IN || stream == COPY_AHEAD)
 		atomic_fetch_add(&gate.n_in, 1);
-	if (lane == COPY_WITHIN) {
+	if (stream == COPY_WITHIN) {
 		gate.aside[n_aside % LEAVES] = (struct aside){dst, bytes};
 		atomic_store(&gate.n_aside, n_aside + 1);
 	}
-	if (lane != COPY_OUT)
+	if (stream != COPY_OUT)
 		return;
 	gate.leaves[n % LEAVES] = (struct leave){.src = src,
 		.dst = dst,
@@ -82,26 +82,26 @@ static void gate_copy(
 	atomic_store(&gate.n_leaves, n + 1);
 }
 
-static uint64_t gate_mark(struct copier *c, enum copy_lane lane)
+static uint64_t gate_fence(struct copier *c, enum copy_stream stream)
 {
-	gate.in_drawn[lane] = gate.inner->mark(c, lane);
-	if (lane == COPY_WITHIN && atomic_load(&gate.broken))
-		gate.lost[atomic_fetch_add(&gate.n_broken, 1) % LEAVES] = gate.in_drawn[lane];
-	return gate.in_drawn[lane];
+	gate.in_drawn[stream] = gate.inner->fence(c, stream);
+	if (stream == COPY_WITHIN && atomic_load(&gate.broken))
+		gate.lost[atomic_fetch_add(&gate.n_broken, 1) % LEAVES] = gate.in_drawn[stream];
+	return gate.in_drawn[stream];
 }
 
-static int gate_done(struct copier *c, uint64_t ticket, struct err *e)
+static int gate_fence_status(struct copier *c, uint64_t fence, struct err *e)
 {
-	const enum copy_lane lane = (enum copy_lane)(ticket % COPY_LANES);
-	if ((lane == COPY_IN || lane == COPY_AHEAD) && atomic_load(&gate.shut))
+	const enum copy_stream stream = (enum copy_stream)(fence % COPY_STREAMS);
+	if ((stream == COPY_IN || stream == COPY_AHEAD) && atomic_load(&gate.shut))
 		return 0;
-	int rc = gate.inner->done(c, ticket, e);
+	int rc = gate.inner->fence_status(c, fence, e);
 	for (unsigned i = 0; rc > 0 && i < atomic_load(&gate.n_broken); i++)
-		if (gate.lost[i] == ticket)
+		if (gate.lost[i] == fence)
 			rc = err_set(e, ERR_RUN, "broken on purpose");
-	if (rc && ticket > gate.in_seen[lane]) {
-		gate.in_seen[lane] = ticket;
-		if (lane == COPY_OUT)
+	if (rc && fence > gate.in_seen[stream]) {
+		gate.in_seen[stream] = fence;
+		if (stream == COPY_OUT)
 			atomic_fetch_add(&gate.n_arrived, 1);
 	}
 	return rc;
@@ -115,8 +115,8 @@ static void gate_open(void)
 	gate.inner = card->ops;
 	gate.ops = *card->ops;
 	gate.ops.copy = gate_copy;
-	gate.ops.mark = gate_mark;
-	gate.ops.done = gate_done;
+	gate.ops.fence = gate_fence;
+	gate.ops.fence_status = gate_fence_status;
 	card->ops = &gate.ops;
 }
 

@@ -3,9 +3,10 @@
  * The emulated card. Its memory is a file in memory, mapped twice: once where the rest of the
  * program believes it to be, without the right to write, and once for the copying thread.
  *
- * The thread takes the front of a lane chosen at random, as long as it waits for no ticket, and
- * copies one piece of it. So copies of different lanes mix, and whoever forgot an order between
- * them finds wrong bytes. The lock guards lanes and memory tables; bytes are moved without it.
+ * The thread takes the front of a stream chosen at random, as long as it waits for no fence value,
+ * and copies one piece of it. So copies of different streams mix, and whoever forgot an order
+ * between them finds wrong bytes. The lock guards streams and memory tables; bytes are moved
+ * without it.
  */
 #include "tests/support/copier_null.h"
 
@@ -26,18 +27,18 @@
 #define FAILURES 64
 
 struct job {
-	enum { JOB_COPY, JOB_MARK, JOB_AFTER } kind;
+	enum { JOB_COPY, JOB_FENCE, JOB_WAIT } kind;
 	uint8_t *dst;
 	const uint8_t *src;
 	size_t bytes, at;
-	uint64_t number; /* COPY: how many were given before, from 1; MARK and AFTER: the ticket */
+	uint64_t number; /* COPY: how many were given before, from 1; FENCE and WAIT: the fence value */
 };
 
-struct lane {
+struct copy_queue {
 	struct job *jobs; /* ring */
 	size_t cap, first, n;
-	uint64_t drawn, seen; /* numbers of tickets */
-	bool failed;          /* a copy since the last mark has */
+	uint64_t drawn, seen; /* numbers of fence values */
+	bool failed;          /* a copy since the last fence has */
 };
 
 struct range {
@@ -52,13 +53,13 @@ struct null_copier {
 	pthread_mutex_t lock;
 	pthread_cond_t given, moved; /* something to do; something was done */
 	/* guarded by lock */
-	struct lane lane[COPY_LANES];
+	struct copy_queue queue[COPY_STREAMS];
 	struct range device[RANGES], pinned[RANGES];
 	uint64_t device_bytes;
-	uint64_t failures[FAILURES], n_failures; /* tickets that failed, the latest */
+	uint64_t failures[FAILURES], n_failures; /* fence values that failed, the latest */
 	uint64_t n_copies, n_pins;
 	bool gone; /* fail_all has struck */
-	bool hung; /* hang_copy stands at the front of a lane */
+	bool hung; /* hang_copy stands at the front of a stream */
 	bool busy; /* a piece is being copied */
 	bool stop; /* drop what is queued */
 	bool quit;
@@ -189,11 +190,11 @@ uint64_t copier_null_pins(struct copier *base)
 	return n;
 }
 
-/* ---- lanes ---- */
+/* ---- streams ---- */
 
-static void push(struct null_copier *c, enum copy_lane lane, struct job job)
+static void push(struct null_copier *c, enum copy_stream stream, struct job job)
 {
-	struct lane *l = &c->lane[lane];
+	struct copy_queue *l = &c->queue[stream];
 	if (l->n == l->cap) {
 		struct job *more = NEW_ARRAY(struct job, 2 * l->cap + 64);
 		for (size_t i = 0; i < l->n; i++)
@@ -212,7 +213,7 @@ static void null_attach(struct copier *c)
 	(void)c;
 }
 
-/* The host's side of an address that a copy of this lane may touch. */
+/* The host's side of an address that a copy of this stream may touch. */
 static uint8_t *side(struct null_copier *c, bool on_card, const void *p, size_t bytes)
 {
 	struct range *r = range_of(on_card ? c->device : c->pinned, p, bytes);
@@ -223,49 +224,49 @@ static uint8_t *side(struct null_copier *c, bool on_card, const void *p, size_t 
 }
 
 static void null_copy(
-	struct copier *base, enum copy_lane lane, void *dst, const void *src, size_t bytes)
+	struct copier *base, enum copy_stream stream, void *dst, const void *src, size_t bytes)
 {
 	struct null_copier *c = of(base);
 	pthread_mutex_lock(&c->lock);
-	push(c, lane,
+	push(c, stream,
 		(struct job){.kind = JOB_COPY,
-			.dst = side(c, lane != COPY_OUT, dst, bytes),
-			.src = side(c, lane == COPY_OUT || lane == COPY_WITHIN, src, bytes),
+			.dst = side(c, stream != COPY_OUT, dst, bytes),
+			.src = side(c, stream == COPY_OUT || stream == COPY_WITHIN, src, bytes),
 			.bytes = bytes,
 			.number = ++c->n_copies});
 	pthread_mutex_unlock(&c->lock);
 }
 
-static uint64_t null_mark(struct copier *base, enum copy_lane lane)
+static uint64_t null_fence(struct copier *base, enum copy_stream stream)
 {
 	struct null_copier *c = of(base);
 	pthread_mutex_lock(&c->lock);
-	uint64_t ticket = ++c->lane[lane].drawn * COPY_LANES + lane;
-	push(c, lane, (struct job){.kind = JOB_MARK, .number = ticket});
+	uint64_t fence = ++c->queue[stream].drawn * COPY_STREAMS + stream;
+	push(c, stream, (struct job){.kind = JOB_FENCE, .number = fence});
 	pthread_mutex_unlock(&c->lock);
-	return ticket;
+	return fence;
 }
 
-static void null_after(struct copier *base, enum copy_lane lane, uint64_t ticket)
+static void null_stream_wait(struct copier *base, enum copy_stream stream, uint64_t fence)
 {
 	struct null_copier *c = of(base);
 	pthread_mutex_lock(&c->lock);
-	push(c, lane, (struct job){.kind = JOB_AFTER, .number = ticket});
+	push(c, stream, (struct job){.kind = JOB_WAIT, .number = fence});
 	pthread_mutex_unlock(&c->lock);
 }
 
-static bool seen(const struct null_copier *c, uint64_t ticket)
+static bool seen(const struct null_copier *c, uint64_t fence)
 {
-	return c->lane[ticket % COPY_LANES].seen >= ticket / COPY_LANES;
+	return c->queue[fence % COPY_STREAMS].seen >= fence / COPY_STREAMS;
 }
 
-static int null_done(struct copier *base, uint64_t ticket, struct err *e)
+static int null_fence_status(struct copier *base, uint64_t fence, struct err *e)
 {
 	struct null_copier *c = of(base);
 	pthread_mutex_lock(&c->lock);
-	int rc = seen(c, ticket);
+	int rc = seen(c, fence);
 	for (int i = 0; rc > 0 && i < FAILURES; i++)
-		if (c->failures[i] == ticket)
+		if (c->failures[i] == fence)
 			rc = err_set(e, ERR_RUN, "the emulated card failed on purpose");
 	pthread_mutex_unlock(&c->lock);
 	return rc < 0 ? ERR_RUN : rc;
@@ -277,8 +278,8 @@ static void null_drain(struct copier *base)
 	pthread_mutex_lock(&c->lock);
 	for (;;) {
 		bool left = c->busy;
-		for (int i = 0; i < COPY_LANES; i++)
-			left |= c->lane[i].n > 0;
+		for (int i = 0; i < COPY_STREAMS; i++)
+			left |= c->queue[i].n > 0;
 		if (!left)
 			break;
 		c->stop |= c->hung; /* what never ends is cut off */
@@ -301,25 +302,25 @@ static void pause_before(struct null_copier *c)
 	usleep(rng_below(&c->rng, 64) ? us : 8 * us);
 }
 
-static void pop(struct lane *l)
+static void pop(struct copy_queue *l)
 {
 	l->first = (l->first + 1) % l->cap;
 	l->n--;
 }
 
-/* Does a bit of the front of a lane. Holds the lock, gives it away while bytes move. */
-static void run_front(struct null_copier *c, struct lane *l)
+/* Does a bit of the front of a stream. Holds the lock, gives it away while bytes move. */
+static void run_front(struct null_copier *c, struct copy_queue *l)
 {
 	struct job *j = &l->jobs[l->first];
-	if (j->kind == JOB_AFTER) {
+	if (j->kind == JOB_WAIT) {
 		pop(l);
 		return;
 	}
-	if (j->kind == JOB_MARK) {
+	if (j->kind == JOB_FENCE) {
 		if (l->failed)
 			c->failures[c->n_failures++ % FAILURES] = j->number;
 		l->failed = false;
-		l->seen = j->number / COPY_LANES;
+		l->seen = j->number / COPY_STREAMS;
 		pop(l);
 		return;
 	}
@@ -344,8 +345,8 @@ static void run_front(struct null_copier *c, struct lane *l)
 		pop(l);
 }
 
-/* May the front of the lane be run now? */
-static bool ready(struct null_copier *c, const struct lane *l)
+/* May the front of the stream be run now? */
+static bool ready(struct null_copier *c, const struct copy_queue *l)
 {
 	if (!l->n)
 		return false;
@@ -355,7 +356,7 @@ static bool ready(struct null_copier *c, const struct lane *l)
 		pthread_cond_broadcast(&c->moved); /* for drain */
 		return false;
 	}
-	return j->kind != JOB_AFTER || seen(c, j->number);
+	return j->kind != JOB_WAIT || seen(c, j->number);
 }
 
 static void *null_main(void *arg)
@@ -364,14 +365,14 @@ static void *null_main(void *arg)
 	pthread_mutex_lock(&c->lock);
 	for (;;) {
 		if (c->stop)
-			for (int i = 0; i < COPY_LANES; i++)
-				c->lane[i].n = 0;
-		int at[COPY_LANES], n = 0;
-		for (int i = 0; i < COPY_LANES; i++)
-			if (ready(c, &c->lane[i]))
+			for (int i = 0; i < COPY_STREAMS; i++)
+				c->queue[i].n = 0;
+		int at[COPY_STREAMS], n = 0;
+		for (int i = 0; i < COPY_STREAMS; i++)
+			if (ready(c, &c->queue[i]))
 				at[n++] = i;
 		if (n)
-			run_front(c, &c->lane[at[rng_below(&c->rng, (uint32_t)n)]]);
+			run_front(c, &c->queue[at[rng_below(&c->rng, (uint32_t)n)]]);
 		pthread_cond_broadcast(&c->moved);
 		if (n)
 			continue;
@@ -395,8 +396,8 @@ static void null_close(struct copier *base)
 	for (int i = 0; i < RANGES; i++)
 		if (c->device[i].at || c->pinned[i].at)
 			bug("the emulated card is closed before its memory was given back");
-	for (int i = 0; i < COPY_LANES; i++)
-		free(c->lane[i].jobs);
+	for (int i = 0; i < COPY_STREAMS; i++)
+		free(c->queue[i].jobs);
 	pthread_cond_destroy(&c->given);
 	pthread_cond_destroy(&c->moved);
 	pthread_mutex_destroy(&c->lock);
@@ -412,9 +413,9 @@ static const struct copier_ops null_ops = {
 	.unpin = null_unpin,
 	.attach = null_attach,
 	.copy = null_copy,
-	.mark = null_mark,
-	.after = null_after,
-	.done = null_done,
+	.fence = null_fence,
+	.stream_wait = null_stream_wait,
+	.fence_status = null_fence_status,
 	.drain = null_drain,
 };
 

@@ -21,7 +21,7 @@ struct op {
 	enum {
 		COPY,
 		UPLOAD,
-		MARK,
+		FENCE,
 		EMBED,
 		RMS_NORM,
 		MATMUL,
@@ -63,7 +63,7 @@ struct list {
 	uint64_t key;
 	bool recorded;
 	struct ops ops;
-	uint64_t marks; /* b->marks when its recording began, then how many it has */
+	uint64_t n_fences; /* b->fence_value when its recording began, then how many it has */
 };
 
 static struct device {
@@ -73,18 +73,18 @@ static struct device {
 	bool words;
 	struct ops stream; /* enqueued */
 	size_t next;       /* of them has not run */
-	uint64_t reached;  /* marks that have run */
+	uint64_t reached;  /* fences that have run */
 	struct list lists[LISTS];
 	int n_lists;
 	struct list *now; /* being recorded */
 	/* experts that wait to be told, in the order of the stream */
 	struct told {
-		uint64_t marks; /* before it */
+		uint64_t n_fences; /* before it */
 		struct op op;
 		unsigned ranks;
 		bool all;
 		struct expert_job jobs[8];
-		int32_t places[8];
+		int32_t token_slots[8];
 		int n_jobs;
 	} told[AWAITS];
 	int n_told, first_open, first_waits; /* all; not told everything; the device has not passed */
@@ -108,7 +108,7 @@ static struct op *push(struct ops *o, int kind)
 static struct op *add(int kind)
 {
 	struct ops *o = d.now ? &d.now->ops : &d.stream;
-	/* the first op behind an await is moe_combine */
+	/* the first op behind a deferred kernel is moe_combine */
 	assert_true(!d.now || !o->n || o->at[o->n - 1].kind != AWAIT || kind == COMBINE);
 	return push(o, kind);
 }
@@ -116,18 +116,18 @@ static struct op *add(int kind)
 static void run(struct backend *b, struct op *p)
 {
 	const struct backend_ops *x = d.inner, *mine = b->ops;
-	uint64_t marks = b->marks;
+	uint64_t n_fences = b->fence_value;
 	for (int r = 0; r < p->batch.n; r++) /* scratch and grids are made for it */
 		assert_true(p->batch.pos[r] <= p->batch.max_pos);
 	b->ops = x; /* what an op calls itself is part of it */
-	b->marks = d.reached;
+	b->fence_value = d.reached;
 	switch (p->kind) {
 	case COPY:
 	case UPLOAD:
 		memcpy(p->to, p->held ? p->held : p->from, (size_t)p->n[0]);
 		break;
-	case MARK:
-		b->marks++;
+	case FENCE:
+		b->fence_value++;
 		break;
 	case EMBED:
 		x->embed(b, p->table, p->from, (int)p->n[0], p->to);
@@ -173,8 +173,8 @@ static void run(struct backend *b, struct op *p)
 	case AWAIT:
 		break;
 	}
-	d.reached = b->marks;
-	b->marks = marks;
+	d.reached = b->fence_value;
+	b->fence_value = n_fences;
 	b->ops = mine;
 }
 
@@ -206,17 +206,17 @@ static bool step(struct backend *b)
 }
 
 /* The device gets so far, or by chance further. */
-static void follow(struct backend *b, uint64_t ticket)
+static void follow(struct backend *b, uint64_t fence)
 {
-	while (d.reached < ticket)
+	while (d.reached < fence)
 		if (!step(b))
 			fail_msg(
-				"mark %llu never comes: the device waits to be told", (unsigned long long)ticket);
+				"fence %llu never comes: the device waits to be told", (unsigned long long)fence);
 	for (uint32_t n = rng_below(&d.rng, 4) ? 0 : rng_below(&d.rng, 12); n && step(b); n--)
 		;
 }
 
-/* Who waits for the device beyond an await tells all that there is nothing more. */
+/* Who waits for the device beyond a deferred kernel tells all that there is nothing more. */
 static void settle(void)
 {
 	for (; d.first_open < d.n_told; d.first_open++) {
@@ -245,43 +245,43 @@ static int dev_wait(struct backend *b, struct err *e)
 	return d.inner->wait(b, e);
 }
 
-static uint64_t dev_mark(struct backend *b)
+static uint64_t dev_fence(struct backend *b)
 {
-	add(MARK);
-	return ++b->marks;
+	add(FENCE);
+	return ++b->fence_value;
 }
 
-static void before_wait(uint64_t ticket)
+static void before_wait(uint64_t fence)
 {
-	if (d.first_open < d.n_told && ticket > d.told[d.first_open].marks)
+	if (d.first_open < d.n_told && fence > d.told[d.first_open].n_fences)
 		settle();
 }
 
-static int dev_wait_mark(struct backend *b, uint64_t ticket, struct err *e)
+static int dev_fence_wait(struct backend *b, uint64_t fence, struct err *e)
 {
 	(void)e;
-	assert_true(!d.now && ticket && ticket <= b->marks);
-	before_wait(ticket);
-	follow(b, ticket);
+	assert_true(!d.now && fence && fence <= b->fence_value);
+	before_wait(fence);
+	follow(b, fence);
 	return b->failure.code;
 }
 
-static int dev_wait_picks(
-	struct backend *b, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e)
+static int dev_wait_expert_ids(struct backend *b, uint64_t fence, const uint64_t *expert_ids, int n,
+	int32_t *ids, struct err *e)
 {
-	int rc = dev_wait_mark(b, ticket, e);
+	int rc = dev_fence_wait(b, fence, e);
 	for (int i = 0; i < n; i++) {
-		assert_int_equal(picks[i] >> 32, (uint32_t)ticket);
-		ids[i] = (int32_t)(uint32_t)picks[i];
+		assert_int_equal(expert_ids[i] >> 32, (uint32_t)fence);
+		ids[i] = (int32_t)(uint32_t)expert_ids[i];
 	}
 	return rc;
 }
 
-static bool dev_reached(struct backend *b, uint64_t ticket)
+static bool dev_fence_signaled(struct backend *b, uint64_t fence)
 {
 	if (!rng_below(&d.rng, 3))
 		step(b);
-	return ticket <= d.reached;
+	return fence <= d.reached;
 }
 
 static int dev_download(struct backend *b, void *dst, const void *src, size_t bytes, struct err *e)
@@ -341,7 +341,7 @@ static void dev_close(struct backend *b)
 	inner->close(b);
 }
 
-static void launch(struct list *l, uint64_t marks)
+static void launch(struct list *l, uint64_t n_fences)
 {
 	for (size_t i = 0; i < l->ops.n; i++) {
 		const struct op *o = &l->ops.at[i];
@@ -349,13 +349,13 @@ static void launch(struct list *l, uint64_t marks)
 		*p = *o;
 		if (o->kind == AWAIT) {
 			assert_true(d.n_told < AWAITS);
-			d.told[d.n_told++] = (struct told){.marks = marks, .op = *o};
+			d.told[d.n_told++] = (struct told){.n_fences = n_fences, .op = *o};
 		}
-		marks += o->kind == MARK || o->kind == ROUTE;
+		n_fences += o->kind == FENCE || o->kind == ROUTE;
 	}
 }
 
-static enum graph_calls dev_graph_begin(struct backend *b, uint64_t key)
+static enum segment_mode dev_segment_begin(struct backend *b, uint64_t key)
 {
 	assert_null(d.now);
 	assert_int_equal(d.first_open, d.n_told); /* nobody is left without an answer */
@@ -367,30 +367,30 @@ static enum graph_calls dev_graph_begin(struct backend *b, uint64_t key)
 		assert_true(d.n_lists < LISTS);
 		*l = (struct list){.key = key};
 		d.n_lists++;
-		return GRAPH_RUNS;
+		return SEGMENT_EAGER;
 	}
 	if (!l->recorded) {
-		l->marks = b->marks;
+		l->n_fences = b->fence_value;
 		d.now = l;
-		return GRAPH_RECORDS;
+		return SEGMENT_CAPTURE;
 	}
-	launch(l, b->marks);
-	b->marks += l->marks;
+	launch(l, b->fence_value);
+	b->fence_value += l->n_fences;
 	lazy_counts.replays++;
-	return GRAPH_REPLAYED;
+	return SEGMENT_REPLAYED;
 }
 
-static void dev_graph_end(struct backend *b)
+static void dev_segment_end(struct backend *b)
 {
 	struct list *l = d.now;
 	assert_non_null(l);
 	d.now = NULL;
 	l->recorded = true;
-	launch(l, l->marks);
-	l->marks = b->marks - l->marks;
+	launch(l, l->n_fences);
+	l->n_fences = b->fence_value - l->n_fences;
 }
 
-static void dev_graph_drop(struct backend *b)
+static void dev_segments_drop(struct backend *b)
 {
 	drain(b);
 	forget();
@@ -497,7 +497,7 @@ static void dev_route(struct backend *b, const struct route *a, int n, int rows)
 	struct op *p = add(ROUTE);
 	memcpy(p->routes, a, (size_t)n * sizeof *a);
 	p->n[0] = n, p->n[1] = rows;
-	b->marks++;
+	b->fence_value++;
 }
 
 static void dev_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
@@ -515,13 +515,13 @@ static void dev_moe_combine(struct backend *b, const float *out, const float *we
 
 /* ---- experts ---- */
 
-static bool dev_can_await(struct backend *b, const struct expert_job *like, int n_used)
+static bool dev_can_defer_experts(struct backend *b, const struct expert_job *like, int n_used)
 {
 	(void)b;
 	return d.words && like->gate.n_in && n_used <= 8;
 }
 
-static void dev_experts_await(
+static void dev_experts_deferred(
 	struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out)
 {
 	(void)b;
@@ -539,27 +539,28 @@ static void assert_like(const struct weight *a, const struct weight *b)
 {
 	assert_true(a->type == b->type && a->n_in == b->n_in && a->n_out == b->n_out &&
 				a->row_bytes == b->row_bytes && a->stack_bytes == b->stack_bytes);
-	assert_int_equal((uintptr_t)b->data % AWAIT_ALIGN, 0);
+	assert_int_equal((uintptr_t)b->data % DEFERRED_ALIGN, 0);
 }
 
-/* Tells the first await that has not been told everything. */
+/* Tells the first deferred kernel that has not been told everything. */
 static void tell(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, const float *out)
 {
 	struct told *t = &d.told[d.first_open];
 	assert_true(x == t->op.from && out == t->op.to && rows == 1 && n_used == (int)t->op.n[2]);
-	follow(b, t->marks); /* the host has seen the mark before it */
+	follow(b, t->n_fences); /* the host has seen the fence before it */
 	*(t->ranks ? &lazy_counts.late : &lazy_counts.by_words) += 1;
 	for (int i = 0; i < n_jobs; i++) {
 		const struct expert_job *j = &jobs[i];
 		assert_like(&t->op.like.gate, &j->gate);
 		assert_like(&t->op.like.up, &j->up);
 		assert_like(&t->op.like.down, &j->down);
-		assert_true(j->n_places == 1 && j->places[0] < n_used && !(t->ranks >> j->places[0] & 1));
-		t->ranks |= 1u << j->places[0];
-		t->places[t->n_jobs] = j->places[0];
+		assert_true(j->n_token_slots == 1 && j->token_slots[0] < n_used &&
+					!(t->ranks >> j->token_slots[0] & 1));
+		t->ranks |= 1u << j->token_slots[0];
+		t->token_slots[t->n_jobs] = j->token_slots[0];
 		t->jobs[t->n_jobs] = *j;
-		t->jobs[t->n_jobs].places = &t->places[t->n_jobs];
+		t->jobs[t->n_jobs].token_slots = &t->token_slots[t->n_jobs];
 		t->n_jobs++;
 	}
 	t->all = t->ranks == (1u << n_used) - 1;
@@ -575,16 +576,17 @@ static void dev_expert_ffn(struct backend *b, const float *x, const struct exper
 		return;
 	}
 	assert_false(d.lost);
-	size_t places = 0;
+	size_t token_slots = 0;
 	for (int i = 0; i < n_jobs; i++)
-		places += (size_t)jobs[i].n_places;
+		token_slots += (size_t)jobs[i].n_token_slots;
 	struct op *p = add(EXPERTS);
 	struct expert_job *own =
-		(p->held = mem_new(1, (size_t)n_jobs * sizeof *own + places * sizeof(int32_t)));
+		(p->held = mem_new(1, (size_t)n_jobs * sizeof *own + token_slots * sizeof(int32_t)));
 	int32_t *at = (int32_t *)(own + n_jobs);
-	for (int i = 0; i < n_jobs; at += jobs[i++].n_places) {
+	for (int i = 0; i < n_jobs; at += jobs[i++].n_token_slots) {
 		own[i] = jobs[i];
-		own[i].places = memcpy(at, jobs[i].places, (size_t)jobs[i].n_places * sizeof *at);
+		own[i].token_slots =
+			memcpy(at, jobs[i].token_slots, (size_t)jobs[i].n_token_slots * sizeof *at);
 	}
 	p->from = x;
 	p->to = out;
@@ -595,7 +597,7 @@ void lazy_device_start(struct backend *b, bool words, uint64_t seed)
 {
 	lazy_counts = (struct lazy_counts){0};
 	d = (struct device){
-		.ops = *b->ops, .inner = b->ops, .rng = {seed}, .words = words, .reached = b->marks};
+		.ops = *b->ops, .inner = b->ops, .rng = {seed}, .words = words, .reached = b->fence_value};
 	struct backend_ops *o = &d.ops;
 	o->close = dev_close;
 	o->alloc = dev_alloc;
@@ -604,13 +606,13 @@ void lazy_device_start(struct backend *b, bool words, uint64_t seed)
 	o->copy = dev_copy;
 	o->download = dev_download;
 	o->wait = dev_wait;
-	o->mark = dev_mark;
-	o->wait_mark = dev_wait_mark;
-	o->reached = dev_reached;
-	o->deferred = true;
-	o->graph_begin = dev_graph_begin;
-	o->graph_end = dev_graph_end;
-	o->graph_drop = dev_graph_drop;
+	o->fence = dev_fence;
+	o->fence_wait = dev_fence_wait;
+	o->fence_signaled = dev_fence_signaled;
+	o->async = true;
+	o->segment_begin = dev_segment_begin;
+	o->segment_end = dev_segment_end;
+	o->segments_drop = dev_segments_drop;
 	o->embed = dev_embed;
 	o->rms_norm = dev_rms_norm;
 	o->matmul = dev_matmul;
@@ -624,9 +626,9 @@ void lazy_device_start(struct backend *b, bool words, uint64_t seed)
 	o->index_select = dev_index_select;
 	o->mla = dev_mla;
 	o->route = dev_route;
-	o->wait_picks = dev_wait_picks;
-	o->can_await = dev_can_await;
-	o->experts_await = dev_experts_await;
+	o->wait_expert_ids = dev_wait_expert_ids;
+	o->can_defer_experts = dev_can_defer_experts;
+	o->experts_deferred = dev_experts_deferred;
 	o->expert_ffn = dev_expert_ffn;
 	o->moe_combine = dev_moe_combine;
 	b->ops = o;

@@ -5,7 +5,8 @@
  * they come the first time, are recorded the second and made by nobody from then on, so a key that
  * does not stand for all arguments gives other numbers; so does whoever reads, gives back or
  * overwrites what the device has not come to. Experts that wait to be told stand in the middle of
- * lists, and what the contract of experts_await forbids fails the running test (kernels/backend.h).
+ * lists, and what the contract of experts_deferred forbids fails the running test
+ * (kernels/backend.h).
  */
 #ifndef GLM_TESTS_LAZY_DEVICE_H
 #define GLM_TESTS_LAZY_DEVICE_H

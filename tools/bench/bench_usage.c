@@ -23,21 +23,21 @@ void bench_usage(struct bench *b, const char *section, const struct backend_usag
 	bench_add(b, section, "ms/tok", one(idle), 0, NULL,
 		"it waits for the host (%.1f %% of the time)", 100 * idle / (busy + idle));
 	for (int i = 0; i < USAGE_KINDS; i++) {
-		double times = (double)(to->n_stretches[i] - from->n_stretches[i]) / n;
+		double times = (double)(to->n_intervals[i] - from->n_intervals[i]) / n;
 		if (times <= 0)
 			continue;
 		bench_add(b, section, "ms/tok", one((double)(to->busy_ns[i] - from->busy_ns[i]) * 1e-6 / n),
 			0, NULL, "busy with %s, %.1f times", name[i], times);
 		bench_add(b, section, "ms/tok", one((double)(to->idle_ns[i] - from->idle_ns[i]) * 1e-6 / n),
 			0, NULL, "waits before them, at most %.4f of which are the notes",
-			usage_notes_ns(from, to, (enum usage_kind)i) * 1e-6 / n);
+			usage_event_overhead_ns(from, to, (enum usage_kind)i) * 1e-6 / n);
 	}
 	bench_add(b, section, "/tok", one((double)(to->launches - from->launches) / n), 0, NULL,
 		"kernels and copies on the card");
 	bench_add(b, section, "/tok", one((double)(to->graph_launches - from->graph_launches) / n), 0,
 		NULL, "graphs launched");
-	if (to->graphs_recorded > from->graphs_recorded)
-		bench_add(b, section, "ms", one((double)(to->record_ns - from->record_ns) * 1e-6), 0, NULL,
-			"to record %llu graphs",
-			(unsigned long long)(to->graphs_recorded - from->graphs_recorded));
+	if (to->graphs_captured > from->graphs_captured)
+		bench_add(b, section, "ms", one((double)(to->capture_ns - from->capture_ns) * 1e-6), 0,
+			NULL, "to record %llu graphs",
+			(unsigned long long)(to->graphs_captured - from->graphs_captured));
 }

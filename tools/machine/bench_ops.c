@@ -82,15 +82,16 @@ static int work(void *user, struct err *e)
 {
 	struct bench_op *o = user;
 	const struct backend_ops *ops = o->backend->ops;
-	if (!ops->deferred) {
+	if (!ops->async) {
 		o->call(o, o->next);
 		o->next = (o->next + 1) % MAX(o->copies, 1);
 	} else {
-		enum graph_calls calls = o->graph ? ops->graph_begin(o->backend, o->graph) : GRAPH_RUNS;
-		for (int i = 0; i < DEVICE_CALLS && calls != GRAPH_REPLAYED; i++)
+		enum segment_mode calls =
+			o->graph ? ops->segment_begin(o->backend, o->graph) : SEGMENT_EAGER;
+		for (int i = 0; i < DEVICE_CALLS && calls != SEGMENT_REPLAYED; i++)
 			o->call(o, i % MAX(o->copies, 1));
-		if (calls == GRAPH_RECORDS)
-			ops->graph_end(o->backend);
+		if (calls == SEGMENT_CAPTURE)
+			ops->segment_end(o->backend);
 	}
 	return ops->wait(o->backend, e);
 }
@@ -104,8 +105,8 @@ int bench_op_measure(struct bench_op *o, struct err *e, const char *detail)
 	int rc = work(o, e); /* so that the next call, which warms up, can record */
 	if (rc || (rc = bench_time(o->bench, work, o, &s, e)))
 		return rc;
-	o->backend->ops->graph_drop(o->backend);
-	bool cpu = !o->backend->ops->deferred; /* the limits were measured there */
+	o->backend->ops->segments_drop(o->backend);
+	bool cpu = !o->backend->ops->async; /* the limits were measured there */
 	double calls = cpu ? 1 : DEVICE_CALLS;
 	double byte_limit = cpu ? o->bench->read_bytes_s : o->bench->device_bytes_s,
 		   mac_limit = cpu ? o->bench->mac_s : 0;
@@ -297,7 +298,7 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 			int most =
 				list[i].what == MATMUL && !strcmp(list[i].name, "head") ? 1 : BENCH_CHUNK_ROWS;
 			/* a card also takes a few rows at once: drafts, several users */
-			bool few = backend->ops->deferred &&
+			bool few = backend->ops->async &&
 					   (list[i].what == MATMUL || list[i].what == LATENTS || list[i].what == FFN ||
 						   list[i].what == ROUTERS || list[i].what == EXPERTS);
 			for (int rows = 1; rows <= most; rows *= few ? 2 : BENCH_CHUNK_ROWS) {

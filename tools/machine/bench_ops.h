@@ -35,14 +35,14 @@ struct bench_op {
 	size_t stride[3];
 	float *x, *y, *z; /* device */
 	int32_t *ids, *pos, *base, *sel, *n_sel;
-	uint64_t *picks;
+	uint64_t *expert_ids;
 	struct cache_view cache;
 	size_t cache_stride;
 	struct rope rope;
 	struct batch batch;
-	int32_t *places;   /* host */
-	size_t copy_bytes; /* of a copy on the card */
-	uint64_t graph;    /* key of the calls that are measured; 0: they are enqueued one by one */
+	int32_t *token_slots; /* host */
+	size_t copy_bytes;    /* of a copy on the card */
+	uint64_t graph;       /* key of the calls that are measured; 0: they are enqueued one by one */
 };
 
 /* Weights part of one copy. */

@@ -77,7 +77,7 @@ static void call_choice(struct bench_op *o, int copy)
 	(void)copy;
 	struct route a = router(o->shape, o->z);
 	a.logits = o->x;
-	a.picks = o->picks;
+	a.expert_ids = o->expert_ids;
 	a.weights = o->y;
 	o->backend->ops->route(o->backend, &a, 1, o->rows);
 }
@@ -96,7 +96,7 @@ static void call_routers(struct bench_op *o, int copy)
 		a[i].w = bench_op_weight(o, i, copy);
 		a[i].h = h;
 		a[i].logits = h + rows * embd;
-		a[i].picks = o->picks + (size_t)i * rows * (size_t)s->n_used;
+		a[i].expert_ids = o->expert_ids + (size_t)i * rows * (size_t)s->n_used;
 	}
 	a[0].weights = o->y + 2 * rows * (embd + experts);
 	o->backend->ops->route(o->backend, a, 2, o->rows);
@@ -107,16 +107,16 @@ static void call_routers(struct bench_op *o, int copy)
 static void call_expert_ffn(struct bench_op *o, int copy)
 {
 	const struct bench_shape *s = o->shape;
-	int places = o->rows * s->n_used, n_jobs = MIN(places, s->n_experts), done = 0;
+	int n_slots = o->rows * s->n_used, n_jobs = MIN(n_slots, s->n_experts), done = 0;
 	struct expert_job *jobs = NEW_ARRAY(struct expert_job, n_jobs);
 	for (int i = 0; i < n_jobs; i++) {
 		int slot = (copy * n_jobs + i) % o->copies; /* expert slots rotate */
-		int n = (places - done) / (n_jobs - i);
+		int n = (n_slots - done) / (n_jobs - i);
 		jobs[i] = (struct expert_job){.gate = bench_op_weight(o, 0, slot),
 			.up = bench_op_weight(o, 1, slot),
 			.down = bench_op_weight(o, 2, slot),
-			.places = o->places + done,
-			.n_places = n};
+			.token_slots = o->token_slots + done,
+			.n_token_slots = n};
 		done += n;
 	}
 	o->backend->ops->expert_ffn(o->backend, o->x, jobs, n_jobs, o->rows, s->n_used, o->y);
@@ -216,7 +216,7 @@ int bench_op_routers(struct bench_op *o, struct err *e)
 		(rc = bench_pool_floats(o->pool, embd + experts, &o->z, e)) ||
 		(rc = bench_pool_floats(o->pool, 2 * rows * (embd + experts) + rows * used, &o->y, e)) ||
 		(rc = bench_pool_get(
-			 o->pool, MEM_SHARED, 2 * rows * used * sizeof(uint64_t), &o->picks, e)))
+			 o->pool, MEM_SHARED, 2 * rows * used * sizeof(uint64_t), &o->expert_ids, e)))
 		return rc;
 	o->bytes = weights + 8.0 * (double)(rows * embd);
 	o->macs = 2.0 * (double)(rows * embd * experts);
@@ -234,7 +234,7 @@ int bench_op_experts(struct bench_op *o, enum dtype type, struct err *e)
 		!dtype_row_bytes(type, (uint64_t)s->ff_expert, &out_bytes))
 		return 0;
 	double expert = 2.0 * (double)in_bytes * s->ff_expert + (double)out_bytes * s->n_embd;
-	int places = o->rows * s->n_used, distinct = MIN(places, s->n_experts);
+	int n_slots = o->rows * s->n_used, distinct = MIN(n_slots, s->n_experts);
 	o->copies = MIN(MAX(bench_op_copies(expert), s->n_used), s->n_experts);
 	if ((rc = bench_pool_weight(
 			 o->pool, type, s->n_embd, s->ff_expert, 1, o->copies, &o->w[0], &o->stride[0], e)) ||
@@ -243,22 +243,22 @@ int bench_op_experts(struct bench_op *o, enum dtype type, struct err *e)
 		(rc = bench_pool_weight(
 			 o->pool, type, s->ff_expert, s->n_embd, 1, o->copies, &o->w[2], &o->stride[2], e)) ||
 		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
-		(rc = bench_pool_floats(o->pool, (size_t)places * (size_t)s->n_embd, &o->y, e)))
+		(rc = bench_pool_floats(o->pool, (size_t)n_slots * (size_t)s->n_embd, &o->y, e)))
 		return rc;
-	o->places = NEW_ARRAY(int32_t, places);
-	for (int i = 0; i < places;
+	o->token_slots = NEW_ARRAY(int32_t, n_slots);
+	for (int i = 0; i < n_slots;
 		 i++) /* place r * n_used + k, so that one job's places belong to different rows */
-		o->places[i] = i % o->rows * s->n_used + i / o->rows;
-	o->bytes = expert * distinct + 4.0 * (o->rows + places) * s->n_embd;
-	o->macs = 3.0 * places * s->n_embd * (double)s->ff_expert;
+		o->token_slots[i] = i % o->rows * s->n_used + i / o->rows;
+	o->bytes = expert * distinct + 4.0 * (o->rows + n_slots) * s->n_embd;
+	o->macs = 3.0 * n_slots * s->n_embd * (double)s->ff_expert;
 	o->call = call_expert_ffn;
 	o->alone = true;
 	o->name = "expert_ffn";
 	char detail[64];
 	snprintf(detail, sizeof detail, "%s, %d experts", dtype_name(type), distinct);
 	rc = bench_op_measure(o, e, detail);
-	free(o->places);
-	o->places = NULL;
+	free(o->token_slots);
+	o->token_slots = NULL;
 	return rc;
 }
 
@@ -304,7 +304,7 @@ int bench_op_small(struct bench_op *o, const char *name, struct err *e)
 			(rc = bench_pool_floats(o->pool, (size_t)s->n_experts, &o->z, e)) ||
 			(rc = bench_pool_floats(o->pool, rows * used, &o->y, e)) ||
 			(rc = bench_pool_get(
-				 o->pool, MEM_SHARED, rows * used * sizeof(uint64_t), &o->picks, e)))
+				 o->pool, MEM_SHARED, rows * used * sizeof(uint64_t), &o->expert_ids, e)))
 			return rc;
 		o->bytes = 4.0 * (double)(rows * (size_t)s->n_experts);
 		o->call = call_choice;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Large copies through the copier that streaming uses, one lane at a time. */
+/* Large copies through the copier that streaming uses, one stream at a time. */
 #include "tools/machine/measure_card.h"
 
 #include "kernels/backend.h"
@@ -21,27 +21,27 @@ struct job {
 };
 
 /* Seconds that a sample of copies takes. */
-static int copies(struct job *j, enum copy_lane lane, void *dst, const void *src, size_t bytes,
+static int copies(struct job *j, enum copy_stream stream, void *dst, const void *src, size_t bytes,
 	double *seconds, struct err *e)
 {
 	const struct copier_ops *ops = j->copier->ops;
 	uint64_t start = clock_ns();
 	for (int i = 0; i < COPIES; i++)
-		ops->copy(j->copier, lane, dst, src, bytes);
-	uint64_t ticket = ops->mark(j->copier, lane);
+		ops->copy(j->copier, stream, dst, src, bytes);
+	uint64_t fence = ops->fence(j->copier, stream);
 	int rc;
-	while (!(rc = ops->done(j->copier, ticket, e)))
+	while (!(rc = ops->fence_status(j->copier, fence, e)))
 		;
 	*seconds = (double)(clock_ns() - start) * 1e-9;
 	return rc < 0 ? rc : 0;
 }
 
-static int measure_lane(struct job *j, enum copy_lane lane, void *dst, const void *src,
+static int measure_stream(struct job *j, enum copy_stream stream, void *dst, const void *src,
 	size_t bytes, int repeats, struct bench_spread *bytes_s, struct err *e)
 {
 	double samples[BENCH_MAX_REPEATS], seconds;
 	for (int i = -1; i < repeats; i++) { /* the first wakes the card */
-		int rc = copies(j, lane, dst, src, bytes, &seconds, e);
+		int rc = copies(j, stream, dst, src, bytes, &seconds, e);
 		if (rc)
 			return rc;
 		if (i >= 0)
@@ -66,11 +66,11 @@ static int measure(struct job *j, int repeats, struct measure_card *out, struct 
 		return rc;
 	j->pinned = true;
 	ops->attach(j->copier);
-	if ((rc = measure_lane(
+	if ((rc = measure_stream(
 			 j, COPY_IN, j->card[0], j->host, HOST_BYTES, repeats, &out->in_bytes_s, e)) ||
-		(rc = measure_lane(
+		(rc = measure_stream(
 			 j, COPY_OUT, j->host, j->card[0], HOST_BYTES, repeats, &out->out_bytes_s, e)) ||
-		(rc = measure_lane(
+		(rc = measure_stream(
 			 j, COPY_WITHIN, j->card[1], j->card[0], CARD_BYTES, repeats, &out->copy_bytes_s, e)))
 		return rc;
 	out->copy_bytes_s.median *= 2, out->copy_bytes_s.low *= 2, out->copy_bytes_s.high *= 2;

@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The host's side of experts_await: experts_kernel (experts_fused.cu) as an op of a recorded
+ * The host's side of experts_deferred: experts_kernel (experts_fused.cu) as an op of a recorded
  * list, which computes what the host says by words in pinned memory while the ops before it still
  * run. So the kernel has started, and has its tables and barriers, when the op before it ends;
  * experts that come late need no launch; nor do the layers behind it.
  *
- * Words: four of 64 bits for each rank of the row, with a ticket at the top 16 bits: where gate, up
- * and down lie, and that they are known; 0: not known yet, CUDA_AWAIT_NEVER: not for this kernel,
- * which ends when all ranks are known. So each word says by itself that it is meant, and the order
- * in which words become visible does not matter. The first answer to an await writes all words, so
- * no ticket of long ago is left. Tickets count the awaits that were enqueued: the host by itself,
- * the device by its blocks' arrivals, for a recorded launch has the same arguments every time.
+ * Words: four of 64 bits for each rank of the row, with a fence value at the top 16 bits: where
+ * gate, up and down lie, and that they are known; 0: not known yet, CUDA_AWAIT_NEVER: not for this
+ * kernel, which ends when all ranks are known. So each word says by itself that it is meant, and
+ * the order in which words become visible does not matter. The first answer to a deferred kernel
+ * writes all words, so no fence value of long ago is left. Tickets count the deferred kernels that
+ * were enqueued: the host by itself, the device by its blocks' arrivals, for a recorded launch has
+ * the same arguments every time.
  *
- * Answers begin when the mark before the await has come, so the await before, whose words they
- * overwrite, has ended by then. Whoever waits for the device tells it before that there is nothing
- * more, for all awaits of the launch (cuda_await_settle), so it never waits for a host that waits
- * for it. What else the host waits for in the meantime are copies. Those inside the card may be
- * kernels of the driver's: a block of the await takes a whole multiprocessor, so some are left
- * free, and no other kernel of the stream is started there.
+ * Answers begin when the fence before the deferred kernel has come, so the deferred kernel before,
+ * whose words they overwrite, has ended by then. Whoever waits for the device tells it before that
+ * there is nothing more, for all deferred kernels of the launch (cuda_await_settle), so it never
+ * waits for a host that waits for it. What else the host waits for in the meantime are copies.
+ * Those inside the card may be kernels of the driver's: a block of the deferred kernel takes a
+ * whole multiprocessor, so some are left free, and no other kernel of the stream is started there.
  */
 #include "kernels/cuda/experts/experts.cuh"
 
@@ -57,23 +58,23 @@ static struct expert_job anywhere(const struct expert_job *like)
 {
 	struct expert_job j = *like;
 	j.gate.data = j.up.data = j.down.data = NULL;
-	j.n_places = 1;
+	j.n_token_slots = 1;
 	return j;
 }
 
-void cuda_experts_await(
+void cuda_experts_deferred(
 	struct backend *base, const float *x, const struct expert_job *like, int n_used, float *out)
 {
 	struct cuda_backend *b = cuda_of(base);
 	struct cuda_await w = {x, out, n_used, anywhere(like), 0, false};
 	if (base->failure.code)
 		return;
-	b->op = "experts_await";
+	b->op = "experts_deferred";
 	if (b->capturing ? b->await_state != NULL : open_words(b))
 		cuda_experts_await_launch(b, &w);
 }
 
-bool cuda_can_await(struct backend *base, const struct expert_job *like, int n_used)
+bool cuda_can_defer_experts(struct backend *base, const struct expert_job *like, int n_used)
 {
 	struct cuda_backend *b = cuda_of(base);
 	struct expert_job job = anywhere(like);
@@ -91,7 +92,7 @@ static bool is_like(const struct weight *p, const struct weight *q)
 static bool is_for(const struct cuda_backend *b, const struct expert_job *j)
 {
 	const struct expert_job *like = &b->awaits->like;
-	return j->n_places == 1 && !(b->await_told >> j->places[0] & 1) &&
+	return j->n_token_slots == 1 && !(b->await_told >> j->token_slots[0] & 1) &&
 		   is_like(&like->gate, &j->gate) && is_like(&like->up, &j->up) &&
 		   is_like(&like->down, &j->down);
 }
@@ -108,10 +109,10 @@ bool cuda_await_answer(struct cuda_backend *b, const float *x, const struct expe
 		takes = is_for(b, &jobs[i]);
 	if (takes && !n_jobs)
 		return true;
-	uint64_t at[CUDA_AWAIT_WORDS] = {0}, ticket = (b->await_ticket % CUDA_AWAIT_TICKETS + 1) << 48;
+	uint64_t at[CUDA_AWAIT_WORDS] = {0}, fence = (b->await_ticket % CUDA_AWAIT_TICKETS + 1) << 48;
 	unsigned before = b->await_told, now = before;
 	for (int i = 0; takes && i < n_jobs; i++) {
-		int rank = jobs[i].places[0];
+		int rank = jobs[i].token_slots[0];
 		at[4 * rank] = (uintptr_t)jobs[i].gate.data;
 		at[4 * rank + 1] = (uintptr_t)jobs[i].up.data;
 		at[4 * rank + 2] = (uintptr_t)jobs[i].down.data;
@@ -123,10 +124,10 @@ bool cuda_await_answer(struct cuda_backend *b, const float *x, const struct expe
 			at[i] = CUDA_AWAIT_NEVER;
 	now |= takes ? ALL_RANKS & ~((1u << n_used) - 1) : ALL_RANKS;
 	if (!before)
-		cuda_follow(b, b->await_marks + w->marks);
+		cuda_follow(b, b->await_marks + w->n_fences);
 	for (int i = 0; i < CUDA_AWAIT_WORDS; i++)
 		if (!(before >> i / 4 & 1))
-			__atomic_store_n(&b->await_words[i], ticket | at[i], __ATOMIC_RELAXED);
+			__atomic_store_n(&b->await_words[i], fence | at[i], __ATOMIC_RELAXED);
 	b->await_told = now;
 	if (now == ALL_RANKS) {
 		b->awaits++;

@@ -32,15 +32,15 @@ static bool run_pass(struct cuda_backend *b, enum pass pass, const float *x, int
 	a.y_row = y_row;
 	int hidden = 0, most = 1;
 	for (int j = 0; j < n_jobs; j++)
-		most = jobs[j].n_places > most ? jobs[j].n_places : most;
-	for (int j = 0; j < n_jobs; hidden += jobs[j++].n_places) {
+		most = jobs[j].n_token_slots > most ? jobs[j].n_token_slots : most;
+	for (int j = 0; j < n_jobs; hidden += jobs[j++].n_token_slots) {
 		const struct weight *w = weight_of(&jobs[j], pass);
 		bool fused = jobs[j].gate.type == jobs[j].up.type;
 		if (cuda_experts_takes(b, &jobs[j])) /* done */
 			continue;
 		if ((pass == PASS_GLU && !fused) || ((pass == PASS_GATE || pass == PASS_UP) && fused))
 			continue;
-		for (int at = 0; at < jobs[j].n_places; at += PRODUCT_ROWS) {
+		for (int at = 0; at < jobs[j].n_token_slots; at += PRODUCT_ROWS) {
 			if (a.n_tasks && (a.n_tasks == PRODUCT_TASKS || w->type != now->type ||
 								 w->n_in != now->n_in || w->n_out != now->n_out)) {
 				if (!cuda_product(b, now->type, &a))
@@ -61,9 +61,10 @@ static bool run_pass(struct cuda_backend *b, enum pass pass, const float *x, int
 			t->n_out = (int)w->n_out;
 			t->add = false;
 			t->first = hidden + at;
-			t->n_x = jobs[j].n_places - at < PRODUCT_ROWS ? jobs[j].n_places - at : PRODUCT_ROWS;
+			t->n_x = jobs[j].n_token_slots - at < PRODUCT_ROWS ? jobs[j].n_token_slots - at
+															   : PRODUCT_ROWS;
 			for (int i = 0; i < t->n_x; i++) {
-				t->place[i] = jobs[j].places[at + i];
+				t->place[i] = jobs[j].token_slots[at + i];
 				t->row[i] = t->place[i] / n_used;
 			}
 		}
@@ -89,20 +90,20 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 		cuda_note_end(b);
 		return;
 	}
-	int64_t places = 0, n_ff = 0, n_embd = 0;
+	int64_t token_slots = 0, n_ff = 0, n_embd = 0;
 	bool apart = false;
 	for (int j = 0; j < n_jobs; j++) {
-		places += jobs[j].n_places;
+		token_slots += jobs[j].n_token_slots;
 		n_ff = jobs[j].gate.n_out;
 		n_embd = jobs[j].down.n_out;
 		apart |= jobs[j].gate.type != jobs[j].up.type;
 	}
-	if (!places)
+	if (!token_slots)
 		return;
 	/* room for all places of the step, however they are split over calls */
-	uint64_t most = (uint64_t)rows * (uint64_t)n_used > (uint64_t)places
+	uint64_t most = (uint64_t)rows * (uint64_t)n_used > (uint64_t)token_slots
 						? (uint64_t)rows * (uint64_t)n_used
-						: (uint64_t)places;
+						: (uint64_t)token_slots;
 	float *hidden =
 		(float *)cuda_scratch(b, (apart ? 2 : 1) * most * (uint64_t)n_ff * sizeof(float));
 	if (!hidden || !cuda_experts_single(b, x, jobs, n_jobs, n_used, hidden, out) ||
@@ -115,11 +116,11 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 			!run_pass(b, PASS_UP, x, rows, jobs, n_jobs, n_used, up, n_ff))
 			return;
 		int64_t first = 0;
-		for (int j = 0; j < n_jobs; first += jobs[j++].n_places)
+		for (int j = 0; j < n_jobs; first += jobs[j++].n_token_slots)
 			if (jobs[j].gate.type != jobs[j].up.type)
-				cuda_swiglu(base, hidden + first * n_ff, up + first * n_ff, jobs[j].n_places * n_ff,
-					hidden + first * n_ff);
+				cuda_swiglu(base, hidden + first * n_ff, up + first * n_ff,
+					jobs[j].n_token_slots * n_ff, hidden + first * n_ff);
 	}
-	run_pass(b, PASS_DOWN, hidden, places, jobs, n_jobs, n_used, out, n_embd);
+	run_pass(b, PASS_DOWN, hidden, token_slots, jobs, n_jobs, n_used, out, n_embd);
 	cuda_note_end(b);
 }

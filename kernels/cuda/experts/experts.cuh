@@ -22,8 +22,8 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 /* Whether experts like this can be awaited: one place, no data. */
 bool cuda_experts_can_await(const struct cuda_backend *b, const struct expert_job *like);
 
-/* Enqueues an await of such experts if cuda_pipe_take_await does; else only what it will need is
- * made ready. */
+/* Enqueues a deferred kernel of such experts if cuda_pipe_take_await does; else only what it will
+ * need is made ready. */
 void cuda_experts_await_launch(struct cuda_backend *b, const struct cuda_await *w);
 
 #endif

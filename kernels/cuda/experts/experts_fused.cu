@@ -4,16 +4,16 @@
  * launch. mma_kernel's arithmetic (gemv_mma.cuh: x as three digits of 8 bits, whole numbers
  * up to the sum over a run of 256 weights) and its order of additions, so the bits are the same.
  *
- * Grid: one block per multiprocessor; of an await SPARE less. A block takes its share of four lists
- * of stages, one after the other: gate and up of the first half of the tasks, of the other half,
- * down of the first half, of the other half. A stage is RUNS runs of 256 weights by 16 rows (whole
- * rows: n_in / 256 runs by one or more tiles of 16 rows; in gate and up 8 rows of each). Down waits
- * until gate and up of its task are done (counts in global memory, ever growing, a release each
- * stage); unless there is only one task they have been for long. A block that waits for one that
- * has not been started waits only until other kernels leave it a place: those never wait for this
- * one.
+ * Grid: one block per multiprocessor; of a deferred kernel SPARE less. A block takes its share of
+ * four lists of stages, one after the other: gate and up of the first half of the tasks, of the
+ * other half, down of the first half, of the other half. A stage is RUNS runs of 256 weights by 16
+ * rows (whole rows: n_in / 256 runs by one or more tiles of 16 rows; in gate and up 8 rows of
+ * each). Down waits until gate and up of its task are done (counts in global memory, ever growing,
+ * a release each stage); unless there is only one task they have been for long. A block that waits
+ * for one that has not been started waits only until other kernels leave it a place: those never
+ * wait for this one.
  *
- * As an await (deferred_experts.cu) it has up to eight tasks that come by words, in rounds
+ * As a deferred kernel (deferred_experts.cu) it has up to eight tasks that come by words, in rounds
  * (mailbox.cuh); all of the above is done for each round. It does not wait for the ops before it:
  * what it reads was there before the host could answer, and it has hidden rows of its own. It does
  * not let the next kernel start before it ends: until it has heard its last word the
@@ -46,7 +46,7 @@
 #define TASKS     64
 #define SLOTS     4 /* at most; more of them only let x and hidden rows wait */
 #define BARRIERS  16
-#define SPARE     4 /* multiprocessors that an await leaves free: see deferred_experts.cu */
+#define SPARE     4 /* multiprocessors that a deferred kernel leaves free: see deferred_experts.cu */
 #define IN_ORDER  4 /* runs that mma_kernel takes at once */
 #define SHARES                                                                                     \
 	18 /* four and a struct told, up to a multiple of 128 bytes: copies to other places are slower \
@@ -62,8 +62,8 @@ static_assert(sizeof(struct told) + 4 * sizeof(int4) <= SHARES * sizeof(int4), "
 
 struct expert_args {
 	struct expert_task task[TASKS];
-	struct hear_args
-		hear; /* of an await: tasks come by words, and task, n_tasks and counts are not used */
+	struct hear_args hear; /* of a deferred kernel: tasks come by words, and task, n_tasks and
+							  counts are not used */
 	const struct cuda_tables *tables;
 	const float *x;
 	float *hidden, *out;
@@ -569,7 +569,7 @@ static bool fits(const struct weight *w)
 static bool takes_shape(const struct cuda_backend *b, const struct expert_job *job)
 {
 	const struct weight *g = &job->gate, *u = &job->up, *d = &job->down;
-	if (job->n_places != 1 || !b->early_starts)
+	if (job->n_token_slots != 1 || !b->early_starts)
 		return false;
 	if ((g->type != DTYPE_Q2_K && g->type != DTYPE_IQ2_XXS) || u->type != g->type ||
 		d->type != g->type)
@@ -615,7 +615,7 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 	a.counts = (uint32_t *)b->counts.data;
 	const struct expert_job *now = NULL;
 	int row = 0;
-	for (int j = 0; j < n_jobs; row += jobs[j++].n_places) {
+	for (int j = 0; j < n_jobs; row += jobs[j++].n_token_slots) {
 		const struct expert_job *job = &jobs[j];
 		if (!cuda_experts_takes(b, job))
 			continue;
@@ -631,7 +631,7 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 		t->gate = (const uint8_t *)job->gate.data;
 		t->up = (const uint8_t *)job->up.data;
 		t->down = (const uint8_t *)job->down.data;
-		t->place = job->places[0];
+		t->place = job->token_slots[0];
 		t->row = t->place / n_used;
 		t->hidden = row;
 		t->ready = b->expert_counts[a.n_tasks++] += (uint32_t)a.in_pieces;

@@ -179,18 +179,18 @@ static void packed_down(struct cuda_backend *b, const struct round *r, float *ou
 
 /* How many of the jobs [0, n_jobs) make a round, and how many places of them; of the first one
  * places from `at` on are left. */
-static int round_of(const struct round *r, int n_jobs, int at, int *n_places)
+static int round_of(const struct round *r, int n_jobs, int at, int *n_token_slots)
 {
 	const struct expert_job *first = r->jobs;
 	size_t each = job_panel(r);
 	int n = 0, most = r->packed ? JOBS_MOST : UNPACK_MOST;
-	*n_places = 0;
+	*n_token_slots = 0;
 	for (; n < n_jobs && n < most; n++) {
-		int places = first[n].n_places - (n ? 0 : at);
-		if (n && (!same_kind(first, &first[n]) || *n_places + places > PLACES_MOST ||
+		int token_slots = first[n].n_token_slots - (n ? 0 : at);
+		if (n && (!same_kind(first, &first[n]) || *n_token_slots + token_slots > PLACES_MOST ||
 					 (!r->packed && (size_t)(n + 1) * each > GEMM_W_MOST)))
 			break;
-		*n_places += places < PLACES_MOST ? places : PLACES_MOST;
+		*n_token_slots += token_slots < PLACES_MOST ? token_slots : PLACES_MOST;
 	}
 	return n;
 }
@@ -207,17 +207,18 @@ static struct packed_tile packed_tile_of(
 }
 
 /* Places and tiles of a round; returns how far the last job has come. */
-static int fill_list(struct round *r, struct round_list *list, int at, int n_places)
+static int fill_list(struct round *r, struct round_list *list, int at, int n_token_slots)
 {
 	static struct packed_tile tiles[3][TILES_MOST]; /* one thread computes */
 	static struct gemm_tile panel[2][TILES_MOST];
-	int end = at, left = n_places;
+	int end = at, left = n_token_slots;
 	r->n_x = r->n_tiles = 0;
 	for (int i = 0; i < r->n; i++) {
 		const struct expert_job *j = r->jobs + i;
-		int from = i ? 0 : at, take = j->n_places - from < left ? j->n_places - from : left;
+		int from = i ? 0 : at,
+			take = j->n_token_slots - from < left ? j->n_token_slots - from : left;
 		for (int p = 0; p < take; p++)
-			list->place[r->n_x + p] = j->places[from + p];
+			list->place[r->n_x + p] = j->token_slots[from + p];
 		for (int p = 0; p < take; p += r->bn, r->n_tiles++) {
 			int n_x = take - p < r->bn ? take - p : r->bn, x = r->n_x + p;
 			tiles[0][r->n_tiles] = packed_tile_of(&j->gate, x, n_x, 0);
@@ -251,11 +252,11 @@ static bool place_round(struct cuda_backend *b, struct round *r, const struct ro
 		   for_x = (size_t)up_to((int64_t)x_panel_bytes(pad, r->n_embd, 1), 256),
 		   for_h = (size_t)up_to((int64_t)x_panel_bytes(pad, r->n_ff, 1), 256),
 		   for_gu = (size_t)(pad * 2 * r->ff_pad) * sizeof(float);
-	size_t places = (size_t)up_to(r->n_x, 64) * sizeof(int32_t),
+	size_t token_slots = (size_t)up_to(r->n_x, 64) * sizeof(int32_t),
 		   tiles = (size_t)r->n_tiles *
 				   (r->packed ? 3 * sizeof(struct packed_tile) : 2 * sizeof(struct gemm_tile));
-	uint8_t *room =
-		(uint8_t *)cuda_scratch_of(b, &b->prefill, for_w + for_x + for_h + for_gu + places + tiles);
+	uint8_t *room = (uint8_t *)cuda_scratch_of(
+		b, &b->prefill, for_w + for_x + for_h + for_gu + token_slots + tiles);
 	if (!room)
 		return false;
 	r->panel = room;
@@ -265,14 +266,14 @@ static bool place_round(struct cuda_backend *b, struct round *r, const struct ro
 	uint8_t *at = room + for_w + for_x + for_h + for_gu;
 	static uint8_t packet[sizeof *list]; /* copied by upload */
 	memcpy(packet, list->place, (size_t)r->n_x * sizeof(int32_t));
-	memcpy(
-		packet + places, r->packed ? (const void *)list->packed : (const void *)list->panel, tiles);
+	memcpy(packet + token_slots, r->packed ? (const void *)list->packed : (const void *)list->panel,
+		tiles);
 	const char *op = b->op;
-	b->base.ops->upload(&b->base, at, packet, places + tiles);
+	b->base.ops->upload(&b->base, at, packet, token_slots + tiles);
 	b->op = op;
 	r->place = (const int32_t *)at;
-	r->tiles = (const struct packed_tile *)(at + places);
-	r->panel_tiles = (const struct gemm_tile *)(at + places);
+	r->tiles = (const struct packed_tile *)(at + token_slots);
+	r->panel_tiles = (const struct gemm_tile *)(at + token_slots);
 	return !b->base.failure.code;
 }
 
@@ -282,7 +283,7 @@ void cuda_gemm_experts(struct cuda_backend *b, const float *x, const struct expe
 	static struct round_list list; /* one thread computes */
 	for (int j = 0, at = 0; j < n_jobs && !b->base.failure.code;) {
 		struct round r = {};
-		int n_places;
+		int n_token_slots;
 		r.jobs = jobs + j;
 		r.n_embd = r.jobs->gate.n_in;
 		r.n_ff = r.jobs->gate.n_out;
@@ -296,22 +297,22 @@ void cuda_gemm_experts(struct cuda_backend *b, const float *x, const struct expe
 			r.order = r.order == cuda_wide_order(b, &r.jobs->up) ? r.order : X_PLAIN;
 			r.down_order = cuda_wide_order(b, &r.jobs->down);
 		}
-		r.n = round_of(&r, n_jobs - j, at, &n_places);
-		if (!n_places) {
+		r.n = round_of(&r, n_jobs - j, at, &n_token_slots);
+		if (!n_token_slots) {
 			j += r.n;
 			continue;
 		}
-		r.bn = n_places <= 40 * r.n ? 32 : 64;
-		if (r.order != X_PLAIN && r.down_order != X_PLAIN && n_places > 80 * r.n)
+		r.bn = n_token_slots <= 40 * r.n ? 32 : 64;
+		if (r.order != X_PLAIN && r.down_order != X_PLAIN && n_token_slots > 80 * r.n)
 			r.bn = 128;
-		int end = fill_list(&r, &list, at, n_places);
+		int end = fill_list(&r, &list, at, n_token_slots);
 		if (!place_round(b, &r, &list))
 			return;
 		struct split_args s = {};
 		s.to = r.x;
 		s.x = x;
 		s.x_row = r.n_embd;
-		s.places = r.place;
+		s.token_slots = r.place;
 		s.n_used = n_used;
 		s.order = r.order;
 		cuda_gemm_split(b, FROM_PLACES, &s, r.n_x, 1);
@@ -329,7 +330,7 @@ void cuda_gemm_experts(struct cuda_backend *b, const float *x, const struct expe
 			packed_down(b, &r, out);
 		else
 			panel_down(b, &r, out);
-		bool whole = end == r.jobs[r.n - 1].n_places;
+		bool whole = end == r.jobs[r.n - 1].n_token_slots;
 		j += whole ? r.n : r.n - 1;
 		at = whole ? 0 : end;
 	}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The device's side of experts_await (deferred_experts.cu): how the blocks of experts_kernel learn
- * which experts to compute. In rounds: a round is the experts that the host has named since the one
- * before. By the block's warp that fetches.
+ * The device's side of experts_deferred (deferred_experts.cu): how the blocks of experts_kernel
+ * learn which experts to compute. In rounds: a round is the experts that the host has named since
+ * the one before. By the block's warp that fetches.
  */
 #ifndef GLM_KERNELS_CUDA_MAILBOX_CUH
 #define GLM_KERNELS_CUDA_MAILBOX_CUH
@@ -18,7 +18,7 @@ struct hear_args {
 	struct cuda_notes *notes;        /* device */
 };
 
-/* What the words of an await came to, in a round. */
+/* What the words of a deferred kernel came to, in a round. */
 struct told {
 	const uint8_t *gate[CUDA_AWAIT_RANKS], *up[CUDA_AWAIT_RANKS], *down[CUDA_AWAIT_RANKS];
 	uint32_t *counts;       /* by rank */
@@ -36,9 +36,9 @@ static __device__ __forceinline__ ulonglong2 read_words(const unsigned long long
 	return v;
 }
 
-/* An await as the warp that fetches sees it. */
+/* a deferred kernel as the warp that fetches sees it. */
 struct hearing {
-	uint32_t ticket;
+	uint32_t fence;
 	unsigned heard; /* ranks that have been told, two bits each of which one counts */
 	int round;
 };
@@ -47,13 +47,13 @@ static __device__ __forceinline__ void hear_begin(const struct hear_args &a, str
 {
 	uint32_t number =
 		threadIdx.x % 32 ? 0 : atomicInc(&a.state->arrived, gridDim.x * CUDA_AWAIT_TICKETS - 1);
-	h.ticket = __shfl_sync(0xffffffffu, number, 0) / gridDim.x;
+	h.fence = __shfl_sync(0xffffffffu, number, 0) / gridDim.x;
 	h.heard = 0;
 	h.round = 0;
 }
 
-/* Looks at the words until they have this launch's ticket and tell of another rank, then says what
- * there is to do. By a warp whose lanes 2 r and 2 r + 1 have rank r. Only block 0 looks at the
+/* Looks at the words until they have this launch's fence value and tell of another rank, then says
+ * what there is to do. By a warp whose lanes 2 r and 2 r + 1 have rank r. Only block 0 looks at the
  * host's, the others at its copies of them, one for each round: looks of different multiprocessors
  * at the host's memory come one after the other, 1.2 us each. What is there was written before the
  * words: the copies' engine writes to where bulk copies read, so it takes no fence but that between
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void hear_words(
 {
 	struct cuda_await_state *s = a.state;
 	int lane = threadIdx.x % 32, pair = lane % (CUDA_AWAIT_WORDS / 2);
-	unsigned long long *copy = s->copy[h.ticket & 1][h.round] + 2 * pair, tag = h.ticket + 1;
+	unsigned long long *copy = s->copy[h.fence & 1][h.round] + 2 * pair, tag = h.fence + 1;
 	const unsigned long long *from = blockIdx.x ? copy : a.words + 2 * pair;
 	/* the last block: it finds room when the op before ends */
 	struct cuda_notes *notes = blockIdx.x + 1 < gridDim.x || lane ? NULL : a.notes;
@@ -113,12 +113,12 @@ static __device__ __forceinline__ void hear_words(
 	if (!lane) {
 		told->n_tasks = (uint16_t)__popc(jobs);
 		told->more = known != 0x5555;
-		told->counts = s->counts[h.ticket & 1];
+		told->counts = s->counts[h.fence & 1];
 	}
 	if (!blockIdx.x && !h.round) { /* of the next launch */
 		if (lane < CUDA_AWAIT_RANKS)
-			s->counts[~h.ticket & 1][lane] = 0;
-		unsigned long long *next = &s->copy[~h.ticket & 1][0][0];
+			s->counts[~h.fence & 1][lane] = 0;
+		unsigned long long *next = &s->copy[~h.fence & 1][0][0];
 		for (int i = lane; i < CUDA_AWAIT_RANKS * CUDA_AWAIT_WORDS; i += 32)
 			next[i] = 0;
 	}

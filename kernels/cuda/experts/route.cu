@@ -10,16 +10,17 @@
  * scores on as cells: 64-bit words, key and score, that are 0 between launches, so that a cell says
  * of itself that it has come. The last block, which has no weights, writes the normed x of the
  * first router and chooses, a warp for each row of each router, when the cells are full; makes them
- * empty again; and raises the mark. The other blocks wait for nobody, so no block need run beside
+ * empty again; and raises the fence. The other blocks wait for nobody, so no block need run beside
  * another. pick_kernel, for at most 32 * PICK_EACH experts of one group and 32 rows times routers:
- * one block, a warp for each row of each router. The block raises the mark. In both a warp keeps
- * PICK_EACH scores and keys a lane in registers. Each of the n_used picks is a maximum over the
- * warp, ties to the lower id. route_kernel, for the others: grid (rows, routers), block 32. Scores,
- * choices and order keys of all experts lie in shared memory. The mark is a kernel of its own.
+ * one block, a warp for each row of each router. The block raises the fence. In both a warp keeps
+ * PICK_EACH scores and keys a lane in registers. Each of the n_used expert ids is a maximum over
+ * the warp, ties to the lower id. route_kernel, for the others: grid (rows, routers), block 32.
+ * Scores, choices and order keys of all experts lie in shared memory. The fence is a kernel of its
+ * own.
  *
  * Bytes moved: the weights once, x once per block from the second-level cache; without products
  * n_experts floats in. n_used pairs out; ids go straight to pinned host memory, each with the
- * ticket, so that no fence is needed (wait_picks).
+ * fence value, so that no fence is needed (wait_expert_ids).
  */
 #include "kernels/cuda/common/norm.cuh"
 
@@ -54,7 +55,7 @@ static __device__ __forceinline__ int best_of(const uint32_t *key, const uint8_t
 	return (int)(0xffffffffu - (uint32_t)best);
 }
 
-/* Marks the experts of all groups but the n_group_used with the largest sum of their two best
+/* Fences the experts of all groups but the n_group_used with the largest sum of their two best
  * choices. */
 static __device__ void skip_groups(const struct route &a, const float *choice, const uint32_t *key,
 	uint32_t *group_key, uint8_t *group_taken, uint8_t *taken)
@@ -87,12 +88,12 @@ static __device__ void skip_groups(const struct route &a, const float *choice, c
 	}
 }
 
-/* ticket: of the call's mark */
+/* fence value: of the call's fence */
 static __device__ __forceinline__ void put_pick(
-	const struct route &a, int64_t place, int id, float score, float sum, unsigned long long ticket)
+	const struct route &a, int64_t place, int id, float score, float sum, unsigned long long fence)
 {
-	asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(a.picks + place),
-				 "l"(ticket << 32 | (uint32_t)id)
+	asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(a.expert_ids + place),
+				 "l"(fence << 32 | (uint32_t)id)
 				 : "memory");
 	if (a.weights)
 		a.weights[place] = a.normalise
@@ -101,13 +102,13 @@ static __device__ __forceinline__ void put_pick(
 }
 
 static __global__ void route_kernel(
-	const __grid_constant__ struct routes routes, struct cuda_mark mark)
+	const __grid_constant__ struct routes routes, struct cuda_fence fence)
 {
 	const struct route &a = routes.of[blockIdx.y];
 	extern __shared__ __align__(16) float shared[];
 	grid_let_next();
 	grid_wait_before();
-	unsigned long long number = mark_number(mark);
+	unsigned long long number = mark_number(fence);
 	int n = a.n_experts, lane = threadIdx.x;
 	int64_t r = blockIdx.x;
 	float *score = shared, *choice = score + n;
@@ -197,7 +198,7 @@ struct row_scores {
 /* By a warp: the choice of row r */
 static __device__ __forceinline__ void pick(const struct route &a, int64_t r,
 	const struct lane_keys &keys, const float score[PICK_EACH], struct row_scores *shared,
-	unsigned long long ticket)
+	unsigned long long fence)
 {
 	int lane = threadIdx.x % 32;
 	float sum = 0;
@@ -210,7 +211,7 @@ static __device__ __forceinline__ void pick(const struct route &a, int64_t r,
 	for (int k = 0; k < a.n_used; k++)
 		sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, s, k));
 	if (lane < a.n_used)
-		put_pick(a, r * a.n_used + lane, id, s, sum, ticket);
+		put_pick(a, r * a.n_used + lane, id, s, sum, fence);
 }
 
 static __device__ __forceinline__ uint32_t key_of_choice(float score, float bias)
@@ -219,7 +220,7 @@ static __device__ __forceinline__ uint32_t key_of_choice(float score, float bias
 }
 
 static __global__ void __launch_bounds__(1024)
-	pick_kernel(const __grid_constant__ struct routes routes, int rows, struct cuda_mark mark)
+	pick_kernel(const __grid_constant__ struct routes routes, int rows, struct cuda_fence fence)
 {
 	extern __shared__ struct row_scores scores[]; /* of each warp */
 	grid_let_next();
@@ -232,7 +233,7 @@ static __global__ void __launch_bounds__(1024)
 	for (int j = 0; j < PICK_EACH; j++)
 		bias[j] = first + j < a.n_experts ? a.bias[first + j] : 0;
 	grid_wait_before();
-	unsigned long long number = mark_number(mark);
+	unsigned long long number = mark_number(fence);
 #pragma unroll
 	for (int j = 0; j < PICK_EACH; j++)
 		score[j] = first + j < a.n_experts ? a.logits[r * a.n_experts + first + j] : 0;
@@ -244,7 +245,7 @@ static __global__ void __launch_bounds__(1024)
 	pick(a, r, keys, score, scores + warp, number);
 	__syncthreads();
 	if (!threadIdx.x)
-		mark_behind_picks(mark, number);
+		mark_behind_picks(fence, number);
 }
 
 /* ---- norm, products and choice
@@ -254,12 +255,12 @@ struct gate_args {
 	struct route of[GATE_ROUTERS];
 	int n, rows, n_in;
 	unsigned long long *cells; /* [n][rows][GATE_EXPERTS]; see above */
-	struct cuda_mark mark;
+	struct cuda_fence fence;
 };
 
 /* By a warp of the last block: the choice of row r of a router, when its cells are there. */
 static __device__ __forceinline__ void pick_from_cells(const struct route &a, int64_t r,
-	unsigned long long *cells, struct row_scores *shared, unsigned long long ticket)
+	unsigned long long *cells, struct row_scores *shared, unsigned long long fence)
 {
 	int first = PICK_EACH * (threadIdx.x % 32);
 	unsigned long long cell[PICK_EACH];
@@ -284,7 +285,7 @@ static __device__ __forceinline__ void pick_from_cells(const struct route &a, in
 		score[j] = __uint_as_float((uint32_t)cell[j]);
 		cells[first + j] = 0; /* the end of the launch orders that before the next one */
 	}
-	pick(a, r, keys, score, shared, ticket);
+	pick(a, r, keys, score, shared, fence);
 }
 
 static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
@@ -325,7 +326,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 		choose(keys, own.n_used, scores[warp].chosen);
 	}
 	grid_wait_before();
-	unsigned long long number = mark_number(a.mark);
+	unsigned long long number = mark_number(a.fence);
 #pragma unroll 1
 	for (int r = 0; r < a.rows; r++) {
 		const float *from = own.x + (int64_t)r * n_in;
@@ -376,14 +377,14 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 		}
 	}
 	if (last)
-		__threadfence(); /* h: experts_await reads it when the host has answered the mark */
+		__threadfence(); /* h: experts_deferred reads it when the host has answered the fence */
 	if (last && warp < a.n * a.rows)
 		pick_from_cells(a.of[warp / a.rows], warp % a.rows, a.cells + warp * GATE_EXPERTS,
 			scores + warp, number);
 	__syncthreads();
 	if (last) {
 		if (!tid)
-			mark_behind_picks(a.mark, number);
+			mark_behind_picks(a.fence, number);
 	} else if (tid < GATE_ROWS * a.rows) {
 		int r = tid / GATE_ROWS, e = tid % GATE_ROWS;
 		float logit = 0;
@@ -430,7 +431,7 @@ static void gate(struct cuda_backend *b, const struct route *a, int n, int rows)
 		args.of[i] = a[i];
 	args.n = n, args.rows = rows, args.n_in = (int)a->w.n_in;
 	args.cells = (unsigned long long *)b->route_cells.data;
-	args.mark = cuda_mark_next(b);
+	args.fence = cuda_mark_next(b);
 	cuda_launch(
 		b, gate_kernel, (unsigned)(n * a->n_experts / GATE_ROWS + 1), 32 * GATE_WARPS, 0, args);
 }
@@ -457,7 +458,7 @@ void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 	struct cuda_backend *b = cuda_of(base);
 	struct routes routes = {};
 	if (!rows || !n || base->failure.code) {
-		cuda_mark(base);
+		cuda_fence(base);
 		return;
 	}
 	cuda_begin(base, "route");
@@ -471,10 +472,10 @@ void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 	}
 	for (int i = 0; i < n; i++)
 		routes.of[i] = a[i];
-	struct cuda_mark mark = cuda_mark_next(b);
+	struct cuda_fence fence = cuda_mark_next(b);
 	if (a->n_group <= 1 && a->n_experts <= 32 * PICK_EACH && a->n_used <= 32 && n * rows <= 32) {
 		cuda_launch(b, pick_kernel, 1, (unsigned)(32 * n * rows),
-			(size_t)(n * rows) * sizeof(struct row_scores), routes, rows, mark);
+			(size_t)(n * rows) * sizeof(struct row_scores), routes, rows, fence);
 		return;
 	}
 	size_t shared =
@@ -482,7 +483,7 @@ void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 		~(size_t)15;
 	static size_t allowed;
 	if (cuda_allow_shared(b, (const void *)route_kernel, shared, &allowed)) {
-		cuda_launch(b, route_kernel, dim3((unsigned)rows, (unsigned)n), 32, shared, routes, mark);
-		cuda_raise_mark(b, mark);
+		cuda_launch(b, route_kernel, dim3((unsigned)rows, (unsigned)n), 32, shared, routes, fence);
+		cuda_raise_mark(b, fence);
 	}
 }

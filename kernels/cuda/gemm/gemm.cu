@@ -48,7 +48,7 @@ static __global__ void __launch_bounds__(256)
 	__shared__ float warp_most[8];
 	const struct x_panel &to = a.to;
 	int64_t row = blockIdx.x, stack = blockIdx.y;
-	int64_t from_row = FROM == FROM_PLACES ? a.places[row] / a.n_used : row;
+	int64_t from_row = FROM == FROM_PLACES ? a.token_slots[row] / a.n_used : row;
 	const float *from = a.x + from_row * a.x_row + stack * a.x_stack;
 	float most = 0;
 	for (int k = 4 * threadIdx.x; k < to.n_in; k += 4 * blockDim.x) {

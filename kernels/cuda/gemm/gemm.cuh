@@ -55,7 +55,7 @@ struct split_args {
 	struct x_panel to;
 	const float *x;
 	int64_t x_row, x_stack;
-	const int32_t *places; /* FROM_PLACES: device: x row place / n_used; else row i */
+	const int32_t *token_slots; /* FROM_PLACES: device: x row place / n_used; else row i */
 	int n_used;
 	int64_t up; /* FROM_GLU: floats from gate to up in a row */
 	enum x_order order;

@@ -42,30 +42,31 @@ struct cuda_tables {
  */
 #define CUDA_SCRATCH_MOST ((size_t)600000000)
 
-/* Experts of an await at most, their words (deferred_experts.cu), after how many awaits tickets
- * begin again (even), and where an expert is that is not for the await. */
+/* Experts of a deferred kernel at most, their words (deferred_experts.cu), after how many deferred
+ * kernels fence values begin again (even), and where an expert is that is not for the deferred
+ * kernel. */
 #define CUDA_AWAIT_RANKS   8
 #define CUDA_AWAIT_WORDS   (4 * CUDA_AWAIT_RANKS)
 #define CUDA_AWAIT_TICKETS 65534
 #define CUDA_AWAIT_NEVER   1
 
-/* On the device: block 0's copies of the words, of each round of an await, and stages of gate and
- * up of each rank that are done; of this launch or the next, where they are zero until then. And
- * how many blocks of awaits there were. */
+/* On the device: block 0's copies of the words, of each round of a deferred kernel, and stages of
+ * gate and up of each rank that are done; of this launch or the next, where they are zero until
+ * then. And how many blocks of deferred kernels there were. */
 struct cuda_await_state {
 	unsigned long long copy[2][CUDA_AWAIT_RANKS][CUDA_AWAIT_WORDS]; /* to 16 bytes */
 	uint32_t counts[2][CUDA_AWAIT_RANKS];
 	uint32_t arrived;
 };
 
-/* An await: what the call asked for, how many marks its recording has before it, and whether it has
- * more ops behind it. */
+/* a deferred kernel: what the call asked for, how many fences its recording has before it, and
+ * whether it has more ops behind it. */
 struct cuda_await {
 	const float *x;
 	float *out;
 	int n_used;
 	struct expert_job like;
-	uint64_t marks;
+	uint64_t n_fences;
 	bool goes_on;
 };
 
@@ -76,7 +77,7 @@ struct cuda_notes {
 	unsigned long long n;
 	unsigned long long *ring;
 	unsigned long long
-		waited; /* for the host between experts of one await, in stretches of experts */
+		waited; /* for the host between experts of one deferred kernel, in stretches of experts */
 };
 
 struct cuda_room {
@@ -111,10 +112,10 @@ struct cuda_backend {
 	struct cuda_room counts;
 	cudaStream_t counts_of;
 	uint32_t expert_counts[64];
-	/* Experts that wait for words (deferred_experts.cu). awaits: those of the latest launch that
-	 * have not been told everything, the first one of the ticket await_ticket; await_marks: marks
-	 * before the launch; await_told: ranks that the first one has been told. awaits_lost: they were
-	 * given up, and nobody has waited since. */
+	/* Experts that wait for words (deferred_experts.cu). deferred kernels: those of the latest
+	 * launch that have not been told everything, the first one of the fence value await_ticket;
+	 * await_marks: fences before the launch; await_told: ranks that the first one has been told.
+	 * awaits_lost: they were given up, and nobody has waited since. */
 	struct cuda_await_state *await_state;
 	struct cuda_room
 		await_hidden; /* hidden rows: the op before, which may still run, has the scratch memory */
@@ -133,7 +134,7 @@ struct cuda_backend {
 	int stage;
 	size_t stage_used;
 	uint8_t *landing;        /* [CUDA_LANDING_BYTES] pinned: small downloads pass through it */
-	struct cuda_pipe *pipe;  /* marks, graphs, timing: graph.cu */
+	struct cuda_pipe *pipe;  /* fences, graphs, timing: graph.cu */
 	bool no_graphs;          /* constant */
 	bool capturing;          /* ops are being recorded, not run */
 	bool timing, in_stretch; /* see cuda_note */
@@ -187,30 +188,30 @@ static __device__ __forceinline__ void grid_wait_before()
 #endif
 }
 
-/* Where marks are counted (device) and shown to the host (pinned). */
-struct cuda_mark {
+/* Where fences are counted (device) and shown to the host (pinned). */
+struct cuda_fence {
 	unsigned long long *count;
 	volatile unsigned long long *reached;
 };
 
 /* By one thread, when everything before its kernel has been waited for; then again, with what the
  * first call gave, when the block has met after writing what the host is to read. */
-static __device__ __forceinline__ unsigned long long mark_number(const struct cuda_mark &m)
+static __device__ __forceinline__ unsigned long long mark_number(const struct cuda_fence &m)
 {
 	return *m.count + 1;
 }
 
-static __device__ __forceinline__ void mark_here(const struct cuda_mark &m, unsigned long long n)
+static __device__ __forceinline__ void mark_here(const struct cuda_fence &m, unsigned long long n)
 {
 	__threadfence_system(); /* for all that the thread knows of, the writes of the block included */
 	*m.reached = n;
 	*m.count = n;
 }
 
-/* The same where the kernel has written nothing for the host but picks, which say of themselves
- * that they have come: the fence takes 1 to 3 us. */
+/* The same where the kernel has written nothing for the host but expert ids, which say of
+ * themselves that they have come: the fence takes 1 to 3 us. */
 static __device__ __forceinline__ void mark_behind_picks(
-	const struct cuda_mark &m, unsigned long long n)
+	const struct cuda_fence &m, unsigned long long n)
 {
 	*m.reached = n;
 	*m.count = n;
@@ -277,46 +278,47 @@ bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes,
 /* ---- ops, by file
  * --------------------------------------------------------------------------------------- */
 
-/* Marks, graphs and usage (graph.cu). */
+/* Fences, graphs and usage (graph.cu). */
 cudaError_t cuda_pipe_open(struct cuda_backend *b);
 void cuda_pipe_close(struct cuda_backend *b);
 void cuda_pipe_drained(struct cuda_backend *b); /* the stream has been waited for */
-/* For a kernel that ends with a mark (mark_here), enqueued next; counted by the call. */
-struct cuda_mark cuda_mark_next(struct cuda_backend *b);
-void cuda_raise_mark(struct cuda_backend *b, struct cuda_mark next); /* enqueues a kernel for it */
-uint64_t cuda_mark(struct backend *b);
-int cuda_wait_mark(struct backend *b, uint64_t ticket, struct err *e);
-int cuda_wait_picks(
-	struct backend *b, uint64_t ticket, const uint64_t *picks, int n, int32_t *ids, struct err *e);
-bool cuda_reached(struct backend *b, uint64_t ticket);
-enum graph_calls cuda_graph_begin(struct backend *b, uint64_t key);
-void cuda_graph_end(struct backend *b);
-void cuda_graph_drop(struct backend *b);
+/* For a kernel that ends with a fence (mark_here), enqueued next; counted by the call. */
+struct cuda_fence cuda_mark_next(struct cuda_backend *b);
+void cuda_raise_mark(struct cuda_backend *b, struct cuda_fence next); /* enqueues a kernel for it */
+uint64_t cuda_fence(struct backend *b);
+int cuda_fence_wait(struct backend *b, uint64_t fence, struct err *e);
+int cuda_wait_expert_ids(struct backend *b, uint64_t fence, const uint64_t *expert_ids, int n,
+	int32_t *ids, struct err *e);
+bool cuda_fence_signaled(struct backend *b, uint64_t fence);
+enum segment_mode cuda_segment_begin(struct backend *b, uint64_t key);
+void cuda_segment_end(struct backend *b);
+void cuda_segments_drop(struct backend *b);
 void cuda_usage(struct backend *b, struct backend_usage *out);
 void cuda_measure(struct backend *b, bool on);
 
-/* Spins until a mark has come, also when an op failed before, or there is no use in waiting: a
+/* Spins until a fence has come, also when an op failed before, or there is no use in waiting: a
  * failure is kept then. */
-void cuda_follow(struct cuda_backend *b, uint64_t ticket);
-/* If ops are being recorded: the recording has this await from now on. False: they are not, or a
- * failure is kept. */
+void cuda_follow(struct cuda_backend *b, uint64_t fence);
+/* If ops are being recorded: the recording has this deferred kernel from now on. False: they are
+ * not, or a failure is kept. */
 bool cuda_pipe_take_await(struct cuda_backend *b, const struct cuda_await *w);
 struct cuda_notes *cuda_pipe_notes(struct cuda_backend *b);
-/* For the first op behind an await: NULL if that is not what the op in hand is; else its kernel
- * calls note_next_stretch. */
+/* For the first op behind a deferred kernel: NULL if that is not what the op in hand is; else its
+ * kernel calls note_next_stretch. */
 struct cuda_notes *cuda_pipe_goes_on(struct cuda_backend *b);
 
-/* Awaits (deferred_experts.cu). */
-bool cuda_can_await(struct backend *b, const struct expert_job *like, int n_used);
-void cuda_experts_await(
+/* Deferred kernels (deferred_experts.cu). */
+bool cuda_can_defer_experts(struct backend *b, const struct expert_job *like, int n_used);
+void cuda_experts_deferred(
 	struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out);
 void cuda_await_close(struct cuda_backend *b);
-/* Tells the await in hand, if there is one, of these jobs; if they are not for it or it cannot
- * compute them, that there is nothing more to compute. Returns whether it computes them. Else the
- * caller launches them, but not if awaits_lost. */
+/* Tells the deferred kernel in hand, if there is one, of these jobs; if they are not for it or it
+ * cannot compute them, that there is nothing more to compute. Returns whether it computes them.
+ * Else the caller launches them, but not if awaits_lost. */
 bool cuda_await_answer(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int rows, int n_used, const float *out);
-/* Before the host waits for the device: there is nothing more to compute, for all awaits. */
+/* Before the host waits for the device: there is nothing more to compute, for all deferred kernels.
+ */
 void cuda_await_settle_all(struct cuda_backend *b);
 static inline void cuda_await_settle(struct cuda_backend *b)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Copies over PCIe and inside the card (copier.h): one non-blocking stream a lane, and a ring of
- * events that serve as tickets.
+ * Copies over PCIe and inside the card (copier.h): one non-blocking stream a stream, and a ring of
+ * events that serve as fence values.
  *
- * Ticket = number * COPY_LANES + lane; number n of a lane is event n % EVENTS. A lane's events
- * complete in order, so it is enough to remember the last one seen. An event is used again only
- * after its former number was seen, so waiting on it for an old number that was seen long ago is
- * never needed. A CUDA fault outlives the copy that met it: from then on every ticket of the copier
- * fails with the first sentence.
+ * Fence value = number * COPY_STREAMS + stream; number n of a stream is event n % EVENTS. A
+ * stream's events complete in order, so it is enough to remember the last one seen. An event is
+ * used again only after its former number was seen, so waiting on it for an old number that was
+ * seen long ago is never needed. A CUDA fault outlives the copy that met it: from then on every
+ * fence value of the copier fails with the first sentence.
  */
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 
@@ -17,9 +17,9 @@ extern "C" {
 
 #include <stdlib.h>
 
-#define EVENTS 1024 /* of a lane under way; the next mark waits */
+#define EVENTS 1024 /* of a stream under way; the next fence waits */
 
-struct lane {
+struct copy_queue {
 	cudaStream_t stream;
 	cudaEvent_t event[EVENTS];
 	uint64_t drawn, seen; /* numbers: drawn last, known to be done */
@@ -28,7 +28,7 @@ struct lane {
 struct cuda_copier {
 	struct copier base; /* first: the pointers are exchanged */
 	int device;
-	struct lane lane[COPY_LANES];
+	struct copy_queue queue[COPY_STREAMS];
 	struct err failure; /* the first; code 0: none */
 };
 
@@ -98,18 +98,18 @@ static void copier_attach(struct copier *c)
 }
 
 static void copier_copy(
-	struct copier *base, enum copy_lane lane, void *dst, const void *src, size_t bytes)
+	struct copier *base, enum copy_stream stream, void *dst, const void *src, size_t bytes)
 {
-	static const cudaMemcpyKind kinds[COPY_LANES] = {cudaMemcpyHostToDevice, cudaMemcpyHostToDevice,
-		cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice};
+	static const cudaMemcpyKind kinds[COPY_STREAMS] = {cudaMemcpyHostToDevice,
+		cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice};
 	struct cuda_copier *c = of(base);
 	if (!c->failure.code && bytes)
-		check(c, cudaMemcpyAsync(dst, src, bytes, kinds[lane], c->lane[lane].stream),
+		check(c, cudaMemcpyAsync(dst, src, bytes, kinds[stream], c->queue[stream].stream),
 			"a copy is refused");
 }
 
-/* Looks how far the lane has come; false: a fault. */
-static bool look(struct cuda_copier *c, struct lane *l)
+/* Looks how far the stream has come; false: a fault. */
+static bool look(struct cuda_copier *c, struct copy_queue *l)
 {
 	while (l->seen < l->drawn) {
 		cudaError_t rc = cudaEventQuery(l->event[(l->seen + 1) % EVENTS]);
@@ -122,10 +122,10 @@ static bool look(struct cuda_copier *c, struct lane *l)
 	return true;
 }
 
-static uint64_t copier_mark(struct copier *base, enum copy_lane lane)
+static uint64_t copier_fence(struct copier *base, enum copy_stream stream)
 {
 	struct cuda_copier *c = of(base);
-	struct lane *l = &c->lane[lane];
+	struct copy_queue *l = &c->queue[stream];
 	if (!c->failure.code && l->drawn - l->seen == EVENTS - 1) {
 		check(c, cudaEventSynchronize(l->event[(l->seen + 1) % EVENTS]), "a copy");
 		look(c, l);
@@ -133,37 +133,37 @@ static uint64_t copier_mark(struct copier *base, enum copy_lane lane)
 	l->drawn++;
 	if (!c->failure.code)
 		check(c, cudaEventRecord(l->event[l->drawn % EVENTS], l->stream), "an event is refused");
-	return l->drawn * COPY_LANES + lane;
+	return l->drawn * COPY_STREAMS + stream;
 }
 
-static void copier_after(struct copier *base, enum copy_lane lane, uint64_t ticket)
+static void copier_stream_wait(struct copier *base, enum copy_stream stream, uint64_t fence)
 {
 	struct cuda_copier *c = of(base);
-	const struct lane *on = &c->lane[ticket % COPY_LANES];
-	uint64_t number = ticket / COPY_LANES;
+	const struct copy_queue *on = &c->queue[fence % COPY_STREAMS];
+	uint64_t number = fence / COPY_STREAMS;
 	if (!c->failure.code && number > on->seen)
-		check(c, cudaStreamWaitEvent(c->lane[lane].stream, on->event[number % EVENTS], 0),
+		check(c, cudaStreamWaitEvent(c->queue[stream].stream, on->event[number % EVENTS], 0),
 			"an order is refused");
 }
 
-static int copier_done(struct copier *base, uint64_t ticket, struct err *e)
+static int copier_fence_status(struct copier *base, uint64_t fence, struct err *e)
 {
 	struct cuda_copier *c = of(base);
-	struct lane *l = &c->lane[ticket % COPY_LANES];
-	if (c->failure.code || (ticket / COPY_LANES > l->seen && !look(c, l))) {
+	struct copy_queue *l = &c->queue[fence % COPY_STREAMS];
+	if (c->failure.code || (fence / COPY_STREAMS > l->seen && !look(c, l))) {
 		if (e)
 			*e = c->failure;
 		return c->failure.code;
 	}
-	return ticket / COPY_LANES <= l->seen;
+	return fence / COPY_STREAMS <= l->seen;
 }
 
 static void copier_drain(struct copier *base)
 {
 	struct cuda_copier *c = of(base);
-	for (int i = 0; i < COPY_LANES; i++)
-		if (c->lane[i].stream)
-			check(c, cudaStreamSynchronize(c->lane[i].stream), "a copy");
+	for (int i = 0; i < COPY_STREAMS; i++)
+		if (c->queue[i].stream)
+			check(c, cudaStreamSynchronize(c->queue[i].stream), "a copy");
 }
 
 static void copier_close(struct copier *base)
@@ -171,8 +171,8 @@ static void copier_close(struct copier *base)
 	struct cuda_copier *c = of(base);
 	cudaSetDevice(c->device);
 	copier_drain(base);
-	for (int i = 0; i < COPY_LANES; i++) {
-		struct lane *l = &c->lane[i];
+	for (int i = 0; i < COPY_STREAMS; i++) {
+		struct copy_queue *l = &c->queue[i];
 		for (int k = 0; k < EVENTS; k++)
 			if (l->event[k])
 				cudaEventDestroy(l->event[k]);
@@ -192,9 +192,9 @@ static const struct copier_ops copier_ops_cuda = {
 	copier_unpin,
 	copier_attach,
 	copier_copy,
-	copier_mark,
-	copier_after,
-	copier_done,
+	copier_fence,
+	copier_stream_wait,
+	copier_fence_status,
 	copier_drain,
 };
 
@@ -204,11 +204,11 @@ static cudaError_t open_lanes(struct cuda_copier *c)
 	cudaError_t rc = cudaSetDevice(c->device);
 	if (rc == cudaSuccess)
 		rc = cudaDeviceGetStreamPriorityRange(&low, &high);
-	for (int i = 0; rc == cudaSuccess && i < COPY_LANES; i++) {
+	for (int i = 0; rc == cudaSuccess && i < COPY_STREAMS; i++) {
 		int priority = i == COPY_IN || i == COPY_WITHIN ? high : low;
-		rc = cudaStreamCreateWithPriority(&c->lane[i].stream, cudaStreamNonBlocking, priority);
+		rc = cudaStreamCreateWithPriority(&c->queue[i].stream, cudaStreamNonBlocking, priority);
 		for (int k = 0; rc == cudaSuccess && k < EVENTS; k++)
-			rc = cudaEventCreateWithFlags(&c->lane[i].event[k], cudaEventDisableTiming);
+			rc = cudaEventCreateWithFlags(&c->queue[i].event[k], cudaEventDisableTiming);
 	}
 	return rc;
 }
@@ -218,7 +218,7 @@ int cuda_copier_open(struct backend *b, struct copier **out, struct err *e)
 	*out = NULL;
 	struct cuda_copier *c = (struct cuda_copier *)calloc(1, sizeof *c);
 	if (!c)
-		return err_set(e, ERR_MEMORY, "cuda: no memory for the copy lanes");
+		return err_set(e, ERR_MEMORY, "cuda: no memory for the copy streams");
 	c->base.ops = &copier_ops_cuda;
 	c->device = cuda_of(b)->device;
 	cudaError_t rc = open_lanes(c);
@@ -227,5 +227,6 @@ int cuda_copier_open(struct backend *b, struct copier **out, struct err *e)
 		return 0;
 	}
 	copier_close(&c->base);
-	return err_set(e, ERR_RUN, "cuda: the copy lanes cannot be opened: %s", cudaGetErrorString(rc));
+	return err_set(
+		e, ERR_RUN, "cuda: the copy streams cannot be opened: %s", cudaGetErrorString(rc));
 }

@@ -2,15 +2,15 @@
 /*
  * How the host follows the device, and how lists of ops become one launch.
  *
- * Marks: a counter on the device, raised by one thread that writes the new count to pinned memory:
+ * Fences: a counter on the device, raised by one thread that writes the new count to pinned memory:
  * at the end of gate_kernel or pick_kernel (route.cu) or in a kernel of its own. Counts in
- * stream order are tickets, also when the kernel is a node of a replayed graph. The host spins on
- * the pinned word, and now and then asks the driver whether the device is still there.
+ * stream order are fence values, also when the kernel is a node of a replayed graph. The host spins
+ * on the pinned word, and now and then asks the driver whether the device is still there.
  *
  * Graphs: the first use of a key runs its ops as they come, so that scratch has its size and
  * kernels their settings; the second records them; from then on they are one launch, in which
- * awaits (deferred_experts.cu) may stand. Recordings hold addresses of scratch memory: when that
- * grows they are void and made again. When the table is full all are forgotten.
+ * deferred kernels (deferred_experts.cu) may stand. Recordings hold addresses of scratch memory:
+ * when that grows they are void and made again. When the table is full all are forgotten.
  *
  * Timing: the device's clock is noted where a stretch of ops begins and ends, in turns, into a
  * ring: by kernels of one thread, within a graph by those of experts and, behind them, of
@@ -27,7 +27,7 @@ extern "C" {
 #include <stdlib.h>
 #include <string.h>
 
-#define SPINS       4096 /* looks at the mark before the driver is asked; about 0.1 ms */
+#define SPINS       4096 /* looks at the fence before the driver is asked; about 0.1 ms */
 #define SILENCE_NS  120000000000ull
 #define PATIENCE_NS 2000000 /* then the processor is offered to others between looks */
 #define STOPPED_NS                                                                                 \
@@ -48,8 +48,8 @@ struct graph {
 };
 
 struct cuda_pipe {
-	uint64_t *reached;         /* pinned: the latest mark */
-	unsigned long long *count; /* device: marks */
+	uint64_t *reached;         /* pinned: the latest fence */
+	unsigned long long *count; /* device: fences */
 	struct graph *graphs;      /* [GRAPH_SLOTS] */
 	struct graph *now;         /* being recorded */
 	int n_graphs;
@@ -62,7 +62,7 @@ struct cuda_pipe {
 	uint64_t waited;   /* of notes->waited, read so far */
 };
 
-static __global__ void mark_kernel(struct cuda_mark m)
+static __global__ void mark_kernel(struct cuda_fence m)
 {
 	grid_let_next();
 	grid_wait_before();
@@ -90,7 +90,7 @@ cudaError_t cuda_pipe_open(struct cuda_backend *b)
 	return cudaMemset(p->count, 0, sizeof *p->count);
 }
 
-/* What was recorded is void. Its awaits have been settled. */
+/* What was recorded is void. Its deferred kernels have been settled. */
 static void clear_graph(struct graph *g)
 {
 	if (g->exec)
@@ -129,22 +129,22 @@ void cuda_pipe_close(struct cuda_backend *b)
 	b->pipe = NULL;
 }
 
-/* ---- marks
+/* ---- fences
  * ------------------------------------------------------------------------------------------------
  */
 
-static bool has_reached(struct cuda_backend *b, uint64_t ticket)
+static bool has_reached(struct cuda_backend *b, uint64_t fence)
 {
-	return __atomic_load_n(b->pipe->reached, __ATOMIC_ACQUIRE) >= ticket;
+	return __atomic_load_n(b->pipe->reached, __ATOMIC_ACQUIRE) >= fence;
 }
 
-/* The driver's word on a device that has not reached a mark for so long. False: there is no use in
+/* The driver's word on a device that has not reached a fence for so long. False: there is no use in
  * waiting. */
-static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t waited)
+static bool still_there(struct cuda_backend *b, uint64_t fence, uint64_t waited)
 {
 	cudaError_t rc = cudaStreamQuery(b->stream);
 	bool done =
-		has_reached(b, ticket); /* and yet something is missing that came with it: on its way */
+		has_reached(b, fence); /* and yet something is missing that came with it: on its way */
 	if (rc == cudaErrorNotReady || (rc == cudaSuccess && done)) {
 		cudaGetLastError(); /* not a failure */
 		if (waited < SILENCE_NS)
@@ -165,36 +165,36 @@ static bool still_there(struct cuda_backend *b, uint64_t ticket, uint64_t waited
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s or an op before it: %s", b->op,
 			cudaGetErrorString(rc));
 	else
-		err_set(&b->base.failure, ERR_RUN, "cuda: %s: mark %llu has not come, the last was %llu",
-			b->op, (unsigned long long)ticket, (unsigned long long)*b->pipe->reached);
+		err_set(&b->base.failure, ERR_RUN, "cuda: %s: fence %llu has not come, the last was %llu",
+			b->op, (unsigned long long)fence, (unsigned long long)*b->pipe->reached);
 	return false;
 }
 
-struct cuda_mark cuda_mark_next(struct cuda_backend *b)
+struct cuda_fence cuda_mark_next(struct cuda_backend *b)
 {
-	b->base.marks++;
-	return (struct cuda_mark){b->pipe->count, (unsigned long long *)b->pipe->reached};
+	b->base.fence_value++;
+	return (struct cuda_fence){b->pipe->count, (unsigned long long *)b->pipe->reached};
 }
 
-void cuda_raise_mark(struct cuda_backend *b, struct cuda_mark next)
+void cuda_raise_mark(struct cuda_backend *b, struct cuda_fence next)
 {
 	cuda_launch(b, mark_kernel, 1, 1, 0, next);
 }
 
-uint64_t cuda_mark(struct backend *base)
+uint64_t cuda_fence(struct backend *base)
 {
-	struct cuda_mark next = cuda_mark_next(cuda_of(base));
-	if (cuda_begin(base, "mark"))
+	struct cuda_fence next = cuda_mark_next(cuda_of(base));
+	if (cuda_begin(base, "fence"))
 		cuda_raise_mark(cuda_of(base), next);
-	return base->marks;
+	return base->fence_value;
 }
 
-bool cuda_reached(struct backend *b, uint64_t ticket)
+bool cuda_fence_signaled(struct backend *b, uint64_t fence)
 {
-	return has_reached(cuda_of(b), ticket);
+	return has_reached(cuda_of(b), fence);
 }
 
-/* A wait for a mark, or for what comes with it */
+/* A wait for a fence, or for what comes with it */
 struct patience {
 	unsigned spins;
 	uint64_t looked, waited;
@@ -202,7 +202,7 @@ struct patience {
 
 /* Between two looks. Failures of the device become the backend's. False: there is no use in
  * waiting. */
-static bool wait_a_little(struct cuda_backend *b, uint64_t ticket, struct patience *p)
+static bool wait_a_little(struct cuda_backend *b, uint64_t fence, struct patience *p)
 {
 	if (++p->spins % SPINS) {
 #if defined(__x86_64__)
@@ -213,25 +213,25 @@ static bool wait_a_little(struct cuda_backend *b, uint64_t ticket, struct patien
 	uint64_t now = clock_ns(), since = p->looked ? now - p->looked : 0;
 	p->looked = now;
 	p->waited += since < STOPPED_NS ? since : STOPPED_NS;
-	if (!still_there(b, ticket, p->waited))
+	if (!still_there(b, fence, p->waited))
 		return false;
 	if (p->waited > PATIENCE_NS)
 		sched_yield();
 	return true;
 }
 
-void cuda_follow(struct cuda_backend *b, uint64_t ticket)
+void cuda_follow(struct cuda_backend *b, uint64_t fence)
 {
 	struct patience p = {};
-	while (!has_reached(b, ticket) && wait_a_little(b, ticket, &p))
+	while (!has_reached(b, fence) && wait_a_little(b, fence, &p))
 		;
 }
 
-/* Before the host waits for a mark */
-static void begin_wait(struct cuda_backend *b, uint64_t ticket)
+/* Before the host waits for a fence */
+static void begin_wait(struct cuda_backend *b, uint64_t fence)
 {
 	cuda_note_end(b);
-	if (b->n_awaits && ticket > b->await_marks + b->awaits->marks)
+	if (b->n_awaits && fence > b->await_marks + b->awaits->n_fences)
 		cuda_await_settle(b);
 }
 
@@ -242,27 +242,27 @@ static int waited(struct cuda_backend *b, struct err *e)
 	return b->base.failure.code;
 }
 
-int cuda_wait_mark(struct backend *base, uint64_t ticket, struct err *e)
+int cuda_fence_wait(struct backend *base, uint64_t fence, struct err *e)
 {
 	struct cuda_backend *b = cuda_of(base);
-	begin_wait(b, ticket);
+	begin_wait(b, fence);
 	if (!base->failure.code)
-		cuda_follow(b, ticket);
+		cuda_follow(b, fence);
 	return waited(b, e);
 }
 
-int cuda_wait_picks(struct backend *base, uint64_t ticket, const uint64_t *picks, int n,
+int cuda_wait_expert_ids(struct backend *base, uint64_t fence, const uint64_t *expert_ids, int n,
 	int32_t *ids, struct err *e)
 {
 	struct cuda_backend *b = cuda_of(base);
 	struct patience p = {};
-	begin_wait(b, ticket);
+	begin_wait(b, fence);
 	for (int i = 0; i < n && !base->failure.code;) {
-		uint64_t pick = __atomic_load_n(picks + i, __ATOMIC_ACQUIRE);
-		if ((uint32_t)(pick >> 32) == (uint32_t)ticket)
+		uint64_t pick = __atomic_load_n(expert_ids + i, __ATOMIC_ACQUIRE);
+		if ((uint32_t)(pick >> 32) == (uint32_t)fence)
 			ids[i++] = (int32_t)(uint32_t)pick;
 		else
-			wait_a_little(b, ticket, &p);
+			wait_a_little(b, fence, &p);
 	}
 	return waited(b, e);
 }
@@ -292,8 +292,8 @@ static void next_stretch(struct cuda_backend *b, enum usage_kind kind)
 	b->pipe->kind[b->pipe->n_notes % CUDA_NOTES / 2] = (uint8_t)kind;
 }
 
-/* marks: made before it */
-static void launch(struct cuda_backend *b, struct graph *g, uint64_t marks)
+/* fences: made before it */
+static void launch(struct cuda_backend *b, struct graph *g, uint64_t n_fences)
 {
 	cuda_note_end(b);
 	cuda_note_begin(b, USAGE_GRAPH);
@@ -302,7 +302,7 @@ static void launch(struct cuda_backend *b, struct graph *g, uint64_t marks)
 	b->used.graph_launches++;
 	b->awaits = g->awaits;
 	b->n_awaits = g->n_awaits;
-	b->await_marks = marks;
+	b->await_marks = n_fences;
 	b->await_told = 0;
 	for (int i = 0; i < g->n_awaits && b->in_stretch; i++) {
 		next_stretch(b, USAGE_EXPERTS);
@@ -335,7 +335,7 @@ static void begin_recording(struct cuda_backend *b, struct graph *g)
 	if (!cuda_check(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal)))
 		return;
 	p->now = g;
-	p->now_marks = b->base.marks;
+	p->now_marks = b->base.fence_value;
 	b->capturing = true;
 }
 
@@ -355,41 +355,41 @@ static struct graph *end_recording(struct cuda_backend *b)
 		cuda_check(b, cudaGraphGetNodes(graph, NULL, &g->n_nodes)) &&
 		cuda_check(b, cudaGraphInstantiate(&g->exec, graph, 0))) {
 		g->generation = b->generation;
-		g->n_marks = b->base.marks - p->now_marks;
+		g->n_marks = b->base.fence_value - p->now_marks;
 	}
 	if (graph)
 		cudaGraphDestroy(graph);
-	b->used.graphs_recorded++;
-	b->used.record_ns += clock_ns() - p->now_ns;
+	b->used.graphs_captured++;
+	b->used.capture_ns += clock_ns() - p->now_ns;
 	return b->base.failure.code ? NULL : g;
 }
 
-enum graph_calls cuda_graph_begin(struct backend *base, uint64_t key)
+enum segment_mode cuda_segment_begin(struct backend *base, uint64_t key)
 {
 	struct cuda_backend *b = cuda_of(base);
 	b->op = "graph";
 	if (base->failure.code || b->no_graphs)
-		return GRAPH_RUNS;
+		return SEGMENT_EAGER;
 	cuda_await_settle(b);
 	b->awaits_lost = false;
 	struct graph *g = find(b, key);
 	if (is_valid(b, g)) {
-		launch(b, g, base->marks);
-		base->marks += g->n_marks;
-		return GRAPH_REPLAYED;
+		launch(b, g, base->fence_value);
+		base->fence_value += g->n_marks;
+		return SEGMENT_REPLAYED;
 	}
 	if (is_new(g, key))
-		return GRAPH_RUNS;
+		return SEGMENT_EAGER;
 	cuda_note_end(b);
 	begin_recording(b, g);
-	return GRAPH_RECORDS;
+	return SEGMENT_CAPTURE;
 }
 
-void cuda_graph_end(struct backend *base)
+void cuda_segment_end(struct backend *base)
 {
 	struct graph *g = end_recording(cuda_of(base));
 	if (g)
-		launch(cuda_of(base), g, base->marks - g->n_marks);
+		launch(cuda_of(base), g, base->fence_value - g->n_marks);
 }
 
 bool cuda_pipe_take_await(struct cuda_backend *b, const struct cuda_await *w)
@@ -398,17 +398,17 @@ bool cuda_pipe_take_await(struct cuda_backend *b, const struct cuda_await *w)
 	struct graph *g = p->now;
 	if (!b->capturing || !g)
 		return false;
-	uint64_t marks = b->base.marks - p->now_marks;
+	uint64_t n_fences = b->base.fence_value - p->now_marks;
 	void *grown = realloc(g->awaits, ((size_t)g->n_awaits + 1) * sizeof *g->awaits);
-	if (marks == (g->n_awaits ? g->awaits[g->n_awaits - 1].marks : 0))
-		err_set(&b->base.failure, ERR_RUN, "cuda: experts_await: no mark before it");
+	if (n_fences == (g->n_awaits ? g->awaits[g->n_awaits - 1].n_fences : 0))
+		err_set(&b->base.failure, ERR_RUN, "cuda: experts_deferred: no fence before it");
 	else if (!grown)
-		err_set(&b->base.failure, ERR_MEMORY, "cuda: experts_await: no memory");
+		err_set(&b->base.failure, ERR_MEMORY, "cuda: experts_deferred: no memory");
 	g->awaits = grown ? (struct cuda_await *)grown : g->awaits;
 	if (b->base.failure.code)
 		return false;
 	g->awaits[g->n_awaits] = *w;
-	g->awaits[g->n_awaits++].marks = marks;
+	g->awaits[g->n_awaits++].n_fences = n_fences;
 	return true;
 }
 
@@ -421,7 +421,7 @@ struct cuda_notes *cuda_pipe_goes_on(struct cuda_backend *b)
 	return b->pipe->notes;
 }
 
-void cuda_graph_drop(struct backend *base)
+void cuda_segments_drop(struct backend *base)
 {
 	struct cuda_backend *b = cuda_of(base);
 	if (!b->pipe->n_graphs)
@@ -430,7 +430,7 @@ void cuda_graph_drop(struct backend *base)
 	b->awaits_lost = false;
 	cudaStreamSynchronize(b->stream);
 	log_verbose("cuda: %llu graphs recorded in %.1f ms, %llu replays",
-		(unsigned long long)b->used.graphs_recorded, (double)b->used.record_ns * 1e-6,
+		(unsigned long long)b->used.graphs_captured, (double)b->used.capture_ns * 1e-6,
 		(unsigned long long)b->used.graph_launches);
 	forget_graphs(b);
 }
@@ -479,7 +479,7 @@ static void read_notes(struct cuda_backend *b)
 	for (; p->n_read < p->n_notes; p->n_read += 2) {
 		uint64_t begin = notes[p->n_read % CUDA_NOTES], end = notes[p->n_read % CUDA_NOTES + 1];
 		enum usage_kind kind = (enum usage_kind)p->kind[p->n_read % CUDA_NOTES / 2];
-		b->used.n_stretches[kind]++;
+		b->used.n_intervals[kind]++;
 		b->used.busy_ns[kind] += end - begin;
 		if (p->last_end)
 			b->used.idle_ns[kind] += begin - p->last_end;
@@ -540,7 +540,7 @@ void cuda_measure(struct backend *base, bool on)
 		double gap = (double)(b->used.idle_ns[USAGE_OTHER] - before.idle_ns[USAGE_OTHER]) /
 					 (CALIBRATIONS - 1);
 		b->used = before;
-		b->used.gap_ns = gap;
+		b->used.event_gap_ns = gap;
 		p->last_end = 0;
 	}
 	b->timing = on;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "tests/kernels/await_cases.h"
+#include "tests/kernels/deferred_cases.h"
 
 #include "src/base/half.h"
 #include "src/base/mem.h"
@@ -17,19 +17,19 @@
 
 static struct backend *cuda;
 
-#define AWAIT_USED    8
-#define AWAIT_EXPERTS 16
-#define AWAIT_STEPS   48
+#define N_USED    8
+#define N_EXPERTS 16
+#define N_STEPS   48
 
 struct awaits {
-	struct weight w[AWAIT_EXPERTS][3];
+	struct weight w[N_EXPERTS][3];
 	float *in, *x, *out, *want, *got; /* device; want, got: [steps][used][n_embd] */
 	float *spare;                     /* [used][n_embd] */
 	size_t x_bytes, out_bytes;
-	int32_t places[AWAIT_USED], ids[AWAIT_USED];
+	int32_t token_slots[N_USED], ids[N_USED];
 	int by_words, by_launch, replays; /* replays: since there was nothing recorded */
 	bool can;                         /* be told by words */
-	/* of a list with several awaits: sums, what is added to them, and a gain */
+	/* of a list with several deferred kernels: sums, what is added to them, and a gain */
 	float *sum, *weights, *shared, *gain;
 };
 
@@ -45,10 +45,10 @@ static void *card_new(size_t bytes)
 static void awaits_open(struct awaits *a, enum dtype type, int n_embd, int n_ff)
 {
 	*a = (struct awaits){.x_bytes = (size_t)n_embd * sizeof(float)};
-	a->out_bytes = AWAIT_USED * a->x_bytes;
-	for (int k = 0; k < AWAIT_USED; k++)
-		a->places[k] = k;
-	for (int i = 0; i < AWAIT_EXPERTS; i++)
+	a->out_bytes = N_USED * a->x_bytes;
+	for (int k = 0; k < N_USED; k++)
+		a->token_slots[k] = k;
+	for (int i = 0; i < N_EXPERTS; i++)
 		for (int k = 0; k < 3; k++) {
 			uint64_t row = 0;
 			assert_true(dtype_row_bytes(type, (uint64_t)(k == 2 ? n_ff : n_embd), &row));
@@ -68,8 +68,8 @@ static void awaits_open(struct awaits *a, enum dtype type, int n_embd, int n_ff)
 	a->in = card_new(a->x_bytes);
 	a->x = card_new(a->x_bytes);
 	a->out = card_new(a->out_bytes);
-	a->want = card_new(AWAIT_STEPS * a->out_bytes);
-	a->got = card_new(AWAIT_STEPS * a->out_bytes);
+	a->want = card_new(N_STEPS * a->out_bytes);
+	a->got = card_new(N_STEPS * a->out_bytes);
 	float **to[] = {&a->sum, &a->weights, &a->shared, &a->gain},
 		  *host = NEW_ARRAY(float, (size_t)n_embd);
 	for (int i = 0; i < 4; i++) {
@@ -82,14 +82,14 @@ static void awaits_open(struct awaits *a, enum dtype type, int n_embd, int n_ff)
 
 static void awaits_close(struct awaits *a)
 {
-	for (int i = 0; i < AWAIT_EXPERTS; i++)
+	for (int i = 0; i < N_EXPERTS; i++)
 		for (int k = 0; k < 3; k++)
 			cuda->ops->free(cuda, MEM_DEVICE, (void *)a->w[i][k].data, a->w[i][k].stack_bytes);
 	cuda->ops->free(cuda, MEM_DEVICE, a->in, a->x_bytes);
 	cuda->ops->free(cuda, MEM_DEVICE, a->x, a->x_bytes);
 	cuda->ops->free(cuda, MEM_DEVICE, a->out, a->out_bytes);
-	cuda->ops->free(cuda, MEM_DEVICE, a->want, AWAIT_STEPS * a->out_bytes);
-	cuda->ops->free(cuda, MEM_DEVICE, a->got, AWAIT_STEPS * a->out_bytes);
+	cuda->ops->free(cuda, MEM_DEVICE, a->want, N_STEPS * a->out_bytes);
+	cuda->ops->free(cuda, MEM_DEVICE, a->got, N_STEPS * a->out_bytes);
 	float *more[] = {a->sum, a->weights, a->shared, a->gain};
 	for (int i = 0; i < 4; i++)
 		cuda->ops->free(cuda, MEM_DEVICE, more[i], a->x_bytes);
@@ -99,44 +99,44 @@ static void awaits_close(struct awaits *a)
  * nothing. */
 static bool call_ranks(struct awaits *a, unsigned ranks, const float *x, float *out)
 {
-	struct expert_job jobs[AWAIT_USED];
+	struct expert_job jobs[N_USED];
 	struct backend_usage before, after;
 	int n = 0;
-	for (int k = 0; k < AWAIT_USED; k++)
+	for (int k = 0; k < N_USED; k++)
 		if (ranks >> k & 1) {
 			const struct weight *w = a->w[a->ids[k]];
-			jobs[n++] = (struct expert_job){w[0], w[1], w[2], &a->places[k], 1};
+			jobs[n++] = (struct expert_job){w[0], w[1], w[2], &a->token_slots[k], 1};
 		}
 	cuda->ops->usage(cuda, &before);
-	cuda->ops->expert_ffn(cuda, x, jobs, n, 1, AWAIT_USED, out);
+	cuda->ops->expert_ffn(cuda, x, jobs, n, 1, N_USED, out);
 	cuda->ops->usage(cuda, &after);
 	return after.launches == before.launches;
 }
 
-static void await_here(struct awaits *a)
+static void deferred_here(struct awaits *a)
 {
 	const struct weight *w = a->w[0];
 	struct expert_job like = {.gate = w[0], .up = w[1], .down = w[2]};
 	like.gate.data = like.up.data = like.down.data = NULL;
-	a->can = cuda->ops->can_await(cuda, &like, AWAIT_USED);
+	a->can = cuda->ops->can_defer_experts(cuda, &like, N_USED);
 	if (a->can)
-		cuda->ops->experts_await(cuda, a->x, &like, AWAIT_USED, a->out);
+		cuda->ops->experts_deferred(cuda, a->x, &like, N_USED, a->out);
 }
 
-/* A stretch as decode has it: its input, a mark, the experts. */
-static void await_stretch(struct awaits *a)
+/* A stretch as decode has it: its input, a fence, the experts. */
+static void segment_of_deferred(struct awaits *a)
 {
-	enum graph_calls calls = cuda->ops->graph_begin(cuda, 77);
-	if (calls != GRAPH_REPLAYED) {
+	enum segment_mode calls = cuda->ops->segment_begin(cuda, 77);
+	if (calls != SEGMENT_REPLAYED) {
 		cuda->ops->copy(cuda, a->x, a->in, a->x_bytes);
-		cuda->ops->mark(cuda);
-		await_here(a);
+		cuda->ops->fence(cuda);
+		deferred_here(a);
 	}
-	if (calls == GRAPH_RECORDS)
-		cuda->ops->graph_end(cuda);
+	if (calls == SEGMENT_CAPTURE)
+		cuda->ops->segment_end(cuda);
 }
 
-/* Other things than the call that an await is for: it must not keep the device waiting. */
+/* Other things than the call that a deferred kernel is for: it must not keep the device waiting. */
 static void interrupt_await(struct awaits *a, int how)
 {
 	struct err e = {0};
@@ -148,24 +148,25 @@ static void interrupt_await(struct awaits *a, int how)
 		cuda->ops->free(cuda, MEM_DEVICE, card_new(100), 100);
 		break;
 	case 2: /* it is answered by the next one */
-		await_stretch(a);
+		segment_of_deferred(a);
 		break;
 	case 3: /* not for it: another output */
 		call_ranks(a, 255, a->x, a->spare);
 		break;
 	case 4: {
-		uint64_t behind = cuda->ops->mark(cuda);
-		assert_int_equal(cuda->ops->wait_mark(cuda, behind, &e), 0);
+		uint64_t behind = cuda->ops->fence(cuda);
+		assert_int_equal(cuda->ops->fence_wait(cuda, behind, &e), 0);
 		break;
 	}
 	case 5:
-		cuda->ops->graph_drop(cuda);
+		cuda->ops->segments_drop(cuda);
 		a->replays = -1;
 		break;
 	}
 }
 
-/* ---- several awaits in one list: each part computes with what the part before it gave ---- */
+/* ---- several deferred kernels in one list: each part computes with what the part before it gave
+ * ---- */
 
 #define LIST_PARTS  5
 #define LIST_STEPS  30
@@ -174,8 +175,8 @@ static void interrupt_await(struct awaits *a, int how)
 
 static void list_ids(struct awaits *a, int step, int part)
 {
-	for (int k = 0; k < AWAIT_USED; k++)
-		a->ids[k] = (step * 5 + part * 7 + k * 3) % AWAIT_EXPERTS;
+	for (int k = 0; k < N_USED; k++)
+		a->ids[k] = (step * 5 + part * 7 + k * 3) % N_EXPERTS;
 }
 
 static void list_begin(struct awaits *a)
@@ -187,7 +188,7 @@ static void list_begin(struct awaits *a)
 static void list_combine(struct awaits *a, int n_embd, int part)
 {
 	struct norm next = {a->gain, a->x};
-	cuda->ops->moe_combine(cuda, a->out, a->weights, AWAIT_USED, a->shared, 1, n_embd, a->sum,
+	cuda->ops->moe_combine(cuda, a->out, a->weights, N_USED, a->shared, 1, n_embd, a->sum,
 		part + 1 < LIST_PARTS ? &next : NULL, 1e-5f);
 }
 
@@ -208,29 +209,30 @@ static void list_by_words(
 	struct awaits *a, int n_embd, int step, int stop, struct rng *r, float *result)
 {
 	struct err e = {0};
-	uint64_t marks = cuda->marks;
-	enum graph_calls calls = cuda->ops->graph_begin(cuda, 78);
-	for (int part = 0; calls == GRAPH_RECORDS && part < LIST_PARTS; part++) {
+	uint64_t n_fences = cuda->fence_value;
+	enum segment_mode calls = cuda->ops->segment_begin(cuda, 78);
+	for (int part = 0; calls == SEGMENT_CAPTURE && part < LIST_PARTS; part++) {
 		if (!part)
 			list_begin(a);
-		cuda->ops->mark(cuda);
-		await_here(a);
+		cuda->ops->fence(cuda);
+		deferred_here(a);
 		list_combine(a, n_embd, part);
 	}
-	if (calls == GRAPH_RECORDS)
-		cuda->ops->graph_end(cuda);
-	if (calls == GRAPH_RUNS) { /* makes ready */
-		await_here(a);
+	if (calls == SEGMENT_CAPTURE)
+		cuda->ops->segment_end(cuda);
+	if (calls == SEGMENT_EAGER) { /* makes ready */
+		deferred_here(a);
 		list_eagerly(a, n_embd, step, result);
 		return;
 	}
-	assert_int_equal(cuda->marks, marks + LIST_PARTS);
+	assert_int_equal(cuda->fence_value, n_fences + LIST_PARTS);
 	for (int part = 0; part < LIST_PARTS; part++) {
 		unsigned first = rng_below(r, 256);
-		if (cuda->ops->wait_mark(cuda, marks + 1 + (uint64_t)part, &e))
+		if (cuda->ops->fence_wait(cuda, n_fences + 1 + (uint64_t)part, &e))
 			fail_msg("%s", e.text);
-		assert_true(cuda->ops->reached(cuda, marks + 1 + (uint64_t)part));
-		assert_false(part + 1 < LIST_PARTS && cuda->ops->reached(cuda, marks + 2 + (uint64_t)part));
+		assert_true(cuda->ops->fence_signaled(cuda, n_fences + 1 + (uint64_t)part));
+		assert_false(part + 1 < LIST_PARTS &&
+					 cuda->ops->fence_signaled(cuda, n_fences + 2 + (uint64_t)part));
 		list_ids(a, step, part);
 		if (part == stop && step / 2 % 2)
 			return;
@@ -265,18 +267,19 @@ static void run_lists(struct awaits *a, int n_embd, int steps, struct rng *r)
 		assert_int_equal(cuda->ops->download(cuda, got, a->got, a->x_bytes, &e), 0);
 		for (size_t i = 0; i < n; i++)
 			if (f32_bits(want[i]) != f32_bits(got[i]) || !isfinite(got[i]))
-				fail_msg("a list of awaits: step %d, value %zu is %.9g, by calls %.9g", step, i,
-					(double)got[i], (double)want[i]);
+				fail_msg("a list of deferred kernels: step %d, value %zu is %.9g, by calls %.9g",
+					step, i, (double)got[i], (double)want[i]);
 	}
-	print_message("%d awaits in a list: %d lists, %d given up\n", LIST_PARTS, steps, given_up);
+	print_message(
+		"%d deferred kernels in a list: %d lists, %d given up\n", LIST_PARTS, steps, given_up);
 	free(host);
 	free(want);
 	free(got);
 }
 
-void await_case(struct backend *backend, enum dtype type, int n_embd, int n_ff, bool brief)
+void deferred_case(struct backend *backend, enum dtype type, int n_embd, int n_ff, bool brief)
 {
-	int steps = brief ? BRIEF_STEPS : AWAIT_STEPS;
+	int steps = brief ? BRIEF_STEPS : N_STEPS;
 	cuda = backend;
 	struct err e = {0};
 	struct rng r = {(uint64_t)n_embd + type};
@@ -284,16 +287,16 @@ void await_case(struct backend *backend, enum dtype type, int n_embd, int n_ff, 
 	awaits_open(&a, type, n_embd, n_ff);
 	float *x = NEW_ARRAY(float, (size_t)n_embd);
 	for (int step = 0; step < steps; step++) {
-		size_t at = (size_t)step * AWAIT_USED * (size_t)n_embd;
+		size_t at = (size_t)step * N_USED * (size_t)n_embd;
 		a.spare = a.got + at;
 		op_random(6, step, x, (size_t)n_embd);
-		for (int k = 0; k < AWAIT_USED; k++)
-			a.ids[k] = (step * 5 + k * 3) % AWAIT_EXPERTS;
+		for (int k = 0; k < N_USED; k++)
+			a.ids[k] = (step * 5 + k * 3) % N_EXPERTS;
 		cuda->ops->upload(cuda, a.in, x, a.x_bytes);
 		call_ranks(&a, 255, a.in, a.want + at);
-		uint64_t marks = cuda->marks;
-		await_stretch(&a);
-		assert_int_equal(cuda->ops->wait_mark(cuda, marks + 1, &e), 0);
+		uint64_t n_fences = cuda->fence_value;
+		segment_of_deferred(&a);
+		assert_int_equal(cuda->ops->fence_wait(cuda, n_fences + 1, &e), 0);
 		if (step % 3 == 2)
 			interrupt_await(&a, step / 3 % 6);
 		/* none, all, some; the rest in other calls, also when the kernel has long begun */
@@ -320,23 +323,23 @@ void await_case(struct backend *backend, enum dtype type, int n_embd, int n_ff, 
 	assert_int_equal(cuda->ops->download(cuda, got, a.got, n * sizeof(float), &e), 0);
 	for (size_t i = 0; i < n; i++)
 		if (f32_bits(want[i]) != f32_bits(got[i]))
-			fail_msg("experts_await %s: step %zu, value %zu is %.9g, that of a call %.9g",
+			fail_msg("experts_deferred %s: step %zu, value %zu is %.9g, that of a call %.9g",
 				dtype_name(type), i / (n / (size_t)steps), i % (n / (size_t)steps), (double)got[i],
 				(double)want[i]);
-	print_message("experts_await %s %d > %d: %d calls by words, %d launched\n", dtype_name(type),
+	print_message("experts_deferred %s %d > %d: %d calls by words, %d launched\n", dtype_name(type),
 		n_embd, n_ff, a.by_words, a.by_launch);
 	assert_true(a.can ? a.by_words && !a.by_launch : !a.by_words);
 	if (a.can)
 		run_lists(&a, n_embd, brief ? BRIEF_LISTS : LIST_STEPS, &r);
-	await_stretch(&a); /* graph_drop is to end it */
-	cuda->ops->graph_drop(cuda);
+	segment_of_deferred(&a); /* segments_drop is to end it */
+	cuda->ops->segments_drop(cuda);
 	awaits_close(&a);
 	free(x);
 	free(want);
 	free(got);
 }
 
-void await_lost_case(struct backend *backend)
+void deferred_lost_case(struct backend *backend)
 {
 	cuda = backend;
 	struct err e = {0};
