@@ -42,6 +42,7 @@ run_tidy() {
 # shellcheck disable=SC2086 # word lists
 {
 	step layers awk tools/scripts/check_layers.sh
+	step shape awk tools/scripts/check_shape.sh
 	tools/scripts/check_words.sh --count
 	step format clang-format make -s --no-print-directory format-check
 	step shellcheck shellcheck shellcheck -x -P . $shell_files
