@@ -43,10 +43,12 @@ static int half_fields(enum dtype type, size_t at[2])
 	switch (type) {
 		/* clang-format off */
 #define ONE(t, s) case DTYPE_##t: at[0] = offsetof(struct block_##s, d); return 1;
-#define TWO(t, s) case DTYPE_##t: at[0] = offsetof(struct block_##s, d); at[1] = offsetof(struct block_##s, dmin); return 2;
-	ONE(Q4_0, q4_0) ONE(Q8_0, q8_0) TWO(Q2_K, q2_k) ONE(Q3_K, q3_k) TWO(Q4_K, q4_k) TWO(Q5_K, q5_k) ONE(Q6_K, q6_k)
-	ONE(IQ2_XXS, iq2_xxs) ONE(IQ2_XS, iq2_xs) ONE(IQ2_S, iq2_s) ONE(IQ3_XXS, iq3_xxs) ONE(IQ3_S, iq3_s)
-	ONE(IQ1_S, iq1_s) ONE(IQ4_NL, iq4_nl) ONE(IQ4_XS, iq4_xs)
+#define TWO(t, s) case DTYPE_##t: at[0] = offsetof(struct block_##s, d); \
+		at[1] = offsetof(struct block_##s, dmin); return 2;
+	ONE(Q4_0, q4_0) ONE(Q8_0, q8_0) TWO(Q2_K, q2_k) ONE(Q3_K, q3_k) TWO(Q4_K, q4_k) TWO(Q5_K, q5_k)
+	ONE(Q6_K, q6_k) ONE(IQ2_XXS, iq2_xxs) ONE(IQ2_XS, iq2_xs) ONE(IQ2_S, iq2_s)
+	ONE(IQ3_XXS, iq3_xxs) ONE(IQ3_S, iq3_s) ONE(IQ1_S, iq1_s) ONE(IQ4_NL, iq4_nl)
+	ONE(IQ4_XS, iq4_xs)
 		/* clang-format on */
 #undef ONE
 #undef TWO
