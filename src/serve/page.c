@@ -17,7 +17,7 @@
 FILE_TEXT(page_html, "page.html");
 FILE_TEXT(page_css, "page.css");
 FILE_TEXT(page_markdown_js, "markdown.js");
-FILE_TEXT(page_room_js, "room.js");
+FILE_TEXT(page_expert_panel_js, "expert_panel.js");
 FILE_TEXT(page_chat_js, "chat.js");
 
 /* Appends what stands before `mark` in the rest of the page; returns what stands behind it. */
@@ -52,7 +52,7 @@ int page_write(struct buf *out, char policy[PAGE_POLICY_MAX], struct err *e)
 	rest = up_to(out, rest, "@SCRIPT@");
 	buf_printf(out, "<script nonce=\"%s\">\n\"use strict\";\n", nonce);
 	buf_puts(out, page_markdown_js);
-	buf_puts(out, page_room_js);
+	buf_puts(out, page_expert_panel_js);
 	buf_puts(out, page_chat_js);
 	buf_puts(out, "</script>");
 	buf_puts(out, rest);

@@ -5,14 +5,14 @@
  */
 (() => {
 	const $ = (id) => document.getElementById(id);
-	const KEPT = "glmstream.chat", SETTINGS = "glmstream.settings";
+	const MESSAGES_KEY = "glmstream.chat", SETTINGS_KEY = "glmstream.settings";
 	const EXAMPLES = ["Define river.", "What is 12 + 30?", "Tell me a story about a fox named Ben."];
 	const log = $("log"), input = $("input"), send = $("send");
-	let messages = load(KEPT, []).filter(isMessage), settings = load(SETTINGS, {}), model = null, state = null;
+	let messages = loadStored(MESSAGES_KEY, []).filter(isMessage), settings = loadStored(SETTINGS_KEY, {}), model = null, state = null;
 	let running = null; /* {controller, message, view} while an answer is written */
 	let follow = true; /* the newest text stays in sight */
 
-	function load(key, fallback) {
+	function loadStored(key, fallback) {
 		try {
 			const value = JSON.parse(localStorage.getItem(key));
 			return Array.isArray(value) === Array.isArray(fallback) && value && typeof value === "object" ? value : fallback;
@@ -27,10 +27,10 @@
 			(!m.tool_calls || (Array.isArray(m.tool_calls) && m.tool_calls.every((c) => c && typeof c.name === "string")));
 	}
 
-	function keep() {
+	function saveConversation() {
 		try {
-			localStorage.setItem(KEPT, JSON.stringify(messages));
-			localStorage.setItem(SETTINGS, JSON.stringify(settings));
+			localStorage.setItem(MESSAGES_KEY, JSON.stringify(messages));
+			localStorage.setItem(SETTINGS_KEY, JSON.stringify(settings));
 		} catch { /* full, or forbidden: the conversation lives as long as the page */ }
 	}
 
@@ -38,8 +38,8 @@
 		return settings.key ? { Authorization: "Bearer " + settings.key } : {};
 	}
 
-	function say(text) {
-		$("said").textContent = text;
+	function setStatusText(text) {
+		$("live-status").textContent = text;
 	}
 
 	/* ---- drawing ---- */
@@ -68,7 +68,7 @@
 	}
 
 	/* One message as an element with refresh(): draws what has changed in it. */
-	function view(m, index) {
+	function messageView(m, index) {
 		return m.role === "user" ? userView(m, index) : m.role === "assistant" ? answerView(m, index) : { node: el("span", { hidden: true }) };
 	}
 
@@ -90,7 +90,7 @@
 			if (text) {
 				messages.length = index;
 				draw();
-				ask(text);
+				sendMessage(text);
 			}
 		};
 		node.replaceChildren(el("form", { class: "edit", onsubmit: (e) => { e.preventDefault(); done(); } }, area,
@@ -150,10 +150,10 @@
 
 	function answerCall(m, call, text) {
 		messages.push({ role: "tool", tool_call_id: call.id, content: text });
-		keep();
+		saveConversation();
 		draw();
 		if (m.tool_calls.every((c) => messages.some((r) => r.role === "tool" && r.tool_call_id === c.id)))
-			answer();
+			requestAnswer();
 	}
 
 	function answerView(m, index) {
@@ -173,7 +173,7 @@
 				const empty = !m.content && !m.reasoning && !(m.tool_calls || []).length;
 				wait.hidden = !(live && empty);
 				if (!wait.hidden)
-					waiting(wait);
+					drawWaiting(wait);
 				markdown.render(text, m.content);
 				const size = JSON.stringify(m.tool_calls || []).length + (live ? 0.5 : 0);
 				if (size !== drawn) {
@@ -185,7 +185,7 @@
 					return;
 				const last = messages.slice(index + 1).every((r) => r.role === "tool");
 				row.replaceChildren(...[m.content && copyButton(() => m.content),
-					last && button("Again", ["M4 12a8 8 0 1 0 3-6.2", "M4 4v4h4"], () => again(index)),
+					last && button("Again", ["M4 12a8 8 0 1 0 3-6.2", "M4 4v4h4"], () => regenerate(index)),
 					el("span", { class: "figures" }, (m.stopped ? "stopped · " : "") + figures(m))].filter((x) => x));
 				if (m.error && !node.querySelector(".fault"))
 					node.insertBefore(el("p", { class: "fault", role: "alert" }, m.error,
@@ -195,7 +195,7 @@
 	}
 
 	/* Before the first token: how far the prompt has been read, if the server says so. */
-	function waiting(box) {
+	function drawWaiting(box) {
 		const p = running && running.progress;
 		const key = p ? "p" + p.done + "/" + p.total : running && running.note || "";
 		if (box.dataset.key === key && box.firstChild)
@@ -212,14 +212,14 @@
 
 	let views = [];
 	function draw() {
-		views = messages.map(view);
+		views = messages.map(messageView);
 		if (messages.length) {
 			log.replaceChildren(...views.map((v) => v.node));
 			views.forEach((v) => v.refresh && v.refresh());
 		} else {
 			log.replaceChildren(el("div", { class: "hello" }, el("h2", null, "What would you like to know?"),
 				el("p", null, "The answer is written by the machine beside it."),
-				el("div", { class: "chips" }, ...EXAMPLES.map((t) => el("button", { type: "button", class: "chip", onclick: () => ask(t) }, t)))));
+				el("div", { class: "chips" }, ...EXAMPLES.map((t) => el("button", { type: "button", class: "chip", onclick: () => sendMessage(t) }, t)))));
 		}
 		toEnd();
 		controls();
@@ -238,28 +238,28 @@
 	}
 
 	/* ---- asking ---- */
-	function ask(text) {
+	function sendMessage(text) {
 		if (running || !text.trim())
 			return;
 		messages.push({ role: "user", content: text.trim() });
 		follow = true;
-		answer();
+		requestAnswer();
 	}
 
-	function again(index) {
+	function regenerate(index) {
 		if (running)
 			return;
 		messages.length = index;
 		follow = true;
-		answer();
+		requestAnswer();
 	}
 
-	function number(name) {
+	function numericSetting(name) {
 		const v = parseFloat(settings[name]);
 		return Number.isFinite(v) ? v : undefined;
 	}
 
-	function body() {
+	function requestBody() {
 		const list = settings.system ? [{ role: "system", content: settings.system }] : [];
 		for (const m of messages) {
 			if (m.role !== "assistant") {
@@ -274,7 +274,7 @@
 			}
 		}
 		const b = { model: model || "default", messages: list, stream: true, stream_options: { include_usage: true },
-			temperature: number("temperature"), top_p: number("top_p"), max_tokens: number("max_tokens"), seed: number("seed") };
+			temperature: numericSetting("temperature"), top_p: numericSetting("top_p"), max_tokens: numericSetting("max_tokens"), seed: numericSetting("seed") };
 		if (settings.think)
 			b.reasoning_effort = settings.think === "off" ? "none" : settings.think;
 		if (settings.tools)
@@ -283,7 +283,7 @@
 	}
 
 	/* Events of a text/event-stream body: {data} or {comment}. Lines end in LF or CRLF, and come in any pieces. */
-	async function* events(response) {
+	async function* readEvents(response) {
 		const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
 		let rest = "";
 		for (;;) {
@@ -304,9 +304,9 @@
 	}
 
 	/* One chunk of the stream into the message. */
-	function take(m, chunk, times) {
+	function applyChunk(m, chunk, times) {
 		if (chunk.error)
-			throw new Error(sentence(chunk.error.message || "the server reports an error"));
+			throw new Error(asSentence(chunk.error.message || "the server reports an error"));
 		if (chunk.usage) {
 			m.figures.tokens = chunk.usage.completion_tokens;
 			m.figures.prompt = chunk.usage.prompt_tokens;
@@ -339,38 +339,38 @@
 	}
 
 	/* The server's sentences begin small and end bare, as the lines of a log do. */
-	function sentence(text) {
+	function asSentence(text) {
 		const t = String(text).trim();
 		return t && t[0].toUpperCase() + t.slice(1) + (/[.!?]$/.test(t) ? "" : ".");
 	}
 
-	async function refusal(response) {
+	async function errorText(response) {
 		let text = "";
 		try {
-			text = sentence((await response.json()).error.message);
+			text = asSentence((await response.json()).error.message);
 		} catch { /* not ours */ }
 		return text || (response.status === 503 || response.status === 429 ? "The server is busy; try again in a moment." :
 			"The server answered " + response.status + ".");
 	}
 
-	async function answer() {
+	async function requestAnswer() {
 		const m = { role: "assistant", content: "", figures: {} };
 		const controller = new AbortController(), start = performance.now(), times = { first: 0, last: 0, chunks: 0 };
 		let request;
 		if (!model)
-			await room.ask();
+			await expertPanel.poll();
 		try {
-			request = JSON.stringify(body());
+			request = JSON.stringify(requestBody());
 		} catch {
 			request = null;
 		}
 		messages.push(m);
-		const mine = running = { controller, message: m, progress: null, note: "" };
+		const thisRun = running = { controller, message: m, progress: null, note: "" };
 		draw();
-		room.ask();
+		expertPanel.poll();
 		const v = views[views.length - 1];
 		let frame = 0;
-		const later = () => {
+		const scheduleRefresh = () => {
 			if (!frame)
 				frame = requestAnimationFrame(() => { frame = 0; v.refresh(); toEnd(); });
 		};
@@ -381,15 +381,15 @@
 				headers: { "Content-Type": "application/json", ...headers() }, body: request });
 			m.needsKey = response.status === 401 || undefined;
 			if (!response.ok)
-				throw new Error(await refusal(response));
-			for await (const event of events(response)) {
-				if (event.data === "[DONE]" || running !== mine)
+				throw new Error(await errorText(response));
+			for await (const event of readEvents(response)) {
+				if (event.data === "[DONE]" || running !== thisRun)
 					break;
 				if (event.data)
-					take(m, JSON.parse(event.data), times);
+					applyChunk(m, JSON.parse(event.data), times);
 				else
-					progress(event.comment);
-				later();
+					showProgress(event.comment);
+				scheduleRefresh();
 			}
 		} catch (e) {
 			if (e.name === "AbortError")
@@ -398,7 +398,7 @@
 				m.error = e instanceof TypeError ? "The connection to the server was lost." : e.message;
 		}
 		cancelAnimationFrame(frame);
-		if (running !== mine) /* a new chat was begun meanwhile */
+		if (running !== thisRun) /* a new chat was begun meanwhile */
 			return;
 		if (times.first) {
 			m.figures.first = times.first - start;
@@ -409,37 +409,37 @@
 		if (m.reasoning && !m.figures.thought && times.first)
 			m.figures.thought = times.last - times.first;
 		running = null;
-		keep();
+		saveConversation();
 		v.refresh();
 		toEnd();
 		controls();
-		say(m.error ? "The answer failed." : m.stopped ? "The answer was stopped." : "The answer is complete.");
+		setStatusText(m.error ? "The answer failed." : m.stopped ? "The answer was stopped." : "The answer is complete.");
 		if (matchMedia("(hover: hover)").matches && (document.activeElement === document.body || document.activeElement === send))
 			input.focus();
 	}
 
 	/* Keep-alive comments of a long prefill may say how far it is. */
-	function progress(comment) {
+	function showProgress(comment) {
 		const m = /(\d+)\s*(?:of|\/)\s*(\d+)/.exec(comment || "");
 		if (running) {
 			running.progress = m && { done: +m[1], total: +m[2] };
-			running.note = /^waiting/.test(comment) ? "Waiting for a free place" : "";
+			running.note = /^waiting/.test(comment) ? "Waiting for a free session" : "";
 		}
 	}
 
-	function stop() {
+	function stopAnswer() {
 		if (running)
 			running.controller.abort();
 	}
 
 	/* ---- the message field ---- */
-	function grow() {
+	function resizeInput() {
 		input.style.height = "auto";
 		input.style.height = Math.min(input.scrollHeight, innerHeight * 0.4) + "px";
 		controls();
 	}
 
-	input.addEventListener("input", grow);
+	input.addEventListener("input", resizeInput);
 	input.addEventListener("keydown", (e) => {
 		if (e.key === "Enter" && !e.shiftKey && !e.isComposing) {
 			e.preventDefault();
@@ -450,19 +450,19 @@
 	$("form").addEventListener("submit", (e) => {
 		e.preventDefault();
 		if (running) {
-			stop();
+			stopAnswer();
 			return;
 		}
 		const text = input.value;
 		if (!text.trim())
 			return;
 		input.value = "";
-		grow();
-		ask(text);
+		resizeInput();
+		sendMessage(text);
 	});
 	document.addEventListener("keydown", (e) => {
 		if (e.key === "Escape" && running && !$("settings").open)
-			stop();
+			stopAnswer();
 	});
 	log.addEventListener("scroll", () => {
 		follow = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
@@ -470,10 +470,10 @@
 	}, { passive: true });
 	$("to-end").addEventListener("click", () => { follow = true; toEnd(); });
 	$("new-chat").addEventListener("click", () => {
-		stop();
+		stopAnswer();
 		messages = [];
 		running = null;
-		keep();
+		saveConversation();
 		draw();
 		input.focus();
 	});
@@ -506,12 +506,12 @@
 	$("settings").addEventListener("close", () => {
 		for (const f of FIELDS)
 			settings[f] = $("set-" + f).value.trim();
-		keep();
-		room.ask();
+		saveConversation();
+		expertPanel.poll();
 	});
 
 	/* ---- how the server stands ---- */
-	function heard(event) {
+	function onServerState(event) {
 		const texts = { ready: "ready", busy: "working", lost: "no connection", key: "needs an API key", failing: "the last step failed" };
 		$("status").dataset.kind = ["key", "failing"].includes(event.kind) ? "lost" : event.kind;
 		$("status-text").textContent = (event.state ? event.state.model + " · " : "") + texts[event.kind];
@@ -522,10 +522,10 @@
 		}
 	}
 
-	addEventListener("pagehide", () => { if (running) keep(); });
-	room.start({ listener: heard, headers, busy: () => !!running });
+	addEventListener("pagehide", () => { if (running) saveConversation(); });
+	expertPanel.start({ listener: onServerState, headers, busy: () => !!running });
 	draw();
-	grow();
+	resizeInput();
 	if (matchMedia("(hover: hover)").matches)
 		input.focus();
 })();
