@@ -5,9 +5,10 @@
  * backend).
  *
  *   head   256 bytes: magic, version, fingerprint of the model, type and widths of the caches, how
- * many tokens, which rows, names of model and backend, check value body   blocks (session_blocks.h)
- * of at most 1 MiB, or one cache row if that is more: the tokens, the caller's note, then layer by
- * layer the latents and, on full layers, the index keys
+ *          many tokens, which rows, names of model and backend, check value
+ *   body   blocks (session_blocks.h) of at most 1 MiB, or one cache row if that is more: the
+ *          tokens, the caller's note, then layer by layer the latents and, on full layers, the
+ *          index keys
  *
  * All numbers are little-endian. The MTP layer's rows follow those of the trunk when the session
  * keeps them; its row of a position belongs to the next token, so the rows kept are those before

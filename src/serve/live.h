@@ -3,8 +3,9 @@
  * What the server looks like right now, as JSON for pages and tools.
  *
  * GET /v1/glmstream/state       one object
- * GET /v1/glmstream/events      SSE: "event: state", the same object as data, every `interval` ms
- * (query; 100 to 10000, 500) Query of both: map=0 leaves out cache.map.
+ * GET /v1/glmstream/events      SSE: "event: state" with the same object as data, every `interval`
+ *                               ms of the query (100 to 10000; 500)
+ * Query of both: map=0 leaves out cache.map.
  *
  *   version, model, backend ("cpu", "cuda"), io ("mmap", "uring", "threads")     strings
  *   time          unix time in seconds, with fraction
@@ -12,18 +13,24 @@
  *   context       tokens one session holds
  *   healthy       false: the last step of the model failed
  *   sessions      { n, active, list: [ { state: "idle" | "reading" | "writing", tokens: on its
- * timeline, prompt, done: tokens of the prompt and how many of them are computed, new: tokens
- * written } ] } queue         { waiting, limit } connections   open now rate          over the last
- * two seconds: { prefill_tok_s, decode_tok_s, read_bytes_s } totals        since the start: {
- * answers, cancelled, failed, refused, prompt_tokens, cached_tokens, prefill_tokens, new_tokens,
- * hit_vram, hit_ram, miss, bytes_read, prefetch_useful, prefetch_wasted, wait_ms } (hits and misses
- * count experts asked for, by where they stood) cache         { streaming: false when every expert
- * stands where it is computed, policy, lookahead, vram_bytes, ram_bytes, everything_bytes,
- * expert_bytes (average), layers, mtp_layers (the last of them), experts, map } memory        {
- * resident_bytes, kv_bytes, workspace_bytes }, taken beside the cache store         of
- * --session-dir: { bytes, files, tokens_read: prompt tokens that came from it }; zeros without
+ *                 timeline, prompt, done: tokens of the prompt and how many of them are computed,
+ *                 new: tokens written } ] }
+ *   queue         { waiting, limit }
+ *   connections   open now
+ *   rate          over the last two seconds: { prefill_tok_s, decode_tok_s, read_bytes_s }
+ *   totals        since the start: { answers, cancelled, failed, refused, prompt_tokens,
+ *                 cached_tokens, prefill_tokens, new_tokens, hit_vram, hit_ram, miss, bytes_read,
+ *                 prefetch_useful, prefetch_wasted, wait_ms }; hits and misses count requested
+ *                 experts by where they were found
+ *   cache         { streaming: false when every expert stands where it is computed, policy,
+ *                 lookahead, vram_bytes, ram_bytes, everything_bytes, expert_bytes (average),
+ *                 layers, mtp_layers (the last of them), experts, map }
+ *   memory        { resident_bytes, kv_bytes, workspace_bytes }, taken beside the cache
+ *   store         of --session-dir: { bytes, files, tokens_read: prompt tokens that came from it };
+ *                 zeros without
  *   cache.map     a string of layers * experts characters, layer after layer: "-" no expert (dense
- * layer), "." on the drive, "r" in RAM, "~" being read, "#" in VRAM (on the CPU: in the first tier)
+ *                 layer), "." on the drive, "r" in RAM, "~" being read, "#" in VRAM (on the CPU: in
+ *                 the first tier)
  */
 #ifndef GLM_SERVE_LIVE_H
 #define GLM_SERVE_LIVE_H

@@ -2,13 +2,16 @@
 /*
  * `glmstream serve`: an engine behind HTTP. What is served where:
  *
- *   POST /v1/chat/completions  /v1/completions  /v1/responses     OpenAI (api_*.c)
- *   POST /v1/messages  /v1/messages/count_tokens                  Anthropic
- *   GET  /v1/models  /v1/models/NAME                              either; Anthropic's form with an
- * anthropic-version header GET  /health                                                  {"status":
- * "ok" | "failing" | "ending"}; 200 or 503 GET  /metrics Prometheus text (metrics.h) GET
- * /v1/glmstream/state  /v1/glmstream/events                what the page shows, once or as a stream
- * (live.h) GET  /                                                        the page (page.h)
+ *   POST /v1/chat/completions  /v1/completions  /v1/responses    OpenAI (api/)
+ *   POST /v1/messages  /v1/messages/count_tokens                 Anthropic (api/)
+ *   GET  /v1/models  /v1/models/NAME                             either; Anthropic's form with an
+ *                                                                anthropic-version header
+ *   GET  /health                                                 {"status": "ok" | "failing" |
+ *                                                                "ending"}; 200 or 503
+ *   GET  /metrics                                                Prometheus text (metrics.h)
+ *   GET  /v1/glmstream/state  /v1/glmstream/events               what the page shows, once or as a
+ *                                                                stream (live.h)
+ *   GET  /                                                       the page (page.h)
  *
  * With an API key, everything but / and /health needs it.
  *
