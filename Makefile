@@ -142,6 +142,7 @@ $(BUILD)/glmstream: $(TOOL_OBJ)
 # tests/FOLDER/test_NAME.c becomes $(BUILD)/tests/test_NAME; each links all support files
 $(foreach t,$(TEST_SRC),$(eval $(BUILD)/tests/$(notdir $(t:.c=)): $(t:%.c=$(BUILD)/%.o)))
 $(TESTS): $(TEST_AUX:%.c=$(BUILD)/%.o)
+$(BUILD)/tests/test_replayed_routing: $(BUILD)/tools/bench/replayed_routing.o
 $(TESTS): private LIBS += -lcmocka
 $(REPLAYS): $(BUILD)/tests/fuzz/replay_%: $(BUILD)/tests/fuzz/fuzz_%.o $(BUILD)/tests/fuzz/replay.o
 $(BUILD)/glmstream $(TESTS) $(REPLAYS): $(LIB) $(BUILD)/.libs

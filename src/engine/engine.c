@@ -10,8 +10,7 @@
 #include "src/base/out_file.h"
 #include "src/engine/plan.h"
 #include "stream/loader/loader.h"
-#include "stream/source_record.h"
-#include "stream/source_routed.h"
+#include "stream/access_recorder.h"
 #include "stream/source_mmap.h"
 
 #include <errno.h>
@@ -101,39 +100,8 @@ static int open_recorder(struct engine *g, const struct engine_options *o, const
 		if (!g->trace)
 			return e ? e->code : ERR_RUN;
 	}
-	g->source =
-		source_record_open(g->experts, o->warm ? &g->profile : NULL, g->trace, p->loader.lookahead);
-	return 0;
-}
-
-/* Experts of a trace instead of the router's, when that is wanted; those of a confined routing are
- * read ahead. */
-static int open_routing(
-	struct engine *g, const struct engine_options *o, const struct model_config *c, struct err *e)
-{
-	if (!o->routing && !o->routing_confine)
-		return 0;
-	const struct routed_options ro = {.path = o->routing,
-		.confine = o->routing_confine,
-		.n_layers = c->n_layers,
-		.n_dense = c->n_dense,
-		.n_experts = c->n_experts,
-		.n_used = c->n_used};
-	struct expert_source *routed;
-	int rc = source_routed_open(g->source, &ro, &routed, e);
-	if (rc)
-		return rc;
-	g->source = g->routed = routed;
-	if (!o->routing_confine || !g->streaming)
-		return 0;
-	size_t n = 0;
-	struct profile_key *keys =
-		NEW_ARRAY(struct profile_key, (size_t)(c->n_layers - c->n_dense) * o->routing_confine);
-	for (uint32_t l = c->n_dense; l < c->n_layers; l++)
-		for (uint32_t x = 0; x < o->routing_confine; x++)
-			keys[n++] = (struct profile_key){(int32_t)l, (int32_t)x};
-	loader_warm(g->experts, keys, n);
-	free(keys);
+	g->source = access_recorder_open(
+		g->experts, o->warm ? &g->profile : NULL, g->trace, p->loader.lookahead);
 	return 0;
 }
 
@@ -208,9 +176,14 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	g->streaming = p.streaming;
 	g->cache = describe_cache(&config, &weights, &p);
 	g->fingerprint = engine_fingerprint_of(g->gguf);
-	if ((rc = open_recorder(g, o, &p, &config, &weights, e)) ||
-		(rc = open_routing(g, o, &config, e)))
+	if ((rc = open_recorder(g, o, &p, &config, &weights, e)))
 		goto out;
+	struct expert_source *wrapped;
+	if (o->wrap_source) {
+		if ((rc = o->wrap_source(o->wrap_user, &config, g->source, &wrapped, e)))
+			goto out;
+		g->source = wrapped;
+	}
 	if ((rc = model_init(&g->model, &config, &weights, mtp, g->backend, g->source, p.chunk, e)))
 		goto out;
 	g->context = p.context;
@@ -235,7 +208,7 @@ int engine_close(struct engine *g, struct err *e)
 	model_fini(&g->model);
 	if (g->source || g->experts) {
 		struct expert_source *s = g->source ? g->source : g->experts;
-		s->ops->close(s); /* a recorder closes what it wraps */
+		s->ops->close(s); /* a wrapper closes what it wraps */
 	}
 	if (g->trace)
 		rc = trace_writer_close(g->trace, e);
@@ -317,29 +290,10 @@ _Static_assert((int)ENGINE_NO_EXPERT == LOADER_NO_EXPERT && (int)ENGINE_ON_DISK 
 				   (int)ENGINE_IN_VRAM == LOADER_IN_VRAM,
 	"places have the same numbers here and in the loader");
 
-int engine_routing_resident(struct engine *g, uint32_t *least, struct err *e)
+void engine_cache_warm(struct engine *g, const struct profile_key *keys, size_t n)
 {
-	const struct model_config *c = &g->model.config;
-	*least = c->n_experts;
-	if (!g->routed)
-		return err_set(e, ERR_RUN, "the routing is the model's own");
-	if (!g->streaming)
-		return 0;
-	uint8_t *map = NEW_ARRAY(uint8_t, (size_t)(c->n_layers + c->n_mtp) * c->n_experts);
-	int32_t *ids = NEW_ARRAY(int32_t, c->n_experts);
-	loader_residency_map(g->experts, map, NULL);
-	for (uint32_t l = c->n_dense; l < c->n_layers; l++) {
-		uint32_t n = 0;
-		for (uint32_t x = 0; x < c->n_experts; x++)
-			if (map[(size_t)l * c->n_experts + x] == LOADER_IN_VRAM)
-				ids[n++] = (int32_t)x;
-		n = n < c->n_used ? 0 : n;
-		source_routed_allow(g->routed, l, ids, n);
-		*least = MIN(*least, n);
-	}
-	free(map);
-	free(ids);
-	return 0;
+	if (g->streaming)
+		loader_warm(g->experts, keys, n);
 }
 
 void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8_t *map)

@@ -60,10 +60,12 @@ struct engine_options {
 	const char *warm;  /* profile or trace that seeds the cache; to a profile the run's own is added
 						* at close, and a file that  does not exist yet becomes one. A trace stays as
 						* it is. NULL: none */
-	/* For measuring (stream/source_routed.h): the experts that decode steps use are those of a
-	 * trace, and only the first so many of each layer. Logits are of no use then. */
-	const char *routing;      /* NULL: the router's */
-	uint32_t routing_confine; /* 0: all */
+	/* For instruments: puts a source of the caller's between the model and the engine's own one.
+	 * Called once while the engine opens. Takes `inner` on success, and closes it with *out, which
+	 * the engine closes. NULL: none. */
+	int (*wrap_source)(void *user, const struct model_config *c, struct expert_source *inner,
+		struct expert_source **out, struct err *e);
+	void *wrap_user;
 };
 
 #define ENGINE_CACHE_AUTO     UINT64_MAX
@@ -120,11 +122,11 @@ enum engine_residency {
 /* map: [n_layers][n_experts] of enum engine_residency; NULL: not wanted. */
 void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8_t *map);
 
-/* With options.routing or routing_confine: from now on decode steps use only experts that stand in
- * the first tier at this moment, so that nothing is missing (the time of computing alone). *least:
- * how many of a layer these are at least; layers that have fewer than a token uses keep all, *least
- * is 0 then. Without streaming nothing changes. ERR_RUN without a routing. */
-int engine_routing_resident(struct engine *g, uint32_t *least, struct err *e);
+/* Streaming: reads these experts into free slots of the first tier, best first, beside whatever is
+ * computed; returns at once. Ids that do not exist are ignored. Else nothing happens. Call before
+ * the first step. */
+struct profile_key;
+void engine_cache_warm(struct engine *g, const struct profile_key *keys, size_t n);
 
 /* What every token reads: bytes of resident weights touched by one decode step (embedding row and
  * MTP layer excluded) and bytes of the routed experts one token uses. */

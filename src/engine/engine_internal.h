@@ -11,8 +11,7 @@ struct engine {
 	struct gguf *gguf;
 	struct tokenizer *tokenizer;
 	struct backend *backend;
-	struct expert_source *source; /* what the model asks: `experts`, or what is wrapped around it */
-	struct expert_source *routed; /* around both, when the routing is not the model's; else NULL */
+	struct expert_source *source; /* what the model asks: `experts`, or a wrapper around it */
 	struct expert_source *experts;
 	bool streaming;            /* `experts` is a loader, else mapped memory */
 	struct engine_cache cache; /* what of it does not change */

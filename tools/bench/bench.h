@@ -115,10 +115,12 @@ void bench_usage(struct bench *b, const char *section, const struct backend_usag
 int bench_stream(
 	struct bench *b, const struct common_opts *c, uint32_t n_prompt, uint32_t n_new, struct err *e);
 
-/* Decoding with the routing of a trace (c->routing) or confined to some experts (c->confine):
- * start-up, one long answer in stretches, computing alone, and the bound of each stretch. Opens its
- * own engine, then prints the head line. */
+/* Decoding with the routing of a trace or confined to some experts: start-up, one long answer in
+ * intervals, computing alone, and the bound of each interval. Opens its own engine, then prints the
+ * head line. */
 struct bench_replay_options {
+	const char *routing; /* trace whose experts are used; NULL: the router's */
+	uint32_t confine;    /* only the first so many experts of each layer; 0: all */
 	uint32_t n_prompt, n_new;
 	float seconds; /* decode at most so long; 0: until n_new */
 	char *backend; /* [BENCH_BACKEND_MAX] out: where it was computed */

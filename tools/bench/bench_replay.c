@@ -2,7 +2,7 @@
 /*
  * Decoding as a user meets it, with the routing of a trace: one engine, one long answer from a cold
  * cache on, looked at in stretches of tokens. The router of a model with random weights picks as no
- * real one does, so the experts of a trace take the place of its picks (stream/source_routed.h);
+ * real one does, so the experts of a trace take the place of its picks (replayed_routing.h);
  * every figure of this part is one of replayed routing.
  *
  * A token takes at least as long as
@@ -17,6 +17,7 @@
  */
 #include "tools/bench/bench.h"
 
+#include "cache/trace/profile.h"
 #include "kernels/backend.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"
@@ -27,6 +28,7 @@
 #include "tools/options/common_opts.h"
 #include "tools/output/interrupt.h"
 #include "tools/bench/limits.h"
+#include "tools/bench/replayed_routing.h"
 #include "tools/output/stats.h"
 
 #include <stdio.h>
@@ -50,6 +52,7 @@ struct replay {
 	struct common_opts c;
 	struct bench_replay_options o;
 	struct engine *g;
+	struct expert_source *routing; /* owned by the engine */
 	struct session *s;
 	const char *what; /* section of the figures */
 	char backend[BENCH_BACKEND_MAX];
@@ -151,13 +154,74 @@ static int card_usage(struct replay *j, const char *section, struct err *e)
 	return rc;
 }
 
+/* ---- the routing ---- */
+
+static int wrap_source(void *user, const struct model_config *c, struct expert_source *inner,
+	struct expert_source **out, struct err *e)
+{
+	struct replay *j = user;
+	const struct replayed_routing_options o = {.path = j->o.routing,
+		.confine = j->o.confine,
+		.n_layers = c->n_layers,
+		.n_dense = c->n_dense,
+		.n_experts = c->n_experts,
+		.n_used = c->n_used};
+	int rc = replayed_routing_open(inner, &o, out, e);
+	j->routing = *out;
+	return rc;
+}
+
+/* Reads the experts to which routing is confined before the first step. */
+static void warm_confined(struct replay *j)
+{
+	const struct model_config *c = engine_config(j->g);
+	size_t n = 0;
+	struct profile_key *keys =
+		NEW_ARRAY(struct profile_key, (size_t)(c->n_layers - c->n_dense) * j->o.confine);
+	for (uint32_t l = c->n_dense; l < c->n_layers; l++)
+		for (uint32_t x = 0; x < j->o.confine; x++)
+			keys[n++] = (struct profile_key){(int32_t)l, (int32_t)x};
+	engine_cache_warm(j->g, keys, n);
+	free(keys);
+}
+
+/* From now on decode steps use only experts that are in the first tier at this moment. Layers that
+ * have fewer of them than a token uses keep all. Returns the least number of a layer, 0 if one has
+ * too few. Without streaming nothing changes. */
+static uint32_t confine_to_resident(struct replay *j)
+{
+	const struct model_config *c = engine_config(j->g);
+	struct engine_cache k;
+	engine_cache_snapshot(j->g, &k, NULL);
+	uint32_t least = c->n_experts;
+	if (!k.streaming)
+		return least;
+	uint8_t *map = NEW_ARRAY(uint8_t, (size_t)k.n_layers * k.n_experts);
+	int32_t *ids = NEW_ARRAY(int32_t, c->n_experts);
+	engine_cache_snapshot(j->g, &k, map);
+	for (uint32_t l = c->n_dense; l < c->n_layers; l++) {
+		uint32_t n = 0;
+		for (uint32_t x = 0; x < c->n_experts; x++)
+			if (map[(size_t)l * c->n_experts + x] == ENGINE_IN_VRAM)
+				ids[n++] = (int32_t)x;
+		n = n < c->n_used ? 0 : n;
+		replayed_routing_confine(j->routing, l, ids, n);
+		least = MIN(least, n);
+	}
+	free(map);
+	free(ids);
+	return least;
+}
+
 /* ---- computing alone ---- */
 
 static int measure_compute(struct replay *j, struct err *e)
 {
-	uint32_t least;
 	int rc = card_usage(j, j->what, e);
-	if (rc || (rc = engine_routing_resident(j->g, &least, e)) || (rc = go_on(j, RESIDENT_RUN, e)))
+	if (rc)
+		return rc;
+	const uint32_t least = confine_to_resident(j);
+	if ((rc = go_on(j, RESIDENT_RUN, e)))
 		return rc;
 	uint32_t first = MIN((uint32_t)RESIDENT_SKIP, (j->n - 1) / 2);
 	double ms[RESIDENT_RUN + 1];
@@ -312,7 +376,11 @@ static int run(struct replay *j, struct common_loading *loading, uint64_t *opene
 {
 	const struct bench_replay_options *o = &j->o;
 	j->c.loading = loading;
+	j->c.wrap_source = wrap_source;
+	j->c.wrap_user = j;
 	int rc = common_opts_open(&j->c, &j->g, e);
+	if (!rc && o->confine)
+		warm_confined(j);
 	*opened_ns = clock_ns();
 	if (rc)
 		return rc;
@@ -325,8 +393,8 @@ static int run(struct replay *j, struct common_loading *loading, uint64_t *opene
 			o->n_new, MORE, engine_context(j->g));
 	snprintf(j->backend, sizeof j->backend, "%s", engine_backend_name(j->g));
 	bench_begin(j->b, j->backend);
-	if (j->b->format == BENCH_TEXT && j->c.routing)
-		printf("routing replayed from %s: not the picks of this model\n", j->c.routing);
+	if (j->b->format == BENCH_TEXT && o->routing)
+		printf("routing replayed from %s: not the picks of this model\n", o->routing);
 	j->at_ns = NEW_ARRAY(uint64_t, MAX(j->most, RESIDENT_RUN) + 2);
 	j->stats = mem_new(MAX(j->most, RESIDENT_RUN) + 2, sizeof *j->stats);
 	j->drive_bytes_s = NEW_ARRAY(double, j->most + 2);
@@ -355,7 +423,7 @@ int bench_replay(struct bench *b, const struct common_opts *c, const struct benc
 	struct common_loading loading = {0};
 	uint64_t opened_ns = 0, first_ns = 0;
 	*j = (struct replay){.b = b, .c = *c, .o = *o, .most = o->n_new};
-	j->what = c->routing ? "replay" : "confined";
+	j->what = o->routing ? "replay" : "confined";
 	const uint64_t began_ns = clock_ns();
 	int rc = limits_measure_before(b, c, &j->limits, e);
 	b->start_ns += clock_ns() - began_ns; /* no part of the start-up */

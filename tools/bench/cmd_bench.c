@@ -44,6 +44,8 @@ struct bench_opts {
 	bool csv, json, new_given;
 	struct bench_read_options read;
 	uint32_t slice_kib, depth, mb;
+	const char *routing; /* NULL: the model's own */
+	uint32_t confine;    /* 0: all experts */
 };
 
 static int threads_in_use(int wanted)
@@ -75,7 +77,7 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 	struct engine *g = NULL;
 	char what[BENCH_BACKEND_MAX] = "CPU";
 	int rc = 0;
-	const bool replay = o->parts == PART_DECODE && (o->common.routing || o->common.confine);
+	const bool replay = o->parts == PART_DECODE && (o->routing || o->confine);
 	const bool streamed = o->parts == PART_PREFILL && o->common.cache_bytes;
 	if (!replay && !streamed && (o->parts & PART_PREFILL || o->parts & PART_DECODE)) {
 		if ((rc = common_opts_open(&o->common, &g, e)))
@@ -90,7 +92,12 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		snprintf(what, sizeof what, "%s", backend_describe(backend));
 	}
 	if (replay) {
-		const struct bench_replay_options r = {o->n_prompt, o->n_new, o->most_seconds, what};
+		const struct bench_replay_options r = {.routing = o->routing,
+			.confine = o->confine,
+			.n_prompt = o->n_prompt,
+			.n_new = o->n_new,
+			.seconds = o->most_seconds,
+			.backend = what};
 		rc = bench_replay(b, &o->common, &r, e);
 		goto done;
 	}
@@ -181,11 +188,11 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.help = "KiB of one read, a multiple of 4", .fallback = "1024"},
 		{"depth", 0, ARG_UINT, .u32 = &o.depth, .min = 1, .max = READER_DEPTH_MAX, .value = "N",
 			.help = "reads in flight", .fallback = "1, 4, 16, 32 and 64, one after the other"},
-		{"routing", 0, ARG_STRING, .string = &o.common.routing, .value = "TRACE",
+		{"routing", 0, ARG_STRING, .string = &o.routing, .value = "TRACE",
 			.help = "decode uses the experts that this trace names, and its guesses for lookahead, "
 					"in place of the router's picks",
 			.fallback = "the model's own routing"},
-		{"resident", 0, ARG_UINT, .u32 = &o.common.confine, .min = 1, .max = CONFIG_MAX_EXPERTS,
+		{"resident", 0, ARG_UINT, .u32 = &o.confine, .min = 1, .max = CONFIG_MAX_EXPERTS,
 			.value = "N",
 			.help = "decode uses only the first N experts of each layer, which are read before: "
 					"what the processor takes when nothing is missing"},
@@ -237,14 +244,14 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		return err_set(e, ERR_USAGE, "--slice-kb: %u is no multiple of 4", o.slice_kib);
 	if ((rc = parse_prompts(&o, e)))
 		return rc;
-	if ((o.common.routing || o.common.confine) && o.parts != PART_DECODE)
+	if ((o.routing || o.confine) && o.parts != PART_DECODE)
 		return err_set(e, ERR_USAGE, "--routing and --resident belong to bench decode");
-	if (o.most_seconds > 0 && !o.common.routing && !o.common.confine &&
+	if (o.most_seconds > 0 && !o.routing && !o.confine &&
 		!(o.parts == PART_PREFILL && o.common.cache_bytes))
 		return err_set(e, ERR_USAGE,
 			"--most-seconds belongs to bench decode with --routing or --resident and to bench "
 			"prefill with --cache-gb");
-	if (o.common.routing || o.common.confine) {
+	if (o.routing || o.confine) {
 		o.n_prompt = o.prompts ? o.n_prompt : 1; /* the first token finds a cold cache */
 		o.n_new = o.new_given ? o.n_new : 768;
 	}

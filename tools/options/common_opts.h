@@ -32,9 +32,12 @@ struct common_opts {
 	const char *trace, *warm; /* NULL: none */
 	const char *replicas; /* "A,B": files with the model's content on other drives; NULL: none */
 	uint32_t chunk;       /* most rows at once; 0: the engine's choice */
-	bool kv_f32; /* not an option of all commands, as the next four: set by those that have it */
-	const char *routing;            /* trace whose experts are used; NULL: the router's */
-	uint32_t confine;               /* only the first so many experts of each layer; 0: all */
+	bool
+		kv_f32; /* not an option of all commands, as those that follow: set by those that have it */
+	/* an instrument around the expert source, see engine_options; NULL: none */
+	int (*wrap_source)(void *user, const struct model_config *c, struct expert_source *inner,
+		struct expert_source **out, struct err *e);
+	void *wrap_user;
 	struct common_loading *loading; /* filled while the engine opens; NULL: not wanted */
 	uint32_t sessions;              /* most at a time; 0: 1 */
 	bool no_mtp;                    /* the draft layer is not loaded */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The exchange happens on the way to the inner source and is undone on the way back: the model
- * keeps its own ids, by which it finds rows and weights, and gets views of other experts. Which
- * expert stands for which is kept per layer until the layer's next acquire, because release may
- * come much later.
+ * Ids are translated on the way to the inner source and back on return. The model keeps its own
+ * ids, by which it finds rows and weights, and gets views of other experts. The translation of a
+ * layer is kept until the layer's next acquire, because release may come much later.
  */
-#include "stream/source_routed.h"
+#include "tools/bench/replayed_routing.h"
 
+#include "cache/trace/trace.h"
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
@@ -15,61 +15,63 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DISTANCES  4 /* hints for more layers ahead are not kept */
+#define DISTANCES  4 /* predictions for more layers ahead are dropped */
 #define NO_EXPERTS UINT32_MAX
 
 /* The decode steps of a trace, of one token each. */
-struct picks {
+struct recorded_routing {
 	uint32_t n_tokens, n_moe, k; /* n_moe: layers with experts of the trace */
 	uint16_t *ids;               /* [n_tokens][n_moe][k] */
-	uint16_t *hints;             /* [n_tokens][DISTANCES][n_moe][k] */
-	uint8_t *n_hints;            /* [n_tokens][DISTANCES][n_moe] how many of them are there */
+	uint16_t *predicted;         /* [n_tokens][DISTANCES][n_moe][k] */
+	uint8_t *n_predicted;        /* [n_tokens][DISTANCES][n_moe] how many of them are there */
 };
 
-struct source_routed {
-	struct expert_source base; /* first: the pointers are exchanged */
+struct replayed_routing {
+	struct expert_source base; /* first: the two pointers are cast */
 	struct expert_source *inner;
-	struct routed_options o;
-	struct picks picks;
-	uint32_t token, rows; /* the step in hand begins with this token of the trace and has so many */
+	struct replayed_routing_options o;
+	struct recorded_routing trace;
+	uint32_t token, rows; /* the step begins with this token of the trace and has so many rows */
 	int32_t *map;         /* [n_layers][n_experts] router's id -> expert that stands for it */
 	int32_t *allowed;     /* [n_layers][n_experts] all experts, those that may be acquired first */
 	uint32_t *n_allowed;  /* [n_layers] how many these are */
-	int layer;            /* in hand: its refs may be acquired in several groups; -1: none */
+	int layer;            /* the current one, acquired in one or several groups; -1: none */
 	int32_t *order;       /* [n_order] its experts, best first, each once; room for n_experts */
 	bool *seen;           /* [n_experts] stands in `order` */
 	uint32_t n_order, n_taken; /* of which acquired */
-	int hint_layer, hint_distance;
-	uint32_t hint_row; /* of the next hint for that layer and distance */
+	int prefetch_layer, prefetch_distance;
+	uint32_t prefetch_row; /* of the next prefetch for that layer and distance */
 };
 
-static struct source_routed *routed_of(struct expert_source *s)
+static struct replayed_routing *replayed_of(struct expert_source *s)
 {
-	return (struct source_routed *)s;
+	return (struct replayed_routing *)s;
 }
 
 /* ---- the trace ---- */
 
-static void picks_fini(struct picks *p)
+static void recorded_fini(struct recorded_routing *p)
 {
 	free(p->ids);
-	free(p->hints);
-	free(p->n_hints);
+	free(p->predicted);
+	free(p->n_predicted);
 }
 
-static uint16_t *ids_of(const struct picks *p, uint32_t token, uint32_t moe)
+static uint16_t *recorded_ids(const struct recorded_routing *p, uint32_t token, uint32_t moe)
 {
 	return p->ids + ((size_t)token * p->n_moe + moe) * p->k;
 }
 
-static size_t hint_at(const struct picks *p, uint32_t token, uint32_t distance, uint32_t moe)
+static size_t prediction_at(
+	const struct recorded_routing *p, uint32_t token, uint32_t distance, uint32_t moe)
 {
 	return ((size_t)token * DISTANCES + distance - 1) * p->n_moe + moe;
 }
 
 /* Fills p from the steps of one decoded token that name top_k experts in every layer but perhaps
  * the last (MTP). */
-static void collect(struct picks *p, const struct trace *t, const uint32_t *moe_of)
+static void recorded_collect(
+	struct recorded_routing *p, const struct trace *t, const uint32_t *moe_of)
 {
 	bool open = false;
 	uint32_t filled = 0;
@@ -82,22 +84,24 @@ static void collect(struct picks *p, const struct trace *t, const uint32_t *moe_
 				break;
 			open = v->use == CACHE_DECODE && v->n == 1;
 			filled = 0;
-			memset(p->n_hints + hint_at(p, p->n_tokens, 1, 0), 0, (size_t)DISTANCES * p->n_moe);
+			memset(p->n_predicted + prediction_at(p, p->n_tokens, 1, 0), 0,
+				(size_t)DISTANCES * p->n_moe);
 		} else if (!open || v->kind == TRACE_WAIT || moe_of[v->layer] == NO_EXPERTS) {
 			continue;
 		} else if (v->kind == TRACE_ACCESS && v->n == p->k) {
-			memcpy(
-				ids_of(p, p->n_tokens, moe_of[v->layer]), t->ids + v->value, p->k * sizeof *p->ids);
+			memcpy(recorded_ids(p, p->n_tokens, moe_of[v->layer]), t->ids + v->value,
+				p->k * sizeof *p->ids);
 			filled++;
 		} else if (v->kind == TRACE_PREDICTION && v->distance <= DISTANCES) {
-			size_t at = hint_at(p, p->n_tokens, v->distance, moe_of[v->layer]);
-			p->n_hints[at] = (uint8_t)MIN(v->n, p->k);
-			memcpy(p->hints + at * p->k, t->ids + v->value, p->n_hints[at] * sizeof *p->hints);
+			size_t at = prediction_at(p, p->n_tokens, v->distance, moe_of[v->layer]);
+			p->n_predicted[at] = (uint8_t)MIN(v->n, p->k);
+			memcpy(p->predicted + at * p->k, t->ids + v->value,
+				p->n_predicted[at] * sizeof *p->predicted);
 		}
 	}
 }
 
-static int read_picks(struct picks *p, const char *path, struct err *e)
+static int recorded_read(struct recorded_routing *p, const char *path, struct err *e)
 {
 	struct trace t = {0};
 	uint64_t steps = 0;
@@ -112,17 +116,17 @@ static int read_picks(struct picks *p, const char *path, struct err *e)
 	}
 	for (size_t i = 0; i < t.n_events; i++)
 		steps += t.events[i].kind == TRACE_STEP;
-	steps++; /* room for one that turns out to be no use */
+	steps++; /* room for one that is dropped at its end */
 	p->k = MIN(t.model.top_k, 255u);
 	size_t values = (size_t)p->n_moe * p->k;
 	p->ids = mem_try_new(steps * values, sizeof *p->ids);
-	p->hints = mem_try_new(steps * values * DISTANCES, sizeof *p->hints);
-	p->n_hints = mem_try_new(steps * p->n_moe * DISTANCES, 1);
-	if (!p->ids || !p->hints || !p->n_hints)
+	p->predicted = mem_try_new(steps * values * DISTANCES, sizeof *p->predicted);
+	p->n_predicted = mem_try_new(steps * p->n_moe * DISTANCES, 1);
+	if (!p->ids || !p->predicted || !p->n_predicted)
 		rc = err_set(
 			e, ERR_MEMORY, "%s: no memory for its %llu steps", path, (unsigned long long)steps);
 	else
-		collect(p, &t, moe_of);
+		recorded_collect(p, &t, moe_of);
 	if (!rc && !p->n_tokens)
 		rc = err_set(e, ERR_INPUT, "%s: has no steps of one decoded token to replay", path);
 	if (t.ends_early)
@@ -132,33 +136,32 @@ static int read_picks(struct picks *p, const char *path, struct err *e)
 	return rc;
 }
 
-/* ---- the exchange ---- */
+/* ---- translation of ids ---- */
 
-/* The i-th expert that may be acquired in a layer; behind those the others, so that there are
- * always enough. */
-static int32_t *allowed(const struct source_routed *r, uint32_t layer)
+/* The experts of a layer, those that may be acquired first. */
+static int32_t *allowed_experts(const struct replayed_routing *r, uint32_t layer)
 {
 	return r->allowed + (size_t)layer * r->o.n_experts;
 }
 
-/* The next expert of the layer in hand: `id` folded into those that may be acquired, or the next
- * free one after it. */
-static void put(struct source_routed *r, uint32_t id)
+/* Appends to the order of the current layer: `id` folded into the allowed experts, or the next one
+ * that has not been taken. */
+static void append_expert(struct replayed_routing *r, uint32_t id)
 {
 	uint32_t layer = (uint32_t)r->layer, reach = r->n_allowed[layer];
 	uint32_t most = r->n_order < reach ? reach : r->o.n_experts, i = id % most;
-	while (r->seen[allowed(r, layer)[i]])
+	while (r->seen[allowed_experts(r, layer)[i]])
 		i = (i + 1) % most;
-	int32_t expert = allowed(r, layer)[i];
+	int32_t expert = allowed_experts(r, layer)[i];
 	r->seen[expert] = true;
 	r->order[r->n_order++] = expert;
 }
 
-static bool picked_before(
-	const struct picks *p, uint32_t token, uint32_t moe, uint32_t row, uint16_t id)
+static bool named_before(
+	const struct recorded_routing *p, uint32_t token, uint32_t moe, uint32_t row, uint16_t id)
 {
 	for (uint32_t r = 0; r < row; r++) {
-		const uint16_t *ids = ids_of(p, (token + r) % p->n_tokens, moe);
+		const uint16_t *ids = recorded_ids(p, (token + r) % p->n_tokens, moe);
 		for (uint32_t i = 0; i < p->k; i++)
 			if (ids[i] == id)
 				return true;
@@ -166,54 +169,54 @@ static bool picked_before(
 	return false;
 }
 
-/* Begins a layer: the distinct picks that the trace has for the tokens of the step, in order. */
-static void begin_layer(struct source_routed *r, int layer)
+/* Begins a layer: the distinct expert ids that the trace has for the tokens of the step, in order.
+ */
+static void order_layer(struct replayed_routing *r, int layer)
 {
-	const struct picks *p = &r->picks;
+	const struct recorded_routing *p = &r->trace;
 	r->layer = layer;
 	r->n_order = r->n_taken = 0;
 	memset(r->seen, 0, r->o.n_experts * sizeof *r->seen);
 	for (uint32_t row = 0; p->n_tokens && row < r->rows; row++) {
 		uint32_t moe = ((uint32_t)layer - r->o.n_dense) % p->n_moe;
-		const uint16_t *ids = ids_of(p, (r->token + row) % p->n_tokens, moe);
+		const uint16_t *ids = recorded_ids(p, (r->token + row) % p->n_tokens, moe);
 		for (uint32_t i = 0; i < MIN(p->k, r->o.n_used) && r->n_order < r->o.n_experts; i++)
-			if (!picked_before(p, r->token, moe, row, ids[i]))
-				put(r, ids[i]);
+			if (!named_before(p, r->token, moe, row, ids[i]))
+				append_expert(r, ids[i]);
 	}
 }
 
-/* The expert that is acquired for the router's next one. */
-static int32_t next_expert(struct source_routed *r, int32_t id)
+/* The expert that stands for the router's next one. Beyond those of the trace: any other. */
+static int32_t next_expert(struct replayed_routing *r, int32_t id)
 {
 	if (r->n_taken == r->n_order)
-		put(r, r->picks.n_tokens ? r->n_order
-								 : (uint32_t)id); /* more distinct ones than the trace names */
+		append_expert(r, r->trace.n_tokens ? r->n_order : (uint32_t)id);
 	return r->order[r->n_taken++];
 }
 
-static bool exchanged(const struct source_routed *r, int layer)
+static bool is_replayed(const struct replayed_routing *r, int layer)
 {
 	return layer >= (int)r->o.n_dense && layer < (int)r->o.n_layers;
 }
 
-static void exchange(struct source_routed *r, int layer, struct expert_ref *refs, int n)
+static void to_inner_ids(struct replayed_routing *r, int layer, struct expert_ref *refs, int n)
 {
 	const int32_t *map = r->map + (size_t)layer * r->o.n_experts;
 	for (int i = 0; i < n; i++)
 		refs[i].id = map[refs[i].id];
 }
 
-/* Asks the inner source under the ids that it knows; the model's come back whatever it says. */
-static int under_other_ids(struct source_routed *r, int layer, struct expert_ref *refs, int n,
-	struct err *e,
-	int (*ask)(
+/* Calls the inner source with its ids; refs has the model's again on return, after errors too. */
+static int call_with_inner_ids(struct replayed_routing *r, int layer, struct expert_ref *refs,
+	int n, struct err *e,
+	int (*call)(
 		struct expert_source *inner, int layer, struct expert_ref *refs, int n, struct err *e))
 {
 	int32_t own[64], *ids = n <= (int)ARRAY_LEN(own) ? own : NEW_ARRAY(int32_t, (size_t)n);
 	for (int i = 0; i < n; i++)
 		ids[i] = refs[i].id;
-	exchange(r, layer, refs, n);
-	int rc = ask(r->inner, layer, refs, n, e);
+	to_inner_ids(r, layer, refs, n);
+	int rc = call(r->inner, layer, refs, n, e);
 	for (int i = 0; i < n; i++)
 		refs[i].id = ids[i];
 	if (ids != own)
@@ -222,19 +225,13 @@ static int under_other_ids(struct source_routed *r, int layer, struct expert_ref
 	return rc;
 }
 
-static int ask_decode(
+static int inner_acquire(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	return s->ops->acquire(s, layer, EXPERT_DECODE, refs, n, e);
 }
 
-static int ask_await(
-	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
-{
-	return s->ops->wait_ready(s, layer, refs, n, e);
-}
-
-static int ask_release(
+static int inner_release(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	(void)e;
@@ -242,24 +239,24 @@ static int ask_release(
 	return 0;
 }
 
-static void routed_step(struct expert_source *s, enum expert_use use, int rows, int position)
+static void replayed_step(struct expert_source *s, enum expert_use use, int rows, int position)
 {
-	struct source_routed *r = routed_of(s);
+	struct replayed_routing *r = replayed_of(s);
 	if (use == EXPERT_DECODE) {
 		r->token += r->rows; /* those of the step before */
 		r->rows = (uint32_t)rows;
-		r->layer = r->hint_layer = -1;
+		r->layer = r->prefetch_layer = -1;
 	}
 	if (r->inner->ops->step)
 		r->inner->ops->step(r->inner, use, rows, position);
 }
 
-static int routed_acquire(struct expert_source *s, int layer, enum expert_use use,
+static int replayed_acquire(struct expert_source *s, int layer, enum expert_use use,
 	struct expert_ref *refs, int n, struct err *e)
 {
-	struct source_routed *r = routed_of(s);
+	struct replayed_routing *r = replayed_of(s);
 	r->inner->cancel = s->cancel;
-	if (!exchanged(r, layer)) {
+	if (!is_replayed(r, layer)) {
 		int rc = r->inner->ops->acquire(r->inner, layer, use, refs, n, e);
 		s->stats = r->inner->stats;
 		return rc;
@@ -273,27 +270,28 @@ static int routed_acquire(struct expert_source *s, int layer, enum expert_use us
 		return rc;
 	}
 	if (layer != r->layer)
-		begin_layer(r, layer);
+		order_layer(r, layer);
 	for (int i = 0; i < n; i++)
 		map[refs[i].id] = next_expert(r, refs[i].id);
-	return under_other_ids(r, layer, refs, n, e, ask_decode);
+	return call_with_inner_ids(r, layer, refs, n, e, inner_acquire);
 }
 
-static int routed_wait_ready(
+static int replayed_wait_ready(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
-	struct source_routed *r = routed_of(s);
-	if (exchanged(r, layer))
-		return under_other_ids(r, layer, refs, n, e, ask_await);
+	struct replayed_routing *r = replayed_of(s);
+	if (is_replayed(r, layer))
+		return call_with_inner_ids(r, layer, refs, n, e, r->inner->ops->wait_ready);
 	int rc = r->inner->ops->wait_ready(r->inner, layer, refs, n, e);
 	s->stats = r->inner->stats;
 	return rc;
 }
 
-static void routed_release(struct expert_source *s, int layer, const struct expert_ref *refs, int n)
+static void replayed_release(
+	struct expert_source *s, int layer, const struct expert_ref *refs, int n)
 {
-	struct source_routed *r = routed_of(s);
-	if (!exchanged(r, layer)) {
+	struct replayed_routing *r = replayed_of(s);
+	if (!is_replayed(r, layer)) {
 		r->inner->ops->release(r->inner, layer, refs, n);
 		s->stats = r->inner->stats;
 		return;
@@ -301,47 +299,50 @@ static void routed_release(struct expert_source *s, int layer, const struct expe
 	struct expert_ref few[64],
 		*own = n <= (int)ARRAY_LEN(few) ? few : NEW_ARRAY(struct expert_ref, (size_t)n);
 	memcpy(own, refs, (size_t)n * sizeof *own);
-	under_other_ids(r, layer, own, n, NULL, ask_release);
+	call_with_inner_ids(r, layer, own, n, NULL, inner_release);
 	if (own != few)
 		free(own);
 }
 
-/* The model's guess is of no use; its moment is when the trace's comes. */
-static void routed_prefetch(
+/* The model's prediction is dropped; the trace's takes its place, at the same time. */
+static void replayed_prefetch(
 	struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
 {
-	struct source_routed *r = routed_of(s);
-	const struct picks *p = &r->picks;
+	struct replayed_routing *r = replayed_of(s);
+	const struct recorded_routing *p = &r->trace;
 	int32_t named[255];
 	if (!r->inner->ops->prefetch)
 		return;
-	if (!exchanged(r, layer)) {
+	if (!is_replayed(r, layer)) {
 		r->inner->ops->prefetch(r->inner, layer, ids, n, distance);
 		return;
 	}
 	if (!p->n_tokens || distance < 1 || distance > DISTANCES)
 		return;
-	r->hint_row = layer == r->hint_layer && distance == r->hint_distance ? r->hint_row + 1 : 0;
-	r->hint_layer = layer;
-	r->hint_distance = distance;
+	r->prefetch_row =
+		layer == r->prefetch_layer && distance == r->prefetch_distance ? r->prefetch_row + 1 : 0;
+	r->prefetch_layer = layer;
+	r->prefetch_distance = distance;
 	uint32_t moe = ((uint32_t)layer - r->o.n_dense) % p->n_moe;
-	size_t at = hint_at(p, (r->token + r->hint_row) % p->n_tokens, (uint32_t)distance, moe);
-	for (uint32_t i = 0; i < p->n_hints[at]; i++)
-		named[i] = allowed(r, (uint32_t)layer)[p->hints[at * p->k + i] % r->n_allowed[layer]];
-	if (p->n_hints[at])
-		r->inner->ops->prefetch(r->inner, layer, named, p->n_hints[at], distance);
+	size_t at =
+		prediction_at(p, (r->token + r->prefetch_row) % p->n_tokens, (uint32_t)distance, moe);
+	for (uint32_t i = 0; i < p->n_predicted[at]; i++)
+		named[i] =
+			allowed_experts(r, (uint32_t)layer)[p->predicted[at * p->k + i] % r->n_allowed[layer]];
+	if (p->n_predicted[at])
+		r->inner->ops->prefetch(r->inner, layer, named, p->n_predicted[at], distance);
 }
 
-static void routed_read_ahead(struct expert_source *s, int layer, const int32_t *ids, int n)
+static void replayed_read_ahead(struct expert_source *s, int layer, const int32_t *ids, int n)
 {
-	struct source_routed *r = routed_of(s);
+	struct replayed_routing *r = replayed_of(s);
 	if (r->inner->ops->read_ahead)
 		r->inner->ops->read_ahead(r->inner, layer, ids, n);
 }
 
-static void routed_free(struct source_routed *r)
+static void replayed_free(struct replayed_routing *r)
 {
-	picks_fini(&r->picks);
+	recorded_fini(&r->trace);
 	free(r->map);
 	free(r->allowed);
 	free(r->n_allowed);
@@ -350,27 +351,27 @@ static void routed_free(struct source_routed *r)
 	free(r);
 }
 
-static void routed_close(struct expert_source *s)
+static void replayed_close(struct expert_source *s)
 {
-	struct source_routed *r = routed_of(s);
+	struct replayed_routing *r = replayed_of(s);
 	r->inner->ops->close(r->inner);
-	routed_free(r);
+	replayed_free(r);
 }
 
-static const struct expert_source_ops routed_ops = {
-	.name = "routed",
-	.close = routed_close,
-	.step = routed_step,
-	.acquire = routed_acquire,
-	.wait_ready = routed_wait_ready,
-	.release = routed_release,
-	.prefetch = routed_prefetch,
-	.read_ahead = routed_read_ahead,
+static const struct expert_source_ops replayed_ops = {
+	.name = "replayed",
+	.close = replayed_close,
+	.step = replayed_step,
+	.acquire = replayed_acquire,
+	.wait_ready = replayed_wait_ready,
+	.release = replayed_release,
+	.prefetch = replayed_prefetch,
+	.read_ahead = replayed_read_ahead,
 };
 
-static void say(const struct source_routed *r)
+static void log_routing(const struct replayed_routing *r)
 {
-	const struct picks *p = &r->picks;
+	const struct recorded_routing *p = &r->trace;
 	char confined[96] = "", layers[64] = "";
 	if (r->o.confine)
 		snprintf(confined, sizeof confined, ", confined to the first %u of %u experts of a layer",
@@ -385,7 +386,7 @@ static void say(const struct source_routed *r)
 		log_info("routing: the model's%s", confined);
 }
 
-int source_routed_open(struct expert_source *inner, const struct routed_options *o,
+int replayed_routing_open(struct expert_source *inner, const struct replayed_routing_options *o,
 	struct expert_source **out, struct err *e)
 {
 	*out = NULL;
@@ -393,16 +394,16 @@ int source_routed_open(struct expert_source *inner, const struct routed_options 
 	if (o->confine && (o->confine < o->n_used || o->confine > o->n_experts))
 		return err_set(e, ERR_USAGE, "routing cannot be confined to %u experts, %u to %u expected",
 			o->confine, o->n_used, o->n_experts);
-	struct source_routed *r = NEW(struct source_routed);
+	struct replayed_routing *r = NEW(struct replayed_routing);
 	r->base = (struct expert_source){
-		.ops = &routed_ops,
+		.ops = &replayed_ops,
 		.max_pinned = {inner->max_pinned[0], inner->max_pinned[1]},
 		.lookahead = inner->lookahead,
 	};
 	r->inner = inner;
 	r->o = *o;
-	if (o->path && (rc = read_picks(&r->picks, o->path, e))) {
-		routed_free(r);
+	if (o->path && (rc = recorded_read(&r->trace, o->path, e))) {
+		replayed_free(r);
 		return rc;
 	}
 	size_t n = (size_t)o->n_layers * o->n_experts;
@@ -415,16 +416,17 @@ int source_routed_open(struct expert_source *inner, const struct routed_options 
 		r->n_allowed[l] = o->confine ? o->confine : o->n_experts;
 	r->order = NEW_ARRAY(int32_t, o->n_experts);
 	r->seen = NEW_ARRAY(bool, o->n_experts);
-	say(r);
+	log_routing(r);
 	r->o.path = NULL; /* borrowed */
 	*out = &r->base;
 	return 0;
 }
 
-void source_routed_allow(struct expert_source *s, uint32_t layer, const int32_t *ids, uint32_t n)
+void replayed_routing_confine(
+	struct expert_source *s, uint32_t layer, const int32_t *ids, uint32_t n)
 {
-	struct source_routed *r = routed_of(s);
-	int32_t *all = allowed(r, layer);
+	struct replayed_routing *r = replayed_of(s);
+	int32_t *all = allowed_experts(r, layer);
 	uint32_t used = 0;
 	if (layer >= r->o.n_layers || n > r->o.n_experts || (n && n < r->o.n_used))
 		bug("routing cannot be confined to %u experts of layer %u", n, layer);

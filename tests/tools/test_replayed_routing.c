@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Replayed routing against a source that notes what it is asked for: which experts, under whose
  * ids, in groups and over several rows, with the trace's guesses, folded and confined. */
-#include "stream/source_routed.h"
+#include "tools/bench/replayed_routing.h"
 
 #include "src/base/log.h"
 #include "src/base/num.h"
@@ -112,19 +112,19 @@ static const struct expert_source_ops note_ops = {.name = "note",
 	.release = note_release,
 	.prefetch = note_prefetch};
 
-static struct expert_source *open_routed(const char *path, uint32_t confine, uint32_t n_experts)
+static struct expert_source *open_replayed(const char *path, uint32_t confine, uint32_t n_experts)
 {
 	struct err e = {0};
 	struct expert_source *s;
 	memset(&inner, 0, sizeof inner);
 	inner.base = (struct expert_source){.ops = &note_ops, .max_pinned = {8, 8}, .lookahead = 1};
-	const struct routed_options o = {.path = path,
+	const struct replayed_routing_options o = {.path = path,
 		.confine = confine,
 		.n_layers = 1 + LAYERS,
 		.n_dense = 1,
 		.n_experts = n_experts,
 		.n_used = TOP};
-	if (source_routed_open(&inner.base, &o, &s, &e))
+	if (replayed_routing_open(&inner.base, &o, &s, &e))
 		fail_msg("%s", e.text);
 	return s;
 }
@@ -155,7 +155,7 @@ static const int32_t own[] = {9, 2, 11, 0, 1, 3, 4, 5};
 static void test_single_rows(void **state)
 {
 	(void)state;
-	struct expert_source *s = open_routed(write_trace(), 0, EXPERTS);
+	struct expert_source *s = open_replayed(write_trace(), 0, EXPERTS);
 	for (int t = 0; t < 2 * TOKENS; t++) { /* the trace begins again */
 		s->ops->step(s, EXPERT_DECODE, 1, t);
 		for (int l = 0; l < LAYERS; l++) {
@@ -191,7 +191,7 @@ static void test_single_rows(void **state)
 static void test_rows_and_groups(void **state)
 {
 	(void)state;
-	struct expert_source *s = open_routed(write_trace(), 0, EXPERTS);
+	struct expert_source *s = open_replayed(write_trace(), 0, EXPERTS);
 	for (int step = 0; step < 3; step++) {
 		s->ops->step(s, EXPERT_DECODE, 2, 0);
 		int want[2 * TOP], n = 0, got[EXPERTS] = {0};
@@ -222,7 +222,7 @@ static void test_folded_and_confined(void **state)
 	for (int way = 0; way < 3; way++) { /* fewer experts, a confined trace, the confined router */
 		const int most = way ? 6 : 5;
 		struct expert_source *s =
-			open_routed(way == 2 ? NULL : write_trace(), way ? 6 : 0, way ? EXPERTS : 5);
+			open_replayed(way == 2 ? NULL : write_trace(), way ? 6 : 0, way ? EXPERTS : 5);
 		int32_t small[] = {3, 0, 4, 1};
 		for (int t = 0; t < TOKENS; t++) {
 			int got[EXPERTS] = {0};
@@ -246,14 +246,14 @@ static void test_refused(void **state)
 	(void)state;
 	struct err e = {0};
 	struct expert_source *s;
-	struct routed_options o = {
+	struct replayed_routing_options o = {
 		.confine = 3, .n_layers = 4, .n_dense = 1, .n_experts = 16, .n_used = TOP};
-	assert_int_equal(source_routed_open(&inner.base, &o, &s, &e), ERR_USAGE);
+	assert_int_equal(replayed_routing_open(&inner.base, &o, &s, &e), ERR_USAGE);
 	o.confine = 17;
-	assert_int_equal(source_routed_open(&inner.base, &o, &s, &e), ERR_USAGE);
+	assert_int_equal(replayed_routing_open(&inner.base, &o, &s, &e), ERR_USAGE);
 	o.confine = 0;
 	o.path = temp_dir_path("missing");
-	assert_int_equal(source_routed_open(&inner.base, &o, &s, &e), ERR_INPUT);
+	assert_int_equal(replayed_routing_open(&inner.base, &o, &s, &e), ERR_INPUT);
 	assert_null(s);
 }
 

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * An expert source around another one that records what the model asks for: the use of every expert
+ * in a profile, and steps, accesses, predictions and waits in a trace. All calls are passed on
+ * unchanged. Compute thread only.
+ */
+#ifndef GLM_STREAM_ACCESS_RECORDER_H
+#define GLM_STREAM_ACCESS_RECORDER_H
+
+#include "cache/trace/profile.h"
+#include "cache/trace/trace.h"
+#include "stream/expert_source.h"
+
+/* Takes `inner`, which is closed with the result. profile and trace are borrowed; either may be
+ * NULL. lookahead: layers to predict even if `inner` wants fewer; predictions that it does not want
+ * are recorded only. So a run without streaming can record what a lookahead would have named. */
+struct expert_source *access_recorder_open(struct expert_source *inner, struct profile *profile,
+	struct trace_writer *trace, int lookahead);
+
+#endif

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Replayed routing: an instrument for measuring. It wraps an expert source; decode steps then use
+ * the experts that a trace names in place of the router's, and the trace's predictions in place of
+ * the lookahead's. A model with random weights so asks for experts as a real one does. The router
+ * still runs and its weights are applied: times are those of the model. Logits are of no use.
+ *
+ * Order of use: engine_options.wrap_source calls replayed_routing_open; replayed_routing_confine
+ * between steps, as often as wanted; the engine closes the source.
+ *
+ * What is replayed:
+ * - decode steps of trunk layers. Prefill and the MTP layer pass through;
+ * - traces of other shapes are folded: MoE layers are taken in order and from the first again when
+ *   the model has more; ids modulo the number of experts;
+ * - after the last token of the trace its first one comes again.
+ */
+#ifndef GLM_TOOLS_REPLAYED_ROUTING_H
+#define GLM_TOOLS_REPLAYED_ROUTING_H
+
+#include "src/base/err.h"
+#include "stream/expert_source.h"
+
+struct replayed_routing_options {
+	const char *path;   /* a trace; NULL: the router's own ids (with confine) */
+	uint32_t confine;   /* only the first so many experts of each layer are acquired; 0: all */
+	uint32_t n_layers;  /* trunk layers of the model */
+	uint32_t n_dense;   /* of which so many come first and have no experts */
+	uint32_t n_experts; /* of a layer */
+	uint32_t n_used;    /* by a token */
+};
+
+/* Takes `inner` on success only (closed with the result) and logs what is replayed. ERR_INPUT: no
+ * trace, or one without steps of single tokens; ERR_USAGE: `confine` below n_used or above
+ * n_experts; ERR_MEMORY. */
+int replayed_routing_open(struct expert_source *inner, const struct replayed_routing_options *o,
+	struct expert_source **out, struct err *e);
+
+/* From the next step on only these experts of a layer are acquired, distinct ids [n], n >= n_used;
+ * n 0: all. */
+void replayed_routing_confine(
+	struct expert_source *s, uint32_t layer, const int32_t *ids, uint32_t n);
+
+#endif
