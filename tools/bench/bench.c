@@ -5,6 +5,8 @@
 #include "src/base/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/rng.h"
+#include "src/engine/engine.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/json_out.h"
 
@@ -51,6 +53,23 @@ int bench_time(const struct bench *b, int (*work)(void *user, struct err *e), vo
 	if (!rc)
 		*seconds = bench_spread_of(samples, b->repeats);
 	return rc;
+}
+
+int32_t *bench_random_ids(uint32_t n, uint32_t n_vocab)
+{
+	int32_t *ids = NEW_ARRAY(int32_t, n);
+	struct rng r = {42};
+	for (uint32_t i = 0; i < n; i++)
+		ids[i] = (int32_t)rng_below(&r, n_vocab);
+	return ids;
+}
+
+int bench_check_context(const struct engine *g, uint64_t n_prompt, uint64_t n_new, struct err *e)
+{
+	if (n_prompt + n_new <= engine_context(g))
+		return 0;
+	return err_set(e, ERR_USAGE, "%llu prompt and %llu new tokens do not fit the context of %u",
+		(unsigned long long)n_prompt, (unsigned long long)n_new, engine_context(g));
 }
 
 static void print_number(FILE *f, double v)

@@ -57,6 +57,12 @@ int bench_time(const struct bench *b, int (*work)(void *user, struct err *e), vo
 /* The rate of `amount` per call for a spread of seconds. */
 struct bench_spread bench_rate(struct bench_spread seconds, double amount);
 
+/* All of it times a factor: bytes to GB. */
+static inline struct bench_spread bench_scale(struct bench_spread s, double factor)
+{
+	return (struct bench_spread){s.median * factor, s.low * factor, s.high * factor};
+}
+
 /* A single figure. */
 static inline struct bench_spread bench_one(double v)
 {
@@ -65,6 +71,9 @@ static inline struct bench_spread bench_one(double v)
 
 /* Median and extremes; sorts v. */
 struct bench_spread bench_spread_of(double *v, int n);
+
+/* n token ids below n_vocab: random, but the same in every run. The caller frees them. */
+int32_t *bench_random_ids(uint32_t n, uint32_t n_vocab);
 
 /* Adds a figure and, in text and CSV, prints it. */
 void bench_add(struct bench *b, const char *section, const char *unit, struct bench_spread rate,
@@ -76,7 +85,7 @@ void bench_begin(const struct bench *b, const char *backend);
 void bench_finish(struct bench *b, const char *backend);
 void bench_fini(struct bench *b);
 
-/* ---- parts: bench_copy.c, bench_ops.c, bench_model.c ---- */
+/* ---- parts ---- */
 
 /* Memory bandwidth (read, copy, triad over arrays well above the last cache) and float32
  * multiply-adds on all threads. With `quiet` only the limits are measured. */
@@ -89,6 +98,10 @@ int bench_ops(struct bench *b, struct backend *backend, const char *only, struct
 
 struct engine;
 struct common_opts;
+
+/* ERR_USAGE when a prompt and new tokens are more than the engine's context. */
+int bench_check_context(const struct engine *g, uint64_t n_prompt, uint64_t n_new, struct err *e);
+
 struct bench_model {
 	struct engine *engine;
 	uint32_t n_prompt; /* tokens of a prefill */
@@ -129,8 +142,7 @@ int bench_replay(struct bench *b, const struct common_opts *c, const struct benc
 	struct err *e);
 
 /* A session of n tokens (of a text file, or random ones) with 16-bit and float32 caches: prefill,
- * saving to a file in `folder` (NULL: here), reading it back, and what lz4 gains on its rows. Opens
- * its own engines. */
+ * saving to a file in `folder` (NULL: here) and reading it back. Opens its own engines. */
 int bench_session(struct bench *b, const struct common_opts *c, const char *text,
 	const char *folder, uint32_t n, struct err *e);
 

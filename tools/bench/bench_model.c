@@ -7,10 +7,7 @@
  */
 #include "tools/bench/bench.h"
 
-#include "src/base/clock.h"
-#include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/rng.h"
 #include "kernels/backend.h"
 #include "src/engine/generate.h"
 #include "tools/output/interrupt.h"
@@ -29,17 +26,13 @@ struct prompt {
 
 static int new_prompt(struct prompt *p, const struct bench_model *m, struct err *e)
 {
-	const uint32_t context = engine_context(m->engine);
-	if ((uint64_t)m->n_prompt + m->n_new > context)
-		return err_set(e, ERR_USAGE, "%u prompt and %u new tokens do not fit the context of %u",
-			m->n_prompt, m->n_new, context);
+	int rc = bench_check_context(m->engine, m->n_prompt, m->n_new, e);
+	if (rc)
+		return rc;
 	model_sizes_count(engine_gguf(m->engine), engine_config(m->engine), &p->sizes);
 	p->cpu = !strcmp(engine_backend_name(m->engine), "cpu");
 	p->n = m->n_prompt;
-	p->ids = NEW_ARRAY(int32_t, p->n);
-	struct rng r = {42};
-	for (uint32_t i = 0; i < p->n; i++)
-		p->ids[i] = (int32_t)rng_below(&r, (uint32_t)engine_n_valid(m->engine));
+	p->ids = bench_random_ids(p->n, (uint32_t)engine_n_valid(m->engine));
 	return session_new(m->engine, &p->session, e);
 }
 

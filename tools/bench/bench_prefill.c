@@ -10,7 +10,6 @@
 #include "src/base/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/rng.h"
 #include "src/engine/generate.h"
 #include "tools/options/common_opts.h"
 #include "tools/output/interrupt.h"
@@ -19,17 +18,17 @@
 
 #include <stdlib.h>
 
-struct sample {
+struct prefill_sample {
 	uint32_t tokens; /* computed; fewer than asked for when time was up */
 	double seconds;
 	struct expert_stats d;
 };
 
-struct job {
+struct prefill_job {
 	struct bench *b;
 	const uint64_t *sizes; /* [n_sizes] tokens */
 	int n_sizes;
-	struct sample *samples; /* [n_sizes][repeats], of which n_samples are taken */
+	struct prefill_sample *samples; /* [n_sizes][repeats], of which n_samples are taken */
 	int n_samples;
 	uint64_t stop_ns; /* when prompts end, 0: never */
 	atomic_bool stop; /* for what computes: time is up, or Ctrl+C */
@@ -37,7 +36,7 @@ struct job {
 
 static void on_chunk(void *user, uint32_t done, uint32_t total)
 {
-	struct job *j = user;
+	struct prefill_job *j = user;
 	(void)done, (void)total;
 	if ((j->stop_ns && clock_ns() > j->stop_ns) || atomic_load(interrupt_flag()))
 		atomic_store(&j->stop, true);
@@ -45,21 +44,18 @@ static void on_chunk(void *user, uint32_t done, uint32_t total)
 
 /* Every size `repeats` times, each from an empty timeline; the expert cache is what the runs before
  * have left. */
-static int take_samples(struct job *j, struct engine *g, struct err *e)
+static int take_prefill_samples(struct prefill_job *j, struct engine *g, struct err *e)
 {
 	const struct session_watch watch = {.progress = on_chunk, .user = j, .cancel = &j->stop};
 	struct session *s = NULL;
-	struct rng r = {42};
 	uint64_t most = 0;
 	for (int i = 0; i < j->n_sizes; i++)
 		most = MAX(most, j->sizes[i]);
-	if (most > engine_context(g))
-		return err_set(e, ERR_USAGE, "%llu tokens do not fit the context of %u",
-			(unsigned long long)most, engine_context(g));
-	int32_t *ids = NEW_ARRAY(int32_t, most);
-	for (uint64_t i = 0; i < most; i++)
-		ids[i] = (int32_t)rng_below(&r, (uint32_t)engine_n_valid(g));
-	int rc = session_new(g, &s, e);
+	int rc = bench_check_context(g, most, 0, e);
+	if (rc)
+		return rc;
+	int32_t *ids = bench_random_ids((uint32_t)most, (uint32_t)engine_n_valid(g));
+	rc = session_new(g, &s, e);
 	for (int i = 0; i < j->n_sizes * j->b->repeats && !rc && !atomic_load(&j->stop); i++) {
 		const struct expert_stats before = engine_expert_stats(g);
 		const uint64_t start = clock_ns();
@@ -70,7 +66,8 @@ static int take_samples(struct job *j, struct engine *g, struct err *e)
 		else if (rc == ERR_INTERRUPTED)
 			rc = 0; /* time is up: what is there counts */
 		const struct expert_stats d = stats_between(before, engine_expert_stats(g));
-		j->samples[i] = (struct sample){session_length(s), (double)(clock_ns() - start) * 1e-9, d};
+		j->samples[i] =
+			(struct prefill_sample){session_length(s), (double)(clock_ns() - start) * 1e-9, d};
 		if (!rc && j->samples[i].tokens)
 			j->n_samples = i + 1;
 	}
@@ -80,11 +77,11 @@ static int take_samples(struct job *j, struct engine *g, struct err *e)
 }
 
 /* The first sample of a size stands alone: it found another cache than the others. */
-static void add_samples(struct job *j, const struct limits *l)
+static void add_prefill_samples(struct prefill_job *j, const struct limits *l)
 {
 	struct bench *b = j->b;
 	for (int i = 0; i < j->n_samples; i++) {
-		const struct sample *s = &j->samples[i];
+		const struct prefill_sample *s = &j->samples[i];
 		const double tokens = s->tokens, asked = (double)(s->d.hit_vram + s->d.hit_ram + s->d.miss);
 		const double disk = (double)s->d.bytes_read / l->disk.bytes_s.median;
 		const double link = l->card.there ? (double)s->d.bytes_in / l->card.in_bytes_s.median : 0;
@@ -111,7 +108,7 @@ static void add_samples(struct job *j, const struct limits *l)
 int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uint64_t *sizes,
 	int n_sizes, float seconds, char *backend, struct err *e)
 {
-	struct job j = {.b = b, .sizes = sizes, .n_sizes = n_sizes};
+	struct prefill_job j = {.b = b, .sizes = sizes, .n_sizes = n_sizes};
 	struct limits limits = {0};
 	struct engine *g = NULL;
 	j.samples = mem_new((size_t)n_sizes * (size_t)b->repeats, sizeof *j.samples);
@@ -120,7 +117,7 @@ int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uin
 		j.stop_ns = clock_ns() + (uint64_t)((double)seconds * 1e9);
 	if (!rc) {
 		snprintf(backend, BENCH_BACKEND_MAX, "%s", engine_backend_name(g));
-		rc = take_samples(&j, g, e);
+		rc = take_prefill_samples(&j, g, e);
 	}
 	rc = common_opts_close(g, rc, e);
 	if (!rc) {
@@ -128,7 +125,7 @@ int bench_prefill_stream(struct bench *b, const struct common_opts *c, const uin
 		rc = limits_measure(b, c, "prefill", backend, &limits, e);
 	}
 	if (!rc)
-		add_samples(&j, &limits);
+		add_prefill_samples(&j, &limits);
 	free(j.samples);
 	return rc;
 }

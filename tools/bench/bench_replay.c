@@ -23,7 +23,6 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/rng.h"
 #include "src/engine/generate.h"
 #include "tools/options/common_opts.h"
 #include "tools/output/interrupt.h"
@@ -272,10 +271,9 @@ static struct bench_spread drive_meanwhile(
 			v[n++] = j->drive_bytes_s[i];
 	struct bench_spread s = n ? bench_spread_of(v, n) : j->limits.disk.bytes_s;
 	free(v);
-	const struct bench_spread gb_s = {s.median * 1e-9, s.low * 1e-9, s.high * 1e-9};
 	if (n)
-		bench_add(j->b, j->what, "GB/s", gb_s, 0, NULL, "%s: limit: drive, meanwhile (%d samples)",
-			name, n);
+		bench_add(j->b, j->what, "GB/s", bench_scale(s, 1e-9), 0, NULL,
+			"%s: limit: drive, meanwhile (%d samples)", name, n);
 	return s;
 }
 
@@ -387,10 +385,8 @@ static int run(struct replay *j, struct common_loading *loading, uint64_t *opene
 	struct engine_cache k;
 	engine_cache_snapshot(j->g, &k, NULL);
 	j->ahead = k.lookahead;
-	if ((uint64_t)o->n_prompt + o->n_new + MORE > engine_context(j->g))
-		return err_set(e, ERR_USAGE,
-			"%u prompt, %u new and %u more tokens do not fit the context of %u", o->n_prompt,
-			o->n_new, MORE, engine_context(j->g));
+	if ((rc = bench_check_context(j->g, o->n_prompt, (uint64_t)o->n_new + MORE, e)))
+		return rc;
 	snprintf(j->backend, sizeof j->backend, "%s", engine_backend_name(j->g));
 	bench_begin(j->b, j->backend);
 	if (j->b->format == BENCH_TEXT && o->routing)
@@ -398,10 +394,7 @@ static int run(struct replay *j, struct common_loading *loading, uint64_t *opene
 	j->at_ns = NEW_ARRAY(uint64_t, MAX(j->most, RESIDENT_RUN) + 2);
 	j->stats = mem_new(MAX(j->most, RESIDENT_RUN) + 2, sizeof *j->stats);
 	j->drive_bytes_s = NEW_ARRAY(double, j->most + 2);
-	int32_t *ids = NEW_ARRAY(int32_t, o->n_prompt);
-	struct rng r = {42};
-	for (uint32_t i = 0; i < o->n_prompt; i++)
-		ids[i] = (int32_t)rng_below(&r, (uint32_t)engine_n_valid(j->g));
+	int32_t *ids = bench_random_ids(o->n_prompt, (uint32_t)engine_n_valid(j->g));
 	if (o->seconds > 0)
 		j->stop_ns = clock_ns() + (uint64_t)((double)o->seconds * 1e9);
 	rc = session_new(j->g, &j->s, e);

@@ -15,7 +15,6 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/base/rng.h"
 #include "src/model/config.h"
 #include "tools/bench/measure.h"
 #include "tools/options/pocket.h"
@@ -46,10 +45,9 @@ struct stream_job {
 
 static void add_disk(struct bench *b, const struct measure_disk *d)
 {
-	const struct bench_spread gb_s = {
-		d->bytes_s.median * 1e-9, d->bytes_s.low * 1e-9, d->bytes_s.high * 1e-9};
-	bench_add(b, "stream", "GB/s", gb_s, 0, NULL, "read experts of %.4g MB, %u under way%s",
-		d->expert_bytes * 1e-6, d->in_flight, d->direct ? "" : ", page cache");
+	bench_add(b, "stream", "GB/s", bench_scale(d->bytes_s, 1e-9), 0, NULL,
+		"read experts of %.4g MB, %u under way%s", d->expert_bytes * 1e-6, d->in_flight,
+		d->direct ? "" : ", page cache");
 }
 
 /* Measures the drive; the prompt is that of the other figures: random, the same in every run. */
@@ -67,11 +65,8 @@ static int prepare(struct stream_job *j, uint32_t n_prompt, struct err *e)
 		goto out;
 	add_disk(j->b, &j->disk);
 	add_disk(j->b, &j->alone);
-	struct rng r = {42};
 	j->n = n_prompt;
-	j->ids = NEW_ARRAY(int32_t, j->n);
-	for (uint32_t i = 0; i < j->n; i++)
-		j->ids[i] = (int32_t)rng_below(&r, config.n_vocab);
+	j->ids = bench_random_ids(n_prompt, config.n_vocab);
 out:
 	gguf_close(file);
 	return rc;

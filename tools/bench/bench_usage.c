@@ -3,41 +3,39 @@
 #include "kernels/usage.h"
 #include "tools/bench/bench.h"
 
-static struct bench_spread one(double v)
-{
-	return (struct bench_spread){v, v, v};
-}
-
 void bench_usage(struct bench *b, const char *section, const struct backend_usage *from,
 	const struct backend_usage *to, double n)
 {
 	static const char *const name[USAGE_KINDS] = {[USAGE_EXPERTS] = "experts",
-		[USAGE_GRAPH] = "recorded stretches of ops",
+		[USAGE_GRAPH] = "captured graph segments",
 		[USAGE_OTHER] = "the rest and the end of a token"};
 	double busy = 0, idle = 0;
 	for (int i = 0; i < USAGE_KINDS; i++) {
 		busy += (double)(to->busy_ns[i] - from->busy_ns[i]) * 1e-6 / n;
 		idle += (double)(to->idle_ns[i] - from->idle_ns[i]) * 1e-6 / n;
 	}
-	bench_add(b, section, "ms/tok", one(busy), 0, NULL, "the card is busy");
-	bench_add(b, section, "ms/tok", one(idle), 0, NULL,
+	bench_add(b, section, "ms/tok", bench_one(busy), 0, NULL, "the card is busy");
+	bench_add(b, section, "ms/tok", bench_one(idle), 0, NULL,
 		"it waits for the host (%.1f %% of the time)", 100 * idle / (busy + idle));
 	for (int i = 0; i < USAGE_KINDS; i++) {
 		double times = (double)(to->n_intervals[i] - from->n_intervals[i]) / n;
 		if (times <= 0)
 			continue;
-		bench_add(b, section, "ms/tok", one((double)(to->busy_ns[i] - from->busy_ns[i]) * 1e-6 / n),
-			0, NULL, "busy with %s, %.1f times", name[i], times);
-		bench_add(b, section, "ms/tok", one((double)(to->idle_ns[i] - from->idle_ns[i]) * 1e-6 / n),
-			0, NULL, "waits before them, at most %.4f of which are the notes",
+		bench_add(b, section, "ms/tok",
+			bench_one((double)(to->busy_ns[i] - from->busy_ns[i]) * 1e-6 / n), 0, NULL,
+			"busy with %s, %.1f times", name[i], times);
+		bench_add(b, section, "ms/tok",
+			bench_one((double)(to->idle_ns[i] - from->idle_ns[i]) * 1e-6 / n), 0, NULL,
+			"waits before them, at most %.4f of which are the profile events",
 			usage_event_overhead_ns(from, to, (enum usage_kind)i) * 1e-6 / n);
 	}
-	bench_add(b, section, "/tok", one((double)(to->launches - from->launches) / n), 0, NULL,
+	bench_add(b, section, "/tok", bench_one((double)(to->launches - from->launches) / n), 0, NULL,
 		"kernels and copies on the card");
-	bench_add(b, section, "/tok", one((double)(to->graph_launches - from->graph_launches) / n), 0,
-		NULL, "graphs launched");
+	bench_add(b, section, "/tok",
+		bench_one((double)(to->graph_launches - from->graph_launches) / n), 0, NULL,
+		"graphs launched");
 	if (to->graphs_captured > from->graphs_captured)
-		bench_add(b, section, "ms", one((double)(to->capture_ns - from->capture_ns) * 1e-6), 0,
-			NULL, "to record %llu graphs",
+		bench_add(b, section, "ms", bench_one((double)(to->capture_ns - from->capture_ns) * 1e-6),
+			0, NULL, "to capture %llu graphs",
 			(unsigned long long)(to->graphs_captured - from->graphs_captured));
 }

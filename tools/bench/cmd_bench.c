@@ -43,7 +43,7 @@ struct bench_opts {
 	float seconds, most_seconds;
 	bool csv, json, new_given;
 	struct bench_read_options read;
-	uint32_t slice_kib, depth, mb;
+	uint32_t slice_kib, mb;
 	const char *routing; /* NULL: the model's own */
 	uint32_t confine;    /* 0: all experts */
 };
@@ -58,16 +58,6 @@ static int threads_in_use(int wanted)
 	(void)wanted;
 	return 1;
 #endif
-}
-
-static void add_read(void *user, const struct bench_read_figure *f)
-{
-	struct bench *b = user;
-	bool is_fio = !strcmp(f->source, "fio");
-	bench_add(b, "read", "GB/s", (struct bench_spread){f->gb_s, f->gb_s_low, f->gb_s_high},
-		!is_fio && f->share_of_fio > 0 ? f->gb_s / f->share_of_fio : 0, "fio",
-		"%s%s, depth %u, %zu KiB, %.3f CPU s/GB", f->source, f->direct ? " O_DIRECT" : " buffered",
-		f->depth, f->slice_bytes >> 10, f->cpu_s_per_gb);
 }
 
 static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
@@ -111,7 +101,7 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		goto done;
 	}
 	if (o->parts & PART_READ)
-		rc = bench_read(&o->read, add_read, b, e);
+		rc = bench_read(b, &o->read, e);
 	const bool on_cpu = (g && !strcmp(engine_backend_name(g), "cpu")) ||
 						(backend && !strcmp(backend->ops->name, "cpu"));
 	if (!rc && (o->parts & PART_COPY || on_cpu)) /* its limits are this processor's */
@@ -159,7 +149,8 @@ static int parse_prompts(struct bench_opts *o, struct err *e)
 int cmd_bench(int argc, char **argv, struct err *e)
 {
 	const uint64_t start_ns = clock_ns();
-	struct bench_opts o = {.n_prompt = 256, .n_new = 32, .repeats = 5, .seconds = 0.1f};
+	struct bench_opts o = {
+		.n_prompt = 256, .n_new = 32, .repeats = 5, .seconds = 0.1f, .slice_kib = 1024};
 	const struct arg own[] = {
 		{"repeats", 0, ARG_UINT, .u32 = &o.repeats, .min = 1, .max = BENCH_MAX_REPEATS,
 			.value = "N", .help = "samples of each figure", .fallback = "5"},
@@ -186,8 +177,9 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.help = "read so much per sample", .fallback = "4, in bench all 1"},
 		{"slice-kb", 0, ARG_UINT, .u32 = &o.slice_kib, .min = 4, .max = 262144, .value = "K",
 			.help = "KiB of one read, a multiple of 4", .fallback = "1024"},
-		{"depth", 0, ARG_UINT, .u32 = &o.depth, .min = 1, .max = READER_DEPTH_MAX, .value = "N",
-			.help = "reads in flight", .fallback = "1, 4, 16, 32 and 64, one after the other"},
+		{"depth", 0, ARG_UINT, .u32 = &o.read.depth, .min = 1, .max = READER_DEPTH_MAX,
+			.value = "N", .help = "reads in flight",
+			.fallback = "1, 4, 16, 32 and 64, one after the other"},
 		{"routing", 0, ARG_STRING, .string = &o.routing, .value = "TRACE",
 			.help = "decode uses the experts that this trace names, and its guesses for lookahead, "
 					"in place of the router's picks",
@@ -221,7 +213,7 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			"decode with --cache-gb also with lookahead 0, 1 and 2, against the time that "
 			"computing alone or reading alone takes; with --routing one long answer of a single "
 			"engine, from the command to the steady state. session: saving and reading a prompt of "
-			"-p tokens against computing it, and what compression would gain. One line per figure: "
+			"-p tokens against computing it. One line per figure: "
 			"median, spread, share of the limit measured in the same run.",
 		.example =
 			"glmstream bench all\nglmstream bench ops --only 'glm-5.2 expert_ffn' --json\n"
@@ -257,12 +249,8 @@ int cmd_bench(int argc, char **argv, struct err *e)
 	}
 	interrupt_catch(false);
 	o.read.slice_bytes = (size_t)o.slice_kib << 10;
-	o.read.n_depths = o.depth > 0;
-	o.read.depths[0] = o.depth;
-	o.read.repeats = o.repeats;
-	if (!o.read.bytes && o.parts == PART_ALL)
-		o.read.bytes = 1000000000; /* one part of many */
-	o.read.stop = interrupt_flag();
+	if (!o.read.bytes)
+		o.read.bytes = o.parts == PART_ALL ? 1000000000 : 4000000000; /* one part of many */
 	struct bench b = {.format = o.csv    ? BENCH_CSV
 								: o.json ? BENCH_JSON
 										 : BENCH_TEXT,

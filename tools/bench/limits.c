@@ -5,11 +5,6 @@
 #include "src/base/num.h"
 #include "tools/options/pocket.h"
 
-static struct bench_spread gb_s(struct bench_spread s)
-{
-	return (struct bench_spread){s.median * 1e-9, s.low * 1e-9, s.high * 1e-9};
-}
-
 /* As fast as it gets of the two ways there are. */
 static int measure_drive(
 	struct bench *b, const struct common_opts *c, struct measure_disk *d, struct err *e)
@@ -51,14 +46,17 @@ int limits_measure(struct bench *b, const struct common_opts *c, const char *sec
 	}
 	if (rc || (rc = measure_card(backend, MIN(b->repeats, 5), &l->card, e)))
 		return rc;
-	bench_add(b, section, "GB/s", gb_s(l->disk.bytes_s), 0, NULL,
+	bench_add(b, section, "GB/s", bench_scale(l->disk.bytes_s, 1e-9), 0, NULL,
 		"limit: drive, experts of %.4g MB, %u %sunder way%s%s", l->disk.expert_bytes * 1e-6,
 		l->disk.in_flight, l->disk.slices ? "slices " : "", l->before ? ", before and after" : "",
 		l->disk.direct ? "" : ", page cache");
 	if (!l->card.there)
 		return 0;
-	bench_add(b, section, "GB/s", gb_s(l->card.in_bytes_s), 0, NULL, "limit: host to card");
-	bench_add(b, section, "GB/s", gb_s(l->card.out_bytes_s), 0, NULL, "limit: card to host");
-	bench_add(b, section, "GB/s", gb_s(l->card.copy_bytes_s), 0, NULL, "limit: copy on the card");
+	bench_add(
+		b, section, "GB/s", bench_scale(l->card.in_bytes_s, 1e-9), 0, NULL, "limit: host to card");
+	bench_add(
+		b, section, "GB/s", bench_scale(l->card.out_bytes_s, 1e-9), 0, NULL, "limit: card to host");
+	bench_add(b, section, "GB/s", bench_scale(l->card.copy_bytes_s, 1e-9), 0, NULL,
+		"limit: copy on the card");
 	return 0;
 }

@@ -379,9 +379,8 @@ int measure_decode(const struct common_opts *c, const int32_t *ids, uint32_t n, 
 	*out = (struct measure_decode){0};
 	mine.trace = mine.warm = NULL;
 	int rc = common_opts_open(&mine, &g, e);
-	if (!rc && (uint64_t)n + n_new > engine_context(g))
-		rc = err_set(e, ERR_USAGE, "%u prompt and %u new tokens do not fit the context of %u", n,
-			n_new, engine_context(g));
+	if (!rc)
+		rc = bench_check_context(g, n, n_new, e);
 	if (!rc)
 		rc = session_new(g, &s, e);
 	if (!rc)

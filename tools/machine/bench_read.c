@@ -12,15 +12,16 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "stream/reader/reader.h"
+#include "tools/output/interrupt.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
-#include <signal.h>
 #include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
+#include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -34,34 +35,28 @@ enum source { SOURCE_URING, SOURCE_THREADS, SOURCE_FIO, SOURCES };
 
 static const char *const source_names[SOURCES] = {"uring", "threads", "fio"};
 
-struct sample {
+struct read_sample {
 	double gb_s, cpu_s_per_gb;
-	bool direct, fixed;
+	bool direct; /* what was used, not what was asked for */
 };
 
-struct job {
+struct read_job {
+	struct bench *bench;
 	const struct bench_read_options *o;
-	int fd;          /* of the file, for fadvise and mincore */
+	int fd;          /* of the file, for fadvise */
 	char path[4096]; /* by which readers and fio open it */
 	uint64_t file_bytes, bytes;
-	size_t slice;
 	uint32_t
 		*blocks; /* [file_bytes / slice] in random order; a run takes the first bytes / slice */
-	unsigned repeats;
 	bool have[SOURCES];
-	unsigned char *memory; /* one slice per place of the deepest queue */
+	unsigned char *memory; /* one slice per request of the deepest queue */
 	size_t memory_bytes;
 };
-
-static bool stopped(const struct job *j)
-{
-	return j->o->stop && atomic_load(j->o->stop);
-}
 
 /* --- the file --- */
 
 /* Random bytes: no drive or filesystem can compress or deduplicate them. */
-static int make_file(struct job *j, uint64_t bytes, struct err *e)
+static int make_file(struct read_job *j, uint64_t bytes, struct err *e)
 {
 	char name[4096];
 	const char *dir = j->o->dir ? j->o->dir : ".";
@@ -86,7 +81,7 @@ static int make_file(struct job *j, uint64_t bytes, struct err *e)
 		ssize_t n = write(j->fd, chunk, MIN((uint64_t)WRITE_CHUNK, bytes - at));
 		if (n < 0 && errno != EINTR)
 			code = err_errno(e, errno, "%s: test file, at byte %llu", dir, (unsigned long long)at);
-		else if (stopped(j))
+		else if (atomic_load(interrupt_flag()))
 			code = err_set(e, ERR_INTERRUPTED, "interrupted");
 		at += n > 0 ? (uint64_t)n : 0;
 	}
@@ -97,7 +92,7 @@ static int make_file(struct job *j, uint64_t bytes, struct err *e)
 	return code;
 }
 
-static int open_file(struct job *j, struct err *e)
+static int open_file(struct read_job *j, struct err *e)
 {
 	struct stat st;
 	if ((size_t)snprintf(j->path, sizeof j->path, "%s", j->o->path) >= sizeof j->path)
@@ -108,31 +103,16 @@ static int open_file(struct job *j, struct err *e)
 	if (!S_ISREG(st.st_mode))
 		return err_set(e, ERR_INPUT, "%s: not a regular file", j->path);
 	j->file_bytes = (uint64_t)st.st_size;
-	if (j->file_bytes < j->slice)
+	if (j->file_bytes < j->o->slice_bytes)
 		return err_set(e, ERR_INPUT, "%s: %llu bytes, one read is %zu", j->path,
-			(unsigned long long)j->file_bytes, j->slice);
+			(unsigned long long)j->file_bytes, j->o->slice_bytes);
 	return 0;
 }
 
-/* Drops the file from the page cache; returns the share that is still there (-1: unknown). */
-static double drop_cache(const struct job *j)
+static void drop_cache(const struct read_job *j)
 {
 	fsync(j->fd);
 	posix_fadvise(j->fd, 0, 0, POSIX_FADV_DONTNEED);
-	void *p = mmap(NULL, j->file_bytes, PROT_READ, MAP_SHARED, j->fd, 0);
-	if (p == MAP_FAILED)
-		return -1;
-	size_t pages = (size_t)((j->file_bytes + 4095) / 4096), in = 0;
-	unsigned char *v = mem_new(pages, 1);
-	double share = -1;
-	if (mincore(p, j->file_bytes, v) == 0) {
-		for (size_t i = 0; i < pages; i++)
-			in += v[i] & 1;
-		share = (double)in / (double)pages;
-	}
-	free(v);
-	munmap(p, j->file_bytes);
-	return share;
 }
 
 /* --- our readers --- */
@@ -145,43 +125,41 @@ static double cpu_seconds(void)
 		   1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-/* Keeps `depth` requests of one slice going until all blocks were read; place k of the memory
- * belongs to tag k. */
-static int read_blocks(const struct job *j, struct reader *r, unsigned depth, struct err *e)
+static void submit_block(const struct read_job *j, struct reader *r, uint64_t block, uint64_t tag)
 {
-	uint64_t n = j->bytes / j->slice, sent = 0, done = 0;
+	const size_t slice = j->o->slice_bytes;
+	const struct reader_request q = {.offset = j->blocks[block] * (uint64_t)slice,
+		.bytes = slice,
+		.tag = tag,
+		.dst = j->memory + tag * slice};
+	if (reader_submit(r, &q))
+		bug("bench read: busy at block %llu", (unsigned long long)block);
+}
+
+/* Keeps `depth` requests of one slice in flight until all blocks were read. Request k reads into
+ * slice k of the memory. */
+static int read_blocks(const struct read_job *j, struct reader *r, unsigned depth, struct err *e)
+{
+	uint64_t n = j->bytes / j->o->slice_bytes, sent = 0, done = 0;
 	struct reader_completion c[64];
-	for (; sent < MIN((uint64_t)depth, n); sent++) {
-		struct reader_request q = {.offset = j->blocks[sent] * (uint64_t)j->slice,
-			.bytes = j->slice,
-			.tag = sent,
-			.dst = j->memory + sent * j->slice};
-		if (reader_submit(r, &q))
-			bug("bench read: busy at %llu requests", (unsigned long long)sent);
-	}
+	for (; sent < MIN((uint64_t)depth, n); sent++)
+		submit_block(j, r, sent, sent);
 	while (done < n) {
 		int got = reader_reap(r, c, 1, ARRAY_LEN(c), 500);
 		for (int i = 0; i < got; i++, done++) {
 			if (c[i].code)
 				return reader_completion_err(r, &c[i], e);
-			if (sent == n)
-				continue;
-			struct reader_request q = {.offset = j->blocks[sent] * (uint64_t)j->slice,
-				.bytes = j->slice,
-				.tag = c[i].tag,
-				.dst = j->memory + c[i].tag * j->slice};
-			if (reader_submit(r, &q))
-				bug("bench read: busy");
-			sent++;
+			if (sent < n)
+				submit_block(j, r, sent++, c[i].tag);
 		}
-		if (stopped(j))
+		if (atomic_load(interrupt_flag()))
 			return err_set(e, ERR_INTERRUPTED, "interrupted");
 	}
 	return 0;
 }
 
-static int run_reader(const struct job *j, enum source source, bool direct, unsigned depth,
-	struct sample *s, struct err *e)
+static int run_reader(const struct read_job *j, enum source source, bool direct, unsigned depth,
+	struct read_sample *s, struct err *e)
 {
 	struct reader_file f = {.path = j->path};
 	struct reader_options o = {.engine = source == SOURCE_URING ? READER_URING : READER_THREADS,
@@ -189,13 +167,13 @@ static int run_reader(const struct job *j, enum source source, bool direct, unsi
 		.depth = depth,
 		.threads = depth,
 		.requests = depth,
-		.slice_bytes = j->slice};
+		.slice_bytes = j->o->slice_bytes};
 	struct reader *r;
 	enum log_level level = log_level();
 	log_set_level(MIN(level, LOG_WARN)); /* one line per run would drown the figures */
 	int code = reader_open(&r, &f, 1, &o, e);
 	if (!code) {
-		s->fixed = reader_register(r, j->memory, depth * j->slice) == 0;
+		reader_register(r, j->memory, depth * j->o->slice_bytes);
 		s->direct = reader_file_align(r, 0) > 1;
 		double cpu = cpu_seconds();
 		uint64_t start = clock_ns();
@@ -211,7 +189,7 @@ static int run_reader(const struct job *j, enum source source, bool direct, unsi
 
 /* --- fio --- */
 
-int bench_read_parse_fio(
+static int parse_fio(
 	const char *json, size_t bytes, double *gb_s, double *cpu_s_per_gb, struct err *e)
 {
 	const char *start = memchr(json, '{', bytes); /* notes may stand before it */
@@ -281,32 +259,31 @@ static bool fio_installed(void)
 }
 
 static int run_fio(
-	const struct job *j, bool direct, unsigned depth, struct sample *s, struct err *e)
+	const struct read_job *j, bool direct, unsigned depth, struct read_sample *s, struct err *e)
 {
-	char *name = mem_printf("--filename=%s", j->path), *bs = mem_printf("--bs=%zu", j->slice);
-	char *size =
-		mem_printf("--size=%llu", (unsigned long long)(j->file_bytes / j->slice * j->slice));
+	char *name = mem_printf("--filename=%s", j->path),
+		 *bs = mem_printf("--bs=%zu", j->o->slice_bytes);
+	char *size = mem_printf(
+		"--size=%llu", (unsigned long long)(j->file_bytes / j->o->slice_bytes * j->o->slice_bytes));
 	char *io = mem_printf("--io_size=%llu", (unsigned long long)j->bytes);
 	char *iodepth = mem_printf("--iodepth=%u", depth);
 	/* glibc then asks for huge pages for fio's buffers, as we do for ours */
-	char *pages = j->o->small_pages ? "FIO_PAGES=small" : "GLIBC_TUNABLES=glibc.malloc.hugetlb=1";
-	char *argv[] = {"env", pages, "fio", "--name=read", "--rw=randread", "--ioengine=io_uring",
-		"--fixedbufs=1", "--registerfiles=1", "--thread", "--readonly", "--allow_file_create=0",
-		"--output-format=json", direct ? "--direct=1" : "--direct=0", name, bs, size, io, iodepth,
-		NULL};
+	char *argv[] = {"env", "GLIBC_TUNABLES=glibc.malloc.hugetlb=1", "fio", "--name=read",
+		"--rw=randread", "--ioengine=io_uring", "--fixedbufs=1", "--registerfiles=1", "--thread",
+		"--readonly", "--allow_file_create=0", "--output-format=json",
+		direct ? "--direct=1" : "--direct=0", name, bs, size, io, iodepth, NULL};
 	struct buf out = {0};
 	int status = 0;
 	int code = run_program(argv, &out, &status);
 	if (code)
 		err_errno(e, -code, "fio");
-	else if (stopped(j))
+	else if (atomic_load(interrupt_flag()))
 		code = err_set(e, ERR_INTERRUPTED, "interrupted");
 	else if (!WIFEXITED(status) || WEXITSTATUS(status))
 		code = err_set(e, ERR_RUN, "fio ended with status 0x%x", (unsigned)status);
 	else
-		code = bench_read_parse_fio(buf_str(&out), out.len, &s->gb_s, &s->cpu_s_per_gb, e);
+		code = parse_fio(buf_str(&out), out.len, &s->gb_s, &s->cpu_s_per_gb, e);
 	s->direct = direct;
-	s->fixed = true;
 	buf_free(&out);
 	free(name);
 	free(bs);
@@ -318,30 +295,18 @@ static int run_fio(
 
 /* --- one mode, one depth --- */
 
-static int by_value(const void *a, const void *b)
+/* The sources take turns, so that a noisy neighbour meets all of them. */
+static int bench_depth(struct read_job *j, bool direct, unsigned depth, struct err *e)
 {
-	double x = *(const double *)a, y = *(const double *)b;
-	return (x > y) - (x < y);
-}
-
-static double median(double *v, unsigned n)
-{
-	qsort(v, n, sizeof *v, by_value);
-	return n & 1 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
-
-static int bench_depth(struct job *j, bool direct, unsigned depth,
-	void (*report)(void *user, const struct bench_read_figure *f), void *user, struct err *e)
-{
-	struct sample s[SOURCES] = {0};
-	double rate[SOURCES][BENCH_READ_REPEATS_MAX], cpu[SOURCES][BENCH_READ_REPEATS_MAX],
-		cached[SOURCES] = {0};
-	for (unsigned i = 0; i < j->repeats; i++) {
+	const int repeats = j->bench->repeats;
+	struct read_sample s[SOURCES] = {0};
+	double rate[SOURCES][BENCH_MAX_REPEATS], cpu[SOURCES][BENCH_MAX_REPEATS];
+	for (int i = 0; i < repeats; i++)
 		for (unsigned k = 0; k < SOURCES; k++) {
 			if (!j->have[k])
 				continue;
 			if (!direct)
-				cached[k] = MAX(cached[k], drop_cache(j));
+				drop_cache(j);
 			int code = k == SOURCE_FIO ? run_fio(j, direct, depth, &s[k], e)
 									   : run_reader(j, (enum source)k, direct, depth, &s[k], e);
 			if (code)
@@ -349,70 +314,22 @@ static int bench_depth(struct job *j, bool direct, unsigned depth,
 			rate[k][i] = s[k].gb_s;
 			cpu[k][i] = s[k].cpu_s_per_gb;
 		}
-	}
-	double fio = j->have[SOURCE_FIO] ? median(rate[SOURCE_FIO], j->repeats) : 0;
-	for (unsigned k = 0; k < SOURCES; k++) {
-		if (!j->have[k])
-			continue;
-		struct bench_read_figure f = {.source = source_names[k],
-			.direct = s[k].direct,
-			.fixed = s[k].fixed,
-			.depth = depth,
-			.slice_bytes = j->slice,
-			.bytes = j->bytes};
-		f.gb_s = median(rate[k], j->repeats); /* sorts */
-		f.gb_s_low = rate[k][0];
-		f.gb_s_high = rate[k][j->repeats - 1];
-		f.cpu_s_per_gb = median(cpu[k], j->repeats);
-		f.share_of_fio = fio > 0 ? f.gb_s / fio : 0;
-		f.cached = cached[k];
-		report(user, &f);
-	}
+	double fio = 0;
+	if (j->have[SOURCE_FIO])
+		fio = bench_spread_of(rate[SOURCE_FIO], repeats).median;
+	for (unsigned k = 0; k < SOURCES; k++)
+		if (j->have[k])
+			bench_add(j->bench, "read", "GB/s", bench_spread_of(rate[k], repeats),
+				k == SOURCE_FIO ? 0 : fio, "fio", "%s%s, depth %u, %zu KiB, %.3f CPU s/GB",
+				source_names[k], s[k].direct ? " O_DIRECT" : " buffered", depth,
+				j->o->slice_bytes >> 10, bench_spread_of(cpu[k], repeats).median);
 	return 0;
-}
-
-char *bench_read_line(const struct bench_read_figure *f, char *text)
-{
-	int n = snprintf(text, BENCH_READ_LINE_MAX,
-		"%-7s %-8s depth %-3u %zu KiB: %.2f GB/s (%.2f .. %.2f), %.3f CPU s/GB", f->source,
-		f->direct ? "O_DIRECT" : "buffered", f->depth, f->slice_bytes >> 10, f->gb_s, f->gb_s_low,
-		f->gb_s_high, f->cpu_s_per_gb);
-	if (f->share_of_fio > 0 && strcmp(f->source, "fio"))
-		n += snprintf(
-			text + n, BENCH_READ_LINE_MAX - (size_t)n, ", %.1f %% of fio", 100 * f->share_of_fio);
-	if (f->cached > 0.001)
-		snprintf(
-			text + n, BENCH_READ_LINE_MAX - (size_t)n, ", %.1f %% was cached", 100 * f->cached);
-	return text;
 }
 
 /* --- all of it --- */
 
-static int check_options(struct job *j, struct err *e)
+static void choose_sources(struct read_job *j)
 {
-	const struct bench_read_options *o = j->o;
-	j->slice = o->slice_bytes ? o->slice_bytes : READER_SLICE_DEFAULT;
-	j->repeats = o->repeats ? o->repeats : 3;
-	if (j->slice % 4096 || j->slice > READER_SLICE_MAX)
-		return err_set(e, ERR_USAGE,
-			"bench read: reads of %zu bytes, expected a multiple of 4096 up to %u", j->slice,
-			READER_SLICE_MAX);
-	if (j->repeats > BENCH_READ_REPEATS_MAX || o->n_depths > BENCH_READ_DEPTHS_MAX)
-		return err_set(e, ERR_USAGE, "bench read: at most %u repeats and %u depths",
-			BENCH_READ_REPEATS_MAX, BENCH_READ_DEPTHS_MAX);
-	for (unsigned i = 0; i < o->n_depths; i++) {
-		if (!o->depths[i] || o->depths[i] > READER_DEPTH_MAX)
-			return err_set(e, ERR_USAGE, "bench read: depth %u, expected 1 to %u", o->depths[i],
-				READER_DEPTH_MAX);
-	}
-	return 0;
-}
-
-static void choose_sources(struct job *j)
-{
-	j->have[SOURCE_URING] = true;
-	j->have[SOURCE_THREADS] = !j->o->no_threads;
-	j->have[SOURCE_FIO] = !j->o->no_fio;
 	struct reader *r;
 	struct err e = {0};
 	struct reader_file f = {.path = j->path};
@@ -421,53 +338,45 @@ static void choose_sources(struct job *j)
 	log_set_level(MIN(level, LOG_WARN));
 	int code = reader_open(&r, &f, 1, &o, &e);
 	log_set_level(level);
-	if (code) {
-		log_info("bench read: without io_uring: %s", e.text);
-		j->have[SOURCE_URING] = false;
-		if (j->have[SOURCE_FIO])
-			log_info("bench read: without fio, whose runs use io_uring too");
-		j->have[SOURCE_FIO] = false;
-	} else
+	if (!code)
 		reader_close(r);
-	if (j->have[SOURCE_FIO] && strpbrk(j->path, ":\\")) {
-		log_info("bench read: without fio, whose file names cannot hold : or \\");
-		j->have[SOURCE_FIO] = false;
-	}
-	if (j->have[SOURCE_FIO] && !fio_installed()) {
-		log_info("bench read: without fio, which is not installed");
-		j->have[SOURCE_FIO] = false;
-	}
+	const char *no_fio = NULL;
+	if (code)
+		log_info("bench read: without io_uring: %s", e.text);
+	if (j->o->no_fio)
+		no_fio = "";
+	else if (code)
+		no_fio = "whose runs use io_uring too";
+	else if (strpbrk(j->path, ":\\"))
+		no_fio = "whose file names cannot hold : or \\";
+	else if (!fio_installed())
+		no_fio = "which is not installed";
+	if (no_fio && *no_fio)
+		log_info("bench read: without fio, %s", no_fio);
+	j->have[SOURCE_URING] = !code;
+	j->have[SOURCE_THREADS] = true;
+	j->have[SOURCE_FIO] = !no_fio;
 }
 
-int bench_read(const struct bench_read_options *o,
-	void (*report)(void *user, const struct bench_read_figure *f), void *user, struct err *e)
+int bench_read(struct bench *b, const struct bench_read_options *o, struct err *e)
 {
 	static const unsigned usual[] = {1, 4, 16, 32, 64};
-	const unsigned *depths = o->n_depths ? o->depths : usual;
-	unsigned n_depths = o->n_depths ? o->n_depths : ARRAY_LEN(usual), deepest = 1;
-	struct job j = {.o = o, .fd = -1};
-	int code = check_options(&j, e);
-	if (code)
-		return code;
-	uint64_t bytes = o->bytes ? o->bytes : 4000000000u;
-	bytes = MAX(bytes, (uint64_t)j.slice) / j.slice * j.slice;
-	code = o->path ? open_file(&j, e) : make_file(&j, bytes, e);
+	const unsigned *depths = o->depth ? &o->depth : usual;
+	const size_t n_depths = o->depth ? 1 : ARRAY_LEN(usual), slice = o->slice_bytes;
+	struct read_job j = {.bench = b, .o = o, .fd = -1};
+	uint64_t bytes = MAX(o->bytes, (uint64_t)slice) / slice * slice;
+	int code = o->path ? open_file(&j, e) : make_file(&j, bytes, e);
 	if (code)
 		goto out;
-	uint64_t n_blocks = j.file_bytes / j.slice;
-	j.bytes = MIN(bytes, n_blocks * j.slice);
-	for (unsigned i = 0; i < n_depths; i++)
-		deepest = MAX(deepest, depths[i]);
-	j.memory_bytes = (size_t)deepest * j.slice;
+	uint64_t n_blocks = j.file_bytes / slice;
+	j.bytes = MIN(bytes, n_blocks * slice);
+	j.memory_bytes = (size_t)depths[n_depths - 1] * slice;
 	j.memory = mem_try_map(j.memory_bytes);
 	j.blocks = n_blocks <= UINT32_MAX ? mem_try_new(n_blocks, sizeof *j.blocks) : NULL;
 	if (!j.memory || !j.blocks) {
-		code = err_set(
-			e, ERR_MEMORY, "bench read: no memory for %u reads of %zu bytes", deepest, j.slice);
+		code = err_set(e, ERR_MEMORY, "bench read: no memory for reads of %zu bytes", slice);
 		goto out;
 	}
-	if (o->small_pages)
-		madvise(j.memory, j.memory_bytes, MADV_NOHUGEPAGE);
 	memset(j.memory, 1, j.memory_bytes);
 	struct rng g = {1};
 	for (uint32_t i = 0; i < n_blocks; i++) { /* a random permutation, built inside out */
@@ -476,12 +385,9 @@ int bench_read(const struct bench_read_options *o,
 		j.blocks[k] = i;
 	}
 	choose_sources(&j);
-	for (unsigned buffered = 0; buffered < 2 && !code; buffered++) {
-		if (buffered ? o->no_buffered : o->no_direct)
-			continue;
-		for (unsigned i = 0; i < n_depths && !code; i++)
-			code = bench_depth(&j, !buffered, depths[i], report, user, e);
-	}
+	for (int direct = 1; direct >= 0; direct--)
+		for (size_t i = 0; i < n_depths && !code; i++)
+			code = bench_depth(&j, direct, depths[i], e);
 out:
 	free(j.blocks);
 	if (j.memory)
