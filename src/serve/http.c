@@ -81,7 +81,6 @@ struct exchange {
 	size_t received;
 	struct http_refusal refusal; /* status 0: none */
 	bool drop;                   /* the body is not wanted */
-	struct MHD_Response *response;
 	struct {
 		char *name, *value;
 	} headers[4];
@@ -408,7 +407,7 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 	}
 	if (x->refusal.status)
 		return answer_refusal(x);
-	if (x->response || x->status)
+	if (x->status)
 		return MHD_YES;
 	set_deadline(h, x->connection, 0, false);
 	h->calls.handle(h->calls.user, x);

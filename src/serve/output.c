@@ -278,8 +278,3 @@ bool output_reasoning_open(const struct output *o)
 {
 	return o->reasoning;
 }
-
-size_t output_calls(const struct output *o)
-{
-	return o->n_calls;
-}

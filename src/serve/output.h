@@ -73,6 +73,5 @@ void output_finish(struct output *o, bool ended);
 int output_stop_index(const struct output *o);            /* which stop string came, or -1 */
 uint32_t output_reasoning_tokens(const struct output *o); /* so far; the closing tag counts */
 bool output_reasoning_open(const struct output *o);
-size_t output_calls(const struct output *o);
 
 #endif

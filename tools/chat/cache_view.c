@@ -70,7 +70,8 @@ static void print_tier(FILE *f, const char *name, uint64_t bytes, int n, int all
 			100.0 * n / MAX(all, 1), (double)bytes * 1e-9);
 }
 
-void cache_view_draw(FILE *f, const struct engine_cache *c, const uint8_t *map,
+/* map[c->n_layers][c->n_experts] of enum engine_residency; `first_tier` names it: "vram". */
+static void draw_map(FILE *f, const struct engine_cache *c, const uint8_t *map,
 	const char *first_tier, int columns, bool colours)
 {
 	int *layers = NEW_ARRAY(int, c->n_layers), n_moe = 0, total[ENGINE_IN_VRAM + 1] = {0};
@@ -141,6 +142,6 @@ void cache_view_print(FILE *f, const struct engine *g, int columns, bool colours
 	}
 	uint8_t *map = mem_new((size_t)c.n_layers, c.n_experts);
 	engine_cache_snapshot(g, &c, map);
-	cache_view_draw(f, &c, map, cpu ? "cache" : "vram", columns, colours);
+	draw_map(f, &c, map, cpu ? "cache" : "vram", columns, colours);
 	free(map);
 }

@@ -13,9 +13,4 @@
  * tier. Without a cache one line says so. */
 void cache_view_print(FILE *f, const struct engine *g, int columns, bool colours);
 
-/* The same for a map at hand: map[c->n_layers][c->n_experts] of enum engine_residency. `first_tier`
- * names it: "vram", "cache". */
-void cache_view_draw(FILE *f, const struct engine_cache *c, const uint8_t *map,
-	const char *first_tier, int columns, bool colours);
-
 #endif

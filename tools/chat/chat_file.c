@@ -49,7 +49,7 @@ static json_t *message_json(const struct chat_message *m, bool *bad)
 	return o;
 }
 
-int chat_file_note(const struct answer *a, struct buf *out, struct err *e)
+static int write_note(const struct answer *a, struct buf *out, struct err *e)
 {
 	const struct conversation *c = &a->talk;
 	bool bad = false;
@@ -130,7 +130,10 @@ static int parse_talk(
 	return rc;
 }
 
-int chat_file_parse(struct answer *a, const char *text, size_t len, const char *name, struct err *e)
+/* Replaces the members of *a that the text names, or changes nothing. `name` stands for the text in
+ * errors. */
+static int parse_note(
+	struct answer *a, const char *text, size_t len, const char *name, struct err *e)
 {
 	struct conversation c = {0};
 	int rc = 0, think = 0;
@@ -213,7 +216,7 @@ static int save(struct answer *a, const char *path, bool quiet, struct err *e)
 		return err_hint(e, "in the chat, /save FILE goes on in another file");
 	}
 	path = path ? path : a->session_path;
-	int rc = chat_file_note(a, &note, e);
+	int rc = write_note(a, &note, e);
 	if (!rc)
 		rc = session_file_save(a->session, path, note.data, note.len, &info, e);
 	uint64_t ns = clock_ns() - start;
@@ -247,7 +250,7 @@ int chat_file_load(struct answer *a, const char *path, struct err *e)
 	look(path, &seen);
 	int rc = session_file_load(a->session, path, &note, &info, e);
 	if (!rc)
-		rc = chat_file_parse(a, buf_str(&note), note.len, path, e);
+		rc = parse_note(a, buf_str(&note), note.len, path, e);
 	buf_free(&note);
 	if (rc)
 		return rc;

@@ -14,13 +14,6 @@
 
 #include "tools/chat/answer.h"
 
-/* The conversation as text, and back. chat_file_parse replaces the members of *a that the text
- * names, or changes nothing: ERR_INPUT with a sentence when the text is not such a note (`name`
- * stands for it). */
-int chat_file_note(const struct answer *a, struct buf *out, struct err *e);
-int chat_file_parse(
-	struct answer *a, const char *text, size_t len, const char *name, struct err *e);
-
 /* Writes the chat to a file, reads it from one; says on stderr what was done (not with -q). A file
  * that cannot be read leaves the chat as it was. path NULL: to the file it came from, unless
  * another program has written there meanwhile (ERR_RUN). */

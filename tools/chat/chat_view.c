@@ -16,7 +16,8 @@
 #define CYAN  "\033[36m"
 #define PLAIN "\033[0m"
 
-bool chat_view_colours(int fd)
+/* Is this stream a terminal that knows colours, and NO_COLOR not set? */
+static bool has_colours(int fd)
 {
 	const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
 	return isatty(fd) && !(no && *no) && term && *term && strcmp(term, "dumb") != 0;
@@ -32,8 +33,8 @@ void chat_view_init(struct chat_view *v, bool show_reasoning)
 {
 	v->out_terminal = isatty(STDOUT_FILENO);
 	v->err_terminal = isatty(STDERR_FILENO);
-	v->out_colours = chat_view_colours(STDOUT_FILENO);
-	v->err_colours = chat_view_colours(STDERR_FILENO);
+	v->out_colours = has_colours(STDOUT_FILENO);
+	v->err_colours = has_colours(STDERR_FILENO);
 	v->show_reasoning = show_reasoning;
 }
 

@@ -49,7 +49,4 @@ void chat_view_message(const struct chat_view *v, struct chat *c);
 /* How wide the terminal behind this stream is; 80 when nobody knows. */
 int chat_view_columns(int fd);
 
-/* Colours may be used on this stream: it is a terminal that knows them, and NO_COLOR is not set. */
-bool chat_view_colours(int fd);
-
 #endif

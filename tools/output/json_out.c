@@ -7,14 +7,9 @@
 #include <math.h>
 #include <string.h>
 
-json_t *json_out_value(double v)
-{
-	return isfinite(v) ? json_real(v) : json_null();
-}
-
 void json_out_real(json_t *object, const char *key, double v)
 {
-	json_object_set_new(object, key, json_out_value(v));
+	json_object_set_new(object, key, isfinite(v) ? json_real(v) : json_null());
 }
 
 void json_out_uint(json_t *object, const char *key, uint64_t v)

@@ -12,7 +12,6 @@
 void json_out_real(json_t *object, const char *key, double v);
 void json_out_uint(json_t *object, const char *key, uint64_t v);
 void json_out_str(json_t *object, const char *key, const char *s);
-json_t *json_out_value(double v);
 
 /* Prints on one line, or indented over several; ends with a line feed. Releases `object`. */
 void json_out_line(FILE *f, json_t *object);
