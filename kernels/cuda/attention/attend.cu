@@ -15,8 +15,8 @@
  * scratch.
  *
  *      tile [TILE][stride]   one row per position, padded so that 16-byte reads of 8 neighbours do
- * not meet in a bank score thread (quarter of the width, half of the heads, position): 4 heads at
- * once value thread: columns 2 c, 2 c + 1 of all HEADS heads
+ * not merge_shared in a bank score thread (quarter of the width, half of the heads, position): 4
+ * heads at once value thread: columns 2 c, 2 c + 1 of all HEADS heads
  */
 #include "kernels/cuda/attention/attention.cuh"
 
@@ -44,14 +44,14 @@ static __device__ void load_tile(const struct cache_view &cache, int64_t base, c
 	int n, int stride, float *tile)
 {
 	bool is_half = cache.type == DTYPE_F16,
-		 wide = is_half && cache.width % 8 == 0 && !((uintptr_t)cache.data & 15);
+		 aligned = is_half && cache.width % 8 == 0 && !((uintptr_t)cache.data & 15);
 	int width = cache.width;
 	for (int t = threadIdx.x / 32; t < TILE; t += THREADS / 32) {
 		float *to = tile + t * stride;
 		int lane = threadIdx.x % 32, from = 0;
 		if (t < n) {
 			int64_t row = (base + list[t]) * width;
-			if (wide)
+			if (aligned)
 				for (int i = lane * 8; i < width; i += 256) {
 					uint4 raw = *(const uint4 *)((const __half *)cache.data + row + i);
 					const __half2 *h = (const __half2 *)&raw;
@@ -93,7 +93,7 @@ static __global__ void __launch_bounds__(THREADS)
 		top[tid] = -INFINITY;
 		sum[tid] = 0;
 	}
-	/* columns of this thread: 2 tid, 2 tid + 1, then THREADS * 2 further on for wide values: at
+	/* columns of this thread: 2 tid, 2 tid + 1, then THREADS * 2 further on for aligned values: at
 	 * most 2 sets */
 	float2 acc[2][HEADS];
 #pragma unroll
@@ -226,7 +226,7 @@ static __global__ void merge_kernel(const __grid_constant__ struct attend_args g
 void cuda_attend(struct backend *base, const struct batch *rows, const struct attend *a)
 {
 	struct cuda_backend *b = cuda_of(base);
-	if (!cuda_begin(base, "attend") || !rows->n || cuda_attend_mma(b, rows, a))
+	if (!cuda_begin(base, "attend") || !rows->n || attend_mma(b, rows, a))
 		return;
 	if (a->rotate)
 		cuda_rope(base, &a->rope, a->rotate, a->rotate_stride, a->q + a->n_value, a->cache.width,
@@ -244,9 +244,10 @@ void cuda_attend(struct backend *base, const struct batch *rows, const struct at
 		return;
 	}
 	static size_t allowed, merge_allowed;
-	size_t meet = (2 * (size_t)g.n_segments + 16) * sizeof(float); /* whole 16 bytes may be read */
+	size_t merge_shared =
+		(2 * (size_t)g.n_segments + 16) * sizeof(float); /* whole 16 bytes may be read */
 	if (!cuda_allow_shared(b, (const void *)attend_kernel, shared, &allowed) ||
-		!cuda_allow_shared(b, (const void *)merge_kernel, meet, &merge_allowed))
+		!cuda_allow_shared(b, (const void *)merge_kernel, merge_shared, &merge_allowed))
 		return;
 	/* scratch for the longest list that these arguments can bring, so that it does not grow with
 	 * the context */
@@ -264,7 +265,7 @@ void cuda_attend(struct backend *base, const struct batch *rows, const struct at
 		dim3 grid(
 			(unsigned)g.n_segments, (unsigned)((a->n_heads + HEADS - 1) / HEADS), (unsigned)n);
 		attend_kernel<<<grid, THREADS, shared, b->stream>>>(g);
-		merge_kernel<<<dim3((unsigned)a->n_heads, (unsigned)n), 128, meet, b->stream>>>(g);
+		merge_kernel<<<dim3((unsigned)a->n_heads, (unsigned)n), 128, merge_shared, b->stream>>>(g);
 		cuda_launched(b);
 	}
 }

@@ -9,8 +9,8 @@
  * the last two bits.
  *
  *      scores   warp (quarter of the key width) x (16 heads, or with HT = 1 half of the positions);
- * quarters meet in `meet` softmax  8 HT lanes a head values   warp: 64 columns for all heads; a
- * tile's sum is made from zero and then added to what there was
+ * quarters quarter_scores in `quarter_scores` softmax  8 HT lanes a head values   warp: 64 columns
+ * for all heads; a tile's sum is made from zero and then added to what there was
  *
  * Few rows (decode): the list is cut into segments of SEGMENT entries, a block does some, and
  * merge_kernel (grid: heads times quarters of the values, rows; block 128) joins them in ascending
@@ -23,14 +23,15 @@
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/common/mma.cuh"
 
-#define WIDTH    576
-#define VALUE    512
-#define TILE     32
-#define SEGMENT  64
-#define THREADS  256
-#define STEPS    (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
-#define P_STRIDE 40 /* halves: rows of 32 weights, 16-byte reads of 8 rows meet in no bank */
-#define UPRIGHT                                                                                    \
+#define WIDTH   576
+#define VALUE   512
+#define TILE    32
+#define SEGMENT 64
+#define THREADS 256
+#define STEPS   (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
+#define P_STRIDE                                                                                   \
+	40 /* halves: rows of 32 weights, 16-byte reads of 8 rows quarter_scores in no bank */
+#define NOPE_STEPS                                                                                 \
 	((VALUE - 3 * STEPS * 16) / 16) /* those of the last quarter before the rotated part begins */
 #define TILE_BYTES (TILE * WIDTH * 2)
 #define P_SCALE    16384.0f
@@ -45,8 +46,8 @@ struct mma_attend_args {
 	float2 *meta;  /* [rows][n_segments][n_heads]: maximum, sum */
 };
 
-/* Byte of 16-byte piece `piece` of row t of a tile: pieces change places so that 8 rows meet in no
- * bank. */
+/* Byte of 16-byte piece `piece` of row t of a tile: pieces change places so that 8 rows
+ * quarter_scores in no bank. */
 static __device__ __forceinline__ uint32_t tile_at(int t, int piece)
 {
 	return (uint32_t)(t * (WIDTH * 2) + (piece ^ (t & 7)) * 16);
@@ -60,8 +61,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	const struct attend &a = g.a;
 	extern __shared__ __align__(128) uint8_t shared[];
 	__shared__ float largest[4][HEADS], unscale[HEADS], shrink[HEADS], last_sum[HEADS];
-	float *meet = (float *)(shared + 2 * TILE_BYTES);      /* [4][HEADS][TILE] */
-	__half *weights = (__half *)(meet + 4 * HEADS * TILE); /* [hi, lo][HEADS][P_STRIDE] */
+	float *quarter_scores = (float *)(shared + 2 * TILE_BYTES);      /* [4][HEADS][TILE] */
+	__half *weights = (__half *)(quarter_scores + 4 * HEADS * TILE); /* [hi, lo][HEADS][P_STRIDE] */
 	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, row8 = lane / 4, c = lane % 4;
 	int64_t r = g.first_row + (int)blockIdx.y;
 	int group = blockIdx.x % g.n_groups, part = blockIdx.x / g.n_groups, head = group * HEADS;
@@ -103,7 +104,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	uint32_t q_hi[STEPS][4], q_lo[STEPS][4];
 	{
 		float2 q[STEPS][4]; /* all loads before the first use */
-		bool turned = a.rotate && quarter == 3;
+		bool roped = a.rotate && quarter == 3;
 		float most[2] = {0, 0};
 #pragma unroll
 		for (int s = 0; s < STEPS; s++)
@@ -112,24 +113,25 @@ static __global__ void __launch_bounds__(THREADS, 1)
 				int h = head + mt * 16 + row8 + i % 2 * 8;
 				int k = (quarter * STEPS + s) * 16 + 2 * c + i / 2 * 8;
 				int64_t at = r * a.n_heads + h;
-				const float *from = turned && s >= UPRIGHT
+				const float *from = roped && s >= NOPE_STEPS
 										? a.rotate + at * a.rotate_stride + (k - VALUE)
 										: a.q + at * WIDTH + k;
 				q[s][i] = h < a.n_heads ? *(const float2 *)from : make_float2(0, 0);
 			}
-		if (turned) {
-			float2 angle[STEPS - UPRIGHT][2];
+		if (roped) {
+			float2 angle[STEPS - NOPE_STEPS][2];
 #pragma unroll
-			for (int s = UPRIGHT; s < STEPS; s++)
+			for (int s = NOPE_STEPS; s < STEPS; s++)
 #pragma unroll
 				for (int i = 0; i < 2; i++)
-					angle[s - UPRIGHT][i] = *(const float2 *)(a.rope.cos_sin + r * a.rope.dim +
-															  (s - UPRIGHT) * 16 + 2 * c + i * 8);
+					angle[s - NOPE_STEPS][i] =
+						*(const float2 *)(a.rope.cos_sin + r * a.rope.dim + (s - NOPE_STEPS) * 16 +
+										  2 * c + i * 8);
 #pragma unroll
-			for (int s = UPRIGHT; s < STEPS; s++)
+			for (int s = NOPE_STEPS; s < STEPS; s++)
 #pragma unroll
 				for (int i = 0; i < 4; i++)
-					q[s][i] = rotated(angle[s - UPRIGHT][i / 2], q[s][i]);
+					q[s][i] = rotated(angle[s - NOPE_STEPS][i / 2], q[s][i]);
 		}
 #pragma unroll
 		for (int s = 0; s < STEPS; s++)
@@ -207,7 +209,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
 				for (int i = 0; i < 2; i++) {
 					int h = mt * 16 + row8 + 8 * i, t = (t_first + n * 8 + 2 * c) ^ (h & 3) * 8;
-					*(float2 *)&meet[(quarter * HEADS + h) * TILE + t] =
+					*(float2 *)&quarter_scores[(quarter * HEADS + h) * TILE + t] =
 						make_float2(__fadd_rn(hi[n][2 * i], lo[n][2 * i]),
 							__fadd_rn(hi[n][2 * i + 1], lo[n][2 * i + 1]));
 				}
@@ -215,7 +217,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		__syncthreads();
 		{
 			int h = tid / LANES, t = tid % LANES * EACH;
-			const float *from = meet + h * TILE + (t ^ (h & 3) * 8);
+			const float *from = quarter_scores + h * TILE + (t ^ (h & 3) * 8);
 			float s[EACH], most = -INFINITY, total = 0, quarters[4][EACH];
 #pragma unroll
 			for (int k = 0; k < 4; k++)
@@ -404,7 +406,8 @@ template <int HT> static constexpr size_t shared_bytes()
 }
 
 template <int HT, bool WHOLE>
-static bool launch(struct cuda_backend *b, const struct mma_attend_args *g, int blocks, int rows)
+static bool attend_mma_launch(
+	struct cuda_backend *b, const struct mma_attend_args *g, int blocks, int rows)
 {
 	static size_t allowed;
 	if (!cuda_allow_shared(
@@ -415,7 +418,7 @@ static bool launch(struct cuda_backend *b, const struct mma_attend_args *g, int 
 	return true;
 }
 
-bool cuda_attend_mma(struct cuda_backend *b, const struct batch *rows, const struct attend *a)
+bool attend_mma(struct cuda_backend *b, const struct batch *rows, const struct attend *a)
 {
 	if (a->cache.type != DTYPE_F16 || a->cache.width != WIDTH || a->n_value != VALUE ||
 		(((uintptr_t)a->cache.data | (uintptr_t)a->q | (uintptr_t)a->out) & 15) ||
@@ -423,10 +426,10 @@ bool cuda_attend_mma(struct cuda_backend *b, const struct batch *rows, const str
 			(a->rope.dim != WIDTH - VALUE || (uintptr_t)a->rotate % 8 || a->rotate_stride % 2)))
 		return false;
 	struct mma_attend_args g = {*a, rows->base, 0, 0, 0, 0, NULL, NULL};
-	if (rows->n > CUDA_FEW_ROWS) {
+	if (rows->n > DECODE_MAX_ROWS) {
 		g.n_groups = (a->n_heads + 31) / 32;
 		for (; g.first_row < rows->n; g.first_row += 65535)
-			if (!launch<2, true>(b, &g, g.n_groups,
+			if (!attend_mma_launch<2, true>(b, &g, g.n_groups,
 					rows->n - g.first_row < 65535 ? rows->n - g.first_row : 65535))
 				break;
 		return true;
@@ -447,16 +450,16 @@ bool cuda_attend_mma(struct cuda_backend *b, const struct batch *rows, const str
 	if (!g.part)
 		return true;
 	g.meta = (float2 *)(g.part + entries * VALUE);
-	if (narrow ? launch<1, false>(b, &g, blocks, rows->n)
-			   : launch<2, false>(b, &g, blocks, rows->n)) {
+	if (narrow ? attend_mma_launch<1, false>(b, &g, blocks, rows->n)
+			   : attend_mma_launch<2, false>(b, &g, blocks, rows->n)) {
 		size_t bytes = (size_t)g.n_segments * sizeof(float);
-		static bool
-			told; /* one setting of the multiprocessors for both kernels: changing it takes time */
-		if (!told && !cuda_check(b, cudaFuncSetAttribute((const void *)merge_mma_kernel,
-										cudaFuncAttributePreferredSharedMemoryCarveout,
-										cudaSharedmemCarveoutMaxShared)))
+		static bool carveout_set; /* one setting of the multiprocessors for both kernels: changing
+									 it takes time */
+		if (!carveout_set && !cuda_check(b, cudaFuncSetAttribute((const void *)merge_mma_kernel,
+												cudaFuncAttributePreferredSharedMemoryCarveout,
+												cudaSharedmemCarveoutMaxShared)))
 			return true;
-		told = true;
+		carveout_set = true;
 		static size_t allowed;
 		if (!cuda_allow_shared(b, (const void *)merge_mma_kernel, bytes, &allowed))
 			return true;

@@ -8,16 +8,16 @@
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 
 /* Most rows of a step that are taken the way of decode; above it prefill's. */
-#define CUDA_FEW_ROWS 16
+#define DECODE_MAX_ROWS 16
 
-bool cuda_attend_mma(struct cuda_backend *b, const struct batch *rows, const struct attend *a);
+bool attend_mma(struct cuda_backend *b, const struct batch *rows, const struct attend *a);
 
 /* score [n][stride] of rows first_row .. first_row + n that have more than top_k positions. */
-bool cuda_index_scores(struct cuda_backend *b, const struct batch *rows,
+bool index_scores_mma(struct cuda_backend *b, const struct batch *rows,
 	const struct index_select *a, int first_row, int n, int64_t stride, float *score);
 
 /* All of index_select, for few rows. */
-bool cuda_index_choose(
+bool index_select_decode(
 	struct cuda_backend *b, const struct batch *rows, const struct index_select *a);
 
 #endif

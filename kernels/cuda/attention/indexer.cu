@@ -85,20 +85,20 @@ static __global__ void __launch_bounds__(THREADS)
 	}
 }
 
-/* The digit of `bits` bits at `shift` of the key of rank *rank (from the largest, counted from 1)
- * among keys that begin with `prefix`; *rank becomes its rank among those that share the digit.
+/* The bin of `bits` bits at `shift` of the key of rank *rank (from the largest, counted from 1)
+ * among keys that begin with `prefix`; *rank becomes its rank among those that share the bin.
  * count: shared, 2048. */
-static __device__ uint32_t kth_digit(const float *score, int n, uint32_t prefix, int shift,
+static __device__ uint32_t radix_select_pass(const float *score, int n, uint32_t prefix, int shift,
 	int bits, uint32_t *rank, uint32_t *count, uint32_t *found)
 {
-	uint32_t digits = 1u << bits, above = shift + bits < 32 ? ~0u << (shift + bits) : 0;
+	uint32_t bins = 1u << bits, above = shift + bits < 32 ? ~0u << (shift + bits) : 0;
 	for (int i = threadIdx.x; i < 2048; i += SELECT_THREADS)
 		count[i] = 0;
 	__syncthreads();
 	auto add = [&](float v) {
 		uint32_t key = order_key(v);
 		if (!((key ^ prefix) & above))
-			atomicAdd(&count[key >> shift & (digits - 1)], 1);
+			atomicAdd(&count[key >> shift & (bins - 1)], 1);
 	};
 	for (int t = 4 * threadIdx.x; t < n; t += 4 * SELECT_THREADS) {
 		float4 v = *(const float4 *)(score + t); /* the rows are padded to whole fours */
@@ -111,10 +111,10 @@ static __device__ uint32_t kth_digit(const float *score, int n, uint32_t prefix,
 			add(v.w);
 	}
 	__syncthreads();
-	/* one warp: lane l sums a 32nd of the digits from the top, then the lane whose share holds the
+	/* one warp: lane l sums a 32nd of the bins from the top, then the lane whose share holds the
 	 * rank looks closer */
 	if (threadIdx.x < 32) {
-		uint32_t share = digits / 32, high = digits - threadIdx.x * share, mine = 0;
+		uint32_t share = bins / 32, high = bins - threadIdx.x * share, mine = 0;
 		for (uint32_t i = 1; i <= share; i++)
 			mine += count[high - i];
 		uint32_t before = mine;
@@ -126,18 +126,18 @@ static __device__ uint32_t kth_digit(const float *score, int n, uint32_t prefix,
 		uint32_t left = *rank;
 		if (left > before && left <= before + mine) {
 			left -= before;
-			uint32_t digit = high - 1;
-			while (left > count[digit])
-				left -= count[digit--];
-			found[0] = digit << shift;
+			uint32_t bin = high - 1;
+			while (left > count[bin])
+				left -= count[bin--];
+			found[0] = bin << shift;
 			found[1] = left;
 		}
 	}
 	__syncthreads();
 	*rank = found[1];
-	uint32_t digit = found[0];
+	uint32_t bin = found[0];
 	__syncthreads();
-	return digit;
+	return bin;
 }
 
 static __global__ void __launch_bounds__(SELECT_THREADS)
@@ -157,9 +157,9 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
 		return;
 	}
 	uint32_t rank = (uint32_t)a.top_k,
-			 threshold = kth_digit(score, n, 0, 21, 11, &rank, count, found);
-	threshold |= kth_digit(score, n, threshold, 10, 11, &rank, count, found);
-	threshold |= kth_digit(score, n, threshold, 0, 10, &rank, count, found);
+			 threshold = radix_select_pass(score, n, 0, 21, 11, &rank, count, found);
+	threshold |= radix_select_pass(score, n, threshold, 10, 11, &rank, count, found);
+	threshold |= radix_select_pass(score, n, threshold, 0, 10, &rank, count, found);
 	/* four positions a thread and step; counts of larger (high half) and equal ones (low half)
 	 * before each, by block scan */
 	uint32_t larger = 0, equal = 0;
@@ -205,7 +205,7 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
 void cuda_index_select(struct backend *base, const struct batch *rows, const struct index_select *a)
 {
 	struct cuda_backend *b = cuda_of(base);
-	if (!cuda_begin(base, "index_select") || !rows->n || cuda_index_choose(b, rows, a))
+	if (!cuda_begin(base, "index_select") || !rows->n || index_select_decode(b, rows, a))
 		return;
 	struct select_args g = {*a, rows->pos, rows->base, 0, 0, 0, NULL, 0, 0};
 	int longest = rows->max_pos + 1, group = rows->n < 65535 ? rows->n : 65535;
@@ -232,7 +232,7 @@ void cuda_index_select(struct backend *base, const struct batch *rows, const str
 	for (; g.first_row < rows->n; g.first_row += group) {
 		unsigned n = (unsigned)(rows->n - g.first_row < group ? rows->n - g.first_row : group);
 		if (longest > a->top_k &&
-			!cuda_index_scores(b, rows, a, g.first_row, (int)n, g.stride, g.score))
+			!index_scores_mma(b, rows, a, g.first_row, (int)n, g.stride, g.score))
 			score_kernel<<<dim3((unsigned)((longest + KEYS - 1) / KEYS), n), THREADS, shared,
 				b->stream>>>(g);
 		select_kernel<<<n, SELECT_THREADS, 0, b->stream>>>(g);

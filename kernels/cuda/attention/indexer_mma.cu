@@ -14,29 +14,29 @@
  *
  * A head's part is made on its own and the heads are added in an order that depends on nothing, so
  * a score is the same in every batch. For few rows the blocks also count the scores by their first
- * DIGIT_BITS bits.
+ * BIN_BITS bits.
  *
- * choose_kernel: grid (slices of SLICE positions, rows), block 1024. Every block finds in those
- * counts the digit that the top_k-th score begins with; positions above it become bits of a map,
- * those with the same digit candidates. The block that ends last finds the exact bound among the
+ * select_mma_kernel: grid (slices of SLICE positions, rows), block 1024. Every block finds in those
+ * counts the bin that the top_k-th score begins with; positions above it become bits of a map,
+ * those with the same bin candidates. The block that ends last finds the exact bound among the
  * candidates, completes the map (of equal scores the lowest positions) and writes it out.
  */
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/common/mma.cuh"
 
 #define THREADS        256
-#define DIGIT_BITS     12
-#define DIGITS         (1 << DIGIT_BITS)
-#define REST_BITS      10 /* twice: the bits behind the digit */
-#define CHOOSE_THREADS 1024
-#define SLICE          (4 * CHOOSE_THREADS)
-#define MAP_MAX        (1 << 18) /* positions that the map in shared memory has room for */
+#define BIN_BITS       12
+#define BINS           (1 << BIN_BITS)
+#define REST_BITS      10 /* twice: the bits behind the bin */
+#define SELECT_THREADS 1024
+#define SLICE          (4 * SELECT_THREADS)
+#define MAP_MAX        (1 << 18) /* positions that the map in shared memory has scratch for */
 #define SCORE_MAX      ((size_t)64 << 20)
 
 /* Zero between calls: the last block of a row cleans up. */
-struct choose_state {
-	uint32_t count[CUDA_FEW_ROWS][DIGITS];
-	uint32_t candidates[CUDA_FEW_ROWS], done[CUDA_FEW_ROWS];
+struct select_state {
+	uint32_t count[DECODE_MAX_ROWS][BINS];
+	uint32_t candidates[DECODE_MAX_ROWS], done[DECODE_MAX_ROWS];
 };
 
 struct mma_select_args {
@@ -46,7 +46,7 @@ struct mma_select_args {
 	int64_t stride;          /* floats between the scores of two rows, a multiple of 4 */
 	float *score;
 	float head_scale, dim_scale;
-	struct choose_state *state; /* few rows */
+	struct select_state *state; /* few rows */
 	uint32_t *map;              /* [rows][stride / 32 + 1] */
 	uint2 *candidate;           /* [rows][stride]: rest of the key, position */
 	int64_t map_stride;
@@ -60,7 +60,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	const struct index_select &a = g.a;
 	__shared__ uint4 frag[MT * KS * 2][32];
 	__shared__ float factor[HEADS], unscale[HEADS], weight[HEADS];
-	__shared__ uint32_t count[COUNT ? DIGITS : 1];
+	__shared__ uint32_t count[COUNT ? BINS : 1];
 	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, row8 = lane / 4, c = lane % 4;
 	grid_let_next();
 	grid_wait_before();
@@ -86,7 +86,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		}
 	}
 	if (COUNT)
-		for (int i = tid; i < DIGITS; i += THREADS)
+		for (int i = tid; i < BINS; i += THREADS)
 			count[i] = 0;
 	__syncthreads();
 	for (int i = tid; i < MT * KS * 32; i += THREADS) {
@@ -173,20 +173,20 @@ static __global__ void __launch_bounds__(THREADS, 1)
 				float mine = row8 ? v[1] : v[0];
 				score[t + 2 * c + row8] = mine;
 				if (COUNT)
-					atomicAdd(&count[order_key(mine) >> (32 - DIGIT_BITS)], 1);
+					atomicAdd(&count[order_key(mine) >> (32 - BIN_BITS)], 1);
 			}
 		}
 	}
 	if (!COUNT)
 		return;
 	__syncthreads();
-	for (int i = tid; i < DIGITS; i += THREADS)
+	for (int i = tid; i < BINS; i += THREADS)
 		if (count[i])
 			atomicAdd(&g.state->count[blockIdx.y][i], count[i]);
 }
 
 /* Sum of v over the threads before this one; *total: over all. scratch: shared, 33 values. */
-static __device__ __forceinline__ uint32_t scan_before(
+static __device__ __forceinline__ uint32_t block_exclusive_scan(
 	uint32_t v, uint32_t *scratch, uint32_t *total)
 {
 	uint32_t upto = v;
@@ -216,19 +216,19 @@ static __device__ __forceinline__ uint32_t scan_before(
 	return upto - v + scratch[warp];
 }
 
-/* The digit of the key of rank `rank` (from the largest, counted from 1) and its rank among the
- * keys of that digit, for counts of PER digits a thread: found[0], found[1] (shared). Thread i
- * looks at the digits that lie i * PER from the top. */
+/* The bin of the key of rank `rank` (from the largest, counted from 1) and its rank among the
+ * keys of that bin, for counts of PER bins a thread: found[0], found[1] (shared). Thread i
+ * looks at the bins that lie i * PER from the top. */
 template <int PER>
-static __device__ __forceinline__ void find_digit(
+static __device__ __forceinline__ void find_bin(
 	const uint32_t *count, uint32_t rank, uint32_t *scratch, uint32_t *found)
 {
-	int high = CHOOSE_THREADS * PER - 1 - (int)threadIdx.x * PER;
+	int high = SELECT_THREADS * PER - 1 - (int)threadIdx.x * PER;
 	uint32_t mine[PER], sum = 0, total;
 #pragma unroll
 	for (int i = 0; i < PER; i++)
 		sum += mine[i] = count[high - i];
-	uint32_t before = scan_before(sum, scratch, &total);
+	uint32_t before = block_exclusive_scan(sum, scratch, &total);
 	if (rank > before && rank <= before + sum) {
 		uint32_t left = rank - before;
 		int i = 0;
@@ -244,11 +244,11 @@ static __device__ __forceinline__ void find_digit(
 	__syncthreads();
 }
 
-static __global__ void __launch_bounds__(CHOOSE_THREADS)
-	choose_kernel(const __grid_constant__ struct mma_select_args g)
+static __global__ void __launch_bounds__(SELECT_THREADS)
+	select_mma_kernel(const __grid_constant__ struct mma_select_args g)
 {
 	extern __shared__ uint32_t words[]; /* the map; then the map of equals */
-	__shared__ uint32_t scratch[33], found[2], digits[1 << REST_BITS], ticket, n_equal;
+	__shared__ uint32_t scratch[33], found[2], bins[1 << REST_BITS], arrival, n_equal;
 	const struct index_select &a = g.a;
 	grid_let_next();
 	grid_wait_before();
@@ -262,15 +262,15 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
 		if (!blockIdx.x && !tid)
 			a.n_sel[r] = n;
 		for (int t = blockIdx.x * SLICE + tid; t < min(n, (int)(blockIdx.x + 1) * SLICE);
-			 t += CHOOSE_THREADS)
+			 t += SELECT_THREADS)
 			sel[t] = t;
 		return;
 	}
-	struct choose_state *state = g.state;
+	struct select_state *state = g.state;
 	uint32_t *map = g.map + row * g.map_stride;
 	uint2 *candidate = g.candidate + row * g.stride;
-	find_digit<DIGITS / CHOOSE_THREADS>(state->count[row], (uint32_t)a.top_k, scratch, found);
-	uint32_t digit = found[0], rank = found[1];
+	find_bin<BINS / SELECT_THREADS>(state->count[row], (uint32_t)a.top_k, scratch, found);
+	uint32_t bin = found[0], rank = found[1];
 	{
 		int t = (int)blockIdx.x * SLICE + 4 * tid;
 		uint32_t key[4], bits = 0, same = 0;
@@ -279,10 +279,10 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			key[i] = order_key(i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w);
-			uint32_t d = key[i] >> (32 - DIGIT_BITS);
+			uint32_t d = key[i] >> (32 - BIN_BITS);
 			if (t + i < n) {
-				bits |= d > digit ? 1u << i : 0;
-				same |= d == digit ? 1u << i : 0;
+				bits |= d > bin ? 1u << i : 0;
+				same |= d == bin ? 1u << i : 0;
 			}
 		}
 		uint32_t word = bits << lane % 8 * 4;
@@ -291,23 +291,24 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
 			word |= __shfl_xor_sync(0xffffffffu, word, step);
 		if (lane % 8 == 0 && t < n)
 			map[t / 32] = word;
-		uint32_t total, mine = (uint32_t)__popc(same), at = scan_before(mine, scratch, &total);
+		uint32_t total, mine = (uint32_t)__popc(same),
+						at = block_exclusive_scan(mine, scratch, &total);
 		if (!tid)
-			ticket = atomicAdd(&state->candidates[row], total);
+			arrival = atomicAdd(&state->candidates[row], total);
 		__syncthreads();
-		at += ticket;
+		at += arrival;
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			if (same >> i & 1)
 				candidate[at++] =
-					make_uint2(key[i] & ((1u << (32 - DIGIT_BITS)) - 1), (uint32_t)(t + i));
+					make_uint2(key[i] & ((1u << (32 - BIN_BITS)) - 1), (uint32_t)(t + i));
 	}
 	__threadfence();
 	__syncthreads();
 	if (!tid)
-		ticket = atomicAdd(&state->done[row], 1);
+		arrival = atomicAdd(&state->done[row], 1);
 	__syncthreads();
-	if (ticket != (uint32_t)slices - 1)
+	if (arrival != (uint32_t)slices - 1)
 		return;
 	__threadfence();
 
@@ -315,35 +316,35 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
 	int n_words = (n + 31) / 32;
 	uint32_t n_candidates = __ldcg(&state->candidates[row]);
 	uint32_t *equal = words + n_words;
-	for (int i = tid; i < n_words; i += CHOOSE_THREADS) {
+	for (int i = tid; i < n_words; i += SELECT_THREADS) {
 		words[i] = __ldcg(map + i);
 		equal[i] = 0;
 	}
-	digits[tid] = 0;
+	bins[tid] = 0;
 	__syncthreads();
-	for (uint32_t i = tid; i < n_candidates; i += CHOOSE_THREADS)
-		atomicAdd(&digits[__ldcg(candidate + i).x >> REST_BITS], 1);
+	for (uint32_t i = tid; i < n_candidates; i += SELECT_THREADS)
+		atomicAdd(&bins[__ldcg(candidate + i).x >> REST_BITS], 1);
 	__syncthreads();
-	find_digit<1>(digits, rank, scratch, found);
+	find_bin<1>(bins, rank, scratch, found);
 	uint32_t bound = found[0] << REST_BITS;
 	rank = found[1];
 	__syncthreads();
-	digits[tid] = 0;
+	bins[tid] = 0;
 	__syncthreads();
-	for (uint32_t i = tid; i < n_candidates; i += CHOOSE_THREADS) {
+	for (uint32_t i = tid; i < n_candidates; i += SELECT_THREADS) {
 		uint32_t key = __ldcg(candidate + i).x;
 		if (key >> REST_BITS == bound >> REST_BITS)
-			atomicAdd(&digits[key & ((1 << REST_BITS) - 1)], 1);
+			atomicAdd(&bins[key & ((1 << REST_BITS) - 1)], 1);
 	}
 	__syncthreads();
-	find_digit<1>(digits, rank, scratch, found);
+	find_bin<1>(bins, rank, scratch, found);
 	bound |= found[0];
 	rank = found[1];
 	if (!tid)
-		n_equal = digits[found[0]];
+		n_equal = bins[found[0]];
 	__syncthreads();
 	bool all = n_equal == rank;
-	for (uint32_t i = tid; i < n_candidates; i += CHOOSE_THREADS) {
+	for (uint32_t i = tid; i < n_candidates; i += SELECT_THREADS) {
 		uint2 v = __ldcg(candidate + i);
 		if (v.x > bound || (v.x == bound && all))
 			atomicOr(&words[v.y / 32], 1u << v.y % 32);
@@ -351,13 +352,13 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
 			atomicOr(&equal[v.y / 32], 1u << v.y % 32);
 	}
 	__syncthreads();
-	int per = (n_words + CHOOSE_THREADS - 1) / CHOOSE_THREADS, begin = min(tid * per, n_words),
+	int per = (n_words + SELECT_THREADS - 1) / SELECT_THREADS, begin = min(tid * per, n_words),
 		end = min(begin + per, n_words);
 	uint32_t total, mine = 0;
 	if (!all) { /* of the equal ones the first `rank` */
 		for (int i = begin; i < end; i++)
 			mine += (uint32_t)__popc(equal[i]);
-		uint32_t before = scan_before(mine, scratch, &total);
+		uint32_t before = block_exclusive_scan(mine, scratch, &total);
 		for (int i = begin; i < end && before < rank; i++)
 			for (uint32_t w = equal[i]; w && before < rank; w &= w - 1, before++)
 				words[i] |= w & (0u - w);
@@ -365,11 +366,11 @@ static __global__ void __launch_bounds__(CHOOSE_THREADS)
 	}
 	for (int i = begin; i < end; i++)
 		mine += (uint32_t)__popc(words[i]);
-	uint32_t at = scan_before(mine, scratch, &total);
+	uint32_t at = block_exclusive_scan(mine, scratch, &total);
 	for (int i = begin; i < end; i++)
 		for (uint32_t w = words[i]; w; w &= w - 1)
 			sel[at++] = i * 32 + __ffs((int)w) - 1;
-	for (int i = tid; i < DIGITS; i += CHOOSE_THREADS)
+	for (int i = tid; i < BINS; i += SELECT_THREADS)
 		state->count[row][i] = 0;
 	if (!tid) {
 		a.n_sel[r] = a.top_k;
@@ -384,27 +385,27 @@ static void launch_scores(
 {
 	int block = g->per_warp * (THREADS / 32);
 	dim3 grid((unsigned)((longest + block - 1) / block), (unsigned)rows);
-	bool wide = g->a.n_heads > 16;
-	if (g->a.head_dim == 128 && wide)
+	bool two_tiles = g->a.n_heads > 16;
+	if (g->a.head_dim == 128 && two_tiles)
 		cuda_launch(b, score_mma_kernel<2, 8, COUNT>, grid, THREADS, 0, *g);
 	else if (g->a.head_dim == 128)
 		cuda_launch(b, score_mma_kernel<1, 8, COUNT>, grid, THREADS, 0, *g);
-	else if (wide)
+	else if (two_tiles)
 		cuda_launch(b, score_mma_kernel<2, 4, COUNT>, grid, THREADS, 0, *g);
 	else
 		cuda_launch(b, score_mma_kernel<1, 4, COUNT>, grid, THREADS, 0, *g);
 }
 
-static bool known(const struct index_select *a)
+static bool index_mma_applies(const struct index_select *a)
 {
 	return a->keys.type == DTYPE_F16 && (a->head_dim == 128 || a->head_dim == 64) &&
 		   a->n_heads <= 32 && !(((uintptr_t)a->keys.data | (uintptr_t)a->q) & 15);
 }
 
-bool cuda_index_scores(struct cuda_backend *b, const struct batch *rows,
+bool index_scores_mma(struct cuda_backend *b, const struct batch *rows,
 	const struct index_select *a, int first_row, int n, int64_t stride, float *score)
 {
-	if (!known(a))
+	if (!index_mma_applies(a))
 		return false;
 	struct mma_select_args g = {*a, rows->pos, rows->base, first_row, 128, stride, score,
 		(float)(1.0 / sqrt((double)a->n_heads)), (float)(1.0 / sqrt((double)a->head_dim)), NULL,
@@ -413,11 +414,11 @@ bool cuda_index_scores(struct cuda_backend *b, const struct batch *rows,
 	return true;
 }
 
-bool cuda_index_choose(
+bool index_select_decode(
 	struct cuda_backend *b, const struct batch *rows, const struct index_select *a)
 {
 	int longest = rows->max_pos + 1;
-	if (rows->n > CUDA_FEW_ROWS || longest > MAP_MAX || !known(a))
+	if (rows->n > DECODE_MAX_ROWS || longest > MAP_MAX || !index_mma_applies(a))
 		return false;
 	int64_t stride = (longest + SLICE - 1) / SLICE * SLICE;
 	struct mma_select_args g = {*a, rows->pos, rows->base, 0, 0, stride, NULL,
@@ -426,30 +427,30 @@ bool cuda_index_choose(
 	size_t shared = 0;
 	if (longest > a->top_k) {
 		if (!b->choose.data) { /* zero from here on */
-			if (!cuda_scratch_of(b, &b->choose, sizeof(struct choose_state)) ||
+			if (!cuda_scratch_of(b, &b->choose, sizeof(struct select_state)) ||
 				!cuda_check(
-					b, cudaMemsetAsync(b->choose.data, 0, sizeof(struct choose_state), b->stream)))
+					b, cudaMemsetAsync(b->choose.data, 0, sizeof(struct select_state), b->stream)))
 				return true;
 		}
-		g.state = (struct choose_state *)b->choose.data;
+		g.state = (struct select_state *)b->choose.data;
 		size_t row_bytes = (size_t)stride * 4 + (size_t)g.map_stride * 4 + (size_t)stride * 8;
-		uint8_t *room = (uint8_t *)cuda_scratch(b, row_bytes * (size_t)rows->n);
-		if (!room)
+		uint8_t *scratch = (uint8_t *)cuda_scratch(b, row_bytes * (size_t)rows->n);
+		if (!scratch)
 			return true;
-		g.score = (float *)room;
+		g.score = (float *)scratch;
 		g.candidate = (uint2 *)(g.score + stride * rows->n);
 		g.map = (uint32_t *)(g.candidate + stride * rows->n);
 		shared = (size_t)(longest + 31) / 32 * 8;
 		static size_t allowed;
-		if (!cuda_allow_shared(b, (const void *)choose_kernel, shared, &allowed))
+		if (!cuda_allow_shared(b, (const void *)select_mma_kernel, shared, &allowed))
 			return true;
 		/* as many keys a warp as leave work for every multiprocessor */
 		int64_t want = (int64_t)longest * rows->n / ((int64_t)b->n_sm * (THREADS / 32));
 		g.per_warp = want > 120 ? 128 : want > 56 ? 64 : want > 24 ? 32 : 16;
 		launch_scores<true>(b, &g, longest, rows->n);
 	}
-	cuda_launch(b, choose_kernel,
-		dim3((unsigned)((longest + SLICE - 1) / SLICE), (unsigned)rows->n), CHOOSE_THREADS, shared,
+	cuda_launch(b, select_mma_kernel,
+		dim3((unsigned)((longest + SLICE - 1) / SLICE), (unsigned)rows->n), SELECT_THREADS, shared,
 		g);
 	return true;
 }

@@ -14,9 +14,9 @@
  * whose bytes would have held up the queries. Scores: 8 warps: a quarter of the width x 32
  * positions. Softmax: 8 lanes a head and tile of 32. Values: warp: 32 columns. Maxima, sums and
  * values go to cells 3  values of all segments of its half of its head, joined in ascending order
- * and made digits, which the pair exchanges. Warp: 16 rows and half the width of v_b 4  with an
+ * and made limbs, which the pair exchanges. Warp: 16 rows and half the width of v_b 4  with an
  * output product, whose weights come to the place of v_b and cache rows from here on: what has come
- * of all heads is made digits, half of them by each block of the pair for both, and multiplied
+ * of all heads is made limbs, half of them by each block of the pair for both, and multiplied
  * (mla_output.cuh)
  *
  * With that product the grid is as many blocks as there are multiprocessors (an even number); those
@@ -32,8 +32,8 @@
  *
  * No deadlock: what a block waits for is written by blocks of the same launch that do not wait for
  * it in turn (queries need nothing, values need queries, the output product needs values). So all
- * that is needed is that every block comes to run. One multiprocessor holds one block, and the
- * driver was asked whether all pairs can run at a time. What ran before ends without this launch,
+ * that is needed is that every block comes to sb. One multiprocessor holds one block, and the
+ * driver was asked whether all pairs can sb at a time. What ran before ends without this launch,
  * and what comes behind in the stream starts when all blocks of this one have come near their end.
  * One thread computes, so there is no second launch in another stream.
  *
@@ -61,7 +61,7 @@
 #define HALF    (VALUE / 2)
 #define BLOCKS  (N_HEADS / GROUP * PARTS)
 #define WARPS   16
-#define THREADS (WARPS * 32 + 32) /* one warp more makes the digits of x */
+#define THREADS (WARPS * 32 + 32) /* one warp more makes the limbs of x */
 
 #define K_ROW   (NOPE / 32 * 34)
 #define V_ROW   (VALUE / 32 * 34)
@@ -69,8 +69,9 @@
 #define V_TILE  (16 * V_ROW)
 #define V_WARPS (OUT / 2 / 16)
 #define ROW                                                                                        \
-	(WIDTH * 2 + 16) /* bytes of a cache row or a query in shared memory: 8 rows meet in no bank   \
-					  */
+	(WIDTH * 2 +                                                                                   \
+		16) /* bytes of a cache row or a query in shared memory: 8 rows quarter_scores in no bank  \
+			 */
 #define STEPS    (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
 #define P_STRIDE 40               /* halves of a row of 32 weights */
 #define P_SCALE  16384.0f
@@ -78,30 +79,30 @@
 /* Shared memory. Queries, scores and later the values of the segments lie where k_b was. */
 #define AT_K       0
 #define AT_QUERY   0
-#define AT_MEET    (2 * GROUP * ROW)
+#define AT_SCORES  (2 * GROUP * ROW)
 #define AT_JOIN    0
-#define AT_V       (AT_MEET + 2 * 4 * GROUP * TILE * 4)
+#define AT_V       (AT_SCORES + 2 * 4 * GROUP * TILE * 4)
 #define AT_CACHE   (AT_V + V_WARPS * V_TILE)
 #define AT_WEIGHTS (AT_CACHE + SEGMENT * ROW)
-#define AT_DIGITS  (AT_WEIGHTS + 2 * 2 * GROUP * P_STRIDE * 2)
-#define AT_Z       (AT_DIGITS + 3 * RUN_DIGITS * 8)
+#define AT_LIMBS   (AT_WEIGHTS + 2 * 2 * GROUP * P_STRIDE * 2)
+#define AT_Z       (AT_LIMBS + 3 * SUPER_BLOCK_LIMBS * 8)
 #define BYTES      (AT_Z + HALF * 4)
-/* The output product: its ring where v_b and cache rows were, digits of all values where the
+/* The output product: its ring where v_b and cache rows were, limbs of all values where the
  * segments' values were */
-#define AT_VALUES 0
-#define AT_HALVES (AT_VALUES + OUT_DIGITS)
-#define AT_RING   AT_V
-#define AT_MEETS  (AT_RING + OUT_RING)
-#define AT_SCALES (AT_MEETS + OUT_MEETS)
-#define AT_HANDED (AT_SCALES + OUT_SCALES)
+#define AT_VALUES   0
+#define AT_HALVES   (AT_VALUES + OUT_LIMBS)
+#define AT_RING     AT_V
+#define AT_PARTIALS (AT_RING + OUT_RING)
+#define AT_SCALES   (AT_PARTIALS + OUT_PARTIALS)
+#define AT_HANDED   (AT_SCALES + OUT_SCALES)
 
 static_assert(
 	WARPS * K_TILE + 256 <= AT_V && PARTS * HALF * 4 <= AT_V, "what comes after k_b is larger");
 static_assert(AT_HALVES + V_WARPS * 32 * 8 <= AT_V && AT_RING + OUT_RING <= AT_WEIGHTS &&
-				  AT_HANDED + OUT_HANDED <= AT_DIGITS && OUT_RUNS == N_HEADS,
+				  AT_HANDED + OUT_HANDED <= AT_LIMBS && OUT_SUPER_BLOCKS == N_HEADS,
 	"the output product does not fit where mla was");
 
-/* What the barriers of a block say is there: the last two are the digits of its half of z and of
+/* What the barriers of a block say is there: the last two are the limbs of its half of z and of
  * the other block's */
 enum { HAS_K, HAS_V, HAS_CACHE, HAS_OWN, HAS_OTHER, N_BARRIERS };
 
@@ -131,7 +132,7 @@ struct mla_args {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-/* All but the warp that makes the digits of x */
+/* All but the warp that makes the limbs of x */
 static __device__ __forceinline__ void heads_sync()
 {
 	sync_some(15, WARPS * 32);
@@ -158,17 +159,19 @@ static __device__ __forceinline__ uint32_t row_at(int t, int piece)
 /* The phases above, of one block. PRODUCT: a warp fetches what is ahead of it, and what y would be
  * goes to cells. */
 template <bool PRODUCT>
-static __device__ __forceinline__ void make_heads(
-	const struct mla_args &a, uint8_t *shared, int warp, uint32_t *flip)
+static __device__ __forceinline__ void mla_heads(
+	const struct mla_args &a, uint8_t *shared, int warp, uint32_t *parity)
 {
 	__shared__ __align__(8) uint64_t barriers[N_BARRIERS];
 	__shared__ __align__(16) float weight_of[PARTS];
-	__shared__ float digit_scale[3], unscale[GROUP], shrink[GROUP], tops[2][GROUP], sums[2][GROUP],
+	__shared__ float limb_scale[3], unscale[GROUP], shrink[GROUP], tops[2][GROUP], sums[2][GROUP],
 		by;
-	float *meet = (float *)(shared + AT_MEET), *join = (float *)(shared + AT_JOIN),
-		  *z = (float *)(shared + AT_Z); /* meet [tile][quarter][GROUP][TILE], join [PARTS][HALF] */
+	float *quarter_scores = (float *)(shared + AT_SCORES), *join = (float *)(shared + AT_JOIN),
+		  *z =
+			  (float *)(shared +
+						AT_Z); /* quarter_scores [tile][quarter][GROUP][TILE], join [PARTS][HALF] */
 	__half *weights = (__half *)(shared + AT_WEIGHTS); /* [tile][hi, lo][GROUP][P_STRIDE] */
-	uint2 *digits = (uint2 *)(shared + AT_DIGITS);     /* of the halves of z, of q */
+	uint2 *limbs = (uint2 *)(shared + AT_LIMBS);       /* of the halves of z, of q */
 	int tid = threadIdx.x, lane = tid % 32, r0 = lane / 4, c = lane % 4;
 	int group = blockIdx.x / PARTS, part = blockIdx.x % PARTS, half = part % 2,
 		head = group * GROUP + part / 2;
@@ -188,7 +191,7 @@ static __device__ __forceinline__ void make_heads(
 		barrier_expect(there(HAS_K), WARPS * K_TILE);
 		copy_run(base + AT_K, a.k + (int64_t)(head * 2 + half) * (WARPS * K_TILE), WARPS * K_TILE,
 			there(HAS_K));
-		barrier_expect(there(HAS_OTHER), RUN_DIGITS * sizeof(uint2) + sizeof(float));
+		barrier_expect(there(HAS_OTHER), SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
 	}
 	__syncthreads(); /* barriers are set up */
 	pair_arrive();
@@ -206,7 +209,7 @@ static __device__ __forceinline__ void make_heads(
 	if (warp == WARPS) {
 		float x[8];
 		load_dealt<NOPE / 64>(a.q + head * a.q_stride, x);
-		write_digits(x, digits + 2 * RUN_DIGITS, digit_scale + 2);
+		write_limbs(x, limbs + 2 * SUPER_BLOCK_LIMBS, limb_scale + 2);
 		pair_wait();
 		__syncthreads();
 		return;
@@ -217,10 +220,10 @@ static __device__ __forceinline__ void make_heads(
 	/* of head `warp` of the group: the pair of values that is rotated */
 	float2 turn = *(const float2 *)(a.rotate + (group * GROUP + warp) * a.rotate_stride + 2 * lane),
 		   angle = *(const float2 *)(a.cos_sin + 2 * lane);
-	__syncthreads(); /* digits are there */
+	__syncthreads(); /* limbs are there */
 	{
-		float sum[2], scale = digit_scale[2];
-		held_product(k_rows, digits + 2 * RUN_DIGITS, sum);
+		float sum[2], scale = limb_scale[2];
+		held_product(k_rows, limbs + 2 * SUPER_BLOCK_LIMBS, sum);
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
 			float v = meet_digits(__fmaf_rn(scale, sum[i], 0.0f));
@@ -317,7 +320,7 @@ static __device__ __forceinline__ void make_heads(
 #pragma unroll
 				for (int i = 0; i < 2; i++) {
 					int h = r0 + 8 * i, t = (n * 8 + 2 * c) ^ (h & 3) * 8;
-					*(float2 *)&meet[((tile * 4 + quarter) * GROUP + h) * TILE + t] =
+					*(float2 *)&quarter_scores[((tile * 4 + quarter) * GROUP + h) * TILE + t] =
 						make_float2(__fadd_rn(hi[n][2 * i], lo[n][2 * i]),
 							__fadd_rn(hi[n][2 * i + 1], lo[n][2 * i + 1]));
 				}
@@ -327,7 +330,8 @@ static __device__ __forceinline__ void make_heads(
 			int tile = tid / 128, h = tid / 8 % GROUP, t = tid % 8 * 4;
 			float unscaled = unscale[h];
 			auto scores = [&](int of, float s[4]) {
-				const float *from = meet + (of * 4 * GROUP + h) * TILE + (t ^ (h & 3) * 8);
+				const float *from =
+					quarter_scores + (of * 4 * GROUP + h) * TILE + (t ^ (h & 3) * 8);
 				float4 v[4];
 #pragma unroll
 				for (int k = 0; k < 4; k++)
@@ -479,7 +483,7 @@ static __device__ __forceinline__ void make_heads(
 			by = __fmul_rn(sum, P_SCALE);
 	}
 	if (PRODUCT && tid == 32 * WARPS - 1)
-		*flip = begun >= gridDim.x;
+		*parity = begun >= gridDim.x;
 	heads_sync();
 	if (warp < 8) {
 		float v = 0;
@@ -492,19 +496,20 @@ static __device__ __forceinline__ void make_heads(
 		sync_some(1, 256);
 		if (!warp) {
 			float d[8];
-			uint2 *own = digits + half * RUN_DIGITS;
+			uint2 *own = limbs + half * SUPER_BLOCK_LIMBS;
 			load_dealt<4>(z, d);
-			write_digits(d, own, digit_scale + half);
+			write_limbs(d, own, limb_scale + half);
 			__syncwarp();
 			if (!lane)
 				barrier_arrive(there(HAS_OWN));
-			uint32_t other = other_of(shared_address(own), half),
-					 hears = other_of(there(HAS_OTHER), half);
+			uint32_t other = remote_address(shared_address(own), half),
+					 hears = remote_address(there(HAS_OTHER), half);
 #pragma unroll
-			for (int i = 0; i < RUN_DIGITS / 32; i++)
-				send(other + (lane + 32 * i) * sizeof(uint2), own[lane + 32 * i], hears);
+			for (int i = 0; i < SUPER_BLOCK_LIMBS / 32; i++)
+				store_remote(other + (lane + 32 * i) * sizeof(uint2), own[lane + 32 * i], hears);
 			if (!lane)
-				send(other_of(shared_address(digit_scale + half), half), digit_scale[half], hears);
+				store_remote(remote_address(shared_address(limb_scale + half), half),
+					limb_scale[half], hears);
 		}
 	} else { /* all is read; nobody reads the queries any more: what was made from them is here */
 		const uint4 empty = make_uint4(EMPTY, EMPTY, EMPTY, EMPTY);
@@ -517,19 +522,19 @@ static __device__ __forceinline__ void make_heads(
 		for (int s = i / 64; s < n_segments; s += 4)
 			write_cells(cells->value[head][half][s] + i % 64 * 4, empty);
 		if (PRODUCT && i < OUT / 2)
-			write_cell(&cells->out[*flip ^ 1][head * OUT + half * (OUT / 2) + i], EMPTY);
+			write_cell(&cells->out[*parity ^ 1][head * OUT + half * (OUT / 2) + i], EMPTY);
 	}
 	barrier_wait(there(warp / V_WARPS == half ? HAS_OWN : HAS_OTHER), 0);
 	grid_let_next(); /* not before: there is no room for its blocks */
 	float sum[2];
-	held_product(v_rows, digits + warp / V_WARPS * RUN_DIGITS, sum);
+	held_product(v_rows, limbs + warp / V_WARPS * SUPER_BLOCK_LIMBS, sum);
 	float2 *halves =
 		(float2 *)(shared + AT_HALVES); /* [V_WARPS][32]: of the second half of the width */
 	if (warp >= V_WARPS) {
 		halves[tid - 32 * V_WARPS] = make_float2(sum[0], sum[1]);
 		sync_some(OUT_NAMES + warp - V_WARPS,
-			64);     /* who only arrived could meet itself there in the output product */
-		if (PRODUCT) /* nobody reads any more what lies where digits go */
+			64);     /* who only arrived could quarter_scores itself there in the output product */
+		if (PRODUCT) /* nobody reads any more what lies where limbs go */
 			barrier_wait(there(HAS_OWN), 0);
 		return;
 	}
@@ -538,49 +543,49 @@ static __device__ __forceinline__ void make_heads(
 	float2 rest = halves[tid];
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		float v = meet_digits(__fmaf_rn(
-			digit_scale[1], i ? rest.y : rest.x, __fmaf_rn(digit_scale[0], sum[i], 0.0f)));
+		float v = meet_digits(
+			__fmaf_rn(limb_scale[1], i ? rest.y : rest.x, __fmaf_rn(limb_scale[0], sum[i], 0.0f)));
 		if (!c) {
 			int row = half * (OUT / 2) + warp * 16 + r0 + 8 * i;
 			if (PRODUCT)
-				write_cell(&cells->out[*flip][head * OUT + row], cell_of(v));
+				write_cell(&cells->out[*parity][head * OUT + row], cell_of(v));
 			else
 				a.y[head * a.y_stride + row] = v;
 		}
 	}
 }
 
-/* Two runs of the values, `first` and 2 * OUT_SPLIT further on, as digits and scales in both blocks
+/* Two n_sb of the values, `first` and 2 * OUT_SPLIT further on, as limbs and scales in both blocks
  * of the pair; the barriers hear of it. */
-static __device__ __forceinline__ void take_values(
-	const uint32_t *cells, int first, int half, uint2 *digits, float *scales, uint32_t barrier)
+static __device__ __forceinline__ void receive_values(
+	const uint32_t *cells, int first, int half, uint2 *limbs, float *scales, uint32_t barrier)
 {
-	constexpr int RUNS = 2, STEP = 2 * OUT_SPLIT * OUT;
-	int lane = threadIdx.x % 32, pending = (1 << RUNS) - 1;
+	constexpr int SUPER_BLOCKS = 2, STEP = 2 * OUT_SPLIT * OUT;
+	int lane = threadIdx.x % 32, pending = (1 << SUPER_BLOCKS) - 1;
 	const uint32_t *look = cells + first * OUT + lane / 16 * STEP + lane % 16 * 16,
 				   *from = cells + first * OUT + lane / 4 * 32 + lane % 4 * 4;
-	uint32_t hears = other_of(barrier, half);
-	/* Sixteen cells of each run are looked at until they are full, and then all are asked for: to
+	uint32_t hears = remote_address(barrier, half);
+	/* Sixteen cells of each sb are looked at until they are full, and then all are asked for: to
 	 * ask for all of them again and again would hold up those that are missing. */
 	for (int looks = 0; pending; looks++) {
 		uint32_t full = __ballot_sync(0xffffffffu, read_cell(look) != EMPTY);
-		uint4 v[RUNS][2];
+		uint4 v[SUPER_BLOCKS][2];
 		int fresh = 0;
 		if (looks == LOOKS)
 			__trap();
 #pragma unroll
-		for (int i = 0; i < RUNS; i++)
+		for (int i = 0; i < SUPER_BLOCKS; i++)
 			fresh |= ((full >> 16 * i & 65535) == 65535) << i;
 		fresh &= pending;
 		pending &= ~fresh;
 #pragma unroll
-		for (int i = 0; i < RUNS; i++)
+		for (int i = 0; i < SUPER_BLOCKS; i++)
 			if (fresh >> i & 1) {
 				v[i][0] = read_cells(from + i * STEP);
 				v[i][1] = read_cells(from + i * STEP + 16);
 			}
 #pragma unroll
-		for (int i = 0; i < RUNS; i++)
+		for (int i = 0; i < SUPER_BLOCKS; i++)
 			if (fresh >> i & 1) {
 				for (int again = 0; !__all_sync(0xffffffffu, is_full(v[i][0]) && is_full(v[i][1]));
 					 again++) {
@@ -597,16 +602,18 @@ static __device__ __forceinline__ void take_values(
 					f[4 * k + 2] = __uint_as_float(v[i][k].z),
 							  f[4 * k + 3] = __uint_as_float(v[i][k].w);
 				}
-				int run = first + i * 2 * OUT_SPLIT;
-				uint2 *own = digits + run * RUN_DIGITS;
-				write_digits(f, own, scales + run);
+				int sb = first + i * 2 * OUT_SPLIT;
+				uint2 *own = limbs + sb * SUPER_BLOCK_LIMBS;
+				write_limbs(f, own, scales + sb);
 				__syncwarp();
-				uint32_t other = other_of(shared_address(own), half);
+				uint32_t other = remote_address(shared_address(own), half);
 #pragma unroll
-				for (int k = 0; k < RUN_DIGITS / 32; k++)
-					send(other + (lane + 32 * k) * sizeof(uint2), own[lane + 32 * k], hears);
+				for (int k = 0; k < SUPER_BLOCK_LIMBS / 32; k++)
+					store_remote(
+						other + (lane + 32 * k) * sizeof(uint2), own[lane + 32 * k], hears);
 				if (!lane)
-					send(other_of(shared_address(scales + run), half), scales[run], hears);
+					store_remote(
+						remote_address(shared_address(scales + sb), half), scales[sb], hears);
 			}
 	}
 	if (!lane)
@@ -620,24 +627,24 @@ static __global__ void __launch_bounds__(THREADS, 1)
 {
 #if __CUDA_ARCH__ >= 900
 	extern __shared__ __align__(128) uint8_t shared[];
-	__shared__ uint32_t flip; /* which of cells.out this launch has */
+	__shared__ uint32_t parity; /* which of cells.out this launch has */
 	int tid = threadIdx.x, lane = tid % 32,
 		warp = __shfl_sync(
 			0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
 	__shared__ __align__(8) struct out_barriers ring_barriers;
 	uint8_t *ring = shared + AT_RING;
-	__shared__ __align__(8) uint64_t has_values[OUT_SPLIT]; /* digits that the warps `part` want */
+	__shared__ __align__(8) uint64_t has_values[OUT_SPLIT]; /* limbs that the warps `part` want */
 	if (PRODUCT && !tid) {
 		for (int i = 0; i < OUT_SPLIT;
-			 i++) { /* two warps here, and half of the runs from the other block */
+			 i++) { /* two warps here, and half of the n_sb from the other block */
 			barrier_init(shared_address(has_values + i), 3);
 			barrier_expect(shared_address(has_values + i),
-				OUT_STEPS / 2 * (RUN_DIGITS * sizeof(uint2) + sizeof(float)));
+				OUT_STEPS / 2 * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float)));
 		}
 		out_init(&ring_barriers);
 	}
 	if (!PRODUCT || blockIdx.x < BLOCKS) {
-		make_heads<PRODUCT>(a, shared, warp, &flip);
+		mla_heads<PRODUCT>(a, shared, warp, &parity);
 		if (PRODUCT && warp == WARPS)
 			ring_sync();
 	} else { /* one that has no head */
@@ -646,7 +653,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		if (warp < WARPS) {
 			grid_wait_before();
 			if (!tid)
-				flip = atomicInc(&a.cells->blocks, 2 * gridDim.x - 1) >= gridDim.x;
+				parity = atomicInc(&a.cells->blocks, 2 * gridDim.x - 1) >= gridDim.x;
 			grid_let_next();
 			heads_sync();
 		}
@@ -655,13 +662,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		return;
 	if (warp == WARPS) {
 		pair_arrive();
-		out_feed(a.out, ring, &ring_barriers, lane, blockIdx.x < BLOCKS);
+		out_produce(a.out, ring, &ring_barriers, lane, blockIdx.x < BLOCKS);
 		__syncwarp();
 		pair_wait();
 		return;
 	}
 
-	uint2 *digits = (uint2 *)(shared + AT_VALUES);
+	uint2 *limbs = (uint2 *)(shared + AT_VALUES);
 	float *scales = (float *)(shared + AT_SCALES);
 	int side = warp / OUT_SPLIT, part = warp % OUT_SPLIT;
 	int half = blockIdx.x % 2;
@@ -669,15 +676,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	heads_sync(); /* nobody asks before all of the block have handed on theirs */
 	pair_arrive();
 	pair_wait(); /* nor sends before the other block's have */
-	take_values(a.cells->out[flip], (side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half,
-		digits, scales, values);
+	receive_values(a.cells->out[parity], (side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half,
+		limbs, scales, values);
 	barrier_wait(values, 0);
-	out_products(a.out, side, part, lane, ring, &ring_barriers, digits, scales,
-		(float *)(shared + AT_MEETS), (float4 *)(shared + AT_HANDED));
+	out_products(a.out, side, part, lane, ring, &ring_barriers, limbs, scales,
+		(float *)(shared + AT_PARTIALS), (float4 *)(shared + AT_HANDED));
 #endif
 }
 
-static cudaLaunchConfig_t launch_config(
+static cudaLaunchConfig_t mla_launch_config(
 	struct cuda_backend *b, int blocks, cudaLaunchAttribute attrs[2])
 {
 	cudaLaunchConfig_t c = cuda_launch_config(b, blocks, THREADS, BYTES, attrs);
@@ -688,9 +695,9 @@ static cudaLaunchConfig_t launch_config(
 	return c;
 }
 
-/* Whether the kernel may use the memory that it needs and all blocks, an even number, can run at a
+/* Whether the kernel may use the memory that it needs and all blocks, an even number, can sb at a
  * time. */
-template <bool PRODUCT> static bool has_room(struct cuda_backend *b, int blocks)
+template <bool PRODUCT> static bool mla_fused_supported(struct cuda_backend *b, int blocks)
 {
 	static int known; /* 1: yes, 2: no */
 	if (known)
@@ -703,7 +710,7 @@ template <bool PRODUCT> static bool has_room(struct cuda_backend *b, int blocks)
 		!cuda_allow_shared(b, (const void *)mla_kernel<PRODUCT>, BYTES, &allowed))
 		return false;
 	cudaLaunchAttribute attrs[2] = {};
-	cudaLaunchConfig_t c = launch_config(b, blocks, attrs);
+	cudaLaunchConfig_t c = mla_launch_config(b, blocks, attrs);
 	b->next_waits = next_waits;
 	if (cudaOccupancyMaxActiveClusters(&pairs, mla_kernel<PRODUCT>, &c) != cudaSuccess)
 		cudaGetLastError();
@@ -711,7 +718,7 @@ template <bool PRODUCT> static bool has_room(struct cuda_backend *b, int blocks)
 	return known == 1;
 }
 
-static bool takes(const struct batch *rows, const struct mla *m)
+static bool mla_fused_applies(const struct batch *rows, const struct mla *m)
 {
 	const struct weight *k = &m->absorb.w, *v = &m->expand.w;
 	const struct attend *t = &m->attend;
@@ -729,13 +736,13 @@ static bool takes(const struct batch *rows, const struct mla *m)
 }
 
 /* Whether the launch can end with this product. */
-static bool takes_product(const struct stacked_matmul *expand, const struct matmul *m)
+static bool mla_output_applies(const struct stacked_matmul *expand, const struct matmul *m)
 {
 	const struct weight *w = &m->w;
 	return w->type == DTYPE_Q8_0 && w->n_in == N_HEADS * OUT && w->row_bytes == OUT_ROW &&
 		   w->n_out % MMA_ROWS == 0 && w->n_out <= 1 << 20 && (uintptr_t)w->data % 16 == 0 &&
 		   !m->x && expand->y_stride == OUT &&
-		   cuda_product_split(w->type, w->n_in, w->n_out) == OUT_SPLIT;
+		   gemv_k_split(w->type, w->n_in, w->n_out) == OUT_SPLIT;
 }
 
 void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *m)
@@ -744,8 +751,9 @@ void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *
 	if (!cuda_begin(base, "mla") || !rows->n)
 		return;
 	int all = b->n_sm & ~1;
-	bool here = takes(rows, m) && has_room<false>(b, BLOCKS),
-		 with = here && m->out && takes_product(&m->expand, m->out) && has_room<true>(b, all);
+	bool here = mla_fused_applies(rows, m) && mla_fused_supported<false>(b, BLOCKS),
+		 with = here && m->out && mla_output_applies(&m->expand, m->out) &&
+				mla_fused_supported<true>(b, all);
 	if (!here) {
 		cuda_stacked_matmul(base, &m->absorb, rows->n);
 		cuda_attend(base, rows, &m->attend);
@@ -769,7 +777,7 @@ void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *
 			a.out = {(const uint8_t *)m->out->w.data, m->out->y, (int)(m->out->w.n_out / MMA_ROWS),
 				m->out->add};
 		cudaLaunchAttribute attrs[2] = {};
-		cudaLaunchConfig_t c = launch_config(b, with ? all : BLOCKS, attrs);
+		cudaLaunchConfig_t c = mla_launch_config(b, with ? all : BLOCKS, attrs);
 		cuda_check(b, cudaLaunchKernelEx(&c, with ? mla_kernel<true> : mla_kernel<false>, a));
 		b->used.launches += !b->capturing;
 	}

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The output product behind mla in the same launch (mla.cu), for one row of 64 heads of 256
- * values and Q8_0: the arithmetic and the order of additions of dense_kernel
+ * values and Q8_0: the arithmetic and the order of additions of gemv_aligned_kernel
  * (gemv_aligned.cuh), so the bits are the same. Its weights begin to come while the heads'
  * values are still being made.
  *
- * An item is 16 weight rows; a block has a run of them and two sides of OUT_SPLIT warps. Warp p of
- * a side has run 8 k + p (256 weights of each row, a head) of step k = 0 .. 7 of an item. Each side
+ * An item is 16 weight rows; a block has a sb of them and two sides of OUT_SPLIT warps. Warp p of
+ * a side has sb 8 k + p (256 weights of each row, a head) of step k = 0 .. 7 of an item. Each side
  * has half of the items; of one left over, side 0 has the first four steps, before all else, and
  * side 1 goes on from what came of them, behind all else.
  *
@@ -21,25 +21,25 @@
 #include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/gemv/gemv_aligned.cuh"
 
-#define OUT_RUNS   64 /* of 256 values: a head's each */
-#define OUT_SPLIT  8
-#define OUT_STEPS  (OUT_RUNS / OUT_SPLIT)
-#define OUT_STAGES 2 /* of a side */
-#define OUT_RUN    (256 / 32 * 34)
-#define OUT_ROW    (OUT_RUNS * OUT_RUN)
-#define OUT_PIECE  (OUT_SPLIT * OUT_RUN) /* bytes of a row in a step */
-#define OUT_STRIDE (OUT_PIECE + 16)      /* in shared memory: rows meet in no bank */
-#define OUT_STAGE  (MMA_ROWS * OUT_STRIDE)
+#define OUT_SUPER_BLOCKS 64 /* of 256 values: a head's each */
+#define OUT_SPLIT        8
+#define OUT_STEPS        (OUT_SUPER_BLOCKS / OUT_SPLIT)
+#define OUT_STAGES       2 /* of a side */
+#define OUT_SB_BYTES     (256 / 32 * 34)
+#define OUT_ROW          (OUT_SUPER_BLOCKS * OUT_SB_BYTES)
+#define OUT_PIECE        (OUT_SPLIT * OUT_SB_BYTES) /* bytes of a row in a step */
+#define OUT_STRIDE       (OUT_PIECE + 16) /* in shared memory: rows quarter_scores in no bank */
+#define OUT_STAGE        (MMA_ROWS * OUT_STRIDE)
 #define OUT_NAMES                                                                                  \
 	2 /* of named barriers from here on: of warps `part` of both sides, then of a side */
 
-/* Bytes of shared memory: the rings, digits and scales of the values, where the warps meet, what
- * side 0 hands to side 1 */
-#define OUT_RING   (2 * OUT_STAGES * OUT_STAGE)
-#define OUT_DIGITS (OUT_RUNS * RUN_DIGITS * 8)
-#define OUT_SCALES (OUT_RUNS * 4)
-#define OUT_MEETS  (2 * 2 * OUT_SPLIT * MMA_ROWS * 4)
-#define OUT_HANDED (OUT_SPLIT * 32 * 16)
+/* Bytes of shared memory: the rings, limbs and scales of the values, where the warps
+ * quarter_scores, what side 0 hands to side 1 */
+#define OUT_RING     (2 * OUT_STAGES * OUT_STAGE)
+#define OUT_LIMBS    (OUT_SUPER_BLOCKS * SUPER_BLOCK_LIMBS * 8)
+#define OUT_SCALES   (OUT_SUPER_BLOCKS * 4)
+#define OUT_PARTIALS (2 * 2 * OUT_SPLIT * MMA_ROWS * 4)
+#define OUT_HANDED   (OUT_SPLIT * 32 * 16)
 
 struct out_args {
 	const uint8_t *w;
@@ -83,7 +83,7 @@ static __device__ __forceinline__ struct out_unit out_unit_of(struct out_share s
 	return {s.first + side * (s.n / 2) + u - (odd && !side), 0, OUT_STEPS};
 }
 
-/* By one thread, before the block meets */
+/* By one thread, before the block partials */
 static __device__ __forceinline__ void out_init(struct out_barriers *b)
 {
 	for (int side = 0; side < 2; side++)
@@ -95,7 +95,7 @@ static __device__ __forceinline__ void out_init(struct out_barriers *b)
 
 /* By one warp: half of it feeds a side. slow: at first a stage at a time, while others of the block
  * wait for less. */
-static __device__ __forceinline__ void out_feed(
+static __device__ __forceinline__ void out_produce(
 	const struct out_args &a, uint8_t *ring, struct out_barriers *b, int lane, bool slow)
 {
 	struct out_share s = out_share_of(a);
@@ -118,15 +118,16 @@ static __device__ __forceinline__ void out_feed(
 	}
 }
 
-/* The products of warp `part` of a side, when digits and scales of its runs are there */
+/* The products of warp `part` of a side, when limbs and scales of its n_sb are there */
 static __device__ __forceinline__ void out_products(const struct out_args &a, int side, int part,
-	int lane, const uint8_t *ring, struct out_barriers *b, const uint2 *digits, const float *scales,
-	float *meets, float4 *handed)
+	int lane, const uint8_t *ring, struct out_barriers *b, const uint2 *limbs, const float *scales,
+	float *partials, float4 *handed)
 {
 	struct out_share s = out_share_of(a);
 	int r0 = lane / 4, c = lane % 4, at = 0;
-	const uint2 *column = r0 < 3 ? digits + part * RUN_DIGITS + r0 * 4 + c : NULL;
-	const uint8_t *rows = ring + side * (OUT_STAGES * OUT_STAGE) + r0 * OUT_STRIDE + part * OUT_RUN;
+	const uint2 *column = r0 < 3 ? limbs + part * SUPER_BLOCK_LIMBS + r0 * 4 + c : NULL;
+	const uint8_t *rows =
+		ring + side * (OUT_STAGES * OUT_STAGE) + r0 * OUT_STRIDE + part * OUT_SB_BYTES;
 #pragma unroll 1
 	for (int u = 0; u < out_units(s); u++) {
 		struct out_unit t = out_unit_of(s, side, u);
@@ -143,13 +144,14 @@ static __device__ __forceinline__ void out_products(const struct out_args &a, in
 		}
 #pragma unroll 1
 		for (int k = t.k; k < t.end; k++, at++) {
-			int stage = at % OUT_STAGES, run = k * OUT_SPLIT + part;
+			int stage = at % OUT_STAGES, sb = k * OUT_SPLIT + part;
 			barrier_wait(shared_address(&b->full[side][stage]), at / OUT_STAGES & 1);
 			const uint8_t *row = rows + stage * OUT_STAGE;
-			const uint2 *const at_run[1] = {column ? column + k * (OUT_SPLIT * RUN_DIGITS) : NULL};
-			const float x_scale[1][2] = {{scales[run], scales[run]}};
-			run_product<DTYPE_Q8_0, 1>(row, row + 8 * OUT_STRIDE, 0, 256, c, NULL,
-				lane_tables{ring, 0}, at_run, x_scale, acc);
+			const uint2 *const at_sb[1] = {
+				column ? column + k * (OUT_SPLIT * SUPER_BLOCK_LIMBS) : NULL};
+			const float x_scale[1][2] = {{scales[sb], scales[sb]}};
+			super_block_mma<DTYPE_Q8_0, 1>(row, row + 8 * OUT_STRIDE, 0, 256, c, NULL,
+				lane_tables{ring, 0}, at_sb, x_scale, acc);
 			__syncwarp();
 			if (!lane)
 				barrier_arrive(shared_address(&b->empty[side][stage]));
@@ -160,10 +162,10 @@ static __device__ __forceinline__ void out_products(const struct out_args &a, in
 			continue;
 		}
 		/* of two buffers, who writes one again has met everybody since it was read */
-		float *here = meets + (u % 2 * 2 + side) * (OUT_SPLIT * MMA_ROWS);
+		float *here = partials + (u % 2 * 2 + side) * (OUT_SPLIT * MMA_ROWS);
 #pragma unroll
 		for (int half = 0; half < 2; half++) {
-			float v = digits_meet(acc[0] + 2 * half, lane);
+			float v = combine_limbs(acc[0] + 2 * half, lane);
 			if (!c)
 				here[part * MMA_ROWS + r0 + 8 * half] = v;
 		}

@@ -22,7 +22,7 @@ static __device__ __forceinline__ void pair_wait()
 }
 
 /* The same place in the shared memory of the other block of the pair */
-static __device__ __forceinline__ uint32_t other_of(uint32_t at, int half)
+static __device__ __forceinline__ uint32_t remote_address(uint32_t at, int half)
 {
 	uint32_t other;
 	asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(other) : "r"(at), "r"(half ^ 1));
@@ -30,7 +30,7 @@ static __device__ __forceinline__ uint32_t other_of(uint32_t at, int half)
 }
 
 /* Stores there; the barrier there hears of the bytes. */
-static __device__ __forceinline__ void send(uint32_t to, uint2 v, uint32_t barrier)
+static __device__ __forceinline__ void store_remote(uint32_t to, uint2 v, uint32_t barrier)
 {
 	asm volatile(
 		"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::
@@ -39,7 +39,7 @@ static __device__ __forceinline__ void send(uint32_t to, uint2 v, uint32_t barri
 		: "memory");
 }
 
-static __device__ __forceinline__ void send(uint32_t to, float v, uint32_t barrier)
+static __device__ __forceinline__ void store_remote(uint32_t to, float v, uint32_t barrier)
 {
 	asm volatile(
 		"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to),
@@ -90,14 +90,14 @@ template <int PAIRS> static __device__ __forceinline__ void load_dealt(const flo
 	}
 }
 
-/* Held rows times the digits of one row of x, before the scale of x: the steps of run_product.
+/* Held rows times the limbs of one row of x, before the scale of x: the steps of super_block_mma.
  * Digit i is column 2 i: lane 4 r + i has it for rows r and r + 8. */
 template <int PAIRS>
 static __device__ __forceinline__ void held_product(
-	const struct held_rows<PAIRS> &h, const uint2 *digits, float sum[2])
+	const struct held_rows<PAIRS> &h, const uint2 *limbs, float sum[2])
 {
 	int lane = threadIdx.x % 32;
-	const uint2 *column = digits + lane / 8 * 4 + lane % 4;
+	const uint2 *column = limbs + lane / 8 * 4 + lane % 4;
 	bool used = lane / 4 % 2 == 0 && lane < 24;
 	uint2 b[2 * PAIRS];
 #pragma unroll
@@ -116,7 +116,7 @@ static __device__ __forceinline__ void held_product(
 	}
 }
 
-/* What digits_meet makes of them, in lanes 4 r */
+/* What combine_limbs makes of them, in lanes 4 r */
 static __device__ __forceinline__ float meet_digits(float v)
 {
 	float mid = __shfl_down_sync(0xffffffffu, v, 1), low = __shfl_down_sync(0xffffffffu, v, 2);

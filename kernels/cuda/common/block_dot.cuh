@@ -3,8 +3,8 @@
  * Packed blocks (src/quant/blocks.h) in registers: four consecutive weights of a run of 256 as
  * factor * q + offset.
  *
- * Every type is read in runs of 256 weights, RUN_BYTES each: one block of the K and IQ types, eight
- * of the 32-weight types.
+ * Every type is read in runs of 256 weights, SUPER_BLOCK_BYTES each: one block of the K and IQ
+ * types, eight of the 32-weight types.
  *
  *      weight v of the run, v = 4 lane + 128 g:   lane  0       1       ...  31        (g = 0)
  *                                                       0..3    4..7         124..127
@@ -69,12 +69,12 @@ static __device__ __forceinline__ void iq1_floats(
 		q[i] = __fadd_rn(small_float(row >> 2 * i & 3), delta - 1.0f);
 }
 
-/* What a type is: RUN_BYTES, whether it has factors and offsets, and weights v .. v + 3. */
+/* What a type is: SUPER_BLOCK_BYTES, whether it has factors and offsets, and weights v .. v + 3. */
 template <int T> struct packed;
 
 #define PACKED(T, bytes, has_factor, has_offset)                                                   \
 	template <> struct packed<DTYPE_##T> {                                                         \
-		static constexpr int RUN_BYTES = bytes;                                                    \
+		static constexpr int SUPER_BLOCK_BYTES = bytes;                                            \
 		static constexpr bool FACTOR = has_factor, OFFSET = has_offset;                            \
 		static __device__ __forceinline__ void get(const uint8_t *p, int v,                        \
 			const struct cuda_tables *t, float q[4], float &factor, float &offset)

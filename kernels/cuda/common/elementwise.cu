@@ -24,9 +24,7 @@ static unsigned blocks_for(int64_t n, int per)
 	return (unsigned)((n + per - 1) / per);
 }
 
-/* ---- embed
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- embed ---- */
 
 template <int T>
 static __global__ void embed_kernel(const uint8_t *data, int64_t row_bytes, const int32_t *ids,
@@ -35,7 +33,7 @@ static __global__ void embed_kernel(const uint8_t *data, int64_t row_bytes, cons
 	grid_let_next();
 	grid_wait_before();
 	const uint8_t *p =
-		data + ids[blockIdx.y] * row_bytes + (int64_t)blockIdx.x * packed<T>::RUN_BYTES;
+		data + ids[blockIdx.y] * row_bytes + (int64_t)blockIdx.x * packed<T>::SUPER_BLOCK_BYTES;
 	int v = 4 * threadIdx.x, k = blockIdx.x * 256 + v;
 	float q[4], factor = 1, offset = 0, *y = out + (int64_t)blockIdx.y * n;
 	if (!packed<T>::FACTOR && k + 4 > n) { /* one by one, so that nothing past the table is read */
@@ -74,21 +72,20 @@ void cuda_embed(struct backend *base, struct weight table, const int32_t *ids, i
 	}
 }
 
-/* ---- norms
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- norms ---- */
 
 struct norms {
 	struct norm of[NORMS_MAX];
 };
 
-static __global__ void __launch_bounds__(1024) rms_norm_kernel(const float *x, int64_t x_stride,
-	const __grid_constant__ struct norms norms, float eps, int n, int64_t out_stride, bool wide)
+static __global__ void __launch_bounds__(1024)
+	rms_norm_kernel(const float *x, int64_t x_stride, const __grid_constant__ struct norms norms,
+		float eps, int n, int64_t out_stride, bool vectorised)
 {
 	grid_let_next();
 	float *out = norms.of[blockIdx.y].out + blockIdx.x * out_stride;
-	norm_row(x + blockIdx.x * x_stride, norms.of[blockIdx.y].gain, eps, n, wide,
-		[&](int i, float4 v) { store_four(out, i, n, wide, v); });
+	norm_row(x + blockIdx.x * x_stride, norms.of[blockIdx.y].gain, eps, n, vectorised,
+		[&](int i, float4 v) { store_four(out, i, n, vectorised, v); });
 }
 
 void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms,
@@ -97,17 +94,16 @@ void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const st
 	if (!cuda_begin(b, "rms_norm") || !rows || !n_norms)
 		return;
 	struct norms all = {};
-	bool wide = is_wide(x, x_stride);
+	bool vectorised = is_wide(x, x_stride);
 	for (int i = 0; i < n_norms; i++) {
 		all.of[i] = norms[i];
-		wide &= is_wide(norms[i].gain, 0) && is_wide(norms[i].out, out_stride);
+		vectorised &= is_wide(norms[i].gain, 0) && is_wide(norms[i].out, out_stride);
 	}
 	cuda_launch(cuda_of(b), rms_norm_kernel, dim3((unsigned)rows, (unsigned)n_norms),
-		norm_threads(n), 0, x, x_stride, all, eps, n, out_stride, wide);
+		norm_threads(n), 0, x, x_stride, all, eps, n, out_stride, vectorised);
 }
 
-/* ---- swiglu, moe_combine
- * ------------------------------------------------------------------------------------ */
+/* ---- swiglu, moe_combine ---- */
 
 static __global__ void swiglu_kernel(const float *gate, const float *up, int64_t n, float *out)
 {
@@ -261,8 +257,8 @@ void cuda_moe_combine(struct backend *base, const float *out, const float *weigh
 	if (!cuda_begin(base, "moe_combine") || !rows)
 		return;
 	struct cuda_notes *notes = cuda_pipe_goes_on(b);
-	bool wide = is_wide(out, n) && is_wide(shared, 0) && is_wide(x, 0);
-	if (next && b->early_starts && wide && is_wide(next->gain, 0) && is_wide(next->out, 0) &&
+	bool vectorised = is_wide(out, n) && is_wide(shared, 0) && is_wide(x, 0);
+	if (next && b->early_starts && vectorised && is_wide(next->gain, 0) && is_wide(next->out, 0) &&
 		n <= 4096 * NORM_HELD) {
 		unsigned warps = (norm_threads(n) / 32 + CLUSTER - 1) / CLUSTER;
 		cuda_launch_clusters(b, combine_norm_kernel, (unsigned)rows, CLUSTER, 32 * warps, out,
@@ -275,9 +271,7 @@ void cuda_moe_combine(struct backend *base, const float *out, const float *weigh
 		cuda_rms_norm(base, x, n, next, 1, eps, rows, n, n);
 }
 
-/* ---- rotation
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- rotation ---- */
 
 static __global__ void rope_angles_kernel(
 	const int32_t *pos, const float *inv_freq, int rows, int half, float *cos_sin)
@@ -328,50 +322,51 @@ void cuda_rope(struct backend *b, const struct rope *rope, const float *x, int64
 		x, x_stride, y, y_stride, n_heads, n);
 }
 
-/* ---- latents
- * --------------------------------------------------------------------------------------------- */
+/* ---- latents ---- */
 
 enum {
 	LATENTS_Q = 1,
 	LATENTS_KV = 2,
 	LATENTS_KEY = 4
-}; /* parts; of `wide`: those whose rows lie at multiples of 16 bytes */
+}; /* parts; of `vectorised`: those whose rows lie at multiples of 16 bytes */
 
 static __global__ void __launch_bounds__(1024) latents_kernel(
 	const __grid_constant__ struct batch rows, const __grid_constant__ struct rope rope,
-	const __grid_constant__ struct latents a, int parts, int wide)
+	const __grid_constant__ struct latents a, int parts, int vectorised)
 {
 	grid_let_next();
 	int64_t r = blockIdx.x;
 	for (unsigned before = blockIdx.y; before; before--) /* the block's part becomes the lowest */
 		parts &= parts - 1;
 	if (parts & LATENTS_Q) {
-		norm_row(a.q + r * a.n_q, a.q_gain, a.eps, a.n_q, wide & LATENTS_Q,
-			[&](int i, float4 v) { store_four(a.q + r * a.n_q, i, a.n_q, wide & LATENTS_Q, v); });
+		norm_row(
+			a.q + r * a.n_q, a.q_gain, a.eps, a.n_q, vectorised & LATENTS_Q, [&](int i, float4 v) {
+				store_four(a.q + r * a.n_q, i, a.n_q, vectorised & LATENTS_Q, v);
+			});
 	} else if (parts & LATENTS_KV) {
-		append_latent(rows, rope, a, r, wide & LATENTS_KV);
+		append_latent(rows, rope, a, r, vectorised & LATENTS_KV);
 	} else {
 		append_key(rows, rope, a, r);
 	}
 }
 
-void cuda_latents_alone(
+void cuda_latents_unfused(
 	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a)
 {
 	int parts = (a->q ? LATENTS_Q : 0) | (a->kv ? LATENTS_KV : 0) | (a->key ? LATENTS_KEY : 0),
-		wide = 0;
+		vectorised = 0;
 	if (!cuda_begin(b, "latents") || !rows->n || !parts)
 		return;
 	unsigned threads = a->key ? KEY_THREADS : 32;
 	if (a->q) {
 		threads = norm_threads(a->n_q) > threads ? norm_threads(a->n_q) : threads;
-		wide |= is_wide(a->q, a->n_q) && is_wide(a->q_gain, 0) ? LATENTS_Q : 0;
+		vectorised |= is_wide(a->q, a->n_q) && is_wide(a->q_gain, 0) ? LATENTS_Q : 0;
 	}
 	if (a->kv) {
 		threads = norm_threads(a->n_kv) > threads ? norm_threads(a->n_kv) : threads;
-		wide |= is_wide(a->kv, a->kv_cache.width) && is_wide(a->kv_gain, 0) ? LATENTS_KV : 0;
+		vectorised |= is_wide(a->kv, a->kv_cache.width) && is_wide(a->kv_gain, 0) ? LATENTS_KV : 0;
 	}
 	cuda_launch(cuda_of(b), latents_kernel,
 		dim3((unsigned)rows->n, (unsigned)__builtin_popcount(parts)), threads, 0, *rows, *rope, *a,
-		parts, wide);
+		parts, vectorised);
 }

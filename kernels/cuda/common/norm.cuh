@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Norms of a row by a block, and the cache rows that are made of them: what rms_norm, latents and
- * chain_kernel share. Means are taken in double; the order of additions depends on the length of
- * the row alone.
+ * gemv_chain_kernel share. Means are taken in double; the order of additions depends on the length
+ * of the row alone.
  */
 #ifndef GLM_KERNELS_CUDA_NORM_CUH
 #define GLM_KERNELS_CUDA_NORM_CUH

@@ -17,13 +17,13 @@
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
 /* Lines of 128 bytes, places i ^ (column % 8); of 64 bytes, places i ^ (column / 2 % 4). */
-static __device__ __forceinline__ uint64_t wide_lines(uint32_t address)
+static __device__ __forceinline__ uint64_t wgmma_desc_128(uint32_t address)
 {
 	return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 |
 		   (uint64_t)1 << 62;
 }
 
-static __device__ __forceinline__ uint64_t wide_short_lines(uint32_t address)
+static __device__ __forceinline__ uint64_t wgmma_desc_64(uint32_t address)
 {
 	return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(512 >> 4) << 32 |
 		   (uint64_t)2 << 62;
@@ -31,24 +31,24 @@ static __device__ __forceinline__ uint64_t wide_short_lines(uint32_t address)
 
 /* Before the first product, and after registers that products use were written by something else.
  */
-static __device__ __forceinline__ void wide_fence()
+static __device__ __forceinline__ void wgmma_fence()
 {
 	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-static __device__ __forceinline__ void wide_commit()
+static __device__ __forceinline__ void wgmma_commit()
 {
 	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 /* All groups but the last LEFT are done. */
-template <int LEFT> static __device__ __forceinline__ void wide_wait()
+template <int LEFT> static __device__ __forceinline__ void wgmma_wait()
 {
 	asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
 /* Nothing that uses these registers moves across. */
-template <int N> static __device__ __forceinline__ void wide_hold(float (&d)[N])
+template <int N> static __device__ __forceinline__ void wgmma_keep_registers(float (&d)[N])
 {
 #pragma unroll
 	for (int i = 0; i < N; i++)
@@ -56,7 +56,7 @@ template <int N> static __device__ __forceinline__ void wide_hold(float (&d)[N])
 }
 
 /* d = a b, or d += a b */
-static __device__ __forceinline__ void wide_mma(
+static __device__ __forceinline__ void wgmma_f16(
 	float (&d)[64], const uint32_t (&a)[4], uint64_t b, int add)
 {
 	asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
@@ -80,7 +80,7 @@ static __device__ __forceinline__ void wide_mma(
 				 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-static __device__ __forceinline__ void wide_mma(
+static __device__ __forceinline__ void wgmma_f16(
 	float (&d)[32], const uint32_t (&a)[4], uint64_t b, int add)
 {
 	asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -97,7 +97,7 @@ static __device__ __forceinline__ void wide_mma(
 				 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-static __device__ __forceinline__ void wide_mma(
+static __device__ __forceinline__ void wgmma_f16(
 	float (&d)[16], const uint32_t (&a)[4], uint64_t b, int add)
 {
 	asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"

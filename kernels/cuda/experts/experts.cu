@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * expert_ffn of a few rows, in two passes: gate and up fused with SwiGLU into hidden rows (scratch,
- * one per place), then down from those to the places. They fill tasks of product_kernel and
- * mma_kernel (gemv.cuh, gemv_mma.cuh): a task is one job and up to 8 of its places.
+ * one per place), then down from those to the places. They fill tasks of gemv_kernel and
+ * gemv_mma_kernel (gemv.cuh, gemv_mma.cuh): a task is one job and up to 8 of its places.
  * Gate and up of different types are taken one after the other. Jobs of one place go another way
  * where they can (experts.cuh), with the same bits.
  */
@@ -22,12 +22,12 @@ static const struct weight *weight_of(const struct expert_job *job, enum pass pa
 static bool run_pass(struct cuda_backend *b, enum pass pass, const float *x, int64_t n_x,
 	const struct expert_job *jobs, int n_jobs, int n_used, float *y, int64_t y_row)
 {
-	struct product_args a = {}, last = {};
-	enum product_layout layout = LAYOUT_FLOATS;
+	struct gemv_args a = {}, last = {};
+	enum limb_layout layout = LAYOUT_FLOATS;
 	const struct weight *now = NULL; /* what the tasks gathered so far have in common */
 	a.x = x;
 	a.n_stack = 1;
-	a.rows = pass == PASS_DOWN ? ROWS_TO_PLACES : ROWS_TO_HIDDEN;
+	a.rows = pass == PASS_DOWN ? ROWS_TO_SLOTS : ROWS_TO_HIDDEN;
 	a.glu = pass == PASS_GLU;
 	a.y_row = y_row;
 	int hidden = 0, most = 1;
@@ -40,10 +40,10 @@ static bool run_pass(struct cuda_backend *b, enum pass pass, const float *x, int
 			continue;
 		if ((pass == PASS_GLU && !fused) || ((pass == PASS_GATE || pass == PASS_UP) && fused))
 			continue;
-		for (int at = 0; at < jobs[j].n_token_slots; at += PRODUCT_ROWS) {
-			if (a.n_tasks && (a.n_tasks == PRODUCT_TASKS || w->type != now->type ||
+		for (int at = 0; at < jobs[j].n_token_slots; at += GEMV_ROWS) {
+			if (a.n_tasks && (a.n_tasks == GEMV_TASKS || w->type != now->type ||
 								 w->n_in != now->n_in || w->n_out != now->n_out)) {
-				if (!cuda_product(b, now->type, &a))
+				if (!gemv_enqueue(b, now->type, &a))
 					return false;
 				a.n_tasks = 0;
 			}
@@ -51,25 +51,25 @@ static bool run_pass(struct cuda_backend *b, enum pass pass, const float *x, int
 			a.n_in = (int)w->n_in;
 			a.x_row = w->n_in;
 			a.row_bytes = (int64_t)w->row_bytes;
-			a.split = cuda_product_split(w->type, w->n_in, w->n_out * n_used);
-			if (!cuda_product_with_digits(b, &a, w->type, n_x, most, &last, &layout))
+			a.split = gemv_k_split(w->type, w->n_in, w->n_out * n_used);
+			if (!gemv_prepare_limbs(b, &a, w->type, n_x, most, &last, &layout))
 				return false;
-			struct product_task *t = &a.task[a.n_tasks++];
+			struct gemv_task *t = &a.task[a.n_tasks++];
 			t->w = (const uint8_t *)w->data;
 			t->up = (const uint8_t *)jobs[j].up.data;
 			t->y = y;
 			t->n_out = (int)w->n_out;
 			t->add = false;
 			t->first = hidden + at;
-			t->n_x = jobs[j].n_token_slots - at < PRODUCT_ROWS ? jobs[j].n_token_slots - at
-															   : PRODUCT_ROWS;
+			t->n_x =
+				jobs[j].n_token_slots - at < GEMV_ROWS ? jobs[j].n_token_slots - at : GEMV_ROWS;
 			for (int i = 0; i < t->n_x; i++) {
-				t->place[i] = jobs[j].token_slots[at + i];
-				t->row[i] = t->place[i] / n_used;
+				t->slot[i] = jobs[j].token_slots[at + i];
+				t->row[i] = t->slot[i] / n_used;
 			}
 		}
 	}
-	return !a.n_tasks || cuda_product(b, now->type, &a);
+	return !a.n_tasks || gemv_enqueue(b, now->type, &a);
 }
 
 void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_job *jobs,
@@ -85,8 +85,8 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	cuda_note_begin(b, USAGE_EXPERTS);
 	if (!cuda_begin(base, "expert_ffn"))
 		return;
-	if (rows > CUDA_FEW_ROWS) {
-		cuda_gemm_experts(b, x, jobs, n_jobs, n_used, out);
+	if (rows > DECODE_MAX_ROWS) {
+		gemm_expert_ffn(b, x, jobs, n_jobs, n_used, out);
 		cuda_note_end(b);
 		return;
 	}

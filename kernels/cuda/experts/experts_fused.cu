@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * experts_kernel: gate, up, SwiGLU and down of up to TASKS experts with one place each, in one
- * launch. mma_kernel's arithmetic (gemv_mma.cuh: x as three digits of 8 bits, whole numbers
+ * launch. gemv_mma_kernel's arithmetic (gemv_mma.cuh: x as three digits of 8 bits, whole numbers
  * up to the sum over a run of 256 weights) and its order of additions, so the bits are the same.
  *
  * Grid: one block per multiprocessor; of a deferred kernel SPARE less. A block takes its share of
@@ -22,14 +22,14 @@
  *
  * Block: WORKERS that compute two runs of every stage; a warp that fetches (bulk copies of whole
  * stages to a ring of slots with barriers full and done, and of the next hidden row); FINISHERS
- * that sum up the runs of a stage in mma_kernel's order and write, in turn. Until x has been asked
- * for no more than two stages are on their way: it would queue behind them.
+ * that sum up the runs of a stage in gemv_mma_kernel's order and write, in turn. Until x has been
+ * asked for no more than two stages are on their way: it would queue behind them.
  *
  *      mma m16n8k32:    16 weight rows x 32 weights, lane = 4 r + c has rows r and r + 8
  *      columns:         the three digits of one x row leave five of eight unused, so lanes of a row
  * take different groups of weights (scales) at once and columns tell them apart: x is zero where
  * the lane's group is not the column's. What multiplies lane c's group comes out in lane c. A warp
- * keeps the columns of its runs in registers. digits, meets:   of a run: as digits_kernel leaves
+ * keeps the columns of its runs in registers. digits, meets:   of a run: as limbs_kernel leaves
  * them; three digits of each row and the scale of x
  *
  * Bytes moved: every packed row once; x and a task's hidden row once per block.
@@ -47,7 +47,7 @@
 #define SLOTS     4 /* at most; more of them only let x and hidden rows wait */
 #define BARRIERS  16
 #define SPARE     4 /* multiprocessors that a deferred kernel leaves free: see deferred_experts.cu */
-#define IN_ORDER  4 /* runs that mma_kernel takes at once */
+#define IN_ORDER  4 /* runs that gemv_mma_kernel takes at once */
 #define SHARES                                                                                     \
 	18 /* four and a struct told, up to a multiple of 128 bytes: copies to other places are slower \
 		*/
@@ -72,7 +72,7 @@ struct expert_args {
 	int n_tasks, slots, stage_bytes;
 	bool x_aligned; /* to 16 bytes */
 	/* in: gate and up, ff: down. Weights and bytes of a row, runs of a row, tiles of a stage,
-	 * stages of a task, cuda_product_split */
+	 * stages of a task, gemv_k_split */
 	int n_embd, in_bytes, in_runs, in_tiles, in_pieces, in_split;
 	int n_ff, ff_bytes, ff_runs, ff_tiles, ff_pieces, ff_split;
 };
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 		__trap();
 	uint8_t *tables = shared;
 	uint2 *digits = (uint2 *)(shared + type::TABLE_BYTES);
-	float4 *meets = (float4 *)(digits + RUNS * RUN_DIGITS);
+	float4 *meets = (float4 *)(digits + RUNS * SUPER_BLOCK_LIMBS);
 	float *all_sums = (float *)(meets + slots * RUNS * MEET),
 		  *x_scales = all_sums + FINISHERS * 16 * RUNS;
 	uint64_t *barriers = (uint64_t *)(x_scales + RUNS);
@@ -419,7 +419,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 				 stage_bytes = (uint32_t)a.stage_bytes, stages_at = (uint32_t)(stages - shared),
 				 barriers_at = full,
 				 meets_at = (uint32_t)((uint8_t *)(meets + first_run * MEET) - shared);
-		digits += 2 * warp * RUN_DIGITS;
+		digits += 2 * warp * SUPER_BLOCK_LIMBS;
 		x_scales += 2 * warp;
 		struct kept kept = {4u * lane, 0x002b1908};
 		asm volatile("" : "+r"(kept.lane4), "+r"(kept.three));
@@ -503,7 +503,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 template <int T> static constexpr size_t fixed_bytes(int n_ff)
 {
-	return expert_type<T>::TABLE_BYTES + RUNS * RUN_DIGITS * sizeof(uint2) +
+	return expert_type<T>::TABLE_BYTES + RUNS * SUPER_BLOCK_LIMBS * sizeof(uint2) +
 		   (FINISHERS * 16 + 1) * RUNS * sizeof(float) + BARRIERS * sizeof(uint64_t) +
 		   SHARES * sizeof(int4) + (size_t)n_ff * sizeof(float);
 }
@@ -517,7 +517,7 @@ template <int T> static size_t bytes_of(const struct expert_args *a, size_t slot
 template <int T, bool AWAIT>
 static bool launch_as(struct cuda_backend *b, struct expert_args *a, bool now)
 {
-	static_assert(mma_cut<T, false>::CHUNK == IN_ORDER, "sums in another order");
+	static_assert(gemv_tiling<T, false>::CHUNK == IN_ORDER, "sums in another order");
 	static_assert(
 		(fixed_bytes<T>(0)) % 128 == 0 && RUNS * expert_type<T>::MEET * sizeof(float4) % 128 == 0,
 		"slow copies");
@@ -543,8 +543,8 @@ static bool launch(struct cuda_backend *b, enum dtype type, struct expert_args *
 
 static void set_shape(struct expert_args *a, const struct expert_job *job, int n_used)
 {
-	a->in_split = cuda_product_split(job->gate.type, job->gate.n_in, job->gate.n_out * n_used);
-	a->ff_split = cuda_product_split(job->down.type, job->down.n_in, job->down.n_out * n_used);
+	a->in_split = gemv_k_split(job->gate.type, job->gate.n_in, job->gate.n_out * n_used);
+	a->ff_split = gemv_k_split(job->down.type, job->down.n_in, job->down.n_out * n_used);
 	a->n_embd = (int)job->gate.n_in;
 	a->in_bytes = (int)job->gate.row_bytes;
 	a->in_runs = a->n_embd / 256;

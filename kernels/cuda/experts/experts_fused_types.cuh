@@ -58,7 +58,7 @@ struct kept {
 	uint32_t three; /* the magnitudes 8, 25, 43 */
 };
 
-/* Two runs of x, eight values each in this lane, as write_digits leaves them */
+/* Two runs of x, eight values each in this lane, as write_limbs leaves them */
 static __device__ __forceinline__ void write_two_digits(
 	const float v[2][8], uint2 *digits, float scales[2])
 {
@@ -94,7 +94,7 @@ static __device__ __forceinline__ void write_two_digits(
 		}
 #pragma unroll
 		for (int d = 0; d < 3; d++)
-			digits[u * RUN_DIGITS + s * 12 + 4 * d + c] = make_uint2(word[d][0], word[d][1]);
+			digits[u * SUPER_BLOCK_LIMBS + s * 12 + 4 * d + c] = make_uint2(word[d][0], word[d][1]);
 	}
 	if (lane < 4 && lane & 1)
 		scales[lane / 2] = ratio;
@@ -125,7 +125,7 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 		for (int h = 0; h < 4; h++)
 #pragma unroll
 			for (int j = 0; j < 4; j++) {
-				const uint2 *d = digits + c / 2 * RUN_DIGITS + (2 * h + c % 2) * 12 + j;
+				const uint2 *d = digits + c / 2 * SUPER_BLOCK_LIMBS + (2 * h + c % 2) * 12 + j;
 				b.two[h][j] = c == n / 2 ? d[4 * (n & 1)] : make_uint2(0, 0);
 				if (j < 2)
 					b.one[h][j] = c == n / 2 ? d[8 + j + (n & 1)] : make_uint2(0, 0);
@@ -241,7 +241,7 @@ template <> struct expert_type<DTYPE_Q2_K> {
 	{
 #pragma unroll
 		for (int u = 0; u < 2; u++) {
-			read_run(digits + u * RUN_DIGITS, lane, b.run[u]);
+			read_run(digits + u * SUPER_BLOCK_LIMBS, lane, b.run[u]);
 			b.run[u].x_scale = x_scales[u];
 		}
 	}

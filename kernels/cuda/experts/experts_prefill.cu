@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * expert_ffn for many rows (kernels: packed_gemm.cuh, gemm.cu). Jobs are taken in rounds
+ * expert_ffn for many rows (kernels: grouped_gemm.cuh, gemm.cu). Jobs are taken in rounds
  * of at most PLACES_MOST places: the rows of the places are gathered and split, gate and up give
  * [places][gate, up], SwiGLU of those is split, down goes to the places. Straight from the packed
  * blocks where the type allows it, else by way of panels; both give the same bits.
@@ -16,8 +16,8 @@
 /* What a round needs on the device, front to back without holes. */
 struct round_list {
 	int32_t place[PLACES_MOST + 7 * JOBS_MOST];
-	struct packed_tile packed[3 * TILES_MOST]; /* gate, up, down: n_tiles each */
-	struct gemm_tile panel[2 * TILES_MOST];    /* gate and up, down: n_tiles each */
+	struct grouped_gemm_tile packed[3 * TILES_MOST]; /* gate, up, down: n_tiles each */
+	struct gemm_tile panel[2 * TILES_MOST];          /* gate and up, down: n_tiles each */
 };
 
 struct round {
@@ -25,21 +25,22 @@ struct round {
 	int n, n_tiles, n_x;           /* n_x: places, and those that fill up */
 	int bn;
 	bool packed;
-	enum x_order order, down_order; /* X_PLAIN: not for cuda_wide */
+	enum x_order order, down_order; /* X_PLAIN: not for wgmma_gemm_enqueue */
 	int64_t n_embd, n_ff, ff_pad, embd_pad;
 	/* device */
 	const int32_t *place;
-	const struct packed_tile *tiles;
+	const struct grouped_gemm_tile *tiles;
 	const struct gemm_tile *panel_tiles;
 	struct x_panel x, h;
 	float *gu; /* [n_x][2 ff_pad] */
 	void *panel;
 };
 
-static bool run_packed(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn)
+static bool run_packed(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn)
 {
-	return cuda_gemm_packed_group<1>(b, type, a, bn) || cuda_gemm_packed_group<2>(b, type, a, bn) ||
-		   cuda_gemm_packed_group<3>(b, type, a, bn) || cuda_gemm_packed_group<4>(b, type, a, bn);
+	return grouped_gemm_group<1>(b, type, a, bn) || grouped_gemm_group<2>(b, type, a, bn) ||
+		   grouped_gemm_group<3>(b, type, a, bn) || grouped_gemm_group<4>(b, type, a, bn);
 }
 
 static bool same_kind(const struct expert_job *a, const struct expert_job *b)
@@ -80,7 +81,7 @@ static void unpack_jobs(struct cuda_backend *b, const struct round *r,
 	u.n_matrices = r->n;
 	u.n_out = (int)w->n_out;
 	u.rest = rest;
-	cuda_unpack(b, w->type, &u);
+	gemm_unpack(b, w->type, &u);
 }
 
 static void panel_gate_and_up(struct cuda_backend *b, const struct round *r)
@@ -102,7 +103,7 @@ static void panel_gate_and_up(struct cuda_backend *b, const struct round *r)
 			g.n_out = (int)(together ? 2 * r->ff_pad : r->ff_pad);
 			g.y = r->gu + (together || !which ? 0 : r->ff_pad);
 			g.add = rest;
-			cuda_gemm(b, &g, r->bn, r->n_tiles, 1);
+			gemm_enqueue(b, &g, r->bn, r->n_tiles, 1);
 		}
 	}
 }
@@ -121,7 +122,7 @@ static void panel_down(struct cuda_backend *b, const struct round *r, float *out
 		g.w = panel_at(r->panel, panel_kind_of(type), r->n * r->embd_pad, r->n_ff);
 		unpack_jobs(b, r, &g.w, 2, r->embd_pad, 0, rest);
 		g.add = rest;
-		cuda_gemm(b, &g, r->bn, r->n_tiles, 1);
+		gemm_enqueue(b, &g, r->bn, r->n_tiles, 1);
 	}
 }
 
@@ -130,18 +131,18 @@ static void panel_down(struct cuda_backend *b, const struct round *r, float *out
  */
 
 static void run_as(struct cuda_backend *b, enum x_order order, enum dtype type,
-	const struct packed_args *a, int bn)
+	const struct grouped_gemm_args *a, int bn)
 {
 	if (order == X_PLAIN)
 		run_packed(b, type, a, bn);
 	else
-		cuda_wide(b, type, a, bn);
+		wgmma_gemm_enqueue(b, type, a, bn);
 }
 
 static void packed_gate_and_up(struct cuda_backend *b, const struct round *r)
 {
 	const struct weight *gate = &r->jobs->gate, *up = &r->jobs->up;
-	struct packed_args a = {};
+	struct grouped_gemm_args a = {};
 	a.tables = b->tables;
 	a.x = r->x;
 	a.n_out = (int)r->n_ff;
@@ -160,7 +161,7 @@ static void packed_gate_and_up(struct cuda_backend *b, const struct round *r)
 
 static void packed_down(struct cuda_backend *b, const struct round *r, float *out)
 {
-	struct packed_args a = {};
+	struct grouped_gemm_args a = {};
 	a.tables = b->tables;
 	a.x = r->h;
 	a.n_out = (int)r->n_embd;
@@ -195,10 +196,10 @@ static int round_of(const struct round *r, int n_jobs, int at, int *n_token_slot
 	return n;
 }
 
-static struct packed_tile packed_tile_of(
+static struct grouped_gemm_tile packed_tile_of(
 	const struct weight *w, int x_first, int n_x, int64_t y_first)
 {
-	struct packed_tile t;
+	struct grouped_gemm_tile t;
 	t.w = (const uint8_t *)w->data;
 	t.x_first = x_first;
 	t.n_x = n_x;
@@ -209,7 +210,7 @@ static struct packed_tile packed_tile_of(
 /* Places and tiles of a round; returns how far the last job has come. */
 static int fill_list(struct round *r, struct round_list *list, int at, int n_token_slots)
 {
-	static struct packed_tile tiles[3][TILES_MOST]; /* one thread computes */
+	static struct grouped_gemm_tile tiles[3][TILES_MOST]; /* one thread computes */
 	static struct gemm_tile panel[2][TILES_MOST];
 	int end = at, left = n_token_slots;
 	r->n_x = r->n_tiles = 0;
@@ -253,8 +254,8 @@ static bool place_round(struct cuda_backend *b, struct round *r, const struct ro
 		   for_h = (size_t)up_to((int64_t)x_panel_bytes(pad, r->n_ff, 1), 256),
 		   for_gu = (size_t)(pad * 2 * r->ff_pad) * sizeof(float);
 	size_t token_slots = (size_t)up_to(r->n_x, 64) * sizeof(int32_t),
-		   tiles = (size_t)r->n_tiles *
-				   (r->packed ? 3 * sizeof(struct packed_tile) : 2 * sizeof(struct gemm_tile));
+		   tiles = (size_t)r->n_tiles * (r->packed ? 3 * sizeof(struct grouped_gemm_tile)
+												   : 2 * sizeof(struct gemm_tile));
 	uint8_t *room = (uint8_t *)cuda_scratch_of(
 		b, &b->prefill, for_w + for_x + for_h + for_gu + token_slots + tiles);
 	if (!room)
@@ -272,12 +273,12 @@ static bool place_round(struct cuda_backend *b, struct round *r, const struct ro
 	b->base.ops->upload(&b->base, at, packet, token_slots + tiles);
 	b->op = op;
 	r->place = (const int32_t *)at;
-	r->tiles = (const struct packed_tile *)(at + token_slots);
+	r->tiles = (const struct grouped_gemm_tile *)(at + token_slots);
 	r->panel_tiles = (const struct gemm_tile *)(at + token_slots);
 	return !b->base.failure.code;
 }
 
-void cuda_gemm_experts(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int n_used, float *out)
 {
 	static struct round_list list; /* one thread computes */
@@ -293,9 +294,9 @@ void cuda_gemm_experts(struct cuda_backend *b, const float *x, const struct expe
 				   run_packed(b, r.jobs->up.type, NULL, 0) &&
 				   run_packed(b, r.jobs->down.type, NULL, 0);
 		if (r.packed) {
-			r.order = cuda_wide_order(b, &r.jobs->gate);
-			r.order = r.order == cuda_wide_order(b, &r.jobs->up) ? r.order : X_PLAIN;
-			r.down_order = cuda_wide_order(b, &r.jobs->down);
+			r.order = wgmma_gemm_x_order(b, &r.jobs->gate);
+			r.order = r.order == wgmma_gemm_x_order(b, &r.jobs->up) ? r.order : X_PLAIN;
+			r.down_order = wgmma_gemm_x_order(b, &r.jobs->down);
 		}
 		r.n = round_of(&r, n_jobs - j, at, &n_token_slots);
 		if (!n_token_slots) {
@@ -315,7 +316,7 @@ void cuda_gemm_experts(struct cuda_backend *b, const float *x, const struct expe
 		s.token_slots = r.place;
 		s.n_used = n_used;
 		s.order = r.order;
-		cuda_gemm_split(b, FROM_PLACES, &s, r.n_x, 1);
+		gemm_split_rows(b, FROM_PLACES, &s, r.n_x, 1);
 		if (r.packed)
 			packed_gate_and_up(b, &r);
 		else
@@ -325,7 +326,7 @@ void cuda_gemm_experts(struct cuda_backend *b, const float *x, const struct expe
 		s.x_row = 2 * r.ff_pad;
 		s.up = r.ff_pad;
 		s.order = r.down_order;
-		cuda_gemm_split(b, FROM_GLU, &s, r.n_x, 1);
+		gemm_split_rows(b, FROM_GLU, &s, r.n_x, 1);
 		if (r.packed)
 			packed_down(b, &r, out);
 		else

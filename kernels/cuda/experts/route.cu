@@ -3,10 +3,10 @@
  * The router's choice, and the norms and products that it is made by.
  *
  * gate_kernel, for one or two routers of float rows and few rows of x (see takes): all of it in one
- * launch, the same sums in the same order as rms_norm_kernel and product_kernel. Grid: a block of 8
+ * launch, the same sums in the same order as rms_norm_kernel and gemv_kernel. Grid: a block of 8
  * warps for each GATE_ROWS weight rows, and one more. Each has its weights in registers before it
  * waits for what stands before the kernel, which leaves only x to be fetched; takes its norm
- * itself, a warp then some runs of 256 values of each of the rows, as in product_kernel; and hands
+ * itself, a warp then some runs of 256 values of each of the rows, as in gemv_kernel; and hands
  * scores on as cells: 64-bit words, key and score, that are 0 between launches, so that a cell says
  * of itself that it has come. The last block, which has no weights, writes the normed x of the
  * first router and chooses, a warp for each row of each router, when the cells are full; makes them
@@ -30,7 +30,8 @@
 #define GATE_EXPERTS (32 * PICK_EACH)
 #define GATE_ROWS    4 /* weight rows of a block */
 #define GATE_WARPS                                                                                 \
-	8 /* share a weight row, as in product_kernel of 16 runs of 256 weights and more */
+	8               /* share a weight row, as in gemv_kernel of 16 runs of 256 weights and more    \
+					 */
 #define GATE_RUNS 3 /* of a warp, at most */
 #define GATE_X    4 /* rows of x, at most */
 

@@ -19,8 +19,7 @@
 
 #define X_MOST ((size_t)128 << 20) /* of an x panel */
 
-/* ---- activations
- * ------------------------------------------------------------------------------------------ */
+/* ---- activations ---- */
 
 template <enum split_from FROM>
 static __device__ __forceinline__ float4 split_read(
@@ -99,7 +98,7 @@ static __global__ void __launch_bounds__(256)
 			continue;
 		if (a.order == X_PLAIN)
 			to.sums[at] = make_float2(sum, second);
-		else if (to.steps % 8 == 0) { /* types with minima have whole runs */
+		else if (to.steps % 8 == 0) { /* types with minima have whole n_sb */
 			int64_t line = (stack * to.steps + k / 32 / 8 * 8) / 8 * to.pad + row;
 			uint8_t *p = (uint8_t *)to.sums + line * 64;
 			int s = k / 32 % 8, turn = (int)row / 2 & 3;
@@ -111,7 +110,7 @@ static __global__ void __launch_bounds__(256)
 	}
 }
 
-void cuda_gemm_split(
+void gemm_split_rows(
 	struct cuda_backend *b, enum split_from from, const struct split_args *a, int rows, int n_stack)
 {
 	dim3 grid((unsigned)rows, (unsigned)n_stack);
@@ -143,8 +142,7 @@ struct x_panel x_panel_at(void *memory, int64_t pad, int64_t n_in, int64_t n_sta
 	return p;
 }
 
-/* ---- the product
- * ------------------------------------------------------------------------------------------ */
+/* ---- the product ---- */
 
 template <bool OFFSET, int BN, int STAGES> struct gemm_shape {
 	static constexpr int A = GEMM_M * 64, X = BN * 128, F = GEMM_M * (OFFSET ? 16 : 8),
@@ -247,7 +245,8 @@ static void gemm_kind(struct cuda_backend *b, const struct gemm_args *g, int n_t
 	}
 }
 
-void cuda_gemm(struct cuda_backend *b, const struct gemm_args *g, int bn, int n_tiles, int n_stack)
+void gemm_enqueue(
+	struct cuda_backend *b, const struct gemm_args *g, int bn, int n_tiles, int n_stack)
 {
 	if (bn == 32)
 		gemm_kind<32, 6, 2>(b, g, n_tiles, n_stack);
@@ -259,9 +258,7 @@ void cuda_gemm(struct cuda_backend *b, const struct gemm_args *g, int bn, int n_
 		gemm_kind<128, 6, 1>(b, g, n_tiles, n_stack);
 }
 
-/* ---- panels
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- panels ---- */
 
 enum panel_kind panel_kind_of(enum dtype type)
 {
@@ -304,8 +301,7 @@ struct weight_panel panel_at(void *memory, enum panel_kind kind, int64_t m_pad, 
 	return p;
 }
 
-/* ---- dense products
- * ---------------------------------------------------------------------------------------- */
+/* ---- dense products ---- */
 
 /* Rows that are split at a time, a multiple of 128 or all of them, and the bytes of their panel. */
 static int64_t rows_at_once(int64_t rows, int64_t n_in, int64_t n_stack, size_t *bytes)
@@ -320,7 +316,7 @@ static int64_t rows_at_once(int64_t rows, int64_t n_in, int64_t n_stack, size_t 
 
 /* Matrices of w at a time and of each the rows, so that the panel stays within GEMM_W_MOST; and its
  * bytes. */
-static void slice_of(const struct weight *w, int64_t *matrices, int64_t *n_out, size_t *bytes)
+static void weight_slice(const struct weight *w, int64_t *matrices, int64_t *n_out, size_t *bytes)
 {
 	enum panel_kind kind = panel_kind_of(w->type);
 	size_t row = panel_bytes(kind, 1, w->n_in);
@@ -333,12 +329,12 @@ static void slice_of(const struct weight *w, int64_t *matrices, int64_t *n_out, 
 }
 
 /* One weight, of whose input the rows have been split: y[r][s] (+)= w_s x[r][s]. */
-static void product(struct cuda_backend *b, const struct weight *w, struct x_panel x, void *memory,
-	int rows, float *y, int64_t y_row, int64_t y_stack, bool add)
+static void gemm_from_panel(struct cuda_backend *b, const struct weight *w, struct x_panel x,
+	void *memory, int rows, float *y, int64_t y_row, int64_t y_stack, bool add)
 {
 	int64_t matrices, slice;
 	size_t bytes;
-	slice_of(w, &matrices, &slice, &bytes);
+	weight_slice(w, &matrices, &slice, &bytes);
 	int bn = rows <= 32 ? 32 : rows <= 64 ? 64 : 128;
 	for (int64_t s = 0; s < w->n_stack; s += matrices)
 		for (int64_t o = 0; o < w->n_out; o += slice)
@@ -357,7 +353,7 @@ static void product(struct cuda_backend *b, const struct weight *w, struct x_pan
 				u.tables = b->tables;
 				u.row_bytes = (int64_t)w->row_bytes;
 				u.rest = rest;
-				cuda_unpack(b, w->type, &u);
+				gemm_unpack(b, w->type, &u);
 				struct gemm_args g = {};
 				g.w = u.panel;
 				g.x = x;
@@ -371,18 +367,18 @@ static void product(struct cuda_backend *b, const struct weight *w, struct x_pan
 				g.y_row = y_row;
 				g.y_stack = y_stack;
 				g.add = add || rest;
-				cuda_gemm(b, &g, bn, (rows + bn - 1) / bn, u.n_matrices);
+				gemm_enqueue(b, &g, bn, (rows + bn - 1) / bn, u.n_matrices);
 			}
 }
 
 /* The same straight from the packed weights. */
-static void wide_product(struct cuda_backend *b, const struct weight *w, struct x_panel x, int rows,
-	float *y, int64_t y_row, int64_t y_stack, bool add)
+static void gemm_from_packed(struct cuda_backend *b, const struct weight *w, struct x_panel x,
+	int rows, float *y, int64_t y_row, int64_t y_stack, bool add)
 {
 	/* the largest tiles that leave few multiprocessors idle */
 	int64_t across = (w->n_out + GEMM_M - 1) / GEMM_M * w->n_stack;
 	int bn = rows <= 32 ? 32 : rows <= 64 || across * ((rows + 127) / 128) < b->n_sm ? 64 : 128;
-	struct packed_args a = {};
+	struct grouped_gemm_args a = {};
 	a.tables = b->tables;
 	a.x = x;
 	a.row_bytes = (int64_t)w->row_bytes;
@@ -396,11 +392,11 @@ static void wide_product(struct cuda_backend *b, const struct weight *w, struct 
 	a.n_x = rows;
 	a.n_stack = (int)w->n_stack;
 	a.add = add;
-	cuda_wide(b, w->type, &a, bn);
+	wgmma_gemm_enqueue(b, w->type, &a, bn);
 }
 
-static void split(struct cuda_backend *b, enum x_order order, struct x_panel to, const float *x,
-	int64_t x_row, int64_t x_stack, int rows, int n_stack)
+static void gemm_split_x(struct cuda_backend *b, enum x_order order, struct x_panel to,
+	const float *x, int64_t x_row, int64_t x_stack, int rows, int n_stack)
 {
 	struct split_args a = {};
 	a.to = to;
@@ -408,58 +404,60 @@ static void split(struct cuda_backend *b, enum x_order order, struct x_panel to,
 	a.x_row = x_row;
 	a.x_stack = x_stack;
 	a.order = order;
-	cuda_gemm_split(b, FROM_ROWS, &a, rows, n_stack);
+	gemm_split_rows(b, FROM_ROWS, &a, rows, n_stack);
 }
 
-void cuda_gemm_matmul(
+void gemm_matmul(
 	struct cuda_backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
 {
 	int64_t n_in = parts[0].w.n_in, m, o;
 	size_t most = 0, bytes, for_x;
 	for (int i = 0; i < n_parts; i++) {
-		slice_of(&parts[i].w, &m, &o, &bytes);
-		most = bytes > most && cuda_wide_order(b, &parts[i].w) == X_PLAIN ? bytes : most;
+		weight_slice(&parts[i].w, &m, &o, &bytes);
+		most = bytes > most && wgmma_gemm_x_order(b, &parts[i].w) == X_PLAIN ? bytes : most;
 	}
 	most = (size_t)up_to((int64_t)most, 256);
 	int64_t group = rows_at_once(rows, n_in, 1, &for_x);
-	uint8_t *room = (uint8_t *)cuda_scratch_of(b, &b->prefill, most + for_x);
-	if (!room)
+	uint8_t *scratch = (uint8_t *)cuda_scratch_of(b, &b->prefill, most + for_x);
+	if (!scratch)
 		return;
 	for (int64_t r = 0; r < rows && !b->base.failure.code; r += group) {
 		int n = (int)(rows - r < group ? rows - r : group);
-		struct x_panel panel = x_panel_at(room + most, up_to(n, 128) + 128, n_in, 1);
+		struct x_panel panel = x_panel_at(scratch + most, up_to(n, 128) + 128, n_in, 1);
 		for (int i = 0; i < n_parts; i++) {
 			const struct matmul *p = &parts[i];
-			enum x_order order = cuda_wide_order(b, &p->w);
-			if (!i || order != cuda_wide_order(b, &parts[i - 1].w))
-				split(b, order, panel, x + r * n_in, n_in, 0, n, 1);
+			enum x_order order = wgmma_gemm_x_order(b, &p->w);
+			if (!i || order != wgmma_gemm_x_order(b, &parts[i - 1].w))
+				gemm_split_x(b, order, panel, x + r * n_in, n_in, 0, n, 1);
 			if (order == X_PLAIN)
-				product(b, &p->w, panel, room, n, p->y + r * p->w.n_out, p->w.n_out, 0, p->add);
+				gemm_from_panel(
+					b, &p->w, panel, scratch, n, p->y + r * p->w.n_out, p->w.n_out, 0, p->add);
 			else
-				wide_product(b, &p->w, panel, n, p->y + r * p->w.n_out, p->w.n_out, 0, p->add);
+				gemm_from_packed(b, &p->w, panel, n, p->y + r * p->w.n_out, p->w.n_out, 0, p->add);
 		}
 	}
 }
 
-void cuda_gemm_stacked(struct cuda_backend *b, const struct stacked_matmul *a, int rows)
+void gemm_stacked_matmul(struct cuda_backend *b, const struct stacked_matmul *a, int rows)
 {
 	int64_t m, o, n_in = a->w.n_in, n_stack = a->w.n_stack;
 	size_t bytes, for_x;
-	enum x_order order = cuda_wide_order(b, &a->w);
-	slice_of(&a->w, &m, &o, &bytes);
+	enum x_order order = wgmma_gemm_x_order(b, &a->w);
+	weight_slice(&a->w, &m, &o, &bytes);
 	bytes = order == X_PLAIN ? (size_t)up_to((int64_t)bytes, 256) : 0;
 	int64_t group = rows_at_once(rows, n_in, n_stack, &for_x);
-	uint8_t *room = (uint8_t *)cuda_scratch_of(b, &b->prefill, bytes + for_x);
-	if (!room)
+	uint8_t *scratch = (uint8_t *)cuda_scratch_of(b, &b->prefill, bytes + for_x);
+	if (!scratch)
 		return;
 	int64_t x_row = a->x_stride * n_stack, y_row = a->y_stride * n_stack;
 	for (int64_t r = 0; r < rows && !b->base.failure.code; r += group) {
 		int n = (int)(rows - r < group ? rows - r : group);
-		struct x_panel panel = x_panel_at(room + bytes, up_to(n, 128) + 128, n_in, n_stack);
-		split(b, order, panel, a->x + r * x_row, x_row, a->x_stride, n, (int)n_stack);
+		struct x_panel panel = x_panel_at(scratch + bytes, up_to(n, 128) + 128, n_in, n_stack);
+		gemm_split_x(b, order, panel, a->x + r * x_row, x_row, a->x_stride, n, (int)n_stack);
 		if (order == X_PLAIN)
-			product(b, &a->w, panel, room, n, a->y + r * y_row, y_row, a->y_stride, false);
+			gemm_from_panel(
+				b, &a->w, panel, scratch, n, a->y + r * y_row, y_row, a->y_stride, false);
 		else
-			wide_product(b, &a->w, panel, n, a->y + r * y_row, y_row, a->y_stride, false);
+			gemm_from_packed(b, &a->w, panel, n, a->y + r * y_row, y_row, a->y_stride, false);
 	}
 }

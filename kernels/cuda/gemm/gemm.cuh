@@ -15,7 +15,7 @@
  * 32][x_pad][hi 32, lo 32] halves; sums [stack][n_in / 32][x_pad] of (s0, s1); unscale
  * [stack][x_pad]
  *
- * so that a tile of any of them is one run of bytes. Rows behind the last one are whatever memory
+ * so that a tile of any of them is one sb of bytes. Rows behind the last one are whatever memory
  * holds; they are not stored.
  */
 #ifndef GLM_KERNELS_CUDA_GEMM_CUH
@@ -41,7 +41,7 @@ struct x_panel {
 	__half *x;
 	float2 *sums;
 	float *unscale;
-	int64_t pad; /* rows, with room for a tile behind the last */
+	int64_t pad; /* rows, with scratch for a tile behind the last */
 	int n_in, steps;
 };
 
@@ -101,11 +101,12 @@ size_t x_panel_bytes(int64_t pad, int64_t n_in, int64_t n_stack);
 struct x_panel x_panel_at(void *memory, int64_t pad, int64_t n_in, int64_t n_stack);
 struct weight_panel panel_at(void *memory, enum panel_kind kind, int64_t m_pad, int64_t n_in);
 
-void cuda_gemm_split(struct cuda_backend *b, enum split_from from, const struct split_args *a,
+void gemm_split_rows(struct cuda_backend *b, enum split_from from, const struct split_args *a,
 	int rows, int n_stack);
 
 /* Tiles of at most bn (32, 64, 128) x rows. */
-void cuda_gemm(struct cuda_backend *b, const struct gemm_args *g, int bn, int n_tiles, int n_stack);
+void gemm_enqueue(
+	struct cuda_backend *b, const struct gemm_args *g, int bn, int n_tiles, int n_stack);
 
 static inline int64_t up_to(int64_t n, int64_t unit)
 {
@@ -113,17 +114,17 @@ static inline int64_t up_to(int64_t n, int64_t unit)
 }
 
 /* unpack.cu */
-void cuda_unpack(struct cuda_backend *b, enum dtype type, const struct unpack_args *a);
+void gemm_unpack(struct cuda_backend *b, enum dtype type, const struct unpack_args *a);
 
 /* Some x rows that meet one matrix of packed weights. */
-struct packed_tile {
+struct grouped_gemm_tile {
 	const uint8_t *w;
 	int32_t x_first, n_x; /* x_first is even */
 	int64_t y_first;      /* added to the place of an output */
 };
 
-struct packed_args {
-	const struct packed_tile *tiles; /* device [n_tiles] */
+struct grouped_gemm_args {
+	const struct grouped_gemm_tile *tiles; /* device [n_tiles] */
 	const struct cuda_tables *tables;
 	struct x_panel x;
 	int64_t row_bytes;
@@ -131,7 +132,8 @@ struct packed_args {
 	float *y;
 	int64_t y_row;
 	const int32_t *y_map; /* device: output row of x row i; NULL: i */
-	/* cuda_wide only: without tiles, n_tiles of bn x rows each for every matrix of a stack */
+	/* wgmma_gemm_enqueue only: without tiles, n_tiles of bn x rows each for every matrix of a stack
+	 */
 	const uint8_t *w;
 	int64_t stack_bytes, y_stack;
 	int n_x, n_stack;
@@ -141,50 +143,53 @@ struct packed_args {
 /* wgmma_gemm.cu: tiles of at most bn (32, 64, 128) x rows, of x panels in the order of
  * wgmma_gemm.cuh; x_first is a multiple of 8. False: not for this type, or not on this card. NULL
  * asks only. */
-bool cuda_wide(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool wgmma_gemm_enqueue(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 
 /* The same for the types of one group (wgmma_gemm_types.cu). */
 template <int GROUP>
-bool cuda_wide_group(struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool wgmma_gemm_group(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 template <>
-bool cuda_wide_group<1>(
-	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool wgmma_gemm_group<1>(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 template <>
-bool cuda_wide_group<2>(
-	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool wgmma_gemm_group<2>(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 template <>
-bool cuda_wide_group<3>(
-	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool wgmma_gemm_group<3>(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 template <>
-bool cuda_wide_group<4>(
-	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool wgmma_gemm_group<4>(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 
-/* The order of x that cuda_wide wants for this weight; X_PLAIN: not for cuda_wide. */
-enum x_order cuda_wide_order(struct cuda_backend *b, const struct weight *w);
+/* The order of x that wgmma_gemm_enqueue wants for this weight; X_PLAIN: not for
+ * wgmma_gemm_enqueue. */
+enum x_order wgmma_gemm_x_order(struct cuda_backend *b, const struct weight *w);
 
-/* The types of one group (packed_gemm_types.cu): tiles of at most bn (32, 64, 96) x rows, straight
+/* The types of one group (grouped_gemm_types.cu): tiles of at most bn (32, 64, 96) x rows, straight
  * from the packed weights. False: not for this type on this card. NULL asks only. */
 template <int GROUP>
-bool cuda_gemm_packed_group(
-	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool grouped_gemm_group(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 template <>
-bool cuda_gemm_packed_group<1>(
-	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool grouped_gemm_group<1>(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 template <>
-bool cuda_gemm_packed_group<2>(
-	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool grouped_gemm_group<2>(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 template <>
-bool cuda_gemm_packed_group<3>(
-	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool grouped_gemm_group<3>(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 template <>
-bool cuda_gemm_packed_group<4>(
-	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn);
+bool grouped_gemm_group<4>(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 
-/* The ops for more than CUDA_FEW_ROWS rows. */
-void cuda_gemm_matmul(
+/* The ops for more than DECODE_MAX_ROWS rows. */
+void gemm_matmul(
 	struct cuda_backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
-void cuda_gemm_stacked(struct cuda_backend *b, const struct stacked_matmul *m, int rows);
-void cuda_gemm_experts(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+void gemm_stacked_matmul(struct cuda_backend *b, const struct stacked_matmul *m, int rows);
+void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int n_used, float *out);
 
 #endif

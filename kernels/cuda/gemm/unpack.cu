@@ -2,8 +2,8 @@
 /*
  * Packed weights to panels of halves (gemm.cuh).
  *
- * unpack_kernel: grid (groups of 8 rows times runs of 256 weights, matrices), block 256: a warp
- * takes a run of a row, a lane 4 weights of each half of it (block_dot.cuh). Bytes moved: the
+ * unpack_kernel: grid (groups of 8 rows times n_sb of 256 weights, matrices), block 256: a warp
+ * takes a sb of a row, a lane 4 weights of each half of it (block_dot.cuh). Bytes moved: the
  * packed weights once in, 2.25 to 2.5 bytes a weight out.
  */
 #include "kernels/cuda/common/block_dot.cuh"
@@ -16,15 +16,16 @@ static __global__ void __launch_bounds__(256)
 {
 	constexpr bool FLOATS = T == DTYPE_F32 || T == DTYPE_F16 || T == DTYPE_BF16;
 	const struct weight_panel &panel = a.panel;
-	int lane = threadIdx.x % 32, runs = (panel.n_in + 255) / 256, run = blockIdx.x % runs,
-		row = blockIdx.x / runs * 8 + threadIdx.x / 32;
+	int lane = threadIdx.x % 32, n_sb = (panel.n_in + 255) / 256, sb = blockIdx.x % n_sb,
+		row = blockIdx.x / n_sb * 8 + threadIdx.x / 32;
 	if (row >= a.n_out)
 		return;
-	const uint8_t *p = a.w[blockIdx.y] + row * a.row_bytes + (int64_t)run * packed<T>::RUN_BYTES;
+	const uint8_t *p =
+		a.w[blockIdx.y] + row * a.row_bytes + (int64_t)sb * packed<T>::SUPER_BLOCK_BYTES;
 	int64_t to = a.first[blockIdx.y] + row;
 #pragma unroll
 	for (int g = 0; g < 2; g++) {
-		int v = 4 * lane + 128 * g, left = panel.n_in - run * 256 - v, step = run * 8 + v / 32;
+		int v = 4 * lane + 128 * g, left = panel.n_in - sb * 256 - v, step = sb * 8 + v / 32;
 		float q[4] = {0, 0, 0, 0}, factor = 0, offset = 0;
 		if (left >= 4)
 			packed<T>::get(p, v, a.tables, q, factor, offset);
@@ -68,7 +69,7 @@ static __global__ void __launch_bounds__(256)
 	}
 }
 
-void cuda_unpack(struct cuda_backend *b, enum dtype type, const struct unpack_args *a)
+void gemm_unpack(struct cuda_backend *b, enum dtype type, const struct unpack_args *a)
 {
 	dim3 grid(
 		(unsigned)((a->n_out + 7) / 8 * ((a->panel.n_in + 255) / 256)), (unsigned)a->n_matrices);

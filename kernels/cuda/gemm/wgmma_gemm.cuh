@@ -9,17 +9,17 @@
  * weight 8 c + 4 s + i (or, where the type has QUADS, 16 s + 4 c + i) of the 32: the weights that
  * lane c of a row unpacks
  *
- * wide_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack), block 256:
- * a warp multiplies 16 weight rows with all x rows. One thread fetches x, WIDE_AHEAD steps of 32
- * ahead. A warp fetches its own weights, a run of 256 ahead, and unpacks a step while the products
- * of the one before run.
+ * wgmma_gemm_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack),
+ * block 256: a warp multiplies 16 weight rows with all x rows. One thread fetches x, WGMMA_AHEAD
+ * steps of 32 ahead. A warp fetches its own weights, a sb of 256 ahead, and unpacks a step while
+ * the products of the one before sb.
  *
- * weight = factor * byte. Where the factor is a whole number times that of the run, the matrix
- * units get byte * number, which is exact in a half, and sums are scaled once per run (FOLDS); else
+ * weight = factor * byte. Where the factor is a whole number times that of the sb, the matrix
+ * units get byte * number, which is exact in a half, and sums are scaled once per sb (FOLDS); else
  * once per step of 32.
  *
  * Types with minima (LEAST): weight = factor * byte - minimum * least. The sums of 16 x, as two
- * halves, times the sixteen leasts of the run are one more product of each run:
+ * halves, times the sixteen leasts of the sb are one more product of each sb:
  *
  *      sums        [stack][n_in / 256][x_pad][64 bytes]: hi 16, lo 16 halves, each sum / 32, the
  * pieces of row r at place i ^ (r / 2 % 4)
@@ -36,10 +36,10 @@
 #include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/common/wgmma.cuh"
 
-#define WIDE_WARPS   8
-#define WIDE_THREADS (WIDE_WARPS * 32)
-#define WIDE_STAGES  4
-#define WIDE_AHEAD                                                                                 \
+#define WGMMA_WARPS   8
+#define WGMMA_THREADS (WGMMA_WARPS * 32)
+#define WGMMA_STAGES  4
+#define WGMMA_AHEAD                                                                                \
 	2 /* steps that x is fetched ahead: fewer than stages, so that no warp waits for the slowest   \
 	   */
 
@@ -48,16 +48,16 @@ constexpr int num_up(int n, int unit)
 	return (n + unit - 1) / unit * unit;
 }
 
-template <int T, int BN> struct wide_shape {
-	static constexpr int RUN = packed<T>::RUN_BYTES, LINES = (RUN + 14 + 15) / 16,
+template <int T, int BN> struct wgmma_gemm_shape {
+	static constexpr int SB_BYTES = packed<T>::SUPER_BLOCK_BYTES, LINES = (SB_BYTES + 14 + 15) / 16,
 						 STRIDE = (LINES | 1) * 16;
-	static constexpr int X = BN * 128, W = 16 * STRIDE; /* of a stage; of a run of a warp */
-	static constexpr int AT_W = WIDE_STAGES * X, AT_TABLES = AT_W + WIDE_WARPS * 2 * W,
+	static constexpr int X = BN * 128, W = 16 * STRIDE; /* of a stage; of a sb of a warp */
+	static constexpr int AT_W = WGMMA_STAGES * X, AT_TABLES = AT_W + WGMMA_WARPS * 2 * W,
 						 AT_SUMS =
 							 num_up(AT_TABLES + (bytes_type<T>::TABLES ? 384 * 128 : 0), 1024),
 						 SUMS = BN * 64,
 						 AT_BARRIERS = AT_SUMS + (bytes_type<T>::LEAST ? 2 * SUMS : 0),
-						 BYTES = 1024 + AT_BARRIERS + 2 * WIDE_STAGES * 8 + 4 * 8;
+						 BYTES = 1024 + AT_BARRIERS + 2 * WGMMA_STAGES * 8 + 4 * 8;
 };
 
 /* Four signed bytes as two pairs of halves */
@@ -77,8 +77,8 @@ static __device__ __forceinline__ uint32_t times(uint32_t pair, __half2 by)
 	return *(uint32_t *)&v;
 }
 
-template <typename type, enum scale_kind KIND> struct wide_scale;
-template <typename type> struct wide_scale<type, SCALE_FLOAT> {
+template <typename type, enum scale_kind KIND> struct wgmma_scale;
+template <typename type> struct wgmma_scale<type, SCALE_FLOAT> {
 	typedef typename type::head head;
 	static __device__ __forceinline__ int whole(const uint8_t *, const head &, int, int)
 	{
@@ -90,7 +90,7 @@ template <typename type> struct wide_scale<type, SCALE_FLOAT> {
 	}
 	static __device__ __forceinline__ float unit(const head &) { return 1; }
 };
-template <typename type> struct wide_scale<type, SCALE_STEP> {
+template <typename type> struct wgmma_scale<type, SCALE_STEP> {
 	typedef typename type::head head;
 	static __device__ __forceinline__ int whole(const uint8_t *p, const head &h, int s, int)
 	{
@@ -102,7 +102,7 @@ template <typename type> struct wide_scale<type, SCALE_STEP> {
 	}
 	static __device__ __forceinline__ float unit(const head &h) { return h.unit; }
 };
-template <typename type> struct wide_scale<type, SCALE_HALF> {
+template <typename type> struct wgmma_scale<type, SCALE_HALF> {
 	typedef typename type::head head;
 	static __device__ __forceinline__ int whole(const uint8_t *p, const head &h, int s, int c)
 	{
@@ -112,7 +112,7 @@ template <typename type> struct wide_scale<type, SCALE_HALF> {
 	static __device__ __forceinline__ float unit(const head &h) { return h.unit; }
 };
 
-template <typename type> struct wide_scale<type, SCALE_NONE> {
+template <typename type> struct wgmma_scale<type, SCALE_NONE> {
 	typedef typename type::head head;
 	static __device__ __forceinline__ int whole(const uint8_t *, const head &, int, int)
 	{
@@ -124,7 +124,7 @@ template <typename type> struct wide_scale<type, SCALE_NONE> {
 
 /* The leasts of step c and of step c + 4, each of both halves of the step, as pairs of halves; and
  * the factor of all of them. */
-template <int T, bool LEAST> struct wide_least {
+template <int T, bool LEAST> struct wgmma_minima {
 	static __device__ __forceinline__ void get(
 		const uint8_t *, const typename bytes_type<T>::head &, int, uint32_t[2], float &)
 	{
@@ -136,7 +136,7 @@ static __device__ __forceinline__ uint32_t small_halves(uint32_t a, uint32_t b) 
 	__half2 h = __hsub2(*(__half2 *)&w, __half2half2(__ushort_as_half(0x6400)));
 	return *(uint32_t *)&h;
 }
-template <int T> struct wide_least<T, true> {
+template <int T> struct wgmma_minima<T, true> {
 	static __device__ __forceinline__ void get(const uint8_t *,
 		const typename bytes_type<T>::head &h, int c, uint32_t pair[2], float &minimum)
 	{
@@ -146,7 +146,7 @@ template <int T> struct wide_least<T, true> {
 		minimum = h.minimum;
 	}
 };
-template <> struct wide_least<DTYPE_Q2_K, true> {
+template <> struct wgmma_minima<DTYPE_Q2_K, true> {
 	static __device__ __forceinline__ void get(const uint8_t *p,
 		const struct bytes_type<DTYPE_Q2_K>::head &h, int c, uint32_t pair[2], float &minimum)
 	{
@@ -159,22 +159,22 @@ template <> struct wide_least<DTYPE_Q2_K, true> {
 
 template <int T, int BN>
 static __global__ void __launch_bounds__(
-	WIDE_THREADS, BN == 32 || (BN == 64 && !bytes_type<T>::LEAST) ? 2 : 1)
-	wide_kernel(const __grid_constant__ struct packed_args g)
+	WGMMA_THREADS, BN == 32 || (BN == 64 && !bytes_type<T>::LEAST) ? 2 : 1)
+	wgmma_gemm_kernel(const __grid_constant__ struct grouped_gemm_args g)
 {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-	typedef struct wide_shape<T, BN> shape;
+	typedef struct wgmma_gemm_shape<T, BN> shape;
 	typedef struct bytes_type<T> type;
-	typedef struct wide_scale<type, type::SCALE> scales;
+	typedef struct wgmma_scale<type, type::SCALE> scales;
 	constexpr bool FOLDS = type::SCALE != SCALE_FLOAT && T != DTYPE_IQ4_XS;
 	extern __shared__ uint8_t shared_begin[];
 	uint32_t begin = shared_address(shared_begin), base = (begin + 1023) & ~1023u;
 	uint8_t *shared = shared_begin + (base - begin);
-	uint32_t full = base + shape::AT_BARRIERS, empty = full + 8 * WIDE_STAGES,
-			 sums_full = empty + 8 * WIDE_STAGES, sums_empty = sums_full + 16;
+	uint32_t full = base + shape::AT_BARRIERS, empty = full + 8 * WGMMA_STAGES,
+			 sums_full = empty + 8 * WGMMA_STAGES, sums_empty = sums_full + 16;
 	int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, g8 = lane / 4, c = lane % 4,
 		m0 = blockIdx.x * GEMM_M, steps = g.x.steps;
-	struct packed_tile tile;
+	struct grouped_gemm_tile tile;
 	if (g.tiles)
 		tile = g.tiles[blockIdx.y];
 	else {
@@ -185,19 +185,19 @@ static __global__ void __launch_bounds__(
 	}
 	const float *unscale = g.x.unscale + blockIdx.z * g.x.pad + tile.x_first;
 	if (type::TABLES)
-		for (int i = tid; i < 384 * 8; i += WIDE_THREADS) {
+		for (int i = tid; i < 384 * 8; i += WGMMA_THREADS) {
 			uint32_t w =
 				i < 256 * 8 ? g.tables->iq2xxs_nibbles[i / 8] : g.tables->sign_nibbles[i / 8 - 256];
 			((uint4 *)(shared + shape::AT_TABLES))[i] = make_uint4(w, w, w, w);
 		}
 	if (!tid) {
-		for (int i = 0; i < WIDE_STAGES; i++) {
+		for (int i = 0; i < WGMMA_STAGES; i++) {
 			barrier_init(full + 8 * i, 1);
-			barrier_init(empty + 8 * i, WIDE_WARPS);
+			barrier_init(empty + 8 * i, WGMMA_WARPS);
 		}
 		for (int i = 0; i < 2; i++) {
 			barrier_init(sums_full + 8 * i, 1);
-			barrier_init(sums_empty + 8 * i, WIDE_WARPS);
+			barrier_init(sums_empty + 8 * i, WGMMA_WARPS);
 		}
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 	}
@@ -208,27 +208,27 @@ static __global__ void __launch_bounds__(
 	auto fetch_x = [&](int step) {
 		if (tid || step >= steps)
 			return;
-		int at = step % WIDE_STAGES, round = step / WIDE_STAGES;
+		int at = step % WGMMA_STAGES, round = step / WGMMA_STAGES;
 		if (round)
 			barrier_wait(empty + 8 * at, (round & 1) ^ 1);
 		barrier_expect(full + 8 * at, shape::X);
 		copy_run(base + at * shape::X, from_x + step * g.x.pad * 128, shape::X, full + 8 * at);
 	};
 #pragma unroll
-	for (int i = 0; i < WIDE_AHEAD; i++)
+	for (int i = 0; i < WGMMA_AHEAD; i++)
 		fetch_x(i);
 
-	int runs = (steps + 7) / 8;
+	int n_sb = (steps + 7) / 8;
 	const uint8_t *from_sums =
-		(const uint8_t *)g.x.sums + (blockIdx.z * runs * g.x.pad + tile.x_first) * 64;
-	auto fetch_sums = [&](int run) {
-		if (tid || run >= runs || !type::LEAST)
+		(const uint8_t *)g.x.sums + (blockIdx.z * n_sb * g.x.pad + tile.x_first) * 64;
+	auto fetch_sums = [&](int sb) {
+		if (tid || sb >= n_sb || !type::LEAST)
 			return;
-		int at = run & 1;
-		if (run >= 2)
-			barrier_wait(sums_empty + 8 * at, (run >> 1 & 1) ^ 1);
+		int at = sb & 1;
+		if (sb >= 2)
+			barrier_wait(sums_empty + 8 * at, (sb >> 1 & 1) ^ 1);
 		barrier_expect(sums_full + 8 * at, shape::SUMS);
-		copy_run(base + shape::AT_SUMS + at * shape::SUMS, from_sums + run * g.x.pad * 64,
+		copy_run(base + shape::AT_SUMS + at * shape::SUMS, from_sums + sb * g.x.pad * 64,
 			shape::SUMS, sums_full + 8 * at);
 	};
 	fetch_sums(0);
@@ -241,16 +241,16 @@ static __global__ void __launch_bounds__(
 		[&](int row) { /* rows behind the last one are computed from any row, and not stored */
 			return (uintptr_t)first_row + (int64_t)min(row, last_row) * g.row_bytes;
 		};
-	auto fetch = [&](int run) {
-		int bytes = (int)min((int64_t)shape::RUN, g.row_bytes - (int64_t)run * shape::RUN);
+	auto fetch = [&](int sb) {
+		int bytes = (int)min((int64_t)shape::SB_BYTES, g.row_bytes - (int64_t)sb * shape::SB_BYTES);
 		if (bytes > 0)
 #pragma unroll
 			for (int j = 0; j < (16 * shape::LINES + 31) / 32; j++) {
 				int i = lane + 32 * j, row = i / shape::LINES, line = i % shape::LINES * 16;
-				uintptr_t at = row_at(row) + (uint32_t)(run * shape::RUN);
+				uintptr_t at = row_at(row) + (uint32_t)(sb * shape::SB_BYTES);
 				if (row < 16 && line < bytes + (int)(at & 15))
 					async_copy(
-						shared_address(own) + (run & 1) * shape::W + row * shape::STRIDE + line,
+						shared_address(own) + (sb & 1) * shape::W + row * shape::STRIDE + line,
 						(const void *)((at & ~(uintptr_t)15) + line));
 			}
 		async_commit();
@@ -263,15 +263,15 @@ static __global__ void __launch_bounds__(
 	typename type::head head[2];
 	float next_factor[2] = {1, 1}, next_minimum[2] = {0, 0};
 	uint32_t next_least[2][2] = {}; /* [row][step c, step c + 4] */
-	auto begin_run = [&](int run) {
+	auto begin_super_block = [&](int sb) {
 		async_wait<1>();
 		__syncwarp();
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
-			p[i] = own + (run & 1) * shape::W + (g8 + 8 * i) * shape::STRIDE +
-				   ((low[i] + (uint32_t)(run * shape::RUN)) & 15);
+			p[i] = own + (sb & 1) * shape::W + (g8 + 8 * i) * shape::STRIDE +
+				   ((low[i] + (uint32_t)(sb * shape::SB_BYTES)) & 15);
 			type::read_head(p[i], c, g.tables, head[i]);
-			wide_least<T, type::LEAST>::get(p[i], head[i], c, next_least[i], next_minimum[i]);
+			wgmma_minima<T, type::LEAST>::get(p[i], head[i], c, next_least[i], next_minimum[i]);
 		}
 	};
 	auto unpack = [&](int s, uint32_t(&a)[2][4]) {
@@ -301,11 +301,11 @@ static __global__ void __launch_bounds__(
 	uint32_t a[2][2][4];
 	fetch(0);
 	fetch(1);
-	begin_run(0);
+	begin_super_block(0);
 	unpack(0, a[0]);
 	int stage = 0, round = 0, before = 0;
-	for (int run = 0; run < runs; run++) {
-		int left = min(8, steps - 8 * run);
+	for (int sb = 0; sb < n_sb; sb++) {
+		int left = min(8, steps - 8 * sb);
 		float unit[2] = {scales::unit(head[0]), scales::unit(head[1])},
 			  minimum[2] = {next_minimum[0], next_minimum[1]};
 		uint32_t least[4] = {
@@ -315,33 +315,33 @@ static __global__ void __launch_bounds__(
 			if (s >= left)
 				break;
 			float factor[2] = {next_factor[0], next_factor[1]};
-			fetch_x(8 * run + s + WIDE_AHEAD);
+			fetch_x(8 * sb + s + WGMMA_AHEAD);
 			if (s == 4)
-				fetch_sums(run + 1);
-			uint64_t lines = wide_lines(base + stage * shape::X);
+				fetch_sums(sb + 1);
+			uint64_t lines = wgmma_desc_128(base + stage * shape::X);
 			barrier_wait(full + 8 * stage, round & 1);
-			wide_fence();
-			wide_mma(d, a[s & 1][0], lines, FOLDS && s);
-			wide_mma(d, a[s & 1][1], lines + 2, 1);
-			wide_mma(d, a[s & 1][0], lines + 4, 1);
-			wide_mma(d, a[s & 1][1], lines + 6, 1);
-			wide_commit();
+			wgmma_fence();
+			wgmma_f16(d, a[s & 1][0], lines, FOLDS && s);
+			wgmma_f16(d, a[s & 1][1], lines + 2, 1);
+			wgmma_f16(d, a[s & 1][0], lines + 4, 1);
+			wgmma_f16(d, a[s & 1][1], lines + 6, 1);
+			wgmma_commit();
 			if (FOLDS && s) { /* the step before is done: its registers and its x are free */
-				wide_wait<1>();
+				wgmma_wait<1>();
 				if (!lane)
 					barrier_arrive(empty + 8 * before);
 			}
 			if (s + 1 < left)
 				unpack(s + 1, a[(s + 1) & 1]);
-			else if (run + 1 < runs) {
+			else if (sb + 1 < n_sb) {
 				__syncwarp();
-				fetch(run + 2);
-				begin_run(run + 1);
+				fetch(sb + 2);
+				begin_super_block(sb + 1);
 				unpack(0, a[0]);
 			}
 			if (!FOLDS || s + 1 == left) {
-				wide_wait<0>();
-				wide_hold(d);
+				wgmma_wait<0>();
+				wgmma_keep_registers(d);
 				if (!lane)
 					barrier_arrive(empty + 8 * stage);
 #pragma unroll
@@ -349,22 +349,22 @@ static __global__ void __launch_bounds__(
 					acc[i] = __fmaf_rn(FOLDS ? unit[i / 2 % 2] : factor[i / 2 % 2], d[i], acc[i]);
 			}
 			if (type::LEAST && s + 1 == left) {
-				uint64_t sums = wide_short_lines(base + shape::AT_SUMS + (run & 1) * shape::SUMS);
-				barrier_wait(sums_full + 8 * (run & 1), run >> 1 & 1);
-				wide_fence();
-				wide_mma(d, least, sums, 0);
-				wide_mma(d, least, sums + 2, 1);
-				wide_commit();
-				wide_wait<0>();
-				wide_hold(d);
+				uint64_t sums = wgmma_desc_64(base + shape::AT_SUMS + (sb & 1) * shape::SUMS);
+				barrier_wait(sums_full + 8 * (sb & 1), sb >> 1 & 1);
+				wgmma_fence();
+				wgmma_f16(d, least, sums, 0);
+				wgmma_f16(d, least, sums + 2, 1);
+				wgmma_commit();
+				wgmma_wait<0>();
+				wgmma_keep_registers(d);
 				if (!lane)
-					barrier_arrive(sums_empty + 8 * (run & 1));
+					barrier_arrive(sums_empty + 8 * (sb & 1));
 #pragma unroll
 				for (int i = 0; i < BN / 2; i++)
 					acc[i] = __fmaf_rn(-32.0f * minimum[i / 2 % 2], d[i], acc[i]);
 			}
 			before = stage;
-			stage = stage + 1 == WIDE_STAGES ? 0 : stage + 1;
+			stage = stage + 1 == WGMMA_STAGES ? 0 : stage + 1;
 			round += !stage;
 		}
 	}
@@ -392,29 +392,29 @@ static __global__ void __launch_bounds__(
 }
 
 template <int T, int BN>
-static void wide_launch_as(struct cuda_backend *b, const struct packed_args *a)
+static void wgmma_gemm_launch_as(struct cuda_backend *b, const struct grouped_gemm_args *a)
 {
-	constexpr size_t bytes = wide_shape<T, BN>::BYTES;
+	constexpr size_t bytes = wgmma_gemm_shape<T, BN>::BYTES;
 	static size_t allowed;
-	if (!cuda_allow_shared(b, (const void *)wide_kernel<T, BN>, bytes, &allowed))
+	if (!cuda_allow_shared(b, (const void *)wgmma_gemm_kernel<T, BN>, bytes, &allowed))
 		return;
 	dim3 grid((unsigned)((a->n_out + GEMM_M - 1) / GEMM_M), (unsigned)a->n_tiles,
 		(unsigned)(a->tiles ? 1 : a->n_stack));
-	wide_kernel<T, BN><<<grid, WIDE_THREADS, bytes, b->stream>>>(*a);
+	wgmma_gemm_kernel<T, BN><<<grid, WGMMA_THREADS, bytes, b->stream>>>(*a);
 	cuda_launched(b);
 }
 
 template <int T>
-static bool wide_launch(struct cuda_backend *b, const struct packed_args *a, int bn)
+static bool wgmma_gemm_launch(struct cuda_backend *b, const struct grouped_gemm_args *a, int bn)
 {
 	if (!a) /* only asked */
 		return true;
 	if (bn == 32)
-		wide_launch_as<T, 32>(b, a);
+		wgmma_gemm_launch_as<T, 32>(b, a);
 	else if (bn == 64)
-		wide_launch_as<T, 64>(b, a);
+		wgmma_gemm_launch_as<T, 64>(b, a);
 	else
-		wide_launch_as<T, 128>(b, a);
+		wgmma_gemm_launch_as<T, 128>(b, a);
 	return true;
 }
 

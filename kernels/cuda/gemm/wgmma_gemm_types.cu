@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* wide_kernel (wgmma_gemm.cuh: grid, block, bytes moved) for one group of types. The Makefile
+/* wgmma_gemm_kernel (wgmma_gemm.cuh: grid, block, bytes moved) for one group of types. The Makefile
  * builds this file once for each TYPE_GROUP, so that the groups compile side by side. */
 #include "kernels/cuda/gemm/wgmma_gemm.cuh"
 
@@ -14,13 +14,13 @@
 #endif
 
 template <>
-bool cuda_wide_group<TYPE_GROUP>(
-	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn)
+bool wgmma_gemm_group<TYPE_GROUP>(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn)
 {
 	switch (type) {
 #define CASE(t)                                                                                    \
 	case DTYPE_##t:                                                                                \
-		return wide_launch<DTYPE_##t>(b, a, bn);
+		return wgmma_gemm_launch<DTYPE_##t>(b, a, bn);
 		TYPES(CASE)
 #undef CASE
 	default:

@@ -11,16 +11,16 @@
  * a third of a row of gate: the first 32 come to where the first thirds were, which have moved to
  * registers, the others to where second thirds were.
  *
- *      1  digits of x. Warp: 8 rows of gate and 8 of up, an eighth of the width: runs p, p + 8, p +
- * 16 of 256 weights 2  the hidden values of the block go to cells 3  warps 0 to 7: digits of 256
- * hidden values of all blocks. Warps 4 to 15: 16 rows of down, runs p and p + 4
+ *      1  limbs of x. Warp: 8 rows of gate and 8 of up, an eighth of the width: n_sb p, p + 8, p +
+ * 16 of 256 weights 2  the hidden values of the block go to cells 3  warps 0 to 7: limbs of 256
+ * hidden values of all blocks. Warps 4 to 15: 16 rows of down, n_sb p and p + 4
  *
  * Cells are how hidden values come to all blocks without a barrier: 32-bit words that are EMPTY
  * until their value is there. Launches take turns with two sets; each makes the other one's empty,
  * which nobody has read since the launch before. All blocks read all cells, so there are COPIES of
  * them, for other blocks to read.
  *
- * No deadlock: hidden values need nothing from other blocks, and every block comes to run: one
+ * No deadlock: hidden values need nothing from other blocks, and every block comes to sb: one
  * multiprocessor holds one block, what ran before ends without this launch, and what comes behind
  * in the stream starts when all blocks of this one have.
  *
@@ -39,21 +39,21 @@
 #define THREADS ((WARPS + 1) * 32)
 #define COPIES  8 /* at most half of WARPS */
 
-#define UP_ROW    (N_IN / 32 * 34)
-#define DOWN_ROW  (HIDDEN / 32 * 34)
-#define UP_ROWS   (2 * HIDDEN / BLOCKS)
-#define DOWN_ROWS (N_OUT / BLOCKS)
-#define PLACE     (UP_ROW + 16) /* of a row in shared memory: 8 rows meet in no bank */
-#define CHUNK     (256 / 32 * 34)
+#define UP_ROW     (N_IN / 32 * 34)
+#define DOWN_ROW   (HIDDEN / 32 * 34)
+#define UP_ROWS    (2 * HIDDEN / BLOCKS)
+#define DOWN_ROWS  (N_OUT / BLOCKS)
+#define ROW_STRIDE (UP_ROW + 16) /* of a row in shared memory: 8 rows meet in no bank */
+#define SB_BYTES   (256 / 32 * 34)
 
-#define AT_DIGITS (UP_ROWS * PLACE)
-#define AT_SCALES (AT_DIGITS + N_IN / 256 * RUN_DIGITS * 8)
-#define AT_MEETS  (AT_SCALES + N_IN / 256 * 4)
-#define BYTES     (AT_MEETS + WARPS * 16 * 4)
+#define AT_LIMBS    (UP_ROWS * ROW_STRIDE)
+#define AT_SCALES   (AT_LIMBS + N_IN / 256 * SUPER_BLOCK_LIMBS * 8)
+#define AT_PARTIALS (AT_SCALES + N_IN / 256 * 4)
+#define BYTES       (AT_PARTIALS + WARPS * 16 * 4)
 
 /* What is there when a barrier lets pass: thirds of the rows of gate and up; the first 32 rows of
  * down, the others; the first thirds in registers of all warps, the second ones; x */
-enum { HAS_THIRD, HAS_DOWN = 3, HELD = 5, HAS_X = 7, N_BARRIERS };
+enum { HAS_THIRD, HAS_DOWN = 3, LOADED = 5, HAS_X = 7, N_BARRIERS };
 
 static_assert(
 	UP_ROW == 3 * DOWN_ROW && UP_ROWS == 32 && DOWN_ROWS == 48, "the kernel is for this shape");
@@ -61,7 +61,7 @@ static_assert(
 /* In device memory, kept between launches, all cells EMPTY and the rest zero at first */
 struct ffn_state {
 	uint32_t cells[2][COPIES][HIDDEN];
-	uint32_t turn; /* which cells this launch takes */
+	uint32_t turn; /* which cells this launch ffn_fused_applies */
 	uint32_t left; /* blocks that are done with it */
 };
 
@@ -92,7 +92,7 @@ static __device__ __forceinline__ void hold_chunk(const uint8_t *row, struct chu
 		uint32_t w0[2], w8[2];
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
-			const uint32_t *w = (const uint32_t *)(row + i * 8 * PLACE + 68 * j);
+			const uint32_t *w = (const uint32_t *)(row + i * 8 * ROW_STRIDE + 68 * j);
 			w0[i] = w[0], w8[i] = w[8];
 			uint32_t last = w[5 + c];
 			h.word[2 * j][i][0] = w[1 + c];
@@ -105,7 +105,7 @@ static __device__ __forceinline__ void hold_chunk(const uint8_t *row, struct chu
 	}
 }
 
-/* Where pair i of a lane's four pairs of values lies in a run of 256 that chunks are multiplied
+/* Where pair i of a lane's four pairs of values lies in a sb of 256 that chunks are multiplied
  * with, in pairs: lane 4 s + c has those of block s for lane c. */
 static __device__ __forceinline__ int pair_at(int i)
 {
@@ -113,13 +113,13 @@ static __device__ __forceinline__ int pair_at(int i)
 	return s * 16 + (at + i % 2 + i / 2 * 8) % 16;
 }
 
-/* acc += x_scale * (the chunk times a run's digits), by run_product's steps. Digit i is column 2 i:
- * lane 4 r + i has it for rows r and r + 8. */
+/* acc += x_scale * (the chunk times a sb's limbs), by super_block_mma's steps. Digit i is column 2
+ * i: lane 4 r + i has it for rows r and r + 8. */
 static __device__ __forceinline__ void chunk_product(
-	const struct chunk &h, const uint2 *digits, float x_scale, float acc[2])
+	const struct chunk &h, const uint2 *limbs, float x_scale, float acc[2])
 {
 	int lane = threadIdx.x % 32;
-	const uint2 *column = digits + lane / 8 * 4 + lane % 4;
+	const uint2 *column = limbs + lane / 8 * 4 + lane % 4;
 	bool used = lane / 4 % 2 == 0 && lane < 24;
 	float sum[2] = {0, 0};
 	uint2 b[8];
@@ -141,8 +141,8 @@ static __device__ __forceinline__ void chunk_product(
 		acc[i] = __fmaf_rn(x_scale, sum[i], acc[i]);
 }
 
-/* What digits_meet makes of the digits' sums, from lanes 4 r to meets[r] and meets[r + 8] */
-static __device__ __forceinline__ void meet(const float acc[2], float *meets)
+/* What combine_limbs makes of the limbs' sums, from lanes 4 r to partials[r] and partials[r + 8] */
+static __device__ __forceinline__ void meet(const float acc[2], float *partials)
 {
 	int lane = threadIdx.x % 32;
 #pragma unroll
@@ -150,12 +150,12 @@ static __device__ __forceinline__ void meet(const float acc[2], float *meets)
 		float mid = __shfl_down_sync(0xffffffffu, acc[i], 1),
 			  low = __shfl_down_sync(0xffffffffu, acc[i], 2);
 		if (lane % 4 == 0)
-			meets[lane / 4 + 8 * i] = __fmaf_rn(65536.0f, acc[i], __fmaf_rn(256.0f, mid, low));
+			partials[lane / 4 + 8 * i] = __fmaf_rn(65536.0f, acc[i], __fmaf_rn(256.0f, mid, low));
 	}
 }
 
 /* This lane's eight of 256 values, as chunk_product wants them, when they are there */
-static __device__ __forceinline__ void await_run(const uint32_t *cells, float v[8])
+static __device__ __forceinline__ void poll_super_block(const uint32_t *cells, float v[8])
 {
 	uint2 two[4];
 	bool full[4] = {false, false, false, false};
@@ -178,29 +178,29 @@ static __device__ __forceinline__ void await_run(const uint32_t *cells, float v[
 
 /* By one warp: lane i asks for row i of the block's 8 of gate, 8 of up, and the same again, and for
  * rows of down. */
-static __device__ __forceinline__ void ask_rows(
+static __device__ __forceinline__ void load_rows(
 	const struct ffn_args &a, uint32_t base, uint32_t barriers)
 {
 	int lane = threadIdx.x % 32;
 	int64_t row = (2 * blockIdx.x + lane / 16) * 8 + lane % 8;
 	const uint8_t *from = (lane % 16 < 8 ? a.gate : a.up) + row * UP_ROW,
 				  *down = a.down + (int64_t)(DOWN_ROWS * blockIdx.x + lane) * DOWN_ROW;
-	auto ask = [&](int rows, const uint8_t *of_lane, int third, int what) {
+	auto load = [&](int rows, const uint8_t *of_lane, int third, int what) {
 		if (!lane)
 			barrier_expect(barriers + 8 * what, rows * DOWN_ROW);
 		__syncwarp();
 		if (lane < rows)
-			copy_run(
-				base + lane * PLACE + third * DOWN_ROW, of_lane, DOWN_ROW, barriers + 8 * what);
+			copy_run(base + lane * ROW_STRIDE + third * DOWN_ROW, of_lane, DOWN_ROW,
+				barriers + 8 * what);
 	};
 #pragma unroll 1
 	for (int t = 0; t < 3; t++)
-		ask(UP_ROWS, from + t * DOWN_ROW, t, HAS_THIRD + t);
+		load(UP_ROWS, from + t * DOWN_ROW, t, HAS_THIRD + t);
 	barrier_wait(barriers + 8 * HAS_X, 0);
 #pragma unroll 1
 	for (int t = 0; t < 2; t++) {
-		barrier_wait(barriers + 8 * (HELD + t), 0);
-		ask(t ? DOWN_ROWS - UP_ROWS : UP_ROWS, down + t * UP_ROWS * DOWN_ROW, t, HAS_DOWN + t);
+		barrier_wait(barriers + 8 * (LOADED + t), 0);
+		load(t ? DOWN_ROWS - UP_ROWS : UP_ROWS, down + t * UP_ROWS * DOWN_ROW, t, HAS_DOWN + t);
 	}
 }
 
@@ -215,30 +215,30 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	int tid = threadIdx.x, lane = tid % 32, r0 = lane / 4;
 	int warp =
 		__shfl_sync(0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
-	uint2 *digits = (uint2 *)(shared + AT_DIGITS);
-	float *scales = (float *)(shared + AT_SCALES), *meets = (float *)(shared + AT_MEETS);
+	uint2 *limbs = (uint2 *)(shared + AT_LIMBS);
+	float *scales = (float *)(shared + AT_SCALES), *partials = (float *)(shared + AT_PARTIALS);
 	uint32_t barriers = shared_address(all_barriers);
 	auto wait_for = [&](int what) { barrier_wait(barriers + 8 * what, 0); };
-	auto tell = [&](int what) { barrier_arrive(barriers + 8 * what); };
-	auto meet_all = [&]() { sync_some(15, WARPS * 32); };
+	auto arrive = [&](int what) { barrier_arrive(barriers + 8 * what); };
+	auto sync_all = [&]() { sync_some(15, WARPS * 32); };
 
 	grid_let_next();
 	if (!tid) {
 		for (int i = 0; i < N_BARRIERS; i++)
-			barrier_init(barriers + 8 * i, i < HELD ? 1 : WARPS * 32);
+			barrier_init(barriers + 8 * i, i < LOADED ? 1 : WARPS * 32);
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 	}
 	__syncthreads();
 	if (warp == WARPS) {
-		ask_rows(a, shared_address(shared), barriers);
+		load_rows(a, shared_address(shared), barriers);
 		return;
 	}
 	int item = warp / 8, part = warp % 8;
-	const uint8_t *rows = shared + (16 * item + r0) * PLACE + part * CHUNK;
+	const uint8_t *rows = shared + (16 * item + r0) * ROW_STRIDE + part * SB_BYTES;
 	struct chunk h;
 	wait_for(HAS_THIRD);
 	hold_chunk(rows, h);
-	tell(HELD);
+	arrive(LOADED);
 	grid_wait_before();
 
 	/* ---- 1 ---- */
@@ -259,34 +259,34 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
 				for (int i = 0; i < 8; i++)
 					asm volatile("" : "+f"(v[u][i])); /* have come */
-		tell(HAS_X);
+		arrive(HAS_X);
 #pragma unroll
 		for (int u = 0; u < 2; u++)
 			if (warp + u * WARPS < N_IN / 256)
-				write_digits(
-					v[u], digits + (warp + u * WARPS) * RUN_DIGITS, scales + warp + u * WARPS);
+				write_limbs(v[u], limbs + (warp + u * WARPS) * SUPER_BLOCK_LIMBS,
+					scales + warp + u * WARPS);
 	}
-	meet_all();
+	sync_all();
 	{
 		float acc[2] = {0, 0};
-		chunk_product(h, digits + part * RUN_DIGITS, scales[part], acc);
+		chunk_product(h, limbs + part * SUPER_BLOCK_LIMBS, scales[part], acc);
 		wait_for(HAS_THIRD + 1);
 		hold_chunk(rows + DOWN_ROW, h);
-		tell(HELD + 1);
-		chunk_product(h, digits + (part + 8) * RUN_DIGITS, scales[part + 8], acc);
+		arrive(LOADED + 1);
+		chunk_product(h, limbs + (part + 8) * SUPER_BLOCK_LIMBS, scales[part + 8], acc);
 		wait_for(HAS_THIRD + 2);
 		hold_chunk(rows + 2 * DOWN_ROW, h);
-		chunk_product(h, digits + (part + 16) * RUN_DIGITS, scales[part + 16], acc);
-		meet(acc, meets + warp * 16);
+		chunk_product(h, limbs + (part + 16) * SUPER_BLOCK_LIMBS, scales[part + 16], acc);
+		meet(acc, partials + warp * 16);
 	}
 	if (warp >= WARPS - COPIES && lane < 16)
 		write_cell(a.state->cells[turn ^ 1][WARPS - 1 - warp] + blockIdx.x * 16 + lane, EMPTY);
-	meet_all(); /* and the digits of x have been used */
+	sync_all(); /* and the limbs of x have been used */
 
 	/* ---- 2 ---- */
 	if (!warp) { /* lane % 16: hidden value; the first half of the lanes adds up gate, the other one
 					up */
-		const float *m = meets + lane % 16 / 8 * 8 * 16 + lane / 16 * 8 + lane % 8;
+		const float *m = partials + lane % 16 / 8 * 8 * 16 + lane / 16 * 8 + lane % 8;
 		float of_part[8], v = 0;
 #pragma unroll
 		for (int p = 0; p < 8; p++)
@@ -305,20 +305,20 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	/* ---- 3 ---- */
 	int task = warp - 4, tile = task / 4;
 	part = task % 4;
-	rows = shared + (tile % 2 * 16 + r0) * PLACE + tile / 2 * DOWN_ROW + part * CHUNK;
+	rows = shared + (tile % 2 * 16 + r0) * ROW_STRIDE + tile / 2 * DOWN_ROW + part * SB_BYTES;
 	auto hold_down = [&]() {
 		wait_for(HAS_DOWN + tile / 2);
 		hold_chunk(rows, h);
 	};
 	if (warp < 8) {
 		float v[8];
-		await_run(a.state->cells[turn][blockIdx.x % COPIES] + warp * 256, v);
-		write_digits(v, digits + warp * RUN_DIGITS, scales + warp);
+		poll_super_block(a.state->cells[turn][blockIdx.x % COPIES] + warp * 256, v);
+		write_limbs(v, limbs + warp * SUPER_BLOCK_LIMBS, scales + warp);
 		if (task >= 0)
 			hold_down();
 	} else
 		hold_down();
-	meet_all();
+	sync_all();
 	if (task < 0) {
 		if (!tid && atomicInc(&a.state->left, BLOCKS - 1) == BLOCKS - 1)
 			a.state->turn = turn ^ 1;
@@ -328,24 +328,24 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	float acc[2] = {0, 0}, *y = a.y + DOWN_ROWS * blockIdx.x + 16 * tile + lane, old = 0;
 	if (stores && a.add)
 		old = *y;
-	chunk_product(h, digits + part * RUN_DIGITS, scales[part], acc);
-	hold_chunk(rows + 4 * CHUNK, h);
-	chunk_product(h, digits + (part + 4) * RUN_DIGITS, scales[part + 4], acc);
-	meet(acc, meets + warp * 16);
+	chunk_product(h, limbs + part * SUPER_BLOCK_LIMBS, scales[part], acc);
+	hold_chunk(rows + 4 * SB_BYTES, h);
+	chunk_product(h, limbs + (part + 4) * SUPER_BLOCK_LIMBS, scales[part + 4], acc);
+	meet(acc, partials + warp * 16);
 	sync_some(1 + tile, 128);
 	if (stores) {
 		float v = 0;
 #pragma unroll
 		for (int p = 0; p < 4; p++)
-			v = __fadd_rn(v, meets[(warp + p) * 16 + lane]);
+			v = __fadd_rn(v, partials[(warp + p) * 16 + lane]);
 		*y = a.add ? __fadd_rn(old, v) : v;
 	}
 #endif
 }
 
 /* Whether the kernel may use the memory that it needs, which is more than max_shared, for it has
- * hardly any static arrays; and all blocks can run at a time. Asked once. */
-static bool has_room(struct cuda_backend *b)
+ * hardly any static arrays; and all blocks can sb at a time. Asked once. */
+static bool ffn_fused_supported(struct cuda_backend *b)
 {
 	static int known; /* 1: yes, 2: no */
 	if (!known) {
@@ -364,16 +364,17 @@ static bool has_room(struct cuda_backend *b)
 	return known == 1;
 }
 
-static bool is_matrix(const struct weight *w, int n_in, int n_out)
+static bool is_q8_0_matrix(const struct weight *w, int n_in, int n_out)
 {
 	return w->type == DTYPE_Q8_0 && w->n_in == n_in && w->n_out == n_out && w->n_stack == 1 &&
 		   w->row_bytes == (size_t)n_in / 32 * 34 && (uintptr_t)w->data % 16 == 0;
 }
 
-static bool takes(const struct ffn *f, int rows)
+static bool ffn_fused_applies(const struct ffn *f, int rows)
 {
-	return rows == 1 && is_matrix(&f->gate, N_IN, HIDDEN) && is_matrix(&f->up, N_IN, HIDDEN) &&
-		   is_matrix(&f->down, HIDDEN, N_OUT) && (uintptr_t)f->x % 16 == 0;
+	return rows == 1 && is_q8_0_matrix(&f->gate, N_IN, HIDDEN) &&
+		   is_q8_0_matrix(&f->up, N_IN, HIDDEN) && is_q8_0_matrix(&f->down, HIDDEN, N_OUT) &&
+		   (uintptr_t)f->x % 16 == 0;
 }
 
 void cuda_ffn(struct backend *base, const struct ffn *f, int rows)
@@ -381,7 +382,7 @@ void cuda_ffn(struct backend *base, const struct ffn *f, int rows)
 	struct cuda_backend *b = cuda_of(base);
 	if (!cuda_begin(base, "ffn") || !rows)
 		return;
-	if (!takes(f, rows) || !has_room(b)) {
+	if (!ffn_fused_applies(f, rows) || !ffn_fused_supported(b)) {
 		const struct matmul down = {f->down, f->y, f->add, NULL};
 		cuda_matmul_glu(base, f, rows);
 		cuda_matmul(base, &down, 1, f->hidden, rows);

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Weight rows times float rows, what is under matmul, stacked_matmul and expert_ffn: the tasks of
- * both kernels, and product_kernel for weights that are floats. Packed weights:
+ * both kernels, and gemv_kernel for weights that are floats. Packed weights:
  * gemv_mma.cuh.
  *
  * Grid: x = groups of activation rows (fastest, so that weights stay in the second-level cache)
  * times groups of weight rows, y = tasks times matrices of a stack. Block: 8 warps, no dynamic
  * shared memory. `split` of them share a weight row (gate and up: two): warp p of them takes the
- * runs p, p + split, ... of 256 weights, a lane the weights 4 lane and 4 lane + 128 on of a run.
- * Weights go to registers, RUNS runs at a time, the first ones before what stands before the kernel
- * has ended: a row of 6144 weights or fewer is there when x is.
+ * n_sb p, p + split, ... of 256 weights, a lane the weights 4 lane and 4 lane + 128 on of a sb.
+ * Weights go to registers, SUPER_BLOCKS n_sb at a time, the first ones before what stands before
+ * the kernel has ended: a row of 6144 weights or fewer is there when x is.
  *
  * Bytes moved per call: every weight row once per group of NX activation rows (from the
  * second-level cache after the first), the activation rows once per weight row group from the
  * first-level cache, the outputs.
  *
- * The order of additions of one output: per lane over its weights in run order; the 32 lanes by
+ * The order of additions of one output: per lane over its weights in sb order; the 32 lanes by
  * butterfly; the warps of the split in order. It depends on the shape of the weight alone, so a
  * row's numbers do not depend on how many rows there are.
  */
@@ -24,59 +24,60 @@
 
 #include "kernels/cuda/common/block_dot.cuh"
 
-#define PRODUCT_WARPS 8
-#define PRODUCT_ROWS  8 /* most activation rows of a warp */
-#define PRODUCT_TASKS 32
+#define GEMV_WARPS 8
+#define GEMV_ROWS  8 /* most activation rows of a warp */
+#define GEMV_TASKS 32
 
 /* How activation and output rows are numbered. */
-enum product_rows {
+enum gemv_rows {
 	ROWS_PLAIN,     /* i -> i, of all activation rows */
 	ROWS_TO_HIDDEN, /* task's place i: x row row[i], y row first + i */
-	ROWS_TO_PLACES, /* x row first + i, y row place */
+	ROWS_TO_SLOTS,  /* x row first + i, y row place */
 };
 
-struct product_task {
+struct gemv_task {
 	const uint8_t *w;
 	const uint8_t *up; /* gate and up at once: y = silu(w x) * (up x); else NULL */
 	float *y;
-	const float *x; /* its own x (product_kernel only); NULL: that of all */
+	const float *x; /* its own x (gemv_kernel only); NULL: that of all */
 	int n_out;
 	bool add;
-	int n_x; /* with places: at most PRODUCT_ROWS */
+	int n_x; /* with places: at most GEMV_ROWS */
 	int first;
-	int32_t place[PRODUCT_ROWS], row[PRODUCT_ROWS]; /* row: of x, place / n_used */
+	int32_t slot[GEMV_ROWS], row[GEMV_ROWS]; /* row: of x, place / n_used */
 };
 
-struct product_args {
-	struct product_task task[PRODUCT_TASKS]; /* of one type, n_in and row_bytes */
+struct gemv_args {
+	struct gemv_task task[GEMV_TASKS]; /* of one type, n_in and row_bytes */
 	const struct cuda_tables *tables;
 	const float *x;
-	const uint2 *digits; /* x for mma_kernel, see cuda_product_digits; NULL: it makes them itself */
+	const uint2
+		*limbs; /* x for gemv_mma_kernel, see gemv_split_limbs; NULL: it makes them itself */
 	const float *scales;
-	int own_slots; /* rows of x that it makes itself, all matrices of the stack counted */
-	int item_end[PRODUCT_TASKS]; /* of mma_kernel: see there */
-	int unit; /* bytes that mma_kernel may copy at once: 16, 4 or 2; of product_kernel: whether four
-				 weights lie aligned */
+	int own_rows; /* rows of x that it makes itself, all matrices of the stack counted */
+	int item_end[GEMV_TASKS]; /* of gemv_mma_kernel: see there */
+	int unit; /* bytes that gemv_mma_kernel may copy at once: 16, 4 or 2; of gemv_kernel: whether
+				 four weights lie aligned */
 	int64_t x_row, y_row;     /* floats between rows */
 	int64_t x_stack, y_stack; /* floats between matrices of a stack */
 	int64_t row_bytes, stack_bytes;
 	int n_in, n_tasks, n_stack, n_rows; /* n_rows: ROWS_PLAIN */
 	int split, row_groups, out_most;    /* out_most: the largest n_out */
-	enum product_rows rows;
-	bool flat; /* of mma_kernel: rows are short and follow each other without a gap of lines */
+	enum gemv_rows rows;
+	bool flat; /* of gemv_mma_kernel: rows are short and follow each other without a gap of lines */
 	bool glu, x_aligned; /* x_aligned: every x row begins at a multiple of 16 bytes and n_in is one
 							of 4 */
 };
 
-/* How a type wants x: as it is, or as digits with the weights of a step of 32 dealt to lanes in one
+/* How a type wants x: as it is, or as limbs with the weights of a step of 32 dealt to lanes in one
  * of two ways. */
-enum product_layout { LAYOUT_FLOATS, LAYOUT_EIGHTS, LAYOUT_QUADS };
+enum limb_layout { LAYOUT_FLOATS, LAYOUT_EIGHTS, LAYOUT_QUADS };
 
-enum product_layout cuda_product_layout(enum dtype type);
+enum limb_layout gemv_limb_layout(enum dtype type);
 
-/* Whether mma_kernel makes the digits of x itself: n_x is the most rows of x of a task. Codebooks
- * leave it less room. */
-static inline bool cuda_product_own(
+/* Whether gemv_mma_kernel makes the limbs of x itself: n_x is the most rows of x of a task.
+ * Codebooks leave it less room. */
+static inline bool gemv_makes_limbs(
 	const struct cuda_backend *b, enum dtype type, int n_x, int64_t n_in)
 {
 	int64_t values = n_x * ((n_in + 255) / 256 * 256);
@@ -88,24 +89,24 @@ static inline bool cuda_product_own(
 
 /* How many warps share a weight row. Depends on the weight's type and shape alone; rows: of all
  * matrices of this shape that come together in decode. */
-int cuda_product_split(enum dtype type, int64_t n_in, int64_t rows);
+int gemv_k_split(enum dtype type, int64_t n_in, int64_t rows);
 
-/* Sets a->digits and a->scales: all x rows, n_x per matrix of a stack, in scratch memory that the
+/* Sets a->limbs and a->scales: all x rows, n_x per matrix of a stack, in scratch memory that the
  * next such call uses again. */
-bool cuda_product_digits(
-	struct cuda_backend *b, struct product_args *a, int64_t n_x, enum product_layout layout);
+bool gemv_split_limbs(
+	struct cuda_backend *b, struct gemv_args *a, int64_t n_x, enum limb_layout layout);
 
-/* Gives *a the digits of x that its type wants, those of *last if they will do; none if the kernel
+/* Gives *a the limbs of x that its type wants, those of *last if they will do; none if the kernel
  * makes them itself. n_x: rows of x; most: of a task. */
-bool cuda_product_with_digits(struct cuda_backend *b, struct product_args *a, enum dtype type,
-	int64_t n_x, int most, struct product_args *last, enum product_layout *last_layout);
+bool gemv_prepare_limbs(struct cuda_backend *b, struct gemv_args *a, enum dtype type, int64_t n_x,
+	int most, struct gemv_args *last, enum limb_layout *last_layout);
 
 /* Enqueues a->task[0 .. n_tasks) of the given type; sets what follows from the rest (groups,
- * alignment). The digits of x are there if the type's layout asks for them and cuda_product_own is
+ * alignment). The limbs of x are there if the type's layout asks for them and gemv_makes_limbs is
  * false. */
-bool cuda_product(struct cuda_backend *b, enum dtype type, struct product_args *a);
+bool gemv_enqueue(struct cuda_backend *b, enum dtype type, struct gemv_args *a);
 
-typedef void product_launch(struct cuda_backend *b, const struct product_args *a, int n_x);
+typedef void gemv_launcher(struct cuda_backend *b, const struct gemv_args *a, int n_x);
 
 static __device__ __forceinline__ void copy_commit()
 {
@@ -175,34 +176,34 @@ static __device__ __forceinline__ typename raw_four<T>::type load_weights(
 /* Four blocks of a multiprocessor for one x row: the weights of several routers are all on their
  * way at once. */
 template <int T, int NX, bool GLU>
-__global__ void __launch_bounds__(PRODUCT_WARPS * 32, NX == 1 ? 4 : 1)
-	product_kernel(const __grid_constant__ struct product_args a)
+__global__ void __launch_bounds__(GEMV_WARPS * 32, NX == 1 ? 4 : 1)
+	gemv_kernel(const __grid_constant__ struct gemv_args a)
 {
-	constexpr int W = GLU ? 2 : 1, RUNS = NX == 1 && !GLU ? 3 : 2;
-	__shared__ float part_sum[PRODUCT_WARPS][W * NX];
+	constexpr int W = GLU ? 2 : 1, SUPER_BLOCKS = NX == 1 && !GLU ? 3 : 2;
+	__shared__ float part_sum[GEMV_WARPS][W * NX];
 
 	grid_let_next();
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split, part = warp % split;
-	const struct product_task &t = a.task[blockIdx.y / a.n_stack];
+	const struct gemv_task &t = a.task[blockIdx.y / a.n_stack];
 	int stack = blockIdx.y % a.n_stack, row_group = blockIdx.x % a.row_groups,
-		out_group = blockIdx.x / a.row_groups, out_first = out_group * (PRODUCT_WARPS / split);
+		out_group = blockIdx.x / a.row_groups, out_first = out_group * (GEMV_WARPS / split);
 	if (out_first >= t.n_out)
 		return;
 	int n_x = min(NX, a.rows == ROWS_PLAIN ? a.n_rows - row_group * NX : t.n_x);
 	int64_t at = stack * a.stack_bytes + min(out_first + warp / split, t.n_out - 1) * a.row_bytes;
-	int runs = (a.n_in + 255) / 256;
+	int n_sb = (a.n_in + 255) / 256;
 
-	/* weights of the runs run, run + split, ... of this warp; nothing past the last */
-	typename raw_four<T>::type raw[RUNS][W][2];
-	auto fetch = [&](int run) {
+	/* weights of the n_sb sb, sb + split, ... of this warp; nothing past the last */
+	typename raw_four<T>::type raw[SUPER_BLOCKS][W][2];
+	auto fetch = [&](int sb) {
 #pragma unroll
-		for (int i = 0; i < RUNS; i++)
+		for (int i = 0; i < SUPER_BLOCKS; i++)
 #pragma unroll
 			for (int j = 0; j < W; j++)
 #pragma unroll
 				for (int g = 0; g < 2; g++)
 					raw[i][j][g] = load_weights<T>((j ? t.up : t.w) + at,
-						(run + i * split) * 256 + 4 * lane + 128 * g, a.n_in, a.unit);
+						(sb + i * split) * 256 + 4 * lane + 128 * g, a.n_in, a.unit);
 	};
 	fetch(part);
 
@@ -222,22 +223,22 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32, NX == 1 ? 4 : 1)
 		x[r] = (t.x ? t.x : a.x) + stack * a.x_stack + of * a.x_row;
 	}
 	grid_wait_before();
-	for (int run = part; run < runs; run += RUNS * split) {
-		if (run > part)
-			fetch(run);
-		float xs[RUNS][2][4]; /* of a single x row: all loads before the first use */
+	for (int sb = part; sb < n_sb; sb += SUPER_BLOCKS * split) {
+		if (sb > part)
+			fetch(sb);
+		float xs[SUPER_BLOCKS][2][4]; /* of a single x row: all loads before the first use */
 		if (NX == 1)
 #pragma unroll
-			for (int i = 0; i < RUNS; i++)
+			for (int i = 0; i < SUPER_BLOCKS; i++)
 #pragma unroll
 				for (int g = 0; g < 2; g++)
-					load_x(x[0], (run + i * split) * 256 + 4 * lane + 128 * g, a.n_in, a.x_aligned,
+					load_x(x[0], (sb + i * split) * 256 + 4 * lane + 128 * g, a.n_in, a.x_aligned,
 						xs[i][g]);
 #pragma unroll
-		for (int i = 0; i < RUNS; i++)
+		for (int i = 0; i < SUPER_BLOCKS; i++)
 #pragma unroll
 			for (int g = 0; g < 2; g++) {
-				int k = (run + i * split) * 256 + 4 * lane + 128 * g;
+				int k = (sb + i * split) * 256 + 4 * lane + 128 * g;
 				if (k >= a.n_in)
 					continue;
 				float q[W][4];
@@ -270,7 +271,7 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32, NX == 1 ? 4 : 1)
 	__syncthreads();
 	/* one thread per output of the block */
 	int i = threadIdx.x, r = i % NX, group = i / NX, o = out_first + group;
-	if (group >= PRODUCT_WARPS / split || r >= n_x || o >= t.n_out)
+	if (group >= GEMV_WARPS / split || r >= n_x || o >= t.n_out)
 		return;
 	float v = 0, up = 0;
 	for (int p = 0; p < split; p++) {
@@ -280,47 +281,47 @@ __global__ void __launch_bounds__(PRODUCT_WARPS * 32, NX == 1 ? 4 : 1)
 	}
 	int64_t to = a.rows == ROWS_PLAIN       ? row_group * NX + r
 				 : a.rows == ROWS_TO_HIDDEN ? t.first + r
-											: t.place[r];
+											: t.slot[r];
 	float *y = t.y + stack * a.y_stack + to * a.y_row + o;
 	*y = GLU ? swiglu_one(v, up) : t.add ? __fadd_rn(*y, v) : v;
 }
 
 template <int T, int NX, bool GLU>
-static void product_launch_as(struct cuda_backend *b, const struct product_args *given)
+static void gemv_float_launch_as(struct cuda_backend *b, const struct gemv_args *given)
 {
-	struct product_args arranged = *given, *a = &arranged;
-	int runs = (a->n_in + 255) / 256, four = T == DTYPE_F32 ? 16 : 8;
-	a->split = runs >= 16  ? 8
-			   : runs >= 8 ? 4
-			   : runs >= 4 ? 2
+	struct gemv_args arranged = *given, *a = &arranged;
+	int n_sb = (a->n_in + 255) / 256, four = T == DTYPE_F32 ? 16 : 8;
+	a->split = n_sb >= 16  ? 8
+			   : n_sb >= 8 ? 4
+			   : n_sb >= 4 ? 2
 						   : 1; /* depends on the shape of the weight alone */
 	a->row_groups = a->rows == ROWS_PLAIN ? (a->n_rows + NX - 1) / NX : 1;
 	uintptr_t all = (uintptr_t)a->row_bytes | (uintptr_t)a->stack_bytes;
 	for (int i = 0; i < a->n_tasks; i++)
 		all |= (uintptr_t)a->task[i].w | (GLU ? (uintptr_t)a->task[i].up : 0);
 	a->unit = all % four == 0;
-	int rows = PRODUCT_WARPS / a->split;
+	int rows = GEMV_WARPS / a->split;
 	dim3 grid((unsigned)(((a->out_most + rows - 1) / rows) * a->row_groups),
 		(unsigned)(a->n_tasks * a->n_stack));
-	cuda_launch(b, product_kernel<T, NX, GLU>, grid, PRODUCT_WARPS * 32, 0, *a);
+	cuda_launch(b, gemv_kernel<T, NX, GLU>, grid, GEMV_WARPS * 32, 0, *a);
 }
 
 /* n_x: the most activation rows of a group. */
 template <int T>
-static void product_launch_type(struct cuda_backend *b, const struct product_args *a, int n_x)
+static void gemv_float_launch(struct cuda_backend *b, const struct gemv_args *a, int n_x)
 {
 	if (n_x == 1)
-		a->glu ? product_launch_as<T, 1, true>(b, a) : product_launch_as<T, 1, false>(b, a);
+		a->glu ? gemv_float_launch_as<T, 1, true>(b, a) : gemv_float_launch_as<T, 1, false>(b, a);
 	else
-		a->glu ? product_launch_as<T, PRODUCT_ROWS, true>(b, a)
-			   : product_launch_as<T, PRODUCT_ROWS, false>(b, a);
+		a->glu ? gemv_float_launch_as<T, GEMV_ROWS, true>(b, a)
+			   : gemv_float_launch_as<T, GEMV_ROWS, false>(b, a);
 }
 
 /* The launch of a type of this group (gemv_types.cu); NULL: the type is not of the group. */
-template <int GROUP> product_launch *cuda_product_group(enum dtype type);
-template <> product_launch *cuda_product_group<1>(enum dtype type);
-template <> product_launch *cuda_product_group<2>(enum dtype type);
-template <> product_launch *cuda_product_group<3>(enum dtype type);
-template <> product_launch *cuda_product_group<4>(enum dtype type);
+template <int GROUP> gemv_launcher *gemv_launcher_of_group(enum dtype type);
+template <> gemv_launcher *gemv_launcher_of_group<1>(enum dtype type);
+template <> gemv_launcher *gemv_launcher_of_group<2>(enum dtype type);
+template <> gemv_launcher *gemv_launcher_of_group<3>(enum dtype type);
+template <> gemv_launcher *gemv_launcher_of_group<4>(enum dtype type);
 
 #endif

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mma_kernel's task for the commonest case: one or two rows of x and matrices (no stacks) that lie
- * in whole lines of 16 bytes. The same sums in the same order (gemv_mma.cuh), with less
- * between the end of the op before and the first sum, and even shares: a block on each
- * multiprocessor takes rows 16 at a time, where mma_kernel's two would take one or two items each.
+ * gemv_mma_kernel's task for the commonest case: one or two rows of x and matrices (no stacks) that
+ * lie in whole lines of 16 bytes. The same sums in the same order (gemv_mma.cuh), with less between
+ * the end of the op before and the first sum, and even shares: a block on each multiprocessor takes
+ * rows 16 at a time, where gemv_mma_kernel's two would take one or two items each.
  *
- * An item is 16 weight rows (glu: 8 of gate and 8 of up). Grid: a run of items for each block; 16
+ * An item is 16 weight rows (glu: 8 of gate and 8 of up). Grid: a sb of items for each block; 16
  * warps in groups of `split`, which take the block's items in turns and meet on their own. Each
  * warp fetches STAGES chunks ahead, across items, the first ones before it waits for the op before.
- * Then the block makes the digits of the x rows.
+ * Then the block makes the limbs of the x rows.
  *
  * Bytes moved: every packed row once; x once per block from the second-level cache.
  */
@@ -17,51 +17,52 @@
 
 #include "kernels/cuda/gemv/gemv_mma.cuh"
 
-#define DENSE_PARTS  4
-#define DENSE_WARPS  16
-#define DENSE_STAGES 2 /* chunks that a warp fetches ahead */
+#define ALIGNED_PARTS  4
+#define ALIGNED_WARPS  16
+#define ALIGNED_STAGES 2 /* chunks that a warp fetches ahead */
 
-struct dense_part {
+struct aligned_part {
 	const uint8_t *w, *up;
 	float *y;
 	int n_out, item_end;
 };
 
-struct dense_args {
+struct gemv_aligned_args {
 	const float *x;
 	int64_t x_row, y_row;
 	const struct cuda_tables *tables;
 	int row_bytes, n_in, n_rows, n_parts, log_split;
 	uint32_t add; /* a bit for each part */
 	bool glu, x_aligned;
-	struct dense_part part[DENSE_PARTS];
+	struct aligned_part part[ALIGNED_PARTS];
 };
 
-/* Shared memory: the stages of all warps, two buffers in which they meet, digits, their scales */
-template <int T> static constexpr __host__ __device__ int dense_ring()
+/* Shared memory: the stages of all warps, two buffers in which they meet, limbs, their scales */
+template <int T> static constexpr __host__ __device__ int aligned_ring_bytes()
 {
-	return DENSE_WARPS * DENSE_STAGES * MMA_ROWS * mma_chunk<T, mma_cut<T, false>::CHUNK>::STRIDE;
+	return ALIGNED_WARPS * ALIGNED_STAGES * MMA_ROWS *
+		   gemv_stage<T, gemv_tiling<T, false>::CHUNK>::STRIDE;
 }
 
-template <int T> static size_t dense_bytes(int n_rows, int n_in)
+template <int T> static size_t aligned_shared_bytes(int n_rows, int n_in)
 {
-	size_t runs = (size_t)n_rows * (size_t)((n_in + 255) / 256);
-	return dense_ring<T>() + 2 * DENSE_WARPS * 32 * sizeof(float) +
-		   runs * (RUN_DIGITS * sizeof(uint2) + sizeof(float));
+	size_t n_sb = (size_t)n_rows * (size_t)((n_in + 255) / 256);
+	return aligned_ring_bytes<T>() + 2 * ALIGNED_WARPS * 32 * sizeof(float) +
+		   n_sb * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
 }
 
 /* Where an item lies */
-struct dense_place {
+struct item_position {
 	int part, row;
 };
 
-static __device__ __forceinline__ struct dense_place place_of_item(
-	const struct dense_args &a, int item)
+static __device__ __forceinline__ struct item_position aligned_item_position(
+	const struct gemv_aligned_args &a, int item)
 {
-	struct dense_place p = {0, 0};
+	struct item_position p = {0, 0};
 	int before = 0;
 #pragma unroll
-	for (int i = 0; i < DENSE_PARTS - 1; i++)
+	for (int i = 0; i < ALIGNED_PARTS - 1; i++)
 		if (i + 1 < a.n_parts && item >= a.part[i].item_end) {
 			p.part = i + 1;
 			before = a.part[i].item_end;
@@ -71,7 +72,7 @@ static __device__ __forceinline__ struct dense_place place_of_item(
 	return p;
 }
 
-static __device__ __forceinline__ void group_sync(int group, int warps)
+static __device__ __forceinline__ void sync_group(int group, int warps)
 {
 	asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(warps * 32) : "memory");
 }
@@ -82,21 +83,22 @@ static __device__ __forceinline__ void copy_line(uint32_t shared, const void *gl
 }
 
 template <int T>
-__global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
-	dense_kernel(const __grid_constant__ struct dense_args a)
+__global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
+	gemv_aligned_kernel(const __grid_constant__ struct gemv_aligned_args a)
 {
 	typedef struct bytes_type<T> type;
-	constexpr int WARPS = DENSE_WARPS, STAGES = DENSE_STAGES;
-	constexpr int CHUNK = mma_cut<T, false>::CHUNK, RUN = packed<T>::RUN_BYTES, BYTES = CHUNK * RUN;
-	constexpr int STRIDE = mma_chunk<T, CHUNK>::STRIDE, STAGE = MMA_ROWS * STRIDE;
+	constexpr int WARPS = ALIGNED_WARPS, STAGES = ALIGNED_STAGES;
+	constexpr int CHUNK = gemv_tiling<T, false>::CHUNK, SB_BYTES = packed<T>::SUPER_BLOCK_BYTES,
+				  BYTES = CHUNK * SB_BYTES;
+	constexpr int STRIDE = gemv_stage<T, CHUNK>::STRIDE, STAGE = MMA_ROWS * STRIDE;
 	extern __shared__ __align__(16) uint8_t shared[];
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 	int split = 1 << a.log_split, part = warp & (split - 1), group = warp >> a.log_split,
 		groups = WARPS >> a.log_split;
-	int runs = (a.n_in + 255) / 256, chunks = (runs + CHUNK - 1) / CHUNK;
-	float *meets = (float *)(shared + dense_ring<T>());
-	uint2 *digits = (uint2 *)(meets + 2 * WARPS * 32);
-	float *digit_scales = (float *)(digits + a.n_rows * runs * RUN_DIGITS);
+	int n_sb = (a.n_in + 255) / 256, chunks = (n_sb + CHUNK - 1) / CHUNK;
+	float *partials = (float *)(shared + aligned_ring_bytes<T>());
+	uint2 *limbs = (uint2 *)(partials + 2 * WARPS * 32);
+	float *limb_scales = (float *)(limbs + a.n_rows * n_sb * SUPER_BLOCK_LIMBS);
 	uint32_t stages = warp * (STAGES * STAGE);
 	int n_items = a.part[a.n_parts - 1].item_end;
 	int first = (int)((int64_t)n_items * blockIdx.x / gridDim.x),
@@ -104,7 +106,7 @@ __global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
 
 	grid_let_next();
 
-	/* What is fetched runs ahead of what is computed, across items. Eight rows lie in a stage line
+	/* What is fetched n_sb ahead of what is computed, across items. Eight rows lie in a stage line
 	 * after line: line 32 i + lane of them comes from lines_from[i] past the first row. */
 	constexpr int LINES = STRIDE / 16, ROUNDS = (8 * LINES + 31) / 32;
 	int ahead = first + group, ahead_chunk = part, ahead_stage = 0, ahead_rows = 0;
@@ -120,8 +122,8 @@ __global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
 	auto set_rows = [&]() {
 		if (ahead >= end)
 			return;
-		struct dense_place p = place_of_item(a, ahead);
-		const struct dense_part &t = a.part[p.part];
+		struct item_position p = aligned_item_position(a, ahead);
+		const struct aligned_part &t = a.part[p.part];
 		int64_t at = (int64_t)p.row * a.row_bytes;
 		ahead_rows = t.n_out - p.row;
 		from0 = t.w + at;
@@ -165,35 +167,35 @@ __global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
 	for (int s = 0; s < STAGES; s++)
 		fetch();
 
-	/* where the runs of x lie that this warp makes digits of; four at a time, so that their loads
+	/* where the n_sb of x lie that this warp makes limbs of; four at a time, so that their loads
 	 * are under way together */
-	struct dense_place p = place_of_item(a, first + group);
-	int own_runs = a.n_rows * runs, own_run[4];
+	struct item_position p = aligned_item_position(a, first + group);
+	int own_sb = a.n_rows * n_sb, own_sb_index[4];
 	const float *own_x[4];
 	auto locate_x = [&](int u) {
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
-			bool second = u + i * WARPS >= runs;
-			own_run[i] = u + i * WARPS - (second ? runs : 0);
+			bool second = u + i * WARPS >= n_sb;
+			own_sb_index[i] = u + i * WARPS - (second ? n_sb : 0);
 			own_x[i] = a.x + (second ? a.x_row : 0);
 		}
 	};
 	locate_x(warp);
 	grid_wait_before();
 
-	for (int u = warp; u < own_runs;) {
+	for (int u = warp; u < own_sb;) {
 		float v[4][8];
 #pragma unroll
 		for (int i = 0; i < 4; i++)
-			if (u + i * WARPS < own_runs)
-				load_run<type::QUADS>(own_x[i], own_run[i], a.n_in, a.x_aligned, v[i]);
+			if (u + i * WARPS < own_sb)
+				load_super_block<type::QUADS>(own_x[i], own_sb_index[i], a.n_in, a.x_aligned, v[i]);
 #pragma unroll
 		for (int i = 0; i < 4; i++)
-			if (u + i * WARPS < own_runs)
-				write_digits(
-					v[i], digits + (u + i * WARPS) * RUN_DIGITS, digit_scales + u + i * WARPS);
+			if (u + i * WARPS < own_sb)
+				write_limbs(
+					v[i], limbs + (u + i * WARPS) * SUPER_BLOCK_LIMBS, limb_scales + u + i * WARPS);
 		u += 4 * WARPS;
-		if (u < own_runs)
+		if (u < own_sb)
 			locate_x(u);
 	}
 	__syncthreads();
@@ -210,11 +212,11 @@ __global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
 			old = *y;
 
 		const uint2 *column =
-			r0 < 3 * a.n_rows ? digits + r0 / 3 * runs * RUN_DIGITS + r0 % 3 * 4 + c : NULL;
+			r0 < 3 * a.n_rows ? limbs + r0 / 3 * n_sb * SUPER_BLOCK_LIMBS + r0 % 3 * 4 + c : NULL;
 		const float *scales[2];
 #pragma unroll
 		for (int e = 0; e < 2; e++)
-			scales[e] = digit_scales + min((2 * c + e) / 3, a.n_rows - 1) * runs;
+			scales[e] = limb_scales + min((2 * c + e) / 3, a.n_rows - 1) * n_sb;
 		float acc[1][4] = {{0, 0, 0, 0}};
 #pragma unroll 1
 		for (int chunk = part; chunk < chunks; chunk += split) {
@@ -223,33 +225,33 @@ __global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
 			const uint8_t *row = shared + stages + stage * STAGE + r0 * STRIDE;
 #pragma unroll
 			for (int u = 0; u < CHUNK; u++) {
-				int run = chunk * CHUNK + u;
-				if (run >= runs)
+				int sb = chunk * CHUNK + u;
+				if (sb >= n_sb)
 					break;
-				const uint2 *const at[1] = {column ? column + run * RUN_DIGITS : NULL};
-				const float x_scale[1][2] = {{scales[0][run], scales[1][run]}};
-				run_product<T, 1>(row + u * RUN, row + u * RUN + 8 * STRIDE, u, a.n_in - run * 256,
-					c, a.tables, lane_tables{shared, 0}, at, x_scale, acc);
+				const uint2 *const at[1] = {column ? column + sb * SUPER_BLOCK_LIMBS : NULL};
+				const float x_scale[1][2] = {{scales[0][sb], scales[1][sb]}};
+				super_block_mma<T, 1>(row + u * SB_BYTES, row + u * SB_BYTES + 8 * STRIDE, u,
+					a.n_in - sb * 256, c, a.tables, lane_tables{shared, 0}, at, x_scale, acc);
 			}
 			__syncwarp(); /* the stage may be overwritten */
 			fetch();
 			stage = stage + 1 == STAGES ? 0 : stage + 1;
 		}
 		/* of two buffers, who writes one again has met everybody since it was read */
-		float *here = meets + ((turn & 1) * WARPS + (warp & ~(split - 1))) * 32;
+		float *here = partials + ((turn & 1) * WARPS + (warp & ~(split - 1))) * 32;
 #pragma unroll
 		for (int half = 0; half < 2; half++) {
-			float v = digits_meet(acc[0] + 2 * half, lane);
+			float v = combine_limbs(acc[0] + 2 * half, lane);
 			if (!(c & 1))
 				here[part * 32 + c / 2 * 16 + r0 + 8 * half] = v;
 		}
 		if (split > 1)
-			group_sync(group, split);
+			sync_group(group, split);
 		else
 			__syncwarp();
 		item += groups;
 		if (item < end)
-			p = place_of_item(a, item);
+			p = aligned_item_position(a, item);
 		if (!adds)
 			continue;
 		float v[2] = {0, 0};
@@ -266,24 +268,24 @@ __global__ void __launch_bounds__(DENSE_WARPS * 32, 1)
 }
 
 /* False: not a case for this kernel. */
-template <int T> static bool dense_launch(struct cuda_backend *b, const struct product_args *p)
+template <int T> static bool gemv_aligned_launch(struct cuda_backend *b, const struct gemv_args *p)
 {
 	static size_t allowed;
-	struct dense_args a = {};
+	struct gemv_aligned_args a = {};
 	int rows = p->glu ? MMA_ROWS / 2 : MMA_ROWS, items = 0;
-	size_t bytes = dense_bytes<T>(p->n_rows, p->n_in);
-	if (p->rows != ROWS_PLAIN || p->n_rows > 2 || p->n_stack > 1 || p->n_tasks > DENSE_PARTS ||
+	size_t bytes = aligned_shared_bytes<T>(p->n_rows, p->n_in);
+	if (p->rows != ROWS_PLAIN || p->n_rows > 2 || p->n_stack > 1 || p->n_tasks > ALIGNED_PARTS ||
 		bytes > b->max_shared || p->row_bytes > INT_MAX / 8)
 		return false;
 	uintptr_t all = (uintptr_t)p->row_bytes;
 	for (int i = 0; i < p->n_tasks; i++) {
-		const struct product_task *t = &p->task[i];
+		const struct gemv_task *t = &p->task[i];
 		items += (t->n_out + rows - 1) / rows;
 		a.part[i] = {t->w, p->glu ? t->up : t->w, t->y, t->n_out, items};
 		a.add |= (uint32_t)t->add << i;
 		all |= (uintptr_t)a.part[i].w | (uintptr_t)a.part[i].up;
 	}
-	/* mma_kernel has the finer shares where this one would leave more than a quarter of the
+	/* gemv_mma_kernel has the finer shares where this one would leave more than a quarter of the
 	 * multiprocessors without work */
 	int rounds = (items + b->n_sm - 1) / b->n_sm, blocks = items < b->n_sm ? items : b->n_sm;
 	if (all % 16 || 4 * (int64_t)items < 3 * (int64_t)rounds * b->n_sm)
@@ -296,19 +298,20 @@ template <int T> static bool dense_launch(struct cuda_backend *b, const struct p
 	while (1 << a.log_split < p->split)
 		a.log_split++;
 	a.glu = p->glu, a.x_aligned = p->x_aligned;
-	if (cuda_allow_shared(b, (const void *)dense_kernel<T>, bytes, &allowed))
-		cuda_launch(b, dense_kernel<T>, dim3((unsigned)blocks), DENSE_WARPS * 32, bytes, a);
+	if (cuda_allow_shared(b, (const void *)gemv_aligned_kernel<T>, bytes, &allowed))
+		cuda_launch(
+			b, gemv_aligned_kernel<T>, dim3((unsigned)blocks), ALIGNED_WARPS * 32, bytes, a);
 	return true;
 }
 
-/* A product_launch: the one of mma_kernel where this kernel is not for the type or the case. */
+/* A gemv_launcher: the one of gemv_mma_kernel where this kernel is not for the type or the case. */
 template <int T>
-static void packed_launch_type(struct cuda_backend *b, const struct product_args *a, int n_x)
+static void gemv_packed_launch(struct cuda_backend *b, const struct gemv_args *a, int n_x)
 {
 	if constexpr (T == DTYPE_Q8_0 || T == DTYPE_Q4_K)
-		if (!a->digits && dense_launch<T>(b, a))
+		if (!a->limbs && gemv_aligned_launch<T>(b, a))
 			return;
-	mma_launch_type<T>(b, a, n_x);
+	gemv_mma_launch<T>(b, a, n_x);
 }
 
 #endif

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
-/* latents: where chain_kernel (gemv_chain.cuh: grid, block, bytes moved) does not fit, the kernels
- * of their parts one after the other. */
+/* latents: where gemv_chain_kernel (gemv_chain.cuh: grid, block, bytes moved) does not fit, the
+ * kernels of their parts one after the other. */
 #include "kernels/cuda/gemv/gemv_chain.cuh"
 #include "kernels/cuda/gemv/gemv_chain_specialised.cuh"
 
-/* n products of one x. False: not for chain_kernel. */
-static bool set_step(struct chain_step *s, const struct matmul *parts, int n, const float *x)
+/* n products of one x. False: not for gemv_chain_kernel. */
+static bool chain_step_set(struct chain_step *s, const struct matmul *parts, int n, const float *x)
 {
 	const struct weight *w = &parts->w;
-	int split = cuda_product_split(w->type, w->n_in, w->n_out);
+	int split = gemv_k_split(w->type, w->n_in, w->n_out);
 	uintptr_t all = (uintptr_t)x | (uintptr_t)w->row_bytes;
 	*s = (struct chain_step){};
 	s->x = x;
@@ -19,7 +19,7 @@ static bool set_step(struct chain_step *s, const struct matmul *parts, int n, co
 	for (int i = 0; i < n; i++) {
 		const struct matmul *m = &parts[i];
 		if (m->w.type != w->type || m->w.n_in != w->n_in || m->add || m->x ||
-			m->w.n_out > INT_MAX / 4 || cuda_product_split(w->type, w->n_in, m->w.n_out) != split)
+			m->w.n_out > INT_MAX / 4 || gemv_k_split(w->type, w->n_in, m->w.n_out) != split)
 			return false;
 		all |= (uintptr_t)m->w.data;
 		s->n_items += (int)((m->w.n_out + MMA_ROWS - 1) / MMA_ROWS);
@@ -34,19 +34,20 @@ static bool set_step(struct chain_step *s, const struct matmul *parts, int n, co
 static size_t chain_bytes(enum dtype type, const struct chain_args *a)
 {
 	int n_in = a->step[0].n_in > a->step[1].n_in ? a->step[0].n_in : a->step[1].n_in;
-	size_t runs = (size_t)a->n_rows * (size_t)(n_in / 256);
-	return (size_t)(type == DTYPE_Q8_0 ? dense_ring<DTYPE_Q8_0>() : dense_ring<DTYPE_Q4_K>()) +
-		   2 * DENSE_WARPS * 32 * sizeof(float) +
-		   runs * (RUN_DIGITS * sizeof(uint2) + sizeof(float));
+	size_t n_sb = (size_t)a->n_rows * (size_t)(n_in / 256);
+	return (size_t)(type == DTYPE_Q8_0 ? aligned_ring_bytes<DTYPE_Q8_0>()
+									   : aligned_ring_bytes<DTYPE_Q4_K>()) +
+		   2 * ALIGNED_WARPS * 32 * sizeof(float) +
+		   n_sb * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
 }
 
-static bool may_chain(const struct cuda_backend *b, enum dtype type, int rows)
+static bool chain_applies(const struct cuda_backend *b, enum dtype type, int rows)
 {
 	return b->early_starts && rows <= 2 && (type == DTYPE_Q8_0 || type == DTYPE_Q4_K);
 }
 
-/* Whether two steps that set_step has set can be one launch. */
-static bool fits(const struct cuda_backend *b, enum dtype type, const struct chain_args *a)
+/* Whether two steps that chain_step_set has set can be one launch. */
+static bool chain_fits(const struct cuda_backend *b, enum dtype type, const struct chain_args *a)
 {
 	int most = INT_MAX / (b->n_sm + 1); /* shares are 32-bit products */
 	return b->n_sm > 1 && a->step[0].n_items <= most && a->step[1].n_items <= most &&
@@ -55,29 +56,29 @@ static bool fits(const struct cuda_backend *b, enum dtype type, const struct cha
 }
 
 /* Part i of the first step goes elsewhere than to y */
-static void send(struct chain_args *a, int i, enum chain_to to)
+static void chain_set_target(struct chain_args *a, int i, enum chain_target to)
 {
 	struct chain_step *s = &a->step[0];
 	uint32_t items = (uint32_t)(s->part[i].item_end - (i ? s->part[i - 1].item_end : 0));
 	s->part[i].to = to;
-	if (to == CHAIN_TO_STEP)
-		a->passing += items;
+	if (to == CHAIN_TO_NEXT_STEP)
+		a->n_handoff_items += items;
 	else
-		a->appending += items;
+		a->n_append_items += items;
 }
 
-static size_t fed_bytes(const struct chain_args *a)
+static size_t specialised_shared_bytes(const struct chain_args *a)
 {
-	return FED_DIGITS +
-		   (size_t)(a->step[0].n_in / 256) * (RUN_DIGITS * sizeof(uint2) + sizeof(float));
+	return WS_LIMBS +
+		   (size_t)(a->step[0].n_in / 256) * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
 }
 
-/* Whether chain_fed_kernel can do it. */
-static bool may_feed(const struct chain_args *a)
+/* Whether gemv_chain_specialised_kernel can do it. */
+static bool specialised_applies(const struct chain_args *a)
 {
 	const struct chain_step *first = &a->step[0], *second = &a->step[1];
-	if (a->n_rows != 1 || first->log_split != 3 || first->n_in % 2048 || fed_bytes(a) > FED_BYTES ||
-		second->log_split != 2 || second->n_in != 2048)
+	if (a->n_rows != 1 || first->log_split != 3 || first->n_in % 2048 ||
+		specialised_shared_bytes(a) > WS_BYTES || second->log_split != 2 || second->n_in != 2048)
 		return false;
 	for (int i = 0; i < first->n_parts; i++)
 		if (first->part[i].n_out % MMA_ROWS)
@@ -90,17 +91,17 @@ static bool may_feed(const struct chain_args *a)
 
 /* Whether the kernel may use that much memory, which is more than max_shared, for it has hardly any
  * static arrays. Asked once. */
-static bool has_fed_room(struct cuda_backend *b)
+static bool specialised_supported(struct cuda_backend *b)
 {
 	static int known; /* 1: yes, 2: no */
 	int blocks = 0;
 	if (known)
 		return known == 1;
 	known = b->early_starts &&
-					cudaFuncSetAttribute(chain_fed_kernel,
-						cudaFuncAttributeMaxDynamicSharedMemorySize, FED_BYTES) == cudaSuccess &&
-					cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-						&blocks, chain_fed_kernel, FED_THREADS, FED_BYTES) == cudaSuccess &&
+					cudaFuncSetAttribute(gemv_chain_specialised_kernel,
+						cudaFuncAttributeMaxDynamicSharedMemorySize, WS_BYTES) == cudaSuccess &&
+					cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks,
+						gemv_chain_specialised_kernel, WS_THREADS, WS_BYTES) == cudaSuccess &&
 					blocks
 				? 1
 				: 2;
@@ -109,7 +110,7 @@ static bool has_fed_room(struct cuda_backend *b)
 	return known == 1;
 }
 
-template <int T> static void launch_type(struct cuda_backend *b, struct chain_args *a)
+template <int T> static void chain_launch_type(struct cuda_backend *b, struct chain_args *a)
 {
 	static size_t allowed;
 	size_t bytes = chain_bytes((enum dtype)T, a);
@@ -118,17 +119,17 @@ template <int T> static void launch_type(struct cuda_backend *b, struct chain_ar
 	a->tables = b->tables;
 	a->state = b->chain;
 	a->n_blocks = items < most ? items : most;
-	if (T == DTYPE_Q8_0 && may_feed(a) && has_fed_room(b)) {
-		cuda_launch(b, chain_fed_kernel, dim3((unsigned)(a->n_blocks + appends)), FED_THREADS,
-			fed_bytes(a), *a);
+	if (T == DTYPE_Q8_0 && specialised_applies(a) && specialised_supported(b)) {
+		cuda_launch(b, gemv_chain_specialised_kernel, dim3((unsigned)(a->n_blocks + appends)),
+			WS_THREADS, specialised_shared_bytes(a), *a);
 		return;
 	}
-	if (cuda_allow_shared(b, (const void *)chain_kernel<T>, bytes, &allowed))
-		cuda_launch(
-			b, chain_kernel<T>, dim3((unsigned)(a->n_blocks + appends)), CHAIN_THREADS, bytes, *a);
+	if (cuda_allow_shared(b, (const void *)gemv_chain_kernel<T>, bytes, &allowed))
+		cuda_launch(b, gemv_chain_kernel<T>, dim3((unsigned)(a->n_blocks + appends)), CHAIN_THREADS,
+			bytes, *a);
 }
 
-cudaError_t cuda_chain_open(struct cuda_backend *b)
+cudaError_t gemv_chain_open(struct cuda_backend *b)
 {
 	uint32_t first_tag = 1;
 	cudaError_t rc = cudaMalloc((void **)&b->chain, sizeof *b->chain);
@@ -137,12 +138,12 @@ cudaError_t cuda_chain_open(struct cuda_backend *b)
 	return cudaMemcpy(&b->chain->tag, &first_tag, sizeof first_tag, cudaMemcpyHostToDevice);
 }
 
-static void launch(struct cuda_backend *b, enum dtype type, struct chain_args *a)
+static void chain_launch(struct cuda_backend *b, enum dtype type, struct chain_args *a)
 {
 	if (type == DTYPE_Q8_0)
-		launch_type<DTYPE_Q8_0>(b, a);
+		chain_launch_type<DTYPE_Q8_0>(b, a);
 	else
-		launch_type<DTYPE_Q4_K>(b, a);
+		chain_launch_type<DTYPE_Q4_K>(b, a);
 }
 
 /* Products, norms and cache rows in one launch; those of `in` that make none of the rest and are of
@@ -151,8 +152,9 @@ static bool chain_latents(struct cuda_backend *b, const struct batch *rows, cons
 	const struct latents *l)
 {
 	if (!l->n_in || !l->n_out || !l->q || l->n_in > CHAIN_PARTS || l->n_q % 256 ||
-		!may_chain(b, l->out->w.type, rows->n) || rows->n * norm_threads(l->n_q) > CHAIN_THREADS ||
-		(uintptr_t)l->q_gain % 16 || (l->kv && norm_threads(l->n_kv) > CHAIN_THREADS))
+		!chain_applies(b, l->out->w.type, rows->n) ||
+		rows->n * norm_threads(l->n_q) > CHAIN_THREADS || (uintptr_t)l->q_gain % 16 ||
+		(l->kv && norm_threads(l->n_kv) > CHAIN_THREADS))
 		return false;
 	enum dtype type = l->out->w.type;
 	struct matmul in[CHAIN_PARTS], before[CHAIN_PARTS];
@@ -169,8 +171,8 @@ static bool chain_latents(struct cuda_backend *b, const struct batch *rows, cons
 	struct chain_args a = {};
 	a.n_rows = rows->n;
 	if (n_q != 1 || l->out->w.n_in != l->n_q || in[0].w.type != type ||
-		!set_step(&a.step[0], in, n_in, l->x) || !set_step(&a.step[1], l->out, l->n_out, l->q) ||
-		!fits(b, type, &a))
+		!chain_step_set(&a.step[0], in, n_in, l->x) ||
+		!chain_step_set(&a.step[1], l->out, l->n_out, l->q) || !chain_fits(b, type, &a))
 		return false;
 	a.step[1].gain = l->q_gain;
 	a.eps = l->eps;
@@ -179,11 +181,11 @@ static bool chain_latents(struct cuda_backend *b, const struct batch *rows, cons
 	a.latents = *l;
 	for (int i = 0; i < n_in; i++)
 		if (in[i].y == l->q)
-			send(&a, i, CHAIN_TO_STEP);
+			chain_set_target(&a, i, CHAIN_TO_NEXT_STEP);
 		else if (in[i].y == l->kv || in[i].y == l->key)
-			send(&a, i, CHAIN_TO_LAST_BLOCK);
+			chain_set_target(&a, i, CHAIN_TO_CACHE_BLOCK);
 	cuda_matmul(&b->base, before, n_before, l->x, rows->n);
-	launch(b, type, &a);
+	chain_launch(b, type, &a);
 	return true;
 }
 
@@ -193,6 +195,6 @@ void cuda_latents(struct backend *base, const struct batch *rows, const struct r
 	if (!cuda_begin(base, "latents") || !rows->n || chain_latents(cuda_of(base), rows, rope, a))
 		return;
 	cuda_matmul(base, a->in, a->n_in, a->x, rows->n);
-	cuda_latents_alone(base, rows, rope, a);
+	cuda_latents_unfused(base, rows, rope, a);
 	cuda_matmul(base, a->out, a->n_out, a->q, rows->n);
 }

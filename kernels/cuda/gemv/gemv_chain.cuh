@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * chain_kernel: two steps of products of one or two rows in one launch, the second of what the
- * first one gives. dense_kernel's arithmetic, order of additions and shares
- * (gemv_aligned.cuh), so the bits are the same; but what a warp fetches runs ahead from the
- * first step to the second: while the blocks meet and the digits of the second x are made, its
+ * gemv_chain_kernel: two steps of products of one or two rows in one launch, the second of what the
+ * first one gives. gemv_aligned_kernel's arithmetic, order of additions and shares
+ * (gemv_aligned.cuh), so the bits are the same; but what a warp fetches n_sb ahead from the
+ * first step to the second: while the blocks meet and the limbs of the second x are made, its
  * weights are on their way.
  *
- * Grid: one block per multiprocessor, DENSE_WARPS warps; with cache rows to append (struct
+ * Grid: one block per multiprocessor, ALIGNED_WARPS warps; with cache rows to append (struct
  * chain_args), the last block does that and nothing else.
  *
  * Between the steps values travel with a tag of the launch, eight bytes at once, so that a reader
@@ -31,30 +31,31 @@
 #include "kernels/cuda/gemv/gemv_aligned.cuh"
 
 #define CHAIN_PARTS   4
-#define CHAIN_THREADS (DENSE_WARPS * 32)
+#define CHAIN_THREADS (ALIGNED_WARPS * 32)
 
 /* In device memory, kept between launches: zero at first but for the tag */
 struct chain_state {
-	alignas(128) uint32_t items;    /* of the first step that pass values on, done in this launch */
-	alignas(128) uint32_t appended; /* and those whose y the last block reads */
-	alignas(128) uint32_t left;     /* blocks that have seen all they wait for */
-	alignas(128) uint32_t tag;      /* of this launch, never that of memory that was only cleared */
 	alignas(
-		128) uint2 passed[CUDA_CHAIN_VALUES]; /* value and tag: [x rows][n_in of the second step] */
+		128) uint32_t items_done; /* of the first step that pass values on, done in this launch */
+	alignas(128) uint32_t append_items_done; /* and those whose y the last block reads */
+	alignas(128) uint32_t blocks_done;       /* blocks that have seen all they wait for */
+	alignas(128) uint32_t tag; /* of this launch, never that of memory that was only cleared */
+	alignas(128)
+		uint2 handoff[CUDA_CHAIN_VALUES]; /* value and tag: [x rows][n_in of the second step] */
 };
 
 /* Where y of a part goes */
-enum chain_to {
+enum chain_target {
 	CHAIN_TO_Y,
-	CHAIN_TO_LAST_BLOCK, /* to y, and then to it */
-	CHAIN_TO_STEP,       /* only to the second step */
+	CHAIN_TO_CACHE_BLOCK, /* to y, and then to it */
+	CHAIN_TO_NEXT_STEP,   /* only to the second step */
 };
 
 struct chain_part {
 	const uint8_t *w;
 	float *y;
 	int n_out, item_end;
-	enum chain_to to;
+	enum chain_target to;
 };
 
 struct chain_step {
@@ -69,8 +70,8 @@ struct chain_args {
 	const struct cuda_tables *tables;
 	struct chain_state *state;
 	int n_rows, n_blocks; /* blocks that share the products */
-	uint32_t passing,
-		appending; /* items of the first step that go to the second, to the last block */
+	uint32_t n_handoff_items,
+		n_append_items; /* items of the first step that go to the second, to the last block */
 	float eps;
 	/* kv and key (which may be NULL) go to the caches; with either of them one block more than
 	 * n_blocks */
@@ -79,14 +80,14 @@ struct chain_args {
 	struct latents latents;
 };
 
-static __device__ __forceinline__ uint32_t chain_look(const uint32_t *p)
+static __device__ __forceinline__ uint32_t load_relaxed(const uint32_t *p)
 {
 	uint32_t v;
 	asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
 	return v;
 }
 
-static __device__ __forceinline__ void chain_count(uint32_t *p, bool with_fence)
+static __device__ __forceinline__ void count_done(uint32_t *p, bool with_fence)
 {
 	if (with_fence)
 		asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
@@ -94,17 +95,17 @@ static __device__ __forceinline__ void chain_count(uint32_t *p, bool with_fence)
 		asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
 
-static __device__ __forceinline__ void pass_value(uint2 *to, float v, uint32_t tag)
+static __device__ __forceinline__ void store_tagged(uint2 *to, float v, uint32_t tag)
 {
 	uint64_t both = (uint64_t)tag << 32 | __float_as_uint(v);
 	asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
 }
 
-/* v[4 i .. 4 i + 4) from the values passed at at[i] and on, once all are there; their loads are
+/* v[4 i .. 4 i + 4) from the values handoff at at[i] and on, once all are there; their loads are
  * under way together */
 template <int N>
-static __device__ __forceinline__ void take_values(
-	const uint2 *passed, const int at[N], uint32_t tag, float v[4 * N])
+static __device__ __forceinline__ void load_tagged(
+	const uint2 *handoff, const int at[N], uint32_t tag, float v[4 * N])
 {
 	bool there;
 	do {
@@ -113,7 +114,7 @@ static __device__ __forceinline__ void take_values(
 		for (int i = 0; i < 4 * N; i += 2)
 			asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
 						 : "=l"(b[i]), "=l"(b[i + 1])
-						 : "l"(passed + at[i / 4] + i % 4)
+						 : "l"(handoff + at[i / 4] + i % 4)
 						 : "memory");
 		there = true;
 #pragma unroll
@@ -124,32 +125,32 @@ static __device__ __forceinline__ void take_values(
 	} while (!there);
 }
 
-/* Where this lane's eight values of a run begin: four there, four further on (load_run) */
-template <bool QUADS> static __device__ __forceinline__ int run_place(int run)
+/* Where this lane's eight values of a sb begin: four there, four further on (load_super_block) */
+template <bool QUADS> static __device__ __forceinline__ int sb_offset(int sb)
 {
 	int lane = threadIdx.x % 32;
-	return run * 256 + lane / 4 * 32 + (QUADS ? 4 : 8) * (lane % 4);
+	return sb * 256 + lane / 4 * 32 + (QUADS ? 4 : 8) * (lane % 4);
 }
 
 template <bool QUADS>
-static __device__ __forceinline__ void load_whole_run(const float *x, int run, float v[8])
+static __device__ __forceinline__ void load_full_super_block(const float *x, int sb, float v[8])
 {
-	int k = run_place<QUADS>(run);
+	int k = sb_offset<QUADS>(sb);
 	float4 f = *(const float4 *)(x + k), g = *(const float4 *)(x + k + (QUADS ? 16 : 4));
 	v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
 	v[4] = g.x, v[5] = g.y, v[6] = g.z, v[7] = g.w;
 }
 
-static __device__ __forceinline__ int chain_first(
+static __device__ __forceinline__ int chain_item_begin(
 	const struct chain_args &a, const struct chain_step &t, unsigned block)
 {
 	return (int)((unsigned)t.n_items * block / (unsigned)a.n_blocks);
 }
 
-static __device__ __forceinline__ struct dense_place chain_place(
+static __device__ __forceinline__ struct item_position chain_item_position(
 	const struct chain_step &t, int item)
 {
-	struct dense_place p = {0, 0};
+	struct item_position p = {0, 0};
 	int before = 0;
 #pragma unroll
 	for (int i = 0; i < CHAIN_PARTS - 1; i++)
@@ -163,32 +164,32 @@ static __device__ __forceinline__ struct dense_place chain_place(
 
 /* By one thread of each block, when all that it waits for and the tag have been seen: how many
  * blocks had left before. What comes of it can wait until the block has nothing else to do. */
-static __device__ __forceinline__ uint32_t chain_leave(struct chain_state *state)
+static __device__ __forceinline__ uint32_t chain_exit(struct chain_state *state)
 {
 	__threadfence();
-	return atomicInc(&state->left, gridDim.x - 1);
+	return atomicInc(&state->blocks_done, gridDim.x - 1);
 }
 
 /* The last one to leave makes the state that the next launch finds. */
-static __device__ __forceinline__ void chain_left(
+static __device__ __forceinline__ void chain_reset(
 	struct chain_state *state, uint32_t before, uint32_t tag)
 {
 	if (before != gridDim.x - 1)
 		return;
-	state->items = 0;
-	state->appended = 0;
+	state->items_done = 0;
+	state->append_items_done = 0;
 	state->tag = tag + 1 ? tag + 1 : 1;
 }
 
 /* The last block: the rows of the caches, when their values are there. */
-static __device__ __noinline__ void append_rows(const struct chain_args &a)
+static __device__ __noinline__ void append_cache_rows(const struct chain_args &a)
 {
 	grid_wait_before();
 	if (!threadIdx.x) {
-		uint32_t tag = chain_look(&a.state->tag);
-		while (chain_look(&a.state->appended) != a.appending)
+		uint32_t tag = load_relaxed(&a.state->tag);
+		while (load_relaxed(&a.state->append_items_done) != a.n_append_items)
 			;
-		chain_left(a.state, chain_leave(a.state), tag);
+		chain_reset(a.state, chain_exit(a.state), tag);
 	}
 	__syncthreads();
 	for (int r = 0; r < a.n_rows; r++) {
@@ -201,29 +202,30 @@ static __device__ __noinline__ void append_rows(const struct chain_args &a)
 
 template <int T>
 __global__ void __launch_bounds__(CHAIN_THREADS, 1)
-	chain_kernel(const __grid_constant__ struct chain_args a)
+	gemv_chain_kernel(const __grid_constant__ struct chain_args a)
 {
 	typedef struct bytes_type<T> type;
-	constexpr int WARPS = DENSE_WARPS, STAGES = DENSE_STAGES;
-	constexpr int CHUNK = mma_cut<T, false>::CHUNK, RUN = packed<T>::RUN_BYTES, BYTES = CHUNK * RUN;
-	constexpr int STRIDE = mma_chunk<T, CHUNK>::STRIDE, STAGE = MMA_ROWS * STRIDE;
+	constexpr int WARPS = ALIGNED_WARPS, STAGES = ALIGNED_STAGES;
+	constexpr int CHUNK = gemv_tiling<T, false>::CHUNK, SB_BYTES = packed<T>::SUPER_BLOCK_BYTES,
+				  BYTES = CHUNK * SB_BYTES;
+	constexpr int STRIDE = gemv_stage<T, CHUNK>::STRIDE, STAGE = MMA_ROWS * STRIDE;
 	extern __shared__ __align__(16) uint8_t shared[];
 	__shared__ double norm_sums[2][WARPS];
 	__shared__ uint32_t shared_tag;
 	__shared__ uint64_t
-		takers; /* where the warps that have a run of the second x meet, once in a launch */
+		norm_barrier; /* where the warps that have a sb of the second x meet, once in a launch */
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
 	grid_let_next();
 	if ((int)blockIdx.x >= a.n_blocks) {
-		append_rows(a);
+		append_cache_rows(a);
 		return;
 	}
-	float *meets = (float *)(shared + dense_ring<T>());
-	uint2 *digits = (uint2 *)(meets + 2 * WARPS * 32);
+	float *partials = (float *)(shared + aligned_ring_bytes<T>());
+	uint2 *limbs = (uint2 *)(partials + 2 * WARPS * 32);
 	uint32_t stages = warp * (STAGES * STAGE);
 
-	/* What is fetched runs ahead of what is computed, across items and steps. Eight rows lie in a
+	/* What is fetched n_sb ahead of what is computed, across items and steps. Eight rows lie in a
 	 * stage line after line: line 32 i + lane of them comes from lines_from[i] past the first row.
 	 */
 	constexpr int LINES = STRIDE / 16, ROUNDS = (8 * LINES + 31) / 32;
@@ -240,8 +242,8 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 	auto begin_step = [&]() { /* the next in which this warp has a share */
 		for (; ahead_step < 2; ahead_step++) {
 			const struct chain_step &t = a.step[ahead_step];
-			ahead = chain_first(a, t, blockIdx.x) + (warp >> t.log_split);
-			ahead_end = chain_first(a, t, blockIdx.x + 1);
+			ahead = chain_item_begin(a, t, blockIdx.x) + (warp >> t.log_split);
+			ahead_end = chain_item_begin(a, t, blockIdx.x + 1);
 			if (ahead >= ahead_end)
 				continue;
 			ahead_chunk = warp & ((1 << t.log_split) - 1);
@@ -258,7 +260,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 		if (ahead_step >= 2)
 			return;
 		const struct chain_step &t = a.step[ahead_step];
-		struct dense_place p = chain_place(t, ahead);
+		struct item_position p = chain_item_position(t, ahead);
 		const struct chain_part &q = t.part[p.part];
 		ahead_rows = q.n_out - p.row;
 		from0 = q.w + (int64_t)p.row * t.row_bytes;
@@ -307,84 +309,84 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 		fetch();
 
 	int stage = 0, r0 = lane / 4, c = lane % 4;
-	uint32_t tag = 0, left_before = 0;
+	uint32_t tag = 0, exited_before = 0;
 #pragma unroll 1
 	for (int s = 0; s < 2; s++) {
 		const struct chain_step &t = a.step[s];
-		int n_in = t.n_in, runs = n_in / 256, chunks = (runs + CHUNK - 1) / CHUNK,
-			own_runs = a.n_rows * runs;
+		int n_in = t.n_in, n_sb = n_in / 256, chunks = (n_sb + CHUNK - 1) / CHUNK,
+			own_sb = a.n_rows * n_sb;
 		int split = 1 << t.log_split, groups = WARPS >> t.log_split, part = warp & (split - 1),
-			group = warp >> t.log_split, item = chain_first(a, t, blockIdx.x) + group,
-			end = chain_first(a, t, blockIdx.x + 1), turn = 0;
-		struct dense_place p = chain_place(t, item);
-		float *digit_scales = (float *)(digits + own_runs * RUN_DIGITS);
+			group = warp >> t.log_split, item = chain_item_begin(a, t, blockIdx.x) + group,
+			end = chain_item_begin(a, t, blockIdx.x + 1), turn = 0;
+		struct item_position p = chain_item_position(t, item);
+		float *limb_scales = (float *)(limbs + own_sb * SUPER_BLOCK_LIMBS);
 		const float *gain = t.gain, *x = t.x;
 		float g[8];
-		if (s && warp < own_runs)
-			load_whole_run<type::QUADS>(gain, warp < runs ? warp : warp - runs, g);
+		if (s && warp < own_sb)
+			load_full_super_block<type::QUADS>(gain, warp < n_sb ? warp : warp - n_sb, g);
 		asm volatile(
 			""
-			: "+r"(item), "+r"(end), "+r"(p.part), "+r"(p.row), "+r"(own_runs), "+r"(chunks));
+			: "+r"(item), "+r"(end), "+r"(p.part), "+r"(p.row), "+r"(own_sb), "+r"(chunks));
 		if (!s) {
 			grid_wait_before();
 			if (!threadIdx.x) {
-				barrier_init(shared_address(&takers), a.n_rows * (a.step[1].n_in / 256));
-				shared_tag = chain_look(&a.state->tag);
+				barrier_init(shared_address(&norm_barrier), a.n_rows * (a.step[1].n_in / 256));
+				shared_tag = load_relaxed(&a.state->tag);
 			}
-			for (int u = warp; u < own_runs; u += 2 * WARPS) {
-				float v[2][8]; /* of two runs, so that their loads are under way together */
+			for (int u = warp; u < own_sb; u += 2 * WARPS) {
+				float v[2][8]; /* of two n_sb, so that their loads are under way together */
 #pragma unroll
 				for (int i = 0; i < 2; i++)
-					if (u + i * WARPS < own_runs)
-						load_whole_run<type::QUADS>(
+					if (u + i * WARPS < own_sb)
+						load_full_super_block<type::QUADS>(
 							x, u + i * WARPS, v[i]); /* rows follow each other */
 #pragma unroll
 				for (int i = 0; i < 2; i++)
-					if (u + i * WARPS < own_runs)
-						write_digits(v[i], digits + (u + i * WARPS) * RUN_DIGITS,
-							digit_scales + u + i * WARPS);
+					if (u + i * WARPS < own_sb)
+						write_limbs(v[i], limbs + (u + i * WARPS) * SUPER_BLOCK_LIMBS,
+							limb_scales + u + i * WARPS);
 			}
 		} else {
 			tag = shared_tag;
 			if (!threadIdx.x)
-				while (chain_look(&a.state->items) != a.passing)
+				while (load_relaxed(&a.state->items_done) != a.n_handoff_items)
 					;
 			__syncthreads();
-			/* one run for each warp: of row `row`, run w */
-			int row = warp >= runs, w = warp - row * runs, k = run_place<type::QUADS>(warp),
+			/* one sb for each warp: of row `row`, sb w */
+			int row = warp >= n_sb, w = warp - row * n_sb, k = sb_offset<type::QUADS>(warp),
 				sums_at = row * n_in + 4 * (w * 32 + lane);
 			float v[16];
-			if (warp < own_runs) {
-				/* what makes digits, and what is squared in rms_norm's order */
+			if (warp < own_sb) {
+				/* what makes limbs, and what is squared in rms_norm's order */
 				int at[4] = {k, k + (type::QUADS ? 16 : 4), sums_at, sums_at + n_in / 2};
-				take_values<4>(a.state->passed, at, tag, v);
+				load_tagged<4>(a.state->handoff, at, tag, v);
 				double sum =
 					warp_sum(add_squares(add_squares(0, make_float4(v[8], v[9], v[10], v[11])),
 						make_float4(v[12], v[13], v[14], v[15])));
 				if (!lane) {
 					norm_sums[row][w] = sum;
-					barrier_arrive(shared_address(&takers));
+					barrier_arrive(shared_address(&norm_barrier));
 				}
-				barrier_wait(shared_address(&takers), 0);
+				barrier_wait(shared_address(&norm_barrier), 0);
 				float scale = (float)rsqrt(
-					warp_sum(lane < runs ? norm_sums[row][lane] : 0.0) / n_in + (double)a.eps);
+					warp_sum(lane < n_sb ? norm_sums[row][lane] : 0.0) / n_in + (double)a.eps);
 #pragma unroll
 				for (int i = 0; i < 8; i++)
 					v[i] = __fmul_rn(__fmul_rn(v[i], scale), g[i]);
-				write_digits(v, digits + warp * RUN_DIGITS, digit_scales + warp);
+				write_limbs(v, limbs + warp * SUPER_BLOCK_LIMBS, limb_scales + warp);
 			}
 		}
 		__syncthreads();
 		if (s &&
-			threadIdx.x == CHAIN_THREADS - 1) /* not before the digits: it takes a microsecond */
-			left_before = chain_leave(a.state);
+			threadIdx.x == CHAIN_THREADS - 1) /* not before the limbs: it takes a microsecond */
+			exited_before = chain_exit(a.state);
 
 		const uint2 *column =
-			r0 < 3 * a.n_rows ? digits + r0 / 3 * runs * RUN_DIGITS + r0 % 3 * 4 + c : NULL;
+			r0 < 3 * a.n_rows ? limbs + r0 / 3 * n_sb * SUPER_BLOCK_LIMBS + r0 % 3 * 4 + c : NULL;
 		const float *scales[2];
 #pragma unroll
 		for (int e = 0; e < 2; e++)
-			scales[e] = digit_scales + min((2 * c + e) / 3, a.n_rows - 1) * runs;
+			scales[e] = limb_scales + min((2 * c + e) / 3, a.n_rows - 1) * n_sb;
 #pragma unroll 1
 		for (; item < end; turn++) {
 			/* one warp of the group in turns adds up: lane = x row and weight row */
@@ -393,7 +395,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 			int x_row = lane / 16, j = lane % 16, at = x_row * q.n_out + p.row + j;
 			bool stores = adds && x_row < a.n_rows && p.row + j < q.n_out;
 			float *y = q.y;
-			enum chain_to to = q.to;
+			enum chain_target to = q.to;
 			float acc[1][4] = {{0, 0, 0, 0}};
 #pragma unroll 1
 			for (int chunk = part; chunk < chunks; chunk += split) {
@@ -402,61 +404,61 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 				const uint8_t *row = shared + stages + stage * STAGE + r0 * STRIDE;
 #pragma unroll
 				for (int u = 0; u < CHUNK; u++) {
-					int run = chunk * CHUNK + u;
-					if (run >= runs)
+					int sb = chunk * CHUNK + u;
+					if (sb >= n_sb)
 						break;
-					const uint2 *const at_run[1] = {column ? column + run * RUN_DIGITS : NULL};
-					const float x_scale[1][2] = {{scales[0][run], scales[1][run]}};
-					run_product<T, 1, 1>(row + u * RUN, row + u * RUN + 8 * STRIDE, u, 256, c,
-						a.tables, lane_tables{shared, 0}, at_run, x_scale, acc);
+					const uint2 *const at_sb[1] = {column ? column + sb * SUPER_BLOCK_LIMBS : NULL};
+					const float x_scale[1][2] = {{scales[0][sb], scales[1][sb]}};
+					super_block_mma<T, 1, 1>(row + u * SB_BYTES, row + u * SB_BYTES + 8 * STRIDE, u,
+						256, c, a.tables, lane_tables{shared, 0}, at_sb, x_scale, acc);
 				}
 				__syncwarp(); /* the stage may be overwritten */
 				fetch();
 				stage = stage + 1 == STAGES ? 0 : stage + 1;
 			}
 			/* of two buffers, who writes one again has met everybody since it was read */
-			float *here = meets + ((turn & 1) * WARPS + (warp & ~(split - 1))) * 32;
+			float *here = partials + ((turn & 1) * WARPS + (warp & ~(split - 1))) * 32;
 #pragma unroll
 			for (int half = 0; half < 2; half++) {
-				float v = digits_meet(acc[0] + 2 * half, lane);
+				float v = combine_limbs(acc[0] + 2 * half, lane);
 				if (!(c & 1))
 					here[part * 32 + c / 2 * 16 + r0 + 8 * half] = v;
 			}
 			if (split > 1)
-				group_sync(group, split);
+				sync_group(group, split);
 			else
 				__syncwarp();
 			item += groups;
 			if (item < end)
-				p = chain_place(t, item);
+				p = chain_item_position(t, item);
 			if (!adds)
 				continue;
-			float sum = 0, of_warp[PRODUCT_WARPS];
+			float sum = 0, of_warp[GEMV_WARPS];
 #pragma unroll
-			for (int w = 0; w < PRODUCT_WARPS; w++)
+			for (int w = 0; w < GEMV_WARPS; w++)
 				of_warp[w] = w < split ? here[w * 32 + lane] : 0;
 #pragma unroll
-			for (int w = 0; w < PRODUCT_WARPS; w++)
+			for (int w = 0; w < GEMV_WARPS; w++)
 				sum = w < split ? __fadd_rn(sum, of_warp[w]) : sum;
-			if (to == CHAIN_TO_STEP) {
+			if (to == CHAIN_TO_NEXT_STEP) {
 				if (stores)
-					pass_value(a.state->passed + at, sum, shared_tag);
+					store_tagged(a.state->handoff + at, sum, shared_tag);
 				if (!lane)
-					chain_count(&a.state->items, false);
+					count_done(&a.state->items_done, false);
 			} else {
 				if (stores)
 					y[at] = sum;
-				if (to == CHAIN_TO_LAST_BLOCK) {
+				if (to == CHAIN_TO_CACHE_BLOCK) {
 					__syncwarp();
 					if (!lane)
-						chain_count(&a.state->appended, true);
+						count_done(&a.state->append_items_done, true);
 				}
 			}
 		}
 	}
 	copy_wait<0>();
 	if (threadIdx.x == CHAIN_THREADS - 1)
-		chain_left(a.state, left_before, tag);
+		chain_reset(a.state, exited_before, tag);
 }
 
 #endif

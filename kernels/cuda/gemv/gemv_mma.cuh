@@ -1,28 +1,28 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * product_kernel's task, done by the integer matrix units, for packed types.
+ * gemv_kernel's task, done by the integer matrix units, for packed types.
  *
- * digits_kernel turns 256 values of x at a time into whole numbers of 24 bits with one scale, and
+ * limbs_kernel turns 256 values of x at a time into whole numbers of 24 bits with one scale, and
  * those into three signed bytes, so a row of x becomes three columns. Packed weights are signed
  * bytes times a scale (block_bytes.cuh). One m16n8k32 product takes 16 weight rows x 32 weights to
  * 8 columns; everything is exact until the sum over 256 weights (32 where the type has float
  * scales) becomes a float. x loses what is below 2^-24 of the largest of its 256 neighbours.
  *
- * digits_kernel: grid (runs of 256 values, x rows), block 32. mma_kernel: grid-stride over items =
- * tasks times matrices of a stack times groups of weight rows times groups of x rows (fastest); 16
- * weight rows a warp; otherwise as product_kernel.
+ * limbs_kernel: grid (n_sb of 256 values, x rows), block 32. gemv_mma_kernel: grid-stride over
+ * items = tasks times matrices of a stack times groups of weight rows times groups of x rows
+ * (fastest); 16 weight rows a warp; otherwise as gemv_kernel.
  *
  *      lane = 4 r + c:  rows r and r + 8 of the tile, eight weights of each step of 32
  *      columns:         3 x + digit, x = activation row of the group (2, 5 or 8 rows: 1, 2 or 3
- * tiles of 8) digits:          [x row][run][step][digit][c] of 8 bytes, then scales [x row][run]
+ * tiles of 8) limbs:          [x row][sb][step][digit][c] of 8 bytes, then scales [x row][sb]
  *
- * Blocks with few x rows make the digits themselves (cuda_product_own), those of all matrices of a
+ * Blocks with few x rows make the limbs themselves (gemv_makes_limbs), those of all matrices of a
  * stack that they meet at once.
  *
- * Bytes moved: every packed row once per group of x rows; x once by digits_kernel, or by each
+ * Bytes moved: every packed row once per group of x rows; x once by limbs_kernel, or by each
  * block, and 3 bytes a value per 16 weight rows from the caches or shared memory. The order of
- * additions depends on the shape of the weight alone: runs in order, over the warps of the split in
- * order, digits in order.
+ * additions depends on the shape of the weight alone: n_sb in order, over the warps of the split in
+ * order, limbs in order.
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_MMA_CUH
 #define GLM_KERNELS_CUDA_GEMV_MMA_CUH
@@ -32,8 +32,8 @@
 
 #include <limits.h>
 
-#define MMA_ROWS   16
-#define RUN_DIGITS 96 /* uint2 of one run of one x row */
+#define MMA_ROWS          16
+#define SUPER_BLOCK_LIMBS 96 /* uint2 of one sb of one x row */
 
 static __device__ __forceinline__ void mma_16832(int d[4], const uint32_t a[4], uint2 b, int c)
 {
@@ -65,11 +65,11 @@ static __device__ __forceinline__ void copy_word(uint32_t shared, const void *gl
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global));
 }
 
-/* How weights lie in shared memory: CHUNK runs of each of 16 rows, a row at a multiple of STRIDE.
+/* How weights lie in shared memory: CHUNK n_sb of each of 16 rows, a row at a multiple of STRIDE.
  * When whole lines are copied a chunk begins PHASE bytes after a line's start, at most; the same
  * for all rows. */
-template <int T, int CHUNK> struct mma_chunk {
-	static constexpr int BYTES = CHUNK * packed<T>::RUN_BYTES;
+template <int T, int CHUNK> struct gemv_stage {
+	static constexpr int BYTES = CHUNK * packed<T>::SUPER_BLOCK_BYTES;
 	static constexpr int PHASE = BYTES % 16 == 0 ? 0 : BYTES % 8 == 0 ? 8 : 14;
 	static constexpr int LINES = ((BYTES + PHASE + 15) / 16) | 1; /* odd: rows meet in few banks */
 	static constexpr int STRIDE = LINES * 16;
@@ -78,21 +78,21 @@ template <int T, int CHUNK> struct mma_chunk {
 };
 
 /* Floats per row in which the warps of a block meet: sums of two x rows, or columns */
-static constexpr __host__ __device__ int mma_meet(int tiles)
+static constexpr __host__ __device__ int partials_per_row(int tiles)
 {
 	return tiles == 1 ? 2 : tiles * 8;
 }
 
 /* Where a block is in its list of items: task, matrix of the stack, first weight row, group of x
  * rows (fastest). */
-struct mma_place {
+struct gemv_mma_position {
 	int task, stack, out_first, row_group;
 };
 
-static __device__ __forceinline__ struct mma_place first_item(
-	const struct product_args &a, int item, int block_rows)
+static __device__ __forceinline__ struct gemv_mma_position first_item(
+	const struct gemv_args &a, int item, int block_rows)
 {
-	struct mma_place p = {0, 0, 0, 0};
+	struct gemv_mma_position p = {0, 0, 0, 0};
 	while (item >= a.item_end[p.task])
 		p.task++;
 	int i = item - (p.task ? a.item_end[p.task - 1] : 0);
@@ -110,7 +110,7 @@ static __device__ __forceinline__ struct mma_place first_item(
 }
 
 static __device__ __forceinline__ void next_item(
-	const struct product_args &a, struct mma_place &p, int block_rows, int n_out)
+	const struct gemv_args &a, struct gemv_mma_position &p, int block_rows, int n_out)
 {
 	if (++p.row_group < a.row_groups)
 		return;
@@ -127,18 +127,17 @@ static __device__ __forceinline__ void next_item(
 
 /* This lane's eight of 256 values of x, zeros past n_in: lane 4 s + c has those of step s. */
 template <bool QUADS>
-static __device__ __forceinline__ void load_run(
-	const float *x, int run, int n_in, bool aligned, float v[8])
+static __device__ __forceinline__ void load_super_block(
+	const float *x, int sb, int n_in, bool aligned, float v[8])
 {
-	int lane = threadIdx.x % 32, k = run * 256 + lane / 4 * 32 + (QUADS ? 4 : 8) * (lane % 4);
+	int lane = threadIdx.x % 32, k = sb * 256 + lane / 4 * 32 + (QUADS ? 4 : 8) * (lane % 4);
 	load_x(x, k, n_in, aligned, v);
 	load_x(x, k + (QUADS ? 16 : 4), n_in, aligned, v + 4);
 }
 
-/* 256 values, eight per lane, as digits and scale; by one warp. Lane 4 s + c has the values of step
+/* 256 values, eight per lane, as limbs and scale; by one warp. Lane 4 s + c has the values of step
  * s that are dealt to lane c. */
-static __device__ __forceinline__ void write_digits(
-	const float v[8], uint2 *digits, float *scale_to)
+static __device__ __forceinline__ void write_limbs(const float v[8], uint2 *limbs, float *scale_to)
 {
 	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4;
 	uint32_t top = 0; /* as bits, so that infinities and NaN are the largest */
@@ -151,7 +150,7 @@ static __device__ __forceinline__ void write_digits(
 	float inv = tiny ? 0.0f : __fdiv_rn(8323072.0f, most),
 		  scale = tiny ? 0.0f : __fdiv_rn(most, 8323072.0f);
 	/* The nearest whole number n is what 2^23 of its sign in front leaves in the last bits of a
-	 * float. The bytes of n + 0x808080 are the digits of n, 128 more each. Where infinities or NaN
+	 * float. The bytes of n + 0x808080 are the limbs of n, 128 more each. Where infinities or NaN
 	 * are among the values all n are zero. */
 	uint32_t word[3][2], kept = top < 0x7f800000 ? 0xffffffff : 0;
 #pragma unroll
@@ -172,16 +171,16 @@ static __device__ __forceinline__ void write_digits(
 	}
 #pragma unroll
 	for (int d = 0; d < 3; d++)
-		digits[s * 12 + 4 * d + c] = make_uint2(word[d][0], word[d][1]);
+		limbs[s * 12 + 4 * d + c] = make_uint2(word[d][0], word[d][1]);
 	if (!lane)
 		*scale_to = scale;
 }
 
-/* Adds the products of one run of 16 weight rows and 8 * TILES columns of digits to acc. p0, p1:
- * the run of rows r and r + 8; left: values of x from here on; column: this lane's part of each
+/* Adds the products of one sb of 16 weight rows and 8 * TILES columns of limbs to acc. p0, p1:
+ * the sb of rows r and r + 8; left: values of x from here on; column: this lane's part of each
  * tile, NULL: nothing there. */
 template <int T, int TILES, int UNROLL = 8>
-static __device__ __forceinline__ void run_product(const uint8_t *p0, const uint8_t *p1, int u,
+static __device__ __forceinline__ void super_block_mma(const uint8_t *p0, const uint8_t *p1, int u,
 	int left, int c, const struct cuda_tables *t, const struct lane_tables &tables,
 	const uint2 *const column[TILES], const float x_scale[TILES][2], float acc[TILES][4])
 {
@@ -201,7 +200,7 @@ static __device__ __forceinline__ void run_product(const uint8_t *p0, const uint
 #pragma unroll UNROLL
 	for (int first = 0; first < 8; first += BATCH) {
 		uint32_t words[BATCH][4];
-		uint2 digits[BATCH][TILES];
+		uint2 limbs[BATCH][TILES];
 		float float_scale[BATCH][2];
 		int int_scale[BATCH][2];
 #pragma unroll
@@ -221,7 +220,7 @@ static __device__ __forceinline__ void run_product(const uint8_t *p0, const uint
 			}
 #pragma unroll
 			for (int n = 0; n < TILES; n++)
-				digits[i][n] = column[n] ? column[n][s * 12] : make_uint2(0, 0);
+				limbs[i][n] = column[n] ? column[n][s * 12] : make_uint2(0, 0);
 		}
 #pragma unroll
 		for (int i = 0; i < BATCH; i++) {
@@ -229,7 +228,7 @@ static __device__ __forceinline__ void run_product(const uint8_t *p0, const uint
 			const uint32_t *w = words[i];
 #pragma unroll
 			for (int n = 0; n < TILES; n++) {
-				uint2 b = digits[i][n];
+				uint2 b = limbs[i][n];
 				if constexpr (type::SCALE == SCALE_NONE) {
 					mma_16832_add(whole[n], w, b);
 				} else if constexpr (type::SCALE == SCALE_FLOAT) {
@@ -283,9 +282,9 @@ static __device__ __forceinline__ void run_product(const uint8_t *p0, const uint
 		}
 }
 
-/* Columns 0, 1, 2 and 3, 4, 5 are the digits of x rows 0 and 1: their sums meet in lanes 0 and 2 of
+/* Columns 0, 1, 2 and 3, 4, 5 are the limbs of x rows 0 and 1: their sums meet in lanes 0 and 2 of
  * a row. */
-static __device__ __forceinline__ float digits_meet(const float two[2], int lane)
+static __device__ __forceinline__ float combine_limbs(const float two[2], int lane)
 {
 	float b0 = __shfl_sync(0xffffffffu, two[0], (lane & ~3) | 1),
 		  b1 = __shfl_sync(0xffffffffu, two[1], (lane & ~3) | 1);
@@ -293,27 +292,28 @@ static __device__ __forceinline__ float digits_meet(const float two[2], int lane
 					: __fmaf_rn(65536.0f, two[0], __fmaf_rn(256.0f, two[1], b0));
 }
 
-/* OWN: the block makes the digits of its x rows itself and keeps them in shared memory */
+/* OWN: the block makes the limbs of its x rows itself and keeps them in shared memory */
 template <int T, int TILES, bool OWN, int WARPS, int STAGES, int CHUNK, int BLOCKS>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
-	mma_kernel(const __grid_constant__ struct product_args a)
+	gemv_mma_kernel(const __grid_constant__ struct gemv_args a)
 {
 	typedef struct bytes_type<T> type;
-	typedef struct mma_chunk<T, CHUNK> shape;
-	constexpr int RUN = packed<T>::RUN_BYTES, LINES = shape::LINES, STRIDE = shape::STRIDE,
-				  ROUNDS = shape::ROUNDS, STAGE = MMA_ROWS * STRIDE;
+	typedef struct gemv_stage<T, CHUNK> shape;
+	constexpr int SB_BYTES = packed<T>::SUPER_BLOCK_BYTES, LINES = shape::LINES,
+				  STRIDE = shape::STRIDE, ROUNDS = shape::ROUNDS, STAGE = MMA_ROWS * STRIDE;
 	constexpr bool FLAT = type::SCALE == SCALE_FLOAT;
-	constexpr int NX = TILES * 8 / 3, MEET = mma_meet(TILES), MEETS = TILES == 1 ? 2 : 1;
+	constexpr int NX = TILES * 8 / 3, PARTIALS = partials_per_row(TILES),
+				  PARTIAL_BUFFERS = TILES == 1 ? 2 : 1;
 	extern __shared__ __align__(16) uint8_t shared[];
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split,
 		part = warp & (split - 1);
 	int r0 = lane / 4, c = lane % 4;
 	int log_rows = a.glu ? 3 : 4, w_rows = 1 << log_rows, my_row = warp / split << log_rows,
 		block_rows = WARPS / split << log_rows;
-	int runs = (a.n_in + 255) / 256, chunks = (runs + CHUNK - 1) / CHUNK;
-	float *meets = (float *)(shared + shape::TABLES + WARPS * (STAGES * STAGE));
-	uint2 *digits = (uint2 *)(meets + MEETS * WARPS * MMA_ROWS * MEET);
-	float *own_scales = (float *)(digits + (OWN ? a.own_slots * runs * RUN_DIGITS : 0));
+	int n_sb = (a.n_in + 255) / 256, chunks = (n_sb + CHUNK - 1) / CHUNK;
+	float *partials = (float *)(shared + shape::TABLES + WARPS * (STAGES * STAGE));
+	uint2 *limbs = (uint2 *)(partials + PARTIAL_BUFFERS * WARPS * MMA_ROWS * PARTIALS);
+	float *own_scales = (float *)(limbs + (OWN ? a.own_rows * n_sb * SUPER_BLOCK_LIMBS : 0));
 	struct lane_tables tables = {shared, 4u * lane};
 	/* this warp's stages; kept in registers so that the compiler does not compute them anew for
 	 * every access */
@@ -326,9 +326,9 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 
 	grid_let_next();
 
-	/* What is fetched runs ahead of what is computed, across items. Eight rows lie in a stage line
+	/* What is fetched n_sb ahead of what is computed, across items. Eight rows lie in a stage line
 	 * after line: line 32 i + lane of them comes from lines_from[i] past the first row. */
-	struct mma_place ahead = first_item(a, item, block_rows), now = ahead;
+	struct gemv_mma_position ahead = first_item(a, item, block_rows), now = ahead;
 	int ahead_items = end - item, ahead_chunk = part, ahead_stage = 0, ahead_out = 0,
 		rows_there = 0;
 	const uint8_t *row0 = NULL, *row8 = NULL;
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	for (int i = 0; i < ROUNDS; i++)
 		lines_from[i] = (i * 32 + lane) / LINES * (int)a.row_bytes + (i * 32 + lane) % LINES * 16;
 	auto set_rows = [&]() {
-		const struct product_task &t = a.task[ahead.task];
+		const struct gemv_task &t = a.task[ahead.task];
 		int mine = ahead.out_first + my_row;
 		ahead_out = t.n_out;
 		rows_there = min(w_rows, ahead_out - mine);
@@ -410,33 +410,33 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 		__syncthreads();
 
 	int stage = 0, turn = 0;
-	/* which x rows the digits are of: so many from matrix own_stack on, or the first and the last
+	/* which x rows the limbs are of: so many from matrix own_stack on, or the first and the last
 	 * one */
 	int own_stack = 0, own_made = 0;
 	int64_t own_x = -1;
-	/* of n_x x rows from matrix own_stack on; four runs of a warp at a time, so that their loads
+	/* of n_x x rows from matrix own_stack on; four n_sb of a warp at a time, so that their loads
 	 * are under way together */
 	auto make_own = [&](int n_slots, int n_x, auto x_row) {
-		for (int u = warp; u < n_slots * runs; u += 4 * WARPS) {
+		for (int u = warp; u < n_slots * n_sb; u += 4 * WARPS) {
 			float v[4][8];
 #pragma unroll
 			for (int i = 0; i < 4; i++) {
-				int at = u + i * WARPS, slot = at / runs;
-				if (at < n_slots * runs)
-					load_run<type::QUADS>(
+				int at = u + i * WARPS, slot = at / n_sb;
+				if (at < n_slots * n_sb)
+					load_super_block<type::QUADS>(
 						a.x + x_row(slot % n_x) * a.x_row + (own_stack + slot / n_x) * a.x_stack,
-						at - slot * runs, a.n_in, a.x_aligned, v[i]);
+						at - slot * n_sb, a.n_in, a.x_aligned, v[i]);
 			}
 #pragma unroll
 			for (int i = 0; i < 4; i++)
-				if (u + i * WARPS < n_slots * runs)
-					write_digits(
-						v[i], digits + (u + i * WARPS) * RUN_DIGITS, own_scales + u + i * WARPS);
+				if (u + i * WARPS < n_slots * n_sb)
+					write_limbs(v[i], limbs + (u + i * WARPS) * SUPER_BLOCK_LIMBS,
+						own_scales + u + i * WARPS);
 		}
 		__syncthreads();
 	};
 	for (; item < end; item++) {
-		const struct product_task &t = a.task[now.task];
+		const struct gemv_task &t = a.task[now.task];
 		int n_out = t.n_out,
 			n_x = a.rows == ROWS_PLAIN ? min(NX, a.n_rows - now.row_group * NX) : t.n_x;
 		auto x_row = [&](int i) {
@@ -449,7 +449,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			bool plain = a.rows == ROWS_PLAIN;
 			if (plain ? (now.stack - own_stack + 1) * n_x > own_made : this_x != own_x) {
 				own_stack = now.stack;
-				own_made = plain ? min(a.own_slots, (a.n_stack - own_stack) * n_x) : n_x;
+				own_made = plain ? min(a.own_rows, (a.n_stack - own_stack) * n_x) : n_x;
 				make_own(own_made, n_x, x_row);
 			}
 			own_x = this_x;
@@ -465,28 +465,29 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			bool used = r < n_x;
 			int64_t row = OWN ? own_slot + r : (int64_t)x_row(used ? r : 0) * a.n_stack + now.stack;
 			column[n] =
-				used ? (OWN ? digits : a.digits) + row * runs * RUN_DIGITS + col % 3 * 4 + c : NULL;
+				used ? (OWN ? limbs : a.limbs) + row * n_sb * SUPER_BLOCK_LIMBS + col % 3 * 4 + c
+					 : NULL;
 #pragma unroll
 			for (int e = 0; e < 2; e++) {
 				r = min((8 * n + 2 * c + e) / 3, n_x - 1);
 				row = OWN ? own_slot + r : (int64_t)x_row(r) * a.n_stack + now.stack;
-				scales[n][e] = (OWN ? own_scales : a.scales) + row * runs;
+				scales[n][e] = (OWN ? own_scales : a.scales) + row * n_sb;
 			}
 		}
 
 		/* what a sum is added to is on its way meanwhile */
-		auto place_of = [&](int i, int &r, int &j) {
+		auto output_of = [&](int i, int &r, int &j) {
 			r = TILES == 1 ? i >= block_rows : i / block_rows;
 			j = i - r * block_rows;
 			int64_t at = a.rows == ROWS_PLAIN       ? now.row_group * NX + r
 						 : a.rows == ROWS_TO_HIDDEN ? t.first + r
-													: t.place[r];
+													: t.slot[r];
 			return t.y + now.stack * a.y_stack + at * a.y_row + now.out_first + j;
 		};
 		float old = 0;
 		if (TILES == 1 && t.add && threadIdx.x < block_rows * n_x) {
 			int r, j;
-			const float *y = place_of(threadIdx.x, r, j);
+			const float *y = output_of(threadIdx.x, r, j);
 			old = now.out_first + j < n_out ? *y : 0;
 		}
 		int stride =
@@ -506,19 +507,19 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 				row += chunk * shape::BYTES & 15;
 #pragma unroll
 			for (int u = 0; u < CHUNK; u++) {
-				int run = chunk * CHUNK + u;
-				if (run >= runs)
+				int sb = chunk * CHUNK + u;
+				if (sb >= n_sb)
 					break;
-				const uint8_t *p0 = row + u * RUN, *p1 = p0 + 8 * stride;
+				const uint8_t *p0 = row + u * SB_BYTES, *p1 = p0 + 8 * stride;
 				const uint2 *at[TILES];
 				float x_scale[TILES][2];
 #pragma unroll
 				for (int n = 0; n < TILES; n++) {
-					at[n] = column[n] ? column[n] + run * RUN_DIGITS : NULL;
-					x_scale[n][0] = scales[n][0][run], x_scale[n][1] = scales[n][1][run];
+					at[n] = column[n] ? column[n] + sb * SUPER_BLOCK_LIMBS : NULL;
+					x_scale[n][0] = scales[n][0][sb], x_scale[n][1] = scales[n][1][sb];
 				}
-				run_product<T, TILES>(
-					p0, p1, u, a.n_in - run * 256, c, a.tables, tables, at, x_scale, acc);
+				super_block_mma<T, TILES>(
+					p0, p1, u, a.n_in - sb * 256, c, a.tables, tables, at, x_scale, acc);
 			}
 			__syncwarp(); /* the stage may be overwritten */
 			fetch();
@@ -527,35 +528,35 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 
 		/* the warps meet; of two buffers, who writes one again has met everybody since it was read
 		 */
-		float *here = meets + turn * (WARPS * MMA_ROWS * MEET);
-		turn = (turn + 1) % MEETS;
+		float *here = partials + turn * (WARPS * MMA_ROWS * PARTIALS);
+		turn = (turn + 1) % PARTIAL_BUFFERS;
 		if (TILES == 1) {
 #pragma unroll
 			for (int half = 0; half < 2; half++) {
-				float v = digits_meet(acc[0] + 2 * half, lane);
+				float v = combine_limbs(acc[0] + 2 * half, lane);
 				if (!(c & 1))
-					here[(warp * MMA_ROWS + r0 + 8 * half) * MEET + c / 2] = v;
+					here[(warp * MMA_ROWS + r0 + 8 * half) * PARTIALS + c / 2] = v;
 			}
 		} else {
 #pragma unroll
 			for (int n = 0; n < TILES; n++)
 #pragma unroll
 				for (int i = 0; i < 4; i++)
-					here[(warp * MMA_ROWS + r0 + i / 2 * 8) * MEET + 8 * n + 2 * c + i % 2] =
+					here[(warp * MMA_ROWS + r0 + i / 2 * 8) * PARTIALS + 8 * n + 2 * c + i % 2] =
 						acc[n][i];
 		}
 		__syncthreads();
 		for (int i = threadIdx.x; i < block_rows * n_x; i += WARPS * 32) {
 			int r, j;
-			float *to = place_of(i, r, j);
+			float *to = output_of(i, r, j);
 			if (now.out_first + j >= n_out)
 				continue;
 			const float *first =
-				here + ((j >> log_rows) * split * MMA_ROWS + (j & (w_rows - 1))) * MEET;
+				here + ((j >> log_rows) * split * MMA_ROWS + (j & (w_rows - 1))) * PARTIALS;
 			float v[2] = {0, 0};
 			for (int p = 0; p < split; p++)
 				for (int half = 0; half <= (int)a.glu; half++) {
-					const float *m = first + (p * MMA_ROWS + 8 * half) * MEET;
+					const float *m = first + (p * MMA_ROWS + 8 * half) * PARTIALS;
 					v[half] = __fadd_rn(
 						v[half], TILES == 1 ? m[r]
 											: __fmaf_rn(65536.0f, m[3 * r],
@@ -565,30 +566,31 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 				  : t.add ? __fadd_rn(TILES == 1 ? old : *to, v[0])
 						  : v[0];
 		}
-		if (MEETS == 1)
+		if (PARTIAL_BUFFERS == 1)
 			__syncthreads();
 		next_item(a, now, block_rows, n_out);
 	}
 	copy_wait<0>();
 }
 
-/* Shared memory of a block that makes the digits of n_x rows */
+/* Shared memory of a block that makes the limbs of n_x rows */
 template <int T, int TILES, int WARPS, int STAGES, int CHUNK>
-static size_t mma_bytes(int n_x, int64_t n_in)
+static size_t gemv_mma_shared_bytes(int n_x, int64_t n_in)
 {
-	typedef struct mma_chunk<T, CHUNK> shape;
+	typedef struct gemv_stage<T, CHUNK> shape;
 	size_t groups = (size_t)n_x * (size_t)((n_in + 255) / 256);
 	return shape::TABLES + (size_t)WARPS * STAGES * MMA_ROWS * shape::STRIDE +
-		   (size_t)(TILES == 1 ? 2 : 1) * WARPS * MMA_ROWS * mma_meet(TILES) * sizeof(float) +
-		   groups * (RUN_DIGITS * sizeof(uint2)) + (groups + 3) / 4 * 16;
+		   (size_t)(TILES == 1 ? 2 : 1) * WARPS * MMA_ROWS * partials_per_row(TILES) *
+			   sizeof(float) +
+		   groups * (SUPER_BLOCK_LIMBS * sizeof(uint2)) + (groups + 3) / 4 * 16;
 }
 
-/* How a block of a type is cut: runs a stage (a copy costs by the 128-byte lines that it touches,
+/* How a block of a type is cut: n_sb a stage (a copy costs by the 128-byte lines that it touches,
  * so some hundred bytes of a row at a time), stages a warp, warps, blocks on a multiprocessor.
  * SMALL: for cards with less shared memory. */
-template <int T, bool SMALL> struct mma_cut {
-	static constexpr int RUN = packed<T>::RUN_BYTES;
-	static constexpr int CHUNK = RUN >= 150 ? 1 : RUN >= 98 ? 2 : 4;
+template <int T, bool SMALL> struct gemv_tiling {
+	static constexpr int SB_BYTES = packed<T>::SUPER_BLOCK_BYTES;
+	static constexpr int CHUNK = SB_BYTES >= 150 ? 1 : SB_BYTES >= 98 ? 2 : 4;
 	static constexpr int STAGES = 2;
 	static constexpr int WARPS = SMALL ? 4 : bytes_type<T>::TABLES ? 16 : 8;
 	static constexpr int BLOCKS = SMALL || bytes_type<T>::TABLES ? 1 : 2;
@@ -599,25 +601,24 @@ template <int T, bool SMALL> struct mma_cut {
 
 /* How many warps share a weight row: each has two stages to do, or one if there are few rows. rows:
  * of all matrices of this shape that come together. */
-template <int T> static int mma_split(int64_t n_in, int64_t rows)
+template <int T> static int gemv_mma_k_split(int64_t n_in, int64_t rows)
 {
-	typedef struct mma_cut<T, false> cut;
+	typedef struct gemv_tiling<T, false> cut;
 	int64_t chunks = (n_in + 256 * cut::CHUNK - 1) / (256 * cut::CHUNK);
 	int split = 1;
-	while (
-		2 * split <= PRODUCT_WARPS &&
-		(chunks >= 4 * split || (chunks >= 2 * split && rows * split < 16 * 128 * PRODUCT_WARPS)))
+	while (2 * split <= GEMV_WARPS &&
+		   (chunks >= 4 * split || (chunks >= 2 * split && rows * split < 16 * 128 * GEMV_WARPS)))
 		split *= 2;
 	return split;
 }
 
 template <int T, int TILES, bool OWN, bool SMALL>
-static void mma_launch_cut(struct cuda_backend *b, const struct product_args *given, int n_x)
+static void gemv_mma_launch_tiling(struct cuda_backend *b, const struct gemv_args *given, int n_x)
 {
-	typedef struct mma_cut<T, SMALL> cut;
+	typedef struct gemv_tiling<T, SMALL> cut;
 	constexpr int WARPS = cut::WARPS, STAGES = cut::STAGES, CHUNK = cut::CHUNK;
 	static size_t allowed;
-	struct product_args a = *given;
+	struct gemv_args a = *given;
 	a.split = a.split < WARPS ? a.split : WARPS;
 	int rows = WARPS / a.split * (a.glu ? MMA_ROWS / 2 : MMA_ROWS), x_rows = TILES * 8 / 3,
 		items = 0;
@@ -629,53 +630,54 @@ static void mma_launch_cut(struct cuda_backend *b, const struct product_args *gi
 	}
 	uintptr_t all = bases | (uintptr_t)a.row_bytes | (uintptr_t)a.stack_bytes;
 	a.flat = bytes_type<T>::SCALE == SCALE_FLOAT && a.row_bytes % 16 && a.row_bytes % 4 == 0 &&
-			 a.row_bytes <= mma_chunk<T, CHUNK>::BYTES && a.stack_bytes % 16 == 0 &&
+			 a.row_bytes <= gemv_stage<T, CHUNK>::BYTES && a.stack_bytes % 16 == 0 &&
 			 a.row_bytes * 8 % 16 == 0 && bases % 16 == 0;
-	a.unit = all % 16 == 0 ? 16 : all % 4 == 0 && mma_chunk<T, CHUNK>::BYTES % 4 == 0 ? 4 : 2;
+	a.unit = all % 16 == 0 ? 16 : all % 4 == 0 && gemv_stage<T, CHUNK>::BYTES % 4 == 0 ? 4 : 2;
 	int blocks = cut::BLOCKS * b->n_sm;
 	blocks = items < blocks ? items : blocks;
-	/* a block of plain rows makes the digits of all matrices that it meets at once */
+	/* a block of plain rows makes the limbs of all matrices that it partials at once */
 	int stack_items = items / a.n_stack,
 		stacks = items ? ((items + blocks - 1) / blocks + stack_items - 2) / stack_items + 1 : 1;
 	stacks = stacks < a.n_stack ? stacks : a.n_stack;
 	size_t bytes;
 	do {
-		a.own_slots = OWN ? n_x * stacks : 0;
-		bytes = mma_bytes<T, TILES, WARPS, STAGES, CHUNK>(a.own_slots, a.n_in);
+		a.own_rows = OWN ? n_x * stacks : 0;
+		bytes = gemv_mma_shared_bytes<T, TILES, WARPS, STAGES, CHUNK>(a.own_rows, a.n_in);
 	} while (bytes > b->max_shared && --stacks > 0);
-	auto kernel = mma_kernel<T, TILES, OWN, WARPS, STAGES, CHUNK, cut::BLOCKS>;
+	auto kernel = gemv_mma_kernel<T, TILES, OWN, WARPS, STAGES, CHUNK, cut::BLOCKS>;
 	if (!cuda_allow_shared(b, (const void *)kernel, bytes, &allowed))
 		return;
 	cuda_launch(b, kernel, dim3((unsigned)blocks), WARPS * 32, bytes, a);
 }
 
 template <int T, int TILES, bool OWN>
-static void mma_launch_as(struct cuda_backend *b, const struct product_args *a, int n_x)
+static void gemv_mma_launch_as(struct cuda_backend *b, const struct gemv_args *a, int n_x)
 {
-	typedef struct mma_cut<T, false> cut;
-	constexpr bool LARGE = cut::WARPS * cut::STAGES * MMA_ROWS * mma_chunk<T, cut::CHUNK>::STRIDE +
-							   mma_chunk<T, cut::CHUNK>::TABLES +
-							   cut::WARPS * MMA_ROWS * mma_meet(TILES) * 4 >
+	typedef struct gemv_tiling<T, false> cut;
+	constexpr bool LARGE = cut::WARPS * cut::STAGES * MMA_ROWS * gemv_stage<T, cut::CHUNK>::STRIDE +
+							   gemv_stage<T, cut::CHUNK>::TABLES +
+							   cut::WARPS * MMA_ROWS * partials_per_row(TILES) * 4 >
 						   MMA_SMALL_BYTES;
-	/* on small cards digits come from digits_kernel, see cuda_product_own */
+	/* on small cards limbs come from limbs_kernel, see gemv_makes_limbs */
 	if constexpr (LARGE && !OWN)
-		if (mma_bytes<T, TILES, cut::WARPS, cut::STAGES, cut::CHUNK>(0, 0) > b->max_shared) {
-			mma_launch_cut<T, TILES, OWN, true>(b, a, n_x);
+		if (gemv_mma_shared_bytes<T, TILES, cut::WARPS, cut::STAGES, cut::CHUNK>(0, 0) >
+			b->max_shared) {
+			gemv_mma_launch_tiling<T, TILES, OWN, true>(b, a, n_x);
 			return;
 		}
-	mma_launch_cut<T, TILES, OWN, false>(b, a, n_x);
+	gemv_mma_launch_tiling<T, TILES, OWN, false>(b, a, n_x);
 }
 
 /* n_x: the most x rows of a task. */
 template <int T>
-static void mma_launch_type(struct cuda_backend *b, const struct product_args *a, int n_x)
+static void gemv_mma_launch(struct cuda_backend *b, const struct gemv_args *a, int n_x)
 {
-	if (!a->digits)
-		mma_launch_as<T, 1, true>(b, a, n_x);
+	if (!a->limbs)
+		gemv_mma_launch_as<T, 1, true>(b, a, n_x);
 	else if (n_x <= 2)
-		mma_launch_as<T, 1, false>(b, a, n_x);
+		gemv_mma_launch_as<T, 1, false>(b, a, n_x);
 	else
-		mma_launch_as<T, 3, false>(b, a, n_x);
+		gemv_mma_launch_as<T, 3, false>(b, a, n_x);
 }
 
 #endif

@@ -6,19 +6,19 @@
 
 #if TYPE_GROUP == 1
 #define TYPES     FLOAT_TYPES
-#define LAUNCH(t) product_launch_type<t>
+#define LAUNCH(t) gemv_float_launch<t>
 #elif TYPE_GROUP == 2
 #define TYPES     PACKED_TYPES_A
-#define LAUNCH(t) packed_launch_type<t>
+#define LAUNCH(t) gemv_packed_launch<t>
 #elif TYPE_GROUP == 3
 #define TYPES     PACKED_TYPES_B
-#define LAUNCH(t) packed_launch_type<t>
+#define LAUNCH(t) gemv_packed_launch<t>
 #else
 #define TYPES     PACKED_TYPES_C
-#define LAUNCH(t) packed_launch_type<t>
+#define LAUNCH(t) gemv_packed_launch<t>
 #endif
 
-template <> product_launch *cuda_product_group<TYPE_GROUP>(enum dtype type)
+template <> gemv_launcher *gemv_launcher_of_group<TYPE_GROUP>(enum dtype type)
 {
 	switch (type) {
 #define CASE(t)                                                                                    \

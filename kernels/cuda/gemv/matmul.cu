@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * matmul, stacked_matmul and the first half of ffn: they fill tasks of product_kernel, mma_kernel
- * and dense_kernel (grid, block and bytes moved: gemv.cuh, gemv_mma.cuh,
- * gemv_aligned.cuh). Tasks travel as kernel arguments, PRODUCT_TASKS at a time, so no table
+ * matmul, stacked_matmul and the first half of ffn: they fill tasks of gemv_kernel, gemv_mma_kernel
+ * and gemv_aligned_kernel (grid, block and bytes moved: gemv.cuh, gemv_mma.cuh,
+ * gemv_aligned.cuh). Tasks travel as kernel arguments, GEMV_TASKS at a time, so no table
  * is uploaded.
  */
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/gemm/gemm.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"
 
-bool cuda_product(struct cuda_backend *b, enum dtype type, struct product_args *a)
+bool gemv_enqueue(struct cuda_backend *b, enum dtype type, struct gemv_args *a)
 {
-	product_launch *launch = cuda_product_group<1>(type);
-	launch = launch ? launch : cuda_product_group<2>(type);
-	launch = launch ? launch : cuda_product_group<3>(type);
-	launch = launch ? launch : cuda_product_group<4>(type);
+	gemv_launcher *launch = gemv_launcher_of_group<1>(type);
+	launch = launch ? launch : gemv_launcher_of_group<2>(type);
+	launch = launch ? launch : gemv_launcher_of_group<3>(type);
+	launch = launch ? launch : gemv_launcher_of_group<4>(type);
 	int most = 1;
 	a->tables = b->tables;
 	uintptr_t x = (uintptr_t)a->x;
@@ -40,27 +40,27 @@ bool cuda_product(struct cuda_backend *b, enum dtype type, struct product_args *
 	return !b->base.failure.code;
 }
 
-bool cuda_product_with_digits(struct cuda_backend *b, struct product_args *a, enum dtype type,
-	int64_t n_x, int most, struct product_args *last, enum product_layout *last_layout)
+bool gemv_prepare_limbs(struct cuda_backend *b, struct gemv_args *a, enum dtype type, int64_t n_x,
+	int most, struct gemv_args *last, enum limb_layout *last_layout)
 {
-	enum product_layout layout = cuda_product_layout(type);
-	if (layout == LAYOUT_FLOATS || cuda_product_own(b, type, most, a->n_in))
+	enum limb_layout layout = gemv_limb_layout(type);
+	if (layout == LAYOUT_FLOATS || gemv_makes_limbs(b, type, most, a->n_in))
 		return true;
 	if (layout != *last_layout) {
 		*last = *a;
 		*last_layout = layout;
-		if (!cuda_product_digits(b, last, n_x, layout))
+		if (!gemv_split_limbs(b, last, n_x, layout))
 			return false;
 	}
-	a->digits = last->digits;
+	a->limbs = last->limbs;
 	a->scales = last->scales;
 	return true;
 }
 
 /* All but the tasks. */
-static struct product_args plain_args(const struct weight *w, const float *x, int rows)
+static struct gemv_args plain_args(const struct weight *w, const float *x, int rows)
 {
-	struct product_args a = {};
+	struct gemv_args a = {};
 	a.x = x;
 	a.x_row = w->n_in;
 	a.y_row = w->n_out;
@@ -68,7 +68,7 @@ static struct product_args plain_args(const struct weight *w, const float *x, in
 	a.n_in = (int)w->n_in;
 	a.n_stack = 1;
 	a.n_rows = rows;
-	a.split = cuda_product_split(w->type, w->n_in, w->n_out);
+	a.split = gemv_k_split(w->type, w->n_in, w->n_out);
 	return a;
 }
 
@@ -78,33 +78,33 @@ void cuda_matmul(
 	struct cuda_backend *b = cuda_of(base);
 	if (!cuda_begin(base, "matmul") || !rows)
 		return;
-	if (rows > CUDA_FEW_ROWS) { /* parts with the same x together */
+	if (rows > DECODE_MAX_ROWS) { /* parts with the same x together */
 		for (int i = 0, j; i < n_parts; i = j) {
 			for (j = i + 1; j < n_parts && parts[j].x == parts[i].x;)
 				j++;
-			cuda_gemm_matmul(b, parts + i, j - i, parts[i].x ? parts[i].x : x, rows);
+			gemm_matmul(b, parts + i, j - i, parts[i].x ? parts[i].x : x, rows);
 		}
 		return;
 	}
 	/* parts of one type go together, if several rows do not make their strides of y differ; packed
 	 * ones if their x is the same */
 	bool done[64] = {false};
-	struct product_args last = {};
-	enum product_layout layout = LAYOUT_FLOATS;
+	struct gemv_args last = {};
+	enum limb_layout layout = LAYOUT_FLOATS;
 	for (int i = 0; i < n_parts; i++) {
 		if (done[i])
 			continue;
 		const struct weight *w = &parts[i].w;
-		bool own = cuda_product_layout(w->type) == LAYOUT_FLOATS;
-		struct product_args a = plain_args(w, own || !parts[i].x ? x : parts[i].x, rows);
+		bool own = gemv_limb_layout(w->type) == LAYOUT_FLOATS;
+		struct gemv_args a = plain_args(w, own || !parts[i].x ? x : parts[i].x, rows);
 		if (last.x != a.x)
-			layout = LAYOUT_FLOATS; /* the digits are of another x */
-		for (int j = i; j < n_parts && a.n_tasks < PRODUCT_TASKS; j++) {
+			layout = LAYOUT_FLOATS; /* the limbs are of another x */
+		for (int j = i; j < n_parts && a.n_tasks < GEMV_TASKS; j++) {
 			if (done[j] || parts[j].w.type != w->type || (!own && parts[j].x != parts[i].x) ||
 				(rows > 1 && parts[j].w.n_out != w->n_out) ||
-				cuda_product_split(w->type, w->n_in, parts[j].w.n_out) != a.split)
+				gemv_k_split(w->type, w->n_in, parts[j].w.n_out) != a.split)
 				continue;
-			struct product_task *t = &a.task[a.n_tasks++];
+			struct gemv_task *t = &a.task[a.n_tasks++];
 			t->w = (const uint8_t *)parts[j].w.data;
 			t->y = parts[j].y;
 			t->x = own ? parts[j].x : NULL;
@@ -112,8 +112,8 @@ void cuda_matmul(
 			t->add = parts[j].add;
 			done[j] = true;
 		}
-		if (!cuda_product_with_digits(b, &a, w->type, rows, rows, &last, &layout) ||
-			!cuda_product(b, w->type, &a))
+		if (!gemv_prepare_limbs(b, &a, w->type, rows, rows, &last, &layout) ||
+			!gemv_enqueue(b, w->type, &a))
 			return;
 	}
 }
@@ -124,34 +124,34 @@ void cuda_matmul_glu(struct backend *base, const struct ffn *f, int rows)
 	const struct weight *gate = &f->gate;
 	if (!cuda_begin(base, "matmul_glu") || !rows)
 		return;
-	if (rows > CUDA_FEW_ROWS || gate->type != f->up.type) {
+	if (rows > DECODE_MAX_ROWS || gate->type != f->up.type) {
 		const struct matmul parts[] = {
 			{*gate, f->hidden, false, NULL}, {f->up, f->spare, false, NULL}};
 		cuda_matmul(base, parts, 2, f->x, rows);
 		cuda_swiglu(base, f->hidden, f->spare, rows * gate->n_out, f->hidden);
 		return;
 	}
-	struct product_args a = plain_args(gate, f->x, rows), last = {};
-	enum product_layout layout = LAYOUT_FLOATS;
+	struct gemv_args a = plain_args(gate, f->x, rows), last = {};
+	enum limb_layout layout = LAYOUT_FLOATS;
 	a.glu = true;
 	a.n_tasks = 1;
 	a.task[0].w = (const uint8_t *)gate->data;
 	a.task[0].up = (const uint8_t *)f->up.data;
 	a.task[0].y = f->hidden;
 	a.task[0].n_out = (int)gate->n_out;
-	if (cuda_product_with_digits(b, &a, gate->type, rows, rows, &last, &layout))
-		cuda_product(b, gate->type, &a);
+	if (gemv_prepare_limbs(b, &a, gate->type, rows, rows, &last, &layout))
+		gemv_enqueue(b, gate->type, &a);
 }
 
 void cuda_stacked_matmul(struct backend *base, const struct stacked_matmul *m, int rows)
 {
 	if (!cuda_begin(base, "stacked_matmul") || !rows)
 		return;
-	if (rows > CUDA_FEW_ROWS) {
-		cuda_gemm_stacked(cuda_of(base), m, rows);
+	if (rows > DECODE_MAX_ROWS) {
+		gemm_stacked_matmul(cuda_of(base), m, rows);
 		return;
 	}
-	struct product_args a = {};
+	struct gemv_args a = {};
 	a.x = m->x;
 	a.x_row = m->x_stride * m->w.n_stack;
 	a.x_stack = m->x_stride;
@@ -162,13 +162,13 @@ void cuda_stacked_matmul(struct backend *base, const struct stacked_matmul *m, i
 	a.n_in = (int)m->w.n_in;
 	a.n_stack = (int)m->w.n_stack;
 	a.n_rows = rows;
-	a.split = cuda_product_split(m->w.type, m->w.n_in, m->w.n_out * m->w.n_stack);
+	a.split = gemv_k_split(m->w.type, m->w.n_in, m->w.n_out * m->w.n_stack);
 	a.n_tasks = 1;
 	a.task[0].w = (const uint8_t *)m->w.data;
 	a.task[0].y = m->y;
 	a.task[0].n_out = (int)m->w.n_out;
-	struct product_args last = {};
-	enum product_layout layout = LAYOUT_FLOATS;
-	if (cuda_product_with_digits(cuda_of(base), &a, m->w.type, rows, rows, &last, &layout))
-		cuda_product(cuda_of(base), m->w.type, &a);
+	struct gemv_args last = {};
+	enum limb_layout layout = LAYOUT_FLOATS;
+	if (gemv_prepare_limbs(cuda_of(base), &a, m->w.type, rows, rows, &last, &layout))
+		gemv_enqueue(cuda_of(base), m->w.type, &a);
 }

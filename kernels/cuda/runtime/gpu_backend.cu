@@ -339,7 +339,7 @@ static cudaError_t open_device(struct cuda_backend *b)
 			 (void **)&b->staging, CUDA_STAGES * CUDA_STAGE_BYTES, cudaHostAllocDefault)) ||
 		(rc = cudaHostAlloc((void **)&b->landing, CUDA_LANDING_BYTES, cudaHostAllocDefault)) ||
 		(rc = cuda_pipe_open(b)) || (rc = cudaMalloc((void **)&b->tables, sizeof tables)) ||
-		(rc = cuda_chain_open(b)))
+		(rc = gemv_chain_open(b)))
 		return rc;
 	b->max_shared = (size_t)shared - 6144; /* static arrays of the kernels come out of the same */
 	for (int i = 0; i < CUDA_STAGES; i++)

@@ -35,7 +35,7 @@ struct cuda_tables {
 #define CUDA_STAGES        4
 #define CUDA_STAGE_BYTES   ((size_t)4 << 20)
 #define CUDA_LANDING_BYTES ((size_t)1 << 20)
-#define CUDA_CHAIN_VALUES  32768 /* between two steps of chain_kernel, at most */
+#define CUDA_CHAIN_VALUES  32768 /* between two steps of gemv_chain_kernel, at most */
 
 /* What the rooms of struct cuda_backend come to at most, for rows of up to 6144 values into panels
  * (gemm.cuh) or experts of 2048 (experts_prefill.cu) and the scores of the longest context.
@@ -337,13 +337,13 @@ void cuda_rope_angles(
 void cuda_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride,
 	float *y, int64_t y_stride, int rows, int n_heads);
 /* latents without its products */
-void cuda_latents_alone(
+void cuda_latents_unfused(
 	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a);
 void cuda_latents(
 	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a);
 void cuda_matmul(
 	struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows);
-cudaError_t cuda_chain_open(struct cuda_backend *b); /* gemv_chain.cu */
+cudaError_t gemv_chain_open(struct cuda_backend *b); /* gemv_chain.cu */
 /* ffn up to the hidden values */
 void cuda_matmul_glu(struct backend *b, const struct ffn *a, int rows);
 void cuda_ffn(struct backend *b, const struct ffn *a, int rows);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* packed_kernel (packed_gemm.cuh: grid, block, bytes moved) for one group of types. The Makefile
- * builds this file once for each TYPE_GROUP, so that the groups compile side by side. */
-#include "kernels/cuda/gemm/packed_gemm.cuh"
+/* grouped_gemm_kernel (grouped_gemm.cuh: grid, block, bytes moved) for one group of types. The
+ * Makefile builds this file once for each TYPE_GROUP, so that the groups compile side by side. */
+#include "kernels/cuda/gemm/grouped_gemm.cuh"
 
 #if TYPE_GROUP == 1
 #define TYPES(X) X(Q4_0) X(Q8_0)
@@ -14,13 +14,13 @@
 #endif
 
 template <>
-bool cuda_gemm_packed_group<TYPE_GROUP>(
-	struct cuda_backend *b, enum dtype type, const struct packed_args *a, int bn)
+bool grouped_gemm_group<TYPE_GROUP>(
+	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn)
 {
 	switch (type) {
 #define CASE(t)                                                                                    \
 	case DTYPE_##t:                                                                                \
-		return packed_launch_type<DTYPE_##t>(b, a, bn);
+		return grouped_gemm_launch<DTYPE_##t>(b, a, bn);
 		TYPES(CASE)
 #undef CASE
 	default:

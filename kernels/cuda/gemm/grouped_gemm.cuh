@@ -3,69 +3,71 @@
  * The products of gemm.cuh straight from packed blocks, for experts: a weight meets few x
  * rows, so a panel in memory would cost more than the product.
  *
- * packed_kernel: grid (tiles of 128 weight rows, tiles of at most BN x rows of one matrix), block
- * 256. The runs of 256 weights of the 128 rows come to shared memory as they lie (whole 16-byte
- * lines), one run ahead; x panels XS - 1 steps of 32 ahead. While the matrix units do a step, the
- * threads unpack the next one: a thread 16 weights of a row, to q and factors.
+ * grouped_gemm_kernel: grid (tiles of 128 weight rows, tiles of at most BN x rows of one matrix),
+ * block 256. The n_sb of 256 weights of the 128 rows come to shared memory as they lie (whole
+ * 16-byte lines), one sb ahead; x panels XS - 1 steps of 32 ahead. While the matrix units do a
+ * step, the threads unpack the next one: a thread 16 weights of a row, to q and factors.
  *
  * Bytes moved: the packed weights once per tile of x rows, x once per 128 weight rows (second-level
  * cache), outputs once.
  */
-#ifndef GLM_KERNELS_CUDA_PACKED_GEMM_CUH
-#define GLM_KERNELS_CUDA_PACKED_GEMM_CUH
+#ifndef GLM_KERNELS_CUDA_GROUPED_GEMM_CUH
+#define GLM_KERNELS_CUDA_GROUPED_GEMM_CUH
 
 #include "kernels/cuda/common/block_dot.cuh"
 #include "kernels/cuda/gemm/gemm_step.cuh"
 
 /* Which table get() reads, when it is only one: it is copied to shared memory. */
-template <int T> struct packed_table {
+template <int T> struct grouped_gemm_table {
 	static constexpr size_t AT = 0, BYTES = 0;
 };
-#define PACKED_TABLE(T, field)                                                                     \
-	template <> struct packed_table<DTYPE_##T> {                                                   \
+#define GROUPED_GEMM_TABLE(T, field)                                                               \
+	template <> struct grouped_gemm_table<DTYPE_##T> {                                             \
 		static constexpr size_t AT = offsetof(struct cuda_tables, field),                          \
 								BYTES = sizeof(((struct cuda_tables *)0)->field);                  \
 	}
-PACKED_TABLE(IQ2_XXS, iq2xxs);
-PACKED_TABLE(IQ2_S, iq2s);
-PACKED_TABLE(IQ3_S, iq3s);
-PACKED_TABLE(IQ1_S, iq1s);
-PACKED_TABLE(IQ1_M, iq1s);
-PACKED_TABLE(IQ4_NL, iq4nl);
-PACKED_TABLE(IQ4_XS, iq4nl);
+GROUPED_GEMM_TABLE(IQ2_XXS, iq2xxs);
+GROUPED_GEMM_TABLE(IQ2_S, iq2s);
+GROUPED_GEMM_TABLE(IQ3_S, iq3s);
+GROUPED_GEMM_TABLE(IQ1_S, iq1s);
+GROUPED_GEMM_TABLE(IQ1_M, iq1s);
+GROUPED_GEMM_TABLE(IQ4_NL, iq4nl);
+GROUPED_GEMM_TABLE(IQ4_XS, iq4nl);
 
-constexpr bool packed_by_16(int type)
+constexpr bool scales_by_16(int type)
 {
 	return type == DTYPE_Q2_K || type == DTYPE_Q3_K || type == DTYPE_Q6_K || type == DTYPE_IQ2_XS ||
 		   type == DTYPE_IQ2_S || type == DTYPE_IQ1_M;
 }
 
-template <int T, int BN> struct packed_shape {
-	static constexpr bool OFFSET = packed<T>::OFFSET, BY_16 = packed_by_16(T);
-	static constexpr int XS = BN == 96 ? 3 : 4, RUN = packed<T>::RUN_BYTES;
-	static constexpr int LINES = (RUN + 14 + 15) / 16, STRIDE = (LINES | 1) * 16;
+template <int T, int BN> struct grouped_gemm_shape {
+	static constexpr bool OFFSET = packed<T>::OFFSET, BY_16 = scales_by_16(T);
+	static constexpr int XS = BN == 96 ? 3 : 4, SB_BYTES = packed<T>::SUPER_BLOCK_BYTES;
+	static constexpr int LINES = (SB_BYTES + 14 + 15) / 16, STRIDE = (LINES | 1) * 16;
 	static constexpr int PACKED = GEMM_M * STRIDE, X = BN * 128, S = OFFSET ? BN * 8 : 0,
 						 Q = GEMM_M * 64, F = GEMM_M * (OFFSET ? 16 : 8);
 	static constexpr int AT_X = 2 * PACKED, AT_S = AT_X + XS * X, AT_Q = AT_S + XS * S,
 						 AT_F = AT_Q + 2 * Q, AT_TABLE = AT_F + 2 * F,
-						 BYTES = AT_TABLE + (int)packed_table<T>::BYTES;
+						 BYTES = AT_TABLE + (int)grouped_gemm_table<T>::BYTES;
 };
 
 template <int T, int BN>
 static __global__ void __launch_bounds__(GEMM_THREADS, 2)
-	packed_kernel(const __grid_constant__ struct packed_args g)
+	grouped_gemm_kernel(const __grid_constant__ struct grouped_gemm_args g)
 {
-	typedef struct packed_shape<T, BN> shape;
-	constexpr int XS = shape::XS, RUN = shape::RUN, LINES = shape::LINES, STRIDE = shape::STRIDE;
+	typedef struct grouped_gemm_shape<T, BN> shape;
+	constexpr int XS = shape::XS, SB_BYTES = shape::SB_BYTES, LINES = shape::LINES,
+				  STRIDE = shape::STRIDE;
 	extern __shared__ __align__(128) uint8_t shared[];
-	const struct packed_tile tile = g.tiles[blockIdx.y];
+	const struct grouped_gemm_tile tile = g.tiles[blockIdx.y];
 	int tid = threadIdx.x, m0 = blockIdx.x * GEMM_M, steps = g.x.steps;
 	const struct cuda_tables *tables = g.tables;
-	if (packed_table<T>::BYTES) {
-		const uint32_t *from = (const uint32_t *)((const uint8_t *)g.tables + packed_table<T>::AT);
-		for (int i = tid; i < (int)packed_table<T>::BYTES / 4; i += GEMM_THREADS)
+	if (grouped_gemm_table<T>::BYTES) {
+		const uint32_t *from =
+			(const uint32_t *)((const uint8_t *)g.tables + grouped_gemm_table<T>::AT);
+		for (int i = tid; i < (int)grouped_gemm_table<T>::BYTES / 4; i += GEMM_THREADS)
 			((uint32_t *)(shared + shape::AT_TABLE))[i] = from[i];
-		tables = (const struct cuda_tables *)(shared + shape::AT_TABLE - packed_table<T>::AT);
+		tables = (const struct cuda_tables *)(shared + shape::AT_TABLE - grouped_gemm_table<T>::AT);
 	}
 	uint32_t base = shared_address(shared);
 	const uint8_t *from_x = (const uint8_t *)(g.x.x + (int64_t)tile.x_first * 64),
@@ -82,17 +84,17 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 	};
 	uintptr_t first_row = (uintptr_t)tile.w + (size_t)m0 * (size_t)g.row_bytes;
 	int last_row = g.n_out - 1 - m0;
-	auto fetch_run = [&](int run) {
-		int bytes = (int)min((int64_t)RUN, g.row_bytes - (int64_t)run * RUN);
+	auto fetch_super_block = [&](int sb) {
+		int bytes = (int)min((int64_t)SB_BYTES, g.row_bytes - (int64_t)sb * SB_BYTES);
 		if (bytes <= 0)
 			return;
 #pragma unroll
 		for (int j = 0; j < (GEMM_M * LINES + GEMM_THREADS - 1) / GEMM_THREADS; j++) {
 			int i = tid + j * GEMM_THREADS, row = i / LINES, line = i % LINES * 16;
 			uintptr_t at = first_row + (uint32_t)min(row, last_row) * (uint64_t)g.row_bytes +
-						   (uint32_t)(run * RUN);
+						   (uint32_t)(sb * SB_BYTES);
 			if (row < GEMM_M && line < bytes + (int)(at & 15))
-				async_copy(base + (run & 1) * shape::PACKED + row * STRIDE + line,
+				async_copy(base + (sb & 1) * shape::PACKED + row * STRIDE + line,
 					(const void *)((at & ~(uintptr_t)15) + line));
 		}
 	};
@@ -103,9 +105,9 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 	uint2 q_bits[4];
 	float factor = 0, offset = 0;
 	auto unpack = [&](int step) {
-		int run = step / 8, v0 = step % 8 * 32 + half * 16;
-		const uint8_t *p =
-			shared + (run & 1) * shape::PACKED + mine * STRIDE + ((low + (uint32_t)run * RUN) & 15);
+		int sb = step / 8, v0 = step % 8 * 32 + half * 16;
+		const uint8_t *p = shared + (sb & 1) * shape::PACKED + mine * STRIDE +
+						   ((low + (uint32_t)sb * SB_BYTES) & 15);
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
 			float q[4];
@@ -114,7 +116,7 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 			q_bits[i] = *(uint2 *)h;
 		}
 	};
-	auto keep = [&](int step) {
+	auto store_unpacked = [&](int step) {
 		uint8_t *to = shared + shape::AT_Q + (step & 1) * shape::Q;
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
@@ -129,7 +131,7 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 	};
 	struct gemm_block<shape::OFFSET, shape::BY_16, BN> block;
 	block.begin();
-	fetch_run(0);
+	fetch_super_block(0);
 #pragma unroll
 	for (int s = 0; s < XS - 1; s++) {
 		fetch_x(s, s);
@@ -138,13 +140,14 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 	async_wait<XS - 2>();
 	__syncthreads();
 	unpack(0);
-	keep(0);
+	store_unpacked(0);
 	for (int step = 0; step < steps; step++) {
 		async_wait<XS - 2>();
 		__syncthreads();
 		fetch_x(step + XS - 1, (step + XS - 1) % XS);
 		if (step % 8 == 0)
-			fetch_run(step / 8 + 1); /* arrives before step + 7 unpacks its first step: XS <= 8 */
+			fetch_super_block(
+				step / 8 + 1); /* arrives before step + 7 unpacks its first step: XS <= 8 */
 		async_commit();
 		if (step + 1 < steps)
 			unpack(step + 1); /* beside the products, kept after them */
@@ -152,7 +155,7 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 			base + shape::AT_X + step % XS * shape::X, shared + shape::AT_F + (step & 1) * shape::F,
 			shared + shape::AT_S + step % XS * shape::S);
 		if (step + 1 < steps)
-			keep(step + 1);
+			store_unpacked(step + 1);
 	}
 	float *y = g.y + tile.y_first + m0;
 	block.store(tile.n_x, g.n_out - m0, g.x.unscale + tile.x_first, false, [&](int i) {
@@ -162,31 +165,32 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 }
 
 template <int T, int BN>
-static void packed_launch_as(struct cuda_backend *b, const struct packed_args *a)
+static void grouped_gemm_launch_as(struct cuda_backend *b, const struct grouped_gemm_args *a)
 {
-	constexpr size_t bytes = packed_shape<T, BN>::BYTES;
+	constexpr size_t bytes = grouped_gemm_shape<T, BN>::BYTES;
 	static size_t allowed;
-	if (!cuda_allow_shared(b, (const void *)packed_kernel<T, BN>, bytes, &allowed))
+	if (!cuda_allow_shared(b, (const void *)grouped_gemm_kernel<T, BN>, bytes, &allowed))
 		return;
-	packed_kernel<T, BN><<<dim3((unsigned)((a->n_out + GEMM_M - 1) / GEMM_M), (unsigned)a->n_tiles),
-		GEMM_THREADS, bytes, b->stream>>>(*a);
+	grouped_gemm_kernel<T, BN>
+		<<<dim3((unsigned)((a->n_out + GEMM_M - 1) / GEMM_M), (unsigned)a->n_tiles), GEMM_THREADS,
+			bytes, b->stream>>>(*a);
 	cuda_launched(b);
 }
 
 template <int T>
-static bool packed_launch_type(struct cuda_backend *b, const struct packed_args *a, int bn)
+static bool grouped_gemm_launch(struct cuda_backend *b, const struct grouped_gemm_args *a, int bn)
 {
-	if ((size_t)packed_shape<T, 64>::BYTES > b->max_shared ||
-		(size_t)packed_shape<T, 96>::BYTES > b->max_shared)
+	if ((size_t)grouped_gemm_shape<T, 64>::BYTES > b->max_shared ||
+		(size_t)grouped_gemm_shape<T, 96>::BYTES > b->max_shared)
 		return false;
 	if (!a) /* only asked */
 		return true;
 	if (bn == 32)
-		packed_launch_as<T, 32>(b, a);
+		grouped_gemm_launch_as<T, 32>(b, a);
 	else if (bn == 64)
-		packed_launch_as<T, 64>(b, a);
+		grouped_gemm_launch_as<T, 64>(b, a);
 	else
-		packed_launch_as<T, 96>(b, a);
+		grouped_gemm_launch_as<T, 96>(b, a);
 	return true;
 }
 
