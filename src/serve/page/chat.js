@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The chat: a list of messages kept in this browser, drawn once each, the last one drawn again while it is written.
- * One answer at a time; it is streamed from /v1/chat/completions and stopped by closing the connection.
+ * The chat: a list of messages kept in this browser, drawn once each, the last one drawn again
+ * while it is written. One answer at a time; it is streamed from /v1/chat/completions and stopped
+ * by closing the connection.
  */
 (() => {
 	const $ = (id) => document.getElementById(id);
 	const MESSAGES_KEY = "glmstream.chat", SETTINGS_KEY = "glmstream.settings";
 	const EXAMPLES = ["Define river.", "What is 12 + 30?", "Tell me a story about a fox named Ben."];
 	const log = $("log"), input = $("input"), send = $("send");
-	let messages = loadStored(MESSAGES_KEY, []).filter(isMessage), settings = loadStored(SETTINGS_KEY, {}), model = null, state = null;
+	let messages = loadStored(MESSAGES_KEY, []).filter(isMessage),
+		settings = loadStored(SETTINGS_KEY, {}), model = null, state = null;
 	let running = null; /* {controller, message, view} while an answer is written */
 	let follow = true; /* the newest text stays in sight */
 
@@ -69,11 +71,14 @@
 
 	/* One message as an element with refresh(): draws what has changed in it. */
 	function messageView(m, index) {
-		return m.role === "user" ? userView(m, index) : m.role === "assistant" ? answerView(m, index) : { node: el("span", { hidden: true }) };
+		if (m.role === "user")
+			return userView(m, index);
+		return m.role === "assistant" ? answerView(m, index) : { node: el("span", { hidden: true }) };
 	}
 
 	function userView(m, index) {
-		const bubble = el("div", { class: "bubble" + (m.content.length > 1500 ? " long" : ""), tabindex: m.content.length > 1500 ? "0" : null }, m.content);
+		const long = m.content.length > 1500;
+		const bubble = el("div", { class: long ? "bubble long" : "bubble", tabindex: long ? "0" : null }, m.content);
 		const node = el("article", { class: "turn user", "aria-label": "You" }, bubble,
 			el("div", { class: "tools-row" },
 				button("Edit", ["M4 20h4L19 9l-4-4L4 16z"], () => edit(node, m, index)), copyButton(() => m.content)));
@@ -136,13 +141,22 @@
 		try {
 			args = JSON.stringify(JSON.parse(args), null, 2);
 		} catch { /* not whole yet */ }
-		const node = el("div", { class: "call" }, el("header", null, "call", el("b", null, call.name)), el("pre", null, args));
+		const node = el("div", { class: "call" },
+			el("header", null, "call", el("b", null, call.name)), el("pre", null, args));
 		const result = messages.slice(index + 1).find((r) => r.role === "tool" && r.tool_call_id === call.id);
 		if (result) {
 			node.append(el("pre", { class: "done" }, result.content));
-		} else if (!running && index === messages.length - 1 - messages.slice(index + 1).filter((r) => r.role === "tool").length) {
-			const area = el("textarea", { rows: "1", "aria-label": "Result of " + call.name, placeholder: "What did it return?" });
-			node.append(el("form", { class: "result", onsubmit: (e) => { e.preventDefault(); answerCall(m, call, area.value); } }, area,
+		} else if (!running && messages.slice(index + 1).every((r) => r.role === "tool")) {
+			const area = el("textarea", {
+				rows: "1",
+				"aria-label": "Result of " + call.name,
+				placeholder: "What did it return?"
+			});
+			const onsubmit = (e) => {
+				e.preventDefault();
+				answerCall(m, call, area.value);
+			};
+			node.append(el("form", { class: "result", onsubmit }, area,
 				el("button", { type: "submit", class: "primary" }, "Return")));
 		}
 		return node;
@@ -157,7 +171,8 @@
 	}
 
 	function answerView(m, index) {
-		const text = el("div", { class: "text" }), calls = el("div"), row = el("div", { class: "tools-row" }), wait = el("div", { class: "waiting" });
+		const text = el("div", { class: "text" }), calls = el("div"),
+			  row = el("div", { class: "tools-row" }), wait = el("div", { class: "waiting" });
 		const node = el("article", { class: "turn assistant", "aria-label": "Answer" }, wait, text, calls, row);
 		let think = null, drawn = 0;
 		return {
@@ -217,9 +232,14 @@
 			log.replaceChildren(...views.map((v) => v.node));
 			views.forEach((v) => v.refresh && v.refresh());
 		} else {
-			log.replaceChildren(el("div", { class: "hello" }, el("h2", null, "What would you like to know?"),
-				el("p", null, "The answer is written by the machine beside it."),
-				el("div", { class: "chips" }, ...EXAMPLES.map((t) => el("button", { type: "button", class: "chip", onclick: () => sendMessage(t) }, t)))));
+			log.replaceChildren(
+				el("div", { class: "hello" }, el("h2", null, "What would you like to know?"),
+					el("p", null, "The answer is written by the machine beside it."),
+					el("div", { class: "chips" },
+						...EXAMPLES.map(
+							(t) => el("button",
+								{ type: "button", class: "chip", onclick: () => sendMessage(t) },
+								t)))));
 		}
 		toEnd();
 		controls();
@@ -269,12 +289,24 @@
 				if (m.reasoning)
 					out.reasoning_content = m.reasoning;
 				if ((m.tool_calls || []).length)
-					out.tool_calls = m.tool_calls.map((c) => ({ id: c.id, type: "function", function: { name: c.name, arguments: c.arguments } }));
+					out.tool_calls = m.tool_calls.map((c) => ({
+						id: c.id,
+						type: "function",
+						function: { name: c.name, arguments: c.arguments }
+					}));
 				list.push(out);
 			}
 		}
-		const b = { model: model || "default", messages: list, stream: true, stream_options: { include_usage: true },
-			temperature: numericSetting("temperature"), top_p: numericSetting("top_p"), max_tokens: numericSetting("max_tokens"), seed: numericSetting("seed") };
+		const b = {
+			model: model || "default",
+			messages: list,
+			stream: true,
+			stream_options: { include_usage: true },
+			temperature: numericSetting("temperature"),
+			top_p: numericSetting("top_p"),
+			max_tokens: numericSetting("max_tokens"),
+			seed: numericSetting("seed")
+		};
 		if (settings.think)
 			b.reasoning_effort = settings.think === "off" ? "none" : settings.think;
 		if (settings.tools)
@@ -282,7 +314,8 @@
 		return b;
 	}
 
-	/* Events of a text/event-stream body: {data} or {comment}. Lines end in LF or CRLF, and come in any pieces. */
+	/* Events of a text/event-stream body: {data} or {comment}. Lines end in LF or CRLF, and come in
+	 * any pieces. */
 	async function* readEvents(response) {
 		const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
 		let rest = "";
@@ -414,7 +447,8 @@
 		toEnd();
 		controls();
 		setStatusText(m.error ? "The answer failed." : m.stopped ? "The answer was stopped." : "The answer is complete.");
-		if (matchMedia("(hover: hover)").matches && (document.activeElement === document.body || document.activeElement === send))
+		if (matchMedia("(hover: hover)").matches &&
+			(document.activeElement === document.body || document.activeElement === send))
 			input.focus();
 	}
 
@@ -512,7 +546,13 @@
 
 	/* ---- how the server stands ---- */
 	function onServerState(event) {
-		const texts = { ready: "ready", busy: "working", lost: "no connection", key: "needs an API key", failing: "the last step failed" };
+		const texts = {
+			ready: "ready",
+			busy: "working",
+			lost: "no connection",
+			key: "needs an API key",
+			failing: "the last step failed"
+		};
 		$("status").dataset.kind = ["key", "failing"].includes(event.kind) ? "lost" : event.kind;
 		$("status-text").textContent = (event.state ? event.state.model + " · " : "") + texts[event.kind];
 		if (event.state) {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The panel beside the chat: where the experts are, rates of the last minute, memory and work. It polls
- * /v1/glmstream/state a few times a second while the page is visible. The map has one row for each MoE layer and one
- * cell for each expert; a cell that has just come into the first tier glows for GLOW_MS.
+ * The panel beside the chat: where the experts are, rates of the last minute, memory and work. It
+ * polls /v1/glmstream/state a few times a second while the page is visible. The map has one row for
+ * each MoE layer and one cell for each expert; a cell that has just come into the first tier glows
+ * for GLOW_MS.
  */
 const expertPanel = (() => {
 	const $ = (id) => document.getElementById(id);
@@ -62,12 +63,13 @@ const expertPanel = (() => {
 			g.roundRect(s.x + x * s.w, r * s.h, s.w - 1.5, s.h - 1.5, Math.min(2.5, s.w / 4));
 			return;
 		}
-		const ratio = devicePixelRatio || 1, snap = (v) => Math.round(v * ratio) / ratio, left = snap(s.x + x * s.w), top = snap(r * s.h);
+		const ratio = devicePixelRatio || 1, snap = (v) => Math.round(v * ratio) / ratio,
+			  left = snap(s.x + x * s.w), top = snap(r * s.h);
 		g.rect(left, top, snap(s.x + (x + 1) * s.w) - left, snap((r + 1) * s.h) - top - (s.h >= 3 ? 1 / ratio : 0));
 	}
 
-	/* Draws the cells that do not glow on a canvas of their own, because a large model has twenty thousand: a frame of the
-	 * animation then copies one image. */
+	/* Draws the cells that do not glow on a canvas of their own, because a large model has twenty
+	 * thousand: a frame of the animation then copies one image. */
 	function drawBackground(s, width, height) {
 		const ratio = devicePixelRatio || 1, g = background.getContext("2d"), n = snapshot.n_experts;
 		background.width = width;
@@ -244,8 +246,10 @@ const expertPanel = (() => {
 		}));
 		$("map").setAttribute("aria-label", "Map of experts: " + legend.map((l) => l[2] + " " + l[1]).join(", "));
 		$("map-note").hidden = snapshot.streaming;
-		$("map-note").textContent = "No expert cache: every expert stands where it is computed. Start the server with --cache-gb to stream them.";
-		$("model").textContent = rows.length + " layers × " + snapshot.n_experts + " experts · " + (snapshot.backend === "cpu" ? "CPU" : snapshot.backend);
+		$("map-note").textContent =
+			"No expert cache: every expert stands where it is computed. Start the server with --cache-gb to stream them.";
+		$("model").textContent = rows.length + " layers × " + snapshot.n_experts + " experts · " +
+			(snapshot.backend === "cpu" ? "CPU" : snapshot.backend);
 
 		const s = snapshot.stats, requested = s.hit_vram + s.hit_ram + s.miss;
 		const speed = snapshot.rates.decode, read = snapshot.rates.read_bytes;
@@ -283,9 +287,13 @@ const expertPanel = (() => {
 			["Prompt tokens computed", formatCount(w.prefill_tokens)],
 			w.cached_tokens ? ["Prompt tokens reused", formatCount(w.cached_tokens)] : null,
 			w.stored_tokens ? ["… from stored prompts", formatCount(w.stored_tokens)] : null,
-			snapshot.rates.prefill && w.list.some((s) => s.state === "reading") ? ["Reading at", formatRate(snapshot.rates.prefill) + " tok/s"] : null,
+			snapshot.rates.prefill && w.list.some((s) => s.state === "reading")
+				? ["Reading at", formatRate(snapshot.rates.prefill) + " tok/s"]
+				: null,
 			requested && snapshot.streaming ? ["Expert requests", formatCount(requested)] : null,
-			requested && snapshot.streaming ? ["… found at once", (100 * s.hit_vram / requested).toFixed(1) + " %"] : null,
+			requested && snapshot.streaming
+				? ["… found at once", (100 * s.hit_vram / requested).toFixed(1) + " %"]
+				: null,
 			s.bytes_read ? ["Read from disk", formatBytes(s.bytes_read)] : null,
 			s.prefetch_useful ? ["Prefetched and used", formatCount(s.prefetch_useful)] : null,
 		]);
@@ -319,7 +327,8 @@ const expertPanel = (() => {
 					list.shift();
 			};
 			if (lastSample) {
-				const d = (k) => snapshot.stats[k] - lastSample.stats[k], requested = d("hit_vram") + d("hit_ram") + d("miss");
+				const d = (k) => snapshot.stats[k] - lastSample.stats[k],
+					  requested = d("hit_vram") + d("hit_ram") + d("miss");
 				push(series.hits, requested > 0 ? 100 * d("hit_vram") / requested : null);
 			}
 			push(series.speed, snapshot.rates.decode);
@@ -364,14 +373,33 @@ const expertPanel = (() => {
 	function normalise(s) {
 		const c = s.cache, m = s.memory || {}, mtp = c.mtp_layers || 0;
 		return {
-			healthy: s.healthy, model: s.model, backend: s.backend, streaming: c.streaming, n_layers: c.layers, n_experts: c.experts, n_mtp: mtp,
+			healthy: s.healthy,
+			model: s.model,
+			backend: s.backend,
+			streaming: c.streaming,
+			n_layers: c.layers,
+			n_experts: c.experts,
+			n_mtp: mtp,
 			map: Uint8Array.from(c.map, (letter) => Math.max("-.r~#".indexOf(letter), 0)),
-			tier_bytes: [c.vram_bytes, c.ram_bytes], everything_bytes: c.everything_bytes, stats: s.totals,
-			rates: { prefill: s.rate.prefill_tok_s, decode: s.rate.decode_tok_s, read_bytes: s.rate.read_bytes_s },
+			tier_bytes: [c.vram_bytes, c.ram_bytes],
+			everything_bytes: c.everything_bytes,
+			stats: s.totals,
+			rates: {
+				prefill: s.rate.prefill_tok_s,
+				decode: s.rate.decode_tok_s,
+				read_bytes: s.rate.read_bytes_s
+			},
 			memory: { resident: m.resident_bytes, kv: m.kv_bytes, workspace: m.workspace_bytes },
-			work: { active: s.sessions.active, sessions: s.sessions.n, waiting: s.queue.waiting, new_tokens: s.totals.new_tokens,
-				prefill_tokens: s.totals.prefill_tokens, cached_tokens: s.totals.cached_tokens,
-				stored_tokens: s.store && s.store.tokens_read, list: s.sessions.list },
+			work: {
+				active: s.sessions.active,
+				sessions: s.sessions.n,
+				waiting: s.queue.waiting,
+				new_tokens: s.totals.new_tokens,
+				prefill_tokens: s.totals.prefill_tokens,
+				cached_tokens: s.totals.cached_tokens,
+				stored_tokens: s.store && s.store.tokens_read,
+				list: s.sessions.list
+			},
 		};
 	}
 
@@ -388,8 +416,9 @@ const expertPanel = (() => {
 		}
 		const layer = rows[r], residency = snapshot.map[layer * snapshot.n_experts + x];
 		const first = !snapshot.streaming ? "in memory" : snapshot.backend === "cpu" ? "in the cache" : "in VRAM";
-		tip.textContent = (layer >= snapshot.n_layers - snapshot.n_mtp ? "MTP layer" : "layer " + layer) + ", expert " + x + ": " +
-			["none", "on disk", "in RAM", "arriving", first][residency];
+		tip.textContent =
+			(layer >= snapshot.n_layers - snapshot.n_mtp ? "MTP layer" : "layer " + layer) +
+			", expert " + x + ": " + ["none", "on disk", "in RAM", "arriving", first][residency];
 		tip.hidden = false;
 		const left = event.clientX - box.left;
 		tip.style.left = Math.max(0, Math.min(left - tip.offsetWidth / 2, box.width - tip.offsetWidth)) + "px";

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Markdown to DOM. Text of the model only ever becomes text nodes, and addresses only http, https and mailto: whatever a
- * model writes, it cannot put markup or script into the page. Every scan is bounded, so that no text takes long. What is
- * not understood stays as it was written.
+ * Markdown to DOM. Text of the model only ever becomes text nodes, and addresses only http, https
+ * and mailto: whatever a model writes, it cannot put markup or script into the page. Every scan is
+ * bounded, so that no text takes long. What is not understood stays as it was written.
  */
 function el(tag, attributes, ...children) {
 	const e = document.createElement(tag);
@@ -219,8 +219,11 @@ const markdown = (() => {
 				kind = "list";
 				for (i++; i < lines.length; i++) {
 					const next = lines.slice(i, i + 3).find((l) => !blank(l));
-					if (blank(lines[i]) ? !(next && (ITEM.test(next) || indent(next) > 1)) :
-						!ITEM.test(lines[i]) && indent(lines[i]) < 2 && (blank(lines[i - 1]) || HEAD.test(lines[i]) || FENCE.test(lines[i])))
+					const ends = blank(lines[i])
+						? !(next && (ITEM.test(next) || indent(next) > 1))
+						: !ITEM.test(lines[i]) && indent(lines[i]) < 2 &&
+							(blank(lines[i - 1]) || HEAD.test(lines[i]) || FENCE.test(lines[i]));
+					if (ends)
 						break;
 				}
 			} else if (line.includes("|") && TABLE.test(lines[i + 1] || "") && lines[i + 1].includes("|")) {
@@ -236,23 +239,29 @@ const markdown = (() => {
 	}
 
 	function codeBlock(lines) {
-		const open = lines[0].match(FENCE), closed = lines.length > 1 && /^ {0,3}(`{3,}|~{3,})\s*$/.test(lines[lines.length - 1]);
+		const open = lines[0].match(FENCE),
+			  closed = lines.length > 1 && /^ {0,3}(`{3,}|~{3,})\s*$/.test(lines[lines.length - 1]);
 		const code = lines.slice(1, closed ? -1 : undefined).join("\n");
 		return el("div", { class: "code" },
-			el("header", null, el("span", null, open[2].trim().split(/\s+/)[0].slice(0, 40) || "text"), copyButton(() => code)),
+			el("header", null,
+				el("span", null, open[2].trim().split(/\s+/)[0].slice(0, 40) || "text"),
+				copyButton(() => code)),
 			el("pre", { tabindex: "0" }, el("code", null, code)));
 	}
 
 	function listBlock(lines, depth) {
 		const first = lines[0].match(ITEM), base = indent(lines[0]), ordered = /\d/.test(first[2]);
-		const list = el(ordered ? "ol" : "ul", ordered && parseInt(first[2], 10) !== 1 ? { start: parseInt(first[2], 10) } : null);
+		const list = el(ordered ? "ol" : "ul",
+			ordered && parseInt(first[2], 10) !== 1 ? { start: parseInt(first[2], 10) } : null);
 		let item = null;
 		const close = () => {
 			if (!item)
 				return;
 			const li = el("li"), blocks = split(item.join("\n"));
 			/* a single paragraph, and the one before an inner list, stand in the item itself */
-			blocks.forEach((b, k) => b.kind === "p" && k === 0 ? inline(li, b.lines.join("\n").trim()) : li.append(build(b, depth + 1)));
+			blocks.forEach((b, k) => b.kind === "p" && k === 0
+					? inline(li, b.lines.join("\n").trim())
+					: li.append(build(b, depth + 1)));
 			list.append(li);
 		};
 		for (const line of lines) {
@@ -270,7 +279,10 @@ const markdown = (() => {
 	}
 
 	function tableBlock(lines) {
-		const cells = (line) => line.trim().replace(/^\||\|$/g, "").split(/(?<!\\)\|/).map((c) => c.trim().replace(/\\\|/g, "|"));
+		const cells = (line) => line.trim()
+									.replace(/^\||\|$/g, "")
+									.split(/(?<!\\)\|/)
+									.map((c) => c.trim().replace(/\\\|/g, "|"));
 		const sides = cells(lines[1]).map((c) => c.endsWith(":") ? (c.startsWith(":") ? "center" : "right") : "");
 		const row = (line, tag) => el("tr", null, ...cells(line).slice(0, sides.length).map((c, i) =>
 			inline(el(tag, sides[i] ? { class: sides[i] } : null), c)));
@@ -292,7 +304,9 @@ const markdown = (() => {
 		case "hr":
 			return el("hr");
 		case "quote":
-			return el("blockquote", null, ...split(lines.map((l) => l.replace(/^\s{0,3}> ?/, "")).join("\n")).map((b) => build(b, depth + 1)));
+			return el("blockquote", null,
+				...split(lines.map((l) => l.replace(/^\s{0,3}> ?/, "")).join("\n"))
+					.map((b) => build(b, depth + 1)));
 		case "list":
 			return listBlock(lines, depth);
 		case "table":
