@@ -1,39 +1,64 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The expert cache: which expert lies in which slot, who may be thrown out, what has to be copied.
- * Bookkeeping only: no threads (the loader holds one lock around every call), no I/O, no GPU call,
- * no allocation after cache_new. The caller owns the memory behind the slots and moves the bytes.
+ * The expert cache decides which expert lies in which slot, who is evicted and what must be copied.
+ * It is bookkeeping only: no threads, no I/O, no GPU call. The caller owns the memory behind the
+ * slots and moves the bytes.
  *
- * Two tiers, VRAM-like (0) and RAM-like (1); steps of prefill borrow a few staging slots of tier 0:
+ *      disk ---load---> tier 0 ---demotion---> tier 1 ---eviction---> gone
+ *      (file)           (VRAM)  <--promotion-- (RAM)
  *
- *      disk --reserve/commit--> tier 0 --demoted victim--> tier 1 --victim--> gone
- *                                  ^---------reserve----------'
+ * A slot is FREE, FILLING (its bytes are in flight) or READY. Only a READY slot without pins can
+ * become a victim. An expert is in one tier. After a promotion tier 1 keeps an inclusive copy until
+ * somebody needs the slot; a demotion to an inclusive copy moves no bytes. A prompt borrows a few
+ * prefill slots of tier 0, which no policy sees.
  *
- * An expert is in one tier; of those that went up tier 1 keeps copies where nobody needs the room.
- * A slot is FREE, FILLING (reserved, bytes under way) or READY. Only a READY slot without pins can
- * become a victim. Slots of an expert that is on its way from tier 1 to tier 0 are pinned by the
- * move: the new slot is FILLING, the old one holds the bytes until commit makes it a copy (or abort
- * restores it).
+ * What a caller does, in order of use
  *
- * One decode step of a layer, in this order (the simulator does the same, so counts agree exactly):
- *   1. cache_access for every routed expert, in rank order; cache_pin what was found (in either
- * tier);
- *   2. cache_reserve for every expert that was not found in tier 0, in rank order;
- * cache_keep_free;
- *   3. execute the plans in the order in which they were given: the moves of a plan, which empty
- * the memory that this plan or a later one gives out, then the filling of its slot, from
- * plan.source or from disk;
- *   4. cache_commit every move's target and every filled slot, in any order;
- *   5. compute; cache_unpin all.
- * cache_access counts and orders; cache_find does neither. cache_begin_step comes before a step's
- * first layer.
+ *   1. cache_begin_step     before the first layer of every forward pass.
+ *   2. cache_acquire        with the expert ids of a layer, best first. Every ref then has a pinned
+ *                           slot that is READY, in flight, or to be loaded by the plan.
+ *   3. plan.transfers       are started in their order: a transfer may overwrite what one before it
+ *                           copies away. Each ends with cache_commit or cache_abort, in any order.
+ *   4. cache_flush          when the caller has time: the deferred accounting, see below.
+ *   5. cache_ref_poll       until the ref is READY; then its bytes may be used.
+ *   6. cache_release        when nothing reads the slots any more.
  *
- * Mixed expert sizes: each tier is a slab arena (slab.h). A class that needs room takes, in this
- * order: a free slot, a free or idle slab, a victim of its own; and from time to time, when the
- * oldest expert of another class has been unused for much longer than its own oldest, a whole slab
- * of that class (a class without any slot takes one at once). So experts of another size neither
- * bypass the cache nor flush it, and a class that is no longer used (an MTP layer with drafts
- * switched off) gives its memory back.
+ * An example, one layer of a decode step:
+ *
+ *      struct cache_request q = {.layer = 7, .use = CACHE_DECODE, .refs = refs, .n = 8};
+ *      struct cache_plan plan;
+ *      enum cache_result r = cache_acquire(c, &q, &plan);
+ *      for (;;) {
+ *          start(plan.transfers, plan.n);
+ *          if (r == CACHE_OK)
+ *              break;
+ *          wait_for_a_transfer();               // CACHE_BUSY, CACHE_FULL: a slot will come free
+ *          r = cache_acquire_resume(c, &q, &plan);
+ *      }
+ *      while (!all_ready(refs))                 // cache_ref_poll of each
+ *          wait_for_a_transfer();
+ *      compute(refs);
+ *      cache_release(c, refs, 8, &plan);
+ *      start(plan.transfers, plan.n);
+ *
+ * Deferred accounting. The answer of a hit does not depend on what the policy is told about it. So
+ * cache_acquire only queues the accesses when every expert is READY in tier 0. cache_flush counts
+ * them, tells the policy, and demotes cold experts until the low watermark of free slots is
+ * reached. Every call of the compute side that takes a plan flushes first: the policy hears of all
+ * accesses in the order of the calls, whoever flushes. A simulated cache therefore counts exactly
+ * what a live one does.
+ *
+ * Sizes. Each tier is a slab arena (slab.h). A class of sizes that needs room takes, in this order:
+ * a free slot, a free or idle slab, a victim of its own. From time to time it takes a whole slab
+ * of the class whose oldest expert has been unused for much longer than its own oldest (a class
+ * without any slot takes one at once). So experts of another size neither bypass the cache nor
+ * flush it, and a class that is no longer used gives its memory back.
+ *
+ * Lifetime: nothing is allocated after cache_new. Plans and their transfers are valid until the
+ * next call that takes a plan.
+ * Threads: none; the loader holds one lock around every call.
+ * Errors: broken contracts (an expert that does not exist, a slot committed twice) are bugs and end
+ * the program. No answer of enum cache_result is an error.
  */
 #ifndef GLM_CACHE_CACHE_H
 #define GLM_CACHE_CACHE_H
@@ -51,22 +76,30 @@
 #define CACHE_HALF_LIFE_SLOTS  1.75
 #define CACHE_HALF_LIFE_TOKENS 16.0
 
+/* The low watermark: cache_flush keeps so many slots of tier 0 free when there is a tier 1. Who
+ * comes next then need not wait until a victim's bytes are out of the way. */
+#define CACHE_KEEP_FREE 4
+
+/* The fewest prefill slots that cache_choose_prefill_slots gives. */
+#define CACHE_PREFILL_SLOTS_MIN 2
+
+/* ---- types ---- */
+
+/* Recorded in traces: the numbers stay. */
 enum cache_use {
-	CACHE_DECODE,   /* a demand: may evict whatever is not pinned */
-	CACHE_PREFETCH, /* a guess: only takes free slots and cold victims */
-	CACHE_PREFILL, /* a pass over many experts: uses what is there, otherwise a staging slot; evicts
-					* nobody but for having the staging slots, and the policy does not hear of it */
+	CACHE_DECODE = 0,   /* a demand: may evict whatever is not pinned */
+	CACHE_PREFETCH = 1, /* a prediction: only takes free slots and cold victims */
+	CACHE_PREFILL = 2,  /* a pass over many experts: uses what is there, otherwise a prefill slot;
+						 * evicts nobody but for prefill slots, and the policy does not hear of it */
 };
 
 enum cache_state { CACHE_FREE, CACHE_FILLING, CACHE_READY };
 
-/* Answers of cache_reserve; none is an error. */
 enum cache_result {
 	CACHE_OK,
-	CACHE_PRESENT, /* already in tier 0 or staged, READY or FILLING: plan.slot says where; nothing
-					  changed */
-	CACHE_BUSY, /* being copied into tier 1, or from there into a staging slot: commit that first */
-	CACHE_FULL, /* every slot that could serve is pinned or being filled */
+	CACHE_PRESENT, /* prefetch, read-ahead: in a slot of tier 0 already, or on its way there */
+	CACHE_BUSY,    /* on its way into tier 1, or from there into a prefill slot: wait for that */
+	CACHE_FULL,    /* every slot that could serve is pinned or FILLING */
 	CACHE_NO_COLD, /* prefetch only: no victim is cold enough */
 	CACHE_BYPASS,  /* simulation only: the policy knows better than to cache it */
 };
@@ -77,34 +110,35 @@ struct cache_config {
 	const uint64_t *expert_bytes; /* [n_layers] slot bytes of an expert of the layer, 0: the layer
 								   * has none. Includes whatever slack the reader needs. Copied. */
 	uint64_t tier_bytes[CACHE_TIERS];
-	uint64_t align; /* of slot offsets and sizes: a power of two, 0 means 1 */
-	int n_staging; /* most slots of tier 0 that prefill may have at a time, each of the largest size
-					*/
+	uint64_t align;      /* of slot offsets and sizes: a power of two, 0 means 1 */
+	int n_prefill_slots; /* most slots of tier 0 that prefill borrows, each of the largest size */
 	const struct policy_ops *policy; /* NULL: lru */
 	uint64_t token_accesses;         /* accesses of one token: MoE layers times top_k; 0: unknown */
 	/* lfu, in accesses; 0: CACHE_HALF_LIFE_SLOTS times the slots of tier 0, but at least
 	 * CACHE_HALF_LIFE_TOKENS tokens. */
 	double half_life;
-	bool no_recency_window; /* lfu and sieve do not spare what the present token used
-							   (policy_sieve.c) */
-	uint64_t prefetch_cold; /* a prefetch may evict what was not used in that many accesses; 0: two
-							   tokens' */
+	/* Simulation of one expert after the other: policies as they were published. No recency window
+	 * (policy_sieve.c), no low watermark. */
+	bool as_published;
+	uint64_t prefetch_cold;   /* a victim is cold when it was not used in so many accesses; 0: two
+								 tokens' */
 	const uint64_t *next_use; /* simulator, belady: see policy.h; lent for the life of the cache */
 };
 
+/* All counters are uint64_t: the simulator adds them up. */
 struct cache_stats {
 	uint64_t accesses;          /* decode; = hits[0] + hits[1] + misses */
-	uint64_t hits[CACHE_TIERS]; /* found in that tier, or being read into it */
+	uint64_t hits[CACHE_TIERS]; /* found in that tier, or on its way there */
 	uint64_t misses;
-	uint64_t late;         /* of hits[0]: bytes were still under way */
+	uint64_t late;         /* of hits[0]: the bytes were still in flight */
 	uint64_t bytes_missed; /* to be read from disk for demands */
 	uint64_t prefill_hits[CACHE_TIERS], prefill_misses;
 	uint64_t evictions; /* left both tiers */
 	uint64_t demotions, promotions;
-	uint64_t demotions_free; /* of demotions: tier 1 still had the bytes */
+	uint64_t demotions_free; /* of demotions: to an inclusive copy */
 	uint64_t bytes_demoted, bytes_promoted;
 	uint64_t prefetch_inserted,
-		prefetch_bytes;             /* reserved by CACHE_PREFETCH; bytes: those from disk */
+		prefetch_bytes;             /* reserved by cache_prefetch; bytes: those from disk */
 	uint64_t prefetch_used;         /* ... and then demanded */
 	uint64_t prefetch_wasted;       /* ... and left tier 0 before they were demanded */
 	uint64_t prefetch_wasted_bytes; /* ... of those from disk */
@@ -114,116 +148,174 @@ struct cache_stats {
 	uint64_t slabs_reassigned;      /* slabs that changed their size class */
 };
 
-/* A copy that the caller owes before it overwrites the slot it was given; then cache_commit(to). */
-struct cache_demotion {
+/* A copy or a read that the caller owes. `slot` is FILLING until it calls cache_commit or
+ * cache_abort. */
+struct cache_transfer {
+	enum { CACHE_DEMOTION, CACHE_LOAD } kind;
 	int32_t layer, expert;
-	int32_t from, to; /* slots; `from` is given out again, its old bytes are what moves */
-	uint64_t from_offset, to_offset; /* in their tiers' memory: `from` in tier 0, `to` in tier 1 */
-	uint64_t bytes;                  /* of the expert, as in expert_bytes */
+	int32_t slot;   /* target. DEMOTION: of tier 1. LOAD: of tier 0, maybe a prefill slot */
+	int32_t source; /* DEMOTION: slot of tier 0, which is given out again: its old bytes are what
+					 * must be copied. LOAD: slot of tier 1, pinned; -1: read from disk */
+	uint64_t from_offset; /* of source in its tier's memory; 0 when it is -1 */
+	uint64_t to_offset;   /* of slot in its tier's memory */
+	uint64_t bytes;       /* of the expert, as in expert_bytes */
 };
 
 struct cache_plan {
-	int32_t slot;   /* to fill, then commit (or abort); has one pin of the caller unless reserved by
-					   prefetch */
-	int32_t source; /* tier 1 slot that holds the bytes, -1: read them from disk */
-	int n_demotions;
-	const struct cache_demotion *demotions; /* valid until the next cache_reserve */
+	const struct cache_transfer *transfers; /* [n], to be started in this order */
+	int n;
+};
+
+enum cache_ref_state {
+	CACHE_REF_NONE, /* no slot yet: cache_acquire has to be resumed, or the policy bypassed it */
+	CACHE_REF_LOAD, /* the last plan loads it */
+	CACHE_REF_IN_FLIGHT, /* an earlier plan loads it */
+	CACHE_REF_READY,
+	CACHE_REF_FAILED, /* its load was aborted: the slot is somebody else's, the pin is void */
+};
+
+/* One expert of a request. */
+struct cache_ref {
+	int32_t expert; /* in */
+	uint8_t state;  /* enum cache_ref_state */
+	uint8_t tier;   /* where it was found: 0 (also in a prefill slot), 1; CACHE_TIERS: nowhere */
+	/* Pinned, -1: none. With CACHE_REF_NONE it may be the slot of tier 1 that the expert is in or
+	 * on its way to. */
+	int32_t slot;
+	uint64_t load_id; /* of the load that filled the slot, see struct cache_slot */
+};
+
+struct cache_request {
+	int layer;
+	enum cache_use use; /* CACHE_DECODE or CACHE_PREFILL */
+	struct cache_ref *refs;
+	int n;
+	int next; /* the first ref that is not served; the cache's own. ++ gives that one up. */
 };
 
 struct cache_slot {
-	int tier;     /* 0, 1 */
-	bool staging; /* lent to prefill */
+	int tier;        /* 0, 1 */
+	bool prefill;    /* borrowed by prefill */
+	bool read_ahead; /* holds the pin of cache_read_ahead */
 	enum cache_state state;
 	int32_t layer, expert; /* -1 when FREE */
 	uint32_t pins;
-	uint64_t offset; /* in the memory of the tier */
-	uint64_t bytes;  /* of the expert */
+	uint64_t offset;  /* in the memory of the tier */
+	uint64_t bytes;   /* of the expert */
+	uint64_t load_id; /* a number that no other load has; 0 when FREE */
 };
 
 struct cache;
 
+/* ---- life ---- */
+
 /* NULL with a sentence in *e: ERR_USAGE for impossible numbers, ERR_MEMORY when tier 0 cannot hold
- * one expert of the largest size beside the staging slots. */
+ * one expert of the largest size beside the prefill slots. */
 struct cache *cache_new(const struct cache_config *config, struct err *e);
 void cache_free(struct cache *c);
 
-/* The smallest tier 0 in which the `top_k` experts of every layer fit together, staging included; 0
- * when the numbers in *config overflow. tier_bytes is not looked at. */
+/* The smallest tier 0 in which the `top_k` experts of every layer fit together, prefill slots
+ * included; 0 when the numbers in *config overflow. tier_bytes is not looked at. */
 uint64_t cache_working_set_bytes(const struct cache_config *config, int top_k);
-/* Bytes in which every expert of the model fits, staging included; 0 as above. */
+/* Bytes in which every expert of the model fits, prefill slots included; 0 as above. */
 uint64_t cache_everything_bytes(const struct cache_config *config);
 
-/* How many staging slots a run takes for the budget in *config: at least 2, see cache_classes.c,
- * fewer when the working set would not fit beside them. The simulator asks the same, so a budget
- * means the same to both. */
-int cache_choose_staging(const struct cache_config *config, int top_k);
-#define CACHE_STAGING_MIN 2
+/* How many prefill slots a run takes for the budget in *config: at least CACHE_PREFILL_SLOTS_MIN,
+ * see cache_classes.c, fewer when the working set would not fit beside them. The simulator asks the
+ * same, so a budget means the same to both. */
+int cache_choose_prefill_slots(const struct cache_config *config, int top_k);
 
-/* The slot where the expert is or is being put, -1: nowhere. Tier 0 or 1; staging slots only when
- * it is nowhere else. */
-int32_t cache_find(const struct cache *c, int layer, int expert);
+/* ---- compute side: every call flushes first ---- */
 
-/* A step begins. CACHE_PREFILL: the staging slots are taken for it, free slots first, then those of
- * whoever would leave next, who are moved down like other victims: the caller owes plan->demotions
- * (plan->slot is -1); cache_reserve takes what could not be taken now. CACHE_DECODE: what prefill
- * no longer uses goes back to the others. Without this call each staging slot is taken when
- * cache_reserve needs it and goes back when it is released. */
+/* A forward pass begins.
+ * CACHE_PREFILL: borrows the prefill slots, free slots first, then those of whoever would leave
+ * next. What cannot be borrowed now is borrowed when it is needed.
+ * CACHE_DECODE: returns the prefill slots that are FREE, the others when they are released.
+ * Without this call each prefill slot is borrowed when needed and returned when released. */
 void cache_begin_step(struct cache *c, enum cache_use use, struct cache_plan *plan);
 
-/* Counts an access and tells the policy (decode), or counts only (prefill). Returns cache_find's
- * answer; for CACHE_PREFILL a staged copy goes before one in tier 1. CACHE_PREFETCH is not an
- * access. */
-int32_t cache_access(struct cache *c, int layer, int expert, enum cache_use use);
+/* Finds or makes room for refs[0..n) of a layer (distinct experts, best first) and pins them.
+ *
+ *   - Counts the accesses, and tells the policy of those of CACHE_DECODE.
+ *   - Pins what is in tier 0 or in a prefill slot, or in flight to either. It is CACHE_REF_READY or
+ *     CACHE_REF_IN_FLIGHT.
+ *   - Reserves a slot of tier 0 for every other ref, in order, and plans its load: CACHE_REF_LOAD.
+ *     CACHE_DECODE promotes what is in tier 1 and may evict whatever is not pinned. CACHE_PREFILL
+ *     takes prefill slots; what is in tier 1 stays there.
+ *   - A prefill ref that cache_read_ahead has reserved takes over its pin.
+ *
+ * CACHE_OK: every ref has a slot. CACHE_BUSY, CACHE_FULL: refs[next] and those behind it are not
+ * served. The caller starts the plan's transfers, waits until some transfer ends, and resumes with
+ * the same request until it gets CACHE_OK, or releases the refs. If nothing is in flight,
+ * CACHE_FULL will not change before something is released. */
+enum cache_result cache_acquire(struct cache *c, struct cache_request *q, struct cache_plan *plan);
+enum cache_result cache_acquire_resume(
+	struct cache *c, struct cache_request *q, struct cache_plan *plan);
 
-/* A guess names this expert for a layer to come. The policy hears of it, wherever the expert
- * stands: whom the lookahead names is likely to be used soon even if this guess turns out wrong
- * (traces of GLM-5.2's shape and of the pocket model: lru copies 1 to 9 % less, lfu 1 to 8). Counts
- * nothing. */
-void cache_note_predicted(struct cache *c, int layer, int expert);
+/* What has become of an acquired ref by now: updates and returns its state. */
+enum cache_ref_state cache_ref_poll(const struct cache *c, struct cache_ref *ref);
 
-/* Room in tier 0 for an expert that is not there: in tier 1 (then plan.source says where and this
- * is a promotion) or nowhere. A caller's pin on the tier 1 slot passes to the new slot with
- * CACHE_DECODE, so that it is unpinned once. CACHE_PREFILL gives a staging slot; a copy in tier 1
- * stays there, pinned until commit or abort. */
-enum cache_result cache_reserve(
-	struct cache *c, int layer, int expert, enum cache_use use, struct cache_plan *plan);
+/* Unpins the refs of a request, served or not. A ref in flight loses its pin when its bytes arrive:
+ * the load goes on. */
+void cache_release(struct cache *c, const struct cache_ref *refs, int n, struct cache_plan *plan);
 
-/* With two tiers: moves cold experts (those that a prefetch could evict) of the layer's class down
- * until CACHE_KEEP_FREE slots of tier 0 are free, so that who comes next need not wait until a
- * victim's bytes are out of the way. The caller owes plan->demotions as those of cache_reserve;
- * plan->slot is -1. Step 2 of a layer ends with this. */
-void cache_keep_free(struct cache *c, int layer, struct cache_plan *plan);
-#define CACHE_KEEP_FREE 4
+/* ---- deferred accounting ---- */
 
-/* The bytes are there: FILLING -> READY. Ends a promotion: the tier 1 slot is a copy now, which
- * nobody misses. */
+/* A lookahead predicts these experts for a layer to come. Queued; the policy hears of it, wherever
+ * the experts are: they are likely to be used soon even if this prediction turns out wrong (traces
+ * of GLM-5.2's shape and of the pocket model: lru copies 1 to 9 % less, lfu 1 to 8). Counts
+ * nothing. When the queue is full (1024 more than two layers' experts) the rest is dropped. */
+void cache_note_predicted(struct cache *c, int layer, const int32_t *experts, int n);
+
+/* Carries out what is queued; the plan has demotions only. */
+void cache_flush(struct cache *c, struct cache_plan *plan);
+/* Is anything queued? */
+bool cache_has_pending(const struct cache *c);
+
+/* ---- I/O side: nothing is flushed ---- */
+
+/* Room in tier 0 for an expert that is predicted: CACHE_OK with its load planned and no pin, or
+ * CACHE_PRESENT, CACHE_BUSY, CACHE_NO_COLD. */
+enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct cache_plan *plan);
+
+/* A prefill slot for an expert that prefill will acquire: CACHE_OK with its load planned and one
+ * pin, or CACHE_PRESENT, CACHE_BUSY, CACHE_FULL. The pin is cache_acquire's to take over, or
+ * cache_read_ahead_drop's to drop. */
+enum cache_result cache_read_ahead(struct cache *c, int layer, int expert, struct cache_plan *plan);
+/* Drops the pins of cache_read_ahead for which `keep` says no (NULL: all). */
+void cache_read_ahead_drop(
+	struct cache *c, bool (*keep)(const void *ctx, int layer, int expert), const void *ctx);
+
+/* The bytes are there: FILLING -> READY. Ends a promotion: tier 1 keeps an inclusive copy. */
 void cache_commit(struct cache *c, int32_t slot);
-/* The bytes will never be there: the slot becomes free, all pins on it are void. Aborting a
- * promotion leaves the expert in tier 1; aborting a move's target forgets the expert. */
+/* The bytes will never be there: the slot becomes FREE, all pins on it are void. Aborting a
+ * promotion leaves the expert in tier 1; aborting a demotion forgets the expert. */
 void cache_abort(struct cache *c, int32_t slot);
 
-void cache_pin(struct cache *c, int32_t slot);   /* FILLING or READY */
-void cache_unpin(struct cache *c, int32_t slot); /* the last unpin of a staging slot empties it */
+/* ---- questions ---- */
 
+/* The slot where the expert is or is on its way to, -1: nowhere. Tier 0 or 1; a prefill slot only
+ * when it is nowhere else. */
+int32_t cache_find(const struct cache *c, int layer, int expert);
 struct cache_slot cache_slot_get(const struct cache *c, int32_t slot);
-bool cache_is_ready(const struct cache *c, int32_t slot); /* READY in tier 0, not staging */
-/* The i-th of the slots that prefill has now, in no particular order, -1 past the end. Releasing it
- * changes those behind it. */
-int32_t cache_staging_slot(const struct cache *c, int i);
 int cache_n_slots(const struct cache *c); /* slots are numbered from 0 to below this */
+
+/* Without what is still queued. */
 const struct cache_stats *cache_stats(const struct cache *c);
 void cache_reset_stats(struct cache *c);
+
+/* Simulation: counts accesses of prefill without reserving anything. */
+void cache_count_prefill(struct cache *c, int layer, const int32_t *experts, int n);
 
 /* Bytes of memory that the slots of a tier span: at most tier_bytes, less when everything fits in
  * less. */
 uint64_t cache_memory_bytes(const struct cache *c, int tier);
-
 /* How many experts of the layer are READY in each tier. */
 void cache_layer_resident(const struct cache *c, int layer, int n[CACHE_TIERS]);
+/* How many experts of a layer's size class a tier could hold if only that class were used. */
+int cache_capacity(const struct cache *c, int tier, int layer);
 /* Memory of the bookkeeping itself. */
 uint64_t cache_metadata_bytes(const struct cache *c);
-/* How many experts of a layer's size class tier 0 could hold if only that class were used. */
-int cache_capacity(const struct cache *c, int tier, int layer);
 /* Bytes of a tier that no expert can use now: remainders of slabs, tail of the arena, free slots in
  * slabs of a class. Free slabs are not counted. */
 uint64_t cache_wasted_bytes(const struct cache *c, int tier);

@@ -13,12 +13,12 @@
  */
 #define CLASS_MERGE_PART 64
 
-/* Staging slots: a sixteenth of tier 0 up to 32 of them, and up to half a layer where that is no
+/* Prefill slots: a sixteenth of tier 0 up to 32 of them, and up to half a layer where that is no
  * more than a 64th, so that what a long prompt does between two layers' experts hides their
  * arrival. */
-#define STAGING_FEW       32
-#define STAGING_FEW_PART  16
-#define STAGING_MANY_PART 64
+#define PREFILL_FEW       32
+#define PREFILL_FEW_PART  16
+#define PREFILL_MANY_PART 64
 
 static int compare_falling(const void *a, const void *b)
 {
@@ -71,9 +71,9 @@ int cache_config_check(const struct cache_config *cfg, struct err *e)
 		return err_set(e, ERR_USAGE,
 			"expert cache: alignment %llu is not a power of two up to 2^30",
 			(unsigned long long)align);
-	if (cfg->n_staging < 0 || cfg->n_staging > 4096)
-		return err_set(
-			e, ERR_USAGE, "expert cache: %d staging slots (expected 0 to 4096)", cfg->n_staging);
+	if (cfg->n_prefill_slots < 0 || cfg->n_prefill_slots > 4096)
+		return err_set(e, ERR_USAGE, "expert cache: %d prefill slots (expected 0 to 4096)",
+			cfg->n_prefill_slots);
 	for (int l = 0; l < cfg->n_layers; l++) {
 		uint64_t b = cfg->expert_bytes[l];
 		if (b > (uint64_t)1 << 44 ||
@@ -88,12 +88,12 @@ int cache_config_check(const struct cache_config *cfg, struct err *e)
 	return 0;
 }
 
-uint64_t cache_staging_bytes(const struct cache_config *cfg, const struct slab_classes *k)
+uint64_t cache_prefill_bytes(const struct cache_config *cfg, const struct slab_classes *k)
 {
-	return (uint64_t)cfg->n_staging * k->bytes[0];
+	return (uint64_t)cfg->n_prefill_slots * k->bytes[0];
 }
 
-/* Slabs that `n_each` experts of every layer and the staging slots need in an arena of `bytes`,
+/* Slabs that `n_each` experts of every layer and the prefill slots need in an arena of `bytes`,
  * against those it has. */
 static bool arena_holds(
 	const struct cache_config *cfg, const struct slab_classes *k, uint64_t bytes, uint64_t n_each)
@@ -101,7 +101,7 @@ static bool arena_holds(
 	uint64_t slab = slab_choose_bytes(bytes, k), need = 0;
 	for (int i = 0; i < k->n; i++) {
 		uint64_t n = k->n_wanted[i] / (uint64_t)cfg->n_experts * n_each, per = slab / k->bytes[i];
-		n += i ? 0 : (uint64_t)cfg->n_staging;
+		n += i ? 0 : (uint64_t)cfg->n_prefill_slots;
 		need += (n + per - 1) / per;
 	}
 	return need <= bytes / slab;
@@ -113,7 +113,7 @@ static uint64_t bytes_for(const struct cache_config *cfg, uint64_t n_each)
 		return 0;
 	struct slab_classes k;
 	cache_classes_make(cfg, &k);
-	uint64_t need = cache_staging_bytes(cfg, &k);
+	uint64_t need = cache_prefill_bytes(cfg, &k);
 	for (int i = 0; i < k.n; i++)
 		need += k.n_wanted[i] / (uint64_t)cfg->n_experts * n_each * k.bytes[i];
 	/* A larger arena may choose a larger slab, so this is a search, not a formula; it ends because
@@ -134,17 +134,18 @@ uint64_t cache_everything_bytes(const struct cache_config *cfg)
 	return bytes_for(cfg, (uint64_t)MAX(1, cfg->n_experts));
 }
 
-int cache_choose_staging(const struct cache_config *cfg, int top_k)
+int cache_choose_prefill_slots(const struct cache_config *cfg, int top_k)
 {
 	struct cache_config c = *cfg;
 	uint64_t largest = 1;
 	for (int l = 0; l < c.n_layers; l++)
 		largest = MAX(largest, c.expert_bytes[l]);
 	uint64_t fits = c.tier_bytes[0] / largest;
-	uint64_t few = MIN(fits / STAGING_FEW_PART, (uint64_t)STAGING_FEW),
-			 many = MIN(fits / STAGING_MANY_PART, (uint64_t)c.n_experts / 2);
-	c.n_staging = (int)MAX(MAX(few, many), (uint64_t)CACHE_STAGING_MIN);
-	while (c.n_staging > CACHE_STAGING_MIN && cache_working_set_bytes(&c, top_k) > c.tier_bytes[0])
-		c.n_staging--;
-	return c.n_staging;
+	uint64_t few = MIN(fits / PREFILL_FEW_PART, (uint64_t)PREFILL_FEW),
+			 many = MIN(fits / PREFILL_MANY_PART, (uint64_t)c.n_experts / 2);
+	c.n_prefill_slots = (int)MAX(MAX(few, many), (uint64_t)CACHE_PREFILL_SLOTS_MIN);
+	while (c.n_prefill_slots > CACHE_PREFILL_SLOTS_MIN &&
+		   cache_working_set_bytes(&c, top_k) > c.tier_bytes[0])
+		c.n_prefill_slots--;
+	return c.n_prefill_slots;
 }

@@ -17,7 +17,7 @@ void cache_classes_make(const struct cache_config *cfg, struct slab_classes *k);
 /* The class of an expert of that size. */
 int cache_classes_find(const struct slab_classes *k, uint64_t bytes);
 
-/* Bytes of all staging slots. */
-uint64_t cache_staging_bytes(const struct cache_config *cfg, const struct slab_classes *k);
+/* Bytes of all prefill slots. */
+uint64_t cache_prefill_bytes(const struct cache_config *cfg, const struct slab_classes *k);
 
 #endif

@@ -1,19 +1,27 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The expert cache. Everything is a slot: index[key] names the slot where an expert is or is being
- * put, slots hold key, state and pins, the policy orders keys in one list per (tier, class), the
- * arenas hand out slot numbers.
+ * Inside of the expert cache. Everything is a slot: index[key] names the slot where an expert is or
+ * is on its way to, slots hold key, state and pins, the policy orders keys in one list per (tier,
+ * class), the arenas hand out slot numbers.
  *
- * Slot numbers: tier 0 [0, first[1]), tier 1 [first[1], first[2]).
+ *      index[key] ---> slots[i] <--- arena 0: numbers [0, first[1])
+ *      prefill_index[key] --> slots[i] <--- arena 0, borrowed by prefill
+ *      inclusive_copy[key] -> slots[i] <--- arena 1: numbers [first[1], first[2])
  *
- * A staging slot is a slot of tier 0's largest class that is lent to prefill: taken from the arena,
- * in no policy's list. It holds FREE, FILLING or READY like any other; what is put there stands in
- * staged[], not in index[].
+ * A prefill slot is a slot of tier 0's largest class that prefill has borrowed: taken from the
+ * arena, in no policy's list. It is FREE, FILLING or READY like any other; the expert in it stands
+ * in prefill_index[], not in index[].
  *
- * A copy is the tier 1 slot of an expert that went up to tier 0, READY and without pins, in no
- * policy's list and not in index[]. It stays until somebody needs the room, the oldest first,
- * before anybody who is nowhere else. Should the expert leave tier 0 before that, it is where it
- * goes, and no bytes move.
+ * An inclusive copy is the tier 1 slot of an expert that was promoted: READY and without pins, in
+ * no policy's list and not in index[]. It stays until somebody needs the room, the oldest first,
+ * before anybody who is nowhere else. If the expert leaves tier 0 before that, the copy becomes its
+ * slot, and no bytes move.
+ *
+ *      cache.c          life, commit and abort, questions
+ *      cache_acquire.c  access, acquire and release, prefetch, prefill slots, deferred accounting
+ *      cache_evict.c    victims, demotions, slabs that change their class
+ *      cache_classes.c  size classes, budgets
+ *      cache_check.c    invariants
  */
 #ifndef GLM_CACHE_CACHE_INTERNAL_H
 #define GLM_CACHE_CACHE_INTERNAL_H
@@ -24,14 +32,26 @@
 
 struct slot {
 	int32_t key;  /* -1: FREE */
-	int32_t from; /* FILLING by a promotion or a staged copy: the pinned tier 1 slot with the bytes;
-					 else -1 */
+	int32_t from; /* FILLING by a promotion or a copy for prefill: the pinned tier 1 slot with the
+					 bytes; else -1 */
+	uint64_t load_id; /* 0: FREE */
 	uint32_t pins;
+	uint16_t unpins; /* of pins: released while FILLING, dropped by cache_commit */
 	uint8_t state;
 	bool prefetched; /* reserved by a prefetch and not demanded since */
 	bool read;       /* ... whose bytes come from disk, not from tier 1 */
-	bool staging;    /* lent to prefill, FREE or not */
+	bool prefill;    /* borrowed by prefill, FREE or not */
+	bool read_ahead; /* one of pins is cache_read_ahead's */
 };
+
+/* What cache_flush has to do. */
+struct pending {
+	enum { PENDING_ACCESS, PENDING_PREDICTED, PENDING_KEEP_FREE } kind;
+	int32_t key; /* KEEP_FREE: any of the class */
+};
+
+/* Predictions that can be queued beside two layers' experts. */
+#define CACHE_PENDING_PREDICTED 1024
 
 struct cache {
 	/* constant after cache_new */
@@ -39,26 +59,29 @@ struct cache {
 	uint64_t *layer_bytes; /* [n_layers] */
 	int8_t *layer_class;   /* [n_layers], -1: no experts */
 	int32_t first[CACHE_TIERS + 1];
-	int n_staging;
-	int32_t largest_key; /* some key of the largest class: staging slots are as large as its */
+	int n_prefill_slots;
+	int32_t largest_key; /* some key of the largest class: prefill slots are as large as its */
 	uint64_t prefetch_cold;
-	uint64_t metadata_bytes;
+	int keep_free; /* slots of tier 0; 0: no low watermark */
 	/* changing */
 	struct policy policy;
 	struct slab_arena arena[CACHE_TIERS];
-	struct slot *slots; /* [n_slots] */
-	int32_t *index;     /* [n_keys] slot in tier 0 or 1, -1: in neither */
-	int32_t *staged;    /* [n_keys] staging slot, -1: none */
-	int32_t *borrowed;  /* [n_borrowed, at most n_staging] the staging slots */
+	struct slot *slots;     /* [n_slots] */
+	int32_t *index;         /* [n_keys] slot in tier 0 or 1, -1: in neither */
+	int32_t *prefill_index; /* [n_keys] prefill slot, -1: none */
+	int32_t *borrowed;      /* [n_borrowed, at most n_prefill_slots] the prefill slots */
 	int n_borrowed;
 	int32_t *inclusive_copy;           /* [n_keys] its copy in tier 1, -1: none */
 	struct key_lists inclusive_copies; /* one list of those that have one, the latest at its head */
-	bool hold_staging;  /* a step of prefill: staging slots that come free stay such */
+	bool hold_prefill;  /* a step of prefill: prefill slots that come free stay such */
 	uint64_t *last_use; /* [n_keys] clock of the last demand access or insertion into tier 0 */
 	uint64_t clock;     /* demand accesses so far */
+	uint64_t n_loads;   /* slots filled so far: the last load_id */
 	uint32_t evicted_since[CACHE_TIERS][SLAB_MAX_CLASSES]; /* since ages were last compared */
-	struct cache_demotion *demotions;                      /* [max_demotions] of the last plan */
-	int n_demotions, max_demotions;
+	struct cache_transfer *transfers;                      /* [cap_transfers] of the last plan */
+	int n_transfers, cap_transfers;
+	struct pending *pending; /* [cap_pending] in order of the calls */
+	int n_pending, cap_pending;
 	struct cache_stats stats;
 };
 
@@ -72,9 +95,55 @@ static inline int class_of(const struct cache *c, int32_t key)
 	return c->layer_class[key / c->n_experts];
 }
 
+static inline uint64_t bytes_of(const struct cache *c, int32_t key)
+{
+	return c->layer_bytes[key / c->n_experts];
+}
+
+/* The policy's list of a tier and class. */
+static inline int list_of(const struct cache *c, int tier, int class_id)
+{
+	return tier * c->arena[0].classes.n + class_id;
+}
+
+static inline uint64_t offset_of(const struct cache *c, int32_t slot)
+{
+	int t = tier_of(c, slot);
+	return slab_offset(&c->arena[t], slot - c->first[t]);
+}
+
 static inline bool slot_evictable(const struct slot *s)
 {
 	return s->state == CACHE_READY && !s->pins;
 }
+
+/* ---- cache.c ---- */
+
+/* Key of an expert that exists (bug otherwise). */
+int32_t cache_key(const struct cache *c, int layer, int expert);
+
+/* FREE -> FILLING with a new load_id; a prefill slot stays one. */
+void cache_slot_fill(struct cache *c, int32_t slot, int32_t key);
+/* Back to the free list of its arena. */
+void cache_slot_free(struct cache *c, int32_t slot);
+
+/* Appends to the plan under way. */
+void cache_plan_add(struct cache *c, int kind, int32_t slot, int32_t source, uint64_t from_offset);
+
+/* Drops one pin, now or when the bytes have arrived. */
+void cache_unpin(struct cache *c, int32_t slot);
+
+/* ---- cache_evict.c ---- */
+
+/* CACHE_OK and a slot number taken from the arena for `key`, or CACHE_FULL, CACHE_NO_COLD or
+ * CACHE_BYPASS. Its demotions are added to the plan. */
+enum cache_result cache_make_room(
+	struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot);
+
+/* The low watermark: demotes cold experts of the key's class until keep_free slots are free. */
+void cache_keep_free(struct cache *c, int32_t key);
+
+/* The bytes in `slot` of tier 1 have been promoted. */
+void cache_inclusive_copy_add(struct cache *c, int32_t slot);
 
 #endif

@@ -26,8 +26,8 @@ struct policy_env {
 	double half_life;        /* in accesses; frequency policies */
 	uint64_t recency_window; /* lfu, sieve: keys used within that many accesses leave only when
 					   there are no others; 0: none */
-	/* Belady only, kept by the simulator: [n_keys] clock of the next demand access, UINT64_MAX for
-	 * never. */
+	/* Belady only, kept by the simulator: [n_keys] number of the next demand access, UINT64_MAX:
+	 * never. Read when the key is accessed or inserted, so all of a layer may be set before. */
 	const uint64_t *next_use;
 };
 

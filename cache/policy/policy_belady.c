@@ -14,14 +14,15 @@
 struct belady {
 	const struct policy_env *env;
 	struct key_heaps heaps;
-	uint64_t used_before; /* of the pick under way */
+	uint64_t *next_use;   /* [n_keys] as of the key's last access or insertion */
+	uint64_t used_before; /* of the search under way */
 };
 
 static bool leaves_before(const void *ctx, int32_t a, int32_t b)
 {
 	const struct belady *s = ctx;
-	if (s->env->next_use[a] != s->env->next_use[b])
-		return s->env->next_use[a] > s->env->next_use[b];
+	if (s->next_use[a] != s->next_use[b])
+		return s->next_use[a] > s->next_use[b];
 	return a < b;
 }
 
@@ -31,6 +32,7 @@ static void belady_fini(struct policy *p)
 	if (!s)
 		return;
 	key_heap_fini(&s->heaps);
+	free(s->next_use);
 	free(s);
 	p->state = NULL;
 }
@@ -39,8 +41,9 @@ static int belady_init(struct policy *p)
 {
 	struct belady *s = p->state = NEW(struct belady);
 	s->env = &p->env;
-	if (key_heap_init(
-			&s->heaps, p->env.n_keys, p->env.n_lists, p->env.list_keys, leaves_before, s)) {
+	s->next_use = mem_try_new((size_t)p->env.n_keys, sizeof *s->next_use);
+	if (!s->next_use || key_heap_init(&s->heaps, p->env.n_keys, p->env.n_lists, p->env.list_keys,
+							leaves_before, s)) {
 		belady_fini(p);
 		return ERR_MEMORY;
 	}
@@ -50,12 +53,14 @@ static int belady_init(struct policy *p)
 static void belady_access(struct policy *p, int32_t key)
 {
 	struct belady *s = p->state;
-	key_heap_moved(&s->heaps, key); /* its next use has just changed */
+	s->next_use[key] = s->env->next_use[key];
+	key_heap_moved(&s->heaps, key);
 }
 
 static void belady_insert(struct policy *p, int list, int32_t key)
 {
 	struct belady *s = p->state;
+	s->next_use[key] = s->env->next_use[key];
 	key_heap_insert(&s->heaps, list, key);
 }
 
@@ -80,7 +85,8 @@ static int32_t belady_victim(struct policy *p, int list, uint64_t used_before)
 
 static bool belady_admit(struct policy *p, int32_t key, int32_t victim)
 {
-	return p->env.next_use[key] < p->env.next_use[victim];
+	const struct belady *s = p->state;
+	return s->next_use[key] < s->next_use[victim];
 }
 
 const struct policy_ops policy_belady = {

@@ -15,10 +15,13 @@ struct sim {
 	struct cache **pools;  /* [n_pools]; NULL for layers without experts */
 	uint64_t *layer_bytes; /* [n_layers] as the cache sees them */
 	uint64_t *next_at; /* [n_accesses] decode accesses: number of the next one to the same expert */
-	uint64_t *next_use;        /* [n_keys] the same by expert, for the policy */
-	uint64_t n_done;           /* decode accesses so far */
-	int32_t *pinned, *filling; /* [n_experts], [n_experts + moves] scratch of one layer */
-	int n_pinned, n_filling;
+	uint64_t *next_use; /* [n_keys] the same by expert, for the policy */
+	uint64_t n_done;    /* decode accesses so far */
+	/* scratch of one layer */
+	struct cache_ref *refs; /* [n_experts] */
+	int32_t *ids;           /* [n_experts] */
+	int32_t *filling;       /* [n_filling, at most n_slots] slots whose bytes are to arrive */
+	int n_filling;
 	uint64_t n_bypassed, n_full;
 	bool counting;
 };
@@ -49,7 +52,7 @@ static int pools_new(struct sim *s, struct err *e)
 			.tier_bytes = {u->tier_bytes[0], u->tier_bytes[1]},
 			.policy = u->policy,
 			.token_accesses = per_token,
-			.no_recency_window = u->order == SIM_BY_RANK,
+			.as_published = u->order == SIM_BY_RANK,
 			.half_life = u->half_life * (double)per_token,
 			.prefetch_cold = u->prefetch_cold,
 			.next_use = s->next_use + (size_t)first * m->n_experts};
@@ -57,7 +60,7 @@ static int pools_new(struct sim *s, struct err *e)
 			cfg.tier_bytes[0] = u->n_slots;
 			cfg.tier_bytes[1] = u->n_ram_slots;
 		} else if (u->order == SIM_BY_LAYER) {
-			cfg.n_staging = cache_choose_staging(&cfg, (int)m->top_k);
+			cfg.n_prefill_slots = cache_choose_prefill_slots(&cfg, (int)m->top_k);
 		}
 		s->pools[i] = cache_new(&cfg, e);
 		if (!s->pools[i])
@@ -108,8 +111,8 @@ static int sim_init(struct sim *s, struct err *e)
 			s->layer_bytes[l] = u->n_slots        ? 1
 								: u->expert_bytes ? u->expert_bytes
 												  : m->expert_bytes[l];
-	/* A layer asks for at most all its experts, and each of them may move one slab of others. */
-	s->pinned = NEW_ARRAY(int32_t, m->n_experts);
+	s->refs = NEW_ARRAY(struct cache_ref, m->n_experts);
+	s->ids = NEW_ARRAY(int32_t, m->n_experts);
 	if (find_future(s, e))
 		return ERR_MEMORY;
 	if (pools_new(s, e))
@@ -128,7 +131,8 @@ static void sim_fini(struct sim *s)
 	free(s->layer_bytes);
 	free(s->next_at);
 	free(s->next_use);
-	free(s->pinned);
+	free(s->refs);
+	free(s->ids);
 	free(s->filling);
 }
 
@@ -140,6 +144,14 @@ static struct cache *pool_of(struct sim *s, int *layer)
 	return c;
 }
 
+/* Remembers what a plan begins. */
+static void collect_transfers(struct sim *s, const struct cache_plan *plan)
+{
+	for (int i = 0; i < plan->n; i++)
+		s->filling[s->n_filling++] = plan->transfers[i].slot;
+}
+
+/* All bytes arrive. */
 static void commit_all(struct sim *s, struct cache *c)
 {
 	for (int i = 0; i < s->n_filling; i++)
@@ -147,21 +159,32 @@ static void commit_all(struct sim *s, struct cache *c)
 	s->n_filling = 0;
 }
 
-/* Reserves and notes what is to be committed; the demanded slot is pinned, and so noted. */
-static void reserve_and_collect(
-	struct sim *s, struct cache *c, int layer, int expert, enum cache_use use)
+/* Acquires and releases n experts of a layer. */
+static void use_experts(struct sim *s, struct cache *c, int layer, const uint16_t *ids, uint32_t n)
 {
+	struct cache_request q = {.layer = layer, .use = CACHE_DECODE, .refs = s->refs, .n = (int)n};
 	struct cache_plan plan;
-	enum cache_result a = cache_reserve(c, layer, expert, use, &plan);
-	if (use == CACHE_DECODE && s->counting) {
-		s->n_bypassed += a == CACHE_BYPASS;
-		s->n_full += a == CACHE_FULL;
+	uint64_t n_full = 0, n_without = 0;
+	for (uint32_t i = 0; i < n; i++)
+		s->refs[i].expert = ids[i];
+	enum cache_result result = cache_acquire(c, &q, &plan);
+	collect_transfers(s, &plan);
+	while (result != CACHE_OK) { /* nothing is in flight that could make room */
+		n_full++;
+		q.next++;
+		result = cache_acquire_resume(c, &q, &plan);
+		collect_transfers(s, &plan);
 	}
-	if (a != CACHE_OK)
-		return;
-	for (int i = 0; i < plan.n_demotions; i++)
-		s->filling[s->n_filling++] = plan.demotions[i].to;
-	s->filling[s->n_filling++] = plan.slot;
+	cache_flush(c, &plan);
+	collect_transfers(s, &plan);
+	for (uint32_t i = 0; i < n; i++)
+		n_without += s->refs[i].state == CACHE_REF_NONE;
+	commit_all(s, c);
+	cache_release(c, s->refs, (int)n, &plan);
+	if (s->counting) {
+		s->n_full += n_full;
+		s->n_bypassed += n_without - n_full;
+	}
 }
 
 static void decode_access(struct sim *s, const struct trace_event *ev)
@@ -170,70 +193,49 @@ static void decode_access(struct sim *s, const struct trace_event *ev)
 	size_t key0 = (size_t)ev->layer * s->t->model.n_experts;
 	int layer = ev->layer;
 	struct cache *c = pool_of(s, &layer);
-	bool by_rank = s->setup->order == SIM_BY_RANK;
-	s->n_pinned = 0;
-	for (uint32_t i = 0; i < ev->n; i++) {
+	uint32_t at_a_time = s->setup->order == SIM_BY_RANK ? 1 : ev->n;
+	for (uint32_t i = 0; i < ev->n; i++)
 		s->next_use[key0 + ids[i]] = s->next_at[s->n_done++];
-		int32_t at = cache_access(c, layer, ids[i], CACHE_DECODE);
-		if (at >= 0) {
-			cache_pin(c, at);
-			s->pinned[s->n_pinned++] = ids[i];
-		}
-		if (!by_rank)
-			continue;
-		if (at < 0 || cache_slot_get(c, at).tier)
-			reserve_and_collect(s, c, layer, ids[i], CACHE_DECODE);
-		commit_all(s, c);
-		int32_t slot = cache_find(c, layer, ids[i]);
-		if (slot >= 0)
-			cache_unpin(c, slot);
-	}
-	if (by_rank)
-		return;
-	for (uint32_t i = 0; i < ev->n; i++) {
-		int32_t at = cache_find(c, layer, ids[i]);
-		if (at >= 0 && !cache_slot_get(c, at).tier)
-			continue;
-		reserve_and_collect(s, c, layer, ids[i], CACHE_DECODE);
-		if (at < 0 && cache_find(c, layer, ids[i]) >= 0)
-			s->pinned[s->n_pinned++] = ids[i];
-	}
-	struct cache_plan plan;
-	cache_keep_free(c, layer, &plan);
-	for (int i = 0; i < plan.n_demotions; i++)
-		s->filling[s->n_filling++] = plan.demotions[i].to;
-	commit_all(s, c);
-	for (int i = 0; i < s->n_pinned; i++)
-		cache_unpin(c, cache_find(c, layer, s->pinned[i]));
+	for (uint32_t i = 0; i < ev->n; i += at_a_time)
+		use_experts(s, c, layer, ids + i, at_a_time);
+}
+
+static const int32_t *ids_of(struct sim *s, const struct trace_event *ev)
+{
+	for (uint32_t i = 0; i < ev->n; i++)
+		s->ids[i] = s->t->ids[ev->value + i];
+	return s->ids;
 }
 
 static void prefill_access(struct sim *s, const struct trace_event *ev)
 {
 	int layer = ev->layer;
 	struct cache *c = pool_of(s, &layer);
-	for (uint32_t i = 0; i < ev->n; i++)
-		cache_access(c, layer, s->t->ids[ev->value + i], CACHE_PREFILL);
+	cache_count_prefill(c, layer, ids_of(s, ev), (int)ev->n);
 }
 
-/* Pools of one layer have no staging. */
+/* Pools of one layer have no prefill slots. */
 static void begin_step(struct sim *s, enum cache_use use)
 {
 	struct cache_plan plan;
 	if (s->setup->per_layer)
 		return;
 	cache_begin_step(s->pools[0], use, &plan);
-	for (int i = 0; i < plan.n_demotions; i++)
-		cache_commit(s->pools[0], plan.demotions[i].to);
+	collect_transfers(s, &plan);
+	commit_all(s, s->pools[0]);
 }
 
 static void predict_experts(struct sim *s, const struct trace_event *ev)
 {
 	int layer = ev->layer;
 	struct cache *c = pool_of(s, &layer);
-	for (uint32_t i = 0; i < ev->n; i++)
-		cache_note_predicted(c, layer, s->t->ids[ev->value + i]);
+	const int32_t *ids = ids_of(s, ev);
+	struct cache_plan plan;
+	cache_note_predicted(c, layer, ids, (int)ev->n);
+	cache_flush(c, &plan);
 	for (uint32_t i = 0; i < ev->n; i++) {
-		reserve_and_collect(s, c, layer, s->t->ids[ev->value + i], CACHE_PREFETCH);
+		cache_prefetch(c, layer, ids[i], &plan);
+		collect_transfers(s, &plan);
 		commit_all(s, c);
 	}
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Replays the routing of a trace against a cache of any size, through the code of the live cache.
- * Decode steps count; prefill steps use the cache and only borrow their staging slots, as in a run.
+ * Decode steps count; prefill steps use the cache and only borrow their prefill slots, as in a run.
  *
  * Two orders of the accesses of one layer:
  *   SIM_BY_LAYER  as a run does it (cache.h): first all k are looked up and pinned, then the
@@ -23,7 +23,7 @@ struct sim_setup {
 	const struct policy_ops *policy;
 	enum sim_order order;
 	/* Capacity: either n_slots experts, whatever their size (tier 1: n_ram_slots), or bytes, of
-	 * which SIM_BY_LAYER keeps as much for staging as a run would. */
+	 * which SIM_BY_LAYER keeps as many for prefill as a run would. */
 	uint64_t n_slots, n_ram_slots;
 	uint64_t tier_bytes[CACHE_TIERS];
 	uint64_t expert_bytes; /* of every expert; 0: as the trace says */

@@ -46,7 +46,7 @@ static int configure(const struct loader_options *o, const struct extent_table *
 		.expert_bytes = *bytes,
 		.tier_bytes = {o->tier_bytes[0], o->tier_bytes[1]},
 		.align = extent_slot_align(t),
-		.n_staging = CACHE_STAGING_MIN,
+		.n_prefill_slots = CACHE_PREFILL_SLOTS_MIN,
 		.policy = policy_find(o->policy ? o->policy : POLICY_DEFAULT),
 		.token_accesses = (uint64_t)n_moe * (uint64_t)o->n_used,
 		.prefetch_cold = (uint64_t)COLD_TOKENS * (uint64_t)n_moe * (uint64_t)o->n_used,
@@ -60,7 +60,7 @@ static int configure(const struct loader_options *o, const struct extent_table *
 			"a cache of %.4f GB is less than one token's working set, the smallest that works is "
 			"%.4f GB",
 			(double)o->tier_bytes[0] / 1e9, (double)(floor_bytes + 99999) / 1e5 * 1e-4);
-	c->n_staging = cache_choose_staging(c, o->n_used);
+	c->n_prefill_slots = cache_choose_prefill_slots(c, o->n_used);
 	return 0;
 }
 
@@ -84,12 +84,12 @@ int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct
 		goto out;
 	}
 	struct cache_config least = c;
-	least.n_staging = CACHE_STAGING_MIN;
+	least.n_prefill_slots = CACHE_PREFILL_SLOTS_MIN;
 	*plan = (struct loader_plan){
 		.tier_bytes = {cache_memory_bytes(cache, 0), cache_memory_bytes(cache, 1)},
 		.floor_bytes = cache_working_set_bytes(&least, o->n_used),
 		.everything_bytes = cache_everything_bytes(&c),
-		.n_staging = c.n_staging,
+		.n_staging = c.n_prefill_slots,
 		.n_slots = cache_n_slots(cache),
 	};
 	struct loader_geometry g;
@@ -193,7 +193,7 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 		goto fail;
 	}
 	l->n_experts = c.n_experts;
-	l->n_staging = c.n_staging;
+	l->n_staging = c.n_prefill_slots;
 	l->n_slots = cache_n_slots(l->cache);
 	l->most_prefetch = 2 * (unsigned)o->n_used;
 	l->base.max_pinned[EXPERT_DECODE] = MAX(smallest_capacity(l) / 2, 1);

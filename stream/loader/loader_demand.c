@@ -31,14 +31,14 @@ static void enqueue_moves(struct loader *l, const struct cache_plan *plan)
 		const struct cache_demotion *m = &plan->demotions[i];
 		l->commands[(l->first_command + l->n_commands++) % l->cap_commands] = (struct command){
 			.kind = COMMAND_MOVE,
-			.slot = m->to,
+			.slot = m->slot,
 			.layer = m->layer,
 			.expert = m->expert,
 			.from_offset = m->from_offset,
 			.to_offset = m->to_offset,
 			.bytes = m->bytes,
 		};
-		l->fills[m->to] = (struct fill){.serial = ++l->serial};
+		l->fills[m->slot] = (struct fill){.serial = ++l->serial};
 		l->n_under_way++;
 	}
 }
@@ -214,7 +214,7 @@ static void find(struct loader *l, int layer, enum expert_use use, struct expert
 	r->tier = s.tier == 0 ? EXPERT_VRAM : EXPERT_RAM;
 	if (s.tier == 1 && use == EXPERT_PREFILL)
 		return; /* a staged copy is made; the reservation pins its source */
-	if (s.staging && l->fills[slot].ahead)
+	if (s.prefill && l->fills[slot].ahead)
 		l->fills[slot].ahead = false; /* the announcement's pin becomes ours */
 	else
 		cache_pin(l->cache, slot);

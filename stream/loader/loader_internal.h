@@ -4,6 +4,7 @@
 #ifndef GLM_STREAM_LOADER_INTERNAL_H
 #define GLM_STREAM_LOADER_INTERNAL_H
 
+#include "cache/cache_steps.h" /* until the loader calls cache_acquire */
 #include "stream/extent.h"
 #include "stream/loader/loader.h"
 #include "stream/pinned.h"

@@ -20,13 +20,14 @@ static void check(const struct cache *c)
 }
 
 static struct cache *make(int n_layers, int n_experts, const uint64_t *bytes, uint64_t tier0,
-	uint64_t tier1, int n_staging)
+	uint64_t tier1, int n_prefill_slots)
 {
 	struct cache_config cfg = {.n_layers = n_layers,
 		.n_experts = n_experts,
 		.expert_bytes = bytes,
 		.tier_bytes = {tier0, tier1},
-		.n_staging = n_staging,
+		.n_prefill_slots = n_prefill_slots,
+		.as_published = true, /* no low watermark */
 		.prefetch_cold = 4};
 	struct err e = {0};
 	struct cache *c = cache_new(&cfg, &e);
@@ -35,20 +36,57 @@ static struct cache *make(int n_layers, int n_experts, const uint64_t *bytes, ui
 	return c;
 }
 
-/* Reserve, execute, commit, unpin; returns the slot. */
+/* A request of one expert. */
+struct one {
+	struct cache_ref ref;
+	struct cache_request q;
+	struct cache_plan plan;
+};
+
+static enum cache_result acquire(
+	struct cache *c, struct one *o, int layer, int expert, enum cache_use use)
+{
+	*o = (struct one){.ref = {.expert = expert}, .q = {.layer = layer, .use = use, .n = 1}};
+	o->q.refs = &o->ref;
+	return cache_acquire(c, &o->q, &o->plan);
+}
+
+static void commit_all(struct cache *c, const struct cache_plan *plan)
+{
+	for (int i = 0; i < plan->n; i++)
+		cache_commit(c, plan->transfers[i].slot);
+}
+
+static void release(struct cache *c, struct one *o)
+{
+	cache_release(c, &o->ref, 1, &o->plan);
+	assert_int_equal(o->plan.n, 0);
+	check(c);
+}
+
+/* Acquire, execute, commit, release; returns the slot. */
 static int32_t bring(struct cache *c, int layer, int expert)
 {
-	struct cache_plan plan;
-	int32_t at = cache_access(c, layer, expert, CACHE_DECODE);
-	if (at >= 0 && cache_slot_get(c, at).tier == 0)
-		return at;
-	assert_int_equal(cache_reserve(c, layer, expert, CACHE_DECODE, &plan), CACHE_OK);
-	for (int i = 0; i < plan.n_demotions; i++)
-		cache_commit(c, plan.demotions[i].to);
-	cache_commit(c, plan.slot);
-	cache_unpin(c, plan.slot);
-	check(c);
-	return plan.slot;
+	struct one o;
+	assert_int_equal(acquire(c, &o, layer, expert, CACHE_DECODE), CACHE_OK);
+	commit_all(c, &o.plan);
+	assert_int_equal(cache_ref_poll(c, &o.ref), CACHE_REF_READY);
+	release(c, &o);
+	return o.ref.slot;
+}
+
+static int tier_of(const struct cache *c, int layer, int expert)
+{
+	int32_t slot = cache_find(c, layer, expert);
+	return slot < 0 ? CACHE_TIERS : cache_slot_get(c, slot).tier;
+}
+
+static int n_prefill_slots(const struct cache *c)
+{
+	int n = 0;
+	for (int32_t i = 0; i < cache_n_slots(c); i++)
+		n += cache_slot_get(c, i).prefill;
+	return n;
 }
 
 static void test_demote_promote(void **state)
@@ -59,38 +97,139 @@ static void test_demote_promote(void **state)
 	bring(c, 0, 0);
 	bring(c, 0, 1);
 	bring(c, 0, 2); /* 0 goes to tier 1 */
-	assert_int_equal(cache_slot_get(c, cache_find(c, 0, 0)).tier, 1);
+	assert_int_equal(tier_of(c, 0, 0), 1);
 	bring(c, 0, 3); /* 1 too */
 	bring(c, 0, 4); /* 2 too; 0, the oldest of tier 1, is gone */
 	assert_int_equal(cache_find(c, 0, 0), -1);
-	assert_int_equal(cache_slot_get(c, cache_find(c, 0, 1)).tier, 1);
-	/* A promotion: 1 comes back, 3 goes down. The pin taken on the tier 1 slot follows. */
-	int32_t at = cache_access(c, 0, 1, CACHE_DECODE);
-	cache_pin(c, at);
-	struct cache_plan plan;
-	assert_int_equal(cache_reserve(c, 0, 1, CACHE_DECODE, &plan), CACHE_OK);
-	assert_int_equal(plan.source, at);
-	assert_int_equal(plan.n_demotions, 1);
-	assert_int_equal(plan.demotions[0].expert, 3);
-	assert_int_equal(cache_slot_get(c, plan.slot).pins, 1);
-	struct cache_plan again;
-	assert_int_equal(cache_reserve(c, 0, 3, CACHE_DECODE, &again), CACHE_BUSY);
-	cache_commit(c, plan.demotions[0].to);
-	cache_abort(c, plan.slot); /* the copy failed: 1 is still in tier 1 */
+	assert_int_equal(tier_of(c, 0, 1), 1);
+	/* A promotion: 1 comes back, 3 goes down. The demotion stands before the load. */
+	int32_t at = cache_find(c, 0, 1);
+	struct one one, three;
+	assert_int_equal(acquire(c, &one, 0, 1, CACHE_DECODE), CACHE_OK);
+	assert_int_equal(one.ref.state, CACHE_REF_LOAD);
+	assert_int_equal(one.ref.tier, 1);
+	assert_int_equal(one.plan.n, 2);
+	struct cache_transfer down = one.plan.transfers[0], up = one.plan.transfers[1];
+	assert_true(down.kind == CACHE_DEMOTION && down.expert == 3 && down.source == up.slot);
+	assert_true(up.kind == CACHE_LOAD && up.expert == 1 && up.source == at);
+	assert_int_equal(up.slot, one.ref.slot);
+	assert_int_equal(cache_slot_get(c, up.slot).pins, 1);
+	/* 3 is on its way down: whoever wants it has to wait, and may give up. */
+	assert_int_equal(acquire(c, &three, 0, 3, CACHE_DECODE), CACHE_BUSY);
+	assert_int_equal(three.ref.state, CACHE_REF_NONE);
+	assert_int_equal(three.ref.slot, down.slot);
+	release(c, &three);
+	cache_commit(c, down.slot);
+	assert_int_equal(cache_slot_get(c, down.slot).pins, 0);
+	cache_abort(c, up.slot); /* the copy failed: 1 is still in tier 1 */
 	check(c);
+	assert_int_equal(cache_ref_poll(c, &one.ref), CACHE_REF_FAILED);
+	release(c, &one);
 	assert_int_equal(cache_find(c, 0, 1), at);
-	assert_int_equal(bring(c, 0, 1), plan.slot);
+	assert_int_equal(bring(c, 0, 1), up.slot);
 	const struct cache_stats *s = cache_stats(c);
-	assert_int_equal(s->accesses, 7);
-	assert_int_equal(s->hits[1], 2);
+	assert_int_equal(s->accesses, 8);
+	assert_int_equal(s->hits[1], 3);
 	assert_int_equal(s->misses, 5);
 	assert_int_equal(s->promotions, 2);
 	cache_free(c);
 }
 
-/* Who came up from tier 1 goes down again without a move as long as nobody needed the room of its
- * copy. */
-static void test_copies(void **state)
+/* A layer's request: accesses in order, found experts are pinned before room is made, resuming
+ * counts nothing twice, and all hits are counted when the cache is flushed. */
+static void test_request(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10};
+	struct cache *c = make(1, 8, bytes, 30, 0, 0);
+	const struct cache_stats *s = cache_stats(c);
+	struct cache_plan plan;
+	for (int i = 0; i < 3; i++)
+		bring(c, 0, i);
+	/* 0 is the oldest, but asked for: 1 and 2 leave */
+	struct cache_ref refs[4] = {{.expert = 5}, {.expert = 6}, {.expert = 0}, {.expert = 7}};
+	struct cache_request q = {.use = CACHE_DECODE, .refs = refs, .n = 4};
+	assert_int_equal(cache_acquire(c, &q, &plan), CACHE_FULL);
+	assert_int_equal(q.next, 3);
+	assert_int_equal(plan.n, 2);
+	assert_int_equal(refs[0].state, CACHE_REF_LOAD);
+	assert_int_equal(refs[2].state, CACHE_REF_READY);
+	assert_int_equal(refs[3].state, CACHE_REF_NONE);
+	assert_true(cache_find(c, 0, 1) < 0 && cache_find(c, 0, 2) < 0 && cache_find(c, 0, 0) >= 0);
+	commit_all(c, &plan);
+	assert_int_equal(cache_acquire_resume(c, &q, &plan), CACHE_FULL);
+	cache_release(c, &refs[0], 1, &plan);
+	assert_int_equal(cache_acquire_resume(c, &q, &plan), CACHE_OK);
+	assert_int_equal(refs[3].slot, refs[0].slot);
+	assert_int_equal(s->accesses, 7);
+	assert_int_equal(s->full, 2);
+	commit_all(c, &plan);
+	cache_release(c, &refs[1], 3, &plan);
+	check(c);
+	/* all hits: the answer comes at once, the count later */
+	q.refs = refs + 1;
+	q.n = 3;
+	assert_int_equal(cache_acquire(c, &q, &plan), CACHE_OK);
+	for (int i = 1; i < 4; i++)
+		assert_int_equal(refs[i].state, CACHE_REF_READY);
+	assert_int_equal(s->accesses, 7);
+	assert_true(cache_has_pending(c));
+	cache_flush(c, &plan);
+	assert_false(cache_has_pending(c));
+	assert_int_equal(s->accesses, 10);
+	assert_int_equal(s->hits[0], 4);
+	cache_release(c, &refs[1], 3, &plan);
+	/* a load that nobody waits for any more still arrives, and its pin goes then */
+	struct one o;
+	assert_int_equal(acquire(c, &o, 0, 1, CACHE_DECODE), CACHE_OK);
+	int32_t slot = o.ref.slot;
+	release(c, &o);
+	assert_int_equal(cache_slot_get(c, slot).pins, 1);
+	cache_commit(c, slot);
+	assert_int_equal(cache_slot_get(c, slot).pins, 0);
+	check(c);
+	cache_free(c);
+}
+
+/* Cold experts leave before somebody needs their slots, and only those. */
+static void test_low_watermark(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10};
+	for (int cold = 2; cold <= 6; cold++) {
+		struct cache_config cfg = {.n_layers = 1,
+			.n_experts = 64,
+			.expert_bytes = bytes,
+			.tier_bytes = {80, 320},
+			.prefetch_cold = (uint64_t)cold};
+		struct cache *c = cache_new(&cfg, NULL);
+		assert_non_null(c);
+		int n[CACHE_TIERS], n_demoted = 0;
+		for (int i = 0; i < 20; i++) {
+			struct one o;
+			assert_int_equal(acquire(c, &o, 0, i, CACHE_DECODE), CACHE_OK);
+			n_demoted += o.plan.n - 1;
+			commit_all(c, &o.plan);
+			assert_true(cache_has_pending(c));
+			cache_flush(c, &o.plan);
+			for (int k = 0; k < o.plan.n; k++)
+				assert_true(o.plan.transfers[k].kind == CACHE_DEMOTION &&
+							o.plan.transfers[k].expert + cold < i);
+			n_demoted += o.plan.n;
+			commit_all(c, &o.plan);
+			release(c, &o);
+		}
+		cache_layer_resident(c, 0, n);
+		assert_int_equal(n[0], MAX(8 - CACHE_KEEP_FREE, cold + 1));
+		assert_int_equal(n[1], 20 - n[0]);
+		assert_int_equal(n_demoted, n[1]);
+		cache_free(c);
+	}
+}
+
+/* Who came up from tier 1 goes down again without a copy as long as nobody needed the room of its
+ * inclusive copy. */
+static void test_inclusive_copies(void **state)
 {
 	(void)state;
 	const uint64_t bytes[] = {10};
@@ -100,20 +239,19 @@ static void test_copies(void **state)
 	int32_t at[2] = {cache_find(c, 0, 0), cache_find(c, 0, 1)};
 	bring(c, 0, 0);
 	bring(c, 0, 1); /* tier 0: 0, 1; tier 1: 2, 3 and the copies */
-	struct cache_plan p;
+	struct one o;
 	assert_int_equal(cache_stats(c)->demotions_free, 0);
-	assert_int_equal(cache_reserve(c, 0, 4, CACHE_DECODE, &p), CACHE_OK);
-	assert_int_equal(p.n_demotions, 0);
+	assert_int_equal(acquire(c, &o, 0, 4, CACHE_DECODE), CACHE_OK);
+	assert_int_equal(o.plan.n, 1); /* its load */
 	assert_int_equal(cache_find(c, 0, 0), at[0]);
 	assert_int_equal(cache_stats(c)->demotions_free, 1);
-	cache_commit(c, p.slot);
-	cache_unpin(c, p.slot);
-	check(c);
+	commit_all(c, &o.plan);
+	release(c, &o);
 	/* tier 1: 0, 2, 3, the copy of 1, one free; 1 is used again, so it is 4 that goes down, then 5,
 	 * into the copy's room */
 	bring(c, 0, 1);
 	bring(c, 0, 5);
-	assert_int_equal(cache_slot_get(c, cache_find(c, 0, 4)).tier, 1);
+	assert_int_equal(tier_of(c, 0, 4), 1);
 	bring(c, 0, 1);
 	bring(c, 0, 6);
 	assert_int_equal(cache_find(c, 0, 5), at[1]);
@@ -132,15 +270,15 @@ static void test_full_of_pins(void **state)
 	(void)state;
 	const uint64_t bytes[] = {10};
 	struct cache *c = make(1, 8, bytes, 25, 0, 0);
-	struct cache_plan p[3];
-	assert_int_equal(cache_reserve(c, 0, 0, CACHE_DECODE, &p[0]), CACHE_OK);
-	assert_int_equal(cache_reserve(c, 0, 1, CACHE_DECODE, &p[1]), CACHE_OK);
-	assert_int_equal(cache_reserve(c, 0, 2, CACHE_DECODE, &p[2]), CACHE_FULL);
-	cache_commit(c, p[0].slot);
-	assert_int_equal(cache_reserve(c, 0, 2, CACHE_DECODE, &p[2]), CACHE_FULL);
-	cache_unpin(c, p[0].slot);
-	assert_int_equal(cache_reserve(c, 0, 2, CACHE_DECODE, &p[2]), CACHE_OK);
-	assert_int_equal(p[2].slot, p[0].slot);
+	struct one o[3];
+	assert_int_equal(acquire(c, &o[0], 0, 0, CACHE_DECODE), CACHE_OK);
+	assert_int_equal(acquire(c, &o[1], 0, 1, CACHE_DECODE), CACHE_OK);
+	assert_int_equal(acquire(c, &o[2], 0, 2, CACHE_DECODE), CACHE_FULL);
+	cache_commit(c, o[0].ref.slot);
+	assert_int_equal(cache_acquire_resume(c, &o[2].q, &o[2].plan), CACHE_FULL);
+	release(c, &o[0]);
+	assert_int_equal(cache_acquire_resume(c, &o[2].q, &o[2].plan), CACHE_OK);
+	assert_int_equal(o[2].ref.slot, o[0].ref.slot);
 	assert_int_equal(cache_find(c, 0, 0), -1);
 	assert_int_equal(cache_stats(c)->full, 2);
 	check(c);
@@ -156,18 +294,22 @@ static void test_prefetch(void **state)
 		bring(c, 0, i);
 	struct cache_plan p;
 	/* prefetch_cold is 4: the oldest was used 3 accesses ago */
-	assert_int_equal(cache_reserve(c, 0, 10, CACHE_PREFETCH, &p), CACHE_NO_COLD);
+	assert_int_equal(cache_prefetch(c, 0, 10, &p), CACHE_NO_COLD);
 	for (int i = 1; i < 4; i++)
 		bring(c, 0, i);
-	assert_int_equal(cache_reserve(c, 0, 10, CACHE_PREFETCH, &p), CACHE_OK);
+	assert_int_equal(cache_prefetch(c, 0, 10, &p), CACHE_OK);
+	int32_t slot = p.transfers[0].slot;
 	assert_int_equal(cache_find(c, 0, 0), -1);
-	assert_int_equal(cache_slot_get(c, p.slot).pins, 0);
-	/* a demand joins the read that is under way */
-	int32_t at = cache_access(c, 0, 10, CACHE_DECODE);
-	assert_int_equal(at, p.slot);
-	cache_pin(c, at);
-	cache_commit(c, at);
-	cache_unpin(c, at);
+	assert_int_equal(cache_slot_get(c, slot).pins, 0);
+	/* a demand joins the read that is in flight */
+	struct one o;
+	assert_int_equal(acquire(c, &o, 0, 10, CACHE_DECODE), CACHE_OK);
+	assert_int_equal(o.ref.state, CACHE_REF_IN_FLIGHT);
+	assert_int_equal(o.ref.slot, slot);
+	assert_int_equal(o.plan.n, 0);
+	cache_commit(c, slot);
+	assert_int_equal(cache_ref_poll(c, &o.ref), CACHE_REF_READY);
+	release(c, &o);
 	const struct cache_stats *s = cache_stats(c);
 	assert_int_equal(s->prefetch_used, 1);
 	assert_int_equal(s->late, 1);
@@ -176,8 +318,8 @@ static void test_prefetch(void **state)
 		for (int i = 2; i < 4; i++)
 			bring(c, 0, i);
 	bring(c, 0, 10);
-	assert_int_equal(cache_reserve(c, 0, 11, CACHE_PREFETCH, &p), CACHE_OK);
-	cache_commit(c, p.slot);
+	assert_int_equal(cache_prefetch(c, 0, 11, &p), CACHE_OK);
+	commit_all(c, &p);
 	for (int i = 4; i < 8; i++)
 		bring(c, 0, i);
 	assert_int_equal(s->prefetch_wasted, 1);
@@ -187,8 +329,8 @@ static void test_prefetch(void **state)
 	for (int n = 0; n < 3; n++)
 		for (int i = 5; i < 8; i++)
 			bring(c, 0, i);
-	assert_int_equal(cache_reserve(c, 0, 12, CACHE_PREFETCH, &p), CACHE_OK);
-	cache_abort(c, p.slot);
+	assert_int_equal(cache_prefetch(c, 0, 12, &p), CACHE_OK);
+	cache_abort(c, p.transfers[0].slot);
 	assert_int_equal(s->prefetch_inserted, 3);
 	assert_int_equal(s->prefetch_cancelled, 1);
 	assert_int_equal(s->prefetch_refused, 1);
@@ -196,18 +338,20 @@ static void test_prefetch(void **state)
 	cache_free(c);
 }
 
-/* Who is named by a guess stays, and nothing is counted; a guess about somebody who is not there is
+/* Who is predicted stays, and nothing is counted; a prediction of somebody who is not there is
  * harmless. */
-static void test_hint(void **state)
+static void test_predicted(void **state)
 {
 	(void)state;
 	const uint64_t bytes[] = {10};
+	const int32_t predicted[] = {0, 9};
 	struct cache *c = make(1, 16, bytes, 40, 0, 0);
 	for (int i = 0; i < 4; i++)
 		bring(c, 0, i);
+	cache_flush(c, &(struct cache_plan){0});
 	struct cache_stats before = *cache_stats(c);
-	cache_note_predicted(c, 0, 0);
-	cache_note_predicted(c, 0, 9);
+	cache_note_predicted(c, 0, predicted, 2);
+	cache_flush(c, &(struct cache_plan){0});
 	assert_memory_equal(cache_stats(c), &before, sizeof before);
 	assert_int_equal(cache_find(c, 0, 9), -1);
 	bring(c, 0, 4);
@@ -224,57 +368,57 @@ static void test_prefill_leaves_decode_set(void **state)
 	struct cache *c = make(2, 8, bytes, 60, 40, 2);
 	for (int i = 0; i < 6; i++)
 		bring(c, 0, i); /* decode has all six slots of tier 0 */
-	int32_t before[8];
 	for (int i = 2; i < 6; i++)
-		assert_int_equal(cache_slot_get(c, before[i] = cache_find(c, 0, i)).tier, 0);
+		assert_int_equal(tier_of(c, 0, i), 0);
 	/* a prompt takes the two that were used longest ago down */
 	struct cache_plan p;
 	cache_begin_step(c, CACHE_PREFILL, &p);
-	assert_int_equal(p.n_demotions, 2);
+	assert_int_equal(p.n, 2);
 	for (int i = 0; i < 2; i++) {
-		assert_int_equal(p.demotions[i].expert, i);
-		cache_commit(c, p.demotions[i].to);
+		assert_int_equal(p.transfers[i].expert, i);
+		assert_int_equal(p.transfers[i].kind, CACHE_DEMOTION);
 	}
+	commit_all(c, &p);
 	check(c);
 	cache_begin_step(c, CACHE_PREFILL, &p);
-	assert_int_equal(p.n_demotions, 0);
+	assert_int_equal(p.n, 0);
+	int32_t before[8];
 	for (int i = 0; i < 8; i++)
 		before[i] = cache_find(c, 0, i);
+	struct one o, other, none;
 	for (int i = 0; i < 8; i++) {
-		int32_t at = cache_access(c, 1, i, CACHE_PREFILL);
-		assert_int_equal(at, -1);
-		assert_int_equal(cache_reserve(c, 1, i, CACHE_PREFILL, &p), CACHE_OK);
-		assert_true(cache_slot_get(c, p.slot).staging);
-		cache_commit(c, p.slot);
-		cache_unpin(c, p.slot);
-		check(c);
+		assert_int_equal(acquire(c, &o, 1, i, CACHE_PREFILL), CACHE_OK);
+		assert_int_equal(o.ref.tier, CACHE_TIERS);
+		assert_true(cache_slot_get(c, o.ref.slot).prefill);
+		commit_all(c, &o.plan);
+		release(c, &o);
 	}
-	/* what is in tier 1 is copied to a staging slot and stays */
-	assert_int_equal(cache_access(c, 0, 0, CACHE_PREFILL), before[0]);
-	assert_int_equal(cache_reserve(c, 0, 0, CACHE_PREFILL, &p), CACHE_OK);
-	assert_int_equal(p.source, before[0]);
-	struct cache_plan q, none;
-	assert_int_equal(cache_reserve(c, 0, 0, CACHE_DECODE, &none), CACHE_BUSY);
-	assert_int_equal(cache_reserve(c, 0, 1, CACHE_PREFILL, &q), CACHE_OK);
-	assert_int_equal(cache_reserve(c, 0, 7, CACHE_PREFILL, &none), CACHE_FULL);
-	cache_commit(c, p.slot);
-	cache_unpin(c, p.slot);
-	check(c);
+	/* what is in tier 1 is copied to a prefill slot and stays */
+	assert_int_equal(acquire(c, &o, 0, 0, CACHE_PREFILL), CACHE_OK);
+	assert_int_equal(o.ref.tier, 1);
+	assert_int_equal(o.plan.transfers[0].source, before[0]);
+	assert_int_equal(acquire(c, &none, 0, 0, CACHE_DECODE), CACHE_BUSY);
+	release(c, &none);
+	assert_int_equal(acquire(c, &other, 0, 1, CACHE_PREFILL), CACHE_OK);
+	int32_t last = other.ref.slot;
+	assert_int_equal(acquire(c, &none, 0, 7, CACHE_PREFILL), CACHE_FULL);
+	release(c, &none);
+	cache_commit(c, o.ref.slot);
+	release(c, &o);
 	for (int i = 0; i < 8; i++)
 		if (i != 1)
 			assert_int_equal(cache_find(c, 0, i), before[i]);
-	assert_int_equal(cache_stats(c)->prefill_misses, 8);
-	assert_int_equal(cache_stats(c)->prefill_hits[1], 1);
-	assert_int_equal(cache_stats(c)->accesses, 6);
-	/* decode has them again: the one in use when that has landed, nobody leaves */
+	assert_int_equal(cache_stats(c)->prefill_misses, 9);
+	assert_int_equal(cache_stats(c)->prefill_hits[1], 2);
+	assert_int_equal(cache_stats(c)->accesses, 7);
+	/* decode has them again: the one in use when its bytes have arrived, nobody leaves */
 	cache_begin_step(c, CACHE_DECODE, &p);
-	assert_int_equal(p.n_demotions, 0);
-	assert_int_equal(cache_staging_slot(c, 0), q.slot);
-	assert_int_equal(cache_staging_slot(c, 1), -1);
-	cache_commit(c, q.slot);
-	cache_unpin(c, q.slot);
-	assert_int_equal(cache_staging_slot(c, 0), -1);
-	check(c);
+	assert_int_equal(p.n, 0);
+	assert_int_equal(n_prefill_slots(c), 1);
+	assert_true(cache_slot_get(c, last).prefill);
+	cache_commit(c, last);
+	release(c, &other);
+	assert_int_equal(n_prefill_slots(c), 0);
 	for (int i = 0; i < 2; i++)
 		assert_int_equal(cache_slot_get(c, bring(c, 0, i)).tier, 0);
 	for (int i = 2; i < 6; i++)
@@ -282,25 +426,64 @@ static void test_prefill_leaves_decode_set(void **state)
 	cache_free(c);
 }
 
-/* Where nobody announces steps a slot is prefill's for as long as it is used, and never more of
- * them than agreed. */
+/* Where nobody begins steps a slot is prefill's for as long as it is used, and never more of them
+ * than agreed. */
 static void test_prefill_without_steps(void **state)
 {
 	(void)state;
 	const uint64_t bytes[] = {10};
 	struct cache *c = make(1, 8, bytes, 40, 0, 2);
-	struct cache_plan p[3];
+	struct one o[3];
 	for (int i = 0; i < 4; i++)
 		bring(c, 0, i);
-	assert_int_equal(cache_reserve(c, 0, 4, CACHE_PREFILL, &p[0]), CACHE_OK);
-	assert_int_equal(cache_reserve(c, 0, 5, CACHE_PREFILL, &p[1]), CACHE_OK);
-	assert_int_equal(cache_reserve(c, 0, 6, CACHE_PREFILL, &p[2]), CACHE_FULL);
+	assert_int_equal(acquire(c, &o[0], 0, 4, CACHE_PREFILL), CACHE_OK);
+	assert_int_equal(acquire(c, &o[1], 0, 5, CACHE_PREFILL), CACHE_OK);
+	assert_int_equal(acquire(c, &o[2], 0, 6, CACHE_PREFILL), CACHE_FULL);
 	assert_true(cache_find(c, 0, 0) < 0 && cache_find(c, 0, 1) < 0 && cache_find(c, 0, 2) >= 0);
-	cache_commit(c, p[0].slot);
-	cache_unpin(c, p[0].slot);
-	assert_int_equal(bring(c, 0, 0), p[0].slot);
-	cache_abort(c, p[1].slot);
-	assert_int_equal(bring(c, 0, 1), p[1].slot);
+	cache_commit(c, o[0].ref.slot);
+	release(c, &o[0]);
+	assert_int_equal(bring(c, 0, 0), o[0].ref.slot);
+	cache_abort(c, o[1].ref.slot);
+	assert_int_equal(bring(c, 0, 1), o[1].ref.slot);
+	cache_free(c);
+}
+
+static bool keep_three(const void *ctx, int layer, int expert)
+{
+	return layer == *(const int *)ctx && expert == 3;
+}
+
+/* A read-ahead's pin is taken over by who acquires the expert; those dropped empty their slots. */
+static void test_read_ahead(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10};
+	struct cache *c = make(1, 8, bytes, 60, 0, 3);
+	struct cache_plan p;
+	int32_t slots[3];
+	const int layer = 0;
+	cache_begin_step(c, CACHE_PREFILL, &p);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(cache_read_ahead(c, 0, 2 + i, &p), CACHE_OK);
+		slots[i] = p.transfers[0].slot;
+	}
+	assert_int_equal(cache_read_ahead(c, 0, 2, &p), CACHE_PRESENT);
+	assert_int_equal(cache_read_ahead(c, 0, 7, &p), CACHE_FULL);
+	struct one o;
+	cache_commit(c, slots[0]);
+	assert_int_equal(acquire(c, &o, 0, 2, CACHE_PREFILL), CACHE_OK);
+	assert_int_equal(o.ref.state, CACHE_REF_READY);
+	assert_int_equal(cache_slot_get(c, slots[0]).pins, 1);
+	release(c, &o);
+	assert_int_equal(cache_find(c, 0, 2), -1);
+	cache_read_ahead_drop(c, keep_three, &layer); /* 4 is dropped when it has arrived */
+	cache_commit(c, slots[1]);
+	cache_commit(c, slots[2]);
+	assert_int_equal(cache_find(c, 0, 3), slots[1]);
+	assert_int_equal(cache_find(c, 0, 4), -1);
+	cache_begin_step(c, CACHE_DECODE, &p);
+	assert_int_equal(n_prefill_slots(c), 0);
+	check(c);
 	cache_free(c);
 }
 
@@ -358,22 +541,22 @@ static void test_idle_class_gives_back(void **state)
 	cache_free(c);
 }
 
-static void test_staging_fits(void **state)
+static void test_prefill_slots_fit(void **state)
 {
 	(void)state;
 	uint64_t bytes[20];
 	for (int l = 0; l < 20; l++)
 		bytes[l] = l < 3 ? 0 : l % 2 ? 1000 : 1500;
 	struct cache_config cfg = {.n_layers = 20, .n_experts = 64, .expert_bytes = bytes};
-	cfg.n_staging = CACHE_STAGING_MIN;
+	cfg.n_prefill_slots = CACHE_PREFILL_SLOTS_MIN;
 	uint64_t floor_bytes = cache_working_set_bytes(&cfg, 4), all = cache_everything_bytes(&cfg);
 	int last = 0;
 	for (uint64_t b = floor_bytes; b < all; b += 10000) {
 		cfg.tier_bytes[0] = b;
-		cfg.n_staging = cache_choose_staging(&cfg, 4);
-		assert_true(cfg.n_staging >= CACHE_STAGING_MIN && cfg.n_staging <= 32);
+		cfg.n_prefill_slots = cache_choose_prefill_slots(&cfg, 4);
+		assert_true(cfg.n_prefill_slots >= CACHE_PREFILL_SLOTS_MIN && cfg.n_prefill_slots <= 32);
 		assert_true(cache_working_set_bytes(&cfg, 4) <= b);
-		last = cfg.n_staging;
+		last = cfg.n_prefill_slots;
 	}
 	assert_int_equal(last, 32);
 }
@@ -394,9 +577,9 @@ static void test_bad_config(void **state)
 	bad[3].expert_bytes = huge;
 	bad[4].align = 3;
 	bad[5].tier_bytes[0] = 9;
-	bad[6].n_staging = 10;
+	bad[6].n_prefill_slots = 10;
 	bad[7].policy = &policy_belady;
-	bad[8].n_staging = -1;
+	bad[8].n_prefill_slots = -1;
 	for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
 		e = (struct err){0};
 		assert_null(cache_new(&bad[i], &e));
@@ -417,15 +600,18 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_demote_promote),
-		cmocka_unit_test(test_copies),
+		cmocka_unit_test(test_request),
+		cmocka_unit_test(test_low_watermark),
+		cmocka_unit_test(test_inclusive_copies),
 		cmocka_unit_test(test_full_of_pins),
 		cmocka_unit_test(test_prefetch),
-		cmocka_unit_test(test_hint),
+		cmocka_unit_test(test_predicted),
 		cmocka_unit_test(test_prefill_leaves_decode_set),
 		cmocka_unit_test(test_prefill_without_steps),
+		cmocka_unit_test(test_read_ahead),
 		cmocka_unit_test(test_layers_of_one_step_fit),
 		cmocka_unit_test(test_idle_class_gives_back),
-		cmocka_unit_test(test_staging_fits),
+		cmocka_unit_test(test_prefill_slots_fit),
 		cmocka_unit_test(test_bad_config),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,492 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the callers of the expert cache ask for: acquire and release, deferred accounting, prefetch,
+ * prefill slots.
+ *
+ * The policy must see one sequence of accesses, victims and insertions, whether a run or a
+ * simulation asks. So the order is fixed here: all accesses of a layer, then the reservations in
+ * rank order, then the low watermark.
+ */
+#include "cache/cache_internal.h"
+
+#include "src/base/log.h"
+
+/* ---- accesses ---- */
+
+static int32_t access_prefill(struct cache *c, int32_t key)
+{
+	int32_t slot = c->index[key];
+	if (slot >= 0)
+		c->stats.prefill_hits[tier_of(c, slot)]++;
+	else
+		c->stats.prefill_misses++;
+	if ((slot < 0 || tier_of(c, slot) == 1) && c->prefill_index[key] >= 0)
+		slot = c->prefill_index[key];
+	return slot;
+}
+
+/* Counts an access and tells the policy. Returns the slot where the expert is, -1: nowhere. */
+static int32_t access_decode(struct cache *c, int32_t key)
+{
+	int32_t slot = c->index[key];
+	c->clock++;
+	c->stats.accesses++;
+	c->last_use[key] = c->clock;
+	c->policy.ops->access(&c->policy, key);
+	if (slot < 0) {
+		c->stats.misses++;
+		c->stats.bytes_missed += bytes_of(c, key);
+		return c->prefill_index[key];
+	}
+	struct slot *s = &c->slots[slot];
+	c->stats.hits[tier_of(c, slot)]++;
+	if (s->state == CACHE_FILLING && !tier_of(c, slot))
+		c->stats.late++;
+	if (s->prefetched) {
+		s->prefetched = false;
+		c->stats.prefetch_used++;
+	} else if (c->inclusive_copy[key] >= 0) { /* used again, it stays above for long */
+		key_list_drop(&c->inclusive_copies, 0, key);
+		key_list_push_tail(&c->inclusive_copies, 0, key);
+	}
+	return slot;
+}
+
+void cache_count_prefill(struct cache *c, int layer, const int32_t *experts, int n)
+{
+	for (int i = 0; i < n; i++)
+		access_prefill(c, cache_key(c, layer, experts[i]));
+}
+
+/* ---- deferred accounting ---- */
+
+static void pending_add(struct cache *c, int kind, int32_t key)
+{
+	c->pending[c->n_pending].kind = kind;
+	c->pending[c->n_pending++].key = key;
+}
+
+static void note_predicted(struct cache *c, int32_t key)
+{
+	if (!c->policy.ops->predicted)
+		return;
+	c->last_use[key] = c->clock;
+	c->policy.ops->predicted(&c->policy, key);
+}
+
+static void flush_pending(struct cache *c)
+{
+	for (int i = 0; i < c->n_pending; i++) {
+		int32_t key = c->pending[i].key;
+		switch (c->pending[i].kind) {
+		case PENDING_ACCESS:
+			access_decode(c, key);
+			break;
+		case PENDING_PREDICTED:
+			note_predicted(c, key);
+			break;
+		case PENDING_KEEP_FREE:
+			cache_keep_free(c, key);
+			break;
+		}
+	}
+	c->n_pending = 0;
+}
+
+static void plan_begin(struct cache *c)
+{
+	c->n_transfers = 0;
+}
+
+static void plan_end(const struct cache *c, struct cache_plan *plan)
+{
+	*plan = (struct cache_plan){.transfers = c->transfers, .n = c->n_transfers};
+}
+
+void cache_note_predicted(struct cache *c, int layer, const int32_t *experts, int n)
+{
+	for (int i = 0; i < n && c->n_pending < c->cap_pending; i++)
+		pending_add(c, PENDING_PREDICTED, cache_key(c, layer, experts[i]));
+}
+
+void cache_flush(struct cache *c, struct cache_plan *plan)
+{
+	plan_begin(c);
+	flush_pending(c);
+	plan_end(c, plan);
+}
+
+bool cache_has_pending(const struct cache *c)
+{
+	return c->n_pending > 0;
+}
+
+/* ---- prefill slots ---- */
+
+/* One prefill slot more: a free slot, or a victim's. -1: there are as many as may be, or nobody can
+ * leave. */
+static int32_t prefill_slot_borrow(struct cache *c)
+{
+	int32_t slot;
+	if (c->n_borrowed == c->n_prefill_slots ||
+		cache_make_room(c, 0, c->largest_key, CACHE_PREFILL, &slot) != CACHE_OK)
+		return -1;
+	c->slots[slot].prefill = true;
+	c->borrowed[c->n_borrowed++] = slot;
+	return slot;
+}
+
+void cache_begin_step(struct cache *c, enum cache_use use, struct cache_plan *plan)
+{
+	plan_begin(c);
+	flush_pending(c);
+	cache_read_ahead_drop(c, NULL, NULL);
+	c->hold_prefill = use == CACHE_PREFILL;
+	if (c->hold_prefill)
+		while (prefill_slot_borrow(c) >= 0)
+			;
+	for (int i = c->n_borrowed - 1; !c->hold_prefill && i >= 0; i--)
+		if (c->slots[c->borrowed[i]].state == CACHE_FREE) {
+			cache_slot_free(c, c->borrowed[i]);
+			c->borrowed[i] = c->borrowed[--c->n_borrowed];
+		}
+	plan_end(c, plan);
+}
+
+/* ---- reservations ---- */
+
+/* A prefill slot, pinned; what is in tier 1 stays there, pinned until the copy ends. */
+static enum cache_result reserve_prefill(struct cache *c, int32_t key, int32_t *got)
+{
+	int32_t in = c->index[key], slot = -1;
+	if (in >= 0)
+		c->slots[in].pins++;
+	for (int i = 0; i < c->n_borrowed && slot < 0; i++)
+		slot = c->slots[c->borrowed[i]].state == CACHE_FREE ? c->borrowed[i] : -1;
+	if (slot < 0)
+		slot = prefill_slot_borrow(c);
+	if (slot < 0) {
+		if (in >= 0)
+			c->slots[in].pins--;
+		c->stats.full++;
+		return CACHE_FULL;
+	}
+	cache_slot_fill(c, slot, key);
+	c->slots[slot].pins = 1;
+	c->slots[slot].from = in;
+	c->prefill_index[key] = *got = slot;
+	return CACHE_OK;
+}
+
+/* A slot of tier 0 in the policy's order. With CACHE_DECODE it has one pin: that of the slot of
+ * tier 1 if there is one. */
+static enum cache_result reserve_cached(
+	struct cache *c, int32_t key, enum cache_use use, int32_t *got)
+{
+	int32_t in = c->index[key], slot;
+	int k = class_of(c, key);
+	if (in >= 0)
+		c->slots[in].pins++; /* it must not be the victim that makes room for its own promotion */
+	enum cache_result result = cache_make_room(c, 0, key, use, &slot);
+	if (result != CACHE_OK) {
+		if (in >= 0)
+			c->slots[in].pins--;
+		c->stats.full += result == CACHE_FULL;
+		c->stats.prefetch_refused += result == CACHE_NO_COLD;
+		return result;
+	}
+	cache_slot_fill(c, slot, key);
+	struct slot *s = &c->slots[slot];
+	if (in >= 0) {
+		/* The promotion keeps its pin on the old slot; pins of callers go to the new one. */
+		s->from = in;
+		s->pins = c->slots[in].pins - 1;
+		c->slots[in].pins = 1;
+		c->policy.ops->remove(&c->policy, list_of(c, 1, k), key);
+		c->stats.promotions++;
+		c->stats.bytes_promoted += bytes_of(c, key);
+	}
+	c->index[key] = *got = slot;
+	if (use == CACHE_PREFETCH) {
+		s->prefetched = true;
+		s->read = in < 0;
+		c->last_use[key] = c->clock;
+		c->stats.prefetch_inserted++;
+		c->stats.prefetch_bytes += in < 0 ? bytes_of(c, key) : 0;
+	} else if (!s->pins) {
+		s->pins = 1;
+	}
+	c->policy.ops->insert(&c->policy, list_of(c, 0, k), key);
+	return CACHE_OK;
+}
+
+/* Room in tier 0 for an expert; its load is added to the plan. *slot: with CACHE_OK the new slot,
+ * with CACHE_PRESENT the one it is in. */
+static enum cache_result reserve(struct cache *c, int32_t key, enum cache_use use, int32_t *slot)
+{
+	int32_t in = c->index[key];
+	bool prefill = use == CACHE_PREFILL;
+	*slot = in >= 0 && !tier_of(c, in) ? in : prefill ? c->prefill_index[key] : -1;
+	if (*slot >= 0)
+		return CACHE_PRESENT;
+	bool being_copied =
+		in >= 0 && c->prefill_index[key] >= 0 && c->slots[c->prefill_index[key]].from == in;
+	if (in >= 0 && (c->slots[in].state == CACHE_FILLING || being_copied))
+		return CACHE_BUSY;
+	enum cache_result result =
+		prefill ? reserve_prefill(c, key, slot) : reserve_cached(c, key, use, slot);
+	if (result == CACHE_OK)
+		cache_plan_add(c, CACHE_LOAD, *slot, in, in >= 0 ? offset_of(c, in) : 0);
+	return result;
+}
+
+/* ---- acquire ---- */
+
+static void ref_set(const struct cache *c, struct cache_ref *r, int32_t slot, int state)
+{
+	r->slot = slot;
+	r->state = (uint8_t)state;
+	r->load_id = c->slots[slot].load_id;
+}
+
+/* Pins the slot that a ref's expert is in. The pin of a read-ahead becomes the ref's. */
+static void ref_pin(struct cache *c, struct cache_ref *r, int32_t slot)
+{
+	struct slot *s = &c->slots[slot];
+	int state = tier_of(c, slot)            ? CACHE_REF_NONE
+				: s->state == CACHE_FILLING ? CACHE_REF_IN_FLIGHT
+											: CACHE_REF_READY;
+	if (s->read_ahead)
+		s->read_ahead = false;
+	else
+		s->pins++;
+	ref_set(c, r, slot, state);
+}
+
+/* All refs READY in tier 0: nothing has to be decided, so the accesses are only queued. */
+static bool acquire_resident(struct cache *c, struct cache_request *q)
+{
+	for (int i = 0; i < q->n; i++) {
+		int32_t slot = c->index[cache_key(c, q->layer, q->refs[i].expert)];
+		if (slot < 0 || tier_of(c, slot) || c->slots[slot].state != CACHE_READY)
+			return false;
+		q->refs[i].slot = slot;
+	}
+	for (int i = 0; i < q->n; i++) {
+		struct cache_ref *r = &q->refs[i];
+		c->slots[r->slot].pins++;
+		r->tier = 0;
+		ref_set(c, r, r->slot, CACHE_REF_READY);
+		pending_add(c, PENDING_ACCESS, q->layer * c->n_experts + r->expert);
+	}
+	q->next = q->n;
+	return true;
+}
+
+/* Counts an access and pins the expert where it is. */
+static void acquire_found(struct cache *c, const struct cache_request *q, struct cache_ref *r)
+{
+	int32_t key = cache_key(c, q->layer, r->expert);
+	int32_t slot = q->use == CACHE_PREFILL ? access_prefill(c, key) : access_decode(c, key);
+	*r = (struct cache_ref){
+		.expert = r->expert, .state = CACHE_REF_NONE, .tier = CACHE_TIERS, .slot = -1};
+	if (slot < 0)
+		return;
+	r->tier = (uint8_t)tier_of(c, slot);
+	if (!r->tier || q->use == CACHE_DECODE) /* prefill: the reservation pins the slot of tier 1 */
+		ref_pin(c, r, slot);
+}
+
+/* Reserves for the refs that are not in tier 0, from q->next on, until one has to wait. */
+static enum cache_result acquire_missing(struct cache *c, struct cache_request *q)
+{
+	for (; q->next < q->n; q->next++) {
+		struct cache_ref *r = &q->refs[q->next];
+		int32_t slot;
+		if (r->slot >= 0 && !tier_of(c, r->slot))
+			continue;
+		switch (reserve(c, cache_key(c, q->layer, r->expert), q->use, &slot)) {
+		case CACHE_OK:
+			ref_set(c, r, slot, CACHE_REF_LOAD);
+			break;
+		case CACHE_PRESENT: /* arrived or was read ahead meanwhile */
+			ref_pin(c, r, slot);
+			break;
+		case CACHE_BYPASS:
+			break;
+		case CACHE_BUSY:
+			return CACHE_BUSY;
+		default:
+			return CACHE_FULL;
+		}
+	}
+	return CACHE_OK;
+}
+
+static enum cache_result acquire_rest(
+	struct cache *c, struct cache_request *q, struct cache_plan *plan)
+{
+	enum cache_result result = acquire_missing(c, q);
+	if (result == CACHE_OK && q->use == CACHE_DECODE && c->keep_free)
+		pending_add(c, PENDING_KEEP_FREE, q->layer * c->n_experts);
+	plan_end(c, plan);
+	return result;
+}
+
+enum cache_result cache_acquire(struct cache *c, struct cache_request *q, struct cache_plan *plan)
+{
+	plan_begin(c);
+	flush_pending(c);
+	q->next = 0;
+	if (q->use != CACHE_DECODE || !acquire_resident(c, q))
+		for (int i = 0; i < q->n; i++)
+			acquire_found(c, q, &q->refs[i]);
+	return acquire_rest(c, q, plan);
+}
+
+enum cache_result cache_acquire_resume(
+	struct cache *c, struct cache_request *q, struct cache_plan *plan)
+{
+	plan_begin(c);
+	flush_pending(c);
+	return acquire_rest(c, q, plan);
+}
+
+/* Has the ref a pin on its slot? An abort voids it. */
+static bool ref_holds(const struct cache *c, const struct cache_ref *r)
+{
+	return r->slot >= 0 && c->slots[r->slot].load_id == r->load_id;
+}
+
+enum cache_ref_state cache_ref_poll(const struct cache *c, struct cache_ref *r)
+{
+	if (r->state == CACHE_REF_LOAD || r->state == CACHE_REF_IN_FLIGHT) {
+		if (!ref_holds(c, r))
+			r->state = CACHE_REF_FAILED;
+		else if (c->slots[r->slot].state == CACHE_READY)
+			r->state = CACHE_REF_READY;
+	}
+	return (enum cache_ref_state)r->state;
+}
+
+void cache_release(struct cache *c, const struct cache_ref *refs, int n, struct cache_plan *plan)
+{
+	plan_begin(c);
+	flush_pending(c);
+	for (int i = 0; i < n; i++)
+		if (ref_holds(c, &refs[i]))
+			cache_unpin(c, refs[i].slot);
+	plan_end(c, plan);
+}
+
+/* ---- prefetch, read-ahead ---- */
+
+enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct cache_plan *plan)
+{
+	int32_t slot;
+	plan_begin(c);
+	enum cache_result result = reserve(c, cache_key(c, layer, expert), CACHE_PREFETCH, &slot);
+	plan_end(c, plan);
+	return result;
+}
+
+enum cache_result cache_read_ahead(struct cache *c, int layer, int expert, struct cache_plan *plan)
+{
+	int32_t slot;
+	plan_begin(c);
+	enum cache_result result = reserve(c, cache_key(c, layer, expert), CACHE_PREFILL, &slot);
+	if (result == CACHE_OK)
+		c->slots[slot].read_ahead = true;
+	plan_end(c, plan);
+	return result;
+}
+
+void cache_read_ahead_drop(
+	struct cache *c, bool (*keep)(const void *ctx, int layer, int expert), const void *ctx)
+{
+	for (int i = c->n_borrowed - 1; i >= 0; i--) {
+		struct slot *s = &c->slots[c->borrowed[i]];
+		if (!s->read_ahead || (keep && keep(ctx, s->key / c->n_experts, s->key % c->n_experts)))
+			continue;
+		s->read_ahead = false;
+		cache_unpin(c, c->borrowed[i]);
+	}
+}
+
+/* ---- cache_steps.h ---- */
+
+struct cache_step_plan {
+	int32_t slot, source;
+	int n_demotions;
+	const struct cache_transfer *demotions;
+};
+
+int32_t cache_access(struct cache *c, int layer, int expert, enum cache_use use);
+enum cache_result cache_reserve(
+	struct cache *c, int layer, int expert, enum cache_use use, struct cache_step_plan *plan);
+void cache_step_begin(struct cache *c, enum cache_use use, struct cache_step_plan *plan);
+void cache_step_note_predicted(struct cache *c, int layer, int expert);
+void cache_step_keep_free(struct cache *c, int layer, struct cache_step_plan *plan);
+void cache_pin(struct cache *c, int32_t slot);
+void cache_step_unpin(struct cache *c, int32_t slot);
+bool cache_is_ready(const struct cache *c, int32_t slot);
+int32_t cache_staging_slot(const struct cache *c, int i);
+
+int32_t cache_access(struct cache *c, int layer, int expert, enum cache_use use)
+{
+	int32_t key = cache_key(c, layer, expert);
+	return use == CACHE_DECODE ? access_decode(c, key) : access_prefill(c, key);
+}
+
+enum cache_result cache_reserve(
+	struct cache *c, int layer, int expert, enum cache_use use, struct cache_step_plan *plan)
+{
+	plan_begin(c);
+	*plan = (struct cache_step_plan){.slot = -1, .source = -1, .demotions = c->transfers};
+	enum cache_result result = reserve(c, cache_key(c, layer, expert), use, &plan->slot);
+	plan->n_demotions = c->n_transfers;
+	if (result == CACHE_OK)
+		plan->source = c->transfers[--plan->n_demotions].source;
+	return result;
+}
+
+void cache_step_begin(struct cache *c, enum cache_use use, struct cache_step_plan *plan)
+{
+	struct cache_plan p;
+	cache_begin_step(c, use, &p);
+	*plan = (struct cache_step_plan){
+		.slot = -1, .source = -1, .n_demotions = p.n, .demotions = p.transfers};
+}
+
+void cache_step_note_predicted(struct cache *c, int layer, int expert)
+{
+	note_predicted(c, cache_key(c, layer, expert));
+}
+
+void cache_step_keep_free(struct cache *c, int layer, struct cache_step_plan *plan)
+{
+	plan_begin(c);
+	cache_keep_free(c, cache_key(c, layer, 0));
+	*plan = (struct cache_step_plan){
+		.slot = -1, .source = -1, .n_demotions = c->n_transfers, .demotions = c->transfers};
+}
+
+void cache_pin(struct cache *c, int32_t slot)
+{
+	c->slots[slot].pins++;
+}
+
+void cache_step_unpin(struct cache *c, int32_t slot)
+{
+	cache_unpin(c, slot);
+}
+
+bool cache_is_ready(const struct cache *c, int32_t slot)
+{
+	return !tier_of(c, slot) && c->slots[slot].state == CACHE_READY && !c->slots[slot].prefill;
+}
+
+int32_t cache_staging_slot(const struct cache *c, int i)
+{
+	return i < c->n_borrowed ? c->borrowed[i] : -1;
+}
