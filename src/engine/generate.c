@@ -8,7 +8,7 @@
 
 uint64_t generate_hash(uint64_t hash, const float *logits, size_t n)
 {
-	/* one lane at a time would wait for its own multiplication: that costs more than the sampler */
+	/* eight lanes, because a single one waits for its own multiplication */
 	const uint64_t prime = 0x100000001b3u;
 	uint64_t lane[8];
 	for (size_t k = 0; k < 8; k++)
@@ -33,7 +33,22 @@ uint64_t generate_hash(uint64_t hash, const float *logits, size_t n)
 	return hash;
 }
 
-/* Logits that are not in the hash yet: it is made while the device computes the next token. */
+bool generate_ends(const struct session *s, int32_t id, uint32_t n_given, uint32_t max_new,
+	bool ignore_stop, enum generate_stop *stop)
+{
+	const struct engine *g = session_engine(s);
+	if (!ignore_stop && tokenizer_is_stop(engine_tokenizer(g), id))
+		*stop = GENERATE_STOP_TOKEN;
+	else if (n_given + 1 >= max_new)
+		*stop = GENERATE_LIMIT;
+	else if (session_length(s) >= engine_context(g))
+		*stop = GENERATE_CONTEXT_FULL;
+	else
+		return false;
+	return true;
+}
+
+/* Logits that are not in the hash yet: they are hashed while the device computes the next token. */
 struct unhashed {
 	const float *logits; /* NULL: there are none */
 	size_t n;
@@ -48,64 +63,57 @@ static void hash_now(void *user)
 	u->logits = NULL;
 }
 
-/* Computes the token after the last one; the logits before it are hashed meanwhile, and also if it
- * fails. */
-static int extend(struct session *s, int32_t id, struct session_watch *watch, struct err *e)
+/* Computes the sampled token if there is room for it. The logits it was sampled from are hashed
+ * meanwhile, and in any case. */
+static int extend_and_hash(
+	struct session *s, int32_t id, struct session_watch *watch, struct err *e)
 {
-	bool cancelled = watch->cancel && atomic_load_explicit(watch->cancel, memory_order_relaxed);
-	int rc = cancelled ? ERR_INTERRUPTED : session_extend(s, &id, 1, NULL, watch, e);
-	if (rc)
-		hash_now(watch->user);
+	int rc = 0;
+	if (watch->cancel && atomic_load_explicit(watch->cancel, memory_order_relaxed))
+		rc = ERR_INTERRUPTED;
+	else if (session_length(s) < engine_context(session_engine(s)))
+		rc = session_extend(s, &id, 1, NULL, watch, e);
+	hash_now(watch->user);
 	return rc;
 }
 
 /* The decode loop; the session stands at the end of the prompt with its logits. */
-static int decode(struct session *s, const struct generate_options *o, const struct engine *g,
-	struct sampler *sampler, struct generate_result *r, struct err *e)
+static int decode(struct session *s, const struct generate_options *o, struct sampler *sampler,
+	struct generate_result *r, struct err *e)
 {
-	const struct tokenizer *t = engine_tokenizer(g);
-	int32_t n_valid = engine_n_valid(g);
+	const struct engine *g = session_engine(s);
 	struct unhashed last = {.n = engine_config(g)->n_vocab, .hash = &r->logits_hash};
 	struct session_watch watch = {
 		.cancel = o->watch.cancel, .on_device_busy = hash_now, .user = &last};
-	while (r->new_tokens < o->max_new) {
+	for (bool ends = !o->max_new; !ends;) {
 		const float *logits = last.logits = session_logits(s);
-		int32_t id = sampler_pick(sampler, logits, n_valid, NULL);
-		bool stop = !o->ignore_stop && tokenizer_is_stop(t, id);
-		if (session_length(s) == engine_context(g)) {
-			hash_now(&last);
-			r->stop = GENERATE_CONTEXT_FULL;
-			return 0;
-		}
-		if (!stop) {
+		int32_t id = sampler_pick(sampler, logits, engine_n_valid(g), NULL);
+		ends = generate_ends(s, id, r->new_tokens, o->max_new, o->ignore_stop, &r->stop);
+		if (ends && r->stop == GENERATE_STOP_TOKEN) {
+			r->stop_token = id;
+		} else {
 			r->new_tokens++;
 			if (o->on_token && !o->on_token(o->user, id)) {
 				r->stop = GENERATE_CANCELLED;
-				watch.cancel = NULL;
-				return extend(s, id, &watch, e);
+				watch.cancel = NULL; /* this token is still computed */
+				ends = true;
 			}
 		}
-		int rc = extend(s, id, &watch, e);
-		if (rc == ERR_INTERRUPTED) {
-			r->stop = GENERATE_CANCELLED;
-			return 0;
-		}
-		if (rc)
+		int rc = extend_and_hash(s, id, &watch, e);
+		if (rc && rc != ERR_INTERRUPTED)
 			return rc;
-		if (stop) {
-			r->stop = GENERATE_STOP_TOKEN;
-			r->stop_token = id;
-			return 0;
+		if (rc) {
+			r->stop = GENERATE_CANCELLED;
+			r->stop_token = -1;
+			ends = true;
 		}
 	}
-	r->stop = GENERATE_LIMIT;
 	return 0;
 }
 
 int generate(struct session *s, const int32_t *prompt, uint32_t n, const struct generate_options *o,
 	struct generate_result *r, struct err *e)
 {
-	const struct engine *g = session_engine(s);
 	*r = (struct generate_result){
 		.stop = GENERATE_LIMIT,
 		.stop_token = -1,
@@ -120,7 +128,7 @@ int generate(struct session *s, const int32_t *prompt, uint32_t n, const struct 
 		return rc;
 	struct sampler sampler;
 	sampler_init(&sampler, &o->sampler);
-	rc = decode(s, o, g, &sampler, r, e);
+	rc = decode(s, o, &sampler, r, e);
 	sampler_fini(&sampler);
 	r->decode_ns = clock_ns() - prefilled;
 	return rc;

@@ -1,5 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* The generation loop: sync the session to a prompt, sample, tell the caller, stop. */
+/*
+ * The generation loop: makes a session's timeline the prompt, samples, hands tokens to the caller,
+ * stops.
+ *
+ * How an answer ends is one rule (generate_ends), for this loop and for the server's:
+ * 1. A stop token ends the answer. It is never given out, and may come when the context is full.
+ * 2. Any other token is given out, also when there is no room left to compute it.
+ * 3. The answer then ends if it has max_new tokens, else if the context is full.
+ */
 #ifndef GLM_ENGINE_GENERATE_H
 #define GLM_ENGINE_GENERATE_H
 
@@ -7,13 +15,16 @@
 #include "src/engine/session.h"
 
 enum generate_stop {
-	GENERATE_STOP_TOKEN, /* the model ended its turn; the stop token is on the timeline but was not
-							given to on_token */
-	GENERATE_LIMIT,      /* max_new reached */
+	GENERATE_STOP_TOKEN,   /* the model ended its turn */
+	GENERATE_LIMIT,        /* max_new reached */
 	GENERATE_CONTEXT_FULL, /* no room for another token */
-	GENERATE_CANCELLED, /* watch.cancel was set, or on_token returned false; a token that was given
-						 * to on_token may then be missing at the end of the timeline */
+	GENERATE_CANCELLED,    /* watch.cancel was set, or on_token returned false */
 };
+
+/* Whether the answer ends with `id`, which was sampled from the logits of `s` behind n_given tokens
+ * that were given out; *stop says why. ignore_stop: stop tokens are like any other. */
+bool generate_ends(const struct session *s, int32_t id, uint32_t n_given, uint32_t max_new,
+	bool ignore_stop, enum generate_stop *stop);
 
 struct generate_options {
 	uint32_t max_new; /* most new tokens; UINT32_MAX: until the model stops; 0: compute the prompt
@@ -36,8 +47,8 @@ struct generate_result {
 };
 
 /* Syncs `s` to prompt[0..n) and generates. 0 also when cancelled while generating; ERR_INTERRUPTED
- * when cancelled during the prompt. After the call the timeline is the prompt and every sampled
- * token. */
+ * when cancelled during the prompt. Afterwards the timeline is the prompt and every sampled token,
+ * the stop token too, but for a last one that found no room or whose computation was cancelled. */
 int generate(struct session *s, const int32_t *prompt, uint32_t n,
 	const struct generate_options *options, struct generate_result *result, struct err *e);
 

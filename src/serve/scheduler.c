@@ -11,6 +11,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/batch.h"
+#include "src/engine/generate.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -406,7 +407,10 @@ static bool advance(struct scheduler *s, struct slot *slot, int32_t *id)
 		j->first_token_ns = clock_ns();
 		metrics_observe(s->metrics, METRICS_FIRST_TOKEN, j->first_token_ns - j->submitted_ns);
 	}
-	if (tokenizer_is_stop(engine_tokenizer(s->engine), *id)) {
+	enum generate_stop stop;
+	bool ends =
+		generate_ends(slot->session, *id, (uint32_t)j->generated.n, j->max_new, false, &stop);
+	if (ends && stop == GENERATE_STOP_TOKEN) {
 		finish(s, slot, JOB_STOP_TOKEN);
 		return false;
 	}
@@ -416,8 +420,7 @@ static bool advance(struct scheduler *s, struct slot *slot, int32_t *id)
 	enum output_next next = output_push(j->output, *id, logits, n_valid);
 	if (next != OUTPUT_GO_ON)
 		finish(s, slot, next == OUTPUT_ONE_CALL ? JOB_ONE_CALL : JOB_STOP_STRING);
-	else if (j->generated.n >= j->max_new ||
-			 session_length(slot->session) >= engine_context(s->engine))
+	else if (ends)
 		finish(s, slot, JOB_LENGTH);
 	return slot->job != NULL;
 }

@@ -321,6 +321,47 @@ static void test_common_prompts(void **state)
 	scheduler_close(s);
 }
 
+/* The rule of src/engine/generate.h at the end of the context: see test_generate_end.c. */
+static void test_end_of_context(void **state)
+{
+	(void)state;
+	static const char text[] = "[gMASK]<sop><|user|>Define river.<|assistant|><think></think>";
+	struct err e = {0};
+	struct engine *global = g;
+	uint32_t context = 320, n_answer = 0;
+	for (int way = 0; way < 4; way++) { /* room; none for the stop token; for the last; for two */
+		const enum job_finish expected = way < 2 ? JOB_STOP_TOKEN : JOB_LENGTH;
+		struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
+			.backend = "cpu",
+			.context = context,
+			.no_mtp = true};
+		g = engine_of(&o);
+		struct scheduler *s = open_scheduler(1, 1);
+		struct mailbox *mail = mailbox_new();
+		struct job *j = make_job(mail, 0, 1, 0, 60);
+		struct answer a = {0};
+		unsigned retry;
+		j->sampling.temperature = 0;
+		assert_int_equal(tokenizer_encode(engine_tokenizer(g), text, strlen(text),
+							 TOKENIZER_PARSE_ADDED, &j->prompt, &e),
+			0);
+		assert_int_equal(scheduler_submit(s, &j, 1, &retry), SCHEDULER_TAKEN);
+		collect(mail, &a, 1);
+		assert_int_equal(a.last, JOB_END);
+		assert_int_equal(a.finish, expected);
+		if (!way)
+			n_answer = (uint32_t)j->generated.n;
+		assert_int_equal(j->generated.n, way < 3 ? n_answer : n_answer - 1);
+		context = (uint32_t)j->prompt.n + n_answer - (uint32_t)way;
+		buf_free(&a.text);
+		job_drop(j);
+		mailbox_drop(mail);
+		scheduler_close(s);
+		assert_int_equal(engine_close(g, NULL), 0);
+	}
+	g = global;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -329,6 +370,7 @@ int main(void)
 		cmocka_unit_test(test_queue),
 		cmocka_unit_test(test_sessions_are_found),
 		cmocka_unit_test(test_common_prompts),
+		cmocka_unit_test(test_end_of_context),
 	};
 	return cmocka_run_group_tests(tests, setup, teardown);
 }
