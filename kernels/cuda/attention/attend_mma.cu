@@ -66,7 +66,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, row8 = lane / 4, c = lane % 4;
 	int64_t r = g.first_row + (int)blockIdx.y;
 	int group = blockIdx.x % g.n_groups, part = blockIdx.x / g.n_groups, head = group * HEADS;
-	grid_wait_before();
+	grid_dependency_wait();
 	int n_sel = a.n_sel[r], first = WHOLE ? 0 : part * g.per_block * SEGMENT,
 		last = WHOLE ? n_sel : min(n_sel, first + g.per_block * SEGMENT);
 	if (first >= last)
@@ -314,8 +314,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		} else
 			async_commit(); /* what is waited for stays one behind */
 		if (t0 + 2 * TILE >= last)
-			grid_let_next(); /* not before: the weights that come next would stand in this kernel's
-								way */
+			launch_dependents(); /* not before: the weights that come next would stand in this
+								kernel's way */
 		if (!WHOLE && (t0 + TILE >= last || (t0 + TILE) % SEGMENT == 0)) {
 			int64_t at = ((int64_t)blockIdx.y * g.n_segments + t0 / SEGMENT) * a.n_heads + head;
 			if (tid % LANES == 0 && head + tid / LANES < a.n_heads)
@@ -358,8 +358,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 static __global__ void __launch_bounds__(128)
 	merge_mma_kernel(const __grid_constant__ struct mma_attend_args g)
 {
-	grid_let_next();
-	grid_wait_before();
+	launch_dependents();
+	grid_dependency_wait();
 	const struct attend &a = g.a;
 	extern __shared__ float weight[]; /* [n] */
 	__shared__ float by;

@@ -62,8 +62,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	__shared__ float factor[HEADS], unscale[HEADS], weight[HEADS];
 	__shared__ uint32_t count[COUNT ? BINS : 1];
 	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, row8 = lane / 4, c = lane % 4;
-	grid_let_next();
-	grid_wait_before();
+	launch_dependents();
+	grid_dependency_wait();
 	int r = g.first_row + (int)blockIdx.y, n = g.pos[r] + 1, block = g.per_warp * (THREADS / 32);
 	int block_first = (int)blockIdx.x * block;
 	if (n <= a.top_k || block_first >= n)
@@ -250,8 +250,8 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
 	extern __shared__ uint32_t words[]; /* the map; then the map of equals */
 	__shared__ uint32_t scratch[33], found[2], bins[1 << REST_BITS], arrival, n_equal;
 	const struct index_select &a = g.a;
-	grid_let_next();
-	grid_wait_before();
+	launch_dependents();
+	grid_dependency_wait();
 	int row = blockIdx.y, r = g.first_row + row, n = g.pos[r] + 1, tid = threadIdx.x,
 		lane = tid % 32;
 	int slices = (n + SLICE - 1) / SLICE;
@@ -426,13 +426,13 @@ bool index_select_decode(
 		NULL, NULL, stride / 32};
 	size_t shared = 0;
 	if (longest > a->top_k) {
-		if (!b->choose.data) { /* zero from here on */
-			if (!cuda_scratch_of(b, &b->choose, sizeof(struct select_state)) ||
-				!cuda_check(
-					b, cudaMemsetAsync(b->choose.data, 0, sizeof(struct select_state), b->stream)))
+		if (!b->index_counts.data) { /* zero from here on */
+			if (!cuda_scratch_reserve(b, &b->index_counts, sizeof(struct select_state)) ||
+				!cuda_check(b, cudaMemsetAsync(b->index_counts.data, 0, sizeof(struct select_state),
+								   b->stream)))
 				return true;
 		}
-		g.state = (struct select_state *)b->choose.data;
+		g.state = (struct select_state *)b->index_counts.data;
 		size_t row_bytes = (size_t)stride * 4 + (size_t)g.map_stride * 4 + (size_t)stride * 8;
 		uint8_t *scratch = (uint8_t *)cuda_scratch(b, row_bytes * (size_t)rows->n);
 		if (!scratch)

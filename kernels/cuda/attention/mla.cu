@@ -23,7 +23,7 @@
  * from 128 on have no head.
  *
  * Cells are how the blocks of a group hand on what they have without a barrier: 32-bit words that
- * are EMPTY between launches. Who reads a cell reads again until it is not, and makes it empty
+ * are FLAG_EMPTY between launches. Who reads a cell reads again until it is not, and makes it empty
  * behind it: its only reader, or for queries, which 32 blocks read, the block that wrote them when
  * it has the values of all segments, which were made from them. The end of the launch orders that
  * before the next one. Each word says of itself that it has come, so no order between words is
@@ -113,7 +113,7 @@ struct mla_cells {
 	/* for the output product, of every other launch: all blocks read them, so they are made empty
 	 * by the launch after theirs */
 	uint32_t out[2][N_HEADS * OUT];
-	uint32_t blocks; /* that have begun, of two launches: never EMPTY */
+	uint32_t blocks; /* that have begun, of two launches: never FLAG_EMPTY */
 };
 
 struct mla_args {
@@ -135,13 +135,13 @@ struct mla_args {
 /* All but the warp that makes the limbs of x */
 static __device__ __forceinline__ void heads_sync()
 {
-	sync_some(15, WARPS * 32);
+	named_barrier_sync(15, WARPS * 32);
 }
 
 /* All, when the rings may be filled */
 static __device__ __forceinline__ void ring_sync()
 {
-	sync_some(14, THREADS);
+	named_barrier_sync(14, THREADS);
 }
 
 /* Which column of a half lies in place i: a lane of phase 2 has two neighbours of each 8 */
@@ -180,27 +180,27 @@ static __device__ __forceinline__ void mla_heads(
 	auto there = [&](int what) { return shared_address(barriers + what); };
 
 	auto fetch_v = [&]() {
-		barrier_expect(there(HAS_V), V_WARPS * V_TILE);
-		copy_run(base + AT_V, a.v + (int64_t)(head * 2 + half) * (V_WARPS * V_TILE),
+		mbarrier_expect(there(HAS_V), V_WARPS * V_TILE);
+		bulk_copy(base + AT_V, a.v + (int64_t)(head * 2 + half) * (V_WARPS * V_TILE),
 			V_WARPS * V_TILE, there(HAS_V));
 	};
 	if (!tid) {
 		for (int i = 0; i < N_BARRIERS; i++)
-			barrier_init(there(i), 1);
+			mbarrier_init(there(i), 1);
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-		barrier_expect(there(HAS_K), WARPS * K_TILE);
-		copy_run(base + AT_K, a.k + (int64_t)(head * 2 + half) * (WARPS * K_TILE), WARPS * K_TILE,
+		mbarrier_expect(there(HAS_K), WARPS * K_TILE);
+		bulk_copy(base + AT_K, a.k + (int64_t)(head * 2 + half) * (WARPS * K_TILE), WARPS * K_TILE,
 			there(HAS_K));
-		barrier_expect(there(HAS_OTHER), SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
+		mbarrier_expect(there(HAS_OTHER), SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
 	}
 	__syncthreads(); /* barriers are set up */
 	pair_arrive();
 	struct held_rows<NOPE / 64> k_rows;
 	if (warp < WARPS) {
-		barrier_wait(there(HAS_K), 0);
+		mbarrier_wait(there(HAS_K), 0);
 		hold_rows(shared + AT_K + warp * K_TILE, K_ROW, k_rows);
 	}
-	grid_wait_before();
+	grid_dependency_wait();
 	uint32_t begun = 0;
 	if (PRODUCT && tid == 32 * WARPS - 1)
 		begun = atomicInc(&cells->blocks, 2 * gridDim.x - 1);
@@ -228,7 +228,7 @@ static __device__ __forceinline__ void mla_heads(
 		for (int i = 0; i < 2; i++) {
 			float v = meet_digits(__fmaf_rn(scale, sum[i], 0.0f));
 			if (!c)
-				write_cell(&cells->query[head][half * HALF + warp * 16 + r0 + 8 * i], cell_of(v));
+				flag_store(&cells->query[head][half * HALF + warp * 16 + r0 + 8 * i], flag_word(v));
 		}
 	}
 	/* not before: who waits for where they lie holds up the queries */
@@ -237,11 +237,11 @@ static __device__ __forceinline__ void mla_heads(
 		if (mine >= here)
 			cache_row = *a.base + a.sel[n_sel - 1];
 		if (lane < 4)
-			copy_run(base + AT_CACHE + row_at(mine, 0), a.cache + cache_row * WIDTH, WIDTH * 2,
+			bulk_copy(base + AT_CACHE + row_at(mine, 0), a.cache + cache_row * WIDTH, WIDTH * 2,
 				there(HAS_CACHE));
 	}
 	if (!tid)
-		barrier_expect(there(HAS_CACHE), (here > TILE ? 2 : here > 0) * TILE * WIDTH * 2);
+		mbarrier_expect(there(HAS_CACHE), (here > TILE ? 2 : here > 0) * TILE * WIDTH * 2);
 	pair_wait();  /* the other block has set up its barriers too */
 	heads_sync(); /* k_b has been used */
 
@@ -251,7 +251,7 @@ static __device__ __forceinline__ void mla_heads(
 		bool two = here > TILE;
 		{
 			uint4 raw[4];
-			await_cells<4>(&cells->query[group * GROUP + warp][4 * lane], 128, 4, raw);
+			flag_wait<4>(&cells->query[group * GROUP + warp][4 * lane], 128, 4, raw);
 			float q[4][4], most;
 			float2 rest = rotated(angle, turn);
 			most = fmaxf(fabsf(rest.x), fabsf(rest.y));
@@ -284,7 +284,7 @@ static __device__ __forceinline__ void mla_heads(
 			*(uint32_t *)(hi + 2 * VALUE + 4 * lane) = h;
 			*(uint32_t *)(lo + 2 * VALUE + 4 * lane) = l;
 		}
-		barrier_wait(there(HAS_CACHE), 0);
+		mbarrier_wait(there(HAS_CACHE), 0);
 		heads_sync();
 		if (tid == 32 * WARPS - 1)
 			fetch_v();
@@ -424,23 +424,24 @@ static __device__ __forceinline__ void mla_heads(
 							   warp % 8 * 32 + 4 * c;
 #pragma unroll
 				for (int m = 0; m < 2; m++)
-					write_cells(to + 16 * m,
-						make_uint4(cell_of(acc[2 * m][2 * i]), cell_of(acc[2 * m][2 * i + 1]),
-							cell_of(acc[2 * m + 1][2 * i]), cell_of(acc[2 * m + 1][2 * i + 1])));
+					flag_store4(to + 16 * m,
+						make_uint4(flag_word(acc[2 * m][2 * i]), flag_word(acc[2 * m][2 * i + 1]),
+							flag_word(acc[2 * m + 1][2 * i]),
+							flag_word(acc[2 * m + 1][2 * i + 1])));
 			}
 		}
 		if (tid < 2 * GROUP) { /* for both halves */
 			int h = tid / 2;
 			float sum = two ? __fmaf_rn(sums[0][h], shrink[h], sums[1][h]) : sums[0][h];
-			write_two_cells(cells->meta[group * GROUP + h][tid % 2][part],
-				make_uint2(cell_of(tops[two][h]), cell_of(sum)));
+			flag_store2(cells->meta[group * GROUP + h][tid % 2][part],
+				make_uint2(flag_word(tops[two][h]), flag_word(sum)));
 		}
 	} else if (tid == 32 * WARPS - 1)
 		fetch_v();
 
 	/* ---- 3 ---- */
 	struct held_rows<VALUE / 2 / 64> v_rows; /* 16 rows, half of their width */
-	barrier_wait(there(HAS_V), 0);
+	mbarrier_wait(there(HAS_V), 0);
 	hold_rows(
 		shared + AT_V + warp % V_WARPS * V_TILE + warp / V_WARPS * (V_ROW / 2), V_ROW, v_rows);
 	/* Nobody asks for cells while others still make some; and from here on copies may write where
@@ -455,19 +456,19 @@ static __device__ __forceinline__ void mla_heads(
 	int n_mine = (n_segments - tid / 64 + 7) / 8;
 	uint2 most_sum = make_uint2(0, 0);
 	if (warp == WARPS - 1 && lane < n_segments)
-		most_sum = read_two_cells(meta);
+		most_sum = flag_load2(meta);
 	{
 		uint4 v[4];
-		await_cells<4>(from, 8 * HALF, n_mine, v);
+		flag_wait<4>(from, 8 * HALF, n_mine, v);
 #pragma unroll
 		for (int i = 0; i < 4; i++) /* zeros behind the last */
 			*(uint4 *)(join + (tid / 64 + 8 * i) * HALF + tid % 64 * 4) = v[i];
 	}
 	if (warp == WARPS - 1) { /* weights of the segments */
-		for (int looks = 0; most_sum.x == EMPTY || most_sum.y == EMPTY; looks++) {
-			if (looks == LOOKS)
+		for (int polls = 0; most_sum.x == FLAG_EMPTY || most_sum.y == FLAG_EMPTY; polls++) {
+			if (polls == POLL_LIMIT)
 				__trap();
-			most_sum = read_two_cells(meta);
+			most_sum = flag_load2(meta);
 		}
 		__syncwarp();
 		bool used = lane < n_segments;
@@ -493,7 +494,7 @@ static __device__ __forceinline__ void mla_heads(
 			for (int i = 0; i < 16; i++) /* what lies behind the last adds nothing */
 				v = __fmaf_rn(join[(s + i) * HALF + tid], weight_of[s + i], v);
 		z[column_of(tid)] = __fdiv_rn(v, by);
-		sync_some(1, 256);
+		named_barrier_sync(1, 256);
 		if (!warp) {
 			float d[8];
 			uint2 *own = limbs + half * SUPER_BLOCK_LIMBS;
@@ -501,7 +502,7 @@ static __device__ __forceinline__ void mla_heads(
 			write_limbs(d, own, limb_scale + half);
 			__syncwarp();
 			if (!lane)
-				barrier_arrive(there(HAS_OWN));
+				mbarrier_arrive(there(HAS_OWN));
 			uint32_t other = remote_address(shared_address(own), half),
 					 hears = remote_address(there(HAS_OTHER), half);
 #pragma unroll
@@ -512,34 +513,34 @@ static __device__ __forceinline__ void mla_heads(
 					limb_scale[half], hears);
 		}
 	} else { /* all is read; nobody reads the queries any more: what was made from them is here */
-		const uint4 empty = make_uint4(EMPTY, EMPTY, EMPTY, EMPTY);
+		const uint4 empty = make_uint4(FLAG_EMPTY, FLAG_EMPTY, FLAG_EMPTY, FLAG_EMPTY);
 		int i = tid - 32 * V_WARPS;
 		if (i < HALF / 4)
-			write_cells(&cells->query[head][half * HALF + 4 * i], empty);
+			flag_store4(&cells->query[head][half * HALF + 4 * i], empty);
 		if (i < n_segments)
-			write_two_cells(cells->meta[head][half][i], make_uint2(EMPTY, EMPTY));
+			flag_store2(cells->meta[head][half][i], make_uint2(FLAG_EMPTY, FLAG_EMPTY));
 #pragma unroll 1
 		for (int s = i / 64; s < n_segments; s += 4)
-			write_cells(cells->value[head][half][s] + i % 64 * 4, empty);
+			flag_store4(cells->value[head][half][s] + i % 64 * 4, empty);
 		if (PRODUCT && i < OUT / 2)
-			write_cell(&cells->out[*parity ^ 1][head * OUT + half * (OUT / 2) + i], EMPTY);
+			flag_store(&cells->out[*parity ^ 1][head * OUT + half * (OUT / 2) + i], FLAG_EMPTY);
 	}
-	barrier_wait(there(warp / V_WARPS == half ? HAS_OWN : HAS_OTHER), 0);
-	grid_let_next(); /* not before: there is no room for its blocks */
+	mbarrier_wait(there(warp / V_WARPS == half ? HAS_OWN : HAS_OTHER), 0);
+	launch_dependents(); /* not before: there is no room for its blocks */
 	float sum[2];
 	held_product(v_rows, limbs + warp / V_WARPS * SUPER_BLOCK_LIMBS, sum);
 	float2 *halves =
 		(float2 *)(shared + AT_HALVES); /* [V_WARPS][32]: of the second half of the width */
 	if (warp >= V_WARPS) {
 		halves[tid - 32 * V_WARPS] = make_float2(sum[0], sum[1]);
-		sync_some(OUT_NAMES + warp - V_WARPS,
+		named_barrier_sync(OUT_NAMES + warp - V_WARPS,
 			64);     /* who only arrived could quarter_scores itself there in the output product */
 		if (PRODUCT) /* nobody reads any more what lies where limbs go */
-			barrier_wait(there(HAS_OWN), 0);
+			mbarrier_wait(there(HAS_OWN), 0);
 		return;
 	}
-	sync_some(OUT_NAMES + warp, 64);
-	barrier_wait(there(half ? HAS_OWN : HAS_OTHER), 0);
+	named_barrier_sync(OUT_NAMES + warp, 64);
+	mbarrier_wait(there(half ? HAS_OWN : HAS_OTHER), 0);
 	float2 rest = halves[tid];
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
@@ -548,7 +549,7 @@ static __device__ __forceinline__ void mla_heads(
 		if (!c) {
 			int row = half * (OUT / 2) + warp * 16 + r0 + 8 * i;
 			if (PRODUCT)
-				write_cell(&cells->out[*parity][head * OUT + row], cell_of(v));
+				flag_store(&cells->out[*parity][head * OUT + row], flag_word(v));
 			else
 				a.y[head * a.y_stride + row] = v;
 		}
@@ -567,11 +568,11 @@ static __device__ __forceinline__ void receive_values(
 	uint32_t hears = remote_address(barrier, half);
 	/* Sixteen cells of each sb are looked at until they are full, and then all are asked for: to
 	 * ask for all of them again and again would hold up those that are missing. */
-	for (int looks = 0; pending; looks++) {
-		uint32_t full = __ballot_sync(0xffffffffu, read_cell(look) != EMPTY);
+	for (int polls = 0; pending; polls++) {
+		uint32_t full = __ballot_sync(0xffffffffu, flag_load(look) != FLAG_EMPTY);
 		uint4 v[SUPER_BLOCKS][2];
 		int fresh = 0;
-		if (looks == LOOKS)
+		if (polls == POLL_LIMIT)
 			__trap();
 #pragma unroll
 		for (int i = 0; i < SUPER_BLOCKS; i++)
@@ -581,18 +582,19 @@ static __device__ __forceinline__ void receive_values(
 #pragma unroll
 		for (int i = 0; i < SUPER_BLOCKS; i++)
 			if (fresh >> i & 1) {
-				v[i][0] = read_cells(from + i * STEP);
-				v[i][1] = read_cells(from + i * STEP + 16);
+				v[i][0] = flag_load4(from + i * STEP);
+				v[i][1] = flag_load4(from + i * STEP + 16);
 			}
 #pragma unroll
 		for (int i = 0; i < SUPER_BLOCKS; i++)
 			if (fresh >> i & 1) {
-				for (int again = 0; !__all_sync(0xffffffffu, is_full(v[i][0]) && is_full(v[i][1]));
+				for (int again = 0;
+					 !__all_sync(0xffffffffu, flag_ready(v[i][0]) && flag_ready(v[i][1]));
 					 again++) {
-					if (again == LOOKS)
+					if (again == POLL_LIMIT)
 						__trap();
-					v[i][0] = read_cells(from + i * STEP);
-					v[i][1] = read_cells(from + i * STEP + 16);
+					v[i][0] = flag_load4(from + i * STEP);
+					v[i][1] = flag_load4(from + i * STEP + 16);
 				}
 				float f[8];
 #pragma unroll
@@ -617,7 +619,7 @@ static __device__ __forceinline__ void receive_values(
 			}
 	}
 	if (!lane)
-		barrier_arrive(barrier);
+		mbarrier_arrive(barrier);
 }
 #endif
 
@@ -637,8 +639,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	if (PRODUCT && !tid) {
 		for (int i = 0; i < OUT_SPLIT;
 			 i++) { /* two warps here, and half of the n_sb from the other block */
-			barrier_init(shared_address(has_values + i), 3);
-			barrier_expect(shared_address(has_values + i),
+			mbarrier_init(shared_address(has_values + i), 3);
+			mbarrier_expect(shared_address(has_values + i),
 				OUT_STEPS / 2 * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float)));
 		}
 		out_init(&ring_barriers);
@@ -651,10 +653,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 		__syncthreads();
 		if (warp < WARPS) {
-			grid_wait_before();
+			grid_dependency_wait();
 			if (!tid)
 				parity = atomicInc(&a.cells->blocks, 2 * gridDim.x - 1) >= gridDim.x;
-			grid_let_next();
+			launch_dependents();
 			heads_sync();
 		}
 	}
@@ -678,7 +680,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	pair_wait(); /* nor sends before the other block's have */
 	receive_values(a.cells->out[parity], (side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half,
 		limbs, scales, values);
-	barrier_wait(values, 0);
+	mbarrier_wait(values, 0);
 	out_products(a.out, side, part, lane, ring, &ring_barriers, limbs, scales,
 		(float *)(shared + AT_PARTIALS), (float4 *)(shared + AT_HANDED));
 #endif
@@ -703,15 +705,15 @@ template <bool PRODUCT> static bool mla_fused_supported(struct cuda_backend *b, 
 	if (known)
 		return known == 1;
 	static size_t allowed;
-	bool next_waits = b->next_waits;
+	bool next_serialized = b->next_serialized;
 	int pairs = 0;
 	known = 2;
-	if (!b->early_starts || blocks < BLOCKS || BYTES > b->max_shared ||
+	if (!b->has_pdl || blocks < BLOCKS || BYTES > b->max_shared ||
 		!cuda_allow_shared(b, (const void *)mla_kernel<PRODUCT>, BYTES, &allowed))
 		return false;
 	cudaLaunchAttribute attrs[2] = {};
 	cudaLaunchConfig_t c = mla_launch_config(b, blocks, attrs);
-	b->next_waits = next_waits;
+	b->next_serialized = next_serialized;
 	if (cudaOccupancyMaxActiveClusters(&pairs, mla_kernel<PRODUCT>, &c) != cudaSuccess)
 		cudaGetLastError();
 	known = pairs >= blocks / 2 ? 1 : 2;
@@ -759,20 +761,20 @@ void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *
 		cuda_attend(base, rows, &m->attend);
 		cuda_stacked_matmul(base, &m->expand, rows->n);
 	} else {
-		if (!b->cells.data) {
-			if (!cuda_scratch_of(b, &b->cells, sizeof(struct mla_cells)))
+		if (!b->mla_flags.data) {
+			if (!cuda_scratch_reserve(b, &b->mla_flags, sizeof(struct mla_cells)))
 				return;
-			struct mla_cells *cells = (struct mla_cells *)b->cells.data;
+			struct mla_cells *cells = (struct mla_cells *)b->mla_flags.data;
 			if (!cuda_check(b, cudaMemsetAsync(cells, 0xff, sizeof *cells, b->stream)) ||
 				!cuda_check(b, cudaMemsetAsync(&cells->blocks, 0, sizeof cells->blocks, b->stream)))
 				return;
-			b->next_waits = true;
+			b->next_serialized = true;
 		}
 		const struct attend *t = &m->attend;
 		struct mla_args a = {(const uint8_t *)m->absorb.w.data, (const uint8_t *)m->expand.w.data,
 			m->absorb.x, t->rotate, t->rope.cos_sin, m->absorb.x_stride, t->rotate_stride,
 			(const __half *)t->cache.data, rows->base, t->sel, t->n_sel, t->sel_stride, t->scale,
-			m->expand.y, m->expand.y_stride, (struct mla_cells *)b->cells.data, {}};
+			m->expand.y, m->expand.y_stride, (struct mla_cells *)b->mla_flags.data, {}};
 		if (with)
 			a.out = {(const uint8_t *)m->out->w.data, m->out->y, (int)(m->out->w.n_out / MMA_ROWS),
 				m->out->add};

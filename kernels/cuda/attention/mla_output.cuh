@@ -88,8 +88,8 @@ static __device__ __forceinline__ void out_init(struct out_barriers *b)
 {
 	for (int side = 0; side < 2; side++)
 		for (int i = 0; i < OUT_STAGES; i++) {
-			barrier_init(shared_address(&b->full[side][i]), 1);
-			barrier_init(shared_address(&b->empty[side][i]), OUT_SPLIT);
+			mbarrier_init(shared_address(&b->full[side][i]), 1);
+			mbarrier_init(shared_address(&b->empty[side][i]), OUT_SPLIT);
 		}
 }
 
@@ -108,12 +108,12 @@ static __device__ __forceinline__ void out_produce(
 			int stage = at % OUT_STAGES, round = at / OUT_STAGES;
 			uint32_t full = shared_address(&b->full[side][stage]);
 			if (round)
-				barrier_wait(shared_address(&b->empty[side][stage]), (round + 1) & 1);
+				mbarrier_wait(shared_address(&b->empty[side][stage]), (round + 1) & 1);
 			else if (slow && (at || side)) /* the rest when this stage has come */
-				barrier_wait(shared_address(side ? &b->full[0][at] : &b->full[1][at - 1]), 0);
+				mbarrier_wait(shared_address(side ? &b->full[0][at] : &b->full[1][at - 1]), 0);
 			if (!row)
-				barrier_expect(full, MMA_ROWS * OUT_PIECE);
-			copy_run(to + stage * OUT_STAGE, from + k * OUT_PIECE, OUT_PIECE, full);
+				mbarrier_expect(full, MMA_ROWS * OUT_PIECE);
+			bulk_copy(to + stage * OUT_STAGE, from + k * OUT_PIECE, OUT_PIECE, full);
 		}
 	}
 }
@@ -138,14 +138,14 @@ static __device__ __forceinline__ void out_products(const struct out_args &a, in
 			old = *y;
 		float acc[1][4] = {{0, 0, 0, 0}};
 		if (t.k) {
-			sync_some(OUT_NAMES + part, 64);
+			named_barrier_sync(OUT_NAMES + part, 64);
 			float4 v = handed[part * 32 + lane];
 			acc[0][0] = v.x, acc[0][1] = v.y, acc[0][2] = v.z, acc[0][3] = v.w;
 		}
 #pragma unroll 1
 		for (int k = t.k; k < t.end; k++, at++) {
 			int stage = at % OUT_STAGES, sb = k * OUT_SPLIT + part;
-			barrier_wait(shared_address(&b->full[side][stage]), at / OUT_STAGES & 1);
+			mbarrier_wait(shared_address(&b->full[side][stage]), at / OUT_STAGES & 1);
 			const uint8_t *row = rows + stage * OUT_STAGE;
 			const uint2 *const at_sb[1] = {
 				column ? column + k * (OUT_SPLIT * SUPER_BLOCK_LIMBS) : NULL};
@@ -154,11 +154,11 @@ static __device__ __forceinline__ void out_products(const struct out_args &a, in
 				lane_tables{ring, 0}, at_sb, x_scale, acc);
 			__syncwarp();
 			if (!lane)
-				barrier_arrive(shared_address(&b->empty[side][stage]));
+				mbarrier_arrive(shared_address(&b->empty[side][stage]));
 		}
 		if (!last) {
 			handed[part * 32 + lane] = make_float4(acc[0][0], acc[0][1], acc[0][2], acc[0][3]);
-			arrive_some(OUT_NAMES + part, 64);
+			named_barrier_arrive(OUT_NAMES + part, 64);
 			continue;
 		}
 		/* of two buffers, who writes one again has met everybody since it was read */
@@ -169,7 +169,7 @@ static __device__ __forceinline__ void out_products(const struct out_args &a, in
 			if (!c)
 				here[part * MMA_ROWS + r0 + 8 * half] = v;
 		}
-		sync_some(OUT_NAMES + OUT_SPLIT + side, OUT_SPLIT * 32);
+		named_barrier_sync(OUT_NAMES + OUT_SPLIT + side, OUT_SPLIT * 32);
 		if (!adds)
 			continue;
 		float sum = 0;

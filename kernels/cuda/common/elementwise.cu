@@ -30,8 +30,8 @@ template <int T>
 static __global__ void embed_kernel(const uint8_t *data, int64_t row_bytes, const int32_t *ids,
 	int n, const struct cuda_tables *t, float *out)
 {
-	grid_let_next();
-	grid_wait_before();
+	launch_dependents();
+	grid_dependency_wait();
 	const uint8_t *p =
 		data + ids[blockIdx.y] * row_bytes + (int64_t)blockIdx.x * packed<T>::SUPER_BLOCK_BYTES;
 	int v = 4 * threadIdx.x, k = blockIdx.x * 256 + v;
@@ -82,7 +82,7 @@ static __global__ void __launch_bounds__(1024)
 	rms_norm_kernel(const float *x, int64_t x_stride, const __grid_constant__ struct norms norms,
 		float eps, int n, int64_t out_stride, bool vectorised)
 {
-	grid_let_next();
+	launch_dependents();
 	float *out = norms.of[blockIdx.y].out + blockIdx.x * out_stride;
 	norm_row(x + blockIdx.x * x_stride, norms.of[blockIdx.y].gain, eps, n, vectorised,
 		[&](int i, float4 v) { store_four(out, i, n, vectorised, v); });
@@ -107,8 +107,8 @@ void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const st
 
 static __global__ void swiglu_kernel(const float *gate, const float *up, int64_t n, float *out)
 {
-	grid_let_next();
-	grid_wait_before();
+	launch_dependents();
+	grid_dependency_wait();
 	int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (i < n)
 		out[i] = swiglu_one(gate[i], up[i]);
@@ -122,12 +122,12 @@ void cuda_swiglu(struct backend *b, const float *gate, const float *up, int64_t 
 }
 
 static __global__ void moe_combine_kernel(const float *out, const float *weights, int n_used,
-	const float *shared, int n, float *x, struct cuda_notes *notes)
+	const float *shared, int n, float *x, struct cuda_profile *profile)
 {
-	grid_let_next();
-	grid_wait_before();
-	if (notes && notes->ring && !(blockIdx.x | blockIdx.y | threadIdx.x))
-		note_next_stretch(notes, notes->ring);
+	launch_dependents();
+	grid_dependency_wait();
+	if (profile && profile->ring && !(blockIdx.x | blockIdx.y | threadIdx.x))
+		profile_next_interval(profile, profile->ring);
 	int64_t r = blockIdx.y;
 	int i = blockIdx.x * blockDim.x + threadIdx.x;
 	if (i >= n)
@@ -161,7 +161,7 @@ static __device__ __forceinline__ void send_double(
  * sends its sum of squares to all blocks; one that has all sums is waited for by nobody. */
 static __global__ void __launch_bounds__(128)
 	combine_norm_kernel(const float *out, const float *weights, int n_used, const float *shared,
-		int n, float *x, struct norm next, float eps, struct cuda_notes *notes)
+		int n, float *x, struct norm next, float eps, struct cuda_profile *profile)
 {
 #if __CUDA_ARCH__ >= 900
 	__shared__ double sums[32];
@@ -169,11 +169,11 @@ static __global__ void __launch_bounds__(128)
 	int threads = norm_threads(n), block = blockIdx.x % CLUSTER,
 		thread = block * blockDim.x + threadIdx.x, lane = threadIdx.x % 32;
 	int64_t r = blockIdx.x / CLUSTER;
-	grid_let_next();
+	launch_dependents();
 	if (!threadIdx.x) {
-		barrier_init(shared_address(&barrier), 1);
+		mbarrier_init(shared_address(&barrier), 1);
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-		barrier_expect(shared_address(&barrier), threads / 32 * sizeof(double));
+		mbarrier_expect(shared_address(&barrier), threads / 32 * sizeof(double));
 	}
 	__syncthreads();
 	asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -188,10 +188,10 @@ static __global__ void __launch_bounds__(128)
 		g[j] = load_ahead(next.gain + i[j]);
 		sum[j] = make_float4(0, 0, 0, 0);
 	}
-	unsigned long long *ring = notes && !(blockIdx.x | threadIdx.x) ? notes->ring : NULL;
-	grid_wait_before();
+	unsigned long long *ring = profile && !(blockIdx.x | threadIdx.x) ? profile->ring : NULL;
+	grid_dependency_wait();
 	if (ring)
-		note_next_stretch(notes, ring);
+		profile_next_interval(profile, ring);
 	out += r * n_used * n;
 	weights += r * n_used;
 #pragma unroll
@@ -240,7 +240,7 @@ static __global__ void __launch_bounds__(128)
 	for (int j = 0; j < NORM_HELD; j++)
 		if (mine[j])
 			*(float4 *)(x + r * n + i[j]) = v[j];
-	barrier_wait(shared_address(&barrier), 0);
+	mbarrier_wait(shared_address(&barrier), 0);
 	squares = warp_sum(lane < threads / 32 ? sums[lane] : 0);
 	float scale = (float)rsqrt(squares / n + (double)eps);
 #pragma unroll
@@ -256,17 +256,17 @@ void cuda_moe_combine(struct backend *base, const float *out, const float *weigh
 	struct cuda_backend *b = cuda_of(base);
 	if (!cuda_begin(base, "moe_combine") || !rows)
 		return;
-	struct cuda_notes *notes = cuda_pipe_goes_on(b);
+	struct cuda_profile *profile = cuda_deferred_successor(b);
 	bool vectorised = is_wide(out, n) && is_wide(shared, 0) && is_wide(x, 0);
-	if (next && b->early_starts && vectorised && is_wide(next->gain, 0) && is_wide(next->out, 0) &&
+	if (next && b->has_pdl && vectorised && is_wide(next->gain, 0) && is_wide(next->out, 0) &&
 		n <= 4096 * NORM_HELD) {
 		unsigned warps = (norm_threads(n) / 32 + CLUSTER - 1) / CLUSTER;
 		cuda_launch_clusters(b, combine_norm_kernel, (unsigned)rows, CLUSTER, 32 * warps, out,
-			weights, n_used, shared, n, x, *next, eps, notes);
+			weights, n_used, shared, n, x, *next, eps, profile);
 		return;
 	}
 	dim3 grid(blocks_for(n, 256), (unsigned)rows);
-	cuda_launch(b, moe_combine_kernel, grid, 256, 0, out, weights, n_used, shared, n, x, notes);
+	cuda_launch(b, moe_combine_kernel, grid, 256, 0, out, weights, n_used, shared, n, x, profile);
 	if (next)
 		cuda_rms_norm(base, x, n, next, 1, eps, rows, n, n);
 }
@@ -276,8 +276,8 @@ void cuda_moe_combine(struct backend *base, const float *out, const float *weigh
 static __global__ void rope_angles_kernel(
 	const int32_t *pos, const float *inv_freq, int rows, int half, float *cos_sin)
 {
-	grid_let_next();
-	grid_wait_before();
+	launch_dependents();
+	grid_dependency_wait();
 	int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (at >= (int64_t)rows * half)
 		return;
@@ -299,8 +299,8 @@ void cuda_rope_angles(
 static __global__ void rope_kernel(const float *cos_sin, int half, const float *x, int64_t x_stride,
 	float *y, int64_t y_stride, int n_heads, int64_t n)
 {
-	grid_let_next();
-	grid_wait_before();
+	launch_dependents();
+	grid_dependency_wait();
 	int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
 	if (i >= n)
 		return;
@@ -334,7 +334,7 @@ static __global__ void __launch_bounds__(1024) latents_kernel(
 	const __grid_constant__ struct batch rows, const __grid_constant__ struct rope rope,
 	const __grid_constant__ struct latents a, int parts, int vectorised)
 {
-	grid_let_next();
+	launch_dependents();
 	int64_t r = blockIdx.x;
 	for (unsigned before = blockIdx.y; before; before--) /* the block's part becomes the lowest */
 		parts &= parts - 1;

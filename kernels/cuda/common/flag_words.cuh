@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Cells: how blocks of one launch hand values on without a barrier. 32-bit words in device memory
- * that are EMPTY until a value is handed on in them, so each word says of itself that it has come;
- * who makes them EMPTY again, and when, is the kernel's.
+ * that are FLAG_EMPTY until a value is handed on in them, so each word says of itself that it has
+ * come; who makes them FLAG_EMPTY again, and when, is the kernel's.
  */
 #ifndef GLM_KERNELS_CUDA_FLAG_WORDS_CUH
 #define GLM_KERNELS_CUDA_FLAG_WORDS_CUH
 
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 
-#define EMPTY 0xffffffffu
-#define LOOKS (1 << 24) /* at a cell, seconds in all; then the launch fails */
+#define FLAG_EMPTY 0xffffffffu
+#define POLL_LIMIT (1 << 24) /* at a cell, seconds in all; then the launch fails */
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-static __device__ __forceinline__ uint4 read_cells(const uint32_t *p)
+static __device__ __forceinline__ uint4 flag_load4(const uint32_t *p)
 {
 	uint4 v;
 	asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];"
@@ -24,7 +24,7 @@ static __device__ __forceinline__ uint4 read_cells(const uint32_t *p)
 	return v;
 }
 
-static __device__ __forceinline__ uint2 read_two_cells(const uint32_t *p)
+static __device__ __forceinline__ uint2 flag_load2(const uint32_t *p)
 {
 	uint2 v;
 	asm volatile("ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];"
@@ -34,64 +34,63 @@ static __device__ __forceinline__ uint2 read_two_cells(const uint32_t *p)
 	return v;
 }
 
-static __device__ __forceinline__ uint32_t read_cell(const uint32_t *p)
+static __device__ __forceinline__ uint32_t flag_load(const uint32_t *p)
 {
 	uint32_t v;
 	asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
 	return v;
 }
 
-static __device__ __forceinline__ void write_cells(uint32_t *p, uint4 v)
+static __device__ __forceinline__ void flag_store4(uint32_t *p, uint4 v)
 {
 	asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y),
 				 "r"(v.z), "r"(v.w)
 				 : "memory");
 }
 
-static __device__ __forceinline__ void write_two_cells(uint32_t *p, uint2 v)
+static __device__ __forceinline__ void flag_store2(uint32_t *p, uint2 v)
 {
 	asm volatile("st.relaxed.gpu.global.v2.u32 [%0], {%1,%2};" ::"l"(p), "r"(v.x), "r"(v.y)
 				 : "memory");
 }
 
-static __device__ __forceinline__ void write_cell(uint32_t *p, uint32_t v)
+static __device__ __forceinline__ void flag_store(uint32_t *p, uint32_t v)
 {
 	asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-/* The word of a float, never EMPTY: of NaN another one */
-static __device__ __forceinline__ uint32_t cell_of(float v)
+/* The word of a float, never FLAG_EMPTY: of NaN another one */
+static __device__ __forceinline__ uint32_t flag_word(float v)
 {
 	uint32_t u = __float_as_uint(v);
-	return u == EMPTY ? 0x7fffffffu : u;
+	return u == FLAG_EMPTY ? 0x7fffffffu : u;
 }
 
-static __device__ __forceinline__ bool is_full(uint4 v)
+static __device__ __forceinline__ bool flag_ready(uint4 v)
 {
-	return v.x != EMPTY && v.y != EMPTY && v.z != EMPTY && v.w != EMPTY;
+	return v.x != FLAG_EMPTY && v.y != FLAG_EMPTY && v.z != FLAG_EMPTY && v.w != FLAG_EMPTY;
 }
 
 /* N lots of four cells, step words apart, the first n of them, when they are full */
 template <int N>
-static __device__ __forceinline__ void await_cells(
-	const uint32_t *p, int step, int n, uint4 (&v)[N])
+static __device__ __forceinline__ void flag_wait(const uint32_t *p, int step, int n, uint4 (&v)[N])
 {
 #pragma unroll
 	for (int i = 0; i < N; i++)
-		v[i] = i < n ? read_cells(p + i * step) : make_uint4(0, 0, 0, 0);
-	for (int looks = 0;; looks++) {
+		v[i] = i < n ? flag_load4(p + i * step) : make_uint4(0, 0, 0, 0);
+	for (int polls = 0;; polls++) {
 		bool full = true;
 #pragma unroll
 		for (int i = 0; i < N; i++)
-			full &= is_full(v[i]);
+			full &= flag_ready(v[i]);
 		if (full)
 			return;
-		if (looks == LOOKS)
+		if (polls == POLL_LIMIT)
 			__trap();
 #pragma unroll
 		for (int i = 0; i < N; i++)
-			if (!is_full(v[i]))
-				v[i] = read_cells(p + i * step);
+			if (!flag_ready(v[i]))
+				v[i] = flag_load4(p + i * step);
 	}
 }
 

@@ -9,12 +9,12 @@
 
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 
-static __device__ __forceinline__ void barrier_init(uint32_t at, uint32_t arrivals)
+static __device__ __forceinline__ void mbarrier_init(uint32_t at, uint32_t arrivals)
 {
 	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
 
-static __device__ __forceinline__ void barrier_arrive(uint32_t at)
+static __device__ __forceinline__ void mbarrier_arrive(uint32_t at)
 {
 	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
@@ -29,21 +29,21 @@ static __device__ __forceinline__ void barrier_arrive(uint32_t at)
 #endif
 
 /* All lanes have done what the barrier is to hear of. */
-static __device__ __forceinline__ void barrier_arrive_warp(uint32_t at, int lane)
+static __device__ __forceinline__ void mbarrier_arrive_warp(uint32_t at, int lane)
 {
 	__syncwarp();
 	if (lane < WARP_ARRIVES)
-		barrier_arrive(at);
+		mbarrier_arrive(at);
 }
 
 /* Arrives, and the barrier waits for so many bytes of copies besides. */
-static __device__ __forceinline__ void barrier_expect(uint32_t at, uint32_t bytes)
+static __device__ __forceinline__ void mbarrier_expect(uint32_t at, uint32_t bytes)
 {
 	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
 				 : "memory");
 }
 
-static __device__ __forceinline__ void barrier_wait(uint32_t at, uint32_t parity)
+static __device__ __forceinline__ void mbarrier_wait(uint32_t at, uint32_t parity)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define BARRIER_LOOK "mbarrier.test_wait"
@@ -58,7 +58,7 @@ static __device__ __forceinline__ void barrier_wait(uint32_t at, uint32_t parity
 #undef BARRIER_LOOK
 }
 
-static __device__ __forceinline__ bool barrier_test(uint32_t at, uint32_t parity)
+static __device__ __forceinline__ bool mbarrier_test(uint32_t at, uint32_t parity)
 {
 	uint32_t passed;
 	asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 "
@@ -71,7 +71,7 @@ static __device__ __forceinline__ bool barrier_test(uint32_t at, uint32_t parity
 
 /* Compute capability 9.0. `bytes` from global memory, all multiples of 16; the barrier hears of
  * them. */
-static __device__ __forceinline__ void copy_run(
+static __device__ __forceinline__ void bulk_copy(
 	uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
 	asm volatile(
@@ -82,12 +82,12 @@ static __device__ __forceinline__ void copy_run(
 }
 
 /* Some warps of a block meet, under a name from 1 to 15; those that only arrive wait for nobody. */
-static __device__ __forceinline__ void sync_some(int name, int threads)
+static __device__ __forceinline__ void named_barrier_sync(int name, int threads)
 {
 	asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-static __device__ __forceinline__ void arrive_some(int name, int threads)
+static __device__ __forceinline__ void named_barrier_arrive(int name, int threads)
 {
 	asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }

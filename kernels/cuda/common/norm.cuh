@@ -33,7 +33,7 @@ static __device__ __forceinline__ float4 load_four(const float *p, int i, int n,
 }
 
 /* Four weights, asked for where the call stands: an ordinary load of what is constant may be moved
- * behind grid_wait_before. */
+ * behind grid_dependency_wait. */
 static __device__ __forceinline__ float4 load_ahead(const float *p)
 {
 	float4 v;
@@ -85,7 +85,7 @@ static __device__ __forceinline__ void norm_row(
 #pragma unroll
 	for (int j = 0; j < NORM_HELD; j++)
 		g[j] = load_four(gain, first + j * step, n, wide);
-	grid_wait_before();
+	grid_dependency_wait();
 #pragma unroll
 	for (int j = 0; j < NORM_HELD; j++)
 		v[j] = load_four(x, first + j * step, n, wide);
@@ -134,7 +134,7 @@ static __device__ __forceinline__ void append_key(
 		return make_float2(i < n ? p[i] : 0, i + 1 < n ? p[i + 1] : 0);
 	};
 	float2 first_gain = pair(a.key_gain, mine), first_bias = pair(a.key_bias, mine);
-	grid_wait_before();
+	grid_dependency_wait();
 	int64_t row = rows.base[r] + (int64_t)rows.pos[r];
 	float2 first = pair(k, mine);
 	double sum = 0, squares = 0;

@@ -6,7 +6,7 @@
  * experts that come late need no launch; nor do the layers behind it.
  *
  * Words: four of 64 bits for each rank of the row, with a fence value at the top 16 bits: where
- * gate, up and down lie, and that they are known; 0: not known yet, CUDA_AWAIT_NEVER: not for this
+ * gate, up and down lie, and that they are known; 0: not known yet, MAILBOX_SKIP: not for this
  * kernel, which ends when all ranks are known. So each word says by itself that it is meant, and
  * the order in which words become visible does not matter. The first answer to a deferred kernel
  * writes all words, so no fence value of long ago is left. Tickets count the deferred kernels that
@@ -15,7 +15,7 @@
  *
  * Answers begin when the fence before the deferred kernel has come, so the deferred kernel before,
  * whose words they overwrite, has ended by then. Whoever waits for the device tells it before that
- * there is nothing more, for all deferred kernels of the launch (cuda_await_settle), so it never
+ * there is nothing more, for all deferred kernels of the launch (cuda_deferred_drain), so it never
  * waits for a host that waits for it. What else the host waits for in the meantime are copies.
  * Those inside the card may be kernels of the driver's: a block of the deferred kernel takes a
  * whole multiprocessor, so some are left free, and no other kernel of the stream is started there.
@@ -24,33 +24,33 @@
 
 #include <string.h>
 
-#define ALL_RANKS ((1u << CUDA_AWAIT_RANKS) - 1)
+#define ALL_RANKS ((1u << MAILBOX_RANKS) - 1)
 
-static bool open_words(struct cuda_backend *b)
+static bool open_mailbox(struct cuda_backend *b)
 {
 	void *words = NULL, *state = NULL;
-	if (b->await_words)
-		return b->await_state != NULL;
-	if (!cuda_check(b,
-			cudaHostAlloc(&words, CUDA_AWAIT_WORDS * sizeof *b->await_words, cudaHostAllocMapped)))
+	if (b->mailbox)
+		return b->mailbox_state != NULL;
+	if (!cuda_check(
+			b, cudaHostAlloc(&words, MAILBOX_WORDS * sizeof *b->mailbox, cudaHostAllocMapped)))
 		return false;
-	b->await_words = (unsigned long long *)words;
-	memset(words, 0, CUDA_AWAIT_WORDS * sizeof *b->await_words);
-	if (!cuda_check(b, cudaMalloc(&state, sizeof *b->await_state)))
+	b->mailbox = (unsigned long long *)words;
+	memset(words, 0, MAILBOX_WORDS * sizeof *b->mailbox);
+	if (!cuda_check(b, cudaMalloc(&state, sizeof *b->mailbox_state)))
 		return false;
-	b->await_state = (struct cuda_await_state *)state;
+	b->mailbox_state = (struct mailbox_state *)state;
 	/* the stream does not wait for the default one */
-	return cuda_check(b, cudaMemset(state, 0, sizeof *b->await_state)) &&
+	return cuda_check(b, cudaMemset(state, 0, sizeof *b->mailbox_state)) &&
 		   cuda_check(b, cudaStreamSynchronize(NULL));
 }
 
-void cuda_await_close(struct cuda_backend *b)
+void cuda_deferred_close(struct cuda_backend *b)
 {
-	cudaFreeHost(b->await_words);
-	cudaFree(b->await_state);
-	cudaFree(b->await_hidden.data);
-	b->await_words = NULL;
-	b->await_state = NULL;
+	cudaFreeHost(b->mailbox);
+	cudaFree(b->mailbox_state);
+	cudaFree(b->deferred_hidden.data);
+	b->mailbox = NULL;
+	b->mailbox_state = NULL;
 }
 
 /* One place of an expert like this, wherever it lies. */
@@ -66,20 +66,20 @@ void cuda_experts_deferred(
 	struct backend *base, const float *x, const struct expert_job *like, int n_used, float *out)
 {
 	struct cuda_backend *b = cuda_of(base);
-	struct cuda_await w = {x, out, n_used, anywhere(like), 0, false};
+	struct deferred_experts w = {x, out, n_used, anywhere(like), 0, false};
 	if (base->failure.code)
 		return;
 	b->op = "experts_deferred";
-	if (b->capturing ? b->await_state != NULL : open_words(b))
-		cuda_experts_await_launch(b, &w);
+	if (b->capturing ? b->mailbox_state != NULL : open_mailbox(b))
+		cuda_experts_deferred_launch(b, &w);
 }
 
 bool cuda_can_defer_experts(struct backend *base, const struct expert_job *like, int n_used)
 {
 	struct cuda_backend *b = cuda_of(base);
 	struct expert_job job = anywhere(like);
-	return !b->no_awaits && n_used >= 1 && n_used <= CUDA_AWAIT_RANKS &&
-		   cuda_experts_can_await(b, &job);
+	return !b->no_deferred && n_used >= 1 && n_used <= MAILBOX_RANKS &&
+		   cuda_experts_deferrable(b, &job);
 }
 
 static bool is_like(const struct weight *p, const struct weight *q)
@@ -91,17 +91,17 @@ static bool is_like(const struct weight *p, const struct weight *q)
 
 static bool is_for(const struct cuda_backend *b, const struct expert_job *j)
 {
-	const struct expert_job *like = &b->awaits->like;
-	return j->n_token_slots == 1 && !(b->await_told >> j->token_slots[0] & 1) &&
+	const struct expert_job *like = &b->deferred->like;
+	return j->n_token_slots == 1 && !(b->posted_ranks >> j->token_slots[0] & 1) &&
 		   is_like(&like->gate, &j->gate) && is_like(&like->up, &j->up) &&
 		   is_like(&like->down, &j->down);
 }
 
-bool cuda_await_answer(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+bool cuda_deferred_post(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int rows, int n_used, const float *out)
 {
-	const struct cuda_await *w = b->awaits;
-	if (!b->n_awaits)
+	const struct deferred_experts *w = b->deferred;
+	if (!b->n_deferred)
 		return false;
 	bool takes =
 		x == w->x && out == w->out && rows == 1 && n_used == w->n_used && !b->base.failure.code;
@@ -109,38 +109,39 @@ bool cuda_await_answer(struct cuda_backend *b, const float *x, const struct expe
 		takes = is_for(b, &jobs[i]);
 	if (takes && !n_jobs)
 		return true;
-	uint64_t at[CUDA_AWAIT_WORDS] = {0}, fence = (b->await_ticket % CUDA_AWAIT_TICKETS + 1) << 48;
-	unsigned before = b->await_told, now = before;
+	uint64_t at[MAILBOX_WORDS] = {0}, sequence = (b->deferred_sequence % MAILBOX_SEQUENCES + 1)
+												 << 48;
+	unsigned before = b->posted_ranks, now = before;
 	for (int i = 0; takes && i < n_jobs; i++) {
 		int rank = jobs[i].token_slots[0];
 		at[4 * rank] = (uintptr_t)jobs[i].gate.data;
 		at[4 * rank + 1] = (uintptr_t)jobs[i].up.data;
 		at[4 * rank + 2] = (uintptr_t)jobs[i].down.data;
-		at[4 * rank + 3] = CUDA_AWAIT_NEVER;
+		at[4 * rank + 3] = MAILBOX_SKIP;
 		now |= 1u << rank;
 	}
-	for (int i = 0; i < 4 * CUDA_AWAIT_RANKS; i++)
+	for (int i = 0; i < 4 * MAILBOX_RANKS; i++)
 		if (!(now >> i / 4 & 1) && (!takes || i / 4 >= n_used))
-			at[i] = CUDA_AWAIT_NEVER;
+			at[i] = MAILBOX_SKIP;
 	now |= takes ? ALL_RANKS & ~((1u << n_used) - 1) : ALL_RANKS;
 	if (!before)
-		cuda_follow(b, b->await_marks + w->n_fences);
-	for (int i = 0; i < CUDA_AWAIT_WORDS; i++)
+		cuda_fence_spin(b, b->deferred_fence + w->n_fences);
+	for (int i = 0; i < MAILBOX_WORDS; i++)
 		if (!(before >> i / 4 & 1))
-			__atomic_store_n(&b->await_words[i], fence | at[i], __ATOMIC_RELAXED);
-	b->await_told = now;
+			__atomic_store_n(&b->mailbox[i], sequence | at[i], __ATOMIC_RELAXED);
+	b->posted_ranks = now;
 	if (now == ALL_RANKS) {
-		b->awaits++;
-		b->n_awaits--;
-		b->await_ticket++;
-		b->await_told = 0;
+		b->deferred++;
+		b->n_deferred--;
+		b->deferred_sequence++;
+		b->posted_ranks = 0;
 	}
-	b->awaits_lost |= !takes && w->goes_on;
+	b->deferred_lost |= !takes && w->has_successor;
 	return takes;
 }
 
-void cuda_await_settle_all(struct cuda_backend *b)
+void cuda_deferred_drain_all(struct cuda_backend *b)
 {
-	while (b->n_awaits)
-		cuda_await_answer(b, NULL, NULL, 0, 0, 0, NULL);
+	while (b->n_deferred)
+		cuda_deferred_post(b, NULL, NULL, 0, 0, 0, NULL);
 }

@@ -76,18 +76,18 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	int n_jobs, int rows, int n_used, float *out)
 {
 	struct cuda_backend *b = cuda_of(base);
-	if (cuda_await_answer(b, x, jobs, n_jobs, rows, n_used, out) || !n_jobs)
+	if (cuda_deferred_post(b, x, jobs, n_jobs, rows, n_used, out) || !n_jobs)
 		return;
-	if (b->awaits_lost && !base->failure.code)
+	if (b->deferred_lost && !base->failure.code)
 		err_set(&base->failure, ERR_RUN,
 			"cuda: expert_ffn: the ops that rely on these experts have run without them");
-	cuda_note_end(b); /* a stretch of its own */
-	cuda_note_begin(b, USAGE_EXPERTS);
+	cuda_profile_end(b); /* a stretch of its own */
+	cuda_profile_begin(b, USAGE_EXPERTS);
 	if (!cuda_begin(base, "expert_ffn"))
 		return;
 	if (rows > DECODE_MAX_ROWS) {
 		gemm_expert_ffn(b, x, jobs, n_jobs, n_used, out);
-		cuda_note_end(b);
+		cuda_profile_end(b);
 		return;
 	}
 	int64_t token_slots = 0, n_ff = 0, n_embd = 0;
@@ -122,5 +122,5 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 					jobs[j].n_token_slots * n_ff, hidden + first * n_ff);
 	}
 	run_pass(b, PASS_DOWN, hidden, token_slots, jobs, n_jobs, n_used, out, n_embd);
-	cuda_note_end(b);
+	cuda_profile_end(b);
 }

@@ -20,10 +20,10 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 	int n_jobs, int n_used, float *hidden, float *out);
 
 /* Whether experts like this can be awaited: one place, no data. */
-bool cuda_experts_can_await(const struct cuda_backend *b, const struct expert_job *like);
+bool cuda_experts_deferrable(const struct cuda_backend *b, const struct expert_job *like);
 
-/* Enqueues a deferred kernel of such experts if cuda_pipe_take_await does; else only what it will
- * need is made ready. */
-void cuda_experts_await_launch(struct cuda_backend *b, const struct cuda_await *w);
+/* Enqueues a deferred kernel of such experts if cuda_segment_add_deferred does; else only what it
+ * will need is made ready. */
+void cuda_experts_deferred_launch(struct cuda_backend *b, const struct deferred_experts *w);
 
 #endif

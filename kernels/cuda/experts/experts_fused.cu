@@ -49,7 +49,8 @@
 #define SPARE     4 /* multiprocessors that a deferred kernel leaves free: see deferred_experts.cu */
 #define IN_ORDER  4 /* runs that gemv_mma_kernel takes at once */
 #define SHARES                                                                                     \
-	18 /* four and a struct told, up to a multiple of 128 bytes: copies to other places are slower \
+	18 /* four and a struct work_list, up to a multiple of 128 bytes: copies to other places are   \
+		* slower                                                                                   \
 		*/
 
 struct expert_task {
@@ -58,11 +59,12 @@ struct expert_task {
 	uint32_t ready;             /* its count when gate and up are done */
 };
 
-static_assert(sizeof(struct told) + 4 * sizeof(int4) <= SHARES * sizeof(int4), "shared memory");
+static_assert(
+	sizeof(struct work_list) + 4 * sizeof(int4) <= SHARES * sizeof(int4), "shared memory");
 
 struct expert_args {
 	struct expert_task task[TASKS];
-	struct hear_args hear; /* of a deferred kernel: tasks come by words, and task, n_tasks and
+	struct mailbox_args mailbox; /* of a deferred kernel: tasks come by words, and task, n_tasks and
 							  counts are not used */
 	const struct cuda_tables *tables;
 	const float *x;
@@ -97,9 +99,9 @@ static __device__ __forceinline__ void add_release(uint32_t *p)
 static __device__ __forceinline__ void begin_all(bool wait)
 {
 	if (wait)
-		sync_some(1, THREADS);
+		named_barrier_sync(1, THREADS);
 	else
-		arrive_some(1, THREADS);
+		named_barrier_arrive(1, THREADS);
 }
 
 /* Of the 128 registers that a thread begins with, workers get 24 more. By the four warps of a group
@@ -159,39 +161,39 @@ static __device__ __forceinline__ void next_stage(
 /* ---- tasks that come by words
  * ------------------------------------------------------------------------------ */
 
-template <bool AWAIT>
+template <bool DEFERRED>
 static __device__ __forceinline__ struct expert_task task_of(
-	const struct expert_args &a, const struct told *told, int i)
+	const struct expert_args &a, const struct work_list *work, int i)
 {
-	if (!AWAIT)
+	if (!DEFERRED)
 		return a.task[i];
-	struct expert_task t = {told->gate[i], told->up[i], told->down[i], 0, told->rank[i],
-		told->rank[i], (uint32_t)a.in_pieces};
+	struct expert_task t = {work->gate[i], work->up[i], work->down[i], 0, work->rank[i],
+		work->rank[i], (uint32_t)a.in_pieces};
 	return t;
 }
 
-template <bool AWAIT>
+template <bool DEFERRED>
 static __device__ __forceinline__ uint32_t *count_of(
-	const struct expert_args &a, const struct told *told, int i)
+	const struct expert_args &a, const struct work_list *work, int i)
 {
-	return AWAIT ? told->counts + told->rank[i] : a.counts + i;
+	return DEFERRED ? work->counts + work->rank[i] : a.counts + i;
 }
 
 /* A round has ended: the warp that fetches may write what the next one is. */
 static __device__ __forceinline__ void end_round(bool wait)
 {
 	if (wait)
-		sync_some(2, THREADS);
+		named_barrier_sync(2, THREADS);
 	else
-		arrive_some(2, THREADS);
+		named_barrier_arrive(2, THREADS);
 }
 
 /* ---- the kernel
  * ------------------------------------------------------------------------------------------- */
 
-template <int MEET, bool AWAIT>
+template <int MEET, bool DEFERRED>
 static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
-	const struct told *told, const struct cursor &at, const float4 *meets, float *sums,
+	const struct work_list *work, const struct cursor &at, const float4 *meets, float *sums,
 	uint32_t full, int lane)
 {
 	bool down = at.segment >= 2;
@@ -215,8 +217,8 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 			}
 		sums[i] = __fmaf_rn(65536.0f, v[0], __fmaf_rn(256.0f, v[1], v[2]));
 	}
-	barrier_arrive_warp(full, lane);
-	const struct expert_task t = task_of<AWAIT>(a, told, at.task);
+	mbarrier_arrive_warp(full, lane);
+	const struct expert_task t = task_of<DEFERRED>(a, work, at.task);
 	if (down) {
 		for (int i = lane; i < rows; i += 32) {
 			float v = 0;
@@ -238,7 +240,7 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 		}
 		__syncwarp();
 		if (!lane)
-			add_release(count_of<AWAIT>(a, told, at.task));
+			add_release(count_of<DEFERRED>(a, work, at.task));
 	}
 	__syncwarp();
 }
@@ -259,7 +261,7 @@ static __device__ __forceinline__ void load_eight(const float *x, bool aligned, 
 	}
 }
 
-template <int T, bool AWAIT>
+template <int T, bool DEFERRED>
 __global__ void __launch_bounds__(THREADS, 1)
 	experts_kernel(const __grid_constant__ struct expert_args a)
 {
@@ -277,66 +279,66 @@ __global__ void __launch_bounds__(THREADS, 1)
 		  *x_scales = all_sums + FINISHERS * 16 * RUNS;
 	uint64_t *barriers = (uint64_t *)(x_scales + RUNS);
 	int4 *shares = (int4 *)(barriers + BARRIERS);
-	struct told *told = (struct told *)(shares + 4);
+	struct work_list *work = (struct work_list *)(shares + 4);
 	float *hidden = (float *)(shares + SHARES); /* the row that is next */
 	uint8_t *stages = (uint8_t *)(hidden + a.n_ff);
 	uint32_t full = (uint32_t)__cvta_generic_to_shared(barriers), done = full + 8 * SLOTS,
 			 hidden_full = done + 8 * SLOTS, hidden_free = hidden_full + 8,
 			 x_asked = hidden_free + 8, stages_to = (uint32_t)__cvta_generic_to_shared(stages);
-	if (!AWAIT)
-		grid_let_next();
+	if (!DEFERRED)
+		launch_dependents();
 	struct cursor at = {-1, 0, 0, 0};
 	if (warp >= WORKERS) {
 		deal_registers(false);
 		if (warp == WORKERS) {
 			if (!lane) {
 				for (int i = 0; i < slots; i++) {
-					barrier_init(full + 8 * i, 1 + WARP_ARRIVES);
-					barrier_init(done + 8 * i, WORKERS * WARP_ARRIVES);
+					mbarrier_init(full + 8 * i, 1 + WARP_ARRIVES);
+					mbarrier_init(done + 8 * i, WORKERS * WARP_ARRIVES);
 					for (int k = 0; k < WARP_ARRIVES; k++)
-						barrier_arrive(full + 8 * i); /* nothing is to be summed up there */
+						mbarrier_arrive(full + 8 * i); /* nothing is to be summed up there */
 				}
-				barrier_init(hidden_full, 1);
-				barrier_init(hidden_free, WORKERS * WARP_ARRIVES);
-				barrier_init(x_asked, WORKERS * WARP_ARRIVES);
+				mbarrier_init(hidden_full, 1);
+				mbarrier_init(hidden_free, WORKERS * WARP_ARRIVES);
+				mbarrier_init(x_asked, WORKERS * WARP_ARRIVES);
 				asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 			}
 			__syncwarp();
 			int slot = 0, had_task = -1;
 			uint32_t parity = 1, hidden_parity = 1, x_parity = 0;
 			auto fetch = [&]() {
-				barrier_wait(done + 8 * slot, parity); /* at once in the first round */
+				mbarrier_wait(done + 8 * slot, parity); /* at once in the first round */
 				if (!lane) {
 					bool down = at.segment >= 2;
-					const struct expert_task t = task_of<AWAIT>(a, told, at.task);
+					const struct expert_task t = task_of<DEFERRED>(a, work, at.task);
 					int rows = 16 * (down ? a.ff_tiles : a.in_tiles),
 						row_bytes = down ? a.ff_bytes : a.in_bytes;
 					uint32_t to = stages_to + slot * a.stage_bytes, bar = full + 8 * slot;
 					if (down) {
 						int first = at.piece * rows, n = min(rows, a.n_embd - first);
-						barrier_expect(bar, n * row_bytes);
-						copy_run(to, t.down + (int64_t)first * row_bytes, n * row_bytes, bar);
+						mbarrier_expect(bar, n * row_bytes);
+						bulk_copy(to, t.down + (int64_t)first * row_bytes, n * row_bytes, bar);
 						if (had_task != at.task) {
-							barrier_wait(hidden_free, hidden_parity);
+							mbarrier_wait(hidden_free, hidden_parity);
 							hidden_parity ^= 1;
-							while ((int32_t)(read_acquire(count_of<AWAIT>(a, told, at.task)) -
+							while ((int32_t)(read_acquire(count_of<DEFERRED>(a, work, at.task)) -
 											 t.ready) < 0)
 								;
 							/* others wrote it by stores */
 							asm volatile("fence.proxy.async;" ::: "memory");
-							barrier_expect(hidden_full, 4 * a.n_ff);
-							copy_run((uint32_t)__cvta_generic_to_shared(hidden),
+							mbarrier_expect(hidden_full, 4 * a.n_ff);
+							bulk_copy((uint32_t)__cvta_generic_to_shared(hidden),
 								a.hidden + (int64_t)t.hidden * a.n_ff, 4 * a.n_ff, hidden_full);
 							had_task = at.task;
 						}
 					} else {
 						int first = at.piece * (rows / 2), n = min(rows / 2, a.n_ff - first);
-						barrier_expect(bar, 2 * n * row_bytes);
+						mbarrier_expect(bar, 2 * n * row_bytes);
 #pragma unroll 1
 						for (int i = 0; i < n; i += 8)
 #pragma unroll 1
 							for (int k = 0; k < 2; k++)
-								copy_run(to + (2 * i + 8 * k) * row_bytes,
+								bulk_copy(to + (2 * i + 8 * k) * row_bytes,
 									(k ? t.up : t.gate) + (int64_t)(first + i) * row_bytes,
 									min(8, n - i) * row_bytes, bar);
 					}
@@ -348,14 +350,14 @@ __global__ void __launch_bounds__(THREADS, 1)
 					parity ^= 1;
 				}
 			};
-			struct hearing h;
-			if (AWAIT)
-				hear_begin(a.hear, h);
+			struct mailbox_reader h;
+			if (DEFERRED)
+				mailbox_open(a.mailbox, h);
 			for (;;) {
-				if (AWAIT)
-					hear_words(a.hear, told, h);
+				if (DEFERRED)
+					mailbox_poll(a.mailbox, work, h);
 				if (lane < 4)
-					shares[lane] = share_of(a, AWAIT ? told->n_tasks : a.n_tasks, lane);
+					shares[lane] = share_of(a, DEFERRED ? work->n_tasks : a.n_tasks, lane);
 				__syncwarp();
 				begin_all(false);
 				at = (struct cursor){-1, 0, 0, 0};
@@ -365,23 +367,23 @@ __global__ void __launch_bounds__(THREADS, 1)
 				for (int i = 0; i < slots && at.left && at.segment < 2; i++) {
 					if (i >= 2)
 						while (!__any_sync(0xffffffffu,
-							barrier_test(x_asked, x_parity) ||
-								(slot >= 2 ? barrier_test(full + 8 * (slot - 2), parity ^ 1)
-										   : barrier_test(full + 8 * (slot - 2 + slots), parity))))
+							mbarrier_test(x_asked, x_parity) ||
+								(slot >= 2 ? mbarrier_test(full + 8 * (slot - 2), parity ^ 1)
+										   : mbarrier_test(full + 8 * (slot - 2 + slots), parity))))
 							;
 					fetch();
 				}
-				if (!AWAIT)
-					grid_wait_before();
+				if (!DEFERRED)
+					grid_dependency_wait();
 				while (at.left)
 					fetch();
-				if (!AWAIT || !told->more)
+				if (!DEFERRED || !work->more)
 					break;
 				x_parity ^= asks;
 				end_round(true);
 			}
-			if (AWAIT) /* whoever comes next may rely on it */
-				grid_wait_before();
+			if (DEFERRED) /* whoever comes next may rely on it */
+				grid_dependency_wait();
 			return;
 		}
 		type::fill_tables(a.tables, tables, threadIdx.x - 32, THREADS - 32);
@@ -390,15 +392,15 @@ __global__ void __launch_bounds__(THREADS, 1)
 		uint32_t parity = 0;
 	finish_round:
 		begin_all(true);
-		if (!AWAIT)
-			grid_wait_before();
+		if (!DEFERRED)
+			grid_dependency_wait();
 		at = (struct cursor){-1, 0, 0, 0};
 		find_stage(shares, at);
 		while (at.left) {
 			if (turn == warp - WORKERS - 1) {
-				barrier_wait(done + 8 * slot, parity);
-				finish_stage<MEET, AWAIT>(
-					a, told, at, meets + slot * (RUNS * MEET), sums, full + 8 * slot, lane);
+				mbarrier_wait(done + 8 * slot, parity);
+				finish_stage<MEET, DEFERRED>(
+					a, work, at, meets + slot * (RUNS * MEET), sums, full + 8 * slot, lane);
 			}
 			turn = turn + 1 == FINISHERS ? 0 : turn + 1;
 			next_stage(a, shares, at);
@@ -407,7 +409,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 				parity ^= 1;
 			}
 		}
-		if (AWAIT && told->more) {
+		if (DEFERRED && work->more) {
 			end_round(false);
 			goto finish_round;
 		}
@@ -426,8 +428,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 		typename type::columns columns;
 	compute_round:
 		begin_all(true);
-		if (!AWAIT)
-			grid_wait_before();
+		if (!DEFERRED)
+			grid_dependency_wait();
 		at = (struct cursor){-1, 0, 0, 0};
 		find_stage(shares, at);
 		had_row = -1;
@@ -443,26 +445,26 @@ __global__ void __launch_bounds__(THREADS, 1)
 			int left = at.left, piece = at.piece, task = at.task;
 			while (left) {
 				int n = min(left, pieces - piece);
-				if (down || had_row != task_of<AWAIT>(a, told, task).row) {
+				if (down || had_row != task_of<DEFERRED>(a, work, task).row) {
 					float v[2][8];
 					if (down) {
-						barrier_wait(hidden_full, hidden_parity);
+						mbarrier_wait(hidden_full, hidden_parity);
 						hidden_parity ^= 1;
 #pragma unroll
 						for (int u = 0; u < 2; u++)
 							load_eight<false>(
 								hidden + (run + u * type::APART) * 256 + 8 * lane, true, v[u]);
-						barrier_arrive_warp(hidden_free, lane);
+						mbarrier_arrive_warp(hidden_free, lane);
 					} else {
 						const float *x =
-							a.x + (int64_t)task_of<AWAIT>(a, told, task).row * a.n_embd;
+							a.x + (int64_t)task_of<DEFERRED>(a, work, task).row * a.n_embd;
 #pragma unroll
 						for (int u = 0; u < 2; u++)
-							load_eight<AWAIT>(
+							load_eight<DEFERRED>(
 								x + (run + u * type::APART) * 256 + 8 * lane, a.x_aligned, v[u]);
 						if (had_row < 0)
-							barrier_arrive_warp(x_asked, lane);
-						had_row = task_of<AWAIT>(a, told, task).row;
+							mbarrier_arrive_warp(x_asked, lane);
+						had_row = task_of<DEFERRED>(a, work, task).row;
 					}
 					write_two_digits(v, digits, x_scales);
 					__syncwarp();
@@ -476,11 +478,11 @@ __global__ void __launch_bounds__(THREADS, 1)
 				asm("" : "+r"(here), "+r"(meet_at));
 #pragma unroll 1
 				for (; n; n--) {
-					barrier_wait(barriers_at + 8 * slot, parity);
+					mbarrier_wait(barriers_at + 8 * slot, parity);
 					type::two_runs(shared + here, first_run, stride8, lane, kept, columns,
 						(float4 *)(shared + meet_at));
 					here += stage_bytes;
-					barrier_arrive_warp(barriers_at + 8 * SLOTS + 8 * slot, lane);
+					mbarrier_arrive_warp(barriers_at + 8 * SLOTS + 8 * slot, lane);
 					meet_at += MEET_BYTES;
 					if (slot++ == last) {
 						here -= stage_bytes * slot;
@@ -493,7 +495,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 			at.left = 0;
 			find_stage(shares, at);
 		}
-		if (AWAIT && told->more) {
+		if (DEFERRED && work->more) {
 			end_round(false);
 			goto compute_round;
 		}
@@ -514,7 +516,7 @@ template <int T> static size_t bytes_of(const struct expert_args *a, size_t slot
 		   slots * ((size_t)a->stage_bytes + RUNS * expert_type<T>::MEET * sizeof(float4));
 }
 
-template <int T, bool AWAIT>
+template <int T, bool DEFERRED>
 static bool launch_as(struct cuda_backend *b, struct expert_args *a, bool now)
 {
 	static_assert(gemv_tiling<T, false>::CHUNK == IN_ORDER, "sums in another order");
@@ -527,11 +529,11 @@ static bool launch_as(struct cuda_backend *b, struct expert_args *a, bool now)
 	while (a->slots > 3 && bytes_of<T>(a, (size_t)a->slots) > b->max_shared)
 		a->slots--;
 	size_t bytes = bytes_of<T>(a, (size_t)a->slots);
-	if (!cuda_allow_shared(b, (const void *)experts_kernel<T, AWAIT>, bytes, &allowed))
+	if (!cuda_allow_shared(b, (const void *)experts_kernel<T, DEFERRED>, bytes, &allowed))
 		return false;
 	if (now)
-		cuda_launch(b, experts_kernel<T, AWAIT>, dim3((unsigned)(b->n_sm - (AWAIT ? SPARE : 0))),
-			THREADS, bytes, *a);
+		cuda_launch(b, experts_kernel<T, DEFERRED>,
+			dim3((unsigned)(b->n_sm - (DEFERRED ? SPARE : 0))), THREADS, bytes, *a);
 	return !b->base.failure.code;
 }
 
@@ -569,7 +571,7 @@ static bool fits(const struct weight *w)
 static bool takes_shape(const struct cuda_backend *b, const struct expert_job *job)
 {
 	const struct weight *g = &job->gate, *u = &job->up, *d = &job->down;
-	if (job->n_token_slots != 1 || !b->early_starts)
+	if (job->n_token_slots != 1 || !b->has_pdl)
 		return false;
 	if ((g->type != DTYPE_Q2_K && g->type != DTYPE_IQ2_XXS) || u->type != g->type ||
 		d->type != g->type)
@@ -586,7 +588,8 @@ static bool takes_shape(const struct cuda_backend *b, const struct expert_job *j
 bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *job)
 {
 	/* counts belong to one stream; recordings would repeat what is expected of them */
-	return !b->capturing && (!b->counts.data || b->stream == b->counts_of) && takes_shape(b, job);
+	return !b->capturing && (!b->expert_progress.data || b->stream == b->progress_stream) &&
+		   takes_shape(b, job);
 }
 
 /* Whether two jobs can go in one launch */
@@ -599,12 +602,13 @@ static bool alike(const struct expert_job *p, const struct expert_job *q)
 bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int n_used, float *hidden, float *out)
 {
-	if (!b->counts.data) { /* zero from here on */
-		if (!cuda_scratch_of(b, &b->counts, TASKS * sizeof(uint32_t)) ||
-			!cuda_check(b, cudaMemsetAsync(b->counts.data, 0, TASKS * sizeof(uint32_t), b->stream)))
+	if (!b->expert_progress.data) { /* zero from here on */
+		if (!cuda_scratch_reserve(b, &b->expert_progress, TASKS * sizeof(uint32_t)) ||
+			!cuda_check(b,
+				cudaMemsetAsync(b->expert_progress.data, 0, TASKS * sizeof(uint32_t), b->stream)))
 			return false;
-		b->counts_of = b->stream;
-		b->next_waits = true;
+		b->progress_stream = b->stream;
+		b->next_serialized = true;
 	}
 	struct expert_args a = {};
 	a.tables = b->tables;
@@ -612,7 +616,7 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 	a.x_aligned = (uintptr_t)x % 16 == 0;
 	a.hidden = hidden;
 	a.out = out;
-	a.counts = (uint32_t *)b->counts.data;
+	a.counts = (uint32_t *)b->expert_progress.data;
 	const struct expert_job *now = NULL;
 	int row = 0;
 	for (int j = 0; j < n_jobs; row += jobs[j++].n_token_slots) {
@@ -634,32 +638,32 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 		t->place = job->token_slots[0];
 		t->row = t->place / n_used;
 		t->hidden = row;
-		t->ready = b->expert_counts[a.n_tasks++] += (uint32_t)a.in_pieces;
+		t->ready = b->progress_expected[a.n_tasks++] += (uint32_t)a.in_pieces;
 	}
 	return !a.n_tasks || launch(b, now->gate.type, &a);
 }
 
-bool cuda_experts_can_await(const struct cuda_backend *b, const struct expert_job *like)
+bool cuda_experts_deferrable(const struct cuda_backend *b, const struct expert_job *like)
 {
 	return b->n_sm >= 4 * SPARE && takes_shape(b, like);
 }
 
-void cuda_experts_await_launch(struct cuda_backend *b, const struct cuda_await *w)
+void cuda_experts_deferred_launch(struct cuda_backend *b, const struct deferred_experts *w)
 {
 	const struct expert_job *like = &w->like;
-	float *hidden = (float *)cuda_scratch_of(
-		b, &b->await_hidden, (uint64_t)w->n_used * (uint64_t)like->gate.n_out * sizeof(float));
+	float *hidden = (float *)cuda_scratch_reserve(
+		b, &b->deferred_hidden, (uint64_t)w->n_used * (uint64_t)like->gate.n_out * sizeof(float));
 	if (!hidden)
 		return;
 	struct expert_args a = {};
-	a.hear = (struct hear_args){b->await_state, b->await_words, cuda_pipe_notes(b)};
+	a.mailbox = (struct mailbox_args){b->mailbox_state, b->mailbox, cuda_profile_events(b)};
 	a.tables = b->tables;
 	a.x = w->x;
 	a.x_aligned = (uintptr_t)w->x % 16 == 0;
 	a.hidden = hidden;
 	a.out = w->out;
 	set_shape(&a, like, w->n_used);
-	bool now = cuda_pipe_take_await(b, w);
+	bool now = cuda_segment_add_deferred(b, w);
 	if (like->gate.type == DTYPE_Q2_K)
 		launch_as<DTYPE_Q2_K, true>(b, &a, now);
 	else

@@ -256,8 +256,8 @@ static bool place_round(struct cuda_backend *b, struct round *r, const struct ro
 	size_t token_slots = (size_t)up_to(r->n_x, 64) * sizeof(int32_t),
 		   tiles = (size_t)r->n_tiles * (r->packed ? 3 * sizeof(struct grouped_gemm_tile)
 												   : 2 * sizeof(struct gemm_tile));
-	uint8_t *room = (uint8_t *)cuda_scratch_of(
-		b, &b->prefill, for_w + for_x + for_h + for_gu + token_slots + tiles);
+	uint8_t *room = (uint8_t *)cuda_scratch_reserve(
+		b, &b->gemm_panels, for_w + for_x + for_h + for_gu + token_slots + tiles);
 	if (!room)
 		return false;
 	r->panel = room;

@@ -9,24 +9,24 @@
 
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 
-#define HEAR_LOOKS   (1u << 31) /* at the words, 1 us each; then the launch fails */
-#define HEAR_AT_ONCE 32         /* of them, without a rest between */
+#define MAILBOX_POLL_LIMIT (1u << 31) /* at the words, 1 us each; then the launch fails */
+#define MAILBOX_BUSY_POLLS 32         /* of them, without a rest between */
 
-struct hear_args {
-	struct cuda_await_state *state;  /* device */
-	const unsigned long long *words; /* pinned [CUDA_AWAIT_WORDS] */
-	struct cuda_notes *notes;        /* device */
+struct mailbox_args {
+	struct mailbox_state *state;       /* device */
+	const unsigned long long *mailbox; /* pinned [MAILBOX_WORDS] */
+	struct cuda_profile *profile;      /* device */
 };
 
 /* What the words of a deferred kernel came to, in a round. */
-struct told {
-	const uint8_t *gate[CUDA_AWAIT_RANKS], *up[CUDA_AWAIT_RANKS], *down[CUDA_AWAIT_RANKS];
+struct work_list {
+	const uint8_t *gate[MAILBOX_RANKS], *up[MAILBOX_RANKS], *down[MAILBOX_RANKS];
 	uint32_t *counts;       /* by rank */
 	uint16_t n_tasks, more; /* more: rounds */
-	uint8_t rank[CUDA_AWAIT_RANKS];
+	uint8_t rank[MAILBOX_RANKS];
 };
 
-static __device__ __forceinline__ ulonglong2 read_words(const unsigned long long *p)
+static __device__ __forceinline__ ulonglong2 load_message(const unsigned long long *p)
 {
 	ulonglong2 v;
 	asm volatile("ld.volatile.global.v2.u64 {%0,%1}, [%2];"
@@ -37,18 +37,19 @@ static __device__ __forceinline__ ulonglong2 read_words(const unsigned long long
 }
 
 /* a deferred kernel as the warp that fetches sees it. */
-struct hearing {
-	uint32_t fence;
-	unsigned heard; /* ranks that have been told, two bits each of which one counts */
+struct mailbox_reader {
+	uint32_t sequence;
+	unsigned posted; /* ranks that have been told, two bits each of which one counts */
 	int round;
 };
 
-static __device__ __forceinline__ void hear_begin(const struct hear_args &a, struct hearing &h)
+static __device__ __forceinline__ void mailbox_open(
+	const struct mailbox_args &a, struct mailbox_reader &h)
 {
 	uint32_t number =
-		threadIdx.x % 32 ? 0 : atomicInc(&a.state->arrived, gridDim.x * CUDA_AWAIT_TICKETS - 1);
-	h.fence = __shfl_sync(0xffffffffu, number, 0) / gridDim.x;
-	h.heard = 0;
+		threadIdx.x % 32 ? 0 : atomicInc(&a.state->arrived, gridDim.x * MAILBOX_SEQUENCES - 1);
+	h.sequence = __shfl_sync(0xffffffffu, number, 0) / gridDim.x;
+	h.posted = 0;
 	h.round = 0;
 }
 
@@ -58,71 +59,70 @@ static __device__ __forceinline__ void hear_begin(const struct hear_args &a, str
  * at the host's memory come one after the other, 1.2 us each. What is there was written before the
  * words: the copies' engine writes to where bulk copies read, so it takes no fence but that between
  * words and copies. */
-static __device__ __forceinline__ void hear_words(
-	const struct hear_args &a, struct told *told, struct hearing &h)
+static __device__ __forceinline__ void mailbox_poll(
+	const struct mailbox_args &a, struct work_list *work, struct mailbox_reader &h)
 {
-	struct cuda_await_state *s = a.state;
-	int lane = threadIdx.x % 32, pair = lane % (CUDA_AWAIT_WORDS / 2);
-	unsigned long long *copy = s->copy[h.fence & 1][h.round] + 2 * pair, tag = h.fence + 1;
-	const unsigned long long *from = blockIdx.x ? copy : a.words + 2 * pair;
+	struct mailbox_state *s = a.state;
+	int lane = threadIdx.x % 32, pair = lane % (MAILBOX_WORDS / 2);
+	unsigned long long *copy = s->copy[h.sequence & 1][h.round] + 2 * pair, tag = h.sequence + 1;
+	const unsigned long long *from = blockIdx.x ? copy : a.mailbox + 2 * pair;
 	/* the last block: it finds room when the op before ends */
-	struct cuda_notes *notes = blockIdx.x + 1 < gridDim.x || lane ? NULL : a.notes;
-	unsigned long long *ring = notes ? notes->ring : NULL, since = ring ? device_clock() : 0;
+	struct cuda_profile *profile = blockIdx.x + 1 < gridDim.x || lane ? NULL : a.profile;
+	unsigned long long *ring = profile ? profile->ring : NULL, since = ring ? device_clock() : 0;
 	ulonglong2 two;
 	unsigned known, fresh;
-	for (unsigned looks = 0;; looks++) {
-		two = read_words(from);
+	for (unsigned polls = 0;; polls++) {
+		two = load_message(from);
 		known = __ballot_sync(0xffffffffu, two.x << 16 && two.y << 16);
 		known &= known >> 1 & 0x5555;
-		fresh = known & ~h.heard;
+		fresh = known & ~h.posted;
 		if (__all_sync(0xffffffffu, two.x >> 48 == tag && two.y >> 48 == tag) && fresh)
 			break;
-		if (looks == HEAR_LOOKS && !blockIdx.x)
+		if (polls == MAILBOX_POLL_LIMIT && !blockIdx.x)
 			__trap();
-		if (looks >= HEAR_AT_ONCE) /* it may take long: copies need the same memory */
+		if (polls >= MAILBOX_BUSY_POLLS) /* it may take long: copies need the same memory */
 			__nanosleep(200);
 	}
 	if (ring) { /* measuring: it waited for the host */
 		unsigned long long now = device_clock();
 		if (h.round) {
-			notes->waited += now - since;
+			profile->waited += now - since;
 		} else {
-			ring[notes->n++ % CUDA_NOTES] = since;
-			ring[notes->n++ % CUDA_NOTES] = now;
+			ring[profile->n++ % PROFILE_EVENTS] = since;
+			ring[profile->n++ % PROFILE_EVENTS] = now;
 		}
 	}
-	if (!blockIdx.x && lane < CUDA_AWAIT_WORDS / 2) {
+	if (!blockIdx.x && lane < MAILBOX_WORDS / 2) {
 		bool mine = known >> (pair & ~1) & 1;
 		asm volatile("st.volatile.global.v2.u64 [%0], {%1,%2};" ::"l"(copy),
 					 "l"(mine ? two.x : tag << 48), "l"(mine ? two.y : tag << 48)
 					 : "memory");
 	}
-	unsigned jobs =
-		__ballot_sync(0xffffffffu, (two.x & 0xffffffffffffull) > CUDA_AWAIT_NEVER) & fresh;
+	unsigned jobs = __ballot_sync(0xffffffffu, (two.x & 0xffffffffffffull) > MAILBOX_SKIP) & fresh;
 	int task = __popc(jobs & ((1u << (lane & ~1)) - 1));
-	if (jobs >> (lane & ~1) & 1 && lane < CUDA_AWAIT_WORDS / 2) {
+	if (jobs >> (lane & ~1) & 1 && lane < MAILBOX_WORDS / 2) {
 		const uint8_t *at = (const uint8_t *)(two.x & 0xffffffffffffull);
 		if (lane & 1) {
-			told->down[task] = at;
+			work->down[task] = at;
 		} else {
-			told->gate[task] = at;
-			told->up[task] = (const uint8_t *)(two.y & 0xffffffffffffull);
-			told->rank[task] = (uint8_t)(lane / 2);
+			work->gate[task] = at;
+			work->up[task] = (const uint8_t *)(two.y & 0xffffffffffffull);
+			work->rank[task] = (uint8_t)(lane / 2);
 		}
 	}
 	if (!lane) {
-		told->n_tasks = (uint16_t)__popc(jobs);
-		told->more = known != 0x5555;
-		told->counts = s->counts[h.fence & 1];
+		work->n_tasks = (uint16_t)__popc(jobs);
+		work->more = known != 0x5555;
+		work->counts = s->counts[h.sequence & 1];
 	}
 	if (!blockIdx.x && !h.round) { /* of the next launch */
-		if (lane < CUDA_AWAIT_RANKS)
-			s->counts[~h.fence & 1][lane] = 0;
-		unsigned long long *next = &s->copy[~h.fence & 1][0][0];
-		for (int i = lane; i < CUDA_AWAIT_RANKS * CUDA_AWAIT_WORDS; i += 32)
+		if (lane < MAILBOX_RANKS)
+			s->counts[~h.sequence & 1][lane] = 0;
+		unsigned long long *next = &s->copy[~h.sequence & 1][0][0];
+		for (int i = lane; i < MAILBOX_RANKS * MAILBOX_WORDS; i += 32)
 			next[i] = 0;
 	}
-	h.heard = known;
+	h.posted = known;
 	h.round++;
 	__syncwarp();
 	asm volatile("fence.proxy.async;" ::: "memory");

@@ -107,9 +107,9 @@ static __global__ void route_kernel(
 {
 	const struct route &a = routes.of[blockIdx.y];
 	extern __shared__ __align__(16) float shared[];
-	grid_let_next();
-	grid_wait_before();
-	unsigned long long number = mark_number(fence);
+	launch_dependents();
+	grid_dependency_wait();
+	unsigned long long number = fence_next_value(fence);
 	int n = a.n_experts, lane = threadIdx.x;
 	int64_t r = blockIdx.x;
 	float *score = shared, *choice = score + n;
@@ -224,7 +224,7 @@ static __global__ void __launch_bounds__(1024)
 	pick_kernel(const __grid_constant__ struct routes routes, int rows, struct cuda_fence fence)
 {
 	extern __shared__ struct row_scores scores[]; /* of each warp */
-	grid_let_next();
+	launch_dependents();
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = PICK_EACH * lane;
 	const struct route &a = routes.of[warp / rows];
 	int64_t r = warp % rows;
@@ -233,8 +233,8 @@ static __global__ void __launch_bounds__(1024)
 #pragma unroll
 	for (int j = 0; j < PICK_EACH; j++)
 		bias[j] = first + j < a.n_experts ? a.bias[first + j] : 0;
-	grid_wait_before();
-	unsigned long long number = mark_number(fence);
+	grid_dependency_wait();
+	unsigned long long number = fence_next_value(fence);
 #pragma unroll
 	for (int j = 0; j < PICK_EACH; j++)
 		score[j] = first + j < a.n_experts ? a.logits[r * a.n_experts + first + j] : 0;
@@ -246,7 +246,7 @@ static __global__ void __launch_bounds__(1024)
 	pick(a, r, keys, score, scores + warp, number);
 	__syncthreads();
 	if (!threadIdx.x)
-		mark_behind_picks(fence, number);
+		fence_signal_relaxed(fence, number);
 }
 
 /* ---- norm, products and choice
@@ -296,7 +296,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	__shared__ double squares[GATE_X][32];
 	__shared__ float parts[GATE_X][GATE_ROWS][GATE_WARPS];
 	__shared__ struct row_scores scores[GATE_WARPS];
-	grid_let_next();
+	launch_dependents();
 	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, n_in = a.n_in, runs = n_in / 256;
 	bool last = blockIdx.x == gridDim.x - 1;
 	int first = last ? 0 : (int)blockIdx.x * GATE_ROWS, router = first >= a.of[0].n_experts;
@@ -326,8 +326,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 			keys.of[j] = (uint32_t)(lane ^ j);
 		choose(keys, own.n_used, scores[warp].chosen);
 	}
-	grid_wait_before();
-	unsigned long long number = mark_number(a.fence);
+	grid_dependency_wait();
+	unsigned long long number = fence_next_value(a.fence);
 #pragma unroll 1
 	for (int r = 0; r < a.rows; r++) {
 		const float *from = own.x + (int64_t)r * n_in;
@@ -385,7 +385,7 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	__syncthreads();
 	if (last) {
 		if (!tid)
-			mark_behind_picks(a.fence, number);
+			fence_signal_relaxed(a.fence, number);
 	} else if (tid < GATE_ROWS * a.rows) {
 		int r = tid / GATE_ROWS, e = tid % GATE_ROWS;
 		float logit = 0;
@@ -408,7 +408,7 @@ static bool takes(const struct cuda_backend *b, const struct route *a, int n, in
 {
 	int64_t n_in = a->w.n_in;
 	uintptr_t lines = (uintptr_t)a->x | (uintptr_t)a->h;
-	bool all = b->early_starts && n <= GATE_ROUTERS && rows <= GATE_X && a->n_group <= 1 &&
+	bool all = b->has_pdl && n <= GATE_ROUTERS && rows <= GATE_X && a->n_group <= 1 &&
 			   a->n_experts <= GATE_EXPERTS && a->n_experts % GATE_ROWS == 0 && a->n_used <= 32 &&
 			   n_in % 256 == 0 && n_in >= 16 * 256 && n_in <= GATE_RUNS * GATE_WARPS * 256;
 	for (int i = 0; i < n && all; i++) {
@@ -421,18 +421,18 @@ static bool takes(const struct cuda_backend *b, const struct route *a, int n, in
 static void gate(struct cuda_backend *b, const struct route *a, int n, int rows)
 {
 	size_t bytes = GATE_ROUTERS * GATE_X * GATE_EXPERTS * sizeof(unsigned long long);
-	if (!b->route_cells.data) {
-		if (!cuda_scratch_of(b, &b->route_cells, bytes) ||
-			!cuda_check(b, cudaMemsetAsync(b->route_cells.data, 0, bytes, b->stream)))
+	if (!b->route_flags.data) {
+		if (!cuda_scratch_reserve(b, &b->route_flags, bytes) ||
+			!cuda_check(b, cudaMemsetAsync(b->route_flags.data, 0, bytes, b->stream)))
 			return;
-		b->next_waits = true;
+		b->next_serialized = true;
 	}
 	struct gate_args args = {};
 	for (int i = 0; i < n; i++)
 		args.of[i] = a[i];
 	args.n = n, args.rows = rows, args.n_in = (int)a->w.n_in;
-	args.cells = (unsigned long long *)b->route_cells.data;
-	args.fence = cuda_mark_next(b);
+	args.cells = (unsigned long long *)b->route_flags.data;
+	args.fence = cuda_fence_next(b);
 	cuda_launch(
 		b, gate_kernel, (unsigned)(n * a->n_experts / GATE_ROWS + 1), 32 * GATE_WARPS, 0, args);
 }
@@ -473,7 +473,7 @@ void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 	}
 	for (int i = 0; i < n; i++)
 		routes.of[i] = a[i];
-	struct cuda_fence fence = cuda_mark_next(b);
+	struct cuda_fence fence = cuda_fence_next(b);
 	if (a->n_group <= 1 && a->n_experts <= 32 * PICK_EACH && a->n_used <= 32 && n * rows <= 32) {
 		cuda_launch(b, pick_kernel, 1, (unsigned)(32 * n * rows),
 			(size_t)(n * rows) * sizeof(struct row_scores), routes, rows, fence);
@@ -485,6 +485,6 @@ void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 	static size_t allowed;
 	if (cuda_allow_shared(b, (const void *)route_kernel, shared, &allowed)) {
 		cuda_launch(b, route_kernel, dim3((unsigned)rows, (unsigned)n), 32, shared, routes, fence);
-		cuda_raise_mark(b, fence);
+		cuda_fence_enqueue(b, fence);
 	}
 }

@@ -418,7 +418,7 @@ void gemm_matmul(
 	}
 	most = (size_t)up_to((int64_t)most, 256);
 	int64_t group = rows_at_once(rows, n_in, 1, &for_x);
-	uint8_t *scratch = (uint8_t *)cuda_scratch_of(b, &b->prefill, most + for_x);
+	uint8_t *scratch = (uint8_t *)cuda_scratch_reserve(b, &b->gemm_panels, most + for_x);
 	if (!scratch)
 		return;
 	for (int64_t r = 0; r < rows && !b->base.failure.code; r += group) {
@@ -446,7 +446,7 @@ void gemm_stacked_matmul(struct cuda_backend *b, const struct stacked_matmul *a,
 	weight_slice(&a->w, &m, &o, &bytes);
 	bytes = order == X_PLAIN ? (size_t)up_to((int64_t)bytes, 256) : 0;
 	int64_t group = rows_at_once(rows, n_in, n_stack, &for_x);
-	uint8_t *scratch = (uint8_t *)cuda_scratch_of(b, &b->prefill, bytes + for_x);
+	uint8_t *scratch = (uint8_t *)cuda_scratch_reserve(b, &b->gemm_panels, bytes + for_x);
 	if (!scratch)
 		return;
 	int64_t x_row = a->x_stride * n_stack, y_row = a->y_stride * n_stack;

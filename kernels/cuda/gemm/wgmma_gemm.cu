@@ -11,7 +11,7 @@ bool wgmma_gemm_enqueue(
 
 enum x_order wgmma_gemm_x_order(struct cuda_backend *b, const struct weight *w)
 {
-	if (!b->wide || w->row_bytes % 4 || (uintptr_t)w->data % 4 ||
+	if (!b->has_wgmma || w->row_bytes % 4 || (uintptr_t)w->data % 4 ||
 		!wgmma_gemm_enqueue(b, w->type, NULL, 0))
 		return X_PLAIN;
 	return w->type == DTYPE_Q8_0 || w->type == DTYPE_Q4_0 || w->type == DTYPE_IQ4_NL ||

@@ -192,12 +192,12 @@ static __global__ void __launch_bounds__(
 		}
 	if (!tid) {
 		for (int i = 0; i < WGMMA_STAGES; i++) {
-			barrier_init(full + 8 * i, 1);
-			barrier_init(empty + 8 * i, WGMMA_WARPS);
+			mbarrier_init(full + 8 * i, 1);
+			mbarrier_init(empty + 8 * i, WGMMA_WARPS);
 		}
 		for (int i = 0; i < 2; i++) {
-			barrier_init(sums_full + 8 * i, 1);
-			barrier_init(sums_empty + 8 * i, WGMMA_WARPS);
+			mbarrier_init(sums_full + 8 * i, 1);
+			mbarrier_init(sums_empty + 8 * i, WGMMA_WARPS);
 		}
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 	}
@@ -210,9 +210,9 @@ static __global__ void __launch_bounds__(
 			return;
 		int at = step % WGMMA_STAGES, round = step / WGMMA_STAGES;
 		if (round)
-			barrier_wait(empty + 8 * at, (round & 1) ^ 1);
-		barrier_expect(full + 8 * at, shape::X);
-		copy_run(base + at * shape::X, from_x + step * g.x.pad * 128, shape::X, full + 8 * at);
+			mbarrier_wait(empty + 8 * at, (round & 1) ^ 1);
+		mbarrier_expect(full + 8 * at, shape::X);
+		bulk_copy(base + at * shape::X, from_x + step * g.x.pad * 128, shape::X, full + 8 * at);
 	};
 #pragma unroll
 	for (int i = 0; i < WGMMA_AHEAD; i++)
@@ -226,9 +226,9 @@ static __global__ void __launch_bounds__(
 			return;
 		int at = sb & 1;
 		if (sb >= 2)
-			barrier_wait(sums_empty + 8 * at, (sb >> 1 & 1) ^ 1);
-		barrier_expect(sums_full + 8 * at, shape::SUMS);
-		copy_run(base + shape::AT_SUMS + at * shape::SUMS, from_sums + sb * g.x.pad * 64,
+			mbarrier_wait(sums_empty + 8 * at, (sb >> 1 & 1) ^ 1);
+		mbarrier_expect(sums_full + 8 * at, shape::SUMS);
+		bulk_copy(base + shape::AT_SUMS + at * shape::SUMS, from_sums + sb * g.x.pad * 64,
 			shape::SUMS, sums_full + 8 * at);
 	};
 	fetch_sums(0);
@@ -319,7 +319,7 @@ static __global__ void __launch_bounds__(
 			if (s == 4)
 				fetch_sums(sb + 1);
 			uint64_t lines = wgmma_desc_128(base + stage * shape::X);
-			barrier_wait(full + 8 * stage, round & 1);
+			mbarrier_wait(full + 8 * stage, round & 1);
 			wgmma_fence();
 			wgmma_f16(d, a[s & 1][0], lines, FOLDS && s);
 			wgmma_f16(d, a[s & 1][1], lines + 2, 1);
@@ -329,7 +329,7 @@ static __global__ void __launch_bounds__(
 			if (FOLDS && s) { /* the step before is done: its registers and its x are free */
 				wgmma_wait<1>();
 				if (!lane)
-					barrier_arrive(empty + 8 * before);
+					mbarrier_arrive(empty + 8 * before);
 			}
 			if (s + 1 < left)
 				unpack(s + 1, a[(s + 1) & 1]);
@@ -343,14 +343,14 @@ static __global__ void __launch_bounds__(
 				wgmma_wait<0>();
 				wgmma_keep_registers(d);
 				if (!lane)
-					barrier_arrive(empty + 8 * stage);
+					mbarrier_arrive(empty + 8 * stage);
 #pragma unroll
 				for (int i = 0; i < BN / 2; i++)
 					acc[i] = __fmaf_rn(FOLDS ? unit[i / 2 % 2] : factor[i / 2 % 2], d[i], acc[i]);
 			}
 			if (type::LEAST && s + 1 == left) {
 				uint64_t sums = wgmma_desc_64(base + shape::AT_SUMS + (sb & 1) * shape::SUMS);
-				barrier_wait(sums_full + 8 * (sb & 1), sb >> 1 & 1);
+				mbarrier_wait(sums_full + 8 * (sb & 1), sb >> 1 & 1);
 				wgmma_fence();
 				wgmma_f16(d, least, sums, 0);
 				wgmma_f16(d, least, sums + 2, 1);
@@ -358,7 +358,7 @@ static __global__ void __launch_bounds__(
 				wgmma_wait<0>();
 				wgmma_keep_registers(d);
 				if (!lane)
-					barrier_arrive(sums_empty + 8 * (sb & 1));
+					mbarrier_arrive(sums_empty + 8 * (sb & 1));
 #pragma unroll
 				for (int i = 0; i < BN / 2; i++)
 					acc[i] = __fmaf_rn(-32.0f * minimum[i / 2 % 2], d[i], acc[i]);

@@ -15,10 +15,10 @@
  * 16 of 256 weights 2  the hidden values of the block go to cells 3  warps 0 to 7: limbs of 256
  * hidden values of all blocks. Warps 4 to 15: 16 rows of down, n_sb p and p + 4
  *
- * Cells are how hidden values come to all blocks without a barrier: 32-bit words that are EMPTY
- * until their value is there. Launches take turns with two sets; each makes the other one's empty,
- * which nobody has read since the launch before. All blocks read all cells, so there are COPIES of
- * them, for other blocks to read.
+ * Cells are how hidden values come to all blocks without a barrier: 32-bit words that are
+ * FLAG_EMPTY until their value is there. Launches take turns with two sets; each makes the other
+ * one's empty, which nobody has read since the launch before. All blocks read all cells, so there
+ * are COPIES of them, for other blocks to read.
  *
  * No deadlock: hidden values need nothing from other blocks, and every block comes to sb: one
  * multiprocessor holds one block, what ran before ends without this launch, and what comes behind
@@ -58,7 +58,7 @@ enum { HAS_THIRD, HAS_DOWN = 3, LOADED = 5, HAS_X = 7, N_BARRIERS };
 static_assert(
 	UP_ROW == 3 * DOWN_ROW && UP_ROWS == 32 && DOWN_ROWS == 48, "the kernel is for this shape");
 
-/* In device memory, kept between launches, all cells EMPTY and the rest zero at first */
+/* In device memory, kept between launches, all cells FLAG_EMPTY and the rest zero at first */
 struct ffn_state {
 	uint32_t cells[2][COPIES][HIDDEN];
 	uint32_t turn; /* which cells this launch ffn_fused_applies */
@@ -159,16 +159,16 @@ static __device__ __forceinline__ void poll_super_block(const uint32_t *cells, f
 {
 	uint2 two[4];
 	bool full[4] = {false, false, false, false};
-	for (int looks = 0; !(full[0] && full[1] && full[2] && full[3]); looks++) {
-		if (looks == LOOKS)
+	for (int polls = 0; !(full[0] && full[1] && full[2] && full[3]); polls++) {
+		if (polls == POLL_LIMIT)
 			__trap();
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			if (!full[i])
-				two[i] = read_two_cells(cells + 2 * pair_at(i));
+				two[i] = flag_load2(cells + 2 * pair_at(i));
 #pragma unroll
 		for (int i = 0; i < 4; i++)
-			full[i] = two[i].x != EMPTY && two[i].y != EMPTY;
+			full[i] = two[i].x != FLAG_EMPTY && two[i].y != FLAG_EMPTY;
 	}
 	__syncwarp();
 #pragma unroll
@@ -187,19 +187,19 @@ static __device__ __forceinline__ void load_rows(
 				  *down = a.down + (int64_t)(DOWN_ROWS * blockIdx.x + lane) * DOWN_ROW;
 	auto load = [&](int rows, const uint8_t *of_lane, int third, int what) {
 		if (!lane)
-			barrier_expect(barriers + 8 * what, rows * DOWN_ROW);
+			mbarrier_expect(barriers + 8 * what, rows * DOWN_ROW);
 		__syncwarp();
 		if (lane < rows)
-			copy_run(base + lane * ROW_STRIDE + third * DOWN_ROW, of_lane, DOWN_ROW,
+			bulk_copy(base + lane * ROW_STRIDE + third * DOWN_ROW, of_lane, DOWN_ROW,
 				barriers + 8 * what);
 	};
 #pragma unroll 1
 	for (int t = 0; t < 3; t++)
 		load(UP_ROWS, from + t * DOWN_ROW, t, HAS_THIRD + t);
-	barrier_wait(barriers + 8 * HAS_X, 0);
+	mbarrier_wait(barriers + 8 * HAS_X, 0);
 #pragma unroll 1
 	for (int t = 0; t < 2; t++) {
-		barrier_wait(barriers + 8 * (LOADED + t), 0);
+		mbarrier_wait(barriers + 8 * (LOADED + t), 0);
 		load(t ? DOWN_ROWS - UP_ROWS : UP_ROWS, down + t * UP_ROWS * DOWN_ROW, t, HAS_DOWN + t);
 	}
 }
@@ -218,14 +218,14 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	uint2 *limbs = (uint2 *)(shared + AT_LIMBS);
 	float *scales = (float *)(shared + AT_SCALES), *partials = (float *)(shared + AT_PARTIALS);
 	uint32_t barriers = shared_address(all_barriers);
-	auto wait_for = [&](int what) { barrier_wait(barriers + 8 * what, 0); };
-	auto arrive = [&](int what) { barrier_arrive(barriers + 8 * what); };
-	auto sync_all = [&]() { sync_some(15, WARPS * 32); };
+	auto wait_for = [&](int what) { mbarrier_wait(barriers + 8 * what, 0); };
+	auto arrive = [&](int what) { mbarrier_arrive(barriers + 8 * what); };
+	auto sync_all = [&]() { named_barrier_sync(15, WARPS * 32); };
 
-	grid_let_next();
+	launch_dependents();
 	if (!tid) {
 		for (int i = 0; i < N_BARRIERS; i++)
-			barrier_init(barriers + 8 * i, i < LOADED ? 1 : WARPS * 32);
+			mbarrier_init(barriers + 8 * i, i < LOADED ? 1 : WARPS * 32);
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 	}
 	__syncthreads();
@@ -239,7 +239,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	wait_for(HAS_THIRD);
 	hold_chunk(rows, h);
 	arrive(LOADED);
-	grid_wait_before();
+	grid_dependency_wait();
 
 	/* ---- 1 ---- */
 	uint32_t turn = a.state->turn;
@@ -280,7 +280,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		meet(acc, partials + warp * 16);
 	}
 	if (warp >= WARPS - COPIES && lane < 16)
-		write_cell(a.state->cells[turn ^ 1][WARPS - 1 - warp] + blockIdx.x * 16 + lane, EMPTY);
+		flag_store(a.state->cells[turn ^ 1][WARPS - 1 - warp] + blockIdx.x * 16 + lane, FLAG_EMPTY);
 	sync_all(); /* and the limbs of x have been used */
 
 	/* ---- 2 ---- */
@@ -295,11 +295,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		for (int p = 0; p < 8; p++)
 			v = __fadd_rn(v, of_part[p]);
 		v = swiglu_one(v, __shfl_down_sync(0xffffffffu, v, 16));
-		uint32_t word = cell_of(__shfl_sync(0xffffffffu, v, lane % 16));
+		uint32_t word = flag_word(__shfl_sync(0xffffffffu, v, lane % 16));
 		uint32_t *to = a.state->cells[turn][lane / 16] + blockIdx.x * 16 + lane % 16;
 #pragma unroll
 		for (int k = 0; k < COPIES / 2; k++)
-			write_cell(to + 2 * k * HIDDEN, word);
+			flag_store(to + 2 * k * HIDDEN, word);
 	}
 
 	/* ---- 3 ---- */
@@ -332,7 +332,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	hold_chunk(rows + 4 * SB_BYTES, h);
 	chunk_product(h, limbs + (part + 4) * SUPER_BLOCK_LIMBS, scales[part + 4], acc);
 	meet(acc, partials + warp * 16);
-	sync_some(1 + tile, 128);
+	named_barrier_sync(1 + tile, 128);
 	if (stores) {
 		float v = 0;
 #pragma unroll
@@ -351,7 +351,7 @@ static bool ffn_fused_supported(struct cuda_backend *b)
 	if (!known) {
 		int blocks = 0;
 		known = 2;
-		if (b->early_starts && b->n_sm >= BLOCKS &&
+		if (b->has_pdl && b->n_sm >= BLOCKS &&
 			cudaFuncSetAttribute(ffn_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES) ==
 				cudaSuccess &&
 			cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, ffn_kernel, THREADS, BYTES) ==
@@ -388,14 +388,14 @@ void cuda_ffn(struct backend *base, const struct ffn *f, int rows)
 		cuda_matmul(base, &down, 1, f->hidden, rows);
 		return;
 	}
-	if (!b->hidden.data) {
-		struct ffn_state *s = (struct ffn_state *)cuda_scratch_of(b, &b->hidden, sizeof *s);
+	if (!b->ffn_flags.data) {
+		struct ffn_state *s = (struct ffn_state *)cuda_scratch_reserve(b, &b->ffn_flags, sizeof *s);
 		if (!s || !cuda_check(b, cudaMemsetAsync(s, 0, sizeof *s, b->stream)) ||
 			!cuda_check(b, cudaMemsetAsync(s->cells, 0xff, sizeof s->cells, b->stream)))
 			return;
-		b->next_waits = true;
+		b->next_serialized = true;
 	}
 	struct ffn_args a = {(const uint8_t *)f->gate.data, (const uint8_t *)f->up.data,
-		(const uint8_t *)f->down.data, f->x, f->y, f->add, (struct ffn_state *)b->hidden.data};
+		(const uint8_t *)f->down.data, f->x, f->y, f->add, (struct ffn_state *)b->ffn_flags.data};
 	cuda_launch(b, ffn_kernel, dim3(BLOCKS), THREADS, BYTES, a);
 }

@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(GEMV_WARPS * 32, NX == 1 ? 4 : 1)
 	constexpr int W = GLU ? 2 : 1, SUPER_BLOCKS = NX == 1 && !GLU ? 3 : 2;
 	__shared__ float part_sum[GEMV_WARPS][W * NX];
 
-	grid_let_next();
+	launch_dependents();
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split, part = warp % split;
 	const struct gemv_task &t = a.task[blockIdx.y / a.n_stack];
 	int stack = blockIdx.y % a.n_stack, row_group = blockIdx.x % a.row_groups,
@@ -222,7 +222,7 @@ __global__ void __launch_bounds__(GEMV_WARPS * 32, NX == 1 ? 4 : 1)
 												: t.first + i;
 		x[r] = (t.x ? t.x : a.x) + stack * a.x_stack + of * a.x_row;
 	}
-	grid_wait_before();
+	grid_dependency_wait();
 	for (int sb = part; sb < n_sb; sb += SUPER_BLOCKS * split) {
 		if (sb > part)
 			fetch(sb);

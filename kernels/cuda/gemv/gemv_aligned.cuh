@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 	int first = (int)((int64_t)n_items * blockIdx.x / gridDim.x),
 		end = (int)((int64_t)n_items * (blockIdx.x + 1) / gridDim.x);
 
-	grid_let_next();
+	launch_dependents();
 
 	/* What is fetched n_sb ahead of what is computed, across items. Eight rows lie in a stage line
 	 * after line: line 32 i + lane of them comes from lines_from[i] past the first row. */
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 		}
 	};
 	locate_x(warp);
-	grid_wait_before();
+	grid_dependency_wait();
 
 	for (int u = warp; u < own_sb;) {
 		float v[4][8];

@@ -43,7 +43,7 @@ static size_t chain_bytes(enum dtype type, const struct chain_args *a)
 
 static bool chain_applies(const struct cuda_backend *b, enum dtype type, int rows)
 {
-	return b->early_starts && rows <= 2 && (type == DTYPE_Q8_0 || type == DTYPE_Q4_K);
+	return b->has_pdl && rows <= 2 && (type == DTYPE_Q8_0 || type == DTYPE_Q4_K);
 }
 
 /* Whether two steps that chain_step_set has set can be one launch. */
@@ -97,7 +97,7 @@ static bool specialised_supported(struct cuda_backend *b)
 	int blocks = 0;
 	if (known)
 		return known == 1;
-	known = b->early_starts &&
+	known = b->has_pdl &&
 					cudaFuncSetAttribute(gemv_chain_specialised_kernel,
 						cudaFuncAttributeMaxDynamicSharedMemorySize, WS_BYTES) == cudaSuccess &&
 					cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks,

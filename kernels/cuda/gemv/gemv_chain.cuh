@@ -16,9 +16,9 @@
  *
  * Blocks wait for each other, so all must find a place at the same time. They do: there is at most
  * one for each multiprocessor, kernels before this one never wait for it, and one behind it is not
- * started before all blocks of this one have called grid_let_next, that is, have been started. The
- * last block to leave the wait sets the counts back to zero and advances the tag; the next launch
- * looks when all kernels before it have ended.
+ * started before all blocks of this one have called launch_dependents, that is, have been started.
+ * The last block to leave the wait sets the counts back to zero and advances the tag; the next
+ * launch looks when all kernels before it have ended.
  *
  * Bytes moved: every packed row once; x of each step once per block from the second-level cache.
  */
@@ -184,7 +184,7 @@ static __device__ __forceinline__ void chain_reset(
 /* The last block: the rows of the caches, when their values are there. */
 static __device__ __noinline__ void append_cache_rows(const struct chain_args &a)
 {
-	grid_wait_before();
+	grid_dependency_wait();
 	if (!threadIdx.x) {
 		uint32_t tag = load_relaxed(&a.state->tag);
 		while (load_relaxed(&a.state->append_items_done) != a.n_append_items)
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 		norm_barrier; /* where the warps that have a sb of the second x meet, once in a launch */
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-	grid_let_next();
+	launch_dependents();
 	if ((int)blockIdx.x >= a.n_blocks) {
 		append_cache_rows(a);
 		return;
@@ -328,9 +328,9 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 			""
 			: "+r"(item), "+r"(end), "+r"(p.part), "+r"(p.row), "+r"(own_sb), "+r"(chunks));
 		if (!s) {
-			grid_wait_before();
+			grid_dependency_wait();
 			if (!threadIdx.x) {
-				barrier_init(shared_address(&norm_barrier), a.n_rows * (a.step[1].n_in / 256));
+				mbarrier_init(shared_address(&norm_barrier), a.n_rows * (a.step[1].n_in / 256));
 				shared_tag = load_relaxed(&a.state->tag);
 			}
 			for (int u = warp; u < own_sb; u += 2 * WARPS) {
@@ -365,9 +365,9 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 						make_float4(v[12], v[13], v[14], v[15])));
 				if (!lane) {
 					norm_sums[row][w] = sum;
-					barrier_arrive(shared_address(&norm_barrier));
+					mbarrier_arrive(shared_address(&norm_barrier));
 				}
-				barrier_wait(shared_address(&norm_barrier), 0);
+				mbarrier_wait(shared_address(&norm_barrier), 0);
 				float scale = (float)rsqrt(
 					warp_sum(lane < n_sb ? norm_sums[row][lane] : 0.0) / n_in + (double)a.eps);
 #pragma unroll

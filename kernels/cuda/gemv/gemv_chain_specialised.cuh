@@ -77,15 +77,15 @@ static __device__ __forceinline__ void ws_produce(
 			for (int k = 0; k < share.pieces; k++) {
 				uint32_t full = shared_address(&b->full[side][stage]), at = to + stage * WS_STAGE;
 				if (round)
-					barrier_wait(shared_address(&b->empty[side][stage]), (round + 1) & 1);
+					mbarrier_wait(shared_address(&b->empty[side][stage]), (round + 1) & 1);
 				if (!row)
-					barrier_expect(full, MMA_ROWS * WS_LINE);
+					mbarrier_expect(full, MMA_ROWS * WS_LINE);
 				if (s) {
-					copy_run(at, from + k * (WS_LINE / 2), WS_LINE / 2, full);
-					copy_run(at + WS_LINE / 2, from + MMA_ROWS * t.row_bytes + k * (WS_LINE / 2),
+					bulk_copy(at, from + k * (WS_LINE / 2), WS_LINE / 2, full);
+					bulk_copy(at + WS_LINE / 2, from + MMA_ROWS * t.row_bytes + k * (WS_LINE / 2),
 						WS_LINE / 2, full);
 				} else {
-					copy_run(at, from + k * WS_LINE, WS_LINE, full);
+					bulk_copy(at, from + k * WS_LINE, WS_LINE, full);
 				}
 				if (++stage == WS_STAGES) {
 					stage = 0;
@@ -108,7 +108,7 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 	__shared__ uint32_t shared_tag;
 	int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(0xffffffffu, tid / 32, 0);
 
-	grid_let_next();
+	launch_dependents();
 	if ((int)blockIdx.x >= a.n_blocks) {
 		append_cache_rows(a);
 		return;
@@ -116,17 +116,17 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 	if (!tid) {
 		for (int side = 0; side < 2; side++)
 			for (int i = 0; i < WS_STAGES; i++) {
-				barrier_init(shared_address(&bars.full[side][i]), 1);
-				barrier_init(shared_address(&bars.empty[side][i]), WS_SIDE);
+				mbarrier_init(shared_address(&bars.full[side][i]), 1);
+				mbarrier_init(shared_address(&bars.empty[side][i]), WS_SIDE);
 			}
-		barrier_init(shared_address(&bars.norm_barrier), WS_SIDE);
+		mbarrier_init(shared_address(&bars.norm_barrier), WS_SIDE);
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 	}
 	__syncthreads();
 	if (warp == WS_WARPS) {
 		ws_produce(a, shared, &bars, lane);
 		__syncwarp();
-		sync_some(WS_DONE, WS_THREADS);
+		named_barrier_sync(WS_DONE, WS_THREADS);
 		if (!lane)
 			chain_reset(a.state, chain_exit(a.state), shared_tag);
 		return;
@@ -140,7 +140,7 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 	auto used = [&]() { /* the stage may be overwritten */
 		__syncwarp();
 		if (!lane)
-			barrier_arrive(shared_address(&bars.empty[side][stage]));
+			mbarrier_arrive(shared_address(&bars.empty[side][stage]));
 		if (++stage == WS_STAGES) {
 			stage = 0;
 			parity ^= 1;
@@ -157,7 +157,7 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 		float *scales = (float *)(limbs + n_sb * SUPER_BLOCK_LIMBS);
 		const uint2 *column = r0 < 3 ? limbs + part * SUPER_BLOCK_LIMBS + r0 * 4 + c : NULL;
 		if (!s) {
-			grid_wait_before();
+			grid_dependency_wait();
 			if (!tid)
 				shared_tag = load_relaxed(&a.state->tag);
 			float v[2][8];
@@ -170,7 +170,7 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 				if (warp + i * WS_WARPS < n_sb)
 					write_limbs(v[i], limbs + (warp + i * WS_WARPS) * SUPER_BLOCK_LIMBS,
 						scales + warp + i * WS_WARPS);
-			sync_some(WS_ALL, WS_WARPS * 32);
+			named_barrier_sync(WS_ALL, WS_WARPS * 32);
 		} else if (side) { /* this side's warps have a sb each */
 			uint32_t tag = shared_tag;
 			float v[16], g[8];
@@ -178,7 +178,7 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 			if (tid == WS_SIDE * 32)
 				while (load_relaxed(&a.state->items_done) != a.n_handoff_items)
 					;
-			sync_some(WS_NORM, WS_SIDE * 32);
+			named_barrier_sync(WS_NORM, WS_SIDE * 32);
 			/* what makes limbs, and what is squared in rms_norm's order */
 			int k_at = sb_offset<true>(w), sums_at = 4 * (w * 32 + lane),
 				at[4] = {k_at, k_at + 16, sums_at, sums_at + 1024};
@@ -187,22 +187,23 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 				make_float4(v[12], v[13], v[14], v[15])));
 			if (!lane) {
 				norm_sums[w] = sum;
-				barrier_arrive(shared_address(&bars.norm_barrier));
+				mbarrier_arrive(shared_address(&bars.norm_barrier));
 			}
-			barrier_wait(shared_address(&bars.norm_barrier), 0);
+			mbarrier_wait(shared_address(&bars.norm_barrier), 0);
 			float scale = (float)rsqrt(
 				warp_sum(lane < n_sb ? norm_sums[lane] : 0.0) / t.n_in + (double)a.eps);
 #pragma unroll
 			for (int i = 0; i < 8; i++)
 				v[i] = __fmul_rn(__fmul_rn(v[i], scale), g[i]);
-			sync_some(WS_READ, WS_WARPS * 32); /* nobody reads the limbs of the first x any more */
+			named_barrier_sync(
+				WS_READ, WS_WARPS * 32); /* nobody reads the limbs of the first x any more */
 			write_limbs(v, limbs + w * SUPER_BLOCK_LIMBS, scales + w);
-			sync_some(WS_ALL, WS_WARPS * 32);
-			arrive_some(WS_DONE, WS_THREADS);
+			named_barrier_sync(WS_ALL, WS_WARPS * 32);
+			named_barrier_arrive(WS_DONE, WS_THREADS);
 		} else {
-			arrive_some(WS_READ, WS_WARPS * 32);
-			sync_some(WS_ALL, WS_WARPS * 32);
-			arrive_some(WS_DONE, WS_THREADS);
+			named_barrier_arrive(WS_READ, WS_WARPS * 32);
+			named_barrier_sync(WS_ALL, WS_WARPS * 32);
+			named_barrier_arrive(WS_DONE, WS_THREADS);
 		}
 
 #pragma unroll 1
@@ -215,7 +216,7 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 			float acc[1][4] = {{0, 0, 0, 0}};
 #pragma unroll 1
 			for (int k = 0; k < share.pieces; k++) {
-				barrier_wait(shared_address(&bars.full[side][stage]), parity);
+				mbarrier_wait(shared_address(&bars.full[side][stage]), parity);
 				const uint8_t *row = mine + stage * WS_STAGE;
 				float x_scale = scales[k * split + part];
 				const float x_scales[1][2] = {{x_scale, x_scale}};
@@ -233,7 +234,7 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 				if (!c)
 					here[part * MMA_ROWS + r0 + 8 * half] = v;
 			}
-			sync_some(WS_GROUP + (s ? 2 + warp / 4 : side), split * 32);
+			named_barrier_sync(WS_GROUP + (s ? 2 + warp / 4 : side), split * 32);
 			if (part != (turn & (split - 1)))
 				continue;
 			float sum = 0, of_warp[WS_SIDE];

@@ -8,8 +8,8 @@ static __global__ void __launch_bounds__(32) limbs_kernel(const float *x, int64_
 	int64_t x_stack, int n_stack, int n_in, uint2 *limbs, float *scales)
 {
 	int64_t row = blockIdx.y, at = row * gridDim.x + blockIdx.x;
-	grid_let_next();
-	grid_wait_before();
+	launch_dependents();
+	grid_dependency_wait();
 	float v[8];
 	load_super_block<QUADS>(
 		x + row / n_stack * x_row + row % n_stack * x_stack, (int)blockIdx.x, n_in, false, v);
@@ -53,8 +53,8 @@ bool gemv_split_limbs(
 	int64_t rows = n_x * a->n_stack;
 	int n_sb = (a->n_in + 255) / 256;
 	uint64_t groups = (uint64_t)rows * (uint64_t)n_sb;
-	uint8_t *to = (uint8_t *)cuda_scratch_of(
-		b, &b->columns, groups * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float)));
+	uint8_t *to = (uint8_t *)cuda_scratch_reserve(
+		b, &b->limbs, groups * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float)));
 	if (!to)
 		return false;
 	uint2 *limbs = (uint2 *)to;

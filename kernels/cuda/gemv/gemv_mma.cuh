@@ -324,7 +324,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	int item = (int)((int64_t)n_items * blockIdx.x / gridDim.x),
 		end = (int)((int64_t)n_items * (blockIdx.x + 1) / gridDim.x);
 
-	grid_let_next();
+	launch_dependents();
 
 	/* What is fetched n_sb ahead of what is computed, across items. Eight rows lie in a stage line
 	 * after line: line 32 i + lane of them comes from lines_from[i] past the first row. */
@@ -405,7 +405,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 				i < 256 * 8 ? a.tables->iq2xxs_nibbles[i / 8] : a.tables->sign_nibbles[i / 8 - 256];
 			((uint4 *)shared)[i] = make_uint4(w, w, w, w);
 		}
-	grid_wait_before();
+	grid_dependency_wait();
 	if (type::TABLES)
 		__syncthreads();
 

@@ -38,7 +38,7 @@ bool cuda_check(struct cuda_backend *b, cudaError_t rc)
 	return false;
 }
 
-void *cuda_scratch_of(struct cuda_backend *b, struct cuda_room *room, uint64_t bytes)
+void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *room, uint64_t bytes)
 {
 	if (bytes <= room->bytes)
 		return room->data;
@@ -48,7 +48,7 @@ void *cuda_scratch_of(struct cuda_backend *b, struct cuda_room *room, uint64_t b
 		return NULL;
 	}
 	b->generation++;
-	cuda_await_settle(b);
+	cuda_deferred_drain(b);
 	if (!cuda_check(b, cudaStreamSynchronize(b->stream)))
 		return NULL;
 	cudaFree(room->data);
@@ -105,7 +105,7 @@ static int cuda_alloc(
 {
 	size_t rounded = bytes > SIZE_MAX - 256 ? bytes : (bytes + 256) / 256 * 256;
 	*out = NULL;
-	cuda_await_settle(cuda_of(b));
+	cuda_deferred_drain(cuda_of(b));
 	cudaError_t rc = kind == MEM_SHARED ? cudaHostAlloc(out, rounded, cudaHostAllocMapped)
 										: cudaMalloc(out, rounded);
 	if (rc == cudaSuccess)
@@ -123,7 +123,7 @@ static void cuda_free(struct backend *b, enum mem_kind kind, void *p, size_t byt
 	if (!p)
 		return;
 	cuda_of(b)->op = "free";
-	cuda_await_settle(cuda_of(b));
+	cuda_deferred_drain(cuda_of(b));
 	cuda_check(cuda_of(b), cudaStreamSynchronize(cuda_of(b)->stream));
 	if (kind == MEM_SHARED)
 		cudaFreeHost(p);
@@ -145,22 +145,22 @@ static void cuda_upload(struct backend *base, void *dst, const void *src, size_t
 		memcpy(p.byte, src, bytes);
 		put_kernel<<<1, 256, 0, b->stream>>>(p, (uint8_t *)dst, (int)bytes);
 		cuda_launched(b);
-		b->next_waits = true; /* it may be weights */
+		b->next_serialized = true; /* it may be weights */
 		return;
 	}
-	b->next_waits = true;
-	cuda_await_settle(b); /* a stage may have to be waited for */
+	b->next_serialized = true;
+	cuda_deferred_drain(b); /* a stage may have to be waited for */
 	for (size_t at = 0; at < bytes;) {
-		if (b->stage_used == CUDA_STAGE_BYTES) {
+		if (b->stage_used == CUDA_STAGING_BYTES) {
 			if (!cuda_check(b, cudaEventRecord(b->sent[b->stage], b->stream)))
 				return;
-			b->stage = (b->stage + 1) % CUDA_STAGES;
+			b->stage = (b->stage + 1) % CUDA_STAGING_BUFFERS;
 			b->stage_used = 0;
 			if (!cuda_check(b, cudaEventSynchronize(b->sent[b->stage])))
 				return;
 		}
-		size_t room = CUDA_STAGE_BYTES - b->stage_used, n = bytes - at < room ? bytes - at : room;
-		uint8_t *from = b->staging + (size_t)b->stage * CUDA_STAGE_BYTES + b->stage_used;
+		size_t room = CUDA_STAGING_BYTES - b->stage_used, n = bytes - at < room ? bytes - at : room;
+		uint8_t *from = b->staging + (size_t)b->stage * CUDA_STAGING_BYTES + b->stage_used;
 		memcpy(from, (const uint8_t *)src + at, n);
 		if (!cuda_check(
 				b, cudaMemcpyAsync((uint8_t *)dst + at, from, n, cudaMemcpyDefault, b->stream)))
@@ -172,7 +172,7 @@ static void cuda_upload(struct backend *base, void *dst, const void *src, size_t
 
 static void cuda_copy(struct backend *b, void *dst, const void *src, size_t bytes)
 {
-	cuda_of(b)->next_waits = true;
+	cuda_of(b)->next_serialized = true;
 	if (cuda_begin(b, "copy") && bytes)
 		cuda_check(
 			cuda_of(b), cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, cuda_of(b)->stream));
@@ -180,14 +180,14 @@ static void cuda_copy(struct backend *b, void *dst, const void *src, size_t byte
 
 static int cuda_wait(struct backend *b, struct err *e)
 {
-	cuda_note_end(cuda_of(b));
-	cuda_await_settle(cuda_of(b));
-	cuda_of(b)->awaits_lost = false;
+	cuda_profile_end(cuda_of(b));
+	cuda_deferred_drain(cuda_of(b));
+	cuda_of(b)->deferred_lost = false;
 	cudaError_t rc = cudaStreamSynchronize(cuda_of(b)->stream);
 	if (rc != cudaSuccess && !b->failure.code)
 		err_set(&b->failure, ERR_RUN, "cuda: %s or an op before it: %s", cuda_of(b)->op,
 			cudaGetErrorString(rc));
-	cuda_pipe_drained(cuda_of(b));
+	cuda_profile_drained(cuda_of(b));
 	if (b->failure.code && e)
 		*e = b->failure;
 	return b->failure.code;
@@ -206,16 +206,16 @@ static int cuda_download(
 {
 	struct cuda_backend *b = cuda_of(base);
 	bool direct = bytes >= CUDA_DIRECT_BYTES && is_pinned(dst),
-		 landing = !direct && bytes <= CUDA_LANDING_BYTES;
+		 landing = !direct && bytes <= CUDA_DOWNLOAD_BYTES;
 	int rc = direct || landing ? 0 : cuda_wait(base, e);
 	if (rc)
 		return rc;
 	if (cuda_begin(base, "download") && bytes)
-		cuda_check(b,
-			cudaMemcpyAsync(landing ? b->landing : dst, src, bytes, cudaMemcpyDefault, b->stream));
+		cuda_check(b, cudaMemcpyAsync(landing ? b->download_buffer : dst, src, bytes,
+						  cudaMemcpyDefault, b->stream));
 	rc = cuda_wait(base, e);
 	if (!rc && landing && bytes)
-		memcpy(dst, b->landing, bytes);
+		memcpy(dst, b->download_buffer, bytes);
 	return rc;
 }
 
@@ -229,28 +229,28 @@ static void cuda_close(struct backend *base)
 	if (!base)
 		return;
 	struct cuda_backend *b = cuda_of(base);
-	cuda_await_settle(b);
+	cuda_deferred_drain(b);
 	if (b->stream)
 		cudaStreamSynchronize(b->stream);
-	cuda_await_close(b);
-	cuda_pipe_close(b);
+	cuda_deferred_close(b);
+	cuda_timeline_close(b);
 	if (b->stream)
 		cudaStreamDestroy(b->stream);
-	for (int i = 0; i < CUDA_STAGES; i++)
+	for (int i = 0; i < CUDA_STAGING_BUFFERS; i++)
 		if (b->sent[i])
 			cudaEventDestroy(b->sent[i]);
 	cudaFree(b->scratch.data);
-	cudaFree(b->columns.data);
-	cudaFree(b->choose.data);
-	cudaFree(b->counts.data);
-	cudaFree(b->cells.data);
-	cudaFree(b->route_cells.data);
-	cudaFree(b->hidden.data);
+	cudaFree(b->limbs.data);
+	cudaFree(b->index_counts.data);
+	cudaFree(b->expert_progress.data);
+	cudaFree(b->mla_flags.data);
+	cudaFree(b->route_flags.data);
+	cudaFree(b->ffn_flags.data);
 	cudaFree(b->chain);
-	cudaFree(b->prefill.data);
+	cudaFree(b->gemm_panels.data);
 	cudaFree(b->tables);
 	cudaFreeHost(b->staging);
-	cudaFreeHost(b->landing);
+	cudaFreeHost(b->download_buffer);
 	cudaGetLastError();
 	free(b);
 }
@@ -335,14 +335,15 @@ static cudaError_t open_device(struct cuda_backend *b)
 		(rc = cudaDeviceGetAttribute(&b->n_sm, cudaDevAttrMultiProcessorCount, b->device)) ||
 		(rc = cudaDeviceGetAttribute(
 			 &shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, b->device)) ||
+		(rc = cudaHostAlloc((void **)&b->staging, CUDA_STAGING_BUFFERS * CUDA_STAGING_BYTES,
+			 cudaHostAllocDefault)) ||
 		(rc = cudaHostAlloc(
-			 (void **)&b->staging, CUDA_STAGES * CUDA_STAGE_BYTES, cudaHostAllocDefault)) ||
-		(rc = cudaHostAlloc((void **)&b->landing, CUDA_LANDING_BYTES, cudaHostAllocDefault)) ||
-		(rc = cuda_pipe_open(b)) || (rc = cudaMalloc((void **)&b->tables, sizeof tables)) ||
+			 (void **)&b->download_buffer, CUDA_DOWNLOAD_BYTES, cudaHostAllocDefault)) ||
+		(rc = cuda_timeline_open(b)) || (rc = cudaMalloc((void **)&b->tables, sizeof tables)) ||
 		(rc = gemv_chain_open(b)))
 		return rc;
 	b->max_shared = (size_t)shared - 6144; /* static arrays of the kernels come out of the same */
-	for (int i = 0; i < CUDA_STAGES; i++)
+	for (int i = 0; i < CUDA_STAGING_BUFFERS; i++)
 		if ((rc = cudaEventCreateWithFlags(&b->sent[i], cudaEventDisableTiming)))
 			return rc;
 	fill_tables(&tables);
@@ -368,7 +369,7 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 		return err_set(e, ERR_MEMORY, "backend cuda: no memory for its state");
 	b->base.ops = &cuda_ops;
 	b->base.scratch_bytes = CUDA_SCRATCH_MOST;
-	b->no_graphs = b->no_awaits = options->no_graphs;
+	b->no_graphs = b->no_deferred = options->no_graphs;
 	b->op = "open";
 	if ((rc = cudaGetDeviceProperties(&prop, b->device)) == cudaSuccess && prop.major < 8) {
 		cuda_close(&b->base);
@@ -376,7 +377,7 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 			"backend cuda: %s has compute capability %d.%d; 8.0 or newer is needed", prop.name,
 			prop.major, prop.minor);
 	}
-	b->early_starts = rc == cudaSuccess && prop.major >= 9;
+	b->has_pdl = rc == cudaSuccess && prop.major >= 9;
 	/* a kernel may wait for a host that is stopped; launches may be told to wait for kernels; and
 	 * with fewer queues than lanes copies that the host waits for may stand behind what waits for
 	 * the host */
@@ -384,8 +385,8 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 	const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
 	if (cudaDeviceGetAttribute(&limited, cudaDevAttrKernelExecTimeout, b->device) != cudaSuccess ||
 		limited || getenv("CUDA_LAUNCH_BLOCKING") || (queues && atoi(queues) < CUDA_QUEUES))
-		b->no_awaits = true;
-	b->wide = HAVE_SM90A && rc == cudaSuccess && prop.major == 9 && prop.minor == 0;
+		b->no_deferred = true;
+	b->has_wgmma = HAVE_SM90A && rc == cudaSuccess && prop.major == 9 && prop.minor == 0;
 	if (rc == cudaSuccess)
 		rc = open_device(b);
 	if (rc != cudaSuccess) {

@@ -32,10 +32,10 @@ struct cuda_tables {
 	uint32_t sign_nibbles[128];   /* 4 where the weight is negative */
 };
 
-#define CUDA_STAGES        4
-#define CUDA_STAGE_BYTES   ((size_t)4 << 20)
-#define CUDA_LANDING_BYTES ((size_t)1 << 20)
-#define CUDA_CHAIN_VALUES  32768 /* between two steps of gemv_chain_kernel, at most */
+#define CUDA_STAGING_BUFFERS 4
+#define CUDA_STAGING_BYTES   ((size_t)4 << 20)
+#define CUDA_DOWNLOAD_BYTES  ((size_t)1 << 20)
+#define CUDA_CHAIN_VALUES    32768 /* between two steps of gemv_chain_kernel, at most */
 
 /* What the rooms of struct cuda_backend come to at most, for rows of up to 6144 values into panels
  * (gemm.cuh) or experts of 2048 (experts_prefill.cu) and the scores of the longest context.
@@ -45,42 +45,42 @@ struct cuda_tables {
 /* Experts of a deferred kernel at most, their words (deferred_experts.cu), after how many deferred
  * kernels fence values begin again (even), and where an expert is that is not for the deferred
  * kernel. */
-#define CUDA_AWAIT_RANKS   8
-#define CUDA_AWAIT_WORDS   (4 * CUDA_AWAIT_RANKS)
-#define CUDA_AWAIT_TICKETS 65534
-#define CUDA_AWAIT_NEVER   1
+#define MAILBOX_RANKS     8
+#define MAILBOX_WORDS     (4 * MAILBOX_RANKS)
+#define MAILBOX_SEQUENCES 65534
+#define MAILBOX_SKIP      1
 
 /* On the device: block 0's copies of the words, of each round of a deferred kernel, and stages of
  * gate and up of each rank that are done; of this launch or the next, where they are zero until
  * then. And how many blocks of deferred kernels there were. */
-struct cuda_await_state {
-	unsigned long long copy[2][CUDA_AWAIT_RANKS][CUDA_AWAIT_WORDS]; /* to 16 bytes */
-	uint32_t counts[2][CUDA_AWAIT_RANKS];
+struct mailbox_state {
+	unsigned long long copy[2][MAILBOX_RANKS][MAILBOX_WORDS]; /* to 16 bytes */
+	uint32_t counts[2][MAILBOX_RANKS];
 	uint32_t arrived;
 };
 
 /* a deferred kernel: what the call asked for, how many fences its recording has before it, and
  * whether it has more ops behind it. */
-struct cuda_await {
+struct deferred_experts {
 	const float *x;
 	float *out;
 	int n_used;
 	struct expert_job like;
 	uint64_t n_fences;
-	bool goes_on;
+	bool has_successor;
 };
 
-/* On the device: clocks where stretches begin and end, in turns; ring: [CUDA_NOTES], NULL while
+/* On the device: clocks where stretches begin and end, in turns; ring: [PROFILE_EVENTS], NULL while
  * nothing is measured. */
-#define CUDA_NOTES 65536
-struct cuda_notes {
+#define PROFILE_EVENTS 65536
+struct cuda_profile {
 	unsigned long long n;
 	unsigned long long *ring;
 	unsigned long long
 		waited; /* for the host between experts of one deferred kernel, in stretches of experts */
 };
 
-struct cuda_room {
+struct scratch_buffer {
 	void *data;
 	size_t bytes;
 };
@@ -89,56 +89,60 @@ struct cuda_backend {
 	struct backend base;
 	int device;
 	int n_sm;
-	size_t max_shared; /* dynamic shared memory that a block may ask for */
-	bool wide;         /* products of many rows may go through wgmma_gemm.cuh */
-	bool early_starts; /* kernels may start before the one before them has ended, see cuda_launch
-						  ... */
-	bool next_waits;   /* ... but not the next: what stands before it is no kernel, or not alone */
+	size_t max_shared;    /* dynamic shared memory that a block may ask for */
+	bool has_wgmma;       /* products of many rows may go through wgmma_gemm.cuh */
+	bool has_pdl;         /* kernels may start before the one before them has ended, see cuda_launch
+								  ... */
+	bool next_serialized; /* ... but not the next: what stands before it is no kernel, or not alone
+						   */
 	cudaStream_t stream;
 	const char *op; /* the op enqueued last */
 	char text[512];
 	struct cuda_tables *tables; /* device */
 	/* Device memory of the running op: grown when an op needs more than any before it, never
 	 * shrunk. Ops run in order, so one op's scratch is free when the next one writes. */
-	struct cuda_room scratch; /* cuda_scratch */
-	struct cuda_room choose;  /* counts of index_select, zero between ops (indexer_mma.cu) */
-	struct cuda_room prefill; /* products of many rows (gemm.cu) */
-	struct cuda_room cells;   /* where the blocks of mla_kernel meet, empty between ops (mla.cu) */
-	struct cuda_room route_cells; /* where those of gate_kernel do, zero between ops (route.cu) */
-	struct cuda_room hidden;      /* where those of ffn_kernel do (ffn_fused.cu) */
-	struct cuda_room columns;     /* activations as the matrix units want them (gemv_mma.cuh) */
+	struct scratch_buffer scratch; /* cuda_scratch */
+	struct scratch_buffer
+		index_counts; /* counts of index_select, zero between ops (indexer_mma.cu) */
+	struct scratch_buffer gemm_panels; /* products of many rows (gemm.cu) */
+	struct scratch_buffer
+		mla_flags; /* where the blocks of mla_kernel meet, empty between ops (mla.cu) */
+	struct scratch_buffer
+		route_flags; /* where those of gate_kernel do, zero between ops (route.cu) */
+	struct scratch_buffer ffn_flags; /* where those of ffn_kernel do (ffn_fused.cu) */
+	struct scratch_buffer limbs;     /* activations as the matrix units want them (gemv_mma.cuh) */
 	/* Progress of experts_kernel (experts_fused.cu) in the stream counts_of, never set back;
 	 * expert_counts: what it is when all that was enqueued has run. */
-	struct cuda_room counts;
-	cudaStream_t counts_of;
-	uint32_t expert_counts[64];
+	struct scratch_buffer expert_progress;
+	cudaStream_t progress_stream;
+	uint32_t progress_expected[64];
 	/* Experts that wait for words (deferred_experts.cu). deferred kernels: those of the latest
-	 * launch that have not been told everything, the first one of the fence value await_ticket;
-	 * await_marks: fences before the launch; await_told: ranks that the first one has been told.
-	 * awaits_lost: they were given up, and nobody has waited since. */
-	struct cuda_await_state *await_state;
-	struct cuda_room
-		await_hidden; /* hidden rows: the op before, which may still run, has the scratch memory */
-	unsigned long long *await_words; /* pinned [CUDA_AWAIT_WORDS] */
-	const struct cuda_await *awaits; /* of its recording */
-	int n_awaits;
-	uint64_t await_ticket, await_marks;
-	unsigned await_told;
-	bool awaits_lost;
-	bool no_awaits;            /* constant */
+	 * launch that have not been told everything, the first one of the fence value
+	 * deferred_sequence; deferred_fence: fences before the launch; posted_ranks: ranks that the
+	 * first one has been told. deferred_lost: they were given up, and nobody has waited since. */
+	struct mailbox_state *mailbox_state;
+	struct scratch_buffer deferred_hidden;   /* hidden rows: the op before, which may still run, has
+												the scratch memory */
+	unsigned long long *mailbox;             /* pinned [MAILBOX_WORDS] */
+	const struct deferred_experts *deferred; /* of its recording */
+	int n_deferred;
+	uint64_t deferred_sequence, deferred_fence;
+	unsigned posted_ranks;
+	bool deferred_lost;
+	bool no_deferred;          /* constant */
 	struct chain_state *chain; /* device (gemv_chain.cuh) */
 	/* Uploads pass through pinned memory: a ring of stages, filled front to back; `sent` is
 	 * recorded when one is full. */
-	uint8_t *staging; /* [CUDA_STAGES][CUDA_STAGE_BYTES] */
-	cudaEvent_t sent[CUDA_STAGES];
+	uint8_t *staging; /* [CUDA_STAGING_BUFFERS][CUDA_STAGING_BYTES] */
+	cudaEvent_t sent[CUDA_STAGING_BUFFERS];
 	int stage;
 	size_t stage_used;
-	uint8_t *landing;        /* [CUDA_LANDING_BYTES] pinned: small downloads pass through it */
-	struct cuda_pipe *pipe;  /* fences, graphs, timing: graph.cu */
-	bool no_graphs;          /* constant */
-	bool capturing;          /* ops are being recorded, not run */
-	bool timing, in_stretch; /* see cuda_note */
-	uint64_t generation;     /* of the scratch memory: recordings of an older one are void */
+	uint8_t *download_buffer; /* [CUDA_DOWNLOAD_BYTES] pinned: small downloads pass through it */
+	struct cuda_timeline *timeline; /* fences, graphs, timing: graph.cu */
+	bool no_graphs;                 /* constant */
+	bool capturing;                 /* ops are being recorded, not run */
+	bool profiling, in_interval;    /* see cuda_note */
+	uint64_t generation;            /* of the scratch memory: recordings of an older one are void */
 	struct backend_usage used;
 };
 
@@ -149,15 +153,15 @@ static inline struct cuda_backend *cuda_of(struct backend *b)
 
 /* While measuring: a stretch of ops begins (unless one has begun already), or all that was enqueued
  * is to be waited for, so that the stretch ends. Notes the device's clock. */
-void cuda_note_begin(struct cuda_backend *b, enum usage_kind kind);
-void cuda_note_end(struct cuda_backend *b);
+void cuda_profile_begin(struct cuda_backend *b, enum usage_kind kind);
+void cuda_profile_end(struct cuda_backend *b);
 
 /* False when an earlier op failed: the op must do nothing. Remembers the op's name. */
 static inline bool cuda_begin(struct backend *b, const char *op)
 {
 	cuda_of(b)->op = op;
-	if (cuda_of(b)->timing && !b->failure.code)
-		cuda_note_begin(cuda_of(b), USAGE_OTHER);
+	if (cuda_of(b)->profiling && !b->failure.code)
+		cuda_profile_begin(cuda_of(b), USAGE_OTHER);
 	return !b->failure.code;
 }
 
@@ -172,7 +176,7 @@ static inline void cuda_launched(struct cuda_backend *b)
 }
 
 /* Lets the next kernel of the stream begin to start. */
-static __device__ __forceinline__ void grid_let_next()
+static __device__ __forceinline__ void launch_dependents()
 {
 #if __CUDA_ARCH__ >= 900
 	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -181,7 +185,7 @@ static __device__ __forceinline__ void grid_let_next()
 
 /* Everything before this kernel in the stream is done from here on, and what it wrote can be read.
  */
-static __device__ __forceinline__ void grid_wait_before()
+static __device__ __forceinline__ void grid_dependency_wait()
 {
 #if __CUDA_ARCH__ >= 900
 	asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -196,12 +200,13 @@ struct cuda_fence {
 
 /* By one thread, when everything before its kernel has been waited for; then again, with what the
  * first call gave, when the block has met after writing what the host is to read. */
-static __device__ __forceinline__ unsigned long long mark_number(const struct cuda_fence &m)
+static __device__ __forceinline__ unsigned long long fence_next_value(const struct cuda_fence &m)
 {
 	return *m.count + 1;
 }
 
-static __device__ __forceinline__ void mark_here(const struct cuda_fence &m, unsigned long long n)
+static __device__ __forceinline__ void fence_signal(
+	const struct cuda_fence &m, unsigned long long n)
 {
 	__threadfence_system(); /* for all that the thread knows of, the writes of the block included */
 	*m.reached = n;
@@ -210,7 +215,7 @@ static __device__ __forceinline__ void mark_here(const struct cuda_fence &m, uns
 
 /* The same where the kernel has written nothing for the host but expert ids, which say of
  * themselves that they have come: the fence takes 1 to 3 us. */
-static __device__ __forceinline__ void mark_behind_picks(
+static __device__ __forceinline__ void fence_signal_relaxed(
 	const struct cuda_fence &m, unsigned long long n)
 {
 	*m.reached = n;
@@ -229,13 +234,13 @@ static inline cudaLaunchConfig_t cuda_launch_config(
 	c.dynamicSmemBytes = shared;
 	c.stream = b->stream;
 	c.attrs = attrs;
-	c.numAttrs = b->early_starts && !b->next_waits;
-	b->next_waits = false;
+	c.numAttrs = b->has_pdl && !b->next_serialized;
+	b->next_serialized = false;
 	return c;
 }
 
 /* Enqueues a kernel that may start while the op before it still runs (compute capability 9 and
- * newer): before it reads or writes anything but weights it calls grid_wait_before. Weights are
+ * newer): before it reads or writes anything but weights it calls grid_dependency_wait. Weights are
  * never written by kernels. */
 template <typename... P, typename... A>
 static void cuda_launch(struct cuda_backend *b, void (*kernel)(P...), dim3 grid, unsigned block,
@@ -264,11 +269,11 @@ static void cuda_launch_clusters(struct cuda_backend *b, void (*kernel)(P...), u
 
 /* 256-byte aligned device memory for the running op, contents undefined; NULL: the failure is kept.
  */
-void *cuda_scratch_of(struct cuda_backend *b, struct cuda_room *room, uint64_t bytes);
+void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *room, uint64_t bytes);
 
 static inline void *cuda_scratch(struct cuda_backend *b, uint64_t bytes)
 {
-	return cuda_scratch_of(b, &b->scratch, bytes);
+	return cuda_scratch_reserve(b, &b->scratch, bytes);
 }
 
 /* Lets a kernel use `bytes` of dynamic shared memory. *allowed: what it may use already, one static
@@ -279,12 +284,13 @@ bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes,
  * --------------------------------------------------------------------------------------- */
 
 /* Fences, graphs and usage (graph.cu). */
-cudaError_t cuda_pipe_open(struct cuda_backend *b);
-void cuda_pipe_close(struct cuda_backend *b);
-void cuda_pipe_drained(struct cuda_backend *b); /* the stream has been waited for */
-/* For a kernel that ends with a fence (mark_here), enqueued next; counted by the call. */
-struct cuda_fence cuda_mark_next(struct cuda_backend *b);
-void cuda_raise_mark(struct cuda_backend *b, struct cuda_fence next); /* enqueues a kernel for it */
+cudaError_t cuda_timeline_open(struct cuda_backend *b);
+void cuda_timeline_close(struct cuda_backend *b);
+void cuda_profile_drained(struct cuda_backend *b); /* the stream has been waited for */
+/* For a kernel that ends with a fence (fence_signal), enqueued next; counted by the call. */
+struct cuda_fence cuda_fence_next(struct cuda_backend *b);
+void cuda_fence_enqueue(
+	struct cuda_backend *b, struct cuda_fence next); /* enqueues a kernel for it */
 uint64_t cuda_fence(struct backend *b);
 int cuda_fence_wait(struct backend *b, uint64_t fence, struct err *e);
 int cuda_wait_expert_ids(struct backend *b, uint64_t fence, const uint64_t *expert_ids, int n,
@@ -298,32 +304,32 @@ void cuda_measure(struct backend *b, bool on);
 
 /* Spins until a fence has come, also when an op failed before, or there is no use in waiting: a
  * failure is kept then. */
-void cuda_follow(struct cuda_backend *b, uint64_t fence);
+void cuda_fence_spin(struct cuda_backend *b, uint64_t fence);
 /* If ops are being recorded: the recording has this deferred kernel from now on. False: they are
  * not, or a failure is kept. */
-bool cuda_pipe_take_await(struct cuda_backend *b, const struct cuda_await *w);
-struct cuda_notes *cuda_pipe_notes(struct cuda_backend *b);
+bool cuda_segment_add_deferred(struct cuda_backend *b, const struct deferred_experts *w);
+struct cuda_profile *cuda_profile_events(struct cuda_backend *b);
 /* For the first op behind a deferred kernel: NULL if that is not what the op in hand is; else its
- * kernel calls note_next_stretch. */
-struct cuda_notes *cuda_pipe_goes_on(struct cuda_backend *b);
+ * kernel calls profile_next_interval. */
+struct cuda_profile *cuda_deferred_successor(struct cuda_backend *b);
 
 /* Deferred kernels (deferred_experts.cu). */
 bool cuda_can_defer_experts(struct backend *b, const struct expert_job *like, int n_used);
 void cuda_experts_deferred(
 	struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out);
-void cuda_await_close(struct cuda_backend *b);
+void cuda_deferred_close(struct cuda_backend *b);
 /* Tells the deferred kernel in hand, if there is one, of these jobs; if they are not for it or it
  * cannot compute them, that there is nothing more to compute. Returns whether it computes them.
- * Else the caller launches them, but not if awaits_lost. */
-bool cuda_await_answer(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
+ * Else the caller launches them, but not if deferred_lost. */
+bool cuda_deferred_post(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int rows, int n_used, const float *out);
 /* Before the host waits for the device: there is nothing more to compute, for all deferred kernels.
  */
-void cuda_await_settle_all(struct cuda_backend *b);
-static inline void cuda_await_settle(struct cuda_backend *b)
+void cuda_deferred_drain_all(struct cuda_backend *b);
+static inline void cuda_deferred_drain(struct cuda_backend *b)
 {
-	if (b->n_awaits)
-		cuda_await_settle_all(b);
+	if (b->n_deferred)
+		cuda_deferred_drain_all(b);
 }
 
 int cuda_copier_open(struct backend *b, struct copier **out, struct err *e); /* gpu_copier.cu */
@@ -368,12 +374,12 @@ static __device__ __forceinline__ unsigned long long device_clock()
 }
 
 /* By one thread, when everything before its kernel has been waited for; ring: asked for before. */
-static __device__ __forceinline__ void note_next_stretch(
-	struct cuda_notes *notes, unsigned long long *ring)
+static __device__ __forceinline__ void profile_next_interval(
+	struct cuda_profile *profile, unsigned long long *ring)
 {
 	unsigned long long now = device_clock();
-	ring[notes->n++ % CUDA_NOTES] = now;
-	ring[notes->n++ % CUDA_NOTES] = now;
+	ring[profile->n++ % PROFILE_EVENTS] = now;
+	ring[profile->n++ % PROFILE_EVENTS] = now;
 }
 
 /* Sums over the warp by a butterfly: every lane gets the same bits. */

@@ -42,49 +42,50 @@ struct graph {
 	cudaGraphExec_t exec;
 	uint64_t generation;
 	size_t n_nodes;
-	uint64_t n_marks;
-	struct cuda_await *awaits;
-	int n_awaits;
+	uint64_t n_fences;
+	struct deferred_experts *deferred;
+	int n_deferred;
 };
 
-struct cuda_pipe {
+struct cuda_timeline {
 	uint64_t *reached;         /* pinned: the latest fence */
 	unsigned long long *count; /* device: fences */
 	struct graph *graphs;      /* [GRAPH_SLOTS] */
 	struct graph *now;         /* being recorded */
 	int n_graphs;
-	uint64_t now_marks, now_ns;
-	struct cuda_notes *notes; /* device */
-	unsigned long long *ring; /* device [CUDA_NOTES]: begin, end, begin, ... ; NULL until wanted */
-	uint8_t *kind;            /* [CUDA_NOTES / 2] of each begin: enum usage_kind */
-	uint64_t n_notes, n_read;
+	uint64_t now_fences, now_ns;
+	struct cuda_profile *profile; /* device */
+	unsigned long long
+		*ring;     /* device [PROFILE_EVENTS]: begin, end, begin, ... ; NULL until wanted */
+	uint8_t *kind; /* [PROFILE_EVENTS / 2] of each begin: enum usage_kind */
+	uint64_t n_events, n_read;
 	uint64_t last_end; /* 0: none */
 	uint64_t waited;   /* of notes->waited, read so far */
 };
 
-static __global__ void mark_kernel(struct cuda_fence m)
+static __global__ void fence_kernel(struct cuda_fence m)
 {
-	grid_let_next();
-	grid_wait_before();
-	mark_here(m, mark_number(m));
+	launch_dependents();
+	grid_dependency_wait();
+	fence_signal(m, fence_next_value(m));
 }
 
-static __global__ void note_kernel(struct cuda_notes *notes)
+static __global__ void timestamp_kernel(struct cuda_profile *profile)
 {
-	notes->ring[notes->n++ % CUDA_NOTES] = device_clock();
+	profile->ring[profile->n++ % PROFILE_EVENTS] = device_clock();
 }
 
-cudaError_t cuda_pipe_open(struct cuda_backend *b)
+cudaError_t cuda_timeline_open(struct cuda_backend *b)
 {
-	struct cuda_pipe *p = (struct cuda_pipe *)calloc(1, sizeof *p);
-	b->pipe = p;
+	struct cuda_timeline *p = (struct cuda_timeline *)calloc(1, sizeof *p);
+	b->timeline = p;
 	if (!p || !(p->graphs = (struct graph *)calloc(GRAPH_SLOTS, sizeof *p->graphs)))
 		return cudaErrorMemoryAllocation;
 	cudaError_t rc;
 	if ((rc = cudaHostAlloc((void **)&p->reached, sizeof *p->reached, cudaHostAllocMapped)) ||
 		(rc = cudaMalloc((void **)&p->count, sizeof *p->count)) ||
-		(rc = cudaMalloc((void **)&p->notes, sizeof *p->notes)) ||
-		(rc = cudaMemset(p->notes, 0, sizeof *p->notes)))
+		(rc = cudaMalloc((void **)&p->profile, sizeof *p->profile)) ||
+		(rc = cudaMemset(p->profile, 0, sizeof *p->profile)))
 		return rc;
 	*p->reached = 0;
 	return cudaMemset(p->count, 0, sizeof *p->count);
@@ -95,7 +96,7 @@ static void clear_graph(struct graph *g)
 {
 	if (g->exec)
 		cudaGraphExecDestroy(g->exec);
-	free(g->awaits);
+	free(g->deferred);
 	uint64_t key = g->key;
 	*g = (struct graph){};
 	g->key = key;
@@ -103,8 +104,8 @@ static void clear_graph(struct graph *g)
 
 static void forget_graphs(struct cuda_backend *b)
 {
-	struct cuda_pipe *p = b->pipe;
-	cuda_await_settle(b);
+	struct cuda_timeline *p = b->timeline;
+	cuda_deferred_drain(b);
 	for (int i = 0; i < GRAPH_SLOTS; i++) {
 		clear_graph(&p->graphs[i]);
 		p->graphs[i].key = 0;
@@ -112,21 +113,21 @@ static void forget_graphs(struct cuda_backend *b)
 	p->n_graphs = 0;
 }
 
-void cuda_pipe_close(struct cuda_backend *b)
+void cuda_timeline_close(struct cuda_backend *b)
 {
-	struct cuda_pipe *p = b->pipe;
+	struct cuda_timeline *p = b->timeline;
 	if (!p)
 		return;
 	if (p->graphs)
 		forget_graphs(b);
 	cudaFreeHost(p->reached);
 	cudaFree(p->count);
-	cudaFree(p->notes);
+	cudaFree(p->profile);
 	cudaFree(p->ring);
 	free(p->kind);
 	free(p->graphs);
 	free(p);
-	b->pipe = NULL;
+	b->timeline = NULL;
 }
 
 /* ---- fences
@@ -135,7 +136,7 @@ void cuda_pipe_close(struct cuda_backend *b)
 
 static bool has_reached(struct cuda_backend *b, uint64_t fence)
 {
-	return __atomic_load_n(b->pipe->reached, __ATOMIC_ACQUIRE) >= fence;
+	return __atomic_load_n(b->timeline->reached, __ATOMIC_ACQUIRE) >= fence;
 }
 
 /* The driver's word on a device that has not reached a fence for so long. False: there is no use in
@@ -166,26 +167,26 @@ static bool still_there(struct cuda_backend *b, uint64_t fence, uint64_t waited)
 			cudaGetErrorString(rc));
 	else
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s: fence %llu has not come, the last was %llu",
-			b->op, (unsigned long long)fence, (unsigned long long)*b->pipe->reached);
+			b->op, (unsigned long long)fence, (unsigned long long)*b->timeline->reached);
 	return false;
 }
 
-struct cuda_fence cuda_mark_next(struct cuda_backend *b)
+struct cuda_fence cuda_fence_next(struct cuda_backend *b)
 {
 	b->base.fence_value++;
-	return (struct cuda_fence){b->pipe->count, (unsigned long long *)b->pipe->reached};
+	return (struct cuda_fence){b->timeline->count, (unsigned long long *)b->timeline->reached};
 }
 
-void cuda_raise_mark(struct cuda_backend *b, struct cuda_fence next)
+void cuda_fence_enqueue(struct cuda_backend *b, struct cuda_fence next)
 {
-	cuda_launch(b, mark_kernel, 1, 1, 0, next);
+	cuda_launch(b, fence_kernel, 1, 1, 0, next);
 }
 
 uint64_t cuda_fence(struct backend *base)
 {
-	struct cuda_fence next = cuda_mark_next(cuda_of(base));
+	struct cuda_fence next = cuda_fence_next(cuda_of(base));
 	if (cuda_begin(base, "fence"))
-		cuda_raise_mark(cuda_of(base), next);
+		cuda_fence_enqueue(cuda_of(base), next);
 	return base->fence_value;
 }
 
@@ -197,7 +198,7 @@ bool cuda_fence_signaled(struct backend *b, uint64_t fence)
 /* A wait for a fence, or for what comes with it */
 struct patience {
 	unsigned spins;
-	uint64_t looked, waited;
+	uint64_t asked, waited;
 };
 
 /* Between two looks. Failures of the device become the backend's. False: there is no use in
@@ -210,8 +211,8 @@ static bool wait_a_little(struct cuda_backend *b, uint64_t fence, struct patienc
 #endif
 		return true;
 	}
-	uint64_t now = clock_ns(), since = p->looked ? now - p->looked : 0;
-	p->looked = now;
+	uint64_t now = clock_ns(), since = p->asked ? now - p->asked : 0;
+	p->asked = now;
 	p->waited += since < STOPPED_NS ? since : STOPPED_NS;
 	if (!still_there(b, fence, p->waited))
 		return false;
@@ -220,7 +221,7 @@ static bool wait_a_little(struct cuda_backend *b, uint64_t fence, struct patienc
 	return true;
 }
 
-void cuda_follow(struct cuda_backend *b, uint64_t fence)
+void cuda_fence_spin(struct cuda_backend *b, uint64_t fence)
 {
 	struct patience p = {};
 	while (!has_reached(b, fence) && wait_a_little(b, fence, &p))
@@ -230,9 +231,9 @@ void cuda_follow(struct cuda_backend *b, uint64_t fence)
 /* Before the host waits for a fence */
 static void begin_wait(struct cuda_backend *b, uint64_t fence)
 {
-	cuda_note_end(b);
-	if (b->n_awaits && fence > b->await_marks + b->awaits->n_fences)
-		cuda_await_settle(b);
+	cuda_profile_end(b);
+	if (b->n_deferred && fence > b->deferred_fence + b->deferred->n_fences)
+		cuda_deferred_drain(b);
 }
 
 static int waited(struct cuda_backend *b, struct err *e)
@@ -247,7 +248,7 @@ int cuda_fence_wait(struct backend *base, uint64_t fence, struct err *e)
 	struct cuda_backend *b = cuda_of(base);
 	begin_wait(b, fence);
 	if (!base->failure.code)
-		cuda_follow(b, fence);
+		cuda_fence_spin(b, fence);
 	return waited(b, e);
 }
 
@@ -274,7 +275,7 @@ int cuda_wait_expert_ids(struct backend *base, uint64_t fence, const uint64_t *e
 /* The key's entry, made if there is none. */
 static struct graph *find(struct cuda_backend *b, uint64_t key)
 {
-	struct cuda_pipe *p = b->pipe;
+	struct cuda_timeline *p = b->timeline;
 	if (p->n_graphs == GRAPHS_MAX)
 		forget_graphs(b);
 	uint64_t at = (key * 0x9e3779b97f4a7c15ull) >> 32;
@@ -286,30 +287,30 @@ static struct graph *find(struct cuda_backend *b, uint64_t key)
 }
 
 /* Kernels that were enqueued note the end of a stretch and the begin of the next one. */
-static void next_stretch(struct cuda_backend *b, enum usage_kind kind)
+static void next_interval(struct cuda_backend *b, enum usage_kind kind)
 {
-	b->pipe->n_notes += 2;
-	b->pipe->kind[b->pipe->n_notes % CUDA_NOTES / 2] = (uint8_t)kind;
+	b->timeline->n_events += 2;
+	b->timeline->kind[b->timeline->n_events % PROFILE_EVENTS / 2] = (uint8_t)kind;
 }
 
 /* fences: made before it */
 static void launch(struct cuda_backend *b, struct graph *g, uint64_t n_fences)
 {
-	cuda_note_end(b);
-	cuda_note_begin(b, USAGE_GRAPH);
+	cuda_profile_end(b);
+	cuda_profile_begin(b, USAGE_GRAPH);
 	cuda_check(b, cudaGraphLaunch(g->exec, b->stream));
 	b->used.launches += g->n_nodes;
 	b->used.graph_launches++;
-	b->awaits = g->awaits;
-	b->n_awaits = g->n_awaits;
-	b->await_marks = n_fences;
-	b->await_told = 0;
-	for (int i = 0; i < g->n_awaits && b->in_stretch; i++) {
-		next_stretch(b, USAGE_EXPERTS);
-		if (g->awaits[i].goes_on)
-			next_stretch(b, USAGE_GRAPH);
+	b->deferred = g->deferred;
+	b->n_deferred = g->n_deferred;
+	b->deferred_fence = n_fences;
+	b->posted_ranks = 0;
+	for (int i = 0; i < g->n_deferred && b->in_interval; i++) {
+		next_interval(b, USAGE_EXPERTS);
+		if (g->deferred[i].has_successor)
+			next_interval(b, USAGE_GRAPH);
 	}
-	cuda_note_end(b);
+	cuda_profile_end(b);
 }
 
 static bool is_valid(const struct cuda_backend *b, const struct graph *g)
@@ -329,20 +330,20 @@ static bool is_new(struct graph *g, uint64_t key)
 /* Ops are recorded from the stream in use on. */
 static void begin_recording(struct cuda_backend *b, struct graph *g)
 {
-	struct cuda_pipe *p = b->pipe;
+	struct cuda_timeline *p = b->timeline;
 	clear_graph(g);
 	p->now_ns = clock_ns();
 	if (!cuda_check(b, cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal)))
 		return;
 	p->now = g;
-	p->now_marks = b->base.fence_value;
+	p->now_fences = b->base.fence_value;
 	b->capturing = true;
 }
 
 /* Returns what was recorded, NULL when nothing was or it failed. */
 static struct graph *end_recording(struct cuda_backend *b)
 {
-	struct cuda_pipe *p = b->pipe;
+	struct cuda_timeline *p = b->timeline;
 	struct graph *g = p->now;
 	cudaGraph_t graph = NULL;
 	if (!g)
@@ -355,7 +356,7 @@ static struct graph *end_recording(struct cuda_backend *b)
 		cuda_check(b, cudaGraphGetNodes(graph, NULL, &g->n_nodes)) &&
 		cuda_check(b, cudaGraphInstantiate(&g->exec, graph, 0))) {
 		g->generation = b->generation;
-		g->n_marks = b->base.fence_value - p->now_marks;
+		g->n_fences = b->base.fence_value - p->now_fences;
 	}
 	if (graph)
 		cudaGraphDestroy(graph);
@@ -370,17 +371,17 @@ enum segment_mode cuda_segment_begin(struct backend *base, uint64_t key)
 	b->op = "graph";
 	if (base->failure.code || b->no_graphs)
 		return SEGMENT_EAGER;
-	cuda_await_settle(b);
-	b->awaits_lost = false;
+	cuda_deferred_drain(b);
+	b->deferred_lost = false;
 	struct graph *g = find(b, key);
 	if (is_valid(b, g)) {
 		launch(b, g, base->fence_value);
-		base->fence_value += g->n_marks;
+		base->fence_value += g->n_fences;
 		return SEGMENT_REPLAYED;
 	}
 	if (is_new(g, key))
 		return SEGMENT_EAGER;
-	cuda_note_end(b);
+	cuda_profile_end(b);
 	begin_recording(b, g);
 	return SEGMENT_CAPTURE;
 }
@@ -389,45 +390,45 @@ void cuda_segment_end(struct backend *base)
 {
 	struct graph *g = end_recording(cuda_of(base));
 	if (g)
-		launch(cuda_of(base), g, base->fence_value - g->n_marks);
+		launch(cuda_of(base), g, base->fence_value - g->n_fences);
 }
 
-bool cuda_pipe_take_await(struct cuda_backend *b, const struct cuda_await *w)
+bool cuda_segment_add_deferred(struct cuda_backend *b, const struct deferred_experts *w)
 {
-	struct cuda_pipe *p = b->pipe;
+	struct cuda_timeline *p = b->timeline;
 	struct graph *g = p->now;
 	if (!b->capturing || !g)
 		return false;
-	uint64_t n_fences = b->base.fence_value - p->now_marks;
-	void *grown = realloc(g->awaits, ((size_t)g->n_awaits + 1) * sizeof *g->awaits);
-	if (n_fences == (g->n_awaits ? g->awaits[g->n_awaits - 1].n_fences : 0))
+	uint64_t n_fences = b->base.fence_value - p->now_fences;
+	void *grown = realloc(g->deferred, ((size_t)g->n_deferred + 1) * sizeof *g->deferred);
+	if (n_fences == (g->n_deferred ? g->deferred[g->n_deferred - 1].n_fences : 0))
 		err_set(&b->base.failure, ERR_RUN, "cuda: experts_deferred: no fence before it");
 	else if (!grown)
 		err_set(&b->base.failure, ERR_MEMORY, "cuda: experts_deferred: no memory");
-	g->awaits = grown ? (struct cuda_await *)grown : g->awaits;
+	g->deferred = grown ? (struct deferred_experts *)grown : g->deferred;
 	if (b->base.failure.code)
 		return false;
-	g->awaits[g->n_awaits] = *w;
-	g->awaits[g->n_awaits++].n_fences = n_fences;
+	g->deferred[g->n_deferred] = *w;
+	g->deferred[g->n_deferred++].n_fences = n_fences;
 	return true;
 }
 
-struct cuda_notes *cuda_pipe_goes_on(struct cuda_backend *b)
+struct cuda_profile *cuda_deferred_successor(struct cuda_backend *b)
 {
-	struct graph *g = b->pipe->now;
-	if (!b->capturing || !g || !g->n_awaits || g->awaits[g->n_awaits - 1].goes_on)
+	struct graph *g = b->timeline->now;
+	if (!b->capturing || !g || !g->n_deferred || g->deferred[g->n_deferred - 1].has_successor)
 		return NULL;
-	g->awaits[g->n_awaits - 1].goes_on = true;
-	return b->pipe->notes;
+	g->deferred[g->n_deferred - 1].has_successor = true;
+	return b->timeline->profile;
 }
 
 void cuda_segments_drop(struct backend *base)
 {
 	struct cuda_backend *b = cuda_of(base);
-	if (!b->pipe->n_graphs)
+	if (!b->timeline->n_graphs)
 		return;
-	cuda_await_settle(b);
-	b->awaits_lost = false;
+	cuda_deferred_drain(b);
+	b->deferred_lost = false;
 	cudaStreamSynchronize(b->stream);
 	log_verbose("cuda: %llu graphs recorded in %.1f ms, %llu replays",
 		(unsigned long long)b->used.graphs_captured, (double)b->used.capture_ns * 1e-6,
@@ -439,46 +440,47 @@ void cuda_segments_drop(struct backend *base)
  * ------------------------------------------------------------------------------------------------
  */
 
-struct cuda_notes *cuda_pipe_notes(struct cuda_backend *b)
+struct cuda_profile *cuda_profile_events(struct cuda_backend *b)
 {
-	return b->pipe->notes;
+	return b->timeline->profile;
 }
 
-static void note(struct cuda_backend *b)
+static void timestamp_enqueue(struct cuda_backend *b)
 {
-	struct cuda_pipe *p = b->pipe;
-	note_kernel<<<1, 1, 0, b->stream>>>(p->notes);
+	struct cuda_timeline *p = b->timeline;
+	timestamp_kernel<<<1, 1, 0, b->stream>>>(p->profile);
 	cuda_check(b, cudaGetLastError());
-	p->n_notes++;
-	b->in_stretch = p->n_notes % 2;
+	p->n_events++;
+	b->in_interval = p->n_events % 2;
 }
 
-void cuda_note_begin(struct cuda_backend *b, enum usage_kind kind)
+void cuda_profile_begin(struct cuda_backend *b, enum usage_kind kind)
 {
-	if (!b->timing || b->in_stretch || b->capturing || b->base.failure.code)
+	if (!b->profiling || b->in_interval || b->capturing || b->base.failure.code)
 		return;
-	b->pipe->kind[b->pipe->n_notes % CUDA_NOTES / 2] = (uint8_t)kind;
-	note(b);
+	b->timeline->kind[b->timeline->n_events % PROFILE_EVENTS / 2] = (uint8_t)kind;
+	timestamp_enqueue(b);
 }
 
-void cuda_note_end(struct cuda_backend *b)
+void cuda_profile_end(struct cuda_backend *b)
 {
-	if (b->timing && b->in_stretch && !b->capturing && !b->base.failure.code)
-		note(b);
+	if (b->profiling && b->in_interval && !b->capturing && !b->base.failure.code)
+		timestamp_enqueue(b);
 }
 
 /* The notes not read yet, into busy and idle time. The stream has been waited for, the last stretch
  * has ended. */
-static void read_notes(struct cuda_backend *b)
+static void read_events(struct cuda_backend *b)
 {
-	struct cuda_pipe *p = b->pipe;
-	static unsigned long long notes[CUDA_NOTES]; /* one thread computes */
-	if (p->n_notes == p->n_read || b->base.failure.code ||
-		!cuda_check(b, cudaMemcpy(notes, p->ring, sizeof notes, cudaMemcpyDeviceToHost)))
+	struct cuda_timeline *p = b->timeline;
+	static unsigned long long events[PROFILE_EVENTS]; /* one thread computes */
+	if (p->n_events == p->n_read || b->base.failure.code ||
+		!cuda_check(b, cudaMemcpy(events, p->ring, sizeof events, cudaMemcpyDeviceToHost)))
 		return;
-	for (; p->n_read < p->n_notes; p->n_read += 2) {
-		uint64_t begin = notes[p->n_read % CUDA_NOTES], end = notes[p->n_read % CUDA_NOTES + 1];
-		enum usage_kind kind = (enum usage_kind)p->kind[p->n_read % CUDA_NOTES / 2];
+	for (; p->n_read < p->n_events; p->n_read += 2) {
+		uint64_t begin = events[p->n_read % PROFILE_EVENTS],
+				 end = events[p->n_read % PROFILE_EVENTS + 1];
+		enum usage_kind kind = (enum usage_kind)p->kind[p->n_read % PROFILE_EVENTS / 2];
 		b->used.n_intervals[kind]++;
 		b->used.busy_ns[kind] += end - begin;
 		if (p->last_end)
@@ -487,25 +489,26 @@ static void read_notes(struct cuda_backend *b)
 	}
 	unsigned long long waited = 0;
 	if (cuda_check(
-			b, cudaMemcpy(&waited, &p->notes->waited, sizeof waited, cudaMemcpyDeviceToHost))) {
+			b, cudaMemcpy(&waited, &p->profile->waited, sizeof waited, cudaMemcpyDeviceToHost))) {
 		b->used.busy_ns[USAGE_EXPERTS] -= waited - p->waited;
 		b->used.idle_ns[USAGE_EXPERTS] += waited - p->waited;
 		p->waited = waited;
 	}
 }
 
-void cuda_pipe_drained(struct cuda_backend *b)
+void cuda_profile_drained(struct cuda_backend *b)
 {
-	if (b->timing && !b->in_stretch && b->pipe->n_notes - b->pipe->n_read > CUDA_NOTES / 2)
-		read_notes(b);
+	if (b->profiling && !b->in_interval &&
+		b->timeline->n_events - b->timeline->n_read > PROFILE_EVENTS / 2)
+		read_events(b);
 }
 
 void cuda_usage(struct backend *base, struct backend_usage *out)
 {
 	struct cuda_backend *b = cuda_of(base);
-	if (b->timing) {
+	if (b->profiling) {
 		base->ops->wait(base, NULL);
-		read_notes(b);
+		read_events(b);
 	}
 	*out = b->used;
 }
@@ -513,35 +516,36 @@ void cuda_usage(struct backend *base, struct backend_usage *out)
 void cuda_measure(struct backend *base, bool on)
 {
 	struct cuda_backend *b = cuda_of(base);
-	struct cuda_pipe *p = b->pipe;
+	struct cuda_timeline *p = b->timeline;
 	base->ops->wait(base, NULL);
 	b->op = "measure";
 	if (on && !p->ring) {
-		p->kind = (uint8_t *)calloc(CUDA_NOTES / 2, 1);
-		if (!p->kind || !cuda_check(b, cudaMalloc((void **)&p->ring, CUDA_NOTES * sizeof *p->ring)))
+		p->kind = (uint8_t *)calloc(PROFILE_EVENTS / 2, 1);
+		if (!p->kind ||
+			!cuda_check(b, cudaMalloc((void **)&p->ring, PROFILE_EVENTS * sizeof *p->ring)))
 			return;
 	}
 	unsigned long long *ring = on ? p->ring : NULL;
-	if (!cuda_check(b, cudaMemcpy(&p->notes->ring, &ring, sizeof ring, cudaMemcpyHostToDevice)) ||
+	if (!cuda_check(b, cudaMemcpy(&p->profile->ring, &ring, sizeof ring, cudaMemcpyHostToDevice)) ||
 		!cuda_check(
 			b, cudaStreamSynchronize(NULL))) /* the stream does not wait for the default one */
 		return;
-	if (on && !b->timing) {
+	if (on && !b->profiling) {
 		/* stretches that are empty, to see what the notes themselves take; the first one is cold */
 		struct backend_usage before = b->used;
-		b->timing = true;
+		b->profiling = true;
 		p->last_end = 0;
 		for (int i = 0; i < CALIBRATIONS; i++) {
-			cuda_note_begin(b, USAGE_OTHER);
-			cuda_note_end(b);
+			cuda_profile_begin(b, USAGE_OTHER);
+			cuda_profile_end(b);
 		}
 		base->ops->wait(base, NULL);
-		read_notes(b);
+		read_events(b);
 		double gap = (double)(b->used.idle_ns[USAGE_OTHER] - before.idle_ns[USAGE_OTHER]) /
 					 (CALIBRATIONS - 1);
 		b->used = before;
 		b->used.event_gap_ns = gap;
 		p->last_end = 0;
 	}
-	b->timing = on;
+	b->profiling = on;
 }
