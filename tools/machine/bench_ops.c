@@ -48,24 +48,27 @@ int bench_op_copies(double bytes)
 	return n > MAX_COPIES ? MAX_COPIES : (int)n;
 }
 
-int bench_op_weights(struct bench_op *o, enum dtype type, const int n_in[3], const int n_out[3],
-	double *bytes, struct err *e)
+void bench_op_add_weight(
+	struct bench_op *o, int part, enum dtype type, int n_in, int n_out, int n_stack)
+{
+	o->w[part] =
+		bench_pool_weight(o->pool, type, n_in, n_out, n_stack, o->copies, &o->stride[part]);
+}
+
+double bench_op_weights(struct bench_op *o, enum dtype type, const int n_in[3], const int n_out[3])
 {
 	uint64_t row_bytes;
-	int rc;
-	*bytes = 0;
+	double bytes = 0;
 	for (int i = 0; i < 3; i++) {
 		if (!dtype_row_bytes(type, (uint64_t)n_in[i], &row_bytes))
 			bug("bench: %d values are no row of %s", n_in[i], dtype_name(type));
-		*bytes += (double)row_bytes * n_out[i];
+		bytes += (double)row_bytes * n_out[i];
 		o->macs += (double)o->rows * n_in[i] * n_out[i];
 	}
-	o->copies = bench_op_copies(*bytes);
+	o->copies = bench_op_copies(bytes);
 	for (int i = 0; i < 3; i++)
-		if ((rc = bench_pool_weight(
-				 o->pool, type, n_in[i], n_out[i], 1, o->copies, &o->w[i], &o->stride[i], e)))
-			return rc;
-	return 0;
+		bench_op_add_weight(o, i, type, n_in[i], n_out[i], 1);
+	return bytes;
 }
 
 /* ---- measuring ---- */
@@ -100,6 +103,10 @@ int bench_op_measure(struct bench_op *o, struct err *e, const char *detail)
 {
 	static uint64_t graphs;
 	struct bench_spread s;
+	if (o->pool->code) {
+		*e = o->pool->err;
+		return o->pool->code;
+	}
 	/* as the model does: only steps of few rows are recorded */
 	o->graph = o->rows < BENCH_CHUNK_ROWS && !o->alone ? ++graphs : 0;
 	int rc = work(o, e); /* so that the next call, which warms up, can record */
@@ -131,10 +138,14 @@ static int measure_device_copy(struct bench *b, struct backend *backend, struct 
 	struct bench_op o = {
 		.bench = b, .backend = backend, .call = call_device_copy, .copy_bytes = (size_t)1 << 30};
 	struct bench_spread s;
-	int rc;
-	if (!(rc = bench_pool_floats(&p, o.copy_bytes / sizeof(float), &o.x, e)) &&
-		!(rc = bench_pool_get(&p, MEM_DEVICE, o.copy_bytes, &o.y, e)) &&
-		!(rc = bench_time(b, work, &o, &s, e))) {
+	o.x = bench_pool_floats(&p, o.copy_bytes / sizeof(float));
+	o.y = bench_pool_get(&p, MEM_DEVICE, o.copy_bytes);
+	int rc = p.code;
+	if (rc)
+		*e = p.err;
+	else
+		rc = bench_time(b, work, &o, &s, e);
+	if (!rc) {
 		struct bench_spread rate = bench_rate(s, 2.0 * (double)o.copy_bytes * DEVICE_CALLS * 1e-9);
 		b->device_bytes_s = rate.median * 1e9;
 		bench_add(b, "ops", "GB/s", rate, 0, NULL, "copy on the card, arrays of %zu MiB",
@@ -144,173 +155,104 @@ static int measure_device_copy(struct bench *b, struct backend *backend, struct 
 	return rc;
 }
 
-enum what {
-	SMALL,
-	MATMUL,
-	STACKED_K,
-	STACKED_V,
-	ROPE,
-	LATENTS,
-	FFN,
-	ROUTERS,
-	SELECT,
-	ATTEND,
-	MLA,
-	EXPERTS
+struct op_entry {
+	bench_op_fn *run;
+	const char *op, *name; /* op: what --only matches besides the shape */
+	enum dtype type;
+	bool few; /* a card also takes a few rows at once: drafts, several users */
 };
 
-static int run_matmul(struct bench_op *o, const char *name, enum dtype type, struct err *e)
-{
-	const struct bench_shape *s = o->shape;
-	int n_in = s->n_embd, n_out = s->n_vocab;
-	if (!strcmp(name, "q_a")) {
-		n_out = s->q_rank;
-	} else if (!strcmp(name, "q_b")) {
-		n_in = s->q_rank;
-		n_out = s->heads * (s->nope + s->rope);
-	} else if (!strcmp(name, "o")) {
-		n_in = s->heads * s->value;
-		n_out = s->n_embd;
-	} else if (!strcmp(name, "kv_a")) {
-		n_out = s->kv_rank + s->rope;
-	} else if (!strcmp(name, "router")) {
-		n_out = s->n_experts;
+#define MATMUL(name, type)                                                                         \
+	{                                                                                              \
+		bench_op_matmul, "matmul", name, type, true                                                \
 	}
-	return bench_op_matmul(o, name, type, n_in, n_out, e);
-}
+#define EXPERTS(type)                                                                              \
+	{                                                                                              \
+		bench_op_experts, "expert_ffn", "expert_ffn", type, true                                   \
+	}
+static const struct op_entry entries[] = {
+	{bench_op_small, "embed", "embed", DTYPE_F32, false},
+	{bench_op_small, "rms_norm", "rms_norm", DTYPE_F32, false},
+	MATMUL("q_a", DTYPE_F32),
+	MATMUL("q_a", DTYPE_F16),
+	MATMUL("q_a", DTYPE_BF16),
+	MATMUL("q_a", DTYPE_Q8_0),
+	MATMUL("q_a", DTYPE_Q4_0),
+	MATMUL("q_a", DTYPE_Q2_K),
+	MATMUL("q_a", DTYPE_Q3_K),
+	MATMUL("q_a", DTYPE_Q4_K),
+	MATMUL("q_a", DTYPE_Q5_K),
+	MATMUL("q_a", DTYPE_Q6_K),
+	MATMUL("q_a", DTYPE_IQ2_XXS),
+	MATMUL("q_b", DTYPE_Q8_0),
+	MATMUL("o", DTYPE_Q8_0),
+	MATMUL("kv_a", DTYPE_Q8_0),
+	MATMUL("q_b", DTYPE_Q4_K),
+	MATMUL("o", DTYPE_Q4_K),
+	MATMUL("head", DTYPE_Q4_K),
+	MATMUL("router", DTYPE_F32),
+	MATMUL("head", DTYPE_Q8_0),
+	{bench_op_stacked, "stacked_matmul", "k_b", DTYPE_Q8_0, false},
+	{bench_op_stacked, "stacked_matmul", "v_b", DTYPE_Q8_0, false},
+	{bench_op_small, "swiglu", "swiglu", DTYPE_F32, false},
+	{bench_op_rope, "rope", "rope", DTYPE_F32, false},
+	{bench_op_latents, "latents", "latents", DTYPE_Q8_0, true},
+	{bench_op_latents, "latents", "latents", DTYPE_Q4_K, true},
+	{bench_op_ffn, "ffn", "shared", DTYPE_Q8_0, true},
+	{bench_op_ffn, "ffn", "shared", DTYPE_Q4_K, true},
+	{bench_op_ffn, "ffn", "dense", DTYPE_Q8_0, true},
+	{bench_op_index_select, "index_select", "index_select", DTYPE_F16, false},
+	{bench_op_index_select, "index_select", "long", DTYPE_F16, false},
+	{bench_op_attend, "attend", "attend", DTYPE_F16, false},
+	{bench_op_mla, "mla", "mla", DTYPE_F16, false},
+	{bench_op_mla, "mla", "short", DTYPE_F16, false},
+	{bench_op_small, "choice", "choice", DTYPE_F32, false},
+	{bench_op_routers, "route", "routers", DTYPE_F32, true},
+	EXPERTS(DTYPE_IQ2_XXS),
+	EXPERTS(DTYPE_Q2_K),
+	EXPERTS(DTYPE_Q4_K),
+	EXPERTS(DTYPE_Q8_0),
+	{bench_op_small, "moe_combine", "moe_combine", DTYPE_F32, false},
+};
 
-static int run_one(struct bench *b, struct backend *backend, const struct bench_shape *s, int rows,
-	enum what what, const char *name, enum dtype type, struct err *e)
+/* With one row, a chunk of rows, and on a card a few rows. */
+static int run_entry(struct bench *b, struct backend *backend, const struct bench_shape *shape,
+	const struct op_entry *x, struct err *e)
 {
-	struct bench_pool pool = {.backend = backend};
-	struct bench_op o = {.bench = b, .backend = backend, .pool = &pool, .shape = s, .rows = rows};
-	struct bench_shape longer = *s;
-	int rc = 0;
-	switch (what) {
-	case SMALL:
-		rc = bench_op_small(&o, name, e);
-		break;
-	case MATMUL:
-		rc = run_matmul(&o, name, type, e);
-		break;
-	case STACKED_K:
-		rc = bench_op_stacked(&o, name, s->nope, s->kv_rank, e);
-		break;
-	case STACKED_V:
-		rc = bench_op_stacked(&o, name, s->kv_rank, s->value, e);
-		break;
-	case ROPE:
-		rc = bench_op_rope(&o, e);
-		break;
-	case LATENTS:
-		rc = bench_op_latents(&o, type, e);
-		break;
-	case FFN:
-		rc = bench_op_ffn(&o, name, type, strcmp(name, "dense") ? s->ff_expert : s->ff_dense, e);
-		break;
-	case ROUTERS:
-		rc = bench_op_routers(&o, e);
-		break;
-	case SELECT:
-		longer.context *= 4;
-		o.shape = strcmp(name, "long") ? s : &longer;
-		rc = bench_op_index_select(&o, e);
-		break;
-	case ATTEND:
-		rc = bench_op_attend(&o, s->top_k, e);
-		break;
-	case MLA:
-		rc = bench_op_mla(&o, strcmp(name, "short") ? s->top_k : MIN(s->top_k, 500), e);
-		break;
-	case EXPERTS:
-		rc = bench_op_experts(&o, type, e);
-		break;
+	/* a chunk through the head is never computed: only last rows are */
+	const int most = !strcmp(x->name, "head") ? 1 : BENCH_CHUNK_ROWS;
+	const bool few = x->few && backend->ops->async;
+	for (int rows = 1; rows <= most; rows *= few ? 2 : BENCH_CHUNK_ROWS) {
+		if (rows > 8 && rows < BENCH_CHUNK_ROWS)
+			continue;
+		struct bench_pool pool = {.backend = backend};
+		struct bench_op o = {
+			.bench = b, .backend = backend, .pool = &pool, .shape = shape, .rows = rows};
+		int rc = x->run(&o, x->name, x->type, e);
+		bench_pool_release(&pool);
+		if (rc)
+			return err_prefix(e, "%d rows", rows) ? e->code : rc;
 	}
-	bench_pool_release(&pool);
-	return rc;
+	return 0;
 }
 
 int bench_ops(struct bench *b, struct backend *backend, const char *only, struct err *e)
 {
-	static const struct {
-		enum what what;
-		const char *op, *name; /* op: what --only matches besides the shape */
-		enum dtype type;
-	} list[] = {
-		{SMALL, "embed", "embed", DTYPE_F32},
-		{SMALL, "rms_norm", "rms_norm", DTYPE_F32},
-		{MATMUL, "matmul", "q_a", DTYPE_F32},
-		{MATMUL, "matmul", "q_a", DTYPE_F16},
-		{MATMUL, "matmul", "q_a", DTYPE_BF16},
-		{MATMUL, "matmul", "q_a", DTYPE_Q8_0},
-		{MATMUL, "matmul", "q_a", DTYPE_Q4_0},
-		{MATMUL, "matmul", "q_a", DTYPE_Q2_K},
-		{MATMUL, "matmul", "q_a", DTYPE_Q3_K},
-		{MATMUL, "matmul", "q_a", DTYPE_Q4_K},
-		{MATMUL, "matmul", "q_a", DTYPE_Q5_K},
-		{MATMUL, "matmul", "q_a", DTYPE_Q6_K},
-		{MATMUL, "matmul", "q_a", DTYPE_IQ2_XXS},
-		{MATMUL, "matmul", "q_b", DTYPE_Q8_0},
-		{MATMUL, "matmul", "o", DTYPE_Q8_0},
-		{MATMUL, "matmul", "kv_a", DTYPE_Q8_0},
-		{MATMUL, "matmul", "q_b", DTYPE_Q4_K},
-		{MATMUL, "matmul", "o", DTYPE_Q4_K},
-		{MATMUL, "matmul", "head", DTYPE_Q4_K},
-		{MATMUL, "matmul", "router", DTYPE_F32},
-		{MATMUL, "matmul", "head", DTYPE_Q8_0},
-		{STACKED_K, "stacked_matmul", "k_b", DTYPE_Q8_0},
-		{STACKED_V, "stacked_matmul", "v_b", DTYPE_Q8_0},
-		{SMALL, "swiglu", "swiglu", DTYPE_F32},
-		{ROPE, "rope", "rope", DTYPE_F32},
-		{LATENTS, "latents", "latents", DTYPE_Q8_0},
-		{LATENTS, "latents", "latents", DTYPE_Q4_K},
-		{FFN, "ffn", "shared", DTYPE_Q8_0},
-		{FFN, "ffn", "shared", DTYPE_Q4_K},
-		{FFN, "ffn", "dense", DTYPE_Q8_0},
-		{SELECT, "index_select", "index_select", DTYPE_F16},
-		{SELECT, "index_select", "long", DTYPE_F16},
-		{ATTEND, "attend", "attend", DTYPE_F16},
-		{MLA, "mla", "mla", DTYPE_F16},
-		{MLA, "mla", "short", DTYPE_F16},
-		{SMALL, "choice", "choice", DTYPE_F32},
-		{ROUTERS, "route", "routers", DTYPE_F32},
-		{EXPERTS, "expert_ffn", "expert_ffn", DTYPE_IQ2_XXS},
-		{EXPERTS, "expert_ffn", "expert_ffn", DTYPE_Q2_K},
-		{EXPERTS, "expert_ffn", "expert_ffn", DTYPE_Q4_K},
-		{EXPERTS, "expert_ffn", "expert_ffn", DTYPE_Q8_0},
-		{SMALL, "moe_combine", "moe_combine", DTYPE_F32},
-	};
 	bool any = false;
-	if (strcmp(backend->ops->name, "cpu")) {
-		int rc = measure_device_copy(b, backend, e);
-		if (rc)
-			return rc;
-	}
+	int rc = strcmp(backend->ops->name, "cpu") ? measure_device_copy(b, backend, e) : 0;
 	for (size_t s = 0; s < ARRAY_LEN(shapes); s++)
-		for (size_t i = 0; i < ARRAY_LEN(list); i++) {
+		for (size_t i = 0; i < ARRAY_LEN(entries) && !rc; i++) {
 			char label[96];
-			snprintf(label, sizeof label, "%s %s %s %s", shapes[s].name, list[i].op, list[i].name,
-				dtype_name(list[i].type));
+			snprintf(label, sizeof label, "%s %s %s %s", shapes[s].name, entries[i].op,
+				entries[i].name, dtype_name(entries[i].type));
 			if (only && !strstr(label, only))
 				continue;
 			any = true;
-			/* a chunk through the head is never computed: only last rows are */
-			int most =
-				list[i].what == MATMUL && !strcmp(list[i].name, "head") ? 1 : BENCH_CHUNK_ROWS;
-			/* a card also takes a few rows at once: drafts, several users */
-			bool few = backend->ops->async &&
-					   (list[i].what == MATMUL || list[i].what == LATENTS || list[i].what == FFN ||
-						   list[i].what == ROUTERS || list[i].what == EXPERTS);
-			for (int rows = 1; rows <= most; rows *= few ? 2 : BENCH_CHUNK_ROWS) {
-				if (rows > 8 && rows < BENCH_CHUNK_ROWS)
-					continue;
-				int rc = run_one(
-					b, backend, &shapes[s], rows, list[i].what, list[i].name, list[i].type, e);
-				if (rc)
-					return err_prefix(e, "%s, %d rows", label, rows) ? e->code : rc;
-			}
+			rc = run_entry(b, backend, &shapes[s], &entries[i], e);
+			if (rc)
+				err_prefix(e, "%s", label);
 		}
-	if (!any)
-		return err_set(e, ERR_USAGE, "--only: no op is called \"%.60s\"", only);
-	return 0;
+	if (!rc && !any)
+		rc = err_set(e, ERR_USAGE, "--only: no op is called \"%.60s\"", only);
+	return rc;
 }

@@ -54,33 +54,28 @@ struct cache_view bench_op_cache(const struct bench_op *o, int copy);
 /* How many copies of so many bytes are more than the caches hold. */
 int bench_op_copies(double bytes);
 
-/* Three weights of one op, so many copies that they have left the caches; *bytes: of one copy of
- * all. 0, or the pool's error. */
-int bench_op_weights(struct bench_op *o, enum dtype type, const int n_in[3], const int n_out[3],
-	double *bytes, struct err *e);
+/* Puts a weight of so many copies into o->w[part]. */
+void bench_op_add_weight(
+	struct bench_op *o, int part, enum dtype type, int n_in, int n_out, int n_stack);
 
-/* Times o->call and adds its line; detail names what else matters (type, widths). 0, or the
- * backend's failure. */
+/* Three weights of one op, so many copies that they have left the caches. Returns the bytes of one
+ * copy of all and adds their multiply-adds. */
+double bench_op_weights(struct bench_op *o, enum dtype type, const int n_in[3], const int n_out[3]);
+
+/* Times o->call and adds its line; detail names what else matters (type, widths). 0, or the failure
+ * of the pool or of the backend. */
 int bench_op_measure(struct bench_op *o, struct err *e, const char *detail);
 
-/* ---- the ops; all return 0 or the first failure ---- */
+/* ---- the ops: make operands, then measure. `name` tells variants apart. ---- */
+typedef int bench_op_fn(struct bench_op *o, const char *name, enum dtype type, struct err *e);
 
 /* bench_ops_products.c */
-int bench_op_small(struct bench_op *o, const char *name,
-	struct err *e); /* embed, rms_norm, swiglu, choice, moe_combine */
-int bench_op_matmul(
-	struct bench_op *o, const char *what, enum dtype type, int n_in, int n_out, struct err *e);
-int bench_op_stacked(struct bench_op *o, const char *what, int n_in, int n_out, struct err *e);
-int bench_op_ffn(struct bench_op *o, const char *what, enum dtype type, int n_ff, struct err *e);
-int bench_op_routers(
-	struct bench_op *o, struct err *e); /* norm, product, choice: a layer's own and its guess */
-int bench_op_experts(struct bench_op *o, enum dtype type, struct err *e);
+bench_op_fn bench_op_small; /* embed, rms_norm, swiglu, choice, moe_combine */
+bench_op_fn bench_op_matmul, bench_op_stacked, bench_op_ffn, bench_op_experts;
+bench_op_fn bench_op_routers; /* norm, gemv, choice: a layer's own and the predicted one */
 
 /* bench_ops_attention.c */
-int bench_op_rope(struct bench_op *o, struct err *e);
-int bench_op_latents(struct bench_op *o, enum dtype type, struct err *e);
-int bench_op_index_select(struct bench_op *o, struct err *e);
-int bench_op_attend(struct bench_op *o, int positions, struct err *e);
-int bench_op_mla(struct bench_op *o, int positions, struct err *e); /* with the output product */
+bench_op_fn bench_op_rope, bench_op_latents, bench_op_index_select, bench_op_attend;
+bench_op_fn bench_op_mla; /* with the output matrix */
 
 #endif

@@ -9,6 +9,9 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+#define CACHE_PATTERN ((size_t)1 << 16) /* values, over and over */
 
 /* ---- the calls ---- */
 
@@ -105,113 +108,101 @@ static void call_mla(struct bench_op *o, int copy)
 /* ---- their operands ---- */
 
 /* The rows of a step at the end of a full context, rotary angles, and a cache. */
-static int prepare_rows(struct bench_op *o, int width, int copies, struct err *e)
+static void prepare_rows(struct bench_op *o, int width, int copies)
 {
 	const struct bench_shape *s = o->shape;
-	int rc;
-	int32_t *pos = NEW_ARRAY(int32_t, o->rows), *base = NEW_ARRAY(int32_t, o->rows);
+	const size_t rows = (size_t)o->rows;
+	int32_t *pos = NEW_ARRAY(int32_t, rows), *base = NEW_ARRAY(int32_t, rows);
 	for (int i = 0; i < o->rows; i++)
 		pos[i] = s->context - o->rows + i;
 	o->copies = copies;
 	o->cache_stride = (size_t)s->context * (size_t)width * sizeof(uint16_t);
-	o->cache = (struct cache_view){.type = DTYPE_F16, .width = width};
-	float *inv_freq = NULL, *angles = NULL;
-	uint8_t *cache = NULL;
-	if ((rc = bench_pool_ints(o->pool, pos, (size_t)o->rows, &o->pos, e)) ||
-		(rc = bench_pool_ints(o->pool, base, (size_t)o->rows, &o->base, e)) ||
-		(rc = bench_pool_floats(o->pool, (size_t)s->rope / 2, &inv_freq, e)) ||
-		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)s->rope, &angles, e)) ||
-		(rc = bench_pool_get(o->pool, MEM_DEVICE, o->cache_stride * (size_t)copies, &cache, e)))
-		goto out;
-	uint16_t *host = NEW_ARRAY(uint16_t, (size_t)1 << 16);
+	o->pos = bench_pool_ints(o->pool, pos, rows);
+	o->base = bench_pool_ints(o->pool, base, rows);
+	const float *inv_freq = bench_pool_floats(o->pool, (size_t)s->rope / 2);
+	float *angles = bench_pool_floats(o->pool, rows * (size_t)s->rope);
+	uint16_t *host = NEW_ARRAY(uint16_t, CACHE_PATTERN);
 	struct rng r = {3};
-	for (size_t i = 0; i < (size_t)1 << 16; i++)
+	for (size_t i = 0; i < CACHE_PATTERN; i++)
 		host[i] = f32_to_f16((float)(rng_unit(&r) * 2 - 1));
-	for (size_t at = 0; at < o->cache_stride * (size_t)copies; at += (size_t)1 << 17)
-		o->backend->ops->upload(o->backend, cache + at, host,
-			MIN((size_t)1 << 17, o->cache_stride * (size_t)copies - at));
-	rc = o->backend->ops->wait(o->backend, e);
-	free(host);
-	o->cache.data = cache;
+	o->cache = (struct cache_view){.type = DTYPE_F16,
+		.width = width,
+		.data = bench_pool_pattern(
+			o->pool, o->cache_stride * (size_t)copies, host, CACHE_PATTERN * sizeof *host)};
 	o->batch =
 		(struct batch){.n = o->rows, .pos = o->pos, .base = o->base, .max_pos = s->context - 1};
-	o->backend->ops->rope_angles(o->backend, &o->batch, inv_freq, s->rope, angles);
+	if (!o->pool->code)
+		o->backend->ops->rope_angles(o->backend, &o->batch, inv_freq, s->rope, angles);
 	o->rope = (struct rope){.cos_sin = angles, .dim = s->rope};
-out:
+	free(host);
 	free(pos);
 	free(base);
-	return rc;
 }
 
-int bench_op_rope(struct bench_op *o, struct err *e)
+int bench_op_rope(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
+	(void)type;
 	const struct bench_shape *s = o->shape;
-	int rc;
 	size_t n = (size_t)o->rows * (size_t)s->heads * (size_t)(s->nope + s->rope);
-	if ((rc = prepare_rows(o, s->index_dim, 1, e)) ||
-		(rc = bench_pool_floats(o->pool, n, &o->x, e)) ||
-		(rc = bench_pool_floats(o->pool, n, &o->y, e)))
-		return rc;
+	prepare_rows(o, s->index_dim, 1);
+	o->x = bench_pool_floats(o->pool, n);
+	o->y = bench_pool_floats(o->pool, n);
 	o->bytes = 8.0 * o->rows * s->heads * s->rope;
-	o->macs = 0;
 	o->call = call_rope;
-	o->name = "rope";
+	o->name = name;
 	return bench_op_measure(o, e, "");
 }
 
 /* As in a layer without an indexer. */
-int bench_op_latents(struct bench_op *o, enum dtype type, struct err *e)
+int bench_op_latents(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
 	const struct bench_shape *s = o->shape;
-	int rc, width = s->kv_rank + s->rope, query = s->heads * (s->nope + s->rope);
-	int n_in[] = {s->n_embd, s->n_embd, s->q_rank}, n_out[] = {s->q_rank, width, query};
-	double weights;
-	if ((rc = bench_op_weights(o, type, n_in, n_out, &weights, e)) ||
-		(rc = prepare_rows(o, width, o->copies, e)) ||
-		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
-		(rc = bench_pool_floats(
-			 o->pool, (size_t)o->rows * (size_t)(s->q_rank + width + query), &o->y, e)) ||
-		(rc = bench_pool_floats(o->pool, (size_t)MAX(s->q_rank, s->kv_rank), &o->z, e)))
-		return rc;
+	const int width = s->kv_rank + s->rope, query = s->heads * (s->nope + s->rope);
+	const int n_in[] = {s->n_embd, s->n_embd, s->q_rank}, n_out[] = {s->q_rank, width, query};
+	const size_t rows = (size_t)o->rows;
+	const double weights = bench_op_weights(o, type, n_in, n_out);
+	prepare_rows(o, width, o->copies);
+	o->x = bench_pool_floats(o->pool, rows * (size_t)s->n_embd);
+	o->y = bench_pool_floats(o->pool, rows * (size_t)(s->q_rank + width + query));
+	o->z = bench_pool_floats(o->pool, (size_t)MAX(s->q_rank, s->kv_rank));
 	o->bytes = weights + 4.0 * o->rows * (s->n_embd + 2 * s->q_rank + 2 * width + query);
 	o->call = call_latents;
-	o->name = "latents";
+	o->name = name;
 	char detail[64];
 	snprintf(detail, sizeof detail, "%s %d>%d+%d, %d>%d", dtype_name(type), s->n_embd, s->q_rank,
 		width, s->q_rank, query);
 	return bench_op_measure(o, e, detail);
 }
 
-int bench_op_index_select(struct bench_op *o, struct err *e)
+int bench_op_index_select(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
-	const struct bench_shape *s = o->shape;
-	int rc;
-	size_t rows = (size_t)o->rows;
-	if ((rc = prepare_rows(o, s->index_dim, bench_op_copies(2.0 * s->context * s->index_dim), e)) ||
-		(rc = bench_pool_floats(
-			 o->pool, rows * (size_t)s->index_heads * (size_t)s->index_dim, &o->x, e)) ||
-		(rc = bench_pool_floats(o->pool, rows * (size_t)s->index_heads, &o->z, e)) ||
-		(rc = bench_pool_get(
-			 o->pool, MEM_DEVICE, rows * (size_t)s->top_k * sizeof(int32_t), &o->sel, e)) ||
-		(rc = bench_pool_get(o->pool, MEM_DEVICE, rows * sizeof(int32_t), &o->n_sel, e)))
-		return rc;
-	o->bytes = 2.0 * s->context * s->index_dim;
-	o->macs = (double)o->rows * s->context * s->index_heads * (s->index_dim + 1);
+	(void)type;
+	struct bench_shape s = *o->shape;
+	const size_t rows = (size_t)o->rows, heads = (size_t)s.index_heads;
+	if (!strcmp(name, "long"))
+		s.context *= 4;
+	o->shape = &s;
+	prepare_rows(o, s.index_dim, bench_op_copies(2.0 * s.context * s.index_dim));
+	o->x = bench_pool_floats(o->pool, rows * heads * (size_t)s.index_dim);
+	o->z = bench_pool_floats(o->pool, rows * heads);
+	o->sel = bench_pool_get(o->pool, MEM_DEVICE, rows * (size_t)s.top_k * sizeof(int32_t));
+	o->n_sel = bench_pool_get(o->pool, MEM_DEVICE, rows * sizeof(int32_t));
+	o->bytes = 2.0 * s.context * s.index_dim;
+	o->macs = (double)o->rows * s.context * s.index_heads * (s.index_dim + 1);
 	o->call = call_index_select;
 	o->name = "index_select";
 	char detail[64];
-	snprintf(detail, sizeof detail, "%d of %d", s->top_k, s->context);
+	snprintf(detail, sizeof detail, "%d of %d", s.top_k, s.context);
 	return bench_op_measure(o, e, detail);
 }
 
 /* What attend and mla have in common: a context of which every row has selected the same positions,
  * spread evenly. */
-static int prepare_selection(
-	struct bench_op *o, int positions, double weights, int query, struct err *e)
+static void prepare_selection(struct bench_op *o, int positions, double weights, int query)
 {
 	const struct bench_shape *s = o->shape;
-	int rc, width = s->kv_rank + s->rope;
-	size_t rows = (size_t)o->rows, top_k = (size_t)s->top_k;
+	const int width = s->kv_rank + s->rope;
+	const size_t rows = (size_t)o->rows, top_k = (size_t)s->top_k;
 	int32_t *sel = NEW_ARRAY(int32_t, rows * top_k), *n_sel = NEW_ARRAY(int32_t, rows);
 	for (size_t r = 0; r < rows; r++) {
 		n_sel[r] = positions;
@@ -219,15 +210,14 @@ static int prepare_selection(
 			sel[r * top_k + (size_t)i] =
 				(int32_t)((int64_t)i * (s->context - BENCH_CHUNK_ROWS) / positions);
 	}
-	if (!(rc = prepare_rows(o, width, bench_op_copies(2.0 * positions * width + weights), e)) &&
-		!(rc = bench_pool_floats(o->pool, rows * (size_t)s->heads * (size_t)query, &o->x, e)) &&
-		!(rc = bench_pool_ints(o->pool, sel, rows * top_k, &o->sel, e)))
-		rc = bench_pool_ints(o->pool, n_sel, rows, &o->n_sel, e);
+	prepare_rows(o, width, bench_op_copies(2.0 * positions * width + weights));
+	o->x = bench_pool_floats(o->pool, rows * (size_t)s->heads * (size_t)query);
+	o->sel = bench_pool_ints(o->pool, sel, rows * top_k);
+	o->n_sel = bench_pool_ints(o->pool, n_sel, rows);
 	o->bytes = weights + 2.0 * positions * width;
 	o->macs = (double)o->rows * s->heads * positions * (width + s->kv_rank);
 	free(sel);
 	free(n_sel);
-	return rc;
 }
 
 static int measure_heads(struct bench_op *o, int positions, const char *what, struct err *e)
@@ -237,36 +227,32 @@ static int measure_heads(struct bench_op *o, int positions, const char *what, st
 	return bench_op_measure(o, e, detail);
 }
 
-int bench_op_attend(struct bench_op *o, int positions, struct err *e)
+int bench_op_attend(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
+	(void)type;
 	const struct bench_shape *s = o->shape;
-	size_t out = (size_t)o->rows * (size_t)s->heads * (size_t)s->kv_rank;
-	int rc;
-	if ((rc = prepare_selection(o, positions, 0, s->kv_rank + s->rope, e)) ||
-		(rc = bench_pool_floats(o->pool, out, &o->y, e)))
-		return rc;
+	prepare_selection(o, s->top_k, 0, s->kv_rank + s->rope);
+	o->y = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)s->heads * (size_t)s->kv_rank);
 	o->call = call_attend;
-	o->name = "attend";
-	return measure_heads(o, positions, "", e);
+	o->name = name;
+	return measure_heads(o, s->top_k, "", e);
 }
 
-int bench_op_mla(struct bench_op *o, int positions, struct err *e)
+int bench_op_mla(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
+	(void)type;
 	const struct bench_shape *s = o->shape;
-	int rc, width = s->kv_rank + s->rope, values = s->heads * s->value;
-	size_t rows = (size_t)o->rows,
-		   own = rows * (size_t)s->heads * (size_t)(width + s->kv_rank + s->value);
+	const int positions = strcmp(name, "short") ? s->top_k : MIN(s->top_k, 500);
+	const int width = s->kv_rank + s->rope, values = s->heads * s->value;
+	const size_t rows = (size_t)o->rows,
+				 own = rows * (size_t)s->heads * (size_t)(width + s->kv_rank + s->value);
 	double n = (double)s->heads * s->kv_rank * (s->nope + s->value) + (double)values * s->n_embd;
-	if ((rc = prepare_selection(o, positions, 34.0 / 32 * n, s->nope + s->rope, e)) ||
-		(rc = bench_pool_weight(o->pool, DTYPE_Q8_0, s->nope, s->kv_rank, s->heads, o->copies,
-			 &o->w[0], &o->stride[0], e)) ||
-		(rc = bench_pool_weight(o->pool, DTYPE_Q8_0, s->kv_rank, s->value, s->heads, o->copies,
-			 &o->w[1], &o->stride[1], e)) ||
-		(rc = bench_pool_weight(
-			 o->pool, DTYPE_Q8_0, values, s->n_embd, 1, o->copies, &o->w[2], &o->stride[2], e)) ||
-		(rc = bench_pool_floats(o->pool, rows * (size_t)s->n_embd, &o->y, e)) ||
-		(rc = bench_pool_floats(o->pool, own, &o->z, e)))
-		return rc;
+	prepare_selection(o, positions, 34.0 / 32 * n, s->nope + s->rope);
+	bench_op_add_weight(o, 0, DTYPE_Q8_0, s->nope, s->kv_rank, s->heads);
+	bench_op_add_weight(o, 1, DTYPE_Q8_0, s->kv_rank, s->value, s->heads);
+	bench_op_add_weight(o, 2, DTYPE_Q8_0, values, s->n_embd, 1);
+	o->y = bench_pool_floats(o->pool, rows * (size_t)s->n_embd);
+	o->z = bench_pool_floats(o->pool, own);
 	o->macs += (double)o->rows * n;
 	o->call = call_mla;
 	o->name = "mla";

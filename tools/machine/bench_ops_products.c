@@ -102,8 +102,7 @@ static void call_routers(struct bench_op *o, int copy)
 	o->backend->ops->route(o->backend, a, 2, o->rows);
 }
 
-/* Decode: n_used experts with one place each. Prefill: every expert with its share of the places.
- */
+/* Decode: n_used experts with one (token, rank) slot each. Prefill: every expert with its share. */
 static void call_expert_ffn(struct bench_op *o, int copy)
 {
 	const struct bench_shape *s = o->shape;
@@ -133,91 +132,98 @@ static void call_moe_combine(struct bench_op *o, int copy)
 
 /* ---- their operands ---- */
 
-int bench_op_matmul(
-	struct bench_op *o, const char *what, enum dtype type, int n_in, int n_out, struct err *e)
+int bench_op_matmul(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
+	const struct bench_shape *s = o->shape;
+	const size_t rows = (size_t)o->rows;
+	int n_in = s->n_embd, n_out = s->n_vocab; /* head */
 	uint64_t row_bytes;
-	int rc;
+	if (!strcmp(name, "q_a")) {
+		n_out = s->q_rank;
+	} else if (!strcmp(name, "q_b")) {
+		n_in = s->q_rank;
+		n_out = s->heads * (s->nope + s->rope);
+	} else if (!strcmp(name, "o")) {
+		n_in = s->heads * s->value;
+		n_out = s->n_embd;
+	} else if (!strcmp(name, "kv_a")) {
+		n_out = s->kv_rank + s->rope;
+	} else if (!strcmp(name, "router")) {
+		n_out = s->n_experts;
+	}
 	if (!quantize_supported(type) || !dtype_row_bytes(type, (uint64_t)n_in, &row_bytes))
 		return 0;
-	double weight = (double)row_bytes * n_out;
+	const double weight = (double)row_bytes * n_out;
 	o->copies = bench_op_copies(weight);
-	if ((rc = bench_pool_weight(
-			 o->pool, type, n_in, n_out, 1, o->copies, &o->w[0], &o->stride[0], e)) ||
-		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)n_in, &o->x, e)) ||
-		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)n_out, &o->y, e)))
-		return rc;
+	bench_op_add_weight(o, 0, type, n_in, n_out, 1);
+	o->x = bench_pool_floats(o->pool, rows * (size_t)n_in);
+	o->y = bench_pool_floats(o->pool, rows * (size_t)n_out);
 	o->bytes = weight + 4.0 * o->rows * ((double)n_in + (double)n_out);
 	o->macs = (double)o->rows * n_in * n_out;
 	o->call = call_matmul;
 	o->name = "matmul";
 	char detail[64];
-	snprintf(detail, sizeof detail, "%s %s %d>%d", what, dtype_name(type), n_in, n_out);
+	snprintf(detail, sizeof detail, "%s %s %d>%d", name, dtype_name(type), n_in, n_out);
 	return bench_op_measure(o, e, detail);
 }
 
-int bench_op_stacked(struct bench_op *o, const char *what, int n_in, int n_out, struct err *e)
+/* k_b makes latents of keys, v_b values of latents. */
+int bench_op_stacked(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
 	const struct bench_shape *s = o->shape;
-	int rc;
+	const bool keys = !strcmp(name, "k_b");
+	const int n_in = keys ? s->nope : s->kv_rank, n_out = keys ? s->kv_rank : s->value;
+	const size_t vectors = (size_t)o->rows * (size_t)s->heads;
 	uint64_t row_bytes;
-	if (!dtype_row_bytes(DTYPE_Q8_0, (uint64_t)n_in, &row_bytes))
+	if (!dtype_row_bytes(type, (uint64_t)n_in, &row_bytes))
 		return 0;
-	double weight = (double)row_bytes * n_out * s->heads;
+	const double weight = (double)row_bytes * n_out * s->heads;
 	o->copies = bench_op_copies(weight);
-	if ((rc = bench_pool_weight(
-			 o->pool, DTYPE_Q8_0, n_in, n_out, s->heads, o->copies, &o->w[0], &o->stride[0], e)) ||
-		(rc = bench_pool_floats(
-			 o->pool, (size_t)o->rows * (size_t)s->heads * (size_t)n_in, &o->x, e)) ||
-		(rc = bench_pool_floats(
-			 o->pool, (size_t)o->rows * (size_t)s->heads * (size_t)n_out, &o->y, e)))
-		return rc;
-	o->bytes = weight + 4.0 * o->rows * s->heads * (n_in + n_out);
-	o->macs = (double)o->rows * n_in * n_out * s->heads;
+	bench_op_add_weight(o, 0, type, n_in, n_out, s->heads);
+	o->x = bench_pool_floats(o->pool, vectors * (size_t)n_in);
+	o->y = bench_pool_floats(o->pool, vectors * (size_t)n_out);
+	o->bytes = weight + 4.0 * (double)vectors * (n_in + n_out);
+	o->macs = (double)vectors * n_in * n_out;
 	o->call = call_stacked;
 	o->name = "stacked_matmul";
 	char detail[64];
-	snprintf(detail, sizeof detail, "%s Q8_0 %dx %d>%d", what, s->heads, n_in, n_out);
+	snprintf(
+		detail, sizeof detail, "%s %s %dx %d>%d", name, dtype_name(type), s->heads, n_in, n_out);
 	return bench_op_measure(o, e, detail);
 }
 
-int bench_op_ffn(struct bench_op *o, const char *what, enum dtype type, int n_ff, struct err *e)
+int bench_op_ffn(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
-	int rc, n = o->shape->n_embd;
-	size_t rows = (size_t)o->rows;
-	double weights;
-	if ((rc = bench_op_weights(
-			 o, type, (const int[]){n, n, n_ff}, (const int[]){n_ff, n_ff, n}, &weights, e)) ||
-		(rc = bench_pool_floats(o->pool, rows * (size_t)n, &o->x, e)) ||
-		(rc = bench_pool_floats(o->pool, rows * (size_t)n, &o->y, e)) ||
-		(rc = bench_pool_floats(o->pool, 2 * rows * (size_t)n_ff, &o->z, e)))
-		return rc;
+	const struct bench_shape *s = o->shape;
+	const int n = s->n_embd, n_ff = strcmp(name, "dense") ? s->ff_expert : s->ff_dense;
+	const size_t rows = (size_t)o->rows;
+	const double weights =
+		bench_op_weights(o, type, (const int[]){n, n, n_ff}, (const int[]){n_ff, n_ff, n});
+	o->x = bench_pool_floats(o->pool, rows * (size_t)n);
+	o->y = bench_pool_floats(o->pool, rows * (size_t)n);
+	o->z = bench_pool_floats(o->pool, 2 * rows * (size_t)n_ff);
 	o->bytes = weights + 8.0 * o->rows * (n + n_ff);
 	o->call = call_ffn;
 	o->name = "ffn";
 	char detail[64];
-	snprintf(detail, sizeof detail, "%s %s %d>%d>%d", what, dtype_name(type), n, n_ff, n);
+	snprintf(detail, sizeof detail, "%s %s %d>%d>%d", name, dtype_name(type), n, n_ff, n);
 	return bench_op_measure(o, e, detail);
 }
 
-int bench_op_routers(struct bench_op *o, struct err *e)
+int bench_op_routers(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
+	(void)name;
 	const struct bench_shape *s = o->shape;
-	size_t rows = (size_t)o->rows, embd = (size_t)s->n_embd, experts = (size_t)s->n_experts,
-		   used = (size_t)s->n_used;
-	double weights = 2 * 4.0 * (double)(embd * experts);
-	int rc;
+	const size_t rows = (size_t)o->rows, embd = (size_t)s->n_embd, experts = (size_t)s->n_experts,
+				 used = (size_t)s->n_used;
+	const double weights = 2 * 4.0 * (double)(embd * experts);
 	o->copies = bench_op_copies(weights);
 	for (int i = 0; i < 2; i++)
-		if ((rc = bench_pool_weight(o->pool, DTYPE_F32, s->n_embd, s->n_experts, 1, o->copies,
-				 &o->w[i], &o->stride[i], e)))
-			return rc;
-	if ((rc = bench_pool_floats(o->pool, rows * embd, &o->x, e)) ||
-		(rc = bench_pool_floats(o->pool, embd + experts, &o->z, e)) ||
-		(rc = bench_pool_floats(o->pool, 2 * rows * (embd + experts) + rows * used, &o->y, e)) ||
-		(rc = bench_pool_get(
-			 o->pool, MEM_SHARED, 2 * rows * used * sizeof(uint64_t), &o->expert_ids, e)))
-		return rc;
+		bench_op_add_weight(o, i, type, s->n_embd, s->n_experts, 1);
+	o->x = bench_pool_floats(o->pool, rows * embd);
+	o->z = bench_pool_floats(o->pool, embd + experts);
+	o->y = bench_pool_floats(o->pool, 2 * rows * (embd + experts) + rows * used);
+	o->expert_ids = bench_pool_get(o->pool, MEM_SHARED, 2 * rows * used * sizeof(uint64_t));
 	o->bytes = weights + 8.0 * (double)(rows * embd);
 	o->macs = 2.0 * (double)(rows * embd * experts);
 	o->call = call_routers;
@@ -225,94 +231,82 @@ int bench_op_routers(struct bench_op *o, struct err *e)
 	return bench_op_measure(o, e, "two routers with their norm");
 }
 
-int bench_op_experts(struct bench_op *o, enum dtype type, struct err *e)
+int bench_op_experts(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
 	const struct bench_shape *s = o->shape;
+	const int n_slots = o->rows * s->n_used, distinct = MIN(n_slots, s->n_experts);
 	uint64_t in_bytes, out_bytes;
-	int rc;
 	if (!quantize_supported(type) || !dtype_row_bytes(type, (uint64_t)s->n_embd, &in_bytes) ||
 		!dtype_row_bytes(type, (uint64_t)s->ff_expert, &out_bytes))
 		return 0;
-	double expert = 2.0 * (double)in_bytes * s->ff_expert + (double)out_bytes * s->n_embd;
-	int n_slots = o->rows * s->n_used, distinct = MIN(n_slots, s->n_experts);
+	const double expert = 2.0 * (double)in_bytes * s->ff_expert + (double)out_bytes * s->n_embd;
 	o->copies = MIN(MAX(bench_op_copies(expert), s->n_used), s->n_experts);
-	if ((rc = bench_pool_weight(
-			 o->pool, type, s->n_embd, s->ff_expert, 1, o->copies, &o->w[0], &o->stride[0], e)) ||
-		(rc = bench_pool_weight(
-			 o->pool, type, s->n_embd, s->ff_expert, 1, o->copies, &o->w[1], &o->stride[1], e)) ||
-		(rc = bench_pool_weight(
-			 o->pool, type, s->ff_expert, s->n_embd, 1, o->copies, &o->w[2], &o->stride[2], e)) ||
-		(rc = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)s->n_embd, &o->x, e)) ||
-		(rc = bench_pool_floats(o->pool, (size_t)n_slots * (size_t)s->n_embd, &o->y, e)))
-		return rc;
+	bench_op_add_weight(o, 0, type, s->n_embd, s->ff_expert, 1);
+	bench_op_add_weight(o, 1, type, s->n_embd, s->ff_expert, 1);
+	bench_op_add_weight(o, 2, type, s->ff_expert, s->n_embd, 1);
+	o->x = bench_pool_floats(o->pool, (size_t)o->rows * (size_t)s->n_embd);
+	o->y = bench_pool_floats(o->pool, (size_t)n_slots * (size_t)s->n_embd);
+	/* slot row * n_used + rank, so that the slots of one job belong to different rows */
 	o->token_slots = NEW_ARRAY(int32_t, n_slots);
-	for (int i = 0; i < n_slots;
-		 i++) /* place r * n_used + k, so that one job's places belong to different rows */
+	for (int i = 0; i < n_slots; i++)
 		o->token_slots[i] = i % o->rows * s->n_used + i / o->rows;
 	o->bytes = expert * distinct + 4.0 * (o->rows + n_slots) * s->n_embd;
 	o->macs = 3.0 * n_slots * s->n_embd * (double)s->ff_expert;
 	o->call = call_expert_ffn;
 	o->alone = true;
-	o->name = "expert_ffn";
+	o->name = name;
 	char detail[64];
 	snprintf(detail, sizeof detail, "%s, %d experts", dtype_name(type), distinct);
-	rc = bench_op_measure(o, e, detail);
+	int rc = bench_op_measure(o, e, detail);
 	free(o->token_slots);
 	o->token_slots = NULL;
 	return rc;
 }
 
-/* embed, rms_norm, swiglu, choice, moe_combine: operands of simple shape. */
-int bench_op_small(struct bench_op *o, const char *name, struct err *e)
+/* Operands of simple shape. */
+int bench_op_small(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
+	(void)type;
 	const struct bench_shape *s = o->shape;
-	size_t rows = (size_t)o->rows, embd = (size_t)s->n_embd, used = (size_t)s->n_used;
-	int rc;
+	struct bench_pool *pool = o->pool;
+	const size_t rows = (size_t)o->rows, embd = (size_t)s->n_embd, used = (size_t)s->n_used,
+				 experts = (size_t)s->n_experts;
 	o->name = name;
-	o->macs = 0;
 	o->copies = 1;
 	if (!strcmp(name, "embed")) {
 		int32_t *ids = NEW_ARRAY(int32_t, rows);
 		for (size_t i = 0; i < rows; i++)
 			ids[i] = (int32_t)(i * 97 % 1024);
-		rc = bench_pool_ints(o->pool, ids, rows, &o->ids, e);
+		o->ids = bench_pool_ints(pool, ids, rows);
 		free(ids);
-		if (rc ||
-			(rc = bench_pool_weight(
-				 o->pool, DTYPE_Q8_0, s->n_embd, 1024, 1, 1, &o->w[0], &o->stride[0], e)) ||
-			(rc = bench_pool_floats(o->pool, rows * embd, &o->y, e)))
-			return rc;
+		bench_op_add_weight(o, 0, DTYPE_Q8_0, s->n_embd, 1024, 1);
+		o->y = bench_pool_floats(pool, rows * embd);
 		o->bytes = (double)rows * (double)(o->w[0].row_bytes + 4 * embd);
 		o->call = call_embed;
 	} else if (!strcmp(name, "rms_norm")) {
-		if ((rc = bench_pool_floats(o->pool, rows * embd, &o->x, e)) ||
-			(rc = bench_pool_floats(o->pool, embd, &o->z, e)) ||
-			(rc = bench_pool_floats(o->pool, rows * embd, &o->y, e)))
-			return rc;
+		o->x = bench_pool_floats(pool, rows * embd);
+		o->z = bench_pool_floats(pool, embd);
+		o->y = bench_pool_floats(pool, rows * embd);
 		o->bytes = 8.0 * (double)(rows * embd);
 		o->call = call_rms_norm;
 	} else if (!strcmp(name, "swiglu")) {
 		size_t n = rows * (size_t)s->ff_dense;
-		if ((rc = bench_pool_floats(o->pool, n, &o->x, e)) ||
-			(rc = bench_pool_floats(o->pool, n, &o->z, e)) ||
-			(rc = bench_pool_floats(o->pool, n, &o->y, e)))
-			return rc;
+		o->x = bench_pool_floats(pool, n);
+		o->z = bench_pool_floats(pool, n);
+		o->y = bench_pool_floats(pool, n);
 		o->bytes = 12.0 * (double)n;
 		o->call = call_swiglu;
 	} else if (!strcmp(name, "choice")) {
-		if ((rc = bench_pool_floats(o->pool, rows * (size_t)s->n_experts, &o->x, e)) ||
-			(rc = bench_pool_floats(o->pool, (size_t)s->n_experts, &o->z, e)) ||
-			(rc = bench_pool_floats(o->pool, rows * used, &o->y, e)) ||
-			(rc = bench_pool_get(
-				 o->pool, MEM_SHARED, rows * used * sizeof(uint64_t), &o->expert_ids, e)))
-			return rc;
-		o->bytes = 4.0 * (double)(rows * (size_t)s->n_experts);
+		o->x = bench_pool_floats(pool, rows * experts);
+		o->z = bench_pool_floats(pool, experts);
+		o->y = bench_pool_floats(pool, rows * used);
+		o->expert_ids = bench_pool_get(pool, MEM_SHARED, rows * used * sizeof(uint64_t));
+		o->bytes = 4.0 * (double)(rows * experts);
 		o->call = call_choice;
 	} else {
-		if ((rc = bench_pool_floats(o->pool, rows * used * embd, &o->x, e)) ||
-			(rc = bench_pool_floats(o->pool, rows * used, &o->z, e)) ||
-			(rc = bench_pool_floats(o->pool, rows * embd, &o->y, e)))
-			return rc;
+		o->x = bench_pool_floats(pool, rows * used * embd);
+		o->z = bench_pool_floats(pool, rows * used);
+		o->y = bench_pool_floats(pool, rows * embd);
 		o->bytes = 4.0 * (double)(rows * embd) * (double)(used + 3);
 		o->call = call_moe_combine;
 	}

@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Operands of `bench ops` in the memory of a backend: what one op takes is released together. */
+/*
+ * Operands of `bench ops` in the memory of a backend: what one op takes is released together.
+ *
+ * The first failure sticks: it is kept in `code` and `err`, and every later call does nothing and
+ * returns NULL, so that an op asks for all of its operands and then looks once.
+ */
 #ifndef GLM_TOOLS_BENCH_POOL_H
 #define GLM_TOOLS_BENCH_POOL_H
 
@@ -13,22 +18,21 @@ struct bench_pool {
 		enum mem_kind kind;
 	} part[24];
 	size_t n;
+	int code; /* the first failure */
+	struct err err;
 };
 
-/* All return 0 or the backend's failure; *out belongs to the pool. */
-int bench_pool_get(
-	struct bench_pool *p, enum mem_kind kind, size_t bytes, void *out, struct err *e);
-
-/* n ordinary values */
-int bench_pool_floats(struct bench_pool *p, size_t n, float **out, struct err *e);
-
-int bench_pool_ints(
-	struct bench_pool *p, const int32_t *host, size_t n, int32_t **out, struct err *e);
+void *bench_pool_get(struct bench_pool *p, enum mem_kind kind, size_t bytes);
+/* Device memory that holds the pattern over and over. */
+void *bench_pool_pattern(
+	struct bench_pool *p, size_t bytes, const void *pattern, size_t pattern_bytes);
+float *bench_pool_floats(struct bench_pool *p, size_t n); /* ordinary values */
+int32_t *bench_pool_ints(struct bench_pool *p, const int32_t *host, size_t n);
 
 /* `copies` matrices of n_in x n_out x n_stack, *stride bytes apart: 64 random rows, quantised,
- * repeated over everything. *w: the first. */
-int bench_pool_weight(struct bench_pool *p, enum dtype type, int64_t n_in, int64_t n_out,
-	int64_t n_stack, int copies, struct weight *w, size_t *stride, struct err *e);
+ * repeated over everything. Returns the first. */
+struct weight bench_pool_weight(struct bench_pool *p, enum dtype type, int64_t n_in, int64_t n_out,
+	int64_t n_stack, int copies, size_t *stride);
 
 void bench_pool_release(struct bench_pool *p);
 
