@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct prompt {
+struct bench_prompt {
 	struct session *session;
 	int32_t *ids; /* [n] */
 	uint32_t n;
@@ -24,7 +24,7 @@ struct prompt {
 	bool cpu;
 };
 
-static int new_prompt(struct prompt *p, const struct bench_model *m, struct err *e)
+static int new_prompt(struct bench_prompt *p, const struct bench_model *m, struct err *e)
 {
 	int rc = bench_check_context(m->engine, m->n_prompt, m->n_new, e);
 	if (rc)
@@ -36,7 +36,7 @@ static int new_prompt(struct prompt *p, const struct bench_model *m, struct err 
 	return session_new(m->engine, &p->session, e);
 }
 
-static void free_prompt(struct prompt *p)
+static void free_prompt(struct bench_prompt *p)
 {
 	session_free(p->session);
 	free(p->ids);
@@ -44,7 +44,7 @@ static void free_prompt(struct prompt *p)
 
 static int prefill_work(void *user, struct err *e)
 {
-	struct prompt *p = user;
+	struct bench_prompt *p = user;
 	const struct session_watch watch = {.cancel = interrupt_flag()};
 	session_rewind(p->session, 0);
 	return session_sync(p->session, p->ids, p->n, &watch, NULL, e);
@@ -52,7 +52,7 @@ static int prefill_work(void *user, struct err *e)
 
 int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e)
 {
-	struct prompt p = {0};
+	struct bench_prompt p = {0};
 	struct bench_spread s = {0};
 	int rc = new_prompt(&p, m, e);
 	if (!rc)
@@ -66,7 +66,7 @@ int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e)
 }
 
 /* One more decode, during which the card notes when it has something to do. */
-static int decode_usage(struct bench *b, const struct bench_model *m, struct prompt *p,
+static int decode_usage(struct bench *b, const struct bench_model *m, struct bench_prompt *p,
 	const struct generate_options *o, struct err *e)
 {
 	struct generate_result r;
@@ -86,7 +86,7 @@ static int decode_usage(struct bench *b, const struct bench_model *m, struct pro
 
 int bench_decode(struct bench *b, const struct bench_model *m, struct err *e)
 {
-	struct prompt p = {0};
+	struct bench_prompt p = {0};
 	double tok_s[BENCH_MAX_REPEATS], gb_s[BENCH_MAX_REPEATS];
 	int rc = new_prompt(&p, m, e);
 	struct generate_options o = {

@@ -101,7 +101,8 @@ static bool on_token(void *user, int32_t id)
 }
 
 /* n_new tokens after ids; j->n - 1 of them are then known in j->at_ns and j->stats. */
-static int decode(struct replay *j, const int32_t *ids, uint32_t n, uint32_t n_new, struct err *e)
+static int decode_tokens(
+	struct replay *j, const int32_t *ids, uint32_t n, uint32_t n_new, struct err *e)
 {
 	struct generate_result r;
 	struct generate_options o = {.max_new = n_new + 1,
@@ -132,7 +133,7 @@ static int go_on(struct replay *j, uint32_t n_new, struct err *e)
 	memcpy(ids, session_tokens(j->s), n * sizeof *ids);
 	j->stop_ns = clock_ns() + MORE_NS;
 	j->most = n_new;
-	int rc = decode(j, ids, n, n_new, e);
+	int rc = decode_tokens(j, ids, n, n_new, e);
 	free(ids);
 	return rc;
 }
@@ -370,7 +371,8 @@ static void add_start(struct replay *j, const struct common_loading *l, uint64_t
 
 /* ---- all of it ---- */
 
-static int run(struct replay *j, struct common_loading *loading, uint64_t *opened_ns, struct err *e)
+static int run_replay(
+	struct replay *j, struct common_loading *loading, uint64_t *opened_ns, struct err *e)
 {
 	const struct bench_replay_options *o = &j->o;
 	j->c.loading = loading;
@@ -402,7 +404,7 @@ static int run(struct replay *j, struct common_loading *loading, uint64_t *opene
 		rc = measure_drive_open(&j->drive, &j->c, engine_gguf(j->g), &j->limits.disk, e);
 	j->sampled_ns = clock_ns();
 	if (!rc)
-		rc = decode(j, ids, o->n_prompt, o->n_new, e);
+		rc = decode_tokens(j, ids, o->n_prompt, o->n_new, e);
 	free(ids);
 	measure_drive_close(j->drive);
 	j->drive = NULL; /* what follows is of the card */
@@ -421,7 +423,7 @@ int bench_replay(struct bench *b, const struct common_opts *c, const struct benc
 	int rc = limits_measure_before(b, c, &j->limits, e);
 	b->start_ns += clock_ns() - began_ns; /* no part of the start-up */
 	if (!rc)
-		rc = run(j, &loading, &opened_ns, e);
+		rc = run_replay(j, &loading, &opened_ns, e);
 	uint64_t *at_ns = j->at_ns;
 	struct expert_stats *stats = j->stats;
 	uint32_t n = j->n;

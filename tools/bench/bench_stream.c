@@ -24,7 +24,7 @@
 
 #define MOST_AHEAD 4
 
-struct row {
+struct stream_row {
 	int ahead;
 	double ms[BENCH_MAX_REPEATS]; /* of a token, a sample each */
 	struct measure_decode best;   /* the fastest sample */
@@ -36,9 +36,9 @@ struct stream_job {
 	int32_t *ids; /* [n] */
 	uint32_t n, n_new;
 	struct measure_disk disk, alone; /* as much as the reader takes; one expert at a time */
-	struct row cached;               /* everything cached: computing alone */
+	struct stream_row cached;        /* everything cached: computing alone */
 	bool no_cached;                  /* memory does not hold that */
-	struct row rows[MOST_AHEAD];
+	struct stream_row rows[MOST_AHEAD];
 	int n_rows;
 	double compute_ms, read_ms, bound_ms;
 };
@@ -51,7 +51,7 @@ static void add_disk(struct bench *b, const struct measure_disk *d)
 }
 
 /* Measures the drive; the prompt is that of the other figures: random, the same in every run. */
-static int prepare(struct stream_job *j, uint32_t n_prompt, struct err *e)
+static int prepare_stream(struct stream_job *j, uint32_t n_prompt, struct err *e)
 {
 	struct gguf *file = NULL;
 	struct model_config config;
@@ -74,7 +74,8 @@ out:
 
 /* Another sample: a decode with a budget and a lookahead, cold at first, the second one counts.
  * What the engine says about itself has been said. */
-static int sample(struct stream_job *j, int i, uint64_t cache_bytes, struct row *row, struct err *e)
+static int sample_decode(
+	struct stream_job *j, int i, uint64_t cache_bytes, struct stream_row *row, struct err *e)
 {
 	struct common_opts c = j->c;
 	struct measure_decode d;
@@ -100,17 +101,17 @@ static int sample(struct stream_job *j, int i, uint64_t cache_bytes, struct row 
 }
 
 /* Every way takes its turn. The first one is the streamed run without lookahead. */
-static int take_samples(struct stream_job *j, struct err *e)
+static int take_stream_samples(struct stream_job *j, struct err *e)
 {
 	for (int i = 0; i < j->b->repeats; i++) {
 		for (int k = 0; k < j->n_rows; k++) {
-			int rc = sample(j, i, j->c.cache_bytes, &j->rows[k], e);
+			int rc = sample_decode(j, i, j->c.cache_bytes, &j->rows[k], e);
 			if (rc)
 				return rc;
 		}
 		if (j->no_cached)
 			continue;
-		int rc = sample(j, i, MEASURE_EVERYTHING, &j->cached, e);
+		int rc = sample_decode(j, i, MEASURE_EVERYTHING, &j->cached, e);
 		if (rc == ERR_MEMORY) {
 			j->no_cached = true;
 			log_info("bench: memory does not hold all experts: the computing time is that of the "
@@ -122,13 +123,13 @@ static int take_samples(struct stream_job *j, struct err *e)
 	return 0;
 }
 
-static struct bench_spread tok_s(struct row *r, int n)
+static struct bench_spread tok_s(struct stream_row *r, int n)
 {
 	struct bench_spread ms = bench_spread_of(r->ms, n);
 	return bench_rate(ms, 1e3);
 }
 
-static void add_row(struct stream_job *j, struct row *row)
+static void add_row(struct stream_job *j, struct stream_row *row)
 {
 	struct bench *b = j->b;
 	const struct measure_decode *d = &row->best;
@@ -169,7 +170,7 @@ static void add_row(struct stream_job *j, struct row *row)
 			MIN(d->wait_ms, gap), MAX(gap - d->wait_ms, 0.0));
 }
 
-static void report(struct stream_job *j)
+static void report_stream(struct stream_job *j)
 {
 	struct bench *b = j->b;
 	const struct measure_decode *first = &j->rows[0].best;
@@ -197,11 +198,11 @@ int bench_stream(
 		j->rows[j->n_rows].ahead = j->n_rows;
 	if (c->lookahead > 2)
 		j->rows[j->n_rows++].ahead = c->lookahead;
-	int rc = prepare(j, n_prompt, e);
+	int rc = prepare_stream(j, n_prompt, e);
 	if (!rc)
-		rc = take_samples(j, e);
+		rc = take_stream_samples(j, e);
 	if (!rc)
-		report(j);
+		report_stream(j);
 	free(j->ids);
 	free(j);
 	return rc;

@@ -25,7 +25,7 @@
 /* ---- the drive ---- */
 
 /* The place in the list that reading by slices has come to. */
-struct cursor {
+struct slice_cursor {
 	struct extent_plan plan;
 	unsigned read; /* of the plan; n_reads: the next expert comes */
 	uint64_t at;   /* of that read */
@@ -40,7 +40,7 @@ struct measure_drive {
 	size_t slot, memory_bytes;
 	unsigned flight;
 	unsigned *left; /* [flight] reads into this slot that have not landed */
-	struct cursor at;
+	struct slice_cursor at;
 	bool watches; /* does not sleep while it reads */
 	/* Starts the next reads into a slot, those of an expert or a slice; returns the bytes of them.
 	 */
@@ -137,7 +137,7 @@ static int take_buffers(struct measure_drive *j, struct err *e)
 
 static uint64_t start_slice(struct measure_drive *j, unsigned slot)
 {
-	struct cursor *k = &j->at;
+	struct slice_cursor *k = &j->at;
 	if (k->read == k->plan.n_reads) {
 		uint32_t key = j->order[j->next++ % j->n], n_experts = extent_n_experts(j->table);
 		if (extent_plan(j->table, key / n_experts, key % n_experts, &k->plan))
@@ -170,7 +170,7 @@ static int read_for(struct measure_drive *j, double seconds, double *bytes_s, st
 {
 	uint64_t start = clock_ns(), bytes = 0;
 	unsigned busy = 0;
-	j->at = (struct cursor){0};
+	j->at = (struct slice_cursor){0};
 	for (unsigned i = 0; i < j->flight; i++, busy++)
 		bytes += j->start(j, i);
 	while (busy) {
@@ -240,7 +240,7 @@ static int drive_init(struct measure_drive *j, const struct common_opts *c, cons
 	return 0;
 }
 
-static int measure(const struct common_opts *c, const struct gguf *file, bool slices,
+static int measure_reads(const struct common_opts *c, const struct gguf *file, bool slices,
 	unsigned in_flight, double seconds, int repeats, struct measure_disk *out, struct err *e)
 {
 	struct measure_drive j;
@@ -262,13 +262,13 @@ static int measure(const struct common_opts *c, const struct gguf *file, bool sl
 int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned in_flight,
 	double seconds, int repeats, struct measure_disk *out, struct err *e)
 {
-	return measure(c, file, false, in_flight, seconds, repeats, out, e);
+	return measure_reads(c, file, false, in_flight, seconds, repeats, out, e);
 }
 
 int measure_disk_slices(const struct common_opts *c, const struct gguf *file, double seconds,
 	int repeats, struct measure_disk *out, struct err *e)
 {
-	return measure(c, file, true, 0, seconds, repeats, out, e);
+	return measure_reads(c, file, true, 0, seconds, repeats, out, e);
 }
 
 int measure_drive_open(struct measure_drive **d, const struct common_opts *c,

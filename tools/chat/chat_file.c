@@ -169,7 +169,7 @@ static int parse_note(
 /* ---- files ---- */
 
 /* Zeros when there is none. */
-static void look(const char *path, struct stat *st)
+static void read_stat(const char *path, struct stat *st)
 {
 	if (stat(path, st))
 		*st = (struct stat){0};
@@ -180,7 +180,7 @@ static void look(const char *path, struct stat *st)
 static bool is_anothers(const struct answer *a)
 {
 	struct stat now;
-	look(a->session_path, &now);
+	read_stat(a->session_path, &now);
 	return now.st_nlink &&
 		   (now.st_ino != a->session_seen.st_ino || now.st_size != a->session_seen.st_size ||
 			   now.st_mtim.tv_sec != a->session_seen.st_mtim.tv_sec ||
@@ -194,7 +194,7 @@ static void set_path(struct answer *a, const char *path)
 	a->session_path = own;
 }
 
-static void say(const struct answer *a, const char *path, const char *done,
+static void say_done(const struct answer *a, const char *path, const char *done,
 	const struct session_file_info *i, uint64_t ns)
 {
 	if (!a->opts->common.quiet)
@@ -203,7 +203,7 @@ static void say(const struct answer *a, const char *path, const char *done,
 }
 
 /* path NULL: the chat's own file. */
-static int save(struct answer *a, const char *path, bool quiet, struct err *e)
+static int save_chat(struct answer *a, const char *path, bool quiet, struct err *e)
 {
 	struct buf note = {0};
 	struct session_file_info info;
@@ -226,19 +226,19 @@ static int save(struct answer *a, const char *path, bool quiet, struct err *e)
 	if (!a->session_path || (strcmp(path, a->session_path) && is_anothers(a)))
 		set_path(a, path); /* it goes on there */
 	if (!strcmp(path, a->session_path)) {
-		look(path, &a->session_seen);
+		read_stat(path, &a->session_seen);
 		a->unsaved = false;
 		a->save_ns = ns;
 		a->saved_at_ns = a->total_ns;
 	}
 	if (!quiet)
-		say(a, path, "saved", &info, ns);
+		say_done(a, path, "saved", &info, ns);
 	return 0;
 }
 
 int chat_file_save(struct answer *a, const char *path, struct err *e)
 {
-	return save(a, path, !path && a->opts->json, e); /* the object stays the last line */
+	return save_chat(a, path, !path && a->opts->json, e); /* the object stays the last line */
 }
 
 int chat_file_load(struct answer *a, const char *path, struct err *e)
@@ -247,7 +247,7 @@ int chat_file_load(struct answer *a, const char *path, struct err *e)
 	struct session_file_info info;
 	uint64_t start = clock_ns();
 	struct stat seen;
-	look(path, &seen);
+	read_stat(path, &seen);
 	int rc = session_file_load(a->session, path, &note, &info, e);
 	if (!rc)
 		rc = parse_note(a, buf_str(&note), note.len, path, e);
@@ -259,7 +259,7 @@ int chat_file_load(struct answer *a, const char *path, struct err *e)
 	a->unsaved = false;
 	a->save_ns = 0;
 	a->saved_at_ns = a->total_ns;
-	say(a, path, "read", &info, clock_ns() - start);
+	say_done(a, path, "read", &info, clock_ns() - start);
 	return 0;
 }
 
@@ -302,6 +302,6 @@ void chat_file_autosave(struct answer *a)
 	if (bytes > SMALL_BYTES && a->total_ns - a->saved_at_ns < PATIENCE * cost)
 		return;
 	struct err e = {0};
-	if (save(a, NULL, true, &e))
+	if (save_chat(a, NULL, true, &e))
 		log_warn("not saved: %s", e.text);
 }

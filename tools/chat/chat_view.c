@@ -140,7 +140,7 @@ static void show_call(struct chat_view *v, const struct chat_parsed_call *call)
 	buf_free(&line);
 }
 
-static void on_event(void *user, const struct chat_event *event)
+static void on_chat_event(void *user, const struct chat_event *event)
 {
 	struct chat_view *v = user;
 	switch (event->kind) {
@@ -176,7 +176,7 @@ void chat_view_begin(struct chat_view *v, const struct tokenizer *t, bool raw, b
 	v->wrote = v->reasoning_open = v->lost = false;
 	v->stream = (struct utf8_stream){0};
 	if (!raw)
-		chat_parse_init(&v->parse, t, NULL, in_reasoning, on_event, v);
+		chat_parse_init(&v->parse, t, NULL, in_reasoning, on_chat_event, v);
 }
 
 bool chat_view_token(struct chat_view *v, int32_t id)

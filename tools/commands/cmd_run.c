@@ -14,17 +14,17 @@
 #include <unistd.h>
 
 /* The one prompt of -p or -f, read and checked before a large model is opened for it. */
-struct prompt {
+struct given_prompt {
 	char *text;
 	size_t len;
 	const char *what; /* for errors */
 };
 
-static int read_prompt(const struct run_opts *o, struct prompt *p, struct err *e)
+static int read_prompt(const struct run_opts *o, struct given_prompt *p, struct err *e)
 {
 	int rc = 0;
 	if (o->prompt) {
-		*p = (struct prompt){mem_strdup(o->prompt), strlen(o->prompt), "-p"};
+		*p = (struct given_prompt){mem_strdup(o->prompt), strlen(o->prompt), "-p"};
 	} else {
 		bool is_stdin = !strcmp(o->file, "-");
 		p->what = is_stdin ? "standard input" : o->file;
@@ -70,7 +70,7 @@ int cmd_run(int argc, char **argv, struct err *e)
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
 	bool one = opts.prompt || opts.file, chat = !one && isatty(STDIN_FILENO);
-	struct prompt prompt = {0};
+	struct given_prompt prompt = {0};
 	if ((one && (rc = read_prompt(&opts, &prompt, e))) || (rc = answer_open(&a, &opts, e)))
 		goto out;
 	interrupt_catch(chat); /* not before: Ctrl+C while a large model loads ends the program */

@@ -27,7 +27,7 @@ struct serve_opts {
 	struct prefix_opts prefix;
 };
 
-static int parse(struct serve_opts *o, int argc, char **argv, struct err *e)
+static int parse_serve_options(struct serve_opts *o, int argc, char **argv, struct err *e)
 {
 	const struct arg list[] = {
 		{"host", 0, ARG_STRING, .string = &o->host, .value = "ADDRESS",
@@ -117,7 +117,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 		.queue = 128,
 		.connections = 512,
 		.max_body_mb = 32};
-	int rc = parse(&o, argc, argv, e);
+	int rc = parse_serve_options(&o, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
 	if (!o.api_key)

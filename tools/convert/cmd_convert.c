@@ -14,6 +14,7 @@
 #include "tools/convert/convert_keys.h"
 #include "tools/convert/convert_pipeline.h"
 #include "tools/output/interrupt.h"
+#include "tools/output/progress.h"
 #include "tools/output/report.h"
 
 #include <errno.h>
@@ -27,7 +28,7 @@
 
 #define MAX_JOBS 1024
 
-struct options {
+struct convert_options {
 	const char *src, *out, *imatrix, *recipe_name;
 	const struct convert_recipe *recipe;
 	const char *types_text;
@@ -38,8 +39,8 @@ struct options {
 };
 
 /* All that one conversion holds. */
-struct work {
-	struct options opt;
+struct convert_work {
+	struct convert_options opt;
 	struct convert_config cfg;
 	struct safetensors *st;
 	struct convert_plan plan;
@@ -57,7 +58,7 @@ static void print_notes(struct buf *notes)
 }
 
 /* Source, types, parts: exact bytes, one line each. */
-static void print_plan(const struct work *w, FILE *f)
+static void print_plan(const struct convert_work *w, FILE *f)
 {
 	uint64_t src_bytes[ST_DTYPE_COUNT] = {0}, bytes[DTYPE_LIMIT] = {0}, total = 0, file_bytes = 0,
 			 header = 0;
@@ -113,7 +114,7 @@ static void raise_file_limit(void)
 }
 
 /* Which tensors the importance matrix has something to say about. */
-static int match_imatrix(struct work *w, struct err *e)
+static int match_imatrix(struct convert_work *w, struct err *e)
 {
 	size_t n_found = 0;
 	int code = 0;
@@ -137,7 +138,7 @@ static int match_imatrix(struct work *w, struct err *e)
 }
 
 /* From headers to a plan with all sizes known. */
-static int make_plan(struct work *w, struct err *e)
+static int make_plan(struct convert_work *w, struct err *e)
 {
 	struct stat s;
 	struct buf notes = {0};
@@ -189,7 +190,7 @@ static uint64_t hash_file(uint64_t h, const char *path)
 
 /* What the data of the output depend on. (The header is compared byte by byte when a run is taken
  * up.) */
-static uint64_t fingerprint(const struct work *w)
+static uint64_t fingerprint(const struct convert_work *w)
 {
 	uint64_t h = hash_bytes(HASH_START, GLM_VERSION, sizeof GLM_VERSION);
 	h = hash_bytes(h, w->opt.recipe->name, strlen(w->opt.recipe->name) + 1);
@@ -202,7 +203,7 @@ static uint64_t fingerprint(const struct work *w)
 
 /* Opens the output: takes up an earlier run's when its journal and files allow it, else begins a
  * new one. */
-static int open_output(struct work *w, struct err *e)
+static int open_output(struct convert_work *w, struct err *e)
 {
 	struct buf notes = {0};
 	struct err why = {0};
@@ -232,7 +233,7 @@ out:
 	return code;
 }
 
-static int convert(struct work *w, struct err *e)
+static int convert(struct convert_work *w, struct err *e)
 {
 	char took[32];
 	uint64_t start = clock_ns();
@@ -265,11 +266,11 @@ static int convert(struct work *w, struct err *e)
 		bytes += gguf_writer_part(w->writer, i).file_bytes;
 	if (!w->opt.quiet)
 		fprintf(stderr, "%s: %" PRIu64 " bytes in %s\n", w->opt.out, bytes,
-			convert_time_text((double)(clock_ns() - start) * 1e-9, took));
+			progress_time_text((double)(clock_ns() - start) * 1e-9, took));
 	return 0;
 }
 
-static int parse(int argc, char **argv, struct options *o, struct err *e)
+static int parse_convert_options(int argc, char **argv, struct convert_options *o, struct err *e)
 {
 	const struct arg options[] = {
 		{"output", 'o', ARG_STRING, .string = &o->out, .value = "OUT.gguf",
@@ -331,8 +332,8 @@ static int parse(int argc, char **argv, struct options *o, struct err *e)
 
 int cmd_convert(int argc, char **argv, struct err *e)
 {
-	struct work w = {.journal.fd = -1};
-	int rc = parse(argc, argv, &w.opt, e);
+	struct convert_work w = {.journal.fd = -1};
+	int rc = parse_convert_options(argc, argv, &w.opt, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
 	rc = make_plan(&w, e);

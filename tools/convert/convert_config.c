@@ -14,14 +14,14 @@
 #include <jansson.h>
 
 /* A JSON object and where it came from, for sentences. */
-struct source {
+struct json_source {
 	const json_t *root;
 	const char *path;
 	struct err *e;
 };
 
 static int get_u32(
-	const struct source *s, const char *key, uint32_t min, uint32_t max, uint32_t *out)
+	const struct json_source *s, const char *key, uint32_t min, uint32_t max, uint32_t *out)
 {
 	const json_t *v = json_object_get(s->root, key);
 	if (!v || json_is_null(v))
@@ -36,13 +36,13 @@ static int get_u32(
 	return 0;
 }
 
-static bool present(const struct source *s, const char *key)
+static bool present(const struct json_source *s, const char *key)
 {
 	const json_t *v = json_object_get(s->root, key);
 	return v && !json_is_null(v);
 }
 
-static int get_u32_or(const struct source *s, const char *key, uint32_t min, uint32_t max,
+static int get_u32_or(const struct json_source *s, const char *key, uint32_t min, uint32_t max,
 	uint32_t fallback, uint32_t *out)
 {
 	if (present(s, key))
@@ -51,7 +51,7 @@ static int get_u32_or(const struct source *s, const char *key, uint32_t min, uin
 	return 0;
 }
 
-static int get_f32(const struct source *s, const char *key, float *out)
+static int get_f32(const struct json_source *s, const char *key, float *out)
 {
 	const json_t *v = json_object_get(s->root, key);
 	if (!v)
@@ -64,7 +64,7 @@ static int get_f32(const struct source *s, const char *key, float *out)
 }
 
 /* The key, when present, must hold this text. */
-static int expect_str(const struct source *s, const char *key, const char *want, bool required)
+static int expect_str(const struct json_source *s, const char *key, const char *want, bool required)
 {
 	const json_t *v = json_object_get(s->root, key);
 	if (!required && (!v || json_is_null(v)))
@@ -80,7 +80,7 @@ static int expect_str(const struct source *s, const char *key, const char *want,
 }
 
 /* The key, when present, must hold this bool. */
-static int expect_bool(const struct source *s, const char *key, bool want)
+static int expect_bool(const struct json_source *s, const char *key, bool want)
 {
 	const json_t *v = json_object_get(s->root, key);
 	if (!v || json_is_null(v))
@@ -91,7 +91,7 @@ static int expect_bool(const struct source *s, const char *key, bool want)
 	return 0;
 }
 
-static json_t *load(const char *path, struct err *e)
+static json_t *load_json(const char *path, struct err *e)
 {
 	json_error_t why;
 	if (access(path, R_OK)) {
@@ -110,13 +110,13 @@ static json_t *load(const char *path, struct err *e)
 }
 
 /* rope_parameters.rope_theta, or rope_theta at the top level where older files have it. */
-static int read_rope(struct convert_config *c, const struct source *s)
+static int read_rope(struct convert_config *c, const struct json_source *s)
 {
 	const json_t *nested = json_object_get(s->root, "rope_parameters");
 	int code = 0;
 	if (json_is_object(nested)) {
 		char *place = mem_printf("%s: rope_parameters", s->path);
-		struct source in = {nested, place, s->e};
+		struct json_source in = {nested, place, s->e};
 		code = expect_str(&in, "rope_type", "default", false);
 		if (!code)
 			code = get_f32(&in, "rope_theta", &c->rope_theta);
@@ -140,7 +140,7 @@ static int read_rope(struct convert_config *c, const struct source *s)
 }
 
 /* "full"/"shared" per layer from a list of words or a string of letters F and S. */
-static int read_types(struct convert_config *c, const struct source *s, const char *key)
+static int read_types(struct convert_config *c, const struct json_source *s, const char *key)
 {
 	const json_t *v = json_object_get(s->root, key);
 	const char *letters = json_string_value(v);
@@ -163,7 +163,7 @@ static int read_types(struct convert_config *c, const struct source *s, const ch
 
 /* indexer_types wins; then the pattern; then freq and offset; none of them: every layer is full
  * (GLM-5, GLM-5.1). */
-static int read_schedule(struct convert_config *c, const struct source *s)
+static int read_schedule(struct convert_config *c, const struct json_source *s)
 {
 	int code = 0;
 	if (present(s, "indexer_types")) {
@@ -186,7 +186,7 @@ static int read_schedule(struct convert_config *c, const struct source *s)
 	return code;
 }
 
-static int read_moe(struct convert_config *c, const struct source *s)
+static int read_moe(struct convert_config *c, const struct json_source *s)
 {
 	int code;
 	uint32_t freq;
@@ -218,7 +218,7 @@ static int read_moe(struct convert_config *c, const struct source *s)
 	return 0;
 }
 
-static int read_model(struct convert_config *c, const struct source *s)
+static int read_model(struct convert_config *c, const struct json_source *s)
 {
 	int code;
 	uint32_t width;
@@ -257,7 +257,7 @@ static int read_model(struct convert_config *c, const struct source *s)
 }
 
 /* eos_token_id: a number or a list; pad_token_id. Present values replace what was there. */
-static int read_tokens(struct convert_config *c, const struct source *s)
+static int read_tokens(struct convert_config *c, const struct json_source *s)
 {
 	const json_t *v = json_object_get(s->root, "eos_token_id");
 	int code = 0;
@@ -283,7 +283,7 @@ static int read_tokens(struct convert_config *c, const struct source *s)
 	return code;
 }
 
-static int read_generation(struct convert_config *c, const struct source *s)
+static int read_generation(struct convert_config *c, const struct json_source *s)
 {
 	int code = read_tokens(c, s);
 	c->has_temp = present(s, "temperature");
@@ -298,8 +298,8 @@ static int read_generation(struct convert_config *c, const struct source *s)
 int convert_config_read_file(struct convert_config *c, const char *path, struct err *e)
 {
 	memset(c, 0, sizeof *c);
-	json_t *root = load(path, e);
-	struct source s = {root, path, e};
+	json_t *root = load_json(path, e);
+	struct json_source s = {root, path, e};
 	int code = root ? read_model(c, &s) : ERR_INPUT;
 	if (!code)
 		code = read_tokens(c, &s);
@@ -316,8 +316,8 @@ int convert_config_read(struct convert_config *c, const char *dir, struct err *e
 		return code;
 	path = mem_printf("%s/generation_config.json", dir);
 	if (access(path, F_OK) == 0) {
-		json_t *root = load(path, e);
-		struct source s = {root, path, e};
+		json_t *root = load_json(path, e);
+		struct json_source s = {root, path, e};
 		code = root ? read_generation(c, &s) : ERR_INPUT;
 		json_decref(root);
 	}

@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct entry {
+struct imatrix_entry {
 	char *name;
 	const uint8_t *values; /* f32[n], unaligned */
 	uint64_t n;
@@ -31,20 +31,20 @@ struct convert_imatrix {
 	char *path;
 	struct gguf *gguf;   /* or */
 	struct file_map map; /* of a .dat */
-	struct entry *entries;
+	struct imatrix_entry *entries;
 	size_t n_entries;
 };
 
 static int by_name(const void *a, const void *b)
 {
-	return strcmp(((const struct entry *)a)->name, ((const struct entry *)b)->name);
+	return strcmp(((const struct imatrix_entry *)a)->name, ((const struct imatrix_entry *)b)->name);
 }
 
 static void add_entry(
 	struct convert_imatrix *m, const char *name, size_t len, const uint8_t *values, uint64_t n)
 {
 	m->entries = mem_grow(m->entries, m->n_entries + 1, sizeof *m->entries);
-	m->entries[m->n_entries++] = (struct entry){mem_strndup(name, len), values, n};
+	m->entries[m->n_entries++] = (struct imatrix_entry){mem_strndup(name, len), values, n};
 }
 
 static int read_gguf(struct convert_imatrix *m, struct err *e)
@@ -132,16 +132,16 @@ size_t convert_imatrix_count(const struct convert_imatrix *m)
 	return m->n_entries;
 }
 
-static const struct entry *find(const struct convert_imatrix *m, const char *name)
+static const struct imatrix_entry *find_entry(const struct convert_imatrix *m, const char *name)
 {
-	struct entry key = {.name = (char *)(uintptr_t)name};
+	struct imatrix_entry key = {.name = (char *)(uintptr_t)name};
 	return bsearch(&key, m->entries, m->n_entries, sizeof *m->entries, by_name);
 }
 
 int convert_imatrix_check(const struct convert_imatrix *m, const char *name, uint64_t cols,
 	uint64_t n_slabs, bool *found, struct err *e)
 {
-	const struct entry *x = find(m, name);
+	const struct imatrix_entry *x = find_entry(m, name);
 	*found = x != NULL;
 	if (x && x->n != cols * n_slabs)
 		return err_set(e, ERR_INPUT,
@@ -153,7 +153,7 @@ int convert_imatrix_check(const struct convert_imatrix *m, const char *name, uin
 bool convert_imatrix_get(
 	const struct convert_imatrix *m, const char *name, uint64_t slab, uint64_t cols, float *out)
 {
-	const struct entry *x = find(m, name);
+	const struct imatrix_entry *x = find_entry(m, name);
 	bool driven = false;
 	if (!x)
 		return false;

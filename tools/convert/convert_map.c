@@ -35,7 +35,7 @@ const struct convert_recipe *convert_recipe_find(const char *name)
 	return NULL;
 }
 
-struct builder {
+struct plan_builder {
 	struct convert_plan *plan;
 	const struct convert_config *cfg;
 	const struct convert_recipe *recipe;
@@ -109,7 +109,7 @@ int convert_types_parse(
 
 /* The recipe's type, or that of the first rule that names the tensor. */
 static enum dtype wanted_type(
-	const struct builder *b, const char *name, enum dtype recipe, uint32_t n_dims)
+	const struct plan_builder *b, const char *name, enum dtype recipe, uint32_t n_dims)
 {
 	if (!b->types || n_dims < 2 || recipe_is_exempt(name))
 		return recipe;
@@ -119,7 +119,7 @@ static enum dtype wanted_type(
 	return recipe;
 }
 
-static struct convert_tensor *add(struct builder *b, const char *name, enum dtype want,
+static struct convert_tensor *add_tensor(struct plan_builder *b, const char *name, enum dtype want,
 	uint32_t n_dims, uint64_t ne0, uint64_t ne1, uint64_t ne2)
 {
 	struct convert_plan *p = b->plan;
@@ -143,8 +143,8 @@ static struct convert_tensor *add(struct builder *b, const char *name, enum dtyp
 }
 
 /* Finds a source tensor and its scales, checks the shape. `dims` slowest first. */
-static struct convert_slab source(
-	struct builder *b, const char *name, uint32_t n_dims, const uint64_t *dims)
+static struct convert_slab find_source(
+	struct plan_builder *b, const char *name, uint32_t n_dims, const uint64_t *dims)
 {
 	struct convert_slab s = {0};
 	char text[SAFETENSORS_SHAPE_MAX], want_text[SAFETENSORS_SHAPE_MAX];
@@ -190,7 +190,8 @@ static struct convert_slab source(
 	return s;
 }
 
-__attribute__((format(printf, 2, 3))) static char *text(char out[NAME_BYTES], const char *fmt, ...)
+__attribute__((format(printf, 2, 3))) static char *name_text(
+	char out[NAME_BYTES], const char *fmt, ...)
 {
 	va_list ap;
 	va_start(ap, fmt);
@@ -199,41 +200,42 @@ __attribute__((format(printf, 2, 3))) static char *text(char out[NAME_BYTES], co
 	return out;
 }
 
-static void vector(struct builder *b, const char *gguf, const char *hf, uint64_t n)
+static void add_vector(struct plan_builder *b, const char *gguf, const char *hf, uint64_t n)
 {
 	if (b->code)
 		return;
-	struct convert_tensor *t = add(b, gguf, DTYPE_F32, 1, n, 1, 1);
-	t->slabs[0] = source(b, hf, 1, (uint64_t[]){n});
+	struct convert_tensor *t = add_tensor(b, gguf, DTYPE_F32, 1, n, 1, 1);
+	t->slabs[0] = find_source(b, hf, 1, (uint64_t[]){n});
 }
 
-static void matrix(struct builder *b, const char *gguf, const char *hf, enum dtype type,
+static void add_matrix(struct plan_builder *b, const char *gguf, const char *hf, enum dtype type,
 	uint64_t rows, uint64_t cols)
 {
 	if (b->code)
 		return;
-	struct convert_tensor *t = add(b, gguf, type, 2, cols, rows, 1);
-	t->slabs[0] = source(b, hf, 2, (uint64_t[]){rows, cols});
+	struct convert_tensor *t = add_tensor(b, gguf, type, 2, cols, rows, 1);
+	t->slabs[0] = find_source(b, hf, 2, (uint64_t[]){rows, cols});
 }
 
 /* Short forms for a layer's tensors. */
 struct layer {
-	struct builder *b;
+	struct plan_builder *b;
 	uint32_t il;
 };
 
 static void layer_vector(struct layer l, const char *gguf, const char *hf, uint64_t n)
 {
 	char g[NAME_BYTES], h[NAME_BYTES];
-	vector(l.b, text(g, "blk.%u.%s", l.il, gguf), text(h, "model.layers.%u.%s", l.il, hf), n);
+	add_vector(l.b, name_text(g, "blk.%u.%s", l.il, gguf),
+		name_text(h, "model.layers.%u.%s", l.il, hf), n);
 }
 
 static void layer_matrix(
 	struct layer l, const char *gguf, const char *hf, enum dtype type, uint64_t rows, uint64_t cols)
 {
 	char g[NAME_BYTES], h[NAME_BYTES];
-	matrix(l.b, text(g, "blk.%u.%s.weight", l.il, gguf),
-		text(h, "model.layers.%u.%s.weight", l.il, hf), type, rows, cols);
+	add_matrix(l.b, name_text(g, "blk.%u.%s.weight", l.il, gguf),
+		name_text(h, "model.layers.%u.%s.weight", l.il, hf), type, rows, cols);
 }
 
 /* kv_b_proj [heads * (nope + v), kv_lora] -> per head the transposed key part and the value part.
@@ -246,22 +248,22 @@ static void kv_b(struct layer l)
 	if (l.b->code)
 		return;
 	struct convert_slab s =
-		source(l.b, text(name, "model.layers.%u.self_attn.kv_b_proj.weight", l.il), 2,
+		find_source(l.b, name_text(name, "model.layers.%u.self_attn.kv_b_proj.weight", l.il), 2,
 			(uint64_t[]){c->n_heads * rows, c->kv_lora});
-	struct convert_tensor *k = add(l.b, text(name, "blk.%u.attn_k_b.weight", l.il),
+	struct convert_tensor *k = add_tensor(l.b, name_text(name, "blk.%u.attn_k_b.weight", l.il),
 		l.b->recipe->dense, 3, c->nope, c->kv_lora, c->n_heads);
 	k->transposed = true;
 	k->src_rows = c->nope;
 	k->src_cols = c->kv_lora;
 	for (uint64_t n = 0; n < c->n_heads; n++)
 		k->slabs[n] = (struct convert_slab){s.src, s.scale, n * rows};
-	struct convert_tensor *v = add(l.b, text(name, "blk.%u.attn_v_b.weight", l.il),
+	struct convert_tensor *v = add_tensor(l.b, name_text(name, "blk.%u.attn_v_b.weight", l.il),
 		l.b->recipe->dense, 3, c->kv_lora, c->v_dim, c->n_heads);
 	for (uint64_t n = 0; n < c->n_heads; n++)
 		v->slabs[n] = (struct convert_slab){s.src, s.scale, n * rows + c->nope};
 }
 
-static void attention(struct layer l)
+static void add_attention(struct layer l)
 {
 	const struct convert_config *c = l.b->cfg;
 	enum dtype dense = l.b->recipe->dense;
@@ -289,30 +291,32 @@ static void attention(struct layer l)
 
 /* One of gate, up, down for all experts of a layer; separate tensors, or rows [part * rows ...) of
  * a fused one. */
-static void experts(struct layer l, const char *which, const char *fused, uint64_t part,
+static void add_experts(struct layer l, const char *which, const char *fused, uint64_t part,
 	uint64_t parts, uint64_t rows, uint64_t cols)
 {
 	const struct convert_config *c = l.b->cfg;
 	char name[NAME_BYTES];
 	if (l.b->code)
 		return;
-	struct convert_tensor *t = add(l.b, text(name, "blk.%u.ffn_%s_exps.weight", l.il, which),
-		l.b->recipe->expert, 3, cols, rows, c->n_experts);
+	struct convert_tensor *t =
+		add_tensor(l.b, name_text(name, "blk.%u.ffn_%s_exps.weight", l.il, which),
+			l.b->recipe->expert, 3, cols, rows, c->n_experts);
 	if (l.b->st &&
-		safetensors_find(l.b->st, text(name, "model.layers.%u.mlp.experts.%s", l.il, fused))) {
+		safetensors_find(l.b->st, name_text(name, "model.layers.%u.mlp.experts.%s", l.il, fused))) {
 		struct convert_slab s =
-			source(l.b, name, 3, (uint64_t[]){c->n_experts, parts * rows, cols});
+			find_source(l.b, name, 3, (uint64_t[]){c->n_experts, parts * rows, cols});
 		for (uint64_t x = 0; x < c->n_experts; x++)
 			t->slabs[x] = (struct convert_slab){s.src, s.scale, (x * parts + part) * rows};
 		return;
 	}
 	for (uint64_t x = 0; x < c->n_experts; x++)
-		t->slabs[x] = source(l.b,
-			text(name, "model.layers.%u.mlp.experts.%" PRIu64 ".%s_proj.weight", l.il, x, which), 2,
-			(uint64_t[]){rows, cols});
+		t->slabs[x] = find_source(l.b,
+			name_text(
+				name, "model.layers.%u.mlp.experts.%" PRIu64 ".%s_proj.weight", l.il, x, which),
+			2, (uint64_t[]){rows, cols});
 }
 
-static void feed_forward(struct layer l)
+static void add_feed_forward(struct layer l)
 {
 	const struct convert_config *c = l.b->cfg;
 	enum dtype dense = l.b->recipe->dense;
@@ -326,15 +330,15 @@ static void feed_forward(struct layer l)
 	uint64_t shared = (uint64_t)c->n_shared * c->moe_width;
 	layer_matrix(l, "ffn_gate_inp", "mlp.gate", DTYPE_F32, c->n_experts, c->hidden);
 	layer_vector(l, "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", c->n_experts);
-	experts(l, "gate", "gate_up_proj", 0, 2, c->moe_width, c->hidden);
-	experts(l, "up", "gate_up_proj", 1, 2, c->moe_width, c->hidden);
-	experts(l, "down", "down_proj", 0, 1, c->hidden, c->moe_width);
+	add_experts(l, "gate", "gate_up_proj", 0, 2, c->moe_width, c->hidden);
+	add_experts(l, "up", "gate_up_proj", 1, 2, c->moe_width, c->hidden);
+	add_experts(l, "down", "down_proj", 0, 1, c->hidden, c->moe_width);
 	layer_matrix(l, "ffn_gate_shexp", "mlp.shared_experts.gate_proj", dense, shared, c->hidden);
 	layer_matrix(l, "ffn_up_shexp", "mlp.shared_experts.up_proj", dense, shared, c->hidden);
 	layer_matrix(l, "ffn_down_shexp", "mlp.shared_experts.down_proj", dense, c->hidden, shared);
 }
 
-static void nextn(struct layer l)
+static void add_nextn(struct layer l)
 {
 	const struct convert_config *c = l.b->cfg;
 	layer_matrix(
@@ -367,7 +371,7 @@ static const char *known_extra(const struct convert_config *c, const char *name)
 }
 
 /* Every source tensor is used, or is one of the known extras (counted per reason). */
-static int check_rest(struct builder *b)
+static int check_rest(struct plan_builder *b)
 {
 	const char *reasons[8] = {NULL};
 	uint64_t counts[8] = {0};
@@ -397,10 +401,10 @@ static void check_nextn(
 	char name[NAME_BYTES];
 	if (!cfg->n_nextn)
 		return;
-	text(name, "model.layers.%u.eh_proj.weight", cfg->n_layers);
+	name_text(name, "model.layers.%u.eh_proj.weight", cfg->n_layers);
 	if (safetensors_find(st, name))
 		return;
-	text(name, "model.layers.%u.", cfg->n_layers);
+	name_text(name, "model.layers.%u.", cfg->n_layers);
 	for (size_t i = 0; i < st->n_tensors; i++)
 		if (!strncmp(st->tensors[i].name, name, strlen(name)))
 			return; /* part of it is there: the missing rest is an error */
@@ -413,21 +417,21 @@ int convert_plan_make(struct convert_plan *p, struct convert_config *cfg,
 	const struct convert_recipe *recipe, const struct convert_types *types,
 	const struct safetensors *st, const char *dir, struct err *e)
 {
-	struct builder b = {p, cfg, recipe, types, st, dir, e, 0, 0};
+	struct plan_builder b = {p, cfg, recipe, types, st, dir, e, 0, 0};
 	p->used = NEW_ARRAY(bool, st ? st->n_tensors + 1 : 1);
 	if (st)
 		check_nextn(p, cfg, st);
-	matrix(&b, "token_embd.weight", "model.embed_tokens.weight", recipe->dense, cfg->vocab,
+	add_matrix(&b, "token_embd.weight", "model.embed_tokens.weight", recipe->dense, cfg->vocab,
 		cfg->hidden);
 	for (uint32_t il = 0; il < cfg->n_layers + cfg->n_nextn; il++) {
 		struct layer l = {&b, il};
-		attention(l);
-		feed_forward(l);
+		add_attention(l);
+		add_feed_forward(l);
 		if (il >= cfg->n_layers)
-			nextn(l);
+			add_nextn(l);
 	}
-	vector(&b, "output_norm.weight", "model.norm.weight", cfg->hidden);
-	matrix(&b, "output.weight", "lm_head.weight", recipe->dense, cfg->vocab, cfg->hidden);
+	add_vector(&b, "output_norm.weight", "model.norm.weight", cfg->hidden);
+	add_matrix(&b, "output.weight", "lm_head.weight", recipe->dense, cfg->vocab, cfg->hidden);
 	if (b.fallbacks > 8)
 		buf_printf(
 			&p->notes, "and %" PRIu64 " more tensors whose rows do not fit\n", b.fallbacks - 8);

@@ -15,14 +15,14 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/quant/quantize.h"
+#include "tools/output/progress.h"
+#include "tools/output/workers.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define BLOCK_VALUES (1u << 20) /* floats read at once, unless one row has more */
 /* ns between entries: short at first, so that a short run can be resumed too, then doubling */
@@ -34,29 +34,29 @@ struct unit {
 	uint64_t slab, row0, row1; /* rows of the slab in the source */
 };
 
-struct state {
+struct pipeline {
 	const struct convert_job *job;
+	pthread_mutex_t lock; /* guards what follows up to the caller's part */
 	uint64_t *units_left; /* [n_tensors] */
-	pthread_mutex_t lock;
-	pthread_cond_t event; /* a tensor is finished, a worker has left */
 	struct unit next;     /* cursor */
 	bool stop;
-	uint32_t running;   /* workers */
 	uint32_t *finished; /* [n_finished] tensors not yet in the journal */
 	size_t n_finished;
 	uint64_t bytes_done; /* of output */
-	int code;            /* first error */
-	struct err err;
+	/* the caller's */
+	uint32_t *journaled; /* [n_tensors] scratch of write_journal */
+	uint64_t total, journal_ns, journal_every;
+	struct progress progress;
 };
 
 /* What a worker owns. */
-struct bench {
+struct row_buffers {
 	float *rows, *turned, *importance;
 	double *energy;
 	uint8_t *packed;
 };
 
-static bool whole_slab(const struct state *s, uint32_t i)
+static bool whole_slab(const struct pipeline *s, uint32_t i)
 {
 	const struct convert_tensor *t = &s->job->plan->tensors[i];
 	return t->transposed || (t->type == DTYPE_IQ2_XXS && !s->job->has_importance[i]);
@@ -67,7 +67,7 @@ static uint64_t block_rows(const struct convert_tensor *t)
 	return MAX(1, BLOCK_VALUES / t->src_cols);
 }
 
-static uint64_t units_of(const struct state *s, uint32_t i)
+static uint64_t units_of(const struct pipeline *s, uint32_t i)
 {
 	const struct convert_tensor *t = &s->job->plan->tensors[i];
 	if (whole_slab(s, i))
@@ -77,7 +77,7 @@ static uint64_t units_of(const struct state *s, uint32_t i)
 }
 
 /* The next unit; false when there is none. Under the lock. */
-static bool take_unit(struct state *s, struct unit *out)
+static bool take_unit(struct pipeline *s, struct unit *out)
 {
 	const struct convert_plan *p = s->job->plan;
 	struct unit *u = &s->next;
@@ -99,7 +99,7 @@ static bool take_unit(struct state *s, struct unit *out)
 }
 
 /* Rows [row0, row1) of the slab as float; values that are not finite are refused. */
-static int read_rows(const struct state *s, const struct convert_tensor *t, uint64_t slab,
+static int read_rows(const struct pipeline *s, const struct convert_tensor *t, uint64_t slab,
 	uint64_t row0, uint64_t row1, float *out, struct err *e)
 {
 	const struct convert_slab *x = &t->slabs[slab];
@@ -119,7 +119,7 @@ static int read_rows(const struct state *s, const struct convert_tensor *t, uint
 }
 
 /* Rows of the tensor as stored, quantised and written; first_row counts over the whole stack. */
-static int write_rows(const struct state *s, uint32_t i, const float *rows, uint64_t first_row,
+static int write_rows(const struct pipeline *s, uint32_t i, const float *rows, uint64_t first_row,
 	uint64_t n, const float *importance, uint8_t *packed, struct err *e)
 {
 	const struct convert_tensor *t = &s->job->plan->tensors[i];
@@ -132,7 +132,8 @@ static int write_rows(const struct state *s, uint32_t i, const float *rows, uint
 }
 
 /* attn_k_b: the slab's columns become rows. */
-static int convert_turned(struct state *s, const struct unit *u, struct bench *b, struct err *e)
+static int convert_turned(
+	struct pipeline *s, const struct unit *u, struct row_buffers *b, struct err *e)
 {
 	const struct convert_tensor *t = &s->job->plan->tensors[u->tensor];
 	uint64_t rows = t->src_rows, cols = t->src_cols;
@@ -147,8 +148,8 @@ static int convert_turned(struct state *s, const struct unit *u, struct bench *b
 
 /* Mean square of each column of a slab. Rows are added in order, so the sum is the same in every
  * run. */
-static int column_energy(
-	struct state *s, const struct convert_tensor *t, uint64_t slab, struct bench *b, struct err *e)
+static int column_energy(struct pipeline *s, const struct convert_tensor *t, uint64_t slab,
+	struct row_buffers *b, struct err *e)
 {
 	memset(b->energy, 0, t->src_cols * sizeof *b->energy);
 	for (uint64_t row = 0, end; row < t->src_rows; row = end) {
@@ -167,7 +168,8 @@ static int column_energy(
 	return 0;
 }
 
-static int convert_unit(struct state *s, const struct unit *u, struct bench *b, struct err *e)
+static int convert_unit(
+	struct pipeline *s, const struct unit *u, struct row_buffers *b, struct err *e)
 {
 	const struct convert_tensor *t = &s->job->plan->tensors[u->tensor];
 	const float *importance = NULL;
@@ -202,7 +204,7 @@ static uint64_t unit_bytes(const struct convert_tensor *t, const struct unit *u)
 }
 
 /* The largest buffers any unit needs. */
-static int bench_init(const struct state *s, struct bench *b, struct err *e)
+static int row_buffers_init(const struct pipeline *s, struct row_buffers *b, struct err *e)
 {
 	uint64_t values = 0, turned = 0, cols = 0, packed = 0;
 	for (size_t i = 0; i < s->job->plan->n_tensors; i++) {
@@ -226,7 +228,7 @@ static int bench_init(const struct state *s, struct bench *b, struct err *e)
 	return 0;
 }
 
-static void bench_fini(struct bench *b)
+static void row_buffers_fini(struct row_buffers *b)
 {
 	free(b->rows);
 	free(b->turned);
@@ -235,174 +237,101 @@ static void bench_fini(struct bench *b)
 	free(b->packed);
 }
 
-static void *worker(void *arg)
+static int convert_worker(void *user, struct err *e)
 {
-	struct state *s = arg;
-	struct bench b = {0};
-	struct err e = {0};
+	struct pipeline *s = user;
+	struct row_buffers b = {0};
 	struct unit u;
-	int code = bench_init(s, &b, &e);
+	int code = row_buffers_init(s, &b, e);
 
 	pthread_mutex_lock(&s->lock);
 	while (!code && take_unit(s, &u)) {
 		pthread_mutex_unlock(&s->lock);
-		code = s->job->cancel && *s->job->cancel ? ERR_INTERRUPTED : convert_unit(s, &u, &b, &e);
+		if (s->job->cancel && *s->job->cancel)
+			code = err_set(e, ERR_INTERRUPTED, "interrupted");
+		else
+			code = convert_unit(s, &u, &b, e);
 		pthread_mutex_lock(&s->lock);
 		if (code)
 			break;
 		s->bytes_done += unit_bytes(&s->job->plan->tensors[u.tensor], &u);
-		if (--s->units_left[u.tensor] == 0) {
+		if (--s->units_left[u.tensor] == 0)
 			s->finished[s->n_finished++] = u.tensor;
-			pthread_cond_signal(&s->event);
-		}
 	}
-	if (code && !s->code) {
-		s->code = code;
-		s->err = e;
-	}
-	s->stop = s->stop || code;
-	s->running--;
-	pthread_cond_signal(&s->event);
 	pthread_mutex_unlock(&s->lock);
-	bench_fini(&b);
-	return NULL;
+	row_buffers_fini(&b);
+	return code;
 }
 
-char *convert_time_text(double seconds, char *out)
+static void stop_pipeline(void *user)
 {
-	if (seconds < 100)
-		snprintf(out, 32, "%.0f s", seconds);
-	else if (seconds < 6000)
-		snprintf(out, 32, "%.0f min", seconds / 60);
-	else
-		snprintf(
-			out, 32, "%.0f h %02.0f min", floor(seconds / 3600), floor(fmod(seconds, 3600) / 60));
-	return out;
-}
-
-struct progress {
-	bool on, terminal;
-	uint64_t total, start_bytes, start_ns;
-	int last_step; /* of twentieths */
-};
-
-static void show_progress(struct progress *p, uint64_t bytes, bool last)
-{
-	if (!p->on || !p->total)
-		return;
-	double part = (double)bytes / (double)p->total,
-		   seconds = (double)(clock_ns() - p->start_ns) * 1e-9;
-	double fresh = (double)(bytes - p->start_bytes);
-	int step = (int)(part * 20);
-	if (!p->terminal && !last && step == p->last_step)
-		return;
-	p->last_step = step;
-	char eta[32] = "?";
-	if (fresh > 0)
-		convert_time_text((double)(p->total - bytes) / fresh * seconds, eta);
-	fprintf(stderr, "%s%5.1f %%  %.2f of %.2f GB written, %.1f MB/s, %s left%s",
-		p->terminal ? "\r" : "", 100 * part, (double)bytes * 1e-9, (double)p->total * 1e-9,
-		seconds > 0 ? fresh * 1e-6 / seconds : 0.0, eta,
-		p->terminal ? (last ? "   \n" : "   ") : "\n");
-	fflush(stderr);
+	struct pipeline *s = user;
+	pthread_mutex_lock(&s->lock);
+	s->stop = true;
+	pthread_mutex_unlock(&s->lock);
 }
 
 /* Hands finished tensors to the journal, after their data. Called without the lock. */
-static int write_journal(struct state *s, uint32_t *ids, struct err *e)
+static int write_journal(struct pipeline *s, struct err *e)
 {
 	pthread_mutex_lock(&s->lock);
 	size_t n = s->n_finished;
-	memcpy(ids, s->finished, n * sizeof *ids);
+	memcpy(s->journaled, s->finished, n * sizeof *s->finished);
 	s->n_finished = 0;
 	pthread_mutex_unlock(&s->lock);
 	if (!n)
 		return 0;
 	int code = gguf_writer_sync(s->job->writer, e);
-	return code ? code : convert_journal_add(s->job->journal, ids, n, e);
+	return code ? code : convert_journal_add(s->job->journal, s->journaled, n, e);
 }
 
-/* The caller's part: waits, shows, keeps the journal, until all workers have left. */
-static void attend(struct state *s, struct progress *p)
+/* The caller's part: shows progress and keeps the journal. */
+static int on_tick(void *user, bool over, struct err *e)
 {
-	uint32_t *ids = NEW_ARRAY(uint32_t, s->job->plan->n_tensors);
-	uint64_t last = clock_ns(), every = JOURNAL_FIRST;
-	struct err e = {0};
-	bool over = false;
-	while (!over) {
-		struct timespec until;
-		clock_gettime(CLOCK_REALTIME, &until);
-		until.tv_nsec += 100000000;
-		if (until.tv_nsec >= 1000000000) {
-			until.tv_nsec -= 1000000000;
-			until.tv_sec++;
-		}
-		pthread_mutex_lock(&s->lock);
-		if (s->running)
-			pthread_cond_timedwait(&s->event, &s->lock, &until);
-		over = s->running == 0;
-		uint64_t bytes = s->bytes_done;
-		pthread_mutex_unlock(&s->lock);
-		show_progress(p, bytes, over);
-		if (over || clock_ns() - last > every) {
-			int code = write_journal(s, ids, &e);
-			last = clock_ns();
-			every = MIN(2 * every, JOURNAL_EVERY);
-			pthread_mutex_lock(&s->lock);
-			if (code && !s->code) {
-				s->code = code;
-				s->err = e;
-				s->stop = true;
-			}
-			pthread_mutex_unlock(&s->lock);
-		}
-	}
-	free(ids);
+	struct pipeline *s = user;
+	pthread_mutex_lock(&s->lock);
+	uint64_t bytes = s->bytes_done;
+	pthread_mutex_unlock(&s->lock);
+	if (s->job->progress)
+		progress_update(&s->progress, bytes, s->total);
+	if (!over && clock_ns() - s->journal_ns <= s->journal_every)
+		return 0;
+	int code = write_journal(s, e);
+	s->journal_ns = clock_ns();
+	s->journal_every = MIN(2 * s->journal_every, JOURNAL_EVERY);
+	return code;
 }
 
-static void prepare(struct state *s, struct progress *p)
+static void count_units(struct pipeline *s)
 {
 	for (uint32_t i = 0; i < s->job->plan->n_tensors; i++) {
 		uint64_t bytes;
 		gguf_writer_place(s->job->writer, i, NULL, NULL, &bytes);
-		p->total += bytes;
+		s->total += bytes;
 		if (s->job->done[i])
 			s->bytes_done += bytes;
 		s->units_left[i] = units_of(s, i);
 	}
-	p->start_bytes = s->bytes_done;
 }
 
 int convert_run(const struct convert_job *job, struct err *e)
 {
 	size_t n = job->plan->n_tensors;
-	struct state s = {
-		.job = job, .lock = PTHREAD_MUTEX_INITIALIZER, .event = PTHREAD_COND_INITIALIZER};
-	struct progress p = {.on = job->progress, .terminal = isatty(2), .start_ns = clock_ns()};
-	pthread_t *threads = NEW_ARRAY(pthread_t, job->n_workers);
-	uint32_t started = 0;
-	s.units_left = NEW_ARRAY(uint64_t, n);
-	s.finished = NEW_ARRAY(uint32_t, n);
-	prepare(&s, &p);
-	pthread_mutex_lock(&s.lock);
-	for (; started < job->n_workers; started++) {
-		int why = pthread_create(&threads[started], NULL, worker, &s);
-		if (why && !started)
-			s.code = err_errno(&s.err, why, "cannot start a thread");
-		if (why)
-			break; /* fewer are enough */
-		s.running++;
-	}
-	pthread_mutex_unlock(&s.lock);
-	attend(&s, &p);
-	for (uint32_t i = 0; i < started; i++)
-		pthread_join(threads[i], NULL);
-	int code = s.code;
-	if (code == ERR_INTERRUPTED)
-		err_set(e, code, "interrupted");
-	else if (code && e)
-		*e = s.err;
-	free(threads);
+	struct pipeline s = {.job = job,
+		.lock = PTHREAD_MUTEX_INITIALIZER,
+		.units_left = NEW_ARRAY(uint64_t, n),
+		.finished = NEW_ARRAY(uint32_t, n),
+		.journaled = NEW_ARRAY(uint32_t, n),
+		.journal_ns = clock_ns(),
+		.journal_every = JOURNAL_FIRST};
+	count_units(&s);
+	if (job->progress)
+		progress_begin_lines(&s.progress, "converting", NULL, s.bytes_done, s.total);
+	const struct workers_job work = {convert_worker, on_tick, stop_pipeline, &s, job->n_workers};
+	int code = workers_run(&work, e);
+	progress_end(&s.progress);
 	free(s.units_left);
 	free(s.finished);
+	free(s.journaled);
 	return code;
 }

@@ -37,7 +37,4 @@ struct convert_job {
  * or is cancelled (ERR_INTERRUPTED). */
 int convert_run(const struct convert_job *job, struct err *e);
 
-/* "3 h 12 min", "45 s" into out[32]. */
-char *convert_time_text(double seconds, char *out);
-
 #endif

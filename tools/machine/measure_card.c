@@ -14,15 +14,15 @@
 #define CARD_BYTES ((size_t)384 << 20) /* of each of two arrays */
 #define COPIES     4                   /* in a sample */
 
-struct job {
+struct card_job {
 	struct copier *copier;
 	uint8_t *host, *card[2];
 	bool pinned;
 };
 
 /* Seconds that a sample of copies takes. */
-static int copies(struct job *j, enum copy_stream stream, void *dst, const void *src, size_t bytes,
-	double *seconds, struct err *e)
+static int time_copies(struct card_job *j, enum copy_stream stream, void *dst, const void *src,
+	size_t bytes, double *seconds, struct err *e)
 {
 	const struct copier_ops *ops = j->copier->ops;
 	uint64_t start = clock_ns();
@@ -36,12 +36,12 @@ static int copies(struct job *j, enum copy_stream stream, void *dst, const void 
 	return rc < 0 ? rc : 0;
 }
 
-static int measure_stream(struct job *j, enum copy_stream stream, void *dst, const void *src,
+static int measure_stream(struct card_job *j, enum copy_stream stream, void *dst, const void *src,
 	size_t bytes, int repeats, struct bench_spread *bytes_s, struct err *e)
 {
 	double samples[BENCH_MAX_REPEATS], seconds;
 	for (int i = -1; i < repeats; i++) { /* the first wakes the card */
-		int rc = copies(j, stream, dst, src, bytes, &seconds, e);
+		int rc = time_copies(j, stream, dst, src, bytes, &seconds, e);
 		if (rc)
 			return rc;
 		if (i >= 0)
@@ -51,7 +51,7 @@ static int measure_stream(struct job *j, enum copy_stream stream, void *dst, con
 	return 0;
 }
 
-static int measure(struct job *j, int repeats, struct measure_card *out, struct err *e)
+static int measure_streams(struct card_job *j, int repeats, struct measure_card *out, struct err *e)
 {
 	const struct copier_ops *ops = j->copier->ops;
 	int rc;
@@ -79,7 +79,7 @@ static int measure(struct job *j, int repeats, struct measure_card *out, struct 
 
 int measure_card(const char *backend, int repeats, struct measure_card *out, struct err *e)
 {
-	struct job j = {0};
+	struct card_job j = {0};
 	struct backend *b = NULL;
 	*out = (struct measure_card){0};
 	if (strcmp(backend, "cuda"))
@@ -91,7 +91,7 @@ int measure_card(const char *backend, int repeats, struct measure_card *out, str
 		out->there = !rc;
 	}
 	if (out->there) {
-		rc = measure(&j, repeats, out, e);
+		rc = measure_streams(&j, repeats, out, e);
 		j.copier->ops->drain(j.copier);
 		if (j.pinned)
 			j.copier->ops->unpin(j.copier, j.host, HOST_BYTES);

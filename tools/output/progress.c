@@ -16,37 +16,41 @@
 #define BAR_MOST  32 /* columns */
 #define BAR_LEAST 8
 
-/* "2 h 05 min", "3 min 20 s", "12 s" */
-static void put_time(struct buf *b, double s)
+char *progress_time_text(double seconds, char out[32])
 {
-	unsigned t = s < 1e6 ? (unsigned)(s + 0.5) : 1000000;
+	unsigned t = seconds < 1e6 ? (unsigned)(seconds + 0.5) : 1000000;
 	if (t >= 3600)
-		buf_printf(b, "%u h %02u min", t / 3600, t / 60 % 60);
+		snprintf(out, 32, "%u h %02u min", t / 3600, t / 60 % 60);
 	else if (t >= 60)
-		buf_printf(b, "%u min %02u s", t / 60, t % 60);
+		snprintf(out, 32, "%u min %02u s", t / 60, t % 60);
 	else
-		buf_printf(b, "%u s", MAX(t, 1u));
+		snprintf(out, 32, "%u s", MAX(t, 1u));
+	return out;
 }
 
-static void draw(struct progress *p, uint64_t done, uint64_t total)
+/* " 1.20 of 5.00 GB, 0.52 GB/s, 7 s left" */
+static void put_figures(const struct progress *p, uint64_t done, uint64_t total, struct buf *text)
+{
+	char left[32];
+	double elapsed = (double)(clock_ns() - p->start_ns) * 1e-9,
+		   rate = elapsed > 0 ? (double)(done - p->start_done) / elapsed : 0;
+	if (p->unit)
+		buf_printf(
+			text, " %llu of %llu %s", (unsigned long long)done, (unsigned long long)total, p->unit);
+	else
+		buf_printf(text, " %.2f of %.2f GB", (double)done * 1e-9, (double)total * 1e-9);
+	if (rate > 0 && p->unit)
+		buf_printf(text, ", %.*f %s/s", rate < 100, rate, p->unit);
+	else if (rate > 0)
+		buf_printf(text, ", %.2f GB/s", rate * 1e-9);
+	if (rate > 0)
+		buf_printf(text, ", %s left", progress_time_text((double)(total - done) / rate, left));
+}
+
+static void draw_line(struct progress *p, uint64_t done, uint64_t total)
 {
 	struct buf text = {0}, line = {0};
-	double elapsed = (double)(p->shown_ns - p->start_ns) * 1e-9,
-		   rate = elapsed > 0 ? (double)done / elapsed : 0;
-	if (p->unit)
-		buf_printf(&text, " %llu of %llu %s", (unsigned long long)done, (unsigned long long)total,
-			p->unit);
-	else
-		buf_printf(&text, " %.2f of %.2f GB", (double)done * 1e-9, (double)total * 1e-9);
-	if (done && p->unit)
-		buf_printf(&text, ", %.*f %s/s", rate < 100, rate, p->unit);
-	else if (done)
-		buf_printf(&text, ", %.2f GB/s", rate * 1e-9);
-	if (rate > 0) {
-		buf_puts(&text, ", ");
-		put_time(&text, (double)(total - done) / rate);
-		buf_puts(&text, " left");
-	}
+	put_figures(p, done, total, &text);
 	int room = chat_view_columns(STDERR_FILENO) - 2 - (int)strlen(p->what) - (int)text.len;
 	buf_printf(&line, "\r%s ", p->what);
 	if (room >= BAR_LEAST) {
@@ -67,25 +71,45 @@ static void draw(struct progress *p, uint64_t done, uint64_t total)
 void progress_begin(struct progress *p, const char *what, const char *unit, uint64_t total)
 {
 	*p = (struct progress){
-		.what = what, .unit = unit, .wanted = isatty(STDERR_FILENO), .start_ns = clock_ns()};
+		.what = what, .unit = unit, .terminal = isatty(STDERR_FILENO), .start_ns = clock_ns()};
 	p->shown_ns = p->start_ns;
-	if (p->wanted)
-		draw(p, 0, total);
+	if (p->terminal)
+		draw_line(p, 0, total);
+}
+
+void progress_begin_lines(
+	struct progress *p, const char *what, const char *unit, uint64_t done, uint64_t total)
+{
+	progress_begin(p, what, unit, total);
+	p->lines = !p->terminal;
+	p->start_done = done;
+	p->step = total ? (int)(20.0 * (double)done / (double)total) : 0;
 }
 
 void progress_update(struct progress *p, uint64_t done, uint64_t total)
 {
 	uint64_t now = clock_ns();
-	if (!p->wanted || done > total || now - p->shown_ns < REDRAW_NS)
+	if (done > total || now - p->shown_ns < REDRAW_NS)
 		return;
+	if (p->terminal) {
+		p->shown_ns = now;
+		draw_line(p, done, total);
+		return;
+	}
+	int step = total ? (int)(20.0 * (double)done / (double)total) : 0;
+	if (!p->lines || step == p->step)
+		return;
+	struct buf text = {0};
+	put_figures(p, done, total, &text);
+	fprintf(stderr, "%s %d %%:%s\n", p->what, 5 * step, buf_str(&text));
+	buf_free(&text);
 	p->shown_ns = now;
-	draw(p, done, total);
+	p->step = step;
 }
 
 void progress_end(struct progress *p)
 {
 	if (p->shown)
 		fputs("\r\033[K", stderr);
-	p->shown = false;
-	p->wanted = false;
+	p->shown = p->terminal = p->lines = false;
 }

@@ -32,7 +32,7 @@
 
 #define MAX_JOBS 1024
 
-struct options {
+struct synth_options {
 	const char *out, *shape, *recipe_name, *experts, *types_text, *tokenizer;
 	struct convert_types types;
 	uint32_t layers, expert_count, alias, jobs;
@@ -40,8 +40,8 @@ struct options {
 	bool no_mtp, force, dry_run, quiet;
 };
 
-struct work {
-	struct options opt;
+struct synth_work {
+	struct synth_options opt;
 	struct convert_config cfg;
 	struct convert_recipe recipe;
 	struct convert_plan plan;
@@ -57,15 +57,15 @@ static uint32_t n_moe(const struct convert_config *c)
 	return c->n_layers + c->n_nextn - c->n_dense;
 }
 
-static bool is_shared(const struct work *w)
+static bool is_shared(const struct synth_work *w)
 {
 	return w->opt.alias && w->opt.alias < n_moe(&w->cfg);
 }
 
-static int read_shape(struct work *w, struct err *e)
+static int read_shape(struct synth_work *w, struct err *e)
 {
 	struct convert_config *c = &w->cfg;
-	const struct options *o = &w->opt;
+	const struct synth_options *o = &w->opt;
 	int code = 0;
 	if (!strcmp(o->shape, "glm-5.2"))
 		synth_model_glm52(c);
@@ -98,7 +98,7 @@ static bool is_experts(const char *name, uint32_t *layer, const char **part)
 }
 
 /* The tensor of this part in the layer K, 2 K ... before; its own id where there is none. */
-static size_t shared_with(const struct work *w, size_t id)
+static size_t shared_with(const struct synth_work *w, size_t id)
 {
 	uint32_t layer, other;
 	const char *part, *other_part;
@@ -114,7 +114,7 @@ static size_t shared_with(const struct work *w, size_t id)
 	return id;
 }
 
-static int declare_tensors(struct work *w, struct err *e)
+static int declare_tensors(struct synth_work *w, struct err *e)
 {
 	int code = 0;
 	uint64_t layer_bytes = 0;
@@ -139,9 +139,9 @@ static int declare_tensors(struct work *w, struct err *e)
 	return code;
 }
 
-static int declare_keys(struct work *w, struct err *e)
+static int declare_keys(struct synth_work *w, struct err *e)
 {
-	const struct options *o = &w->opt;
+	const struct synth_options *o = &w->opt;
 	convert_keys_shape(w->writer, &w->cfg);
 	gguf_writer_set_str(w->writer, "general.name",
 		!strcmp(o->shape, "glm-5.2") ? "GLM-5.2 shape, random weights" : "random weights");
@@ -154,7 +154,7 @@ static int declare_keys(struct work *w, struct err *e)
 	return synth_model_tokenizer(w->writer, &w->cfg, tokenizer, e);
 }
 
-static int make_plan(struct work *w, struct err *e)
+static int make_plan(struct synth_work *w, struct err *e)
 {
 	int code = read_shape(w, e);
 	if (code ||
@@ -179,7 +179,7 @@ static int make_plan(struct work *w, struct err *e)
 	return 0;
 }
 
-static void print_plan(const struct work *w, FILE *f)
+static void print_plan(const struct synth_work *w, FILE *f)
 {
 	const struct convert_config *c = &w->cfg;
 	uint64_t bytes[DTYPE_LIMIT] = {0}, shared = 0;
@@ -209,7 +209,7 @@ static void print_plan(const struct work *w, FILE *f)
 }
 
 /* Is there room where the output goes? The largest --alias that has room is the hint. */
-static int check_room(const struct work *w, struct err *e)
+static int check_room(const struct synth_work *w, struct err *e)
 {
 	const char *slash = strrchr(w->opt.out, '/');
 	char *dir =
@@ -238,7 +238,7 @@ static uint32_t n_cores(void)
 	return n < 1 ? 1 : n > MAX_JOBS ? MAX_JOBS : (uint32_t)n;
 }
 
-static void print_result(const struct work *w, const struct synth_result *r)
+static void print_result(const struct synth_work *w, const struct synth_result *r)
 {
 	const double gb = (double)r->bytes * 1e-9, busy = r->fill_seconds + r->write_seconds;
 	/* waiting for a core counts as making, so more threads than cores make no more */
@@ -254,11 +254,11 @@ static void print_result(const struct work *w, const struct synth_result *r)
 			100 * r->fill_seconds / MAX(busy, 1e-9), w->opt.jobs);
 }
 
-static int write_model(struct work *w, struct err *e)
+static int write_model(struct synth_work *w, struct err *e)
 {
 	struct stat st;
 	struct synth_result r;
-	const struct options *o = &w->opt;
+	const struct synth_options *o = &w->opt;
 	if (!o->force && !lstat(o->out, &st)) {
 		err_set(e, ERR_INPUT, "%s: exists already", o->out);
 		return err_hint(e, "--force replaces it");
@@ -287,9 +287,9 @@ out:
 	return code;
 }
 
-static int parse(int argc, char **argv, struct work *w, struct err *e)
+static int parse_synth_options(int argc, char **argv, struct synth_work *w, struct err *e)
 {
-	struct options *o = &w->opt;
+	struct synth_options *o = &w->opt;
 	const struct arg options[] = {
 		{"output", 'o', ARG_STRING, .string = &o->out, .value = "OUT.gguf",
 			.help = "file to write"},
@@ -360,8 +360,8 @@ static int parse(int argc, char **argv, struct work *w, struct err *e)
 
 int cmd_synth(int argc, char **argv, struct err *e)
 {
-	struct work w = {.opt = {.shape = "glm-5.2", .recipe_name = "q2", .seed = 1}};
-	int rc = parse(argc, argv, &w, e);
+	struct synth_work w = {.opt = {.shape = "glm-5.2", .recipe_name = "q2", .seed = 1}};
+	int rc = parse_synth_options(argc, argv, &w, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
 	rc = make_plan(&w, e);

@@ -20,7 +20,7 @@
 
 enum { ORDER_AUTO = -1 };
 
-struct options {
+struct simulate_options {
 	const char *path, *cache_gb, *ram_gb, *experts, *policies, *svg;
 	uint64_t expert_bytes, skip, window, prefetch_cold;
 	int order, lookahead;
@@ -28,8 +28,8 @@ struct options {
 	bool modelled, per_layer, json;
 };
 
-struct job {
-	struct options o;
+struct simulation {
+	struct simulate_options o;
 	struct trace t;
 	struct sim_setup setup;                     /* what all runs share */
 	uint64_t budgets[MAX_LIST], rams[MAX_LIST]; /* slots or bytes */
@@ -73,7 +73,7 @@ int trace_list_parse(const char *text, const struct arg *one, const char *label,
 	return rc;
 }
 
-static int add_policy(struct job *j, const struct policy_ops *p, struct err *e)
+static int add_policy(struct simulation *j, const struct policy_ops *p, struct err *e)
 {
 	for (int i = 0; i < j->n_policies; i++)
 		if (j->policies[i] == p)
@@ -84,7 +84,7 @@ static int add_policy(struct job *j, const struct policy_ops *p, struct err *e)
 	return 0;
 }
 
-static int parse_policies(struct job *j, struct err *e)
+static int parse_policies(struct simulation *j, struct err *e)
 {
 	char *copy = mem_strdup(j->o.policies), *save = NULL;
 	int rc = 0;
@@ -111,7 +111,7 @@ static int parse_policies(struct job *j, struct err *e)
 }
 
 /* Experts of all layers, and the bytes of them by the sizes in use. */
-static void totals(const struct job *j, uint64_t *n, uint64_t *bytes)
+static void totals(const struct simulation *j, uint64_t *n, uint64_t *bytes)
 {
 	const struct trace_model *m = &j->t.model;
 	*n = *bytes = 0;
@@ -126,11 +126,11 @@ static void totals(const struct job *j, uint64_t *n, uint64_t *bytes)
 
 /* The budgets of the command line, or a default row of shares of all experts; none above
  * everything. */
-static int find_budgets(struct job *j, struct err *e)
+static int find_budgets(struct simulation *j, struct err *e)
 {
 	static const double shares[] = {
 		0.04, 0.06, 0.08, 0.10, 0.15, 0.20, 0.27, 0.35, 0.50, 0.64, 0.75, 0.90};
-	const struct options *o = &j->o;
+	const struct simulate_options *o = &j->o;
 	const struct arg count = {.kind = ARG_UINT64, .min = 1, .max = 1e9};
 	const struct arg size = {.kind = ARG_SIZE_GB, .min = 0, .max = 1e6, .above_min = true};
 	const struct arg size0 = {.kind = ARG_SIZE_GB, .min = 0, .max = 1e6};
@@ -174,12 +174,12 @@ static int find_budgets(struct job *j, struct err *e)
 	return rc;
 }
 
-static struct sim_result *result(const struct job *j, int budget, int ram, int policy)
+static struct sim_result *result(const struct simulation *j, int budget, int ram, int policy)
 {
 	return &j->results[(budget * j->n_rams + ram) * j->n_policies + policy];
 }
 
-static int run_all(struct job *j, struct err *e)
+static int run_all(struct simulation *j, struct err *e)
 {
 	j->results = NEW_ARRAY(struct sim_result, (size_t)(j->n_budgets * j->n_rams * j->n_policies));
 	for (int b = 0; b < j->n_budgets; b++)
@@ -210,21 +210,21 @@ static double part(uint64_t a, uint64_t b)
 }
 
 /* Bytes that an unknown expert size would make meaningless. */
-static bool bytes_known(const struct job *j)
+static bool bytes_known(const struct simulation *j)
 {
 	return !j->in_slots || j->o.expert_bytes || j->t.bytes_known;
 }
 
 /* With slots of size 1 the counts of bytes are counts of experts. Mean size of an expert, 1 when
  * bytes are real. */
-static double byte_scale(const struct job *j)
+static double byte_scale(const struct simulation *j)
 {
 	uint64_t n, bytes;
 	totals(j, &n, &bytes);
 	return j->in_slots ? part(bytes, n) : 1;
 }
 
-static struct sim_speed speed(const struct job *j, const struct sim_result *r)
+static struct sim_speed speed(const struct simulation *j, const struct sim_result *r)
 {
 	double scale = byte_scale(j);
 	const struct sim_machine m = {.disk_bytes_s = j->o.disk_gb_s * 1e9 / scale,
@@ -236,7 +236,7 @@ static struct sim_speed speed(const struct job *j, const struct sim_result *r)
 /* ---- output ---- */
 
 static json_t *policy_json(
-	const struct job *j, const struct policy_ops *p, const struct sim_result *r)
+	const struct simulation *j, const struct policy_ops *p, const struct sim_result *r)
 {
 	const struct cache_stats *s = &r->stats;
 	double scale = byte_scale(j);
@@ -265,7 +265,7 @@ static json_t *policy_json(
 	return o;
 }
 
-static json_t *budget_json(const struct job *j, int b, int r)
+static json_t *budget_json(const struct simulation *j, int b, int r)
 {
 	const struct sim_result *first = result(j, b, r, 0);
 	json_t *o = json_object(), *list = json_array();
@@ -284,7 +284,7 @@ static json_t *budget_json(const struct job *j, int b, int r)
 }
 
 /* One budget: its object. Several: the object of the first, and all of them as "budgets". */
-static void print_json(const struct job *j)
+static void print_json(const struct simulation *j)
 {
 	json_t *top = budget_json(j, 0, 0);
 	json_out_str(top, "order", j->setup.order == SIM_BY_RANK ? "rank" : "layer");
@@ -298,9 +298,9 @@ static void print_json(const struct job *j)
 	json_out_line(stdout, top);
 }
 
-static void print_table(const struct job *j)
+static void print_table(const struct simulation *j)
 {
-	const struct options *o = &j->o;
+	const struct simulate_options *o = &j->o;
 	uint64_t all, all_bytes;
 	bool ram = o->ram_gb != NULL, ahead = o->lookahead > 0;
 	totals(j, &all, &all_bytes);
@@ -359,7 +359,7 @@ static void print_table(const struct job *j)
 }
 
 /* Budgets are drawn in rising order, with the first RAM size. */
-static int draw(const struct job *j, struct err *e)
+static int draw_hit_rates(const struct simulation *j, struct err *e)
 {
 	int order[MAX_LIST];
 	for (int i = 0; i < j->n_budgets; i++) {
@@ -413,7 +413,7 @@ static int draw(const struct job *j, struct err *e)
 	return rc;
 }
 
-static int parse_options(struct options *o, int argc, char **argv, struct err *e)
+static int parse_options(struct simulate_options *o, int argc, char **argv, struct err *e)
 {
 	static const struct arg_word orders[] = {
 		{"auto", ORDER_AUTO}, {"rank", SIM_BY_RANK}, {"layer", SIM_BY_LAYER}, {NULL, 0}};
@@ -491,8 +491,8 @@ static int parse_options(struct options *o, int argc, char **argv, struct err *e
 
 int trace_simulate(int argc, char **argv, struct err *e)
 {
-	struct job j = {.o = {.policies = "all", .order = ORDER_AUTO}};
-	struct options *o = &j.o;
+	struct simulation j = {.o = {.policies = "all", .order = ORDER_AUTO}};
+	struct simulate_options *o = &j.o;
 	int rc = parse_options(o, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
@@ -524,7 +524,7 @@ int trace_simulate(int argc, char **argv, struct err *e)
 	else
 		print_table(&j);
 	if (o->svg)
-		rc = draw(&j, e);
+		rc = draw_hit_rates(&j, e);
 out:
 	free(j.results);
 	trace_fini(&j.t);

@@ -92,7 +92,7 @@ static const struct token_ids *longest(const struct tune_facts *f)
 	return best;
 }
 
-static int decode(struct tune *t, uint64_t cache, uint64_t ram, const char *policy, int ahead,
+static int decode_with(struct tune *t, uint64_t cache, uint64_t ram, const char *policy, int ahead,
 	int repeats, struct measure_decode *out, struct err *e)
 {
 	struct common_opts c = t->common;
@@ -115,11 +115,11 @@ static int decode(struct tune *t, uint64_t cache, uint64_t ram, const char *poli
 static int measure_compute(struct tune *t, struct err *e)
 {
 	struct measure_decode d;
-	int rc = decode(t, MEASURE_EVERYTHING, 0, "lru", 0, ROUNDS, &d, e);
+	int rc = decode_with(t, MEASURE_EVERYTHING, 0, "lru", 0, ROUNDS, &d, e);
 	if (rc == ERR_MEMORY) {
 		*e = (struct err){0};
 		t->compute_guessed = true;
-		rc = decode(t, t->most, t->common.ram_bytes, "lru", 0, ROUNDS, &d, e);
+		rc = decode_with(t, t->most, t->common.ram_bytes, "lru", 0, ROUNDS, &d, e);
 	}
 	t->machine.compute_ms = rc ? 0 : t->compute_guessed ? MAX(d.ms.low - d.wait_ms, 0.0) : d.ms.low;
 	return rc;
@@ -224,7 +224,7 @@ static struct forecast_point *best_of(struct tune *t, uint64_t budget, const cha
 
 /* The best by the model, and beside it the simplest that the model calls equal, or else the second
  * best. */
-static void choose(struct tune *t)
+static void choose_settings(struct tune *t)
 {
 	struct forecast_point *best = best_of(t, t->most, NULL, AHEAD_MOST), *simple = best,
 						  *second = NULL;
@@ -245,7 +245,7 @@ static void choose(struct tune *t)
 }
 
 /* Turn by turn, so that a busy machine meets both; the fastest round counts. */
-static int confirm(struct tune *t, struct err *e)
+static int confirm_settings(struct tune *t, struct err *e)
 {
 	const uint64_t start = clock_ns();
 	for (; t->rounds < ROUNDS || (t->rounds < ROUNDS_MOST && clock_ns() - start < ROUNDS_NS);
@@ -254,7 +254,8 @@ static int confirm(struct tune *t, struct err *e)
 			struct confirmed *x = &t->tried[i];
 			const struct forecast_point *p = x->point;
 			struct measure_decode d;
-			int rc = decode(t, p->cache_bytes, p->ram_bytes, p->policy, p->lookahead, 1, &d, e);
+			int rc =
+				decode_with(t, p->cache_bytes, p->ram_bytes, p->policy, p->lookahead, 1, &d, e);
 			if (rc)
 				return rc;
 			if (!t->rounds || d.ms.low < x->best.ms.low)
@@ -271,7 +272,7 @@ static int confirm(struct tune *t, struct err *e)
 }
 
 /* The smallest budget that the model calls equal to the largest. */
-static uint64_t enough(struct tune *t)
+static uint64_t enough_bytes(struct tune *t)
 {
 	const double most = best_of(t, t->most, NULL, AHEAD_MOST)->tok_s;
 	for (int i = 0; i < t->n_budgets; i++)
@@ -345,7 +346,7 @@ static void print_verdict(struct tune *t)
 	if (t->best->best.ms.low < t->machine.compute_ms)
 		printf("That is faster than computing alone was: the machine was busy meanwhile, so repeat "
 			   "this when it is quiet.\n");
-	const uint64_t less = enough(t);
+	const uint64_t less = enough_bytes(t);
 	if (less < t->most)
 		printf("A cache of %.6g GB would do as well within 3 %%, by the model.\n", gb(less));
 	flags_text(t->best->point, flags, sizeof flags);
@@ -401,12 +402,12 @@ static void print_json(struct tune *t)
 	json_object_set_new(o, "measured", tried);
 	json_out_uint(o, "rounds", (uint64_t)t->rounds);
 	json_object_set_new(o, "equal", json_boolean(t->equal));
-	json_out_real(o, "enough_cache_gb", gb(enough(t)));
+	json_out_real(o, "enough_cache_gb", gb(enough_bytes(t)));
 	json_out_str(o, "recommended", flags);
 	json_out_line(stdout, o);
 }
 
-static int draw(struct tune *t, struct err *e)
+static int draw_speeds(struct tune *t, struct err *e)
 {
 	double x[BUDGETS_MOST], y[POLICIES + 1][BUDGETS_MOST];
 	struct svg_plot plot = {.title = "Modelled speed by cache size",
@@ -519,9 +520,9 @@ static int tune(struct tune *t, struct err *e)
 	log_info("tune: measuring the drive, memory and computing");
 	if ((rc = measure_machine(t, e)) || (rc = model_all(t, e)))
 		goto out;
-	choose(t);
+	choose_settings(t);
 	log_info("tune: running the two settings that matter");
-	if ((rc = confirm(t, e)))
+	if ((rc = confirm_settings(t, e)))
 		goto out;
 	if (t->json) {
 		print_json(t);
@@ -531,7 +532,7 @@ static int tune(struct tune *t, struct err *e)
 		print_verdict(t);
 	}
 	if (t->svg) /* last: what was measured is not lost to a file that cannot be written */
-		rc = draw(t, e);
+		rc = draw_speeds(t, e);
 out:
 	forecast_fini(&t->forecast);
 	tune_facts_fini(&t->facts);
