@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Runs every test of a build tree in parallel and says how it went: tests/run_tests.sh BUILD_DIR [NAME ...]
+# Runs every test of a build tree in parallel and says how it went: tests/run_tests.sh BUILD_DIR
+# [NAME ...]
 #
-# A unit, which is what the last line counts, is one program (tests/*/test_*.c), one script (tests/e2e/*.sh), one fuzz target
-# fed with its saved inputs, or the layer check. Exit status 77 of a unit means skipped, its last line of output is the
-# reason. The output of a failed unit is shown. Exit status 1 if any failed.
-# Environment: TEST_JOBS (number of cores), TEST_TIMEOUT seconds for each unit (600; 1800 under a sanitizer).
+# A unit, which is what the last line counts, is one program (tests/*/test_*.c), one script
+# (tests/e2e/*.sh), one fuzz target fed with its saved inputs, or the layer check. Exit status 77 of
+# a unit means skipped, its last line of output is the reason. The output of a failed unit is shown.
+# Exit status 1 if any failed. Environment: TEST_JOBS (number of cores), TEST_TIMEOUT seconds for
+# each unit (600; 1800 under a sanitizer).
 set -u
 build=${1:?usage: tests/run_tests.sh BUILD_DIR [NAME ...]}
 shift
@@ -14,7 +16,8 @@ logs=$build/test-logs
 rm -rf "$logs" && mkdir -p "$logs" || exit 1
 
 export GLMSTREAM=$PWD/$build/glmstream # the scripts test this program
-# a short quarantine and short stacks: tests that allocate millions of times would take gigabytes and minutes
+# a short quarantine and short stacks: tests that allocate millions of times would take gigabytes
+# and minutes
 export ASAN_OPTIONS=${ASAN_OPTIONS:-protect_shadow_gap=0:allocator_may_return_null=1:quarantine_size_mb=16:malloc_context_size=8}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:second_deadlock_stack=1}

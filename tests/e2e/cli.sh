@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# The command line as its users meet it: help, exit codes, refusals, damaged files, what goes to stdout and what to stderr.
-# No input may crash the program, hang it, or make it answer from bytes that are not there.
+# The command line as its users meet it: help, exit codes, refusals, damaged files, what goes to
+# stdout and what to stderr. No input may crash the program, hang it, or make it answer from bytes
+# that are not there.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -11,14 +12,14 @@ no_escapes() {
 }
 
 json_is_whole() {
-	! command -v python3 >/dev/null 2>&1 || python3 -m json.tool <"$work/out" >/dev/null
+	python3 -m json.tool <"$work/out" >/dev/null
 }
 
 hash_of() {
 	grep -o '"logits_hash": *"*[0-9a-fx]*' "$work/err" | tail -n 1
 }
 
-# ---- help and usage ----------------------------------------------------------------------------------------------------
+# ---- help and usage ------------------------------------------------------------------------------
 
 run --version
 exits 0
@@ -40,22 +41,19 @@ for c in $commands; do
 done
 run no-such-command
 error_is_one_sentence 2 no-such-command
-if has_command trace; then
-	run help trace show
-	exits 0
-	check "help knows the parts of a command" grep -q '^Usage: glmstream trace show' "$work/out"
-fi
+run help trace show
+exits 0
+check "help knows the parts of a command" grep -q '^Usage: glmstream trace show' "$work/out"
 run --no-such-option
 error_is_one_sentence 2 no-such-option
 
-# ---- files that are not models -----------------------------------------------------------------------------------------
+# ---- files that are not models -------------------------------------------------------------------
 
 : >"$work/empty.gguf"
 echo "not a model at all, just a line of text" >"$work/text.gguf"
 printf 'GGUF\003\000\000\000\377\377\377\377\377\377\377\177\377\377\377\377\377\377\377\177' >"$work/huge-counts.gguf"
 head -c 4096 /dev/urandom >"$work/noise.gguf"
 for c in run inspect tokenize render dump-logits perplexity; do
-	has_command "$c" || continue
 	for m in "$work/missing.gguf" "$work" "$work/empty.gguf" "$work/text.gguf" "$work/huge-counts.gguf" "$work/noise.gguf"; do
 		case $c in
 		run) run -m "$m" -p x -n 1 ;;
@@ -67,37 +65,29 @@ for c in run inspect tokenize render dump-logits perplexity; do
 		error_is_one_sentence 3 "${m##*/}"
 	done
 done
-if has_command inspect; then
-	run inspect $'no such\n\033[31mfile'
-	error_is_one_sentence 3 'no such\?\?\[31mfile'
-fi
-if has_command convert; then
-	run convert "$work/missing-folder" -o "$work/x.gguf" --recipe q8
-	error_is_one_sentence 3 missing-folder
-	mkdir "$work/empty-folder"
-	run convert "$work/empty-folder" -o "$work/x.gguf" --recipe q8
-	error_is_one_sentence 3
-	check "a failed conversion leaves no file behind" [ ! -e "$work/x.gguf" ]
-	run convert "$work/empty-folder" -o "$work/x.gguf" --recipe no-such-recipe
-	error_is_one_sentence 2 no-such-recipe
-fi
-if has_command compare; then
-	run compare "$work/missing-a" "$work/missing-b"
-	error_is_one_sentence 3 missing-a
-fi
+run inspect $'no such\n\033[31mfile'
+error_is_one_sentence 3 'no such\?\?\[31mfile'
+run convert "$work/missing-folder" -o "$work/x.gguf" --recipe q8
+error_is_one_sentence 3 missing-folder
+mkdir "$work/empty-folder"
+run convert "$work/empty-folder" -o "$work/x.gguf" --recipe q8
+error_is_one_sentence 3
+check "a failed conversion leaves no file behind" [ ! -e "$work/x.gguf" ]
+run convert "$work/empty-folder" -o "$work/x.gguf" --recipe no-such-recipe
+error_is_one_sentence 2 no-such-recipe
+run compare "$work/missing-a" "$work/missing-b"
+error_is_one_sentence 3 missing-a
 
 need_pocket
 
-# ---- values that make no sense -----------------------------------------------------------------------------------------
+# ---- values that make no sense -------------------------------------------------------------------
 
 for bad in "-c 0" "-c -1" "-c x" "-c 1e3x" "-n -1" "-n x" "-n 99999999999999999999" "--temp x" "--temp -1" "--temp nan" \
 	"--top-p 2" "--top-p -0.5" "--top-k -1" "--min-p 7" "--seed x" "--think maybe" "--backend abacus" "--policy none-such" \
-	"--io carrier-pigeon" "--cache-gb x" "--cache-gb -1" "--ram-gb x" "--lookahead x" "-t -1" "-t x" "--draft x"; do
+	"--io carrier-pigeon" "--cache-gb x" "--cache-gb -1" "--ram-gb x" "--lookahead x" "-t -1" "-t x"; do
 	# shellcheck disable=SC2086 # option and value
-	has_options $bad || continue
-	# shellcheck disable=SC2086
 	run -p x $bad
-	error_is_one_sentence 2
+	error_is_one_sentence 2 "^glmstream: ${bad% *}: "
 done
 run -p
 error_is_one_sentence 2
@@ -105,13 +95,11 @@ run -p x -f "$work/text.gguf"
 exits 2
 run -f "$work/missing-prompt" -n 1
 error_is_one_sentence 3 missing-prompt
-if has_options --cache-gb; then
-	run -p x -n 1 --cache-gb 0.000001
-	error_is_one_sentence 4 "smallest that works is [0-9.]+ GB"
-	smallest=$(sed -n 's/.*smallest that works is \([0-9.]*\) GB.*/\1/p' "$work/err")
-fi
+run -p x -n 1 --cache-gb 0.000001
+error_is_one_sentence 4 "smallest that works is [0-9.]+ GB"
+smallest=$(sed -n 's/.*smallest that works is \([0-9.]*\) GB.*/\1/p' "$work/err")
 
-# ---- an answer ---------------------------------------------------------------------------------------------------------
+# ---- an answer -----------------------------------------------------------------------------------
 
 run -p "Define river." --temp 0 --think off -n 40
 exits 0
@@ -148,13 +136,11 @@ check "before the line of JSON" last_line_is_json "$work/err" stop
 check "there is a logits hash" [ -n "$want_hash" ]
 run -p "Define river." -n 1 --cache-gb 1 --ram-gb 1 --backend cpu
 check "budgets above what the experts need are capped, and it is said" [ "$(grep -c 'capped to that' "$work/err")" = 2 ]
-twice=$(awk -v gb="${smallest:-1}" 'BEGIN { print 2 * gb }')
-for how in "--cache-gb ${smallest:-1}" "--cache-gb $twice --lookahead 0" "--cache-gb $twice --ram-gb $twice" "--io threads" \
+twice=$(awk -v gb="$smallest" 'BEGIN { print 2 * gb }')
+for how in "--cache-gb $smallest" "--cache-gb $twice --lookahead 0" "--cache-gb $twice --ram-gb $twice" "--io threads" \
 	"--io threads --no-direct --cache-gb $twice" "--policy sieve --cache-gb $twice" "--policy lfu --cache-gb $twice" \
-	"--draft 1" "-t 1"; do
+	"-t 1"; do
 	# shellcheck disable=SC2086 # options
-	has_options $how || continue
-	# shellcheck disable=SC2086
 	run -p "Define river." --temp 0 --think off -n 40 --json --backend cpu $how
 	exits 0
 	check "$how changes the answer" cmp -s "$work/out" "$work/first"
@@ -168,18 +154,23 @@ long=$(yes "river and mountain" | head -n 200 | tr '\n' ' ')
 run -p "$long" -c 64 -n 4
 error_is_one_sentence 3 64
 run -p $'broken \xff\xfe\xc3 text' -n 2 --temp 0
-check "invalid UTF-8 is text or bad input" [ "$rc" = 0 -o "$rc" = 3 ]
+error_is_one_sentence 3 'byte 7 \(0xff\) is not valid UTF-8'
 run -p "" -n 2 --temp 0
-check "an empty prompt is a prompt or bad usage" [ "$rc" = 0 -o "$rc" = 2 ]
+exits 0
+check "an empty prompt is a prompt" [ -s "$work/out" ]
 timeout 60 "$GLMSTREAM" -p "Define river." --temp 0 -n 20 >/dev/full 2>"$work/err"
 rc=$? said="glmstream -p ... >/dev/full"
 exits 1
 
 # a standard stream that is closed is not the first file that is opened
-timeout 60 "$GLMSTREAM" -q -n 2 --cache-gb "${smallest:-1}" <&- >"$work/out" 2>"$work/err"
+timeout 60 "$GLMSTREAM" -q -n 2 --cache-gb "$smallest" <&- >"$work/out" 2>"$work/err"
 rc=$? said="glmstream --cache-gb ... <&-"
 error_is_one_sentence 1 "standard input"
-if "$GLMSTREAM" -p x -n 0 -q --trace "$work/trace" 2>/dev/null; then # else there is no lz4
+run -p x -n 0 -q --trace "$work/trace"
+if grep -q 'built without lz4' "$work/err"; then
+	skip_part "a trace with closed streams: this program was built without lz4"
+else
+	exits 0
 	"$GLMSTREAM" -p "Define river." -n 2 --trace "$work/trace" >&- 2>&-
 	run trace show "$work/trace"
 	exits 0
@@ -192,60 +183,50 @@ exits 0
 check "both lines are answered" [ "$(grep -ciE 'river|island' "$work/out")" -ge 2 ]
 check "a pipe gets no escape sequences" no_escapes
 
-# ---- the other commands ------------------------------------------------------------------------------------------------
+# ---- the other commands --------------------------------------------------------------------------
 
-if has_command tokenize; then
-	printf 'Größe 日本語 \xf0\x9f\x99\x82 123456 \t x' >"$work/text"
-	run tokenize -m "$POCKET" <"$work/text"
-	exits 0
-	check "tokenize prints one line of numbers" grep -qxE '[0-9]+( [0-9]+)*' "$work/out"
-	cp "$work/out" "$work/ids"
-	run tokenize -m "$POCKET" --decode <"$work/ids"
-	exits 0
-	check "decoding gives the text back" cmp -s "$work/out" "$work/text"
-	for ids in "99999999" "-1" "1 x 2" "1.5" "4294967297"; do
-		run tokenize -m "$POCKET" --decode <<<"$ids"
-		error_is_one_sentence 3
-	done
-fi
-if has_command dump-logits; then
-	for ids in "8192" "-1" "1 two 3" "" "99999999999999999999"; do
-		echo "$ids" >"$work/ids"
-		run dump-logits -m "$POCKET" --ids "$work/ids" -o "$work/logits"
-		error_is_one_sentence 3
-		check "refused ids leave no output file" [ ! -e "$work/logits" ]
-	done
-	echo "10 20 30" >"$work/ids"
-	run dump-logits -m "$POCKET" --ids "$work/ids" --all -o "$work/logits"
-	exits 0
-	check "dump-logits prints JSON" last_line_is_json "$work/out" rows vocab logits_hash
-	check "three rows of float32" [ "$(stat -c %s "$work/logits")" = $((3 * 8192 * 4)) ]
-	if has_command compare; then
-		run compare "$work/logits" "$work/logits" --vocab 8192
-		exits 0
-		head -c 1000 "$work/logits" >"$work/short"
-		run compare "$work/logits" "$work/short" --vocab 8192
-		error_is_one_sentence 3
-	fi
-fi
-if has_command render; then
-	run render -m "$POCKET" <<<'{"messages": [{"role": "user", "content": "Hi"}]}'
-	exits 0
-	check "render prints the template" grep -qF '<|user|>Hi<|assistant|>' "$work/out"
-	for json in '{' '[]' '{"messages": 1}' '{"messages": [{"role": "nobody", "content": "x"}]}' ''; do
-		run render -m "$POCKET" <<<"$json"
-		error_is_one_sentence 3
-	done
-fi
-if has_command inspect; then
-	run inspect "$POCKET"
-	exits 0
-	run inspect "$POCKET" --json
-	exits 0
-	check "inspect --json is JSON" json_is_whole
-fi
+printf 'Größe 日本語 \xf0\x9f\x99\x82 123456 \t x' >"$work/text"
+run tokenize -m "$POCKET" <"$work/text"
+exits 0
+check "tokenize prints one line of numbers" grep -qxE '[0-9]+( [0-9]+)*' "$work/out"
+cp "$work/out" "$work/ids"
+run tokenize -m "$POCKET" --decode <"$work/ids"
+exits 0
+check "decoding gives the text back" cmp -s "$work/out" "$work/text"
+for ids in "99999999" "-1" "1 x 2" "1.5" "4294967297"; do
+	run tokenize -m "$POCKET" --decode <<<"$ids"
+	error_is_one_sentence 3
+done
+for ids in "8192" "-1" "1 two 3" "" "99999999999999999999"; do
+	echo "$ids" >"$work/ids"
+	run dump-logits -m "$POCKET" --ids "$work/ids" -o "$work/logits"
+	error_is_one_sentence 3
+	check "refused ids leave no output file" [ ! -e "$work/logits" ]
+done
+echo "10 20 30" >"$work/ids"
+run dump-logits -m "$POCKET" --ids "$work/ids" --all -o "$work/logits"
+exits 0
+check "dump-logits prints JSON" last_line_is_json "$work/out" rows vocab logits_hash
+check "three rows of float32" [ "$(stat -c %s "$work/logits")" = $((3 * 8192 * 4)) ]
+run compare "$work/logits" "$work/logits" --vocab 8192
+exits 0
+head -c 1000 "$work/logits" >"$work/short"
+run compare "$work/logits" "$work/short" --vocab 8192
+error_is_one_sentence 3
+run render -m "$POCKET" <<<'{"messages": [{"role": "user", "content": "Hi"}]}'
+exits 0
+check "render prints the template" grep -qF '<|user|>Hi<|assistant|>' "$work/out"
+for json in '{' '[]' '{"messages": 1}' '{"messages": [{"role": "nobody", "content": "x"}]}' ''; do
+	run render -m "$POCKET" <<<"$json"
+	error_is_one_sentence 3
+done
+run inspect "$POCKET"
+exits 0
+run inspect "$POCKET" --json
+exits 0
+check "inspect --json is JSON" json_is_whole
 
-# ---- damaged models ----------------------------------------------------------------------------------------------------
+# ---- damaged models ------------------------------------------------------------------------------
 
 # The model cut off at 200 places, most of them in its tables, must be refused each time.
 size=$(stat -c %s "$POCKET")

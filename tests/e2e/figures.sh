@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# The commands that print figures: what they say is computed again here from the files they wrote. Needs python3.
+# The commands that print figures: what they say is computed again here from the files they wrote.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
-command -v python3 >/dev/null 2>&1 || skip "no python3"
 need_pocket
 exec python3 tests/e2e/figures.py "$GLMSTREAM" "$work"

@@ -1,13 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# inspect --trace: what it foretells for a budget is what a run with that budget then finds; refusals. bench decode with a
-# cache: every figure is there, and logits do not depend on it.
+# inspect --trace: what it foretells for a budget is what a run with that budget then finds;
+# refusals. bench decode with a cache: every figure is there, and logits do not depend on it.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_pocket
-has_options --trace --cache-gb --chunk || skip "this build lacks --trace, --cache-gb or --chunk"
-command -v python3 >/dev/null 2>&1 || skip "no python3 to compare figures"
 export RUN_LIMIT=600
 
 head -n 16 tests/data/pocket_ids.txt >"$work/ids" # 384 tokens, each a decode step

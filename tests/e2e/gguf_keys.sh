@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Every key that convert and synth write has the type that llama.cpp asks for, and files of older versions are still read.
-# The gguf package reads the files: python3 -m venv build/gguf && build/gguf/bin/pip install gguf (.ci/run does that).
+# Every key that convert and synth write has the type that llama.cpp asks for, and files of older
+# versions are still read. The gguf package reads the files: python3 -m venv build/gguf &&
+# build/gguf/bin/pip install gguf (.ci/run does that).
 # shellcheck disable=SC2016,SC2317 # expanded by eval; called through check
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# `make install` into a staging folder, what it puts there, the completions and the manual it writes, and `make uninstall`.
+# `make install` into a staging folder, what it puts there, the completions and the manual it
+# writes, and `make uninstall`.
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_pocket
-case $GLMSTREAM in */build/release/glmstream) ;; *) skip "a sanitizer build is not installed" ;; esac
+case $GLMSTREAM in */san-*) skip "a sanitizer build is not installed" ;; esac
 
 stage=$work/stage
-# the tree is built: make may copy, but neither compile nor link (it would need the flags of that build)
+# the tree is built: make may copy, but neither compile nor link (it would need the flags of that
+# build)
 make -s -o all install BUILD="$(dirname "$GLMSTREAM")" DESTDIR="$stage" PREFIX=/opt/glm CUDA=0 >"$work/out" 2>&1
 rc=$?
 said="make install"
@@ -32,13 +34,15 @@ said="the installed program"
 exits 0
 check "it answers" grep -q river "$work/out"
 
-# ---- manual and completion against the help of every command -----------------------------------------------------------
+# ---- manual and completion against the help of every command -------------------------------------
 commands=$("$GLMSTREAM" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z-]*\) .*/\1/p')
 check "there are commands" [ "$(wc -w <<<"$commands")" -ge 10 ]
 man=$root/share/man/man1/glmstream.1
 check "the manual knows the chat" grep -q 'fB/cache' "$man"
 if command -v man >/dev/null 2>&1; then
 	check "the manual has no faults" [ -z "$(man --warnings -l "$man" 2>&1 >/dev/null)" ]
+else
+	skip_part "the manual by man: it is not installed"
 fi
 bash -n "$root/share/bash-completion/completions/glmstream"
 check "bash reads its completion" [ $? = 0 ]
@@ -81,11 +85,15 @@ check "no guesses for free text" [ -z "$(complete_as_bash glmstream -p "")" ]
 if command -v zsh >/dev/null 2>&1; then
 	zsh -n "$root/share/zsh/site-functions/_glmstream"
 	check "zsh reads its completion" [ $? = 0 ]
+else
+	skip_part "the completion by zsh: it is not installed"
 fi
 if command -v systemd-analyze >/dev/null 2>&1; then
 	sed "s|/opt/glm/bin/glmstream|$root/bin/glmstream|" "$root/lib/systemd/system/glmstream.service" >"$work/glmstream.service"
 	systemd-analyze verify --man=no "$work/glmstream.service" >"$work/verify" 2>&1
 	check "systemd has nothing against the unit" [ "$(grep -c glmstream.service "$work/verify")" = 0 ]
+else
+	skip_part "the unit by systemd-analyze: it is not installed"
 fi
 
 make -s uninstall DESTDIR="$stage" PREFIX=/opt/glm >"$work/out" 2>&1

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
-# shellcheck shell=bash disable=SC2034,SC2086 # used by the scripts; word lists
-# For the end-to-end scripts, sourced: runs the program, keeps what it printed, counts what was wrong.
-# $GLMSTREAM names the program (the runner of the tests sets it), $POCKET the model.
+# shellcheck shell=bash disable=SC2034 # used by the scripts
+# For the end-to-end scripts, sourced: runs the program, keeps what it printed, counts what was
+# wrong. $GLMSTREAM names the program (the runner of the tests sets it), $POCKET the model.
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 GLMSTREAM=${GLMSTREAM:-$PWD/build/release/glmstream}
@@ -17,31 +17,33 @@ skip() { # what was wrong so far counts all the same
 	exit 77
 }
 
-[ -x "$GLMSTREAM" ] || skip "no program at ${GLMSTREAM#"$PWD"/}"
-
-# The pocket model of the tree, or a skip.
-need_pocket() {
-	POCKET=$PWD/tools/pocket/pocket.gguf
-	[ -f "$POCKET" ] || skip "no pocket model in tools/pocket (make pocket)"
-	"$GLMSTREAM" --help | grep -q '^  run ' || skip "this build cannot run models"
+# A part that this machine cannot test; tests/run_tests.sh counts these lines.
+skip_part() {
+	printf '[  SKIPPED ] %s\n' "$1"
 }
 
+cannot_test() {
+	echo "$1"
+	exit 1
+}
+
+[ -x "$GLMSTREAM" ] || cannot_test "no program at ${GLMSTREAM#"$PWD"/}"
+command -v python3 >/dev/null 2>&1 ||
+	cannot_test "no python3: tools/scripts/install_deps.sh test installs it"
+
+# The pocket model of the tree.
+need_pocket() {
+	POCKET=$PWD/tools/pocket/pocket.gguf
+	[ -f "$POCKET" ] || cannot_test "no pocket model in tools/pocket (make pocket)"
+}
+
+# Only `serve` depends on a library that may be missing.
 has_command() {
 	"$GLMSTREAM" --help | grep -q "^  $1 "
 }
 
-# Do the options named in these words all exist? A build may lack features.
-has_options() {
-	local word
-	[ -s "$work/run-help" ] || "$GLMSTREAM" run --help >"$work/run-help" 2>&1
-	for word in "$@"; do
-		case $word in
-		--*) grep -qE -- "(^|[ ,])$word([ ,=]|\$)" "$work/run-help" || return 1 ;;
-		esac
-	done
-}
-
-# run ARGS...: $rc, $work/out, $work/err; stdin is empty unless redirected by the caller. A run of more than 60 s ends.
+# run ARGS...: $rc, $work/out, $work/err; stdin is empty unless redirected by the caller. A run of
+# more than 60 s ends.
 run() {
 	timeout -k 5 "${RUN_LIMIT:-60}" "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err"
 	rc=$?
@@ -66,7 +68,8 @@ exits() { # status, of the run before
 	check "expected exit status $1" [ "$rc" = "$1" ]
 }
 
-# An error is one line "glmstream: ...", perhaps a hint on the next, says nothing on stdout, and is no crash.
+# An error is one line "glmstream: ...", perhaps a hint on the next, says nothing on stdout, and is
+# no crash.
 error_is_one_sentence() { # exit status, pattern that stderr must match (optional)
 	exits "$1"
 	check "an error belongs on stderr alone" [ ! -s "$work/out" ]
@@ -79,21 +82,16 @@ error_lines() {
 		! grep -qE 'Sanitizer|runtime error|^bug: ' "$work/err"
 }
 
-# The last line of a file is a JSON object; without python3 and jq nothing is said about it.
+# The last line of a file is a JSON object with these keys.
 last_line_is_json() { # file, keys...
-	local line keys
+	local line
 	line=$(tail -n 1 "$1")
 	shift
-	keys=$*
-	if command -v python3 >/dev/null 2>&1; then
-		printf '%s' "$line" | python3 -c 'import json, sys
+	printf '%s' "$line" | python3 -c 'import json, sys
 o = json.loads(sys.stdin.read())
 missing = [k for k in sys.argv[1:] if k not in o]
 if missing:
-    sys.exit("no key " + " ".join(missing))' $keys
-	elif command -v jq >/dev/null 2>&1; then
-		printf '%s' "$line" | jq -e . >/dev/null
-	fi
+    sys.exit("no key " + " ".join(missing))' "$@"
 }
 
 finish() {

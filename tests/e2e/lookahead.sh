@@ -1,17 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# How often the lookahead names the experts that a later layer then uses: on the pocket model, token after token over 2,048
-# ids, against the recall of the same guesses by a forward pass in numpy, over the same ids and the unquantised weights (top 4
-# of the residual after attention and shared expert of layer L, after the whole of the last dense layer, through the norm
-# and router of layer L + d; the program guesses before the shared expert, a little lower). And what a cache would have made of
-# that routing.
+# How often the lookahead names the experts that a later layer then uses: on the pocket model, token
+# after token over 2,048 ids, against the recall of the same guesses by a forward pass in numpy,
+# over the same ids and the unquantised weights (top 4 of the residual after attention and shared
+# expert of layer L, after the whole of the last dense layer, through the norm and router of layer L
+# + d; the program guesses before the shared expert, a little lower). And what a cache would have
+# made of that routing.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_pocket
-has_command trace || skip "this build has no trace"
-has_options --trace --lookahead --chunk || skip "this build lacks --trace, --lookahead or --chunk"
-command -v python3 >/dev/null 2>&1 || skip "no python3 to compare figures"
 ids=tests/data/pocket_ids.txt
 export RUN_LIMIT=1500
 

@@ -1,14 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# `glmstream bench decode --routing`: a model with random weights decodes with the routing of a trace; the figures agree with
-# each other, confined routing misses nothing, and it says whose routing it is. Not how fast: that says nothing in a test.
+# `glmstream bench decode --routing`: a model with random weights decodes with the routing of a
+# trace; the figures agree with each other, confined routing misses nothing, and it says whose
+# routing it is. Not how fast: that says nothing in a test.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 
 need_pocket # its tokenizer
-has_command synth || skip "this build has no synth"
-command -v python3 >/dev/null 2>&1 || skip "no python3"
 
 cat >"$work/shape.json" <<'END'
 {"model_type": "glm_moe_dsa", "hidden_act": "silu", "num_hidden_layers": 7, "num_nextn_predict_layers": 1, "hidden_size": 256,
@@ -34,7 +33,7 @@ def named(part):
     exact = [v for k, v in f.items() if part == k] or found
     assert len(exact) == 1, (part, list(f))
     return exact[0]
-assert eval(sys.argv[2]), f
+assert eval("(" + sys.argv[2] + ")"), f
 END
 }
 
@@ -57,7 +56,7 @@ run $bench --routing $trace -n 8 --json # no cache at all
 exits 0
 check "without streaming nothing is read" figures 'not any("read" in k for k in f if k.startswith("cold"))'
 run $bench --cache-gb 0.006 --routing $trace -n 500000 --most-seconds 0.3 -c 600000
-check "a context too long is refused" [ "$rc" != 0 ]
+error_is_one_sentence 2 "a context of 600000 tokens was asked for"
 run $bench --cache-gb 0.006 --routing $trace -n 800 --most-seconds 0.02 --json
 exits 0
 check "ends in time" figures 'len([k for k in f if "tokens 0 to 800" in k]) == 0'
@@ -66,11 +65,16 @@ run bench prefill -m "$work/m.gguf" --backend cpu --cache-gb 0.006 --seconds 0.0
 exits 0
 check "prompts of both sizes" figures 'named("40 tokens, run 2: read") > 0 and sum(k.startswith("64 tokens, run") for k in f) == 8'
 
-# with the drive itself: it is measured while decoding pauses, and no token is lost
-run ${bench% --no-direct} --seconds 0.002 --cache-gb 0.006 --routing $trace -n 800 -c 1024 --json
+# The drive itself is sampled while decoding pauses, and no token is lost. Samples of 2 ms, one in
+# 20 ms: the 200 tokens of the steady state take that long on any machine.
+run ${bench% --no-direct} --seconds 0.0005 --cache-gb 0.006 --routing $trace -n 800 -c 1024 --json
 exits 0
+check "all tokens count" figures 'named("steady (tokens 600 to 800)") > 0'
 if grep -q "^reader: .*O_DIRECT in" "$work/err"; then
-	check "the drive meanwhile" figures 'all(v > 0 for k, v in f.items() if "meanwhile" in k) and named("steady (tokens 600 to 800)") > 0 and (any("meanwhile" in k for k in f) or named("steady: a token") < 0.5)'
+	check "the drive's bandwidth during the run" figures 'named("steady: limit: drive") > 0 and
+		all(v > 0 for k, v in f.items() if "limit: drive" in k)'
+else
+	skip_part "the drive's bandwidth during the run: no O_DIRECT in $work"
 fi
 
 run $bench --cache-gb 0.006 --routing "$work/missing"

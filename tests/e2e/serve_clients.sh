@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# The HTTP server with the official openai and anthropic Python clients (serve_clients.py). $SERVE_PYTHON names a Python
-# that has them, else python3; .ci/run makes one.
+# The HTTP server with the official openai and anthropic Python clients (serve_clients.py).
+# $SERVE_PYTHON names a Python that has them, else python3; .ci/run makes one. Skips without them.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 python=${SERVE_PYTHON:-python3}

@@ -38,17 +38,22 @@ def skip(why):
     sys.exit(1 if wrong else 77)
 
 
+def cannot_test(why):
+    print(why)
+    sys.exit(1)
+
+
 class Server:
     """A running server; ends with the `with` block, and its log is searched for what must not be there."""
 
     def __init__(self, *options, env=None, model=POCKET):
         if not os.path.exists(PROGRAM):
-            skip("no program to test")
+            cannot_test("no program to test")
         listed = subprocess.run([PROGRAM, "--help"], capture_output=True, text=True).stdout
         if "\n  serve " not in listed:
             skip("this build has no serve command (libmicrohttpd is missing)")
         if not os.path.exists(model):
-            skip("no pocket model in tools/pocket (make pocket)")
+            cannot_test("no pocket model in tools/pocket (make pocket)")
         command = [PROGRAM, "serve", "-m", model, "--port", "0", "--backend", "cpu", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         env={**os.environ, **(env or {})})

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# --session and --session-dir through the program: a chat in pieces is the chat in one go, bit for bit; other files are refused;
-# ends by signals lose nothing. GLM_E2E_KILLS sets how many runs are killed (4).
+# --session and --session-dir through the program: a chat in pieces is the chat in one go, bit for
+# bit; other files are refused; ends by signals lose nothing. GLM_E2E_KILLS sets how many runs are
+# killed (4).
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_pocket
-has_options --session --session-dir || skip "this build has no sessions"
 greedy=(-t 1 --temp 0 --think off -q --json)
 
 # value of a key in the statistics of the last answer
@@ -14,7 +14,7 @@ stat_of() {
 	grep '^{' "$work/err" | tail -n 1 | sed "s/.*\"$1\": \"\?\([^,\"}]*\).*/\1/"
 }
 
-# ---- pieces of a chat are the chat ----
+# ---- pieces of a chat are the chat ---------------------------------------------------------------
 printf 'Define river.\nDefine tree.\nDefine island.\n' >"$work/lines"
 run "${greedy[@]}" <"$work/lines"
 exits 0
@@ -56,7 +56,7 @@ check "a raw chat goes on as one" [ "$(stat_of reused_tokens)" -ge 6 ]
 run -t 1 --raw -q --session "$work/two" -p x
 error_is_one_sentence 3 "holds a chat with the model's template"
 
-# ---- refusals, which leave the file alone ----
+# ---- refusals, which leave the file alone --------------------------------------------------------
 head -c 5000 "$work/two" >"$work/bad"
 cp "$work/bad" "$work/bad.before"
 run "${greedy[@]}" --session "$work/bad" -p x
@@ -80,7 +80,7 @@ error_is_one_sentence 3 'not a regular file'
 run "${greedy[@]}" --session-dir-gb 1 -p x
 error_is_one_sentence 2 'give --session-dir as well'
 
-# ---- two programs on one file: the second to write is refused, what the first wrote stays ----
+# ---- two programs on one file: the second to write is refused, what the first wrote stays --------
 mkfifo "$work/pipe"
 "$GLMSTREAM" "${greedy[@]}" --session "$work/shared" <"$work/pipe" >"$work/out" 2>"$work/err" &
 pid=$!
@@ -101,7 +101,7 @@ check "both answers are there" grep -q island "$work/out"
 check "it says so" grep -q '^glmstream: .*shared: another program has written this session' "$work/err"
 check "nothing is lost" cmp -s "$work/shared" "$work/shared.before"
 
-# ---- ends by signals ----
+# ---- ends by signals -----------------------------------------------------------------------------
 # SIGTERM while a long answer is made: what was said until then is saved
 "$GLMSTREAM" -t 1 --temp 0 --think off -q --session "$work/term" -p 'Tell me a story about a fox named Ben.' \
 	-n 3000 >"$work/story" 2>"$work/err" &
@@ -116,7 +116,8 @@ run "${greedy[@]}" --session "$work/term" -p 'Define river.'
 exits 0
 check "SIGTERM saves the chat" [ "$(stat_of reused_tokens)" -gt 10 ]
 
-# kill -9 in a chat that saves after every answer: the last whole file always loads and no turn is lost
+# kill -9 in a chat that saves after every answer: the last whole file always loads and no turn is
+# lost
 yes 'Define river.' | head -n 100 >"$work/many"
 turns=0
 rm -f "$file"
@@ -135,9 +136,10 @@ for ((k = 0; k < ${GLM_E2E_KILLS:-4}; k++)); do
 	check "no turn is lost ($now after $turns)" [ "${now:-0}" -ge "$turns" ]
 	turns=${now:-0}
 done
+check "a killed run had saved turns" [ "$turns" -gt 0 ]
 check "nothing is left beside the file" [ "$(find "$work" -name 'chat.session.*' | wc -l)" -le "${GLM_E2E_KILLS:-4}" ]
 
-# ---- the prefix store ----
+# ---- the prefix store ----------------------------------------------------------------------------
 for ((i = 0; i < 160; i++)); do printf 'Line %d of the rules: the sea is wide. ' $i; done >"$work/rules"
 store=(--session-dir "$work/store" -v --system "$(cat "$work/rules")" -n 8 -p)
 run -t 2 --temp 0 --json --think off -n 8 --system "$(cat "$work/rules")" -p 'Define river.'

@@ -4,8 +4,6 @@
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_pocket
-has_options --session || skip "this build has no sessions"
-command -v python3 >/dev/null 2>&1 || skip "no python3"
 run -t 1 --temp 0 --think off -q -n 2 --session "$work/good" -p 'Hi.'
 exits 0
 python3 tests/e2e/session_notes.py "$GLMSTREAM" "$work/good" "$work" || wrong "see above"

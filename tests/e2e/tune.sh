@@ -1,13 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# glmstream tune: measures, records, models, runs two settings, recommends one that then works; says so when there is
-# nothing to tune. Not which setting wins: that depends on the machine.
+# glmstream tune: measures, records, models, runs two settings, recommends one that then works; says
+# so when there is nothing to tune. Not which setting wins: that depends on the machine.
 # shellcheck disable=SC2317 # functions called through check
 # shellcheck source=tests/e2e/lib.sh
 . "$(dirname "$0")/lib.sh"
 need_pocket
-has_command tune || skip "this build has no tune"
-command -v python3 >/dev/null 2>&1 || skip "no python3 to compare figures"
 export RUN_LIMIT=600 TMPDIR=$work
 
 run tune -m "$POCKET"

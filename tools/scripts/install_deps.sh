@@ -17,7 +17,9 @@ programs='pkg-config pkg-config optional'
 for group in "$@"; do
 	case $group in
 	test) headers="$headers
-cmocka.h libcmocka-dev required" ;;
+cmocka.h libcmocka-dev required"
+		programs="$programs
+python3 python3 required" ;;
 	lint) programs="$programs
 clang clang required
 clang-format clang-format required

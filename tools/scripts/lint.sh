@@ -1,8 +1,9 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Everything that can be said about the sources without running them: tools/scripts/lint.sh [preprocessor flags]
-# A checker that is not installed is named and left out (tools/scripts/install_deps.sh lint installs them all). Exit status 1 if
-# any checker has something to say.
+# Everything that can be said about the sources without running them: tools/scripts/lint.sh
+# [preprocessor flags] A checker that is not installed is named and left out
+# (tools/scripts/install_deps.sh lint installs them all). Exit status 1 if any checker has something
+# to say.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 status=0
@@ -30,8 +31,8 @@ python_files=$(find_sources -name '*.py')
 
 # shellcheck disable=SC2016,SC2086,SC2317 # flags of the inner shell; word lists; called through step
 run_tidy() {
-	# not the tests: the analyser does not know that a failed assertion of cmocka does not return. The instruction sets
-	# of one file are harmless to the others, which are only parsed.
+	# not the tests: the analyser does not know that a failed assertion of cmocka does not return.
+	# The instruction sets of one file are harmless to the others, which are only parsed.
 	case $(uname -m) in x86_64) isa='-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq' ;; *) isa= ;; esac
 	printf '%s\n' $c_files | grep -v '^tests/' | xargs -P "$jobs" -n 4 sh -c 'flags=$1; shift
 		clang-tidy --quiet "$@" -- -std=gnu11 -Wno-unknown-pragmas $flags 2>/dev/null' tidy "$isa $*" |
