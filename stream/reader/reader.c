@@ -79,8 +79,8 @@ static void write_summary(struct reader *r, const struct reader_options *o, cons
 		snprintf(path, sizeof path, "page cache (%s)", t->why_buffered);
 	snprintf(r->summary, sizeof r->summary,
 		"reader: %s%s%s%s, %u file%s on %u drive%s, %s, depth %u, slices of %zu KiB", engine,
-		*why ? " (" : "", why, *why ? ")" : "", t->n, t->n > 1 ? "s" : "", t->n_lanes,
-		t->n_lanes > 1 ? "s" : "", path, r->depth, r->slice >> 10);
+		*why ? " (" : "", why, *why ? ")" : "", t->n, t->n > 1 ? "s" : "", t->n_drives,
+		t->n_drives > 1 ? "s" : "", path, r->depth, r->slice >> 10);
 }
 
 int reader_open(struct reader **out, const struct reader_file *files, unsigned n_files,
@@ -106,7 +106,7 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 		fds[2 * i] = r->files.h[i].fd;
 		fds[2 * i + 1] = r->files.h[i].fd_direct;
 	}
-	struct reader_setup setup = {.n_lanes = r->files.n_lanes,
+	struct reader_setup setup = {.n_drives = r->files.n_drives,
 		.depth = r->depth,
 		.threads = o.threads ? MIN(o.threads, r->depth) : MIN(r->depth, 32u),
 		.fds = fds,
@@ -121,13 +121,13 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 		free(r);
 		return code;
 	}
-	r->lanes = NEW_ARRAY(struct lane, r->files.n_lanes);
-	r->requests = NEW_ARRAY(struct request, r->n_requests);
+	r->drives = NEW_ARRAY(struct drive_queue, r->files.n_drives);
+	r->requests = NEW_ARRAY(struct queued_request, r->n_requests);
 	for (unsigned i = r->n_requests; i-- > 0;) {
 		r->requests[i].after = r->free_requests;
 		r->free_requests = &r->requests[i];
 	}
-	r->n_ops = r->files.n_lanes * r->depth;
+	r->n_ops = r->files.n_drives * r->depth;
 	r->ops = NEW_ARRAY(struct reader_op, r->n_ops);
 	r->op_state = NEW_ARRAY(enum op_state, r->n_ops);
 	for (unsigned i = r->n_ops; i-- > 0;) {
@@ -147,7 +147,7 @@ void reader_close(struct reader *r)
 	reader_drain(r);
 	r->engine->close(r->state);
 	reader_files_close(&r->files);
-	free(r->lanes);
+	free(r->drives);
 	free(r->requests);
 	free(r->ops);
 	free(r->op_state);
@@ -161,7 +161,7 @@ int reader_register(struct reader *r, void *base, size_t bytes)
 {
 	if (!base || !bytes || (uintptr_t)base + bytes < bytes)
 		return -EINVAL;
-	if (r->n_flying || r->n_again)
+	if (r->n_in_flight || r->n_retry)
 		return -EBUSY;
 	unsigned char *b = base;
 	unsigned at = 0;
@@ -215,7 +215,7 @@ const char *reader_engine_name(const struct reader *r)
 struct reader_stats reader_stats(const struct reader *r)
 {
 	struct reader_stats s = r->stats;
-	s.in_flight = r->n_flying + r->n_again;
+	s.in_flight = r->n_in_flight + r->n_retry;
 	return s;
 }
 
@@ -231,19 +231,19 @@ size_t reader_slice(const struct reader *r)
 
 unsigned reader_n_drives(const struct reader *r)
 {
-	return r->files.n_lanes;
+	return r->files.n_drives;
 }
 
 unsigned reader_useful_depth(const struct reader *r)
 {
 	return (r->files.n_direct == r->files.n ? MIN(r->depth, READER_USEFUL_DEPTH) : r->depth) *
-		   r->files.n_lanes;
+		   r->files.n_drives;
 }
 
 unsigned reader_staging_buffers(const struct reader *r)
 {
 	unsigned few = reader_useful_depth(r);
-	return few < r->depth * r->files.n_lanes ? few + few / 2 : 3 * few;
+	return few < r->depth * r->files.n_drives ? few + few / 2 : 3 * few;
 }
 
 static const struct reader_handle *handle_of(const struct reader *r, uint32_t file)
@@ -255,12 +255,12 @@ static const struct reader_handle *handle_of(const struct reader *r, uint32_t fi
 
 unsigned reader_file_drive(const struct reader *r, uint32_t file)
 {
-	return handle_of(r, file)->lane;
+	return handle_of(r, file)->drive;
 }
 
 uint64_t reader_drive_bytes(const struct reader *r, unsigned drive)
 {
-	return drive < r->files.n_lanes ? r->lanes[drive].bytes : 0;
+	return drive < r->files.n_drives ? r->drives[drive].bytes : 0;
 }
 
 uint64_t reader_file_size(const struct reader *r, uint32_t file)

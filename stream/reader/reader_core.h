@@ -9,7 +9,7 @@
 
 #include <stdatomic.h>
 
-struct request {
+struct queued_request {
 	struct reader_request q;
 	uint64_t step;    /* length of a slice */
 	uint64_t next;    /* first byte not handed out yet */
@@ -20,16 +20,16 @@ struct request {
 	bool queued; /* in urgent or normal */
 	bool live;   /* submitted, not finished */
 	bool cancelled;
-	struct request *before, *after; /* in a queue; `after` also in free and done lists */
+	struct queued_request *before, *after; /* in a queue; `after` also in free and done lists */
 };
 
-struct queue {
-	struct request *head, *tail;
+struct request_queue {
+	struct queued_request *head, *tail;
 };
 
-enum op_state { OP_FREE, OP_FLYING, OP_AGAIN };
+enum op_state { OP_FREE, OP_IN_FLIGHT, OP_RETRY };
 
-struct lane {
+struct drive_queue {
 	unsigned in_flight; /* ops, those that go again included */
 	uint64_t bytes_in_flight;
 	uint64_t bytes; /* read so far */
@@ -40,17 +40,17 @@ struct reader {
 	const struct reader_engine_ops *engine;
 	void *state;
 	struct reader_files files;
-	struct lane *lanes;
+	struct drive_queue *drives;
 	unsigned depth, n_requests;
 	size_t slice;
 
-	struct request *requests, *free_requests;
-	struct queue urgent, normal, done;
+	struct queued_request *requests, *free_requests;
+	struct request_queue urgent, normal, done;
 	unsigned n_live, n_done;
 
-	struct reader_op *ops, *free_ops, *again;
+	struct reader_op *ops, *free_ops, *retry;
 	enum op_state *op_state;
-	unsigned n_ops, n_flying, n_again;
+	unsigned n_ops, n_in_flight, n_retry;
 
 	struct reader_memory *memory;
 	unsigned n_memory;

@@ -2,10 +2,10 @@
 /*
  * Inside of the readers: what reader.c asks of an engine. An engine moves single reads (struct
  * reader_op) and reports what the system answered, nothing else: cutting, short reads, retries, end
- * of file, cancelled requests and the number in flight per lane are reader.c's business, so they
+ * of file, cancelled requests and the number in flight per drive are reader.c's business, so they
  * are the same for every engine.
  *
- * A lane is a drive. All functions are called by the thread that owns the reader, except wake.
+ * All functions are called by the thread that owns the reader, except wake.
  */
 #ifndef GLM_STREAM_READER_ENGINE_H
 #define GLM_STREAM_READER_ENGINE_H
@@ -19,7 +19,7 @@
 struct reader_op {
 	int fd;       /* for the plain calls */
 	int fd_index; /* the same file in the list that open got */
-	uint32_t lane;
+	uint32_t drive;
 	uint32_t bytes;  /* still to read */
 	uint64_t offset; /* where in the file */
 	unsigned char *dst;
@@ -30,7 +30,7 @@ struct reader_op {
 	uint64_t engine_word;
 
 	/* reader.c only */
-	struct request *rq;
+	struct queued_request *rq;
 	uint64_t at;     /* offset of the slice inside its request */
 	uint32_t done;   /* bytes of the slice that have arrived */
 	uint32_t slice;  /* bytes of the slice */
@@ -46,8 +46,8 @@ struct reader_memory {
 };
 
 struct reader_setup {
-	unsigned n_lanes, depth, threads; /* depth: most ops in flight per lane */
-	const int *fds;                   /* n_fds descriptors; -1: unused entry */
+	unsigned n_drives, depth, threads; /* depth: most ops in flight per drive */
+	const int *fds;                    /* n_fds descriptors; -1: unused entry */
 	unsigned n_fds;
 	const void *custom_options; /* of struct reader_options */
 	void *owner;                /* first argument of reader_op_done */

@@ -94,7 +94,7 @@ static void open_direct(struct reader_handle *h, char *why, size_t why_bytes)
 	h->memory_align = memory_align;
 }
 
-static int open_one(
+static int file_open(
 	struct reader_files *t, struct reader_handle *h, bool direct, dev_t *dev, struct err *e)
 {
 	h->fd = open(h->path, O_RDONLY | O_CLOEXEC);
@@ -121,13 +121,13 @@ static int open_one(
 }
 
 /* Numbers the drives in order of appearance: by the caller's number, else by st_dev. */
-static void assign_lanes(struct reader_files *t, const struct reader_file *files, const dev_t *dev)
+static void assign_drives(struct reader_files *t, const struct reader_file *files, const dev_t *dev)
 {
 	for (unsigned i = 0; i < t->n; i++) {
 		unsigned k = 0;
 		while (k < i && (files[k].drive != files[i].drive || (!files[i].drive && dev[k] != dev[i])))
 			k++;
-		t->h[i].lane = k < i ? t->h[k].lane : t->n_lanes++;
+		t->h[i].drive = k < i ? t->h[k].drive : t->n_drives++;
 	}
 }
 
@@ -148,7 +148,7 @@ int reader_files_open(
 	for (unsigned i = 0; i < n && !code; i++) {
 		struct reader_handle *h = &t->h[i];
 		h->path = mem_strdup(files[i].path);
-		code = open_one(t, h, direct, &dev[i], e);
+		code = file_open(t, h, direct, &dev[i], e);
 		if (!code && files[i].replica_of) {
 			unsigned first = files[i].replica_of - 1;
 			if (first >= i || files[first].replica_of)
@@ -165,7 +165,7 @@ int reader_files_open(
 		}
 	}
 	if (!code)
-		assign_lanes(t, files, dev);
+		assign_drives(t, files, dev);
 	free(dev);
 	if (code)
 		reader_files_close(t);

@@ -14,7 +14,7 @@ struct reader_handle {
 	int fd_direct; /* -1: none */
 	bool refused;  /* a direct read was answered with EINVAL: fd_direct is not used any more */
 	uint64_t size;
-	uint32_t lane;
+	uint32_t drive;
 	uint32_t offset_align; /* 1 without O_DIRECT */
 	uint32_t memory_align;
 	uint32_t next_replica; /* ring of the files with equal content; itself when alone */
@@ -22,7 +22,7 @@ struct reader_handle {
 
 struct reader_files {
 	struct reader_handle *h;
-	unsigned n, n_lanes;
+	unsigned n, n_drives;
 	unsigned n_direct;
 	char why_buffered[256]; /* why the first file without O_DIRECT has none; empty: all have it or
 							   none was asked for */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The part of reading that is the same for every engine. A request waits in one of two queues
- * (urgent, normal) and is cut into slices only as lanes have room:
+ * (urgent, normal) and is cut into slices only as drives have room:
  *
- *     submit -> [urgent][normal] -> op in flight on a lane (at most depth) -> last slice back ->
+ *     submit -> [urgent][normal] -> op in flight on a drive (at most depth) -> last slice back ->
  * [done] -> reap ^   short read, EAGAIN, EINVAL of O_DIRECT: the op goes again
  *
- * An op keeps its place in the lane while it goes again. A request is finished when it has no more
+ * An op keeps its place in the drive while it goes again. A request is finished when it has no more
  * slices to hand out and none in flight; after a fault or a cancel no more are handed out, so the
  * memory of a finished request is never written again. Slices are handed out from the front, so the
  * bytes before the lowest fault are all there.
@@ -25,7 +25,7 @@
 
 /* --- queues --- */
 
-static void queue_push(struct queue *q, struct request *rq)
+static void queue_push(struct request_queue *q, struct queued_request *rq)
 {
 	rq->after = NULL;
 	rq->before = q->tail;
@@ -36,7 +36,7 @@ static void queue_push(struct queue *q, struct request *rq)
 	q->tail = rq;
 }
 
-static void queue_remove(struct queue *q, struct request *rq)
+static void queue_remove(struct request_queue *q, struct queued_request *rq)
 {
 	if (rq->before)
 		rq->before->after = rq->after;
@@ -50,7 +50,7 @@ static void queue_remove(struct queue *q, struct request *rq)
 }
 
 /* No more slices of it will be handed out. */
-static void unqueue(struct reader *r, struct request *rq)
+static void request_unqueue(struct reader *r, struct queued_request *rq)
 {
 	if (rq->queued)
 		queue_remove(rq->q.urgent ? &r->urgent : &r->normal, rq);
@@ -59,7 +59,7 @@ static void unqueue(struct reader *r, struct request *rq)
 
 /* --- one request --- */
 
-static void finish_if_idle(struct reader *r, struct request *rq)
+static void request_finish_if_idle(struct reader *r, struct queued_request *rq)
 {
 	if (!rq->live || rq->queued || rq->in_flight)
 		return;
@@ -75,22 +75,22 @@ static void finish_if_idle(struct reader *r, struct request *rq)
 		r->stats.failed++;
 }
 
-static void request_fail(struct reader *r, struct request *rq, uint64_t at, int code)
+static void request_fail(struct reader *r, struct queued_request *rq, uint64_t at, int code)
 {
 	if (rq->code == 0 || (!rq->cancelled && at < rq->fail_at)) {
 		rq->code = code;
 		rq->fail_at = at;
 	}
-	unqueue(r, rq);
+	request_unqueue(r, rq);
 }
 
 /* --- ops --- */
 
 static void op_release(struct reader *r, struct reader_op *op)
 {
-	struct lane *lane = &r->lanes[op->lane];
-	lane->in_flight--;
-	lane->bytes_in_flight -= op->slice;
+	struct drive_queue *drive = &r->drives[op->drive];
+	drive->in_flight--;
+	drive->bytes_in_flight -= op->slice;
 	op->rq->in_flight--;
 	r->op_state[op - r->ops] = OP_FREE;
 	op->rq = NULL;
@@ -113,20 +113,20 @@ static void op_start(struct reader *r, struct reader_op *op)
 	op->fd_index = (int)(2 * op->handle + op->direct);
 	op->fixed = false;
 	op->link = NULL;
-	r->op_state[op - r->ops] = OP_FLYING;
-	r->n_flying++;
+	r->op_state[op - r->ops] = OP_IN_FLIGHT;
+	r->n_in_flight++;
 	r->stats.reads++;
 	r->stats.page_cache += !op->direct;
 	r->engine->start(r->state, op);
 }
 
-static void op_again(struct reader *r, struct reader_op *op, uint64_t not_before_ns)
+static void op_requeue(struct reader *r, struct reader_op *op, uint64_t not_before_ns)
 {
 	op->not_before_ns = not_before_ns;
-	op->link = r->again;
-	r->again = op;
-	r->n_again++;
-	r->op_state[op - r->ops] = OP_AGAIN;
+	op->link = r->retry;
+	r->retry = op;
+	r->n_retry++;
+	r->op_state[op - r->ops] = OP_RETRY;
 }
 
 /* EAGAIN, EINTR: at once first, then after doubling pauses. */
@@ -139,7 +139,7 @@ static void op_retry(struct reader *r, struct reader_op *op, int res)
 	}
 	r->stats.retries++;
 	uint64_t pause = op->tries <= 2 ? 0 : MIN(10000ull << MIN(op->tries - 3, 20u), PAUSE_MAX_NS);
-	op_again(r, op, pause ? clock_ns() + pause : 0);
+	op_requeue(r, op, pause ? clock_ns() + pause : 0);
 }
 
 /* The bytes of the slice that the request needs end here. */
@@ -150,11 +150,11 @@ static bool slice_satisfied(const struct reader_op *op)
 
 static void op_took_bytes(struct reader *r, struct reader_op *op, uint32_t n)
 {
-	struct request *rq = op->rq;
+	struct queued_request *rq = op->rq;
 	op->done += n;
 	op->tries = 0;
 	r->stats.bytes += n;
-	r->lanes[op->lane].bytes += n;
+	r->drives[op->drive].bytes += n;
 	if (slice_satisfied(op)) {
 		if (op->done < op->slice)
 			rq->end_at = MIN(rq->end_at, op->at + op->done);
@@ -164,21 +164,21 @@ static void op_took_bytes(struct reader *r, struct reader_op *op, uint32_t n)
 		op_release(r, op);
 	} else {
 		r->stats.short_reads++;
-		op_again(r, op, 0);
+		op_requeue(r, op, 0);
 	}
 }
 
 void reader_op_done(void *owner, struct reader_op *op, int res)
 {
 	struct reader *r = owner;
-	struct request *rq = op->rq;
-	if (!rq || r->op_state[op - r->ops] != OP_FLYING)
+	struct queued_request *rq = op->rq;
+	if (!rq || r->op_state[op - r->ops] != OP_IN_FLIGHT)
 		bug("reader: %s completed a read that is not in flight", r->engine->name);
-	r->n_flying--;
+	r->n_in_flight--;
 	r->stats.fixed += op->fixed;
 	struct reader_handle *h = &r->files.h[op->handle];
 	if (rq->cancelled ||
-		(rq->code && op->at > rq->fail_at)) /* only the place in the lane matters */
+		(rq->code && op->at > rq->fail_at)) /* only the place in the drive matters */
 		op_release(r, op);
 	else if (res == -EAGAIN || res == -EINTR)
 		op_retry(r, op, res);
@@ -189,28 +189,28 @@ void reader_op_done(void *owner, struct reader_op *op, int res)
 					 "page cache from here on",
 				h->path, (unsigned long long)op->offset);
 		h->refused = true;
-		op_again(r, op, 0);
+		op_requeue(r, op, 0);
 	} else if (res < 0 || (uint32_t)res > op->bytes) {
 		request_fail(r, rq, op->at + op->done, res < 0 ? res : -EIO);
 		op_release(r, op);
 	} else
 		op_took_bytes(r, op, (uint32_t)res);
-	finish_if_idle(r, rq);
+	request_finish_if_idle(r, rq);
 }
 
 /* --- handing out --- */
 
 /* The copy of the file whose drive has room and the fewest bytes in flight; false: all are full. */
-static bool choose_copy(const struct reader *r, uint32_t file, uint32_t *handle)
+static bool choose_replica(const struct reader *r, uint32_t file, uint32_t *handle)
 {
 	bool found = false;
 	uint64_t least = 0;
 	uint32_t i = file;
 	do {
-		const struct lane *lane = &r->lanes[r->files.h[i].lane];
-		if (lane->in_flight < r->depth && (!found || lane->bytes_in_flight < least)) {
+		const struct drive_queue *drive = &r->drives[r->files.h[i].drive];
+		if (drive->in_flight < r->depth && (!found || drive->bytes_in_flight < least)) {
 			found = true;
-			least = lane->bytes_in_flight;
+			least = drive->bytes_in_flight;
 			*handle = i;
 		}
 		i = r->files.h[i].next_replica;
@@ -219,40 +219,40 @@ static bool choose_copy(const struct reader *r, uint32_t file, uint32_t *handle)
 }
 
 /* Starts slices of the request while there is room. */
-static void hand_out(struct reader *r, struct request *rq)
+static void request_start_slices(struct reader *r, struct queued_request *rq)
 {
 	uint32_t handle = rq->q.file;
-	while (rq->queued && r->free_ops && choose_copy(r, rq->q.file, &handle)) {
+	while (rq->queued && r->free_ops && choose_replica(r, rq->q.file, &handle)) {
 		struct reader_op *op = r->free_ops;
 		r->free_ops = op->link;
 		op->rq = rq;
 		op->handle = handle;
 		op->file = rq->q.file;
-		op->lane = r->files.h[handle].lane;
+		op->drive = r->files.h[handle].drive;
 		op->at = rq->next;
 		op->slice = (uint32_t)MIN(rq->step, rq->q.bytes - rq->next);
 		op->done = 0;
 		op->tries = 0;
 		rq->next += op->slice;
 		rq->in_flight++;
-		r->lanes[op->lane].in_flight++;
-		r->lanes[op->lane].bytes_in_flight += op->slice;
+		r->drives[op->drive].in_flight++;
+		r->drives[op->drive].bytes_in_flight += op->slice;
 		if (rq->next == rq->q.bytes)
-			unqueue(r, rq);
+			request_unqueue(r, rq);
 		op_start(r, op);
 	}
 }
 
 /* Ops whose pause is over, then urgent, then normal requests. Returns ns until the next pause ends;
  * -1: none. */
-static int64_t dispatch(struct reader *r)
+static int64_t reader_dispatch(struct reader *r)
 {
 	int64_t wait = -1;
-	if (r->again) {
+	if (r->retry) {
 		uint64_t now = clock_ns();
-		struct reader_op *list = r->again;
-		r->again = NULL;
-		r->n_again = 0;
+		struct reader_op *list = r->retry;
+		r->retry = NULL;
+		r->n_retry = 0;
 		while (list) {
 			struct reader_op *op = list;
 			list = op->link;
@@ -262,17 +262,17 @@ static int64_t dispatch(struct reader *r)
 			}
 			int64_t left = (int64_t)(op->not_before_ns - now);
 			wait = wait < 0 ? left : MIN(wait, left);
-			op_again(r, op, op->not_before_ns);
+			op_requeue(r, op, op->not_before_ns);
 		}
 	}
-	struct queue *order[] = {&r->urgent, &r->normal};
+	struct request_queue *order[] = {&r->urgent, &r->normal};
 	for (unsigned i = 0; i < 2; i++) {
-		for (struct request *rq = order[i]->head, *after; rq && r->free_ops; rq = after) {
+		for (struct queued_request *rq = order[i]->head, *after; rq && r->free_ops; rq = after) {
 			after = rq->after;
-			hand_out(r, rq);
+			request_start_slices(r, rq);
 		}
 	}
-	unsigned in_flight = r->n_flying + r->n_again;
+	unsigned in_flight = r->n_in_flight + r->n_retry;
 	r->stats.in_flight_max = MAX(r->stats.in_flight_max, in_flight);
 	return wait;
 }
@@ -284,13 +284,13 @@ int reader_submit(struct reader *r, const struct reader_request *q)
 		!num_add(q->offset, q->bytes, &end) || end > INT64_MAX ||
 		(uintptr_t)q->dst + q->bytes < q->bytes)
 		return -EINVAL;
-	struct request *rq = r->free_requests;
+	struct queued_request *rq = r->free_requests;
 	if (!rq) {
 		r->stats.busy++;
 		return READER_BUSY;
 	}
 	r->free_requests = rq->after;
-	*rq = (struct request){.q = *q, .end_at = UINT64_MAX, .live = true, .queued = true};
+	*rq = (struct queued_request){.q = *q, .end_at = UINT64_MAX, .live = true, .queued = true};
 	if (!rq->q.need)
 		rq->q.need = q->bytes;
 	rq->step = reader_slice_step(q->bytes, r->slice);
@@ -302,17 +302,17 @@ int reader_submit(struct reader *r, const struct reader_request *q)
 
 void reader_flush(struct reader *r)
 {
-	dispatch(r);
+	reader_dispatch(r);
 	r->engine->flush(r->state);
 }
 
 /* --- reaping --- */
 
-static unsigned take_done(struct reader *r, struct reader_completion *out, unsigned max)
+static unsigned completions_pop(struct reader *r, struct reader_completion *out, unsigned max)
 {
 	unsigned n = 0;
 	for (; n < max && r->done.head; n++) {
-		struct request *rq = r->done.head;
+		struct queued_request *rq = r->done.head;
 		queue_remove(&r->done, rq);
 		r->n_done--;
 		out[n] = (struct reader_completion){.tag = rq->q.tag,
@@ -329,11 +329,11 @@ static unsigned take_done(struct reader *r, struct reader_completion *out, unsig
 
 /* Moves things until `min` completions are there, or there is nothing to wait for (unless `idle`),
  * or time is up, or somebody called reader_wake. */
-static void run(struct reader *r, unsigned min, bool idle, int timeout_ms)
+static void reader_pump(struct reader *r, unsigned min, bool idle, int timeout_ms)
 {
 	uint64_t deadline = timeout_ms > 0 ? clock_ns() + (uint64_t)timeout_ms * 1000000u : 0;
 	for (bool more = true; more;) {
-		int64_t wait_ns = dispatch(r); /* pauses bound the wait */
+		int64_t wait_ns = reader_dispatch(r); /* pauses bound the wait */
 		more = r->n_done < min && (idle || r->n_live) && timeout_ms != 0;
 		if (more && timeout_ms > 0) {
 			uint64_t now = clock_ns();
@@ -353,44 +353,44 @@ int reader_reap(
 {
 	if (!max)
 		return 0;
-	run(r, MIN(min, max), false, timeout_ms);
-	return (int)take_done(r, out, max);
+	reader_pump(r, MIN(min, max), false, timeout_ms);
+	return (int)completions_pop(r, out, max);
 }
 
 unsigned reader_wait(struct reader *r, int timeout_ms)
 {
-	run(r, 1, true, timeout_ms);
+	reader_pump(r, 1, true, timeout_ms);
 	return r->n_done;
 }
 
 /* --- cancelling --- */
 
-static void cancel_request(struct reader *r, struct request *rq)
+static void request_cancel(struct reader *r, struct queued_request *rq)
 {
 	rq->cancelled = true;
 	rq->code = -ECANCELED;
 	rq->fail_at = 0;
-	unqueue(r, rq);
+	request_unqueue(r, rq);
 }
 
 /* Ops of cancelled requests need not go on. */
 static void cancel_ops(struct reader *r)
 {
-	struct reader_op *list = r->again;
-	r->again = NULL;
-	r->n_again = 0;
+	struct reader_op *list = r->retry;
+	r->retry = NULL;
+	r->n_retry = 0;
 	while (list) {
 		struct reader_op *op = list;
 		list = op->link;
-		struct request *rq = op->rq;
+		struct queued_request *rq = op->rq;
 		if (rq->cancelled) {
 			op_release(r, op);
-			finish_if_idle(r, rq);
+			request_finish_if_idle(r, rq);
 		} else
-			op_again(r, op, op->not_before_ns);
+			op_requeue(r, op, op->not_before_ns);
 	}
 	for (unsigned i = 0; i < r->n_ops; i++) {
-		if (r->op_state[i] == OP_FLYING && r->ops[i].rq->cancelled)
+		if (r->op_state[i] == OP_IN_FLIGHT && r->ops[i].rq->cancelled)
 			r->engine->cancel(r->state, &r->ops[i]);
 	}
 }
@@ -399,9 +399,9 @@ static unsigned cancel_matching(struct reader *r, bool all, uint64_t tag)
 {
 	unsigned n = 0;
 	for (unsigned i = 0; i < r->n_requests; i++) {
-		struct request *rq = &r->requests[i];
+		struct queued_request *rq = &r->requests[i];
 		if (rq->live && !rq->cancelled && (all || rq->q.tag == tag)) {
-			cancel_request(r, rq);
+			request_cancel(r, rq);
 			n++;
 		}
 	}
@@ -409,7 +409,7 @@ static unsigned cancel_matching(struct reader *r, bool all, uint64_t tag)
 		return 0;
 	cancel_ops(r);
 	for (unsigned i = 0; i < r->n_requests; i++)
-		finish_if_idle(r, &r->requests[i]);
+		request_finish_if_idle(r, &r->requests[i]);
 	r->engine->flush(r->state);
 	return n;
 }
@@ -427,12 +427,12 @@ unsigned reader_cancel_all(struct reader *r)
 void reader_drain(struct reader *r)
 {
 	reader_cancel_all(r);
-	while (r->n_flying)
+	while (r->n_in_flight)
 		r->engine->poll(r->state, -1);
-	if (r->n_live || r->n_again)
+	if (r->n_live || r->n_retry)
 		bug("reader: %u requests left after draining", r->n_live);
 	struct reader_completion c;
-	while (take_done(r, &c, 1))
+	while (completions_pop(r, &c, 1))
 		;
 }
 

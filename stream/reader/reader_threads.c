@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Thread engine: a few threads per lane, each doing one pread at a time. A thread takes the oldest
- * op of its lane, reads without the lock, and puts the op on the done list.
+ * Thread engine: a few threads per drive, each doing one pread at a time. A thread takes the oldest
+ * op of its drive, reads without the lock, and puts the op on the done list.
  *
  * One lock guards everything that owner and threads share: the to-do lists, the done list, `woken`
  * and `stop`. An op belongs to the engine while it is on a to-do list, to the thread that took it
@@ -27,25 +27,25 @@ struct op_list {
 	struct reader_op *head, *tail;
 };
 
-struct pool_lane {
+struct pool_drive {
 	struct pool *pool;   /* constant */
 	struct op_list todo; /* guarded by pool->lock */
 	pthread_cond_t work; /* todo got an op, or stop */
 };
 
 struct pool {
-	void *owner;                           /* constant */
-	unsigned n_lanes, per_lane, n_threads; /* constant once open returned */
+	void *owner;                                     /* constant */
+	unsigned n_drives, threads_per_drive, n_threads; /* constant once open returned */
 	pthread_t *threads;
-	struct pool_lane *lanes;
+	struct pool_drive *drives;
 	pthread_mutex_t lock;
-	pthread_cond_t news; /* done got an op, or woken */
-	struct op_list done; /* guarded by lock */
-	bool woken;          /* guarded by lock */
-	bool stop;           /* guarded by lock */
+	pthread_cond_t changed; /* done got an op, or woken */
+	struct op_list done;    /* guarded by lock */
+	bool woken;             /* guarded by lock */
+	bool stop;              /* guarded by lock */
 };
 
-static void list_push(struct op_list *l, struct reader_op *op)
+static void op_list_push(struct op_list *l, struct reader_op *op)
 {
 	op->link = NULL;
 	if (l->tail)
@@ -55,7 +55,7 @@ static void list_push(struct op_list *l, struct reader_op *op)
 	l->tail = op;
 }
 
-static struct reader_op *list_pop(struct op_list *l)
+static struct reader_op *op_list_pop(struct op_list *l)
 {
 	struct reader_op *op = l->head;
 	if (op) {
@@ -67,13 +67,13 @@ static struct reader_op *list_pop(struct op_list *l)
 }
 
 /* engine_word carries the result from the thread to the owner. */
-static void *worker(void *arg)
+static void *pool_thread_main(void *arg)
 {
-	struct pool_lane *lane = arg;
-	struct pool *p = lane->pool;
+	struct pool_drive *drive = arg;
+	struct pool *p = drive->pool;
 	pthread_mutex_lock(&p->lock);
 	for (;;) {
-		struct reader_op *op = list_pop(&lane->todo);
+		struct reader_op *op = op_list_pop(&drive->todo);
 		if (op) {
 			pthread_mutex_unlock(&p->lock);
 			struct iovec v = {op->dst, op->bytes};
@@ -81,12 +81,12 @@ static void *worker(void *arg)
 			int res = n < 0 ? -errno : (int)n;
 			op->engine_word = (uint64_t)(int64_t)res;
 			pthread_mutex_lock(&p->lock);
-			list_push(&p->done, op);
-			pthread_cond_signal(&p->news);
+			op_list_push(&p->done, op);
+			pthread_cond_signal(&p->changed);
 		} else if (p->stop)
 			break;
 		else
-			pthread_cond_wait(&lane->work, &p->lock);
+			pthread_cond_wait(&drive->work, &p->lock);
 	}
 	pthread_mutex_unlock(&p->lock);
 	return NULL;
@@ -97,17 +97,17 @@ static void threads_close(void *state)
 	struct pool *p = state;
 	pthread_mutex_lock(&p->lock);
 	p->stop = true;
-	for (unsigned i = 0; i < p->n_lanes; i++)
-		pthread_cond_broadcast(&p->lanes[i].work);
+	for (unsigned i = 0; i < p->n_drives; i++)
+		pthread_cond_broadcast(&p->drives[i].work);
 	pthread_mutex_unlock(&p->lock);
 	for (unsigned i = 0; i < p->n_threads; i++)
 		pthread_join(p->threads[i], NULL);
-	for (unsigned i = 0; i < p->n_lanes; i++)
-		pthread_cond_destroy(&p->lanes[i].work);
-	pthread_cond_destroy(&p->news);
+	for (unsigned i = 0; i < p->n_drives; i++)
+		pthread_cond_destroy(&p->drives[i].work);
+	pthread_cond_destroy(&p->changed);
 	pthread_mutex_destroy(&p->lock);
 	free(p->threads);
-	free(p->lanes);
+	free(p->drives);
 	free(p);
 }
 
@@ -115,29 +115,30 @@ static int threads_open(const struct reader_setup *s, void **state, char *why, s
 {
 	struct pool *p = NEW(struct pool);
 	p->owner = s->owner;
-	p->n_lanes = s->n_lanes;
-	p->per_lane = s->threads;
-	p->lanes = NEW_ARRAY(struct pool_lane, p->n_lanes);
-	p->threads = NEW_ARRAY(pthread_t, (size_t)p->n_lanes * p->per_lane);
+	p->n_drives = s->n_drives;
+	p->threads_per_drive = s->threads;
+	p->drives = NEW_ARRAY(struct pool_drive, p->n_drives);
+	p->threads = NEW_ARRAY(pthread_t, (size_t)p->n_drives * p->threads_per_drive);
 	pthread_mutex_init(&p->lock, NULL);
-	cond_init(&p->news);
-	for (unsigned i = 0; i < p->n_lanes; i++) {
-		p->lanes[i].pool = p;
-		pthread_cond_init(&p->lanes[i].work, NULL);
+	cond_init(&p->changed);
+	for (unsigned i = 0; i < p->n_drives; i++) {
+		p->drives[i].pool = p;
+		pthread_cond_init(&p->drives[i].work, NULL);
 	}
 	pthread_attr_t small;
 	pthread_attr_init(&small);
 	pthread_attr_setstacksize(&small, STACK_BYTES);
 	int code = 0;
-	for (unsigned i = 0; i < p->n_lanes * p->per_lane && !code; i++) {
-		code = pthread_create(&p->threads[i], &small, worker, &p->lanes[i / p->per_lane]);
+	for (unsigned i = 0; i < p->n_drives * p->threads_per_drive && !code; i++) {
+		code = pthread_create(
+			&p->threads[i], &small, pool_thread_main, &p->drives[i / p->threads_per_drive]);
 		if (!code)
 			p->n_threads++;
 	}
 	pthread_attr_destroy(&small);
 	if (code) {
-		snprintf(why, why_bytes, "thread %u of %u: %s", p->n_threads + 1, p->n_lanes * p->per_lane,
-			err_name(-code));
+		snprintf(why, why_bytes, "thread %u of %u: %s", p->n_threads + 1,
+			p->n_drives * p->threads_per_drive, err_name(-code));
 		threads_close(p);
 		return -code;
 	}
@@ -148,16 +149,17 @@ static int threads_open(const struct reader_setup *s, void **state, char *why, s
 static void threads_describe(void *state, char *text, size_t bytes)
 {
 	struct pool *p = state;
-	snprintf(text, bytes, "%u thread%s per drive", p->per_lane, p->per_lane > 1 ? "s" : "");
+	snprintf(text, bytes, "%u thread%s per drive", p->threads_per_drive,
+		p->threads_per_drive > 1 ? "s" : "");
 }
 
 static void threads_start(void *state, struct reader_op *op)
 {
 	struct pool *p = state;
-	struct pool_lane *lane = &p->lanes[op->lane];
+	struct pool_drive *drive = &p->drives[op->drive];
 	pthread_mutex_lock(&p->lock);
-	list_push(&lane->todo, op);
-	pthread_cond_signal(&lane->work);
+	op_list_push(&drive->todo, op);
+	pthread_cond_signal(&drive->work);
 	pthread_mutex_unlock(&p->lock);
 }
 
@@ -170,14 +172,14 @@ static void threads_flush(void *state)
 static void threads_cancel(void *state, struct reader_op *op)
 {
 	struct pool *p = state;
-	struct op_list *todo = &p->lanes[op->lane].todo, kept = {0};
+	struct op_list *todo = &p->drives[op->drive].todo, kept = {0};
 	pthread_mutex_lock(&p->lock);
-	for (struct reader_op *o; (o = list_pop(todo));) {
+	for (struct reader_op *o; (o = op_list_pop(todo));) {
 		if (o == op) {
 			o->engine_word = (uint64_t)(int64_t)-ECANCELED;
-			list_push(&p->done, o);
+			op_list_push(&p->done, o);
 		} else
-			list_push(&kept, o);
+			op_list_push(&kept, o);
 	}
 	*todo = kept;
 	pthread_mutex_unlock(&p->lock);
@@ -191,8 +193,8 @@ static void threads_poll(void *state, int64_t wait_ns)
 	pthread_mutex_lock(&p->lock);
 	while (wait_ns && !p->done.head && !p->woken) {
 		if (wait_ns < 0)
-			pthread_cond_wait(&p->news, &p->lock);
-		else if (pthread_cond_timedwait(&p->news, &p->lock, &ts) == ETIMEDOUT)
+			pthread_cond_wait(&p->changed, &p->lock);
+		else if (pthread_cond_timedwait(&p->changed, &p->lock, &ts) == ETIMEDOUT)
 			break;
 	}
 	if (wait_ns)
@@ -200,7 +202,7 @@ static void threads_poll(void *state, int64_t wait_ns)
 	struct op_list done = p->done;
 	p->done = (struct op_list){0};
 	pthread_mutex_unlock(&p->lock);
-	for (struct reader_op *op; (op = list_pop(&done));)
+	for (struct reader_op *op; (op = op_list_pop(&done));)
 		reader_op_done(p->owner, op, (int)(int64_t)op->engine_word);
 }
 
@@ -209,7 +211,7 @@ static void threads_wake(void *state)
 	struct pool *p = state;
 	pthread_mutex_lock(&p->lock);
 	p->woken = true;
-	pthread_cond_signal(&p->news);
+	pthread_cond_signal(&p->changed);
 	pthread_mutex_unlock(&p->lock);
 }
 

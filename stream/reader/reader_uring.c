@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * io_uring engine: one ring per lane, all owned by one thread. That thread always sleeps in ring 0:
+ * io_uring engine: one ring per drive, all owned by one thread. That thread always sleeps in ring
+ * 0:
  *
- *     ring 0   reads of drive 0, and a poll on the eventfd `poke`
- *     ring 1.. reads of the other drives; their completions are announced through `poke`
+ *     ring 0   reads of drive 0, and a poll on the eventfd `wake_fd`
+ *     ring 1.. reads of the other drives; their completions are announced through `wake_fd`
  *
  * reader_wake writes to the same eventfd. Rings are created disabled and enabled by the first
  * thread that starts a read, because with IORING_SETUP_SINGLE_ISSUER the kernel ties a ring to the
@@ -43,7 +44,7 @@
 #include <unistd.h>
 
 /* user_data that are no ops */
-#define DATA_POKE   1u
+#define DATA_WAKE   1u
 #define DATA_CANCEL 2u
 
 /* Reads through the page cache of this size and more are given to the kernel's own threads at once.
@@ -51,8 +52,8 @@
  * another. */
 #define ASYNC_FROM (64u << 10)
 
-#define PIECE_MAX  (1u << 30) /* the kernel's limit for one registered buffer */
-#define PIECES_MAX 16384u     /* and for their number */
+#define REGISTERED_BYTES_MAX (1u << 30) /* the kernel's limit for one registered buffer */
+#define REGISTERED_MAX       16384u     /* and for their number */
 
 struct ring {
 	struct io_uring ring;
@@ -64,18 +65,18 @@ struct uring {
 	void *owner;
 	unsigned n;
 	struct ring *rings;
-	int poke;
+	int wake_fd;
 	bool enabled; /* by the owner, at its first call */
-	bool poke_armed;
+	bool wake_armed;
 	bool files_registered;
 	bool memory_on_rings; /* something is registered */
 	unsigned setup_flags;
-	struct iovec *pieces; /* registered memory, sorted; index = buffer index on every ring */
-	unsigned n_pieces;
+	struct iovec *registered; /* registered memory, sorted; index = buffer index on every ring */
+	unsigned n_registered;
 };
 
 /* Reasons for the kernel to refuse a ring, as people can act on them. */
-static const char *refusal(int code)
+static const char *why_refused(int code)
 {
 	switch (-code) {
 	case ENOSYS:
@@ -94,7 +95,7 @@ static const char *refusal(int code)
 }
 
 /* Newest set of flags first; each kernel takes the first it knows. */
-static int make_ring(struct uring *u, struct ring *g, unsigned entries)
+static int ring_init(struct uring *u, struct ring *g, unsigned entries)
 {
 	static const unsigned sets[] = {
 #if defined(IORING_SETUP_DEFER_TASKRUN) && defined(IORING_SETUP_SINGLE_ISSUER)
@@ -132,10 +133,10 @@ static void uring_close(void *state)
 		if (u->rings[i].made)
 			io_uring_queue_exit(&u->rings[i].ring);
 	}
-	if (u->poke >= 0)
-		close(u->poke);
+	if (u->wake_fd >= 0)
+		close(u->wake_fd);
 	free(u->rings);
-	free(u->pieces);
+	free(u->registered);
 	free(u);
 }
 
@@ -143,19 +144,19 @@ static int uring_open(const struct reader_setup *s, void **state, char *why, siz
 {
 	struct uring *u = NEW(struct uring);
 	u->owner = s->owner;
-	u->n = s->n_lanes;
+	u->n = s->n_drives;
 	u->rings = NEW_ARRAY(struct ring, u->n);
-	u->poke = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	int code = u->poke < 0 ? -errno : 0;
+	u->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	int code = u->wake_fd < 0 ? -errno : 0;
 	if (code)
 		snprintf(why, why_bytes, "eventfd: %s", err_name(code));
-	/* room for every read, a cancel for each, and the poll on poke */
+	/* room for every read, a cancel for each, and the poll on wake_fd */
 	for (unsigned i = 0; i < u->n && !code; i++) {
-		code = make_ring(u, &u->rings[i], 2 * s->depth + 2);
+		code = ring_init(u, &u->rings[i], 2 * s->depth + 2);
 		if (code == -EOPNOTSUPP)
 			snprintf(why, why_bytes, "this kernel is older than 5.11");
 		else if (code)
-			snprintf(why, why_bytes, "%s", refusal(code));
+			snprintf(why, why_bytes, "%s", why_refused(code));
 	}
 	u->files_registered = true;
 	for (unsigned i = 0; i < u->n && !code; i++) {
@@ -163,7 +164,7 @@ static int uring_open(const struct reader_setup *s, void **state, char *why, siz
 		if (u->files_registered && io_uring_register_files(ring, s->fds, s->n_fds))
 			u->files_registered = false; /* older rings keep theirs: they are not used then */
 		if (i)
-			code = io_uring_register_eventfd(ring, u->poke);
+			code = io_uring_register_eventfd(ring, u->wake_fd);
 		if (code)
 			snprintf(why, why_bytes, "eventfd of a ring: %s", err_name(code));
 	}
@@ -189,7 +190,7 @@ static void uring_describe(void *state, char *text, size_t bytes)
 
 /* First call of the owner. By system call: the shared library of liburing 2.3 does not export
  * io_uring_enable_rings. */
-static void enable(struct uring *u)
+static void enable_rings(struct uring *u)
 {
 	for (unsigned i = 0; i < u->n; i++) {
 		if (syscall(SYS_io_uring_register, u->rings[i].ring.ring_fd, IORING_REGISTER_ENABLE_RINGS,
@@ -224,19 +225,19 @@ static struct io_uring_sqe *get_sqe(struct ring *g)
 }
 
 /* Index of the registered piece that holds all of the op's destination, or -1. */
-static int piece_of(const struct uring *u, const struct reader_op *op)
+static int registered_index(const struct uring *u, const struct reader_op *op)
 {
-	unsigned lo = 0, hi = u->memory_on_rings ? u->n_pieces : 0;
+	unsigned lo = 0, hi = u->memory_on_rings ? u->n_registered : 0;
 	while (lo < hi) { /* first piece that starts above dst */
 		unsigned mid = (lo + hi) / 2;
-		if ((unsigned char *)u->pieces[mid].iov_base > op->dst)
+		if ((unsigned char *)u->registered[mid].iov_base > op->dst)
 			hi = mid;
 		else
 			lo = mid + 1;
 	}
 	if (!lo)
 		return -1;
-	const struct iovec *p = &u->pieces[lo - 1];
+	const struct iovec *p = &u->registered[lo - 1];
 	size_t skip = (size_t)(op->dst - (unsigned char *)p->iov_base);
 	return skip <= p->iov_len && op->bytes <= p->iov_len - skip ? (int)(lo - 1) : -1;
 }
@@ -245,14 +246,14 @@ static void uring_start(void *state, struct reader_op *op)
 {
 	struct uring *u = state;
 	if (!u->enabled)
-		enable(u);
-	struct ring *g = &u->rings[op->lane];
+		enable_rings(u);
+	struct ring *g = &u->rings[op->drive];
 	struct io_uring_sqe *sqe = get_sqe(g);
-	int piece = piece_of(u, op);
+	int index = registered_index(u, op);
 	int fd = u->files_registered ? op->fd_index : op->fd;
-	op->fixed = piece >= 0;
+	op->fixed = index >= 0;
 	if (op->fixed)
-		io_uring_prep_read_fixed(sqe, fd, op->dst, op->bytes, op->offset, piece);
+		io_uring_prep_read_fixed(sqe, fd, op->dst, op->bytes, op->offset, index);
 	else
 		io_uring_prep_read(sqe, fd, op->dst, op->bytes, op->offset);
 	if (u->files_registered)
@@ -266,7 +267,7 @@ static void uring_start(void *state, struct reader_op *op)
 static void uring_cancel(void *state, struct reader_op *op)
 {
 	struct uring *u = state;
-	struct io_uring_sqe *sqe = get_sqe(&u->rings[op->lane]);
+	struct io_uring_sqe *sqe = get_sqe(&u->rings[op->drive]);
 	io_uring_prep_cancel(sqe, op, 0);
 	sqe->user_data = DATA_CANCEL;
 }
@@ -282,7 +283,7 @@ static void uring_flush(void *state)
 
 /* Reports what lies in the completion queue. Returns how many reads that were. A report may start
  * further reads, never submit them, so the queue's head does not move behind our back. */
-static unsigned take(struct uring *u, struct ring *g)
+static unsigned reap_ring(struct uring *u, struct ring *g)
 {
 	unsigned n = 0;
 	struct io_uring_cqe *cqe;
@@ -290,10 +291,10 @@ static unsigned take(struct uring *u, struct ring *g)
 		uint64_t data = cqe->user_data;
 		int res = cqe->res;
 		io_uring_cqe_seen(&g->ring, cqe);
-		if (data == DATA_POKE) {
+		if (data == DATA_WAKE) {
 			uint64_t count;
-			u->poke_armed = false;
-			if (read(u->poke, &count, sizeof count) < 0 && errno != EAGAIN && errno != EINTR)
+			u->wake_armed = false;
+			if (read(u->wake_fd, &count, sizeof count) < 0 && errno != EAGAIN && errno != EINTR)
 				bug("io_uring: eventfd: %s", err_name(-errno));
 			n++; /* a wake ends the wait */
 		} else if (data != DATA_CANCEL) {
@@ -306,7 +307,7 @@ static unsigned take(struct uring *u, struct ring *g)
 }
 
 /* Submits to a ring and runs its deferred completions, without waiting. */
-static void nudge(struct ring *g)
+static void submit_ring(struct ring *g)
 {
 	if (io_uring_sq_ready(&g->ring) && !g->in_flight)
 		check_enter(io_uring_submit(&g->ring));
@@ -318,32 +319,32 @@ static void uring_poll(void *state, int64_t wait_ns)
 {
 	struct uring *u = state;
 	if (!u->enabled)
-		enable(u);
+		enable_rings(u);
 	unsigned got = 0;
 	for (unsigned i = 1; i < u->n; i++) {
-		nudge(&u->rings[i]);
-		got += take(u, &u->rings[i]);
+		submit_ring(&u->rings[i]);
+		got += reap_ring(u, &u->rings[i]);
 	}
 	struct ring *g = &u->rings[0];
 	if (wait_ns == 0 || got || io_uring_cq_ready(&g->ring)) {
-		nudge(g);
-		take(u, g);
+		submit_ring(g);
+		reap_ring(u, g);
 		return;
 	}
-	if (!u->poke_armed) {
+	if (!u->wake_armed) {
 		struct io_uring_sqe *sqe = get_sqe(g);
-		io_uring_prep_poll_add(sqe, u->poke, POLLIN);
-		sqe->user_data = DATA_POKE;
-		u->poke_armed = true;
+		io_uring_prep_poll_add(sqe, u->wake_fd, POLLIN);
+		sqe->user_data = DATA_WAKE;
+		u->wake_armed = true;
 	}
 	struct __kernel_timespec ts = {wait_ns / 1000000000, wait_ns % 1000000000};
 	struct io_uring_cqe *cqe = NULL;
 	check_enter(
 		io_uring_submit_and_wait_timeout(&g->ring, &cqe, 1, wait_ns < 0 ? NULL : &ts, NULL));
-	take(u, g);
+	reap_ring(u, g);
 	for (unsigned i = 1; i < u->n; i++) {
-		nudge(&u->rings[i]);
-		take(u, &u->rings[i]);
+		submit_ring(&u->rings[i]);
+		reap_ring(u, &u->rings[i]);
 	}
 }
 
@@ -351,8 +352,8 @@ static void uring_wake(void *state)
 {
 	struct uring *u = state;
 	uint64_t one = 1;
-	ssize_t n = write(
-		u->poke, &one, sizeof one); /* EAGAIN: the counter is full, so the owner is awake anyway */
+	ssize_t n = write(u->wake_fd, &one,
+		sizeof one); /* EAGAIN: the counter is full, so the owner is awake anyway */
 	(void)n;
 }
 
@@ -366,22 +367,23 @@ static int uring_memory(
 			io_uring_unregister_buffers(&u->rings[i].ring);
 		u->memory_on_rings = false;
 	}
-	uint64_t n_pieces = 0;
+	uint64_t n_registered = 0;
 	for (unsigned i = 0; i < n; i++)
-		n_pieces += m[i].bytes / PIECE_MAX + (m[i].bytes % PIECE_MAX != 0);
-	if (n_pieces > PIECES_MAX) {
-		snprintf(why, why_bytes, "more than %u pieces of 1 GiB", PIECES_MAX);
+		n_registered +=
+			m[i].bytes / REGISTERED_BYTES_MAX + (m[i].bytes % REGISTERED_BYTES_MAX != 0);
+	if (n_registered > REGISTERED_MAX) {
+		snprintf(why, why_bytes, "more than %u pieces of 1 GiB", REGISTERED_MAX);
 		return -E2BIG;
 	}
-	u->pieces = mem_grow(u->pieces, n_pieces, sizeof *u->pieces);
-	u->n_pieces = 0;
+	u->registered = mem_grow(u->registered, n_registered, sizeof *u->registered);
+	u->n_registered = 0;
 	for (unsigned i = 0; i < n; i++) {
-		for (size_t at = 0; at < m[i].bytes; at += PIECE_MAX)
-			u->pieces[u->n_pieces++] =
-				(struct iovec){m[i].base + at, MIN(m[i].bytes - at, (size_t)PIECE_MAX)};
+		for (size_t at = 0; at < m[i].bytes; at += REGISTERED_BYTES_MAX)
+			u->registered[u->n_registered++] =
+				(struct iovec){m[i].base + at, MIN(m[i].bytes - at, (size_t)REGISTERED_BYTES_MAX)};
 	}
 	for (unsigned i = 0; i < u->n; i++) {
-		int code = io_uring_register_buffers(&u->rings[i].ring, u->pieces, u->n_pieces);
+		int code = io_uring_register_buffers(&u->rings[i].ring, u->registered, u->n_registered);
 		if (!code)
 			continue;
 		while (i-- > 0)

@@ -94,7 +94,7 @@ static int null_open(const struct reader_setup *s, void **state, char *why, size
 	z->fds = NEW_ARRAY(int, z->n_files);
 	for (unsigned i = 0; i < z->n_files; i++)
 		z->fds[i] = s->fds[2 * i];
-	z->cap = s->n_lanes * s->depth;
+	z->cap = s->n_drives * s->depth;
 	z->flights = NEW_ARRAY(struct flight, z->cap);
 	z->poke = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (z->poke < 0) {
