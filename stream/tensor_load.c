@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One thread keeps the drive's queue full and hands what lands to a copy lane:
+ * One thread keeps the drive's queue full and hands what was read to a copy stream, through a ring
+ * of staging buffers:
  *
  *     span     |----a----|----a----|----a----|     a: the file's alignment
- *              .    [ head | wanted bytes ]  .     pieces begin at multiples of a and hold at most
- * a slice
+ *              .    [ head | span's bytes ]  .
+ *
+ * Chunks begin at multiples of a and hold at most a slice.
  */
 #include "stream/tensor_load.h"
 
@@ -18,31 +20,31 @@
 #include <stdlib.h>
 
 #define REAP_MAX      64
-#define PIECES_MAX    (READER_REQUESTS_DEFAULT)
+#define BUFFERS_MAX   (READER_REQUESTS_DEFAULT)
 #define PROGRESS_STEP ((uint64_t)64 << 20)
 
-struct piece {
+/* A staging buffer and the chunk in it. */
+struct chunk {
 	uint8_t *dst;
-	uint64_t skip, bytes; /* of the buffer: wanted bytes begin after skip */
-	uint64_t fence;       /* 0: being read */
+	uint64_t skip, bytes; /* of the buffer: the span's bytes begin after skip */
+	uint64_t fence;       /* of its copy */
 };
 
-struct load {
+struct tensor_loading {
 	const struct tensor_load_options *o;
 	struct reader *reader;
 	struct copier *copier;
-	struct pinned memory;
-	uint64_t piece_bytes;
-	int n_pieces;
-	struct piece pieces[PIECES_MAX];
-	int free_pieces[PIECES_MAX], n_free;
-	int sent[PIECES_MAX], first_sent,
-		n_sent; /* ring: pieces whose copies are under way, in order */
+	struct pinned memory; /* the buffers */
+	uint64_t buffer_bytes;
+	struct chunk chunks[BUFFERS_MAX]; /* by buffer */
+	int free_buffers[BUFFERS_MAX], n_free;
+	int copying[BUFFERS_MAX], first_copying, n_copying; /* ring of buffers, in order */
 	const struct tensor_span *spans;
-	size_t n_spans, span; /* the next piece is of this span */
-	uint64_t at;          /* and begins at this offset of the file; 0: at the span's begin */
-	uint64_t done, told, total;
-	int code; /* of the first failure */
+	size_t n_spans, span;    /* the next chunk is of this span */
+	uint64_t next_at;        /* and begins at this offset of the file; 0: at the span's begin */
+	uint64_t loaded, total;  /* bytes */
+	uint64_t progress_shown; /* of loaded */
+	int code;                /* of the first failure; its sentence is in *e of the call */
 };
 
 bool tensor_load_serves(const struct backend *b)
@@ -50,7 +52,7 @@ bool tensor_load_serves(const struct backend *b)
 	return b->ops->copier_open != NULL;
 }
 
-static int by_place(const void *a, const void *b)
+static int compare_spans(const void *a, const void *b)
 {
 	const struct tensor_span *x = a, *y = b;
 	if (x->file != y->file)
@@ -58,8 +60,13 @@ static int by_place(const void *a, const void *b)
 	return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-/* Submits the next piece. False: nothing left, or no buffer. */
-static bool read_piece(struct load *l)
+static uint8_t *buffer_memory(const struct tensor_loading *l, int buffer)
+{
+	return l->memory.base + (uint64_t)buffer * l->buffer_bytes;
+}
+
+/* Submits the read of the next chunk. False: nothing left, no room, or a failure. */
+static bool submit_chunk(struct tensor_loading *l, struct err *e)
 {
 	while (l->span < l->n_spans && !l->spans[l->span].bytes)
 		l->span++;
@@ -67,70 +74,74 @@ static bool read_piece(struct load *l)
 		return false;
 	const struct tensor_span *s = &l->spans[l->span];
 	uint64_t align = reader_file_align(l->reader, s->file), end = s->offset + s->bytes;
-	uint64_t from = l->at ? l->at : num_align_down(s->offset, align);
-	uint64_t to = MIN(from + l->piece_bytes, num_align_up(end, align));
-	int i = l->free_pieces[l->n_free - 1];
-	uint8_t *buffer = l->memory.base + (uint64_t)i * l->piece_bytes;
+	uint64_t from = l->next_at ? l->next_at : num_align_down(s->offset, align);
+	uint64_t to = MIN(from + l->buffer_bytes, num_align_up(end, align));
+	int buffer = l->free_buffers[l->n_free - 1];
 	struct reader_request q = {
 		.file = s->file,
 		.offset = from,
 		.bytes = to - from,
 		.need = MIN(end, to) - from,
-		.dst = buffer,
-		.tag = (uint64_t)i,
+		.dst = buffer_memory(l, buffer),
+		.tag = (uint64_t)buffer,
 	};
-	if (reader_submit(l->reader, &q) == READER_BUSY)
+	int rc = reader_submit(l->reader, &q);
+	if (rc < 0)
+		l->code = err_set(e, rc, "%s: %llu bytes at offset %llu cannot be read: %s",
+			l->o->file->files[s->file].path, (unsigned long long)q.bytes,
+			(unsigned long long)q.offset, err_name(rc));
+	if (rc)
 		return false;
 	l->n_free--;
 	uint64_t begin = MAX(from, s->offset);
-	l->pieces[i] = (struct piece){
+	l->chunks[buffer] = (struct chunk){
 		.dst = (uint8_t *)s->dst + (begin - s->offset),
 		.skip = begin - from,
 		.bytes = MIN(end, to) - begin,
 	};
-	l->at = to;
+	l->next_at = to;
 	if (to >= end) {
-		l->at = 0;
+		l->next_at = 0;
 		l->span++;
 	}
 	return true;
 }
 
-static void give_back(struct load *l, int i)
+static void buffer_release(struct tensor_loading *l, int buffer)
 {
-	l->free_pieces[l->n_free++] = i;
+	l->free_buffers[l->n_free++] = buffer;
 }
 
-/* Hands landed pieces to the lane. */
-static int land(struct load *l, unsigned min, struct err *e)
+/* Hands chunks that were read to the copy stream. Returns how many reads completed. */
+static int copy_read_chunks(struct tensor_loading *l, unsigned min, struct err *e)
 {
 	struct reader_completion done[REAP_MAX];
 	int n = reader_reap(l->reader, done, min, REAP_MAX, min ? -1 : 0);
 	for (int k = 0; k < n; k++) {
-		int i = (int)done[k].tag;
-		struct piece *p = &l->pieces[i];
+		int buffer = (int)done[k].tag;
+		struct chunk *c = &l->chunks[buffer];
 		if (done[k].code && !l->code)
 			l->code = reader_completion_err(l->reader, &done[k], e);
 		if (l->code) {
-			give_back(l, i);
+			buffer_release(l, buffer);
 			continue;
 		}
-		const uint8_t *buffer = l->memory.base + (uint64_t)i * l->piece_bytes;
-		l->copier->ops->copy(l->copier, COPY_IN, p->dst, buffer + p->skip, p->bytes);
-		p->fence = l->copier->ops->fence(l->copier, COPY_IN);
-		l->sent[(l->first_sent + l->n_sent++) % PIECES_MAX] = i;
+		l->copier->ops->copy(
+			l->copier, COPY_IN, c->dst, buffer_memory(l, buffer) + c->skip, c->bytes);
+		c->fence = l->copier->ops->fence(l->copier, COPY_IN);
+		l->copying[(l->first_copying + l->n_copying++) % BUFFERS_MAX] = buffer;
 	}
 	return n;
 }
 
 /* Takes back the buffers of copies that are done. */
-static bool look(struct load *l, struct err *e)
+static bool poll_copies(struct tensor_loading *l, struct err *e)
 {
 	bool any = false;
-	while (l->n_sent) {
+	while (l->n_copying) {
 		struct err why = {0};
-		int i = l->sent[l->first_sent],
-			rc = l->copier->ops->fence_status(l->copier, l->pieces[i].fence, &why);
+		int buffer = l->copying[l->first_copying];
+		int rc = l->copier->ops->fence_status(l->copier, l->chunks[buffer].fence, &why);
 		if (!rc)
 			break;
 		any = true;
@@ -139,26 +150,26 @@ static bool look(struct load *l, struct err *e)
 			if (e)
 				*e = why;
 		}
-		l->done += l->pieces[i].bytes;
-		l->first_sent = (l->first_sent + 1) % PIECES_MAX;
-		l->n_sent--;
-		give_back(l, i);
+		l->loaded += l->chunks[buffer].bytes;
+		l->first_copying = (l->first_copying + 1) % BUFFERS_MAX;
+		l->n_copying--;
+		buffer_release(l, buffer);
 	}
-	if (l->o->progress && l->done - l->told >= PROGRESS_STEP) {
-		l->told = l->done;
-		l->o->progress(l->o->user, l->done, l->total);
+	if (l->o->progress && l->loaded - l->progress_shown >= PROGRESS_STEP) {
+		l->progress_shown = l->loaded;
+		l->o->progress(l->o->user, l->loaded, l->total);
 	}
 	return any;
 }
 
-static int open_load(struct load *l, struct err *e)
+static int loading_open(struct tensor_loading *l, struct err *e)
 {
 	const struct gguf *g = l->o->file;
 	struct reader_file *files = NEW_ARRAY(struct reader_file, g->n_files);
 	for (unsigned i = 0; i < g->n_files; i++)
 		files[i].path = g->files[i].path;
 	struct reader_options ro = l->o->reader;
-	ro.requests = 0; /* the default, which is PIECES_MAX */
+	ro.requests = 0; /* the default, which is BUFFERS_MAX */
 	int rc = reader_open(&l->reader, files, g->n_files, &ro, e);
 	free(files);
 	if (rc)
@@ -166,21 +177,21 @@ static int open_load(struct load *l, struct err *e)
 	l->copier = l->o->copier;
 	if (!l->copier && (rc = l->o->backend->ops->copier_open(l->o->backend, &l->copier, e)))
 		return rc;
-	/* a piece that is one slice is one read */
-	l->piece_bytes = num_align_up(reader_slice(l->reader), READER_SLICE_MIN);
-	l->n_pieces = (int)MIN(reader_staging_buffers(l->reader), PIECES_MAX);
+	/* a chunk that is one slice is one read */
+	l->buffer_bytes = num_align_up(reader_slice(l->reader), READER_SLICE_MIN);
+	int n_buffers = (int)MIN(reader_staging_buffers(l->reader), BUFFERS_MAX);
 	if ((rc = pinned_start(
-			 &l->memory, l->copier, (size_t)l->n_pieces * l->piece_bytes, 0, NULL, NULL, e)) ||
+			 &l->memory, l->copier, (size_t)n_buffers * l->buffer_bytes, 0, NULL, NULL, e)) ||
 		(rc = pinned_wait(&l->memory, e)))
 		return rc;
 	reader_register(l->reader, l->memory.base, l->memory.bytes);
-	for (int i = l->n_pieces; i-- > 0;)
-		give_back(l, i);
+	for (int i = n_buffers; i-- > 0;)
+		buffer_release(l, i);
 	l->copier->ops->attach(l->copier);
 	return 0;
 }
 
-static void close_load(struct load *l)
+static void loading_close(struct tensor_loading *l)
 {
 	reader_close(l->reader);
 	if (l->copier)
@@ -195,36 +206,37 @@ int tensor_load(const struct tensor_load_options *o, struct tensor_span *spans, 
 	struct tensor_load_result *result, struct err *e)
 {
 	*result = (struct tensor_load_result){0};
-	qsort(spans, n, sizeof *spans, by_place);
-	struct load *l = NEW(struct load);
+	qsort(spans, n, sizeof *spans, compare_spans);
+	struct tensor_loading *l = NEW(struct tensor_loading);
 	l->o = o;
 	l->spans = spans;
 	l->n_spans = n;
 	for (size_t i = 0; i < n; i++)
 		l->total += spans[i].bytes;
-	int rc = open_load(l, e);
+	int rc = loading_open(l, e);
 	if (rc) {
-		close_load(l);
+		loading_close(l);
 		return rc;
 	}
-	uint64_t start = clock_ns(), news = start;
+	uint64_t start = clock_ns(), progress_ns = start;
 	do {
-		while (read_piece(l))
+		while (submit_chunk(l, e))
 			;
-		/* with a copy under way its end matters as much as the next read's */
-		bool sleep = !l->n_sent && reader_pending(l->reader) && clock_ns() - news > READER_POLL_NS;
-		bool any = land(l, sleep, e) > 0;
-		any |= look(l, e);
+		/* with a copy in flight its end matters as much as the next read's */
+		bool sleep =
+			!l->n_copying && reader_pending(l->reader) && clock_ns() - progress_ns > READER_POLL_NS;
+		bool any = copy_read_chunks(l, sleep, e) > 0;
+		any |= poll_copies(l, e);
 		if (any)
-			news = clock_ns();
+			progress_ns = clock_ns();
 		else
 			sched_yield();
-	} while (reader_pending(l->reader) || l->n_sent || (!l->code && l->span < l->n_spans));
+	} while (reader_pending(l->reader) || l->n_copying || (!l->code && l->span < l->n_spans));
 	result->seconds = (double)(clock_ns() - start) * 1e-9;
-	result->bytes = l->done;
+	result->bytes = l->loaded;
 	rc = l->code;
 	if (!rc && o->progress)
 		o->progress(o->user, l->total, l->total);
-	close_load(l);
+	loading_close(l);
 	return rc;
 }

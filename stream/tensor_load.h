@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Runs of bytes from the model's files to a card at the speed of the drive: read past the page
- * cache into pinned buffers, copied on as they land. For what is loaded once and stays.
+ * Loads tensors that stay on a card for good, at the speed of the drive: byte ranges of the model's
+ * files are read past the page cache into pinned staging buffers and copied on from there.
+ *
+ * One call of tensor_load does all of it, in the calling thread, and returns when the bytes stand
+ * on the card.
  */
 #ifndef GLM_STREAM_TENSOR_LOAD_H
 #define GLM_STREAM_TENSOR_LOAD_H
@@ -19,8 +22,8 @@ struct tensor_span {
 struct tensor_load_options {
 	const struct gguf *file;
 	struct backend *backend;
-	struct copier *copier; /* lent, used by nobody else meanwhile; NULL: lanes of the backend's for
-							  the time of the call */
+	struct copier *copier; /* lent, used by nobody else meanwhile; NULL: the backend's, opened for
+							* the time of the call */
 	struct reader_options reader;
 	void (*progress)(void *user, uint64_t done,
 		uint64_t total); /* called now and then, and at the end; NULL: not */
@@ -32,12 +35,11 @@ struct tensor_load_result {
 	double seconds; /* from the first read to the last copy's end */
 };
 
-/* Whether this backend is loaded so: it has copy lanes. */
+/* Whether this backend is loaded so: it has a copier. */
 bool tensor_load_serves(const struct backend *b);
 
-/* Sorts spans[0..n) in the order of the files and loads them; empty ones are fine. Returns when all
- * bytes stand on the card. 0, or the sentence of the first read or copy that failed; the memory may
- * then be freed. */
+/* Sorts spans[0..n) in the order of the files and loads them; empty ones are fine. 0, or the code
+ * and sentence of the first read or copy that failed; the memory may then be freed. */
 int tensor_load(const struct tensor_load_options *o, struct tensor_span *spans, size_t n,
 	struct tensor_load_result *result, struct err *e);
 

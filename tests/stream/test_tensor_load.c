@@ -139,11 +139,31 @@ static void test_failures(void **state)
 	assert_int_equal(load(&r, &ro, &f, &e), ERR_MEMORY);
 }
 
+/* A read that the reader refuses ends the load with an error: nothing was read. */
+static void test_refused_read(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct copier *c;
+	void *there;
+	assert_int_equal(copier_null_open(NULL, &c, &e), 0);
+	assert_int_equal(c->ops->alloc(c, 8192, &there, &e), 0);
+	struct tensor_span s = {.offset = INT64_MAX - 4096, .bytes = 4096, .dst = there};
+	struct tensor_load_options o = {.file = file, .copier = c};
+	struct tensor_load_result result;
+	assert_true(tensor_load(&o, &s, 1, &result, &e) < 0);
+	assert_non_null(strstr(e.text, MODEL));
+	assert_int_equal(result.bytes, 0);
+	c->ops->free(c, there, 8192);
+	c->ops->close(c);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_spans),
 		cmocka_unit_test(test_failures),
+		cmocka_unit_test(test_refused_read),
 	};
 	return cmocka_run_group_tests(tests, setup, teardown);
 }
