@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* A page is touched by writing a zero into it: the caller may be writing too, elsewhere, so
- * untouched pages only are written, by an atomic addition of nothing, which changes no byte whoever
- * else is at it. */
+/* A page is touched by an atomic addition of zero to its first byte. The caller may write to the
+ * memory meanwhile, and this changes no byte. */
 #include "stream/pinned.h"
 
 #include "src/base/clock.h"
@@ -14,10 +13,9 @@
 #define TOUCHERS_MAX 4                  /* more are no faster */
 #define TOUCH_STEP   ((size_t)16 << 20) /* taken by a thread at a time */
 #define PAGE         4096
-/* After a step that nobody waits for comes a pause of so many times what it took: pinning then
- * slows others as little as an eighth of it would, and a second tier of 120 GB is there after a
- * minute or two. */
-#define PAUSE 7
+/* After a step that nobody waits for, a pause of so many times what it took: pinning takes an
+ * eighth of the time, and a second tier of 120 GB is pinned after a minute or two. */
+#define PAUSE_FACTOR 7
 
 struct touch {
 	struct pinned *p;
@@ -57,17 +55,17 @@ static void touch(struct pinned *p, size_t from, size_t end)
 		pthread_join(threads[--n], NULL);
 }
 
-/* Until the step that begins at `ready` is wanted, or its time has come. False: stop. */
-static bool wait_turn(struct pinned *p, size_t ready, uint64_t pause_ns)
+/* Waits until the step that begins at `ready` is requested, or its pause is over. False: stop. */
+static bool wait_for_step(struct pinned *p, size_t ready, uint64_t pause_ns)
 {
 	struct timespec until = cond_deadline(pause_ns);
-	bool over = false;
+	bool pause_over = false;
 	pthread_mutex_lock(&p->lock);
-	while (!atomic_load(&p->stop) && p->wanted <= ready && !(p->at_leisure && over)) {
-		if (p->at_leisure)
-			over = pthread_cond_timedwait(&p->news, &p->lock, &until) != 0;
+	while (!atomic_load(&p->stop) && p->requested <= ready && !(p->in_background && pause_over)) {
+		if (p->in_background)
+			pause_over = pthread_cond_timedwait(&p->changed, &p->lock, &until) != 0;
 		else
-			pthread_cond_wait(&p->news, &p->lock);
+			pthread_cond_wait(&p->changed, &p->lock);
 	}
 	pthread_mutex_unlock(&p->lock);
 	return !atomic_load(&p->stop);
@@ -79,7 +77,7 @@ static void *pinned_main(void *arg)
 	size_t ready = 0;
 	uint64_t took = 0, all = 0;
 	int rc = 0;
-	while (!rc && ready < p->bytes && wait_turn(p, ready, PAUSE * took)) {
+	while (!rc && ready < p->bytes && wait_for_step(p, ready, PAUSE_FACTOR * took)) {
 		uint64_t start = clock_ns();
 		size_t n = MIN(p->step, p->bytes - ready);
 		touch(p, ready, ready + n);
@@ -90,28 +88,28 @@ static void *pinned_main(void *arg)
 		if (rc)
 			break;
 		atomic_store(&p->ready, ready += n);
-		if (p->tell && ready < p->bytes)
-			p->tell(p->arg);
+		if (p->notify && ready < p->bytes)
+			p->notify(p->arg);
 	}
 	if (rc && ready)
 		err_prefix(&p->why, "beyond %.3f GB", (double)ready / 1e9);
 	p->seconds = (double)all * 1e-9;
-	atomic_store(&p->state, ready < p->bytes ? PINNED_REFUSED : PINNED_READY);
-	if (p->tell)
-		p->tell(p->arg);
+	atomic_store(&p->state, rc ? PINNED_REFUSED : ready < p->bytes ? PINNED_STOPPED : PINNED_READY);
+	if (p->notify)
+		p->notify(p->arg);
 	return NULL;
 }
 
 int pinned_start(struct pinned *p, struct copier *c, size_t bytes, size_t step,
-	void (*tell)(void *arg), void *arg, struct err *e)
+	void (*notify)(void *arg), void *arg, struct err *e)
 {
 	*p = (struct pinned){
-		.copier = c, .bytes = bytes, .step = step ? step : bytes, .tell = tell, .arg = arg};
-	p->wanted = 1;
+		.copier = c, .bytes = bytes, .step = step ? step : bytes, .notify = notify, .arg = arg};
+	p->requested = 1;
 	if (!(p->base = mem_try_map(bytes)))
 		return err_set(e, ERR_MEMORY, "no memory for %.3f GB to be pinned", (double)bytes / 1e9);
 	pthread_mutex_init(&p->lock, NULL);
-	cond_init(&p->news);
+	cond_init(&p->changed);
 	int rc = pthread_create(&p->thread, NULL, pinned_main, p);
 	if (rc)
 		return err_errno(e, rc, "the thread that pins memory does not start");
@@ -124,8 +122,8 @@ void pinned_continue(struct pinned *p)
 	if (!p->base)
 		return;
 	pthread_mutex_lock(&p->lock);
-	p->at_leisure = true;
-	pthread_cond_signal(&p->news);
+	p->in_background = true;
+	pthread_cond_signal(&p->changed);
 	pthread_mutex_unlock(&p->lock);
 }
 
@@ -135,22 +133,43 @@ void pinned_request(struct pinned *p, size_t bytes)
 	if (!p->base || bytes <= atomic_load(&p->ready))
 		return;
 	pthread_mutex_lock(&p->lock);
-	p->wanted = MAX(p->wanted, bytes);
-	pthread_cond_signal(&p->news);
+	p->requested = MAX(p->requested, bytes);
+	pthread_cond_signal(&p->changed);
 	pthread_mutex_unlock(&p->lock);
+}
+
+static void join_thread(struct pinned *p)
+{
+	if (p->thread_started)
+		pthread_join(p->thread, NULL);
+	p->thread_started = false;
 }
 
 int pinned_wait(struct pinned *p, struct err *e)
 {
 	pinned_request(p, p->bytes);
-	if (p->thread_started)
-		pthread_join(p->thread, NULL);
-	p->thread_started = false;
-	if (atomic_load(&p->state) != PINNED_REFUSED)
+	join_thread(p);
+	switch (atomic_load(&p->state)) {
+	case PINNED_REFUSED:
+		if (e)
+			*e = p->why;
+		return p->why.code;
+	case PINNED_STOPPED:
+		return err_set(e, ERR_INTERRUPTED, "pinning memory was stopped");
+	default:
 		return 0;
-	if (e)
-		*e = p->why;
-	return p->why.code ? p->why.code : ERR_MEMORY;
+	}
+}
+
+void pinned_stop(struct pinned *p)
+{
+	if (!p->base)
+		return;
+	pthread_mutex_lock(&p->lock);
+	atomic_store(&p->stop, true);
+	pthread_cond_signal(&p->changed);
+	pthread_mutex_unlock(&p->lock);
+	join_thread(p);
 }
 
 size_t pinned_contiguous_bytes(const struct pinned *p, const void *at, size_t bytes)
@@ -165,16 +184,12 @@ void pinned_free(struct pinned *p)
 {
 	if (!p->base)
 		return;
-	pthread_mutex_lock(&p->lock);
-	atomic_store(&p->stop, true);
-	pthread_cond_signal(&p->news);
-	pthread_mutex_unlock(&p->lock);
-	pinned_wait(p, NULL);
+	pinned_stop(p);
 	size_t ready = atomic_load(&p->ready);
 	for (size_t at = 0; at < ready; at += p->step)
 		p->copier->ops->unpin(p->copier, p->base + at, MIN(p->step, p->bytes - at));
 	mem_unmap(p->base, p->bytes);
-	pthread_cond_destroy(&p->news);
+	pthread_cond_destroy(&p->changed);
 	pthread_mutex_destroy(&p->lock);
 	*p = (struct pinned){0};
 }

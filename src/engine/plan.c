@@ -192,7 +192,7 @@ static void say_plan(const struct plan *p)
 				 "%d; smallest "
 				 "%.4f GB, all %.4f GB), policy %s, lookahead %d",
 			gb(t->tier_bytes[0]), gb(t->tier_bytes[1]), p->on_card ? " of pinned host memory" : "",
-			t->n_slots, t->n_staging, gb(t->floor_bytes), gb(t->everything_bytes),
+			t->n_slots, t->n_prefill_slots, gb(t->floor_bytes), gb(t->everything_bytes),
 			p->loader.policy ? p->loader.policy : POLICY_DEFAULT, p->loader.lookahead);
 	else if (p->on_card)
 		log_info("experts: all copied to the card, %.4f GB", gb(p->experts));

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Planning, opening and closing of the streaming source. */
+#include "stream/loader/card_transfer.h"
+#include "stream/loader/host_transfer.h"
 #include "stream/loader/loader_internal.h"
 
 #include "src/base/cond.h"
@@ -27,6 +29,24 @@ int loader_open_reader(const struct loader_options *o, struct reader **out, stru
 	int rc = reader_open(out, files, n + o->n_replicas, &o->reader, e);
 	free(files);
 	return rc;
+}
+
+/* Forecasts have no backend. */
+static bool streams_to_card(const struct loader_options *o)
+{
+	return o->copier || (o->backend && o->backend->ops->copier_open);
+}
+
+static struct card_memory_plan plan_card(
+	const struct loader_options *o, const struct extent_table *t, const struct reader *r)
+{
+	unsigned requests = o->reader.requests ? o->reader.requests : READER_REQUESTS_DEFAULT;
+	return card_memory_plan(t, r, requests, o->tier_bytes[1] > 0);
+}
+
+static int no_memory_for_tables(const struct loader *l, struct err *e)
+{
+	return err_set(e, ERR_MEMORY, "no memory for the tables of %d cache slots", l->n_slots);
 }
 
 /* The cache's configuration for these budgets; *bytes is its expert_bytes, to be freed by the
@@ -89,13 +109,15 @@ int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct
 		.tier_bytes = {cache_memory_bytes(cache, 0), cache_memory_bytes(cache, 1)},
 		.floor_bytes = cache_working_set_bytes(&least, o->n_used),
 		.everything_bytes = cache_everything_bytes(&c),
-		.n_staging = c.n_prefill_slots,
+		.n_prefill_slots = c.n_prefill_slots,
 		.n_slots = cache_n_slots(cache),
 	};
-	struct loader_geometry g;
-	plan->on_card = loader_geometry(o, t, r, &g);
-	plan->device_staging_bytes = plan->tier_bytes[1] ? g.device_staging_bytes : 0;
-	plan->host_staging_bytes = g.host_staging_bytes;
+	plan->on_card = streams_to_card(o);
+	if (plan->on_card) {
+		struct card_memory_plan m = plan_card(o, t, r);
+		plan->device_staging_bytes = plan->tier_bytes[1] ? m.device_staging_bytes : 0;
+		plan->host_staging_bytes = m.host_staging_bytes;
+	}
 out:
 	cache_free(cache);
 	free(bytes);
@@ -104,26 +126,68 @@ out:
 	return rc;
 }
 
-static int take_memory(struct loader *l, struct err *e)
+static void notify_loader(void *loader)
+{
+	loader_wake(loader);
+}
+
+/* Tiers that the host reaches: reads land in them. */
+static int take_host_memory(struct loader *l, struct err *e)
 {
 	for (int tier = 0; tier < 2; tier++) {
-		l->arena_bytes[tier] = cache_memory_bytes(l->cache, tier);
-		if (!l->arena_bytes[tier])
+		size_t bytes = l->tier_memory_bytes[tier];
+		if (!bytes)
 			continue;
 		if (tier == 0) {
 			int rc = l->backend->ops->alloc(
-				l->backend, MEM_DEVICE, l->arena_bytes[0], (void **)&l->arena[0], e);
+				l->backend, MEM_DEVICE, bytes, (void **)&l->tier_memory[0], e);
 			if (rc) {
 				err_prefix(e, "expert cache");
 				return rc;
 			}
-		} else if (!(l->arena[1] = mem_try_map(l->arena_bytes[1]))) {
-			return err_set(e, ERR_MEMORY, "no memory for a second tier of %.3f GB",
-				(double)l->arena_bytes[1] / 1e9);
+		} else if (!(l->tier_memory[1] = mem_try_map(bytes))) {
+			return err_set(
+				e, ERR_MEMORY, "no memory for a second tier of %.3f GB", (double)bytes / 1e9);
 		}
-		reader_register(l->reader, l->arena[tier], l->arena_bytes[tier]);
+		reader_register(l->reader, l->tier_memory[tier], bytes);
 	}
 	return 0;
+}
+
+static int take_card_memory(struct loader *l, const struct loader_options *o, struct err *e)
+{
+	struct card_memory_options m = {
+		.backend = o->backend,
+		.copier = o->copier,
+		.tier_bytes = {l->tier_memory_bytes[0], l->tier_memory_bytes[1]},
+		.pin_step_bytes = o->pin_step_bytes,
+		.notify = notify_loader,
+		.arg = l,
+	};
+	struct card_memory_plan plan = plan_card(o, l->table, l->reader);
+	int rc = card_memory_open(&l->card, &m, &plan, e);
+	if (rc)
+		return rc;
+	l->tier_memory[0] = l->card->tier0;
+	l->tier_memory[1] = l->card->tier1.base;
+	return 0;
+}
+
+static int open_transfer(struct loader *l, const struct loader_options *o, struct err *e)
+{
+	struct transfer_config config = {
+		.reader = l->reader,
+		.table = l->table,
+		.n_slots = l->n_slots,
+		.done = loader_transfer_done,
+		.arg = l,
+	};
+	int rc = streams_to_card(o) ? take_card_memory(l, o, e) : take_host_memory(l, e);
+	if (rc)
+		return rc;
+	l->transfer = l->card ? card_transfer_open(&config, l->card, o->demotion_chunk_bytes)
+						  : host_transfer_open(&config);
+	return l->transfer ? 0 : no_memory_for_tables(l, e);
 }
 
 static int smallest_capacity(const struct loader *l)
@@ -131,7 +195,7 @@ static int smallest_capacity(const struct loader *l)
 	int least = INT32_MAX;
 	for (int i = 0; i < l->n_layers; i++)
 		if (extent_has_layer(l->table, (uint32_t)i))
-			least = MIN(least, cache_capacity(l->cache, 0, i));
+			least = MIN(least, cache_capacity(l->shared.cache, 0, i));
 	return least;
 }
 
@@ -161,183 +225,187 @@ static void make_views(struct loader *l)
 	}
 }
 
+static void init_shared(struct loader_shared *s)
+{
+	pthread_mutexattr_t mutex;
+	/* It is held for microseconds: who finds it taken spins before it sleeps, since waking up takes
+	 * longer. */
+	pthread_mutexattr_init(&mutex);
+	pthread_mutexattr_settype(&mutex, PTHREAD_MUTEX_ADAPTIVE_NP);
+	pthread_mutex_init(&s->lock, &mutex);
+	pthread_mutexattr_destroy(&mutex);
+	cond_init(&s->completed);
+	s->prefetch_share = 1;
+}
+
+/* The cache and what is sized by it. */
+static int open_tables(struct loader *l, const struct loader_options *o, struct err *e)
+{
+	struct cache_config c;
+	uint64_t *bytes = NULL;
+	int rc = configure(o, l->table, &c, &bytes, e);
+	if (!rc && !(l->shared.cache = cache_new(&c, e)))
+		rc = e ? e->code : ERR_MEMORY;
+	free(bytes);
+	if (rc)
+		return rc;
+	l->n_experts = c.n_experts;
+	l->n_slots = cache_n_slots(l->shared.cache);
+	l->prefetches_max = 2 * (unsigned)o->n_used;
+	for (int tier = 0; tier < 2; tier++)
+		l->tier_memory_bytes[tier] = cache_memory_bytes(l->shared.cache, tier);
+	l->base.max_pinned[EXPERT_DECODE] = MAX(smallest_capacity(l) / 2, 1);
+	l->base.max_pinned[EXPERT_PREFILL] = c.n_prefill_slots / 2;
+	l->refs = NEW_ARRAY(struct cache_ref, (size_t)l->n_experts);
+	make_views(l);
+	l->shared.loads = mem_try_new((size_t)l->n_slots, sizeof *l->shared.loads);
+	return loader_queue_init(l) || !l->shared.loads ? no_memory_for_tables(l, e) : 0;
+}
+
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e)
 {
 	*out = NULL;
 	struct loader *l = NEW(struct loader);
-	struct cache_config c;
-	uint64_t *bytes = NULL;
-	pthread_mutexattr_t mutex;
 	int rc;
-
 	l->base.ops = &loader_ops;
 	l->base.lookahead = o->lookahead;
 	l->backend = o->backend;
 	l->n_layers = o->n_layers;
-	l->hint_share = 1;
-	l->ahead[0].layer = l->ahead[1].layer = -1;
-	/* it is held for microseconds: who finds it taken looks again before it sleeps, for waking up
-	 * takes longer */
-	pthread_mutexattr_init(&mutex);
-	pthread_mutexattr_settype(&mutex, PTHREAD_MUTEX_ADAPTIVE_NP);
-	pthread_mutex_init(&l->lock, &mutex);
-	pthread_mutexattr_destroy(&mutex);
-	cond_init(&l->landed);
-
+	init_shared(&l->shared);
 	if ((rc = loader_open_reader(o, &l->reader, e)) ||
 		(rc = extent_table_from_gguf(&l->table, o->file, l->reader, e)) ||
-		(rc = configure(o, l->table, &c, &bytes, e)))
+		(rc = open_tables(l, o, e)) || (rc = open_transfer(l, o, e)))
 		goto fail;
-	if (!(l->cache = cache_new(&c, e))) {
-		rc = e ? e->code : ERR_MEMORY;
-		goto fail;
-	}
-	l->n_experts = c.n_experts;
-	l->n_staging = c.n_prefill_slots;
-	l->n_slots = cache_n_slots(l->cache);
-	l->most_prefetch = 2 * (unsigned)o->n_used;
-	l->base.max_pinned[EXPERT_DECODE] = MAX(smallest_capacity(l) / 2, 1);
-	l->base.max_pinned[EXPERT_PREFILL] = l->n_staging / 2;
-	l->fills = mem_try_new((size_t)l->n_slots, sizeof *l->fills);
-	l->cap_commands =
-		3 * (size_t)l->n_slots + 8; /* a move or filling, and an urge, of every slot */
-	l->commands = mem_try_new(l->cap_commands, sizeof *l->commands);
-	for (int i = 0; i < 2; i++)
-		l->ahead[i].ids = NEW_ARRAY(int32_t, (size_t)l->n_experts);
-	l->cap_owed = 2 * (size_t)l->n_experts + LOADER_WANTS_MAX;
-	l->owed = NEW_ARRAY(struct owed, l->cap_owed);
-	make_views(l);
-	if (!l->fills || !l->commands) {
-		rc = err_set(e, ERR_MEMORY, "no memory for the tables of %d cache slots", l->n_slots);
-		goto fail;
-	}
-	struct loader_geometry g;
-	if (loader_geometry(o, l->table, l->reader, &g))
-		rc = loader_card_open(l, o, &g, e);
-	else
-		rc = take_memory(l, e);
-	if (rc)
-		goto fail;
-	rc = pthread_create(&l->thread, NULL, loader_io_main, l);
-	if (rc) {
+	if ((rc = pthread_create(&l->thread, NULL, loader_io_main, l))) {
 		rc = err_errno(e, rc, "the I/O thread does not start");
 		goto fail;
 	}
 	l->thread_started = true;
-	free(bytes);
 	*out = &l->base;
 	return 0;
 fail:
-	free(bytes);
 	loader_close(&l->base);
 	return rc;
 }
 
-void loader_close(struct expert_source *s)
+static void free_host_memory(struct loader *l)
 {
-	struct loader *l = loader_of(s);
+	if (l->tier_memory[0])
+		l->backend->ops->free(l->backend, MEM_DEVICE, l->tier_memory[0], l->tier_memory_bytes[0]);
+	if (l->tier_memory[1])
+		mem_unmap(l->tier_memory[1], l->tier_memory_bytes[1]);
+}
+
+void loader_close(struct expert_source *source)
+{
+	struct loader *l = loader_of(source);
+	struct loader_shared *s = &l->shared;
 	if (l->thread_started) {
-		pthread_mutex_lock(&l->lock);
-		l->quit = true;
-		pthread_mutex_unlock(&l->lock);
-		loader_poke(l);
-		pthread_join(
-			l->thread, NULL); /* it left nothing in flight: nobody writes to the arenas any more */
+		pthread_mutex_lock(&s->lock);
+		s->quit = true;
+		pthread_mutex_unlock(&s->lock);
+		loader_wake(l);
+		pthread_join(l->thread, NULL); /* nothing is in flight any more */
 	}
 	if (l->card)
-		loader_card_stop(l);
+		pinned_stop(&l->card->tier1); /* it wakes the reader */
 	reader_close(l->reader);
-	loader_card_close(l);
-	cache_free(l->cache);
+	if (l->transfer)
+		l->transfer->ops->close(l->transfer);
+	if (l->card)
+		card_memory_close(l->card);
+	else
+		free_host_memory(l);
+	cache_free(s->cache);
 	extent_table_free(l->table);
-	if (l->arena[0])
-		l->backend->ops->free(l->backend, MEM_DEVICE, l->arena[0], l->arena_bytes[0]);
-	if (l->arena[1])
-		mem_unmap(l->arena[1], l->arena_bytes[1]);
-	for (int i = 0; i < 2; i++)
-		free(l->ahead[i].ids);
-	free(l->owed);
+	loader_queue_free(l);
+	free(s->loads);
 	free(l->views);
-	free(l->fills);
-	free(l->commands);
-	free(l->warm);
-	pthread_cond_destroy(&l->landed);
-	pthread_mutex_destroy(&l->lock);
+	free(l->refs);
+	pthread_cond_destroy(&s->completed);
+	pthread_mutex_destroy(&s->lock);
 	free(l);
 }
 
-void loader_pin_in_background(struct expert_source *s)
+void loader_pin_in_background(struct expert_source *source)
 {
-	struct loader *l = loader_of(s);
+	struct loader *l = loader_of(source);
 	if (l->card)
-		loader_card_go_on(l);
+		pinned_continue(&l->card->tier1);
 }
 
-int loader_wait_pinned(struct expert_source *s, struct err *e)
+int loader_wait_pinned(struct expert_source *source, struct err *e)
 {
-	struct loader *l = loader_of(s);
-	return l->card ? loader_card_settle(l, e) : 0;
+	struct loader *l = loader_of(source);
+	return l->card ? pinned_wait(&l->card->tier1, e) : 0;
 }
 
-const char *loader_reader_name(const struct expert_source *s)
+const char *loader_reader_name(const struct expert_source *source)
 {
-	return reader_engine_name(((const struct loader *)s)->reader);
+	return reader_engine_name(((const struct loader *)source)->reader);
 }
 
-struct cache_stats loader_cache_stats(struct expert_source *s)
+/* Takes the lock. What is counted belongs to calls that have returned. */
+static void lock_flushed(struct loader *l)
 {
-	struct loader *l = loader_of(s);
-	pthread_mutex_lock(&l->lock);
-	loader_account(l);
-	struct cache_stats c = *cache_stats(l->cache);
-	pthread_mutex_unlock(&l->lock);
+	pthread_mutex_lock(&l->shared.lock);
+	if (loader_flush_accesses(l))
+		loader_wake(l);
+}
+
+struct cache_stats loader_cache_stats(struct expert_source *source)
+{
+	struct loader *l = loader_of(source);
+	lock_flushed(l);
+	struct cache_stats c = *cache_stats(l->shared.cache);
+	pthread_mutex_unlock(&l->shared.lock);
 	return c;
 }
 
-double loader_prefetch_share(struct expert_source *s)
+double loader_prefetch_share(struct expert_source *source)
 {
-	struct loader *l = loader_of(s);
-	pthread_mutex_lock(&l->lock);
-	double share = l->hint_share;
-	pthread_mutex_unlock(&l->lock);
+	struct loader *l = loader_of(source);
+	pthread_mutex_lock(&l->shared.lock);
+	double share = l->shared.prefetch_share;
+	pthread_mutex_unlock(&l->shared.lock);
 	return share;
 }
 
-void loader_layer_resident(struct expert_source *s, int layer, int n[2])
+void loader_layer_resident(struct expert_source *source, int layer, int n[2])
 {
-	struct loader *l = loader_of(s);
-	pthread_mutex_lock(&l->lock);
-	cache_layer_resident(l->cache, layer, n);
-	pthread_mutex_unlock(&l->lock);
+	struct loader *l = loader_of(source);
+	pthread_mutex_lock(&l->shared.lock);
+	cache_layer_resident(l->shared.cache, layer, n);
+	pthread_mutex_unlock(&l->shared.lock);
 }
 
-void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats)
+void loader_residency_map(struct expert_source *source, uint8_t *map, struct expert_stats *stats)
 {
-	struct loader *l = loader_of(s);
+	struct loader *l = loader_of(source);
 	for (int i = 0; map && i < l->n_layers; i++)
 		memset(map + (size_t)i * (size_t)l->n_experts,
 			extent_has_layer(l->table, (uint32_t)i) ? LOADER_ON_DISK : LOADER_NO_EXPERT,
 			(size_t)l->n_experts);
-	pthread_mutex_lock(&l->lock);
-	loader_account(l);
+	lock_flushed(l);
 	for (int i = 0; map && i < l->n_slots; i++) {
-		struct cache_slot slot = cache_slot_get(l->cache, i);
+		struct cache_slot slot = cache_slot_get(l->shared.cache, i);
 		if (slot.state == CACHE_FREE)
 			continue;
 		uint8_t *at = map + (size_t)slot.layer * (size_t)l->n_experts + slot.expert;
-		uint8_t place = slot.tier == 1              ? LOADER_IN_RAM
-						: slot.state == CACHE_READY ? LOADER_IN_VRAM
-													: LOADER_LOADING;
-		*at = MAX(*at, place);
+		uint8_t residency = slot.tier == 1              ? LOADER_IN_RAM
+							: slot.state == CACHE_READY ? LOADER_IN_VRAM
+														: LOADER_LOADING;
+		*at = MAX(*at, residency);
 	}
 	if (stats)
-		*stats = s->stats; /* written under the lock */
-	pthread_mutex_unlock(&l->lock);
+		*stats = source->stats; /* written under the lock */
+	pthread_mutex_unlock(&l->shared.lock);
 }
 
-void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t n)
+void loader_warm(struct expert_source *source, const struct profile_key *keys, size_t n)
 {
-	struct loader *l = loader_of(s);
+	struct loader *l = loader_of(source);
+	struct work_queue *q = &l->shared.queue;
 	struct profile_key *copy = NEW_ARRAY(struct profile_key, n);
 	size_t kept = 0;
 	for (size_t i = 0; i < n; i++) {
@@ -346,11 +414,11 @@ void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t
 			extent_has_layer(l->table, (uint32_t)k->layer))
 			copy[kept++] = *k;
 	}
-	pthread_mutex_lock(&l->lock);
-	free(l->warm);
-	l->warm = copy;
-	l->n_warm = kept;
-	l->next_warm = 0;
-	pthread_mutex_unlock(&l->lock);
-	loader_poke(l);
+	pthread_mutex_lock(&l->shared.lock);
+	free(q->warm);
+	q->warm = copy;
+	q->n_warm = kept;
+	q->next_warm = 0;
+	pthread_mutex_unlock(&l->shared.lock);
+	loader_wake(l);
 }

@@ -60,7 +60,7 @@ struct loader_plan {
 	uint64_t
 		floor_bytes; /* the smallest first tier that works: one token's working set and staging */
 	uint64_t everything_bytes; /* a first tier in which every expert fits */
-	int n_staging;
+	int n_prefill_slots;
 	int n_slots;
 	bool on_card;                  /* tier 1 is pinned host memory, and in addition are taken: */
 	uint64_t device_staging_bytes; /* on the card */

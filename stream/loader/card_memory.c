@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: MIT */
+#include "stream/loader/card_memory.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define HOST_STAGING_BYTES_MAX ((uint64_t)512 << 20)
+#define BUFFERS_MIN            6
+/* While a step is being pinned the driver lets nobody launch or copy: 20 ms a GiB (H200). */
+#define PIN_STEP_BYTES ((size_t)256 << 20)
+
+struct card_memory_plan card_memory_plan(
+	const struct extent_table *t, const struct reader *r, unsigned requests, bool has_tier1)
+{
+	struct card_memory_plan p = {0};
+	for (uint32_t i = 0; i < extent_n_layers(t); i++)
+		p.slot_bytes = MAX(p.slot_bytes, extent_slot_bytes(t, i));
+	uint64_t slice = reader_slice(r);
+	p.buffer_bytes = num_align_up(slice + slice / 2, READER_SLICE_MIN) + READER_SLICE_MIN;
+	uint64_t most = MAX(HOST_STAGING_BYTES_MAX / p.buffer_bytes, (uint64_t)BUFFERS_MIN);
+	uint64_t wish = reader_staging_buffers(r);
+	p.n_buffers = (unsigned)MIN(MAX(wish, (uint64_t)BUFFERS_MIN), MIN(most, (uint64_t)requests));
+	p.host_staging_bytes = p.n_buffers * p.buffer_bytes;
+#ifdef LOADER_POISON
+	p.host_staging_bytes += p.slot_bytes;
+#endif
+	p.device_staging_bytes = has_tier1 ? DEVICE_STAGING_SLOTS * p.slot_bytes : 0;
+	return p;
+}
+
+static void tier1_step_pinned(void *arg)
+{
+	struct card_memory *m = arg;
+	if (atomic_load(&m->tier1.state) == PINNED_READY)
+		log_verbose("copies: %.2f GB of host memory pinned in %.2f s and pauses",
+			(double)m->tier1.bytes / 1e9, m->tier1.seconds);
+	m->notify(m->arg);
+}
+
+int card_memory_open(struct card_memory **out, const struct card_memory_options *o,
+	const struct card_memory_plan *plan, struct err *e)
+{
+	struct card_memory *m = *out = NEW(struct card_memory);
+	int rc;
+	m->plan = *plan;
+	m->notify = o->notify;
+	m->arg = o->arg;
+	m->copier = o->copier;
+	if (!m->copier) {
+		if ((rc = o->backend->ops->copier_open(o->backend, &m->copier, e)))
+			return rc;
+		m->owns_copier = true;
+	}
+	uint64_t staging = o->tier_bytes[1] ? plan->device_staging_bytes : 0;
+	uint64_t staging_at = num_align_up(o->tier_bytes[0], 4096);
+	m->tier0_bytes = o->tier_bytes[0];
+	if ((rc = m->copier->ops->alloc(m->copier, staging_at + staging, (void **)&m->tier0, e))) {
+		err_prefix(e, "expert cache");
+		return rc;
+	}
+	m->device_staging = m->tier0 + staging_at;
+	size_t step = o->pin_step_bytes ? o->pin_step_bytes : PIN_STEP_BYTES;
+	if (o->tier_bytes[1] &&
+		(rc = pinned_start(&m->tier1, m->copier, o->tier_bytes[1], step, tier1_step_pinned, m, e)))
+		return rc;
+	if ((rc = pinned_start(
+			 &m->host_staging, m->copier, plan->host_staging_bytes, 0, NULL, NULL, e)) ||
+		(rc = pinned_wait(&m->host_staging, e)))
+		return rc;
+#ifdef LOADER_POISON
+	m->poison = m->host_staging.base + plan->n_buffers * plan->buffer_bytes;
+	memset(m->poison, READER_POISON, plan->slot_bytes);
+#endif
+	return 0;
+}
+
+int card_memory_refused(const struct card_memory *m, struct err *e)
+{
+	const struct pinned *p = &m->tier1;
+	if (atomic_load(&p->state) != PINNED_REFUSED)
+		return 0;
+	if (e) {
+		*e = p->why;
+		if (atomic_load(&p->ready))
+			err_hint(
+				e, "--ram-gb %.2f was pinned", (double)(atomic_load(&p->ready) / 10000000) / 100);
+	}
+	return ERR_MEMORY;
+}
+
+void card_memory_close(struct card_memory *m)
+{
+	if (!m)
+		return;
+	pinned_free(&m->tier1);
+	pinned_free(&m->host_staging);
+	if (m->copier && m->tier0)
+		m->copier->ops->free(m->copier, m->tier0, m->tier0_bytes);
+	if (m->owns_copier)
+		m->copier->ops->close(m->copier);
+	free(m);
+}

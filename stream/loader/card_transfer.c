@@ -1,0 +1,619 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * One slot_transfer per slot counts the parts that are left: chunks being read, copies in flight,
+ * and the queue entry itself as long as not all chunks were started. The last part that ends
+ * reports the slot. Until then somebody may write to it, also after a failure.
+ *
+ * Everything here belongs to the thread that called attach, opening and closing excepted.
+ */
+#include "stream/loader/card_transfer.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A load from tier 1 that is no demand moves in equal chunks, a few in flight: a demand that comes
+ * then waits no longer than these take. Smaller chunks cost the link more than they save: an expert
+ * of GLM-5.2 in 2-bit types (9.7 MB) is one. */
+#define TIER1_CHUNK_BYTES ((uint64_t)16 << 20)
+#define TIER1_CHUNKS_MAX  2
+/* So many staged demotions wait for gaps, in chunks of 50 us. Those that do not wait go whole, so
+ * many at a time that the link does not rest between them. */
+#define STAGED_WAITING_MAX   7
+#define DEMOTION_CHUNK_BYTES ((size_t)5 << 19)
+#define DEMOTIONS_IN_FLIGHT  2
+/* Reads of predicted experts in flight: nearly enough to keep a drive busy, few enough not to stand
+ * long before a demand. */
+#define PREDICTED_READS_MAX 6
+/* Steps of tier 1 that are pinned ahead of demotions. */
+#define PIN_AHEAD_STEPS 8
+#define NONE            (-1)
+#define TIER1_CHUNK     (-2)
+
+/* Loads from files and loads from tier 1 do not hold each other up. */
+enum load_source { FROM_FILE, FROM_TIER1, LOAD_SOURCES };
+
+/* The load or demotion into one slot. */
+struct slot_transfer {
+	unsigned parts_left;
+	uint64_t bytes_read; /* from its file */
+	struct err *failure; /* of its first part that failed; NULL: none */
+	/* of a load */
+	struct transfer_request q; /* the priority is the present one */
+	enum copy_stream stream;   /* of all its copies */
+	int32_t next;              /* slot, in its queue */
+	unsigned next_read;        /* from a file: the next chunk is of this read */
+	uint64_t next_at;          /* and begins here; from tier 1: the next chunk does */
+};
+
+/* Slots whose loads have chunks left to start, in the order in which they were given. */
+struct slot_queue {
+	int32_t head, tail;
+};
+
+/* A staging buffer on the host. */
+struct buffer {
+	int32_t next_free;
+	int32_t slot; /* the chunk in it belongs to */
+	uint64_t dst_offset;
+	bool demand, predicted; /* how its read is counted */
+};
+
+/* A copy in flight. */
+struct copy {
+	uint64_t fence;
+	uint64_t staging_fence; /* demotion: of the copy to the device staging slot */
+	int32_t slot;           /* that waits for it */
+	int32_t
+		holds; /* in: a staging buffer, TIER1_CHUNK, or NONE; out: a device staging slot, or NONE */
+};
+
+struct copy_queue {
+	struct copy *ring; /* [cap] */
+	unsigned cap, first, n;
+};
+
+/* A demotion in a device staging slot, of which something is left to start. */
+struct staged {
+	int32_t slot, place;
+	bool demand;
+	uint64_t staging_fence;
+	uint8_t *dst;
+	uint64_t bytes, next_at;
+};
+
+struct card_transfer {
+	struct transfer base; /* first: the pointers are exchanged */
+	struct card_memory *memory;
+	uint64_t demotion_chunk_bytes;
+	unsigned reads_max;          /* chunks being read at a time */
+	struct slot_transfer *slots; /* [n_slots] */
+	/* loads with chunks left to start */
+	struct slot_queue queues[LOAD_SOURCES][TRANSFER_LOADS];
+	struct buffer *buffers; /* [n_buffers] */
+	int32_t free_buffer;
+	unsigned n_free_buffers;
+	unsigned n_demand_reads, n_other_reads; /* chunks being read */
+	unsigned n_predicted_reads;             /* of the latter: of predicted experts */
+	unsigned n_tier1_chunks;                /* in flight in the stream COPY_AHEAD */
+	/* copies in flight */
+	struct copy_queue in, ahead, out;
+	/* demotions with chunks left to start, in the order in which they leave */
+	struct staged staged[DEVICE_STAGING_SLOTS];
+	unsigned n_staged;
+	int32_t free_places[DEVICE_STAGING_SLOTS];
+	unsigned n_free_places;
+};
+
+static struct card_transfer *card_of(struct transfer *t)
+{
+	return (struct card_transfer *)t;
+}
+
+/* ---- parts of a load or demotion ---- */
+
+/* Keeps the first error: it is the one of this slot, whatever fails elsewhere meanwhile. */
+static void copy_failed(struct slot_transfer *x, const struct err *e)
+{
+	if (x->failure)
+		return;
+	x->failure = NEW(struct err);
+	*x->failure = *e;
+	err_prefix(x->failure, "copy to or from the card");
+}
+
+static void read_failed(
+	struct slot_transfer *x, const struct reader *r, const struct reader_completion *c)
+{
+	if (x->failure)
+		return;
+	x->failure = NEW(struct err);
+	reader_completion_err(r, c, x->failure);
+}
+
+/* The last part reports the slot. */
+static void part_done(struct card_transfer *t, int32_t slot)
+{
+	struct slot_transfer *x = &t->slots[slot];
+	if (--x->parts_left)
+		return;
+	struct err *failure = x->failure;
+	x->failure = NULL;
+	t->base.config.done(t->base.config.arg, slot, x->bytes_read, failure);
+	free(failure);
+}
+
+/* ---- staging buffers ---- */
+
+static void buffer_release(struct card_transfer *t, int32_t buffer)
+{
+	t->buffers[buffer].next_free = t->free_buffer;
+	t->free_buffer = buffer;
+	t->n_free_buffers++;
+}
+
+static int32_t buffer_acquire(struct card_transfer *t)
+{
+	int32_t buffer = t->free_buffer;
+	t->free_buffer = t->buffers[buffer].next_free;
+	t->n_free_buffers--;
+	return buffer;
+}
+
+static uint8_t *buffer_memory(const struct card_transfer *t, int32_t buffer)
+{
+	return t->memory->host_staging.base + (uint64_t)buffer * t->memory->plan.buffer_bytes;
+}
+
+/* ---- copies in flight ---- */
+
+static void copy_push(struct copy_queue *q, struct copy c)
+{
+	if (q->n == q->cap)
+		bug("more than %u copies are in flight", q->cap);
+	q->ring[(q->first + q->n++) % q->cap] = c;
+}
+
+static struct copy copy_pop(struct copy_queue *q)
+{
+	struct copy c = q->ring[q->first];
+	q->first = (q->first + 1) % q->cap;
+	q->n--;
+	return c;
+}
+
+/* A copy between the card and the host, in parts where a step of the pinned memory ends. */
+static void copy_in_parts(struct card_transfer *t, enum copy_stream stream, uint8_t *dst,
+	const uint8_t *src, uint64_t bytes)
+{
+	struct copier *x = t->memory->copier;
+	for (uint64_t n; bytes; dst += n, src += n, bytes -= n) {
+		n = pinned_contiguous_bytes(&t->memory->tier1, stream == COPY_OUT ? dst : src, bytes);
+		x->ops->copy(x, stream, dst, src, n);
+	}
+}
+
+/* Copies a chunk of a load into its slot. */
+static void copy_in(struct card_transfer *t, int32_t slot, uint64_t dst_offset, const uint8_t *src,
+	uint64_t bytes, int32_t holds)
+{
+	const struct slot_transfer *x = &t->slots[slot];
+	struct copier *copier = t->memory->copier;
+	copy_in_parts(t, x->stream, x->q.dst + dst_offset, src, bytes);
+	t->base.traffic.bytes_in += bytes;
+	copy_push(x->stream == COPY_IN ? &t->in : &t->ahead,
+		(struct copy){
+			.fence = copier->ops->fence(copier, x->stream), .slot = slot, .holds = holds});
+}
+
+/* As copier_ops.fence_status. A demotion copies from the staging slot, not from the slot: both
+ * copies must have succeeded. */
+static int copy_poll(struct copier *x, const struct copy *c, struct err *e)
+{
+	int rc = x->ops->fence_status(x, c->fence, e);
+	return rc > 0 && c->staging_fence ? x->ops->fence_status(x, c->staging_fence, e) : rc;
+}
+
+static bool poll_copies(struct card_transfer *t, struct copy_queue *q)
+{
+	if (!q->n)
+		return false;
+	struct err e = {0};
+	bool any = false;
+	for (; q->n; any = true) {
+		int rc = copy_poll(t->memory->copier, &q->ring[q->first], &e);
+		if (!rc)
+			break;
+		struct copy c = copy_pop(q);
+		if (rc < 0)
+			copy_failed(&t->slots[c.slot], &e);
+		t->n_tier1_chunks -= c.holds == TIER1_CHUNK && q == &t->ahead;
+		if (c.holds >= 0 && q == &t->out)
+			t->free_places[t->n_free_places++] = c.holds;
+		else if (c.holds >= 0)
+			buffer_release(t, c.holds);
+		part_done(t, c.slot);
+	}
+	return any;
+}
+
+static void card_read_done(struct transfer *base, const struct reader_completion *c)
+{
+	struct card_transfer *t = card_of(base);
+	int32_t buffer = (int32_t)c->tag;
+	const struct buffer b = t->buffers[buffer];
+	struct slot_transfer *x = &t->slots[b.slot];
+	t->n_predicted_reads -= b.predicted;
+	*(b.demand ? &t->n_demand_reads : &t->n_other_reads) -= 1;
+	if (c->code)
+		read_failed(x, base->config.reader, c);
+	if (!x->failure) {
+		copy_in(t, b.slot, b.dst_offset, buffer_memory(t, buffer), c->bytes, buffer);
+		return;
+	}
+	buffer_release(t, buffer);
+	part_done(t, b.slot);
+}
+
+/* ---- queues of loads ---- */
+
+static struct slot_queue *queue_of(struct card_transfer *t, const struct slot_transfer *x)
+{
+	return &t->queues[x->q.src ? FROM_TIER1 : FROM_FILE][x->q.priority];
+}
+
+static void queue_push(struct card_transfer *t, struct slot_queue *q, int32_t slot)
+{
+	t->slots[slot].next = NONE;
+	if (q->head == NONE)
+		q->head = slot;
+	else
+		t->slots[q->tail].next = slot;
+	q->tail = slot;
+}
+
+/* False: it is not in this queue. */
+static bool queue_remove(struct card_transfer *t, struct slot_queue *q, int32_t slot)
+{
+	int32_t before = NONE, at = q->head;
+	for (; at != NONE && at != slot; at = t->slots[at].next)
+		before = at;
+	if (at == NONE)
+		return false;
+	if (before == NONE)
+		q->head = t->slots[at].next;
+	else
+		t->slots[before].next = t->slots[at].next;
+	if (q->tail == at)
+		q->tail = before;
+	return true;
+}
+
+static void card_load(struct transfer *base, const struct transfer_request *q)
+{
+	struct card_transfer *t = card_of(base);
+	struct slot_transfer *x = &t->slots[q->slot];
+	*x = (struct slot_transfer){
+		.parts_left = 1, /* the queue entry */
+		.q = *q,
+		.stream = q->priority == TRANSFER_DEMAND ? COPY_IN : COPY_AHEAD,
+	};
+#ifdef LOADER_POISON
+	x->parts_left++;
+	copy_in(t, q->slot, 0, t->memory->poison, q->bytes, NONE);
+#endif
+	queue_push(t, queue_of(t, x), q->slot);
+}
+
+/* ---- starting chunks ---- */
+
+enum start_result { START_BLOCKED, START_MORE, START_LAST };
+
+/* The next chunk of a load from tier 1. */
+static enum start_result start_tier1_chunk(struct card_transfer *t, int32_t slot)
+{
+	struct slot_transfer *x = &t->slots[slot];
+	const uint64_t bytes = x->q.bytes;
+	const bool demand = x->q.priority == TRANSFER_DEMAND;
+	if (!demand && t->n_tier1_chunks >= TIER1_CHUNKS_MAX)
+		return START_BLOCKED;
+	uint64_t chunk =
+		num_align_up(bytes / ((bytes + TIER1_CHUNK_BYTES - 1) / TIER1_CHUNK_BYTES), 4096);
+	uint64_t n = demand ? bytes - x->next_at : MIN(bytes - x->next_at, chunk);
+	x->parts_left++;
+	t->n_tier1_chunks += x->stream == COPY_AHEAD;
+	copy_in(t, slot, x->next_at, x->q.src + x->next_at, n, TIER1_CHUNK);
+	x->next_at += n;
+	return x->next_at == bytes ? START_LAST : START_MORE;
+}
+
+/* Whether a staging buffer and a place at the drive may be taken. */
+static bool may_read(const struct card_transfer *t, enum transfer_priority priority)
+{
+	if (priority == TRANSFER_DEMAND)
+		return t->n_free_buffers && t->n_demand_reads < t->reads_max;
+	return t->n_free_buffers > t->memory->plan.n_buffers / 3 &&
+		   t->n_demand_reads + t->n_other_reads < t->reads_max &&
+		   (priority < TRANSFER_PREFETCH || t->n_predicted_reads < PREDICTED_READS_MAX);
+}
+
+/* The next chunk of a load from a file. */
+static enum start_result start_read(struct card_transfer *t, int32_t slot)
+{
+	struct slot_transfer *x = &t->slots[slot];
+	struct reader *reader = t->base.config.reader;
+	struct extent_plan p;
+	if (!may_read(t, x->q.priority))
+		return START_BLOCKED;
+	if (extent_plan(t->base.config.table, (uint32_t)x->q.layer, (uint32_t)x->q.expert, &p))
+		bug("no extents for expert %d of layer %d", x->q.expert, x->q.layer);
+	const struct extent_read *r = &p.reads[x->next_read];
+	uint64_t step = reader_slice_step(r->bytes, reader_slice(reader)),
+			 n = MIN(step, r->bytes - x->next_at);
+	const bool demand = x->q.priority == TRANSFER_DEMAND,
+			   predicted = x->q.priority >= TRANSFER_PREFETCH;
+	int32_t buffer = buffer_acquire(t);
+	struct reader_request q = {
+		.file = r->file,
+		.offset = r->offset + x->next_at,
+		.bytes = n,
+		.need = MIN(n, r->need - x->next_at),
+		.dst = buffer_memory(t, buffer),
+		.tag = (uint64_t)buffer,
+		.urgent = demand,
+	};
+	int rc = reader_submit(reader, &q);
+	if (rc) {
+		buffer_release(t, buffer);
+		if (rc != READER_BUSY)
+			bug("the reader refused expert %d of layer %d: code %d", x->q.expert, x->q.layer, rc);
+		return START_BLOCKED;
+	}
+	t->buffers[buffer] = (struct buffer){.slot = slot,
+		.dst_offset = r->dst_offset + x->next_at,
+		.demand = demand,
+		.predicted = predicted};
+	t->n_predicted_reads += predicted;
+	*(demand ? &t->n_demand_reads : &t->n_other_reads) += 1;
+	x->parts_left++;
+	x->bytes_read += n;
+	x->next_at += step;
+	if (x->next_at >= r->need) {
+		x->next_at = 0;
+		x->next_read++;
+	}
+	return x->next_read == p.n_reads ? START_LAST : START_MORE;
+}
+
+/* Starts chunks of the queue's loads, in order, as far as there is room. */
+static bool start_loads(struct card_transfer *t, struct slot_queue *q)
+{
+	bool any = false;
+	while (q->head != NONE) {
+		int32_t slot = q->head;
+		const struct slot_transfer *x = &t->slots[slot];
+		enum start_result rc = x->failure ? START_LAST /* no more of it is started */
+							   : x->q.src ? start_tier1_chunk(t, slot)
+										  : start_read(t, slot);
+		if (rc == START_BLOCKED)
+			break;
+		any = true;
+		if (rc == START_MORE)
+			continue;
+		q->head = x->next;
+		part_done(t, slot);
+	}
+	return any;
+}
+
+/* Starts what may leave the device staging slots now. */
+static bool start_demotions(struct card_transfer *t)
+{
+	struct copier *x = t->memory->copier;
+	bool any = false, pressure = atomic_load(&t->base.under_pressure);
+	for (; t->n_staged; any = true) {
+		struct staged *d = &t->staged[0];
+		bool now = pressure || d->demand || t->n_staged > STAGED_WAITING_MAX;
+		bool gap = !t->in.n && !t->ahead.n && !t->out.n;
+		if (now ? t->out.n >= DEMOTIONS_IN_FLIGHT : !gap)
+			break;
+		const uint64_t left = d->bytes - d->next_at;
+		const bool last = now || left <= t->demotion_chunk_bytes;
+		const uint64_t n = last ? left : t->demotion_chunk_bytes;
+		copy_in_parts(t, COPY_OUT, d->dst + d->next_at,
+			t->memory->device_staging + (uint64_t)d->place * t->memory->plan.slot_bytes +
+				d->next_at,
+			n);
+		t->base.traffic.bytes_out += n;
+		copy_push(&t->out, (struct copy){.fence = x->ops->fence(x, COPY_OUT),
+							   .staging_fence = d->staging_fence,
+							   .slot = d->slot,
+							   .holds = last ? d->place : NONE});
+		d->next_at += n;
+		if (last)
+			memmove(&t->staged[0], &t->staged[1], --t->n_staged * sizeof *d);
+		else
+			t->slots[d->slot].parts_left++;
+	}
+	return any;
+}
+
+/* What goes on the wires next: loads by priority, those from tier 1 before those from files since
+ * they only need the link; then demotions. */
+static bool start_next(struct card_transfer *t)
+{
+	bool any = false;
+	for (int source = LOAD_SOURCES - 1; source >= 0; source--)
+		for (int priority = 0; priority < TRANSFER_LOADS; priority++)
+			any |= start_loads(t, &t->queues[source][priority]);
+	return any | start_demotions(t);
+}
+
+static bool card_run(struct transfer *base)
+{
+	struct card_transfer *t = card_of(base);
+	bool any = poll_copies(t, &t->in);
+	any |= poll_copies(t, &t->ahead);
+	any |= poll_copies(t, &t->out);
+	any |= start_next(t);
+	busy_clock_set(&base->traffic.in, t->in.n + t->ahead.n > 0);
+	busy_clock_set(&base->traffic.out, t->out.n > 0);
+	return any;
+}
+
+static bool card_copying(const struct transfer *base)
+{
+	const struct card_transfer *t = (const struct card_transfer *)base;
+	return t->in.n || t->ahead.n || t->out.n || t->n_staged;
+}
+
+/* ---- demotions ---- */
+
+/* Bytes of tier 1 up to the end of the demotion's slot. */
+static uint64_t tier1_end(const struct card_transfer *t, const struct transfer_request *q)
+{
+	return (uint64_t)(q->dst - t->memory->tier1.base) + q->bytes;
+}
+
+/* Pins tier 1 ahead of the demotions. */
+static bool card_can_demote(struct transfer *base, const struct transfer_request *q)
+{
+	struct card_transfer *t = card_of(base);
+	struct pinned *tier1 = &t->memory->tier1;
+	uint64_t end = tier1_end(t, q);
+	pinned_request(tier1, end + PIN_AHEAD_STEPS * tier1->step);
+	return t->n_free_places &&
+		   (end <= atomic_load(&tier1->ready) || atomic_load(&tier1->state) == PINNED_REFUSED);
+}
+
+/* A staged demotion that is wanted leaves first, and now. */
+static bool boost_staged(struct card_transfer *t, int32_t slot)
+{
+	unsigned i = 0;
+	while (i < t->n_staged && t->staged[i].slot != slot)
+		i++;
+	if (i == t->n_staged)
+		return false;
+	struct staged d = t->staged[i];
+	d.demand = true;
+	memmove(&t->staged[1], &t->staged[0], i * sizeof d);
+	t->staged[0] = d;
+	return true;
+}
+
+static void card_demote(struct transfer *base, const struct transfer_request *q)
+{
+	struct card_transfer *t = card_of(base);
+	struct copier *x = t->memory->copier;
+	t->slots[q->slot] = (struct slot_transfer){.parts_left = 1}; /* the last chunk out */
+	if (tier1_end(t, q) > atomic_load(&t->memory->tier1.ready)) {
+		copy_failed(&t->slots[q->slot], &t->memory->tier1.why); /* else can_demote said no */
+		part_done(t, q->slot);
+		return;
+	}
+	int32_t place = t->free_places[--t->n_free_places];
+	uint8_t *staging = t->memory->device_staging + (uint64_t)place * t->memory->plan.slot_bytes;
+	x->ops->copy(x, COPY_WITHIN, staging, q->src, q->bytes);
+	uint64_t fence = x->ops->fence(x, COPY_WITHIN);
+	x->ops->stream_wait(x, COPY_IN, fence); /* the slot is filled again as soon as it is empty */
+	x->ops->stream_wait(x, COPY_AHEAD, fence);
+	x->ops->stream_wait(x, COPY_OUT, fence);
+	t->staged[t->n_staged++] = (struct staged){
+		.slot = q->slot, .place = place, .staging_fence = fence, .dst = q->dst, .bytes = q->bytes};
+	if (q->priority == TRANSFER_DEMAND)
+		boost_staged(t, q->slot);
+}
+
+static void card_boost(struct transfer *base, int32_t slot)
+{
+	struct card_transfer *t = card_of(base);
+	struct slot_transfer *x = &t->slots[slot];
+	if (boost_staged(t, slot) || x->q.priority == TRANSFER_DEMAND ||
+		!queue_remove(t, queue_of(t, x), slot))
+		return; /* all its chunks are on their way */
+	x->q.priority = TRANSFER_DEMAND;
+	queue_push(t, queue_of(t, x), slot);
+}
+
+/* ---- life ---- */
+
+static void card_attach(struct transfer *t)
+{
+	struct copier *x = card_of(t)->memory->copier;
+	x->ops->attach(x);
+}
+
+static void card_drain(struct transfer *t)
+{
+	struct copier *x = card_of(t)->memory->copier;
+	x->ops->drain(x);
+}
+
+static void card_close(struct transfer *base)
+{
+	struct card_transfer *t = card_of(base);
+	for (int i = 0; t->slots && i < base->config.n_slots; i++)
+		free(t->slots[i].failure);
+	free(t->slots);
+	free(t->buffers);
+	free(t->in.ring);
+	free(t->ahead.ring);
+	free(t->out.ring);
+	free(t);
+}
+
+static const struct transfer_ops card_ops = {
+	.close = card_close,
+	.attach = card_attach,
+	.load = card_load,
+	.can_demote = card_can_demote,
+	.demote = card_demote,
+	.boost = card_boost,
+	.read_done = card_read_done,
+	.run = card_run,
+	.copying = card_copying,
+	.drain = card_drain,
+};
+
+static bool new_copy_queue(struct copy_queue *q, size_t cap)
+{
+	q->cap = (unsigned)cap;
+	q->ring = mem_try_new(cap, sizeof *q->ring);
+	return q->ring != NULL;
+}
+
+struct transfer *card_transfer_open(
+	const struct transfer_config *config, struct card_memory *memory, size_t demotion_chunk_bytes)
+{
+	struct card_transfer *t = NEW(struct card_transfer);
+	const unsigned n_buffers = memory->plan.n_buffers;
+	const size_t n_slots = (size_t)config->n_slots;
+	t->base.ops = &card_ops;
+	t->base.config = *config;
+	t->memory = memory;
+	t->demotion_chunk_bytes = demotion_chunk_bytes ? demotion_chunk_bytes : DEMOTION_CHUNK_BYTES;
+	t->slots = mem_try_new(n_slots, sizeof *t->slots);
+	t->buffers = mem_try_new(n_buffers, sizeof *t->buffers);
+	if (!t->slots || !t->buffers || !new_copy_queue(&t->in, n_buffers + 2 * n_slots) ||
+		!new_copy_queue(&t->ahead, n_buffers + TIER1_CHUNKS_MAX + n_slots) ||
+		!new_copy_queue(&t->out, DEMOTIONS_IN_FLIGHT)) {
+		card_close(&t->base);
+		return NULL;
+	}
+	reader_register(config->reader, memory->host_staging.base, memory->host_staging.bytes);
+	unsigned depth = reader_useful_depth(config->reader);
+	t->reads_max =
+		depth < reader_depth(config->reader) * reader_n_drives(config->reader) ? depth : n_buffers;
+	t->free_buffer = NONE;
+	for (unsigned i = n_buffers; i-- > 0;)
+		buffer_release(t, (int32_t)i);
+	for (int32_t i = DEVICE_STAGING_SLOTS; i-- > 0;)
+		t->free_places[t->n_free_places++] = i;
+	for (int source = 0; source < LOAD_SOURCES; source++)
+		for (int priority = 0; priority < TRANSFER_LOADS; priority++)
+			t->queues[source][priority].head = NONE;
+	return &t->base;
+}

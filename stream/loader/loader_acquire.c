@@ -1,0 +1,348 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The compute thread's side of the loader: the operations of an expert_source. Each takes the lock,
+ * asks the cache, queues what it decides, and leaves the bytes to the I/O thread.
+ */
+#include "stream/loader/loader_internal.h"
+
+#include "src/base/cond.h"
+#include "src/base/log.h"
+#include "src/base/num.h"
+
+#include <sched.h>
+
+#define CANCEL_POLL_MS 50           /* how often a wait looks at the cancel flag */
+#define SILENCE_NS     30000000000u /* of waiting, after which it is said */
+
+/* ---- refs of the model and of the cache ---- */
+
+/* Fills l->refs from the model's refs. */
+static struct cache_ref *cache_refs(struct loader *l, const struct expert_ref *refs, int n)
+{
+	for (int i = 0; i < n; i++)
+		l->refs[i] = (struct cache_ref){
+			.expert = refs[i].id,
+			.state = refs[i].ready ? CACHE_REF_READY : CACHE_REF_IN_FLIGHT,
+			.slot = refs[i].handle,
+			.load_id = refs[i].serial,
+		};
+	return l->refs;
+}
+
+/* Points the views of a ref at its slot, which is READY and pinned. */
+static void set_views(struct loader *l, int layer, struct expert_ref *r)
+{
+	const struct layer_views *v = &l->views[layer];
+	struct weight *w[EXTENT_PARTS] = {&r->gate, &r->up, &r->down};
+	struct extent_plan p;
+	if (!v->same && extent_plan(l->table, (uint32_t)layer, (uint32_t)r->id, &p))
+		bug("no extents for expert %d of layer %d", r->id, layer);
+	const uint8_t *slot = l->tier_memory[0] + cache_slot_get(l->shared.cache, r->handle).offset;
+	for (int k = 0; k < EXTENT_PARTS; k++) {
+		*w[k] = v->w[k];
+		w[k]->data = slot + (v->same ? v->offset[k] : p.parts[k].dst_offset);
+	}
+	r->ready = true;
+}
+
+/* ---- waiting ---- */
+
+static bool is_cancelled(const struct loader *l)
+{
+	return l->base.cancel && atomic_load_explicit(l->base.cancel, memory_order_relaxed);
+}
+
+/* Polls until something completes, without the lock, for some milliseconds. A card's thread has
+ * nothing better to do, and waking up takes longer than many a copy. The caller holds the lock. */
+static bool poll_completed(struct loader *l)
+{
+	const unsigned before = atomic_load(&l->signals.n_completed);
+	uint64_t start = clock_ns();
+	pthread_mutex_unlock(&l->shared.lock);
+	bool completed;
+	while (!(completed = atomic_load(&l->signals.n_completed) != before) &&
+		   clock_ns() - start < READER_POLL_NS)
+		sched_yield();
+	pthread_mutex_lock(&l->shared.lock);
+	return completed;
+}
+
+/* Sleeps until something completes, for a moment at most. The caller holds the lock. */
+static void sleep_until_completed(struct loader *l)
+{
+	struct timespec until = cond_deadline(CANCEL_POLL_MS * 1000000u);
+	pthread_cond_timedwait(&l->shared.completed, &l->shared.lock, &until);
+}
+
+/* ---- acquire ---- */
+
+static void copy_stats(struct loader *l)
+{
+	const struct loader_shared *shared = &l->shared;
+	const struct cache_stats *c = cache_stats(shared->cache);
+	struct expert_stats *s = &l->base.stats;
+	s->hit_vram = c->hits[0] + c->prefill_hits[0];
+	s->hit_ram = c->hits[1] + c->prefill_hits[1];
+	s->miss = c->misses + c->prefill_misses;
+	s->bytes_read = shared->bytes_read;
+	s->prefetch_useful = c->prefetch_used;
+	s->prefetch_wasted = c->prefetch_wasted + c->prefetch_cancelled;
+	s->bytes_read_wasted = c->prefetch_wasted_bytes;
+	s->disk_busy_ns = shared->traffic.disk.ns;
+	s->bytes_in = shared->traffic.bytes_in;
+	s->in_busy_ns = shared->traffic.in.ns;
+	s->bytes_out = shared->traffic.bytes_out;
+	s->out_busy_ns = shared->traffic.out.ns;
+}
+
+static enum cache_use cache_use_of(enum expert_use use)
+{
+	return use == EXPERT_PREFILL ? CACHE_PREFILL : CACHE_DECODE;
+}
+
+/* What this request waits for goes first from now on, also where an earlier plan started it. */
+static void boost_refs(struct loader *l, const struct cache_request *q)
+{
+	for (int i = 0; i < q->n; i++) {
+		const struct cache_ref *r = &q->refs[i];
+		if (r->slot >= 0 && (r->state == CACHE_REF_IN_FLIGHT || r->state == CACHE_REF_NONE) &&
+			cache_slot_get(l->shared.cache, r->slot).state == CACHE_FILLING)
+			loader_queue_boost(l, r->slot);
+	}
+}
+
+/* Waits until a slot may have come free. 0, or a negative code: none will, or cancelled. */
+static int wait_for_room(struct loader *l, const struct cache_request *q, struct err *e)
+{
+	if (!l->shared.n_in_flight) {
+		if (loader_queue_clear_read_ahead(l))
+			return 0; /* prefill slots held for later give way */
+		return err_set(e, ERR_MEMORY,
+			"the expert cache has no room for expert %d of layer %d: every slot is in use",
+			q->refs[q->next].expert, q->layer);
+	}
+	if (is_cancelled(l))
+		return err_set(e, ERR_INTERRUPTED, "interrupted");
+	atomic_store(&l->transfer->under_pressure, true);
+	loader_wake(l);
+	sleep_until_completed(l);
+	atomic_store(&l->transfer->under_pressure, q->use == CACHE_PREFILL);
+	return 0;
+}
+
+/* Pins all refs of the request and queues what must be loaded. A negative code: nothing is pinned.
+ */
+static int acquire_slots(struct loader *l, struct cache_request *q, struct err *e)
+{
+	struct cache_plan plan;
+	enum cache_result result = cache_acquire(l->shared.cache, q, &plan);
+	for (;;) {
+		loader_queue_plan(l, &plan, TRANSFER_DEMAND);
+		boost_refs(l, q);
+		if (result == CACHE_OK)
+			return 0;
+		int rc = wait_for_room(l, q, e);
+		if (rc) {
+			cache_release(l->shared.cache, q->refs, q->n, &plan);
+			loader_queue_plan(l, &plan, TRANSFER_DEMOTION);
+			return rc;
+		}
+		result = cache_acquire_resume(l->shared.cache, q, &plan);
+	}
+}
+
+static const uint8_t tier_of[] = {EXPERT_VRAM, EXPERT_RAM, EXPERT_DISK};
+
+/* Gives the model its refs. Returns how many are not ready. */
+static int take_refs(struct loader *l, const struct cache_request *q, struct expert_ref *refs)
+{
+	int missing = 0;
+	for (int i = 0; i < q->n; i++) {
+		struct cache_ref *c = &q->refs[i];
+		struct expert_ref *r = &refs[i];
+		r->handle = c->slot;
+		r->serial = c->load_id;
+		r->tier = tier_of[c->tier];
+		r->ready = false;
+		if (cache_ref_poll(l->shared.cache, c) == CACHE_REF_READY)
+			set_views(l, q->layer, r);
+		else
+			missing++;
+	}
+	return missing;
+}
+
+static int loader_acquire(struct expert_source *source, int layer, enum expert_use use,
+	struct expert_ref *refs, int n, struct err *e)
+{
+	struct loader *l = loader_of(source);
+	struct loader_shared *s = &l->shared;
+	struct cache_request q = {
+		.layer = layer, .use = cache_use_of(use), .refs = cache_refs(l, refs, n), .n = n};
+	if (l->card && card_memory_refused(l->card, e))
+		return ERR_MEMORY;
+	pthread_mutex_lock(&s->lock);
+	s->layer_clock++;
+	loader_queue_drop_stale(l);
+	int rc = acquire_slots(l, &q, e);
+	if (!rc)
+		rc = take_refs(l, &q, refs);
+	loader_judge_prefetch(l);
+	if (rc)
+		copy_stats(l);
+	s->flush_due = !l->base.lookahead; /* else predictions come first */
+	bool work = s->queue.n || s->queue.n_boosted || s->flush_due;
+	pthread_mutex_unlock(&s->lock);
+	if (work)
+		loader_wake(l);
+	return rc;
+}
+
+/* ---- wait_ready ---- */
+
+/* The sentence of a failed ref. */
+static int failure_of(
+	const struct loader_shared *s, int layer, const struct expert_ref *r, struct err *e)
+{
+	for (int k = 0; k < LOADER_FAILURES; k++)
+		if (s->failures[k].load_id == r->serial) {
+			if (e)
+				*e = s->failures[k].err;
+			return s->failures[k].err.code;
+		}
+	return err_set(e, ERR_RUN, "expert %d of layer %d could not be read", r->id, layer);
+}
+
+/* Marks refs whose bytes have come. Returns how many have not, or the code of the first failure. */
+static int poll_refs(struct loader *l, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	struct cache_ref *c = cache_refs(l, refs, n);
+	int missing = 0;
+	for (int i = 0; i < n; i++)
+		if (cache_ref_poll(l->shared.cache, &c[i]) == CACHE_REF_FAILED)
+			return failure_of(&l->shared, layer, &refs[i], e);
+	for (int i = 0; i < n; i++) {
+		if (c[i].state == CACHE_REF_READY && !refs[i].ready)
+			set_views(l, layer, &refs[i]);
+		missing += !refs[i].ready;
+	}
+	return missing;
+}
+
+/* A drive that does not answer has no timeout of its own: say what is waited for. */
+static void warn_silence(int layer, const struct expert_ref *refs, uint64_t waited_ns)
+{
+	while (refs->ready)
+		refs++;
+	log_warn("expert %d of layer %d has not come for %llu s; the drive may not answer, and an "
+			 "interrupt ends the wait",
+		refs->id, layer, (unsigned long long)(waited_ns / 1000000000));
+}
+
+static int loader_wait_ready(
+	struct expert_source *source, int layer, struct expert_ref *refs, int n, struct err *e)
+{
+	struct loader *l = loader_of(source);
+	uint64_t start = clock_ns(), warned = start;
+	int before = 0, missing;
+	for (int i = 0; i < n; i++)
+		before += !refs[i].ready;
+	pthread_mutex_lock(&l->shared.lock);
+	l->shared.flush_due = cache_has_pending(l->shared.cache);
+	for (;;) {
+		missing = poll_refs(l, layer, refs, n, e);
+		if (missing < before || !missing) /* a negative code, too */
+			break;
+		if (is_cancelled(l)) {
+			missing = err_set(e, ERR_INTERRUPTED, "interrupted");
+			break;
+		}
+		if (!l->card || !poll_completed(l))
+			sleep_until_completed(l);
+		uint64_t now = clock_ns();
+		if (now - warned > SILENCE_NS) {
+			warn_silence(layer, refs, now - start);
+			warned = now;
+		}
+	}
+	l->base.stats.wait_ns += clock_ns() - start;
+	pthread_mutex_unlock(&l->shared.lock);
+	return missing;
+}
+
+/* ---- release ---- */
+
+static void loader_release(
+	struct expert_source *source, int layer, const struct expert_ref *refs, int n)
+{
+	(void)layer;
+	struct loader *l = loader_of(source);
+	struct loader_shared *s = &l->shared;
+	struct cache_plan plan;
+	struct cache_ref *c = cache_refs(l, refs, n);
+	pthread_mutex_lock(&s->lock);
+	cache_release(s->cache, c, n, &plan);
+	loader_queue_plan(l, &plan, TRANSFER_DEMOTION);
+	loader_judge_prefetch(l);
+	copy_stats(l);
+	const struct read_ahead_list *a = s->queue.read_ahead;
+	bool work = plan.n || a[0].next < a[0].n || a[1].next < a[1].n || s->queue.n_prefetch;
+	pthread_mutex_unlock(&s->lock);
+	if (work)
+		loader_wake(l); /* slots have come free */
+}
+
+/* ---- prefetch, read-ahead, steps ---- */
+
+static void loader_prefetch(
+	struct expert_source *source, int layer, const int32_t *ids, int n, int distance)
+{
+	struct loader *l = loader_of(source);
+	struct loader_shared *s = &l->shared;
+	pthread_mutex_lock(&s->lock);
+	int taken = (int)(s->prefetch_share * n + 0.999);
+	loader_queue_prefetch(l, layer, ids, taken, s->layer_clock + (uint64_t)distance);
+	cache_note_predicted(s->cache, layer, ids, n);
+	s->flush_due = true;
+	pthread_mutex_unlock(&s->lock);
+	loader_wake(l);
+}
+
+static void loader_read_ahead(struct expert_source *source, int layer, const int32_t *ids, int n)
+{
+	struct loader *l = loader_of(source);
+	pthread_mutex_lock(&l->shared.lock);
+	loader_flush_accesses(l);
+	loader_queue_read_ahead(l, layer, ids, n);
+	pthread_mutex_unlock(&l->shared.lock);
+	loader_wake(l);
+}
+
+/* A new step begins: what was read ahead for the last one is over. */
+static void loader_step(struct expert_source *source, enum expert_use use, int rows, int position)
+{
+	(void)rows;
+	(void)position;
+	struct loader *l = loader_of(source);
+	struct cache_plan plan;
+	pthread_mutex_lock(&l->shared.lock);
+	atomic_store(&l->transfer->under_pressure, use == EXPERT_PREFILL);
+	cache_begin_step(l->shared.cache, cache_use_of(use), &plan);
+	loader_queue_plan(l, &plan, TRANSFER_DEMOTION);
+	loader_queue_clear_read_ahead(l);
+	bool work = l->shared.queue.n > 0;
+	pthread_mutex_unlock(&l->shared.lock);
+	if (work)
+		loader_wake(l);
+}
+
+const struct expert_source_ops loader_ops = {
+	.name = "stream",
+	.close = loader_close,
+	.step = loader_step,
+	.acquire = loader_acquire,
+	.wait_ready = loader_wait_ready,
+	.release = loader_release,
+	.prefetch = loader_prefetch,
+	.read_ahead = loader_read_ahead,
+};

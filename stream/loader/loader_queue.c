@@ -1,0 +1,347 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What the I/O thread is to do, and what is next. Everything here needs the loader's lock.
+ *
+ * The compute thread decides what is evicted, in the order in which the model asks, so demands have
+ * their slots when they are queued. The I/O thread reserves slots for read-ahead, prefetch and
+ * warm-up itself, when nothing decided is left to do: they must not take a slot before a demand.
+ */
+#include "stream/loader/loader_internal.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The self-throttle: after so many prefetched experts were used or evicted, look at the useful
+ * share of them. */
+#define JUDGE_EVERY 64
+#define SHARE_MIN   0.125
+#define USEFUL_POOR 0.25
+#define USEFUL_GOOD 0.5
+
+int loader_queue_init(struct loader *l)
+{
+	struct work_queue *q = &l->shared.queue;
+	q->cap = (size_t)l->n_slots;
+	q->decided = mem_try_new(q->cap, sizeof *q->decided);
+	q->boosted = mem_try_new(q->cap, sizeof *q->boosted);
+	for (int i = 0; i < 2; i++) {
+		q->read_ahead[i].layer = -1;
+		q->read_ahead[i].ids = NEW_ARRAY(int32_t, (size_t)l->n_experts);
+	}
+	return q->decided && q->boosted ? 0 : ERR_MEMORY;
+}
+
+void loader_queue_free(struct loader *l)
+{
+	struct work_queue *q = &l->shared.queue;
+	for (int i = 0; i < 2; i++)
+		free(q->read_ahead[i].ids);
+	free(q->decided);
+	free(q->boosted);
+	free(q->warm);
+}
+
+/* ---- what the cache has decided ---- */
+
+static uint8_t *slot_memory(const struct loader *l, int tier, uint64_t offset)
+{
+	return l->tier_memory[tier] + offset;
+}
+
+static void queue_transfer(
+	struct loader *l, const struct cache_transfer *t, enum transfer_priority priority)
+{
+	struct loader_shared *s = &l->shared;
+	struct work_queue *q = &s->queue;
+	struct load *x = &s->loads[t->slot];
+	const bool load = t->kind == CACHE_LOAD;
+	if (q->n == q->cap)
+		bug("%zu transfers are queued", q->n);
+	q->decided[(q->first + q->n++) % q->cap] = (struct work){
+		.kind = load ? WORK_LOAD : WORK_DEMOTE,
+		.request = {.slot = t->slot,
+			.layer = t->layer,
+			.expert = t->expert,
+			.src = t->source < 0 ? NULL : slot_memory(l, load, t->from_offset),
+			.dst = slot_memory(l, !load, t->to_offset),
+			.bytes = t->bytes},
+	};
+	x->priority = load ? priority : TRANSFER_DEMOTION;
+	x->prefetched = load && priority >= TRANSFER_PREFETCH;
+	x->from_tier1 = load && t->source >= 0;
+	s->n_in_flight++;
+	s->n_demands += x->priority == TRANSFER_DEMAND;
+	s->n_prefetches += x->prefetched;
+	s->n_tier1_prefetches += x->prefetched && x->from_tier1;
+	if (x->priority == TRANSFER_DEMAND && !x->from_tier1)
+		s->drive_rests = s->layer_clock + LOADER_DRIVE_REST_LAYERS;
+}
+
+void loader_queue_plan(
+	struct loader *l, const struct cache_plan *plan, enum transfer_priority priority)
+{
+	for (int i = 0; i < plan->n; i++)
+		queue_transfer(l, &plan->transfers[i], priority);
+}
+
+void loader_queue_boost(struct loader *l, int32_t slot)
+{
+	struct loader_shared *s = &l->shared;
+	struct load *x = &s->loads[slot];
+	if (x->priority == TRANSFER_DEMAND)
+		return;
+	x->priority = TRANSFER_DEMAND;
+	s->n_demands++;
+	if (!l->card || x->boost_queued) /* without a card its reads are submitted */
+		return;
+	x->boost_queued = true;
+	s->queue.boosted[s->queue.n_boosted++] = slot;
+}
+
+/* ---- deferred access accounting ---- */
+
+void loader_judge_prefetch(struct loader *l)
+{
+	struct loader_shared *s = &l->shared;
+	const struct cache_stats *c = cache_stats(s->cache);
+	uint64_t used = c->prefetch_used - s->judged_used,
+			 wasted = c->prefetch_wasted - s->judged_wasted;
+	if (used + wasted < JUDGE_EVERY)
+		return;
+	s->judged_used = c->prefetch_used;
+	s->judged_wasted = c->prefetch_wasted;
+	double useful = (double)used / (double)(used + wasted);
+	if (useful < USEFUL_POOR)
+		s->prefetch_share = MAX(s->prefetch_share / 2, SHARE_MIN);
+	else if (useful > USEFUL_GOOD)
+		s->prefetch_share = MIN(s->prefetch_share * 2, 1.0);
+}
+
+bool loader_flush_accesses(struct loader *l)
+{
+	struct loader_shared *s = &l->shared;
+	struct cache_plan plan;
+	s->flush_due = false;
+	if (!cache_has_pending(s->cache))
+		return false;
+	cache_flush(s->cache, &plan);
+	loader_queue_plan(l, &plan, TRANSFER_DEMOTION);
+	loader_judge_prefetch(l);
+	return plan.n > 0;
+}
+
+/* ---- read-ahead ---- */
+
+static bool read_ahead_names(const void *queue, int layer, int expert)
+{
+	const struct work_queue *q = queue;
+	for (int i = 0; i < 2; i++)
+		for (int k = 0; layer == q->read_ahead[i].layer && k < q->read_ahead[i].n; k++)
+			if (q->read_ahead[i].ids[k] == expert)
+				return true;
+	return false;
+}
+
+void loader_queue_read_ahead(struct loader *l, int layer, const int32_t *ids, int n)
+{
+	struct work_queue *q = &l->shared.queue;
+	struct read_ahead_list *a = q->read_ahead, *list = NULL;
+	for (int i = 0; i < 2; i++)
+		if (a[i].layer == layer)
+			list = &a[i];
+	if (!list)
+		list = a[0].layer < a[1].layer ? &a[0] : &a[1];
+	list->layer = layer;
+	list->n = n;
+	list->next = 0;
+	memcpy(list->ids, ids, (size_t)n * sizeof *ids);
+	if (a[0].layer > a[1].layer) { /* the nearer layer goes first */
+		struct read_ahead_list t = a[0];
+		a[0] = a[1];
+		a[1] = t;
+	}
+	cache_read_ahead_drop(l->shared.cache, read_ahead_names, q);
+}
+
+bool loader_queue_clear_read_ahead(struct loader *l)
+{
+	struct work_queue *q = &l->shared.queue;
+	bool any = q->read_ahead[0].n + q->read_ahead[1].n > 0;
+	for (int i = 0; i < 2; i++) {
+		q->read_ahead[i].layer = -1;
+		q->read_ahead[i].n = q->read_ahead[i].next = 0;
+	}
+	cache_read_ahead_drop(l->shared.cache, NULL, NULL);
+	return any;
+}
+
+static bool in_first_tier(const struct loader_shared *s, int layer, int expert)
+{
+	int32_t slot = cache_find(s->cache, layer, expert);
+	return slot >= 0 && cache_slot_get(s->cache, slot).tier == 0;
+}
+
+/* The next expert to be read ahead gets a prefill slot. False: nothing to do, or no room. */
+static bool reserve_read_ahead(struct loader *l)
+{
+	struct loader_shared *s = &l->shared;
+	for (int i = 0; i < 2; i++) {
+		struct read_ahead_list *a = &s->queue.read_ahead[i];
+		for (; a->next < a->n; a->next++) {
+			struct cache_plan plan;
+			if (in_first_tier(s, a->layer, a->ids[a->next]))
+				continue;
+			switch (cache_read_ahead(s->cache, a->layer, a->ids[a->next], &plan)) {
+			case CACHE_OK:
+				loader_queue_plan(l, &plan, TRANSFER_READ_AHEAD);
+				a->next++;
+				return true;
+			case CACHE_PRESENT:
+				break;
+			default:
+				return false;
+			}
+		}
+	}
+	return false;
+}
+
+/* ---- prefetch and warm-up ---- */
+
+void loader_queue_prefetch(struct loader *l, int layer, const int32_t *ids, int n, uint64_t due)
+{
+	struct loader_shared *s = &l->shared;
+	struct work_queue *q = &s->queue;
+	for (int i = 0; i < n && q->n_prefetch < LOADER_PREFETCH_REQUESTS; i++) {
+		if (in_first_tier(s, layer, ids[i]))
+			continue;
+		int k = 0;
+		while (
+			k < q->n_prefetch && (q->prefetch[k].layer != layer || q->prefetch[k].expert != ids[i]))
+			k++;
+		if (k == q->n_prefetch)
+			q->prefetch[q->n_prefetch++] = (struct prefetch_request){
+				.due = due, .layer = (int16_t)layer, .expert = (int16_t)ids[i]};
+	}
+}
+
+void loader_queue_drop_stale(struct loader *l)
+{
+	struct work_queue *q = &l->shared.queue;
+	int kept = 0;
+	for (int i = 0; i < q->n_prefetch; i++)
+		if (q->prefetch[i].due > l->shared.layer_clock)
+			q->prefetch[kept++] = q->prefetch[i];
+	q->n_prefetch = kept;
+}
+
+/* Whether the wire that this prefetch needs has room for it. */
+static bool may_prefetch(const struct loader *l, const struct prefetch_request *r)
+{
+	const struct loader_shared *s = &l->shared;
+	if (l->card && cache_find(s->cache, r->layer, r->expert) >= 0)
+		return s->n_tier1_prefetches < LOADER_TIER1_PREFETCH_MAX;
+	return s->n_prefetches - s->n_tier1_prefetches < l->prefetches_max &&
+		   (!l->card || s->layer_clock >= s->drive_rests);
+}
+
+/* The prefetch that is due first gets a free or cold slot. */
+static bool reserve_prefetch(struct loader *l)
+{
+	struct loader_shared *s = &l->shared;
+	struct work_queue *q = &s->queue;
+	for (;;) {
+		int first = -1;
+		for (int i = 0; i < q->n_prefetch; i++)
+			if ((first < 0 || q->prefetch[i].due < q->prefetch[first].due) &&
+				may_prefetch(l, &q->prefetch[i]))
+				first = i;
+		if (first < 0)
+			return false;
+		struct prefetch_request r = q->prefetch[first];
+		memmove(&q->prefetch[first], &q->prefetch[first + 1],
+			(size_t)(--q->n_prefetch - first) * sizeof r);
+		struct cache_plan plan;
+		if (r.due <= s->layer_clock || in_first_tier(s, r.layer, r.expert) ||
+			cache_prefetch(s->cache, r.layer, r.expert, &plan) != CACHE_OK)
+			continue; /* nothing cold: a prediction is not worth a warm expert */
+		loader_queue_plan(l, &plan, TRANSFER_PREFETCH);
+		return true;
+	}
+}
+
+/* The next expert of the warm-up, as long as it takes nobody's place. */
+static bool reserve_warm(struct loader *l)
+{
+	struct loader_shared *s = &l->shared;
+	struct work_queue *q = &s->queue;
+	while (q->next_warm < q->n_warm && s->n_prefetches < l->prefetches_max) {
+		struct profile_key k = q->warm[q->next_warm++];
+		struct cache_plan plan;
+		if (cache_find(s->cache, k.layer, k.expert) >= 0)
+			continue;
+		if (cache_prefetch(s->cache, k.layer, k.expert, &plan) != CACHE_OK) {
+			q->next_warm = q->n_warm; /* full */
+			return false;
+		}
+		loader_queue_plan(l, &plan, TRANSFER_WARM);
+		return true;
+	}
+	return false;
+}
+
+/* ---- what is next ---- */
+
+static bool next_boost(struct loader *l, struct work *w)
+{
+	struct loader_shared *s = &l->shared;
+	struct work_queue *q = &s->queue;
+	while (q->n_boosted) {
+		int32_t slot = q->boosted[0];
+		memmove(&q->boosted[0], &q->boosted[1], --q->n_boosted * sizeof slot);
+		s->loads[slot].boost_queued = false;
+		if (s->loads[slot].priority != TRANSFER_DEMAND)
+			continue; /* what was boosted is over: the slot is another expert's */
+		*w = (struct work){.kind = WORK_BOOST, .request = {.slot = slot}};
+		return true;
+	}
+	return false;
+}
+
+/* False: none, or the first is a demotion that cannot leave its slot now. */
+static bool next_decided(struct loader *l, struct work *w)
+{
+	struct work_queue *q = &l->shared.queue;
+	if (!q->n)
+		return false;
+	*w = q->decided[q->first];
+	w->request.priority = l->shared.loads[w->request.slot].priority;
+	if (w->kind == WORK_DEMOTE && !l->transfer->ops->can_demote(l->transfer, &w->request))
+		return false;
+	q->first = (q->first + 1) % q->cap;
+	q->n--;
+	return true;
+}
+
+bool loader_next_work(struct loader *l, struct work *w)
+{
+	struct loader_shared *s = &l->shared;
+	for (;;) {
+		if (next_boost(l, w) || next_decided(l, w))
+			return true;
+		if (s->queue.n)
+			return false;
+		/* Without a card what is read beside a demand would delay it. With one, the transfer sees
+		 * to that. */
+		const bool beside_demands = l->card || !s->n_demands;
+		if (beside_demands && (reserve_read_ahead(l) || reserve_prefetch(l) || reserve_warm(l)))
+			continue;
+		if (!s->flush_due)
+			return false;
+		loader_flush_accesses(l);
+	}
+}

@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT */
+/* What both transfers share: reaping reads and the figures of the wires. */
+#include "stream/loader/transfer.h"
+
+#include "src/base/num.h"
+
+#define REAP_MAX 64
+
+static void mark_disk_busy(struct transfer *t)
+{
+	busy_clock_set(&t->traffic.disk, reader_pending(t->config.reader) > 0);
+}
+
+int transfer_reap(struct transfer *t, unsigned min, int timeout_ms)
+{
+	struct reader_completion done[REAP_MAX];
+	int n = reader_reap(t->config.reader, done, min, REAP_MAX, timeout_ms);
+	for (int i = 0; i < n; i++)
+		t->ops->read_done(t, &done[i]);
+	mark_disk_busy(t);
+	return n;
+}
+
+void transfer_flush_reads(struct transfer *t)
+{
+	reader_flush(t->config.reader);
+	mark_disk_busy(t);
+}
+
+void transfer_cancel_reads(struct transfer *t)
+{
+	struct reader_completion done[REAP_MAX];
+	reader_cancel_all(t->config.reader);
+	while (reader_pending(t->config.reader))
+		reader_reap(t->config.reader, done, 1, REAP_MAX, -1);
+}
+
+struct transfer_traffic transfer_traffic_now(const struct transfer *t)
+{
+	struct transfer_traffic now = t->traffic;
+	struct busy_clock *clocks[] = {&now.disk, &now.in, &now.out};
+	uint64_t ns = clock_ns();
+	for (size_t i = 0; i < ARRAY_LEN(clocks); i++)
+		clocks[i]->ns += clocks[i]->busy ? ns - clocks[i]->since_ns : 0;
+	return now;
+}

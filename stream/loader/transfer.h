@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Moves the bytes of experts between files and the two tiers of slots:
+ *
+ *     load      file or slot of tier 1 --> slot of tier 0
+ *     demotion  slot of tier 0         --> slot of tier 1
+ *
+ * A transfer knows slots by number and address. It knows nothing of the cache, of policy, and of
+ * who waits. Two implementations: host_transfer.c, where the host reaches both tiers, and
+ * card_transfer.c, where tier 0 is a card's memory.
+ *
+ * In order of use:
+ *   1. host_transfer_open or card_transfer_open
+ *   2. ops->attach, by the thread that makes all further calls except ops->close
+ *   3. ops->load, ops->demote and ops->boost as they are decided; ops->run and transfer_reap while
+ *      anything is in flight
+ *   4. ops->drain, when no read is pending; then ops->close
+ *
+ * Contract:
+ *   - At most one load or demotion is in flight into a slot.
+ *   - A demotion moves the bytes that its source slot holds when ops->demote is called: a load into
+ *     that slot may be given next, and waits until the old bytes are out of the way.
+ *   - done is called once for each load and demotion, by that thread and from within these calls,
+ *     when the last byte is there or when nobody writes to the slot any more. `failure` is the
+ * error of this very load or demotion; NULL: it holds its bytes. It is lent for the call.
+ */
+#ifndef GLM_STREAM_TRANSFER_H
+#define GLM_STREAM_TRANSFER_H
+
+#include "stream/extent.h"
+#include "stream/reader/reader.h"
+
+#include "src/base/clock.h"
+
+#include <stdatomic.h>
+
+/*
+ * Who goes first. Two functions decide what is next, and both go through this list from the top:
+ *   - loader_next_work (loader_queue.c): which expert is given to a transfer. Whatever the cache
+ * has decided keeps the order of those decisions, since a slot is emptied before it is filled;
+ *     read-ahead, prefetch and warm-up get a slot only when nothing decided is left to do.
+ *   - start_next (card_transfer.c): which chunk goes on the wire.
+ * They are two because they hand out two things, slots under the loader's lock and buffers without
+ * it. The reader below knows urgent (demand) and other requests.
+ */
+enum transfer_priority {
+	TRANSFER_DEMAND,     /* the compute thread waits for it, or is about to */
+	TRANSFER_READ_AHEAD, /* prefill: the experts of this layer and the next, in order of use */
+	TRANSFER_PREFETCH,   /* decode: predicted experts */
+	TRANSFER_WARM,       /* experts of an earlier run's profile */
+	TRANSFER_DEMOTION,   /* waits for a gap: nobody needs the bytes on the other side yet */
+};
+#define TRANSFER_LOADS TRANSFER_DEMOTION /* priorities that a load may have: below this */
+
+struct transfer_request {
+	int32_t slot;          /* filled by it */
+	int32_t layer, expert; /* whose bytes */
+	enum transfer_priority priority;
+	const uint8_t *src; /* load: in tier 1, or NULL: its file; demotion: in tier 0 */
+	uint8_t *dst;
+	uint64_t bytes; /* of a slot of this expert */
+};
+
+/* Time during which at least one thing was in flight. */
+struct busy_clock {
+	bool busy;
+	uint64_t since_ns, ns;
+};
+
+struct transfer_traffic {
+	struct busy_clock disk, in, out;
+	uint64_t bytes_in, bytes_out; /* to the card, from the card */
+};
+
+typedef void transfer_done_fn(
+	void *arg, int32_t slot, uint64_t bytes_read, const struct err *failure);
+
+struct transfer;
+
+struct transfer_ops {
+	void (*close)(struct transfer *t);
+	void (*attach)(struct transfer *t);
+	void (*load)(struct transfer *t, const struct transfer_request *q);
+	/* Whether a demotion could leave its slot now; asks for what is missing. */
+	bool (*can_demote)(struct transfer *t, const struct transfer_request *q);
+	void (*demote)(struct transfer *t, const struct transfer_request *q);
+	/* The load or demotion into this slot is a demand from now on. No effect when it is over. */
+	void (*boost)(struct transfer *t, int32_t slot);
+	void (*read_done)(struct transfer *t, const struct reader_completion *c); /* transfer_reap */
+	/* Looks after copies and starts what can be started; false: nothing changed. */
+	bool (*run)(struct transfer *t);
+	bool (*copying)(const struct transfer *t); /* something is in flight beside reads */
+	void (*drain)(struct transfer *t);         /* no copy touches memory afterwards */
+};
+
+/* What both implementations are given. */
+struct transfer_config {
+	struct reader *reader;            /* lent; its reads are the transfer's */
+	const struct extent_table *table; /* lent */
+	int n_slots;
+	transfer_done_fn *done;
+	void *arg;
+};
+
+/* Implementations put this first in their own struct. Everything belongs to the calling thread,
+ * except under_pressure. */
+struct transfer {
+	const struct transfer_ops *ops;
+	struct transfer_config config;
+	struct transfer_traffic traffic;
+	atomic_bool under_pressure; /* any thread: demotions wait for no gap */
+};
+
+/* Hands up to a batch of completed reads to the implementation. Waits until `min` are there or
+ * timeout_ms have passed, as reader_reap does. Returns their number. */
+int transfer_reap(struct transfer *t, unsigned min, int timeout_ms);
+/* Starts queued reads, without waiting. */
+void transfer_flush_reads(struct transfer *t);
+/* Cancels all reads and waits until none is pending; done is called for none of them. */
+void transfer_cancel_reads(struct transfer *t);
+/* The figures up to now, running times included. */
+struct transfer_traffic transfer_traffic_now(const struct transfer *t);
+
+static inline void busy_clock_set(struct busy_clock *c, bool busy)
+{
+	if (c->busy == busy)
+		return;
+	uint64_t now = clock_ns();
+	if (busy)
+		c->since_ns = now;
+	else
+		c->ns += now - c->since_ns;
+	c->busy = busy;
+}
+
+#endif
