@@ -43,7 +43,7 @@ endif
 
 # ---- what this machine has -----------------------------------------------------------------------
 ifneq ($(filter-out help clean deps deps-bundle format format-check uninstall,$(GOALS)),)
-FOUND := $(shell tools/scripts/probe.sh '$(CC)' '$(DEPS)' PCRE2=1 JSON=1 \
+FOUND := $(shell tools/scripts/probe.sh '$(CC)' '$(DEPS)' XXH=1 PCRE2=1 JSON=1 \
          $(foreach f,URING LZ4 EDIT HTTP,$f=$(WITH_$f)))
 MISSING := $(patsubst %=missing,%,$(filter %=missing,$(FOUND)))
 ifneq ($(MISSING),)

@@ -13,6 +13,7 @@
 
 #define PROFILE_BYTES_MAX (64u << 20) /* more than any model's profile */
 #define PROFILE_MAGIC     "# glmstream profile "
+#define PROFILE_VERSION   2 /* 1: fingerprints of another function */
 
 int profile_init(struct profile *p, uint64_t fingerprint, uint32_t n_layers, uint32_t n_experts)
 {
@@ -65,8 +66,9 @@ int profile_parse(struct profile *p, const char *text, size_t n, const char *nam
 		sscanf(line, PROFILE_MAGIC "%llu %llx %u %u %c", &version, &fingerprint, &layers, &experts,
 			&extra) != 4)
 		return err_set(e, ERR_INPUT, "%s: neither a profile nor a trace", name);
-	if (version != 1)
-		return err_set(e, ERR_INPUT, "%s: profile version %llu, expected 1", name, version);
+	if (version != PROFILE_VERSION)
+		return err_set(
+			e, ERR_INPUT, "%s: profile version %llu, expected %d", name, version, PROFILE_VERSION);
 	int rc = check_model(p, name, fingerprint, layers, experts, e);
 	if (rc)
 		return rc;
@@ -200,7 +202,7 @@ int profile_write(
 	struct out_file out;
 	int rc = out_file_open(&out, path, e);
 	if (!rc) {
-		fprintf(out.f, PROFILE_MAGIC "1 %016llx %u %u\nlayer,expert,count\n",
+		fprintf(out.f, PROFILE_MAGIC "%d %016llx %u %u\nlayer,expert,count\n", PROFILE_VERSION,
 			(unsigned long long)p->fingerprint, p->n_layers, p->n_experts);
 		for (size_t i = 0; i < n; i++)
 			fprintf(out.f, "%d,%d,%.9g\n", c[i].key.layer, c[i].key.expert, c[i].count);

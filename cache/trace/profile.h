@@ -5,7 +5,7 @@
  *
  * The file is text, replaced in one step:
  *
- *     # glmstream profile 1 <fingerprint, 16 hex digits> <layers> <experts>
+ *     # glmstream profile 2 <fingerprint, 16 hex digits> <layers> <experts>
  *     layer,expert,count
  *     3,17,812.5
  *

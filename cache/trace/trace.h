@@ -5,7 +5,7 @@
  *
  * A file, little-endian:
  *
- *   "GLMTRACE" u32 version (1) u32 0
+ *   "GLMTRACE" u32 version (2) u32 0
  *   lz4 frame   header: u64 fingerprint, u32 n_layers, n_experts, top_k, name_bytes; name; u64
  * expert_bytes[n_layers] lz4 frame   records, up to about 64 KiB of them
  *   ...
@@ -38,7 +38,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define TRACE_VERSION 1
+#define TRACE_VERSION 2 /* 1: the model's fingerprint was made by another function */
 
 /* Where an access found its expert. */
 enum trace_tier { TRACE_VRAM, TRACE_RAM, TRACE_DISK, TRACE_UNKNOWN, TRACE_N_TIERS };

@@ -26,7 +26,7 @@
 
 #include <stdio.h>
 
-#define SESSION_FILE_VERSION   1u
+#define SESSION_FILE_VERSION   2u /* 1: check values of another function */
 #define SESSION_FILE_HEAD      256u
 #define SESSION_FILE_NOTE_MAX  (64u << 20) /* bytes */
 #define SESSION_FILE_HEAD_ENDS 248u /* the head's check value stands here, over all before it */

@@ -273,12 +273,12 @@ static void test_foreign(void **state)
 	uint8_t head[64] = "GLMTRACE";
 	struct trace t = {0};
 	struct err e = {0};
-	store_u32(head + 8, 2);
+	store_u32(head + 8, TRACE_VERSION - 1);
 	expect("", 0, "not a trace");
 	expect("hello world, I am text", 22, "not a trace");
 	expect(head, 10, "16 bytes");
-	expect(head, 16, "version 2");
-	store_u32(head + 8, 1);
+	expect(head, 16, "version 1.0 (this program reads version 2.0)");
+	store_u32(head + 8, TRACE_VERSION);
 	expect(head, 16, "inside its header");
 	expect(head, 64, "damaged at byte 16");
 	assert_int_equal(trace_open("/nonexistent/trace", &t, &e), ERR_INPUT);

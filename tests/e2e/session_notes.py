@@ -16,31 +16,55 @@ PROGRAM, GOOD, FOLDER = sys.argv[1:4]
 MASK = (1 << 64) - 1
 
 
-def hash_word(h, word):
-    h = ((h ^ word) * 0x9FB21C651E98DF25) & MASK
-    return h ^ (h >> 32)
+P1, P2, P3, P4, P5 = (
+    0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5,
+)  # fmt: skip
 
 
-def hash_bytes(h, data):
-    h = hash_word(h, len(data))
+def rotate(x, n):
+    return (x << n | x >> 64 - n) & MASK
+
+
+def take(h, word):
+    return rotate(h + word * P2 & MASK, 31) * P1 & MASK
+
+
+def hash_bytes(seed, data):
+    """XXH64, as its specification has it."""
     stripes, whole = len(data) // 32 * 32, len(data) // 8 * 8
-    lanes = [h, h + 1 & MASK, h + 2 & MASK, h + 3 & MASK]
-    for words in struct.iter_unpack("<4Q", data[:stripes]):
-        lanes = [hash_word(lane, word) for lane, word in zip(lanes, words)]
-    for word in lanes:
-        h = hash_word(h, word)
+    h = seed + P5 & MASK
+    if stripes:
+        lanes = [seed + P1 + P2 & MASK, seed + P2 & MASK, seed, seed - P1 & MASK]
+        for words in struct.iter_unpack("<4Q", data[:stripes]):
+            lanes = [take(lane, word) for lane, word in zip(lanes, words)]
+        h = sum(rotate(lane, n) for lane, n in zip(lanes, (1, 7, 12, 18))) & MASK
+        for lane in lanes:
+            h = ((h ^ take(0, lane)) * P1 + P4) & MASK
+    h = h + len(data) & MASK
     for (word,) in struct.iter_unpack("<Q", data[stripes:whole]):
-        h = hash_word(h, word)
-    return hash_word(h, int.from_bytes(data[whole:], "little"))
+        h = (rotate(h ^ take(0, word), 27) * P1 + P4) & MASK
+    if len(data) & 4:
+        word = int.from_bytes(data[whole : whole + 4], "little")
+        h = (rotate(h ^ word * P1 & MASK, 23) * P2 + P3) & MASK
+        whole += 4
+    for byte in data[whole:]:
+        h = rotate(h ^ byte * P5 & MASK, 11) * P1 & MASK
+    h = (h ^ h >> 33) * P2 & MASK
+    h = (h ^ h >> 29) * P3 & MASK
+    return h ^ h >> 32
 
 
-START = 0xCBF29CE484222325
+def hash_word(seed, word):
+    return hash_bytes(seed, struct.pack("<Q", word))
+
+
+START = 0
 
 
 def parse(data):
     """Head and blocks [(coding, stored bytes)]; every check value is looked at."""
     head = data[:256]
-    check("magic and version", head[:16] == b"GLMSESS\0" + struct.pack("<II", 1, 256), head[:16])
+    check("magic and version", head[:16] == b"GLMSESS\0" + struct.pack("<II", 2, 256), head[:16])
     seed = struct.unpack("<Q", head[248:])[0]
     check("the head's check value", seed == hash_bytes(START, head[:248]), hex(seed))
     blocks, at = [], 256

@@ -268,10 +268,10 @@ static void test_refusals(void **state)
 	write_all(bad, data, n);
 	refused(s, bad, "is not a session file");
 	data[0] ^= 1;
-	store_u32(data + 8, 2);
-	write_all(bad, data, n);
-	refused(s, bad, "is a session file of version 2, expected version 1");
 	store_u32(data + 8, 1);
+	write_all(bad, data, n);
+	refused(s, bad, "is a session file of version 1, expected version 2");
+	store_u32(data + 8, 2);
 	/* two blocks of one length change places: the layers 1 and 2 */
 	data[n - 1] ^= 64;
 	write_all(bad, data, n);

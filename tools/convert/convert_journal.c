@@ -2,7 +2,7 @@
 /*
  * Text, one line per event, each line with its own check value:
  *
- *     glmstream-convert 1 <fingerprint>
+ *     glmstream-convert 2 <fingerprint>
  *     <tensor> <check of fingerprint and tensor>
  *
  * A last line without line feed is what a crash leaves and is ignored. Any other flaw makes the
@@ -24,6 +24,8 @@
 #include <unistd.h>
 
 #define MAX_BYTES (64u << 20)
+#define MAGIC     "glmstream-convert "
+#define VERSION   "2 " /* 1: check values of another function */
 
 static uint64_t check_value(uint64_t fingerprint, uint32_t id)
 {
@@ -32,7 +34,7 @@ static uint64_t check_value(uint64_t fingerprint, uint32_t id)
 
 static void head_line(char out[80], uint64_t fingerprint)
 {
-	snprintf(out, 80, "glmstream-convert 1 %016" PRIx64 "\n", fingerprint);
+	snprintf(out, 80, MAGIC VERSION "%016" PRIx64 "\n", fingerprint);
 }
 
 /* Takes over what a text vouches for; false when it is of another conversion or damaged. */
@@ -42,8 +44,11 @@ static bool read_text(
 	char head[80], line[80];
 	head_line(head, fingerprint);
 	*why = "is damaged";
-	if (strncmp(text, "glmstream-convert 1 ", 20))
+	if (strncmp(text, MAGIC VERSION, strlen(MAGIC VERSION))) {
+		if (!strncmp(text, MAGIC, strlen(MAGIC)))
+			*why = "is of another version of this program";
 		return false;
+	}
 	if (strncmp(text, head, strlen(head))) {
 		*why = "belongs to another source, recipe or version";
 		return false;

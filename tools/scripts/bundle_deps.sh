@@ -5,7 +5,7 @@
 # What has a complete static form travels as .a; libmicrohttpd and cmocka as shared objects with what they load.
 set -eu
 dest=${1:?usage: tools/scripts/bundle_deps.sh FOLDER}
-packages='libpcre2-dev libjansson-dev liburing-dev liblz4-dev libedit-dev libmicrohttpd-dev libcmocka-dev'
+packages='libxxhash-dev libpcre2-dev libjansson-dev liburing-dev liblz4-dev libedit-dev libmicrohttpd-dev libcmocka-dev'
 arch=$(gcc -print-multiarch)
 lib=/usr/lib/$arch
 

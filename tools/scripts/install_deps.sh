@@ -7,7 +7,8 @@
 set -u
 
 # header or program, package, need. Without an optional one a feature is lost, without a required one nothing builds.
-headers='pcre2.h libpcre2-dev required
+headers='xxhash.h libxxhash-dev required
+pcre2.h libpcre2-dev required
 jansson.h libjansson-dev required
 liburing.h liburing-dev optional
 lz4frame.h liblz4-dev optional

@@ -21,6 +21,7 @@ for request in "$@"; do
 	name=${request%%=*} want=${request#*=}
 	case $want in 0 | no) continue ;; esac
 	case $name in
+	XXH) found libxxhash xxhash.h -lc ;; # a header only
 	PCRE2) found libpcre2-8 pcre2.h -lpcre2-8 ;;
 	JSON) found jansson jansson.h -ljansson ;;
 	URING) found liburing liburing.h -luring ;;
