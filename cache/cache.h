@@ -46,7 +46,8 @@
  * them, tells the policy, and demotes cold experts until the low watermark of free slots is
  * reached. Every call of the compute side that takes a plan flushes first: the policy hears of all
  * accesses in the order of the calls, whoever flushes. A simulated cache therefore counts exactly
- * what a live one does.
+ * what a live one does, as long as tier 1 does not evict: when it is full, its victims also depend
+ * on which transfers have ended.
  *
  * Sizes. Each tier is a slab arena (slab.h). A class of sizes that needs room takes, in this order:
  * a free slot, a free or idle slab, a victim of its own. From time to time it takes a whole slab

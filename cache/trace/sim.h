@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Replays the routing of a trace against a cache of any size, through the code of the live cache.
- * Decode steps count; prefill steps use the cache and only borrow their prefill slots, as in a run.
+ * Decode steps count; prefill steps use the cache and only borrow their slots, as in a run.
  *
  * Two orders of the accesses of one layer:
- *   SIM_BY_LAYER  as a run does it (cache.h): first all k are looked up and pinned, then the
- * missing ones are placed. Hits and misses are then those of a run with the same trace, policy and
- * budget and without lookahead. SIM_BY_RANK   one expert after the other, each looked up and placed
- * before the next, as textbooks define a policy: a miss of rank 1 may throw out the expert of
- * rank 3. The policies then follow their published definition: no recency window protects what the
- * present token has used.
+ *
+ *   SIM_BY_LAYER  one cache_acquire for all k, as a run does it. Hits and misses are then those of
+ *                 a run with the same trace, policy and budget, without lookahead, whose second
+ *                 tier does not evict.
+ *   SIM_BY_RANK   one cache_acquire after the other, as policies are published: a miss of rank 1
+ *                 may evict the expert of rank 3, and no recency window protects what the present
+ *                 token has used.
  */
 #ifndef GLM_CACHE_SIM_H
 #define GLM_CACHE_SIM_H

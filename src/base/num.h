@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Checked arithmetic for sizes that come from files or users, alignment, and little-endian loads
- * and stores. */
+/* The smaller and larger of two numbers, checked arithmetic for sizes that come from files or
+ * users, alignment, and little-endian loads and stores. */
 #ifndef GLM_BASE_NUM_H
 #define GLM_BASE_NUM_H
 
@@ -9,8 +9,20 @@
 #include <string.h>
 
 #define ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
-#define MIN(a, b)    ((a) < (b) ? (a) : (b))
-#define MAX(a, b)    ((a) > (b) ? (a) : (b))
+
+/* The smaller and the larger of two numbers in their common type. Each argument is evaluated once.
+ * Not constant expressions. */
+#define MIN(a, b) NUM_CHOOSE(<, a, b, __COUNTER__)
+#define MAX(a, b) NUM_CHOOSE(>, a, b, __COUNTER__)
+
+/* `n` makes the names of nested calls differ. */
+#define NUM_CHOOSE(op, a, b, n)  NUM_CHOOSE_(op, a, b, n)
+#define NUM_CHOOSE_(op, a, b, n) NUM_CHOOSE__(op, a, b, num_a_##n, num_b_##n)
+#define NUM_CHOOSE__(op, a, b, x, y)                                                               \
+	({                                                                                             \
+		__typeof__(1 ? (a) : (b)) x = (a), y = (b);                                                \
+		x op y ? x : y;                                                                            \
+	})
 
 /* *out = a op b; false when it does not fit, *out then unspecified. */
 static inline bool num_add(uint64_t a, uint64_t b, uint64_t *out)

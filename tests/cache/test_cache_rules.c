@@ -524,20 +524,22 @@ static void test_idle_class_gives_back(void **state)
 		bring(c, 1, i);
 	cache_layer_resident(c, 1, n);
 	assert_true(n[0] >= 95);
-	for (int i = 0; i < 40000; i++) /* every access is checked: few keys, many rounds */
+	/* Skewed draws: the rarest of the 256 come once in 65,536. */
+	for (int i = 0; i < 60000; i++)
 		bring(c, 0, (int)MIN(rng_below(&r, 256), rng_below(&r, 256)));
 	cache_layer_resident(c, 0, n);
-	assert_true(n[0] >= 240);
+	int small = n[0];
 	cache_layer_resident(c, 1, n);
-	assert_true(n[0] <= 20);
-	/* Both in use: the second holds about what its share of the use is worth. */
+	print_message("small ones alone: %d, and %d large left\n", small, n[0]);
+	assert_true(small >= 240 && n[0] <= 20);
+	/* Both in use alike: least recently used of both sizes is 75 of each. */
 	for (int i = 0; i < 60000; i++)
 		bring(c, i % 2, (int)MIN(rng_below(&r, 256), rng_below(&r, 256)));
 	cache_layer_resident(c, 1, n);
 	int large = n[0];
 	cache_layer_resident(c, 0, n);
-	assert_true(large >= 55 && large <= 95 && n[0] >= 30);
 	print_message("two equally used classes, 3:1 in size: %d small, %d large\n", n[0], large);
+	assert_true(large >= 70 && large <= 80 && n[0] >= 60 && n[0] <= 90);
 	cache_free(c);
 }
 

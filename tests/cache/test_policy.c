@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Every policy, driven through its hooks with random keys, lists and pins, against a model that
+ * Every policy, driven through its hooks with random keys, lists and pins, against a reference that
  * looks at everything each time. The seed of a failing run is printed.
  */
 #include "cache/policy/policy.h"
@@ -32,6 +32,8 @@ struct reference {
 	bool compared[N_KEYS]; /* lfu: in the heap */
 	double score[N_KEYS], weight, growth;
 	uint64_t now;
+	/* What the run has been through. */
+	uint64_t n_found, n_none, n_inserted, n_stepped_over, n_recent;
 };
 
 static bool evictable(const void *ctx, int32_t key)
@@ -184,7 +186,17 @@ static int32_t expect_belady(const struct reference *m, int list)
 	return best;
 }
 
-static void run(const struct policy_ops *ops, uint64_t seed)
+/* Was the search hard: keys that are pinned on the way, or nothing but recent ones? */
+static void count_victim(struct reference *m, int list, int32_t victim)
+{
+	m->n_found += victim >= 0;
+	m->n_none += victim < 0;
+	m->n_recent += victim >= 0 && m->last_use[victim] + m->p.env.recency_window > m->now;
+	for (int i = 0; i < m->n[list] && m->order[list][i] != victim; i++)
+		m->n_stepped_over += m->pinned[m->order[list][i]];
+}
+
+static void run(const struct policy_ops *ops, uint64_t seed, struct reference *sum)
 {
 	struct rng r = {seed};
 	static struct reference m;
@@ -211,8 +223,10 @@ static void run(const struct policy_ops *ops, uint64_t seed)
 		uint32_t what = rng_below(&r, 100);
 		if (what < 44) {
 			ref_access(&m, key);
-			if (m.list[key] < 0)
+			if (m.list[key] < 0) {
 				ref_insert(&m, list, key);
+				m.n_inserted++;
+			}
 		} else if (what < 52) {
 			ref_predicted(&m, key);
 		} else if (what < 58) {
@@ -238,6 +252,7 @@ static void run(const struct policy_ops *ops, uint64_t seed)
 			if (got != want)
 				fail_msg("%s, seed %llu, step %d: picked %d, expected %d", ops->name,
 					(unsigned long long)seed, step, got, want);
+			count_victim(&m, list, got);
 			if (got >= 0)
 				ref_remove(&m, got);
 		}
@@ -253,15 +268,30 @@ static void run(const struct policy_ops *ops, uint64_t seed)
 	}
 	ops->fini(&m.p);
 	ops->fini(&m.p);
+	sum->n_found += m.n_found;
+	sum->n_none += m.n_none;
+	sum->n_inserted += m.n_inserted;
+	sum->n_stepped_over += m.n_stepped_over;
+	sum->n_recent += m.n_recent;
 }
 
-static void test_against_model(void **state)
+static void test_against_reference(void **state)
 {
 	(void)state;
 	const struct policy_ops *all[] = {&policy_lru, &policy_lfu, &policy_sieve, &policy_belady};
-	for (size_t i = 0; i < ARRAY_LEN(all); i++)
+	for (size_t i = 0; i < ARRAY_LEN(all); i++) {
+		struct reference sum = {0};
 		for (uint64_t seed = 1; seed <= 40; seed++)
-			run(all[i], seed);
+			run(all[i], seed, &sum);
+		print_message("%-6s %llu inserted, %llu victims, %llu times none, %llu pinned keys stepped "
+					  "over, %llu victims used in the window\n",
+			all[i]->name, (unsigned long long)sum.n_inserted, (unsigned long long)sum.n_found,
+			(unsigned long long)sum.n_none, (unsigned long long)sum.n_stepped_over,
+			(unsigned long long)sum.n_recent);
+		/* Searches of all kinds, or the run proves little. */
+		assert_true(sum.n_inserted > 20000 && sum.n_found > 20000 && sum.n_none > 2000 &&
+					sum.n_stepped_over > 80000 && sum.n_recent > 2000);
+	}
 }
 
 static void test_lfu_rescale(void **state)
@@ -318,7 +348,7 @@ static void test_registry(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_against_model),
+		cmocka_unit_test(test_against_reference),
 		cmocka_unit_test(test_lfu_rescale),
 		cmocka_unit_test(test_registry),
 	};
