@@ -124,7 +124,7 @@ static unsigned cut_late(struct http *h)
 	return n;
 }
 
-static void *watch(void *arg)
+static void *watchdog_main(void *arg)
 {
 	struct http *h = arg;
 	pthread_mutex_lock(&h->lock);
@@ -238,33 +238,35 @@ static bool origin_allowed(const struct exchange *x, const char *origin)
 	return host && name && !strcasecmp(name + 3, host); /* our own page */
 }
 
-static void refuse(struct exchange *x, unsigned status, const char *code, const char *message)
+static void exchange_refuse(
+	struct exchange *x, unsigned status, const char *code, const char *message)
 {
 	if (!x->refusal.status)
 		x->refusal = (struct http_refusal){status, code, message};
 	x->drop = true;
 }
 
-static void check(struct exchange *x)
+static void exchange_check(struct exchange *x)
 {
 	const struct http *h = x->http;
 	const char *host = exchange_header(x, "Host"), *origin = exchange_header(x, "Origin");
 	bool open = false;
-	unsigned status = h->calls.look(h->calls.user, x->method, x->path, &open, &x->route, &x->allow);
+	unsigned status =
+		h->calls.lookup(h->calls.user, x->method, x->path, &open, &x->route, &x->allow);
 	if (h->loopback && host && !is_own_host(h, host))
-		refuse(x, 403, "host_not_allowed",
+		exchange_refuse(x, 403, "host_not_allowed",
 			"the Host header does not name this machine; --allow-host NAME allows another name");
 	else if (origin && !origin_allowed(x, origin))
-		refuse(x, 403, "origin_not_allowed",
+		exchange_refuse(x, 403, "origin_not_allowed",
 			"web pages of this origin may not use this server; --cors ORIGIN allows one");
 	else if (!strcmp(x->method, "OPTIONS") && status != 404)
-		refuse(x, 204, NULL, ""); /* a browser asks before it asks */
+		exchange_refuse(x, 204, NULL, ""); /* a browser asks before it asks */
 	else if (h->options.api_key && !open && !has_key(x))
-		refuse(x, 401, "invalid_api_key", "the API key is missing or wrong");
+		exchange_refuse(x, 401, "invalid_api_key", "the API key is missing or wrong");
 	else if (status == 404)
-		refuse(x, 404, "not_found", "there is nothing at this path");
+		exchange_refuse(x, 404, "not_found", "there is nothing at this path");
 	else if (status)
-		refuse(x, status, "method_not_allowed", "this path does not take this method");
+		exchange_refuse(x, status, "method_not_allowed", "this path does not take this method");
 }
 
 /* ---- bodies ---- */
@@ -282,7 +284,7 @@ static void take_body(struct exchange *x, const char *data, size_t n)
 	if (x->drop)
 		return;
 	if (x->received > h->options.max_body_bytes) {
-		refuse(x, 413, "request_too_large", "the body of the request is too large");
+		exchange_refuse(x, 413, "request_too_large", "the body of the request is too large");
 		let_body_go(x);
 		return;
 	}
@@ -290,14 +292,14 @@ static void take_body(struct exchange *x, const char *data, size_t n)
 	buf_append(&x->body, data, n);
 	size_t all = atomic_fetch_add(&h->body_bytes, x->body.cap - before) + x->body.cap - before;
 	if (all > h->options.max_body_bytes * BODIES_FACTOR) {
-		refuse(x, 503, "overloaded", "too many large requests at the same time");
+		exchange_refuse(x, 503, "overloaded", "too many large requests at the same time");
 		let_body_go(x);
 	}
 }
 
 /* ---- responses ---- */
 
-static enum MHD_Result queue(
+static enum MHD_Result response_queue(
 	struct exchange *x, struct MHD_Response *response, unsigned status, const char *type)
 {
 	struct http *h = x->http;
@@ -341,7 +343,7 @@ static enum MHD_Result answer_refusal(struct exchange *x)
 		MHD_add_response_header(response, "Allow", x->allow);
 	if (x->refusal.status == 503)
 		MHD_add_response_header(response, "Retry-After", "2");
-	return queue(x, response, x->refusal.status, n ? "application/json" : NULL);
+	return response_queue(x, response, x->refusal.status, n ? "application/json" : NULL);
 }
 
 static ssize_t read_stream(void *cls, uint64_t pos, char *out, size_t max)
@@ -380,11 +382,11 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 		x->method = mem_strdup(method);
 		x->path = mem_strdup(url);
 		atomic_fetch_add(&h->exchanges, 1);
-		check(x);
+		exchange_check(x);
 		const char *length = exchange_header(x, "Content-Length");
 		unsigned long long n = length ? strtoull(length, NULL, 10) : 0;
 		if (n > h->options.max_body_bytes)
-			refuse(x, 413, "request_too_large", "the body of the request is too large");
+			exchange_refuse(x, 413, "request_too_large", "the body of the request is too large");
 		/* nobody waits for the end of a body that is far too long, or that was not sent yet */
 		if (x->refusal.status &&
 			(n > (unsigned long long)h->options.max_body_bytes * DRAIN_FACTOR ||
@@ -527,7 +529,7 @@ int http_open(
 		}
 	}
 	if (!rc) {
-		int failed = pthread_create(&h->watchdog, NULL, watch, h);
+		int failed = pthread_create(&h->watchdog, NULL, watchdog_main, h);
 		h->watching = !failed;
 		rc = failed ? err_errno(e, failed, "the watchdog thread") : 0;
 	}
@@ -638,7 +640,7 @@ void exchange_reply(struct exchange *x, unsigned status, const char *type, struc
 {
 	size_t n = body->len;
 	char *data = buf_take(body);
-	queue(x,
+	response_queue(x,
 		MHD_create_response_from_buffer(
 			n, data ? data : (char *)"", data ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT),
 		status, type);
@@ -652,7 +654,7 @@ void exchange_stream(
 	x->user = user;
 	exchange_set_header(x, "Cache-Control", "no-cache");
 	exchange_set_header(x, "X-Accel-Buffering", "no");
-	queue(x,
+	response_queue(x,
 		MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_stream, x, NULL),
 		200, type);
 }

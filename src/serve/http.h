@@ -49,7 +49,7 @@ struct http_calls {
 	void *user;
 	/* 0: there is such a thing, 404, or 405 with the methods that there are in *allow. *open: no
 	 * key is needed. *route: a static name for counting. */
-	unsigned (*look)(void *user, const char *method, const char *path, bool *open,
+	unsigned (*lookup)(void *user, const char *method, const char *path, bool *open,
 		const char **route, const char **allow);
 	void (*handle)(void *user,
 		struct exchange *x); /* the whole body is there: exchange_reply or exchange_stream */

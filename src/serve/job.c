@@ -59,7 +59,7 @@ void mailbox_drop(struct mailbox *m)
 }
 
 /* A client that reads slowly finds one long piece instead of a thousand short ones. */
-static bool join(struct job_event *old, struct job_event *v)
+static bool events_join(struct job_event *old, struct job_event *v)
 {
 	if (old->kind != v->kind || old->index != v->index || old->n_rows || v->n_rows)
 		return false;
@@ -79,7 +79,7 @@ void mailbox_put(struct mailbox *m, struct job_event *v)
 	pthread_mutex_lock(&m->lock);
 	struct job_event *tail =
 		m->first ? (struct job_event *)((char *)m->last - offsetof(struct job_event, next)) : NULL;
-	bool joined = tail && join(tail, v);
+	bool joined = tail && events_join(tail, v);
 	if (!joined) {
 		*m->last = v;
 		m->last = &v->next;

@@ -12,15 +12,15 @@
 #include <string.h>
 #include <time.h>
 
-static void write_sessions(struct json_write *w, const struct scheduler_look *look)
+static void write_sessions(struct json_write *w, const struct scheduler_snapshot *snapshot)
 {
 	static const char *const states[] = {"idle", "reading", "writing"};
 	json_write_open(w, "sessions", '{');
-	json_write_int(w, "n", look->n_sessions);
-	json_write_int(w, "active", look->active);
+	json_write_int(w, "n", snapshot->n_sessions);
+	json_write_int(w, "active", snapshot->active);
 	json_write_open(w, "list", '[');
-	for (uint32_t i = 0; i < look->n_sessions; i++) {
-		const struct scheduler_session *x = &look->sessions[i];
+	for (uint32_t i = 0; i < snapshot->n_sessions; i++) {
+		const struct scheduler_session *x = &snapshot->sessions[i];
 		json_write_open(w, NULL, '{');
 		json_write_string(w, "state", states[x->state]);
 		json_write_int(w, "tokens", x->tokens);
@@ -32,8 +32,8 @@ static void write_sessions(struct json_write *w, const struct scheduler_look *lo
 	json_write_close(w, ']');
 	json_write_close(w, '}');
 	json_write_open(w, "queue", '{');
-	json_write_int(w, "waiting", look->waiting);
-	json_write_int(w, "limit", look->queue_limit);
+	json_write_int(w, "waiting", snapshot->waiting);
+	json_write_int(w, "limit", snapshot->queue_limit);
 	json_write_close(w, '}');
 }
 
@@ -104,8 +104,8 @@ void live_write(const struct live_source *s, bool map, struct buf *out)
 	uint8_t *places = map ? mem_new((size_t)cache.n_layers * cache.n_experts + 1, 1) : NULL;
 	if (map)
 		engine_cache_snapshot(s->engine, &cache, places);
-	struct scheduler_look look;
-	scheduler_look(s->scheduler, &look);
+	struct scheduler_snapshot snapshot;
+	scheduler_snapshot(s->scheduler, &snapshot);
 	struct metrics_rates rates = metrics_rates(s->metrics);
 	struct timespec now;
 	clock_gettime(CLOCK_REALTIME, &now);
@@ -121,8 +121,8 @@ void live_write(const struct live_source *s, bool map, struct buf *out)
 	json_write_raw(&w, "time", time_text, strlen(time_text));
 	json_write_real(&w, "uptime_s", (double)(clock_ns() - s->started_ns) / 1e9);
 	json_write_int(&w, "context", engine_context(s->engine));
-	json_write_bool(&w, "healthy", look.healthy);
-	write_sessions(&w, &look);
+	json_write_bool(&w, "healthy", snapshot.healthy);
+	write_sessions(&w, &snapshot);
 	json_write_int(&w, "connections", s->connections);
 	json_write_open(&w, "rate", '{');
 	json_write_real(&w, "prefill_tok_s", rates.prefill_tok_s);
@@ -132,9 +132,9 @@ void live_write(const struct live_source *s, bool map, struct buf *out)
 	write_totals(&w, s->metrics, &cache.stats);
 	write_cache(&w, &cache, places);
 	json_write_open(&w, "store", '{');
-	json_write_int(&w, "bytes", (int64_t)look.store.bytes);
-	json_write_int(&w, "files", (int64_t)look.store.files);
-	json_write_int(&w, "tokens_read", (int64_t)look.store.tokens_read);
+	json_write_int(&w, "bytes", (int64_t)snapshot.store.bytes);
+	json_write_int(&w, "files", (int64_t)snapshot.store.files);
+	json_write_int(&w, "tokens_read", (int64_t)snapshot.store.tokens_read);
 	json_write_close(&w, '}');
 	write_memory(&w, engine_sizes(s->engine));
 	json_write_close(&w, '}');
@@ -144,13 +144,13 @@ void live_write(const struct live_source *s, bool map, struct buf *out)
 void live_gauges(const struct live_source *s, struct metrics_gauges *g)
 {
 	struct engine_cache cache = {0};
-	struct scheduler_look look;
+	struct scheduler_snapshot snapshot;
 	engine_cache_snapshot(s->engine, &cache, NULL);
-	scheduler_look(s->scheduler, &look);
+	scheduler_snapshot(s->scheduler, &snapshot);
 	struct engine_sizes sizes = engine_sizes(s->engine);
-	*g = (struct metrics_gauges){.sessions = look.n_sessions,
-		.active = look.active,
-		.waiting = look.waiting,
+	*g = (struct metrics_gauges){.sessions = snapshot.n_sessions,
+		.active = snapshot.active,
+		.waiting = snapshot.waiting,
 		.connections = s->connections,
 		.hit_vram = cache.stats.hit_vram,
 		.hit_ram = cache.stats.hit_ram,
@@ -159,8 +159,8 @@ void live_gauges(const struct live_source *s, struct metrics_gauges *g)
 		.prefetch_useful = cache.stats.prefetch_useful,
 		.prefetch_wasted = cache.stats.prefetch_wasted,
 		.wait_ns = cache.stats.wait_ns,
-		.store_bytes = look.store.bytes,
-		.store_tokens = look.store.tokens_read,
+		.store_bytes = snapshot.store.bytes,
+		.store_tokens = snapshot.store.tokens_read,
 		.cache_bytes = {cache.tier_bytes[0], cache.tier_bytes[1]},
 		.resident_bytes = sizes.resident_bytes,
 		.kv_bytes = sizes.kv_bytes,

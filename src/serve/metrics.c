@@ -150,7 +150,7 @@ struct metrics_rates metrics_rates(struct metrics *m)
 
 /* ---- text ---- */
 
-static void head(
+static void put_head(
 	struct buf *out, const char *name, const char *unit, const char *help, const char *type)
 {
 	buf_printf(out, "# HELP glmstream_%s%s %s\n# TYPE glmstream_%s%s %s\n", name, unit, help, name,
@@ -173,7 +173,7 @@ static void put_histogram(
 	struct buf *out, const char *name, const char *help, const struct histogram *h)
 {
 	uint64_t sum = 0;
-	head(out, name, "", help, "histogram");
+	put_head(out, name, "", help, "histogram");
 	for (size_t i = 0; i < N_BOUNDS; i++) {
 		sum += h->counts[i];
 		buf_printf(
@@ -186,15 +186,15 @@ static void put_histogram(
 		(unsigned long long)sum);
 }
 
-static void gauge(struct buf *out, const char *name, const char *help, double value)
+static void put_gauge(struct buf *out, const char *name, const char *help, double value)
 {
-	head(out, name, "", help, "gauge");
+	put_head(out, name, "", help, "gauge");
 	buf_printf(out, "glmstream_%s %.10g\n", name, value);
 }
 
-static void counter(struct buf *out, const char *name, const char *help, uint64_t value)
+static void put_counter(struct buf *out, const char *name, const char *help, uint64_t value)
 {
-	head(out, name, "_total", help, "counter");
+	put_head(out, name, "_total", help, "counter");
 	buf_printf(out, "glmstream_%s_total %llu\n", name, (unsigned long long)value);
 }
 
@@ -205,31 +205,31 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 		uint64_t n;
 	} tiers[] = {{"vram", g->hit_vram}, {"ram", g->hit_ram}, {"disk", g->miss}};
 	uint64_t all = g->hit_vram + g->hit_ram + g->miss;
-	head(out, "experts", "_total", "Experts asked for, by where they stood", "counter");
+	put_head(out, "experts", "_total", "Experts asked for, by where they stood", "counter");
 	for (size_t i = 0; i < ARRAY_LEN(tiers); i++)
 		buf_printf(out, "glmstream_experts_total{tier=\"%s\"} %llu\n", tiers[i].tier,
 			(unsigned long long)tiers[i].n);
-	head(out, "expert_ratio", "",
+	put_head(out, "expert_ratio", "",
 		"Part of the experts asked for that stood in a tier, since the start", "gauge");
 	for (size_t i = 0; i < ARRAY_LEN(tiers); i++)
 		buf_printf(out, "glmstream_expert_ratio{tier=\"%s\"} %.6f\n", tiers[i].tier,
 			all ? (double)tiers[i].n / (double)all : 0.0);
-	counter(out, "read_bytes", "Bytes of experts read from storage", g->bytes_read);
-	counter(out, "prefetch_useful", "Experts read ahead and then used", g->prefetch_useful);
-	counter(out, "prefetch_wasted", "Experts read ahead and never used", g->prefetch_wasted);
-	head(
+	put_counter(out, "read_bytes", "Bytes of experts read from storage", g->bytes_read);
+	put_counter(out, "prefetch_useful", "Experts read ahead and then used", g->prefetch_useful);
+	put_counter(out, "prefetch_wasted", "Experts read ahead and never used", g->prefetch_wasted);
+	put_head(
 		out, "expert_wait_seconds", "_total", "Time the computation waited for experts", "counter");
 	buf_printf(out, "glmstream_expert_wait_seconds_total %.6f\n", (double)g->wait_ns / 1e9);
-	counter(out, "store_tokens", "Prompt tokens whose cache rows came from the session folder",
+	put_counter(out, "store_tokens", "Prompt tokens whose cache rows came from the session folder",
 		g->store_tokens);
-	gauge(out, "store_bytes", "Size of the session folder", (double)g->store_bytes);
-	gauge(out, "cache_vram_bytes", "First tier of the expert cache", (double)g->cache_bytes[0]);
-	gauge(out, "cache_ram_bytes", "Second tier of the expert cache", (double)g->cache_bytes[1]);
+	put_gauge(out, "store_bytes", "Size of the session folder", (double)g->store_bytes);
+	put_gauge(out, "cache_vram_bytes", "First tier of the expert cache", (double)g->cache_bytes[0]);
+	put_gauge(out, "cache_ram_bytes", "Second tier of the expert cache", (double)g->cache_bytes[1]);
 }
 
 void metrics_text(struct metrics *m, const struct metrics_gauges *g, struct buf *out)
 {
-	head(out, "info", "", "What runs here", "gauge");
+	put_head(out, "info", "", "What runs here", "gauge");
 	buf_puts(out, "glmstream_info{version=\"");
 	put_label(out, g->version);
 	buf_puts(out, "\",model=\"");
@@ -237,29 +237,29 @@ void metrics_text(struct metrics *m, const struct metrics_gauges *g, struct buf 
 	buf_puts(out, "\",backend=\"");
 	put_label(out, g->backend);
 	buf_puts(out, "\"} 1\n");
-	gauge(out, "uptime_seconds", "Time since the start", g->uptime_s);
-	gauge(out, "sessions", "Timelines that exist", g->sessions);
-	gauge(out, "sessions_active", "Timelines that compute", g->active);
-	gauge(out, "queue_depth", "Answers that wait for a session", g->waiting);
-	gauge(out, "connections", "Open connections", g->connections);
-	gauge(out, "resident_bytes", "Weights that every token needs", (double)g->resident_bytes);
-	gauge(out, "kv_bytes", "Caches of all sessions", (double)g->kv_bytes);
+	put_gauge(out, "uptime_seconds", "Time since the start", g->uptime_s);
+	put_gauge(out, "sessions", "Timelines that exist", g->sessions);
+	put_gauge(out, "sessions_active", "Timelines that compute", g->active);
+	put_gauge(out, "queue_depth", "Answers that wait for a session", g->waiting);
+	put_gauge(out, "connections", "Open connections", g->connections);
+	put_gauge(out, "resident_bytes", "Weights that every token needs", (double)g->resident_bytes);
+	put_gauge(out, "kv_bytes", "Caches of all sessions", (double)g->kv_bytes);
 	struct metrics_rates r = metrics_rates(m);
-	gauge(out, "prefill_tokens_per_second", "Over the last two seconds", r.prefill_tok_s);
-	gauge(out, "decode_tokens_per_second", "Over the last two seconds", r.decode_tok_s);
-	gauge(out, "read_bytes_per_second", "Over the last two seconds", r.read_bytes_s);
+	put_gauge(out, "prefill_tokens_per_second", "Over the last two seconds", r.prefill_tok_s);
+	put_gauge(out, "decode_tokens_per_second", "Over the last two seconds", r.decode_tok_s);
+	put_gauge(out, "read_bytes_per_second", "Over the last two seconds", r.read_bytes_s);
 	for (int i = 0; i < METRICS_N_COUNTERS; i++) {
 		uint64_t v = metrics_get(m, (enum metrics_counter)i);
 		if (i != METRICS_PREFILL_NS && i != METRICS_DECODE_NS) {
-			counter(out, counter_texts[i].name, counter_texts[i].help, v);
+			put_counter(out, counter_texts[i].name, counter_texts[i].help, v);
 			continue;
 		}
-		head(out, counter_texts[i].name, "_total", counter_texts[i].help, "counter");
+		put_head(out, counter_texts[i].name, "_total", counter_texts[i].help, "counter");
 		buf_printf(out, "glmstream_%s_total %.6f\n", counter_texts[i].name, (double)v / 1e9);
 	}
 	put_experts(out, g);
 	pthread_mutex_lock(&m->lock);
-	head(out, "responses", "_total", "Responses by path and status", "counter");
+	put_head(out, "responses", "_total", "Responses by path and status", "counter");
 	for (size_t i = 0; i < m->n_responses; i++)
 		buf_printf(out, "glmstream_responses_total{path=\"%s\",status=\"%u\"} %llu\n",
 			m->responses[i].route, m->responses[i].status, (unsigned long long)m->responses[i].n);

@@ -116,7 +116,7 @@ static void forget_rows(struct output *o)
 		o->n_rows--;
 }
 
-static void on_event(void *user, const struct chat_event *v)
+static void on_parser_event(void *user, const struct chat_event *v)
 {
 	struct output *o = user;
 	switch (v->kind) {
@@ -144,12 +144,12 @@ static void on_event(void *user, const struct chat_event *v)
 
 /* ---- probabilities ---- */
 
-static float clean(float v)
+static float text_clean(float v)
 {
 	return isnan(v) ? -INFINITY : v;
 }
 
-static void measure(const struct output *o, int32_t id, const float *logits, int32_t n_valid,
+static void token_measure(const struct output *o, int32_t id, const float *logits, int32_t n_valid,
 	struct output_token *out)
 {
 	uint32_t want = MIN(o->options->n_top, OUTPUT_TOP_MAX);
@@ -157,9 +157,9 @@ static void measure(const struct output *o, int32_t id, const float *logits, int
 	float top = -INFINITY;
 	*out = (struct output_token){.id = id};
 	for (int32_t i = 0; i < n_valid; i++)
-		top = fmaxf(top, clean(logits[i]));
+		top = fmaxf(top, text_clean(logits[i]));
 	for (int32_t i = 0; i < n_valid; i++) {
-		float v = clean(logits[i]);
+		float v = text_clean(logits[i]);
 		sum += exp((double)v - (double)top);
 		if (!want || (out->n_top == want && v <= out->top[want - 1].logprob))
 			continue;
@@ -170,7 +170,7 @@ static void measure(const struct output *o, int32_t id, const float *logits, int
 		out->top[k].logprob = v;
 	}
 	double all = (double)top + log(fmax(sum, 1e-300));
-	out->logprob = (float)((double)clean(logits[id]) - all);
+	out->logprob = (float)((double)text_clean(logits[id]) - all);
 	for (uint32_t k = 0; k < out->n_top; k++)
 		out->top[k].logprob = (float)((double)out->top[k].logprob - all);
 }
@@ -191,7 +191,7 @@ struct output *output_new(
 	tool_force_init(
 		&o->force, t, options->choice, options->tools, options->choice_name, o->reasoning);
 	if (options->chat)
-		chat_parse_init(&o->parse, t, options->tools, options->in_reasoning, on_event, o);
+		chat_parse_init(&o->parse, t, options->tools, options->in_reasoning, on_parser_event, o);
 	return o;
 }
 
@@ -232,7 +232,7 @@ enum output_next output_push(struct output *o, int32_t id, const float *logits, 
 			o->rows = mem_grow(o->rows, o->rows_cap, sizeof *o->rows);
 		}
 		struct row *r = &o->rows[o->n_rows++];
-		measure(o, id, logits, n_valid, &r->token);
+		token_measure(o, id, logits, n_valid, &r->token);
 		r->at = o->bytes_in;
 	}
 	if (o->options->chat) {

@@ -13,7 +13,7 @@
 #define PROGRESS_NS 1000000000ull /* between two signs of progress */
 #define SILENCE_NS  2000000000ull /* the longest silence of a stream */
 
-struct turn {
+struct stream_turn {
 	const struct api *api;
 	struct exchange *exchange;
 	struct request request;
@@ -36,7 +36,7 @@ void respond_refusal(struct exchange *x, const struct api *api, const struct req
 
 static void turn_free(void *user)
 {
-	struct turn *t = user;
+	struct stream_turn *t = user;
 	reply_end(&t->reply);
 	request_fini(&t->request);
 	free(t);
@@ -45,7 +45,7 @@ static void turn_free(void *user)
 /* ---- streams ---- */
 
 static void write_event(
-	struct turn *t, struct reply_answer *a, const struct job_event *v, struct buf *out)
+	struct stream_turn *t, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
 	struct request_error e = {0};
 	if (v->kind == JOB_ERROR) {
@@ -61,9 +61,9 @@ static void write_event(
 	}
 }
 
-static bool next(void *user, struct buf *out)
+static bool stream_next(void *user, struct buf *out)
 {
-	struct turn *t = user;
+	struct stream_turn *t = user;
 	struct reply_answer *a;
 	/* what waits already goes out in one piece */
 	struct job_event *v = reply_next(&t->reply, WAIT_MS, &a);
@@ -89,7 +89,7 @@ static bool next(void *user, struct buf *out)
 
 /* ---- whole answers ---- */
 
-static void answer_whole(struct turn *t)
+static void answer_whole(struct stream_turn *t)
 {
 	struct request_error e = {0};
 	struct reply_answer *a;
@@ -120,7 +120,7 @@ void respond(struct exchange *x, const struct api *api, const struct request_mod
 	size_t len;
 	const char *body = exchange_body(x, &len);
 	struct request_error e = {0};
-	struct turn *t = NEW(struct turn);
+	struct stream_turn *t = NEW(struct stream_turn);
 	t->api = api;
 	t->exchange = x;
 	if (api_parse(api, model, body, len, &t->request, &e) ||
@@ -132,7 +132,7 @@ void respond(struct exchange *x, const struct api *api, const struct request_mod
 	metrics_add(m, METRICS_REPLAYED, t->request.n_replayed);
 	t->last_ns = clock_ns();
 	if (t->request.stream) {
-		exchange_stream(x, "text/event-stream; charset=utf-8", next, turn_free, t);
+		exchange_stream(x, "text/event-stream; charset=utf-8", stream_next, turn_free, t);
 		return;
 	}
 	answer_whole(t);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The loop: fill idle sessions from the queue, drop what was cancelled, compute one step, tell. The
- * lock guards the queue, the flags and the published look; it is never held while computing.
+ * The loop: fill idle sessions from the queue, drop what was cancelled, compute one step, publish a
+ * snapshot. The lock guards the queue, the flags and the published snapshot; it is never held while
+ * computing.
  */
 #include "src/serve/scheduler.h"
 
@@ -47,7 +48,7 @@ struct scheduler {
 	uint32_t turn;      /* compute: who is first in the next step */
 	uint64_t n_jobs;    /* compute: begun */
 	uint64_t n_ended;   /* compute */
-	int64_t writing_ns; /* compute: time that writing is owed */
+	int64_t writing_ns; /* compute: decode time that prompts have delayed */
 	float *masked;      /* compute: [n_vocab] */
 	atomic_bool abort;  /* cuts a step short */
 	pthread_mutex_t lock;
@@ -55,14 +56,14 @@ struct scheduler {
 	struct job *first, **last;         /* lock: the queue */
 	uint32_t waiting;                  /* lock */
 	bool stopping, stop_now, finished; /* lock */
-	struct job *alone;          /* lock: the only job of the step in hand; NULL: none or several */
-	double job_seconds;         /* lock: of an answer, smoothed */
-	struct scheduler_look look; /* lock */
+	struct job *alone;  /* lock: the only job of the step in hand; NULL: none or several */
+	double job_seconds; /* lock: of an answer, smoothed */
+	struct scheduler_snapshot snapshot; /* lock */
 };
 
 /* ---- the end of jobs ---- */
 
-static void release(struct scheduler *s, struct slot *slot)
+static void slot_release(struct scheduler *s, struct slot *slot)
 {
 	struct job *j = slot->job;
 	double seconds = (double)(clock_ns() - j->started_ns) / 1e9;
@@ -77,7 +78,7 @@ static void release(struct scheduler *s, struct slot *slot)
 
 /* What was computed stays for later runs. A folder that takes no more stops being used; answers do
  * not depend on it. */
-static void keep(struct scheduler *s, struct slot *slot)
+static void slot_keep_prefix(struct scheduler *s, struct slot *slot)
 {
 	struct err e = {0};
 	if (!s->store || session_length(slot->session) < PREFIX_BLOCK ||
@@ -88,7 +89,7 @@ static void keep(struct scheduler *s, struct slot *slot)
 	s->store = NULL;
 }
 
-static void finish(struct scheduler *s, struct slot *slot, enum job_finish how)
+static void slot_finish(struct scheduler *s, struct slot *slot, enum job_finish how)
 {
 	struct job *j = slot->job;
 	bool whole = slot->state == SCHEDULER_WRITING && how != JOB_CANCELLED;
@@ -97,15 +98,15 @@ static void finish(struct scheduler *s, struct slot *slot, enum job_finish how)
 		metrics_observe(s->metrics, METRICS_DURATION, clock_ns() - j->submitted_ns);
 	job_end(j, how);
 	if (whole)
-		keep(s, slot);
-	release(s, slot);
+		slot_keep_prefix(s, slot);
+	slot_release(s, slot);
 }
 
-static void fail(struct scheduler *s, struct slot *slot, const struct err *e)
+static void slot_fail(struct scheduler *s, struct slot *slot, const struct err *e)
 {
 	metrics_add(s->metrics, METRICS_FAILED, 1);
 	job_fail(slot->job, e);
-	release(s, slot);
+	slot_release(s, slot);
 }
 
 /* ---- the beginning of jobs ---- */
@@ -121,7 +122,8 @@ static uint32_t common_prefix(const struct session *a, const struct token_ids *p
 
 /* See scheduler.h. At least one slot is idle. *start: how many tokens of the prompt need not be
  * computed. */
-static struct slot *choose(struct scheduler *s, const struct token_ids *prompt, uint32_t *start)
+static struct slot *slot_choose(
+	struct scheduler *s, const struct token_ids *prompt, uint32_t *start)
 {
 	struct slot *going_on = NULL, *oldest = NULL, *longest = NULL;
 	uint32_t going_on_n = 0, oldest_n = 0, longest_n = 0;
@@ -161,7 +163,7 @@ static struct slot *choose(struct scheduler *s, const struct token_ids *prompt, 
 }
 
 /* Looks on disk for more than `start` tokens, which stand in the session. */
-static uint32_t restore(
+static uint32_t slot_restore_prefix(
 	struct scheduler *s, struct slot *slot, const struct token_ids *prompt, uint32_t start)
 {
 	struct err e = {0};
@@ -175,7 +177,7 @@ static uint32_t restore(
 
 /* When somebody is just reading the same beginning, it is read once: this one waits, then copies.
  * Whoever is followed began earlier, so there are no circles. */
-static void follow(struct scheduler *s, struct slot *slot, uint32_t start)
+static void slot_find_leader(struct scheduler *s, struct slot *slot, uint32_t start)
 {
 	const struct token_ids *mine = &slot->job->prompt;
 	slot->leader = NULL;
@@ -198,7 +200,7 @@ static void follow(struct scheduler *s, struct slot *slot, uint32_t start)
 
 /* Is this slot still waiting? If the other has read what is common (or has gone), its rows are
  * taken over. */
-static bool follows(struct scheduler *s, struct slot *slot)
+static bool slot_follows(struct scheduler *s, struct slot *slot)
 {
 	struct slot *x = slot->leader;
 	struct job *j = slot->job;
@@ -222,12 +224,12 @@ static bool follows(struct scheduler *s, struct slot *slot)
 	return false;
 }
 
-static void begin(struct scheduler *s, struct job *j)
+static void slot_begin_job(struct scheduler *s, struct job *j)
 {
 	uint32_t start;
-	struct slot *slot = choose(s, &j->prompt, &start);
+	struct slot *slot = slot_choose(s, &j->prompt, &start);
 	session_rewind(slot->session, MIN(start, session_length(slot->session)));
-	start = restore(s, slot, &j->prompt, start);
+	start = slot_restore_prefix(s, slot, &j->prompt, start);
 	slot->job = j;
 	slot->serial = ++s->n_jobs;
 	slot->state = SCHEDULER_READING;
@@ -235,7 +237,7 @@ static void begin(struct scheduler *s, struct job *j)
 	j->cached = start;
 	j->started_ns = clock_ns();
 	job_begin(j, engine_tokenizer(s->engine));
-	follow(s, slot, start);
+	slot_find_leader(s, slot, start);
 	job_progress(j, start, slot->prompt);
 	metrics_add(s->metrics, METRICS_PROMPT_TOKENS, j->prompt.n);
 	metrics_add(s->metrics, METRICS_CACHED_TOKENS, start);
@@ -243,7 +245,7 @@ static void begin(struct scheduler *s, struct job *j)
 }
 
 /* Takes the first job of the queue, or one that was cancelled while waiting. Lock held. */
-static struct job *take(struct scheduler *s, bool cancelled_only)
+static struct job *queue_pop(struct scheduler *s, bool cancelled_only)
 {
 	for (struct job **at = &s->first; *at; at = &(*at)->next) {
 		struct job *j = *at;
@@ -259,7 +261,7 @@ static struct job *take(struct scheduler *s, bool cancelled_only)
 	return NULL;
 }
 
-static struct slot *idle_slot(struct scheduler *s)
+static struct slot *slot_find_idle(struct scheduler *s)
 {
 	for (uint32_t i = 0; i < s->n_slots; i++)
 		if (!s->slots[i].job)
@@ -267,14 +269,14 @@ static struct slot *idle_slot(struct scheduler *s)
 	return NULL;
 }
 
-static void fill(struct scheduler *s)
+static void slots_fill(struct scheduler *s)
 {
 	for (;;) {
 		pthread_mutex_lock(&s->lock);
-		struct job *j = take(s, true);
+		struct job *j = queue_pop(s, true);
 		bool stopping = s->stopping;
-		if (!j && (stopping || idle_slot(s)))
-			j = take(s, false);
+		if (!j && (stopping || slot_find_idle(s)))
+			j = queue_pop(s, false);
 		pthread_mutex_unlock(&s->lock);
 		if (!j)
 			return;
@@ -287,14 +289,14 @@ static void fill(struct scheduler *s)
 			metrics_add(s->metrics, METRICS_FAILED, 1);
 			job_fail(j, &e);
 		} else {
-			begin(s, j);
+			slot_begin_job(s, j);
 			continue;
 		}
 		job_drop(j);
 	}
 }
 
-static void drop_cancelled(struct scheduler *s)
+static void slots_drop_cancelled(struct scheduler *s)
 {
 	pthread_mutex_lock(&s->lock);
 	bool now = s->stop_now;
@@ -304,15 +306,15 @@ static void drop_cancelled(struct scheduler *s)
 	for (uint32_t i = 0; i < s->n_slots; i++) {
 		struct slot *slot = &s->slots[i];
 		if (slot->job && now)
-			fail(s, slot, &e);
+			slot_fail(s, slot, &e);
 		else if (slot->job && atomic_load(&slot->job->cancel))
-			finish(s, slot, JOB_CANCELLED);
+			slot_finish(s, slot, JOB_CANCELLED);
 	}
 }
 
 /* ---- steps ---- */
 
-static uint32_t count(const struct scheduler *s, enum scheduler_state state)
+static uint32_t slots_count(const struct scheduler *s, enum scheduler_state state)
 {
 	uint32_t n = 0;
 	for (uint32_t i = 0; i < s->n_slots; i++)
@@ -321,7 +323,7 @@ static uint32_t count(const struct scheduler *s, enum scheduler_state state)
 }
 
 /* Computes the parts of `at`; when that fails their jobs do. */
-static bool compute(
+static bool parts_compute(
 	struct scheduler *s, const struct batch_part *parts, struct slot *const *at, uint32_t n)
 {
 	struct err e = {0};
@@ -335,7 +337,7 @@ static bool compute(
 	int rc = batch_step(parts, n, alone ? &alone->cancel : &s->abort, &e);
 	pthread_mutex_lock(&s->lock);
 	s->alone = NULL;
-	s->look.healthy = !rc || rc == ERR_INTERRUPTED;
+	s->snapshot.healthy = !rc || rc == ERR_INTERRUPTED;
 	pthread_mutex_unlock(&s->lock);
 	uint64_t rows = 0;
 	for (uint32_t i = 0; i < n; i++)
@@ -348,19 +350,19 @@ static bool compute(
 		return false;
 	log_warn("a step failed: %s", e.text);
 	for (uint32_t i = 0; i < n; i++)
-		fail(s, at[i], &e);
+		slot_fail(s, at[i], &e);
 	return false;
 }
 
 /* One chunk, shared evenly by all sessions that still read their prompts. */
-static void read_step(struct scheduler *s)
+static void prefill_step(struct scheduler *s)
 {
 	struct batch_part parts[SCHEDULER_SESSIONS_MAX];
 	struct slot *at[SCHEDULER_SESSIONS_MAX] = {NULL};
 	uint32_t n = 0, left = 0, room = batch_max_rows(s->engine);
 	for (uint32_t i = 0; i < s->n_slots; i++)
-		left +=
-			s->slots[i].job && s->slots[i].state == SCHEDULER_READING && !follows(s, &s->slots[i]);
+		left += s->slots[i].job && s->slots[i].state == SCHEDULER_READING &&
+				!slot_follows(s, &s->slots[i]);
 	for (uint32_t k = 0; k < s->n_slots && left && room; k++) {
 		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
 		if (!slot->job || slot->state != SCHEDULER_READING || slot->leader)
@@ -378,21 +380,21 @@ static void read_step(struct scheduler *s)
 		n++;
 	}
 	s->turn = (s->turn + 1) % s->n_slots;
-	if (!compute(s, parts, at, n))
+	if (!parts_compute(s, parts, at, n))
 		return;
 	for (uint32_t i = 0; i < n; i++) {
 		metrics_add(s->metrics, METRICS_PREFILL_TOKENS, parts[i].n);
 		job_progress(at[i]->job, session_length(at[i]->session), at[i]->prompt);
 		if (parts[i].logits) {
 			at[i]->state = SCHEDULER_WRITING;
-			keep(s, at[i]);
+			slot_keep_prefix(s, at[i]);
 		}
 	}
 }
 
 /* The logits are at hand: draws the next token and gives it out. False when the answer has ended.
  */
-static bool advance(struct scheduler *s, struct slot *slot, int32_t *id)
+static bool slot_sample(struct scheduler *s, struct slot *slot, int32_t *id)
 {
 	struct job *j = slot->job;
 	const float *logits = session_logits(slot->session), *draw = logits;
@@ -411,7 +413,7 @@ static bool advance(struct scheduler *s, struct slot *slot, int32_t *id)
 	bool ends =
 		generate_ends(slot->session, *id, (uint32_t)j->generated.n, j->max_new, false, &stop);
 	if (ends && stop == GENERATE_STOP_TOKEN) {
-		finish(s, slot, JOB_STOP_TOKEN);
+		slot_finish(s, slot, JOB_STOP_TOKEN);
 		return false;
 	}
 	metrics_add(s->metrics, METRICS_NEW_TOKENS, 1);
@@ -419,14 +421,14 @@ static bool advance(struct scheduler *s, struct slot *slot, int32_t *id)
 		bug("no memory for a token id");
 	enum output_next next = output_push(j->output, *id, logits, n_valid);
 	if (next != OUTPUT_GO_ON)
-		finish(s, slot, next == OUTPUT_ONE_CALL ? JOB_ONE_CALL : JOB_STOP_STRING);
+		slot_finish(s, slot, next == OUTPUT_ONE_CALL ? JOB_ONE_CALL : JOB_STOP_STRING);
 	else if (ends)
-		finish(s, slot, JOB_LENGTH);
+		slot_finish(s, slot, JOB_LENGTH);
 	return slot->job != NULL;
 }
 
 /* One token of up to SCHEDULER_ROWS sessions. */
-static void write_step(struct scheduler *s)
+static void decode_step(struct scheduler *s)
 {
 	struct batch_part parts[SCHEDULER_ROWS];
 	struct slot *at[SCHEDULER_ROWS] = {NULL};
@@ -434,7 +436,7 @@ static void write_step(struct scheduler *s)
 	uint32_t n = 0, k, most = MIN(SCHEDULER_ROWS, batch_max_rows(s->engine));
 	for (k = 0; k < s->n_slots && n < most; k++) {
 		struct slot *slot = &s->slots[(s->turn + k) % s->n_slots];
-		if (!slot->job || slot->state != SCHEDULER_WRITING || !advance(s, slot, &ids[n]))
+		if (!slot->job || slot->state != SCHEDULER_WRITING || !slot_sample(s, slot, &ids[n]))
 			continue;
 		at[n] = slot;
 		parts[n] = (struct batch_part){
@@ -443,20 +445,20 @@ static void write_step(struct scheduler *s)
 	}
 	s->turn = (s->turn + k) % s->n_slots;
 	if (n)
-		compute(s, parts, at, n);
+		parts_compute(s, parts, at, n);
 }
 
-static void step(struct scheduler *s)
+static void scheduler_step(struct scheduler *s)
 {
-	bool reading = count(s, SCHEDULER_READING), writing = count(s, SCHEDULER_WRITING);
+	bool reading = slots_count(s, SCHEDULER_READING), writing = slots_count(s, SCHEDULER_WRITING);
 	if (!reading && !writing)
 		return;
 	uint64_t start = clock_ns();
 	bool write = writing && (!reading || s->writing_ns > 0);
 	if (write)
-		write_step(s);
+		decode_step(s);
 	else
-		read_step(s);
+		prefill_step(s);
 	int64_t took = (int64_t)(clock_ns() - start);
 	metrics_add(s->metrics, write ? METRICS_DECODE_NS : METRICS_PREFILL_NS, (uint64_t)took);
 	s->writing_ns = !reading || !writing ? 0 : write ? s->writing_ns - took : took;
@@ -464,34 +466,34 @@ static void step(struct scheduler *s)
 
 /* ---- the thread ---- */
 
-static void publish(struct scheduler *s)
+static void snapshot_publish(struct scheduler *s)
 {
-	struct scheduler_look look = {0};
+	struct scheduler_snapshot snapshot = {0};
 	for (uint32_t i = 0; i < s->n_slots; i++) {
 		const struct slot *x = &s->slots[i];
-		look.active += x->job != NULL;
-		look.sessions[i] = (struct scheduler_session){.state = x->state,
+		snapshot.active += x->job != NULL;
+		snapshot.sessions[i] = (struct scheduler_session){.state = x->state,
 			.tokens = session_length(x->session),
 			.prompt = x->job ? x->prompt : 0,
 			.done = x->job ? MIN(session_length(x->session), x->prompt) : 0,
 			.new_tokens = x->job ? (uint32_t)x->job->generated.n : 0};
 	}
 	pthread_mutex_lock(&s->lock);
-	look.healthy = s->look.healthy;
+	snapshot.healthy = s->snapshot.healthy;
 	if (s->store)
-		look.store = prefix_store_stats(s->store);
-	s->look = look;
+		snapshot.store = prefix_store_stats(s->store);
+	s->snapshot = snapshot;
 	pthread_mutex_unlock(&s->lock);
 }
 
-static void *run(void *arg)
+static void *scheduler_main(void *arg)
 {
 	struct scheduler *s = arg;
 	for (;;) {
-		drop_cancelled(s);
-		fill(s);
-		publish(s);
-		bool active = count(s, SCHEDULER_READING) + count(s, SCHEDULER_WRITING) > 0;
+		slots_drop_cancelled(s);
+		slots_fill(s);
+		snapshot_publish(s);
+		bool active = slots_count(s, SCHEDULER_READING) + slots_count(s, SCHEDULER_WRITING) > 0;
 		pthread_mutex_lock(&s->lock);
 		while (!active && !s->first && !s->stopping)
 			pthread_cond_wait(&s->wake, &s->lock);
@@ -503,7 +505,7 @@ static void *run(void *arg)
 		pthread_mutex_unlock(&s->lock);
 		if (end)
 			return NULL;
-		step(s);
+		scheduler_step(s);
 	}
 }
 
@@ -521,7 +523,7 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 	s->queue_limit = o->queue_limit;
 	s->slots = NEW_ARRAY(struct slot, n_sessions);
 	s->last = &s->first;
-	s->look.healthy = true;
+	s->snapshot.healthy = true;
 	s->finished = true; /* until the thread runs */
 	pthread_mutex_init(&s->lock, NULL);
 	pthread_cond_init(&s->wake, NULL);
@@ -536,7 +538,7 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 		rc = prefix_store_open(o->folder, o->folder_bytes, g, &s->store, e);
 	if (!rc) {
 		s->finished = false;
-		int failed = pthread_create(&s->thread, NULL, run, s);
+		int failed = pthread_create(&s->thread, NULL, scheduler_main, s);
 		if (failed) {
 			s->finished = true;
 			rc = err_errno(e, failed, "the compute thread");
@@ -560,10 +562,11 @@ enum scheduler_answer scheduler_submit(
 	pthread_mutex_lock(&s->lock);
 	if (s->stopping) {
 		answer = SCHEDULER_ENDING;
-	} else if (s->waiting + n > s->queue_limit + (s->n_slots - MIN(s->look.active, s->n_slots))) {
+	} else if (s->waiting + n >
+			   s->queue_limit + (s->n_slots - MIN(s->snapshot.active, s->n_slots))) {
 		answer = SCHEDULER_FULL;
-		double guess = s->job_seconds * (double)(s->waiting + 1) / (double)s->n_slots;
-		*retry_s = guess < 1 ? 1 : guess > 60 ? 60 : (unsigned)guess;
+		double estimate = s->job_seconds * (double)(s->waiting + 1) / (double)s->n_slots;
+		*retry_s = estimate < 1 ? 1 : estimate > 60 ? 60 : (unsigned)estimate;
 	} else {
 		for (uint32_t i = 0; i < n; i++) {
 			job_hold(jobs[i]);
@@ -621,12 +624,12 @@ void scheduler_close(struct scheduler *s)
 	free(s);
 }
 
-void scheduler_look(struct scheduler *s, struct scheduler_look *look)
+void scheduler_snapshot(struct scheduler *s, struct scheduler_snapshot *snapshot)
 {
 	pthread_mutex_lock(&s->lock);
-	*look = s->look;
-	look->n_sessions = s->n_slots;
-	look->waiting = s->waiting;
-	look->queue_limit = s->queue_limit;
+	*snapshot = s->snapshot;
+	snapshot->n_sessions = s->n_slots;
+	snapshot->waiting = s->waiting;
+	snapshot->queue_limit = s->queue_limit;
 	pthread_mutex_unlock(&s->lock);
 }

@@ -44,7 +44,7 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 
 enum scheduler_answer { SCHEDULER_TAKEN, SCHEDULER_FULL, SCHEDULER_ENDING };
 
-/* Queues all n jobs or none; holds each it takes. *retry_s (when full): a guess after how many
+/* Queues all n jobs or none; holds each it takes. *retry_s (when full): an estimate after how many
  * seconds to come again. */
 enum scheduler_answer scheduler_submit(
 	struct scheduler *s, struct job *const *jobs, uint32_t n, unsigned *retry_s);
@@ -55,7 +55,7 @@ enum scheduler_answer scheduler_submit(
 void scheduler_stop(struct scheduler *s, unsigned grace_ms);
 void scheduler_close(struct scheduler *s); /* NULL is fine; stops at once if that was not done */
 
-/* A look from any thread. */
+/* The state of queue and sessions, from any thread. */
 enum scheduler_state { SCHEDULER_IDLE, SCHEDULER_READING, SCHEDULER_WRITING };
 struct scheduler_session {
 	enum scheduler_state state;
@@ -64,12 +64,12 @@ struct scheduler_session {
 	uint32_t done;   /* of the prompt */
 	uint32_t new_tokens;
 };
-struct scheduler_look {
+struct scheduler_snapshot {
 	uint32_t n_sessions, active, waiting, queue_limit;
 	bool healthy;                    /* the last step did not fail */
 	struct prefix_store_stats store; /* zeros without a folder */
 	struct scheduler_session sessions[SCHEDULER_SESSIONS_MAX];
 };
-void scheduler_look(struct scheduler *s, struct scheduler_look *look);
+void scheduler_snapshot(struct scheduler *s, struct scheduler_snapshot *snapshot);
 
 #endif

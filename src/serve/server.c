@@ -91,18 +91,18 @@ static void get_model(struct server *s, struct exchange *x)
 
 static void get_health(struct server *s, struct exchange *x)
 {
-	struct scheduler_look look;
-	scheduler_look(s->scheduler, &look);
+	struct scheduler_snapshot snapshot;
+	scheduler_snapshot(s->scheduler, &snapshot);
 	bool ending = http_is_ending(s->http);
 	struct buf body = {0};
 	struct json_write w = {.out = &body};
 	json_write_open(&w, NULL, '{');
-	json_write_string(&w, "status", ending ? "ending" : look.healthy ? "ok" : "failing");
+	json_write_string(&w, "status", ending ? "ending" : snapshot.healthy ? "ok" : "failing");
 	json_write_string(&w, "model", s->model.name);
-	json_write_int(&w, "active", look.active);
-	json_write_int(&w, "waiting", look.waiting);
+	json_write_int(&w, "active", snapshot.active);
+	json_write_int(&w, "waiting", snapshot.waiting);
 	json_write_close(&w, '}');
-	exchange_reply(x, ending || !look.healthy ? 503 : 200, JSON_TYPE, &body);
+	exchange_reply(x, ending || !snapshot.healthy ? 503 : 200, JSON_TYPE, &body);
 }
 
 static struct live_source live_of(struct server *s)
@@ -253,7 +253,7 @@ static const struct api *words_of(const struct exchange *x)
 	return exchange_header(x, "anthropic-version") ? &api_messages : &api_chat;
 }
 
-static unsigned on_look(void *user, const char *method, const char *path, bool *open,
+static unsigned on_lookup(void *user, const char *method, const char *path, bool *open,
 	const char **name, const char **allow)
 {
 	(void)user;
@@ -331,7 +331,7 @@ int server_open(
 			.folder_bytes = o->folder_bytes},
 		s->metrics, &s->scheduler, e);
 	const struct http_calls calls = {.user = s,
-		.look = on_look,
+		.lookup = on_lookup,
 		.handle = on_handle,
 		.refuse = on_refuse,
 		.sent = on_sent,

@@ -130,7 +130,7 @@ static const json_t *find_tool(const struct tool_force *f, const char *name)
 
 /* Of the tool whose name is complete: a key may follow, or the end. Before any key is written,
  * n_names still holds the tools' names, so the schema is asked directly. */
-static void chosen(const struct tool_force *f, bool *keys, bool *end)
+static void call_chosen(const struct tool_force *f, bool *keys, bool *end)
 {
 	const json_t *p = json_object_get(find_tool(f, buf_str(&f->so_far)), "parameters");
 	const json_t *properties = json_object_get(p, "properties");
@@ -138,7 +138,8 @@ static void chosen(const struct tool_force *f, bool *keys, bool *end)
 	*end = !json_array_size(json_object_get(p, "required")) || !*keys;
 }
 
-static bool allowed(const struct tool_force *f, int32_t id, bool name_done, bool keys, bool end)
+static bool token_allowed(
+	const struct tool_force *f, int32_t id, bool name_done, bool keys, bool end)
 {
 	const struct tokenizer *t = f->tokenizer;
 	struct text_span s = tokenizer_token(t, id);
@@ -176,16 +177,16 @@ void tool_force_mask(struct tool_force *f, float *logits, int32_t n_valid)
 		return;
 	bool name_done = is_name(f), keys = true, end = true;
 	if (f->state == NAME && name_done)
-		chosen(f, &keys, &end);
+		call_chosen(f, &keys, &end);
 	for (int32_t id = 0; id < n_valid; id++)
-		if (!allowed(f, id, name_done, keys, end))
+		if (!token_allowed(f, id, name_done, keys, end))
 			logits[id] = -INFINITY;
 }
 
 /* ---- what came ---- */
 
 /* The tool is known: from now on the names are its keys. */
-static void choose(struct tool_force *f)
+static void call_choose(struct tool_force *f)
 {
 	const json_t *p = json_object_get(find_tool(f, buf_str(&f->so_far)), "parameters");
 	f->properties = json_object_get(p, "properties");
@@ -231,7 +232,7 @@ void tool_force_token(struct tool_force *f, int32_t id)
 		if (id == f->end_call) {
 			f->state = FREE;
 		} else if (id == f->key) {
-			choose(f);
+			call_choose(f);
 			f->state = KEY;
 			f->empty = true;
 		} else if (id == f->end_key) {

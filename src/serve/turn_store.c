@@ -91,7 +91,7 @@ void turn_store_free(struct turn_store *r)
 
 /* The bytes that two equal turns share. Arguments are spelled with sorted keys: clients parse and
  * write them again. */
-static void spell(const struct stored_turn *t, struct buf *key)
+static void turn_spell(const struct stored_turn *t, struct buf *key)
 {
 	struct chat_text content = chat_text_trimmed(t->content);
 	buf_printf(key, "%zu:", content.len);
@@ -112,7 +112,7 @@ static void spell(const struct stored_turn *t, struct buf *key)
 	}
 }
 
-static struct turn *find(struct turn_store *r, uint64_t hash, const struct buf *key)
+static struct turn *turn_find(struct turn_store *r, uint64_t hash, const struct buf *key)
 {
 	for (struct turn *t = r->buckets[hash % N_BUCKETS]; t; t = t->next)
 		if (t->hash == hash && t->key_len == key->len && !memcmp(t->key, key->data, key->len))
@@ -124,11 +124,11 @@ void turn_store_put(struct turn_store *r, const struct stored_turn *turn, const 
 	size_t n, size_t n_reasoning)
 {
 	struct buf key = {0};
-	spell(turn, &key);
+	turn_spell(turn, &key);
 	uint64_t hash = hash_bytes(HASH_START, key.data, key.len);
 	struct chat_text reasoning = chat_text_trimmed(turn->reasoning);
 	pthread_mutex_lock(&r->lock);
-	struct turn *t = find(r, hash, &key);
+	struct turn *t = turn_find(r, hash, &key);
 	if (t) { /* given again: what was written last counts */
 		unlink_use(r, t);
 		r->bytes -= turn_bytes(t);
@@ -161,11 +161,11 @@ bool turn_store_get(struct turn_store *r, const struct stored_turn *turn, bool w
 	struct token_ids *out)
 {
 	struct buf key = {0};
-	spell(turn, &key);
+	turn_spell(turn, &key);
 	uint64_t hash = hash_bytes(HASH_START, key.data, key.len);
 	struct chat_text reasoning = chat_text_trimmed(turn->reasoning);
 	pthread_mutex_lock(&r->lock);
-	struct turn *t = find(r, hash, &key);
+	struct turn *t = turn_find(r, hash, &key);
 	bool good = t && (!reasoning.len || (reasoning.len == t->reasoning_len &&
 											!memcmp(reasoning.data, t->reasoning, reasoning.len)));
 	size_t kept = out->n;

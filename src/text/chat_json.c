@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* JSON -> struct chat. A struct walk carries the path of the member being looked at, so that every
- * sentence begins with it: "messages[3].content[1].type: expected ...". */
+/* JSON -> struct chat. A struct json_walk carries the path of the member being looked at, so that
+ * every sentence begins with it: "messages[3].content[1].type: expected ...". */
 #include "src/text/chat_json.h"
 
 #include "src/base/mem.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct walk {
+struct json_walk {
 	char path[160];
 	size_t len; /* of path */
 	struct err *e;
@@ -20,8 +20,9 @@ struct walk {
 
 /* Goes into a member; returns what `leave` needs. After a failure nobody leaves: the path stays for
  * the sentence. */
-static size_t enter(struct walk *w, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static size_t enter(struct walk *w, const char *fmt, ...)
+static size_t walk_enter(struct json_walk *w, const char *fmt, ...)
+	__attribute__((format(printf, 2, 3)));
+static size_t walk_enter(struct json_walk *w, const char *fmt, ...)
 {
 	size_t old = w->len;
 	va_list ap;
@@ -32,13 +33,13 @@ static size_t enter(struct walk *w, const char *fmt, ...)
 	return old;
 }
 
-static void leave(struct walk *w, size_t old)
+static void walk_leave(struct json_walk *w, size_t old)
 {
 	w->len = old;
 	w->path[old] = 0;
 }
 
-static int wrong(struct walk *w, const char *expected, const json_t *found)
+static int walk_refuse(struct json_walk *w, const char *expected, const json_t *found)
 {
 	return err_set(
 		w->e, ERR_INPUT, "%s: expected %s, found %s", w->path, expected, json_text_type(found));
@@ -55,20 +56,20 @@ static struct chat_text text_of(const json_t *string)
 }
 
 /* Member `name` of `o`, which must be a string; NULL after writing the sentence. */
-static const json_t *string_member(struct walk *w, const json_t *o, const char *name)
+static const json_t *string_member(struct json_walk *w, const json_t *o, const char *name)
 {
 	const json_t *v = json_object_get(o, name);
 	if (json_is_string(v))
 		return v;
-	enter(w, ".%s", name);
-	wrong(w, "a string", v);
+	walk_enter(w, ".%s", name);
+	walk_refuse(w, "a string", v);
 	return NULL;
 }
 
 /* ---- content ---- */
 
 /* What kind of medium a part's type names; NULL: none. */
-static const char *medium(const char *type)
+static const char *medium_of(const char *type)
 {
 	static const char *const media[] = {"image", "video", "audio"};
 	const char *rest = strncmp(type, "input_", 6) ? type : type + 6; /* input_audio */
@@ -80,14 +81,14 @@ static const char *medium(const char *type)
 	return NULL;
 }
 
-static int part(struct walk *w, const json_t *p, struct buf *out)
+static int content_part(struct json_walk *w, const json_t *p, struct buf *out)
 {
 	if (json_is_string(p)) {
 		buf_append(out, json_string_value(p), json_string_length(p));
 		return 0;
 	}
 	if (!json_is_object(p))
-		return wrong(w, "an object or a string", p);
+		return walk_refuse(w, "an object or a string", p);
 	const json_t *type = string_member(w, p, "type");
 	if (!type)
 		return ERR_INPUT;
@@ -98,7 +99,7 @@ static int part(struct walk *w, const json_t *p, struct buf *out)
 		buf_append(out, json_string_value(text), json_string_length(text));
 		return 0;
 	}
-	const char *what = medium(json_string_value(type));
+	const char *what = medium_of(json_string_value(type));
 	if (!what)
 		return err_set(w->e, ERR_INPUT,
 			"%s.type: expected text, image, video or audio, found \"%.40s\"", w->path,
@@ -112,7 +113,7 @@ static int part(struct walk *w, const json_t *p, struct buf *out)
 }
 
 /* String, list of parts, or nothing -> one text. */
-static int visible_text(struct walk *w, const json_t *content, struct chat_text *out)
+static int visible_text(struct json_walk *w, const json_t *content, struct chat_text *out)
 {
 	if (is_nothing(content))
 		return 0;
@@ -121,18 +122,18 @@ static int visible_text(struct walk *w, const json_t *content, struct chat_text 
 		return 0;
 	}
 	if (!json_is_array(content))
-		return wrong(w, "a string or an array", content);
+		return walk_refuse(w, "a string or an array", content);
 	struct buf b = {0};
 	size_t i;
 	json_t *p;
 	json_array_foreach(content, i, p)
 	{
-		size_t old = enter(w, "[%zu]", i);
-		if (part(w, p, &b)) {
+		size_t old = walk_enter(w, "[%zu]", i);
+		if (content_part(w, p, &b)) {
 			buf_free(&b);
 			return ERR_INPUT;
 		}
-		leave(w, old);
+		walk_leave(w, old);
 	}
 	out->len = b.len;
 	out->data = buf_take(&b);
@@ -140,7 +141,7 @@ static int visible_text(struct walk *w, const json_t *content, struct chat_text 
 }
 
 /* A list whose items all have the string member `key` (or `other`) -> their texts. */
-static int member_texts(struct walk *w, const json_t *list, const char *key, const char *other,
+static int member_texts(struct json_walk *w, const json_t *list, const char *key, const char *other,
 	struct chat_text **out, size_t *n)
 {
 	size_t i;
@@ -148,17 +149,17 @@ static int member_texts(struct walk *w, const json_t *list, const char *key, con
 	*out = NEW_ARRAY(struct chat_text, json_array_size(list));
 	json_array_foreach(list, i, item)
 	{
-		size_t old = enter(w, "[%zu]", i);
+		size_t old = walk_enter(w, "[%zu]", i);
 		const json_t *v = json_object_get(item, other);
 		if (!json_is_string(v) && !(v = string_member(w, item, key)))
 			return ERR_INPUT;
 		(*out)[(*n)++] = text_of(v);
-		leave(w, old);
+		walk_leave(w, old);
 	}
 	return 0;
 }
 
-static int tool_content(struct walk *w, struct chat_message *m, const json_t *content)
+static int tool_content(struct json_walk *w, struct chat_message *m, const json_t *content)
 {
 	const json_t *first = json_array_get(content, 0); /* NULL unless a non-empty array */
 	const json_t *type = json_object_get(first, "type");
@@ -171,7 +172,7 @@ static int tool_content(struct walk *w, struct chat_message *m, const json_t *co
 
 /* ---- calls ---- */
 
-static int call_arguments(struct walk *w, const json_t *v, json_t **out)
+static int call_arguments(struct json_walk *w, const json_t *v, json_t **out)
 {
 	if (json_is_object(v)) {
 		*out = json_incref((json_t *)v);
@@ -182,7 +183,7 @@ static int call_arguments(struct walk *w, const json_t *v, json_t **out)
 		return 0;
 	}
 	if (!json_is_string(v))
-		return wrong(w, "an object or a string of JSON", v);
+		return walk_refuse(w, "an object or a string of JSON", v);
 	json_t *parsed = json_text_parse(json_string_value(v), json_string_length(v), true, w->e);
 	if (!parsed) {
 		err_prefix(w->e, "%s: the string is not JSON", w->path);
@@ -192,17 +193,17 @@ static int call_arguments(struct walk *w, const json_t *v, json_t **out)
 		*out = parsed;
 		return 0;
 	}
-	wrong(w, "a string holding an object", parsed);
+	walk_refuse(w, "a string holding an object", parsed);
 	json_decref(parsed);
 	return ERR_INPUT;
 }
 
-static int call(struct walk *w, struct chat_call *c, const json_t *v)
+static int tool_call(struct json_walk *w, struct chat_call *c, const json_t *v)
 {
 	if (!json_is_object(v))
-		return wrong(w, "an object", v);
+		return walk_refuse(w, "an object", v);
 	if (json_is_object(json_object_get(v, "function"))) {
-		enter(w, ".function");
+		walk_enter(w, ".function");
 		v = json_object_get(v, "function");
 	}
 	const json_t *name = string_member(w, v, "name");
@@ -211,36 +212,36 @@ static int call(struct walk *w, struct chat_call *c, const json_t *v)
 	if (!json_string_length(name))
 		return err_set(w->e, ERR_INPUT,
 			"%s.name: expected the name of a function, found an empty string", w->path);
-	enter(w, ".arguments");
+	walk_enter(w, ".arguments");
 	if (call_arguments(w, json_object_get(v, "arguments"), &c->arguments))
 		return ERR_INPUT;
 	c->name = text_of(name);
 	return 0;
 }
 
-static int calls(struct walk *w, struct chat_message *m, const json_t *list)
+static int tool_calls(struct json_walk *w, struct chat_message *m, const json_t *list)
 {
 	if (is_nothing(list))
 		return 0;
 	if (!json_is_array(list))
-		return wrong(w, "an array", list);
+		return walk_refuse(w, "an array", list);
 	size_t i;
 	json_t *v;
 	m->calls = NEW_ARRAY(struct chat_call, json_array_size(list));
 	json_array_foreach(list, i, v)
 	{
-		size_t old = enter(w, "[%zu]", i);
-		if (call(w, &m->calls[i], v))
+		size_t old = walk_enter(w, "[%zu]", i);
+		if (tool_call(w, &m->calls[i], v))
 			return ERR_INPUT;
 		m->n_calls++;
-		leave(w, old);
+		walk_leave(w, old);
 	}
 	return 0;
 }
 
 /* ---- messages ---- */
 
-static int message(struct walk *w, struct chat *c, const json_t *v)
+static int message(struct json_walk *w, struct chat *c, const json_t *v)
 {
 	static const struct {
 		const char *name;
@@ -248,7 +249,7 @@ static int message(struct walk *w, struct chat *c, const json_t *v)
 	} roles[] = {{"system", CHAT_SYSTEM}, {"developer", CHAT_SYSTEM}, {"user", CHAT_USER},
 		{"assistant", CHAT_ASSISTANT}, {"tool", CHAT_TOOL}};
 	if (!json_is_object(v))
-		return wrong(w, "an object", v);
+		return walk_refuse(w, "an object", v);
 	const json_t *role = string_member(w, v, "role");
 	if (!role)
 		return ERR_INPUT;
@@ -261,10 +262,10 @@ static int message(struct walk *w, struct chat *c, const json_t *v)
 			json_string_value(role));
 	struct chat_message *m = chat_add(c, roles[r].role, NULL, 0);
 	const json_t *content = json_object_get(v, "content");
-	size_t old = enter(w, ".content");
+	size_t old = walk_enter(w, ".content");
 	if (m->role == CHAT_TOOL ? tool_content(w, m, content) : visible_text(w, content, &m->content))
 		return ERR_INPUT;
-	leave(w, old);
+	walk_leave(w, old);
 	if (m->role != CHAT_ASSISTANT)
 		return 0;
 	if (!is_nothing(json_object_get(v, "reasoning_content"))) {
@@ -273,51 +274,51 @@ static int message(struct walk *w, struct chat *c, const json_t *v)
 			return ERR_INPUT;
 		m->reasoning = text_of(reasoning);
 	}
-	enter(w, ".tool_calls");
-	return calls(w, m, json_object_get(v, "tool_calls"));
+	walk_enter(w, ".tool_calls");
+	return tool_calls(w, m, json_object_get(v, "tool_calls"));
 }
 
 int chat_json_messages(struct chat *c, const json_t *messages, struct err *e)
 {
-	struct walk w = {.e = e};
-	enter(&w, "messages");
+	struct json_walk w = {.e = e};
+	walk_enter(&w, "messages");
 	if (!json_is_array(messages))
-		return wrong(&w, "an array", messages);
+		return walk_refuse(&w, "an array", messages);
 	size_t i, start = w.len;
 	json_t *v;
 	json_array_foreach(messages, i, v)
 	{
-		enter(&w, "[%zu]", i);
+		walk_enter(&w, "[%zu]", i);
 		if (message(&w, c, v))
 			return ERR_INPUT;
-		leave(&w, start);
+		walk_leave(&w, start);
 	}
 	return 0;
 }
 
 int chat_json_tools(struct chat *c, const json_t *tools, struct err *e)
 {
-	struct walk w = {.e = e};
+	struct json_walk w = {.e = e};
 	if (is_nothing(tools))
 		return 0;
-	enter(&w, "tools");
+	walk_enter(&w, "tools");
 	if (!json_is_array(tools))
-		return wrong(&w, "an array", tools);
+		return walk_refuse(&w, "an array", tools);
 	size_t i;
 	json_t *tool;
 	json_array_foreach(tools, i, tool)
 	{
-		size_t old = enter(&w, "[%zu]", i);
+		size_t old = walk_enter(&w, "[%zu]", i);
 		if (!json_is_object(tool))
-			return wrong(&w, "an object", tool);
+			return walk_refuse(&w, "an object", tool);
 		const json_t *f = json_object_get(tool, "function");
 		if (f)
-			enter(&w, ".function");
+			walk_enter(&w, ".function");
 		if (f && !json_is_object(f))
-			return wrong(&w, "an object", f);
+			return walk_refuse(&w, "an object", f);
 		if (!string_member(&w, chat_tool_function(tool), "name"))
 			return ERR_INPUT;
-		leave(&w, old);
+		walk_leave(&w, old);
 	}
 	json_t *kept = json_incref((json_t *)tools);
 	json_decref(c->tools);
@@ -326,14 +327,14 @@ int chat_json_tools(struct chat *c, const json_t *tools, struct err *e)
 }
 
 static int switch_option(
-	struct walk *w, const json_t *options, const char *name, enum chat_switch *out)
+	struct json_walk *w, const json_t *options, const char *name, enum chat_switch *out)
 {
 	const json_t *v = json_object_get(options, name);
 	if (is_nothing(v))
 		return 0;
 	if (!json_is_boolean(v)) {
-		enter(w, ".%s", name);
-		return wrong(w, "true or false", v);
+		walk_enter(w, ".%s", name);
+		return walk_refuse(w, "true or false", v);
 	}
 	*out = json_is_true(v) ? CHAT_ON : CHAT_OFF;
 	return 0;
@@ -341,12 +342,12 @@ static int switch_option(
 
 int chat_json_options(struct chat *c, const json_t *options, const char *name, struct err *e)
 {
-	struct walk w = {.e = e};
+	struct json_walk w = {.e = e};
 	if (is_nothing(options))
 		return 0;
-	enter(&w, "%s", name);
+	walk_enter(&w, "%s", name);
 	if (!json_is_object(options))
-		return wrong(&w, "an object", options);
+		return walk_refuse(&w, "an object", options);
 	struct chat_options *o = &c->options;
 	enum chat_switch add = o->add_generation_prompt ? CHAT_ON : CHAT_OFF;
 	if (switch_option(&w, options, "add_generation_prompt", &add) ||

@@ -19,7 +19,7 @@
 #define HOLES_MAX      65536u
 #define FILE_BYTES_MAX (1u << 30)
 
-static bool absent(const json_t *v)
+static bool is_absent(const json_t *v)
 {
 	return !v || json_is_null(v);
 }
@@ -33,7 +33,7 @@ static bool is_text(const json_t *v, const char *text)
 static bool flag_is(const json_t *o, const char *name, bool want)
 {
 	const json_t *v = json_object_get(o, name);
-	return absent(v) ? !want : want ? json_is_true(v) : json_is_false(v);
+	return is_absent(v) ? !want : want ? json_is_true(v) : json_is_false(v);
 }
 
 static int unsupported(struct err *e, const char *where, const json_t *v)
@@ -50,7 +50,7 @@ static int unsupported(struct err *e, const char *where, const json_t *v)
 /* An absent stage, or a Sequence of none. */
 static bool stage_is_empty(const json_t *v, const char *list)
 {
-	if (absent(v))
+	if (is_absent(v))
 		return true;
 	const json_t *items = json_object_get(v, list);
 	return is_text(json_object_get(v, "type"), "Sequence") && json_is_array(items) &&
@@ -104,7 +104,7 @@ static int check_stages(const json_t *root, struct hf_tokenizer *t, struct err *
 			return unsupported(e, "post_processor", post);
 	}
 	const json_t *decoder = json_object_get(root, "decoder");
-	if (!absent(decoder) && !is_text(json_object_get(decoder, "type"), "ByteLevel"))
+	if (!is_absent(decoder) && !is_text(json_object_get(decoder, "type"), "ByteLevel"))
 		return unsupported(e, "decoder", decoder);
 	return 0;
 }
@@ -116,13 +116,13 @@ static int check_model(const json_t *m, struct hf_tokenizer *t, struct err *e)
 	const json_t *type = json_object_get(m, "type");
 	if (type && !is_text(type, "BPE"))
 		return unsupported(e, "model", m);
-	if (!absent(json_object_get(m, "dropout")) &&
+	if (!is_absent(json_object_get(m, "dropout")) &&
 		json_number_value(json_object_get(m, "dropout")) != 0)
 		return err_set(e, ERR_INPUT, "model.dropout is not supported");
 	static const char *const affix[] = {"continuing_subword_prefix", "end_of_word_suffix"};
 	for (size_t i = 0; i < ARRAY_LEN(affix); i++) {
 		const json_t *v = json_object_get(m, affix[i]);
-		if (!absent(v) && !is_text(v, ""))
+		if (!is_absent(v) && !is_text(v, ""))
 			return err_set(e, ERR_INPUT, "model.%s is not supported", affix[i]);
 	}
 	if (!flag_is(m, "byte_fallback", false))
@@ -148,7 +148,7 @@ static int64_t read_id(const json_t *v)
 }
 
 /* Copies a text with a 0 behind it to *at. */
-static struct text_span keep(char **at, const char *s, size_t n)
+static struct text_span text_keep(char **at, const char *s, size_t n)
 {
 	struct text_span r = {*at, n};
 	memcpy(*at, s, n);
@@ -158,7 +158,7 @@ static struct text_span keep(char **at, const char *s, size_t n)
 }
 
 /* Sizes first: highest id, count of tokens, bytes of all texts. */
-static int measure(const json_t *vocab, const json_t *added, const json_t *merges,
+static int text_measure(const json_t *vocab, const json_t *added, const json_t *merges,
 	uint32_t *n_tokens, uint64_t *n_bytes, struct err *e)
 {
 	const char *key;
@@ -222,7 +222,7 @@ static int fill_tokens(
 		if (t->types[id])
 			return err_set(e, ERR_INPUT, "model.vocab: id %u is used by \"%.40s\" and \"%.40s\"",
 				id, t->tokens[id].data, key);
-		t->tokens[id] = keep(at, key, key_len);
+		t->tokens[id] = text_keep(at, key, key_len);
 		t->types[id] = TOKEN_NORMAL;
 	}
 	json_array_foreach(added, i, v)
@@ -237,7 +237,7 @@ static int fill_tokens(
 			if (!json_is_false(json_object_get(v, flags[f])))
 				return err_set(e, ERR_INPUT, "added_tokens[%zu] \"%.40s\": %s must be false", i,
 					json_string_value(text), flags[f]);
-		t->tokens[id] = keep(at, json_string_value(text), json_string_length(text));
+		t->tokens[id] = text_keep(at, json_string_value(text), json_string_length(text));
 		t->types[id] = json_is_true(json_object_get(v, "special")) ? TOKEN_CONTROL : TOKEN_USER;
 	}
 	for (uint32_t id = 0; id < t->n_tokens; id++) {
@@ -245,7 +245,7 @@ static int fill_tokens(
 			continue;
 		char name[24];
 		int n = snprintf(name, sizeof name, "[PAD%u]", id);
-		t->tokens[id] = keep(at, name, (size_t)n);
+		t->tokens[id] = text_keep(at, name, (size_t)n);
 		t->types[id] = TOKEN_UNUSED;
 	}
 	return 0;
@@ -258,23 +258,23 @@ static void fill_merges(struct hf_tokenizer *t, const json_t *merges, char **at)
 	json_array_foreach(merges, i, v)
 	{
 		if (json_is_string(v)) {
-			t->merges[i] = keep(at, json_string_value(v), json_string_length(v));
+			t->merges[i] = text_keep(at, json_string_value(v), json_string_length(v));
 			continue;
 		}
 		const json_t *left = json_array_get(v, 0), *right = json_array_get(v, 1);
 		char *begin = *at;
-		keep(at, json_string_value(left), json_string_length(left));
+		text_keep(at, json_string_value(left), json_string_length(left));
 		(*at)[-1] = ' ';
-		keep(at, json_string_value(right), json_string_length(right));
+		text_keep(at, json_string_value(right), json_string_length(right));
 		t->merges[i] = (struct text_span){begin, (size_t)(*at - begin) - 1};
 	}
 }
 
-static int fill(struct hf_tokenizer *t, const json_t *root, struct err *e)
+static int vocab_fill(struct hf_tokenizer *t, const json_t *root, struct err *e)
 {
 	const json_t *model = json_object_get(root, "model"),
 				 *added = json_object_get(root, "added_tokens");
-	if (!absent(added) && !json_is_array(added))
+	if (!is_absent(added) && !json_is_array(added))
 		return err_set(
 			e, ERR_INPUT, "added_tokens: expected an array, found %s", json_text_type(added));
 	int rc = check_stages(root, t, e);
@@ -283,7 +283,7 @@ static int fill(struct hf_tokenizer *t, const json_t *root, struct err *e)
 	const json_t *vocab = json_object_get(model, "vocab"),
 				 *merges = json_object_get(model, "merges");
 	uint64_t n_bytes = 0;
-	if ((rc = measure(vocab, added, merges, &t->n_tokens, &n_bytes, e)))
+	if ((rc = text_measure(vocab, added, merges, &t->n_tokens, &n_bytes, e)))
 		return rc;
 	t->n_merges = (uint32_t)json_array_size(merges);
 	t->tokens = mem_try_new(t->n_tokens, sizeof *t->tokens);
@@ -306,7 +306,7 @@ int hf_tokenizer_parse(struct hf_tokenizer *t, const char *json, size_t len, str
 	json_t *root = json_text_parse(json, len, false, e);
 	if (!root)
 		return ERR_INPUT;
-	int rc = fill(t, root, e);
+	int rc = vocab_fill(t, root, e);
 	json_decref(root);
 	if (rc)
 		hf_tokenizer_fini(t);

@@ -11,7 +11,7 @@
 #include <string.h>
 
 /* Deepest nesting of brackets outside strings. */
-static size_t nesting(const char *p, size_t n)
+static size_t nesting_of(const char *p, size_t n)
 {
 	size_t depth = 0, deepest = 0;
 	bool in_string = false;
@@ -36,7 +36,7 @@ static size_t nesting(const char *p, size_t n)
 
 json_t *json_text_parse(const char *text, size_t len, bool any, struct err *e)
 {
-	size_t depth = nesting(text, len);
+	size_t depth = nesting_of(text, len);
 	if (depth > JSON_TEXT_DEPTH_MAX) {
 		err_set(e, ERR_INPUT, "JSON nested %zu levels deep; at most %d are supported", depth,
 			JSON_TEXT_DEPTH_MAX);
@@ -100,7 +100,7 @@ static void dump_real(double x, struct buf *out)
 	buf_printf(out, "%.*f", decimals, x);
 }
 
-static void dump(const json_t *v, struct buf *out, unsigned depth)
+static void dump_value(const json_t *v, struct buf *out, unsigned depth)
 {
 	if (depth > JSON_TEXT_DEPTH_MAX) {
 		buf_puts(out, "null");
@@ -118,7 +118,7 @@ static void dump(const json_t *v, struct buf *out, unsigned depth)
 			buf_puts(out, between);
 			json_text_dump_string(key, key_len, out);
 			buf_puts(out, ": ");
-			dump(item, out, depth + 1);
+			dump_value(item, out, depth + 1);
 			between = ", ";
 		}
 		buf_putc(out, '}');
@@ -132,7 +132,7 @@ static void dump(const json_t *v, struct buf *out, unsigned depth)
 		{
 			if (i)
 				buf_puts(out, ", ");
-			dump(item, out, depth + 1);
+			dump_value(item, out, depth + 1);
 		}
 		buf_putc(out, ']');
 		break;
@@ -160,7 +160,7 @@ static void dump(const json_t *v, struct buf *out, unsigned depth)
 
 void json_text_dump(const json_t *value, struct buf *out)
 {
-	dump(value, out, 0);
+	dump_value(value, out, 0);
 }
 
 const char *json_text_type(const json_t *value)

@@ -179,7 +179,7 @@ int pretok_scan_init(
 }
 
 /* Finds the next match at or after s->at; the end of the text counts as one without length. */
-static int find(struct pretok_scan *s, struct err *e)
+static int pretok_find(struct pretok_scan *s, struct err *e)
 {
 	const struct pretok *t = s->pretok;
 	int n = PCRE2_ERROR_JIT_STACKLIMIT;
@@ -213,7 +213,7 @@ int pretok_next(struct pretok_scan *s, size_t *start, size_t *end, struct err *e
 	if (s->at >= s->len)
 		return 0;
 	if (s->match_end <= s->at) {
-		int rc = find(s, e);
+		int rc = pretok_find(s, e);
 		if (rc)
 			return rc;
 	}

@@ -38,7 +38,7 @@ static void stops_by_text(struct tokenizer *t)
 }
 
 /* What both file formats come down to. merges NULL: the ids rank them. */
-static int build(const struct text_span *texts, const uint8_t *types, uint32_t n_tokens,
+static int tokenizer_build(const struct text_span *texts, const uint8_t *types, uint32_t n_tokens,
 	const struct text_span *merges, uint32_t n_merges, bool whole_pieces, const char *pattern,
 	struct tokenizer **out, struct err *e)
 {
@@ -60,8 +60,8 @@ static int build(const struct text_span *texts, const uint8_t *types, uint32_t n
 
 int tokenizer_from_hf(const struct hf_tokenizer *hf, struct tokenizer **out, struct err *e)
 {
-	int rc = build(hf->tokens, hf->types, hf->n_tokens, hf->merges, hf->n_merges, hf->ignore_merges,
-		hf->pattern, out, e);
+	int rc = tokenizer_build(hf->tokens, hf->types, hf->n_tokens, hf->merges, hf->n_merges,
+		hf->ignore_merges, hf->pattern, out, e);
 	if (!rc)
 		stops_by_text(*out);
 	return rc;
@@ -151,7 +151,7 @@ int tokenizer_from_gguf(const struct gguf *g, struct tokenizer **out, struct err
 		int64_t type = gguf_array_i64(&types, i);
 		type_bytes[i] = type > 0 && type < 256 ? (uint8_t)type : 0;
 	}
-	rc = build(token_spans, type_bytes, (uint32_t)tokens.n, merges.n ? merge_spans : NULL,
+	rc = tokenizer_build(token_spans, type_bytes, (uint32_t)tokens.n, merges.n ? merge_spans : NULL,
 		(uint32_t)merges.n, true, PRETOK_GLM4, out, e);
 	if (rc)
 		err_prefix(e, "%s", g->files[0].path);

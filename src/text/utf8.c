@@ -8,7 +8,7 @@
 
 /* Length of the sequence that starts with byte b (0: none does) and the allowed range of its second
  * byte. */
-static unsigned sequence(unsigned char b, unsigned char *lo, unsigned char *hi)
+static unsigned sequence_length(unsigned char b, unsigned char *lo, unsigned char *hi)
 {
 	*lo = 0x80;
 	*hi = 0xbf;
@@ -37,10 +37,10 @@ static unsigned sequence(unsigned char b, unsigned char *lo, unsigned char *hi)
 /* How many bytes at p (n > 0 of them) belong together: a whole character (*whole), or the longest
  * prefix of one, at least 1. *cut: the prefix ends where the bytes end, so that more bytes could
  * complete it. */
-static size_t step(const char *p, size_t n, bool *whole, bool *cut)
+static size_t sequence_step(const char *p, size_t n, bool *whole, bool *cut)
 {
 	unsigned char lo, hi;
-	unsigned len = sequence((unsigned char)*p, &lo, &hi);
+	unsigned len = sequence_length((unsigned char)*p, &lo, &hi);
 	*whole = *cut = false;
 	if (!len)
 		return 1;
@@ -72,7 +72,7 @@ size_t utf8_valid_prefix(const char *p, size_t n)
 			}
 		}
 		bool whole, cut;
-		size_t len = step(p + i, n - i, &whole, &cut);
+		size_t len = sequence_step(p + i, n - i, &whole, &cut);
 		if (!whole)
 			return i;
 		i += len;
@@ -130,7 +130,7 @@ void utf8_stream_push(struct utf8_stream *s, const char *p, size_t n, struct buf
 	bool whole, cut;
 	while (s->n_held && n) { /* extend the held prefix byte by byte until it is decided */
 		s->held[s->n_held] = *p;
-		size_t len = step(s->held, s->n_held + 1, &whole, &cut);
+		size_t len = sequence_step(s->held, s->n_held + 1, &whole, &cut);
 		if (whole) {
 			buf_append(out, s->held, len);
 			s->n_held = 0;
@@ -152,7 +152,7 @@ void utf8_stream_push(struct utf8_stream *s, const char *p, size_t n, struct buf
 		n -= valid;
 		if (!n)
 			break;
-		size_t len = step(p, n, &whole, &cut);
+		size_t len = sequence_step(p, n, &whole, &cut);
 		if (cut) {
 			memcpy(s->held, p, len);
 			s->n_held = (unsigned)len;

@@ -68,7 +68,7 @@ void vocab_spell(const char *bytes, size_t n, struct buf *out)
 
 /* ---- lookup of normal tokens ---- */
 
-static inline uint64_t mix(uint64_t h, uint64_t v)
+static inline uint64_t hash_mix(uint64_t h, uint64_t v)
 {
 	h = (h ^ v) * 0x9e3779b97f4a7c15u;
 	return h ^ h >> 29;
@@ -76,16 +76,16 @@ static inline uint64_t mix(uint64_t h, uint64_t v)
 
 static uint32_t hash_bytes(const char *p, size_t n)
 {
-	uint64_t h = mix(0x51ed270b35a3c1d7u, n);
+	uint64_t h = hash_mix(0x51ed270b35a3c1d7u, n);
 	for (; n >= 8; p += 8, n -= 8)
-		h = mix(h, load_u64(p));
+		h = hash_mix(h, load_u64(p));
 	uint64_t tail = 0;
 	if (n >= 4)
 		tail = (uint64_t)load_u32(p) << 32 | load_u32(p + n - 4);
 	else if (n)
 		tail = (uint64_t)(unsigned char)p[0] << 16 | (uint64_t)(unsigned char)p[n / 2] << 8 |
 			   (unsigned char)p[n - 1];
-	h = mix(h, tail);
+	h = hash_mix(h, tail);
 	return (uint32_t)(h >> 32);
 }
 

@@ -263,9 +263,9 @@ static void test_sessions_are_found(void **state)
 	assert_int_equal(cached_of(s, 2, 50), 49);
 	assert_int_equal(cached_of(s, 2, 130), 120);
 	assert_int_equal(cached_of(s, 3, 130), 120);
-	struct scheduler_look look;
-	scheduler_look(s, &look);
-	assert_true(look.healthy && look.n_sessions == 3);
+	struct scheduler_snapshot snapshot;
+	scheduler_snapshot(s, &snapshot);
+	assert_true(snapshot.healthy && snapshot.n_sessions == 3);
 	scheduler_close(s);
 }
 

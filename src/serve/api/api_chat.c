@@ -47,7 +47,7 @@ static int parse_logprobs(struct request *r, struct request_error *e)
 	return 0;
 }
 
-static int parse(struct request *r, struct request_error *e)
+static int chat_request_parse(struct request *r, struct request_error *e)
 {
 	static const char *const unsupported[] = {
 		"functions", "function_call", "audio", "web_search_options"};
@@ -112,7 +112,7 @@ static void write_call(struct json_write *w, const struct reply_call *c, size_t 
 	json_write_close(w, '}');
 }
 
-static void whole(struct reply *r, struct buf *out)
+static void chat_whole(struct reply *r, struct buf *out)
 {
 	struct json_write w = {.out = out};
 	api_completion_head(&w, r->request, "chat.completion");
@@ -174,7 +174,7 @@ static void chunk_end(struct json_write *w, const struct reply *r, const struct 
 	buf_free(w->out);
 }
 
-static void begin(struct reply *r, struct buf *out)
+static void chat_begin(struct reply *r, struct buf *out)
 {
 	for (uint32_t i = 0; i < r->n_answers; i++) {
 		struct buf json = {0};
@@ -186,7 +186,7 @@ static void begin(struct reply *r, struct buf *out)
 	}
 }
 
-static void event(
+static void chat_event(
 	struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
 	if (v->kind == JOB_PROGRESS)
@@ -209,7 +209,7 @@ static void event(
 	chunk_end(&w, r, v, reason, out);
 }
 
-static void end(struct reply *r, struct buf *out)
+static void chat_end(struct reply *r, struct buf *out)
 {
 	api_completion_end(r, "chat.completion.chunk", out);
 }
@@ -217,12 +217,12 @@ static void end(struct reply *r, struct buf *out)
 const struct api api_chat = {
 	.name = "/v1/chat/completions",
 	.call_prefix = "call_",
-	.parse = parse,
-	.begin = begin,
-	.event = event,
-	.end = end,
+	.parse = chat_request_parse,
+	.begin = chat_begin,
+	.event = chat_event,
+	.end = chat_end,
 	.broken = api_openai_broken,
 	.ping = api_comment_ping,
-	.whole = whole,
+	.whole = chat_whole,
 	.error = api_openai_error,
 };

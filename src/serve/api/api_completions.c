@@ -79,7 +79,7 @@ static int parse_prompt(struct request *r, struct request_error *e)
 	return 0;
 }
 
-static int parse(struct request *r, struct request_error *e)
+static int completions_parse(struct request *r, struct request_error *e)
 {
 	static const char *const unsupported[] = {"suffix", "echo"};
 	int64_t n = 1, best_of = 0, most = 16, top = 0; /* 16 is the API's own default */
@@ -184,7 +184,7 @@ static void write_logprobs(struct json_write *w, const struct request *q,
 	buf_free(&text);
 }
 
-static void whole(struct reply *r, struct buf *out)
+static void completions_whole(struct reply *r, struct buf *out)
 {
 	struct json_write w = {.out = out};
 	api_completion_head(&w, r->request, OBJECT);
@@ -205,12 +205,12 @@ static void whole(struct reply *r, struct buf *out)
 
 /* ---- stream ---- */
 
-static void begin(struct reply *r, struct buf *out)
+static void completions_begin(struct reply *r, struct buf *out)
 {
 	(void)r, (void)out;
 }
 
-static void event(
+static void completions_event(
 	struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
 	if (v->kind != JOB_TEXT && v->kind != JOB_END)
@@ -234,7 +234,7 @@ static void event(
 	buf_free(&json);
 }
 
-static void end(struct reply *r, struct buf *out)
+static void completions_end(struct reply *r, struct buf *out)
 {
 	api_completion_end(r, OBJECT, out);
 }
@@ -242,12 +242,12 @@ static void end(struct reply *r, struct buf *out)
 const struct api api_completions = {
 	.name = "/v1/completions",
 	.call_prefix = "call_",
-	.parse = parse,
-	.begin = begin,
-	.event = event,
-	.end = end,
+	.parse = completions_parse,
+	.begin = completions_begin,
+	.event = completions_event,
+	.end = completions_end,
 	.broken = api_openai_broken,
 	.ping = api_comment_ping,
-	.whole = whole,
+	.whole = completions_whole,
 	.error = api_openai_error,
 };

@@ -181,7 +181,7 @@ static int convert_system(json_t *out, const json_t *system, struct request_erro
 	return 0;
 }
 
-static int convert(json_t *out, const json_t *body, struct request_error *e)
+static int convert_messages(json_t *out, const json_t *body, struct request_error *e)
 {
 	const json_t *messages = json_object_get(body, "messages");
 	size_t i;
@@ -291,14 +291,14 @@ static int parse_talk(struct request *r, struct request_error *e)
 	if (!r->think_asked)
 		r->talk.chat.options.enable_thinking = CHAT_OFF;
 	json_t *messages = json_array();
-	int rc = convert(messages, r->body, e);
+	int rc = convert_messages(messages, r->body, e);
 	if (!rc)
 		rc = request_messages(r, messages, e);
 	json_decref(messages);
 	return rc ? rc : parse_tools(r, e);
 }
 
-static int parse(struct request *r, struct request_error *e)
+static int messages_parse(struct request *r, struct request_error *e)
 {
 	int64_t most = 0;
 	bool given;
@@ -370,7 +370,7 @@ static void write_head(struct json_write *w, const struct request *q)
 	json_write_open(w, "content", '[');
 }
 
-static void whole(struct reply *r, struct buf *out)
+static void messages_whole(struct reply *r, struct buf *out)
 {
 	struct json_write w = {.out = out};
 	const struct reply_answer *a = &r->answers[0];
@@ -413,7 +413,7 @@ static struct json_write event_begin(struct buf *json, const char *type)
 	return w;
 }
 
-static void begin(struct reply *r, struct buf *out)
+static void messages_begin(struct reply *r, struct buf *out)
 {
 	struct buf json = {0};
 	struct json_write w = event_begin(&json, "message_start");
@@ -494,7 +494,7 @@ static void send_call(struct reply_answer *a, struct buf *out)
 	a->text_sent = a->text.len;
 }
 
-static void event(
+static void messages_event(
 	struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
 	struct reply_segment s;
@@ -520,7 +520,7 @@ static void event(
 	}
 }
 
-static void end(struct reply *r, struct buf *out)
+static void messages_end(struct reply *r, struct buf *out)
 {
 	struct reply_answer *a = &r->answers[0];
 	struct buf json = {0};
@@ -556,7 +556,7 @@ static void write_error(const struct request_error *e, struct buf *out)
 	json_write_close(&w, '}');
 }
 
-static void broken(struct reply *r, const struct request_error *e, struct buf *out)
+static void messages_broken(struct reply *r, const struct request_error *e, struct buf *out)
 {
 	struct buf json = {0};
 	(void)r;
@@ -566,7 +566,7 @@ static void broken(struct reply *r, const struct request_error *e, struct buf *o
 	buf_free(&json);
 }
 
-static void ping(struct reply *r, struct buf *out)
+static void messages_ping(struct reply *r, struct buf *out)
 {
 	api_comment_ping(r, out);
 	buf_puts(out, "event: ping\ndata: {\"type\":\"ping\"}\n\n");
@@ -575,12 +575,12 @@ static void ping(struct reply *r, struct buf *out)
 const struct api api_messages = {
 	.name = "/v1/messages",
 	.call_prefix = "toolu_",
-	.parse = parse,
-	.begin = begin,
-	.event = event,
-	.end = end,
-	.broken = broken,
-	.ping = ping,
-	.whole = whole,
+	.parse = messages_parse,
+	.begin = messages_begin,
+	.event = messages_event,
+	.end = messages_end,
+	.broken = messages_broken,
+	.ping = messages_ping,
+	.whole = messages_whole,
 	.error = write_error,
 };

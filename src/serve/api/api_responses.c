@@ -50,7 +50,7 @@ static json_t *open_turn(struct gather *g)
 	return g->turn;
 }
 
-static int wrong(struct gather *g, const char *expected, const char *found)
+static int refuse_item(struct gather *g, const char *expected, const char *found)
 {
 	return request_refuse(
 		g->e, 400, NULL, "input", "input[%zu]: expected %s, found %.60s", g->item, expected, found);
@@ -63,7 +63,7 @@ static json_t *content_of(struct gather *g, const json_t *content)
 	if (json_is_string(content))
 		return json_incref((json_t *)content);
 	if (!json_is_array(content)) {
-		wrong(g, "a string or an array as content", json_text_type(content));
+		refuse_item(g, "a string or an array as content", json_text_type(content));
 		return NULL;
 	}
 	json_t *parts = json_array(), *v;
@@ -81,7 +81,7 @@ static json_t *content_of(struct gather *g, const json_t *content)
 			json_array_append_new(parts, json_pack("{s:s}", "type", "image"));
 		} else {
 			json_decref(parts);
-			wrong(g, "parts of input_text, output_text or input_image",
+			refuse_item(g, "parts of input_text, output_text or input_image",
 				*type ? type : json_text_type(v));
 			return NULL;
 		}
@@ -118,7 +118,7 @@ static int take_message(struct gather *g, const json_t *item)
 	close_turn(g);
 	if (strcmp(role, "user") && strcmp(role, "system") && strcmp(role, "developer")) {
 		json_decref(content);
-		return wrong(g, "the role user, system, developer or assistant", role);
+		return refuse_item(g, "the role user, system, developer or assistant", role);
 	}
 	json_array_append_new(g->out, json_pack("{s:s, s:o}", "role", role, "content", content));
 	return 0;
@@ -129,7 +129,7 @@ static int take_call(struct gather *g, const json_t *item)
 	json_t *id = json_object_get(item, "call_id"), *name = json_object_get(item, "name"),
 		   *arguments = json_object_get(item, "arguments");
 	if (!json_is_string(id) || !json_is_string(name) || !json_is_string(arguments))
-		return wrong(
+		return refuse_item(
 			g, "function_call with call_id, name and arguments (strings)", "something else");
 	json_array_append_new(json_object_get(open_turn(g), "tool_calls"),
 		json_pack(
@@ -141,7 +141,7 @@ static int take_output(struct gather *g, const json_t *item)
 {
 	json_t *id = json_object_get(item, "call_id");
 	if (!json_is_string(id))
-		return wrong(g, "function_call_output with a call_id", json_text_type(id));
+		return refuse_item(g, "function_call_output with a call_id", json_text_type(id));
 	json_t *content = content_of(g, json_object_get(item, "output"));
 	if (!content)
 		return -1;
@@ -167,7 +167,7 @@ static int take_item(struct gather *g, const json_t *item)
 {
 	const char *type = string_of(item, "type");
 	if (!json_is_object(item))
-		return wrong(g, "an object", json_text_type(item));
+		return refuse_item(g, "an object", json_text_type(item));
 	if (!strcmp(type, "message") || (!*type && json_object_get(item, "role")))
 		return take_message(g, item);
 	if (!strcmp(type, "function_call"))
@@ -176,7 +176,7 @@ static int take_item(struct gather *g, const json_t *item)
 		return take_output(g, item);
 	if (!strcmp(type, "reasoning"))
 		return take_reasoning(g, item);
-	return wrong(
+	return refuse_item(
 		g, "message, function_call, function_call_output or reasoning", *type ? type : "no type");
 }
 

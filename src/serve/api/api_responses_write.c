@@ -135,7 +135,7 @@ static void write_usage(struct json_write *w, const struct reply_answer *a)
 }
 
 /* A member of the request as it was, or what it means when absent. */
-static void echo(
+static void write_echo(
 	struct json_write *w, const struct reply *r, const char *key, const char *otherwise)
 {
 	const json_t *v = json_object_get(r->request->body, key);
@@ -176,18 +176,18 @@ static void write_response(struct json_write *w, const char *key, const struct r
 	} else {
 		json_write_null(w, "incomplete_details");
 	}
-	echo(w, r, "instructions", "null");
-	echo(w, r, "max_output_tokens", "null");
+	write_echo(w, r, "instructions", "null");
+	write_echo(w, r, "max_output_tokens", "null");
 	json_write_string(w, "model", q->model->name);
 	write_output(w, r, a);
-	echo(w, r, "parallel_tool_calls", "true");
+	write_echo(w, r, "parallel_tool_calls", "true");
 	json_write_null(w, "previous_response_id");
-	echo(w, r, "reasoning", "{\"effort\":null,\"summary\":null}");
+	write_echo(w, r, "reasoning", "{\"effort\":null,\"summary\":null}");
 	json_write_bool(w, "store", false);
 	json_write_real(w, "temperature", (double)q->sampling.temperature);
-	echo(w, r, "text", "{\"format\":{\"type\":\"text\"}}");
-	echo(w, r, "tool_choice", "\"auto\"");
-	echo(w, r, "tools", "[]");
+	write_echo(w, r, "text", "{\"format\":{\"type\":\"text\"}}");
+	write_echo(w, r, "tool_choice", "\"auto\"");
+	write_echo(w, r, "tools", "[]");
 	json_write_int(w, "top_logprobs", q->output.n_top);
 	json_write_real(w, "top_p", (double)q->sampling.top_p);
 	json_write_string(w, "truncation", "disabled");
@@ -196,11 +196,11 @@ static void write_response(struct json_write *w, const char *key, const struct r
 	else
 		json_write_null(w, "usage");
 	json_write_null(w, "user");
-	echo(w, r, "metadata", "{}");
+	write_echo(w, r, "metadata", "{}");
 	json_write_close(w, '}');
 }
 
-static void whole(struct reply *r, struct buf *out)
+static void responses_whole(struct reply *r, struct buf *out)
 {
 	struct json_write w = {.out = out};
 	write_response(&w, NULL, r, ENDED, NULL);
@@ -226,7 +226,7 @@ static void response_event(struct reply *r, const char *type, enum status status
 	api_sse_event(&w, type, out);
 }
 
-static void begin(struct reply *r, struct buf *out)
+static void responses_begin(struct reply *r, struct buf *out)
 {
 	response_event(r, "response.created", IN_PROGRESS, NULL, out);
 	response_event(r, "response.in_progress", IN_PROGRESS, NULL, out);
@@ -335,7 +335,7 @@ static void send_call(struct reply *r, struct reply_answer *a, struct buf *out)
 	a->rows_sent = a->n_rows;
 }
 
-static void event(
+static void responses_event(
 	struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
 	struct buf json = {0};
@@ -367,7 +367,7 @@ static void event(
 	}
 }
 
-static void end(struct reply *r, struct buf *out)
+static void responses_end(struct reply *r, struct buf *out)
 {
 	struct reply_answer *a = &r->answers[0];
 	close_item(r, a, out);
@@ -375,7 +375,7 @@ static void end(struct reply *r, struct buf *out)
 		NULL, out);
 }
 
-static void broken(struct reply *r, const struct request_error *e, struct buf *out)
+static void responses_broken(struct reply *r, const struct request_error *e, struct buf *out)
 {
 	response_event(r, "response.failed", FAILED, e, out);
 }
@@ -384,11 +384,11 @@ const struct api api_responses = {
 	.name = "/v1/responses",
 	.call_prefix = "call_",
 	.parse = api_responses_parse,
-	.begin = begin,
-	.event = event,
-	.end = end,
-	.broken = broken,
+	.begin = responses_begin,
+	.event = responses_event,
+	.end = responses_end,
+	.broken = responses_broken,
 	.ping = api_comment_ping,
-	.whole = whole,
+	.whole = responses_whole,
 	.error = api_openai_error,
 };

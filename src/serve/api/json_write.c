@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-static void begin(struct json_write *w, const char *key)
+static void member_begin(struct json_write *w, const char *key)
 {
 	if (w->comma)
 		buf_putc(w->out, ',');
@@ -18,7 +18,7 @@ static void begin(struct json_write *w, const char *key)
 
 void json_write_open(struct json_write *w, const char *key, char bracket)
 {
-	begin(w, key);
+	member_begin(w, key);
 	buf_putc(w->out, bracket);
 	w->comma = false;
 }
@@ -31,7 +31,7 @@ void json_write_close(struct json_write *w, char bracket)
 
 void json_write_text(struct json_write *w, const char *key, const char *text, size_t len)
 {
-	begin(w, key);
+	member_begin(w, key);
 	json_text_dump_string(text, len, w->out);
 }
 
@@ -45,13 +45,13 @@ void json_write_string(struct json_write *w, const char *key, const char *text)
 
 void json_write_int(struct json_write *w, const char *key, int64_t value)
 {
-	begin(w, key);
+	member_begin(w, key);
 	buf_printf(w->out, "%lld", (long long)value);
 }
 
 void json_write_real(struct json_write *w, const char *key, double value)
 {
-	begin(w, key);
+	member_begin(w, key);
 	if (isfinite(value))
 		buf_printf(w->out, "%.9g", value);
 	else
@@ -60,25 +60,25 @@ void json_write_real(struct json_write *w, const char *key, double value)
 
 void json_write_bool(struct json_write *w, const char *key, bool value)
 {
-	begin(w, key);
+	member_begin(w, key);
 	buf_puts(w->out, value ? "true" : "false");
 }
 
 void json_write_null(struct json_write *w, const char *key)
 {
-	begin(w, key);
+	member_begin(w, key);
 	buf_puts(w->out, "null");
 }
 
 void json_write_raw(struct json_write *w, const char *key, const char *json, size_t len)
 {
-	begin(w, key);
+	member_begin(w, key);
 	buf_append(w->out, json, len);
 }
 
 void json_write_value(struct json_write *w, const char *key, const json_t *value)
 {
-	begin(w, key);
+	member_begin(w, key);
 	if (value)
 		json_text_dump(value, w->out);
 	else

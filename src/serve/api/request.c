@@ -41,7 +41,7 @@ void request_make_id(char *out, size_t size, const char *prefix)
 
 /* Texts are quoted up to a length, which may cut a character: what is broken becomes U+FFFD, as far
  * as it fits. */
-static void repair(char *text, size_t size)
+static void repair_utf8(char *text, size_t size)
 {
 	struct buf b = {0};
 	utf8_repair(text, strlen(text), &b);
@@ -59,7 +59,7 @@ int request_refuse(
 	*e = (struct request_error){.status = status, .code = code};
 	vsnprintf(e->message, sizeof e->message, fmt, ap);
 	va_end(ap);
-	repair(e->message, sizeof e->message);
+	repair_utf8(e->message, sizeof e->message);
 	if (param)
 		snprintf(e->param, sizeof e->param, "%s", param);
 	return -1;
@@ -75,7 +75,7 @@ int request_refuse_err(struct request_error *e, const struct err *err)
 	size_t n = strcspn(err->text, ": ");
 	if (status == 400 && err->text[n] == ':' && n < sizeof e->param)
 		memcpy(e->param, err->text, n);
-	repair(e->param, sizeof e->param);
+	repair_utf8(e->param, sizeof e->param);
 	return -1;
 }
 
