@@ -15,10 +15,11 @@ CUDA_ARCH  := $(or $(CUDA_ARCH),$(if $(wildcard /dev/nvidia0),$(or $(CARD_ARCH),
 PREFIX     ?= /usr/local
 T          ?= gguf
 SECONDS    ?= 60
-POCKET_SRC ?= ../shared/pocket
+POCKET_SRC ?= ../shared/pocket2
 # the best mix under 30 MB by KL to the bf16 model: tools/pocket/README.md
-POCKET_TYPES ?= $(subst $(space),$(comma),$(strip blk.7.*_exps*=IQ2_XXS blk.[456].*_exps*=Q3_K \
-                *_exps*=Q2_K *attn_k_b*=Q4_0 token_embd*=Q5_K output.*=Q4_K blk.7.*=Q4_K *=Q5_K))
+POCKET_TYPES ?= $(subst $(space),$(comma),$(strip blk.7.*_exps*=IQ2_XXS \
+  blk.[3456].*down_exps*=Q3_K blk.[456].*_exps*=Q3_K *_exps*=Q2_K token_embd*=Q6_K output.*=Q4_K \
+  *attn_k_b*=Q4_0 blk.7.*=Q4_K *attn_o*=Q4_K *attn_q_b*=Q4_K *=Q5_K))
 CFLAGS     ?= -O2 -g
 FUZZ_CC    ?= clang
 ifeq ($(origin CC),default)

@@ -48,9 +48,9 @@ run -t 1 --temp 1 -q --json --session "$file" -p 'Define island.'
 check "seed, place in it, and --think come from the file" [ "$(stat_of logits_hash)" = "$whole" ]
 
 # --raw is a kind of its own
-run -t 1 --temp 0 --raw -q -n 5 --session "$work/raw" -p 'The sea'
+run -t 1 --temp 0 --raw -q -n 5 --session "$work/raw" -p 'river (noun): a'
 exits 0
-run -t 1 --temp 0 -q --json -n 5 --session "$work/raw" -p ' is'
+run -t 1 --temp 0 -q --json -n 5 --session "$work/raw" -p ' of'
 exits 0
 check "a raw chat goes on as one" [ "$(stat_of reused_tokens)" -ge 6 ]
 run -t 1 --raw -q --session "$work/two" -p x

@@ -46,7 +46,7 @@ static void print_help(void)
 		   "  glmstream help --man | man -l -   the manual; help --bash, help --zsh: completion\n"
 		   "  glmstream --version\n\n"
 		   "Example:\n"
-		   "  glmstream -p 'What is 12 + 30?' --think off\n");
+		   "  glmstream -p 'What is the capital of France?' --think off\n");
 }
 
 static const struct command *find_command(const char *name, struct err *e)

@@ -7,7 +7,7 @@
 (() => {
 	const $ = (id) => document.getElementById(id);
 	const MESSAGES_KEY = "glmstream.chat", SETTINGS_KEY = "glmstream.settings";
-	const EXAMPLES = ["Define river.", "What is 12 + 30?", "Tell me a story about a fox named Ben."];
+	const EXAMPLES = ["Define river.", "What is the capital of France?", "Tell me a story about a fox named Ben."];
 	const log = $("log"), input = $("input"), send = $("send");
 	let messages = loadStored(MESSAGES_KEY, []).filter(isMessage),
 		settings = loadStored(SETTINGS_KEY, {}), model = null, state = null;
