@@ -42,12 +42,12 @@
  * weights, and 32 KB to each block.
  */
 #include "kernels/cuda/attention/attention.cuh"
+#include "kernels/cuda/common/cluster.cuh"
 #include "kernels/cuda/common/mbarrier.cuh"
 #include "kernels/cuda/common/flag_words.cuh"
 #include "kernels/cuda/attention/mla_output.cuh"
-#include "kernels/cuda/attention/mla_registers.cuh"
 #include "kernels/cuda/common/mma.cuh"
-#include "kernels/cuda/gemv/gemv_mma.cuh"
+#include "kernels/cuda/gemv/q8_tile.cuh"
 
 #define N_HEADS 64
 #define NOPE    192
@@ -144,6 +144,26 @@ static __device__ __forceinline__ void ring_sync()
 	named_barrier_sync(14, THREADS);
 }
 
+/* Eight of 64 PAIRS values of x in fragment order; zeros behind the last */
+template <int PAIRS>
+static __device__ __forceinline__ void load_fragment_order(const float *x, float v[8])
+{
+	bool there = threadIdx.x % 32 / 4 < 2 * PAIRS;
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		float2 two = make_float2(0, 0);
+		if (there)
+			two = *(const float2 *)(x + q8_tile_pair(i));
+		v[2 * i] = two.x, v[2 * i + 1] = two.y;
+	}
+}
+
+/* q8_tile_combine_limbs as the last addition of a split of one */
+static __device__ __forceinline__ float combine(float v)
+{
+	return __fadd_rn(0.0f, q8_tile_combine_limbs(v));
+}
+
 /* Which column of a half lies in place i: a lane of phase 2 has two neighbours of each 8 */
 static __device__ __forceinline__ int column_of(int i)
 {
@@ -195,10 +215,10 @@ static __device__ __forceinline__ void mla_heads(
 	}
 	__syncthreads(); /* barriers are set up */
 	pair_arrive();
-	struct held_rows<NOPE / 64> k_rows;
+	struct q8_tile<NOPE / 64, false> k_rows;
 	if (warp < WARPS) {
 		mbarrier_wait(there(HAS_K), 0);
-		hold_rows(shared + AT_K + warp * K_TILE, K_ROW, k_rows);
+		q8_tile_load(shared + AT_K + warp * K_TILE, K_ROW, k_rows);
 	}
 	grid_dependency_wait();
 	uint32_t begun = 0;
@@ -208,7 +228,7 @@ static __device__ __forceinline__ void mla_heads(
 	/* ---- 1 ---- */
 	if (warp == WARPS) {
 		float x[8];
-		load_dealt<NOPE / 64>(a.q + head * a.q_stride, x);
+		load_fragment_order<NOPE / 64>(a.q + head * a.q_stride, x);
 		write_limbs(x, limbs + 2 * SUPER_BLOCK_LIMBS, limb_scale + 2);
 		pair_wait();
 		__syncthreads();
@@ -223,10 +243,10 @@ static __device__ __forceinline__ void mla_heads(
 	__syncthreads(); /* limbs are there */
 	{
 		float sum[2], scale = limb_scale[2];
-		held_product(k_rows, limbs + 2 * SUPER_BLOCK_LIMBS, sum);
+		q8_tile_mma(k_rows, limbs + 2 * SUPER_BLOCK_LIMBS, sum);
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
-			float v = meet_digits(__fmaf_rn(scale, sum[i], 0.0f));
+			float v = combine(__fmaf_rn(scale, sum[i], 0.0f));
 			if (!c)
 				flag_store(&cells->query[head][half * HALF + warp * 16 + r0 + 8 * i], flag_word(v));
 		}
@@ -440,9 +460,9 @@ static __device__ __forceinline__ void mla_heads(
 		fetch_v();
 
 	/* ---- 3 ---- */
-	struct held_rows<VALUE / 2 / 64> v_rows; /* 16 rows, half of their width */
+	struct q8_tile<VALUE / 2 / 64, false> v_rows; /* 16 rows, half of their width */
 	mbarrier_wait(there(HAS_V), 0);
-	hold_rows(
+	q8_tile_load(
 		shared + AT_V + warp % V_WARPS * V_TILE + warp / V_WARPS * (V_ROW / 2), V_ROW, v_rows);
 	/* Nobody asks for cells while others still make some; and from here on copies may write where
 	 * v_b and cache rows were. */
@@ -498,7 +518,7 @@ static __device__ __forceinline__ void mla_heads(
 		if (!warp) {
 			float d[8];
 			uint2 *own = limbs + half * SUPER_BLOCK_LIMBS;
-			load_dealt<4>(z, d);
+			load_fragment_order<4>(z, d);
 			write_limbs(d, own, limb_scale + half);
 			__syncwarp();
 			if (!lane)
@@ -528,7 +548,7 @@ static __device__ __forceinline__ void mla_heads(
 	mbarrier_wait(there(warp / V_WARPS == half ? HAS_OWN : HAS_OTHER), 0);
 	launch_dependents(); /* not before: there is no room for its blocks */
 	float sum[2];
-	held_product(v_rows, limbs + warp / V_WARPS * SUPER_BLOCK_LIMBS, sum);
+	q8_tile_mma(v_rows, limbs + warp / V_WARPS * SUPER_BLOCK_LIMBS, sum);
 	float2 *halves =
 		(float2 *)(shared + AT_HALVES); /* [V_WARPS][32]: of the second half of the width */
 	if (warp >= V_WARPS) {
@@ -544,7 +564,7 @@ static __device__ __forceinline__ void mla_heads(
 	float2 rest = halves[tid];
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		float v = meet_digits(
+		float v = combine(
 			__fmaf_rn(limb_scale[1], i ? rest.y : rest.x, __fmaf_rn(limb_scale[0], sum[i], 0.0f)));
 		if (!c) {
 			int row = half * (OUT / 2) + warp * 16 + r0 + 8 * i;

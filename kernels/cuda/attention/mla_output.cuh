@@ -19,7 +19,7 @@
 
 #include "kernels/cuda/common/mbarrier.cuh"
 #include "kernels/cuda/common/mma.cuh"
-#include "kernels/cuda/gemv/gemv_aligned.cuh"
+#include "kernels/cuda/gemv/gemv_pipeline.cuh"
 
 #define OUT_SUPER_BLOCKS 64 /* of 256 values: a head's each */
 #define OUT_SPLIT        8
@@ -163,12 +163,7 @@ static __device__ __forceinline__ void out_products(const struct out_args &a, in
 		}
 		/* of two buffers, who writes one again has met everybody since it was read */
 		float *here = partials + (u % 2 * 2 + side) * (OUT_SPLIT * MMA_ROWS);
-#pragma unroll
-		for (int half = 0; half < 2; half++) {
-			float v = combine_limbs(acc[0] + 2 * half, lane);
-			if (!c)
-				here[part * MMA_ROWS + r0 + 8 * half] = v;
-		}
+		store_partials<1>(acc[0], here, part, lane);
 		named_barrier_sync(OUT_NAMES + OUT_SPLIT + side, OUT_SPLIT * 32);
 		if (!adds)
 			continue;

@@ -29,7 +29,7 @@
 #include "kernels/cuda/common/mbarrier.cuh"
 #include "kernels/cuda/common/flag_words.cuh"
 #include "kernels/cuda/common/mma.cuh"
-#include "kernels/cuda/gemv/gemv_mma.cuh"
+#include "kernels/cuda/gemv/q8_tile.cuh"
 
 #define N_IN    6144
 #define HIDDEN  2048
@@ -75,82 +75,26 @@ struct ffn_args {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-/* 256 weights of rows r and r + 8 of 16, as aligned words. Two blocks of Q8_0 are scale, 32 bytes,
- * scale, 32 bytes: words 1 + c and 5 + c go to lane c, values 4 c + 2 on and 4 c + 18 on of the
- * first, of which the last two of lane 3 are 0 and 1; and words 9 + c and 13 + c, values 4 c on and
- * 4 c + 16 on of the second. */
-struct chunk {
-	uint32_t word[8][2][2]; /* [block][row][word] */
-	uint32_t scale[8];      /* of both rows */
-};
-
-static __device__ __forceinline__ void hold_chunk(const uint8_t *row, struct chunk &h)
+/* acc += x_scale * (tile times the limbs of a super-block of x) */
+static __device__ __forceinline__ void tile_multiply(
+	const struct q8_tile<4, true> &t, const uint2 *limbs, float x_scale, float acc[2])
 {
-	int c = threadIdx.x % 4;
-#pragma unroll
-	for (int j = 0; j < 4; j++) {
-		uint32_t w0[2], w8[2];
-#pragma unroll
-		for (int i = 0; i < 2; i++) {
-			const uint32_t *w = (const uint32_t *)(row + i * 8 * ROW_STRIDE + 68 * j);
-			w0[i] = w[0], w8[i] = w[8];
-			uint32_t last = w[5 + c];
-			h.word[2 * j][i][0] = w[1 + c];
-			h.word[2 * j][i][1] = c == 3 ? __byte_perm(w8[i], w0[i], 0x7610) : last;
-			h.word[2 * j + 1][i][0] = w[9 + c];
-			h.word[2 * j + 1][i][1] = w[13 + c];
-		}
-		h.scale[2 * j] = __byte_perm(w0[0], w0[1], 0x5410);
-		h.scale[2 * j + 1] = __byte_perm(w8[0], w8[1], 0x7632);
-	}
-}
-
-/* Where pair i of a lane's four pairs of values lies in a sb of 256 that chunks are multiplied
- * with, in pairs: lane 4 s + c has those of block s for lane c. */
-static __device__ __forceinline__ int pair_at(int i)
-{
-	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4, at = 2 * c + (s % 2 == 0);
-	return s * 16 + (at + i % 2 + i / 2 * 8) % 16;
-}
-
-/* acc += x_scale * (the chunk times a sb's limbs), by super_block_mma's steps. Digit i is column 2
- * i: lane 4 r + i has it for rows r and r + 8. */
-static __device__ __forceinline__ void chunk_product(
-	const struct chunk &h, const uint2 *limbs, float x_scale, float acc[2])
-{
-	int lane = threadIdx.x % 32;
-	const uint2 *column = limbs + lane / 8 * 4 + lane % 4;
-	bool used = lane / 4 % 2 == 0 && lane < 24;
-	float sum[2] = {0, 0};
-	uint2 b[8];
-#pragma unroll
-	for (int s = 0; s < 8; s++)
-		b[s] = used ? column[s * 12] : make_uint2(0, 0);
-#pragma unroll
-	for (int s = 0; s < 8; s++) {
-		uint32_t words[4] = {h.word[s][0][0], h.word[s][1][0], h.word[s][0][1], h.word[s][1][1]};
-		int d[4];
-		mma_16832(d, words, b[s], 0x4b400000);
-#pragma unroll
-		for (int i = 0; i < 2; i++)
-			sum[i] = __fmaf_rn(half_float(i ? h.scale[s] >> 16 : h.scale[s] & 0xffff),
-				__fadd_rn(__int_as_float(d[2 * i]), -12582912.0f), sum[i]);
-	}
+	float sum[2];
+	q8_tile_mma(t, limbs, sum);
 #pragma unroll
 	for (int i = 0; i < 2; i++)
 		acc[i] = __fmaf_rn(x_scale, sum[i], acc[i]);
 }
 
-/* What combine_limbs makes of the limbs' sums, from lanes 4 r to partials[r] and partials[r + 8] */
-static __device__ __forceinline__ void meet(const float acc[2], float *partials)
+/* The values of rows r and r + 8 from lanes 4 r to partials[r] and partials[r + 8] */
+static __device__ __forceinline__ void store_partials(const float acc[2], float *partials)
 {
 	int lane = threadIdx.x % 32;
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		float mid = __shfl_down_sync(0xffffffffu, acc[i], 1),
-			  low = __shfl_down_sync(0xffffffffu, acc[i], 2);
+		float v = q8_tile_combine_limbs(acc[i]);
 		if (lane % 4 == 0)
-			partials[lane / 4 + 8 * i] = __fmaf_rn(65536.0f, acc[i], __fmaf_rn(256.0f, mid, low));
+			partials[lane / 4 + 8 * i] = v;
 	}
 }
 
@@ -165,7 +109,7 @@ static __device__ __forceinline__ void poll_super_block(const uint32_t *cells, f
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			if (!full[i])
-				two[i] = flag_load2(cells + 2 * pair_at(i));
+				two[i] = flag_load2(cells + q8_tile_pair(i));
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			full[i] = two[i].x != FLAG_EMPTY && two[i].y != FLAG_EMPTY;
@@ -212,7 +156,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 #if __CUDA_ARCH__ >= 900
 	extern __shared__ __align__(128) uint8_t shared[];
 	__shared__ __align__(8) uint64_t all_barriers[N_BARRIERS];
-	int tid = threadIdx.x, lane = tid % 32, r0 = lane / 4;
+	int tid = threadIdx.x, lane = tid % 32;
 	int warp =
 		__shfl_sync(0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
 	uint2 *limbs = (uint2 *)(shared + AT_LIMBS);
@@ -234,10 +178,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		return;
 	}
 	int item = warp / 8, part = warp % 8;
-	const uint8_t *rows = shared + (16 * item + r0) * ROW_STRIDE + part * SB_BYTES;
-	struct chunk h;
+	const uint8_t *rows = shared + 16 * item * ROW_STRIDE + part * SB_BYTES;
+	struct q8_tile<4, true> tile_rows;
 	wait_for(HAS_THIRD);
-	hold_chunk(rows, h);
+	q8_tile_load(rows, ROW_STRIDE, tile_rows);
 	arrive(LOADED);
 	grid_dependency_wait();
 
@@ -250,7 +194,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 			if (warp + u * WARPS < N_IN / 256)
 #pragma unroll
 				for (int i = 0; i < 4; i++) {
-					float2 two = *(const float2 *)(a.x + (warp + u * WARPS) * 256 + 2 * pair_at(i));
+					float2 two =
+						*(const float2 *)(a.x + (warp + u * WARPS) * 256 + q8_tile_pair(i));
 					v[u][2 * i] = two.x, v[u][2 * i + 1] = two.y;
 				}
 #pragma unroll
@@ -269,15 +214,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	sync_all();
 	{
 		float acc[2] = {0, 0};
-		chunk_product(h, limbs + part * SUPER_BLOCK_LIMBS, scales[part], acc);
+		tile_multiply(tile_rows, limbs + part * SUPER_BLOCK_LIMBS, scales[part], acc);
 		wait_for(HAS_THIRD + 1);
-		hold_chunk(rows + DOWN_ROW, h);
+		q8_tile_load(rows + DOWN_ROW, ROW_STRIDE, tile_rows);
 		arrive(LOADED + 1);
-		chunk_product(h, limbs + (part + 8) * SUPER_BLOCK_LIMBS, scales[part + 8], acc);
+		tile_multiply(tile_rows, limbs + (part + 8) * SUPER_BLOCK_LIMBS, scales[part + 8], acc);
 		wait_for(HAS_THIRD + 2);
-		hold_chunk(rows + 2 * DOWN_ROW, h);
-		chunk_product(h, limbs + (part + 16) * SUPER_BLOCK_LIMBS, scales[part + 16], acc);
-		meet(acc, partials + warp * 16);
+		q8_tile_load(rows + 2 * DOWN_ROW, ROW_STRIDE, tile_rows);
+		tile_multiply(tile_rows, limbs + (part + 16) * SUPER_BLOCK_LIMBS, scales[part + 16], acc);
+		store_partials(acc, partials + warp * 16);
 	}
 	if (warp >= WARPS - COPIES && lane < 16)
 		flag_store(a.state->cells[turn ^ 1][WARPS - 1 - warp] + blockIdx.x * 16 + lane, FLAG_EMPTY);
@@ -305,10 +250,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	/* ---- 3 ---- */
 	int task = warp - 4, tile = task / 4;
 	part = task % 4;
-	rows = shared + (tile % 2 * 16 + r0) * ROW_STRIDE + tile / 2 * DOWN_ROW + part * SB_BYTES;
+	rows = shared + tile % 2 * 16 * ROW_STRIDE + tile / 2 * DOWN_ROW + part * SB_BYTES;
 	auto hold_down = [&]() {
 		wait_for(HAS_DOWN + tile / 2);
-		hold_chunk(rows, h);
+		q8_tile_load(rows, ROW_STRIDE, tile_rows);
 	};
 	if (warp < 8) {
 		float v[8];
@@ -328,10 +273,10 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	float acc[2] = {0, 0}, *y = a.y + DOWN_ROWS * blockIdx.x + 16 * tile + lane, old = 0;
 	if (stores && a.add)
 		old = *y;
-	chunk_product(h, limbs + part * SUPER_BLOCK_LIMBS, scales[part], acc);
-	hold_chunk(rows + 4 * SB_BYTES, h);
-	chunk_product(h, limbs + (part + 4) * SUPER_BLOCK_LIMBS, scales[part + 4], acc);
-	meet(acc, partials + warp * 16);
+	tile_multiply(tile_rows, limbs + part * SUPER_BLOCK_LIMBS, scales[part], acc);
+	q8_tile_load(rows + 4 * SB_BYTES, ROW_STRIDE, tile_rows);
+	tile_multiply(tile_rows, limbs + (part + 4) * SUPER_BLOCK_LIMBS, scales[part + 4], acc);
+	store_partials(acc, partials + warp * 16);
 	named_barrier_sync(1 + tile, 128);
 	if (stores) {
 		float v = 0;

@@ -15,7 +15,7 @@
 #ifndef GLM_KERNELS_CUDA_GEMV_ALIGNED_CUH
 #define GLM_KERNELS_CUDA_GEMV_ALIGNED_CUH
 
-#include "kernels/cuda/gemv/gemv_mma.cuh"
+#include "kernels/cuda/gemv/gemv_pipeline.cuh"
 
 #define ALIGNED_PARTS  4
 #define ALIGNED_WARPS  16
@@ -72,25 +72,14 @@ static __device__ __forceinline__ struct item_position aligned_item_position(
 	return p;
 }
 
-static __device__ __forceinline__ void sync_group(int group, int warps)
-{
-	asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(warps * 32) : "memory");
-}
-
-static __device__ __forceinline__ void copy_line(uint32_t shared, const void *global)
-{
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global));
-}
-
 template <int T>
 __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 	gemv_aligned_kernel(const __grid_constant__ struct gemv_aligned_args a)
 {
 	typedef struct bytes_type<T> type;
 	constexpr int WARPS = ALIGNED_WARPS, STAGES = ALIGNED_STAGES;
-	constexpr int CHUNK = gemv_tiling<T, false>::CHUNK, SB_BYTES = packed<T>::SUPER_BLOCK_BYTES,
-				  BYTES = CHUNK * SB_BYTES;
-	constexpr int STRIDE = gemv_stage<T, CHUNK>::STRIDE, STAGE = MMA_ROWS * STRIDE;
+	constexpr int CHUNK = item_stage<T>::CHUNK, STRIDE = item_stage<T>::STRIDE,
+				  STAGE = item_stage<T>::STAGE;
 	extern __shared__ __align__(16) uint8_t shared[];
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 	int split = 1 << a.log_split, part = warp & (split - 1), group = warp >> a.log_split,
@@ -106,19 +95,12 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 
 	launch_dependents();
 
-	/* What is fetched n_sb ahead of what is computed, across items. Eight rows lie in a stage line
-	 * after line: line 32 i + lane of them comes from lines_from[i] past the first row. */
-	constexpr int LINES = STRIDE / 16, ROUNDS = (8 * LINES + 31) / 32;
+	/* The copies run STAGES chunks ahead of the products, across items. */
+	struct item_stage<T> copies;
 	int ahead = first + group, ahead_chunk = part, ahead_stage = 0, ahead_rows = 0;
 	const uint8_t *from0 = NULL, *from8 = NULL;
-	uint32_t lines_from[ROUNDS],
-		lines_to = (uint32_t)__cvta_generic_to_shared(shared) + stages + 16 * lane, there = 0;
-#pragma unroll
-	for (int i = 0; i < ROUNDS; i++) {
-		int line = i * 32 + lane;
-		lines_from[i] = line / LINES * a.row_bytes + line % LINES * 16;
-		there |= (uint32_t)(line < 8 * LINES && line % LINES < BYTES / 16) << i;
-	}
+	copies.init(shared_address(shared) + stages, lane);
+	copies.set_row_bytes(a.row_bytes, lane);
 	auto set_rows = [&]() {
 		if (ahead >= end)
 			return;
@@ -131,27 +113,8 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 	};
 	auto fetch = [&]() {
 		if (ahead < end && ahead_chunk < chunks) {
-			uint32_t to = lines_to + ahead_stage * STAGE;
-			int at = ahead_chunk * BYTES;
-			if (at + BYTES <= a.row_bytes && ahead_rows >= (a.glu ? 8 : 16)) {
-#pragma unroll
-				for (int half = 0; half < 2; half++) {
-					const uint8_t *from = (half ? from8 : from0) + at;
-#pragma unroll
-					for (int i = 0; i < ROUNDS; i++)
-						if ((i * 32 + 31 < 8 * LINES && BYTES == STRIDE) || (there >> i & 1))
-							copy_line(to + half * (STAGE / 2) + 512 * i, from + lines_from[i]);
-				}
-			} else { /* rows past the end: the last one again, for nothing */
-#pragma unroll 1
-				for (int row = 0; row < MMA_ROWS; row++) {
-					int r = min(a.glu ? row % 8 : row, ahead_rows - 1);
-					const uint8_t *from =
-						(a.glu && row >= 8 ? from8 : from0) + (int64_t)r * a.row_bytes + at;
-					for (int i = lane; i < min(BYTES, a.row_bytes - at) / 16; i += 32)
-						copy_line(to + row * STRIDE + 16 * (i - lane), from + 16 * i);
-				}
-			}
+			copies.copy(ahead_stage, from0, from8, a.row_bytes, ahead_chunk * copies.BYTES,
+				ahead_rows, a.glu, lane);
 			ahead_stage = ahead_stage + 1 == STAGES ? 0 : ahead_stage + 1;
 			ahead_chunk += split;
 			if (ahead_chunk >= chunks) {
@@ -223,28 +186,15 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 			copy_wait<STAGES - 1>();
 			__syncwarp();
 			const uint8_t *row = shared + stages + stage * STAGE + r0 * STRIDE;
-#pragma unroll
-			for (int u = 0; u < CHUNK; u++) {
-				int sb = chunk * CHUNK + u;
-				if (sb >= n_sb)
-					break;
-				const uint2 *const at[1] = {column ? column + sb * SUPER_BLOCK_LIMBS : NULL};
-				const float x_scale[1][2] = {{scales[0][sb], scales[1][sb]}};
-				super_block_mma<T, 1>(row + u * SB_BYTES, row + u * SB_BYTES + 8 * STRIDE, u,
-					a.n_in - sb * 256, c, a.tables, lane_tables{shared, 0}, at, x_scale, acc);
-			}
+			stage_multiply<T, 8, false>(
+				row, chunk, n_sb, a.n_in, c, a.tables, shared, column, scales, acc);
 			__syncwarp(); /* the stage may be overwritten */
 			fetch();
 			stage = stage + 1 == STAGES ? 0 : stage + 1;
 		}
 		/* of two buffers, who writes one again has met everybody since it was read */
 		float *here = partials + ((turn & 1) * WARPS + (warp & ~(split - 1))) * 32;
-#pragma unroll
-		for (int half = 0; half < 2; half++) {
-			float v = combine_limbs(acc[0] + 2 * half, lane);
-			if (!(c & 1))
-				here[part * 32 + c / 2 * 16 + r0 + 8 * half] = v;
-		}
+		store_partials<2>(acc[0], here, part, lane);
 		if (split > 1)
 			sync_group(group, split);
 		else

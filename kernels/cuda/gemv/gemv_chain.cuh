@@ -18,7 +18,7 @@
  * one for each multiprocessor, kernels before this one never wait for it, and one behind it is not
  * started before all blocks of this one have called launch_dependents, that is, have been started.
  * The last block to leave the wait sets the counts back to zero and advances the tag; the next
- * launch looks when all kernels before it have ended.
+ * launch polls when all kernels before it have ended.
  *
  * Bytes moved: every packed row once; x of each step once per block from the second-level cache.
  */
@@ -200,15 +200,61 @@ static __device__ __noinline__ void append_cache_rows(const struct chain_args &a
 	}
 }
 
+/* v[0 .. 8) = this lane's values of a super-block of the second x, normed; the other half of v is
+ * scratch. at: of the first four of them in the hand-off; sums_at, sums_at + sums_step: of the
+ * eight values whose squares this lane adds, in rms_norm's order. sb: number of this warp in its x
+ * row of n_sb super-blocks; sums: shared, of that row; barrier: all warps of the block with a
+ * super-block.
+ */
+template <bool QUADS>
+static __device__ __forceinline__ void load_and_norm(const uint2 *handoff, int at, int sums_at,
+	int sums_step, uint32_t tag, int sb, int n_sb, double *sums, uint32_t barrier, int n_in,
+	float eps, const float gain[8], float v[16])
+{
+	int lane = threadIdx.x % 32;
+	int from[4] = {at, at + (QUADS ? 16 : 4), sums_at, sums_at + sums_step};
+	load_tagged<4>(handoff, from, tag, v);
+	double sum = warp_sum(add_squares(add_squares(0, make_float4(v[8], v[9], v[10], v[11])),
+		make_float4(v[12], v[13], v[14], v[15])));
+	if (!lane) {
+		sums[sb] = sum;
+		mbarrier_arrive(barrier);
+	}
+	mbarrier_wait(barrier, 0);
+	float scale = (float)rsqrt(warp_sum(lane < n_sb ? sums[lane] : 0.0) / n_in + (double)eps);
+#pragma unroll
+	for (int i = 0; i < 8; i++)
+		v[i] = __fmul_rn(__fmul_rn(v[i], scale), gain[i]);
+}
+
+/* An output of either step, at `at` of its x rows; stores: this lane has one. */
+static __device__ __forceinline__ void chain_store(const struct chain_args &a, enum chain_target to,
+	float *y, int at, float v, bool stores, uint32_t tag, int lane)
+{
+	if (to == CHAIN_TO_NEXT_STEP) {
+		if (stores)
+			store_tagged(a.state->handoff + at, v, tag);
+		if (!lane)
+			count_done(&a.state->items_done, false);
+		return;
+	}
+	if (stores)
+		y[at] = v;
+	if (to == CHAIN_TO_CACHE_BLOCK) {
+		__syncwarp();
+		if (!lane)
+			count_done(&a.state->append_items_done, true);
+	}
+}
+
 template <int T>
 __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 	gemv_chain_kernel(const __grid_constant__ struct chain_args a)
 {
 	typedef struct bytes_type<T> type;
 	constexpr int WARPS = ALIGNED_WARPS, STAGES = ALIGNED_STAGES;
-	constexpr int CHUNK = gemv_tiling<T, false>::CHUNK, SB_BYTES = packed<T>::SUPER_BLOCK_BYTES,
-				  BYTES = CHUNK * SB_BYTES;
-	constexpr int STRIDE = gemv_stage<T, CHUNK>::STRIDE, STAGE = MMA_ROWS * STRIDE;
+	constexpr int CHUNK = item_stage<T>::CHUNK, STRIDE = item_stage<T>::STRIDE,
+				  STAGE = item_stage<T>::STAGE;
 	extern __shared__ __align__(16) uint8_t shared[];
 	__shared__ double norm_sums[2][WARPS];
 	__shared__ uint32_t shared_tag;
@@ -225,20 +271,12 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 	uint2 *limbs = (uint2 *)(partials + 2 * WARPS * 32);
 	uint32_t stages = warp * (STAGES * STAGE);
 
-	/* What is fetched n_sb ahead of what is computed, across items and steps. Eight rows lie in a
-	 * stage line after line: line 32 i + lane of them comes from lines_from[i] past the first row.
-	 */
-	constexpr int LINES = STRIDE / 16, ROUNDS = (8 * LINES + 31) / 32;
+	/* The copies run STAGES chunks ahead of the products, across items and steps. */
+	struct item_stage<T> copies;
 	int ahead_step = 0, ahead = 0, ahead_end = 0, ahead_chunk = 0, ahead_chunks = 0,
 		ahead_stage = 0, ahead_rows = 0;
 	const uint8_t *from0 = NULL;
-	uint32_t lines_from[ROUNDS],
-		lines_to = (uint32_t)__cvta_generic_to_shared(shared) + stages + 16 * lane, there = 0;
-#pragma unroll
-	for (int i = 0; i < ROUNDS; i++) {
-		int line = i * 32 + lane;
-		there |= (uint32_t)(line < 8 * LINES && line % LINES < BYTES / 16) << i;
-	}
+	copies.init(shared_address(shared) + stages, lane);
 	auto begin_step = [&]() { /* the next in which this warp has a share */
 		for (; ahead_step < 2; ahead_step++) {
 			const struct chain_step &t = a.step[ahead_step];
@@ -248,11 +286,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 				continue;
 			ahead_chunk = warp & ((1 << t.log_split) - 1);
 			ahead_chunks = (t.n_in / 256 + CHUNK - 1) / CHUNK;
-#pragma unroll
-			for (int i = 0; i < ROUNDS; i++) {
-				int line = i * 32 + lane;
-				lines_from[i] = line / LINES * t.row_bytes + line % LINES * 16;
-			}
+			copies.set_row_bytes(t.row_bytes, lane);
 			return;
 		}
 	};
@@ -268,26 +302,8 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 	auto fetch = [&]() {
 		if (ahead_step < 2) {
 			const struct chain_step &t = a.step[ahead_step];
-			uint32_t to = lines_to + ahead_stage * STAGE;
-			int at = ahead_chunk * BYTES;
-			if (at + BYTES <= t.row_bytes && ahead_rows >= MMA_ROWS) {
-#pragma unroll
-				for (int half = 0; half < 2; half++) {
-					const uint8_t *from = from0 + half * 8 * t.row_bytes + at;
-#pragma unroll
-					for (int i = 0; i < ROUNDS; i++)
-						if ((i * 32 + 31 < 8 * LINES && BYTES == STRIDE) || (there >> i & 1))
-							copy_line(to + half * (STAGE / 2) + 512 * i, from + lines_from[i]);
-				}
-			} else { /* rows past the end: the last one again, for nothing */
-#pragma unroll 1
-				for (int row = 0; row < MMA_ROWS; row++) {
-					const uint8_t *from =
-						from0 + (int64_t)min(row, ahead_rows - 1) * t.row_bytes + at;
-					for (int i = lane; i < min(BYTES, t.row_bytes - at) / 16; i += 32)
-						copy_line(to + row * STRIDE + 16 * (i - lane), from + 16 * i);
-				}
-			}
+			copies.copy(ahead_stage, from0, from0 + 8 * t.row_bytes, t.row_bytes,
+				ahead_chunk * copies.BYTES, ahead_rows, false, lane);
 			ahead_stage = ahead_stage + 1 == STAGES ? 0 : ahead_stage + 1;
 			ahead_chunk += 1 << t.log_split;
 			if (ahead_chunk >= ahead_chunks) {
@@ -357,22 +373,8 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 				sums_at = row * n_in + 4 * (w * 32 + lane);
 			float v[16];
 			if (warp < own_sb) {
-				/* what makes limbs, and what is squared in rms_norm's order */
-				int at[4] = {k, k + (type::QUADS ? 16 : 4), sums_at, sums_at + n_in / 2};
-				load_tagged<4>(a.state->handoff, at, tag, v);
-				double sum =
-					warp_sum(add_squares(add_squares(0, make_float4(v[8], v[9], v[10], v[11])),
-						make_float4(v[12], v[13], v[14], v[15])));
-				if (!lane) {
-					norm_sums[row][w] = sum;
-					mbarrier_arrive(shared_address(&norm_barrier));
-				}
-				mbarrier_wait(shared_address(&norm_barrier), 0);
-				float scale = (float)rsqrt(
-					warp_sum(lane < n_sb ? norm_sums[row][lane] : 0.0) / n_in + (double)a.eps);
-#pragma unroll
-				for (int i = 0; i < 8; i++)
-					v[i] = __fmul_rn(__fmul_rn(v[i], scale), g[i]);
+				load_and_norm<type::QUADS>(a.state->handoff, k, sums_at, n_in / 2, tag, w, n_sb,
+					norm_sums[row], shared_address(&norm_barrier), n_in, a.eps, g, v);
 				write_limbs(v, limbs + warp * SUPER_BLOCK_LIMBS, limb_scales + warp);
 			}
 		}
@@ -402,28 +404,15 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 				copy_wait<STAGES - 1>();
 				__syncwarp();
 				const uint8_t *row = shared + stages + stage * STAGE + r0 * STRIDE;
-#pragma unroll
-				for (int u = 0; u < CHUNK; u++) {
-					int sb = chunk * CHUNK + u;
-					if (sb >= n_sb)
-						break;
-					const uint2 *const at_sb[1] = {column ? column + sb * SUPER_BLOCK_LIMBS : NULL};
-					const float x_scale[1][2] = {{scales[0][sb], scales[1][sb]}};
-					super_block_mma<T, 1, 1>(row + u * SB_BYTES, row + u * SB_BYTES + 8 * STRIDE, u,
-						256, c, a.tables, lane_tables{shared, 0}, at_sb, x_scale, acc);
-				}
+				stage_multiply<T, 1, true>(
+					row, chunk, n_sb, n_in, c, a.tables, shared, column, scales, acc);
 				__syncwarp(); /* the stage may be overwritten */
 				fetch();
 				stage = stage + 1 == STAGES ? 0 : stage + 1;
 			}
 			/* of two buffers, who writes one again has met everybody since it was read */
 			float *here = partials + ((turn & 1) * WARPS + (warp & ~(split - 1))) * 32;
-#pragma unroll
-			for (int half = 0; half < 2; half++) {
-				float v = combine_limbs(acc[0] + 2 * half, lane);
-				if (!(c & 1))
-					here[part * 32 + c / 2 * 16 + r0 + 8 * half] = v;
-			}
+			store_partials<2>(acc[0], here, part, lane);
 			if (split > 1)
 				sync_group(group, split);
 			else
@@ -433,27 +422,8 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 				p = chain_item_position(t, item);
 			if (!adds)
 				continue;
-			float sum = 0, of_warp[GEMV_WARPS];
-#pragma unroll
-			for (int w = 0; w < GEMV_WARPS; w++)
-				of_warp[w] = w < split ? here[w * 32 + lane] : 0;
-#pragma unroll
-			for (int w = 0; w < GEMV_WARPS; w++)
-				sum = w < split ? __fadd_rn(sum, of_warp[w]) : sum;
-			if (to == CHAIN_TO_NEXT_STEP) {
-				if (stores)
-					store_tagged(a.state->handoff + at, sum, shared_tag);
-				if (!lane)
-					count_done(&a.state->items_done, false);
-			} else {
-				if (stores)
-					y[at] = sum;
-				if (to == CHAIN_TO_CACHE_BLOCK) {
-					__syncwarp();
-					if (!lane)
-						count_done(&a.state->append_items_done, true);
-				}
-			}
+			chain_store(
+				a, to, y, at, add_partials<2>(here + lane, split), stores, shared_tag, lane);
 		}
 	}
 	copy_wait<0>();

@@ -179,22 +179,8 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 				while (load_relaxed(&a.state->items_done) != a.n_handoff_items)
 					;
 			named_barrier_sync(WS_NORM, WS_SIDE * 32);
-			/* what makes limbs, and what is squared in rms_norm's order */
-			int k_at = sb_offset<true>(w), sums_at = 4 * (w * 32 + lane),
-				at[4] = {k_at, k_at + 16, sums_at, sums_at + 1024};
-			load_tagged<4>(a.state->handoff, at, tag, v);
-			double sum = warp_sum(add_squares(add_squares(0, make_float4(v[8], v[9], v[10], v[11])),
-				make_float4(v[12], v[13], v[14], v[15])));
-			if (!lane) {
-				norm_sums[w] = sum;
-				mbarrier_arrive(shared_address(&bars.norm_barrier));
-			}
-			mbarrier_wait(shared_address(&bars.norm_barrier), 0);
-			float scale = (float)rsqrt(
-				warp_sum(lane < n_sb ? norm_sums[lane] : 0.0) / t.n_in + (double)a.eps);
-#pragma unroll
-			for (int i = 0; i < 8; i++)
-				v[i] = __fmul_rn(__fmul_rn(v[i], scale), g[i]);
+			load_and_norm<true>(a.state->handoff, sb_offset<true>(w), 4 * (w * 32 + lane), 1024,
+				tag, w, n_sb, norm_sums, shared_address(&bars.norm_barrier), t.n_in, a.eps, g, v);
 			named_barrier_sync(
 				WS_READ, WS_WARPS * 32); /* nobody reads the limbs of the first x any more */
 			write_limbs(v, limbs + w * SUPER_BLOCK_LIMBS, scales + w);
@@ -211,7 +197,7 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 			struct item_position p = chain_item_position(t, (u << s) + (s ? w / 4 : 0));
 			const struct chain_part &q = t.part[p.part];
 			bool adds = part == (turn & (split - 1)) && lane < MMA_ROWS;
-			float *y = q.y + p.row + lane;
+			float *y = q.y;
 			enum chain_target to = q.to;
 			float acc[1][4] = {{0, 0, 0, 0}};
 #pragma unroll 1
@@ -228,36 +214,12 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 			}
 			/* of two buffers, who writes one again has met everybody since it was read */
 			float *here = partials + ((turn & 1) * WS_WARPS + (warp & ~(split - 1))) * MMA_ROWS;
-#pragma unroll
-			for (int half = 0; half < 2; half++) {
-				float v = combine_limbs(acc[0] + 2 * half, lane);
-				if (!c)
-					here[part * MMA_ROWS + r0 + 8 * half] = v;
-			}
+			store_partials<1>(acc[0], here, part, lane);
 			named_barrier_sync(WS_GROUP + (s ? 2 + warp / 4 : side), split * 32);
 			if (part != (turn & (split - 1)))
 				continue;
-			float sum = 0, of_warp[WS_SIDE];
-#pragma unroll
-			for (int i = 0; i < WS_SIDE; i++)
-				of_warp[i] = i < split ? here[i * MMA_ROWS + lane % MMA_ROWS] : 0;
-#pragma unroll
-			for (int i = 0; i < WS_SIDE; i++)
-				sum = i < split ? __fadd_rn(sum, of_warp[i]) : sum;
-			if (to == CHAIN_TO_NEXT_STEP) {
-				if (adds)
-					store_tagged(a.state->handoff + p.row + lane, sum, shared_tag);
-				if (!lane)
-					count_done(&a.state->items_done, false);
-			} else {
-				if (adds)
-					*y = sum;
-				if (to == CHAIN_TO_CACHE_BLOCK) {
-					__syncwarp();
-					if (!lane)
-						count_done(&a.state->append_items_done, true);
-				}
-			}
+			chain_store(a, to, y, p.row + lane, add_partials<1>(here + lane % MMA_ROWS, split),
+				adds, shared_tag, lane);
 		}
 	}
 #endif
