@@ -37,6 +37,77 @@ static void test_copy_error(void **state)
 	assert_true(heard > 5);
 }
 
+/* A copier around the emulated card in which copies into it fail: the first of COPY_IN, while those
+ * behind it stay in flight as long as `hold` says, and all of COPY_AHEAD. */
+static struct {
+	struct copier_ops ops;
+	const struct copier_ops *inner;
+	atomic_bool armed, hold;
+	atomic_uint n_ahead_failed;
+	uint64_t first_in; /* the I/O thread's: fence of the first copy since it was armed */
+} breaking;
+
+static uint64_t breaking_fence(struct copier *c, enum copy_stream stream)
+{
+	uint64_t fence = breaking.inner->fence(c, stream);
+	if (stream == COPY_IN && atomic_load(&breaking.armed) && !breaking.first_in)
+		breaking.first_in = fence;
+	return fence;
+}
+
+static int breaking_status(struct copier *c, uint64_t fence, struct err *e)
+{
+	enum copy_stream stream = (enum copy_stream)(fence % COPY_STREAMS);
+	int rc = breaking.inner->fence_status(c, fence, e);
+	if (rc <= 0 || !atomic_load(&breaking.armed))
+		return rc;
+	if (fence == breaking.first_in)
+		return err_set(e, ERR_RUN, "demand broken on purpose");
+	if (stream == COPY_AHEAD) {
+		atomic_fetch_add(&breaking.n_ahead_failed, 1);
+		return err_set(e, ERR_RUN, "read-ahead broken on purpose");
+	}
+	return stream == COPY_IN && atomic_load(&breaking.hold) ? 0 : rc;
+}
+
+/* While a load whose first copy has failed is still in flight, another load fails: each is reported
+ * with its own error. */
+static void test_own_error(void **state)
+{
+	(void)state;
+	const int layer = (int)config.n_dense;
+	const int32_t other = 1;
+	struct expert_ref ref = {.id = 0};
+	struct expert_source *s;
+	struct err e = {0};
+	assert_int_equal(copier_null_open(NULL, &card, &e), 0);
+	breaking.inner = card->ops;
+	breaking.ops = *card->ops;
+	breaking.ops.fence = breaking_fence;
+	breaking.ops.fence_status = breaking_status;
+	card->ops = &breaking.ops;
+	struct loader_options o = source_options(0.5, 0);
+	o.copier = card;
+	o.reader.slice_bytes = 65536;
+	assert_int_equal(loader_open(&o, &s, &e), 0);
+	s->ops->step(s, EXPERT_PREFILL, 64, 0);
+	atomic_store(&breaking.hold, true);
+	atomic_store(&breaking.armed, true);
+	assert_int_equal(s->ops->acquire(s, layer, EXPERT_PREFILL, &ref, 1, &e), 1);
+	s->ops->read_ahead(s, layer, &other, 1);
+	for (int ms = 0; !atomic_load(&breaking.n_ahead_failed); ms++) {
+		assert_true(ms < 5000);
+		usleep(1000);
+	}
+	usleep(20000);
+	atomic_store(&breaking.hold, false);
+	assert_int_equal(s->ops->wait_ready(s, layer, &ref, 1, &e), ERR_RUN);
+	assert_non_null(strstr(e.text, "expert 0 of"));
+	assert_non_null(strstr(e.text, "demand broken"));
+	s->ops->release(s, layer, &ref, 1);
+	close_source(s);
+}
+
 /* A card that is gone: every use fails from then on, nothing waits for ever. */
 static void test_card_gone(void **state)
 {
@@ -161,6 +232,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_copy_error),
+		cmocka_unit_test(test_own_error),
 		cmocka_unit_test(test_card_gone),
 		cmocka_unit_test(test_copy_hangs),
 		cmocka_unit_test(test_slow_copies),
