@@ -52,10 +52,3 @@ void file_map_close(struct file_map *m)
 		munmap((void *)(uintptr_t)m->data, (size_t)m->size);
 	*m = (struct file_map){0};
 }
-
-const uint8_t *file_map_span(const struct file_map *m, uint64_t offset, uint64_t bytes)
-{
-	if (!m->data || offset > m->size || bytes > m->size - offset)
-		return NULL;
-	return m->data + offset;
-}

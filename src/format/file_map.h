@@ -24,7 +24,4 @@ int file_map_open(struct file_map *m, const char *path, struct err *e);
 /* Safe on a zeroed or closed map. */
 void file_map_close(struct file_map *m);
 
-/* Bytes [offset, offset + bytes) of the file, NULL when they do not lie inside it. */
-const uint8_t *file_map_span(const struct file_map *m, uint64_t offset, uint64_t bytes);
-
 #endif
