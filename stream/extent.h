@@ -106,22 +106,4 @@ int extent_plan(
 uint64_t extent_slot_bytes(const struct extent_table *t, uint32_t layer);
 uint32_t extent_slot_align(const struct extent_table *t);
 
-/* Cuts the reads of a plan into slices of about slice_bytes (multiples of 4096 but for the last of
- * each read), in file order. Returns their number, or -ENOSPC when they are more than max. Slices
- * that hold nothing needed are left out. */
-int extent_split(
-	const struct extent_plan *p, uint64_t slice_bytes, struct extent_read *out, unsigned max);
-/* Upper bound of that number for every expert of the table. */
-unsigned extent_slices_max(const struct extent_table *t, uint64_t slice_bytes);
-
-struct extent_totals {
-	uint64_t layers, experts; /* with experts; experts of all of them */
-	uint64_t reads;           /* one expert after another, each read once */
-	uint64_t payload_bytes, read_bytes;
-	uint64_t expert_bytes_min, expert_bytes_max; /* payload */
-	double overhead;                             /* read_bytes / payload_bytes */
-};
-
-struct extent_totals extent_totals(const struct extent_table *t);
-
 #endif

@@ -334,49 +334,9 @@ void loader_pin_in_background(struct expert_source *source)
 		pinned_continue(&l->card->tier1);
 }
 
-int loader_wait_pinned(struct expert_source *source, struct err *e)
-{
-	struct loader *l = loader_of(source);
-	return l->card ? pinned_wait(&l->card->tier1, e) : 0;
-}
-
 const char *loader_reader_name(const struct expert_source *source)
 {
 	return reader_engine_name(((const struct loader *)source)->reader);
-}
-
-/* Takes the lock. What is counted belongs to calls that have returned. */
-static void lock_flushed(struct loader *l)
-{
-	pthread_mutex_lock(&l->shared.lock);
-	if (loader_flush_accesses(l))
-		loader_wake(l);
-}
-
-struct cache_stats loader_cache_stats(struct expert_source *source)
-{
-	struct loader *l = loader_of(source);
-	lock_flushed(l);
-	struct cache_stats c = *cache_stats(l->shared.cache);
-	pthread_mutex_unlock(&l->shared.lock);
-	return c;
-}
-
-double loader_prefetch_share(struct expert_source *source)
-{
-	struct loader *l = loader_of(source);
-	pthread_mutex_lock(&l->shared.lock);
-	double share = l->shared.prefetch_share;
-	pthread_mutex_unlock(&l->shared.lock);
-	return share;
-}
-
-void loader_layer_resident(struct expert_source *source, int layer, int n[2])
-{
-	struct loader *l = loader_of(source);
-	pthread_mutex_lock(&l->shared.lock);
-	cache_layer_resident(l->shared.cache, layer, n);
-	pthread_mutex_unlock(&l->shared.lock);
 }
 
 void loader_residency_map(struct expert_source *source, uint8_t *map, struct expert_stats *stats)
@@ -386,7 +346,9 @@ void loader_residency_map(struct expert_source *source, uint8_t *map, struct exp
 		memset(map + (size_t)i * (size_t)l->n_experts,
 			extent_has_layer(l->table, (uint32_t)i) ? LOADER_ON_DISK : LOADER_NO_EXPERT,
 			(size_t)l->n_experts);
-	lock_flushed(l);
+	pthread_mutex_lock(&l->shared.lock);
+	if (loader_flush_accesses(l))
+		loader_wake(l);
 	for (int i = 0; map && i < l->n_slots; i++) {
 		struct cache_slot slot = cache_slot_get(l->shared.cache, i);
 		if (slot.state == CACHE_FREE)

@@ -1,22 +1,43 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The streaming expert source: experts come from disk through a budgeted cache.
+ * The streaming expert source: experts come from disk through a budgeted cache of two tiers.
  *
- *   compute thread           lock            I/O thread
- *   acquire: cache_access,    |   commands    copies between tiers, submits reads,
- *     reserve, pin  ----------|------------>  reaps completions,
- *   await  <------------------|-----------   commit / abort, signal
- *   hint, announce  ----------|---- wants ->  reserves and reads ahead when no demand waits
+ *   compute thread              lock            I/O thread
+ *   acquire: cache_acquire,      |    queue      demotions, loads and reads of the transfer,
+ *     queues loads --------------|------------>  which calls done:
+ *   wait_ready  <----------------|------------   cache_commit or cache_abort, signal
+ *   prefetch, read_ahead --------|------------>  gets slots for them when no demand waits
  *
- * The one lock guards the cache, the command queue, the wants and the fills; it is never held while
- * waiting for a disk or copying bytes. A slot is published (READY) under the lock after its last
- * byte has landed, and acquire and await look under the lock: what they call ready is complete. A
- * slot is given out again only when nobody pins it, so bytes in use never change. In builds with
- * LOADER_POISON every slot is filled with READER_POISON before it is read into.
+ * Contract, beside that of expert_source.h:
+ *   - A slot is published (READY) under the lock after its last byte has arrived. acquire and
+ *     wait_ready look under the lock: what they call ready is complete.
+ *   - A slot is given out again only when nobody pins it: bytes in use never change.
+ *   - The compute thread decides what is evicted, in the order in which the model asks. A simulated
+ *     cache (cache/trace/sim.h) sees the same sequence and counts the same hits.
+ *   - Prefetched experts take free or cold slots only.
+ *   - In builds with LOADER_POISON every slot is filled with READER_POISON before it is loaded.
  *
- * The compute thread decides what is evicted, in the order in which the model asks, so that a
- * simulated cache (cache/trace/sim.h) sees the same sequence and counts the same hits. Prefetched
- * experts take free or cold slots only.
+ * One expert from router to slot and back, streamed to a card:
+ *    1  the router picks the top-k expert ids       ffn_forward (src/forward/moe.c)
+ *    2  the host polls for the ids                  moe_experts_request (src/forward/moe.c)
+ *    3  the model asks its source                   group_request (src/forward/moe.c)
+ *    4  the source asks the cache                   loader_acquire (loader_acquire.c)
+ *    5  slot and plan are decided; READY: go to 14  cache_acquire (cache/cache_acquire.c)
+ *    6  the plan is queued                          loader_queue_plan (loader_queue.c)
+ *    7  the I/O thread takes what is next           loader_next_work (loader_queue.c)
+ *    8  and gives it to the transfer                give_to_transfer (loader_io.c)
+ *    9  a chunk is read into a staging buffer       start_read (card_transfer.c)
+ *   10  and copied to the slot on the card          card_read_done (card_transfer.c)
+ *   11  the fence of the last copy ends the load    poll_copies (card_transfer.c)
+ *   12  the slot is published                       loader_transfer_done (loader_io.c)
+ *   13  the model, which waits, is told             loader_wait_ready (loader_acquire.c)
+ *   14  the views of the ref point into the slot    set_views (loader_acquire.c)
+ *   15  the kernel is given the views               group_enqueue_ready (src/forward/moe.c)
+ *   16  the device has passed: the ref is released  unpin_passed (src/forward/moe.c)
+ *   17  the slot loses its pin                      loader_release (loader_acquire.c)
+ *   18  later the expert becomes a victim           cache_make_room (cache/cache_evict.c)
+ *   19  its bytes are copied to device staging      card_demote (card_transfer.c)
+ *   20  and leave for tier 1, in a gap              start_demotions (card_transfer.c)
  */
 #ifndef GLM_STREAM_LOADER_H
 #define GLM_STREAM_LOADER_H
@@ -29,10 +50,8 @@
 #include "stream/expert_source.h"
 #include "stream/reader/reader.h"
 
-/*
- * On a card: tier 0 is one allocation there, tier 1 is pinned host memory, reads land in pinned
- * bounce buffers and are copied on piece by piece (loader_card.c). Otherwise both tiers are memory
- * that reads land in directly.
+/* On a card tier 0 is one allocation there, tier 1 is pinned host memory, and reads pass through
+ * staging buffers (card_transfer.h). Otherwise both tiers are memory that reads land in directly.
  */
 struct loader_options {
 	const struct gguf *file; /* must outlive the source */
@@ -79,24 +98,16 @@ int loader_open_reader(const struct loader_options *o, struct reader **out, stru
  * way, waits for it, frees. */
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e);
 
-/* On a card the second tier is pinned step by step, beside everything else: the first step after
- * loader_open, those that demotions come to when they do, and all others, with pauses, from
- * loader_pin_in_background on: call it when the drive has nothing more urgent to do. Only demotions
- * wait for it. A refusal fails every acquire from then on, with its sentence. */
+/* On a card the second tier is pinned step by step in a thread of its own: the first step after
+ * loader_open, others when demotions come near them. From this call on the rest is pinned too, with
+ * pauses: call it when the drive has nothing more urgent to do. Only demotions wait for pinning. A
+ * refusal fails every acquire from then on, with its sentence. */
 void loader_pin_in_background(struct expert_source *s);
-/* Waits until all of it is pinned. 0, or ERR_MEMORY: refused. */
-int loader_wait_pinned(struct expert_source *s, struct err *e);
 
 /* Of a source made by loader_open. */
 const char *loader_reader_name(const struct expert_source *s); /* "uring", "threads" */
-struct cache_stats loader_cache_stats(struct expert_source *s);
-/* Part of each hint that is taken at present, 0.125 to 1: how far prefetching has throttled itself.
- */
-double loader_prefetch_share(struct expert_source *s);
-/* How many experts of a layer stand in each tier now. */
-void loader_layer_resident(struct expert_source *s, int layer, int n[2]);
-/* Where an expert stands; an expert on its way from one place to another stands where the greater
- * number says. */
+
+/* Where an expert is. One that is in two places counts where the greater number says. */
 enum loader_residency {
 	LOADER_NO_EXPERT, /* the layer has none */
 	LOADER_ON_DISK,
@@ -104,13 +115,13 @@ enum loader_residency {
 	LOADER_LOADING, /* its bytes are coming into the first tier */
 	LOADER_IN_VRAM,
 };
-/* Fills map[n_layers][n_experts] with places, as of one moment, and *stats with the figures of that
- * moment. Either may be NULL. Any thread may call it; the lock is held for as long as it takes to
- * look at every slot once. */
+/* Fills map[n_layers][n_experts] with enum loader_residency, and *stats with the figures of the
+ * same moment. Either may be NULL. Any thread may call it. It holds the lock while it looks at
+ * every slot once. */
 void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats);
-/* Reads the given experts into the first tier while there is free room, best first, before anything
- * is asked for. Returns at once; the reading goes on beside the computation. Ids that do not exist
- * are ignored. */
+
+/* Warm-up: loads the given experts into free slots of the first tier, best first, when nothing else
+ * is to be loaded. Returns at once. Experts that do not exist are ignored. */
 void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t n);
 
 #endif

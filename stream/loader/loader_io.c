@@ -124,8 +124,7 @@ void *loader_io_main(void *arg)
 			idle_since_ns = 0;
 		look = progress || !l->card;
 	}
-	/* Only the owner of a ring may take part in its end. */
-	transfer_cancel_reads(t);
+	reader_drain(l->reader); /* only the owner of a ring may end its reads */
 	t->ops->drain(t);
 	return NULL;
 }

@@ -27,14 +27,6 @@ void transfer_flush_reads(struct transfer *t)
 	mark_disk_busy(t);
 }
 
-void transfer_cancel_reads(struct transfer *t)
-{
-	struct reader_completion done[REAP_MAX];
-	reader_cancel_all(t->config.reader);
-	while (reader_pending(t->config.reader))
-		reader_reap(t->config.reader, done, 1, REAP_MAX, -1);
-}
-
 struct transfer_traffic transfer_traffic_now(const struct transfer *t)
 {
 	struct transfer_traffic now = t->traffic;

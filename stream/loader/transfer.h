@@ -14,7 +14,7 @@
  *   2. ops->attach, by the thread that makes all further calls except ops->close
  *   3. ops->load, ops->demote and ops->boost as they are decided; ops->run and transfer_reap while
  *      anything is in flight
- *   4. ops->drain, when no read is pending; then ops->close
+ *   4. reader_drain, ops->drain and ops->close: done is not called for what was still in flight
  *
  * Contract:
  *   - At most one load or demotion is in flight into a slot.
@@ -116,8 +116,6 @@ struct transfer {
 int transfer_reap(struct transfer *t, unsigned min, int timeout_ms);
 /* Starts queued reads, without waiting. */
 void transfer_flush_reads(struct transfer *t);
-/* Cancels all reads and waits until none is pending; done is called for none of them. */
-void transfer_cancel_reads(struct transfer *t);
 /* The figures up to now, running times included. */
 struct transfer_traffic transfer_traffic_now(const struct transfer *t);
 

@@ -202,11 +202,6 @@ unsigned reader_pending(const struct reader *r)
 	return r->n_live + r->n_done;
 }
 
-const char *reader_summary(const struct reader *r)
-{
-	return r->summary;
-}
-
 const char *reader_engine_name(const struct reader *r)
 {
 	return r->engine->name;
@@ -253,24 +248,9 @@ static const struct reader_handle *handle_of(const struct reader *r, uint32_t fi
 	return &r->files.h[file];
 }
 
-unsigned reader_file_drive(const struct reader *r, uint32_t file)
-{
-	return handle_of(r, file)->drive;
-}
-
-uint64_t reader_drive_bytes(const struct reader *r, unsigned drive)
-{
-	return drive < r->files.n_drives ? r->drives[drive].bytes : 0;
-}
-
 uint64_t reader_file_size(const struct reader *r, uint32_t file)
 {
 	return handle_of(r, file)->size;
-}
-
-const char *reader_file_path(const struct reader *r, uint32_t file)
-{
-	return handle_of(r, file)->path;
 }
 
 uint32_t reader_file_align(const struct reader *r, uint32_t file)

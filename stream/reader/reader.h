@@ -144,10 +144,9 @@ int reader_reap(
  * completions can be reaped. */
 unsigned reader_wait(struct reader *r, int timeout_ms);
 
-/* Cancels all requests with this tag, or all there are. Each still gives exactly one completion:
- * -ECANCELED, or what it was when it had already completed. What is not in flight yet completes at
- * once. Returns how many were cancelled. */
-unsigned reader_cancel(struct reader *r, uint64_t tag);
+/* Cancels all requests. Each still gives exactly one completion: -ECANCELED, or what it was when it
+ * had already completed. What is not in flight yet completes at once. Returns how many were
+ * cancelled. */
 unsigned reader_cancel_all(struct reader *r);
 
 /* From any thread: makes a wait in reader_reap or reader_wait that is going on, or else the next
@@ -157,8 +156,6 @@ void reader_wake(struct reader *r);
 /* Requests submitted and not yet returned by reap. */
 unsigned reader_pending(const struct reader *r);
 
-const char *reader_summary(
-	const struct reader *r); /* what was decided and why, the line that reader_open logged */
 /* "uring", "threads", or the name of the custom engine. */
 const char *reader_engine_name(const struct reader *r);
 struct reader_stats reader_stats(const struct reader *r);
@@ -176,11 +173,7 @@ unsigned reader_staging_buffers(const struct reader *r);
 /* Who feeds a card watches its reads so long, some milliseconds, before it sleeps: a thread that
  * slept went on 32 to 146 us after its bytes were there (medians; the same place). */
 #define READER_POLL_NS 20000000u
-/* Drive number (0..n_drives) a file is on, and the bytes read from that drive so far. */
-unsigned reader_file_drive(const struct reader *r, uint32_t file);
-uint64_t reader_drive_bytes(const struct reader *r, unsigned drive);
 uint64_t reader_file_size(const struct reader *r, uint32_t file); /* when it was opened */
-const char *reader_file_path(const struct reader *r, uint32_t file);
 
 /* Offsets and lengths that are multiples of this go past the page cache; 1 when the file is read
  * buffered. Destinations must then be aligned to reader_file_memory_align (never more than the page

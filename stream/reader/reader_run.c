@@ -395,12 +395,12 @@ static void cancel_ops(struct reader *r)
 	}
 }
 
-static unsigned cancel_matching(struct reader *r, bool all, uint64_t tag)
+unsigned reader_cancel_all(struct reader *r)
 {
 	unsigned n = 0;
 	for (unsigned i = 0; i < r->n_requests; i++) {
 		struct queued_request *rq = &r->requests[i];
-		if (rq->live && !rq->cancelled && (all || rq->q.tag == tag)) {
+		if (rq->live && !rq->cancelled) {
 			request_cancel(r, rq);
 			n++;
 		}
@@ -412,16 +412,6 @@ static unsigned cancel_matching(struct reader *r, bool all, uint64_t tag)
 		request_finish_if_idle(r, &r->requests[i]);
 	r->engine->flush(r->state);
 	return n;
-}
-
-unsigned reader_cancel(struct reader *r, uint64_t tag)
-{
-	return cancel_matching(r, false, tag);
-}
-
-unsigned reader_cancel_all(struct reader *r)
-{
-	return cancel_matching(r, true, 0);
 }
 
 void reader_drain(struct reader *r)

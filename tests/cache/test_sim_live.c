@@ -101,7 +101,7 @@ static void compare(const char *policy, double share, double ram, uint64_t seed,
 		for (int l = (int)config.n_dense; l < (int)config.n_layers; l++)
 			use(s, &t, l, how, &r, how == EXPERT_PREFILL ? N_PROMPT : (int)config.n_used);
 	}
-	struct cache_stats live = loader_cache_stats(s);
+	struct cache_stats live = source_cache_stats(s);
 	s->ops->close(s);
 	struct sim_result sim;
 	struct sim_setup setup = {.policy = policy_find(policy),

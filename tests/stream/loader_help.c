@@ -4,6 +4,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "stream/loader/loader_internal.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -111,6 +112,38 @@ void close_source(struct expert_source *s)
 	s->ops->close(s);
 	if (card)
 		card->ops->close(card);
+}
+
+struct cache_stats source_cache_stats(struct expert_source *s)
+{
+	loader_residency_map(s, NULL, NULL); /* flushes */
+	struct loader *l = loader_of(s);
+	pthread_mutex_lock(&l->shared.lock);
+	struct cache_stats c = *cache_stats(l->shared.cache);
+	pthread_mutex_unlock(&l->shared.lock);
+	return c;
+}
+
+double source_prefetch_share(struct expert_source *s)
+{
+	struct loader *l = loader_of(s);
+	pthread_mutex_lock(&l->shared.lock);
+	double share = l->shared.prefetch_share;
+	pthread_mutex_unlock(&l->shared.lock);
+	return share;
+}
+
+void source_layer_resident(struct expert_source *s, int layer, int n[2])
+{
+	struct loader *l = loader_of(s);
+	pthread_mutex_lock(&l->shared.lock);
+	cache_layer_resident(l->shared.cache, layer, n);
+	pthread_mutex_unlock(&l->shared.lock);
+}
+
+int source_wait_pinned(struct expert_source *s, struct err *e)
+{
+	return pinned_wait(&loader_of(s)->card->tier1, e);
 }
 
 void refs_from(struct expert_ref *refs, int first, int n)

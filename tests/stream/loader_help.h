@@ -44,6 +44,14 @@ int try_source(const struct loader_options *o, struct expert_source **s, struct 
 struct expert_source *open_source(const struct loader_options *o);
 void close_source(struct expert_source *s);
 
+/* Looks into a source: the cache's figures, calls that have returned included; the part of each
+ * prefetch that is taken at present, 0.125 to 1; how many experts of a layer are in each tier. */
+struct cache_stats source_cache_stats(struct expert_source *s);
+double source_prefetch_share(struct expert_source *s);
+void source_layer_resident(struct expert_source *s, int layer, int n[2]);
+/* On a card: waits until all of the second tier is pinned. */
+int source_wait_pinned(struct expert_source *s, struct err *e);
+
 /* Experts to ask for: n from `first` on, beginning again behind the last; n distinct ones, some of
  * them popular. */
 void refs_from(struct expert_ref *refs, int first, int n);

@@ -7,6 +7,7 @@
 #ifndef GLM_TESTS_READER_HELP_H
 #define GLM_TESTS_READER_HELP_H
 
+#include "stream/reader/reader_core.h" /* tests look at drives and files */
 #include "tests/support/reader_null.h"
 
 #include <stdbool.h>

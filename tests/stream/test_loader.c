@@ -49,7 +49,7 @@ static void check_engine(const struct reader_options *engine)
 			}
 			assert_int_equal(rc, 0);
 			assert_int_equal(random_run(s, &r, 6, NULL), 0);
-			struct cache_stats c = loader_cache_stats(s);
+			struct cache_stats c = source_cache_stats(s);
 			assert_int_equal(c.accesses, c.hits[0] + c.hits[1] + c.misses);
 			assert_true(s->stats.bytes_read > 0);
 			close_source(s);
@@ -302,10 +302,10 @@ static void hinted_tokens(struct expert_source *s, int n_tokens, bool right)
 static void check_drive_rests(struct expert_source *s)
 {
 	hinted_tokens(s, 20, true);
-	assert_int_equal(loader_cache_stats(s).prefetch_inserted, 0);
+	assert_int_equal(source_cache_stats(s).prefetch_inserted, 0);
 	const int layer = (int)config.n_dense;
 	const int32_t missing = (int32_t)(20 * config.n_used % config.n_experts);
-	for (int rounds = 0; rounds < 100 && !loader_cache_stats(s).prefetch_inserted; rounds++) {
+	for (int rounds = 0; rounds < 100 && !source_cache_stats(s).prefetch_inserted; rounds++) {
 		struct err e = {0};
 		struct expert_ref ref = {.id = 0};
 		s->ops->step(s, EXPERT_DECODE, 1, 20 + rounds);
@@ -313,9 +313,9 @@ static void check_drive_rests(struct expert_source *s)
 		s->ops->prefetch(s, layer + 1, &missing, 1, 1);
 		usleep(300);
 		if (rounds < 7)
-			assert_int_equal(loader_cache_stats(s).prefetch_inserted, 0);
+			assert_int_equal(source_cache_stats(s).prefetch_inserted, 0);
 	}
-	assert_true(loader_cache_stats(s).prefetch_inserted > 0);
+	assert_true(source_cache_stats(s).prefetch_inserted > 0);
 }
 
 static void test_throttle(void **state)
@@ -328,20 +328,20 @@ static void test_throttle(void **state)
 		close_source(s);
 		return;
 	}
-	assert_true(loader_prefetch_share(s) == 1);
+	assert_true(source_prefetch_share(s) == 1);
 	hinted_tokens(s, 120, false);
-	struct cache_stats wrong = loader_cache_stats(s);
+	struct cache_stats wrong = source_cache_stats(s);
 	print_message("wrong hints: %llu prefetched, %llu used, share %.3f\n",
 		(unsigned long long)wrong.prefetch_inserted, (unsigned long long)wrong.prefetch_used,
-		loader_prefetch_share(s));
+		source_prefetch_share(s));
 	assert_true(wrong.prefetch_inserted > 0);
-	assert_true(loader_prefetch_share(s) < 0.5); /* it does not pay: less of each hint is taken */
+	assert_true(source_prefetch_share(s) < 0.5); /* it does not pay: less of each hint is taken */
 	hinted_tokens(s, 200, true);
-	struct cache_stats right = loader_cache_stats(s);
+	struct cache_stats right = source_cache_stats(s);
 	print_message("right hints: %llu prefetched, %llu used, share %.3f\n",
 		(unsigned long long)(right.prefetch_inserted - wrong.prefetch_inserted),
-		(unsigned long long)(right.prefetch_used - wrong.prefetch_used), loader_prefetch_share(s));
-	assert_true(loader_prefetch_share(s) > 0.5); /* and more again when it does */
+		(unsigned long long)(right.prefetch_used - wrong.prefetch_used), source_prefetch_share(s));
+	assert_true(source_prefetch_share(s) > 0.5); /* and more again when it does */
 	close_source(s);
 }
 
@@ -374,7 +374,7 @@ static void test_warm(void **state)
 	int n[2] = {0};
 	for (int tries = 0; tries < 200 && n[0] < (int)MIN(32, config.n_experts); tries++) {
 		usleep(10000);
-		loader_layer_resident(s, (int)config.n_dense, n);
+		source_layer_resident(s, (int)config.n_dense, n);
 	}
 	assert_int_equal(n[0], MIN(32, config.n_experts));
 	close_source(s);
@@ -439,7 +439,7 @@ static void test_map(void **state)
 		same = !seen[LOADER_LOADING];
 		for (int layer = (int)config.n_dense; layer < o.n_layers; layer++) {
 			int n[2], in[2] = {0};
-			loader_layer_resident(s, layer, n);
+			source_layer_resident(s, layer, n);
 			for (uint32_t x = 0; x < config.n_experts; x++) {
 				uint8_t place = map[(size_t)layer * config.n_experts + x];
 				in[0] += place == LOADER_IN_VRAM;

@@ -154,7 +154,7 @@ static void test_slow_copies(void **state)
 		struct expert_source *s = open_source(&o);
 		struct rng r = {seed};
 		assert_int_equal(random_run(s, &r, 30, NULL), 0);
-		struct cache_stats c = loader_cache_stats(s);
+		struct cache_stats c = source_cache_stats(s);
 		print_message("%llu demotions, %llu promotions\n", (unsigned long long)c.demotions,
 			(unsigned long long)c.promotions);
 		assert_true(c.demotions > 0);
@@ -211,7 +211,7 @@ static void test_card_refusals(void **state)
 		card_faults = (struct copier_faults){.refuse_pin = nth};
 		int rc = try_source(&o, &s, &e);
 		if (!rc) {
-			rc = loader_wait_pinned(s, &e);
+			rc = source_wait_pinned(s, &e);
 			close_source(s);
 		}
 		assert_int_equal(rc, ERR_MEMORY);

@@ -179,7 +179,7 @@ static struct expert_source *open_full(void)
 	o.lookahead = 0;
 	o.reader.slice_bytes = 65536;
 	o.demotion_chunk_bytes = PIECE;
-	if (loader_open(&o, &s, &e) || loader_wait_pinned(s, &e))
+	if (loader_open(&o, &s, &e) || source_wait_pinned(s, &e))
 		fail_msg("%s", e.text);
 	for (int round = 0, k = (int)config.n_used; round < ROUNDS; round++) {
 		s->ops->step(s, EXPERT_DECODE, 1, round);
