@@ -40,18 +40,18 @@ END
 run $bench --cache-gb 0.006 --routing $trace --lookahead 1 -n 100 --json
 exits 0
 check "says whose routing it is" grep -q "^routing: replayed, not the model's" "$work/err"
-check "hits and misses are all" figures 'abs(named("cold: experts in tier 0") + named("cold: experts missed") - 100) < 0.01'
-check "a cold cache misses" figures 'named("cold: experts missed") > 1 and named("cold: read") > 0 and named("cold: read, busy") > 0'
-check "both stretches" figures 'named("cold (tokens 0 to 64)") > 0 and named("steady (tokens 75 to 100)") > 0'
+check "hits and misses are all" figures 'abs(named("cold start: experts in tier 0") + named("cold start: experts missed") - 100) < 0.01'
+check "a cold cache misses" figures 'named("cold start: experts missed") > 1 and named("cold start: read") > 0 and named("cold start: read, busy") > 0'
+check "both intervals" figures 'named("cold start (tokens 0 to 64)") > 0 and named("steady state (tokens 75 to 100)") > 0'
 check "computing alone misses nothing" figures 'named("computing alone (all hits") > 0 and len([k for k in f if "all the same" in k]) == 0'
 check "start-up adds up" figures 'abs(sum(f[k] for k in f if k.startswith("of which")) - named("from the command")) < 0.01'
 run $bench --cache-gb 0.006 --routing $trace -n 100
-check "on paper too" grep -q "^routing replayed from $trace: not the picks of this model" "$work/out"
+check "on paper too" grep -q "^routing replayed from $trace: not the choice of this model" "$work/out"
 
 # six experts of each layer fit: after the first tokens nothing is missed
 run $bench --cache-gb 0.006 --resident 6 -n 100 --json
 exits 0
-check "confined routing misses nothing" figures 'named("steady: experts missed") == 0 and section["steady: experts missed"] == "confined"'
+check "confined routing misses nothing" figures 'named("steady state: experts missed") == 0 and section["steady state: experts missed"] == "confined"'
 run $bench --routing $trace -n 8 --json # no cache at all
 exits 0
 check "without streaming nothing is read" figures 'not any("read" in k for k in f if k.startswith("cold"))'
@@ -69,9 +69,9 @@ check "prompts of both sizes" figures 'named("40 tokens, run 2: read") > 0 and s
 # 20 ms: the 200 tokens of the steady state take that long on any machine.
 run ${bench% --no-direct} --seconds 0.0005 --cache-gb 0.006 --routing $trace -n 800 -c 1024 --json
 exits 0
-check "all tokens count" figures 'named("steady (tokens 600 to 800)") > 0'
+check "all tokens count" figures 'named("steady state (tokens 600 to 800)") > 0'
 if grep -q "^reader: .*O_DIRECT in" "$work/err"; then
-	check "the drive's bandwidth during the run" figures 'named("steady: limit: drive") > 0 and
+	check "the drive's bandwidth during the run" figures 'named("steady state: limit: drive") > 0 and
 		all(v > 0 for k, v in f.items() if "limit: drive" in k)'
 else
 	skip_part "the drive's bandwidth during the run: no O_DIRECT in $work"

@@ -104,28 +104,46 @@ static void print_text(const struct bench_figure *f)
 	fflush(stdout);
 }
 
-void bench_add(struct bench *b, const char *section, const char *unit, struct bench_spread rate,
-	double limit, const char *limit_name, const char *name, ...)
+static void add_figure(struct bench *b, const struct bench_figure *figure)
 {
 	b->figures = mem_grow(b->figures, b->n_figures + 1, sizeof *b->figures);
 	struct bench_figure *f = &b->figures[b->n_figures++];
-	*f = (struct bench_figure){
-		.section = section, .unit = unit, .rate = rate, .limit = limit, .limit_name = limit_name};
-	va_list ap;
-	va_start(ap, name);
-	vsnprintf(f->name, sizeof f->name, name, ap);
-	va_end(ap);
+	*f = *figure;
 	if (b->format == BENCH_TEXT) {
 		print_text(f);
 	} else if (b->format == BENCH_CSV) {
-		printf("%s,\"%s\",%s,%.6g,%.6g,%.6g,", f->section, f->name, f->unit, rate.median, rate.low,
-			rate.high);
-		if (limit > 0)
-			printf("%.6g,%s,%.4f\n", limit, limit_name ? limit_name : "", rate.median / limit);
+		printf("%s,\"%s\",%s,%.6g,%.6g,%.6g,", f->section, f->name, f->unit, f->rate.median,
+			f->rate.low, f->rate.high);
+		if (f->limit > 0)
+			printf("%.6g,%s,%.4f\n", f->limit, f->limit_name ? f->limit_name : "",
+				f->rate.median / f->limit);
 		else
 			printf(",,\n");
 		fflush(stdout);
 	}
+}
+
+void bench_add(struct bench *b, const char *section, const char *unit, struct bench_spread rate,
+	double limit, const char *limit_name, const char *name, ...)
+{
+	struct bench_figure f = {
+		.section = section, .unit = unit, .rate = rate, .limit = limit, .limit_name = limit_name};
+	va_list ap;
+	va_start(ap, name);
+	vsnprintf(f.name, sizeof f.name, name, ap);
+	va_end(ap);
+	add_figure(b, &f);
+}
+
+void bench_add_value(
+	struct bench *b, const char *section, const char *unit, double value, const char *name, ...)
+{
+	struct bench_figure f = {.section = section, .unit = unit, .rate = {value, value, value}};
+	va_list ap;
+	va_start(ap, name);
+	vsnprintf(f.name, sizeof f.name, name, ap);
+	va_end(ap);
+	add_figure(b, &f);
 }
 
 void bench_begin(const struct bench *b, const char *backend)

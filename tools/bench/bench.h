@@ -80,6 +80,10 @@ void bench_add(struct bench *b, const char *section, const char *unit, struct be
 	double limit, const char *limit_name, const char *name, ...)
 	__attribute__((format(printf, 7, 8)));
 
+/* A single value without a limit. */
+void bench_add_value(struct bench *b, const char *section, const char *unit, double value,
+	const char *name, ...) __attribute__((format(printf, 5, 6)));
+
 /* Head line before the first figure, JSON after the last. */
 void bench_begin(const struct bench *b, const char *backend);
 void bench_finish(struct bench *b, const char *backend);

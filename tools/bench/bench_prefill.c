@@ -93,15 +93,14 @@ static void add_prefill_samples(struct prefill_job *j, const struct limits *l)
 			(unsigned long long)j->sizes[i / b->repeats], cut, i % b->repeats + 1);
 		bench_add(b, "prefill", "tok/s", bench_one(tokens / s->seconds),
 			bound > 0 ? tokens / bound : 0, link > disk ? "link" : "drive", "%s", name);
-		bench_add(b, "prefill", "GB", bench_one((double)s->d.bytes_read * 1e-9), 0, NULL,
-			"%s: read", name);
+		bench_add_value(b, "prefill", "GB", (double)s->d.bytes_read * 1e-9, "%s: read", name);
 		if (s->d.bytes_in)
-			bench_add(b, "prefill", "GB", bench_one((double)s->d.bytes_in * 1e-9), 0, NULL,
-				"%s: host to card", name);
-		bench_add(b, "prefill", "%", bench_one(100 * (double)s->d.miss / MAX(asked, 1.0)), 0, NULL,
+			bench_add_value(
+				b, "prefill", "GB", (double)s->d.bytes_in * 1e-9, "%s: host to card", name);
+		bench_add_value(b, "prefill", "%", 100 * (double)s->d.miss / MAX(asked, 1.0),
 			"%s: experts missed", name);
-		bench_add(b, "prefill", "s", bench_one((double)s->d.wait_ns * 1e-9), 0, NULL,
-			"%s: waited for experts", name);
+		bench_add_value(
+			b, "prefill", "s", (double)s->d.wait_ns * 1e-9, "%s: waited for experts", name);
 	}
 }
 

@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Decoding as a user meets it, with the routing of a trace: one engine, one long answer from a cold
- * cache on, looked at in stretches of tokens. The router of a model with random weights picks as no
- * real one does, so the experts of a trace take the place of its picks (replayed_routing.h);
- * every figure of this part is one of replayed routing.
+ * Decoding with the routing of a trace: one engine, one long answer that starts with an empty
+ * cache, reported in intervals of tokens. The router of a model with random weights chooses as no
+ * real one does, so the experts of a trace take the place of its choice (replayed_routing.h). Every
+ * figure of this part is one of replayed routing.
  *
- * A token takes at least as long as
- *   computing it        measured after the run in the same engine, with routing confined to experts
- * that stand in the first tier, bytes to the card / what the link to the card reaches, bytes missed
- * / what the drive reaches with the same reader on the same file, less what was prefetched in vain,
- * and the largest of the three is the bound. All are measured in the same run. A drive that others
- * share is not the same a second later: while its reads are what counts, decoding pauses now and
- * then and the drive is measured (SAMPLE_*); a stretch is held against the samples that lie in it,
- * and time and tokens are those of decoding alone. Without samples it is what was found before and
- * after.
+ * The least time of a token is the largest of three, all measured in the same run:
+ * - computing it: after the run, in the same engine, with routing confined to experts that are
+ *   resident in the first tier;
+ * - bytes to the card / what the link to the card reaches;
+ * - bytes missed, less those of useless prefetches / what the drive reaches with the same reader on
+ *   the same file.
+ *
+ * A shared drive is not the same a second later. While its reads are the bound, decoding pauses now
+ * and then and the drive is measured (SAMPLE_S). An interval is held against the samples in it, and
+ * its time is that of decoding alone. Without samples the drive is measured before and after.
  */
 #include "tools/bench/bench.h"
 
@@ -34,13 +35,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COLD          64  /* tokens of the first stretch */
-#define WARM          512 /* a stretch of COLD tokens begins here */
+#define COLD          64  /* tokens of the cold start */
+#define WARM          512 /* an interval of COLD tokens begins here */
 #define RESIDENT_RUN  64  /* tokens of computing alone ... */
-#define RESIDENT_SKIP 16  /* ... of which so many are not counted */
-#define USAGE_RUN     32  /* tokens during which the card notes when it is busy */
+#define RESIDENT_SKIP 16  /* ... of which so many are skipped */
+#define USAGE_RUN     32  /* tokens with profile events on the card */
 #define MORE          (RESIDENT_RUN + 2 * USAGE_RUN + 4) /* tokens beyond the run itself */
-#define MORE_NS       3000000000u /* the longest that each of these stretches may take */
+#define MORE_NS       3000000000u                        /* time limit of each of these intervals */
 
 /* The drive, while decoding pauses: so many seconds (or 4 x --seconds), a tenth of the time at
  * most, if it was busy for as long since the last one */
@@ -60,7 +61,7 @@ struct replay {
 	uint64_t *at_ns;
 	struct expert_stats *stats;
 	uint32_t n, most;
-	int ahead;         /* layers that guesses look ahead */
+	int ahead;         /* layers that the lookahead reaches */
 	double compute_ms; /* of a token without misses; 0: unknown */
 	struct limits limits;
 	/* samples of the drive */
@@ -126,7 +127,7 @@ static int decode_tokens(
 
 /* Some more tokens, or as many as there is time for, as what came before goes on; j->at_ns and
  * j->stats then hold them. */
-static int go_on(struct replay *j, uint32_t n_new, struct err *e)
+static int decode_more(struct replay *j, uint32_t n_new, struct err *e)
 {
 	const uint32_t n = session_length(j->s);
 	int32_t *ids = NEW_ARRAY(int32_t, n);
@@ -138,7 +139,7 @@ static int go_on(struct replay *j, uint32_t n_new, struct err *e)
 	return rc;
 }
 
-/* What the card does meanwhile: measured apart, because it costs time. */
+/* Busy time of the card, measured apart because profile events cost time. */
 static int card_usage(struct replay *j, const char *section, struct err *e)
 {
 	struct backend_usage from, to;
@@ -146,7 +147,7 @@ static int card_usage(struct replay *j, const char *section, struct err *e)
 		return 0;
 	engine_measure(j->g, true);
 	engine_usage(j->g, &from);
-	int rc = go_on(j, USAGE_RUN, e);
+	int rc = decode_more(j, USAGE_RUN, e);
 	engine_usage(j->g, &to);
 	engine_measure(j->g, false);
 	if (!rc)
@@ -221,7 +222,7 @@ static int measure_compute(struct replay *j, struct err *e)
 	if (rc)
 		return rc;
 	const uint32_t least = confine_to_resident(j);
-	if ((rc = go_on(j, RESIDENT_RUN, e)))
+	if ((rc = decode_more(j, RESIDENT_RUN, e)))
 		return rc;
 	uint32_t first = MIN((uint32_t)RESIDENT_SKIP, (j->n - 1) / 2);
 	double ms[RESIDENT_RUN + 1];
@@ -234,35 +235,39 @@ static int measure_compute(struct replay *j, struct err *e)
 	bench_add(j->b, j->what, "ms/tok", t, 0, NULL,
 		"computing alone (all hits: %u or more of a layer)", least);
 	if (d.miss)
-		bench_add(j->b, j->what, "/tok", bench_one((double)d.miss / count), 0, NULL,
-			"computing alone: missed all the same");
+		bench_add_value(
+			j->b, j->what, "/tok", (double)d.miss / count, "computing alone: missed all the same");
 	return card_usage(j, "computing", e);
 }
 
-/* ---- stretches ---- */
+/* ---- intervals ---- */
 
-/* ms a token that `bytes` in `tokens` take at the limit; 0: there is no such wire. */
+/* ms a token that `bytes` in `tokens` take at the limit; 0: there is no such link. */
 static double at_limit(uint64_t bytes, double tokens, struct bench_spread bytes_s)
 {
 	return bytes_s.median > 0 ? (double)bytes / tokens / bytes_s.median * 1e3 : 0;
 }
 
-/* What moved over one wire. */
-static void add_wire(struct replay *j, const char *name, const char *wire, uint64_t bytes,
+static void add_value(
+	struct replay *j, const char *name, const char *unit, double value, const char *what)
+{
+	bench_add_value(j->b, j->what, unit, value, "%s: %s", name, what);
+}
+
+/* What moved over one link. */
+static void add_link(struct replay *j, const char *name, const char *link, uint64_t bytes,
 	uint64_t busy_ns, double tokens, double limit_ms)
 {
 	if (!bytes)
 		return;
-	bench_add(j->b, j->what, "MB/tok", bench_one((double)bytes * 1e-6 / tokens), 0, NULL, "%s: %s",
-		name, wire);
-	bench_add(j->b, j->what, "ms/tok", bench_one((double)busy_ns * 1e-6 / tokens), 0, NULL,
-		"%s: %s, busy", name, wire);
-	bench_add(
-		j->b, j->what, "ms/tok", bench_one(limit_ms), 0, NULL, "%s: %s, at its limit", name, wire);
+	bench_add_value(j->b, j->what, "MB/tok", (double)bytes * 1e-6 / tokens, "%s: %s", name, link);
+	bench_add_value(
+		j->b, j->what, "ms/tok", (double)busy_ns * 1e-6 / tokens, "%s: %s, busy", name, link);
+	bench_add_value(j->b, j->what, "ms/tok", limit_ms, "%s: %s, at its limit", name, link);
 }
 
-/* What the drive reached in the tokens [first, end), as far as it was measured there. */
-static struct bench_spread drive_meanwhile(
+/* Drive bandwidth during the tokens [first, end), where it was sampled. */
+static struct bench_spread drive_during_run(
 	struct replay *j, const char *name, uint32_t first, uint32_t end)
 {
 	double *v = NEW_ARRAY(double, end - first);
@@ -274,16 +279,15 @@ static struct bench_spread drive_meanwhile(
 	free(v);
 	if (n)
 		bench_add(j->b, j->what, "GB/s", bench_scale(s, 1e-9), 0, NULL,
-			"%s: limit: drive, meanwhile (%d samples)", name, n);
+			"%s: limit: drive, during the run (%d samples)", name, n);
 	return s;
 }
 
 /* The figures of the tokens [first, end). */
-static void add_stretch(struct replay *j, const char *name, uint32_t first, uint32_t end)
+static void add_interval(struct replay *j, const char *name, uint32_t first, uint32_t end)
 {
-	struct bench *b = j->b;
 	const struct limits *l = &j->limits;
-	const struct bench_spread drive = drive_meanwhile(j, name, first, end);
+	const struct bench_spread drive = drive_during_run(j, name, first, end);
 	const struct expert_stats d = stats_between(j->stats[first], j->stats[end]);
 	const double tokens = end - first,
 				 ms = (double)(j->at_ns[end] - j->at_ns[first]) * 1e-6 / tokens;
@@ -291,7 +295,7 @@ static void add_stretch(struct replay *j, const char *name, uint32_t first, uint
 	const double disk_ms = at_limit(d.bytes_read, tokens, drive);
 	const double in_ms = at_limit(d.bytes_in, tokens, l->card.in_bytes_s);
 	const double out_ms = at_limit(d.bytes_out, tokens, l->card.out_bytes_s);
-	/* what was read or copied ahead in vain is no excuse */
+	/* useless prefetches do not count towards the bound */
 	const uint64_t wasted = d.prefetch_wasted * (uint64_t)l->disk.expert_bytes,
 				   read = d.bytes_read - MIN(d.bytes_read, d.bytes_read_wasted);
 	const double read_ms = at_limit(read, tokens, drive);
@@ -299,48 +303,40 @@ static void add_stretch(struct replay *j, const char *name, uint32_t first, uint
 		at_limit(d.bytes_in - MIN(d.bytes_in, wasted), tokens, l->card.in_bytes_s);
 	const double bound = MAX(MAX(j->compute_ms, read_ms), moved_ms);
 	const char *by = bound == read_ms ? "drive" : bound == moved_ms ? "link" : "computing";
-	bench_add(b, j->what, "tok/s", bench_one(1e3 / ms), 1e3 / bound, by, "%s (tokens %u to %u)",
+	bench_add(j->b, j->what, "tok/s", bench_one(1e3 / ms), 1e3 / bound, by, "%s (tokens %u to %u)",
 		name, first, end);
-	bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_vram / asked), 0, NULL,
-		"%s: experts in tier 0%s", name, j->ahead ? ", or on the way" : "");
+	add_value(j, name, "%", 100 * (double)d.hit_vram / asked,
+		j->ahead ? "experts in tier 0, or loading" : "experts in tier 0");
 	if (j->c.ram_bytes)
-		bench_add(b, j->what, "%", bench_one(100 * (double)d.hit_ram / asked), 0, NULL,
-			"%s: experts in tier 1", name);
-	bench_add(b, j->what, "%", bench_one(100 * (double)d.miss / asked), 0, NULL,
-		"%s: experts missed", name);
-	const double came = (double)read / l->disk.expert_bytes;
+		add_value(j, name, "%", 100 * (double)d.hit_ram / asked, "experts in tier 1");
+	add_value(j, name, "%", 100 * (double)d.miss / asked, "experts missed");
 	if (j->ahead) {
-		bench_add(b, j->what, "%", bench_one(100 * came / asked), 0, NULL,
-			"%s: experts that had to be read", name);
-		bench_add(b, j->what, "/tok", bench_one((double)d.prefetch_useful / tokens), 0, NULL,
-			"%s: prefetched and used", name);
-		bench_add(b, j->what, "/tok", bench_one((double)d.prefetch_wasted / tokens), 0, NULL,
-			"%s: prefetched in vain", name);
+		add_value(j, name, "%", 100 * (double)read / l->disk.expert_bytes / asked,
+			"experts that had to be read");
+		add_value(j, name, "/tok", (double)d.prefetch_useful / tokens, "useful prefetches");
+		add_value(j, name, "/tok", (double)d.prefetch_wasted / tokens, "useless prefetches");
 	}
-	add_wire(j, name, "read", d.bytes_read, d.disk_busy_ns, tokens, disk_ms);
-	add_wire(j, name, "host to card", d.bytes_in, d.in_busy_ns, tokens, in_ms);
-	add_wire(j, name, "card to host", d.bytes_out, d.out_busy_ns, tokens, out_ms);
-	bench_add(b, j->what, "ms/tok", bench_one(ms), 0, NULL, "%s: a token", name);
-	bench_add(b, j->what, "ms/tok", bench_one((double)d.wait_ns * 1e-6 / tokens), 0, NULL,
-		"%s: waited for experts", name);
-	bench_add(b, j->what, "ms/tok", bench_one(ms - j->compute_ms), 0, NULL,
-		"%s: beyond computing alone", name);
-	/* of the time that wires were busy, the part in which nobody waited for them */
+	add_link(j, name, "read", d.bytes_read, d.disk_busy_ns, tokens, disk_ms);
+	add_link(j, name, "host to card", d.bytes_in, d.in_busy_ns, tokens, in_ms);
+	add_link(j, name, "card to host", d.bytes_out, d.out_busy_ns, tokens, out_ms);
+	add_value(j, name, "ms/tok", ms, "a token");
+	add_value(j, name, "ms/tok", (double)d.wait_ns * 1e-6 / tokens, "waited for experts");
+	add_value(j, name, "ms/tok", ms - j->compute_ms, "beyond computing alone");
+	/* the part of the links' busy time in which nobody waited for them */
 	const double busy_ms = (double)MAX(d.disk_busy_ns, d.in_busy_ns) * 1e-6 / tokens;
 	if (busy_ms > 0)
-		bench_add(b, j->what, "%",
-			bench_one(100 * MIN(MAX(0, 1 - (ms - j->compute_ms) / busy_ms), 1)), 0, NULL,
-			"%s: of the busier wire's time hidden", name);
+		add_value(j, name, "%", 100 * MIN(MAX(0, 1 - (ms - j->compute_ms) / busy_ms), 1),
+			"of the busier link's time overlapped");
 }
 
-static void add_stretches(struct replay *j)
+static void add_intervals(struct replay *j)
 {
 	const uint32_t n = j->n - 1, quarter = MAX(n / 4, 1);
-	add_stretch(j, "cold", 0, MIN((uint32_t)COLD, n));
+	add_interval(j, "cold start", 0, MIN((uint32_t)COLD, n));
 	if (n >= WARM + COLD)
-		add_stretch(j, "after 512", WARM, WARM + COLD);
+		add_interval(j, "after 512", WARM, WARM + COLD);
 	if (n > COLD)
-		add_stretch(j, "steady", n - quarter, n);
+		add_interval(j, "steady state", n - quarter, n);
 }
 
 /* ---- start-up ---- */
@@ -351,22 +347,20 @@ static void add_start(struct replay *j, const struct common_loading *l, uint64_t
 {
 	struct bench *b = j->b;
 	const double s = 1e-9;
-	bench_add(b, "start", "s", bench_one((double)(first_ns - b->start_ns) * s), 0, NULL,
+	bench_add_value(b, "start", "s", (double)(first_ns - b->start_ns) * s,
 		"from the command to the first token after %u", n_prompt);
 	if (l->first_ns) {
 		const double seconds = MAX((double)(l->last_ns - l->first_ns) * s, 1e-9),
 					 size = (double)l->bytes * 1e-9;
-		bench_add(b, "start", "s", bench_one((double)(l->first_ns - b->start_ns) * s), 0, NULL,
+		bench_add_value(b, "start", "s", (double)(l->first_ns - b->start_ns) * s,
 			"of which before the weights: headers, backend, plan");
-		bench_add(b, "start", "s", bench_one(seconds), 0, NULL,
-			"of which resident weights, %.4g GB", size);
+		bench_add_value(b, "start", "s", seconds, "of which resident weights, %.4g GB", size);
 		bench_add(b, "start", "GB/s", bench_one(size / seconds),
 			j->limits.disk.bytes_s.median * 1e-9, "drive", "resident weights loaded");
-		bench_add(b, "start", "s", bench_one((double)(opened_ns - l->last_ns) * s), 0, NULL,
+		bench_add_value(b, "start", "s", (double)(opened_ns - l->last_ns) * s,
 			"of which caches and the rest of opening");
 	}
-	bench_add(b, "start", "s", bench_one((double)(first_ns - opened_ns) * s), 0, NULL,
-		"of which the prompt");
+	bench_add_value(b, "start", "s", (double)(first_ns - opened_ns) * s, "of which the prompt");
 }
 
 /* ---- all of it ---- */
@@ -392,7 +386,7 @@ static int run_replay(
 	snprintf(j->backend, sizeof j->backend, "%s", engine_backend_name(j->g));
 	bench_begin(j->b, j->backend);
 	if (j->b->format == BENCH_TEXT && o->routing)
-		printf("routing replayed from %s: not the picks of this model\n", o->routing);
+		printf("routing replayed from %s: not the choice of this model\n", o->routing);
 	j->at_ns = NEW_ARRAY(uint64_t, MAX(j->most, RESIDENT_RUN) + 2);
 	j->stats = mem_new(MAX(j->most, RESIDENT_RUN) + 2, sizeof *j->stats);
 	j->drive_bytes_s = NEW_ARRAY(double, j->most + 2);
@@ -427,7 +421,7 @@ int bench_replay(struct bench *b, const struct common_opts *c, const struct benc
 	uint64_t *at_ns = j->at_ns;
 	struct expert_stats *stats = j->stats;
 	uint32_t n = j->n;
-	if (!rc) { /* the long run is kept aside while computing alone is measured */
+	if (!rc) { /* the figures of the long run stay while computing alone is measured */
 		first_ns = at_ns[0];
 		j->at_ns = NEW_ARRAY(uint64_t, RESIDENT_RUN + 2);
 		j->stats = mem_new(RESIDENT_RUN + 2, sizeof *j->stats);
@@ -445,7 +439,7 @@ int bench_replay(struct bench *b, const struct common_opts *c, const struct benc
 		rc = limits_measure(b, c, j->what, j->backend, &j->limits, e);
 	if (!rc) {
 		add_start(j, &loading, opened_ns, first_ns, o->n_prompt);
-		add_stretches(j);
+		add_intervals(j);
 	}
 	free(j->at_ns);
 	free(j->stats);

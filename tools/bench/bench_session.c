@@ -124,8 +124,7 @@ static int time_it(struct session_job *j, struct err *e)
 		return rc;
 	struct bench_spread s = bench_spread_of(save, repeats), l = bench_spread_of(load, repeats);
 	double gb = (double)j->bytes * 1e-9;
-	bench_add(j->b, "session", "s", bench_one(j->prefill_s), 0, NULL, "%s, %u tokens: prefill",
-		j->kind, n);
+	bench_add_value(j->b, "session", "s", j->prefill_s, "%s, %u tokens: prefill", j->kind, n);
 	bench_add(
 		j->b, "session", "s", s, 0, NULL, "%s, %u tokens: save %.1f MB", j->kind, n, gb * 1e3);
 	bench_add(j->b, "session", "GB/s", bench_rate(s, gb),
@@ -136,8 +135,8 @@ static int time_it(struct session_job *j, struct err *e)
 		"%s: read it back", j->kind);
 	bench_add(j->b, "session", "times", bench_rate(l, j->prefill_s), 0, NULL,
 		"%s: prefill took longer by", j->kind);
-	bench_add(j->b, "session", "MB", bench_one(gb * 1e3), 0, NULL, "%s: file (%.1f MB before lz4)",
-		j->kind, (double)info.raw_bytes * 1e-6);
+	bench_add_value(j->b, "session", "MB", gb * 1e3, "%s: file (%.1f MB before lz4)", j->kind,
+		(double)info.raw_bytes * 1e-6);
 	return 0;
 }
 

@@ -4,8 +4,8 @@
  * machine: a token takes at least as long as computing it does when everything is cached, and at
  * least as long as the drive needs for the bytes that the cache misses. Both are measured in the
  * same run, the second with the same reader on the same file in requests of the same size, but with
- * the drive always busy. The misses are those without lookahead: what a prefetch reads in vain is
- * no excuse.
+ * the drive always busy. The misses are those without lookahead: useless prefetches do not count
+ * towards the bound.
  *
  * Other processes only ever slow a sample down. So all ways to run take turns, the bound is that of
  * the fastest samples, and what is said about a run is said of its fastest sample.
@@ -46,7 +46,7 @@ struct stream_job {
 static void add_disk(struct bench *b, const struct measure_disk *d)
 {
 	bench_add(b, "stream", "GB/s", bench_scale(d->bytes_s, 1e-9), 0, NULL,
-		"read experts of %.4g MB, %u under way%s", d->expert_bytes * 1e-6, d->in_flight,
+		"read experts of %.4g MB, %u at a time%s", d->expert_bytes * 1e-6, d->depth,
 		d->direct ? "" : ", page cache");
 }
 
@@ -72,8 +72,8 @@ out:
 	return rc;
 }
 
-/* Another sample: a decode with a budget and a lookahead, cold at first, the second one counts.
- * What the engine says about itself has been said. */
+/* Another sample: a decode with a budget and a lookahead, a cold start first, the second one
+ * counts. What the engine says about itself has been said. */
 static int sample_decode(
 	struct stream_job *j, int i, uint64_t cache_bytes, struct stream_row *row, struct err *e)
 {
@@ -138,25 +138,21 @@ static void add_row(struct stream_job *j, struct stream_row *row)
 				 gap = ms - j->bound_ms;
 	bench_add(b, "stream", "tok/s", tok_s(row, b->repeats), 1e3 / j->bound_ms, "bound",
 		"lookahead %d", ahead);
-	bench_add(b, "stream", "ratio", bench_one(ms / j->bound_ms), 0, NULL,
-		"lookahead %d: least time / bound", ahead);
-	bench_add(b, "stream", "%", bench_one(100 * d->hits[0] / asked), 0, NULL,
-		"lookahead %d: experts in tier 0, or on the way", ahead);
+	bench_add_value(
+		b, "stream", "ratio", ms / j->bound_ms, "lookahead %d: least time / bound", ahead);
+	bench_add_value(b, "stream", "%", 100 * d->hits[0] / asked,
+		"lookahead %d: experts in tier 0, or loading", ahead);
 	if (j->c.ram_bytes)
-		bench_add(b, "stream", "%", bench_one(100 * d->hits[1] / asked), 0, NULL,
-			"lookahead %d: experts in tier 1", ahead);
-	bench_add(b, "stream", "%", bench_one(100 * d->misses / asked), 0, NULL,
-		"lookahead %d: experts missed", ahead);
-	bench_add(
-		b, "stream", "MB/tok", bench_one(d->bytes * 1e-6), 0, NULL, "lookahead %d: read", ahead);
+		bench_add_value(
+			b, "stream", "%", 100 * d->hits[1] / asked, "lookahead %d: experts in tier 1", ahead);
+	bench_add_value(
+		b, "stream", "%", 100 * d->misses / asked, "lookahead %d: experts missed", ahead);
+	bench_add_value(b, "stream", "MB/tok", d->bytes * 1e-6, "lookahead %d: read", ahead);
 	if (ahead) {
-		bench_add(b, "stream", "/tok", bench_one(d->useful), 0, NULL,
-			"lookahead %d: prefetched and used", ahead);
-		bench_add(b, "stream", "/tok", bench_one(d->wasted), 0, NULL,
-			"lookahead %d: prefetched in vain", ahead);
+		bench_add_value(b, "stream", "/tok", d->useful, "lookahead %d: useful prefetches", ahead);
+		bench_add_value(b, "stream", "/tok", d->wasted, "lookahead %d: useless prefetches", ahead);
 	}
-	bench_add(b, "stream", "ms/tok", bench_one(d->wait_ms), 0, NULL,
-		"lookahead %d: waited for experts", ahead);
+	bench_add_value(b, "stream", "ms/tok", d->wait_ms, "lookahead %d: waited for experts", ahead);
 	if (b->format != BENCH_TEXT)
 		return;
 	printf("         lookahead %d: %.3g ms a token are %.2f times the bound of %.3g ms (computing "
@@ -181,7 +177,7 @@ static void report_stream(struct stream_job *j)
 		j->no_cached ? bench_one(1e3 / j->compute_ms) : tok_s(&j->cached, b->repeats), 0, NULL,
 		"computing alone (%s)", j->no_cached ? "streamed, less waits" : "everything cached");
 	if (j->read_ms > 0)
-		bench_add(b, "stream", "tok/s", bench_one(1e3 / j->read_ms), 0, NULL,
+		bench_add_value(b, "stream", "tok/s", 1e3 / j->read_ms,
 			"reading alone: %.4g MB missed a token", first->bytes * 1e-6);
 	for (int i = 0; i < j->n_rows; i++)
 		add_row(j, &j->rows[i]);

@@ -178,11 +178,11 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		{"slice-kb", 0, ARG_UINT, .u32 = &o.slice_kib, .min = 4, .max = 262144, .value = "K",
 			.help = "KiB of one read, a multiple of 4", .fallback = "1024"},
 		{"depth", 0, ARG_UINT, .u32 = &o.read.depth, .min = 1, .max = READER_DEPTH_MAX,
-			.value = "N", .help = "reads in flight",
+			.value = "N", .help = "queue depth: reads at a time",
 			.fallback = "1, 4, 16, 32 and 64, one after the other"},
 		{"routing", 0, ARG_STRING, .string = &o.routing, .value = "TRACE",
-			.help = "decode uses the experts that this trace names, and its guesses for lookahead, "
-					"in place of the router's picks",
+			.help = "decode uses the experts that this trace names, and its predictions for "
+					"lookahead, in place of the router's choice",
 			.fallback = "the model's own routing"},
 		{"resident", 0, ARG_UINT, .u32 = &o.confine, .min = 1, .max = CONFIG_MAX_EXPERTS,
 			.value = "N",

@@ -47,8 +47,8 @@ int limits_measure(struct bench *b, const struct common_opts *c, const char *sec
 	if (rc || (rc = measure_card(backend, MIN(b->repeats, 5), &l->card, e)))
 		return rc;
 	bench_add(b, section, "GB/s", bench_scale(l->disk.bytes_s, 1e-9), 0, NULL,
-		"limit: drive, experts of %.4g MB, %u %sunder way%s%s", l->disk.expert_bytes * 1e-6,
-		l->disk.in_flight, l->disk.slices ? "slices " : "", l->before ? ", before and after" : "",
+		"limit: drive, experts of %.4g MB, %u %sat a time%s%s", l->disk.expert_bytes * 1e-6,
+		l->disk.depth, l->disk.slices ? "slices " : "", l->before ? ", before and after" : "",
 		l->disk.direct ? "" : ", page cache");
 	if (!l->card.there)
 		return 0;

@@ -18,7 +18,7 @@
 #include <string.h>
 
 #define MEMORY_MOST 256000000u
-#define FLIGHT_MOST 1024u
+#define SLOTS_MOST  1024u
 #define COPY_BYTES  256000000u
 #define REAP_MOST   32
 
@@ -36,10 +36,10 @@ struct measure_drive {
 	struct extent_table *table;
 	uint32_t *order; /* [n] layer * n_experts + expert, shuffled */
 	uint32_t n, next;
-	uint8_t *memory; /* [flight][slot] */
+	uint8_t *memory; /* [n_slots][slot] */
 	size_t slot, memory_bytes;
-	unsigned flight;
-	unsigned *left; /* [flight] reads into this slot that have not landed */
+	unsigned n_slots;
+	unsigned *left; /* [n_slots] reads into this slot that have not completed */
 	struct slice_cursor at;
 	bool watches; /* does not sleep while it reads */
 	/* Starts the next reads into a slot, those of an expert or a slice; returns the bytes of them.
@@ -79,28 +79,28 @@ static int list_experts(struct measure_drive *j, struct measure_disk *out, struc
 	return 0;
 }
 
-/* j->flight slots of j->slot bytes */
+/* j->n_slots slots of j->slot bytes */
 static int map_slots(struct measure_drive *j, const char *what, struct err *e)
 {
-	j->memory_bytes = j->flight * j->slot;
+	j->memory_bytes = j->n_slots * j->slot;
 	j->memory = mem_try_map(j->memory_bytes);
 	if (!j->memory)
-		return err_set(e, ERR_MEMORY, "no memory for %u %s of %zu bytes", j->flight, what, j->slot);
-	j->left = NEW_ARRAY(unsigned, j->flight);
+		return err_set(
+			e, ERR_MEMORY, "no memory for %u %s of %zu bytes", j->n_slots, what, j->slot);
+	j->left = NEW_ARRAY(unsigned, j->n_slots);
 	reader_register(j->reader, j->memory, j->memory_bytes);
 	return 0;
 }
 
 static int take_memory(
-	struct measure_drive *j, unsigned in_flight, const struct measure_disk *m, struct err *e)
+	struct measure_drive *j, unsigned depth, const struct measure_disk *m, struct err *e)
 {
 	uint64_t slices = (uint64_t)(m->expert_bytes / (double)reader_slice(j->reader) + m->requests);
 	uint64_t want =
-		in_flight ? in_flight
-				  : 2 * reader_depth(j->reader) * reader_n_drives(j->reader) / MAX(slices, 1u);
-	j->flight = (unsigned)MIN(MAX(want, in_flight ? 1u : 2u), MIN(FLIGHT_MOST, j->n));
-	if (!in_flight && (uint64_t)j->flight * j->slot > MEMORY_MOST)
-		j->flight = MAX((unsigned)(MEMORY_MOST / j->slot), 2u);
+		depth ? depth : 2 * reader_depth(j->reader) * reader_n_drives(j->reader) / MAX(slices, 1u);
+	j->n_slots = (unsigned)MIN(MAX(want, depth ? 1u : 2u), MIN(SLOTS_MOST, j->n));
+	if (!depth && (uint64_t)j->n_slots * j->slot > MEMORY_MOST)
+		j->n_slots = MAX((unsigned)(MEMORY_MOST / j->slot), 2u);
 	return map_slots(j, "experts", e);
 }
 
@@ -130,7 +130,7 @@ static uint64_t start_expert(struct measure_drive *j, unsigned slot)
 static int take_buffers(struct measure_drive *j, struct err *e)
 {
 	uint64_t slice = reader_slice(j->reader);
-	j->flight = reader_useful_depth(j->reader);
+	j->n_slots = reader_useful_depth(j->reader);
 	j->slot = (size_t)num_align_up(slice + slice / 2 + READER_SLICE_MIN, READER_SLICE_MIN);
 	return map_slots(j, "buffers", e);
 }
@@ -171,7 +171,7 @@ static int read_for(struct measure_drive *j, double seconds, double *bytes_s, st
 	uint64_t start = clock_ns(), bytes = 0;
 	unsigned busy = 0;
 	j->at = (struct slice_cursor){0};
-	for (unsigned i = 0; i < j->flight; i++, busy++)
+	for (unsigned i = 0; i < j->n_slots; i++, busy++)
 		bytes += j->start(j, i);
 	while (busy) {
 		struct reader_completion done[REAP_MOST];
@@ -207,10 +207,10 @@ static void drive_fini(struct measure_drive *j)
 	free(j->left);
 }
 
-/* slices: measure_disk_slices; else in_flight experts at a time. *j is to be given to drive_fini
+/* slices: measure_disk_slices; else depth experts at a time. *j is to be given to drive_fini
  * whatever comes back. */
 static int drive_init(struct measure_drive *j, const struct common_opts *c, const struct gguf *file,
-	bool slices, unsigned in_flight, struct measure_disk *out, struct err *e)
+	bool slices, unsigned depth, struct measure_disk *out, struct err *e)
 {
 	struct common_replicas replicas;
 	*j = (struct measure_drive){.start = slices ? start_slice : start_expert, .watches = slices};
@@ -219,7 +219,7 @@ static int drive_init(struct measure_drive *j, const struct common_opts *c, cons
 	const struct loader_options o = {.file = file,
 		.reader = {.engine = (enum reader_engine)c->io,
 			.buffered = c->no_direct,
-			.requests = 4 * FLIGHT_MOST},
+			.requests = 4 * SLOTS_MOST},
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
 	enum log_level level = log_level();
@@ -230,9 +230,9 @@ static int drive_init(struct measure_drive *j, const struct common_opts *c, cons
 	free(replicas.text);
 	if (rc || (rc = extent_table_from_gguf(&j->table, file, j->reader, e)) ||
 		(rc = list_experts(j, out, e)) ||
-		(rc = slices ? take_buffers(j, e) : take_memory(j, in_flight, out, e)))
+		(rc = slices ? take_buffers(j, e) : take_memory(j, depth, out, e)))
 		return rc;
-	out->in_flight = j->flight;
+	out->depth = j->n_slots;
 	out->slices = slices;
 	out->direct = true;
 	for (uint32_t i = 0; i < file->n_files; i++)
@@ -241,11 +241,11 @@ static int drive_init(struct measure_drive *j, const struct common_opts *c, cons
 }
 
 static int measure_reads(const struct common_opts *c, const struct gguf *file, bool slices,
-	unsigned in_flight, double seconds, int repeats, struct measure_disk *out, struct err *e)
+	unsigned depth, double seconds, int repeats, struct measure_disk *out, struct err *e)
 {
 	struct measure_drive j;
 	double samples[BENCH_MAX_REPEATS];
-	int rc = drive_init(&j, c, file, slices, in_flight, out, e);
+	int rc = drive_init(&j, c, file, slices, depth, out, e);
 	for (int i = -1; i < repeats && !rc; i++) { /* the first touches the memory */
 		double bytes_s = 0, length = i < 0 ? seconds / 4 : seconds;
 		rc = read_for(&j, length, &bytes_s, e);
@@ -259,10 +259,10 @@ static int measure_reads(const struct common_opts *c, const struct gguf *file, b
 	return rc;
 }
 
-int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned in_flight,
+int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned depth,
 	double seconds, int repeats, struct measure_disk *out, struct err *e)
 {
-	return measure_reads(c, file, false, in_flight, seconds, repeats, out, e);
+	return measure_reads(c, file, false, depth, seconds, repeats, out, e);
 }
 
 int measure_disk_slices(const struct common_opts *c, const struct gguf *file, double seconds,
@@ -276,7 +276,7 @@ int measure_drive_open(struct measure_drive **d, const struct common_opts *c,
 {
 	struct measure_disk what;
 	*d = NEW(struct measure_drive);
-	int rc = drive_init(*d, c, file, like->slices, like->slices ? 0 : like->in_flight, &what, e);
+	int rc = drive_init(*d, c, file, like->slices, like->slices ? 0 : like->depth, &what, e);
 	if (rc || !what.direct) {
 		measure_drive_close(*d);
 		*d = NULL;

@@ -18,19 +18,19 @@ struct measure_disk {
 	double expert_bytes;         /* mean of what is read for an expert */
 	double slot_bytes;           /* mean of what an expert takes in a cache */
 	double requests;             /* mean number of reads for an expert */
-	unsigned in_flight;          /* experts, or ... */
+	unsigned depth;              /* experts, or ... */
 	bool slices;                 /* ... slices of them: measure_disk_slices */
 	bool direct;                 /* past the page cache; else the figure may be that of memory */
 };
 
 /* Reads experts of the model in random order through the reader that a run with these options uses,
- * keeping `in_flight` of them under way (0: enough to fill the reader's depth twice, within 256
+ * keeping `depth` of them under way (0: enough to fill the reader's depth twice, within 256
  * MB). ERR_INPUT when the model has no experts, ERR_INTERRUPTED after Ctrl+C. */
-int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned in_flight,
+int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned depth,
 	double seconds, int repeats, struct measure_disk *out, struct err *e);
 
 /* The same bytes as a card's loader reads them: in slices, reader_useful_depth() at a time, into
- * the buffer that came back last, by a thread that does not sleep meanwhile. out's in_flight counts
+ * the buffer that came back last, by a thread that does not sleep meanwhile. out's depth counts
  * the slices. */
 int measure_disk_slices(const struct common_opts *c, const struct gguf *file, double seconds,
 	int repeats, struct measure_disk *out, struct err *e);

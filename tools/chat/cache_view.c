@@ -123,8 +123,8 @@ static void draw_map(FILE *f, const struct engine_cache *c, const uint8_t *map,
 			part * (double)s->hit_ram, part * (double)s->miss, (double)s->bytes_read * 1e-9);
 	fprintf(f, "  policy   %s; lookahead %d", c->policy, c->lookahead);
 	if (s->prefetch_useful || s->prefetch_wasted)
-		fprintf(f, ": %llu read ahead and used, %llu in vain",
-			(unsigned long long)s->prefetch_useful, (unsigned long long)s->prefetch_wasted);
+		fprintf(f, ": %llu prefetches useful, %llu useless", (unsigned long long)s->prefetch_useful,
+			(unsigned long long)s->prefetch_wasted);
 	fputc('\n', f);
 	free(cells);
 	free(layers);

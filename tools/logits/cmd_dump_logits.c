@@ -65,7 +65,7 @@ static void write_taps(
 	FILE *f, const struct session_taps *t, const struct model_config *c, uint32_t n_tokens)
 {
 	struct taps_tensor *list = NEW_ARRAY(struct taps_tensor, c->n_layers + 2);
-	size_t n = 0, picks = (size_t)n_tokens * config_n_moe(c) * c->n_used;
+	size_t n = 0, n_ids = (size_t)n_tokens * config_n_moe(c) * c->n_used;
 	list[n++] = (struct taps_tensor){.name = "resid_last",
 		.dtype = "F32",
 		.shape = {c->n_layers, c->n_embd},
@@ -75,8 +75,8 @@ static void write_taps(
 	bool small = c->n_experts <= 256;
 	uint8_t *bytes = NULL;
 	if (small) {
-		bytes = NEW_ARRAY(uint8_t, picks);
-		for (size_t i = 0; i < picks; i++)
+		bytes = NEW_ARRAY(uint8_t, n_ids);
+		for (size_t i = 0; i < n_ids; i++)
 			bytes[i] = (uint8_t)t->router[i];
 	}
 	list[n++] = (struct taps_tensor){.name = "router",
@@ -84,7 +84,7 @@ static void write_taps(
 		.shape = {n_tokens, config_n_moe(c), c->n_used},
 		.n_dims = 3,
 		.data = small ? (void *)bytes : (void *)t->router,
-		.bytes = picks * (small ? 1 : sizeof(uint16_t))};
+		.bytes = n_ids * (small ? 1 : sizeof(uint16_t))};
 	for (uint32_t l = 0; l < c->n_layers; l++) {
 		if (!t->n_index_last[l])
 			continue;

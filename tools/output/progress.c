@@ -43,7 +43,7 @@ static void put_figures(const struct progress *p, uint64_t done, uint64_t total,
 		buf_printf(text, ", %.*f %s/s", rate < 100, rate, p->unit);
 	else if (rate > 0)
 		buf_printf(text, ", %.2f GB/s", rate * 1e-9);
-	if (rate > 0)
+	if (rate > 0 && done < total)
 		buf_printf(text, ", %s left", progress_time_text((double)(total - done) / rate, left));
 }
 

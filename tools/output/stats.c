@@ -85,7 +85,7 @@ void stats_print_experts(FILE *f, struct expert_stats s)
 		(unsigned long long)asked, part * (double)s.hit_vram, part * (double)s.hit_ram,
 		part * (double)s.miss, (double)s.bytes_read * 1e-9);
 	if (s.prefetch_useful || s.prefetch_wasted)
-		fprintf(f, "; read ahead: %llu used, %llu in vain", (unsigned long long)s.prefetch_useful,
+		fprintf(f, "; prefetches: %llu useful, %llu useless", (unsigned long long)s.prefetch_useful,
 			(unsigned long long)s.prefetch_wasted);
 	fprintf(f, "; waited %.2f s\n", (double)s.wait_ns * 1e-9);
 }

@@ -209,7 +209,7 @@ static void print_plan(const struct synth_work *w, FILE *f)
 }
 
 /* Is there room where the output goes? The largest --alias that has room is the hint. */
-static int check_room(const struct synth_work *w, struct err *e)
+static int check_free_space(const struct synth_work *w, struct err *e)
 {
 	const char *slash = strrchr(w->opt.out, '/');
 	char *dir =
@@ -263,7 +263,7 @@ static int write_model(struct synth_work *w, struct err *e)
 		err_set(e, ERR_INPUT, "%s: exists already", o->out);
 		return err_hint(e, "--force replaces it");
 	}
-	int code = check_room(w, e);
+	int code = check_free_space(w, e);
 	if (code)
 		return code;
 	interrupt_catch(false);

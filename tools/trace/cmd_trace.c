@@ -99,7 +99,7 @@ static void show_text(const char *path, const struct trace *t, const struct trac
 			100 * part(s->tiers[TRACE_DISK], known));
 		printf("  waited             %.3f ms a token\n", part(s->wait_ns, t->n_tokens) / 1e6);
 	}
-	printf("  repeated           %.1f %% of the picks were made for the token before\n",
+	printf("  repeated           %.1f %% of the expert ids were those of the token before\n",
 		100 * s->repeated);
 	printf("  hottest experts    ");
 	for (int i = 0; i < TRACE_STATS_TOPS; i++)
@@ -125,7 +125,7 @@ static int show(int argc, char **argv, struct err *e)
 		.usage = "FILE [--json]",
 		.about = "Says what a trace holds: model, tokens, where experts were found, how long "
 				 "layers waited, how concentrated and how repetitive the routing is, how good the "
-				 "lookahead's guesses were.",
+				 "lookahead's predictions were.",
 		.example = "glmstream trace show run.trace",
 		.groups = &group,
 		.n_groups = 1,

@@ -27,7 +27,7 @@ struct arg_group inspect_forecast_group(struct inspect_forecast *f)
 		{"policy", 0, ARG_STRING, .string = &f->policy, .given = &f->other, .value = "NAME",
 			.help = "lru, lfu or sieve", .fallback = POLICY_DEFAULT},
 		{"lookahead", 0, ARG_INT, .i32 = &f->lookahead, .given = &f->other, .max = 64, .value = "N",
-			.help = "prefetch by the trace's guesses up to N layers ahead", .fallback = "0"},
+			.help = "prefetch by the trace's predictions up to N layers ahead", .fallback = "0"},
 		{"disk-gb-s", 0, ARG_FLOAT, .f32 = &f->disk_gb_s, .given = &f->other, .max = 1e6,
 			.above_min = true, .value = "G",
 			.help = "read bandwidth of the drive, for modelled tokens per second"},

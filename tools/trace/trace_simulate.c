@@ -440,8 +440,9 @@ static int parse_options(struct simulate_options *o, int argc, char **argv, stru
 					"layer: all experts of a layer are looked up first, as a run does",
 			.fallback = "rank for synthetic traces, layer for recorded ones"},
 		{"lookahead", 0, ARG_INT, .i32 = &o->lookahead, .min = 0, .max = 64, .value = "N",
-			.help = "replay the recorded guesses up to N layers ahead as prefetches that arrive in "
-					"time",
+			.help =
+				"replay the recorded predictions up to N layers ahead as prefetches that arrive in "
+				"time",
 			.fallback = "0"},
 		{"prefetch-cold", 0, ARG_UINT64, .u64 = &o->prefetch_cold, .min = 1, .max = 1e12,
 			.value = "N", .help = "prefetches only evict what was not used in N accesses",
@@ -506,7 +507,7 @@ int trace_simulate(int argc, char **argv, struct err *e)
 		goto out;
 	}
 	if (o->lookahead && !j.t.max_distance)
-		log_warn("%s: the trace holds no guesses: --lookahead changes nothing", o->path);
+		log_warn("%s: the trace holds no predictions: --lookahead changes nothing", o->path);
 	j.setup = (struct sim_setup){.order = o->order != ORDER_AUTO ? (enum sim_order)o->order
 										  : j.t.synthetic        ? SIM_BY_RANK
 																 : SIM_BY_LAYER,

@@ -17,7 +17,7 @@
 #define BOTTOM    62
 #define NAME_STEP 17.0 /* least distance of two names */
 
-/* Told apart also by people who do not see red and green alike (Okabe and Ito). */
+/* Different also to people who do not see red and green alike (Okabe and Ito). */
 static const char *const colours[SVG_MAX_SERIES] = {
 	"#0072b2", "#d55e00", "#009e73", "#444444", "#cc79a7", "#e69f00", "#56b4e9", "#000000"};
 
