@@ -267,7 +267,7 @@ static bool names_option(const struct args *a, const char *text)
 	return !text[2] && find_letter(a, text[1]);
 }
 
-static int take(const struct args *a, const struct arg *arg, const char *label,
+static int set_option(const struct args *a, const struct arg *arg, const char *label,
 	const char *attached, int argc, char **argv, int *at, struct err *e)
 {
 	if (arg->kind == ARG_FLAG) {
@@ -299,7 +299,7 @@ static int take(const struct args *a, const struct arg *arg, const char *label,
 	return 0;
 }
 
-static int take_letters(const struct args *a, int argc, char **argv, int *at, struct err *e)
+static int set_letters(const struct args *a, int argc, char **argv, int *at, struct err *e)
 {
 	for (const char *p = argv[*at] + 1; *p; p++) {
 		char label[3] = {'-', *p, 0};
@@ -321,7 +321,7 @@ static int take_letters(const struct args *a, int argc, char **argv, int *at, st
 		}
 		bool whole = arg->kind != ARG_FLAG;
 		const char *word = argv[*at] + 1; /* -temp 0.5: -t with the value "emp", or --temp? */
-		int rc = take(a, arg, label, whole && p[1] ? p + 1 : NULL, argc, argv, at, e);
+		int rc = set_option(a, arg, label, whole && p[1] ? p + 1 : NULL, argc, argv, at, e);
 		if (rc && p == word && find_long(a, word, strcspn(word, "=")))
 			err_hint(e, "did you mean -%.60s?", argv[*at]);
 		if (rc || whole)
@@ -388,9 +388,9 @@ int args_parse(const struct args *a, int argc, char **argv, struct err *e)
 				return unknown_long(a, name, n, e);
 			char label[LABEL_MAX];
 			snprintf(label, sizeof label, "--%s", arg->name);
-			rc = take(a, arg, label, name[n] ? name + n + 1 : NULL, argc, argv, &at, e);
+			rc = set_option(a, arg, label, name[n] ? name + n + 1 : NULL, argc, argv, &at, e);
 		} else {
-			rc = take_letters(a, argc, argv, &at, e);
+			rc = set_letters(a, argc, argv, &at, e);
 		}
 		if (rc)
 			return rc;
@@ -404,7 +404,7 @@ int args_parse(const struct args *a, int argc, char **argv, struct err *e)
 
 /* Fills words into lines of HELP_WIDTH columns; the cursor stands at `column`, further lines begin
  * at `indent`. */
-static void fill(struct buf *out, const char *text, size_t column, size_t indent)
+static void append_filled(struct buf *out, const char *text, size_t column, size_t indent)
 {
 	bool first = true;
 	while (*text) {
@@ -460,7 +460,7 @@ static void help_option(struct buf *out, const struct arg *arg)
 	buf_puts(&text, arg->help);
 	if (arg->fallback)
 		buf_printf(&text, " (default: %s)", arg->fallback);
-	fill(out, buf_str(&text), HELP_COLUMN, HELP_COLUMN);
+	append_filled(out, buf_str(&text), HELP_COLUMN, HELP_COLUMN);
 	buf_free(&text);
 }
 
@@ -468,7 +468,7 @@ void args_help(const struct args *a, struct buf *out)
 {
 	buf_printf(out, "Usage: %s%s%s\n\n", a->command, a->usage ? " " : "", a->usage ? a->usage : "");
 	if (a->about)
-		fill(out, a->about, 0, 0);
+		append_filled(out, a->about, 0, 0);
 	for (size_t g = 0; g < a->n_groups; g++) {
 		bool titled = false;
 		for (size_t i = 0; i < a->groups[g].n; i++) {

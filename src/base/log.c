@@ -20,7 +20,7 @@ enum log_level log_level(void)
 	return threshold;
 }
 
-static void emit(enum log_level level, const char *tag, const char *fmt, va_list ap)
+static void log_line(enum log_level level, const char *tag, const char *fmt, va_list ap)
 {
 	if (level > threshold)
 		return;
@@ -34,7 +34,7 @@ void log_warn(const char *fmt, ...)
 {
 	va_list ap;
 	va_start(ap, fmt);
-	emit(LOG_WARN, "warning: ", fmt, ap);
+	log_line(LOG_WARN, "warning: ", fmt, ap);
 	va_end(ap);
 }
 
@@ -42,7 +42,7 @@ void log_info(const char *fmt, ...)
 {
 	va_list ap;
 	va_start(ap, fmt);
-	emit(LOG_INFO, "", fmt, ap);
+	log_line(LOG_INFO, "", fmt, ap);
 	va_end(ap);
 }
 
@@ -50,7 +50,7 @@ void log_verbose(const char *fmt, ...)
 {
 	va_list ap;
 	va_start(ap, fmt);
-	emit(LOG_VERBOSE, "", fmt, ap);
+	log_line(LOG_VERBOSE, "", fmt, ap);
 	va_end(ap);
 }
 

@@ -19,7 +19,8 @@ uint32_t batch_max_rows(const struct engine *g)
 	return g->chunk;
 }
 
-static int check(const struct batch_part *parts, uint32_t n_parts, uint32_t *rows, struct err *e)
+static int check_parts(
+	const struct batch_part *parts, uint32_t n_parts, uint32_t *rows, struct err *e)
 {
 	const struct engine *g = parts[0].session->g;
 	int32_t n_vocab = (int32_t)g->model.config.n_vocab;
@@ -75,7 +76,7 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *ca
 		return 0;
 	struct engine *g = parts[0].session->g;
 	uint32_t rows = 0, r = 0, first_hidden;
-	int rc = check(parts, n_parts, &rows, e);
+	int rc = check_parts(parts, n_parts, &rows, e);
 	if (rc)
 		return rc;
 	int32_t *ids = NEW_ARRAY(int32_t, 3 * (size_t)rows), *pos = ids + rows, *base = pos + rows;
@@ -105,7 +106,7 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *ca
 	return rc;
 }
 
-static void copy_rows(
+static void copy_cache_rows(
 	struct backend *b, const struct cache_view *v, int32_t to, int32_t from, uint32_t n)
 {
 	if (!v->data)
@@ -121,8 +122,8 @@ int batch_copy_prefix(struct session *to, const struct session *from, uint32_t n
 	if (to == from || from->g != g || n > from->length || to->mtp)
 		bug("copy of %u tokens between unfit sessions", n);
 	for (uint32_t i = 0; n && i < g->model.config.n_layers; i++) {
-		copy_rows(g->backend, &g->kv.latent[i], to->base, from->base, n);
-		copy_rows(g->backend, &g->kv.index_key[i], to->base, from->base, n);
+		copy_cache_rows(g->backend, &g->kv.latent[i], to->base, from->base, n);
+		copy_cache_rows(g->backend, &g->kv.index_key[i], to->base, from->base, n);
 	}
 	memcpy(to->tokens, from->tokens, n * sizeof *to->tokens);
 	to->length = n;

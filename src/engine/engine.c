@@ -20,7 +20,7 @@
 
 /* Ids up to the last one with a token behind it; a vocabulary longer than the head is a fault of
  * the file. */
-static int count_valid(
+static int count_valid_ids(
 	struct engine *g, const struct model_config *c, const char *path, struct err *e)
 {
 	uint32_t n = tokenizer_n_tokens(g->tokenizer);
@@ -105,7 +105,7 @@ static int open_recorder(struct engine *g, const struct engine_options *o, const
 	return 0;
 }
 
-static struct engine_cache describe_cache(
+static struct engine_cache make_engine_cache(
 	const struct model_config *c, const struct model_weights *w, const struct plan *p)
 {
 	struct engine_cache k = {
@@ -137,7 +137,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 
 	if ((rc = gguf_open(o->model_path, &g->gguf, e)) || (rc = config_read(g->gguf, &config, e)) ||
 		(rc = tokenizer_from_gguf(g->gguf, &g->tokenizer, e)) ||
-		(rc = count_valid(g, &config, o->model_path, e)))
+		(rc = count_valid_ids(g, &config, o->model_path, e)))
 		goto out;
 	mtp = config.n_mtp && !o->no_mtp;
 	if ((rc = weights_bind(g->gguf, &config, mtp, &weights, &resident, e)))
@@ -174,7 +174,7 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	if (p.streaming)
 		loader_pin_in_background(g->experts); /* the weights had the drive to themselves */
 	g->streaming = p.streaming;
-	g->cache = describe_cache(&config, &weights, &p);
+	g->cache = make_engine_cache(&config, &weights, &p);
 	g->fingerprint = engine_fingerprint_of(g->gguf);
 	if ((rc = open_recorder(g, o, &p, &config, &weights, e)))
 		goto out;

@@ -78,8 +78,8 @@ static int extend_and_hash(
 }
 
 /* The decode loop; the session stands at the end of the prompt with its logits. */
-static int decode(struct session *s, const struct generate_options *o, struct sampler *sampler,
-	struct generate_result *r, struct err *e)
+static int decode_tokens(struct session *s, const struct generate_options *o,
+	struct sampler *sampler, struct generate_result *r, struct err *e)
 {
 	const struct engine *g = session_engine(s);
 	struct unhashed last = {.n = engine_config(g)->n_vocab, .hash = &r->logits_hash};
@@ -128,7 +128,7 @@ int generate(struct session *s, const int32_t *prompt, uint32_t n, const struct 
 		return rc;
 	struct sampler sampler;
 	sampler_init(&sampler, &o->sampler);
-	rc = decode(s, o, &sampler, r, e);
+	rc = decode_tokens(s, o, &sampler, r, e);
 	sampler_fini(&sampler);
 	r->decode_ns = clock_ns() - prefilled;
 	return rc;

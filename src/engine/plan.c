@@ -39,12 +39,12 @@
  * more than the experts below take. */
 #define RAM_COPIES_PART 6 /* of the first tier */
 
-static double gb(size_t bytes)
+static double gigabytes(size_t bytes)
 {
 	return (double)bytes / 1e9;
 }
 
-static size_t less(size_t a, size_t b)
+static size_t bytes_left(size_t a, size_t b)
 {
 	return a > b ? a - b : 0;
 }
@@ -74,9 +74,9 @@ static uint32_t fitting_context(const struct model_config *c, const struct plan 
 }
 
 /* What the backend has for this run. */
-static size_t usable(const struct plan *p)
+static size_t usable_bytes(const struct plan *p)
 {
-	return p->on_card ? less(p->available, CARD_SPARE + p->scratch) : p->available;
+	return p->on_card ? bytes_left(p->available, CARD_SPARE + p->scratch) : p->available;
 }
 
 /* On a card every step of a prompt streams the experts that are not there: the longer the steps,
@@ -97,8 +97,8 @@ static int plan_context(const struct model_config *c, const struct engine_option
 	uint32_t chunk = o->chunk ? o->chunk : default_chunk(c, p);
 	if (p->on_card)
 		fixed += workspace_bytes(c, p->mtp, chunk);
-	size_t left = less(usable(p), p->on_card ? fixed : p->resident);
-	size_t budget = MIN(less(p->available, p->resident) / kv_part, left);
+	size_t left = bytes_left(usable_bytes(p), p->on_card ? fixed : p->resident);
+	size_t budget = MIN(bytes_left(p->available, p->resident) / kv_part, left);
 	p->context = o->context ? o->context : fitting_context(c, p, p->available ? budget : SIZE_MAX);
 	if ((uint64_t)p->context * p->sessions > INT32_MAX)
 		return err_set(e, ERR_USAGE, "%u sessions of %u tokens are more than 2^31 cache rows",
@@ -120,7 +120,7 @@ static int plan_tiers(struct plan *p, bool said, struct err *e)
 	rc = loader_plan(&p->loader, &p->tiers, e);
 	if (!rc && said) /* behind it: what all experts need depends a little on the room there is */
 		log_info("cache: %.4f GB asked for, all experts need %.4f GB: capped to that",
-			(double)asked / 1e9, gb(p->tiers.everything_bytes));
+			(double)asked / 1e9, gigabytes(p->tiers.everything_bytes));
 	return rc;
 }
 
@@ -136,7 +136,7 @@ static int stream_from_host(
 		p->loader.tier_bytes[1] = 0;
 	size_t fixed = p->resident + p->kv + p->workspace + p->loader.tier_bytes[1];
 	if (o->cache_bytes == ENGINE_CACHE_AUTO)
-		p->loader.tier_bytes[0] = less(p->available, fixed) / 10 * 9;
+		p->loader.tier_bytes[0] = bytes_left(p->available, fixed) / 10 * 9;
 	return plan_tiers(p, o->cache_bytes != ENGINE_CACHE_AUTO, e);
 }
 
@@ -156,65 +156,68 @@ static int stream_to_card(
 	if ((rc = plan_context(c, o, given ? p->tiers.tier_bytes[0] + parking : 0,
 			 given ? AUTO_KV_PART : AUTO_KV_PART_STREAM, p, e)))
 		return rc;
-	size_t left = less(usable(p), p->resident + p->kv + p->workspace + parking);
+	size_t left = bytes_left(usable_bytes(p), p->resident + p->kv + p->workspace + parking);
 	if (!given)
 		p->loader.tier_bytes[0] = MIN(left, p->tiers.everything_bytes);
 	if (ram == ENGINE_CACHE_AUTO) {
 		size_t spare = MAX(HOST_SPARE_AUTO, p->host_available / 10) + p->tiers.host_staging_bytes;
-		p->loader.tier_bytes[1] = MIN(less(p->host_available, spare),
-			less(p->tiers.everything_bytes, p->loader.tier_bytes[0]));
+		p->loader.tier_bytes[1] = MIN(bytes_left(p->host_available, spare),
+			bytes_left(p->tiers.everything_bytes, p->loader.tier_bytes[0]));
 		if (p->loader.tier_bytes[1]) {
 			size_t wish = p->loader.tier_bytes[1] + RAM_SLACK * parking;
-			p->loader.tier_bytes[1] = MIN(
-				less(p->host_available, spare), wish + p->loader.tier_bytes[0] / RAM_COPIES_PART);
-			p->ram_copies = less(p->loader.tier_bytes[1], wish);
+			p->loader.tier_bytes[1] = MIN(bytes_left(p->host_available, spare),
+				wish + p->loader.tier_bytes[0] / RAM_COPIES_PART);
+			p->ram_copies = bytes_left(p->loader.tier_bytes[1], wish);
 		}
 	}
 	return plan_tiers(p, false, e);
 }
 
-static void say_plan(const struct plan *p)
+static void plan_log(const struct plan *p)
 {
 	const struct loader_plan *t = &p->tiers;
 	char scratch[40] = "", spare[40] = "";
 	if (p->on_card) {
-		snprintf(scratch, sizeof scratch, ", %.3f GB scratch of ops", gb(p->scratch));
-		snprintf(spare, sizeof spare, ", %.1f of them left free", gb(CARD_SPARE));
+		snprintf(scratch, sizeof scratch, ", %.3f GB scratch of ops", gigabytes(p->scratch));
+		snprintf(spare, sizeof spare, ", %.1f of them left free", gigabytes(CARD_SPARE));
 	}
 	log_info("memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB "
 			 "workspace (%u "
 			 "rows)%s; "
 			 "%.1f GB available%s",
-		gb(p->resident), gb(p->kv), p->context, p->sessions, dtype_name(p->kv_type),
-		gb(p->workspace), p->chunk, scratch, gb(p->available), spare);
+		gigabytes(p->resident), gigabytes(p->kv), p->context, p->sessions, dtype_name(p->kv_type),
+		gigabytes(p->workspace), p->chunk, scratch, gigabytes(p->available), spare);
 	if (p->streaming)
 		log_info("experts: streamed through %.4f GB + %.4f GB%s (%d slots, prompts borrow up to "
 				 "%d; smallest "
 				 "%.4f GB, all %.4f GB), policy %s, lookahead %d",
-			gb(t->tier_bytes[0]), gb(t->tier_bytes[1]), p->on_card ? " of pinned host memory" : "",
-			t->n_slots, t->n_prefill_slots, gb(t->floor_bytes), gb(t->everything_bytes),
+			gigabytes(t->tier_bytes[0]), gigabytes(t->tier_bytes[1]),
+			p->on_card ? " of pinned host memory" : "", t->n_slots, t->n_prefill_slots,
+			gigabytes(t->floor_bytes), gigabytes(t->everything_bytes),
 			p->loader.policy ? p->loader.policy : POLICY_DEFAULT, p->loader.lookahead);
 	else if (p->on_card)
-		log_info("experts: all copied to the card, %.4f GB", gb(p->experts));
+		log_info("experts: all copied to the card, %.4f GB", gigabytes(p->experts));
 	else
 		log_info("experts: used where the file is mapped");
 	if (p->streaming && t->on_card) {
 		char stay[64] = "";
 		if (p->ram_copies)
 			snprintf(stay, sizeof stay, ", %.1f GB of the second tier for what has moved up",
-				gb(p->ram_copies));
+				gigabytes(p->ram_copies));
 		log_info("copies: %.3f GB of the card for demotions, %.3f GB of pinned buffers%s; the host "
 				 "has %.1f GB",
-			gb(t->device_staging_bytes), gb(t->host_staging_bytes), stay, gb(p->host_available));
+			gigabytes(t->device_staging_bytes), gigabytes(t->host_staging_bytes), stay,
+			gigabytes(p->host_available));
 	}
 	if (p->streaming && p->on_card && !t->tier_bytes[1] && t->tier_bytes[0] < t->everything_bytes)
 		log_info(
 			"hint: --ram-gb auto keeps up to %.1f GB more of the experts in pinned host memory",
-			gb(MIN(less(p->host_available, MAX(HOST_SPARE_AUTO, p->host_available / 10)),
-				t->everything_bytes - t->tier_bytes[0])));
+			gigabytes(
+				MIN(bytes_left(p->host_available, MAX(HOST_SPARE_AUTO, p->host_available / 10)),
+					t->everything_bytes - t->tier_bytes[0])));
 }
 
-static int check_host(const struct plan *p, struct err *e)
+static int plan_check_host(const struct plan *p, struct err *e)
 {
 	const struct loader_plan *t = &p->tiers;
 	size_t need = t->tier_bytes[1] + t->host_staging_bytes + (t->tier_bytes[1] ? HOST_SPARE : 0);
@@ -225,39 +228,39 @@ static int check_host(const struct plan *p, struct err *e)
 		"everything else, "
 		"and "
 		"%.2f GB are available",
-		gb(t->tier_bytes[1] + t->host_staging_bytes), gb(t->tier_bytes[1]), gb(HOST_SPARE),
-		gb(p->host_available));
-	size_t fits = less(p->host_available, t->host_staging_bytes + HOST_SPARE);
+		gigabytes(t->tier_bytes[1] + t->host_staging_bytes), gigabytes(t->tier_bytes[1]),
+		gigabytes(HOST_SPARE), gigabytes(p->host_available));
+	size_t fits = bytes_left(p->host_available, t->host_staging_bytes + HOST_SPARE);
 	if (t->tier_bytes[1])
 		err_hint(e, "--ram-gb %.2f would fit", (double)(fits / 10000000) / 100);
 	return e ? e->code : ERR_MEMORY;
 }
 
-static int check(
+static int plan_check(
 	const struct model_config *c, const struct plan *p, const struct backend *b, struct err *e)
 {
 	const struct loader_plan *t = &p->tiers;
 	size_t second = t->on_card ? t->device_staging_bytes : t->tier_bytes[1];
 	size_t experts = t->tier_bytes[0] + second + p->experts, fixed = p->resident + p->workspace;
 	size_t need = fixed + p->kv + experts;
-	if (!p->available || need <= usable(p))
-		return check_host(p, e);
+	if (!p->available || need <= usable_bytes(p))
+		return plan_check_host(p, e);
 	char beside[64] = "";
 	if (p->on_card)
 		snprintf(beside, sizeof beside, " beside %.2f GB scratch and %.1f GB left free,",
-			gb(p->scratch), gb(CARD_SPARE));
+			gigabytes(p->scratch), gigabytes(CARD_SPARE));
 	err_set(e, ERR_MEMORY,
 		"the plan needs %.2f GB (%.2f weights, %.2f caches, %.2f workspace, %.2f experts)%s and %s "
 		"has %.2f "
 		"GB free",
-		gb(need), gb(p->resident), gb(p->kv), gb(p->workspace), gb(experts), beside, b->ops->name,
-		gb(p->available));
+		gigabytes(need), gigabytes(p->resident), gigabytes(p->kv), gigabytes(p->workspace),
+		gigabytes(experts), beside, b->ops->name, gigabytes(p->available));
 	size_t least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP);
-	if (experts && fixed + p->kv + second + t->floor_bytes <= usable(p))
+	if (experts && fixed + p->kv + second + t->floor_bytes <= usable_bytes(p))
 		err_hint(e, "--cache-gb %.2f would fit",
-			(double)((usable(p) - fixed - p->kv - second) / 10000000) / 100);
-	else if (!experts && fixed + least <= usable(p))
-		err_hint(e, "-c %u would fit", fitting_context(c, p, usable(p) - fixed));
+			(double)((usable_bytes(p) - fixed - p->kv - second) / 10000000) / 100);
+	else if (!experts && fixed + least <= usable_bytes(p))
+		err_hint(e, "-c %u would fit", fitting_context(c, p, usable_bytes(p) - fixed));
 	return e ? e->code : ERR_MEMORY;
 }
 
@@ -302,11 +305,11 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 		if ((rc = plan_context(c, o, p->experts, AUTO_KV_PART, p, e)))
 			return rc;
 		size_t need = resident + p->kv + p->workspace + p->experts;
-		if (p->available && need > usable(p)) {
+		if (p->available && need > usable_bytes(p)) {
 			log_info("experts: all of them take %.2f GB, and %.2f GB of the card are left: "
 					 "streamed, as with "
 					 "--cache-gb auto",
-				gb(p->experts), gb(less(usable(p), need - p->experts)));
+				gigabytes(p->experts), gigabytes(bytes_left(usable_bytes(p), need - p->experts)));
 			p->experts = 0;
 			p->streaming = true;
 		}
@@ -322,7 +325,7 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 	if (p->streaming && o->ram_bytes != ENGINE_CACHE_AUTO &&
 		o->ram_bytes > p->tiers.everything_bytes)
 		log_info("second tier: %.4f GB asked for, all experts need %.4f GB: capped to that",
-			gb(o->ram_bytes), gb(p->tiers.everything_bytes));
-	say_plan(p);
-	return check(c, p, b, e);
+			gigabytes(o->ram_bytes), gigabytes(p->tiers.everything_bytes));
+	plan_log(p);
+	return plan_check(c, p, b, e);
 }

@@ -50,20 +50,20 @@ static uint64_t store_key(const struct session *s)
 }
 
 /* The names of a prompt's blocks, one after the other. */
-struct chain {
+struct block_chain {
 	uint64_t key, hash;
 	uint32_t block; /* of which `name` is */
 	char name[NAME_BYTES + 1];
 };
 
-static struct chain chain_begin(const struct session *s)
+static struct block_chain chain_begin(const struct session *s)
 {
 	uint64_t key = store_key(s);
-	return (struct chain){.key = key, .hash = key, .block = UINT32_MAX};
+	return (struct block_chain){.key = key, .hash = key, .block = UINT32_MAX};
 }
 
 /* tokens: those of the next block. */
-static void chain_next(struct chain *c, const int32_t *tokens)
+static void chain_next(struct block_chain *c, const int32_t *tokens)
 {
 	c->block++;
 	c->hash = hash_bytes(c->hash, tokens, PREFIX_BLOCK * sizeof *tokens);
@@ -71,14 +71,14 @@ static void chain_next(struct chain *c, const int32_t *tokens)
 		c->block, (unsigned long long)c->hash);
 }
 
-static char *path_of(const struct prefix_store *p, const char *name)
+static char *block_path(const struct prefix_store *p, const char *name)
 {
 	return mem_printf("%s/%s", p->folder, name);
 }
 
 /* Marks a block as used at `now`, the later blocks of a chain a little earlier. False when it is
  * not there. */
-static bool touch(
+static bool set_last_use(
 	const struct prefix_store *p, const char *name, uint32_t block, struct timespec now)
 {
 	int64_t ns = (int64_t)now.tv_nsec - (int64_t)block * 1000;
@@ -88,7 +88,7 @@ static bool touch(
 	return utimensat(p->fd, name, times, 0) == 0;
 }
 
-static struct timespec now(void)
+static struct timespec wall_clock(void)
 {
 	struct timespec t;
 	clock_gettime(CLOCK_REALTIME, &t);
@@ -97,33 +97,33 @@ static struct timespec now(void)
 
 /* ---- the folder's size ---- */
 
-struct entry {
+struct block_entry {
 	char name[NAME_BYTES + 1];
 	uint64_t bytes;
 	struct timespec used;
 };
 
-struct listing {
-	struct entry *entries;
+struct block_listing {
+	struct block_entry *entries;
 	size_t n, cap;
 	uint64_t bytes;
 };
 
-static bool is_block(const char *name)
+static bool is_block_name(const char *name)
 {
 	return strlen(name) == NAME_BYTES && !strcmp(name + NAME_BYTES - strlen(SUFFIX), SUFFIX) &&
 		   strspn(name, "0123456789abcdef-") == NAME_BYTES - strlen(SUFFIX);
 }
 
-static bool is_stale(const char *name, const struct stat *st)
+static bool is_stale_part(const char *name, const struct stat *st)
 {
 	size_t n = strlen(name);
 	return n > 5 && !strcmp(name + n - 5, ".part") && st->st_mtime + STALE_PART_S < time(NULL);
 }
 
-static int list_folder(const struct prefix_store *p, struct listing *l, struct err *e)
+static int list_folder(const struct prefix_store *p, struct block_listing *l, struct err *e)
 {
-	*l = (struct listing){0};
+	*l = (struct block_listing){0};
 	DIR *d = opendir(p->folder);
 	if (!d)
 		return err_errno(e, errno, "%.400s", p->folder);
@@ -132,15 +132,15 @@ static int list_folder(const struct prefix_store *p, struct listing *l, struct e
 		if (x->d_name[0] == '.' || fstatat(p->fd, x->d_name, &st, AT_SYMLINK_NOFOLLOW) ||
 			!S_ISREG(st.st_mode))
 			continue;
-		if (is_stale(x->d_name, &st))
+		if (is_stale_part(x->d_name, &st))
 			unlinkat(p->fd, x->d_name, 0);
-		if (!is_block(x->d_name))
+		if (!is_block_name(x->d_name))
 			continue;
 		if (l->n == l->cap) {
 			l->cap = l->cap ? 2 * l->cap : 64;
 			l->entries = mem_grow(l->entries, l->cap, sizeof *l->entries);
 		}
-		struct entry *n = &l->entries[l->n++];
+		struct block_entry *n = &l->entries[l->n++];
 		memcpy(n->name, x->d_name, sizeof n->name);
 		n->bytes = (uint64_t)st.st_size;
 		n->used = st.st_mtim;
@@ -151,9 +151,9 @@ static int list_folder(const struct prefix_store *p, struct listing *l, struct e
 }
 
 /* Longest unused first; of equals the one later in its chain. */
-static int by_use(const void *a, const void *b)
+static int compare_last_use(const void *a, const void *b)
 {
-	const struct entry *x = a, *y = b;
+	const struct block_entry *x = a, *y = b;
 	if (x->used.tv_sec != y->used.tv_sec)
 		return x->used.tv_sec < y->used.tv_sec ? -1 : 1;
 	if (x->used.tv_nsec != y->used.tv_nsec)
@@ -162,14 +162,14 @@ static int by_use(const void *a, const void *b)
 }
 
 /* Removes blocks until `extra` bytes more fit. */
-static int make_room(struct prefix_store *p, uint64_t extra, struct err *e)
+static int evict_blocks(struct prefix_store *p, uint64_t extra, struct err *e)
 {
-	struct listing l;
+	struct block_listing l;
 	int rc = list_folder(p, &l, e);
 	if (rc)
 		return rc;
 	if (l.bytes + extra > p->max_bytes)
-		qsort(l.entries, l.n, sizeof *l.entries, by_use);
+		qsort(l.entries, l.n, sizeof *l.entries, compare_last_use);
 	size_t gone = 0;
 	while (gone < l.n && l.bytes + extra > p->max_bytes) {
 		if (!unlinkat(p->fd, l.entries[gone].name, 0)) /* else another process was first */
@@ -220,7 +220,7 @@ int prefix_store_open(const char *folder, uint64_t max_bytes, struct engine *g,
 			(double)p->max_bytes / 1e9, PREFIX_BLOCK, (double)least / 1e9);
 		err_hint(e, "at least --session-dir-gb %.4f", (double)(least + 99999) / 1e9);
 	}
-	if (rc || (rc = make_room(p, 0, e))) {
+	if (rc || (rc = evict_blocks(p, 0, e))) {
 		prefix_store_close(p);
 		return rc;
 	}
@@ -246,12 +246,12 @@ struct prefix_store_stats prefix_store_stats(const struct prefix_store *p)
 }
 
 /* Appends one block to the session; false when the chain ends here. */
-static bool read_block(struct prefix_store *p, struct session *s, const struct chain *c,
+static bool restore_block(struct prefix_store *p, struct session *s, const struct block_chain *c,
 	const int32_t *tokens, int *rc, struct err *e)
 {
 	struct err why = {0};
 	uint32_t first = c->block * PREFIX_BLOCK;
-	char *path = path_of(p, c->name);
+	char *path = block_path(p, c->name);
 	int got = session_rows_load(s, first, tokens, first + PREFIX_BLOCK, path, &why);
 	if (got == ERR_INPUT) {
 		log_warn("%s; it is removed and its tokens are computed", why.text);
@@ -283,15 +283,15 @@ int prefix_store_restore(struct prefix_store *p, struct session *s, const int32_
 		same++;
 	session_rewind(s, same);
 
-	struct chain c = chain_begin(s);
-	struct timespec t = now();
+	struct block_chain c = chain_begin(s);
+	struct timespec t = wall_clock();
 	for (uint32_t end = PREFIX_BLOCK; end <= n && !rc; end += PREFIX_BLOCK) {
 		chain_next(&c, tokens + end - PREFIX_BLOCK);
 		if (end <= same) { /* in the caches; if it is stored as well, it was used */
-			touch(p, c.name, c.block, t);
+			set_last_use(p, c.name, c.block, t);
 			continue;
 		}
-		if (!touch(p, c.name, c.block, t) || !read_block(p, s, &c, tokens, &rc, e))
+		if (!set_last_use(p, c.name, c.block, t) || !restore_block(p, s, &c, tokens, &rc, e))
 			break;
 		p->stats.blocks_read++;
 	}
@@ -310,30 +310,30 @@ int prefix_store_keep(struct prefix_store *p, struct session *s, uint32_t n, str
 	/* what is there already was used now: so it is not thrown out for what is missing */
 	uint32_t blocks = MIN(n / PREFIX_BLOCK, MOST_BLOCKS);
 	uint64_t in_all = 0, missing = 0;
-	struct chain c = chain_begin(s);
-	struct timespec t = now();
+	struct block_chain c = chain_begin(s);
+	struct timespec t = wall_clock();
 	for (uint32_t i = 0; i < blocks; i++) {
 		uint64_t bytes = block_bytes(s, i);
 		if (in_all + bytes > p->max_bytes) /* the limit has room for so many of the first blocks */
 			blocks = i;
 		in_all += bytes;
 		chain_next(&c, s->tokens + (size_t)i * PREFIX_BLOCK);
-		if (i < blocks && !touch(p, c.name, i, t))
+		if (i < blocks && !set_last_use(p, c.name, i, t))
 			missing += bytes;
 	}
-	int rc = missing ? make_room(p, missing, e) : 0;
+	int rc = missing ? evict_blocks(p, missing, e) : 0;
 	c = chain_begin(s);
 	for (uint32_t i = 0; i < blocks && missing && !rc; i++) {
 		chain_next(&c, s->tokens + (size_t)i * PREFIX_BLOCK);
 		if (!faccessat(p->fd, c.name, F_OK, 0))
 			continue;
 		struct session_file_info info;
-		char *path = path_of(p, c.name);
+		char *path = block_path(p, c.name);
 		rc = session_rows_save(s, i * PREFIX_BLOCK, (i + 1) * PREFIX_BLOCK, path, &info, e);
 		free(path);
 		if (rc)
 			break;
-		touch(p, c.name, i, t);
+		set_last_use(p, c.name, i, t);
 		p->stats.blocks_written++;
 		p->stats.files++;
 		p->stats.bytes += info.bytes;

@@ -34,27 +34,27 @@ void sampler_fini(struct sampler *s)
 }
 
 /* NaN counts as -infinity, so that it never wins. */
-static float clean(float v)
+static float nan_to_minus_inf(float v)
 {
 	return isnan(v) ? -INFINITY : v;
 }
 
 /* Higher logit first, then the lower id: a total order, so that a seed gives one result. */
-static bool before(struct sampler_candidate a, struct sampler_candidate b)
+static bool ranks_before(struct sampler_candidate a, struct sampler_candidate b)
 {
 	return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-static void sift_down(struct sampler_candidate *h, size_t n, size_t i)
+static void candidate_sift_down(struct sampler_candidate *h, size_t n, size_t i)
 {
 	struct sampler_candidate v = h[i];
 	for (;;) {
 		size_t child = 2 * i + 1;
 		if (child >= n)
 			break;
-		if (child + 1 < n && before(h[child + 1], h[child]))
+		if (child + 1 < n && ranks_before(h[child + 1], h[child]))
 			child++;
-		if (!before(h[child], v))
+		if (!ranks_before(h[child], v))
 			break;
 		h[i] = h[child];
 		i = child;
@@ -63,12 +63,12 @@ static void sift_down(struct sampler_candidate *h, size_t n, size_t i)
 }
 
 /* Moves the best of h[0..n) to h[n - 1]. */
-static void heap_pop(struct sampler_candidate *h, size_t n)
+static void candidate_pop(struct sampler_candidate *h, size_t n)
 {
 	struct sampler_candidate top = h[0];
 	h[0] = h[n - 1];
 	h[n - 1] = top;
-	sift_down(h, n - 1, 0);
+	candidate_sift_down(h, n - 1, 0);
 }
 
 /* Four logits at a time: what every processor of today has instructions for. */
@@ -77,7 +77,7 @@ typedef float lanes __attribute__((vector_size(16)));
 typedef int32_t ints __attribute__((vector_size(16)));
 
 /* x[0 .. LANES), -infinity from `left` on */
-static inline lanes load(const float *x, size_t left)
+static inline lanes lanes_load(const float *x, size_t left)
 {
 	lanes v;
 	if (left >= LANES) {
@@ -91,14 +91,14 @@ static inline lanes load(const float *x, size_t left)
 }
 
 /* The greater of each lane; NaN in v loses. */
-static inline lanes greater(lanes top, lanes v)
+static inline lanes lanes_max(lanes top, lanes v)
 {
 	ints more = v > top;
 	return (lanes)((more & (ints)v) | (~more & (ints)top));
 }
 
 /* The best of x[0..n), at least -infinity. */
-static inline float best_of(const float *x, size_t n)
+static inline float max_logit(const float *x, size_t n)
 {
 	const lanes none = {0};
 	lanes top[4] = {none - INFINITY, none - INFINITY, none - INFINITY, none - INFINITY};
@@ -106,10 +106,10 @@ static inline float best_of(const float *x, size_t n)
 	for (; i + 4 * LANES <= n; i += 4 * LANES)
 #pragma GCC unroll 4
 		for (size_t k = 0; k < 4; k++)
-			top[k] = greater(top[k], load(x + i + k * LANES, LANES));
+			top[k] = lanes_max(top[k], lanes_load(x + i + k * LANES, LANES));
 	for (; i < n; i += LANES)
-		top[0] = greater(top[0], load(x + i, n - i));
-	top[0] = greater(greater(top[0], top[1]), greater(top[2], top[3]));
+		top[0] = lanes_max(top[0], lanes_load(x + i, n - i));
+	top[0] = lanes_max(lanes_max(top[0], top[1]), lanes_max(top[2], top[3]));
 	float best = top[0][0];
 	for (int k = 1; k < LANES; k++)
 		best = top[0][k] > best ? top[0][k] : best;
@@ -118,12 +118,12 @@ static inline float best_of(const float *x, size_t n)
 
 /* The best, of equal ones the first; 0 when all are NaN. Only the block where it was found is
  * looked through again. */
-static int32_t greedy(const float *logits, int32_t n)
+static int32_t argmax(const float *logits, int32_t n)
 {
 	size_t count = (size_t)n, where = 0;
 	float best = -INFINITY;
 	for (size_t i = 0; i < count; i += BLOCK) {
-		float v = best_of(logits + i, count - i < BLOCK ? count - i : BLOCK);
+		float v = max_logit(logits + i, count - i < BLOCK ? count - i : BLOCK);
 		if (v > best) {
 			best = v;
 			where = i;
@@ -152,11 +152,11 @@ static inline lanes exp_below(lanes x)
 }
 
 /* Sum of exp((logit - top) * inv_t). */
-static double mass_of(const float *logits, size_t n, float top, float inv_t)
+static double softmax_mass(const float *logits, size_t n, float top, float inv_t)
 {
 	lanes sum = {0};
 	for (size_t i = 0; i < n; i += LANES)
-		sum += exp_below((load(logits + i, n - i) - top) * inv_t);
+		sum += exp_below((lanes_load(logits + i, n - i) - top) * inv_t);
 	double all = 0;
 	for (int k = 0; k < LANES; k++)
 		all += (double)sum[k];
@@ -170,13 +170,13 @@ static int32_t draw_any(const float *logits, size_t n, float top, float inv_t, d
 	size_t i = 0;
 	int32_t last = 0;
 	for (; i + BLOCK < n; i += BLOCK) {
-		double block = mass_of(logits + i, BLOCK, top, inv_t);
+		double block = softmax_mass(logits + i, BLOCK, top, inv_t);
 		if (left < block)
 			break;
 		left -= block;
 	}
 	for (; i < n; i++) {
-		if (clean(logits[i]) == -INFINITY)
+		if (nan_to_minus_inf(logits[i]) == -INFINITY)
 			continue;
 		last = (int32_t)i;
 		left -= exp((double)((logits[i] - top) * inv_t));
@@ -187,24 +187,24 @@ static int32_t draw_any(const float *logits, size_t n, float top, float inv_t, d
 }
 
 /* Those not below `least`, as a heap. Returns how many. */
-static size_t gather(struct sampler_candidate *h, const float *logits, size_t n, double least)
+static size_t gather_near(struct sampler_candidate *h, const float *logits, size_t n, double least)
 {
 	size_t k = 0;
 	float cut = least < -3e38 ? -INFINITY : (float)least;
 	for (size_t i = 0; i < n; i += LANES) {
-		ints far = load(logits + i, n - i) < cut;
+		ints far = lanes_load(logits + i, n - i) < cut;
 		uint64_t none[2];
 		memcpy(none, &far, sizeof none);
 		if ((none[0] & none[1]) == UINT64_MAX)
 			continue;
 		for (size_t c = i; c < n && c < i + LANES; c++) {
-			float v = clean(logits[c]);
+			float v = nan_to_minus_inf(logits[c]);
 			h[k] = (struct sampler_candidate){v, (int32_t)c};
 			k += v >= cut;
 		}
 	}
 	for (size_t i = k / 2; i-- > 0;)
-		sift_down(h, k, i);
+		candidate_sift_down(h, k, i);
 	return k;
 }
 
@@ -223,7 +223,7 @@ static int32_t draw_near(struct sampler *s, struct sampler_candidate *h, size_t 
 		if (n_near < limit)
 			return -1;
 		for (all = 0; popped < limit; popped++) {
-			heap_pop(h, n_near - popped);
+			candidate_pop(h, n_near - popped);
 			all += exp((double)(h[n_near - 1 - popped].logit - top) * inv_t);
 		}
 	}
@@ -232,7 +232,7 @@ static int32_t draw_near(struct sampler *s, struct sampler_candidate *h, size_t 
 		if (taken == n_near)
 			return -1;
 		if (popped == taken)
-			heap_pop(h, n_near - popped++);
+			candidate_pop(h, n_near - popped++);
 		double p = exp((double)(h[n_near - 1 - taken].logit - top) * inv_t);
 		if (taken && p < (double)o->min_p) /* relative to the best, whose p is 1 */
 			break;
@@ -260,15 +260,15 @@ int32_t sampler_pick(struct sampler *s, const float *logits, int32_t n_valid, fl
 	size_t n = (size_t)n_valid;
 	if (probability)
 		*probability = 1;
-	int32_t best = greedy(logits, n_valid);
-	float top = clean(logits[best]), inv_t = 1.0f / o->temperature;
+	int32_t best = argmax(logits, n_valid);
+	float top = nan_to_minus_inf(logits[best]), inv_t = 1.0f / o->temperature;
 	/* all -infinity (or one +infinity): nothing to draw from but the best */
 	if (o->temperature <= 0 || n_valid == 1 || !isfinite(top))
 		return best;
 	bool whole = o->top_k <= 0 || (size_t)o->top_k >= n;
 	double all = 0;
 	for (size_t i = 0; whole && i < n; i += BLOCK)
-		all += mass_of(logits + i, n - i < BLOCK ? n - i : BLOCK, top, inv_t);
+		all += softmax_mass(logits + i, n - i < BLOCK ? n - i : BLOCK, top, inv_t);
 	if (whole && o->top_p >= 1 && o->min_p <= 0) {
 		int32_t id = draw_any(logits, n, top, inv_t, all, rng_unit(&s->rng));
 		if (probability)
@@ -281,7 +281,7 @@ int32_t sampler_pick(struct sampler *s, const float *logits, int32_t n_valid, fl
 	}
 	double near = FIRST_NEAR * (double)o->temperature, most = 64 * near;
 	for (;; near = near < most ? 2 * near : INFINITY) {
-		size_t n_near = gather(s->scratch, logits, n, (double)top - near);
+		size_t n_near = gather_near(s->scratch, logits, n, (double)top - near);
 		int32_t id = draw_near(s, s->scratch, n_near, n, all, probability);
 		if (id >= 0)
 			return id;
@@ -292,8 +292,8 @@ double sampler_logprob(const float *logits, int32_t n_valid, int32_t id)
 {
 	double top = -INFINITY, sum = 0;
 	for (int32_t i = 0; i < n_valid; i++)
-		top = fmax(top, (double)clean(logits[i]));
+		top = fmax(top, (double)nan_to_minus_inf(logits[i]));
 	for (int32_t i = 0; i < n_valid; i++)
-		sum += exp((double)clean(logits[i]) - top);
-	return (double)clean(logits[id]) - top - log(sum);
+		sum += exp((double)nan_to_minus_inf(logits[i]) - top);
+	return (double)nan_to_minus_inf(logits[id]) - top - log(sum);
 }

@@ -82,7 +82,8 @@ int session_enable_mtp(struct session *s, struct err *e)
 	return rc;
 }
 
-static int check_tokens(const struct session *s, const int32_t *tokens, uint32_t n, struct err *e)
+static int check_token_ids(
+	const struct session *s, const int32_t *tokens, uint32_t n, struct err *e)
 {
 	int32_t n_vocab = (int32_t)s->g->model.config.n_vocab;
 	for (uint32_t i = 0; i < n; i++)
@@ -92,7 +93,7 @@ static int check_tokens(const struct session *s, const int32_t *tokens, uint32_t
 	return 0;
 }
 
-static int check_room(const struct session *s, uint64_t length, struct err *e)
+static int check_length(const struct session *s, uint64_t length, struct err *e)
 {
 	if (length <= s->g->context)
 		return 0;
@@ -106,11 +107,11 @@ static int check_room(const struct session *s, uint64_t length, struct err *e)
 int session_check(
 	const struct session *s, const int32_t *tokens, uint32_t n, uint64_t length, struct err *e)
 {
-	int rc = check_tokens(s, tokens, n, e);
-	return rc ? rc : check_room(s, length, e);
+	int rc = check_token_ids(s, tokens, n, e);
+	return rc ? rc : check_length(s, length, e);
 }
 
-static struct forward_taps step_taps(struct session *s, uint32_t n)
+static struct forward_taps session_step_taps(struct session *s, uint32_t n)
 {
 	const struct model_config *c = &s->g->model.config;
 	struct session_taps *t = s->taps;
@@ -127,7 +128,7 @@ static struct forward_taps step_taps(struct session *s, uint32_t n)
 
 /* One chunk: tokens already stand at s->tokens[length ..). rows: [n][vocab] or NULL; last: keep the
  * logits. */
-static int step(struct session *s, uint32_t n, float *rows, bool last,
+static int session_step(struct session *s, uint32_t n, float *rows, bool last,
 	const struct session_watch *watch, struct err *e)
 {
 	struct model *m = &s->g->model;
@@ -147,7 +148,7 @@ static int step(struct session *s, uint32_t n, float *rows, bool last,
 		.user = watch ? watch->user : NULL,
 	};
 	if (s->taps) {
-		taps = step_taps(s, n);
+		taps = session_step_taps(s, n);
 		f.taps = &taps;
 	}
 	s->has_logits = false;
@@ -186,14 +187,14 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
 		/* the pair of the last position needs its hidden state: compute that position again (the
 		 * pair before it stands in the cache) */
 		s->length--;
-		if ((rc = step(s, 1, NULL, false, watch, e)))
+		if ((rc = session_step(s, 1, NULL, false, watch, e)))
 			return rc;
 	}
 	memcpy(s->tokens + s->length, tokens, n * sizeof *tokens);
 	for (uint32_t done = 0; done < n;) {
 		uint32_t part = MIN(n - done, s->g->chunk);
 		float *out = rows ? rows + (size_t)done * s->g->model.config.n_vocab : NULL;
-		if ((rc = step(s, part, out, done + part == n, watch, e)))
+		if ((rc = session_step(s, part, out, done + part == n, watch, e)))
 			return rc;
 		done += part;
 		if (watch && watch->progress)
@@ -252,7 +253,7 @@ int session_mtp_logits(struct session *s, int32_t next, float *logits, struct er
 	if (!s->mtp || !s->has_hidden)
 		return err_set(
 			e, ERR_RUN, "MTP logits need session_enable_mtp and a computed last position");
-	int rc = check_tokens(s, &next, 1, e);
+	int rc = check_token_ids(s, &next, 1, e);
 	if (rc)
 		return rc;
 	return mtp_draft(

@@ -23,14 +23,15 @@
 
 enum coding { CODING_RAW, CODING_LZ4 };
 
-static uint64_t check_of(const struct block_stream *b, const uint8_t *head, const void *stored)
+static uint64_t block_check_value(
+	const struct block_stream *b, const uint8_t *head, const void *stored)
 {
 	uint64_t h = hash_u64(hash_u64(b->seed, b->n_blocks), load_u64(head));
 	return hash_bytes(h, stored, load_u32(head));
 }
 
 #if HAVE_LZ4
-static LZ4F_preferences_t frame_prefs(size_t content)
+static LZ4F_preferences_t block_frame_prefs(size_t content)
 {
 	LZ4F_preferences_t p = LZ4F_INIT_PREFERENCES;
 	p.frameInfo.contentChecksumFlag = LZ4F_contentChecksumEnabled;
@@ -39,22 +40,22 @@ static LZ4F_preferences_t frame_prefs(size_t content)
 	return p;
 }
 
-static size_t packed_bound(size_t n)
+static size_t compressed_bound(size_t n)
 {
-	LZ4F_preferences_t p = frame_prefs(n);
+	LZ4F_preferences_t p = block_frame_prefs(n);
 	return LZ4F_compressFrameBound(n, &p);
 }
 
 /* Bytes of the frame in b->packed; 0: it is not worth it. */
-static size_t pack(struct block_stream *b, const void *data, size_t n)
+static size_t compress_block(struct block_stream *b, const void *data, size_t n)
 {
-	LZ4F_preferences_t p = frame_prefs(n);
+	LZ4F_preferences_t p = block_frame_prefs(n);
 	size_t got = LZ4F_compressFrame(b->packed, b->packed_bytes, data, n, &p);
 	return LZ4F_isError(got) || got > n - n / 16 ? 0 : got;
 }
 
 /* NULL when the frame of `stored` bytes in b->packed holds exactly n; else what is wrong. */
-static const char *unpack(struct block_stream *b, size_t stored, void *out, size_t n)
+static const char *decompress_block(struct block_stream *b, size_t stored, void *out, size_t n)
 {
 	LZ4F_dctx *d;
 	if (LZ4F_isError(LZ4F_createDecompressionContext(&d, LZ4F_VERSION)))
@@ -77,12 +78,12 @@ static const char *unpack(struct block_stream *b, size_t stored, void *out, size
 	return why;
 }
 #else
-static size_t packed_bound(size_t n)
+static size_t compressed_bound(size_t n)
 {
 	return n;
 }
 
-static size_t pack(struct block_stream *b, const void *data, size_t n)
+static size_t compress_block(struct block_stream *b, const void *data, size_t n)
 {
 	(void)b;
 	(void)data;
@@ -90,7 +91,7 @@ static size_t pack(struct block_stream *b, const void *data, size_t n)
 	return 0;
 }
 
-static const char *unpack(struct block_stream *b, size_t stored, void *out, size_t n)
+static const char *decompress_block(struct block_stream *b, size_t stored, void *out, size_t n)
 {
 	(void)b;
 	(void)stored;
@@ -104,7 +105,7 @@ int block_stream_init(
 	struct block_stream *b, FILE *f, const char *name, size_t max_bytes, struct err *e)
 {
 	*b = (struct block_stream){.f = f, .name = name};
-	b->packed_bytes = packed_bound(MAX(max_bytes, BLOCK_MAX_BYTES));
+	b->packed_bytes = compressed_bound(MAX(max_bytes, BLOCK_MAX_BYTES));
 	b->packed = mem_try_new(b->packed_bytes, 1);
 	return b->packed ? 0 : err_set(e, ERR_MEMORY, "%.400s: no memory for a block", name);
 }
@@ -118,11 +119,11 @@ void block_stream_fini(struct block_stream *b)
 int block_write(struct block_stream *b, const void *data, size_t n, struct err *e)
 {
 	uint8_t head[BLOCK_HEAD];
-	size_t packed = pack(b, data, n);
+	size_t packed = compress_block(b, data, n);
 	const void *stored = packed ? b->packed : data;
 	store_u32(head, (uint32_t)(packed ? packed : n));
 	store_u32(head + 4, packed ? CODING_LZ4 : CODING_RAW);
-	store_u64(head + 8, check_of(b, head, stored));
+	store_u64(head + 8, block_check_value(b, head, stored));
 	size_t bytes = load_u32(head);
 	if (fwrite(head, 1, sizeof head, b->f) != sizeof head ||
 		fwrite(stored, 1, bytes, b->f) != bytes)
@@ -138,7 +139,7 @@ int block_write(struct block_stream *b, const void *data, size_t n, struct err *
 	return 0;
 }
 
-static int ends_early(const struct block_stream *b, struct err *e)
+static int truncated_error(const struct block_stream *b, struct err *e)
 {
 	if (ferror(b->f))
 		return err_set(e, ERR_RUN, "%.400s: cannot be read: %m", b->name);
@@ -149,7 +150,7 @@ int block_read(struct block_stream *b, void *out, size_t n, struct err *e)
 {
 	uint8_t head[BLOCK_HEAD];
 	if (fread(head, 1, sizeof head, b->f) != sizeof head)
-		return ends_early(b, e);
+		return truncated_error(b, e);
 	uint32_t stored = load_u32(head), coding = load_u32(head + 4);
 	if (coding > CODING_LZ4 || stored > n || !stored || (coding == CODING_RAW && stored != n) ||
 		stored > b->packed_bytes)
@@ -158,13 +159,13 @@ int block_read(struct block_stream *b, void *out, size_t n, struct err *e)
 			b->n_blocks, stored, coding, n);
 	uint8_t *to = coding == CODING_RAW ? out : b->packed;
 	if (fread(to, 1, stored, b->f) != stored)
-		return ends_early(b, e);
-	uint64_t check = check_of(b, head, to);
+		return truncated_error(b, e);
+	uint64_t check = block_check_value(b, head, to);
 	if (check != load_u64(head + 8))
 		return err_set(e, ERR_INPUT,
 			"%.400s: block %u is damaged: check value %016llx, expected %016llx", b->name,
 			b->n_blocks, (unsigned long long)check, (unsigned long long)load_u64(head + 8));
-	const char *why = coding == CODING_LZ4 ? unpack(b, stored, out, n) : NULL;
+	const char *why = coding == CODING_LZ4 ? decompress_block(b, stored, out, n) : NULL;
 	if (why)
 		return err_set(e, ERR_INPUT, "%.400s: block %u is an lz4 frame that cannot be read: %s",
 			b->name, b->n_blocks, why);

@@ -43,7 +43,7 @@ enum head_offset {
 	AT_MODEL = 80,   /* [128] */
 };
 
-struct head {
+struct session_head {
 	uint64_t fingerprint, note_bytes, check;
 	uint32_t value_bytes, n_layers, mtp, latent, index, first, n;
 	char backend[16], model[128]; /* printable, 0-terminated */
@@ -75,7 +75,7 @@ uint64_t session_fingerprint(struct engine *g)
 
 /* ---- the walk over the caches ---- */
 
-struct rows {
+struct cache_rows {
 	const struct cache_view *view;
 	uint32_t from, n; /* positions of the session */
 	size_t row_bytes;
@@ -83,8 +83,8 @@ struct rows {
 
 /* The rows of cache number *at (two to a layer) that a file of [first, n) keeps; false behind the
  * last. With `mtp` the layer behind the trunk belongs to it. Caches without rows are left out. */
-static bool next_rows(
-	const struct session *s, uint32_t first, uint32_t n, bool mtp, uint32_t *at, struct rows *r)
+static bool next_cache_rows(const struct session *s, uint32_t first, uint32_t n, bool mtp,
+	uint32_t *at, struct cache_rows *r)
 {
 	uint32_t trunk = s->g->model.config.n_layers;
 	for (; *at < 2 * (trunk + mtp); ++*at) {
@@ -94,7 +94,7 @@ static bool next_rows(
 		uint32_t from = first > shift ? first - shift : 0;
 		if (!v->data || n <= from + shift)
 			continue;
-		*r = (struct rows){
+		*r = (struct cache_rows){
 			v, from, n - shift - from, (size_t)v->width * (v->type == DTYPE_F32 ? 4 : 2)};
 		++*at;
 		return true;
@@ -102,23 +102,23 @@ static bool next_rows(
 	return false;
 }
 
-static size_t piece_rows(size_t row_bytes)
+static size_t rows_per_block(size_t row_bytes)
 {
 	return MAX(BLOCK_MAX_BYTES / row_bytes, 1);
 }
 
-static size_t largest_piece(const struct session *s)
+static size_t max_block_bytes(const struct session *s)
 {
 	size_t row = config_cache_width(&s->g->model.config) * sizeof(float);
 	return MAX(MAX(row, s->g->model.config.index_dim * sizeof(float)), BLOCK_MAX_BYTES);
 }
 
-static uint8_t *row_place(const struct session *s, const struct rows *r, uint32_t done)
+static uint8_t *row_address(const struct session *s, const struct cache_rows *r, uint32_t done)
 {
 	return (uint8_t *)r->view->data + ((size_t)s->base + r->from + done) * r->row_bytes;
 }
 
-static uint64_t blocks_for(uint64_t bytes, size_t piece)
+static uint64_t count_blocks(uint64_t bytes, size_t piece)
 {
 	return (bytes + piece - 1) / piece;
 }
@@ -127,11 +127,11 @@ uint64_t session_file_bytes(const struct session *s, uint32_t n, size_t note_byt
 {
 	uint64_t tokens = (uint64_t)n * sizeof(int32_t);
 	uint64_t sum = SESSION_FILE_HEAD + tokens + note_bytes +
-				   BLOCK_HEAD * (blocks_for(tokens, BLOCK_MAX_BYTES) +
-									blocks_for(note_bytes, BLOCK_MAX_BYTES));
-	struct rows r;
-	for (uint32_t at = 0; n && next_rows(s, 0, n, s->mtp, &at, &r);)
-		sum += r.n * r.row_bytes + BLOCK_HEAD * blocks_for(r.n, piece_rows(r.row_bytes));
+				   BLOCK_HEAD * (count_blocks(tokens, BLOCK_MAX_BYTES) +
+									count_blocks(note_bytes, BLOCK_MAX_BYTES));
+	struct cache_rows r;
+	for (uint32_t at = 0; n && next_cache_rows(s, 0, n, s->mtp, &at, &r);)
+		sum += r.n * r.row_bytes + BLOCK_HEAD * count_blocks(r.n, rows_per_block(r.row_bytes));
 	return sum;
 }
 
@@ -146,10 +146,10 @@ static void copy_text(char *to, size_t size, const char *from, size_t n)
 	memset(to + i, 0, size - i);
 }
 
-static struct head own_head(const struct session *s)
+static struct session_head own_head(const struct session *s)
 {
 	const struct model_config *c = &s->g->model.config;
-	struct head h = {
+	struct session_head h = {
 		.fingerprint = session_fingerprint(s->g),
 		.value_bytes = s->g->kv.latent[0].type == DTYPE_F32 ? 4 : 2,
 		.n_layers = c->n_layers,
@@ -162,7 +162,7 @@ static struct head own_head(const struct session *s)
 	return h;
 }
 
-static uint64_t put_head(const struct head *h, uint8_t out[SESSION_FILE_HEAD])
+static uint64_t encode_head(const struct session_head *h, uint8_t out[SESSION_FILE_HEAD])
 {
 	memset(out, 0, SESSION_FILE_HEAD);
 	memcpy(out + AT_MAGIC, magic, sizeof magic);
@@ -184,7 +184,7 @@ static uint64_t put_head(const struct head *h, uint8_t out[SESSION_FILE_HEAD])
 	return check;
 }
 
-static int write_bytes(struct block_stream *b, const void *data, uint64_t n, struct err *e)
+static int write_blocks(struct block_stream *b, const void *data, uint64_t n, struct err *e)
 {
 	const uint8_t *p = data;
 	int rc = 0;
@@ -193,17 +193,17 @@ static int write_bytes(struct block_stream *b, const void *data, uint64_t n, str
 	return rc;
 }
 
-static int write_rows(struct session *s, struct block_stream *b, const struct head *h,
+static int write_cache_rows(struct session *s, struct block_stream *b, const struct session_head *h,
 	uint8_t *scratch, struct err *e)
 {
 	const struct backend_ops *ops = s->g->backend->ops;
-	struct rows r;
+	struct cache_rows r;
 	int rc = 0;
-	for (uint32_t at = 0; !rc && next_rows(s, h->first, h->n, h->mtp, &at, &r);) {
-		size_t piece = piece_rows(r.row_bytes);
+	for (uint32_t at = 0; !rc && next_cache_rows(s, h->first, h->n, h->mtp, &at, &r);) {
+		size_t piece = rows_per_block(r.row_bytes);
 		for (uint32_t done = 0; done < r.n && !rc; done += (uint32_t)piece) {
 			size_t bytes = MIN(r.n - done, piece) * r.row_bytes;
-			rc = ops->download(s->g->backend, scratch, row_place(s, &r, done), bytes, e);
+			rc = ops->download(s->g->backend, scratch, row_address(s, &r, done), bytes, e);
 			if (!rc)
 				rc = block_write(b, scratch, bytes, e);
 		}
@@ -211,27 +211,27 @@ static int write_rows(struct session *s, struct block_stream *b, const struct he
 	return rc;
 }
 
-static int save(struct session *s, uint32_t first, uint32_t n, bool part, const char *path,
+static int write_session(struct session *s, uint32_t first, uint32_t n, bool part, const char *path,
 	const void *note, size_t note_bytes, struct session_file_info *info, struct err *e)
 {
 	struct out_file out = {0};
 	struct block_stream b = {0};
-	uint8_t head[SESSION_FILE_HEAD], *scratch = mem_try_new(largest_piece(s), 1);
+	uint8_t head[SESSION_FILE_HEAD], *scratch = mem_try_new(max_block_bytes(s), 1);
 	int rc = scratch ? out_file_open_private(&out, path, e)
 					 : err_set(e, ERR_MEMORY, "%.400s: no memory to write it", path);
-	if (rc || (rc = block_stream_init(&b, out.f, path, largest_piece(s), e)))
+	if (rc || (rc = block_stream_init(&b, out.f, path, max_block_bytes(s), e)))
 		goto out;
 	out.no_sync = part; /* which can be computed again, and whose damage is noticed */
-	struct head h = own_head(s);
+	struct session_head h = own_head(s);
 	h.first = first;
 	h.n = n;
 	h.note_bytes = note_bytes;
-	b.seed = put_head(&h, head);
+	b.seed = encode_head(&h, head);
 	if (fwrite(head, 1, sizeof head, out.f) != sizeof head)
 		rc = err_set(e, ERR_RUN, "%.400s: cannot be written: %m", path);
-	if (rc || (rc = write_bytes(&b, s->tokens, (uint64_t)n * sizeof *s->tokens, e)) ||
-		(rc = write_bytes(&b, note, note_bytes, e)) || (rc = write_rows(s, &b, &h, scratch, e)) ||
-		(rc = out_file_commit(&out, e)))
+	if (rc || (rc = write_blocks(&b, s->tokens, (uint64_t)n * sizeof *s->tokens, e)) ||
+		(rc = write_blocks(&b, note, note_bytes, e)) ||
+		(rc = write_cache_rows(s, &b, &h, scratch, e)) || (rc = out_file_commit(&out, e)))
 		goto out;
 	if (info) {
 		*info = (struct session_file_info){.first = first,
@@ -254,7 +254,7 @@ int session_file_save(struct session *s, const char *path, const void *note, siz
 	if (note_bytes > SESSION_FILE_NOTE_MAX)
 		return err_set(e, ERR_INPUT, "%.400s: a note of %zu bytes, a session file takes up to %u",
 			path, note_bytes, SESSION_FILE_NOTE_MAX);
-	return save(s, 0, s->length, false, path, note, note_bytes, info, e);
+	return write_session(s, 0, s->length, false, path, note, note_bytes, info, e);
 }
 
 int session_rows_save(struct session *s, uint32_t first, uint32_t n, const char *path,
@@ -262,12 +262,12 @@ int session_rows_save(struct session *s, uint32_t first, uint32_t n, const char 
 {
 	if (first >= n || n > s->length)
 		bug("rows %u to %u of %u", first, n, s->length);
-	return save(s, first, n, true, path, NULL, 0, info, e);
+	return write_session(s, first, n, true, path, NULL, 0, info, e);
 }
 
 /* ---- reading ---- */
 
-static int read_head(FILE *f, const char *name, struct head *h, struct err *e)
+static int read_head(FILE *f, const char *name, struct session_head *h, struct err *e)
 {
 	uint8_t in[SESSION_FILE_HEAD];
 	size_t got = fread(in, 1, sizeof in, f);
@@ -284,7 +284,7 @@ static int read_head(FILE *f, const char *name, struct head *h, struct err *e)
 	if (load_u32(in + AT_VERSION) != SESSION_FILE_VERSION)
 		return err_set(e, ERR_INPUT, "%.400s: is a session file of version %u, expected version %u",
 			name, load_u32(in + AT_VERSION), SESSION_FILE_VERSION);
-	*h = (struct head){
+	*h = (struct session_head){
 		.fingerprint = load_u64(in + AT_FINGERPRINT),
 		.note_bytes = load_u64(in + AT_NOTE),
 		.check = load_u64(in + SESSION_FILE_HEAD_ENDS),
@@ -313,9 +313,9 @@ static const char *kv_name(uint32_t value_bytes)
 
 /* Can this session take what the head announces? */
 static int check_head(
-	const struct session *s, const struct head *h, const char *name, struct err *e)
+	const struct session *s, const struct session_head *h, const char *name, struct err *e)
 {
-	struct head own = own_head(s);
+	struct session_head own = own_head(s);
 	uint32_t context = s->g->context;
 	if (h->fingerprint != own.fingerprint || h->n_layers != own.n_layers ||
 		h->latent != own.latent || h->index != own.index) {
@@ -352,7 +352,7 @@ static int check_head(
 	return 0;
 }
 
-static int read_bytes(struct block_stream *b, void *out, uint64_t n, struct err *e)
+static int read_blocks(struct block_stream *b, void *out, uint64_t n, struct err *e)
 {
 	int rc = 0;
 	for (uint64_t done = 0; done < n && !rc; done += BLOCK_MAX_BYTES)
@@ -361,49 +361,49 @@ static int read_bytes(struct block_stream *b, void *out, uint64_t n, struct err 
 }
 
 /* apply: put them into the caches, else only check. */
-static int read_rows(struct session *s, struct block_stream *b, const struct head *h,
+static int read_cache_rows(struct session *s, struct block_stream *b, const struct session_head *h,
 	uint8_t *scratch, bool apply, struct err *e)
 {
 	const struct backend_ops *ops = s->g->backend->ops;
 	uint32_t trunk = s->g->model.config.n_layers;
-	struct rows r;
+	struct cache_rows r;
 	int rc = 0;
-	for (uint32_t at = 0; !rc && next_rows(s, h->first, h->n, h->mtp, &at, &r);) {
+	for (uint32_t at = 0; !rc && next_cache_rows(s, h->first, h->n, h->mtp, &at, &r);) {
 		bool wanted = apply && ((at - 1) / 2 < trunk || s->mtp);
-		size_t piece = piece_rows(r.row_bytes);
+		size_t piece = rows_per_block(r.row_bytes);
 		for (uint32_t done = 0; done < r.n && !rc; done += (uint32_t)piece) {
 			size_t bytes = MIN(r.n - done, piece) * r.row_bytes;
 			rc = block_read(b, scratch, bytes, e);
 			if (!rc && wanted)
-				ops->upload(s->g->backend, row_place(s, &r, done), scratch, bytes);
+				ops->upload(s->g->backend, row_address(s, &r, done), scratch, bytes);
 		}
 	}
 	return rc;
 }
 
 /* What one reading gives. */
-struct content {
-	struct head head;
+struct session_content {
+	struct session_head head;
 	int32_t *tokens; /* [head.n] */
 	struct buf note;
 	uint64_t bytes, raw_bytes;
 };
 
-static void content_fini(struct content *c)
+static void content_fini(struct session_content *c)
 {
 	free(c->tokens);
 	buf_free(&c->note);
-	*c = (struct content){0};
+	*c = (struct session_content){0};
 }
 
-static int read_tokens(
-	const struct session *s, struct block_stream *b, struct content *c, struct err *e)
+static int read_token_ids(
+	const struct session *s, struct block_stream *b, struct session_content *c, struct err *e)
 {
 	int32_t n_vocab = (int32_t)s->g->model.config.n_vocab;
 	c->tokens = mem_try_new(MAX(c->head.n, 1), sizeof *c->tokens);
 	if (!c->tokens)
 		return err_set(e, ERR_MEMORY, "%.400s: no memory for %u tokens", b->name, c->head.n);
-	int rc = read_bytes(b, c->tokens, (uint64_t)c->head.n * sizeof *c->tokens, e);
+	int rc = read_blocks(b, c->tokens, (uint64_t)c->head.n * sizeof *c->tokens, e);
 	for (uint32_t i = 0; i < c->head.n && !rc; i++)
 		if (c->tokens[i] < 0 || c->tokens[i] >= n_vocab)
 			rc = err_set(e, ERR_INPUT, "%.400s: token %u has id %d, expected 0 to %d", b->name, i,
@@ -411,25 +411,25 @@ static int read_tokens(
 	return rc;
 }
 
-static int read_note(struct block_stream *b, struct content *c, struct err *e)
+static int read_note(struct block_stream *b, struct session_content *c, struct err *e)
 {
 	size_t n = (size_t)c->head.note_bytes;
 	char *text = mem_try_new(n + 1, 1);
 	if (!text)
 		return err_set(e, ERR_MEMORY, "%.400s: no memory for a note of %zu bytes", b->name, n);
 	c->note = (struct buf){.data = text, .len = n, .cap = n + 1};
-	return read_bytes(b, text, n, e);
+	return read_blocks(b, text, n, e);
 }
 
 /* The file from its beginning. first, tokens, n: what a part must hold; tokens NULL: a whole
  * session. */
 static int read_content(struct session *s, FILE *f, const char *name, uint32_t first,
-	const int32_t *tokens, uint32_t n, bool apply, struct content *c, struct err *e)
+	const int32_t *tokens, uint32_t n, bool apply, struct session_content *c, struct err *e)
 {
 	struct block_stream b = {0};
 	uint8_t *scratch = NULL;
 	int rc;
-	*c = (struct content){0};
+	*c = (struct session_content){0};
 	if ((rc = read_head(f, name, &c->head, e)) || (rc = check_head(s, &c->head, name, e)))
 		return rc;
 	if (!tokens && c->head.first)
@@ -439,12 +439,12 @@ static int read_content(struct session *s, FILE *f, const char *name, uint32_t f
 	if (tokens && (c->head.first != first || c->head.n != n || c->head.note_bytes))
 		return err_set(e, ERR_INPUT, "%.400s: holds rows %u to %u, expected %u to %u", name,
 			c->head.first, c->head.n, first, n);
-	if (!(scratch = mem_try_new(largest_piece(s), 1)))
+	if (!(scratch = mem_try_new(max_block_bytes(s), 1)))
 		return err_set(e, ERR_MEMORY, "%.400s: no memory to read it", name);
-	if ((rc = block_stream_init(&b, f, name, largest_piece(s), e)))
+	if ((rc = block_stream_init(&b, f, name, max_block_bytes(s), e)))
 		goto out;
 	b.seed = c->head.check;
-	if ((rc = read_tokens(s, &b, c, e)) || (rc = read_note(&b, c, e)))
+	if ((rc = read_token_ids(s, &b, c, e)) || (rc = read_note(&b, c, e)))
 		goto out;
 	if (tokens && memcmp(tokens, c->tokens, n * sizeof *tokens)) {
 		rc = err_set(e, ERR_INPUT, "%.400s: holds rows of other tokens than its name says", name);
@@ -454,7 +454,7 @@ static int read_content(struct session *s, FILE *f, const char *name, uint32_t f
 		session_rewind(s, MIN(c->head.first, s->length));
 		s->has_logits = s->has_hidden = false;
 	}
-	if ((rc = read_rows(s, &b, &c->head, scratch, apply, e)))
+	if ((rc = read_cache_rows(s, &b, &c->head, scratch, apply, e)))
 		goto out;
 	/* an engine that did not load the MTP layer does not know the size of its rows and leaves them
 	 */
@@ -470,7 +470,7 @@ out:
 }
 
 /* The rows stand in the caches: now the timeline has them. */
-static int adopt(struct session *s, const struct content *c, struct err *e)
+static int commit_timeline(struct session *s, const struct session_content *c, struct err *e)
 {
 	int rc = s->g->backend->ops->wait(s->g->backend, e);
 	if (rc)
@@ -483,7 +483,7 @@ static int adopt(struct session *s, const struct content *c, struct err *e)
 int session_file_read(struct session *s, FILE *f, const char *name, struct buf *note,
 	struct session_file_info *info, struct err *e)
 {
-	struct content c;
+	struct session_content c;
 	int rc = 0;
 	if (s->length) {
 		rc = read_content(s, f, name, 0, NULL, 0, false, &c, e);
@@ -493,7 +493,8 @@ int session_file_read(struct session *s, FILE *f, const char *name, struct buf *
 		if (rc)
 			return rc;
 	}
-	if ((rc = read_content(s, f, name, 0, NULL, 0, true, &c, e)) || (rc = adopt(s, &c, e)))
+	if ((rc = read_content(s, f, name, 0, NULL, 0, true, &c, e)) ||
+		(rc = commit_timeline(s, &c, e)))
 		goto out;
 	if (strcmp(c.head.backend, s->g->backend->ops->name))
 		log_warn("%s: was computed by the %s backend; what follows differs from an unbroken run in "
@@ -515,7 +516,7 @@ out:
 	return rc;
 }
 
-static int open_file(const char *path, FILE **f, struct err *e)
+static int open_session_file(const char *path, FILE **f, struct err *e)
 {
 	struct stat st;
 	int fd =
@@ -538,7 +539,7 @@ int session_file_load(struct session *s, const char *path, struct buf *note,
 	struct session_file_info *info, struct err *e)
 {
 	FILE *f;
-	int rc = open_file(path, &f, e);
+	int rc = open_session_file(path, &f, e);
 	if (rc)
 		return rc;
 	rc = session_file_read(s, f, path, note, info, e);
@@ -553,14 +554,14 @@ int session_rows_load(struct session *s, uint32_t first, const int32_t *tokens, 
 		bug("rows %u to %u behind %u tokens", first, n, s->length);
 	if (access(path, F_OK) && errno == ENOENT)
 		return -ENOENT; /* common, and no fault */
-	struct content c;
+	struct session_content c;
 	FILE *f;
-	int rc = open_file(path, &f, e);
+	int rc = open_session_file(path, &f, e);
 	if (rc)
 		return rc;
 	rc = read_content(s, f, path, first, tokens, n, true, &c, e);
 	if (!rc)
-		rc = adopt(s, &c, e);
+		rc = commit_timeline(s, &c, e);
 	content_fini(&c);
 	fclose(f);
 	return rc;

@@ -128,8 +128,6 @@ int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *out, st
 
 int gguf_get_u32_or(
 	const struct gguf *g, const char *key, uint32_t fallback, uint32_t *out, struct err *e);
-int gguf_get_u64_or(
-	const struct gguf *g, const char *key, uint64_t fallback, uint64_t *out, struct err *e);
 int gguf_get_f32_or(
 	const struct gguf *g, const char *key, float fallback, float *out, struct err *e);
 int gguf_get_bool_or(

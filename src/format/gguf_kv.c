@@ -131,7 +131,7 @@ double gguf_array_f64(const struct gguf_array *a, uint64_t i)
 	return (double)gguf_array_i64(a, i);
 }
 
-static const struct gguf_kv *need(const struct gguf *g, const char *key, struct err *e)
+static const struct gguf_kv *need_key(const struct gguf *g, const char *key, struct err *e)
 {
 	const struct gguf_kv *kv = gguf_find(g, key);
 	if (!kv)
@@ -139,7 +139,7 @@ static const struct gguf_kv *need(const struct gguf *g, const char *key, struct 
 	return kv;
 }
 
-static int wrong_type(
+static int key_type_error(
 	const struct gguf *g, const struct gguf_kv *kv, const char *expected, struct err *e)
 {
 	if (kv->type == GGUF_ARRAY)
@@ -149,14 +149,14 @@ static int wrong_type(
 		gguf_type_name(kv->type), expected);
 }
 
-static int get_uint(
+static int get_key_uint(
 	const struct gguf *g, const char *key, uint64_t max, uint64_t *out, struct err *e)
 {
-	const struct gguf_kv *kv = need(g, key, e);
+	const struct gguf_kv *kv = need_key(g, key, e);
 	if (!kv)
 		return ERR_INPUT;
 	if (!is_int(kv->type))
-		return wrong_type(g, kv, "a whole number", e);
+		return key_type_error(g, kv, "a whole number", e);
 	if (kv->type == GGUF_U64) {
 		uint64_t v = load_u64(kv->value.data);
 		if (v > max)
@@ -176,7 +176,7 @@ static int get_uint(
 int gguf_get_u32(const struct gguf *g, const char *key, uint32_t *out, struct err *e)
 {
 	uint64_t v;
-	int code = get_uint(g, key, UINT32_MAX, &v, e);
+	int code = get_key_uint(g, key, UINT32_MAX, &v, e);
 	if (!code)
 		*out = (uint32_t)v;
 	return code;
@@ -184,16 +184,16 @@ int gguf_get_u32(const struct gguf *g, const char *key, uint32_t *out, struct er
 
 int gguf_get_u64(const struct gguf *g, const char *key, uint64_t *out, struct err *e)
 {
-	return get_uint(g, key, UINT64_MAX, out, e);
+	return get_key_uint(g, key, UINT64_MAX, out, e);
 }
 
 int gguf_get_f32(const struct gguf *g, const char *key, float *out, struct err *e)
 {
-	const struct gguf_kv *kv = need(g, key, e);
+	const struct gguf_kv *kv = need_key(g, key, e);
 	if (!kv)
 		return ERR_INPUT;
 	if (!is_float(kv->type))
-		return wrong_type(g, kv, "a float", e);
+		return key_type_error(g, kv, "a float", e);
 	double v = gguf_array_f64(&kv->value, 0);
 	if (v > 3.4028234663852886e38 || v < -3.4028234663852886e38 || v != v)
 		return err_set(
@@ -204,22 +204,22 @@ int gguf_get_f32(const struct gguf *g, const char *key, float *out, struct err *
 
 int gguf_get_bool(const struct gguf *g, const char *key, bool *out, struct err *e)
 {
-	const struct gguf_kv *kv = need(g, key, e);
+	const struct gguf_kv *kv = need_key(g, key, e);
 	if (!kv)
 		return ERR_INPUT;
 	if (kv->type != GGUF_BOOL)
-		return wrong_type(g, kv, "a bool", e);
+		return key_type_error(g, kv, "a bool", e);
 	*out = kv->value.data[0];
 	return 0;
 }
 
 int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *out, struct err *e)
 {
-	const struct gguf_kv *kv = need(g, key, e);
+	const struct gguf_kv *kv = need_key(g, key, e);
 	if (!kv)
 		return ERR_INPUT;
 	if (kv->type != GGUF_STRING)
-		return wrong_type(g, kv, "a string", e);
+		return key_type_error(g, kv, "a string", e);
 	*out = kv->value.strings[0];
 	return 0;
 }
@@ -234,18 +234,17 @@ int gguf_get_str(const struct gguf *g, const char *key, struct gguf_str *out, st
 		return 0;                                                                                  \
 	}
 GETTER_OR(u32, uint32_t)
-GETTER_OR(u64, uint64_t)
 GETTER_OR(f32, float)
 GETTER_OR(bool, bool)
 
-static int get_array(const struct gguf *g, const char *key, const char *expected,
+static int get_key_array(const struct gguf *g, const char *key, const char *expected,
 	bool (*fits)(enum gguf_type), struct gguf_array *out, struct err *e)
 {
-	const struct gguf_kv *kv = need(g, key, e);
+	const struct gguf_kv *kv = need_key(g, key, e);
 	if (!kv)
 		return ERR_INPUT;
 	if (kv->type != GGUF_ARRAY || !fits(kv->value.type))
-		return wrong_type(g, kv, expected, e);
+		return key_type_error(g, kv, expected, e);
 	*out = kv->value;
 	return 0;
 }
@@ -262,15 +261,15 @@ static bool is_string(enum gguf_type t)
 
 int gguf_get_ints(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e)
 {
-	return get_array(g, key, "an array of whole numbers or bools", is_int_or_bool, out, e);
+	return get_key_array(g, key, "an array of whole numbers or bools", is_int_or_bool, out, e);
 }
 
 int gguf_get_floats(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e)
 {
-	return get_array(g, key, "an array of floats", is_float, out, e);
+	return get_key_array(g, key, "an array of floats", is_float, out, e);
 }
 
 int gguf_get_strs(const struct gguf *g, const char *key, struct gguf_array *out, struct err *e)
 {
-	return get_array(g, key, "an array of strings", is_string, out, e);
+	return get_key_array(g, key, "an array of strings", is_string, out, e);
 }

@@ -22,7 +22,7 @@
 #define SUFFIX_LEN (1 + 5 + 4 + 5 + 5)
 
 /* Splits a path of the form BASE-%05u-of-%05u.gguf; *base_len counts the bytes of BASE. */
-static bool split_name(const char *path, size_t *base_len, unsigned *no, unsigned *count)
+static bool parse_split_name(const char *path, size_t *base_len, unsigned *no, unsigned *count)
 {
 	size_t n = strlen(path);
 	if (n <= SUFFIX_LEN)
@@ -39,7 +39,7 @@ static bool split_name(const char *path, size_t *base_len, unsigned *no, unsigne
 	return true;
 }
 
-static char *part_path(const char *path, size_t base_len, unsigned no, unsigned count)
+static char *split_part_path(const char *path, size_t base_len, unsigned no, unsigned count)
 {
 	return mem_printf("%.*s-%05u-of-%05u.gguf", (int)base_len, path, no, count);
 }
@@ -61,7 +61,7 @@ static int check_parts_exist(const char *path, size_t base_len, unsigned count, 
 	size_t len = 0;
 	unsigned missing = 0;
 	for (unsigned no = 2; no <= count; no++) {
-		char *p = part_path(path, base_len, no, count);
+		char *p = split_part_path(path, base_len, no, count);
 		if (access(p, R_OK)) {
 			const char *slash = strrchr(p, '/'), *name = slash ? slash + 1 : p;
 			missing++;
@@ -83,7 +83,7 @@ static int read_rest(
 {
 	size_t base_len = 0;
 	unsigned name_no = 0, name_count = 0;
-	bool named = split_name(path, &base_len, &name_no, &name_count);
+	bool named = parse_split_name(path, &base_len, &name_no, &name_count);
 	int code = 0;
 
 	if (first->count > MAX_PARTS)
@@ -95,7 +95,7 @@ static int read_rest(
 			"%s: is part %" PRIu64 " of %u of a split model, the first part is expected", path,
 			first->no + 1, count);
 		if (named) {
-			char *p = part_path(path, base_len, 1, count);
+			char *p = split_part_path(path, base_len, 1, count);
 			err_hint(e, "open %s", p);
 			free(p);
 		}
@@ -109,7 +109,7 @@ static int read_rest(
 		return code;
 	for (unsigned no = 2; no <= count && !code; no++) {
 		struct gguf_split s;
-		char *p = part_path(path, base_len, no, count);
+		char *p = split_part_path(path, base_len, no, count);
 		code = read_path(g, p, &s, e);
 		if (!code && (!s.present || s.count != count || s.no != no - 1))
 			code = err_set(e, ERR_INPUT,

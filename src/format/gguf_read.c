@@ -26,7 +26,7 @@
 #define MIN_TENSOR_BYTES (8 + 1 + 4 + 8 + 4 + 8)
 #define NAME_CHUNK       65536
 
-struct cursor {
+struct gguf_cursor {
 	const uint8_t *bytes;
 	uint64_t pos, size;
 	const char *path;
@@ -52,19 +52,19 @@ static uint32_t scalar_bytes(uint32_t type)
 	return type < GGUF_TYPE_LIMIT ? size[type] : 0;
 }
 
-static uint64_t left(const struct cursor *c)
+static uint64_t cursor_left(const struct gguf_cursor *c)
 {
 	return c->size - c->pos;
 }
 
 /* The next n bytes, or NULL with a sentence that says what they should have been. */
-static const uint8_t *take(struct cursor *c, uint64_t n, const char *what)
+static const uint8_t *cursor_take(struct gguf_cursor *c, uint64_t n, const char *what)
 {
-	if (n > left(c)) {
+	if (n > cursor_left(c)) {
 		err_set(c->e, ERR_INPUT,
 			"%s: file ends inside %s: %" PRIu64 " bytes needed at offset %" PRIu64 ", %" PRIu64
 			" are left",
-			c->path, what, n, c->pos, left(c));
+			c->path, what, n, c->pos, cursor_left(c));
 		return NULL;
 	}
 	const uint8_t *p = c->bytes + c->pos;
@@ -72,30 +72,30 @@ static const uint8_t *take(struct cursor *c, uint64_t n, const char *what)
 	return p;
 }
 
-static int take_u32(struct cursor *c, const char *what, uint32_t *out)
+static int cursor_u32(struct gguf_cursor *c, const char *what, uint32_t *out)
 {
-	const uint8_t *p = take(c, 4, what);
+	const uint8_t *p = cursor_take(c, 4, what);
 	if (!p)
 		return ERR_INPUT;
 	*out = load_u32(p);
 	return 0;
 }
 
-static int take_u64(struct cursor *c, const char *what, uint64_t *out)
+static int cursor_u64(struct gguf_cursor *c, const char *what, uint64_t *out)
 {
-	const uint8_t *p = take(c, 8, what);
+	const uint8_t *p = cursor_take(c, 8, what);
 	if (!p)
 		return ERR_INPUT;
 	*out = load_u64(p);
 	return 0;
 }
 
-static int take_str(struct cursor *c, const char *what, struct gguf_str *out)
+static int cursor_str(struct gguf_cursor *c, const char *what, struct gguf_str *out)
 {
 	uint64_t n;
-	if (take_u64(c, what, &n))
+	if (cursor_u64(c, what, &n))
 		return ERR_INPUT;
-	const uint8_t *p = take(c, n, what);
+	const uint8_t *p = cursor_take(c, n, what);
 	if (!p)
 		return ERR_INPUT;
 	*out = (struct gguf_str){(const char *)p, n};
@@ -118,12 +118,12 @@ static char *keep_name(struct gguf_index *x, size_t *room, const char *s, size_t
 
 /* A key or tensor name: copied and terminated. Control bytes are refused so that names can be
  * printed. */
-static int take_name(struct cursor *c, struct gguf_index *x, size_t *room, const char *what,
+static int parse_name(struct gguf_cursor *c, struct gguf_index *x, size_t *room, const char *what,
 	uint64_t i, const char **out)
 {
 	uint64_t at = c->pos;
 	struct gguf_str s;
-	if (take_str(c, what, &s))
+	if (cursor_str(c, what, &s))
 		return ERR_INPUT;
 	if (s.len == 0 || s.len > GGUF_NAME_MAX)
 		return err_set(c->e, ERR_INPUT,
@@ -138,7 +138,7 @@ static int take_name(struct cursor *c, struct gguf_index *x, size_t *room, const
 	return 0;
 }
 
-static int check_bools(const struct cursor *c, const char *key, const uint8_t *p, uint64_t n)
+static int check_bools(const struct gguf_cursor *c, const char *key, const uint8_t *p, uint64_t n)
 {
 	for (uint64_t i = 0; i < n; i++)
 		if (p[i] > 1)
@@ -148,17 +148,17 @@ static int check_bools(const struct cursor *c, const char *key, const uint8_t *p
 }
 
 /* n elements of one type. */
-static int take_elements(struct cursor *c, struct gguf_index *x, const char *key, uint32_t type,
-	uint64_t n, struct gguf_array *out)
+static int parse_elements(struct gguf_cursor *c, struct gguf_index *x, const char *key,
+	uint32_t type, uint64_t n, struct gguf_array *out)
 {
 	char what[GGUF_NAME_MAX + 32];
 	snprintf(what, sizeof what, "the value of key %s", key);
 	*out = (struct gguf_array){.type = type, .n = n};
 	if (type == GGUF_STRING) {
-		if (n > left(c) / 8)
+		if (n > cursor_left(c) / 8)
 			return err_set(c->e, ERR_INPUT,
 				"%s: key %s: %" PRIu64 " strings announced, but only %" PRIu64 " bytes are left",
-				c->path, key, n, left(c));
+				c->path, key, n, cursor_left(c));
 		struct gguf_str *v = mem_try_new(n, sizeof *v);
 		if (!v)
 			return err_set(
@@ -166,7 +166,7 @@ static int take_elements(struct cursor *c, struct gguf_index *x, const char *key
 		x->strings = mem_grow(x->strings, x->n_strings + 1, sizeof *x->strings);
 		x->strings[x->n_strings++] = v;
 		for (uint64_t i = 0; i < n; i++)
-			if (take_str(c, what, &v[i]))
+			if (cursor_str(c, what, &v[i]))
 				return ERR_INPUT;
 		out->strings = v;
 		return 0;
@@ -174,48 +174,48 @@ static int take_elements(struct cursor *c, struct gguf_index *x, const char *key
 	uint64_t bytes, each = scalar_bytes(type);
 	if (!each)
 		return err_set(c->e, ERR_INPUT, "%s: key %s: unknown value type %u", c->path, key, type);
-	if (!num_mul(n, each, &bytes) || bytes > left(c))
+	if (!num_mul(n, each, &bytes) || bytes > cursor_left(c))
 		return err_set(c->e, ERR_INPUT,
 			"%s: key %s: %" PRIu64 " elements of type %s announced, but only %" PRIu64
 			" bytes are left",
-			c->path, key, n, gguf_type_name(type), left(c));
-	out->data = take(c, bytes, what);
+			c->path, key, n, gguf_type_name(type), cursor_left(c));
+	out->data = cursor_take(c, bytes, what);
 	return type == GGUF_BOOL ? check_bools(c, key, out->data, n) : 0;
 }
 
-static int take_kv(
-	struct cursor *c, struct gguf_index *x, size_t *room, uint64_t i, struct gguf_kv *kv)
+static int parse_kv(
+	struct gguf_cursor *c, struct gguf_index *x, size_t *room, uint64_t i, struct gguf_kv *kv)
 {
 	uint32_t type, elem;
 	uint64_t n;
 	char what[GGUF_NAME_MAX + 32];
-	if (take_name(c, x, room, "key", i, &kv->key))
+	if (parse_name(c, x, room, "key", i, &kv->key))
 		return ERR_INPUT;
 	snprintf(what, sizeof what, "the value of key %s", kv->key);
-	if (take_u32(c, what, &type))
+	if (cursor_u32(c, what, &type))
 		return ERR_INPUT;
 	kv->type = type;
 	if (type != GGUF_ARRAY)
-		return take_elements(c, x, kv->key, type, 1, &kv->value);
-	if (take_u32(c, what, &elem) || take_u64(c, what, &n))
+		return parse_elements(c, x, kv->key, type, 1, &kv->value);
+	if (cursor_u32(c, what, &elem) || cursor_u64(c, what, &n))
 		return ERR_INPUT;
 	if (elem == GGUF_ARRAY)
 		return err_set(
 			c->e, ERR_INPUT, "%s: key %s: an array of arrays is not supported", c->path, kv->key);
-	return take_elements(c, x, kv->key, elem, n, &kv->value);
+	return parse_elements(c, x, kv->key, elem, n, &kv->value);
 }
 
 /* One row of the tensor table. t->offset stays relative to the data section; place_tensor makes it
  * absolute. */
-static int take_tensor(
-	struct cursor *c, struct gguf_index *x, size_t *room, uint64_t i, struct gguf_tensor *t)
+static int parse_tensor(
+	struct gguf_cursor *c, struct gguf_index *x, size_t *room, uint64_t i, struct gguf_tensor *t)
 {
 	uint32_t type;
 	char what[GGUF_NAME_MAX + 32];
-	if (take_name(c, x, room, "tensor name", i, &t->name))
+	if (parse_name(c, x, room, "tensor name", i, &t->name))
 		return ERR_INPUT;
 	snprintf(what, sizeof what, "the description of tensor %s", t->name);
-	if (take_u32(c, what, &t->n_dims))
+	if (cursor_u32(c, what, &t->n_dims))
 		return ERR_INPUT;
 	if (t->n_dims < 1 || t->n_dims > 4)
 		return err_set(c->e, ERR_INPUT, "%s: tensor %s: %u dimensions found, 1 to 4 expected",
@@ -225,7 +225,7 @@ static int take_tensor(
 		t->ne[d] = 1;
 		if (d >= t->n_dims)
 			continue;
-		if (take_u64(c, what, &t->ne[d]))
+		if (cursor_u64(c, what, &t->ne[d]))
 			return ERR_INPUT;
 		if (!t->ne[d])
 			return err_set(
@@ -235,7 +235,7 @@ static int take_tensor(
 			return err_set(c->e, ERR_INPUT,
 				"%s: tensor %s: the product of its dimensions is too large", c->path, t->name);
 	}
-	if (take_u32(c, what, &type) || take_u64(c, what, &t->offset))
+	if (cursor_u32(c, what, &type) || cursor_u64(c, what, &t->offset))
 		return ERR_INPUT;
 	const struct dtype_info *info = dtype_info(type);
 	if (!info)
@@ -254,8 +254,8 @@ static int take_tensor(
 	return 0;
 }
 
-static int place_tensor(
-	const struct cursor *c, uint64_t data_offset, uint32_t alignment, struct gguf_tensor *t)
+static int locate_tensor(
+	const struct gguf_cursor *c, uint64_t data_offset, uint32_t alignment, struct gguf_tensor *t)
 {
 	uint64_t start, end;
 	if (t->offset % alignment)
@@ -273,21 +273,22 @@ static int place_tensor(
 	return 0;
 }
 
-static int by_offset(const void *a, const void *b)
+static int compare_tensor_offset(const void *a, const void *b)
 {
 	const struct gguf_tensor *x = *(const struct gguf_tensor *const *)a,
 							 *y = *(const struct gguf_tensor *const *)b;
 	return x->offset < y->offset ? -1 : x->offset > y->offset;
 }
 
-static bool same_place(const struct gguf_tensor *a, const struct gguf_tensor *b)
+static bool tensors_coincide(const struct gguf_tensor *a, const struct gguf_tensor *b)
 {
 	return a->offset == b->offset && a->bytes == b->bytes && a->type == b->type;
 }
 
 /* No byte may belong to two tensors: a file that says otherwise is damaged or hostile. With
  * `shared` (see GGUF_SHARED_DATA_KEY) two tensors may be the same bytes throughout. */
-static int check_overlap(const struct cursor *c, const struct gguf_tensor *t, size_t n, bool shared)
+static int check_overlap(
+	const struct gguf_cursor *c, const struct gguf_tensor *t, size_t n, bool shared)
 {
 	const struct gguf_tensor **order = mem_try_new(n, sizeof *order);
 	if (!order)
@@ -295,10 +296,10 @@ static int check_overlap(const struct cursor *c, const struct gguf_tensor *t, si
 	int code = 0;
 	for (size_t i = 0; i < n; i++)
 		order[i] = &t[i];
-	qsort(order, n, sizeof *order, by_offset);
+	qsort(order, n, sizeof *order, compare_tensor_offset);
 	for (size_t i = 1; i < n && !code; i++)
 		if (order[i - 1]->offset + order[i - 1]->bytes > order[i]->offset &&
-			!(shared && same_place(order[i - 1], order[i])))
+			!(shared && tensors_coincide(order[i - 1], order[i])))
 			code = err_set(c->e, ERR_INPUT, "%s: tensors %s and %s overlap at offset %" PRIu64,
 				c->path, order[i - 1]->name, order[i]->name, order[i]->offset);
 	free(order);
@@ -330,7 +331,7 @@ static uint32_t *sorted_order(
 }
 
 /* Sorts keys; *order is the caller's. */
-static int sort_kvs(const struct cursor *c, struct gguf_kv *kvs, size_t n, uint32_t **order)
+static int sort_kvs(const struct gguf_cursor *c, struct gguf_kv *kvs, size_t n, uint32_t **order)
 {
 	*order = sorted_order(kvs, n, compare_kv);
 	if (!*order)
@@ -356,41 +357,41 @@ static int read_split_keys(const struct gguf *g, struct gguf_split *s, struct er
 	return s->has_n_tensors ? gguf_get_u64(g, "split.tensors.count", &s->n_tensors, e) : 0;
 }
 
-static int take_header(struct cursor *c, uint64_t *n_tensors, uint64_t *n_kvs)
+static int parse_header(struct gguf_cursor *c, uint64_t *n_tensors, uint64_t *n_kvs)
 {
 	uint32_t version;
-	const uint8_t *magic = take(c, 4, "the magic number");
+	const uint8_t *magic = cursor_take(c, 4, "the magic number");
 	if (!magic)
 		return ERR_INPUT;
 	if (memcmp(magic, "GGUF", 4))
 		return err_set(c->e, ERR_INPUT,
 			"%s: is not a GGUF file: it begins with %02x %02x %02x %02x instead of \"GGUF\"",
 			c->path, magic[0], magic[1], magic[2], magic[3]);
-	if (take_u32(c, "the header", &version))
+	if (cursor_u32(c, "the header", &version))
 		return ERR_INPUT;
 	if (version != 3 && !(version & 0xffff))
 		return err_set(
 			c->e, ERR_INPUT, "%s: is a big-endian GGUF file, little-endian expected", c->path);
 	if (version != 3)
 		return err_set(c->e, ERR_INPUT, "%s: GGUF version %u found, 3 expected", c->path, version);
-	if (take_u64(c, "the header", n_tensors) || take_u64(c, "the header", n_kvs))
+	if (cursor_u64(c, "the header", n_tensors) || cursor_u64(c, "the header", n_kvs))
 		return ERR_INPUT;
-	if (*n_kvs > left(c) / MIN_KV_BYTES)
+	if (*n_kvs > cursor_left(c) / MIN_KV_BYTES)
 		return err_set(c->e, ERR_INPUT,
 			"%s: %" PRIu64 " keys announced, but only %" PRIu64 " bytes are left", c->path, *n_kvs,
-			left(c));
-	if (*n_tensors > left(c) / MIN_TENSOR_BYTES)
+			cursor_left(c));
+	if (*n_tensors > cursor_left(c) / MIN_TENSOR_BYTES)
 		return err_set(c->e, ERR_INPUT,
 			"%s: %" PRIu64 " tensors announced, but only %" PRIu64 " bytes are left", c->path,
-			*n_tensors, left(c));
+			*n_tensors, cursor_left(c));
 	if (*n_kvs > UINT32_MAX || *n_tensors > UINT32_MAX)
 		return err_set(c->e, ERR_INPUT, "%s: more keys or tensors than fit 32 bits", c->path);
 	return 0;
 }
 
 /* The tensor table of one file, appended to g->tensors. */
-static int take_tensors(
-	struct cursor *c, struct gguf *g, size_t *room, uint64_t n, struct gguf_file *file, bool shared)
+static int parse_tensors(struct gguf_cursor *c, struct gguf *g, size_t *room, uint64_t n,
+	struct gguf_file *file, bool shared)
 {
 	int code;
 	size_t first = g->n_tensors;
@@ -407,12 +408,12 @@ static int take_tensors(
 	g->n_tensors = total;
 	for (uint64_t i = 0; i < n; i++) {
 		t[i].file = g->n_files;
-		if ((code = take_tensor(c, g->index, room, i, &t[i])))
+		if ((code = parse_tensor(c, g->index, room, i, &t[i])))
 			return code;
 	}
 	file->data_offset = num_align_up(c->pos, file->alignment);
 	for (uint64_t i = 0; i < n; i++) {
-		if ((code = place_tensor(c, file->data_offset, file->alignment, &t[i])))
+		if ((code = locate_tensor(c, file->data_offset, file->alignment, &t[i])))
 			return code;
 		if (!num_add(g->tensor_bytes, t[i].bytes, &g->tensor_bytes))
 			return err_set(c->e, ERR_INPUT, "%s: the sum of tensor sizes is too large", c->path);
@@ -423,7 +424,7 @@ static int take_tensors(
 int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint64_t size,
 	struct file_map *map, struct gguf_split *split, struct err *e)
 {
-	struct cursor c = {.bytes = bytes, .size = size, .path = path, .e = e};
+	struct gguf_cursor c = {.bytes = bytes, .size = size, .path = path, .e = e};
 	struct gguf_index *x = g->index;
 	uint64_t n_tensors = 0, n_kvs = 0;
 	size_t room = 0;
@@ -439,7 +440,7 @@ int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint6
 		file->map = *map;
 		*map = (struct file_map){0};
 	}
-	if ((code = take_header(&c, &n_tensors, &n_kvs)))
+	if ((code = parse_header(&c, &n_tensors, &n_kvs)))
 		return code;
 
 	/* a small set of its own for the keys of this file; it ends up in g when this is the first file
@@ -451,7 +452,7 @@ int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint6
 		return err_set(e, ERR_MEMORY, "%s: no memory for %" PRIu64 " keys", path, n_kvs);
 	own.n_kvs = n_kvs;
 	for (uint64_t i = 0; i < n_kvs; i++)
-		if ((code = take_kv(&c, x, &room, i, &own.kvs[i])))
+		if ((code = parse_kv(&c, x, &room, i, &own.kvs[i])))
 			goto out;
 	if ((code = sort_kvs(&c, own.kvs, n_kvs, &order.kv_order)))
 		goto out;
@@ -468,7 +469,7 @@ int gguf_read_file(struct gguf *g, const char *path, const uint8_t *bytes, uint6
 		goto out;
 	g->n_files--; /* tensors count their file from here */
 	code =
-		take_tensors(&c, g, &room, n_tensors, file, gguf_find(&own, GGUF_SHARED_DATA_KEY) != NULL);
+		parse_tensors(&c, g, &room, n_tensors, file, gguf_find(&own, GGUF_SHARED_DATA_KEY) != NULL);
 	g->n_files++;
 out:
 	if (!code && g->n_files == 1) {

@@ -73,7 +73,7 @@ struct gguf_writer *gguf_writer_new(const struct gguf_write_options *options)
 	return w;
 }
 
-static void close_part(struct out_part *p)
+static void part_close(struct out_part *p)
 {
 	if (p->fd >= 0)
 		close(p->fd);
@@ -92,7 +92,7 @@ void gguf_writer_free(struct gguf_writer *w)
 	for (size_t i = 0; i < w->n_tensors; i++)
 		free(w->tensors[i].name);
 	for (size_t i = 0; i < w->n_parts; i++) {
-		close_part(&w->parts[i]);
+		part_close(&w->parts[i]);
 		buf_free(&w->parts[i].header);
 	}
 	free(w->keys);
@@ -105,27 +105,27 @@ void gguf_writer_free(struct gguf_writer *w)
 
 /* ---- keys ---- */
 
-static void put_u32(struct buf *b, uint32_t v)
+static void append_u32(struct buf *b, uint32_t v)
 {
 	buf_append(b, &v, sizeof v);
 }
 
-static void put_u64(struct buf *b, uint64_t v)
+static void append_u64(struct buf *b, uint64_t v)
 {
 	buf_append(b, &v, sizeof v);
 }
 
-static void put_str(struct buf *b, const char *s, size_t n)
+static void append_str(struct buf *b, const char *s, size_t n)
 {
-	put_u64(b, n);
+	append_u64(b, n);
 	buf_append(b, s, n);
 }
 
-static void put_scalar(
+static void append_scalar(
 	struct buf *b, const char *key, enum gguf_type type, const void *v, size_t bytes)
 {
-	put_str(b, key, strlen(key));
-	put_u32(b, type);
+	append_str(b, key, strlen(key));
+	append_u32(b, type);
 	buf_append(b, v, bytes);
 }
 
@@ -147,16 +147,16 @@ static void set_scalar(
 	struct gguf_writer *w, const char *key, enum gguf_type type, const void *v, size_t bytes)
 {
 	begin_key(w, key);
-	put_scalar(&w->kvs, key, type, v, bytes);
+	append_scalar(&w->kvs, key, type, v, bytes);
 }
 
 static void begin_array(struct gguf_writer *w, const char *key, enum gguf_type type, size_t n)
 {
 	begin_key(w, key);
-	put_str(&w->kvs, key, strlen(key));
-	put_u32(&w->kvs, GGUF_ARRAY);
-	put_u32(&w->kvs, type);
-	put_u64(&w->kvs, n);
+	append_str(&w->kvs, key, strlen(key));
+	append_u32(&w->kvs, GGUF_ARRAY);
+	append_u32(&w->kvs, type);
+	append_u64(&w->kvs, n);
 }
 
 void gguf_writer_set_u32(struct gguf_writer *w, const char *key, uint32_t v)
@@ -183,9 +183,9 @@ void gguf_writer_set_bool(struct gguf_writer *w, const char *key, bool v)
 void gguf_writer_set_bytes(struct gguf_writer *w, const char *key, const void *v, size_t n)
 {
 	begin_key(w, key);
-	put_str(&w->kvs, key, strlen(key));
-	put_u32(&w->kvs, GGUF_STRING);
-	put_str(&w->kvs, v, n);
+	append_str(&w->kvs, key, strlen(key));
+	append_u32(&w->kvs, GGUF_STRING);
+	append_str(&w->kvs, v, n);
 }
 
 void gguf_writer_set_str(struct gguf_writer *w, const char *key, const char *v)
@@ -217,7 +217,7 @@ void gguf_writer_set_strs(
 {
 	begin_array(w, key, GGUF_STRING, n);
 	for (size_t i = 0; i < n; i++)
-		put_str(&w->kvs, v[i].ptr, v[i].len);
+		append_str(&w->kvs, v[i].ptr, v[i].len);
 }
 
 /* ---- tensors ---- */
@@ -298,23 +298,23 @@ void gguf_writer_share_tensor(struct gguf_writer *w, size_t id, size_t of)
 /* ---- plan ---- */
 
 /* Bytes of one row of the tensor table. */
-static uint64_t row_bytes(const struct out_tensor *t)
+static uint64_t tensor_row_bytes(const struct out_tensor *t)
 {
 	return 8 + strlen(t->name) + 4 + 8 * t->n_dims + 4 + 8;
 }
 
 /* Keys that every part carries; `split` of them belong to sets only. */
-static void put_own_keys(const struct gguf_writer *w, struct buf *b, size_t part, uint64_t *n)
+static void append_own_keys(const struct gguf_writer *w, struct buf *b, size_t part, uint64_t *n)
 {
-	put_scalar(b, "general.alignment", GGUF_U32, &w->alignment, 4);
+	append_scalar(b, "general.alignment", GGUF_U32, &w->alignment, 4);
 	*n += 1;
 	if (w->n_parts < 2)
 		return;
 	uint16_t no = (uint16_t)part, count = (uint16_t)w->n_parts;
 	int32_t total = (int32_t)w->n_tensors;
-	put_scalar(b, "split.no", GGUF_U16, &no, 2);
-	put_scalar(b, "split.count", GGUF_U16, &count, 2);
-	put_scalar(b, "split.tensors.count", GGUF_I32, &total, 4);
+	append_scalar(b, "split.no", GGUF_U16, &no, 2);
+	append_scalar(b, "split.count", GGUF_U16, &count, 2);
+	append_scalar(b, "split.tensors.count", GGUF_I32, &total, 4);
 	*n += 3;
 }
 
@@ -322,7 +322,7 @@ static void put_own_keys(const struct gguf_writer *w, struct buf *b, size_t part
 
 /* Cuts the tensors into parts. A part is closed when its next tensor could bring the file beyond
  * split_bytes; header sizes are taken with OWN_KEYS_BYTES of slack, so the limit holds. */
-static int cut_parts(struct gguf_writer *w, struct err *e)
+static int assign_parts(struct gguf_writer *w, struct err *e)
 {
 	uint64_t head = 24 + w->kvs.len + OWN_KEYS_BYTES, data = 0;
 	size_t cap = 0;
@@ -330,7 +330,7 @@ static int cut_parts(struct gguf_writer *w, struct err *e)
 		uint64_t padded = 0, row = 0, file = 0;
 		if (i < w->n_tensors) {
 			padded = w->tensors[i].shares ? 0 : num_align_up(w->tensors[i].bytes, w->alignment);
-			row = row_bytes(&w->tensors[i]);
+			row = tensor_row_bytes(&w->tensors[i]);
 		}
 		struct out_part *p = w->n_parts ? &w->parts[w->n_parts - 1] : NULL;
 		if (!num_add(data, padded, &file) ||
@@ -368,23 +368,23 @@ static void encode_header(struct gguf_writer *w, size_t part)
 	struct out_part *p = &w->parts[part];
 	struct buf *b = &p->header, own = {0};
 	uint64_t n_kvs = part ? 0 : w->n_kvs, end = 0;
-	put_own_keys(w, &own, part, &n_kvs);
+	append_own_keys(w, &own, part, &n_kvs);
 	buf_puts(b, "GGUF");
-	put_u32(b, 3);
-	put_u64(b, p->info.n_tensors);
-	put_u64(b, n_kvs);
+	append_u32(b, 3);
+	append_u64(b, p->info.n_tensors);
+	append_u64(b, n_kvs);
 	if (!part)
 		buf_append(b, buf_str(&w->kvs), w->kvs.len);
 	buf_append(b, own.data, own.len);
 	buf_free(&own);
 	for (size_t i = 0; i < p->info.n_tensors; i++) {
 		const struct out_tensor *t = &w->tensors[p->info.first_tensor + i];
-		put_str(b, t->name, strlen(t->name));
-		put_u32(b, t->n_dims);
+		append_str(b, t->name, strlen(t->name));
+		append_u32(b, t->n_dims);
 		for (uint32_t d = 0; d < t->n_dims; d++)
-			put_u64(b, t->ne[d]);
-		put_u32(b, t->type);
-		put_u64(b, t->relative);
+			append_u64(b, t->ne[d]);
+		append_u32(b, t->type);
+		append_u64(b, t->relative);
 		end = MAX(end, t->relative + num_align_up(t->bytes, w->alignment));
 	}
 	size_t pad = (size_t)(num_align_up(b->len, w->alignment) - b->len);
@@ -402,7 +402,7 @@ int gguf_writer_plan(struct gguf_writer *w, struct err *e)
 		bug("gguf_writer_plan is called twice");
 	if (w->n_tensors > INT32_MAX)
 		return err_set(e, ERR_INPUT, "too many tensors");
-	int code = cut_parts(w, e);
+	int code = assign_parts(w, e);
 	if (code)
 		return code;
 	w->planned = true;
@@ -445,7 +445,7 @@ char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_
 
 /* ---- write ---- */
 
-static int write_all(
+static int part_write(
 	const struct out_part *p, uint64_t offset, const void *data, size_t bytes, struct err *e)
 {
 	const char *s = data;
@@ -511,7 +511,7 @@ int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, str
 	for (size_t i = 0; i < w->n_parts; i++) {
 		struct out_part *p = &w->parts[i];
 		struct stat st;
-		close_part(p);
+		part_close(p);
 		p->path = gguf_writer_part_path(w, path, i);
 		p->partial = mem_printf("%s.partial", p->path);
 		if (stat(p->path, &st) == 0 && !S_ISREG(st.st_mode))
@@ -523,7 +523,7 @@ int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, str
 			if ((code = check_resumed(p, e)))
 				return code;
 		} else if ((code = reserve_space(p, e)) ||
-				   (code = write_all(p, 0, p->header.data, p->header.len, e))) {
+				   (code = part_write(p, 0, p->header.data, p->header.len, e))) {
 			return code;
 		}
 	}
@@ -538,7 +538,7 @@ int gguf_writer_write(struct gguf_writer *w, size_t id, uint64_t offset, const v
 	if (offset > t->bytes || bytes > t->bytes - offset)
 		bug("tensor %s: %zu bytes at %" PRIu64 " do not fit into %" PRIu64, t->name, bytes, offset,
 			t->bytes);
-	return write_all(p, p->info.header_bytes + t->relative + offset, data, bytes, e);
+	return part_write(p, p->info.header_bytes + t->relative + offset, data, bytes, e);
 }
 
 int gguf_writer_sync(struct gguf_writer *w, struct err *e)

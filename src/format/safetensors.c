@@ -113,7 +113,7 @@ static int read_entry(const char *path, const char *name, const json_t *v,
 	return 0;
 }
 
-static int by_offset(const void *a, const void *b)
+static int compare_data_offset(const void *a, const void *b)
 {
 	const struct safetensors_tensor *x = a, *y = b;
 	if (x->offset != y->offset)
@@ -126,7 +126,7 @@ static int check_cover(const char *path, struct safetensors_tensor *t, size_t n,
 	uint64_t size, struct err *e)
 {
 	uint64_t at = 0;
-	qsort(t, n, sizeof *t, by_offset);
+	qsort(t, n, sizeof *t, compare_data_offset);
 	for (size_t i = 0; i < n; i++) {
 		if (t[i].offset < at)
 			return err_set(e, ERR_INPUT, "%s: tensors %s and %s overlap at data offset %" PRIu64,
@@ -241,7 +241,7 @@ int safetensors_parse_header(
 	return 0;
 }
 
-static int by_name(const void *a, const void *b)
+static int compare_tensor_name(const void *a, const void *b)
 {
 	const struct safetensors_tensor *x = a, *y = b;
 	return strcmp(x->name, y->name);
@@ -249,7 +249,7 @@ static int by_name(const void *a, const void *b)
 
 int safetensors_finish(struct safetensors *st, struct err *e)
 {
-	qsort(st->tensors, st->n_tensors, sizeof *st->tensors, by_name);
+	qsort(st->tensors, st->n_tensors, sizeof *st->tensors, compare_tensor_name);
 	for (size_t i = 1; i < st->n_tensors; i++) {
 		const struct safetensors_tensor *a = &st->tensors[i - 1], *b = &st->tensors[i];
 		if (!strcmp(a->name, b->name))

@@ -48,7 +48,7 @@ void safetensors_drop(const struct safetensors *st, const struct safetensors_ten
 			st->files[t->file].fd, (off_t)t->offset, (off_t)t->bytes, POSIX_FADV_DONTNEED);
 }
 
-static uint64_t blocks(uint64_t n)
+static uint64_t scale_blocks(uint64_t n)
 {
 	return n / SAFETENSORS_SCALE_BLOCK + (n % SAFETENSORS_SCALE_BLOCK != 0);
 }
@@ -61,8 +61,8 @@ int safetensors_check_scale(const struct safetensors *st, const struct safetenso
 	if (t->n_dims < 2 || t->n_dims > 3)
 		return err_set(e, ERR_INPUT, "%s: %s: a tensor of %u dimensions cannot have block scales",
 			st->files[t->file].path, t->name, t->n_dims);
-	want.shape[t->n_dims - 1] = blocks(want.shape[t->n_dims - 1]);
-	want.shape[t->n_dims - 2] = blocks(want.shape[t->n_dims - 2]);
+	want.shape[t->n_dims - 1] = scale_blocks(want.shape[t->n_dims - 1]);
+	want.shape[t->n_dims - 2] = scale_blocks(want.shape[t->n_dims - 2]);
 	bool same = scale->n_dims == want.n_dims;
 	for (uint32_t d = 0; d < want.n_dims && same; d++)
 		same = scale->shape[d] == want.shape[d];
@@ -125,7 +125,7 @@ static int apply_scale(const struct safetensors *st, const struct safetensors_te
 	enum { HELD = 512 }; /* scales held at once: columns up to 65,536 in one go */
 	float held[HELD];
 	uint64_t cols = safetensors_cols(t), in_matrix = t->shape[t->n_dims - 2];
-	uint64_t scale_cols = blocks(cols), scale_rows = blocks(in_matrix);
+	uint64_t scale_cols = scale_blocks(cols), scale_rows = scale_blocks(in_matrix);
 	for (uint64_t row = row0; row < row1;) {
 		/* rows that share one row of scales */
 		uint64_t matrix = row / in_matrix, r = row % in_matrix, band = r / SAFETENSORS_SCALE_BLOCK;

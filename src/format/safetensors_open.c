@@ -64,7 +64,7 @@ static int add_shard(struct safetensors *st, const char *path, struct err *e)
 	return code;
 }
 
-static int by_text(const void *a, const void *b)
+static int compare_text(const void *a, const void *b)
 {
 	return strcmp(*(char *const *)a, *(char *const *)b);
 }
@@ -117,7 +117,7 @@ static int shard_names(const char *path, json_t *map, char ***out, size_t *n_out
 		}
 		names[n++] = mem_strdup(s);
 	}
-	qsort(names, n, sizeof *names, by_text);
+	qsort(names, n, sizeof *names, compare_text);
 	size_t kept = 0;
 	for (size_t i = 0; i < n; i++) {
 		if (kept && !strcmp(names[kept - 1], names[i]))
@@ -214,7 +214,7 @@ static int open_all(struct safetensors *st, const char *dir, struct err *e)
 	if (!n)
 		code = err_set(e, ERR_INPUT, "%s: holds no *.safetensors file", dir);
 	else
-		qsort(names, n, sizeof *names, by_text);
+		qsort(names, n, sizeof *names, compare_text);
 	for (size_t i = 0; i < n && !code; i++) {
 		char *path = mem_printf("%s/%s", dir, names[i]);
 		code = add_shard(st, path, e);

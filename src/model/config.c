@@ -28,7 +28,7 @@ bool config_index_full(uint32_t layer, uint32_t freq, uint32_t offset)
 	return freq <= 1 || shifted % freq == 0;
 }
 
-static int bad(
+static int key_error(
 	const struct gguf *f, struct err *e, const char *key, uint64_t found, const char *expected)
 {
 	return err_set(e, ERR_INPUT, "%s: key %s is %llu, expected %s", f->files[0].path, key,
@@ -36,7 +36,8 @@ static int bad(
 }
 
 /* A number in [1, limit]. */
-static int need(const struct gguf *f, const char *key, uint32_t limit, uint32_t *out, struct err *e)
+static int read_count(
+	const struct gguf *f, const char *key, uint32_t limit, uint32_t *out, struct err *e)
 {
 	int rc = gguf_get_u32(f, key, out, e);
 	if (rc)
@@ -44,13 +45,13 @@ static int need(const struct gguf *f, const char *key, uint32_t limit, uint32_t 
 	if (*out < 1 || *out > limit) {
 		char range[64];
 		snprintf(range, sizeof range, "1 to %u", limit);
-		return bad(f, e, key, *out, range);
+		return key_error(f, e, key, *out, range);
 	}
 	return 0;
 }
 
 /* A positive, finite number. */
-static int positive(const struct gguf *f, const char *key, float v, struct err *e)
+static int check_positive(const struct gguf *f, const char *key, float v, struct err *e)
 {
 	if (isfinite(v) && v > 0)
 		return 0;
@@ -63,19 +64,19 @@ static int read_attention(const struct gguf *f, struct model_config *c, struct e
 	const char *path = f->files[0].path;
 	uint32_t key_mla, value_mla, key_len, value_len, kv_heads;
 	int rc;
-	if ((rc = need(f, KEY("attention.head_count"), 4096, &c->n_heads, e)) ||
-		(rc = need(f, KEY("attention.q_lora_rank"), 1 << 20, &c->q_rank, e)) ||
-		(rc = need(f, KEY("attention.kv_lora_rank"), 1 << 16, &c->kv_rank, e)) ||
-		(rc = need(f, KEY("rope.dimension_count"), 1 << 12, &c->head_rope, e)) ||
-		(rc = need(f, KEY("attention.key_length_mla"), 1 << 16, &key_mla, e)) ||
-		(rc = need(f, KEY("attention.value_length_mla"), 1 << 16, &value_mla, e)) ||
+	if ((rc = read_count(f, KEY("attention.head_count"), 4096, &c->n_heads, e)) ||
+		(rc = read_count(f, KEY("attention.q_lora_rank"), 1 << 20, &c->q_rank, e)) ||
+		(rc = read_count(f, KEY("attention.kv_lora_rank"), 1 << 16, &c->kv_rank, e)) ||
+		(rc = read_count(f, KEY("rope.dimension_count"), 1 << 12, &c->head_rope, e)) ||
+		(rc = read_count(f, KEY("attention.key_length_mla"), 1 << 16, &key_mla, e)) ||
+		(rc = read_count(f, KEY("attention.value_length_mla"), 1 << 16, &value_mla, e)) ||
 		(rc = gguf_get_u32_or(
 			 f, KEY("attention.key_length"), c->kv_rank + c->head_rope, &key_len, e)) ||
 		(rc = gguf_get_u32_or(f, KEY("attention.value_length"), c->kv_rank, &value_len, e)) ||
 		(rc = gguf_get_u32_or(f, KEY("attention.head_count_kv"), 1, &kv_heads, e)))
 		return rc;
 	if (c->head_rope % 2)
-		return bad(f, e, KEY("rope.dimension_count"), c->head_rope, "an even number");
+		return key_error(f, e, KEY("rope.dimension_count"), c->head_rope, "an even number");
 	if (key_mla <= c->head_rope)
 		return err_set(e, ERR_INPUT, "%s: key %s is %u, expected more than the rotary part of %u",
 			path, KEY("attention.key_length_mla"), key_mla, c->head_rope);
@@ -87,9 +88,9 @@ static int read_attention(const struct gguf *f, struct model_config *c, struct e
 			path, key_len, value_len, kv_heads, c->kv_rank + c->head_rope, c->kv_rank);
 	c->head_nope = key_mla - c->head_rope;
 	c->head_value = value_mla;
-	if ((rc = need(f, KEY("attention.indexer.head_count"), 4096, &c->index_heads, e)) ||
-		(rc = need(f, KEY("attention.indexer.key_length"), 1 << 16, &c->index_dim, e)) ||
-		(rc = need(f, KEY("attention.indexer.top_k"), 1 << 20, &c->index_top_k, e)))
+	if ((rc = read_count(f, KEY("attention.indexer.head_count"), 4096, &c->index_heads, e)) ||
+		(rc = read_count(f, KEY("attention.indexer.key_length"), 1 << 16, &c->index_dim, e)) ||
+		(rc = read_count(f, KEY("attention.indexer.top_k"), 1 << 20, &c->index_top_k, e)))
 		return rc;
 	if (c->index_dim < c->head_rope)
 		return err_set(e, ERR_INPUT, "%s: key %s is %u, expected at least the rotary part of %u",
@@ -98,9 +99,9 @@ static int read_attention(const struct gguf *f, struct model_config *c, struct e
 		(rc = gguf_get_f32(f, KEY("attention.layer_norm_rms_epsilon"), &c->rms_eps, e)) ||
 		(rc = gguf_get_f32_or(
 			 f, KEY("attention.latent_layer_norm_rms_epsilon"), 1e-5f, &c->latent_eps, e)) ||
-		(rc = positive(f, KEY("rope.freq_base"), c->rope_base, e)) ||
-		(rc = positive(f, KEY("attention.layer_norm_rms_epsilon"), c->rms_eps, e)) ||
-		(rc = positive(f, KEY("attention.latent_layer_norm_rms_epsilon"), c->latent_eps, e)))
+		(rc = check_positive(f, KEY("rope.freq_base"), c->rope_base, e)) ||
+		(rc = check_positive(f, KEY("attention.layer_norm_rms_epsilon"), c->rms_eps, e)) ||
+		(rc = check_positive(f, KEY("attention.latent_layer_norm_rms_epsilon"), c->latent_eps, e)))
 		return rc;
 	c->index_eps = 1e-6f;
 	return 0;
@@ -157,27 +158,27 @@ static int read_experts(const struct gguf *f, struct model_config *c, struct err
 	uint32_t gating, n_shared;
 	int rc;
 	if ((rc = gguf_get_u32(f, KEY("leading_dense_block_count"), &c->n_dense, e)) ||
-		(rc = need(f, KEY("expert_count"), CONFIG_MAX_EXPERTS, &c->n_experts, e)) ||
-		(rc = need(f, KEY("expert_used_count"), CONFIG_MAX_USED, &c->n_used, e)) ||
-		(rc = need(f, KEY("expert_shared_count"), 64, &n_shared, e)) ||
-		(rc = need(f, KEY("expert_feed_forward_length"), 1 << 20, &c->ff_expert, e)) ||
+		(rc = read_count(f, KEY("expert_count"), CONFIG_MAX_EXPERTS, &c->n_experts, e)) ||
+		(rc = read_count(f, KEY("expert_used_count"), CONFIG_MAX_USED, &c->n_used, e)) ||
+		(rc = read_count(f, KEY("expert_shared_count"), 64, &n_shared, e)) ||
+		(rc = read_count(f, KEY("expert_feed_forward_length"), 1 << 20, &c->ff_expert, e)) ||
 		(rc = gguf_get_u32_or(f, KEY("expert_group_count"), 1, &c->n_group, e)) ||
 		(rc = gguf_get_u32_or(f, KEY("expert_group_used_count"), 1, &c->n_group_used, e)) ||
 		(rc = gguf_get_u32_or(f, KEY("expert_gating_func"), 2, &gating, e)) ||
 		(rc = gguf_get_bool_or(f, KEY("expert_weights_norm"), true, &c->norm_weights, e)) ||
 		(rc = gguf_get_f32(f, KEY("expert_weights_scale"), &c->weights_scale, e)) ||
-		(rc = positive(f, KEY("expert_weights_scale"), c->weights_scale, e)))
+		(rc = check_positive(f, KEY("expert_weights_scale"), c->weights_scale, e)))
 		return rc;
 	if (c->n_dense > c->n_layers)
 		return err_set(e, ERR_INPUT, "%s: key %s is %u, expected at most the %u layers", path,
 			KEY("leading_dense_block_count"), c->n_dense, c->n_layers);
-	if (c->n_dense && (rc = need(f, KEY("feed_forward_length"), 1 << 24, &c->ff_dense, e)))
+	if (c->n_dense && (rc = read_count(f, KEY("feed_forward_length"), 1 << 24, &c->ff_dense, e)))
 		return rc;
 	if (c->n_used > c->n_experts)
 		return err_set(e, ERR_INPUT, "%s: key %s is %u, expected at most the %u experts", path,
 			KEY("expert_used_count"), c->n_used, c->n_experts);
 	if (gating != 2)
-		return bad(f, e, KEY("expert_gating_func"), gating, "2 (sigmoid)");
+		return key_error(f, e, KEY("expert_gating_func"), gating, "2 (sigmoid)");
 	if (c->n_group < 1 || c->n_experts % c->n_group || c->n_group_used < 1 ||
 		c->n_group_used > c->n_group || (c->n_group > 1 && c->n_experts / c->n_group < 2) ||
 		(uint64_t)c->n_experts / c->n_group * c->n_group_used < c->n_used)
@@ -203,13 +204,13 @@ int config_read(const struct gguf *f, struct model_config *c, struct err *e)
 		snprintf(c->name, sizeof c->name, "%.*s", (int)MIN(s.len, sizeof c->name - 1), s.ptr);
 	err_plain(c->name); /* it is shown to people */
 
-	if ((rc = need(f, KEY("block_count"), CONFIG_MAX_LAYERS, &blocks, e)) ||
+	if ((rc = read_count(f, KEY("block_count"), CONFIG_MAX_LAYERS, &blocks, e)) ||
 		(rc = gguf_get_u32_or(f, KEY("nextn_predict_layers"), 0, &c->n_mtp, e)) ||
-		(rc = need(f, KEY("embedding_length"), 1 << 20, &c->n_embd, e)) ||
-		(rc = need(f, KEY("context_length"), 1 << 30, &c->n_context, e)))
+		(rc = read_count(f, KEY("embedding_length"), 1 << 20, &c->n_embd, e)) ||
+		(rc = read_count(f, KEY("context_length"), 1 << 30, &c->n_context, e)))
 		return rc;
 	if (c->n_mtp > 1 || c->n_mtp >= blocks)
-		return bad(
+		return key_error(
 			f, e, KEY("nextn_predict_layers"), c->n_mtp, "0 or 1, and fewer than block_count");
 	c->n_layers = blocks - c->n_mtp;
 

@@ -6,8 +6,8 @@
 
 #include <string.h>
 
-static size_t cut(struct kv_cache *kv, const struct model_config *c, bool with_mtp, enum dtype type,
-	uint32_t capacity, uint8_t *arena)
+static size_t kv_cache_layout(struct kv_cache *kv, const struct model_config *c, bool with_mtp,
+	enum dtype type, uint32_t capacity, uint8_t *arena)
 {
 	size_t used = 0, value = type == DTYPE_F32 ? 4 : 2;
 	for (uint32_t i = 0; i < c->n_layers + (with_mtp ? c->n_mtp : 0); i++) {
@@ -27,7 +27,7 @@ static size_t cut(struct kv_cache *kv, const struct model_config *c, bool with_m
 size_t kv_cache_bytes(
 	const struct model_config *c, bool with_mtp, enum dtype type, uint32_t capacity)
 {
-	return cut(NULL, c, with_mtp, type, capacity, NULL);
+	return kv_cache_layout(NULL, c, with_mtp, type, capacity, NULL);
 }
 
 int kv_cache_init(struct kv_cache *kv, const struct model_config *c, bool with_mtp, enum dtype type,
@@ -43,7 +43,7 @@ int kv_cache_init(struct kv_cache *kv, const struct model_config *c, bool with_m
 	}
 	kv->arena_bytes = bytes;
 	kv->capacity = capacity;
-	cut(kv, c, with_mtp, type, capacity, kv->arena);
+	kv_cache_layout(kv, c, with_mtp, type, capacity, kv->arena);
 	return 0;
 }
 

@@ -21,7 +21,7 @@
 #define UPLOAD_STEP                                                                                \
 	((uint64_t)64 << 20) /* large tensors are copied in pieces, so that progress can be told */
 
-struct walk {
+struct tensor_walk {
 	const struct gguf *file;
 	const struct model_config *c;
 	struct backend *backend; /* NULL: check only */
@@ -36,14 +36,14 @@ struct walk {
 };
 
 /* All that was placed has been copied, but for the last `missing` bytes. */
-static void tell(const struct walk *k, uint64_t missing)
+static void report_progress(const struct tensor_walk *k, uint64_t missing)
 {
 	if (k->watch && k->watch->progress)
 		k->watch->progress(k->watch->user, k->used - missing, k->total);
 }
 
-static const struct gguf_tensor *find(
-	struct walk *k, const char *name, uint64_t ne0, uint64_t ne1, uint64_t ne2)
+static const struct gguf_tensor *find_shaped_tensor(
+	struct tensor_walk *k, const char *name, uint64_t ne0, uint64_t ne1, uint64_t ne2)
 {
 	const struct gguf_tensor *t = gguf_need_tensor(k->file, name, k->e);
 	if (!t)
@@ -59,7 +59,7 @@ static const struct gguf_tensor *find(
 }
 
 /* Takes room in the arena. */
-static uint8_t *place(struct walk *k, size_t bytes)
+static uint8_t *arena_take(struct tensor_walk *k, size_t bytes)
 {
 	size_t at = k->used;
 	k->used = num_align_up(at + bytes, ARENA_ALIGN);
@@ -67,13 +67,13 @@ static uint8_t *place(struct walk *k, size_t bytes)
 }
 
 /* The bytes of a tensor as they are, now or later. */
-static void take_bytes(struct walk *k, const struct gguf_tensor *t, uint8_t *data)
+static void copy_bytes(struct tensor_walk *k, const struct gguf_tensor *t, uint8_t *data)
 {
 	if (!k->later) {
 		for (uint64_t at = 0; at < t->bytes; at += UPLOAD_STEP) {
 			uint64_t n = MIN(t->bytes - at, UPLOAD_STEP);
 			k->backend->ops->upload(k->backend, data + at, t->data + at, n);
-			tell(k, t->bytes - at - n);
+			report_progress(k, t->bytes - at - n);
 		}
 		return;
 	}
@@ -85,19 +85,19 @@ static void take_bytes(struct walk *k, const struct gguf_tensor *t, uint8_t *dat
 		(struct tensor_span){.file = t->file, .offset = t->offset, .bytes = t->bytes, .dst = data};
 }
 
-static int take_matrix(struct walk *k, const char *name, uint64_t n_in, uint64_t n_out,
+static int bind_matrix(struct tensor_walk *k, const char *name, uint64_t n_in, uint64_t n_out,
 	uint64_t n_stack, struct weight *out)
 {
-	const struct gguf_tensor *t = find(k, name, n_in, n_out, n_stack);
+	const struct gguf_tensor *t = find_shaped_tensor(k, name, n_in, n_out, n_stack);
 	if (!t)
 		return ERR_INPUT;
 	uint64_t row;
 	if (!dtype_row_bytes(t->type, n_in, &row))
 		return err_set(k->e, ERR_INPUT, "%s: %s: rows of %llu values do not fit type %s",
 			k->file->files[t->file].path, name, (unsigned long long)n_in, dtype_name(t->type));
-	uint8_t *data = place(k, t->bytes);
+	uint8_t *data = arena_take(k, t->bytes);
 	if (data)
-		take_bytes(k, t, data);
+		copy_bytes(k, t, data);
 	*out = (struct weight){.data = data,
 		.type = t->type,
 		.n_in = (int64_t)n_in,
@@ -108,17 +108,17 @@ static int take_matrix(struct walk *k, const char *name, uint64_t n_in, uint64_t
 	return 0;
 }
 
-static int take_vector(struct walk *k, const char *name, uint64_t n, const float **out)
+static int bind_vector(struct tensor_walk *k, const char *name, uint64_t n, const float **out)
 {
-	const struct gguf_tensor *t = find(k, name, n, 1, 1);
+	const struct gguf_tensor *t = find_shaped_tensor(k, name, n, 1, 1);
 	if (!t)
 		return ERR_INPUT;
 	if (t->type != DTYPE_F32 && t->type != DTYPE_F16 && t->type != DTYPE_BF16)
 		return err_set(k->e, ERR_INPUT, "%s: %s is %s, expected F32, F16 or BF16",
 			k->file->files[t->file].path, name, dtype_name(t->type));
-	uint8_t *data = place(k, n * sizeof(float));
+	uint8_t *data = arena_take(k, n * sizeof(float));
 	if (data && t->type == DTYPE_F32) {
-		take_bytes(k, t, data);
+		copy_bytes(k, t, data);
 	} else if (data) {
 		float *v = mem_new(n, sizeof *v);
 		dequant_row(t->type, t->data, v, n);
@@ -134,7 +134,7 @@ struct tensor_name {
 	char text[96];
 };
 
-static const char *blk(struct tensor_name *n, uint32_t layer, const char *name)
+static const char *layer_tensor_name(struct tensor_name *n, uint32_t layer, const char *name)
 {
 	snprintf(n->text, sizeof n->text, "blk.%u.%s", layer, name);
 	return n->text;
@@ -143,8 +143,8 @@ static const char *blk(struct tensor_name *n, uint32_t layer, const char *name)
 #define MATRIX(name, n_in, n_out, n_stack, field)                                                  \
 	do {                                                                                           \
 		struct tensor_name n_;                                                                     \
-		int rc_ =                                                                                  \
-			take_matrix(k, blk(&n_, layer, name ".weight"), n_in, n_out, n_stack, &w->field);      \
+		int rc_ = bind_matrix(                                                                     \
+			k, layer_tensor_name(&n_, layer, name ".weight"), n_in, n_out, n_stack, &w->field);    \
 		if (rc_)                                                                                   \
 			return rc_;                                                                            \
 	} while (0)
@@ -152,12 +152,12 @@ static const char *blk(struct tensor_name *n, uint32_t layer, const char *name)
 #define VECTOR(name, n, field)                                                                     \
 	do {                                                                                           \
 		struct tensor_name n_;                                                                     \
-		int rc_ = take_vector(k, blk(&n_, layer, name), n, &w->field);                             \
+		int rc_ = bind_vector(k, layer_tensor_name(&n_, layer, name), n, &w->field);               \
 		if (rc_)                                                                                   \
 			return rc_;                                                                            \
 	} while (0)
 
-static int walk_attention(struct walk *k, uint32_t layer, struct layer_weights *w)
+static int walk_attention(struct tensor_walk *k, uint32_t layer, struct layer_weights *w)
 {
 	const struct model_config *c = k->c;
 	VECTOR("attn_norm.weight", c->n_embd, attn_norm);
@@ -179,7 +179,7 @@ static int walk_attention(struct walk *k, uint32_t layer, struct layer_weights *
 	return 0;
 }
 
-static int walk_ffn(struct walk *k, uint32_t layer, struct layer_weights *w)
+static int walk_ffn(struct tensor_walk *k, uint32_t layer, struct layer_weights *w)
 {
 	const struct model_config *c = k->c;
 	VECTOR("ffn_norm.weight", c->n_embd, ffn_norm);
@@ -197,7 +197,7 @@ static int walk_ffn(struct walk *k, uint32_t layer, struct layer_weights *w)
 	return 0;
 }
 
-static int walk_mtp(struct walk *k, uint32_t layer, struct model_weights *w)
+static int walk_mtp(struct tensor_walk *k, uint32_t layer, struct model_weights *w)
 {
 	const struct model_config *c = k->c;
 	MATRIX("nextn.eh_proj", 2 * (uint64_t)c->n_embd, c->n_embd, 1, eh_proj);
@@ -207,13 +207,13 @@ static int walk_mtp(struct walk *k, uint32_t layer, struct model_weights *w)
 	return 0;
 }
 
-static int walk(struct walk *k, bool with_mtp, struct model_weights *w)
+static int walk_weights(struct tensor_walk *k, bool with_mtp, struct model_weights *w)
 {
 	const struct model_config *c = k->c;
 	int rc;
-	if ((rc = take_matrix(k, "token_embd.weight", c->n_embd, c->n_vocab, 1, &w->embed)) ||
-		(rc = take_matrix(k, "output.weight", c->n_embd, c->n_vocab, 1, &w->head)) ||
-		(rc = take_vector(k, "output_norm.weight", c->n_embd, &w->output_norm)))
+	if ((rc = bind_matrix(k, "token_embd.weight", c->n_embd, c->n_vocab, 1, &w->embed)) ||
+		(rc = bind_matrix(k, "output.weight", c->n_embd, c->n_vocab, 1, &w->head)) ||
+		(rc = bind_vector(k, "output_norm.weight", c->n_embd, &w->output_norm)))
 		return rc;
 	for (uint32_t i = 0; i < c->n_layers + (with_mtp ? c->n_mtp : 0); i++)
 		if ((rc = walk_attention(k, i, &w->layers[i])) || (rc = walk_ffn(k, i, &w->layers[i])))
@@ -223,17 +223,17 @@ static int walk(struct walk *k, bool with_mtp, struct model_weights *w)
 	return 0;
 }
 
-static int bind_experts(struct walk *k, uint32_t layer, struct expert_tensors *x)
+static int bind_experts(struct tensor_walk *k, uint32_t layer, struct expert_tensors *x)
 {
 	const struct model_config *c = k->c;
 	struct tensor_name n;
-	x->gate =
-		find(k, blk(&n, layer, "ffn_gate_exps.weight"), c->n_embd, c->ff_expert, c->n_experts);
-	x->up = x->gate ? find(k, blk(&n, layer, "ffn_up_exps.weight"), c->n_embd, c->ff_expert,
-						  c->n_experts)
+	x->gate = find_shaped_tensor(k, layer_tensor_name(&n, layer, "ffn_gate_exps.weight"), c->n_embd,
+		c->ff_expert, c->n_experts);
+	x->up = x->gate ? find_shaped_tensor(k, layer_tensor_name(&n, layer, "ffn_up_exps.weight"),
+						  c->n_embd, c->ff_expert, c->n_experts)
 					: NULL;
-	x->down = x->up ? find(k, blk(&n, layer, "ffn_down_exps.weight"), c->ff_expert, c->n_embd,
-						  c->n_experts)
+	x->down = x->up ? find_shaped_tensor(k, layer_tensor_name(&n, layer, "ffn_down_exps.weight"),
+						  c->ff_expert, c->n_embd, c->n_experts)
 					: NULL;
 	return x->down ? 0 : ERR_INPUT;
 }
@@ -251,8 +251,8 @@ int weights_bind(const struct gguf *file, const struct model_config *c, bool wit
 	uint32_t n = c->n_layers + c->n_mtp;
 	w->layers = NEW_ARRAY(struct layer_weights, n);
 	w->experts = NEW_ARRAY(struct expert_tensors, n);
-	struct walk k = {.file = file, .c = c, .e = e};
-	int rc = walk(&k, with_mtp, w);
+	struct tensor_walk k = {.file = file, .c = c, .e = e};
+	int rc = walk_weights(&k, with_mtp, w);
 	for (uint32_t i = c->n_dense; !rc && i < c->n_layers + (with_mtp ? c->n_mtp : 0); i++) {
 		struct expert_tensors *x = &w->experts[i];
 		rc = bind_experts(&k, i, x);
@@ -271,8 +271,8 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 	struct backend *b, struct model_weights *w, const struct weights_watch *watch,
 	const struct reader_options *reader, struct err *e)
 {
-	struct walk count = {.file = file, .c = c, .e = e};
-	int rc = walk(&count, with_mtp, w);
+	struct tensor_walk count = {.file = file, .c = c, .e = e};
+	int rc = walk_weights(&count, with_mtp, w);
 	if (rc)
 		return rc;
 	if ((rc = b->ops->alloc(b, MEM_DEVICE, count.used, &w->arena, e))) {
@@ -280,7 +280,7 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 		return rc;
 	}
 	w->arena_bytes = count.used;
-	struct walk k = {.file = file,
+	struct tensor_walk k = {.file = file,
 		.c = c,
 		.backend = b,
 		.arena = w->arena,
@@ -288,8 +288,8 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 		.watch = watch,
 		.total = count.used,
 		.later = reader && tensor_load_serves(b)};
-	tell(&k, 0);
-	rc = walk(&k, with_mtp, w);
+	report_progress(&k, 0);
+	rc = walk_weights(&k, with_mtp, w);
 	if (!rc && k.later) {
 		struct tensor_load_result r;
 		struct tensor_load_options lo = {.file = file, .backend = b, .reader = *reader};

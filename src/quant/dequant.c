@@ -18,24 +18,24 @@
 
 typedef void row_fn(const uint8_t *src, float *dst, size_t n);
 
-static void row_f32(const uint8_t *src, float *dst, size_t n)
+static void dequant_row_f32(const uint8_t *src, float *dst, size_t n)
 {
 	memcpy(dst, src, n * sizeof *dst);
 }
 
-static void row_f16(const uint8_t *src, float *dst, size_t n)
+static void dequant_row_f16(const uint8_t *src, float *dst, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		dst[i] = f16_to_f32(load_u16(src + 2 * i));
 }
 
-static void row_bf16(const uint8_t *src, float *dst, size_t n)
+static void dequant_row_bf16(const uint8_t *src, float *dst, size_t n)
 {
 	for (size_t i = 0; i < n; i++)
 		dst[i] = bf16_to_f32(load_u16(src + 2 * i));
 }
 
-static void row_q4_0(const uint8_t *src, float *dst, size_t n)
+static void dequant_row_q4_0(const uint8_t *src, float *dst, size_t n)
 {
 	struct block_q4_0 b;
 	for (; n; n -= BLOCK_SMALL, src += sizeof b, dst += BLOCK_SMALL) {
@@ -48,7 +48,7 @@ static void row_q4_0(const uint8_t *src, float *dst, size_t n)
 	}
 }
 
-static void row_q8_0(const uint8_t *src, float *dst, size_t n)
+static void dequant_row_q8_0(const uint8_t *src, float *dst, size_t n)
 {
 	struct block_q8_0 b;
 	for (; n; n -= BLOCK_SMALL, src += sizeof b, dst += BLOCK_SMALL) {
@@ -59,7 +59,7 @@ static void row_q8_0(const uint8_t *src, float *dst, size_t n)
 	}
 }
 
-static void row_q2_k(const uint8_t *src, float *dst, size_t n)
+static void dequant_row_q2_k(const uint8_t *src, float *dst, size_t n)
 {
 	struct block_q2_k b;
 	for (; n; n -= BLOCK_BIG, src += sizeof b, dst += BLOCK_BIG) {
@@ -75,7 +75,7 @@ static void row_q2_k(const uint8_t *src, float *dst, size_t n)
 	}
 }
 
-static void row_q3_k(const uint8_t *src, float *dst, size_t n)
+static void dequant_row_q3_k(const uint8_t *src, float *dst, size_t n)
 {
 	struct block_q3_k b;
 	for (; n; n -= BLOCK_BIG, src += sizeof b, dst += BLOCK_BIG) {
@@ -92,7 +92,7 @@ static void row_q3_k(const uint8_t *src, float *dst, size_t n)
 	}
 }
 
-static void row_q4_k(const uint8_t *src, float *dst, size_t n)
+static void dequant_row_q4_k(const uint8_t *src, float *dst, size_t n)
 {
 	struct block_q4_k b;
 	for (; n; n -= BLOCK_BIG, src += sizeof b, dst += BLOCK_BIG) {
@@ -108,7 +108,7 @@ static void row_q4_k(const uint8_t *src, float *dst, size_t n)
 	}
 }
 
-static void row_q5_k(const uint8_t *src, float *dst, size_t n)
+static void dequant_row_q5_k(const uint8_t *src, float *dst, size_t n)
 {
 	struct block_q5_k b;
 	for (; n; n -= BLOCK_BIG, src += sizeof b, dst += BLOCK_BIG) {
@@ -125,7 +125,7 @@ static void row_q5_k(const uint8_t *src, float *dst, size_t n)
 	}
 }
 
-static void row_q6_k(const uint8_t *src, float *dst, size_t n)
+static void dequant_row_q6_k(const uint8_t *src, float *dst, size_t n)
 {
 	struct block_q6_k b;
 	for (; n; n -= BLOCK_BIG, src += sizeof b, dst += BLOCK_BIG) {
@@ -144,16 +144,16 @@ static void row_q6_k(const uint8_t *src, float *dst, size_t n)
 }
 
 static row_fn *const row_fns[DTYPE_LIMIT] = {
-	[DTYPE_F32] = row_f32,
-	[DTYPE_F16] = row_f16,
-	[DTYPE_BF16] = row_bf16,
-	[DTYPE_Q4_0] = row_q4_0,
-	[DTYPE_Q8_0] = row_q8_0,
-	[DTYPE_Q2_K] = row_q2_k,
-	[DTYPE_Q3_K] = row_q3_k,
-	[DTYPE_Q4_K] = row_q4_k,
-	[DTYPE_Q5_K] = row_q5_k,
-	[DTYPE_Q6_K] = row_q6_k,
+	[DTYPE_F32] = dequant_row_f32,
+	[DTYPE_F16] = dequant_row_f16,
+	[DTYPE_BF16] = dequant_row_bf16,
+	[DTYPE_Q4_0] = dequant_row_q4_0,
+	[DTYPE_Q8_0] = dequant_row_q8_0,
+	[DTYPE_Q2_K] = dequant_row_q2_k,
+	[DTYPE_Q3_K] = dequant_row_q3_k,
+	[DTYPE_Q4_K] = dequant_row_q4_k,
+	[DTYPE_Q5_K] = dequant_row_q5_k,
+	[DTYPE_Q6_K] = dequant_row_q6_k,
 	[DTYPE_IQ2_XXS] = dequant_row_iq2_xxs,
 	[DTYPE_IQ2_XS] = dequant_row_iq2_xs,
 	[DTYPE_IQ2_S] = dequant_row_iq2_s,

@@ -10,14 +10,14 @@
 
 typedef void row_fn(const float *src, void *dst, size_t n, const float *importance);
 
-static void row_f32(const float *src, void *dst, size_t n, const float *importance)
+static void quantize_row_f32(const float *src, void *dst, size_t n, const float *importance)
 {
 	(void)importance;
 	memcpy(dst, src, n * sizeof *src);
 }
 
 /* A finite weight beyond the range of halves becomes the largest half, not an infinity. */
-static void row_f16(const float *src, void *dst, size_t n, const float *importance)
+static void quantize_row_f16(const float *src, void *dst, size_t n, const float *importance)
 {
 	(void)importance;
 	for (size_t i = 0; i < n; i++) {
@@ -27,7 +27,7 @@ static void row_f16(const float *src, void *dst, size_t n, const float *importan
 }
 
 /* The same for the few floats that round up to 2^128. */
-static void row_bf16(const float *src, void *dst, size_t n, const float *importance)
+static void quantize_row_bf16(const float *src, void *dst, size_t n, const float *importance)
 {
 	(void)importance;
 	for (size_t i = 0; i < n; i++) {
@@ -37,9 +37,9 @@ static void row_bf16(const float *src, void *dst, size_t n, const float *importa
 }
 
 static row_fn *const row_fns[DTYPE_LIMIT] = {
-	[DTYPE_F32] = row_f32,
-	[DTYPE_F16] = row_f16,
-	[DTYPE_BF16] = row_bf16,
+	[DTYPE_F32] = quantize_row_f32,
+	[DTYPE_F16] = quantize_row_f16,
+	[DTYPE_BF16] = quantize_row_bf16,
 	[DTYPE_Q4_0] = quantize_row_q4_0,
 	[DTYPE_Q8_0] = quantize_row_q8_0,
 	[DTYPE_Q2_K] = quantize_row_q2_k,
