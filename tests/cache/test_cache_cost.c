@@ -135,7 +135,8 @@ static double wasted_part(const struct cache *c, const struct mix *m)
 	return 1 - (double)used / (double)cache_memory_bytes(c, 0);
 }
 
-static struct outcome run(const struct mix *m, int n_tokens, const struct policy_ops *policy)
+static struct outcome cache_cost_run(
+	const struct mix *m, int n_tokens, const struct policy_ops *policy)
 {
 	struct cache_config cfg = {.n_layers = m->n_layers,
 		.n_experts = m->n_experts,
@@ -242,7 +243,7 @@ static void test_waste(void **state)
 			m.budget = (uint64_t)budgets[b];
 			if (kind == 6)
 				m.budget = (uint64_t)(budgets[b] / 117e9 * 16e6);
-			struct outcome o = run(&m, kind == 6 ? 3000 : 240, &policy_lru);
+			struct outcome o = cache_cost_run(&m, kind == 6 ? 3000 : 240, &policy_lru);
 			print_message("%-21s %8.4g GB: wasted %5.2f %%, hits %6.2f %%, ideal %6.2f %%, %llu "
 						  "slabs moved\n",
 				name, (double)m.budget / 1e9, 100 * o.wasted, 100 * o.hits, 100 * o.ideal,
@@ -267,7 +268,8 @@ static void test_fair(void **state)
 		fill(&alone, 0, 30, IQ2_XXS, IQ2_XXS, IQ2_XXS, 0);
 		alone.budget = (uint64_t)(0.3 * 30 * 256 * IQ2_XXS);
 		both.name = alone.name = "fair";
-		struct outcome x = run(&both, 400, all[p]), y = run(&alone, 400, all[p]);
+		struct outcome x = cache_cost_run(&both, 400, all[p]),
+					   y = cache_cost_run(&alone, 400, all[p]);
 		print_message("%-6s 30 %% of the bytes: mixed 3:1 %.2f %% hits, one size %.2f %%\n",
 			all[p]->name, 100 * x.hits, 100 * y.hits);
 		assert_true(fabs(x.hits - y.hits) < 0.02);

@@ -12,7 +12,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-static void check(const struct cache *c)
+static void cache_rules_check(const struct cache *c)
 {
 	struct err e = {0};
 	if (cache_check(c, &e))
@@ -61,7 +61,7 @@ static void release(struct cache *c, struct one *o)
 {
 	cache_release(c, &o->ref, 1, &o->plan);
 	assert_int_equal(o->plan.n, 0);
-	check(c);
+	cache_rules_check(c);
 }
 
 /* Acquire, execute, commit, release; returns the slot. */
@@ -122,7 +122,7 @@ static void test_demote_promote(void **state)
 	cache_commit(c, down.slot);
 	assert_int_equal(cache_slot_get(c, down.slot).pins, 0);
 	cache_abort(c, up.slot); /* the copy failed: 1 is still in tier 1 */
-	check(c);
+	cache_rules_check(c);
 	assert_int_equal(cache_ref_poll(c, &one.ref), CACHE_REF_FAILED);
 	release(c, &one);
 	assert_int_equal(cache_find(c, 0, 1), at);
@@ -165,7 +165,7 @@ static void test_request(void **state)
 	assert_int_equal(s->full, 2);
 	commit_all(c, &plan);
 	cache_release(c, &refs[1], 3, &plan);
-	check(c);
+	cache_rules_check(c);
 	/* all hits: the answer comes at once, the count later */
 	q.refs = refs + 1;
 	q.n = 3;
@@ -187,7 +187,7 @@ static void test_request(void **state)
 	assert_int_equal(cache_slot_get(c, slot).pins, 1);
 	cache_commit(c, slot);
 	assert_int_equal(cache_slot_get(c, slot).pins, 0);
-	check(c);
+	cache_rules_check(c);
 	cache_free(c);
 }
 
@@ -261,7 +261,7 @@ static void test_inclusive_copies(void **state)
 	/* tier 1 is full without copies: now somebody is lost */
 	bring(c, 0, 7);
 	assert_int_equal(cache_stats(c)->evictions, 1);
-	check(c);
+	cache_rules_check(c);
 	cache_free(c);
 }
 
@@ -281,7 +281,7 @@ static void test_full_of_pins(void **state)
 	assert_int_equal(o[2].ref.slot, o[0].ref.slot);
 	assert_int_equal(cache_find(c, 0, 0), -1);
 	assert_int_equal(cache_stats(c)->full, 2);
-	check(c);
+	cache_rules_check(c);
 	cache_free(c);
 }
 
@@ -334,7 +334,7 @@ static void test_prefetch(void **state)
 	assert_int_equal(s->prefetch_inserted, 3);
 	assert_int_equal(s->prefetch_cancelled, 1);
 	assert_int_equal(s->prefetch_refused, 1);
-	check(c);
+	cache_rules_check(c);
 	cache_free(c);
 }
 
@@ -357,7 +357,7 @@ static void test_predicted(void **state)
 	bring(c, 0, 4);
 	assert_int_equal(cache_find(c, 0, 1), -1);
 	assert_true(cache_find(c, 0, 0) >= 0);
-	check(c);
+	cache_rules_check(c);
 	cache_free(c);
 }
 
@@ -379,7 +379,7 @@ static void test_prefill_leaves_decode_set(void **state)
 		assert_int_equal(p.transfers[i].kind, CACHE_DEMOTION);
 	}
 	commit_all(c, &p);
-	check(c);
+	cache_rules_check(c);
 	cache_begin_step(c, CACHE_PREFILL, &p);
 	assert_int_equal(p.n, 0);
 	int32_t before[8];
@@ -483,7 +483,7 @@ static void test_read_ahead(void **state)
 	assert_int_equal(cache_find(c, 0, 4), -1);
 	cache_begin_step(c, CACHE_DECODE, &p);
 	assert_int_equal(n_prefill_slots(c), 0);
-	check(c);
+	cache_rules_check(c);
 	cache_free(c);
 }
 

@@ -196,7 +196,7 @@ static void count_victim(struct reference *m, int list, int32_t victim)
 		m->n_stepped_over += m->pinned[m->order[list][i]];
 }
 
-static void run(const struct policy_ops *ops, uint64_t seed, struct reference *sum)
+static void policy_run(const struct policy_ops *ops, uint64_t seed, struct reference *sum)
 {
 	struct rng r = {seed};
 	static struct reference m;
@@ -282,7 +282,7 @@ static void test_against_reference(void **state)
 	for (size_t i = 0; i < ARRAY_LEN(all); i++) {
 		struct reference sum = {0};
 		for (uint64_t seed = 1; seed <= 40; seed++)
-			run(all[i], seed, &sum);
+			policy_run(all[i], seed, &sum);
 		print_message("%-6s %llu inserted, %llu victims, %llu times none, %llu pinned keys stepped "
 					  "over, %llu victims used in the window\n",
 			all[i]->name, (unsigned long long)sum.n_inserted, (unsigned long long)sum.n_found,

@@ -30,7 +30,7 @@ static void load(const char *path, struct trace *t)
 		fail_msg("%s", e.text);
 }
 
-static struct sim_result run(const struct trace *t, const struct sim_setup *u)
+static struct sim_result simulate(const struct trace *t, const struct sim_setup *u)
 {
 	struct sim_result r;
 	struct err e = {0};
@@ -67,7 +67,7 @@ static void test_reference_on_file(void **state)
 			.per_layer = !strcmp(pools, "each"),
 			.skip_tokens = skip,
 			.n_slots = slots};
-		struct sim_result r = run(&t, &u);
+		struct sim_result r = simulate(&t, &u);
 		if (r.stats.accesses != accesses || r.stats.hits[0] != hits)
 			fail_msg("%s: %llu of %llu", line, (unsigned long long)r.stats.hits[0],
 				(unsigned long long)r.stats.accesses);
@@ -124,7 +124,7 @@ static void compare_with_python(const char *path, const char *options, const str
 		struct sim_setup u = *base;
 		u.policy = policy_find(policy);
 		u.n_slots = slots;
-		struct sim_result r = run(&t, &u);
+		struct sim_result r = simulate(&t, &u);
 		if (r.stats.accesses != accesses || r.stats.hits[0] != hits)
 			fail_msg("%s: %s gives %llu of %llu", command, line,
 				(unsigned long long)r.stats.hits[0], (unsigned long long)r.stats.accesses);
@@ -165,21 +165,21 @@ static void test_properties(void **state)
 	uint64_t last = 0;
 	for (uint64_t slots = 1; slots <= 3072; slots = slots * 3 / 2 + 1) {
 		struct sim_setup u = {.n_slots = slots, .policy = &policy_belady_bypass};
-		uint64_t bound = run(&t, &u).stats.hits[0];
+		uint64_t bound = simulate(&t, &u).stats.hits[0];
 		u.policy = &policy_belady;
-		uint64_t must = run(&t, &u).stats.hits[0];
+		uint64_t must = simulate(&t, &u).stats.hits[0];
 		assert_true(must <= bound);
 		for (int i = 0; policy_list(i); i++) {
 			u.policy = policy_list(i);
-			assert_true(run(&t, &u).stats.hits[0] <= must);
+			assert_true(simulate(&t, &u).stats.hits[0] <= must);
 		}
 		u.policy = &policy_lru;
-		uint64_t lru = run(&t, &u).stats.hits[0];
+		uint64_t lru = simulate(&t, &u).stats.hits[0];
 		assert_true(lru >= last);
 		last = lru;
 	}
 	struct sim_setup all = {.n_slots = 3072, .policy = &policy_lru};
-	struct sim_result r = run(&t, &all);
+	struct sim_result r = simulate(&t, &all);
 	assert_true(r.stats.evictions == 0 && r.stats.misses > 1000);
 	uint64_t distinct = 0;
 	uint8_t *seen = mem_new(3072, 1);
@@ -206,7 +206,7 @@ static void test_two_tiers(void **state)
 		struct sim_setup two = {
 			.n_slots = 300, .n_ram_slots = 600, .policy = &policy_lru, .order = one.order};
 		struct sim_setup small = {.n_slots = 300, .policy = &policy_lru, .order = one.order};
-		struct sim_result a = run(&t, &one), b = run(&t, &two), c = run(&t, &small);
+		struct sim_result a = simulate(&t, &one), b = simulate(&t, &two), c = simulate(&t, &small);
 		/* The upper tier notices the lower one only by the slots that are kept free, for which cold
 		 * experts leave. */
 		uint64_t lost = c.stats.hits[0] - b.stats.hits[0];
@@ -227,9 +227,9 @@ static void test_lookahead(void **state)
 	struct trace t;
 	load(SMALL, &t);
 	struct sim_setup u = {.n_slots = 800, .policy = &policy_lru, .order = SIM_BY_LAYER};
-	struct sim_result off = run(&t, &u);
+	struct sim_result off = simulate(&t, &u);
 	u.lookahead = 1;
-	struct sim_result on = run(&t, &u);
+	struct sim_result on = simulate(&t, &u);
 	assert_int_equal(off.stats.prefetch_inserted, 0);
 	assert_true(on.stats.prefetch_used > 0 && on.stats.prefetch_wasted > 0);
 	assert_true(on.stats.prefetch_used + on.stats.prefetch_wasted <= on.stats.prefetch_inserted);
@@ -251,7 +251,7 @@ static void test_mixed_sizes(void **state)
 	load(SMALL, &t);
 	struct sim_setup u = {.tier_bytes = {800 * 1000}, .expert_bytes = 1000, .policy = &policy_lru};
 	struct sim_setup v = {.n_slots = 800, .policy = &policy_lru};
-	struct sim_result same = run(&t, &u), slots = run(&t, &v);
+	struct sim_result same = simulate(&t, &u), slots = simulate(&t, &v);
 	assert_int_equal(same.stats.hits[0], slots.stats.hits[0]);
 	assert_int_equal(same.stats.bytes_missed, same.stats.misses * 1000);
 	/* Now every third layer has experts three times as large; the budget grows with the mean. */
@@ -259,7 +259,7 @@ static void test_mixed_sizes(void **state)
 		t.expert_bytes[l] = l % 3 ? 1000 : 3000;
 	u.expert_bytes = 0;
 	u.tier_bytes[0] = 800ull * 5000 / 3;
-	struct sim_result mixed = run(&t, &u);
+	struct sim_result mixed = simulate(&t, &u);
 	print_message("mixed sizes %.2f %%, one size %.2f %%, %llu slabs changed class\n",
 		percent(&mixed), percent(&same), (unsigned long long)mixed.stats.slabs_reassigned);
 	assert_true(percent(&mixed) > percent(&same) - 2);
@@ -278,7 +278,7 @@ static void test_speed_model(void **state)
 	assert_true(s.serial_tok_s > 5.88 && s.serial_tok_s < 5.89); /* 1000 / 170 */
 }
 
-static void test_refusals(void **state)
+static void test_sim_refusals(void **state)
 {
 	(void)state;
 	struct trace t;
@@ -337,7 +337,7 @@ static void test_published_figures(void **state)
 			.n_slots = rows[i].slots,
 			.skip_tokens = rows[i].skip,
 			.window_tokens = rows[i].window};
-		struct sim_result r = run(&t, &u);
+		struct sim_result r = simulate(&t, &u);
 		double tolerance =
 			rows[i].want == (int)rows[i].want ? 0.5 : 0.06; /* as the figure is rounded */
 		if (percent(&r) < rows[i].want - tolerance || percent(&r) > rows[i].want + tolerance)
@@ -356,7 +356,7 @@ int main(void)
 		cmocka_unit_test(test_lookahead),
 		cmocka_unit_test(test_mixed_sizes),
 		cmocka_unit_test(test_speed_model),
-		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_sim_refusals),
 		cmocka_unit_test(test_published_figures),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -26,14 +26,14 @@ static const struct trace_model model = {.fingerprint = 0x1234567890abcdef,
 
 static char path[] = "/tmp/test_trace_XXXXXX";
 
-static int setup(void **state)
+static int trace_setup(void **state)
 {
 	(void)state;
 	int fd = mkstemp(path);
 	return fd < 0 ? -1 : close(fd);
 }
 
-static int teardown(void **state)
+static int trace_teardown(void **state)
 {
 	(void)state;
 	return unlink(path);
@@ -401,5 +401,5 @@ int main(void)
 		cmocka_unit_test(test_other_model),
 		cmocka_unit_test(test_write_errors),
 	};
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return cmocka_run_group_tests(tests, trace_setup, trace_teardown);
 }

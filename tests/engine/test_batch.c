@@ -27,7 +27,7 @@ static uint64_t alone[N_SESSIONS]
 static struct engine *g;
 static struct session *sessions[N_SESSIONS];
 
-static int setup(void **state)
+static int batch_setup(void **state)
 {
 	(void)state;
 	struct engine_options o = {.model_path = MODEL,
@@ -45,7 +45,7 @@ static int setup(void **state)
 	return 0;
 }
 
-static int teardown(void **state)
+static int batch_teardown(void **state)
 {
 	(void)state;
 	for (int i = 0; i < N_SESSIONS; i++)
@@ -145,7 +145,7 @@ static void test_copied_prefix(void **state)
 	assert_true(logits_hash(from) == expected(0, 210));
 }
 
-static void test_refusals(void **state)
+static void test_batch_refusals(void **state)
 {
 	(void)state;
 	struct err e = {0};
@@ -177,7 +177,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_mixed_steps),
 		cmocka_unit_test(test_copied_prefix),
-		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_batch_refusals),
 	};
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return cmocka_run_group_tests(tests, batch_setup, batch_teardown);
 }

@@ -28,14 +28,14 @@ static bool on_token(void *user, int32_t id)
 	return true;
 }
 
-static struct engine *open_engine(uint32_t context)
+static struct engine *generate_end_open_engine(uint32_t context)
 {
 	struct engine_options o = {
 		.model_path = "tools/pocket/pocket.gguf", .backend = "cpu", .context = context};
 	return engine_of(&o);
 }
 
-static struct generate_result run(
+static struct generate_result generate_end_run(
 	struct engine *g, uint32_t max_new, bool ignore_stop, struct token_ids *given)
 {
 	struct err e = {0};
@@ -57,16 +57,16 @@ static struct generate_result run(
 	return r;
 }
 
-static int setup(void **state)
+static int generate_end_setup(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	struct engine *g = open_engine(512);
+	struct engine *g = generate_end_open_engine(512);
 	struct token_ids given = {0};
 	assert_int_equal(tokenizer_encode(engine_tokenizer(g), prompt_text, strlen(prompt_text),
 						 TOKENIZER_PARSE_ADDED, &prompt, &e),
 		0);
-	struct generate_result r = run(g, 60, false, &given);
+	struct generate_result r = generate_end_run(g, 60, false, &given);
 	assert_int_equal(r.stop, GENERATE_STOP_TOKEN);
 	assert_true(tokenizer_is_stop(engine_tokenizer(g), r.stop_token));
 	n_answer = r.new_tokens;
@@ -76,7 +76,7 @@ static int setup(void **state)
 	return engine_close(g, NULL);
 }
 
-static int teardown(void **state)
+static int generate_end_teardown(void **state)
 {
 	(void)state;
 	token_ids_free(&prompt);
@@ -104,9 +104,10 @@ static void test_ends(void **state)
 		{end + 1, n + 1, false, GENERATE_STOP_TOKEN, n},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		struct engine *g = open_engine(cases[i].context);
+		struct engine *g = generate_end_open_engine(cases[i].context);
 		struct token_ids given = {0};
-		struct generate_result r = run(g, cases[i].max_new, cases[i].ignore_stop, &given);
+		struct generate_result r =
+			generate_end_run(g, cases[i].max_new, cases[i].ignore_stop, &given);
 		if (r.stop != cases[i].stop || r.new_tokens != cases[i].given)
 			fail_msg("case %zu: end %d after %u tokens, expected %d after %u", i, (int)r.stop,
 				r.new_tokens, (int)cases[i].stop, cases[i].given);
@@ -123,5 +124,5 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_ends),
 	};
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return cmocka_run_group_tests(tests, generate_end_setup, generate_end_teardown);
 }

@@ -38,7 +38,7 @@ static int32_t text[3][N_TEXT];
 
 static struct loader_plan full;
 
-static int setup(void **state)
+static int launch_setup(void **state)
 {
 	(void)state;
 	log_set_level(LOG_QUIET);
@@ -63,7 +63,8 @@ static int setup(void **state)
 
 enum how { PLAIN, LISTS_ONLY, WORDS };
 
-static struct engine *open_engine(const struct engine_options *o, enum how how, uint64_t seed)
+static struct engine *launch_open_engine(
+	const struct engine_options *o, enum how how, uint64_t seed)
 {
 	struct engine *g = engine_of(o);
 	if (how != PLAIN)
@@ -75,7 +76,7 @@ static struct engine *open_engine(const struct engine_options *o, enum how how, 
 static uint64_t decode(const struct engine_options *o, enum how how, uint64_t seed)
 {
 	struct err e = {0};
-	struct engine *g = open_engine(o, how, seed);
+	struct engine *g = launch_open_engine(o, how, seed);
 	uint32_t n_vocab = engine_config(g)->n_vocab;
 	struct session *s[3];
 	uint64_t hash = GENERATE_HASH_START;
@@ -183,7 +184,7 @@ static void test_given_up(void **state)
 	struct engine_options o = options();
 	o.cache_bytes = full.floor_bytes;
 	struct err e = {0};
-	struct engine *g = open_engine(&o, WORDS, 9);
+	struct engine *g = launch_open_engine(&o, WORDS, 9);
 	struct session *s = session_of(g, false);
 	source = (struct cancelling){.base = *g->model.source, .inner = g->model.source};
 	source.ops = (struct expert_source_ops){.name = "cancelling",
@@ -257,5 +258,5 @@ int main(void)
 		cmocka_unit_test(test_given_up),
 		cmocka_unit_test(test_foreign_places),
 	};
-	return cmocka_run_group_tests(tests, setup, NULL);
+	return cmocka_run_group_tests(tests, launch_setup, NULL);
 }

@@ -308,7 +308,7 @@ static void count_start(struct model *m)
 
 /* ---- tests ---- */
 
-static int setup(void **state)
+static int pipeline_setup(void **state)
 {
 	struct rng r = {77};
 	for (int i = 0; i < 4; i++)
@@ -317,7 +317,8 @@ static int setup(void **state)
 	return source_setup(state);
 }
 
-static struct engine *open_engine(const struct engine_options *o, bool lagging, uint64_t seed)
+static struct engine *pipeline_open_engine(
+	const struct engine_options *o, bool lagging, uint64_t seed)
 {
 	struct engine *g = engine_of(o);
 	if (lagging) {
@@ -337,10 +338,10 @@ static void close_engine(struct engine *g, bool lagging)
 
 /* Greedy text, prompts in chunks, steps over several sessions and drafts: one hash of all logits.
  */
-static uint64_t run(const struct engine_options *o, bool lagging, uint64_t seed)
+static uint64_t pipeline_run(const struct engine_options *o, bool lagging, uint64_t seed)
 {
 	struct err e = {0};
-	struct engine *g = open_engine(o, lagging, seed);
+	struct engine *g = pipeline_open_engine(o, lagging, seed);
 	uint32_t n_vocab = engine_config(g)->n_vocab;
 	struct session *s[4];
 	for (int i = 0; i < 4; i++)
@@ -380,7 +381,7 @@ static void test_same_bits(void **state)
 {
 	(void)state;
 	struct engine_options o = options(48);
-	uint64_t want = run(&o, false, 0);
+	uint64_t want = pipeline_run(&o, false, 0);
 	for (uint64_t seed = 1; seed <= 5; seed++) {
 		o = options(
 			seed % 2 ? 48 : 12); /* chunks of the prompt above and below what counts as prefill */
@@ -389,7 +390,7 @@ static void test_same_bits(void **state)
 									: full.floor_bytes + full.everything_bytes / 16 * (seed - 2);
 		o.ram_bytes = seed == 3 ? full.floor_bytes : 0;
 		o.lookahead = (int)(seed % 4);
-		if (run(&o, true, seed) != want)
+		if (pipeline_run(&o, true, seed) != want)
 			fail_msg("seed %llu: other logits", (unsigned long long)seed);
 		print_message(
 			"seed %llu: %llu acquires, at most %d pins, %llu hints, %llu lists, drained %llu "
@@ -416,7 +417,7 @@ static void test_ends_midway(void **state)
 	struct err e = {0};
 	uint64_t want = 0, settled = 0;
 	for (int round = 0; round < ROUNDS; round++) {
-		struct engine *g = open_engine(&o, true, (uint64_t)round + 50);
+		struct engine *g = pipeline_open_engine(&o, true, (uint64_t)round + 50);
 		struct session *s = session_of(g, false);
 		struct session_watch watch = {.cancel = &counting.cancel};
 		uint64_t at = !round       ? 0
@@ -453,5 +454,5 @@ int main(void)
 		cmocka_unit_test(test_same_bits),
 		cmocka_unit_test(test_ends_midway),
 	};
-	return cmocka_run_group_tests(tests, setup, source_teardown);
+	return cmocka_run_group_tests(tests, pipeline_setup, source_teardown);
 }

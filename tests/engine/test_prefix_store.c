@@ -27,7 +27,7 @@
 
 static int32_t text[N_TEXT], other[N_TEXT];
 
-static struct engine *open_engine(uint32_t sessions, bool kv_f32)
+static struct engine *prefix_store_open_engine(uint32_t sessions, bool kv_f32)
 {
 	struct engine_options o = {.model_path = MODEL,
 		.backend = getenv("GLM_BACKEND") ? getenv("GLM_BACKEND") : "cpu",
@@ -91,7 +91,7 @@ static void free_list(struct dirent **l, int n)
 	free(l);
 }
 
-static int setup(void **state)
+static int prefix_store_setup(void **state)
 {
 	struct rng r = {17};
 	for (size_t i = 0; i < N_TEXT; i++) {
@@ -106,7 +106,7 @@ static int setup(void **state)
 static void test_same_bits(void **state)
 {
 	(void)state;
-	struct engine *g = open_engine(2, false);
+	struct engine *g = prefix_store_open_engine(2, false);
 	uint32_t n_vocab = engine_config(g)->n_vocab;
 	struct err e = {0};
 	struct prefix_store *p = open_store("same", 0, g);
@@ -169,7 +169,7 @@ static void test_same_bits(void **state)
 static void test_mtp(void **state)
 {
 	(void)state;
-	struct engine *g = open_engine(1, false);
+	struct engine *g = prefix_store_open_engine(1, false);
 	struct err e = {0};
 	uint32_t n_vocab = engine_config(g)->n_vocab;
 	float *want = NEW_ARRAY(float, n_vocab), *got = NEW_ARRAY(float, n_vocab);
@@ -201,7 +201,7 @@ static void test_mtp(void **state)
 static void test_apart(void **state)
 {
 	(void)state;
-	struct engine *g = open_engine(1, false);
+	struct engine *g = prefix_store_open_engine(1, false);
 	struct prefix_store *p = open_store("apart", 0, g);
 	struct session *s = session_of(g, false);
 	sync_to(s, text, 600, 0);
@@ -212,7 +212,7 @@ static void test_apart(void **state)
 	session_free(s);
 	prefix_store_close(p);
 	engine_close(g, NULL);
-	g = open_engine(1, true);
+	g = prefix_store_open_engine(1, true);
 	p = open_store("apart", 0, g);
 	s = session_of(g, false);
 	restore(p, s, text, 600, 0, 0);
@@ -227,7 +227,7 @@ static void test_apart(void **state)
 static void test_damage(void **state)
 {
 	(void)state;
-	struct engine *g = open_engine(1, false);
+	struct engine *g = prefix_store_open_engine(1, false);
 	struct prefix_store *p = open_store("damage", 0, g);
 	struct session *s = session_of(g, false);
 	sync_to(s, text, N_DAMAGE, 0);
@@ -295,7 +295,7 @@ static uint64_t folder_bytes(const char *name)
 static void test_limit(void **state)
 {
 	(void)state;
-	struct engine *g = open_engine(1, false);
+	struct engine *g = prefix_store_open_engine(1, false);
 	struct err e = {0};
 	struct prefix_store *p;
 	assert_int_equal(prefix_store_open(temp_dir_path("small"), 1000, g, &p, &e), ERR_USAGE);
@@ -349,5 +349,5 @@ int main(void)
 		cmocka_unit_test(test_damage),
 		cmocka_unit_test(test_limit),
 	};
-	return cmocka_run_group_tests(tests, setup, temp_dir_drop);
+	return cmocka_run_group_tests(tests, prefix_store_setup, temp_dir_drop);
 }

@@ -19,7 +19,7 @@
 
 static int32_t text[N_TOKENS + 64];
 
-static struct engine *open_engine(uint32_t chunk, uint32_t sessions, bool kv_f32)
+static struct engine *session_open_engine(uint32_t chunk, uint32_t sessions, bool kv_f32)
 {
 	struct engine_options o = {.model_path = MODEL,
 		.backend = "cpu",
@@ -51,7 +51,7 @@ static uint64_t fresh_hash(struct engine *g, uint32_t n)
 	return h;
 }
 
-static int setup(void **state)
+static int session_setup(void **state)
 {
 	(void)state;
 	struct rng r = {11};
@@ -67,7 +67,7 @@ static void test_chunks(void **state)
 	for (int f32 = 0; f32 < 2; f32++) {
 		uint64_t want = 0;
 		for (size_t i = 0; i < sizeof chunks / sizeof *chunks; i++) {
-			struct engine *g = open_engine(chunks[i], 1, f32);
+			struct engine *g = session_open_engine(chunks[i], 1, f32);
 			uint64_t h = fresh_hash(g, N_TOKENS);
 			if (!i)
 				want = h;
@@ -80,7 +80,7 @@ static void test_chunks(void **state)
 static void test_extend_rewind_sync(void **state)
 {
 	(void)state;
-	struct engine *g = open_engine(64, 2, false);
+	struct engine *g = session_open_engine(64, 2, false);
 	uint64_t full = fresh_hash(g, N_TOKENS), half = fresh_hash(g, N_TOKENS / 2);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
@@ -109,7 +109,7 @@ static void test_extend_rewind_sync(void **state)
 static void test_rows(void **state)
 {
 	(void)state;
-	struct engine *g = open_engine(50, 1, false);
+	struct engine *g = session_open_engine(50, 1, false);
 	uint32_t n_vocab = engine_config(g)->n_vocab;
 	struct session *s = session_of(g, false);
 	struct err e = {0};
@@ -129,7 +129,7 @@ static void test_rows(void **state)
 static void test_two_sessions(void **state)
 {
 	(void)state;
-	struct engine *g = open_engine(64, 2, false);
+	struct engine *g = session_open_engine(64, 2, false);
 	struct session *a = session_of(g, false), *b = session_of(g, false), *c;
 	struct err e = {0};
 	assert_int_equal(session_new(g, &c, &e), ERR_MEMORY);
@@ -144,7 +144,7 @@ static void test_two_sessions(void **state)
 	assert_true(fresh_hash(g, 150) == ha);
 	memmove(text, text + 150, 150 * sizeof *text);
 	assert_true(fresh_hash(g, 150) == hb);
-	setup(NULL);
+	session_setup(NULL);
 	engine_close(g, NULL);
 }
 
@@ -161,7 +161,7 @@ static void test_mtp_rewind(void **state)
 	uint32_t ways[] = {512, 1, 40};
 	float *want = NULL;
 	for (size_t i = 0; i < 3; i++) {
-		struct engine *g = open_engine(ways[i], 1, false);
+		struct engine *g = session_open_engine(ways[i], 1, false);
 		uint32_t n_vocab = engine_config(g)->n_vocab;
 		struct session *s = session_of(g, false);
 		struct err e = {0};
@@ -192,10 +192,10 @@ static void test_mtp_rewind(void **state)
 	free(want);
 }
 
-static void test_refusals(void **state)
+static void test_session_refusals(void **state)
 {
 	(void)state;
-	struct engine *g = open_engine(64, 1, false);
+	struct engine *g = session_open_engine(64, 1, false);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
 	sync_to(s, 10, 0);
@@ -231,7 +231,7 @@ static void cancel_at(void *user, uint32_t done, uint32_t total)
 static void test_cancel(void **state)
 {
 	(void)state;
-	struct engine *g = open_engine(20, 1, false);
+	struct engine *g = session_open_engine(20, 1, false);
 	uint64_t want = fresh_hash(g, N_TOKENS);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
@@ -273,7 +273,7 @@ static bool cancel_late(void *user, int32_t id)
 static void test_generate(void **state)
 {
 	(void)state;
-	struct engine *g = open_engine(64, 1, false);
+	struct engine *g = session_open_engine(64, 1, false);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
 	struct generate_result r, again;
@@ -316,7 +316,7 @@ static void test_generate(void **state)
 static void test_generate_hash(void **state)
 {
 	(void)state;
-	struct engine *g = open_engine(64, 1, false);
+	struct engine *g = session_open_engine(64, 1, false);
 	struct session *s = session_of(g, false);
 	struct err e = {0};
 	struct generate_result r;
@@ -359,10 +359,10 @@ int main(void)
 		cmocka_unit_test(test_rows),
 		cmocka_unit_test(test_two_sessions),
 		cmocka_unit_test(test_mtp_rewind),
-		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_session_refusals),
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_generate),
 		cmocka_unit_test(test_generate_hash),
 	};
-	return cmocka_run_group_tests(tests, setup, NULL);
+	return cmocka_run_group_tests(tests, session_setup, NULL);
 }

@@ -93,7 +93,7 @@ static int load_bytes(struct session *s, uint8_t *data, size_t n, struct err *e)
 	return rc;
 }
 
-static int setup(void **state)
+static int session_file_setup(void **state)
 {
 	if (getenv("GLM_BACKEND"))
 		defaults.backend = getenv("GLM_BACKEND");
@@ -243,7 +243,7 @@ static void refused(struct session *s, const char *path, const char *says)
 		assert_true(generate_hash(GENERATE_HASH_START, session_logits(s), 100) == hash);
 }
 
-static void test_refusals(void **state)
+static void test_session_file_refusals(void **state)
 {
 	(void)state;
 	struct err e = {0};
@@ -476,10 +476,10 @@ int main(void)
 		cmocka_unit_test(test_continues_f32),
 		cmocka_unit_test(test_continues_mtp),
 		cmocka_unit_test(test_rewound),
-		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_session_file_refusals),
 		cmocka_unit_test(test_every_byte),
 		cmocka_unit_test(test_absurd_heads),
 		cmocka_unit_test(test_killed),
 	};
-	return cmocka_run_group_tests(tests, setup, temp_dir_drop);
+	return cmocka_run_group_tests(tests, session_file_setup, temp_dir_drop);
 }

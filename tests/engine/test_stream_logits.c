@@ -51,7 +51,8 @@ static struct engine_options base_options(void)
 	return (struct engine_options){.model_path = MODEL, .backend = backend_name, .context = 512};
 }
 
-static uint64_t run(const struct engine_options *o, uint32_t n_new, struct expert_stats *stats)
+static uint64_t stream_logits_run(
+	const struct engine_options *o, uint32_t n_new, struct expert_stats *stats)
 {
 	struct err e = {0};
 	struct engine_options mine = *o;
@@ -79,7 +80,7 @@ static uint64_t run(const struct engine_options *o, uint32_t n_new, struct exper
 	return r.logits_hash;
 }
 
-static int setup(void **state)
+static int stream_logits_setup(void **state)
 {
 	struct rng r = {77};
 	for (int i = 0; i < N_PROMPT; i++)
@@ -93,14 +94,14 @@ static void test_long_runs(void **state)
 {
 	(void)state;
 	struct engine_options o = base_options();
-	uint64_t want = run(&o, LONG_RUN, NULL);
+	uint64_t want = stream_logits_run(&o, LONG_RUN, NULL);
 	static const double shares[] = {0, 0.4, 1};
 	for (size_t i = 0; i < ARRAY_LEN(shares); i++) {
 		struct expert_stats stats;
 		o.cache_bytes = budget(shares[i]);
 		o.lookahead = (int)i;
 		o.ram_bytes = i == 1 ? full.floor_bytes : 0;
-		assert_true(run(&o, LONG_RUN, &stats) == want);
+		assert_true(stream_logits_run(&o, LONG_RUN, &stats) == want);
 		print_message(
 			"share %.1f: %llu hits, %llu in RAM, %llu read, %llu prefetches useful, %llu wasted\n",
 			shares[i], (unsigned long long)stats.hit_vram, (unsigned long long)stats.hit_ram,
@@ -116,11 +117,11 @@ static void test_every_setting(void **state)
 	(void)state;
 	struct engine_options o = base_options();
 	const uint32_t n_new = N_NEW;
-	uint64_t want = run(&o, n_new, NULL), want_single = want;
+	uint64_t want = stream_logits_run(&o, n_new, NULL), want_single = want;
 	/* on a card few rows go another way, with bits of its own (kernels/backend.h) */
 	if (strcmp(backend_name, "cpu")) {
 		o.chunk = 1;
-		want_single = run(&o, n_new, NULL);
+		want_single = stream_logits_run(&o, n_new, NULL);
 	}
 	static const char *const policies[] = {"lru", "lfu", "sieve"};
 	static const enum reader_engine engines[] = {READER_URING, READER_THREADS};
@@ -144,7 +145,7 @@ static void test_every_setting(void **state)
 			assert_int_equal(e.code, 0);
 			engine_close(g, NULL);
 		}
-		if (run(&o, n_new, NULL) != (o.chunk == 1 ? want_single : want))
+		if (stream_logits_run(&o, n_new, NULL) != (o.chunk == 1 ? want_single : want))
 			fail_msg("setting %zu gives other logits", i);
 	}
 }
@@ -155,7 +156,7 @@ static void test_seeds(void **state)
 	(void)state;
 	struct engine_options o = base_options();
 	const uint32_t n_new = 2;
-	uint64_t want = run(&o, n_new, NULL);
+	uint64_t want = stream_logits_run(&o, n_new, NULL);
 	for (uint64_t seed = 1; seed <= (with_card ? CARD_SEEDS : N_SEEDS); seed++) {
 		struct reader_faults f = {.seed = seed,
 			.latency_min_us = 1,
@@ -169,7 +170,7 @@ static void test_seeds(void **state)
 		o.cache_bytes = budget((double)(seed % 7) / 8);
 		o.ram_bytes = seed % 2 ? full.floor_bytes : 0;
 		o.lookahead = (int)(seed % 3);
-		if (run(&o, n_new, NULL) != want)
+		if (stream_logits_run(&o, n_new, NULL) != want)
 			fail_msg("seed %llu gives other logits", (unsigned long long)seed);
 	}
 }
@@ -183,14 +184,14 @@ static void test_trace_and_warm(void **state)
 	close(mkstemp(warm));
 	unlink(warm); /* the first run makes it */
 	struct engine_options o = base_options();
-	uint64_t want = run(&o, 16, NULL);
+	uint64_t want = stream_logits_run(&o, 16, NULL);
 	o.cache_bytes = budget(0.5);
 	o.lookahead = 1;
 	o.trace = trace;
 	o.warm = warm;
 	struct expert_stats cold, seeded;
-	assert_true(run(&o, 16, &cold) == want);
-	assert_true(run(&o, 16, &seeded) == want);
+	assert_true(stream_logits_run(&o, 16, &cold) == want);
+	assert_true(stream_logits_run(&o, 16, &seeded) == want);
 	struct trace t = {0};
 	struct err e = {0};
 	if (trace_open(trace, &t, &e))
@@ -202,7 +203,7 @@ static void test_trace_and_warm(void **state)
 	/* a trace seeds as well, and is still one behind that */
 	o.trace = NULL;
 	o.warm = trace;
-	assert_true(run(&o, 16, &seeded) == want);
+	assert_true(stream_logits_run(&o, 16, &seeded) == want);
 	assert_int_equal(trace_open(trace, &t, &e), 0);
 	trace_fini(&t);
 	o.warm = "/nonexistent/profile";
@@ -252,13 +253,14 @@ int main(int argc, char **argv)
 	};
 	int failed = 0;
 	if (argc == 1) {
-		failed = cmocka_run_group_tests_name("cpu", tests, setup, source_teardown);
+		failed = cmocka_run_group_tests_name("cpu", tests, stream_logits_setup, source_teardown);
 		with_card = true;
-		failed += cmocka_run_group_tests_name("emulated card", card_tests, setup, source_teardown);
+		failed += cmocka_run_group_tests_name(
+			"emulated card", card_tests, stream_logits_setup, source_teardown);
 		with_card = false;
 	}
 	backend_name = "cuda";
-	return card_answers()
-			   ? failed + cmocka_run_group_tests_name("cuda", tests, setup, source_teardown)
-			   : failed;
+	return card_answers() ? failed + cmocka_run_group_tests_name(
+										 "cuda", tests, stream_logits_setup, source_teardown)
+						  : failed;
 }

@@ -28,7 +28,7 @@ static void put_u16(struct buf *b, uint16_t v)
 	buf_append(b, &v, sizeof v);
 }
 
-static void put_u32(struct buf *b, uint32_t v)
+static void gguf_read_put_u32(struct buf *b, uint32_t v)
 {
 	buf_append(b, &v, sizeof v);
 }
@@ -47,7 +47,7 @@ static void put_str(struct buf *b, const char *s)
 static void put_header(struct buf *b, uint64_t n_tensors, uint64_t n_kvs)
 {
 	buf_puts(b, "GGUF");
-	put_u32(b, 3);
+	gguf_read_put_u32(b, 3);
 	put_u64(b, n_tensors);
 	put_u64(b, n_kvs);
 }
@@ -55,23 +55,23 @@ static void put_header(struct buf *b, uint64_t n_tensors, uint64_t n_kvs)
 static void put_key(struct buf *b, const char *key, uint32_t type)
 {
 	put_str(b, key);
-	put_u32(b, type);
+	gguf_read_put_u32(b, type);
 }
 
 static void put_kv_u32(struct buf *b, const char *key, uint32_t v)
 {
 	put_key(b, key, GGUF_U32);
-	put_u32(b, v);
+	gguf_read_put_u32(b, v);
 }
 
 static void put_tensor(struct buf *b, const char *name, uint32_t type, uint64_t offset,
 	uint32_t n_dims, const uint64_t *ne)
 {
 	put_str(b, name);
-	put_u32(b, n_dims);
+	gguf_read_put_u32(b, n_dims);
 	for (uint32_t d = 0; d < n_dims; d++)
 		put_u64(b, ne[d]);
-	put_u32(b, type);
+	gguf_read_put_u32(b, type);
 	put_u64(b, offset);
 }
 
@@ -89,7 +89,7 @@ static void put_zeros(struct buf *b, size_t n)
 
 /* The parser must not read one byte too many, so every case runs on a heap copy of the exact size.
  */
-static int parse(const struct buf *b, struct gguf **g, struct err *e)
+static int gguf_read_parse(const struct buf *b, struct gguf **g, struct err *e)
 {
 	static uint8_t *copy; /* lives until the next call: the result points into it */
 	free(copy);
@@ -103,7 +103,7 @@ static void refuse(struct buf *b, const char *word)
 {
 	struct gguf *g;
 	struct err e;
-	int code = parse(b, &g, &e);
+	int code = gguf_read_parse(b, &g, &e);
 	if (code != ERR_INPUT || !strstr(e.text, word) || strncmp(e.text, "t.gguf: ", 8))
 		fail_msg("code %d, text \"%s\", expected \"%s\"", code, e.text, word);
 	assert_null(g);
@@ -128,9 +128,9 @@ static void put_good(struct buf *b)
 	put_key(b, "a.u16", GGUF_U16), put_u16(b, 60000);
 	put_key(b, "a.i16", GGUF_I16), put_u16(b, (uint16_t)-2);
 	put_kv_u32(b, "a.u32", 4000000000u);
-	put_key(b, "a.i32", GGUF_I32), put_u32(b, (uint32_t)-7);
-	put_key(b, "a.i32p", GGUF_I32), put_u32(b, 7);
-	put_key(b, "a.f32", GGUF_F32), put_u32(b, 0x3fc00000);
+	put_key(b, "a.i32", GGUF_I32), gguf_read_put_u32(b, (uint32_t)-7);
+	put_key(b, "a.i32p", GGUF_I32), gguf_read_put_u32(b, 7);
+	put_key(b, "a.f32", GGUF_F32), gguf_read_put_u32(b, 0x3fc00000);
 	put_key(b, "a.f64", GGUF_F64), put_u64(b, 0x4004000000000000);
 	put_key(b, "a.f64big", GGUF_F64), put_u64(b, 0x7fe0000000000000);
 	put_key(b, "a.bool", GGUF_BOOL), buf_putc(b, 1);
@@ -138,14 +138,15 @@ static void put_good(struct buf *b)
 	put_key(b, "a.empty", GGUF_STRING), put_str(b, "");
 	put_key(b, "a.u64", GGUF_U64), put_u64(b, UINT64_MAX);
 	put_key(b, "a.i64", GGUF_I64), put_u64(b, 5);
-	put_key(b, "a.strs", GGUF_ARRAY), put_u32(b, GGUF_STRING), put_u64(b, 3), put_str(b, "x"),
-		put_str(b, ""), put_str(b, "yz");
-	put_key(b, "a.bools", GGUF_ARRAY), put_u32(b, GGUF_BOOL), put_u64(b, 2), buf_putc(b, 1),
-		buf_putc(b, 0);
-	put_key(b, "a.ints", GGUF_ARRAY), put_u32(b, GGUF_I32), put_u64(b, 2), put_u32(b, 9),
-		put_u32(b, (uint32_t)-9);
-	put_key(b, "a.floats", GGUF_ARRAY), put_u32(b, GGUF_F32), put_u64(b, 1), put_u32(b, 0x40000000);
-	put_key(b, "a.none", GGUF_ARRAY), put_u32(b, GGUF_U32), put_u64(b, 0);
+	put_key(b, "a.strs", GGUF_ARRAY), gguf_read_put_u32(b, GGUF_STRING), put_u64(b, 3),
+		put_str(b, "x"), put_str(b, ""), put_str(b, "yz");
+	put_key(b, "a.bools", GGUF_ARRAY), gguf_read_put_u32(b, GGUF_BOOL), put_u64(b, 2),
+		buf_putc(b, 1), buf_putc(b, 0);
+	put_key(b, "a.ints", GGUF_ARRAY), gguf_read_put_u32(b, GGUF_I32), put_u64(b, 2),
+		gguf_read_put_u32(b, 9), gguf_read_put_u32(b, (uint32_t)-9);
+	put_key(b, "a.floats", GGUF_ARRAY), gguf_read_put_u32(b, GGUF_F32), put_u64(b, 1),
+		gguf_read_put_u32(b, 0x40000000);
+	put_key(b, "a.none", GGUF_ARRAY), gguf_read_put_u32(b, GGUF_U32), put_u64(b, 0);
 	put_kv_u32(b, "general.alignment", 64);
 	put_tensor(b, "w.q8", DTYPE_Q8_0, 64, 3, (uint64_t[]){64, 2, 3});
 	put_tensor(b, "b.f32", DTYPE_F32, 0, 1, (uint64_t[]){5});
@@ -163,7 +164,7 @@ static void test_good(void **state)
 	struct gguf *g;
 	struct err e;
 	put_good(&b);
-	assert_int_equal(parse(&b, &g, &e), 0);
+	assert_int_equal(gguf_read_parse(&b, &g, &e), 0);
 	assert_int_equal(g->n_kvs, 21);
 	assert_int_equal(g->n_tensors, 2);
 	assert_int_equal(g->n_files, 1);
@@ -252,7 +253,7 @@ static void test_truncated_at_every_byte(void **state)
 	size_t full = b.len;
 	for (size_t n = 0; n < full; n++) {
 		b.len = n;
-		if (parse(&b, &g, &e) != ERR_INPUT || !e.text[0])
+		if (gguf_read_parse(&b, &g, &e) != ERR_INPUT || !e.text[0])
 			fail_msg("%zu of %zu bytes were accepted", n, full);
 	}
 	buf_free(&b);
@@ -272,7 +273,7 @@ static void test_flipped_bytes(void **state)
 		char keep = b.data[i];
 		for (int k = 0; k < 6; k++) {
 			b.data[i] = (char)rng_u64(&r);
-			if (!parse(&b, &g, &e))
+			if (!gguf_read_parse(&b, &g, &e))
 				gguf_close(g);
 		}
 		b.data[i] = keep;
@@ -284,11 +285,11 @@ static void test_header(void **state)
 {
 	(void)state;
 	struct buf b = {0};
-	buf_puts(&b, "GGML"), put_u32(&b, 3), put_u64(&b, 0), put_u64(&b, 0);
+	buf_puts(&b, "GGML"), gguf_read_put_u32(&b, 3), put_u64(&b, 0), put_u64(&b, 0);
 	refuse(&b, "is not a GGUF file");
-	buf_puts(&b, "GGUF"), put_u32(&b, 2), put_u64(&b, 0), put_u64(&b, 0);
+	buf_puts(&b, "GGUF"), gguf_read_put_u32(&b, 2), put_u64(&b, 0), put_u64(&b, 0);
 	refuse(&b, "version 2 found, 3 expected");
-	buf_puts(&b, "GGUF"), put_u32(&b, 0x03000000), put_u64(&b, 0), put_u64(&b, 0);
+	buf_puts(&b, "GGUF"), gguf_read_put_u32(&b, 0x03000000), put_u64(&b, 0), put_u64(&b, 0);
 	refuse(&b, "big-endian");
 	put_header(&b, 1, 0);
 	refuse(&b, "1 tensors announced");
@@ -316,16 +317,16 @@ static void test_keys(void **state)
 	refuse(&b, "key k: 2 found where a bool");
 	put_header(&b, 0, 2), put_kv_u32(&b, "k", 1), put_kv_u32(&b, "k", 1);
 	refuse(&b, "key k occurs twice");
-	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, GGUF_ARRAY), put_u64(&b, 1),
-		put_zeros(&b, 30);
+	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), gguf_read_put_u32(&b, GGUF_ARRAY),
+		put_u64(&b, 1), put_zeros(&b, 30);
 	refuse(&b, "key k: an array of arrays");
-	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, 77), put_u64(&b, 1),
+	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), gguf_read_put_u32(&b, 77), put_u64(&b, 1),
 		put_zeros(&b, 30);
 	refuse(&b, "key k: unknown value type 77");
-	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, GGUF_STRING),
+	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), gguf_read_put_u32(&b, GGUF_STRING),
 		put_u64(&b, UINT64_MAX / 8), put_zeros(&b, 30);
 	refuse(&b, "strings announced");
-	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), put_u32(&b, GGUF_F64),
+	put_header(&b, 0, 1), put_key(&b, "k", GGUF_ARRAY), gguf_read_put_u32(&b, GGUF_F64),
 		put_u64(&b, UINT64_MAX / 8 + 1), put_zeros(&b, 30);
 	refuse(&b, "elements of type f64 announced");
 	put_header(&b, 0, 1), put_key(&b, "k", GGUF_STRING), put_u64(&b, UINT64_MAX - 3),
@@ -403,7 +404,8 @@ static void test_many(void **state)
 	struct gguf *g;
 	struct err e;
 	put_header(&b, N, 1);
-	put_key(&b, "tokenizer.ggml.tokens", GGUF_ARRAY), put_u32(&b, GGUF_STRING), put_u64(&b, WORDS);
+	put_key(&b, "tokenizer.ggml.tokens", GGUF_ARRAY), gguf_read_put_u32(&b, GGUF_STRING),
+		put_u64(&b, WORDS);
 	char word[32];
 	for (int i = 0; i < WORDS; i++)
 		sprintf(word, "w%d", i), put_str(&b, word);
@@ -411,7 +413,7 @@ static void test_many(void **state)
 		sprintf(word, "blk.%d.x", i * 7919 % N),
 			put_tensor(&b, word, DTYPE_F32, (uint64_t)i * 32, 1, (uint64_t[]){8});
 	pad_to(&b, 32), put_zeros(&b, N * 32);
-	assert_int_equal(parse(&b, &g, &e), 0);
+	assert_int_equal(gguf_read_parse(&b, &g, &e), 0);
 	for (int i = 0; i < N; i++) {
 		sprintf(word, "blk.%d.x", i * 7919 % N);
 		assert_ptr_equal(gguf_find_tensor(g, word), &g->tensors[i]);
@@ -442,7 +444,7 @@ static void save_part(const char *file, int no, int count, int total, const char
 	put_key(&b, "split.no", GGUF_U16), put_u16(&b, (uint16_t)no);
 	put_key(&b, "split.count", GGUF_U16), put_u16(&b, (uint16_t)count);
 	if (total >= 0)
-		put_key(&b, "split.tensors.count", GGUF_I32), put_u32(&b, (uint32_t)total);
+		put_key(&b, "split.tensors.count", GGUF_I32), gguf_read_put_u32(&b, (uint32_t)total);
 	put_kv_u32(&b, "only.here", (uint32_t)no);
 	if (tensor)
 		put_tensor(&b, tensor, DTYPE_F32, 0, 1, (uint64_t[]){8});

@@ -141,7 +141,7 @@ static void test_round_trip(void **state)
 	gguf_close(g);
 }
 
-static void test_refused(void **state)
+static void test_gguf_write_refused(void **state)
 {
 	(void)state;
 	struct err e = {0};
@@ -364,7 +364,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_round_trip),
-		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_gguf_write_refused),
 		cmocka_unit_test(test_split_by_threads),
 		cmocka_unit_test(test_resume),
 		cmocka_unit_test(test_shared),

@@ -31,7 +31,7 @@ static void put_file(struct buf *b, const char *json, size_t data_bytes)
 }
 
 /* On an exact heap copy, so that the sanitizer sees one byte too many. */
-static int parse(const char *json, size_t data_bytes, struct safetensors **st, struct err *e)
+static int parse_bytes(const char *json, size_t data_bytes, struct safetensors **st, struct err *e)
 {
 	struct buf b = {0};
 	put_file(&b, json, data_bytes);
@@ -48,7 +48,7 @@ static void refuse(const char *json, size_t data_bytes, const char *word)
 {
 	struct safetensors *st;
 	struct err e;
-	int code = parse(json, data_bytes, &st, &e);
+	int code = parse_bytes(json, data_bytes, &st, &e);
 	if (code != ERR_INPUT || !strstr(e.text, word))
 		fail_msg("%s: code %d, text \"%s\", expected \"%s\"", json, code, e.text, word);
 	assert_null(st);
@@ -68,7 +68,7 @@ static void test_good(void **state)
 		"\"a\":{\"dtype\":\"F32\",\"shape\":[],\"data_offsets\":[0,4]},"
 		"\"z\":{\"dtype\":\"F8_E4M3\",\"shape\":[0,5],\"data_offsets\":[16,16]},"
 		"\"c\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[16,24]}}   ";
-	assert_int_equal(parse(json, 24, &st, &e), 0);
+	assert_int_equal(parse_bytes(json, 24, &st, &e), 0);
 	assert_int_equal(st->n_tensors, 4);
 	assert_true(st->tensor_bytes == 24);
 	assert_string_equal(st->tensors[0].name, "a");
@@ -84,13 +84,13 @@ static void test_good(void **state)
 	assert_null(safetensors_find(st, "__metadata__"));
 	assert_null(safetensors_find(st, ""));
 	safetensors_close(st);
-	assert_int_equal(parse("{}", 0, &st, &e), 0);
+	assert_int_equal(parse_bytes("{}", 0, &st, &e), 0);
 	assert_int_equal(st->n_tensors, 0);
 	safetensors_close(st);
 	safetensors_close(NULL);
 }
 
-static void test_refused(void **state)
+static void test_safetensors_refused(void **state)
 {
 	(void)state;
 	refuse("", 0, "does not begin with '{'");
@@ -370,11 +370,11 @@ static void test_scale_shape(void **state)
 	struct safetensors *st;
 	struct err e;
 	assert_int_equal(
-		parse("{\"w\":{\"dtype\":\"F8_E4M3\",\"shape\":[129,2],\"data_offsets\":[0,258]},"
-			  "\"bad\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[258,262]},"
-			  "\"int\":{\"dtype\":\"I32\",\"shape\":[2,1],\"data_offsets\":[262,270]},"
-			  "\"good\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[270,278]},"
-			  "\"v\":{\"dtype\":\"F8_E4M3\",\"shape\":[4],\"data_offsets\":[278,282]}}",
+		parse_bytes("{\"w\":{\"dtype\":\"F8_E4M3\",\"shape\":[129,2],\"data_offsets\":[0,258]},"
+					"\"bad\":{\"dtype\":\"F32\",\"shape\":[1,1],\"data_offsets\":[258,262]},"
+					"\"int\":{\"dtype\":\"I32\",\"shape\":[2,1],\"data_offsets\":[262,270]},"
+					"\"good\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[270,278]},"
+					"\"v\":{\"dtype\":\"F8_E4M3\",\"shape\":[4],\"data_offsets\":[278,282]}}",
 			282, &st, &e),
 		0);
 	const struct safetensors_tensor *w = safetensors_find(st, "w");
@@ -391,7 +391,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_good),
-		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_safetensors_refused),
 		cmocka_unit_test(test_directory),
 		cmocka_unit_test(test_float_formats),
 		cmocka_unit_test(test_fp8_scales),

@@ -49,7 +49,7 @@ static void on_event(void *user, const struct chat_event *ev)
 	s->last = (int)ev->kind;
 }
 
-static void parse(
+static void fuzz_chat_parse_run(
 	const struct buf *text, unsigned options, size_t step, const json_t *tools, struct seen *s)
 {
 	struct chat_parse p;
@@ -83,9 +83,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			buf_append(&text, &data[i], 1);
 	}
 	struct seen whole, pieces, bytes;
-	parse(&text, options, text.len + 1, tools, &whole);
-	parse(&text, options, 1 + options / 16, tools, &pieces);
-	parse(&text, options, 1, tools, &bytes);
+	fuzz_chat_parse_run(&text, options, text.len + 1, tools, &whole);
+	fuzz_chat_parse_run(&text, options, 1 + options / 16, tools, &pieces);
+	fuzz_chat_parse_run(&text, options, 1, tools, &bytes);
 	if (strcmp(buf_str(&whole.log), buf_str(&bytes.log)) ||
 		strcmp(buf_str(&whole.log), buf_str(&pieces.log)))
 		bug("pieces give other events:\n%s\n%s", buf_str(&whole.log), buf_str(&bytes.log));

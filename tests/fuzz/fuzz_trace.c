@@ -12,7 +12,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static void check(const struct trace *t)
+static void fuzz_trace_check(const struct trace *t)
 {
 	const struct trace_model *m = &t->model;
 	uint64_t accesses = 0;
@@ -62,7 +62,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			bug("refused without a sentence, or left something behind");
 		return 0;
 	}
-	check(&t);
+	fuzz_trace_check(&t);
 	/* Shapes with many keys cost only time here. */
 	if ((uint64_t)t.model.n_layers * t.model.n_experts <= 1 << 16 && t.n_accesses < 1 << 16) {
 		struct trace_stats s;

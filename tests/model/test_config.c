@@ -18,7 +18,7 @@
 
 static struct gguf *pocket;
 
-static int setup(void **state)
+static int config_setup(void **state)
 {
 	(void)state;
 	struct err e = {0};
@@ -26,7 +26,7 @@ static int setup(void **state)
 	return gguf_open(MODEL, &pocket, &e);
 }
 
-static int teardown(void **state)
+static int config_teardown(void **state)
 {
 	(void)state;
 	gguf_close(pocket);
@@ -248,5 +248,5 @@ int main(void)
 		cmocka_unit_test(test_bad_tensors),
 		cmocka_unit_test(test_redundant_indexers),
 	};
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return cmocka_run_group_tests(tests, config_setup, config_teardown);
 }

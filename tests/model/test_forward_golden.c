@@ -37,7 +37,7 @@ static struct engine *engine;
 static struct safetensors *golden;
 static json_t *prompts;
 
-static int setup(void **state)
+static int forward_golden_setup(void **state)
 {
 	(void)state;
 	struct err e = {0};
@@ -57,7 +57,7 @@ static int setup(void **state)
 	return rc;
 }
 
-static int teardown(void **state)
+static int forward_golden_teardown(void **state)
 {
 	(void)state;
 	engine_close(engine, NULL);
@@ -262,5 +262,5 @@ int main(int argc, char **argv)
 		max_router_share = 1e-3;
 	}
 	const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_prompt)};
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return cmocka_run_group_tests(tests, forward_golden_setup, forward_golden_teardown);
 }

@@ -21,7 +21,7 @@ static struct gguf *file;
 static struct tokenizer *t;
 static int32_t n_valid;
 
-static int setup(void **state)
+static int serve_output_setup(void **state)
 {
 	(void)state;
 	struct err e = {0};
@@ -33,7 +33,7 @@ static int setup(void **state)
 	return 0;
 }
 
-static int teardown(void **state)
+static int serve_output_teardown(void **state)
 {
 	(void)state;
 	tokenizer_free(t);
@@ -285,5 +285,5 @@ int main(void)
 		cmocka_unit_test(test_forced_calls),
 		cmocka_unit_test(test_no_calls),
 	};
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return cmocka_run_group_tests(tests, serve_output_setup, serve_output_teardown);
 }

@@ -16,7 +16,7 @@ static struct gguf *file;
 static struct tokenizer *tokenizer;
 static struct request_model model;
 
-static int setup(void **state)
+static int serve_requests_setup(void **state)
 {
 	(void)state;
 	struct err e = {0};
@@ -32,7 +32,7 @@ static int setup(void **state)
 	return 0;
 }
 
-static int teardown(void **state)
+static int serve_requests_teardown(void **state)
 {
 	(void)state;
 	turn_store_free(model.turns);
@@ -41,7 +41,7 @@ static int teardown(void **state)
 	return 0;
 }
 
-static void parse(const struct api *api, const char *body, struct request *r)
+static void serve_requests_parse(const struct api *api, const char *body, struct request *r)
 {
 	struct request_error e = {0};
 	if (api_parse(api, &model, body, strlen(body), r, &e))
@@ -59,7 +59,7 @@ static char *prompt_text(const struct request *r)
 static void expect_prompt(const struct api *api, const char *body, const char *text)
 {
 	struct request r;
-	parse(api, body, &r);
+	serve_requests_parse(api, body, &r);
 	char *got = prompt_text(&r);
 	assert_string_equal(got, text);
 	free(got);
@@ -159,7 +159,7 @@ static void test_members(void **state)
 {
 	(void)state;
 	struct request r;
-	parse(&api_chat,
+	serve_requests_parse(&api_chat,
 		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"temperature\":0.5,\"top_p\":0,"
 		"\"top_k\":-1,"
 		"\"min_p\":1,\"seed\":-3,"
@@ -176,13 +176,14 @@ static void test_members(void **state)
 	assert_string_equal(r.output.stops[1], "yz");
 	assert_true(r.output.logprobs && r.output.n_top == 4 && r.output.chat && r.output.in_reasoning);
 	request_fini(&r);
-	parse(&api_completions, "{\"prompt\":[[1,2],\"ab\"],\"n\":2,\"logprobs\":0}", &r);
+	serve_requests_parse(
+		&api_completions, "{\"prompt\":[[1,2],\"ab\"],\"n\":2,\"logprobs\":0}", &r);
 	assert_int_equal(r.n_prompts, 2);
 	assert_int_equal(r.prompts[0].n, 2);
 	assert_int_equal(r.max_new, 16);
 	assert_true(r.output.logprobs && !r.output.n_top && !r.output.chat);
 	request_fini(&r);
-	parse(&api_messages,
+	serve_requests_parse(&api_messages,
 		"{\"max_tokens\":7,\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{"
 		"\"name\":\"f\","
 		"\"input_schema\":{\"type\":"
@@ -193,7 +194,7 @@ static void test_members(void **state)
 	request_fini(&r);
 }
 
-static void test_refused(void **state)
+static void test_serve_requests_refused(void **state)
 {
 	(void)state;
 	const char *m = "\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]";
@@ -300,7 +301,7 @@ static void test_known_turns(void **state)
 	(void)state;
 	struct request r;
 	const char *first = "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}";
-	parse(&api_chat, first, &r);
+	serve_requests_parse(&api_chat, first, &r);
 	/* reasoning "r", then "lake" as single bytes */
 	int32_t ids[8], end_think = tokenizer_find_added(tokenizer, "</think>");
 	struct token_ids one = {0};
@@ -321,7 +322,7 @@ static void test_known_turns(void **state)
 	request_fini(&r);
 	/* as clients send it: with blanks, without reasoning; the reasoning goes with the next user
 	 * message */
-	parse(&api_chat,
+	serve_requests_parse(&api_chat,
 		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":"
 		"\" "
 		"lake\\n\"},{\"role\":\"user\","
@@ -331,7 +332,7 @@ static void test_known_turns(void **state)
 	assert_int_equal(r.prompts[0].data[before], end_think);
 	assert_memory_equal(r.prompts[0].data + before + 1, ids + 2, 4 * sizeof *ids);
 	request_fini(&r);
-	parse(&api_chat,
+	serve_requests_parse(&api_chat,
 		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\",\"content\":"
 		"\"lake\"},{"
 		"\"role\":\"user\","
@@ -356,7 +357,7 @@ static void test_known_turns(void **state)
 		"\"content\":\"b\"}]}",
 	};
 	for (size_t i = 0; i < ARRAY_LEN(others); i++) {
-		parse(&api_chat, others[i], &r);
+		serve_requests_parse(&api_chat, others[i], &r);
 		assert_int_equal(r.n_replayed, 0);
 		request_fini(&r);
 	}
@@ -397,9 +398,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_prompts),
 		cmocka_unit_test(test_members),
-		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_serve_requests_refused),
 		cmocka_unit_test(test_known_turns),
 		cmocka_unit_test(test_turn_store),
 	};
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return cmocka_run_group_tests(tests, serve_requests_setup, serve_requests_teardown);
 }

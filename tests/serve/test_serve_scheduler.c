@@ -29,7 +29,7 @@
 static struct engine *g;
 static struct metrics *metrics;
 
-static int setup(void **state)
+static int serve_scheduler_setup(void **state)
 {
 	(void)state;
 	struct engine_options o = {.model_path = "tools/pocket/pocket.gguf",
@@ -43,7 +43,7 @@ static int setup(void **state)
 	return 0;
 }
 
-static int teardown(void **state)
+static int serve_scheduler_teardown(void **state)
 {
 	(void)state;
 	metrics_free(metrics);
@@ -372,5 +372,5 @@ int main(void)
 		cmocka_unit_test(test_common_prompts),
 		cmocka_unit_test(test_end_of_context),
 	};
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return cmocka_run_group_tests(tests, serve_scheduler_setup, serve_scheduler_teardown);
 }

@@ -287,7 +287,7 @@ static void test_hostile_sizes(void **state)
 
 /* --- from a GGUF --- */
 
-static void put_u32(struct buf *b, uint32_t v)
+static void extent_put_u32(struct buf *b, uint32_t v)
 {
 	buf_append(b, &v, 4);
 }
@@ -309,7 +309,7 @@ static void make_gguf(struct buf *b, const struct made_tensor *x, unsigned n)
 {
 	buf_clear(b);
 	buf_append(b, "GGUF", 4);
-	put_u32(b, 3);
+	extent_put_u32(b, 3);
 	put_u64(b, n);
 	put_u64(b, 0);
 	uint64_t offset = 0;
@@ -317,12 +317,12 @@ static void make_gguf(struct buf *b, const struct made_tensor *x, unsigned n)
 		uint64_t bytes = 4;
 		put_u64(b, strlen(x[i].name));
 		buf_puts(b, x[i].name);
-		put_u32(b, x[i].n_dims);
+		extent_put_u32(b, x[i].n_dims);
 		for (unsigned d = 0; d < x[i].n_dims; d++) {
 			put_u64(b, x[i].ne[d]);
 			bytes *= x[i].ne[d];
 		}
-		put_u32(b, DTYPE_F32);
+		extent_put_u32(b, DTYPE_F32);
 		put_u64(b, offset);
 		offset += num_align_up(bytes, 32);
 	}

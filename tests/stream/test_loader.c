@@ -345,7 +345,7 @@ static void test_throttle(void **state)
 	close_source(s);
 }
 
-static void test_refusals(void **state)
+static void test_loader_refusals(void **state)
 {
 	(void)state;
 	struct err e = {0};
@@ -470,7 +470,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_slow_disk_and_cancel),
 		cmocka_unit_test(test_close_in_flight),
 		cmocka_unit_test(test_throttle),
-		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_loader_refusals),
 		cmocka_unit_test(test_warm),
 		cmocka_unit_test(test_map),
 	};

@@ -21,7 +21,7 @@
 
 static struct gguf *file;
 
-static int setup(void **state)
+static int tensor_load_setup(void **state)
 {
 	(void)state;
 	struct err e = {0};
@@ -29,7 +29,7 @@ static int setup(void **state)
 	return gguf_open(MODEL, &file, &e);
 }
 
-static int teardown(void **state)
+static int tensor_load_teardown(void **state)
 {
 	(void)state;
 	gguf_close(file);
@@ -165,5 +165,5 @@ int main(void)
 		cmocka_unit_test(test_failures),
 		cmocka_unit_test(test_refused_read),
 	};
-	return cmocka_run_group_tests(tests, setup, teardown);
+	return cmocka_run_group_tests(tests, tensor_load_setup, tensor_load_teardown);
 }

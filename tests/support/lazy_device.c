@@ -113,7 +113,7 @@ static struct op *add(int kind)
 	return push(o, kind);
 }
 
-static void run(struct backend *b, struct op *p)
+static void lazy_device_run(struct backend *b, struct op *p)
 {
 	const struct backend_ops *x = d.inner, *mine = b->ops;
 	uint64_t n_fences = b->fence_value;
@@ -194,7 +194,7 @@ static bool step(struct backend *b)
 		d.inner->expert_ffn(b, p->from, t->jobs, t->n_jobs, 1, (int)p->n[2], p->to);
 		d.first_waits++;
 	} else {
-		run(b, p);
+		lazy_device_run(b, p);
 	}
 	free(p->held);
 	d.next++;

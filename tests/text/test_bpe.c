@@ -261,7 +261,7 @@ static void test_longest_added_token_wins(void **state)
 	vocab_fini(&v);
 }
 
-static void test_refusals(void **state)
+static void test_bpe_refusals(void **state)
 {
 	(void)state;
 	static const struct {
@@ -388,7 +388,7 @@ int main(void)
 		cmocka_unit_test(test_against_slow),
 		cmocka_unit_test(test_lookup),
 		cmocka_unit_test(test_longest_added_token_wins),
-		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_bpe_refusals),
 		cmocka_unit_test(test_rank_files),
 		cmocka_unit_test(test_long_piece),
 	};

@@ -184,7 +184,7 @@ static void test_inline_thinking(void **state)
 	}
 }
 
-static void test_refusals(void **state)
+static void test_chat_refusals(void **state)
 {
 	(void)state;
 	static const struct {
@@ -286,7 +286,7 @@ int main(void)
 		cmocka_unit_test(test_users_text_stays_text),
 		cmocka_unit_test(test_bytes_of_all_kinds),
 		cmocka_unit_test(test_inline_thinking),
-		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_chat_refusals),
 		cmocka_unit_test(test_json_style),
 	};
 	return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -122,7 +122,8 @@ static char *parse_ids(
 }
 
 /* All ways to feed `text` give `want`. */
-static void check(const char *text, const char *want, const json_t *tools, bool in_reasoning)
+static void chat_parse_check(
+	const char *text, const char *want, const json_t *tools, bool in_reasoning)
 {
 	size_t n = strlen(text);
 	for (size_t a = 0; a <= n; a++)
@@ -196,9 +197,9 @@ static void test_golden(void **state)
 					n = (size_t)(end - at);
 			}
 			char *part = strndup(at, n), *want = expected(m, part);
-			check(part, want, tools, false);
+			chat_parse_check(part, want, tools, false);
 			/* the usual case: <think> was the end of the prompt */
-			check(part + strlen("<think>"), want, tools, true);
+			chat_parse_check(part + strlen("<think>"), want, tools, true);
 			turns++;
 			calls += json_array_size(json_object_get(m, "tool_calls"));
 			free(part);
@@ -269,9 +270,9 @@ static void test_broken_calls(void **state)
 			"\"\xef\xbf\xbd\"})A(\xf0\x9f\x98\x80\xef\xbf\xbd)"},
 	};
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-		check(cases[i].text, cases[i].want, NULL, false);
-	check("r</think>a</think>b", "R(r)A(a</think>b)", NULL, true);
-	check("r <think> s", "R(r <think> s)", NULL, true);
+		chat_parse_check(cases[i].text, cases[i].want, NULL, false);
+	chat_parse_check("r</think>a</think>b", "R(r)A(a</think>b)", NULL, true);
+	chat_parse_check("r <think> s", "R(r <think> s)", NULL, true);
 }
 
 static void test_types(void **state)
@@ -336,12 +337,12 @@ static void test_types(void **state)
 		buf_printf(&text, CALL "f<arg_key>%s</arg_key><arg_value>%s</arg_value>" END, cases[i].key,
 			cases[i].value);
 		buf_printf(&want, "C(f {\"%s\": %s})", cases[i].key, cases[i].want);
-		check(buf_str(&text), buf_str(&want), tools, false);
+		chat_parse_check(buf_str(&text), buf_str(&want), tools, false);
 		buf_free(&text);
 		buf_free(&want);
 	}
-	check(CALL "flat" K("s") V("1") END, "C(flat {\"s\": \"1\"})", tools, false);
-	check(CALL "unknown" K("s") V("1") END, "C(unknown {\"s\": 1})", tools, false);
+	chat_parse_check(CALL "flat" K("s") V("1") END, "C(flat {\"s\": \"1\"})", tools, false);
+	chat_parse_check(CALL "unknown" K("s") V("1") END, "C(unknown {\"s\": 1})", tools, false);
 	json_decref(tools);
 }
 

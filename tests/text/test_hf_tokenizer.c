@@ -58,7 +58,7 @@ static void test_pocket(void **state)
 #define MODEL(rest)            "'model':{'type':'BPE','vocab':{'a':0,'b':1,'ab':2}" rest "}"
 
 /* A document out of its parts, with ' for ". */
-static int parse(const char *text, struct hf_tokenizer *t, struct err *e)
+static int parse_literal(const char *text, struct hf_tokenizer *t, struct err *e)
 {
 	char *json = strdup(text);
 	for (char *p = json; *p; p++)
@@ -85,7 +85,7 @@ static void test_small(void **state)
 	for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
 		struct hf_tokenizer t;
 		struct err e = {0};
-		if (parse(good[i], &t, &e))
+		if (parse_literal(good[i], &t, &e))
 			fail_msg("%s", e.text);
 		assert_int_equal(t.n_tokens, 3);
 		assert_int_equal(t.n_merges, 1);
@@ -98,10 +98,11 @@ static void test_small(void **state)
 	}
 	struct hf_tokenizer t;
 	struct err e = {0};
-	assert_int_equal(parse("{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(
-							   ",'merges':[],'ignore_merges':true") ",'added_tokens':[" ADDED("5",
-							   "<x y>", FLAGS) "]}",
-						 &t, &e),
+	assert_int_equal(
+		parse_literal("{" PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(
+						  ",'merges':[],'ignore_merges':true") ",'added_tokens':[" ADDED("5",
+						  "<x y>", FLAGS) "]}",
+			&t, &e),
 		0);
 	assert_int_equal(t.n_tokens, 6);
 	check_token(&t, 3, "[PAD3]", TOKEN_UNUSED);
@@ -111,7 +112,7 @@ static void test_small(void **state)
 	hf_tokenizer_fini(&t);
 }
 
-static void test_refusals(void **state)
+static void test_hf_tokenizer_refusals(void **state)
 {
 	(void)state;
 #define REST PRE(GLM_SPLIT, GLM_BYTES) "," MODEL(",'merges':[]") "}"
@@ -179,7 +180,7 @@ static void test_refusals(void **state)
 	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
 		struct hf_tokenizer t;
 		struct err e = {0};
-		if (parse(cases[i].json, &t, &e) != ERR_INPUT)
+		if (parse_literal(cases[i].json, &t, &e) != ERR_INPUT)
 			fail_msg("case %zu was accepted", i);
 		if (!strstr(e.text, cases[i].want))
 			fail_msg("case %zu: \"%s\", expected \"%s\"", i, e.text, cases[i].want);
@@ -204,7 +205,7 @@ static void test_truncated(void **state)
 		char *cut = strndup(text, n);
 		struct hf_tokenizer t;
 		struct err e = {0};
-		assert_int_equal(parse(cut, &t, &e), ERR_INPUT);
+		assert_int_equal(parse_literal(cut, &t, &e), ERR_INPUT);
 		free(cut);
 	}
 }
@@ -214,7 +215,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_pocket),
 		cmocka_unit_test(test_small),
-		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_hf_tokenizer_refusals),
 		cmocka_unit_test(test_truncated),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -163,7 +163,7 @@ static void test_stop_set(void **state)
 				tokenizer_is_stop(pocket, 8137));
 }
 
-static void test_refusals(void **state)
+static void test_tokenizer_refusals(void **state)
 {
 	(void)state;
 	static const struct {
@@ -336,7 +336,7 @@ static void test_merge_count(void **state)
 
 /* ---- the same tokenizer out of a GGUF ---- */
 
-static void put_u32(struct buf *b, uint32_t v)
+static void tokenizer_put_u32(struct buf *b, uint32_t v)
 {
 	buf_append(b, &v, sizeof v);
 }
@@ -350,13 +350,13 @@ static void put_str(struct buf *b, const char *s, uint64_t n)
 static void put_key(struct buf *b, const char *key, uint32_t type)
 {
 	put_str(b, key, strlen(key));
-	put_u32(b, type);
+	tokenizer_put_u32(b, type);
 }
 
 static void put_array(struct buf *b, const char *key, uint32_t element, uint64_t n)
 {
 	put_key(b, key, GGUF_ARRAY);
-	put_u32(b, element);
+	tokenizer_put_u32(b, element);
 	buf_append(b, &n, sizeof n);
 }
 
@@ -372,8 +372,8 @@ static int from_gguf(
 {
 	struct buf b = {0};
 	uint64_t n_tensors = 0, n_kv = 4 + c->merges + c->eos_ids + (c->eot != UINT32_MAX);
-	put_u32(&b, 0x46554747);
-	put_u32(&b, 3);
+	tokenizer_put_u32(&b, 0x46554747);
+	tokenizer_put_u32(&b, 3);
 	buf_append(&b, &n_tensors, 8);
 	buf_append(&b, &n_kv, 8);
 	put_key(&b, "tokenizer.ggml.model", GGUF_STRING);
@@ -385,7 +385,7 @@ static int from_gguf(
 		put_str(&b, hf->tokens[i].data, hf->tokens[i].len);
 	put_array(&b, "tokenizer.ggml.token_type", GGUF_I32, c->n_types);
 	for (uint32_t i = 0; i < c->n_types; i++)
-		put_u32(&b, hf->types[i]);
+		tokenizer_put_u32(&b, hf->types[i]);
 	if (c->merges) {
 		put_array(&b, "tokenizer.ggml.merges", GGUF_STRING, hf->n_merges);
 		for (uint32_t i = 0; i < hf->n_merges; i++)
@@ -393,12 +393,12 @@ static int from_gguf(
 	}
 	if (c->eos_ids) {
 		put_array(&b, "tokenizer.ggml.eos_token_ids", GGUF_I32, 2);
-		put_u32(&b, 7);
-		put_u32(&b, 8128);
+		tokenizer_put_u32(&b, 7);
+		tokenizer_put_u32(&b, 8128);
 	}
 	if (c->eot != UINT32_MAX) {
 		put_key(&b, "tokenizer.ggml.eot_token_id", GGUF_U32);
-		put_u32(&b, c->eot);
+		tokenizer_put_u32(&b, c->eot);
 	}
 	while (b.len % 32)
 		buf_putc(&b, 0);
@@ -480,7 +480,7 @@ int main(void)
 		cmocka_unit_test(test_fixture_prompts),
 		cmocka_unit_test(test_added_only_when_asked),
 		cmocka_unit_test(test_stop_set),
-		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_tokenizer_refusals),
 		cmocka_unit_test(test_stream_at_every_cut),
 		cmocka_unit_test(test_utf8_exhaustively),
 		cmocka_unit_test(test_runs),

@@ -241,7 +241,7 @@ static void test_folded_and_confined(void **state)
 	}
 }
 
-static void test_refused(void **state)
+static void test_replayed_routing_refused(void **state)
 {
 	(void)state;
 	struct err e = {0};
@@ -264,7 +264,7 @@ int main(void)
 		cmocka_unit_test(test_single_rows),
 		cmocka_unit_test(test_rows_and_groups),
 		cmocka_unit_test(test_folded_and_confined),
-		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_replayed_routing_refused),
 	};
 	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
 }
