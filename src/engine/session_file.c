@@ -347,8 +347,8 @@ static int check_head(
 		return err_hint(e, "-c %u or more takes them", h->n);
 	}
 	if (h->note_bytes > SESSION_FILE_NOTE_MAX)
-		return err_set(e, ERR_INPUT, "%.400s: announces a note of %llu bytes, expected at most %u",
-			name, (unsigned long long)h->note_bytes, SESSION_FILE_NOTE_MAX);
+		return err_set(e, ERR_INPUT, "%.400s: has a note of %llu bytes, expected at most %u", name,
+			(unsigned long long)h->note_bytes, SESSION_FILE_NOTE_MAX);
 	return 0;
 }
 

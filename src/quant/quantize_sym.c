@@ -8,7 +8,7 @@
  *
  * Once the scale is fixed the best codes are the nearest ones, so all that is searched is the
  * scale, and the error as a function of it is jagged: in 32 weights the rounding errors scatter
- * enough that the best of a few dozen scales beats the textbook choice max / 127 by a quarter of
+ * enough that the best of a few dozen scales beats the usual choice max / 127 by a quarter of
  * the squared error. Hence candidates first, least squares second:
  *   - one scale: 2 x n_candidates values around "the largest weight takes the last code", for both
  * signs of d, because the code range has one value more below zero; each is first improved by one

@@ -191,7 +191,7 @@ static void on_bytes(struct chat_parse *p, const char *s, size_t n)
 	buf_append(&p->call, s, n);
 }
 
-/* Whether the tag may stand here; moves on if so. The tag is already noted in p->call. */
+/* Whether the tag may stand here; moves on if so. The tag is already recorded in p->call. */
 static bool call_accepts(struct chat_parse *p, enum tag tag)
 {
 	bool named = !all_blank(buf_str(&p->name), p->name.len);

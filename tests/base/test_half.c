@@ -102,7 +102,7 @@ static void test_nan(void **state)
 		assert_true(isnan(f16_to_f32(f32_to_f16(f))));
 		assert_true(isnan(bf16_to_f32(f32_to_bf16(f))));
 	}
-	for (unsigned i = 0; i < 65536; i++) { /* what can be decoded encodes to itself, NaN aside */
+	for (unsigned i = 0; i < 65536; i++) { /* what can be decoded encodes to itself, except NaN */
 		if (!isnan(f16_to_f32((uint16_t)i)))
 			assert_int_equal(f32_to_f16(f16_to_f32((uint16_t)i)), i);
 		if (!isnan(bf16_to_f32((uint16_t)i)))

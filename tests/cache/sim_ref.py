@@ -111,7 +111,7 @@ class Sieve:
 
 class Lfu:
     def __init__(self, half_life=1.0, recency_window=0, **_):
-        self.young, self.old = OrderedDict(), set()        # the resident keys; young: oldest first
+        self.recent, self.old = OrderedDict(), set()        # the resident keys; recent: oldest first
         self.score, self.last, self.now, self.recency_window = {}, {}, 0, recency_window
         self.weight, self.growth = 1.0, 1 + 0.6931471805599453 / max(half_life, 1.0)
 
@@ -124,28 +124,28 @@ class Lfu:
             self.weight *= 2.0 ** -500
         self.score[key] = self.score.get(key, 0.0) + self.weight
         self.last[key] = now
-        if key in self.young or key in self.old:
+        if key in self.recent or key in self.old:
             self.remove(key)
-            self.young[key] = True
+            self.recent[key] = True
 
     def insert(self, key, now):
-        self.young[key] = True
+        self.recent[key] = True
 
     def victim(self, pinned):
-        for key in list(self.young):
+        for key in list(self.recent):
             if self.last[key] + self.recency_window > self.now:
                 break
-            del self.young[key]
+            del self.recent[key]
             self.old.add(key)
         score, last = self.score, self.last
         found = [k for k in self.old if k not in pinned]
         if found:
             return min(found, key=lambda k: (score[k], last[k], k))
-        return next(k for k in self.young if k not in pinned)
+        return next(k for k in self.recent if k not in pinned)
 
     def remove(self, key):
         self.old.discard(key)
-        self.young.pop(key, None)
+        self.recent.pop(key, None)
 
 
 class Belady:

@@ -258,7 +258,7 @@ static void policy_run(const struct policy_ops *ops, uint64_t seed, struct refer
 		}
 	}
 	/* With an age limit the search may give up, but never names what is pinned, absent or too
-	 * young. */
+	 * recent. */
 	for (int i = 0; i < 200; i++) {
 		int list = (int)rng_below(&r, N_LISTS);
 		uint64_t before = m.now > 20 ? m.now - rng_below(&r, 20) : 1;

@@ -220,7 +220,7 @@ static void test_two_tiers(void **state)
 	trace_fini(&t);
 }
 
-/* Guesses turn misses into hits, cost bytes, and are counted as used or wasted. */
+/* Predictions turn misses into hits, cost bytes, and are counted as used or wasted. */
 static void test_lookahead(void **state)
 {
 	(void)state;

@@ -180,7 +180,7 @@ static void test_cut_anywhere(void **state)
 	write_file(3, 400);
 	size_t n;
 	uint8_t *data = slurp(path, &n);
-	size_t most = 0, noted = 0, refused = 0;
+	size_t most = 0, n_recorded = 0, refused = 0;
 	for (size_t cut = 0; cut < n; cut += cut < 300 || n - cut < 300 ? 1 : 37) {
 		uint8_t *part =
 			mem_new(cut + 1, 1); /* exact size, so that a read past the end is seen by asan */
@@ -192,7 +192,7 @@ static void test_cut_anywhere(void **state)
 			assert_true(!strncmp(e.text, "cut: ", 5));
 			assert_int_equal(t.n_events, 0);
 		} else {
-			noted++;
+			n_recorded++;
 			assert_true(t.ends_early);
 			assert_true(strstr(t.note, "ends early") != NULL);
 			assert_true(t.n_events >= most); /* a longer file never gives less */
@@ -201,7 +201,7 @@ static void test_cut_anywhere(void **state)
 		trace_fini(&t);
 		free(part);
 	}
-	assert_true(most > 1000 && noted > 100 && refused > 16);
+	assert_true(most > 1000 && n_recorded > 100 && refused > 16);
 	free(data);
 }
 

@@ -117,8 +117,8 @@ def logits():
 
     header, data = safetensors("taps")
     check("residuals of every layer", header["resid_last"]["shape"] == [config["layers"], config["embedding"]], header)
-    picks = [n, config["moe_layers"], config["experts_used"]]
-    check("router picks of every token", header["router"]["shape"] == picks and header["router"]["dtype"] == "U8", header)
+    id_shape = [n, config["moe_layers"], config["experts_used"]]
+    check("expert ids of every token", header["router"]["shape"] == id_shape and header["router"]["dtype"] == "U8", header)
     begin, end = header["router"]["data_offsets"]
     k = config["experts_used"]
     sets = [data[i:i + k] for i in range(begin, end, k)]

@@ -74,7 +74,7 @@ check "waits" grep -q 'lookahead 2: waited for experts' "$work/out"
 run bench decode -m "$POCKET" --cache-gb 0.004 --ram-gb 0.004 -p 16 -n 16 --repeats 1 --seconds 0.05 --mb 16 --json
 exits 0
 check "one JSON object" last_line_is_json "$work/out" figures
-check "the second tier is told" grep -q 'lookahead 1: experts in tier 1' "$work/out"
+check "the second tier is shown" grep -q 'lookahead 1: experts in tier 1' "$work/out"
 run bench decode -m "$POCKET" -p 16 -n 16 --repeats 1 --mb 16
 exits 0
 check "without a cache there is nothing streamed" [ "$(grep -c '^stream' "$work/out")" = 0 ]

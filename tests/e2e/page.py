@@ -203,7 +203,7 @@ def texts(browser):
     thought.locator("summary").click()
     check("and opens", thought.locator(".thought").inner_text() == "Let me <b>think</b>.")
     figures = p.page.locator("article.assistant .figures").last.inner_text()
-    check("cached tokens are told", "prompt 20, 12 of it cached" in figures, figures)
+    check("cached tokens are shown", "prompt 20, 12 of it cached" in figures, figures)
     p.page.evaluate("""() => { const s = document.createElement("script"); s.textContent = "window.hacked = 2"; document.body.append(s);
         document.body.insertAdjacentHTML("beforeend", "<p onclick='window.hacked=3' id=trap>x</p>"); document.getElementById("trap").click(); }""")
     check("the policy stops what would get in", p.page.evaluate("window.hacked") is None)

@@ -23,7 +23,7 @@ hash_of() {
 run dump-logits -m "$POCKET" --ids "$work/ids" --all -o "$work/mapped.f32"
 exits 0
 hash=$(hash_of "$work/out")
-check "a hash is told" [ "${#hash}" = 16 ]
+check "a hash is printed" [ "${#hash}" = 16 ]
 for io in uring threads; do
 	for extra in "" --no-direct "--lookahead 2"; do
 		# shellcheck disable=SC2086 # words

@@ -29,7 +29,7 @@ for slots in 96 800; do
 		exits 0
 		check "$policy with $slots slots hits as often as in the independent simulator" \
 			[ "$(hits "$policy")" = "$(reference "$policy" "$slots")" ]
-		check "slots and accesses are told" grep -q "^{\"slots\": $slots, \"accesses\": 15360, " "$work/out"
+		check "slots and accesses are printed" grep -q "^{\"slots\": $slots, \"accesses\": 15360, " "$work/out"
 	done
 done
 run trace simulate "$trace" --cache-gb 0.5,1,2 --ram-gb 0,1 --expert-bytes 1000000 --policy all --lookahead 1 \

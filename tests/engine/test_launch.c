@@ -61,14 +61,14 @@ static int launch_setup(void **state)
 	return rc;
 }
 
-enum how { PLAIN, LISTS_ONLY, WORDS };
+enum how { PLAIN, SEGMENTS_ONLY, DEFERRED };
 
 static struct engine *launch_open_engine(
 	const struct engine_options *o, enum how how, uint64_t seed)
 {
 	struct engine *g = engine_of(o);
 	if (how != PLAIN)
-		lazy_device_start(g->backend, how == WORDS, seed);
+		lazy_device_start(g->backend, how == DEFERRED, seed);
 	return g;
 }
 
@@ -127,16 +127,17 @@ static void test_same_bits(void **state)
 		o.cache_bytes = seed == 2 ? 0 : full.floor_bytes + full.everything_bytes / 24 * (seed - 1);
 		o.ram_bytes = seed == 3 ? full.floor_bytes : 0;
 		o.lookahead = (int)(seed % 3);
-		enum how how = seed == 2 ? LISTS_ONLY : WORDS;
+		enum how how = seed == 2 ? SEGMENTS_ONLY : DEFERRED;
 		if (decode(&o, how, seed) != want)
 			fail_msg("seed %llu: other logits", (unsigned long long)seed);
-		print_message(
-			"seed %llu: %llu lists replayed; awaits told %llu times at first, %llu times later\n",
+		print_message("seed %llu: %llu segments replayed; jobs posted to deferred kernels %llu "
+					  "times at first, %llu times later\n",
 			(unsigned long long)seed, (unsigned long long)lazy_counts.replays,
-			(unsigned long long)lazy_counts.by_words, (unsigned long long)lazy_counts.late);
+			(unsigned long long)lazy_counts.posted_first,
+			(unsigned long long)lazy_counts.posted_late);
 		assert_true(lazy_counts.replays > 20 &&
-					(how == WORDS ? lazy_counts.by_words > 60 : !lazy_counts.by_words));
-		assert_true(seed > 1 || lazy_counts.late > 0);
+					(how == DEFERRED ? lazy_counts.posted_first > 60 : !lazy_counts.posted_first));
+		assert_true(seed > 1 || lazy_counts.posted_late > 0);
 	}
 }
 
@@ -184,7 +185,7 @@ static void test_given_up(void **state)
 	struct engine_options o = options();
 	o.cache_bytes = full.floor_bytes;
 	struct err e = {0};
-	struct engine *g = launch_open_engine(&o, WORDS, 9);
+	struct engine *g = launch_open_engine(&o, DEFERRED, 9);
 	struct session *s = session_of(g, false);
 	source = (struct cancelling){.base = *g->model.source, .inner = g->model.source};
 	source.ops = (struct expert_source_ops){.name = "cancelling",
@@ -223,8 +224,8 @@ static void test_given_up(void **state)
 	assert_int_equal(engine_close(g, NULL), 0);
 }
 
-/* Experts whose bytes lie so that a card cannot be told of them: GGUF allows tensors at multiples
- * of eight bytes. */
+/* Experts whose bytes lie so that they cannot be posted to a deferred kernel: GGUF allows tensors
+ * at multiples of eight bytes. */
 static void test_foreign_places(void **state)
 {
 	(void)state;
@@ -247,7 +248,7 @@ static void test_foreign_places(void **state)
 	o.model_path = FOREIGN;
 	uint64_t want = decode(&o, PLAIN, 0);
 	o.cache_bytes = full.floor_bytes + full.everything_bytes / 4;
-	assert_true(decode(&o, WORDS, 6) == want);
+	assert_true(decode(&o, DEFERRED, 6) == want);
 	unlink(FOREIGN);
 }
 

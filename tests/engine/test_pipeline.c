@@ -5,7 +5,7 @@
  *
  * The CPU computes at once, so a table of ops around the CPU's plays a device that lags: a fence is
  * reached only when it has been waited for, or now and then by chance. It either records, and what
- * a graph holds is checked against what may stand in one, or it has experts that wait to be told. A
+ * a graph holds is checked against what may stand in one, or it holds a deferred expert kernel. A
  * source around the real one counts pins and compares every release with the fences that were
  * reached.
  */
@@ -41,36 +41,36 @@ static struct lag {
 	const struct backend_ops *inner;
 	struct rng rng;
 	uint64_t reached;
-	bool in_graph, words; /* words: experts are awaited */
+	bool in_graph, can_defer; /* can_defer: experts are deferred */
 	uint64_t graphs, waits;
 	struct use {
 		const void *expert;
 		uint64_t fence; /* the first fence that shows its product to be done */
 	} uses[4096];
 	int n_uses;
-	/* experts that wait to be told what to compute */
-	struct lag_await {
+	/* the deferred expert kernel of this step */
+	struct lag_deferred {
 		bool open;
 		const float *x, *out;
-		struct expert_job like;
+		struct expert_job shape;
 		int n_used;
-		unsigned told;     /* ranks */
+		unsigned posted;   /* ranks */
 		uint64_t n_fences; /* before it */
-	} await;
-	uint64_t told, told_late, settled;
+	} deferred;
+	uint64_t posted, posted_late, abandoned;
 } lag;
 
 static uint64_t lag_fence(struct backend *b)
 {
-	assert_false(lag.await.open);
+	assert_false(lag.deferred.open);
 	return ++b->fence_value;
 }
 
 /* A device that is waited for must not wait itself. */
 static void lag_settle(void)
 {
-	lag.settled += lag.await.open;
-	lag.await.open = false;
+	lag.abandoned += lag.deferred.open;
+	lag.deferred.open = false;
 }
 
 static int lag_wait(struct backend *b, struct err *e)
@@ -87,7 +87,7 @@ static int lag_fence_wait(struct backend *b, uint64_t fence, struct err *e)
 {
 	assert_false(lag.in_graph);
 	assert_true(fence && fence <= b->fence_value);
-	if (fence > lag.await.n_fences)
+	if (fence > lag.deferred.n_fences)
 		lag_settle();
 	lag.reached = MAX(lag.reached, fence);
 	if (!rng_below(&lag.rng, 4)) /* it has run on meanwhile */
@@ -117,7 +117,7 @@ static int lag_download(struct backend *b, void *dst, const void *src, size_t by
 
 static void lag_upload(struct backend *b, void *dst, const void *src, size_t bytes)
 {
-	assert_false(lag.in_graph || lag.await.open);
+	assert_false(lag.in_graph || lag.deferred.open);
 	lag.inner->upload(b, dst, src, bytes);
 }
 
@@ -125,10 +125,10 @@ static enum segment_mode lag_segment_begin(struct backend *b, uint64_t key)
 {
 	(void)b;
 	(void)key;
-	assert_false(lag.in_graph || lag.await.open);
-	lag.in_graph = !lag.words;
+	assert_false(lag.in_graph || lag.deferred.open);
+	lag.in_graph = !lag.can_defer;
 	lag.graphs++;
-	return lag.words ? SEGMENT_EAGER : SEGMENT_CAPTURE;
+	return lag.can_defer ? SEGMENT_EAGER : SEGMENT_CAPTURE;
 }
 
 static void lag_segment_end(struct backend *b)
@@ -138,22 +138,22 @@ static void lag_segment_end(struct backend *b)
 	lag.inner->segment_end(b);
 }
 
-static bool lag_can_defer_experts(struct backend *b, const struct expert_job *like, int n_used)
+static bool lag_can_defer_experts(struct backend *b, const struct expert_job *shape, int n_used)
 {
 	(void)b;
-	return lag.words && like->gate.n_in && n_used > 0;
+	return lag.can_defer && shape->gate.n_in && n_used > 0;
 }
 
 /* The places are not defined until they are asked for. */
 static void lag_experts_deferred(
-	struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out)
+	struct backend *b, const float *x, const struct expert_job *shape, int n_used, float *out)
 {
-	assert_true(lag.words && !lag.await.open && b->fence_value > lag.await.n_fences);
-	lag.await = (struct lag_await){true, x, out, *like, n_used, 0, b->fence_value};
-	memset(out, 0xff, (size_t)n_used * (size_t)like->down.n_out * sizeof *out);
+	assert_true(lag.can_defer && !lag.deferred.open && b->fence_value > lag.deferred.n_fences);
+	lag.deferred = (struct lag_deferred){true, x, out, *shape, n_used, 0, b->fence_value};
+	memset(out, 0xff, (size_t)n_used * (size_t)shape->down.n_out * sizeof *out);
 }
 
-static void assert_like(const struct weight *a, const struct weight *b)
+static void assert_same_shape(const struct weight *a, const struct weight *b)
 {
 	assert_true(a->type == b->type && a->n_in == b->n_in && a->n_out == b->n_out &&
 				a->row_bytes == b->row_bytes && a->stack_bytes == b->stack_bytes);
@@ -163,19 +163,19 @@ static void lag_expert_ffn(struct backend *b, const float *x, const struct exper
 	int n_jobs, int rows, int n_used, float *out)
 {
 	assert_false(lag.in_graph); /* places differ from step to step */
-	if (lag.await.open) {
-		assert_true(
-			x == lag.await.x && out == lag.await.out && rows == 1 && n_used == lag.await.n_used);
-		*(lag.await.told ? &lag.told_late : &lag.told) += 1;
+	if (lag.deferred.open) {
+		assert_true(x == lag.deferred.x && out == lag.deferred.out && rows == 1 &&
+					n_used == lag.deferred.n_used);
+		*(lag.deferred.posted ? &lag.posted_late : &lag.posted) += 1;
 	}
-	for (int i = 0; lag.await.open && i < n_jobs; i++) {
-		assert_like(&jobs[i].gate, &lag.await.like.gate);
-		assert_like(&jobs[i].up, &lag.await.like.up);
-		assert_like(&jobs[i].down, &lag.await.like.down);
-		assert_false(lag.await.told >> jobs[i].token_slots[0] & 1);
-		lag.await.told |= 1u << jobs[i].token_slots[0];
+	for (int i = 0; lag.deferred.open && i < n_jobs; i++) {
+		assert_same_shape(&jobs[i].gate, &lag.deferred.shape.gate);
+		assert_same_shape(&jobs[i].up, &lag.deferred.shape.up);
+		assert_same_shape(&jobs[i].down, &lag.deferred.shape.down);
+		assert_false(lag.deferred.posted >> jobs[i].token_slots[0] & 1);
+		lag.deferred.posted |= 1u << jobs[i].token_slots[0];
 	}
-	lag.await.open &= lag.await.told != (1u << n_used) - 1;
+	lag.deferred.open &= lag.deferred.posted != (1u << n_used) - 1;
 	for (int i = 0; i < n_jobs; i++) {
 		assert_true(lag.n_uses < (int)ARRAY_LEN(lag.uses));
 		lag.uses[lag.n_uses++] = (struct use){jobs[i].gate.data, b->fence_value + 1};
@@ -195,7 +195,7 @@ static void lag_start(struct backend *b, uint64_t seed)
 	lag.ops.upload = lag_upload;
 	lag.ops.segment_begin = lag_segment_begin;
 	lag.ops.segment_end = lag_segment_end;
-	lag.words = seed % 4;
+	lag.can_defer = seed % 4;
 	lag.ops.can_defer_experts = lag_can_defer_experts;
 	lag.ops.experts_deferred = lag_experts_deferred;
 	lag.ops.expert_ffn = lag_expert_ffn;
@@ -210,7 +210,7 @@ static struct counting {
 	struct expert_source *inner;
 	int pins[N_LAYERS][N_IDS], n_pins, most_pins;
 	uint64_t acquires, hints, fail_at, cancel_at; /* at which acquire; 0: never */
-	bool fail_await;
+	bool fail_wait;
 	atomic_bool cancel;
 } counting;
 
@@ -245,7 +245,7 @@ static int count_acquire(struct expert_source *s, int layer, enum expert_use use
 {
 	counting.inner->cancel = s->cancel;
 	assert_true(n <= s->max_pinned[use]);
-	if (++counting.acquires == counting.fail_at && !counting.fail_await)
+	if (++counting.acquires == counting.fail_at && !counting.fail_wait)
 		return err_set(e, ERR_RUN, "made up");
 	if (counting.acquires == counting.cancel_at)
 		atomic_store(&counting.cancel, true);
@@ -394,13 +394,14 @@ static void test_same_bits(void **state)
 			fail_msg("seed %llu: other logits", (unsigned long long)seed);
 		print_message(
 			"seed %llu: %llu acquires, at most %d pins, %llu hints, %llu lists, drained %llu "
-			"times; experts that waited were told %llu times, %llu of late ones\n",
+			"times; jobs were posted to deferred kernels %llu times, %llu times late\n",
 			(unsigned long long)seed, (unsigned long long)counting.acquires, counting.most_pins,
 			(unsigned long long)counting.hints, (unsigned long long)lag.graphs,
-			(unsigned long long)lag.waits, (unsigned long long)lag.told,
-			(unsigned long long)lag.told_late);
-		assert_true(lag.graphs > 40 && !lag.settled && (lag.words ? lag.told > 40 : !lag.told));
-		assert_true(seed != 2 || lag.told_late > 0);
+			(unsigned long long)lag.waits, (unsigned long long)lag.posted,
+			(unsigned long long)lag.posted_late);
+		assert_true(
+			lag.graphs > 40 && !lag.abandoned && (lag.can_defer ? lag.posted > 40 : !lag.posted));
+		assert_true(seed != 2 || lag.posted_late > 0);
 		assert_true((o.cache_bytes && o.lookahead) == (counting.hints > 0));
 	}
 }
@@ -427,14 +428,14 @@ static void test_ends_midway(void **state)
 			counting.cancel_at = at;
 		else
 			counting.fail_at = at;
-		counting.fail_await = round % 4 == 2;
+		counting.fail_wait = round % 4 == 2;
 		int rc = session_sync(s, text[0], 80, &watch, NULL, &e); /* two chunks */
 		for (int k = 0; !rc && k < 16; k++)
 			rc = session_extend(s, &text[0][80 + k], 1, NULL, &watch, &e);
 		assert_int_equal(rc, !round ? 0 : round % 2 ? ERR_INTERRUPTED : ERR_RUN);
 		assert_int_equal(round ? counting.n_pins : 0, 0);
-		assert_false(lag.await.open);
-		settled += lag.settled;
+		assert_false(lag.deferred.open);
+		settled += lag.abandoned;
 		counting.fail_at = counting.cancel_at = 0;
 		atomic_store(&counting.cancel, false);
 		if (session_sync(s, text[0], 96, &watch, NULL, &e))
@@ -445,7 +446,7 @@ static void test_ends_midway(void **state)
 		session_free(s);
 		close_engine(g, true);
 	}
-	assert_true(settled > 0); /* some ended between a stretch and its experts */
+	assert_true(settled > 0); /* some ended between a segment and its experts */
 }
 
 int main(void)

@@ -145,7 +145,7 @@ static void continues(bool kv_f32, bool mtp)
 		o.sessions = others[i].sessions;
 		o.cache_bytes = strcmp(defaults.backend, "cpu") ? 0 : others[i].cache_bytes;
 		g = engine_of(&o);
-		struct session *aside =
+		struct session *apart =
 			o.sessions > 1 ? session_of(g, false) : NULL; /* another place in the pool */
 		bool has_mtp = mtp && others[i].mtp; /* rows that nobody wants are passed over */
 		s = session_of(g, has_mtp);
@@ -169,7 +169,7 @@ static void continues(bool kv_f32, bool mtp)
 		ok(session_file_load(s, path, NULL, NULL, &e), &e);
 		assert_true(go_on(s, NULL, 0, N_AFTER, NULL) == want);
 		buf_free(&note);
-		session_free(aside);
+		session_free(apart);
 		session_free(s);
 		engine_close(g, NULL);
 	}
@@ -369,7 +369,7 @@ static void test_every_byte(void **state)
 	engine_close(g, NULL);
 }
 
-/* Numbers that a head with a right check value could announce all the same. */
+/* Numbers that a head with a right check value could hold all the same. */
 static void test_absurd_heads(void **state)
 {
 	(void)state;
@@ -381,7 +381,7 @@ static void test_absurd_heads(void **state)
 		{40, 127, "was saved with the model"}, {44, 5, "begins with row 5 of 3"},
 		{44, 1, "is a part of a prefix store"}, {48, 4000000000u, "holds 4000000000 tokens"},
 		{48, 17, "holds 17 tokens"}, {48, 2, "is damaged"}, {48, 0, "is damaged"},
-		{56, 70000000, "announces a note"}, {56, 7, "is damaged"}, {60, 1, "announces a note"}};
+		{56, 70000000, "has a note"}, {56, 7, "is damaged"}, {60, 1, "has a note"}};
 	struct err e = {0};
 	struct engine_options o = defaults;
 	o.context = 16;

@@ -57,7 +57,7 @@ static uint64_t stream_logits_run(
 	struct err e = {0};
 	struct engine_options mine = *o;
 	if (with_card &&
-		o->cache_bytes) { /* late copies in an order of their own; small bounce buffers */
+		o->cache_bytes) { /* late copies in an order of their own; small staging buffers */
 		struct copier_faults f = {
 			.seed = ++card_seed, .readable = true, .latency_max_us = card_seed % 3 ? 0 : 30};
 		assert_int_equal(copier_null_open(&f, &mine.copier, &e), 0);

@@ -352,7 +352,8 @@ static void test_open(void **state)
 	b->ops->close(b);
 }
 
-/* Notes are a part of the waits, whatever a note between empty stretches takes. */
+/* The times of profile events are a part of the waits, whatever an event between empty segments
+ * takes. */
 static void test_usage_notes(void **state)
 {
 	(void)state;

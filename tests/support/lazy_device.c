@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Ops are kept with all their arguments, enqueued or in a list; the host's waits run them, on the
- * CPU. */
+/* Ops are kept with all their arguments, enqueued or in a segment; the host's waits run them, on
+ * the CPU. */
 #include "tests/support/lazy_device.h"
 
 #include "src/base/mem.h"
@@ -13,9 +13,9 @@
 #include <string.h>
 #include <cmocka.h>
 
-#define SMALL  1024 /* uploads of so many bytes wait for nothing (runtime/gpu_backend.cu) */
-#define LISTS  256
-#define AWAITS 64
+#define SMALL        1024 /* uploads of so many bytes wait for nothing (runtime/gpu_backend.cu) */
+#define MAX_SEGMENTS 256
+#define MAX_DEFERRED 64
 
 struct op {
 	enum {
@@ -33,7 +33,7 @@ struct op {
 		MLA,
 		ROUTE,
 		EXPERTS,
-		AWAIT,
+		DEFERRED,
 		COMBINE
 	} kind;
 	void *to;
@@ -51,15 +51,15 @@ struct op {
 	struct index_select select;
 	struct mla mla;
 	struct route routes[ROUTES_MAX];
-	struct expert_job like;
+	struct expert_job shape;
 };
 
 struct ops {
 	struct op *at;
-	size_t n, room;
+	size_t n, cap;
 };
 
-struct list {
+struct segment {
 	uint64_t key;
 	bool recorded;
 	struct ops ops;
@@ -70,34 +70,36 @@ static struct device {
 	struct backend_ops ops;
 	const struct backend_ops *inner;
 	struct rng rng;
-	bool words;
+	bool can_defer;
 	struct ops stream; /* enqueued */
 	size_t next;       /* of them has not run */
-	uint64_t reached;  /* fences that have run */
-	struct list lists[LISTS];
-	int n_lists;
-	struct list *now; /* being recorded */
-	/* experts that wait to be told, in the order of the stream */
-	struct told {
+	uint64_t signaled; /* fences that have run */
+	struct segment segments[MAX_SEGMENTS];
+	int n_segments;
+	struct segment *capturing;
+	/* deferred kernels, in the order of the stream */
+	struct deferred {
 		uint64_t n_fences; /* before it */
 		struct op op;
 		unsigned ranks;
-		bool all;
+		bool complete;
 		struct expert_job jobs[8];
 		int32_t token_slots[8];
 		int n_jobs;
-	} told[AWAITS];
-	int n_told, first_open, first_waits; /* all; not told everything; the device has not passed */
+	} deferred[MAX_DEFERRED];
+	int n_deferred;
+	int first_open;    /* the first without all its jobs */
+	int first_pending; /* the first that has not run */
 	bool lost;
 } d;
 
 struct lazy_counts lazy_counts;
 
-static struct op *push(struct ops *o, int kind)
+static struct op *ops_push(struct ops *o, int kind)
 {
-	if (o->n == o->room) {
-		o->room = 2 * o->room + 64;
-		o->at = mem_grow(o->at, o->room, sizeof *o->at);
+	if (o->n == o->cap) {
+		o->cap = 2 * o->cap + 64;
+		o->at = mem_grow(o->at, o->cap, sizeof *o->at);
 	}
 	struct op *p = &o->at[o->n++];
 	memset(p, 0, sizeof *p);
@@ -105,12 +107,12 @@ static struct op *push(struct ops *o, int kind)
 	return p;
 }
 
-static struct op *add(int kind)
+static struct op *op_add(int kind)
 {
-	struct ops *o = d.now ? &d.now->ops : &d.stream;
+	struct ops *o = d.capturing ? &d.capturing->ops : &d.stream;
 	/* the first op behind a deferred kernel is moe_combine */
-	assert_true(!d.now || !o->n || o->at[o->n - 1].kind != AWAIT || kind == COMBINE);
-	return push(o, kind);
+	assert_true(!d.capturing || !o->n || o->at[o->n - 1].kind != DEFERRED || kind == COMBINE);
+	return ops_push(o, kind);
 }
 
 static void lazy_device_run(struct backend *b, struct op *p)
@@ -120,7 +122,7 @@ static void lazy_device_run(struct backend *b, struct op *p)
 	for (int r = 0; r < p->batch.n; r++) /* scratch and grids are made for it */
 		assert_true(p->batch.pos[r] <= p->batch.max_pos);
 	b->ops = x; /* what an op calls itself is part of it */
-	b->fence_value = d.reached;
+	b->fence_value = d.signaled;
 	switch (p->kind) {
 	case COPY:
 	case UPLOAD:
@@ -170,29 +172,29 @@ static void lazy_device_run(struct backend *b, struct op *p)
 		x->moe_combine(b, p->from, p->more, (int)p->n[0], p->last, (int)p->n[1], (int)p->n[2],
 			p->to, p->n[3] ? p->norms : NULL, p->f);
 		break;
-	case AWAIT:
+	case DEFERRED:
 		break;
 	}
-	d.reached = b->fence_value;
+	d.signaled = b->fence_value;
 	b->fence_value = n_fences;
 	b->ops = mine;
 }
 
-/* Runs the next op. False: there is none, or it waits to be told. */
-static bool step(struct backend *b)
+/* Runs the next op. False: there is none, or it is a deferred kernel that lacks jobs. */
+static bool device_step(struct backend *b)
 {
 	if (d.next == d.stream.n)
 		return false;
 	struct op *p = &d.stream.at[d.next];
-	if (p->kind == AWAIT) {
-		struct told *t = &d.told[d.first_waits];
-		if (!t->all)
+	if (p->kind == DEFERRED) {
+		struct deferred *t = &d.deferred[d.first_pending];
+		if (!t->complete)
 			return false;
-		assert_true(d.first_waits < d.n_told && t->op.to == p->to);
-		/* places are not defined until they are asked for */
-		memset(p->to, 0xff, (size_t)p->n[2] * (size_t)p->like.down.n_out * sizeof(float));
+		assert_true(d.first_pending < d.n_deferred && t->op.to == p->to);
+		/* a slot of out is undefined until its job has been posted */
+		memset(p->to, 0xff, (size_t)p->n[2] * (size_t)p->shape.down.n_out * sizeof(float));
 		d.inner->expert_ffn(b, p->from, t->jobs, t->n_jobs, 1, (int)p->n[2], p->to);
-		d.first_waits++;
+		d.first_pending++;
 	} else {
 		lazy_device_run(b, p);
 	}
@@ -200,37 +202,37 @@ static bool step(struct backend *b)
 	d.next++;
 	if (d.next == d.stream.n)
 		d.next = d.stream.n = 0;
-	if (d.first_waits == d.n_told)
-		d.first_waits = d.first_open = d.n_told = 0;
+	if (d.first_pending == d.n_deferred)
+		d.first_pending = d.first_open = d.n_deferred = 0;
 	return true;
 }
 
-/* The device gets so far, or by chance further. */
-static void follow(struct backend *b, uint64_t fence)
+/* The device runs until the fence, or by chance further. */
+static void run_until(struct backend *b, uint64_t fence)
 {
-	while (d.reached < fence)
-		if (!step(b))
-			fail_msg(
-				"fence %llu never comes: the device waits to be told", (unsigned long long)fence);
-	for (uint32_t n = rng_below(&d.rng, 4) ? 0 : rng_below(&d.rng, 12); n && step(b); n--)
+	while (d.signaled < fence)
+		if (!device_step(b))
+			fail_msg("fence %llu is never signaled: a deferred kernel lacks jobs",
+				(unsigned long long)fence);
+	for (uint32_t n = rng_below(&d.rng, 4) ? 0 : rng_below(&d.rng, 12); n && device_step(b); n--)
 		;
 }
 
-/* Who waits for the device beyond a deferred kernel tells all that there is nothing more. */
-static void settle(void)
+/* A host that waits for work behind a deferred kernel gives up what it has not posted. */
+static void abandon_open(void)
 {
-	for (; d.first_open < d.n_told; d.first_open++) {
-		d.told[d.first_open].all = true;
+	for (; d.first_open < d.n_deferred; d.first_open++) {
+		d.deferred[d.first_open].complete = true;
 		lazy_counts.given_up++;
 		d.lost = true;
 	}
 }
 
-static int drain(struct backend *b)
+static int device_drain(struct backend *b)
 {
-	assert_null(d.now);
-	settle();
-	while (step(b))
+	assert_null(d.capturing);
+	abandon_open();
+	while (device_step(b))
 		;
 	assert_int_equal(d.next, d.stream.n);
 	d.lost = false;
@@ -241,28 +243,28 @@ static int drain(struct backend *b)
 
 static int dev_wait(struct backend *b, struct err *e)
 {
-	drain(b);
+	device_drain(b);
 	return d.inner->wait(b, e);
 }
 
 static uint64_t dev_fence(struct backend *b)
 {
-	add(FENCE);
+	op_add(FENCE);
 	return ++b->fence_value;
 }
 
 static void before_wait(uint64_t fence)
 {
-	if (d.first_open < d.n_told && fence > d.told[d.first_open].n_fences)
-		settle();
+	if (d.first_open < d.n_deferred && fence > d.deferred[d.first_open].n_fences)
+		abandon_open();
 }
 
 static int dev_fence_wait(struct backend *b, uint64_t fence, struct err *e)
 {
 	(void)e;
-	assert_true(!d.now && fence && fence <= b->fence_value);
+	assert_true(!d.capturing && fence && fence <= b->fence_value);
 	before_wait(fence);
-	follow(b, fence);
+	run_until(b, fence);
 	return b->failure.code;
 }
 
@@ -280,23 +282,23 @@ static int dev_wait_expert_ids(struct backend *b, uint64_t fence, const uint64_t
 static bool dev_fence_signaled(struct backend *b, uint64_t fence)
 {
 	if (!rng_below(&d.rng, 3))
-		step(b);
-	return fence <= d.reached;
+		device_step(b);
+	return fence <= d.signaled;
 }
 
 static int dev_download(struct backend *b, void *dst, const void *src, size_t bytes, struct err *e)
 {
-	drain(b);
+	device_drain(b);
 	return d.inner->download(b, dst, src, bytes, e);
 }
 
 static void dev_upload(struct backend *b, void *dst, const void *src, size_t bytes)
 {
 	(void)b;
-	assert_null(d.now);
+	assert_null(d.capturing);
 	if (bytes > SMALL)
-		settle();
-	struct op *p = add(UPLOAD);
+		abandon_open();
+	struct op *p = op_add(UPLOAD);
 	p->to = dst;
 	p->held = NEW_ARRAY(uint8_t, bytes);
 	p->n[0] = (int64_t)bytes;
@@ -306,7 +308,7 @@ static void dev_upload(struct backend *b, void *dst, const void *src, size_t byt
 static void dev_copy(struct backend *b, void *dst, const void *src, size_t bytes)
 {
 	(void)b;
-	struct op *p = add(COPY);
+	struct op *p = op_add(COPY);
 	p->to = dst;
 	p->from = src;
 	p->n[0] = (int64_t)bytes;
@@ -314,42 +316,42 @@ static void dev_copy(struct backend *b, void *dst, const void *src, size_t bytes
 
 static int dev_alloc(struct backend *b, enum mem_kind kind, size_t bytes, void **out, struct err *e)
 {
-	drain(b);
+	device_drain(b);
 	return d.inner->alloc(b, kind, bytes, out, e);
 }
 
 static void dev_free(struct backend *b, enum mem_kind kind, void *p, size_t bytes)
 {
-	drain(b);
+	device_drain(b);
 	d.inner->free(b, kind, p, bytes);
 }
 
-static void forget(void)
+static void segments_free(void)
 {
-	for (int i = 0; i < d.n_lists; i++)
-		free(d.lists[i].ops.at);
-	d.n_lists = 0;
+	for (int i = 0; i < d.n_segments; i++)
+		free(d.segments[i].ops.at);
+	d.n_segments = 0;
 }
 
 static void dev_close(struct backend *b)
 {
 	const struct backend_ops *inner = d.inner;
-	drain(b);
-	forget();
+	device_drain(b);
+	segments_free();
 	free(d.stream.at);
 	b->ops = inner;
 	inner->close(b);
 }
 
-static void launch(struct list *l, uint64_t n_fences)
+static void segment_launch(struct segment *l, uint64_t n_fences)
 {
 	for (size_t i = 0; i < l->ops.n; i++) {
 		const struct op *o = &l->ops.at[i];
-		struct op *p = push(&d.stream, o->kind);
+		struct op *p = ops_push(&d.stream, o->kind);
 		*p = *o;
-		if (o->kind == AWAIT) {
-			assert_true(d.n_told < AWAITS);
-			d.told[d.n_told++] = (struct told){.n_fences = n_fences, .op = *o};
+		if (o->kind == DEFERRED) {
+			assert_true(d.n_deferred < MAX_DEFERRED);
+			d.deferred[d.n_deferred++] = (struct deferred){.n_fences = n_fences, .op = *o};
 		}
 		n_fences += o->kind == FENCE || o->kind == ROUTE;
 	}
@@ -357,24 +359,24 @@ static void launch(struct list *l, uint64_t n_fences)
 
 static enum segment_mode dev_segment_begin(struct backend *b, uint64_t key)
 {
-	assert_null(d.now);
-	assert_int_equal(d.first_open, d.n_told); /* nobody is left without an answer */
+	assert_null(d.capturing);
+	assert_int_equal(d.first_open, d.n_deferred); /* no deferred kernel lacks jobs */
 	int i = 0;
-	while (i < d.n_lists && d.lists[i].key != key)
+	while (i < d.n_segments && d.segments[i].key != key)
 		i++;
-	struct list *l = &d.lists[i];
-	if (i == d.n_lists) {
-		assert_true(d.n_lists < LISTS);
-		*l = (struct list){.key = key};
-		d.n_lists++;
+	struct segment *l = &d.segments[i];
+	if (i == d.n_segments) {
+		assert_true(d.n_segments < MAX_SEGMENTS);
+		*l = (struct segment){.key = key};
+		d.n_segments++;
 		return SEGMENT_EAGER;
 	}
 	if (!l->recorded) {
 		l->n_fences = b->fence_value;
-		d.now = l;
+		d.capturing = l;
 		return SEGMENT_CAPTURE;
 	}
-	launch(l, b->fence_value);
+	segment_launch(l, b->fence_value);
 	b->fence_value += l->n_fences;
 	lazy_counts.replays++;
 	return SEGMENT_REPLAYED;
@@ -382,25 +384,25 @@ static enum segment_mode dev_segment_begin(struct backend *b, uint64_t key)
 
 static void dev_segment_end(struct backend *b)
 {
-	struct list *l = d.now;
+	struct segment *l = d.capturing;
 	assert_non_null(l);
-	d.now = NULL;
+	d.capturing = NULL;
 	l->recorded = true;
-	launch(l, l->n_fences);
+	segment_launch(l, l->n_fences);
 	l->n_fences = b->fence_value - l->n_fences;
 }
 
 static void dev_segments_drop(struct backend *b)
 {
-	drain(b);
-	forget();
+	device_drain(b);
+	segments_free();
 }
 
 static void dev_embed(
 	struct backend *b, struct weight table, const int32_t *ids, int rows, float *out)
 {
 	(void)b;
-	struct op *p = add(EMBED);
+	struct op *p = op_add(EMBED);
 	p->table = table;
 	p->from = ids;
 	p->n[0] = rows;
@@ -411,7 +413,7 @@ static void dev_rms_norm(struct backend *b, const float *x, int64_t x_stride,
 	const struct norm *norms, int n_norms, float eps, int rows, int n, int64_t out_stride)
 {
 	(void)b;
-	struct op *p = add(RMS_NORM);
+	struct op *p = op_add(RMS_NORM);
 	p->from = x;
 	p->n[0] = x_stride, p->n[1] = n_norms, p->n[2] = rows, p->n[3] = n, p->n[4] = out_stride;
 	p->f = eps;
@@ -422,7 +424,7 @@ static void dev_matmul(
 	struct backend *b, const struct matmul *parts, int n_parts, const float *x, int rows)
 {
 	(void)b;
-	struct op *p = add(MATMUL);
+	struct op *p = op_add(MATMUL);
 	assert_true(n_parts <= (int)ARRAY_LEN(p->parts));
 	memcpy(p->parts, parts, (size_t)n_parts * sizeof *parts);
 	p->from = x;
@@ -432,7 +434,7 @@ static void dev_matmul(
 static void dev_ffn(struct backend *b, const struct ffn *a, int rows)
 {
 	(void)b;
-	struct op *p = add(FFN);
+	struct op *p = op_add(FFN);
 	p->ffn = *a;
 	p->n[0] = rows;
 }
@@ -441,7 +443,7 @@ static void dev_rope_angles(
 	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin)
 {
 	(void)b;
-	struct op *p = add(ROPE_ANGLES);
+	struct op *p = op_add(ROPE_ANGLES);
 	p->batch = *rows;
 	p->from = inv_freq;
 	p->n[0] = dim;
@@ -452,7 +454,7 @@ static void dev_rope(struct backend *b, const struct rope *rope, const float *x,
 	float *y, int64_t y_stride, int rows, int n_heads)
 {
 	(void)b;
-	struct op *p = add(ROPE);
+	struct op *p = op_add(ROPE);
 	p->rope = *rope;
 	p->from = x;
 	p->to = y;
@@ -463,7 +465,7 @@ static void dev_latents(
 	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a)
 {
 	(void)b;
-	struct op *p = add(LATENTS);
+	struct op *p = op_add(LATENTS);
 	assert_true(a->n_in <= 4 && a->n_out <= 4);
 	p->batch = *rows;
 	p->rope = *rope;
@@ -476,7 +478,7 @@ static void dev_index_select(
 	struct backend *b, const struct batch *rows, const struct index_select *a)
 {
 	(void)b;
-	struct op *p = add(INDEX_SELECT);
+	struct op *p = op_add(INDEX_SELECT);
 	p->batch = *rows;
 	p->select = *a;
 }
@@ -484,7 +486,7 @@ static void dev_index_select(
 static void dev_mla(struct backend *b, const struct batch *rows, const struct mla *a)
 {
 	(void)b;
-	struct op *p = add(MLA);
+	struct op *p = op_add(MLA);
 	p->batch = *rows;
 	p->mla = *a;
 	p->n[0] = a->out != NULL;
@@ -494,7 +496,7 @@ static void dev_mla(struct backend *b, const struct batch *rows, const struct ml
 
 static void dev_route(struct backend *b, const struct route *a, int n, int rows)
 {
-	struct op *p = add(ROUTE);
+	struct op *p = op_add(ROUTE);
 	memcpy(p->routes, a, (size_t)n * sizeof *a);
 	p->n[0] = n, p->n[1] = rows;
 	b->fence_value++;
@@ -504,7 +506,7 @@ static void dev_moe_combine(struct backend *b, const float *out, const float *we
 	const float *shared, int rows, int n, float *x, const struct norm *next, float eps)
 {
 	(void)b;
-	struct op *p = add(COMBINE);
+	struct op *p = op_add(COMBINE);
 	p->from = out, p->more = weights, p->last = shared;
 	p->to = x;
 	p->n[0] = n_used, p->n[1] = rows, p->n[2] = n, p->n[3] = next != NULL;
@@ -515,46 +517,46 @@ static void dev_moe_combine(struct backend *b, const float *out, const float *we
 
 /* ---- experts ---- */
 
-static bool dev_can_defer_experts(struct backend *b, const struct expert_job *like, int n_used)
+static bool dev_can_defer_experts(struct backend *b, const struct expert_job *shape, int n_used)
 {
 	(void)b;
-	return d.words && like->gate.n_in && n_used <= 8;
+	return d.can_defer && shape->gate.n_in && n_used <= 8;
 }
 
 static void dev_experts_deferred(
-	struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out)
+	struct backend *b, const float *x, const struct expert_job *shape, int n_used, float *out)
 {
 	(void)b;
-	assert_true(d.words);
-	if (!d.now)
+	assert_true(d.can_defer);
+	if (!d.capturing)
 		return;
-	struct op *p = add(AWAIT);
+	struct op *p = op_add(DEFERRED);
 	p->from = x;
 	p->to = out;
-	p->like = *like;
+	p->shape = *shape;
 	p->n[2] = n_used;
 }
 
-static void assert_like(const struct weight *a, const struct weight *b)
+static void assert_same_shape(const struct weight *a, const struct weight *b)
 {
 	assert_true(a->type == b->type && a->n_in == b->n_in && a->n_out == b->n_out &&
 				a->row_bytes == b->row_bytes && a->stack_bytes == b->stack_bytes);
 	assert_int_equal((uintptr_t)b->data % DEFERRED_ALIGN, 0);
 }
 
-/* Tells the first deferred kernel that has not been told everything. */
-static void tell(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
+/* Posts jobs to the first deferred kernel that lacks some. */
+static void post_jobs(struct backend *b, const float *x, const struct expert_job *jobs, int n_jobs,
 	int rows, int n_used, const float *out)
 {
-	struct told *t = &d.told[d.first_open];
+	struct deferred *t = &d.deferred[d.first_open];
 	assert_true(x == t->op.from && out == t->op.to && rows == 1 && n_used == (int)t->op.n[2]);
-	follow(b, t->n_fences); /* the host has seen the fence before it */
-	*(t->ranks ? &lazy_counts.late : &lazy_counts.by_words) += 1;
+	run_until(b, t->n_fences); /* the host has seen the fence before it */
+	*(t->ranks ? &lazy_counts.posted_late : &lazy_counts.posted_first) += 1;
 	for (int i = 0; i < n_jobs; i++) {
 		const struct expert_job *j = &jobs[i];
-		assert_like(&t->op.like.gate, &j->gate);
-		assert_like(&t->op.like.up, &j->up);
-		assert_like(&t->op.like.down, &j->down);
+		assert_same_shape(&t->op.shape.gate, &j->gate);
+		assert_same_shape(&t->op.shape.up, &j->up);
+		assert_same_shape(&t->op.shape.down, &j->down);
 		assert_true(j->n_token_slots == 1 && j->token_slots[0] < n_used &&
 					!(t->ranks >> j->token_slots[0] & 1));
 		t->ranks |= 1u << j->token_slots[0];
@@ -563,23 +565,23 @@ static void tell(struct backend *b, const float *x, const struct expert_job *job
 		t->jobs[t->n_jobs].token_slots = &t->token_slots[t->n_jobs];
 		t->n_jobs++;
 	}
-	t->all = t->ranks == (1u << n_used) - 1;
-	d.first_open += t->all;
+	t->complete = t->ranks == (1u << n_used) - 1;
+	d.first_open += t->complete;
 }
 
 static void dev_expert_ffn(struct backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int rows, int n_used, float *out)
 {
-	assert_null(d.now); /* places differ from step to step */
-	if (d.first_open < d.n_told) {
-		tell(b, x, jobs, n_jobs, rows, n_used, out);
+	assert_null(d.capturing); /* (token, rank) slots differ from step to step */
+	if (d.first_open < d.n_deferred) {
+		post_jobs(b, x, jobs, n_jobs, rows, n_used, out);
 		return;
 	}
 	assert_false(d.lost);
 	size_t token_slots = 0;
 	for (int i = 0; i < n_jobs; i++)
 		token_slots += (size_t)jobs[i].n_token_slots;
-	struct op *p = add(EXPERTS);
+	struct op *p = op_add(EXPERTS);
 	struct expert_job *own =
 		(p->held = mem_new(1, (size_t)n_jobs * sizeof *own + token_slots * sizeof(int32_t)));
 	int32_t *at = (int32_t *)(own + n_jobs);
@@ -593,11 +595,14 @@ static void dev_expert_ffn(struct backend *b, const float *x, const struct exper
 	p->n[0] = n_jobs, p->n[1] = rows, p->n[2] = n_used;
 }
 
-void lazy_device_start(struct backend *b, bool words, uint64_t seed)
+void lazy_device_start(struct backend *b, bool can_defer, uint64_t seed)
 {
 	lazy_counts = (struct lazy_counts){0};
-	d = (struct device){
-		.ops = *b->ops, .inner = b->ops, .rng = {seed}, .words = words, .reached = b->fence_value};
+	d = (struct device){.ops = *b->ops,
+		.inner = b->ops,
+		.rng = {seed},
+		.can_defer = can_defer,
+		.signaled = b->fence_value};
 	struct backend_ops *o = &d.ops;
 	o->close = dev_close;
 	o->alloc = dev_alloc;

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A card's way with ops, without a card: a table around the CPU's that runs nothing until the host
- * waits for it, and then no more than it must, or by chance a little further. A list's calls run as
- * they come the first time, are recorded the second and made by nobody from then on, so a key that
- * does not stand for all arguments gives other numbers; so does whoever reads, gives back or
- * overwrites what the device has not come to. Experts that wait to be told stand in the middle of
- * lists, and what the contract of experts_deferred forbids fails the running test
- * (kernels/backend.h).
+ * A test double of an asynchronous card: the CPU's ops, run late. An op is only enqueued when it is
+ * called; the host's waits run the queue, no further than they must or by chance a little further.
+ * A test that gets the same numbers on it has waited wherever it had to.
+ *
+ * - A graph segment runs eagerly the first time, is captured the second and replayed from then on.
+ *   A key that does not stand for all arguments therefore gives other numbers.
+ * - So does a host that reads, frees or overwrites memory which pending ops still use.
+ * - Deferred expert kernels stand inside segments. A breach of the contract of experts_deferred
+ *   (kernels/backend.h) fails the running test.
  */
 #ifndef GLM_TESTS_LAZY_DEVICE_H
 #define GLM_TESTS_LAZY_DEVICE_H
@@ -14,13 +16,13 @@
 #include "kernels/backend.h"
 
 extern struct lazy_counts {
-	uint64_t replays;        /* lists that nobody called again */
-	uint64_t by_words, late; /* calls that told an await: the first ones, and those behind */
-	uint64_t given_up;       /* awaits that were ended by a wait */
+	uint64_t replays;                   /* segments that were replayed */
+	uint64_t posted_first, posted_late; /* calls that posted jobs: a kernel's first, later ones */
+	uint64_t given_up;                  /* deferred kernels that were ended by a wait */
 } lazy_counts;
 
-/* From now on b is one, until it is closed; words: experts of a single row can be awaited. One at a
- * time. */
-void lazy_device_start(struct backend *b, bool words, uint64_t seed);
+/* Turns b into such a device until it is closed; one at a time. can_defer: experts of a single row
+ * may be deferred. */
+void lazy_device_start(struct backend *b, bool can_defer, uint64_t seed);
 
 #endif

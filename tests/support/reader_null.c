@@ -26,7 +26,7 @@
 
 enum fate { FATE_READ, FATE_SHORT, FATE_AGAIN, FATE_INTR, FATE_FAIL, FATE_CANCELLED };
 
-struct flight {
+struct pending_read {
 	struct reader_op *op;
 	uint64_t due_ns;
 	uint64_t rank; /* random: order among equal times */
@@ -43,9 +43,9 @@ struct null {
 	unsigned n_files;
 	uint64_t n_reads, n_range_failures;
 	uint64_t virtual_ns; /* the clock with no_sleep */
-	struct flight *flights;
+	struct pending_read *pending;
 	unsigned n, cap;
-	int poke;
+	int wake_fd;
 };
 
 /* --- known content --- */
@@ -74,10 +74,10 @@ void reader_null_fill(uint32_t file, uint64_t offset, void *dst, size_t n)
 static void null_close(void *state)
 {
 	struct null *z = state;
-	if (z->poke >= 0)
-		close(z->poke);
+	if (z->wake_fd >= 0)
+		close(z->wake_fd);
 	free(z->fds);
-	free(z->flights);
+	free(z->pending);
 	free(z);
 }
 
@@ -95,9 +95,9 @@ static int null_open(const struct reader_setup *s, void **state, char *why, size
 	for (unsigned i = 0; i < z->n_files; i++)
 		z->fds[i] = s->fds[2 * i];
 	z->cap = s->n_drives * s->depth;
-	z->flights = NEW_ARRAY(struct flight, z->cap);
-	z->poke = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (z->poke < 0) {
+	z->pending = NEW_ARRAY(struct pending_read, z->cap);
+	z->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (z->wake_fd < 0) {
 		int code = -errno;
 		snprintf(why, why_bytes, "eventfd: %s", err_name(code));
 		null_close(z);
@@ -135,8 +135,8 @@ static void null_start(void *state, struct reader_op *op)
 {
 	struct null *z = state;
 	const struct reader_faults *f = &z->faults;
-	struct flight *t = &z->flights[z->n++];
-	*t = (struct flight){.op = op, .rank = rng_u64(&z->rng)};
+	struct pending_read *t = &z->pending[z->n++];
+	*t = (struct pending_read){.op = op, .rank = rng_u64(&z->rng)};
 	uint64_t span = f->latency_max_us - f->latency_min_us, dice = rng_u64(&z->rng);
 	uint64_t us = f->latency_min_us + (span ? dice % (span + 1) : 0);
 	if ((dice >> 40) % 64 == 0)
@@ -172,8 +172,8 @@ static int fetch(const struct null *z, const struct reader_op *op, uint32_t byte
 
 static void complete(struct null *z, unsigned i)
 {
-	struct flight t = z->flights[i];
-	z->flights[i] = z->flights[--z->n];
+	struct pending_read t = z->pending[i];
+	z->pending[i] = z->pending[--z->n];
 	int res = 0;
 	switch (t.fate) {
 	case FATE_READ:
@@ -199,20 +199,20 @@ static void complete(struct null *z, unsigned i)
 }
 
 /* Hung reads run on the real clock, the others on the engine's. */
-static bool is_due(const struct null *z, const struct flight *t)
+static bool is_due(const struct null *z, const struct pending_read *t)
 {
 	return t->due_ns <= (t->hung ? clock_ns() : now_ns(z));
 }
 
-/* Index of the read that is due first; false: none is in flight but hung ones that never end. */
-static bool first_flight(const struct null *z, bool hung, unsigned *first)
+/* Index of the read that is due first; false: none is pending but hung ones that never end. */
+static bool first_pending(const struct null *z, bool hung, unsigned *first)
 {
 	bool found = false;
 	for (unsigned i = 0; i < z->n; i++) {
-		const struct flight *t = &z->flights[i];
+		const struct pending_read *t = &z->pending[i];
 		if (t->hung != hung || t->due_ns == HANG_FOREVER)
 			continue;
-		const struct flight *b = &z->flights[*first];
+		const struct pending_read *b = &z->pending[*first];
 		if (!found || t->due_ns < b->due_ns || (t->due_ns == b->due_ns && t->rank < b->rank))
 			*first = i;
 		found = true;
@@ -224,7 +224,7 @@ static unsigned complete_due(struct null *z)
 {
 	unsigned n = 0, i = 0;
 	for (unsigned hung = 0; hung < 2; hung++) {
-		while (first_flight(z, hung, &i) && is_due(z, &z->flights[i])) {
+		while (first_pending(z, hung, &i) && is_due(z, &z->pending[i])) {
 			complete(z, i);
 			n++;
 		}
@@ -236,17 +236,17 @@ static unsigned complete_due(struct null *z)
 static void null_sleep(struct null *z, int64_t wait_ns)
 {
 	for (unsigned hung = 0, i = 0; hung < 2; hung++) {
-		if (!first_flight(z, hung, &i))
+		if (!first_pending(z, hung, &i))
 			continue;
-		uint64_t now = hung ? clock_ns() : now_ns(z), due = z->flights[i].due_ns;
+		uint64_t now = hung ? clock_ns() : now_ns(z), due = z->pending[i].due_ns;
 		int64_t left = due > now ? (int64_t)(due - now) : 0;
 		wait_ns = wait_ns < 0 ? left : MIN(wait_ns, left);
 	}
 	struct timespec ts = {wait_ns / 1000000000, wait_ns % 1000000000};
-	struct pollfd pf = {.fd = z->poke, .events = POLLIN};
+	struct pollfd pf = {.fd = z->wake_fd, .events = POLLIN};
 	if (ppoll(&pf, 1, wait_ns < 0 ? NULL : &ts, NULL) > 0) {
 		uint64_t count;
-		ssize_t n = read(z->poke, &count, sizeof count);
+		ssize_t n = read(z->wake_fd, &count, sizeof count);
 		(void)n;
 	}
 }
@@ -257,8 +257,8 @@ static void null_poll(void *state, int64_t wait_ns)
 	unsigned i = 0;
 	if (z->faults.no_sleep) {
 		/* Time jumps to the next read when somebody waits, and creeps when somebody only looks. */
-		if (wait_ns && first_flight(z, false, &i))
-			z->virtual_ns = MAX(z->virtual_ns, z->flights[i].due_ns);
+		if (wait_ns && first_pending(z, false, &i))
+			z->virtual_ns = MAX(z->virtual_ns, z->pending[i].due_ns);
 		else
 			z->virtual_ns += 1000 * rng_below(&z->rng, z->faults.latency_max_us + 1);
 	}
@@ -277,7 +277,7 @@ static void null_cancel(void *state, struct reader_op *op)
 {
 	struct null *z = state;
 	for (unsigned i = 0; i < z->n; i++) {
-		struct flight *t = &z->flights[i];
+		struct pending_read *t = &z->pending[i];
 		/* Like a drive: a hung read ends, of the others every second one can still be stopped. */
 		if (t->op == op && (t->hung || (t->rank & 1))) {
 			t->fate = FATE_CANCELLED;
@@ -291,7 +291,7 @@ static void null_wake(void *state)
 {
 	struct null *z = state;
 	uint64_t one = 1;
-	ssize_t n = write(z->poke, &one, sizeof one);
+	ssize_t n = write(z->wake_fd, &one, sizeof one);
 	(void)n;
 }
 

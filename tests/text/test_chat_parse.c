@@ -375,7 +375,7 @@ static void test_cut_off(void **state)
 	}
 }
 
-/* Nothing is lost: events carry the input, tags of well-formed parts aside. And many broken calls
+/* Nothing is lost: events carry the input except tags of well-formed parts. And many broken calls
  * take linear time. */
 static void test_many_broken_calls(void **state)
 {

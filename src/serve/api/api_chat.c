@@ -73,7 +73,7 @@ static int chat_request_parse(struct request *r, struct request_error *e)
 		request_tools(r, json_object_get(r->body, "tools"), e) || api_openai_choice(r, e) ||
 		request_prompt(r, e))
 		return -1;
-	return request_room(r, most, e);
+	return request_limit_new_tokens(r, most, e);
 }
 
 /* ---- answers ---- */

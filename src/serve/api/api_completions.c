@@ -109,7 +109,7 @@ static int completions_parse(struct request *r, struct request_error *e)
 	if ((int64_t)r->n_prompts * n > REQUEST_ANSWERS_MAX)
 		return request_refuse(e, 400, NULL, "n", "%zu prompts times n are more than %d answers",
 			r->n_prompts, REQUEST_ANSWERS_MAX);
-	return request_room(r, most, e);
+	return request_limit_new_tokens(r, most, e);
 }
 
 /* ---- answers ---- */

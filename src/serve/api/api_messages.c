@@ -311,7 +311,7 @@ static int messages_parse(struct request *r, struct request_error *e)
 		return request_refuse(e, 400, NULL, "max_tokens", "max_tokens: Field required");
 	if (parse_talk(r, e) || request_prompt(r, e))
 		return -1;
-	return request_room(r, most, e);
+	return request_limit_new_tokens(r, most, e);
 }
 
 int64_t api_messages_count(

@@ -279,5 +279,5 @@ int api_responses_parse(struct request *r, struct request_error *e)
 	json_decref(flat);
 	if (rc || parse_input(r, e) || api_openai_choice(r, e) || request_prompt(r, e))
 		return -1;
-	return request_room(r, most, e);
+	return request_limit_new_tokens(r, most, e);
 }

@@ -473,7 +473,7 @@ int request_prompt(struct request *r, struct request_error *e)
 	return 0;
 }
 
-int request_room(struct request *r, int64_t asked, struct request_error *e)
+int request_limit_new_tokens(struct request *r, int64_t asked, struct request_error *e)
 {
 	uint32_t context = r->model->context;
 	r->max_new = asked < 0 ? UINT32_MAX : (uint32_t)MIN(asked, UINT32_MAX);

@@ -126,6 +126,6 @@ int request_messages(struct request *r, const json_t *messages, struct request_e
 int request_prompt(struct request *r, struct request_error *e);
 /* Every prompt fits; max_new is what was asked for, at most what the context leaves. asked < 0: as
  * much as fits. */
-int request_room(struct request *r, int64_t asked, struct request_error *e);
+int request_limit_new_tokens(struct request *r, int64_t asked, struct request_error *e);
 
 #endif
