@@ -19,7 +19,7 @@
 #define N_KEYS  48
 #define N_LISTS 2
 
-struct reference {
+struct policy_reference {
 	struct policy p;
 	uint64_t last_use[N_KEYS], next_use[N_KEYS];
 	bool pinned[N_KEYS];
@@ -38,16 +38,16 @@ struct reference {
 
 static bool evictable(const void *ctx, int32_t key)
 {
-	const struct reference *m = ctx;
+	const struct policy_reference *m = ctx;
 	return m->list[key] >= 0 && !m->pinned[key];
 }
 
-static bool is(const struct reference *m, const struct policy_ops *ops)
+static bool is(const struct policy_reference *m, const struct policy_ops *ops)
 {
 	return m->p.ops == ops;
 }
 
-static void order_remove(struct reference *m, int32_t key)
+static void order_remove(struct policy_reference *m, int32_t key)
 {
 	int l = m->list[key], i = 0;
 	while (m->order[l][i] != key)
@@ -60,13 +60,13 @@ static void order_remove(struct reference *m, int32_t key)
 		m->hand[l] = 0;
 }
 
-static void order_append(struct reference *m, int list, int32_t key)
+static void order_append(struct policy_reference *m, int list, int32_t key)
 {
 	m->order[list][m->n[list]++] = key;
 	m->list[key] = list;
 }
 
-static void ref_access(struct reference *m, int32_t key)
+static void ref_access(struct policy_reference *m, int32_t key)
 {
 	m->now++;
 	m->last_use[key] = m->now;
@@ -84,7 +84,7 @@ static void ref_access(struct reference *m, int32_t key)
 }
 
 /* Half a use for lfu, a whole one for lru, nothing for the others; time does not pass. */
-static void ref_predicted(struct reference *m, int32_t key)
+static void ref_predicted(struct policy_reference *m, int32_t key)
 {
 	if (!m->p.ops->predicted)
 		return;
@@ -99,14 +99,14 @@ static void ref_predicted(struct reference *m, int32_t key)
 	m->p.ops->predicted(&m->p, key);
 }
 
-static void ref_insert(struct reference *m, int list, int32_t key)
+static void ref_insert(struct policy_reference *m, int list, int32_t key)
 {
 	m->bit[key] = m->compared[key] = false;
 	order_append(m, list, key);
 	m->p.ops->insert(&m->p, list, key);
 }
 
-static void ref_remove(struct reference *m, int32_t key)
+static void ref_remove(struct policy_reference *m, int32_t key)
 {
 	int l = m->list[key];
 	order_remove(m, key);
@@ -114,7 +114,7 @@ static void ref_remove(struct reference *m, int32_t key)
 	m->p.ops->remove(&m->p, l, key);
 }
 
-static int32_t expect_lru(const struct reference *m, int list, uint64_t before)
+static int32_t expect_lru(const struct policy_reference *m, int list, uint64_t before)
 {
 	for (int i = 0; i < m->n[list]; i++) {
 		int32_t key = m->order[list][i];
@@ -126,7 +126,7 @@ static int32_t expect_lru(const struct reference *m, int list, uint64_t before)
 	return -1;
 }
 
-static int32_t expect_sieve(struct reference *m, int list)
+static int32_t expect_sieve(struct policy_reference *m, int list)
 {
 	int any = 0, old = 0;
 	for (int i = 0; i < m->n[list]; i++) {
@@ -151,7 +151,7 @@ static int32_t expect_sieve(struct reference *m, int list)
 	}
 }
 
-static int32_t expect_lfu(struct reference *m, int list)
+static int32_t expect_lfu(struct policy_reference *m, int list)
 {
 	for (int i = 0; i < m->n[list]; i++) {
 		int32_t key = m->order[list][i];
@@ -176,7 +176,7 @@ static int32_t expect_lfu(struct reference *m, int list)
 	return best;
 }
 
-static int32_t expect_belady(const struct reference *m, int list)
+static int32_t expect_belady(const struct policy_reference *m, int list)
 {
 	int32_t best = -1;
 	for (int32_t key = 0; key < N_KEYS; key++)
@@ -187,7 +187,7 @@ static int32_t expect_belady(const struct reference *m, int list)
 }
 
 /* Was the search hard: keys that are pinned on the way, or nothing but recent ones? */
-static void count_victim(struct reference *m, int list, int32_t victim)
+static void count_victim(struct policy_reference *m, int list, int32_t victim)
 {
 	m->n_found += victim >= 0;
 	m->n_none += victim < 0;
@@ -196,12 +196,12 @@ static void count_victim(struct reference *m, int list, int32_t victim)
 		m->n_stepped_over += m->pinned[m->order[list][i]];
 }
 
-static void policy_run(const struct policy_ops *ops, uint64_t seed, struct reference *sum)
+static void policy_run(const struct policy_ops *ops, uint64_t seed, struct policy_reference *sum)
 {
 	struct rng r = {seed};
-	static struct reference m;
+	static struct policy_reference m;
 	const int32_t list_keys[N_LISTS] = {N_KEYS, N_KEYS};
-	m = (struct reference){.weight = 1};
+	m = (struct policy_reference){.weight = 1};
 	double half_life = 1 + rng_below(&r, 60);
 	m.growth = 1 + 0.6931471805599453 / MAX(half_life, 1.0);
 	for (int i = 0; i < N_KEYS; i++)
@@ -280,7 +280,7 @@ static void test_against_reference(void **state)
 	(void)state;
 	const struct policy_ops *all[] = {&policy_lru, &policy_lfu, &policy_sieve, &policy_belady};
 	for (size_t i = 0; i < ARRAY_LEN(all); i++) {
-		struct reference sum = {0};
+		struct policy_reference sum = {0};
 		for (uint64_t seed = 1; seed <= 40; seed++)
 			policy_run(all[i], seed, &sum);
 		print_message("%-6s %llu inserted, %llu victims, %llu times none, %llu pinned keys stepped "
@@ -299,7 +299,7 @@ static void test_lfu_rescale(void **state)
 	(void)state;
 	/* half_life 1: the weight doubles or so with every access and passes 2^500 many times in this
 	 * run. */
-	struct reference *m = mem_new(1, sizeof *m);
+	struct policy_reference *m = mem_new(1, sizeof *m);
 	const int32_t list_keys[1] = {N_KEYS};
 	for (int i = 0; i < N_KEYS; i++)
 		m->list[i] = -1;

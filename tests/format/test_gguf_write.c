@@ -198,14 +198,14 @@ static struct gguf_writer *many(uint64_t split_bytes)
 	return w;
 }
 
-struct job {
+struct write_job {
 	struct gguf_writer *w;
 	size_t first;
 };
 
 static void *write_quarter(void *p)
 {
-	struct job *j = p;
+	struct write_job *j = p;
 	for (size_t i = j->first; i < MANY; i += 4)
 		write_tensor(j->w, i);
 	return NULL;
@@ -227,9 +227,9 @@ static void test_split_by_threads(void **state)
 	assert_int_equal(total, MANY);
 	expect_ok(gguf_writer_create(w, temp_dir_path("s.gguf"), false, &e), &e);
 	pthread_t threads[4];
-	struct job jobs[4];
+	struct write_job jobs[4];
 	for (size_t i = 0; i < 4; i++) {
-		jobs[i] = (struct job){w, i};
+		jobs[i] = (struct write_job){w, i};
 		assert_int_equal(pthread_create(&threads[i], NULL, write_quarter, &jobs[i]), 0);
 	}
 	for (size_t i = 0; i < 4; i++)

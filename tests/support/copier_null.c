@@ -26,7 +26,7 @@
 #define RANGES   64
 #define FAILURES 64
 
-struct job {
+struct null_job {
 	enum { JOB_COPY, JOB_FENCE, JOB_WAIT } kind;
 	uint8_t *dst;
 	const uint8_t *src;
@@ -34,8 +34,8 @@ struct job {
 	uint64_t number; /* COPY: how many were given before, from 1; FENCE and WAIT: the fence value */
 };
 
-struct copy_queue {
-	struct job *jobs; /* ring */
+struct null_queue {
+	struct null_job *jobs; /* ring */
 	size_t cap, first, n;
 	uint64_t drawn, seen; /* numbers of fence values */
 	bool failed;          /* a copy since the last fence has */
@@ -53,7 +53,7 @@ struct null_copier {
 	pthread_mutex_t lock;
 	pthread_cond_t given, moved; /* something to do; something was done */
 	/* guarded by lock */
-	struct copy_queue queue[COPY_STREAMS];
+	struct null_queue queue[COPY_STREAMS];
 	struct range device[RANGES], pinned[RANGES];
 	uint64_t device_bytes;
 	uint64_t failures[FAILURES], n_failures; /* fence values that failed, the latest */
@@ -192,11 +192,11 @@ uint64_t copier_null_pins(struct copier *base)
 
 /* ---- streams ---- */
 
-static void push(struct null_copier *c, enum copy_stream stream, struct job job)
+static void push(struct null_copier *c, enum copy_stream stream, struct null_job job)
 {
-	struct copy_queue *l = &c->queue[stream];
+	struct null_queue *l = &c->queue[stream];
 	if (l->n == l->cap) {
-		struct job *more = NEW_ARRAY(struct job, 2 * l->cap + 64);
+		struct null_job *more = NEW_ARRAY(struct null_job, 2 * l->cap + 64);
 		for (size_t i = 0; i < l->n; i++)
 			more[i] = l->jobs[(l->first + i) % l->cap];
 		free(l->jobs);
@@ -229,7 +229,7 @@ static void null_copy(
 	struct null_copier *c = of(base);
 	pthread_mutex_lock(&c->lock);
 	push(c, stream,
-		(struct job){.kind = JOB_COPY,
+		(struct null_job){.kind = JOB_COPY,
 			.dst = side(c, stream != COPY_OUT, dst, bytes),
 			.src = side(c, stream == COPY_OUT || stream == COPY_WITHIN, src, bytes),
 			.bytes = bytes,
@@ -242,7 +242,7 @@ static uint64_t null_fence(struct copier *base, enum copy_stream stream)
 	struct null_copier *c = of(base);
 	pthread_mutex_lock(&c->lock);
 	uint64_t fence = ++c->queue[stream].drawn * COPY_STREAMS + stream;
-	push(c, stream, (struct job){.kind = JOB_FENCE, .number = fence});
+	push(c, stream, (struct null_job){.kind = JOB_FENCE, .number = fence});
 	pthread_mutex_unlock(&c->lock);
 	return fence;
 }
@@ -251,7 +251,7 @@ static void null_stream_wait(struct copier *base, enum copy_stream stream, uint6
 {
 	struct null_copier *c = of(base);
 	pthread_mutex_lock(&c->lock);
-	push(c, stream, (struct job){.kind = JOB_WAIT, .number = fence});
+	push(c, stream, (struct null_job){.kind = JOB_WAIT, .number = fence});
 	pthread_mutex_unlock(&c->lock);
 }
 
@@ -302,16 +302,16 @@ static void pause_before(struct null_copier *c)
 	usleep(rng_below(&c->rng, 64) ? us : 8 * us);
 }
 
-static void pop(struct copy_queue *l)
+static void pop(struct null_queue *l)
 {
 	l->first = (l->first + 1) % l->cap;
 	l->n--;
 }
 
 /* Does a bit of the front of a stream. Holds the lock, gives it away while bytes move. */
-static void run_front(struct null_copier *c, struct copy_queue *l)
+static void run_front(struct null_copier *c, struct null_queue *l)
 {
-	struct job *j = &l->jobs[l->first];
+	struct null_job *j = &l->jobs[l->first];
 	if (j->kind == JOB_WAIT) {
 		pop(l);
 		return;
@@ -346,11 +346,11 @@ static void run_front(struct null_copier *c, struct copy_queue *l)
 }
 
 /* May the front of the stream be run now? */
-static bool ready(struct null_copier *c, const struct copy_queue *l)
+static bool ready(struct null_copier *c, const struct null_queue *l)
 {
 	if (!l->n)
 		return false;
-	const struct job *j = &l->jobs[l->first];
+	const struct null_job *j = &l->jobs[l->first];
 	if (j->kind == JOB_COPY && j->number == c->faults.hang_copy) {
 		c->hung = true;
 		pthread_cond_broadcast(&c->moved); /* for drain */

@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: MIT
-# Checks the size of things and that names are told apart; prints each breach, exit status 1 if
+# Checks the size of things and that names are distinct; prints each breach, exit status 1 if
 # there is any.
 #   - no function above 150 lines (kernels in kernels/cuda: 250)
 #   - no folder with more than 14 source files (.c, .cu)
