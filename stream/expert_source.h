@@ -1,9 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Where the model gets its routed experts from. The model knows nothing else of storage: whether
- * the bytes are mapped, cached or still on a disk, an expert is pinned with acquire, is valid when
- * its `ready` is set, and is given back with release. One release per acquired expert. Called by
- * the compute thread only.
+ * Where the model gets its routed experts from. The model knows nothing else of storage: the bytes
+ * may be mapped, cached, or still on a disk.
+ *
+ * In order of use, by the compute thread only:
+ *   1. step           before the first layer of a forward pass
+ *   2. read_ahead     prefill: which experts of a layer will be acquired, in which order
+ *   3. acquire        pins a group of experts of a layer; some of them are ready
+ *   4. wait_ready     until all are; an expert's views may be used as soon as it is ready
+ *   5. prefetch       decode: which experts of later layers are predicted
+ *   6. release        once for each acquired expert, when the device has passed what used it
  */
 #ifndef GLM_STREAM_EXPERT_SOURCE_H
 #define GLM_STREAM_EXPERT_SOURCE_H
@@ -15,10 +21,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Where an expert stood when it was asked for. */
+/* Where an expert was when it was acquired. */
 enum expert_tier { EXPERT_VRAM, EXPERT_RAM, EXPERT_DISK };
 
-/* One expert of one layer, as the model asks for it and gets it. */
+/* One expert of one layer, as the model requests it and gets it. */
 struct expert_ref {
 	int32_t id;                   /* in: expert id */
 	bool ready;                   /* out: the views below hold published bytes */
@@ -54,7 +60,7 @@ struct expert_source;
 struct expert_source_ops {
 	const char *name;
 	void (*close)(struct expert_source *s);
-	/* A step over `rows` rows begins, the first at `position`. NULL: not wanted. */
+	/* A forward pass over `rows` rows begins, the first at `position`. May be NULL. */
 	void (*step)(struct expert_source *s, enum expert_use use, int rows, int position);
 	/* Pins refs[0..n) (distinct ids, n <= max_pinned[use]) of a layer and starts what must be read.
 	 * On return some refs are ready. Returns how many are not, or a negative code with the sentence
@@ -68,18 +74,18 @@ struct expert_source_ops {
 		struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e);
 	/* Unpins. The caller has waited for the ops that used them. */
 	void (*release)(struct expert_source *s, int layer, const struct expert_ref *refs, int n);
-	/* A guess, best first, that these experts of a layer `distance` layers ahead will be wanted;
-	 * never waits. NULL: not wanted. */
+	/* These experts of a layer `distance` layers ahead are predicted, best first. Never waits. May
+	 * be NULL. */
 	void (*prefetch)(struct expert_source *s, int layer, const int32_t *ids, int n, int distance);
-	/* Prefill only: these experts of a layer will be acquired in this order (or, for a layer that
-	 * is not routed yet, probably); never waits. Replaces what was announced for that layer before.
-	 * NULL: not wanted. */
+	/* Prefill: these experts of a layer will be acquired in this order (of a layer that is not
+	 * routed yet: probably). Replaces the list given for that layer before. Never waits. May be
+	 * NULL. */
 	void (*read_ahead)(struct expert_source *s, int layer, const int32_t *ids, int n);
 };
 
 /* Cumulative since open; the compute thread reads it between calls. */
 struct expert_stats {
-	uint64_t hit_vram;   /* distinct experts asked for that stood in the first tier, or are simply
+	uint64_t hit_vram;   /* distinct experts acquired that were in the first tier, or are simply
 							mapped */
 	uint64_t hit_ram;    /* ... in the second tier */
 	uint64_t miss;       /* ... that had to be read */
@@ -87,9 +93,8 @@ struct expert_stats {
 	uint64_t prefetch_useful;   /* experts read ahead of demand and then used */
 	uint64_t prefetch_wasted;   /* ... and never used */
 	uint64_t bytes_read_wasted; /* of bytes_read: of the latter */
-	uint64_t wait_ns;           /* time spent in await */
-	/* What the wires did, as of the last expert that came or went. Busy: time with at least one
-	 * transfer under way. */
+	uint64_t wait_ns;           /* time spent in wait_ready */
+	/* As of the last load or demotion that completed. Busy: time with at least one in flight. */
 	uint64_t disk_busy_ns;
 	uint64_t bytes_in, in_busy_ns;   /* to the card */
 	uint64_t bytes_out, out_busy_ns; /* from the card */
@@ -99,9 +104,9 @@ struct expert_source {
 	const struct expert_source_ops *ops;
 	int max_pinned[2]; /* by enum expert_use: most experts of one layer that may be pinned at once,
 					  >= 1; constant */
-	int lookahead;     /* for how many layers ahead hints are wanted; constant */
+	int lookahead;     /* for how many layers ahead prefetch is called; constant */
 	struct expert_stats stats;
-	atomic_bool *cancel; /* lent by whoever computes; await looks at it. NULL: never */
+	atomic_bool *cancel; /* lent by the engine; wait_ready looks at it. NULL: never */
 };
 
 #endif

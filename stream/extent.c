@@ -141,7 +141,7 @@ static int count_gguf(const struct gguf *g, uint32_t *n_layers, uint32_t *n_expe
 	return 0;
 }
 
-static int fill_from_gguf(struct extent_table *t, const struct gguf *g, struct err *e)
+static int set_from_gguf(struct extent_table *t, const struct gguf *g, struct err *e)
 {
 	for (size_t i = 0; i < g->n_tensors; i++) {
 		const struct gguf_tensor *x = &g->tensors[i];
@@ -195,7 +195,7 @@ int extent_table_from_gguf(
 		code = extent_table_new(out, n_layers, n_experts, files, g->n_files, e);
 	free(files);
 	if (!code)
-		code = fill_from_gguf(*out, g, e);
+		code = set_from_gguf(*out, g, e);
 	if (code) {
 		extent_table_free(*out);
 		*out = NULL;
@@ -290,7 +290,7 @@ int extent_plan(
 }
 
 /* n bytes rounded outward at the worst offset take align_up(n + align - 1, align). Reads that were
- * merged take no more than apart, and every read starts at a multiple of what its file wants, which
+ * merged take no more than apart, and every read starts at a multiple of what its file needs, which
  * is at most the table's slot alignment. */
 uint64_t extent_slot_bytes(const struct extent_table *t, uint32_t layer)
 {

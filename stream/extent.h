@@ -4,7 +4,7 @@
  * (gate, up, down), each a part of a tensor that holds the matrices of all experts of a layer one
  * after another.
  *
- * O_DIRECT wants offsets and lengths in units of the file's alignment a. A run that is not aligned
+ * O_DIRECT needs offsets and lengths in units of the file's alignment a. A run that is not aligned
  * is rounded outward, and runs that then touch or overlap are read as one:
  *
  *     file     |-------a-------|-------a-------|-------a-------|

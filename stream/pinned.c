@@ -13,7 +13,7 @@
 #define TOUCHERS_MAX 4                  /* more are no faster */
 #define TOUCH_STEP   ((size_t)16 << 20) /* taken by a thread at a time */
 #define PAGE         4096
-/* After a step that nobody waits for, a pause of so many times what it took: pinning takes an
+/* After a step that was not requested, a pause of so many times what it took: pinning takes an
  * eighth of the time, and a second tier of 120 GB is pinned after a minute or two. */
 #define PAUSE_FACTOR 7
 

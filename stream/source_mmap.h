@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The expert sources without streaming: every expert is addressable, where the file is mapped (CPU
- * backend) or in a copy on the card. */
+/* The expert sources without streaming: every expert is addressable, in the mapped file (CPU
+ * backend) or in a copy on the card. acquire gives views that are ready at once; close frees the
+ * copy. */
 #ifndef GLM_STREAM_SOURCE_MMAP_H
 #define GLM_STREAM_SOURCE_MMAP_H
 

@@ -71,7 +71,7 @@ struct copy {
 		holds; /* in: a staging buffer, TIER1_CHUNK, or NONE; out: a device staging slot, or NONE */
 };
 
-struct copy_queue {
+struct copy_ring {
 	struct copy *ring; /* [cap] */
 	unsigned cap, first, n;
 };
@@ -100,7 +100,7 @@ struct card_transfer {
 	unsigned n_predicted_reads;             /* of the latter: of predicted experts */
 	unsigned n_tier1_chunks;                /* in flight in the stream COPY_AHEAD */
 	/* copies in flight */
-	struct copy_queue in, ahead, out;
+	struct copy_ring in, ahead, out;
 	/* demotions with chunks left to start, in the order in which they leave */
 	struct staged staged[DEVICE_STAGING_SLOTS];
 	unsigned n_staged;
@@ -170,14 +170,14 @@ static uint8_t *buffer_memory(const struct card_transfer *t, int32_t buffer)
 
 /* ---- copies in flight ---- */
 
-static void copy_push(struct copy_queue *q, struct copy c)
+static void copy_push(struct copy_ring *q, struct copy c)
 {
 	if (q->n == q->cap)
 		bug("more than %u copies are in flight", q->cap);
 	q->ring[(q->first + q->n++) % q->cap] = c;
 }
 
-static struct copy copy_pop(struct copy_queue *q)
+static struct copy copy_pop(struct copy_ring *q)
 {
 	struct copy c = q->ring[q->first];
 	q->first = (q->first + 1) % q->cap;
@@ -217,7 +217,7 @@ static int copy_poll(struct copier *x, const struct copy *c, struct err *e)
 	return rc > 0 && c->staging_fence ? x->ops->fence_status(x, c->staging_fence, e) : rc;
 }
 
-static bool poll_copies(struct card_transfer *t, struct copy_queue *q)
+static bool poll_copies(struct card_transfer *t, struct copy_ring *q)
 {
 	if (!q->n)
 		return false;
@@ -578,7 +578,7 @@ static const struct transfer_ops card_ops = {
 	.drain = card_drain,
 };
 
-static bool new_copy_queue(struct copy_queue *q, size_t cap)
+static bool new_copy_ring(struct copy_ring *q, size_t cap)
 {
 	q->cap = (unsigned)cap;
 	q->ring = mem_try_new(cap, sizeof *q->ring);
@@ -597,9 +597,9 @@ struct transfer *card_transfer_open(
 	t->demotion_chunk_bytes = demotion_chunk_bytes ? demotion_chunk_bytes : DEMOTION_CHUNK_BYTES;
 	t->slots = mem_try_new(n_slots, sizeof *t->slots);
 	t->buffers = mem_try_new(n_buffers, sizeof *t->buffers);
-	if (!t->slots || !t->buffers || !new_copy_queue(&t->in, n_buffers + 2 * n_slots) ||
-		!new_copy_queue(&t->ahead, n_buffers + TIER1_CHUNKS_MAX + n_slots) ||
-		!new_copy_queue(&t->out, DEMOTIONS_IN_FLIGHT)) {
+	if (!t->slots || !t->buffers || !new_copy_ring(&t->in, n_buffers + 2 * n_slots) ||
+		!new_copy_ring(&t->ahead, n_buffers + TIER1_CHUNKS_MAX + n_slots) ||
+		!new_copy_ring(&t->out, DEMOTIONS_IN_FLIGHT)) {
 		card_close(&t->base);
 		return NULL;
 	}

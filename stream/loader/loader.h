@@ -18,7 +18,7 @@
  *   - In builds with LOADER_POISON every slot is filled with READER_POISON before it is loaded.
  *
  * One expert from router to slot and back, streamed to a card:
- *    1  the router picks the top-k expert ids       ffn_forward (src/forward/moe.c)
+ *    1  the router gives the top-k expert ids       ffn_forward (src/forward/moe.c)
  *    2  the host polls for the ids                  moe_experts_request (src/forward/moe.c)
  *    3  the model asks its source                   group_request (src/forward/moe.c)
  *    4  the source asks the cache                   loader_acquire (loader_acquire.c)
@@ -30,7 +30,7 @@
  *   10  and copied to the slot on the card          card_read_done (card_transfer.c)
  *   11  the fence of the last copy ends the load    poll_copies (card_transfer.c)
  *   12  the slot is published                       loader_transfer_done (loader_io.c)
- *   13  the model, which waits, is told             loader_wait_ready (loader_acquire.c)
+ *   13  the waiting model finds it ready            loader_wait_ready (loader_acquire.c)
  *   14  the views of the ref point into the slot    set_views (loader_acquire.c)
  *   15  the kernel is given the views               group_enqueue_ready (src/forward/moe.c)
  *   16  the device has passed: the ref is released  unpin_passed (src/forward/moe.c)
@@ -66,7 +66,7 @@ struct loader_options {
 	struct reader_options reader;
 	size_t pin_step_bytes; /* on a card, bytes of the second tier pinned at a time, a multiple of
 						the page size; 0: 256 MiB */
-	size_t demotion_chunk_bytes; /* on a card, bytes of a piece of a demotion that waits for a gap;
+	size_t demotion_chunk_bytes; /* on a card, bytes of a chunk of a demotion that waits for a gap;
 									0: 2.5 MiB */
 	const char *const
 		*replicas; /* [n_replicas] other paths with the same content as the (single) model file */
@@ -115,7 +115,7 @@ enum loader_residency {
 	LOADER_LOADING, /* its bytes are coming into the first tier */
 	LOADER_IN_VRAM,
 };
-/* Fills map[n_layers][n_experts] with enum loader_residency, and *stats with the figures of the
+/* Sets map[n_layers][n_experts] with enum loader_residency, and *stats with the figures of the
  * same moment. Either may be NULL. Any thread may call it. It holds the lock while it looks at
  * every slot once. */
 void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats);

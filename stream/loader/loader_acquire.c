@@ -16,7 +16,7 @@
 
 /* ---- refs of the model and of the cache ---- */
 
-/* Fills l->refs from the model's refs. */
+/* The model's refs as the cache takes them, in l->refs. */
 static struct cache_ref *cache_refs(struct loader *l, const struct expert_ref *refs, int n)
 {
 	for (int i = 0; i < n; i++)
@@ -112,7 +112,7 @@ static void boost_refs(struct loader *l, const struct cache_request *q)
 }
 
 /* Waits until a slot may have come free. 0, or a negative code: none will, or cancelled. */
-static int wait_for_room(struct loader *l, const struct cache_request *q, struct err *e)
+static int wait_for_slot(struct loader *l, const struct cache_request *q, struct err *e)
 {
 	if (!l->shared.n_in_flight) {
 		if (loader_queue_clear_read_ahead(l))
@@ -141,7 +141,7 @@ static int acquire_slots(struct loader *l, struct cache_request *q, struct err *
 		boost_refs(l, q);
 		if (result == CACHE_OK)
 			return 0;
-		int rc = wait_for_room(l, q, e);
+		int rc = wait_for_slot(l, q, e);
 		if (rc) {
 			cache_release(l->shared.cache, q->refs, q->n, &plan);
 			loader_queue_plan(l, &plan, TRANSFER_DEMOTION);
@@ -213,7 +213,8 @@ static int failure_of(
 	return err_set(e, ERR_RUN, "expert %d of layer %d could not be read", r->id, layer);
 }
 
-/* Marks refs whose bytes have come. Returns how many have not, or the code of the first failure. */
+/* Sets the views of refs whose bytes have come. Returns how many have not, or the code of the first
+ * failure. */
 static int poll_refs(struct loader *l, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	struct cache_ref *c = cache_refs(l, refs, n);

@@ -6,7 +6,7 @@
 
 #define REAP_MAX 64
 
-static void mark_disk_busy(struct transfer *t)
+static void set_disk_busy(struct transfer *t)
 {
 	busy_clock_set(&t->traffic.disk, reader_pending(t->config.reader) > 0);
 }
@@ -17,14 +17,14 @@ int transfer_reap(struct transfer *t, unsigned min, int timeout_ms)
 	int n = reader_reap(t->config.reader, done, min, REAP_MAX, timeout_ms);
 	for (int i = 0; i < n; i++)
 		t->ops->read_done(t, &done[i]);
-	mark_disk_busy(t);
+	set_disk_busy(t);
 	return n;
 }
 
 void transfer_flush_reads(struct transfer *t)
 {
 	reader_flush(t->config.reader);
-	mark_disk_busy(t);
+	set_disk_busy(t);
 }
 
 struct transfer_traffic transfer_traffic_now(const struct transfer *t)

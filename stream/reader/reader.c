@@ -38,7 +38,7 @@ static int check_options(const struct reader_options *o, struct err *e)
 
 /* The one place that decides ring or threads. `why` becomes the reason in the summary; empty:
  * nothing to explain. */
-static int open_engine(struct reader *r, const struct reader_options *o,
+static int start_engine(struct reader *r, const struct reader_options *o,
 	const struct reader_setup *setup, char *why, size_t why_bytes, struct err *e)
 {
 	char refused[256] = "";
@@ -114,7 +114,7 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 		.custom_options = o.custom_options,
 		.owner = r};
 	char why[320] = "";
-	code = open_engine(r, &o, &setup, why, sizeof why, e);
+	code = start_engine(r, &o, &setup, why, sizeof why, e);
 	free(fds);
 	if (code) {
 		reader_files_close(&r->files);
@@ -276,18 +276,18 @@ uint32_t reader_file_memory_align(const struct reader *r, uint32_t file)
 int reader_completion_err(const struct reader *r, const struct reader_completion *c, struct err *e)
 {
 	const char *path = handle_of(r, c->file)->path;
-	unsigned long long want = c->want, offset = c->offset, bytes = c->bytes;
+	unsigned long long requested = c->requested, offset = c->offset, bytes = c->bytes;
 	if (c->code == READER_EOF)
 		return err_set(e, ERR_INPUT,
 			"%s: the file ends %llu bytes into a read of %llu bytes at offset %llu (it had %llu "
 			"bytes when "
 			"opened)",
-			path, bytes, want, offset, (unsigned long long)reader_file_size(r, c->file));
+			path, bytes, requested, offset, (unsigned long long)reader_file_size(r, c->file));
 	if (c->code == -ECANCELED)
 		return err_set(
-			e, c->code, "%s: read of %llu bytes at offset %llu cancelled", path, want, offset);
+			e, c->code, "%s: read of %llu bytes at offset %llu cancelled", path, requested, offset);
 	return err_set(e, c->code, "%s: read of %llu bytes at offset %llu failed after %llu bytes: %s",
-		path, want, offset, bytes, err_name(c->code));
+		path, requested, offset, bytes, err_name(c->code));
 }
 
 uint64_t reader_slice_step(uint64_t bytes, uint64_t slice)

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Asynchronous reads from files into memory. A request names a run of bytes of one file and where
- * they go; requests are cut into slices, kept in flight to a given depth on every drive, and come
- * back as completions in any order.
+ * Asynchronous reads from files into memory. A request names a byte range of one file and where it
+ * goes. Requests are cut into slices, a given number of slices is kept in flight on every drive,
+ * and requests come back as completions in any order.
+ *
+ * In order of use: reader_open, reader_register, then reader_submit and reader_reap (or
+ * reader_wait) in turns, reader_drain by the owner, reader_close.
  *
  * Engines: io_uring and a pool of pread threads. reader_open is the one place that decides between
  * them, and between O_DIRECT and the page cache; it logs one line with the reasons. A test may hand
  * in an engine of its own (stream/reader/reader_engine.h).
  *
- * What the caller need not care about: short reads, EINTR and EAGAIN are dealt with inside; a file
- * that refuses O_DIRECT, or a request that is not aligned for it, is read through the page cache.
- * What remains is an error of the one request: EIO, end of file, cancelled.
+ * Errors: short reads, EINTR and EAGAIN are handled inside. A file that refuses O_DIRECT, or a
+ * request that is not aligned for it, is read through the page cache. What remains is an error of
+ * the one request: EIO, end of file, cancelled.
  *
  * Threads: one thread owns a reader, namely the first that submits or reaps (opening and
  * registering memory may be done by another one before). Only reader_wake may be called from
@@ -41,7 +44,7 @@ enum reader_engine { READER_AUTO, READER_URING, READER_THREADS };
 
 struct reader_file {
 	const char *path;
-	unsigned drive; /* 0: told apart by st_dev; else any number that files on one drive share */
+	unsigned drive; /* 0: distinguished by st_dev; else any number that files on one drive share */
 	unsigned replica_of; /* 0: no; else 1 + index of an earlier file with the same content (size is
 						  * checked). Requests name that earlier file, and each slice goes to the
 						  * drive with the least in flight */
@@ -82,9 +85,9 @@ struct reader_request {
 struct reader_completion {
 	uint64_t tag;
 	int code;      /* 0; READER_EOF; -ECANCELED; or another -errno of the read */
-	uint32_t file; /* file, offset, want: as requested */
+	uint32_t file; /* file, offset, requested: of the request */
 	uint64_t offset;
-	uint64_t want;
+	uint64_t requested; /* bytes */
 	uint64_t bytes; /* valid bytes at dst, from its start: code 0: at least `need`; else what came
 					   before the fault */
 };
@@ -162,16 +165,16 @@ struct reader_stats reader_stats(const struct reader *r);
 unsigned reader_depth(const struct reader *r);
 size_t reader_slice(const struct reader *r);
 unsigned reader_n_drives(const struct reader *r);
-/* How many reads of a slice, on all drives together, are worth having under way for whoever reads
- * into a few buffers again and again. Past the page cache READER_USEFUL_DEPTH a drive: bytes come
+/* How many slices, on all drives together, are worth having in flight when they are read into a few
+ * staging buffers again and again. Past the page cache READER_USEFUL_DEPTH a drive: bytes come
  * faster where they meet the processor's cache, and four of 1 MiB were best on drives of 2 to 3
  * GB/s (tests/bench/RESULTS.md); faster ones were not at hand. Else the depth. */
 #define READER_USEFUL_DEPTH 4u
 unsigned reader_useful_depth(const struct reader *r);
-/* Buffers for these reads: some are emptied while the others are read into. */
+/* Staging buffers for these reads: some are emptied while others are read into. */
 unsigned reader_staging_buffers(const struct reader *r);
-/* Who feeds a card watches its reads so long, some milliseconds, before it sleeps: a thread that
- * slept went on 32 to 146 us after its bytes were there (medians; the same place). */
+/* A thread that feeds a card polls its reads so long before it sleeps: one that slept went on 32 to
+ * 146 us after its bytes had arrived (medians; the same place). */
 #define READER_POLL_NS 20000000u
 uint64_t reader_file_size(const struct reader *r, uint32_t file); /* when it was opened */
 

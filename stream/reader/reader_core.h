@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Inside of reader.c (opening, deciding, answering questions) and reader_run.c (moving requests);
- * nobody else's. */
+/* Shared by reader.c (opening and questions) and reader_run.c (moving requests), nothing else. */
 #ifndef GLM_STREAM_READER_CORE_H
 #define GLM_STREAM_READER_CORE_H
 

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Inside of the readers: what reader.c asks of an engine. An engine moves single reads (struct
- * reader_op) and reports what the system answered, nothing else: cutting, short reads, retries, end
- * of file, cancelled requests and the number in flight per drive are reader.c's business, so they
- * are the same for every engine.
+ * What the reader asks of an engine. An engine moves single reads (struct reader_op) and reports
+ * what the system answered, nothing else. Cutting, short reads, retries, end of file, cancelled
+ * requests and the number in flight per drive are the same for every engine: reader_run.c.
  *
  * All functions are called by the thread that owns the reader, except wake.
  */
@@ -59,7 +58,7 @@ struct reader_engine_ops {
 	int (*open)(const struct reader_setup *s, void **state, char *why, size_t why_bytes);
 	/* Takes the op; never fails: a refusal comes back as a completion. */
 	void (*start)(void *state, struct reader_op *op);
-	/* Makes sure that started ops are under way. */
+	/* Submits started ops to the system. */
 	void (*flush)(void *state);
 	/* flush, then reports completions by reader_op_done. Waits for at least one completion or a
 	 * wake: wait_ns < 0 without limit, 0 not at all. May return early without reason. */

@@ -21,7 +21,7 @@
 #define ALIGN_USUAL 4096u /* also the most that is accepted: slices are cut in multiples of it */
 
 /* Alignment of offsets and of memory for O_DIRECT as the kernel states it, 4096 when it says
- * nothing. False: it says that O_DIRECT is not possible, or wants more than a page. */
+ * nothing. False: it says that O_DIRECT is not possible, or needs more than a page. */
 static bool direct_alignment(int fd, uint32_t *offset_align, uint32_t *memory_align)
 {
 	*offset_align = *memory_align = ALIGN_USUAL;

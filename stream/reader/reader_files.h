@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The open files of a reader: descriptors with and without O_DIRECT, what alignment O_DIRECT wants,
+ * The open files of a reader: descriptors with and without O_DIRECT, what alignment O_DIRECT needs,
  * which drive each file is on, and which files are copies of each other.
  */
 #ifndef GLM_STREAM_READER_FILES_H

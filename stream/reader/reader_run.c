@@ -3,13 +3,13 @@
  * The part of reading that is the same for every engine. A request waits in one of two queues
  * (urgent, normal) and is cut into slices only as drives have room:
  *
- *     submit -> [urgent][normal] -> op in flight on a drive (at most depth) -> last slice back ->
- * [done] -> reap ^   short read, EAGAIN, EINVAL of O_DIRECT: the op goes again
+ *     submit -> [urgent][normal] -> op in flight on a drive -> last slice back -> [done] -> reap
+ *                                     ^ short read, EAGAIN, EINVAL of O_DIRECT: a retry
  *
- * An op keeps its place in the drive while it goes again. A request is finished when it has no more
- * slices to hand out and none in flight; after a fault or a cancel no more are handed out, so the
- * memory of a finished request is never written again. Slices are handed out from the front, so the
- * bytes before the lowest fault are all there.
+ * A drive has at most `depth` ops in flight, those that wait for a retry included. A request is
+ * finished when it has no more slices to start and none in flight. After a fault or a cancel no
+ * more are started, so the memory of a finished request is never written again. Slices are started
+ * from the front, so the bytes before the lowest fault are all there.
  */
 #include "stream/reader/reader_core.h"
 
@@ -19,8 +19,8 @@
 
 #include <errno.h>
 
-#define TRIES_MAX                                                                                  \
-	40 /* EAGAIN and EINTR in a row without a byte; with the pauses below about 1.3 s */
+/* EAGAIN and EINTR in a row without a byte; with the pauses below about 1.3 s */
+#define TRIES_MAX    40
 #define PAUSE_MAX_NS 50000000u
 
 /* --- queues --- */
@@ -178,7 +178,7 @@ void reader_op_done(void *owner, struct reader_op *op, int res)
 	r->stats.fixed += op->fixed;
 	struct reader_handle *h = &r->files.h[op->handle];
 	if (rq->cancelled ||
-		(rq->code && op->at > rq->fail_at)) /* only the place in the drive matters */
+		(rq->code && op->at > rq->fail_at)) /* only its place at the drive matters */
 		op_release(r, op);
 	else if (res == -EAGAIN || res == -EINTR)
 		op_retry(r, op, res);
@@ -319,7 +319,7 @@ static unsigned completions_pop(struct reader *r, struct reader_completion *out,
 			.code = rq->code,
 			.file = rq->q.file,
 			.offset = rq->q.offset,
-			.want = rq->q.bytes,
+			.requested = rq->q.bytes,
 			.bytes = rq->code ? rq->fail_at : MIN(rq->q.bytes, rq->end_at)};
 		rq->after = r->free_requests;
 		r->free_requests = rq;

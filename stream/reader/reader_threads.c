@@ -165,7 +165,7 @@ static void threads_start(void *state, struct reader_op *op)
 
 static void threads_flush(void *state)
 {
-	(void)state; /* started ops are under way */
+	(void)state; /* started ops are queued already */
 }
 
 /* An op that no thread has taken yet is done; the others come when their pread returns. */

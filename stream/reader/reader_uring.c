@@ -4,7 +4,7 @@
  * 0:
  *
  *     ring 0   reads of drive 0, and a poll on the eventfd `wake_fd`
- *     ring 1.. reads of the other drives; their completions are announced through `wake_fd`
+ *     ring 1.. reads of the other drives; their completions are signalled through `wake_fd`
  *
  * reader_wake writes to the same eventfd. Rings are created disabled and enabled by the first
  * thread that starts a read, because with IORING_SETUP_SINGLE_ISSUER the kernel ties a ring to the
@@ -224,11 +224,11 @@ static struct io_uring_sqe *get_sqe(struct ring *g)
 	return sqe;
 }
 
-/* Index of the registered piece that holds all of the op's destination, or -1. */
+/* Index of the registered buffer that holds all of the op's destination, or -1. */
 static int registered_index(const struct uring *u, const struct reader_op *op)
 {
 	unsigned lo = 0, hi = u->memory_on_rings ? u->n_registered : 0;
-	while (lo < hi) { /* first piece that starts above dst */
+	while (lo < hi) { /* first buffer that starts above dst */
 		unsigned mid = (lo + hi) / 2;
 		if ((unsigned char *)u->registered[mid].iov_base > op->dst)
 			hi = mid;
@@ -357,7 +357,7 @@ static void uring_wake(void *state)
 	(void)n;
 }
 
-/* Cuts the ranges into pieces the kernel takes and registers them anew on every ring. */
+/* Cuts the ranges into buffers that the kernel takes and registers them anew on every ring. */
 static int uring_memory(
 	void *state, const struct reader_memory *m, unsigned n, char *why, size_t why_bytes)
 {
@@ -372,7 +372,7 @@ static int uring_memory(
 		n_registered +=
 			m[i].bytes / REGISTERED_BYTES_MAX + (m[i].bytes % REGISTERED_BYTES_MAX != 0);
 	if (n_registered > REGISTERED_MAX) {
-		snprintf(why, why_bytes, "more than %u pieces of 1 GiB", REGISTERED_MAX);
+		snprintf(why, why_bytes, "more than %u buffers of 1 GiB", REGISTERED_MAX);
 		return -E2BIG;
 	}
 	u->registered = mem_grow(u->registered, n_registered, sizeof *u->registered);

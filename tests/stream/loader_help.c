@@ -84,7 +84,7 @@ int try_source(const struct loader_options *o, struct expert_source **s, struct 
 	card = NULL;
 	if (card_kind != CARD_NONE && !mine.reader.slice_bytes)
 		mine.reader.slice_bytes =
-			65536; /* small bounce buffers: they are touched at every opening */
+			65536; /* small staging buffers: they are touched at every opening */
 	mine.pin_step_bytes =
 		num_align_up(mine.tier_bytes[1] / 20, 4096); /* borders that slots lie across */
 	mine.demotion_chunk_bytes = 4096 + mine.tier_bytes[1] / 1000; /* several of an expert */

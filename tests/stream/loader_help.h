@@ -38,7 +38,7 @@ extern struct copier_faults
 	card_faults;            /* of the emulated card of the next source, which clears them */
 extern struct copier *card; /* the emulated one of the source opened last, or NULL */
 
-/* loader_open with small pieces and buffers, and with a card of that kind. open_source fails the
+/* loader_open with small chunks and buffers, and with a card of that kind. open_source fails the
  * test when it fails. */
 int try_source(const struct loader_options *o, struct expert_source **s, struct err *e);
 struct expert_source *open_source(const struct loader_options *o);

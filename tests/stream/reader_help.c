@@ -37,10 +37,10 @@ void write_formula(const char *path, uint32_t file, uint64_t bytes)
 
 bool formula_at(uint32_t file, uint64_t offset, const unsigned char *p, uint64_t n)
 {
-	unsigned char *want = malloc(n + 1);
-	reader_null_fill(file, offset, want, n);
-	bool same = !memcmp(p, want, n);
-	free(want);
+	unsigned char *expected = malloc(n + 1);
+	reader_null_fill(file, offset, expected, n);
+	bool same = !memcmp(p, expected, n);
+	free(expected);
 	return same;
 }
 
@@ -82,7 +82,8 @@ struct reader_completion read_one(struct reader *r, struct reader_request q)
 	struct reader_completion c;
 	assert_int_equal(reader_submit(r, &q), 0);
 	assert_int_equal(reader_reap(r, &c, 1, 1, -1), 1);
-	assert_true(c.tag == q.tag && c.file == q.file && c.offset == q.offset && c.want == q.bytes);
+	assert_true(
+		c.tag == q.tag && c.file == q.file && c.offset == q.offset && c.requested == q.bytes);
 	return c;
 }
 

@@ -146,11 +146,11 @@ static void test_demand_error(void **state)
 	}
 }
 
-/* In a run a prefetch or read-ahead may meet the failed read: then nobody hears of it. */
+/* In a run a prefetch or read-ahead may meet the failed read: then it is reported to nobody. */
 static void test_read_error(void **state)
 {
 	(void)state;
-	int heard = 0;
+	int reported = 0;
 	for (uint64_t nth = 1; nth < 60; nth += 7) {
 		struct reader_faults f;
 		struct expert_source *s = open_failing(&f, nth);
@@ -158,14 +158,14 @@ static void test_read_error(void **state)
 		struct err e = {0};
 		int failed = random_run(s, &r, 3, &e);
 		assert_in_range(failed, 0, 1);
-		heard += failed;
+		reported += failed;
 		if (failed)
 			check_read_error(&e);
 		assert_int_equal(random_run(s, &r, 2, NULL), 0);
 		close_source(s);
 	}
-	print_message("%d of 9 failed reads were reported\n", heard);
-	assert_true(heard >= 3);
+	print_message("%d of 9 failed reads were reported\n", reported);
+	assert_true(reported >= 3);
 }
 
 static void copy_model(const char *path)
@@ -297,8 +297,8 @@ static void hinted_tokens(struct expert_source *s, int n_tokens, bool right)
 	}
 }
 
-/* With a card: while demands come from the drive, guesses do not; they do when it has rested for a
- * while. */
+/* With a card: while demands come from the drive, prefetches do not; they do when it has rested for
+ * a while. */
 static void check_drive_rests(struct expert_source *s)
 {
 	hinted_tokens(s, 20, true);

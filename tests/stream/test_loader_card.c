@@ -14,7 +14,7 @@
 static void test_copy_error(void **state)
 {
 	(void)state;
-	int heard = 0;
+	int reported = 0;
 	for (uint64_t nth = 1; nth < 200; nth += 9) {
 		struct loader_options o = source_options(0.1, nth % 2 ? full.floor_bytes : 0);
 		card_faults = (struct copier_faults){.seed = nth, .fail_copy = nth};
@@ -22,9 +22,9 @@ static void test_copy_error(void **state)
 		struct rng r = {nth};
 		struct err e = {0};
 		int failed = random_run(s, &r, 3, &e);
-		assert_in_range(
-			failed, 0, 1); /* a guess or a demotion may have met it: then nobody hears of it */
-		heard += failed;
+		assert_in_range(failed, 0,
+			1); /* a prefetch or a demotion may have met it: then it is reported to nobody */
+		reported += failed;
 		if (failed) {
 			assert_int_equal(e.code, ERR_RUN);
 			assert_non_null(strstr(e.text, "layer"));
@@ -34,7 +34,7 @@ static void test_copy_error(void **state)
 		assert_int_equal(random_run(s, &r, 2, NULL), 0);
 		close_source(s);
 	}
-	assert_true(heard > 5);
+	assert_true(reported > 5);
 }
 
 /* A copier around the emulated card in which copies into it fail: the first of COPY_IN, while those
@@ -177,7 +177,7 @@ static void test_pinned_by_steps(void **state)
 		card_faults = (struct copier_faults){.seed = 5, .latency_max_us = 20};
 		struct expert_source *s = open_source(&o);
 		uint64_t before = copier_null_pins(card);
-		assert_true(before <= 2); /* the bounce buffers, the first step */
+		assert_true(before <= 2); /* the staging buffers, the first step */
 		if (leisure) {
 			loader_pin_in_background(s);
 			for (int i = 0; i < 2000 && copier_null_pins(card) < 16; i++)
@@ -205,7 +205,7 @@ static void test_card_refusals(void **state)
 	(void)state;
 	struct loader_options o = source_options(0.5, full.floor_bytes);
 	struct expert_source *s;
-	/* the bounce buffers, steps of the second tier */
+	/* the staging buffers, steps of the second tier */
 	for (uint64_t nth = 1; nth <= 12; nth += nth < 3 ? 1 : 9) {
 		struct err e = {0};
 		card_faults = (struct copier_faults){.refuse_pin = nth};

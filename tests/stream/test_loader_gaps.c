@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * When demotions leave the card (stream/loader/loader_card.c): while nothing comes in, piece by
- * piece; at once when parking places become few, when a prompt begins, and when the expert is
+ * When demotions leave the card (stream/loader/card_transfer.c): while nothing comes in, chunk by
+ * chunk; at once when staging slots become few, when a prompt begins, and when the expert is
  * wanted again.
  *
  * A copier around the emulated card keeps what comes in under way for as long as a test likes, and
@@ -18,12 +18,12 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define PIECE    ((size_t)8192)
-#define PARKED   7 /* so many experts wait for a gap at most */
-#define LEAVES   4096
-#define PATIENCE 5000  /* ms until a test gives up */
-#define A_WHILE  20000 /* us in which what shall not happen would have */
-#define ROUNDS   6     /* that fill the first tier: some experts are left that were never there */
+#define CHUNK          ((size_t)8192)
+#define STAGED_WAITING 7 /* so many experts wait for a gap at most */
+#define LEAVES         4096
+#define PATIENCE       5000  /* ms until a test gives up */
+#define A_WHILE        20000 /* us in which what shall not happen would have */
+#define ROUNDS         6 /* that fill the first tier: some experts are left that were never there */
 
 /* ---- the copier ---- */
 
@@ -39,18 +39,18 @@ struct gate {
 	struct copier_ops ops; /* of the emulated card, from now on */
 	const struct copier_ops *inner;
 	atomic_bool shut;   /* what comes in is not done */
-	atomic_bool broken; /* nothing arrives at a parking place, and its fence value fails */
+	atomic_bool broken; /* nothing arrives in a staging slot, and its fence value fails */
 	atomic_uint n_broken;
-	atomic_uint n_in;              /* copies into the card */
-	atomic_uint n_aside, n_leaves; /* copies within it and out of it */
-	atomic_uint n_arrived;         /* of those out: seen to be done */
+	atomic_uint n_in;               /* copies into the card */
+	atomic_uint n_staged, n_leaves; /* copies within it and out of it */
+	atomic_uint n_arrived;          /* of those out: seen to be done */
 	/* the I/O thread's; of leaves [0, n_leaves) may be read by all */
 	uint64_t in_drawn[COPY_STREAMS], in_seen[COPY_STREAMS], lost[LEAVES]; /* lost: fence values */
 	struct leave leaves[LEAVES];
-	struct aside {
+	struct staged_copy {
 		const uint8_t *at;
 		size_t bytes;
-	} aside[LEAVES]; /* where the copies within went */
+	} staged[LEAVES]; /* where the copies within went */
 };
 
 static struct gate gate;
@@ -63,14 +63,14 @@ static bool under_way(enum copy_stream stream)
 static void gate_copy(
 	struct copier *c, enum copy_stream stream, void *dst, const void *src, size_t bytes)
 {
-	const unsigned n_aside = atomic_load(&gate.n_aside), n = atomic_load(&gate.n_leaves);
+	const unsigned n_staged = atomic_load(&gate.n_staged), n = atomic_load(&gate.n_leaves);
 	if (stream != COPY_WITHIN || !atomic_load(&gate.broken))
 		gate.inner->copy(c, stream, dst, src, bytes);
 	if (stream == COPY_IN || stream == COPY_AHEAD)
 		atomic_fetch_add(&gate.n_in, 1);
 	if (stream == COPY_WITHIN) {
-		gate.aside[n_aside % LEAVES] = (struct aside){dst, bytes};
-		atomic_store(&gate.n_aside, n_aside + 1);
+		gate.staged[n_staged % LEAVES] = (struct staged_copy){dst, bytes};
+		atomic_store(&gate.n_staged, n_staged + 1);
 	}
 	if (stream != COPY_OUT)
 		return;
@@ -178,7 +178,7 @@ static struct expert_source *open_full(void)
 	o.copier = card;
 	o.lookahead = 0;
 	o.reader.slice_bytes = 65536;
-	o.demotion_chunk_bytes = PIECE;
+	o.demotion_chunk_bytes = CHUNK;
 	if (loader_open(&o, &s, &e) || source_wait_pinned(s, &e))
 		fail_msg("%s", e.text);
 	for (int round = 0, k = (int)config.n_used; round < ROUNDS; round++) {
@@ -213,27 +213,27 @@ static void ask(struct expert_source *s, struct fresh *f)
 	f->n++;
 }
 
-/* Looks whether everything left in the order in which it was taken aside, without a hole; says how
+/* Looks whether everything left in the order in which it was staged, without a hole; says how
  * many have not left wholly. */
 static unsigned waiting(void)
 {
-	const unsigned n_leaves = atomic_load(&gate.n_leaves), n_aside = atomic_load(&gate.n_aside);
-	unsigned aside = 0;
+	const unsigned n_leaves = atomic_load(&gate.n_leaves), n_staged = atomic_load(&gate.n_staged);
+	unsigned staged = 0;
 	size_t done = 0;
-	assert_true(n_leaves <= LEAVES && n_aside <= LEAVES);
+	assert_true(n_leaves <= LEAVES && n_staged <= LEAVES);
 	for (unsigned i = 0; i < n_leaves; i++) {
 		struct leave *v = &gate.leaves[i];
-		assert_true(aside < n_aside);
-		assert_ptr_equal(v->src, gate.aside[aside].at + done);
+		assert_true(staged < n_staged);
+		assert_ptr_equal(v->src, gate.staged[staged].at + done);
 		assert_true(!done || v->dst == gate.leaves[i - 1].dst + gate.leaves[i - 1].bytes);
 		done += v->bytes;
-		assert_true(done <= gate.aside[aside].bytes);
-		if ((v->last = done == gate.aside[aside].bytes)) {
-			aside++;
+		assert_true(done <= gate.staged[staged].bytes);
+		if ((v->last = done == gate.staged[staged].bytes)) {
+			staged++;
 			done = 0;
 		}
 	}
-	return n_aside - aside;
+	return n_staged - staged;
 }
 
 /* After waiting(): what has left since did so whole, beside what comes in. */
@@ -253,28 +253,28 @@ static void shut(struct expert_source *s, struct fresh *f)
 	settle();
 }
 
-/* Asks for more until `least` more victims have been taken aside. */
-static void take_aside(struct expert_source *s, struct fresh *f, unsigned least)
+/* Asks for more until `least` more victims have been staged. */
+static void stage_victims(struct expert_source *s, struct fresh *f, unsigned least)
 {
-	const unsigned before = atomic_load(&gate.n_aside);
-	for (unsigned most = 0; atomic_load(&gate.n_aside) - before < least && most < 4 * least;
+	const unsigned before = atomic_load(&gate.n_staged);
+	for (unsigned most = 0; atomic_load(&gate.n_staged) - before < least && most < 4 * least;
 		 most++) {
-		const unsigned now = atomic_load(&gate.n_aside);
+		const unsigned now = atomic_load(&gate.n_staged);
 		ask(s, f);
-		for (int ms = 0; ms < 100 && atomic_load(&gate.n_aside) == now; ms++)
+		for (int ms = 0; ms < 100 && atomic_load(&gate.n_staged) == now; ms++)
 			usleep(1000);
 	}
-	wait_until(&gate.n_aside, before + least);
+	wait_until(&gate.n_staged, before + least);
 	usleep(A_WHILE);
 }
 
-/* The same until four wait. A layer takes no more than CACHE_KEEP_FREE aside at a time, so none too
- * many do. */
-static void park_some(struct expert_source *s, struct fresh *f)
+/* The same until four wait. A layer stages no more than CACHE_KEEP_FREE victims at a time, so none
+ * too many do. */
+static void stage_some(struct expert_source *s, struct fresh *f)
 {
 	while (waiting() < 4)
-		take_aside(s, f, 1);
-	assert_in_range(waiting(), 4, PARKED);
+		stage_victims(s, f, 1);
+	assert_in_range(waiting(), 4, STAGED_WAITING);
 }
 
 static void finish_fresh(struct expert_source *s, struct fresh *f)
@@ -285,7 +285,7 @@ static void finish_fresh(struct expert_source *s, struct fresh *f)
 	settle();
 }
 
-/* What is parked waits as long as something comes in, then it leaves piece by piece, in order. */
+/* What is staged waits as long as something comes in, then it leaves chunk by chunk, in order. */
 static void test_gap(void **state)
 {
 	(void)state;
@@ -293,19 +293,19 @@ static void test_gap(void **state)
 	struct fresh f = {.n = 0};
 	shut(s, &f);
 	const unsigned leaves = atomic_load(&gate.n_leaves);
-	park_some(s, &f);
+	stage_some(s, &f);
 	assert_int_equal(atomic_load(&gate.n_leaves), leaves);
 	finish_fresh(s, &f);
 	assert_int_equal(waiting(), 0);
 	for (unsigned i = leaves; i < atomic_load(&gate.n_leaves); i++) {
-		assert_true(gate.leaves[i].bytes <= PIECE);
+		assert_true(gate.leaves[i].bytes <= CHUNK);
 		assert_false(gate.leaves[i].beside_in);
 		assert_false(gate.leaves[i].beside_out);
 	}
 	close_source(s);
 }
 
-/* When many are parked, the oldest leave whole beside what comes in; the others go on waiting. */
+/* When many are staged, the oldest leave whole beside what comes in; the others go on waiting. */
 static void test_pressure(void **state)
 {
 	(void)state;
@@ -313,23 +313,23 @@ static void test_pressure(void **state)
 	struct fresh f = {.n = 0};
 	shut(s, &f);
 	const unsigned leaves = atomic_load(&gate.n_leaves);
-	take_aside(s, &f, 12);
+	stage_victims(s, &f, 12);
 	settle();
-	assert_int_equal(waiting(), PARKED);
-	assert_true(atomic_load(&gate.n_leaves) >= leaves + 12 - PARKED);
+	assert_int_equal(waiting(), STAGED_WAITING);
+	assert_true(atomic_load(&gate.n_leaves) >= leaves + 12 - STAGED_WAITING);
 	check_left_whole(leaves);
 	finish_fresh(s, &f);
 	assert_int_equal(waiting(), 0);
 	/* and it may be closed while they wait */
 	shut(s, &f);
-	take_aside(s, &f, 3);
+	stage_victims(s, &f, 3);
 	close_source(s);
 }
 
-/* The layer and expert whose bytes are parked there. */
-static void find_parked(const struct aside *aside, int *layer, int *expert)
+/* The layer and expert whose bytes are staged there. */
+static void find_staged(const struct staged_copy *staged, int *layer, int *expert)
 {
-	const uint8_t *there = copier_null_peek(card, aside->at);
+	const uint8_t *there = copier_null_peek(card, staged->at);
 	assert_non_null(there);
 	for (int ms = 0; ms < PATIENCE; ms++, usleep(1000)) /* its copy may be under way */
 		for (*layer = (int)config.n_dense; *layer < (int)config.n_layers; ++*layer) {
@@ -338,15 +338,15 @@ static void find_parked(const struct aside *aside, int *layer, int *expert)
 			const struct gguf_tensor *t = gguf_find_tensor(file, name);
 			const uint64_t bytes = t->bytes / t->ne[2];
 			for (*expert = 0; *expert < (int)config.n_experts; ++*expert)
-				if (memmem(there, aside->bytes, t->data + (uint64_t)*expert * bytes, bytes))
+				if (memmem(there, staged->bytes, t->data + (uint64_t)*expert * bytes, bytes))
 					return;
 		}
-	fail_msg("nobody's bytes are parked");
+	fail_msg("nobody's bytes are staged");
 }
 
-/* Who is wanted again while it waits for its way out goes before the others, at once, and comes
- * back whole. Two others may have been sent when it becomes known who is wanted: somebody waits, so
- * all are in a hurry. */
+/* An expert that is demanded while its demotion is staged leaves before the others, at once, and
+ * comes back whole. Two others may have left before: there is pressure as long as the demand waits.
+ */
 static void test_wanted_again(void **state)
 {
 	(void)state;
@@ -356,10 +356,10 @@ static void test_wanted_again(void **state)
 	int layer = 0, expert = 0;
 	shut(s, &f);
 	const unsigned leaves = atomic_load(&gate.n_leaves);
-	park_some(s, &f);
+	stage_some(s, &f);
 	assert_int_equal(atomic_load(&gate.n_leaves), leaves);
-	const struct aside *last = &gate.aside[atomic_load(&gate.n_aside) - 1];
-	find_parked(last, &layer, &expert);
+	const struct staged_copy *last = &gate.staged[atomic_load(&gate.n_staged) - 1];
+	find_staged(last, &layer, &expert);
 	acquire(s, layer, expert, 1, &ref);
 	assert_int_equal(ref.tier, EXPERT_RAM);
 	unsigned at = leaves;
@@ -375,15 +375,15 @@ static void test_wanted_again(void **state)
 	close_source(s);
 }
 
-/* Whose bytes never came to a parking place is not in the second tier, whatever left from there. */
-static void test_lost_aside(void **state)
+/* Whose bytes never came to a staging slot is not in the second tier, whatever left from there. */
+static void test_lost_staging(void **state)
 {
 	(void)state;
 	struct expert_source *s = open_full();
 	struct fresh f = {.n = 0};
 	struct expert_ref refs[CONFIG_MAX_USED];
 	atomic_store(&gate.broken, true);
-	take_aside(s, &f, 12);
+	stage_victims(s, &f, 12);
 	finish_fresh(s, &f);
 	atomic_store(&gate.broken, false);
 	assert_true(atomic_load(&gate.n_broken) >= 12);
@@ -403,7 +403,7 @@ static void test_prompt(void **state)
 	struct fresh f = {.n = 0};
 	shut(s, &f);
 	const unsigned leaves = atomic_load(&gate.n_leaves);
-	park_some(s, &f);
+	stage_some(s, &f);
 	s->ops->step(s, EXPERT_PREFILL, 64, ROUNDS);
 	wait_until(&gate.n_leaves, leaves + 4);
 	settle();
@@ -419,7 +419,7 @@ int main(void)
 		cmocka_unit_test(test_gap),
 		cmocka_unit_test(test_pressure),
 		cmocka_unit_test(test_wanted_again),
-		cmocka_unit_test(test_lost_aside),
+		cmocka_unit_test(test_lost_staging),
 		cmocka_unit_test(test_prompt),
 	};
 	return cmocka_run_group_tests(tests, source_setup, source_teardown);

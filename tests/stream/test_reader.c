@@ -79,7 +79,7 @@ static void test_end_of_file(void **state)
 			char part[64];
 			assert_int_equal(reader_completion_err(r, &c, &e), ERR_INPUT);
 			snprintf(part, sizeof part, "ends %llu bytes into a read of %llu bytes at offset %llu",
-				(unsigned long long)c.bytes, (unsigned long long)c.want,
+				(unsigned long long)c.bytes, (unsigned long long)c.requested,
 				(unsigned long long)c.offset);
 			assert_non_null(strstr(e.text, help_b));
 			assert_non_null(strstr(e.text, part));
