@@ -41,10 +41,10 @@
  *      cache_release(c, refs, 8, &plan);
  *      start(plan.transfers, plan.n);
  *
- * Deferred accounting. The answer of a hit does not depend on what the policy is told about it. So
+ * Deferred accounting. The answer of a hit does not depend on what the policy knows of it. So
  * cache_acquire only queues the accesses when every expert is READY in tier 0. cache_flush counts
- * them, tells the policy, and demotes cold experts until the low watermark of free slots is
- * reached. Every call of the compute side that takes a plan flushes first: the policy hears of all
+ * them, informs the policy, and demotes cold experts until the low watermark of free slots is
+ * reached. Every call of the compute side that takes a plan flushes first: the policy sees all
  * accesses in the order of the calls, whoever flushes. A simulated cache therefore counts exactly
  * what a live one does, as long as tier 1 does not evict: when it is full, its victims also depend
  * on which transfers have ended.
@@ -91,7 +91,7 @@ enum cache_use {
 	CACHE_DECODE = 0,   /* a demand: may evict whatever is not pinned */
 	CACHE_PREFETCH = 1, /* a prediction: only takes free slots and cold victims */
 	CACHE_PREFILL = 2,  /* a pass over many experts: uses what is there, otherwise a prefill slot;
-						 * evicts nobody but for prefill slots, and the policy does not hear of it */
+						 * evicts nobody but for prefill slots, and the policy does not see it */
 };
 
 enum cache_state { CACHE_FREE, CACHE_FILLING, CACHE_READY };
@@ -149,7 +149,7 @@ struct cache_stats {
 	uint64_t slabs_reassigned;      /* slabs that changed their size class */
 };
 
-/* A copy or a read that the caller owes. `slot` is FILLING until it calls cache_commit or
+/* A copy or a read that the caller must start. `slot` is FILLING until it calls cache_commit or
  * cache_abort. */
 struct cache_transfer {
 	enum { CACHE_DEMOTION, CACHE_LOAD } kind;
@@ -262,8 +262,8 @@ void cache_release(struct cache *c, const struct cache_ref *refs, int n, struct 
 
 /* ---- deferred accounting ---- */
 
-/* A lookahead predicts these experts for a layer to come. Queued; the policy hears of it, wherever
- * the experts are: they are likely to be used soon even if this prediction turns out wrong (traces
+/* A lookahead predicts these experts for a layer to come. Queued; the policy sees them, resident
+ * or not: they are likely to be used soon even if this prediction turns out wrong (traces
  * of GLM-5.2's shape and of the pocket model: lru copies 1 to 9 % less, lfu 1 to 8). Counts
  * nothing. When the queue is full (1024 more than two layers' experts) the rest is dropped. */
 void cache_note_predicted(struct cache *c, int layer, const int32_t *experts, int n);
@@ -315,13 +315,5 @@ uint64_t cache_memory_bytes(const struct cache *c, int tier);
 void cache_layer_resident(const struct cache *c, int layer, int n[CACHE_TIERS]);
 /* How many experts of a layer's size class a tier could hold if only that class were used. */
 int cache_capacity(const struct cache *c, int tier, int layer);
-/* Memory of the bookkeeping itself. */
-uint64_t cache_metadata_bytes(const struct cache *c);
-/* Bytes of a tier that no expert can use now: remainders of slabs, tail of the arena, free slots in
- * slabs of a class. Free slabs are not counted. */
-uint64_t cache_wasted_bytes(const struct cache *c, int tier);
-
-/* Every invariant; 0, or ERR_RUN with the first one that is broken. Slow: for tests. */
-int cache_check(const struct cache *c, struct err *e);
 
 #endif

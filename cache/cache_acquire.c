@@ -129,7 +129,7 @@ static int32_t prefill_slot_borrow(struct cache *c)
 {
 	int32_t slot;
 	if (c->n_borrowed == c->n_prefill_slots ||
-		cache_make_room(c, 0, c->largest_key, CACHE_PREFILL, &slot) != CACHE_OK)
+		cache_slot_alloc(c, 0, c->largest_key, CACHE_PREFILL, &slot) != CACHE_OK)
 		return -1;
 	c->slots[slot].prefill = true;
 	c->borrowed[c->n_borrowed++] = slot;
@@ -187,7 +187,7 @@ static enum cache_result reserve_cached(
 	int k = class_of(c, key);
 	if (in >= 0)
 		c->slots[in].pins++; /* it must not be the victim that makes room for its own promotion */
-	enum cache_result result = cache_make_room(c, 0, key, use, &slot);
+	enum cache_result result = cache_slot_alloc(c, 0, key, use, &slot);
 	if (result != CACHE_OK) {
 		if (in >= 0)
 			c->slots[in].pins--;
@@ -411,82 +411,4 @@ void cache_read_ahead_drop(
 		s->read_ahead = false;
 		cache_unpin(c, c->borrowed[i]);
 	}
-}
-
-/* ---- cache_steps.h ---- */
-
-struct cache_step_plan {
-	int32_t slot, source;
-	int n_demotions;
-	const struct cache_transfer *demotions;
-};
-
-int32_t cache_access(struct cache *c, int layer, int expert, enum cache_use use);
-enum cache_result cache_reserve(
-	struct cache *c, int layer, int expert, enum cache_use use, struct cache_step_plan *plan);
-void cache_step_begin(struct cache *c, enum cache_use use, struct cache_step_plan *plan);
-void cache_step_note_predicted(struct cache *c, int layer, int expert);
-void cache_step_keep_free(struct cache *c, int layer, struct cache_step_plan *plan);
-void cache_pin(struct cache *c, int32_t slot);
-void cache_step_unpin(struct cache *c, int32_t slot);
-bool cache_is_ready(const struct cache *c, int32_t slot);
-int32_t cache_staging_slot(const struct cache *c, int i);
-
-int32_t cache_access(struct cache *c, int layer, int expert, enum cache_use use)
-{
-	int32_t key = cache_key(c, layer, expert);
-	return use == CACHE_DECODE ? access_decode(c, key) : access_prefill(c, key);
-}
-
-enum cache_result cache_reserve(
-	struct cache *c, int layer, int expert, enum cache_use use, struct cache_step_plan *plan)
-{
-	plan_begin(c);
-	*plan = (struct cache_step_plan){.slot = -1, .source = -1, .demotions = c->transfers};
-	enum cache_result result = reserve(c, cache_key(c, layer, expert), use, &plan->slot);
-	plan->n_demotions = c->n_transfers;
-	if (result == CACHE_OK)
-		plan->source = c->transfers[--plan->n_demotions].source;
-	return result;
-}
-
-void cache_step_begin(struct cache *c, enum cache_use use, struct cache_step_plan *plan)
-{
-	struct cache_plan p;
-	cache_begin_step(c, use, &p);
-	*plan = (struct cache_step_plan){
-		.slot = -1, .source = -1, .n_demotions = p.n, .demotions = p.transfers};
-}
-
-void cache_step_note_predicted(struct cache *c, int layer, int expert)
-{
-	note_predicted(c, cache_key(c, layer, expert));
-}
-
-void cache_step_keep_free(struct cache *c, int layer, struct cache_step_plan *plan)
-{
-	plan_begin(c);
-	cache_keep_free(c, cache_key(c, layer, 0));
-	*plan = (struct cache_step_plan){
-		.slot = -1, .source = -1, .n_demotions = c->n_transfers, .demotions = c->transfers};
-}
-
-void cache_pin(struct cache *c, int32_t slot)
-{
-	c->slots[slot].pins++;
-}
-
-void cache_step_unpin(struct cache *c, int32_t slot)
-{
-	cache_unpin(c, slot);
-}
-
-bool cache_is_ready(const struct cache *c, int32_t slot)
-{
-	return !tier_of(c, slot) && c->slots[slot].state == CACHE_READY && !c->slots[slot].prefill;
-}
-
-int32_t cache_staging_slot(const struct cache *c, int i)
-{
-	return i < c->n_borrowed ? c->borrowed[i] : -1;
 }

@@ -20,7 +20,7 @@
 #define PREFILL_FEW_PART  16
 #define PREFILL_MANY_PART 64
 
-static int compare_falling(const void *a, const void *b)
+static int compare_sizes_falling(const void *a, const void *b)
 {
 	uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
 	return x < y ? 1 : x > y ? -1 : 0;
@@ -33,7 +33,7 @@ void cache_classes_make(const struct cache_config *cfg, struct slab_classes *k)
 	for (uint64_t part = CLASS_MERGE_PART;; part /= 2) {
 		for (int l = 0; l < cfg->n_layers; l++)
 			sizes[l] = num_align_up(cfg->expert_bytes[l], align);
-		qsort(sizes, (size_t)cfg->n_layers, sizeof *sizes, compare_falling);
+		qsort(sizes, (size_t)cfg->n_layers, sizeof *sizes, compare_sizes_falling);
 		*k = (struct slab_classes){0};
 		int l = 0;
 		for (; l < cfg->n_layers && sizes[l]; l++) {

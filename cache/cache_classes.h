@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* Size classes of an expert cache; inside of cache/. The announcements of cache.h
- * (cache_working_set_bytes, cache_everything_bytes) are made in cache_classes.c. */
+/* Size classes of an expert cache; inside of cache/. What cache.h says of budgets
+ * (cache_working_set_bytes, cache_everything_bytes, cache_choose_prefill_slots) is in
+ * cache_classes.c too. */
 #ifndef GLM_CACHE_CACHE_CLASSES_H
 #define GLM_CACHE_CACHE_CLASSES_H
 

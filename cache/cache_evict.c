@@ -9,7 +9,7 @@
  * sixteen is due to such a reassignment. */
 #define REBALANCE_SLABFULS 16
 
-static int32_t slot_take(struct cache *c, int tier, int class_id)
+static int32_t arena_slot_take(struct cache *c, int tier, int class_id)
 {
 	int32_t s = slab_take(&c->arena[tier], class_id);
 	return s < 0 ? -1 : s + c->first[tier];
@@ -53,7 +53,7 @@ static void evict(struct cache *c, int32_t key)
 		c->stats.demotions++;
 		c->stats.demotions_free++;
 	} else if (tier == 0 && c->arena[1].n_slabs &&
-			   cache_make_room(c, 1, key, CACHE_DECODE, &to) == CACHE_OK) {
+			   cache_slot_alloc(c, 1, key, CACHE_DECODE, &to) == CACHE_OK) {
 		cache_slot_fill(c, to, key);
 		cache_plan_add(c, CACHE_DEMOTION, to, slot, from_offset);
 		c->policy.ops->insert(&c->policy, list_of(c, 1, k), key);
@@ -137,24 +137,24 @@ static bool rebalance(struct cache *c, int tier, int class_id)
 	return true;
 }
 
-enum cache_result cache_make_room(
+enum cache_result cache_slot_alloc(
 	struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot)
 {
 	int class_id = class_of(c, key);
 	struct slab_arena *a = &c->arena[tier];
 	bool mixed = a->classes.n > 1;
-	*slot = slot_take(c, tier, class_id);
+	*slot = arena_slot_take(c, tier, class_id);
 	while (*slot < 0 && tier == 1 && c->inclusive_copies.tail[0] >= 0) {
 		cache_slot_free(c, inclusive_copy_take(c, c->inclusive_copies.tail[0]));
 		if (mixed)
 			slab_reclaim_idle(a, class_id);
-		*slot = slot_take(c, tier, class_id);
+		*slot = arena_slot_take(c, tier, class_id);
 	}
 	if (*slot >= 0)
 		return CACHE_OK;
 	if (mixed &&
 		(slab_reclaim_idle(a, class_id) || (use == CACHE_DECODE && rebalance(c, tier, class_id)))) {
-		*slot = slot_take(c, tier, class_id);
+		*slot = arena_slot_take(c, tier, class_id);
 		return CACHE_OK;
 	}
 	uint64_t used_before = POLICY_ANY_AGE;
@@ -174,7 +174,7 @@ enum cache_result cache_make_room(
 			return CACHE_FULL;
 		take_over_slab(c, tier, slab, class_id);
 	}
-	*slot = slot_take(c, tier, class_id);
+	*slot = arena_slot_take(c, tier, class_id);
 	return CACHE_OK;
 }
 

@@ -21,7 +21,6 @@
  *      cache_acquire.c  access, acquire and release, prefetch, prefill slots, deferred accounting
  *      cache_evict.c    victims, demotions, slabs that change their class
  *      cache_classes.c  size classes, budgets
- *      cache_check.c    invariants
  */
 #ifndef GLM_CACHE_CACHE_INTERNAL_H
 #define GLM_CACHE_CACHE_INTERNAL_H
@@ -137,7 +136,7 @@ void cache_unpin(struct cache *c, int32_t slot);
 
 /* CACHE_OK and a slot number taken from the arena for `key`, or CACHE_FULL, CACHE_NO_COLD or
  * CACHE_BYPASS. Its demotions are added to the plan. */
-enum cache_result cache_make_room(
+enum cache_result cache_slot_alloc(
 	struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot);
 
 /* The low watermark: demotes cold experts of the key's class until keep_free slots are free. */

@@ -49,8 +49,8 @@ struct slab_arena {
 };
 
 /* The slab size that wastes least for an arena of `bytes`: remainders of each class, weighted by
- * the bytes that the class wants, plus the tail of the arena, plus half a slab per class that
- * stands partly empty. At least the largest slot. */
+ * the bytes of all objects of the class, plus the tail of the arena, plus half a slab per class
+ * that stands partly empty. At least the largest slot. */
 uint64_t slab_choose_bytes(uint64_t bytes, const struct slab_classes *classes);
 
 /* 0, or ERR_MEMORY with a sentence when not even one slot of the largest class fits (0 bytes are
@@ -89,8 +89,5 @@ static inline uint64_t slab_offset(const struct slab_arena *a, int32_t slot)
 	return (uint64_t)slab * a->slab_bytes +
 		   (uint64_t)(slot % a->per_slab) * a->classes.bytes[a->slab_class[slab]];
 }
-
-/* Invariants: free lists, counts, classes. 0, or ERR_RUN with what is wrong. */
-int slab_check(const struct slab_arena *a, struct err *e);
 
 #endif

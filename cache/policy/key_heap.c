@@ -39,7 +39,7 @@ int key_heap_init(struct key_heaps *h, int n_keys, int n_lists, const int32_t *l
 	return 0;
 }
 
-static void put(struct key_heaps *h, int32_t *keys, int i, int32_t key)
+static void heap_place(struct key_heaps *h, int32_t *keys, int i, int32_t key)
 {
 	keys[i] = key;
 	h->at[key] = i;
@@ -49,10 +49,10 @@ static void sift_up(struct key_heaps *h, int32_t *keys, int i)
 {
 	int32_t key = keys[i];
 	while (i > 0 && h->before(h->ctx, key, keys[(i - 1) / 2])) {
-		put(h, keys, i, keys[(i - 1) / 2]);
+		heap_place(h, keys, i, keys[(i - 1) / 2]);
 		i = (i - 1) / 2;
 	}
-	put(h, keys, i, key);
+	heap_place(h, keys, i, key);
 }
 
 static void sift_down(struct key_heaps *h, int32_t *keys, int n, int i)
@@ -66,10 +66,10 @@ static void sift_down(struct key_heaps *h, int32_t *keys, int n, int i)
 			child++;
 		if (!h->before(h->ctx, keys[child], key))
 			break;
-		put(h, keys, i, keys[child]);
+		heap_place(h, keys, i, keys[child]);
 		i = child;
 	}
-	put(h, keys, i, key);
+	heap_place(h, keys, i, key);
 }
 
 void key_heap_insert(struct key_heaps *h, int list, int32_t key)
@@ -96,7 +96,7 @@ void key_heap_remove(struct key_heaps *h, int list, int32_t key)
 	h->at[key] = -1;
 	if (i == last)
 		return;
-	put(h, keys, i, keys[last]);
+	heap_place(h, keys, i, keys[last]);
 	key_heap_moved(h, keys[i]);
 }
 

@@ -45,8 +45,8 @@ struct policy_ops {
 	void (*fini)(struct policy *p);
 	/* A demand access, resident or not; called before the insert that may follow. */
 	void (*access)(struct policy *p, int32_t key);
-	/* A guess names the key, resident or not, whose last_use is now. May be NULL: guesses mean
-	 * nothing to it. */
+	/* The lookahead predicts the key, resident or not, whose last_use is now. May be NULL:
+	 * predictions mean nothing to it. */
 	void (*predicted)(struct policy *p, int32_t key);
 	void (*insert)(struct policy *p, int list, int32_t key);
 	void (*remove)(struct policy *p, int list, int32_t key);
@@ -63,8 +63,8 @@ extern const struct policy_ops policy_lru, policy_lfu, policy_sieve, policy_bela
 	policy_belady_bypass;
 
 /* Of a run that names none. In traces of GLM-5.2's shape, with room for 10 to 77 % of the experts,
- * it copies 3 to 8 % less than lru, in those of the pocket model 3 to 16 % less (with guesses and a
- * cache of 30 % 3 % more, for a third fewer misses). */
+ * it copies 3 to 8 % less than lru, in those of the pocket model 3 to 16 % less (with predictions
+ * and a cache of 30 % it copies 3 % more, for a third fewer misses). */
 #define POLICY_DEFAULT "lfu"
 
 /* "lru", "lfu", "sieve", "belady", "belady-bypass"; NULL for any other name. */

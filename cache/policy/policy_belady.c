@@ -18,7 +18,7 @@ struct belady {
 	uint64_t used_before; /* of the search under way */
 };
 
-static bool leaves_before(const void *ctx, int32_t a, int32_t b)
+static bool belady_leaves_before(const void *ctx, int32_t a, int32_t b)
 {
 	const struct belady *s = ctx;
 	if (s->next_use[a] != s->next_use[b])
@@ -43,7 +43,7 @@ static int belady_init(struct policy *p)
 	s->env = &p->env;
 	s->next_use = mem_try_new((size_t)p->env.n_keys, sizeof *s->next_use);
 	if (!s->next_use || key_heap_init(&s->heaps, p->env.n_keys, p->env.n_lists, p->env.list_keys,
-							leaves_before, s)) {
+							belady_leaves_before, s)) {
 		belady_fini(p);
 		return ERR_MEMORY;
 	}
@@ -70,7 +70,7 @@ static void belady_remove(struct policy *p, int list, int32_t key)
 	key_heap_remove(&s->heaps, list, key);
 }
 
-static bool acceptable(const void *ctx, int32_t key)
+static bool belady_acceptable(const void *ctx, int32_t key)
 {
 	const struct belady *s = ctx;
 	return s->env->last_use[key] < s->used_before && s->env->evictable(s->env->ctx, key);
@@ -80,7 +80,7 @@ static int32_t belady_victim(struct policy *p, int list, uint64_t used_before)
 {
 	struct belady *s = p->state;
 	s->used_before = used_before;
-	return key_heap_first(&s->heaps, list, 0, acceptable, s);
+	return key_heap_first(&s->heaps, list, 0, belady_acceptable, s);
 }
 
 static bool belady_admit(struct policy *p, int32_t key, int32_t victim)

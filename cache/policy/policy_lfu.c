@@ -24,7 +24,7 @@
 
 #define LFU_LN2             0.6931471805599453
 #define LFU_WEIGHT_LIMIT    0x1p500
-#define LFU_PREDICTED_WORTH 0.5 /* uses that being named by a guess is worth */
+#define LFU_PREDICTED_WORTH 0.5 /* what a prediction is worth, in uses */
 #define LFU_COLD_LIMIT      256 /* keys looked at when there is an age limit (prefetch) */
 
 struct lfu {
@@ -38,7 +38,7 @@ struct lfu {
 	uint64_t used_before; /* of the pick under way */
 };
 
-static bool leaves_before(const void *ctx, int32_t a, int32_t b)
+static bool lfu_leaves_before(const void *ctx, int32_t a, int32_t b)
 {
 	const struct lfu *s = ctx;
 	if (s->score[a] != s->score[b])
@@ -72,7 +72,7 @@ static int lfu_init(struct policy *p)
 	if (!s->score || !s->recent_list ||
 		!key_lists_init(&s->recent, p->env.n_keys, p->env.n_lists) ||
 		key_heap_init(
-			&s->heaps, p->env.n_keys, p->env.n_lists, p->env.list_keys, leaves_before, s)) {
+			&s->heaps, p->env.n_keys, p->env.n_lists, p->env.list_keys, lfu_leaves_before, s)) {
 		lfu_fini(p);
 		return ERR_MEMORY;
 	}
@@ -93,7 +93,7 @@ static void recent_drop(struct lfu *s, int32_t key)
 	s->recent_list[key] = -1;
 }
 
-/* A resident key that is used again, or newly named, is young again. */
+/* A resident key that is used or predicted again is among the recent ones again. */
 static void score_use(struct policy *p, int32_t key, double worth)
 {
 	struct lfu *s = p->state;
@@ -143,7 +143,7 @@ static void lfu_remove(struct policy *p, int list, int32_t key)
 		key_heap_remove(&s->heaps, list, key);
 }
 
-static bool acceptable(const void *ctx, int32_t key)
+static bool lfu_acceptable(const void *ctx, int32_t key)
 {
 	const struct lfu *s = ctx;
 	return s->env->last_use[key] < s->used_before && s->env->evictable(s->env->ctx, key);
@@ -160,7 +160,7 @@ static int32_t lfu_victim(struct policy *p, int list, uint64_t used_before)
 	}
 	s->used_before = used_before;
 	int32_t key = key_heap_first(
-		&s->heaps, list, used_before == POLICY_ANY_AGE ? 0 : LFU_COLD_LIMIT, acceptable, s);
+		&s->heaps, list, used_before == POLICY_ANY_AGE ? 0 : LFU_COLD_LIMIT, lfu_acceptable, s);
 	for (int32_t at = s->recent.tail[list]; key < 0 && at >= 0; at = s->recent.prev[at]) {
 		if (p->env.last_use[at] >= used_before)
 			break;

@@ -65,7 +65,7 @@ static int32_t lru_victim(struct policy *p, int list, uint64_t used_before)
 	struct lru *s = p->state;
 	for (int32_t key = s->lists.tail[list]; key >= 0; key = s->lists.prev[key]) {
 		if (p->env.last_use[key] >= used_before)
-			return -1; /* everything nearer to the head is younger still */
+			return -1; /* everything nearer to the head was used later */
 		if (p->env.evictable(p->env.ctx, key))
 			return key;
 	}
@@ -78,7 +78,7 @@ const struct policy_ops policy_lru = {
 	.init = lru_init,
 	.fini = lru_fini,
 	.access = lru_access,
-	.predicted = lru_access, /* named in vain, it is likely to be used soon all the same */
+	.predicted = lru_access, /* even if this prediction is wrong, it is likely to be used soon */
 	.insert = lru_insert,
 	.remove = lru_remove,
 	.victim = lru_victim,

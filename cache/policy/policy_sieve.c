@@ -84,7 +84,7 @@ static void sieve_remove(struct policy *p, int list, int32_t key)
 }
 
 /* Walks the hand to a key that can leave; keys used after `used_after` are stepped over. */
-static int32_t walk(struct policy *p, int list, uint64_t used_before, uint64_t used_after)
+static int32_t hand_walk(struct policy *p, int list, uint64_t used_before, uint64_t used_after)
 {
 	struct sieve *s = p->state;
 	int32_t key = s->hand[list] >= 0 ? s->hand[list] : s->lists.tail[list];
@@ -116,9 +116,10 @@ static int32_t sieve_victim(struct policy *p, int list, uint64_t used_before)
 	uint64_t recency_window = p->env.recency_window;
 	int32_t key = -1;
 	if (s->now >= recency_window)
-		key = walk(p, list, used_before, recency_window ? s->now - recency_window : UINT64_MAX);
+		key =
+			hand_walk(p, list, used_before, recency_window ? s->now - recency_window : UINT64_MAX);
 	if (key < 0 && recency_window && used_before == POLICY_ANY_AGE)
-		key = walk(p, list, used_before, UINT64_MAX);
+		key = hand_walk(p, list, used_before, UINT64_MAX);
 	return key;
 }
 

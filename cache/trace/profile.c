@@ -28,7 +28,7 @@ void profile_fini(struct profile *p)
 	*p = (struct profile){0};
 }
 
-static int check_model(const struct profile *p, const char *name, uint64_t fingerprint,
+static int profile_check_model(const struct profile *p, const char *name, uint64_t fingerprint,
 	uint32_t layers, uint32_t experts, struct err *e)
 {
 	if (layers != p->n_layers || experts != p->n_experts)
@@ -56,7 +56,9 @@ static bool next_line(const char *text, size_t n, size_t *at, char *line, size_t
 	return true;
 }
 
-int profile_parse(struct profile *p, const char *text, size_t n, const char *name, struct err *e)
+/* Adds the counts of a profile's text; p is unchanged when it is refused. */
+static int profile_parse(
+	struct profile *p, const char *text, size_t n, const char *name, struct err *e)
 {
 	char line[160], extra;
 	size_t at = 0;
@@ -69,7 +71,7 @@ int profile_parse(struct profile *p, const char *text, size_t n, const char *nam
 	if (version != PROFILE_VERSION)
 		return err_set(
 			e, ERR_INPUT, "%s: profile version %llu, expected %d", name, version, PROFILE_VERSION);
-	int rc = check_model(p, name, fingerprint, layers, experts, e);
+	int rc = profile_check_model(p, name, fingerprint, layers, experts, e);
 	if (rc)
 		return rc;
 	if (!next_line(text, n, &at, line, sizeof line) || strcmp(line, "layer,expert,count"))
@@ -95,7 +97,7 @@ int profile_parse(struct profile *p, const char *text, size_t n, const char *nam
 	return rc;
 }
 
-static int add_trace(struct profile *p, const char *path, struct err *e)
+static int profile_add_trace(struct profile *p, const char *path, struct err *e)
 {
 	struct trace t = {0};
 	int rc = trace_open(path, &t, e);
@@ -104,8 +106,8 @@ static int add_trace(struct profile *p, const char *path, struct err *e)
 	/* synthetic traces number the layers as the full model does, so only the larger shape can be
 	 * checked */
 	if (t.synthetic ? t.model.n_layers > p->n_layers || t.model.n_experts != p->n_experts
-					: check_model(p, path, t.model.fingerprint, t.model.n_layers, t.model.n_experts,
-						  e) != 0) {
+					: profile_check_model(p, path, t.model.fingerprint, t.model.n_layers,
+						  t.model.n_experts, e) != 0) {
 		rc = t.synthetic ? err_set(e, ERR_INPUT,
 							   "%s: a trace of %u layers and %u experts, this model has %u and %u",
 							   path, t.model.n_layers, t.model.n_experts, p->n_layers, p->n_experts)
@@ -131,7 +133,7 @@ int profile_read(struct profile *p, const char *path, bool *is_trace, struct err
 		got == sizeof magic && (!memcmp(magic, "GLMTRACE", 8) || !memcmp(magic, "GLTR1", 5));
 	if (*is_trace) {
 		fclose(f);
-		return add_trace(p, path, e);
+		return profile_add_trace(p, path, e);
 	}
 	int rc = 0;
 	char *text = NULL;
@@ -167,7 +169,7 @@ static int most_used_first(const void *a, const void *b)
 }
 
 /* Sorted; the caller frees. */
-static struct counted *sorted(const struct profile *p, size_t *n)
+static struct counted *sorted_counts(const struct profile *p, size_t *n)
 {
 	size_t all = (size_t)p->n_layers * p->n_experts, used = 0;
 	struct counted *c = NEW_ARRAY(struct counted, all);
@@ -182,7 +184,7 @@ static struct counted *sorted(const struct profile *p, size_t *n)
 
 void profile_order(const struct profile *p, struct profile_key **keys, size_t *n)
 {
-	struct counted *c = sorted(p, n);
+	struct counted *c = sorted_counts(p, n);
 	*keys = NEW_ARRAY(struct profile_key, *n);
 	for (size_t i = 0; i < *n; i++)
 		(*keys)[i] = c[i].key;
@@ -198,7 +200,7 @@ int profile_write(
 	for (size_t i = 0; i < (size_t)p->n_layers * p->n_experts; i++)
 		sum.count[i] = p->count[i] + (earlier ? earlier->count[i] / 2 : 0);
 	size_t n;
-	struct counted *c = sorted(&sum, &n);
+	struct counted *c = sorted_counts(&sum, &n);
 	struct out_file out;
 	int rc = out_file_open(&out, path, e);
 	if (!rc) {

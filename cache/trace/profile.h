@@ -44,8 +44,6 @@ static inline void profile_count(struct profile *p, int layer, int expert)
  * malformed, or of a model with another shape or fingerprint (0 on either side matches all). p is
  * unchanged then. *is_trace says which of the two it was. */
 int profile_read(struct profile *p, const char *path, bool *is_trace, struct err *e);
-int profile_parse(struct profile *p, const char *text, size_t n, const char *name,
-	struct err *e); /* profiles only */
 
 /* *keys: [*n] experts with a count, most used first (ties: lower layer, then lower expert); the
  * caller frees it. */

@@ -253,7 +253,7 @@ static void stats_add(struct cache_stats *sum, const struct cache_stats *s)
 	memcpy(sum, a, sizeof a);
 }
 
-static void collect(struct sim *s, struct sim_result *r)
+static void sim_collect(struct sim *s, struct sim_result *r)
 {
 	r->n_slots = s->setup->n_slots;
 	r->n_ram_slots = s->setup->n_ram_slots;
@@ -277,7 +277,7 @@ static void collect(struct sim *s, struct sim_result *r)
 	}
 }
 
-static int replay(struct sim *s, struct sim_result *r, struct err *e)
+static int sim_replay(struct sim *s, struct sim_result *r, struct err *e)
 {
 	const struct trace *t = s->t;
 	const struct sim_setup *u = s->setup;
@@ -291,11 +291,11 @@ static int replay(struct sim *s, struct sim_result *r, struct err *e)
 			if (ev->use != CACHE_DECODE)
 				break;
 			if (!s->counting && n_tokens >= u->skip_tokens) {
-				collect(s, r);
+				sim_collect(s, r);
 				s->counting = true;
 			}
 			if (u->window_tokens && n_tokens >= window_end) {
-				collect(s, r);
+				sim_collect(s, r);
 				window_end += u->window_tokens;
 				pools_free(s);
 				if (pools_new(s, e))
@@ -316,7 +316,7 @@ static int replay(struct sim *s, struct sim_result *r, struct err *e)
 			break;
 		}
 	}
-	collect(s, r);
+	sim_collect(s, r);
 	r->n_bypassed = s->n_bypassed;
 	r->n_full = s->n_full;
 	return 0;
@@ -330,7 +330,7 @@ int sim_run(
 	*r = (struct sim_result){0};
 	int code = sim_init(&s, e ? e : &local);
 	if (!code)
-		code = replay(&s, r, e ? e : &local);
+		code = sim_replay(&s, r, e ? e : &local);
 	sim_fini(&s);
 	return code;
 }

@@ -31,7 +31,7 @@ struct sim_setup {
 	bool per_layer; /* one pool per layer, each of this capacity; only with n_slots and one tier */
 	uint64_t skip_tokens;   /* warm-up: replayed but not counted */
 	uint64_t window_tokens; /* > 0: the cache is emptied after every so many tokens */
-	int lookahead;          /* replay recorded guesses up to this distance as prefetches; 0: none */
+	int lookahead; /* replay recorded predictions up to this distance as prefetches; 0: none */
 	uint64_t prefetch_cold; /* accesses; 0: those of two tokens */
 	double half_life;       /* lfu, in tokens; 0: the cache's default */
 };
@@ -41,8 +41,7 @@ struct sim_result {
 	uint64_t n_tokens;        /* counted */
 	uint64_t n_slots,
 		n_ram_slots; /* experts that were resident at the end; with n_slots: the capacity */
-	uint64_t n_bypassed,
-		n_full; /* misses that were not cached: by the policy; for want of a slot */
+	uint64_t n_bypassed, n_full; /* misses that were not cached: by the policy; no slot was free */
 };
 
 /* What a machine could do with these counts. */

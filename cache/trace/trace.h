@@ -1,32 +1,38 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Traces: which experts every layer of every step asked for, what the lookahead had guessed, where
- * each expert was found, how long the layer waited. Recorded by a run, replayed by the simulator.
+ * Traces: which experts every layer of every step asked for, what the lookahead had predicted,
+ * where each expert was found, how long the layer waited. Recorded by a run, replayed by the
+ * simulator.
  *
  * A file, little-endian:
  *
- *   "GLMTRACE" u32 version (2) u32 0
- *   lz4 frame   header: u64 fingerprint, u32 n_layers, n_experts, top_k, name_bytes; name; u64
- * expert_bytes[n_layers] lz4 frame   records, up to about 64 KiB of them
+ *   "GLMTRACE" u32 version u32 0
+ *   lz4 frame  header: u64 fingerprint, u32 n_layers, u32 n_experts, u32 top_k, u32 name_bytes,
+ *              name, u64 expert_bytes[n_layers]
+ *   lz4 frame  records, up to about 64 KiB of them
  *   ...
- *   lz4 frame   one END record
+ *   lz4 frame  one END record
  *
  * Every frame has its content size and checksum and is written at once, so a killed run leaves
  * whole frames: a file without END is read up to its last whole frame, and says so
  * (trace.ends_early). A record is
  *
- *   STEP    u8 1, u8 use, u16 rows, u32 position              a forward pass over `rows` tokens
- * begins ACCESS  u8 2, u8 use, u16 layer, u32 n, u16 ids[n], u8 tiers[n]    one layer's experts,
- * best first PREDICTION    u8 3, u8 distance, u16 layer, u32 n, u16 ids[n]   predicted experts of a
- * later layer, best first WAIT    u8 4, u8 0, u16 layer, u32 0, u64 ns              how long the
- * layer's last ACCESS waited for bytes END     u8 5, u8 0, u16 0, u32 0, u64 records before it
+ *   STEP        u8 1, u8 use, u16 rows, u32 position
+ *               a forward pass over `rows` tokens begins
+ *   ACCESS      u8 2, u8 use, u16 layer, u32 n, u16 ids[n], u8 tiers[n]
+ *               one layer's experts, best first
+ *   PREDICTION  u8 3, u8 distance, u16 layer, u32 n, u16 ids[n]
+ *               the predicted experts of a later layer, best first
+ *   WAIT        u8 4, u8 0, u16 layer, u32 0, u64 ns
+ *               how long the layer's last ACCESS waited for bytes
+ *   END         u8 5, u8 0, u16 0, u32 0, u64 records before it
  *
- * in the order in which the decisions fell: a PREDICTION for layer 5 given while layer 4 ran stands
+ * in the order in which the decisions fell: a PREDICTION for layer 5 made while layer 4 ran stands
  * after layer 4's ACCESS.
  *
- * The reader trusts nothing. It also takes the GLTR1 files of synthetic traces ("GLTR1", u32
- * tokens, layers, top_k, experts; per token and layer top_k true and top_k guessed ids in a byte
- * each); they know no sizes, tiers or waits.
+ * The reader trusts nothing. It also takes the GLTR1 files of synthetic traces: "GLTR1", u32
+ * tokens, layers, top_k, experts; then per token and layer top_k routed and top_k predicted ids of
+ * a byte each. They know no sizes, tiers or waits.
  */
 #ifndef GLM_CACHE_TRACE_H
 #define GLM_CACHE_TRACE_H
@@ -72,10 +78,6 @@ void trace_write_access(struct trace_writer *w, enum cache_use use, int layer, c
 void trace_write_prediction(
 	struct trace_writer *w, int layer, int distance, const int32_t *ids, int n);
 void trace_write_wait(struct trace_writer *w, int layer, uint64_t ns);
-
-/* Writes what is buffered so far as a frame of its own (for a checkpoint before something risky).
- */
-void trace_writer_flush(struct trace_writer *w);
 
 /* Writes the rest and END, closes, frees; 0 or a negative code with the first failure in *e. NULL
  * is fine. */

@@ -29,24 +29,24 @@ struct reader {
 };
 
 /* Doubles *cap until n fits; false when that is too much or memory is exhausted. */
-static bool grow(void **p, size_t *cap, size_t n, size_t limit, size_t size)
+static bool array_grow(void **p, size_t *cap, size_t n, size_t limit, size_t size)
 {
 	if (n <= *cap)
 		return true;
-	size_t want = *cap ? *cap : 1024;
-	while (want < n)
-		want *= 2;
+	size_t larger = *cap ? *cap : 1024;
+	while (larger < n)
+		larger *= 2;
 	if (n > limit)
 		return false;
-	void *q = realloc(*p, want * size);
+	void *q = realloc(*p, larger * size);
 	if (!q)
 		return false;
 	*p = q;
-	*cap = want;
+	*cap = larger;
 	return true;
 }
 
-static int too_long(const struct reader *r)
+static int err_too_long(const struct reader *r)
 {
 	return err_set(r->e, ERR_MEMORY,
 		"%.400s: the trace is too long to be loaded (%zu records so far)", r->name, r->t->n_events);
@@ -55,8 +55,9 @@ static int too_long(const struct reader *r)
 static int add_event(struct reader *r, const struct trace_event *ev)
 {
 	struct trace *t = r->t;
-	if (!grow((void **)&t->events, &t->cap_events, t->n_events + 1, MAX_EVENTS, sizeof *t->events))
-		return too_long(r);
+	if (!array_grow(
+			(void **)&t->events, &t->cap_events, t->n_events + 1, MAX_EVENTS, sizeof *t->events))
+		return err_too_long(r);
 	t->events[t->n_events++] = *ev;
 	return 0;
 }
@@ -67,10 +68,10 @@ static int add_ids(
 {
 	struct trace *t = r->t;
 	size_t cap = t->cap_ids, need = t->n_ids + ev->n;
-	if (!grow((void **)&t->ids, &cap, need, MAX_IDS, sizeof *t->ids))
-		return too_long(r);
-	if (!grow((void **)&t->tiers, &t->cap_ids, need, MAX_IDS, sizeof *t->tiers))
-		return too_long(r);
+	if (!array_grow((void **)&t->ids, &cap, need, MAX_IDS, sizeof *t->ids))
+		return err_too_long(r);
+	if (!array_grow((void **)&t->tiers, &t->cap_ids, need, MAX_IDS, sizeof *t->tiers))
+		return err_too_long(r);
 	if (!++r->stamp) {
 		memset(r->seen, 0, t->model.n_experts * sizeof *r->seen);
 		r->stamp = 1;
@@ -94,7 +95,7 @@ static int add_ids(
 	return add_event(r, ev);
 }
 
-static int start(struct reader *r)
+static int reader_start(struct reader *r)
 {
 	r->seen = mem_try_new(r->t->model.n_experts, sizeof *r->seen);
 	return r->seen ? 0 : err_set(r->e, ERR_MEMORY, "%.400s: no memory to read the trace", r->name);
@@ -142,7 +143,7 @@ static int parse_header(struct reader *r, const uint8_t *p, size_t n)
 	}
 	if (!any)
 		return err_set(r->e, ERR_INPUT, "%.400s: no layer of the trace has experts", r->name);
-	return start(r);
+	return reader_start(r);
 }
 
 /* Bytes of the record at p, 0: none that this version knows. */
@@ -215,7 +216,7 @@ static int parse_record(struct reader *r, const uint8_t *p)
 		return parse_ids(r, p, &ev);
 	case TRACE_PREDICTION:
 		if (!p[1])
-			return bad_record(r, "a guess for the layer that is running");
+			return bad_record(r, "a prediction for the layer that is running");
 		ev.distance = p[1];
 		t->max_distance = MAX(t->max_distance, ev.distance);
 		return parse_ids(r, p, &ev);
@@ -236,17 +237,17 @@ static int parse_record(struct reader *r, const uint8_t *p)
 static int parse_records(struct reader *r, const uint8_t *p, size_t n)
 {
 	while (n) {
-		uint64_t want = n < 8 ? 0 : record_bytes(p);
-		if (!want)
+		uint64_t bytes = n < 8 ? 0 : record_bytes(p);
+		if (!bytes)
 			return bad_record(r, "unknown kind");
-		if (want > n)
+		if (bytes > n)
 			return bad_record(r, "longer than the frame that holds it");
 		int code = parse_record(r, p);
 		if (code)
 			return code;
 		r->n_records++;
-		p += want;
-		n -= (size_t)want;
+		p += bytes;
+		n -= (size_t)bytes;
 	}
 	return 0;
 }
@@ -308,8 +309,8 @@ static int gltr1_token(
 	t->n_steps++;
 	t->n_tokens++;
 	int code = add_event(r, &step);
-	/* The guess for a layer is made one layer earlier: it stands before the access of its own layer
-	 * and after that of the layer before. */
+	/* The prediction for a layer is made one layer earlier: it stands before the access of its own
+	 * layer and after that of the layer before. */
 	for (uint32_t l = 0; l < layers && !code; l++, p += 2 * (size_t)k) {
 		struct trace_event prediction = {
 			.kind = TRACE_PREDICTION, .distance = 1, .layer = (uint16_t)(first + l), .n = k};
@@ -350,13 +351,13 @@ static int parse_gltr1(struct reader *r, const uint8_t *data, size_t bytes)
 		t->expert_bytes[l] = 1;
 	t->model.name = t->name;
 	t->model.expert_bytes = t->expert_bytes;
-	int code = start(r);
+	int code = reader_start(r);
 	uint64_t per_token = 2ull * layers * k, have = (bytes - 24) / per_token;
-	uint64_t want = 24 + per_token * tokens;
+	uint64_t expected = 24 + per_token * tokens;
 	if ((bytes - 24) % per_token || have != tokens) {
 		if (have >= tokens)
 			return err_set(r->e, ERR_INPUT, "%.400s: %zu bytes (expected %llu for %u tokens)",
-				r->name, bytes, (unsigned long long)want, tokens);
+				r->name, bytes, (unsigned long long)expected, tokens);
 		t->ends_early = true;
 		snprintf(t->note, sizeof t->note, "the trace ends early: %llu of %u tokens are there",
 			(unsigned long long)have, tokens);
@@ -420,7 +421,7 @@ int trace_open(const char *path, struct trace *t, struct err *e)
 	size_t len = 0, cap = 0;
 	int code = 0;
 	for (;;) {
-		if (!grow(&data, &cap, len + 65536, (size_t)1 << 34, 1)) {
+		if (!array_grow(&data, &cap, len + 65536, (size_t)1 << 34, 1)) {
 			code = err_set(e, ERR_MEMORY, "%.400s: the trace is too large to be loaded", path);
 			break;
 		}

@@ -16,13 +16,14 @@ struct counter {
 	size_t *last_prediction; /* [n_layers][TRACE_STATS_DISTANCES + 1] event not yet followed by an
 						  access,
 						  + 1 */
-	uint64_t picks_before, repeats;
-	uint64_t guessed[TRACE_STATS_DISTANCES + 1], picked[TRACE_STATS_DISTANCES + 1];
+	uint64_t routed_before, repeats;
+	uint64_t predicted[TRACE_STATS_DISTANCES + 1], routed[TRACE_STATS_DISTANCES + 1];
 	uint64_t found[TRACE_STATS_DISTANCES + 1];
 };
 
 /* How many ids of b are in a. */
-static uint32_t common(struct counter *c, const struct trace_event *a, const struct trace_event *b)
+static uint32_t count_common(
+	struct counter *c, const struct trace_event *a, const struct trace_event *b)
 {
 	uint32_t n = 0;
 	c->stamp++;
@@ -38,8 +39,8 @@ static void single_row_access(struct counter *c, struct trace_stats *s, size_t a
 	const struct trace_event *ev = &c->t->events[at];
 	if (c->last_access[ev->layer]) {
 		const struct trace_event *before = &c->t->events[c->last_access[ev->layer] - 1];
-		c->repeats += common(c, before, ev);
-		c->picks_before += ev->n;
+		c->repeats += count_common(c, before, ev);
+		c->routed_before += ev->n;
 	}
 	c->last_access[ev->layer] = at + 1;
 	size_t *hints = c->last_prediction + (size_t)ev->layer * (TRACE_STATS_DISTANCES + 1);
@@ -47,9 +48,9 @@ static void single_row_access(struct counter *c, struct trace_stats *s, size_t a
 		if (!hints[d])
 			continue;
 		const struct trace_event *h = &c->t->events[hints[d] - 1];
-		c->found[d] += common(c, h, ev);
-		c->guessed[d] += h->n;
-		c->picked[d] += ev->n;
+		c->found[d] += count_common(c, h, ev);
+		c->predicted[d] += h->n;
+		c->routed[d] += ev->n;
 		s->predictions[d]++;
 		hints[d] = 0;
 	}
@@ -92,14 +93,14 @@ static void count_events(struct counter *c, struct trace_stats *s)
 	}
 }
 
-static int compare_falling(const void *a, const void *b)
+static int compare_uses_falling(const void *a, const void *b)
 {
 	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
 	return x < y ? 1 : x > y ? -1 : 0;
 }
 
 /* Sorts the uses of every layer. */
-static void coverage(struct counter *c, struct trace_stats *s)
+static void count_popular(struct counter *c, struct trace_stats *s)
 {
 	const int parts[TRACE_STATS_TOPS] = {
 		32, 8, 4, 2, 0, 0}; /* of 256: top 8, 32, 64, 128; then 168 and 192 */
@@ -116,7 +117,7 @@ static void coverage(struct counter *c, struct trace_stats *s)
 		}
 		if (!sum)
 			continue;
-		qsort(u, n, sizeof *u, compare_falling);
+		qsort(u, n, sizeof *u, compare_uses_falling);
 		n_layers++;
 		for (uint32_t i = 0, k = 0; i < n; i++) {
 			so_far += u[i];
@@ -128,7 +129,7 @@ static void coverage(struct counter *c, struct trace_stats *s)
 		s->top_part[k] /= n_layers;
 }
 
-static double part(uint64_t a, uint64_t b)
+static double ratio(uint64_t a, uint64_t b)
 {
 	return b ? (double)a / (double)b : 0;
 }
@@ -154,11 +155,11 @@ int trace_stats_collect(const struct trace *t, struct trace_stats *s, struct err
 		s->n_moe_layers += m->expert_bytes[l] > 0;
 	s->n_experts = s->n_moe_layers * m->n_experts;
 	count_events(&c, s);
-	coverage(&c, s);
-	s->repeated = part(c.repeats, c.picks_before);
+	count_popular(&c, s);
+	s->repeated = ratio(c.repeats, c.routed_before);
 	for (int d = 1; d <= TRACE_STATS_DISTANCES; d++) {
-		s->recall[d] = part(c.found[d], c.picked[d]);
-		s->precision[d] = part(c.found[d], c.guessed[d]);
+		s->recall[d] = ratio(c.found[d], c.routed[d]);
+		s->precision[d] = ratio(c.found[d], c.predicted[d]);
 	}
 out:
 	free(c.uses);

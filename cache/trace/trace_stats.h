@@ -16,11 +16,11 @@ struct trace_stats {
 	uint64_t tiers[TRACE_N_TIERS]; /* decode accesses by where the expert was found */
 	uint64_t wait_ns;              /* of decode steps */
 	/* Steps of one row only: */
-	double repeated; /* part of the picks that the same layer made for the token before */
-	uint64_t predictions[TRACE_STATS_DISTANCES +
-						 1]; /* [distance] guesses followed by an access to their layer */
-	double recall[TRACE_STATS_DISTANCES + 1];    /* part of the picks that were guessed */
-	double precision[TRACE_STATS_DISTANCES + 1]; /* part of the guesses that were picked */
+	double repeated; /* part of the routed experts that the layer had for the token before */
+	/* By distance of the prediction. */
+	uint64_t predictions[TRACE_STATS_DISTANCES + 1]; /* followed by an access to their layer */
+	double recall[TRACE_STATS_DISTANCES + 1];        /* part of the routed that were predicted */
+	double precision[TRACE_STATS_DISTANCES + 1];     /* part of the predicted that were routed */
 	/* Part of the routing that goes to a layer's most used n experts, mean of the layers. */
 	int top_n[TRACE_STATS_TOPS];
 	double top_part[TRACE_STATS_TOPS];

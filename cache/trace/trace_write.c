@@ -84,7 +84,7 @@ static void write_frame(struct trace_writer *w)
 }
 
 /* Room for a record; its first 8 bytes are filled. */
-static uint8_t *record(
+static uint8_t *record_begin(
 	struct trace_writer *w, int kind, uint8_t a, uint16_t b, uint32_t c, size_t bytes)
 {
 	if (w->raw_len + bytes > w->raw_cap || w->raw_len >= CHUNK_BYTES)
@@ -115,7 +115,7 @@ static void write_ids(
 
 void trace_write_step(struct trace_writer *w, enum cache_use use, int rows, int position)
 {
-	record(w, TRACE_STEP, (uint8_t)use, (uint16_t)MAX(1, MIN(rows, 65535)),
+	record_begin(w, TRACE_STEP, (uint8_t)use, (uint16_t)MAX(1, MIN(rows, 65535)),
 		(uint32_t)MAX(position, 0), 8);
 }
 
@@ -124,8 +124,8 @@ void trace_write_access(struct trace_writer *w, enum cache_use use, int layer, c
 {
 	if (n < 1 || (uint32_t)n > w->n_experts)
 		bug("trace record with %d experts of %u", n, w->n_experts);
-	uint8_t *p =
-		record(w, TRACE_ACCESS, (uint8_t)use, (uint16_t)layer, (uint32_t)n, 8 + (size_t)n * 3);
+	uint8_t *p = record_begin(
+		w, TRACE_ACCESS, (uint8_t)use, (uint16_t)layer, (uint32_t)n, 8 + (size_t)n * 3);
 	write_ids(w, p + 8, layer, ids, n);
 	if (tiers)
 		memcpy(p + 8 + 2 * n, tiers, (size_t)n);
@@ -138,19 +138,14 @@ void trace_write_prediction(
 {
 	if (n < 1 || (uint32_t)n > w->n_experts || distance < 1 || distance > 255)
 		bug("trace prediction with %d experts at distance %d", n, distance);
-	uint8_t *p = record(
+	uint8_t *p = record_begin(
 		w, TRACE_PREDICTION, (uint8_t)distance, (uint16_t)layer, (uint32_t)n, 8 + (size_t)n * 2);
 	write_ids(w, p + 8, layer, ids, n);
 }
 
 void trace_write_wait(struct trace_writer *w, int layer, uint64_t ns)
 {
-	store_u64(record(w, TRACE_WAIT, 0, (uint16_t)layer, 0, 16) + 8, ns);
-}
-
-void trace_writer_flush(struct trace_writer *w)
-{
-	write_frame(w);
+	store_u64(record_begin(w, TRACE_WAIT, 0, (uint16_t)layer, 0, 16) + 8, ns);
 }
 
 static void writer_free(struct trace_writer *w)
@@ -245,7 +240,7 @@ int trace_writer_close(struct trace_writer *w, struct err *e)
 		return 0;
 	write_frame(w);
 	uint64_t n = w->n_records;
-	store_u64(record(w, TRACE_END, 0, 0, 0, 16) + 8, n);
+	store_u64(record_begin(w, TRACE_END, 0, 0, 0, 16) + 8, n);
 	write_frame(w);
 	if (close(w->fd) && !w->failed.code)
 		err_errno(&w->failed, errno, "%.400s: cannot close the trace", w->path);
@@ -298,8 +293,8 @@ enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, siz
 	if (bytes < header)
 		return TRACE_FRAME_CUT;
 	LZ4F_frameInfo_t info;
-	size_t at = bytes, want = LZ4F_getFrameInfo(u->lz4, &info, data, &at);
-	if (LZ4F_isError(want) || info.frameType != LZ4F_frame) {
+	size_t at = bytes, need = LZ4F_getFrameInfo(u->lz4, &info, data, &at);
+	if (LZ4F_isError(need) || info.frameType != LZ4F_frame) {
 		*why = "the header of the lz4 frame is wrong";
 		return TRACE_FRAME_BAD;
 	}
@@ -309,17 +304,17 @@ enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, siz
 		return TRACE_FRAME_BAD;
 	}
 	size_t out = 0;
-	while (want) {
+	while (need) {
 		size_t in_n = bytes - at, out_n = (size_t)info.contentSize - out;
-		want = LZ4F_decompress(u->lz4, u->raw + out, &out_n, data + at, &in_n, NULL);
-		if (LZ4F_isError(want)) {
-			*why = LZ4F_getErrorName(want);
+		need = LZ4F_decompress(u->lz4, u->raw + out, &out_n, data + at, &in_n, NULL);
+		if (LZ4F_isError(need)) {
+			*why = LZ4F_getErrorName(need);
 			return TRACE_FRAME_BAD;
 		}
 		at += in_n;
 		out += out_n;
-		if (want && !in_n &&
-			!out_n) { /* no progress: no more input, or more output than announced */
+		if (need && !in_n &&
+			!out_n) { /* no progress: no more input, or more output than the frame says */
 			if (at == bytes)
 				return TRACE_FRAME_CUT;
 			*why = "the lz4 frame holds more than it says";
@@ -365,11 +360,6 @@ void trace_write_prediction(
 void trace_write_wait(struct trace_writer *w, int layer, uint64_t ns)
 {
 	(void)w, (void)layer, (void)ns;
-}
-
-void trace_writer_flush(struct trace_writer *w)
-{
-	(void)w;
 }
 
 int trace_writer_close(struct trace_writer *w, struct err *e)

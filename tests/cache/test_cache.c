@@ -10,6 +10,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "tests/cache/cache_check.h"
 
 #include <stdarg.h>
 #include <stddef.h>

@@ -11,6 +11,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "tests/cache/cache_check.h"
 
 #include <malloc.h>
 #include <math.h>

@@ -4,6 +4,7 @@
 
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "tests/cache/cache_check.h"
 
 #include <stdarg.h>
 #include <stddef.h>
@@ -490,7 +491,7 @@ static void test_read_ahead(void **state)
 static void test_layers_of_one_step_fit(void **state)
 {
 	(void)state;
-	/* The working set that the cache states is enough to hold top_k of every layer, whatever the
+	/* The working set that the cache computes is enough to hold top_k of every layer, whatever the
 	 * mix. */
 	const uint64_t mixes[][6] = {{0, 100, 100, 100, 100, 100}, {0, 300, 100, 300, 100, 100},
 		{50, 61, 72, 83, 94, 105}, {7, 0, 0, 0, 0, 1000}};

@@ -180,7 +180,7 @@ static void test_cut_anywhere(void **state)
 	write_file(3, 400);
 	size_t n;
 	uint8_t *data = slurp(path, &n);
-	size_t most = 0, n_recorded = 0, refused = 0;
+	size_t most = 0, cut_early = 0, refused = 0;
 	for (size_t cut = 0; cut < n; cut += cut < 300 || n - cut < 300 ? 1 : 37) {
 		uint8_t *part =
 			mem_new(cut + 1, 1); /* exact size, so that a read past the end is seen by asan */
@@ -192,7 +192,7 @@ static void test_cut_anywhere(void **state)
 			assert_true(!strncmp(e.text, "cut: ", 5));
 			assert_int_equal(t.n_events, 0);
 		} else {
-			n_recorded++;
+			cut_early++;
 			assert_true(t.ends_early);
 			assert_true(strstr(t.note, "ends early") != NULL);
 			assert_true(t.n_events >= most); /* a longer file never gives less */
@@ -201,7 +201,7 @@ static void test_cut_anywhere(void **state)
 		trace_fini(&t);
 		free(part);
 	}
-	assert_true(most > 1000 && n_recorded > 100 && refused > 16);
+	assert_true(most > 1000 && cut_early > 100 && refused > 16);
 	free(data);
 }
 
@@ -211,15 +211,18 @@ static void test_killed_run(void **state)
 	(void)state;
 	struct err e = {0};
 	struct trace_writer *w = trace_writer_open(path, &model, &e);
-	record(w, 9, 50);
-	trace_writer_flush(w);
+	record(w, 9, 2000);
 	size_t n;
 	uint8_t *data = slurp(path, &n); /* as it stands on disk now */
 	struct trace t = {0};
 	if (trace_parse(data, n, "killed", &t, &e))
 		fail_msg("%s", e.text);
-	assert_true(t.ends_early);
-	check_content(&t, 9, 50);
+	assert_true(t.ends_early && t.n_steps > 100);
+	/* the last step may not be whole */
+	while (t.events[--t.n_events].kind != TRACE_STEP)
+		;
+	t.n_tokens -= t.events[t.n_events].use == CACHE_DECODE ? t.events[t.n_events].n : 0;
+	check_content(&t, 9, (int)--t.n_steps);
 	trace_fini(&t);
 	free(data);
 	assert_int_equal(trace_writer_close(w, &e), 0);

@@ -1,6 +1,46 @@
 /* SPDX-License-Identifier: MIT */
-/* The invariants of the expert cache, for tests. */
+#include "tests/cache/cache_check.h"
+
 #include "cache/cache_internal.h"
+
+/* Free lists, counts, classes. */
+static int check_arena(const struct slab_arena *a, struct err *e)
+{
+	int idle = 0, without_class = 0, free_slots = 0, in_lists = 0;
+	for (int s = 0; s < a->n_slabs; s++) {
+		int k = a->slab_class[s];
+		if (k < 0) {
+			without_class++;
+			if (a->slab_used[s])
+				return err_set(
+					e, ERR_RUN, "slab %d has no class but %d slots in use", s, a->slab_used[s]);
+			continue;
+		}
+		if (k >= a->classes.n || a->slab_used[s] < 0 || a->slab_used[s] > slab_capacity(a, k))
+			return err_set(
+				e, ERR_RUN, "slab %d: class %d with %d slots in use", s, k, a->slab_used[s]);
+		idle += !a->slab_used[s];
+		free_slots += slab_capacity(a, k) - a->slab_used[s];
+	}
+	if (without_class != a->n_free_slabs || idle != a->n_idle_slabs)
+		return err_set(e, ERR_RUN, "%d free and %d idle slabs, counted as %d and %d", without_class,
+			idle, a->n_free_slabs, a->n_idle_slabs);
+	for (int i = 0; i < a->n_free_slabs; i++)
+		if (a->slab_class[a->free_slabs[i]] >= 0)
+			return err_set(
+				e, ERR_RUN, "slab %d is on the free stack but has a class", a->free_slabs[i]);
+	for (int k = 0; k < a->classes.n; k++) {
+		int32_t before = -1;
+		for (int32_t s = a->free_head[k]; s >= 0; before = s, s = a->next[s]) {
+			if (a->prev[s] != before || a->slab_class[slab_of(a, s)] != k ||
+				s % a->per_slab >= slab_capacity(a, k) || ++in_lists > a->n_slots)
+				return err_set(e, ERR_RUN, "slot %d is wrong in the free list of class %d", s, k);
+		}
+	}
+	if (in_lists != free_slots)
+		return err_set(e, ERR_RUN, "%d slots in free lists, %d are free", in_lists, free_slots);
+	return 0;
+}
 
 static int check_slot(const struct cache *c, int32_t i, struct err *e)
 {
@@ -52,7 +92,7 @@ int cache_check(const struct cache *c, struct err *e)
 {
 	int used[CACHE_TIERS] = {0}, handed_out[CACHE_TIERS] = {0};
 	for (int t = 0; t < CACHE_TIERS; t++) {
-		if (c->arena[t].n_slabs && slab_check(&c->arena[t], e))
+		if (c->arena[t].n_slabs && check_arena(&c->arena[t], e))
 			return err_prefix(e, "tier %d", t);
 		for (int s = 0; s < c->arena[t].n_slabs; s++)
 			handed_out[t] += c->arena[t].slab_used[s];
