@@ -6,7 +6,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
-#include "src/engine/engine.h"
+#include "src/engine/generate.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/json_out.h"
 
@@ -70,6 +70,15 @@ int bench_check_context(const struct engine *g, uint64_t n_prompt, uint64_t n_ne
 		return 0;
 	return err_set(e, ERR_USAGE, "%llu prompt and %llu new tokens do not fit the context of %u",
 		(unsigned long long)n_prompt, (unsigned long long)n_new, engine_context(g));
+}
+
+int bench_generate(struct session *s, const int32_t *ids, uint32_t n,
+	const struct generate_options *o, struct generate_result *r, struct err *e)
+{
+	int rc = generate(s, ids, n, o, r, e);
+	if (!rc && r->stop == GENERATE_CANCELLED)
+		rc = err_set(e, ERR_INTERRUPTED, "interrupted");
+	return rc;
 }
 
 static void print_number(FILE *f, double v)

@@ -106,6 +106,13 @@ struct common_opts;
 /* ERR_USAGE when a prompt and new tokens are more than the engine's context. */
 int bench_check_context(const struct engine *g, uint64_t n_prompt, uint64_t n_new, struct err *e);
 
+/* generate; ERR_INTERRUPTED when Ctrl+C ended it. */
+struct session;
+struct generate_options;
+struct generate_result;
+int bench_generate(struct session *s, const int32_t *ids, uint32_t n,
+	const struct generate_options *o, struct generate_result *r, struct err *e);
+
 struct bench_model {
 	struct engine *engine;
 	uint32_t n_prompt; /* tokens of a prefill */

@@ -94,9 +94,7 @@ int bench_decode(struct bench *b, const struct bench_model *m, struct err *e)
 	o.sampler.top_p = 1;
 	for (int i = -1; i < b->repeats && !rc; i++) { /* the first run is not measured */
 		struct generate_result r;
-		rc = generate(p.session, p.ids, p.n, &o, &r, e);
-		if (!rc && r.stop == GENERATE_CANCELLED)
-			rc = err_set(e, ERR_INTERRUPTED, "interrupted");
+		rc = bench_generate(p.session, p.ids, p.n, &o, &r, e);
 		if (rc || i < 0)
 			continue;
 		tok_s[i] = (double)r.new_tokens * 1e9 / (double)r.decode_ns;

@@ -62,7 +62,6 @@ static int threads_in_use(int wanted)
 
 static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 {
-	static const char *const backends[] = {"auto", "cuda", "cpu"};
 	struct backend *backend = NULL;
 	struct engine *g = NULL;
 	char what[BENCH_BACKEND_MAX] = "CPU";
@@ -76,7 +75,7 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 	}
 	if (o->parts & PART_OPS) {
 		const struct backend_options options = {
-			.name = backends[o->common.backend], .threads = o->common.threads};
+			.name = common_opts_backend(&o->common), .threads = o->common.threads};
 		if ((rc = backend_open(&options, &backend, e)))
 			goto out;
 		snprintf(what, sizeof what, "%s", backend_describe(backend));

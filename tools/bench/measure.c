@@ -339,11 +339,9 @@ static int decode_repeats(struct session *s, const int32_t *ids, uint32_t n, uin
 		int rc = session_sync(s, ids, n, &o.watch, NULL, e);
 		struct expert_stats before = engine_expert_stats(g);
 		if (!rc)
-			rc = generate(s, ids, n, &o, &r, e); /* the prompt stands already */
+			rc = bench_generate(s, ids, n, &o, &r, e); /* the prompt stands already */
 		if (rc)
 			return rc;
-		if (r.stop == GENERATE_CANCELLED)
-			return err_set(e, ERR_INTERRUPTED, "interrupted");
 		if (i < 0)
 			continue;
 		struct expert_stats d = stats_between(before, engine_expert_stats(g));

@@ -54,9 +54,7 @@ int cmd_render(int argc, char **argv, struct err *e)
 	if (as_ids) {
 		if ((rc = chat_render_ids(&chat, t, &ids, e)))
 			goto out;
-		for (size_t i = 0; i < ids.n; i++)
-			printf(i ? " %d" : "%d", ids.data[i]);
-		putchar('\n');
+		text_output_ids(&ids);
 	} else {
 		if ((rc = chat_render_text(&chat, &text, e)))
 			goto out;

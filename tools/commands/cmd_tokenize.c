@@ -10,13 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static void print_ids(const struct token_ids *ids)
-{
-	for (size_t i = 0; i < ids->n; i++)
-		printf(i ? " %d" : "%d", ids->data[i]);
-	putchar('\n');
-}
-
 int cmd_tokenize(int argc, char **argv, struct err *e)
 {
 	const char *model = NULL;
@@ -62,7 +55,7 @@ int cmd_tokenize(int argc, char **argv, struct err *e)
 			err_prefix(e, "standard input");
 			goto out;
 		}
-		print_ids(&ids);
+		text_output_ids(&ids);
 	}
 out:
 	tokenizer_free(t);

@@ -16,6 +16,7 @@
 #include "tools/output/interrupt.h"
 #include "tools/output/progress.h"
 #include "tools/output/report.h"
+#include "tools/output/workers.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -24,13 +25,10 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <unistd.h>
-
-#define MAX_JOBS 1024
 
 struct convert_options {
 	const char *src, *out, *imatrix, *recipe_name;
-	const struct convert_recipe *recipe;
+	struct convert_recipe recipe;
 	const char *types_text;
 	struct convert_types types;
 	uint64_t split_bytes;
@@ -60,9 +58,7 @@ static void print_notes(struct buf *notes)
 /* Source, types, parts: exact bytes, one line each. */
 static void print_plan(const struct convert_work *w, FILE *f)
 {
-	uint64_t src_bytes[ST_DTYPE_COUNT] = {0}, bytes[DTYPE_LIMIT] = {0}, total = 0, file_bytes = 0,
-			 header = 0;
-	size_t count[DTYPE_LIMIT] = {0};
+	uint64_t src_bytes[ST_DTYPE_COUNT] = {0}, file_bytes = 0, header = 0;
 	for (size_t i = 0; i < w->st->n_tensors; i++)
 		src_bytes[w->st->tensors[i].dtype] += w->st->tensors[i].bytes;
 	fprintf(f, "source   %zu tensors in %u files, %" PRIu64 " bytes", w->st->n_tensors,
@@ -78,16 +74,7 @@ static void print_plan(const struct convert_work *w, FILE *f)
 		n_full += convert_layer_full(&w->cfg, il);
 	fprintf(f, "\nmodel    %u + %u layers, %u of them with an indexer, %u experts\n",
 		w->cfg.n_layers, w->cfg.n_nextn, n_full, w->cfg.n_experts);
-	for (size_t i = 0; i < w->plan.n_tensors; i++) {
-		uint64_t n;
-		gguf_writer_place(w->writer, i, NULL, NULL, &n);
-		bytes[w->plan.tensors[i].type] += n;
-		count[w->plan.tensors[i].type]++;
-		total += n;
-	}
-	for (uint32_t t = 0; t < DTYPE_LIMIT; t++)
-		if (count[t])
-			fprintf(f, "%-8s %zu tensors, %" PRIu64 " bytes\n", dtype_name(t), count[t], bytes[t]);
+	uint64_t total = convert_plan_print_types(&w->plan, w->writer, f);
 	size_t n_parts = gguf_writer_n_parts(w->writer);
 	for (size_t i = 0; i < n_parts; i++) {
 		struct gguf_write_part p = gguf_writer_part(w->writer, i);
@@ -152,7 +139,7 @@ static int make_plan(struct convert_work *w, struct err *e)
 	if ((code = convert_config_read(&w->cfg, w->opt.src, e)) ||
 		(code = safetensors_open(w->opt.src, &w->st, e)) ||
 		(code = convert_plan_make(
-			 &w->plan, &w->cfg, w->opt.recipe, &w->opt.types, w->st, w->opt.src, e)))
+			 &w->plan, &w->cfg, &w->opt.recipe, &w->opt.types, w->st, w->opt.src, e)))
 		return code;
 	if ((code = match_imatrix(w, e)))
 		return code;
@@ -193,7 +180,7 @@ static uint64_t hash_file(uint64_t h, const char *path)
 static uint64_t fingerprint(const struct convert_work *w)
 {
 	uint64_t h = hash_bytes(HASH_START, GLM_VERSION, sizeof GLM_VERSION);
-	h = hash_bytes(h, w->opt.recipe->name, strlen(w->opt.recipe->name) + 1);
+	h = hash_bytes(h, w->opt.recipe.name, strlen(w->opt.recipe.name) + 1);
 	if (w->opt.types_text)
 		h = hash_bytes(h, w->opt.types_text, strlen(w->opt.types_text) + 1);
 	for (uint32_t i = 0; i < w->st->n_files; i++)
@@ -286,7 +273,7 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 		{"imatrix", 0, ARG_STRING, .string = &o->imatrix, .value = "FILE",
 			.help = "importance matrix of llama.cpp (GGUF or .dat) for q4, q2 and iq2",
 			.fallback = "iq2: column energy"},
-		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = MAX_JOBS, .value = "N",
+		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
 			.help = "worker threads", .fallback = "all cores"},
 		{"split-gb", 0, ARG_SIZE_GB, .u64 = &o->split_bytes, .min = 0, .max = 1e9,
 			.above_min = true, .value = "G",
@@ -313,17 +300,13 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 		.n_groups = ARRAY_LEN(groups),
 		.positional = positional,
 		.n_positional = ARRAY_LEN(positional)};
-	long cores = sysconf(_SC_NPROCESSORS_ONLN);
-	o->jobs = cores < 1 ? 1 : cores > MAX_JOBS ? MAX_JOBS : (uint32_t)cores;
+	o->jobs = workers_cores();
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc;
-	o->recipe = convert_recipe_find(o->recipe_name);
-	if (!o->recipe)
-		return err_set(e, ERR_USAGE,
-			"--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", o->recipe_name);
-	if (o->types_text &&
-		(rc = convert_types_parse(&o->types, o->types_text, quantize_supported, e)))
+	if ((rc = convert_recipe_parse(&o->recipe, o->recipe_name, e)) ||
+		(o->types_text &&
+			(rc = convert_types_parse(&o->types, o->types_text, quantize_supported, e))))
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
 		return err_set(e, ERR_USAGE, "-o OUT.gguf is missing");

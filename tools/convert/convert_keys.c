@@ -100,13 +100,28 @@ static void set_special(
 		gguf_writer_set_u32s(w, "tokenizer.ggml.eos_token_ids", c->stops, c->n_stops);
 }
 
+void convert_keys_tokens(
+	struct gguf_writer *w, const struct gguf_str *tokens, uint32_t n, uint32_t n_vocab)
+{
+	enum { PAD_BYTES = 20 };
+	struct gguf_str *strs = NEW_ARRAY(struct gguf_str, n_vocab);
+	char *pads = mem_new((size_t)(n_vocab - n) + 1, PAD_BYTES);
+	memcpy(strs, tokens, n * sizeof *strs);
+	for (uint32_t i = n; i < n_vocab; i++) {
+		char *pad = pads + (size_t)(i - n) * PAD_BYTES;
+		strs[i] = (struct gguf_str){pad, (uint64_t)snprintf(pad, PAD_BYTES, "[PAD%u]", i)};
+	}
+	gguf_writer_set_strs(w, "tokenizer.ggml.tokens", strs, n_vocab);
+	free(strs);
+	free(pads);
+}
+
 static int set_tokenizer(
 	struct gguf_writer *w, const struct convert_config *c, const char *path, struct err *e)
 {
 	struct hf_tokenizer t = {0};
 	struct gguf_str *strs = NULL;
 	int32_t *types = NULL;
-	char *pads = NULL;
 	int code = hf_tokenizer_open(&t, path, e);
 	if (code)
 		return code;
@@ -122,21 +137,13 @@ static int set_tokenizer(
 	}
 	gguf_writer_set_str(w, "tokenizer.ggml.model", "gpt2");
 	gguf_writer_set_str(w, "tokenizer.ggml.pre", t.pre);
-	enum { PAD_BYTES = 20 };
-	strs = NEW_ARRAY(struct gguf_str, MAX(c->vocab, t.n_merges));
+	strs = NEW_ARRAY(struct gguf_str, MAX(t.n_tokens, t.n_merges));
 	types = NEW_ARRAY(int32_t, c->vocab);
-	pads = mem_new((size_t)(c->vocab - t.n_tokens) + 1, PAD_BYTES);
-	for (uint32_t i = 0; i < c->vocab; i++) {
-		if (i < t.n_tokens) {
-			strs[i] = (struct gguf_str){t.tokens[i].data, t.tokens[i].len};
-			types[i] = t.types[i];
-			continue;
-		}
-		char *pad = pads + (size_t)(i - t.n_tokens) * PAD_BYTES;
-		strs[i] = (struct gguf_str){pad, (uint64_t)snprintf(pad, PAD_BYTES, "[PAD%u]", i)};
-		types[i] = TOKEN_UNUSED;
-	}
-	gguf_writer_set_strs(w, "tokenizer.ggml.tokens", strs, c->vocab);
+	for (uint32_t i = 0; i < t.n_tokens; i++)
+		strs[i] = (struct gguf_str){t.tokens[i].data, t.tokens[i].len};
+	for (uint32_t i = 0; i < c->vocab; i++)
+		types[i] = i < t.n_tokens ? t.types[i] : TOKEN_UNUSED;
+	convert_keys_tokens(w, strs, t.n_tokens, c->vocab);
 	gguf_writer_set_i32s(w, "tokenizer.ggml.token_type", types, c->vocab);
 	for (uint32_t i = 0; i < t.n_merges; i++)
 		strs[i] = (struct gguf_str){t.merges[i].data, t.merges[i].len};
@@ -145,7 +152,6 @@ static int set_tokenizer(
 out:
 	free(strs);
 	free(types);
-	free(pads);
 	hf_tokenizer_fini(&t);
 	return code;
 }

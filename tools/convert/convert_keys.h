@@ -14,6 +14,10 @@
 int convert_keys_set(struct gguf_writer *w, const struct convert_config *c, const char *dir,
 	struct buf *notes, struct err *e);
 
+/* tokenizer.ggml.tokens: n tokens, then "[PADn]" up to n_vocab, which are no text. */
+void convert_keys_tokens(
+	struct gguf_writer *w, const struct gguf_str *tokens, uint32_t n, uint32_t n_vocab);
+
 /* Of these keys only those of shape, schedule and sampling. */
 void convert_keys_shape(struct gguf_writer *w, const struct convert_config *c);
 

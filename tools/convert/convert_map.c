@@ -8,6 +8,7 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/format/gguf_write.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -27,12 +28,15 @@ static const struct convert_recipe recipes[] = {
 	{"iq2", DTYPE_IQ2_XXS, DTYPE_Q8_0},
 };
 
-const struct convert_recipe *convert_recipe_find(const char *name)
+int convert_recipe_parse(struct convert_recipe *out, const char *name, struct err *e)
 {
 	for (size_t i = 0; i < ARRAY_LEN(recipes); i++)
-		if (!strcmp(recipes[i].name, name))
-			return &recipes[i];
-	return NULL;
+		if (!strcmp(recipes[i].name, name)) {
+			*out = recipes[i];
+			return 0;
+		}
+	return err_set(
+		e, ERR_USAGE, "--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", name);
 }
 
 struct plan_builder {
@@ -448,4 +452,22 @@ void convert_plan_fini(struct convert_plan *p)
 	free(p->used);
 	buf_free(&p->notes);
 	memset(p, 0, sizeof *p);
+}
+
+uint64_t convert_plan_print_types(
+	const struct convert_plan *p, const struct gguf_writer *w, FILE *f)
+{
+	uint64_t bytes[DTYPE_LIMIT] = {0}, total = 0;
+	size_t count[DTYPE_LIMIT] = {0};
+	for (size_t i = 0; i < p->n_tensors; i++) {
+		uint64_t n;
+		gguf_writer_place(w, i, NULL, NULL, &n);
+		bytes[p->tensors[i].type] += n;
+		count[p->tensors[i].type]++;
+		total += n;
+	}
+	for (uint32_t t = 0; t < DTYPE_LIMIT; t++)
+		if (count[t])
+			fprintf(f, "%-8s %zu tensors, %" PRIu64 " bytes\n", dtype_name(t), count[t], bytes[t]);
+	return total;
 }

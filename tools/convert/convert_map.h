@@ -19,6 +19,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 struct convert_slab {
 	const struct safetensors_tensor *src;
@@ -43,8 +44,8 @@ struct convert_recipe {
 	enum dtype dense;  /* other matrices; norms, router, biases and indexer.proj are always F32 */
 };
 
-/* "f32", "bf16", "q8", "q4", "q2", "iq2"; NULL: no such recipe. */
-const struct convert_recipe *convert_recipe_find(const char *name);
+/* "f32", "bf16", "q8", "q4", "q2", "iq2"; ERR_USAGE for other names. */
+int convert_recipe_parse(struct convert_recipe *out, const char *name, struct err *e);
 
 /* Exceptions to a recipe: tensors whose GGUF name matches a shell pattern get another type. Norms,
  * routers and biases stay F32 whatever matches them. */
@@ -82,5 +83,11 @@ int convert_plan_make(struct convert_plan *p, struct convert_config *cfg,
 	const struct safetensors *st, const char *dir, struct err *e);
 
 void convert_plan_fini(struct convert_plan *p);
+
+/* A line for each type in use: tensors and bytes. `w` is planned, tensor i of the plan is its
+ * tensor i. Returns the bytes of all. */
+struct gguf_writer;
+uint64_t convert_plan_print_types(
+	const struct convert_plan *p, const struct gguf_writer *w, FILE *f);
 
 #endif

@@ -77,6 +77,11 @@ struct arg_group common_opts_group(struct common_opts *c)
 	return (struct arg_group){COMMON_OPTS_TITLE, c->args, ARRAY_LEN(list)};
 }
 
+const char *common_opts_backend(const struct common_opts *c)
+{
+	return backends[c->backend].word;
+}
+
 const char *common_opts_policy(int i)
 {
 	return policies[i].word;
@@ -140,7 +145,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 	struct common_replicas replicas;
 	int rc = common_opts_replicas(c, &replicas, e);
 	struct engine_options options = {.model_path = model,
-		.backend = backends[c->backend].word,
+		.backend = common_opts_backend(c),
 		.threads = c->threads,
 		.context = c->context,
 		.sessions = c->sessions,

@@ -52,6 +52,9 @@ struct arg_group common_opts_group(struct common_opts *c);
  * with -q). */
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e);
 
+/* The name that backend_open takes. */
+const char *common_opts_backend(const struct common_opts *c);
+
 /* The policies by the numbers in common_opts.policy; NULL behind the last. */
 const char *common_opts_policy(int i);
 

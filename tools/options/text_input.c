@@ -121,3 +121,10 @@ int text_input_ids(
 	}
 	return 0;
 }
+
+void text_output_ids(const struct token_ids *ids)
+{
+	for (size_t i = 0; i < ids->n; i++)
+		printf(i ? " %d" : "%d", ids->data[i]);
+	putchar('\n');
+}

@@ -30,4 +30,7 @@ int text_input_tokenizer(const char *model, struct tokenizer **out, struct err *
 int text_input_ids(
 	const char *text, size_t len, const char *name, struct token_ids *out, struct err *e);
 
+/* The ids on one line of stdout. */
+void text_output_ids(const struct token_ids *ids);
+
 #endif

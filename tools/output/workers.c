@@ -3,10 +3,12 @@
 #include "tools/output/workers.h"
 
 #include "src/base/mem.h"
+#include "src/base/num.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 #define TICK_NS 100000000
 
@@ -18,6 +20,12 @@ struct workers {
 	int code; /* the first failure */
 	struct err err;
 };
+
+uint32_t workers_cores(void)
+{
+	long n = sysconf(_SC_NPROCESSORS_ONLN);
+	return n < 1 ? 1 : (uint32_t)MIN(n, WORKERS_MAX);
+}
 
 static void keep_failure(struct workers *w, int code, const struct err *e)
 {

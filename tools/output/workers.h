@@ -11,6 +11,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define WORKERS_MAX 1024
+
+/* Threads for work that is limited by the processor: its cores, 1 to WORKERS_MAX. */
+uint32_t workers_cores(void);
+
 struct workers_job {
 	/* Runs once on every thread, until nothing is left. A code other than 0 asks all to stop. */
 	int (*work)(void *user, struct err *e);

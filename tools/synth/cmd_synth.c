@@ -18,6 +18,7 @@
 #include "tools/output/interrupt.h"
 #include "tools/options/pocket.h"
 #include "tools/output/report.h"
+#include "tools/output/workers.h"
 #include "tools/synth/synth_model.h"
 #include "tools/synth/synth_write.h"
 
@@ -28,9 +29,6 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
-
-#define MAX_JOBS 1024
 
 struct synth_options {
 	const char *out, *shape, *recipe_name, *experts, *types_text, *tokenizer;
@@ -182,21 +180,16 @@ static int make_plan(struct synth_work *w, struct err *e)
 static void print_plan(const struct synth_work *w, FILE *f)
 {
 	const struct convert_config *c = &w->cfg;
-	uint64_t bytes[DTYPE_LIMIT] = {0}, shared = 0;
-	size_t count[DTYPE_LIMIT] = {0};
+	uint64_t shared = 0;
 	for (size_t i = 0; i < w->plan.n_tensors; i++) {
 		uint64_t n;
 		gguf_writer_place(w->writer, i, NULL, NULL, &n);
-		bytes[w->plan.tensors[i].type] += n;
-		count[w->plan.tensors[i].type]++;
 		shared += w->shares[i] == i ? 0 : n;
 	}
 	fprintf(f,
 		"model    random weights, seed %" PRIu64 ": %u + %u layers, %u of them dense, %u experts\n",
 		w->opt.seed, c->n_layers, c->n_nextn, c->n_dense, c->n_experts);
-	for (uint32_t t = 0; t < DTYPE_LIMIT; t++)
-		if (count[t])
-			fprintf(f, "%-8s %zu tensors, %" PRIu64 " bytes\n", dtype_name(t), count[t], bytes[t]);
+	convert_plan_print_types(&w->plan, w->writer, f);
 	if (shared)
 		fprintf(f,
 			"alias    %u layers of experts in the file stand for %u: %" PRIu64
@@ -232,17 +225,11 @@ static int check_free_space(const struct synth_work *w, struct err *e)
 	return code;
 }
 
-static uint32_t n_cores(void)
-{
-	long n = sysconf(_SC_NPROCESSORS_ONLN);
-	return n < 1 ? 1 : n > MAX_JOBS ? MAX_JOBS : (uint32_t)n;
-}
-
 static void print_result(const struct synth_work *w, const struct synth_result *r)
 {
 	const double gb = (double)r->bytes * 1e-9, busy = r->fill_seconds + r->write_seconds;
 	/* waiting for a core counts as making, so more threads than cores make no more */
-	const double alone = gb / MAX(r->fill_seconds, 1e-9) * MIN(w->opt.jobs, n_cores());
+	const double alone = gb / MAX(r->fill_seconds, 1e-9) * MIN(w->opt.jobs, workers_cores());
 	printf("%s: %.2f GB in %.1f s, %.2f GB/s%s. ", w->opt.out, gb, r->seconds, gb / r->seconds,
 		r->direct ? " with O_DIRECT" : " through the page cache (O_DIRECT refused)");
 	if (r->write_seconds > r->fill_seconds)
@@ -319,7 +306,7 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 		{"tokenizer", 0, ARG_STRING, .string = &o->tokenizer, .value = "FILE.gguf",
 			.help = "take the tokenizer from there; tokens of the shape that it lacks are padding",
 			.fallback = "the pocket model"},
-		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = MAX_JOBS, .value = "N",
+		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
 			.help = "threads, and writes under way", .fallback = "all cores, at least 4"},
 		{"force", 0, ARG_FLAG, .flag = &o->force, .help = "replace OUT.gguf if it exists"},
 		{"dry-run", 0, ARG_FLAG, .flag = &o->dry_run,
@@ -338,20 +325,15 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 				   "glmstream synth --dry-run --recipe q2",
 		.groups = groups,
 		.n_groups = ARRAY_LEN(groups)};
-	o->jobs = MAX(n_cores(), 4);
+	o->jobs = MAX(workers_cores(), 4);
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc;
-	const struct convert_recipe *recipe = convert_recipe_find(o->recipe_name);
-	if (!recipe)
-		return err_set(e, ERR_USAGE,
-			"--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", o->recipe_name);
-	w->recipe = *recipe;
-	if (o->experts && (rc = convert_type_parse(
-						   &w->recipe.expert, o->experts, synth_fill_supported, "--experts", e)))
-		return rc;
-	if (o->types_text &&
-		(rc = convert_types_parse(&o->types, o->types_text, synth_fill_supported, e)))
+	if ((rc = convert_recipe_parse(&w->recipe, o->recipe_name, e)) ||
+		(o->experts && (rc = convert_type_parse(&w->recipe.expert, o->experts, synth_fill_supported,
+							"--experts", e))) ||
+		(o->types_text &&
+			(rc = convert_types_parse(&o->types, o->types_text, synth_fill_supported, e))))
 		return rc;
 	if (!o->dry_run && (!o->out || !*o->out))
 		return err_set(e, ERR_USAGE, "-o OUT.gguf is missing");

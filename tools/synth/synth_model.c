@@ -10,6 +10,7 @@
 #include "src/format/gguf.h"
 #include "src/model/config.h"
 #include "src/text/hf_tokenizer.h"
+#include "tools/convert/convert_keys.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -75,23 +76,6 @@ static bool is_key(const struct gguf_kv *kv, const char *key)
 	return !strcmp(kv->key, key);
 }
 
-/* The vocabulary with "[PADn]" behind it, which are no text. */
-static void set_tokens(struct gguf_writer *w, const struct gguf_array *tokens, uint32_t n_vocab)
-{
-	enum { PAD_BYTES = 20 };
-	struct gguf_str *strs = NEW_ARRAY(struct gguf_str, n_vocab);
-	char *pads = mem_new((size_t)(n_vocab - tokens->n) + 1, PAD_BYTES);
-	memcpy(strs, tokens->strings, tokens->n * sizeof *strs);
-	for (uint64_t i = tokens->n; i < n_vocab; i++) {
-		char *pad = pads + (i - tokens->n) * PAD_BYTES;
-		strs[i] =
-			(struct gguf_str){pad, (uint64_t)snprintf(pad, PAD_BYTES, "[PAD%u]", (uint32_t)i)};
-	}
-	gguf_writer_set_strs(w, "tokenizer.ggml.tokens", strs, n_vocab);
-	free(strs);
-	free(pads);
-}
-
 /* Token ids are UINT32, alone and in lists, whatever they were in the source: llama.cpp refuses
  * other types, and older versions of this program wrote INT32. */
 static bool is_token_id(const struct gguf_kv *kv)
@@ -153,7 +137,7 @@ int synth_model_tokenizer(
 	for (size_t i = 0; !code && i < g->n_kvs; i++) {
 		const struct gguf_kv *kv = &g->kvs[i];
 		if (is_key(kv, "tokenizer.ggml.tokens"))
-			set_tokens(w, &tokens, c->vocab);
+			convert_keys_tokens(w, tokens.strings, (uint32_t)tokens.n, c->vocab);
 		else if (is_key(kv, "tokenizer.ggml.token_type"))
 			set_types(w, kv->key, &kv->value, c->vocab);
 		else if (!strncmp(kv->key, "tokenizer.", 10))

@@ -13,11 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static double part(uint64_t a, uint64_t b)
-{
-	return b ? (double)a / (double)b : 0;
-}
-
 static json_t *show_json(const struct trace *t, const struct trace_stats *s)
 {
 	static const char *const tiers[TRACE_N_TIERS] = {"vram", "ram", "disk", "unknown"};
@@ -44,7 +39,7 @@ static json_t *show_json(const struct trace *t, const struct trace_stats *s)
 	for (int i = 0; i < TRACE_N_TIERS; i++)
 		json_out_uint(found, tiers[i], s->tiers[i]);
 	json_object_set_new(o, "found_in", found);
-	json_out_real(o, "wait_ms_per_token", part(s->wait_ns, t->n_tokens) / 1e6);
+	json_out_real(o, "wait_ms_per_token", trace_ratio(s->wait_ns, t->n_tokens) / 1e6);
 	json_out_real(o, "repeated_from_last_token", s->repeated);
 	for (int d = 1; d <= TRACE_STATS_DISTANCES; d++) {
 		if (!s->predictions[d])
@@ -95,9 +90,11 @@ static void show_text(const char *path, const struct trace *t, const struct trac
 	uint64_t known = s->tiers[TRACE_VRAM] + s->tiers[TRACE_RAM] + s->tiers[TRACE_DISK];
 	if (known) {
 		printf("  found in           vram %.2f %%, ram %.2f %%, disk %.2f %%\n",
-			100 * part(s->tiers[TRACE_VRAM], known), 100 * part(s->tiers[TRACE_RAM], known),
-			100 * part(s->tiers[TRACE_DISK], known));
-		printf("  waited             %.3f ms a token\n", part(s->wait_ns, t->n_tokens) / 1e6);
+			100 * trace_ratio(s->tiers[TRACE_VRAM], known),
+			100 * trace_ratio(s->tiers[TRACE_RAM], known),
+			100 * trace_ratio(s->tiers[TRACE_DISK], known));
+		printf(
+			"  waited             %.3f ms a token\n", trace_ratio(s->wait_ns, t->n_tokens) / 1e6);
 	}
 	printf("  repeated           %.1f %% of the expert ids were those of the token before\n",
 		100 * s->repeated);

@@ -8,7 +8,6 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tools/output/json_out.h"
-#include "src/base/out_file.h"
 #include "tools/output/report.h"
 #include "tools/tune/svg_plot.h"
 
@@ -204,11 +203,6 @@ static int run_all(struct simulation *j, struct err *e)
 	return 0;
 }
 
-static double part(uint64_t a, uint64_t b)
-{
-	return b ? (double)a / (double)b : 0;
-}
-
 /* Bytes that an unknown expert size would make meaningless. */
 static bool bytes_known(const struct simulation *j)
 {
@@ -221,7 +215,7 @@ static double byte_scale(const struct simulation *j)
 {
 	uint64_t n, bytes;
 	totals(j, &n, &bytes);
-	return j->in_slots ? part(bytes, n) : 1;
+	return j->in_slots ? trace_ratio(bytes, n) : 1;
 }
 
 static struct sim_speed speed(const struct simulation *j, const struct sim_result *r)
@@ -243,7 +237,7 @@ static json_t *policy_json(
 	json_t *o = json_object();
 	json_out_str(o, "policy", p->name);
 	json_out_uint(o, "hits", s->hits[0]);
-	json_out_real(o, "hit_rate", part(s->hits[0], s->accesses));
+	json_out_real(o, "hit_rate", trace_ratio(s->hits[0], s->accesses));
 	json_out_uint(o, "hits_ram", s->hits[1]);
 	json_out_uint(o, "misses", s->misses);
 	json_out_uint(o, "bypassed", r->n_bypassed);
@@ -333,23 +327,26 @@ static void print_table(const struct simulation *j)
 			for (int p = 0; p < j->n_policies; p++) {
 				const struct sim_result *x = result(j, b, r, p);
 				const struct cache_stats *s = &x->stats;
-				printf(
-					"%8llu %5.1f%%", (unsigned long long)x->n_slots, 100 * part(x->n_slots, all));
+				printf("%8llu %5.1f%%", (unsigned long long)x->n_slots,
+					100 * trace_ratio(x->n_slots, all));
 				if (!j->in_slots)
 					printf(" %9.3g", (double)j->budgets[b] / 1e9);
 				if (ram)
 					printf(" %8.3g", (double)j->rams[r] / 1e9);
-				printf("  %-13s %8.2f", j->policies[p]->name, 100 * part(s->hits[0], s->accesses));
+				printf("  %-13s %8.2f", j->policies[p]->name,
+					100 * trace_ratio(s->hits[0], s->accesses));
 				if (ram)
-					printf(" %8.2f", 100 * part(s->hits[1], s->accesses));
+					printf(" %8.2f", 100 * trace_ratio(s->hits[1], s->accesses));
 				if (bytes_known(j))
-					printf(" %12.1f", part(s->bytes_missed + s->prefetch_bytes, x->n_tokens) *
-										  byte_scale(j) / 1e6);
+					printf(
+						" %12.1f", trace_ratio(s->bytes_missed + s->prefetch_bytes, x->n_tokens) *
+									   byte_scale(j) / 1e6);
 				else
-					printf(" %12.1f", part(s->misses + s->prefetch_inserted, x->n_tokens));
+					printf(" %12.1f", trace_ratio(s->misses + s->prefetch_inserted, x->n_tokens));
 				if (ahead)
-					printf(" %8.1f%% %8.1f%%", 100 * part(s->prefetch_used, s->prefetch_inserted),
-						100 * part(s->prefetch_wasted, s->prefetch_inserted));
+					printf(" %8.1f%% %8.1f%%",
+						100 * trace_ratio(s->prefetch_used, s->prefetch_inserted),
+						100 * trace_ratio(s->prefetch_wasted, s->prefetch_inserted));
 				if (o->modelled) {
 					struct sim_speed v = speed(j, x);
 					printf(" %9.2f %9.2f", v.overlap_tok_s, v.serial_tok_s);
@@ -386,13 +383,13 @@ static int draw_hit_rates(const struct simulation *j, struct err *e)
 		.x_from_zero = true,
 		.n_series = j->n_policies};
 	for (int i = 0; i < j->n_budgets; i++)
-		xy[i] = j->in_slots ? 100 * part(j->budgets[order[i]], all)
+		xy[i] = j->in_slots ? 100 * trace_ratio(j->budgets[order[i]], all)
 							: (double)j->budgets[order[i]] / 1e9;
 	for (int p = 0; p < j->n_policies; p++) {
 		double *y = xy + (size_t)(p + 1) * MAX_LIST;
 		for (int i = 0; i < j->n_budgets; i++) {
 			const struct cache_stats *s = &result(j, order[i], 0, p)->stats;
-			y[i] = 100 * part(s->hits[0], s->accesses);
+			y[i] = 100 * trace_ratio(s->hits[0], s->accesses);
 		}
 		plot.series[p] = (struct svg_series){.name = j->policies[p]->name,
 			.x = xy,
@@ -400,15 +397,7 @@ static int draw_hit_rates(const struct simulation *j, struct err *e)
 			.n = j->n_budgets,
 			.dashed = j->policies[p]->needs_future};
 	}
-	struct buf svg = {0};
-	struct out_file out = {0};
-	svg_plot_write(&plot, &svg);
-	int rc = out_file_open(&out, j->o.svg, e);
-	if (!rc) {
-		fwrite(svg.data, 1, svg.len, out.f);
-		rc = out_file_commit(&out, e);
-	}
-	buf_free(&svg);
+	int rc = svg_plot_save(&plot, j->o.svg, e);
 	free(xy);
 	return rc;
 }

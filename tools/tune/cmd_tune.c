@@ -15,7 +15,6 @@
 #include "tools/output/interrupt.h"
 #include "tools/output/json_out.h"
 #include "tools/bench/measure.h"
-#include "src/base/out_file.h"
 #include "tools/options/pocket.h"
 #include "tools/output/report.h"
 #include "tools/tune/svg_plot.h"
@@ -429,16 +428,7 @@ static int draw_speeds(struct tune *t, struct err *e)
 			.n = t->n_budgets,
 			.dashed = plain};
 	}
-	struct buf svg = {0};
-	struct out_file out = {0};
-	svg_plot_write(&plot, &svg);
-	int rc = out_file_open(&out, t->svg, e);
-	if (!rc) {
-		fwrite(svg.data, 1, svg.len, out.f);
-		rc = out_file_commit(&out, e);
-	}
-	buf_free(&svg);
-	return rc;
+	return svg_plot_save(&plot, t->svg, e);
 }
 
 /* ---- the command ---- */
@@ -477,19 +467,6 @@ static int find_most(struct tune *t, const struct loader_plan *plan, struct err 
 	return 0;
 }
 
-/* Floor and everything, before anything is recorded. */
-static int plan_budgets(const struct loader_options *o, struct loader_plan *plan, struct err *e)
-{
-	struct loader_options lo = *o;
-	int rc = 0;
-	lo.tier_bytes[0] = MEASURE_EVERYTHING;
-	for (int i = 0; i < 2 && !rc; i++) {
-		rc = loader_plan(&lo, plan, e);
-		lo.tier_bytes[0] = plan->everything_bytes;
-	}
-	return rc;
-}
-
 static int tune(struct tune *t, struct err *e)
 {
 	struct loader_plan plan;
@@ -508,7 +485,7 @@ static int tune(struct tune *t, struct err *e)
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
 	if ((rc = tune_facts_find(&t->facts, &t->common, t->prompts, e)) ||
-		(rc = plan_budgets(&o, &plan, e)) || (rc = find_most(t, &plan, e)))
+		(rc = forecast_plan(&o, &plan, e)) || (rc = find_most(t, &plan, e)))
 		goto out;
 	if (t->most >= plan.everything_bytes) {
 		say_nothing_to_tune(t, plan.everything_bytes,

@@ -47,6 +47,19 @@ static int fit_sizes(struct forecast *f, const char *path, const struct gguf *fi
 	return rc;
 }
 
+int forecast_plan(const struct loader_options *o, struct loader_plan *plan, struct err *e)
+{
+	struct loader_options lo = *o;
+	int rc = 0;
+	lo.tier_bytes[0] = MEASURE_EVERYTHING;
+	/* twice: staging is a share of the budget, and part of what everything takes */
+	for (int i = 0; i < 2 && !rc; i++) {
+		rc = loader_plan(&lo, plan, e);
+		lo.tier_bytes[0] = plan->everything_bytes;
+	}
+	return rc;
+}
+
 int forecast_open(struct forecast *f, const char *trace, const struct gguf *file,
 	const struct loader_options *o, struct err *e)
 {
@@ -63,12 +76,7 @@ int forecast_open(struct forecast *f, const char *trace, const struct gguf *file
 		(rc = extent_table_from_gguf(&t, file, r, e)) ||
 		(rc = fit_sizes(f, trace, file, t, (uint32_t)o->n_used, e)))
 		goto out;
-	lo.tier_bytes[0] = MEASURE_EVERYTHING;
-	for (int i = 0; i < 2 && !rc;
-		 i++) { /* staging is a share of the budget, and part of what everything takes */
-		rc = loader_plan(&lo, &f->plan, e);
-		lo.tier_bytes[0] = f->plan.everything_bytes;
-	}
+	rc = forecast_plan(&lo, &f->plan, e);
 	f->top_k = f->trace.model.top_k;
 	f->moe_layers =
 		(double)f->trace.n_accesses / (double)MAX(f->trace.n_tokens, 1u) / MAX(f->top_k, 1.0);
@@ -100,11 +108,6 @@ int forecast_measure(const struct common_opts *c, const struct gguf *file, uint3
 	return rc;
 }
 
-static double share(uint64_t a, uint64_t b)
-{
-	return b ? (double)a / (double)b : 0;
-}
-
 /* Between the rates of one expert and of top_k at a time. */
 static double demand_rate(
 	const struct forecast *f, const struct forecast_machine *m, double misses_per_layer)
@@ -126,12 +129,12 @@ int forecast_run(const struct forecast *f, const struct forecast_machine *m,
 		return rc;
 	const struct cache_stats *s = &r.stats;
 	const double tokens = (double)MAX(r.n_tokens, 1u);
-	p->hits[0] = share(s->hits[0], s->accesses);
-	p->hits[1] = share(s->hits[1], s->accesses);
+	p->hits[0] = trace_ratio(s->hits[0], s->accesses);
+	p->hits[1] = trace_ratio(s->hits[1], s->accesses);
 	p->missed = (double)s->bytes_missed * f->read_share / tokens;
 	p->prefetched = (double)s->prefetch_bytes * f->read_share / tokens;
-	p->useful = share(s->prefetch_used, s->prefetch_inserted);
-	p->wasted = share(s->prefetch_wasted, s->prefetch_inserted);
+	p->useful = trace_ratio(s->prefetch_used, s->prefetch_inserted);
+	p->wasted = trace_ratio(s->prefetch_wasted, s->prefetch_inserted);
 	if (m->one_bytes_s <= 0)
 		return 0;
 	double rate = demand_rate(f, m, (double)s->misses / tokens / MAX(f->moe_layers, 1.0));

@@ -56,6 +56,9 @@ struct forecast_point {
 	double ms, tok_s;          /* 0 when the machine is unknown */
 };
 
+/* Floor and everything of a model, before there is a trace. */
+int forecast_plan(const struct loader_options *o, struct loader_plan *plan, struct err *e);
+
 int forecast_run(const struct forecast *f, const struct forecast_machine *m,
 	struct forecast_point *p, struct err *e);
 

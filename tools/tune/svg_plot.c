@@ -3,7 +3,9 @@
  * overlap. */
 #include "tools/tune/svg_plot.h"
 
+#include "src/base/buf.h"
 #include "src/base/num.h"
+#include "src/base/out_file.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -191,7 +193,7 @@ static void draw_names(const struct svg_plot *p, const struct frame *f, struct b
 	}
 }
 
-void svg_plot_write(const struct svg_plot *p, struct buf *out)
+static void draw_plot(const struct svg_plot *p, struct buf *out)
 {
 	struct frame f = find_frame(p);
 	buf_printf(out,
@@ -213,4 +215,18 @@ void svg_plot_write(const struct svg_plot *p, struct buf *out)
 		draw_series(&p->series[i], &f, i, out);
 	draw_names(p, &f, out);
 	buf_puts(out, "</svg>\n");
+}
+
+int svg_plot_save(const struct svg_plot *p, const char *path, struct err *e)
+{
+	struct buf svg = {0};
+	struct out_file out = {0};
+	int rc = out_file_open(&out, path, e);
+	if (!rc) {
+		draw_plot(p, &svg);
+		fwrite(svg.data, 1, svg.len, out.f);
+		rc = out_file_commit(&out, e);
+	}
+	buf_free(&svg);
+	return rc;
 }

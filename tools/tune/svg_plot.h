@@ -7,7 +7,7 @@
 #ifndef GLM_TOOLS_SVG_PLOT_H
 #define GLM_TOOLS_SVG_PLOT_H
 
-#include "src/base/buf.h"
+#include "src/base/err.h"
 
 #include <stdbool.h>
 
@@ -29,7 +29,7 @@ struct svg_plot {
 	int n_series;
 };
 
-/* Appends the whole document. Text is escaped. */
-void svg_plot_write(const struct svg_plot *p, struct buf *out);
+/* Writes the whole document to a file. Text is escaped. */
+int svg_plot_save(const struct svg_plot *p, const char *path, struct err *e);
 
 #endif

@@ -8,6 +8,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/generate.h"
+#include "tools/bench/bench.h"
 #include "tools/chat/conversation.h"
 #include "tools/output/interrupt.h"
 #include "tools/options/text_input.h"
@@ -65,8 +66,7 @@ static int add_lines(
 static int ask_backend(
 	const struct common_opts *c, struct tune_facts *f, uint64_t *bytes, struct err *e)
 {
-	static const char *const names[] = {"auto", "cuda", "cpu"};
-	const struct backend_options o = {.name = names[c->backend], .threads = c->threads};
+	const struct backend_options o = {.name = common_opts_backend(c), .threads = c->threads};
 	struct backend *b = NULL;
 	enum log_level level = log_level();
 	log_set_level(LOG_WARN); /* the engine says it in a moment */
@@ -142,9 +142,7 @@ static int answer_all(struct engine *g, const struct tune_facts *f, uint32_t n_n
 		o.sampler.top_p = c->sampling_top_p > 0 ? c->sampling_top_p : 0.95f;
 		o.sampler.seed = i + 1;
 		struct generate_result r;
-		rc = generate(s, f->prompts[i].data, (uint32_t)f->prompts[i].n, &o, &r, e);
-		if (!rc && r.stop == GENERATE_CANCELLED)
-			rc = err_set(e, ERR_INTERRUPTED, "interrupted");
+		rc = bench_generate(s, f->prompts[i].data, (uint32_t)f->prompts[i].n, &o, &r, e);
 		tokens += rc ? 0 : r.new_tokens;
 	}
 	if (!rc)
