@@ -155,7 +155,7 @@ run -p "$long" -c 64 -n 4
 error_is_one_sentence 3 64
 run -p $'broken \xff\xfe\xc3 text' -n 2 --temp 0
 error_is_one_sentence 3 'byte 7 \(0xff\) is not valid UTF-8'
-run -p "" -n 2 --temp 0
+run -p "" -n 2 --think off --temp 0
 exits 0
 check "an empty prompt is a prompt" [ -s "$work/out" ]
 timeout 60 "$GLMSTREAM" -p "Define river." --temp 0 -n 20 >/dev/full 2>"$work/err"

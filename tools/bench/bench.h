@@ -113,13 +113,9 @@ struct generate_result;
 int bench_generate(struct session *s, const int32_t *ids, uint32_t n,
 	const struct generate_options *o, struct generate_result *r, struct err *e);
 
-struct bench_model {
-	struct engine *engine;
-	uint32_t n_prompt; /* tokens of a prefill */
-	uint32_t n_new;    /* tokens decoded after it */
-};
-int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e);
-int bench_decode(struct bench *b, const struct bench_model *m, struct err *e);
+int bench_prefill(struct bench *b, struct engine *g, uint32_t n_prompt, struct err *e);
+int bench_decode(
+	struct bench *b, struct engine *g, uint32_t n_prompt, uint32_t n_new, struct err *e);
 
 /* Prefill with streamed experts of each of these sizes, repeats times, for at most so many seconds
  * (0: all), against what the bytes that came must take. Opens its own engine; see bench_replay for

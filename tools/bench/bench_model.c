@@ -24,16 +24,17 @@ struct bench_prompt {
 	bool cpu;
 };
 
-static int new_prompt(struct bench_prompt *p, const struct bench_model *m, struct err *e)
+static int new_prompt(
+	struct bench_prompt *p, struct engine *g, uint32_t n_prompt, uint32_t n_new, struct err *e)
 {
-	int rc = bench_check_context(m->engine, m->n_prompt, m->n_new, e);
+	int rc = bench_check_context(g, n_prompt, n_new, e);
 	if (rc)
 		return rc;
-	model_sizes_count(engine_gguf(m->engine), engine_config(m->engine), &p->sizes);
-	p->cpu = !strcmp(engine_backend_name(m->engine), "cpu");
-	p->n = m->n_prompt;
-	p->ids = bench_random_ids(p->n, (uint32_t)engine_n_valid(m->engine));
-	return session_new(m->engine, &p->session, e);
+	model_sizes_count(engine_gguf(g), engine_config(g), &p->sizes);
+	p->cpu = !strcmp(engine_backend_name(g), "cpu");
+	p->n = n_prompt;
+	p->ids = bench_random_ids(p->n, (uint32_t)engine_n_valid(g));
+	return session_new(g, &p->session, e);
 }
 
 static void free_prompt(struct bench_prompt *p)
@@ -50,11 +51,11 @@ static int prefill_work(void *user, struct err *e)
 	return session_sync(p->session, p->ids, p->n, &watch, NULL, e);
 }
 
-int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e)
+int bench_prefill(struct bench *b, struct engine *g, uint32_t n_prompt, struct err *e)
 {
 	struct bench_prompt p = {0};
 	struct bench_spread s = {0};
-	int rc = new_prompt(&p, m, e);
+	int rc = new_prompt(&p, g, n_prompt, 0, e);
 	if (!rc)
 		rc = bench_time(b, prefill_work, &p, &s, e);
 	if (!rc)
@@ -66,7 +67,7 @@ int bench_prefill(struct bench *b, const struct bench_model *m, struct err *e)
 }
 
 /* One more decode, during which the card notes when it has something to do. */
-static int decode_usage(struct bench *b, const struct bench_model *m, struct bench_prompt *p,
+static int decode_usage(struct bench *b, struct engine *g, struct bench_prompt *p,
 	const struct generate_options *o, struct err *e)
 {
 	struct generate_result r;
@@ -74,23 +75,24 @@ static int decode_usage(struct bench *b, const struct bench_model *m, struct ben
 	int rc = session_sync(p->session, p->ids, p->n, &o->watch, NULL, e);
 	if (rc)
 		return rc;
-	engine_measure(m->engine, true);
-	engine_usage(m->engine, &from);
+	engine_measure(g, true);
+	engine_usage(g, &from);
 	rc = generate(p->session, p->ids, p->n, o, &r, e);
-	engine_usage(m->engine, &to);
-	engine_measure(m->engine, false);
+	engine_usage(g, &to);
+	engine_measure(g, false);
 	if (!rc && r.new_tokens)
 		bench_usage(b, "decode", &from, &to, r.new_tokens);
 	return rc;
 }
 
-int bench_decode(struct bench *b, const struct bench_model *m, struct err *e)
+int bench_decode(
+	struct bench *b, struct engine *g, uint32_t n_prompt, uint32_t n_new, struct err *e)
 {
 	struct bench_prompt p = {0};
 	double tok_s[BENCH_MAX_REPEATS], gb_s[BENCH_MAX_REPEATS];
-	int rc = new_prompt(&p, m, e);
+	int rc = new_prompt(&p, g, n_prompt, n_new, e);
 	struct generate_options o = {
-		.max_new = m->n_new, .ignore_stop = true, .watch = {.cancel = interrupt_flag()}};
+		.max_new = n_new, .ignore_stop = true, .watch = {.cancel = interrupt_flag()}};
 	o.sampler.top_p = 1;
 	for (int i = -1; i < b->repeats && !rc; i++) { /* the first run is not measured */
 		struct generate_result r;
@@ -103,12 +105,12 @@ int bench_decode(struct bench *b, const struct bench_model *m, struct err *e)
 	if (!rc) {
 		double limit = p.cpu ? b->read_bytes_s : 0, per_token = (double)p.sizes.weights_per_token;
 		bench_add(b, "decode", "tok/s", bench_spread_of(tok_s, b->repeats), limit / per_token,
-			"read", "%u tokens after %u, %.4g MB of weights each", m->n_new, m->n_prompt,
+			"read", "%u tokens after %u, %.4g MB of weights each", n_new, n_prompt,
 			per_token * 1e-6);
 		bench_add(b, "decode", "GB/s", bench_spread_of(gb_s, b->repeats), limit * 1e-9, "read",
 			"weights read");
 		if (!p.cpu)
-			rc = decode_usage(b, m, &p, &o, e);
+			rc = decode_usage(b, g, &p, &o, e);
 	}
 	free_prompt(&p);
 	return rc;

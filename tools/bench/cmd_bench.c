@@ -107,14 +107,10 @@ static int run_parts(struct bench *b, const struct bench_opts *o, struct err *e)
 		rc = bench_copy(b, !(o->parts & PART_COPY), e);
 	if (!rc && o->parts & PART_OPS)
 		rc = bench_ops(b, backend, o->only, e);
-	struct bench_model model = {.engine = g, .n_new = o->n_new};
-	for (int i = 0; o->parts & PART_PREFILL && i < o->n_sizes && !rc; i++) {
-		model.n_prompt = (uint32_t)o->sizes[i];
-		rc = bench_prefill(b, &model, e);
-	}
-	model.n_prompt = o->n_prompt;
+	for (int i = 0; o->parts & PART_PREFILL && i < o->n_sizes && !rc; i++)
+		rc = bench_prefill(b, g, (uint32_t)o->sizes[i], e);
 	if (!rc && o->parts & PART_DECODE)
-		rc = bench_decode(b, &model, e);
+		rc = bench_decode(b, g, o->n_prompt, o->n_new, e);
 	if (!rc && o->parts & PART_DECODE &&
 		o->common.cache_bytes) { /* engines of its own: this one's memory goes first */
 		rc = common_opts_close(g, rc, e);

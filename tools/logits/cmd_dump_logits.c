@@ -3,6 +3,7 @@
  * every position, or the MTP layer's; and what happened inside (taps). Rows go to the file as they
  * are computed. */
 #include "src/base/args.h"
+#include "src/base/buf.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/engine/generate.h"
@@ -12,7 +13,6 @@
 #include "tools/output/json_out.h"
 #include "src/base/out_file.h"
 #include "tools/output/report.h"
-#include "tools/logits/taps_file.h"
 #include "tools/logits/token_rows.h"
 
 #include <errno.h>
@@ -39,6 +39,43 @@ static int write_row(void *user, uint32_t at, const float *row, struct err *e)
 }
 
 /* ---- taps ---- */
+
+struct taps_tensor {
+	char name[48];
+	const char *dtype; /* "F32", "U8", "U16", "I32" */
+	uint64_t shape[3];
+	int n_dims;
+	const void *data;
+	size_t bytes;
+};
+
+/* A safetensors file: u64 length, JSON header padded with blanks to a multiple of 8, data. */
+static void write_tensors(FILE *f, const struct taps_tensor *tensors, size_t n)
+{
+	struct buf header = {0};
+	uint64_t at = 0;
+	buf_putc(&header, '{');
+	for (size_t i = 0; i < n; i++) {
+		const struct taps_tensor *t = &tensors[i];
+		buf_printf(
+			&header, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i ? "," : "", t->name, t->dtype);
+		for (int d = 0; d < t->n_dims; d++)
+			buf_printf(&header, "%s%llu", d ? "," : "", (unsigned long long)t->shape[d]);
+		uint64_t end = at + t->bytes;
+		buf_printf(&header, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at,
+			(unsigned long long)end);
+		at = end;
+	}
+	buf_putc(&header, '}');
+	while (header.len % 8)
+		buf_putc(&header, ' ');
+	uint64_t len = header.len;
+	fwrite(&len, sizeof len, 1, f); /* little-endian machines only: num.h */
+	fwrite(header.data, 1, header.len, f);
+	for (size_t i = 0; i < n; i++)
+		fwrite(tensors[i].data, 1, tensors[i].bytes, f);
+	buf_free(&header);
+}
 
 static int new_taps(
 	struct session_taps *t, const struct model_config *c, uint32_t n_tokens, struct err *e)
@@ -96,7 +133,7 @@ static void write_taps(
 			.bytes = (size_t)t->n_index_last[l] * sizeof(int32_t)};
 		snprintf(x->name, sizeof x->name, "index_topk_last.%u", l);
 	}
-	taps_file_write(f, list, n);
+	write_tensors(f, list, n);
 	free(bytes);
 	free(list);
 }
