@@ -46,7 +46,7 @@ static int32_t access_decode(struct cache *c, int32_t key)
 		s->prefetched = false;
 		c->stats.prefetch_used++;
 	} else if (c->inclusive_copy[key] >= 0) { /* used again, it stays above for long */
-		key_list_drop(&c->inclusive_copies, 0, key);
+		key_list_drop(&c->inclusive_copies, key);
 		key_list_push_tail(&c->inclusive_copies, 0, key);
 	}
 	return slot;

@@ -27,7 +27,7 @@ void cache_inclusive_copy_add(struct cache *c, int32_t slot)
 static int32_t inclusive_copy_take(struct cache *c, int32_t key)
 {
 	int32_t slot = c->inclusive_copy[key];
-	key_list_drop(&c->inclusive_copies, 0, key);
+	key_list_drop(&c->inclusive_copies, key);
 	c->inclusive_copy[key] = -1;
 	return slot;
 }

@@ -59,7 +59,6 @@ int slab_init(
 	for (int i = 0; i < classes->n; i++) {
 		largest = MAX(largest, classes->bytes[i]);
 		smallest = MIN(smallest, classes->bytes[i]);
-		a->free_head[i] = -1;
 	}
 	a->slab_bytes = slab_choose_bytes(bytes, classes);
 	a->per_slab = (int)MIN(a->slab_bytes / smallest, (uint64_t)1 << 20);
@@ -78,9 +77,8 @@ int slab_init(
 	a->slab_class = mem_try_new(n_slabs, sizeof *a->slab_class);
 	a->slab_used = mem_try_new(n_slabs, sizeof *a->slab_used);
 	a->free_slabs = mem_try_new(n_slabs, sizeof *a->free_slabs);
-	a->next = mem_try_new(n_slots, sizeof *a->next);
-	a->prev = mem_try_new(n_slots, sizeof *a->prev);
-	if (!a->slab_class || !a->slab_used || !a->free_slabs || !a->next || !a->prev) {
+	if (!a->slab_class || !a->slab_used || !a->free_slabs ||
+		!key_lists_init(&a->free_slots, a->n_slots, classes->n)) {
 		slab_fini(a);
 		return err_set(e, ERR_MEMORY, "no memory for the bookkeeping of %llu cache slots",
 			(unsigned long long)n_slots);
@@ -98,28 +96,8 @@ void slab_fini(struct slab_arena *a)
 	free(a->slab_class);
 	free(a->slab_used);
 	free(a->free_slabs);
-	free(a->next);
-	free(a->prev);
+	key_lists_fini(&a->free_slots);
 	*a = (struct slab_arena){0};
-}
-
-static void list_push(struct slab_arena *a, int class_id, int32_t slot)
-{
-	a->prev[slot] = -1;
-	a->next[slot] = a->free_head[class_id];
-	if (a->next[slot] >= 0)
-		a->prev[a->next[slot]] = slot;
-	a->free_head[class_id] = slot;
-}
-
-static void list_drop(struct slab_arena *a, int class_id, int32_t slot)
-{
-	if (a->prev[slot] >= 0)
-		a->next[a->prev[slot]] = a->next[slot];
-	else
-		a->free_head[class_id] = a->next[slot];
-	if (a->next[slot] >= 0)
-		a->prev[a->next[slot]] = a->prev[slot];
 }
 
 static void slab_assign(struct slab_arena *a, int slab, int class_id)
@@ -127,19 +105,19 @@ static void slab_assign(struct slab_arena *a, int slab, int class_id)
 	a->slab_class[slab] = (int16_t)class_id;
 	a->n_idle_slabs++;
 	for (int i = slab_capacity(a, class_id) - 1; i >= 0; i--)
-		list_push(a, class_id, slab * a->per_slab + i);
+		key_list_push(&a->free_slots, class_id, slab * a->per_slab + i);
 }
 
 int32_t slab_take(struct slab_arena *a, int class_id)
 {
-	int32_t slot = a->free_head[class_id];
+	int32_t slot = a->free_slots.head[class_id];
 	if (slot < 0) {
 		if (!a->n_free_slabs)
 			return -1;
 		slab_assign(a, a->free_slabs[--a->n_free_slabs], class_id);
-		slot = a->free_head[class_id];
+		slot = a->free_slots.head[class_id];
 	}
-	list_drop(a, class_id, slot);
+	key_list_drop(&a->free_slots, slot);
 	if (!a->slab_used[slab_of(a, slot)]++)
 		a->n_idle_slabs--;
 	return slot;
@@ -148,7 +126,8 @@ int32_t slab_take(struct slab_arena *a, int class_id)
 int slab_n_free(const struct slab_arena *a, int class_id, int most)
 {
 	int n = a->n_free_slabs * slab_capacity(a, class_id);
-	for (int32_t slot = a->free_head[class_id]; slot >= 0 && n < most; slot = a->next[slot])
+	for (int32_t slot = a->free_slots.head[class_id]; slot >= 0 && n < most;
+		 slot = a->free_slots.next[slot])
 		n++;
 	return n < most ? n : most;
 }
@@ -158,7 +137,7 @@ void slab_give(struct slab_arena *a, int32_t slot)
 	int slab = slab_of(a, slot);
 	if (slot < 0 || slab >= a->n_slabs || a->slab_class[slab] < 0 || a->slab_used[slab] < 1)
 		bug("slot %d given back to the arena but not in use", slot);
-	list_push(a, a->slab_class[slab], slot);
+	key_list_push(&a->free_slots, a->slab_class[slab], slot);
 	if (!--a->slab_used[slab])
 		a->n_idle_slabs++;
 }
@@ -169,7 +148,7 @@ void slab_reassign(struct slab_arena *a, int slab, int class_id)
 	if (old < 0 || a->slab_used[slab])
 		bug("slab %d of class %d has %d slots in use", slab, old, a->slab_used[slab]);
 	for (int i = 0; i < slab_capacity(a, old); i++)
-		list_drop(a, old, slab * a->per_slab + i);
+		key_list_drop(&a->free_slots, slab * a->per_slab + i);
 	a->n_idle_slabs--;
 	slab_assign(a, slab, class_id);
 }

@@ -19,6 +19,7 @@
 #ifndef GLM_CACHE_SLAB_H
 #define GLM_CACHE_SLAB_H
 
+#include "cache/policy/key_list.h"
 #include "src/base/err.h"
 
 #include <stdbool.h>
@@ -39,13 +40,12 @@ struct slab_arena {
 	int n_slabs, per_slab; /* per_slab: of the smallest class */
 	int n_slots;           /* n_slabs * per_slab: the range of slot numbers */
 	struct slab_classes classes;
-	int16_t *slab_class;  /* changes; [n_slabs], -1: free */
-	int32_t *slab_used;   /* changes; [n_slabs] slots handed out */
-	int32_t *free_slabs;  /* changes; stack */
-	int n_free_slabs;     /* changes */
-	int n_idle_slabs;     /* changes; slabs that belong to a class but have no slot in use */
-	int32_t *next, *prev; /* changes; [n_slots] free list of the slot's class */
-	int32_t free_head[SLAB_MAX_CLASSES]; /* changes; -1: empty */
+	int16_t *slab_class;         /* changes; [n_slabs], -1: free */
+	int32_t *slab_used;          /* changes; [n_slabs] slots handed out */
+	int32_t *free_slabs;         /* changes; stack */
+	int n_free_slabs;            /* changes */
+	int n_idle_slabs;            /* changes; slabs that belong to a class but have no slot in use */
+	struct key_lists free_slots; /* changes; one list per class */
 };
 
 /* The slab size that wastes least for an arena of `bytes`: remainders of each class, weighted by

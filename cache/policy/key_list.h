@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Doubly linked lists of dense keys in two arrays; a key is in at most one list. Used by the
- * policies. */
+/* Doubly linked lists of dense keys in arrays; a key is in at most one list. */
 #ifndef GLM_CACHE_KEY_LIST_H
 #define GLM_CACHE_KEY_LIST_H
 
@@ -11,6 +10,7 @@
 
 struct key_lists {
 	int32_t *next, *prev; /* [n_keys], -1: end */
+	int16_t *list_of;     /* [n_keys] which list, -1: none */
 	int32_t *head, *tail; /* [n_lists], -1: empty */
 };
 
@@ -18,6 +18,7 @@ static inline void key_lists_fini(struct key_lists *l)
 {
 	free(l->next);
 	free(l->prev);
+	free(l->list_of);
 	free(l->head);
 	free(l->tail);
 	*l = (struct key_lists){0};
@@ -28,49 +29,56 @@ static inline int key_lists_init(struct key_lists *l, int n_keys, int n_lists)
 {
 	l->next = mem_try_new((size_t)n_keys, sizeof *l->next);
 	l->prev = mem_try_new((size_t)n_keys, sizeof *l->prev);
+	l->list_of = mem_try_new((size_t)n_keys, sizeof *l->list_of);
 	l->head = mem_try_new((size_t)n_lists, sizeof *l->head);
 	l->tail = mem_try_new((size_t)n_lists, sizeof *l->tail);
-	if (!l->next || !l->prev || !l->head || !l->tail) {
+	if (!l->next || !l->prev || !l->list_of || !l->head || !l->tail) {
 		key_lists_fini(l);
 		return 0;
 	}
+	for (int i = 0; i < n_keys; i++)
+		l->list_of[i] = -1;
 	for (int i = 0; i < n_lists; i++)
 		l->head[i] = l->tail[i] = -1;
 	return 1;
 }
 
+/* Puts a key that is in no list between two neighbours, of which -1 is an end. */
+static inline void key_list_link(
+	struct key_lists *l, int list, int32_t key, int32_t before, int32_t after)
+{
+	l->prev[key] = before;
+	l->next[key] = after;
+	l->list_of[key] = (int16_t)list;
+	*(before >= 0 ? &l->next[before] : &l->head[list]) = key;
+	*(after >= 0 ? &l->prev[after] : &l->tail[list]) = key;
+}
+
 static inline void key_list_push(struct key_lists *l, int list, int32_t key)
 {
-	l->prev[key] = -1;
-	l->next[key] = l->head[list];
-	if (l->head[list] >= 0)
-		l->prev[l->head[list]] = key;
-	else
-		l->tail[list] = key;
-	l->head[list] = key;
+	key_list_link(l, list, key, -1, l->head[list]);
 }
 
 static inline void key_list_push_tail(struct key_lists *l, int list, int32_t key)
 {
-	l->next[key] = -1;
-	l->prev[key] = l->tail[list];
-	if (l->tail[list] >= 0)
-		l->next[l->tail[list]] = key;
-	else
-		l->head[list] = key;
-	l->tail[list] = key;
+	key_list_link(l, list, key, l->tail[list], -1);
 }
 
-static inline void key_list_drop(struct key_lists *l, int list, int32_t key)
+static inline void key_list_drop(struct key_lists *l, int32_t key)
 {
-	if (l->prev[key] >= 0)
-		l->next[l->prev[key]] = l->next[key];
-	else
-		l->head[list] = l->next[key];
-	if (l->next[key] >= 0)
-		l->prev[l->next[key]] = l->prev[key];
-	else
-		l->tail[list] = l->prev[key];
+	int list = l->list_of[key];
+	int32_t before = l->prev[key], after = l->next[key];
+	l->list_of[key] = -1;
+	*(before >= 0 ? &l->next[before] : &l->head[list]) = after;
+	*(after >= 0 ? &l->prev[after] : &l->tail[list]) = before;
+}
+
+/* Of a key that is in a list. */
+static inline void key_list_to_front(struct key_lists *l, int32_t key)
+{
+	int list = l->list_of[key];
+	key_list_drop(l, key);
+	key_list_push(l, list, key);
 }
 
 #endif

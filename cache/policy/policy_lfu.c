@@ -31,7 +31,6 @@ struct lfu {
 	const struct policy_env *env;
 	struct key_heaps heaps;  /* resident keys that are old enough to be compared */
 	struct key_lists recent; /* the other resident keys, newest at the head */
-	int16_t *recent_list;    /* [n_keys] which list, -1: none */
 	double *score;           /* [n_keys] */
 	double weight, growth;
 	uint64_t now;         /* accesses so far */
@@ -55,7 +54,6 @@ static void lfu_fini(struct policy *p)
 		return;
 	key_heap_fini(&s->heaps);
 	key_lists_fini(&s->recent);
-	free(s->recent_list);
 	free(s->score);
 	free(s);
 	p->state = NULL;
@@ -68,44 +66,26 @@ static int lfu_init(struct policy *p)
 	s->weight = 1;
 	s->growth = 1 + LFU_LN2 / (p->env.half_life > 1 ? p->env.half_life : 1);
 	s->score = mem_try_new((size_t)p->env.n_keys, sizeof *s->score);
-	s->recent_list = mem_try_new((size_t)p->env.n_keys, sizeof *s->recent_list);
-	if (!s->score || !s->recent_list ||
-		!key_lists_init(&s->recent, p->env.n_keys, p->env.n_lists) ||
+	if (!s->score || !key_lists_init(&s->recent, p->env.n_keys, p->env.n_lists) ||
 		key_heap_init(
 			&s->heaps, p->env.n_keys, p->env.n_lists, p->env.list_keys, lfu_leaves_before, s)) {
 		lfu_fini(p);
 		return ERR_MEMORY;
 	}
-	for (int i = 0; i < p->env.n_keys; i++)
-		s->recent_list[i] = -1;
 	return 0;
-}
-
-static void recent_push(struct lfu *s, int list, int32_t key)
-{
-	key_list_push(&s->recent, list, key);
-	s->recent_list[key] = (int16_t)list;
-}
-
-static void recent_drop(struct lfu *s, int32_t key)
-{
-	key_list_drop(&s->recent, s->recent_list[key], key);
-	s->recent_list[key] = -1;
 }
 
 /* A resident key that is used or predicted again is among the recent ones again. */
 static void score_use(struct policy *p, int32_t key, double worth)
 {
 	struct lfu *s = p->state;
-	int list = s->recent_list[key];
 	s->score[key] += worth;
-	if (list >= 0) {
-		recent_drop(s, key);
-		recent_push(s, list, key);
+	if (s->recent.list_of[key] >= 0) {
+		key_list_to_front(&s->recent, key);
 	} else if (key_heap_has(&s->heaps, key)) {
-		list = s->heaps.list_of[key];
+		int list = s->heaps.list_of[key];
 		key_heap_remove(&s->heaps, list, key);
-		recent_push(s, list, key);
+		key_list_push(&s->recent, list, key);
 	}
 }
 
@@ -131,14 +111,15 @@ static void lfu_predicted(struct policy *p, int32_t key)
 
 static void lfu_insert(struct policy *p, int list, int32_t key)
 {
-	recent_push(p->state, list, key);
+	struct lfu *s = p->state;
+	key_list_push(&s->recent, list, key);
 }
 
 static void lfu_remove(struct policy *p, int list, int32_t key)
 {
 	struct lfu *s = p->state;
-	if (s->recent_list[key] >= 0)
-		recent_drop(s, key);
+	if (s->recent.list_of[key] >= 0)
+		key_list_drop(&s->recent, key);
 	else
 		key_heap_remove(&s->heaps, list, key);
 }
@@ -155,7 +136,7 @@ static int32_t lfu_victim(struct policy *p, int list, uint64_t used_before)
 	for (int32_t key; (key = s->recent.tail[list]) >= 0;) {
 		if (p->env.last_use[key] + p->env.recency_window > s->now)
 			break;
-		recent_drop(s, key);
+		key_list_drop(&s->recent, key);
 		key_heap_insert(&s->heaps, list, key);
 	}
 	s->used_before = used_before;

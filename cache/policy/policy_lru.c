@@ -7,63 +7,45 @@
 #include "cache/policy/key_list.h"
 #include "src/base/err.h"
 
-struct lru {
-	struct key_lists lists;
-	int16_t *list_of; /* [n_keys], -1: not resident */
-};
-
 static void lru_fini(struct policy *p)
 {
-	struct lru *s = p->state;
-	if (!s)
-		return;
-	key_lists_fini(&s->lists);
-	free(s->list_of);
-	free(s);
+	if (p->state)
+		key_lists_fini(p->state);
+	free(p->state);
 	p->state = NULL;
 }
 
 static int lru_init(struct policy *p)
 {
-	struct lru *s = p->state = NEW(struct lru);
-	s->list_of = mem_try_new((size_t)p->env.n_keys, sizeof *s->list_of);
-	if (!s->list_of || !key_lists_init(&s->lists, p->env.n_keys, p->env.n_lists)) {
-		lru_fini(p);
-		return ERR_MEMORY;
-	}
-	for (int i = 0; i < p->env.n_keys; i++)
-		s->list_of[i] = -1;
-	return 0;
+	p->state = NEW(struct key_lists);
+	if (key_lists_init(p->state, p->env.n_keys, p->env.n_lists))
+		return 0;
+	lru_fini(p);
+	return ERR_MEMORY;
 }
 
 static void lru_insert(struct policy *p, int list, int32_t key)
 {
-	struct lru *s = p->state;
-	key_list_push(&s->lists, list, key);
-	s->list_of[key] = (int16_t)list;
+	key_list_push(p->state, list, key);
 }
 
 static void lru_remove(struct policy *p, int list, int32_t key)
 {
-	struct lru *s = p->state;
-	key_list_drop(&s->lists, list, key);
-	s->list_of[key] = -1;
+	(void)list;
+	key_list_drop(p->state, key);
 }
 
 static void lru_access(struct policy *p, int32_t key)
 {
-	struct lru *s = p->state;
-	int list = s->list_of[key];
-	if (list < 0)
-		return;
-	key_list_drop(&s->lists, list, key);
-	key_list_push(&s->lists, list, key);
+	struct key_lists *lists = p->state;
+	if (lists->list_of[key] >= 0)
+		key_list_to_front(lists, key);
 }
 
 static int32_t lru_victim(struct policy *p, int list, uint64_t used_before)
 {
-	struct lru *s = p->state;
-	for (int32_t key = s->lists.tail[list]; key >= 0; key = s->lists.prev[key]) {
+	const struct key_lists *lists = p->state;
+	for (int32_t key = lists->tail[list]; key >= 0; key = lists->prev[key]) {
 		if (p->env.last_use[key] >= used_before)
 			return -1; /* everything nearer to the head was used later */
 		if (p->env.evictable(p->env.ctx, key))

@@ -21,7 +21,6 @@
 
 struct sieve {
 	struct key_lists lists;
-	int16_t *list_of; /* [n_keys], -1: not resident */
 	uint8_t *visited; /* [n_keys] */
 	uint64_t now;     /* accesses so far */
 	int32_t *hand;    /* [n_lists] next key to look at, -1: start at the tail */
@@ -33,7 +32,6 @@ static void sieve_fini(struct policy *p)
 	if (!s)
 		return;
 	key_lists_fini(&s->lists);
-	free(s->list_of);
 	free(s->visited);
 	free(s->hand);
 	free(s);
@@ -43,16 +41,12 @@ static void sieve_fini(struct policy *p)
 static int sieve_init(struct policy *p)
 {
 	struct sieve *s = p->state = NEW(struct sieve);
-	s->list_of = mem_try_new((size_t)p->env.n_keys, sizeof *s->list_of);
 	s->visited = mem_try_new((size_t)p->env.n_keys, 1);
 	s->hand = mem_try_new((size_t)p->env.n_lists, sizeof *s->hand);
-	if (!s->list_of || !s->visited || !s->hand ||
-		!key_lists_init(&s->lists, p->env.n_keys, p->env.n_lists)) {
+	if (!s->visited || !s->hand || !key_lists_init(&s->lists, p->env.n_keys, p->env.n_lists)) {
 		sieve_fini(p);
 		return ERR_MEMORY;
 	}
-	for (int i = 0; i < p->env.n_keys; i++)
-		s->list_of[i] = -1;
 	for (int i = 0; i < p->env.n_lists; i++)
 		s->hand[i] = -1;
 	return 0;
@@ -62,7 +56,7 @@ static void sieve_access(struct policy *p, int32_t key)
 {
 	struct sieve *s = p->state;
 	s->now++;
-	if (s->list_of[key] >= 0)
+	if (s->lists.list_of[key] >= 0)
 		s->visited[key] = 1;
 }
 
@@ -70,7 +64,6 @@ static void sieve_insert(struct policy *p, int list, int32_t key)
 {
 	struct sieve *s = p->state;
 	key_list_push(&s->lists, list, key);
-	s->list_of[key] = (int16_t)list;
 	s->visited[key] = 0;
 }
 
@@ -79,8 +72,7 @@ static void sieve_remove(struct policy *p, int list, int32_t key)
 	struct sieve *s = p->state;
 	if (s->hand[list] == key)
 		s->hand[list] = s->lists.prev[key];
-	key_list_drop(&s->lists, list, key);
-	s->list_of[key] = -1;
+	key_list_drop(&s->lists, key);
 }
 
 /* Walks the hand to a key that can leave; keys used after `used_after` are stepped over. */

@@ -31,8 +31,8 @@ static int check_arena(const struct slab_arena *a, struct err *e)
 				e, ERR_RUN, "slab %d is on the free stack but has a class", a->free_slabs[i]);
 	for (int k = 0; k < a->classes.n; k++) {
 		int32_t before = -1;
-		for (int32_t s = a->free_head[k]; s >= 0; before = s, s = a->next[s]) {
-			if (a->prev[s] != before || a->slab_class[slab_of(a, s)] != k ||
+		for (int32_t s = a->free_slots.head[k]; s >= 0; before = s, s = a->free_slots.next[s]) {
+			if (a->free_slots.prev[s] != before || a->slab_class[slab_of(a, s)] != k ||
 				s % a->per_slab >= slab_capacity(a, k) || ++in_lists > a->n_slots)
 				return err_set(e, ERR_RUN, "slot %d is wrong in the free list of class %d", s, k);
 		}
