@@ -5,6 +5,7 @@
  * was checked, and the END record must agree with what was read.
  */
 #include "cache/trace/trace_file.h"
+#include "cache/trace/trace_frame.h"
 
 #include "src/base/mem.h"
 #include "src/base/num.h"

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The recorder and the framing of trace files; the only file that knows lz4. Records are parsed in
- * trace_read.c. Without lz4 nothing is recorded and of recorded files only GLTR1 is read. */
+/* The recorder of traces. Records are collected and become a frame when 64 KiB are there. */
 #include "cache/trace/trace_file.h"
-
-#if HAVE_LZ4
+#include "cache/trace/trace_frame.h"
 
 #include "src/base/log.h"
 #include "src/base/mem.h"
@@ -11,7 +9,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <lz4frame.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -25,21 +22,10 @@ struct trace_writer {
 	uint32_t n_layers, n_experts;
 	uint8_t *raw; /* [raw_cap] records of the frame being collected */
 	size_t raw_len, raw_cap;
-	uint8_t *packed; /* [packed_cap] */
-	size_t packed_cap;
-	LZ4F_cctx *lz4;
+	struct trace_packer *packer;
 	uint64_t n_records;
 	struct err failed; /* code 0: fine so far */
 };
-
-static LZ4F_preferences_t frame_prefs(size_t content)
-{
-	LZ4F_preferences_t p = LZ4F_INIT_PREFERENCES;
-	p.frameInfo.contentChecksumFlag = LZ4F_contentChecksumEnabled;
-	p.frameInfo.contentSize = content;
-	p.frameInfo.blockSizeID = LZ4F_max64KB;
-	return p;
-}
 
 static void write_all(struct trace_writer *w, const void *data, size_t n)
 {
@@ -57,29 +43,19 @@ static void write_all(struct trace_writer *w, const void *data, size_t n)
 	}
 }
 
-/* The collected bytes become one frame. The context is reused, so nothing is allocated after the
- * first frame. */
+/* The collected bytes become one frame. */
 static void write_frame(struct trace_writer *w)
 {
+	const uint8_t *frame;
+	const char *why;
 	if (!w->raw_len || w->failed.code)
 		return;
-	LZ4F_preferences_t prefs = frame_prefs(w->raw_len);
-	size_t at = LZ4F_compressBegin(w->lz4, w->packed, w->packed_cap, &prefs), got = at;
-	if (!LZ4F_isError(got)) {
-		got = LZ4F_compressUpdate(
-			w->lz4, w->packed + at, w->packed_cap - at, w->raw, w->raw_len, NULL);
-		at += LZ4F_isError(got) ? 0 : got;
-	}
-	if (!LZ4F_isError(got)) {
-		got = LZ4F_compressEnd(w->lz4, w->packed + at, w->packed_cap - at, NULL);
-		at += LZ4F_isError(got) ? 0 : got;
-	}
-	if (LZ4F_isError(got)) {
-		err_set(&w->failed, ERR_RUN, "%.400s: cannot compress the trace: %s", w->path,
-			LZ4F_getErrorName(got));
+	size_t bytes = trace_pack(w->packer, w->raw, w->raw_len, &frame, &why);
+	if (!bytes) {
+		err_set(&w->failed, ERR_RUN, "%.400s: cannot compress the trace: %s", w->path, why);
 		return;
 	}
-	write_all(w, w->packed, at);
+	write_all(w, frame, bytes);
 	w->raw_len = 0;
 }
 
@@ -150,9 +126,8 @@ void trace_write_wait(struct trace_writer *w, int layer, uint64_t ns)
 
 static void writer_free(struct trace_writer *w)
 {
-	LZ4F_freeCompressionContext(w->lz4);
+	trace_packer_free(w->packer);
 	free(w->raw);
-	free(w->packed);
 	free(w->path);
 	free(w);
 }
@@ -213,13 +188,11 @@ struct trace_writer *trace_writer_open(const char *path, const struct trace_mode
 	w->raw_cap =
 		CHUNK_BYTES + 3 * (size_t)m->n_experts + 64; /* a full chunk and the longest record */
 	w->raw = mem_new(w->raw_cap, 1);
-	LZ4F_preferences_t prefs = frame_prefs(w->raw_cap);
-	w->packed_cap = LZ4F_HEADER_SIZE_MAX + LZ4F_compressBound(w->raw_cap, &prefs) +
-					LZ4F_compressBound(0, &prefs);
-	w->packed = mem_new(w->packed_cap, 1);
-	if (LZ4F_isError(LZ4F_createCompressionContext(&w->lz4, LZ4F_VERSION)))
-		bug("out of memory: lz4 context");
-	if (open_file(w, e)) {
+	w->packer = trace_packer_new(w->raw_cap);
+	if (!w->packer)
+		err_set(e, ERR_USAGE, "%.400s: this program was built without lz4 and cannot record traces",
+			path);
+	if (!w->packer || open_file(w, e)) {
 		writer_free(w);
 		return NULL;
 	}
@@ -250,142 +223,3 @@ int trace_writer_close(struct trace_writer *w, struct err *e)
 	writer_free(w);
 	return code;
 }
-
-/* ---- frames of a file being read ---- */
-
-struct trace_unpacker {
-	LZ4F_dctx *lz4;
-	uint8_t *raw; /* [TRACE_CHUNK_MAX] */
-};
-
-struct trace_unpacker *trace_unpacker_new(void)
-{
-	struct trace_unpacker *u = NEW(struct trace_unpacker);
-	u->raw = mem_new(TRACE_CHUNK_MAX, 1);
-	if (LZ4F_isError(LZ4F_createDecompressionContext(&u->lz4, LZ4F_VERSION)))
-		bug("out of memory: lz4 context");
-	return u;
-}
-
-void trace_unpacker_free(struct trace_unpacker *u)
-{
-	if (!u)
-		return;
-	LZ4F_freeDecompressionContext(u->lz4);
-	free(u->raw);
-	free(u);
-}
-
-enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, size_t bytes,
-	size_t *used, const uint8_t **raw, size_t *raw_bytes, const char **why)
-{
-	LZ4F_resetDecompressionContext(u->lz4);
-	*used = *raw_bytes = 0;
-	*raw = u->raw;
-	*why = "";
-	if (bytes < LZ4F_HEADER_SIZE_MIN)
-		return TRACE_FRAME_CUT;
-	size_t header = LZ4F_headerSize(data, bytes);
-	if (LZ4F_isError(header)) {
-		*why = "no lz4 frame begins here";
-		return TRACE_FRAME_BAD;
-	}
-	if (bytes < header)
-		return TRACE_FRAME_CUT;
-	LZ4F_frameInfo_t info;
-	size_t at = bytes, need = LZ4F_getFrameInfo(u->lz4, &info, data, &at);
-	if (LZ4F_isError(need) || info.frameType != LZ4F_frame) {
-		*why = "the header of the lz4 frame is wrong";
-		return TRACE_FRAME_BAD;
-	}
-	if (info.contentChecksumFlag != LZ4F_contentChecksumEnabled || !info.contentSize ||
-		info.contentSize > TRACE_CHUNK_MAX) {
-		*why = "the lz4 frame has no checksum or an impossible size";
-		return TRACE_FRAME_BAD;
-	}
-	size_t out = 0;
-	while (need) {
-		size_t in_n = bytes - at, out_n = (size_t)info.contentSize - out;
-		need = LZ4F_decompress(u->lz4, u->raw + out, &out_n, data + at, &in_n, NULL);
-		if (LZ4F_isError(need)) {
-			*why = LZ4F_getErrorName(need);
-			return TRACE_FRAME_BAD;
-		}
-		at += in_n;
-		out += out_n;
-		if (need && !in_n &&
-			!out_n) { /* no progress: no more input, or more output than the frame says */
-			if (at == bytes)
-				return TRACE_FRAME_CUT;
-			*why = "the lz4 frame holds more than it says";
-			return TRACE_FRAME_BAD;
-		}
-	}
-	if (out != info.contentSize) {
-		*why = "the lz4 frame holds less than it says";
-		return TRACE_FRAME_BAD;
-	}
-	*used = at;
-	*raw_bytes = out;
-	return TRACE_FRAME_OK;
-}
-
-#else /* without lz4 */
-
-struct trace_writer *trace_writer_open(const char *path, const struct trace_model *m, struct err *e)
-{
-	(void)m;
-	err_set(
-		e, ERR_USAGE, "%.400s: this program was built without lz4 and cannot record traces", path);
-	return NULL;
-}
-
-void trace_write_step(struct trace_writer *w, enum cache_use use, int rows, int position)
-{
-	(void)w, (void)use, (void)rows, (void)position;
-}
-
-void trace_write_access(struct trace_writer *w, enum cache_use use, int layer, const int32_t *ids,
-	const uint8_t *tiers, int n)
-{
-	(void)w, (void)use, (void)layer, (void)ids, (void)tiers, (void)n;
-}
-
-void trace_write_prediction(
-	struct trace_writer *w, int layer, int distance, const int32_t *ids, int n)
-{
-	(void)w, (void)layer, (void)distance, (void)ids, (void)n;
-}
-
-void trace_write_wait(struct trace_writer *w, int layer, uint64_t ns)
-{
-	(void)w, (void)layer, (void)ns;
-}
-
-int trace_writer_close(struct trace_writer *w, struct err *e)
-{
-	(void)w, (void)e;
-	return 0;
-}
-
-struct trace_unpacker *trace_unpacker_new(void)
-{
-	return NULL;
-}
-
-void trace_unpacker_free(struct trace_unpacker *u)
-{
-	(void)u;
-}
-
-enum trace_frame trace_unpack(struct trace_unpacker *u, const uint8_t *data, size_t bytes,
-	size_t *used, const uint8_t **raw, size_t *raw_bytes, const char **why)
-{
-	(void)u, (void)data, (void)bytes;
-	*used = *raw_bytes = 0;
-	*raw = NULL;
-	*why = "this program was built without lz4";
-	return TRACE_FRAME_BAD;
-}
-
-#endif
