@@ -226,8 +226,12 @@ static int run_entry(struct bench *b, struct backend *backend, const struct benc
 		if (rows > 8 && rows < BENCH_CHUNK_ROWS)
 			continue;
 		struct bench_pool pool = {.backend = backend};
-		struct bench_op o = {
-			.bench = b, .backend = backend, .pool = &pool, .shape = shape, .rows = rows};
+		struct bench_op o = {.bench = b,
+			.backend = backend,
+			.pool = &pool,
+			.shape = shape,
+			.rows = rows,
+			.context = shape->context};
 		int rc = x->run(&o, x->name, x->type, e);
 		bench_pool_release(&pool);
 		if (rc)

@@ -25,6 +25,7 @@ struct bench_op {
 	struct bench_pool *pool; /* of its operands */
 	const struct bench_shape *shape;
 	int rows;
+	int context;        /* positions of a sequence; the shape's, or more */
 	double bytes, macs; /* of one call, at least */
 	void (*call)(struct bench_op *o, int copy);
 	bool alone;       /* calls are not recorded: experts */

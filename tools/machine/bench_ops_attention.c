@@ -114,9 +114,9 @@ static void prepare_rows(struct bench_op *o, int width, int copies)
 	const size_t rows = (size_t)o->rows;
 	int32_t *pos = NEW_ARRAY(int32_t, rows), *base = NEW_ARRAY(int32_t, rows);
 	for (int i = 0; i < o->rows; i++)
-		pos[i] = s->context - o->rows + i;
+		pos[i] = o->context - o->rows + i;
 	o->copies = copies;
-	o->cache_stride = (size_t)s->context * (size_t)width * sizeof(uint16_t);
+	o->cache_stride = (size_t)o->context * (size_t)width * sizeof(uint16_t);
 	o->pos = bench_pool_ints(o->pool, pos, rows);
 	o->base = bench_pool_ints(o->pool, base, rows);
 	const float *inv_freq = bench_pool_floats(o->pool, (size_t)s->rope / 2);
@@ -130,7 +130,7 @@ static void prepare_rows(struct bench_op *o, int width, int copies)
 		.data = bench_pool_pattern(
 			o->pool, o->cache_stride * (size_t)copies, host, CACHE_PATTERN * sizeof *host)};
 	o->batch =
-		(struct batch){.n = o->rows, .pos = o->pos, .base = o->base, .max_pos = s->context - 1};
+		(struct batch){.n = o->rows, .pos = o->pos, .base = o->base, .max_pos = o->context - 1};
 	if (!o->pool->code)
 		o->backend->ops->rope_angles(o->backend, &o->batch, inv_freq, s->rope, angles);
 	o->rope = (struct rope){.cos_sin = angles, .dim = s->rope};
@@ -177,22 +177,21 @@ int bench_op_latents(struct bench_op *o, const char *name, enum dtype type, stru
 int bench_op_index_select(struct bench_op *o, const char *name, enum dtype type, struct err *e)
 {
 	(void)type;
-	struct bench_shape s = *o->shape;
-	const size_t rows = (size_t)o->rows, heads = (size_t)s.index_heads;
+	const struct bench_shape *s = o->shape;
+	const size_t rows = (size_t)o->rows, heads = (size_t)s->index_heads;
 	if (!strcmp(name, "long"))
-		s.context *= 4;
-	o->shape = &s;
-	prepare_rows(o, s.index_dim, bench_op_copies(2.0 * s.context * s.index_dim));
-	o->x = bench_pool_floats(o->pool, rows * heads * (size_t)s.index_dim);
+		o->context *= 4;
+	prepare_rows(o, s->index_dim, bench_op_copies(2.0 * o->context * s->index_dim));
+	o->x = bench_pool_floats(o->pool, rows * heads * (size_t)s->index_dim);
 	o->z = bench_pool_floats(o->pool, rows * heads);
-	o->sel = bench_pool_get(o->pool, MEM_DEVICE, rows * (size_t)s.top_k * sizeof(int32_t));
+	o->sel = bench_pool_get(o->pool, MEM_DEVICE, rows * (size_t)s->top_k * sizeof(int32_t));
 	o->n_sel = bench_pool_get(o->pool, MEM_DEVICE, rows * sizeof(int32_t));
-	o->bytes = 2.0 * s.context * s.index_dim;
-	o->macs = (double)o->rows * s.context * s.index_heads * (s.index_dim + 1);
+	o->bytes = 2.0 * o->context * s->index_dim;
+	o->macs = (double)o->rows * o->context * s->index_heads * (s->index_dim + 1);
 	o->call = call_index_select;
 	o->name = "index_select";
 	char detail[64];
-	snprintf(detail, sizeof detail, "%d of %d", s.top_k, s.context);
+	snprintf(detail, sizeof detail, "%d of %d", s->top_k, o->context);
 	return bench_op_measure(o, e, detail);
 }
 
@@ -208,7 +207,7 @@ static void prepare_selection(struct bench_op *o, int positions, double weights,
 		n_sel[r] = positions;
 		for (int i = 0; i < positions; i++)
 			sel[r * top_k + (size_t)i] =
-				(int32_t)((int64_t)i * (s->context - BENCH_CHUNK_ROWS) / positions);
+				(int32_t)((int64_t)i * (o->context - BENCH_CHUNK_ROWS) / positions);
 	}
 	prepare_rows(o, width, bench_op_copies(2.0 * positions * width + weights));
 	o->x = bench_pool_floats(o->pool, rows * (size_t)s->heads * (size_t)query);
