@@ -457,8 +457,7 @@ int trace_check_model(
 	if (a->n_layers != m->n_layers || a->n_experts != m->n_experts || a->top_k != m->top_k)
 		return err_set(e, ERR_INPUT,
 			"%.400s: recorded with another model: %u layers, top %u of %u experts (this one: %u, "
-			"top %u of "
-			"%u)",
+			"top %u of %u)",
 			path, a->n_layers, a->top_k, a->n_experts, m->n_layers, m->top_k, m->n_experts);
 	if (a->fingerprint && m->fingerprint && a->fingerprint != m->fingerprint)
 		return err_set(e, ERR_INPUT,

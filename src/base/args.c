@@ -16,8 +16,7 @@
 #define HELP_COLUMN 26 /* where the help of an option begins */
 #define LABEL_MAX   80
 
-/* ---- values
- * --------------------------------------------------------------------------------------------- */
+/* ---- values ---- */
 
 /* Decimal digits with an optional minus; nothing else in the string. */
 static bool is_integer(const char *s)
@@ -173,8 +172,7 @@ int args_set(const struct arg *arg, const char *label, const char *text, struct 
 	return rc;
 }
 
-/* ---- names
- * ---------------------------------------------------------------------------------------------- */
+/* ---- names ---- */
 
 /* Optimal string alignment (insert, delete, replace, swap neighbours) of two short words. */
 int args_distance(const char *word, const char *candidate)
@@ -398,9 +396,7 @@ int args_parse(const struct args *a, int argc, char **argv, struct err *e)
 	return check_required(a, n_positional, e);
 }
 
-/* ---- help
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- help ---- */
 
 /* Fills words into lines of HELP_WIDTH columns; the cursor stands at `column`, further lines begin
  * at `indent`. */

@@ -182,15 +182,12 @@ static void plan_log(const struct plan *p)
 		snprintf(spare, sizeof spare, ", %.1f of them left free", gigabytes(CARD_SPARE));
 	}
 	log_info("memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB "
-			 "workspace (%u "
-			 "rows)%s; "
-			 "%.1f GB available%s",
+			 "workspace (%u rows)%s; %.1f GB available%s",
 		gigabytes(p->resident), gigabytes(p->kv), p->context, p->sessions, dtype_name(p->kv_type),
 		gigabytes(p->workspace), p->chunk, scratch, gigabytes(p->available), spare);
 	if (p->streaming)
 		log_info("experts: streamed through %.4f GB + %.4f GB%s (%d slots, prompts borrow up to "
-				 "%d; smallest "
-				 "%.4f GB, all %.4f GB), policy %s, lookahead %d",
+				 "%d; smallest %.4f GB, all %.4f GB), policy %s, lookahead %d",
 			gigabytes(t->tier_bytes[0]), gigabytes(t->tier_bytes[1]),
 			p->on_card ? " of pinned host memory" : "", t->n_slots, t->n_prefill_slots,
 			gigabytes(t->floor_bytes), gigabytes(t->everything_bytes),
@@ -225,9 +222,7 @@ static int plan_check_host(const struct plan *p, struct err *e)
 		return 0;
 	err_set(e, ERR_MEMORY,
 		"the plan pins %.2f GB of host memory (%.2f of them --ram-gb) beside %.0f GB for "
-		"everything else, "
-		"and "
-		"%.2f GB are available",
+		"everything else, and %.2f GB are available",
 		gigabytes(t->tier_bytes[1] + t->host_staging_bytes), gigabytes(t->tier_bytes[1]),
 		gigabytes(HOST_SPARE), gigabytes(p->host_available));
 	size_t fits = bytes_left(p->host_available, t->host_staging_bytes + HOST_SPARE);
@@ -251,8 +246,7 @@ static int plan_check(
 			gigabytes(p->scratch), gigabytes(CARD_SPARE));
 	err_set(e, ERR_MEMORY,
 		"the plan needs %.2f GB (%.2f weights, %.2f caches, %.2f workspace, %.2f experts)%s and %s "
-		"has %.2f "
-		"GB free",
+		"has %.2f GB free",
 		gigabytes(need), gigabytes(p->resident), gigabytes(p->kv), gigabytes(p->workspace),
 		gigabytes(experts), beside, b->ops->name, gigabytes(p->available));
 	size_t least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP);
@@ -307,8 +301,7 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 		size_t need = resident + p->kv + p->workspace + p->experts;
 		if (p->available && need > usable_bytes(p)) {
 			log_info("experts: all of them take %.2f GB, and %.2f GB of the card are left: "
-					 "streamed, as with "
-					 "--cache-gb auto",
+					 "streamed, as with --cache-gb auto",
 				gigabytes(p->experts), gigabytes(bytes_left(usable_bytes(p), need - p->experts)));
 			p->experts = 0;
 			p->streaming = true;

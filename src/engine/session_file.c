@@ -321,9 +321,7 @@ static int check_head(
 		h->latent != own.latent || h->index != own.index) {
 		err_set(e, ERR_INPUT,
 			"%.300s: was saved with the model \"%.100s\" (fingerprint %016llx, %u layers), "
-			"expected "
-			"\"%.100s\" "
-			"(fingerprint %016llx, %u layers)",
+			"expected \"%.100s\" (fingerprint %016llx, %u layers)",
 			name, h->model, (unsigned long long)h->fingerprint, h->n_layers, own.model,
 			(unsigned long long)own.fingerprint, own.n_layers);
 		return err_hint(e, "a session fits only the very file of weights it was made with");

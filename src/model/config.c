@@ -83,8 +83,7 @@ static int read_attention(const struct gguf *f, struct model_config *c, struct e
 	if (key_len != c->kv_rank + c->head_rope || value_len != c->kv_rank || kv_heads != 1)
 		return err_set(e, ERR_INPUT,
 			"%s: attention.key_length, value_length, head_count_kv are %u, %u, %u, expected %u, "
-			"%u, 1 "
-			"(absorbed MLA)",
+			"%u, 1 (absorbed MLA)",
 			path, key_len, value_len, kv_heads, c->kv_rank + c->head_rope, c->kv_rank);
 	c->head_nope = key_mla - c->head_rope;
 	c->head_value = value_mla;

@@ -40,8 +40,7 @@ int page_write(struct buf *out, char policy[PAGE_POLICY_MAX], struct err *e)
 		snprintf(nonce + 2 * i, 3, "%02x", random[i]);
 	snprintf(policy, PAGE_POLICY_MAX,
 		"default-src 'none'; script-src 'nonce-%s'; style-src 'nonce-%s'; connect-src 'self'; "
-		"img-src data:; "
-		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+		"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 		nonce, nonce);
 
 	buf_clear(out);

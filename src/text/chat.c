@@ -174,13 +174,11 @@ static void render_tools(struct chat_prompt *p, const json_t *tools)
 		if (!json_is_true(json_object_get(chat_tool_function(tool), "defer_loading")))
 			render_tool(p, tool);
 	}
-	put_template(p,
-		"</tools>\n\nFor each function call, output the function name and arguments within the "
-		"following XML "
-		"format:\n<tool_call>{function-name}<arg_key>{arg-key-1}</"
-		"arg_key><arg_value>{arg-value-1}</"
-		"arg_value>"
-		"<arg_key>{arg-key-2}</arg_key><arg_value>{arg-value-2}</arg_value>...</tool_call>");
+	put_template(p, "</tools>\n\nFor each function call, output the function name and arguments "
+					"within the following XML "
+					"format:\n<tool_call>{function-name}<arg_key>{arg-key-1}</"
+					"arg_key><arg_value>{arg-value-1}</arg_value><arg_key>{arg-key-2}</"
+					"arg_key><arg_value>{arg-value-2}</arg_value>...</tool_call>");
 }
 
 /* ---- messages ---- */

@@ -106,8 +106,7 @@ static int content_part(struct json_walk *w, const json_t *p, struct buf *out)
 			json_string_value(type));
 	buf_printf(out,
 		"<reminder>You are unable to process this %s because you don't have multi-modal input "
-		"ability. "
-		"Try different methods.</reminder>",
+		"ability. Try different methods.</reminder>",
 		what);
 	return 0;
 }

@@ -26,8 +26,7 @@
 #define HEAP_LIMIT_KIB (512u * 1024)
 
 const char PRETOK_GLM4[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}|"
-						   " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
-						   "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+						   " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
 struct pretok {
 	pcre2_code *code;

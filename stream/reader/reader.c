@@ -280,8 +280,7 @@ int reader_completion_err(const struct reader *r, const struct reader_completion
 	if (c->code == READER_EOF)
 		return err_set(e, ERR_INPUT,
 			"%s: the file ends %llu bytes into a read of %llu bytes at offset %llu (it had %llu "
-			"bytes when "
-			"opened)",
+			"bytes when opened)",
 			path, bytes, requested, offset, (unsigned long long)reader_file_size(r, c->file));
 	if (c->code == -ECANCELED)
 		return err_set(

@@ -185,8 +185,7 @@ void reader_op_done(void *owner, struct reader_op *op, int res)
 	else if (res == -EINVAL && op->direct) {
 		if (!h->refused)
 			log_warn("reader: %s: O_DIRECT read refused at offset %llu (Invalid argument); reading "
-					 "it through the "
-					 "page cache from here on",
+					 "it through the page cache from here on",
 				h->path, (unsigned long long)op->offset);
 		h->refused = true;
 		op_requeue(r, op, 0);

@@ -240,8 +240,7 @@ static int parse_tools(struct request *r, struct request_error *e)
 			json_decref(out);
 			return request_refuse(e, 400, NULL, "tools",
 				"tools.%zu: expected a tool with name and input_schema (tools that a server runs "
-				"are not "
-				"supported)",
+				"are not supported)",
 				i);
 		}
 		json_t *f = json_object();
