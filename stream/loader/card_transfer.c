@@ -67,8 +67,8 @@ struct copy {
 	uint64_t fence;
 	uint64_t staging_fence; /* demotion: of the copy to the device staging slot */
 	int32_t slot;           /* that waits for it */
-	int32_t
-		holds; /* in: a staging buffer, TIER1_CHUNK, or NONE; out: a device staging slot, or NONE */
+	/* Into the card: a staging buffer, TIER1_CHUNK, or NONE; out: a device staging slot, or NONE */
+	int32_t holds;
 };
 
 struct copy_ring {
@@ -78,7 +78,7 @@ struct copy_ring {
 
 /* A demotion in a device staging slot, of which something is left to start. */
 struct staged {
-	int32_t slot, place;
+	int32_t slot, staging_slot;
 	bool demand;
 	uint64_t staging_fence;
 	uint8_t *dst;
@@ -104,8 +104,8 @@ struct card_transfer {
 	/* demotions with chunks left to start, in the order in which they leave */
 	struct staged staged[DEVICE_STAGING_SLOTS];
 	unsigned n_staged;
-	int32_t free_places[DEVICE_STAGING_SLOTS];
-	unsigned n_free_places;
+	int32_t free_staging[DEVICE_STAGING_SLOTS];
+	unsigned n_free_staging;
 };
 
 static struct card_transfer *card_of(struct transfer *t)
@@ -232,7 +232,7 @@ static bool poll_copies(struct card_transfer *t, struct copy_ring *q)
 			copy_failed(&t->slots[c.slot], &e);
 		t->n_tier1_chunks -= c.holds == TIER1_CHUNK && q == &t->ahead;
 		if (c.holds >= 0 && q == &t->out)
-			t->free_places[t->n_free_places++] = c.holds;
+			t->free_staging[t->n_free_staging++] = c.holds;
 		else if (c.holds >= 0)
 			buffer_release(t, c.holds);
 		part_done(t, c.slot);
@@ -424,14 +424,14 @@ static bool start_demotions(struct card_transfer *t)
 		const bool last = now || left <= t->demotion_chunk_bytes;
 		const uint64_t n = last ? left : t->demotion_chunk_bytes;
 		copy_in_parts(t, COPY_OUT, d->dst + d->next_at,
-			t->memory->device_staging + (uint64_t)d->place * t->memory->plan.slot_bytes +
+			t->memory->device_staging + (uint64_t)d->staging_slot * t->memory->plan.slot_bytes +
 				d->next_at,
 			n);
 		t->base.traffic.bytes_out += n;
 		copy_push(&t->out, (struct copy){.fence = x->ops->fence(x, COPY_OUT),
 							   .staging_fence = d->staging_fence,
 							   .slot = d->slot,
-							   .holds = last ? d->place : NONE});
+							   .holds = last ? d->staging_slot : NONE});
 		d->next_at += n;
 		if (last)
 			memmove(&t->staged[0], &t->staged[1], --t->n_staged * sizeof *d);
@@ -485,7 +485,7 @@ static bool card_can_demote(struct transfer *base, const struct transfer_request
 	struct pinned *tier1 = &t->memory->tier1;
 	uint64_t end = tier1_end(t, q);
 	pinned_request(tier1, end + PIN_AHEAD_STEPS * tier1->step);
-	return t->n_free_places &&
+	return t->n_free_staging &&
 		   (end <= atomic_load(&tier1->ready) || atomic_load(&tier1->state) == PINNED_REFUSED);
 }
 
@@ -514,15 +514,19 @@ static void card_demote(struct transfer *base, const struct transfer_request *q)
 		part_done(t, q->slot);
 		return;
 	}
-	int32_t place = t->free_places[--t->n_free_places];
-	uint8_t *staging = t->memory->device_staging + (uint64_t)place * t->memory->plan.slot_bytes;
+	int32_t staging_slot = t->free_staging[--t->n_free_staging];
+	uint8_t *staging =
+		t->memory->device_staging + (uint64_t)staging_slot * t->memory->plan.slot_bytes;
 	x->ops->copy(x, COPY_WITHIN, staging, q->src, q->bytes);
 	uint64_t fence = x->ops->fence(x, COPY_WITHIN);
 	x->ops->stream_wait(x, COPY_IN, fence); /* the slot is filled again as soon as it is empty */
 	x->ops->stream_wait(x, COPY_AHEAD, fence);
 	x->ops->stream_wait(x, COPY_OUT, fence);
-	t->staged[t->n_staged++] = (struct staged){
-		.slot = q->slot, .place = place, .staging_fence = fence, .dst = q->dst, .bytes = q->bytes};
+	t->staged[t->n_staged++] = (struct staged){.slot = q->slot,
+		.staging_slot = staging_slot,
+		.staging_fence = fence,
+		.dst = q->dst,
+		.bytes = q->bytes};
 	if (q->priority == TRANSFER_DEMAND)
 		boost_staged(t, q->slot);
 }
@@ -611,7 +615,7 @@ struct transfer *card_transfer_open(
 	for (unsigned i = n_buffers; i-- > 0;)
 		buffer_release(t, (int32_t)i);
 	for (int32_t i = DEVICE_STAGING_SLOTS; i-- > 0;)
-		t->free_places[t->n_free_places++] = i;
+		t->free_staging[t->n_free_staging++] = i;
 	for (int source = 0; source < LOAD_SOURCES; source++)
 		for (int priority = 0; priority < TRANSFER_LOADS; priority++)
 			t->queues[source][priority].head = NONE;

@@ -42,7 +42,6 @@
 #ifndef GLM_STREAM_LOADER_H
 #define GLM_STREAM_LOADER_H
 
-#include "cache/cache.h"
 #include "cache/trace/profile.h"
 #include "kernels/backend.h"
 #include "kernels/copier.h"
@@ -56,32 +55,30 @@
 struct loader_options {
 	const struct gguf *file; /* must outlive the source */
 	struct backend *backend; /* tier 0 is allocated from it */
-	struct copier *copier;   /* lent: takes the place of the backend's, for tests; NULL: the
-								backend's, if it has one */
+	struct copier *copier;   /* lent, for tests; NULL: the backend's, if it has one */
 	int n_layers;            /* of the model, those without experts included */
 	int n_used;              /* experts a token uses in a layer */
 	uint64_t tier_bytes[2];  /* budgets of the two tiers; the second may be 0 */
 	const char *policy;      /* "lru", "lfu", "sieve"; NULL: POLICY_DEFAULT */
 	int lookahead;           /* layers; 0: no prefetch */
 	struct reader_options reader;
-	size_t pin_step_bytes; /* on a card, bytes of the second tier pinned at a time, a multiple of
-						the page size; 0: 256 MiB */
-	size_t demotion_chunk_bytes; /* on a card, bytes of a chunk of a demotion that waits for a gap;
-									0: 2.5 MiB */
-	const char *const
-		*replicas; /* [n_replicas] other paths with the same content as the (single) model file */
+	/* On a card: bytes of the second tier pinned at a time, a multiple of the page size (0: 256
+	 * MiB), and of a chunk of a demotion that waits for a gap (0: 2.5 MiB). */
+	size_t pin_step_bytes, demotion_chunk_bytes;
+	/* Other paths with the same content as the (single) model file. */
+	const char *const *replicas;
 	unsigned n_replicas;
 };
 
 /* What the budgets come to; for the printed plan. */
 struct loader_plan {
-	uint64_t tier_bytes[2]; /* memory that will really be taken: at most the budget */
-	uint64_t
-		floor_bytes; /* the smallest first tier that works: one token's working set and staging */
+	uint64_t tier_bytes[2];    /* memory that will really be taken: at most the budget */
+	uint64_t floor_bytes;      /* the smallest first tier that works: a token's working set and the
+								* prefill slots */
 	uint64_t everything_bytes; /* a first tier in which every expert fits */
 	int n_prefill_slots;
 	int n_slots;
-	bool on_card;                  /* tier 1 is pinned host memory, and in addition are taken: */
+	bool on_card;                  /* tier 1 is pinned, and in addition are taken: */
 	uint64_t device_staging_bytes; /* on the card */
 	uint64_t host_staging_bytes;   /* pinned, on the host */
 };
@@ -94,8 +91,8 @@ int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct
  * measuring. */
 int loader_open_reader(const struct loader_options *o, struct reader **out, struct err *e);
 
-/* Opens files, takes memory, starts the I/O thread. Close with ops->close: cancels what is under
- * way, waits for it, frees. */
+/* Opens files, takes memory, starts the I/O thread. Close with ops->close: it cancels what is in
+ * flight, waits for the rest, and frees. */
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e);
 
 /* On a card the second tier is pinned step by step in a thread of its own: the first step after

@@ -331,9 +331,8 @@ static void loader_step(struct expert_source *source, enum expert_use use, int r
 	cache_begin_step(l->shared.cache, cache_use_of(use), &plan);
 	loader_queue_plan(l, &plan, TRANSFER_DEMOTION);
 	loader_queue_clear_read_ahead(l);
-	bool work = l->shared.queue.n > 0;
 	pthread_mutex_unlock(&l->shared.lock);
-	if (work)
+	if (plan.n)
 		loader_wake(l);
 }
 

@@ -13,6 +13,7 @@
 #ifndef GLM_STREAM_LOADER_INTERNAL_H
 #define GLM_STREAM_LOADER_INTERNAL_H
 
+#include "cache/cache.h"
 #include "stream/extent.h"
 #include "stream/loader/card_memory.h"
 #include "stream/loader/loader.h"

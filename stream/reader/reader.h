@@ -20,7 +20,7 @@
  * elsewhere.
  *
  * Memory: a destination belongs to the reader from reader_submit until its completion is returned
- * by reader_reap or reader_close returns, whichever comes first; also after a cancel.
+ * by reader_reap or reader_close returns, whichever comes first; also while it is drained.
  */
 #ifndef GLM_STREAM_READER_H
 #define GLM_STREAM_READER_H
@@ -146,11 +146,6 @@ int reader_reap(
  * when nothing is pending: the place for a thread that serves others to sleep. Returns how many
  * completions can be reaped. */
 unsigned reader_wait(struct reader *r, int timeout_ms);
-
-/* Cancels all requests. Each still gives exactly one completion: -ECANCELED, or what it was when it
- * had already completed. What is not in flight yet completes at once. Returns how many were
- * cancelled. */
-unsigned reader_cancel_all(struct reader *r);
 
 /* From any thread: makes a wait in reader_reap or reader_wait that is going on, or else the next
  * one, return early. Whatever the caller wrote before is visible to the owner afterwards. */

@@ -59,4 +59,9 @@ struct reader {
 	char summary[768];
 };
 
+/* Cancels all requests. Each still gives exactly one completion: -ECANCELED, or what it was when it
+ * had already completed. What is not in flight yet completes at once. Returns how many were
+ * cancelled. */
+unsigned reader_cancel_all(struct reader *r);
+
 #endif

@@ -77,8 +77,8 @@ struct reader_engine_ops {
 /* res: bytes read, 0 at the end of the file, or -errno. */
 void reader_op_done(void *owner, struct reader_op *op, int res);
 
-extern const struct reader_engine_ops
-	reader_uring_engine; /* also without liburing: open then says so */
+/* Also without liburing: open then says so. */
+extern const struct reader_engine_ops reader_uring_engine;
 extern const struct reader_engine_ops reader_threads_engine;
 
 #endif
