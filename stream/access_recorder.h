@@ -12,7 +12,7 @@
 #include "stream/expert_source.h"
 
 /* Takes `inner`, which is closed with the result. profile and trace are borrowed; either may be
- * NULL. lookahead: layers to predict even if `inner` wants fewer; predictions that it does not want
+ * NULL. lookahead: layers to predict even if `inner` uses fewer; predictions that it does not use
  * are recorded only. So a run without streaming can record what a lookahead would have named. */
 struct expert_source *access_recorder_open(struct expert_source *inner, struct profile *profile,
 	struct trace_writer *trace, int lookahead);

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Errors. Three kinds, never mixed:
- *   1. low layers and hot paths return 0 or a negative code: -errno or one of enum err_code;
- *   2. whatever opens or parses takes a trailing `struct err *`: the place that finds the fault
- * writes one sentence (file, object, what was found, what was expected), callers may put a prefix
- * before it;
- *   3. broken invariants call bug() (log.h).
+ *   1. Low layers and hot paths return 0 or a negative code: -errno or one of enum err_code.
+ *   2. What opens or parses takes a trailing `struct err *`. The function that finds the fault
+ *      writes one sentence: file, object, what was found, what was expected. Callers may put a
+ *      prefix before it.
+ *   3. Broken invariants call bug() (log.h).
  * Only tools/ prints errors or exits. The code decides the exit status of the program.
  */
 #ifndef GLM_BASE_ERR_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The rows of a step stand part after part. Logits are wanted of the last row of some parts; while
- * these rows are neighbours (decoding: one row each) one product computes them all.
+ * The rows of a step are laid out part after part. Logits are wanted of the last row of some parts.
+ * Where these rows are neighbours (decoding: one row each) one product computes them all.
  */
 #include "src/engine/batch.h"
 
@@ -23,19 +23,14 @@ static int check_parts(
 	const struct batch_part *parts, uint32_t n_parts, uint32_t *rows, struct err *e)
 {
 	const struct engine *g = parts[0].session->g;
-	int32_t n_vocab = (int32_t)g->model.config.n_vocab;
 	uint64_t sum = 0;
 	for (uint32_t i = 0; i < n_parts; i++) {
 		const struct batch_part *p = &parts[i];
 		if (p->session->g != g || p->session->mtp || !p->n)
 			bug("batch part %u of another engine, with MTP or without tokens", i);
-		if ((uint64_t)p->session->length + p->n > g->context)
-			return err_set(e, ERR_INPUT, "%llu tokens do not fit the context of %u",
-				(unsigned long long)p->session->length + p->n, g->context);
-		for (uint32_t k = 0; k < p->n; k++)
-			if (p->tokens[k] < 0 || p->tokens[k] >= n_vocab)
-				return err_set(e, ERR_INPUT, "token %u has id %d, expected 0 to %d", k,
-					p->tokens[k], n_vocab - 1);
+		int rc = session_check(p->session, p->tokens, p->n, (uint64_t)p->session->length + p->n, e);
+		if (rc)
+			return rc;
 		sum += p->n;
 	}
 	if (sum > g->chunk)
@@ -44,7 +39,7 @@ static int check_parts(
 	return 0;
 }
 
-/* Logits of all parts that want them, straight into their sessions. */
+/* Logits of all parts that want them, into their sessions. */
 static int batch_logits(const struct batch_part *parts, uint32_t n_parts, struct err *e)
 {
 	struct model *m = &parts[0].session->g->model;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One step for several sessions of one engine: rows of all of them go through the model together,
- * so that an expert read for one serves all. A row's numbers do not depend on its neighbours: a
- * session gets the same bits as alone.
+ * One step for several sessions of one engine. Rows of all of them go through the model together,
+ * so an expert read for one serves all. A row's numbers do not depend on its neighbours: a session
+ * gets the same bits as alone.
  */
 #ifndef GLM_ENGINE_BATCH_H
 #define GLM_ENGINE_BATCH_H
@@ -12,7 +12,7 @@
 /* Tokens to append to one session. */
 struct batch_part {
 	struct session *session;
-	const int32_t *tokens; /* [n], lent for the call */
+	const int32_t *tokens; /* [n], borrowed for the call */
 	uint32_t n;            /* >= 1 */
 	bool logits; /* compute the logits of the last token; else session_logits is NULL afterwards */
 };
@@ -20,16 +20,16 @@ struct batch_part {
 /* Most rows of one step: those of all parts together. */
 uint32_t batch_max_rows(const struct engine *g);
 
-/* Appends and computes all parts; the sessions are distinct, of one engine, and without MTP. cancel
- * (may be NULL) is looked at before each layer. ERR_INPUT when an id is out of range or a part does
- * not fit its session's context: nothing has changed then. After any other error no timeline has
- * grown and the logits of all parts are gone. */
+/* Appends and computes all parts.
+ * - The sessions are distinct, of one engine, and without MTP; at most batch_max_rows tokens.
+ * - cancel (may be NULL) is read before each layer.
+ * - ERR_INPUT when an id is out of range or a part does not fit its session's context: nothing has
+ *   changed. After any other error no timeline has grown, and the logits of all parts are gone. */
 int batch_step(
 	const struct batch_part *parts, uint32_t n_parts, atomic_bool *cancel, struct err *e);
 
-/* Makes the first n tokens of `to` those of `from`, by copying its cache rows: n <= length of
- * `from`, different sessions of one engine, without MTP. `to` has n tokens afterwards and no
- * logits. */
+/* Makes the timeline of `to` the first n tokens of `from`, n <= its length, by copying cache rows.
+ * Different sessions of one engine, without MTP. `to` has no logits afterwards. */
 int batch_copy_prefix(struct session *to, const struct session *from, uint32_t n, struct err *e);
 
 #endif

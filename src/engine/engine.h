@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The public boundary. An `engine` is a loaded model: weights, tokenizer, backend, expert source;
- * immutable once open and shared by its sessions. A `session` (session.h) is one timeline of
- * tokens. Command line and server see these two, generate.h and src/text, nothing else.
+ * The public boundary. An `engine` is a loaded model: weights, tokenizer, backend, expert source.
+ * It is immutable once open and shared by its sessions. A `session` (session.h) is one timeline of
+ * tokens. Command line and server use these two, generate.h and src/text.
  *
- * Threads: one thread at a time may compute with an engine and its sessions. The tokenizer and the
- * configuration may be read by any thread.
+ * Order of use: engine_open, session_new, generate (or session_sync, session_extend, batch_step),
+ * session_free, engine_close.
+ *
+ * Threads: one thread at a time computes with an engine and its sessions. Any thread may read the
+ * tokenizer and the configuration, and call engine_cache_snapshot.
  */
 #ifndef GLM_ENGINE_ENGINE_H
 #define GLM_ENGINE_ENGINE_H
@@ -26,9 +29,9 @@ struct backend_usage;
 
 /* Zero-initialise; zero means the default everywhere. Strings are borrowed during engine_open. */
 struct engine_options {
-	const char *model_path;      /* a GGUF or the first part of a split set */
-	const char *const *replicas; /* [n_replicas] files with the same content on other drives;
-									single-file models only */
+	const char *model_path; /* a GGUF or the first part of a split set */
+	/* [n_replicas] files with the same content on other drives; single-file models only */
+	const char *const *replicas;
 	unsigned n_replicas;
 	const char *backend; /* NULL or "auto", "cpu", "cuda" */
 	int threads;         /* CPU threads; 0: all */
@@ -39,27 +42,28 @@ struct engine_options {
 	bool kv_f32;         /* keep latents and index keys in float32 (parity) instead of 16 bit */
 	bool no_mtp;         /* do not load the MTP layer */
 
-	/* Where the routed experts live. cache_bytes 0: on the CPU they are used where the file is
-	 * mapped, and the kernel's page cache decides; a card holds all of them if they fit, and else
-	 * streams as with ENGINE_CACHE_AUTO. Otherwise they are streamed through a cache of that budget
-	 * (a promise: never silently changed; above what the experts need it is capped and a line says
-	 * so). */
+	/* Where the routed experts are.
+	 * - cache_bytes 0 on the CPU: they are used where the file is mapped, and the kernel's page
+	 *   cache decides.
+	 * - cache_bytes 0 on a card: all of them are copied to the card if they fit; else as with
+	 *   ENGINE_CACHE_AUTO.
+	 * - else they are streamed through a cache of that budget. A number is a promise: it is never
+	 *   changed silently. Above what all experts need it is capped, and a line says so. */
 	uint64_t cache_bytes; /* first tier; ENGINE_CACHE_AUTO: most of what is left of the memory */
-	uint64_t ram_bytes;   /* second tier; 0: none; ENGINE_CACHE_AUTO: none on the CPU, else what the
-							 host can spare */
-	struct copier *copier; /* lent: streams through this in place of the backend's (tests); NULL:
-							  the backend's */
-	const char *policy;    /* NULL (lfu) or "lru", "lfu", "sieve" */
-	int lookahead; /* layers ahead to prefetch; 0: off; ENGINE_LOOKAHEAD_AUTO: 1 where experts come
-					  to a card, else 0 */
+	/* second tier; 0: none; ENGINE_CACHE_AUTO: what the host has left, and none on the CPU */
+	uint64_t ram_bytes;
+	struct copier *copier; /* borrowed, for tests: replaces the backend's; NULL: the backend's */
+	const char *policy;    /* "lru", "lfu", "sieve"; NULL: lfu */
+	/* layers ahead to prefetch; 0: off; ENGINE_LOOKAHEAD_AUTO: 1 if experts come to a card */
+	int lookahead;
 	struct reader_options reader;
-	/* Told now and then while the resident weights are loaded. NULL: nobody. */
+	/* Progress, while the resident weights are loaded. NULL: not wanted. */
 	void (*loading)(void *user, uint64_t done_bytes, uint64_t total_bytes);
 	void *loading_user;
 	const char *trace; /* file to record routing, tiers and waits in; NULL: none */
-	const char *warm;  /* profile or trace that seeds the cache; to a profile the run's own is added
-						* at close, and a file that  does not exist yet becomes one. A trace stays as
-						* it is. NULL: none */
+	/* Profile or trace that seeds the cache; NULL: none. The profile of this run is added to a
+	 * profile at close; a file that does not exist yet becomes one. A trace is not changed. */
+	const char *warm;
 	/* For instruments: puts a source of the caller's between the model and the engine's own one.
 	 * Called once while the engine opens. Takes `inner` on success, and closes it with *out, which
 	 * the engine closes. NULL: none. */
@@ -71,10 +75,12 @@ struct engine_options {
 #define ENGINE_CACHE_AUTO     UINT64_MAX
 #define ENGINE_LOOKAHEAD_AUTO (-1)
 
+/* Opens the model, decides and prints the memory plan (plan.h), loads. Errors: ERR_INPUT (a file),
+ * ERR_MEMORY (the plan does not fit; the hint says what would), ERR_USAGE (an option), -errno. */
 int engine_open(const struct engine_options *options, struct engine **out, struct err *e);
-/* Writes the profile and the end of the trace first; what fails there is in *e (may be NULL) and
- * returned, everything is released all the same. NULL is fine; all sessions must be freed before.
- */
+
+/* Writes the profile and the end of the trace, then releases everything. Returns what failed while
+ * writing, also in *e (may be NULL). NULL is fine. All sessions must have been freed. */
 int engine_close(struct engine *g, struct err *e);
 
 /* Identifies the model for traces, profiles and session files: a hash over shape, tensor names,
@@ -87,24 +93,23 @@ const struct tokenizer *engine_tokenizer(const struct engine *g);
 const struct gguf *engine_gguf(const struct engine *g);
 uint32_t engine_context(const struct engine *g); /* positions a session may hold */
 int32_t engine_n_valid(
-	const struct engine *g); /* ids below this may be sampled; the rest is padding */
+	const struct engine *g); /* ids from here on are padding: not to be sampled */
 const char *engine_backend_name(const struct engine *g); /* "cpu", "cuda" */
-/* What the backend has done, see struct backend_usage; `on` for the time it was busy and idle. */
+const char *engine_io_name(const struct engine *g);      /* "mmap", "uring", "threads" */
+/* What the backend has done so far, see struct backend_usage. Busy and idle time are counted
+ * between engine_measure(g, true) and (g, false), which wait for the device. */
 void engine_usage(struct engine *g, struct backend_usage *out);
 void engine_measure(struct engine *g, bool on);
-const char *engine_io_name(
-	const struct engine *g); /* how experts come: "mmap", "uring", "threads" */
 
 /* Cumulative work of the expert source since the engine was opened; subtract two snapshots for an
  * interval. */
 struct expert_stats engine_expert_stats(const struct engine *g);
 
-/* The expert cache, for those who look at it while it works. Any thread may ask. */
+/* The expert cache at one moment. */
 struct engine_cache {
 	uint32_t n_layers, n_experts; /* of the map: trunk layers, then n_mtp MTP layers */
 	uint32_t n_mtp;
-	bool streaming; /* false: no cache, every expert stands where it is computed; what follows is
-					   then 0 */
+	bool streaming; /* false: no cache, every expert is resident; what follows is 0 then */
 	const char *policy;
 	int lookahead;             /* layers */
 	uint64_t tier_bytes[2];    /* memory taken for the two tiers */
@@ -119,7 +124,7 @@ enum engine_residency {
 	ENGINE_LOADING, /* its bytes are on their way into the first tier */
 	ENGINE_IN_VRAM, /* the first tier */
 };
-/* map: [n_layers][n_experts] of enum engine_residency; NULL: not wanted. */
+/* Any thread. map: [n_layers][n_experts] of enum engine_residency; NULL: not wanted. */
 void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8_t *map);
 
 /* Streaming: reads these experts into free slots of the first tier, best first, beside whatever is

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Order of the decisions: does everything fit on the card; what the caches of attention get, when
- * nobody said; what is left for experts. An explicit budget is a promise: it is taken as it is or
- * refused.
+ * Order of the decisions:
+ * 1. Do all experts fit on the card? Then nothing is streamed.
+ * 2. The context, if no option says it, and with it the KV caches.
+ * 3. The rest goes to the tiers of the expert cache.
+ * A budget given as a number is a promise: it is taken as it is or refused.
  */
 #include "src/engine/plan.h"
 
@@ -15,29 +17,28 @@
 #include <stdio.h>
 #include <string.h>
 
-#define CHUNK_LEAST  512    /* rows of a prefill step when nothing is asked for */
-#define CHUNK_MOST   8192   /* on a card */
-#define CHUNK_PART   32     /* the part of a free card that the workspace of a step may take */
-#define AUTO_CONTEXT 131072 /* the largest context taken without being asked for */
+#define CHUNK_MIN    512    /* rows of a prefill step when no option says it */
+#define CHUNK_MAX    8192   /* on a card */
+#define CHUNK_PART   32     /* 1 / the part of a free card that the workspace may take */
+#define AUTO_CONTEXT 131072 /* the largest default context */
 #define CONTEXT_STEP 1024
-/* Without -c the caches take at most this part of the memory that is left; less where it would be
- * taken from experts. */
+/* Without -c the KV caches take at most 1 / this part of the free memory. With streaming it is
+ * memory that experts would have. */
 #define AUTO_KV_PART        4
 #define AUTO_KV_PART_STREAM 16
-/* On a card: left free for recordings, the driver and others. */
-#define CARD_SPARE ((size_t)1400000000)
-/* Of the host's memory: left by --ram-gb auto (or a tenth, if that is more), and by a --ram-gb with
- * a number. */
-#define HOST_SPARE_AUTO ((size_t)8000000000)
-#define HOST_SPARE      ((size_t)1000000000)
-/* Whoever moves up keeps its place below until it has arrived, and some places above are kept free:
- * with room for exactly all experts some would have to be read again and again. In parking places'
- * bytes. */
+/* Left free on a card, for captured graphs, the driver and other programs. */
+#define CARD_RESERVE ((size_t)1400000000)
+/* Left free on the host: by --ram-gb auto (or a tenth, if that is more), by a number. */
+#define HOST_RESERVE_AUTO ((size_t)8000000000)
+#define HOST_RESERVE      ((size_t)1000000000)
+/* Free slots of the second tier beyond all experts, in units of the device staging buffers. A
+ * promoted expert keeps its slot until the copy is complete, and the first tier keeps some slots
+ * free: with a slot for exactly every expert some would be read again and again. */
 #define RAM_SLACK 4
-/* Whoever goes down need not be copied if its bytes still stand there. In a trace of GLM-5.2's
- * shape, of the demotions from 12,329 experts' room 12, 26, 48 and 53 % with 5, 10, 15 and 20 GB
- * more than the experts below take. */
-#define RAM_COPIES_PART 6 /* of the first tier */
+/* 1 / the part of the first tier that --ram-gb auto adds to the second for inclusive copies: a
+ * demotion whose bytes are still there needs no copy. In a trace of GLM-5.2's shape with 12,329
+ * slots in the first tier, 12, 26, 48 and 53 % of the demotions with 5, 10, 15 and 20 GB more. */
+#define RAM_COPIES_PART 6
 
 static double gigabytes(size_t bytes)
 {
@@ -73,23 +74,23 @@ static uint32_t fitting_context(const struct model_config *c, const struct plan 
 	return best;
 }
 
-/* What the backend has for this run. */
+/* What this run may take of the backend's memory. */
 static size_t usable_bytes(const struct plan *p)
 {
-	return p->on_card ? bytes_left(p->available, CARD_SPARE + p->scratch) : p->available;
+	return p->on_card ? bytes_left(p->available, CARD_RESERVE + p->scratch) : p->available;
 }
 
-/* On a card every step of a prompt streams the experts that are not there: the longer the steps,
+/* On a card every step of a prompt streams the experts that are not resident: the longer the steps,
  * the fewer times. */
 static uint32_t default_chunk(const struct model_config *c, const struct plan *p)
 {
-	uint32_t n = p->on_card ? CHUNK_MOST : CHUNK_LEAST;
-	while (n > CHUNK_LEAST && workspace_bytes(c, p->mtp, n) > p->available / CHUNK_PART)
+	uint32_t n = p->on_card ? CHUNK_MAX : CHUNK_MIN;
+	while (n > CHUNK_MIN && workspace_bytes(c, p->mtp, n) > p->available / CHUNK_PART)
 		n /= 2;
 	return n;
 }
 
-/* Context, chunk, caches and workspace. `taken`: bytes that experts will take for certain. */
+/* Context, chunk, KV caches and workspace. `taken`: bytes that experts take for certain. */
 static int plan_context(const struct model_config *c, const struct engine_options *o, size_t taken,
 	unsigned kv_part, struct plan *p, struct err *e)
 {
@@ -109,18 +110,18 @@ static int plan_context(const struct model_config *c, const struct engine_option
 	return 0;
 }
 
-/* loader_plan with the first tier cut to what the experts need. `said`: whether to say so. */
-static int plan_tiers(struct plan *p, bool said, struct err *e)
+/* loader_plan with the first tier capped at what all experts need. verbose: a line says so. */
+static int plan_tiers(struct plan *p, bool verbose, struct err *e)
 {
-	uint64_t asked = p->loader.tier_bytes[0];
+	uint64_t requested = p->loader.tier_bytes[0];
 	int rc = loader_plan(&p->loader, &p->tiers, e);
-	if (rc || asked <= p->tiers.everything_bytes)
+	if (rc || requested <= p->tiers.everything_bytes)
 		return rc;
 	p->loader.tier_bytes[0] = p->tiers.everything_bytes;
 	rc = loader_plan(&p->loader, &p->tiers, e);
-	if (!rc && said) /* behind it: what all experts need depends a little on the room there is */
+	if (!rc && verbose) /* now: the second plan may have changed everything_bytes a little */
 		log_info("cache: %.4f GB asked for, all experts need %.4f GB: capped to that",
-			(double)asked / 1e9, gigabytes(p->tiers.everything_bytes));
+			(double)requested / 1e9, gigabytes(p->tiers.everything_bytes));
 	return rc;
 }
 
@@ -146,26 +147,28 @@ static int stream_to_card(
 {
 	bool given = o->cache_bytes && o->cache_bytes != ENGINE_CACHE_AUTO;
 	uint64_t ram = o->ram_bytes;
-	/* what everything takes, and what comes on top of the tiers */
+	/* first with unlimited tiers: what all experts need, and the staging buffers beside the tiers
+	 */
 	p->loader.tier_bytes[0] = given ? o->cache_bytes : (uint64_t)1 << 50;
 	p->loader.tier_bytes[1] = ram == ENGINE_CACHE_AUTO ? (uint64_t)1 << 50 : ram;
 	int rc = plan_tiers(p, given, e);
 	if (rc)
 		return rc;
-	size_t parking = p->tiers.device_staging_bytes;
-	if ((rc = plan_context(c, o, given ? p->tiers.tier_bytes[0] + parking : 0,
+	size_t staging = p->tiers.device_staging_bytes;
+	if ((rc = plan_context(c, o, given ? p->tiers.tier_bytes[0] + staging : 0,
 			 given ? AUTO_KV_PART : AUTO_KV_PART_STREAM, p, e)))
 		return rc;
-	size_t left = bytes_left(usable_bytes(p), p->resident + p->kv + p->workspace + parking);
+	size_t left = bytes_left(usable_bytes(p), p->resident + p->kv + p->workspace + staging);
 	if (!given)
 		p->loader.tier_bytes[0] = MIN(left, p->tiers.everything_bytes);
 	if (ram == ENGINE_CACHE_AUTO) {
-		size_t spare = MAX(HOST_SPARE_AUTO, p->host_available / 10) + p->tiers.host_staging_bytes;
-		p->loader.tier_bytes[1] = MIN(bytes_left(p->host_available, spare),
+		size_t reserve =
+			MAX(HOST_RESERVE_AUTO, p->host_available / 10) + p->tiers.host_staging_bytes;
+		p->loader.tier_bytes[1] = MIN(bytes_left(p->host_available, reserve),
 			bytes_left(p->tiers.everything_bytes, p->loader.tier_bytes[0]));
 		if (p->loader.tier_bytes[1]) {
-			size_t wish = p->loader.tier_bytes[1] + RAM_SLACK * parking;
-			p->loader.tier_bytes[1] = MIN(bytes_left(p->host_available, spare),
+			size_t wish = p->loader.tier_bytes[1] + RAM_SLACK * staging;
+			p->loader.tier_bytes[1] = MIN(bytes_left(p->host_available, reserve),
 				wish + p->loader.tier_bytes[0] / RAM_COPIES_PART);
 			p->ram_copies = bytes_left(p->loader.tier_bytes[1], wish);
 		}
@@ -176,15 +179,15 @@ static int stream_to_card(
 static void plan_log(const struct plan *p)
 {
 	const struct loader_plan *t = &p->tiers;
-	char scratch[40] = "", spare[40] = "";
+	char scratch[40] = "", reserve[40] = "";
 	if (p->on_card) {
 		snprintf(scratch, sizeof scratch, ", %.3f GB scratch of ops", gigabytes(p->scratch));
-		snprintf(spare, sizeof spare, ", %.1f of them left free", gigabytes(CARD_SPARE));
+		snprintf(reserve, sizeof reserve, ", %.1f of them left free", gigabytes(CARD_RESERVE));
 	}
 	log_info("memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB "
 			 "workspace (%u rows)%s; %.1f GB available%s",
 		gigabytes(p->resident), gigabytes(p->kv), p->context, p->sessions, dtype_name(p->kv_type),
-		gigabytes(p->workspace), p->chunk, scratch, gigabytes(p->available), spare);
+		gigabytes(p->workspace), p->chunk, scratch, gigabytes(p->available), reserve);
 	if (p->streaming)
 		log_info("experts: streamed through %.4f GB + %.4f GB%s (%d slots, prompts borrow up to "
 				 "%d; smallest %.4f GB, all %.4f GB), policy %s, lookahead %d",
@@ -199,7 +202,7 @@ static void plan_log(const struct plan *p)
 	if (p->streaming && t->on_card) {
 		char stay[64] = "";
 		if (p->ram_copies)
-			snprintf(stay, sizeof stay, ", %.1f GB of the second tier for what has moved up",
+			snprintf(stay, sizeof stay, ", %.1f GB of the second tier for inclusive copies",
 				gigabytes(p->ram_copies));
 		log_info("copies: %.3f GB of the card for demotions, %.3f GB of pinned buffers%s; the host "
 				 "has %.1f GB",
@@ -210,22 +213,22 @@ static void plan_log(const struct plan *p)
 		log_info(
 			"hint: --ram-gb auto keeps up to %.1f GB more of the experts in pinned host memory",
 			gigabytes(
-				MIN(bytes_left(p->host_available, MAX(HOST_SPARE_AUTO, p->host_available / 10)),
+				MIN(bytes_left(p->host_available, MAX(HOST_RESERVE_AUTO, p->host_available / 10)),
 					t->everything_bytes - t->tier_bytes[0])));
 }
 
 static int plan_check_host(const struct plan *p, struct err *e)
 {
 	const struct loader_plan *t = &p->tiers;
-	size_t need = t->tier_bytes[1] + t->host_staging_bytes + (t->tier_bytes[1] ? HOST_SPARE : 0);
+	size_t need = t->tier_bytes[1] + t->host_staging_bytes + (t->tier_bytes[1] ? HOST_RESERVE : 0);
 	if (!t->on_card || !p->host_available || need <= p->host_available)
 		return 0;
 	err_set(e, ERR_MEMORY,
 		"the plan pins %.2f GB of host memory (%.2f of them --ram-gb) beside %.0f GB for "
 		"everything else, and %.2f GB are available",
 		gigabytes(t->tier_bytes[1] + t->host_staging_bytes), gigabytes(t->tier_bytes[1]),
-		gigabytes(HOST_SPARE), gigabytes(p->host_available));
-	size_t fits = bytes_left(p->host_available, t->host_staging_bytes + HOST_SPARE);
+		gigabytes(HOST_RESERVE), gigabytes(p->host_available));
+	size_t fits = bytes_left(p->host_available, t->host_staging_bytes + HOST_RESERVE);
 	if (t->tier_bytes[1])
 		err_hint(e, "--ram-gb %.2f would fit", (double)(fits / 10000000) / 100);
 	return e ? e->code : ERR_MEMORY;
@@ -243,7 +246,7 @@ static int plan_check(
 	char beside[64] = "";
 	if (p->on_card)
 		snprintf(beside, sizeof beside, " beside %.2f GB scratch and %.1f GB left free,",
-			gigabytes(p->scratch), gigabytes(CARD_SPARE));
+			gigabytes(p->scratch), gigabytes(CARD_RESERVE));
 	err_set(e, ERR_MEMORY,
 		"the plan needs %.2f GB (%.2f weights, %.2f caches, %.2f workspace, %.2f experts)%s and %s "
 		"has %.2f GB free",

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * No index: the folder is the index. A block is looked for by its name, the chain goes on as long
- * as the next one is there; the time of last use is the file's mtime, set with each use so that of
- * a chain the first block is the youngest.
+ * The folder is the index: a block is found by its file's name, and a chain goes on as long as the
+ * next file exists. The time of last use is the file's mtime. Within a chain earlier blocks get
+ * later times, so that eviction removes the end of a chain first.
  *
- *   <what rows are interchangeable with: 16 hex digits>-<block number: 6 digits>-<hash of the
- * tokens to its end>.rows
+ *   KKKKKKKKKKKKKKKK-BBBBBB-HHHHHHHHHHHHHHHH.rows
+ *   key of what makes rows interchangeable (hex), block number (decimal), hash of all tokens up to
+ *   the block's end (hex)
  */
 #include "src/engine/prefix_store.h"
 
@@ -27,7 +28,7 @@
 
 #define NAME_BYTES   (16 + 1 + 6 + 1 + 16 + 5) /* without the 0 */
 #define SUFFIX       ".rows"
-#define STALE_PART_S 3600 /* temporary files of killed programs, older than this, go */
+#define STALE_PART_S 3600 /* temporary files older than this are of killed programs: removed */
 #define MOST_BLOCKS  999999u
 
 struct prefix_store {
@@ -76,8 +77,8 @@ static char *block_path(const struct prefix_store *p, const char *name)
 	return mem_printf("%s/%s", p->folder, name);
 }
 
-/* Marks a block as used at `now`, the later blocks of a chain a little earlier. False when it is
- * not there. */
+/* Sets the last use of a block to `now`, of later blocks of the chain a little earlier. False when
+ * the file does not exist. */
 static bool set_last_use(
 	const struct prefix_store *p, const char *name, uint32_t block, struct timespec now)
 {
@@ -172,7 +173,7 @@ static int evict_blocks(struct prefix_store *p, uint64_t extra, struct err *e)
 		qsort(l.entries, l.n, sizeof *l.entries, compare_last_use);
 	size_t gone = 0;
 	while (gone < l.n && l.bytes + extra > p->max_bytes) {
-		if (!unlinkat(p->fd, l.entries[gone].name, 0)) /* else another process was first */
+		if (!unlinkat(p->fd, l.entries[gone].name, 0)) /* else another process removed it */
 			p->stats.blocks_evicted++;
 		l.bytes -= l.entries[gone++].bytes;
 	}
@@ -184,8 +185,7 @@ static int evict_blocks(struct prefix_store *p, uint64_t extra, struct err *e)
 
 /* ---- public ---- */
 
-/* The largest file that a block of this session may become: the rows, and all tokens up to its end.
- */
+/* Bytes of a block's file, at most: its rows, and all tokens up to its end. */
 static uint64_t block_bytes(const struct session *s, uint32_t block)
 {
 	uint64_t end = ((uint64_t)block + 1) * PREFIX_BLOCK;
@@ -245,7 +245,7 @@ struct prefix_store_stats prefix_store_stats(const struct prefix_store *p)
 	return p->stats;
 }
 
-/* Appends one block to the session; false when the chain ends here. */
+/* Appends a stored block to the session. False when it is missing or unusable: the chain ends. */
 static bool restore_block(struct prefix_store *p, struct session *s, const struct block_chain *c,
 	const int32_t *tokens, int *rc, struct err *e)
 {
@@ -287,7 +287,7 @@ int prefix_store_restore(struct prefix_store *p, struct session *s, const int32_
 	struct timespec t = wall_clock();
 	for (uint32_t end = PREFIX_BLOCK; end <= n && !rc; end += PREFIX_BLOCK) {
 		chain_next(&c, tokens + end - PREFIX_BLOCK);
-		if (end <= same) { /* in the caches; if it is stored as well, it was used */
+		if (end <= same) { /* in the caches already; if it is stored too, this is a use */
 			set_last_use(p, c.name, c.block, t);
 			continue;
 		}
@@ -307,14 +307,14 @@ int prefix_store_keep(struct prefix_store *p, struct session *s, uint32_t n, str
 {
 	if (s->g != p->g || n > s->length)
 		bug("%u of %u tokens of a session to keep", n, s->length);
-	/* what is there already was used now: so it is not thrown out for what is missing */
+	/* blocks that exist are used now, so that they are not evicted for those that are missing */
 	uint32_t blocks = MIN(n / PREFIX_BLOCK, MOST_BLOCKS);
 	uint64_t in_all = 0, missing = 0;
 	struct block_chain c = chain_begin(s);
 	struct timespec t = wall_clock();
 	for (uint32_t i = 0; i < blocks; i++) {
 		uint64_t bytes = block_bytes(s, i);
-		if (in_all + bytes > p->max_bytes) /* the limit has room for so many of the first blocks */
+		if (in_all + bytes > p->max_bytes) /* no more fit within the limit */
 			blocks = i;
 		in_all += bytes;
 		chain_next(&c, s->tokens + (size_t)i * PREFIX_BLOCK);

@@ -1,26 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Cache rows of prompts on disk, shared by all sessions, runs and processes of one model: a prompt
- * whose beginning was ever computed is read instead of computed again.
+ * Cache rows of prompts on disk, shared by all sessions, runs and processes of one model: a prefix
+ * that was computed once is read instead of computed again.
  *
- * Tokens are cut into blocks of PREFIX_BLOCK. A file holds the rows of one block and names all
- * tokens up to its end (rows depend on them); it is called by a hash of these tokens, and by what
- * makes rows interchangeable (model, cache type, backend, MTP rows or not). So prompts with a
- * common beginning share its files, a conversation that grows adds only new blocks, and a prefix
- * ends at any block. A hash only finds a file: its tokens are compared one by one.
+ * Order of use: prefix_store_open; prefix_store_restore before a prompt is computed;
+ * prefix_store_keep at the end of every turn, and after each chunk of a long prompt.
  *
- * When it pays: a block costs one write of PREFIX_BLOCK rows (49 MB for GLM-5.2 with 16-bit caches)
- * and is worth the computation of PREFIX_BLOCK tokens, which takes longer by orders of magnitude.
- * So keep at the end of every turn and, where others wait meanwhile, after every chunk of a long
- * prompt: what is there already costs a look. Less than one block is never stored.
+ * - Blocks. Tokens are cut into blocks of PREFIX_BLOCK. A file holds the rows of one block and all
+ *   tokens up to its end, on which the rows depend. Less than a block is never stored.
+ * - Names. A file is named by a hash of these tokens and of what makes rows interchangeable (model,
+ *   cache type, backend, MTP rows or not). Prompts with a common prefix share its files. A hash
+ *   only finds a file: its tokens are compared one by one.
+ * - Size. After prefix_store_keep all files of the folder, those of other models included, stay
+ *   within the limit. The least recently used go first; of a chain, its end before its beginning.
+ * - Sharing. Files appear whole (out_file.h), so processes may share a folder. A damaged file is
+ *   removed with a warning, and its rows are computed.
+ * - Cost. A block is one write of PREFIX_BLOCK rows (49 MB for GLM-5.2 with 16-bit caches); to
+ *   compute its tokens takes longer by orders of magnitude. A block that exists costs one lookup.
  *
- * Size: after keep, all files of the folder together stay within the limit (files of other models
- * count as well): those unused for longest go first, of a chain its end before its beginning. Files
- * appear whole (out_file.h), so processes may share a folder. A file that is damaged is removed
- * with a warning, and its rows are computed.
- *
- * Not thread-safe: call from the thread that computes with the engine, which must outlive the
- * store.
+ * Threads: the one that computes. The engine must outlive the store.
  */
 #ifndef GLM_ENGINE_PREFIX_STORE_H
 #define GLM_ENGINE_PREFIX_STORE_H
@@ -32,18 +30,18 @@
 
 struct prefix_store;
 
-/* Opens (or makes, for its owner only) the folder. max_bytes 0: PREFIX_STORE_DEFAULT_SIZE.
- * ERR_USAGE when that has no room for one block, ERR_INPUT or -errno when the folder cannot be
- * used. */
+/* Opens the folder; a new one is readable by its owner only. max_bytes 0:
+ * PREFIX_STORE_DEFAULT_SIZE. ERR_USAGE when not even one block fits, ERR_INPUT or -errno when the
+ * folder cannot be used. */
 int prefix_store_open(const char *folder, uint64_t max_bytes, struct engine *g,
 	struct prefix_store **out, struct err *e);
 void prefix_store_close(struct prefix_store *p); /* NULL is fine; the files stay */
 
-/* Makes `s` hold as long a prefix of tokens[0..n) as it and the store know, and no other tokens:
- * session_length(s) afterwards counts them (its logits are at hand only when nothing changed).
- * *n_read (may be NULL): how many of them came from disk. Nothing found is no error. Errors: the
- * backend's; the session then holds what it had in common with the tokens, or less. ERR_INPUT for
- * an id out of range or n beyond the context: nothing changed. */
+/* Makes the timeline of `s` the longest prefix of tokens[0..n) that the session and the store have;
+ * session_length(s) says how long. Its logits are available only when nothing changed.
+ * - *n_read (may be NULL): tokens that came from disk. To find none is no error.
+ * - ERR_INPUT for an id out of range or n beyond the context: nothing has changed.
+ * - Errors of the backend: the session holds the common prefix, or less. */
 int prefix_store_restore(struct prefix_store *p, struct session *s, const int32_t *tokens,
 	uint32_t n, uint32_t *n_read, struct err *e);
 

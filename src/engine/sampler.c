@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Sampling. The candidates are narrowed step by step: temperature, top-k, top-p, min-p, each on
- * what the one before left. A card waits while a token is drawn, so a vocabulary of 154,880 is only
- * looked through in simple passes: for the best logit, for the mass of all, for those near the
- * best. Only these are brought into order, by a max-heap, as far as the cuts need; when they do not
- * suffice, more are taken.
+ * Temperature, top-k, top-p, min-p, each on what the one before left. The device is idle while a
+ * token is drawn, so a vocabulary of 154,880 is only read in simple vector passes: for the largest
+ * logit, for the sum of all, for the candidates near the largest. Only these are ordered, by a
+ * max-heap, as far as the cuts need. When they do not suffice, the passes are repeated for more.
  */
 #include "src/engine/sampler.h"
 
@@ -14,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK      1024 /* logits whose mass is added up together */
+#define BLOCK      1024 /* logits that are summed up together */
 #define FIRST_NEAR 5.0  /* the first candidates are those above exp(-5) of the best */
 
 struct sampler_candidate {
@@ -71,7 +70,7 @@ static void candidate_pop(struct sampler_candidate *h, size_t n)
 	candidate_sift_down(h, n - 1, 0);
 }
 
-/* Four logits at a time: what every processor of today has instructions for. */
+/* SIMD of four logits: what every 64-bit processor has instructions for. */
 #define LANES 4
 typedef float lanes __attribute__((vector_size(16)));
 typedef int32_t ints __attribute__((vector_size(16)));
@@ -97,7 +96,7 @@ static inline lanes lanes_max(lanes top, lanes v)
 	return (lanes)((more & (ints)v) | (~more & (ints)top));
 }
 
-/* The best of x[0..n), at least -infinity. */
+/* The largest of x[0..n), at least -infinity. */
 static inline float max_logit(const float *x, size_t n)
 {
 	const lanes none = {0};
@@ -116,8 +115,8 @@ static inline float max_logit(const float *x, size_t n)
 	return best;
 }
 
-/* The best, of equal ones the first; 0 when all are NaN. Only the block where it was found is
- * looked through again. */
+/* The largest, of equal ones the first; 0 when all are NaN. Only the block that has it is read
+ * again. */
 static int32_t argmax(const float *logits, int32_t n)
 {
 	size_t count = (size_t)n, where = 0;
@@ -163,7 +162,7 @@ static double softmax_mass(const float *logits, size_t n, float top, float inv_t
 	return all;
 }
 
-/* Nothing is cut: draws from all. all: their mass. */
+/* Nothing is cut: draws from all. all: the sum of their probabilities, unscaled. */
 static int32_t draw_any(const float *logits, size_t n, float top, float inv_t, double all, double u)
 {
 	double left = u * all;
@@ -208,9 +207,9 @@ static size_t gather_near(struct sampler_candidate *h, const float *logits, size
 	return k;
 }
 
-/* Draws from the best that the cuts leave of h[0 .. n_near), the candidates near the top; all: the
- * mass of all, 0 when top-k says what all are. Returns -1 when it takes more of them, and there
- * are. */
+/* Draws from what the cuts leave of h[0 .. n_near), the candidates near the largest logit. all: the
+ * unscaled sum of all; 0 when top-k is on, which makes its own. Returns -1 when the cuts need more
+ * candidates than these. */
 static int32_t draw_near(struct sampler *s, struct sampler_candidate *h, size_t n_near, size_t n,
 	double all, float *probability)
 {

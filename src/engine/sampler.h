@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Logits -> token. Greedy at temperature 0, else temperature, top-k, top-p, min-p, in that order,
- * with a seeded generator. */
+/*
+ * Logits -> token. Greedy at temperature 0, else temperature, top-k, top-p, min-p, in that order,
+ * with a seeded generator. The same options, seed and logits give the same tokens.
+ */
 #ifndef GLM_ENGINE_SAMPLER_H
 #define GLM_ENGINE_SAMPLER_H
 
@@ -28,9 +30,8 @@ struct sampler {
 void sampler_init(struct sampler *s, const struct sampler_options *options);
 void sampler_fini(struct sampler *s);
 
-/* Picks one of the first n_valid ids (the rows beyond are padding and never chosen). logits:
- * [n_valid] or more, not changed. NaN counts as -infinity. probability (may be NULL): that of the
- * pick under the sampled distribution. */
+/* Draws one of the first n_valid ids. logits: [n_valid] or more, not changed; NaN counts as
+ * -infinity. *probability (may be NULL): of that id under the distribution it was drawn from. */
 int32_t sampler_pick(struct sampler *s, const float *logits, int32_t n_valid, float *probability);
 
 /* ln softmax(logits)[id] over the first n_valid ids, in double. */

@@ -12,7 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Where a device copies to without a detour. */
 static size_t logits_bytes(const struct engine *g)
 {
 	return g->model.config.n_vocab * sizeof(float);
@@ -126,8 +125,8 @@ static struct forward_taps session_step_taps(struct session *s, uint32_t n)
 	return f;
 }
 
-/* One chunk: tokens already stand at s->tokens[length ..). rows: [n][vocab] or NULL; last: keep the
- * logits. */
+/* Computes one chunk, the tokens at s->tokens[length ..). rows: [n][vocab] or NULL; last: keep the
+ * logits of its last row. */
 static int session_step(struct session *s, uint32_t n, float *rows, bool last,
 	const struct session_watch *watch, struct err *e)
 {
@@ -184,8 +183,8 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
 	if (!n)
 		return 0;
 	if (s->mtp && s->length && !s->has_hidden) {
-		/* the pair of the last position needs its hidden state: compute that position again (the
-		 * pair before it stands in the cache) */
+		/* The pair of the last position needs its hidden state: that position is computed again.
+		 * The pair before it is in the cache. */
 		s->length--;
 		if ((rc = session_step(s, 1, NULL, false, watch, e)))
 			return rc;

@@ -2,6 +2,9 @@
 /*
  * One mutable timeline of tokens over an engine. The caller states the tokens it wants computed;
  * the session reuses the common prefix, rewinds or extends. Logits of the last position are kept.
+ *
+ * Order of use: session_new, session_enable_mtp if drafts are wanted, then session_sync for a
+ * prompt and session_extend for what follows; session_free. Threads: the one that computes.
  */
 #ifndef GLM_ENGINE_SESSION_H
 #define GLM_ENGINE_SESSION_H
@@ -17,30 +20,29 @@ int session_new(struct engine *g, struct session **out, struct err *e);
 void session_free(struct session *s); /* NULL is fine */
 struct engine *session_engine(const struct session *s);
 
-/* What a long computation tells and asks while it runs. Zero-initialise; every field is optional.
- */
+/* Callbacks of a long computation. Zero-initialise; every field is optional. */
 struct session_watch {
 	void (*progress)(void *user, uint32_t done, uint32_t total); /* after each chunk of tokens */
-	/* Called once, when the computation of the first chunk is under way and the thread would only
-	 * wait for it: the place for work that is not urgent. The logits of the position before still
-	 * stand where session_logits said. Not called when the computation ends early. */
+	/* Called once, when the device computes the first chunk and the thread would only wait: the
+	 * place for work that is not urgent. The logits of the position before are still valid. Not
+	 * called when the computation ends early. */
 	void (*on_device_busy)(void *user);
 	void *user;
-	/* Set by anyone, from a signal handler too: the computation stops after the chunk or layer in
-	 * hand with ERR_INTERRUPTED; the session then holds the tokens finished so far and stays
-	 * usable. */
+	/* Set by any thread or a signal handler: the computation stops at the next layer with
+	 * ERR_INTERRUPTED. The session then holds the chunks that were finished, and stays usable. */
 	atomic_bool *cancel;
 };
 
-/* Makes the timeline equal to tokens[0..n): reuses the longest common prefix (at least the last
- * token is computed anew when its logits are not at hand), computes the rest in chunks. *n_reused
- * (may be NULL): tokens not computed. ERR_INPUT for an id out of range, n = 0, or n beyond the
- * context; then the session is unchanged. */
+/* Makes the timeline equal to tokens[0..n).
+ * - Reuses the longest common prefix and computes the rest in chunks. The last token is computed
+ *   again if its logits are not available.
+ * - *n_reused (may be NULL): tokens that were not computed.
+ * - ERR_INPUT for an id out of range, n = 0, or n beyond the context: the session is unchanged. */
 int session_sync(struct session *s, const int32_t *tokens, uint32_t n,
 	const struct session_watch *watch, uint32_t *n_reused, struct err *e);
 
 /* Appends n tokens and computes them. rows (may be NULL): [n][vocab] logits of every appended
- * position. */
+ * position. Errors as session_sync. */
 int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *rows,
 	const struct session_watch *watch, struct err *e);
 
@@ -51,31 +53,27 @@ void session_rewind(struct session *s, uint32_t n);
 uint32_t session_length(const struct session *s);
 const int32_t *session_tokens(const struct session *s); /* [length], valid until the next change */
 
-/* [vocab] logits of the last position, host memory, valid until the next change; NULL when not at
- * hand. Rows beyond the tokenizer's vocabulary are what the model computed: mask them when
- * sampling. */
+/* [vocab] logits of the last position, host memory, valid until the next change; NULL when they are
+ * not available. Those from engine_n_valid on are of padding rows: not to be sampled. */
 const float *session_logits(const struct session *s);
 
-/* Keeps the MTP layer's caches along, which session_mtp_logits needs; the cost is two projections a
+/* From now on also fills the MTP layer's caches, which session_mtp_logits needs: two projections a
  * token. Call before the first token. ERR_INPUT when the model has no MTP layer. */
 int session_enable_mtp(struct session *s, struct err *e);
 
 /* MTP: logits [vocab] (host, written by the call) of the token after `next`, given that `next`
- * follows the last position. Needs session_enable_mtp and logits at hand (session_logits not NULL);
- * else ERR_RUN. The timeline does not change. */
+ * follows the last position. Needs session_enable_mtp and available logits (session_logits not
+ * NULL), else ERR_RUN. The timeline does not change. */
 int session_mtp_logits(struct session *s, int32_t next, float *logits, struct err *e);
 
-/* What parity checks look at; filled by session_extend/sync while set. Arrays are the caller's,
- * sized by it. */
+/* Intermediate results, for parity tests; filled by session_extend and session_sync while set.
+ * Arrays of the caller; NULL: not wanted. "Last": of the last position computed. */
 struct session_taps {
-	float *resid_last; /* [layers][n_embd]: residual stream after each layer, of the last position
-						  computed */
-	uint16_t *router;  /* [tokens][moe layers][n_used], sorted, of every position computed; at most
-						  router_rows */
-	uint32_t router_rows; /* capacity in tokens */
-	int32_t *index_last;  /* [layers][top_k]: selection of the last position, ascending; full layers
-							 only */
-	int32_t *n_index_last; /* [layers]: how many; 0 for shared layers */
+	float *resid_last;     /* [layers][n_embd] residual stream after each layer */
+	uint16_t *router;      /* [router_rows][moe layers][n_used] expert ids, ascending */
+	uint32_t router_rows;  /* capacity in tokens */
+	int32_t *index_last;   /* [layers][top_k] selection, ascending; full layers only */
+	int32_t *n_index_last; /* [layers] how many; 0 for shared layers */
 };
 void session_set_taps(struct session *s, struct session_taps *taps); /* NULL: off */
 

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The body of a session file: blocks, each of a length that the reader knows beforehand, each with
- * its own check, each as it is or as one lz4 frame, whichever is clearly smaller.
+ * The body of a session file: blocks of lengths that the reader knows beforehand, each with a check
+ * value, each stored raw or, if that is clearly smaller, as one lz4 frame.
  *
  *   u32 stored   bytes that follow the block head
- *   u32 coding   0: as it is, 1: an lz4 frame with content size and content checksum
+ *   u32 coding   0: raw, 1: an lz4 frame with content size and content checksum
  *   u64 check    over seed, number of the block, stored, coding and the stored bytes
  *
- * The seed is the check of the file's head: a block of another file, or in another place, is
- * refused as a damaged one is. A reader never looks at stored bytes whose check is wrong. Without
- * liblz4 everything is stored as it is, and a compressed block is refused with a sentence.
+ * The seed is the check value of the file's head, so a block of another file or in another place is
+ * refused like a damaged one. Stored bytes are not parsed before their check value is right.
+ * Without liblz4 everything is stored raw, and a compressed block is refused with a sentence.
  */
 #ifndef GLM_ENGINE_SESSION_BLOCKS_H
 #define GLM_ENGINE_SESSION_BLOCKS_H

@@ -311,7 +311,7 @@ static const char *kv_name(uint32_t value_bytes)
 	return value_bytes == 2 ? "16-bit" : value_bytes == 4 ? "float32" : "unknown";
 }
 
-/* Can this session take what the head announces? */
+/* Can this session take the rows that the head describes? */
 static int check_head(
 	const struct session *s, const struct session_head *h, const char *name, struct err *e)
 {

@@ -12,7 +12,7 @@ struct session {
 	int32_t base;    /* first cache row */
 	int32_t *tokens; /* [context] */
 	uint32_t length; /* tokens whose cache rows are valid */
-	float *logits;   /* [n_vocab] of position length - 1, shared memory */
+	float *logits;   /* [n_vocab] of position length - 1; shared memory, so the device writes it */
 	bool has_logits;
 	bool mtp;
 	float *hidden; /* [n_embd] device: hidden state of position length - 1, for MTP */

@@ -4,12 +4,13 @@
  * memory; data are read with pread into the caller's buffers, so memory use does not grow with the
  * model.
  *
- *   u64 N, N bytes of JSON { name: {dtype, shape, data_offsets: [b, e]}, "__metadata__": {...} },
- * data
+ *   u64 N
+ *   N bytes of JSON: { name: {dtype, shape, data_offsets: [b, e]}, "__metadata__": {...} }
+ *   data
  *
  * As strict as the official library: no duplicate names, sizes agree with shape and dtype, tensors
  * cover the data without holes or overlap, and the file ends where the last tensor ends. A
- * checkpoint is constant once open: any number of threads may look up and read.
+ * checkpoint is constant once open: any thread may look up and read.
  */
 #ifndef GLM_FORMAT_SAFETENSORS_H
 #define GLM_FORMAT_SAFETENSORS_H

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * glm-dsa keys -> struct model_config. Files of other writers lack some keys; what is missing is
- * derived where the specification says how (IndexShare schedule), defaulted where every file
- * agrees, and demanded otherwise.
+ * glm-dsa keys -> struct model_config. Files of other writers lack some keys. A missing key is
+ * derived where the specification says how (IndexShare schedule), has a default where all files
+ * agree, and is an error otherwise.
  */
 #include "src/model/config.h"
 

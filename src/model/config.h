@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The shape of a model, read from the `glm-dsa.*` keys of a GGUF (specification sections 1, 2.6
- * and 4.2) and checked: after config_read succeeds every relation between the numbers that the
- * forward pass relies on holds.
+ * and 4.2). When config_read succeeds, every relation between the numbers that the forward pass
+ * relies on holds.
  */
 #ifndef GLM_MODEL_CONFIG_H
 #define GLM_MODEL_CONFIG_H
@@ -41,12 +41,13 @@ struct model_config {
 	float weights_scale; /* routed scaling factor */
 	uint32_t index_heads, index_dim, index_top_k;
 	float rope_base;
-	float rms_eps;                      /* every RMS norm but the two latent ones */
-	float latent_eps;                   /* q_a_norm and kv_a_norm */
-	float index_eps;                    /* the indexer's layer norm: 1e-6 */
-	bool index_full[CONFIG_MAX_LAYERS]; /* per layer incl. MTP: runs its own indexer (else shares
-										   the one below) */
-	const char *index_types_from;       /* where that schedule came from, for people; static text */
+	float rms_eps;    /* every RMS norm but the two latent ones */
+	float latent_eps; /* q_a_norm and kv_a_norm */
+	float index_eps;  /* the indexer's layer norm: 1e-6 */
+	/* per layer incl. MTP: it runs its own indexer; else it shares the selection of the one below
+	 */
+	bool index_full[CONFIG_MAX_LAYERS];
+	const char *index_types_from; /* where that schedule comes from, for messages; static text */
 	float sampling_temperature, sampling_top_p; /* general.sampling.*, 1.0 and 0.95 when absent */
 };
 
@@ -72,7 +73,7 @@ static inline bool config_is_moe(const struct model_config *c, uint32_t layer)
 int config_read(const struct gguf *file, struct model_config *out, struct err *e);
 
 /* The IndexShare schedule by frequency and offset (specification 2.6): layer i is full iff
- * max(i - offset + 1, 0) mod freq == 0. freq 4, offset 3 give GLM-5.2's. */
+ * max(i - offset + 1, 0) mod freq == 0. Frequency 4 and offset 3 are GLM-5.2's. */
 bool config_index_full(uint32_t layer, uint32_t freq, uint32_t offset);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* One arena, cut layer by layer; sizing and cutting are the same walk. */
+/* One arena, laid out layer by layer. One function serves sizing and layout. */
 #include "src/model/kv_cache.h"
 
 #include "src/base/num.h"

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The caches of all layers: one latent row (normalised KV latent and rotated key) per layer and
+ * The KV caches of all layers: one latent row (normalised KV latent and rotated key) per layer and
  * position, one index key per full layer and position. One pool holds the positions of all
- * sessions; a session owns a contiguous run of cache rows, so that rows of several sessions can be
+ * sessions. A session owns a contiguous range of cache rows, so rows of several sessions can be
  * computed in one batch (batch.base).
  *
  *   latent[layer]    [capacity][kv_rank + head_rope]
  *   index_key[layer] [capacity][index_dim]            full layers only
  *
- * Rows at or beyond a session's length are garbage and are never read: attention looks at positions
+ * Rows at or beyond a session's length are undefined and never read: attention reads positions
  * 0..pos only.
  */
 #ifndef GLM_MODEL_KV_CACHE_H

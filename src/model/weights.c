@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One walk over the names (walk_*) serves both binding and loading: a visitor is called for every
- * resident tensor with the place that shall hold it. The first visit checks and adds up sizes, the
- * second copies into the arena. Norms, biases and small vectors must be F32; F16 and BF16 ones of
- * foreign files are converted while they are copied.
+ * One walk over the tensor names (walk_*) serves binding and loading. The first pass checks shapes
+ * and adds up sizes; the second one copies into the arena. Norms, biases and small vectors are F32
+ * in memory; F16 and BF16 ones of foreign files are converted while they are copied.
  */
 #include "src/model/weights.h"
 
@@ -19,7 +18,7 @@
 
 #define ARENA_ALIGN 256 /* every tensor starts on this boundary of the arena */
 #define UPLOAD_STEP                                                                                \
-	((uint64_t)64 << 20) /* large tensors are copied in pieces, so that progress can be told */
+	((uint64_t)64 << 20) /* large tensors are copied in steps, with a progress report each */
 
 struct tensor_walk {
 	const struct gguf *file;
@@ -29,13 +28,13 @@ struct tensor_walk {
 	size_t used; /* bytes of the arena so far */
 	struct err *e;
 	const struct weights_watch *watch; /* NULL: nobody */
-	bool later; /* collect in spans what needs no conversion, for tensor_load */
+	bool later;                        /* list in spans what needs no conversion, for tensor_load */
 	struct tensor_span *spans;
 	size_t n_spans, cap_spans;
 	size_t total; /* bytes of the arena when all is done */
 };
 
-/* All that was placed has been copied, but for the last `missing` bytes. */
+/* The arena is filled but for the last `missing` bytes of what has been taken. */
 static void report_progress(const struct tensor_walk *k, uint64_t missing)
 {
 	if (k->watch && k->watch->progress)
@@ -58,7 +57,7 @@ static const struct gguf_tensor *find_shaped_tensor(
 	return t;
 }
 
-/* Takes room in the arena. */
+/* The next buffer of the arena; NULL in the first pass. */
 static uint8_t *arena_take(struct tensor_walk *k, size_t bytes)
 {
 	size_t at = k->used;
@@ -66,7 +65,7 @@ static uint8_t *arena_take(struct tensor_walk *k, size_t bytes)
 	return k->backend ? k->arena + at : NULL;
 }
 
-/* The bytes of a tensor as they are, now or later. */
+/* Copies the bytes of a tensor unchanged, or lists them for tensor_load. */
 static void copy_bytes(struct tensor_walk *k, const struct gguf_tensor *t, uint8_t *data)
 {
 	if (!k->later) {
@@ -238,7 +237,8 @@ static int bind_experts(struct tensor_walk *k, uint32_t layer, struct expert_ten
 	return x->down ? 0 : ERR_INPUT;
 }
 
-/* Whether all experts of a stack do; slots keep what is left of the division (stream/extent.h). */
+/* Whether every expert of a stack begins at a multiple of the alignment that deferred kernels need.
+ * A cache slot keeps an expert's offset modulo that alignment (stream/extent.h). */
 static bool stack_is_aligned(const struct gguf_tensor *t)
 {
 	return !((t->offset | t->bytes / t->ne[2]) % DEFERRED_ALIGN);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The resident weights: everything that every token needs, bound by name and shape to a GGUF and
- * loaded into the backend's memory from one arena. Routed experts are not loaded: they are
- * described, for an expert source.
+ * The resident weights: what every token needs, in one arena of the backend's memory. Routed
+ * experts are not loaded; they are described, for an expert source.
+ *
+ * Order of use: weights_bind finds and checks every tensor, plan the memory, weights_load,
+ * weights_free.
  */
 #ifndef GLM_MODEL_WEIGHTS_H
 #define GLM_MODEL_WEIGHTS_H
@@ -49,21 +51,24 @@ struct model_weights {
 	size_t arena_bytes;
 };
 
-/* Binds and checks every tensor; on success `w` describes them, nothing is read. with_mtp false
- * leaves the MTP layer out. *resident_bytes: what weights_load will take. ERR_INPUT names the
- * tensor, its shape and the one expected. */
+/* Binds every tensor by name and checks its shape; nothing is read. with_mtp false leaves the MTP
+ * layer out. *resident_bytes: what weights_load will take. ERR_INPUT names the tensor, its shape
+ * and the one expected. */
 int weights_bind(const struct gguf *file, const struct model_config *c, bool with_mtp,
 	struct model_weights *w, size_t *resident_bytes, struct err *e);
 
-/* Told at the start and after each tensor how many bytes of the arena are filled. */
+/* Called at the start and after each tensor, with the bytes of the arena that are filled. */
 struct weights_watch {
 	void (*progress)(void *user, uint64_t done, uint64_t total);
 	void *user;
 };
 
-/* Allocates the arena and copies the resident weights into it. Call once after weights_bind with
- * the same arguments. `watch` may be NULL. `reader`: on a card the files are read so
- * (stream/tensor_load.h), and a line says how fast; NULL: copied from where they are mapped. */
+/* Allocates the arena and loads the resident weights into it. Call once after weights_bind with the
+ * same arguments.
+ * - watch: NULL for none.
+ * - reader: how the files are read for a card (stream/tensor_load.h); a line says how fast it was.
+ *   NULL: they are copied from where they are mapped.
+ * - Errors: ERR_MEMORY, a failed read. weights_free is needed after an error too. */
 int weights_load(const struct gguf *file, const struct model_config *c, bool with_mtp,
 	struct backend *b, struct model_weights *w, const struct weights_watch *watch,
 	const struct reader_options *reader, struct err *e);

@@ -7,17 +7,18 @@
  * it.
  *
  * For a row of magnitudes g and a scale dl the error is, with each weight's own sign,
- *     sum w (|x| - dl g)^2 = const - 2 dl sum w |x| g + dl^2 sum w g^2,
- * and when the number of minus signs is odd one sign must be wrong, cheapest where w |x| g is
- * least, which adds 4 dl min(w |x| g). So with P = sum w |x| g - 2 min(w |x| g) [odd],     B = sum
- * w g^2 the error of every row at every scale is dl^2 B - 2 dl P: P and B are computed once for the
- * 256 rows, after which the exact best row at any scale costs one multiply-add per row. The search
- * over scales can then afford to be wide:
- *   1. each 32 weights: the best real dl among points around their mean size, improved by dl = sum
- * P / sum B;
- *   2. d: several candidates that put the largest dl near the top of s; for each, the best s near 4
- * dl / d - 0.5;
- *   3. least squares for d with rows and s fixed, then s again, until the error stops falling.
+ *     sum w (|x| - dl g)^2 = const - 2 dl sum w |x| g + dl^2 sum w g^2.
+ * When the number of minus signs is odd, one sign must be wrong. It is the one with the least
+ * w |x| g, which adds 4 dl min(w |x| g). So with
+ *     P = sum w |x| g - 2 min(w |x| g) [odd],     B = sum w g^2
+ * the error of every row at every scale is dl^2 B - 2 dl P. P and B are computed once for the 256
+ * rows; the exact best row at any scale then costs one multiply-add per row, and the search over
+ * scales can be wide:
+ *   1. Each 32 weights: the best real dl among points around their mean size, improved by
+ *      dl = sum P / sum B.
+ *   2. d: several candidates that put the largest dl near the top of s; for each, the best s near
+ *      4 dl / d - 0.5.
+ *   3. Least squares for d with rows and s fixed, then s again, until the error stops falling.
  */
 #include "src/quant/quantize_rows.h"
 

@@ -7,13 +7,13 @@
  * it as enum quant_weighting says.
  *
  * Search:
- *   1. each sub-block: 25 ways to cut or widen its range, one step of least squares each, the best
- * real pair (a, b);
- *   2. d and dmin so that the largest a and b take the last integer;
- *   3. each sub-block: the best (s, m) in a square around (a / d, b / dmin), judged by the error of
- * the codes that follow. This, not rounding, is where the gain is: the error as a function of (s,
- * m) is jagged;
- *   4. codes, s and m fixed: least squares for d and dmin over the block, then 3 again.
+ *   1. Each sub-block: 25 ways to cut or widen its range, one step of least squares each, the best
+ *      real pair (a, b).
+ *   2. d and dmin, so that the largest a and b take the last integer.
+ *   3. Each sub-block: the best (s, m) in a square around (a / d, b / dmin), judged by the error of
+ *      the codes that follow. Most of the gain over rounding is here: the error as a function of
+ *      (s, m) is jagged.
+ *   4. Codes, s and m fixed: least squares for d and dmin over the block, then 3 again.
  * Every error is computed with d and dmin as the halves that will be stored. More starting values
  * of d and dmin, or wider squares, gain 0.3 % of the error at a fraction of the speed.
  */

@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The types without minima. Q8_0, Q4_0: x = d * q, one half d per 32 weights. Q3_K, Q6_K: x = d * s
- * * q, one integer scale s per 16 weights and one half d per 256.
+ * The types without minima.
+ *   Q8_0, Q4_0: x = d q, one half d per 32 weights
+ *   Q3_K, Q6_K: x = d s q, one integer scale s per 16 weights and one half d per 256
  *
  * Objective: the weighted squared error of the decoded weights, columns weighted by `importance`,
  * or without it as enum quant_weighting says.
  *
- * Once the scale is fixed the best codes are the nearest ones, so all that is searched is the
- * scale, and the error as a function of it is jagged: in 32 weights the rounding errors scatter
- * enough that the best of a few dozen scales beats the usual choice max / 127 by a quarter of
- * the squared error. Hence candidates first, least squares second:
- *   - one scale: 2 x n_candidates values around "the largest weight takes the last code", for both
- * signs of d, because the code range has one value more below zero; each is first improved by one
- * step of least squares for its codes;
- *   - two levels: the same search gives each sub-block its real scale a; d is fitted so that the
- * largest |a| takes the last integer; then, alternately, the best integer s near a / d for each
- * sub-block, and least squares for d with codes and s fixed, until the error stops falling. Every
- * error is computed with d as the half that will be stored.
+ * For a fixed scale the best codes are the nearest ones, so only the scale is searched. The error
+ * as a function of it is jagged: in 32 weights the best of a few dozen scales has three quarters of
+ * the squared error of the simple choice max / 127. Hence candidates first, least squares second:
+ *   - One scale: 2 x n_candidates values around "the largest weight takes the last code", for both
+ *     signs of d, because the codes have one value more below zero. Each is improved by one step of
+ *     least squares for its codes.
+ *   - Two levels: the same search gives each sub-block its real scale a; d is fitted so that the
+ *     largest |a| takes the last integer. Then, in turns, the best integer s near a / d for each
+ *     sub-block, and least squares for d with codes and s fixed, until the error stops falling.
+ * Every error is computed with d as the half that will be stored.
  */
 #include "src/quant/quantize_rows.h"
 
