@@ -271,7 +271,7 @@ def cache_map():
         drawn = sum(r[1].count(sign) for r in rows)
         said = re.search(rf"^  {tier} +(\d+) of 224 experts", full, re.M)
         check(f"as many {sign} as the line below says", said and 0 < drawn == int(said[1]), full.encode())
-    check("hit rates", re.search(r"asked +\d+ times: [0-9.]+ % cache, [0-9.]+ % ram, [0-9.]+ % read", full), full.encode())
+    check("hit rates", re.search(r"accesses +\d+: [0-9.]+ % cache, [0-9.]+ % ram, [0-9.]+ % read", full), full.encode())
     check("80 columns are enough", all(len(line) <= 80 for line in full.splitlines()), full.encode())
     shown = c.line(b"/stats", b"sampling:")
     check("/stats counts experts", b"experts in all:" in shown and b"memory:" in shown, shown)

@@ -35,12 +35,11 @@ struct bench_figure {
 
 struct bench {
 	enum bench_format format;
-	int threads;       /* OpenMP threads in use */
-	int repeats;       /* samples of each figure, odd is best */
-	double seconds;    /* least length of one sample */
-	uint64_t start_ns; /* when the command began */
-	size_t
-		array_bytes; /* of each array of bench_copy; 0: four last-level caches, at most 640 MiB */
+	int threads;        /* OpenMP threads in use */
+	int repeats;        /* samples of each figure, odd is best */
+	double seconds;     /* least length of one sample */
+	uint64_t start_ns;  /* when the command began */
+	size_t array_bytes; /* of bench_copy; 0: four last-level caches, at most 640 MiB */
 	/* Limits, 0 until measured by bench_copy: */
 	double read_bytes_s, mac_s;
 	double device_bytes_s; /* bytes read and written by a copy on the card; measured by bench_ops */

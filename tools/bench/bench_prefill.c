@@ -82,7 +82,8 @@ static void add_prefill_samples(struct prefill_job *j, const struct limits *l)
 	struct bench *b = j->b;
 	for (int i = 0; i < j->n_samples; i++) {
 		const struct prefill_sample *s = &j->samples[i];
-		const double tokens = s->tokens, asked = (double)(s->d.hit_vram + s->d.hit_ram + s->d.miss);
+		const double tokens = s->tokens,
+					 accesses = (double)(s->d.hit_vram + s->d.hit_ram + s->d.miss);
 		const double disk = (double)s->d.bytes_read / l->disk.bytes_s.median;
 		const double link = l->card.there ? (double)s->d.bytes_in / l->card.in_bytes_s.median : 0;
 		const double bound = MAX(disk, link);
@@ -97,7 +98,7 @@ static void add_prefill_samples(struct prefill_job *j, const struct limits *l)
 		if (s->d.bytes_in)
 			bench_add_value(
 				b, "prefill", "GB", (double)s->d.bytes_in * 1e-9, "%s: host to card", name);
-		bench_add_value(b, "prefill", "%", 100 * (double)s->d.miss / MAX(asked, 1.0),
+		bench_add_value(b, "prefill", "%", 100 * (double)s->d.miss / MAX(accesses, 1.0),
 			"%s: experts missed", name);
 		bench_add_value(
 			b, "prefill", "s", (double)s->d.wait_ns * 1e-9, "%s: waited for experts", name);

@@ -291,7 +291,7 @@ static void add_interval(struct replay *j, const char *name, uint32_t first, uin
 	const struct expert_stats d = stats_between(j->stats[first], j->stats[end]);
 	const double tokens = end - first,
 				 ms = (double)(j->at_ns[end] - j->at_ns[first]) * 1e-6 / tokens;
-	const double asked = MAX((double)(d.hit_vram + d.hit_ram + d.miss), 1.0);
+	const double accesses = MAX((double)(d.hit_vram + d.hit_ram + d.miss), 1.0);
 	const double disk_ms = at_limit(d.bytes_read, tokens, drive);
 	const double in_ms = at_limit(d.bytes_in, tokens, l->card.in_bytes_s);
 	const double out_ms = at_limit(d.bytes_out, tokens, l->card.out_bytes_s);
@@ -305,13 +305,13 @@ static void add_interval(struct replay *j, const char *name, uint32_t first, uin
 	const char *by = bound == read_ms ? "drive" : bound == moved_ms ? "link" : "computing";
 	bench_add(j->b, j->what, "tok/s", bench_one(1e3 / ms), 1e3 / bound, by, "%s (tokens %u to %u)",
 		name, first, end);
-	add_value(j, name, "%", 100 * (double)d.hit_vram / asked,
+	add_value(j, name, "%", 100 * (double)d.hit_vram / accesses,
 		j->ahead ? "experts in tier 0, or loading" : "experts in tier 0");
 	if (j->c.ram_bytes)
-		add_value(j, name, "%", 100 * (double)d.hit_ram / asked, "experts in tier 1");
-	add_value(j, name, "%", 100 * (double)d.miss / asked, "experts missed");
+		add_value(j, name, "%", 100 * (double)d.hit_ram / accesses, "experts in tier 1");
+	add_value(j, name, "%", 100 * (double)d.miss / accesses, "experts missed");
 	if (j->ahead) {
-		add_value(j, name, "%", 100 * (double)read / l->disk.expert_bytes / asked,
+		add_value(j, name, "%", 100 * (double)read / l->disk.expert_bytes / accesses,
 			"experts that had to be read");
 		add_value(j, name, "/tok", (double)d.prefetch_useful / tokens, "useful prefetches");
 		add_value(j, name, "/tok", (double)d.prefetch_wasted / tokens, "useless prefetches");

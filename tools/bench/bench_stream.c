@@ -8,7 +8,7 @@
  * towards the bound.
  *
  * Other processes only ever slow a sample down. So all ways to run take turns, the bound is that of
- * the fastest samples, and what is said about a run is said of its fastest sample.
+ * the fastest samples, and the figures of a run are those of its fastest sample.
  */
 #include "tools/bench/bench.h"
 
@@ -73,7 +73,7 @@ out:
 }
 
 /* Another sample: a decode with a budget and a lookahead, a cold start first, the second one
- * counts. What the engine says about itself has been said. */
+ * counts. The engine logs nothing: it has logged its plan before. */
 static int sample_decode(
 	struct stream_job *j, int i, uint64_t cache_bytes, struct stream_row *row, struct err *e)
 {
@@ -134,19 +134,19 @@ static void add_row(struct stream_job *j, struct stream_row *row)
 	struct bench *b = j->b;
 	const struct measure_decode *d = &row->best;
 	const int ahead = row->ahead;
-	const double asked = d->hits[0] + d->hits[1] + d->misses, ms = d->ms.median,
+	const double accesses = d->hits[0] + d->hits[1] + d->misses, ms = d->ms.median,
 				 gap = ms - j->bound_ms;
 	bench_add(b, "stream", "tok/s", tok_s(row, b->repeats), 1e3 / j->bound_ms, "bound",
 		"lookahead %d", ahead);
 	bench_add_value(
 		b, "stream", "ratio", ms / j->bound_ms, "lookahead %d: least time / bound", ahead);
-	bench_add_value(b, "stream", "%", 100 * d->hits[0] / asked,
+	bench_add_value(b, "stream", "%", 100 * d->hits[0] / accesses,
 		"lookahead %d: experts in tier 0, or loading", ahead);
 	if (j->c.ram_bytes)
-		bench_add_value(
-			b, "stream", "%", 100 * d->hits[1] / asked, "lookahead %d: experts in tier 1", ahead);
+		bench_add_value(b, "stream", "%", 100 * d->hits[1] / accesses,
+			"lookahead %d: experts in tier 1", ahead);
 	bench_add_value(
-		b, "stream", "%", 100 * d->misses / asked, "lookahead %d: experts missed", ahead);
+		b, "stream", "%", 100 * d->misses / accesses, "lookahead %d: experts missed", ahead);
 	bench_add_value(b, "stream", "MB/tok", d->bytes * 1e-6, "lookahead %d: read", ahead);
 	if (ahead) {
 		bench_add_value(b, "stream", "/tok", d->useful, "lookahead %d: useful prefetches", ahead);

@@ -30,7 +30,7 @@ int measure_disk(const struct common_opts *c, const struct gguf *file, unsigned 
 	double seconds, int repeats, struct measure_disk *out, struct err *e);
 
 /* The same bytes as a card's loader reads them: in slices, reader_useful_depth() at a time, into
- * the buffer that came back last, by a thread that does not sleep meanwhile. out's depth counts
+ * the buffer that came back last, by a thread that polls. out's depth counts
  * the slices. */
 int measure_disk_slices(const struct common_opts *c, const struct gguf *file, double seconds,
 	int repeats, struct measure_disk *out, struct err *e);

@@ -29,7 +29,7 @@ struct answer {
 	char *session_path;         /* file of this chat (chat_file.h); NULL: none */
 	struct stat session_seen;   /* what that file was when it was last read or written; 0: absent */
 	bool autosave;              /* it is written after answers and at the end */
-	bool unsaved;               /* something was said since it was written */
+	bool unsaved;               /* there were turns since it was written */
 	uint64_t save_ns, saved_at_ns; /* how long that took, and total_ns then */
 };
 

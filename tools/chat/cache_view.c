@@ -115,11 +115,11 @@ static void draw_map(FILE *f, const struct engine_cache *c, const uint8_t *map,
 	print_tier(f, "ram", c->tier_bytes[1], total[ENGINE_IN_RAM], all);
 
 	const struct expert_stats *s = &c->stats;
-	uint64_t asked = s->hit_vram + s->hit_ram + s->miss;
-	double part = asked ? 100.0 / (double)asked : 0;
-	if (asked)
-		fprintf(f, "  asked    %llu times: %.1f %% %s, %.1f %% ram, %.1f %% read (%.3f GB)\n",
-			(unsigned long long)asked, part * (double)s->hit_vram, first_tier,
+	uint64_t accesses = s->hit_vram + s->hit_ram + s->miss;
+	double part = accesses ? 100.0 / (double)accesses : 0;
+	if (accesses)
+		fprintf(f, "  accesses %llu: %.1f %% %s, %.1f %% ram, %.1f %% read (%.3f GB)\n",
+			(unsigned long long)accesses, part * (double)s->hit_vram, first_tier,
 			part * (double)s->hit_ram, part * (double)s->miss, (double)s->bytes_read * 1e-9);
 	fprintf(f, "  policy   %s; lookahead %d", c->policy, c->lookahead);
 	if (s->prefetch_useful || s->prefetch_wasted)

@@ -23,8 +23,8 @@ struct convert_job {
 	const struct convert_plan *plan;
 	const struct safetensors *st;
 	const struct convert_imatrix *imatrix; /* or NULL */
-	const bool *
-		has_importance; /* [n_tensors] the imatrix knows this tensor and its type makes use of it */
+	const bool
+		*has_importance; /* [n_tensors] the imatrix knows it and its type makes use of that */
 	struct gguf_writer *writer;      /* created; tensor i of the plan is its tensor i */
 	struct convert_journal *journal; /* open */
 	const bool *done;                /* [n_tensors] finished by an earlier run */

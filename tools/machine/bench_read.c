@@ -46,8 +46,7 @@ struct read_job {
 	int fd;          /* of the file, for fadvise */
 	char path[4096]; /* by which readers and fio open it */
 	uint64_t file_bytes, bytes;
-	uint32_t
-		*blocks; /* [file_bytes / slice] in random order; a run takes the first bytes / slice */
+	uint32_t *blocks; /* [file_bytes / slice] in random order; a run reads the first of them */
 	bool have[SOURCES];
 	unsigned char *memory; /* one slice per request of the deepest queue */
 	size_t memory_bytes;

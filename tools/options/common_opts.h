@@ -22,18 +22,17 @@ struct common_opts {
 	int threads;       /* 0: all */
 	uint32_t context;  /* 0: as memory and model allow */
 	bool cache_given;
-	uint64_t cache_bytes,
-		ram_bytes; /* 0: experts are used where the file is mapped; ENGINE_CACHE_AUTO */
-	int policy;    /* index into the words of --policy */
-	int lookahead; /* unless given: ENGINE_LOOKAHEAD_AUTO */
+	uint64_t cache_bytes; /* 0: experts are used where the file is mapped; ENGINE_CACHE_AUTO */
+	uint64_t ram_bytes;   /* second tier */
+	int policy;           /* index into the words of --policy */
+	int lookahead;        /* unless given: ENGINE_LOOKAHEAD_AUTO */
 	bool lookahead_given;
 	int io; /* enum reader_engine */
 	bool no_direct;
 	const char *trace, *warm; /* NULL: none */
 	const char *replicas; /* "A,B": files with the model's content on other drives; NULL: none */
 	uint32_t chunk;       /* most rows at once; 0: the engine's choice */
-	bool
-		kv_f32; /* not an option of all commands, as those that follow: set by those that have it */
+	bool kv_f32;          /* this and those that follow are no options of all commands */
 	/* an instrument around the expert source, see engine_options; NULL: none */
 	int (*wrap_source)(void *user, const struct model_config *c, struct expert_source *inner,
 		struct expert_source **out, struct err *e);

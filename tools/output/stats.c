@@ -55,18 +55,18 @@ static double wait_ms_per_token(const struct stats *s)
 void stats_print(FILE *f, const struct stats *s, bool colours)
 {
 	const struct generate_result *r = &s->result;
-	uint64_t asked = s->experts.hit_vram + s->experts.hit_ram + s->experts.miss;
+	uint64_t accesses = s->experts.hit_vram + s->experts.hit_ram + s->experts.miss;
 	fprintf(f, "%s%u prompt", colours ? "\033[2m" : "", r->prompt_tokens);
 	if (r->reused_tokens)
 		fprintf(f, " (%u reused)", r->reused_tokens);
 	fprintf(f, " at %.1f tok/s, %u new at %.1f tok/s", prefill_rate(s), r->new_tokens,
 		per_second(r->new_tokens, r->decode_ns));
-	if (asked)
-		fprintf(f, "; experts %.1f %% vram", 100 * (double)s->experts.hit_vram / (double)asked);
+	if (accesses)
+		fprintf(f, "; experts %.1f %% vram", 100 * (double)s->experts.hit_vram / (double)accesses);
 	if (s->experts.hit_ram)
-		fprintf(f, ", %.1f %% ram", 100 * (double)s->experts.hit_ram / (double)asked);
+		fprintf(f, ", %.1f %% ram", 100 * (double)s->experts.hit_ram / (double)accesses);
 	if (s->experts.miss)
-		fprintf(f, ", %.1f %% read", 100 * (double)s->experts.miss / (double)asked);
+		fprintf(f, ", %.1f %% read", 100 * (double)s->experts.miss / (double)accesses);
 	if (s->experts.bytes_read)
 		fprintf(f, " (%.2f GB at %.2f GB/s, %.1f ms wait a token)",
 			(double)s->experts.bytes_read * 1e-9, read_gb_s(s), wait_ms_per_token(s));
@@ -76,13 +76,13 @@ void stats_print(FILE *f, const struct stats *s, bool colours)
 
 void stats_print_experts(FILE *f, struct expert_stats s)
 {
-	uint64_t asked = s.hit_vram + s.hit_ram + s.miss;
-	if (!asked)
+	uint64_t accesses = s.hit_vram + s.hit_ram + s.miss;
+	if (!accesses)
 		return;
-	double part = 100 / (double)asked;
+	double part = 100 / (double)accesses;
 	fprintf(f,
-		"experts in all: %llu asked for, %.1f %% in vram, %.1f %% in ram, %.1f %% read (%.3f GB)",
-		(unsigned long long)asked, part * (double)s.hit_vram, part * (double)s.hit_ram,
+		"experts in all: %llu accesses, %.1f %% in vram, %.1f %% in ram, %.1f %% read (%.3f GB)",
+		(unsigned long long)accesses, part * (double)s.hit_vram, part * (double)s.hit_ram,
 		part * (double)s.miss, (double)s.bytes_read * 1e-9);
 	if (s.prefetch_useful || s.prefetch_wasted)
 		fprintf(f, "; prefetches: %llu useful, %llu useless", (unsigned long long)s.prefetch_useful,

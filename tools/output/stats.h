@@ -22,7 +22,7 @@ struct expert_stats stats_between(struct expert_stats before, struct expert_stat
 void stats_print(FILE *f, const struct stats *s, bool colours);
 
 /* One line with a line feed: where experts were found since the engine was opened, what was read,
- * what reading ahead was good for. Nothing before the first is asked for. */
+ * how useful prefetches were. Nothing before the first access. */
 void stats_print_experts(FILE *f, struct expert_stats s);
 
 /* prompt_tokens, new_tokens, prefill_tok_s, decode_tok_s, hit_vram, hit_ram, miss, bytes_read,

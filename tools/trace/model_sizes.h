@@ -44,9 +44,8 @@ struct model_sizes {
 								   row of it, working_set */
 	uint64_t macs_per_token;    /* multiply-adds with weights that a prefilled token needs: no head,
 								   attention not counted */
-	uint64_t
-		kv_per_token; /* bytes in 16 bit: latents of every trunk layer and keys of every full one */
-	uint64_t kv_mtp_per_token; /* ... of the MTP layer */
+	uint64_t kv_per_token;      /* in 16 bit: latents of trunk layers, index keys of full ones */
+	uint64_t kv_mtp_per_token;  /* ... of the MTP layer */
 };
 
 const char *tensor_class_name(enum tensor_class c); /* "routed experts"; static */

@@ -343,7 +343,7 @@ static void print_verdict(struct tune *t)
 		printf("They differ by less than 3 %%, which is called equal: the simpler one is "
 			   "recommended.\n");
 	if (t->best->best.ms.low < t->machine.compute_ms)
-		printf("That is faster than computing alone was: the machine was busy meanwhile, so repeat "
+		printf("That is faster than computing alone was: the machine was busy then, so repeat "
 			   "this when it is quiet.\n");
 	const uint64_t less = enough_bytes(t);
 	if (less < t->most)
@@ -456,13 +456,13 @@ static void say_nothing_to_tune(const struct tune *t, uint64_t everything, bool 
 
 static int find_most(struct tune *t, const struct loader_plan *plan, struct err *e)
 {
-	const uint64_t asked = t->common.cache_bytes;
-	t->most = asked && asked != ENGINE_CACHE_AUTO ? asked : t->facts.left_bytes / 10 * 9;
+	const uint64_t given = t->common.cache_bytes;
+	t->most = given && given != ENGINE_CACHE_AUTO ? given : t->facts.left_bytes / 10 * 9;
 	if (t->most < plan->floor_bytes)
 		return err_set(e, ERR_MEMORY,
 			"%s %.4f GB for experts, and one token's working set needs %.4f GB: this machine "
 			"cannot run the model",
-			asked && asked != ENGINE_CACHE_AUTO ? "--cache-gb gives" : "memory leaves", gb(t->most),
+			given && given != ENGINE_CACHE_AUTO ? "--cache-gb gives" : "memory leaves", gb(t->most),
 			gb(plan->floor_bytes));
 	return 0;
 }

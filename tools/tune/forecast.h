@@ -19,12 +19,12 @@
 #include "tools/options/common_opts.h"
 
 struct forecast_machine {
-	double one_bytes_s,
-		layer_bytes_s;   /* drive, one expert at a time; top_k of them. 0: unknown, no times */
-	double full_bytes_s; /* always busy */
-	double copy_bytes_s; /* between the tiers; 0: infinitely fast */
-	double compute_ms;   /* a token, everything cached */
-	bool direct;         /* the drive was read past the page cache */
+	double one_bytes_s;   /* drive, one expert at a time. 0: unknown, no times */
+	double layer_bytes_s; /* top_k at a time */
+	double full_bytes_s;  /* always busy */
+	double copy_bytes_s;  /* between the tiers; 0: infinitely fast */
+	double compute_ms;    /* a token, everything cached */
+	bool direct;          /* the drive was read past the page cache */
 };
 
 /* Measures the three rates of the drive. */
