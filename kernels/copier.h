@@ -1,18 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Copies between the host and a card, beside whatever the card computes. A backend whose memory the
- * host reaches has none (backend_ops.copier_open is NULL): there a copy is a memcpy.
+ * host reaches has none (backend_ops.copier_open is NULL); there a copy is a memcpy.
  *
- * A lane is a queue of copies that run in the order given. Lanes run beside each other and know
- * nothing of each other, except where `stream_wait` says so. A fence value stands for everything
- * given to a lane before it was drawn:
+ *      c->ops->attach(c);                                  by the thread that makes the calls below
+ *      c->ops->copy(c, COPY_IN, slot, staging, n);
+ *      fence = c->ops->fence(c, COPY_IN);
+ *      ... c->ops->fence_status(c, fence, NULL) == 1: the bytes are in the slot, and the card may
+ *      read them
  *
- *     copy(IN, slot, bounce, n);  t = fence(IN);  ...  fence_status(t) == 1: the bytes are in the
- * slot and the card may read them
- *
- * Host memory must be pinned here (pin) before it is copied from or to, and stays untouched until
- * the fence value is done. Threads: alloc, free, pin and unpin may be called by any thread. The
- * rest belongs to one thread at a time, the one that called attach last.
+ * - A copy stream runs its copies in the order given. Streams know nothing of each other, except
+ *   where stream_wait says so.
+ * - A fence value stands for everything given to its stream before. Fences of a stream complete in
+ *   order.
+ * - Host memory is pinned here before it is copied from or to, and stays untouched until the fence
+ *   behind the copy is complete.
+ * - Threads: alloc, free, pin and unpin may be called by any thread. The rest belongs to one thread
+ *   at a time, the one that called attach last.
  */
 #ifndef GLM_KERNELS_COPIER_H
 #define GLM_KERNELS_COPIER_H
@@ -23,8 +27,8 @@
 #include <stdint.h>
 
 enum copy_stream {
-	COPY_IN,     /* host to card, what somebody waits for */
-	COPY_AHEAD,  /* host to card, guesses and announcements */
+	COPY_IN,     /* host to card, for demand loads */
+	COPY_AHEAD,  /* host to card, for prefetch and read-ahead */
 	COPY_OUT,    /* card to host */
 	COPY_WITHIN, /* card to card */
 	COPY_STREAMS
@@ -34,29 +38,28 @@ struct copier;
 
 struct copier_ops {
 	const char *name;
-	void (*close)(
-		struct copier *c); /* waits for copies that run; the memory has been freed before */
+	/* Waits for copies that run. All memory has been freed and unpinned before. */
+	void (*close)(struct copier *c);
 
 	/* Memory of the card, 256-byte aligned, contents undefined; reads of up to 256 bytes beyond its
-	 * end are harmless. ERR_MEMORY says how much was asked for and is free. free waits for nothing:
-	 * no copy and no kernel uses it any more. */
+	 * end are harmless. ERR_MEMORY says how much was requested and is free. free waits for nothing:
+	 * no copy and no kernel uses the memory any more. p may be NULL. */
 	int (*alloc)(struct copier *c, size_t bytes, void **out, struct err *e);
-	void (*free)(struct copier *c, void *p, size_t bytes); /* NULL is fine */
+	void (*free)(struct copier *c, void *p, size_t bytes);
 	/* Pins mapped, page-aligned host memory. ERR_MEMORY when the system refuses. */
 	int (*pin)(struct copier *c, void *base, size_t bytes, struct err *e);
 	void (*unpin)(struct copier *c, void *base, size_t bytes);
 
 	void (*attach)(struct copier *c);
-	/* Enqueues; never waits for the copy. What fails shows in the fence value. */
+	/* Enqueues; never waits for the copy. A failure shows in the fence behind it. */
 	void (*copy)(
 		struct copier *c, enum copy_stream stream, void *dst, const void *src, size_t bytes);
 	uint64_t (*fence)(struct copier *c, enum copy_stream stream); /* never 0 */
-	/* What is given to `stream` from now on waits for the fence value. */
+	/* What is given to `stream` from now on runs when the fence is complete. */
 	void (*stream_wait)(struct copier *c, enum copy_stream stream, uint64_t fence);
-	/* 1: done; 0: not yet; negative: it failed, the sentence is in *e (may be NULL). Tickets of a
-	 * lane are done in order. */
+	/* 1: complete; 0: not yet; negative: it failed, the sentence is in *e (may be NULL). */
 	int (*fence_status)(struct copier *c, uint64_t fence, struct err *e);
-	/* Returns when no copy touches memory any more, finished or not. */
+	/* Returns when no copy touches memory any more, completed or not. */
 	void (*drain)(struct copier *c);
 };
 

@@ -5,9 +5,9 @@
 
 #include "kernels/backend.h"
 
-/* The most of the time in which the device waited before stretches of `kind` that may be due to the
- * notes of the measurement, ns. event_gap_ns is what a note takes between empty stretches; between
- * others it takes less, so this is a bound, and never more than the wait itself. */
+/* How much of the idle time before intervals of `kind` may be the cost of the profile events, ns:
+ * an upper bound, never more than that idle time. event_gap_ns was measured between empty
+ * intervals; between others an event takes less. */
 double usage_event_overhead_ns(
 	const struct backend_usage *from, const struct backend_usage *to, enum usage_kind kind);
 

@@ -211,9 +211,9 @@ void cpu_matmul(
 
 void cpu_ffn(struct backend *b, const struct ffn *a, int rows)
 {
-	const struct matmul parts[] = {{.w = a->gate, .y = a->hidden}, {.w = a->up, .y = a->spare}};
+	const struct matmul parts[] = {{.w = a->gate, .y = a->hidden}, {.w = a->up, .y = a->scratch}};
 	cpu_matmul(b, parts, 2, a->x, rows);
-	cpu_swiglu(b, a->hidden, a->spare, rows * a->gate.n_out, a->hidden);
+	cpu_swiglu(b, a->hidden, a->scratch, rows * a->gate.n_out, a->hidden);
 	cpu_matmul(b, &(struct matmul){.w = a->down, .y = a->y, .add = a->add}, 1, a->hidden, rows);
 }
 

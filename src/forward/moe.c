@@ -57,7 +57,7 @@ static void gated_network(
 		.y = y,
 		.add = add,
 		.hidden = ws->gate,
-		.spare = ws->up};
+		.scratch = ws->up};
 	m->backend->ops->ffn(m->backend, &a, rows->n);
 }
 

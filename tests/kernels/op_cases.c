@@ -184,7 +184,7 @@ RUN(ffn)
 		.y = put_rows(p, 4, c, f, n, c->n_in),
 		.add = !c->plain,
 		.hidden = device_new(p, bytes),
-		.spare = device_new(p, bytes)};
+		.scratch = device_new(p, bytes)};
 	float *first = op_host_new(p, all);
 	OPS->ffn(p->b, &a, n);
 	get(p, first, a.y, all);

@@ -56,7 +56,7 @@ static void call_ffn(struct bench_op *o, int copy)
 		.x = o->x,
 		.y = o->y,
 		.hidden = o->z,
-		.spare = o->z + n};
+		.scratch = o->z + n};
 	o->backend->ops->ffn(o->backend, &a, o->rows);
 }
 

@@ -243,11 +243,10 @@ void cuda_attend(struct backend *base, const struct batch *rows, const struct at
 			"cuda: attend: values of %d floats; at most %d are supported", a->n_value, 4 * THREADS);
 		return;
 	}
-	static size_t allowed, merge_allowed;
 	size_t merge_shared =
 		(2 * (size_t)g.n_segments + 16) * sizeof(float); /* whole 16 bytes may be read */
-	if (!cuda_allow_shared(b, (const void *)attend_kernel, shared, &allowed) ||
-		!cuda_allow_shared(b, (const void *)merge_kernel, merge_shared, &merge_allowed))
+	if (!cuda_allow_shared(b, (const void *)attend_kernel, shared) ||
+		!cuda_allow_shared(b, (const void *)merge_kernel, merge_shared))
 		return;
 	/* scratch for the longest list that these arguments can bring, so that it does not grow with
 	 * the context */

@@ -409,9 +409,7 @@ template <int HT, bool WHOLE>
 static bool attend_mma_launch(
 	struct cuda_backend *b, const struct mma_attend_args *g, int blocks, int rows)
 {
-	static size_t allowed;
-	if (!cuda_allow_shared(
-			b, (const void *)attend_mma_kernel<HT, WHOLE>, shared_bytes<HT>(), &allowed))
+	if (!cuda_allow_shared(b, (const void *)attend_mma_kernel<HT, WHOLE>, shared_bytes<HT>()))
 		return false;
 	cuda_launch(b, attend_mma_kernel<HT, WHOLE>, dim3((unsigned)blocks, (unsigned)rows), THREADS,
 		shared_bytes<HT>(), *g);
@@ -453,15 +451,14 @@ bool attend_mma(struct cuda_backend *b, const struct batch *rows, const struct a
 	if (narrow ? attend_mma_launch<1, false>(b, &g, blocks, rows->n)
 			   : attend_mma_launch<2, false>(b, &g, blocks, rows->n)) {
 		size_t bytes = (size_t)g.n_segments * sizeof(float);
-		static bool carveout_set; /* one setting of the multiprocessors for both kernels: changing
-									 it takes time */
-		if (!carveout_set && !cuda_check(b, cudaFuncSetAttribute((const void *)merge_mma_kernel,
-												cudaFuncAttributePreferredSharedMemoryCarveout,
-												cudaSharedmemCarveoutMaxShared)))
+		/* one setting of the multiprocessors for both kernels: changing it takes time */
+		if (!b->merge_carveout_set &&
+			!cuda_check(b, cudaFuncSetAttribute((const void *)merge_mma_kernel,
+							   cudaFuncAttributePreferredSharedMemoryCarveout,
+							   cudaSharedmemCarveoutMaxShared)))
 			return true;
-		carveout_set = true;
-		static size_t allowed;
-		if (!cuda_allow_shared(b, (const void *)merge_mma_kernel, bytes, &allowed))
+		b->merge_carveout_set = true;
+		if (!cuda_allow_shared(b, (const void *)merge_mma_kernel, bytes))
 			return true;
 		cuda_launch(b, merge_mma_kernel,
 			dim3((unsigned)(a->n_heads * (VALUE / 128)), (unsigned)rows->n), 128, bytes, g);

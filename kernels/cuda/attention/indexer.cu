@@ -218,8 +218,7 @@ void cuda_index_select(struct backend *base, const struct batch *rows, const str
 		((size_t)(KEYS + a->n_heads) * (size_t)g.dim_stride + (size_t)a->n_heads) * sizeof(float);
 	if (longest > a->top_k) {
 		size_t row_bytes = (size_t)g.stride * sizeof(float);
-		static size_t allowed;
-		if (!cuda_allow_shared(b, (const void *)score_kernel, shared, &allowed))
+		if (!cuda_allow_shared(b, (const void *)score_kernel, shared))
 			return;
 		size_t fit = SCRATCH_MAX_BYTES / row_bytes;
 		group = fit < 1 ? 1 : fit < (size_t)group ? (int)fit : group;

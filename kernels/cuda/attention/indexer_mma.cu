@@ -441,8 +441,7 @@ bool index_select_decode(
 		g.candidate = (uint2 *)(g.score + stride * rows->n);
 		g.map = (uint32_t *)(g.candidate + stride * rows->n);
 		shared = (size_t)(longest + 31) / 32 * 8;
-		static size_t allowed;
-		if (!cuda_allow_shared(b, (const void *)select_mma_kernel, shared, &allowed))
+		if (!cuda_allow_shared(b, (const void *)select_mma_kernel, shared))
 			return true;
 		/* as many keys a warp as leave work for every multiprocessor */
 		int64_t want = (int64_t)longest * rows->n / ((int64_t)b->n_sm * (THREADS / 32));

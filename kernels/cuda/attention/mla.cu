@@ -717,27 +717,26 @@ static cudaLaunchConfig_t mla_launch_config(
 	return c;
 }
 
-/* Whether the kernel may use the memory that it needs and all blocks, an even number, can sb at a
- * time. */
+/* Whether the kernel may use the memory that it needs and all blocks, an even number, can run at
+ * the same time. */
 template <bool PRODUCT> static bool mla_fused_supported(struct cuda_backend *b, int blocks)
 {
-	static int known; /* 1: yes, 2: no */
-	if (known)
-		return known == 1;
-	static size_t allowed;
+	int *known = &b->mla_supported[PRODUCT];
+	if (*known)
+		return *known == 1;
 	bool next_serialized = b->next_serialized;
 	int pairs = 0;
-	known = 2;
+	*known = 2;
 	if (!b->has_pdl || blocks < BLOCKS || BYTES > b->max_shared ||
-		!cuda_allow_shared(b, (const void *)mla_kernel<PRODUCT>, BYTES, &allowed))
+		!cuda_allow_shared(b, (const void *)mla_kernel<PRODUCT>, BYTES))
 		return false;
 	cudaLaunchAttribute attrs[2] = {};
 	cudaLaunchConfig_t c = mla_launch_config(b, blocks, attrs);
 	b->next_serialized = next_serialized;
 	if (cudaOccupancyMaxActiveClusters(&pairs, mla_kernel<PRODUCT>, &c) != cudaSuccess)
 		cudaGetLastError();
-	known = pairs >= blocks / 2 ? 1 : 2;
-	return known == 1;
+	*known = pairs >= blocks / 2 ? 1 : 2;
+	return *known == 1;
 }
 
 static bool mla_fused_applies(const struct batch *rows, const struct mla *m)

@@ -18,6 +18,7 @@
 #include "kernels/cuda/common/mbarrier.cuh"
 #include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/common/norm.cuh"
+#include "kernels/cuda/runtime/signals.cuh"
 
 static unsigned blocks_for(int64_t n, int per)
 {

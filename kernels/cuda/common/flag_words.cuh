@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Cells: how blocks of one launch hand values on without a barrier. 32-bit words in device memory
- * that are FLAG_EMPTY until a value is handed on in them, so each word says of itself that it has
- * come; who makes them FLAG_EMPTY again, and when, is the kernel's.
+ * Flag-in-data words: how the blocks of one launch hand values on without a barrier (as NCCL's LL
+ * protocol). 32-bit words in device memory are FLAG_EMPTY until a value is stored in them, so each
+ * word is its own flag, and no order between words is needed. The kernel makes them FLAG_EMPTY
+ * again.
  */
 #ifndef GLM_KERNELS_CUDA_FLAG_WORDS_CUH
 #define GLM_KERNELS_CUDA_FLAG_WORDS_CUH
 
-#include "kernels/cuda/runtime/gpu_backend.cuh"
+#include "kernels/cuda/common/poll.cuh"
+
+#include <cuda_runtime.h>
 
 #define FLAG_EMPTY 0xffffffffu
-#define POLL_LIMIT (1 << 24) /* at a cell, seconds in all; then the launch fails */
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
@@ -59,7 +61,7 @@ static __device__ __forceinline__ void flag_store(uint32_t *p, uint32_t v)
 	asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }
 
-/* The word of a float, never FLAG_EMPTY: of NaN another one */
+/* The word of a float; never FLAG_EMPTY, which is the bits of a NaN. */
 static __device__ __forceinline__ uint32_t flag_word(float v)
 {
 	uint32_t u = __float_as_uint(v);
@@ -71,7 +73,30 @@ static __device__ __forceinline__ bool flag_ready(uint4 v)
 	return v.x != FLAG_EMPTY && v.y != FLAG_EMPTY && v.z != FLAG_EMPTY && v.w != FLAG_EMPTY;
 }
 
-/* N lots of four cells, step words apart, the first n of them, when they are full */
+/* The first n of N groups of four words, `step` words apart, when all are stored. */
+template <int N>
+static __device__ __forceinline__ void flag_wait(
+	const struct poll_report &report, const uint32_t *p, int step, int n, uint4 (&v)[N])
+{
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		v[i] = i < n ? flag_load4(p + i * step) : make_uint4(0, 0, 0, 0);
+	poll_until(report, [&]() {
+		bool all = true;
+#pragma unroll
+		for (int i = 0; i < N; i++)
+			all &= flag_ready(v[i]);
+		if (all)
+			return true;
+#pragma unroll
+		for (int i = 0; i < N; i++)
+			if (!flag_ready(v[i]))
+				v[i] = flag_load4(p + i * step);
+		return false;
+	});
+}
+
+/* The same without naming the kernel. */
 template <int N>
 static __device__ __forceinline__ void flag_wait(const uint32_t *p, int step, int n, uint4 (&v)[N])
 {

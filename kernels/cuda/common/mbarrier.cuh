@@ -1,13 +1,26 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Barriers in shared memory (mbarrier), at `at`, and copies that they hear of. Who made one lets
- * the others meet at bar.sync before they use it; copies and other blocks of a cluster need
- * fence.mbarrier_init besides. And the barriers that have names (bar.sync).
+ * Barriers in shared memory (mbarrier) and bulk copies that complete on them. `at` is a shared
+ * address (shared_address). And named barriers (bar.sync).
+ *
+ * The thread that initialises an mbarrier meets the others at a block barrier before they use it.
+ * Bulk copies and other blocks of a cluster need mbarrier_init_fence besides.
+ *
+ * Waits and fences are cuda::ptx's. The others are asm on 32-bit shared addresses: the wrappers
+ * take pointers, and with them the kernels came out with other schedules and a few instructions
+ * more.
  */
 #ifndef GLM_KERNELS_CUDA_MBARRIER_CUH
 #define GLM_KERNELS_CUDA_MBARRIER_CUH
 
-#include "kernels/cuda/runtime/gpu_backend.cuh"
+#include "kernels/cuda/common/poll.cuh"
+
+#include <cuda/ptx>
+
+static __device__ __forceinline__ uint64_t *mbarrier_pointer(uint32_t at)
+{
+	return (uint64_t *)__cvta_shared_to_generic(at);
+}
 
 static __device__ __forceinline__ void mbarrier_init(uint32_t at, uint32_t arrivals)
 {
@@ -19,16 +32,16 @@ static __device__ __forceinline__ void mbarrier_arrive(uint32_t at)
 	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 }
 
-/* How often a warp arrives where one lane may answer for all behind a __syncwarp. racecheck (of
- * CUDA 13.0) takes that lane to answer for itself alone; -DCUDA_RACECHECK makes code that it
- * follows: every lane arrives. */
+/* How often a warp arrives where one lane may arrive for all behind a __syncwarp. racecheck (of
+ * CUDA 13.0) takes that lane to arrive for itself alone. With -DCUDA_RACECHECK every lane arrives,
+ * which it can follow. */
 #ifdef CUDA_RACECHECK
 #define WARP_ARRIVES 32
 #else
 #define WARP_ARRIVES 1
 #endif
 
-/* All lanes have done what the barrier is to hear of. */
+/* Arrives for the whole warp. */
 static __device__ __forceinline__ void mbarrier_arrive_warp(uint32_t at, int lane)
 {
 	__syncwarp();
@@ -36,41 +49,80 @@ static __device__ __forceinline__ void mbarrier_arrive_warp(uint32_t at, int lan
 		mbarrier_arrive(at);
 }
 
-/* Arrives, and the barrier waits for so many bytes of copies besides. */
+static __device__ __forceinline__ bool mbarrier_test(uint32_t at, uint32_t parity)
+{
+	return cuda::ptx::mbarrier_test_wait_parity(mbarrier_pointer(at), parity);
+}
+
+/* mbarrier_test that may suspend the thread for a while, where there is such a thing. */
+static __device__ __forceinline__ bool mbarrier_try(uint32_t at, uint32_t parity)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+	return mbarrier_test(at, parity);
+#else
+	return cuda::ptx::mbarrier_try_wait_parity(mbarrier_pointer(at), parity);
+#endif
+}
+
+/* Waits for the end of the phase of this parity. */
+template <unsigned LIMIT = POLL_LIMIT>
+static __device__ __forceinline__ void mbarrier_wait(
+	const struct poll_report &report, uint32_t at, uint32_t parity)
+{
+	poll_until<LIMIT>(report, [&]() { return mbarrier_try(at, parity); });
+}
+
+/* The same for a kernel without a register to spare: polls are counted in the upper bits of
+ * `parity`. 0 or 1 again when it returns. */
+template <unsigned LIMIT = POLL_LIMIT>
+static __device__ __forceinline__ void mbarrier_wait_in_place(
+	const struct poll_report &report, uint32_t at, uint32_t &parity)
+{
+	static_assert(LIMIT <= 1u << 30, "31 bits");
+	if (mbarrier_try(at, parity))
+		return;
+	do {
+		poll_again<LIMIT>(report, parity >> 1);
+		parity += 2;
+	} while (!mbarrier_try(at, parity & 1));
+	parity &= 1;
+}
+
+/* The same without a limit. */
+static __device__ __forceinline__ void mbarrier_wait(uint32_t at, uint32_t parity)
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define MBARRIER_TRY "mbarrier.test_wait"
+#else
+#define MBARRIER_TRY "mbarrier.try_wait"
+#endif
+	asm volatile("{\n.reg .pred done;\n"
+				 "again:\n" MBARRIER_TRY ".parity.shared::cta.b64 done, [%0], %1;\n"
+				 "@!done bra again;\n}\n" ::"r"(at),
+				 "r"(parity)
+				 : "memory");
+#undef MBARRIER_TRY
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+
+/* Makes initialised barriers visible to bulk copies and to the other blocks of the cluster. */
+static __device__ __forceinline__ void mbarrier_init_fence()
+{
+	cuda::ptx::fence_mbarrier_init(cuda::ptx::sem_release, cuda::ptx::scope_cluster);
+}
+
+#endif
+
+/* Arrives; the phase also waits for `bytes` of bulk copies. */
 static __device__ __forceinline__ void mbarrier_expect(uint32_t at, uint32_t bytes)
 {
 	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
 				 : "memory");
 }
 
-static __device__ __forceinline__ void mbarrier_wait(uint32_t at, uint32_t parity)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-#define BARRIER_LOOK "mbarrier.test_wait"
-#else
-#define BARRIER_LOOK "mbarrier.try_wait" /* one that may take a while */
-#endif
-	asm volatile("{\n.reg .pred done;\n"
-				 "again:\n" BARRIER_LOOK ".parity.shared::cta.b64 done, [%0], %1;\n"
-				 "@!done bra again;\n}\n" ::"r"(at),
-				 "r"(parity)
-				 : "memory");
-#undef BARRIER_LOOK
-}
-
-static __device__ __forceinline__ bool mbarrier_test(uint32_t at, uint32_t parity)
-{
-	uint32_t passed;
-	asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 "
-				 "%0, 1, 0, p; }"
-				 : "=r"(passed)
-				 : "r"(at), "r"(parity)
-				 : "memory");
-	return passed;
-}
-
-/* Compute capability 9.0. `bytes` from global memory, all multiples of 16; the barrier hears of
- * them. */
+/* Copies `bytes` from global memory and completes on the barrier. Addresses and bytes are multiples
+ * of 16. */
 static __device__ __forceinline__ void bulk_copy(
 	uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
@@ -81,7 +133,7 @@ static __device__ __forceinline__ void bulk_copy(
 		: "memory");
 }
 
-/* Some warps of a block meet, under a name from 1 to 15; those that only arrive wait for nobody. */
+/* Named barriers: 1 to 15, for some warps of a block. Who only arrives waits for nobody. */
 static __device__ __forceinline__ void named_barrier_sync(int name, int threads)
 {
 	asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * expert_ffn of a few rows, in two passes: gate and up fused with SwiGLU into hidden rows (scratch,
- * one per place), then down from those to the places. They fill tasks of gemv_kernel and
- * gemv_mma_kernel (gemv.cuh, gemv_mma.cuh): a task is one job and up to 8 of its places.
- * Gate and up of different types are taken one after the other. Jobs of one place go another way
- * where they can (experts.cuh), with the same bits.
+ * expert_ffn. Many rows: experts_prefill.cu. Of few rows, jobs that experts_kernel takes go there
+ * (experts.cuh); the others take two passes with the same bits: gate and up fused with SwiGLU into
+ * hidden rows (scratch, one per slot), then down from those to the slots. A pass fills tasks of
+ * gemv_kernel and gemv_mma_kernel (gemv.cuh, gemv_mma.cuh): a task is one job and up to 8 of its
+ * slots. Gate and up of different types are taken one after the other.
  */
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/experts/experts.cuh"
@@ -19,7 +19,7 @@ static const struct weight *weight_of(const struct expert_job *job, enum pass pa
 }
 
 /* One pass over the jobs that take part in it, as many tasks per launch as fit. n_x: rows of x. */
-static bool run_pass(struct cuda_backend *b, enum pass pass, const float *x, int64_t n_x,
+static bool pass_enqueue(struct cuda_backend *b, enum pass pass, const float *x, int64_t n_x,
 	const struct expert_job *jobs, int n_jobs, int n_used, float *y, int64_t y_row)
 {
 	struct gemv_args a = {}, last = {};
@@ -81,7 +81,7 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 	if (b->deferred_lost && !base->failure.code)
 		err_set(&base->failure, ERR_RUN,
 			"cuda: expert_ffn: the ops that rely on these experts have run without them");
-	cuda_profile_end(b); /* a stretch of its own */
+	cuda_profile_end(b); /* an interval of its own */
 	cuda_profile_begin(b, USAGE_EXPERTS);
 	if (!cuda_begin(base, "expert_ffn"))
 		return;
@@ -90,30 +90,30 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 		cuda_profile_end(b);
 		return;
 	}
-	int64_t token_slots = 0, n_ff = 0, n_embd = 0;
-	bool apart = false;
+	int64_t n_slots = 0, n_ff = 0, n_embd = 0;
+	bool separate = false;
 	for (int j = 0; j < n_jobs; j++) {
-		token_slots += jobs[j].n_token_slots;
+		n_slots += jobs[j].n_token_slots;
 		n_ff = jobs[j].gate.n_out;
 		n_embd = jobs[j].down.n_out;
-		apart |= jobs[j].gate.type != jobs[j].up.type;
+		separate |= jobs[j].gate.type != jobs[j].up.type;
 	}
-	if (!token_slots)
+	if (!n_slots)
 		return;
-	/* room for all places of the step, however they are split over calls */
-	uint64_t most = (uint64_t)rows * (uint64_t)n_used > (uint64_t)token_slots
+	/* for all slots of the step, however they are split over calls */
+	uint64_t most = (uint64_t)rows * (uint64_t)n_used > (uint64_t)n_slots
 						? (uint64_t)rows * (uint64_t)n_used
-						: (uint64_t)token_slots;
+						: (uint64_t)n_slots;
 	float *hidden =
-		(float *)cuda_scratch(b, (apart ? 2 : 1) * most * (uint64_t)n_ff * sizeof(float));
+		(float *)cuda_scratch(b, (separate ? 2 : 1) * most * (uint64_t)n_ff * sizeof(float));
 	if (!hidden || !cuda_experts_single(b, x, jobs, n_jobs, n_used, hidden, out) ||
-		!run_pass(b, PASS_GLU, x, rows, jobs, n_jobs, n_used, hidden, n_ff))
+		!pass_enqueue(b, PASS_GLU, x, rows, jobs, n_jobs, n_used, hidden, n_ff))
 		return;
-	if (apart) { /* rows of fused jobs must not pass through silu again: each job's rows on their
+	if (separate) { /* rows of fused jobs must not pass through silu again: each job's rows on their
 					own */
 		float *up = hidden + most * (uint64_t)n_ff;
-		if (!run_pass(b, PASS_GATE, x, rows, jobs, n_jobs, n_used, hidden, n_ff) ||
-			!run_pass(b, PASS_UP, x, rows, jobs, n_jobs, n_used, up, n_ff))
+		if (!pass_enqueue(b, PASS_GATE, x, rows, jobs, n_jobs, n_used, hidden, n_ff) ||
+			!pass_enqueue(b, PASS_UP, x, rows, jobs, n_jobs, n_used, up, n_ff))
 			return;
 		int64_t first = 0;
 		for (int j = 0; j < n_jobs; first += jobs[j++].n_token_slots)
@@ -121,6 +121,6 @@ void cuda_expert_ffn(struct backend *base, const float *x, const struct expert_j
 				cuda_swiglu(base, hidden + first * n_ff, up + first * n_ff,
 					jobs[j].n_token_slots * n_ff, hidden + first * n_ff);
 	}
-	run_pass(b, PASS_DOWN, hidden, token_slots, jobs, n_jobs, n_used, out, n_embd);
+	pass_enqueue(b, PASS_DOWN, hidden, n_slots, jobs, n_jobs, n_used, out, n_embd);
 	cuda_profile_end(b);
 }

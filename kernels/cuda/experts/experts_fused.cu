@@ -1,36 +1,41 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * experts_kernel: gate, up, SwiGLU and down of up to TASKS experts with one place each, in one
- * launch. gemv_mma_kernel's arithmetic (gemv_mma.cuh: x as three digits of 8 bits, whole numbers
- * up to the sum over a run of 256 weights) and its order of additions, so the bits are the same.
+ * experts_kernel: gate, up, SwiGLU and down of up to TASKS experts with one slot each, in one
+ * launch. Arithmetic and order of additions are gemv_mma_kernel's (gemv_mma.cuh), so the bits are
+ * the same: x as three int8 limbs, exact integer sums over a super-block of 256 weights.
  *
- * Grid: one block per multiprocessor; of a deferred kernel SPARE less. A block takes its share of
+ * Grid: one block per multiprocessor; of a deferred kernel FREE_SMS less. A block has a share of
  * four lists of stages, one after the other: gate and up of the first half of the tasks, of the
- * other half, down of the first half, of the other half. A stage is RUNS runs of 256 weights by 16
- * rows (whole rows: n_in / 256 runs by one or more tiles of 16 rows; in gate and up 8 rows of
- * each). Down waits until gate and up of its task are done (counts in global memory, ever growing,
- * a release each stage); unless there is only one task they have been for long. A block that waits
- * for one that has not been started waits only until other kernels leave it a place: those never
- * wait for this one.
+ * other half, down of the first half, of the other half. A stage is SUPER_BLOCKS super-blocks by 16
+ * rows: whole rows, one or more tiles of 16 rows; in gate and up 8 rows of each.
  *
- * As a deferred kernel (deferred_experts.cu) it has up to eight tasks that come by words, in rounds
- * (mailbox.cuh); all of the above is done for each round. It does not wait for the ops before it:
- * what it reads was there before the host could answer, and it has hidden rows of its own. It does
- * not let the next kernel start before it ends: until it has heard its last word the
- * multiprocessors that it leaves free must stay free, and moe_combine takes longer if it finds only
- * those.
+ * Down of a task waits until all its stages of gate and up are done, in all blocks: progress
+ * counters in global memory, a release for each stage. With more than one task they have been done
+ * for long. A block may wait for one that has not started: that one waits only until kernels of
+ * other streams leave a multiprocessor, and those never wait for this kernel.
  *
- * Block: WORKERS that compute two runs of every stage; a warp that fetches (bulk copies of whole
- * stages to a ring of slots with barriers full and done, and of the next hidden row); FINISHERS
- * that sum up the runs of a stage in gemv_mma_kernel's order and write, in turn. Until x has been
- * asked for no more than two stages are on their way: it would queue behind them.
+ * A deferred kernel (deferred_experts.cu) gets up to eight tasks from the mailbox, in rounds
+ * (mailbox.cuh), and does all of the above in each round.
+ *   - It does not wait for the ops before it. What it reads was written before the fence that the
+ *     host has waited for, and it has hidden rows of its own.
+ *   - It lets the next kernel start only when it ends. Until the last message the multiprocessors
+ *     that it leaves free must stay free; and moe_combine takes longer if it finds only those.
  *
- *      mma m16n8k32:    16 weight rows x 32 weights, lane = 4 r + c has rows r and r + 8
- *      columns:         the three digits of one x row leave five of eight unused, so lanes of a row
- * take different groups of weights (scales) at once and columns tell them apart: x is zero where
- * the lane's group is not the column's. What multiplies lane c's group comes out in lane c. A warp
- * keeps the columns of its runs in registers. digits, meets:   of a run: as limbs_kernel leaves
- * them; three digits of each row and the scale of x
+ * Block, by warps:
+ *   - WORKERS: compute two super-blocks of every stage;
+ *   - one warp that fetches: bulk copies of whole stages into a ring of slots with mbarriers `full`
+ *     and `done`, and of the next hidden row. Until the workers have loaded x, no more than two
+ *     stages are in flight: x would queue behind them;
+ *   - FINISHERS: add up the partial sums of a stage in gemv_mma_kernel's order, and write; in turn.
+ *
+ * mma m16n8k32 is 16 weight rows by 32 weights; lane 4 r + c has rows r and r + 8. The three limbs
+ * of one row of x fill three of eight columns. So the lanes of a row take different groups of
+ * weights (scales) at once, and the columns tell these apart: a column is zero where the lane's
+ * group is not the column's. The product of lane c's group comes out in lane c. A warp keeps the
+ * columns of its super-blocks in registers.
+ *
+ * In shared memory, of each super-block: `limbs` as limbs_kernel leaves them; `partials`: for each
+ * row the sums of the three limbs and the scale of x.
  *
  * Bytes moved: every packed row once; x and a task's hidden row once per block.
  */
@@ -39,24 +44,23 @@
 #include "kernels/cuda/experts/experts_fused_types.cuh"
 #include "kernels/cuda/experts/mailbox.cuh"
 
-#define RUNS      24 /* of a stage */
-#define WORKERS   (RUNS / 2)
-#define FINISHERS 3
-#define THREADS   ((WORKERS + 1 + FINISHERS) * 32)
-#define TASKS     64
-#define SLOTS     4 /* at most; more of them only let x and hidden rows wait */
-#define BARRIERS  16
-#define SPARE     4 /* multiprocessors that a deferred kernel leaves free: see deferred_experts.cu */
-#define IN_ORDER  4 /* runs that gemv_mma_kernel takes at once */
-#define SHARES                                                                                     \
-	18 /* four and a struct work_list, up to a multiple of 128 bytes: copies to other places are   \
-		* slower                                                                                   \
-		*/
+#define SUPER_BLOCKS 24 /* of a stage */
+#define WORKERS      (SUPER_BLOCKS / 2)
+#define FINISHERS    3
+#define THREADS      ((WORKERS + 1 + FINISHERS) * 32)
+#define TASKS        64
+#define SLOTS        4 /* at most; more of them only let x and hidden rows wait */
+#define BARRIERS     16
+#define FREE_SMS     4 /* multiprocessors that a deferred kernel leaves to copies */
+#define IN_ORDER     4 /* super-blocks that gemv_mma_kernel takes at once */
+/* In units of int4: four shares and a struct work_list, up to a multiple of 128 bytes. Bulk copies
+ * to other addresses are slower. */
+#define SHARES 18
 
 struct expert_task {
 	const uint8_t *gate, *up, *down;
-	int32_t row, place, hidden; /* rows: of x, of out, of the hidden rows */
-	uint32_t ready;             /* its count when gate and up are done */
+	int32_t row, token_slot, hidden; /* rows: of x, of out, of the hidden rows */
+	uint32_t ready;                  /* its count when gate and up are done */
 };
 
 static_assert(
@@ -64,25 +68,24 @@ static_assert(
 
 struct expert_args {
 	struct expert_task task[TASKS];
-	struct mailbox_args mailbox; /* of a deferred kernel: tasks come by words, and task, n_tasks and
-							  counts are not used */
+	struct mailbox_args mailbox; /* deferred only; task, n_tasks, counts are not used then */
 	const struct cuda_tables *tables;
 	const float *x;
 	float *hidden, *out;
-	uint32_t
-		*counts; /* [TASKS] stages of gate and up that were done since the backend was opened */
+	uint32_t *counts; /* [TASKS] stages of gate and up done since the backend was opened */
 	int n_tasks, slots, stage_bytes;
 	bool x_aligned; /* to 16 bytes */
-	/* in: gate and up, ff: down. Weights and bytes of a row, runs of a row, tiles of a stage,
-	 * stages of a task, gemv_k_split */
-	int n_embd, in_bytes, in_runs, in_tiles, in_pieces, in_split;
-	int n_ff, ff_bytes, ff_runs, ff_tiles, ff_pieces, ff_split;
+	/* in: gate and up, ff: down. Weights and bytes of a row, super-blocks of a row, tiles of a
+	 * stage, stages of a task, gemv_k_split */
+	int n_embd, in_bytes, in_super_blocks, in_tiles, in_pieces, in_split;
+	int n_ff, ff_bytes, ff_super_blocks, ff_tiles, ff_pieces, ff_split;
+	int stages_at; /* where the ring of stages begins in shared memory */
+	struct poll_report report;
 };
 
-/* ---- meeting
- * ---------------------------------------------------------------------------------------------- */
+/* ---- synchronisation ---- */
 
-static __device__ __forceinline__ uint32_t read_acquire(const uint32_t *p)
+static __device__ __forceinline__ uint32_t load_acquire(const uint32_t *p)
 {
 	uint32_t v;
 	asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -94,9 +97,9 @@ static __device__ __forceinline__ void add_release(uint32_t *p)
 	asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 }
 
-/* Barriers are ready, what is to be done is known, and tables are there: the fetching warp does not
- * wait for the others. */
-static __device__ __forceinline__ void begin_all(bool wait)
+/* A round begins: mbarriers are initialised, the shares are known, tables are filled. The fetching
+ * warp only arrives. */
+static __device__ __forceinline__ void round_begin(bool wait)
 {
 	if (wait)
 		named_barrier_sync(1, THREADS);
@@ -104,9 +107,9 @@ static __device__ __forceinline__ void begin_all(bool wait)
 		named_barrier_arrive(1, THREADS);
 }
 
-/* Of the 128 registers that a thread begins with, workers get 24 more. By the four warps of a group
- * each. */
-static __device__ __forceinline__ void deal_registers(bool worker)
+/* Moves registers from the other warps to the workers: of the 128 of each thread, workers get 24
+ * more. By all four warps of a warpgroup. */
+static __device__ __forceinline__ void set_max_registers(bool worker)
 {
 	static_assert(WORKERS % 4 == 0 && FINISHERS == 3 && 128 * (3 * 152 + 56) == 65536, "registers");
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -117,8 +120,7 @@ static __device__ __forceinline__ void deal_registers(bool worker)
 #endif
 }
 
-/* ---- the order of work
- * ------------------------------------------------------------------------------------ */
+/* ---- the order of work ---- */
 
 /* A block's stages: its share of gate and up of the first half of the tasks, of the other half, of
  * down of the first half, of the other half. */
@@ -126,7 +128,7 @@ struct cursor {
 	int segment, left, task, piece;
 };
 
-/* Stages, first task and first stage of it; divides, so it is done once */
+/* A segment's number of stages, first task and first stage of that. Once a round: it divides. */
 static __device__ __forceinline__ int4 share_of(
 	const struct expert_args &a, int n_tasks, int segment)
 {
@@ -137,7 +139,7 @@ static __device__ __forceinline__ int4 share_of(
 	return make_int4(to - from, first + from / pieces, from % pieces, 0);
 }
 
-static __device__ __forceinline__ void find_stage(const int4 *shares, struct cursor &c)
+static __device__ __forceinline__ void cursor_find(const int4 *shares, struct cursor &c)
 {
 	while (!c.left && c.segment < 4 && ++c.segment < 4) {
 		int4 s = shares[c.segment];
@@ -147,7 +149,7 @@ static __device__ __forceinline__ void find_stage(const int4 *shares, struct cur
 	}
 }
 
-static __device__ __forceinline__ void next_stage(
+static __device__ __forceinline__ void cursor_next(
 	const struct expert_args &a, const int4 *shares, struct cursor &c)
 {
 	if (++c.piece == (c.segment >= 2 ? a.ff_pieces : a.in_pieces)) {
@@ -155,11 +157,10 @@ static __device__ __forceinline__ void next_stage(
 		c.task++;
 	}
 	if (!--c.left)
-		find_stage(shares, c);
+		cursor_find(shares, c);
 }
 
-/* ---- tasks that come by words
- * ------------------------------------------------------------------------------ */
+/* ---- tasks of a deferred kernel ---- */
 
 template <bool DEFERRED>
 static __device__ __forceinline__ struct expert_task task_of(
@@ -179,8 +180,8 @@ static __device__ __forceinline__ uint32_t *count_of(
 	return DEFERRED ? work->counts + work->rank[i] : a.counts + i;
 }
 
-/* A round has ended: the warp that fetches may write what the next one is. */
-static __device__ __forceinline__ void end_round(bool wait)
+/* A round ends: the fetching warp may overwrite shares and work list. */
+static __device__ __forceinline__ void round_end(bool wait)
 {
 	if (wait)
 		named_barrier_sync(2, THREADS);
@@ -188,28 +189,29 @@ static __device__ __forceinline__ void end_round(bool wait)
 		named_barrier_arrive(2, THREADS);
 }
 
-/* ---- the kernel
- * ------------------------------------------------------------------------------------------- */
+/* ---- the kernel ---- */
 
-template <int MEET, bool DEFERRED>
+template <int PARTIALS, bool DEFERRED>
 static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
-	const struct work_list *work, const struct cursor &at, const float4 *meets, float *sums,
+	const struct work_list *work, const struct cursor &at, const float4 *partials, float *sums,
 	uint32_t full, int lane)
 {
 	bool down = at.segment >= 2;
-	int runs = down ? a.ff_runs : a.in_runs, rows = 16 * (down ? a.ff_tiles : a.in_tiles),
-		split = down ? a.ff_split : a.in_split, chunks = (runs + IN_ORDER - 1) / IN_ORDER;
+	int super_blocks = down ? a.ff_super_blocks : a.in_super_blocks,
+		rows = 16 * (down ? a.ff_tiles : a.in_tiles), split = down ? a.ff_split : a.in_split,
+		chunks = (super_blocks + IN_ORDER - 1) / IN_ORDER;
 	for (int i = lane, row = lane, part = 0; i < rows * split; i += 32, row += 32) {
 		for (; row >= rows; row -= rows)
 			part++;
-		const float4 *m = meets + row / 16 * runs * MEET + row % 8 + (row & 8 ? 10 : 0);
+		const float4 *m =
+			partials + row / 16 * super_blocks * PARTIALS + row % 8 + (row & 8 ? 10 : 0);
 		float v[3] = {0, 0, 0};
 		for (int chunk = part; chunk < chunks; chunk += split)
 #pragma unroll
 			for (int u = 0; u < IN_ORDER; u++) {
-				int run = chunk * IN_ORDER + u;
-				if (run < runs) {
-					float4 f = m[run * MEET];
+				int super_block = chunk * IN_ORDER + u;
+				if (super_block < super_blocks) {
+					float4 f = m[super_block * PARTIALS];
 					v[0] = __fmaf_rn(f.w, f.x, v[0]);
 					v[1] = __fmaf_rn(f.w, f.y, v[1]);
 					v[2] = __fmaf_rn(f.w, f.z, v[2]);
@@ -226,7 +228,7 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 				v = __fadd_rn(v, sums[p * rows + i]);
 			int o = at.piece * rows + i;
 			if (o < a.n_embd)
-				a.out[(int64_t)t.place * a.n_embd + o] = v;
+				a.out[(int64_t)t.token_slot * a.n_embd + o] = v;
 		}
 	} else {
 		for (int i = lane; i < rows / 2; i += 32) {
@@ -245,7 +247,7 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 	__syncwarp();
 }
 
-/* This lane's part of a run; FAR: past the first-level cache */
+/* This lane's eight values of a super-block. FAR: not from the first-level cache */
 template <bool FAR>
 static __device__ __forceinline__ void load_eight(const float *x, bool aligned, float v[8])
 {
@@ -267,29 +269,31 @@ __global__ void __launch_bounds__(THREADS, 1)
 {
 #if __CUDA_ARCH__ >= 900
 	typedef struct expert_type<T> type;
-	constexpr int MEET = type::MEET, MEET_BYTES = RUNS * MEET * sizeof(float4);
+	constexpr unsigned limit = DEFERRED ? POLL_LIMIT_HOST : POLL_LIMIT;
+	constexpr int PARTIALS = type::PARTIALS,
+				  PARTIALS_BYTES = SUPER_BLOCKS * PARTIALS * sizeof(float4);
 	extern __shared__ __align__(128) uint8_t shared[];
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slots = a.slots;
 	if (type::TABLE_BYTES && (uint32_t)__cvta_generic_to_shared(shared) != TABLES_AT)
 		__trap();
 	uint8_t *tables = shared;
-	uint2 *digits = (uint2 *)(shared + type::TABLE_BYTES);
-	float4 *meets = (float4 *)(digits + RUNS * SUPER_BLOCK_LIMBS);
-	float *all_sums = (float *)(meets + slots * RUNS * MEET),
-		  *x_scales = all_sums + FINISHERS * 16 * RUNS;
-	uint64_t *barriers = (uint64_t *)(x_scales + RUNS);
+	uint2 *limbs = (uint2 *)(shared + type::TABLE_BYTES);
+	float4 *partials = (float4 *)(limbs + SUPER_BLOCKS * SUPER_BLOCK_LIMBS);
+	float *all_sums = (float *)(partials + slots * SUPER_BLOCKS * PARTIALS),
+		  *x_scales = all_sums + FINISHERS * 16 * SUPER_BLOCKS;
+	uint64_t *barriers = (uint64_t *)(x_scales + SUPER_BLOCKS);
 	int4 *shares = (int4 *)(barriers + BARRIERS);
 	struct work_list *work = (struct work_list *)(shares + 4);
 	float *hidden = (float *)(shares + SHARES); /* the row that is next */
 	uint8_t *stages = (uint8_t *)(hidden + a.n_ff);
 	uint32_t full = (uint32_t)__cvta_generic_to_shared(barriers), done = full + 8 * SLOTS,
 			 hidden_full = done + 8 * SLOTS, hidden_free = hidden_full + 8,
-			 x_asked = hidden_free + 8, stages_to = (uint32_t)__cvta_generic_to_shared(stages);
+			 x_loaded = hidden_free + 8, stages_to = (uint32_t)__cvta_generic_to_shared(stages);
 	if (!DEFERRED)
 		launch_dependents();
 	struct cursor at = {-1, 0, 0, 0};
 	if (warp >= WORKERS) {
-		deal_registers(false);
+		set_max_registers(false);
 		if (warp == WORKERS) {
 			if (!lane) {
 				for (int i = 0; i < slots; i++) {
@@ -300,14 +304,15 @@ __global__ void __launch_bounds__(THREADS, 1)
 				}
 				mbarrier_init(hidden_full, 1);
 				mbarrier_init(hidden_free, WORKERS * WARP_ARRIVES);
-				mbarrier_init(x_asked, WORKERS * WARP_ARRIVES);
-				asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+				mbarrier_init(x_loaded, WORKERS * WARP_ARRIVES);
+				mbarrier_init_fence();
 			}
 			__syncwarp();
 			int slot = 0, had_task = -1;
 			uint32_t parity = 1, hidden_parity = 1, x_parity = 0;
 			auto fetch = [&]() {
-				mbarrier_wait(done + 8 * slot, parity); /* at once in the first round */
+				mbarrier_wait<limit>(
+					a.report, done + 8 * slot, parity); /* at once in the first round */
 				if (!lane) {
 					bool down = at.segment >= 2;
 					const struct expert_task t = task_of<DEFERRED>(a, work, at.task);
@@ -319,13 +324,14 @@ __global__ void __launch_bounds__(THREADS, 1)
 						mbarrier_expect(bar, n * row_bytes);
 						bulk_copy(to, t.down + (int64_t)first * row_bytes, n * row_bytes, bar);
 						if (had_task != at.task) {
-							mbarrier_wait(hidden_free, hidden_parity);
+							mbarrier_wait<limit>(a.report, hidden_free, hidden_parity);
 							hidden_parity ^= 1;
-							while ((int32_t)(read_acquire(count_of<DEFERRED>(a, work, at.task)) -
-											 t.ready) < 0)
-								;
+							poll_until<limit>(a.report, [&]() {
+								uint32_t count = load_acquire(count_of<DEFERRED>(a, work, at.task));
+								return (int32_t)(count - t.ready) >= 0;
+							});
 							/* others wrote it by stores */
-							asm volatile("fence.proxy.async;" ::: "memory");
+							cuda::ptx::fence_proxy_async();
 							mbarrier_expect(hidden_full, 4 * a.n_ff);
 							bulk_copy((uint32_t)__cvta_generic_to_shared(hidden),
 								a.hidden + (int64_t)t.hidden * a.n_ff, 4 * a.n_ff, hidden_full);
@@ -344,33 +350,35 @@ __global__ void __launch_bounds__(THREADS, 1)
 					}
 				}
 				__syncwarp();
-				next_stage(a, shares, at);
+				cursor_next(a, shares, at);
 				if (++slot == slots) {
 					slot = 0;
 					parity ^= 1;
 				}
 			};
-			struct mailbox_reader h;
+			struct mailbox_reader reader;
 			if (DEFERRED)
-				mailbox_open(a.mailbox, h);
+				mailbox_open(a.mailbox, reader);
 			for (;;) {
 				if (DEFERRED)
-					mailbox_poll(a.mailbox, work, h);
+					mailbox_poll(a.mailbox, a.report, work, reader);
 				if (lane < 4)
 					shares[lane] = share_of(a, DEFERRED ? work->n_tasks : a.n_tasks, lane);
 				__syncwarp();
-				begin_all(false);
+				round_begin(false);
 				at = (struct cursor){-1, 0, 0, 0};
-				find_stage(shares, at);
+				cursor_find(shares, at);
 				had_task = -1;
-				bool asks = at.left && at.segment < 2;
+				bool loads_x = at.left && at.segment < 2;
 				for (int i = 0; i < slots && at.left && at.segment < 2; i++) {
 					if (i >= 2)
-						while (!__any_sync(0xffffffffu,
-							mbarrier_test(x_asked, x_parity) ||
-								(slot >= 2 ? mbarrier_test(full + 8 * (slot - 2), parity ^ 1)
-										   : mbarrier_test(full + 8 * (slot - 2 + slots), parity))))
-							;
+						poll_until<limit>(a.report, [&]() {
+							return __any_sync(0xffffffffu,
+								mbarrier_test(x_loaded, x_parity) ||
+									(slot >= 2 ? mbarrier_test(full + 8 * (slot - 2), parity ^ 1)
+											   : mbarrier_test(
+													 full + 8 * (slot - 2 + slots), parity)));
+						});
 					fetch();
 				}
 				if (!DEFERRED)
@@ -379,81 +387,83 @@ __global__ void __launch_bounds__(THREADS, 1)
 					fetch();
 				if (!DEFERRED || !work->more)
 					break;
-				x_parity ^= asks;
-				end_round(true);
+				x_parity ^= loads_x;
+				round_end(true);
 			}
 			if (DEFERRED) /* whoever comes next may rely on it */
 				grid_dependency_wait();
 			return;
 		}
 		type::fill_tables(a.tables, tables, threadIdx.x - 32, THREADS - 32);
-		float *sums = all_sums + (warp - WORKERS - 1) * 16 * RUNS;
+		float *sums = all_sums + (warp - WORKERS - 1) * 16 * SUPER_BLOCKS;
 		int slot = 0, turn = 0;
 		uint32_t parity = 0;
 	finish_round:
-		begin_all(true);
+		round_begin(true);
 		if (!DEFERRED)
 			grid_dependency_wait();
 		at = (struct cursor){-1, 0, 0, 0};
-		find_stage(shares, at);
+		cursor_find(shares, at);
 		while (at.left) {
 			if (turn == warp - WORKERS - 1) {
-				mbarrier_wait(done + 8 * slot, parity);
-				finish_stage<MEET, DEFERRED>(
-					a, work, at, meets + slot * (RUNS * MEET), sums, full + 8 * slot, lane);
+				mbarrier_wait<limit>(a.report, done + 8 * slot, parity);
+				finish_stage<PARTIALS, DEFERRED>(a, work, at,
+					partials + slot * (SUPER_BLOCKS * PARTIALS), sums, full + 8 * slot, lane);
 			}
 			turn = turn + 1 == FINISHERS ? 0 : turn + 1;
-			next_stage(a, shares, at);
+			cursor_next(a, shares, at);
 			if (++slot == slots) {
 				slot = 0;
 				parity ^= 1;
 			}
 		}
 		if (DEFERRED && work->more) {
-			end_round(false);
+			round_end(false);
 			goto finish_round;
 		}
 	} else {
-		deal_registers(true);
+		set_max_registers(true);
 		type::fill_tables(a.tables, tables, threadIdx.x, THREADS - 32);
-		int had_row, first_run = type::first_run(warp);
+		int had_row, first_super_block = type::first_super_block(warp);
 		uint32_t parity = 0, hidden_parity = 0, slot = 0, last = (uint32_t)slots - 1,
-				 stage_bytes = (uint32_t)a.stage_bytes, stages_at = (uint32_t)(stages - shared),
-				 barriers_at = full,
-				 meets_at = (uint32_t)((uint8_t *)(meets + first_run * MEET) - shared);
-		digits += 2 * warp * SUPER_BLOCK_LIMBS;
+				 stage_bytes = (uint32_t)a.stage_bytes, barriers_at = full,
+				 first_partials_at =
+					 (uint32_t)((uint8_t *)(partials + first_super_block * PARTIALS) - shared);
+		limbs += 2 * warp * SUPER_BLOCK_LIMBS;
 		x_scales += 2 * warp;
-		struct kept kept = {4u * lane, 0x002b1908};
-		asm volatile("" : "+r"(kept.lane4), "+r"(kept.three));
+		struct constants constants = {4u * lane, 0x002b1908};
+		asm volatile("" : "+r"(constants.lane4), "+r"(constants.three));
 		typename type::columns columns;
 	compute_round:
-		begin_all(true);
+		round_begin(true);
 		if (!DEFERRED)
 			grid_dependency_wait();
 		at = (struct cursor){-1, 0, 0, 0};
-		find_stage(shares, at);
+		cursor_find(shares, at);
 		had_row = -1;
 		while (at.left) {
 			bool down = at.segment >= 2;
-			int runs = down ? a.ff_runs : a.in_runs, pieces = down ? a.ff_pieces : a.in_pieces;
+			int super_blocks = down ? a.ff_super_blocks : a.in_super_blocks,
+				pieces = down ? a.ff_pieces : a.in_pieces;
 			uint32_t row_bytes = down ? a.ff_bytes : a.in_bytes, stride8 = 8 * row_bytes;
-			int run = first_run, tile = 0;
-			for (; run >= runs; run -= runs)
+			int super_block = first_super_block, tile = 0;
+			for (; super_block >= super_blocks; super_block -= super_blocks)
 				tile++;
-			uint32_t mine = stages_at + (tile * 16 + lane / 4) * row_bytes + run * type::RUN +
-							type::lane_place(lane);
+			uint32_t mine = (uint32_t)a.stages_at + (tile * 16 + lane / 4) * row_bytes +
+							super_block * type::SUPER_BLOCK_BYTES + type::lane_offset(lane);
 			int left = at.left, piece = at.piece, task = at.task;
 			while (left) {
 				int n = min(left, pieces - piece);
 				if (down || had_row != task_of<DEFERRED>(a, work, task).row) {
 					float v[2][8];
 					if (down) {
-						mbarrier_wait(hidden_full, hidden_parity);
+						mbarrier_wait_in_place<limit>(a.report, hidden_full, hidden_parity);
 						hidden_parity ^= 1;
 #pragma unroll
 						for (int u = 0; u < 2; u++)
 							load_eight<false>(
-								hidden + (run + u * type::APART) * 256 + 8 * lane, true, v[u]);
+								hidden + (super_block + u * type::APART) * 256 + 8 * lane, true,
+								v[u]);
 						mbarrier_arrive_warp(hidden_free, lane);
 					} else {
 						const float *x =
@@ -461,42 +471,44 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
 						for (int u = 0; u < 2; u++)
 							load_eight<DEFERRED>(
-								x + (run + u * type::APART) * 256 + 8 * lane, a.x_aligned, v[u]);
+								x + (super_block + u * type::APART) * 256 + 8 * lane, a.x_aligned,
+								v[u]);
 						if (had_row < 0)
-							mbarrier_arrive_warp(x_asked, lane);
+							mbarrier_arrive_warp(x_loaded, lane);
 						had_row = task_of<DEFERRED>(a, work, task).row;
 					}
-					write_two_digits(v, digits, x_scales);
+					write_two_limbs(v, limbs, x_scales);
 					__syncwarp();
-					type::read_columns(digits, x_scales, lane, columns);
+					type::read_columns(limbs, x_scales, lane, columns);
 					__syncwarp();
 				}
 				left -= n;
 				piece = 0;
 				task++;
-				uint32_t here = mine + slot * stage_bytes, meet_at = meets_at + slot * MEET_BYTES;
-				asm("" : "+r"(here), "+r"(meet_at));
+				uint32_t here = mine + slot * stage_bytes,
+						 partials_at = first_partials_at + slot * PARTIALS_BYTES;
+				asm("" : "+r"(here), "+r"(partials_at));
 #pragma unroll 1
 				for (; n; n--) {
-					mbarrier_wait(barriers_at + 8 * slot, parity);
-					type::two_runs(shared + here, first_run, stride8, lane, kept, columns,
-						(float4 *)(shared + meet_at));
+					mbarrier_wait_in_place<limit>(a.report, barriers_at + 8 * slot, parity);
+					type::two_super_blocks(shared + here, first_super_block, stride8, lane,
+						constants, columns, (float4 *)(shared + partials_at));
 					here += stage_bytes;
 					mbarrier_arrive_warp(barriers_at + 8 * SLOTS + 8 * slot, lane);
-					meet_at += MEET_BYTES;
+					partials_at += PARTIALS_BYTES;
 					if (slot++ == last) {
 						here -= stage_bytes * slot;
-						meet_at -= MEET_BYTES * slot;
+						partials_at -= PARTIALS_BYTES * slot;
 						slot = 0;
 						parity ^= 1;
 					}
 				}
 			}
 			at.left = 0;
-			find_stage(shares, at);
+			cursor_find(shares, at);
 		}
 		if (DEFERRED && work->more) {
-			end_round(false);
+			round_end(false);
 			goto compute_round;
 		}
 	}
@@ -505,42 +517,43 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 template <int T> static constexpr size_t fixed_bytes(int n_ff)
 {
-	return expert_type<T>::TABLE_BYTES + RUNS * SUPER_BLOCK_LIMBS * sizeof(uint2) +
-		   (FINISHERS * 16 + 1) * RUNS * sizeof(float) + BARRIERS * sizeof(uint64_t) +
+	return expert_type<T>::TABLE_BYTES + SUPER_BLOCKS * SUPER_BLOCK_LIMBS * sizeof(uint2) +
+		   (FINISHERS * 16 + 1) * SUPER_BLOCKS * sizeof(float) + BARRIERS * sizeof(uint64_t) +
 		   SHARES * sizeof(int4) + (size_t)n_ff * sizeof(float);
 }
 
 template <int T> static size_t bytes_of(const struct expert_args *a, size_t slots)
 {
 	return fixed_bytes<T>(a->n_ff) +
-		   slots * ((size_t)a->stage_bytes + RUNS * expert_type<T>::MEET * sizeof(float4));
+		   slots *
+			   ((size_t)a->stage_bytes + SUPER_BLOCKS * expert_type<T>::PARTIALS * sizeof(float4));
 }
 
 template <int T, bool DEFERRED>
-static bool launch_as(struct cuda_backend *b, struct expert_args *a, bool now)
+static bool experts_launch_as(struct cuda_backend *b, struct expert_args *a, bool now)
 {
 	static_assert(gemv_tiling<T, false>::CHUNK == IN_ORDER, "sums in another order");
-	static_assert(
-		(fixed_bytes<T>(0)) % 128 == 0 && RUNS * expert_type<T>::MEET * sizeof(float4) % 128 == 0,
+	static_assert((fixed_bytes<T>(0)) % 128 == 0 &&
+					  SUPER_BLOCKS * expert_type<T>::PARTIALS * sizeof(float4) % 128 == 0,
 		"slow copies");
-	static size_t allowed;
 	static_assert(2 * SLOTS + 3 <= BARRIERS, "barriers");
 	a->slots = SLOTS;
 	while (a->slots > 3 && bytes_of<T>(a, (size_t)a->slots) > b->max_shared)
 		a->slots--;
 	size_t bytes = bytes_of<T>(a, (size_t)a->slots);
-	if (!cuda_allow_shared(b, (const void *)experts_kernel<T, DEFERRED>, bytes, &allowed))
+	a->stages_at = (int)(bytes - (size_t)a->slots * (size_t)a->stage_bytes);
+	if (!cuda_allow_shared(b, (const void *)experts_kernel<T, DEFERRED>, bytes))
 		return false;
 	if (now)
 		cuda_launch(b, experts_kernel<T, DEFERRED>,
-			dim3((unsigned)(b->n_sm - (DEFERRED ? SPARE : 0))), THREADS, bytes, *a);
+			dim3((unsigned)(b->n_sm - (DEFERRED ? FREE_SMS : 0))), THREADS, bytes, *a);
 	return !b->base.failure.code;
 }
 
-static bool launch(struct cuda_backend *b, enum dtype type, struct expert_args *a)
+static bool experts_launch(struct cuda_backend *b, enum dtype type, struct expert_args *a)
 {
-	return type == DTYPE_Q2_K ? launch_as<DTYPE_Q2_K, false>(b, a, true)
-							  : launch_as<DTYPE_IQ2_XXS, false>(b, a, true);
+	return type == DTYPE_Q2_K ? experts_launch_as<DTYPE_Q2_K, false>(b, a, true)
+							  : experts_launch_as<DTYPE_IQ2_XXS, false>(b, a, true);
 }
 
 static void set_shape(struct expert_args *a, const struct expert_job *job, int n_used)
@@ -549,26 +562,27 @@ static void set_shape(struct expert_args *a, const struct expert_job *job, int n
 	a->ff_split = gemv_k_split(job->down.type, job->down.n_in, job->down.n_out * n_used);
 	a->n_embd = (int)job->gate.n_in;
 	a->in_bytes = (int)job->gate.row_bytes;
-	a->in_runs = a->n_embd / 256;
-	a->in_tiles = RUNS / a->in_runs;
+	a->in_super_blocks = a->n_embd / 256;
+	a->in_tiles = SUPER_BLOCKS / a->in_super_blocks;
 	a->n_ff = (int)job->down.n_in;
 	a->ff_bytes = (int)job->down.row_bytes;
-	a->ff_runs = a->n_ff / 256;
-	a->ff_tiles = RUNS / a->ff_runs;
+	a->ff_super_blocks = a->n_ff / 256;
+	a->ff_tiles = SUPER_BLOCKS / a->ff_super_blocks;
 	a->in_pieces = (a->n_ff + 8 * a->in_tiles - 1) / (8 * a->in_tiles);
 	a->ff_pieces = (a->n_embd + 16 * a->ff_tiles - 1) / (16 * a->ff_tiles);
 	int in_stage = 16 * a->in_tiles * a->in_bytes, ff_stage = 16 * a->ff_tiles * a->ff_bytes;
 	a->stage_bytes = ((in_stage > ff_stage ? in_stage : ff_stage) + 127) / 128 * 128;
 }
 
-static bool fits(const struct weight *w)
+static bool weight_applies(const struct weight *w)
 {
-	return w->n_in % 512 == 0 && w->n_in <= RUNS * 256 && RUNS % (w->n_in / 256) == 0 &&
-		   w->row_bytes % 16 == 0 && (uintptr_t)w->data % 16 == 0;
+	return w->n_in % 512 == 0 && w->n_in <= SUPER_BLOCKS * 256 &&
+		   SUPER_BLOCKS % (w->n_in / 256) == 0 && w->row_bytes % 16 == 0 &&
+		   (uintptr_t)w->data % 16 == 0;
 }
 
 /* Whether the kernel computes experts of this shape here */
-static bool takes_shape(const struct cuda_backend *b, const struct expert_job *job)
+static bool shape_applies(const struct cuda_backend *b, const struct expert_job *job)
 {
 	const struct weight *g = &job->gate, *u = &job->up, *d = &job->down;
 	if (job->n_token_slots != 1 || !b->has_pdl)
@@ -576,7 +590,7 @@ static bool takes_shape(const struct cuda_backend *b, const struct expert_job *j
 	if ((g->type != DTYPE_Q2_K && g->type != DTYPE_IQ2_XXS) || u->type != g->type ||
 		d->type != g->type)
 		return false;
-	if (!fits(g) || !fits(u) || !fits(d) ||
+	if (!weight_applies(g) || !weight_applies(u) || !weight_applies(d) ||
 		(2 * g->n_out * (int64_t)g->row_bytes + d->n_out * (int64_t)d->row_bytes) >> 20 < 3)
 		return false;
 	struct expert_args a;
@@ -587,13 +601,12 @@ static bool takes_shape(const struct cuda_backend *b, const struct expert_job *j
 
 bool cuda_experts_takes(const struct cuda_backend *b, const struct expert_job *job)
 {
-	/* counts belong to one stream; recordings would repeat what is expected of them */
-	return !b->capturing && (!b->expert_progress.data || b->stream == b->progress_stream) &&
-		   takes_shape(b, job);
+	/* a replayed launch would wait for the same progress again */
+	return !b->capturing && shape_applies(b, job);
 }
 
-/* Whether two jobs can go in one launch */
-static bool alike(const struct expert_job *p, const struct expert_job *q)
+/* Whether two jobs can share a launch */
+static bool jobs_match(const struct expert_job *p, const struct expert_job *q)
 {
 	return p->gate.type == q->gate.type && p->gate.n_in == q->gate.n_in &&
 		   p->down.n_in == q->down.n_in;
@@ -607,7 +620,6 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 			!cuda_check(b,
 				cudaMemsetAsync(b->expert_progress.data, 0, TASKS * sizeof(uint32_t), b->stream)))
 			return false;
-		b->progress_stream = b->stream;
 		b->next_serialized = true;
 	}
 	struct expert_args a = {};
@@ -617,14 +629,15 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 	a.hidden = hidden;
 	a.out = out;
 	a.counts = (uint32_t *)b->expert_progress.data;
+	a.report = cuda_poll_report(b, POLL_EXPERTS);
 	const struct expert_job *now = NULL;
 	int row = 0;
 	for (int j = 0; j < n_jobs; row += jobs[j++].n_token_slots) {
 		const struct expert_job *job = &jobs[j];
 		if (!cuda_experts_takes(b, job))
 			continue;
-		if (a.n_tasks && (a.n_tasks == TASKS || !alike(job, now))) {
-			if (!launch(b, now->gate.type, &a))
+		if (a.n_tasks && (a.n_tasks == TASKS || !jobs_match(job, now))) {
+			if (!experts_launch(b, now->gate.type, &a))
 				return false;
 			a.n_tasks = 0;
 		}
@@ -635,37 +648,38 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 		t->gate = (const uint8_t *)job->gate.data;
 		t->up = (const uint8_t *)job->up.data;
 		t->down = (const uint8_t *)job->down.data;
-		t->place = job->token_slots[0];
-		t->row = t->place / n_used;
+		t->token_slot = job->token_slots[0];
+		t->row = t->token_slot / n_used;
 		t->hidden = row;
 		t->ready = b->progress_expected[a.n_tasks++] += (uint32_t)a.in_pieces;
 	}
-	return !a.n_tasks || launch(b, now->gate.type, &a);
+	return !a.n_tasks || experts_launch(b, now->gate.type, &a);
 }
 
-bool cuda_experts_deferrable(const struct cuda_backend *b, const struct expert_job *like)
+bool cuda_experts_deferrable(const struct cuda_backend *b, const struct expert_job *shape)
 {
-	return b->n_sm >= 4 * SPARE && takes_shape(b, like);
+	return b->n_sm >= 4 * FREE_SMS && shape_applies(b, shape);
 }
 
-void cuda_experts_deferred_launch(struct cuda_backend *b, const struct deferred_experts *w)
+void cuda_experts_deferred_launch(struct cuda_backend *b, const struct deferred_experts *d)
 {
-	const struct expert_job *like = &w->like;
+	const struct expert_job *shape = &d->shape;
 	float *hidden = (float *)cuda_scratch_reserve(
-		b, &b->deferred_hidden, (uint64_t)w->n_used * (uint64_t)like->gate.n_out * sizeof(float));
+		b, &b->deferred_hidden, (uint64_t)d->n_used * (uint64_t)shape->gate.n_out * sizeof(float));
 	if (!hidden)
 		return;
 	struct expert_args a = {};
 	a.mailbox = (struct mailbox_args){b->mailbox_state, b->mailbox, cuda_profile_events(b)};
+	a.report = cuda_poll_report(b, POLL_EXPERTS_DEFERRED);
 	a.tables = b->tables;
-	a.x = w->x;
-	a.x_aligned = (uintptr_t)w->x % 16 == 0;
+	a.x = d->x;
+	a.x_aligned = (uintptr_t)d->x % 16 == 0;
 	a.hidden = hidden;
-	a.out = w->out;
-	set_shape(&a, like, w->n_used);
-	bool now = cuda_segment_add_deferred(b, w);
-	if (like->gate.type == DTYPE_Q2_K)
-		launch_as<DTYPE_Q2_K, true>(b, &a, now);
+	a.out = d->out;
+	set_shape(&a, shape, d->n_used);
+	bool now = cuda_segment_add_deferred(b, d);
+	if (shape->gate.type == DTYPE_Q2_K)
+		experts_launch_as<DTYPE_Q2_K, true>(b, &a, now);
 	else
-		launch_as<DTYPE_IQ2_XXS, true>(b, &a, now);
+		experts_launch_as<DTYPE_IQ2_XXS, true>(b, &a, now);
 }

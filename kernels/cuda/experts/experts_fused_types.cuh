@@ -1,36 +1,44 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What differs by type in experts_kernel (experts_fused.cu): two runs of 256 weights of 16 rows
+ * What differs by block type in experts_kernel (experts_fused.cu): two super-blocks of 16 rows
  * times one row of x, by one warp. Lane 4 r + c has rows r and r + 8.
  *
- *   IQ2_XXS   Runs u and u + 2, which lie alike to a word. Lanes 0 and 1 have the first, lanes 2
- * and 3 the other: even ones groups 0, 2, 4, 6 of 32 weights, odd ones groups 1, 3, 5, 7 (so that
- * the words of eight rows are in banks of their own), four steps of eight weights each; scales are
- * applied when a group is through. Columns 2 c and 2 c + 1 of one product are the high and the
- * middle digit of lane c's group, of another the low one. A weight's grid row and sign bits choose
- * among eight bytes by two lookups in tables with a copy per lane, at row * 256 + 4 * lane: grid,
- * and 128 bytes on the signs (whose row has one bit of what follows at the top). Q2_K      Runs u
- * and u + 1. Lanes 0 and 1 take the first 16 weights of a step of 32, lanes 2 and 3 the others;
- * columns 0 to 2 and 4 to 6 are their digits. Bytes are masked, not shifted: step j of four has 4^j
- * times its weights, undone at the end. Minima are multiplied by sums of 16 digits, which are 12
- * bits and so two columns each.
+ * IQ2_XXS
+ *   - Super-blocks u and u + 2, which have the same alignment to words. Lanes 0 and 1 have the
+ * first, lanes 2 and 3 the other. Even lanes take groups 0, 2, 4, 6 of 32 weights, odd ones 1, 3,
+ * 5, 7, so that the words of eight rows are in different banks; four steps of eight weights each.
+ *     Scales are applied at the end of a group.
+ *   - Columns 2 c and 2 c + 1 of one product are the high and the middle limb of lane c's group, of
+ *     another product the low one.
+ *   - A weight's grid row and sign bits become eight bytes by two lookups in tables with a copy per
+ *     lane, at row * 256 + 4 * lane: the grid, and 128 bytes further on the signs. A sign row has
+ * one bit of what follows at its top.
  *
- * first_run: of a warp. read_columns: from the digits of the two and the scales of x, APART runs
- * from each other. lane_place: on from row r of the first run. Results: a float4 per row, three
- * digits and the scale of x; a run has MEET of them, rows 8 and more at 10 and more, so that what a
- * warp writes at once is in banks of its own.
+ * Q2_K
+ *   - Super-blocks u and u + 1. Lanes 0 and 1 take the first 16 weights of a step of 32, lanes 2
+ * and 3 the others; columns 0 to 2 and 4 to 6 are the limbs.
+ *   - Bytes are masked, not shifted: step j of four has 4^j times its weights, undone at the end.
+ *   - Minima are multiplied by sums of 16 limbs, which have 12 bits and so take two columns each.
+ *
+ * expert_type<T>
+ *   SUPER_BLOCK_BYTES  of a super-block; TABLE_BYTES: of the tables in shared memory
+ *   APART              distance of a warp's two super-blocks
+ *   first_super_block  of a warp
+ *   lane_offset        bytes from row r of the first super-block to the lane's part
+ *   read_columns       from the limbs of the two and the scales of x
+ *   PARTIALS           float4 of results of a super-block, one per row: three limbs, the scale of
+ * x. Rows 8 and more begin at 10: what a warp stores at once is in different banks
  */
 #ifndef GLM_KERNELS_CUDA_EXPERTS_FUSED_TYPES_CUH
 #define GLM_KERNELS_CUDA_EXPERTS_FUSED_TYPES_CUH
 
 #include "kernels/cuda/gemv/gemv_mma.cuh"
 
-#define TABLES_AT                                                                                  \
-	1024 /* where tables are in shared memory: where the part begins whose size the launch chooses \
-		  */
+/* Shared address of the tables: where dynamic shared memory begins. */
+#define TABLES_AT 1024
 
-#if defined(__CUDA_ARCH__) &&                                                                      \
-	__CUDA_ARCH__ < 900 /* the kernel is empty there and nothing uses these */
+/* The kernel is empty there; nothing uses these. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #pragma nv_diag_suppress 177
 #endif
 
@@ -52,15 +60,15 @@ static __device__ __forceinline__ void mma_k16(int d[4], uint32_t a0, uint32_t a
 
 template <int T> struct expert_type;
 
-/* What the compiler is not to make anew each time */
-struct kept {
+/* Kept in registers; the compiler would make them anew each time. */
+struct constants {
 	uint32_t lane4; /* 4 times the lane */
 	uint32_t three; /* the magnitudes 8, 25, 43 */
 };
 
-/* Two runs of x, eight values each in this lane, as write_limbs leaves them */
-static __device__ __forceinline__ void write_two_digits(
-	const float v[2][8], uint2 *digits, float scales[2])
+/* Two super-blocks of x, eight values each in this lane, as write_limbs leaves them */
+static __device__ __forceinline__ void write_two_limbs(
+	const float v[2][8], uint2 *limbs, float scales[2])
 {
 	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4;
 	uint32_t top[2] = {0, 0};
@@ -80,7 +88,7 @@ static __device__ __forceinline__ void write_two_digits(
 		float inv = __shfl_sync(0xffffffffu, ratio, 2 * u);
 		uint32_t n[8];
 #pragma unroll
-		for (int i = 0; i < 8; i++) /* digits are its bytes, less 128 each */
+		for (int i = 0; i < 8; i++) /* limbs are its bytes, less 128 each */
 			n[i] = (uint32_t)__float2int_rn(__fmul_rn(v[u][i], inv)) + 0x808080u;
 		uint32_t word[3][2];
 #pragma unroll
@@ -94,30 +102,30 @@ static __device__ __forceinline__ void write_two_digits(
 		}
 #pragma unroll
 		for (int d = 0; d < 3; d++)
-			digits[u * SUPER_BLOCK_LIMBS + s * 12 + 4 * d + c] = make_uint2(word[d][0], word[d][1]);
+			limbs[u * SUPER_BLOCK_LIMBS + s * 12 + 4 * d + c] = make_uint2(word[d][0], word[d][1]);
 	}
 	if (lane < 4 && lane & 1)
 		scales[lane / 2] = ratio;
 }
 
 template <> struct expert_type<DTYPE_IQ2_XXS> {
-	static constexpr int RUN = 66, TABLE_BYTES = 65536, APART = 2, MEET = 18;
+	static constexpr int SUPER_BLOCK_BYTES = 66, TABLE_BYTES = 65536, APART = 2, PARTIALS = 18;
 	struct columns {
-		uint2 two[4][4]; /* high and middle digit */
-		uint2 one[4][2]; /* low digit: even steps in even columns, odd ones in odd */
+		uint2 two[4][4]; /* high and middle limb */
+		uint2 one[4][2]; /* low limb: even steps in even columns, odd ones in odd */
 		float x_scale;
 	};
 	/* even or odd, so that the warps of a scheduler have both, which differ in work */
-	static __device__ __forceinline__ int first_run(int warp)
+	static __device__ __forceinline__ int first_super_block(int warp)
 	{
 		return warp / 2 * 4 + ((warp ^ warp >> 2) & 1);
 	}
-	static __device__ __forceinline__ int lane_place(int lane)
+	static __device__ __forceinline__ int lane_offset(int lane)
 	{
-		return (lane & 2) * RUN + 8 * (lane & 1);
+		return (lane & 2) * SUPER_BLOCK_BYTES + 8 * (lane & 1);
 	}
 	static __device__ __forceinline__ void read_columns(
-		const uint2 *digits, const float *x_scales, int lane, struct columns &b)
+		const uint2 *limbs, const float *x_scales, int lane, struct columns &b)
 	{
 		int c = lane % 4, n = lane / 4;
 		b.x_scale = x_scales[c / 2];
@@ -125,7 +133,7 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 		for (int h = 0; h < 4; h++)
 #pragma unroll
 			for (int j = 0; j < 4; j++) {
-				const uint2 *d = digits + c / 2 * SUPER_BLOCK_LIMBS + (2 * h + c % 2) * 12 + j;
+				const uint2 *d = limbs + c / 2 * SUPER_BLOCK_LIMBS + (2 * h + c % 2) * 12 + j;
 				b.two[h][j] = c == n / 2 ? d[4 * (n & 1)] : make_uint2(0, 0);
 				if (j < 2)
 					b.one[h][j] = c == n / 2 ? d[8 + j + (n & 1)] : make_uint2(0, 0);
@@ -143,23 +151,23 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 				to[(k + i) & 7] = make_uint4(w, w, w, w);
 		}
 	}
-	static __device__ __forceinline__ void eight(const struct kept &kept, uint32_t index_word,
-		int index_byte, uint32_t signs, int j, uint32_t &lo, uint32_t &hi)
+	static __device__ __forceinline__ void eight_weights(const struct constants &constants,
+		uint32_t index_word, int index_byte, uint32_t signs, int j, uint32_t &lo, uint32_t &hi)
 	{
-		uint32_t row = pick_bytes(index_word, kept.lane4, 0x5504 | index_byte << 4),
-				 sign = pick_bytes(signs << j, kept.lane4, 0x5504 | j << 4);
+		uint32_t row = pick_bytes(index_word, constants.lane4, 0x5504 | index_byte << 4),
+				 sign = pick_bytes(signs << j, constants.lane4, 0x5504 | j << 4);
 		uint32_t g, s, both;
 		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(g) : "r"(row), "n"(TABLES_AT));
 		asm("ld.shared.u32 %0, [%1+%2];" : "=r"(s) : "r"(sign), "n"(TABLES_AT + 128));
 		/* no bit is in both; a sum in the multiplying units, which have less to do */
 		asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(both) : "r"(g), "r"(1), "r"(s));
-		lo = pick_bytes(kept.three, 0x00d5e7f8, both);
-		hi = pick_bytes(kept.three, 0x00d5e7f8, both >> 16);
+		lo = pick_bytes(constants.three, 0x00d5e7f8, both);
+		hi = pick_bytes(constants.three, 0x00d5e7f8, both >> 16);
 	}
-	/* ODD: the number of the runs */
+	/* ODD: the number of the super-blocks */
 	template <bool ODD>
-	static __device__ __forceinline__ void go(const uint8_t *p, int stride8, int lane,
-		const struct kept &kept, const struct columns &b, float4 *meet)
+	static __device__ __forceinline__ void super_block_pair(const uint8_t *p, int stride8, int lane,
+		const struct constants &constants, const struct columns &b, float4 *partial)
 	{
 		int c = lane % 4, w[2][3];
 #pragma unroll
@@ -180,9 +188,10 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 #pragma unroll
 				for (int i = 0; i < 2; i++)
 					if (ODD)
-						eight(kept, words[i][0], j, words[i][1], j, m[i], m[2 + i]);
+						eight_weights(constants, words[i][0], j, words[i][1], j, m[i], m[2 + i]);
 					else
-						eight(kept, words[i][j / 2], (j + 2) % 4, words[i][2], j, m[i], m[2 + i]);
+						eight_weights(constants, words[i][j / 2], (j + 2) % 4, words[i][2], j, m[i],
+							m[2 + i]);
 				if (j)
 					mma_16832_add(two, m, b.two[h][j]);
 				else
@@ -210,53 +219,54 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 					  __shfl_xor_sync(0xffffffffu, c & 1 ? w[0][k] : w[1][k], 1);
 			v[k] = __fmul_rn(unit, (float)sum);
 		}
-		meet[c / 2 * APART * MEET + lane / 4 + (c & 1) * 10] =
+		partial[c / 2 * APART * PARTIALS + lane / 4 + (c & 1) * 10] =
 			make_float4(v[0], v[1], v[2], b.x_scale);
 	}
-	/* p: at this lane's place of row r; first: the number of the first run */
-	static __device__ __forceinline__ void two_runs(const uint8_t *p, int first, int stride8,
-		int lane, const struct kept &kept, const struct columns &b, float4 *meet)
+	/* p: at this lane's place of row r; first: the number of the first super-block */
+	static __device__ __forceinline__ void two_super_blocks(const uint8_t *p, int first,
+		int stride8, int lane, const struct constants &constants, const struct columns &b,
+		float4 *partial)
 	{
 		if (first & 1)
-			go<true>(p, stride8, lane, kept, b, meet);
+			super_block_pair<true>(p, stride8, lane, constants, b, partial);
 		else
-			go<false>(p, stride8, lane, kept, b, meet);
+			super_block_pair<false>(p, stride8, lane, constants, b, partial);
 	}
 };
 
 template <> struct expert_type<DTYPE_Q2_K> {
-	static constexpr int RUN = 84, TABLE_BYTES = 0, APART = 1, MEET = 20;
-	struct run_columns {
+	static constexpr int SUPER_BLOCK_BYTES = 84, TABLE_BYTES = 0, APART = 1, PARTIALS = 20;
+	struct super_block_columns {
 		uint2 step[8];
-		uint32_t outer, mid; /* sums of 16 digits */
+		uint32_t outer, mid; /* sums of 16 limbs */
 		float x_scale;
 	};
 	struct columns {
-		struct run_columns run[2];
+		struct super_block_columns of[2];
 	};
-	static __device__ __forceinline__ int first_run(int warp) { return 2 * warp; }
-	static __device__ __forceinline__ int lane_place(int) { return 0; }
+	static __device__ __forceinline__ int first_super_block(int warp) { return 2 * warp; }
+	static __device__ __forceinline__ int lane_offset(int) { return 0; }
 	static __device__ __forceinline__ void read_columns(
-		const uint2 *digits, const float *x_scales, int lane, struct columns &b)
+		const uint2 *limbs, const float *x_scales, int lane, struct columns &b)
 	{
 #pragma unroll
 		for (int u = 0; u < 2; u++) {
-			read_run(digits + u * SUPER_BLOCK_LIMBS, lane, b.run[u]);
-			b.run[u].x_scale = x_scales[u];
+			read_super_block(limbs + u * SUPER_BLOCK_LIMBS, lane, b.of[u]);
+			b.of[u].x_scale = x_scales[u];
 		}
 	}
-	static __device__ __forceinline__ void read_run(
-		const uint2 *digits, int lane, struct run_columns &b)
+	static __device__ __forceinline__ void read_super_block(
+		const uint2 *limbs, int lane, struct super_block_columns &b)
 	{
 		int c = lane % 4, n = lane / 4;
 		bool mine = c / 2 == n / 4 && n % 4 < 3;
 #pragma unroll
 		for (int s = 0; s < 8; s++)
-			b.step[s] = mine ? digits[s * 12 + 4 * (n % 4) + c] : make_uint2(0, 0);
+			b.step[s] = mine ? limbs[s * 12 + 4 * (n % 4) + c] : make_uint2(0, 0);
 		b.outer = b.mid = 0;
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
-			const uint2 *d = digits + (2 * c + i / 2) * 12 + 2 * (i & 1);
+			const uint2 *d = limbs + (2 * c + i / 2) * 12 + 2 * (i & 1);
 			int sum[2];
 #pragma unroll
 			for (int k = 0; k < 2; k++) {
@@ -274,15 +284,15 @@ template <> struct expert_type<DTYPE_Q2_K> {
 		}
 	}
 	static __device__ void fill_tables(const struct cuda_tables *, uint8_t *, int, int) {}
-	static __device__ __forceinline__ void two_runs(const uint8_t *p, int, int stride8, int lane,
-		const struct kept &, const struct columns &b, float4 *meet)
+	static __device__ __forceinline__ void two_super_blocks(const uint8_t *p, int, int stride8,
+		int lane, const struct constants &, const struct columns &b, float4 *partial)
 	{
-		run<false>(p, stride8, lane, b.run[0], meet);
-		run<true>(p + RUN, stride8, lane, b.run[1], meet + MEET);
+		one_super_block<false>(p, stride8, lane, b.of[0], partial);
+		one_super_block<true>(p + SUPER_BLOCK_BYTES, stride8, lane, b.of[1], partial + PARTIALS);
 	}
 	template <bool ODD>
-	static __device__ __forceinline__ void run(
-		const uint8_t *p, int stride8, int lane, const struct run_columns &b, float4 *meet)
+	static __device__ __forceinline__ void one_super_block(const uint8_t *p, int stride8, int lane,
+		const struct super_block_columns &b, float4 *partial)
 	{
 		int c = lane % 4;
 		uint32_t scales[2][2], least[2], word[2][2][2];
@@ -329,7 +339,7 @@ template <> struct expert_type<DTYPE_Q2_K> {
 		mma_k16(l0, least[0], least[1], b.outer);
 		mma_k16(l1, least[0], least[1], b.mid);
 		/* lanes 0, 1 keep row r, lanes 2, 3 row r + 8; even ones have the high and the middle
-		 * digit, odd ones the low one */
+		 * limb, odd ones the low one */
 		bool upper = c & 2;
 		const uint32_t head = *(const uint32_t *)(p + (upper ? stride8 : 0) + 80);
 		float unit = half_float(head & 0xffff), minimum = half_float(head >> 16);
@@ -342,7 +352,7 @@ template <> struct expert_type<DTYPE_Q2_K> {
 			int least_sum = upper ? l[2] * 256 + l[3] : l[0] * 256 + l[1];
 			v[k] = __fmaf_rn(-minimum, (float)least_sum, __fmul_rn(unit, (float)(whole >> 6)));
 		}
-		float2 *to = (float2 *)(meet + lane / 4 + (upper ? 10 : 0));
+		float2 *to = (float2 *)(partial + lane / 4 + (upper ? 10 : 0));
 		to[c & 1] = make_float2(v[0], c & 1 ? b.x_scale : v[1]);
 	}
 };

@@ -1,34 +1,38 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * expert_ffn for many rows (kernels: grouped_gemm.cuh, gemm.cu). Jobs are taken in rounds
- * of at most PLACES_MOST places: the rows of the places are gathered and split, gate and up give
- * [places][gate, up], SwiGLU of those is split, down goes to the places. Straight from the packed
- * blocks where the type allows it, else by way of panels; both give the same bits.
+ * expert_ffn for many rows (prefill; kernels: grouped_gemm.cuh, wgmma_gemm.cuh, gemm.cu). Jobs are
+ * taken in batches of at most SLOTS_MOST (token, rank) slots:
+ *   1. the rows of the slots are gathered and split into halves;
+ *   2. gate and up give [slots][gate, up];
+ *   3. SwiGLU of those is split into halves;
+ *   4. down writes the slots.
+ * Weights are read from their packed blocks where a kernel takes the type, else by way of unpacked
+ * panels; both give the same bits.
  */
 #include "kernels/cuda/gemm/gemm.cuh"
 
 #include <string.h>
 
-#define PLACES_MOST 4096
-#define JOBS_MOST   256
-#define TILES_MOST  (PLACES_MOST / 32 + JOBS_MOST)
+#define SLOTS_MOST 4096
+#define JOBS_MOST  256
+#define TILES_MOST (SLOTS_MOST / 32 + JOBS_MOST)
 
-/* What a round needs on the device, front to back without holes. */
-struct round_list {
-	int32_t place[PLACES_MOST + 7 * JOBS_MOST];
+/* What a batch needs on the device, front to back without holes. */
+struct batch_list {
+	int32_t token_slot[SLOTS_MOST + 7 * JOBS_MOST];
 	struct grouped_gemm_tile packed[3 * TILES_MOST]; /* gate, up, down: n_tiles each */
 	struct gemm_tile panel[2 * TILES_MOST];          /* gate and up, down: n_tiles each */
 };
 
-struct round {
+struct expert_batch {
 	const struct expert_job *jobs; /* [n], of the same types and shapes */
-	int n, n_tiles, n_x;           /* n_x: places, and those that fill up */
+	int n, n_tiles, n_x;           /* n_x: slots, and those that fill up */
 	int bn;
 	bool packed;
 	enum x_order order, down_order; /* X_PLAIN: not for wgmma_gemm_enqueue */
 	int64_t n_embd, n_ff, ff_pad, embd_pad;
 	/* device */
-	const int32_t *place;
+	const int32_t *token_slot;
 	const struct grouped_gemm_tile *tiles;
 	const struct gemm_tile *panel_tiles;
 	struct x_panel x, h;
@@ -36,14 +40,14 @@ struct round {
 	void *panel;
 };
 
-static bool run_packed(
+static bool grouped_gemm_enqueue(
 	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn)
 {
 	return grouped_gemm_group<1>(b, type, a, bn) || grouped_gemm_group<2>(b, type, a, bn) ||
 		   grouped_gemm_group<3>(b, type, a, bn) || grouped_gemm_group<4>(b, type, a, bn);
 }
 
-static bool same_kind(const struct expert_job *a, const struct expert_job *b)
+static bool jobs_same_shape(const struct expert_job *a, const struct expert_job *b)
 {
 	return a->gate.type == b->gate.type && a->up.type == b->up.type &&
 		   a->down.type == b->down.type && a->gate.n_in == b->gate.n_in &&
@@ -51,7 +55,7 @@ static bool same_kind(const struct expert_job *a, const struct expert_job *b)
 }
 
 /* Panel bytes of one job: the larger of gate with up, and down. */
-static size_t job_panel(const struct round *r)
+static size_t job_panel(const struct expert_batch *r)
 {
 	const struct expert_job *j = r->jobs;
 	size_t gate = panel_bytes(panel_kind_of(j->gate.type), 2 * r->ff_pad, r->n_embd),
@@ -61,11 +65,10 @@ static size_t job_panel(const struct round *r)
 	return most > down ? most : down;
 }
 
-/* ---- by way of panels
- * -------------------------------------------------------------------------------------- */
+/* ---- by way of panels ---- */
 
 /* Unpacks one matrix of each job, `first` rows into each job's part of the panel. */
-static void unpack_jobs(struct cuda_backend *b, const struct round *r,
+static void unpack_jobs(struct cuda_backend *b, const struct expert_batch *r,
 	const struct weight_panel *panel, int which, int64_t each, int64_t first, int rest)
 {
 	struct unpack_args u = {};
@@ -84,7 +87,7 @@ static void unpack_jobs(struct cuda_backend *b, const struct round *r,
 	gemm_unpack(b, w->type, &u);
 }
 
-static void panel_gate_and_up(struct cuda_backend *b, const struct round *r)
+static void panel_gate_and_up(struct cuda_backend *b, const struct expert_batch *r)
 {
 	enum dtype gate = r->jobs->gate.type, up = r->jobs->up.type;
 	bool together =
@@ -108,7 +111,7 @@ static void panel_gate_and_up(struct cuda_backend *b, const struct round *r)
 	}
 }
 
-static void panel_down(struct cuda_backend *b, const struct round *r, float *out)
+static void panel_down(struct cuda_backend *b, const struct expert_batch *r, float *out)
 {
 	enum dtype type = r->jobs->down.type;
 	struct gemm_args g = {};
@@ -117,7 +120,7 @@ static void panel_down(struct cuda_backend *b, const struct round *r, float *out
 	g.n_out = (int)r->n_embd;
 	g.y = out;
 	g.y_row = r->n_embd;
-	g.y_map = r->place;
+	g.y_map = r->token_slot;
 	for (int rest = 0; rest < (type == DTYPE_F32 ? 2 : 1); rest++) {
 		g.w = panel_at(r->panel, panel_kind_of(type), r->n * r->embd_pad, r->n_ff);
 		unpack_jobs(b, r, &g.w, 2, r->embd_pad, 0, rest);
@@ -126,20 +129,18 @@ static void panel_down(struct cuda_backend *b, const struct round *r, float *out
 	}
 }
 
-/* ---- straight
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- straight ---- */
 
-static void run_as(struct cuda_backend *b, enum x_order order, enum dtype type,
+static void packed_gemm_enqueue(struct cuda_backend *b, enum x_order order, enum dtype type,
 	const struct grouped_gemm_args *a, int bn)
 {
 	if (order == X_PLAIN)
-		run_packed(b, type, a, bn);
+		grouped_gemm_enqueue(b, type, a, bn);
 	else
 		wgmma_gemm_enqueue(b, type, a, bn);
 }
 
-static void packed_gate_and_up(struct cuda_backend *b, const struct round *r)
+static void packed_gate_and_up(struct cuda_backend *b, const struct expert_batch *r)
 {
 	const struct weight *gate = &r->jobs->gate, *up = &r->jobs->up;
 	struct grouped_gemm_args a = {};
@@ -151,15 +152,15 @@ static void packed_gate_and_up(struct cuda_backend *b, const struct round *r)
 	a.tiles = r->tiles;
 	a.row_bytes = (int64_t)gate->row_bytes;
 	a.n_tiles = gate->type == up->type ? 2 * r->n_tiles : r->n_tiles;
-	run_as(b, r->order, gate->type, &a, r->bn);
+	packed_gemm_enqueue(b, r->order, gate->type, &a, r->bn);
 	if (gate->type == up->type)
 		return;
 	a.tiles += r->n_tiles;
 	a.row_bytes = (int64_t)up->row_bytes;
-	run_as(b, r->order, up->type, &a, r->bn);
+	packed_gemm_enqueue(b, r->order, up->type, &a, r->bn);
 }
 
-static void packed_down(struct cuda_backend *b, const struct round *r, float *out)
+static void packed_down(struct cuda_backend *b, const struct expert_batch *r, float *out)
 {
 	struct grouped_gemm_args a = {};
 	a.tables = b->tables;
@@ -167,20 +168,18 @@ static void packed_down(struct cuda_backend *b, const struct round *r, float *ou
 	a.n_out = (int)r->n_embd;
 	a.y = out;
 	a.y_row = r->n_embd;
-	a.y_map = r->place;
+	a.y_map = r->token_slot;
 	a.tiles = r->tiles + 2 * r->n_tiles;
 	a.row_bytes = (int64_t)r->jobs->down.row_bytes;
 	a.n_tiles = r->n_tiles;
-	run_as(b, r->down_order, r->jobs->down.type, &a, r->bn);
+	packed_gemm_enqueue(b, r->down_order, r->jobs->down.type, &a, r->bn);
 }
 
-/* ---- rounds
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- batches ---- */
 
-/* How many of the jobs [0, n_jobs) make a round, and how many places of them; of the first one
- * places from `at` on are left. */
-static int round_of(const struct round *r, int n_jobs, int at, int *n_token_slots)
+/* How many of the jobs [0, n_jobs) make a batch, and how many slots of them; of the first one
+ * slots from `at` on are left. */
+static int batch_jobs(const struct expert_batch *r, int n_jobs, int at, int *n_token_slots)
 {
 	const struct expert_job *first = r->jobs;
 	size_t each = job_panel(r);
@@ -188,10 +187,10 @@ static int round_of(const struct round *r, int n_jobs, int at, int *n_token_slot
 	*n_token_slots = 0;
 	for (; n < n_jobs && n < most; n++) {
 		int token_slots = first[n].n_token_slots - (n ? 0 : at);
-		if (n && (!same_kind(first, &first[n]) || *n_token_slots + token_slots > PLACES_MOST ||
+		if (n && (!jobs_same_shape(first, &first[n]) || *n_token_slots + token_slots > SLOTS_MOST ||
 					 (!r->packed && (size_t)(n + 1) * each > GEMM_W_MOST)))
 			break;
-		*n_token_slots += token_slots < PLACES_MOST ? token_slots : PLACES_MOST;
+		*n_token_slots += token_slots < SLOTS_MOST ? token_slots : SLOTS_MOST;
 	}
 	return n;
 }
@@ -207,8 +206,8 @@ static struct grouped_gemm_tile packed_tile_of(
 	return t;
 }
 
-/* Places and tiles of a round; returns how far the last job has come. */
-static int fill_list(struct round *r, struct round_list *list, int at, int n_token_slots)
+/* Slots and tiles of a batch; returns how far the last job has come. */
+static int batch_fill(struct expert_batch *r, struct batch_list *list, int at, int n_token_slots)
 {
 	static struct grouped_gemm_tile tiles[3][TILES_MOST]; /* one thread computes */
 	static struct gemm_tile panel[2][TILES_MOST];
@@ -219,7 +218,7 @@ static int fill_list(struct round *r, struct round_list *list, int at, int n_tok
 		int from = i ? 0 : at,
 			take = j->n_token_slots - from < left ? j->n_token_slots - from : left;
 		for (int p = 0; p < take; p++)
-			list->place[r->n_x + p] = j->token_slots[from + p];
+			list->token_slot[r->n_x + p] = j->token_slots[from + p];
 		for (int p = 0; p < take; p += r->bn, r->n_tiles++) {
 			int n_x = take - p < r->bn ? take - p : r->bn, x = r->n_x + p;
 			tiles[0][r->n_tiles] = packed_tile_of(&j->gate, x, n_x, 0);
@@ -234,7 +233,7 @@ static int fill_list(struct round *r, struct round_list *list, int at, int n_tok
 		/* tiles begin at multiples; the rows between are split and not used */
 		for (int unit = r->order == X_PLAIN && r->down_order == X_PLAIN ? 2 : 8; r->n_x % unit;
 			 r->n_x++)
-			list->place[r->n_x] = list->place[r->n_x - 1];
+			list->token_slot[r->n_x] = list->token_slot[r->n_x - 1];
 		left -= take;
 		end = from + take;
 	}
@@ -245,8 +244,9 @@ static int fill_list(struct round *r, struct round_list *list, int at, int n_tok
 	return end;
 }
 
-/* Memory for the round, and its list on the device: places, then tiles. */
-static bool place_round(struct cuda_backend *b, struct round *r, const struct round_list *list)
+/* Memory for the batch, and its list on the device: slots, then tiles. */
+static bool batch_upload(
+	struct cuda_backend *b, struct expert_batch *r, const struct batch_list *list)
 {
 	int64_t pad = up_to(r->n_x, 128) + 128;
 	size_t for_w = r->packed ? 0 : (size_t)up_to((int64_t)((size_t)r->n * job_panel(r)), 256),
@@ -256,23 +256,23 @@ static bool place_round(struct cuda_backend *b, struct round *r, const struct ro
 	size_t token_slots = (size_t)up_to(r->n_x, 64) * sizeof(int32_t),
 		   tiles = (size_t)r->n_tiles * (r->packed ? 3 * sizeof(struct grouped_gemm_tile)
 												   : 2 * sizeof(struct gemm_tile));
-	uint8_t *room = (uint8_t *)cuda_scratch_reserve(
+	uint8_t *scratch = (uint8_t *)cuda_scratch_reserve(
 		b, &b->gemm_panels, for_w + for_x + for_h + for_gu + token_slots + tiles);
-	if (!room)
+	if (!scratch)
 		return false;
-	r->panel = room;
-	r->x = x_panel_at(room + for_w, pad, r->n_embd, 1);
-	r->h = x_panel_at(room + for_w + for_x, pad, r->n_ff, 1);
-	r->gu = (float *)(room + for_w + for_x + for_h);
-	uint8_t *at = room + for_w + for_x + for_h + for_gu;
+	r->panel = scratch;
+	r->x = x_panel_at(scratch + for_w, pad, r->n_embd, 1);
+	r->h = x_panel_at(scratch + for_w + for_x, pad, r->n_ff, 1);
+	r->gu = (float *)(scratch + for_w + for_x + for_h);
+	uint8_t *at = scratch + for_w + for_x + for_h + for_gu;
 	static uint8_t packet[sizeof *list]; /* copied by upload */
-	memcpy(packet, list->place, (size_t)r->n_x * sizeof(int32_t));
+	memcpy(packet, list->token_slot, (size_t)r->n_x * sizeof(int32_t));
 	memcpy(packet + token_slots, r->packed ? (const void *)list->packed : (const void *)list->panel,
 		tiles);
 	const char *op = b->op;
 	b->base.ops->upload(&b->base, at, packet, token_slots + tiles);
 	b->op = op;
-	r->place = (const int32_t *)at;
+	r->token_slot = (const int32_t *)at;
 	r->tiles = (const struct grouped_gemm_tile *)(at + token_slots);
 	r->panel_tiles = (const struct gemm_tile *)(at + token_slots);
 	return !b->base.failure.code;
@@ -281,24 +281,24 @@ static bool place_round(struct cuda_backend *b, struct round *r, const struct ro
 void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int n_used, float *out)
 {
-	static struct round_list list; /* one thread computes */
+	static struct batch_list list; /* one thread computes */
 	for (int j = 0, at = 0; j < n_jobs && !b->base.failure.code;) {
-		struct round r = {};
+		struct expert_batch r = {};
 		int n_token_slots;
 		r.jobs = jobs + j;
 		r.n_embd = r.jobs->gate.n_in;
 		r.n_ff = r.jobs->gate.n_out;
 		r.ff_pad = up_to(r.n_ff, GEMM_M);
 		r.embd_pad = up_to(r.n_embd, GEMM_M);
-		r.packed = run_packed(b, r.jobs->gate.type, NULL, 0) &&
-				   run_packed(b, r.jobs->up.type, NULL, 0) &&
-				   run_packed(b, r.jobs->down.type, NULL, 0);
+		r.packed = grouped_gemm_enqueue(b, r.jobs->gate.type, NULL, 0) &&
+				   grouped_gemm_enqueue(b, r.jobs->up.type, NULL, 0) &&
+				   grouped_gemm_enqueue(b, r.jobs->down.type, NULL, 0);
 		if (r.packed) {
 			r.order = wgmma_gemm_x_order(b, &r.jobs->gate);
 			r.order = r.order == wgmma_gemm_x_order(b, &r.jobs->up) ? r.order : X_PLAIN;
 			r.down_order = wgmma_gemm_x_order(b, &r.jobs->down);
 		}
-		r.n = round_of(&r, n_jobs - j, at, &n_token_slots);
+		r.n = batch_jobs(&r, n_jobs - j, at, &n_token_slots);
 		if (!n_token_slots) {
 			j += r.n;
 			continue;
@@ -306,14 +306,14 @@ void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert
 		r.bn = n_token_slots <= 40 * r.n ? 32 : 64;
 		if (r.order != X_PLAIN && r.down_order != X_PLAIN && n_token_slots > 80 * r.n)
 			r.bn = 128;
-		int end = fill_list(&r, &list, at, n_token_slots);
-		if (!place_round(b, &r, &list))
+		int end = batch_fill(&r, &list, at, n_token_slots);
+		if (!batch_upload(b, &r, &list))
 			return;
 		struct split_args s = {};
 		s.to = r.x;
 		s.x = x;
 		s.x_row = r.n_embd;
-		s.token_slots = r.place;
+		s.token_slots = r.token_slot;
 		s.n_used = n_used;
 		s.order = r.order;
 		gemm_split_rows(b, FROM_PLACES, &s, r.n_x, 1);

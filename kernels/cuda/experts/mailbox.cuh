@@ -1,16 +1,47 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The device's side of experts_deferred (deferred_experts.cu): how the blocks of experts_kernel
- * learn which experts to compute. In rounds: a round is the experts that the host has named since
- * the one before. By the block's warp that fetches.
+ * The mailbox of a deferred expert kernel: how the blocks of experts_kernel learn which experts to
+ * compute. The host's side is deferred_experts.cu.
+ *
+ * The mailbox is pinned memory: MESSAGE_WORDS words of 64 bits for each rank, which are where gate,
+ * up and down of the rank's expert lie, and MAILBOX_SKIP. A word has a sequence number in its upper
+ * 16 bits and the address in the others: it is its own flag, and the order in which words become
+ * visible does not matter. An address of 0: not posted yet; MAILBOX_SKIP: nothing to compute.
+ *
+ * Sequence numbers count deferred kernels: the host by itself, the device by the arrivals of its
+ * blocks, because a captured launch has the same arguments every time. The first post of the host
+ * to a kernel writes all words, so no word of an old sequence number is left.
+ *
+ * The kernel works in rounds. A round is the experts that were posted since the round before. Only
+ * block 0 polls the host's memory; the others poll its copies in device memory, one set for each
+ * round. Polls of several multiprocessors in the host's memory would be served one after the other,
+ * 1.2 us each.
  */
 #ifndef GLM_KERNELS_CUDA_MAILBOX_CUH
 #define GLM_KERNELS_CUDA_MAILBOX_CUH
 
 #include "kernels/cuda/runtime/gpu_backend.cuh"
+#include "kernels/cuda/runtime/signals.cuh"
 
-#define MAILBOX_POLL_LIMIT (1u << 31) /* at the words, 1 us each; then the launch fails */
-#define MAILBOX_BUSY_POLLS 32         /* of them, without a rest between */
+#include <cuda/ptx>
+
+#define MESSAGE_WORDS     4
+#define MAILBOX_RANKS     8
+#define MAILBOX_WORDS     (MESSAGE_WORDS * MAILBOX_RANKS)
+#define MAILBOX_SEQUENCES 65534 /* then numbers repeat; even */
+#define MAILBOX_SKIP      1     /* as an address */
+
+/* Polls without a pause; then pauses, because copies need the same memory. It may take long. */
+#define MAILBOX_BUSY     32
+#define MAILBOX_PAUSE_NS 200
+
+/* On the device. [2]: of launches with even and odd sequence numbers. A launch zeroes the other
+ * half for the next one. */
+struct mailbox_state {
+	unsigned long long copy[2][MAILBOX_RANKS][MAILBOX_WORDS]; /* by round; to 16 bytes */
+	uint32_t counts[2][MAILBOX_RANKS]; /* of each rank: stages of gate and up that are done */
+	uint32_t arrivals;                 /* of blocks of deferred kernels; for sequence numbers */
+};
 
 struct mailbox_args {
 	struct mailbox_state *state;       /* device */
@@ -18,15 +49,23 @@ struct mailbox_args {
 	struct cuda_profile *profile;      /* device */
 };
 
-/* What the words of a deferred kernel came to, in a round. */
+/* The work of a round, in shared memory */
 struct work_list {
 	const uint8_t *gate[MAILBOX_RANKS], *up[MAILBOX_RANKS], *down[MAILBOX_RANKS];
-	uint32_t *counts;       /* by rank */
-	uint16_t n_tasks, more; /* more: rounds */
+	uint32_t *counts; /* [MAILBOX_RANKS] */
+	uint16_t n_tasks;
+	uint16_t more; /* another round follows */
 	uint8_t rank[MAILBOX_RANKS];
 };
 
-static __device__ __forceinline__ ulonglong2 load_message(const unsigned long long *p)
+/* A block's progress, in its fetching warp */
+struct mailbox_reader {
+	uint32_t sequence; /* from 0 */
+	unsigned posted;   /* ranks of the rounds so far: bit 2 r */
+	int round;
+};
+
+static __device__ __forceinline__ ulonglong2 mailbox_load(const unsigned long long *p)
 {
 	ulonglong2 v;
 	asm volatile("ld.volatile.global.v2.u64 {%0,%1}, [%2];"
@@ -36,56 +75,53 @@ static __device__ __forceinline__ ulonglong2 load_message(const unsigned long lo
 	return v;
 }
 
-/* a deferred kernel as the warp that fetches sees it. */
-struct mailbox_reader {
-	uint32_t sequence;
-	unsigned posted; /* ranks that have been told, two bits each of which one counts */
-	int round;
-};
-
-static __device__ __forceinline__ void mailbox_open(
-	const struct mailbox_args &a, struct mailbox_reader &h)
+static __device__ __forceinline__ void mailbox_store(
+	unsigned long long *p, unsigned long long x, unsigned long long y)
 {
-	uint32_t number =
-		threadIdx.x % 32 ? 0 : atomicInc(&a.state->arrived, gridDim.x * MAILBOX_SEQUENCES - 1);
-	h.sequence = __shfl_sync(0xffffffffu, number, 0) / gridDim.x;
-	h.posted = 0;
-	h.round = 0;
+	asm volatile("st.volatile.global.v2.u64 [%0], {%1,%2};" ::"l"(p), "l"(x), "l"(y) : "memory");
 }
 
-/* Looks at the words until they have this launch's fence value and tell of another rank, then says
- * what there is to do. By a warp whose lanes 2 r and 2 r + 1 have rank r. Only block 0 looks at the
- * host's, the others at its copies of them, one for each round: looks of different multiprocessors
- * at the host's memory come one after the other, 1.2 us each. What is there was written before the
- * words: the copies' engine writes to where bulk copies read, so it takes no fence but that between
- * words and copies. */
-static __device__ __forceinline__ void mailbox_poll(
-	const struct mailbox_args &a, struct work_list *work, struct mailbox_reader &h)
+/* By a warp of each block, once in a launch. */
+static __device__ __forceinline__ void mailbox_open(
+	const struct mailbox_args &a, struct mailbox_reader &reader)
 {
+	uint32_t number =
+		threadIdx.x % 32 ? 0 : atomicInc(&a.state->arrivals, gridDim.x * MAILBOX_SEQUENCES - 1);
+	reader.sequence = __shfl_sync(0xffffffffu, number, 0) / gridDim.x;
+	reader.posted = 0;
+	reader.round = 0;
+}
+
+/* Polls the mailbox until a message with this launch's sequence number arrives for another rank;
+ * then decodes the messages into the work list of the round. By the same warp: lanes 2 r and 2 r +
+ * 1 have two words each of rank r. What is at the addresses was written before the words, by the
+ * copy engine, and bulk copies read it: no fence is needed but the one between the words and those
+ * copies. */
+static __device__ __forceinline__ void mailbox_poll(const struct mailbox_args &a,
+	const struct poll_report &report, struct work_list *work, struct mailbox_reader &reader)
+{
+	constexpr unsigned long long ADDRESS = 0xffffffffffffull;
+	constexpr unsigned EVEN = 0x5555; /* one bit of two for each rank */
 	struct mailbox_state *s = a.state;
 	int lane = threadIdx.x % 32, pair = lane % (MAILBOX_WORDS / 2);
-	unsigned long long *copy = s->copy[h.sequence & 1][h.round] + 2 * pair, tag = h.sequence + 1;
+	unsigned long long *copy = s->copy[reader.sequence & 1][reader.round] + 2 * pair,
+					   tag = reader.sequence + 1;
 	const unsigned long long *from = blockIdx.x ? copy : a.mailbox + 2 * pair;
-	/* the last block: it finds room when the op before ends */
+	/* by the last block, which starts when the op before ends and makes room */
 	struct cuda_profile *profile = blockIdx.x + 1 < gridDim.x || lane ? NULL : a.profile;
 	unsigned long long *ring = profile ? profile->ring : NULL, since = ring ? device_clock() : 0;
 	ulonglong2 two;
-	unsigned known, fresh;
-	for (unsigned polls = 0;; polls++) {
-		two = load_message(from);
-		known = __ballot_sync(0xffffffffu, two.x << 16 && two.y << 16);
-		known &= known >> 1 & 0x5555;
-		fresh = known & ~h.posted;
-		if (__all_sync(0xffffffffu, two.x >> 48 == tag && two.y >> 48 == tag) && fresh)
-			break;
-		if (polls == MAILBOX_POLL_LIMIT && !blockIdx.x)
-			__trap();
-		if (polls >= MAILBOX_BUSY_POLLS) /* it may take long: copies need the same memory */
-			__nanosleep(200);
-	}
-	if (ring) { /* measuring: it waited for the host */
+	unsigned posted, fresh;
+	poll_until<2 * POLL_LIMIT_HOST, MAILBOX_BUSY, MAILBOX_PAUSE_NS>(report, [&]() {
+		two = mailbox_load(from);
+		posted = __ballot_sync(0xffffffffu, two.x << 16 && two.y << 16);
+		posted &= posted >> 1 & EVEN;
+		fresh = posted & ~reader.posted;
+		return __all_sync(0xffffffffu, two.x >> 48 == tag && two.y >> 48 == tag) && fresh;
+	});
+	if (ring) {
 		unsigned long long now = device_clock();
-		if (h.round) {
+		if (reader.round) {
 			profile->waited += now - since;
 		} else {
 			ring[profile->n++ % PROFILE_EVENTS] = since;
@@ -93,39 +129,37 @@ static __device__ __forceinline__ void mailbox_poll(
 		}
 	}
 	if (!blockIdx.x && lane < MAILBOX_WORDS / 2) {
-		bool mine = known >> (pair & ~1) & 1;
-		asm volatile("st.volatile.global.v2.u64 [%0], {%1,%2};" ::"l"(copy),
-					 "l"(mine ? two.x : tag << 48), "l"(mine ? two.y : tag << 48)
-					 : "memory");
+		bool mine = posted >> (pair & ~1) & 1;
+		mailbox_store(copy, mine ? two.x : tag << 48, mine ? two.y : tag << 48);
 	}
-	unsigned jobs = __ballot_sync(0xffffffffu, (two.x & 0xffffffffffffull) > MAILBOX_SKIP) & fresh;
-	int task = __popc(jobs & ((1u << (lane & ~1)) - 1));
-	if (jobs >> (lane & ~1) & 1 && lane < MAILBOX_WORDS / 2) {
-		const uint8_t *at = (const uint8_t *)(two.x & 0xffffffffffffull);
+	unsigned tasks = __ballot_sync(0xffffffffu, (two.x & ADDRESS) > MAILBOX_SKIP) & fresh;
+	int task = __popc(tasks & ((1u << (lane & ~1)) - 1));
+	if (tasks >> (lane & ~1) & 1 && lane < MAILBOX_WORDS / 2) {
+		const uint8_t *at = (const uint8_t *)(two.x & ADDRESS);
 		if (lane & 1) {
 			work->down[task] = at;
 		} else {
 			work->gate[task] = at;
-			work->up[task] = (const uint8_t *)(two.y & 0xffffffffffffull);
+			work->up[task] = (const uint8_t *)(two.y & ADDRESS);
 			work->rank[task] = (uint8_t)(lane / 2);
 		}
 	}
 	if (!lane) {
-		work->n_tasks = (uint16_t)__popc(jobs);
-		work->more = known != 0x5555;
-		work->counts = s->counts[h.sequence & 1];
+		work->n_tasks = (uint16_t)__popc(tasks);
+		work->more = posted != EVEN;
+		work->counts = s->counts[reader.sequence & 1];
 	}
-	if (!blockIdx.x && !h.round) { /* of the next launch */
+	if (!blockIdx.x && !reader.round) { /* for the next launch */
 		if (lane < MAILBOX_RANKS)
-			s->counts[~h.sequence & 1][lane] = 0;
-		unsigned long long *next = &s->copy[~h.sequence & 1][0][0];
+			s->counts[~reader.sequence & 1][lane] = 0;
+		unsigned long long *next = &s->copy[~reader.sequence & 1][0][0];
 		for (int i = lane; i < MAILBOX_RANKS * MAILBOX_WORDS; i += 32)
 			next[i] = 0;
 	}
-	h.posted = known;
-	h.round++;
+	reader.posted = posted;
+	reader.round++;
 	__syncwarp();
-	asm volatile("fence.proxy.async;" ::: "memory");
+	cuda::ptx::fence_proxy_async();
 }
 
 #endif

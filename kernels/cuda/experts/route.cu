@@ -1,39 +1,40 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The router's choice, and the norms and products that it is made by.
+ * route: the router's norm, product and top-k selection, then a fence.
  *
- * gate_kernel, for one or two routers of float rows and few rows of x (see takes): all of it in one
- * launch, the same sums in the same order as rms_norm_kernel and gemv_kernel. Grid: a block of 8
- * warps for each GATE_ROWS weight rows, and one more. Each has its weights in registers before it
- * waits for what stands before the kernel, which leaves only x to be fetched; takes its norm
- * itself, a warp then some runs of 256 values of each of the rows, as in gemv_kernel; and hands
- * scores on as cells: 64-bit words, key and score, that are 0 between launches, so that a cell says
- * of itself that it has come. The last block, which has no weights, writes the normed x of the
- * first router and chooses, a warp for each row of each router, when the cells are full; makes them
- * empty again; and raises the fence. The other blocks wait for nobody, so no block need run beside
- * another. pick_kernel, for at most 32 * PICK_EACH experts of one group and 32 rows times routers:
- * one block, a warp for each row of each router. The block raises the fence. In both a warp keeps
- * PICK_EACH scores and keys a lane in registers. Each of the n_used expert ids is a maximum over
- * the warp, ties to the lower id. route_kernel, for the others: grid (rows, routers), block 32.
- * Scores, choices and order keys of all experts lie in shared memory. The fence is a kernel of its
- * own.
+ * gate_kernel: all of it in one launch, for one or two routers of float rows and few rows of x (see
+ * gate_applies); the same sums in the same order as rms_norm_kernel and gemv_kernel. Grid: a block
+ * of 8 warps for each GATE_ROWS weight rows, and one more.
+ *   - A block loads its weights to registers before it waits for the kernels before it, so that
+ * only x remains to be loaded. It computes the norm itself; a warp takes some super-blocks of 256
+ *     values of each of the rows, as in gemv_kernel.
+ *   - It stores its scores as flag-in-data words of 64 bits: key and score. They are 0 between
+ *     launches.
+ *   - The last block has no weights. It writes the normed x of the first router. When the words are
+ *     there it selects, a warp for each row of each router, zeroes the words and signals the fence.
+ *     The other blocks wait for nobody, so no two blocks need run at the same time.
+ * select_kernel: at most 32 * LANE_EXPERTS experts of one group, 32 rows times routers. One block,
+ * a warp for each row of each router; it signals the fence. In both a warp has LANE_EXPERTS scores
+ * and keys a lane in registers. Each of the n_used ids is a maximum over the warp, ties to the
+ * lower id. route_kernel: the other cases. Grid (rows, routers), block 32. Scores, choices and
+ * order keys of all experts lie in shared memory. The fence is a kernel of its own.
  *
  * Bytes moved: the weights once, x once per block from the second-level cache; without products
- * n_experts floats in. n_used pairs out; ids go straight to pinned host memory, each with the
- * fence value, so that no fence is needed (wait_expert_ids).
+ * n_experts floats in. n_used pairs out. Ids go straight to pinned host memory, each with the fence
+ * value as its flag, so that no memory fence is needed (wait_expert_ids).
  */
 #include "kernels/cuda/common/norm.cuh"
+#include "kernels/cuda/common/poll.cuh"
+#include "kernels/cuda/runtime/signals.cuh"
 
-#define PICK_EACH 8 /* experts of a lane: 8 lane and on */
+#define LANE_EXPERTS 8 /* experts of a lane: 8 lane and on */
 
-#define GATE_ROUTERS 2
-#define GATE_EXPERTS (32 * PICK_EACH)
-#define GATE_ROWS    4 /* weight rows of a block */
-#define GATE_WARPS                                                                                 \
-	8               /* share a weight row, as in gemv_kernel of 16 runs of 256 weights and more    \
-					 */
-#define GATE_RUNS 3 /* of a warp, at most */
-#define GATE_X    4 /* rows of x, at most */
+#define GATE_ROUTERS      2
+#define GATE_EXPERTS      (32 * LANE_EXPERTS)
+#define GATE_ROWS         4 /* weight rows of a block */
+#define GATE_WARPS        8 /* share a weight row, as in gemv_kernel */
+#define GATE_SUPER_BLOCKS 3 /* of a warp, at most */
+#define GATE_X            4 /* rows of x, at most */
 
 struct routes {
 	struct route of[ROUTES_MAX];
@@ -56,9 +57,9 @@ static __device__ __forceinline__ int best_of(const uint32_t *key, const uint8_t
 	return (int)(0xffffffffu - (uint32_t)best);
 }
 
-/* Fences the experts of all groups but the n_group_used with the largest sum of their two best
+/* Masks the experts of all groups but the n_group_used with the largest sum of their two best
  * choices. */
-static __device__ void skip_groups(const struct route &a, const float *choice, const uint32_t *key,
+static __device__ void mask_groups(const struct route &a, const float *choice, const uint32_t *key,
 	uint32_t *group_key, uint8_t *group_taken, uint8_t *taken)
 {
 	int size = a.n_experts / a.n_group;
@@ -90,16 +91,15 @@ static __device__ void skip_groups(const struct route &a, const float *choice, c
 }
 
 /* fence value: of the call's fence */
-static __device__ __forceinline__ void put_pick(
-	const struct route &a, int64_t place, int id, float score, float sum, unsigned long long fence)
+static __device__ __forceinline__ void store_expert_id(
+	const struct route &a, int64_t slot, int id, float score, float sum, unsigned long long fence)
 {
-	asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(a.expert_ids + place),
+	asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(a.expert_ids + slot),
 				 "l"(fence << 32 | (uint32_t)id)
 				 : "memory");
 	if (a.weights)
-		a.weights[place] = a.normalise
-							   ? __fmul_rn(__fdiv_rn(score, __fadd_rn(sum, 1e-20f)), a.scale)
-							   : __fmul_rn(score, a.scale);
+		a.weights[slot] = a.normalise ? __fmul_rn(__fdiv_rn(score, __fadd_rn(sum, 1e-20f)), a.scale)
+									  : __fmul_rn(score, a.scale);
 }
 
 static __global__ void route_kernel(
@@ -124,7 +124,7 @@ static __global__ void route_kernel(
 	}
 	__syncwarp();
 	if (a.n_group > 1)
-		skip_groups(a, choice, key, group_key, group_taken, taken);
+		mask_groups(a, choice, key, group_key, group_taken, taken);
 	float sum = 0;
 	for (int k = 0; k < a.n_used; k++) {
 		int id = best_of(key, taken, n);
@@ -136,12 +136,11 @@ static __global__ void route_kernel(
 		__syncwarp();
 	}
 	for (int k = lane; k < a.n_used; k += 32)
-		put_pick(a, r * a.n_used + k, picked[k], score[picked[k]], sum, number);
+		store_expert_id(a, r * a.n_used + k, picked[k], score[picked[k]], sum, number);
 }
 
 /* The larger key becomes a's, of equal ones that of the lower id. */
-static __device__ __forceinline__ void put_in_order(
-	uint32_t &key_a, uint32_t &key_b, int &a, int &b)
+static __device__ __forceinline__ void sort_two(uint32_t &key_a, uint32_t &key_b, int &a, int &b)
 {
 	bool turn = key_b > key_a || (key_b == key_a && b < a);
 	uint32_t key = turn ? key_b : key_a;
@@ -153,26 +152,26 @@ static __device__ __forceinline__ void put_in_order(
 }
 
 struct lane_keys {
-	uint32_t of[PICK_EACH]; /* j: of id PICK_EACH lane + j; 0: no expert */
+	uint32_t of[LANE_EXPERTS]; /* j: of id LANE_EXPERTS lane + j; 0: no expert */
 };
 
 /* The ids of the n_used largest keys of the warp, in order, ties to the lower id, to chosen:
  * shared, [32]. Each lane puts its own in order; then the first ones of all lanes compete. Not
  * inlined, so that it can be run once for the sake of the instruction cache. */
-static __device__ __noinline__ void choose(struct lane_keys keys, int n_used, int *chosen)
+static __device__ __noinline__ void select_sorted(struct lane_keys keys, int n_used, int *chosen)
 {
-	static_assert(PICK_EACH == 8, "the network is for eight");
+	static_assert(LANE_EXPERTS == 8, "the network is for eight");
 	constexpr int A[19] = {0, 2, 4, 6, 0, 1, 4, 5, 1, 5, 0, 1, 2, 3, 2, 3, 1, 3, 5},
 				  B[19] = {1, 3, 5, 7, 2, 3, 6, 7, 2, 6, 4, 5, 6, 7, 4, 5, 2, 4, 6};
-	uint32_t(&key)[PICK_EACH] = keys.of;
-	int lane = threadIdx.x % 32, id[PICK_EACH];
+	uint32_t(&key)[LANE_EXPERTS] = keys.of;
+	int lane = threadIdx.x % 32, id[LANE_EXPERTS];
 	uint32_t below = (1u << lane) - 1;
 #pragma unroll
-	for (int j = 0; j < PICK_EACH; j++)
-		id[j] = PICK_EACH * lane + j;
+	for (int j = 0; j < LANE_EXPERTS; j++)
+		id[j] = LANE_EXPERTS * lane + j;
 #pragma unroll
 	for (int i = 0; i < 19; i++)
-		put_in_order(key[A[i]], key[B[i]], id[A[i]], id[B[i]]);
+		sort_two(key[A[i]], key[B[i]], id[A[i]], id[B[i]]);
 #pragma unroll 1
 	for (int k = 0; k < n_used; k++) {
 		bool most = key[0] == __reduce_max_sync(0xffffffffu, key[0]);
@@ -180,11 +179,11 @@ static __device__ __noinline__ void choose(struct lane_keys keys, int n_used, in
 		if (most && !(all & below)) {
 			chosen[k] = id[0];
 #pragma unroll
-			for (int j = 0; j + 1 < PICK_EACH; j++) {
+			for (int j = 0; j + 1 < LANE_EXPERTS; j++) {
 				key[j] = key[j + 1];
 				id[j] = id[j + 1];
 			}
-			key[PICK_EACH - 1] = 0;
+			key[LANE_EXPERTS - 1] = 0;
 		}
 	}
 	__syncwarp();
@@ -192,27 +191,27 @@ static __device__ __noinline__ void choose(struct lane_keys keys, int n_used, in
 
 /* What one warp has of a row's scores, in shared memory */
 struct row_scores {
-	float of[32 * PICK_EACH];
+	float of[32 * LANE_EXPERTS];
 	int chosen[32];
 };
 
 /* By a warp: the choice of row r */
-static __device__ __forceinline__ void pick(const struct route &a, int64_t r,
-	const struct lane_keys &keys, const float score[PICK_EACH], struct row_scores *shared,
+static __device__ __forceinline__ void select_top_k(const struct route &a, int64_t r,
+	const struct lane_keys &keys, const float score[LANE_EXPERTS], struct row_scores *shared,
 	unsigned long long fence)
 {
 	int lane = threadIdx.x % 32;
 	float sum = 0;
 #pragma unroll
-	for (int j = 0; j < PICK_EACH; j++)
-		shared->of[PICK_EACH * lane + j] = score[j];
-	choose(keys, a.n_used, shared->chosen);
+	for (int j = 0; j < LANE_EXPERTS; j++)
+		shared->of[LANE_EXPERTS * lane + j] = score[j];
+	select_sorted(keys, a.n_used, shared->chosen);
 	int id = shared->chosen[lane < a.n_used ? lane : 0];
 	float s = shared->of[id];
 	for (int k = 0; k < a.n_used; k++)
 		sum = __fadd_rn(sum, __shfl_sync(0xffffffffu, s, k));
 	if (lane < a.n_used)
-		put_pick(a, r * a.n_used + lane, id, s, sum, fence);
+		store_expert_id(a, r * a.n_used + lane, id, s, sum, fence);
 }
 
 static __device__ __forceinline__ uint32_t key_of_choice(float score, float bias)
@@ -221,72 +220,73 @@ static __device__ __forceinline__ uint32_t key_of_choice(float score, float bias
 }
 
 static __global__ void __launch_bounds__(1024)
-	pick_kernel(const __grid_constant__ struct routes routes, int rows, struct cuda_fence fence)
+	select_kernel(const __grid_constant__ struct routes routes, int rows, struct cuda_fence fence)
 {
 	extern __shared__ struct row_scores scores[]; /* of each warp */
 	launch_dependents();
-	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = PICK_EACH * lane;
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = LANE_EXPERTS * lane;
 	const struct route &a = routes.of[warp / rows];
 	int64_t r = warp % rows;
-	float score[PICK_EACH], bias[PICK_EACH];
+	float score[LANE_EXPERTS], bias[LANE_EXPERTS];
 	struct lane_keys keys;
 #pragma unroll
-	for (int j = 0; j < PICK_EACH; j++)
+	for (int j = 0; j < LANE_EXPERTS; j++)
 		bias[j] = first + j < a.n_experts ? a.bias[first + j] : 0;
 	grid_dependency_wait();
 	unsigned long long number = fence_next_value(fence);
 #pragma unroll
-	for (int j = 0; j < PICK_EACH; j++)
+	for (int j = 0; j < LANE_EXPERTS; j++)
 		score[j] = first + j < a.n_experts ? a.logits[r * a.n_experts + first + j] : 0;
 #pragma unroll
-	for (int j = 0; j < PICK_EACH; j++) {
+	for (int j = 0; j < LANE_EXPERTS; j++) {
 		score[j] = sigmoid_exact(score[j]);
 		keys.of[j] = first + j < a.n_experts ? key_of_choice(score[j], bias[j]) : 0;
 	}
-	pick(a, r, keys, score, scores + warp, number);
+	select_top_k(a, r, keys, score, scores + warp, number);
 	__syncthreads();
 	if (!threadIdx.x)
 		fence_signal_relaxed(fence, number);
 }
 
-/* ---- norm, products and choice
- * ------------------------------------------------------------------------------ */
+/* ---- norm, products and choice ---- */
 
 struct gate_args {
 	struct route of[GATE_ROUTERS];
 	int n, rows, n_in;
-	unsigned long long *cells; /* [n][rows][GATE_EXPERTS]; see above */
+	unsigned long long *flags; /* [n][rows][GATE_EXPERTS]; see above */
 	struct cuda_fence fence;
+	struct poll_report report;
 };
 
-/* By a warp of the last block: the choice of row r of a router, when its cells are there. */
-static __device__ __forceinline__ void pick_from_cells(const struct route &a, int64_t r,
-	unsigned long long *cells, struct row_scores *shared, unsigned long long fence)
+/* By a warp of the last block: the selection of row r of a router, when its words are there. */
+static __device__ __forceinline__ void select_from_flags(const struct route &a, int64_t r,
+	unsigned long long *flags, const struct poll_report &report, struct row_scores *shared,
+	unsigned long long fence)
 {
-	int first = PICK_EACH * (threadIdx.x % 32);
-	unsigned long long cell[PICK_EACH];
-	bool all;
-	do {
-		all = true;
+	int first = LANE_EXPERTS * (threadIdx.x % 32);
+	unsigned long long word[LANE_EXPERTS];
+	poll_until(report, [&]() {
+		bool all = true;
 #pragma unroll
-		for (int j = 0; j < PICK_EACH; j += 2)
+		for (int j = 0; j < LANE_EXPERTS; j += 2)
 			asm volatile("ld.relaxed.gpu.global.v2.b64 {%0, %1}, [%2];"
-						 : "=l"(cell[j]), "=l"(cell[j + 1])
-						 : "l"(cells + first + j)
+						 : "=l"(word[j]), "=l"(word[j + 1])
+						 : "l"(flags + first + j)
 						 : "memory");
 #pragma unroll
-		for (int j = 0; j < PICK_EACH; j++)
-			all &= cell[j] || first + j >= a.n_experts;
-	} while (!__all_sync(0xffffffffu, all));
+		for (int j = 0; j < LANE_EXPERTS; j++)
+			all &= word[j] || first + j >= a.n_experts;
+		return __all_sync(0xffffffffu, all);
+	});
 	struct lane_keys keys;
-	float score[PICK_EACH];
+	float score[LANE_EXPERTS];
 #pragma unroll
-	for (int j = 0; j < PICK_EACH; j++) {
-		keys.of[j] = (uint32_t)(cell[j] >> 32);
-		score[j] = __uint_as_float((uint32_t)cell[j]);
-		cells[first + j] = 0; /* the end of the launch orders that before the next one */
+	for (int j = 0; j < LANE_EXPERTS; j++) {
+		keys.of[j] = (uint32_t)(word[j] >> 32);
+		score[j] = __uint_as_float((uint32_t)word[j]);
+		flags[first + j] = 0; /* the end of the launch orders that before the next one */
 	}
-	pick(a, r, keys, score, shared, fence);
+	select_top_k(a, r, keys, score, shared, fence);
 }
 
 static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
@@ -297,18 +297,19 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	__shared__ float parts[GATE_X][GATE_ROWS][GATE_WARPS];
 	__shared__ struct row_scores scores[GATE_WARPS];
 	launch_dependents();
-	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, n_in = a.n_in, runs = n_in / 256;
+	int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, n_in = a.n_in,
+		super_blocks = n_in / 256;
 	bool last = blockIdx.x == gridDim.x - 1;
 	int first = last ? 0 : (int)blockIdx.x * GATE_ROWS, router = first >= a.of[0].n_experts;
 	first -= router ? a.of[0].n_experts : 0;
 	const struct route &own = a.of[router];
 	const float *weights = (const float *)own.w.data + (int64_t)first * n_in;
-	float4 w[GATE_RUNS][2][GATE_ROWS], gain[GATE_RUNS][2];
-	int at[GATE_RUNS]; /* of this lane's first four values of a run; those of the last run where the
-						  warp has none */
+	float4 w[GATE_SUPER_BLOCKS][2][GATE_ROWS], gain[GATE_SUPER_BLOCKS][2];
+	int at[GATE_SUPER_BLOCKS]; /* of this lane's first four values of a run; those of the last run
+						  where the warp has none */
 #pragma unroll
-	for (int i = 0; i < GATE_RUNS; i++) {
-		at[i] = min(warp + i * GATE_WARPS, runs - 1) * 256 + 4 * lane;
+	for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
+		at[i] = min(warp + i * GATE_WARPS, super_blocks - 1) * 256 + 4 * lane;
 #pragma unroll
 		for (int g = 0; g < 2; g++) {
 			gain[i][g] = load_ahead(own.gain + at[i] + 128 * g);
@@ -319,12 +320,13 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 		}
 	}
 	float bias = !last && tid < GATE_ROWS * a.rows ? own.bias[first + tid % GATE_ROWS] : 0;
-	if (last && warp < a.n * a.rows) { /* for nothing: when the cells come the code shall be here */
+	if (last &&
+		warp < a.n * a.rows) { /* only to load the code: it is in the cache when the words come */
 		struct lane_keys keys;
 #pragma unroll
-		for (int j = 0; j < PICK_EACH; j++)
+		for (int j = 0; j < LANE_EXPERTS; j++)
 			keys.of[j] = (uint32_t)(lane ^ j);
-		choose(keys, own.n_used, scores[warp].chosen);
+		select_sorted(keys, own.n_used, scores[warp].chosen);
 	}
 	grid_dependency_wait();
 	unsigned long long number = fence_next_value(a.fence);
@@ -332,9 +334,9 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	for (int r = 0; r < a.rows; r++) {
 		const float *from = own.x + (int64_t)r * n_in;
 		/* squares as norm_row's threads take them, three of which this one is */
-		float4 q[GATE_RUNS][2], v[GATE_RUNS][2];
+		float4 q[GATE_SUPER_BLOCKS][2], v[GATE_SUPER_BLOCKS][2];
 #pragma unroll
-		for (int i = 0; i < GATE_RUNS; i++) {
+		for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
 			int k = min(4 * (tid + i * 32 * GATE_WARPS), n_in / 2 - 4);
 #pragma unroll
 			for (int g = 0; g < 2; g++) {
@@ -343,18 +345,18 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 			}
 		}
 #pragma unroll
-		for (int i = 0; i < GATE_RUNS; i++) {
+		for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
 			double sum = warp_sum(add_squares(add_squares(0, q[i][0]), q[i][1]));
 			if (!lane)
 				squares[r][warp + i * GATE_WARPS] = sum;
 		}
 		__syncthreads();
-		float scale =
-			(float)rsqrt(warp_sum(lane < runs ? squares[r][lane] : 0) / n_in + (double)own.eps);
+		float scale = (float)rsqrt(
+			warp_sum(lane < super_blocks ? squares[r][lane] : 0) / n_in + (double)own.eps);
 		float acc[GATE_ROWS] = {0, 0, 0, 0};
 #pragma unroll
-		for (int i = 0; i < GATE_RUNS; i++) {
-			if (warp + i * GATE_WARPS >= runs)
+		for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
+			if (warp + i * GATE_WARPS >= super_blocks)
 				continue;
 #pragma unroll
 			for (int g = 0; g < 2; g++) {
@@ -380,8 +382,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	if (last)
 		__threadfence(); /* h: experts_deferred reads it when the host has answered the fence */
 	if (last && warp < a.n * a.rows)
-		pick_from_cells(a.of[warp / a.rows], warp % a.rows, a.cells + warp * GATE_EXPERTS,
-			scores + warp, number);
+		select_from_flags(a.of[warp / a.rows], warp % a.rows, a.flags + warp * GATE_EXPERTS,
+			a.report, scores + warp, number);
 	__syncthreads();
 	if (last) {
 		if (!tid)
@@ -393,24 +395,24 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 		for (int p = 0; p < GATE_WARPS; p++)
 			logit = __fadd_rn(logit, parts[r][e][p]);
 		float score = sigmoid_exact(logit);
-		unsigned long long cell =
+		unsigned long long word =
 			(unsigned long long)key_of_choice(score, bias) << 32 | __float_as_uint(score);
 		asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(
-						 a.cells + (router * a.rows + r) * GATE_EXPERTS + first + e),
-					 "l"(cell)
+						 a.flags + (router * a.rows + r) * GATE_EXPERTS + first + e),
+					 "l"(word)
 					 : "memory");
 	}
 #endif
 }
 
 /* Whether gate_kernel is for it. */
-static bool takes(const struct cuda_backend *b, const struct route *a, int n, int rows)
+static bool gate_applies(const struct cuda_backend *b, const struct route *a, int n, int rows)
 {
 	int64_t n_in = a->w.n_in;
 	uintptr_t lines = (uintptr_t)a->x | (uintptr_t)a->h;
 	bool all = b->has_pdl && n <= GATE_ROUTERS && rows <= GATE_X && a->n_group <= 1 &&
 			   a->n_experts <= GATE_EXPERTS && a->n_experts % GATE_ROWS == 0 && a->n_used <= 32 &&
-			   n_in % 256 == 0 && n_in >= 16 * 256 && n_in <= GATE_RUNS * GATE_WARPS * 256;
+			   n_in % 256 == 0 && n_in >= 16 * 256 && n_in <= GATE_SUPER_BLOCKS * GATE_WARPS * 256;
 	for (int i = 0; i < n && all; i++) {
 		all = a[i].w.type == DTYPE_F32 && a[i].w.row_bytes == (size_t)n_in * sizeof(float);
 		lines |= (uintptr_t)a[i].w.data | (uintptr_t)a[i].gain;
@@ -418,7 +420,7 @@ static bool takes(const struct cuda_backend *b, const struct route *a, int n, in
 	return all && lines % 16 == 0;
 }
 
-static void gate(struct cuda_backend *b, const struct route *a, int n, int rows)
+static void gate_launch(struct cuda_backend *b, const struct route *a, int n, int rows)
 {
 	size_t bytes = GATE_ROUTERS * GATE_X * GATE_EXPERTS * sizeof(unsigned long long);
 	if (!b->route_flags.data) {
@@ -431,15 +433,14 @@ static void gate(struct cuda_backend *b, const struct route *a, int n, int rows)
 	for (int i = 0; i < n; i++)
 		args.of[i] = a[i];
 	args.n = n, args.rows = rows, args.n_in = (int)a->w.n_in;
-	args.cells = (unsigned long long *)b->route_flags.data;
+	args.flags = (unsigned long long *)b->route_flags.data;
 	args.fence = cuda_fence_next(b);
+	args.report = cuda_poll_report(b, POLL_ROUTE);
 	cuda_launch(
 		b, gate_kernel, (unsigned)(n * a->n_experts / GATE_ROWS + 1), 32 * GATE_WARPS, 0, args);
 }
 
-/* ---- the op
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- the op ---- */
 
 /* What the routers choose by, where it is not made in the same launch. */
 static void make_logits(struct backend *base, const struct route *a, int n, int rows)
@@ -464,8 +465,8 @@ void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 	}
 	cuda_begin(base, "route");
 	if (a->x) {
-		if (takes(b, a, n, rows)) {
-			gate(b, a, n, rows);
+		if (gate_applies(b, a, n, rows)) {
+			gate_launch(b, a, n, rows);
 			return;
 		}
 		make_logits(base, a, n, rows);
@@ -474,16 +475,15 @@ void cuda_route(struct backend *base, const struct route *a, int n, int rows)
 	for (int i = 0; i < n; i++)
 		routes.of[i] = a[i];
 	struct cuda_fence fence = cuda_fence_next(b);
-	if (a->n_group <= 1 && a->n_experts <= 32 * PICK_EACH && a->n_used <= 32 && n * rows <= 32) {
-		cuda_launch(b, pick_kernel, 1, (unsigned)(32 * n * rows),
+	if (a->n_group <= 1 && a->n_experts <= 32 * LANE_EXPERTS && a->n_used <= 32 && n * rows <= 32) {
+		cuda_launch(b, select_kernel, 1, (unsigned)(32 * n * rows),
 			(size_t)(n * rows) * sizeof(struct row_scores), routes, rows, fence);
 		return;
 	}
 	size_t shared =
 		((size_t)a->n_experts * 13 + (size_t)a->n_group * 5 + (size_t)a->n_used * 4 + 15) &
 		~(size_t)15;
-	static size_t allowed;
-	if (cuda_allow_shared(b, (const void *)route_kernel, shared, &allowed)) {
+	if (cuda_allow_shared(b, (const void *)route_kernel, shared)) {
 		cuda_launch(b, route_kernel, dim3((unsigned)rows, (unsigned)n), 32, shared, routes, fence);
 		cuda_fence_enqueue(b, fence);
 	}

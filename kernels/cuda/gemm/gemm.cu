@@ -218,8 +218,7 @@ static void gemm_as(struct cuda_backend *b, const struct gemm_args *g, int n_til
 {
 	constexpr bool OFFSET = KIND == PANEL_32_OFFSET || KIND == PANEL_16_OFFSET;
 	constexpr size_t bytes = gemm_shape<OFFSET, BN, STAGES>::BYTES;
-	static size_t allowed;
-	if (!cuda_allow_shared(b, (const void *)gemm_kernel<KIND, BN, STAGES, MINB>, bytes, &allowed))
+	if (!cuda_allow_shared(b, (const void *)gemm_kernel<KIND, BN, STAGES, MINB>, bytes))
 		return;
 	dim3 grid((unsigned)((g->n_out + GEMM_M - 1) / GEMM_M), (unsigned)n_tiles, (unsigned)n_stack);
 	gemm_kernel<KIND, BN, STAGES, MINB><<<grid, GEMM_THREADS, bytes, b->stream>>>(*g);

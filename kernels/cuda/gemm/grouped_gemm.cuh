@@ -168,8 +168,7 @@ template <int T, int BN>
 static void grouped_gemm_launch_as(struct cuda_backend *b, const struct grouped_gemm_args *a)
 {
 	constexpr size_t bytes = grouped_gemm_shape<T, BN>::BYTES;
-	static size_t allowed;
-	if (!cuda_allow_shared(b, (const void *)grouped_gemm_kernel<T, BN>, bytes, &allowed))
+	if (!cuda_allow_shared(b, (const void *)grouped_gemm_kernel<T, BN>, bytes))
 		return;
 	grouped_gemm_kernel<T, BN>
 		<<<dim3((unsigned)((a->n_out + GEMM_M - 1) / GEMM_M), (unsigned)a->n_tiles), GEMM_THREADS,

@@ -395,8 +395,7 @@ template <int T, int BN>
 static void wgmma_gemm_launch_as(struct cuda_backend *b, const struct grouped_gemm_args *a)
 {
 	constexpr size_t bytes = wgmma_gemm_shape<T, BN>::BYTES;
-	static size_t allowed;
-	if (!cuda_allow_shared(b, (const void *)wgmma_gemm_kernel<T, BN>, bytes, &allowed))
+	if (!cuda_allow_shared(b, (const void *)wgmma_gemm_kernel<T, BN>, bytes))
 		return;
 	dim3 grid((unsigned)((a->n_out + GEMM_M - 1) / GEMM_M), (unsigned)a->n_tiles,
 		(unsigned)(a->tiles ? 1 : a->n_stack));

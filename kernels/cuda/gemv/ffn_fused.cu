@@ -289,24 +289,24 @@ static __global__ void __launch_bounds__(THREADS, 1)
 }
 
 /* Whether the kernel may use the memory that it needs, which is more than max_shared, for it has
- * hardly any static arrays; and all blocks can sb at a time. Asked once. */
+ * hardly any static arrays; and all blocks can run at the same time. Asked once. */
 static bool ffn_fused_supported(struct cuda_backend *b)
 {
-	static int known; /* 1: yes, 2: no */
-	if (!known) {
+	int *known = &b->ffn_supported;
+	if (!*known) {
 		int blocks = 0;
-		known = 2;
+		*known = 2;
 		if (b->has_pdl && b->n_sm >= BLOCKS &&
 			cudaFuncSetAttribute(ffn_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES) ==
 				cudaSuccess &&
 			cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, ffn_kernel, THREADS, BYTES) ==
 				cudaSuccess &&
 			blocks)
-			known = 1;
+			*known = 1;
 		else
 			cudaGetLastError();
 	}
-	return known == 1;
+	return *known == 1;
 }
 
 static bool is_q8_0_matrix(const struct weight *w, int n_in, int n_out)

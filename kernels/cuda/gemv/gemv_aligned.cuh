@@ -220,7 +220,6 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 /* False: not a case for this kernel. */
 template <int T> static bool gemv_aligned_launch(struct cuda_backend *b, const struct gemv_args *p)
 {
-	static size_t allowed;
 	struct gemv_aligned_args a = {};
 	int rows = p->glu ? MMA_ROWS / 2 : MMA_ROWS, items = 0;
 	size_t bytes = aligned_shared_bytes<T>(p->n_rows, p->n_in);
@@ -248,7 +247,7 @@ template <int T> static bool gemv_aligned_launch(struct cuda_backend *b, const s
 	while (1 << a.log_split < p->split)
 		a.log_split++;
 	a.glu = p->glu, a.x_aligned = p->x_aligned;
-	if (cuda_allow_shared(b, (const void *)gemv_aligned_kernel<T>, bytes, &allowed))
+	if (cuda_allow_shared(b, (const void *)gemv_aligned_kernel<T>, bytes))
 		cuda_launch(
 			b, gemv_aligned_kernel<T>, dim3((unsigned)blocks), ALIGNED_WARPS * 32, bytes, a);
 	return true;

@@ -93,26 +93,24 @@ static bool specialised_applies(const struct chain_args *a)
  * static arrays. Asked once. */
 static bool specialised_supported(struct cuda_backend *b)
 {
-	static int known; /* 1: yes, 2: no */
-	int blocks = 0;
-	if (known)
-		return known == 1;
-	known = b->has_pdl &&
-					cudaFuncSetAttribute(gemv_chain_specialised_kernel,
-						cudaFuncAttributeMaxDynamicSharedMemorySize, WS_BYTES) == cudaSuccess &&
-					cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks,
-						gemv_chain_specialised_kernel, WS_THREADS, WS_BYTES) == cudaSuccess &&
-					blocks
-				? 1
-				: 2;
-	if (known == 2)
+	int *known = &b->chain_supported, blocks = 0;
+	if (*known)
+		return *known == 1;
+	*known = b->has_pdl &&
+					 cudaFuncSetAttribute(gemv_chain_specialised_kernel,
+						 cudaFuncAttributeMaxDynamicSharedMemorySize, WS_BYTES) == cudaSuccess &&
+					 cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks,
+						 gemv_chain_specialised_kernel, WS_THREADS, WS_BYTES) == cudaSuccess &&
+					 blocks
+				 ? 1
+				 : 2;
+	if (*known == 2)
 		cudaGetLastError();
-	return known == 1;
+	return *known == 1;
 }
 
 template <int T> static void chain_launch_type(struct cuda_backend *b, struct chain_args *a)
 {
-	static size_t allowed;
 	size_t bytes = chain_bytes((enum dtype)T, a);
 	int appends = a->latents.kv || a->latents.key, most = b->n_sm - appends,
 		items = a->step[0].n_items > a->step[1].n_items ? a->step[0].n_items : a->step[1].n_items;
@@ -124,7 +122,7 @@ template <int T> static void chain_launch_type(struct cuda_backend *b, struct ch
 			WS_THREADS, specialised_shared_bytes(a), *a);
 		return;
 	}
-	if (cuda_allow_shared(b, (const void *)gemv_chain_kernel<T>, bytes, &allowed))
+	if (cuda_allow_shared(b, (const void *)gemv_chain_kernel<T>, bytes))
 		cuda_launch(b, gemv_chain_kernel<T>, dim3((unsigned)(a->n_blocks + appends)), CHAIN_THREADS,
 			bytes, *a);
 }

@@ -617,7 +617,6 @@ static void gemv_mma_launch_tiling(struct cuda_backend *b, const struct gemv_arg
 {
 	typedef struct gemv_tiling<T, SMALL> cut;
 	constexpr int WARPS = cut::WARPS, STAGES = cut::STAGES, CHUNK = cut::CHUNK;
-	static size_t allowed;
 	struct gemv_args a = *given;
 	a.split = a.split < WARPS ? a.split : WARPS;
 	int rows = WARPS / a.split * (a.glu ? MMA_ROWS / 2 : MMA_ROWS), x_rows = TILES * 8 / 3,
@@ -645,7 +644,7 @@ static void gemv_mma_launch_tiling(struct cuda_backend *b, const struct gemv_arg
 		bytes = gemv_mma_shared_bytes<T, TILES, WARPS, STAGES, CHUNK>(a.own_rows, a.n_in);
 	} while (bytes > b->max_shared && --stacks > 0);
 	auto kernel = gemv_mma_kernel<T, TILES, OWN, WARPS, STAGES, CHUNK, cut::BLOCKS>;
-	if (!cuda_allow_shared(b, (const void *)kernel, bytes, &allowed))
+	if (!cuda_allow_shared(b, (const void *)kernel, bytes))
 		return;
 	cuda_launch(b, kernel, dim3((unsigned)blocks), WARPS * 32, bytes, a);
 }

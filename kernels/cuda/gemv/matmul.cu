@@ -126,9 +126,9 @@ void cuda_matmul_glu(struct backend *base, const struct ffn *f, int rows)
 		return;
 	if (rows > DECODE_MAX_ROWS || gate->type != f->up.type) {
 		const struct matmul parts[] = {
-			{*gate, f->hidden, false, NULL}, {f->up, f->spare, false, NULL}};
+			{*gate, f->hidden, false, NULL}, {f->up, f->scratch, false, NULL}};
 		cuda_matmul(base, parts, 2, f->x, rows);
-		cuda_swiglu(base, f->hidden, f->spare, rows * gate->n_out, f->hidden);
+		cuda_swiglu(base, f->hidden, f->scratch, rows * gate->n_out, f->hidden);
 		return;
 	}
 	struct gemv_args a = plain_args(gate, f->x, rows), last = {};

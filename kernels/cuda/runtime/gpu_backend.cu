@@ -1,28 +1,27 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The CUDA backend's table, its memory, copies and failures. The ops are in the other files.
+ * The CUDA backend: its table, device, memory, copies and failures.
  *
- * Small uploads (token ids, positions) travel as kernel arguments: grid 1, block 256, at most
- * PAYLOAD bytes, no copy engine and no staging. Everything else goes through the ring of pinned
- * stages, one copy per piece.
+ * payload_kernel: grid 1, block 256. Small uploads (token ids, positions), at most PAYLOAD bytes,
+ * travel as its arguments, without a copy engine and without staging. Larger uploads go through the
+ * ring of staging buffers.
  */
-#include "kernels/cuda/runtime/gpu_backend.cuh"
+#include "kernels/cuda/runtime/timeline.cuh"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define PAYLOAD     1024
-#define CUDA_QUEUES 8 /* from the host to the device, when nobody asked for fewer */
-/* From here on it pays to ask whether a download ends in pinned memory: a copy of so much takes
- * longer. */
+#define CUDA_QUEUES 8 /* hardware queues, unless the environment asks for fewer */
+/* From this size on a download costs more than the question whether its destination is pinned. */
 #define CUDA_DIRECT_BYTES ((size_t)16 << 10)
 
 struct payload {
 	uint8_t byte[PAYLOAD];
 };
 
-static __global__ void put_kernel(const __grid_constant__ struct payload p, uint8_t *dst, int n)
+static __global__ void payload_kernel(const __grid_constant__ struct payload p, uint8_t *dst, int n)
 {
 	for (int i = threadIdx.x; i < n; i += blockDim.x)
 		dst[i] = p.byte[i];
@@ -38,39 +37,77 @@ bool cuda_check(struct cuda_backend *b, cudaError_t rc)
 	return false;
 }
 
-void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *room, uint64_t bytes)
+/* Names of enum poll_kernel. */
+static const char *poll_kernel_name(uint32_t kernel)
 {
-	if (bytes <= room->bytes)
-		return room->data;
-	if (b->capturing) { /* the same calls ran before they were recorded, and needed less */
+	static const char *const names[] = {"", "gemv_chain", "gemv_chain_specialised", "ffn", "mla",
+		"route", "experts", "deferred experts", "wgmma_gemm", "elementwise"};
+	static_assert(sizeof names / sizeof *names == POLL_KERNELS, "one name for each kernel");
+	return kernel < POLL_KERNELS ? names[kernel] : "unknown";
+}
+
+void cuda_device_fault(struct cuda_backend *b, cudaError_t rc)
+{
+	if (b->base.failure.code)
+		return;
+	uint32_t stalled = b->stalled ? __atomic_load_n(b->stalled, __ATOMIC_RELAXED) : 0;
+	if (stalled)
 		err_set(&b->base.failure, ERR_RUN,
-			"cuda: %s: more working memory is needed while recording", b->op);
+			"cuda: %s or an op before it: the %s kernel waited in vain and gave up (%s)", b->op,
+			poll_kernel_name(stalled), cudaGetErrorString(rc));
+	else
+		err_set(&b->base.failure, ERR_RUN, "cuda: %s or an op before it: %s", b->op,
+			cudaGetErrorString(rc));
+}
+
+void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *buffer, uint64_t bytes)
+{
+	if (bytes <= buffer->bytes)
+		return buffer->data;
+	if (b->capturing) { /* the same calls ran once before they are captured, and needed less */
+		err_set(&b->base.failure, ERR_RUN,
+			"cuda: %s: more working memory is needed while capturing", b->op);
 		return NULL;
 	}
 	b->generation++;
 	cuda_deferred_drain(b);
 	if (!cuda_check(b, cudaStreamSynchronize(b->stream)))
 		return NULL;
-	cudaFree(room->data);
-	room->data = NULL;
-	room->bytes = 0;
+	cudaFree(buffer->data);
+	buffer->data = NULL;
+	buffer->bytes = 0;
 	size_t rounded = (bytes + ((size_t)1 << 20) - 1) >> 20 << 20;
-	cudaError_t rc = cudaMalloc(&room->data, rounded);
+	cudaError_t rc = cudaMalloc(&buffer->data, rounded);
 	if (rc != cudaSuccess) {
 		cudaGetLastError();
-		room->data = NULL;
+		buffer->data = NULL;
 		err_set(&b->base.failure, ERR_MEMORY,
-			"%s: %.1f MiB of working memory on the card are not to be had (%s)", b->op,
+			"%s: %.1f MiB of working memory on the card are not available (%s)", b->op,
 			(double)bytes / 1048576.0, cudaGetErrorString(rc));
 		return NULL;
 	}
-	room->bytes = rounded;
-	return room->data;
+	buffer->bytes = rounded;
+	return buffer->data;
 }
 
-bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes, size_t *allowed)
+/* The kernel's entry, a free one if it has none; NULL: the table is full. */
+static struct kernel_shared *kernel_shared_find(struct cuda_backend *b, const void *kernel)
 {
-	if (bytes <= *allowed || bytes <= 40 << 10)
+	uint64_t at = ((uintptr_t)kernel * 0x9e3779b97f4a7c15ull) >> 32;
+	for (int i = 0; i < CUDA_KERNELS; i++) {
+		struct kernel_shared *k = &b->kernel_shared[(at + (uint64_t)i) % CUDA_KERNELS];
+		if (!k->kernel || k->kernel == kernel)
+			return k;
+	}
+	return NULL;
+}
+
+bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes)
+{
+	if (bytes <= 40 << 10) /* static arrays are less than 8 KiB: within what needs no attribute */
+		return true;
+	struct kernel_shared *k = kernel_shared_find(b, kernel);
+	if (k && k->kernel && bytes <= k->bytes)
 		return true;
 	if (bytes > b->max_shared) {
 		err_set(&b->base.failure, ERR_RUN,
@@ -81,13 +118,12 @@ bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes,
 	if (!cuda_check(b,
 			cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes)))
 		return false;
-	*allowed = bytes;
+	if (k)
+		*k = {kernel, bytes};
 	return true;
 }
 
-/* ---- memory
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- memory ---- */
 
 static size_t cuda_free_bytes(struct backend *b)
 {
@@ -112,7 +148,7 @@ static int cuda_alloc(
 		return 0;
 	cudaGetLastError(); /* reported here, not by the next op */
 	*out = NULL;
-	return err_set(e, ERR_MEMORY, "%.1f MiB of %s asked for, %.1f MiB of the card free (%s)",
+	return err_set(e, ERR_MEMORY, "%.1f MiB of %s requested, %.1f MiB of the card free (%s)",
 		(double)bytes / 1048576.0, kind == MEM_SHARED ? "pinned memory" : "the card's memory",
 		(double)cuda_free_bytes(b) / 1048576.0, cudaGetErrorString(rc));
 }
@@ -131,9 +167,7 @@ static void cuda_free(struct backend *b, enum mem_kind kind, void *p, size_t byt
 		cudaFree(p);
 }
 
-/* ---- copies
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- copies ---- */
 
 static void cuda_upload(struct backend *base, void *dst, const void *src, size_t bytes)
 {
@@ -143,7 +177,7 @@ static void cuda_upload(struct backend *base, void *dst, const void *src, size_t
 	if (bytes <= PAYLOAD) {
 		struct payload p;
 		memcpy(p.byte, src, bytes);
-		put_kernel<<<1, 256, 0, b->stream>>>(p, (uint8_t *)dst, (int)bytes);
+		payload_kernel<<<1, 256, 0, b->stream>>>(p, (uint8_t *)dst, (int)bytes);
 		cuda_launched(b);
 		b->next_serialized = true; /* it may be weights */
 		return;
@@ -184,9 +218,8 @@ static int cuda_wait(struct backend *b, struct err *e)
 	cuda_deferred_drain(cuda_of(b));
 	cuda_of(b)->deferred_lost = false;
 	cudaError_t rc = cudaStreamSynchronize(cuda_of(b)->stream);
-	if (rc != cudaSuccess && !b->failure.code)
-		err_set(&b->failure, ERR_RUN, "cuda: %s or an op before it: %s", cuda_of(b)->op,
-			cudaGetErrorString(rc));
+	if (rc != cudaSuccess)
+		cuda_device_fault(cuda_of(b), rc);
 	cuda_profile_drained(cuda_of(b));
 	if (b->failure.code && e)
 		*e = b->failure;
@@ -249,55 +282,54 @@ static void cuda_close(struct backend *base)
 	cudaFree(b->chain);
 	cudaFree(b->gemm_panels.data);
 	cudaFree(b->tables);
+	cudaFreeHost(b->stalled);
 	cudaFreeHost(b->staging);
 	cudaFreeHost(b->download_buffer);
 	cudaGetLastError();
 	free(b);
 }
 
-/* ---- opening
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- opening ---- */
 
 static const struct backend_ops cuda_ops = {
-	"cuda",
-	cuda_describe,
-	cuda_close,
-	cuda_alloc,
-	cuda_free,
-	cuda_free_bytes,
-	cuda_copier_open,
-	cuda_upload,
-	cuda_copy,
-	cuda_download,
-	cuda_wait,
-	cuda_fence,
-	cuda_fence_wait,
-	cuda_fence_signaled,
-	true, /* deferred */
-	cuda_segment_begin,
-	cuda_segment_end,
-	cuda_segments_drop,
-	cuda_usage,
-	cuda_measure,
-	cuda_embed,
-	cuda_rms_norm,
-	cuda_matmul,
-	cuda_stacked_matmul,
-	cuda_ffn,
-	cuda_swiglu,
-	cuda_rope_angles,
-	cuda_rope,
-	cuda_latents,
-	cuda_index_select,
-	cuda_attend,
-	cuda_mla,
-	cuda_route,
-	cuda_wait_expert_ids,
-	cuda_can_defer_experts,
-	cuda_experts_deferred,
-	cuda_expert_ffn,
-	cuda_moe_combine,
+	.name = "cuda",
+	.describe = cuda_describe,
+	.close = cuda_close,
+	.async = true,
+	.alloc = cuda_alloc,
+	.free = cuda_free,
+	.free_bytes = cuda_free_bytes,
+	.upload = cuda_upload,
+	.copy = cuda_copy,
+	.download = cuda_download,
+	.wait = cuda_wait,
+	.copier_open = cuda_copier_open,
+	.fence = cuda_fence,
+	.fence_wait = cuda_fence_wait,
+	.fence_signaled = cuda_fence_signaled,
+	.segment_begin = cuda_segment_begin,
+	.segment_end = cuda_segment_end,
+	.segments_drop = cuda_segments_drop,
+	.usage = cuda_usage,
+	.measure = cuda_measure,
+	.embed = cuda_embed,
+	.rms_norm = cuda_rms_norm,
+	.matmul = cuda_matmul,
+	.stacked_matmul = cuda_stacked_matmul,
+	.ffn = cuda_ffn,
+	.swiglu = cuda_swiglu,
+	.rope_angles = cuda_rope_angles,
+	.rope = cuda_rope,
+	.latents = cuda_latents,
+	.index_select = cuda_index_select,
+	.attend = cuda_attend,
+	.mla = cuda_mla,
+	.route = cuda_route,
+	.wait_expert_ids = cuda_wait_expert_ids,
+	.expert_ffn = cuda_expert_ffn,
+	.can_defer_experts = cuda_can_defer_experts,
+	.experts_deferred = cuda_experts_deferred,
+	.moe_combine = cuda_moe_combine,
 };
 
 static void fill_tables(struct cuda_tables *t)
@@ -339,9 +371,11 @@ static cudaError_t open_device(struct cuda_backend *b)
 			 cudaHostAllocDefault)) ||
 		(rc = cudaHostAlloc(
 			 (void **)&b->download_buffer, CUDA_DOWNLOAD_BYTES, cudaHostAllocDefault)) ||
+		(rc = cudaHostAlloc((void **)&b->stalled, sizeof *b->stalled, cudaHostAllocMapped)) ||
 		(rc = cuda_timeline_open(b)) || (rc = cudaMalloc((void **)&b->tables, sizeof tables)) ||
 		(rc = gemv_chain_open(b)))
 		return rc;
+	*b->stalled = POLL_NONE;
 	b->max_shared = (size_t)shared - 6144; /* static arrays of the kernels come out of the same */
 	for (int i = 0; i < CUDA_STAGING_BUFFERS; i++)
 		if ((rc = cudaEventCreateWithFlags(&b->sent[i], cudaEventDisableTiming)))
@@ -378,9 +412,9 @@ int cuda_backend_open(const struct backend_options *options, struct backend **ou
 			prop.major, prop.minor);
 	}
 	b->has_pdl = rc == cudaSuccess && prop.major >= 9;
-	/* a kernel may wait for a host that is stopped; launches may be told to wait for kernels; and
-	 * with fewer queues than lanes copies that the host waits for may stand behind what waits for
-	 * the host */
+	/* Deferred kernels wait for the host. They would not end where the driver limits the time of a
+	 * kernel (the host may be stopped), or a launch waits for its kernel, or copies that the host
+	 * waits for share a hardware queue with them. */
 	int limited = 0;
 	const char *queues = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
 	if (cudaDeviceGetAttribute(&limited, cudaDevAttrKernelExecTimeout, b->device) != cudaSuccess ||

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Private to kernels/cuda: the backend's state, failures, scratch, and the small device functions
- * that all kernels share.
+ * Private to kernels/cuda: the state of the backend, and what every op uses to launch its kernels.
  *
- * One stream; every op enqueues and returns. A launch that is refused is kept as the backend's
- * failure under the op's name; a fault on the device shows at the next wait, under the name of the
- * op that was enqueued last.
+ * An op on the host, in order:
+ *   1. cuda_begin(base, "name"): false after a failure: the op does nothing;
+ *   2. cuda_scratch, cuda_allow_shared: what its kernels need; on failure the op returns;
+ *   3. cuda_launch.
  *
- * The exponential is the CPU backend's, step by step (kernels/cpu/cpu_lanes.h), so that router
- * scores are the same bits.
+ * One stream; every op enqueues and returns. A launch that is refused becomes the backend's failure
+ * under the op's name. A fault on the device shows at the next wait, under the name of the op that
+ * was enqueued last; a kernel that gave up polling (poll.cuh) is named too.
  */
 #ifndef GLM_KERNELS_CUDA_GPU_BACKEND_CUH
 #define GLM_KERNELS_CUDA_GPU_BACKEND_CUH
@@ -17,6 +18,8 @@ extern "C" {
 #include "kernels/backend.h"
 #include "kernels/backend_kinds.h"
 }
+#include "kernels/cuda/common/device_math.cuh"
+#include "kernels/cuda/common/poll.cuh"
 #include "src/quant/iq_grids.h"
 
 #include <cuda_fp16.h>
@@ -36,113 +39,111 @@ struct cuda_tables {
 #define CUDA_STAGING_BYTES   ((size_t)4 << 20)
 #define CUDA_DOWNLOAD_BYTES  ((size_t)1 << 20)
 #define CUDA_CHAIN_VALUES    32768 /* between two steps of gemv_chain_kernel, at most */
+#define CUDA_KERNELS         512   /* with more than 40 KiB of shared memory; a power of two */
 
-/* What the rooms of struct cuda_backend come to at most, for rows of up to 6144 values into panels
- * (gemm.cuh) or experts of 2048 (experts_prefill.cu) and the scores of the longest context.
- */
+/* The most that the scratch buffers of struct cuda_backend take: gemm panels of rows of up to 6144
+ * values (gemm.cuh), experts of 2048 (experts_prefill.cu), scores of the longest context. */
 #define CUDA_SCRATCH_MOST ((size_t)600000000)
 
-/* Experts of a deferred kernel at most, their words (deferred_experts.cu), after how many deferred
- * kernels fence values begin again (even), and where an expert is that is not for the deferred
- * kernel. */
-#define MAILBOX_RANKS     8
-#define MAILBOX_WORDS     (4 * MAILBOX_RANKS)
-#define MAILBOX_SEQUENCES 65534
-#define MAILBOX_SKIP      1
-
-/* On the device: block 0's copies of the words, of each round of a deferred kernel, and stages of
- * gate and up of each rank that are done; of this launch or the next, where they are zero until
- * then. And how many blocks of deferred kernels there were. */
-struct mailbox_state {
-	unsigned long long copy[2][MAILBOX_RANKS][MAILBOX_WORDS]; /* to 16 bytes */
-	uint32_t counts[2][MAILBOX_RANKS];
-	uint32_t arrived;
-};
-
-/* a deferred kernel: what the call asked for, how many fences its recording has before it, and
- * whether it has more ops behind it. */
-struct deferred_experts {
-	const float *x;
-	float *out;
-	int n_used;
-	struct expert_job like;
-	uint64_t n_fences;
-	bool has_successor;
-};
-
-/* On the device: clocks where stretches begin and end, in turns; ring: [PROFILE_EVENTS], NULL while
- * nothing is measured. */
-#define PROFILE_EVENTS 65536
-struct cuda_profile {
-	unsigned long long n;
-	unsigned long long *ring;
-	unsigned long long
-		waited; /* for the host between experts of one deferred kernel, in stretches of experts */
-};
-
+/* Device memory of one use. It grows when an op needs more than any before it, and never shrinks.
+ * Ops run in order: an op's scratch memory is free when the next op writes. */
 struct scratch_buffer {
 	void *data;
 	size_t bytes;
 };
 
+/* A deferred expert kernel in a captured segment. */
+struct deferred_experts {
+	const float *x;
+	float *out;
+	int n_used;
+	struct expert_job shape;
+	uint64_t n_fences;  /* of the segment, before it */
+	bool has_successor; /* the segment has ops behind it */
+};
+
+/* The dynamic shared memory that a kernel has been allowed. */
+struct kernel_shared {
+	const void *kernel; /* NULL: free */
+	size_t bytes;
+};
+
+struct cuda_timeline;
+struct cuda_profile;
+struct cuda_fence;
+struct mailbox_state;
+struct chain_state;
+
+/* All fields belong to the thread that computes. */
 struct cuda_backend {
 	struct backend base;
+
+	/* The device; constant */
 	int device;
 	int n_sm;
-	size_t max_shared;    /* dynamic shared memory that a block may ask for */
-	bool has_wgmma;       /* products of many rows may go through wgmma_gemm.cuh */
-	bool has_pdl;         /* kernels may start before the one before them has ended, see cuda_launch
-								  ... */
-	bool next_serialized; /* ... but not the next: what stands before it is no kernel, or not alone
-						   */
-	cudaStream_t stream;
-	const char *op; /* the op enqueued last */
+	size_t max_shared; /* dynamic shared memory that a block may use */
+	bool has_wgmma;    /* wgmma_gemm.cuh */
+	bool has_pdl;      /* programmatic dependent launch; compute capability 9.0 and newer */
+	bool no_graphs;
+	bool no_deferred;
 	char text[512];
 	struct cuda_tables *tables; /* device */
-	/* Device memory of the running op: grown when an op needs more than any before it, never
-	 * shrunk. Ops run in order, so one op's scratch is free when the next one writes. */
-	struct scratch_buffer scratch; /* cuda_scratch */
-	struct scratch_buffer
-		index_counts; /* counts of index_select, zero between ops (indexer_mma.cu) */
-	struct scratch_buffer gemm_panels; /* products of many rows (gemm.cu) */
-	struct scratch_buffer
-		mla_flags; /* where the blocks of mla_kernel meet, empty between ops (mla.cu) */
-	struct scratch_buffer
-		route_flags; /* where those of gate_kernel do, zero between ops (route.cu) */
-	struct scratch_buffer ffn_flags; /* where those of ffn_kernel do (ffn_fused.cu) */
-	struct scratch_buffer limbs;     /* activations as the matrix units want them (gemv_mma.cuh) */
-	/* Progress of experts_kernel (experts_fused.cu) in the stream counts_of, never set back;
-	 * expert_counts: what it is when all that was enqueued has run. */
+	uint32_t *stalled;          /* pinned: enum poll_kernel of a kernel that gave up, or 0 */
+	struct kernel_shared kernel_shared[CUDA_KERNELS]; /* hash table by kernel */
+	bool merge_carveout_set;                          /* attend_mma.cu */
+	/* Whether a kernel fits the device: 0 not known yet, 1 yes, 2 no */
+	int mla_supported[2], ffn_supported, chain_supported;
+
+	/* The stream */
+	cudaStream_t stream;
+	const char *op;       /* the op enqueued last */
+	bool next_serialized; /* the next kernel must not start early: what precedes it in the stream is
+							 no kernel, or writes weights */
+	bool capturing;       /* ops are being captured, not run */
+	uint64_t generation;  /* of the scratch buffers: segments captured with an older one are void */
+
+	/* Scratch memory */
+	struct scratch_buffer scratch;         /* cuda_scratch */
+	struct scratch_buffer limbs;           /* activations as int8 limbs (gemv_mma.cuh) */
+	struct scratch_buffer gemm_panels;     /* gemm.cu, experts_prefill.cu */
+	struct scratch_buffer deferred_hidden; /* hidden rows of deferred experts: scratch may still be
+											  in use by the op before */
+	/* Device memory by which the blocks of one launch meet. Kernels leave it as they found it:
+	 * zero, or FLAG_EMPTY (mla_flags, ffn_flags). */
+	struct scratch_buffer index_counts; /* indexer_mma.cu */
+	struct scratch_buffer mla_flags;    /* mla.cu */
+	struct scratch_buffer ffn_flags;    /* ffn_fused.cu */
+	struct scratch_buffer route_flags;  /* route.cu */
+	struct chain_state *chain;          /* gemv_chain.cuh */
+
+	/* Progress counters of experts_kernel (experts_fused.cu): they only grow. progress_expected:
+	 * their values when all that was enqueued has run. */
 	struct scratch_buffer expert_progress;
-	cudaStream_t progress_stream;
 	uint32_t progress_expected[64];
-	/* Experts that wait for words (deferred_experts.cu). deferred kernels: those of the latest
-	 * launch that have not been told everything, the first one of the fence value
-	 * deferred_sequence; deferred_fence: fences before the launch; posted_ranks: ranks that the
-	 * first one has been told. deferred_lost: they were given up, and nobody has waited since. */
-	struct mailbox_state *mailbox_state;
-	struct scratch_buffer deferred_hidden;   /* hidden rows: the op before, which may still run, has
-												the scratch memory */
+
+	/* Deferred experts (deferred_experts.cu) */
+	struct mailbox_state *mailbox_state;     /* device */
 	unsigned long long *mailbox;             /* pinned [MAILBOX_WORDS] */
-	const struct deferred_experts *deferred; /* of its recording */
-	int n_deferred;
-	uint64_t deferred_sequence, deferred_fence;
-	unsigned posted_ranks;
-	bool deferred_lost;
-	bool no_deferred;          /* constant */
-	struct chain_state *chain; /* device (gemv_chain.cuh) */
-	/* Uploads pass through pinned memory: a ring of stages, filled front to back; `sent` is
-	 * recorded when one is full. */
-	uint8_t *staging; /* [CUDA_STAGING_BUFFERS][CUDA_STAGING_BYTES] */
-	cudaEvent_t sent[CUDA_STAGING_BUFFERS];
-	int stage;
-	size_t stage_used;
-	uint8_t *download_buffer; /* [CUDA_DOWNLOAD_BYTES] pinned: small downloads pass through it */
-	struct cuda_timeline *timeline; /* fences, graphs, timing: graph.cu */
-	bool no_graphs;                 /* constant */
-	bool capturing;                 /* ops are being recorded, not run */
-	bool profiling, in_interval;    /* see cuda_note */
-	uint64_t generation;            /* of the scratch memory: recordings of an older one are void */
+	const struct deferred_experts *deferred; /* of the latest segment: those that still wait for
+												messages ... */
+	int n_deferred;                          /* ... and their number */
+	uint64_t deferred_sequence;              /* sequence number of the first of them */
+	uint64_t deferred_fence;                 /* backend.fence_value before the segment */
+	unsigned posted_ranks;                   /* of the first of them */
+	bool deferred_lost; /* some were given up before ops that read their output, and nobody has
+						   waited since */
+
+	/* Uploads and small downloads pass through pinned memory. The staging buffers form a ring; each
+	 * is filled front to back. */
+	uint8_t *staging;                       /* [CUDA_STAGING_BUFFERS][CUDA_STAGING_BYTES] */
+	cudaEvent_t sent[CUDA_STAGING_BUFFERS]; /* recorded when the buffer is full */
+	int stage;                              /* the buffer in use ... */
+	size_t stage_used;                      /* ... and its bytes in use */
+	uint8_t *download_buffer;               /* [CUDA_DOWNLOAD_BYTES] */
+
+	/* Fences, graph segments, profiling (timeline.cuh) */
+	struct cuda_timeline *timeline;
+	bool profiling, in_interval; /* measure is on; the latest profile event began an interval */
 	struct backend_usage used;
 };
 
@@ -151,12 +152,24 @@ static inline struct cuda_backend *cuda_of(struct backend *b)
 	return (struct cuda_backend *)b;
 }
 
-/* While measuring: a stretch of ops begins (unless one has begun already), or all that was enqueued
- * is to be waited for, so that the stretch ends. Notes the device's clock. */
+/* ---- failures ---- */
+
+/* Keeps a refused launch, copy or setting as the failure. Returns whether all is well. */
+bool cuda_check(struct cuda_backend *b, cudaError_t rc);
+
+/* Keeps a fault of the device that a wait has met. */
+void cuda_device_fault(struct cuda_backend *b, cudaError_t rc);
+
+/* ---- profiling: no effect unless `measure` is on ---- */
+
+/* An interval begins, unless one has begun already. */
 void cuda_profile_begin(struct cuda_backend *b, enum usage_kind kind);
+/* All that was enqueued is to be waited for: the interval ends. */
 void cuda_profile_end(struct cuda_backend *b);
 
-/* False when an earlier op failed: the op must do nothing. Remembers the op's name. */
+/* ---- launches ---- */
+
+/* Remembers the op's name. False when an earlier op failed: the op must do nothing. */
 static inline bool cuda_begin(struct backend *b, const char *op)
 {
 	cuda_of(b)->op = op;
@@ -165,64 +178,33 @@ static inline bool cuda_begin(struct backend *b, const char *op)
 	return !b->failure.code;
 }
 
-/* Keeps a refused launch, copy or setting. Returns whether all is well. */
-bool cuda_check(struct cuda_backend *b, cudaError_t rc);
-
-/* After a launch. */
+/* After a launch with <<<>>>. */
 static inline void cuda_launched(struct cuda_backend *b)
 {
 	cuda_check(b, cudaGetLastError());
 	b->used.launches += !b->capturing;
 }
 
-/* Lets the next kernel of the stream begin to start. */
+/* Programmatic dependent launch, on the device. A kernel that cuda_launch enqueues may start while
+ * the kernel before it still runs. */
+
+/* Lets the next kernel of the stream start, once all blocks have called it or ended. */
 static __device__ __forceinline__ void launch_dependents()
 {
 #if __CUDA_ARCH__ >= 900
-	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+	cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 
-/* Everything before this kernel in the stream is done from here on, and what it wrote can be read.
- */
+/* Waits until all kernels before this one have ended. What they wrote can be read from here on. */
 static __device__ __forceinline__ void grid_dependency_wait()
 {
 #if __CUDA_ARCH__ >= 900
-	asm volatile("griddepcontrol.wait;" ::: "memory");
+	cudaGridDependencySynchronize();
 #endif
 }
 
-/* Where fences are counted (device) and shown to the host (pinned). */
-struct cuda_fence {
-	unsigned long long *count;
-	volatile unsigned long long *reached;
-};
-
-/* By one thread, when everything before its kernel has been waited for; then again, with what the
- * first call gave, when the block has met after writing what the host is to read. */
-static __device__ __forceinline__ unsigned long long fence_next_value(const struct cuda_fence &m)
-{
-	return *m.count + 1;
-}
-
-static __device__ __forceinline__ void fence_signal(
-	const struct cuda_fence &m, unsigned long long n)
-{
-	__threadfence_system(); /* for all that the thread knows of, the writes of the block included */
-	*m.reached = n;
-	*m.count = n;
-}
-
-/* The same where the kernel has written nothing for the host but expert ids, which say of
- * themselves that they have come: the fence takes 1 to 3 us. */
-static __device__ __forceinline__ void fence_signal_relaxed(
-	const struct cuda_fence &m, unsigned long long n)
-{
-	*m.reached = n;
-	*m.count = n;
-}
-
-/* attrs: room for one */
+/* attrs: space for one more than the caller adds */
 static inline cudaLaunchConfig_t cuda_launch_config(
 	struct cuda_backend *b, dim3 grid, unsigned block, size_t shared, cudaLaunchAttribute *attrs)
 {
@@ -239,9 +221,9 @@ static inline cudaLaunchConfig_t cuda_launch_config(
 	return c;
 }
 
-/* Enqueues a kernel that may start while the op before it still runs (compute capability 9 and
- * newer): before it reads or writes anything but weights it calls grid_dependency_wait. Weights are
- * never written by kernels. */
+/* Enqueues a kernel that may start while the op before it still runs. Precondition: before it reads
+ * or writes anything but weights the kernel calls grid_dependency_wait. No kernel writes weights.
+ */
 template <typename... P, typename... A>
 static void cuda_launch(struct cuda_backend *b, void (*kernel)(P...), dim3 grid, unsigned block,
 	size_t shared, A... args)
@@ -252,7 +234,7 @@ static void cuda_launch(struct cuda_backend *b, void (*kernel)(P...), dim3 grid,
 	b->used.launches += !b->capturing;
 }
 
-/* The same in clusters of `size` blocks (compute capability 9 and newer). */
+/* The same in clusters of `size` blocks (compute capability 9.0 and newer). */
 template <typename... P, typename... A>
 static void cuda_launch_clusters(struct cuda_backend *b, void (*kernel)(P...), unsigned clusters,
 	unsigned size, unsigned block, A... args)
@@ -267,64 +249,71 @@ static void cuda_launch_clusters(struct cuda_backend *b, void (*kernel)(P...), u
 	b->used.launches += !b->capturing;
 }
 
-/* 256-byte aligned device memory for the running op, contents undefined; NULL: the failure is kept.
- */
-void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *room, uint64_t bytes);
+/* Lets a kernel use `bytes` of dynamic shared memory. False: the failure is kept. */
+bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes);
 
+/* `bytes` of device memory, 256-byte aligned, contents undefined. NULL: the failure is kept. The
+ * address stays the same unless a call needs more than any before it. */
+void *cuda_scratch_reserve(struct cuda_backend *b, struct scratch_buffer *buffer, uint64_t bytes);
+
+/* For the running op; what the op before had is gone. One call for each op. */
 static inline void *cuda_scratch(struct cuda_backend *b, uint64_t bytes)
 {
 	return cuda_scratch_reserve(b, &b->scratch, bytes);
 }
 
-/* Lets a kernel use `bytes` of dynamic shared memory. *allowed: what it may use already, one static
- * variable per kernel (one thread computes). False: the failure is kept. */
-bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes, size_t *allowed);
+/* The argument of a kernel that polls (poll.cuh). */
+static inline struct poll_report cuda_poll_report(
+	const struct cuda_backend *b, enum poll_kernel kernel)
+{
+	return {b->stalled, (uint32_t)kernel};
+}
 
-/* ---- ops, by file
- * --------------------------------------------------------------------------------------- */
+/* ---- fences, graph segments, profiling ---- */
 
-/* Fences, graphs and usage (graph.cu). */
-cudaError_t cuda_timeline_open(struct cuda_backend *b);
-void cuda_timeline_close(struct cuda_backend *b);
-void cuda_profile_drained(struct cuda_backend *b); /* the stream has been waited for */
-/* For a kernel that ends with a fence (fence_signal), enqueued next; counted by the call. */
+/* Fences (fence.cu). A kernel that ends with a fence: pass it cuda_fence_next, which counts it, and
+ * enqueue it next; it calls fence_signal (signals.cuh). cuda_fence_enqueue: a kernel that does only
+ * that. */
 struct cuda_fence cuda_fence_next(struct cuda_backend *b);
-void cuda_fence_enqueue(
-	struct cuda_backend *b, struct cuda_fence next); /* enqueues a kernel for it */
+void cuda_fence_enqueue(struct cuda_backend *b, struct cuda_fence next);
 uint64_t cuda_fence(struct backend *b);
 int cuda_fence_wait(struct backend *b, uint64_t fence, struct err *e);
+bool cuda_fence_signaled(struct backend *b, uint64_t fence);
 int cuda_wait_expert_ids(struct backend *b, uint64_t fence, const uint64_t *expert_ids, int n,
 	int32_t *ids, struct err *e);
-bool cuda_fence_signaled(struct backend *b, uint64_t fence);
+/* Polls until the fence is signaled, also after the failure of an op; or until there is no use in
+ * waiting, which is a failure. */
+void cuda_fence_poll(struct cuda_backend *b, uint64_t fence);
+
+/* Graph segments (graph.cu) */
 enum segment_mode cuda_segment_begin(struct backend *b, uint64_t key);
 void cuda_segment_end(struct backend *b);
 void cuda_segments_drop(struct backend *b);
-void cuda_usage(struct backend *b, struct backend_usage *out);
-void cuda_measure(struct backend *b, bool on);
-
-/* Spins until a fence has come, also when an op failed before, or there is no use in waiting: a
- * failure is kept then. */
-void cuda_fence_spin(struct cuda_backend *b, uint64_t fence);
-/* If ops are being recorded: the recording has this deferred kernel from now on. False: they are
- * not, or a failure is kept. */
-bool cuda_segment_add_deferred(struct cuda_backend *b, const struct deferred_experts *w);
-struct cuda_profile *cuda_profile_events(struct cuda_backend *b);
-/* For the first op behind a deferred kernel: NULL if that is not what the op in hand is; else its
- * kernel calls profile_next_interval. */
+/* Adds a deferred kernel to the segment being captured. False: none is, or a failure is kept. */
+bool cuda_segment_add_deferred(struct cuda_backend *b, const struct deferred_experts *d);
+/* By the first op behind a deferred kernel: its kernel calls profile_next_interval with the result.
+ * NULL: the op is not that. */
 struct cuda_profile *cuda_deferred_successor(struct cuda_backend *b);
 
-/* Deferred kernels (deferred_experts.cu). */
-bool cuda_can_defer_experts(struct backend *b, const struct expert_job *like, int n_used);
+/* Profiling (profile.cu) */
+void cuda_usage(struct backend *b, struct backend_usage *out);
+void cuda_measure(struct backend *b, bool on);
+struct cuda_profile *cuda_profile_events(struct cuda_backend *b); /* device */
+void cuda_profile_drained(struct cuda_backend *b); /* the stream has been waited for */
+
+/* ---- deferred experts (deferred_experts.cu) ---- */
+
+bool cuda_can_defer_experts(struct backend *b, const struct expert_job *shape, int n_used);
 void cuda_experts_deferred(
-	struct backend *b, const float *x, const struct expert_job *like, int n_used, float *out);
+	struct backend *b, const float *x, const struct expert_job *shape, int n_used, float *out);
 void cuda_deferred_close(struct cuda_backend *b);
-/* Tells the deferred kernel in hand, if there is one, of these jobs; if they are not for it or it
- * cannot compute them, that there is nothing more to compute. Returns whether it computes them.
- * Else the caller launches them, but not if deferred_lost. */
+/* Posts these jobs to the first deferred kernel that still waits. Returns whether that kernel
+ * computes them. If there is such a kernel but the jobs are not for it, or it cannot compute them,
+ * it is told that no more will come. When false, the caller launches the jobs, but not if
+ * deferred_lost. */
 bool cuda_deferred_post(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int rows, int n_used, const float *out);
-/* Before the host waits for the device: there is nothing more to compute, for all deferred kernels.
- */
+/* Before the host waits for the device: all deferred kernels are told that no more will come. */
 void cuda_deferred_drain_all(struct cuda_backend *b);
 static inline void cuda_deferred_drain(struct cuda_backend *b)
 {
@@ -332,8 +321,9 @@ static inline void cuda_deferred_drain(struct cuda_backend *b)
 		cuda_deferred_drain_all(b);
 }
 
-int cuda_copier_open(struct backend *b, struct copier **out, struct err *e); /* gpu_copier.cu */
+/* ---- ops ---- */
 
+int cuda_copier_open(struct backend *b, struct copier **out, struct err *e);
 void cuda_embed(struct backend *b, struct weight table, const int32_t *ids, int rows, float *out);
 void cuda_rms_norm(struct backend *b, const float *x, int64_t x_stride, const struct norm *norms,
 	int n_norms, float eps, int rows, int n, int64_t out_stride);
@@ -342,7 +332,7 @@ void cuda_rope_angles(
 	struct backend *b, const struct batch *rows, const float *inv_freq, int dim, float *cos_sin);
 void cuda_rope(struct backend *b, const struct rope *rope, const float *x, int64_t x_stride,
 	float *y, int64_t y_stride, int rows, int n_heads);
-/* latents without its products */
+/* latents without its products: one kernel for each part */
 void cuda_latents_unfused(
 	struct backend *b, const struct batch *rows, const struct rope *rope, const struct latents *a);
 void cuda_latents(
@@ -362,98 +352,5 @@ void cuda_expert_ffn(struct backend *b, const float *x, const struct expert_job 
 	int rows, int n_used, float *out);
 void cuda_moe_combine(struct backend *b, const float *out, const float *weights, int n_used,
 	const float *shared, int rows, int n, float *x, const struct norm *next, float eps);
-
-/* ---- device functions
- * ----------------------------------------------------------------------------------- */
-
-static __device__ __forceinline__ unsigned long long device_clock()
-{
-	unsigned long long t;
-	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)::"memory");
-	return t;
-}
-
-/* By one thread, when everything before its kernel has been waited for; ring: asked for before. */
-static __device__ __forceinline__ void profile_next_interval(
-	struct cuda_profile *profile, unsigned long long *ring)
-{
-	unsigned long long now = device_clock();
-	ring[profile->n++ % PROFILE_EVENTS] = now;
-	ring[profile->n++ % PROFILE_EVENTS] = now;
-}
-
-/* Sums over the warp by a butterfly: every lane gets the same bits. */
-template <typename T> static __device__ __forceinline__ T warp_sum(T v)
-{
-#pragma unroll
-	for (int step = 16; step; step /= 2)
-		v += __shfl_xor_sync(0xffffffffu, v, step);
-	return v;
-}
-
-/* Sum over a block of whole warps, at most 32: the warps by a butterfly too; every thread gets it.
- * `scratch`: shared, 32 values; free again after the next barrier. */
-template <typename T> static __device__ __forceinline__ T block_sum(T v, T *scratch)
-{
-	int lane = threadIdx.x % 32;
-	v = warp_sum(v);
-	__syncthreads();
-	if (!lane)
-		scratch[threadIdx.x / 32] = v;
-	__syncthreads();
-	return warp_sum(lane < (int)blockDim.x / 32 ? scratch[lane] : (T)0);
-}
-
-/* e^x within 1 unit in the last place; the steps of lanes_exp. */
-static __device__ __forceinline__ float exp_exact(float x)
-{
-	x = x < -104.0f ? -104.0f : x;
-	x = x > 89.0f ? 89.0f : x;
-	float shifted = __fmaf_rn(x, 0x1.715476p+0f, 0x1.8p+23f), n = __fadd_rn(shifted, -0x1.8p+23f);
-	float r = __fmaf_rn(n, -0x1.62e4p-1f, x);
-	r = __fmaf_rn(n, -0x1.7f7d1cp-20f, r);
-	float q = 0x1.a01a02p-13f;
-	q = __fmaf_rn(q, r, 0x1.6c16c2p-10f);
-	q = __fmaf_rn(q, r, 0x1.111112p-7f);
-	q = __fmaf_rn(q, r, 0x1.555556p-5f);
-	q = __fmaf_rn(q, r, 0x1.555556p-3f);
-	q = __fmaf_rn(q, r, 0.5f);
-	float y = __fadd_rn(__fmaf_rn(__fmul_rn(q, r), r, r), 1.0f);
-	int whole = __float_as_int(shifted) - 0x4b400000, half = whole >> 1;
-	return __fmul_rn(__fmul_rn(y, __int_as_float((half + 127) << 23)),
-		__int_as_float((whole - half + 127) << 23));
-}
-
-static __device__ __forceinline__ float sigmoid_exact(float x)
-{
-	return __fdiv_rn(1.0f, __fadd_rn(1.0f, exp_exact(-x)));
-}
-
-static __device__ __forceinline__ float swiglu_one(float gate, float up)
-{
-	return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.0f, exp_exact(-gate))), up);
-}
-
-/* Unsigned keys in the order of the floats they stand for; -0 equals +0 and NaN is below
- * everything. */
-static __device__ __forceinline__ uint32_t order_key(float v)
-{
-	uint32_t u = __float_as_uint(__fadd_rn(v, 0.0f));
-	return v != v ? 0 : u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-
-/* v turned by an angle given as (cosine, sine) */
-static __device__ __forceinline__ float2 rotated(float2 angle, float2 v)
-{
-	float c = angle.x, s = angle.y;
-	return make_float2(__fsub_rn(__fmul_rn(v.x, c), __fmul_rn(v.y, s)),
-		__fadd_rn(__fmul_rn(v.x, s), __fmul_rn(v.y, c)));
-}
-
-/* Value i of a cache row, or of any run of F32 or F16. */
-static __device__ __forceinline__ float cache_load(const void *data, bool is_half, int64_t i)
-{
-	return is_half ? __half2float(((const __half *)data)[i]) : ((const float *)data)[i];
-}
 
 #endif

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Copies over PCIe and inside the card (copier.h): one non-blocking stream a stream, and a ring of
- * events that serve as fence values.
+ * Copies over PCIe and inside the card (copier.h): one CUDA stream for each copy stream, and
+ * a ring of events for its fences.
  *
- * Fence value = number * COPY_STREAMS + stream; number n of a stream is event n % EVENTS. A
- * stream's events complete in order, so it is enough to remember the last one seen. An event is
- * used again only after its former number was seen, so waiting on it for an old number that was
- * seen long ago is never needed. A CUDA fault outlives the copy that met it: from then on every
- * fence value of the copier fails with the first sentence.
+ * Fence value = number * COPY_STREAMS + stream; fence n of a stream is event n % EVENTS.
+ * Events of a stream complete in order, so it is enough to remember the last one that was seen to
+ * be complete. An event is recorded again only when its former fence has been seen: nobody waits
+ * for an event that stands for a newer fence. A CUDA fault outlives the copy that met it: from then
+ * on every fence of the copier fails with the first sentence.
  */
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 
@@ -17,12 +17,12 @@ extern "C" {
 
 #include <stdlib.h>
 
-#define EVENTS 1024 /* of a stream under way; the next fence waits */
+#define EVENTS 1024 /* of a queue: with so many pending fences the next one waits */
 
 struct copy_queue {
 	cudaStream_t stream;
 	cudaEvent_t event[EVENTS];
-	uint64_t drawn, seen; /* numbers: drawn last, known to be done */
+	uint64_t last, seen; /* numbers of fences: enqueued last; last seen to be complete */
 };
 
 struct cuda_copier {
@@ -32,12 +32,12 @@ struct cuda_copier {
 	struct err failure; /* the first; code 0: none */
 };
 
-static struct cuda_copier *of(struct copier *c)
+static struct cuda_copier *copier_of(struct copier *c)
 {
 	return (struct cuda_copier *)c;
 }
 
-static bool check(struct cuda_copier *c, cudaError_t rc, const char *what)
+static bool copier_check(struct cuda_copier *c, cudaError_t rc, const char *what)
 {
 	if (rc == cudaSuccess)
 		return true;
@@ -50,7 +50,7 @@ static int copier_alloc(struct copier *c, size_t bytes, void **out, struct err *
 {
 	size_t left = 0, all = 0;
 	*out = NULL;
-	cudaError_t rc = cudaSetDevice(of(c)->device);
+	cudaError_t rc = cudaSetDevice(copier_of(c)->device);
 	if (rc == cudaSuccess && bytes <= SIZE_MAX - 512)
 		rc = cudaMalloc(out, (bytes + 511) / 256 * 256);
 	if (rc == cudaSuccess && *out)
@@ -58,7 +58,7 @@ static int copier_alloc(struct copier *c, size_t bytes, void **out, struct err *
 	cudaGetLastError();
 	*out = NULL;
 	cudaMemGetInfo(&left, &all);
-	return err_set(e, ERR_MEMORY, "%.3f GB of the card's memory asked for, %.3f GB free (%s)",
+	return err_set(e, ERR_MEMORY, "%.3f GB of the card's memory requested, %.3f GB free (%s)",
 		(double)bytes / 1e9, (double)left / 1e9, cudaGetErrorString(rc));
 }
 
@@ -67,14 +67,14 @@ static void copier_free(struct copier *c, void *p, size_t bytes)
 	(void)bytes;
 	if (!p)
 		return;
-	cudaSetDevice(of(c)->device);
+	cudaSetDevice(copier_of(c)->device);
 	cudaFree(p);
 	cudaGetLastError();
 }
 
 static int copier_pin(struct copier *c, void *base, size_t bytes, struct err *e)
 {
-	cudaError_t rc = cudaSetDevice(of(c)->device);
+	cudaError_t rc = cudaSetDevice(copier_of(c)->device);
 	if (rc == cudaSuccess)
 		rc = cudaHostRegister(base, bytes, cudaHostRegisterDefault);
 	if (rc == cudaSuccess)
@@ -87,14 +87,15 @@ static int copier_pin(struct copier *c, void *base, size_t bytes, struct err *e)
 static void copier_unpin(struct copier *c, void *base, size_t bytes)
 {
 	(void)bytes;
-	cudaSetDevice(of(c)->device);
+	cudaSetDevice(copier_of(c)->device);
 	cudaHostUnregister(base);
 	cudaGetLastError();
 }
 
 static void copier_attach(struct copier *c)
 {
-	check(of(c), cudaSetDevice(of(c)->device), "the copying thread cannot select the card");
+	copier_check(copier_of(c), cudaSetDevice(copier_of(c)->device),
+		"the copying thread cannot select the card");
 }
 
 static void copier_copy(
@@ -102,103 +103,104 @@ static void copier_copy(
 {
 	static const cudaMemcpyKind kinds[COPY_STREAMS] = {cudaMemcpyHostToDevice,
 		cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice};
-	struct cuda_copier *c = of(base);
+	struct cuda_copier *c = copier_of(base);
 	if (!c->failure.code && bytes)
-		check(c, cudaMemcpyAsync(dst, src, bytes, kinds[stream], c->queue[stream].stream),
+		copier_check(c, cudaMemcpyAsync(dst, src, bytes, kinds[stream], c->queue[stream].stream),
 			"a copy is refused");
 }
 
-/* Looks how far the stream has come; false: a fault. */
-static bool look(struct cuda_copier *c, struct copy_queue *l)
+/* Learns which fences of the queue have completed. False: a fault. */
+static bool queue_poll(struct cuda_copier *c, struct copy_queue *q)
 {
-	while (l->seen < l->drawn) {
-		cudaError_t rc = cudaEventQuery(l->event[(l->seen + 1) % EVENTS]);
+	while (q->seen < q->last) {
+		cudaError_t rc = cudaEventQuery(q->event[(q->seen + 1) % EVENTS]);
 		if (rc == cudaErrorNotReady)
 			return true;
-		if (!check(c, rc, "a copy"))
+		if (!copier_check(c, rc, "a copy"))
 			return false;
-		l->seen++;
+		q->seen++;
 	}
 	return true;
 }
 
 static uint64_t copier_fence(struct copier *base, enum copy_stream stream)
 {
-	struct cuda_copier *c = of(base);
-	struct copy_queue *l = &c->queue[stream];
-	if (!c->failure.code && l->drawn - l->seen == EVENTS - 1) {
-		check(c, cudaEventSynchronize(l->event[(l->seen + 1) % EVENTS]), "a copy");
-		look(c, l);
+	struct cuda_copier *c = copier_of(base);
+	struct copy_queue *q = &c->queue[stream];
+	if (!c->failure.code && q->last - q->seen == EVENTS - 1) {
+		copier_check(c, cudaEventSynchronize(q->event[(q->seen + 1) % EVENTS]), "a copy");
+		queue_poll(c, q);
 	}
-	l->drawn++;
+	q->last++;
 	if (!c->failure.code)
-		check(c, cudaEventRecord(l->event[l->drawn % EVENTS], l->stream), "an event is refused");
-	return l->drawn * COPY_STREAMS + stream;
+		copier_check(
+			c, cudaEventRecord(q->event[q->last % EVENTS], q->stream), "an event is refused");
+	return q->last * COPY_STREAMS + stream;
 }
 
 static void copier_stream_wait(struct copier *base, enum copy_stream stream, uint64_t fence)
 {
-	struct cuda_copier *c = of(base);
+	struct cuda_copier *c = copier_of(base);
 	const struct copy_queue *on = &c->queue[fence % COPY_STREAMS];
 	uint64_t number = fence / COPY_STREAMS;
 	if (!c->failure.code && number > on->seen)
-		check(c, cudaStreamWaitEvent(c->queue[stream].stream, on->event[number % EVENTS], 0),
+		copier_check(c, cudaStreamWaitEvent(c->queue[stream].stream, on->event[number % EVENTS], 0),
 			"an order is refused");
 }
 
 static int copier_fence_status(struct copier *base, uint64_t fence, struct err *e)
 {
-	struct cuda_copier *c = of(base);
-	struct copy_queue *l = &c->queue[fence % COPY_STREAMS];
-	if (c->failure.code || (fence / COPY_STREAMS > l->seen && !look(c, l))) {
+	struct cuda_copier *c = copier_of(base);
+	struct copy_queue *q = &c->queue[fence % COPY_STREAMS];
+	if (c->failure.code || (fence / COPY_STREAMS > q->seen && !queue_poll(c, q))) {
 		if (e)
 			*e = c->failure;
 		return c->failure.code;
 	}
-	return fence / COPY_STREAMS <= l->seen;
+	return fence / COPY_STREAMS <= q->seen;
 }
 
 static void copier_drain(struct copier *base)
 {
-	struct cuda_copier *c = of(base);
+	struct cuda_copier *c = copier_of(base);
 	for (int i = 0; i < COPY_STREAMS; i++)
 		if (c->queue[i].stream)
-			check(c, cudaStreamSynchronize(c->queue[i].stream), "a copy");
+			copier_check(c, cudaStreamSynchronize(c->queue[i].stream), "a copy");
 }
 
 static void copier_close(struct copier *base)
 {
-	struct cuda_copier *c = of(base);
+	struct cuda_copier *c = copier_of(base);
 	cudaSetDevice(c->device);
 	copier_drain(base);
 	for (int i = 0; i < COPY_STREAMS; i++) {
-		struct copy_queue *l = &c->queue[i];
+		struct copy_queue *q = &c->queue[i];
 		for (int k = 0; k < EVENTS; k++)
-			if (l->event[k])
-				cudaEventDestroy(l->event[k]);
-		if (l->stream)
-			cudaStreamDestroy(l->stream);
+			if (q->event[k])
+				cudaEventDestroy(q->event[k]);
+		if (q->stream)
+			cudaStreamDestroy(q->stream);
 	}
 	cudaGetLastError();
 	free(c);
 }
 
 static const struct copier_ops copier_ops_cuda = {
-	"cuda",
-	copier_close,
-	copier_alloc,
-	copier_free,
-	copier_pin,
-	copier_unpin,
-	copier_attach,
-	copier_copy,
-	copier_fence,
-	copier_stream_wait,
-	copier_fence_status,
-	copier_drain,
+	.name = "cuda",
+	.close = copier_close,
+	.alloc = copier_alloc,
+	.free = copier_free,
+	.pin = copier_pin,
+	.unpin = copier_unpin,
+	.attach = copier_attach,
+	.copy = copier_copy,
+	.fence = copier_fence,
+	.stream_wait = copier_stream_wait,
+	.fence_status = copier_fence_status,
+	.drain = copier_drain,
 };
 
-static cudaError_t open_lanes(struct cuda_copier *c)
+static cudaError_t queues_open(struct cuda_copier *c)
 {
 	int low = 0, high = 0;
 	cudaError_t rc = cudaSetDevice(c->device);
@@ -221,7 +223,7 @@ int cuda_copier_open(struct backend *b, struct copier **out, struct err *e)
 		return err_set(e, ERR_MEMORY, "cuda: no memory for the copy streams");
 	c->base.ops = &copier_ops_cuda;
 	c->device = cuda_of(b)->device;
-	cudaError_t rc = open_lanes(c);
+	cudaError_t rc = queues_open(c);
 	if (rc == cudaSuccess) {
 		*out = &c->base;
 		return 0;

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Polling on the device, with a limit. A kernel polls for what another warp, another block or the
+ * host makes: a flag, a count, an mbarrier, a message. If it does not come within the limit the
+ * kernel stores its id in pinned memory and traps: the launch fails, and the backend's failure
+ * names the kernel.
+ *
+ *      struct poll_report report = ...;   in the kernel's arguments, by cuda_poll_report
+ *      poll_until(a.report, [&]() { return flag_load(p) != FLAG_EMPTY; });
+ *
+ * The limit costs a counter. The arguments are read only when it is reached.
+ */
+#ifndef GLM_KERNELS_CUDA_POLL_CUH
+#define GLM_KERNELS_CUDA_POLL_CUH
+
+#include <stdint.h>
+
+#define POLL_BUSY       (1u << 20) /* polls without a pause; then POLL_PAUSE_NS between two */
+#define POLL_PAUSE_NS   2000
+#define POLL_LIMIT      (1u << 24) /* about half a minute */
+#define POLL_LIMIT_HOST (1u << 30) /* half an hour: what the host makes, which may be stopped */
+
+/* The kernels that poll; poll_kernel_name (gpu_backend.cu) has their names. */
+enum poll_kernel {
+	POLL_NONE,
+	POLL_GEMV_CHAIN,
+	POLL_GEMV_CHAIN_SPECIALISED,
+	POLL_FFN,
+	POLL_MLA,
+	POLL_ROUTE,
+	POLL_EXPERTS,
+	POLL_EXPERTS_DEFERRED,
+	POLL_WGMMA_GEMM,
+	POLL_ELEMENTWISE,
+	POLL_KERNELS
+};
+
+/* An argument of a kernel that polls. */
+struct poll_report {
+	uint32_t *stalled; /* pinned: the poll_kernel that gave up */
+	uint32_t kernel;   /* enum poll_kernel */
+};
+
+static __device__ __forceinline__ void poll_fail(const struct poll_report &report)
+{
+	*(volatile uint32_t *)report.stalled = report.kernel;
+	__threadfence_system();
+	__trap();
+}
+
+/* Between two polls, of which there were `polls` before the latest. */
+template <unsigned LIMIT = POLL_LIMIT, unsigned BUSY = POLL_BUSY, unsigned PAUSE_NS = POLL_PAUSE_NS>
+static __device__ __forceinline__ void poll_again(const struct poll_report &report, unsigned polls)
+{
+	if (polls < BUSY)
+		return;
+	if (polls == LIMIT)
+		poll_fail(report);
+	__nanosleep(PAUSE_NS);
+}
+
+/* Returns when ready() is true. */
+template <unsigned LIMIT = POLL_LIMIT, unsigned BUSY = POLL_BUSY, unsigned PAUSE_NS = POLL_PAUSE_NS,
+	typename F>
+static __device__ __forceinline__ void poll_until(const struct poll_report &report, F ready)
+{
+	for (unsigned polls = 0; !ready(); polls++)
+		poll_again<LIMIT, BUSY, PAUSE_NS>(report, polls);
+}
+
+#endif
