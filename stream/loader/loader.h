@@ -35,7 +35,7 @@
  *   15  the kernel is given the views               group_enqueue_ready (src/forward/moe.c)
  *   16  the device has passed: the ref is released  unpin_passed (src/forward/moe.c)
  *   17  the slot loses its pin                      loader_release (loader_acquire.c)
- *   18  later the expert becomes a victim           cache_make_room (cache/cache_evict.c)
+ *   18  later the expert becomes a victim           cache_slot_alloc (cache/cache_evict.c)
  *   19  its bytes are copied to device staging      card_demote (card_transfer.c)
  *   20  and leave for tier 1, in a gap              start_demotions (card_transfer.c)
  */
