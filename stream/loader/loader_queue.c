@@ -61,6 +61,8 @@ static void queue_transfer(
 	const bool load = t->kind == CACHE_LOAD;
 	if (q->n == q->cap)
 		bug("%zu transfers are queued", q->n);
+	if (load && priority >= TRANSFER_LOADS)
+		bug("a load has the priority of a demotion");
 	q->decided[(q->first + q->n++) % q->cap] = (struct work){
 		.kind = load ? WORK_LOAD : WORK_DEMOTE,
 		.request = {.slot = t->slot,
