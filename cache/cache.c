@@ -180,7 +180,7 @@ void cache_slot_free(struct cache *c, int32_t slot)
 {
 	int t = tier_of(c, slot);
 	c->slots[slot] = (struct slot){.key = -1, .from = -1};
-	slab_give(&c->arena[t], slot - c->first[t]);
+	slab_slot_free(&c->arena[t], slot - c->first[t]);
 }
 
 void cache_plan_add(struct cache *c, int kind, int32_t slot, int32_t source, uint64_t from_offset)

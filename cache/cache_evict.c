@@ -1,5 +1,12 @@
 /* SPDX-License-Identifier: MIT */
-/* Victims: who leaves a tier, where the bytes go, and slabs that change their size class. */
+/*
+ * Room for an expert: who leaves a tier, where the bytes go, and slabs that change their size
+ * class.
+ *
+ *      evict from tier 0 --> its inclusive copy (no bytes move)
+ *                        --> a slot of tier 1: a demotion, for which tier 1 may evict
+ *      evict from tier 1 --> gone
+ */
 #include "cache/cache_internal.h"
 
 #include "src/base/num.h"
@@ -11,7 +18,7 @@
 
 static int32_t arena_slot_take(struct cache *c, int tier, int class_id)
 {
-	int32_t s = slab_take(&c->arena[tier], class_id);
+	int32_t s = slab_slot_alloc(&c->arena[tier], class_id);
 	return s < 0 ? -1 : s + c->first[tier];
 }
 
@@ -32,10 +39,10 @@ static int32_t inclusive_copy_take(struct cache *c, int32_t key)
 	return slot;
 }
 
-/* ---- making room ---- */
+/* ---- victims ---- */
 
-/* Throws a READY, unpinned key out of its tier: from tier 0 into tier 1 when that has room, else
- * out of the cache. */
+/* A READY key without pins leaves its tier: from tier 0 into tier 1 when that has room, else out of
+ * the cache. */
 static void evict(struct cache *c, int32_t key)
 {
 	int32_t slot = c->index[key], to = -1;
@@ -137,6 +144,8 @@ static bool rebalance(struct cache *c, int tier, int class_id)
 	return true;
 }
 
+/* In this order: a free slot, an inclusive copy's (tier 1), an idle slab, now and then a slab of a
+ * class that keeps its keys much longer, the policy's victim, a slab of another class. */
 enum cache_result cache_slot_alloc(
 	struct cache *c, int tier, int32_t key, enum cache_use use, int32_t *slot)
 {

@@ -108,7 +108,7 @@ static void slab_assign(struct slab_arena *a, int slab, int class_id)
 		key_list_push(&a->free_slots, class_id, slab * a->per_slab + i);
 }
 
-int32_t slab_take(struct slab_arena *a, int class_id)
+int32_t slab_slot_alloc(struct slab_arena *a, int class_id)
 {
 	int32_t slot = a->free_slots.head[class_id];
 	if (slot < 0) {
@@ -132,7 +132,7 @@ int slab_n_free(const struct slab_arena *a, int class_id, int most)
 	return n < most ? n : most;
 }
 
-void slab_give(struct slab_arena *a, int32_t slot)
+void slab_slot_free(struct slab_arena *a, int32_t slot)
 {
 	int slab = slab_of(a, slot);
 	if (slot < 0 || slab >= a->n_slabs || a->slab_class[slab] < 0 || a->slab_used[slab] < 1)

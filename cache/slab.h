@@ -60,10 +60,10 @@ int slab_init(
 void slab_fini(struct slab_arena *a);
 
 /* A free slot of the class; takes a free slab when the class has no free slot. -1: neither. */
-int32_t slab_take(struct slab_arena *a, int class_id);
-void slab_give(struct slab_arena *a, int32_t slot);
+int32_t slab_slot_alloc(struct slab_arena *a, int class_id);
+void slab_slot_free(struct slab_arena *a, int32_t slot);
 
-/* How many slots slab_take could give for the class, at most `most`. */
+/* How many slots slab_slot_alloc could give for the class, at most `most`. */
 int slab_n_free(const struct slab_arena *a, int class_id, int most);
 
 /* Hands a slab without slots in use to another class. */

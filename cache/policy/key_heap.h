@@ -33,9 +33,8 @@ static inline bool key_heap_has(const struct key_heaps *h, int32_t key)
 }
 void key_heap_rebuild(struct key_heaps *h); /* after many ranks changed */
 
-/* The first key in the order that `accept` takes, -1: none. Looks at no more than `budget` keys (<=
- * 0: all).
- */
+/* The first key in the order that `accept` takes, -1: none. Looks at no more than `budget` keys
+ * (<= 0: all). */
 int32_t key_heap_first(const struct key_heaps *h, int list, int budget,
 	bool (*accept)(const void *ctx, int32_t key), const void *ctx);
 

@@ -23,9 +23,10 @@ struct policy_env {
 	const uint64_t *last_use; /* [n_keys] clock of the last demand access or insertion */
 	bool (*evictable)(const void *ctx, int32_t key); /* published and not pinned */
 	const void *ctx;
-	double half_life;        /* in accesses; frequency policies */
-	uint64_t recency_window; /* lfu, sieve: keys used within that many accesses leave only when
-					   there are no others; 0: none */
+	double half_life; /* in accesses; frequency policies */
+	/* lfu, sieve: keys used within that many accesses leave only when there are no others; 0: none
+	 */
+	uint64_t recency_window;
 	/* Belady only, kept by the simulator: [n_keys] number of the next demand access, UINT64_MAX:
 	 * never. Read when the key is accessed or inserted, so all of a layer may be set before. */
 	const uint64_t *next_use;
@@ -54,7 +55,7 @@ struct policy_ops {
 	 * `used_before` (POLICY_ANY_AGE: any); -1: none was found. With an age limit the search may
 	 * give up early. The key stays in its list until `remove`. */
 	int32_t (*victim)(struct policy *p, int list, uint64_t used_before);
-	/* May be NULL. Whether a demanded key is worth more than the victim picked for it; false: it is
+	/* May be NULL. Whether a demanded key is worth more than the victim chosen for it; false: it is
 	 * not cached. Only for simulation: a real demand always needs a slot. */
 	bool (*admit)(struct policy *p, int32_t key, int32_t victim);
 };

@@ -34,7 +34,7 @@ struct lfu {
 	double *score;           /* [n_keys] */
 	double weight, growth;
 	uint64_t now;         /* accesses so far */
-	uint64_t used_before; /* of the pick under way */
+	uint64_t used_before; /* of the search under way */
 };
 
 static bool lfu_leaves_before(const void *ctx, int32_t a, int32_t b)

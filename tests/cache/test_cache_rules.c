@@ -192,6 +192,48 @@ static void test_request(void **state)
 	cache_free(c);
 }
 
+/* Whoever decides flushes first: the policy sees what was asked in the order of the calls. */
+static void test_flush_comes_first(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10};
+	struct cache *c = make(1, 8, bytes, 30, 0, 1);
+	const struct cache_stats *s = cache_stats(c);
+	struct one o, next;
+	struct cache_plan plan;
+	for (int i = 0; i < 2; i++)
+		bring(c, 0, i);
+	assert_int_equal(s->accesses, 2);
+	/* by a release */
+	assert_int_equal(acquire(c, &o, 0, 0, CACHE_DECODE), CACHE_OK);
+	assert_int_equal(s->accesses, 2);
+	release(c, &o);
+	assert_int_equal(s->accesses, 3);
+	/* by the next request, before its own accesses and victims: 1 was used last when 2 and 3 come
+	 */
+	assert_int_equal(acquire(c, &o, 0, 1, CACHE_DECODE), CACHE_OK);
+	assert_int_equal(acquire(c, &next, 0, 2, CACHE_DECODE), CACHE_OK);
+	assert_int_equal(s->accesses, 5);
+	commit_all(c, &next.plan);
+	release(c, &next);
+	release(c, &o);
+	bring(c, 0, 3);
+	assert_true(cache_find(c, 0, 0) < 0 && cache_find(c, 0, 1) >= 0);
+	/* by a step */
+	assert_int_equal(acquire(c, &o, 0, 1, CACHE_DECODE), CACHE_OK);
+	assert_int_equal(s->accesses, 6);
+	cache_begin_step(c, CACHE_PREFILL, &plan);
+	assert_int_equal(s->accesses, 7);
+	release(c, &o);
+	/* not by those that predict */
+	assert_int_equal(acquire(c, &o, 0, 1, CACHE_DECODE), CACHE_OK);
+	cache_prefetch(c, 0, 5, &plan);
+	assert_int_equal(s->accesses, 7);
+	assert_true(cache_has_pending(c));
+	release(c, &o);
+	cache_free(c);
+}
+
 /* Cold experts leave before somebody needs their slots, and only those. */
 static void test_low_watermark(void **state)
 {
@@ -604,6 +646,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_demote_promote),
 		cmocka_unit_test(test_request),
+		cmocka_unit_test(test_flush_comes_first),
 		cmocka_unit_test(test_low_watermark),
 		cmocka_unit_test(test_inclusive_copies),
 		cmocka_unit_test(test_full_of_pins),
