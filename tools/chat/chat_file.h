@@ -6,8 +6,8 @@
  * next answer are those of a chat that never stopped.
  *
  *   {"glmstream_chat": 1, "raw": false, "think": "max", "turns": 2, "seed": 7,
- *    "messages": [{"role", "content", "reasoning_content", "tool_calls"}], "raw_ids": [], "marks":
- * [0, 2]}
+ *    "messages": [{"role", "content", "reasoning_content", "tool_calls"}],
+ *    "raw_ids": [], "marks": [0, 2]}
  */
 #ifndef GLM_TOOLS_CHAT_FILE_H
 #define GLM_TOOLS_CHAT_FILE_H
