@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Opening a model: parse, check, plan the memory, print the plan, refuse what does not fit, load.
- */
+/* Opens a model: parse, check, plan the memory, print the plan, refuse what does not fit, load. */
 #include "src/engine/engine_internal.h"
 
 #include "src/base/hash.h"
@@ -18,8 +17,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Ids up to the last one with a token behind it; a vocabulary longer than the head is a fault of
- * the file. */
+/* Ids up to the last one that has a token. A vocabulary larger than the head is a fault of the
+ * file. */
 static int count_valid_ids(
 	struct engine *g, const struct model_config *c, const char *path, struct err *e)
 {
@@ -35,7 +34,7 @@ static int count_valid_ids(
 	return 0;
 }
 
-/* What makes two files the same model: their tensor tables. Weights are not read. */
+/* Two files are the same model if their tensor tables are equal. Weights are not read. */
 uint64_t engine_fingerprint_of(const struct gguf *f)
 {
 	uint64_t h = HASH_START;
@@ -48,61 +47,77 @@ uint64_t engine_fingerprint_of(const struct gguf *f)
 	return h ? h : 1;
 }
 
-/* The recorder around the expert source, when a trace or a profile is wanted; the cache is seeded
- * from the profile. */
-static int open_recorder(struct engine *g, const struct engine_options *o, const struct plan *p,
-	const struct model_config *c, const struct model_weights *w, struct err *e)
+/* --warm: reads the profile or trace, and seeds the cache with it. */
+static int open_warm_profile(struct engine *g, const struct engine_options *o, const struct plan *p,
+	const struct model_config *c, struct err *e)
 {
 	uint32_t n_layers = c->n_layers + c->n_mtp;
 	int rc;
-	g->source = g->experts;
-	if (!o->trace && !o->warm)
-		return 0;
-	if (o->warm) {
-		if (profile_init(&g->profile, g->fingerprint, n_layers, c->n_experts) ||
-			profile_init(&g->earlier, g->fingerprint, n_layers, c->n_experts))
-			return err_set(e, ERR_MEMORY, "no memory for the profile");
-		bool is_trace = false, there = access(o->warm, F_OK) == 0 || errno != ENOENT;
-		if (there && (rc = profile_read(&g->earlier, o->warm, &is_trace, e)))
+	if (profile_init(&g->profile, g->fingerprint, n_layers, c->n_experts) ||
+		profile_init(&g->earlier, g->fingerprint, n_layers, c->n_experts))
+		return err_set(e, ERR_MEMORY, "no memory for the profile");
+	bool is_trace = false, exists = access(o->warm, F_OK) == 0 || errno != ENOENT;
+	if (exists && (rc = profile_read(&g->earlier, o->warm, &is_trace, e)))
+		return rc;
+	if (!is_trace) {
+		struct out_file probe; /* a file that cannot be written fails now, not at the end */
+		if ((rc = out_file_open(&probe, o->warm, e)))
 			return rc;
-		struct out_file probe; /* better now than when the run is over */
-		if (!is_trace && (rc = out_file_open(&probe, o->warm, e)))
-			return rc;
-		if (!is_trace) {
-			out_file_abort(&probe);
-			g->warm_path = mem_strdup(o->warm);
-		}
-		struct profile_key *keys;
-		size_t n;
-		profile_order(&g->earlier, &keys, &n);
-		log_info("warm: %s names %zu experts%s%s", o->warm, n,
-			p->streaming ? "" : " (nothing to seed: no expert cache)",
-			is_trace ? "; a trace, which stays as it is" : "");
-		if (p->streaming)
-			loader_warm(g->experts, keys, n);
-		free(keys);
+		out_file_abort(&probe);
+		g->warm_path = mem_strdup(o->warm);
 	}
-	if (o->trace) {
-		uint64_t *bytes = NEW_ARRAY(uint64_t, n_layers);
-		for (uint32_t i = 0; i < n_layers; i++)
-			if (w->experts[i].gate)
-				bytes[i] = (w->experts[i].gate->bytes + w->experts[i].up->bytes +
-							   w->experts[i].down->bytes) /
-						   c->n_experts;
-		struct trace_model m = {.fingerprint = g->fingerprint,
-			.n_layers = n_layers,
-			.n_experts = c->n_experts,
-			.top_k = c->n_used,
-			.name = c->name,
-			.expert_bytes = bytes};
-		g->trace = trace_writer_open(o->trace, &m, e);
-		free(bytes);
-		if (!g->trace)
-			return e ? e->code : ERR_RUN;
-	}
-	g->source = access_recorder_open(
-		g->experts, o->warm ? &g->profile : NULL, g->trace, p->loader.lookahead);
+	struct profile_key *keys;
+	size_t n;
+	profile_order(&g->earlier, &keys, &n);
+	log_info("warm: %s names %zu experts%s%s", o->warm, n,
+		p->streaming ? "" : " (nothing to seed: no expert cache)",
+		is_trace ? "; a trace, which stays as it is" : "");
+	if (p->streaming)
+		loader_warm(g->experts, keys, n);
+	free(keys);
 	return 0;
+}
+
+static int open_trace(struct engine *g, const struct engine_options *o,
+	const struct model_config *c, const struct model_weights *w, struct err *e)
+{
+	uint32_t n_layers = c->n_layers + c->n_mtp;
+	uint64_t *bytes = NEW_ARRAY(uint64_t, n_layers);
+	for (uint32_t i = 0; i < n_layers; i++) {
+		const struct expert_tensors *x = &w->experts[i];
+		if (x->gate)
+			bytes[i] = (x->gate->bytes + x->up->bytes + x->down->bytes) / c->n_experts;
+	}
+	struct trace_model m = {.fingerprint = g->fingerprint,
+		.n_layers = n_layers,
+		.n_experts = c->n_experts,
+		.top_k = c->n_used,
+		.name = c->name,
+		.expert_bytes = bytes};
+	g->trace = trace_writer_open(o->trace, &m, e);
+	free(bytes);
+	return g->trace ? 0 : e ? e->code : ERR_RUN;
+}
+
+/* g->source: the experts, with what options put around them: an access recorder for a profile or a
+ * trace, then the source of wrap_source. */
+static int wrap_experts(struct engine *g, const struct engine_options *o, const struct plan *p,
+	const struct model_config *c, const struct model_weights *w, struct err *e)
+{
+	int rc;
+	g->source = g->experts;
+	if ((o->warm && (rc = open_warm_profile(g, o, p, c, e))) ||
+		(o->trace && (rc = open_trace(g, o, c, w, e))))
+		return rc;
+	if (o->warm || o->trace)
+		g->source = access_recorder_open(
+			g->experts, o->warm ? &g->profile : NULL, g->trace, p->loader.lookahead);
+	if (!o->wrap_source)
+		return 0;
+	struct expert_source *wrapped;
+	if (!(rc = o->wrap_source(o->wrap_user, c, g->source, &wrapped, e)))
+		g->source = wrapped;
+	return rc;
 }
 
 static struct engine_cache make_engine_cache(
@@ -176,15 +191,8 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 	g->streaming = p.streaming;
 	g->cache = make_engine_cache(&config, &weights, &p);
 	g->fingerprint = engine_fingerprint_of(g->gguf);
-	if ((rc = open_recorder(g, o, &p, &config, &weights, e)))
-		goto out;
-	struct expert_source *wrapped;
-	if (o->wrap_source) {
-		if ((rc = o->wrap_source(o->wrap_user, &config, g->source, &wrapped, e)))
-			goto out;
-		g->source = wrapped;
-	}
-	if ((rc = model_init(&g->model, &config, &weights, mtp, g->backend, g->source, p.chunk, e)))
+	if ((rc = wrap_experts(g, o, &p, &config, &weights, e)) ||
+		(rc = model_init(&g->model, &config, &weights, mtp, g->backend, g->source, p.chunk, e)))
 		goto out;
 	g->context = p.context;
 	g->chunk = p.chunk;

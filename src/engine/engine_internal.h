@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The inside of an engine, for engine.c and session.c only. */
+/* The inside of an engine, for the files of this folder. */
 #ifndef GLM_ENGINE_ENGINE_INTERNAL_H
 #define GLM_ENGINE_ENGINE_INTERNAL_H
 

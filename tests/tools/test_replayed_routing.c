@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Replayed routing against a source that notes what it is asked for: which experts, under whose
- * ids, in groups and over several rows, with the trace's guesses, folded and confined. */
+/* Replayed routing around a fake source that records its calls: which experts, under whose ids, in
+ * groups and over several rows, with the trace's predictions, folded and confined. */
 #include "tools/bench/replayed_routing.h"
 
 #include "src/base/log.h"
@@ -20,13 +20,13 @@
 #define TOP     4
 #define EXPERTS 16
 
-/* The trace: distinct picks per token and layer. */
+/* The trace: distinct expert ids per token and layer. */
 static int pick(int token, int layer, int i)
 {
 	return (token * 5 + layer * 3 + i * 2 + (i & 1)) % EXPERTS;
 }
 
-static int guess(int token, int layer, int i)
+static int predicted_id(int token, int layer, int i)
 {
 	return (pick(token, layer, i) + 7) % EXPERTS;
 }
@@ -42,7 +42,7 @@ static const char *write_trace(void)
 	for (int t = 0; t < TOKENS; t++)
 		for (int l = 0; l < LAYERS; l++)
 			for (int k = 0; k < 2 * TOP; k++)
-				fputc(k < TOP ? pick(t, l, k) : guess(t, l, k - TOP), f);
+				fputc(k < TOP ? pick(t, l, k) : predicted_id(t, l, k - TOP), f);
 	assert_int_equal(fclose(f), 0);
 	return path;
 }
@@ -51,17 +51,17 @@ static const char *write_trace(void)
 
 static struct {
 	struct expert_source base;
-	int32_t acquired[64], released[64], hinted[64];
-	int n_acquired, n_released, n_hinted, hint_layer, n_awaits, closed;
+	int32_t acquired[64], released[64], prefetched[64];
+	int n_acquired, n_released, n_prefetched, prefetch_layer, n_waits, closed;
 } inner;
 
-static void note_close(struct expert_source *s)
+static void fake_close(struct expert_source *s)
 {
 	(void)s;
 	inner.closed++;
 }
 
-static int note_acquire(struct expert_source *s, int layer, enum expert_use use,
+static int fake_acquire(struct expert_source *s, int layer, enum expert_use use,
 	struct expert_ref *refs, int n, struct err *e)
 {
 	(void)s, (void)layer, (void)use, (void)e;
@@ -74,11 +74,11 @@ static int note_acquire(struct expert_source *s, int layer, enum expert_use use,
 	return 1;
 }
 
-static int note_wait_ready(
+static int fake_wait_ready(
 	struct expert_source *s, int layer, struct expert_ref *refs, int n, struct err *e)
 {
 	(void)s, (void)layer, (void)e;
-	inner.n_awaits++;
+	inner.n_waits++;
 	for (int i = 0; i < n; i++) {
 		assert_int_equal(refs[i].handle, 100 + refs[i].id);
 		refs[i].ready = true;
@@ -86,7 +86,7 @@ static int note_wait_ready(
 	return 0;
 }
 
-static void note_release(struct expert_source *s, int layer, const struct expert_ref *refs, int n)
+static void fake_release(struct expert_source *s, int layer, const struct expert_ref *refs, int n)
 {
 	(void)s, (void)layer;
 	inner.n_released = n;
@@ -96,28 +96,28 @@ static void note_release(struct expert_source *s, int layer, const struct expert
 	}
 }
 
-static void note_prefetch(
+static void fake_prefetch(
 	struct expert_source *s, int layer, const int32_t *ids, int n, int distance)
 {
 	(void)s, (void)distance;
-	inner.hint_layer = layer;
-	inner.n_hinted = n;
-	memcpy(inner.hinted, ids, (size_t)n * sizeof *ids);
+	inner.prefetch_layer = layer;
+	inner.n_prefetched = n;
+	memcpy(inner.prefetched, ids, (size_t)n * sizeof *ids);
 }
 
-static const struct expert_source_ops note_ops = {.name = "note",
-	.close = note_close,
-	.acquire = note_acquire,
-	.wait_ready = note_wait_ready,
-	.release = note_release,
-	.prefetch = note_prefetch};
+static const struct expert_source_ops fake_ops = {.name = "fake",
+	.close = fake_close,
+	.acquire = fake_acquire,
+	.wait_ready = fake_wait_ready,
+	.release = fake_release,
+	.prefetch = fake_prefetch};
 
 static struct expert_source *open_replayed(const char *path, uint32_t confine, uint32_t n_experts)
 {
 	struct err e = {0};
 	struct expert_source *s;
 	memset(&inner, 0, sizeof inner);
-	inner.base = (struct expert_source){.ops = &note_ops, .max_pinned = {8, 8}, .lookahead = 1};
+	inner.base = (struct expert_source){.ops = &fake_ops, .max_pinned = {8, 8}, .lookahead = 1};
 	const struct replayed_routing_options o = {.path = path,
 		.confine = confine,
 		.n_layers = 1 + LAYERS,
@@ -160,20 +160,20 @@ static void test_single_rows(void **state)
 		s->ops->step(s, EXPERT_DECODE, 1, t);
 		for (int l = 0; l < LAYERS; l++) {
 			s->ops->prefetch(s, 1 + l, own, TOP, 1);
-			assert_true(inner.hint_layer == 1 + l && inner.n_hinted == TOP);
+			assert_true(inner.prefetch_layer == 1 + l && inner.n_prefetched == TOP);
 			use_experts(s, 1 + l, EXPERT_DECODE, own, TOP);
 			for (int i = 0; i < TOP; i++) {
 				assert_int_equal(inner.acquired[i], pick(t % TOKENS, l, i));
-				assert_int_equal(inner.hinted[i], guess(t % TOKENS, l, i));
+				assert_int_equal(inner.prefetched[i], predicted_id(t % TOKENS, l, i));
 			}
 		}
-		/* a layer behind the trunk is the model's own; guesses further ahead than the trace has are
-		 * dropped */
+		/* a layer behind the trunk is the model's own; predictions further ahead than the trace has
+		 * are dropped */
 		use_experts(s, 1 + LAYERS, EXPERT_DECODE, own, TOP);
 		assert_memory_equal(inner.acquired, own, TOP * sizeof *own);
-		inner.n_hinted = 0;
+		inner.n_prefetched = 0;
 		s->ops->prefetch(s, LAYERS, own, TOP, 2);
-		assert_int_equal(inner.n_hinted, 0);
+		assert_int_equal(inner.n_prefetched, 0);
 	}
 	/* prefill is the model's own, and does not move the trace on */
 	s->ops->step(s, EXPERT_PREFILL, 64, 0);
@@ -186,8 +186,8 @@ static void test_single_rows(void **state)
 	assert_int_equal(inner.closed, 1);
 }
 
-/* Two rows in groups of three: the distinct picks of both tokens in order, each once, then others,
- * each once. */
+/* Two rows in groups of three: the distinct expert ids of both tokens in order, each once, then
+ * others, each once. */
 static void test_rows_and_groups(void **state)
 {
 	(void)state;
@@ -234,8 +234,8 @@ static void test_folded_and_confined(void **state)
 				assert_int_equal(got[inner.acquired[i]]++, 0);
 			}
 			assert_int_equal(inner.acquired[0], (way == 2 ? own[0] : pick(t, 0, 0)) % most);
-			for (int i = 0; i < inner.n_hinted; i++)
-				assert_true(inner.hinted[i] < most);
+			for (int i = 0; i < inner.n_prefetched; i++)
+				assert_true(inner.prefetched[i] < most);
 		}
 		s->ops->close(s);
 	}
