@@ -38,7 +38,7 @@ struct forward_rows {
 
 /*
  * Computes all rows through the trunk and writes the caches of its layers. The hidden states of the
- * rows from `first_hidden` on, after the final norm, are left in ws.hidden, at their row's place.
+ * rows from `first_hidden` on, after the final norm, are left in ws.hidden: row r at r * n_embd.
  *
  * - first_hidden < n: the last ops may still run on return. model_logits waits for them and reports
  *   their failure.

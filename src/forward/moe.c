@@ -277,7 +277,7 @@ static int group_request(struct model *m, int first, const struct batch *rows, s
 	struct moe_plan *p = &m->plan;
 	struct expert_source *s = m->source;
 	int n = MIN(p->n_refs - first, p->group_size);
-	int rc = unpin_passed(m, p->max_pinned - n, e);
+	int rc = unpin_passed(m, p->pin_limit - n, e);
 	if (rc)
 		return rc;
 	for (int i = first; i < first + n; i++)
@@ -329,14 +329,14 @@ int moe_experts_request(
 	group_by_expert(p, m->config.n_experts, n_slots);
 	if (p->use == EXPERT_PREFILL)
 		moe_read_ahead(m);
-	int window = MIN(m->source->max_pinned[p->use], p->n_refs);
-	p->max_pinned = 2 * window;
-	p->group_size = window;
-	/* A prompt's window is several groups with a fence each: what the device has passed makes room
+	int at_once = MIN(m->source->max_pinned[p->use], p->n_refs);
+	p->pin_limit = 2 * at_once;
+	p->group_size = at_once;
+	/* In prefill these are several groups with a fence each: what the device has passed makes room
 	 * for what is read ahead. */
 	p->fence_groups = p->use == EXPERT_PREFILL && b->ops->async;
 	if (p->fence_groups)
-		p->group_size = MAX((2 * window + MOE_GROUPS - 1) / MOE_GROUPS, MIN(window, GROUP_MIN));
+		p->group_size = MAX((2 * at_once + MOE_GROUPS - 1) / MOE_GROUPS, MIN(at_once, GROUP_MIN));
 	return group_request(m, 0, rows, e);
 }
 

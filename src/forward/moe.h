@@ -11,7 +11,7 @@
  *
  * Pins. An expert is pinned from acquire until the device has computed with it. Steps 2 to 4 of the
  * next layer, and moe_drain, give pins back when a fence behind the experts has been reached. At
- * most two windows (source->max_pinned) are pinned at a time.
+ * most 2 * source->max_pinned experts are pinned at a time.
  *
  * The result does not depend on the order of arrival: every (token, rank) slot has a row of its own
  * in ws.expert_out, and moe_combine adds the rows in rank order.
@@ -55,7 +55,7 @@ struct moe_plan {
 	enum expert_use use;
 	int n_refs;
 	int group_size;    /* refs that are acquired at once */
-	int max_pinned;    /* refs that may be pinned at once */
+	int pin_limit;     /* refs that may be pinned at once: twice source->max_pinned at most */
 	bool fence_groups; /* a fence behind each group, not only between groups */
 	/* the group that was requested last: refs[group_first .. end_pinned) */
 	int group_first, n_missing;
@@ -73,7 +73,8 @@ void moe_plan_fini(struct moe_plan *p); /* accepts a zeroed struct */
 
 /* Dense layer: ws.x += network(ws.x). MoE layer: its router, whose normed input stays in ws.h, the
  * shared expert, and the deferred expert kernel where moe_deferred. Both: the predicting routers of
- * lookahead.h. Where there is a router, its fence is the last one enqueued. */
+ * lookahead.h. Where there is a router, its fence is the last one enqueued. A backend that is not
+ * async gets the shared expert later, in moe_experts_request, while the drive reads. */
 void ffn_forward(struct model *m, uint32_t layer, const struct batch *rows);
 
 /* ws.x += the routed experts and the shared expert of the current MoE layer, then a norm of ws.x

@@ -21,8 +21,10 @@
  * Steps of at most GRAPH_ROWS rows, without taps, are captured: a *graph segment* is what one graph
  * launch covers.
  *   - One row, and experts that a deferred kernel can compute (moe_deferred): that kernel is part
- *     of the graph and waits for the host's messages. A segment goes on through many layers, and
- *     nothing is launched between them; the host serves one layer after the other.
+ *     of the graph and waits for the host's messages. A segment goes on through up to
+ *     SEGMENT_LAYERS layers (forward.c), and nothing is launched between them; the host serves one
+ *     layer after the other. Layer 0 is a segment of its own: the device begins with it while the
+ *     host launches the rest.
  *   - Several rows, or experts without a deferred kernel: a segment ends behind the shared expert
  *     of an MoE layer. The host enqueues the experts as ops of their own, and the next segment
  *     begins with moe_combine.

@@ -19,8 +19,8 @@
  * for what comes in; for what leaves hardly anybody does. So staged demotions leave in gaps, one
  * small chunk at a time while nothing comes in. They wait for no gap
  *   - when many are staged: a cache that turns over fast must not wait for a staging slot;
- *   - under pressure (transfer.under_pressure): a prompt runs, or the compute thread waits for
- * room;
+ *   - under pressure (transfer.under_pressure): a prompt runs, or the compute thread waits
+ *     for a slot;
  *   - when this very expert is wanted again (boost): it has to arrive before it can come back.
  */
 #ifndef GLM_STREAM_CARD_TRANSFER_H

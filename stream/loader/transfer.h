@@ -21,8 +21,8 @@
  *   - A demotion moves the bytes that its source slot holds when ops->demote is called: a load into
  *     that slot may be given next, and waits until the old bytes are out of the way.
  *   - done is called once for each load and demotion, by that thread and from within these calls,
- *     when the last byte is there or when nobody writes to the slot any more. `failure` is the
- * error of this very load or demotion; NULL: it holds its bytes. It is lent for the call.
+ *     when the last byte is there or when nobody writes to the slot any more. `failure`,
+ *     lent for the call, is the error of this very load or demotion; NULL: it holds its bytes.
  */
 #ifndef GLM_STREAM_TRANSFER_H
 #define GLM_STREAM_TRANSFER_H
@@ -36,10 +36,12 @@
 
 /*
  * Who goes first. Two functions decide what is next, and both go through this list from the top:
- *   - loader_next_work (loader_queue.c): which expert is given to a transfer. Whatever the cache
- * has decided keeps the order of those decisions, since a slot is emptied before it is filled;
- *     read-ahead, prefetch and warm-up get a slot only when nothing decided is left to do.
- *   - start_next (card_transfer.c): which chunk goes on the wire.
+ *   - loader_next_work (loader_queue.c): which expert is given to a transfer. What the cache
+ *     has decided keeps the order of those decisions, since a slot is emptied before it is filled.
+ *     Read-ahead, prefetch and warm-up get a slot only when nothing decided is left to do.
+ *   - start_next (card_transfer.c): which chunk starts. It goes through the list once for loads
+ *     from tier 1, which need the link only, and then once for loads from files. So a prefetch from
+ *     tier 1 may start before a demand's read.
  * They are two because they hand out two things, slots under the loader's lock and buffers without
  * it. The reader below knows urgent (demand) and other requests.
  */
@@ -81,7 +83,8 @@ struct transfer_ops {
 	void (*close)(struct transfer *t);
 	void (*attach)(struct transfer *t);
 	void (*load)(struct transfer *t, const struct transfer_request *q);
-	/* Whether a demotion could leave its slot now; asks for what is missing. */
+	/* Whether a demotion could leave its slot now. False also while the part of tier 1 that it goes
+	 * to is not pinned: the call requests that. */
 	bool (*can_demote)(struct transfer *t, const struct transfer_request *q);
 	void (*demote)(struct transfer *t, const struct transfer_request *q);
 	/* The load or demotion into this slot is a demand from now on. No effect when it is over. */
