@@ -7,7 +7,7 @@
 #ifndef GLM_STREAM_ACCESS_RECORDER_H
 #define GLM_STREAM_ACCESS_RECORDER_H
 
-#include "cache/trace/profile.h"
+#include "cache/trace/expert_profile.h"
 #include "cache/trace/trace.h"
 #include "stream/expert_source.h"
 

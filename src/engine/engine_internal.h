@@ -3,7 +3,7 @@
 #ifndef GLM_ENGINE_ENGINE_INTERNAL_H
 #define GLM_ENGINE_ENGINE_INTERNAL_H
 
-#include "cache/trace/profile.h"
+#include "cache/trace/expert_profile.h"
 #include "src/engine/engine.h"
 #include "src/forward/model.h"
 

@@ -42,7 +42,7 @@
 #ifndef GLM_STREAM_LOADER_H
 #define GLM_STREAM_LOADER_H
 
-#include "cache/trace/profile.h"
+#include "cache/trace/expert_profile.h"
 #include "kernels/backend.h"
 #include "kernels/copier.h"
 #include "src/format/gguf.h"

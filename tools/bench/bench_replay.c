@@ -18,7 +18,7 @@
  */
 #include "tools/bench/bench.h"
 
-#include "cache/trace/profile.h"
+#include "cache/trace/expert_profile.h"
 #include "kernels/backend.h"
 #include "src/base/clock.h"
 #include "src/base/log.h"

@@ -11,8 +11,8 @@
  *
  * most used first. Counts of earlier runs fade: each save halves them before it adds its own.
  */
-#ifndef GLM_CACHE_PROFILE_H
-#define GLM_CACHE_PROFILE_H
+#ifndef GLM_CACHE_EXPERT_PROFILE_H
+#define GLM_CACHE_EXPERT_PROFILE_H
 
 #include "cache/trace/trace.h"
 #include "src/base/err.h"

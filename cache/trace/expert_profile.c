@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Reading and writing of profiles; see profile.h for the format. */
-#include "cache/trace/profile.h"
+/* Reading and writing of profiles; see expert_profile.h for the format. */
+#include "cache/trace/expert_profile.h"
 
 #include "src/base/mem.h"
 #include "src/base/out_file.h"
