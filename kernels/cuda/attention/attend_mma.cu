@@ -1,24 +1,27 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Absorbed MLA on the matrix units, for half caches of the released shape: keys of 576 halves,
- * values their first 512.
+ * Absorbed MLA on the matrix units, for half caches of the released shape: keys
+ * of 576 halves, values their first 512.
  *
- * attend_mma_kernel: grid (parts of the list times groups of 16 HT heads, rows), block 256. The
- * chosen cache rows come to shared memory in tiles of 32, two at a time, and are key and value from
- * there. Queries and weights are two halves each (mma.cuh), so nothing of float32 is lost but
- * the last two bits.
+ * attend_mma_kernel: grid (parts of the list times groups of 16 HT heads,
+ * rows), block 256. The chosen cache rows come to shared memory in tiles of 32,
+ * two at a time, and are key and value from there. Queries and weights are two
+ * halves each (mma.cuh), so nothing of float32 is lost but the last two bits.
  *
- *      scores   warp (quarter of the key width) x (16 heads, or with HT = 1 half of the positions);
- * quarters quarter_scores in `quarter_scores` softmax  8 HT lanes a head values   warp: 64 columns
- * for all heads; a tile's sum is made from zero and then added to what there was
+ *      scores   warp (quarter of the key width) x (16 heads, or with HT = 1
+ * half of the positions); quarters quarter_scores in `quarter_scores` softmax
+ * 8 HT lanes a head values   warp: 64 columns for all heads; a tile's sum is
+ * made from zero and then added to what there was
  *
- * Few rows (decode): the list is cut into segments of SEGMENT entries, a block does some, and
- * merge_kernel (grid: heads times quarters of the values, rows; block 128) joins them in ascending
- * order: which segments there are depends on the length of the list alone, so a row's numbers are
- * the same in every such batch. Many rows (prefill): a block does the whole list.
+ * Few rows (decode): the list is cut into segments of SEGMENT entries, a block
+ * does some, and merge_kernel (grid: heads times quarters of the values, rows;
+ * block 128) joins them in ascending order: which segments there are depends on
+ * the length of the list alone, so a row's numbers are the same in every such
+ * batch. Many rows (prefill): a block does the whole list.
  *
- * Bytes moved: every chosen cache row once per 16 HT heads (from the second-level cache after the
- * first), queries once per block; for few rows the partial results once out and once in.
+ * Bytes moved: every chosen cache row once per 16 HT heads (from the
+ * second-level cache after the first), queries once per block; for few rows the
+ * partial results once out and once in.
  */
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/common/mma.cuh"
@@ -30,7 +33,8 @@
 #define THREADS 256
 #define STEPS   (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
 #define P_STRIDE                                                                                   \
-	40 /* halves: rows of 32 weights, 16-byte reads of 8 rows quarter_scores in no bank */
+	40 /* halves: rows of 32 weights, 16-byte reads of 8 rows quarter_scores in                    \
+		  no bank */
 #define NOPE_STEPS                                                                                 \
 	((VALUE - 3 * STEPS * 16) / 16) /* those of the last quarter before the rotated part begins */
 #define TILE_BYTES (TILE * WIDTH * 2)
@@ -40,24 +44,132 @@ struct mma_attend_args {
 	struct attend a;
 	const int32_t *base;
 	int first_row;
-	int n_groups, n_segments,
-		per_block; /* groups of heads; segments of the longest list, and in one block */
-	float *part;   /* [rows][n_segments][n_heads][VALUE] */
-	float2 *meta;  /* [rows][n_segments][n_heads]: maximum, sum */
+	int n_groups, n_segments, per_block; /* groups of heads; segments of the
+											longest list, and in one block */
+	float *part;                         /* [rows][n_segments][n_heads][VALUE] */
+	float2 *meta;                        /* [rows][n_segments][n_heads]: maximum, sum */
 };
 
-/* Byte of 16-byte piece `piece` of row t of a tile: pieces change places so that 8 rows
- * quarter_scores in no bank. */
+/* Byte of 16-byte piece `piece` of row t of a tile: pieces change places so
+ * that 8 rows quarter_scores in no bank. */
 static __device__ __forceinline__ uint32_t tile_at(int t, int piece)
 {
 	return (uint32_t)(t * (WIDTH * 2) + (piece ^ (t & 7)) * 16);
+}
+
+/* This warp's quarter of the width of 16 queries, from `head` + 16 mt on, as
+ * the A operands of the products: scaled by a power of two per head (its
+ * inverse, times a.scale, to unscale) and as two halves. largest: shared, of
+ * all warps. */
+template <int HEADS>
+static __device__ __forceinline__ void load_queries(const struct attend &a, int64_t r, int head,
+	int quarter, int mt, int row8, int c, float (*largest)[HEADS], float *unscale,
+	uint32_t (&q_hi)[STEPS][4], uint32_t (&q_lo)[STEPS][4])
+{
+	float2 q[STEPS][4]; /* all loads before the first use */
+	bool roped = a.rotate && quarter == 3;
+	float most[2] = {0, 0};
+#pragma unroll
+	for (int s = 0; s < STEPS; s++)
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			int h = head + mt * 16 + row8 + i % 2 * 8;
+			int k = (quarter * STEPS + s) * 16 + 2 * c + i / 2 * 8;
+			int64_t at = r * a.n_heads + h;
+			const float *from = roped && s >= NOPE_STEPS
+									? a.rotate + at * a.rotate_stride + (k - VALUE)
+									: a.q + at * WIDTH + k;
+			q[s][i] = h < a.n_heads ? *(const float2 *)from : make_float2(0, 0);
+		}
+	if (roped) {
+		float2 angle[STEPS - NOPE_STEPS][2];
+#pragma unroll
+		for (int s = NOPE_STEPS; s < STEPS; s++)
+#pragma unroll
+			for (int i = 0; i < 2; i++)
+				angle[s - NOPE_STEPS][i] = *(const float2 *)(a.rope.cos_sin + r * a.rope.dim +
+															 (s - NOPE_STEPS) * 16 + 2 * c + i * 8);
+#pragma unroll
+		for (int s = NOPE_STEPS; s < STEPS; s++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				q[s][i] = rotated(angle[s - NOPE_STEPS][i / 2], q[s][i]);
+	}
+#pragma unroll
+	for (int s = 0; s < STEPS; s++)
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			most[i % 2] = fmaxf(most[i % 2], fmaxf(fabsf(q[s][i].x), fabsf(q[s][i].y)));
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffffu, most[i], 1));
+		most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffffu, most[i], 2));
+		if (!c)
+			largest[quarter][mt * 16 + row8 + 8 * i] = most[i];
+	}
+	__syncthreads();
+	float factor[2];
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		int h = mt * 16 + row8 + 8 * i;
+		int e = half_exponent(
+			fmaxf(fmaxf(largest[0][h], largest[1][h]), fmaxf(largest[2][h], largest[3][h])));
+		factor[i] = power_of_two(e);
+		if (!c && !quarter)
+			unscale[h] = __fmul_rn(power_of_two(-e), a.scale);
+	}
+#pragma unroll
+	for (int s = 0; s < STEPS; s++)
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			split_pair(__fmul_rn(q[s][i].x, factor[i % 2]), __fmul_rn(q[s][i].y, factor[i % 2]),
+				q_hi[s][i], q_lo[s][i]);
+}
+
+/* Scores of 16 heads over a quarter of the width, for a tile of positions (HT 1: half of one).
+ * tile: its shared address. */
+template <int HT>
+static __device__ __forceinline__ void tile_scores(uint32_t tile, int quarter, int mt, int other,
+	int lane, const uint32_t (&q_hi)[STEPS][4], const uint32_t (&q_lo)[STEPS][4],
+	float *quarter_scores)
+{
+	constexpr int HEADS = 16 * HT, NT = 2 * HT;
+	int row8 = lane / 4, c = lane % 4;
+	float hi[NT][4], lo[NT][4];
+#pragma unroll
+	for (int n = 0; n < NT; n++)
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			hi[n][i] = lo[n][i] = 0;
+	int t_first = HT == 2 ? 0 : other * 16;
+#pragma unroll
+	for (int s = 0; s < STEPS; s++)
+#pragma unroll
+		for (int n = 0; n < NT; n += 2) {
+			uint32_t b[4];
+			load_matrices(b, tile + tile_at(t_first + n * 8 + lane / 16 * 8 + lane % 8,
+										(quarter * STEPS + s) * 2 + lane / 8 % 2));
+			mma_half(hi[n], q_hi[s], b[0], b[1]);
+			mma_half(hi[n + 1], q_hi[s], b[2], b[3]);
+			mma_half(lo[n], q_lo[s], b[0], b[1]);
+			mma_half(lo[n + 1], q_lo[s], b[2], b[3]);
+		}
+#pragma unroll
+	for (int n = 0; n < NT; n++)
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			int h = mt * 16 + row8 + 8 * i, t = (t_first + n * 8 + 2 * c) ^ (h & 3) * 8;
+			*(float2 *)&quarter_scores[(quarter * HEADS + h) * TILE + t] =
+				make_float2(__fadd_rn(hi[n][2 * i], lo[n][2 * i]),
+					__fadd_rn(hi[n][2 * i + 1], lo[n][2 * i + 1]));
+		}
 }
 
 template <int HT, bool WHOLE>
 static __global__ void __launch_bounds__(THREADS, 1)
 	attend_mma_kernel(const __grid_constant__ struct mma_attend_args g)
 {
-	constexpr int HEADS = 16 * HT, NT = 2 * HT, LANES = THREADS / HEADS, EACH = TILE / LANES;
+	constexpr int HEADS = 16 * HT, LANES = THREADS / HEADS, EACH = TILE / LANES;
 	const struct attend &a = g.a;
 	extern __shared__ __align__(128) uint8_t shared[];
 	__shared__ float largest[4][HEADS], unscale[HEADS], shrink[HEADS], last_sum[HEADS];
@@ -75,7 +187,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	const __half *cache = (const __half *)a.cache.data + (int64_t)g.base[r] * WIDTH;
 	uint32_t tiles = shared_address(shared);
 
-	/* a warp brings 4 rows of a tile: its lanes 0 .. 3 know the positions two tiles ahead */
+	/* a warp brings 4 rows of a tile: its lanes 0 .. 3 know the positions two
+	 * tiles ahead */
 	auto position = [&](int t0) {
 		return sel[min(
 			t0 + warp * 4 + lane % 4, last - 1)]; /* rows behind the last weigh nothing */
@@ -99,70 +212,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	fetch(first, 0);
 	fetch(first + TILE, 1);
 
-	/* queries: this warp's quarter of the width for 16 heads, scaled, as two halves */
+	/* queries: this warp's quarter of the width for 16 heads, scaled, as two
+	 * halves */
 	int quarter = warp % 4, other = warp / 4, mt = HT == 2 ? other : 0;
 	uint32_t q_hi[STEPS][4], q_lo[STEPS][4];
-	{
-		float2 q[STEPS][4]; /* all loads before the first use */
-		bool roped = a.rotate && quarter == 3;
-		float most[2] = {0, 0};
-#pragma unroll
-		for (int s = 0; s < STEPS; s++)
-#pragma unroll
-			for (int i = 0; i < 4; i++) {
-				int h = head + mt * 16 + row8 + i % 2 * 8;
-				int k = (quarter * STEPS + s) * 16 + 2 * c + i / 2 * 8;
-				int64_t at = r * a.n_heads + h;
-				const float *from = roped && s >= NOPE_STEPS
-										? a.rotate + at * a.rotate_stride + (k - VALUE)
-										: a.q + at * WIDTH + k;
-				q[s][i] = h < a.n_heads ? *(const float2 *)from : make_float2(0, 0);
-			}
-		if (roped) {
-			float2 angle[STEPS - NOPE_STEPS][2];
-#pragma unroll
-			for (int s = NOPE_STEPS; s < STEPS; s++)
-#pragma unroll
-				for (int i = 0; i < 2; i++)
-					angle[s - NOPE_STEPS][i] =
-						*(const float2 *)(a.rope.cos_sin + r * a.rope.dim + (s - NOPE_STEPS) * 16 +
-										  2 * c + i * 8);
-#pragma unroll
-			for (int s = NOPE_STEPS; s < STEPS; s++)
-#pragma unroll
-				for (int i = 0; i < 4; i++)
-					q[s][i] = rotated(angle[s - NOPE_STEPS][i / 2], q[s][i]);
-		}
-#pragma unroll
-		for (int s = 0; s < STEPS; s++)
-#pragma unroll
-			for (int i = 0; i < 4; i++)
-				most[i % 2] = fmaxf(most[i % 2], fmaxf(fabsf(q[s][i].x), fabsf(q[s][i].y)));
-#pragma unroll
-		for (int i = 0; i < 2; i++) {
-			most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffffu, most[i], 1));
-			most[i] = fmaxf(most[i], __shfl_xor_sync(0xffffffffu, most[i], 2));
-			if (!c)
-				largest[quarter][mt * 16 + row8 + 8 * i] = most[i];
-		}
-		__syncthreads();
-		float factor[2];
-#pragma unroll
-		for (int i = 0; i < 2; i++) {
-			int h = mt * 16 + row8 + 8 * i;
-			int e = half_exponent(
-				fmaxf(fmaxf(largest[0][h], largest[1][h]), fmaxf(largest[2][h], largest[3][h])));
-			factor[i] = power_of_two(e);
-			if (!c && !quarter)
-				unscale[h] = __fmul_rn(power_of_two(-e), a.scale);
-		}
-#pragma unroll
-		for (int s = 0; s < STEPS; s++)
-#pragma unroll
-			for (int i = 0; i < 4; i++)
-				split_pair(__fmul_rn(q[s][i].x, factor[i % 2]), __fmul_rn(q[s][i].y, factor[i % 2]),
-					q_hi[s][i], q_lo[s][i]);
-	}
+	load_queries<HEADS>(a, r, head, quarter, mt, row8, c, largest, unscale, q_hi, q_lo);
 
 	float acc[HT][8][4];
 	float top = -INFINITY, sum = 0; /* of head tid / LANES */
@@ -184,36 +238,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		async_wait<1>();
 		__syncthreads(); /* the tile is there */
 		uint32_t tile = tiles + stage * TILE_BYTES;
-		{
-			float hi[NT][4], lo[NT][4];
-#pragma unroll
-			for (int n = 0; n < NT; n++)
-#pragma unroll
-				for (int i = 0; i < 4; i++)
-					hi[n][i] = lo[n][i] = 0;
-			int t_first = HT == 2 ? 0 : other * 16;
-#pragma unroll
-			for (int s = 0; s < STEPS; s++)
-#pragma unroll
-				for (int n = 0; n < NT; n += 2) {
-					uint32_t b[4];
-					load_matrices(b, tile + tile_at(t_first + n * 8 + lane / 16 * 8 + lane % 8,
-												(quarter * STEPS + s) * 2 + lane / 8 % 2));
-					mma_half(hi[n], q_hi[s], b[0], b[1]);
-					mma_half(hi[n + 1], q_hi[s], b[2], b[3]);
-					mma_half(lo[n], q_lo[s], b[0], b[1]);
-					mma_half(lo[n + 1], q_lo[s], b[2], b[3]);
-				}
-#pragma unroll
-			for (int n = 0; n < NT; n++)
-#pragma unroll
-				for (int i = 0; i < 2; i++) {
-					int h = mt * 16 + row8 + 8 * i, t = (t_first + n * 8 + 2 * c) ^ (h & 3) * 8;
-					*(float2 *)&quarter_scores[(quarter * HEADS + h) * TILE + t] =
-						make_float2(__fadd_rn(hi[n][2 * i], lo[n][2 * i]),
-							__fadd_rn(hi[n][2 * i + 1], lo[n][2 * i + 1]));
-				}
-		}
+		tile_scores<HT>(tile, quarter, mt, other, lane, q_hi, q_lo, quarter_scores);
 		__syncthreads();
 		{
 			int h = tid / LANES, t = tid % LANES * EACH;
@@ -246,7 +271,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 				*(uint32_t *)&weights[(HEADS + h) * P_STRIDE + t + i] = lo;
 				total = __fadd_rn(total, __fadd_rn(e0, e1));
 			}
-			if (HT == 1) /* four positions first, as one lane has them otherwise: the same sum */
+			if (HT == 1) /* four positions first, as one lane has them otherwise: the
+							same sum */
 				total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, 1));
 #pragma unroll
 			for (int step = LANES / 2; step > (HT == 1); step /= 2)
@@ -314,8 +340,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		} else
 			async_commit(); /* what is waited for stays one behind */
 		if (t0 + 2 * TILE >= last)
-			launch_dependents(); /* not before: the weights that come next would stand in this
-								kernel's way */
+			launch_dependents(); /* not before: the weights that come next would stand
+									in this kernel's way */
 		if (!WHOLE && (t0 + TILE >= last || (t0 + TILE) % SEGMENT == 0)) {
 			int64_t at = ((int64_t)blockIdx.y * g.n_segments + t0 / SEGMENT) * a.n_heads + head;
 			if (tid % LANES == 0 && head + tid / LANES < a.n_heads)
@@ -435,14 +461,14 @@ bool attend_mma(struct cuda_backend *b, const struct batch *rows, const struct a
 	int longest = rows->max_pos + 1 < a->sel_stride ? rows->max_pos + 1 : a->sel_stride,
 		most = (a->sel_stride + SEGMENT - 1) / SEGMENT;
 	g.n_segments = (longest + SEGMENT - 1) / SEGMENT;
-	/* one row: small blocks, to be on every multiprocessor; more: large ones, about as many as can
-	 * run at a time */
+	/* one row: small blocks, to be on every multiprocessor; more: large ones,
+	 * about as many as can run at a time */
 	bool narrow = rows->n == 1 || a->n_heads <= 16;
 	g.n_groups = narrow ? (a->n_heads + 15) / 16 : (a->n_heads + 31) / 32;
 	g.per_block = (g.n_segments * g.n_groups * rows->n + b->n_sm - 1) / b->n_sm;
 	int blocks = (g.n_segments + g.per_block - 1) / g.per_block * g.n_groups;
-	/* scratch for the longest list that these arguments can bring, so that it does not grow with
-	 * the context */
+	/* scratch for the longest list that these arguments can bring, so that it
+	 * does not grow with the context */
 	size_t entries = (size_t)rows->n * (size_t)most * (size_t)a->n_heads;
 	g.part = (float *)cuda_scratch(b, entries * (VALUE * sizeof(float) + sizeof(float2)));
 	if (!g.part)

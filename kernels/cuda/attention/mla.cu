@@ -1,183 +1,60 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mla for one row of the released shape (64 heads of 192 > 512 > 256, Q8_0; half caches of 576) in
- * one launch: what stacked_matmul, attend and stacked_matmul again do in four
- * (gemv_mma.cuh, attend_mma.cu), the same sums in the same order.
+ * mla for one row of the released shape (64 heads of 192 > 512 > 256, Q8_0;
+ * half caches of 576) in one launch: what stacked_matmul, attend and
+ * stacked_matmul again do in four (gemv_mma.cuh, attend_mma.cu), the same sums
+ * in the same order.
  *
- * mla_kernel: grid 128 blocks of 544 in pairs (clusters), one on a multiprocessor. Block i of group
- * g, which is 32 blocks and 16 heads: rows of half i % 2 of head 16 g + i / 2 in both products, and
- * segment i of the positions for all heads of the group.
+ * mla_kernel: grid 128 blocks of 544 in pairs (clusters), one on a
+ * multiprocessor. Block i of group g, which is 32 blocks and 16 heads: rows of
+ * half i % 2 of head 16 g + i / 2 in both products, and segment i of the
+ * positions for all heads of the group.
  *
- *      before the wait  its 256 rows of k_b come to shared memory and from there to registers;
- * weights are never written 1  Warp: 16 rows of k_b; the queries go to cells. Its cache rows start
- *      2  warp: a head's query, as two halves, to shared memory; then its 128 rows of v_b start,
- * whose bytes would have held up the queries. Scores: 8 warps: a quarter of the width x 32
- * positions. Softmax: 8 lanes a head and tile of 32. Values: warp: 32 columns. Maxima, sums and
- * values go to cells 3  values of all segments of its half of its head, joined in ascending order
- * and made limbs, which the pair exchanges. Warp: 16 rows and half the width of v_b 4  with an
- * output product, whose weights come to the place of v_b and cache rows from here on: what has come
- * of all heads is made limbs, half of them by each block of the pair for both, and multiplied
- * (mla_output.cuh)
+ *      before the wait  its 256 rows of k_b come to shared memory and from
+ * there to registers; weights are never written 1  Warp: 16 rows of k_b; the
+ * queries go to flags. Its cache rows start 2  warp: a head's query, as two
+ * halves, to shared memory; then its 128 rows of v_b start, whose bytes would
+ * have held up the queries. Scores: 8 warps: a quarter of the width x 32
+ * positions. Softmax: 8 lanes a head and tile of 32. Values: warp: 32 columns.
+ * Maxima, sums and values go to flags 3  values of all segments of its half of
+ * its head, joined in ascending order and made limbs, which the pair exchanges.
+ * Warp: 16 rows and half the width of v_b 4  with an output product, whose
+ * weights come to the place of v_b and cache rows from here on: what has come
+ * of all heads is made limbs, half of them by each block of the pair for both,
+ * and multiplied (mla_output.cuh)
  *
- * With that product the grid is as many blocks as there are multiprocessors (an even number); those
- * from 128 on have no head.
+ * With that product the grid is as many blocks as there are multiprocessors (an
+ * even number); those from 128 on have no head.
  *
- * Cells are how the blocks of a group hand on what they have without a barrier: 32-bit words that
- * are FLAG_EMPTY between launches. Who reads a cell reads again until it is not, and makes it empty
- * behind it: its only reader, or for queries, which 32 blocks read, the block that wrote them when
- * it has the values of all segments, which were made from them. The end of the launch orders that
- * before the next one. Each word says of itself that it has come, so no order between words is
- * needed. What all blocks read for the output product lies in two sets of cells that launches take
- * in turns, each making the other set empty.
+ * Cells are how the blocks of a group hand on what they have without a barrier:
+ * 32-bit words that are FLAG_EMPTY between launches. Who reads a cell reads
+ * again until it is not, and makes it empty behind it: its only reader, or for
+ * queries, which 32 blocks read, the block that wrote them when it has the
+ * values of all segments, which were made from them. The end of the launch
+ * orders that before the next one. Each word says of itself that it has come,
+ * so no order between words is needed. What all blocks read for the output
+ * product lies in two sets of flags that launches take in turns, each making
+ * the other set empty.
  *
- * No deadlock: what a block waits for is written by blocks of the same launch that do not wait for
- * it in turn (queries need nothing, values need queries, the output product needs values). So all
- * that is needed is that every block comes to sb. One multiprocessor holds one block, and the
- * driver was asked whether all pairs can sb at a time. What ran before ends without this launch,
- * and what comes behind in the stream starts when all blocks of this one have come near their end.
- * One thread computes, so there is no second launch in another stream.
+ * No deadlock: what a block waits for is written by blocks of the same launch
+ * that do not wait for it in turn (queries need nothing, values need queries,
+ * the output product needs values). So all that is needed is that every block
+ * comes to sb. One multiprocessor holds one block, and the driver was asked
+ * whether all pairs can sb at a time. What ran before ends without this launch,
+ * and what comes behind in the stream starts when all blocks of this one have
+ * come near their end. One thread computes, so there is no second launch in
+ * another stream.
  *
- * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4 groups (from the
- * second-level cache after the first); 4 MB of values out and in. With the output product its
- * weights, and 32 KB to each block.
+ * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4
+ * groups (from the second-level cache after the first); 4 MB of values out and
+ * in. With the output product its weights, and 32 KB to each block.
  */
-#include "kernels/cuda/attention/attention.cuh"
-#include "kernels/cuda/common/cluster.cuh"
-#include "kernels/cuda/common/mbarrier.cuh"
-#include "kernels/cuda/common/flag_words.cuh"
-#include "kernels/cuda/attention/mla_output.cuh"
-#include "kernels/cuda/common/mma.cuh"
-#include "kernels/cuda/gemv/q8_tile.cuh"
-
-#define N_HEADS 64
-#define NOPE    192
-#define WIDTH   576
-#define VALUE   512
-#define OUT     256
-#define TILE    32
-#define SEGMENT 64
-#define PARTS   32 /* blocks of a group, most segments */
-#define GROUP   16 /* heads of a group */
-#define HALF    (VALUE / 2)
-#define BLOCKS  (N_HEADS / GROUP * PARTS)
-#define WARPS   16
-#define THREADS (WARPS * 32 + 32) /* one warp more makes the limbs of x */
-
-#define K_ROW   (NOPE / 32 * 34)
-#define V_ROW   (VALUE / 32 * 34)
-#define K_TILE  (16 * K_ROW)
-#define V_TILE  (16 * V_ROW)
-#define V_WARPS (OUT / 2 / 16)
-#define ROW                                                                                        \
-	(WIDTH * 2 +                                                                                   \
-		16) /* bytes of a cache row or a query in shared memory: 8 rows quarter_scores in no bank  \
-			 */
-#define STEPS    (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
-#define P_STRIDE 40               /* halves of a row of 32 weights */
-#define P_SCALE  16384.0f
-
-/* Shared memory. Queries, scores and later the values of the segments lie where k_b was. */
-#define AT_K       0
-#define AT_QUERY   0
-#define AT_SCORES  (2 * GROUP * ROW)
-#define AT_JOIN    0
-#define AT_V       (AT_SCORES + 2 * 4 * GROUP * TILE * 4)
-#define AT_CACHE   (AT_V + V_WARPS * V_TILE)
-#define AT_WEIGHTS (AT_CACHE + SEGMENT * ROW)
-#define AT_LIMBS   (AT_WEIGHTS + 2 * 2 * GROUP * P_STRIDE * 2)
-#define AT_Z       (AT_LIMBS + 3 * SUPER_BLOCK_LIMBS * 8)
-#define BYTES      (AT_Z + HALF * 4)
-/* The output product: its ring where v_b and cache rows were, limbs of all values where the
- * segments' values were */
-#define AT_VALUES   0
-#define AT_HALVES   (AT_VALUES + OUT_LIMBS)
-#define AT_RING     AT_V
-#define AT_PARTIALS (AT_RING + OUT_RING)
-#define AT_SCALES   (AT_PARTIALS + OUT_PARTIALS)
-#define AT_HANDED   (AT_SCALES + OUT_SCALES)
-
-static_assert(
-	WARPS * K_TILE + 256 <= AT_V && PARTS * HALF * 4 <= AT_V, "what comes after k_b is larger");
-static_assert(AT_HALVES + V_WARPS * 32 * 8 <= AT_V && AT_RING + OUT_RING <= AT_WEIGHTS &&
-				  AT_HANDED + OUT_HANDED <= AT_LIMBS && OUT_SUPER_BLOCKS == N_HEADS,
-	"the output product does not fit where mla was");
-
-/* What the barriers of a block say is there: the last two are the limbs of its half of z and of
- * the other block's */
-enum { HAS_K, HAS_V, HAS_CACHE, HAS_OWN, HAS_OTHER, N_BARRIERS };
-
-struct mla_cells {
-	uint32_t query[N_HEADS][VALUE];
-	uint32_t value[N_HEADS][2][PARTS][HALF]; /* in an order of their own, see column_of */
-	uint32_t meta[N_HEADS][2][PARTS][2];     /* maximum, sum */
-	/* for the output product, of every other launch: all blocks read them, so they are made empty
-	 * by the launch after theirs */
-	uint32_t out[2][N_HEADS * OUT];
-	uint32_t blocks; /* that have begun, of two launches: never FLAG_EMPTY */
-};
-
-struct mla_args {
-	const uint8_t *k, *v;
-	const float *q, *rotate, *cos_sin; /* q: [N_HEADS][q_stride] */
-	int64_t q_stride, rotate_stride;
-	const __half *cache;
-	const int32_t *base, *sel, *n_sel;
-	int sel_stride;
-	float scale;
-	float *y;
-	int64_t y_stride;
-	struct mla_cells *cells;
-	struct out_args out; /* what y is multiplied with, if anything */
-};
+#include "kernels/cuda/attention/mla_phases.cuh"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-/* All but the warp that makes the limbs of x */
-static __device__ __forceinline__ void heads_sync()
-{
-	named_barrier_sync(15, WARPS * 32);
-}
-
-/* All, when the rings may be filled */
-static __device__ __forceinline__ void ring_sync()
-{
-	named_barrier_sync(14, THREADS);
-}
-
-/* Eight of 64 PAIRS values of x in fragment order; zeros behind the last */
-template <int PAIRS>
-static __device__ __forceinline__ void load_fragment_order(const float *x, float v[8])
-{
-	bool there = threadIdx.x % 32 / 4 < 2 * PAIRS;
-#pragma unroll
-	for (int i = 0; i < 4; i++) {
-		float2 two = make_float2(0, 0);
-		if (there)
-			two = *(const float2 *)(x + q8_tile_pair(i));
-		v[2 * i] = two.x, v[2 * i + 1] = two.y;
-	}
-}
-
-/* q8_tile_combine_limbs as the last addition of a split of one */
-static __device__ __forceinline__ float combine(float v)
-{
-	return __fadd_rn(0.0f, q8_tile_combine_limbs(v));
-}
-
-/* Which column of a half lies in place i: a lane of phase 2 has two neighbours of each 8 */
-static __device__ __forceinline__ int column_of(int i)
-{
-	return i / 32 * 32 + (i / 16 % 2 * 2 + i / 2 % 2) * 8 + i / 4 % 4 * 2 + i % 2;
-}
-
-/* Bytes of row t, 16-byte piece `piece`, of the cache rows and queries in shared memory */
-static __device__ __forceinline__ uint32_t row_at(int t, int piece)
-{
-	return (uint32_t)(t * ROW + piece * 16);
-}
-
-/* The phases above, of one block. PRODUCT: a warp fetches what is ahead of it, and what y would be
- * goes to cells. */
+/* The phases above, of one block. PRODUCT: a warp fetches what is ahead of it,
+ * and what y would be goes to flags. */
 template <bool PRODUCT>
 static __device__ __forceinline__ void mla_heads(
 	const struct mla_args &a, uint8_t *shared, int warp, uint32_t *parity)
@@ -187,15 +64,14 @@ static __device__ __forceinline__ void mla_heads(
 	__shared__ float limb_scale[3], unscale[GROUP], shrink[GROUP], tops[2][GROUP], sums[2][GROUP],
 		by;
 	float *quarter_scores = (float *)(shared + AT_SCORES), *join = (float *)(shared + AT_JOIN),
-		  *z =
-			  (float *)(shared +
-						AT_Z); /* quarter_scores [tile][quarter][GROUP][TILE], join [PARTS][HALF] */
+		  *z = (float *)(shared + AT_Z); /* quarter_scores [tile][quarter][GROUP][TILE],
+											join [PARTS][HALF] */
 	__half *weights = (__half *)(shared + AT_WEIGHTS); /* [tile][hi, lo][GROUP][P_STRIDE] */
 	uint2 *limbs = (uint2 *)(shared + AT_LIMBS);       /* of the halves of z, of q */
 	int tid = threadIdx.x, lane = tid % 32, r0 = lane / 4, c = lane % 4;
 	int group = blockIdx.x / PARTS, part = blockIdx.x % PARTS, half = part % 2,
 		head = group * GROUP + part / 2;
-	struct mla_cells *cells = a.cells;
+	struct mla_flags *flags = a.flags;
 	uint32_t base = shared_address(shared);
 	auto there = [&](int what) { return shared_address(barriers + what); };
 
@@ -223,7 +99,7 @@ static __device__ __forceinline__ void mla_heads(
 	grid_dependency_wait();
 	uint32_t begun = 0;
 	if (PRODUCT && tid == 32 * WARPS - 1)
-		begun = atomicInc(&cells->blocks, 2 * gridDim.x - 1);
+		begun = atomicInc(&flags->blocks, 2 * gridDim.x - 1);
 
 	/* ---- 1 ---- */
 	if (warp == WARPS) {
@@ -248,12 +124,13 @@ static __device__ __forceinline__ void mla_heads(
 		for (int i = 0; i < 2; i++) {
 			float v = combine(__fmaf_rn(scale, sum[i], 0.0f));
 			if (!c)
-				flag_store(&cells->query[head][half * HALF + warp * 16 + r0 + 8 * i], flag_word(v));
+				flag_store(&flags->query[head][half * HALF + warp * 16 + r0 + 8 * i], flag_word(v));
 		}
 	}
 	/* not before: who waits for where they lie holds up the queries */
 	if (warp * 4 < (here > TILE ? 2 * TILE : here > 0 ? TILE : 0)) {
-		/* rows behind the last weigh nothing, but must be numbers: the last one again */
+		/* rows behind the last weigh nothing, but must be numbers: the last one
+		 * again */
 		if (mine >= here)
 			cache_row = *a.base + a.sel[n_sel - 1];
 		if (lane < 4)
@@ -269,191 +146,23 @@ static __device__ __forceinline__ void mla_heads(
 	int n_segments = (n_sel + SEGMENT - 1) / SEGMENT;
 	if (here > 0) {
 		bool two = here > TILE;
-		{
-			uint4 raw[4];
-			flag_wait<4>(&cells->query[group * GROUP + warp][4 * lane], 128, 4, raw);
-			float q[4][4], most;
-			float2 rest = rotated(angle, turn);
-			most = fmaxf(fabsf(rest.x), fabsf(rest.y));
-#pragma unroll
-			for (int i = 0; i < 4; i++) {
-				q[i][0] = __uint_as_float(raw[i].x), q[i][1] = __uint_as_float(raw[i].y);
-				q[i][2] = __uint_as_float(raw[i].z), q[i][3] = __uint_as_float(raw[i].w);
-#pragma unroll
-				for (int j = 0; j < 4; j++)
-					most = fmaxf(most, fabsf(q[i][j]));
-			}
-#pragma unroll
-			for (int step = 16; step; step /= 2)
-				most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-			int e = half_exponent(most);
-			float factor = power_of_two(e);
-			if (!lane)
-				unscale[warp] = __fmul_rn(power_of_two(-e), a.scale);
-			uint8_t *hi = shared + AT_QUERY + warp * ROW, *lo = hi + GROUP * ROW;
-#pragma unroll
-			for (int i = 0; i < 4; i++) {
-				uint2 h, l;
-				split_pair(__fmul_rn(q[i][0], factor), __fmul_rn(q[i][1], factor), h.x, l.x);
-				split_pair(__fmul_rn(q[i][2], factor), __fmul_rn(q[i][3], factor), h.y, l.y);
-				*(uint2 *)(hi + 256 * i + 8 * lane) = h;
-				*(uint2 *)(lo + 256 * i + 8 * lane) = l;
-			}
-			uint32_t h, l;
-			split_pair(__fmul_rn(rest.x, factor), __fmul_rn(rest.y, factor), h, l);
-			*(uint32_t *)(hi + 2 * VALUE + 4 * lane) = h;
-			*(uint32_t *)(lo + 2 * VALUE + 4 * lane) = l;
-		}
+		mla_split_query(
+			shared, flags->query[group * GROUP + warp], angle, turn, a.scale, warp, lane, unscale);
 		mbarrier_wait(there(HAS_CACHE), 0);
 		heads_sync();
 		if (tid == 32 * WARPS - 1)
 			fetch_v();
-		if (warp < (two ? 8 : 4)) { /* scores */
-			constexpr int N = TILE / 8;
-			int quarter = warp % 4, tile = warp / 4;
-			float hi[N][4], lo[N][4];
-#pragma unroll
-			for (int n = 0; n < N; n++)
-#pragma unroll
-				for (int i = 0; i < 4; i++)
-					hi[n][i] = lo[n][i] = 0;
-#pragma unroll
-			for (int s = 0; s < STEPS; s++) {
-				uint32_t q_hi[4], q_lo[4];
-				int piece = (quarter * STEPS + s) * 2;
-				load_matrices(q_hi, base + AT_QUERY + row_at(lane % 16, piece + lane / 16));
-				load_matrices(q_lo, base + AT_QUERY + row_at(GROUP + lane % 16, piece + lane / 16));
-#pragma unroll
-				for (int n = 0; n < N; n += 2) {
-					uint32_t b[4];
-					load_matrices(b, base + AT_CACHE +
-										 row_at(tile * TILE + n * 8 + lane / 16 * 8 + lane % 8,
-											 piece + lane / 8 % 2));
-					mma_half(hi[n], q_hi, b[0], b[1]);
-					mma_half(hi[n + 1], q_hi, b[2], b[3]);
-					mma_half(lo[n], q_lo, b[0], b[1]);
-					mma_half(lo[n + 1], q_lo, b[2], b[3]);
-				}
-			}
-#pragma unroll
-			for (int n = 0; n < N; n++)
-#pragma unroll
-				for (int i = 0; i < 2; i++) {
-					int h = r0 + 8 * i, t = (n * 8 + 2 * c) ^ (h & 3) * 8;
-					*(float2 *)&quarter_scores[((tile * 4 + quarter) * GROUP + h) * TILE + t] =
-						make_float2(__fadd_rn(hi[n][2 * i], lo[n][2 * i]),
-							__fadd_rn(hi[n][2 * i + 1], lo[n][2 * i + 1]));
-				}
-		}
+		if (warp < (two ? 8 : 4))
+			mla_scores(base, quarter_scores, warp, lane);
 		heads_sync();
-		if (tid < (two ? 256 : 128)) { /* softmax: four positions of tile tid / 128 */
-			int tile = tid / 128, h = tid / 8 % GROUP, t = tid % 8 * 4;
-			float unscaled = unscale[h];
-			auto scores = [&](int of, float s[4]) {
-				const float *from =
-					quarter_scores + (of * 4 * GROUP + h) * TILE + (t ^ (h & 3) * 8);
-				float4 v[4];
-#pragma unroll
-				for (int k = 0; k < 4; k++)
-					v[k] = *(const float4 *)(from + k * GROUP * TILE);
-				s[0] = __fadd_rn(__fadd_rn(v[0].x, v[1].x), __fadd_rn(v[2].x, v[3].x));
-				s[1] = __fadd_rn(__fadd_rn(v[0].y, v[1].y), __fadd_rn(v[2].y, v[3].y));
-				s[2] = __fadd_rn(__fadd_rn(v[0].z, v[1].z), __fadd_rn(v[2].z, v[3].z));
-				s[3] = __fadd_rn(__fadd_rn(v[0].w, v[1].w), __fadd_rn(v[2].w, v[3].w));
-#pragma unroll
-				for (int i = 0; i < 4; i++)
-					s[i] = of * TILE + t + i < here ? __fmul_rn(s[i], unscaled) : -INFINITY;
-				return fmaxf(fmaxf(s[0], s[1]), fmaxf(s[2], s[3]));
-			};
-			float s[4], top = -INFINITY, most = scores(0, s);
-			if (tile) {
-				top = most;
-				most = scores(1, s);
-			}
-#pragma unroll
-			for (int step = 4; step; step /= 2) {
-				top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
-				most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
-			}
-			most = fmaxf(top, most);
-			float e[4];
-#pragma unroll
-			for (int i = 0; i < 4; i++)
-				e[i] = s[i] == -INFINITY ? 0 : exp_exact(s[i] - most);
-			uint2 hi, lo;
-			split_pair(__fmul_rn(e[0], P_SCALE), __fmul_rn(e[1], P_SCALE), hi.x, lo.x);
-			split_pair(__fmul_rn(e[2], P_SCALE), __fmul_rn(e[3], P_SCALE), hi.y, lo.y);
-			*(uint2 *)&weights[(tile * 2 * GROUP + h) * P_STRIDE + t] = hi;
-			*(uint2 *)&weights[((tile * 2 + 1) * GROUP + h) * P_STRIDE + t] = lo;
-			float total = __fadd_rn(__fadd_rn(e[0], e[1]), __fadd_rn(e[2], e[3]));
-#pragma unroll
-			for (int step = 4; step; step /= 2)
-				total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, step));
-			if (tid % 8 == 0) {
-				tops[tile][h] = most;
-				sums[tile][h] = total;
-				if (tile)
-					shrink[h] = top == -INFINITY ? 0 : exp_exact(top - most);
-			}
-		}
+		if (tid < (two ? 256 : 128))
+			mla_softmax(quarter_scores, here, tid, weights, unscale, tops, sums, shrink);
 		heads_sync();
-		{ /* values: a tile's sum is made from zero and then added to what there was */
-			float acc[4][4];
-#pragma unroll
-			for (int n = 0; n < 4; n++)
-#pragma unroll
-				for (int i = 0; i < 4; i++)
-					acc[n][i] = 0;
-#pragma unroll 1
-			for (int tile = 0; tile <= two; tile++) {
-				float v[4][4], f[2] = {tile ? shrink[r0] : 0, tile ? shrink[r0 + 8] : 0};
-#pragma unroll
-				for (int n = 0; n < 4; n++)
-#pragma unroll
-					for (int i = 0; i < 4; i++)
-						v[n][i] = 0;
-#pragma unroll
-				for (int s = 0; s < 2; s++) {
-					uint32_t b[2][4], p[2][4];
-#pragma unroll
-					for (int term = 0; term < 2; term++)
-						load_matrices(p[term],
-							shared_address(
-								&weights[((tile * 2 + term) * GROUP + lane % 16) * P_STRIDE +
-										 s * 16 + lane / 16 * 8]));
-#pragma unroll
-					for (int k = 0; k < 2; k++)
-						load_matrices_turned(b[k], base + AT_CACHE +
-													   row_at(tile * TILE + s * 16 + lane % 16,
-														   warp * 4 + 2 * k + lane / 16));
-#pragma unroll
-					for (int term = 0; term < 2; term++)
-#pragma unroll
-						for (int k = 0; k < 4; k++)
-							mma_half(v[k], p[term], b[k / 2][k % 2 * 2], b[k / 2][k % 2 * 2 + 1]);
-				}
-#pragma unroll
-				for (int n = 0; n < 4; n++)
-#pragma unroll
-					for (int i = 0; i < 4; i++)
-						acc[n][i] = __fmaf_rn(acc[n][i], f[i / 2], v[n][i]);
-			}
-#pragma unroll
-			for (int i = 0; i < 2; i++) {
-				uint32_t *to = cells->value[group * GROUP + r0 + 8 * i][warp / 8][part] +
-							   warp % 8 * 32 + 4 * c;
-#pragma unroll
-				for (int m = 0; m < 2; m++)
-					flag_store4(to + 16 * m,
-						make_uint4(flag_word(acc[2 * m][2 * i]), flag_word(acc[2 * m][2 * i + 1]),
-							flag_word(acc[2 * m + 1][2 * i]),
-							flag_word(acc[2 * m + 1][2 * i + 1])));
-			}
-		}
+		mla_values(flags->value + group * GROUP, part, two, base, weights, shrink, warp, lane);
 		if (tid < 2 * GROUP) { /* for both halves */
 			int h = tid / 2;
 			float sum = two ? __fmaf_rn(sums[0][h], shrink[h], sums[1][h]) : sums[0][h];
-			flag_store2(cells->meta[group * GROUP + h][tid % 2][part],
+			flag_store2(flags->meta[group * GROUP + h][tid % 2][part],
 				make_uint2(flag_word(tops[two][h]), flag_word(sum)));
 		}
 	} else if (tid == 32 * WARPS - 1)
@@ -464,15 +173,15 @@ static __device__ __forceinline__ void mla_heads(
 	mbarrier_wait(there(HAS_V), 0);
 	q8_tile_load(
 		shared + AT_V + warp % V_WARPS * V_TILE + warp / V_WARPS * (V_ROW / 2), V_ROW, v_rows);
-	/* Nobody asks for cells while others still make some; and from here on copies may write where
-	 * v_b and cache rows were. */
+	/* Nobody asks for flags while others still make some; and from here on copies
+	 * may write where v_b and cache rows were. */
 	if (PRODUCT) {
 		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 		ring_sync();
 	} else
 		heads_sync();
-	uint32_t *meta = cells->meta[head][half][lane],
-			 *from = cells->value[head][half][tid / 64] + tid % 64 * 4;
+	uint32_t *meta = flags->meta[head][half][lane],
+			 *from = flags->value[head][half][tid / 64] + tid % 64 * 4;
 	int n_mine = (n_segments - tid / 64 + 7) / 8;
 	uint2 most_sum = make_uint2(0, 0);
 	if (warp == WARPS - 1 && lane < n_segments)
@@ -484,25 +193,8 @@ static __device__ __forceinline__ void mla_heads(
 		for (int i = 0; i < 4; i++) /* zeros behind the last */
 			*(uint4 *)(join + (tid / 64 + 8 * i) * HALF + tid % 64 * 4) = v[i];
 	}
-	if (warp == WARPS - 1) { /* weights of the segments */
-		for (int polls = 0; most_sum.x == FLAG_EMPTY || most_sum.y == FLAG_EMPTY; polls++) {
-			if (polls == POLL_LIMIT)
-				__trap();
-			most_sum = flag_load2(meta);
-		}
-		__syncwarp();
-		bool used = lane < n_segments;
-		float most = used ? __uint_as_float(most_sum.x) : -INFINITY, top = most;
-#pragma unroll
-		for (int step = 16; step; step /= 2)
-			top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, step));
-		float w = used ? exp_exact(most - top) : 0,
-			  sum = used ? __fmaf_rn(__uint_as_float(most_sum.y), w, 0.0f) : 0;
-		weight_of[lane] = w;
-		sum = warp_sum(sum);
-		if (!lane)
-			by = __fmul_rn(sum, P_SCALE);
-	}
+	if (warp == WARPS - 1)
+		mla_segment_weights(meta, most_sum, n_segments, lane, weight_of, &by);
 	if (PRODUCT && tid == 32 * WARPS - 1)
 		*parity = begun >= gridDim.x;
 	heads_sync();
@@ -532,29 +224,30 @@ static __device__ __forceinline__ void mla_heads(
 				store_remote(remote_address(shared_address(limb_scale + half), half),
 					limb_scale[half], hears);
 		}
-	} else { /* all is read; nobody reads the queries any more: what was made from them is here */
+	} else { /* all is read; nobody reads the queries any more: what was made from
+				them is here */
 		const uint4 empty = make_uint4(FLAG_EMPTY, FLAG_EMPTY, FLAG_EMPTY, FLAG_EMPTY);
 		int i = tid - 32 * V_WARPS;
 		if (i < HALF / 4)
-			flag_store4(&cells->query[head][half * HALF + 4 * i], empty);
+			flag_store4(&flags->query[head][half * HALF + 4 * i], empty);
 		if (i < n_segments)
-			flag_store2(cells->meta[head][half][i], make_uint2(FLAG_EMPTY, FLAG_EMPTY));
+			flag_store2(flags->meta[head][half][i], make_uint2(FLAG_EMPTY, FLAG_EMPTY));
 #pragma unroll 1
 		for (int s = i / 64; s < n_segments; s += 4)
-			flag_store4(cells->value[head][half][s] + i % 64 * 4, empty);
+			flag_store4(flags->value[head][half][s] + i % 64 * 4, empty);
 		if (PRODUCT && i < OUT / 2)
-			flag_store(&cells->out[*parity ^ 1][head * OUT + half * (OUT / 2) + i], FLAG_EMPTY);
+			flag_store(&flags->out[*parity ^ 1][head * OUT + half * (OUT / 2) + i], FLAG_EMPTY);
 	}
 	mbarrier_wait(there(warp / V_WARPS == half ? HAS_OWN : HAS_OTHER), 0);
 	launch_dependents(); /* not before: there is no room for its blocks */
 	float sum[2];
 	q8_tile_mma(v_rows, limbs + warp / V_WARPS * SUPER_BLOCK_LIMBS, sum);
-	float2 *halves =
-		(float2 *)(shared + AT_HALVES); /* [V_WARPS][32]: of the second half of the width */
+	float2 *halves = (float2 *)(shared + AT_HALVES); /* [V_WARPS][32]: of the second half of
+														the width */
 	if (warp >= V_WARPS) {
 		halves[tid - 32 * V_WARPS] = make_float2(sum[0], sum[1]);
-		named_barrier_sync(OUT_NAMES + warp - V_WARPS,
-			64);     /* who only arrived could quarter_scores itself there in the output product */
+		named_barrier_sync(OUT_NAMES + warp - V_WARPS, 64); /* who only arrived could quarter_scores
+															   itself there in the output product */
 		if (PRODUCT) /* nobody reads any more what lies where limbs go */
 			mbarrier_wait(there(HAS_OWN), 0);
 		return;
@@ -569,25 +262,26 @@ static __device__ __forceinline__ void mla_heads(
 		if (!c) {
 			int row = half * (OUT / 2) + warp * 16 + r0 + 8 * i;
 			if (PRODUCT)
-				flag_store(&cells->out[*parity][head * OUT + row], flag_word(v));
+				flag_store(&flags->out[*parity][head * OUT + row], flag_word(v));
 			else
 				a.y[head * a.y_stride + row] = v;
 		}
 	}
 }
 
-/* Two n_sb of the values, `first` and 2 * OUT_SPLIT further on, as limbs and scales in both blocks
- * of the pair; the barriers hear of it. */
+/* Two n_sb of the values, `first` and 2 * OUT_SPLIT further on, as limbs and
+ * scales in both blocks of the pair; the barriers hear of it. */
 static __device__ __forceinline__ void receive_values(
-	const uint32_t *cells, int first, int half, uint2 *limbs, float *scales, uint32_t barrier)
+	const uint32_t *flags, int first, int half, uint2 *limbs, float *scales, uint32_t barrier)
 {
 	constexpr int SUPER_BLOCKS = 2, STEP = 2 * OUT_SPLIT * OUT;
 	int lane = threadIdx.x % 32, pending = (1 << SUPER_BLOCKS) - 1;
-	const uint32_t *look = cells + first * OUT + lane / 16 * STEP + lane % 16 * 16,
-				   *from = cells + first * OUT + lane / 4 * 32 + lane % 4 * 4;
+	const uint32_t *look = flags + first * OUT + lane / 16 * STEP + lane % 16 * 16,
+				   *from = flags + first * OUT + lane / 4 * 32 + lane % 4 * 4;
 	uint32_t hears = remote_address(barrier, half);
-	/* Sixteen cells of each sb are looked at until they are full, and then all are asked for: to
-	 * ask for all of them again and again would hold up those that are missing. */
+	/* Sixteen flags of each sb are looked at until they are full, and then all
+	 * are asked for: to ask for all of them again and again would hold up those
+	 * that are missing. */
 	for (int polls = 0; pending; polls++) {
 		uint32_t full = __ballot_sync(0xffffffffu, flag_load(look) != FLAG_EMPTY);
 		uint4 v[SUPER_BLOCKS][2];
@@ -649,7 +343,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 {
 #if __CUDA_ARCH__ >= 900
 	extern __shared__ __align__(128) uint8_t shared[];
-	__shared__ uint32_t parity; /* which of cells.out this launch has */
+	__shared__ uint32_t parity; /* which of flags.out this launch has */
 	int tid = threadIdx.x, lane = tid % 32,
 		warp = __shfl_sync(
 			0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
@@ -675,7 +369,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		if (warp < WARPS) {
 			grid_dependency_wait();
 			if (!tid)
-				parity = atomicInc(&a.cells->blocks, 2 * gridDim.x - 1) >= gridDim.x;
+				parity = atomicInc(&a.flags->blocks, 2 * gridDim.x - 1) >= gridDim.x;
 			launch_dependents();
 			heads_sync();
 		}
@@ -698,7 +392,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	heads_sync(); /* nobody asks before all of the block have handed on theirs */
 	pair_arrive();
 	pair_wait(); /* nor sends before the other block's have */
-	receive_values(a.cells->out[parity], (side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half,
+	receive_values(a.flags->out[parity], (side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half,
 		limbs, scales, values);
 	mbarrier_wait(values, 0);
 	out_products(a.out, side, part, lane, ring, &ring_barriers, limbs, scales,
@@ -781,11 +475,11 @@ void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *
 		cuda_stacked_matmul(base, &m->expand, rows->n);
 	} else {
 		if (!b->mla_flags.data) {
-			if (!cuda_scratch_reserve(b, &b->mla_flags, sizeof(struct mla_cells)))
+			if (!cuda_scratch_reserve(b, &b->mla_flags, sizeof(struct mla_flags)))
 				return;
-			struct mla_cells *cells = (struct mla_cells *)b->mla_flags.data;
-			if (!cuda_check(b, cudaMemsetAsync(cells, 0xff, sizeof *cells, b->stream)) ||
-				!cuda_check(b, cudaMemsetAsync(&cells->blocks, 0, sizeof cells->blocks, b->stream)))
+			struct mla_flags *flags = (struct mla_flags *)b->mla_flags.data;
+			if (!cuda_check(b, cudaMemsetAsync(flags, 0xff, sizeof *flags, b->stream)) ||
+				!cuda_check(b, cudaMemsetAsync(&flags->blocks, 0, sizeof flags->blocks, b->stream)))
 				return;
 			b->next_serialized = true;
 		}
@@ -793,7 +487,7 @@ void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *
 		struct mla_args a = {(const uint8_t *)m->absorb.w.data, (const uint8_t *)m->expand.w.data,
 			m->absorb.x, t->rotate, t->rope.cos_sin, m->absorb.x_stride, t->rotate_stride,
 			(const __half *)t->cache.data, rows->base, t->sel, t->n_sel, t->sel_stride, t->scale,
-			m->expand.y, m->expand.y_stride, (struct mla_cells *)b->mla_flags.data, {}};
+			m->expand.y, m->expand.y_stride, (struct mla_flags *)b->mla_flags.data, {}};
 		if (with)
 			a.out = {(const uint8_t *)m->out->w.data, m->out->y, (int)(m->out->w.n_out / MMA_ROWS),
 				m->out->add};

@@ -31,6 +31,16 @@ struct lane_tables {
 	uint32_t lane;       /* this lane's column: 4 * lane */
 };
 
+/* Fills them, 48 KiB from `shared` on, by the n_threads threads of a block. */
+static __device__ __forceinline__ void lane_tables_fill(
+	uint8_t *shared, const struct cuda_tables *t, int n_threads)
+{
+	for (int i = threadIdx.x; i < 384 * 8; i += n_threads) {
+		uint32_t w = i < 256 * 8 ? t->iq2xxs_nibbles[i / 8] : t->sign_nibbles[i / 8 - 256];
+		((uint4 *)shared)[i] = make_uint4(w, w, w, w);
+	}
+}
+
 /* Each nibble of pick chooses one of the eight bytes b a; __byte_perm would first clear the
  * nibbles' top bits */
 static __device__ __forceinline__ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t pick)

@@ -12,19 +12,19 @@
  * registers, the others to where second thirds were.
  *
  *      1  limbs of x. Warp: 8 rows of gate and 8 of up, an eighth of the width: n_sb p, p + 8, p +
- * 16 of 256 weights 2  the hidden values of the block go to cells 3  warps 0 to 7: limbs of 256
+ * 16 of 256 weights 2  the hidden values of the block go to flags 3  warps 0 to 7: limbs of 256
  * hidden values of all blocks. Warps 4 to 15: 16 rows of down, n_sb p and p + 4
  *
  * Cells are how hidden values come to all blocks without a barrier: 32-bit words that are
  * FLAG_EMPTY until their value is there. Launches take turns with two sets; each makes the other
- * one's empty, which nobody has read since the launch before. All blocks read all cells, so there
+ * one's empty, which nobody has read since the launch before. All blocks read all flags, so there
  * are COPIES of them, for other blocks to read.
  *
  * No deadlock: hidden values need nothing from other blocks, and every block comes to sb: one
  * multiprocessor holds one block, what ran before ends without this launch, and what comes behind
  * in the stream starts when all blocks of this one have.
  *
- * Bytes moved: 40.1 MB of weights; x and the cells once per block from the second-level cache.
+ * Bytes moved: 40.1 MB of weights; x and the flags once per block from the second-level cache.
  */
 #include "kernels/cuda/common/mbarrier.cuh"
 #include "kernels/cuda/common/flag_words.cuh"
@@ -58,10 +58,10 @@ enum { HAS_THIRD, HAS_DOWN = 3, LOADED = 5, HAS_X = 7, N_BARRIERS };
 static_assert(
 	UP_ROW == 3 * DOWN_ROW && UP_ROWS == 32 && DOWN_ROWS == 48, "the kernel is for this shape");
 
-/* In device memory, kept between launches, all cells FLAG_EMPTY and the rest zero at first */
+/* In device memory, kept between launches, all flags FLAG_EMPTY and the rest zero at first */
 struct ffn_state {
-	uint32_t cells[2][COPIES][HIDDEN];
-	uint32_t turn; /* which cells this launch ffn_fused_applies */
+	uint32_t flags[2][COPIES][HIDDEN];
+	uint32_t turn; /* which flags this launch ffn_fused_applies */
 	uint32_t left; /* blocks that are done with it */
 };
 
@@ -99,7 +99,7 @@ static __device__ __forceinline__ void store_partials(const float acc[2], float 
 }
 
 /* This lane's eight of 256 values, as chunk_product wants them, when they are there */
-static __device__ __forceinline__ void poll_super_block(const uint32_t *cells, float v[8])
+static __device__ __forceinline__ void poll_super_block(const uint32_t *flags, float v[8])
 {
 	uint2 two[4];
 	bool full[4] = {false, false, false, false};
@@ -109,7 +109,7 @@ static __device__ __forceinline__ void poll_super_block(const uint32_t *cells, f
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			if (!full[i])
-				two[i] = flag_load2(cells + q8_tile_pair(i));
+				two[i] = flag_load2(flags + q8_tile_pair(i));
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			full[i] = two[i].x != FLAG_EMPTY && two[i].y != FLAG_EMPTY;
@@ -225,7 +225,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		store_partials(acc, partials + warp * 16);
 	}
 	if (warp >= WARPS - COPIES && lane < 16)
-		flag_store(a.state->cells[turn ^ 1][WARPS - 1 - warp] + blockIdx.x * 16 + lane, FLAG_EMPTY);
+		flag_store(a.state->flags[turn ^ 1][WARPS - 1 - warp] + blockIdx.x * 16 + lane, FLAG_EMPTY);
 	sync_all(); /* and the limbs of x have been used */
 
 	/* ---- 2 ---- */
@@ -241,7 +241,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 			v = __fadd_rn(v, of_part[p]);
 		v = swiglu_one(v, __shfl_down_sync(0xffffffffu, v, 16));
 		uint32_t word = flag_word(__shfl_sync(0xffffffffu, v, lane % 16));
-		uint32_t *to = a.state->cells[turn][lane / 16] + blockIdx.x * 16 + lane % 16;
+		uint32_t *to = a.state->flags[turn][lane / 16] + blockIdx.x * 16 + lane % 16;
 #pragma unroll
 		for (int k = 0; k < COPIES / 2; k++)
 			flag_store(to + 2 * k * HIDDEN, word);
@@ -257,7 +257,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	};
 	if (warp < 8) {
 		float v[8];
-		poll_super_block(a.state->cells[turn][blockIdx.x % COPIES] + warp * 256, v);
+		poll_super_block(a.state->flags[turn][blockIdx.x % COPIES] + warp * 256, v);
 		write_limbs(v, limbs + warp * SUPER_BLOCK_LIMBS, scales + warp);
 		if (task >= 0)
 			hold_down();
@@ -336,7 +336,7 @@ void cuda_ffn(struct backend *base, const struct ffn *f, int rows)
 	if (!b->ffn_flags.data) {
 		struct ffn_state *s = (struct ffn_state *)cuda_scratch_reserve(b, &b->ffn_flags, sizeof *s);
 		if (!s || !cuda_check(b, cudaMemsetAsync(s, 0, sizeof *s, b->stream)) ||
-			!cuda_check(b, cudaMemsetAsync(s->cells, 0xff, sizeof s->cells, b->stream)))
+			!cuda_check(b, cudaMemsetAsync(s->flags, 0xff, sizeof s->flags, b->stream)))
 			return;
 		b->next_serialized = true;
 	}

@@ -292,6 +292,50 @@ static __device__ __forceinline__ float combine_limbs(const float two[2], int la
 					: __fmaf_rn(65536.0f, two[0], __fmaf_rn(256.0f, two[1], b0));
 }
 
+/* Partial sums of a warp: [warp][weight row][x row], or with more tiles [warp][weight row][column]
+ */
+template <int TILES>
+static __device__ __forceinline__ void store_warp_partials(
+	const float acc[TILES][4], float *here, int warp, int lane, int r0, int c)
+{
+	constexpr int PARTIALS = partials_per_row(TILES);
+	if (TILES == 1) {
+#pragma unroll
+		for (int half = 0; half < 2; half++) {
+			float v = combine_limbs(acc[0] + 2 * half, lane);
+			if (!(c & 1))
+				here[(warp * MMA_ROWS + r0 + 8 * half) * PARTIALS + c / 2] = v;
+		}
+	} else {
+#pragma unroll
+		for (int n = 0; n < TILES; n++)
+#pragma unroll
+			for (int i = 0; i < 4; i++)
+				here[(warp * MMA_ROWS + r0 + i / 2 * 8) * PARTIALS + 8 * n + 2 * c + i % 2] =
+					acc[n][i];
+	}
+}
+
+/* v[0] = sum over the warps of a group for weight row j of the block and x row r, limbs combined;
+ * glu: v[1] = the same 8 rows further on. */
+template <int TILES>
+static __device__ __forceinline__ void add_warp_partials(
+	const float *here, int j, int r, int log_rows, int w_rows, int split, bool glu, float v[2])
+{
+	constexpr int PARTIALS = partials_per_row(TILES);
+	const float *first =
+		here + ((j >> log_rows) * split * MMA_ROWS + (j & (w_rows - 1))) * PARTIALS;
+	v[0] = v[1] = 0;
+	for (int p = 0; p < split; p++)
+		for (int half = 0; half <= (int)glu; half++) {
+			const float *m = first + (p * MMA_ROWS + 8 * half) * PARTIALS;
+			v[half] = __fadd_rn(v[half],
+				TILES == 1
+					? m[r]
+					: __fmaf_rn(65536.0f, m[3 * r], __fmaf_rn(256.0f, m[3 * r + 1], m[3 * r + 2])));
+		}
+}
+
 /* OWN: the block makes the limbs of its x rows itself and keeps them in shared memory */
 template <int T, int TILES, bool OWN, int WARPS, int STAGES, int CHUNK, int BLOCKS>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
@@ -400,11 +444,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	for (int s = 0; s < STAGES; s++)
 		fetch();
 	if (type::TABLES)
-		for (int i = threadIdx.x; i < 384 * 8; i += WARPS * 32) {
-			uint32_t w =
-				i < 256 * 8 ? a.tables->iq2xxs_nibbles[i / 8] : a.tables->sign_nibbles[i / 8 - 256];
-			((uint4 *)shared)[i] = make_uint4(w, w, w, w);
-		}
+		lane_tables_fill(shared, a.tables, WARPS * 32);
 	grid_dependency_wait();
 	if (type::TABLES)
 		__syncthreads();
@@ -530,38 +570,15 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 		 */
 		float *here = partials + turn * (WARPS * MMA_ROWS * PARTIALS);
 		turn = (turn + 1) % PARTIAL_BUFFERS;
-		if (TILES == 1) {
-#pragma unroll
-			for (int half = 0; half < 2; half++) {
-				float v = combine_limbs(acc[0] + 2 * half, lane);
-				if (!(c & 1))
-					here[(warp * MMA_ROWS + r0 + 8 * half) * PARTIALS + c / 2] = v;
-			}
-		} else {
-#pragma unroll
-			for (int n = 0; n < TILES; n++)
-#pragma unroll
-				for (int i = 0; i < 4; i++)
-					here[(warp * MMA_ROWS + r0 + i / 2 * 8) * PARTIALS + 8 * n + 2 * c + i % 2] =
-						acc[n][i];
-		}
+		store_warp_partials<TILES>(acc, here, warp, lane, r0, c);
 		__syncthreads();
 		for (int i = threadIdx.x; i < block_rows * n_x; i += WARPS * 32) {
 			int r, j;
 			float *to = output_of(i, r, j);
 			if (now.out_first + j >= n_out)
 				continue;
-			const float *first =
-				here + ((j >> log_rows) * split * MMA_ROWS + (j & (w_rows - 1))) * PARTIALS;
-			float v[2] = {0, 0};
-			for (int p = 0; p < split; p++)
-				for (int half = 0; half <= (int)a.glu; half++) {
-					const float *m = first + (p * MMA_ROWS + 8 * half) * PARTIALS;
-					v[half] = __fadd_rn(
-						v[half], TILES == 1 ? m[r]
-											: __fmaf_rn(65536.0f, m[3 * r],
-												  __fmaf_rn(256.0f, m[3 * r + 1], m[3 * r + 2])));
-				}
+			float v[2];
+			add_warp_partials<TILES>(here, j, r, log_rows, w_rows, split, a.glu, v);
 			*to = a.glu   ? swiglu_one(v[0], v[1])
 				  : t.add ? __fadd_rn(TILES == 1 ? old : *to, v[0])
 						  : v[0];
