@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Absorbed MLA over a list of cache rows, split over positions: for the shapes and types that
- * attend_mma.cu does not take.
+ * Absorbed MLA over a list of cache rows, split over positions (flash-decoding): for the shapes and
+ * types that attend_mma.cu does not take.
  *
  * attend_kernel: grid (segments of SEGMENT list entries, groups of HEADS heads, rows), block 256. A
- * block takes its segment in tiles of TILE cache rows, which it copies to shared memory as floats;
- * scores, running maximum, sum and weighted values are kept in tile order. Its result (maximum,
- * sum, HEADS x n_value) goes to scratch. merge_kernel: grid (heads, rows), block 128: joins the
- * segments of a head in ascending order.
+ * block processes its segment in tiles of TILE cache rows, which it copies to shared memory as
+ * floats: online softmax (running maximum, sum and weighted values) in tile order. Its result
+ * (maximum, sum, HEADS x n_value) goes to scratch. merge_kernel: grid (heads, rows), block 128:
+ * combines the segments of a head in ascending order.
  *
- * Bytes moved: every chosen cache row once per group of heads (from the second-level cache after
- * the first), the query once per segment, the partial results once out and once in. Neither
- * segments nor orders depend on how many rows there are; rows are taken in groups only to bound the
- * scratch.
+ * Bytes moved: every chosen cache row once per group of heads (after the first from the L2 cache),
+ * the query once per segment, the partial results once out and once in. Neither segments nor orders
+ * depend on how many rows there are; rows are processed in groups only to bound the scratch.
  *
- *      tile [TILE][stride]   one row per position, padded so that 16-byte reads of 8 neighbours do
- * not merge_shared in a bank score thread (quarter of the width, half of the heads, position): 4
- * heads at once value thread: columns 2 c, 2 c + 1 of all HEADS heads
+ *      tile [TILE][stride]  one row per position, padded: 16-byte reads of 8 neighbours have
+ *                           no bank conflicts
+ *      score thread         (quarter of the width, half of the heads, position): 4 heads
+ *      value thread         columns 2 c, 2 c + 1 of all HEADS heads
  */
 #include "kernels/cuda/attention/attention.cuh"
 

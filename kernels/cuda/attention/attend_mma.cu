@@ -1,40 +1,37 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Absorbed MLA on the matrix units, for half caches of the released shape: keys
- * of 576 halves, values their first 512.
+ * Absorbed MLA on the tensor cores, for half caches of the released shape: keys of 576 halves,
+ * values their first 512. Flash attention with one key for all heads.
  *
- * attend_mma_kernel: grid (parts of the list times groups of 16 HT heads,
- * rows), block 256. The chosen cache rows come to shared memory in tiles of 32,
- * two at a time, and are key and value from there. Queries and weights are two
- * halves each (mma.cuh), so nothing of float32 is lost but the last two bits.
+ * attend_mma_kernel: grid (parts of the list times groups of 16 HT heads, rows), block 256. The
+ * chosen cache rows come to shared memory in tiles of 32 (cp.async, two at a time), and are key and
+ * value from there. Queries and attention weights are split into two halves each (mma.cuh), so only
+ * the last two bits of float32 are lost.
  *
- *      scores   warp (quarter of the key width) x (16 heads, or with HT = 1
- * half of the positions); quarters quarter_scores in `quarter_scores` softmax
- * 8 HT lanes a head values   warp: 64 columns for all heads; a tile's sum is
- * made from zero and then added to what there was
+ *      scores   a warp: (quarter of the key width) x (16 heads, or with HT = 1 half of the
+ *               positions); the quarters are combined in `quarter_scores`
+ *      softmax  8 HT lanes a head
+ *      values   a warp: 64 columns for all heads; a tile's sum starts from zero and is then
+ *               added to the running sum
  *
- * Few rows (decode): the list is cut into segments of SEGMENT entries, a block
- * does some, and merge_kernel (grid: heads times quarters of the values, rows;
- * block 128) joins them in ascending order: which segments there are depends on
- * the length of the list alone, so a row's numbers are the same in every such
- * batch. Many rows (prefill): a block does the whole list.
+ * Decode: the list is cut into segments of SEGMENT entries (flash-decoding); a block does some, and
+ * merge_mma_kernel (grid: heads times quarters of the values, rows; block 128) combines them in
+ * ascending order. The segments depend on the length of the list alone, so a row's numbers are the
+ * same in every batch. Prefill: a block does the whole list.
  *
- * Bytes moved: every chosen cache row once per 16 HT heads (from the
- * second-level cache after the first), queries once per block; for few rows the
- * partial results once out and once in.
+ * Bytes moved: every chosen cache row once per 16 HT heads (after the first from the L2 cache),
+ * queries once per block; in decode the partial results once out and once in.
  */
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/common/mma.cuh"
 
-#define WIDTH   576
-#define VALUE   512
-#define TILE    32
-#define SEGMENT 64
-#define THREADS 256
-#define STEPS   (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
-#define P_STRIDE                                                                                   \
-	40 /* halves: rows of 32 weights, 16-byte reads of 8 rows quarter_scores in                    \
-		  no bank */
+#define WIDTH    576
+#define VALUE    512
+#define TILE     32
+#define SEGMENT  64
+#define THREADS  256
+#define STEPS    (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
+#define P_STRIDE 40               /* halves of a row of 32 attention weights: no bank conflicts */
 #define NOPE_STEPS                                                                                 \
 	((VALUE - 3 * STEPS * 16) / 16) /* those of the last quarter before the rotated part begins */
 #define TILE_BYTES (TILE * WIDTH * 2)
@@ -50,8 +47,7 @@ struct mma_attend_args {
 	float2 *meta;                        /* [rows][n_segments][n_heads]: maximum, sum */
 };
 
-/* Byte of 16-byte piece `piece` of row t of a tile: pieces change places so
- * that 8 rows quarter_scores in no bank. */
+/* Byte of 16-byte piece `piece` of row t of a tile; swizzled against bank conflicts of 8 rows */
 static __device__ __forceinline__ uint32_t tile_at(int t, int piece)
 {
 	return (uint32_t)(t * (WIDTH * 2) + (piece ^ (t & 7)) * 16);

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Private to kernels/cuda: the fast ways of attend and index_select. Each returns false, having
- * done nothing, for a shape or type that it does not know; the general kernels then do it. Failures
- * are kept in the backend. */
+/* Private to kernels/cuda: the fast implementations of attend and index_select. Each returns false,
+ * having done nothing, for a shape or type that it does not support; the general kernels then run.
+ * Failures are kept in the backend. */
 #ifndef GLM_KERNELS_CUDA_ATTENTION_CUH
 #define GLM_KERNELS_CUDA_ATTENTION_CUH
 
 #include "kernels/cuda/runtime/gpu_backend.cuh"
 
-/* Most rows of a step that are taken the way of decode; above it prefill's. */
+/* Decode kernels take steps of at most so many rows; prefill kernels the others. */
 #define DECODE_MAX_ROWS 16
 
 bool attend_mma(struct cuda_backend *b, const struct batch *rows, const struct attend *a);
@@ -16,7 +16,7 @@ bool attend_mma(struct cuda_backend *b, const struct batch *rows, const struct a
 bool index_scores_mma(struct cuda_backend *b, const struct batch *rows,
 	const struct index_select *a, int first_row, int n, int64_t stride, float *score);
 
-/* All of index_select, for few rows. */
+/* All of index_select, for decode. */
 bool index_select_decode(
 	struct cuda_backend *b, const struct batch *rows, const struct index_select *a);
 

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The DSA lightning indexer: scores every earlier position and keeps the best top_k, exactly.
- * indexer_mma.cu has the scores of half keys, and for few rows all of it; the rest is here.
+ * The DSA lightning indexer: scores every earlier position and selects exactly the top_k.
+ * indexer_mma.cu has the scores of half keys, and all of decode; the rest is here.
  *
  * score_kernel: grid (tiles of KEYS positions, rows), block 256. Keys and queries go to shared
- * memory as floats; a thread takes 8 heads of one position at a time; four partial sums per
- * position are added in order. select_kernel: grid rows, block 1024. Radix search for the top_k-th
- * largest key (11, 11 and 10 bits), then one ascending pass that takes everything above it and, of
- * those equal to it, the first ones.
+ * memory as floats; a thread computes 8 heads of one position at a time; four partial sums per
+ * position are added in order. select_kernel: grid rows, block 1024. Radix select of the top_k-th
+ * largest key (11, 11 and 10 bits), then one ascending pass that takes every key above it and the
+ * first of those equal to it.
  *
  * Bytes moved: keys once per row, scores once out and four times in. A list that holds all
- * positions is written without scores. Rows are taken in groups to bound the scratch.
+ * positions is written without scores. Rows are processed in groups to bound the scratch.
  */
 #include "kernels/cuda/attention/attention.cuh"
 

@@ -1,25 +1,29 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The DSA lightning indexer on the matrix units, for half keys of 64 or 128 values and up to 32
- * heads; and, for few rows, the choice of the best top_k by many blocks.
+ * The DSA lightning indexer on the tensor cores, for half keys of 64 or 128 values and up to 32
+ * heads; and, for decode, the selection of the top_k by many blocks.
  *
- * score_mma_kernel: grid (tiles of positions, rows), block 256. Queries are two halves each
- * (mma.cuh) and stay in registers; a warp takes 8 keys at a time straight from memory, 16
- * bytes a lane: which values share a product's k slots does not matter as long as queries and keys
- * agree.
+ * score_mma_kernel: grid (tiles of positions, rows), block 256. Queries are split into two halves
+ * each (mma.cuh) and stay in registers; a warp loads 8 keys at a time straight from memory, 16
+ * bytes a lane. Which values share a k slot of a product does not matter as long as queries and
+ * keys agree:
  *
- *      k slots of the products 2 j and 2 j + 1:   lane c holds the key's values 32 j + 8 c .. 32 j
- * + 8 c + 7, the first four of them for product 2 j (slots 2 c, 2 c + 1, 2 c + 8, 2 c + 9), the
- * others for 2 j + 1
+ *      k slots of products 2 j and 2 j + 1: lane c holds values 32 j + 8 c .. 32 j + 8 c + 7
+ *      of the key, the first four for product 2 j (slots 2 c, 2 c + 1, 2 c + 8, 2 c + 9), the
+ *      others for 2 j + 1
  *
- * A head's part is made on its own and the heads are added in an order that depends on nothing, so
- * a score is the same in every batch. For few rows the blocks also count the scores by their first
- * BIN_BITS bits.
+ * A head's part is computed on its own and the heads are added in a fixed order, so a score is the
+ * same in every batch. In decode the blocks also build a histogram of the scores' first BIN_BITS
+ * bits.
  *
- * select_mma_kernel: grid (slices of SLICE positions, rows), block 1024. Every block finds in those
- * counts the bin that the top_k-th score begins with; positions above it become bits of a map,
- * those with the same bin candidates. The block that ends last finds the exact bound among the
- * candidates, completes the map (of equal scores the lowest positions) and writes it out.
+ * select_mma_kernel: grid (slices of SLICE positions, rows), block 1024. Every block finds in the
+ * histogram the bin of the top_k-th score. Positions in higher bins become bits of a map, positions
+ * in the same bin candidates. The block that ends last finds the exact threshold among the
+ * candidates by a radix select, completes the map (of equal scores the lowest positions) and writes
+ * it out.
+ *
+ * Bytes moved: keys once per row; scores once out and once in; the map and the candidates once out
+ * and up to four times in.
  */
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/common/mma.cuh"
@@ -33,7 +37,7 @@
 #define MAP_MAX        (1 << 18) /* positions that the map in shared memory has scratch for */
 #define SCORE_MAX      ((size_t)64 << 20)
 
-/* Zero between calls: the last block of a row cleans up. */
+/* Zero between calls: the last block of a row clears it. */
 struct select_state {
 	uint32_t count[DECODE_MAX_ROWS][BINS];
 	uint32_t candidates[DECODE_MAX_ROWS], done[DECODE_MAX_ROWS];
@@ -46,7 +50,7 @@ struct mma_select_args {
 	int64_t stride;          /* floats between the scores of two rows, a multiple of 4 */
 	float *score;
 	float head_scale, dim_scale;
-	struct select_state *state; /* few rows */
+	struct select_state *state; /* decode */
 	uint32_t *map;              /* [rows][stride / 32 + 1] */
 	uint2 *candidate;           /* [rows][stride]: rest of the key, position */
 	int64_t map_stride;

@@ -1,60 +1,57 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * mla for one row of the released shape (64 heads of 192 > 512 > 256, Q8_0;
- * half caches of 576) in one launch: what stacked_matmul, attend and
- * stacked_matmul again do in four (gemv_mma.cuh, attend_mma.cu), the same sums
- * in the same order.
+ * mla for one row of the released shape (64 heads of 192 > 512 > 256, Q8_0; half caches of 576) in
+ * one launch: the sums of stacked_matmul, attend and stacked_matmul (gemv_mma.cuh, attend_mma.cu:
+ * four launches) in the same order; with the output projection behind them, of five.
  *
- * mla_kernel: grid 128 blocks of 544 in pairs (clusters), one on a
- * multiprocessor. Block i of group g, which is 32 blocks and 16 heads: rows of
- * half i % 2 of head 16 g + i / 2 in both products, and segment i of the
- * positions for all heads of the group.
+ * mla_kernel: grid 128 blocks of 544 in clusters of two, one per multiprocessor. A group is 32
+ * blocks and 16 heads. Block i of group g: rows of half i % 2 of head 16 g + i / 2 in both
+ * products, and segment i of the positions for all heads of the group (split over positions, as
+ * flash-decoding).
  *
- *      before the wait  its 256 rows of k_b come to shared memory and from
- * there to registers; weights are never written 1  Warp: 16 rows of k_b; the
- * queries go to flags. Its cache rows start 2  warp: a head's query, as two
- * halves, to shared memory; then its 128 rows of v_b start, whose bytes would
- * have held up the queries. Scores: 8 warps: a quarter of the width x 32
- * positions. Softmax: 8 lanes a head and tile of 32. Values: warp: 32 columns.
- * Maxima, sums and values go to flags 3  values of all segments of its half of
- * its head, joined in ascending order and made limbs, which the pair exchanges.
- * Warp: 16 rows and half the width of v_b 4  with an output product, whose
- * weights come to the place of v_b and cache rows from here on: what has come
- * of all heads is made limbs, half of them by each block of the pair for both,
- * and multiplied (mla_output.cuh)
+ *      0  before the dependency wait: 256 rows of k_b to register tiles (q8_tile.cuh)
+ *      1  a warp: 16 rows of k_b; queries to the group. The block's cache rows start to load
+ *      2  a warp: a head's query, as two halves, to shared memory; then 128 rows of v_b start
+ *         to load, whose bytes would have delayed the queries.
+ *         Scores: 8 warps: a quarter of the width x 32 positions.
+ *         Softmax: 8 lanes a head and tile of 32. Values: a warp: 32 columns.
+ *         Maxima, sums and values of the segment to the group
+ *      3  the values of all segments for the block's half of its head, combined in ascending
+ *         order and split into limbs, which the pair exchanges. A warp: 16 rows and half the
+ *         width of v_b
+ *      4  with an output projection, whose weights are loaded over v_b and the cache rows from
+ *         here on: the heads' values are split into limbs, half of them by each block of the
+ *         pair for both, and multiplied (mla_output.cuh). Then the grid has a block per
+ *         multiprocessor (an even number); those from 128 on have no head
  *
- * With that product the grid is as many blocks as there are multiprocessors (an
- * even number); those from 128 on have no head.
+ * Exchange between the blocks by flag-in-data words (flag_words.cuh), without a barrier. A reader
+ * polls a word until it is not FLAG_EMPTY and then clears it: its only reader, or for queries,
+ * which 32 blocks read, the block that wrote them, when it has the values of all segments, which
+ * depend on them. The end of the launch orders this before the next launch. Each word carries its
+ * own flag, so no order between words is needed. The output projection's words, which all blocks
+ * read, exist twice: launches alternate, and each clears the other set.
  *
- * Cells are how the blocks of a group hand on what they have without a barrier:
- * 32-bit words that are FLAG_EMPTY between launches. Who reads a cell reads
- * again until it is not, and makes it empty behind it: its only reader, or for
- * queries, which 32 blocks read, the block that wrote them when it has the
- * values of all segments, which were made from them. The end of the launch
- * orders that before the next one. Each word says of itself that it has come,
- * so no order between words is needed. What all blocks read for the output
- * product lies in two sets of flags that launches take in turns, each making
- * the other set empty.
+ * No deadlock: the dependencies have no cycle (queries need nothing, values need queries, the
+ * output projection needs values), so it suffices that every block becomes resident. One
+ * multiprocessor holds one block, and the driver was asked whether all pairs can be resident.
+ * Kernels in front end without this launch; the kernel behind starts when all blocks of this one
+ * are near their end. One host thread enqueues, so there is no second launch in another stream.
  *
- * No deadlock: what a block waits for is written by blocks of the same launch
- * that do not wait for it in turn (queries need nothing, values need queries,
- * the output product needs values). So all that is needed is that every block
- * comes to sb. One multiprocessor holds one block, and the driver was asked
- * whether all pairs can sb at a time. What ran before ends without this launch,
- * and what comes behind in the stream starts when all blocks of this one have
- * come near their end. One thread computes, so there is no second launch in
- * another stream.
+ * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4 groups (after the
+ * first from the L2 cache); 4 MB of values out and in. With the output projection its weights, and
+ * 32 KB to each block.
  *
- * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4
- * groups (from the second-level cache after the first); 4 MB of values out and
- * in. With the output product its weights, and 32 KB to each block.
+ * Tried: one of four flag words polled first, scores by 16 warps, values combined in registers:
+ * slower (d8ac5bf). Flags cleared behind the first products: slower (4e09aeb). A third ring stage
+ * on one side, v_b padded against bank conflicts, all rings filled at once: no gain or slower
+ * (664708c).
  */
 #include "kernels/cuda/attention/mla_phases.cuh"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-/* The phases above, of one block. PRODUCT: a warp fetches what is ahead of it,
- * and what y would be goes to flags. */
+/* Phases 0 to 3 of a block. PRODUCT: with the output projection: the last warp is its producer, and
+ * the values go to flag words in place of y. */
 template <bool PRODUCT>
 static __device__ __forceinline__ void mla_heads(
 	const struct mla_args &a, uint8_t *shared, int warp, uint32_t *parity)
@@ -89,7 +86,7 @@ static __device__ __forceinline__ void mla_heads(
 			there(HAS_K));
 		mbarrier_expect(there(HAS_OTHER), SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
 	}
-	__syncthreads(); /* barriers are set up */
+	__syncthreads(); /* mbarriers are initialised */
 	pair_arrive();
 	struct q8_tile<NOPE / 64, false> k_rows;
 	if (warp < WARPS) {
@@ -116,7 +113,7 @@ static __device__ __forceinline__ void mla_heads(
 	/* of head `warp` of the group: the pair of values that is rotated */
 	float2 turn = *(const float2 *)(a.rotate + (group * GROUP + warp) * a.rotate_stride + 2 * lane),
 		   angle = *(const float2 *)(a.cos_sin + 2 * lane);
-	__syncthreads(); /* limbs are there */
+	__syncthreads(); /* the limbs of the query have been written */
 	{
 		float sum[2], scale = limb_scale[2];
 		q8_tile_mma(k_rows, limbs + 2 * SUPER_BLOCK_LIMBS, sum);
@@ -127,10 +124,9 @@ static __device__ __forceinline__ void mla_heads(
 				flag_store(&flags->query[head][half * HALF + warp * 16 + r0 + 8 * i], flag_word(v));
 		}
 	}
-	/* not before: who waits for where they lie holds up the queries */
+	/* after the queries, which waiting for the row numbers would delay */
 	if (warp * 4 < (here > TILE ? 2 * TILE : here > 0 ? TILE : 0)) {
-		/* rows behind the last weigh nothing, but must be numbers: the last one
-		 * again */
+		/* rows past the end have weight 0 but must be finite: repeat the last */
 		if (mine >= here)
 			cache_row = *a.base + a.sel[n_sel - 1];
 		if (lane < 4)
@@ -139,7 +135,7 @@ static __device__ __forceinline__ void mla_heads(
 	}
 	if (!tid)
 		mbarrier_expect(there(HAS_CACHE), (here > TILE ? 2 : here > 0) * TILE * WIDTH * 2);
-	pair_wait();  /* the other block has set up its barriers too */
+	pair_wait();  /* the other block's mbarriers are initialised */
 	heads_sync(); /* k_b has been used */
 
 	/* ---- 2 ---- */
@@ -173,8 +169,8 @@ static __device__ __forceinline__ void mla_heads(
 	mbarrier_wait(there(HAS_V), 0);
 	q8_tile_load(
 		shared + AT_V + warp % V_WARPS * V_TILE + warp / V_WARPS * (V_ROW / 2), V_ROW, v_rows);
-	/* Nobody asks for flags while others still make some; and from here on copies
-	 * may write where v_b and cache rows were. */
+	/* All values of this block are posted before any thread polls. From here on copies may
+	 * overwrite v_b and the cache rows. */
 	if (PRODUCT) {
 		asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 		ring_sync();
@@ -190,7 +186,7 @@ static __device__ __forceinline__ void mla_heads(
 		uint4 v[4];
 		flag_wait<4>(from, 8 * HALF, n_mine, v);
 #pragma unroll
-		for (int i = 0; i < 4; i++) /* zeros behind the last */
+		for (int i = 0; i < 4; i++) /* zeros past the last segment */
 			*(uint4 *)(join + (tid / 64 + 8 * i) * HALF + tid % 64 * 4) = v[i];
 	}
 	if (warp == WARPS - 1)
@@ -203,7 +199,7 @@ static __device__ __forceinline__ void mla_heads(
 #pragma unroll 1
 		for (int s = 0; s < n_segments; s += 16)
 #pragma unroll
-			for (int i = 0; i < 16; i++) /* what lies behind the last adds nothing */
+			for (int i = 0; i < 16; i++) /* past the last segment both are zero */
 				v = __fmaf_rn(join[(s + i) * HALF + tid], weight_of[s + i], v);
 		z[column_of(tid)] = __fdiv_rn(v, by);
 		named_barrier_sync(1, 256);
@@ -216,16 +212,17 @@ static __device__ __forceinline__ void mla_heads(
 			if (!lane)
 				mbarrier_arrive(there(HAS_OWN));
 			uint32_t other = remote_address(shared_address(own), half),
-					 hears = remote_address(there(HAS_OTHER), half);
+					 remote_barrier = remote_address(there(HAS_OTHER), half);
 #pragma unroll
 			for (int i = 0; i < SUPER_BLOCK_LIMBS / 32; i++)
-				store_remote(other + (lane + 32 * i) * sizeof(uint2), own[lane + 32 * i], hears);
+				store_remote(
+					other + (lane + 32 * i) * sizeof(uint2), own[lane + 32 * i], remote_barrier);
 			if (!lane)
 				store_remote(remote_address(shared_address(limb_scale + half), half),
-					limb_scale[half], hears);
+					limb_scale[half], remote_barrier);
 		}
-	} else { /* all is read; nobody reads the queries any more: what was made from
-				them is here */
+	} else { /* clear the flags: all is read, and the values of all segments depend on the queries
+			  */
 		const uint4 empty = make_uint4(FLAG_EMPTY, FLAG_EMPTY, FLAG_EMPTY, FLAG_EMPTY);
 		int i = tid - 32 * V_WARPS;
 		if (i < HALF / 4)
@@ -239,16 +236,16 @@ static __device__ __forceinline__ void mla_heads(
 			flag_store(&flags->out[*parity ^ 1][head * OUT + half * (OUT / 2) + i], FLAG_EMPTY);
 	}
 	mbarrier_wait(there(warp / V_WARPS == half ? HAS_OWN : HAS_OTHER), 0);
-	launch_dependents(); /* not before: there is no room for its blocks */
+	launch_dependents(); /* not before: its blocks would not fit beside these */
 	float sum[2];
 	q8_tile_mma(v_rows, limbs + warp / V_WARPS * SUPER_BLOCK_LIMBS, sum);
-	float2 *halves = (float2 *)(shared + AT_HALVES); /* [V_WARPS][32]: of the second half of
-														the width */
+	float2 *halves =
+		(float2 *)(shared + AT_HALVES); /* [V_WARPS][32]: sums of the second half of the width */
 	if (warp >= V_WARPS) {
 		halves[tid - 32 * V_WARPS] = make_float2(sum[0], sum[1]);
-		named_barrier_sync(OUT_NAMES + warp - V_WARPS, 64); /* who only arrived could quarter_scores
-															   itself there in the output product */
-		if (PRODUCT) /* nobody reads any more what lies where limbs go */
+		named_barrier_sync(
+			OUT_NAMES + warp - V_WARPS, 64); /* sync, not arrive: the projection reuses the name */
+		if (PRODUCT) /* what the projection's limbs overwrite has been read */
 			mbarrier_wait(there(HAS_OWN), 0);
 		return;
 	}
@@ -269,8 +266,9 @@ static __device__ __forceinline__ void mla_heads(
 	}
 }
 
-/* Two n_sb of the values, `first` and 2 * OUT_SPLIT further on, as limbs and
- * scales in both blocks of the pair; the barriers hear of it. */
+/* Super-blocks `first` and first + 2 * OUT_SPLIT of the values: polls their flag words, splits them
+ * into limbs and stores limbs and scales in both blocks of the pair. flags: of all values; barrier:
+ * counts the bytes in both blocks. */
 static __device__ __forceinline__ void receive_values(
 	const uint32_t *flags, int first, int half, uint2 *limbs, float *scales, uint32_t barrier)
 {
@@ -278,10 +276,9 @@ static __device__ __forceinline__ void receive_values(
 	int lane = threadIdx.x % 32, pending = (1 << SUPER_BLOCKS) - 1;
 	const uint32_t *look = flags + first * OUT + lane / 16 * STEP + lane % 16 * 16,
 				   *from = flags + first * OUT + lane / 4 * 32 + lane % 4 * 4;
-	uint32_t hears = remote_address(barrier, half);
-	/* Sixteen flags of each sb are looked at until they are full, and then all
-	 * are asked for: to ask for all of them again and again would hold up those
-	 * that are missing. */
+	uint32_t remote_barrier = remote_address(barrier, half);
+	/* Sixteen words of each super-block are polled; when they are there all are loaded. Polling all
+	 * of them would delay the stores that are missing. */
 	for (int polls = 0; pending; polls++) {
 		uint32_t full = __ballot_sync(0xffffffffu, flag_load(look) != FLAG_EMPTY);
 		uint4 v[SUPER_BLOCKS][2];
@@ -325,11 +322,11 @@ static __device__ __forceinline__ void receive_values(
 				uint32_t other = remote_address(shared_address(own), half);
 #pragma unroll
 				for (int k = 0; k < SUPER_BLOCK_LIMBS / 32; k++)
-					store_remote(
-						other + (lane + 32 * k) * sizeof(uint2), own[lane + 32 * k], hears);
+					store_remote(other + (lane + 32 * k) * sizeof(uint2), own[lane + 32 * k],
+						remote_barrier);
 				if (!lane)
-					store_remote(
-						remote_address(shared_address(scales + sb), half), scales[sb], hears);
+					store_remote(remote_address(shared_address(scales + sb), half), scales[sb],
+						remote_barrier);
 			}
 	}
 	if (!lane)
@@ -343,16 +340,17 @@ static __global__ void __launch_bounds__(THREADS, 1)
 {
 #if __CUDA_ARCH__ >= 900
 	extern __shared__ __align__(128) uint8_t shared[];
-	__shared__ uint32_t parity; /* which of flags.out this launch has */
+	__shared__ uint32_t parity; /* which set of flags.out this launch uses */
 	int tid = threadIdx.x, lane = tid % 32,
-		warp = __shfl_sync(
-			0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
+		warp =
+			__shfl_sync(0xffffffffu, tid / 32, 0); /* so that the compiler knows it to be uniform */
 	__shared__ __align__(8) struct out_barriers ring_barriers;
 	uint8_t *ring = shared + AT_RING;
-	__shared__ __align__(8) uint64_t has_values[OUT_SPLIT]; /* limbs that the warps `part` want */
+	__shared__ __align__(8)
+		uint64_t has_values[OUT_SPLIT]; /* limbs of the warps `part` have arrived */
 	if (PRODUCT && !tid) {
 		for (int i = 0; i < OUT_SPLIT;
-			 i++) { /* two warps here, and half of the n_sb from the other block */
+			 i++) { /* two warps of this block, and the bytes of the other block's half */
 			mbarrier_init(shared_address(has_values + i), 3);
 			mbarrier_expect(shared_address(has_values + i),
 				OUT_STEPS / 2 * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float)));
@@ -363,7 +361,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		mla_heads<PRODUCT>(a, shared, warp, &parity);
 		if (PRODUCT && warp == WARPS)
 			ring_sync();
-	} else { /* one that has no head */
+	} else { /* a block without a head */
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 		__syncthreads();
 		if (warp < WARPS) {
@@ -389,9 +387,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	int side = warp / OUT_SPLIT, part = warp % OUT_SPLIT;
 	int half = blockIdx.x % 2;
 	uint32_t values = shared_address(has_values + part);
-	heads_sync(); /* nobody asks before all of the block have handed on theirs */
+	heads_sync(); /* all values of this block are posted */
 	pair_arrive();
-	pair_wait(); /* nor sends before the other block's have */
+	pair_wait(); /* and those of the other block */
 	receive_values(a.flags->out[parity], (side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half,
 		limbs, scales, values);
 	mbarrier_wait(values, 0);
@@ -411,8 +409,8 @@ static cudaLaunchConfig_t mla_launch_config(
 	return c;
 }
 
-/* Whether the kernel may use the memory that it needs and all blocks, an even number, can run at
- * the same time. */
+/* Whether the device gives the kernel its shared memory and all blocks, an even number, can be
+ * resident at a time. */
 template <bool PRODUCT> static bool mla_fused_supported(struct cuda_backend *b, int blocks)
 {
 	int *known = &b->mla_supported[PRODUCT];
@@ -450,7 +448,7 @@ static bool mla_fused_applies(const struct batch *rows, const struct mla *m)
 		   lines % 16 == 0 && pairs % 8 == 0;
 }
 
-/* Whether the launch can end with this product. */
+/* Whether the launch can include this output projection. */
 static bool mla_output_applies(const struct stacked_matmul *expand, const struct matmul *m)
 {
 	const struct weight *w = &m->w;

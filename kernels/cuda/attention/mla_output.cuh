@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The output product behind mla in the same launch (mla.cu), for one row of 64 heads of 256
- * values and Q8_0: the arithmetic and the order of additions of gemv_aligned_kernel
- * (gemv_aligned.cuh), so the bits are the same. Its weights begin to come while the heads'
- * values are still being made.
+ * The output projection behind mla in the same launch (mla.cu), for one row of 64 heads of 256
+ * values and Q8_0. Arithmetic and order of additions are gemv_aligned_kernel's (gemv_aligned.cuh),
+ * so the bits are the same. Its weights begin to arrive while the heads' values are still being
+ * computed.
  *
- * An item is 16 weight rows; a block has a sb of them and two sides of OUT_SPLIT warps. Warp p of
- * a side has sb 8 k + p (256 weights of each row, a head) of step k = 0 .. 7 of an item. Each side
- * has half of the items; of one left over, side 0 has the first four steps, before all else, and
- * side 1 goes on from what came of them, behind all else.
+ * An item is 16 weight rows. A block has a contiguous range of items and two sides of OUT_SPLIT
+ * warps. Warp p of a side has super-block 8 k + p (256 weights of each row, a head) of step k = 0
+ * .. 7 of an item. Each side has half of the items. Of one left over, side 0 does the first four
+ * steps, before all else, and side 1 continues from its accumulators, behind all else.
  *
- * One warp more feeds the rings: a stage is one step, 16 rows of 2176 bytes, each a bulk copy.
+ * A producer warp fills the rings: a stage is one step, 16 rows of 2176 bytes, each a bulk copy.
  *
  * Bytes moved: every packed row once.
  */
@@ -28,13 +28,13 @@
 #define OUT_SB_BYTES     (256 / 32 * 34)
 #define OUT_ROW          (OUT_SUPER_BLOCKS * OUT_SB_BYTES)
 #define OUT_PIECE        (OUT_SPLIT * OUT_SB_BYTES) /* bytes of a row in a step */
-#define OUT_STRIDE       (OUT_PIECE + 16) /* in shared memory: rows quarter_scores in no bank */
+#define OUT_STRIDE       (OUT_PIECE + 16)           /* in shared memory: no bank conflicts */
 #define OUT_STAGE        (MMA_ROWS * OUT_STRIDE)
-#define OUT_NAMES                                                                                  \
-	2 /* of named barriers from here on: of warps `part` of both sides, then of a side */
+/* first of the named barriers: of warps `part` of both sides, then of a side */
+#define OUT_NAMES 2
 
-/* Bytes of shared memory: the rings, limbs and scales of the values, where the warps
- * quarter_scores, what side 0 hands to side 1 */
+/* Bytes of shared memory: the rings, limbs and scales of the values, partial sums, what side 0
+ * hands to side 1 */
 #define OUT_RING     (2 * OUT_STAGES * OUT_STAGE)
 #define OUT_LIMBS    (OUT_SUPER_BLOCKS * SUPER_BLOCK_LIMBS * 8)
 #define OUT_SCALES   (OUT_SUPER_BLOCKS * 4)
@@ -48,7 +48,7 @@ struct out_args {
 	bool add;
 };
 
-/* Of a side's stage: its bytes have come, it has been used */
+/* Of a side's stages: bytes have arrived; stage has been used */
 struct out_barriers {
 	uint64_t full[2][OUT_STAGES], empty[2][OUT_STAGES];
 };
@@ -83,7 +83,7 @@ static __device__ __forceinline__ struct out_unit out_unit_of(struct out_share s
 	return {s.first + side * (s.n / 2) + u - (odd && !side), 0, OUT_STEPS};
 }
 
-/* By one thread, before the block partials */
+/* By one thread, before a barrier of the block */
 static __device__ __forceinline__ void out_init(struct out_barriers *b)
 {
 	for (int side = 0; side < 2; side++)
@@ -93,8 +93,8 @@ static __device__ __forceinline__ void out_init(struct out_barriers *b)
 		}
 }
 
-/* By one warp: half of it feeds a side. slow: at first a stage at a time, while others of the block
- * wait for less. */
+/* The producer warp: each half of it loads the weights of a side. slow: the first stages one at a
+ * time, while others of the block wait for fewer bytes. */
 static __device__ __forceinline__ void out_produce(
 	const struct out_args &a, uint8_t *ring, struct out_barriers *b, int lane, bool slow)
 {
@@ -109,7 +109,7 @@ static __device__ __forceinline__ void out_produce(
 			uint32_t full = shared_address(&b->full[side][stage]);
 			if (round)
 				mbarrier_wait(shared_address(&b->empty[side][stage]), (round + 1) & 1);
-			else if (slow && (at || side)) /* the rest when this stage has come */
+			else if (slow && (at || side)) /* the next stage when this one has arrived */
 				mbarrier_wait(shared_address(side ? &b->full[0][at] : &b->full[1][at - 1]), 0);
 			if (!row)
 				mbarrier_expect(full, MMA_ROWS * OUT_PIECE);
@@ -118,7 +118,7 @@ static __device__ __forceinline__ void out_produce(
 	}
 }
 
-/* The products of warp `part` of a side, when limbs and scales of its n_sb are there */
+/* The products of warp `part` of a side, when limbs and scales of its super-blocks have arrived */
 static __device__ __forceinline__ void out_products(const struct out_args &a, int side, int part,
 	int lane, const uint8_t *ring, struct out_barriers *b, const uint2 *limbs, const float *scales,
 	float *partials, float4 *handed)
@@ -161,7 +161,8 @@ static __device__ __forceinline__ void out_products(const struct out_args &a, in
 			named_barrier_arrive(OUT_NAMES + part, 64);
 			continue;
 		}
-		/* of two buffers, who writes one again has met everybody since it was read */
+		/* two buffers: before one is written again the side has passed the barrier behind its reads
+		 */
 		float *here = partials + (u % 2 * 2 + side) * (OUT_SPLIT * MMA_ROWS);
 		store_partials<1>(acc[0], here, part, lane);
 		named_barrier_sync(OUT_NAMES + OUT_SPLIT + side, OUT_SPLIT * 32);

@@ -24,7 +24,9 @@
 #define HALF    (VALUE / 2)
 #define BLOCKS  (N_HEADS / GROUP * PARTS)
 #define WARPS   16
-#define THREADS (WARPS * 32 + 32) /* one warp more makes the limbs of x */
+#define THREADS                                                                                    \
+	(WARPS * 32 + 32) /* one warp more splits x into limbs, later it is the producer               \
+					   */
 
 #define K_ROW   (NOPE / 32 * 34)
 #define V_ROW   (VALUE / 32 * 34)
@@ -32,15 +34,13 @@
 #define V_TILE  (16 * V_ROW)
 #define V_WARPS (OUT / 2 / 16)
 #define ROW                                                                                        \
-	(WIDTH * 2 + 16)              /* bytes of a cache row or a query in shared memory: 8 rows      \
-								   * quarter_scores in no bank                                     \
-								   */
+	(WIDTH * 2 + 16) /* bytes of a cache row or query in shared memory: no bank conflicts          \
+					  */
 #define STEPS    (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
-#define P_STRIDE 40               /* halves of a row of 32 weights */
-#define P_SCALE  16384.0f
+#define P_STRIDE 40               /* halves of a row of 32 attention weights */
+#define P_SCALE  16384.0f         /* of attention weights as halves */
 
-/* Shared memory. Queries, scores and later the values of the segments lie where
- * k_b was. */
+/* Shared memory. Queries, scores and later the values of the segments overwrite k_b. */
 #define AT_K       0
 #define AT_QUERY   0
 #define AT_SCORES  (2 * GROUP * ROW)
@@ -51,8 +51,8 @@
 #define AT_LIMBS   (AT_WEIGHTS + 2 * 2 * GROUP * P_STRIDE * 2)
 #define AT_Z       (AT_LIMBS + 3 * SUPER_BLOCK_LIMBS * 8)
 #define BYTES      (AT_Z + HALF * 4)
-/* The output product: its ring where v_b and cache rows were, limbs of all
- * values where the segments' values were */
+/* The output projection: its ring overwrites v_b and the cache rows, the limbs of all values
+ * overwrite the values of the segments */
 #define AT_VALUES   0
 #define AT_HALVES   (AT_VALUES + OUT_LIMBS)
 #define AT_RING     AT_V
@@ -66,18 +66,17 @@ static_assert(AT_HALVES + V_WARPS * 32 * 8 <= AT_V && AT_RING + OUT_RING <= AT_W
 				  AT_HANDED + OUT_HANDED <= AT_LIMBS && OUT_SUPER_BLOCKS == N_HEADS,
 	"the output product does not fit where mla was");
 
-/* What the barriers of a block say is there: the last two are the limbs of its
- * half of z and of the other block's */
+/* mbarriers of a block; the last two: limbs of its own half of z, of the other block's half */
 enum { HAS_K, HAS_V, HAS_CACHE, HAS_OWN, HAS_OTHER, N_BARRIERS };
 
 struct mla_flags {
 	uint32_t query[N_HEADS][VALUE];
 	uint32_t value[N_HEADS][2][PARTS][HALF]; /* in an order of their own, see column_of */
 	uint32_t meta[N_HEADS][2][PARTS][2];     /* maximum, sum */
-	/* for the output product, of every other launch: all blocks read them, so
-	 * they are made empty by the launch after theirs */
+	/* values for the output projection, two sets that launches alternate between */
 	uint32_t out[2][N_HEADS * OUT];
-	uint32_t blocks; /* that have begun, of two launches: never FLAG_EMPTY */
+	uint32_t
+		blocks; /* started blocks of two launches: which set this launch has; never FLAG_EMPTY */
 };
 
 struct mla_args {
@@ -91,18 +90,18 @@ struct mla_args {
 	float *y;
 	int64_t y_stride;
 	struct mla_flags *flags;
-	struct out_args out; /* what y is multiplied with, if anything */
+	struct out_args out; /* the output projection, if any */
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-/* All but the warp that makes the limbs of x */
+/* Barrier of all warps but the last */
 static __device__ __forceinline__ void heads_sync()
 {
 	named_barrier_sync(15, WARPS * 32);
 }
 
-/* All, when the rings may be filled */
+/* Barrier of all warps: the rings may be filled */
 static __device__ __forceinline__ void ring_sync()
 {
 	named_barrier_sync(14, THREADS);
@@ -281,9 +280,8 @@ static __device__ __forceinline__ void mla_softmax(const float *quarter_scores, 
 	}
 }
 
-/* Phase 2: values of the segment for 16 heads, 32 columns a warp. A tile's sum
- * is made from zero and then added to what there was. value: flag words of the
- * group's heads. */
+/* Phase 2: values of the segment for 16 heads, 32 columns a warp. A tile's sum starts from zero and
+ * is then added to the running sum. value: flag words of the group's heads. */
 static __device__ __forceinline__ void mla_values(uint32_t (*value)[2][PARTS][HALF], int part,
 	bool two, uint32_t base, const __half *weights, const float *shrink, int warp, int lane)
 {
@@ -338,9 +336,8 @@ static __device__ __forceinline__ void mla_values(uint32_t (*value)[2][PARTS][HA
 	}
 }
 
-/* Phase 3, by one warp: how much each segment counts, and what the values are
- * divided by. meta: flag words of segment `lane`, most_sum: what they held a
- * while ago. */
+/* Phase 3, by one warp: weight_of = the segments' weights, *by = the divisor of the values. meta:
+ * flag words of segment `lane`; most_sum: an earlier load of them. */
 static __device__ __forceinline__ void mla_segment_weights(
 	const uint32_t *meta, uint2 most_sum, int n_segments, int lane, float *weight_of, float *by)
 {

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Packed blocks (src/quant/blocks.h) as signed bytes, eight weights at a time, for the integer
- * matrix units.
+ * tensor cores.
  *
- * A run is 256 weights, a step 32 of them. Of a step, lane c = 0 .. 3 of a row takes weights 8 c ..
- * 8 c + 7 (or, where the type has QUADS, 4 c .. 4 c + 3 and 16 + 4 c .. 16 + 4 c + 3). weight =
- * factor * byte - minimum * least, where factor is
+ * A super-block is 256 weights, a step 32 of them. Of a step, lane c = 0 .. 3 of a row has weights
+ * 8 c .. 8 c + 7, or, where the type has QUADS, 4 c .. 4 c + 3 and 16 + 4 c .. 16 + 4 c + 3. weight
+ * = factor * byte - minimum * least (LEAST: the type has minima), where factor is
  *
  *   SCALE_FLOAT    scale(s), a float for each step            (unit unused)
- *   SCALE_STEP     unit * scale(s), a whole number for each step
+ *   SCALE_STEP     unit * scale(s), an integer for each step
  *   SCALE_HALF     the same, one for the first 16 and one for the last 16 weights of a step
  *   SCALE_NONE     unit; the sub-blocks' scales are in the bytes
  *
- * read_head(): what is read once per run; p: shared memory, run u of a stage that begins at a
- * multiple of 16, so at a multiple of 4 unless the type's runs are not.
+ * read_head() reads what is needed once per super-block. p: shared memory; super-block u of a stage
+ * that is 16-byte aligned, so p is 4-byte aligned unless the type's super-blocks are not.
  */
 #ifndef GLM_KERNELS_CUDA_BLOCK_BYTES_CUH
 #define GLM_KERNELS_CUDA_BLOCK_BYTES_CUH
@@ -24,8 +24,7 @@ enum scale_kind { SCALE_FLOAT, SCALE_STEP, SCALE_HALF, SCALE_NONE };
 
 template <int T> struct bytes_type;
 
-/* What the kernel keeps in shared memory for the types with a codebook: one copy per lane, so that
- * no lookup meets another */
+/* Codebooks in shared memory: one copy per lane, so that look-ups have no bank conflicts */
 struct lane_tables {
 	const uint8_t *base; /* grid [256][32] words and signs [128][32] words */
 	uint32_t lane;       /* this lane's column: 4 * lane */

@@ -1,18 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Packed blocks (src/quant/blocks.h) in registers: four consecutive weights of a run of 256 as
- * factor * q + offset.
+ * Packed blocks (src/quant/blocks.h) decoded in registers: four consecutive weights of a
+ * super-block (256 weights) as factor * q + offset. A super-block is one block of the K and IQ
+ * types, eight of the 32-weight types; SUPER_BLOCK_BYTES each.
  *
- * Every type is read in runs of 256 weights, SUPER_BLOCK_BYTES each: one block of the K and IQ
- * types, eight of the 32-weight types.
+ *      weight v of the super-block, v = 4 lane + 128 g:
+ *                       lane  0       1       ...  31
+ *                             0..3    4..7         124..127   (g = 0)
+ *                             128..   132..        252..255   (g = 1)
  *
- *      weight v of the run, v = 4 lane + 128 g:   lane  0       1       ...  31        (g = 0)
- *                                                       0..3    4..7         124..127
- *                                                       128..   132..        252..255  (g = 1)
- *
- * `p` is where the run begins, in shared or global memory, at an address that is a multiple of 2
- * (of 4 for F32). fl(factor * q) + offset, rounded after each step, are the exact floats of
- * src/quant/dequant.h.
+ * `p`: the super-block, in shared or global memory, 2-byte aligned (F32: 4-byte). fl(factor * q) +
+ * offset, rounded after each operation, are the exact floats of src/quant/dequant.h.
  */
 #ifndef GLM_KERNELS_CUDA_BLOCK_DOT_CUH
 #define GLM_KERNELS_CUDA_BLOCK_DOT_CUH

@@ -3,15 +3,16 @@
  * Ops whose work is proportional to the activations. Each reads its input and writes its output
  * once.
  *
- *   embed                    grid (runs of 256 values, rows), block 64: four values a thread
- *   rms_norm                 grid (rows, norms), block: n / 8 threads, at most 1024; a thread keeps
- * its eight values latents                  grid (rows, parts), block as for the longest rms_norm
- * of them swiglu, moe_combine      grid over values, block 256, one value a thread (moe_combine: y
- * = rows)
- *   ... with a norm          grid rows times clusters of 8 blocks, which share the threads of
- * rms_norm (sm_90 and newer) rope, rope_angles        grid over pairs, block 256, one pair a thread
+ *   embed                grid (groups of 256 values, rows), block 64: four values a thread
+ *   rms_norm             grid (rows, norms), block: n / 8 threads, at most 1024; a thread
+ *                        keeps its eight values in registers
+ *   latents              grid (rows, parts), block as for the longest rms_norm of them
+ *   swiglu, moe_combine  grid over values, block 256, one value a thread (moe_combine: y = rows)
+ *   ... with a norm      grid rows times clusters of 8 blocks, which share the threads of
+ *                        rms_norm (sm_90 and newer)
+ *   rope, rope_angles    grid over pairs, block 256, one pair a thread
  *
- * Products and sums are rounded one by one where the CPU backend does so; means are taken in
+ * Products and sums are rounded one by one where the CPU backend does so; means are computed in
  * double.
  */
 #include "kernels/cuda/common/block_dot.cuh"
@@ -141,25 +142,25 @@ static __global__ void moe_combine_kernel(const float *out, const float *weights
 
 #define CLUSTER 8
 
-/* Hands v to the same place in the shared memory of block `to` of the cluster, whose barrier hears
- * of its eight bytes. */
+/* Asynchronous store of v to the same address in block `to` of the cluster; completes its eight
+ * bytes on the mbarrier there. */
 static __device__ __forceinline__ void send_double(
 	double *place, uint64_t *barrier, int to, double v)
 {
 #if __CUDA_ARCH__ >= 900
-	uint32_t at = shared_address(place), hears = shared_address(barrier);
+	uint32_t at = shared_address(place), remote_barrier = shared_address(barrier);
 	asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(to));
-	asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(hears) : "r"(to));
+	asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(remote_barrier) : "r"(to));
 	asm volatile(
 		"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(at),
-		"l"(__double_as_longlong(v)), "r"(hears)
+		"l"(__double_as_longlong(v)), "r"(remote_barrier)
 		: "memory");
 #endif
 }
 
 /* moe_combine_kernel and then rms_norm_kernel: the threads of that kernel's block, shared out to
- * the blocks of a cluster, so that the numbers are the same. Rows are held in registers. Each warp
- * sends its sum of squares to all blocks; one that has all sums is waited for by nobody. */
+ * the blocks of a cluster, so that the numbers are the same. A row stays in registers.
+ * Each warp stores its sum of squares in all blocks. */
 static __global__ void __launch_bounds__(128)
 	combine_norm_kernel(const float *out, const float *weights, int n_used, const float *shared,
 		int n, float *x, struct norm next, float eps, struct cuda_profile *profile)

@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the kernels for the matrix units share: m16n8k16 products of halves with float accumulators,
- * matrix loads, and copies to shared memory that run by themselves. All of it exists since sm_80.
+ * What the tensor core kernels share: m16n8k16 products of halves with float accumulators,
+ * ldmatrix, and cp.async copies to shared memory. All of it exists since sm_80.
  *
  *      lane = 4 g + c of a warp:
- *      a [16 x 16]:  rows g and g + 8, columns 2 c, 2 c + 1 (a[0], a[1]) and 8 further on (a[2],
- * a[3]) b [16 x 8]:   column g, rows 2 c, 2 c + 1 (b0) and 8 further on (b1) d [16 x 8]:   row g
- * (d[0], d[1]) and g + 8 (d[2], d[3]), columns 2 c, 2 c + 1
+ *      a [16 x 16]  rows g and g + 8, columns 2 c, 2 c + 1 (a[0], a[1]) and 8 further on
+ *                   (a[2], a[3])
+ *      b [16 x 8]   column g, rows 2 c, 2 c + 1 (b0) and 8 further on (b1)
+ *      d [16 x 8]   row g (d[0], d[1]) and g + 8 (d[2], d[3]), columns 2 c, 2 c + 1
  *
- * A float is taken as the sum of two halves after scaling by a power of two that brings the largest
- * value of its row to [2^14, 2^15): 22 bits of every value that is more than 2^-18 of the largest,
- * and 2^-40 of the largest below that.
+ * A float is split into two halves, hi + lo, after scaling by a power of two that brings the
+ * largest value of its row to [2^14, 2^15): 22 bits of every value above 2^-18 of the largest, and
+ * 2^-40 of the largest below that.
  */
 #ifndef GLM_KERNELS_CUDA_MMA_CUH
 #define GLM_KERNELS_CUDA_MMA_CUH
@@ -28,7 +29,7 @@ static __device__ __forceinline__ void async_copy(uint32_t to, const void *from)
 	asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
 }
 
-/* UNITS pieces of 16 bytes by a block of THREADS threads: to + at(i), from + 16 i. */
+/* UNITS copies of 16 bytes by a block of THREADS threads: from + 16 i to to + at(i). */
 template <int UNITS, int THREADS, typename place>
 static __device__ __forceinline__ void async_copy_all(
 	uint32_t to, const uint8_t *from, const place &at)
@@ -88,7 +89,7 @@ static __device__ __forceinline__ float power_of_two(int e) /* -126 .. 127 */
 	return __uint_as_float((uint32_t)(e + 127) << 23);
 }
 
-/* Two scaled floats as pairs of halves: hi + lo. */
+/* Splits two scaled floats into halves, hi + lo, as pairs. */
 static __device__ __forceinline__ void split_pair(float x, float y, uint32_t &hi, uint32_t &lo)
 {
 	__half2 h = __floats2half2_rn(x, y);

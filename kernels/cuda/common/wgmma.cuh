@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The matrix instructions of compute capability 9.0 (sm_90a).
+ * The warpgroup matrix instructions (wgmma) of compute capability 9.0 (sm_90a).
  *
- *      a [64 x 16] in registers of four warps, each 16 rows: lane 4 g + c has rows g and g + 8,
- * columns 2 c, 2 c + 1 (a[0], a[1]) and 8 further on (a[2], a[3]) b [16 x N]  in shared memory,
- * column by column, in lines that begin at a multiple of 1024 (and 32 bytes further on for each 16
- *                  rows) and whose 16-byte pieces have changed places
- *      d [64 x N]  row g (d[4 n], d[4 n + 1]) and g + 8 (d[4 n + 2], d[4 n + 3]), columns 8 n + 2 c
- * and the next
+ *      a [64 x 16]  in registers of four warps, each 16 rows: lane 4 g + c has rows g and
+ *                   g + 8, columns 2 c, 2 c + 1 (a[0], a[1]) and 8 further on (a[2], a[3])
+ *      b [16 x N]   in shared memory, column by column, in lines that begin at a multiple of
+ *                   1024 (and 32 bytes further on for each 16 rows), with swizzled 16-byte
+ *                   pieces
+ *      d [64 x N]   row g (d[4 n], d[4 n + 1]) and g + 8 (d[4 n + 2], d[4 n + 3]), columns
+ *                   8 n + 2 c and the next
  */
 #ifndef GLM_KERNELS_CUDA_WGMMA_CUH
 #define GLM_KERNELS_CUDA_WGMMA_CUH
@@ -16,7 +17,8 @@
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
-/* Lines of 128 bytes, places i ^ (column % 8); of 64 bytes, places i ^ (column / 2 % 4). */
+/* Matrix descriptors of b: lines of 128 bytes, piece i at i ^ (column % 8); of 64 bytes, piece i at
+ * i ^ (column / 2 % 4). */
 static __device__ __forceinline__ uint64_t wgmma_desc_128(uint32_t address)
 {
 	return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 |
@@ -29,8 +31,7 @@ static __device__ __forceinline__ uint64_t wgmma_desc_64(uint32_t address)
 		   (uint64_t)2 << 62;
 }
 
-/* Before the first product, and after registers that products use were written by something else.
- */
+/* Before the first product, and after other instructions have written registers of a product. */
 static __device__ __forceinline__ void wgmma_fence()
 {
 	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -47,7 +48,7 @@ template <int LEFT> static __device__ __forceinline__ void wgmma_wait()
 	asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
-/* Nothing that uses these registers moves across. */
+/* Prevents the compiler from moving uses of these registers across. */
 template <int N> static __device__ __forceinline__ void wgmma_keep_registers(float (&d)[N])
 {
 #pragma unroll

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Matrix products for many rows: see gemm.cuh for the panels.
+ * The gemm from panels (gemm.cuh), the splitting of activations, and the prefill ops.
  *
  * split_rows_kernel: grid (x rows, matrices of a stack), block 64 to 256: a row's largest value,
  * then its halves, sums and scale.
  *
  * gemm_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack), block 256.
  * Steps of 32 weights come to shared memory by cp.async, STAGES - 1 ahead. A warp multiplies 32 or
- * 64 weight rows with 16 or 32 x rows; products of a group of 16 or 32 (hi and lo) are made from
- * zero, then scaled and added to the accumulators.
+ * 64 weight rows by 16 or 32 x rows with mma.m16n8k16; products of a group of 16 or 32 (hi and lo)
+ * start from zero and are then scaled and added to the accumulators.
  *
- * Bytes moved: the weight panel once per BN x rows and the x panel once per 128 weight rows, most
- * of it from the second-level cache; outputs once.
+ * Bytes moved: the weight panel once per BN x rows and the x panel once per 128 weight rows, mostly
+ * from the L2 cache; outputs once.
  */
 #include "kernels/cuda/gemm/gemm.cuh"
 
@@ -98,7 +98,7 @@ static __global__ void __launch_bounds__(256)
 			continue;
 		if (a.order == X_PLAIN)
 			to.sums[at] = make_float2(sum, second);
-		else if (to.steps % 8 == 0) { /* types with minima have whole n_sb */
+		else if (to.steps % 8 == 0) { /* types with minima have whole super-blocks */
 			int64_t line = (stack * to.steps + k / 32 / 8 * 8) / 8 * to.pad + row;
 			uint8_t *p = (uint8_t *)to.sums + line * 64;
 			int s = k / 32 % 8, turn = (int)row / 2 & 3;
@@ -327,7 +327,7 @@ static void weight_slice(const struct weight *w, int64_t *matrices, int64_t *n_o
 	*bytes = panel_bytes(kind, *matrices * up_to(*n_out, GEMM_M), w->n_in);
 }
 
-/* One weight, of whose input the rows have been split: y[r][s] (+)= w_s x[r][s]. */
+/* y[r][s] (+)= w_s x[r][s] for one weight, through panels; x has been split. */
 static void gemm_from_panel(struct cuda_backend *b, const struct weight *w, struct x_panel x,
 	void *memory, int rows, float *y, int64_t y_row, int64_t y_stack, bool add)
 {
@@ -370,7 +370,7 @@ static void gemm_from_panel(struct cuda_backend *b, const struct weight *w, stru
 			}
 }
 
-/* The same straight from the packed weights. */
+/* The same straight from the packed weights (wgmma gemm). */
 static void gemm_from_packed(struct cuda_backend *b, const struct weight *w, struct x_panel x,
 	int rows, float *y, int64_t y_row, int64_t y_stack, bool add)
 {

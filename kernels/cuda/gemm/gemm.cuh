@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Products of packed weights with many rows (prefill): weights are unpacked to panels of halves in
- * scratch, activations are split into two halves each (mma.cuh), and gemm_kernel multiplies
- * them on the matrix units.
+ * Prefill's matrix products (gemm) of packed weights with more than DECODE_MAX_ROWS rows.
  *
- * A weight is factor * q + offset, q a small whole number or a scaled half (all of it exact for
- * every type but F32, which is taken as two panels of halves). Factors and offsets are applied in
- * float32 after each group of 16 or 32, so the result is as exact as float32 sums. What a row's
- * result is depends on nothing but the weights and the row: not on the number of rows, on tiles or
- * slices. It differs in the last bits from what the kernels for few rows give.
+ * Three implementations with the same contract: the wgmma gemm (wgmma_gemm.cuh, sm_90a) and the
+ * grouped gemm (grouped_gemm.cuh, for experts) multiply straight from packed blocks; gemm_kernel
+ * (gemm.cu) multiplies from panels: weights are unpacked to halves in scratch (unpack.cu).
  *
- *      weight panel    q [n_in / 32][m_pad][32] halves; factor [n_in / 32][m_pad] of (f0, f1) or
- * (f0, f1, o0, o1): for the first and the second 16 of each 32 x panel         [stack][n_in /
- * 32][x_pad][hi 32, lo 32] halves; sums [stack][n_in / 32][x_pad] of (s0, s1); unscale
- * [stack][x_pad]
+ * A weight is factor * q + offset, q a small integer or a scaled half (exact for every type but
+ * F32, which becomes two panels of halves). Activations are split into two halves each (mma.cuh).
+ * Factors and offsets are applied in float32 after each group of 16 or 32, so the result is as
+ * exact as float32 sums. A row's result depends on the weights and the row alone, not on the number
+ * of rows, tiles or slices. It differs in the last bits from decode's.
  *
- * so that a tile of any of them is one sb of bytes. Rows behind the last one are whatever memory
- * holds; they are not stored.
+ *      weight panel  q [n_in / 32][m_pad][32] halves; factor [n_in / 32][m_pad] of (f0, f1)
+ *                    or (f0, f1, o0, o1): for the first and the second 16 of each 32
+ *      x panel       [stack][n_in / 32][x_pad][hi 32, lo 32] halves; sums
+ *                    [stack][n_in / 32][x_pad] of (s0, s1); unscale [stack][x_pad]
+ *
+ * so that a tile of any of them is contiguous. Rows past the last hold undefined bytes; their
+ * results are not stored.
  */
 #ifndef GLM_KERNELS_CUDA_GEMM_CUH
 #define GLM_KERNELS_CUDA_GEMM_CUH
@@ -61,7 +63,7 @@ struct split_args {
 	enum x_order order;
 };
 
-/* Some x rows that meet one matrix of a panel. */
+/* A tile: x rows that are multiplied by one matrix of a panel. */
 struct gemm_tile {
 	int32_t w_first;      /* panel row where the matrix begins */
 	int32_t x_first, n_x; /* x_first is even */
@@ -116,7 +118,7 @@ static inline int64_t up_to(int64_t n, int64_t unit)
 /* unpack.cu */
 void gemm_unpack(struct cuda_backend *b, enum dtype type, const struct unpack_args *a);
 
-/* Some x rows that meet one matrix of packed weights. */
+/* A tile: x rows that are multiplied by one matrix of packed weights. */
 struct grouped_gemm_tile {
 	const uint8_t *w;
 	int32_t x_first, n_x; /* x_first is even */
@@ -141,8 +143,8 @@ struct grouped_gemm_args {
 };
 
 /* wgmma_gemm.cu: tiles of at most bn (32, 64, 128) x rows, of x panels in the order of
- * wgmma_gemm.cuh; x_first is a multiple of 8. False: not for this type, or not on this card. NULL
- * asks only. */
+ * wgmma_gemm.cuh; x_first is a multiple of 8. False: not for this type, or not on this card. a =
+ * NULL: a query. */
 bool wgmma_gemm_enqueue(
 	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);
 
@@ -168,7 +170,7 @@ bool wgmma_gemm_group<4>(
 enum x_order wgmma_gemm_x_order(struct cuda_backend *b, const struct weight *w);
 
 /* The types of one group (grouped_gemm_types.cu): tiles of at most bn (32, 64, 96) x rows, straight
- * from the packed weights. False: not for this type on this card. NULL asks only. */
+ * from the packed weights. False: not for this type on this card. a = NULL: a query. */
 template <int GROUP>
 bool grouped_gemm_group(
 	struct cuda_backend *b, enum dtype type, const struct grouped_gemm_args *a, int bn);

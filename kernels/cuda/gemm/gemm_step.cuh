@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * One step of the products of gemm.cuh, shared by the kernels that do them so that they give
- * the same bits: 128 weight rows times BN x rows over 32 weights, all of it in shared memory.
+ * One step of the gemm, shared by gemm_kernel and the grouped gemm so that they give the same bits:
+ * 128 weight rows times BN x rows over 32 weights, all of it in shared memory.
  *
- *      a   q of the weights, [128][32] halves, two rows a line of 128 bytes; x [BN][hi 32, lo 32]
- * halves, a row a line; in both the eight 16-byte pieces of line l change places by xor with l % 8,
- * so that 8 rows meet in no bank f   (f0, f1) or (f0, f1, o0, o1) of each weight row; sums (s0, s1)
- * of each x row
+ *      a      q of the weights, [128][32] halves, two rows a line of 128 bytes
+ *      x      [BN][hi 32, lo 32] halves, a row a line
+ *             in both, the eight 16-byte pieces of line l are permuted by xor with l % 8
+ *             (swizzle), so that 8 rows have no bank conflicts
+ *      f      (f0, f1) or (f0, f1, o0, o1) of each weight row
+ *      sums   (s0, s1) of each x row
  */
 #ifndef GLM_KERNELS_CUDA_GEMM_STEP_CUH
 #define GLM_KERNELS_CUDA_GEMM_STEP_CUH

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The products of gemm.cuh straight from packed blocks, for experts: a weight meets few x
- * rows, so a panel in memory would cost more than the product.
+ * The grouped gemm: products of gemm.cuh straight from packed blocks, for experts. An expert has
+ * few x rows, so a panel of its weights in memory would cost more than the product.
  *
- * grouped_gemm_kernel: grid (tiles of 128 weight rows, tiles of at most BN x rows of one matrix),
- * block 256. The n_sb of 256 weights of the 128 rows come to shared memory as they lie (whole
- * 16-byte lines), one sb ahead; x panels XS - 1 steps of 32 ahead. While the matrix units do a
- * step, the threads unpack the next one: a thread 16 weights of a row, to q and factors.
+ * grouped_gemm_kernel: grid (tiles of 128 weight rows, tiles of at most BN x rows of one expert),
+ * block 256. Super-blocks of the 128 rows come to shared memory as stored (whole 16-byte lines),
+ * one super-block ahead; x panels XS - 1 steps of 32 ahead. While the tensor cores do a step, the
+ * threads unpack the next one: a thread 16 weights of a row, to q and factors.
  *
- * Bytes moved: the packed weights once per tile of x rows, x once per 128 weight rows (second-level
- * cache), outputs once.
+ * Bytes moved: the packed weights once per tile of x rows, x once per 128 weight rows (L2 cache),
+ * outputs once.
  */
 #ifndef GLM_KERNELS_CUDA_GROUPED_GEMM_CUH
 #define GLM_KERNELS_CUDA_GROUPED_GEMM_CUH
@@ -17,7 +17,7 @@
 #include "kernels/cuda/common/block_dot.cuh"
 #include "kernels/cuda/gemm/gemm_step.cuh"
 
-/* Which table get() reads, when it is only one: it is copied to shared memory. */
+/* The codebook that get() reads, if it is a single one: it is copied to shared memory. */
 template <int T> struct grouped_gemm_table {
 	static constexpr size_t AT = 0, BYTES = 0;
 };
@@ -98,7 +98,7 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 					(const void *)((at & ~(uintptr_t)15) + line));
 		}
 	};
-	/* 16 weights of row `mine`, in an order in which lanes meet in few banks */
+	/* 16 weights of row `mine`, in an order with few bank conflicts */
 	int mine = tid / 2, half = tid % 2;
 	uint32_t low =
 		(uint32_t)(uintptr_t)tile.w + (uint32_t)min(m0 + mine, g.n_out - 1) * (uint32_t)g.row_bytes;
@@ -150,7 +150,7 @@ static __global__ void __launch_bounds__(GEMM_THREADS, 2)
 				step / 8 + 1); /* arrives before step + 7 unpacks its first step: XS <= 8 */
 		async_commit();
 		if (step + 1 < steps)
-			unpack(step + 1); /* beside the products, kept after them */
+			unpack(step + 1); /* overlaps the products; stored after them */
 		block.step(base + shape::AT_Q + (step & 1) * shape::Q,
 			base + shape::AT_X + step % XS * shape::X, shared + shape::AT_F + (step & 1) * shape::F,
 			shared + shape::AT_S + step % XS * shape::S);
@@ -182,7 +182,7 @@ static bool grouped_gemm_launch(struct cuda_backend *b, const struct grouped_gem
 	if ((size_t)grouped_gemm_shape<T, 64>::BYTES > b->max_shared ||
 		(size_t)grouped_gemm_shape<T, 96>::BYTES > b->max_shared)
 		return false;
-	if (!a) /* only asked */
+	if (!a) /* query */
 		return true;
 	if (bn == 32)
 		grouped_gemm_launch_as<T, 32>(b, a);

@@ -2,8 +2,8 @@
 /*
  * Packed weights to panels of halves (gemm.cuh).
  *
- * unpack_kernel: grid (groups of 8 rows times n_sb of 256 weights, matrices), block 256: a warp
- * takes a sb of a row, a lane 4 weights of each half of it (block_dot.cuh). Bytes moved: the
+ * unpack_kernel: grid (groups of 8 rows times super-blocks, matrices), block 256: a warp decodes a
+ * super-block of a row, a lane 4 weights of each half of it (block_dot.cuh). Bytes moved: the
  * packed weights once in, 2.25 to 2.5 bytes a weight out.
  */
 #include "kernels/cuda/common/block_dot.cuh"

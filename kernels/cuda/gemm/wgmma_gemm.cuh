@@ -1,31 +1,32 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Products of packed weights with many rows on the matrix units of compute capability 9.0
- * (wgmma.cuh). Weights go from the packed blocks through registers to the matrix units;
- * activations are two halves each, as in gemm.cuh, but in another order:
+ * The wgmma gemm: products of packed weights for prefill on the tensor cores of compute
+ * capability 9.0 (wgmma.cuh). Weights go from the packed blocks through registers (A operand) to
+ * wgmma; activations are two halves each, as in gemm.cuh, but in fragment order:
  *
- *      x panel     [stack][n_in / 32][x_pad][128 bytes]: hi 32, lo 32 halves, the eight 16-byte
- * pieces of row r at place i ^ (r % 8) half 16 s + 2 c + i % 2 + 8 (i / 2), i = 0 .. 3, belongs to
- * weight 8 c + 4 s + i (or, where the type has QUADS, 16 s + 4 c + i) of the 32: the weights that
- * lane c of a row unpacks
+ *      x panel  [stack][n_in / 32][x_pad][128 bytes]: hi 32, lo 32 halves; the eight 16-byte
+ *               pieces of row r are at i ^ (r % 8) (128-byte swizzle). Half
+ *               16 s + 2 c + i % 2 + 8 (i / 2), i = 0 .. 3, belongs to weight 8 c + 4 s + i
+ *               (or, where the type has QUADS, 16 s + 4 c + i) of the 32: the weights that lane
+ *               c of a row unpacks
  *
  * wgmma_gemm_kernel: grid (tiles of 128 weight rows, tiles of BN x rows, matrices of a stack),
- * block 256: a warp multiplies 16 weight rows with all x rows. One thread fetches x, WGMMA_AHEAD
- * steps of 32 ahead. A warp fetches its own weights, a sb of 256 ahead, and unpacks a step while
- * the products of the one before sb.
+ * block 256: a warp multiplies 16 weight rows by all x rows. One thread loads x by bulk copies,
+ * WGMMA_AHEAD steps of 32 ahead. A warp loads its own weights (cp.async), a super-block ahead, and
+ * unpacks a step while the products of the step before run.
  *
- * weight = factor * byte. Where the factor is a whole number times that of the sb, the matrix
- * units get byte * number, which is exact in a half, and sums are scaled once per sb (FOLDS); else
+ * weight = factor * byte. Where the factor is an integer times that of the super-block, wgmma gets
+ * byte * integer, which is exact in a half, and sums are scaled once per super-block (FOLDS); else
  * once per step of 32.
  *
  * Types with minima (LEAST): weight = factor * byte - minimum * least. The sums of 16 x, as two
- * halves, times the sixteen leasts of the sb are one more product of each sb:
+ * halves, times the sixteen leasts of the super-block are one more product per super-block:
  *
- *      sums        [stack][n_in / 256][x_pad][64 bytes]: hi 16, lo 16 halves, each sum / 32, the
- * pieces of row r at place i ^ (r / 2 % 4)
+ *      sums     [stack][n_in / 256][x_pad][64 bytes]: hi 16, lo 16 halves, each sum / 32; the
+ *               pieces of row r at i ^ (r / 2 % 4) (64-byte swizzle)
  *
- * Bytes moved: packed weights once per tile of x rows, x once per 128 weight rows (both from the
- * second-level cache mostly).
+ * Bytes moved: packed weights once per tile of x rows, x once per 128 weight rows (both mostly from
+ * the L2 cache); outputs once.
  */
 #ifndef GLM_KERNELS_CUDA_WGMMA_GEMM_CUH
 #define GLM_KERNELS_CUDA_WGMMA_GEMM_CUH
@@ -39,9 +40,8 @@
 #define WGMMA_WARPS   8
 #define WGMMA_THREADS (WGMMA_WARPS * 32)
 #define WGMMA_STAGES  4
-#define WGMMA_AHEAD                                                                                \
-	2 /* steps that x is fetched ahead: fewer than stages, so that no warp waits for the slowest   \
-	   */
+/* steps that x is loaded ahead: fewer than stages, so that no warp waits for the slowest */
+#define WGMMA_AHEAD 2
 
 constexpr int num_up(int n, int unit)
 {
@@ -51,7 +51,8 @@ constexpr int num_up(int n, int unit)
 template <int T, int BN> struct wgmma_gemm_shape {
 	static constexpr int SB_BYTES = packed<T>::SUPER_BLOCK_BYTES, LINES = (SB_BYTES + 14 + 15) / 16,
 						 STRIDE = (LINES | 1) * 16;
-	static constexpr int X = BN * 128, W = 16 * STRIDE; /* of a stage; of a sb of a warp */
+	static constexpr int X = BN * 128,
+						 W = 16 * STRIDE; /* bytes of a stage of x; of a super-block of a warp */
 	static constexpr int AT_W = WGMMA_STAGES * X, AT_TABLES = AT_W + WGMMA_WARPS * 2 * W,
 						 AT_SUMS =
 							 num_up(AT_TABLES + (bytes_type<T>::TABLES ? 384 * 128 : 0), 1024),
@@ -202,7 +203,7 @@ static __global__ void __launch_bounds__(
 		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 	}
 	__syncthreads();
-	/* x of a step, when all warps are done with what stood in its place */
+	/* loads x of a step when all warps have released the stage */
 	const uint8_t *from_x =
 		(const uint8_t *)(g.x.x + (blockIdx.z * steps * g.x.pad + tile.x_first) * 64);
 	auto fetch_x = [&](int step) {
@@ -237,10 +238,9 @@ static __global__ void __launch_bounds__(
 	int last_row = g.n_out - 1 - m0 - 16 * warp;
 	const uint8_t *first_row = tile.w + (int64_t)(m0 + 16 * warp) * g.row_bytes;
 	uint8_t *own = shared + shape::AT_W + warp * 2 * shape::W;
-	auto row_at =
-		[&](int row) { /* rows behind the last one are computed from any row, and not stored */
-			return (uintptr_t)first_row + (int64_t)min(row, last_row) * g.row_bytes;
-		};
+	auto row_at = [&](int row) { /* rows past the last repeat it; they are not stored */
+		return (uintptr_t)first_row + (int64_t)min(row, last_row) * g.row_bytes;
+	};
 	auto fetch = [&](int sb) {
 		int bytes = (int)min((int64_t)shape::SB_BYTES, g.row_bytes - (int64_t)sb * shape::SB_BYTES);
 		if (bytes > 0)
@@ -406,7 +406,7 @@ static void wgmma_gemm_launch_as(struct cuda_backend *b, const struct grouped_ge
 template <int T>
 static bool wgmma_gemm_launch(struct cuda_backend *b, const struct grouped_gemm_args *a, int bn)
 {
-	if (!a) /* only asked */
+	if (!a) /* query */
 		return true;
 	if (bn == 32)
 		wgmma_gemm_launch_as<T, 32>(b, a);

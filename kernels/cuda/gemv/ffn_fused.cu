@@ -1,30 +1,33 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * ffn for one row of the released shape's shared expert (6144 > 2048 > 6144, Q8_0) in one launch:
- * what matmul_glu and matmul do in two (gemv_aligned.cuh), the same sums in the same order.
- * Other cases: those two.
+ * the sums of matmul_glu and matmul (gemv_aligned.cuh) in the same order. Other cases run those
+ * two.
  *
- * ffn_kernel: grid 128 blocks of 544, one on a multiprocessor. Block i: 16 rows each of gate and
- * up, 48 of down. A warp of its own asks for them, for it stands still while the copies of rows
- * that it has asked for are taken up: the rows of gate and up before the wait, those of down as
- * soon as x has come, which would queue behind them, and where they find room. They are as long as
- * a third of a row of gate: the first 32 come to where the first thirds were, which have moved to
- * registers, the others to where second thirds were.
+ * ffn_kernel: grid 128 blocks of 544, one per multiprocessor. Block i: 16 rows each of gate and up,
+ * 48 of down, in register tiles (q8_tile.cuh). A producer warp loads them by bulk copies, because a
+ * warp stalls while its copies are issued: rows of gate and up before the dependency wait; rows of
+ * down as soon as x has arrived, which would queue behind them. A row of down is as long as a third
+ * of a row of gate: the first 32 overwrite the first thirds, which are in registers by then, the
+ * other 16 second thirds.
  *
- *      1  limbs of x. Warp: 8 rows of gate and 8 of up, an eighth of the width: n_sb p, p + 8, p +
- * 16 of 256 weights 2  the hidden values of the block go to flags 3  warps 0 to 7: limbs of 256
- * hidden values of all blocks. Warps 4 to 15: 16 rows of down, n_sb p and p + 4
+ *      1  split x into limbs. A warp: 8 rows of gate and 8 of up, an eighth of the width:
+ *         super-blocks p, p + 8, p + 16
+ *      2  the hidden values of the block go to all blocks
+ *      3  warps 0 to 7: limbs of 256 hidden values of all blocks. Warps 4 to 15: 16 rows of
+ *         down, super-blocks p and p + 4
  *
- * Cells are how hidden values come to all blocks without a barrier: 32-bit words that are
- * FLAG_EMPTY until their value is there. Launches take turns with two sets; each makes the other
- * one's empty, which nobody has read since the launch before. All blocks read all flags, so there
- * are COPIES of them, for other blocks to read.
+ * Exchange of the hidden values by flag-in-data words (flag_words.cuh), without a barrier. Launches
+ * alternate between two sets of words; each clears the other set, which nobody has read since the
+ * launch in front. All blocks read all words, so there are COPIES of them for different blocks.
  *
- * No deadlock: hidden values need nothing from other blocks, and every block comes to sb: one
- * multiprocessor holds one block, what ran before ends without this launch, and what comes behind
- * in the stream starts when all blocks of this one have.
+ * No deadlock: hidden values need nothing from other blocks, and every block becomes resident: one
+ * multiprocessor holds one block, kernels in front end without this launch, and the kernel behind
+ * starts when all blocks of this one have started.
  *
- * Bytes moved: 40.1 MB of weights; x and the flags once per block from the second-level cache.
+ * Bytes moved: 40.1 MB of weights; x and the words once per block from the L2 cache.
+ *
+ * Tried: the shared expert as a fused gemv chain: slower than two launches (044f56b).
  */
 #include "kernels/cuda/common/mbarrier.cuh"
 #include "kernels/cuda/common/flag_words.cuh"
@@ -35,7 +38,7 @@
 #define HIDDEN  2048
 #define N_OUT   6144
 #define BLOCKS  128
-#define WARPS   16 /* and one that asks for rows */
+#define WARPS   16 /* and a producer warp */
 #define THREADS ((WARPS + 1) * 32)
 #define COPIES  8 /* at most half of WARPS */
 
@@ -43,7 +46,7 @@
 #define DOWN_ROW   (HIDDEN / 32 * 34)
 #define UP_ROWS    (2 * HIDDEN / BLOCKS)
 #define DOWN_ROWS  (N_OUT / BLOCKS)
-#define ROW_STRIDE (UP_ROW + 16) /* of a row in shared memory: 8 rows meet in no bank */
+#define ROW_STRIDE (UP_ROW + 16) /* of rows in shared memory: no bank conflicts of 8 rows */
 #define SB_BYTES   (256 / 32 * 34)
 
 #define AT_LIMBS    (UP_ROWS * ROW_STRIDE)
@@ -51,14 +54,14 @@
 #define AT_PARTIALS (AT_SCALES + N_IN / 256 * 4)
 #define BYTES       (AT_PARTIALS + WARPS * 16 * 4)
 
-/* What is there when a barrier lets pass: thirds of the rows of gate and up; the first 32 rows of
- * down, the others; the first thirds in registers of all warps, the second ones; x */
+/* mbarriers: thirds of the rows of gate and up have arrived (3); the first 32 rows of down, the
+ * others; the first thirds are in registers of all warps, the second thirds; x has arrived */
 enum { HAS_THIRD, HAS_DOWN = 3, LOADED = 5, HAS_X = 7, N_BARRIERS };
 
 static_assert(
 	UP_ROW == 3 * DOWN_ROW && UP_ROWS == 32 && DOWN_ROWS == 48, "the kernel is for this shape");
 
-/* In device memory, kept between launches, all flags FLAG_EMPTY and the rest zero at first */
+/* In device memory, kept between launches; at first all flags FLAG_EMPTY, the rest zero */
 struct ffn_state {
 	uint32_t flags[2][COPIES][HIDDEN];
 	uint32_t turn; /* which flags this launch ffn_fused_applies */
@@ -98,7 +101,7 @@ static __device__ __forceinline__ void store_partials(const float acc[2], float 
 	}
 }
 
-/* This lane's eight of 256 values, as chunk_product wants them, when they are there */
+/* v = this lane's eight of 256 values in fragment order, when they have arrived */
 static __device__ __forceinline__ void poll_super_block(const uint32_t *flags, float v[8])
 {
 	uint2 two[4];
@@ -120,8 +123,8 @@ static __device__ __forceinline__ void poll_super_block(const uint32_t *flags, f
 		v[2 * i] = __uint_as_float(two[i].x), v[2 * i + 1] = __uint_as_float(two[i].y);
 }
 
-/* By one warp: lane i asks for row i of the block's 8 of gate, 8 of up, and the same again, and for
- * rows of down. */
+/* The producer warp. Lane i loads row i of the block's rows: 8 of gate, 8 of up, and the same
+ * again; then rows of down. */
 static __device__ __forceinline__ void load_rows(
 	const struct ffn_args &a, uint32_t base, uint32_t barriers)
 {
@@ -158,7 +161,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	__shared__ __align__(8) uint64_t all_barriers[N_BARRIERS];
 	int tid = threadIdx.x, lane = tid % 32;
 	int warp =
-		__shfl_sync(0xffffffffu, tid / 32, 0); /* so that it is known to be the same in all lanes */
+		__shfl_sync(0xffffffffu, tid / 32, 0); /* so that the compiler knows it to be uniform */
 	uint2 *limbs = (uint2 *)(shared + AT_LIMBS);
 	float *scales = (float *)(shared + AT_SCALES), *partials = (float *)(shared + AT_PARTIALS);
 	uint32_t barriers = shared_address(all_barriers);
@@ -203,7 +206,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 			if (warp + u * WARPS < N_IN / 256)
 #pragma unroll
 				for (int i = 0; i < 8; i++)
-					asm volatile("" : "+f"(v[u][i])); /* have come */
+					asm volatile("" : "+f"(v[u][i])); /* forces the loads to complete */
 		arrive(HAS_X);
 #pragma unroll
 		for (int u = 0; u < 2; u++)
@@ -226,7 +229,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	}
 	if (warp >= WARPS - COPIES && lane < 16)
 		flag_store(a.state->flags[turn ^ 1][WARPS - 1 - warp] + blockIdx.x * 16 + lane, FLAG_EMPTY);
-	sync_all(); /* and the limbs of x have been used */
+	sync_all(); /* the limbs of x have been used too */
 
 	/* ---- 2 ---- */
 	if (!warp) { /* lane % 16: hidden value; the first half of the lanes adds up gate, the other one
@@ -251,7 +254,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	int task = warp - 4, tile = task / 4;
 	part = task % 4;
 	rows = shared + tile % 2 * 16 * ROW_STRIDE + tile / 2 * DOWN_ROW + part * SB_BYTES;
-	auto hold_down = [&]() {
+	auto load_down = [&]() {
 		wait_for(HAS_DOWN + tile / 2);
 		q8_tile_load(rows, ROW_STRIDE, tile_rows);
 	};
@@ -260,9 +263,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		poll_super_block(a.state->flags[turn][blockIdx.x % COPIES] + warp * 256, v);
 		write_limbs(v, limbs + warp * SUPER_BLOCK_LIMBS, scales + warp);
 		if (task >= 0)
-			hold_down();
+			load_down();
 	} else
-		hold_down();
+		load_down();
 	sync_all();
 	if (task < 0) {
 		if (!tid && atomicInc(&a.state->left, BLOCKS - 1) == BLOCKS - 1)
@@ -289,7 +292,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 }
 
 /* Whether the kernel may use the memory that it needs, which is more than max_shared, for it has
- * hardly any static arrays; and all blocks can run at the same time. Asked once. */
+ * hardly any static arrays; and all blocks can be resident at a time. Queried once. */
 static bool ffn_fused_supported(struct cuda_backend *b)
 {
 	int *known = &b->ffn_supported;

@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Weight rows times float rows, what is under matmul, stacked_matmul and expert_ffn: the tasks of
- * both kernels, and gemv_kernel for weights that are floats. Packed weights:
+ * Decode's matrix-vector products (gemv), below matmul, stacked_matmul and expert_ffn: the tasks of
+ * all gemv kernels, and gemv_kernel itself, which is for float weights. Packed weights:
  * gemv_mma.cuh.
  *
- * Grid: x = groups of activation rows (fastest, so that weights stay in the second-level cache)
- * times groups of weight rows, y = tasks times matrices of a stack. Block: 8 warps, no dynamic
- * shared memory. `split` of them share a weight row (gate and up: two): warp p of them takes the
- * n_sb p, p + split, ... of 256 weights, a lane the weights 4 lane and 4 lane + 128 on of a sb.
- * Weights go to registers, SUPER_BLOCKS n_sb at a time, the first ones before what stands before
- * the kernel has ended: a row of 6144 weights or fewer is there when x is.
+ * gemv_kernel: split-k gemv in registers. Grid: x = groups of activation rows (fastest, so that
+ * weights stay in the L2 cache) times groups of weight rows; y = tasks times matrices of a stack.
+ * Block: 8 warps, no dynamic shared memory. `split` warps share a weight row (gate and up: two
+ * rows): warp p takes the super-blocks (256 weights) p, p + split, ...; a lane takes weights 4 lane
+ * and 4 lane + 128 on of each. Weights are loaded to registers, SUPER_BLOCKS super-blocks at a
+ * time, the first before the kernel in front has ended: a row of up to 6144 weights is there when x
+ * is.
  *
- * Bytes moved per call: every weight row once per group of NX activation rows (from the
- * second-level cache after the first), the activation rows once per weight row group from the
- * first-level cache, the outputs.
+ * Bytes moved per call: every weight row once per group of NX activation rows (after the first from
+ * the L2 cache); the activation rows once per group of weight rows, from the L1 cache; the outputs.
  *
- * The order of additions of one output: per lane over its weights in sb order; the 32 lanes by
- * butterfly; the warps of the split in order. It depends on the shape of the weight alone, so a
- * row's numbers do not depend on how many rows there are.
+ * Order of additions of an output: a lane over its weights, super-blocks ascending; the 32 lanes by
+ * butterfly; the warps of the split in order. It depends on the weight's shape alone, so the
+ * numbers of a row do not depend on how many rows there are.
+ *
+ * Names in this folder: sb = super-block, n_sb = super-blocks of a row, limb = one of the three
+ * signed bytes that a value of x is split into, partials = partial sums of the warps that share a
+ * row.
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_CUH
 #define GLM_KERNELS_CUDA_GEMV_CUH
@@ -31,8 +35,8 @@
 /* How activation and output rows are numbered. */
 enum gemv_rows {
 	ROWS_PLAIN,     /* i -> i, of all activation rows */
-	ROWS_TO_HIDDEN, /* task's place i: x row row[i], y row first + i */
-	ROWS_TO_SLOTS,  /* x row first + i, y row place */
+	ROWS_TO_HIDDEN, /* slot i of the task: x row row[i], y row first + i */
+	ROWS_TO_SLOTS,  /* slot i of the task: x row first + i, y row slot[i] */
 };
 
 struct gemv_task {
@@ -42,41 +46,42 @@ struct gemv_task {
 	const float *x; /* its own x (gemv_kernel only); NULL: that of all */
 	int n_out;
 	bool add;
-	int n_x; /* with places: at most GEMV_ROWS */
+	int n_x; /* not ROWS_PLAIN: number of slots, at most GEMV_ROWS */
 	int first;
-	int32_t slot[GEMV_ROWS], row[GEMV_ROWS]; /* row: of x, place / n_used */
+	int32_t slot[GEMV_ROWS], row[GEMV_ROWS]; /* (token, rank) slots; row: of x, slot / n_used */
 };
 
 struct gemv_args {
 	struct gemv_task task[GEMV_TASKS]; /* of one type, n_in and row_bytes */
 	const struct cuda_tables *tables;
 	const float *x;
-	const uint2
-		*limbs; /* x for gemv_mma_kernel, see gemv_split_limbs; NULL: it makes them itself */
+	/* gemv_mma_kernel: x as limbs (gemv_split_limbs) and their scales; NULL: the kernel splits x */
+	const uint2 *limbs;
 	const float *scales;
-	int own_rows; /* rows of x that it makes itself, all matrices of the stack counted */
-	int item_end[GEMV_TASKS]; /* of gemv_mma_kernel: see there */
-	int unit; /* bytes that gemv_mma_kernel may copy at once: 16, 4 or 2; of gemv_kernel: whether
-				 four weights lie aligned */
+	int own_rows; /* x rows (of all matrices of a stack) whose limbs a block has room for */
+	int item_end[GEMV_TASKS]; /* gemv_mma_kernel: items of the tasks so far */
+	/* gemv_mma_kernel: bytes of a copy, 16, 4 or 2; gemv_kernel: whether four weights are aligned
+	 */
+	int unit;
 	int64_t x_row, y_row;     /* floats between rows */
 	int64_t x_stack, y_stack; /* floats between matrices of a stack */
 	int64_t row_bytes, stack_bytes;
 	int n_in, n_tasks, n_stack, n_rows; /* n_rows: ROWS_PLAIN */
 	int split, row_groups, out_most;    /* out_most: the largest n_out */
 	enum gemv_rows rows;
-	bool flat; /* of gemv_mma_kernel: rows are short and follow each other without a gap of lines */
-	bool glu, x_aligned; /* x_aligned: every x row begins at a multiple of 16 bytes and n_in is one
-							of 4 */
+	bool flat; /* gemv_mma_kernel: a row is one chunk, and rows are contiguous */
+	bool glu;
+	bool x_aligned; /* all x rows are 16-byte aligned and n_in is a multiple of 4 */
 };
 
-/* How a type wants x: as it is, or as limbs with the weights of a step of 32 dealt to lanes in one
- * of two ways. */
+/* The form of x that a type needs: floats, or limbs in one of two fragment orders (which lane has
+ * which weights of a step of 32: bytes_type<T>::QUADS). */
 enum limb_layout { LAYOUT_FLOATS, LAYOUT_EIGHTS, LAYOUT_QUADS };
 
 enum limb_layout gemv_limb_layout(enum dtype type);
 
-/* Whether gemv_mma_kernel makes the limbs of x itself: n_x is the most rows of x of a task.
- * Codebooks leave it less room. */
+/* Whether gemv_mma_kernel splits x into limbs itself, in shared memory. n_x: most rows of x of a
+ * task. The limits are the shared-memory budget that codebooks leave. */
 static inline bool gemv_makes_limbs(
 	const struct cuda_backend *b, enum dtype type, int n_x, int64_t n_in)
 {
@@ -87,23 +92,22 @@ static inline bool gemv_makes_limbs(
 	return n_x <= 2 && b->max_shared > 200 << 10 && values <= most;
 }
 
-/* How many warps share a weight row. Depends on the weight's type and shape alone; rows: of all
- * matrices of this shape that come together in decode. */
+/* The split-k factor: warps that share a weight row. It depends on the weight's type and shape
+ * alone. rows: weight rows of all matrices of this shape that decode multiplies together. */
 int gemv_k_split(enum dtype type, int64_t n_in, int64_t rows);
 
-/* Sets a->limbs and a->scales: all x rows, n_x per matrix of a stack, in scratch memory that the
- * next such call uses again. */
+/* Splits all x rows, n_x per matrix of a stack, into limbs in scratch memory; sets a->limbs and
+ * a->scales. They are valid until the next call. */
 bool gemv_split_limbs(
 	struct cuda_backend *b, struct gemv_args *a, int64_t n_x, enum limb_layout layout);
 
-/* Gives *a the limbs of x that its type wants, those of *last if they will do; none if the kernel
- * makes them itself. n_x: rows of x; most: of a task. */
+/* Gives *a the limbs of x that its type needs: those of *last if they have the same layout, none if
+ * the kernel splits x itself. n_x: rows of x; most: of a task. False: the failure is kept. */
 bool gemv_prepare_limbs(struct cuda_backend *b, struct gemv_args *a, enum dtype type, int64_t n_x,
 	int most, struct gemv_args *last, enum limb_layout *last_layout);
 
-/* Enqueues a->task[0 .. n_tasks) of the given type; sets what follows from the rest (groups,
- * alignment). The limbs of x are there if the type's layout asks for them and gemv_makes_limbs is
- * false. */
+/* Enqueues a->task[0 .. n_tasks), all of the given type; sets the fields that follow from the
+ * others (groups, alignment). gemv_prepare_limbs comes first. False: the failure is kept. */
 bool gemv_enqueue(struct cuda_backend *b, enum dtype type, struct gemv_args *a);
 
 typedef void gemv_launcher(struct cuda_backend *b, const struct gemv_args *a, int n_x);
@@ -132,7 +136,7 @@ static __device__ __forceinline__ void load_x(
 		v[i] = k + i < n_in ? x[k + i] : 0;
 }
 
-/* Four weights as they lie */
+/* Four weights as stored */
 template <int T> struct raw_four {
 	typedef uint2 type;
 	static __device__ __forceinline__ void get(uint2 r, float q[4])
@@ -173,8 +177,8 @@ static __device__ __forceinline__ typename raw_four<T>::type load_weights(
 		return make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16);
 }
 
-/* Four blocks of a multiprocessor for one x row: the weights of several routers are all on their
- * way at once. */
+/* One x row: four blocks per multiprocessor, so that the loads of several routers' weights overlap.
+ */
 template <int T, int NX, bool GLU>
 __global__ void __launch_bounds__(GEMV_WARPS * 32, NX == 1 ? 4 : 1)
 	gemv_kernel(const __grid_constant__ struct gemv_args a)
@@ -193,7 +197,7 @@ __global__ void __launch_bounds__(GEMV_WARPS * 32, NX == 1 ? 4 : 1)
 	int64_t at = stack * a.stack_bytes + min(out_first + warp / split, t.n_out - 1) * a.row_bytes;
 	int n_sb = (a.n_in + 255) / 256;
 
-	/* weights of the n_sb sb, sb + split, ... of this warp; nothing past the last */
+	/* loads this warp's super-blocks sb, sb + split, ...; zeros past the last */
 	typename raw_four<T>::type raw[SUPER_BLOCKS][W][2];
 	auto fetch = [&](int sb) {
 #pragma unroll

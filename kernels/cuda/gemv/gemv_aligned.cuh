@@ -1,16 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gemv_mma_kernel's task for the commonest case: one or two rows of x and matrices (no stacks) that
- * lie in whole lines of 16 bytes. The same sums in the same order (gemv_mma.cuh), with less between
- * the end of the op before and the first sum, and even shares: a block on each multiprocessor takes
- * rows 16 at a time, where gemv_mma_kernel's two would take one or two items each.
+ * The aligned gemv: gemv_mma_kernel's task (gemv_mma.cuh) for the commonest case, one or two rows
+ * of x and matrices (no stacks) whose rows are 16-byte aligned. The same sums in the same order, so
+ * the same bits. It is faster for two reasons: less code runs between the end of the op in front
+ * and the first product, and shares are even. One block per multiprocessor takes any number of
+ * 16-row items, where gemv_mma_kernel's two blocks take one or two items each.
  *
- * An item is 16 weight rows (glu: 8 of gate and 8 of up). Grid: a sb of items for each block; 16
- * warps in groups of `split`, which take the block's items in turns and meet on their own. Each
- * warp fetches STAGES chunks ahead, across items, the first ones before it waits for the op before.
- * Then the block makes the limbs of the x rows.
+ * An item is 16 weight rows (glu: 8 of gate and 8 of up). Grid: at most one block per
+ * multiprocessor, each with a contiguous range of items. Block: 16 warps in groups of `split`,
+ * which take the block's items in turns and synchronise on their own named barrier. A warp copies
+ * STAGES chunks ahead (cp.async), across items; the first copies start before it waits for the op
+ * in front. Then the block splits the x rows into limbs.
  *
- * Bytes moved: every packed row once; x once per block from the second-level cache.
+ * Bytes moved: every packed row once; x once per block from the L2 cache.
+ *
+ * Tried: bulk copies of row pieces in place of cp.async: slower, one warp issues them one by one
+ * (a1d192b). 8 warps a block, so that the next kernel fits beside it: the layer slower (a1d192b).
+ * Rolled limb loop, 96 registers, three stages: no gain (2b47bdd).
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_ALIGNED_CUH
 #define GLM_KERNELS_CUDA_GEMV_ALIGNED_CUH
@@ -37,7 +43,7 @@ struct gemv_aligned_args {
 	struct aligned_part part[ALIGNED_PARTS];
 };
 
-/* Shared memory: the stages of all warps, two buffers in which they meet, limbs, their scales */
+/* Shared memory: the stages of all warps, two buffers of partial sums, limbs, their scales */
 template <int T> static constexpr __host__ __device__ int aligned_ring_bytes()
 {
 	return ALIGNED_WARPS * ALIGNED_STAGES * MMA_ROWS *
@@ -51,7 +57,7 @@ template <int T> static size_t aligned_shared_bytes(int n_rows, int n_in)
 		   n_sb * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
 }
 
-/* Where an item lies */
+/* The position of an item: part and first row */
 struct item_position {
 	int part, row;
 };
@@ -130,8 +136,7 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 	for (int s = 0; s < STAGES; s++)
 		fetch();
 
-	/* where the n_sb of x lie that this warp makes limbs of; four at a time, so that their loads
-	 * are under way together */
+	/* this warp's super-blocks of x; four at a time, so that their loads overlap */
 	struct item_position p = aligned_item_position(a, first + group);
 	int own_sb = a.n_rows * n_sb, own_sb_index[4];
 	const float *own_x[4];
@@ -165,7 +170,7 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 
 	int stage = 0, turn = 0, r0 = lane / 4, c = lane % 4;
 	for (int item = first + group; item < end; turn++) {
-		/* one warp of the group in turns adds up: lane = x row and weight row */
+		/* the warps of a group take turns to add the partial sums: lane = x row and weight row */
 		bool adds = part == (turn & (split - 1));
 		int out_rows = a.glu ? 8 : 16, x_row = lane / out_rows, j = lane % out_rows;
 		bool add = a.add >> p.part & 1,
@@ -192,7 +197,8 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 			fetch();
 			stage = stage + 1 == STAGES ? 0 : stage + 1;
 		}
-		/* of two buffers, who writes one again has met everybody since it was read */
+		/* two buffers: before one is written again the group has passed the barrier behind its
+		 * reads */
 		float *here = partials + ((turn & 1) * WARPS + (warp & ~(split - 1))) * 32;
 		store_partials<2>(acc[0], here, part, lane);
 		if (split > 1)
@@ -217,7 +223,7 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 	copy_wait<0>();
 }
 
-/* False: not a case for this kernel. */
+/* False: the kernel does not apply; nothing was enqueued. */
 template <int T> static bool gemv_aligned_launch(struct cuda_backend *b, const struct gemv_args *p)
 {
 	struct gemv_aligned_args a = {};
@@ -234,8 +240,8 @@ template <int T> static bool gemv_aligned_launch(struct cuda_backend *b, const s
 		a.add |= (uint32_t)t->add << i;
 		all |= (uintptr_t)a.part[i].w | (uintptr_t)a.part[i].up;
 	}
-	/* gemv_mma_kernel has the finer shares where this one would leave more than a quarter of the
-	 * multiprocessors without work */
+	/* gemv_mma_kernel has smaller items: it is faster where this kernel would leave more than a
+	 * quarter of the multiprocessors without work */
 	int rounds = (items + b->n_sm - 1) / b->n_sm, blocks = items < b->n_sm ? items : b->n_sm;
 	if (all % 16 || 4 * (int64_t)items < 3 * (int64_t)rounds * b->n_sm)
 		return false;
@@ -253,7 +259,7 @@ template <int T> static bool gemv_aligned_launch(struct cuda_backend *b, const s
 	return true;
 }
 
-/* A gemv_launcher: the one of gemv_mma_kernel where this kernel is not for the type or the case. */
+/* A gemv_launcher: falls back to gemv_mma_kernel where the type or the case does not fit. */
 template <int T>
 static void gemv_packed_launch(struct cuda_backend *b, const struct gemv_args *a, int n_x)
 {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* latents: where gemv_chain_kernel (gemv_chain.cuh: grid, block, bytes moved) does not fit, the
- * kernels of their parts one after the other. */
+/* latents: its gemv steps, norm and cache rows as one launch of the fused gemv chain
+ * (gemv_chain.cuh: grid, block, bytes moved). Where the chain does not apply, the ops of its parts
+ * one after the other. */
 #include "kernels/cuda/gemv/gemv_chain.cuh"
 #include "kernels/cuda/gemv/gemv_chain_specialised.cuh"
 
-/* n products of one x. False: not for gemv_chain_kernel. */
+/* A step of n products of the same x. False: the chain does not apply. */
 static bool chain_step_set(struct chain_step *s, const struct matmul *parts, int n, const float *x)
 {
 	const struct weight *w = &parts->w;
@@ -46,7 +47,7 @@ static bool chain_applies(const struct cuda_backend *b, enum dtype type, int row
 	return b->has_pdl && rows <= 2 && (type == DTYPE_Q8_0 || type == DTYPE_Q4_K);
 }
 
-/* Whether two steps that chain_step_set has set can be one launch. */
+/* Whether two steps of chain_step_set fit one launch. */
 static bool chain_fits(const struct cuda_backend *b, enum dtype type, const struct chain_args *a)
 {
 	int most = INT_MAX / (b->n_sm + 1); /* shares are 32-bit products */
@@ -55,7 +56,7 @@ static bool chain_fits(const struct cuda_backend *b, enum dtype type, const stru
 		   chain_bytes(type, a) <= b->max_shared;
 }
 
-/* Part i of the first step goes elsewhere than to y */
+/* Sets the destination of part i of the first step. */
 static void chain_set_target(struct chain_args *a, int i, enum chain_target to)
 {
 	struct chain_step *s = &a->step[0];
@@ -73,7 +74,7 @@ static size_t specialised_shared_bytes(const struct chain_args *a)
 		   (size_t)(a->step[0].n_in / 256) * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
 }
 
-/* Whether gemv_chain_specialised_kernel can do it. */
+/* Whether gemv_chain_specialised_kernel applies. */
 static bool specialised_applies(const struct chain_args *a)
 {
 	const struct chain_step *first = &a->step[0], *second = &a->step[1];
@@ -89,8 +90,8 @@ static bool specialised_applies(const struct chain_args *a)
 	return true;
 }
 
-/* Whether the kernel may use that much memory, which is more than max_shared, for it has hardly any
- * static arrays. Asked once. */
+/* Whether the device gives the kernel its shared memory: more than max_shared, which leaves room
+ * for static arrays that this kernel hardly has. Queried once. */
 static bool specialised_supported(struct cuda_backend *b)
 {
 	int *known = &b->chain_supported, blocks = 0;
@@ -144,8 +145,8 @@ static void chain_launch(struct cuda_backend *b, enum dtype type, struct chain_a
 		chain_launch_type<DTYPE_Q4_K>(b, a);
 }
 
-/* Products, norms and cache rows in one launch; those of `in` that make none of the rest and are of
- * another type go before it. */
+/* Products, norm and cache rows in one launch. Products of `in` of another type that nothing here
+ * reads are enqueued before it. False: the chain does not apply, nothing was enqueued. */
 static bool chain_latents(struct cuda_backend *b, const struct batch *rows, const struct rope *rope,
 	const struct latents *l)
 {

@@ -1,26 +1,29 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gemv_chain_kernel: two steps of products of one or two rows in one launch, the second of what the
- * first one gives. gemv_aligned_kernel's arithmetic, order of additions and shares
- * (gemv_aligned.cuh), so the bits are the same; but what a warp fetches n_sb ahead from the
- * first step to the second: while the blocks meet and the limbs of the second x are made, its
- * weights are on their way.
+ * The fused gemv chain: two gemv steps of one or two rows in one launch, the second of the normed
+ * outputs of the first. Arithmetic, order of additions and shares are gemv_aligned_kernel's
+ * (gemv_aligned.cuh), so the bits are the same. What one launch saves: the copies of weights run
+ * ahead from the first step into the second, so the second step's weights arrive while the blocks
+ * exchange values and split the second x into limbs.
  *
- * Grid: one block per multiprocessor, ALIGNED_WARPS warps; with cache rows to append (struct
- * chain_args), the last block does that and nothing else.
+ * Grid: one block per multiprocessor, ALIGNED_WARPS warps. With cache rows to append (struct
+ * chain_args) the last block does that and nothing else.
  *
- * Between the steps values travel with a tag of the launch, eight bytes at once, so that a reader
- * knows what is there without a fence; a count of the items that are done says when it is worth
- * looking. Parts of the first step whose y others read go there with a fence and a count of their
- * own.
+ * Exchange between the steps, flag-in-data: a value travels with the launch's sequence tag in one
+ * 8-byte store, so a reader needs no fence. Readers first poll a counter of finished items; polling
+ * the values at once is slower (044f56b). Outputs of the first step that the cache block reads go
+ * to y with a release and a counter of their own.
  *
- * Blocks wait for each other, so all must find a place at the same time. They do: there is at most
- * one for each multiprocessor, kernels before this one never wait for it, and one behind it is not
- * started before all blocks of this one have called launch_dependents, that is, have been started.
- * The last block to leave the wait sets the counts back to zero and advances the tag; the next
- * launch polls when all kernels before it have ended.
+ * No deadlock: blocks wait for each other, so all must be resident at the same time. There is at
+ * most one per multiprocessor; kernels in front never wait for this one; a kernel behind starts
+ * only when all blocks of this one have called launch_dependents, that is, are resident. The last
+ * block to finish waiting resets the counters and advances the tag. The next launch reads them
+ * after all kernels in front have ended.
  *
- * Bytes moved: every packed row once; x of each step once per block from the second-level cache.
+ * Bytes moved: every packed row once; x of each step once per block from the L2 cache.
+ *
+ * Tried: bulk copies of row pieces, a third chunk in the ring, 96 or 112 registers: slower
+ * (044f56b).
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_CHAIN_CUH
 #define GLM_KERNELS_CUDA_GEMV_CHAIN_CUH
@@ -33,22 +36,21 @@
 #define CHAIN_PARTS   4
 #define CHAIN_THREADS (ALIGNED_WARPS * 32)
 
-/* In device memory, kept between launches: zero at first but for the tag */
+/* In device memory, kept between launches; zero at first but for the tag, which is 1 */
 struct chain_state {
-	alignas(
-		128) uint32_t items_done; /* of the first step that pass values on, done in this launch */
-	alignas(128) uint32_t append_items_done; /* and those whose y the last block reads */
-	alignas(128) uint32_t blocks_done;       /* blocks that have seen all they wait for */
-	alignas(128) uint32_t tag; /* of this launch, never that of memory that was only cleared */
+	alignas(128) uint32_t items_done; /* finished items of the first step that feed the second */
+	alignas(128) uint32_t append_items_done; /* finished items that the cache block reads */
+	alignas(128) uint32_t blocks_done;       /* blocks that wait for nothing more */
+	alignas(128) uint32_t tag;               /* sequence tag of this launch; never 0 */
 	alignas(128)
 		uint2 handoff[CUDA_CHAIN_VALUES]; /* value and tag: [x rows][n_in of the second step] */
 };
 
-/* Where y of a part goes */
+/* Destination of a part's outputs */
 enum chain_target {
 	CHAIN_TO_Y,
-	CHAIN_TO_CACHE_BLOCK, /* to y, and then to it */
-	CHAIN_TO_NEXT_STEP,   /* only to the second step */
+	CHAIN_TO_CACHE_BLOCK, /* y, and the cache block reads it */
+	CHAIN_TO_NEXT_STEP,   /* the second step only */
 };
 
 struct chain_part {
@@ -59,8 +61,8 @@ struct chain_part {
 };
 
 struct chain_step {
-	const float *x;    /* of the first step */
-	const float *gain; /* of the second step: x is normed first, as rms_norm does it */
+	const float *x;    /* first step only */
+	const float *gain; /* second step: x is normed with it, as rms_norm does */
 	int row_bytes, n_in, n_parts, n_items, log_split;
 	struct chain_part part[CHAIN_PARTS];
 };
@@ -69,12 +71,12 @@ struct chain_args {
 	struct chain_step step[2];
 	const struct cuda_tables *tables;
 	struct chain_state *state;
-	int n_rows, n_blocks; /* blocks that share the products */
-	uint32_t n_handoff_items,
-		n_append_items; /* items of the first step that go to the second, to the last block */
+	int n_rows, n_blocks; /* n_blocks: blocks that share the products */
+	/* items of the first step that feed the second step, the cache block */
+	uint32_t n_handoff_items, n_append_items;
 	float eps;
-	/* kv and key (which may be NULL) go to the caches; with either of them one block more than
-	 * n_blocks */
+	/* latents.kv and latents.key (each may be NULL) go to the caches; with either of them the grid
+	 * has one block more, the cache block */
 	struct batch rows;
 	struct rope rope;
 	struct latents latents;
@@ -101,8 +103,8 @@ static __device__ __forceinline__ void store_tagged(uint2 *to, float v, uint32_t
 	asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
 }
 
-/* v[4 i .. 4 i + 4) from the values handoff at at[i] and on, once all are there; their loads are
- * under way together */
+/* v[4 i .. 4 i + 4) = the values at at[i] and on, when all have this launch's tag. The loads of a
+ * poll overlap. */
 template <int N>
 static __device__ __forceinline__ void load_tagged(
 	const uint2 *handoff, const int at[N], uint32_t tag, float v[4 * N])
@@ -125,7 +127,8 @@ static __device__ __forceinline__ void load_tagged(
 	} while (!there);
 }
 
-/* Where this lane's eight values of a sb begin: four there, four further on (load_super_block) */
+/* Offset of this lane's first four values of a super-block; the other four follow as in
+ * load_super_block */
 template <bool QUADS> static __device__ __forceinline__ int sb_offset(int sb)
 {
 	int lane = threadIdx.x % 32;
@@ -162,15 +165,15 @@ static __device__ __forceinline__ struct item_position chain_item_position(
 	return p;
 }
 
-/* By one thread of each block, when all that it waits for and the tag have been seen: how many
- * blocks had left before. What comes of it can wait until the block has nothing else to do. */
+/* By one thread of each block, when the block waits for nothing more and has read the tag. Returns
+ * the number of blocks that did so before, for chain_reset, which may come much later. */
 static __device__ __forceinline__ uint32_t chain_exit(struct chain_state *state)
 {
 	__threadfence();
 	return atomicInc(&state->blocks_done, gridDim.x - 1);
 }
 
-/* The last one to leave makes the state that the next launch finds. */
+/* The last block resets the state for the next launch. before: from chain_exit. */
 static __device__ __forceinline__ void chain_reset(
 	struct chain_state *state, uint32_t before, uint32_t tag)
 {
@@ -181,7 +184,7 @@ static __device__ __forceinline__ void chain_reset(
 	state->tag = tag + 1 ? tag + 1 : 1;
 }
 
-/* The last block: the rows of the caches, when their values are there. */
+/* The cache block: appends cache rows when their values are there. */
 static __device__ __noinline__ void append_cache_rows(const struct chain_args &a)
 {
 	grid_dependency_wait();
@@ -258,8 +261,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 	extern __shared__ __align__(16) uint8_t shared[];
 	__shared__ double norm_sums[2][WARPS];
 	__shared__ uint32_t shared_tag;
-	__shared__ uint64_t
-		norm_barrier; /* where the warps that have a sb of the second x meet, once in a launch */
+	__shared__ uint64_t norm_barrier; /* of the warps with a super-block of the second x */
 	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
 	launch_dependents();
@@ -350,7 +352,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 				shared_tag = load_relaxed(&a.state->tag);
 			}
 			for (int u = warp; u < own_sb; u += 2 * WARPS) {
-				float v[2][8]; /* of two n_sb, so that their loads are under way together */
+				float v[2][8]; /* of two super-blocks: their loads overlap */
 #pragma unroll
 				for (int i = 0; i < 2; i++)
 					if (u + i * WARPS < own_sb)
@@ -368,7 +370,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 				while (load_relaxed(&a.state->items_done) != a.n_handoff_items)
 					;
 			__syncthreads();
-			/* one sb for each warp: of row `row`, sb w */
+			/* one super-block per warp: number w of row `row` */
 			int row = warp >= n_sb, w = warp - row * n_sb, k = sb_offset<type::QUADS>(warp),
 				sums_at = row * n_in + 4 * (w * 32 + lane);
 			float v[16];
@@ -379,8 +381,7 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 			}
 		}
 		__syncthreads();
-		if (s &&
-			threadIdx.x == CHAIN_THREADS - 1) /* not before the limbs: it takes a microsecond */
+		if (s && threadIdx.x == CHAIN_THREADS - 1) /* after the limbs, because it takes 1 us */
 			exited_before = chain_exit(a.state);
 
 		const uint2 *column =
@@ -391,7 +392,8 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 			scales[e] = limb_scales + min((2 * c + e) / 3, a.n_rows - 1) * n_sb;
 #pragma unroll 1
 		for (; item < end; turn++) {
-			/* one warp of the group in turns adds up: lane = x row and weight row */
+			/* the warps of a group take turns to add the partial sums: lane = x row and weight
+			 * row */
 			const struct chain_part &q = t.part[p.part];
 			bool adds = part == (turn & (split - 1));
 			int x_row = lane / 16, j = lane % 16, at = x_row * q.n_out + p.row + j;
@@ -410,7 +412,8 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 				fetch();
 				stage = stage + 1 == STAGES ? 0 : stage + 1;
 			}
-			/* of two buffers, who writes one again has met everybody since it was read */
+			/* two buffers: before one is written again the group has passed the barrier behind
+			 * its reads */
 			float *here = partials + ((turn & 1) * WARPS + (warp & ~(split - 1))) * 32;
 			store_partials<2>(acc[0], here, part, lane);
 			if (split > 1)

@@ -1,19 +1,24 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gemv_chain_kernel's task (gemv_chain.cuh) for one row and Q8_0, where rows of the first step are
- * shared by 8 warps and those of the second, of 8 n_sb, by 4: the same sums in the same order. One
- * warp more fetches, in bulk copies, and n_sb ahead through both steps: what it has place for is
- * most of what a block has to do, so while values pass from step to step the weights are there or
- * on their way.
+ * The warp-specialised form of the fused gemv chain (gemv_chain.cuh), for one row, Q8_0, a first
+ * step split over 8 warps and a second of 8 super-blocks split over 4: the same sums in the same
+ * order. A producer warp loads the weights of both steps by bulk copies into rings. The rings hold
+ * most of a block's weights, so while values pass between the steps the next weights are there or
+ * in flight.
  *
- * A block has two sides of 8 warps, which take its units in turns. A unit of the first step is 16
- * weight rows; warp w has sb 8 k + w of its piece k. One of the second is 32 rows, a pair of
- * items; warps 0 .. 3 have the first, 4 .. 7 the second, warp w sb 4 k + w % 4 of piece k = 0, 1.
- * A piece is a stage of the side's ring: 16 lines of 2176 bytes, of 16 rows or of half of rows r
- * and 16 + r.
+ * Grid, exchange, counters and cache block: as gemv_chain_kernel. Block: two sides of 8 warps,
+ * which take the block's units in turns, and the producer.
  *
- * Compute capability 9.0. Grid, cells, counts and the last block are gemv_chain_kernel's. Bytes
- * moved: every packed row once.
+ *      first step   a unit is 16 weight rows; of chunk k warp w has super-block 8 k + w
+ *      second step  a unit is 32 rows, two items: warps 0 .. 3 have the first, 4 .. 7 the
+ *                   second; of chunk k = 0, 1 warp w has super-block 4 k + w % 4
+ *      chunk        a stage of the side's ring: 16 lines of 2176 bytes, of 16 rows or of half
+ *                   of rows r and 16 + r
+ *
+ * Compute capability 9.0. Bytes moved: every packed row once; x of each step once per block from
+ * the L2 cache.
+ *
+ * Tried: a ring stage moved to registers before x is there: the layer slower (664708c).
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_CHAIN_SPECIALISED_CUH
 #define GLM_KERNELS_CUDA_GEMV_CHAIN_SPECIALISED_CUH
@@ -27,17 +32,18 @@
 #define WS_STAGES       3
 #define WS_SB_BYTES     (256 / 32 * 34)
 #define WS_LINE         (8 * WS_SB_BYTES)
-#define WS_STRIDE       (WS_LINE + 16) /* in shared memory: lines meet in no bank */
+#define WS_STRIDE       (WS_LINE + 16) /* in shared memory: no bank conflicts */
 #define WS_STAGE        (MMA_ROWS * WS_STRIDE)
-#define WS_SUPER_BLOCKS 24 /* of the first x, at most; no warp has more than two */
+#define WS_SUPER_BLOCKS 24 /* of the first x, at most: two per warp */
 
-/* Shared memory: the rings, where warps meet, limbs of x, their scales */
+/* Shared memory: rings, partial sums, limbs of x, their scales */
 #define WS_PARTIALS (2 * WS_STAGES * WS_STAGE)
 #define WS_LIMBS    (WS_PARTIALS + 2 * WS_WARPS * MMA_ROWS * 4)
 #define WS_BYTES    (WS_LIMBS + WS_SUPER_BLOCKS * (SUPER_BLOCK_LIMBS * 8 + 4))
 
-/* Names of barriers: all warps that compute, twice; one side; the feeder behind all; groups from
- * WS_GROUP on */
+/* Named barriers: all consumer warps (two), one side, the producer behind all, groups from WS_GROUP
+ * on
+ */
 enum { WS_ALL = 1, WS_READ, WS_NORM, WS_DONE, WS_GROUP };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -46,9 +52,9 @@ struct ws_barriers {
 	uint64_t full[2][WS_STAGES], empty[2][WS_STAGES], norm_barrier;
 };
 
-/* A side's units of a step: from `first`, every second one, before `end`; pieces of each */
+/* A side's units of a step: first, first + 2, ... below end; chunks of each */
 struct ws_share {
-	int first, end, pieces;
+	int first, end, chunks;
 };
 
 static __device__ __forceinline__ struct ws_share ws_share_of(
@@ -59,7 +65,7 @@ static __device__ __forceinline__ struct ws_share ws_share_of(
 		s ? 2 : a.step[s].n_in / 2048};
 }
 
-/* By one warp: half of it feeds a side. */
+/* The producer warp: each half of it loads the weights of a side. */
 static __device__ __forceinline__ void ws_produce(
 	const struct chain_args &a, uint8_t *ring, struct ws_barriers *b, int lane)
 {
@@ -74,7 +80,7 @@ static __device__ __forceinline__ void ws_produce(
 			struct item_position p = chain_item_position(t, u << s);
 			const uint8_t *from = t.part[p.part].w + (int64_t)(p.row + row) * t.row_bytes;
 #pragma unroll 1
-			for (int k = 0; k < share.pieces; k++) {
+			for (int k = 0; k < share.chunks; k++) {
 				uint32_t full = shared_address(&b->full[side][stage]), at = to + stage * WS_STAGE;
 				if (round)
 					mbarrier_wait(shared_address(&b->empty[side][stage]), (round + 1) & 1);
@@ -137,7 +143,7 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 	int side = warp / WS_SIDE, w = warp % WS_SIDE, r0 = lane / 4, c = lane % 4, stage = 0;
 	const uint8_t *ring = shared + side * (WS_STAGES * WS_STAGE) + r0 * WS_STRIDE;
 	uint32_t parity = 0;
-	auto used = [&]() { /* the stage may be overwritten */
+	auto used = [&]() { /* releases the stage to the producer */
 		__syncwarp();
 		if (!lane)
 			mbarrier_arrive(shared_address(&bars.empty[side][stage]));
@@ -153,7 +159,7 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 		int n_sb = t.n_in / 256, log_split = 3 - s, split = 1 << log_split, part = w & (split - 1),
 			turn = 0;
 		const uint8_t *mine =
-			ring + w * WS_SB_BYTES; /* the second item of a pair lies half a line further on */
+			ring + w * WS_SB_BYTES; /* the second item of a unit is half a line further on */
 		float *scales = (float *)(limbs + n_sb * SUPER_BLOCK_LIMBS);
 		const uint2 *column = r0 < 3 ? limbs + part * SUPER_BLOCK_LIMBS + r0 * 4 + c : NULL;
 		if (!s) {
@@ -171,7 +177,7 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 					write_limbs(v[i], limbs + (warp + i * WS_WARPS) * SUPER_BLOCK_LIMBS,
 						scales + warp + i * WS_WARPS);
 			named_barrier_sync(WS_ALL, WS_WARPS * 32);
-		} else if (side) { /* this side's warps have a sb each */
+		} else if (side) { /* the warps of this side have a super-block each */
 			uint32_t tag = shared_tag;
 			float v[16], g[8];
 			load_full_super_block<true>(t.gain, w, g);
@@ -182,7 +188,7 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 			load_and_norm<true>(a.state->handoff, sb_offset<true>(w), 4 * (w * 32 + lane), 1024,
 				tag, w, n_sb, norm_sums, shared_address(&bars.norm_barrier), t.n_in, a.eps, g, v);
 			named_barrier_sync(
-				WS_READ, WS_WARPS * 32); /* nobody reads the limbs of the first x any more */
+				WS_READ, WS_WARPS * 32); /* the limbs of the first x have been used */
 			write_limbs(v, limbs + w * SUPER_BLOCK_LIMBS, scales + w);
 			named_barrier_sync(WS_ALL, WS_WARPS * 32);
 			named_barrier_arrive(WS_DONE, WS_THREADS);
@@ -201,7 +207,7 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 			enum chain_target to = q.to;
 			float acc[1][4] = {{0, 0, 0, 0}};
 #pragma unroll 1
-			for (int k = 0; k < share.pieces; k++) {
+			for (int k = 0; k < share.chunks; k++) {
 				mbarrier_wait(shared_address(&bars.full[side][stage]), parity);
 				const uint8_t *row = mine + stage * WS_STAGE;
 				float x_scale = scales[k * split + part];
@@ -212,7 +218,8 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 					lane_tables{shared, 0}, at_sb, x_scales, acc);
 				used();
 			}
-			/* of two buffers, who writes one again has met everybody since it was read */
+			/* two buffers: before one is written again the group has passed the barrier behind
+			 * its reads */
 			float *here = partials + ((turn & 1) * WS_WARPS + (warp & ~(split - 1))) * MMA_ROWS;
 			store_partials<1>(acc[0], here, part, lane);
 			named_barrier_sync(WS_GROUP + (s ? 2 + warp / 4 : side), split * 32);

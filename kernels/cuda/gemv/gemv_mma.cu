@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Which types gemv_mma_kernel (gemv_mma.cuh) takes, and limbs_kernel, which prepares x for it.
- */
+/* limbs_kernel, which splits x into limbs for gemv_mma_kernel (gemv_mma.cuh: grid, block, bytes
+ * moved), and what depends on the type: limb layout and split-k factor. */
 #include "kernels/cuda/gemv/gemv_mma.cuh"
 
 template <bool QUADS>
@@ -42,7 +42,7 @@ int gemv_k_split(enum dtype type, int64_t n_in, int64_t rows)
 		PACKED_TYPES_B(CASE)
 		PACKED_TYPES_C(CASE)
 #undef CASE
-	default: /* floats: all warps of a block, if each has two n_sb */
+	default: /* floats: all warps of a block, if each has two super-blocks */
 		return n_sb >= 16 ? 8 : n_sb >= 8 ? 4 : n_sb >= 4 ? 2 : 1;
 	}
 }

@@ -1,28 +1,30 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gemv_kernel's task, done by the integer matrix units, for packed types.
+ * gemv for packed weights on the integer tensor cores, exact up to one rounding per super-block.
  *
- * limbs_kernel turns 256 values of x at a time into whole numbers of 24 bits with one scale, and
- * those into three signed bytes, so a row of x becomes three columns. Packed weights are signed
- * bytes times a scale (block_bytes.cuh). One m16n8k32 product takes 16 weight rows x 32 weights to
- * 8 columns; everything is exact until the sum over 256 weights (32 where the type has float
- * scales) becomes a float. x loses what is below 2^-24 of the largest of its 256 neighbours.
+ * Algorithm: Ozaki split. 256 values of x become 24-bit integers with one scale, and those three
+ * signed bytes (limbs), so a row of x becomes three columns. Packed weights are signed bytes times
+ * a scale (block_bytes.cuh). One mma.m16n8k32 multiplies 16 weight rows x 32 weights by 8 columns.
+ * Sums are exact integers over 256 weights (32 where the type has float scales), then become a
+ * float. x loses what is below 2^-24 of the largest value of its super-block.
  *
- * limbs_kernel: grid (n_sb of 256 values, x rows), block 32. gemv_mma_kernel: grid-stride over
- * items = tasks times matrices of a stack times groups of weight rows times groups of x rows
- * (fastest); 16 weight rows a warp; otherwise as gemv_kernel.
+ * limbs_kernel: grid (super-blocks, x rows), block 32. gemv_mma_kernel: grid-stride over items =
+ * tasks x matrices of a stack x groups of weight rows x groups of x rows (fastest); 16 weight rows
+ * a warp; split-k as in gemv_kernel; weights come by cp.async, STAGES chunks ahead.
  *
- *      lane = 4 r + c:  rows r and r + 8 of the tile, eight weights of each step of 32
- *      columns:         3 x + digit, x = activation row of the group (2, 5 or 8 rows: 1, 2 or 3
- * tiles of 8) limbs:          [x row][sb][step][digit][c] of 8 bytes, then scales [x row][sb]
+ *      lane = 4 r + c   rows r and r + 8 of the tile, eight weights of each step of 32
+ *      columns          3 x + limb, x = activation row of the group: 2, 5 or 8 rows are 1, 2 or
+ *                       3 tiles of 8 columns
+ *      limbs            [x row][sb][step][limb][c] of 8 bytes, then scales [x row][sb]
  *
- * Blocks with few x rows make the limbs themselves (gemv_makes_limbs), those of all matrices of a
- * stack that they meet at once.
+ * With one or two x rows a block splits x itself (gemv_makes_limbs), for all matrices of a stack
+ * that it has items of at once.
  *
- * Bytes moved: every packed row once per group of x rows; x once by limbs_kernel, or by each
- * block, and 3 bytes a value per 16 weight rows from the caches or shared memory. The order of
- * additions depends on the shape of the weight alone: n_sb in order, over the warps of the split in
- * order, limbs in order.
+ * Bytes moved: every packed row once per group of x rows; x once by limbs_kernel or by each block;
+ * 3 bytes a value per 16 weight rows from the caches or shared memory.
+ *
+ * Order of additions: super-blocks ascending, the warps of the split in order, limbs in order. It
+ * depends on the weight's shape alone.
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_MMA_CUH
 #define GLM_KERNELS_CUDA_GEMV_MMA_CUH
@@ -33,7 +35,7 @@
 #include <limits.h>
 
 #define MMA_ROWS          16
-#define SUPER_BLOCK_LIMBS 96 /* uint2 of one sb of one x row */
+#define SUPER_BLOCK_LIMBS 96 /* uint2 of one super-block of one x row */
 
 static __device__ __forceinline__ void mma_16832(int d[4], const uint32_t a[4], uint2 b, int c)
 {
@@ -65,26 +67,25 @@ static __device__ __forceinline__ void copy_word(uint32_t shared, const void *gl
 	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global));
 }
 
-/* How weights lie in shared memory: CHUNK n_sb of each of 16 rows, a row at a multiple of STRIDE.
- * When whole lines are copied a chunk begins PHASE bytes after a line's start, at most; the same
- * for all rows. */
+/* A stage in shared memory: CHUNK super-blocks of each of 16 rows, rows STRIDE bytes apart. Whole
+ * 16-byte lines are copied, so a chunk begins up to PHASE bytes after a line's start, the same for
+ * all rows. */
 template <int T, int CHUNK> struct gemv_stage {
 	static constexpr int BYTES = CHUNK * packed<T>::SUPER_BLOCK_BYTES;
 	static constexpr int PHASE = BYTES % 16 == 0 ? 0 : BYTES % 8 == 0 ? 8 : 14;
-	static constexpr int LINES = ((BYTES + PHASE + 15) / 16) | 1; /* odd: rows meet in few banks */
+	static constexpr int LINES = ((BYTES + PHASE + 15) / 16) | 1; /* odd: few bank conflicts */
 	static constexpr int STRIDE = LINES * 16;
 	static constexpr int ROUNDS = (8 * LINES + 31) / 32; /* copies of a lane for eight rows */
 	static constexpr int TABLES = bytes_type<T>::TABLES ? 49152 : 0;
 };
 
-/* Floats per row in which the warps of a block meet: sums of two x rows, or columns */
+/* Partial sums per weight row: of two x rows, or of all columns */
 static constexpr __host__ __device__ int partials_per_row(int tiles)
 {
 	return tiles == 1 ? 2 : tiles * 8;
 }
 
-/* Where a block is in its list of items: task, matrix of the stack, first weight row, group of x
- * rows (fastest). */
+/* An item: task, matrix of the stack, first weight row, group of x rows (fastest) */
 struct gemv_mma_position {
 	int task, stack, out_first, row_group;
 };
@@ -135,8 +136,8 @@ static __device__ __forceinline__ void load_super_block(
 	load_x(x, k + (QUADS ? 16 : 4), n_in, aligned, v + 4);
 }
 
-/* 256 values, eight per lane, as limbs and scale; by one warp. Lane 4 s + c has the values of step
- * s that are dealt to lane c. */
+/* Splits 256 values, eight per lane, into limbs and a scale; by one warp. Lane 4 s + c has the
+ * values of step s that lane c multiplies (fragment order). */
 static __device__ __forceinline__ void write_limbs(const float v[8], uint2 *limbs, float *scale_to)
 {
 	int lane = threadIdx.x % 32, s = lane / 4, c = lane % 4;
@@ -149,9 +150,9 @@ static __device__ __forceinline__ void write_limbs(const float v[8], uint2 *limb
 	bool tiny = most < 0x1p-100f;
 	float inv = tiny ? 0.0f : __fdiv_rn(8323072.0f, most),
 		  scale = tiny ? 0.0f : __fdiv_rn(most, 8323072.0f);
-	/* The nearest whole number n is what 2^23 of its sign in front leaves in the last bits of a
-	 * float. The bytes of n + 0x808080 are the limbs of n, 128 more each. Where infinities or NaN
-	 * are among the values all n are zero. */
+	/* Adding 2^23 with the value's sign leaves the nearest integer n in the low mantissa bits. The
+	 * bytes of n + 0x808080 are the limbs of n, each plus 128. If a value is infinite or NaN, all
+	 * limbs are zero; the scale is infinite or NaN and makes every product NaN. */
 	uint32_t word[3][2], kept = top < 0x7f800000 ? 0xffffffff : 0;
 #pragma unroll
 	for (int q = 0; q < 2; q++) {
@@ -176,9 +177,9 @@ static __device__ __forceinline__ void write_limbs(const float v[8], uint2 *limb
 		*scale_to = scale;
 }
 
-/* Adds the products of one sb of 16 weight rows and 8 * TILES columns of limbs to acc. p0, p1:
- * the sb of rows r and r + 8; left: values of x from here on; column: this lane's part of each
- * tile, NULL: nothing there. */
+/* acc += one super-block of 16 weight rows times 8 * TILES columns of limbs. p0, p1: the
+ * super-block of rows r and r + 8; u: its number in the stage; left: values of x from here on;
+ * column: this lane's limbs of each tile (NULL: it has no column); x_scale: of its two columns. */
 template <int T, int TILES, int UNROLL = 8>
 static __device__ __forceinline__ void super_block_mma(const uint8_t *p0, const uint8_t *p1, int u,
 	int left, int c, const struct cuda_tables *t, const struct lane_tables &tables,
@@ -282,8 +283,8 @@ static __device__ __forceinline__ void super_block_mma(const uint8_t *p0, const 
 		}
 }
 
-/* Columns 0, 1, 2 and 3, 4, 5 are the limbs of x rows 0 and 1: their sums meet in lanes 0 and 2 of
- * a row. */
+/* The limbs' sums as one value. Columns 0, 1, 2 and 3, 4, 5 are the limbs of x rows 0 and 1; the
+ * values come out in lanes 0 and 2 of a row's four lanes. */
 static __device__ __forceinline__ float combine_limbs(const float two[2], int lane)
 {
 	float b0 = __shfl_sync(0xffffffffu, two[0], (lane & ~3) | 1),
@@ -336,7 +337,7 @@ static __device__ __forceinline__ void add_warp_partials(
 		}
 }
 
-/* OWN: the block makes the limbs of its x rows itself and keeps them in shared memory */
+/* OWN: the block splits its x rows into limbs itself, in shared memory. */
 template <int T, int TILES, bool OWN, int WARPS, int STAGES, int CHUNK, int BLOCKS>
 __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	gemv_mma_kernel(const __grid_constant__ struct gemv_args a)
@@ -359,8 +360,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	uint2 *limbs = (uint2 *)(partials + PARTIAL_BUFFERS * WARPS * MMA_ROWS * PARTIALS);
 	float *own_scales = (float *)(limbs + (OWN ? a.own_rows * n_sb * SUPER_BLOCK_LIMBS : 0));
 	struct lane_tables tables = {shared, 4u * lane};
-	/* this warp's stages; kept in registers so that the compiler does not compute them anew for
-	 * every access */
+	/* this warp's stages; the asm keeps them in registers, else they are recomputed at every access
+	 */
 	uint32_t stages = shape::TABLES + warp * (STAGES * STAGE),
 			 lines_to = (uint32_t)__cvta_generic_to_shared(shared) + stages + 16 * lane;
 	asm("" : "+r"(stages), "+r"(lines_to));
@@ -370,7 +371,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 
 	launch_dependents();
 
-	/* What is fetched n_sb ahead of what is computed, across items. Eight rows lie in a stage line
+	/* Copies run STAGES chunks ahead of the products, across items. Eight rows lie in a stage line
 	 * after line: line 32 i + lane of them comes from lines_from[i] past the first row. */
 	struct gemv_mma_position ahead = first_item(a, item, block_rows), now = ahead;
 	int ahead_items = end - item, ahead_chunk = part, ahead_stage = 0, ahead_out = 0,
@@ -393,7 +394,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 		if (ahead_items > 0 && part < chunks) {
 			int at = ahead_chunk * shape::BYTES, bytes = min(shape::BYTES, (int)a.row_bytes - at);
 			if (FLAT && a.flat && rows_there == w_rows) {
-				/* a row is one chunk, and eight of them follow each other without a gap */
+				/* a row is one chunk, and eight rows are contiguous */
 				for (int i = lane; i < (int)a.row_bytes; i += 32) {
 					bool second = 2 * i >= (int)a.row_bytes;
 					int at8 = i - (second ? (int)a.row_bytes / 2 : 0);
@@ -450,11 +451,11 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 		__syncthreads();
 
 	int stage = 0, turn = 0;
-	/* which x rows the limbs are of: so many from matrix own_stack on, or the first and the last
-	 * one */
+	/* the x rows whose limbs are in shared memory: own_made of them from matrix own_stack on, or
+	 * (own_x) the numbers of the first and the last */
 	int own_stack = 0, own_made = 0;
 	int64_t own_x = -1;
-	/* of n_x x rows from matrix own_stack on; four n_sb of a warp at a time, so that their loads
+	/* of n_x x rows from matrix own_stack on; four super-blocks of a warp at a time: their loads
 	 * are under way together */
 	auto make_own = [&](int n_slots, int n_x, auto x_row) {
 		for (int u = warp; u < n_slots * n_sb; u += 4 * WARPS) {
@@ -484,7 +485,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 				   : a.rows == ROWS_TO_HIDDEN ? t.row[i]
 											  : t.first + i;
 		};
-		if (OWN) { /* nobody uses the former ones: all have met since */
+		if (OWN) { /* overwriting limbs is safe: the block has synchronised since their last use */
 			int64_t this_x = (int64_t)x_row(0) << 32 | x_row(n_x - 1);
 			bool plain = a.rows == ROWS_PLAIN;
 			if (plain ? (now.stack - own_stack + 1) * n_x > own_made : this_x != own_x) {
@@ -495,8 +496,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			own_x = this_x;
 		}
 		int own_slot = (now.stack - own_stack) * n_x;
-		/* where this lane's part of each tile of columns lies, and the scales for its accumulators'
-		 * columns */
+		/* this lane's limbs of each tile of columns, and the scales of its accumulators' columns */
 		const uint2 *column[TILES];
 		const float *scales[TILES][2];
 #pragma unroll
@@ -515,7 +515,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			}
 		}
 
-		/* what a sum is added to is on its way meanwhile */
+		/* prefetch of the values that sums are added to */
 		auto output_of = [&](int i, int &r, int &j) {
 			r = TILES == 1 ? i >= block_rows : i / block_rows;
 			j = i - r * block_rows;
@@ -566,8 +566,8 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 			stage = stage + 1 == STAGES ? 0 : stage + 1;
 		}
 
-		/* the warps meet; of two buffers, who writes one again has met everybody since it was read
-		 */
+		/* Combine the warps' partial sums. With two buffers one barrier per item is enough: before
+		 * a buffer is written again all warps have passed the barrier behind its reads. */
 		float *here = partials + turn * (WARPS * MMA_ROWS * PARTIALS);
 		turn = (turn + 1) % PARTIAL_BUFFERS;
 		store_warp_partials<TILES>(acc, here, warp, lane, r0, c);
@@ -590,7 +590,7 @@ __global__ void __launch_bounds__(WARPS * 32, BLOCKS)
 	copy_wait<0>();
 }
 
-/* Shared memory of a block that makes the limbs of n_x rows */
+/* Shared memory of a block that splits n_x rows into limbs */
 template <int T, int TILES, int WARPS, int STAGES, int CHUNK>
 static size_t gemv_mma_shared_bytes(int n_x, int64_t n_in)
 {
@@ -602,9 +602,9 @@ static size_t gemv_mma_shared_bytes(int n_x, int64_t n_in)
 		   groups * (SUPER_BLOCK_LIMBS * sizeof(uint2)) + (groups + 3) / 4 * 16;
 }
 
-/* How a block of a type is cut: n_sb a stage (a copy costs by the 128-byte lines that it touches,
- * so some hundred bytes of a row at a time), stages a warp, warps, blocks on a multiprocessor.
- * SMALL: for cards with less shared memory. */
+/* The tiling of a type: super-blocks of a stage, stages of a warp, warps, blocks of a
+ * multiprocessor. A copy costs by the 128-byte lines that it touches, so a stage has some hundred
+ * bytes of a row. SMALL: for cards with less shared memory. */
 template <int T, bool SMALL> struct gemv_tiling {
 	static constexpr int SB_BYTES = packed<T>::SUPER_BLOCK_BYTES;
 	static constexpr int CHUNK = SB_BYTES >= 150 ? 1 : SB_BYTES >= 98 ? 2 : 4;
@@ -616,8 +616,8 @@ template <int T, bool SMALL> struct gemv_tiling {
 #define MMA_SMALL_BYTES                                                                            \
 	(92 << 10) /* of shared memory, what every card from sm_80 on gives a block */
 
-/* How many warps share a weight row: each has two stages to do, or one if there are few rows. rows:
- * of all matrices of this shape that come together. */
+/* The split-k factor: each warp of a split has two stages to do, or one if there are few weight
+ * rows. rows: of all matrices of this shape that are multiplied together. */
 template <int T> static int gemv_mma_k_split(int64_t n_in, int64_t rows)
 {
 	typedef struct gemv_tiling<T, false> cut;
@@ -651,7 +651,7 @@ static void gemv_mma_launch_tiling(struct cuda_backend *b, const struct gemv_arg
 	a.unit = all % 16 == 0 ? 16 : all % 4 == 0 && gemv_stage<T, CHUNK>::BYTES % 4 == 0 ? 4 : 2;
 	int blocks = cut::BLOCKS * b->n_sm;
 	blocks = items < blocks ? items : blocks;
-	/* a block of plain rows makes the limbs of all matrices that it partials at once */
+	/* a block splits the x rows of all matrices of the stack that it has items of at once */
 	int stack_items = items / a.n_stack,
 		stacks = items ? ((items + blocks - 1) / blocks + stack_items - 2) / stack_items + 1 : 1;
 	stacks = stacks < a.n_stack ? stacks : a.n_stack;
@@ -674,7 +674,7 @@ static void gemv_mma_launch_as(struct cuda_backend *b, const struct gemv_args *a
 							   gemv_stage<T, cut::CHUNK>::TABLES +
 							   cut::WARPS * MMA_ROWS * partials_per_row(TILES) * 4 >
 						   MMA_SMALL_BYTES;
-	/* on small cards limbs come from limbs_kernel, see gemv_makes_limbs */
+	/* on cards with little shared memory limbs come from limbs_kernel (gemv_makes_limbs) */
 	if constexpr (LARGE && !OWN)
 		if (gemv_mma_shared_bytes<T, TILES, cut::WARPS, cut::STAGES, cut::CHUNK>(0, 0) >
 			b->max_shared) {

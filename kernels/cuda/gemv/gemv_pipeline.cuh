@@ -71,7 +71,8 @@ template <int T> struct item_stage {
 			}
 			return;
 		}
-		/* in place of rows past the end the last one again; nobody stores what comes of them */
+		/* rows past the end repeat the last one; their results are not stored. Not unrolled: it is
+		 * rare, and unrolled it costs the chain registers. */
 #pragma unroll 1
 		for (int row = 0; row < MMA_ROWS; row++) {
 			int r = min(pairs ? row % 8 : row, n_rows - 1);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * matmul, stacked_matmul and the first half of ffn: they fill tasks of gemv_kernel, gemv_mma_kernel
- * and gemv_aligned_kernel (grid, block and bytes moved: gemv.cuh, gemv_mma.cuh,
- * gemv_aligned.cuh). Tasks travel as kernel arguments, GEMV_TASKS at a time, so no table
- * is uploaded.
+ * matmul, stacked_matmul and the first half of ffn for decode: they fill tasks of the gemv kernels
+ * (gemv.cuh, gemv_mma.cuh, gemv_aligned.cuh: grid, block, bytes moved). With more than
+ * DECODE_MAX_ROWS rows they call the gemm (gemm.cuh). Tasks travel as kernel arguments, GEMV_TASKS
+ * at a time, so no table is uploaded.
  */
 #include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/gemm/gemm.cuh"
