@@ -35,7 +35,6 @@
 #define SELECT_THREADS 1024
 #define SLICE          (4 * SELECT_THREADS)
 #define MAP_MAX        (1 << 18) /* positions that the map in shared memory has scratch for */
-#define SCORE_MAX      ((size_t)64 << 20)
 
 /* Zero between calls: the last block of a row clears it. */
 struct select_state {
