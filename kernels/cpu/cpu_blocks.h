@@ -395,12 +395,12 @@ ALWAYS_INLINE void prefetch_rows(const uint8_t *p, size_t row_bytes, size_t at, 
 
 /* As SUPER_BLOCK_ROWS, for blocks of 32 weights. Converting scales would be half of the work, so
  * four are converted together and reloaded from memory, which keeps the vector units free. */
-#define ROWS_32(type)                                                                              \
+#define ROWS_32(type, block)                                                                       \
 	static void type##_decode(const uint8_t *p, float *dst, size_t n)                              \
 	{                                                                                              \
 		for (; n; n -= 32, p += sizeof(struct block_##type), dst += 32) {                          \
 			struct sink s = {.dst = dst};                                                          \
-			type##_block(p, v16_set(half_at(p)), &s, true);                                        \
+			block(p, v16_set(half_at(p)), &s, true);                                               \
 		}                                                                                          \
 	}                                                                                              \
 	static void type##_sum4(                                                                       \
@@ -413,10 +413,10 @@ ALWAYS_INLINE void prefetch_rows(const uint8_t *p, size_t row_bytes, size_t at, 
 			a.x = b.x = c.x = d.x = x;                                                             \
 			prefetch_rows(p, row_bytes, at, sizeof(struct block_##type));                          \
 			halves4(p + at, q + at, r + at, t + at, scale);                                        \
-			type##_block(p + at, v16_set(scale[0]), &a, false);                                    \
-			type##_block(q + at, v16_set(scale[1]), &b, false);                                    \
-			type##_block(r + at, v16_set(scale[2]), &c, false);                                    \
-			type##_block(t + at, v16_set(scale[3]), &d, false);                                    \
+			block(p + at, v16_set(scale[0]), &a, false);                                           \
+			block(q + at, v16_set(scale[1]), &b, false);                                           \
+			block(r + at, v16_set(scale[2]), &c, false);                                           \
+			block(t + at, v16_set(scale[3]), &d, false);                                           \
 		}                                                                                          \
 		sum[0] = a.sum;                                                                            \
 		sum[1] = b.sum;                                                                            \
@@ -428,7 +428,7 @@ ALWAYS_INLINE void prefetch_rows(const uint8_t *p, size_t row_bytes, size_t at, 
 		struct sink s = {.sum = v16_set(0)};                                                       \
 		for (; n; n -= 32, p += sizeof(struct block_##type), x += 32) {                            \
 			s.x = x;                                                                               \
-			type##_block(p, v16_set(half_at(p)), &s, false);                                       \
+			block(p, v16_set(half_at(p)), &s, false);                                              \
 		}                                                                                          \
 		*sum = s.sum;                                                                              \
 	}
@@ -445,12 +445,12 @@ ALWAYS_INLINE void halves4(
 	__asm__("" : "+m"(*(float(*)[4])out)); /* prevents shuffles out of the register */
 }
 
-#define SUPER_BLOCK_ROWS(type)                                                                     \
+#define SUPER_BLOCK_ROWS(type, block)                                                              \
 	static void type##_decode(const uint8_t *p, float *dst, size_t n)                              \
 	{                                                                                              \
 		for (; n; n -= 256, p += sizeof(struct block_##type), dst += 256) {                        \
 			struct sink s = {.dst = dst};                                                          \
-			type##_block(p, &s, true);                                                             \
+			block(p, &s, true);                                                                    \
 		}                                                                                          \
 	}                                                                                              \
 	static void type##_sum4(                                                                       \
@@ -461,10 +461,10 @@ ALWAYS_INLINE void halves4(
 		for (size_t at = 0; n; n -= 256, at += sizeof(struct block_##type), x += 256) {            \
 			a.x = b.x = c.x = d.x = x;                                                             \
 			prefetch_rows(p, row_bytes, at, sizeof(struct block_##type));                          \
-			type##_block(p + at, &a, false);                                                       \
-			type##_block(q + at, &b, false);                                                       \
-			type##_block(r + at, &c, false);                                                       \
-			type##_block(t + at, &d, false);                                                       \
+			block(p + at, &a, false);                                                              \
+			block(q + at, &b, false);                                                              \
+			block(r + at, &c, false);                                                              \
+			block(t + at, &d, false);                                                              \
 		}                                                                                          \
 		sum[0] = a.sum;                                                                            \
 		sum[1] = b.sum;                                                                            \
@@ -476,9 +476,43 @@ ALWAYS_INLINE void halves4(
 		struct sink s = {.sum = v16_set(0)};                                                       \
 		for (; n; n -= 256, p += sizeof(struct block_##type), x += 256) {                          \
 			s.x = x;                                                                               \
-			type##_block(p, &s, false);                                                            \
+			block(p, &s, false);                                                                   \
 		}                                                                                          \
 		*sum = s.sum;                                                                              \
 	}
+
+/* The rows of all packed types. FASTEST(type): its block function; the AVX-512 file has other ones
+ * for some types. */
+#define PACKED_ROWS(FASTEST)                                                                       \
+	ROWS_32(q8_0, q8_0_block)                                                                      \
+	ROWS_32(q4_0, FASTEST(q4_0))                                                                   \
+	ROWS_32(iq4_nl, FASTEST(iq4_nl))                                                               \
+	SUPER_BLOCK_ROWS(q2_k, FASTEST(q2_k))                                                          \
+	SUPER_BLOCK_ROWS(q3_k, FASTEST(q3_k))                                                          \
+	SUPER_BLOCK_ROWS(q4_k, FASTEST(q4_k))                                                          \
+	SUPER_BLOCK_ROWS(q5_k, FASTEST(q5_k))                                                          \
+	SUPER_BLOCK_ROWS(q6_k, q6_k_block)                                                             \
+	SUPER_BLOCK_ROWS(iq2_xxs, iq2_xxs_block)                                                       \
+	SUPER_BLOCK_ROWS(iq2_xs, iq2_xs_block)                                                         \
+	SUPER_BLOCK_ROWS(iq2_s, iq2_s_block)                                                           \
+	SUPER_BLOCK_ROWS(iq3_xxs, iq3_xxs_block)                                                       \
+	SUPER_BLOCK_ROWS(iq3_s, iq3_s_block)                                                           \
+	SUPER_BLOCK_ROWS(iq1_s, iq1_s_block)                                                           \
+	SUPER_BLOCK_ROWS(iq1_m, iq1_m_block)                                                           \
+	SUPER_BLOCK_ROWS(iq4_xs, FASTEST(iq4_xs))
+
+/* Behind the rows of all types: the functions by type. */
+#define ROW_FN(id, name) [DTYPE_##id] = {name##_decode, name##_sum4, name##_sum1},
+#define ROW_FNS                                                                                    \
+	static const struct {                                                                          \
+		decode_fn *decode;                                                                         \
+		sum4_fn *sum4;                                                                             \
+		sum1_fn *sum1;                                                                             \
+	} row_fns[DTYPE_LIMIT] = {ROW_FN(F32, f32) ROW_FN(F16, f16) ROW_FN(BF16, bf16)                 \
+			ROW_FN(Q4_0, q4_0) ROW_FN(Q8_0, q8_0) ROW_FN(Q2_K, q2_k) ROW_FN(Q3_K, q3_k)            \
+				ROW_FN(Q4_K, q4_k) ROW_FN(Q5_K, q5_k) ROW_FN(Q6_K, q6_k) ROW_FN(IQ2_XXS, iq2_xxs)  \
+					ROW_FN(IQ2_XS, iq2_xs) ROW_FN(IQ2_S, iq2_s) ROW_FN(IQ3_XXS, iq3_xxs)           \
+						ROW_FN(IQ3_S, iq3_s) ROW_FN(IQ1_S, iq1_s) ROW_FN(IQ1_M, iq1_m)             \
+							ROW_FN(IQ4_NL, iq4_nl) ROW_FN(IQ4_XS, iq4_xs)};
 
 #endif

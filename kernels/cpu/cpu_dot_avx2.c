@@ -163,36 +163,9 @@ PLAIN_ROWS(bf16, 2)
 
 /* ---- packed types ---- */
 
-ROWS_32(q8_0)
-ROWS_32(q4_0)
-ROWS_32(iq4_nl)
-SUPER_BLOCK_ROWS(q2_k)
-SUPER_BLOCK_ROWS(q3_k)
-SUPER_BLOCK_ROWS(q4_k)
-SUPER_BLOCK_ROWS(q5_k)
-SUPER_BLOCK_ROWS(q6_k)
-SUPER_BLOCK_ROWS(iq2_xxs)
-SUPER_BLOCK_ROWS(iq2_xs)
-SUPER_BLOCK_ROWS(iq2_s)
-SUPER_BLOCK_ROWS(iq3_xxs)
-SUPER_BLOCK_ROWS(iq3_s)
-SUPER_BLOCK_ROWS(iq1_s)
-SUPER_BLOCK_ROWS(iq1_m)
-SUPER_BLOCK_ROWS(iq4_xs)
-
-static const struct {
-	decode_fn *decode;
-	sum4_fn *sum4;
-	sum1_fn *sum1;
-} row_fns[DTYPE_LIMIT] = {
-#define TYPE(id, name) [DTYPE_##id] = {name##_decode, name##_sum4, name##_sum1},
-	/* clang-format off */
-	TYPE(F32, f32) TYPE(F16, f16) TYPE(BF16, bf16) TYPE(Q4_0, q4_0) TYPE(Q8_0, q8_0) TYPE(Q2_K, q2_k) TYPE(Q3_K, q3_k)
-	TYPE(Q4_K, q4_k) TYPE(Q5_K, q5_k) TYPE(Q6_K, q6_k) TYPE(IQ2_XXS, iq2_xxs) TYPE(IQ2_XS, iq2_xs) TYPE(IQ2_S, iq2_s)
-	TYPE(IQ3_XXS, iq3_xxs) TYPE(IQ3_S, iq3_s) TYPE(IQ1_S, iq1_s) TYPE(IQ1_M, iq1_m) TYPE(IQ4_NL, iq4_nl) TYPE(IQ4_XS, iq4_xs)
-/* clang-format on */
-#undef TYPE
-};
+#define FASTEST(type) type##_block
+PACKED_ROWS(FASTEST)
+ROW_FNS
 
 static void avx2_decode(enum dtype type, const void *src, float *dst, size_t n)
 {
