@@ -118,7 +118,9 @@ template <int T> static void chain_launch_type(struct cuda_backend *b, struct ch
 	a->tables = b->tables;
 	a->state = b->chain;
 	a->n_blocks = items < most ? items : most;
+	a->report = cuda_poll_report(b, POLL_GEMV_CHAIN);
 	if (T == DTYPE_Q8_0 && specialised_applies(a) && specialised_supported(b)) {
+		a->report = cuda_poll_report(b, POLL_GEMV_CHAIN_SPECIALISED);
 		cuda_launch(b, gemv_chain_specialised_kernel, dim3((unsigned)(a->n_blocks + appends)),
 			WS_THREADS, specialised_shared_bytes(a), *a);
 		return;

@@ -31,6 +31,7 @@
 #include "kernels/cuda/common/mbarrier.cuh"
 #include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/common/norm.cuh"
+#include "kernels/cuda/common/poll.cuh"
 #include "kernels/cuda/gemv/gemv_aligned.cuh"
 
 #define CHAIN_PARTS   4
@@ -71,6 +72,7 @@ struct chain_args {
 	struct chain_step step[2];
 	const struct cuda_tables *tables;
 	struct chain_state *state;
+	struct poll_report report;
 	int n_rows, n_blocks; /* n_blocks: blocks that share the products */
 	/* items of the first step that feed the second step, the cache block */
 	uint32_t n_handoff_items, n_append_items;
@@ -106,11 +108,10 @@ static __device__ __forceinline__ void store_tagged(uint2 *to, float v, uint32_t
 /* v[4 i .. 4 i + 4) = the values at at[i] and on, when all have this launch's tag. The loads of a
  * poll overlap. */
 template <int N>
-static __device__ __forceinline__ void load_tagged(
+static __device__ __forceinline__ void load_tagged(const struct poll_report &report,
 	const uint2 *handoff, const int at[N], uint32_t tag, float v[4 * N])
 {
-	bool there;
-	do {
+	poll_until(report, [&]() {
 		uint64_t b[4 * N];
 #pragma unroll
 		for (int i = 0; i < 4 * N; i += 2)
@@ -118,13 +119,14 @@ static __device__ __forceinline__ void load_tagged(
 						 : "=l"(b[i]), "=l"(b[i + 1])
 						 : "l"(handoff + at[i / 4] + i % 4)
 						 : "memory");
-		there = true;
+		bool there = true;
 #pragma unroll
 		for (int i = 0; i < 4 * N; i++) {
 			there &= (uint32_t)(b[i] >> 32) == tag;
 			v[i] = __uint_as_float((uint32_t)b[i]);
 		}
-	} while (!there);
+		return there;
+	});
 }
 
 /* Offset of this lane's first four values of a super-block; the other four follow as in
@@ -190,8 +192,8 @@ static __device__ __noinline__ void append_cache_rows(const struct chain_args &a
 	grid_dependency_wait();
 	if (!threadIdx.x) {
 		uint32_t tag = load_relaxed(&a.state->tag);
-		while (load_relaxed(&a.state->append_items_done) != a.n_append_items)
-			;
+		poll_until(a.report,
+			[&]() { return load_relaxed(&a.state->append_items_done) == a.n_append_items; });
 		chain_reset(a.state, chain_exit(a.state), tag);
 	}
 	__syncthreads();
@@ -210,13 +212,13 @@ static __device__ __noinline__ void append_cache_rows(const struct chain_args &a
  * super-block.
  */
 template <bool QUADS>
-static __device__ __forceinline__ void load_and_norm(const uint2 *handoff, int at, int sums_at,
-	int sums_step, uint32_t tag, int sb, int n_sb, double *sums, uint32_t barrier, int n_in,
-	float eps, const float gain[8], float v[16])
+static __device__ __forceinline__ void load_and_norm(const struct poll_report &report,
+	const uint2 *handoff, int at, int sums_at, int sums_step, uint32_t tag, int sb, int n_sb,
+	double *sums, uint32_t barrier, int n_in, float eps, const float gain[8], float v[16])
 {
 	int lane = threadIdx.x % 32;
 	int from[4] = {at, at + (QUADS ? 16 : 4), sums_at, sums_at + sums_step};
-	load_tagged<4>(handoff, from, tag, v);
+	load_tagged<4>(report, handoff, from, tag, v);
 	double sum = warp_sum(add_squares(add_squares(0, make_float4(v[8], v[9], v[10], v[11])),
 		make_float4(v[12], v[13], v[14], v[15])));
 	if (!lane) {
@@ -367,16 +369,16 @@ __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 		} else {
 			tag = shared_tag;
 			if (!threadIdx.x)
-				while (load_relaxed(&a.state->items_done) != a.n_handoff_items)
-					;
+				poll_until(a.report,
+					[&]() { return load_relaxed(&a.state->items_done) == a.n_handoff_items; });
 			__syncthreads();
 			/* one super-block per warp: number w of row `row` */
 			int row = warp >= n_sb, w = warp - row * n_sb, k = sb_offset<type::QUADS>(warp),
 				sums_at = row * n_in + 4 * (w * 32 + lane);
 			float v[16];
 			if (warp < own_sb) {
-				load_and_norm<type::QUADS>(a.state->handoff, k, sums_at, n_in / 2, tag, w, n_sb,
-					norm_sums[row], shared_address(&norm_barrier), n_in, a.eps, g, v);
+				load_and_norm<type::QUADS>(a.report, a.state->handoff, k, sums_at, n_in / 2, tag, w,
+					n_sb, norm_sums[row], shared_address(&norm_barrier), n_in, a.eps, g, v);
 				write_limbs(v, limbs + warp * SUPER_BLOCK_LIMBS, limb_scales + warp);
 			}
 		}

@@ -182,11 +182,12 @@ static __global__ void __launch_bounds__(WS_THREADS, 1)
 			float v[16], g[8];
 			load_full_super_block<true>(t.gain, w, g);
 			if (tid == WS_SIDE * 32)
-				while (load_relaxed(&a.state->items_done) != a.n_handoff_items)
-					;
+				poll_until(a.report,
+					[&]() { return load_relaxed(&a.state->items_done) == a.n_handoff_items; });
 			named_barrier_sync(WS_NORM, WS_SIDE * 32);
-			load_and_norm<true>(a.state->handoff, sb_offset<true>(w), 4 * (w * 32 + lane), 1024,
-				tag, w, n_sb, norm_sums, shared_address(&bars.norm_barrier), t.n_in, a.eps, g, v);
+			load_and_norm<true>(a.report, a.state->handoff, sb_offset<true>(w), 4 * (w * 32 + lane),
+				1024, tag, w, n_sb, norm_sums, shared_address(&bars.norm_barrier), t.n_in, a.eps, g,
+				v);
 			named_barrier_sync(
 				WS_READ, WS_WARPS * 32); /* the limbs of the first x have been used */
 			write_limbs(v, limbs + w * SUPER_BLOCK_LIMBS, scales + w);
