@@ -522,7 +522,7 @@ static void ref_acquire(struct reference *m, struct rng *r, int layer, enum cach
 			m->n_taken_over++;
 		}
 	}
-	m->request = &q;
+	m->request = &q; /* cppcheck-suppress autoVariables; reset below */
 	for (int waits = 0;; waits++) {
 		ref_follow(m, &plan, true);
 		for (; seen < q.next; seen++)
