@@ -21,14 +21,14 @@ static struct backend *cuda;
 #define N_EXPERTS 16
 #define N_STEPS   48
 
-struct awaits {
+struct deferred_case {
 	struct weight w[N_EXPERTS][3];
 	float *in, *x, *out, *want, *got; /* device; want, got: [steps][used][n_embd] */
 	float *spare;                     /* [used][n_embd] */
 	size_t x_bytes, out_bytes;
 	int32_t token_slots[N_USED], ids[N_USED];
 	int by_words, by_launch, replays; /* replays: since there was nothing recorded */
-	bool can;                         /* be told by words */
+	bool can;                         /* be posted to the mailbox */
 	/* of a list with several deferred kernels: sums, what is added to them, and a gain */
 	float *sum, *weights, *shared, *gain;
 };
@@ -42,9 +42,9 @@ static void *card_new(size_t bytes)
 	return p;
 }
 
-static void awaits_open(struct awaits *a, enum dtype type, int n_embd, int n_ff)
+static void deferred_case_open(struct deferred_case *a, enum dtype type, int n_embd, int n_ff)
 {
-	*a = (struct awaits){.x_bytes = (size_t)n_embd * sizeof(float)};
+	*a = (struct deferred_case){.x_bytes = (size_t)n_embd * sizeof(float)};
 	a->out_bytes = N_USED * a->x_bytes;
 	for (int k = 0; k < N_USED; k++)
 		a->token_slots[k] = k;
@@ -80,7 +80,7 @@ static void awaits_open(struct awaits *a, enum dtype type, int n_embd, int n_ff)
 	free(host);
 }
 
-static void awaits_close(struct awaits *a)
+static void deferred_case_close(struct deferred_case *a)
 {
 	for (int i = 0; i < N_EXPERTS; i++)
 		for (int k = 0; k < 3; k++)
@@ -97,7 +97,7 @@ static void awaits_close(struct awaits *a)
 
 /* Those ranks of the row's experts that are in the mask, in one call. Returns whether that launched
  * nothing. */
-static bool call_ranks(struct awaits *a, unsigned ranks, const float *x, float *out)
+static bool call_ranks(struct deferred_case *a, unsigned ranks, const float *x, float *out)
 {
 	struct expert_job jobs[N_USED];
 	struct backend_usage before, after;
@@ -113,7 +113,7 @@ static bool call_ranks(struct awaits *a, unsigned ranks, const float *x, float *
 	return after.launches == before.launches;
 }
 
-static void deferred_here(struct awaits *a)
+static void deferred_here(struct deferred_case *a)
 {
 	const struct weight *w = a->w[0];
 	struct expert_job like = {.gate = w[0], .up = w[1], .down = w[2]};
@@ -123,8 +123,8 @@ static void deferred_here(struct awaits *a)
 		cuda->ops->experts_deferred(cuda, a->x, &like, N_USED, a->out);
 }
 
-/* A stretch as decode has it: its input, a fence, the experts. */
-static void segment_of_deferred(struct awaits *a)
+/* A graph segment as decode has it: its input, a fence, the experts. */
+static void segment_of_deferred(struct deferred_case *a)
 {
 	enum segment_mode calls = cuda->ops->segment_begin(cuda, 77);
 	if (calls != SEGMENT_REPLAYED) {
@@ -137,7 +137,7 @@ static void segment_of_deferred(struct awaits *a)
 }
 
 /* Other things than the call that a deferred kernel is for: it must not keep the device waiting. */
-static void interrupt_await(struct awaits *a, int how)
+static void interrupt_deferred(struct deferred_case *a, int how)
 {
 	struct err e = {0};
 	switch (how) {
@@ -173,19 +173,19 @@ static void interrupt_await(struct awaits *a, int how)
 #define BRIEF_STEPS 14
 #define BRIEF_LISTS 4
 
-static void list_ids(struct awaits *a, int step, int part)
+static void list_ids(struct deferred_case *a, int step, int part)
 {
 	for (int k = 0; k < N_USED; k++)
 		a->ids[k] = (step * 5 + part * 7 + k * 3) % N_EXPERTS;
 }
 
-static void list_begin(struct awaits *a)
+static void list_begin(struct deferred_case *a)
 {
 	cuda->ops->copy(cuda, a->sum, a->in, a->x_bytes);
 	cuda->ops->copy(cuda, a->x, a->in, a->x_bytes);
 }
 
-static void list_combine(struct awaits *a, int n_embd, int part)
+static void list_combine(struct deferred_case *a, int n_embd, int part)
 {
 	struct norm next = {a->gain, a->x};
 	cuda->ops->moe_combine(cuda, a->out, a->weights, N_USED, a->shared, 1, n_embd, a->sum,
@@ -193,7 +193,7 @@ static void list_combine(struct awaits *a, int n_embd, int part)
 }
 
 /* All of it, part after part */
-static void list_eagerly(struct awaits *a, int n_embd, int step, float *result)
+static void list_eagerly(struct deferred_case *a, int n_embd, int step, float *result)
 {
 	list_begin(a);
 	for (int part = 0; part < LIST_PARTS; part++) {
@@ -204,9 +204,9 @@ static void list_eagerly(struct awaits *a, int n_embd, int step, float *result)
 	cuda->ops->copy(cuda, result, a->sum, a->x_bytes);
 }
 
-/* As one list, given up in part `stop` when some of its experts have been told */
+/* As one list, given up in part `stop` when some of its experts have been posted */
 static void list_by_words(
-	struct awaits *a, int n_embd, int step, int stop, struct rng *r, float *result)
+	struct deferred_case *a, int n_embd, int step, int stop, struct rng *r, float *result)
 {
 	struct err e = {0};
 	uint64_t n_fences = cuda->fence_value;
@@ -246,7 +246,7 @@ static void list_by_words(
 	cuda->ops->copy(cuda, result, a->sum, a->x_bytes);
 }
 
-static void run_lists(struct awaits *a, int n_embd, int steps, struct rng *r)
+static void run_lists(struct deferred_case *a, int n_embd, int steps, struct rng *r)
 {
 	struct err e = {0};
 	size_t n = (size_t)n_embd;
@@ -260,7 +260,7 @@ static void run_lists(struct awaits *a, int n_embd, int steps, struct rng *r)
 			given_up++;
 			list_by_words(a, n_embd, step, (step / 2) % LIST_PARTS, r, a->got);
 			if (step / 2 % 3 < 2) /* else the next list ends it */
-				interrupt_await(a, step / 2 % 3);
+				interrupt_deferred(a, step / 2 % 3);
 		}
 		list_by_words(a, n_embd, step, -1, r, a->got);
 		assert_int_equal(cuda->ops->download(cuda, want, a->want, a->x_bytes, &e), 0);
@@ -283,8 +283,8 @@ void deferred_case(struct backend *backend, enum dtype type, int n_embd, int n_f
 	cuda = backend;
 	struct err e = {0};
 	struct rng r = {(uint64_t)n_embd + type};
-	static struct awaits a;
-	awaits_open(&a, type, n_embd, n_ff);
+	static struct deferred_case a;
+	deferred_case_open(&a, type, n_embd, n_ff);
 	float *x = NEW_ARRAY(float, (size_t)n_embd);
 	for (int step = 0; step < steps; step++) {
 		size_t at = (size_t)step * N_USED * (size_t)n_embd;
@@ -298,7 +298,7 @@ void deferred_case(struct backend *backend, enum dtype type, int n_embd, int n_f
 		segment_of_deferred(&a);
 		assert_int_equal(cuda->ops->fence_wait(cuda, n_fences + 1, &e), 0);
 		if (step % 3 == 2)
-			interrupt_await(&a, step / 3 % 6);
+			interrupt_deferred(&a, step / 3 % 6);
 		/* none, all, some; the rest in other calls, also when the kernel has long begun */
 		unsigned first = step % 4 == 0   ? 255
 						 : step % 4 == 1 ? 0
@@ -333,7 +333,7 @@ void deferred_case(struct backend *backend, enum dtype type, int n_embd, int n_f
 		run_lists(&a, n_embd, brief ? BRIEF_LISTS : LIST_STEPS, &r);
 	segment_of_deferred(&a); /* segments_drop is to end it */
 	cuda->ops->segments_drop(cuda);
-	awaits_close(&a);
+	deferred_case_close(&a);
 	free(x);
 	free(want);
 	free(got);
@@ -344,8 +344,8 @@ void deferred_lost_case(struct backend *backend)
 	cuda = backend;
 	struct err e = {0};
 	struct rng r = {9};
-	static struct awaits a;
-	awaits_open(&a, DTYPE_IQ2_XXS, 2048, 2048);
+	static struct deferred_case a;
+	deferred_case_open(&a, DTYPE_IQ2_XXS, 2048, 2048);
 	float *x = NEW_ARRAY(float, 2048);
 	op_random(8, 0, x, 2048);
 	cuda->ops->upload(cuda, a.in, x, a.x_bytes);
@@ -353,10 +353,10 @@ void deferred_lost_case(struct backend *backend)
 	list_by_words(&a, 2048, 0, -1, &r, a.got);
 	if (a.can) {
 		list_by_words(&a, 2048, 0, 1, &r, a.got);
-		interrupt_await(&a, 1);
+		interrupt_deferred(&a, 1);
 		call_ranks(&a, 255, a.x, a.out);
 		assert_int_equal(cuda->ops->wait(cuda, &e), ERR_RUN);
 		assert_non_null(strstr(e.text, "have run without them"));
 	}
-	awaits_close(&a);
+	deferred_case_close(&a);
 }

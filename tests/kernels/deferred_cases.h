@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Experts that are told late what to compute (can_defer_experts, experts_deferred of
+ * Experts whose jobs are posted late (can_defer_experts, experts_deferred of
  * kernels/backend.h): one in a list, and several of which each computes with what the one before it
- * gave; told at once, late and in part, interrupted, given up midway. All bits are held against
+ * gave; posted at once, late and in part, interrupted, given up midway. All bits are held against
  * calls that are launched. By cmocka's assertions.
  */
 #ifndef GLM_TESTS_DEFERRED_CASES_H

@@ -549,7 +549,7 @@ static void test_copies(void **state)
 		}
 }
 
-static void test_awaits(void **state)
+static void test_deferred(void **state)
 {
 	(void)state;
 	deferred_case(cuda, DTYPE_IQ2_XXS, 2048, 2048, brief);
@@ -606,7 +606,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_copies),
 		cmocka_unit_test(test_failures),
-		cmocka_unit_test(test_awaits),
+		cmocka_unit_test(test_deferred),
 		cmocka_unit_test(test_every_case),
 		cmocka_unit_test(test_large_cases),
 		cmocka_unit_test(test_rows_are_independent),

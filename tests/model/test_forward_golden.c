@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The engine against an independent implementation, on the CPU in float32: last-row logits,
- * residual stream, router picks, indexer selections, greedy text and MTP logits of every golden
+ * residual stream, expert ids, indexer selections, greedy text and MTP logits of every golden
  * prompt.
  *
  *   test_forward_golden                    the pocket model of the tree against
@@ -202,7 +202,7 @@ static void check_prompt(const char *prompt)
 
 	print_message(
 		"%-14s %4u tokens: last row max difference %.2e, cosine %.9f; residual %.1e of %.0f; "
-		"%zu of %zu router picks differ; MTP cosine %.9f; greedy %u tokens\n",
+		"%zu of %zu expert ids differ; MTP cosine %.9f; greedy %u tokens\n",
 		prompt, n, last.max_abs, last.cosine, resid.max_abs, resid.scale, other, n_router,
 		draft.cosine, n_greedy);
 	assert_true(last.max_abs <= max_logit_difference);
