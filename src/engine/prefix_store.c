@@ -278,9 +278,7 @@ int prefix_store_restore(struct prefix_store *p, struct session *s, const int32_
 		bug("a session of another engine");
 	if ((rc = session_check(s, tokens, n, n, e)))
 		return rc;
-	uint32_t same = 0, most = MIN(n, s->length);
-	while (same < most && s->tokens[same] == tokens[same])
-		same++;
+	uint32_t same = session_common_prefix(s, tokens, n);
 	session_rewind(s, same);
 
 	struct block_chain c = chain_begin(s);

@@ -210,9 +210,7 @@ int session_sync(struct session *s, const int32_t *tokens, uint32_t n,
 		return err_set(e, ERR_INPUT, "the prompt has no tokens");
 	if ((rc = session_check(s, tokens, n, n, e)))
 		return rc;
-	uint32_t same = 0, most = MIN(n, s->length);
-	while (same < most && s->tokens[same] == tokens[same])
-		same++;
+	uint32_t same = session_common_prefix(s, tokens, n);
 	if (same == n && !(s->length == n && s->has_logits))
 		same = n - 1; /* the logits of the last token are wanted */
 	session_rewind(s, same);
@@ -230,6 +228,14 @@ void session_rewind(struct session *s, uint32_t n)
 	s->length = n;
 	s->has_logits = false;
 	s->has_hidden = false;
+}
+
+uint32_t session_common_prefix(const struct session *s, const int32_t *tokens, uint32_t n)
+{
+	uint32_t same = 0, limit = MIN(n, s->length);
+	while (same < limit && s->tokens[same] == tokens[same])
+		same++;
+	return same;
 }
 
 uint32_t session_length(const struct session *s)

@@ -50,6 +50,9 @@ int session_extend(struct session *s, const int32_t *tokens, uint32_t n, float *
  * unless n equals the length. */
 void session_rewind(struct session *s, uint32_t n);
 
+/* How many of tokens[0..n) the timeline begins with. */
+uint32_t session_common_prefix(const struct session *s, const int32_t *tokens, uint32_t n);
+
 uint32_t session_length(const struct session *s);
 const int32_t *session_tokens(const struct session *s); /* [length], valid until the next change */
 

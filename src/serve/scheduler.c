@@ -111,15 +111,6 @@ static void slot_fail(struct scheduler *s, struct slot *slot, const struct err *
 
 /* ---- the beginning of jobs ---- */
 
-static uint32_t common_prefix(const struct session *a, const struct token_ids *prompt)
-{
-	const int32_t *t = session_tokens(a);
-	uint32_t n = 0, most = (uint32_t)MIN((size_t)session_length(a), prompt->n);
-	while (n < most && t[n] == prompt->data[n])
-		n++;
-	return n;
-}
-
 /* See scheduler.h. At least one slot is idle. *start: how many tokens of the prompt need not be
  * computed. */
 static struct slot *slot_choose(
@@ -129,7 +120,7 @@ static struct slot *slot_choose(
 	uint32_t going_on_n = 0, oldest_n = 0, longest_n = 0;
 	for (uint32_t i = 0; i < s->n_slots; i++) {
 		struct slot *x = &s->slots[i];
-		uint32_t n = common_prefix(x->session, prompt);
+		uint32_t n = session_common_prefix(x->session, prompt->data, (uint32_t)prompt->n);
 		if (n > longest_n) {
 			longest = x;
 			longest_n = n;
@@ -211,7 +202,7 @@ static bool slot_follows(struct scheduler *s, struct slot *slot)
 	slot->leader = NULL;
 	struct err e = {0};
 	uint32_t old = session_length(slot->session),
-			 n = MIN(common_prefix(x->session, &j->prompt), slot->common);
+			 n = session_common_prefix(x->session, j->prompt.data, slot->common);
 	if (n < old + COPY_LEAST)
 		return false;
 	if (batch_copy_prefix(slot->session, x->session, n, &e)) {

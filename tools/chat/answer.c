@@ -101,16 +101,6 @@ static void show_stats(struct answer *a)
 		stats_print(stderr, &a->stats, a->view.err_colours);
 }
 
-/* Tokens of the prompt that the session holds already. */
-static uint32_t reused(const struct answer *a)
-{
-	const int32_t *held = session_tokens(a->session);
-	uint32_t n = 0, most = (uint32_t)MIN((size_t)session_length(a->session), a->prompt.n);
-	while (n < most && held[n] == a->prompt.data[n])
-		n++;
-	return n;
-}
-
 /* The longest beginning of the prompt that is on disk; what comes of it, the loop's own look at the
  * session finds. */
 static int restore_prefix(struct answer *a, struct err *e)
@@ -159,7 +149,8 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		.seed = options.sampler.seed};
 	struct expert_stats before = engine_expert_stats(a->engine);
 	chat_view_begin(&a->view, t, a->talk.raw, chat_starts_in_reasoning(&a->talk.chat.options));
-	uint32_t fresh = (uint32_t)a->prompt.n - reused(a);
+	uint32_t fresh = (uint32_t)a->prompt.n -
+					 session_common_prefix(a->session, a->prompt.data, (uint32_t)a->prompt.n);
 	if (fresh >= PROGRESS_TOKENS && !o->common.quiet)
 		progress_begin(&run.progress, "reading the prompt", "tok", fresh);
 	rc = generate(a->session, a->prompt.data, (uint32_t)a->prompt.n, &options, &stats.result, e);
