@@ -4,7 +4,7 @@
 # [NAME ...]
 #
 # A unit, which is what the last line counts, is one program (tests/*/test_*.c), one script
-# (tests/e2e/*.sh), one fuzz target fed with its saved inputs, or the layer check. Exit status 77 of
+# (tests/e2e/*.sh), one fuzz target fed with its saved inputs, or a check of the sources (layers, shape, words). Exit status 77 of
 # a unit means skipped, its last line of output is the reason. The output of a failed unit is shown.
 # Exit status 1 if any failed. Environment: TEST_JOBS (number of cores), TEST_TIMEOUT seconds for
 # each unit (600; 1800 under a sanitizer).
@@ -29,7 +29,9 @@ jobs=${TEST_JOBS:-$(nproc)}
 # One line per unit: name, then the command.
 list_units() {
 	local f n
-	echo "layers tools/scripts/check_layers.sh"
+	for n in layers shape words; do
+		echo "$n tools/scripts/check_$n.sh"
+	done
 	for f in "$build"/tests/test_*; do
 		n=${f##*/}
 		# a program whose source is gone is an old build's

@@ -36,5 +36,5 @@ while IFS=$tab read -r pattern term scope; do
 		printf '%s\n' "$found" | sed -E "s|^([^:]*:[0-9]*):.*|\1: '$(printf %s "$pattern" | tr '|' '/')' - write: $term|"
 	fi
 done <"$list"
-echo "words: $total uses left"
+echo "words: $total uses of words that tools/scripts/words.txt refuses"
 [ "$total" = 0 ] || [ "${1:-}" = --count ]

@@ -58,7 +58,7 @@ run_cppcheck() {
 {
 	step layers awk tools/scripts/check_layers.sh
 	step shape awk tools/scripts/check_shape.sh
-	tools/scripts/check_words.sh --count
+	step words awk tools/scripts/check_words.sh
 	step format clang-format make -s --no-print-directory format-check
 	step shellcheck shellcheck shellcheck -x -P . $shell_files
 	[ -z "$python_files" ] || step python python3 python3 -c 'import ast, sys
