@@ -10,7 +10,7 @@
  * - The kernel never waits for a host that waits for it: whoever waits for the device drains the
  *   mailbox first (cuda_deferred_drain). What else the host waits for meanwhile are copies. Copies
  *   inside the card may be kernels of the driver. A block of the deferred kernel takes a whole
- *   multiprocessor, so it leaves some free, and no other kernel of the stream starts there.
+ *   SM, so it leaves some free, and no other kernel of the stream starts there.
  */
 #include "kernels/cuda/experts/experts.cuh"
 #include "kernels/cuda/experts/mailbox.cuh"

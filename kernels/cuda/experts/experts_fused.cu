@@ -4,7 +4,7 @@
  * launch. Arithmetic and order of additions are gemv_mma_kernel's (gemv_mma.cuh), so the bits are
  * the same: x as three int8 limbs, exact integer sums over a super-block of 256 weights.
  *
- * Grid: one block per multiprocessor; of a deferred kernel FREE_SMS less. A block has a share of
+ * Grid: one block per SM; of a deferred kernel FREE_SMS less. A block has a share of
  * four lists of stages, one after the other: gate and up of the first half of the tasks, of the
  * other half, down of the first half, of the other half. A stage is SUPER_BLOCKS super-blocks by 16
  * rows: whole rows, one or more tiles of 16 rows; in gate and up 8 rows of each.
@@ -12,13 +12,15 @@
  * Down of a task waits until all its stages of gate and up are done, in all blocks: progress
  * counters in global memory, a release for each stage. With more than one task they have been done
  * for long. A block may wait for one that has not started: that one waits only until kernels of
- * other streams leave a multiprocessor, and those never wait for this kernel.
+ * other streams leave an SM, and those never wait for this kernel.
  *
  * A deferred kernel (deferred_experts.cu) gets up to eight tasks from the mailbox, in rounds
  * (mailbox.cuh), and does all of the above in each round.
+ *   - It occupies all SMs but FREE_SMS for as long as it waits for the host; after POLL_LIMIT_HOST
+ *     polls the launch fails.
  *   - It does not wait for the ops before it. What it reads was written before the fence that the
  *     host has waited for, and it has hidden rows of its own.
- *   - It lets the next kernel start only when it ends. Until the last message the multiprocessors
+ *   - It lets the next kernel start only when it ends. Until the last message the SMs
  *     that it leaves free must stay free; and moe_combine takes longer if it finds only those.
  *
  * Block, by warps:
@@ -51,7 +53,7 @@
 #define TASKS        64
 #define SLOTS        4 /* at most; more of them only let x and hidden rows wait */
 #define BARRIERS     16
-#define FREE_SMS     4 /* multiprocessors that a deferred kernel leaves to copies */
+#define FREE_SMS     4 /* SMs that a deferred kernel leaves to copies */
 #define IN_ORDER     4 /* super-blocks that gemv_mma_kernel takes at once */
 /* In units of int4: four shares and a struct work_list, up to a multiple of 128 bytes. Bulk copies
  * to other addresses are slower. */
@@ -247,7 +249,7 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 	__syncwarp();
 }
 
-/* This lane's eight values of a super-block. FAR: not from the first-level cache */
+/* This lane's eight values of a super-block. FAR: not from the L1 cache */
 template <bool FAR>
 static __device__ __forceinline__ void load_eight(const float *x, bool aligned, float v[8])
 {

@@ -2,9 +2,9 @@
 /*
  * expert_ffn for many rows (prefill; kernels: grouped_gemm.cuh, wgmma_gemm.cuh, gemm.cu). Jobs are
  * taken in batches of at most SLOTS_MOST (token, rank) slots:
- *   1. the rows of the slots are gathered and split into halves;
+ *   1. the rows of the slots are gathered and split: two fp16 values each, high and low part;
  *   2. gate and up give [slots][gate, up];
- *   3. SwiGLU of those is split into halves;
+ *   3. SwiGLU of those is split in the same way;
  *   4. down writes the slots.
  * Weights are read from their packed blocks where a kernel takes the type, else by way of unpacked
  * panels; both give the same bits.

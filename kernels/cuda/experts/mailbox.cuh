@@ -14,7 +14,7 @@
  *
  * The kernel works in rounds. A round is the experts that were posted since the round before. Only
  * block 0 polls the host's memory; the others poll its copies in device memory, one set for each
- * round. Polls of several multiprocessors in the host's memory would be served one after the other,
+ * round. Polls of several SMs in the host's memory would be served one after the other,
  * 1.2 us each.
  */
 #ifndef GLM_KERNELS_CUDA_MAILBOX_CUH

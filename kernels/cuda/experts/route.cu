@@ -19,7 +19,7 @@
  * lower id. route_kernel: the other cases. Grid (rows, routers), block 32. Scores, choices and
  * order keys of all experts lie in shared memory. The fence is a kernel of its own.
  *
- * Bytes moved: the weights once, x once per block from the second-level cache; without products
+ * Bytes moved: the weights once, x once per block from the L2 cache; without products
  * n_experts floats in. n_used pairs out. Ids go straight to pinned host memory, each with the fence
  * value as its flag, so that no memory fence is needed (wait_expert_ids).
  */
