@@ -4,10 +4,10 @@
 # [NAME ...]
 #
 # A unit, which is what the last line counts, is one program (tests/*/test_*.c), one script
-# (tests/e2e/*.sh), one fuzz target fed with its saved inputs, or a check of the sources (layers, shape, words). Exit status 77 of
-# a unit means skipped, its last line of output is the reason. The output of a failed unit is shown.
-# Exit status 1 if any failed. Environment: TEST_JOBS (number of cores), TEST_TIMEOUT seconds for
-# each unit (600; 1800 under a sanitizer).
+# (tests/e2e/*.sh), one fuzz target fed with its saved inputs, or a check of the sources (layers,
+# shape, words). Exit status 77 of a unit means skipped, its last line of output is the reason. The
+# output of a failed unit is shown. Exit status 1 if any failed. Environment: TEST_JOBS (number of
+# cores), TEST_TIMEOUT seconds for each unit (600; 1800 under a sanitizer).
 set -u
 build=${1:?usage: tests/run_tests.sh BUILD_DIR [NAME ...]}
 shift
