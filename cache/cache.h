@@ -50,10 +50,15 @@
  * on which transfers have ended.
  *
  * Sizes. Each tier is a slab arena (slab.h). A class of sizes that needs room takes, in this order:
- * a free slot, a free or idle slab, a victim of its own. From time to time it takes a whole slab
- * of the class whose oldest expert has been unused for much longer than its own oldest (a class
- * without any slot takes one at once). So experts of another size neither bypass the cache nor
- * flush it, and a class that is no longer used gives its memory back.
+ *   - a free slot, or one of a free slab;
+ *   - in tier 1, an inclusive copy's;
+ *   - an idle slab's;
+ *   - a demand, from time to time: a slab of the class whose oldest expert has been unused for much
+ *     longer than its own oldest;
+ *   - a victim of its own;
+ *   - but for a prefetch: a slab of any other class.
+ * So experts of another size neither bypass the cache nor flush it, and a class that is no longer
+ * used gives its memory back.
  *
  * Lifetime: nothing is allocated after cache_new. Plans and their transfers are valid until the
  * next call that takes a plan.
@@ -77,8 +82,8 @@
 #define CACHE_HALF_LIFE_SLOTS  1.75
 #define CACHE_HALF_LIFE_TOKENS 16.0
 
-/* The low watermark: cache_flush keeps so many slots of tier 0 free when there is a tier 1. Who
- * comes next then need not wait until a victim's bytes are out of the way. */
+/* The low watermark: with a tier 1, a flush demotes cold experts of tier 0 until so many slots are
+ * free. A demand miss then need not wait until a demotion has emptied its slot. */
 #define CACHE_KEEP_FREE 4
 
 /* The fewest prefill slots that cache_choose_prefill_slots gives. */
@@ -226,7 +231,7 @@ uint64_t cache_everything_bytes(const struct cache_config *config);
  * same, so a budget means the same to both. */
 int cache_choose_prefill_slots(const struct cache_config *config, int top_k);
 
-/* ---- compute side: every call flushes first ---- */
+/* ---- compute side: every call that takes a plan flushes first ---- */
 
 /* A forward pass begins.
  * CACHE_PREFILL: borrows the prefill slots, free slots first, then those of whoever would leave

@@ -209,7 +209,7 @@ static enum cache_result reserve_cached(
 	c->index[key] = *got = slot;
 	if (use == CACHE_PREFETCH) {
 		s->prefetched = true;
-		s->read = in < 0;
+		s->from_disk = in < 0;
 		c->last_use[key] = c->clock;
 		c->stats.prefetch_inserted++;
 		c->stats.prefetch_bytes += in < 0 ? bytes_of(c, key) : 0;

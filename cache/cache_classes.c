@@ -13,9 +13,9 @@
  */
 #define CLASS_MERGE_PART 64
 
-/* Prefill slots: a sixteenth of tier 0 up to 32 of them, and up to half a layer where that is no
- * more than a 64th, so that what a long prompt does between two layers' experts hides their
- * arrival. */
+/* Prefill slots: the larger of two numbers, a 16th of tier 0, at most 32, and a 64th of tier 0, at
+ * most half a layer's experts. With so many, what a long prompt computes between two layers'
+ * experts hides their arrival. */
 #define PREFILL_FEW       32
 #define PREFILL_FEW_PART  16
 #define PREFILL_MANY_PART 64

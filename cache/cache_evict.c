@@ -51,7 +51,7 @@ static void evict(struct cache *c, int32_t key)
 	c->evicted_since[tier][k]++;
 	if (c->slots[slot].prefetched)
 		c->stats.prefetch_wasted++;
-	if (c->slots[slot].prefetched && c->slots[slot].read)
+	if (c->slots[slot].prefetched && c->slots[slot].from_disk)
 		c->stats.prefetch_wasted_bytes += bytes_of(c, key);
 	uint64_t from_offset = offset_of(c, slot);
 	if (tier == 0 && c->inclusive_copy[key] >= 0) {

@@ -38,7 +38,7 @@ struct slot {
 	uint16_t unpins; /* of pins: released while FILLING, dropped by cache_commit */
 	uint8_t state;
 	bool prefetched; /* reserved by a prefetch and not demanded since */
-	bool read;       /* ... whose bytes come from disk, not from tier 1 */
+	bool from_disk;  /* ... whose bytes come from disk, not from tier 1 */
 	bool prefill;    /* borrowed by prefill, FREE or not */
 	bool read_ahead; /* one of pins is cache_read_ahead's */
 };
@@ -73,7 +73,8 @@ struct cache {
 	int32_t *inclusive_copy;           /* [n_keys] its copy in tier 1, -1: none */
 	struct key_lists inclusive_copies; /* one list of those that have one, the latest at its head */
 	bool hold_prefill;  /* a step of prefill: prefill slots that come free stay such */
-	uint64_t *last_use; /* [n_keys] clock of the last demand access or insertion into tier 0 */
+	uint64_t *last_use; /* [n_keys] clock of the last demand access, prediction
+						   (cache_note_predicted) or insertion into tier 0 by a prefetch */
 	uint64_t clock;     /* demand accesses so far */
 	uint64_t n_loads;   /* slots filled so far: the last load_id */
 	uint32_t evicted_since[CACHE_TIERS][SLAB_MAX_CLASSES]; /* since ages were last compared */

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The largest slab considered is this part of the arena: a class holds on average half a slab of
- * free slots that no other class can use. */
+/* An arena has at least this many slabs: a class holds on average half a slab of free slots that no
+ * other class can use. */
 #define SLAB_LEAST_PER_ARENA 16
 
 static double expected_loss(uint64_t bytes, const struct slab_classes *k, uint64_t slab)

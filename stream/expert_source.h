@@ -85,12 +85,12 @@ struct expert_source_ops {
 
 /* Cumulative since open; the compute thread reads it between calls. */
 struct expert_stats {
-	uint64_t hit_vram;   /* distinct experts acquired that were in the first tier, or are simply
-							mapped */
+	uint64_t hit_vram;   /* distinct experts acquired that were in the first tier or in flight to
+							it, or are simply mapped */
 	uint64_t hit_ram;    /* ... in the second tier */
 	uint64_t miss;       /* ... that had to be read */
 	uint64_t bytes_read; /* from storage */
-	uint64_t prefetch_useful;   /* experts read ahead of demand and then used */
+	uint64_t prefetch_useful;   /* experts prefetched (or loaded by the warm-up) and then used */
 	uint64_t prefetch_wasted;   /* ... and never used */
 	uint64_t bytes_read_wasted; /* of bytes_read: of the latter */
 	uint64_t wait_ns;           /* time spent in wait_ready */
@@ -102,11 +102,13 @@ struct expert_stats {
 
 struct expert_source {
 	const struct expert_source_ops *ops;
-	int max_pinned[2]; /* by enum expert_use: most experts of one layer that may be pinned at once,
-					  >= 1; constant */
-	int lookahead;     /* for how many layers ahead prefetch is called; constant */
+	/* By enum expert_use: most refs of one acquire, >= 1; constant. The source must be able to keep
+	 * twice as many experts of one layer pinned. */
+	int max_pinned[2];
+	int lookahead; /* for how many layers ahead prefetch is called; constant */
 	struct expert_stats stats;
-	atomic_bool *cancel; /* lent by the engine; wait_ready looks at it. NULL: never */
+	atomic_bool *cancel; /* set by model_forward for the step; acquire and wait_ready look at it
+						  * and fail with ERR_INTERRUPTED. NULL: never */
 };
 
 #endif

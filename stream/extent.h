@@ -10,8 +10,8 @@
  *     file     |-------a-------|-------a-------|-------a-------|
  *     tensor          [ expert 6     ][ expert 7      ][ expert 8
  *     read            |<----------- expert 7 -------->|
- *     in the slot     |<-- head ---->|<-- payload -->|<- tail ->|      part.dst_offset =
- * read.dst_offset + head
+ *     in the slot     |<-- head ---->|<-- payload -->|<- tail ->|
+ *     part.dst_offset = read.dst_offset + head
  *
  * A table is filled once and constant then: any number of threads may ask.
  */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * One step for several sessions of one engine. Rows of all of them go through the model together,
- * so an expert read for one serves all. A row's numbers do not depend on its neighbours: a session
- * gets the same bits as alone.
+ * so an expert read for one serves all. A row's numbers do not depend on what its neighbours are,
+ * but on CUDA on whether the step has more than 16 rows (kernels/backend.h: Numbers).
  */
 #ifndef GLM_ENGINE_BATCH_H
 #define GLM_ENGINE_BATCH_H

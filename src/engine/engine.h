@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The public boundary. An `engine` is a loaded model: weights, tokenizer, backend, expert source.
- * It is immutable once open and shared by its sessions. A `session` (session.h) is one timeline of
- * tokens. Command line and server use these two, generate.h and src/text.
+ * Its configuration and weights are constant once open; sessions share it. A `session` (session.h)
+ * is one timeline of tokens. Command line and server use these two, generate.h and src/text.
  *
  * Order of use: engine_open, session_new, generate (or session_sync, session_extend, batch_step),
  * session_free, engine_close.
@@ -127,9 +127,9 @@ enum engine_residency {
 /* Any thread. map: [n_layers][n_experts] of enum engine_residency; NULL: not wanted. */
 void engine_cache_snapshot(const struct engine *g, struct engine_cache *c, uint8_t *map);
 
-/* Streaming: reads these experts into free slots of the first tier, best first, beside whatever is
- * computed; returns at once. Ids that do not exist are ignored. Else nothing happens. Call before
- * the first step. */
+/* With streaming: loads these experts into free slots of the first tier, best first, beside
+ * whatever is computed; returns at once. Without it nothing happens. Ids that do not exist are
+ * ignored. Call before the first step. */
 struct profile_key;
 void engine_cache_warm(struct engine *g, const struct profile_key *keys, size_t n);
 

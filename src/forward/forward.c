@@ -105,7 +105,7 @@ static int serve_layer(
 	if (moe && (rc = moe_experts_request(m, layer, fence, s->batch, e)))
 		return rc;
 	lookahead_enqueued(m, layer, fence, s->batch->n);
-	/* behind the demand; behind a dense layer an asynchronous device must not be waited for */
+	/* after the demand; after a dense layer the host must not wait for an asynchronous device */
 	if ((moe || !m->backend->ops->async) && (rc = lookahead_prefetch(m, e)))
 		return rc;
 	if (moe && (rc = moe_experts_complete(m, s->batch, e)))

@@ -9,15 +9,15 @@
  * same op as that of L and under the same fence, so they cost no launch. The real router always
  * decides; a prediction only moves bytes.
  *
- * Where: decode steps, in all MoE layers and in the dense layer before them, so that the first
- * experts of a token are predicted too. Never beyond the trunk.
+ * Where: decode steps, in every MoE layer but the last, and in the last dense layer, so that the
+ * first experts of a token are predicted too. The MTP layer is never predicted.
  *
  * Order of use for one layer (forward.c):
  *   1. lookahead_routes adds the routers of the coming layers to the layer's own;
  *   2. lookahead_enqueued states the fence behind them;
- *   3. lookahead_prefetch waits for the ids and hands them to the source. It is called behind the
- *      layer's own demand, which must be read first; for a dense layer on a device that runs
- *      asynchronously it is left to the next layer, so that the host is not held up.
+ *   3. lookahead_prefetch waits for the ids and hands them to the source. It is called after the
+ *      layer's own experts were acquired, which must be read first; for a dense layer on a device
+ *      that runs asynchronously it is left to the next layer, so that the host is not held up.
  */
 #ifndef GLM_FORWARD_LOOKAHEAD_H
 #define GLM_FORWARD_LOOKAHEAD_H

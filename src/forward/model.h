@@ -35,7 +35,7 @@ struct model {
 };
 
 /* Takes ownership of the weights, on success and on failure. max_rows: the largest step. ERR_MEMORY
- * when host or backend have not the memory; nothing is left behind then. */
+ * when the host or the backend lacks the memory; nothing is left behind then. */
 int model_init(struct model *m, const struct model_config *c, struct model_weights *w,
 	bool with_mtp, struct backend *b, struct expert_source *source, uint32_t max_rows,
 	struct err *e);

@@ -3,8 +3,8 @@
  * Feed-forward stages (specification 2.7). The experts of a layer are acquired in groups no larger
  * than the source can pin; what is ready is computed while the rest is on its way.
  *
- * The host waits for two things only: the expert ids, while the device has the shared expert to
- * compute, and fences of experts whose pins are needed.
+ * The host waits for the device in two places only: for the expert ids, while the device has the
+ * shared expert to compute, and for fences of experts whose pins are needed.
  */
 #include "src/forward/moe.h"
 

@@ -9,9 +9,9 @@
  *   4. moe_combine adds everything to the stream; the first op of the next segment.
  *   After the last layer, or after any error: moe_drain.
  *
- * Pins. An expert is pinned from acquire until the device has computed with it. Steps 2 to 4 of the
- * next layer, and moe_drain, give pins back when a fence behind the experts has been reached. At
- * most 2 * source->max_pinned experts are pinned at a time.
+ * Pins. An expert is pinned from acquire until the device has computed with it. Steps 2 and 3 give
+ * back the groups of their own layer whose fence is signaled; step 2 of the next layer, or
+ * moe_drain, gives back the rest. At most 2 * source->max_pinned experts are pinned at a time.
  *
  * The result does not depend on the order of arrival: every (token, rank) slot has a row of its own
  * in ws.expert_out, and moe_combine adds the rows in rank order.

@@ -10,7 +10,7 @@
  *                                  | ids          ready |      | read late
  *   host     ............ wait ----+-- acquire ---------+------+-- prefetch predicted -- wait ...
  *
- * For each layer the host (forward.c: serve_layer)
+ * For each MoE layer the host (forward.c: serve_layer)
  *   1. waits for the expert ids behind the layer's fence;
  *   2. acquires the experts, which starts the reads of those that are missing;
  *   3. gives the ready ones to the device, which has the shared expert to compute meanwhile;

@@ -57,7 +57,7 @@ struct workspace {
 /* Device and shared bytes of a workspace for max_rows. */
 size_t workspace_bytes(const struct model_config *c, bool with_mtp, uint32_t max_rows);
 
-/* ERR_MEMORY when the backend has not the bytes; workspace_fini is allowed then. */
+/* ERR_MEMORY when the backend lacks the memory; workspace_fini is allowed then. */
 int workspace_init(struct workspace *ws, const struct model_config *c, bool with_mtp,
 	uint32_t max_rows, struct backend *b, struct err *e);
 void workspace_fini(struct workspace *ws, struct backend *b); /* accepts a zeroed struct */

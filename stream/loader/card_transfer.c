@@ -92,7 +92,7 @@ struct card_transfer {
 	unsigned reads_max;          /* chunks being read at a time */
 	struct slot_transfer *slots; /* [n_slots] */
 	/* loads with chunks left to start */
-	struct slot_queue queues[LOAD_SOURCES][TRANSFER_LOADS];
+	struct slot_queue queues[LOAD_SOURCES][TRANSFER_LOAD_PRIORITIES];
 	struct buffer *buffers; /* [n_buffers] */
 	int32_t free_buffer;
 	unsigned n_free_buffers;
@@ -441,13 +441,13 @@ static bool start_demotions(struct card_transfer *t)
 	return any;
 }
 
-/* What goes on the wires next: loads by priority, those from tier 1 before those from files since
- * they only need the link; then demotions. */
+/* Starts what drive and link can take: loads by priority, those from tier 1 before those from files
+ * since they need the link only; then demotions. */
 static bool start_next(struct card_transfer *t)
 {
 	bool any = false;
 	for (int source = LOAD_SOURCES - 1; source >= 0; source--)
-		for (int priority = 0; priority < TRANSFER_LOADS; priority++)
+		for (int priority = 0; priority < TRANSFER_LOAD_PRIORITIES; priority++)
 			any |= start_loads(t, &t->queues[source][priority]);
 	return any | start_demotions(t);
 }
@@ -617,7 +617,7 @@ struct transfer *card_transfer_open(
 	for (int32_t i = DEVICE_STAGING_SLOTS; i-- > 0;)
 		t->free_staging[t->n_free_staging++] = i;
 	for (int source = 0; source < LOAD_SOURCES; source++)
-		for (int priority = 0; priority < TRANSFER_LOADS; priority++)
+		for (int priority = 0; priority < TRANSFER_LOAD_PRIORITIES; priority++)
 			t->queues[source][priority].head = NONE;
 	return &t->base;
 }

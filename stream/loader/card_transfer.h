@@ -13,7 +13,7 @@
  * Demotions. The slot that a demotion leaves is wanted at once, so its bytes first go to the device
  * staging buffer, which takes microseconds. Copies into the card and out of it are ordered behind
  * that by the card itself. The way to the host takes its time: a demotion delays no demand unless
- * all staging slots are taken.
+ * all staging slots are taken, or its part of tier 1 is not pinned yet.
  *
  * Both directions share the link: 55 GB/s alone, 48 to 50 each together (PCIe 5.0). Somebody waits
  * for what comes in; for what leaves hardly anybody does. So staged demotions leave in gaps, one

@@ -95,7 +95,7 @@ static bool host_can_demote(struct transfer *t, const struct transfer_request *q
 static void host_boost(struct transfer *t, int32_t slot)
 {
 	(void)t;
-	(void)slot; /* its reads are submitted, in the order in which the reader got them */
+	(void)slot; /* not called: without a card the loader queues no boosts */
 }
 
 static bool host_run(struct transfer *t)

@@ -258,8 +258,8 @@ static int open_tables(struct loader *l, const struct loader_options *o, struct 
 	l->base.max_pinned[EXPERT_PREFILL] = c.n_prefill_slots / 2;
 	l->refs = NEW_ARRAY(struct cache_ref, (size_t)l->n_experts);
 	make_views(l);
-	l->shared.loads = mem_try_new((size_t)l->n_slots, sizeof *l->shared.loads);
-	return loader_queue_init(l) || !l->shared.loads ? no_memory_for_tables(l, e) : 0;
+	l->shared.slot_work = mem_try_new((size_t)l->n_slots, sizeof *l->shared.slot_work);
+	return loader_queue_init(l) || !l->shared.slot_work ? no_memory_for_tables(l, e) : 0;
 }
 
 int loader_open(const struct loader_options *o, struct expert_source **out, struct err *e)
@@ -319,7 +319,7 @@ void loader_close(struct expert_source *source)
 	cache_free(s->cache);
 	extent_table_free(l->table);
 	loader_queue_free(l);
-	free(s->loads);
+	free(s->slot_work);
 	free(l->views);
 	free(l->refs);
 	pthread_cond_destroy(&s->completed);

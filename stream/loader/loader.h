@@ -12,8 +12,10 @@
  *   - A slot is published (READY) under the lock after its last byte has arrived. acquire and
  *     wait_ready look under the lock: what they call ready is complete.
  *   - A slot is given out again only when nobody pins it: bytes in use never change.
- *   - The compute thread decides what is evicted, in the order in which the model asks. A simulated
- *     cache (cache/trace/sim.h) sees the same sequence and counts the same hits.
+ *   - What a demand evicts is decided by the compute thread, in the order in which the model asks.
+ *     The I/O thread evicts for read-ahead, and cold experts for prefetches and the low watermark.
+ *     Without prefetch and warm-up a simulated cache (cache/trace/sim.h) sees the same sequence and
+ *     counts the same hits (cache.h: Deferred accounting).
  *   - Prefetched experts take free or cold slots only.
  *   - In builds with LOADER_POISON every slot is filled with READER_POISON before it is loaded.
  *
@@ -33,7 +35,7 @@
  *   13  the waiting model finds it ready            loader_wait_ready (loader_acquire.c)
  *   14  the views of the ref point into the slot    set_views (loader_acquire.c)
  *   15  the kernel is given the views               group_enqueue_ready (src/forward/moe.c)
- *   16  the device has passed: the ref is released  unpin_passed (src/forward/moe.c)
+ *   16  the next layer's ids are there: released    unpin_all (src/forward/moe.c)
  *   17  the slot loses its pin                      loader_release (loader_acquire.c)
  *   18  later the expert becomes a victim           cache_slot_alloc (cache/cache_evict.c)
  *   19  its bytes are copied to device staging      card_demote (card_transfer.c)
@@ -97,8 +99,9 @@ int loader_open(const struct loader_options *o, struct expert_source **out, stru
 
 /* On a card the second tier is pinned step by step in a thread of its own: the first step after
  * loader_open, others when demotions come near them. From this call on the rest is pinned too, with
- * pauses: call it when the drive has nothing more urgent to do. Only demotions wait for pinning. A
- * refusal fails every acquire from then on, with its sentence. */
+ * pauses: call it when the drive has nothing more urgent to do. A demotion waits until its part of
+ * the second tier is pinned, and whatever was decided after it waits too. A refusal fails every
+ * acquire from then on, with its sentence. */
 void loader_pin_in_background(struct expert_source *s);
 
 /* Of a source made by loader_open. */
@@ -117,8 +120,8 @@ enum loader_residency {
  * every slot once. */
 void loader_residency_map(struct expert_source *s, uint8_t *map, struct expert_stats *stats);
 
-/* Warm-up: loads the given experts into free slots of the first tier, best first, when nothing else
- * is to be loaded. Returns at once. Experts that do not exist are ignored. */
+/* Warm-up: loads the given experts into free slots of the first tier, best first, with the lowest
+ * priority of all loads. Returns at once. Experts that do not exist are ignored. */
 void loader_warm(struct expert_source *s, const struct profile_key *keys, size_t n);
 
 #endif

@@ -151,7 +151,7 @@ static int acquire_slots(struct loader *l, struct cache_request *q, struct err *
 	}
 }
 
-static const uint8_t tier_of[] = {EXPERT_VRAM, EXPERT_RAM, EXPERT_DISK};
+static const uint8_t expert_tier_of_cache[] = {EXPERT_VRAM, EXPERT_RAM, EXPERT_DISK};
 
 /* Gives the model its refs. Returns how many are not ready. */
 static int take_refs(struct loader *l, const struct cache_request *q, struct expert_ref *refs)
@@ -162,7 +162,7 @@ static int take_refs(struct loader *l, const struct cache_request *q, struct exp
 		struct expert_ref *r = &refs[i];
 		r->handle = c->slot;
 		r->serial = c->load_id;
-		r->tier = tier_of[c->tier];
+		r->tier = expert_tier_of_cache[c->tier];
 		r->ready = false;
 		if (cache_ref_poll(l->shared.cache, c) == CACHE_REF_READY)
 			set_views(l, q->layer, r);

@@ -40,8 +40,8 @@ struct layer_views {
 	bool same;                     /* ... of every expert; false: ask extent_plan */
 };
 
-/* The load or demotion in flight into a slot. */
-struct load {
+/* The load or demotion that was decided for a slot and has not completed. */
+struct slot_work {
 	enum transfer_priority priority; /* the present one; DEMAND: counted in n_demands */
 	bool prefetched;                 /* counted in n_prefetches, */
 	bool from_tier1;                 /* ... and in n_tier1_prefetches */
@@ -54,7 +54,8 @@ struct load_failure {
 	struct err err;
 };
 
-/* What the I/O thread is to do. The kinds in the order in which loader_next_work looks at them. */
+/* What the I/O thread is to do. Boosts go first; demotions and loads keep the order in which the
+ * cache decided them. */
 enum work_kind {
 	WORK_BOOST, /* a load or demotion that is in flight becomes a demand */
 	WORK_DEMOTE,
@@ -99,14 +100,14 @@ struct loader_shared {
 	pthread_mutex_t lock;
 	pthread_cond_t completed; /* something was committed or aborted */
 	struct cache *cache;
-	struct load *loads; /* [n_slots] */
+	struct slot_work *slot_work; /* [n_slots] */
 	struct work_queue queue;
 	unsigned n_in_flight; /* loads and demotions decided and not completed */
 	unsigned n_demands, n_prefetches, n_tier1_prefetches; /* of them */
-	bool flush_due;       /* nobody waits for the compute thread's answer: the I/O thread may carry
-						   * out the deferred access accounting */
-	uint64_t layer_clock; /* layers acquired so far */
-	uint64_t drive_rests; /* layer clock from which on prefetches are read from the drive */
+	bool flush_due;       /* the compute thread has what it asked for: the I/O thread may carry out
+						   * the deferred access accounting */
+	uint64_t layer_clock; /* calls of acquire so far: a layer makes several if it has many groups */
+	uint64_t drive_rests; /* the layer_clock from which on prefetches are read from the drive */
 	uint64_t bytes_read;
 	struct transfer_traffic traffic; /* when something was last committed or aborted */
 	struct load_failure failures[LOADER_FAILURES]; /* the latest */

@@ -8,10 +8,10 @@
 #include <sched.h>
 #include <time.h>
 
-/* Copies to a card take 20 to 300 us and end without a wake-up: so long the thread polls, then it
- * naps in between. The next layer's demand comes after a fraction of a millisecond and must not
- * wait until a sleeping thread is up. Nor must a drive that has read what it was asked for
- * (READER_POLL_NS). */
+/* Copies to a card take 20 to 300 us and end without a wake-up. So the thread polls for POLL_NS;
+ * then it naps between polls while a copy is in flight, else it sleeps. The next layer's demand
+ * comes after a fraction of a millisecond and must not wait for a wake-up. While reads are pending
+ * the thread polls for READER_POLL_NS. */
 #define POLL_NS 2000000
 #define NAP_NS  20000
 
@@ -40,7 +40,7 @@ void loader_transfer_done(
 	struct transfer_traffic traffic = transfer_traffic_now(l->transfer);
 	pthread_mutex_lock(&s->lock);
 	s->traffic = traffic;
-	const struct load *x = &s->loads[slot];
+	const struct slot_work *x = &s->slot_work[slot];
 	s->n_in_flight--;
 	s->n_demands -= x->priority == TRANSFER_DEMAND;
 	s->n_prefetches -= x->prefetched;

@@ -2,8 +2,8 @@
 /*
  * What the I/O thread is to do, and what is next. Everything here needs the loader's lock.
  *
- * The compute thread decides what is evicted, in the order in which the model asks, so demands have
- * their slots when they are queued. The I/O thread reserves slots for read-ahead, prefetch and
+ * The compute thread decides what a demand evicts, in the order in which the model asks, so demands
+ * have their slots when they are queued. The I/O thread reserves slots for read-ahead, prefetch and
  * warm-up itself, when nothing decided is left to do: they must not take a slot before a demand.
  */
 #include "stream/loader/loader_internal.h"
@@ -57,11 +57,11 @@ static void queue_transfer(
 {
 	struct loader_shared *s = &l->shared;
 	struct work_queue *q = &s->queue;
-	struct load *x = &s->loads[t->slot];
+	struct slot_work *x = &s->slot_work[t->slot];
 	const bool load = t->kind == CACHE_LOAD;
 	if (q->n == q->cap)
 		bug("%zu transfers are queued", q->n);
-	if (load && priority >= TRANSFER_LOADS)
+	if (load && priority >= TRANSFER_LOAD_PRIORITIES)
 		bug("a load has the priority of a demotion");
 	q->decided[(q->first + q->n++) % q->cap] = (struct work){
 		.kind = load ? WORK_LOAD : WORK_DEMOTE,
@@ -93,12 +93,13 @@ void loader_queue_plan(
 void loader_queue_boost(struct loader *l, int32_t slot)
 {
 	struct loader_shared *s = &l->shared;
-	struct load *x = &s->loads[slot];
+	struct slot_work *x = &s->slot_work[slot];
 	if (x->priority == TRANSFER_DEMAND)
 		return;
 	x->priority = TRANSFER_DEMAND;
 	s->n_demands++;
-	if (!l->card || x->boost_queued) /* without a card its reads are submitted */
+	/* without a card the reads are submitted, or will be with this priority */
+	if (!l->card || x->boost_queued)
 		return;
 	x->boost_queued = true;
 	s->queue.boosted[s->queue.n_boosted++] = slot;
@@ -241,7 +242,7 @@ void loader_queue_drop_stale(struct loader *l)
 	q->n_prefetch = kept;
 }
 
-/* Whether the wire that this prefetch needs has room for it. */
+/* Whether the link (from tier 1) or the drive may take this prefetch now. */
 static bool may_prefetch(const struct loader *l, const struct prefetch_request *r)
 {
 	const struct loader_shared *s = &l->shared;
@@ -270,7 +271,7 @@ static bool reserve_prefetch(struct loader *l)
 		struct cache_plan plan;
 		if (r.due <= s->layer_clock || in_first_tier(s, r.layer, r.expert) ||
 			cache_prefetch(s->cache, r.layer, r.expert, &plan) != CACHE_OK)
-			continue; /* nothing cold: a prediction is not worth a warm expert */
+			continue; /* dropped: late, there already, being demoted, or no victim is cold */
 		loader_queue_plan(l, &plan, TRANSFER_PREFETCH);
 		return true;
 	}
@@ -305,8 +306,8 @@ static bool next_boost(struct loader *l, struct work *w)
 	while (q->n_boosted) {
 		int32_t slot = q->boosted[0];
 		memmove(&q->boosted[0], &q->boosted[1], --q->n_boosted * sizeof slot);
-		s->loads[slot].boost_queued = false;
-		if (s->loads[slot].priority != TRANSFER_DEMAND)
+		s->slot_work[slot].boost_queued = false;
+		if (s->slot_work[slot].priority != TRANSFER_DEMAND)
 			continue; /* what was boosted is over: the slot is another expert's */
 		*w = (struct work){.kind = WORK_BOOST, .request = {.slot = slot}};
 		return true;
@@ -321,7 +322,7 @@ static bool next_decided(struct loader *l, struct work *w)
 	if (!q->n)
 		return false;
 	*w = q->decided[q->first];
-	w->request.priority = l->shared.loads[w->request.slot].priority;
+	w->request.priority = l->shared.slot_work[w->request.slot].priority;
 	if (w->kind == WORK_DEMOTE && !l->transfer->ops->can_demote(l->transfer, &w->request))
 		return false;
 	q->first = (q->first + 1) % q->cap;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What both transfers share: reaping reads and the figures of the wires. */
+/* What both transfers share: reaping reads and the traffic of drives and link. */
 #include "stream/loader/transfer.h"
 
 #include "src/base/num.h"

@@ -12,17 +12,18 @@
  * In order of use:
  *   1. host_transfer_open or card_transfer_open
  *   2. ops->attach, by the thread that makes all further calls except ops->close
- *   3. ops->load, ops->demote and ops->boost as they are decided; ops->run and transfer_reap while
- *      anything is in flight
+ *   3. ops->load, ops->boost, and ops->demote after ops->can_demote said true, as they are decided;
+ *      ops->run and transfer_reap while anything is in flight
  *   4. reader_drain, ops->drain and ops->close: done is not called for what was still in flight
  *
  * Contract:
  *   - At most one load or demotion is in flight into a slot.
  *   - A demotion moves the bytes that its source slot holds when ops->demote is called: a load into
  *     that slot may be given next, and waits until the old bytes are out of the way.
- *   - done is called once for each load and demotion, by that thread and from within these calls,
- *     when the last byte is there or when nobody writes to the slot any more. `failure`,
- *     lent for the call, is the error of this very load or demotion; NULL: it holds its bytes.
+ *   - done is called once for each load and demotion that ends before step 4, by that thread and
+ *     from within these calls, when the last byte is there or when nobody writes to the slot any
+ *     more. `failure`, lent for the call, is the error of this very load or demotion; NULL: it
+ *     holds its bytes.
  */
 #ifndef GLM_STREAM_TRANSFER_H
 #define GLM_STREAM_TRANSFER_H
@@ -35,13 +36,15 @@
 #include <stdatomic.h>
 
 /*
- * Who goes first. Two functions decide what is next, and both go through this list from the top:
- *   - loader_next_work (loader_queue.c): which expert is given to a transfer. What the cache
- *     has decided keeps the order of those decisions, since a slot is emptied before it is filled.
- *     Read-ahead, prefetch and warm-up get a slot only when nothing decided is left to do.
+ * Who goes first, by two functions that decide what is next:
+ *   - loader_next_work (loader_queue.c): which expert is given to a transfer. Boosts go first, then
+ *     all that the cache has decided, demotions included, in the order of the decisions, since a
+ *     slot is emptied before it is filled. Read-ahead, prefetch and warm-up get a slot only when
+ *     nothing decided is left to do, in the order of this list.
  *   - start_next (card_transfer.c): which chunk starts. It goes through the list once for loads
- *     from tier 1, which need the link only, and then once for loads from files. So a prefetch from
- *     tier 1 may start before a demand's read.
+ *     from tier 1, which need the link only, and once for loads from files; demotions come last.
+ *     So a prefetch from tier 1 may start before a demand's read.
+ *
  * They are two because they hand out two things, slots under the loader's lock and buffers without
  * it. The reader below knows urgent (demand) and other requests.
  */
@@ -52,7 +55,7 @@ enum transfer_priority {
 	TRANSFER_WARM,       /* experts of an earlier run's profile */
 	TRANSFER_DEMOTION,   /* waits for a gap: nobody needs the bytes on the other side yet */
 };
-#define TRANSFER_LOADS TRANSFER_DEMOTION /* priorities that a load may have: below this */
+#define TRANSFER_LOAD_PRIORITIES TRANSFER_DEMOTION /* a load has a priority below this */
 
 struct transfer_request {
 	int32_t slot;          /* filled by it */

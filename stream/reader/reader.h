@@ -168,8 +168,8 @@ unsigned reader_n_drives(const struct reader *r);
 unsigned reader_useful_depth(const struct reader *r);
 /* Staging buffers for these reads: some are emptied while others are read into. */
 unsigned reader_staging_buffers(const struct reader *r);
-/* A thread that feeds a card polls its reads so long before it sleeps: one that slept went on 32 to
- * 146 us after its bytes had arrived. */
+/* How long a thread that feeds a card polls its reads before it sleeps: after a sleep it went on 32
+ * to 146 us after its bytes had arrived. */
 #define READER_POLL_NS 20000000u
 uint64_t reader_file_size(const struct reader *r, uint32_t file); /* when it was opened */
 

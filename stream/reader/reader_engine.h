@@ -13,7 +13,7 @@
 
 #include <sys/types.h>
 
-/* One read. Fields above the line are set by reader.c before start and constant until
+/* One read. Fields above the line are set by reader_run.c before start and constant until
  * reader_op_done; `link` and `engine_word` belong to the engine between the two. */
 struct reader_op {
 	int fd;       /* for the plain calls */
@@ -28,7 +28,7 @@ struct reader_op {
 	struct reader_op *link;
 	uint64_t engine_word;
 
-	/* reader.c only */
+	/* reader_run.c only */
 	struct queued_request *rq;
 	uint64_t at;     /* offset of the slice inside its request */
 	uint32_t done;   /* bytes of the slice that have arrived */

@@ -6,8 +6,8 @@
  *   test_backend_parity           every case of op_cases.c and the large ones below
  *   test_backend_parity small     without the large ones (for memory checkers)
  *   test_backend_parity brief     and deferred kernels in fewer steps (for racecheck, where a
- * launch of experts takes 2 s) test_backend_parity [small|brief] PATTERN   tests whose names match,
- * with * and ?
+ *                                 launch of experts takes 2 s)
+ *   test_backend_parity [small|brief] PATTERN   tests whose names match, with * and ?
  *
  * What passes: every value within TOLERANCE float roundings of the formula, in units of the
  * magnitude that the formula reports (the same bound that test_backend_cpu holds the CPU to), and
