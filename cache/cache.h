@@ -97,6 +97,7 @@ enum cache_use {
 	CACHE_PREFETCH = 1, /* a prediction: only takes free slots and cold victims */
 	CACHE_PREFILL = 2,  /* a pass over many experts: uses what is there, otherwise a prefill slot;
 						 * evicts nobody but for prefill slots, and the policy does not see it */
+	CACHE_WARM = 3,     /* an earlier run's profile: only takes free slots. In no trace */
 };
 
 enum cache_state { CACHE_FREE, CACHE_FILLING, CACHE_READY };
@@ -106,7 +107,7 @@ enum cache_result {
 	CACHE_PRESENT, /* prefetch, read-ahead: in a slot of tier 0 already, or on its way there */
 	CACHE_BUSY,    /* on its way into tier 1, or from there into a prefill slot: wait for that */
 	CACHE_FULL,    /* every slot that could serve is pinned or FILLING */
-	CACHE_NO_COLD, /* prefetch only: no victim is cold enough */
+	CACHE_NO_COLD, /* prefetch: no victim is cold enough; warm-up: no slot is free */
 	CACHE_BYPASS,  /* simulation only: the policy knows better than to cache it */
 };
 
@@ -283,6 +284,9 @@ bool cache_has_pending(const struct cache *c);
 /* Room in tier 0 for an expert that is predicted: CACHE_OK with its load planned and no pin, or
  * CACHE_PRESENT, CACHE_BUSY, CACHE_NO_COLD. */
 enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct cache_plan *plan);
+/* The same for an expert of an earlier run's profile, but nobody makes room for it: CACHE_NO_COLD
+ * when no slot is free beside those of the low watermark. The prefetch counters do not see it. */
+enum cache_result cache_warm(struct cache *c, int layer, int expert, struct cache_plan *plan);
 
 /* A prefill slot for an expert that prefill will acquire: CACHE_OK with its load planned and one
  * pin, or CACHE_PRESENT, CACHE_BUSY, CACHE_FULL. The pin is cache_acquire's to take over, or

@@ -10,6 +10,7 @@
 #include "cache/cache_internal.h"
 
 #include "src/base/log.h"
+#include "src/base/num.h"
 
 /* ---- accesses ---- */
 
@@ -192,7 +193,7 @@ static enum cache_result reserve_cached(
 		if (in >= 0)
 			c->slots[in].pins--;
 		c->stats.full += result == CACHE_FULL;
-		c->stats.prefetch_refused += result == CACHE_NO_COLD;
+		c->stats.prefetch_refused += use == CACHE_PREFETCH && result == CACHE_NO_COLD;
 		return result;
 	}
 	cache_slot_fill(c, slot, key);
@@ -210,12 +211,13 @@ static enum cache_result reserve_cached(
 	if (use == CACHE_PREFETCH) {
 		s->prefetched = true;
 		s->from_disk = in < 0;
-		c->last_use[key] = c->clock;
 		c->stats.prefetch_inserted++;
 		c->stats.prefetch_bytes += in < 0 ? bytes_of(c, key) : 0;
-	} else if (!s->pins) {
-		s->pins = 1;
 	}
+	if (use == CACHE_DECODE)
+		s->pins = MAX(s->pins, 1);
+	else
+		c->last_use[key] = c->clock;
 	c->policy.ops->insert(&c->policy, list_of(c, 0, k), key);
 	return CACHE_OK;
 }
@@ -379,13 +381,22 @@ void cache_release(struct cache *c, const struct cache_ref *refs, int n, struct 
 	plan_end(c, plan);
 }
 
-/* ---- prefetch, read-ahead ---- */
+/* ---- prefetch, warm-up, read-ahead ---- */
 
 enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct cache_plan *plan)
 {
 	int32_t slot;
 	plan_begin(c);
 	enum cache_result result = reserve(c, cache_key(c, layer, expert), CACHE_PREFETCH, &slot);
+	plan_end(c, plan);
+	return result;
+}
+
+enum cache_result cache_warm(struct cache *c, int layer, int expert, struct cache_plan *plan)
+{
+	int32_t slot;
+	plan_begin(c);
+	enum cache_result result = reserve(c, cache_key(c, layer, expert), CACHE_WARM, &slot);
 	plan_end(c, plan);
 	return result;
 }

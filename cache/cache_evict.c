@@ -144,6 +144,13 @@ static bool rebalance(struct cache *c, int tier, int class_id)
 	return true;
 }
 
+/* Whether a slot of tier 0 is free that no demotion has been made for, see cache_keep_free. */
+static bool free_for_warm(const struct cache *c, int class_id)
+{
+	int kept = c->arena[1].n_slabs ? c->keep_free : 0;
+	return slab_n_free(&c->arena[0], class_id, kept + 1) > kept;
+}
+
 /* In this order: a free slot, an inclusive copy's (tier 1), an idle slab, now and then a slab of a
  * class that keeps its keys much longer, the policy's victim, a slab of another class. */
 enum cache_result cache_slot_alloc(
@@ -152,6 +159,8 @@ enum cache_result cache_slot_alloc(
 	int class_id = class_of(c, key);
 	struct slab_arena *a = &c->arena[tier];
 	bool mixed = a->classes.n > 1;
+	if (use == CACHE_WARM && !free_for_warm(c, class_id))
+		return CACHE_NO_COLD;
 	*slot = arena_slot_take(c, tier, class_id);
 	while (*slot < 0 && tier == 1 && c->inclusive_copies.tail[0] >= 0) {
 		cache_slot_free(c, inclusive_copy_take(c, c->inclusive_copies.tail[0]));

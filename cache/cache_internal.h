@@ -74,7 +74,7 @@ struct cache {
 	struct key_lists inclusive_copies; /* one list of those that have one, the latest at its head */
 	bool hold_prefill;  /* a step of prefill: prefill slots that come free stay such */
 	uint64_t *last_use; /* [n_keys] clock of the last demand access, prediction
-						   (cache_note_predicted) or insertion into tier 0 by a prefetch */
+						   (cache_note_predicted) or insertion into tier 0 without a demand */
 	uint64_t clock;     /* demand accesses so far */
 	uint64_t n_loads;   /* slots filled so far: the last load_id */
 	uint32_t evicted_since[CACHE_TIERS][SLAB_MAX_CLASSES]; /* since ages were last compared */

@@ -90,7 +90,7 @@ struct expert_stats {
 	uint64_t hit_ram;    /* ... in the second tier */
 	uint64_t miss;       /* ... that had to be read */
 	uint64_t bytes_read; /* from storage */
-	uint64_t prefetch_useful;   /* experts prefetched (or loaded by the warm-up) and then used */
+	uint64_t prefetch_useful;   /* experts prefetched and then used */
 	uint64_t prefetch_wasted;   /* ... and never used */
 	uint64_t bytes_read_wasted; /* of bytes_read: of the latter */
 	uint64_t wait_ns;           /* time spent in wait_ready */

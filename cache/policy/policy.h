@@ -21,7 +21,7 @@ struct policy_env {
 	int n_keys, n_lists;
 	const int32_t *list_keys; /* [n_lists] how many keys can ever be in the list */
 	const uint64_t *last_use; /* [n_keys] clock of the last demand access, prediction or insertion
-							   * by a prefetch */
+							   * without a demand */
 	bool (*evictable)(const void *ctx, int32_t key); /* published and not pinned */
 	const void *ctx;
 	double half_life; /* in accesses; frequency policies */

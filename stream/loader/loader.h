@@ -16,7 +16,7 @@
  *     The I/O thread evicts for read-ahead, and cold experts for prefetches and the low watermark.
  *     Without prefetch and warm-up a simulated cache (cache/trace/sim.h) sees the same sequence and
  *     counts the same hits (cache.h: Deferred accounting).
- *   - Prefetched experts take free or cold slots only.
+ *   - Prefetched experts take free or cold slots only, those of the warm-up free slots only.
  *   - In builds with LOADER_POISON every slot is filled with READER_POISON before it is loaded.
  *
  * One expert from router to slot and back, streamed to a card:

@@ -277,7 +277,7 @@ static bool reserve_prefetch(struct loader *l)
 	}
 }
 
-/* The next expert of the warm-up, as long as it takes nobody's place. */
+/* The next expert of the warm-up, while a slot is free. */
 static bool reserve_warm(struct loader *l)
 {
 	struct loader_shared *s = &l->shared;
@@ -287,7 +287,7 @@ static bool reserve_warm(struct loader *l)
 		struct cache_plan plan;
 		if (cache_find(s->cache, k.layer, k.expert) >= 0)
 			continue;
-		if (cache_prefetch(s->cache, k.layer, k.expert, &plan) != CACHE_OK) {
+		if (cache_warm(s->cache, k.layer, k.expert, &plan) != CACHE_OK) {
 			q->next_warm = q->n_warm; /* full */
 			return false;
 		}

@@ -8,6 +8,7 @@
  * (tests/support/copier_null.h), whose memory this program cannot touch. Where a real card answers,
  * a third round goes through that.
  */
+#include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tests/stream/loader_help.h"
 #include "tests/support/reader_null.h"
@@ -380,6 +381,67 @@ static void test_warm(void **state)
 	close_source(s);
 }
 
+static int resident_experts(struct expert_source *s)
+{
+	int sum = 0, n[2];
+	for (uint32_t layer = config.n_dense; layer < config.n_layers; layer++) {
+		source_layer_resident(s, (int)layer, n);
+		sum += n[0];
+	}
+	return sum;
+}
+
+static void decode_experts(struct expert_source *s, int first, int n_tokens)
+{
+	struct expert_ref refs[CONFIG_MAX_USED];
+	for (int t = 0; t < n_tokens; t++) {
+		s->ops->step(s, EXPERT_DECODE, 1, t);
+		for (uint32_t layer = config.n_dense; layer < config.n_layers; layer++) {
+			struct err e = {0};
+			refs_from(refs, first, (int)config.n_used);
+			if (use_experts(s, (int)layer, EXPERT_DECODE, refs, (int)config.n_used, &e) < 0)
+				fail_msg("%s", e.text);
+		}
+	}
+}
+
+/* A profile that names more than the first tier holds fills what is free and puts nobody out, not
+ * even experts that are cold. It is no prefetch: the self-throttle does not see it. */
+static void test_warm_evicts_nobody(void **state)
+{
+	(void)state;
+	const int n_experts = (int)config.n_experts;
+	const size_t n = (size_t)(config.n_layers - config.n_dense) * config.n_experts;
+	struct profile_key *keys = NEW_ARRAY(struct profile_key, n);
+	for (size_t i = 0; i < n; i++)
+		keys[i] = (struct profile_key){
+			(int32_t)config.n_dense + (int32_t)i / n_experts, (int32_t)i % n_experts};
+	for (int with_ram = 0; with_ram < 2; with_ram++) {
+		struct loader_options o = source_options(0.6, with_ram ? full.floor_bytes : 0);
+		struct expert_source *s = open_source(&o);
+		decode_experts(s, n_experts - (int)config.n_used, 1); /* are cold below */
+		decode_experts(s, 0, 6);
+		const int before = resident_experts(s);
+		loader_warm(s, keys, n);
+		int now = before;
+		for (int quiet = 0, tries = 0; quiet < 10 && tries < 1000; tries++) {
+			usleep(10000);
+			int last = now;
+			now = resident_experts(s);
+			quiet = now == last && now > before ? quiet + 1 : 0;
+		}
+		assert_true(now > before);
+		assert_true((size_t)now < n);
+		decode_experts(s, 0, 6);
+		struct cache_stats c = source_cache_stats(s);
+		assert_int_equal(c.evictions + c.demotions, 0);
+		assert_int_equal(c.prefetch_inserted + c.prefetch_wasted + c.prefetch_refused, 0);
+		assert_true(source_prefetch_share(s) == 1);
+		close_source(s);
+	}
+	free(keys);
+}
+
 /* Somebody who looks all the time, as a page in a browser does. */
 struct looker {
 	struct expert_source *source;
@@ -472,6 +534,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_throttle),
 		cmocka_unit_test(test_loader_refusals),
 		cmocka_unit_test(test_warm),
+		cmocka_unit_test(test_warm_evicts_nobody),
 		cmocka_unit_test(test_map),
 	};
 	int failed = 0;
