@@ -107,7 +107,7 @@ struct expert_source {
 	int max_pinned[2];
 	int lookahead; /* for how many layers ahead prefetch is called; constant */
 	struct expert_stats stats;
-	atomic_bool *cancel; /* set by model_forward for the step; acquire and wait_ready look at it
+	atomic_bool *cancel; /* set by model_forward while it runs; acquire and wait_ready look at it
 						  * and fail with ERR_INTERRUPTED. NULL: never */
 };
 

@@ -197,6 +197,7 @@ int model_forward(struct model *m, struct kv_cache *kv, const struct forward_row
 		moe_drain(m, NULL);
 	else if (first_hidden >= rows->n)
 		rc = moe_drain(m, e);
+	m->source->cancel = NULL; /* the flag was lent for this call */
 	return rc;
 }
 

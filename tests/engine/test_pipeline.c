@@ -434,6 +434,7 @@ static void test_ends_midway(void **state)
 			rc = session_extend(s, &text[0][80 + k], 1, NULL, &watch, &e);
 		assert_int_equal(rc, !round ? 0 : round % 2 ? ERR_INTERRUPTED : ERR_RUN);
 		assert_int_equal(round ? counting.n_pins : 0, 0);
+		assert_null(counting.base.cancel); /* it was lent for the steps */
 		assert_false(lag.deferred.open);
 		settled += lag.abandoned;
 		counting.fail_at = counting.cancel_at = 0;
