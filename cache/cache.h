@@ -105,7 +105,8 @@ enum cache_state { CACHE_FREE, CACHE_FILLING, CACHE_READY };
 enum cache_result {
 	CACHE_OK,
 	CACHE_PRESENT, /* prefetch, read-ahead: in a slot of tier 0 already, or on its way there */
-	CACHE_BUSY,    /* on its way into tier 1, or from there into a prefill slot: wait for that */
+	CACHE_BUSY,    /* on its way into tier 1, or from there into a prefill slot: wait for that.
+					* Prefetch, warm-up: or a request that has to be resumed will promote it */
 	CACHE_FULL,    /* every slot that could serve is pinned or FILLING */
 	CACHE_NO_COLD, /* prefetch: no victim is cold enough; warm-up: no slot is free */
 	CACHE_BYPASS,  /* simulation only: the policy knows better than to cache it */

@@ -235,6 +235,9 @@ static enum cache_result reserve(struct cache *c, int32_t key, enum cache_use us
 		in >= 0 && c->prefill_index[key] >= 0 && c->slots[c->prefill_index[key]].from == in;
 	if (in >= 0 && (c->slots[in].state == CACHE_FILLING || being_copied))
 		return CACHE_BUSY;
+	/* A request that has to be resumed pins it and promotes it itself: it would pin twice. */
+	if (in >= 0 && (use == CACHE_PREFETCH || use == CACHE_WARM) && c->slots[in].pins)
+		return CACHE_BUSY;
 	enum cache_result result =
 		prefill ? reserve_prefill(c, key, slot) : reserve_cached(c, key, use, slot);
 	if (result == CACHE_OK)

@@ -57,8 +57,8 @@ int card_memory_open(struct card_memory **out, const struct card_memory_options 
 	}
 	uint64_t staging = o->tier_bytes[1] ? plan->device_staging_bytes : 0;
 	uint64_t staging_at = num_align_up(o->tier_bytes[0], 4096);
-	m->tier0_bytes = o->tier_bytes[0];
-	if ((rc = m->copier->ops->alloc(m->copier, staging_at + staging, (void **)&m->tier0, e))) {
+	m->device_bytes = staging_at + staging;
+	if ((rc = m->copier->ops->alloc(m->copier, m->device_bytes, (void **)&m->tier0, e))) {
 		err_prefix(e, "expert cache");
 		return rc;
 	}
@@ -99,7 +99,7 @@ void card_memory_close(struct card_memory *m)
 	pinned_free(&m->tier1);
 	pinned_free(&m->host_staging);
 	if (m->copier && m->tier0)
-		m->copier->ops->free(m->copier, m->tier0, m->tier0_bytes);
+		m->copier->ops->free(m->copier, m->tier0, m->device_bytes);
 	if (m->owns_copier)
 		m->copier->ops->close(m->copier);
 	free(m);

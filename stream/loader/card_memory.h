@@ -48,7 +48,7 @@ struct card_memory {
 #endif
 	/* its own */
 	bool owns_copier;
-	size_t tier0_bytes;
+	size_t device_bytes; /* tier 0 and device staging: one allocation */
 	void (*notify)(void *arg);
 	void *arg;
 };

@@ -354,6 +354,45 @@ static void test_cache_warm(void **state)
 	cache_free(c);
 }
 
+/* A prefetch leaves alone what an unfinished request has pinned in tier 1: every pin is given back
+ * once. */
+static void test_prefetch_of_unfinished(void **state)
+{
+	(void)state;
+	const uint64_t bytes[] = {10};
+	struct cache *c = make(1, 16, bytes, 20, 20, 0);
+	struct cache_plan p;
+	for (int i = 0; i < 3; i++)
+		bring(c, 0, i); /* 0 is demoted */
+	struct one held, failing;
+	assert_int_equal(acquire(c, &held, 0, 2, CACHE_DECODE), CACHE_OK);
+	assert_int_equal(acquire(c, &failing, 0, 5, CACHE_DECODE), CACHE_OK); /* demotes 1 */
+	struct cache_ref refs[] = {{.expert = 7}, {.expert = 0}};
+	struct cache_request q = {.layer = 0, .use = CACHE_DECODE, .refs = refs, .n = 2};
+	int32_t slot = failing.ref.slot;
+	for (int i = 0; i < failing.plan.n; i++)
+		if (failing.plan.transfers[i].slot != slot)
+			cache_commit(c, failing.plan.transfers[i].slot);
+	assert_int_equal(cache_acquire(c, &q, &p), CACHE_FULL);
+	assert_int_equal(q.next, 0);
+	assert_true(refs[1].slot >= 0);
+	cache_abort(c, slot); /* is free now */
+	assert_int_equal(cache_prefetch(c, 0, 0, &p), CACHE_BUSY);
+	assert_int_equal(cache_warm(c, 0, 0, &p), CACHE_BUSY);
+	assert_int_equal(cache_acquire_resume(c, &q, &p), CACHE_FULL); /* 7 has the free slot */
+	commit_all(c, &p);
+	release(c, &held);
+	assert_int_equal(cache_acquire_resume(c, &q, &p), CACHE_OK);
+	commit_all(c, &p);
+	cache_release(c, refs, 2, &p);
+	commit_all(c, &p);
+	for (int i = 0; i < 8; i++)
+		if (cache_find(c, 0, i) >= 0)
+			assert_int_equal(cache_slot_get(c, cache_find(c, 0, i)).pins, 0);
+	cache_rules_check(c);
+	cache_free(c);
+}
+
 static void test_prefetch(void **state)
 {
 	(void)state;
@@ -677,6 +716,7 @@ int main(void)
 		cmocka_unit_test(test_inclusive_copies),
 		cmocka_unit_test(test_full_of_pins),
 		cmocka_unit_test(test_cache_warm),
+		cmocka_unit_test(test_prefetch_of_unfinished),
 		cmocka_unit_test(test_prefetch),
 		cmocka_unit_test(test_predicted),
 		cmocka_unit_test(test_prefill_leaves_decode_set),
