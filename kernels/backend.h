@@ -239,7 +239,7 @@ enum usage_kind {
 /* Counters since the backend was opened; the difference of two readings belongs to the work between
  * them. */
 struct backend_usage {
-	uint64_t launches;        /* kernels and copies enqueued, those of replayed graphs included */
+	uint64_t launches;        /* kernels enqueued, and all nodes of replayed graphs */
 	uint64_t graph_launches;  /* graphs replayed */
 	uint64_t graphs_captured; /* graphs captured ... */
 	uint64_t capture_ns;      /* ... and the host time that took */
@@ -414,8 +414,9 @@ struct backend_ops {
 	 *
 	 * Giving up: a call that waits beyond F, frees, allocates or begins another segment ends all
 	 * deferred kernels that are left. The ops behind them then compute with whatever is in out.
-	 * Later calls of expert_ffn launch kernels if no op stood behind the deferred kernel; else they
-	 * fail. */
+	 * Results of these ops are wrong without a failure: the caller must discard them.
+	 * Later calls of expert_ffn launch kernels if no op stood behind the deferred kernel. Else they
+	 * fail, until the caller has waited (wait, download) or begun another segment. */
 	bool (*can_defer_experts)(struct backend *b, const struct expert_job *shape, int n_used);
 	void (*experts_deferred)(
 		struct backend *b, const float *x, const struct expert_job *shape, int n_used, float *out);

@@ -233,7 +233,7 @@ int cpu_backend_open_level(
 			e, ERR_RUN, "backend cpu: this machine has no instruction set of level %d", level);
 	if (options->threads < 0 || options->threads > 1024)
 		return err_set(e, ERR_USAGE,
-			"backend cpu: %d threads asked for; 0 (all) to 1024 are possible", options->threads);
+			"backend cpu: %d threads requested; 0 (all) to 1024 are possible", options->threads);
 	struct cpu_backend *b = NEW(struct cpu_backend);
 	b->base.ops = &cpu_ops;
 	b->isa = isa;

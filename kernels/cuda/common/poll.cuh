@@ -3,7 +3,10 @@
  * Polling on the device, with a limit. A kernel polls for what another warp, another block or the
  * host makes: a flag, a count, an mbarrier, a message. If it does not come within the limit the
  * kernel stores its id in pinned memory and traps: the launch fails, and the backend's failure
- * names the kernel.
+ * names the kernel. Not yet so:
+ *   - the mbarrier_wait without a report has no limit (gemv chain, ffn, mla, wgmma gemm,
+ *     elementwise);
+ *   - ffn and mla trap without an id.
  *
  *      struct poll_report report = ...;   in the kernel's arguments, by cuda_poll_report
  *      poll_until(a.report, [&]() { return flag_load(p) != FLAG_EMPTY; });
@@ -15,23 +18,22 @@
 
 #include <stdint.h>
 
-#define POLL_BUSY       (1u << 20) /* polls without a pause; then POLL_PAUSE_NS between two */
-#define POLL_PAUSE_NS   2000
-#define POLL_LIMIT      (1u << 24) /* about half a minute */
-#define POLL_LIMIT_HOST (1u << 30) /* half an hour: what the host makes, which may be stopped */
+#define POLL_BUSY     (1u << 20) /* polls without a pause; then POLL_PAUSE_NS between two */
+#define POLL_PAUSE_NS 2000
+/* Polls: about half a minute with the pauses. Longer for mbarriers, where a poll itself may take a
+ * while. */
+#define POLL_LIMIT (1u << 24)
+/* About half an hour: waits of a deferred kernel, except for its mailbox (MAILBOX_POLL_LIMIT) */
+#define POLL_LIMIT_DEFERRED (1u << 30)
 
 /* The kernels that poll; poll_kernel_name (gpu_backend.cu) has their names. */
 enum poll_kernel {
 	POLL_NONE,
 	POLL_GEMV_CHAIN,
 	POLL_GEMV_CHAIN_SPECIALISED,
-	POLL_FFN,
-	POLL_MLA,
 	POLL_ROUTE,
 	POLL_EXPERTS,
 	POLL_EXPERTS_DEFERRED,
-	POLL_WGMMA_GEMM,
-	POLL_ELEMENTWISE,
 	POLL_KERNELS
 };
 

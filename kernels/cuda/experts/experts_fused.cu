@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * experts_kernel: gate, up, SwiGLU and down of up to TASKS experts with one slot each, in one
- * launch. Arithmetic and order of additions are gemv_mma_kernel's (gemv_mma.cuh), so the bits are
- * the same: x as three int8 limbs, exact integer sums over a super-block of 256 weights.
+ * experts_kernel: gate, up, SwiGLU and down of up to TASKS experts with one (token, rank) slot
+ * each, in one launch. Arithmetic and order of additions are gemv_mma_kernel's (gemv_mma.cuh), so
+ * the bits are the same: x as three int8 limbs, exact integer sums over a super-block of 256
+ * weights.
  *
  * Grid: one block per SM; of a deferred kernel FREE_SMS less. A block has a share of
  * four lists of stages, one after the other: gate and up of the first half of the tasks, of the
@@ -16,8 +17,8 @@
  *
  * A deferred kernel (deferred_experts.cu) gets up to eight tasks from the mailbox, in rounds
  * (mailbox.cuh), and does all of the above in each round.
- *   - It occupies all SMs but FREE_SMS for as long as it waits for the host; after POLL_LIMIT_HOST
- *     polls the launch fails.
+ *   - It occupies all SMs but FREE_SMS for as long as it waits for the host; after
+ *     MAILBOX_POLL_LIMIT polls the launch fails.
  *   - It does not wait for the ops before it. What it reads was written before the fence that the
  *     host has waited for, and it has hidden rows of its own.
  *   - It lets the next kernel start only when it ends. Until the last message the SMs
@@ -25,7 +26,7 @@
  *
  * Block, by warps:
  *   - WORKERS: compute two super-blocks of every stage;
- *   - one warp that fetches: bulk copies of whole stages into a ring of slots with mbarriers `full`
+ *   - one warp that fetches: bulk copies of whole stages into a ring with mbarriers `full`
  *     and `done`, and of the next hidden row. Until the workers have loaded x, no more than two
  *     stages are in flight: x would queue behind them;
  *   - FINISHERS: add up the partial sums of a stage in gemv_mma_kernel's order, and write; in turn.
@@ -51,7 +52,7 @@
 #define FINISHERS    3
 #define THREADS      ((WORKERS + 1 + FINISHERS) * 32)
 #define TASKS        64
-#define SLOTS        4 /* at most; more of them only let x and hidden rows wait */
+#define RING_STAGES  4 /* at most; more of them only let x and hidden rows wait */
 #define BARRIERS     16
 #define FREE_SMS     4 /* SMs that a deferred kernel leaves to copies */
 #define IN_ORDER     4 /* super-blocks that gemv_mma_kernel takes at once */
@@ -75,12 +76,12 @@ struct expert_args {
 	const float *x;
 	float *hidden, *out;
 	uint32_t *counts; /* [TASKS] stages of gate and up done since the backend was opened */
-	int n_tasks, slots, stage_bytes;
+	int n_tasks, ring_stages, stage_bytes;
 	bool x_aligned; /* to 16 bytes */
 	/* in: gate and up, ff: down. Weights and bytes of a row, super-blocks of a row, tiles of a
 	 * stage, stages of a task, gemv_k_split */
-	int n_embd, in_bytes, in_super_blocks, in_tiles, in_pieces, in_split;
-	int n_ff, ff_bytes, ff_super_blocks, ff_tiles, ff_pieces, ff_split;
+	int n_embd, in_bytes, in_super_blocks, in_tiles, in_stages, in_split;
+	int n_ff, ff_bytes, ff_super_blocks, ff_tiles, ff_stages, ff_split;
 	int stages_at; /* where the ring of stages begins in shared memory */
 	struct poll_report report;
 };
@@ -127,35 +128,34 @@ static __device__ __forceinline__ void set_max_registers(bool worker)
 /* A block's stages: its share of gate and up of the first half of the tasks, of the other half, of
  * down of the first half, of the other half. */
 struct cursor {
-	int segment, left, task, piece;
+	int list, left, task, stage;
 };
 
-/* A segment's number of stages, first task and first stage of that. Once a round: it divides. */
-static __device__ __forceinline__ int4 share_of(
-	const struct expert_args &a, int n_tasks, int segment)
+/* A list's number of stages, first task and first stage of that. Once a round: it divides. */
+static __device__ __forceinline__ int4 share_of(const struct expert_args &a, int n_tasks, int list)
 {
-	int half = (n_tasks + 1) / 2, first = segment & 1 ? half : 0,
-		n = segment & 1 ? n_tasks - half : half, pieces = segment >= 2 ? a.ff_pieces : a.in_pieces;
-	int from = n * pieces * (int)blockIdx.x / (int)gridDim.x,
-		to = n * pieces * ((int)blockIdx.x + 1) / (int)gridDim.x;
-	return make_int4(to - from, first + from / pieces, from % pieces, 0);
+	int half = (n_tasks + 1) / 2, first = list & 1 ? half : 0, n = list & 1 ? n_tasks - half : half,
+		n_stages = list >= 2 ? a.ff_stages : a.in_stages;
+	int from = n * n_stages * (int)blockIdx.x / (int)gridDim.x,
+		to = n * n_stages * ((int)blockIdx.x + 1) / (int)gridDim.x;
+	return make_int4(to - from, first + from / n_stages, from % n_stages, 0);
 }
 
 static __device__ __forceinline__ void cursor_find(const int4 *shares, struct cursor &c)
 {
-	while (!c.left && c.segment < 4 && ++c.segment < 4) {
-		int4 s = shares[c.segment];
+	while (!c.left && c.list < 4 && ++c.list < 4) {
+		int4 s = shares[c.list];
 		c.left = s.x;
 		c.task = s.y;
-		c.piece = s.z;
+		c.stage = s.z;
 	}
 }
 
 static __device__ __forceinline__ void cursor_next(
 	const struct expert_args &a, const int4 *shares, struct cursor &c)
 {
-	if (++c.piece == (c.segment >= 2 ? a.ff_pieces : a.in_pieces)) {
-		c.piece = 0;
+	if (++c.stage == (c.list >= 2 ? a.ff_stages : a.in_stages)) {
+		c.stage = 0;
 		c.task++;
 	}
 	if (!--c.left)
@@ -171,7 +171,7 @@ static __device__ __forceinline__ struct expert_task task_of(
 	if (!DEFERRED)
 		return a.task[i];
 	struct expert_task t = {work->gate[i], work->up[i], work->down[i], 0, work->rank[i],
-		work->rank[i], (uint32_t)a.in_pieces};
+		work->rank[i], (uint32_t)a.in_stages};
 	return t;
 }
 
@@ -198,7 +198,7 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 	const struct work_list *work, const struct cursor &at, const float4 *partials, float *sums,
 	uint32_t full, int lane)
 {
-	bool down = at.segment >= 2;
+	bool down = at.list >= 2;
 	int super_blocks = down ? a.ff_super_blocks : a.in_super_blocks,
 		rows = 16 * (down ? a.ff_tiles : a.in_tiles), split = down ? a.ff_split : a.in_split,
 		chunks = (super_blocks + IN_ORDER - 1) / IN_ORDER;
@@ -228,7 +228,7 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 			float v = 0;
 			for (int p = 0; p < split; p++)
 				v = __fadd_rn(v, sums[p * rows + i]);
-			int o = at.piece * rows + i;
+			int o = at.stage * rows + i;
 			if (o < a.n_embd)
 				a.out[(int64_t)t.token_slot * a.n_embd + o] = v;
 		}
@@ -238,7 +238,7 @@ static __device__ __forceinline__ void finish_stage(const struct expert_args &a,
 			for (int p = 0; p < split; p++)
 				for (int k = 0; k < 2; k++)
 					v[k] = __fadd_rn(v[k], sums[p * rows + i / 8 * 16 + k * 8 + i % 8]);
-			int o = at.piece * (rows / 2) + i;
+			int o = at.stage * (rows / 2) + i;
 			if (o < a.n_ff)
 				a.hidden[(int64_t)t.hidden * a.n_ff + o] = swiglu_one(v[0], v[1]);
 		}
@@ -271,25 +271,25 @@ __global__ void __launch_bounds__(THREADS, 1)
 {
 #if __CUDA_ARCH__ >= 900
 	typedef struct expert_type<T> type;
-	constexpr unsigned limit = DEFERRED ? POLL_LIMIT_HOST : POLL_LIMIT;
+	constexpr unsigned limit = DEFERRED ? POLL_LIMIT_DEFERRED : POLL_LIMIT;
 	constexpr int PARTIALS = type::PARTIALS,
 				  PARTIALS_BYTES = SUPER_BLOCKS * PARTIALS * sizeof(float4);
 	extern __shared__ __align__(128) uint8_t shared[];
-	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, slots = a.slots;
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, ring_stages = a.ring_stages;
 	if (type::TABLE_BYTES && (uint32_t)__cvta_generic_to_shared(shared) != TABLES_AT)
 		__trap();
 	uint8_t *tables = shared;
 	uint2 *limbs = (uint2 *)(shared + type::TABLE_BYTES);
 	float4 *partials = (float4 *)(limbs + SUPER_BLOCKS * SUPER_BLOCK_LIMBS);
-	float *all_sums = (float *)(partials + slots * SUPER_BLOCKS * PARTIALS),
+	float *all_sums = (float *)(partials + ring_stages * SUPER_BLOCKS * PARTIALS),
 		  *x_scales = all_sums + FINISHERS * 16 * SUPER_BLOCKS;
 	uint64_t *barriers = (uint64_t *)(x_scales + SUPER_BLOCKS);
 	int4 *shares = (int4 *)(barriers + BARRIERS);
 	struct work_list *work = (struct work_list *)(shares + 4);
 	float *hidden = (float *)(shares + SHARES); /* the row that is next */
 	uint8_t *stages = (uint8_t *)(hidden + a.n_ff);
-	uint32_t full = (uint32_t)__cvta_generic_to_shared(barriers), done = full + 8 * SLOTS,
-			 hidden_full = done + 8 * SLOTS, hidden_free = hidden_full + 8,
+	uint32_t full = (uint32_t)__cvta_generic_to_shared(barriers), done = full + 8 * RING_STAGES,
+			 hidden_full = done + 8 * RING_STAGES, hidden_free = hidden_full + 8,
 			 x_loaded = hidden_free + 8, stages_to = (uint32_t)__cvta_generic_to_shared(stages);
 	if (!DEFERRED)
 		launch_dependents();
@@ -298,7 +298,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 		set_max_registers(false);
 		if (warp == WORKERS) {
 			if (!lane) {
-				for (int i = 0; i < slots; i++) {
+				for (int i = 0; i < ring_stages; i++) {
 					mbarrier_init(full + 8 * i, 1 + WARP_ARRIVES);
 					mbarrier_init(done + 8 * i, WORKERS * WARP_ARRIVES);
 					for (int k = 0; k < WARP_ARRIVES; k++)
@@ -310,19 +310,19 @@ __global__ void __launch_bounds__(THREADS, 1)
 				mbarrier_init_fence();
 			}
 			__syncwarp();
-			int slot = 0, had_task = -1;
+			int ring_at = 0, had_task = -1;
 			uint32_t parity = 1, hidden_parity = 1, x_parity = 0;
 			auto fetch = [&]() {
 				mbarrier_wait<limit>(
-					a.report, done + 8 * slot, parity); /* at once in the first round */
+					a.report, done + 8 * ring_at, parity); /* at once in the first round */
 				if (!lane) {
-					bool down = at.segment >= 2;
+					bool down = at.list >= 2;
 					const struct expert_task t = task_of<DEFERRED>(a, work, at.task);
 					int rows = 16 * (down ? a.ff_tiles : a.in_tiles),
 						row_bytes = down ? a.ff_bytes : a.in_bytes;
-					uint32_t to = stages_to + slot * a.stage_bytes, bar = full + 8 * slot;
+					uint32_t to = stages_to + ring_at * a.stage_bytes, bar = full + 8 * ring_at;
 					if (down) {
-						int first = at.piece * rows, n = min(rows, a.n_embd - first);
+						int first = at.stage * rows, n = min(rows, a.n_embd - first);
 						mbarrier_expect(bar, n * row_bytes);
 						bulk_copy(to, t.down + (int64_t)first * row_bytes, n * row_bytes, bar);
 						if (had_task != at.task) {
@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 							had_task = at.task;
 						}
 					} else {
-						int first = at.piece * (rows / 2), n = min(rows / 2, a.n_ff - first);
+						int first = at.stage * (rows / 2), n = min(rows / 2, a.n_ff - first);
 						mbarrier_expect(bar, 2 * n * row_bytes);
 #pragma unroll 1
 						for (int i = 0; i < n; i += 8)
@@ -353,8 +353,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 				}
 				__syncwarp();
 				cursor_next(a, shares, at);
-				if (++slot == slots) {
-					slot = 0;
+				if (++ring_at == ring_stages) {
+					ring_at = 0;
 					parity ^= 1;
 				}
 			};
@@ -371,15 +371,16 @@ __global__ void __launch_bounds__(THREADS, 1)
 				at = (struct cursor){-1, 0, 0, 0};
 				cursor_find(shares, at);
 				had_task = -1;
-				bool loads_x = at.left && at.segment < 2;
-				for (int i = 0; i < slots && at.left && at.segment < 2; i++) {
+				bool loads_x = at.left && at.list < 2;
+				for (int i = 0; i < ring_stages && at.left && at.list < 2; i++) {
 					if (i >= 2)
 						poll_until<limit>(a.report, [&]() {
 							return __any_sync(0xffffffffu,
 								mbarrier_test(x_loaded, x_parity) ||
-									(slot >= 2 ? mbarrier_test(full + 8 * (slot - 2), parity ^ 1)
-											   : mbarrier_test(
-													 full + 8 * (slot - 2 + slots), parity)));
+									(ring_at >= 2
+											? mbarrier_test(full + 8 * (ring_at - 2), parity ^ 1)
+											: mbarrier_test(
+												  full + 8 * (ring_at - 2 + ring_stages), parity)));
 						});
 					fetch();
 				}
@@ -398,7 +399,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 		}
 		type::fill_tables(a.tables, tables, threadIdx.x - 32, THREADS - 32);
 		float *sums = all_sums + (warp - WORKERS - 1) * 16 * SUPER_BLOCKS;
-		int slot = 0, turn = 0;
+		int ring_at = 0, turn = 0;
 		uint32_t parity = 0;
 	finish_round:
 		round_begin(true);
@@ -408,14 +409,14 @@ __global__ void __launch_bounds__(THREADS, 1)
 		cursor_find(shares, at);
 		while (at.left) {
 			if (turn == warp - WORKERS - 1) {
-				mbarrier_wait<limit>(a.report, done + 8 * slot, parity);
+				mbarrier_wait<limit>(a.report, done + 8 * ring_at, parity);
 				finish_stage<PARTIALS, DEFERRED>(a, work, at,
-					partials + slot * (SUPER_BLOCKS * PARTIALS), sums, full + 8 * slot, lane);
+					partials + ring_at * (SUPER_BLOCKS * PARTIALS), sums, full + 8 * ring_at, lane);
 			}
 			turn = turn + 1 == FINISHERS ? 0 : turn + 1;
 			cursor_next(a, shares, at);
-			if (++slot == slots) {
-				slot = 0;
+			if (++ring_at == ring_stages) {
+				ring_at = 0;
 				parity ^= 1;
 			}
 		}
@@ -427,7 +428,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 		set_max_registers(true);
 		type::fill_tables(a.tables, tables, threadIdx.x, THREADS - 32);
 		int had_row, first_super_block = type::first_super_block(warp);
-		uint32_t parity = 0, hidden_parity = 0, slot = 0, last = (uint32_t)slots - 1,
+		uint32_t parity = 0, hidden_parity = 0, ring_at = 0, last = (uint32_t)ring_stages - 1,
 				 stage_bytes = (uint32_t)a.stage_bytes, barriers_at = full,
 				 first_partials_at =
 					 (uint32_t)((uint8_t *)(partials + first_super_block * PARTIALS) - shared);
@@ -444,18 +445,18 @@ __global__ void __launch_bounds__(THREADS, 1)
 		cursor_find(shares, at);
 		had_row = -1;
 		while (at.left) {
-			bool down = at.segment >= 2;
+			bool down = at.list >= 2;
 			int super_blocks = down ? a.ff_super_blocks : a.in_super_blocks,
-				pieces = down ? a.ff_pieces : a.in_pieces;
+				n_stages = down ? a.ff_stages : a.in_stages;
 			uint32_t row_bytes = down ? a.ff_bytes : a.in_bytes, stride8 = 8 * row_bytes;
 			int super_block = first_super_block, tile = 0;
 			for (; super_block >= super_blocks; super_block -= super_blocks)
 				tile++;
 			uint32_t mine = (uint32_t)a.stages_at + (tile * 16 + lane / 4) * row_bytes +
 							super_block * type::SUPER_BLOCK_BYTES + type::lane_offset(lane);
-			int left = at.left, piece = at.piece, task = at.task;
+			int left = at.left, stage = at.stage, task = at.task;
 			while (left) {
-				int n = min(left, pieces - piece);
+				int n = min(left, n_stages - stage);
 				if (down || had_row != task_of<DEFERRED>(a, work, task).row) {
 					float v[2][8];
 					if (down) {
@@ -485,23 +486,23 @@ __global__ void __launch_bounds__(THREADS, 1)
 					__syncwarp();
 				}
 				left -= n;
-				piece = 0;
+				stage = 0;
 				task++;
-				uint32_t here = mine + slot * stage_bytes,
-						 partials_at = first_partials_at + slot * PARTIALS_BYTES;
+				uint32_t here = mine + ring_at * stage_bytes,
+						 partials_at = first_partials_at + ring_at * PARTIALS_BYTES;
 				asm("" : "+r"(here), "+r"(partials_at));
 #pragma unroll 1
 				for (; n; n--) {
-					mbarrier_wait_in_place<limit>(a.report, barriers_at + 8 * slot, parity);
+					mbarrier_wait_in_place<limit>(a.report, barriers_at + 8 * ring_at, parity);
 					type::two_super_blocks(shared + here, first_super_block, stride8, lane,
 						constants, columns, (float4 *)(shared + partials_at));
 					here += stage_bytes;
-					mbarrier_arrive_warp(barriers_at + 8 * SLOTS + 8 * slot, lane);
+					mbarrier_arrive_warp(barriers_at + 8 * RING_STAGES + 8 * ring_at, lane);
 					partials_at += PARTIALS_BYTES;
-					if (slot++ == last) {
-						here -= stage_bytes * slot;
-						partials_at -= PARTIALS_BYTES * slot;
-						slot = 0;
+					if (ring_at++ == last) {
+						here -= stage_bytes * ring_at;
+						partials_at -= PARTIALS_BYTES * ring_at;
+						ring_at = 0;
 						parity ^= 1;
 					}
 				}
@@ -524,10 +525,10 @@ template <int T> static constexpr size_t fixed_bytes(int n_ff)
 		   SHARES * sizeof(int4) + (size_t)n_ff * sizeof(float);
 }
 
-template <int T> static size_t bytes_of(const struct expert_args *a, size_t slots)
+template <int T> static size_t bytes_of(const struct expert_args *a, size_t ring_stages)
 {
 	return fixed_bytes<T>(a->n_ff) +
-		   slots *
+		   ring_stages *
 			   ((size_t)a->stage_bytes + SUPER_BLOCKS * expert_type<T>::PARTIALS * sizeof(float4));
 }
 
@@ -538,12 +539,12 @@ static bool experts_launch_as(struct cuda_backend *b, struct expert_args *a, boo
 	static_assert((fixed_bytes<T>(0)) % 128 == 0 &&
 					  SUPER_BLOCKS * expert_type<T>::PARTIALS * sizeof(float4) % 128 == 0,
 		"slow copies");
-	static_assert(2 * SLOTS + 3 <= BARRIERS, "barriers");
-	a->slots = SLOTS;
-	while (a->slots > 3 && bytes_of<T>(a, (size_t)a->slots) > b->max_shared)
-		a->slots--;
-	size_t bytes = bytes_of<T>(a, (size_t)a->slots);
-	a->stages_at = (int)(bytes - (size_t)a->slots * (size_t)a->stage_bytes);
+	static_assert(2 * RING_STAGES + 3 <= BARRIERS, "barriers");
+	a->ring_stages = RING_STAGES;
+	while (a->ring_stages > 3 && bytes_of<T>(a, (size_t)a->ring_stages) > b->max_shared)
+		a->ring_stages--;
+	size_t bytes = bytes_of<T>(a, (size_t)a->ring_stages);
+	a->stages_at = (int)(bytes - (size_t)a->ring_stages * (size_t)a->stage_bytes);
 	if (!cuda_allow_shared(b, (const void *)experts_kernel<T, DEFERRED>, bytes))
 		return false;
 	if (now)
@@ -570,8 +571,8 @@ static void set_shape(struct expert_args *a, const struct expert_job *job, int n
 	a->ff_bytes = (int)job->down.row_bytes;
 	a->ff_super_blocks = a->n_ff / 256;
 	a->ff_tiles = SUPER_BLOCKS / a->ff_super_blocks;
-	a->in_pieces = (a->n_ff + 8 * a->in_tiles - 1) / (8 * a->in_tiles);
-	a->ff_pieces = (a->n_embd + 16 * a->ff_tiles - 1) / (16 * a->ff_tiles);
+	a->in_stages = (a->n_ff + 8 * a->in_tiles - 1) / (8 * a->in_tiles);
+	a->ff_stages = (a->n_embd + 16 * a->ff_tiles - 1) / (16 * a->ff_tiles);
 	int in_stage = 16 * a->in_tiles * a->in_bytes, ff_stage = 16 * a->ff_tiles * a->ff_bytes;
 	a->stage_bytes = ((in_stage > ff_stage ? in_stage : ff_stage) + 127) / 128 * 128;
 }
@@ -653,7 +654,7 @@ bool cuda_experts_single(struct cuda_backend *b, const float *x, const struct ex
 		t->token_slot = job->token_slots[0];
 		t->row = t->token_slot / n_used;
 		t->hidden = row;
-		t->ready = b->progress_expected[a.n_tasks++] += (uint32_t)a.in_pieces;
+		t->ready = b->progress_expected[a.n_tasks++] += (uint32_t)a.in_stages;
 	}
 	return !a.n_tasks || experts_launch(b, now->gate.type, &a);
 }

@@ -34,6 +34,9 @@
 /* Polls without a pause; then pauses, because copies need the same memory. It may take long. */
 #define MAILBOX_BUSY     32
 #define MAILBOX_PAUSE_NS 200
+/* As long as 30 to 50 minutes: the host may be stopped. Blocks that poll device memory reach the
+ * limit first. */
+#define MAILBOX_POLL_LIMIT (1u << 31)
 
 /* On the device. [2]: of launches with even and odd sequence numbers. A launch zeroes the other
  * half for the next one. */
@@ -112,7 +115,7 @@ static __device__ __forceinline__ void mailbox_poll(const struct mailbox_args &a
 	unsigned long long *ring = profile ? profile->ring : NULL, since = ring ? device_clock() : 0;
 	ulonglong2 two;
 	unsigned posted, fresh;
-	poll_until<2 * POLL_LIMIT_HOST, MAILBOX_BUSY, MAILBOX_PAUSE_NS>(report, [&]() {
+	poll_until<MAILBOX_POLL_LIMIT, MAILBOX_BUSY, MAILBOX_PAUSE_NS>(report, [&]() {
 		two = mailbox_load(from);
 		posted = __ballot_sync(0xffffffffu, two.x << 16 && two.y << 16);
 		posted &= posted >> 1 & EVEN;

@@ -36,8 +36,8 @@ static bool has_signaled(struct cuda_backend *b, uint64_t fence)
 	return __atomic_load_n(b->timeline->signaled, __ATOMIC_ACQUIRE) >= fence;
 }
 
-/* Asks the driver about a device that has not signaled for so long. False: there is no use in
- * waiting. */
+/* Asks the driver about a device that has not signaled for so long. False: the wait has failed; the
+ * failure is kept. */
 static bool device_works(struct cuda_backend *b, uint64_t fence, uint64_t waited_ns)
 {
 	cudaError_t rc = cudaStreamQuery(b->stream);
@@ -59,6 +59,10 @@ static bool device_works(struct cuda_backend *b, uint64_t fence, uint64_t waited
 	}
 	if (rc != cudaSuccess)
 		cuda_device_fault(b, rc);
+	else if (signaled)
+		err_set(&b->base.failure, ERR_RUN,
+			"cuda: %s: fence %llu is signaled, but its expert ids have not come", b->op,
+			(unsigned long long)fence);
 	else
 		err_set(&b->base.failure, ERR_RUN,
 			"cuda: %s: fence %llu is not signaled, the last one was %llu", b->op,
@@ -96,8 +100,7 @@ struct host_wait {
 	uint64_t asked_ns, waited_ns; /* the driver was asked last; time that counts */
 };
 
-/* Between two polls. A fault of the device becomes the failure. False: there is no use in waiting.
- */
+/* Between two polls. False: the wait has failed; the failure is kept. */
 static bool host_wait_continue(struct cuda_backend *b, uint64_t fence, struct host_wait *w)
 {
 	if (++w->polls % FENCE_POLLS) {

@@ -27,10 +27,18 @@ static __global__ void payload_kernel(const __grid_constant__ struct payload p, 
 		dst[i] = p.byte[i];
 }
 
+/* The kernel that reached its poll limit, POLL_NONE if none has. */
+static uint32_t poll_stalled(const struct cuda_backend *b)
+{
+	return b->stalled ? __atomic_load_n(b->stalled, __ATOMIC_RELAXED) : (uint32_t)POLL_NONE;
+}
+
 bool cuda_check(struct cuda_backend *b, cudaError_t rc)
 {
 	if (rc == cudaSuccess)
 		return true;
+	if (poll_stalled(b)) /* any call returns the error of the trap */
+		cuda_device_fault(b, rc);
 	if (!b->base.failure.code)
 		err_set(&b->base.failure, rc == cudaErrorMemoryAllocation ? ERR_MEMORY : ERR_RUN,
 			"cuda: %s: %s", b->op, cudaGetErrorString(rc));
@@ -40,8 +48,8 @@ bool cuda_check(struct cuda_backend *b, cudaError_t rc)
 /* Names of enum poll_kernel. */
 static const char *poll_kernel_name(uint32_t kernel)
 {
-	static const char *const names[] = {"", "gemv_chain", "gemv_chain_specialised", "ffn", "mla",
-		"route", "experts", "deferred experts", "wgmma_gemm", "elementwise"};
+	static const char *const names[] = {
+		"", "gemv_chain", "gemv_chain_specialised", "route", "experts", "deferred experts"};
 	static_assert(sizeof names / sizeof *names == POLL_KERNELS, "one name for each kernel");
 	return kernel < POLL_KERNELS ? names[kernel] : "unknown";
 }
@@ -50,10 +58,10 @@ void cuda_device_fault(struct cuda_backend *b, cudaError_t rc)
 {
 	if (b->base.failure.code)
 		return;
-	uint32_t stalled = b->stalled ? __atomic_load_n(b->stalled, __ATOMIC_RELAXED) : 0;
+	uint32_t stalled = poll_stalled(b);
 	if (stalled)
 		err_set(&b->base.failure, ERR_RUN,
-			"cuda: %s or an op before it: the %s kernel waited in vain and gave up (%s)", b->op,
+			"cuda: %s or an op before it: the %s kernel reached its poll limit (%s)", b->op,
 			poll_kernel_name(stalled), cudaGetErrorString(rc));
 	else
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s or an op before it: %s", b->op,
@@ -104,7 +112,9 @@ static struct kernel_shared *kernel_shared_find(struct cuda_backend *b, const vo
 
 bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes)
 {
-	if (bytes <= 40 << 10) /* static arrays are less than 8 KiB: within what needs no attribute */
+	/* With the static arrays of the kernels that call this, which are under 8 KiB, it is within the
+	 * 48 KiB that need no attribute. */
+	if (bytes <= 40 << 10)
 		return true;
 	struct kernel_shared *k = kernel_shared_find(b, kernel);
 	if (k && k->kernel && bytes <= k->bytes)
@@ -115,7 +125,12 @@ bool cuda_allow_shared(struct cuda_backend *b, const void *kernel, size_t bytes)
 			b->max_shared);
 		return false;
 	}
-	if (!cuda_check(b,
+	/* The attribute is the process's, not the backend's: it must never become lower. */
+	struct cudaFuncAttributes now;
+	if (!cuda_check(b, cudaFuncGetAttributes(&now, kernel)))
+		return false;
+	if (now.maxDynamicSharedSizeBytes < (int)bytes &&
+		!cuda_check(b,
 			cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes)))
 		return false;
 	if (k)

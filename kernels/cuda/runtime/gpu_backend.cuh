@@ -8,8 +8,8 @@
  *   3. cuda_launch.
  *
  * One stream; every op enqueues and returns. A launch that is refused becomes the backend's failure
- * under the op's name. A fault on the device shows at the next wait, under the name of the op that
- * was enqueued last; a kernel that gave up polling (poll.cuh) is named too.
+ * under the op's name. A fault on the device shows at the next wait, launch or copy, under the name
+ * of the op that was enqueued last; a kernel that reached its poll limit (poll.cuh) is named too.
  */
 #ifndef GLM_KERNELS_CUDA_GPU_BACKEND_CUH
 #define GLM_KERNELS_CUDA_GPU_BACKEND_CUH
@@ -39,6 +39,7 @@ struct cuda_tables {
 #define CUDA_STAGING_BYTES   ((size_t)4 << 20)
 #define CUDA_DOWNLOAD_BYTES  ((size_t)1 << 20)
 #define CUDA_CHAIN_VALUES    32768 /* between two steps of gemv_chain_kernel, at most */
+#define DECODE_MAX_ROWS      16    /* rows of a step for decode kernels; prefill's have more */
 #define CUDA_KERNELS         512   /* with more than 40 KiB of shared memory; a power of two */
 
 /* The most that the scratch buffers of struct cuda_backend take: gemm panels of rows of up to 6144
@@ -108,8 +109,8 @@ struct cuda_backend {
 	struct scratch_buffer gemm_panels;     /* gemm.cu, experts_prefill.cu */
 	struct scratch_buffer deferred_hidden; /* hidden rows of deferred experts: scratch may still be
 											  in use by the op before */
-	/* Device memory by which the blocks of one launch meet. Kernels leave it as they found it:
-	 * zero, or FLAG_EMPTY (mla_flags, ffn_flags). */
+	/* Device memory by which the blocks of one launch synchronise. Kernels leave it as they found
+	 * it: zero, or FLAG_EMPTY (mla_flags, ffn_flags). */
 	struct scratch_buffer index_counts; /* indexer_mma.cu */
 	struct scratch_buffer mla_flags;    /* mla.cu */
 	struct scratch_buffer ffn_flags;    /* ffn_fused.cu */
@@ -130,8 +131,8 @@ struct cuda_backend {
 	uint64_t deferred_sequence;              /* sequence number of the first of them */
 	uint64_t deferred_fence;                 /* backend.fence_value before the segment */
 	unsigned posted_ranks;                   /* of the first of them */
-	bool deferred_lost; /* some were given up before ops that read their output, and nobody has
-						   waited since */
+	bool deferred_lost; /* some were given up before ops that read their output; until wait,
+						   segment_begin or segments_drop */
 
 	/* Uploads and small downloads pass through pinned memory. The staging buffers form a ring; each
 	 * is filled front to back. */
@@ -157,7 +158,7 @@ static inline struct cuda_backend *cuda_of(struct backend *b)
 /* Keeps a refused launch, copy or setting as the failure. Returns whether all is well. */
 bool cuda_check(struct cuda_backend *b, cudaError_t rc);
 
-/* Keeps a fault of the device that a wait has met. */
+/* Keeps a fault of the device; names the kernel that reached its poll limit, if one has. */
 void cuda_device_fault(struct cuda_backend *b, cudaError_t rc);
 
 /* ---- profiling: no effect unless `measure` is on ---- */
@@ -281,8 +282,8 @@ int cuda_fence_wait(struct backend *b, uint64_t fence, struct err *e);
 bool cuda_fence_signaled(struct backend *b, uint64_t fence);
 int cuda_wait_expert_ids(struct backend *b, uint64_t fence, const uint64_t *expert_ids, int n,
 	int32_t *ids, struct err *e);
-/* Polls until the fence is signaled, also after the failure of an op; or until there is no use in
- * waiting, which is a failure. */
+/* Polls until the fence is signaled, also after the failure of an op; or until the
+ * wait has failed; the failure is kept. */
 void cuda_fence_poll(struct cuda_backend *b, uint64_t fence);
 
 /* Graph segments (graph.cu) */
@@ -292,7 +293,7 @@ void cuda_segments_drop(struct backend *b);
 /* Adds a deferred kernel to the segment being captured. False: none is, or a failure is kept. */
 bool cuda_segment_add_deferred(struct cuda_backend *b, const struct deferred_experts *d);
 /* By the first op behind a deferred kernel: its kernel calls profile_next_interval with the result.
- * NULL: the op is not that. */
+ * NULL: the op is not the first behind a deferred kernel. */
 struct cuda_profile *cuda_deferred_successor(struct cuda_backend *b);
 
 /* Profiling (profile.cu) */
@@ -309,11 +310,12 @@ void cuda_experts_deferred(
 void cuda_deferred_close(struct cuda_backend *b);
 /* Posts these jobs to the first deferred kernel that still waits. Returns whether that kernel
  * computes them. If there is such a kernel but the jobs are not for it, or it cannot compute them,
- * it is told that no more will come. When false, the caller launches the jobs, but not if
- * deferred_lost. */
+ * MAILBOX_SKIP is posted for its remaining ranks. When false, the caller launches the jobs, but not
+ * if deferred_lost. */
 bool cuda_deferred_post(struct cuda_backend *b, const float *x, const struct expert_job *jobs,
 	int n_jobs, int rows, int n_used, const float *out);
-/* Before the host waits for the device: all deferred kernels are told that no more will come. */
+/* Before the host waits for the device: posts MAILBOX_SKIP for all remaining ranks of all deferred
+ * kernels. */
 void cuda_deferred_drain_all(struct cuda_backend *b);
 static inline void cuda_deferred_drain(struct cuda_backend *b)
 {

@@ -17,7 +17,8 @@ extern "C" {
 
 #include <stdlib.h>
 
-#define EVENTS 1024 /* of a queue: with so many pending fences the next one waits */
+/* Of a queue. With EVENTS - 1 fences pending, the next call of fence waits for the oldest. */
+#define EVENTS 1024
 
 struct copy_queue {
 	cudaStream_t stream;

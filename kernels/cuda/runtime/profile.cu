@@ -106,7 +106,9 @@ static bool ring_open(struct cuda_backend *b)
 	t->kind = t->kind ? t->kind : (uint8_t *)calloc(PROFILE_EVENTS / 2, 1);
 	t->events =
 		t->events ? t->events : (unsigned long long *)calloc(PROFILE_EVENTS, sizeof *t->events);
-	return t->kind && t->events &&
+	if (!t->kind || !t->events)
+		err_set(&b->base.failure, ERR_MEMORY, "cuda: measure: no memory for the profile events");
+	return !b->base.failure.code &&
 		   cuda_check(b, cudaMalloc((void **)&t->ring, PROFILE_EVENTS * sizeof *t->ring));
 }
 

@@ -7,11 +7,11 @@
 
 /* ---- fences ----
  *
- * By one thread, in this order:
- *   1. grid_dependency_wait;
- *   2. value = fence_next_value(fence);
- *   3. the block writes what the host is to read and meets at a barrier;
- *   4. fence_signal(fence, value). */
+ * In a kernel, in this order:
+ *   1. all threads: grid_dependency_wait;
+ *   2. threads that need the value: value = fence_next_value(fence);
+ *   3. the block writes what the host is to read and synchronises at a barrier;
+ *   4. one thread of the grid: fence_signal(fence, value). */
 
 struct cuda_fence {
 	unsigned long long *count;             /* device: the value of the latest fence */
@@ -59,8 +59,8 @@ static __device__ __forceinline__ unsigned long long device_clock()
 	return t;
 }
 
-/* One interval ends, the next begins. By one thread, behind grid_dependency_wait. ring: not NULL,
- * read before that. */
+/* One interval ends, the next begins. By one thread, behind grid_dependency_wait. ring:
+ * profile->ring, not NULL. */
 static __device__ __forceinline__ void profile_next_interval(
 	struct cuda_profile *profile, unsigned long long *ring)
 {
