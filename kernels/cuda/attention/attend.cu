@@ -6,8 +6,10 @@
  * attend_kernel: grid (segments of SEGMENT list entries, groups of HEADS heads, rows), block 256. A
  * block processes its segment in tiles of TILE cache rows, which it copies to shared memory as
  * floats: online softmax (running maximum, sum and weighted values) in tile order. Its result
- * (maximum, sum, HEADS x n_value) goes to scratch. merge_kernel: grid (heads, rows), block 128:
- * combines the segments of a head in ascending order.
+ * (maximum, sum, HEADS x n_value) goes to scratch.
+ *
+ * merge_kernel: grid (heads, rows), block 128. It combines the segments of a head in ascending
+ * order.
  *
  * Bytes moved: every chosen cache row once per group of heads (after the first from the L2 cache),
  * the query once per segment, the partial results once out and once in. Neither segments nor orders

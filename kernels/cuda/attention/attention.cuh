@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /* Private to kernels/cuda: the fast implementations of attend and index_select. Each returns false,
  * having done nothing, for a shape or type that it does not support; the general kernels then run.
- * Failures are kept in the backend. */
+ * Failures are kept in the backend. In this folder rows are activation rows (one per
+ * token); keys and cache rows are positions. */
 #ifndef GLM_KERNELS_CUDA_ATTENTION_CUH
 #define GLM_KERNELS_CUDA_ATTENTION_CUH
 
 #include "kernels/cuda/runtime/gpu_backend.cuh"
-
-/* Decode kernels take steps of at most so many rows; prefill kernels the others. */
-#define DECODE_MAX_ROWS 16
 
 bool attend_mma(struct cuda_backend *b, const struct batch *rows, const struct attend *a);
 

@@ -5,9 +5,10 @@
  *
  * score_kernel: grid (tiles of KEYS positions, rows), block 256. Keys and queries go to shared
  * memory as floats; a thread computes 8 heads of one position at a time; four partial sums per
- * position are added in order. select_kernel: grid rows, block 1024. Radix select of the top_k-th
- * largest key (11, 11 and 10 bits), then one ascending pass that takes every key above it and the
- * first of those equal to it.
+ * position are added in order.
+ *
+ * select_kernel: grid rows, block 1024. Radix select of the top_k-th largest key (11, 11 and 10
+ * bits), then one ascending pass that takes every key above it and the first of those equal to it.
  *
  * Bytes moved: keys once per row, scores once out and four times in. A list that holds all
  * positions is written without scores. Rows are processed in groups to bound the scratch.

@@ -34,7 +34,7 @@
 #define REST_BITS      10 /* twice: the bits behind the bin */
 #define SELECT_THREADS 1024
 #define SLICE          (4 * SELECT_THREADS)
-#define MAP_MAX        (1 << 18) /* positions that the map in shared memory has scratch for */
+#define MAP_MAX        (1 << 18) /* positions that the map in shared memory has bits for */
 
 /* Zero between calls: the last block of a row clears it. */
 struct select_state {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * mla for one row of the released shape (64 heads of 192 > 512 > 256, Q8_0; half caches of 576) in
- * one launch: the sums of stacked_matmul, attend and stacked_matmul (gemv_mma.cuh, attend_mma.cu:
- * four launches) in the same order; with the output projection behind them, of five.
+ * one launch. It takes the place of four (stacked_matmul, attend in two, stacked_matmul:
+ * gemv_mma.cuh, attend_mma.cu), or of five with the output projection. The sums and their order are
+ * those of the separate launches.
  *
- * mla_kernel: grid 128 blocks of 544 in clusters of two, one per multiprocessor. A group is 32
- * blocks and 16 heads. Block i of group g: rows of half i % 2 of head 16 g + i / 2 in both
- * products, and segment i of the positions for all heads of the group (split over positions, as
- * flash-decoding).
+ * mla_kernel: grid 128 blocks of 544 in clusters of two, one per SM. A group is 32 blocks and
+ * 16 heads. Block i of group g: rows of half i % 2 of head 16 g + i / 2 in both products, and
+ * segment i of the positions for all heads of the group (split over positions, as flash-decoding).
  *
  *      0  before the dependency wait: 256 rows of k_b to register tiles (q8_tile.cuh)
  *      1  a warp: 16 rows of k_b; queries to the group. The block's cache rows start to load
@@ -22,7 +22,7 @@
  *      4  with an output projection, whose weights are loaded over v_b and the cache rows from
  *         here on: the heads' values are split into limbs, half of them by each block of the
  *         pair for both, and multiplied (mla_output.cuh). Then the grid has a block per
- *         multiprocessor (an even number); those from 128 on have no head
+ *         SM (an even number); those from 128 on have no head
  *
  * Exchange between the blocks by flag-in-data words (flag_words.cuh), without a barrier. A reader
  * polls a word until it is not FLAG_EMPTY and then clears it: its only reader, or for queries,
@@ -33,9 +33,9 @@
  *
  * No deadlock: the dependencies have no cycle (queries need nothing, values need queries, the
  * output projection needs values), so it suffices that every block becomes resident. One
- * multiprocessor holds one block, and the driver was asked whether all pairs can be resident.
- * Kernels in front end without this launch; the kernel behind starts when all blocks of this one
- * are near their end. One host thread enqueues, so there is no second launch in another stream.
+ * SM holds one block, and the driver was asked whether all pairs can be resident. A kernel before
+ * this one never waits for this launch; the kernel after it starts when all blocks of this one are
+ * near their end. One host thread enqueues, so there is no second launch in another stream.
  *
  * Bytes moved: 15.6 MB of weights; every chosen cache row once for each of 4 groups (after the
  * first from the L2 cache); 4 MB of values out and in. With the output projection its weights, and

@@ -30,7 +30,8 @@
 #define OUT_PIECE        (OUT_SPLIT * OUT_SB_BYTES) /* bytes of a row in a step */
 #define OUT_STRIDE       (OUT_PIECE + 16)           /* in shared memory: no bank conflicts */
 #define OUT_STAGE        (MMA_ROWS * OUT_STRIDE)
-/* first of the named barriers: of warps `part` of both sides, then of a side */
+/* Named barriers: OUT_NAMES + part for warp `part` of both sides; OUT_NAMES + OUT_SPLIT + side for
+ * a side */
 #define OUT_NAMES 2
 
 /* Bytes of shared memory: the rings, limbs and scales of the values, partial sums, what side 0

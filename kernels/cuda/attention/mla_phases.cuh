@@ -24,18 +24,16 @@
 #define HALF    (VALUE / 2)
 #define BLOCKS  (N_HEADS / GROUP * PARTS)
 #define WARPS   16
-#define THREADS                                                                                    \
-	(WARPS * 32 + 32) /* one warp more splits x into limbs, later it is the producer               \
-					   */
+/* One warp more: it splits x into limbs, later it is the producer. */
+#define THREADS (WARPS * 32 + 32)
 
 #define K_ROW   (NOPE / 32 * 34)
 #define V_ROW   (VALUE / 32 * 34)
 #define K_TILE  (16 * K_ROW)
 #define V_TILE  (16 * V_ROW)
 #define V_WARPS (OUT / 2 / 16)
-#define ROW                                                                                        \
-	(WIDTH * 2 + 16) /* bytes of a cache row or query in shared memory: no bank conflicts          \
-					  */
+/* Bytes of a cache row or query in shared memory: no bank conflicts */
+#define ROW      (WIDTH * 2 + 16)
 #define STEPS    (WIDTH / 16 / 4) /* products of 16 in a quarter of the width */
 #define P_STRIDE 40               /* halves of a row of 32 attention weights */
 #define P_SCALE  16384.0f         /* of attention weights as halves */
@@ -75,8 +73,8 @@ struct mla_flags {
 	uint32_t meta[N_HEADS][2][PARTS][2];     /* maximum, sum */
 	/* values for the output projection, two sets that launches alternate between */
 	uint32_t out[2][N_HEADS * OUT];
-	uint32_t
-		blocks; /* started blocks of two launches: which set this launch has; never FLAG_EMPTY */
+	/* Blocks started, modulo two launches: tells which set this launch has. Never FLAG_EMPTY. */
+	uint32_t blocks;
 };
 
 struct mla_args {

@@ -4,8 +4,11 @@
  * tensor cores.
  *
  * A super-block is 256 weights, a step 32 of them. Of a step, lane c = 0 .. 3 of a row has weights
- * 8 c .. 8 c + 7, or, where the type has QUADS, 4 c .. 4 c + 3 and 16 + 4 c .. 16 + 4 c + 3. weight
- * = factor * byte - minimum * least (LEAST: the type has minima), where factor is
+ * 8 c .. 8 c + 7, or, where the type has QUADS, 4 c .. 4 c + 3 and 16 + 4 c .. 16 + 4 c + 3.
+ *
+ *      weight = factor * byte - minimum * least
+ *
+ * The second term: if LEAST (the type has minima). factor is
  *
  *   SCALE_FLOAT    scale(s), a float for each step            (unit unused)
  *   SCALE_STEP     unit * scale(s), an integer for each step
@@ -54,7 +57,8 @@ static __device__ __forceinline__ uint32_t byte_of(uint32_t w, int i)
 	return __byte_perm(w, 0, 0x4440 | i);
 }
 
-static __device__ __forceinline__ uint32_t four_times(uint32_t w, int i) /* byte i in all four */
+/* Byte i in all four */
+static __device__ __forceinline__ uint32_t replicate_byte(uint32_t w, int i)
 {
 	return __byte_perm(w, 0, 0x1111 * i);
 }
@@ -128,7 +132,7 @@ template <> struct bytes_type<DTYPE_Q4_K> {
 	}
 	static __device__ __forceinline__ uint32_t least(const struct head &h, int s)
 	{
-		return four_times(h.least[s / 4], s % 4);
+		return replicate_byte(h.least[s / 4], s % 4);
 	}
 };
 
@@ -162,7 +166,7 @@ template <> struct bytes_type<DTYPE_Q2_K> {
 	}
 	static __device__ __forceinline__ uint32_t least(const struct head &h, int s)
 	{
-		return four_times(h.least[s / 4], s % 4);
+		return replicate_byte(h.least[s / 4], s % 4);
 	}
 };
 
@@ -190,7 +194,7 @@ template <> struct bytes_type<DTYPE_Q5_K> {
 	}
 	static __device__ __forceinline__ uint32_t least(const struct head &h, int s)
 	{
-		return four_times(h.least[s / 4], s % 4);
+		return replicate_byte(h.least[s / 4], s % 4);
 	}
 };
 

@@ -80,7 +80,7 @@ static __device__ __forceinline__ float2 rotated(float2 angle, float2 v)
 		__fadd_rn(__fmul_rn(v.x, s), __fmul_rn(v.y, c)));
 }
 
-/* Value i of a cache row, or of any run of F32 or F16. */
+/* Value i of a cache row, or of any array of F32 or F16. */
 static __device__ __forceinline__ float cache_load(const void *data, bool is_half, int64_t i)
 {
 	return is_half ? __half2float(((const __half *)data)[i]) : ((const float *)data)[i];

@@ -159,8 +159,8 @@ static __device__ __forceinline__ void send_double(
 }
 
 /* moe_combine_kernel and then rms_norm_kernel: the threads of that kernel's block, shared out to
- * the blocks of a cluster, so that the numbers are the same. A row stays in registers.
- * Each warp stores its sum of squares in all blocks. */
+ * the blocks of a cluster, so that the numbers are the same. A row stays in registers. Each warp
+ * stores its sum of squares in all blocks. */
 static __global__ void __launch_bounds__(128)
 	combine_norm_kernel(const float *out, const float *weights, int n_used, const float *shared,
 		int n, float *x, struct norm next, float eps, struct cuda_profile *profile)

@@ -3,8 +3,8 @@
  * Barriers in shared memory (mbarrier) and bulk copies that complete on them. `at` is a shared
  * address (shared_address). And named barriers (bar.sync).
  *
- * The thread that initialises an mbarrier meets the others at a block barrier before they use it.
- * Bulk copies and other blocks of a cluster need mbarrier_init_fence besides.
+ * The thread that initialises an mbarrier synchronises with the others at a block barrier before
+ * they use it. Bulk copies and other blocks of a cluster need mbarrier_init_fence besides.
  *
  * Waits and fences are cuda::ptx's. The others are asm on 32-bit shared addresses: the wrappers
  * take pointers, and with them the kernels came out with other schedules and a few instructions

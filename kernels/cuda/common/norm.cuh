@@ -32,7 +32,7 @@ static __device__ __forceinline__ float4 load_four(const float *p, int i, int n,
 		i + 3 < n ? p[i + 3] : 0);
 }
 
-/* Four weights, asked for where the call stands: an ordinary load of what is constant may be moved
+/* Loads four weights where it is called. The compiler may move an ordinary load of constant memory
  * behind grid_dependency_wait. */
 static __device__ __forceinline__ float4 load_ahead(const float *p)
 {
@@ -71,8 +71,8 @@ static __device__ __forceinline__ float4 normed(float4 v, float scale, float4 ga
 
 /* The first norm_threads of a block: gain * x / sqrt(mean of squares + eps), four values at a time,
  * to store(i, values), which looks at n. Thread t squares the values 4 t .. 4 t + 3 of each 4 *
- * threads, in order; wide: x and gain lie at multiples of 16 bytes. Waits for what stands before
- * the kernel when it has the gain. */
+ * threads, in order; wide: x and gain lie at multiples of 16 bytes. Loads the gain, then
+ * calls grid_dependency_wait. */
 template <typename S>
 static __device__ __forceinline__ void norm_row(
 	const float *x, const float *gain, float eps, int n, bool wide, const S &store)
@@ -102,8 +102,7 @@ static __device__ __forceinline__ void norm_row(
 		store(i, normed(load_four(x, i, n, wide), scale, load_four(gain, i, n, wide)));
 }
 
-/* ---- cache rows
- * ------------------------------------------------------------------------------------------- */
+/* ---- cache rows ---- */
 
 static __device__ __forceinline__ void cache_store(
 	const struct cache_view &c, int64_t row, int i, float v)

@@ -6,7 +6,7 @@
  * them ends; experts that come late need no launch, and neither do the layers behind them.
  *
  * - The first post to a kernel waits for the fence before it. Then the deferred kernel before it
- * has ended, and its words may be overwritten.
+ *   has ended, and its words may be overwritten.
  * - The kernel never waits for a host that waits for it: whoever waits for the device drains the
  *   mailbox first (cuda_deferred_drain). What else the host waits for meanwhile are copies. Copies
  *   inside the card may be kernels of the driver. A block of the deferred kernel takes a whole

@@ -6,7 +6,6 @@
  * gemv_kernel and gemv_mma_kernel (gemv.cuh, gemv_mma.cuh): a task is one job and up to 8 of its
  * slots. Gate and up of different types are taken one after the other.
  */
-#include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/experts/experts.cuh"
 #include "kernels/cuda/gemm/gemm.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"

@@ -5,18 +5,19 @@
  *
  * IQ2_XXS
  *   - Super-blocks u and u + 2, which have the same alignment to words. Lanes 0 and 1 have the
- * first, lanes 2 and 3 the other. Even lanes take groups 0, 2, 4, 6 of 32 weights, odd ones 1, 3,
- * 5, 7, so that the words of eight rows are in different banks; four steps of eight weights each.
- *     Scales are applied at the end of a group.
+ *     first, lanes 2 and 3 the other. Even lanes take groups 0, 2, 4, 6 of 32 weights, odd lanes
+ *     1, 3, 5, 7, so that the words of eight rows are in different banks; four steps of eight
+ *     weights each. Scales are applied at the end of a group.
  *   - Columns 2 c and 2 c + 1 of one product are the high and the middle limb of lane c's group, of
  *     another product the low one.
  *   - A weight's grid row and sign bits become eight bytes by two lookups in tables with a copy per
- *     lane, at row * 256 + 4 * lane: the grid, and 128 bytes further on the signs. A sign row has
- * one bit of what follows at its top.
+ *     lane, at row * 256 + 4 * lane: the grid, and 128 bytes further on the signs. The index
+ *     of a sign row is eight bits, of which the top one belongs to the next index; the table
+ *     therefore repeats its 128 rows.
  *
  * Q2_K
  *   - Super-blocks u and u + 1. Lanes 0 and 1 take the first 16 weights of a step of 32, lanes 2
- * and 3 the others; columns 0 to 2 and 4 to 6 are the limbs.
+ *     and 3 the others; columns 0 to 2 and 4 to 6 are the limbs.
  *   - Bytes are masked, not shifted: step j of four has 4^j times its weights, undone at the end.
  *   - Minima are multiplied by sums of 16 limbs, which have 12 bits and so take two columns each.
  *
@@ -26,8 +27,9 @@
  *   first_super_block  of a warp
  *   lane_offset        bytes from row r of the first super-block to the lane's part
  *   read_columns       from the limbs of the two and the scales of x
- *   PARTIALS           float4 of results of a super-block, one per row: three limbs, the scale of
- * x. Rows 8 and more begin at 10: what a warp stores at once is in different banks
+ *   PARTIALS           float4 of results of a super-block, one per row: sums of three
+ *                      limbs, scale of x. Rows 8 to 15 begin at 10: what a warp stores at once
+ *                      is in different banks
  */
 #ifndef GLM_KERNELS_CUDA_EXPERTS_FUSED_TYPES_CUH
 #define GLM_KERNELS_CUDA_EXPERTS_FUSED_TYPES_CUH
@@ -164,7 +166,8 @@ template <> struct expert_type<DTYPE_IQ2_XXS> {
 		lo = pick_bytes(constants.three, 0x00d5e7f8, both);
 		hi = pick_bytes(constants.three, 0x00d5e7f8, both >> 16);
 	}
-	/* ODD: the number of the super-blocks */
+	/* ODD: whether the numbers of the two super-blocks are odd: their words then lie two bytes
+	 * further on */
 	template <bool ODD>
 	static __device__ __forceinline__ void super_block_pair(const uint8_t *p, int stride8, int lane,
 		const struct constants &constants, const struct columns &b, float4 *partial)

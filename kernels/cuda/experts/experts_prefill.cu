@@ -206,7 +206,8 @@ static struct grouped_gemm_tile packed_tile_of(
 	return t;
 }
 
-/* Slots and tiles of a batch; returns how far the last job has come. */
+/* Fills slots and tiles of a batch. Returns the index of the last job's first slot that is left for
+ * the next batch. */
 static int batch_fill(struct expert_batch *r, struct batch_list *list, int at, int n_token_slots)
 {
 	static struct grouped_gemm_tile tiles[3][TILES_MOST]; /* one thread computes */
@@ -316,7 +317,7 @@ void gemm_expert_ffn(struct cuda_backend *b, const float *x, const struct expert
 		s.token_slots = r.token_slot;
 		s.n_used = n_used;
 		s.order = r.order;
-		gemm_split_rows(b, FROM_PLACES, &s, r.n_x, 1);
+		gemm_split_rows(b, FROM_SLOTS, &s, r.n_x, 1);
 		if (r.packed)
 			packed_gate_and_up(b, &r);
 		else

@@ -6,18 +6,21 @@
  * gate_applies); the same sums in the same order as rms_norm_kernel and gemv_kernel. Grid: a block
  * of 8 warps for each GATE_ROWS weight rows, and one more.
  *   - A block loads its weights to registers before it waits for the kernels before it, so that
- * only x remains to be loaded. It computes the norm itself; a warp takes some super-blocks of 256
- *     values of each of the rows, as in gemv_kernel.
+ *     only x remains to be loaded. It computes the norm itself; a warp takes some super-blocks
+ *     of 256 values of each of the rows, as in gemv_kernel.
  *   - It stores its scores as flag-in-data words of 64 bits: key and score. They are 0 between
  *     launches.
  *   - The last block has no weights. It writes the normed x of the first router. When the words are
  *     there it selects, a warp for each row of each router, zeroes the words and signals the fence.
  *     The other blocks wait for nobody, so no two blocks need run at the same time.
+ *
  * select_kernel: at most 32 * LANE_EXPERTS experts of one group, 32 rows times routers. One block,
- * a warp for each row of each router; it signals the fence. In both a warp has LANE_EXPERTS scores
- * and keys a lane in registers. Each of the n_used ids is a maximum over the warp, ties to the
- * lower id. route_kernel: the other cases. Grid (rows, routers), block 32. Scores, choices and
- * order keys of all experts lie in shared memory. The fence is a kernel of its own.
+ * a warp for each row of each router; it signals the fence. gate_kernel and select_kernel keep
+ * LANE_EXPERTS scores and keys a lane in registers. Each of the n_used ids is a maximum over the
+ * warp, ties to the lower id.
+ *
+ * route_kernel: the other cases. Grid (rows, routers), block 32. Scores, choices and order keys of
+ * all experts lie in shared memory. The fence is a kernel of its own.
  *
  * Bytes moved: the weights once, x once per block from the L2 cache; without products
  * n_experts floats in. n_used pairs out. Ids go straight to pinned host memory, each with the fence
@@ -195,7 +198,7 @@ struct row_scores {
 	int chosen[32];
 };
 
-/* By a warp: the choice of row r */
+/* Selects the top-k experts of row r and stores ids and weights. By a warp. */
 static __device__ __forceinline__ void select_top_k(const struct route &a, int64_t r,
 	const struct lane_keys &keys, const float score[LANE_EXPERTS], struct row_scores *shared,
 	unsigned long long fence)
@@ -305,8 +308,9 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	const struct route &own = a.of[router];
 	const float *weights = (const float *)own.w.data + (int64_t)first * n_in;
 	float4 w[GATE_SUPER_BLOCKS][2][GATE_ROWS], gain[GATE_SUPER_BLOCKS][2];
-	int at[GATE_SUPER_BLOCKS]; /* of this lane's first four values of a run; those of the last run
-						  where the warp has none */
+	/* Offset of this lane's first four values of a super-block; the last super-block where the warp
+	 * has none */
+	int at[GATE_SUPER_BLOCKS];
 #pragma unroll
 	for (int i = 0; i < GATE_SUPER_BLOCKS; i++) {
 		at[i] = min(warp + i * GATE_WARPS, super_blocks - 1) * 256 + 4 * lane;
@@ -380,7 +384,8 @@ static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 		}
 	}
 	if (last)
-		__threadfence(); /* h: experts_deferred reads it when the host has answered the fence */
+		__threadfence(); /* h: a deferred kernel reads it when the host, which has seen the fence,
+							has posted */
 	if (last && warp < a.n * a.rows)
 		select_from_flags(a.of[warp / a.rows], warp % a.rows, a.flags + warp * GATE_EXPERTS,
 			a.report, scores + warp, number);
@@ -442,7 +447,7 @@ static void gate_launch(struct cuda_backend *b, const struct route *a, int n, in
 
 /* ---- the op ---- */
 
-/* What the routers choose by, where it is not made in the same launch. */
+/* Norm and products of the routers as ops of their own: what gate_kernel does not take. */
 static void make_logits(struct backend *base, const struct route *a, int n, int rows)
 {
 	struct norm norms[ROUTES_MAX];

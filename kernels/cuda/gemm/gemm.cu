@@ -47,7 +47,7 @@ static __global__ void __launch_bounds__(256)
 	__shared__ float warp_most[8];
 	const struct x_panel &to = a.to;
 	int64_t row = blockIdx.x, stack = blockIdx.y;
-	int64_t from_row = FROM == FROM_PLACES ? a.token_slots[row] / a.n_used : row;
+	int64_t from_row = FROM == FROM_SLOTS ? a.token_slots[row] / a.n_used : row;
 	const float *from = a.x + from_row * a.x_row + stack * a.x_stack;
 	float most = 0;
 	for (int k = 4 * threadIdx.x; k < to.n_in; k += 4 * blockDim.x) {
@@ -115,8 +115,8 @@ void gemm_split_rows(
 {
 	dim3 grid((unsigned)rows, (unsigned)n_stack);
 	unsigned block = a->to.n_in <= 256 ? 64 : a->to.n_in <= 512 ? 128 : 256;
-	if (from == FROM_PLACES)
-		split_rows_kernel<FROM_PLACES><<<grid, block, 0, b->stream>>>(*a);
+	if (from == FROM_SLOTS)
+		split_rows_kernel<FROM_SLOTS><<<grid, block, 0, b->stream>>>(*a);
 	else if (from == FROM_GLU)
 		split_rows_kernel<FROM_GLU><<<grid, block, 0, b->stream>>>(*a);
 	else

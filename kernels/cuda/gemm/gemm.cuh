@@ -43,7 +43,7 @@ struct x_panel {
 	__half *x;
 	float2 *sums;
 	float *unscale;
-	int64_t pad; /* rows, with scratch for a tile behind the last */
+	int64_t pad; /* rows, and space for one tile behind the last */
 	int n_in, steps;
 };
 
@@ -51,13 +51,14 @@ struct x_panel {
 enum x_order { X_PLAIN, X_EIGHTS, X_QUADS };
 
 /* x rows, or what else becomes an x panel. */
-enum split_from { FROM_ROWS, FROM_PLACES, FROM_GLU };
+enum split_from { FROM_ROWS, FROM_SLOTS, FROM_GLU };
 
 struct split_args {
 	struct x_panel to;
 	const float *x;
 	int64_t x_row, x_stack;
-	const int32_t *token_slots; /* FROM_PLACES: device: x row place / n_used; else row i */
+	/* FROM_SLOTS: device: x row i is row token_slots[i] / n_used; else row i */
+	const int32_t *token_slots;
 	int n_used;
 	int64_t up; /* FROM_GLU: floats from gate to up in a row */
 	enum x_order order;
@@ -122,7 +123,7 @@ void gemm_unpack(struct cuda_backend *b, enum dtype type, const struct unpack_ar
 struct grouped_gemm_tile {
 	const uint8_t *w;
 	int32_t x_first, n_x; /* x_first is even */
-	int64_t y_first;      /* added to the place of an output */
+	int64_t y_first;      /* added to the index of an output in y */
 };
 
 struct grouped_gemm_args {

@@ -18,7 +18,7 @@
 
 #define GEMM_THREADS 256
 
-/* Byte of 16-byte piece i of a tile, counted as if nothing had changed places. */
+/* Byte offset of 16-byte piece i of a tile; i is its number without the swizzle. */
 static __device__ __forceinline__ int piece_at(int i)
 {
 	return (i ^ (i / 8 & 7)) * 16;

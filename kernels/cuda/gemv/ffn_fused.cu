@@ -4,12 +4,12 @@
  * the sums of matmul_glu and matmul (gemv_aligned.cuh) in the same order. Other cases run those
  * two.
  *
- * ffn_kernel: grid 128 blocks of 544, one per multiprocessor. Block i: 16 rows each of gate and up,
+ * ffn_kernel: grid 128 blocks of 544, one per SM. Block i: 16 rows each of gate and up,
  * 48 of down, in register tiles (q8_tile.cuh). A producer warp loads them by bulk copies, because a
  * warp stalls while its copies are issued: rows of gate and up before the dependency wait; rows of
- * down as soon as x has arrived, which would queue behind them. A row of down is as long as a third
- * of a row of gate: the first 32 overwrite the first thirds, which are in registers by then, the
- * other 16 second thirds.
+ * down only when x has arrived, because x would queue behind them. A row of down is as long as a
+ * third of a row of gate: the first 32 overwrite the first thirds, which are in registers by then,
+ * the other 16 second thirds.
  *
  *      1  split x into limbs. A warp: 8 rows of gate and 8 of up, an eighth of the width:
  *         super-blocks p, p + 8, p + 16
@@ -19,10 +19,10 @@
  *
  * Exchange of the hidden values by flag-in-data words (flag_words.cuh), without a barrier. Launches
  * alternate between two sets of words; each clears the other set, which nobody has read since the
- * launch in front. All blocks read all words, so there are COPIES of them for different blocks.
+ * launch before. All blocks read all words, so there are COPIES of them for different blocks.
  *
  * No deadlock: hidden values need nothing from other blocks, and every block becomes resident: one
- * multiprocessor holds one block, kernels in front end without this launch, and the kernel behind
+ * SM holds one block, a kernel before this one never waits for this launch, and the kernel after it
  * starts when all blocks of this one have started.
  *
  * Bytes moved: 40.1 MB of weights; x and the words once per block from the L2 cache.
@@ -64,7 +64,7 @@ static_assert(
 /* In device memory, kept between launches; at first all flags FLAG_EMPTY, the rest zero */
 struct ffn_state {
 	uint32_t flags[2][COPIES][HIDDEN];
-	uint32_t turn; /* which flags this launch ffn_fused_applies */
+	uint32_t turn; /* which set of flags this launch uses */
 	uint32_t left; /* blocks that are done with it */
 };
 

@@ -9,7 +9,7 @@
  * Block: 8 warps, no dynamic shared memory. `split` warps share a weight row (gate and up: two
  * rows): warp p takes the super-blocks (256 weights) p, p + split, ...; a lane takes weights 4 lane
  * and 4 lane + 128 on of each. Weights are loaded to registers, SUPER_BLOCKS super-blocks at a
- * time, the first before the kernel in front has ended: a row of up to 6144 weights is there when x
+ * time, the first while the kernel before still runs: a row of up to 6144 weights is there when x
  * is.
  *
  * Bytes moved per call: every weight row once per group of NX activation rows (after the first from

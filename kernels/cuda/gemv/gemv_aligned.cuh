@@ -2,7 +2,7 @@
 /*
  * The aligned gemv: gemv_mma_kernel's task (gemv_mma.cuh) for the commonest case, one or two rows
  * of x and matrices (no stacks) whose rows are 16-byte aligned. The same sums in the same order, so
- * the same bits. It is faster for two reasons: less code runs between the end of the op in front
+ * the same bits. It is faster for two reasons: less code runs between the end of the op before
  * and the first product, and shares are even. One block per multiprocessor takes any number of
  * 16-row items, where gemv_mma_kernel's two blocks take one or two items each.
  *
@@ -10,7 +10,7 @@
  * multiprocessor, each with a contiguous range of items. Block: 16 warps in groups of `split`,
  * which take the block's items in turns and synchronise on their own named barrier. A warp copies
  * STAGES chunks ahead (cp.async), across items; the first copies start before it waits for the op
- * in front. Then the block splits the x rows into limbs.
+ * before. Then the block splits the x rows into limbs.
  *
  * Bytes moved: every packed row once; x once per block from the L2 cache.
  *

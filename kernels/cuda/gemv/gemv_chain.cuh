@@ -6,7 +6,7 @@
  * ahead from the first step into the second, so the second step's weights arrive while the blocks
  * exchange values and split the second x into limbs.
  *
- * Grid: one block per multiprocessor, ALIGNED_WARPS warps. With cache rows to append (struct
+ * Grid: one block per SM, ALIGNED_WARPS warps. With cache rows to append (struct
  * chain_args) the last block does that and nothing else.
  *
  * Exchange between the steps, flag-in-data: a value travels with the launch's sequence tag in one
@@ -15,10 +15,10 @@
  * to y with a release and a counter of their own.
  *
  * No deadlock: blocks wait for each other, so all must be resident at the same time. There is at
- * most one per multiprocessor; kernels in front never wait for this one; a kernel behind starts
+ * most one per SM; kernels before this one never wait for it; the kernel after it starts
  * only when all blocks of this one have called launch_dependents, that is, are resident. The last
  * block to finish waiting resets the counters and advances the tag. The next launch reads them
- * after all kernels in front have ended.
+ * after all kernels before it have ended.
  *
  * Bytes moved: every packed row once; x of each step once per block from the L2 cache.
  *
@@ -194,6 +194,7 @@ static __device__ __noinline__ void append_cache_rows(const struct chain_args &a
 		uint32_t tag = load_relaxed(&a.state->tag);
 		poll_until(a.report,
 			[&]() { return load_relaxed(&a.state->append_items_done) == a.n_append_items; });
+		/* chain_exit's fence also makes the items' outputs visible to this block */
 		chain_reset(a.state, chain_exit(a.state), tag);
 	}
 	__syncthreads();
@@ -208,9 +209,8 @@ static __device__ __noinline__ void append_cache_rows(const struct chain_args &a
 /* v[0 .. 8) = this lane's values of a super-block of the second x, normed; the other half of v is
  * scratch. at: of the first four of them in the hand-off; sums_at, sums_at + sums_step: of the
  * eight values whose squares this lane adds, in rms_norm's order. sb: number of this warp in its x
- * row of n_sb super-blocks; sums: shared, of that row; barrier: all warps of the block with a
- * super-block.
- */
+ * row of n_sb super-blocks; sums: shared, of that row; barrier: mbarrier at which every warp
+ * with a super-block arrives once. */
 template <bool QUADS>
 static __device__ __forceinline__ void load_and_norm(const struct poll_report &report,
 	const uint2 *handoff, int at, int sums_at, int sums_step, uint32_t tag, int sb, int n_sb,

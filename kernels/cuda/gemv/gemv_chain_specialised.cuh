@@ -2,9 +2,8 @@
 /*
  * The warp-specialised form of the fused gemv chain (gemv_chain.cuh), for one row, Q8_0, a first
  * step split over 8 warps and a second of 8 super-blocks split over 4: the same sums in the same
- * order. A producer warp loads the weights of both steps by bulk copies into rings. The rings hold
- * most of a block's weights, so while values pass between the steps the next weights are there or
- * in flight.
+ * order. A producer warp loads the weights of both steps by bulk copies into rings. While
+ * values pass between the steps, the next WS_STAGES chunks of each side are there or in flight.
  *
  * Grid, exchange, counters and cache block: as gemv_chain_kernel. Block: two sides of 8 warps,
  * which take the block's units in turns, and the producer.
@@ -41,10 +40,14 @@
 #define WS_LIMBS    (WS_PARTIALS + 2 * WS_WARPS * MMA_ROWS * 4)
 #define WS_BYTES    (WS_LIMBS + WS_SUPER_BLOCKS * (SUPER_BLOCK_LIMBS * 8 + 4))
 
-/* Named barriers: all consumer warps (two), one side, the producer behind all, groups from WS_GROUP
- * on
- */
-enum { WS_ALL = 1, WS_READ, WS_NORM, WS_DONE, WS_GROUP };
+/* Named barriers */
+enum {
+	WS_ALL = 1, /* all consumer warps: limbs are written */
+	WS_READ,    /* the same: limbs of the first x have been used */
+	WS_NORM,    /* side 1 */
+	WS_DONE,    /* all warps: nobody polls any more */
+	WS_GROUP    /* the first of the groups' */
+};
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gemv for packed weights on the integer tensor cores, exact up to one rounding per super-block.
+ * gemv for packed weights on the integer tensor cores. Integer sums are exact; they become floats
+ * once per super-block (types with float scales: once per step of 32; types with minima: one term
+ * more).
  *
  * Algorithm: Ozaki split. 256 values of x become 24-bit integers with one scale, and those three
  * signed bytes (limbs), so a row of x becomes three columns. Packed weights are signed bytes times
@@ -13,8 +15,8 @@
  * a warp; split-k as in gemv_kernel; weights come by cp.async, STAGES chunks ahead.
  *
  *      lane = 4 r + c   rows r and r + 8 of the tile, eight weights of each step of 32
- *      columns          3 x + limb, x = activation row of the group: 2, 5 or 8 rows are 1, 2 or
- *                       3 tiles of 8 columns
+ *      columns          3 x + limb, x = activation row of the group: up to 2 rows are 1 tile
+ *                       of 8 columns, up to 8 rows 3 tiles
  *      limbs            [x row][sb][step][limb][c] of 8 bytes, then scales [x row][sb]
  *
  * With one or two x rows a block splits x itself (gemv_makes_limbs), for all matrices of a stack

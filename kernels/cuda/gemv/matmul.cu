@@ -5,7 +5,6 @@
  * DECODE_MAX_ROWS rows they call the gemm (gemm.cuh). Tasks travel as kernel arguments, GEMV_TASKS
  * at a time, so no table is uploaded.
  */
-#include "kernels/cuda/attention/attention.cuh"
 #include "kernels/cuda/gemm/gemm.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"
 

@@ -2,7 +2,7 @@
 /*
  * A register tile of Q8_0 weights: 16 rows by 64 PAIRS weights of one warp, as the A operands of
  * mma.m16n8k32. Kernels that have a fixed share of the weights (ffn_fused.cu, mla.cu) load it
- * before the kernel in front has ended, so that only arithmetic is left when x arrives.
+ * while the kernel before still runs, so that only arithmetic is left when x arrives.
  *
  * A pair is two blocks of 34 bytes: scale, 32 weights, scale, 32 weights. All loads are aligned
  * words. Of the first block lane c of a row has words 1 + c and 5 + c: weights 4 c + 2 on and
