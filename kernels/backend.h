@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The ops table: everything the model computes, and the memory it computes in. With copier.h the
- * only header of kernels/ that other modules include. kernels/cpu is the specification;
+ * only header of kernels/ that other modules include. kernels/cpu is the reference implementation;
  * kernels/cuda is proven against it, op by op.
  *
  * A caller, in order:

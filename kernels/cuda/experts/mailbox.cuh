@@ -34,8 +34,7 @@
 /* Polls without a pause; then pauses, because copies need the same memory. It may take long. */
 #define MAILBOX_BUSY     32
 #define MAILBOX_PAUSE_NS 200
-/* As long as 30 to 50 minutes: the host may be stopped. Blocks that poll device memory reach the
- * limit first. */
+/* Of block 0, about 45 minutes by estimate: the host may be stopped. */
 #define MAILBOX_POLL_LIMIT (1u << 31)
 
 /* On the device. [2]: of launches with even and odd sequence numbers. A launch zeroes the other
@@ -115,13 +114,20 @@ static __device__ __forceinline__ void mailbox_poll(const struct mailbox_args &a
 	unsigned long long *ring = profile ? profile->ring : NULL, since = ring ? device_clock() : 0;
 	ulonglong2 two;
 	unsigned posted, fresh;
-	poll_until<MAILBOX_POLL_LIMIT, MAILBOX_BUSY, MAILBOX_PAUSE_NS>(report, [&]() {
+	auto arrived = [&]() {
 		two = mailbox_load(from);
 		posted = __ballot_sync(0xffffffffu, two.x << 16 && two.y << 16);
 		posted &= posted >> 1 & EVEN;
 		fresh = posted & ~reader.posted;
 		return __all_sync(0xffffffffu, two.x >> 48 == tag && two.y >> 48 == tag) && fresh;
-	});
+	};
+	/* Only block 0 has a limit. Its polls of host memory are the slowest, and its trap ends the
+	 * other blocks too: the process may be stopped as long as those polls last. */
+	for (unsigned polls = 0; !arrived(); polls++)
+		if (!blockIdx.x)
+			poll_again<MAILBOX_POLL_LIMIT, MAILBOX_BUSY, MAILBOX_PAUSE_NS>(report, polls);
+		else if (polls >= MAILBOX_BUSY)
+			__nanosleep(MAILBOX_PAUSE_NS);
 	if (ring) {
 		unsigned long long now = device_clock();
 		if (reader.round) {
