@@ -55,7 +55,7 @@ def openai_tools(c):
     call = message.tool_calls[0]
     check(r.choices[0].finish_reason == "tool_calls" and call.function.name == "get_weather" and
           json.loads(call.function.arguments) == {"city": "Paris"}, "a call", r)
-    messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "18 degrees, rain"}]
+    messages += [message, {"role": "tool", "tool_call_id": call.id, "content": "rainy, 18 degrees"}]
     r = c.chat.completions.create(model="pocket", messages=messages, tools=[WEATHER, TIME], **GREEDY)
     check("18" in r.choices[0].message.content, "the result comes back", r)
     with c.chat.completions.stream(model="pocket", messages=user("What is the weather in Rome?"), tools=[WEATHER],
@@ -101,7 +101,7 @@ def openai_responses(c):
     check(call.name == "get_weather" and json.loads(call.arguments) == {"city": "Paris"}, "a call", first.output)
     items = items + [{k: v for k, v in i.model_dump(exclude_none=True).items() if k != "parsed_arguments"}
                      for i in first.output]
-    items.append({"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees, rain"})
+    items.append({"type": "function_call_output", "call_id": call.call_id, "output": "rainy, 18 degrees"})
     r = c.responses.create(model="pocket", input=items, tools=[tool], **GREEDY)
     check("18" in r.output_text, "the result comes back", r.output)
     fresh = r.usage.input_tokens - r.usage.input_tokens_details.cached_tokens
@@ -150,7 +150,7 @@ def anthropic_all(s):
           m.content[1].input == {"city": "Paris"}, "blocks", m)
     messages += [{"role": "assistant", "content": [b.model_dump(exclude_none=True) for b in m.content]},
                  {"role": "user", "content": [{"type": "tool_result", "tool_use_id": m.content[1].id,
-                                               "content": "18 degrees, rain"}]}]
+                                               "content": "rainy, 18 degrees"}]}]
     m = a.messages.create(model="pocket", max_tokens=2000, messages=messages, tools=[ANTHROPIC_WEATHER], **think)
     check("18" in m.content[-1].text and m.usage.input_tokens <= 20, "the result comes back", m)
     m = a.messages.create(model="pocket", max_tokens=90, messages=user("Hello!"), tools=[ANTHROPIC_WEATHER],
