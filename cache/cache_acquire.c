@@ -386,32 +386,33 @@ void cache_release(struct cache *c, const struct cache_ref *refs, int n, struct 
 
 /* ---- prefetch, warm-up, read-ahead ---- */
 
+static enum cache_result reserve_planned(struct cache *c, int layer, int expert, enum cache_use use,
+	int32_t *slot, struct cache_plan *plan)
+{
+	plan_begin(c);
+	enum cache_result result = reserve(c, cache_key(c, layer, expert), use, slot);
+	plan_end(c, plan);
+	return result;
+}
+
 enum cache_result cache_prefetch(struct cache *c, int layer, int expert, struct cache_plan *plan)
 {
 	int32_t slot;
-	plan_begin(c);
-	enum cache_result result = reserve(c, cache_key(c, layer, expert), CACHE_PREFETCH, &slot);
-	plan_end(c, plan);
-	return result;
+	return reserve_planned(c, layer, expert, CACHE_PREFETCH, &slot, plan);
 }
 
 enum cache_result cache_warm(struct cache *c, int layer, int expert, struct cache_plan *plan)
 {
 	int32_t slot;
-	plan_begin(c);
-	enum cache_result result = reserve(c, cache_key(c, layer, expert), CACHE_WARM, &slot);
-	plan_end(c, plan);
-	return result;
+	return reserve_planned(c, layer, expert, CACHE_WARM, &slot, plan);
 }
 
 enum cache_result cache_read_ahead(struct cache *c, int layer, int expert, struct cache_plan *plan)
 {
 	int32_t slot;
-	plan_begin(c);
-	enum cache_result result = reserve(c, cache_key(c, layer, expert), CACHE_PREFILL, &slot);
+	enum cache_result result = reserve_planned(c, layer, expert, CACHE_PREFILL, &slot, plan);
 	if (result == CACHE_OK)
 		c->slots[slot].read_ahead = true;
-	plan_end(c, plan);
 	return result;
 }
 

@@ -8,7 +8,7 @@
 
 uint64_t generate_hash(uint64_t hash, const float *logits, size_t n)
 {
-	/* eight lanes, because a single one waits for its own multiplication */
+	/* eight hashes in turn: a single one would wait for its own multiplication */
 	const uint64_t prime = 0x100000001b3u;
 	uint64_t lane[8];
 	for (size_t k = 0; k < 8; k++)

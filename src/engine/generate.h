@@ -52,8 +52,8 @@ struct generate_result {
 int generate(struct session *s, const int32_t *prompt, uint32_t n,
 	const struct generate_options *options, struct generate_result *result, struct err *e);
 
-/* The hash of logits_hash, usable alone: FNV-1a over the 32-bit words of n floats: eight
- * interleaved hashes, combined at the end; seeded with the previous value, at first
+/* The hash of logits_hash, usable alone. It is FNV-1a over the 32-bit words of n floats, as eight
+ * interleaved hashes that are combined at the end. The seed is the previous value, at first
  * GENERATE_HASH_START. */
 #define GENERATE_HASH_START 0xcbf29ce484222325u
 uint64_t generate_hash(uint64_t hash, const float *logits, size_t n);

@@ -74,7 +74,7 @@ static inline uint64_t hash_mix(uint64_t h, uint64_t v)
 	return h ^ h >> 29;
 }
 
-static uint32_t hash_bytes(const char *p, size_t n)
+static uint32_t token_hash(const char *p, size_t n)
 {
 	uint64_t h = hash_mix(0x51ed270b35a3c1d7u, n);
 	for (; n >= 8; p += 8, n -= 8)
@@ -91,7 +91,7 @@ static uint32_t hash_bytes(const char *p, size_t n)
 
 int32_t vocab_find(const struct vocab *v, const char *p, size_t n)
 {
-	uint32_t h = hash_bytes(p, n);
+	uint32_t h = token_hash(p, n);
 	for (uint32_t i = h & v->slot_mask;; i = (i + 1) & v->slot_mask) {
 		uint64_t s = v->slots[i];
 		if (!s)
@@ -124,7 +124,7 @@ static int slots_build(struct vocab *v, struct err *e)
 		int32_t twin = vocab_find(v, t.data, t.len);
 		if (twin >= 0)
 			return err_set(e, ERR_INPUT, "token %u has the same bytes as token %d", id, twin);
-		uint32_t h = hash_bytes(t.data, t.len), i = h & v->slot_mask;
+		uint32_t h = token_hash(t.data, t.len), i = h & v->slot_mask;
 		while (v->slots[i])
 			i = (i + 1) & v->slot_mask;
 		v->slots[i] = (uint64_t)h << 32 | (id + 1);

@@ -35,8 +35,7 @@ static struct backend *open_backend(int level, int threads)
 	return b;
 }
 
-/* ---- against the formulas
- * ------------------------------------------------------------------------------- */
+/* ---- against the formulas ---- */
 
 /* Each selected score is at least as good as each that was left out, but for rounding errors; order
  * and count are exact. */
@@ -109,8 +108,7 @@ static void test_formulas(void **state)
 		print_message("%-16s worst error %.2f units of 2^-24\n", op_names[op], worst[op]);
 }
 
-/* ---- same bits
- * ------------------------------------------------------------------------------------------ */
+/* ---- same bits ---- */
 
 /* One row at a time, and the rows in two unequal parts, give what the whole batch gives. */
 static void test_rows_are_independent(void **state)
@@ -266,8 +264,7 @@ static void test_exponential(void **state)
 	print_message("sigmoid: worst error %.2f units in the last place\n", worst);
 }
 
-/* ---- what ops do with failures and odd values
- * -------------------------------------------------------------- */
+/* ---- what ops do with failures and odd values ---- */
 
 static void test_failure_is_kept(void **state)
 {
