@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The APIs: each is a parser of request bodies and a writer of answers, one file each (api_chat.c,
- * api_completions.c, api_responses.c, api_messages.c). They know JSON and event formats; not
- * sockets, not the scheduler.
+ * The APIs: each is a parser of request bodies and a writer of answers, in the folder of who
+ * defined it (openai/, anthropic/). They know JSON and event formats; not sockets, not the
+ * scheduler.
  *
  * Writers append to `out`. A stream is: begin, any number of event (also for JOB_END of each
  * answer) and ping, then end; or broken in place of end. A whole answer is one call of whole, when

@@ -4,7 +4,7 @@
  * whole (previous_response_id is refused). Items are brought into the form of chat messages; the
  * writer of answers is api_responses_write.c.
  */
-#include "src/serve/api/api_responses.h"
+#include "src/serve/api/openai/api_responses.h"
 
 #include "src/base/num.h"
 #include "src/text/json_text.h"

@@ -5,7 +5,7 @@
  * its own. Both walk the answer in the same order and name item i of response R "<kind>_<R>_<i>",
  * so that the last event repeats what the stream has shown.
  */
-#include "src/serve/api/api_responses.h"
+#include "src/serve/api/openai/api_responses.h"
 
 #include "src/serve/api/json_write.h"
 
