@@ -4,7 +4,7 @@
 # [NAME ...]
 #
 # A unit, which is what the last line counts, is one program (tests/*/test_*.c), one script
-# (tests/e2e/*.sh), one fuzz target fed with its saved inputs, or a check of the sources (layers,
+# (tests/e2e/*/*.sh), one fuzz target fed with its saved inputs, or a check of the sources (layers,
 # shape, words). Exit status 77 of a unit means skipped, its last line of output is the reason. The
 # output of a failed unit is shown. Exit status 1 if any failed. Environment: TEST_JOBS (number of
 # cores), TEST_TIMEOUT seconds for each unit (600; 1800 under a sanitizer).
@@ -41,7 +41,7 @@ list_units() {
 		n=${f##*/replay_}
 		[ -x "$f" ] && [ -f "tests/fuzz/fuzz_$n.c" ] && echo "replay_$n $f tests/fuzz/corpus/$n"
 	done
-	for f in tests/e2e/*.sh; do
+	for f in tests/e2e/*/*.sh; do
 		n=${f##*/}
 		[ -x "$f" ] && echo "e2e_${n%.sh} $f"
 	done

@@ -8,8 +8,8 @@
  * tests/data/pocket_golden.* (made by tests/golden/make_golden.py with numpy) test_forward_golden
  * MODEL PREFIX       any model against PREFIX.json and PREFIX.safetensors, e.g. the bf16 pocket
  *                                          against the results of Hugging Face transformers
- * (tests/e2e/parity.sh) test_forward_golden MODEL PREFIX cuda  the same on another backend, within
- * 2e-2 and a cosine of 0.99999
+ * (tests/e2e/logits/parity.sh) test_forward_golden MODEL PREFIX cuda  the same on another backend,
+ * within 2e-2 and a cosine of 0.99999
  */
 #include "src/base/mem.h"
 #include "src/engine/generate.h"

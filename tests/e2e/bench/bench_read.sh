@@ -3,8 +3,8 @@
 # `glmstream bench read`: figures of every source, the file as it was, nothing left behind, bad
 # input refused. Not how fast: that says nothing in a test.
 # shellcheck disable=SC2317 # functions called through check
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 
 
 folder=$work/files

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 # `make install` into a staging folder, what it puts there, the completions and the manual it
 # writes, and `make uninstall`.
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 need_pocket
 case $GLMSTREAM in */san-*) skip "a sanitizer build is not installed" ;; esac
 

@@ -4,8 +4,8 @@
 # computes sane numbers at any depth and type, experts that share their bytes are cached each for
 # itself, and nothing is overwritten unasked.
 # shellcheck disable=SC2317,SC2086 # functions called through check; $small is several words
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 
 need_pocket # its tokenizer
 

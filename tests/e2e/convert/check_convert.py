@@ -174,7 +174,7 @@ def decode_q2_k(b):
 
 
 def load_grid():
-    path = os.path.join(os.path.dirname(__file__), "..", "data", "quant", "iq2xxs_grid.csv")
+    path = os.path.join(os.path.dirname(__file__), "..", "..", "data", "quant", "iq2xxs_grid.csv")
     with open(path, newline="", encoding="utf-8") as f:
         rows = list(csv.DictReader(f))
     return [[int(r["v%d" % i]) for i in range(8)] for r in rows]

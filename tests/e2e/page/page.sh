@@ -3,8 +3,8 @@
 # The page at / in headless Chromium, driven by Playwright for Python. Both are looked for, neither is installed:
 #   apt-get install chromium; python3 -m venv build/browser && build/browser/bin/pip install playwright
 # SHOTS=FOLDER keeps screenshots.
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 need_pocket
 has_command serve || skip "this build has no server"
 case $GLMSTREAM in */san-*) skip "a browser waits for no sanitizer" ;; esac
@@ -28,7 +28,7 @@ if [ -z "$url" ]; then
 	cat "$work/err"
 	exit 1
 fi
-timeout -k 5 150 "$python" tests/e2e/page.py "$url/" "$chromium" "${SHOTS:-}"
+timeout -k 5 150 "$python" tests/e2e/page/page.py "$url/" "$chromium" "${SHOTS:-}"
 rc=$?
 check "the browser has no complaint" [ $rc = 0 ]
 kill -TERM $server

@@ -5,8 +5,8 @@
 # over the same ids and the unquantised weights (in numpy; the program predicts before the shared
 # expert, so its recall is a little lower). And the hit rates of that routing.
 # shellcheck disable=SC2317 # functions called through check
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 need_pocket
 ids=tests/data/pocket_ids.txt
 export RUN_LIMIT=1500

@@ -3,8 +3,8 @@
 # inspect --trace: what it foretells for a budget is what a run with that budget then finds;
 # refusals. bench decode with a cache: every figure is there, and logits do not depend on it.
 # shellcheck disable=SC2317 # functions called through check
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 need_pocket
 export RUN_LIMIT=600
 

@@ -4,8 +4,8 @@
 # bit; other files are refused; ends by signals lose nothing. GLM_E2E_KILLS sets how many runs are
 # killed (4).
 # shellcheck disable=SC2317 # functions called through check
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 need_pocket
 greedy=(-t 1 --temp 0 --think off -q --json)
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "../../.."))
 PROGRAM = os.environ.get("GLMSTREAM", os.path.join(ROOT, "build/release/glmstream"))
 POCKET = os.path.join(ROOT, "tools/pocket/pocket.gguf")
 SLOW = "san-thread" in PROGRAM  # a hundred times slower

@@ -5,8 +5,8 @@
 # beside the checkpoint); then what each recipe costs: mean KL(bf16 || recipe) over all rows of the
 # prompts under 200 tokens. Needs ../shared/pocket2 (or POCKET_SRC), else skips.
 # shellcheck disable=SC2317 # functions called through check
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 src=${POCKET_SRC:-../shared/pocket2}
 [ -f "$src/reference.safetensors" ] || skip "no checkpoint at $src"
 export RUN_LIMIT=600

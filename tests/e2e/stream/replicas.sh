@@ -4,8 +4,8 @@
 # copy lies on the same drive, the other on another (in memory) where there is one: only that one
 # can show that copies are really read.
 # shellcheck disable=SC2317 # functions called through check
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 need_pocket
 
 other=$work # a folder on another drive

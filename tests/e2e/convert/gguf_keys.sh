@@ -4,18 +4,18 @@
 # versions are still read. The gguf package reads the files: python3 -m venv build/gguf &&
 # build/gguf/bin/pip install gguf (.ci/run does that).
 # shellcheck disable=SC2016,SC2317 # expanded by eval; called through check
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 
 python=$PWD/build/gguf/bin/python
 "$python" -c 'import gguf' 2>/dev/null || skip "no gguf package in build/gguf (PyPI)"
 need_pocket # its tokenizer
 
 typed() {
-	"$python" tests/e2e/gguf_keys.py "$@" >>"$work/err" 2>&1
+	"$python" tests/e2e/convert/gguf_keys.py "$@" >>"$work/err" 2>&1
 }
 
-python3 tests/e2e/gen_checkpoint.py "$work/tiny" --tokenizer tests/data/tokenizer/pocket-tokenizer.json >"$work/gen" ||
+python3 tests/e2e/convert/gen_checkpoint.py "$work/tiny" --tokenizer tests/data/tokenizer/pocket-tokenizer.json >"$work/gen" ||
 	wrong "the generator failed"
 echo '{{ messages }}' >"$work/tiny/chat_template.jinja"
 run convert "$work/tiny" -o "$work/whole.gguf" --recipe q2 -q
@@ -38,7 +38,7 @@ exits 0
 check "synth" typed "$work/synth.gguf"
 
 # token ids as INT32: still a model, and no model for the types of a new file
-check "an old file" "$python" tests/e2e/gguf_keys.py --as-int32 "$work/synth.gguf" "$work/old.gguf"
+check "an old file" "$python" tests/e2e/convert/gguf_keys.py --as-int32 "$work/synth.gguf" "$work/old.gguf"
 check "the table knows the difference" eval '! typed "$work/old.gguf"'
 echo 'What is 12 + 30?' >"$work/text"
 run tokenize -m "$work/synth.gguf" --special <"$work/text"

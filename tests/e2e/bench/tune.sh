@@ -3,8 +3,8 @@
 # glmstream tune: measures, records, models, runs two settings, recommends one that then works; says
 # so when there is nothing to tune. Not which setting wins: that depends on the machine.
 # shellcheck disable=SC2317 # functions called through check
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 need_pocket
 export RUN_LIMIT=600 TMPDIR=$work
 

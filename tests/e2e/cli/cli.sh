@@ -4,8 +4,8 @@
 # stdout and what to stderr. No input may crash the program, hang it, or make it answer from bytes
 # that are not there.
 # shellcheck disable=SC2317 # functions called through check
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 
 no_escapes() {
 	! grep -q $'\033' "$work/out" "$work/err"

@@ -3,7 +3,8 @@
 # For the end-to-end scripts, sourced: runs the program, keeps what it printed, counts what was
 # wrong. $GLMSTREAM names the program (the runner of the tests sets it), $POCKET the model.
 set -u
-cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+cd "$(dirname "${BASH_SOURCE[0]}")/../../.." || exit 1
+export PYTHONPATH=$PWD/tests/e2e/lib # modules that several folders import
 GLMSTREAM=${GLMSTREAM:-$PWD/build/release/glmstream}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

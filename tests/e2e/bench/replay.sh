@@ -4,8 +4,8 @@
 # trace; the figures agree with each other, confined routing misses nothing, and it says whose
 # routing it is. Not how fast: that says nothing in a test.
 # shellcheck disable=SC2317 # functions called through check
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 
 need_pocket # its tokenizer
 

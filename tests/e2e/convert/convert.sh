@@ -4,13 +4,13 @@
 # real model's sizes to the byte, the same bytes for any number of threads, for a killed and resumed
 # run, whole or split, and refusals.
 # shellcheck disable=SC2317 # functions called through check
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 
 RUN_LIMIT=170
 
 gen() {
-	python3 tests/e2e/gen_checkpoint.py "$@" >"$work/gen" || wrong "the generator failed: $*"
+	python3 tests/e2e/convert/gen_checkpoint.py "$@" >"$work/gen" || wrong "the generator failed: $*"
 }
 
 # a sanitizer has nothing to say about the values, and computing them takes long
@@ -19,7 +19,7 @@ case $GLMSTREAM in */san-*) values= && skip_part "values: a sanitizer build take
 
 agrees() { # source, output, recipe
 	[ "$values" ] || return 0
-	python3 tests/e2e/check_convert.py "$@" >>"$work/err" 2>&1
+	python3 tests/e2e/convert/check_convert.py "$@" >>"$work/err" 2>&1
 }
 
 convert_and_check() { # source, recipe, options...
@@ -60,7 +60,7 @@ convert_and_check full q8
 schedule_of() { # of an output: as many marks as layers
 	python3 - "$1" <<-'END'
 	import importlib.util, sys
-	spec = importlib.util.spec_from_file_location("c", "tests/e2e/check_convert.py")
+	spec = importlib.util.spec_from_file_location("c", "tests/e2e/convert/check_convert.py")
 	c = importlib.util.module_from_spec(spec)
 	spec.loader.exec_module(c)
 	print("".join("FS"[not t] for t in c.Model(sys.argv[1]).keys["glm-dsa.attention.indexer.types"]))

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT
 # glmstream trace show and simulate on a small synthetic trace: figures, JSON, plot, refusals.
 # shellcheck disable=SC2317 # functions called through check
-# shellcheck source=tests/e2e/lib.sh
-. "$(dirname "$0")/lib.sh"
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
 trace=tests/data/trace_small.gltr1
 
 # hits of a policy in the JSON of the last run
