@@ -2,6 +2,7 @@
 /* Jobs, events, and the mailbox between the two threads. */
 #include "src/serve/job.h"
 
+#include "src/base/clock.h"
 #include "src/base/cond.h"
 #include "src/base/mem.h"
 
@@ -23,7 +24,6 @@ void job_event_free(struct job_event *v)
 	if (!v)
 		return;
 	buf_free(&v->text);
-	buf_free(&v->name);
 	free(v->rows);
 	free(v->err);
 	free(v);
@@ -68,7 +68,7 @@ static bool events_join(struct job_event *old, struct job_event *v)
 		old->total = v->total;
 		return true;
 	}
-	if (v->kind != JOB_TEXT && v->kind != JOB_REASONING)
+	if (v->kind != JOB_TEXT && v->kind != JOB_REASONING && v->kind != JOB_ARGUMENTS)
 		return false;
 	buf_append(&old->text, v->text.data, v->text.len);
 	return true;
@@ -145,14 +145,16 @@ static struct job_event *event_new(const struct job *j, enum job_event_kind kind
 }
 
 static void on_output(void *user, enum output_kind kind, struct text_span text,
-	struct text_span name, const struct output_token *rows, size_t n_rows)
+	const struct output_token *rows, size_t n_rows)
 {
+	static const enum job_event_kind kinds[] = {[OUTPUT_REASONING] = JOB_REASONING,
+		[OUTPUT_TEXT] = JOB_TEXT,
+		[OUTPUT_CALL] = JOB_CALL,
+		[OUTPUT_ARGUMENTS] = JOB_ARGUMENTS,
+		[OUTPUT_CALL_END] = JOB_CALL_END};
 	struct job *j = user;
-	struct job_event *v = event_new(j, kind == OUTPUT_REASONING ? JOB_REASONING
-									   : kind == OUTPUT_TEXT    ? JOB_TEXT
-																: JOB_CALL);
+	struct job_event *v = event_new(j, kinds[kind]);
 	buf_append(&v->text, text.data, text.len);
-	buf_append(&v->name, name.data, name.len);
 	if (n_rows) {
 		v->rows = NEW_ARRAY(struct output_token, n_rows);
 		memcpy(v->rows, rows, n_rows * sizeof *rows);
@@ -178,8 +180,11 @@ void job_progress(struct job *j, uint32_t done, uint32_t total)
 
 void job_end(struct job *j, enum job_finish finish)
 {
-	if (j->output)
+	j->ended_ns = clock_ns();
+	if (j->output) {
+		j->cut_in_call = output_in_call(j->output);
 		output_finish(j->output, finish == JOB_STOP_TOKEN);
+	}
 	struct job_event *v = event_new(j, JOB_END);
 	v->finish = finish;
 	if (j->output)

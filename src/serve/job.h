@@ -34,17 +34,18 @@ enum job_event_kind {
 				   */
 	JOB_REASONING,
 	JOB_TEXT,
-	JOB_CALL,
-	JOB_END,   /* the last event of a job */
-	JOB_ERROR, /* the last event of a job */
+	JOB_CALL,      /* a call begins */
+	JOB_ARGUMENTS, /* of the latest call */
+	JOB_CALL_END,  /* the latest call is complete */
+	JOB_END,       /* the last event of a job */
+	JOB_ERROR,     /* the last event of a job */
 };
 
 struct job_event {
 	struct job_event *next;
 	enum job_event_kind kind;
 	uint32_t index;  /* which job of the request */
-	struct buf text; /* REASONING, TEXT: the next piece; CALL: the arguments, a JSON object */
-	struct buf name; /* CALL */
+	struct buf text; /* REASONING, TEXT, ARGUMENTS: the next piece; CALL: the name */
 	struct output_token
 		*rows; /* TEXT: [n_rows] the tokens of this piece, if logprobs were asked for */
 	size_t n_rows;
@@ -86,7 +87,8 @@ struct job {
 	struct sampler sampler;
 	struct token_ids generated; /* everything sampled but the stop token */
 	uint32_t cached;            /* prompt tokens that were not computed */
-	uint64_t started_ns, first_token_ns;
+	bool cut_in_call;           /* it ended inside a call */
+	uint64_t started_ns, first_token_ns, ended_ns;
 };
 
 /* Begins the answer (compute thread): output and sampler. What the output gives out goes to the

@@ -66,7 +66,7 @@ static void give_text(struct output *o, const char *text, size_t n)
 	o->n_rows -= ready;
 	if (o->n_rows)
 		memmove(o->rows, o->rows + ready, o->n_rows * sizeof *o->rows);
-	o->emit(o->user, OUTPUT_TEXT, (struct text_span){text, n}, (struct text_span){0}, rows, ready);
+	o->emit(o->user, OUTPUT_TEXT, (struct text_span){text, n}, rows, ready);
 	free(rows);
 }
 
@@ -119,25 +119,33 @@ static void forget_rows(struct output *o)
 static void on_parser_event(void *user, const struct chat_event *v)
 {
 	struct output *o = user;
+	struct text_span text = {v->text, v->len};
 	switch (v->kind) {
 	case CHAT_EVENT_REASONING:
 		forget_rows(o);
-		o->emit(o->user, OUTPUT_REASONING, (struct text_span){v->text, v->len},
-			(struct text_span){0}, NULL, 0);
+		o->emit(o->user, OUTPUT_REASONING, text, NULL, 0);
 		break;
 	case CHAT_EVENT_ANSWER:
 		on_text(o, v->text, v->len);
 		break;
-	case CHAT_EVENT_CALL:
+	case CHAT_EVENT_CALL_BEGIN:
 		forget_rows(o);
 		if (o->stop >= 0)
 			break;
 		give_text(o, o->held.data, o->held.len); /* a stop string does not go on behind a call */
 		o->held.len = 0;
+		o->emit(o->user, OUTPUT_CALL, text, NULL, 0);
+		break;
+	case CHAT_EVENT_CALL_ARGUMENTS:
+		if (o->stop < 0)
+			o->emit(o->user, OUTPUT_ARGUMENTS, text, NULL, 0);
+		break;
+	case CHAT_EVENT_CALL:
+		forget_rows(o);
+		if (o->stop >= 0)
+			break;
 		o->n_calls++;
-		o->emit(o->user, OUTPUT_CALL,
-			(struct text_span){v->call->arguments.data, v->call->arguments.len},
-			(struct text_span){v->call->name.data, v->call->name.len}, NULL, 0);
+		o->emit(o->user, OUTPUT_CALL_END, (struct text_span){0}, NULL, 0);
 		break;
 	}
 }
@@ -188,10 +196,12 @@ struct output *output_new(
 		.stop = -1,
 		.reasoning = options->chat && options->in_reasoning,
 		.end_think = tokenizer_find_added(t, "</think>")};
-	tool_force_init(
-		&o->force, t, options->choice, options->tools, options->choice_name, o->reasoning);
-	if (options->chat)
+	if (options->chat) {
+		tool_force_init(
+			&o->force, t, options->choice, options->tools, options->choice_name, o->reasoning);
 		chat_parse_init(&o->parse, t, options->tools, options->in_reasoning, on_parser_event, o);
+		o->parse.live_calls = true;
+	}
 	return o;
 }
 
@@ -277,4 +287,9 @@ uint32_t output_reasoning_tokens(const struct output *o)
 bool output_reasoning_open(const struct output *o)
 {
 	return o->reasoning;
+}
+
+bool output_in_call(const struct output *o)
+{
+	return o->options->chat && chat_parse_in_call(&o->parse);
 }

@@ -44,12 +44,20 @@ struct output_options {
 };
 void output_options_fini(struct output_options *o);
 
-enum output_kind { OUTPUT_REASONING, OUTPUT_TEXT, OUTPUT_CALL };
+/* A call is OUTPUT_CALL, any number of OUTPUT_ARGUMENTS, OUTPUT_CALL_END; without the last it was
+ * cut off. */
+enum output_kind {
+	OUTPUT_REASONING,
+	OUTPUT_TEXT,
+	OUTPUT_CALL,      /* text: the name */
+	OUTPUT_ARGUMENTS, /* text: the next piece of a JSON object */
+	OUTPUT_CALL_END,
+};
 
-/* text: the piece, or the arguments of the call `name`. rows: [n_rows] tokens that the piece of
- * text begins or holds. All valid only during the call. */
+/* text: the piece. rows: [n_rows] tokens that the piece of text begins or holds. All valid only
+ * during the call. */
 typedef void output_fn(void *user, enum output_kind kind, struct text_span text,
-	struct text_span name, const struct output_token *rows, size_t n_rows);
+	const struct output_token *rows, size_t n_rows);
 
 enum output_next { OUTPUT_GO_ON, OUTPUT_STOP_STRING, OUTPUT_ONE_CALL };
 
@@ -73,5 +81,6 @@ void output_finish(struct output *o, bool ended);
 int output_stop_index(const struct output *o);            /* which stop string came, or -1 */
 uint32_t output_reasoning_tokens(const struct output *o); /* so far; the closing tag counts */
 bool output_reasoning_open(const struct output *o);
+bool output_in_call(const struct output *o); /* a call has begun and not ended */
 
 #endif

@@ -4,6 +4,7 @@
 #include "src/serve/tool_force.h"
 
 #include "src/base/mem.h"
+#include "src/base/num.h"
 #include "src/text/chat.h"
 
 #include <math.h>
@@ -14,7 +15,7 @@
 	256 /* with more properties any keys are taken: each token is held against each key */
 
 enum state {
-	FREE,  /* nothing is bound (any more) */
+	FREE,  /* text; a call may open if there are tools */
 	THINK, /* still reasoning: the turn must not end here */
 	OPEN,  /* <tool_call> is next */
 	NAME,
@@ -32,16 +33,34 @@ static void set_names(struct tool_force *f, const char **names, size_t n)
 	buf_clear(&f->so_far);
 }
 
+/* A call opens: its name is next. */
+static void names_begin(struct tool_force *f)
+{
+	const char **names = NEW_ARRAY(const char *, json_array_size(f->tools) + 1);
+	size_t n = 0, i;
+	json_t *tool;
+	if (f->name)
+		names[n++] = f->name;
+	else
+		json_array_foreach(f->tools, i, tool)
+		{
+			names[n++] = json_string_value(json_object_get(chat_tool_function(tool), "name"));
+		}
+	f->properties = f->required = NULL;
+	set_names(f, names, n);
+}
+
 void tool_force_init(struct tool_force *f, const struct tokenizer *t, enum tool_choice choice,
 	const json_t *tools, const char *name, bool in_reasoning)
 {
 	*f = (struct tool_force){
-		.choice = choice,
+		.choice = json_array_size(tools) ? choice : TOOL_CHOICE_NONE,
 		.state = choice != TOOL_CHOICE_REQUIRED ? FREE
 				 : in_reasoning                 ? THINK
 												: OPEN,
 		.tokenizer = t,
 		.tools = tools,
+		.name = name,
 		.end_think = tokenizer_find_added(t, "</think>"),
 		.call = tokenizer_find_added(t, "<tool_call>"),
 		.end_call = tokenizer_find_added(t, "</tool_call>"),
@@ -49,20 +68,8 @@ void tool_force_init(struct tool_force *f, const struct tokenizer *t, enum tool_
 		.end_key = tokenizer_find_added(t, "</arg_key>"),
 		.value = tokenizer_find_added(t, "<arg_value>"),
 		.end_value = tokenizer_find_added(t, "</arg_value>"),
+		.reasoning = in_reasoning,
 	};
-	if (f->state == FREE)
-		return;
-	const char **names = NEW_ARRAY(const char *, json_array_size(tools) + 1);
-	size_t n = 0, i;
-	json_t *tool;
-	if (name)
-		names[n++] = name;
-	else
-		json_array_foreach(tools, i, tool)
-		{
-			names[n++] = json_string_value(json_object_get(chat_tool_function(tool), "name"));
-		}
-	set_names(f, names, n);
 }
 
 void tool_force_fini(struct tool_force *f)
@@ -74,7 +81,7 @@ void tool_force_fini(struct tool_force *f)
 
 bool tool_force_wants(const struct tool_force *f)
 {
-	return f->choice == TOOL_CHOICE_NONE || f->state != FREE;
+	return f->tokenizer != NULL;
 }
 
 /* ---- what may come ---- */
@@ -171,8 +178,14 @@ static bool token_allowed(
 
 void tool_force_mask(struct tool_force *f, float *logits, int32_t n_valid)
 {
-	if (f->choice == TOOL_CHOICE_NONE && f->call >= 0 && f->call < n_valid)
-		logits[f->call] = -INFINITY;
+	const int32_t tags[] = {f->end_call, f->key, f->end_key, f->value, f->end_value, f->call};
+	if (f->state == FREE || f->state == THINK) {
+		/* in reasoning a call would be text */
+		bool may_open = f->choice != TOOL_CHOICE_NONE && !f->reasoning;
+		for (size_t i = 0; i < ARRAY_LEN(tags) - may_open; i++)
+			if (tags[i] >= 0 && tags[i] < n_valid)
+				logits[tags[i]] = -INFINITY;
+	}
 	if (f->state == FREE)
 		return;
 	bool name_done = is_name(f), keys = true, end = true;
@@ -218,13 +231,24 @@ static void use_key(struct tool_force *f)
 
 void tool_force_token(struct tool_force *f, int32_t id)
 {
+	if (!f->tokenizer)
+		return;
 	struct text_span s = tokenizer_token(f->tokenizer, id);
+	if (id == f->end_think)
+		f->reasoning = false;
 	switch (f->state) {
+	case FREE:
+		if (id == f->call && f->choice != TOOL_CHOICE_NONE && !f->reasoning) {
+			names_begin(f);
+			f->state = NAME;
+		}
+		break;
 	case THINK:
 		if (id == f->end_think)
 			f->state = OPEN;
 		break;
 	case OPEN:
+		names_begin(f);
 		f->state = NAME;
 		break;
 	case NAME:

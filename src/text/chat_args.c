@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Text -> JSON values by a tool's schema. Numbers are passed on digit for digit, so that nothing is
- * rounded. */
+ * rounded. A value is held until its text can be nothing but a string. */
 #include "src/text/chat_args.h"
 
 #include "src/base/err.h"
@@ -142,50 +142,121 @@ static bool typed_value(struct chat_text text, unsigned mask, struct buf *out)
 	return v != NULL;
 }
 
-static int by_key(const void *a, const void *b, void *list)
+/* Whether `text`, and more to come, may denote a value of an allowed type other than string: what
+ * typed_value will look at once it is complete. */
+static bool may_be_typed(struct chat_text text, unsigned mask)
 {
-	const struct chat_arg *args = list;
-	size_t i = *(const size_t *)a, k = *(const size_t *)b;
-	size_t n = MIN(args[i].key.len, args[k].key.len);
-	int c = memcmp(args[i].key.data, args[k].key.data, n);
-	if (!c)
-		c = (args[i].key.len > args[k].key.len) - (args[i].key.len < args[k].key.len);
-	return c ? c : (i > k) - (i < k);
-}
-
-static bool same_key(const struct chat_arg *a, const struct chat_arg *b)
-{
-	return a->key.len == b->key.len && !memcmp(a->key.data, b->key.data, a->key.len);
-}
-
-void chat_args_json(const json_t *tools, struct chat_text name, const struct chat_arg *args,
-	size_t n, struct buf *out)
-{
-	const json_t *properties = properties_of(tools, name);
-	/* of equal keys the last one counts: sort, then mark all but the last of each run */
-	size_t *order = NEW_ARRAY(size_t, n);
-	bool *overruled = NEW_ARRAY(bool, n);
-	for (size_t i = 0; i < n; i++)
-		order[i] = i;
-	qsort_r(order, n, sizeof *order, by_key, (void *)args);
-	for (size_t i = 0; i + 1 < n; i++)
-		overruled[order[i]] = same_key(&args[order[i]], &args[order[i + 1]]);
-	const char *between = "";
-	buf_putc(out, '{');
-	for (size_t i = 0; i < n; i++) {
-		if (overruled[i])
-			continue;
-		buf_puts(out, between);
-		between = ", ";
-		json_text_dump_string(args[i].key.data, args[i].key.len, out);
-		buf_puts(out, ": ");
-		unsigned mask = allowed_types(properties, args[i].key);
-		bool null = (mask & TYPE_NULL) && is_word(chat_text_trimmed(args[i].value), "null");
-		bool as_string = (mask & TYPE_STRING) && !null;
-		if (as_string || !typed_value(args[i].value, mask, out))
-			json_text_dump_string(args[i].value.data, args[i].value.len, out);
+	struct chat_text t = chat_text_trimmed(text);
+	static const char *const words[] = {"true", "false", "null"};
+	if (!t.len)
+		return true;
+	if (t.data[0] == '[' || t.data[0] == '{')
+		return !mask || (mask & (t.data[0] == '[' ? TYPE_ARRAY : TYPE_OBJECT));
+	if (t.data[0] == '-' || digits(t.data, 1)) {
+		size_t n = 0;
+		while (n < t.len && (digits(t.data + n, 1) || memchr("+-.eE", t.data[n], 5)))
+			n++;
+		return n == t.len && (!mask || (mask & (TYPE_NUMBER | TYPE_INTEGER)));
 	}
-	buf_putc(out, '}');
-	free(order);
-	free(overruled);
+	for (size_t i = 0; i < ARRAY_LEN(words); i++)
+		if (t.len <= strlen(words[i]) && !strncasecmp(t.data, words[i], t.len))
+			return true;
+	return false;
+}
+
+void chat_args_begin(struct chat_args *a, const json_t *tools, struct chat_text name)
+{
+	buf_clear(&a->json);
+	buf_putc(&a->json, '{');
+	a->properties = properties_of(tools, name);
+	json_decref(a->keys); /* of a call that was given up */
+	a->keys = json_object();
+}
+
+void chat_args_key(struct chat_args *a, struct chat_text key)
+{
+	bool plain = strlen(key.data) == key.len; /* the set of keys takes no zero byte */
+	a->skip = plain && json_object_get(a->keys, key.data);
+	a->as_string = false;
+	a->stream = (struct utf8_stream){0};
+	buf_clear(&a->held);
+	if (a->skip)
+		return;
+	if (plain)
+		json_object_set_new(a->keys, key.data, json_true());
+	a->mask = allowed_types(a->properties, key);
+	buf_puts(&a->json, a->json.len > 1 ? ", " : "");
+	json_text_dump_string(key.data, key.len, &a->json);
+	buf_puts(&a->json, ": ");
+}
+
+/* Valid UTF-8 of a string that is open. */
+static void add_to_string(struct chat_args *a, const char *s, size_t n)
+{
+	size_t at = a->json.len;
+	json_text_dump_string(s, n, &a->json);
+	/* without its quotes */
+	memmove(a->json.data + at, a->json.data + at + 1, a->json.len - at - 2);
+	a->json.len -= 2;
+}
+
+static void open_string(struct chat_args *a)
+{
+	a->as_string = true;
+	buf_putc(&a->json, '"');
+	add_to_string(a, buf_str(&a->held), a->held.len);
+	buf_clear(&a->held);
+}
+
+void chat_args_value(struct chat_args *a, const char *s, size_t n)
+{
+	if (a->skip)
+		return;
+	buf_clear(&a->piece);
+	utf8_stream_push(&a->stream, s, n, &a->piece);
+	if (a->as_string) {
+		add_to_string(a, buf_str(&a->piece), a->piece.len);
+		return;
+	}
+	buf_append(&a->held, a->piece.data, a->piece.len);
+	struct chat_text held = {(char *)buf_str(&a->held), a->held.len};
+	bool string = (a->mask & TYPE_STRING) != 0, null = (a->mask & TYPE_NULL) != 0;
+	if (!held.len)
+		return;
+	if (string ? !null || !may_be_typed(held, TYPE_NULL) : !may_be_typed(held, a->mask))
+		open_string(a);
+}
+
+void chat_args_value_end(struct chat_args *a)
+{
+	if (a->skip)
+		return;
+	buf_clear(&a->piece);
+	utf8_stream_flush(&a->stream, &a->piece);
+	if (a->as_string) {
+		add_to_string(a, buf_str(&a->piece), a->piece.len);
+		buf_putc(&a->json, '"');
+		return;
+	}
+	buf_append(&a->held, a->piece.data, a->piece.len);
+	struct chat_text value = {(char *)buf_str(&a->held), a->held.len};
+	bool null = (a->mask & TYPE_NULL) && is_word(chat_text_trimmed(value), "null");
+	if (((a->mask & TYPE_STRING) && !null) || !typed_value(value, a->mask, &a->json))
+		json_text_dump_string(value.data, value.len, &a->json);
+}
+
+void chat_args_end(struct chat_args *a)
+{
+	buf_putc(&a->json, '}');
+	json_decref(a->keys);
+	a->keys = NULL;
+}
+
+void chat_args_fini(struct chat_args *a)
+{
+	json_decref(a->keys);
+	buf_free(&a->json);
+	buf_free(&a->held);
+	buf_free(&a->piece);
+	*a = (struct chat_args){0};
 }

@@ -1,14 +1,46 @@
 /* SPDX-License-Identifier: MIT */
-/* The arguments of a parsed tool call as JSON; a part of chat_parse. */
+/*
+ * The arguments of a tool call as JSON while the model writes them; a part of chat_parse.
+ *
+ *     chat_args_begin(&a, tools, name);
+ *     chat_args_key(&a, key);                 then the value in pieces:
+ *     chat_args_value(&a, bytes, n); ...
+ *     chat_args_value_end(&a);                and so on for each argument
+ *     chat_args_end(&a);
+ *
+ * `json` only grows: after each step it is the beginning of the finished object, as much of it as
+ * is certain. A string's text is there as it comes; a number, word, array or object is there with
+ * its end, because only then is it known to be one. Cutting a value differently changes nothing.
+ */
 #ifndef GLM_TEXT_CHAT_ARGS_H
 #define GLM_TEXT_CHAT_ARGS_H
 
 #include "src/base/buf.h"
-#include "src/text/chat_parse.h"
+#include "src/text/chat.h"
+#include "src/text/utf8.h"
 
-/* Appends the JSON object of n arguments of the tool `name`; see struct chat_parsed_call for the
- * types. Keys and values are valid UTF-8. tools may be NULL. */
-void chat_args_json(const json_t *tools, struct chat_text name, const struct chat_arg *args,
-	size_t n, struct buf *out);
+#include <jansson.h>
+#include <stdbool.h>
+
+/* All fields private but `json`. Zero-initialise. */
+struct chat_args {
+	struct buf json;
+	const json_t *properties; /* of the tool's schema; NULL: none */
+	json_t *keys;             /* an object: the keys so far */
+	unsigned mask;            /* types that the value may have */
+	bool skip;                /* the value of a key that came before */
+	bool as_string;           /* the value is a string: its opening quote is in `json` */
+	struct buf held, piece;   /* a value whose type is open; scratch */
+	struct utf8_stream stream;
+};
+
+/* For types see struct chat_parsed_call. tools may be NULL; borrowed until chat_args_end. */
+void chat_args_begin(struct chat_args *a, const json_t *tools, struct chat_text name);
+/* key: valid UTF-8. Of repeated keys the first counts: what was given out stays. */
+void chat_args_key(struct chat_args *a, struct chat_text key);
+void chat_args_value(struct chat_args *a, const char *s, size_t n); /* any bytes */
+void chat_args_value_end(struct chat_args *a);
+void chat_args_end(struct chat_args *a);
+void chat_args_fini(struct chat_args *a);
 
 #endif

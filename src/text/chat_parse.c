@@ -9,7 +9,6 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
-#include "src/text/chat_args.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -82,7 +81,8 @@ static void call_clear(struct chat_parse *p)
 		free(p->args[i].key.data);
 		free(p->args[i].value.data);
 	}
-	p->n_args = p->n_tags = 0;
+	p->n_args = p->n_tags = p->told = 0;
+	p->begun = false;
 	buf_clear(&p->call);
 	buf_clear(&p->name);
 	buf_clear(&p->part);
@@ -106,11 +106,12 @@ static void call_note(struct chat_parse *p, enum tag tag)
 	buf_puts(&p->call, tag_text[tag]);
 }
 
-/* The call broke the rules: what was read of it is answer text. */
+/* The call broke the rules: what was read of it is answer text, or it stays a partial call. */
 static void call_give_up(struct chat_parse *p)
 {
 	p->state = ANSWER;
-	add_text(p, buf_str(&p->call), p->call.len);
+	if (!p->begun)
+		add_text(p, buf_str(&p->call), p->call.len);
 	call_clear(p);
 }
 
@@ -122,15 +123,6 @@ static struct chat_text take_part(struct chat_parse *p)
 	buf_clear(&p->part);
 	size_t len = b.len;
 	return (struct chat_text){buf_take(&b), len};
-}
-
-static void call_key(struct chat_parse *p)
-{
-	if (p->n_args == p->args_cap) {
-		p->args_cap = p->args_cap ? 2 * p->args_cap : 8;
-		p->args = mem_grow(p->args, p->args_cap, sizeof *p->args);
-	}
-	p->args[p->n_args++] = (struct chat_arg){.key = take_part(p)};
 }
 
 static struct chat_text call_name(struct chat_parse *p, struct buf *name)
@@ -147,18 +139,60 @@ static struct chat_text call_name(struct chat_parse *p, struct buf *name)
 	return (struct chat_text){(char *)buf_str(name), name->len};
 }
 
+static void tell(struct chat_parse *p, enum chat_event_kind kind, const char *text, size_t len)
+{
+	struct chat_event event = {.kind = kind, .text = text, .len = len};
+	if (p->live_calls && len)
+		p->on_event(p->user, &event);
+}
+
+static void tell_arguments(struct chat_parse *p)
+{
+	const struct buf *json = &p->json.json;
+	tell(p, CHAT_EVENT_CALL_ARGUMENTS, buf_str(json) + p->told, json->len - p->told);
+	p->told = json->len;
+}
+
+/* The name is complete. */
+static void call_named(struct chat_parse *p)
+{
+	struct buf name = {0};
+	struct chat_text text = call_name(p, &name);
+	chat_args_begin(&p->json, p->tools, text);
+	p->begun = p->live_calls;
+	tell(p, CHAT_EVENT_CALL_BEGIN, text.data, text.len);
+	buf_free(&name);
+}
+
+static void call_key(struct chat_parse *p)
+{
+	if (p->n_args == p->args_cap) {
+		p->args_cap = p->args_cap ? 2 * p->args_cap : 8;
+		p->args = mem_grow(p->args, p->args_cap, sizeof *p->args);
+	}
+	p->args[p->n_args++] = (struct chat_arg){.key = take_part(p)};
+	chat_args_key(&p->json, p->args[p->n_args - 1].key);
+}
+
+static void value_bytes(struct chat_parse *p, const char *s, size_t n)
+{
+	buf_append(&p->part, s, n);
+	chat_args_value(&p->json, s, n);
+	tell_arguments(p);
+}
+
 static void call_end(struct chat_parse *p)
 {
-	struct buf name = {0}, json = {0};
+	struct buf name = {0};
+	chat_args_end(&p->json);
+	tell_arguments(p);
 	struct chat_parsed_call call = {
 		.name = call_name(p, &name), .args = p->args, .n_args = p->n_args};
-	chat_args_json(p->tools, call.name, p->args, p->n_args, &json);
-	call.arguments = (struct chat_text){json.data, json.len};
+	call.arguments = (struct chat_text){p->json.json.data, p->json.json.len};
 	call.raw = (struct chat_text){p->call.data, p->call.len};
 	struct chat_event event = {.kind = CHAT_EVENT_CALL, .call = &call};
 	p->on_event(p->user, &event);
 	buf_free(&name);
-	buf_free(&json);
 	call_clear(p);
 	p->state = ANSWER;
 }
@@ -176,8 +210,10 @@ static void on_bytes(struct chat_parse *p, const char *s, size_t n)
 		buf_append(&p->name, s, n);
 		break;
 	case IN_KEY:
-	case IN_VALUE:
 		buf_append(&p->part, s, n);
+		break;
+	case IN_VALUE:
+		value_bytes(p, s, n);
 		break;
 	case AFTER_KEY:
 	case AFTER_VALUE:
@@ -198,12 +234,14 @@ static bool call_accepts(struct chat_parse *p, enum tag tag)
 	switch (p->state) {
 	case IN_NAME:
 	case AFTER_VALUE:
-		if (tag == KEY && named)
-			p->state = IN_KEY;
-		else if (tag == END_CALL && named)
-			call_end(p);
-		else
+		if (!named || (tag != KEY && tag != END_CALL))
 			return false;
+		if (p->state == IN_NAME)
+			call_named(p);
+		if (tag == KEY)
+			p->state = IN_KEY;
+		else
+			call_end(p);
 		return true;
 	case IN_KEY:
 		if (tag != END_KEY)
@@ -219,6 +257,8 @@ static bool call_accepts(struct chat_parse *p, enum tag tag)
 		return true;
 	default: /* IN_VALUE */
 		if (tag == END_VALUE && !p->depth) {
+			chat_args_value_end(&p->json);
+			tell_arguments(p);
 			p->args[p->n_args - 1].value = take_part(p);
 			p->state = AFTER_VALUE;
 			return true;
@@ -229,7 +269,7 @@ static bool call_accepts(struct chat_parse *p, enum tag tag)
 			p->depth++;
 		if (tag == END_VALUE)
 			p->depth--;
-		buf_puts(&p->part, tag_text[tag]);
+		value_bytes(p, tag_text[tag], strlen(tag_text[tag]));
 		return true;
 	}
 }
@@ -374,14 +414,51 @@ void chat_parse_text(struct chat_parse *p, const char *text, size_t n)
 		emit_text(p, false);
 }
 
+/* Whether what is written of the name is the name of a tool and can be of no other. */
+static bool names_tool(struct chat_parse *p)
+{
+	struct buf name = {0};
+	struct chat_text text = call_name(p, &name);
+	bool found = false, longer = false;
+	size_t i;
+	json_t *tool;
+	json_array_foreach(p->tools, i, tool)
+	{
+		const json_t *s = json_object_get(chat_tool_function(tool), "name");
+		size_t n = json_string_length(s);
+		if (!text.len || n < text.len || memcmp(json_string_value(s), text.data, text.len) != 0)
+			continue;
+		found = found || n == text.len;
+		longer = longer || n > text.len;
+	}
+	buf_free(&name);
+	return found && !longer;
+}
+
+/* The output ends inside a call: it stays a partial one. */
+static void call_cut(struct chat_parse *p)
+{
+	if (!p->begun && names_tool(p))
+		call_named(p);
+	call_clear(p);
+	p->state = ANSWER;
+}
+
 void chat_parse_finish(struct chat_parse *p, bool ended)
 {
 	release_held(p);
+	if (p->state > ANSWER && p->live_calls && (p->begun || !ended))
+		call_cut(p);
 	if (p->state > ANSWER && ended)
 		call_again(p);
 	if (p->state > ANSWER)
 		call_give_up(p);
 	emit_text(p, true);
+}
+
+bool chat_parse_in_call(const struct chat_parse *p)
+{
+	return p->state > ANSWER;
 }
 
 void chat_parse_fini(struct chat_parse *p)
@@ -392,6 +469,7 @@ void chat_parse_fini(struct chat_parse *p)
 	buf_free(&p->call);
 	buf_free(&p->name);
 	buf_free(&p->part);
+	chat_args_fini(&p->json);
 	free(p->tags);
 	free(p->args);
 	*p = (struct chat_parse){0};

@@ -14,6 +14,13 @@
  * again without counting and with <tool_call> and </tool_call> breaking a value, so that only the
  * broken call becomes text and later ones are found.
  *
+ * With live_calls a call is told while it is written: CALL_BEGIN once its name is known (at its
+ * first <arg_key> or its end), CALL_ARGUMENTS for each certain piece of the JSON object, then CALL.
+ * What was told is not taken back: a call that breaks the rules later, or that the output ends in,
+ * stays without its CALL, a partial one, and is no text. One whose name was not complete is text
+ * when it breaks the rules, and nothing when the output is cut off in it, unless it can be one tool
+ * only.
+ *
  * Reasoning ends at the first </think>. A <think> is a tag only where nothing but blanks was
  * written before; elsewhere it, and every other stray tag, is text.
  *
@@ -25,6 +32,7 @@
 
 #include "src/base/buf.h"
 #include "src/text/chat.h"
+#include "src/text/chat_args.h"
 #include "src/text/tokenizer.h"
 #include "src/text/utf8.h"
 
@@ -32,7 +40,13 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum chat_event_kind { CHAT_EVENT_REASONING, CHAT_EVENT_ANSWER, CHAT_EVENT_CALL };
+enum chat_event_kind {
+	CHAT_EVENT_REASONING,
+	CHAT_EVENT_ANSWER,
+	CHAT_EVENT_CALL,
+	CHAT_EVENT_CALL_BEGIN,     /* live_calls; text: the name */
+	CHAT_EVENT_CALL_ARGUMENTS, /* live_calls */
+};
 
 struct chat_arg {
 	struct chat_text key, value; /* as written, valid UTF-8 */
@@ -45,7 +59,7 @@ struct chat_parsed_call {
 	/* The arguments as one JSON object. Types follow the tool's schema: what may be a string stays
 	 * one; otherwise JSON text of an allowed type becomes that value; without a schema JSON text
 	 * other than a quoted string becomes the value it denotes. What does not fit stays a string. Of
-	 * repeated keys the last counts. */
+	 * repeated keys the first counts. */
 	struct chat_text arguments;
 	struct chat_text raw; /* the call as the model wrote it, tags included */
 };
@@ -53,7 +67,7 @@ struct chat_parsed_call {
 /* Everything pointed to is valid only during the callback. */
 struct chat_event {
 	enum chat_event_kind kind;
-	const char *text; /* reasoning and answer: the next piece, never empty */
+	const char *text; /* all but CALL: the next piece, never empty */
 	size_t len;
 	const struct chat_parsed_call *call; /* CHAT_EVENT_CALL */
 };
@@ -62,9 +76,10 @@ typedef void chat_event_fn(void *user, const struct chat_event *event);
 
 struct chat_parse_tag; /* a tag inside the call being read */
 
-/* All fields private but `raw`. */
+/* All fields private but the first two. */
 struct chat_parse {
-	struct buf raw; /* all bytes so far */
+	struct buf raw;  /* all bytes so far */
+	bool live_calls; /* see above; set it behind chat_parse_init */
 	const struct tokenizer *tokenizer;
 	int32_t tag_id[8];
 	const json_t *tools;
@@ -82,6 +97,9 @@ struct chat_parse {
 	size_t n_tags, tags_cap;
 	struct buf name, part; /* name; the key or value being read */
 	size_t depth;          /* unclosed <arg_value> inside the value */
+	struct chat_args json; /* the arguments so far */
+	bool begun;            /* CALL_BEGIN was told */
+	size_t told;           /* bytes of json.json */
 	struct chat_arg *args; /* [n_args] */
 	size_t n_args, args_cap;
 };
@@ -101,8 +119,11 @@ void chat_parse_text(struct chat_parse *p, const char *text, size_t n);
 
 /* The end of the output: delivers what was held back. Then only chat_parse_fini may follow. ended:
  * the model ended its turn; false: it was cut off (limit, cancelled), and an unfinished call is
- * text as a whole: what it quotes must not run. */
+ * text as a whole (live_calls: a partial call): what it quotes must not run. */
 void chat_parse_finish(struct chat_parse *p, bool ended);
+
+/* Whether the output stands inside a call. */
+bool chat_parse_in_call(const struct chat_parse *p);
 
 void chat_parse_fini(struct chat_parse *p);
 

@@ -3,7 +3,8 @@
  * The output parser. Input: a byte of options, then text; with its bit 2 runs of capital letters
  * stand for tags, so that structure is easy to reach. Checked: fed at once and in pieces it gives
  * the same events; event texts are valid UTF-8 and arguments valid JSON; no byte is lost: answer,
- * reasoning and raw calls put together are the repaired input, but for the think tags.
+ * reasoning and raw calls put together are the repaired input, but for the think tags. The same
+ * with live_calls, where the pieces of a call that ends are its arguments.
  */
 #include "src/base/log.h"
 #include "src/text/chat_parse.h"
@@ -20,14 +21,29 @@ static const char *const tags[] = {"<think>", "</think>", "<tool_call>", "</tool
 struct seen {
 	struct buf log;
 	struct buf exact; /* texts and raw calls */
+	struct buf live;  /* arguments told of the call that is open */
+	bool is_live, open;
 	int last;
 };
 
 static void on_event(void *user, const struct chat_event *ev)
 {
 	struct seen *s = user;
-	if (ev->kind == CHAT_EVENT_CALL) {
+	if (ev->kind == CHAT_EVENT_CALL_BEGIN) {
+		buf_clear(&s->live);
+		s->open = true;
+		buf_printf(&s->log, "[begin %s]", ev->text);
+	} else if (ev->kind == CHAT_EVENT_CALL_ARGUMENTS) {
+		if (!ev->len || !s->open || utf8_valid_prefix(ev->text, ev->len) != ev->len)
+			bug("a piece of arguments that is empty, of no call, or not valid UTF-8");
+		buf_append(&s->live, ev->text, ev->len);
+		buf_printf(&s->log, "%s", s->last == (int)ev->kind ? "" : "[arguments]");
+		buf_append(&s->log, ev->text, ev->len);
+	} else if (ev->kind == CHAT_EVENT_CALL) {
 		const struct chat_parsed_call *c = ev->call;
+		if (s->is_live && (!s->open || strcmp(buf_str(&s->live), c->arguments.data) != 0))
+			bug("the pieces are not the arguments: %s", buf_str(&s->live));
+		s->open = false;
 		json_t *v = json_text_parse(c->arguments.data, c->arguments.len, false, NULL);
 		/* keys with a zero byte and numbers beyond 64 bits are more than the JSON library takes */
 		if (!v && !memmem(c->arguments.data, c->arguments.len, "\\u0000", 6) && c->n_args < 2 &&
@@ -53,14 +69,22 @@ static void fuzz_chat_parse_run(
 	const struct buf *text, unsigned options, size_t step, const json_t *tools, struct seen *s)
 {
 	struct chat_parse p;
-	*s = (struct seen){.last = -1};
+	*s = (struct seen){.last = -1, .is_live = options & 256};
 	chat_parse_init(&p, NULL, options & 2 ? tools : NULL, options & 1, on_event, s);
+	p.live_calls = s->is_live;
 	for (size_t i = 0; i < text->len; i += step)
 		chat_parse_text(&p, text->data + i, step < text->len - i ? step : text->len - i);
 	chat_parse_finish(&p, options & 8);
+	buf_free(&s->live);
 	if (p.raw.len != text->len || (p.raw.len && memcmp(p.raw.data, text->data, p.raw.len)))
 		bug("raw is not the input");
 	chat_parse_fini(&p);
+}
+
+static void seen_free(struct seen *s)
+{
+	buf_free(&s->log);
+	buf_free(&s->exact);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -114,12 +138,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	if (b != b_end)
 		bug("added at the end: %s", b);
-	buf_free(&whole.log);
-	buf_free(&whole.exact);
-	buf_free(&pieces.log);
-	buf_free(&pieces.exact);
-	buf_free(&bytes.log);
-	buf_free(&bytes.exact);
+	seen_free(&whole);
+	seen_free(&pieces);
+	seen_free(&bytes);
+	fuzz_chat_parse_run(&text, options | 256, text.len + 1, tools, &whole);
+	fuzz_chat_parse_run(&text, options | 256, 1 + options / 16, tools, &pieces);
+	if (strcmp(buf_str(&whole.log), buf_str(&pieces.log)))
+		bug("live: pieces give other events:\n%s\n%s", buf_str(&whole.log), buf_str(&pieces.log));
+	seen_free(&whole);
+	seen_free(&pieces);
 	buf_free(&text);
 	buf_free(&repaired);
 	return 0;

@@ -63,9 +63,13 @@ static void give(const struct api *api, struct reply *r, struct reply_answer *a,
 		a->calls = realloc(a->calls, (a->n_calls + 1) * sizeof *a->calls);
 		struct reply_call *c = &a->calls[a->n_calls++];
 		*c = (struct reply_call){.id = "call_1", .text_at = a->text.len, .rows_at = a->n_rows};
-		buf_puts(&c->name, "f\"\n");
-		buf_puts(&c->arguments, text);
+		buf_puts(&c->name, text);
 	}
+	if (kind == JOB_ARGUMENTS)
+		buf_puts(&a->calls[a->n_calls - 1].arguments, text);
+	if (kind == JOB_CALL_END)
+		a->calls[a->n_calls - 1].complete = true;
+	a->ended = kind == JOB_END;
 	api->event(r, a, &v, out);
 	buf_free(&v.text);
 }
@@ -83,7 +87,13 @@ static void write_answers(const struct api *api, struct request *q)
 		if (q->output.chat) {
 			give(api, &r, a, JOB_REASONING, "think \"\\\n", &out);
 			give(api, &r, a, JOB_TEXT, "\n", &out);
-			give(api, &r, a, JOB_CALL, "{\"a\":1}", &out);
+			give(api, &r, a, JOB_CALL, "f\"\n", &out);
+			give(api, &r, a, JOB_ARGUMENTS, "{\"a\": \"x", &out);
+			give(api, &r, a, JOB_ARGUMENTS, ",\", \"b\": [1", &out);
+			if (!(i & 2)) {
+				give(api, &r, a, JOB_ARGUMENTS, "]}", &out);
+				give(api, &r, a, JOB_CALL_END, "", &out);
+			}
 		}
 		give(api, &r, a, JOB_TEXT, "text\t\xc3\xa9", &out);
 		a->finish = i & 1 ? JOB_LENGTH : JOB_STOP_TOKEN;

@@ -43,13 +43,13 @@ static int serve_output_teardown(void **state)
 
 struct got {
 	struct buf text, reasoning, name, arguments;
-	size_t n_calls, n_rows, pieces;
+	size_t n_calls, n_complete, n_rows, pieces;
 	int32_t rows[512];
 	struct output_token last;
 };
 
 static void on_output(void *user, enum output_kind kind, struct text_span text,
-	struct text_span name, const struct output_token *rows, size_t n_rows)
+	const struct output_token *rows, size_t n_rows)
 {
 	struct got *g = user;
 	g->pieces++;
@@ -60,10 +60,14 @@ static void on_output(void *user, enum output_kind kind, struct text_span text,
 	if (kind == OUTPUT_CALL) {
 		g->n_calls++;
 		buf_clear(&g->name);
-		buf_append(&g->name, name.data, name.len);
+		buf_append(&g->name, text.data, text.len);
 		buf_clear(&g->arguments);
+	}
+	if (kind == OUTPUT_ARGUMENTS) {
+		assert_true(text.len > 0);
 		buf_append(&g->arguments, text.data, text.len);
 	}
+	g->n_complete += kind == OUTPUT_CALL_END;
 	if (n_rows)
 		g->last = rows[n_rows - 1];
 	for (size_t i = 0; i < n_rows && g->n_rows < ARRAY_LEN(g->rows); i++)
@@ -228,6 +232,7 @@ static void test_forced_calls(void **state)
 		}
 		assert_int_equal(next, OUTPUT_ONE_CALL);
 		assert_int_equal(g.n_calls, 1);
+		assert_int_equal(g.n_complete, 1);
 		json_t *arguments = json_text_parse(g.arguments.data, g.arguments.len, false, &e);
 		assert_non_null(arguments);
 		const char *name = buf_str(&g.name);
@@ -260,20 +265,93 @@ static void test_forced_calls(void **state)
 	free(masked);
 }
 
+static bool is_call_tag(int32_t id)
+{
+	static const char *const tags[] = {
+		"<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"};
+	for (size_t i = 0; i < ARRAY_LEN(tags); i++)
+		if (tokenizer_find_added(t, tags[i]) == id)
+			return true;
+	return false;
+}
+
+/* Without tools, or with choice none, no tag of a call may come; with tools only the one that opens
+ * a call, and not while the model reasons. */
 static void test_no_calls(void **state)
 {
 	(void)state;
-	struct output_options o = {.chat = true, .choice = TOOL_CHOICE_NONE};
-	struct got g = {0};
-	struct output *out = output_new(&o, t, on_output, &g);
+	json_t *tools = json_text_parse(tools_text, strlen(tools_text), false, NULL);
 	float *logits = NEW_ARRAY(float, (size_t)n_valid);
 	int32_t call = tokenizer_find_added(t, "<tool_call>");
-	assert_true(output_wants_mask(out));
-	output_mask(out, logits, n_valid);
-	for (int32_t i = 0; i < n_valid; i++)
-		assert_true((logits[i] == -INFINITY) == (i == call));
-	output_free(out);
-	got_free(&g);
+	for (int round = 0; round < 8; round++) {
+		bool offered = round & 1, none = round & 2, thinks = round & 4;
+		struct output_options o = {.chat = true,
+			.in_reasoning = thinks,
+			.tools = offered ? tools : NULL,
+			.choice = none ? TOOL_CHOICE_NONE : TOOL_CHOICE_AUTO};
+		struct got g = {0};
+		struct output *out = output_new(&o, t, on_output, &g);
+		memset(logits, 0, (size_t)n_valid * sizeof *logits);
+		assert_true(output_wants_mask(out));
+		output_mask(out, logits, n_valid);
+		for (int32_t i = 0; i < n_valid; i++) {
+			bool opens = i == call && offered && !none && !thinks;
+			assert_true((logits[i] == -INFINITY) == (is_call_tag(i) && !opens));
+		}
+		output_free(out);
+		got_free(&g);
+	}
+	json_decref(tools);
+	free(logits);
+}
+
+/* A call that the model opens itself: names of offered tools only; its arguments come as they are
+ * written; cut off anywhere it is a partial call, and no text. */
+static void test_own_calls(void **state)
+{
+	(void)state;
+	static const char text[] =
+		"hm<tool_call>get_weather<arg_key>city</arg_key><arg_value>Saint \"Denis\"</arg_value>"
+		"<arg_key>days</arg_key><arg_value>12</arg_value></tool_call>";
+	static const char want[] = "{\"city\": \"Saint \\\"Denis\\\"\", \"days\": 12}";
+	json_t *tools = json_text_parse(tools_text, strlen(tools_text), false, NULL);
+	float *logits = NEW_ARRAY(float, (size_t)n_valid);
+	struct token_ids ids = {0};
+	assert_int_equal(tokenizer_encode(t, text, strlen(text), TOKENIZER_PARSE_ADDED, &ids, NULL), 0);
+	size_t most_pieces = 0;
+	for (size_t cut = 1; cut <= ids.n; cut++) {
+		struct output_options o = {.chat = true, .tools = tools};
+		struct got g = {0};
+		struct output *out = output_new(&o, t, on_output, &g);
+		for (size_t i = 0; i < cut; i++) {
+			memset(logits, 0, (size_t)n_valid * sizeof *logits);
+			output_mask(out, logits, n_valid);
+			assert_true(logits[ids.data[i]] == 0);
+			if (output_in_call(out) && !g.n_calls) { /* no other name */
+				struct text_span other = {"zebra", 5};
+				for (int32_t k = 0; k < n_valid; k++) {
+					struct text_span s = tokenizer_token(t, k);
+					if (s.len == other.len && !memcmp(s.data, other.data, s.len))
+						assert_true(logits[k] == -INFINITY);
+				}
+			}
+			output_push(out, ids.data[i], logits, n_valid);
+		}
+		most_pieces = MAX(most_pieces, g.pieces);
+		output_finish(out, false);
+		assert_true(strlen("hm") >= g.text.len); /* never a tag */
+		assert_memory_equal(want, buf_str(&g.arguments), g.arguments.len);
+		assert_int_equal(g.n_complete, cut == ids.n);
+		if (cut == ids.n)
+			assert_string_equal(buf_str(&g.arguments), want);
+		if (g.n_calls)
+			assert_string_equal(buf_str(&g.name), "get_weather");
+		output_free(out);
+		got_free(&g);
+	}
+	assert_true(most_pieces > 5);
+	token_ids_free(&ids);
+	json_decref(tools);
 	free(logits);
 }
 
@@ -284,6 +362,7 @@ int main(void)
 		cmocka_unit_test(test_probabilities),
 		cmocka_unit_test(test_forced_calls),
 		cmocka_unit_test(test_no_calls),
+		cmocka_unit_test(test_own_calls),
 	};
 	return cmocka_run_group_tests(tests, serve_output_setup, serve_output_teardown);
 }

@@ -261,8 +261,8 @@ static void test_broken_calls(void **state)
 		{"\n<think>r</think>a<think>b", "A(\n)R(r)A(a<think>b)"},
 		{"<think>r " CALL "f" END " s</think>" CALL "g" END, "R(r " CALL "f" END " s)C(g {})"},
 		{"<think>never closed", "R(never closed)"},
-		/* a repeated key: the last counts */
-		{CALL "f" K("a") V("1") K("b") V("2") K("a") V("3") END, "C(f {\"b\": 2, \"a\": 3})"},
+		/* a repeated key: the first counts */
+		{CALL "f" K("a") V("1") K("b") V("2") K("a") V("3") END, "C(f {\"a\": 1, \"b\": 2})"},
 		{CALL "f" K("") V("") END, "C(f {\"\": \"\"})"},
 		/* broken UTF-8 and quotes */
 		{"a\xe4\xbd" CALL "f\xff" K("\"\n") V("\xc3") END "\xf0\x9f\x98\x80\xf0\x9f",

@@ -163,6 +163,8 @@ static void on_chat_event(void *user, const struct chat_event *event)
 		show_call(v, event->call);
 		break;
 	}
+	default:
+		break;
 	}
 }
 

@@ -64,7 +64,7 @@ static void remember(struct reply *r, struct reply_answer *a)
 {
 	const struct request *q = r->request;
 	const struct job *j = a->job;
-	if (!q->output.chat || !q->model->turns || output_reasoning_open(j->output) ||
+	if (!q->output.chat || !q->model->turns || output_reasoning_open(j->output) || j->cut_in_call ||
 		(a->finish != JOB_STOP_TOKEN && a->finish != JOB_ONE_CALL && a->finish != JOB_LENGTH))
 		return;
 	bool thinks = q->output.in_reasoning;
@@ -122,10 +122,44 @@ static void enter_call(struct reply *r, struct reply_answer *a, const struct job
 	struct reply_call *c = &a->calls[a->n_calls++];
 	*c = (struct reply_call){0};
 	request_make_id(c->id, sizeof c->id, r->call_prefix);
-	buf_append(&c->name, v->name.data, v->name.len);
-	buf_append(&c->arguments, v->text.data, v->text.len);
+	buf_append(&c->name, v->text.data, v->text.len);
 	c->text_at = a->text.len;
 	c->rows_at = a->n_rows;
+}
+
+void reply_call_object(const struct reply_call *c, struct buf *out)
+{
+	if (c->complete) {
+		buf_append(out, c->arguments.data, c->arguments.len);
+		return;
+	}
+	/* up to the last comma of the object, or to the end when that closes a value: a key comes with
+	 * its colon, a value other than a string comes whole */
+	const char *s = buf_str(&c->arguments);
+	size_t depth = 0, good = 1;
+	bool in_string = false;
+	char last = 0;
+	for (size_t i = 0; i < c->arguments.len; i++) {
+		if (in_string && s[i] == '\\')
+			i++;
+		else if (s[i] == '"')
+			in_string = !in_string;
+		else if (!in_string && (s[i] == '{' || s[i] == '['))
+			depth++;
+		else if (!in_string && (s[i] == '}' || s[i] == ']'))
+			depth--;
+		else if (!in_string && s[i] == ',' && depth == 1)
+			good = i;
+		if (i < c->arguments.len && s[i] != ' ')
+			last = s[i];
+	}
+	if (!in_string && depth == 1 && last != ':' && last != ',')
+		good = c->arguments.len;
+	if (c->arguments.len)
+		buf_append(out, s, good);
+	else
+		buf_putc(out, '{');
+	buf_putc(out, '}');
 }
 
 struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer)
@@ -154,6 +188,12 @@ struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answe
 		break;
 	case JOB_CALL:
 		enter_call(r, a, v);
+		break;
+	case JOB_ARGUMENTS:
+		buf_append(&a->calls[a->n_calls - 1].arguments, v->text.data, v->text.len);
+		break;
+	case JOB_CALL_END:
+		a->calls[a->n_calls - 1].complete = true;
 		break;
 	case JOB_END:
 	case JOB_ERROR:

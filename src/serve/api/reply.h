@@ -11,10 +11,15 @@
 #include "src/serve/scheduler.h"
 
 struct reply_call {
-	char id[40]; /* made by us; how a client names the call when it answers */
-	struct buf name, arguments;
+	char id[40];                /* made by us; how a client names the call when it answers */
+	struct buf name, arguments; /* arguments: the beginning of a JSON object until it is complete */
+	bool complete;
 	size_t text_at, rows_at; /* text and rows that came before it */
 };
+
+/* Appends the arguments as a whole JSON object: of a call that was cut off those that were
+ * complete. */
+void reply_call_object(const struct reply_call *c, struct buf *out);
 
 struct reply_answer {
 	uint32_t index;
@@ -54,7 +59,8 @@ int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
 	const char *call_prefix, struct request_error *e);
 
 /* The next event, already entered into its answer (*answer), or NULL after timeout_ms. The caller
- * frees it. For JOB_CALL the new call is the answer's last. Progress is entered and then handed out
+ * frees it. The call that JOB_CALL, JOB_ARGUMENTS and JOB_CALL_END speak of
+ * is the answer's last. Progress is entered and then handed out
  * too. */
 struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer);
 

@@ -120,8 +120,11 @@ def test_tools(s):
     events = [v["choices"][0] for _, v in s.stream(CHAT, {**GREEDY, "messages": user("What is the weather in Paris?"),
                                                           "tools": tools}) if v != "[DONE]"]
     calls = [c for e in events for c in e["delta"].get("tool_calls", [])]
-    check(len(calls) == 1 and calls[0]["index"] == 0 and calls[0]["function"] == call["function"] and
+    check(calls[0]["index"] == 0 and calls[0]["id"] and calls[0]["function"] == {"name": "get_weather", "arguments": ""}
+          and not any("id" in c or "name" in c["function"] or c["index"] for c in calls[1:]) and
+          "".join(c["function"]["arguments"] for c in calls) == call["function"]["arguments"] and
           events[-1]["finish_reason"] == "tool_calls", "a call in a stream", calls)
+    check(len(calls) > 3, "arguments come as they are written", calls)
     # the answer comes back without its reasoning, as most clients send it, and the whole prefix is still there
     history = user("What is the weather in Paris?") + [
         {"role": "assistant", "content": None, "tool_calls": message["tool_calls"]},
@@ -168,6 +171,78 @@ def test_tools(s):
                {"role": "tool", "tool_call_id": "a", "content": "It is sunny."}]
     check(text_of(chat(s, two + results, tools=tools)) == text_of(chat(s, two + results[::-1], tools=tools)),
           "results are put in the order of their calls")
+
+
+def events_of(s, path, body):
+    return [v for _, v in s.stream(path, body) if v != "[DONE]"]
+
+
+def test_partial_calls(s):
+    """A call cut off by the limit is a partial call in each API's own form, whole and streamed; its tags are no text."""
+    question = user("What is the weather in Paris?")
+    flat = {"type": "function", **WEATHER["function"]}
+    tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+    seen = set()
+    for n in range(1, 14):
+        ask = {**GREEDY, "messages": question, "tools": [WEATHER], "reasoning_effort": "none", "max_tokens": n}
+        status, data = s.post(CHAT, ask)
+        c = data["choices"][0]
+        message, calls = c["message"], c["message"].get("tool_calls", [])
+        check(status == 200 and "<" not in (message["content"] or ""), "no markup in text:", n, data)
+        if c["finish_reason"] == "tool_calls":
+            check(json.loads(calls[0]["function"]["arguments"]) == {"city": "Paris"}, "complete", data)
+        else:
+            check(c["finish_reason"] == "length" and (not calls or calls[0]["function"]["name"] == "get_weather"),
+                  "length", data)
+        arguments = calls[0]["function"]["arguments"] if calls else ""
+        seen.add(arguments)
+        check('{"city": "Paris"}'.startswith(arguments), "the beginning of the arguments", arguments)
+        deltas = [d for v in events_of(s, CHAT, ask) for d in [v["choices"][0]["delta"]]]
+        check(not any("<" in (d.get("content") or "") for d in deltas) and arguments ==
+              "".join(t["function"]["arguments"] for d in deltas for t in d.get("tool_calls", [])), "streamed", n, deltas)
+        whole = c["finish_reason"] == "tool_calls"
+        ask = {**GREEDY, "messages": question, "tools": [tool], "max_tokens": n}
+        data = s.post("/v1/messages", ask)[1]
+        text = "".join(b.get("text", "") for b in data["content"])
+        inputs = [b["input"] for b in data["content"] if b["type"] == "tool_use"]
+        check("<" not in text and data["stop_reason"] == ("tool_use" if whole else "max_tokens") and
+              inputs == ([{"city": "Paris"}] if whole or "}" in arguments or '"Paris"' in arguments
+                         else [{}] if calls else []), "messages", n, data)
+        parts = [v["delta"] for v in events_of(s, "/v1/messages", ask) if v["type"] == "content_block_delta"]
+        check(arguments == "".join(p.get("partial_json", "") for p in parts) and
+              not any("<" in p.get("text", "") for p in parts), "messages, streamed", n, parts)
+        ask = {**GREEDY, "input": question, "tools": [flat], "reasoning": {"effort": "none"}, "max_output_tokens": n}
+        data = s.post("/v1/responses", ask)[1]
+        items = data["output"]
+        check(data["status"] == ("completed" if whole else "incomplete") and "<" not in json.dumps(
+            [i for i in items if i["type"] == "message"]), "responses", n, data)
+        check([(i["arguments"], i["status"]) for i in items if i["type"] == "function_call"] ==
+              ([(arguments, "completed" if arguments.endswith("}") else "incomplete")] if calls else []), "the item's status", n, items)
+        last = events_of(s, "/v1/responses", ask)
+        check([{**i, "id": 0, "call_id": 0} for i in last[-1]["response"]["output"]] ==
+              [{**i, "id": 0, "call_id": 0} for i in items] and
+              [v["item"] for v in last if v["type"] == "response.output_item.done"] == last[-1]["response"]["output"],
+              "responses, streamed", n, last[-1])
+        for item in items:
+            check(not whole or item["status"] == "completed", item)
+    check(len(seen) > 4, "cut at several places of the arguments:", seen)
+
+
+def test_no_tools(s):
+    """A model that would call a tool answers in text when none was offered, on every API."""
+    q = user("Count the letters in banana.")
+    for ask in ({}, {"tools": []}, {"tools": [TIME], "tool_choice": "none"}):
+        c = chat(s, q, **ask)["choices"][0]
+        check(c["finish_reason"] == "stop" and c["message"]["content"] and not c["message"].get("tool_calls") and
+              "<" not in c["message"]["content"], "text:", ask, c)
+    data = s.post("/v1/messages", {**GREEDY, "messages": q, "max_tokens": 100})[1]
+    check([b["type"] for b in data["content"]] == ["text"] and data["stop_reason"] == "end_turn", "messages", data)
+    data = s.post("/v1/responses", {**GREEDY, "input": q})[1]
+    check("function_call" not in [i["type"] for i in data["output"]], "responses", data)
+    for words in ("Count the letters in banana.", "What is the weather in Paris?", "Hello!"):
+        data = chat(s, user(words), tools=[TIME])
+        check(all(t["function"]["name"] == "get_time" for t in data["choices"][0]["message"].get("tool_calls", [])),
+              "only names that were offered", data)
 
 
 def test_agent_loop(s):
@@ -597,7 +672,7 @@ def test_folder():
 def main():
     chosen = sys.argv[1:]  # names of tests; none: all
     with Server("--sessions", "4", "-c", "2048", "--max-body-mb", "1", "--max-connections", "16", "-v") as s:
-        for test in (test_answers, test_stops, test_logprobs, test_stream, test_tools, test_agent_loop,
+        for test in (test_answers, test_stops, test_logprobs, test_stream, test_tools, test_partial_calls, test_no_tools, test_agent_loop,
                      test_completions, test_responses, test_messages, test_refusals, test_cancel, test_metrics,
                      test_limits):
             start = time.monotonic()

@@ -347,15 +347,15 @@ static void write_usage(struct json_write *w, const struct reply_answer *a)
 	json_write_close(w, '}');
 }
 
-static void write_call(
-	struct json_write *w, const char *key, const struct reply_call *c, bool with_input)
+/* input: a JSON object. */
+static void write_call(struct json_write *w, const char *key, const struct reply_call *c,
+	const char *input, size_t input_len)
 {
 	json_write_open(w, key, '{');
 	json_write_string(w, "type", "tool_use");
 	json_write_string(w, "id", c->id);
 	json_write_text(w, "name", buf_str(&c->name), c->name.len);
-	json_write_raw(
-		w, "input", with_input ? buf_str(&c->arguments) : "{}", with_input ? c->arguments.len : 2);
+	json_write_raw(w, "input", input, input_len);
 	json_write_close(w, '}');
 }
 
@@ -390,8 +390,12 @@ static void messages_whole(struct reply *r, struct buf *out)
 			json_write_text(&w, "text", s.text, s.len);
 			json_write_close(&w, '}');
 		}
-		if (k < a->n_calls)
-			write_call(&w, NULL, &a->calls[k], true);
+		if (k < a->n_calls) {
+			struct buf input = {0};
+			reply_call_object(&a->calls[k], &input);
+			write_call(&w, NULL, &a->calls[k], buf_str(&input), input.len);
+			buf_free(&input);
+		}
 	}
 	json_write_close(&w, ']');
 	json_write_string(&w, "stop_reason", stop_reason(a));
@@ -402,7 +406,7 @@ static void messages_whole(struct reply *r, struct buf *out)
 
 /* ---- stream ---- */
 
-enum open_block { NOTHING, THINKING, TEXT };
+enum open_block { NOTHING, THINKING, TEXT, CALL };
 
 static struct json_write event_begin(struct buf *json, const char *type)
 {
@@ -477,19 +481,15 @@ static void write_delta(struct reply_answer *a, const char *type, const char *ke
 	api_sse_event(&w, "content_block_delta", out);
 }
 
-static void send_call(struct reply_answer *a, struct buf *out)
+static void open_call(struct reply_answer *a, struct buf *out)
 {
-	const struct reply_call *c = &a->calls[a->n_calls - 1];
 	struct buf json = {0};
 	close_block(a, out);
 	struct json_write w = event_begin(&json, "content_block_start");
 	json_write_int(&w, "index", a->n_items);
-	write_call(&w, "content_block", c, false);
+	write_call(&w, "content_block", &a->calls[a->n_calls - 1], "{}", 2);
 	api_sse_event(&w, "content_block_start", out);
-	write_delta(a, "input_json_delta", "partial_json", c->arguments.data, c->arguments.len, out);
-	w = event_begin(&json, "content_block_stop");
-	json_write_int(&w, "index", a->n_items++);
-	api_sse_event(&w, "content_block_stop", out);
+	a->open = CALL;
 	a->text_sent = a->text.len;
 }
 
@@ -512,7 +512,13 @@ static void messages_event(
 		a->text_sent = a->text.len;
 		break;
 	case JOB_CALL:
-		send_call(a, out);
+		open_call(a, out);
+		break;
+	case JOB_ARGUMENTS:
+		write_delta(a, "input_json_delta", "partial_json", v->text.data, v->text.len, out);
+		break;
+	case JOB_CALL_END:
+		close_block(a, out);
 		break;
 	default:
 		break;

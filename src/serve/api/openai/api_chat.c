@@ -98,11 +98,9 @@ static void write_logprobs(
 	json_write_close(w, '}');
 }
 
-static void write_call(struct json_write *w, const struct reply_call *c, size_t index, bool delta)
+static void write_call(struct json_write *w, const struct reply_call *c)
 {
 	json_write_open(w, NULL, '{');
-	if (delta)
-		json_write_int(w, "index", (int64_t)index);
 	json_write_string(w, "id", c->id);
 	json_write_string(w, "type", "function");
 	json_write_open(w, "function", '{');
@@ -110,6 +108,28 @@ static void write_call(struct json_write *w, const struct reply_call *c, size_t 
 	json_write_text(w, "arguments", buf_str(&c->arguments), c->arguments.len);
 	json_write_close(w, '}');
 	json_write_close(w, '}');
+}
+
+/* A piece of the latest call: its beginning, or more of its arguments. */
+static void write_call_delta(
+	struct json_write *w, const struct reply_answer *a, const struct job_event *v)
+{
+	const struct reply_call *c = &a->calls[a->n_calls - 1];
+	bool begins = v->kind == JOB_CALL;
+	json_write_open(w, "tool_calls", '[');
+	json_write_open(w, NULL, '{');
+	json_write_int(w, "index", (int64_t)a->n_calls - 1);
+	if (begins) {
+		json_write_string(w, "id", c->id);
+		json_write_string(w, "type", "function");
+	}
+	json_write_open(w, "function", '{');
+	if (begins)
+		json_write_text(w, "name", buf_str(&c->name), c->name.len);
+	json_write_text(w, "arguments", begins ? "" : v->text.data, begins ? 0 : v->text.len);
+	json_write_close(w, '}');
+	json_write_close(w, '}');
+	json_write_close(w, ']');
 }
 
 static void chat_whole(struct reply *r, struct buf *out)
@@ -133,7 +153,7 @@ static void chat_whole(struct reply *r, struct buf *out)
 		if (a->n_calls) {
 			json_write_open(&w, "tool_calls", '[');
 			for (size_t k = 0; k < a->n_calls; k++)
-				write_call(&w, &a->calls[k], k, false);
+				write_call(&w, &a->calls[k]);
 			json_write_close(&w, ']');
 		}
 		json_write_close(&w, '}');
@@ -189,7 +209,7 @@ static void chat_begin(struct reply *r, struct buf *out)
 static void chat_event(
 	struct reply *r, struct reply_answer *a, const struct job_event *v, struct buf *out)
 {
-	if (v->kind == JOB_PROGRESS)
+	if (v->kind == JOB_PROGRESS || v->kind == JOB_CALL_END)
 		return;
 	struct buf json = {0};
 	struct json_write w = {.out = &json};
@@ -199,10 +219,8 @@ static void chat_event(
 		json_write_text(&w, "reasoning_content", v->text.data, v->text.len);
 	} else if (v->kind == JOB_TEXT) {
 		json_write_text(&w, "content", v->text.data, v->text.len);
-	} else if (v->kind == JOB_CALL) {
-		json_write_open(&w, "tool_calls", '[');
-		write_call(&w, &a->calls[a->n_calls - 1], a->n_calls - 1, true);
-		json_write_close(&w, ']');
+	} else if (v->kind == JOB_CALL || v->kind == JOB_ARGUMENTS) {
+		write_call_delta(&w, a, v);
 	} else {
 		reason = finish_reason(a);
 	}

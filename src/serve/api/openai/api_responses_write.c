@@ -12,7 +12,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum open_item { NOTHING, REASONING, TEXT };
+enum open_item { NOTHING, REASONING, TEXT, CALL };
+
+/* What has ended is complete, except the last item of an answer that was cut off. */
+static const char *item_status(const struct reply_answer *a, bool last)
+{
+	return last && a->ended && a->finish == JOB_LENGTH ? "incomplete" : "completed";
+}
 
 static void item_id(const struct reply *r, const char *kind, uint32_t i, char out[64])
 {
@@ -41,14 +47,14 @@ static void write_text_part(
 
 /* s NULL: the message has no part yet. */
 static void write_message(struct json_write *w, const char *key, const struct reply *r, uint32_t i,
-	const struct reply_segment *s)
+	const struct reply_segment *s, const char *status)
 {
 	char id[64];
 	item_id(r, "msg", i, id);
 	json_write_open(w, key, '{');
 	json_write_string(w, "id", id);
 	json_write_string(w, "type", "message");
-	json_write_string(w, "status", s ? "completed" : "in_progress");
+	json_write_string(w, "status", status);
 	json_write_string(w, "role", "assistant");
 	json_write_open(w, "content", '[');
 	if (s)
@@ -66,7 +72,7 @@ static void write_reasoning_part(struct json_write *w, const char *key, const st
 }
 
 static void write_reasoning(struct json_write *w, const char *key, const struct reply *r,
-	uint32_t i, const struct buf *text)
+	uint32_t i, const struct buf *text, const char *status)
 {
 	char id[64];
 	item_id(r, "rs", i, id);
@@ -79,10 +85,11 @@ static void write_reasoning(struct json_write *w, const char *key, const struct 
 	if (text)
 		write_reasoning_part(w, NULL, text);
 	json_write_close(w, ']');
-	json_write_string(w, "status", text ? "completed" : "in_progress");
+	json_write_string(w, "status", status);
 	json_write_close(w, '}');
 }
 
+/* A call that is in progress has no arguments yet. */
 static void write_call(struct json_write *w, const char *key, const struct reply *r, uint32_t i,
 	const struct reply_call *c, bool done)
 {
@@ -91,7 +98,10 @@ static void write_call(struct json_write *w, const char *key, const struct reply
 	json_write_open(w, key, '{');
 	json_write_string(w, "id", id);
 	json_write_string(w, "type", "function_call");
-	json_write_string(w, "status", done ? "completed" : "in_progress");
+	json_write_string(w, "status",
+		!done         ? "in_progress"
+		: c->complete ? "completed"
+					  : "incomplete");
 	json_write_string(w, "call_id", c->id);
 	json_write_text(w, "name", buf_str(&c->name), c->name.len);
 	json_write_text(w, "arguments", buf_str(&c->arguments), done ? c->arguments.len : 0);
@@ -107,11 +117,12 @@ static void write_output(struct json_write *w, const struct reply *r, const stru
 	uint32_t n = 0;
 	json_write_open(w, "output", '[');
 	if (a && a->reasoning.len)
-		write_reasoning(w, NULL, r, n++, &a->reasoning);
+		write_reasoning(
+			w, NULL, r, n++, &a->reasoning, item_status(a, !a->text.len && !a->n_calls));
 	for (size_t k = 0; a && k <= a->n_calls; k++) {
 		struct reply_segment s;
 		if (reply_segment(a, k, &s))
-			write_message(w, NULL, r, n++, &s);
+			write_message(w, NULL, r, n++, &s, item_status(a, k == a->n_calls));
 		if (k < a->n_calls)
 			write_call(w, NULL, r, n++, &a->calls[k], true);
 	}
@@ -268,7 +279,8 @@ static void close_item(struct reply *r, struct reply_answer *a, struct buf *out)
 		write_reasoning_part(&w, "part", &a->reasoning);
 		api_sse_event(&w, "response.content_part.done", out);
 		w = item_begin(r, a, &json, "response.output_item.done");
-		write_reasoning(&w, "item", r, a->n_items, &a->reasoning);
+		write_reasoning(
+			&w, "item", r, a->n_items, &a->reasoning, item_status(a, !a->text.len && !a->n_calls));
 		api_sse_event(&w, "response.output_item.done", out);
 	} else if (a->open == TEXT) {
 		reply_segment(a, a->segment, &s);
@@ -280,7 +292,18 @@ static void close_item(struct reply *r, struct reply_answer *a, struct buf *out)
 		write_text_part(&w, "part", r, &s);
 		api_sse_event(&w, "response.content_part.done", out);
 		w = item_begin(r, a, &json, "response.output_item.done");
-		write_message(&w, "item", r, a->n_items, &s);
+		write_message(&w, "item", r, a->n_items, &s, item_status(a, a->segment == a->n_calls));
+		api_sse_event(&w, "response.output_item.done", out);
+	} else if (a->open == CALL) {
+		const struct reply_call *c = &a->calls[a->n_calls - 1];
+		if (c->complete) {
+			w = place_begin(r, a, &json, "response.function_call_arguments.done", "fc", false);
+			json_write_text(&w, "name", buf_str(&c->name), c->name.len);
+			json_write_text(&w, "arguments", buf_str(&c->arguments), c->arguments.len);
+			api_sse_event(&w, "response.function_call_arguments.done", out);
+		}
+		w = item_begin(r, a, &json, "response.output_item.done");
+		write_call(&w, "item", r, a->n_items, c, true);
 		api_sse_event(&w, "response.output_item.done", out);
 	} else {
 		return;
@@ -297,9 +320,9 @@ static void open_item(struct reply *r, struct reply_answer *a, enum open_item ki
 	close_item(r, a, out);
 	struct json_write w = item_begin(r, a, &json, "response.output_item.added");
 	if (kind == REASONING)
-		write_reasoning(&w, "item", r, a->n_items, NULL);
+		write_reasoning(&w, "item", r, a->n_items, NULL, "in_progress");
 	else
-		write_message(&w, "item", r, a->n_items, NULL);
+		write_message(&w, "item", r, a->n_items, NULL, "in_progress");
 	api_sse_event(&w, "response.output_item.added", out);
 	w = place_begin(
 		r, a, &json, "response.content_part.added", kind == REASONING ? "rs" : "msg", true);
@@ -312,25 +335,14 @@ static void open_item(struct reply *r, struct reply_answer *a, enum open_item ki
 	a->segment = a->n_calls;
 }
 
-static void send_call(struct reply *r, struct reply_answer *a, struct buf *out)
+static void open_call(struct reply *r, struct reply_answer *a, struct buf *out)
 {
-	const struct reply_call *c = &a->calls[a->n_calls - 1];
 	struct buf json = {0};
 	close_item(r, a, out);
 	struct json_write w = item_begin(r, a, &json, "response.output_item.added");
-	write_call(&w, "item", r, a->n_items, c, false);
+	write_call(&w, "item", r, a->n_items, &a->calls[a->n_calls - 1], false);
 	api_sse_event(&w, "response.output_item.added", out);
-	w = place_begin(r, a, &json, "response.function_call_arguments.delta", "fc", false);
-	json_write_text(&w, "delta", c->arguments.data, c->arguments.len);
-	api_sse_event(&w, "response.function_call_arguments.delta", out);
-	w = place_begin(r, a, &json, "response.function_call_arguments.done", "fc", false);
-	json_write_text(&w, "name", buf_str(&c->name), c->name.len);
-	json_write_text(&w, "arguments", c->arguments.data, c->arguments.len);
-	api_sse_event(&w, "response.function_call_arguments.done", out);
-	w = item_begin(r, a, &json, "response.output_item.done");
-	write_call(&w, "item", r, a->n_items, c, true);
-	api_sse_event(&w, "response.output_item.done", out);
-	a->n_items++;
+	a->open = CALL;
 	a->text_sent = a->text.len;
 	a->rows_sent = a->n_rows;
 }
@@ -360,7 +372,15 @@ static void responses_event(
 		a->rows_sent = a->n_rows;
 		break;
 	case JOB_CALL:
-		send_call(r, a, out);
+		open_call(r, a, out);
+		break;
+	case JOB_ARGUMENTS:
+		w = place_begin(r, a, &json, "response.function_call_arguments.delta", "fc", false);
+		json_write_text(&w, "delta", v->text.data, v->text.len);
+		api_sse_event(&w, "response.function_call_arguments.delta", out);
+		break;
+	case JOB_CALL_END:
+		close_item(r, a, out);
 		break;
 	default:
 		break;
