@@ -3,15 +3,7 @@
 # what was found here.
 
 V          ?= 0
-WERROR     ?= 0
 SAN        ?=
-DEPS       ?=
-CUDA       ?= auto
-# code for the card that is here; where there is none, for all of them
-CARD_QUERY := nvidia-smi --query-gpu=compute_cap --format=csv,noheader
-CARD_ARCH   = $(shell $(CARD_QUERY) | grep -x '[0-9]*\.[0-9]*' | tr -d . | sort -u)
-CUDA_ARCH  := $(or $(CUDA_ARCH),$(if $(wildcard /dev/nvidia0),$(or $(CARD_ARCH),native), \
-              80 89 90 120))
 PREFIX     ?= /usr/local
 T          ?= gguf
 SECONDS    ?= 60
@@ -20,11 +12,7 @@ POCKET_SRC ?= ../shared/pocket2
 POCKET_TYPES ?= $(subst $(space),$(comma),$(strip blk.7.*_exps*=IQ2_XXS \
   blk.[3456].*down_exps*=Q3_K blk.[456].*_exps*=Q3_K *_exps*=Q2_K token_embd*=Q6_K output.*=Q4_K \
   *attn_k_b*=Q4_0 blk.7.*=Q4_K *attn_o*=Q4_K *attn_q_b*=Q4_K *=Q5_K))
-CFLAGS     ?= -O2 -g
 FUZZ_CC    ?= clang
-ifeq ($(origin CC),default)
-CC := gcc
-endif
 
 comma := ,
 space := $(subst ,, )
@@ -33,6 +21,18 @@ say    = $(if $(filter 1,$(V)),@:,@printf '  %-5s %s\n' $(1) $(2))
 MODE  := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),release)
 BUILD := build/$(MODE)
 GOALS := $(or $(MAKECMDGOALS),all)
+
+# `make install` installs what was built: it takes the choices that the last build left here, where
+# none are given. In a clean tree it builds for all cards.
+CHOICES := $(BUILD)/.choices
+ifneq ($(filter install,$(GOALS)),)
+-include $(CHOICES)
+endif
+CUDA   ?= auto
+CFLAGS ?= -O2 -g
+ifeq ($(origin CC),default)
+CC := $(or $(CC_BUILT),gcc)
+endif
 
 # `make run` and `make test` install what is missing, before anything is looked for
 ifneq ($(filter run test deps,$(GOALS)),)
@@ -44,27 +44,48 @@ endif
 
 # ---- what this machine has -----------------------------------------------------------------------
 ifneq ($(filter-out help clean deps deps-bundle format format-check uninstall,$(GOALS)),)
+PARTS := URING LZ4 EDIT HTTP
 FOUND := $(shell tools/scripts/probe.sh '$(CC)' '$(DEPS)' XXH=1 PCRE2=1 JSON=1 \
-         $(foreach f,URING LZ4 EDIT HTTP,$f=$(WITH_$f)))
+         $(foreach f,$(PARTS),$f=$(WITH_$f)))
 MISSING := $(patsubst %=missing,%,$(filter %=missing,$(FOUND)))
 ifneq ($(MISSING),)
 $(error not found: $(MISSING); run tools/scripts/install_deps.sh or give DEPS=folder)
 endif
 X86   := $(filter x86_64% amd64%,$(shell $(CC) -dumpmachine))
-NVCC  := $(if $(filter 0,$(CUDA)),,$(or $(shell command -v nvcc), \
-         $(firstword $(wildcard /usr/local/cuda/bin/nvcc))))
+
+# CUDA=auto: for the cards of this machine; for all of them when somebody else may run the program
+# (install, packages), or for CUDA_ARCH. A machine without a card that has nvcc builds none.
+ALL_ARCH   := 80 89 90 120
+CARD_NODES := $(wildcard /dev/nvidia[0-9]* /dev/dxg)
+CARD_QUERY := nvidia-smi --query-gpu=compute_cap --format=csv,noheader
+CARD_ARCH  := $(if $(filter 0,$(CUDA)),,$(if $(CARD_NODES),$(or $(shell $(CARD_QUERY) 2>/dev/null \
+              | grep -x '[0-9]*\.[0-9]*' | tr -d . | sort -u),$(if $(filter-out %/dxg, \
+              $(CARD_NODES)),native))))
+OLD_ARCH   := $(filter 30 32 35 37 50 52 53 60 61 62 70 72 75,$(CARD_ARCH))
+FOR_OTHERS := $(filter install,$(GOALS))
+override CUDA_ARCH := $(or $(CUDA_ARCH:sm_%=%),$(if $(FOR_OTHERS),$(ALL_ARCH)), \
+              $(filter-out $(OLD_ARCH),$(CARD_ARCH)),$(if $(filter 1,$(CUDA)),$(ALL_ARCH)))
+ifeq ($(origin NVCC),undefined)
+NVCC := $(or $(shell command -v nvcc),$(firstword $(wildcard /usr/local/cuda/bin/nvcc)))
+endif
 ifeq ($(CUDA)$(NVCC),1)
 $(error CUDA=1: nvcc is neither in PATH nor in /usr/local/cuda/bin)
 endif
+ifneq ($(filter 0,$(CUDA)),)
+NO_CUDA := switched off
+else ifeq ($(NVCC),)
+NO_CUDA := $(if $(CARD_ARCH),a graphics card is here$(comma) but no nvcc,no nvcc found); CPU only
+else ifeq ($(CUDA_ARCH),)
+NO_CUDA := no graphics card $(if $(OLD_ARCH),of compute capability 8.0 or above )here; CPU only \
+           (CUDA=1 builds it)
+endif
 endif
 CU_SRC := $(sort $(shell find kernels/cuda -name '*.cu'))
-FOUND  += $(if $(and $(NVCC),$(CU_SRC)),CUDA)
+FOUND  += $(if $(NO_CUDA),,CUDA)
 has     = $(if $(filter $(1),$(FOUND)),$(2),$(3))
-DEFS    = -D_GNU_SOURCE $(foreach f,URING LZ4 EDIT HTTP CUDA,-DHAVE_$f=$(call has,$f,1,0))
+DEFS    = -D_GNU_SOURCE $(foreach f,$(PARTS) CUDA,-DHAVE_$f=$(call has,$f,1,0))
 # one line each, printed when the configuration is new or has changed
-NOTES   = $(if $(NVCC),$(if $(CU_SRC),'CUDA: $(NVCC) for $(CUDA_ARCH)', \
-          'CUDA: $(NVCC) found; this tree has no CUDA sources'), \
-          $(if $(filter 0,$(CUDA)),'CUDA: switched off','CUDA: no nvcc found; CPU only')) \
+NOTES   = 'CUDA: $(or $(NO_CUDA),$(NVCC) for $(CUDA_ARCH))' \
           $(call has,URING,,'liburing: none; files are read by threads') \
           $(call has,LZ4,,'liblz4: none; sessions and traces cannot be compressed') \
           $(call has,EDIT,,'libedit: none; no line editing in the chat') \
@@ -92,22 +113,21 @@ CPP_ALL   = -I. $(DEFS) $(if $(SAN),-DLOADER_POISON) $(if $(DEPS),-isystem $(DEP
 isa       = $(if $(X86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c) \
             $(if $(filter %_avx512.c,$(1)),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c))
 # machine code for each of CUDA_ARCH that this nvcc knows (90a for 9.0), and PTX of compute_90 for
-# whatever comes later; or native
-NV_KNOWN  = $(if $(NVCC),$(patsubst compute_%,%,$(shell $(NVCC) --list-gpu-arch)))
-NV_GEN    = $(foreach a,$(filter $(NV_KNOWN),$(CUDA_ARCH:sm_%=%)), \
+# those that it does not know and for whatever comes later; or native
+NV_KNOWN := $(if $(NO_CUDA),,$(patsubst compute_%,%,$(if $(NVCC),$(shell $(NVCC) --list-gpu-arch))))
+NV_NEW    = $(filter-out native $(NV_KNOWN),$(CUDA_ARCH))
+NV_GEN    = $(foreach a,$(filter $(NV_KNOWN),$(CUDA_ARCH)), \
             -gencode arch=compute_$(a:90=90a)$(comma)code=sm_$(a:90=90a)) \
-            $(if $(filter 90,$(CUDA_ARCH)),-gencode arch=compute_90$(comma)code=compute_90)
+            $(if $(filter 90,$(CUDA_ARCH))$(NV_NEW),-gencode arch=compute_90$(comma)code=compute_90)
 NV_HOST   = $(addprefix -Xcompiler ,-Wall -Wextra \
             $(addprefix -fsanitize=,$(subst $(comma), ,$(SAN))))
 NV_ALL    = -std=c++17 -O3 -lineinfo $(if $(filter native,$(CUDA_ARCH)),-arch=native,$(NV_GEN)) \
             -I. $(DEFS) -DHAVE_SM90A=$(if $(filter 90,$(CUDA_ARCH)),1,0) $(filter -D%,$(CPPFLAGS)) \
             $(NV_HOST) $(if $(WERR),-Werror all-warnings)
 CUDA_DIR  = $(patsubst %/bin/nvcc,%,$(realpath $(NVCC)))
-CUBLAS    = $(if $(wildcard $(CUDA_DIR)/lib64/libcublas.so), \
-            -Wl$(comma)-rpath$(comma)$(CUDA_DIR)/lib64 -lcublas)
 # the runtime is linked statically: the program starts on a machine without a driver and then finds
 # no device
-CUDA_LIBS = $(call has,CUDA,-L$(CUDA_DIR)/lib64 $(CUBLAS) -lcudart_static -ldl -lrt -lstdc++)
+CUDA_LIBS = $(call has,CUDA,-L$(CUDA_DIR)/lib64 -lcudart_static -ldl -lrt -lstdc++)
 DEPS_LIBS = $(if $(DEPS),-L$(DEPS)/lib \
             -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib)
 LIBS      = -Wl,--as-needed $(DEPS_LIBS) $(LDFLAGS) -lpcre2-8 -ljansson \
@@ -131,9 +151,14 @@ REPLAYS  := $(patsubst tests/fuzz/fuzz_%.c,$(BUILD)/tests/fuzz/replay_%, \
             $(wildcard tests/fuzz/fuzz_*.c))
 C_FILES   = $(sort $(shell find src cache stream kernels tools tests \
             -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh'))
-DATA_DIR := $(PREFIX)/share/glmstream
 
-all: $(LIB) $(if $(TOOL_SRC),$(BUILD)/glmstream) ## build the program (the default)
+all: $(LIB) $(BUILD)/glmstream ## build the program (the default)
+	@printf '%s\n' $(CHOSEN) >$(CHOICES)
+
+CHOSEN = 'CC_BUILT := $(CC)' 'CUDA ?= $(call has,CUDA,1,0)' \
+         $(call has,CUDA,'CUDA_ARCH ?= $(CUDA_ARCH)' 'NVCC ?= $(NVCC)') \
+         $(foreach f,$(PARTS),'WITH_$f ?= $(call has,$f,1,0)') \
+         $(foreach v,DEPS WERROR CFLAGS CPPFLAGS LDFLAGS,'$v ?= $($v)')
 
 $(LIB): $(LIB_OBJ) $(BUILD)/.objects
 	$(call say,AR,$@)
@@ -166,9 +191,6 @@ $(foreach g,$(GROUPS),$(eval $(call nvcc_rule,_$g,-DTYPE_GROUP=$g)))
 $(BUILD)/src/serve/page.o build/fuzz/src/serve/page.o: $(wildcard src/serve/page/*)
 
 $(OMP_SRC:%.c=$(BUILD)/%.o) $(BUILD)/glmstream: private LOCAL = $(OPENMP)
-$(BUILD)/tools/options/pocket.o: private LOCAL = -DGLM_DATA_DIR='"$(DATA_DIR)"'
-# where an installed program finds the pocket model
-$(BUILD)/tools/options/pocket.o: $(BUILD)/.data_dir
 
 # fuzzing: the whole library compiled by clang, instrumented, in its own tree
 FUZZ_ALL = -std=gnu11 -g -O1 -ffp-contract=off -fsanitize=address,undefined \
@@ -187,9 +209,8 @@ build/fuzz/%.o: %.c $(BUILD)/.flags
 # stamps, rewritten only when what they hold has changed
 $(BUILD)/.flags: new = $(CC) $(C_ALL) $(CPP_ALL) $(call has,CUDA,$(NVCC) $(NV_ALL))
 $(BUILD)/.objects: new = $(LIB_OBJ)
-$(BUILD)/.data_dir: new = $(DATA_DIR)
 $(BUILD)/.libs: new = $(LDFLAGS) $(DEPS_LIBS) $(CUDA_LIBS)
-$(addprefix $(BUILD)/.,flags objects data_dir libs): FORCE
+$(addprefix $(BUILD)/.,flags objects libs): FORCE
 	@mkdir -p $(@D); echo '$(new)' | cmp -s - $@ || { echo '$(new)' > $@; \
 	  $(if $(filter %.flags,$@),printf '  %s\n' $(NOTES);) }
 

@@ -8,11 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#ifndef GLM_DATA_DIR /* the Makefile says where an installation puts it */
-#define GLM_DATA_DIR "/usr/local/share/glmstream"
-#endif
-
-/* Relative to the folder of the program. */
+/* Relative to the folder of the program: in a build tree, and in an installation. */
 static const char *const beside[] = {
 	"../../tools/pocket/pocket.gguf", "../share/glmstream/pocket.gguf"};
 
@@ -42,13 +38,8 @@ const char *pocket_or(const char *model, struct err *e)
 			return path;
 		}
 	}
-	snprintf(path, sizeof path, "%s/pocket.gguf", GLM_DATA_DIR);
-	if (!access(path, R_OK))
-		return path;
 	err_set(e, ERR_INPUT,
-		"no model given and the pocket model is not installed (looked beside the program and in "
-		"%s)",
-		GLM_DATA_DIR);
+		"no model given, and the pocket model is not beside the program (../share/glmstream)");
 	err_hint(e, "name a model with -m MODEL.gguf, or set GLMSTREAM_POCKET");
 	return NULL;
 }

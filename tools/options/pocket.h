@@ -6,8 +6,8 @@
 #include "src/base/err.h"
 
 /* `model` itself when it is not NULL, else the path of the pocket model: $GLMSTREAM_POCKET, then
- * beside the program (in a build tree or an installation), then where it was installed. NULL with a
- * sentence in *e when there is none. Static storage, or `model`. */
+ * beside the program (in a build tree or an installation). NULL with a sentence in *e when there is
+ * none. Static storage, or `model`. */
 const char *pocket_or(const char *model, struct err *e);
 
 /* For the option -m of every command. */
