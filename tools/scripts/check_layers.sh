@@ -80,7 +80,7 @@ FNR == 801 { breach("more than 800 lines") }
 END { exit bad }
 ' tools/scripts/layers.txt $sources && status=0 || status=1
 
-for f in $scripts Makefile; do
+for f in $scripts Makefile kernels/cuda/cuda.mk; do
 	n=$(wc -l <"$f")
 	limit=800
 	[ "$f" != Makefile ] || limit=260

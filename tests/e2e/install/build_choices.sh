@@ -73,7 +73,7 @@ built() {
 }
 built
 expect "after a build without CUDA, install keeps to that" '' install
-expect "unless told" "$all" install CUDA=1 "CUDA_ARCH=80 89 90 120"
+expect "unless asked" "$all" install CUDA=1 "CUDA_ARCH=80 89 90 120"
 expect "the next build looks again" sm_89 all "${ada[@]}"
 built CUDA=0
 expect "after CUDA=0, also on a machine with a card" '' install "${ada[@]}"
