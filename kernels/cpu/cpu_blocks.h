@@ -21,6 +21,7 @@
 #include "src/base/half.h"
 #include "src/base/num.h"
 #include "src/quant/blocks.h"
+#include "src/quant/fp4.h"
 #include "src/quant/iq_grids.h"
 
 #include <immintrin.h>
@@ -373,6 +374,130 @@ SUPER_BLOCK(iq4_xs)
 	}
 }
 
+/* ---- types without functions of their own in the AVX-512 file: ternary, FP4, and those that
+ * llama-quantize falls back to where a row is no multiple of 256 ---- */
+
+/* 0xff for each of 16 weights whose fifth bit is set */
+ALWAYS_INLINE __m128i q5_high(const uint8_t *high, int half)
+{
+	return bit_signs(load_u16(high + 2 * half));
+}
+
+SUPER_BLOCK(q4_1)
+{
+	__m128i q = bytes_at(AT(q4_1, q));
+	float d = half_at(p);
+	v16 m = v16_set(half_at(AT(q4_1, m)));
+	sink_put(s, store, 0, v16_add(scaled(bits(q, 0, 15), d), m));
+	sink_put(s, store, 1, v16_add(scaled(bits(q, 4, 15), d), m));
+}
+
+SUPER_BLOCK(q5_0)
+{
+	__m128i q = bytes_at(AT(q5_0, q)), less16 = _mm_set1_epi8((char)0xf0);
+	float d = half_at(p);
+	UNROLLED_FOR (half, 2) { /* the nibble less 16 has the bits 1111 above it */
+		__m128i less = _mm_andnot_si128(q5_high(AT(q5_0, high), half), less16);
+		sink_put(s, store, half, scaled(_mm_or_si128(bits(q, 4 * half, 15), less), d));
+	}
+}
+
+SUPER_BLOCK(q5_1)
+{
+	__m128i q = bytes_at(AT(q5_1, q)), sixteen = _mm_set1_epi8(16);
+	float d = half_at(p);
+	v16 m = v16_set(half_at(AT(q5_1, m)));
+	UNROLLED_FOR (half, 2) {
+		__m128i more = _mm_and_si128(q5_high(AT(q5_1, high), half), sixteen);
+		sink_put(s, store, half, v16_add(scaled(_mm_or_si128(bits(q, 4 * half, 15), more), d), m));
+	}
+}
+
+ALWAYS_INLINE __m128i fp4_bytes(__m128i nibbles)
+{
+	return _mm_shuffle_epi8(_mm_setr_epi8(FP4_VALUES), nibbles);
+}
+
+SUPER_BLOCK(mxfp4)
+{
+	__m128i q = bytes_at(AT(mxfp4, q));
+	float d = f32_from_bits(fp4_scale_e8m0_bits(p[0]));
+	sink_put(s, store, 0, scaled(fp4_bytes(bits(q, 0, 15)), d));
+	sink_put(s, store, 1, scaled(fp4_bytes(bits(q, 4, 15)), d));
+}
+
+SUPER_BLOCK(nvfp4)
+{
+	UNROLLED_FOR (j, 4) {
+		__m128i q = _mm_loadl_epi64((const __m128i *)(AT(nvfp4, q) + 8 * j));
+		q = _mm_unpacklo_epi64(bits(q, 0, 15), bits(q, 4, 15));
+		sink_put(s, store, j, scaled(fp4_bytes(q), f32_from_bits(fp4_scale_ue4m3_bits(p[j]))));
+	}
+}
+
+SUPER_BLOCK(q1_0)
+{
+	float d = half_at(p);
+	UNROLLED_FOR (j, 8) { /* 1 or -1 */
+		__m128i plus = bit_signs(load_u16(AT(q1_0, q) + 2 * j));
+		sink_put(s, store, j,
+			scaled(_mm_sub_epi8(_mm_and_si128(plus, _mm_set1_epi8(2)), _mm_set1_epi8(1)), d));
+	}
+}
+
+SUPER_BLOCK(q2_0)
+{
+	v16 d = v16_set(half_at(p));
+	UNROLLED_FOR (j, 4) {
+		v16 q = v16_sub(v16_crumbs(load_u32(AT(q2_0, q) + 4 * j)), v16_set(1.0f));
+		sink_put(s, store, j, v16_mul(q, d));
+	}
+}
+
+SUPER_BLOCK(tq2_0)
+{
+	float d = half_at(AT(tq2_0, d));
+	UNROLLED_FOR (j, 16) {
+		__m128i q = bits(bytes_at(AT(tq2_0, q) + j / 8 * 32 + j % 2 * 16), j % 8 / 2 * 2, 3);
+		sink_put(s, store, j, scaled(_mm_sub_epi8(q, _mm_set1_epi8(1)), d));
+	}
+}
+
+/* The first base-3 digit of b / 256, less 1: how many of 256/3 and 512/3 are below b */
+ALWAYS_INLINE __m128i tq1_digit(__m128i b)
+{
+	__m128i one = _mm_set1_epi8(86), two = _mm_set1_epi8((char)171);
+	__m128i below = _mm_add_epi8(_mm_cmpeq_epi8(_mm_max_epu8(b, one), b),
+		_mm_cmpeq_epi8(_mm_max_epu8(b, two), b)); /* 0, -1 or -2 */
+	return _mm_sub_epi8(_mm_set1_epi8(-1), below);
+}
+
+/* 3 b mod 256: the next digit comes first */
+ALWAYS_INLINE __m128i tq1_next(__m128i b)
+{
+	return _mm_add_epi8(b, _mm_add_epi8(b, b));
+}
+
+SUPER_BLOCK(tq1_0)
+{
+	float d = half_at(AT(tq1_0, d));
+	__m128i a = bytes_at(p), b = bytes_at(p + 16), c = bytes_at(p + 32);
+	UNROLLED_FOR (n, 5) {
+		sink_put(s, store, 2 * n, scaled(tq1_digit(a), d));
+		sink_put(s, store, 2 * n + 1, scaled(tq1_digit(b), d));
+		a = tq1_next(a);
+		b = tq1_next(b);
+	}
+	UNROLLED_FOR (n, 5) {
+		sink_put(s, store, 10 + n, scaled(tq1_digit(c), d));
+		c = tq1_next(c);
+	}
+	__m128i h = _mm_cvtsi32_si128((int)load_u32(AT(tq1_0, high))), h3 = tq1_next(h),
+			h9 = tq1_next(h3), h27 = tq1_next(h9);
+	h = _mm_unpacklo_epi64(_mm_unpacklo_epi32(h, h3), _mm_unpacklo_epi32(h9, h27));
+	sink_put(s, store, 15, scaled(tq1_digit(h), d));
+}
+
 #undef AT
 
 /* ---- rows ---- */
@@ -393,8 +518,9 @@ ALWAYS_INLINE void prefetch_rows(const uint8_t *p, size_t row_bytes, size_t at, 
 		_mm_prefetch(next + 64 * i, _MM_HINT_T0);
 }
 
-/* As SUPER_BLOCK_ROWS, for blocks of 32 weights. Converting scales would be half of the work, so
- * four are converted together and reloaded from memory, which keeps the vector units free. */
+/* As BLOCK_ROWS, for blocks of 32 weights that begin with a half. Converting scales would be half
+ * of the work, so four are converted together and reloaded from memory, which keeps the vector
+ * units free. */
 #define ROWS_32(type, block)                                                                       \
 	static void type##_decode(const uint8_t *p, float *dst, size_t n)                              \
 	{                                                                                              \
@@ -445,10 +571,11 @@ ALWAYS_INLINE void halves4(
 	__asm__("" : "+m"(*(float(*)[4])out)); /* prevents shuffles out of the register */
 }
 
-#define SUPER_BLOCK_ROWS(type, block)                                                              \
+/* Blocks of so many values. */
+#define BLOCK_ROWS(type, block, values)                                                            \
 	static void type##_decode(const uint8_t *p, float *dst, size_t n)                              \
 	{                                                                                              \
-		for (; n; n -= 256, p += sizeof(struct block_##type), dst += 256) {                        \
+		for (; n; n -= (values), p += sizeof(struct block_##type), dst += (values)) {              \
 			struct sink s = {.dst = dst};                                                          \
 			block(p, &s, true);                                                                    \
 		}                                                                                          \
@@ -458,7 +585,7 @@ ALWAYS_INLINE void halves4(
 	{                                                                                              \
 		const uint8_t *q = p + row_bytes, *r = q + row_bytes, *t = r + row_bytes;                  \
 		struct sink a = {.sum = v16_set(0)}, b = a, c = a, d = a;                                  \
-		for (size_t at = 0; n; n -= 256, at += sizeof(struct block_##type), x += 256) {            \
+		for (size_t at = 0; n; n -= (values), at += sizeof(struct block_##type), x += (values)) {  \
 			a.x = b.x = c.x = d.x = x;                                                             \
 			prefetch_rows(p, row_bytes, at, sizeof(struct block_##type));                          \
 			block(p + at, &a, false);                                                              \
@@ -474,12 +601,13 @@ ALWAYS_INLINE void halves4(
 	static void type##_sum1(const uint8_t *p, size_t n, const float *x, v16 *sum)                  \
 	{                                                                                              \
 		struct sink s = {.sum = v16_set(0)};                                                       \
-		for (; n; n -= 256, p += sizeof(struct block_##type), x += 256) {                          \
+		for (; n; n -= (values), p += sizeof(struct block_##type), x += (values)) {                \
 			s.x = x;                                                                               \
 			block(p, &s, false);                                                                   \
 		}                                                                                          \
 		*sum = s.sum;                                                                              \
 	}
+#define SUPER_BLOCK_ROWS(type, block) BLOCK_ROWS(type, block, 256)
 
 /* The rows of all packed types. FASTEST(type): its block function; the AVX-512 file has other ones
  * for some types. */
@@ -499,7 +627,16 @@ ALWAYS_INLINE void halves4(
 	SUPER_BLOCK_ROWS(iq3_s, iq3_s_block)                                                           \
 	SUPER_BLOCK_ROWS(iq1_s, iq1_s_block)                                                           \
 	SUPER_BLOCK_ROWS(iq1_m, iq1_m_block)                                                           \
-	SUPER_BLOCK_ROWS(iq4_xs, FASTEST(iq4_xs))
+	SUPER_BLOCK_ROWS(iq4_xs, FASTEST(iq4_xs))                                                      \
+	BLOCK_ROWS(q4_1, q4_1_block, 32)                                                               \
+	BLOCK_ROWS(q5_0, q5_0_block, 32)                                                               \
+	BLOCK_ROWS(q5_1, q5_1_block, 32)                                                               \
+	BLOCK_ROWS(mxfp4, mxfp4_block, 32)                                                             \
+	BLOCK_ROWS(nvfp4, nvfp4_block, 64)                                                             \
+	BLOCK_ROWS(q1_0, q1_0_block, 128)                                                              \
+	BLOCK_ROWS(q2_0, q2_0_block, 64)                                                               \
+	SUPER_BLOCK_ROWS(tq1_0, tq1_0_block)                                                           \
+	SUPER_BLOCK_ROWS(tq2_0, tq2_0_block)
 
 /* Behind the rows of all types: the functions by type. */
 #define ROW_FN(id, name) [DTYPE_##id] = {name##_decode, name##_sum4, name##_sum1},
@@ -513,6 +650,9 @@ ALWAYS_INLINE void halves4(
 				ROW_FN(Q4_K, q4_k) ROW_FN(Q5_K, q5_k) ROW_FN(Q6_K, q6_k) ROW_FN(IQ2_XXS, iq2_xxs)  \
 					ROW_FN(IQ2_XS, iq2_xs) ROW_FN(IQ2_S, iq2_s) ROW_FN(IQ3_XXS, iq3_xxs)           \
 						ROW_FN(IQ3_S, iq3_s) ROW_FN(IQ1_S, iq1_s) ROW_FN(IQ1_M, iq1_m)             \
-							ROW_FN(IQ4_NL, iq4_nl) ROW_FN(IQ4_XS, iq4_xs)};
+							ROW_FN(IQ4_NL, iq4_nl) ROW_FN(IQ4_XS, iq4_xs) ROW_FN(Q4_1, q4_1)       \
+								ROW_FN(Q5_0, q5_0) ROW_FN(Q5_1, q5_1) ROW_FN(MXFP4, mxfp4)         \
+									ROW_FN(NVFP4, nvfp4) ROW_FN(Q1_0, q1_0) ROW_FN(Q2_0, q2_0)     \
+										ROW_FN(TQ1_0, tq1_0) ROW_FN(TQ2_0, tq2_0)};
 
 #endif

@@ -21,8 +21,8 @@
 #define BLOCK_HAS_SIZE(type, bytes) _Static_assert(sizeof(struct type) == (bytes), #type)
 #endif
 
-#define BLOCK_SMALL 32  /* weights in a block of Q4_0, Q8_0, IQ4_NL */
-#define BLOCK_BIG   256 /* weights in a block of the K and IQ types */
+#define BLOCK_SMALL 32  /* weights in a block of Q4_0 .. Q8_0, IQ4_NL, MXFP4 */
+#define BLOCK_BIG   256 /* weights in a block of the K, IQ and TQ types */
 
 /* y = d * (nibble - 8); weight i < 16: low nibble of q[i], else high nibble of q[i - 16] */
 struct block_q4_0 {
@@ -30,6 +30,30 @@ struct block_q4_0 {
 	uint8_t q[16];
 };
 BLOCK_HAS_SIZE(block_q4_0, 18);
+
+/* y = d * nibble + m, nibbles as in Q4_0 */
+struct block_q4_1 {
+	uint16_t d, m;
+	uint8_t q[16];
+};
+BLOCK_HAS_SIZE(block_q4_1, 20);
+
+/* y = d * (v - 16), v = nibble as in Q4_0, plus 16 when bit i of the 32-bit word high[0 .. 3] is
+ * set */
+struct block_q5_0 {
+	uint16_t d;
+	uint8_t high[4];
+	uint8_t q[16];
+};
+BLOCK_HAS_SIZE(block_q5_0, 22);
+
+/* y = d * v + m, v as in Q5_0 */
+struct block_q5_1 {
+	uint16_t d, m;
+	uint8_t high[4];
+	uint8_t q[16];
+};
+BLOCK_HAS_SIZE(block_q5_1, 24);
 
 /* y = d * q */
 struct block_q8_0 {
@@ -175,5 +199,52 @@ struct block_iq4_xs {
 	uint8_t q[128];
 };
 BLOCK_HAS_SIZE(block_iq4_xs, 136);
+
+/* Ternary: y = d * (t - 1), t = 0 .. 2. TQ1_0 packs five t into a byte b, as the digits of b / 256
+ * in base 3: t_n = (b * 3^n mod 256) * 3 / 256. Weight 32 n + l: digit n of q[l]; weight 160 + 16 n
+ * + l, l < 16: digit n of q[32 + l]; weight 240 + 4 n + l, l < 4: digit n < 4 of high[l] */
+struct block_tq1_0 {
+	uint8_t q[48];
+	uint8_t high[4];
+	uint16_t d;
+};
+BLOCK_HAS_SIZE(block_tq1_0, 54);
+
+/* t = (q[32 h + l] >> 2 g) & 3 */
+struct block_tq2_0 {
+	uint8_t q[64];
+	uint16_t d;
+};
+BLOCK_HAS_SIZE(block_tq2_0, 66);
+
+/* FP4 with a scale that is a power of two: y = fp4_scale_e8m0(e) * fp4_values[nibble] (fp4.h),
+ * nibbles as in Q4_0. 17 bytes: blocks lie at odd addresses, too. */
+struct block_mxfp4 {
+	uint8_t e;
+	uint8_t q[16];
+};
+BLOCK_HAS_SIZE(block_mxfp4, 17);
+
+/* 64 weights, sub-blocks j = 0 .. 3 of 16: y = fp4_scale_ue4m3(e[j]) * fp4_values[nibble]; weight n
+ * < 8 of a sub-block: low nibble of q[8 j + n], else high nibble of q[8 j + n - 8] */
+struct block_nvfp4 {
+	uint8_t e[4];
+	uint8_t q[32];
+};
+BLOCK_HAS_SIZE(block_nvfp4, 36);
+
+/* 128 weights: y = d when bit i % 8 of q[i / 8] is set, else -d */
+struct block_q1_0 {
+	uint16_t d;
+	uint8_t q[16];
+};
+BLOCK_HAS_SIZE(block_q1_0, 18);
+
+/* 64 weights: y = d * (((q[i / 4] >> 2 (i % 4)) & 3) - 1) */
+struct block_q2_0 {
+	uint16_t d;
+	uint8_t q[16];
+};
+BLOCK_HAS_SIZE(block_q2_0, 18);
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Rows of plain, 32-weight and K types; the IQ types are in dequant_iq.c.
+ * Rows of plain, 32-weight and K types; the IQ types are in dequant_iq.c, ternary, FP4, one- and
+ * two-bit types in dequant_low.c.
  *
  * Each block is copied to a local struct first, so a row may lie at any address. Products are taken
  * in the order of the format's reference: (d * scale) rounded, times q rounded, minus (dmin * min)
@@ -44,6 +45,47 @@ static void dequant_row_q4_0(const uint8_t *src, float *dst, size_t n)
 		for (int i = 0; i < 16; i++) {
 			dst[i] = d * (float)((b.q[i] & 15) - 8);
 			dst[i + 16] = d * (float)((b.q[i] >> 4) - 8);
+		}
+	}
+}
+
+static void dequant_row_q4_1(const uint8_t *src, float *dst, size_t n)
+{
+	struct block_q4_1 b;
+	for (; n; n -= BLOCK_SMALL, src += sizeof b, dst += BLOCK_SMALL) {
+		memcpy(&b, src, sizeof b);
+		float d = f16_to_f32(b.d), m = f16_to_f32(b.m);
+		for (int i = 0; i < 16; i++) {
+			dst[i] = d * (float)(b.q[i] & 15) + m;
+			dst[i + 16] = d * (float)(b.q[i] >> 4) + m;
+		}
+	}
+}
+
+static void dequant_row_q5_0(const uint8_t *src, float *dst, size_t n)
+{
+	struct block_q5_0 b;
+	for (; n; n -= BLOCK_SMALL, src += sizeof b, dst += BLOCK_SMALL) {
+		memcpy(&b, src, sizeof b);
+		float d = f16_to_f32(b.d);
+		uint32_t high = load_u32(b.high);
+		for (int i = 0; i < 16; i++) {
+			dst[i] = d * (float)((int)((b.q[i] & 15) | (high >> i & 1) << 4) - 16);
+			dst[i + 16] = d * (float)((int)(b.q[i] >> 4 | (high >> (i + 16) & 1) << 4) - 16);
+		}
+	}
+}
+
+static void dequant_row_q5_1(const uint8_t *src, float *dst, size_t n)
+{
+	struct block_q5_1 b;
+	for (; n; n -= BLOCK_SMALL, src += sizeof b, dst += BLOCK_SMALL) {
+		memcpy(&b, src, sizeof b);
+		float d = f16_to_f32(b.d), m = f16_to_f32(b.m);
+		uint32_t high = load_u32(b.high);
+		for (int i = 0; i < 16; i++) {
+			dst[i] = d * (float)((b.q[i] & 15) | (high >> i & 1) << 4) + m;
+			dst[i + 16] = d * (float)(b.q[i] >> 4 | (high >> (i + 16) & 1) << 4) + m;
 		}
 	}
 }
@@ -148,6 +190,9 @@ static row_fn *const row_fns[DTYPE_LIMIT] = {
 	[DTYPE_F16] = dequant_row_f16,
 	[DTYPE_BF16] = dequant_row_bf16,
 	[DTYPE_Q4_0] = dequant_row_q4_0,
+	[DTYPE_Q4_1] = dequant_row_q4_1,
+	[DTYPE_Q5_0] = dequant_row_q5_0,
+	[DTYPE_Q5_1] = dequant_row_q5_1,
 	[DTYPE_Q8_0] = dequant_row_q8_0,
 	[DTYPE_Q2_K] = dequant_row_q2_k,
 	[DTYPE_Q3_K] = dequant_row_q3_k,
@@ -163,6 +208,12 @@ static row_fn *const row_fns[DTYPE_LIMIT] = {
 	[DTYPE_IQ1_M] = dequant_row_iq1_m,
 	[DTYPE_IQ4_NL] = dequant_row_iq4_nl,
 	[DTYPE_IQ4_XS] = dequant_row_iq4_xs,
+	[DTYPE_TQ1_0] = dequant_row_tq1_0,
+	[DTYPE_TQ2_0] = dequant_row_tq2_0,
+	[DTYPE_MXFP4] = dequant_row_mxfp4,
+	[DTYPE_NVFP4] = dequant_row_nvfp4,
+	[DTYPE_Q1_0] = dequant_row_q1_0,
+	[DTYPE_Q2_0] = dequant_row_q2_0,
 };
 
 void dequant_row(enum dtype type, const void *src, float *dst, size_t n)

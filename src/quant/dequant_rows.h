@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Private to src/quant: the row functions of dequant_iq.c, called through dequant_row(). Same
- * contract. */
+/* Private to src/quant: the row functions of dequant_iq.c and dequant_low.c, called through
+ * dequant_row(). Same contract. */
 #ifndef GLM_QUANT_DEQUANT_ROWS_H
 #define GLM_QUANT_DEQUANT_ROWS_H
 
@@ -16,5 +16,12 @@ void dequant_row_iq1_s(const uint8_t *src, float *dst, size_t n);
 void dequant_row_iq1_m(const uint8_t *src, float *dst, size_t n);
 void dequant_row_iq4_nl(const uint8_t *src, float *dst, size_t n);
 void dequant_row_iq4_xs(const uint8_t *src, float *dst, size_t n);
+
+void dequant_row_tq1_0(const uint8_t *src, float *dst, size_t n);
+void dequant_row_tq2_0(const uint8_t *src, float *dst, size_t n);
+void dequant_row_mxfp4(const uint8_t *src, float *dst, size_t n);
+void dequant_row_nvfp4(const uint8_t *src, float *dst, size_t n);
+void dequant_row_q1_0(const uint8_t *src, float *dst, size_t n);
+void dequant_row_q2_0(const uint8_t *src, float *dst, size_t n);
 
 #endif

@@ -17,6 +17,9 @@ static const struct dtype_info types[DTYPE_LIMIT] = {
 	[DTYPE_F16] = {"F16", 1, 2},
 	[DTYPE_BF16] = {"BF16", 1, 2},
 	[DTYPE_Q4_0] = {"Q4_0", SMALL(q4_0)},
+	[DTYPE_Q4_1] = {"Q4_1", SMALL(q4_1)},
+	[DTYPE_Q5_0] = {"Q5_0", SMALL(q5_0)},
+	[DTYPE_Q5_1] = {"Q5_1", SMALL(q5_1)},
 	[DTYPE_Q8_0] = {"Q8_0", SMALL(q8_0)},
 	[DTYPE_Q2_K] = {"Q2_K", BIG(q2_k)},
 	[DTYPE_Q3_K] = {"Q3_K", BIG(q3_k)},
@@ -32,6 +35,12 @@ static const struct dtype_info types[DTYPE_LIMIT] = {
 	[DTYPE_IQ1_M] = {"IQ1_M", BIG(iq1_m)},
 	[DTYPE_IQ4_NL] = {"IQ4_NL", SMALL(iq4_nl)},
 	[DTYPE_IQ4_XS] = {"IQ4_XS", BIG(iq4_xs)},
+	[DTYPE_TQ1_0] = {"TQ1_0", BIG(tq1_0)},
+	[DTYPE_TQ2_0] = {"TQ2_0", BIG(tq2_0)},
+	[DTYPE_MXFP4] = {"MXFP4", SMALL(mxfp4)},
+	[DTYPE_NVFP4] = {"NVFP4", 64, sizeof(struct block_nvfp4)},
+	[DTYPE_Q1_0] = {"Q1_0", 128, sizeof(struct block_q1_0)},
+	[DTYPE_Q2_0] = {"Q2_0", 64, sizeof(struct block_q2_0)},
 };
 
 const struct dtype_info *dtype_info(uint32_t id)

@@ -14,6 +14,9 @@ enum dtype {
 	DTYPE_F32 = 0,
 	DTYPE_F16 = 1,
 	DTYPE_Q4_0 = 2,
+	DTYPE_Q4_1 = 3,
+	DTYPE_Q5_0 = 6,
+	DTYPE_Q5_1 = 7,
 	DTYPE_Q8_0 = 8,
 	DTYPE_Q2_K = 10,
 	DTYPE_Q3_K = 11,
@@ -30,12 +33,18 @@ enum dtype {
 	DTYPE_IQ4_XS = 23,
 	DTYPE_IQ1_M = 29,
 	DTYPE_BF16 = 30,
-	DTYPE_LIMIT = 31, /* one past the largest id */
+	DTYPE_TQ1_0 = 34,
+	DTYPE_TQ2_0 = 35,
+	DTYPE_MXFP4 = 39,
+	DTYPE_NVFP4 = 40,
+	DTYPE_Q1_0 = 41,
+	DTYPE_Q2_0 = 42,
+	DTYPE_LIMIT = 43, /* one past the largest id */
 };
 
 struct dtype_info {
 	const char *name;      /* "Q4_K"; NULL in a hole of the id range */
-	uint32_t block_values; /* weights per block: 1, 32 or 256 */
+	uint32_t block_values; /* weights per block: 1, 32, 64, 128 or 256 */
 	uint32_t block_bytes;
 };
 

@@ -48,11 +48,16 @@ static int half_fields(enum dtype type, size_t at[2])
 	ONE(Q4_0, q4_0) ONE(Q8_0, q8_0) TWO(Q2_K, q2_k) ONE(Q3_K, q3_k) TWO(Q4_K, q4_k) TWO(Q5_K, q5_k)
 	ONE(Q6_K, q6_k) ONE(IQ2_XXS, iq2_xxs) ONE(IQ2_XS, iq2_xs) ONE(IQ2_S, iq2_s)
 	ONE(IQ3_XXS, iq3_xxs) ONE(IQ3_S, iq3_s) ONE(IQ1_S, iq1_s) ONE(IQ4_NL, iq4_nl)
-	ONE(IQ4_XS, iq4_xs)
+	ONE(IQ4_XS, iq4_xs) ONE(Q5_0, q5_0) ONE(TQ1_0, tq1_0) ONE(TQ2_0, tq2_0) ONE(Q1_0, q1_0)
+	ONE(Q2_0, q2_0)
+#define WITH_MIN(t, s) case DTYPE_##t: at[0] = offsetof(struct block_##s, d); \
+		at[1] = offsetof(struct block_##s, m); return 2;
+	WITH_MIN(Q4_1, q4_1) WITH_MIN(Q5_1, q5_1)
+#undef WITH_MIN
 		/* clang-format on */
 #undef ONE
 #undef TWO
-						default : return 0;
+								default : return 0;
 	}
 }
 
@@ -80,6 +85,8 @@ void op_random_blocks(uint64_t seed, int tag, enum dtype type, void *out, size_t
 			store_u16(p + at[i],
 				f32_to_f16(
 					normal(&r) * (rng_below(&r, 64) ? rng_below(&r, 16) ? 0.002f : 0.02f : 1e-6f)));
+		if (type == DTYPE_MXFP4) /* 2^-10 .. 2^-3 */
+			p[offsetof(struct block_mxfp4, e)] = (uint8_t)(118 + rng_below(&r, 8));
 		if (type == DTYPE_IQ1_M) {
 			uint16_t d = f32_to_f16(normal(&r) * 0.02f);
 			for (int i = 0; i < 4; i++) {

@@ -13,7 +13,8 @@ const char *const op_names[OP_LIMIT] = {"embed", "rms_norm", "matmul", "stacked_
 #define ALL_TYPES(X)                                                                              \
 	X(F32) X(F16) X(BF16) X(Q4_0) X(Q8_0) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K) X(IQ2_XXS)      \
 	X(IQ2_XS) X(IQ2_S)                                                                            \
-	X(IQ3_XXS) X(IQ3_S) X(IQ1_S) X(IQ1_M) X(IQ4_NL) X(IQ4_XS)
+	X(IQ3_XXS) X(IQ3_S) X(IQ1_S) X(IQ1_M) X(IQ4_NL) X(IQ4_XS) X(Q4_1) X(Q5_0) X(Q5_1) X(MXFP4)    \
+	X(NVFP4) X(Q1_0) X(Q2_0) X(TQ1_0) X(TQ2_0)
 
 #define MATMUL(t)                                                                                 \
 	{.name = "pocket " #t, .op = OP_MATMUL, .type = DTYPE_##t, .rows = 7, .n_in = 256,            \
@@ -58,6 +59,16 @@ const struct op_case op_cases[] = {
 		.n_out = 256, .heads = 5},
 	{.name = "k_b BF16", .op = OP_STACKED_MATMUL, .type = DTYPE_BF16, .rows = 3, .n_in = 192,
 		.n_out = 65, .heads = 7},
+	{.name = "k_b Q5_0", .op = OP_STACKED_MATMUL, .type = DTYPE_Q5_0, .rows = 3, .n_in = 192,
+		.n_out = 65, .heads = 7},
+	{.name = "chunk k_b Q5_1", .op = OP_STACKED_MATMUL, .type = DTYPE_Q5_1, .rows = 21,
+		.n_in = 192, .n_out = 140, .heads = 5},
+	{.name = "odd addresses MXFP4", .op = OP_STACKED_MATMUL, .type = DTYPE_MXFP4, .rows = 5,
+		.n_in = 96, .n_out = 65, .heads = 3},
+	{.name = "chunk, odd addresses MXFP4", .op = OP_STACKED_MATMUL, .type = DTYPE_MXFP4,
+		.rows = 19, .n_in = 96, .n_out = 65, .heads = 3},
+	{.name = "v_b NVFP4", .op = OP_STACKED_MATMUL, .type = DTYPE_NVFP4, .rows = 1, .n_in = 192,
+		.n_out = 65, .heads = 3},
 	{.name = "chunk F32", .op = OP_STACKED_MATMUL, .type = DTYPE_F32, .rows = 19, .n_in = 50,
 		.n_out = 31, .heads = 3},
 	{.name = "chunk Q8_0", .op = OP_STACKED_MATMUL, .type = DTYPE_Q8_0, .rows = 21, .n_in = 192,
@@ -70,6 +81,10 @@ const struct op_case op_cases[] = {
 	{.name = "K", .op = OP_FFN, .type = DTYPE_Q4_K, .rows = 8, .n_in = 768, .n_out = 256,
 		.plain = true},
 	{.name = "other", .op = OP_FFN, .type = DTYPE_Q5_K, .rows = 3, .n_in = 256, .n_out = 256},
+	{.name = "minima Q5_1", .op = OP_FFN, .type = DTYPE_Q5_1, .rows = 3, .n_in = 768, .n_out = 288},
+	{.name = "one row MXFP4", .op = OP_FFN, .type = DTYPE_MXFP4, .rows = 1, .n_in = 2048,
+		.n_out = 160, .plain = true},
+	{.name = "chunk Q4_1", .op = OP_FFN, .type = DTYPE_Q4_1, .rows = 33, .n_in = 288, .n_out = 96},
 	{.name = "floats", .op = OP_FFN, .type = DTYPE_BF16, .rows = 2, .n_in = 320, .n_out = 33},
 	{.name = "wide", .op = OP_SWIGLU, .rows = 2, .n_in = 12288},
 	{.name = "odd", .op = OP_SWIGLU, .rows = 3, .n_in = 333},
@@ -106,6 +121,8 @@ const struct op_case op_cases[] = {
 	{.name = "long", .op = OP_QUERY, .type = DTYPE_Q8_0, .rows = 2, .n_in = 256, .n_out = 4608,
 		.n_value = 64, .dim = 6, .top_k = 77, .far = 40},
 	{.name = "floats", .op = OP_QUERY, .type = DTYPE_BF16, .rows = 3, .n_in = 320, .n_out = 256,
+		.n_value = 64, .dim = 32, .heads = 64, .top_k = 99, .n_used = 8, .far = 40},
+	{.name = "Q5_0", .op = OP_QUERY, .type = DTYPE_Q5_0, .rows = 3, .n_in = 320, .n_out = 256,
 		.n_value = 64, .dim = 32, .heads = 64, .top_k = 99, .n_used = 8, .far = 40},
 	{.name = "chunk", .op = OP_QUERY, .type = DTYPE_Q8_0, .rows = 20, .n_in = 256, .n_out = 256,
 		.n_value = 512, .dim = 64, .heads = 128, .top_k = 256, .n_used = 8, .far = 40},

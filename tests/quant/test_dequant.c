@@ -166,6 +166,9 @@ static void test_types(void **state)
 		{"F32", 0, 1, 4},
 		{"F16", 1, 1, 2},
 		{"Q4_0", 2, 32, 18},
+		{"Q4_1", 3, 32, 20},
+		{"Q5_0", 6, 32, 22},
+		{"Q5_1", 7, 32, 24},
 		{"Q8_0", 8, 32, 34},
 		{"Q2_K", 10, 256, 84},
 		{"Q3_K", 11, 256, 110},
@@ -182,6 +185,12 @@ static void test_types(void **state)
 		{"IQ4_XS", 23, 256, 136},
 		{"IQ1_M", 29, 256, 56},
 		{"BF16", 30, 1, 2},
+		{"TQ1_0", 34, 256, 54},
+		{"TQ2_0", 35, 256, 66},
+		{"MXFP4", 39, 32, 17},
+		{"NVFP4", 40, 64, 36},
+		{"Q1_0", 41, 128, 18},
+		{"Q2_0", 42, 64, 18},
 	};
 	size_t known = 0;
 	for (uint32_t id = 0; id < 64; id++)
@@ -215,7 +224,7 @@ static void test_types(void **state)
 	assert_string_equal(dtype_name(UINT32_MAX), "type 4294967295");
 	uint64_t bytes;
 	assert_false(
-		dtype_row_bytes((enum dtype)3, 32, &bytes) || dtype_row_bytes((enum dtype)99, 32, &bytes));
+		dtype_row_bytes((enum dtype)4, 32, &bytes) || dtype_row_bytes((enum dtype)99, 32, &bytes));
 }
 
 /* The facts that encoders and kernels rely on. */
