@@ -5,7 +5,8 @@
  *   "GGUF" u32 version  u64 n_tensors  u64 n_kvs
  *   n_kvs x     { string key, u32 type, value }                  string = u64 length, bytes
  *   n_tensors x { string name, u32 n_dims, u64 ne[n_dims], u32 type, u64 offset }
- *   padding to general.alignment; tensor data, offsets count from here
+ *   padding to general.alignment; tensor data, offsets count from here (is_padded_to_default: the
+ *   exception)
  *
  * A cursor that checks each take against the bytes that are left does all reading, so nothing below
  * has to think about the end of the file. Counts are compared with the least space their items can
@@ -14,6 +15,7 @@
  */
 #include "src/format/gguf_read.h"
 
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
@@ -389,6 +391,31 @@ static int parse_header(struct gguf_cursor *c, uint64_t *n_tensors, uint64_t *n_
 	return 0;
 }
 
+/* Whether a file was padded to GGUF_DEFAULT_ALIGNMENT although its key says more: llama-quantize
+ * copies the key of its source and does not follow it. Offsets tell, or, if all are multiples of
+ * both, the size: such a file ends where the data ends when it begins early. */
+static bool is_padded_to_default(const struct gguf_cursor *c, const struct gguf_file *file,
+	const struct gguf_tensor *t, uint64_t n)
+{
+	const uint64_t early = num_align_up(c->pos, GGUF_DEFAULT_ALIGNMENT);
+	uint64_t end = 0, data_end;
+	bool misaligned = false;
+	if (file->alignment <= GGUF_DEFAULT_ALIGNMENT)
+		return false;
+	for (uint64_t i = 0; i < n; i++) {
+		uint64_t tensor_end;
+		if (t[i].offset % GGUF_DEFAULT_ALIGNMENT ||
+			!num_add(t[i].offset, t[i].bytes, &tensor_end) || tensor_end > INT64_MAX)
+			return false;
+		misaligned |= t[i].offset % file->alignment != 0;
+		end = MAX(end, tensor_end);
+	}
+	data_end = early + num_align_up(end, GGUF_DEFAULT_ALIGNMENT);
+	if (misaligned)
+		return data_end >= c->size; /* beyond the end: locate_tensor says so */
+	return num_align_up(c->pos, file->alignment) + end > c->size && data_end == c->size;
+}
+
 /* The tensor table of one file, appended to g->tensors. */
 static int parse_tensors(struct gguf_cursor *c, struct gguf *g, size_t *room, uint64_t n,
 	struct gguf_file *file, bool shared)
@@ -410,6 +437,13 @@ static int parse_tensors(struct gguf_cursor *c, struct gguf *g, size_t *room, ui
 		t[i].file = g->n_files;
 		if ((code = parse_tensor(c, g->index, room, i, &t[i])))
 			return code;
+	}
+	if (is_padded_to_default(c, file, t, n)) {
+		if (!g->n_files)
+			log_warn("%s: its general.alignment is %u, but its tensors lie at multiples of %d, as "
+					 "llama-quantize writes them: read as they lie",
+				c->path, file->alignment, GGUF_DEFAULT_ALIGNMENT);
+		file->alignment = GGUF_DEFAULT_ALIGNMENT;
 	}
 	file->data_offset = num_align_up(c->pos, file->alignment);
 	for (uint64_t i = 0; i < n; i++) {

@@ -4,6 +4,7 @@
 #include "src/format/gguf.h"
 
 #include "src/base/buf.h"
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
@@ -395,6 +396,48 @@ static void test_tensors(void **state)
 	refuse(&b, "tensor w occurs twice");
 }
 
+/* A file whose general.alignment is 4096 and whose data, `first` bytes and then 256 floats, lie at
+ * multiples of 32 and end `more` bytes behind the last tensor. */
+static void put_padded_to_default(struct buf *b, uint64_t first, uint64_t more)
+{
+	buf_clear(b);
+	put_header(b, 2, 1), put_kv_u32(b, "general.alignment", 4096);
+	put_tensor(b, "v", DTYPE_F32, 0, 1, (uint64_t[]){first / 4});
+	put_tensor(b, "w", DTYPE_F32, (first + 31) / 32 * 32, 1, (uint64_t[]){256});
+	pad_to(b, 32);
+	buf_puts(b, "abcd");
+	put_zeros(b, (first + 31) / 32 * 32 + 1024 - 4 + more);
+}
+
+/* What llama-quantize makes of a file of ours. */
+static void test_padded_to_default(void **state)
+{
+	(void)state;
+	struct buf b = {0};
+	struct gguf *g;
+	struct err e;
+	log_set_level(LOG_QUIET);
+	/* the second offset is no multiple of 4096; it is, and the size tells */
+	for (uint64_t first = 1028; first <= 4096; first += 3068) {
+		put_padded_to_default(&b, first, 0);
+		assert_int_equal(gguf_read_parse(&b, &g, &e), 0);
+		assert_int_equal(g->files[0].alignment, 32);
+		const struct gguf_tensor *v = gguf_find_tensor(g, "v"), *w = gguf_find_tensor(g, "w");
+		assert_memory_equal(v->data, "abcd", 4);
+		assert_int_equal(w->offset - v->offset, (first + 31) / 32 * 32);
+		assert_int_equal(w->offset + w->bytes, b.len);
+		gguf_close(g);
+	}
+	put_padded_to_default(&b, 1028, 0);
+	b.len -= 1;
+	refuse(&b, "reach beyond the end of the file");
+	put_padded_to_default(&b, 1028, 8192);
+	refuse(&b, "offset 1056 is not a multiple of the alignment 4096");
+	put_padded_to_default(&b, 4096, 32);
+	refuse(&b, "reach beyond the end of the file");
+	log_set_level(LOG_INFO);
+}
+
 /* A table of a real file's size: parsed in one go, every name found. */
 static void test_many(void **state)
 {
@@ -543,6 +586,7 @@ int main(void)
 		cmocka_unit_test(test_header),
 		cmocka_unit_test(test_keys),
 		cmocka_unit_test(test_tensors),
+		cmocka_unit_test(test_padded_to_default),
 		cmocka_unit_test(test_many),
 		cmocka_unit_test(test_split),
 		cmocka_unit_test(test_open),

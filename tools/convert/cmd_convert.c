@@ -100,6 +100,16 @@ static void raise_file_limit(void)
 	}
 }
 
+/* No packed tensors: a file that llama-quantize may be given. It copies general.alignment and pads
+ * to 32 all the same, so the key must say 32 for others than us to read what it writes. */
+static bool plan_is_plain(const struct convert_plan *plan)
+{
+	for (size_t i = 0; i < plan->n_tensors; i++)
+		if (dtype_info(plan->tensors[i].type)->block_values > 1)
+			return false;
+	return true;
+}
+
 /* Which tensors the importance matrix has something to say about. */
 static int match_imatrix(struct convert_work *w, struct err *e)
 {
@@ -143,7 +153,9 @@ static int make_plan(struct convert_work *w, struct err *e)
 		return code;
 	if ((code = match_imatrix(w, e)))
 		return code;
-	w->writer = gguf_writer_new(&(struct gguf_write_options){.split_bytes = w->opt.split_bytes});
+	w->writer = gguf_writer_new(&(struct gguf_write_options){
+		.alignment = plan_is_plain(&w->plan) ? GGUF_DEFAULT_ALIGNMENT : 0,
+		.split_bytes = w->opt.split_bytes});
 	if ((code = convert_keys_set(w->writer, &w->cfg, w->opt.src, &notes, e)))
 		goto out;
 	for (size_t i = 0; i < w->plan.n_tensors && !code; i++) {
