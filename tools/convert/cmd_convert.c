@@ -305,7 +305,8 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 		.about = "Hugging Face safetensors (BF16, F16, F32, or FP8 with 128 x 128 block scales) to "
 				 "GGUF. Memory use does not grow with the model. A conversion that was interrupted "
 				 "goes on where it stood when the same command is given again; OUT.gguf appears "
-				 "only when it is complete.",
+				 "only when it is complete. f32 and bf16 files are aligned to 32 bytes, so that "
+				 "llama-quantize can take them.",
 		.example = "glmstream convert GLM-5.2-FP8 -o glm52-q2.gguf --recipe q2\n"
 				   "glmstream convert GLM-5.2 --recipe iq2 --dry-run",
 		.groups = groups,

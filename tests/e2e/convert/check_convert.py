@@ -139,8 +139,8 @@ class Model:
         base = -(-self.at // align) * align
         for name, ne, (t, per, size), offset in infos:
             n = math.prod(ne) // per * size
-            if (base + offset) % 4096:
-                fail(name + ": not at a multiple of 4096")
+            if (base + offset) % align:
+                fail(f"{name}: not at a multiple of {align}")
             if name in self.tensors:
                 fail(name + " twice")
             self.tensors[name] = (ne, t, self.data[base + offset : base + offset + n])
@@ -325,10 +325,10 @@ def fit(kind, n):
     return kind if n % per == 0 else "Q8_0" if n % 32 == 0 else "BF16"
 
 
-def check_keys(keys, cfg, n_nextn):
+def check_keys(keys, cfg, n_nextn, recipe):
     full = [t == "full" for t in cfg["indexer_types"]]
     for key, want in {
-        "general.architecture": "glm-dsa", "general.alignment": 4096,
+        "general.architecture": "glm-dsa", "general.alignment": 32 if recipe in ("f32", "bf16") else 4096,
         "glm-dsa.block_count": cfg["num_hidden_layers"] + n_nextn, "glm-dsa.nextn_predict_layers": n_nextn,
         "glm-dsa.context_length": cfg["max_position_embeddings"], "glm-dsa.embedding_length": cfg["hidden_size"],
         "glm-dsa.vocab_size": cfg["vocab_size"], "glm-dsa.feed_forward_length": cfg["intermediate_size"],
@@ -374,7 +374,7 @@ def main():
     if set(want) != set(model.tensors):
         fail("tensors differ: " + " ".join(sorted(set(want) ^ set(model.tensors))[:6]))
     n_nextn = sum(n.endswith("nextn.eh_proj.weight") for n in want)
-    check_keys(model.keys, cfg, n_nextn)
+    check_keys(model.keys, cfg, n_nextn, recipe)
     worst = {}
     for name, (ne, kind, floats) in want.items():
         found_ne, found, data = model.tensors[name]
