@@ -85,6 +85,8 @@ struct exchange {
 		char *name, *value;
 	} headers[4];
 	unsigned n_headers, status;
+	uint64_t began_ns, prompt_tokens, new_tokens;
+	char note[61];
 	/* stream */
 	exchange_next_fn *next;
 	exchange_end_fn *end;
@@ -314,7 +316,8 @@ static enum MHD_Result response_queue(
 		MHD_add_response_header(response, "Vary", "Origin");
 		if (status == 204) {
 			const char *wanted = exchange_header(x, "Access-Control-Request-Headers");
-			MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+			MHD_add_response_header(
+				response, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
 			MHD_add_response_header(
 				response, "Access-Control-Allow-Headers", wanted ? wanted : "*");
 			MHD_add_response_header(response, "Access-Control-Max-Age", "600");
@@ -378,7 +381,8 @@ static enum MHD_Result on_call(void *cls, struct MHD_Connection *mhd, const char
 	(void)version;
 	if (!x) {
 		x = *con_cls = NEW(struct exchange);
-		*x = (struct exchange){.http = h, .mhd = mhd, .connection = connection_of(mhd)};
+		*x = (struct exchange){
+			.http = h, .mhd = mhd, .connection = connection_of(mhd), .began_ns = clock_ns()};
 		x->method = mem_strdup(method);
 		x->path = mem_strdup(url);
 		atomic_fetch_add(&h->exchanges, 1);
@@ -421,12 +425,18 @@ static void on_completed(
 {
 	struct http *h = cls;
 	struct exchange *x = *con_cls;
-	(void)code;
 	if (!x)
 		return;
 	*con_cls = NULL;
 	if (x->end)
 		x->end(x->user);
+	h->calls.done(h->calls.user, x,
+		&(struct http_done){.status = x->status,
+			.gone = code != MHD_REQUEST_TERMINATED_COMPLETED_OK,
+			.ns = clock_ns() - x->began_ns,
+			.prompt_tokens = x->prompt_tokens,
+			.new_tokens = x->new_tokens,
+			.note = x->note});
 	let_body_go(x);
 	buf_free(&x->pending);
 	for (unsigned i = 0; i < x->n_headers; i++) {
@@ -634,6 +644,17 @@ void exchange_set_header(struct exchange *x, const char *name, const char *value
 		bug("more than %zu headers", ARRAY_LEN(x->headers));
 	x->headers[x->n_headers].name = mem_strdup(name);
 	x->headers[x->n_headers++].value = mem_strdup(value);
+}
+
+void exchange_set_tokens(struct exchange *x, uint64_t prompt_tokens, uint64_t new_tokens)
+{
+	x->prompt_tokens = prompt_tokens;
+	x->new_tokens = new_tokens;
+}
+
+void exchange_set_note(struct exchange *x, const char *note)
+{
+	snprintf(x->note, sizeof x->note, "%s", note);
 }
 
 void exchange_reply(struct exchange *x, unsigned status, const char *type, struct buf *body)

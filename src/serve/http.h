@@ -45,6 +45,15 @@ struct http_refusal {
 	const char *message; /* a sentence */
 };
 
+/* A request that is over. */
+struct http_done {
+	unsigned status; /* 0: none was sent */
+	bool gone;       /* the client did not take the whole response */
+	uint64_t ns;     /* since its headers */
+	uint64_t prompt_tokens, new_tokens;
+	const char *note; /* of a refusal: the member at fault; never NULL */
+};
+
 struct http_calls {
 	void *user;
 	/* 0: there is such a thing, 404, or 405 with the methods that there are in *allow. *open: no
@@ -56,6 +65,7 @@ struct http_calls {
 	void (*refuse)(
 		void *user, const struct exchange *x, const struct http_refusal *why, struct buf *out);
 	void (*sent)(void *user, const char *route, unsigned status); /* for counting */
+	void (*done)(void *user, const struct exchange *x, const struct http_done *d);
 	void (*cut)(void *user);  /* a connection was ended for being slow; for counting */
 	void (*tick)(void *user); /* four times a second, from the watchdog's thread */
 };
@@ -86,6 +96,10 @@ bool exchange_gone(const struct exchange *x);
 /* A header for the response; name and value are copied. Before exchange_reply or exchange_stream.
  */
 void exchange_set_header(struct exchange *x, const char *name, const char *value);
+
+/* For http_calls.done. Until the end of the exchange; note is copied, and cut to 60 bytes. */
+void exchange_set_tokens(struct exchange *x, uint64_t prompt_tokens, uint64_t new_tokens);
+void exchange_set_note(struct exchange *x, const char *note);
 
 /* Takes the bytes of `body`. Every handled exchange needs exactly one of the two. */
 void exchange_reply(struct exchange *x, unsigned status, const char *type, struct buf *body);

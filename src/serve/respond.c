@@ -27,6 +27,7 @@ void respond_refusal(struct exchange *x, const struct api *api, const struct req
 	struct buf body = {0};
 	char seconds[16];
 	api->error(e, &body);
+	exchange_set_note(x, e->param[0] ? e->param : e->code ? e->code : "");
 	if (e->retry_s) {
 		snprintf(seconds, sizeof seconds, "%u", e->retry_s);
 		exchange_set_header(x, "Retry-After", seconds);
@@ -37,6 +38,15 @@ void respond_refusal(struct exchange *x, const struct api *api, const struct req
 static void turn_free(void *user)
 {
 	struct stream_turn *t = user;
+	uint64_t prompt = 0, written = 0;
+	for (uint32_t i = 0; i < t->reply.n_answers; i++) {
+		const struct reply_answer *a = &t->reply.answers[i];
+		if (!a->ended) /* the client left */
+			continue;
+		prompt += i % t->request.n ? 0 : a->prompt_tokens;
+		written += a->new_tokens;
+	}
+	exchange_set_tokens(t->exchange, prompt, written);
 	reply_end(&t->reply);
 	request_fini(&t->request);
 	free(t);
@@ -115,7 +125,7 @@ static void answer_whole(struct stream_turn *t)
 }
 
 void respond(struct exchange *x, const struct api *api, const struct request_model *model,
-	struct scheduler *s, struct metrics *m)
+	struct scheduler *s, struct metrics *m, struct request_log *log)
 {
 	size_t len;
 	const char *body = exchange_body(x, &len);
@@ -129,6 +139,9 @@ void respond(struct exchange *x, const struct api *api, const struct request_mod
 		turn_free(t);
 		return;
 	}
+	const char *name = json_string_value(json_object_get(t->request.body, "model"));
+	if (name && !request_names_model(model, name))
+		request_log_model(log, name, model->name);
 	metrics_add(m, METRICS_REPLAYED, t->request.n_replayed);
 	t->last_ns = clock_ns();
 	if (t->request.stream) {

@@ -6,12 +6,13 @@
 
 #include "src/serve/api/api.h"
 #include "src/serve/http.h"
+#include "src/serve/request_log.h"
 #include "src/serve/scheduler.h"
 
 /* Answers x by the rules of `api`. A client that leaves ends its jobs; a stream that has nothing to
  * say gets a sign of life every few seconds. */
 void respond(struct exchange *x, const struct api *api, const struct request_model *model,
-	struct scheduler *s, struct metrics *m);
+	struct scheduler *s, struct metrics *m, struct request_log *log);
 
 /* A refusal in the words of `api`. */
 void respond_refusal(struct exchange *x, const struct api *api, const struct request_error *e);

@@ -2,8 +2,8 @@
 /*
  * `glmstream serve`: an engine behind HTTP. What is served where:
  *
- *   POST /v1/chat/completions  /v1/completions  /v1/responses    OpenAI (api/)
- *   POST /v1/messages  /v1/messages/count_tokens                 Anthropic (api/)
+ *   POST /v1/chat/completions  /v1/completions  /v1/responses    OpenAI (api/openai/)
+ *   POST /v1/messages  /v1/messages/count_tokens                 Anthropic (api/anthropic/)
  *   GET  /v1/models  /v1/models/NAME                             either; Anthropic's form with an
  *                                                                anthropic-version header
  *   GET  /health                                                 {"status": "ok" | "failing" |
@@ -12,6 +12,8 @@
  *   GET  /v1/glmstream/state  /v1/glmstream/events               what the page shows, once or as a
  *                                                                stream (live.h)
  *   GET  /                                                       the page (page.h)
+ *
+ * routes.c has the table. Paths count without a "/" at the end, and those of /v1 without it too.
  *
  * With an API key, everything but / and /health needs it.
  *
@@ -35,7 +37,7 @@ struct server_options {
 	const char *folder;     /* --session-dir; NULL: none; borrowed while opening */
 	uint64_t folder_bytes;  /* 0: the store's own limit */
 	const char *model_name; /* borrowed until server_close */
-	bool any_model;         /* take requests that name another model */
+	bool strict_model;      /* refuse requests that name another model */
 	const char *version;
 	struct sampler_options sampling; /* defaults of requests */
 };

@@ -81,7 +81,7 @@ static void call_clear(struct chat_parse *p)
 		free(p->args[i].key.data);
 		free(p->args[i].value.data);
 	}
-	p->n_args = p->n_tags = p->told = 0;
+	p->n_args = p->n_tags = p->reported = 0;
 	p->begun = false;
 	buf_clear(&p->call);
 	buf_clear(&p->name);
@@ -139,18 +139,18 @@ static struct chat_text call_name(struct chat_parse *p, struct buf *name)
 	return (struct chat_text){(char *)buf_str(name), name->len};
 }
 
-static void tell(struct chat_parse *p, enum chat_event_kind kind, const char *text, size_t len)
+static void report(struct chat_parse *p, enum chat_event_kind kind, const char *text, size_t len)
 {
 	struct chat_event event = {.kind = kind, .text = text, .len = len};
 	if (p->live_calls && len)
 		p->on_event(p->user, &event);
 }
 
-static void tell_arguments(struct chat_parse *p)
+static void report_arguments(struct chat_parse *p)
 {
 	const struct buf *json = &p->json.json;
-	tell(p, CHAT_EVENT_CALL_ARGUMENTS, buf_str(json) + p->told, json->len - p->told);
-	p->told = json->len;
+	report(p, CHAT_EVENT_CALL_ARGUMENTS, buf_str(json) + p->reported, json->len - p->reported);
+	p->reported = json->len;
 }
 
 /* The name is complete. */
@@ -160,7 +160,7 @@ static void call_named(struct chat_parse *p)
 	struct chat_text text = call_name(p, &name);
 	chat_args_begin(&p->json, p->tools, text);
 	p->begun = p->live_calls;
-	tell(p, CHAT_EVENT_CALL_BEGIN, text.data, text.len);
+	report(p, CHAT_EVENT_CALL_BEGIN, text.data, text.len);
 	buf_free(&name);
 }
 
@@ -178,14 +178,14 @@ static void value_bytes(struct chat_parse *p, const char *s, size_t n)
 {
 	buf_append(&p->part, s, n);
 	chat_args_value(&p->json, s, n);
-	tell_arguments(p);
+	report_arguments(p);
 }
 
 static void call_end(struct chat_parse *p)
 {
 	struct buf name = {0};
 	chat_args_end(&p->json);
-	tell_arguments(p);
+	report_arguments(p);
 	struct chat_parsed_call call = {
 		.name = call_name(p, &name), .args = p->args, .n_args = p->n_args};
 	call.arguments = (struct chat_text){p->json.json.data, p->json.json.len};
@@ -258,7 +258,7 @@ static bool call_accepts(struct chat_parse *p, enum tag tag)
 	default: /* IN_VALUE */
 		if (tag == END_VALUE && !p->depth) {
 			chat_args_value_end(&p->json);
-			tell_arguments(p);
+			report_arguments(p);
 			p->args[p->n_args - 1].value = take_part(p);
 			p->state = AFTER_VALUE;
 			return true;

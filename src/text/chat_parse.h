@@ -14,12 +14,12 @@
  * again without counting and with <tool_call> and </tool_call> breaking a value, so that only the
  * broken call becomes text and later ones are found.
  *
- * With live_calls a call is told while it is written: CALL_BEGIN once its name is known (at its
+ * With live_calls a call is reported while it is written: CALL_BEGIN once its name is known (at its
  * first <arg_key> or its end), CALL_ARGUMENTS for each certain piece of the JSON object, then CALL.
- * What was told is not taken back: a call that breaks the rules later, or that the output ends in,
- * stays without its CALL, a partial one, and is no text. One whose name was not complete is text
- * when it breaks the rules, and nothing when the output is cut off in it, unless it can be one tool
- * only.
+ * What was reported is not taken back: a call that breaks the rules later, or that the output ends
+ * in, stays without its CALL, a partial one, and is no text. One whose name was not complete is
+ * text when it breaks the rules, and nothing when the output is cut off in it, unless it can be one
+ * tool only.
  *
  * Reasoning ends at the first </think>. A <think> is a tag only where nothing but blanks was
  * written before; elsewhere it, and every other stray tag, is text.
@@ -98,8 +98,8 @@ struct chat_parse {
 	struct buf name, part; /* name; the key or value being read */
 	size_t depth;          /* unclosed <arg_value> inside the value */
 	struct chat_args json; /* the arguments so far */
-	bool begun;            /* CALL_BEGIN was told */
-	size_t told;           /* bytes of json.json */
+	bool begun;            /* CALL_BEGIN was reported */
+	size_t reported;       /* bytes of json.json */
 	struct chat_arg *args; /* [n_args] */
 	size_t n_args, args_cap;
 };

@@ -21,7 +21,7 @@ static const char *const tags[] = {"<think>", "</think>", "<tool_call>", "</tool
 struct seen {
 	struct buf log;
 	struct buf exact; /* texts and raw calls */
-	struct buf live;  /* arguments told of the call that is open */
+	struct buf live;  /* arguments reported of the call that is open */
 	bool is_live, open;
 	int last;
 };

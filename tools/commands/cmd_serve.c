@@ -23,7 +23,7 @@ struct serve_opts {
 	struct common_opts common;
 	const char *host, *api_key, *allow_host, *cors, *name;
 	uint32_t port, sessions, queue, connections, max_body_mb;
-	bool any_model;
+	bool strict_model;
 	struct prefix_opts prefix;
 };
 
@@ -47,8 +47,9 @@ static int parse_serve_options(struct serve_opts *o, int argc, char **argv, stru
 			.fallback = "128"},
 		{"model-name", 0, ARG_STRING, .string = &o->name, .value = "NAME",
 			.help = "the model's name in the API", .fallback = "the file's name without .gguf"},
-		{"any-model", 0, ARG_FLAG, .flag = &o->any_model,
-			.help = "answer requests that name another model too"},
+		{"strict-model", 0, ARG_FLAG, .flag = &o->strict_model,
+			.help = "refuse requests that name another model (404); by default the model that is "
+					"there answers them"},
 		{"allow-host", 0, ARG_STRING, .string = &o->allow_host, .value = "NAME",
 			.help = "another name that the Host header may have (behind a proxy)",
 			.fallback = "on a loopback address only localhost and addresses of it"},
@@ -154,7 +155,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 		.folder = o.prefix.folder,
 		.folder_bytes = o.prefix.bytes,
 		.model_name = name,
-		.any_model = o.any_model,
+		.strict_model = o.strict_model,
 		.version = GLM_VERSION,
 		.sampling = {.temperature = c->sampling_temperature, .top_p = c->sampling_top_p},
 	};

@@ -218,10 +218,11 @@ void api_completion_end(const struct reply *r, const char *object, struct buf *o
 
 /* ---- models ---- */
 
-static void write_model(struct json_write *w, const struct request_model *m, bool anthropic)
+static void write_model(
+	struct json_write *w, const struct request_model *m, const char *id, bool anthropic)
 {
 	json_write_open(w, NULL, '{');
-	json_write_string(w, "id", m->name);
+	json_write_string(w, "id", id);
 	if (anthropic) {
 		char when[32];
 		time_t t = (time_t)m->created;
@@ -231,11 +232,15 @@ static void write_model(struct json_write *w, const struct request_model *m, boo
 		json_write_string(w, "type", "model");
 		json_write_string(w, "display_name", m->name);
 		json_write_string(w, "created_at", when);
+		json_write_string(w, "lifecycle", "active");
+		json_write_int(w, "max_input_tokens", (int64_t)m->context - 1);
+		json_write_int(w, "max_tokens", m->context);
 	} else {
 		json_write_string(w, "object", "model");
 		json_write_int(w, "created", m->created);
 		json_write_string(w, "owned_by", "glmstream");
 		json_write_int(w, "context_length", m->context);
+		json_write_int(w, "max_model_len", m->context); /* vLLM's name */
 	}
 	json_write_close(w, '}');
 }
@@ -247,7 +252,7 @@ void api_models_list(const struct request_model *m, bool anthropic, struct buf *
 	if (!anthropic)
 		json_write_string(&w, "object", "list");
 	json_write_open(&w, "data", '[');
-	write_model(&w, m, anthropic);
+	write_model(&w, m, m->name, anthropic);
 	json_write_close(&w, ']');
 	if (anthropic) {
 		json_write_string(&w, "first_id", m->name);
@@ -260,10 +265,10 @@ void api_models_list(const struct request_model *m, bool anthropic, struct buf *
 int api_models_one(const struct request_model *m, const char *name, bool anthropic, struct buf *out,
 	struct request_error *e)
 {
-	if (strcmp(name, m->name) && !m->any_name)
+	if (m->strict_name && !request_names_model(m, name))
 		return request_refuse(e, 404, "model_not_found", "model",
 			"the model \"%.100s\" does not exist here; this server has \"%s\"", name, m->name);
 	struct json_write w = {.out = out};
-	write_model(&w, m, anthropic);
+	write_model(&w, m, name, anthropic);
 	return 0;
 }

@@ -171,12 +171,18 @@ int request_unsupported(const json_t *o, const char *key, struct request_error *
 
 /* ---- shared parts ---- */
 
+bool request_names_model(const struct request_model *m, const char *name)
+{
+	size_t n = strlen(m->name);
+	return !strncmp(name, m->name, n) && (!name[n] || !strcmp(name + n, ":latest"));
+}
+
 int request_model_name(struct request *r, struct request_error *e)
 {
 	const char *name = NULL;
 	if (request_string(r->body, "model", &name, e))
 		return -1;
-	if (!name || r->model->any_name || !strcmp(name, r->model->name))
+	if (!name || !r->model->strict_name || request_names_model(r->model, name))
 		return 0;
 	return request_refuse(e, 404, "model_not_found", "model",
 		"the model \"%.100s\" does not exist here; this server has \"%s\"", name, r->model->name);

@@ -31,7 +31,7 @@
 struct request_model {
 	const struct tokenizer *tokenizer;
 	const char *name;
-	bool any_name;    /* take requests for other names too */
+	bool strict_name; /* refuse requests for other names */
 	uint32_t longest; /* bytes of the longest token */
 	uint32_t context; /* tokens of prompt and answer */
 	int64_t created;  /* unix time, shown in lists */
@@ -101,6 +101,8 @@ int request_unsupported(const json_t *o, const char *key, struct request_error *
 
 /* ---- parts that APIs share ---- */
 
+/* Whether `name` (which may end in ollama's ":latest") is that of the model. */
+bool request_names_model(const struct request_model *m, const char *name);
 /* "model": its name is right, or any will do. */
 int request_model_name(struct request *r, struct request_error *e);
 /* temperature, top_p, top_k, min_p, seed; refuses penalties and logit_bias. */

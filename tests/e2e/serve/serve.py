@@ -2,6 +2,7 @@
 """The server as clients meet it, with Python's standard library only: answers, streams, tools, errors, limits, endings."""
 import http.client
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -409,8 +410,8 @@ def test_refusals(s):
     for key, value in (("frequency_penalty", 0), ("logit_bias", {}), ("response_format", {"type": "text"}),
                        ("stop", None), ("unheard_of", 1), ("seed", -5), ("top_k", -1), ("tools", []), ("user", "me")):
         check(s.post(CHAT, {"messages": m, "max_tokens": 1, key: value})[0] == 200, "accepted:", key, value)
-    status, data = s.post(CHAT, {"model": "gpt-4o", "messages": m})
-    check(status == 404 and data["error"]["code"] == "model_not_found", "another model's name", data)
+    status, data = s.post(CHAT, {"model": "gpt-4o", "messages": m, "max_tokens": 1})
+    check(status == 200 and data["model"] == "pocket", "another model's name is answered by the model that is there", data)
     check(s.post(CHAT, {"model": "pocket", "messages": m, "max_tokens": 1})[0] == 200, "this model's name")
     status, data = s.post(CHAT, {"messages": user("word " * 3000)})
     check(status == 400 and data["error"]["code"] == "context_length_exceeded", "too long", data)
@@ -418,12 +419,56 @@ def test_refusals(s):
     for method, path, allow in (("GET", CHAT, "POST, OPTIONS"), ("DELETE", "/health", "GET, HEAD, OPTIONS")):
         status, headers, _ = s.request(method, path)
         check(status == 405 and headers.get("allow") == allow, "405 says what is allowed", method, path, headers)
-    check(s.get("/v1/models/pocket")[1]["id"] == "pocket" and s.get("/v1/models/x")[0] == 404, "one model")
+    check(s.get("/v1/models/pocket")[1]["id"] == "pocket" and s.get("/v1/models/org/x")[1]["id"] == "org/x", "one model")
     # who may ask
     check(s.get("/health", Host="evil.example")[0] == 403, "a foreign Host")
     check(s.get("/health", Host=f"localhost:{s.port}")[0] == 200, "localhost")
     check(s.get("/health", Origin="http://evil.example")[0] == 403, "a foreign Origin")
     check(s.get("/health", Origin=s.url)[0] == 200, "our own page's Origin")
+
+
+def test_paths(s):
+    """Paths as base URLs without /v1, with a slash too many; what is not there lists what is; a line for each request."""
+    for path in ("/v1/models/", "/models", "//v1/models", "/models/"):
+        check(s.get(path)[0] == 200 and s.get(path)[1]["object"] == "list", "the models are also at", path)
+    body = {"messages": user("Define river."), "max_tokens": 1, "model": "gpt-9\x1b[31m"}
+    for path in ("/chat/completions", "/v1/chat/completions/", "//chat//completions/"):
+        check(s.post(path, body)[0] == 200, "chat completions are also at", path)
+    status, data = s.get("/v1/nothing")
+    check(status == 404 and all(p in data["error"]["message"] for p in ("/v1/chat/completions", "/v1/messages")),
+          "404 lists the paths", data)
+    check(s.get("/" + "v1/" * 400)[0] == 404, "a long path")
+    status, data = s.post("/v1/embeddings", {"input": "x"})
+    check(status == 400 and "embeddings" in data["error"]["message"], "embeddings are refused with a reason", data)
+    status, headers, _ = s.request("GET", "/favicon.ico")
+    check(status == 200 and headers["content-type"] == "image/svg+xml", "favicon", status, headers)
+    claude = s.get("/v1/models/claude-opus", **{"anthropic-version": "2023-06-01"})[1]
+    check(claude["id"] == "claude-opus" and claude["max_input_tokens"] == 2047 and claude["type"] == "model", claude)
+    # the log: never the text, no control characters, one line for a name
+    secret = "wombat" + str(time.monotonic_ns())
+    s.post(CHAT, {"messages": user(secret), "max_tokens": 2, "temperature": 0})
+    s.post(CHAT, {"messages": [{"role": secret, "content": secret}]})
+    s.post("/v1/no%1bthing", {})
+    list(s.stream(CHAT, {"messages": user("Define river."), "max_tokens": 3}))
+    time.sleep(0.3)
+    log = "".join(s.log)
+    check(re.search(r"^\d\d:\d\d:\d\d POST /v1/chat/completions 200, \d+ \+ 2 tokens, \d+ ms$", log, re.M) and
+          re.search(r"^\d\d:\d\d:\d\d POST /v1/chat/completions 200, 13 \+ 3 tokens, \d+ ms$", log, re.M) and
+          re.search(r"^\d\d:\d\d:\d\d POST /v1/chat/completions 400 \(messages\[0\].role\), \d+ ms$", log, re.M) and
+          re.search(r"^\d\d:\d\d:\d\d GET /v1/nothing 404, \d+ ms$", log, re.M), "a line for each request", log[-2000:])
+    check(secret not in log and "\x1b" not in log, "neither text nor control characters", log[-2000:])
+    check(log.count('the model "gpt-9') == 1, "one line for a new name", log[-2000:])
+
+
+def test_strict():
+    with Server("--strict-model", "-q", "-c", "512") as s:
+        m = user("x")
+        status, data = s.post(CHAT, {"model": "gpt-4o", "messages": m})
+        check(status == 404 and data["error"]["code"] == "model_not_found", "another model's name", data)
+        check(s.get("/v1/models/x")[0] == 404 and s.get("/v1/models/pocket")[0] == 200, "one model")
+        for name in ("pocket", "pocket:latest"):
+            check(s.post(CHAT, {"model": name, "messages": m, "max_tokens": 1})[0] == 200, "the right name", name)
+        check(not "".join(s.log), "-q writes no lines", s.log)
 
 
 def raw(s, data, wait=10, half_close=False):
@@ -673,7 +718,7 @@ def main():
     chosen = sys.argv[1:]  # names of tests; none: all
     with Server("--sessions", "4", "-c", "2048", "--max-body-mb", "1", "--max-connections", "16", "-v") as s:
         for test in (test_answers, test_stops, test_logprobs, test_stream, test_tools, test_partial_calls, test_no_tools, test_agent_loop,
-                     test_completions, test_responses, test_messages, test_refusals, test_cancel, test_metrics,
+                     test_completions, test_responses, test_messages, test_refusals, test_paths, test_cancel, test_metrics,
                      test_limits):
             start = time.monotonic()
             if chosen and test.__name__[5:] not in chosen:
@@ -683,7 +728,7 @@ def main():
     if not chosen or "load" in chosen:
         with Server("--sessions", "8", "-c", "512", "-q") as s:
             test_load(s)
-    for test in (test_key_and_queue, test_start, test_cache_sizes, test_folder):
+    for test in (test_strict, test_key_and_queue, test_start, test_cache_sizes, test_folder):
         if not chosen or test.__name__[5:] in chosen:
             test()
     finish()

@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: MIT */
+/* The page, what machines watch, and the list of models. */
+#if HAVE_HTTP
+#include "src/serve/server_internal.h"
+
+#include "src/base/clock.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/serve/api/json_write.h"
+#include "src/serve/live.h"
+#include "src/serve/page.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+void handle_count(struct server *s, struct exchange *x, const char *rest)
+{
+	(void)rest;
+	size_t len;
+	const char *text = exchange_body(x, &len);
+	struct request_error e = {0};
+	struct buf body = {0};
+	int64_t n = api_messages_count(&s->model, text, len, &e);
+	if (n < 0) {
+		respond_refusal(x, &api_messages, &e);
+		return;
+	}
+	buf_printf(&body, "{\"input_tokens\":%lld}", (long long)n);
+	exchange_reply(x, 200, JSON_TYPE, &body);
+}
+
+void handle_models(struct server *s, struct exchange *x, const char *rest)
+{
+	(void)rest;
+	struct buf body = {0};
+	api_models_list(&s->model, exchange_header(x, "anthropic-version") != NULL, &body);
+	exchange_reply(x, 200, JSON_TYPE, &body);
+}
+
+void handle_model(struct server *s, struct exchange *x, const char *rest)
+{
+	struct buf body = {0};
+	struct request_error e = {0};
+	bool anthropic = exchange_header(x, "anthropic-version") != NULL;
+	if (api_models_one(&s->model, rest, anthropic, &body, &e))
+		respond_refusal(x, route_words(x), &e);
+	else
+		exchange_reply(x, 200, JSON_TYPE, &body);
+}
+
+void handle_health(struct server *s, struct exchange *x, const char *rest)
+{
+	(void)rest;
+	struct scheduler_snapshot snapshot;
+	scheduler_snapshot(s->scheduler, &snapshot);
+	bool ending = http_is_ending(s->http);
+	struct buf body = {0};
+	struct json_write w = {.out = &body};
+	json_write_open(&w, NULL, '{');
+	json_write_string(&w, "status", ending ? "ending" : snapshot.healthy ? "ok" : "failing");
+	json_write_string(&w, "model", s->model.name);
+	json_write_int(&w, "active", snapshot.active);
+	json_write_int(&w, "waiting", snapshot.waiting);
+	json_write_close(&w, '}');
+	exchange_reply(x, ending || !snapshot.healthy ? 503 : 200, JSON_TYPE, &body);
+}
+
+static struct live_source live_of(struct server *s)
+{
+	return (struct live_source){.engine = s->engine,
+		.scheduler = s->scheduler,
+		.metrics = s->metrics,
+		.version = s->options.version,
+		.model = s->model.name,
+		.started_ns = s->started_ns,
+		.connections = http_connections(s->http)};
+}
+
+void handle_metrics(struct server *s, struct exchange *x, const char *rest)
+{
+	(void)rest;
+	struct live_source live = live_of(s);
+	struct metrics_gauges g;
+	struct buf body = {0};
+	live_gauges(&live, &g);
+	metrics_text(s->metrics, &g, &body);
+	exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
+}
+
+static bool wants_map(const struct exchange *x)
+{
+	const char *map = exchange_query(x, "map");
+	return !map || strcmp(map, "0") != 0;
+}
+
+void handle_state(struct server *s, struct exchange *x, const char *rest)
+{
+	(void)rest;
+	struct live_source live = live_of(s);
+	struct buf body = {0};
+	live_write(&live, wants_map(x), &body);
+	exchange_set_header(x, "Cache-Control", "no-store");
+	exchange_reply(x, 200, JSON_TYPE, &body);
+}
+
+struct watcher {
+	struct server *server;
+	bool map;
+	unsigned interval_ms;
+	uint64_t next_ns;
+};
+
+static bool next_state(void *user, struct buf *out)
+{
+	struct watcher *w = user;
+	uint64_t now = clock_ns();
+	if (http_is_ending(w->server->http))
+		return false;
+	if (now < w->next_ns) {
+		uint64_t wait = MIN(w->next_ns - now, 100000000u);
+		nanosleep(&(struct timespec){.tv_nsec = (long)wait}, NULL);
+		return true;
+	}
+	struct live_source live = live_of(w->server);
+	buf_puts(out, "event: state\ndata: ");
+	live_write(&live, w->map, out);
+	buf_puts(out, "\n\n");
+	w->next_ns = now + w->interval_ms * 1000000ull;
+	return true;
+}
+
+void handle_events(struct server *s, struct exchange *x, const char *rest)
+{
+	(void)rest;
+	const char *interval = exchange_query(x, "interval");
+	struct watcher *w = NEW(struct watcher);
+	long ms = interval ? strtol(interval, NULL, 10) : 500;
+	*w = (struct watcher){
+		.server = s, .map = wants_map(x), .interval_ms = (unsigned)MAX(MIN(ms, 10000), 100)};
+	exchange_stream(x, "text/event-stream; charset=utf-8", next_state, free, w);
+}
+
+/* A stream of layers, drawn: browsers ask for it on every visit. */
+void handle_icon(struct server *s, struct exchange *x, const char *rest)
+{
+	(void)s, (void)rest;
+	struct buf body = {0};
+	buf_puts(&body, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'>"
+					"<rect width='16' height='16' rx='3' fill='#1f6feb'/>"
+					"<path d='M3 5h10M3 8h10M3 11h6' stroke='#fff' stroke-width='1.6'/></svg>");
+	exchange_set_header(x, "Cache-Control", "max-age=86400");
+	exchange_reply(x, 200, "image/svg+xml", &body);
+}
+
+void handle_page(struct server *s, struct exchange *x, const char *rest)
+{
+	(void)rest;
+	(void)s;
+	struct buf body = {0};
+	struct err err = {0};
+	char policy[PAGE_POLICY_MAX];
+	if (page_write(&body, policy, &err)) {
+		struct request_error e = {0};
+		buf_free(&body);
+		request_refuse_err(&e, &err);
+		respond_refusal(x, &api_chat, &e);
+		return;
+	}
+	exchange_set_header(x, "Content-Security-Policy", policy);
+	exchange_set_header(x, "Cache-Control", "no-store");
+	exchange_reply(x, 200, "text/html; charset=utf-8", &body);
+}
+
+#endif

@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: MIT */
+/* What the files of the server share: server.c opens and closes, routes.c says which path is whose,
+ * handlers*.c answer. */
+#ifndef GLM_SERVE_SERVER_INTERNAL_H
+#define GLM_SERVE_SERVER_INTERNAL_H
+
+#include "src/serve/api/api.h"
+#include "src/serve/metrics.h"
+#include "src/serve/request_log.h"
+#include "src/serve/respond.h"
+#include "src/serve/scheduler.h"
+#include "src/serve/server.h"
+
+#define JSON_TYPE "application/json"
+
+struct server {
+	struct engine *engine;
+	struct server_options options;
+	struct request_model model;
+	struct request_log *log;
+	struct metrics *metrics;
+	struct scheduler *scheduler;
+	struct http *http; /* set by http_open before it starts threads */
+	uint64_t started_ns;
+};
+
+/* What a path holds for a method. */
+struct server_route {
+	const char *method, *path;              /* the path as /metrics counts it */
+	enum { ROUTE_EXACT, ROUTE_BELOW } kind; /* BELOW: the path goes on behind it */
+	bool open;                              /* no key is needed */
+	const struct api *words;                /* whose form refusals have; NULL: the client's */
+	/* rest: of the path, behind a ROUTE_BELOW, else "" */
+	void (*handle)(struct server *s, struct exchange *x, const char *rest);
+	const char *refusal; /* instead of handle: why this is not done here */
+};
+
+#define ROUTE_PATH_MAX 512
+
+/* Paths count without a "/" at the end or twice in a row, and those of /v1 without it, too. NULL:
+ * there is none. *allow: the methods that this path takes, when it takes others only, else NULL.
+ * rest (may be NULL): [ROUTE_PATH_MAX]. HEAD is GET without the bytes. */
+const struct server_route *route_find(
+	const char *method, const char *path, const char **allow, char *rest);
+/* The API in whose form a refusal is written: that of the path, and of the client where two share
+ * it. */
+const struct api *route_words(const struct exchange *x);
+/* The sentence for a path that does not exist: it lists those that do. */
+const char *route_list(void);
+
+/* Answers by the rules of `api`; for the paths that a model answers. */
+void server_respond(struct server *s, struct exchange *x, const struct api *api);
+
+/* handlers.c: of this server itself, and the models. */
+void handle_page(struct server *s, struct exchange *x, const char *rest);
+void handle_icon(struct server *s, struct exchange *x, const char *rest);
+void handle_health(struct server *s, struct exchange *x, const char *rest);
+void handle_metrics(struct server *s, struct exchange *x, const char *rest);
+void handle_state(struct server *s, struct exchange *x, const char *rest);
+void handle_events(struct server *s, struct exchange *x, const char *rest);
+void handle_models(struct server *s, struct exchange *x, const char *rest);
+void handle_model(struct server *s, struct exchange *x, const char *rest);
+void handle_count(struct server *s, struct exchange *x, const char *rest);
+
+#endif
