@@ -202,7 +202,7 @@ int profile_write(
 	size_t n;
 	struct counted *c = sorted_counts(&sum, &n);
 	struct out_file out;
-	int rc = out_file_open(&out, path, e);
+	int rc = out_file_open(&out, path, &out_profile, false, e);
 	if (!rc) {
 		fprintf(out.f, PROFILE_MAGIC "%d %016llx %u %u\nlayer,expert,count\n", PROFILE_VERSION,
 			(unsigned long long)p->fingerprint, p->n_layers, p->n_experts);

@@ -64,10 +64,12 @@ struct trace_model {
 
 struct trace_writer;
 
-/* Creates the file and writes the header. An older trace and an empty file are written over; any
- * other file is refused and stays as it is. NULL with a sentence in *e. The model is copied. */
+/* Creates PATH.partial and writes the header; trace_writer_close renames it to PATH. A killed
+ * process leaves PATH.partial, which can be read up to the last whole frame. At both names only an
+ * older trace or an empty file is replaced, with force any file. A device or pipe is written
+ * directly. NULL with a sentence in *e. The model is copied. */
 struct trace_writer *trace_writer_open(
-	const char *path, const struct trace_model *model, struct err *e);
+	const char *path, bool force, const struct trace_model *model, struct err *e);
 
 /* Append a record; nothing is allocated, about every 64 KiB one write(2) happens. A failed write is
  * remembered and reported by trace_writer_close, later records are dropped. Ids, layers and n must

@@ -6,9 +6,11 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/out_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -18,7 +20,8 @@
 
 struct trace_writer {
 	int fd;
-	char *path;
+	char *path, *partial; /* partial: where it is written; NULL: at path itself */
+	bool force;
 	uint32_t n_layers, n_experts;
 	uint8_t *raw; /* [raw_cap] records of the frame being collected */
 	size_t raw_len, raw_cap;
@@ -129,6 +132,7 @@ static void writer_free(struct trace_writer *w)
 	trace_packer_free(w->packer);
 	free(w->raw);
 	free(w->path);
+	free(w->partial);
 	free(w);
 }
 
@@ -151,29 +155,23 @@ static void write_header(struct trace_writer *w, const struct trace_model *m)
 	write_frame(w);
 }
 
-/* An older trace is written over; any other file, as the model given by mistake, is not. */
 static int open_file(struct trace_writer *w, struct err *e)
 {
 	struct stat st;
-	char magic[8];
-	w->fd = open(w->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-	if (w->fd < 0)
-		return err_errno(e, errno, "%.400s: cannot create the trace", w->path);
-	if (fstat(w->fd, &st) || !S_ISREG(st.st_mode) || !st.st_size)
-		return 0;
-	int rc = 0;
-	if (pread(w->fd, magic, sizeof magic, 0) != sizeof magic ||
-		memcmp(magic, TRACE_MAGIC, sizeof magic))
-		rc = err_set(
-			e, ERR_INPUT, "%.400s: is there and is no trace: it is not written over", w->path);
-	else if (ftruncate(w->fd, 0))
-		rc = err_errno(e, errno, "%.400s: the old trace cannot be emptied", w->path);
-	if (rc)
-		close(w->fd);
-	return rc;
+	bool direct = !stat(w->path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode);
+	if (!direct) {
+		w->partial = mem_printf("%s.partial", w->path);
+		int rc = out_file_may_replace(w->path, &out_trace, w->force, e);
+		if (rc || (rc = out_file_may_replace(w->partial, &out_trace, w->force, e)))
+			return rc;
+	}
+	w->fd = open(direct ? w->path : w->partial,
+		direct ? O_WRONLY | O_CLOEXEC : O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+	return w->fd < 0 ? err_errno(e, errno, "%.400s: cannot create the trace", w->path) : 0;
 }
 
-struct trace_writer *trace_writer_open(const char *path, const struct trace_model *m, struct err *e)
+struct trace_writer *trace_writer_open(
+	const char *path, bool force, const struct trace_model *m, struct err *e)
 {
 	if (!m->n_layers || m->n_layers > TRACE_MAX_LAYERS || !m->n_experts ||
 		m->n_experts > TRACE_MAX_EXPERTS) {
@@ -183,6 +181,7 @@ struct trace_writer *trace_writer_open(const char *path, const struct trace_mode
 	}
 	struct trace_writer *w = NEW(struct trace_writer);
 	w->path = mem_strdup(path);
+	w->force = force;
 	w->n_layers = m->n_layers;
 	w->n_experts = m->n_experts;
 	w->raw_cap =
@@ -201,6 +200,8 @@ struct trace_writer *trace_writer_open(const char *path, const struct trace_mode
 		if (e)
 			*e = w->failed;
 		close(w->fd);
+		if (w->partial)
+			unlink(w->partial);
 		writer_free(w);
 		return NULL;
 	}
@@ -217,6 +218,10 @@ int trace_writer_close(struct trace_writer *w, struct err *e)
 	write_frame(w);
 	if (close(w->fd) && !w->failed.code)
 		err_errno(&w->failed, errno, "%.400s: cannot close the trace", w->path);
+	if (!w->failed.code && w->partial &&
+		!out_file_may_replace(w->path, &out_trace, w->force, &w->failed) &&
+		rename(w->partial, w->path))
+		err_errno(&w->failed, errno, "%.400s: cannot be renamed to %.400s", w->partial, w->path);
 	int code = w->failed.code;
 	if (code && e)
 		*e = w->failed;

@@ -12,6 +12,43 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+const struct out_kind out_session = {"a session", "GLMSESS", NULL},
+					  out_trace = {"a trace", "GLMTRACE", NULL},
+					  out_profile = {"a profile", "# glmstream profile ", NULL},
+					  out_plot = {"a plot", OUT_PLOT_HEAD, NULL},
+					  out_journal = {"the journal of a conversion", "glmstream-convert ", NULL},
+					  out_history = {"a history of lines", "_HiStOrY_V2_", NULL},
+					  out_unfinished_model = {"an unfinished model", "GGUF", OUT_MODEL_KEY},
+					  out_data = {NULL, NULL, NULL};
+
+/* Does the file begin as files of the kind do? */
+static bool is_of_kind(const char *path, const struct out_kind *kind)
+{
+	char head[OUT_KIND_HEAD];
+	FILE *f = kind->begins ? fopen(path, "re") : NULL;
+	if (!f)
+		return false;
+	size_t n = fread(head, 1, sizeof head, f), begins = strlen(kind->begins);
+	fclose(f);
+	return n >= begins && !memcmp(head, kind->begins, begins) &&
+		   (!kind->mark || memmem(head, n, kind->mark, strlen(kind->mark)));
+}
+
+int out_file_may_replace(const char *path, const struct out_kind *kind, bool force, struct err *e)
+{
+	struct stat st;
+	if (force || !strcmp(path, "-") || stat(path, &st) || !S_ISREG(st.st_mode) || !st.st_size ||
+		is_of_kind(path, kind))
+		return 0;
+	if (kind->name)
+		err_set(e, ERR_INPUT, "%.400s: exists and is not %s of this program; it is not replaced",
+			path, kind->name);
+	else
+		err_set(e, ERR_INPUT, "%.400s: exists already; it is not replaced", path);
+	err_hint(e, "--force replaces it");
+	return ERR_INPUT;
+}
+
 /* umask can only be read by setting it; the command line has one thread while files are opened. */
 static mode_t new_file_mode(void)
 {
@@ -74,9 +111,10 @@ static int is_directory(const char *path, struct err *e)
 		e, ERR_INPUT, "%.400s: is a directory, expected the name of a file to write", path);
 }
 
-int out_file_open(struct out_file *o, const char *path, struct err *e)
+int out_file_open(
+	struct out_file *o, const char *path, const struct out_kind *kind, bool force, struct err *e)
 {
-	*o = (struct out_file){.directory = -1};
+	*o = (struct out_file){.directory = -1, .kind = kind, .force = force};
 	if (!strcmp(path, "-")) {
 		o->f = stdout;
 		o->path = mem_strdup("standard output");
@@ -96,12 +134,14 @@ int out_file_open(struct out_file *o, const char *path, struct err *e)
 		o->f = fdopen(fd, "w");
 		return o->f ? 0 : failed_open(o, fd, path, e);
 	}
-	return open_beside(o, path, there, there ? st.st_mode & 0777 : new_file_mode(), e);
+	int rc = out_file_may_replace(path, kind, force, e);
+	return rc ? rc : open_beside(o, path, there, there ? st.st_mode & 0777 : new_file_mode(), e);
 }
 
-int out_file_open_private(struct out_file *o, const char *path, struct err *e)
+int out_file_open_private(
+	struct out_file *o, const char *path, const struct out_kind *kind, bool force, struct err *e)
 {
-	*o = (struct out_file){.directory = -1};
+	*o = (struct out_file){.directory = -1, .kind = kind, .force = force};
 	struct stat st;
 	bool there = !stat(path, &st);
 	if (there && S_ISDIR(st.st_mode))
@@ -109,13 +149,18 @@ int out_file_open_private(struct out_file *o, const char *path, struct err *e)
 	if (there && !S_ISREG(st.st_mode))
 		return err_set(e, ERR_INPUT,
 			"%.400s: is a device or a pipe, expected the name of a file to write", path);
-	return open_beside(o, path, there, there ? st.st_mode & 0777 : 0600, e);
+	int rc = out_file_may_replace(path, kind, force, e);
+	return rc ? rc : open_beside(o, path, there, there ? st.st_mode & 0777 : 0600, e);
 }
 
 int out_file_commit(struct out_file *o, struct err *e)
 {
-	errno = 0;
 	bool lost = ferror(o->f);
+	if (!o->direct && out_file_may_replace(o->path, o->kind, o->force, e)) {
+		out_file_abort(o);
+		return ERR_INPUT;
+	}
+	errno = 0;
 	int rc = fflush(o->f) || lost ? -1 : 0;
 	const char *what = "write";
 	if (!rc && !o->direct) {

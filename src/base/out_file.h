@@ -4,13 +4,40 @@
  * file system has none, to a temporary name beside the target), which takes the place of the target
  * in out_file_commit. Interrupted programs leave the old file as it was. "-" is stdout; devices and
  * pipes are written directly.
+ *
+ * Every writer of files states the kind of its file. A file that exists is replaced only if it is
+ * of that kind, so that a mistyped name destroys nobody's work; `force` (--force) replaces any.
  */
 #ifndef GLM_BASE_OUT_FILE_H
 #define GLM_BASE_OUT_FILE_H
 
 #include "src/base/err.h"
 
+#include <stdbool.h>
 #include <stdio.h>
+
+/* How files of a kind are recognised that this program wrote. */
+struct out_kind {
+	const char *name;   /* for errors: "a session" */
+	const char *begins; /* the first bytes; NULL: no file is recognised as this kind */
+	const char *mark;   /* must stand in the first OUT_KIND_HEAD bytes; NULL: nothing */
+};
+#define OUT_KIND_HEAD 4096
+
+extern const struct out_kind out_session, out_trace, out_profile, out_plot, out_journal,
+	out_history;
+extern const struct out_kind out_unfinished_model; /* GGUF with the key OUT_MODEL_KEY */
+extern const struct out_kind out_data; /* without a mark: what exists is only replaced by force */
+
+/* The first line of every plot. */
+#define OUT_PLOT_HEAD "<!-- drawn by glmstream -->\n"
+
+/* The key of every GGUF that this program writes; its value is the program's version. */
+#define OUT_MODEL_KEY "glmstream.version"
+
+/* May `path` be written? Yes when nothing is there, or an empty file, or one of the kind, or with
+ * force; devices, pipes and folders are left to the writer. Else ERR_INPUT with a hint. */
+int out_file_may_replace(const char *path, const struct out_kind *kind, bool force, struct err *e);
 
 /* Zero-initialise. Write to `f` with stdio; errors may be left to commit. */
 struct out_file {
@@ -21,14 +48,19 @@ struct out_file {
 	int direct;    /* stdout, a device or a pipe */
 	int no_sync;   /* may be set after opening: commit waits for no disk, a power cut may leave a
 					  broken file */
+	const struct out_kind *kind; /* also looked at by commit: the target may be new by then */
+	bool force;
 };
 
-/* A file that exists keeps its permissions, a new one gets what the umask leaves. */
-int out_file_open(struct out_file *o, const char *path, struct err *e);
+/* A file that exists keeps its permissions, a new one gets what the umask leaves. ERR_INPUT as of
+ * out_file_may_replace. */
+int out_file_open(
+	struct out_file *o, const char *path, const struct out_kind *kind, bool force, struct err *e);
 
 /* The same for what only its owner may read; a target that is no regular file, "-" included, is
  * refused (ERR_INPUT). Does not touch the umask: any thread may call it. */
-int out_file_open_private(struct out_file *o, const char *path, struct err *e);
+int out_file_open_private(
+	struct out_file *o, const char *path, const struct out_kind *kind, bool force, struct err *e);
 
 /* Flushes to the disk (the folder too), checks every write, puts the file in its place and closes
  * it. On failure the target is untouched and everything is released. */

@@ -61,7 +61,7 @@ static int open_warm_profile(struct engine *g, const struct engine_options *o, c
 		return rc;
 	if (!is_trace) {
 		struct out_file probe; /* a file that cannot be written fails now, not at the end */
-		if ((rc = out_file_open(&probe, o->warm, e)))
+		if ((rc = out_file_open(&probe, o->warm, &out_profile, o->force, e)))
 			return rc;
 		out_file_abort(&probe);
 		g->warm_path = mem_strdup(o->warm);
@@ -94,7 +94,7 @@ static int open_trace(struct engine *g, const struct engine_options *o,
 		.top_k = c->n_used,
 		.name = c->name,
 		.expert_bytes = bytes};
-	g->trace = trace_writer_open(o->trace, &m, e);
+	g->trace = trace_writer_open(o->trace, o->force, &m, e);
 	free(bytes);
 	return g->trace ? 0 : e ? e->code : ERR_RUN;
 }

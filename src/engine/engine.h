@@ -61,6 +61,7 @@ struct engine_options {
 	void (*loading)(void *user, uint64_t done_bytes, uint64_t total_bytes);
 	void *loading_user;
 	const char *trace; /* file to record routing, tiers and waits in; NULL: none */
+	bool force;        /* replace files that this program did not write (out_file.h) */
 	/* Profile or trace that seeds the cache; NULL: none. The profile of this run is added to a
 	 * profile at close; a file that does not exist yet becomes one. A trace is not changed. */
 	const char *warm;

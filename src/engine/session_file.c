@@ -211,13 +211,14 @@ static int write_cache_rows(struct session *s, struct block_stream *b, const str
 	return rc;
 }
 
+/* part: of a prefix store. */
 static int write_session(struct session *s, uint32_t first, uint32_t n, bool part, const char *path,
-	const void *note, size_t note_bytes, struct session_file_info *info, struct err *e)
+	bool force, const void *note, size_t note_bytes, struct session_file_info *info, struct err *e)
 {
 	struct out_file out = {0};
 	struct block_stream b = {0};
 	uint8_t head[SESSION_FILE_HEAD], *scratch = mem_try_new(max_block_bytes(s), 1);
-	int rc = scratch ? out_file_open_private(&out, path, e)
+	int rc = scratch ? out_file_open_private(&out, path, &out_session, force, e)
 					 : err_set(e, ERR_MEMORY, "%.400s: no memory to write it", path);
 	if (rc || (rc = block_stream_init(&b, out.f, path, max_block_bytes(s), e)))
 		goto out;
@@ -248,13 +249,15 @@ out:
 	return rc;
 }
 
-int session_file_save(struct session *s, const char *path, const void *note, size_t note_bytes,
-	struct session_file_info *info, struct err *e)
+int session_file_save(struct session *s, uint32_t n, const char *path, bool force, const void *note,
+	size_t note_bytes, struct session_file_info *info, struct err *e)
 {
+	if (n > s->length)
+		bug("%u tokens to save of %u", n, s->length);
 	if (note_bytes > SESSION_FILE_NOTE_MAX)
 		return err_set(e, ERR_INPUT, "%.400s: a note of %zu bytes, a session file takes up to %u",
 			path, note_bytes, SESSION_FILE_NOTE_MAX);
-	return write_session(s, 0, s->length, false, path, note, note_bytes, info, e);
+	return write_session(s, 0, n, false, path, force, note, note_bytes, info, e);
 }
 
 int session_rows_save(struct session *s, uint32_t first, uint32_t n, const char *path,
@@ -262,7 +265,7 @@ int session_rows_save(struct session *s, uint32_t first, uint32_t n, const char 
 {
 	if (first >= n || n > s->length)
 		bug("rows %u to %u of %u", first, n, s->length);
-	return write_session(s, first, n, true, path, NULL, 0, info, e);
+	return write_session(s, first, n, true, path, false, NULL, 0, info, e);
 }
 
 /* ---- reading ---- */

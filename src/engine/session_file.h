@@ -46,12 +46,15 @@ struct session_file_info {
 /* Bytes of a file of n tokens of this session with a note, at most. */
 uint64_t session_file_bytes(const struct session *s, uint32_t n, size_t note_bytes);
 
-/* Writes the whole timeline and the caller's note (at most SESSION_FILE_NOTE_MAX bytes) to a file
- * that only its owner may read. It is written beside `path` and renamed when all of it is on the
- * disk: after a failure, or when the program is killed, the old file is unchanged. *info may be
- * NULL. */
-int session_file_save(struct session *s, const char *path, const void *note, size_t note_bytes,
-	struct session_file_info *info, struct err *e);
+/* Writes the first n tokens of the timeline (n <= length) and the caller's note (at most
+ * SESSION_FILE_NOTE_MAX bytes) to a file that only its owner may read.
+ * - Nothing of later tokens is in the file.
+ * - It is written beside `path` and renamed when all of it is on the disk: after a failure, or when
+ *   the program is killed, the old file is unchanged.
+ * - A file that is no session is replaced only with force, else ERR_INPUT (out_file.h).
+ * - *info may be NULL. */
+int session_file_save(struct session *s, uint32_t n, const char *path, bool force, const void *note,
+	size_t note_bytes, struct session_file_info *info, struct err *e);
 
 /* Makes the timeline that of the file, without logits: session_sync computes the last token again.
  * - Replaces *note (may be NULL).

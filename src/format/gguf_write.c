@@ -14,6 +14,8 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/out_file.h"
+#include "src/base/version.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -134,7 +136,7 @@ static void begin_key(struct gguf_writer *w, const char *key)
 	if (w->planned)
 		bug("key %s is declared after the plan", key);
 	if (!*key || strlen(key) > GGUF_NAME_MAX || !strcmp(key, "general.alignment") ||
-		!strncmp(key, "split.", 6))
+		!strcmp(key, OUT_MODEL_KEY) || !strncmp(key, "split.", 6))
 		bug("key \"%s\" cannot be declared", key);
 	for (size_t i = 0; i < w->n_kvs; i++)
 		if (!strcmp(w->keys[i], key))
@@ -306,8 +308,11 @@ static uint64_t tensor_row_bytes(const struct out_tensor *t)
 /* Keys that every part carries; `split` of them belong to sets only. */
 static void append_own_keys(const struct gguf_writer *w, struct buf *b, size_t part, uint64_t *n)
 {
+	append_str(b, OUT_MODEL_KEY, strlen(OUT_MODEL_KEY));
+	append_u32(b, GGUF_STRING);
+	append_str(b, GLM_VERSION, strlen(GLM_VERSION));
 	append_scalar(b, "general.alignment", GGUF_U32, &w->alignment, 4);
-	*n += 1;
+	*n += 2;
 	if (w->n_parts < 2)
 		return;
 	uint16_t no = (uint16_t)part, count = (uint16_t)w->n_parts;
@@ -373,10 +378,10 @@ static void encode_header(struct gguf_writer *w, size_t part)
 	append_u32(b, 3);
 	append_u64(b, p->info.n_tensors);
 	append_u64(b, n_kvs);
+	buf_append(b, own.data, own.len); /* first: out_file.h looks at the head of a file only */
+	buf_free(&own);
 	if (!part)
 		buf_append(b, buf_str(&w->kvs), w->kvs.len);
-	buf_append(b, own.data, own.len);
-	buf_free(&own);
 	for (size_t i = 0; i < p->info.n_tensors; i++) {
 		const struct out_tensor *t = &w->tensors[p->info.first_tensor + i];
 		append_str(b, t->name, strlen(t->name));
@@ -501,6 +506,21 @@ static int check_resumed(const struct out_part *p, struct err *e)
 	return same ? 0
 				: err_set(e, ERR_INPUT, "%s: its header is not the one that would be written",
 					  p->partial);
+}
+
+int gguf_writer_check_output(
+	const struct gguf_writer *w, const char *path, bool force, struct err *e)
+{
+	int rc = 0;
+	for (size_t i = 0; i < w->n_parts && !rc; i++) {
+		char *part = gguf_writer_part_path(w, path, i), *partial = mem_printf("%s.partial", part);
+		rc = out_file_may_replace(part, &out_data, force, e);
+		if (!rc)
+			rc = out_file_may_replace(partial, &out_unfinished_model, force, e);
+		free(part);
+		free(partial);
+	}
+	return rc;
 }
 
 int gguf_writer_create(struct gguf_writer *w, const char *path, bool resume, struct err *e)

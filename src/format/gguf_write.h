@@ -37,7 +37,7 @@ struct gguf_writer *gguf_writer_new(const struct gguf_write_options *options); /
 void gguf_writer_free(struct gguf_writer *w);
 
 /* ---- declare: keys are copied, in the order given. A key given twice is a bug() ----
- * general.alignment and split.* are written by the writer itself. */
+ * general.alignment, split.* and glmstream.version are written by the writer itself. */
 void gguf_writer_set_u32(struct gguf_writer *w, const char *key, uint32_t v);
 void gguf_writer_set_u64(struct gguf_writer *w, const char *key, uint64_t v);
 void gguf_writer_set_f32(struct gguf_writer *w, const char *key, float v);
@@ -81,6 +81,11 @@ void gguf_writer_place(
 char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_t part);
 
 /* ---- write ---- */
+
+/* To be called before create. ERR_INPUT when a file stands where a part would go, finished model or
+ * not, or a .partial that this writer did not make; nothing with force (out_file.h). */
+int gguf_writer_check_output(
+	const struct gguf_writer *w, const char *path, bool force, struct err *e);
 
 /* Creates path.partial (of each part), reserves the space on disk where the file system can, writes
  * headers. With `resume` the files must exist from an earlier run with exactly these headers and

@@ -7,6 +7,7 @@
 #include "src/base/num.h"
 #include "src/base/rng.h"
 
+#include <limits.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -91,7 +92,7 @@ static void record(struct trace_writer *w, uint64_t seed, int n_steps)
 static void write_file(uint64_t seed, int n_steps)
 {
 	struct err e = {0};
-	struct trace_writer *w = trace_writer_open(path, &model, &e);
+	struct trace_writer *w = trace_writer_open(path, false, &model, &e);
 	if (!w)
 		fail_msg("%s", e.text);
 	record(w, seed, n_steps);
@@ -210,10 +211,12 @@ static void test_killed_run(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	struct trace_writer *w = trace_writer_open(path, &model, &e);
+	struct trace_writer *w = trace_writer_open(path, false, &model, &e);
 	record(w, 9, 2000);
 	size_t n;
-	uint8_t *data = slurp(path, &n); /* as it stands on disk now */
+	char partial[PATH_MAX];
+	snprintf(partial, sizeof partial, "%s.partial", path);
+	uint8_t *data = slurp(partial, &n); /* as it stands on disk now */
 	struct trace t = {0};
 	if (trace_parse(data, n, "killed", &t, &e))
 		fail_msg("%s", e.text);
@@ -226,6 +229,42 @@ static void test_killed_run(void **state)
 	trace_fini(&t);
 	free(data);
 	assert_int_equal(trace_writer_close(w, &e), 0);
+	assert_int_equal(access(partial, F_OK), -1);
+}
+
+/* Until it is complete a recording leaves the older trace as it is; at both names only traces are
+ * replaced, with force any file. */
+static void test_older_files(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	char partial[PATH_MAX];
+	size_t n_before, n_now;
+	snprintf(partial, sizeof partial, "%s.partial", path);
+	struct trace_writer *w = trace_writer_open(path, false, &model, &e);
+	record(w, 3, 40);
+	assert_int_equal(trace_writer_close(w, &e), 0);
+	uint8_t *before = slurp(path, &n_before);
+	w = trace_writer_open(path, false, &model, &e);
+	record(w, 4, 400);
+	uint8_t *now = slurp(path, &n_now);
+	assert_true(n_now == n_before && !memcmp(now, before, n_now));
+	free(now);
+	assert_int_equal(trace_writer_close(w, &e), 0);
+	now = slurp(path, &n_now);
+	assert_true(n_now > n_before);
+	free(now);
+	free(before);
+
+	FILE *f = fopen(partial, "w");
+	fputs("my notes", f);
+	fclose(f);
+	assert_null(trace_writer_open(path, false, &model, &e));
+	assert_non_null(strstr(e.text, ".partial: exists and is not a trace"));
+	w = trace_writer_open(path, true, &model, &e);
+	assert_non_null(w);
+	assert_int_equal(trace_writer_close(w, &e), 0);
+	assert_int_equal(access(partial, F_OK), -1);
 }
 
 /* Any flipped bit that changes the content is noticed: an error, or at least an end that comes too
@@ -368,14 +407,14 @@ static void test_write_errors(void **state)
 {
 	(void)state;
 	struct err e = {0};
-	assert_null(trace_writer_open("/nonexistent/trace", &model, &e));
+	assert_null(trace_writer_open("/nonexistent/trace", false, &model, &e));
 	assert_true(strstr(e.text, "/nonexistent/trace") != NULL);
 	/* a file that is no trace is not written over */
 	char other[] = "build/test_trace_other_XXXXXX", text[32] = "";
 	int fd = mkstemp(other);
 	assert_int_equal(write(fd, "GGUF and more", 13), 13);
-	assert_null(trace_writer_open(other, &model, &e));
-	assert_non_null(strstr(e.text, "is no trace"));
+	assert_null(trace_writer_open(other, false, &model, &e));
+	assert_non_null(strstr(e.text, "is not a trace"));
 	assert_int_equal(pread(fd, text, sizeof text, 0), 13);
 	assert_string_equal(text, "GGUF and more");
 	close(fd);
@@ -383,7 +422,7 @@ static void test_write_errors(void **state)
 	if (access("/dev/full", W_OK))
 		skip();
 	e = (struct err){0};
-	assert_null(trace_writer_open("/dev/full", &model, &e)); /* the header already fails */
+	assert_null(trace_writer_open("/dev/full", false, &model, &e)); /* the header already fails */
 	assert_true(strstr(e.text, "/dev/full") != NULL);
 	assert_int_equal(trace_writer_close(NULL, &e), 0);
 }
@@ -398,6 +437,7 @@ int main(void)
 		cmocka_unit_test(test_round_trip),
 		cmocka_unit_test(test_cut_anywhere),
 		cmocka_unit_test(test_killed_run),
+		cmocka_unit_test(test_older_files),
 		cmocka_unit_test(test_flipped_bits),
 		cmocka_unit_test(test_foreign),
 		cmocka_unit_test(test_gltr1),

@@ -115,7 +115,7 @@ static void continues(bool kv_f32, bool mtp)
 	const char *path = temp_dir_path("continues.session");
 	go_on(s, text, N_PROMPT, N_FIRST, NULL);
 	struct session_file_info saved, read;
-	ok(session_file_save(s, path, "note", 4, &saved, &e), &e);
+	ok(session_file_save(s, session_length(s), path, false, "note", 4, &saved, &e), &e);
 	assert_int_equal(saved.n, N_PROMPT + N_FIRST);
 	struct stat st;
 	assert_int_equal(stat(path, &st), 0);
@@ -195,6 +195,37 @@ static void test_continues_mtp(void **state)
 	continues(false, true);
 }
 
+static void assert_same_bytes(const char *a, const char *b)
+{
+	FILE *x = fopen(a, "rb"), *y = fopen(b, "rb");
+	int c;
+	assert_true(x && y);
+	do {
+		c = getc(x);
+		assert_int_equal(c, getc(y));
+	} while (c != EOF);
+	fclose(x);
+	fclose(y);
+}
+
+/* A file of the first n tokens is, bit for bit, that of a timeline which never had more. */
+static void test_first_tokens(void **state)
+{
+	(void)state;
+	struct err e = {0};
+	struct engine *g = engine_of(&defaults);
+	struct session *s = session_of(g, true);
+	const char *shorter = temp_dir_path("shorter.session"),
+			   *longer = temp_dir_path("longer.session");
+	go_on(s, text, 100, 0, NULL);
+	ok(session_file_save(s, 100, shorter, false, "note", 4, NULL, &e), &e);
+	go_on(s, text, 150, 30, NULL);
+	ok(session_file_save(s, 100, longer, false, "note", 4, NULL, &e), &e);
+	assert_same_bytes(shorter, longer);
+	session_free(s);
+	engine_close(g, NULL);
+}
+
 static void test_rewound(void **state)
 {
 	(void)state;
@@ -205,7 +236,7 @@ static void test_rewound(void **state)
 	uint32_t reused;
 	uint64_t want = go_on(s, text, 150, 30, NULL);
 	session_rewind(s, 170);
-	ok(session_file_save(s, path, NULL, 0, NULL, &e), &e);
+	ok(session_file_save(s, session_length(s), path, false, NULL, 0, NULL, &e), &e);
 	session_rewind(s, 0);
 	ok(session_file_load(s, path, NULL, NULL, &e), &e);
 	assert_int_equal(session_length(s), 170);
@@ -216,7 +247,7 @@ static void test_rewound(void **state)
 	assert_int_equal(reused, 149);
 	/* an empty timeline */
 	session_rewind(s, 0);
-	ok(session_file_save(s, path, "x", 1, NULL, &e), &e);
+	ok(session_file_save(s, session_length(s), path, false, "x", 1, NULL, &e), &e);
 	go_on(s, text, 10, 1, NULL);
 	ok(session_file_load(s, path, NULL, NULL, &e), &e);
 	assert_int_equal(session_length(s), 0);
@@ -251,7 +282,7 @@ static void test_session_file_refusals(void **state)
 	struct session *s = session_of(g, false);
 	char *path = temp_dir_path("refused.session"), *bad = temp_dir_path("bad.session");
 	ok(session_sync(s, text, N_PROMPT, NULL, NULL, &e), &e);
-	ok(session_file_save(s, path, "n", 1, NULL, &e), &e);
+	ok(session_file_save(s, session_length(s), path, false, "n", 1, NULL, &e), &e);
 	size_t n;
 	uint8_t *data = read_all(path, &n);
 
@@ -281,8 +312,11 @@ static void test_session_file_refusals(void **state)
 	ok(session_rows_save(s, 10, 20, bad, NULL, &e), &e);
 	refused(s, bad, "is a part of a prefix store (rows 10 to 20)");
 	/* devices are no place for one */
-	assert_int_equal(session_file_save(s, "/dev/null", NULL, 0, NULL, &e), ERR_INPUT);
-	assert_int_equal(session_file_save(s, "/no/such/folder/x", NULL, 0, NULL, &e), ERR_INPUT);
+	assert_int_equal(
+		session_file_save(s, session_length(s), "/dev/null", false, NULL, 0, NULL, &e), ERR_INPUT);
+	assert_int_equal(
+		session_file_save(s, session_length(s), "/no/such/folder/x", false, NULL, 0, NULL, &e),
+		ERR_INPUT);
 	session_free(s);
 	engine_close(g, NULL);
 
@@ -347,7 +381,7 @@ static void test_every_byte(void **state)
 	ok(session_sync(s, text, 3, NULL, NULL, &e), &e);
 	char note[400];
 	memset(note, 'a', sizeof note); /* compressed, when there is lz4 */
-	ok(session_file_save(s, path, note, sizeof note, NULL, &e), &e);
+	ok(session_file_save(s, session_length(s), path, false, note, sizeof note, NULL, &e), &e);
 	session_free(s);
 	empty = session_of(g, true);
 	size_t n;
@@ -389,7 +423,7 @@ static void test_absurd_heads(void **state)
 	struct session *s = session_of(g, false);
 	char *path = temp_dir_path("absurd.session");
 	ok(session_sync(s, text, 3, NULL, NULL, &e), &e);
-	ok(session_file_save(s, path, "note", 4, NULL, &e), &e);
+	ok(session_file_save(s, session_length(s), path, false, "note", 4, NULL, &e), &e);
 	size_t n;
 	uint8_t *data = read_all(path, &n);
 	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
@@ -417,7 +451,7 @@ static _Noreturn void save_forever(struct session *s, const char *path)
 	uint32_t note = 0;
 	struct err e = {0};
 	for (;;) {
-		if (session_file_save(s, path, &note, sizeof note, NULL, &e))
+		if (session_file_save(s, session_length(s), path, false, &note, sizeof note, NULL, &e))
 			_exit(1);
 		note++;
 	}
@@ -435,10 +469,10 @@ static void test_killed(void **state)
 	struct session *s = session_of(g, false);
 	char *path = temp_dir_path("killed.session");
 	ok(session_sync(s, text, N_PROMPT, NULL, NULL, &e), &e);
-	ok(session_file_save(s, path, &(uint32_t){0}, 4, NULL, &e), &e);
+	ok(session_file_save(s, session_length(s), path, false, &(uint32_t){0}, 4, NULL, &e), &e);
 	uint64_t start = clock_ns();
 	for (int i = 0; i < 5; i++)
-		ok(session_file_save(s, path, &(uint32_t){0}, 4, NULL, &e), &e);
+		ok(session_file_save(s, session_length(s), path, false, &(uint32_t){0}, 4, NULL, &e), &e);
 	uint64_t one_ns = (clock_ns() - start) / 5;
 	struct rng r = {clock_ns()};
 	print_message(
@@ -476,6 +510,7 @@ int main(void)
 		cmocka_unit_test(test_continues_f32),
 		cmocka_unit_test(test_continues_mtp),
 		cmocka_unit_test(test_rewound),
+		cmocka_unit_test(test_first_tokens),
 		cmocka_unit_test(test_session_file_refusals),
 		cmocka_unit_test(test_every_byte),
 		cmocka_unit_test(test_absurd_heads),

@@ -66,7 +66,7 @@ static int plain_write(struct session_job *j, double *seconds, struct err *e)
 	static uint8_t
 		zeros[BLOCK_MAX_BYTES]; /* the drives this is for do not look at what they write */
 	struct out_file o;
-	int rc = out_file_open_private(&o, j->path, e);
+	int rc = out_file_open_private(&o, j->path, &out_session, true, e);
 	uint64_t start = clock_ns();
 	if (rc)
 		return rc;
@@ -106,7 +106,7 @@ static int time_it(struct session_job *j, struct err *e)
 	j->prefill_s = seconds_since(start);
 	for (int i = 0; i < repeats && !rc; i++) {
 		start = clock_ns();
-		rc = session_file_save(j->s, j->path, NULL, 0, &info, e);
+		rc = session_file_save(j->s, n, j->path, true, NULL, 0, &info, e);
 		save[i] = seconds_since(start);
 		j->bytes = info.bytes;
 		if (rc || (rc = plain_read(j, &was_read[i], e)))

@@ -39,7 +39,7 @@ int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
 int answer_close(struct answer *a, int rc, struct err *e)
 {
 	struct err late = {0};
-	int failed = a->autosave && a->unsaved ? chat_file_save(a, NULL, &late) : 0;
+	int failed = a->autosave && a->unsaved ? chat_file_save(a, NULL, false, &late) : 0;
 	if (failed && rc)
 		report_error(&late);
 	else if (failed)
@@ -134,6 +134,7 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		return rc;
 	if ((rc = conversation_prompt(&a->talk, t, &a->prompt, e)) || (rc = restore_prefix(a, e))) {
 		conversation_undo(&a->talk);
+		a->timeline_longer = true;
 		return rc;
 	}
 	struct run run = {.a = a};
@@ -159,12 +160,14 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 	chat_view_end(&a->view, !rc && stats.result.stop == GENERATE_STOP_TOKEN);
 	if ((rc && rc != ERR_INTERRUPTED) || (cancelled && !stats.result.new_tokens)) {
 		conversation_undo(&a->talk);
+		a->timeline_longer = true;
 		if (!cancelled)
 			return rc;
 		return err_set(e, ERR_INTERRUPTED, "%s", "");
 	}
 	a->turns++;
 	a->unsaved = true;
+	a->timeline_longer = false;
 	stats.experts = stats_between(before, engine_expert_stats(a->engine));
 	a->stats = stats;
 	a->has_stats = true;

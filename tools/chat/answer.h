@@ -30,6 +30,9 @@ struct answer {
 	struct stat session_seen;   /* what that file was when it was last read or written; 0: absent */
 	bool autosave;              /* it is written after answers and at the end */
 	bool unsaved;               /* there were turns since it was written */
+	/* The timeline holds more than the conversation: something was taken back since the last
+	 * answer. The next answer drops it; until then it must not get into a file. */
+	bool timeline_longer;
 	uint64_t save_ns, saved_at_ns; /* how long that took, and total_ns then */
 };
 

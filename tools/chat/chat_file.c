@@ -202,11 +202,24 @@ static void say_done(const struct answer *a, const char *path, const char *done,
 			a->talk.n_turns == 1 ? "" : "s", i->n, done, (double)i->bytes / 1e6, (double)ns * 1e-9);
 }
 
+/* How many tokens of the timeline are the conversation's: what was taken back is behind them. */
+static int count_own_tokens(struct answer *a, uint32_t *n, struct err *e)
+{
+	*n = session_length(a->session);
+	if (!a->timeline_longer)
+		return 0;
+	int rc = conversation_prompt(&a->talk, engine_tokenizer(a->engine), &a->prompt, e);
+	if (!rc)
+		*n = session_common_prefix(a->session, a->prompt.data, (uint32_t)a->prompt.n);
+	return rc;
+}
+
 /* path NULL: the chat's own file. */
-static int save_chat(struct answer *a, const char *path, bool quiet, struct err *e)
+static int save_chat(struct answer *a, const char *path, bool force, bool quiet, struct err *e)
 {
 	struct buf note = {0};
 	struct session_file_info info;
+	uint32_t n = 0;
 	uint64_t start = clock_ns();
 	if (!path && is_anothers(a)) {
 		err_set(e, ERR_RUN,
@@ -217,8 +230,8 @@ static int save_chat(struct answer *a, const char *path, bool quiet, struct err 
 	}
 	path = path ? path : a->session_path;
 	int rc = write_note(a, &note, e);
-	if (!rc)
-		rc = session_file_save(a->session, path, note.data, note.len, &info, e);
+	if (!rc && !(rc = count_own_tokens(a, &n, e)))
+		rc = session_file_save(a->session, n, path, force, note.data, note.len, &info, e);
 	uint64_t ns = clock_ns() - start;
 	buf_free(&note);
 	if (rc)
@@ -236,9 +249,10 @@ static int save_chat(struct answer *a, const char *path, bool quiet, struct err 
 	return 0;
 }
 
-int chat_file_save(struct answer *a, const char *path, struct err *e)
+int chat_file_save(struct answer *a, const char *path, bool force, struct err *e)
 {
-	return save_chat(a, path, !path && a->opts->json, e); /* the object stays the last line */
+	return save_chat(
+		a, path, force, !path && a->opts->json, e); /* the object stays the last line */
 }
 
 int chat_file_load(struct answer *a, const char *path, struct err *e)
@@ -256,7 +270,7 @@ int chat_file_load(struct answer *a, const char *path, struct err *e)
 		return rc;
 	set_path(a, path);
 	a->session_seen = seen;
-	a->unsaved = false;
+	a->unsaved = a->timeline_longer = false;
 	a->save_ns = 0;
 	a->saved_at_ns = a->total_ns;
 	say_done(a, path, "read", &info, clock_ns() - start);
@@ -271,7 +285,7 @@ int chat_file_open(struct answer *a, const char *path, struct err *e)
 	a->autosave = true;
 	if (access(path, F_OK) && errno == ENOENT) {
 		struct out_file probe;
-		if ((rc = out_file_open_private(&probe, path, e)))
+		if ((rc = out_file_open_private(&probe, path, &out_session, false, e)))
 			return rc;
 		out_file_abort(&probe);
 		set_path(a, path);
@@ -290,6 +304,7 @@ int chat_file_open(struct answer *a, const char *path, struct err *e)
 	if (o->system && a->talk.raw)
 		return err_set(
 			e, ERR_INPUT, "%.400s: holds a --raw chat, which has no place for --system", path);
+	a->timeline_longer = o->system != NULL; /* by the old system message */
 	return o->system ? conversation_set_system(&a->talk, o->system, e) : 0;
 }
 
@@ -302,6 +317,6 @@ void chat_file_autosave(struct answer *a)
 	if (bytes > SMALL_BYTES && a->total_ns - a->saved_at_ns < PATIENCE * cost)
 		return;
 	struct err e = {0};
-	if (save_chat(a, NULL, true, &e))
+	if (save_chat(a, NULL, false, true, &e))
 		log_warn("not saved: %s", e.text);
 }

@@ -77,6 +77,11 @@ static void write_text(FILE *f, const char *text, size_t n, bool terminal)
 		fwrite(text + from, 1, n - from, f);
 }
 
+void chat_view_quote(const struct chat_view *v, const char *text, size_t n)
+{
+	write_text(stderr, text, n, v->err_terminal);
+}
+
 /* Reasoning and answer may share a terminal: leave a blank line between them. */
 static void close_reasoning(struct chat_view *v)
 {

@@ -79,7 +79,9 @@ static enum outcome do_cache(struct answer *a, const char *argument)
 static enum outcome do_reset(struct answer *a, const char *argument)
 {
 	(void)argument;
+	a->unsaved |= a->talk.n_turns > 0;
 	conversation_reset(&a->talk);
+	a->timeline_longer = true;
 	fprintf(stderr, "a new conversation%s\n",
 		conversation_system(&a->talk) ? "; the system message stays" : "");
 	return GO_ON;
@@ -96,19 +98,36 @@ static enum outcome do_undo(struct answer *a, const char *argument)
 		fprintf(stderr, "there is nothing to take back\n");
 		return GO_ON;
 	}
-	a->unsaved = true;
+	a->unsaved = a->timeline_longer = true;
 	if (!last)
 		fprintf(stderr, "taken back\n");
 	return GO_ON;
 }
 
-static enum outcome do_save(struct answer *a, const char *argument)
+static void save(struct answer *a, const char *path, bool force)
 {
 	struct err e = {0};
-	if (!*argument && !a->session_path)
+	if (!*path && !a->session_path)
 		fprintf(stderr, "usage: /save FILE\n");
-	else if (chat_file_save(a, *argument ? argument : NULL, &e))
+	else if (chat_file_save(a, *path ? path : NULL, force, &e)) {
+		if (strstr(e.hint, "--force"))
+			err_hint(&e, "/save! %.400s replaces it", path);
 		report_error(&e);
+	}
+}
+
+static enum outcome do_save(struct answer *a, const char *argument)
+{
+	static const char force[] = "--force";
+	size_t n = strcspn(argument, " \t");
+	bool forced = n == strlen(force) && !strncmp(argument, force, n);
+	save(a, forced ? argument + n + strspn(argument + n, " \t") : argument, forced);
+	return GO_ON;
+}
+
+static enum outcome do_save_over(struct answer *a, const char *argument)
+{
+	save(a, argument, true);
 	return GO_ON;
 }
 
@@ -117,7 +136,7 @@ static enum outcome do_load(struct answer *a, const char *argument)
 	struct err e = {0};
 	if (!*argument)
 		fprintf(stderr, "usage: /load FILE\n");
-	else if ((a->autosave && a->unsaved && chat_file_save(a, NULL, &e)) ||
+	else if ((a->autosave && a->unsaved && chat_file_save(a, NULL, false, &e)) ||
 			 chat_file_load(a, argument, &e))
 		report_error(&e);
 	return GO_ON;
@@ -126,13 +145,22 @@ static enum outcome do_load(struct answer *a, const char *argument)
 static enum outcome do_system(struct answer *a, const char *argument)
 {
 	struct err e = {0};
-	if (a->talk.raw)
+	const char *now = conversation_system(&a->talk);
+	bool clear = !strcmp(argument, "clear");
+	if (a->talk.raw) {
 		fprintf(stderr, "--raw has no system message\n");
-	else if (conversation_set_system(&a->talk, argument, &e))
+	} else if (!*argument) {
+		fprintf(stderr, now ? "system message: " : "no system message");
+		if (now)
+			chat_view_quote(&a->view, now, strlen(now));
+		fputc('\n', stderr);
+	} else if (conversation_set_system(&a->talk, clear ? NULL : argument, &e)) {
 		report_error(&e);
-	else
-		fprintf(stderr, *argument ? "system message set\n" : "no system message\n");
-	a->unsaved |= a->talk.n_turns > 0;
+	} else {
+		fprintf(stderr, clear ? "system message removed\n" : "system message set\n");
+		a->unsaved |= a->talk.n_turns > 0;
+		a->timeline_longer = true; /* by the old message */
+	}
 	return GO_ON;
 }
 
@@ -203,9 +231,10 @@ static const struct repl_command repl_commands[] = {
 	{"/cache", "", "where the experts are now, layer by layer", do_cache},
 	{"/reset", "", "begin a new conversation", do_reset},
 	{"/undo", "", "forget the last message and its answer", do_undo},
-	{"/system", "TEXT", "set the system message; without TEXT remove it", do_system},
+	{"/system", "TEXT|clear", "set or remove the system message; alone it shows it", do_system},
 	{"/think", "max|high|off", "how much the model reasons", do_think},
 	{"/save", "FILE", "write the chat to a file; without FILE to the one it came from", do_save},
+	{"/save!", "FILE", "the same, and replaces a file that is no session", do_save_over},
 	{"/load", "FILE", "go on with the chat in a file", do_load},
 	{"/set", "NAME VALUE", "temp, top-p, top-k, min-p, seed, n; alone it shows them", do_set},
 	{"/read", "FILE", "send the text of a file", do_read},

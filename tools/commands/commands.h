@@ -20,8 +20,7 @@
 #define GLM_TOOLS_COMMANDS_H
 
 #include "src/base/err.h"
-
-#define GLM_VERSION "0.1.0"
+#include "src/base/version.h"
 
 struct command {
 	const char *name;

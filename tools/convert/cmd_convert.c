@@ -33,7 +33,7 @@ struct convert_options {
 	struct convert_types types;
 	uint64_t split_bytes;
 	uint32_t jobs;
-	bool dry_run, quiet;
+	bool dry_run, force, quiet;
 };
 
 /* All that one conversion holds. */
@@ -208,9 +208,9 @@ static int open_output(struct convert_work *w, struct err *e)
 	struct err why = {0};
 	size_t n = w->plan.n_tensors, n_done = 0;
 	w->done = NEW_ARRAY(bool, n);
-	int code = convert_journal_open(
-		&w->journal, w->opt.out, fingerprint(w), w->done, n, &n_done, &notes, e);
-	if (code)
+	int code = gguf_writer_check_output(w->writer, w->opt.out, w->opt.force, e);
+	if (code || (code = convert_journal_open(&w->journal, w->opt.out, w->opt.force, fingerprint(w),
+					 w->done, n, &n_done, &notes, e)))
 		goto out;
 	if (n_done && gguf_writer_create(w->writer, w->opt.out, true, &why) == 0) {
 		buf_printf(
@@ -290,6 +290,8 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 		{"split-gb", 0, ARG_SIZE_GB, .u64 = &o->split_bytes, .min = 0, .max = 1e9,
 			.above_min = true, .value = "G",
 			.help = "largest file of a split output, in 10^9 bytes", .fallback = "one file"},
+		{"force", 0, ARG_FLAG, .flag = &o->force,
+			.help = "replace OUT.gguf if it exists, finished or not this program's"},
 		{"quiet", 'q', ARG_FLAG, .flag = &o->quiet, .help = "no progress"},
 	};
 	const struct arg positional[] = {

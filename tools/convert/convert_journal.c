@@ -12,6 +12,7 @@
 
 #include "src/base/hash.h"
 #include "src/base/mem.h"
+#include "src/base/out_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -78,8 +79,8 @@ static int drop_torn_line(const struct convert_journal *j, const char *text, str
 	return 0;
 }
 
-int convert_journal_open(struct convert_journal *j, const char *out, uint64_t fingerprint,
-	bool *done, size_t n, size_t *n_done, struct buf *notes, struct err *e)
+int convert_journal_open(struct convert_journal *j, const char *out, bool force,
+	uint64_t fingerprint, bool *done, size_t n, size_t *n_done, struct buf *notes, struct err *e)
 {
 	struct stat st;
 	const char *why = NULL;
@@ -88,6 +89,8 @@ int convert_journal_open(struct convert_journal *j, const char *out, uint64_t fi
 	memset(done, 0, n * sizeof *done);
 	j->path = mem_printf("%s.journal", out);
 	j->fingerprint = fingerprint;
+	if ((code = out_file_may_replace(j->path, &out_journal, force, e)))
+		goto fail;
 	j->fd = open(j->path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
 	if (j->fd < 0) {
 		code = err_errno(e, errno, "%s", j->path);

@@ -25,9 +25,10 @@ struct convert_journal {
 
 /* Opens or creates the journal of output `out` and sets done[i] for every tensor i < n it vouches
  * for; *n_done counts them. A journal that cannot be used is said in a line of `notes` and emptied
- * by the next convert_journal_restart. */
-int convert_journal_open(struct convert_journal *j, const char *out, uint64_t fingerprint,
-	bool *done, size_t n, size_t *n_done, struct buf *notes, struct err *e);
+ * by the next convert_journal_restart. A file of that name that is no journal is replaced only with
+ * force, else ERR_INPUT. */
+int convert_journal_open(struct convert_journal *j, const char *out, bool force,
+	uint64_t fingerprint, bool *done, size_t n, size_t *n_done, struct buf *notes, struct err *e);
 
 /* Empties it: nothing is done yet. */
 int convert_journal_restart(struct convert_journal *j, struct err *e);

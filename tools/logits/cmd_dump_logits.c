@@ -214,8 +214,9 @@ int cmd_dump_logits(int argc, char **argv, struct err *e)
 		goto out;
 	uint32_t n = (uint32_t)ids.n;
 	if ((rc = session_new(g, &s, e)) || (mtp && (rc = session_enable_mtp(s, e))) ||
-		(taps_path && (rc = new_taps(&taps, c, n, e))) || (rc = out_file_open(&out, out_path, e)) ||
-		(taps_path && (rc = out_file_open(&taps_out, taps_path, e))))
+		(taps_path && (rc = new_taps(&taps, c, n, e))) ||
+		(rc = out_file_open(&out, out_path, &out_data, common.force, e)) ||
+		(taps_path && (rc = out_file_open(&taps_out, taps_path, &out_data, common.force, e))))
 		goto out;
 	rows.f = out.f;
 	rows.path = out.path;

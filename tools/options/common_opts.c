@@ -69,6 +69,8 @@ struct arg_group common_opts_group(struct common_opts *c)
 		{"warm", 0, ARG_STRING, .string = &c->warm, .value = "FILE",
 			.help = "fill the cache from a profile or trace at start; a profile takes in this run "
 					"at exit, a new file becomes one"},
+		{"force", 0, ARG_FLAG, .flag = &c->force,
+			.help = "replace files that this program did not write"},
 		{"quiet", 'q', ARG_FLAG, .flag = &c->quiet, .help = "only answers, warnings and errors"},
 		{"verbose", 'v', ARG_FLAG, .flag = &c->verbose, .help = "say more about what happens"},
 	};
@@ -159,6 +161,7 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		.lookahead = c->lookahead_given ? c->lookahead : ENGINE_LOOKAHEAD_AUTO,
 		.reader = {.engine = (enum reader_engine)c->io, .buffered = c->no_direct},
 		.trace = c->trace,
+		.force = c->force,
 		.warm = c->warm,
 		.chunk = c->chunk,
 		.replicas = replicas.path,

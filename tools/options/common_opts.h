@@ -30,6 +30,7 @@ struct common_opts {
 	int io; /* enum reader_engine */
 	bool no_direct;
 	const char *trace, *warm; /* NULL: none */
+	bool force;               /* replace files that this program did not write */
 	const char *replicas; /* "A,B": files with the model's content on other drives; NULL: none */
 	uint32_t chunk;       /* most rows at once; 0: the engine's choice */
 	bool kv_f32;          /* this and those that follow are no options of all commands */

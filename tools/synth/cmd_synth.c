@@ -27,7 +27,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 
 struct synth_options {
@@ -243,15 +242,10 @@ static void print_result(const struct synth_work *w, const struct synth_result *
 
 static int write_model(struct synth_work *w, struct err *e)
 {
-	struct stat st;
 	struct synth_result r;
 	const struct synth_options *o = &w->opt;
-	if (!o->force && !lstat(o->out, &st)) {
-		err_set(e, ERR_INPUT, "%s: exists already", o->out);
-		return err_hint(e, "--force replaces it");
-	}
-	int code = check_free_space(w, e);
-	if (code)
+	int code = gguf_writer_check_output(w->writer, o->out, o->force, e);
+	if (code || (code = check_free_space(w, e)))
 		return code;
 	interrupt_catch(false);
 	char *partial = mem_printf("%s.partial", o->out);

@@ -7,6 +7,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/out_file.h"
 #include "tools/output/json_out.h"
 #include "tools/output/report.h"
 #include "tools/tune/svg_plot.h"
@@ -24,7 +25,7 @@ struct simulate_options {
 	uint64_t expert_bytes, skip, window, prefetch_cold;
 	int order, lookahead;
 	float half_life, disk_gb_s, pcie_gb_s, gpu_ms;
-	bool modelled, per_layer, json;
+	bool modelled, per_layer, json, force;
 };
 
 struct simulation {
@@ -397,7 +398,7 @@ static int draw_hit_rates(const struct simulation *j, struct err *e)
 			.n = j->n_budgets,
 			.dashed = j->policies[p]->needs_future};
 	}
-	int rc = svg_plot_save(&plot, j->o.svg, e);
+	int rc = svg_plot_save(&plot, j->o.svg, j->o.force, e);
 	free(xy);
 	return rc;
 }
@@ -457,6 +458,8 @@ static int parse_options(struct simulate_options *o, int argc, char **argv, stru
 	const struct arg output[] = {
 		{"svg", 0, ARG_STRING, .string = &o->svg, .value = "FILE", .help = "draw the hit rates"},
 		{"json", 0, ARG_FLAG, .flag = &o->json, .help = "print one JSON object"},
+		{"force", 0, ARG_FLAG, .flag = &o->force,
+			.help = "replace FILE though it is no plot of this program"},
 	};
 	const struct arg_group groups[] = {{"Capacity", budget, ARRAY_LEN(budget)},
 		{"Replay", how, ARRAY_LEN(how)}, {"Speed model", model, ARRAY_LEN(model)},
@@ -486,7 +489,8 @@ int trace_simulate(int argc, char **argv, struct err *e)
 	int rc = parse_options(o, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
-	if ((rc = parse_policies(&j, e)) || (rc = trace_load(o->path, &j.t, e)) ||
+	if ((o->svg && (rc = out_file_may_replace(o->svg, &out_plot, o->force, e))) ||
+		(rc = parse_policies(&j, e)) || (rc = trace_load(o->path, &j.t, e)) ||
 		(rc = find_budgets(&j, e)))
 		goto out;
 	if (o->modelled && !bytes_known(&j)) {

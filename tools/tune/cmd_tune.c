@@ -10,6 +10,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/base/out_file.h"
 #include "tools/commands/commands.h"
 #include "tools/tune/forecast.h"
 #include "tools/output/interrupt.h"
@@ -428,7 +429,7 @@ static int draw_speeds(struct tune *t, struct err *e)
 			.n = t->n_budgets,
 			.dashed = plain};
 	}
-	return svg_plot_save(&plot, t->svg, e);
+	return svg_plot_save(&plot, t->svg, t->common.force, e);
 }
 
 /* ---- the command ---- */
@@ -484,7 +485,8 @@ static int tune(struct tune *t, struct err *e)
 		.reader = {.engine = (enum reader_engine)t->common.io, .buffered = t->common.no_direct},
 		.replicas = replicas.path,
 		.n_replicas = replicas.n};
-	if ((rc = tune_facts_find(&t->facts, &t->common, t->prompts, e)) ||
+	if ((t->svg && (rc = out_file_may_replace(t->svg, &out_plot, t->common.force, e))) ||
+		(rc = tune_facts_find(&t->facts, &t->common, t->prompts, e)) ||
 		(rc = forecast_plan(&o, &plan, e)) || (rc = find_most(t, &plan, e)))
 		goto out;
 	if (t->most >= plan.everything_bytes) {

@@ -197,6 +197,7 @@ static void draw_plot(const struct svg_plot *p, struct buf *out)
 {
 	struct frame f = find_frame(p);
 	buf_printf(out,
+		OUT_PLOT_HEAD
 		"<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" "
 		"height=\"%d\" font-family=\"system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, "
 		"sans-serif\">\n<title>",
@@ -217,11 +218,11 @@ static void draw_plot(const struct svg_plot *p, struct buf *out)
 	buf_puts(out, "</svg>\n");
 }
 
-int svg_plot_save(const struct svg_plot *p, const char *path, struct err *e)
+int svg_plot_save(const struct svg_plot *p, const char *path, bool force, struct err *e)
 {
 	struct buf svg = {0};
 	struct out_file out = {0};
-	int rc = out_file_open(&out, path, e);
+	int rc = out_file_open(&out, path, &out_plot, force, e);
 	if (!rc) {
 		draw_plot(p, &svg);
 		fwrite(svg.data, 1, svg.len, out.f);

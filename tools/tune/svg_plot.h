@@ -29,7 +29,8 @@ struct svg_plot {
 	int n_series;
 };
 
-/* Writes the whole document to a file. Text is escaped. */
-int svg_plot_save(const struct svg_plot *p, const char *path, struct err *e);
+/* Writes the whole document to a file. Text is escaped. Only an earlier plot is replaced, or with
+ * force any file. */
+int svg_plot_save(const struct svg_plot *p, const char *path, bool force, struct err *e);
 
 #endif

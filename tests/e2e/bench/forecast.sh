@@ -9,7 +9,7 @@ need_pocket
 export RUN_LIMIT=600
 
 head -n 16 tests/data/pocket_ids.txt >"$work/ids" # 384 tokens, each a decode step
-run dump-logits -m "$POCKET" --ids "$work/ids" --chunk 1 --lookahead 2 --trace "$work/all" -o "$work/x.f32"
+run dump-logits -m "$POCKET" --ids "$work/ids" --chunk 1 --lookahead 2 --trace "$work/all" -o "$work/x.f32" --force
 exits 0
 run inspect "$POCKET" --trace "$work/all" --cache-gb 0.004,0.008,1 --json
 exits 0
@@ -28,7 +28,7 @@ EOF
 }
 n=0
 for budget in 0.004 0.008; do
-	run dump-logits -m "$POCKET" --ids "$work/ids" --chunk 1 --cache-gb $budget --trace "$work/t$n" -o "$work/x.f32"
+	run dump-logits -m "$POCKET" --ids "$work/ids" --chunk 1 --cache-gb $budget --trace "$work/t$n" -o "$work/x.f32" --force
 	exits 0
 	check "hits with $budget GB are those foretold" foretold $n "$work/t$n"
 	n=$((n + 1))

@@ -8,10 +8,13 @@ import pty
 import re
 import select
 import signal
+import struct
+import subprocess
 import sys
 import time
 
 from checks import check, finish
+from session_bytes import session_bytes
 
 PROGRAM, HOME = sys.argv[1], sys.argv[2]
 LIMIT_S = 100
@@ -224,6 +227,8 @@ def commands():
         (b"/set temp", b"usage: /set NAME VALUE"),
         (b"/set wit 3", b"/set knows no \"wit\""),
         (b"/system You are brief.", b"system message set"),
+        (b"/system", b"system message: You are brief."),
+        (b"/system clear", b"system message removed"),
         (b"/system", b"no system message"),
         (b"/quti", b"did you mean /quit"),
         (b"/stats now", b"/stats takes no argument"),
@@ -348,6 +353,65 @@ def sessions():
     check("it leaves with status 0", c.status() == 0, c.raw)
 
 
-for part in (messages, history, interrupts, commands, streams, sessions, cache_map):
+def taken_back():
+    """What /reset, /undo and /system took back is in no file that is saved later; /save replaces sessions only."""
+
+    def holds(name, text):
+        ids = subprocess.run([PROGRAM, "tokenize"], input=text.encode(), capture_output=True, check=True).stdout.split()
+        data = session_bytes(name)
+        return text.encode() in data or struct.pack(f"<{len(ids)}i", *map(int, ids)) in data
+
+    def save(chat, name, command=b"/save "):
+        return chat.line(command + name.encode(), b" saved (")
+
+    one, two, three = (os.path.join(HOME, n) for n in ("one.session", "two.session", "three.session"))
+    c = Chat("-n", "12")
+    c.line(b"/system You like the word marzipan.", b"system message set")
+    c.say(b"Define zebra.")
+    c.say(b"Define island.")
+    save(c, one)
+    check("a saved chat holds what was said", holds(one, "Define zebra") and holds(one, "Define island"))
+    check("and the system message", holds(one, "the word marzipan"))
+    c.undo()
+    c.line(b"/system clear", b"system message removed")
+    shown = save(c, two)
+    check("/undo is not in the file", b"1 turn, " in shown and not holds(two, "Define island"), shown)
+    check("what stays is", holds(two, "Define zebra"))
+    check("nor is the old system message", not holds(two, "the word marzipan"))
+    c.line(b"/reset", b"a new conversation")
+    shown = save(c, three)
+    check("/reset is not in the file", b"0 turns, " in shown and not holds(three, "Define zebra"), shown)
+    shown = c.line(b"/load " + two.encode(), b" read (")
+    check("a file saved after /undo is read", b"1 turn, " in shown, shown)
+    shown = c.say(b"Define river.")
+    check("and goes on", b" new at " in shown, shown)
+
+    notes = os.path.join(HOME, "notes.txt")
+    with open(notes, "w") as f:
+        f.write("my notes")
+    shown = c.line(b"/save " + notes.encode(), b"hint: ")
+    check("/save leaves other files alone", b"exists and is not a session" in shown, shown)
+    check("and says how to replace them", b"/save! " + notes.encode() + b" replaces it" in shown, shown)
+    check("they are as they were", open(notes).read() == "my notes")
+    shown = save(c, notes, b"/save! ")
+    check("/save! replaces them", open(notes, "rb").read(7) == b"GLMSESS", shown)
+    with open(notes, "w") as f:
+        f.write("my notes")
+    shown = save(c, notes, b"/save --force ")
+    check("so does /save --force", open(notes, "rb").read(7) == b"GLMSESS", shown)
+    shown = save(c, notes)
+    check("a session is replaced by /save", b"2 turns, " in shown, shown)
+    c.line(b"/quit", b"/quit")
+    check("it leaves with status 0", c.status() == 0, c.raw)
+
+    # with --session the file follows the chat
+    c = Chat("-n", "12", "--session", two)
+    c.line(b"/reset", b"a new conversation")
+    c.line(b"/quit", b"/quit")
+    c.status()
+    check("--session: what /reset took back is gone at the end", not holds(two, "Define zebra"))
+
+
+for part in (messages, history, interrupts, commands, streams, sessions, taken_back, cache_map):
     part()
 finish()

@@ -71,7 +71,7 @@ for how in indexer_types=null 'indexer_types=null index_topk_pattern="FFFSS"' 'i
 	words=()
 	for word in $how; do words+=(--set "$word"); done
 	gen "$work/sched" --shape ragged "${words[@]}"
-	run convert "$work/sched" -o "$work/sched.gguf" --recipe q8 -q
+	run convert "$work/sched" -o "$work/sched.gguf" --recipe q8 -q --force
 	exits 0
 	check "schedule by $how" [ "$(schedule_of "$work/sched.gguf")" = FFFSS ]
 done

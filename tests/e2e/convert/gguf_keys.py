@@ -36,6 +36,7 @@ TYPES = [
     (r"split\.(no|count)", "UINT16"),
     (r"split\.tensors\.count", "INT32"),
     # ours: llama.cpp does not look at them
+    (r"glmstream\.version", "STRING"),
     (r"glmstream\.synth\.seed", "UINT64"),
     (r"glmstream\.synth\.alias", "UINT32"),
 ]

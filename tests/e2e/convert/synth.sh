@@ -39,7 +39,7 @@ END
 }
 
 logits() { # model, options: $work/logits and $hash
-	run dump-logits -m "$@" --ids "$work/ids" --all -o "$work/logits" --backend cpu
+	run dump-logits -m "$@" --ids "$work/ids" --all -o "$work/logits" --force --backend cpu
 	exits 0
 	hash=$(grep -o '"logits_hash": "[0-9a-f]*"' "$work/out")
 }

@@ -152,16 +152,19 @@ def files():
         f.write(b"as it was")
     with open(path("bad"), "wb") as f:
         f.write(b"1 2 99999999")
-    run("dump-logits", "--ids", path("bad"), "-o", path("kept"), status=3)
+    run("dump-logits", "--ids", path("bad"), "-o", path("kept"), "--force", status=3)
     with open(path("kept"), "rb") as f:
         check("a failed dump leaves the old file", f.read() == b"as it was")
+    run("dump-logits", "--ids", path("ids"), "-o", path("kept"), status=3)
+    with open(path("kept"), "rb") as f:
+        check("an old file is not replaced unasked", f.read() == b"as it was")
     before = sorted(os.listdir(WORK))
     run("dump-logits", "--ids", path("ids"), "-o", path("no/such/folder/x"), status=3)
     run("dump-logits", "--ids", path("ids"), "-o", WORK, status=3)
     run("dump-logits", "--ids", path("ids"), "-o", "/dev/full", status=1)
     check("and no rubbish", sorted(os.listdir(WORK)) == before, os.listdir(WORK))
     os.symlink("kept", path("link"))
-    run("dump-logits", "--ids", path("ids"), "-o", path("link"))
+    run("dump-logits", "--ids", path("ids"), "-o", path("link"), "--force")
     check("a link stays a link", os.path.islink(path("link")))
     check("and its target is written", os.path.getsize(path("kept")) > 9 and floats("kept") == floats("last.f32"))
 

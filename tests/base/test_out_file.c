@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: MIT */
+/* Which files a writer may replace, and what stands at the target after a failure. */
+#include "src/base/out_file.h"
+
+#include "tests/support/temp_dir.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <cmocka.h>
+
+static void put(const char *path, const void *data, size_t n)
+{
+	FILE *f = fopen(path, "w");
+	assert_non_null(f);
+	assert_int_equal(fwrite(data, 1, n, f), n);
+	assert_int_equal(fclose(f), 0);
+}
+
+static void assert_holds(const char *path, const char *want)
+{
+	char text[64] = "";
+	FILE *f = fopen(path, "r");
+	assert_non_null(f);
+	size_t n = fread(text, 1, sizeof text - 1, f);
+	fclose(f);
+	text[n] = 0;
+	assert_string_equal(text, want);
+}
+
+/* What every kind begins with, written here once more: files of earlier versions must be known. */
+static const struct {
+	const struct out_kind *kind;
+	const char *head;
+	size_t n;
+} own[] = {
+	{&out_session, "GLMSESS\0rest", 12},
+	{&out_trace, "GLMTRACErest", 12},
+	{&out_profile, "# glmstream profile 2 0 1 1\n", 28},
+	{&out_plot, "<!-- drawn by glmstream -->\n<svg", 32},
+	{&out_journal, "glmstream-convert 2 0", 21},
+	{&out_history, "_HiStOrY_V2_\n", 13},
+	{&out_unfinished_model, "GGUF\3\0\0\0........glmstream.version", 33},
+};
+#define N_OWN (sizeof own / sizeof *own)
+
+static void test_kinds(void **state)
+{
+	(void)state;
+	const char *path = temp_dir_path("kind");
+	struct err e;
+	for (size_t i = 0; i < N_OWN; i++)
+		for (size_t k = 0; k < N_OWN; k++) {
+			e = (struct err){0};
+			put(path, own[i].head, own[i].n);
+			assert_int_equal(
+				out_file_may_replace(path, own[k].kind, false, &e), i == k ? 0 : ERR_INPUT);
+			assert_true(i == k || (strstr(e.text, own[k].kind->name) && strstr(e.hint, "--force")));
+			assert_int_equal(out_file_may_replace(path, own[k].kind, true, &e), 0);
+		}
+	for (size_t k = 0; k < N_OWN; k++) {
+		put(path, "my notes", 8);
+		assert_int_equal(out_file_may_replace(path, own[k].kind, false, &e), ERR_INPUT);
+		put(path, own[k].head, 3); /* shorter than a mark */
+		assert_int_equal(out_file_may_replace(path, own[k].kind, false, &e), ERR_INPUT);
+		put(path, "", 0);
+		assert_int_equal(out_file_may_replace(path, own[k].kind, false, &e), 0);
+	}
+	/* a model of another program, and a mark beyond the head */
+	static char far[OUT_KIND_HEAD + 64] = "GGUF";
+	memcpy(far + OUT_KIND_HEAD, OUT_MODEL_KEY, sizeof OUT_MODEL_KEY);
+	put(path, far, sizeof far);
+	assert_int_equal(out_file_may_replace(path, &out_unfinished_model, false, &e), ERR_INPUT);
+	/* without a mark nothing is known */
+	assert_int_equal(out_file_may_replace(path, &out_data, false, &e), ERR_INPUT);
+	assert_int_equal(out_file_may_replace(path, &out_data, true, &e), 0);
+	unlink(path);
+	assert_int_equal(out_file_may_replace(path, &out_data, false, &e), 0);
+	assert_int_equal(out_file_may_replace("-", &out_data, false, &e), 0);
+	assert_int_equal(out_file_may_replace("/dev/null", &out_data, false, &e), 0);
+}
+
+static void test_open_and_commit(void **state)
+{
+	(void)state;
+	const char *path = temp_dir_path("out");
+	struct out_file o;
+	struct err e = {0};
+	put(path, "my notes", 8);
+	assert_int_equal(out_file_open(&o, path, &out_plot, false, &e), ERR_INPUT);
+	assert_int_equal(out_file_open_private(&o, path, &out_session, false, &e), ERR_INPUT);
+	assert_holds(path, "my notes");
+	/* with force, and not before commit */
+	assert_int_equal(out_file_open(&o, path, &out_plot, true, &e), 0);
+	fputs("new", o.f);
+	assert_holds(path, "my notes");
+	out_file_abort(&o);
+	assert_holds(path, "my notes");
+	assert_int_equal(out_file_open(&o, path, &out_plot, true, &e), 0);
+	fputs("new", o.f);
+	assert_int_equal(out_file_commit(&o, &e), 0);
+	assert_holds(path, "new");
+	/* another program's file that appears in between */
+	unlink(path);
+	assert_int_equal(out_file_open(&o, path, &out_data, false, &e), 0);
+	fputs("new", o.f);
+	put(path, "my notes", 8);
+	assert_int_equal(out_file_commit(&o, &e), ERR_INPUT);
+	assert_holds(path, "my notes");
+}
+
+static void test_failed_write(void **state)
+{
+	(void)state;
+	const char *path = temp_dir_path("full");
+	struct out_file o;
+	struct err e = {0};
+	put(path, "GLMSESS", 7);
+	assert_int_equal(out_file_open(&o, path, &out_session, false, &e), 0);
+	int full = open("/dev/full", O_WRONLY);
+	if (full < 0)
+		skip();
+	assert_true(dup2(full, fileno(o.f)) >= 0);
+	close(full);
+	fputs("new", o.f);
+	assert_int_equal(out_file_commit(&o, &e), ERR_RUN);
+	assert_holds(path, "GLMSESS");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_kinds),
+		cmocka_unit_test(test_open_and_commit),
+		cmocka_unit_test(test_failed_write),
+	};
+	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
+}
