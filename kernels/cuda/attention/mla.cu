@@ -142,8 +142,8 @@ static __device__ __forceinline__ void mla_heads(
 	int n_segments = (n_sel + SEGMENT - 1) / SEGMENT;
 	if (here > 0) {
 		bool two = here > TILE;
-		mla_split_query(
-			shared, flags->query[group * GROUP + warp], angle, turn, a.scale, warp, lane, unscale);
+		mla_split_query(a.report, shared, flags->query[group * GROUP + warp], angle, turn, a.scale,
+			warp, lane, unscale);
 		mbarrier_wait(there(HAS_CACHE), 0);
 		heads_sync();
 		if (tid == 32 * WARPS - 1)
@@ -184,13 +184,13 @@ static __device__ __forceinline__ void mla_heads(
 		most_sum = flag_load2(meta);
 	{
 		uint4 v[4];
-		flag_wait<4>(from, 8 * HALF, n_mine, v);
+		flag_wait<4>(a.report, from, 8 * HALF, n_mine, v);
 #pragma unroll
 		for (int i = 0; i < 4; i++) /* zeros past the last segment */
 			*(uint4 *)(join + (tid / 64 + 8 * i) * HALF + tid % 64 * 4) = v[i];
 	}
 	if (warp == WARPS - 1)
-		mla_segment_weights(meta, most_sum, n_segments, lane, weight_of, &by);
+		mla_segment_weights(a.report, meta, most_sum, n_segments, lane, weight_of, &by);
 	if (PRODUCT && tid == 32 * WARPS - 1)
 		*parity = begun >= gridDim.x;
 	heads_sync();
@@ -269,7 +269,7 @@ static __device__ __forceinline__ void mla_heads(
 /* Super-blocks `first` and first + 2 * OUT_SPLIT of the values: polls their flag words, splits them
  * into limbs and stores limbs and scales in both blocks of the pair. flags: of all values; barrier:
  * counts the bytes in both blocks. */
-static __device__ __forceinline__ void receive_values(
+static __device__ __forceinline__ void receive_values(const struct poll_report &report,
 	const uint32_t *flags, int first, int half, uint2 *limbs, float *scales, uint32_t barrier)
 {
 	constexpr int SUPER_BLOCKS = 2, STEP = 2 * OUT_SPLIT * OUT;
@@ -279,12 +279,11 @@ static __device__ __forceinline__ void receive_values(
 	uint32_t remote_barrier = remote_address(barrier, half);
 	/* Sixteen words of each super-block are polled; when they are there all are loaded. Polling all
 	 * of them would delay the stores that are missing. */
-	for (int polls = 0; pending; polls++) {
+	for (unsigned polls = 0; pending; polls++) {
 		uint32_t full = __ballot_sync(0xffffffffu, flag_load(look) != FLAG_EMPTY);
 		uint4 v[SUPER_BLOCKS][2];
 		int fresh = 0;
-		if (polls == POLL_LIMIT)
-			__trap();
+		poll_again(report, polls);
 #pragma unroll
 		for (int i = 0; i < SUPER_BLOCKS; i++)
 			fresh |= ((full >> 16 * i & 65535) == 65535) << i;
@@ -299,11 +298,10 @@ static __device__ __forceinline__ void receive_values(
 #pragma unroll
 		for (int i = 0; i < SUPER_BLOCKS; i++)
 			if (fresh >> i & 1) {
-				for (int again = 0;
+				for (unsigned again = 0;
 					 !__all_sync(0xffffffffu, flag_ready(v[i][0]) && flag_ready(v[i][1]));
 					 again++) {
-					if (again == POLL_LIMIT)
-						__trap();
+					poll_again(report, again);
 					v[i][0] = flag_load4(from + i * STEP);
 					v[i][1] = flag_load4(from + i * STEP + 16);
 				}
@@ -390,8 +388,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	heads_sync(); /* all values of this block are posted */
 	pair_arrive();
 	pair_wait(); /* and those of the other block */
-	receive_values(a.flags->out[parity], (side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half,
-		limbs, scales, values);
+	receive_values(a.report, a.flags->out[parity],
+		(side * (OUT_STEPS / 2) + half) * OUT_SPLIT + part, half, limbs, scales, values);
 	mbarrier_wait(values, 0);
 	out_products(a.out, side, part, lane, ring, &ring_barriers, limbs, scales,
 		(float *)(shared + AT_PARTIALS), (float4 *)(shared + AT_HANDED));
@@ -485,7 +483,8 @@ void cuda_mla(struct backend *base, const struct batch *rows, const struct mla *
 		struct mla_args a = {(const uint8_t *)m->absorb.w.data, (const uint8_t *)m->expand.w.data,
 			m->absorb.x, t->rotate, t->rope.cos_sin, m->absorb.x_stride, t->rotate_stride,
 			(const __half *)t->cache.data, rows->base, t->sel, t->n_sel, t->sel_stride, t->scale,
-			m->expand.y, m->expand.y_stride, (struct mla_flags *)b->mla_flags.data, {}};
+			m->expand.y, m->expand.y_stride, (struct mla_flags *)b->mla_flags.data,
+			cuda_poll_report(b, POLL_MLA), {}};
 		if (with)
 			a.out = {(const uint8_t *)m->out->w.data, m->out->y, (int)(m->out->w.n_out / MMA_ROWS),
 				m->out->add};

@@ -88,6 +88,7 @@ struct mla_args {
 	float *y;
 	int64_t y_stride;
 	struct mla_flags *flags;
+	struct poll_report report;
 	struct out_args out; /* the output projection, if any */
 };
 
@@ -142,11 +143,12 @@ static __device__ __forceinline__ uint32_t row_at(int t, int piece)
 /* Phase 2: the query of head `warp` of the group, scaled, as two halves to
  * shared memory. query: its flag words; angle, rope: the pair of values that
  * this lane rotates. */
-static __device__ __forceinline__ void mla_split_query(uint8_t *shared, const uint32_t *query,
-	float2 angle, float2 rope, float scale, int warp, int lane, float *unscale)
+static __device__ __forceinline__ void mla_split_query(const struct poll_report &report,
+	uint8_t *shared, const uint32_t *query, float2 angle, float2 rope, float scale, int warp,
+	int lane, float *unscale)
 {
 	uint4 raw[4];
-	flag_wait<4>(query + 4 * lane, 128, 4, raw);
+	flag_wait<4>(report, query + 4 * lane, 128, 4, raw);
 	float q[4][4], most;
 	float2 rest = rotated(angle, rope);
 	most = fmaxf(fabsf(rest.x), fabsf(rest.y));
@@ -336,12 +338,11 @@ static __device__ __forceinline__ void mla_values(uint32_t (*value)[2][PARTS][HA
 
 /* Phase 3, by one warp: weight_of = the segments' weights, *by = the divisor of the values. meta:
  * flag words of segment `lane`; most_sum: an earlier load of them. */
-static __device__ __forceinline__ void mla_segment_weights(
+static __device__ __forceinline__ void mla_segment_weights(const struct poll_report &report,
 	const uint32_t *meta, uint2 most_sum, int n_segments, int lane, float *weight_of, float *by)
 {
-	for (int polls = 0; most_sum.x == FLAG_EMPTY || most_sum.y == FLAG_EMPTY; polls++) {
-		if (polls == POLL_LIMIT)
-			__trap();
+	for (unsigned polls = 0; most_sum.x == FLAG_EMPTY || most_sum.y == FLAG_EMPTY; polls++) {
+		poll_again(report, polls);
 		most_sum = flag_load2(meta);
 	}
 	__syncwarp();

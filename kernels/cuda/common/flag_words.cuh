@@ -96,29 +96,6 @@ static __device__ __forceinline__ void flag_wait(
 	});
 }
 
-/* The same without naming the kernel. */
-template <int N>
-static __device__ __forceinline__ void flag_wait(const uint32_t *p, int step, int n, uint4 (&v)[N])
-{
-#pragma unroll
-	for (int i = 0; i < N; i++)
-		v[i] = i < n ? flag_load4(p + i * step) : make_uint4(0, 0, 0, 0);
-	for (int polls = 0;; polls++) {
-		bool full = true;
-#pragma unroll
-		for (int i = 0; i < N; i++)
-			full &= flag_ready(v[i]);
-		if (full)
-			return;
-		if (polls == POLL_LIMIT)
-			__trap();
-#pragma unroll
-		for (int i = 0; i < N; i++)
-			if (!flag_ready(v[i]))
-				v[i] = flag_load4(p + i * step);
-	}
-}
-
 #endif
 
 #endif

@@ -54,41 +54,7 @@ static __device__ __forceinline__ bool mbarrier_test(uint32_t at, uint32_t parit
 	return cuda::ptx::mbarrier_test_wait_parity(mbarrier_pointer(at), parity);
 }
 
-/* mbarrier_test that may suspend the thread for a while, where there is such a thing. */
-static __device__ __forceinline__ bool mbarrier_try(uint32_t at, uint32_t parity)
-{
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-	return mbarrier_test(at, parity);
-#else
-	return cuda::ptx::mbarrier_try_wait_parity(mbarrier_pointer(at), parity);
-#endif
-}
-
-/* Waits for the end of the phase of this parity. */
-template <unsigned LIMIT = POLL_LIMIT>
-static __device__ __forceinline__ void mbarrier_wait(
-	const struct poll_report &report, uint32_t at, uint32_t parity)
-{
-	poll_until<LIMIT>(report, [&]() { return mbarrier_try(at, parity); });
-}
-
-/* The same for a kernel without a register to spare: polls are counted in the upper bits of
- * `parity`. 0 or 1 again when it returns. */
-template <unsigned LIMIT = POLL_LIMIT>
-static __device__ __forceinline__ void mbarrier_wait_in_place(
-	const struct poll_report &report, uint32_t at, uint32_t &parity)
-{
-	static_assert(LIMIT <= 1u << 30, "31 bits");
-	if (mbarrier_try(at, parity))
-		return;
-	do {
-		poll_again<LIMIT>(report, parity >> 1);
-		parity += 2;
-	} while (!mbarrier_try(at, parity & 1));
-	parity &= 1;
-}
-
-/* The same without a limit. */
+/* Waits for the end of the phase of this parity. Without a limit: see poll.cuh. */
 static __device__ __forceinline__ void mbarrier_wait(uint32_t at, uint32_t parity)
 {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

@@ -313,8 +313,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 			int ring_at = 0, had_task = -1;
 			uint32_t parity = 1, hidden_parity = 1, x_parity = 0;
 			auto fetch = [&]() {
-				mbarrier_wait<limit>(
-					a.report, done + 8 * ring_at, parity); /* at once in the first round */
+				mbarrier_wait(done + 8 * ring_at, parity); /* at once in the first round */
 				if (!lane) {
 					bool down = at.list >= 2;
 					const struct expert_task t = task_of<DEFERRED>(a, work, at.task);
@@ -326,7 +325,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 						mbarrier_expect(bar, n * row_bytes);
 						bulk_copy(to, t.down + (int64_t)first * row_bytes, n * row_bytes, bar);
 						if (had_task != at.task) {
-							mbarrier_wait<limit>(a.report, hidden_free, hidden_parity);
+							mbarrier_wait(hidden_free, hidden_parity);
 							hidden_parity ^= 1;
 							poll_until<limit>(a.report, [&]() {
 								uint32_t count = load_acquire(count_of<DEFERRED>(a, work, at.task));
@@ -374,14 +373,13 @@ __global__ void __launch_bounds__(THREADS, 1)
 				bool loads_x = at.left && at.list < 2;
 				for (int i = 0; i < ring_stages && at.left && at.list < 2; i++) {
 					if (i >= 2)
-						poll_until<limit>(a.report, [&]() {
-							return __any_sync(0xffffffffu,
-								mbarrier_test(x_loaded, x_parity) ||
-									(ring_at >= 2
-											? mbarrier_test(full + 8 * (ring_at - 2), parity ^ 1)
-											: mbarrier_test(
-												  full + 8 * (ring_at - 2 + ring_stages), parity)));
-						});
+						while (!__any_sync(0xffffffffu,
+							mbarrier_test(x_loaded, x_parity) ||
+								(ring_at >= 2
+										? mbarrier_test(full + 8 * (ring_at - 2), parity ^ 1)
+										: mbarrier_test(
+											  full + 8 * (ring_at - 2 + ring_stages), parity))))
+							;
 					fetch();
 				}
 				if (!DEFERRED)
@@ -409,7 +407,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 		cursor_find(shares, at);
 		while (at.left) {
 			if (turn == warp - WORKERS - 1) {
-				mbarrier_wait<limit>(a.report, done + 8 * ring_at, parity);
+				mbarrier_wait(done + 8 * ring_at, parity);
 				finish_stage<PARTIALS, DEFERRED>(a, work, at,
 					partials + ring_at * (SUPER_BLOCKS * PARTIALS), sums, full + 8 * ring_at, lane);
 			}
@@ -460,7 +458,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 				if (down || had_row != task_of<DEFERRED>(a, work, task).row) {
 					float v[2][8];
 					if (down) {
-						mbarrier_wait_in_place<limit>(a.report, hidden_full, hidden_parity);
+						mbarrier_wait(hidden_full, hidden_parity);
 						hidden_parity ^= 1;
 #pragma unroll
 						for (int u = 0; u < 2; u++)
@@ -493,7 +491,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 				asm("" : "+r"(here), "+r"(partials_at));
 #pragma unroll 1
 				for (; n; n--) {
-					mbarrier_wait_in_place<limit>(a.report, barriers_at + 8 * ring_at, parity);
+					mbarrier_wait(barriers_at + 8 * ring_at, parity);
 					type::two_super_blocks(shared + here, first_super_block, stride8, lane,
 						constants, columns, (float4 *)(shared + partials_at));
 					here += stage_bytes;

@@ -74,6 +74,7 @@ struct ffn_args {
 	float *y;
 	bool add;
 	struct ffn_state *state;
+	struct poll_report report;
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
@@ -102,13 +103,13 @@ static __device__ __forceinline__ void store_partials(const float acc[2], float 
 }
 
 /* v = this lane's eight of 256 values in fragment order, when they have arrived */
-static __device__ __forceinline__ void poll_super_block(const uint32_t *flags, float v[8])
+static __device__ __forceinline__ void poll_super_block(
+	const struct poll_report &report, const uint32_t *flags, float v[8])
 {
 	uint2 two[4];
 	bool full[4] = {false, false, false, false};
-	for (int polls = 0; !(full[0] && full[1] && full[2] && full[3]); polls++) {
-		if (polls == POLL_LIMIT)
-			__trap();
+	for (unsigned polls = 0; !(full[0] && full[1] && full[2] && full[3]); polls++) {
+		poll_again(report, polls);
 #pragma unroll
 		for (int i = 0; i < 4; i++)
 			if (!full[i])
@@ -260,7 +261,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	};
 	if (warp < 8) {
 		float v[8];
-		poll_super_block(a.state->flags[turn][blockIdx.x % COPIES] + warp * 256, v);
+		poll_super_block(a.report, a.state->flags[turn][blockIdx.x % COPIES] + warp * 256, v);
 		write_limbs(v, limbs + warp * SUPER_BLOCK_LIMBS, scales + warp);
 		if (task >= 0)
 			load_down();
@@ -344,6 +345,7 @@ void cuda_ffn(struct backend *base, const struct ffn *f, int rows)
 		b->next_serialized = true;
 	}
 	struct ffn_args a = {(const uint8_t *)f->gate.data, (const uint8_t *)f->up.data,
-		(const uint8_t *)f->down.data, f->x, f->y, f->add, (struct ffn_state *)b->ffn_flags.data};
+		(const uint8_t *)f->down.data, f->x, f->y, f->add, (struct ffn_state *)b->ffn_flags.data,
+		cuda_poll_report(b, POLL_FFN)};
 	cuda_launch(b, ffn_kernel, dim3(BLOCKS), THREADS, BYTES, a);
 }
