@@ -34,19 +34,33 @@ void cache_free(struct cache *c)
 	free(c);
 }
 
-static double default_half_life(const struct cache *c, const struct cache_config *cfg)
+/* Experts that fit in tier 0 when every class gets the same share of its experts. */
+static double experts_that_fit(const struct cache *c)
 {
-	if (cfg->half_life > 0)
-		return cfg->half_life;
-	/* Experts that fit when every class gets the same share of its experts. */
 	double wanted = 0, bytes = 0;
 	const struct slab_arena *a = &c->arena[0];
 	for (int k = 0; k < a->classes.n; k++) {
 		wanted += (double)a->classes.n_wanted[k];
 		bytes += (double)a->classes.n_wanted[k] * (double)a->classes.bytes[k];
 	}
+	return floor((double)a->bytes * wanted / bytes);
+}
+
+static double default_half_life(const struct cache *c, const struct cache_config *cfg)
+{
+	if (cfg->half_life > 0)
+		return cfg->half_life;
 	double tokens = CACHE_HALF_LIFE_TOKENS * (double)MAX(cfg->token_accesses, (uint64_t)1);
-	return MAX(CACHE_HALF_LIFE_SLOTS * floor((double)a->bytes * wanted / bytes), tokens);
+	return MAX(CACHE_HALF_LIFE_SLOTS * experts_that_fit(c), tokens);
+}
+
+/* A little more than a token. 0 in a cache that holds less than a token's experts: all would be
+ * recent, so the one unused for longest would leave, which is the one needed next. */
+static uint64_t recency_window(const struct cache *c, const struct cache_config *cfg)
+{
+	if (cfg->as_published || experts_that_fit(c) < (double)cfg->token_accesses)
+		return 0;
+	return cfg->token_accesses + cfg->token_accesses / 16;
 }
 
 static bool key_evictable(const void *ctx, int32_t key)
@@ -68,7 +82,7 @@ static int policy_start(struct cache *c, const struct cache_config *cfg, struct 
 		.evictable = key_evictable,
 		.ctx = c,
 		.half_life = default_half_life(c, cfg),
-		.recency_window = cfg->as_published ? 0 : cfg->token_accesses + cfg->token_accesses / 16,
+		.recency_window = recency_window(c, cfg),
 		.next_use = cfg->next_use};
 	c->policy.ops = cfg->policy ? cfg->policy : &policy_lru;
 	if (c->policy.ops->needs_future && !cfg->next_use)

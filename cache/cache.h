@@ -89,6 +89,9 @@
 /* The fewest prefill slots that cache_choose_prefill_slots gives. */
 #define CACHE_PREFILL_SLOTS_MIN 2
 
+/* 1 / the part of a token's experts that the smallest tier 0 holds. */
+#define CACHE_FLOOR_PART 4
+
 /* ---- types ---- */
 
 /* Recorded in traces: the numbers stay. */
@@ -225,12 +228,16 @@ void cache_free(struct cache *c);
 /* The smallest tier 0 in which the `top_k` experts of every layer fit together, prefill slots
  * included; 0 when the numbers in *config overflow. tier_bytes is not looked at. */
 uint64_t cache_working_set_bytes(const struct cache_config *config, int top_k);
+/* The smallest tier 0 that a run is given, prefill slots included: a part of the working set, and
+ * two layers of it. Below the working set a token finds little of what the one before it used; only
+ * lfu keeps the experts that are used most. */
+uint64_t cache_floor_bytes(const struct cache_config *config, int top_k);
 /* Bytes in which every expert of the model fits, prefill slots included; 0 as above. */
 uint64_t cache_everything_bytes(const struct cache_config *config);
 
 /* How many prefill slots a run takes for the budget in *config: at least CACHE_PREFILL_SLOTS_MIN,
- * see cache_classes.c, fewer when the working set would not fit beside them. The simulator asks the
- * same, so a budget means the same to both. */
+ * see cache_classes.c, fewer when the working set (or else the floor) would not fit beside them.
+ * The simulator asks the same, so a budget means the same to both. */
 int cache_choose_prefill_slots(const struct cache_config *config, int top_k);
 
 /* ---- compute side: every call that takes a plan flushes first ---- */

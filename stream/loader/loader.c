@@ -74,11 +74,11 @@ static int configure(const struct loader_options *o, const struct extent_table *
 	if (!c->policy || c->policy->needs_future)
 		return err_set(
 			e, ERR_USAGE, "there is no policy \"%s\", expected lru, lfu or sieve", o->policy);
-	uint64_t floor_bytes = cache_working_set_bytes(c, o->n_used);
+	uint64_t floor_bytes = cache_floor_bytes(c, o->n_used);
 	if (o->tier_bytes[0] < floor_bytes)
 		return err_set(e, ERR_MEMORY,
-			"a cache of %.4f GB is less than one token's working set, the smallest that works is "
-			"%.4f GB",
+			"a cache of %.4f GB is too small for two layers' experts and a quarter of a token's: "
+			"the smallest that works is %.4f GB",
 			(double)o->tier_bytes[0] / 1e9, (double)(floor_bytes + 99999) / 1e5 * 1e-4);
 	c->n_prefill_slots = cache_choose_prefill_slots(c, o->n_used);
 	return 0;
@@ -107,7 +107,8 @@ int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct
 	least.n_prefill_slots = CACHE_PREFILL_SLOTS_MIN;
 	*plan = (struct loader_plan){
 		.tier_bytes = {cache_memory_bytes(cache, 0), cache_memory_bytes(cache, 1)},
-		.floor_bytes = cache_working_set_bytes(&least, o->n_used),
+		.floor_bytes = cache_floor_bytes(&least, o->n_used),
+		.working_set_bytes = cache_working_set_bytes(&least, o->n_used),
 		.everything_bytes = cache_everything_bytes(&c),
 		.n_prefill_slots = c.n_prefill_slots,
 		.n_slots = cache_n_slots(cache),

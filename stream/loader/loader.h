@@ -74,10 +74,10 @@ struct loader_options {
 
 /* What the budgets come to; for the printed plan. */
 struct loader_plan {
-	uint64_t tier_bytes[2];    /* memory that will really be taken: at most the budget */
-	uint64_t floor_bytes;      /* the smallest first tier that works: a token's working set and the
-								* prefill slots */
-	uint64_t everything_bytes; /* a first tier in which every expert fits */
+	uint64_t tier_bytes[2];     /* memory that will really be taken: at most the budget */
+	uint64_t floor_bytes;       /* the smallest first tier that works (cache_floor_bytes) */
+	uint64_t working_set_bytes; /* one that holds all experts of a token */
+	uint64_t everything_bytes;  /* a first tier in which every expert fits */
 	int n_prefill_slots;
 	int n_slots;
 	bool on_card;                  /* tier 1 is pinned, and in addition are taken: */

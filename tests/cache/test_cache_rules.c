@@ -671,6 +671,41 @@ static void test_prefill_slots_fit(void **state)
 	assert_int_equal(last, 32);
 }
 
+/* From the floor to a token's working set: a run has room, and lfu keeps what every token uses. */
+static void test_less_than_a_token(void **state)
+{
+	(void)state;
+	enum { LAYERS = 20, TOP_K = 4, TOKENS = 300 };
+	uint64_t bytes[LAYERS];
+	for (int l = 0; l < LAYERS; l++)
+		bytes[l] = l < 3 ? 0 : 1000;
+	struct cache_config cfg = {.n_layers = LAYERS,
+		.n_experts = 64,
+		.expert_bytes = bytes,
+		.policy = &policy_lfu,
+		.n_prefill_slots = CACHE_PREFILL_SLOTS_MIN,
+		.token_accesses = 17 * TOP_K};
+	uint64_t least = cache_floor_bytes(&cfg, TOP_K), all = cache_working_set_bytes(&cfg, TOP_K);
+	assert_true(least <= all / 3);
+	struct rng r = {3};
+	for (uint64_t b = least; b < all; b += 7000) {
+		cfg.tier_bytes[0] = b;
+		cfg.n_prefill_slots = cache_choose_prefill_slots(&cfg, TOP_K);
+		assert_true(cfg.n_prefill_slots >= CACHE_PREFILL_SLOTS_MIN);
+		assert_true(cache_floor_bytes(&cfg, TOP_K) <= b);
+		struct cache *c = cache_new(&cfg, &(struct err){0});
+		assert_non_null(c);
+		for (int t = 0; t < TOKENS; t++)
+			for (int l = 3; l < LAYERS; l++)
+				for (int k = 0; k < TOP_K; k++)
+					bring(c, l, k ? 1 + (int)rng_below(&r, 63) : 0);
+		double hits = (double)cache_stats(c)->hits[0] / (17 * TOP_K * TOKENS);
+		print_message("%llu bytes: %.1f %% hits\n", (unsigned long long)b, 100 * hits);
+		assert_true(hits > 0.1);
+		cache_free(c);
+	}
+}
+
 static void test_bad_config(void **state)
 {
 	(void)state;
@@ -725,6 +760,7 @@ int main(void)
 		cmocka_unit_test(test_layers_of_one_step_fit),
 		cmocka_unit_test(test_idle_class_gives_back),
 		cmocka_unit_test(test_prefill_slots_fit),
+		cmocka_unit_test(test_less_than_a_token),
 		cmocka_unit_test(test_bad_config),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -354,7 +354,7 @@ static void test_loader_refusals(void **state)
 	struct loader_options o = source_options(0, 0);
 	o.tier_bytes[0] = full.floor_bytes - 1;
 	assert_int_equal(loader_plan(&o, &plan, &e), ERR_MEMORY);
-	assert_non_null(strstr(e.text, "working set"));
+	assert_non_null(strstr(e.text, "too small"));
 	o.tier_bytes[0] = full.floor_bytes;
 	assert_int_equal(loader_plan(&o, &plan, &e), 0);
 	o.policy = "belady";
