@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 void *mem_try_new(size_t n, size_t size)
 {
@@ -95,6 +96,12 @@ void mem_unmap(void *p, size_t bytes)
 {
 	if (p)
 		munmap(p, map_length(bytes));
+}
+
+void mem_read_ahead(const void *p, size_t bytes)
+{
+	size_t before = (uintptr_t)p & ((size_t)sysconf(_SC_PAGESIZE) - 1);
+	posix_madvise((unsigned char *)(uintptr_t)p - before, bytes + before, POSIX_MADV_WILLNEED);
 }
 
 /* The number in a one-number file ("max" or unreadable: SIZE_MAX). */

@@ -28,6 +28,9 @@ void mem_unmap(void *p, size_t bytes);
 #define NEW(type)          ((type *)mem_new(1, sizeof(type)))
 #define NEW_ARRAY(type, n) ((type *)mem_new((n), sizeof(type)))
 
+/* Asks the kernel to read mapped pages of a file soon; returns at once, refusal changes nothing. */
+void mem_read_ahead(const void *p, size_t bytes);
+
 /* Bytes this process may still use: the least of MemAvailable and what its cgroup limits leave
  * (cgroup v1 and v2); 0 when unknown. */
 size_t mem_available_bytes(void);

@@ -85,7 +85,7 @@ static size_t usable_bytes(const struct plan *p)
 static uint32_t default_chunk(const struct model_config *c, const struct plan *p)
 {
 	uint32_t n = p->on_card ? CHUNK_MAX : CHUNK_MIN;
-	while (n > CHUNK_MIN && workspace_bytes(c, p->mtp, n) > p->available / CHUNK_PART)
+	while (n > CHUNK_MIN && workspace_bytes(c, p->mtp, p->embed_row, n) > p->available / CHUNK_PART)
 		n /= 2;
 	return n;
 }
@@ -97,7 +97,7 @@ static int plan_context(const struct model_config *c, const struct engine_option
 	size_t fixed = p->resident + taken;
 	uint32_t chunk = o->chunk ? o->chunk : default_chunk(c, p);
 	if (p->on_card)
-		fixed += workspace_bytes(c, p->mtp, chunk);
+		fixed += workspace_bytes(c, p->mtp, p->embed_row, chunk);
 	size_t left = bytes_left(usable_bytes(p), p->on_card ? fixed : p->resident);
 	size_t budget = MIN(bytes_left(p->available, p->resident) / kv_part, left);
 	p->context = o->context ? o->context : fitting_context(c, p, p->available ? budget : SIZE_MAX);
@@ -106,7 +106,7 @@ static int plan_context(const struct model_config *c, const struct engine_option
 			p->sessions, p->context);
 	p->chunk = MIN(chunk, p->context);
 	p->kv = kv_cache_bytes(c, p->mtp, p->kv_type, p->context * p->sessions);
-	p->workspace = workspace_bytes(c, p->mtp, p->chunk);
+	p->workspace = workspace_bytes(c, p->mtp, p->embed_row, p->chunk);
 	return 0;
 }
 
@@ -271,6 +271,7 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 		.kv_type = o->kv_f32 ? DTYPE_F32 : DTYPE_F16,
 		.mtp = c->n_mtp && !o->no_mtp,
 		.resident = resident,
+		.embed_row = o->copier || b->ops->copier_open ? w->embed.row_bytes : 0,
 		.available = b->ops->free_bytes(b),
 		.on_card = b->ops->copier_open != NULL,
 		.scratch = b->scratch_bytes,

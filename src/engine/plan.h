@@ -23,6 +23,7 @@ struct plan {
 	size_t available;      /* to the backend; 0: unknown */
 	size_t host_available; /* on a card: to be pinned; 0: unknown */
 	size_t resident, kv, workspace;
+	size_t embed_row;             /* of the embedding, uploaded for each token of a step */
 	size_t ram_copies;            /* --ram-gb auto: part of the second tier for inclusive copies */
 	size_t scratch;               /* on a card: what ops take for themselves */
 	size_t experts;               /* all experts when they are copied to the card, else 0 */

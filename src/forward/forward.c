@@ -70,7 +70,7 @@ static void enqueue_layer(struct model *m, const struct forward_step *s, uint32_
 		 combine = layer && config_is_moe(c, layer - 1) && !s->rows->taps;
 	if (!layer) {
 		b->ops->rope_angles(b, s->batch, m->inv_freq, (int)c->head_rope, ws->cos_sin);
-		b->ops->embed(b, m->weights.embed, ws->tokens, s->batch->n, ws->x);
+		b->ops->embed(b, ws->embed, ws->tokens, s->batch->n, ws->x);
 	}
 	if (combine && end) {
 		moe_combine(m, s->batch, NULL);

@@ -29,16 +29,17 @@ struct model {
 	struct moe_plan plan;         /* experts of the current layer (moe.c) */
 	struct prediction prediction; /* not passed on yet (lookahead.c) */
 	/* segments (segment.c) */
-	int32_t *step_host;      /* [3 * R] what step_begin uploads */
+	uint8_t *step_host;      /* what step_begin uploads to ws.step */
 	bool capture;            /* the segments of this step are captured */
 	const void *captured_kv; /* the cache that captured graphs write to */
 };
 
-/* Takes ownership of the weights, on success and on failure. max_rows: the largest step. ERR_MEMORY
- * when the host or the backend lacks the memory; nothing is left behind then. */
+/* Takes ownership of the weights, on success and on failure. max_rows: the largest step;
+ * embed_row_bytes as in workspace_bytes. ERR_MEMORY when the host or the backend lacks the memory;
+ * nothing is left behind then. */
 int model_init(struct model *m, const struct model_config *c, struct model_weights *w,
-	bool with_mtp, struct backend *b, struct expert_source *source, uint32_t max_rows,
-	struct err *e);
+	bool with_mtp, struct backend *b, struct expert_source *source, size_t embed_row_bytes,
+	uint32_t max_rows, struct err *e);
 void model_fini(struct model *m); /* waits for the device; accepts a zeroed struct */
 
 #endif

@@ -11,7 +11,8 @@
 #include "src/forward/attention.h"
 #include "src/forward/segment.h"
 
-/* ws.mtp_in[at ..) = the eh_proj input of n pairs: `tokens` with the rows from `hidden` on. */
+/* ws.mtp_in[at ..) = the eh_proj input of n pairs: `tokens` with the rows from `hidden` on.
+ * tokens: of ws.tokens, rows of ws.embed. */
 static void project_pairs(
 	struct model *m, const int32_t *tokens, const float *hidden, int at, int n)
 {
@@ -21,7 +22,7 @@ static void project_pairs(
 	int64_t n_embd = c->n_embd;
 	float *in = m->ws.mtp_in + at * 2 * n_embd;
 	/* the embedding half is normed in place of its own output, the stride skips the hidden half */
-	b->ops->embed(b, w->embed, tokens, n, m->ws.h);
+	b->ops->embed(b, m->ws.embed, tokens, n, m->ws.h);
 	b->ops->rms_norm(b, m->ws.h, n_embd, &(struct norm){w->enorm, in}, 1, c->rms_eps, n,
 		(int)n_embd, 2 * n_embd);
 	b->ops->rms_norm(b, hidden, n_embd, &(struct norm){w->hnorm, in + n_embd}, 1, c->rms_eps, n,
@@ -46,10 +47,11 @@ void mtp_append(
 	b->ops->matmul(b, &(struct matmul){.w = m->weights.eh_proj, .y = ws->x}, 1, ws->mtp_in, n);
 
 	int32_t first = has_before ? rows->pos[0] - 1 : rows->pos[0];
+	int32_t *pos = (int32_t *)(void *)m->step_host;
 	for (int r = 0; r < n; r++)
-		m->step_host[r] = first + r;
-	b->ops->upload(b, ws->pos, m->step_host,
-		(size_t)n * sizeof(int32_t)); /* the trunk needs its own no more */
+		pos[r] = first + r;
+	b->ops->upload(
+		b, ws->pos, pos, (size_t)n * sizeof(int32_t)); /* the trunk needs its own no more */
 	struct batch batch = {.n = n, .pos = ws->pos, .base = ws->base, .max_pos = first + n - 1};
 	b->ops->rope_angles(b, &batch, m->inv_freq, (int)m->config.head_rope, ws->cos_sin);
 	attention_append(m, kv, m->config.n_layers, &batch);

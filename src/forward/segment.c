@@ -17,6 +17,20 @@ static int32_t round_up_max_pos(int32_t max_pos)
 	return MAX(limit, max_pos);
 }
 
+/* Copies the rows of the mapped embedding that the tokens name into the upload of the step;
+ * ws.embed becomes the table that holds these rows on the device. */
+static void gather_embedding(struct model *m, int n, const int32_t *tokens)
+{
+	struct workspace *ws = &m->ws;
+	const uint8_t *table = m->weights.embed.data;
+	size_t at = workspace_step_embed((uint32_t)n), row = ws->embed_row_bytes;
+	for (int r = 0; r < n; r++)
+		memcpy(m->step_host + at + (size_t)r * row, table + (size_t)tokens[r] * row, row);
+	ws->embed.data = ws->step + at;
+	ws->embed.n_out = n;
+	ws->embed.stack_bytes = (size_t)n * row;
+}
+
 struct batch step_begin(
 	struct model *m, int n, const int32_t *tokens, const int32_t *pos, const int32_t *base)
 {
@@ -25,13 +39,20 @@ struct batch step_begin(
 	if (n < 1 || (uint32_t)n > ws->max_rows)
 		bug("a step of %d rows, the workspace has %u", n, ws->max_rows);
 	size_t bytes = (size_t)n * sizeof(int32_t);
-	memcpy(m->step_host, tokens, bytes);
-	memcpy(m->step_host + n, pos, bytes);
-	memcpy(m->step_host + 2 * n, base, bytes);
-	ws->tokens = ws->step;
-	ws->pos = ws->step + n;
-	ws->base = ws->step + 2 * n;
-	b->ops->upload(b, ws->step, m->step_host, 3 * bytes);
+	int32_t *host = (int32_t *)(void *)m->step_host;
+	ws->tokens = (int32_t *)(void *)ws->step;
+	ws->pos = ws->tokens + n;
+	ws->base = ws->pos + n;
+	memcpy(host, tokens, bytes);
+	memcpy(host + n, pos, bytes);
+	memcpy(host + 2 * n, base, bytes);
+	ws->embed = m->weights.embed;
+	if (ws->embed_row_bytes) {
+		gather_embedding(m, n, tokens);
+		for (int r = 0; r < n; r++)
+			host[r] = r;
+	}
+	b->ops->upload(b, ws->step, m->step_host, workspace_step_bytes(ws, (uint32_t)n));
 	struct batch batch = {.n = n, .pos = ws->pos, .base = ws->base};
 	for (int r = 0; r < n; r++)
 		batch.max_pos = MAX(batch.max_pos, pos[r]);

@@ -39,7 +39,8 @@
 /* Steps of at most this many rows are captured. */
 #define GRAPH_ROWS 8
 
-/* Uploads tokens, positions and first cache rows (host, [n] each) to ws.tokens, ws.pos and ws.base.
+/* Uploads tokens, positions and first cache rows (host, [n] each) to ws.tokens, ws.pos and ws.base,
+ * with the rows of the token embedding that a card needs (ws.embed).
  * max_pos of the result is rounded up, so that a captured segment serves many positions. */
 struct batch step_begin(
 	struct model *m, int n, const int32_t *tokens, const int32_t *pos, const int32_t *base);

@@ -26,16 +26,26 @@ static void *arena_alloc(struct arena *a, size_t n, size_t size)
 	return p;
 }
 
+size_t workspace_step_embed(uint32_t n)
+{
+	return num_align_up(3 * (size_t)n * sizeof(int32_t), WORKSPACE_ALIGN);
+}
+
+size_t workspace_step_bytes(const struct workspace *ws, uint32_t n)
+{
+	return workspace_step_embed(n) + n * ws->embed_row_bytes;
+}
+
 static void workspace_layout(struct workspace *ws, const struct model_config *c, bool with_mtp,
 	struct arena *device, struct arena *shared)
 {
-	size_t r = ws->max_rows, f = sizeof(float), i = sizeof(int32_t);
+	const size_t r = ws->max_rows, f = sizeof(float), i = sizeof(int32_t);
 	size_t width = config_cache_width(c), ff = MAX(c->n_dense ? c->ff_dense : 0, c->ff_shared);
 	size_t ahead = LOOKAHEAD_MAX * lookahead_max_rows(ws->max_rows);
 	ws->logit_rows = MIN(ws->max_rows, LOGIT_ROWS);
 	ws->expert_ids = arena_alloc(shared, r * c->n_used, sizeof(uint64_t));
 	ws->predicted_ids = arena_alloc(shared, 2 * ahead * c->n_used, sizeof(uint64_t));
-	ws->step = arena_alloc(device, 3 * r, i);
+	ws->step = arena_alloc(device, workspace_step_bytes(ws, ws->max_rows), 1);
 	ws->cos_sin = arena_alloc(device, r * c->head_rope, f);
 	ws->x = arena_alloc(device, r * c->n_embd, f);
 	ws->h = arena_alloc(device, r * c->n_embd, f);
@@ -66,18 +76,19 @@ static void workspace_layout(struct workspace *ws, const struct model_config *c,
 	device->used = MAX(device->used, network.used);
 }
 
-size_t workspace_bytes(const struct model_config *c, bool with_mtp, uint32_t max_rows)
+size_t workspace_bytes(
+	const struct model_config *c, bool with_mtp, size_t embed_row_bytes, uint32_t max_rows)
 {
-	struct workspace ws = {.max_rows = max_rows};
+	struct workspace ws = {.max_rows = max_rows, .embed_row_bytes = embed_row_bytes};
 	struct arena device = {0}, shared = {0};
 	workspace_layout(&ws, c, with_mtp, &device, &shared);
 	return device.used + shared.used;
 }
 
 int workspace_init(struct workspace *ws, const struct model_config *c, bool with_mtp,
-	uint32_t max_rows, struct backend *b, struct err *e)
+	size_t embed_row_bytes, uint32_t max_rows, struct backend *b, struct err *e)
 {
-	*ws = (struct workspace){.max_rows = max_rows};
+	*ws = (struct workspace){.max_rows = max_rows, .embed_row_bytes = embed_row_bytes};
 	struct arena device = {0}, shared = {0};
 	workspace_layout(ws, c, with_mtp, &device, &shared);
 	ws->device_bytes = device.used;

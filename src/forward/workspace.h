@@ -15,8 +15,10 @@
 struct workspace {
 	uint32_t max_rows;
 	/* the rows of the step, filled by step_begin */
-	int32_t *step;                /* [3 * R] the three below, one upload */
-	int32_t *tokens, *pos, *base; /* [rows of the step] each */
+	uint8_t *step;                /* one upload: the three below, then embedding rows, if any */
+	int32_t *tokens, *pos, *base; /* [rows of the step] each; tokens: rows of `embed` */
+	struct weight embed;          /* the uploaded rows, or all of the mapped token embedding */
+	size_t embed_row_bytes;       /* constant; of a row that is uploaded, 0: none are */
 	float *cos_sin;               /* [R][head_rope / 2][2] */
 	/* the stream */
 	float *x; /* [R][n_embd] residual stream */
@@ -54,12 +56,19 @@ struct workspace {
 	size_t device_bytes, shared_bytes;
 };
 
-/* Device and shared bytes of a workspace for max_rows. */
-size_t workspace_bytes(const struct model_config *c, bool with_mtp, uint32_t max_rows);
+/* Device and shared bytes of a workspace for max_rows. embed_row_bytes: weights_embed_row_upload.
+ */
+size_t workspace_bytes(
+	const struct model_config *c, bool with_mtp, size_t embed_row_bytes, uint32_t max_rows);
+
+/* Where the embedding rows of a step of n rows begin in ws.step, in bytes. */
+size_t workspace_step_embed(uint32_t n);
+/* The bytes of that step's upload; of n = max_rows: of ws.step. */
+size_t workspace_step_bytes(const struct workspace *ws, uint32_t n);
 
 /* ERR_MEMORY when the backend lacks the memory; workspace_fini is allowed then. */
 int workspace_init(struct workspace *ws, const struct model_config *c, bool with_mtp,
-	uint32_t max_rows, struct backend *b, struct err *e);
+	size_t embed_row_bytes, uint32_t max_rows, struct backend *b, struct err *e);
 void workspace_fini(struct workspace *ws, struct backend *b); /* accepts a zeroed struct */
 
 #endif

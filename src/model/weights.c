@@ -84,8 +84,9 @@ static void copy_bytes(struct tensor_walk *k, const struct gguf_tensor *t, uint8
 		(struct tensor_span){.file = t->file, .offset = t->offset, .bytes = t->bytes, .dst = data};
 }
 
-static int bind_matrix(struct tensor_walk *k, const char *name, uint64_t n_in, uint64_t n_out,
-	uint64_t n_stack, struct weight *out)
+/* A matrix where the file is mapped. */
+static int bind_mapped(struct tensor_walk *k, const char *name, uint64_t n_in, uint64_t n_out,
+	uint64_t n_stack, const struct gguf_tensor **tensor, struct weight *out)
 {
 	const struct gguf_tensor *t = find_shaped_tensor(k, name, n_in, n_out, n_stack);
 	if (!t)
@@ -94,16 +95,28 @@ static int bind_matrix(struct tensor_walk *k, const char *name, uint64_t n_in, u
 	if (!dtype_row_bytes(t->type, n_in, &row))
 		return err_set(k->e, ERR_INPUT, "%s: %s: rows of %llu values do not fit type %s",
 			k->file->files[t->file].path, name, (unsigned long long)n_in, dtype_name(t->type));
-	uint8_t *data = arena_take(k, t->bytes);
-	if (data)
-		copy_bytes(k, t, data);
-	*out = (struct weight){.data = data,
+	*tensor = t;
+	*out = (struct weight){.data = t->data,
 		.type = t->type,
 		.n_in = (int64_t)n_in,
 		.n_out = (int64_t)n_out,
 		.n_stack = (int64_t)n_stack,
 		.row_bytes = row,
 		.stack_bytes = row * n_out};
+	return 0;
+}
+
+static int bind_matrix(struct tensor_walk *k, const char *name, uint64_t n_in, uint64_t n_out,
+	uint64_t n_stack, struct weight *out)
+{
+	const struct gguf_tensor *t;
+	int rc = bind_mapped(k, name, n_in, n_out, n_stack, &t, out);
+	if (rc)
+		return rc;
+	uint8_t *data = arena_take(k, t->bytes);
+	if (data)
+		copy_bytes(k, t, data);
+	out->data = data;
 	return 0;
 }
 
@@ -209,8 +222,9 @@ static int walk_mtp(struct tensor_walk *k, uint32_t layer, struct model_weights 
 static int walk_weights(struct tensor_walk *k, bool with_mtp, struct model_weights *w)
 {
 	const struct model_config *c = k->c;
+	const struct gguf_tensor *embed;
 	int rc;
-	if ((rc = bind_matrix(k, "token_embd.weight", c->n_embd, c->n_vocab, 1, &w->embed)) ||
+	if ((rc = bind_mapped(k, "token_embd.weight", c->n_embd, c->n_vocab, 1, &embed, &w->embed)) ||
 		(rc = bind_matrix(k, "output.weight", c->n_embd, c->n_vocab, 1, &w->head)) ||
 		(rc = bind_vector(k, "output_norm.weight", c->n_embd, &w->output_norm)))
 		return rc;
@@ -280,6 +294,7 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 		return rc;
 	}
 	w->arena_bytes = count.used;
+	mem_read_ahead(w->embed.data, w->embed.stack_bytes);
 	struct tensor_walk k = {.file = file,
 		.c = c,
 		.backend = b,

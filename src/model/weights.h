@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The resident weights: what every token needs, in one arena of the backend's memory. Routed
- * experts are not loaded; they are described, for an expert source.
+ * experts are not loaded; they are described, for an expert source. The token embedding is not
+ * loaded either: a token needs one row of it. It stays where the file is mapped, and a step uploads
+ * its rows to a card (segment.h).
  *
  * Order of use: weights_bind finds and checks every tensor, plan the memory, weights_load,
  * weights_free.
@@ -39,7 +41,7 @@ struct layer_weights {
 };
 
 struct model_weights {
-	struct weight embed;          /* [n_vocab][n_embd] */
+	struct weight embed;          /* [n_vocab][n_embd], host memory: where the file is mapped */
 	struct weight head;           /* n_embd -> n_vocab */
 	const float *output_norm;     /* [n_embd] */
 	struct layer_weights *layers; /* [n_layers + n_mtp] */

@@ -11,6 +11,7 @@
 #include "src/engine/engine_internal.h"
 #include "src/engine/generate.h"
 #include "stream/loader/loader.h"
+#include "tests/support/copier_null.h"
 #include "tests/support/engine_help.h"
 #include "tests/support/lazy_device.h"
 #include "tests/support/mutate_model.h"
@@ -37,6 +38,7 @@
 static int32_t text[3][N_TEXT];
 
 static struct loader_plan full;
+static struct copier *copier; /* of a card whose memory the host can read */
 
 static int launch_setup(void **state)
 {
@@ -58,7 +60,15 @@ static int launch_setup(void **state)
 		.tier_bytes = {(uint64_t)1 << 33, 0}};
 	int rc = loader_plan(&lo, &full, &e);
 	engine_close(g, NULL);
-	return rc;
+	return rc ? rc : copier_null_open(&(struct copier_faults){.readable = true}, &copier, &e);
+}
+
+static int launch_teardown(void **state)
+{
+	(void)state;
+	if (copier)
+		copier->ops->close(copier);
+	return 0;
 }
 
 enum how { PLAIN, SEGMENTS_ONLY, DEFERRED };
@@ -66,7 +76,10 @@ enum how { PLAIN, SEGMENTS_ONLY, DEFERRED };
 static struct engine *launch_open_engine(
 	const struct engine_options *o, enum how how, uint64_t seed)
 {
-	struct engine *g = engine_of(o);
+	struct engine_options own = *o;
+	if (how != PLAIN && !o->cache_bytes)
+		own.copier = copier; /* a card: a step uploads the rows of the embedding */
+	struct engine *g = engine_of(&own);
 	if (how != PLAIN)
 		lazy_device_start(g->backend, how == DEFERRED, seed);
 	return g;
@@ -259,5 +272,5 @@ int main(void)
 		cmocka_unit_test(test_given_up),
 		cmocka_unit_test(test_foreign_places),
 	};
-	return cmocka_run_group_tests(tests, launch_setup, NULL);
+	return cmocka_run_group_tests(tests, launch_setup, launch_teardown);
 }

@@ -121,6 +121,8 @@ static const char *range_text(uint64_t low, uint64_t high, char *out, size_t n)
 static void print_sizes(const struct model_config *c, const struct model_sizes *s)
 {
 	printf("\nsizes\n");
+	printf("  embedding       %s, read from the file a row a token\n",
+		SIZE(s->classes[CLASS_EMBEDDING].bytes));
 	printf("  resident        %s needed by every token%s%s%s\n", SIZE(s->resident_bytes),
 		s->mtp_bytes ? "; MTP layer " : "", s->mtp_bytes ? SIZE(s->mtp_bytes) : "",
 		s->mtp_bytes ? " more" : "");

@@ -121,7 +121,7 @@ void model_sizes_count(
 			embedding_row = t->bytes / t->ne[1];
 	}
 	for (int i = 0; i < CLASS_MTP; i++)
-		out->resident_bytes += out->classes[i].bytes;
+		out->resident_bytes += i == CLASS_EMBEDDING ? 0 : out->classes[i].bytes;
 	out->mtp_bytes = out->classes[CLASS_MTP].bytes;
 	out->experts_bytes = out->classes[CLASS_EXPERTS].bytes;
 	out->n_experts = (uint64_t)config_n_moe(c) * c->n_experts;
@@ -134,8 +134,7 @@ void model_sizes_count(
 		out->expert_max = MAX(out->expert_max, expert);
 		out->working_set += expert * c->n_used;
 	}
-	out->weights_per_token = out->resident_bytes - out->classes[CLASS_EMBEDDING].bytes +
-							 embedding_row + out->working_set;
+	out->weights_per_token = out->resident_bytes + embedding_row + out->working_set;
 	uint32_t n_full = 0;
 	for (uint32_t l = 0; l < c->n_layers; l++)
 		n_full += c->index_full[l];

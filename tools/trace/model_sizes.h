@@ -33,15 +33,16 @@ struct class_sizes {
 
 struct model_sizes {
 	struct class_sizes classes[CLASS_LIMIT];
-	uint64_t resident_bytes;         /* every trunk tensor that is not a routed expert */
+	uint64_t resident_bytes;         /* every trunk tensor that is not a routed expert, without the
+									  * embedding, of which a token reads one row from the file */
 	uint64_t mtp_bytes;              /* the MTP layer without its experts */
 	uint64_t experts_bytes;          /* routed experts of the trunk */
 	uint64_t n_experts;              /* over all trunk layers */
 	uint64_t expert_min, expert_max; /* bytes of one expert: layers may differ in type */
 	uint64_t layer_min, layer_max;   /* bytes of one layer's experts */
 	uint64_t working_set;            /* bytes of the experts that one token uses */
-	uint64_t weights_per_token; /* bytes that one decode step reads: resident without embedding, one
-								   row of it, working_set */
+	uint64_t weights_per_token; /* bytes that one decode step reads: resident, an embedding row,
+								   working_set */
 	uint64_t macs_per_token;    /* multiply-adds with weights that a prefilled token needs: no head,
 								   attention not counted */
 	uint64_t kv_per_token;      /* in 16 bit: latents of trunk layers, index keys of full ones */
