@@ -276,15 +276,16 @@ static int parse_convert_options(int argc, char **argv, struct convert_options *
 			.help = "file to write; with --split-gb OUT-00001-of-0000N.gguf"},
 		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .value = "NAME", .required = true,
 			.help = "f32, bf16: every matrix in that type; q8, q4, q2, iq2: experts as Q8_0, Q4_K, "
-					"Q2_K, IQ2_XXS and other matrices as Q8_0"},
+					"Q2_K, IQ2_XXS and other matrices as Q8_0; q2-s, iq2-s: the same experts, and "
+					"other matrices as Q4_K, for cards of 16 and 24 GB"},
 		{"types", 0, ARG_STRING, .string = &o->types_text, .value = "PATTERN=TYPE,...",
 			.help = "exceptions to the recipe: tensors whose GGUF name matches the shell pattern "
 					"get that type; the first match counts"},
 		{"dry-run", 0, ARG_FLAG, .flag = &o->dry_run,
 			.help = "print what would be written, to the byte, and stop"},
 		{"imatrix", 0, ARG_STRING, .string = &o->imatrix, .value = "FILE",
-			.help = "importance matrix of llama.cpp (GGUF or .dat) for q4, q2 and iq2",
-			.fallback = "iq2: column energy"},
+			.help = "importance matrix of llama.cpp (GGUF or .dat) for q4, q2, iq2, q2-s and iq2-s",
+			.fallback = "IQ2_XXS: column energy"},
 		{"jobs", 'j', ARG_UINT, .u32 = &o->jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
 			.help = "worker threads", .fallback = "all cores"},
 		{"split-gb", 0, ARG_SIZE_GB, .u64 = &o->split_bytes, .min = 0, .max = 1e9,

@@ -19,13 +19,24 @@
 
 #define NAME_BYTES 256
 
+/* The exceptions of the recipes for small cards, where other matrices are Q4_K. By what each costs
+ * alone (tests/bench/RESULTS.md): the projection to the latents and the head need more bits than
+ * the rest, attn_k_b does not, whose rows of 192 fit no super-block. Indexers are not seen by short
+ * texts and are small; the embedding takes no memory of the card. */
+static const struct convert_types small = {
+	5, {{"token_embd.weight", DTYPE_Q8_0}, {"output.weight", DTYPE_Q5_K},
+		   {"blk.*.attn_kv_a_mqa.weight", DTYPE_Q6_K}, {"blk.*.attn_k_b.weight", DTYPE_Q4_0},
+		   {"blk.*.indexer.*", DTYPE_Q8_0}}};
+
 static const struct convert_recipe recipes[] = {
-	{"f32", DTYPE_F32, DTYPE_F32},
-	{"bf16", DTYPE_BF16, DTYPE_BF16},
-	{"q8", DTYPE_Q8_0, DTYPE_Q8_0},
-	{"q4", DTYPE_Q4_K, DTYPE_Q8_0},
-	{"q2", DTYPE_Q2_K, DTYPE_Q8_0},
-	{"iq2", DTYPE_IQ2_XXS, DTYPE_Q8_0},
+	{"f32", DTYPE_F32, DTYPE_F32, NULL},
+	{"bf16", DTYPE_BF16, DTYPE_BF16, NULL},
+	{"q8", DTYPE_Q8_0, DTYPE_Q8_0, NULL},
+	{"q4", DTYPE_Q4_K, DTYPE_Q8_0, NULL},
+	{"q2", DTYPE_Q2_K, DTYPE_Q8_0, NULL},
+	{"iq2", DTYPE_IQ2_XXS, DTYPE_Q8_0, NULL},
+	{"q2-s", DTYPE_Q2_K, DTYPE_Q4_K, &small},
+	{"iq2-s", DTYPE_IQ2_XXS, DTYPE_Q4_K, &small},
 };
 
 int convert_recipe_parse(struct convert_recipe *out, const char *name, struct err *e)
@@ -35,8 +46,7 @@ int convert_recipe_parse(struct convert_recipe *out, const char *name, struct er
 			*out = recipes[i];
 			return 0;
 		}
-	return err_set(
-		e, ERR_USAGE, "--recipe: \"%.60s\" found, f32, bf16, q8, q4, q2 or iq2 expected", name);
+	return err_set(e, ERR_USAGE, "--recipe: \"%.60s\" found, " CONVERT_RECIPES " expected", name);
 }
 
 struct plan_builder {
@@ -111,15 +121,18 @@ int convert_types_parse(
 	return 0;
 }
 
-/* The recipe's type, or that of the first rule that names the tensor. */
+/* The recipe's type, or that of the first rule that names the tensor: the caller's, then the
+ * recipe's own. */
 static enum dtype wanted_type(
 	const struct plan_builder *b, const char *name, enum dtype recipe, uint32_t n_dims)
 {
-	if (!b->types || n_dims < 2 || recipe_is_exempt(name))
+	const struct convert_types *lists[] = {b->types, b->recipe->exceptions};
+	if (n_dims < 2 || recipe_is_exempt(name))
 		return recipe;
-	for (int i = 0; i < b->types->n; i++)
-		if (!fnmatch(b->types->rule[i].pattern, name, 0))
-			return b->types->rule[i].type;
+	for (size_t k = 0; k < ARRAY_LEN(lists); k++)
+		for (int i = 0; lists[k] && i < lists[k]->n; i++)
+			if (!fnmatch(lists[k]->rule[i].pattern, name, 0))
+				return lists[k]->rule[i].type;
 	return recipe;
 }
 

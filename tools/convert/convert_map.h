@@ -38,15 +38,6 @@ struct convert_tensor {
 	bool transposed;             /* the slab is stored as [src_cols][src_rows] (attn_k_b) */
 };
 
-struct convert_recipe {
-	const char *name;
-	enum dtype expert; /* routed experts */
-	enum dtype dense;  /* other matrices; norms, router, biases and indexer.proj are always F32 */
-};
-
-/* "f32", "bf16", "q8", "q4", "q2", "iq2"; ERR_USAGE for other names. */
-int convert_recipe_parse(struct convert_recipe *out, const char *name, struct err *e);
-
 /* Exceptions to a recipe: tensors whose GGUF name matches a shell pattern get another type. Norms,
  * routers and biases stay F32 whatever matches them. */
 #define CONVERT_TYPES_MAX 64
@@ -57,6 +48,17 @@ struct convert_types {
 		enum dtype type;
 	} rule[CONVERT_TYPES_MAX]; /* the first match counts */
 };
+
+struct convert_recipe {
+	const char *name;
+	enum dtype expert; /* routed experts */
+	enum dtype dense;  /* other matrices; norms, router, biases and indexer.proj are always F32 */
+	const struct convert_types *exceptions; /* NULL: none; static */
+};
+
+#define CONVERT_RECIPES "f32, bf16, q8, q4, q2, iq2, q2-s or iq2-s"
+/* One of CONVERT_RECIPES; ERR_USAGE for other names. */
+int convert_recipe_parse(struct convert_recipe *out, const char *name, struct err *e);
 
 /* "PATTERN=TYPE,PATTERN=TYPE,...": ERR_USAGE names what is wrong: no '=', an unknown type, or one
  * that `can` refuses. */

@@ -278,7 +278,7 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 			.help = "the released model, or the shape that a config.json describes",
 			.fallback = "glm-5.2"},
 		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .value = "NAME",
-			.help = "types as in glmstream convert: f32, bf16, q8, q4, q2, iq2", .fallback = "q2"},
+			.help = "types as in glmstream convert: " CONVERT_RECIPES, .fallback = "q2"},
 		{"experts", 0, ARG_STRING, .string = &o->experts, .value = "TYPE",
 			.help = "type of the routed experts instead of the recipe's (Q2_K, IQ3_XXS, ...)"},
 		{"types", 0, ARG_STRING, .string = &o->types_text, .value = "PATTERN=TYPE,...",

@@ -40,14 +40,14 @@ kl_is_below() { # recipe, limit
 import json, sys
 r, (recipe, limit, size) = json.load(open(sys.argv[1])), sys.argv[2:]
 kl = r["kl"]
-print(f"{recipe:4s} KL(bf16 || {recipe}) {kl:.5f} nats over {r['rows']} rows (limit {limit}), "
+print(f"{recipe:5s} KL(bf16 || {recipe}) {kl:.5f} nats over {r['rows']} rows (limit {limit}), "
       f"top-1 agreement {r['top1_agreement']:.4f}, {int(size) / 1e6:.2f} MB")
 sys.exit(limit != "none" and not kl <= float(limit))
 EOF
 }
 
 rows bf16
-for recipe in q8:0.004 q4:0.018 q2:0.11 iq2:none; do
+for recipe in q8:0.004 q4:0.018 q2:0.11 q2-s:0.11 iq2:none iq2-s:0.14; do
 	limit=${recipe#*:}
 	recipe=${recipe%:*}
 	run convert "$src" -o "$work/$recipe.gguf" --recipe "$recipe" -q
