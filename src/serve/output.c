@@ -236,7 +236,10 @@ enum output_next output_push(struct output *o, int32_t id, const float *logits, 
 		o->n_reasoning++;
 		o->reasoning = id != o->end_think;
 	}
-	if (o->options->logprobs && !(o->options->chat && tokenizer_is_added(o->tokenizer, id))) {
+	bool hidden = o->options->chat
+					  ? tokenizer_is_added(o->tokenizer, id)
+					  : !o->options->show_control && tokenizer_is_control(o->tokenizer, id);
+	if (o->options->logprobs && !hidden) {
 		if (o->n_rows == o->rows_cap) {
 			o->rows_cap = o->rows_cap ? 2 * o->rows_cap : 16;
 			o->rows = mem_grow(o->rows, o->rows_cap, sizeof *o->rows);
@@ -247,7 +250,7 @@ enum output_next output_push(struct output *o, int32_t id, const float *logits, 
 	}
 	if (o->options->chat) {
 		chat_parse_token(&o->parse, id);
-	} else {
+	} else if (!hidden) {
 		struct text_span s = tokenizer_token(o->tokenizer, id);
 		buf_clear(&o->piece);
 		utf8_stream_push(&o->stream, s.data, s.len, &o->piece);

@@ -32,6 +32,7 @@ struct output_token {
 /* Zero-initialise. Owned by whoever fills it in; output_options_fini. */
 struct output_options {
 	bool chat;         /* reasoning and calls are separated; else everything is text */
+	bool show_control; /* not chat: control tokens give their names as text, else nothing */
 	bool in_reasoning; /* the prompt ends inside the reasoning */
 	json_t *tools;     /* for the types of arguments; NULL: none */
 	enum tool_choice choice;

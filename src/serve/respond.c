@@ -142,7 +142,7 @@ void respond(struct exchange *x, const struct api *api, const struct request_mod
 	const char *name = json_string_value(json_object_get(t->request.body, "model"));
 	if (name && !request_names_model(model, name))
 		request_log_model(log, name, model->name);
-	metrics_add(m, METRICS_REPLAYED, t->request.n_replayed);
+	metrics_add(m, METRICS_REPLAYED, t->request.built.replayed);
 	t->last_ns = clock_ns();
 	if (t->request.stream) {
 		exchange_stream(x, "text/event-stream; charset=utf-8", stream_next, turn_free, t);

@@ -269,8 +269,16 @@ static void render_call(struct chat_prompt *p, const struct chat_call *call)
 	put_control(p, "</tool_call>");
 }
 
-static void render_assistant(
-	struct chat_prompt *p, const struct chat_message *m, bool keep_reasoning)
+/* Whether a turn that goes on does so inside its reasoning. */
+static bool ends_in_reasoning(const struct chat_message *m, const struct chat_options *o)
+{
+	struct chat_text content = m->content;
+	return !strip(content).len && m->reasoning.len && o->enable_thinking != CHAT_OFF;
+}
+
+/* open: the turn goes on behind what it says. */
+static void render_assistant(struct chat_prompt *p, const struct chat_message *m,
+	const struct chat_options *o, bool keep_reasoning, bool open)
 {
 	struct chat_text content = m->content, reasoning = m->reasoning;
 	if (!reasoning.data)
@@ -279,8 +287,13 @@ static void render_assistant(
 	put_control(p, "<think>");
 	if (reasoning.data && keep_reasoning)
 		put_bytes(p, reasoning);
+	if (open && ends_in_reasoning(m, o))
+		return;
 	put_control(p, "</think>");
-	put_bytes(p, strip(content));
+	struct chat_text words = strip(content);
+	if (open && words.len) /* what comes next depends on the blanks at the end */
+		words.len = (size_t)(content.data + content.len - words.data);
+	put_bytes(p, words);
 	for (size_t i = 0; i < m->n_calls; i++)
 		render_call(p, &m->calls[i]);
 }
@@ -367,20 +380,46 @@ int chat_render(const struct chat *c, struct chat_prompt *out, struct err *e)
 			put_bytes(out, m->content);
 			break;
 		case CHAT_ASSISTANT:
-			render_assistant(out, m, o->clear_thinking == CHAT_OFF || i >= after_user);
+			render_assistant(out, m, o, o->clear_thinking == CHAT_OFF || i >= after_user,
+				o->continue_last && i + 1 == c->n_messages);
 			break;
 		case CHAT_TOOL:
 			render_tool_message(out, c, m, !i || c->messages[i - 1].role != CHAT_TOOL);
 			break;
 		}
 	}
-	if (o->add_generation_prompt) {
+	if (o->add_generation_prompt && !o->continue_last) {
 		put_control(out, "<|assistant|>");
 		put_control(out, "<think>");
 		if (o->enable_thinking == CHAT_OFF)
 			put_control(out, "</think>");
 	}
 	return 0;
+}
+
+int chat_continue(struct chat *c, struct err *e)
+{
+	const struct chat_message *m = c->n_messages ? &c->messages[c->n_messages - 1] : NULL;
+	if (!m || m->role != CHAT_ASSISTANT)
+		return 0;
+	if (m->n_calls)
+		return err_set(e, ERR_INPUT,
+			"messages[%zu].tool_calls: the conversation ends with calls; expected their results "
+			"behind them",
+			c->n_messages - 1);
+	if (chat_text_trimmed(m->content).len || chat_text_trimmed(m->reasoning).len)
+		c->options.continue_last = true;
+	else
+		chat_truncate(c, c->n_messages - 1);
+	return 0;
+}
+
+bool chat_starts_in_reasoning(const struct chat *c)
+{
+	const struct chat_options *o = &c->options;
+	if (o->continue_last)
+		return ends_in_reasoning(&c->messages[c->n_messages - 1], o);
+	return o->add_generation_prompt && o->enable_thinking != CHAT_OFF;
 }
 
 void chat_prompt_fini(struct chat_prompt *p)

@@ -53,6 +53,7 @@ enum chat_switch { CHAT_UNSET, CHAT_OFF, CHAT_ON };
 /* Zeroed: the template's defaults, and no generation prompt. */
 struct chat_options {
 	bool add_generation_prompt; /* end with the start of an assistant turn */
+	bool continue_last;         /* end inside the last message, which is the assistant's, instead */
 	bool effort_high;           /* "Reasoning Effort: High" instead of Max */
 	enum chat_switch
 		enable_thinking; /* off: no effort line, and the new turn begins with empty reasoning */
@@ -103,11 +104,12 @@ int chat_render_text(const struct chat *c, struct buf *out, struct err *e);
 int chat_render_ids(
 	const struct chat *c, const struct tokenizer *t, struct token_ids *out, struct err *e);
 
+/* For a conversation that ends with the assistant's words and asks for more: sets continue_last,
+ * and drops a last message that says nothing. ERR_INPUT when it ends with calls. */
+int chat_continue(struct chat *c, struct err *e);
+
 /* Whether what the model writes after this prompt begins inside its reasoning (for chat_parse). */
-static inline bool chat_starts_in_reasoning(const struct chat_options *o)
-{
-	return o->add_generation_prompt && o->enable_thinking != CHAT_OFF;
-}
+bool chat_starts_in_reasoning(const struct chat *c);
 
 /* The function object of a tool (inside its "function" wrapper, if it has one), borrowed. */
 const json_t *chat_tool_function(const json_t *tool);

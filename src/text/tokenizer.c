@@ -278,6 +278,11 @@ bool tokenizer_is_padding(const struct tokenizer *t, int32_t id)
 	return !tokenizer_token(t, id).len;
 }
 
+bool tokenizer_is_control(const struct tokenizer *t, int32_t id)
+{
+	return id >= 0 && (uint32_t)id < t->vocab.n_tokens && t->vocab.type[id] == TOKEN_CONTROL;
+}
+
 bool tokenizer_is_added(const struct tokenizer *t, int32_t id)
 {
 	return id >= 0 && (uint32_t)id < t->vocab.n_tokens && vocab_is_added(&t->vocab, id);

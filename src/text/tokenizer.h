@@ -61,6 +61,8 @@ uint32_t tokenizer_n_tokens(
 	const struct tokenizer *t); /* ids are 0 .. n - 1, padding rows included */
 bool tokenizer_is_padding(
 	const struct tokenizer *t, int32_t id); /* no text behind it (or out of range): never sample */
+bool tokenizer_is_control(
+	const struct tokenizer *t, int32_t id); /* "<|user|>": no text for people; not "<think>" */
 bool tokenizer_is_added(const struct tokenizer *t, int32_t id); /* control or user-defined token */
 int32_t tokenizer_find_added(
 	const struct tokenizer *t, const char *text); /* id of "<|user|>", or -1 */

@@ -25,6 +25,7 @@ static int serve_requests_setup(void **state)
 		fail_msg("%s", e.text);
 	model = (struct request_model){.tokenizer = tokenizer,
 		.name = "pocket",
+		.strict_name = true,
 		.longest = 128,
 		.context = 512,
 		.sampling = {.temperature = 1, .top_p = 0.95f},
@@ -143,6 +144,28 @@ static void test_prompts(void **state)
 		"{\"type\":\"function_call_output\",\"call_id\":\"i\",\"output\":\"o\"}]}",
 		want);
 	free(want);
+	/* the last message is the assistant's: the answer goes on from it, without reasoning; blanks at
+	 * its end count; what it was thinking goes on when there is no answer yet */
+	expect_prompt(&api_chat,
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\","
+		"\"content\":\" The \"}]}",
+		HEAD "<|user|>q<|assistant|><think></think>The ");
+	expect_prompt(&api_messages,
+		"{\"max_tokens\":5,\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":"
+		"\"assistant\",\"content\":[{\"type\":\"text\",\"text\":\"The\"}]}]}",
+		"[gMASK]<sop><|user|>q<|assistant|><think></think>The");
+	expect_prompt(&api_chat,
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\","
+		"\"content\":\"The\",\"reasoning_content\":\"r\"}]}",
+		HEAD "<|user|>q<|assistant|><think>r</think>The");
+	expect_prompt(&api_chat,
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\","
+		"\"content\":\"\",\"reasoning_content\":\"r\"}]}",
+		HEAD "<|user|>q<|assistant|><think>r");
+	expect_prompt(&api_chat,
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\","
+		"\"content\":\"\"}]}",
+		HEAD "<|user|>q<|assistant|><think>");
 	/* Anthropic: no reasoning unless asked for; text beside a result; system parts */
 	expect_prompt(&api_messages,
 		"{\"max_tokens\":5,\"system\":[{\"type\":\"text\",\"text\":\"A\"},{\"type\":\"text\","
@@ -236,11 +259,12 @@ static void test_serve_requests_refused(void **state)
 	refuse(&api_chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"\xff\"}]}", 400, "not JSON");
 	refuse(
 		&api_messages, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}]}", 400, "max_tokens");
-	refuse(&api_messages,
-		"{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":"
-		"\"assistant\","
-		"\"content\":\"b\"}]}",
-		400, "given beginning");
+	refuse(&api_chat,
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"assistant\","
+		"\"tool_calls\":[{\"function\":{\"name\":\"f\"}}]}]}",
+		400, "ends with calls");
+	refuse(&api_chat, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"store\":true}", 400,
+		"store");
 	refuse(&api_messages,
 		"{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"video\"}]}]}",
 		400, "video");
@@ -328,7 +352,7 @@ static void test_known_turns(void **state)
 		"lake\\n\"},{\"role\":\"user\","
 		"\"content\":\"b\"}]}",
 		&r);
-	assert_int_equal(r.n_replayed, 1);
+	assert_int_equal(r.built.replayed, 1);
 	assert_int_equal(r.prompts[0].data[before], end_think);
 	assert_memory_equal(r.prompts[0].data + before + 1, ids + 2, 4 * sizeof *ids);
 	request_fini(&r);
@@ -338,7 +362,7 @@ static void test_known_turns(void **state)
 		"\"role\":\"user\","
 		"\"content\":\"b\"}],\"chat_template_kwargs\":{\"clear_thinking\":false}}",
 		&r);
-	assert_int_equal(r.n_replayed, 1);
+	assert_int_equal(r.built.replayed, 1);
 	assert_memory_equal(r.prompts[0].data + before, ids, n * sizeof *ids);
 	request_fini(&r);
 	/* other reasoning, another answer, another beginning: not it */
@@ -358,7 +382,7 @@ static void test_known_turns(void **state)
 	};
 	for (size_t i = 0; i < ARRAY_LEN(others); i++) {
 		serve_requests_parse(&api_chat, others[i], &r);
-		assert_int_equal(r.n_replayed, 0);
+		assert_int_equal(r.built.replayed, 0);
 		request_fini(&r);
 	}
 }

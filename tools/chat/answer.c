@@ -149,7 +149,7 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		.io = engine_io_name(a->engine),
 		.seed = options.sampler.seed};
 	struct expert_stats before = engine_expert_stats(a->engine);
-	chat_view_begin(&a->view, t, a->talk.raw, chat_starts_in_reasoning(&a->talk.chat.options));
+	chat_view_begin(&a->view, t, a->talk.raw, chat_starts_in_reasoning(&a->talk.chat));
 	uint32_t fresh = (uint32_t)a->prompt.n -
 					 session_common_prefix(a->session, a->prompt.data, (uint32_t)a->prompt.n);
 	if (fresh >= PROGRESS_TOKENS && !o->common.quiet)

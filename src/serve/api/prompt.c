@@ -84,7 +84,7 @@ static bool put_known(const struct prompt_talk *t, size_t m, bool with_reasoning
 }
 
 int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
-	struct turn_store *turns, size_t most_bytes, struct token_ids *out, size_t *replayed,
+	struct turn_store *turns, size_t most_bytes, struct token_ids *out, struct prompt_built *built,
 	struct err *e)
 {
 	const struct chat *c = &t->chat;
@@ -94,7 +94,7 @@ int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
 		rc = err_set(
 			e, ERR_INPUT, "the prompt has %zu bytes, more than the context can hold", p.text.len);
 	size_t after_user = 0, m = 0, from = 0;
-	*replayed = 0;
+	*built = (struct prompt_built){0};
 	for (size_t i = 0; i < c->n_messages; i++)
 		if (c->messages[i].role == CHAT_USER)
 			after_user = i + 1;
@@ -111,10 +111,15 @@ int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
 		from = end;
 		while (end < p.n && !begins_turn(&p, end))
 			end++;
+		bool goes_on = c->options.continue_last && m + 1 == c->n_messages;
+		if (goes_on)
+			built->goes_on = out->n;
+		/* an answer that was not begun was not kept */
+		bool thinks = goes_on && chat_starts_in_reasoning(c);
 		bool with_reasoning = c->options.clear_thinking == CHAT_OFF || m >= after_user;
-		if (put_known(t, m, with_reasoning, tokenizer, turns, out)) {
+		if (!thinks && put_known(t, m, with_reasoning, tokenizer, turns, out)) {
 			from = end;
-			++*replayed;
+			built->replayed++;
 		}
 		i = end - 1;
 		m++;

@@ -21,9 +21,13 @@ void prompt_talk_fini(struct prompt_talk *t);
 void prompt_talk_call_id(struct prompt_talk *t, size_t i, const char *id, size_t len);
 
 /* Appends the ids. most_bytes: a longer text is not cut into tokens (a text of so many bytes cannot
- * fit the context). *replayed: how many turns were found in `turns` (which may be NULL). */
+ * fit the context). */
+struct prompt_built {
+	size_t replayed; /* turns that were found in `turns` */
+	size_t goes_on;  /* of a turn that goes on: its first token behind <think>; else 0 */
+};
 int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
-	struct turn_store *turns, size_t most_bytes, struct token_ids *out, size_t *replayed,
-	struct err *e);
+	struct turn_store *turns, size_t most_bytes, struct token_ids *out, struct prompt_built *built,
+	struct err *e); /* turns may be NULL */
 
 #endif

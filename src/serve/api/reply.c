@@ -64,16 +64,30 @@ static void remember(struct reply *r, struct reply_answer *a)
 {
 	const struct request *q = r->request;
 	const struct job *j = a->job;
+	int32_t end_think = tokenizer_find_added(q->model->tokenizer, "</think>");
 	if (!q->output.chat || !q->model->turns || output_reasoning_open(j->output) || j->cut_in_call ||
 		(a->finish != JOB_STOP_TOKEN && a->finish != JOB_ONE_CALL && a->finish != JOB_LENGTH))
 		return;
-	bool thinks = q->output.in_reasoning;
-	size_t n = j->generated.n + !thinks, reasoning = thinks ? a->reasoning_tokens : 1;
-	int32_t *ids = NEW_ARRAY(int32_t, n + 1);
-	if (!thinks) /* the prompt has the closing tag */
-		ids[0] = j->prompt.data[j->prompt.n - 1];
-	if (j->generated.n)
-		memcpy(ids + !thinks, j->generated.data, j->generated.n * sizeof *ids);
+	/* behind <think>: what the prompt has of the turn (at least </think> when there is no
+	 * reasoning), then what was written */
+	const struct chat_message *last =
+		q->built.goes_on ? &q->talk.chat.messages[q->talk.chat.n_messages - 1] : NULL;
+	size_t from = last ? q->built.goes_on : j->prompt.n - !q->output.in_reasoning;
+	size_t n = 0, reasoning = 0;
+	int32_t *ids = NEW_ARRAY(int32_t, j->prompt.n - from + j->generated.n + 1);
+	for (size_t i = from; i < j->prompt.n; i++)
+		ids[n++] = j->prompt.data[i];
+	for (size_t i = 0; i < j->generated.n; i++)
+		ids[n++] = j->generated.data[i];
+	while (reasoning < n && ids[reasoning++] != end_think)
+		;
+	struct buf content = {0}, thought = {0};
+	if (last) {
+		buf_append(&content, last->content.data, last->content.len);
+		buf_append(&thought, last->reasoning.data, last->reasoning.len);
+	}
+	buf_append(&content, a->text.data, a->text.len);
+	buf_append(&thought, a->reasoning.data, a->reasoning.len);
 	struct chat_call *calls = NEW_ARRAY(struct chat_call, a->n_calls + 1);
 	struct buf call_ids = {0};
 	bool good = true;
@@ -84,13 +98,13 @@ static void remember(struct reply *r, struct reply_answer *a)
 		good = good && calls[i].arguments;
 		buf_printf(&call_ids, "%s\n", a->calls[i].id);
 	}
-	struct stored_turn turn = {.content = {a->text.data, a->text.len},
+	struct stored_turn turn = {.content = {content.data, content.len},
 		.calls = calls,
 		.n_calls = a->n_calls,
 		.call_ids = buf_str(&call_ids),
 		.before = j->prompt.data,
-		.n_before = j->prompt.n - !thinks,
-		.reasoning = {a->reasoning.data, a->reasoning.len}};
+		.n_before = from,
+		.reasoning = {thought.data, thought.len}};
 	if (good)
 		turn_store_put(q->model->turns, &turn, ids, n, reasoning);
 	for (size_t i = 0; i < a->n_calls; i++)
@@ -98,6 +112,8 @@ static void remember(struct reply *r, struct reply_answer *a)
 	free(calls);
 	free(ids);
 	buf_free(&call_ids);
+	buf_free(&content);
+	buf_free(&thought);
 }
 
 static void enter_end(struct reply *r, struct reply_answer *a, const struct job_event *v)

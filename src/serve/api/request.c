@@ -464,17 +464,19 @@ int request_messages(struct request *r, const json_t *messages, struct request_e
 int request_prompt(struct request *r, struct request_error *e)
 {
 	struct err err = {0};
+	if (chat_continue(&r->talk.chat, &err))
+		return request_refuse_err(e, &err);
 	r->n_prompts = 1;
 	r->prompts = NEW_ARRAY(struct token_ids, 1);
 	if (prompt_build(&r->talk, r->model->tokenizer, r->model->turns, request_most_bytes(r->model),
-			&r->prompts[0], &r->n_replayed, &err)) {
+			&r->prompts[0], &r->built, &err)) {
 		request_refuse_err(e, &err);
 		if (strstr(e->message, "than the context"))
 			e->code = "context_length_exceeded";
 		return -1;
 	}
 	r->output.chat = true;
-	r->output.in_reasoning = chat_starts_in_reasoning(&r->talk.chat.options);
+	r->output.in_reasoning = chat_starts_in_reasoning(&r->talk.chat);
 	r->output.tools = json_deep_copy(r->talk.chat.tools);
 	return 0;
 }

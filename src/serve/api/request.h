@@ -59,8 +59,8 @@ struct request {
 	struct prompt_talk talk;   /* chat APIs */
 	struct token_ids *prompts; /* [n_prompts] owned */
 	size_t n_prompts;
-	size_t n_replayed; /* turns of the prompt that were known */
-	uint32_t n;        /* answers for each prompt */
+	struct prompt_built built;
+	uint32_t n; /* answers for each prompt */
 	uint32_t max_new;
 	struct sampler_options sampling;
 	struct output_options output; /* of every answer */

@@ -229,6 +229,42 @@ def test_partial_calls(s):
     check(len(seen) > 4, "cut at several places of the arguments:", seen)
 
 
+def test_given_beginning(s):
+    """The last message is the assistant's: the answer goes on from it, on chat completions and messages, without thinking."""
+    whole = text_of(chat(s, user("Define river."), reasoning_effort="none"))
+    for cut in (4, 17, len(whole) // 2):
+        talk = user("Define river.") + [{"role": "assistant", "content": whole[:cut]}]
+        data = chat(s, talk, reasoning_effort="none")
+        message = data["choices"][0]["message"]
+        check(message["content"] and "reasoning_content" not in message and
+              data["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0, "only what comes next", data)
+        thinking = chat(s, talk)["choices"][0]["message"]
+        check(thinking["content"] and "reasoning_content" not in thinking, "no thinking", thinking)
+        message = s.post("/v1/messages", {**GREEDY, "max_tokens": 60, "messages": talk})[1]
+        check(message["content"][0]["text"] == data["choices"][0]["message"]["content"], "the same in messages", message)
+    # an answer that the limit cut goes on with the same tokens, and nothing of it is computed anew
+    first = chat(s, user("Define river."), reasoning_effort="none", max_tokens=7)
+    talk = user("Define river.") + [{"role": "assistant", "content": text_of(first)}]
+    rest = chat(s, talk, reasoning_effort="none")
+    u = rest["usage"]
+    check(text_of(first) + text_of(rest) == whole, "cut and continued", text_of(first), text_of(rest), whole)
+    check(u["prompt_tokens"] == first["usage"]["prompt_tokens"] + 7 and
+          u["prompt_tokens"] - u["prompt_tokens_details"]["cached_tokens"] <= 4, "its own tokens", u)
+    talk[-1]["content"] = whole
+    u = chat(s, talk + user("Define lake."), chat_template_kwargs={"enable_thinking": False})["usage"]
+    check(u["prompt_tokens"] - u["prompt_tokens_details"]["cached_tokens"] <= 12, "the whole turn is known", u)
+    # reasoning that the limit cut
+    cut = chat(s, user("What is the weather in Paris?"), tools=[WEATHER], max_tokens=4)["choices"][0]["message"]
+    check(not cut["content"] and cut["reasoning_content"], "cut while thinking", cut)
+    on = chat(s, user("What is the weather in Paris?") + [{"role": "assistant", **cut}], tools=[WEATHER])
+    full = chat(s, user("What is the weather in Paris?"), tools=[WEATHER])["choices"][0]["message"]
+    check(cut["reasoning_content"] + on["choices"][0]["message"]["reasoning_content"] == full["reasoning_content"],
+          "thinking goes on", cut, on, full)
+    status, data = s.post(CHAT, {"messages": user("x") + [{"role": "assistant", "tool_calls": [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]}]})
+    check(status == 400 and data["error"]["param"] == "messages[1].tool_calls", "calls without results", data)
+
+
 def test_no_tools(s):
     """A model that would call a tool answers in text when none was offered, on every API."""
     q = user("Count the letters in banana.")
@@ -282,8 +318,13 @@ def test_completions(s):
     c = data["choices"][0]
     check(status == 200 and data["object"] == "text_completion" and c["finish_reason"] == "length", data)
     lp = c["logprobs"]
-    check(len(lp["tokens"]) == 8 and "".join(lp["tokens"]) == c["text"] and lp["text_offset"][0] == 0 and
-          all(lp["top_logprobs"][i][lp["tokens"][i]] == lp["token_logprobs"][i] for i in range(8)), "logprobs", lp)
+    n = len(lp["tokens"])
+    check(4 < n <= 8 and "<|" not in c["text"] and data["usage"]["completion_tokens"] == 8, "control tokens are no text", c)
+    shown = s.post(path, {**GREEDY, "prompt": "Define river.", "max_tokens": 8, "skip_special_tokens": False})[1]
+    check(shown["choices"][0]["text"].replace("<|assistant|>", "") == c["text"] != shown["choices"][0]["text"],
+          "unless they are asked for", shown, c)
+    check("".join(lp["tokens"]) == c["text"] and lp["text_offset"][0] == 0 and
+          all(lp["top_logprobs"][i][lp["tokens"][i]] == lp["token_logprobs"][i] for i in range(n)), "logprobs", lp)
     parts = [v["choices"][0]["text"] for _, v in
              s.stream(path, {**GREEDY, "prompt": "Define river.", "max_tokens": 8}) if v != "[DONE]"]
     check("".join(parts) == c["text"], "stream", parts)
@@ -717,7 +758,7 @@ def test_folder():
 def main():
     chosen = sys.argv[1:]  # names of tests; none: all
     with Server("--sessions", "4", "-c", "2048", "--max-body-mb", "1", "--max-connections", "16", "-v") as s:
-        for test in (test_answers, test_stops, test_logprobs, test_stream, test_tools, test_partial_calls, test_no_tools, test_agent_loop,
+        for test in (test_answers, test_stops, test_logprobs, test_stream, test_tools, test_partial_calls, test_no_tools, test_given_beginning, test_agent_loop,
                      test_completions, test_responses, test_messages, test_refusals, test_paths, test_cancel, test_metrics,
                      test_limits):
             start = time.monotonic()

@@ -212,10 +212,6 @@ static int convert_messages(json_t *out, const json_t *body, struct request_erro
 				 : user ? user_blocks(out, content, i, e)
 						: assistant_blocks(out, content, i, e))
 			return -1;
-		if (assistant && i + 1 == json_array_size(messages))
-			return request_refuse(e, 400, NULL, "messages",
-				"the last message is the assistant's: answers with a given beginning are not "
-				"supported");
 	}
 	return 0;
 }

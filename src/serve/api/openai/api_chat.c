@@ -50,7 +50,7 @@ static int parse_logprobs(struct request *r, struct request_error *e)
 static int chat_request_parse(struct request *r, struct request_error *e)
 {
 	static const char *const unsupported[] = {
-		"functions", "function_call", "audio", "web_search_options"};
+		"functions", "function_call", "audio", "web_search_options", "store"};
 	const char *effort = NULL;
 	int64_t n = 1, most = -1;
 	request_make_id(r->id, sizeof r->id, "chatcmpl-");

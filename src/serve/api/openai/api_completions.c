@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* OpenAI's older /v1/completions: text in, text out, without the chat template. Text is text: the
  * spellings of control tokens in it count as such only with "parse_special": true (prompts that
- * were rendered elsewhere); a prompt may also be token ids. */
+ * were rendered elsewhere); a prompt may also be token ids. Control tokens in the answer
+ * ("<|user|>") are no text, unless "skip_special_tokens" is false. */
 #include "src/serve/api/api.h"
 
 #include "src/base/mem.h"
@@ -101,6 +102,10 @@ static int completions_parse(struct request *r, struct request_error *e)
 	if (best_of && best_of != n)
 		return request_refuse(e, 400, "unsupported_parameter", "best_of",
 			"best_of: only the value of n is supported");
+	bool skip = true;
+	if (request_bool(r->body, "skip_special_tokens", &skip, e)) /* vLLM's name */
+		return -1;
+	r->output.show_control = !skip;
 	r->n = (uint32_t)n;
 	r->output.logprobs = given;
 	r->output.n_top = (uint32_t)top;
