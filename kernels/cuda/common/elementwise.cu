@@ -142,12 +142,12 @@ static __global__ void moe_combine_kernel(const float *out, const float *weights
 
 #define CLUSTER 8
 
+#if __CUDA_ARCH__ >= 900
 /* Asynchronous store of v to the same address in block `to` of the cluster; completes its eight
  * bytes on the mbarrier there. */
 static __device__ __forceinline__ void send_double(
 	double *place, uint64_t *barrier, int to, double v)
 {
-#if __CUDA_ARCH__ >= 900
 	uint32_t at = shared_address(place), remote_barrier = shared_address(barrier);
 	asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(at) : "r"(to));
 	asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(remote_barrier) : "r"(to));
@@ -155,8 +155,8 @@ static __device__ __forceinline__ void send_double(
 		"st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(at),
 		"l"(__double_as_longlong(v)), "r"(remote_barrier)
 		: "memory");
-#endif
 }
+#endif
 
 /* moe_combine_kernel and then rms_norm_kernel: the threads of that kernel's block, shared out to
  * the blocks of a cluster, so that the numbers are the same. A row stays in registers. Each warp

@@ -261,6 +261,7 @@ struct gate_args {
 	struct poll_report report;
 };
 
+#if __CUDA_ARCH__ >= 900
 /* By a warp of the last block: the selection of row r of a router, when its words are there. */
 static __device__ __forceinline__ void select_from_flags(const struct route &a, int64_t r,
 	unsigned long long *flags, const struct poll_report &report, struct row_scores *shared,
@@ -291,6 +292,7 @@ static __device__ __forceinline__ void select_from_flags(const struct route &a, 
 	}
 	select_top_k(a, r, keys, score, shared, fence);
 }
+#endif
 
 static __global__ void __launch_bounds__(32 * GATE_WARPS, 1)
 	gate_kernel(const __grid_constant__ struct gate_args a)
