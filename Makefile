@@ -49,7 +49,7 @@ endif
 
 # ---- what this machine has -----------------------------------------------------------------------
 ifneq ($(filter-out help clean deps deps-bundle format format-check uninstall,$(GOALS)),)
-PARTS := URING LZ4 EDIT HTTP
+PARTS := URING LZ4 EDIT HTTP PAGE
 FOUND := $(shell tools/scripts/probe.sh '$(CC)' '$(DEPS)' XXH=1 PCRE2=1 JSON=1 \
          $(foreach f,$(PARTS),$f=$(WITH_$f)))
 MISSING := $(patsubst %=missing,%,$(filter %=missing,$(FOUND)))
@@ -66,7 +66,9 @@ NOTES   = 'CUDA: $(or $(NO_CUDA),$(NVCC) for $(CUDA_ARCH))' \
           $(call has,URING,,'liburing: none; files are read by threads') \
           $(call has,LZ4,,'liblz4: none; sessions and traces cannot be compressed') \
           $(call has,EDIT,,'libedit: none; no line editing in the chat') \
-          $(call has,HTTP,,'libmicrohttpd: none; no serve command')
+          $(call has,HTTP,,'libmicrohttpd: none; no serve command') \
+          $(call has,PAGE,,'marked$(comma) DOMPurify$(comma) KaTeX or highlight.js: none; the \
+          page of serve shows answers as plain text')
 
 # ---- flags ---------------------------------------------------------------------------------------
 # The same numbers everywhere: no -ffast-math, and products and sums are never fused behind the
@@ -83,8 +85,8 @@ C_ALL     = -std=gnu11 $(CFLAGS) -fno-math-errno -ffp-contract=off -fopenmp-simd
             $(WARN) $(WERR)
 # sanitizer builds fill cache slots with poison before they are read into: a test that meets it has
 # read too early
-CPP_ALL   = -I. $(DEFS) $(if $(SAN),-DLOADER_POISON) $(if $(DEPS),-isystem $(DEPS)/include) \
-            $(CPPFLAGS)
+CPP_ALL   = -I. -I$(BUILD)/page $(DEFS) $(if $(SAN),-DLOADER_POISON) \
+            $(if $(DEPS),-isystem $(DEPS)/include) $(CPPFLAGS)
 # kernels/cpu/NAME_avx2.c and NAME_avx512.c get their instruction sets; on other machines such a
 # file compiles to nothing
 isa       = $(if $(X86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c) \
@@ -137,7 +139,12 @@ $(BUILD)/%.o: %.c $(BUILD)/.flags
 	$(Q)mkdir -p $(@D) && $(CC) $(C_ALL) $(call isa,$<) $(CPP_ALL) $(LOCAL) -MMD -MP -c $< -o $@
 
 # the page's files are part of its object file
-$(BUILD)/src/serve/page.o build/fuzz/src/serve/page.o: $(wildcard src/serve/page/*)
+$(BUILD)/page/files.inc: tools/scripts/build_page.sh $(wildcard src/serve/page/* \
+  src/serve/page/*/*) $(BUILD)/.page
+	$(call say,PAGE,$(@D))
+	$(Q)tools/scripts/build_page.sh $(@D) $(call has,PAGE,'$(DEPS)',/nowhere)
+$(BUILD)/src/serve/page.o build/fuzz/src/serve/page.o: $(BUILD)/page/files.inc \
+  src/serve/page/page.html
 
 $(OMP_SRC:%.c=$(BUILD)/%.o) $(BUILD)/glmstream: private LOCAL = $(OPENMP)
 
@@ -159,7 +166,8 @@ build/fuzz/%.o: %.c $(BUILD)/.flags
 $(BUILD)/.flags: new = $(CC) $(C_ALL) $(CPP_ALL) $(call has,CUDA,$(NVCC) $(NV_ALL))
 $(BUILD)/.objects: new = $(LIB_OBJ)
 $(BUILD)/.libs: new = $(LDFLAGS) $(DEPS_LIBS) $(CUDA_LIBS)
-$(addprefix $(BUILD)/.,flags objects libs): FORCE
+$(BUILD)/.page: new = $(call has,PAGE,$(or $(DEPS),packages),none)
+$(addprefix $(BUILD)/.,flags objects libs page): FORCE
 	@mkdir -p $(@D); echo '$(new)' | cmp -s - $@ || { echo '$(new)' > $@; \
 	  $(if $(filter %.flags,$@),printf '  %s\n' $(NOTES);) }
 
@@ -190,7 +198,7 @@ pocket: all ## convert the checkpoint in POCKET_SRC into tools/pocket/pocket.ggu
 	$(BUILD)/glmstream convert $(POCKET_SRC) -o tools/pocket/pocket.gguf --recipe q8 \
 	  --types '$(POCKET_TYPES)'
 
-lint: ## layers, words, format, shellcheck, cppcheck, clang-tidy
+lint: $(BUILD)/page/files.inc ## layers, words, format, shellcheck, cppcheck, clang-tidy
 	@tools/scripts/lint.sh $(CPP_ALL)
 
 format: ## rewrite the sources in the house style
@@ -213,7 +221,7 @@ clean: ## remove build/
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
 	@echo 'variables: CUDA=auto|0|1 CUDA_ARCH="80 90"|native SAN=address,undefined|thread'
-	@echo '           WITH_URING WITH_LZ4 WITH_EDIT WITH_HTTP=auto|0|1 DEPS=folder WERROR=1 V=1'
+	@echo '           WITH_URING WITH_LZ4 WITH_EDIT WITH_HTTP WITH_PAGE=auto|0|1 DEPS=folder WERROR=1 V=1'
 	@echo '           PREFIX DESTDIR CC CFLAGS CPPFLAGS LDFLAGS'
 
 FORCE:

@@ -141,33 +141,42 @@ void handle_events(struct server *s, struct exchange *x, const char *rest)
 	exchange_stream(x, "text/event-stream; charset=utf-8", next_state, free, w);
 }
 
-/* A stream of layers, drawn: browsers ask for it on every visit. */
+/* The page's files and the icon: the same bytes until the program is another one. */
+static void reply_page_file(struct exchange *x, const struct page_file *f, const char *keep)
+{
+	struct buf body = {0};
+	buf_append(&body, f->bytes, f->len);
+	if (f->is_gzip)
+		exchange_set_header(x, "Content-Encoding", "gzip");
+	exchange_set_header(x, "Cache-Control", keep);
+	exchange_reply(x, 200, f->type, &body);
+}
+
 void handle_icon(struct server *s, struct exchange *x, const char *rest)
 {
 	(void)s, (void)rest;
-	struct buf body = {0};
-	buf_puts(&body, "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'>"
-					"<rect width='16' height='16' rx='3' fill='#1f6feb'/>"
-					"<path d='M3 5h10M3 8h10M3 11h6' stroke='#fff' stroke-width='1.6'/></svg>");
-	exchange_set_header(x, "Cache-Control", "max-age=86400");
-	exchange_reply(x, 200, "image/svg+xml", &body);
+	reply_page_file(x, page_icon(), "max-age=86400");
+}
+
+void handle_page_file(struct server *s, struct exchange *x, const char *rest)
+{
+	(void)s;
+	const struct page_file *f = page_find_file(rest);
+	if (f) {
+		reply_page_file(x, f, "public, max-age=31536000, immutable");
+		return;
+	}
+	struct request_error e = {0};
+	request_refuse(&e, 404, NULL, NULL, "the page has no such file; reload the page");
+	respond_refusal(x, &api_chat, &e);
 }
 
 void handle_page(struct server *s, struct exchange *x, const char *rest)
 {
-	(void)rest;
-	(void)s;
+	(void)s, (void)rest;
 	struct buf body = {0};
-	struct err err = {0};
-	char policy[PAGE_POLICY_MAX];
-	if (page_write(&body, policy, &err)) {
-		struct request_error e = {0};
-		buf_free(&body);
-		request_refuse_err(&e, &err);
-		respond_refusal(x, &api_chat, &e);
-		return;
-	}
-	exchange_set_header(x, "Content-Security-Policy", policy);
+	page_write(&body);
+	exchange_set_header(x, "Content-Security-Policy", PAGE_POLICY);
 	exchange_set_header(x, "Cache-Control", "no-store");
 	exchange_reply(x, 200, "text/html; charset=utf-8", &body);
 }

@@ -1,59 +1,105 @@
 /* SPDX-License-Identifier: MIT */
-/* page.html with "@STYLE@" and "@SCRIPT@" replaced by the other files. */
+/* The document is page.html with "@FILES@" replaced by the folder of its files and "@LIBRARIES@" by
+ * the tags of lib.js and lib.css, if the program has them. */
 #include "src/serve/page.h"
 
 #include "src/base/log.h"
+#include "src/base/num.h"
 
+#include <pthread.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
-/* name: a file below src/serve/page/ as a string; the Makefile says that page.o depends on them. */
-#define FILE_TEXT(name, path)                                                                      \
-	extern const char name[];                                                                      \
-	__asm__(".pushsection .rodata\n.global " #name "\n" #name ":\n.incbin \"src/serve/page/" path  \
-			"\"\n.byte 0\n.popsection\n")
+/* The bytes of a file from `symbol` to `symbol`_end. The Makefile says that page.o depends on the
+ * files. */
+#define EMBED(symbol, path)                                                                        \
+	extern const unsigned char symbol[], symbol##_end[];                                           \
+	__asm__(".pushsection .rodata\n" #symbol ":\n.incbin \"" path "\"\n" #symbol                   \
+			"_end:\n.byte 0\n.popsection\n")
 
-FILE_TEXT(page_html, "page.html");
-FILE_TEXT(page_css, "page.css");
-FILE_TEXT(page_markdown_js, "markdown.js");
-FILE_TEXT(page_expert_panel_js, "expert_panel.js");
-FILE_TEXT(page_chat_js, "chat.js");
+EMBED(page_html, "src/serve/page/page.html");
+#define FILE_BYTES(symbol, name, type, is_gzip, path) EMBED(page_##symbol, path);
+#include "files.inc"
+#undef FILE_BYTES
 
-/* Appends what stands before `mark` in the rest of the page; returns what stands behind it. */
-static const char *up_to(struct buf *out, const char *rest, const char *mark)
+static struct page_file files[] = {
+#define FILE_BYTES(symbol, name, type, is_gzip, path) {name, type, is_gzip, page_##symbol, 0},
+#include "files.inc"
+#undef FILE_BYTES
+};
+
+static char folder[20]; /* "HASH/" */
+
+static void open_files(void)
 {
-	const char *at = strstr(rest, mark);
-	if (!at)
-		bug("page.html has no %s", mark);
-	buf_append(out, rest, (size_t)(at - rest));
-	return at + strlen(mark);
+	static const unsigned char *const ends[] = {
+#define FILE_BYTES(symbol, name, type, is_gzip, path) page_##symbol##_end,
+#include "files.inc"
+#undef FILE_BYTES
+	};
+	uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a: changes must show, nobody attacks it */
+	for (size_t i = 0; i < ARRAY_LEN(files); i++) {
+		files[i].len = (size_t)(ends[i] - files[i].bytes);
+		for (size_t k = 0; k < files[i].len; k++)
+			hash = (hash ^ files[i].bytes[k]) * 0x100000001b3u;
+	}
+	snprintf(folder, sizeof folder, "%016llx/", (unsigned long long)hash);
 }
 
-int page_write(struct buf *out, char policy[PAGE_POLICY_MAX], struct err *e)
+static void files_ready(void)
 {
-	unsigned char random[16];
-	char nonce[2 * sizeof random + 1];
-	if (getrandom(random, sizeof random, 0) != sizeof random)
-		return err_set(e, ERR_RUN, "the system gives no random bytes");
-	for (size_t i = 0; i < sizeof random; i++)
-		snprintf(nonce + 2 * i, 3, "%02x", random[i]);
-	snprintf(policy, PAGE_POLICY_MAX,
-		"default-src 'none'; script-src 'nonce-%s'; style-src 'nonce-%s'; connect-src 'self'; "
-		"img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-		nonce, nonce);
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, open_files);
+}
 
+static const struct page_file *find_name(const char *name)
+{
+	for (size_t i = 0; i < ARRAY_LEN(files); i++)
+		if (!strcmp(files[i].name, name))
+			return &files[i];
+	return NULL;
+}
+
+const struct page_file *page_find_file(const char *path)
+{
+	files_ready();
+	size_t n = strlen(folder);
+	return strncmp(path, folder, n) ? NULL : find_name(path + n);
+}
+
+const struct page_file *page_icon(void)
+{
+	files_ready();
+	return find_name("favicon.ico");
+}
+
+bool page_has_libraries(void)
+{
+	return find_name("lib.js") != NULL;
+}
+
+void page_write(struct buf *out)
+{
+	const char *base = PAGE_FOLDER + 1; /* relative, for a proxy that has the page elsewhere */
+	files_ready();
 	buf_clear(out);
-	const char *rest = up_to(out, page_html, "@STYLE@");
-	buf_printf(out, "<style nonce=\"%s\">\n", nonce);
-	buf_puts(out, page_css);
-	buf_puts(out, "</style>");
-	rest = up_to(out, rest, "@SCRIPT@");
-	buf_printf(out, "<script nonce=\"%s\">\n\"use strict\";\n", nonce);
-	buf_puts(out, page_markdown_js);
-	buf_puts(out, page_expert_panel_js);
-	buf_puts(out, page_chat_js);
-	buf_puts(out, "</script>");
-	buf_puts(out, rest);
-	return 0;
+	const char *rest = (const char *)page_html, *end = (const char *)page_html_end;
+	for (const char *at; (at = memchr(rest, '@', (size_t)(end - rest)));) {
+		buf_append(out, rest, (size_t)(at - rest));
+		if (!strncmp(at, "@FILES@", 7)) {
+			buf_printf(out, "%s%s", base, folder);
+			rest = at + 7;
+		} else if (!strncmp(at, "@LIBRARIES@", 11)) {
+			if (page_has_libraries())
+				buf_printf(out,
+					"<link rel=\"stylesheet\" href=\"%s%slib.css\">\n"
+					"<script src=\"%s%slib.js\" defer></script>",
+					base, folder, base, folder);
+			rest = at + 11;
+		} else {
+			bug("page.html has an unknown mark: %.12s", at);
+		}
+	}
+	buf_append(out, rest, (size_t)(end - rest));
 }

@@ -4,6 +4,7 @@
 #include "src/serve/server_internal.h"
 
 #include "src/base/num.h"
+#include "src/serve/page.h"
 
 #include <string.h>
 
@@ -50,6 +51,7 @@ static const struct server_route routes[] = {
 	{"GET", "/v1/glmstream/state", ROUTE_EXACT, false, &api_chat, handle_state, NULL},
 	{"GET", "/v1/glmstream/events", ROUTE_EXACT, false, &api_chat, handle_events, NULL},
 	{"GET", "/favicon.ico", ROUTE_EXACT, true, &api_chat, handle_icon, NULL},
+	{"GET", PAGE_FOLDER, ROUTE_BELOW, true, &api_chat, handle_page_file, NULL},
 	{"GET", "/", ROUTE_EXACT, true, &api_chat, handle_page, NULL},
 };
 

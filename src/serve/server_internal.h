@@ -53,6 +53,7 @@ void server_respond(struct server *s, struct exchange *x, const struct api *api)
 
 /* handlers.c: of this server itself, and the models. */
 void handle_page(struct server *s, struct exchange *x, const char *rest);
+void handle_page_file(struct server *s, struct exchange *x, const char *rest);
 void handle_icon(struct server *s, struct exchange *x, const char *rest);
 void handle_health(struct server *s, struct exchange *x, const char *rest);
 void handle_metrics(struct server *s, struct exchange *x, const char *rest);

@@ -13,7 +13,8 @@ command -v dpkg-query >/dev/null || {
 	echo "bundle_deps: gathers Debian's packages, and this system has no dpkg" >&2
 	exit 1
 }
-for p in $packages; do
+page_packages=$(tools/scripts/build_page.sh --list)
+for p in $packages $page_packages; do
 	dpkg-query -W -f '${db:Status-Status}' "$p" 2>/dev/null | grep -qx installed || {
 		echo "bundle_deps: $p is not installed; run tools/scripts/install_deps.sh test" >&2
 		exit 1
@@ -32,6 +33,17 @@ for p in $packages; do
 		cp "$header" "$dest/include/$name"
 	done
 done
+
+# the parts of serve's page, where build_page.sh looks for them
+for p in $page_packages; do
+	cp "/usr/share/doc/$p/copyright" "$dest/licences/$p"
+done
+for path in javascript/marked/marked.min.js nodejs/dompurify/dist/purify.min.js \
+	javascript/katex nodejs/highlight.js/lib; do
+	mkdir -p "$dest/share/$(dirname "$path")"
+	cp -rL "/usr/share/$path" "$dest/share/$(dirname "$path")/"
+done
+find "$dest/share" \( -name '*.ttf' -o -name '*.woff' \) -delete
 
 for name in pcre2-8 jansson uring lz4; do
 	cp "$lib/lib$name.a" "$dest/lib/"

@@ -45,6 +45,11 @@ list_missing() {
 	printf '%s\n' "$headers" | while read -r header package_need; do
 		printf '#if !__has_include(<%s>)\n"%s"\n#endif\n' "$header" "$package_need"
 	done | if [ "$cc" = false ]; then cat; else "$cc" -E -P -xc -; fi | sed -n 's/^"\(.*\)"$/\1/p'
+	# the parts of serve's page, which are put into the program
+	"$(dirname "$0")/build_page.sh" --check ||
+		for package in $("$(dirname "$0")/build_page.sh" --list); do
+			echo "$package optional"
+		done
 	printf '%s\n' "$programs" | while read -r program package_need; do
 		command -v "$program" >/dev/null 2>&1 || echo "$package_need"
 	done

@@ -28,6 +28,7 @@ for request in "$@"; do
 	LZ4) found liblz4 lz4frame.h -llz4 ;;
 	EDIT) found libedit histedit.h -ledit ;;
 	HTTP) found libmicrohttpd microhttpd.h -lmicrohttpd ;;
+	PAGE) tools/scripts/build_page.sh --check "$deps" ;;
 	*) false ;;
 	esac && printf '%s ' "$name" && continue
 	case $want in 1 | yes) printf '%s=missing ' "$name" ;; esac

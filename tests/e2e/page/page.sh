@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # The page at / in headless Chromium, driven by Playwright for Python. Both are looked for, neither is installed:
-#   apt-get install chromium; python3 -m venv build/browser && build/browser/bin/pip install playwright
+#   apt-get install chromium; python3 -m venv build/browser && build/browser/bin/pip install playwright axe-playwright-python
 # SHOTS=FOLDER keeps screenshots.
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
@@ -28,7 +28,7 @@ if [ -z "$url" ]; then
 	cat "$work/err"
 	exit 1
 fi
-timeout -k 5 150 "$python" tests/e2e/page/page.py "$url/" "$chromium" "${SHOTS:-}"
+timeout -k 5 300 "$python" tests/e2e/page/page.py "$url/" "$chromium" "${SHOTS:-}"
 rc=$?
 check "the browser has no complaint" [ $rc = 0 ]
 kill -TERM $server

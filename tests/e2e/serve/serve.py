@@ -482,7 +482,7 @@ def test_paths(s):
     status, data = s.post("/v1/embeddings", {"input": "x"})
     check(status == 400 and "embeddings" in data["error"]["message"], "embeddings are refused with a reason", data)
     status, headers, _ = s.request("GET", "/favicon.ico")
-    check(status == 200 and headers["content-type"] == "image/svg+xml", "favicon", status, headers)
+    check(status == 200 and headers["content-type"] == "image/x-icon", "favicon", status, headers)
     claude = s.get("/v1/models/claude-opus", **{"anthropic-version": "2023-06-01"})[1]
     check(claude["id"] == "claude-opus" and claude["max_input_tokens"] == 2047 and claude["type"] == "model", claude)
     # the log: never the text, no control characters, one line for a name

@@ -6,7 +6,6 @@
  * for GLOW_MS.
  */
 const expertPanel = (() => {
-	const $ = (id) => document.getElementById(id);
 	const RESIDENCY = { NONE: 0, DISK: 1, RAM: 2, READING: 3, VRAM: 4 };
 	const GLOW_MS = 1400, FRAME_MS = 30, SPAN_MS = 60000, GUTTER = 26;
 	const background = document.createElement("canvas");
@@ -50,7 +49,7 @@ const expertPanel = (() => {
 
 	/* ---- the map ---- */
 	function mapGeometry() {
-		const width = $("map").clientWidth - GUTTER, n = snapshot.n_experts;
+		const width = byId("map").clientWidth - GUTTER, n = snapshot.n_experts;
 		const ratio = devicePixelRatio || 1;
 		const ideal = Math.round(300 / Math.max(rows.length, 1) * ratio) / ratio;
 		const high = Math.max(3, Math.min(18, ideal));
@@ -102,7 +101,7 @@ const expertPanel = (() => {
 
 	/* Returns whether anything glows. */
 	function drawMap(elapsed) {
-		const map = $("map"), n = snapshot && snapshot.n_experts;
+		const map = byId("map"), n = snapshot && snapshot.n_experts;
 		if (!snapshot || !rows.length || !map.clientWidth)
 			return false;
 		const s = mapGeometry(), g = fitCanvas(map, Math.ceil(s.h * rows.length));
@@ -159,7 +158,7 @@ const expertPanel = (() => {
 	/* ---- small charts ---- */
 	/* points: {t, v} by time; v null: nothing to say then. */
 	function drawChart(id, points, colour, top) {
-		const canvas = $(id);
+		const canvas = byId(id);
 		if (!canvas.clientWidth)
 			return;
 		const g = fitCanvas(canvas), w = canvas.clientWidth, h = canvas.clientHeight, now = performance.now();
@@ -239,28 +238,28 @@ const expertPanel = (() => {
 				["reading", "arriving", n[RESIDENCY.READING] + snapshot.justArrived],
 				["disk", "on disk", n[RESIDENCY.DISK]],
 			].filter((l) => l);
-		$("legend").replaceChildren(...legend.map(([colour, name, value]) => {
+		byId("legend").replaceChildren(...legend.map(([colour, name, value]) => {
 			const swatch = el("i");
 			swatch.style.background = colours[colour];
 			return el("li", null, swatch, name, el("b", null, formatCount(value)));
 		}));
-		$("map").setAttribute("aria-label", "Map of experts: " + legend.map((l) => l[2] + " " + l[1]).join(", "));
-		$("map-note").hidden = snapshot.streaming;
-		$("map-note").textContent =
+		byId("map").setAttribute("aria-label", "Map of experts: " + legend.map((l) => l[2] + " " + l[1]).join(", "));
+		byId("map-note").hidden = snapshot.streaming;
+		byId("map-note").textContent =
 			"No expert cache: every expert stands where it is computed. Start the server with --cache-gb to stream them.";
-		$("model").textContent = rows.length + " layers × " + snapshot.n_experts + " experts · " +
+		byId("model").textContent = rows.length + " layers × " + snapshot.n_experts + " experts · " +
 			(snapshot.backend === "cpu" ? "CPU" : snapshot.backend);
 
 		const s = snapshot.stats, requested = s.hit_vram + s.hit_ram + s.miss;
 		const speed = snapshot.rates.decode, read = snapshot.rates.read_bytes;
-		$("now-speed").textContent = $("brief-speed").textContent = formatRate(speed);
+		byId("now-speed").textContent = byId("brief-speed").textContent = formatRate(speed);
 		const fast = read >= 1e8 || series.read.some((p) => p.v >= 1e8);
-		$("now-read").textContent = formatRate(read / (fast ? 1e9 : 1e6));
-		$("unit-read").textContent = fast ? "GB/s" : "MB/s";
+		byId("now-read").textContent = formatRate(read / (fast ? 1e9 : 1e6));
+		byId("unit-read").textContent = fast ? "GB/s" : "MB/s";
 		const recent = series.hits.map((p) => p.v).filter((v) => v != null).at(-1);
 		const hits = recent != null ? recent : requested ? 100 * s.hit_vram / requested : null;
-		$("now-hits").textContent = hits == null ? "–" : hits.toFixed(hits > 99.95 ? 0 : 1);
-		$("brief-hits").textContent = hits == null ? "–" : hits.toFixed(0) + " %";
+		byId("now-hits").textContent = hits == null ? "–" : hits.toFixed(hits > 99.95 ? 0 : 1);
+		byId("brief-hits").textContent = hits == null ? "–" : hits.toFixed(0) + " %";
 
 		const m = snapshot.memory;
 		const parts = [
@@ -270,16 +269,16 @@ const expertPanel = (() => {
 			snapshot.streaming ? ["Experts in " + first, snapshot.tier_bytes[0], "vram"] : null,
 			snapshot.tier_bytes[1] ? ["Experts in RAM", snapshot.tier_bytes[1], "ram"] : null,
 		].filter((p) => p && p[1]);
-		$("plan-bar").replaceChildren(...parts.map(([, bytes, colour]) => {
+		byId("plan-bar").replaceChildren(...parts.map(([, bytes, colour]) => {
 			const part = el("i");
 			part.style.flex = bytes + " 0 0";
 			part.style.background = colours[colour] || colour;
 			return part;
 		}));
-		fillTerms($("plan"), [...parts.map(([name, bytes, colour]) => [name, formatBytes(bytes), colour]),
+		fillTerms(byId("plan"), [...parts.map(([name, bytes, colour]) => [name, formatBytes(bytes), colour]),
 			snapshot.streaming ? ["All experts would need", formatBytes(snapshot.everything_bytes)] : null]);
 		const w = snapshot.work;
-		fillTerms($("work"), [
+		fillTerms(byId("work"), [
 			["Answers under way", w.active + " of " + w.sessions],
 			w.waiting ? ["Waiting for a session", formatCount(w.waiting)] : null,
 			...w.list.map(sessionTerm),
@@ -305,8 +304,8 @@ const expertPanel = (() => {
 		snapshot = state;
 		snapshot.at = now;
 		snapshot.justArrived = 0; /* arrived since the last poll: drawn and counted as arriving */
-		$("expert-panel").removeAttribute("data-empty");
-		$("expert-panel").toggleAttribute("data-all", !snapshot.streaming);
+		byId("expert-panel").removeAttribute("data-empty");
+		byId("expert-panel").toggleAttribute("data-all", !snapshot.streaming);
 		if (!old || old.n_experts !== snapshot.n_experts || old.n_layers !== snapshot.n_layers) {
 			glowMs = new Float32Array(snapshot.map.length);
 			rows = [];
@@ -405,11 +404,11 @@ const expertPanel = (() => {
 
 	/* ---- hovering ---- */
 	function showTooltip(event) {
-		const box = $("map").getBoundingClientRect(), s = snapshot && rows.length && mapGeometry();
+		const box = byId("map").getBoundingClientRect(), s = snapshot && rows.length && mapGeometry();
 		if (!s)
 			return;
 		const x = Math.floor((event.clientX - box.left - s.x) / s.w), r = Math.floor((event.clientY - box.top) / s.h);
-		const tip = $("tip");
+		const tip = byId("tip");
 		if (x < 0 || x >= snapshot.n_experts || r < 0 || r >= rows.length) {
 			tip.hidden = true;
 			return;
@@ -428,7 +427,7 @@ const expertPanel = (() => {
 	function start(options) {
 		({ listener, headers, busy } = options);
 		readColours();
-		matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+		theme.onChange(() => {
 			readColours();
 			if (snapshot) {
 				showNumbers();
@@ -437,15 +436,15 @@ const expertPanel = (() => {
 			}
 		});
 		const narrow = matchMedia("(max-width: 900px)");
-		const open = () => { $("expert-panel").open = !narrow.matches; };
+		const open = () => { byId("expert-panel").open = !narrow.matches; };
 		narrow.addEventListener("change", open);
 		open();
-		new ResizeObserver(() => { drawCharts(); redraw(); }).observe($("expert-panel"));
-		$("expert-panel").addEventListener("toggle", () => { drawCharts(); redraw(); });
-		$("map").addEventListener("pointermove", showTooltip);
-		$("map").addEventListener("pointerleave", () => { $("tip").hidden = true; });
+		new ResizeObserver(() => { drawCharts(); redraw(); }).observe(byId("expert-panel"));
+		byId("expert-panel").addEventListener("toggle", () => { drawCharts(); redraw(); });
+		byId("map").addEventListener("pointermove", showTooltip);
+		byId("map").addEventListener("pointerleave", () => { byId("tip").hidden = true; });
 		document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
 		poll();
 	}
-	return { start, poll };
+	return { start, poll, model: () => snapshot && snapshot.model };
 })();
