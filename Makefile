@@ -221,7 +221,8 @@ clean: ## remove build/
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 16
 	@echo 'variables: CUDA=auto|0|1 CUDA_ARCH="80 90"|native SAN=address,undefined|thread'
-	@echo '           WITH_URING WITH_LZ4 WITH_EDIT WITH_HTTP WITH_PAGE=auto|0|1 DEPS=folder WERROR=1 V=1'
+	@echo '           WITH_URING WITH_LZ4 WITH_EDIT WITH_HTTP WITH_PAGE=auto|0|1'
+	@echo '           DEPS=folder WERROR=1 V=1'
 	@echo '           PREFIX DESTDIR CC CFLAGS CPPFLAGS LDFLAGS'
 
 FORCE:

@@ -20,12 +20,12 @@
 
 EMBED(page_html, "src/serve/page/page.html");
 #define FILE_BYTES(symbol, name, type, is_gzip, path) EMBED(page_##symbol, path);
-#include "files.inc"
+#include <files.inc>
 #undef FILE_BYTES
 
 static struct page_file files[] = {
 #define FILE_BYTES(symbol, name, type, is_gzip, path) {name, type, is_gzip, page_##symbol, 0},
-#include "files.inc"
+#include <files.inc>
 #undef FILE_BYTES
 };
 
@@ -35,7 +35,7 @@ static void open_files(void)
 {
 	static const unsigned char *const ends[] = {
 #define FILE_BYTES(symbol, name, type, is_gzip, path) page_##symbol##_end,
-#include "files.inc"
+#include <files.inc>
 #undef FILE_BYTES
 	};
 	uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a: changes must show, nobody attacks it */

@@ -110,7 +110,7 @@ def memory(browser):
     p.context.add_init_script("Object.defineProperty(window, 'indexedDB', { get() { throw new DOMException('no', 'SecurityError'); } })")
     p.page.reload()
     p.page.wait_for_selector("#status[data-kind=ready]")
-    check("a browser that keeps nothing is told of", p.until("byId('notice').innerText.includes('keeps no data')"), p.notice())
+    check("a browser that keeps nothing is reported", p.until("byId('notice').innerText.includes('keeps no data')"), p.notice())
     check("and the page works", tell(p, "x", "still here") == "still here" and len(p.titles()) == 1)
     p.close()
     p = Page(browser)
@@ -118,7 +118,7 @@ def memory(browser):
     p.page.reload()
     p.page.wait_for_selector("#status[data-kind=ready]")
     tell(p, "x", "not stored")
-    check("a full storage is told of", p.until("byId('notice').innerText.includes('storage is full')"), p.notice())
+    check("a full storage is reported", p.until("byId('notice').innerText.includes('storage is full')"), p.notice())
     check("and nothing on the page is lost", "not stored" in p.page.locator("#log").inner_text() and len(p.titles()) == 1)
     p.close()
 

@@ -62,7 +62,7 @@ class Page:
         return yes
 
     def choose(self, item):
-        """Picks an entry of the menu."""
+        """Chooses an entry of the menu."""
         self.page.click("#menu summary")
         self.page.click(item)
 
