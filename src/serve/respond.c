@@ -91,7 +91,7 @@ static bool stream_next(void *user, struct buf *out)
 		job_event_free(v);
 	}
 	if (!out->len && now - t->last_ns > (progress ? PROGRESS_NS : SILENCE_NS))
-		(t->begun ? t->api->ping : api_comment_ping)(&t->reply, out);
+		(t->begun || t->api->stream_type ? t->api->ping : api_comment_ping)(&t->reply, out);
 	if (out->len)
 		t->last_ns = now;
 	return !t->done;
@@ -145,7 +145,8 @@ void respond(struct exchange *x, const struct api *api, const struct request_mod
 	metrics_add(m, METRICS_REPLAYED, t->request.built.replayed);
 	t->last_ns = clock_ns();
 	if (t->request.stream) {
-		exchange_stream(x, "text/event-stream; charset=utf-8", stream_next, turn_free, t);
+		exchange_stream(x, api->stream_type ? api->stream_type : "text/event-stream; charset=utf-8",
+			stream_next, turn_free, t);
 		return;
 	}
 	answer_whole(t);

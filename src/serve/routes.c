@@ -34,8 +34,19 @@ static void post_messages(struct server *s, struct exchange *x, const char *rest
 	server_respond(s, x, &api_messages);
 }
 
+static void post_llamacpp(struct server *s, struct exchange *x, const char *rest)
+{
+	(void)rest;
+	server_respond(s, x, &api_llamacpp);
+}
+
 #define NO_EMBEDDINGS                                                                              \
-	"GLM-5.2 makes no embeddings: it writes text; an embedding model needs another server"
+	"this model writes text and makes no embeddings; a server with an embedding model does"
+#define NO_RERANK "this model writes text and scores no documents"
+#define NO_INFILL                                                                                  \
+	"this model was not trained to fill gaps in a text; /v1/chat/completions can be asked to"
+#define NO_LIBRARY                                                                                 \
+	"this server has one model, given to it when it was started (glmstream serve -m FILE)"
 
 static const struct server_route routes[] = {
 	{"POST", "/v1/chat/completions", ROUTE_EXACT, false, &api_chat, post_chat, NULL},
@@ -46,6 +57,33 @@ static const struct server_route routes[] = {
 	{"GET", "/v1/models", ROUTE_EXACT, false, NULL, handle_models, NULL},
 	{"GET", "/v1/models/", ROUTE_BELOW, false, NULL, handle_model, NULL},
 	{"POST", "/v1/embeddings", ROUTE_EXACT, false, &api_chat, NULL, NO_EMBEDDINGS},
+	{"POST", "/v1/rerank", ROUTE_EXACT, false, &api_chat, NULL, NO_RERANK},
+	/* ollama */
+	{"POST", "/api/chat", ROUTE_EXACT, false, &api_ollama_chat, handle_ollama_chat, NULL},
+	{"POST", "/api/generate", ROUTE_EXACT, false, &api_ollama_chat, handle_ollama_generate, NULL},
+	{"GET", "/api/tags", ROUTE_EXACT, false, &api_ollama_chat, handle_ollama_tags, NULL},
+	{"GET", "/api/ps", ROUTE_EXACT, false, &api_ollama_chat, handle_ollama_ps, NULL},
+	{"POST", "/api/show", ROUTE_EXACT, false, &api_ollama_chat, handle_ollama_show, NULL},
+	{"GET", "/api/version", ROUTE_EXACT, false, &api_ollama_chat, handle_ollama_version, NULL},
+	{"POST", "/api/embed", ROUTE_EXACT, false, &api_ollama_chat, NULL, NO_EMBEDDINGS},
+	{"POST", "/api/embeddings", ROUTE_EXACT, false, &api_ollama_chat, NULL, NO_EMBEDDINGS},
+	{"POST", "/api/pull", ROUTE_EXACT, false, &api_ollama_chat, NULL, NO_LIBRARY},
+	{"POST", "/api/push", ROUTE_EXACT, false, &api_ollama_chat, NULL, NO_LIBRARY},
+	{"POST", "/api/create", ROUTE_EXACT, false, &api_ollama_chat, NULL, NO_LIBRARY},
+	{"POST", "/api/copy", ROUTE_EXACT, false, &api_ollama_chat, NULL, NO_LIBRARY},
+	{"DELETE", "/api/delete", ROUTE_EXACT, false, &api_ollama_chat, NULL, NO_LIBRARY},
+	/* llama.cpp */
+	{"POST", "/completion", ROUTE_EXACT, false, &api_chat, post_llamacpp, NULL},
+	{"POST", "/completions", ROUTE_EXACT, false, &api_chat, post_llamacpp, NULL},
+	{"POST", "/tokenize", ROUTE_EXACT, false, &api_chat, handle_tokenize, NULL},
+	{"POST", "/detokenize", ROUTE_EXACT, false, &api_chat, handle_detokenize, NULL},
+	{"POST", "/apply-template", ROUTE_EXACT, false, &api_chat, handle_template, NULL},
+	{"GET", "/props", ROUTE_EXACT, false, &api_chat, handle_props, NULL},
+	{"GET", "/slots", ROUTE_EXACT, false, &api_chat, handle_slots, NULL},
+	{"POST", "/infill", ROUTE_EXACT, false, &api_chat, NULL, NO_INFILL},
+	{"POST", "/embedding", ROUTE_EXACT, false, &api_chat, NULL, NO_EMBEDDINGS},
+	{"POST", "/rerank", ROUTE_EXACT, false, &api_chat, NULL, NO_RERANK},
+	{"POST", "/reranking", ROUTE_EXACT, false, &api_chat, NULL, NO_RERANK},
 	{"GET", "/health", ROUTE_EXACT, true, &api_chat, handle_health, NULL},
 	{"GET", "/metrics", ROUTE_EXACT, false, &api_chat, handle_metrics, NULL},
 	{"GET", "/v1/glmstream/state", ROUTE_EXACT, false, &api_chat, handle_state, NULL},
@@ -128,14 +166,18 @@ const struct api *route_words(const struct exchange *x)
 	for (size_t i = 0; i < ARRAY_LEN(routes); i++)
 		if (routes[i].words && path_match(&routes[i], name))
 			return routes[i].words;
+	if (!strncmp(name, "/api/", 5))
+		return &api_ollama_chat;
 	return exchange_header(x, "anthropic-version") ? &api_messages : &api_chat;
 }
 
 const char *route_list(void)
 {
 	return "there is nothing at this path. OpenAI: /v1/chat/completions, /v1/completions, "
-		   "/v1/responses, /v1/models. Anthropic: /v1/messages, /v1/messages/count_tokens. A page: "
-		   "/. For machines: /health, /metrics";
+		   "/v1/responses, /v1/models. Anthropic: /v1/messages, /v1/messages/count_tokens. "
+		   "ollama: /api/chat, /api/generate, /api/tags, /api/show, /api/ps, /api/version. "
+		   "llama.cpp: /completion, /tokenize, /detokenize, /apply-template, /props, /slots. "
+		   "A page: /. For machines: /health, /metrics";
 }
 
 #endif

@@ -63,4 +63,17 @@ void handle_models(struct server *s, struct exchange *x, const char *rest);
 void handle_model(struct server *s, struct exchange *x, const char *rest);
 void handle_count(struct server *s, struct exchange *x, const char *rest);
 
+/* handlers_clients.c: what ollama's and llama.cpp's clients ask about the server. */
+void handle_ollama_chat(struct server *s, struct exchange *x, const char *rest);
+void handle_ollama_generate(struct server *s, struct exchange *x, const char *rest);
+void handle_ollama_tags(struct server *s, struct exchange *x, const char *rest);
+void handle_ollama_ps(struct server *s, struct exchange *x, const char *rest);
+void handle_ollama_show(struct server *s, struct exchange *x, const char *rest);
+void handle_ollama_version(struct server *s, struct exchange *x, const char *rest);
+void handle_tokenize(struct server *s, struct exchange *x, const char *rest);
+void handle_detokenize(struct server *s, struct exchange *x, const char *rest);
+void handle_template(struct server *s, struct exchange *x, const char *rest);
+void handle_props(struct server *s, struct exchange *x, const char *rest);
+void handle_slots(struct server *s, struct exchange *x, const char *rest);
+
 #endif

@@ -16,8 +16,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static const struct api *const apis[] = {
-	&api_chat, &api_completions, &api_responses, &api_messages};
+static const struct api *const apis[] = {&api_chat, &api_completions, &api_responses, &api_messages,
+	&api_ollama_chat, &api_ollama_generate, &api_llamacpp, &api_messages};
 
 static void expect_json(const char *text, size_t n)
 {
@@ -26,6 +26,17 @@ static void expect_json(const char *text, size_t n)
 	if (!v)
 		bug("the server writes what is not JSON: %s: %.200s", e.text, text);
 	json_decref(v);
+}
+
+/* Every line of a stream of JSON lines. */
+static void expect_lines(const struct buf *out)
+{
+	const char *end;
+	for (const char *at = buf_str(out); *at; at = end + 1) {
+		if (!(end = strchr(at, '\n')))
+			bug("a line without an end");
+		expect_json(at, (size_t)(end - at));
+	}
 }
 
 /* Every data line of a stream. What the client said may hold "data: " as well, but no line begins
@@ -101,12 +112,32 @@ static void write_answers(const struct api *api, struct request *q)
 	}
 	api->ping(&r, &out);
 	api->end(&r, &out);
-	expect_events(&out);
+	if (api->stream_type)
+		expect_lines(&out);
+	else
+		expect_events(&out);
 	api->whole(&r, &whole);
 	expect_json(buf_str(&whole), whole.len);
 	buf_free(&out);
 	buf_free(&whole);
 	reply_end(&r);
+}
+
+/* llama.cpp's paths that answer at once. */
+static void try_token_paths(const struct request_model *model, const char *body, size_t len)
+{
+	static int (*const paths[])(const struct request_model *model, const char *body, size_t len,
+		struct buf *out,
+		struct request_error *e) = {api_tokenize, api_detokenize, api_apply_template};
+	for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+		struct buf out = {0};
+		struct request_error e = {0};
+		if (!paths[i](model, body, len, &out, &e))
+			expect_json(buf_str(&out), out.len);
+		else if (e.status < 400 || e.status > 499 || !e.message[0])
+			bug("a refusal of status %d: %s", e.status, e.message);
+		buf_free(&out);
+	}
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -127,11 +158,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	if (!size)
 		return 0;
-	const struct api *api = apis[data[0] % 4];
+	const struct api *api = apis[data[0] % 8];
 	const char *body = (const char *)data + 1;
 	struct request r, again;
 	struct request_error e = {0};
 	struct buf out = {0};
+	if (data[0] % 9 == 8)
+		try_token_paths(&model, body, size - 1);
 	if (data[0] % 5 == 4 && api_messages_count(&model, body, size - 1, &e) < 0 && !e.status)
 		bug("a refusal without a status");
 	if (api_parse(api, &model, body, size - 1, &r, &e)) {

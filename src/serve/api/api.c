@@ -33,7 +33,7 @@ int api_parse(const struct api *api, const struct request_model *model, const ch
 	size_t len, struct request *r, struct request_error *e)
 {
 	struct err err = {0};
-	*r = (struct request){.model = model, .n = 1, .created = (int64_t)time(NULL)};
+	*r = (struct request){.model = model, .api = api, .n = 1, .created = (int64_t)time(NULL)};
 	if (count_values(body, len) > VALUES_MAX)
 		return request_refuse(e, 400, NULL, NULL, "the body has more than %d values", VALUES_MAX);
 	r->body = json_text_parse(body, len, true, &err);
@@ -218,17 +218,21 @@ void api_completion_end(const struct reply *r, const char *object, struct buf *o
 
 /* ---- models ---- */
 
+void api_time_text(time_t t, char out[40])
+{
+	struct tm tm;
+	gmtime_r(&t, &tm);
+	strftime(out, 40, "%Y-%m-%dT%H:%M:%SZ", &tm);
+}
+
 static void write_model(
 	struct json_write *w, const struct request_model *m, const char *id, bool anthropic)
 {
 	json_write_open(w, NULL, '{');
 	json_write_string(w, "id", id);
 	if (anthropic) {
-		char when[32];
-		time_t t = (time_t)m->created;
-		struct tm tm;
-		gmtime_r(&t, &tm);
-		strftime(when, sizeof when, "%Y-%m-%dT%H:%M:%SZ", &tm);
+		char when[40];
+		api_time_text((time_t)m->created, when);
 		json_write_string(w, "type", "model");
 		json_write_string(w, "display_name", m->name);
 		json_write_string(w, "created_at", when);

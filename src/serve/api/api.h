@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The APIs: each is a parser of request bodies and a writer of answers, in the folder of who
- * defined it (openai/, anthropic/). They know JSON and event formats; not sockets, not the
+ * defined it (openai/, anthropic/, ollama/,
+ * llamacpp/). They know JSON and event formats; not sockets, not the
  * scheduler.
  *
  * Writers append to `out`. A stream is: begin, any number of event (also for JOB_END of each
@@ -15,9 +16,12 @@
 #include "src/serve/api/reply.h"
 #include "src/serve/api/request.h"
 
+#include <time.h>
+
 struct api {
 	const char *name;
 	const char *call_prefix;
+	const char *stream_type; /* NULL: text/event-stream */
 	/* r->model and r->body are set; fills in the rest. 0, or -1 with a refusal. */
 	int (*parse)(struct request *r, struct request_error *e);
 	void (*begin)(struct reply *r, struct buf *out);
@@ -30,7 +34,8 @@ struct api {
 	void (*error)(const struct request_error *e, struct buf *out); /* the body of a refusal */
 };
 
-extern const struct api api_chat, api_completions, api_responses, api_messages;
+extern const struct api api_chat, api_completions, api_responses, api_messages, api_ollama_chat,
+	api_ollama_generate, api_llamacpp;
 
 /* Parses a body for an API: JSON, then the API's members. -1 with a refusal; request_fini in any
  * case. */
@@ -40,6 +45,14 @@ int api_parse(const struct api *api, const struct request_model *model, const ch
 /* Anthropic's /v1/messages/count_tokens: the number of tokens of the prompt; -1 with a refusal. */
 int64_t api_messages_count(
 	const struct request_model *model, const char *body, size_t len, struct request_error *e);
+
+/* llama.cpp's /tokenize, /detokenize and /apply-template: body -> answer; -1 with a refusal. */
+int api_tokenize(const struct request_model *model, const char *body, size_t len, struct buf *out,
+	struct request_error *e);
+int api_detokenize(const struct request_model *model, const char *body, size_t len, struct buf *out,
+	struct request_error *e);
+int api_apply_template(const struct request_model *model, const char *body, size_t len,
+	struct buf *out, struct request_error *e);
 
 /* Pieces that APIs share. */
 struct json_write;
@@ -52,6 +65,8 @@ void api_sse_data(struct buf *out, const struct buf *json); /* "data: {...}\n\n"
 void api_sse_event(struct json_write *w, const char *type, struct buf *out);
 /* "auto", "none", "required" or an object that names a function, in either of OpenAI's forms. */
 int api_openai_choice(struct request *r, struct request_error *e);
+/* "2026-01-31T12:00:00Z" */
+void api_time_text(time_t t, char out[40]);
 /* Tokens with their rivals: an array. */
 void api_write_tokens(struct json_write *w, const char *key, const struct tokenizer *t,
 	const struct output_token *rows, size_t n);

@@ -219,6 +219,20 @@ struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answe
 	return v;
 }
 
+struct reply_times reply_times(const struct reply_answer *a)
+{
+	const struct job *j = a->job;
+	struct reply_times t = {0};
+	if (!j || !j->ended_ns || !j->started_ns)
+		return t;
+	uint64_t first = j->first_token_ns ? j->first_token_ns : j->ended_ns;
+	t.wait_ns = j->started_ns - j->submitted_ns;
+	t.prompt_ns = first - j->started_ns;
+	t.answer_ns = j->ended_ns - first;
+	t.total_ns = j->ended_ns - j->submitted_ns;
+	return t;
+}
+
 static bool is_blank(const char *s, size_t n)
 {
 	while (n && memchr(" \t\r\n", s[n - 1], 4))

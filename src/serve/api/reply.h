@@ -64,6 +64,12 @@ int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
  * too. */
 struct job_event *reply_next(struct reply *r, int timeout_ms, struct reply_answer **answer);
 
+/* Nanoseconds of an answer that has ended: waiting for a session, reading, writing, all. */
+struct reply_times {
+	uint64_t wait_ns, prompt_ns, answer_ns, total_ns;
+};
+struct reply_times reply_times(const struct reply_answer *a);
+
 /* Text between calls, in order: segment k stands before call k, the last behind all calls. Blank
  * ones do not count when there are calls. False: there is nothing to show. */
 struct reply_segment {

@@ -51,8 +51,9 @@ struct request_error {
 
 struct request {
 	const struct request_model *model;
-	json_t *body; /* as it came; owned */
-	char id[40];  /* with the API's prefix */
+	const struct api *api; /* whose answer the client expects */
+	json_t *body;          /* as it came; owned */
+	char id[40];           /* with the API's prefix */
 	int64_t created;
 	bool stream;
 	bool include_usage;        /* OpenAI chat and completions: a last chunk with it */

@@ -107,7 +107,7 @@ class Server:
         data = r.read()
         if not connection:
             c.close()
-        if data and "json" in (r.getheader("Content-Type") or ""):
+        if data and "/json" in (r.getheader("Content-Type") or ""):
             data = json.loads(data)
         else:
             data = data.decode("utf-8", "replace")
@@ -149,6 +149,12 @@ class Server:
             else:
                 check(False, "a line of a stream is neither event nor data:", line)
         c.close()
+
+    def lines(self, path, body):
+        """The objects of a stream of JSON lines."""
+        status, headers, data = self.request("POST", path, body)
+        check(status == 200 and headers.get("content-type") == "application/x-ndjson", path, status, headers, data)
+        return [json.loads(line) for line in data.splitlines()]
 
     def wait_idle(self, seconds=20):
         end = time.monotonic() + seconds

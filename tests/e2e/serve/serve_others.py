@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""ollama's and llama.cpp's own paths: answers, streams, what is refused and how. A part of serve.py's tests."""
+import json
+
+from serve_lib import TIME, WEATHER, check, user
+
+GREEDY = {"temperature": 0}
+CHAT = "/v1/chat/completions"
+
+
+def test_ollama(s):
+    whole = s.post(CHAT, {**GREEDY, "messages": user("Define river.")})[1]
+    text, thinking = (whole["choices"][0]["message"].get(k) for k in ("content", "reasoning_content"))
+    ask = {"model": "llama3", "messages": user("Define river."), "options": {**GREEDY, "num_ctx": 32768, "num_thread": 4}}
+    status, data = s.post("/api/chat", {**ask, "stream": False})
+    check(status == 200 and data["message"] == {"role": "assistant", "content": text,
+                                                **({"thinking": thinking} if thinking else {})}, "chat", data)
+    check(data["done"] and data["done_reason"] == "stop" and data["prompt_eval_count"] == 13 and
+          data["eval_count"] == whole["usage"]["completion_tokens"] and
+          data["total_duration"] >= data["eval_duration"] > 0, "figures", data)
+    lines = s.lines("/api/chat", ask)
+    check("".join(v["message"]["content"] for v in lines) == text and len(lines) > 3 and
+          "".join(v["message"].get("thinking", "") for v in lines) == (thinking or ""), "stream", lines)
+    check([v["done"] for v in lines] == [False] * (len(lines) - 1) + [True] and
+          lines[-1]["eval_count"] == data["eval_count"], "the last line", lines[-1])
+    check(s.post("/api/chat", {**ask, "stream": False, "think": False})[1]["message"].keys() == {"role", "content"}, "think")
+    cut = s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "num_predict": 3}})[1]
+    check(cut["done_reason"] == "length" and cut["eval_count"] == 3, "num_predict", cut)
+    stop = s.post("/api/chat", {**ask, "stream": False, "think": False, "options": {**GREEDY, "stop": ["stream"]}})[1]
+    check("river" in stop["message"]["content"] and "stream" not in stop["message"]["content"], "stop", stop)
+    lp = s.post("/api/chat", {**ask, "stream": False, "logprobs": True, "top_logprobs": 2})[1]
+    check("".join(r["token"] for r in lp["logprobs"]) == text and len(lp["logprobs"][0]["top_logprobs"]) == 2, "logprobs", lp)
+    # tools: whole calls, in the stream too; the result goes back without an id
+    q = user("What is the weather in Paris?")
+    for lines in (s.lines("/api/chat", {**ask, "messages": q, "tools": [WEATHER, TIME]}),
+                  [s.post("/api/chat", {**ask, "messages": q, "tools": [WEATHER, TIME], "stream": False})[1]]):
+        calls = [c for v in lines for c in v["message"].get("tool_calls", [])]
+        check(calls == [{"function": {"name": "get_weather", "arguments": {"city": "Paris"}}}], "a call", lines)
+    back = q + [{"role": "assistant", "content": "", "thinking": "hm", "tool_calls": calls},
+                {"role": "tool", "tool_name": "get_weather", "content": "rainy, 18 degrees"}]
+    data = s.post("/api/chat", {**ask, "messages": back, "tools": [WEATHER, TIME], "stream": False})[1]
+    check("18" in data["message"]["content"], "the result comes back", data)
+    for n in range(1, 12):  # cut anywhere: no markup
+        lines = s.lines("/api/chat", {**ask, "messages": q, "tools": [WEATHER], "think": False,
+                                      "options": {**GREEDY, "num_predict": n}})
+        check(not any("<" in v["message"]["content"] for v in lines) and
+              all(c["function"]["name"] == "get_weather" for v in lines for c in v["message"].get("tool_calls", [])),
+              "cut after", n, lines)
+    # generate
+    g = s.post("/api/generate", {**ask, "messages": None, "prompt": "Define river.", "stream": False})[1]
+    check(g["response"] == text and g.get("thinking") == thinking, "generate", g)
+    lines = s.lines("/api/generate", {"prompt": "Define river.", "system": "Be brief.", "options": GREEDY})
+    check(all("response" in v and "message" not in v for v in lines) and lines[-1]["done"], "generate, stream", lines)
+    raw = s.post("/api/generate", {"prompt": "[gMASK]<sop><|system|>Reasoning Effort: Max<|user|>Define river.<|assistant|>"
+                                   "<think></think>", "raw": True, "stream": False, "options": GREEDY})[1]
+    check(raw["response"] == s.post(CHAT, {**GREEDY, "messages": user("Define river.") + [
+        {"role": "assistant", "content": "river"}]})[1]["choices"][0]["message"]["content"].join(["river", ""]) or
+          raw["response"].startswith("river (noun)"), "raw", raw)
+    for path, key in (("/api/generate", "response"), ("/api/chat", "message")):
+        status, data = s.post(path, {"model": "x"})
+        check(status == 200 and data["done_reason"] == "load" and key in data, "nothing is asked: load", data)
+    # about the model
+    entry = s.get("/api/tags")[1]["models"][0]
+    check(entry["name"] == "pocket" and entry["size"] > 1e6 and entry["details"]["family"] == "glm-dsa" and
+          entry["details"]["parameter_size"].endswith("M"), "tags", entry)
+    entry = s.get("/api/ps")[1]["models"][0]
+    check(entry["size_vram"] == 0 and entry["context_length"] == 2048, "ps", entry)
+    show = s.post("/api/show", {"model": "pocket"})[1]
+    check("tools" in show["capabilities"] and show["model_info"]["glm-dsa.context_length"] == 2048, "show", show)
+    check(s.get("/api/version")[1]["version"], "version")
+    # refused, each with a reason in ollama's form
+    for path, body, words in (
+            ("/api/embed", {"input": "x"}, "embeddings"), ("/api/embeddings", {"prompt": "x"}, "embeddings"),
+            ("/api/pull", {"model": "x"}, "one model"), ("/api/push", {}, "one model"), ("/api/create", {}, "one model"),
+            ("/api/show", {}, "model"), ("/api/chat", {"messages": "x"}, "messages"), ("/api/chat", {"messages": [1]}, "["),
+            ("/api/chat", {**ask, "messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "text only"),
+            ("/api/generate", {"prompt": "x", "images": ["aGk="]}, "text only"),
+            ("/api/generate", {"prompt": "x", "suffix": "y"}, "suffix"), ("/api/generate", {"prompt": 1}, "prompt"),
+            ("/api/generate", {"prompt": "x", "context": [1, 2]}, "context"),
+            ("/api/chat", {**ask, "options": {"temperature": -1}}, "temperature"),
+            ("/api/chat", {**ask, "options": {"num_predict": "x"}}, "num_predict"),
+            ("/api/chat", {**ask, "options": 3}, "options"), ("/api/chat", {**ask, "think": 3}, "think"),
+            ("/api/chat", {**ask, "format": "xml"}, "format")):
+        status, data = s.post(path, body)
+        check(status == 400 and words in data["error"], "refused:", path, body, status, data)
+    status, _, data = s.request("DELETE", "/api/delete", {"model": "x"})
+    check(status == 400 and "one model" in data["error"], "delete", data)
+    check("error" in s.get("/api/nothing")[1] and s.get("/api/nothing")[0] == 404, "404 in ollama's form")
+
+
+def test_llamacpp(s):
+    ask = {**GREEDY, "prompt": "Define river.", "n_predict": 8}
+    oai = s.post("/v1/completions", {**GREEDY, "prompt": "Define river.", "max_tokens": 8})[1]["choices"][0]["text"]
+    for path in ("/completion", "/completions"):
+        status, data = s.post(path, ask)
+        check(status == 200 and data["content"] == oai and data["stop"] and data["stop_type"] == "limit" and
+              data["tokens_predicted"] == 8 and data["timings"]["predicted_n"] == 8, path, data)
+    events = [v for _, v in s.stream("/completion", ask)]
+    check("".join(v["content"] for v in events) == oai and [v["stop"] for v in events][-2:] == [False, True] and
+          events[-1]["timings"]["predicted_per_second"] > 0, "stream", events)
+    rendered = s.post("/apply-template", {"messages": user("Define river."), "reasoning_effort": "none"})[1]["prompt"]
+    check(rendered == "[gMASK]<sop><|user|>Define river.<|assistant|><think></think>", "apply-template", rendered)
+    data = s.post("/completion", {**GREEDY, "prompt": rendered})[1]
+    check(data["stop_type"] == "eos" and data["content"].startswith("river (noun)"), "a rendered prompt", data)
+    data = s.post("/completion", {**GREEDY, "prompt": rendered, "stop": ["stream"], "n_probs": 2})[1]
+    check(data["stop_type"] == "word" and data["stopping_word"] == "stream" and
+          len(data["completion_probabilities"][0]["top_logprobs"]) == 2, "stop, n_probs", data)
+    check([v["content"] for v in s.post("/completion", {**ask, "prompt": ["Define river.", "Define river."]})[1]] ==
+          [oai, oai], "several prompts")
+    tokens = s.post("/tokenize", {"content": "Define é<|user|>"})[1]["tokens"]
+    check(s.post("/detokenize", {"tokens": tokens})[1] == {"content": "Define é<|user|>"}, "there and back", tokens)
+    plain = s.post("/tokenize", {"content": "<|user|>", "parse_special": False})[1]["tokens"]
+    check(len(plain) > 1 == len(s.post("/tokenize", {"content": "<|user|>"})[1]["tokens"]), "parse_special", plain)
+    pieces = s.post("/tokenize", {"content": "a b", "with_pieces": True})[1]["tokens"]
+    check("".join(t["piece"] for t in pieces) == "a b", "pieces", pieces)
+    props = s.get("/props")[1]
+    check(props["default_generation_settings"]["n_ctx"] == 2048 and props["total_slots"] == 4 and
+          props["modalities"] == {"vision": False, "audio": False}, "props", props)
+    slots = s.get("/slots")[1]
+    check(len(slots) == 4 and not slots[0]["is_processing"] and slots[0]["n_ctx"] == 2048, "slots", slots)
+    for path, body, words in (("/infill", {}, "fill"), ("/embedding", {}, "embeddings"), ("/rerank", {}, "scores"),
+                              ("/tokenize", {}, "content"), ("/detokenize", {"tokens": [-1]}, "item 0"),
+                              ("/detokenize", {"tokens": "x"}, "array"), ("/completion", {"n_predict": 3}, "prompt"),
+                              ("/completion", {**ask, "n_predict": "x"}, "n_predict"), ("/apply-template", {}, "messages")):
+        status, data = s.post(path, body)
+        check(status == 400 and words in data["error"]["message"], "refused:", path, body, status, data)
+    for path in ("/tokenize", "/detokenize", "/apply-template", "/completion", "/api/chat", "/api/generate", "/api/show"):
+        for body in (b"", b"[", b"\xff", b"[]", json.dumps({"a": [[]]}).encode()):
+            status, _, data = s.request("POST", path, body)
+            check(status in (200, 400) and (status == 400 or path.startswith("/api/")), "a bad body", path, body, data)
