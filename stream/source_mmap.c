@@ -130,8 +130,8 @@ int source_device_open(const struct expert_tensors *layers, int n_layers,
 	}
 	struct tensor_load_result r;
 	if (!rc && tensor_load_serves(b) && !(rc = tensor_load(lo, spans, n, &r, e)))
-		log_info("experts: %.3f GB loaded in %.2f s, %.2f GB/s", (double)r.bytes / 1e9, r.seconds,
-			(double)r.bytes / 1e9 / r.seconds);
+		log_verbose("experts: %.3f GB loaded in %.2f s, %.2f GB/s", (double)r.bytes / 1e9,
+			r.seconds, (double)r.bytes / 1e9 / r.seconds);
 	free(spans);
 	if (rc)
 		err_prefix(e, "experts on %s", b->ops->name);

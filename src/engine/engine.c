@@ -13,6 +13,7 @@
 #include "stream/source_mmap.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -162,9 +163,6 @@ int engine_open(const struct engine_options *o, struct engine **out, struct err 
 		.name = o->backend ? o->backend : "auto", .threads = o->threads, .no_graphs = o->no_graphs};
 	if ((rc = backend_open(&bo, &g->backend, e)))
 		goto out;
-	log_info("model: %s, %u layers%s, %u experts (%u used), %s",
-		config.name[0] ? config.name : o->model_path, config.n_layers, mtp ? " + MTP" : "",
-		config.n_experts, config.n_used, backend_describe(g->backend));
 	if ((rc = plan_make(&config, o, g->gguf, &weights, resident, g->backend, &p, e)))
 		goto out;
 	if (p.streaming && (rc = loader_open(&p.loader, &g->experts, e)))
@@ -252,6 +250,30 @@ const struct model_config *engine_config(const struct engine *g)
 const struct tokenizer *engine_tokenizer(const struct engine *g)
 {
 	return g->tokenizer;
+}
+
+void engine_summary(const struct engine *g, char *out, size_t size)
+{
+	const struct model_config *c = &g->model.config;
+	const char *path = g->gguf->files[0].path, *slash = strrchr(path, '/');
+	const uint64_t *tiers = g->cache.tier_bytes;
+	char experts[96];
+	if (g->streaming && tiers[1])
+		snprintf(experts, sizeof experts, "streamed through a cache of %.4g GB + %.4g GB of RAM",
+			(double)tiers[0] * 1e-9, (double)tiers[1] * 1e-9);
+	else if (g->streaming)
+		snprintf(experts, sizeof experts, "streamed through a cache of %.4g GB",
+			(double)tiers[0] * 1e-9);
+	else
+		snprintf(experts, sizeof experts, "%s",
+			strcmp(g->backend->ops->name, "cpu") ? "all on the card"
+												 : "read where the file is mapped");
+	snprintf(out, size, "%s: %u layers%s, %u experts (%u used), %s; %s (%s); context %u",
+		c->name[0] ? c->name
+		: slash    ? slash + 1
+				   : path,
+		c->n_layers, g->model.has_mtp ? " + MTP" : "", c->n_experts, c->n_used, experts,
+		g->backend->ops->name, backend_describe(g->backend), g->context);
 }
 
 const struct gguf *engine_gguf(const struct engine *g)

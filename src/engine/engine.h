@@ -95,6 +95,8 @@ const struct gguf *engine_gguf(const struct engine *g);
 uint32_t engine_context(const struct engine *g); /* positions a session may hold */
 int32_t engine_n_valid(
 	const struct engine *g); /* ids from here on are padding: not to be sampled */
+/* One line for people: model, where its experts are, backend, context. */
+void engine_summary(const struct engine *g, char *out, size_t size);
 const char *engine_backend_name(const struct engine *g); /* "cpu", "cuda" */
 const char *engine_io_name(const struct engine *g);      /* "mmap", "uring", "threads" */
 /* What the backend has done so far, see struct backend_usage. Busy and idle time are counted

@@ -184,28 +184,29 @@ static void plan_log(const struct plan *p)
 		snprintf(scratch, sizeof scratch, ", %.3f GB scratch of ops", gigabytes(p->scratch));
 		snprintf(reserve, sizeof reserve, ", %.1f of them left free", gigabytes(CARD_RESERVE));
 	}
-	log_info("memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB "
-			 "workspace (%u rows)%s; %.1f GB available%s",
+	log_verbose("memory: %.3f GB resident weights, %.3f GB caches (%u tokens x %u, %s), %.3f GB "
+				"workspace (%u rows)%s; %.1f GB available%s",
 		gigabytes(p->resident), gigabytes(p->kv), p->context, p->sessions, dtype_name(p->kv_type),
 		gigabytes(p->workspace), p->chunk, scratch, gigabytes(p->available), reserve);
 	if (p->streaming)
-		log_info("experts: streamed through %.4f GB + %.4f GB%s (%d slots, prompts borrow up to "
-				 "%d; smallest %.4f GB, all %.4f GB), policy %s, lookahead %d",
+		log_verbose("experts: streamed through %.4f GB + %.4f GB%s (%d slots, prompts borrow up to "
+					"%d; smallest %.4f GB, all %.4f GB), policy %s, lookahead %d",
 			gigabytes(t->tier_bytes[0]), gigabytes(t->tier_bytes[1]),
 			p->on_card ? " of pinned host memory" : "", t->n_slots, t->n_prefill_slots,
 			gigabytes(t->floor_bytes), gigabytes(t->everything_bytes),
 			p->loader.policy ? p->loader.policy : POLICY_DEFAULT, p->loader.lookahead);
 	else if (p->on_card)
-		log_info("experts: all copied to the card, %.4f GB", gigabytes(p->experts));
+		log_verbose("experts: all copied to the card, %.4f GB", gigabytes(p->experts));
 	else
-		log_info("experts: used where the file is mapped");
+		log_verbose("experts: used where the file is mapped");
 	if (p->streaming && t->on_card) {
 		char stay[64] = "";
 		if (p->ram_copies)
 			snprintf(stay, sizeof stay, ", %.1f GB of the second tier for inclusive copies",
 				gigabytes(p->ram_copies));
-		log_info("copies: %.3f GB of the card for demotions, %.3f GB of pinned buffers%s; the host "
-				 "has %.1f GB",
+		log_verbose(
+			"copies: %.3f GB of the card for demotions, %.3f GB of pinned buffers%s; the host "
+			"has %.1f GB",
 			gigabytes(t->device_staging_bytes), gigabytes(t->host_staging_bytes), stay,
 			gigabytes(p->host_available));
 	}
@@ -304,8 +305,8 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 			return rc;
 		size_t need = resident + p->kv + p->workspace + p->experts;
 		if (p->available && need > usable_bytes(p)) {
-			log_info("experts: all of them take %.2f GB, and %.2f GB of the card are left: "
-					 "streamed, as with --cache-gb auto",
+			log_verbose("experts: all of them take %.2f GB, and %.2f GB of the card are left: "
+						"streamed, as with --cache-gb auto",
 				gigabytes(p->experts), gigabytes(bytes_left(usable_bytes(p), need - p->experts)));
 			p->experts = 0;
 			p->streaming = true;

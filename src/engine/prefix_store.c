@@ -224,7 +224,7 @@ int prefix_store_open(const char *folder, uint64_t max_bytes, struct engine *g,
 		prefix_store_close(p);
 		return rc;
 	}
-	log_info("prefix store: %s, %llu blocks of %u tokens, %.3f of %.3f GB", folder,
+	log_verbose("prefix store: %s, %llu blocks of %u tokens, %.3f of %.3f GB", folder,
 		(unsigned long long)p->stats.files, PREFIX_BLOCK, (double)p->stats.bytes / 1e9,
 		(double)p->max_bytes / 1e9);
 	*out = p;

@@ -313,7 +313,7 @@ int weights_load(const struct gguf *file, const struct model_config *c, bool wit
 			lo.user = watch->user;
 		}
 		if (!(rc = tensor_load(&lo, k.spans, k.n_spans, &r, e)))
-			log_info("weights: %.3f GB loaded in %.2f s, %.2f GB/s", (double)r.bytes / 1e9,
+			log_verbose("weights: %.3f GB loaded in %.2f s, %.2f GB/s", (double)r.bytes / 1e9,
 				r.seconds, (double)r.bytes / 1e9 / r.seconds);
 	}
 	free(k.spans);

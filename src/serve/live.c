@@ -49,7 +49,7 @@ static void write_totals(
 	json_write_int(w, "cached_tokens", (int64_t)metrics_get(m, METRICS_CACHED_TOKENS));
 	json_write_int(w, "prefill_tokens", (int64_t)metrics_get(m, METRICS_PREFILL_TOKENS));
 	json_write_int(w, "new_tokens", (int64_t)metrics_get(m, METRICS_NEW_TOKENS));
-	json_write_int(w, "hit_vram", (int64_t)x->hit_vram);
+	json_write_int(w, "hit_cache", (int64_t)x->hit_vram);
 	json_write_int(w, "hit_ram", (int64_t)x->hit_ram);
 	json_write_int(w, "miss", (int64_t)x->miss);
 	json_write_int(w, "bytes_read", (int64_t)x->bytes_read);
@@ -70,7 +70,7 @@ static void write_cache(struct json_write *w, const struct engine_cache *c, cons
 	json_write_bool(w, "streaming", c->streaming);
 	json_write_string(w, "policy", c->policy);
 	json_write_int(w, "lookahead", c->lookahead);
-	json_write_int(w, "vram_bytes", (int64_t)c->tier_bytes[0]);
+	json_write_int(w, "cache_bytes", (int64_t)c->tier_bytes[0]);
 	json_write_int(w, "ram_bytes", (int64_t)c->tier_bytes[1]);
 	json_write_int(w, "everything_bytes", (int64_t)c->everything_bytes);
 	json_write_int(w, "expert_bytes", (int64_t)c->expert_bytes);

@@ -19,18 +19,18 @@
  *   connections   open now
  *   rate          over the last two seconds: { prefill_tok_s, decode_tok_s, read_bytes_s }
  *   totals        since the start: { answers, cancelled, failed, refused, prompt_tokens,
- *                 cached_tokens, prefill_tokens, new_tokens, hit_vram, hit_ram, miss, bytes_read,
+ *                 cached_tokens, prefill_tokens, new_tokens, hit_cache, hit_ram, miss, bytes_read,
  *                 prefetch_useful, prefetch_wasted, wait_ms }; hits and misses count requested
  *                 experts by where they were found
  *   cache         { streaming: false when every expert stands where it is computed, policy,
- *                 lookahead, vram_bytes, ram_bytes, everything_bytes, expert_bytes (average),
+ *                 lookahead, cache_bytes, ram_bytes, everything_bytes, expert_bytes (average),
  *                 layers, mtp_layers (the last of them), experts, map }
  *   memory        { resident_bytes, kv_bytes, workspace_bytes }, taken beside the cache
  *   store         of --session-dir: { bytes, files, tokens_read: prompt tokens that came from it };
  *                 zeros without
  *   cache.map     a string of layers * experts characters, layer after layer: "-" no expert (dense
- *                 layer), "." on the drive, "r" in RAM, "~" being read, "#" in VRAM (on the CPU: in
- *                 the first tier)
+ *                 layer), "." on the drive, "r" in RAM, "~" being read, "#" in the cache's
+ *                 first tier (memory of the card, if there is one)
  */
 #ifndef GLM_SERVE_LIVE_H
 #define GLM_SERVE_LIVE_H

@@ -203,7 +203,7 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 	const struct {
 		const char *tier;
 		uint64_t n;
-	} tiers[] = {{"vram", g->hit_vram}, {"ram", g->hit_ram}, {"disk", g->miss}};
+	} tiers[] = {{"cache", g->hit_vram}, {"ram", g->hit_ram}, {"disk", g->miss}};
 	uint64_t all = g->hit_vram + g->hit_ram + g->miss;
 	put_head(out, "experts", "_total", "Experts asked for, by where they stood", "counter");
 	for (size_t i = 0; i < ARRAY_LEN(tiers); i++)
@@ -223,7 +223,7 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 	put_counter(out, "store_tokens", "Prompt tokens whose cache rows came from the session folder",
 		g->store_tokens);
 	put_gauge(out, "store_bytes", "Size of the session folder", (double)g->store_bytes);
-	put_gauge(out, "cache_vram_bytes", "First tier of the expert cache", (double)g->cache_bytes[0]);
+	put_gauge(out, "cache_bytes", "First tier of the expert cache", (double)g->cache_bytes[0]);
 	put_gauge(out, "cache_ram_bytes", "Second tier of the expert cache", (double)g->cache_bytes[1]);
 }
 

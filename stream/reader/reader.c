@@ -135,7 +135,7 @@ int reader_open(struct reader **out, const struct reader_file *files, unsigned n
 		r->free_ops = &r->ops[i];
 	}
 	write_summary(r, &o, why);
-	log_info("%s", r->summary);
+	log_verbose("%s", r->summary);
 	*out = r;
 	return 0;
 }
@@ -181,13 +181,13 @@ int reader_register(struct reader *r, void *base, size_t bytes)
 		total += r->memory[i].bytes;
 	char why[256] = "";
 	if (r->engine->memory(r->state, r->memory, r->n_memory, why, sizeof why)) {
-		log_info("reader: plain reads into %.1f MiB that could not be registered (%s)",
+		log_verbose("reader: plain reads into %.1f MiB that could not be registered (%s)",
 			(double)bytes / 0x1p20, why);
 		r->n_memory--;
 		memmove(&r->memory[at], &r->memory[at + 1], (r->n_memory - at) * sizeof *r->memory);
 		if (r->n_memory && r->engine->memory(r->state, r->memory, r->n_memory, why, sizeof why))
-			log_info("reader: plain reads from here on: earlier memory could not be registered "
-					 "again (%s)",
+			log_verbose("reader: plain reads from here on: earlier memory could not be registered "
+						"again (%s)",
 				why);
 		return 1;
 	}

@@ -98,7 +98,7 @@ static void show_stats(struct answer *a)
 	if (a->opts->json)
 		json_out_line(stderr, stats_json(&a->stats));
 	else if (!a->opts->common.quiet)
-		stats_print(stderr, &a->stats, a->view.err_colours);
+		stats_print(stderr, &a->stats, a->view.err_colours, a->opts->common.verbose);
 }
 
 /* The longest beginning of the prompt that is on disk; what comes of it, the loop's own look at the
@@ -129,6 +129,7 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 {
 	const struct tokenizer *t = engine_tokenizer(a->engine);
 	const struct run_opts *o = a->opts;
+	a->prompt.n = 0; /* of an earlier turn */
 	int rc = conversation_add_user(&a->talk, t, text, len, what, e);
 	if (rc)
 		return rc;
@@ -147,7 +148,11 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 	};
 	struct stats stats = {.backend = engine_backend_name(a->engine),
 		.io = engine_io_name(a->engine),
-		.seed = options.sampler.seed};
+		.seed = options.sampler.seed,
+		.max_new = o->max_new};
+	struct engine_cache cache;
+	engine_cache_snapshot(a->engine, &cache, NULL);
+	stats.streaming = cache.streaming;
 	struct expert_stats before = engine_expert_stats(a->engine);
 	chat_view_begin(&a->view, t, a->talk.raw, chat_starts_in_reasoning(&a->talk.chat));
 	uint32_t fresh = (uint32_t)a->prompt.n -
@@ -179,13 +184,15 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 	else if ((rc = keep_raw(a, e)))
 		return rc;
 	if (!cancelled && !a->view.lost && stats.result.stop == GENERATE_CONTEXT_FULL)
-		log_warn(
-			"the answer was cut off: the context of %u tokens is full", engine_context(a->engine));
+		log_warn("the answer was cut off: the context of %u tokens is full%s",
+			engine_context(a->engine), a->in_chat ? "; /undo and /reset make room" : "");
 	keep_prefix(a);
 	chat_file_autosave(a);
 	show_stats(a); /* behind all warnings: with --json the object is the last line */
 	if (a->view.lost)
-		return err_set(e, ERR_RUN, "standard output takes no more: the answer was stopped");
+		return report_reader_gone()
+				   ? err_set(e, ERR_RUN, "%s", "")
+				   : err_set(e, ERR_RUN, "standard output takes no more: the answer was stopped");
 	if (cancelled)
 		return err_set(e, ERR_INTERRUPTED, "%s", "");
 	return 0;

@@ -21,6 +21,7 @@ struct answer {
 	struct chat_view view;
 	struct token_ids prompt;
 	uint64_t turns; /* answers begun; decides the random numbers of the next */
+	bool in_chat;   /* on a terminal: hints may name its commands */
 	bool has_stats;
 	struct stats stats; /* of the last answer */
 	uint64_t total_prompt, total_new,

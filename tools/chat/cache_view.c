@@ -70,9 +70,9 @@ static void print_tier(FILE *f, const char *name, uint64_t bytes, int n, int all
 			100.0 * n / MAX(all, 1), (double)bytes * 1e-9);
 }
 
-/* map[c->n_layers][c->n_experts] of enum engine_residency; `first_tier` names it: "vram". */
-static void draw_map(FILE *f, const struct engine_cache *c, const uint8_t *map,
-	const char *first_tier, int columns, bool colours)
+/* map[c->n_layers][c->n_experts] of enum engine_residency. */
+static void draw_map(
+	FILE *f, const struct engine_cache *c, const uint8_t *map, int columns, bool colours)
 {
 	int *layers = NEW_ARRAY(int, c->n_layers), n_moe = 0, total[ENGINE_IN_VRAM + 1] = {0};
 	for (uint32_t i = 0; i < c->n_layers; i++)
@@ -107,20 +107,19 @@ static void draw_map(FILE *f, const struct engine_cache *c, const uint8_t *map,
 		draw_row(f, cells, n_cells, colours);
 		fprintf(f, " %3.0f %%\n", 100.0 * in / ((end - at) * (double)c->n_experts));
 	}
-	fprintf(f, "  \xe2\x96\x88 in the %s%s%s   + being read   = in RAM   \xc2\xb7 on disk\n",
-		first_tier, per_cell * per_row > 1 ? "   \xe2\x96\x93\xe2\x96\x92\xe2\x96\x91 in part" : "",
-		"");
+	fprintf(f, "  \xe2\x96\x88 in the cache%s   + being read   = in RAM   \xc2\xb7 on disk\n",
+		per_cell * per_row > 1 ? "   \xe2\x96\x93\xe2\x96\x92\xe2\x96\x91 in part" : "");
 	int all = n_moe * (int)c->n_experts;
-	print_tier(f, first_tier, c->tier_bytes[0], total[ENGINE_IN_VRAM], all);
-	print_tier(f, "ram", c->tier_bytes[1], total[ENGINE_IN_RAM], all);
+	print_tier(f, "cache", c->tier_bytes[0], total[ENGINE_IN_VRAM], all);
+	print_tier(f, "RAM", c->tier_bytes[1], total[ENGINE_IN_RAM], all);
 
 	const struct expert_stats *s = &c->stats;
 	uint64_t accesses = s->hit_vram + s->hit_ram + s->miss;
 	double part = accesses ? 100.0 / (double)accesses : 0;
 	if (accesses)
-		fprintf(f, "  accesses %llu: %.1f %% %s, %.1f %% ram, %.1f %% read (%.3f GB)\n",
-			(unsigned long long)accesses, part * (double)s->hit_vram, first_tier,
-			part * (double)s->hit_ram, part * (double)s->miss, (double)s->bytes_read * 1e-9);
+		fprintf(f, "  accesses %llu: %.1f %% cache, %.1f %% RAM, %.1f %% read (%.3f GB)\n",
+			(unsigned long long)accesses, part * (double)s->hit_vram, part * (double)s->hit_ram,
+			part * (double)s->miss, (double)s->bytes_read * 1e-9);
 	fprintf(f, "  policy   %s; lookahead %d", c->policy, c->lookahead);
 	if (s->prefetch_useful || s->prefetch_wasted)
 		fprintf(f, ": %llu prefetches useful, %llu useless", (unsigned long long)s->prefetch_useful,
@@ -142,6 +141,6 @@ void cache_view_print(FILE *f, const struct engine *g, int columns, bool colours
 	}
 	uint8_t *map = mem_new((size_t)c.n_layers, c.n_experts);
 	engine_cache_snapshot(g, &c, map);
-	draw_map(f, &c, map, cpu ? "cache" : "vram", columns, colours);
+	draw_map(f, &c, map, columns, colours);
 	free(map);
 }

@@ -128,10 +128,6 @@ static void show_answer(struct chat_view *v, const char *text, size_t n)
 static void show_call(struct chat_view *v, const struct chat_parsed_call *call)
 {
 	close_reasoning(v);
-	if (!v->out_terminal) {
-		show_answer(v, call->raw.data, call->raw.len);
-		return;
-	}
 	struct buf line = {0};
 	if (v->wrote && v->last != '\n')
 		buf_putc(&line, '\n');

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Shows an answer while it is made, and keeps it. The answer goes to stdout; reasoning to stderr,
- * dimmed on a terminal; a tool call to stdout, to a terminal in a readable form, else exactly as
- * written. On a terminal control characters in the model's text do nothing. Characters appear
+ * dimmed on a terminal; a tool call to stdout as a line "call NAME {ARGUMENTS}" (with --raw what
+ * was written). On a terminal control characters in the model's text do nothing. Characters appear
  * whole: what is not yet complete is held back.
  */
 #ifndef GLM_TOOLS_CHAT_VIEW_H

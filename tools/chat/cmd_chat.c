@@ -3,6 +3,7 @@
 #include "tools/chat/cmd_chat.h"
 
 #include "src/base/num.h"
+#include "src/text/json_text.h"
 #include "src/text/utf8.h"
 #include "tools/chat/chat_file.h"
 #include "tools/chat/cache_view.h"
@@ -35,8 +36,12 @@ static void turn(struct answer *a, const char *text, size_t len, const char *wha
 		fprintf(stderr, a->view.wrote || a->view.reasoning.len
 							? "(stopped)\n"
 							: "(stopped before the answer; the message is taken back)\n");
-	else if (rc)
+	else if (rc) {
+		if (a->prompt.n > engine_context(a->engine))
+			err_hint(&e, "/undo takes back the last message and its answer, /reset begins a new "
+						 "conversation; -c at the start makes the context larger");
 		report_error(&e);
+	}
 	clearerr(stdout);
 }
 
@@ -49,7 +54,7 @@ static enum outcome do_stats(struct answer *a, const char *argument)
 		fprintf(stderr, "no answer yet\n");
 		return GO_ON;
 	}
-	stats_print(stderr, &a->stats, false);
+	stats_print(stderr, &a->stats, false, true);
 	fprintf(stderr, "in all: %llu prompt and %llu new tokens in %.1f s; context %u of %u\n",
 		(unsigned long long)a->total_prompt, (unsigned long long)a->total_new,
 		(double)a->total_ns * 1e-9, session_length(a->session), engine_context(a->engine));
@@ -131,6 +136,35 @@ static enum outcome do_save_over(struct answer *a, const char *argument)
 	return GO_ON;
 }
 
+/* The last message and its answer, so that one knows where a chat that was read stands. */
+static void show_last_turn(struct answer *a)
+{
+	const struct chat *c = &a->talk.chat;
+	const char *user = conversation_last_user(&a->talk);
+	if (!user)
+		return;
+	fputs("> ", stderr);
+	chat_view_quote(&a->view, user, strlen(user));
+	fputc('\n', stderr);
+	for (size_t i = a->talk.marks[a->talk.n_turns - 1] + 1; i < c->n_messages; i++) {
+		const struct chat_message *m = &c->messages[i];
+		if (m->content.len) {
+			chat_view_quote(&a->view, m->content.data, m->content.len);
+			fputc('\n', stderr);
+		}
+		for (size_t k = 0; k < m->n_calls; k++) {
+			struct buf arguments = {0};
+			json_text_dump(m->calls[k].arguments, &arguments);
+			fprintf(stderr, "call ");
+			chat_view_quote(&a->view, m->calls[k].name.data, m->calls[k].name.len);
+			fputc(' ', stderr);
+			chat_view_quote(&a->view, buf_str(&arguments), arguments.len);
+			fputc('\n', stderr);
+			buf_free(&arguments);
+		}
+	}
+}
+
 static enum outcome do_load(struct answer *a, const char *argument)
 {
 	struct err e = {0};
@@ -139,6 +173,8 @@ static enum outcome do_load(struct answer *a, const char *argument)
 	else if ((a->autosave && a->unsaved && chat_file_save(a, NULL, false, &e)) ||
 			 chat_file_load(a, argument, &e))
 		report_error(&e);
+	else if (!a->opts->common.quiet)
+		show_last_turn(a);
 	return GO_ON;
 }
 
@@ -289,6 +325,20 @@ static enum outcome command(struct answer *a, char *line)
 	return GO_ON;
 }
 
+/* Three lines: what this is, what to type, how to go on from there. */
+static void say_hello(const struct answer *a)
+{
+	char summary[512];
+	engine_summary(a->engine, summary, sizeof summary);
+	if (a->opts->common.model)
+		fprintf(stderr, "%s\n", summary);
+	else
+		fprintf(stderr, "The small model that comes with glmstream: it defines words, tells short "
+						"stories and calls tools.\n");
+	fprintf(stderr, "Type a message and press Return. For example: Define river.\n"
+					"/help lists the commands, Ctrl+C stops an answer, Ctrl+D leaves.\n");
+}
+
 int chat_loop(struct answer *a, struct err *e)
 {
 	char *history = line_edit_history_path();
@@ -296,8 +346,11 @@ int chat_loop(struct answer *a, struct err *e)
 	struct buf line = {0};
 	free(history);
 	(void)e;
-	if (!a->opts->common.quiet)
-		fprintf(stderr, "/help lists the commands, Ctrl+D leaves\n");
+	a->in_chat = true;
+	if (!a->opts->common.quiet) {
+		say_hello(a);
+		show_last_turn(a);
+	}
 	for (;;) {
 		interrupt_taken();
 		enum line_edit_result r = line_edit_read(editor, "> ", &line);
@@ -321,6 +374,17 @@ int chat_loop(struct answer *a, struct err *e)
 	buf_free(&line);
 	line_edit_free(editor);
 	return 0;
+}
+
+bool chat_is_command(const char *line)
+{
+	size_t n = strcspn(line, " \t");
+	bool alone = !line[n + strspn(line + n, " \t")];
+	for (size_t i = 0; i < ARRAY_LEN(repl_commands); i++)
+		if (strlen(repl_commands[i].name) == n && !strncmp(repl_commands[i].name, line, n) &&
+			(alone || *repl_commands[i].argument))
+			return true;
+	return alone && n == 5 && !strncasecmp(line, "/exit", 5);
 }
 
 bool chat_command(size_t i, const char *text[3])

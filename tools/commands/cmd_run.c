@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* `glmstream` without a command: one answer (-p, -f), one answer per line of a pipe, or a chat. */
+#include "src/base/log.h"
 #include "src/base/mem.h"
 #include "tools/chat/answer.h"
 #include "tools/chat/cmd_chat.h"
@@ -35,13 +36,25 @@ static int read_prompt(const struct run_opts *o, struct given_prompt *p, struct 
 	return conversation_check(p->text, p->len, p->what, e);
 }
 
+/* What was not answered is said: else a pipe that ends early looks like one that was short. */
+static void say_unanswered(struct text_lines *lines, struct err *e)
+{
+	bool all;
+	uint64_t n = text_lines_rest(lines, &all);
+	size_t len = strlen(e->text);
+	if (n)
+		snprintf(e->text + len, sizeof e->text - len, "; %s%llu more line%s not answered",
+			all ? "" : "at least ", (unsigned long long)n, n == 1 ? " is" : "s are");
+}
+
 /* Every line that is not blank is a turn of one conversation. */
 static int run_lines(struct answer *a, struct err *e)
 {
 	struct buf line = {0};
-	uint64_t number = 0;
+	struct text_lines lines = {0};
+	bool warned = false;
 	int rc;
-	while ((rc = text_input_line(&line, ++number, e)) > 0) {
+	while ((rc = text_lines_next(&lines, &line, e)) > 0) {
 		size_t n = line.len;
 		while (n && line.data[n - 1] == '\r')
 			n--;
@@ -52,12 +65,25 @@ static int run_lines(struct answer *a, struct err *e)
 			continue;
 		line.data[n] = 0;
 		char what[64];
-		snprintf(what, sizeof what, "standard input, line %llu", (unsigned long long)number);
-		if ((rc = answer_turn(a, line.data, n, what, e)))
+		snprintf(what, sizeof what, "standard input, line %llu", (unsigned long long)lines.number);
+		if (!warned && chat_is_command(line.data)) {
+			log_warn(
+				"%s: \"%.40s\" is sent to the model: commands work in a chat on a terminal only",
+				what, line.data);
+			warned = true;
+		}
+		if ((rc = answer_turn(a, line.data, n, what, e))) {
+			if (rc != ERR_INTERRUPTED && e->text[0]) {
+				if (strncmp(e->text, what, strlen(what)))
+					err_prefix(e, "%s", what);
+				say_unanswered(&lines, e);
+			}
 			break;
+		}
 	}
 	if (rc == -EINTR && atomic_load(interrupt_flag()))
 		rc = err_set(e, ERR_INTERRUPTED, "%s", "");
+	text_lines_fini(&lines);
 	buf_free(&line);
 	return rc;
 }
@@ -71,6 +97,7 @@ int cmd_run(int argc, char **argv, struct err *e)
 		return rc == ARGS_HELP ? 0 : rc;
 	bool one = opts.prompt || opts.file, chat = !one && isatty(STDIN_FILENO);
 	struct given_prompt prompt = {0};
+	opts.common.no_summary = chat; /* which greets in its own words */
 	if ((one && (rc = read_prompt(&opts, &prompt, e))) || (rc = answer_open(&a, &opts, e)))
 		goto out;
 	interrupt_catch(chat); /* not before: Ctrl+C while a large model loads ends the program */

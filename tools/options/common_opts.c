@@ -39,8 +39,8 @@ struct arg_group common_opts_group(struct common_opts *c)
 			.fallback = "as much as memory allows, at most the model's"},
 		{"cache-gb", 0, ARG_SIZE_GB, .u64 = &c->cache_bytes, .given = &c->cache_given, .max = 1e9,
 			.words = sizes, .value = "G|auto",
-			.help = "stream the experts through a cache of G * 10^9 bytes (VRAM; host memory on "
-					"the CPU backend)",
+			.help = "stream the experts through a cache of G * 10^9 bytes (memory of the card; "
+					"host memory on the CPU)",
 			.fallback = "on the CPU none: they are used where the file is mapped; on a card none "
 						"if all fit, else auto"},
 		{"ram-gb", 0, ARG_SIZE_GB, .u64 = &c->ram_bytes, .max = 1e9, .words = sizes,
@@ -183,6 +183,11 @@ int common_opts_open(const struct common_opts *c, struct engine **out, struct er
 		rc = engine_open(&options, out, e); /* which says what it decided */
 	progress_end(&watch.progress);
 	free(replicas.text);
+	if (!rc && !c->no_summary) {
+		char summary[512];
+		engine_summary(*out, summary, sizeof summary);
+		log_info("%s", summary);
+	}
 	return rc;
 }
 

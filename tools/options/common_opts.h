@@ -42,6 +42,7 @@ struct common_opts {
 	uint32_t sessions;              /* most at a time; 0: 1 */
 	bool no_mtp;                    /* the draft layer is not loaded */
 	bool quiet, verbose;
+	bool no_summary; /* opening prints no line about model and machine: the command does */
 	struct arg args[COMMON_OPTS_MAX];
 };
 
@@ -49,7 +50,7 @@ struct common_opts {
 struct arg_group common_opts_group(struct common_opts *c);
 
 /* Applies -q and -v to the log, finds the model, opens the engine, which says what it decided (not
- * with -q). */
+ * with -q: one line, with -v all of it). */
 int common_opts_open(const struct common_opts *c, struct engine **out, struct err *e);
 
 /* The name that backend_open takes. */

@@ -10,6 +10,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,20 +59,69 @@ int text_input_read(const char *path, char **out, size_t *len, struct err *e)
 	return 0;
 }
 
-int text_input_line(struct buf *line, uint64_t number, struct err *e)
+/* Reads more into `ahead`. 1: something came, 0: the end, else -errno. */
+static int read_ahead(struct text_lines *t)
 {
-	int c;
+	enum { PIECE = 65536 };
+	memmove(t->ahead.data, t->ahead.data + t->from, t->ahead.len - t->from);
+	t->ahead.len -= t->from;
+	t->from = 0;
+	buf_reserve(&t->ahead, PIECE);
+	ssize_t n = read(STDIN_FILENO, t->ahead.data + t->ahead.len, PIECE);
+	if (n < 0)
+		return -errno;
+	t->ahead.len += (size_t)n;
+	t->ended = !n;
+	return n > 0;
+}
+
+int text_lines_next(struct text_lines *t, struct buf *line, struct err *e)
+{
 	buf_clear(line);
-	errno = 0;
-	while ((c = getc_unlocked(stdin)) != EOF && c != '\n') {
-		if (line->len == TEXT_INPUT_MOST)
+	buf_reserve(&t->ahead, 1);
+	t->number++;
+	for (size_t seen = 0;;) {
+		const char *at = t->ahead.data + t->from;
+		size_t n = t->ahead.len - t->from;
+		const char *end = memchr(at + seen, '\n', n - seen);
+		if (end || (t->ended && n)) {
+			n = end ? (size_t)(end - at) : n;
+			buf_append(line, at, n);
+			t->from += n + (end != NULL);
+			return 1;
+		}
+		if (t->ended)
+			return 0;
+		if (n > TEXT_INPUT_MOST)
 			return err_set(e, ERR_INPUT, "standard input, line %llu: more than %u MiB of text",
-				(unsigned long long)number, TEXT_INPUT_MOST >> 20);
-		buf_putc(line, (char)c);
+				(unsigned long long)t->number, TEXT_INPUT_MOST >> 20);
+		seen = n;
+		int rc = read_ahead(t);
+		if (rc < 0)
+			return err_errno(e, -rc, "standard input");
 	}
-	if (c == EOF && ferror(stdin))
-		return err_errno(e, errno, "standard input");
-	return c != EOF || line->len;
+}
+
+uint64_t text_lines_rest(struct text_lines *t, bool *all)
+{
+	uint64_t n = 0;
+	bool blank = true;
+	struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
+	do {
+		for (; t->from < t->ahead.len; t->from++) {
+			char c = t->ahead.data[t->from];
+			n += c == '\n' && !blank;
+			blank = c == '\n' || (blank && strchr(" \t\r", c) && c);
+		}
+	} while (!t->ended && poll(&p, 1, 0) == 1 && read_ahead(t) >= 0);
+	*all = t->ended;
+	return n + (!blank && t->ended);
+}
+
+void text_lines_fini(struct text_lines *t)
+{
+	buf_free(&t->ahead);
+	*t = (struct text_lines){0};
 }
 
 int text_input_tokenizer(const char *model, struct tokenizer **out, struct err *e)

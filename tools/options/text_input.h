@@ -7,16 +7,29 @@
 #include "src/base/err.h"
 #include "src/text/tokenizer.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 /* More is no text that anybody wants computed: /dev/zero, or a file named by mistake. */
 #define TEXT_INPUT_MOST (1u << 30)
 
-/* One line of stdin without its line feed into `line`. 1: a line, 0: the end, else a code with a
- * sentence; a signal ends the reading as an error of errno EINTR. `number`: of the line, for the
- * sentence. */
-int text_input_line(struct buf *line, uint64_t number, struct err *e);
+/* The lines of stdin. Zero-initialise; text_lines_fini releases. Nothing else may read stdin. */
+struct text_lines {
+	struct buf ahead; /* what was read; the next line begins at `from` */
+	size_t from;
+	uint64_t number; /* of the line that was given last, from 1 */
+	bool ended;
+};
+
+/* One line without its line feed into `line`. 1: a line, 0: the end, else a code with a sentence; a
+ * signal ends the reading as an error of errno EINTR. */
+int text_lines_next(struct text_lines *t, struct buf *line, struct err *e);
+
+/* How many lines that are not blank come after the last one, as far as they have arrived: does not
+ * wait for more. *all: there are no others. They are gone then. */
+uint64_t text_lines_rest(struct text_lines *t, bool *all);
+void text_lines_fini(struct text_lines *t);
 
 /* All bytes of a file, or of stdin when path is NULL. *out is the caller's (free), with a 0 behind
  * the last byte. */

@@ -3,8 +3,10 @@
 #include "tools/output/report.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 void report_error(const struct err *e)
 {
@@ -43,11 +45,19 @@ int report_parse(const struct args *a, int argc, char **argv, struct err *e)
 	return rc;
 }
 
+bool report_reader_gone(void)
+{
+	struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
+	return poll(&p, 1, 0) == 1 && (p.revents & POLLERR);
+}
+
 int report_stdout(struct err *e)
 {
 	errno = 0;
 	bool lost = ferror(stdout);
 	if (fflush(stdout) || lost) {
+		if (report_reader_gone())
+			return err_set(e, ERR_RUN, "%s", "");
 		/* An earlier failed write has left no errno behind; say at least that it happened. */
 		if (errno)
 			err_set(e, ERR_RUN, "standard output: %s", strerror(errno));

@@ -20,7 +20,11 @@ void report_describe(void (*sink)(void *user, const struct args *a), void *user)
 
 bool report_describing(void);
 
-/* Flushes stdout. ERR_RUN when anything written to it so far was lost (full disk, closed pipe). */
+/* Flushes stdout. ERR_RUN when anything written to it so far was lost; without a sentence when the
+ * reader of a pipe has gone. */
 int report_stdout(struct err *e);
+
+/* Is stdout a pipe whose reader has closed it, as `| head` does? Then a lost write is no news. */
+bool report_reader_gone(void);
 
 #endif

@@ -52,7 +52,7 @@ static double wait_ms_per_token(const struct stats *s)
 	return tokens ? (double)s->experts.wait_ns * 1e-6 / (double)tokens : 0;
 }
 
-void stats_print(FILE *f, const struct stats *s, bool colours)
+void stats_print(FILE *f, const struct stats *s, bool colours, bool hash)
 {
 	const struct generate_result *r = &s->result;
 	uint64_t accesses = s->experts.hit_vram + s->experts.hit_ram + s->experts.miss;
@@ -61,17 +61,21 @@ void stats_print(FILE *f, const struct stats *s, bool colours)
 		fprintf(f, " (%u reused)", r->reused_tokens);
 	fprintf(f, " at %.1f tok/s, %u new at %.1f tok/s", prefill_rate(s), r->new_tokens,
 		per_second(r->new_tokens, r->decode_ns));
-	if (accesses)
-		fprintf(f, "; experts %.1f %% vram", 100 * (double)s->experts.hit_vram / (double)accesses);
+	if (accesses && s->streaming)
+		fprintf(f, "; experts %.1f %% cache", 100 * (double)s->experts.hit_vram / (double)accesses);
 	if (s->experts.hit_ram)
-		fprintf(f, ", %.1f %% ram", 100 * (double)s->experts.hit_ram / (double)accesses);
+		fprintf(f, ", %.1f %% RAM", 100 * (double)s->experts.hit_ram / (double)accesses);
 	if (s->experts.miss)
 		fprintf(f, ", %.1f %% read", 100 * (double)s->experts.miss / (double)accesses);
 	if (s->experts.bytes_read)
 		fprintf(f, " (%.2f GB at %.2f GB/s, %.1f ms wait a token)",
 			(double)s->experts.bytes_read * 1e-9, read_gb_s(s), wait_ms_per_token(s));
-	fprintf(f, "; logits %016llx; %s%s\n", (unsigned long long)r->logits_hash, s->backend,
-		colours ? "\033[0m" : "");
+	if (hash)
+		fprintf(f, "; logits %016llx", (unsigned long long)r->logits_hash);
+	fprintf(f, "; %s", s->backend);
+	if (r->stop == GENERATE_LIMIT && s->max_new)
+		fprintf(f, "; cut off by -n %u", s->max_new);
+	fprintf(f, "%s\n", colours ? "\033[0m" : "");
 }
 
 void stats_print_experts(FILE *f, struct expert_stats s)
@@ -81,7 +85,8 @@ void stats_print_experts(FILE *f, struct expert_stats s)
 		return;
 	double part = 100 / (double)accesses;
 	fprintf(f,
-		"experts in all: %llu accesses, %.1f %% in vram, %.1f %% in ram, %.1f %% read (%.3f GB)",
+		"experts in all: %llu accesses, %.1f %% in the cache, %.1f %% in RAM, %.1f %% read (%.3f "
+		"GB)",
 		(unsigned long long)accesses, part * (double)s.hit_vram, part * (double)s.hit_ram,
 		part * (double)s.miss, (double)s.bytes_read * 1e-9);
 	if (s.prefetch_useful || s.prefetch_wasted)
@@ -100,7 +105,7 @@ json_t *stats_json(const struct stats *s)
 	json_out_uint(o, "new_tokens", r->new_tokens);
 	json_out_real(o, "prefill_tok_s", prefill_rate(s));
 	json_out_real(o, "decode_tok_s", per_second(r->new_tokens, r->decode_ns));
-	json_out_uint(o, "hit_vram", s->experts.hit_vram);
+	json_out_uint(o, "hit_cache", s->experts.hit_vram);
 	json_out_uint(o, "hit_ram", s->experts.hit_ram);
 	json_out_uint(o, "miss", s->experts.miss);
 	json_out_uint(o, "bytes_read", s->experts.bytes_read);

@@ -13,19 +13,21 @@ struct stats {
 	struct expert_stats experts; /* of this answer alone */
 	const char *backend, *io;
 	uint64_t seed;
+	uint32_t max_new; /* what -n allowed */
+	bool streaming;   /* there is an expert cache */
 };
 
 /* What happened between two readings of engine_expert_stats. */
 struct expert_stats stats_between(struct expert_stats before, struct expert_stats after);
 
-/* One line with a line feed; dimmed when `colours`. */
-void stats_print(FILE *f, const struct stats *s, bool colours);
+/* One line with a line feed; dimmed when `colours`; with `hash` also that of the logits. */
+void stats_print(FILE *f, const struct stats *s, bool colours, bool hash);
 
 /* One line with a line feed: where experts were found since the engine was opened, what was read,
  * how useful prefetches were. Nothing before the first access. */
 void stats_print_experts(FILE *f, struct expert_stats s);
 
-/* prompt_tokens, new_tokens, prefill_tok_s, decode_tok_s, hit_vram, hit_ram, miss, bytes_read,
+/* prompt_tokens, new_tokens, prefill_tok_s, decode_tok_s, hit_cache, hit_ram, miss, bytes_read,
  * read_gb_s, prefetch_useful, prefetch_wasted, wait_ms_per_token, logits_hash, backend, io; and
  * reused_tokens, seed, stop. */
 json_t *stats_json(const struct stats *s);

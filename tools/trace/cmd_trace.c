@@ -15,7 +15,7 @@
 
 static json_t *show_json(const struct trace *t, const struct trace_stats *s)
 {
-	static const char *const tiers[TRACE_N_TIERS] = {"vram", "ram", "disk", "unknown"};
+	static const char *const tiers[TRACE_N_TIERS] = {"cache", "ram", "disk", "unknown"};
 	const struct trace_model *m = &t->model;
 	char fingerprint[20];
 	json_t *o = json_object(), *found = json_object(), *look = json_array(), *top = json_array();
@@ -89,7 +89,7 @@ static void show_text(const char *path, const struct trace *t, const struct trac
 		(unsigned long long)s->n_experts);
 	uint64_t known = s->tiers[TRACE_VRAM] + s->tiers[TRACE_RAM] + s->tiers[TRACE_DISK];
 	if (known) {
-		printf("  found in           vram %.2f %%, ram %.2f %%, disk %.2f %%\n",
+		printf("  found in           cache %.2f %%, RAM %.2f %%, disk %.2f %%\n",
 			100 * trace_ratio(s->tiers[TRACE_VRAM], known),
 			100 * trace_ratio(s->tiers[TRACE_RAM], known),
 			100 * trace_ratio(s->tiers[TRACE_DISK], known));

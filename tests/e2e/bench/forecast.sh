@@ -21,7 +21,7 @@ foretold() { # the n-th budget of the forecast, trace of a run with it
 import json, sys
 p = json.load(open(sys.argv[1]))["trace_forecast"]["budgets"][int(sys.argv[2])]
 f = json.load(open(sys.argv[3]))["found_in"]
-real = f["vram"] / (f["vram"] + f["ram"] + f["disk"])
+real = f["cache"] / (f["cache"] + f["ram"] + f["disk"])
 print(f"{p['cache_gb']} GB: foretold {p['hit_rate']}, found {real}")
 sys.exit(abs(p["hit_rate"] - real) > 1e-9 or "tok_s" in p)
 EOF

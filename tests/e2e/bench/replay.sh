@@ -67,7 +67,7 @@ check "prompts of both sizes" figures 'named("40 tokens, run 2: read") > 0 and s
 
 # The drive itself is sampled while decoding pauses, and no token is lost. Samples of 2 ms, one in
 # 20 ms: the 200 tokens of the steady state take that long on any machine.
-run ${bench% --no-direct} --seconds 0.0005 --cache-gb 0.006 --routing $trace -n 800 -c 1024 --json
+run ${bench% --no-direct} -v --seconds 0.0005 --cache-gb 0.006 --routing $trace -n 800 -c 1024 --json
 exits 0
 check "all tokens count" figures 'named("steady state (tokens 600 to 800)") > 0'
 if grep -q "^reader: .*O_DIRECT in" "$work/err"; then

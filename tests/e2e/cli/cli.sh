@@ -127,7 +127,7 @@ run -p "Define river." --temp 0 --think off -n 40 --json
 exits 0
 check "--json keeps the answer as it is" cmp -s "$work/out" "$work/first"
 check "the last line of stderr is JSON" last_line_is_json "$work/err" prompt_tokens new_tokens prefill_tok_s \
-	decode_tok_s hit_vram hit_ram miss bytes_read wait_ms_per_token logits_hash backend io
+	decode_tok_s hit_cache hit_ram miss bytes_read wait_ms_per_token logits_hash backend io
 want_hash=$(hash_of)
 run -p "Define river." --temp 0 --think off -c 20 --json
 exits 0
@@ -176,12 +176,63 @@ else
 	exits 0
 fi
 
+# one line before the answer and one behind it; the rest is for -v
+run -p "Define river." --temp 0 --think off
+check "an answer comes with two lines on stderr" [ "$(wc -l <"$work/err")" = 2 ]
+check "the first says what answers" grep -qE '^pocket.gguf: 7 layers \+ MTP, 32 experts .*; cpu \(.*\); context [0-9]+$' "$work/err"
+check "the second how fast" grep -qE '^[0-9]+ prompt at .*, [0-9]+ new at [0-9.]+ tok/s; cpu$' "$work/err"
+run -p "Define river." --temp 0 --think off --cache-gb 0.006 --ram-gb 0.004
+check "with a cache as well" [ "$(wc -l <"$work/err")" = 2 ]
+check "where the experts were: cache and RAM" grep -qE '; experts [0-9.]+ % cache, ([0-9.]+ % RAM, )?[0-9.]+ % read' "$work/err"
+run -p "Define river." --temp 0 --think off --cache-gb 0.006 -v
+for what in memory: experts: reader: '; logits [0-9a-f]{16}'; do
+	check "-v says $what" grep -qE "$what" "$work/err"
+done
+check "there is no VRAM on a CPU" [ "$(grep -ci vram "$work/err")" = 0 ]
+run -p "Define river." --temp 0 --think off -n 3
+check "an answer that -n cut off is marked" grep -q '; cut off by -n 3$' "$work/err"
+run -p "Define river." --temp 0 --think off -n 40
+check "one that ended by itself is not" [ "$(grep -c 'cut off' "$work/err")" = 0 ]
+run -p "What is the weather in Paris?" --temp 0 --think off
+check "a call is a line of its own" grep -qxE 'call get_weather \{"city": "Paris"\}' "$work/out"
+for what in help "help --man" "-q -n 300 --temp 0 --think off -p Define"; do
+	# shellcheck disable=SC2086 # words
+	"$GLMSTREAM" $what 2>"$work/err" | head -c 1 >"$work/out"
+	check "a reader that stops early is no news ($what)" [ ! -s "$work/err" ]
+done
+
 # a pipe is a chat of one turn per line
 printf 'Define river.\nDefine island.\n' | timeout 60 "$GLMSTREAM" --temp 0 --think off -n 40 >"$work/out" 2>"$work/err"
 rc=$? said="printf ... | glmstream"
 exits 0
 check "both lines are answered" [ "$(grep -ciE 'river|island' "$work/out")" -ge 2 ]
 check "a pipe gets no escape sequences" no_escapes
+check "and no warning" [ "$(grep -c warning "$work/err")" = 0 ]
+printf '/help\n/think off\nDefine dog.\n/exit\n' | timeout 60 "$GLMSTREAM" --temp 0 --think off -q >"$work/out" 2>"$work/err"
+rc=$? said="printf /help ... | glmstream"
+exits 0
+check "commands in a pipe are warned of once" [ "$(grep -c 'line 1: "/help" is sent to the model' "$work/err")" = 1 ]
+check "and only once" [ "$(wc -l <"$work/err")" = 1 ]
+printf '/usr/bin is a folder\n/help me\n' | timeout 60 "$GLMSTREAM" --temp 0 --think off -q -n 4 >"$work/out" 2>"$work/err"
+check "other lines with a slash are not" [ ! -s "$work/err" ]
+{
+	yes 'Define dog.' | head -n 6
+	printf ' \t\nlast'
+} | timeout 60 "$GLMSTREAM" --temp 0 --think off -q -c 60 >"$work/out" 2>"$work/err"
+rc=$? said="yes 'Define dog.' | glmstream -c 60"
+exits 3
+check "a full context in a pipe says which line and how many are left" \
+	grep -q '^glmstream: standard input, line 2: 62 tokens do not fit the context of 60; 5 more lines are not answered$' "$work/err"
+check "the first line is answered" [ "$(wc -l <"$work/out")" = 1 ]
+{ # what has not come yet is not waited for
+	printf 'Define dog.\nDefine cat.\nDefine island.\n'
+	sleep 8
+} | (
+	timeout 60 "$GLMSTREAM" --temp 0 --think off -q -c 60 >"$work/out" 2>"$work/err"
+	date +%s%N >"$work/ended"
+)
+check "a writer that goes on is not waited for" [ $(($(date +%s%N) - $(cat "$work/ended"))) -gt 3000000000 ]
+check "then it is at least that many" grep -q '; at least 1 more line is not answered$' "$work/err"
 
 # ---- the other commands --------------------------------------------------------------------------
 

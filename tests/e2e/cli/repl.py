@@ -16,7 +16,7 @@ import time
 from checks import check, finish
 from session_bytes import session_bytes
 
-PROGRAM, HOME = sys.argv[1], sys.argv[2]
+PROGRAM, HOME, POCKET = sys.argv[1:4]
 LIMIT_S = 100
 ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\x1b[=>]|\r|\x07")
 
@@ -93,6 +93,50 @@ class Chat:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
         return None
+
+
+def first_screen():
+    """Three lines: what this is, what to type, how to go on; and what it says to type works."""
+    c = Chat()
+    c.quiet(0.5)
+    lines = c.seen.decode().split("\n")
+    check("three lines and the prompt", len(lines) == 4 and lines[3] == "> ", c.seen)
+    check("what this is", "small model" in lines[0], c.seen)
+    example = re.search(r"For example: (.*)", lines[1])
+    check("what to type", example, c.seen)
+    check("how to get help and leave", "/help" in lines[2] and "Ctrl+D" in lines[2], c.seen)
+    shown = c.say(example[1].encode() if example else b"x")
+    check("the example is answered right", b"river (noun): a large natural stream of water" in shown, shown)
+    c.line(b"/quit", b"/quit")
+    c.status()
+    c = Chat("-m", POCKET)
+    c.quiet(0.5)
+    check("another model is named", b"pocket.gguf: 7 layers + MTP" in c.seen and c.seen.count(b"\n") == 3, c.seen)
+    c.line(b"/quit", b"/quit")
+    c.status()
+    c = Chat("-q")
+    c.quiet(0.5)
+    check("-q says nothing", c.seen == b"> ", c.seen)
+    c.line(b"/quit", b"/quit")
+    c.status()
+
+
+def full_context():
+    c = Chat("-c", "60")
+    c.say(b"Define dog.")
+    shown = c.line(b"Define dog.", b"hint:")
+    check("a full context is said", b"do not fit the context of 60" in shown, shown)
+    check("and the way out", b"hint: /undo takes back the last message" in shown and b"/reset begins" in shown, shown)
+    c.line(b"/undo", b"taken back")
+    shown = c.say(b"Define island.")
+    check("which works", b"island (noun)" in shown, shown)
+    c.line(b"/reset", b"a new conversation")
+    c.line(b"/set n 40", b"n 40")
+    c.say(b"Define dog.")
+    shown = c.say(b"Define dog.")
+    check("an answer cut off by it says so too", b"/undo and /reset make room" in shown, shown)
+    c.line(b"/quit", b"/quit")
+    check("it leaves with status 0", c.status() == 0, c.raw)
 
 
 def messages():
@@ -272,11 +316,11 @@ def cache_map():
     full = c.line(b"/cache", b"policy").decode()
     rows = re.findall(r"^ *(\d+|MTP)  (.{32}) +(\d+) %$", full, re.M)
     check("seven layers of 32 experts", [r[0] for r in rows] == ["1", "2", "3", "4", "5", "6", "MTP"], full.encode())
-    for sign, tier in (("\u2588", "cache"), ("=", "ram")):
+    for sign, tier in (("\u2588", "cache"), ("=", "RAM")):
         drawn = sum(r[1].count(sign) for r in rows)
         said = re.search(rf"^  {tier} +(\d+) of 224 experts", full, re.M)
         check(f"as many {sign} as the line below says", said and 0 < drawn == int(said[1]), full.encode())
-    check("hit rates", re.search(r"accesses +\d+: [0-9.]+ % cache, [0-9.]+ % ram, [0-9.]+ % read", full), full.encode())
+    check("hit rates", re.search(r"accesses +\d+: [0-9.]+ % cache, [0-9.]+ % RAM, [0-9.]+ % read", full), full.encode())
     check("80 columns are enough", all(len(line) <= 80 for line in full.splitlines()), full.encode())
     shown = c.line(b"/stats", b"sampling:")
     check("/stats counts experts", b"experts in all:" in shown and b"memory:" in shown, shown)
@@ -294,13 +338,13 @@ def sessions():
     """/save, /load, --session; /undo takes back a turn without its prompt being read again."""
 
     def say(chat, text):
-        return chat.line(text, b"; cpu")
+        return chat.line(text, b"; cpu")  # -v: with the hash of the logits
 
     def logits(shown):
         return shown.split(b" logits ")[-1][:16]
 
     path = os.path.join(HOME, "chat.session").encode()
-    c = Chat("-n", "12")
+    c = Chat("-n", "12", "-v")
     shown = c.line(b"/save", b"usage: /save FILE")
     check("/save wants a name the first time", b"usage: /save FILE" in shown, shown)
     shown = c.line(b"/load", b"usage: /load FILE")
@@ -316,8 +360,9 @@ def sessions():
     shown = c.line(b"/save " + path, b" saved (")
     check("/save says what it saved", b"2 turns, " in shown, shown)
     want = say(c, b"Define island.")
-    shown = c.line(b"/load " + path, b" read (")
+    shown = c.line(b"/load " + path, b"tree (noun)")
     check("/load says what it read", b"2 turns, " in shown, shown)
+    check("and shows the last turn", re.search(rb"\n> Define tree\.\ntree \(noun\): a tall", shown), shown)
     got = say(c, b"Define island.")
     check("what follows is the same", logits(want) == logits(got), got)
     check("with as many tokens computed", counts(want) == counts(got), got)
@@ -332,8 +377,10 @@ def sessions():
     c.keys(b"\x04")
     check("without --session nothing is saved at the end", c.status() == 0, c.raw)
 
-    c = Chat("-n", "12", "--session", path.decode())
+    c = Chat("-n", "12", "-v", "--session", path.decode())
+    c.quiet(0.5)
     check("--session reads the file", b"2 turns, " in c.seen, c.seen)
+    check("and shows the last turn", re.search(rb"\n> Define tree\.\ntree \(noun\): a tall", c.seen), c.seen)
     shown = say(c, b"Define island.")
     check("and goes on in it", logits(want) == logits(shown), shown)
     c.undo()
@@ -412,6 +459,6 @@ def taken_back():
     check("--session: what /reset took back is gone at the end", not holds(two, "Define zebra"))
 
 
-for part in (messages, history, interrupts, commands, streams, sessions, taken_back, cache_map):
+for part in (first_screen, full_context, messages, history, interrupts, commands, streams, sessions, taken_back, cache_map):
     part()
 finish()

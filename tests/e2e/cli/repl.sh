@@ -5,4 +5,4 @@
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
 need_pocket
-exec python3 tests/e2e/cli/repl.py "$GLMSTREAM" "$work"
+exec python3 tests/e2e/cli/repl.py "$GLMSTREAM" "$work" "$POCKET"

@@ -606,7 +606,7 @@ def test_metrics(s):
             values[name] = float(value)
     for name in ("prompt_tokens_total", "cached_tokens_total", "generated_tokens_total", "answers_total", "queue_depth",
                  "sessions_active", "read_bytes_total", "first_token_seconds_count", "replayed_turns_total",
-                 'expert_ratio{tier="vram"}', 'responses_total{path="/health",status="200"}'):
+                 'expert_ratio{tier="cache"}', 'responses_total{path="/health",status="200"}'):
         check("glmstream_" + name in values, "metrics have", name)
     check(values["glmstream_prompt_tokens_total"] ==
           values["glmstream_cached_tokens_total"] + values["glmstream_prefill_tokens_total"] or

@@ -27,7 +27,7 @@ check "a hash is printed" [ "${#hash}" = 16 ]
 for io in uring threads; do
 	for extra in "" --no-direct "--lookahead 2"; do
 		# shellcheck disable=SC2086 # words
-		run dump-logits -m "$POCKET" --ids "$work/ids" --all --chunk 8 -o "$work/streamed.f32" --force --cache-gb 0.004 --io $io \
+		run dump-logits -v -m "$POCKET" --ids "$work/ids" --all --chunk 8 -o "$work/streamed.f32" --force --cache-gb 0.004 --io $io \
 			$extra --replicas "$work/a.gguf,$other/b.gguf"
 		if [ $io = uring ] && [ $rc != 0 ] && grep -q 'io_uring' "$work/err"; then
 			skip_part "copies by io_uring $extra: this system refuses it"

@@ -250,14 +250,14 @@ const expertPanel = (() => {
 		byId("model").textContent = rows.length + " layers × " + snapshot.n_experts + " experts · " +
 			(snapshot.backend === "cpu" ? "CPU" : snapshot.backend);
 
-		const s = snapshot.stats, requested = s.hit_vram + s.hit_ram + s.miss;
+		const s = snapshot.stats, requested = s.hit_cache + s.hit_ram + s.miss;
 		const speed = snapshot.rates.decode, read = snapshot.rates.read_bytes;
 		byId("now-speed").textContent = byId("brief-speed").textContent = formatRate(speed);
 		const fast = read >= 1e8 || series.read.some((p) => p.v >= 1e8);
 		byId("now-read").textContent = formatRate(read / (fast ? 1e9 : 1e6));
 		byId("unit-read").textContent = fast ? "GB/s" : "MB/s";
 		const recent = series.hits.map((p) => p.v).filter((v) => v != null).at(-1);
-		const hits = recent != null ? recent : requested ? 100 * s.hit_vram / requested : null;
+		const hits = recent != null ? recent : requested ? 100 * s.hit_cache / requested : null;
 		byId("now-hits").textContent = hits == null ? "–" : hits.toFixed(hits > 99.95 ? 0 : 1);
 		byId("brief-hits").textContent = hits == null ? "–" : hits.toFixed(0) + " %";
 
@@ -291,7 +291,7 @@ const expertPanel = (() => {
 				: null,
 			requested && snapshot.streaming ? ["Expert requests", formatCount(requested)] : null,
 			requested && snapshot.streaming
-				? ["… found at once", (100 * s.hit_vram / requested).toFixed(1) + " %"]
+				? ["… found at once", (100 * s.hit_cache / requested).toFixed(1) + " %"]
 				: null,
 			s.bytes_read ? ["Read from disk", formatBytes(s.bytes_read)] : null,
 			s.prefetch_useful ? ["Prefetched and used", formatCount(s.prefetch_useful)] : null,
@@ -327,8 +327,8 @@ const expertPanel = (() => {
 			};
 			if (lastSample) {
 				const d = (k) => snapshot.stats[k] - lastSample.stats[k],
-					  requested = d("hit_vram") + d("hit_ram") + d("miss");
-				push(series.hits, requested > 0 ? 100 * d("hit_vram") / requested : null);
+					  requested = d("hit_cache") + d("hit_ram") + d("miss");
+				push(series.hits, requested > 0 ? 100 * d("hit_cache") / requested : null);
 			}
 			push(series.speed, snapshot.rates.decode);
 			push(series.read, snapshot.rates.read_bytes);
@@ -380,7 +380,7 @@ const expertPanel = (() => {
 			n_experts: c.experts,
 			n_mtp: mtp,
 			map: Uint8Array.from(c.map, (letter) => Math.max("-.r~#".indexOf(letter), 0)),
-			tier_bytes: [c.vram_bytes, c.ram_bytes],
+			tier_bytes: [c.cache_bytes, c.ram_bytes],
 			everything_bytes: c.everything_bytes,
 			stats: s.totals,
 			rates: {
