@@ -222,6 +222,12 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 	buf_printf(out, "glmstream_expert_wait_seconds_total %.6f\n", (double)g->wait_ns / 1e9);
 	put_counter(out, "store_tokens", "Prompt tokens whose cache rows came from the session folder",
 		g->store_tokens);
+	put_gauge(out, "kept_responses",
+		"Responses kept in memory for previous_response_id, at most 1000",
+		(double)g->kept_responses);
+	put_gauge(out, "kept_response_bytes", "Their size, at most 64 MiB", (double)g->kept_bytes);
+	put_counter(out, "kept_responses_forgotten", "Responses forgotten to keep these bounds",
+		g->kept_forgotten);
 	put_gauge(out, "store_bytes", "Size of the session folder", (double)g->store_bytes);
 	put_gauge(out, "cache_bytes", "First tier of the expert cache", (double)g->cache_bytes[0]);
 	put_gauge(out, "cache_ram_bytes", "Second tier of the expert cache", (double)g->cache_bytes[1]);

@@ -121,6 +121,8 @@ int server_open(
 		.cut = on_cut,
 		.tick = on_tick};
 	if (!rc)
+		rc = response_store_open(o->folder, &s->model.responses, e);
+	if (!rc)
 		rc = http_open(&o->http, &calls, &s->http, e);
 	if (rc) {
 		server_close(s);
@@ -158,6 +160,7 @@ void server_close(struct server *s)
 	http_close(s->http);
 	scheduler_close(s->scheduler);
 	turn_store_free(s->model.turns);
+	response_store_close(s->model.responses);
 	metrics_free(s->metrics);
 	request_log_free(s->log);
 	free(s);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* What the files of the server share: server.c opens and closes, routes.c says which path is whose,
- * handlers*.c answer. */
+/* What the files of the server share: server.c opens and closes, routes/routes.c says which path
+ * is whose, routes/handlers*.c answer. */
 #ifndef GLM_SERVE_SERVER_INTERNAL_H
 #define GLM_SERVE_SERVER_INTERNAL_H
 
@@ -62,6 +62,9 @@ void handle_events(struct server *s, struct exchange *x, const char *rest);
 void handle_models(struct server *s, struct exchange *x, const char *rest);
 void handle_model(struct server *s, struct exchange *x, const char *rest);
 void handle_count(struct server *s, struct exchange *x, const char *rest);
+void handle_response_tokens(struct server *s, struct exchange *x, const char *rest);
+void handle_response_get(struct server *s, struct exchange *x, const char *rest);
+void handle_response_delete(struct server *s, struct exchange *x, const char *rest);
 
 /* handlers_clients.c: what ollama's and llama.cpp's clients ask about the server. */
 void handle_ollama_chat(struct server *s, struct exchange *x, const char *rest);

@@ -276,8 +276,8 @@ static void test_serve_requests_refused(void **state)
 	refuse(&api_responses, "{\"input\":\"a\",\"reasoning\":\"high\"}", 400,
 		"reasoning: expected an object");
 	refuse(&api_responses, "{\"input\":\"a\",\"text\":5}", 400, "text: expected an object");
-	refuse(
-		&api_responses, "{\"input\":\"a\",\"previous_response_id\":\"r\"}", 400, "not supported");
+	refuse(&api_responses, "{\"input\":\"a\",\"previous_response_id\":\"r\"}", 400,
+		"there is no response");
 	refuse(&api_responses, "{\"input\":[{\"type\":\"item_reference\",\"id\":\"x\"}]}", 400,
 		"item_reference");
 	refuse(&api_responses, "{\"input\":[{\"type\":\"function_call\",\"name\":\"f\"}]}", 400,

@@ -46,6 +46,18 @@ int api_parse(const struct api *api, const struct request_model *model, const ch
 int64_t api_messages_count(
 	const struct request_model *model, const char *body, size_t len, struct request_error *e);
 
+/* OpenAI's /v1/responses/input_tokens: the number of tokens of the prompt; -1 with a refusal. */
+int64_t api_responses_count(
+	const struct request_model *model, const char *body, size_t len, struct request_error *e);
+/* A response that was kept: the object, what it answered (limit, order and after as in the query,
+ * may be NULL), and forgetting it. -1 with a refusal. */
+int api_responses_get(
+	const struct request_model *m, const char *id, struct buf *out, struct request_error *e);
+int api_responses_items(const struct request_model *m, const char *id, const char *limit,
+	const char *order, const char *after, struct buf *out, struct request_error *e);
+int api_responses_delete(
+	const struct request_model *m, const char *id, struct buf *out, struct request_error *e);
+
 /* llama.cpp's /tokenize, /detokenize and /apply-template: body -> answer; -1 with a refusal. */
 int api_tokenize(const struct request_model *model, const char *body, size_t len, struct buf *out,
 	struct request_error *e);

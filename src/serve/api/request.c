@@ -17,6 +17,7 @@
 void request_fini(struct request *r)
 {
 	json_decref(r->body);
+	json_decref(r->items);
 	prompt_talk_fini(&r->talk);
 	for (size_t i = 0; i < r->n_prompts; i++)
 		token_ids_free(&r->prompts[i]);

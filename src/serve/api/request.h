@@ -14,6 +14,7 @@
 #include "src/engine/sampler.h"
 #include "src/serve/output.h"
 #include "src/serve/api/prompt.h"
+#include "src/serve/response_store.h"
 #include "src/serve/turn_store.h"
 #include "src/text/tokenizer.h"
 
@@ -36,8 +37,9 @@ struct request_model {
 	uint32_t context; /* tokens of prompt and answer */
 	int64_t created;  /* unix time, shown in lists */
 	char fingerprint[24];
-	struct sampler_options sampling; /* defaults */
-	struct turn_store *turns;        /* NULL: none */
+	struct sampler_options sampling;  /* defaults */
+	struct turn_store *turns;         /* NULL: none */
+	struct response_store *responses; /* NULL: none */
 };
 
 /* A refusal. status 0: none. */
@@ -65,7 +67,9 @@ struct request {
 	uint32_t max_new;
 	struct sampler_options sampling;
 	struct output_options output; /* of every answer */
-	bool think_asked;             /* the client said something about reasoning */
+	json_t *items;    /* responses: all items of the conversation before the answer; owned */
+	bool store;       /* responses: keep the answer */
+	bool think_asked; /* the client said something about reasoning */
 };
 
 /* A text of more bytes has more tokens than the context, whatever it says: it need not be cut into

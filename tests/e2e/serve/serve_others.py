@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: MIT
 """ollama's and llama.cpp's own paths: answers, streams, what is refused and how. A part of serve.py's tests."""
 import json
+import os
+import stat
+import tempfile
 
-from serve_lib import TIME, WEATHER, check, user
+from serve_lib import TIME, WEATHER, Server, check, user
 
 GREEDY = {"temperature": 0}
 CHAT = "/v1/chat/completions"
@@ -128,3 +131,92 @@ def test_llamacpp(s):
         for body in (b"", b"[", b"\xff", b"[]", json.dumps({"a": [[]]}).encode()):
             status, _, data = s.request("POST", path, body)
             check(status in (200, 400) and (status == 400 or path.startswith("/api/")), "a bad body", path, body, data)
+
+
+def outputs(data):
+    return "".join(p["text"] for i in data["output"] if i["type"] == "message" for p in i["content"])
+
+
+def test_stored_responses(s):
+    path = "/v1/responses"
+    first = s.post(path, {**GREEDY, "input": "The code is 7294. Remember it.", "instructions": "Be brief."})[1]
+    check(first["store"] is True and first["previous_response_id"] is None, "stored by default", first)
+    check(s.get(f"{path}/{first['id']}") == (200, first), "it can be read again")
+    talk = [{"role": "user", "content": "The code is 7294. Remember it."}, *first["output"],
+            {"role": "user", "content": "Define river."}]
+    want = s.post(path, {**GREEDY, "input": talk, "store": False})[1]
+    second = s.post(path, {**GREEDY, "input": "Define river.", "previous_response_id": first["id"]})[1]
+    check(outputs(second) == outputs(want) and second["usage"]["input_tokens"] == want["usage"]["input_tokens"] and
+          second["previous_response_id"] == first["id"], "goes on as if it were sent whole", second, want)
+    fresh = second["usage"]["input_tokens"] - second["usage"]["input_tokens_details"]["cached_tokens"]
+    check(fresh <= 40, "found computed:", fresh)
+    events = [v for _, v in s.stream(path, {**GREEDY, "input": [{"role": "user", "content": "Define lake."}],
+                                            "previous_response_id": second["id"]})]
+    third = events[-1]["response"]
+    check(s.get(f"{path}/{third['id']}") == (200, third), "a streamed one is kept before its end is seen")
+    items = s.get(f"{path}/{third['id']}/input_items?order=asc")[1]
+    said = [i["content"][0]["text"] for i in items["data"] if i["type"] == "message" and i["role"] == "user"]
+    check(said == ["The code is 7294. Remember it.", "Define river.", "Define lake."] and not items["has_more"] and
+          all(i["id"] for i in items["data"]), "input_items", items)
+    one = s.get(f"{path}/{third['id']}/input_items?limit=1")[1]
+    check(one["data"] == items["data"][-1:] and one["has_more"] and one["last_id"] == items["data"][-1]["id"], "newest first", one)
+    rest = s.get(f"{path}/{third['id']}/input_items?after={one['last_id']}")[1]
+    check(rest["data"] == items["data"][-2::-1], "after", rest)
+    # calls
+    tool = {"type": "function", **WEATHER["function"]}
+    ask = s.post(path, {**GREEDY, "input": "What is the weather in Paris?", "tools": [tool]})[1]
+    call = ask["output"][-1]
+    after = s.post(path, {**GREEDY, "previous_response_id": ask["id"], "tools": [tool], "input": [
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "rainy, 18 degrees"}]})[1]
+    check("18" in outputs(after), "the result of a call", after)
+    # not kept, forgotten, unknown, damaged ids
+    unkept = s.post(path, {**GREEDY, "input": "x", "store": False, "max_output_tokens": 2})[1]
+    check(unkept["store"] is False and s.get(f"{path}/{unkept['id']}")[0] == 404, "store false", unkept)
+    check(s.request("DELETE", f"{path}/{first['id']}")[2] == {"id": first["id"], "object": "response", "deleted": True}, "deleted")
+    for wrong in (first["id"], "resp_1", "resp_" + "a" * 24, "..%2f..%2fetc", "x" * 400):
+        check(s.get(f"{path}/{wrong}")[0] == 404 and s.request("DELETE", f"{path}/{wrong}")[0] == 404, "not there", wrong)
+        status, data = s.post(path, {"input": "x", "previous_response_id": wrong})
+        check(status == 400 and data["error"]["param"] == "previous_response_id", "not there", wrong, data)
+    again = s.post(path, {**GREEDY, "input": "Define lake.", "previous_response_id": second["id"]})[1]
+    check(outputs(again) == outputs(third), "an earlier one may go: each keeps the whole conversation")
+    for query in ("limit=0", "limit=x", "order=up"):
+        check(s.get(f"{path}/{third['id']}/input_items?{query}")[0] == 400, "refused", query)
+    check(s.get(f"{path}/{third['id']}?stream=true")[0] == 400 and s.get(f"{path}/{third['id']}/x")[0] == 404 and
+          s.post(f"{path}/{third['id']}/cancel", {})[0] == 400, "what there is not")
+    check(s.post(path, {"input": "x", "store": 3})[0] == 400 and s.post(path, {"input": "x", "previous_response_id": 3})[0] == 400,
+          "types")
+    count = s.post(path + "/input_tokens", {"input": "Define lake.", "previous_response_id": second["id"]})
+    check(count == (200, {"object": "response.input_tokens", "input_tokens": third["usage"]["input_tokens"]}), count)
+    metrics = s.get("/metrics")[1]
+    check("\nglmstream_kept_responses " in metrics and "at most 1000" in metrics, "metrics")
+
+
+def test_responses_folder():
+    """--session-dir: another run of the server knows the responses; other files stay as they are."""
+    path = "/v1/responses"
+    with tempfile.TemporaryDirectory() as folder:
+        foreign = os.path.join(folder, "resp_" + "f" * 24 + ".response")
+        with open(foreign, "w", encoding="utf-8") as f:
+            f.write("mine")
+        with Server("-q", "-c", "1024", "--session-dir", folder) as s:
+            first = s.post(path, {**GREEDY, "input": "Define river."})[1]
+            gone = s.post(path, {**GREEDY, "input": "Define lake."})[1]
+            file = os.path.join(folder, first["id"] + ".response")
+            check(stat.S_IMODE(os.stat(file).st_mode) == 0o600, "its owner's only")
+            check(os.path.exists(os.path.join(folder, gone["id"] + ".response")), "a file for each")
+            s.request("DELETE", f"{path}/{gone['id']}")
+            check(not os.path.exists(os.path.join(folder, gone["id"] + ".response")), "deleted")
+        with Server("-q", "-c", "1024", "--session-dir", folder) as s:
+            check(s.get(f"{path}/{first['id']}") == (200, first), "another run knows it")
+            second = s.post(path, {**GREEDY, "input": "Define lake.", "previous_response_id": first["id"]})[1]
+            check(second["status"] == "completed", "and goes on", second)
+            check(s.get(f"{path}/resp_{'f' * 24}")[0] == 404 and s.request("DELETE", f"{path}/resp_{'f' * 24}")[0] == 404,
+                  "a file of somebody else is none")
+        for damage in (b"glmstream response 1\n99999\n{}", b"glmstream response 1\nx", b"glmstream response 1\n2\n{}[", b""):
+            with open(file, "wb") as f:
+                f.write(damage)
+            with Server("-q", "-c", "512", "--session-dir", folder) as s:
+                status, data = s.post(path, {"input": "x", "previous_response_id": first["id"]})
+                check(status == 400 and data["error"]["message"], "a damaged file", damage, data)
+        with open(foreign, encoding="utf-8") as f:
+            check(f.read() == "mine", "somebody else's file stays")

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * OpenAI's /v1/responses, without a memory of its own: nothing is stored, so a conversation is sent
- * whole (previous_response_id is refused). Items are brought into the form of chat messages; the
- * writer of answers is api_responses_write.c.
+ * OpenAI's /v1/responses. Items are brought into the form of chat messages. A response is kept
+ * unless "store" is false (response_store.h); a request with previous_response_id goes on behind
+ * what that one answered and said, without its instructions, as in that API. The writer of answers
+ * is api_responses_write.c.
  */
 #include "src/serve/api/openai/api_responses.h"
 
@@ -26,7 +27,7 @@ struct gather {
 	json_t *turn;               /* NULL: none open */
 	struct buf text, reasoning; /* of the open turn */
 	struct request_error *e;
-	size_t item;
+	size_t item, before; /* before: items of earlier responses */
 };
 
 static void close_turn(struct gather *g)
@@ -52,8 +53,8 @@ static json_t *open_turn(struct gather *g)
 
 static int refuse_item(struct gather *g, const char *expected, const char *found)
 {
-	return request_refuse(
-		g->e, 400, NULL, "input", "input[%zu]: expected %s, found %.60s", g->item, expected, found);
+	return request_refuse(g->e, 400, NULL, "input", "input[%zu]: expected %s, found %.60s",
+		g->item - MIN(g->before, g->item), expected, found);
 }
 
 /* A string, or a list of parts of text -> one string; pictures become parts that say so. NULL after
@@ -180,34 +181,42 @@ static int take_item(struct gather *g, const json_t *item)
 		g, "message, function_call, function_call_output or reasoning", *type ? type : "no type");
 }
 
+/* r->items: those of the responses before, then the input's. */
+static int gather_items(struct request *r, size_t *before, struct request_error *e)
+{
+	json_t *input = json_object_get(r->body, "input");
+	if (api_responses_previous(r, &r->items, e))
+		return -1;
+	*before = json_array_size(r->items);
+	if (json_is_string(input))
+		json_array_append_new(r->items,
+			json_pack("{s:s, s:s, s:O}", "type", "message", "role", "user", "content", input));
+	else if (json_array_size(input))
+		json_array_extend(r->items, input);
+	else
+		return request_refuse(e, 400, NULL, "input",
+			"input: expected a string or an array of items, found %s",
+			json_is_array(input) ? "an empty one" : json_text_type(input));
+	return 0;
+}
+
 static int parse_input(struct request *r, struct request_error *e)
 {
-	const json_t *input = json_object_get(r->body, "input"), *v;
 	const char *instructions = NULL;
-	if (request_string(r->body, "instructions", &instructions, e))
+	struct gather g = {.e = e};
+	if (request_string(r->body, "instructions", &instructions, e) || gather_items(r, &g.before, e))
 		return -1;
-	struct gather g = {.out = json_array(), .e = e};
 	int rc = 0;
+	g.out = json_array();
 	if (instructions && *instructions)
 		json_array_append_new(g.out, json_pack("{s:s, s:O}", "role", "system", "content",
 										 json_object_get(r->body, "instructions")));
-	if (json_is_string(input)) {
-		json_array_append_new(g.out, json_pack("{s:s, s:O}", "role", "user", "content", input));
-	} else if (json_array_size(input)) {
-		for (; g.item < json_array_size(input) && !rc; g.item++) {
-			v = json_array_get(input, g.item);
-			rc = take_item(&g, v);
-		}
-		close_turn(&g);
-	} else {
-		rc = request_refuse(e, 400, NULL, "input",
-			"input: expected a string or an array of items, found %s",
-			json_is_array(input) ? "an empty one" : json_text_type(input));
-	}
+	for (; g.item < json_array_size(r->items) && !rc; g.item++)
+		rc = take_item(&g, json_array_get(r->items, g.item));
+	close_turn(&g);
 	if (!rc)
 		rc = request_messages(r, g.out, e);
 	json_decref(g.out);
-	json_decref(g.turn);
 	buf_free(&g.text);
 	buf_free(&g.reasoning);
 	return rc;
@@ -235,8 +244,7 @@ static int parse_logprobs(struct request *r, struct request_error *e)
 
 int api_responses_parse(struct request *r, struct request_error *e)
 {
-	static const char *const unsupported[] = {
-		"previous_response_id", "conversation", "background", "prompt"};
+	static const char *const unsupported[] = {"conversation", "background", "prompt"};
 	const char *effort = NULL, *truncation = NULL;
 	int64_t most = -1;
 	request_make_id(r->id, sizeof r->id, "resp_");
@@ -244,7 +252,9 @@ int api_responses_parse(struct request *r, struct request_error *e)
 	for (size_t i = 0; i < ARRAY_LEN(unsupported); i++)
 		if (request_unsupported(r->body, unsupported[i], e))
 			return -1;
+	r->store = true;
 	if (request_model_name(r, e) || request_bool(r->body, "stream", &r->stream, e) ||
+		request_bool(r->body, "store", &r->store, e) ||
 		request_integer(r->body, "max_output_tokens", 1, INT32_MAX, &most, NULL, e) ||
 		request_sampling(r, e) || request_stops(r, "stop", e) || parse_logprobs(r, e) ||
 		request_string(r->body, "truncation", &truncation, e) ||
@@ -280,4 +290,15 @@ int api_responses_parse(struct request *r, struct request_error *e)
 	if (rc || parse_input(r, e) || api_openai_choice(r, e) || request_prompt(r, e))
 		return -1;
 	return request_limit_new_tokens(r, most, e);
+}
+
+int64_t api_responses_count(
+	const struct request_model *model, const char *body, size_t len, struct request_error *e)
+{
+	struct request r;
+	int64_t n = -1;
+	if (!api_parse(&api_responses, model, body, len, &r, e))
+		n = (int64_t)r.prompts[0].n;
+	request_fini(&r);
+	return n;
 }

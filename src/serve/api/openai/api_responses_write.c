@@ -192,9 +192,9 @@ static void write_response(struct json_write *w, const char *key, const struct r
 	json_write_string(w, "model", q->model->name);
 	write_output(w, r, a);
 	write_echo(w, r, "parallel_tool_calls", "true");
-	json_write_null(w, "previous_response_id");
+	write_echo(w, r, "previous_response_id", "null");
 	write_echo(w, r, "reasoning", "{\"effort\":null,\"summary\":null}");
-	json_write_bool(w, "store", false);
+	json_write_bool(w, "store", q->store);
 	json_write_real(w, "temperature", (double)q->sampling.temperature);
 	write_echo(w, r, "text", "{\"format\":{\"type\":\"text\"}}");
 	write_echo(w, r, "tool_choice", "\"auto\"");
@@ -215,6 +215,7 @@ static void responses_whole(struct reply *r, struct buf *out)
 {
 	struct json_write w = {.out = out};
 	write_response(&w, NULL, r, ENDED, NULL);
+	api_responses_keep(r->request, out);
 }
 
 /* ---- stream ---- */
@@ -390,7 +391,10 @@ static void responses_event(
 static void responses_end(struct reply *r, struct buf *out)
 {
 	struct reply_answer *a = &r->answers[0];
+	struct buf whole = {0};
 	close_item(r, a, out);
+	responses_whole(r, &whole); /* before the client sees the end: it may ask for it at once */
+	buf_free(&whole);
 	response_event(r, a->finish == JOB_LENGTH ? "response.incomplete" : "response.completed", ENDED,
 		NULL, out);
 }

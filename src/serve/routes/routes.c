@@ -52,6 +52,13 @@ static const struct server_route routes[] = {
 	{"POST", "/v1/chat/completions", ROUTE_EXACT, false, &api_chat, post_chat, NULL},
 	{"POST", "/v1/completions", ROUTE_EXACT, false, &api_completions, post_completions, NULL},
 	{"POST", "/v1/responses", ROUTE_EXACT, false, &api_responses, post_responses, NULL},
+	{"POST", "/v1/responses/input_tokens", ROUTE_EXACT, false, &api_responses,
+		handle_response_tokens, NULL},
+	{"GET", "/v1/responses/", ROUTE_BELOW, false, &api_responses, handle_response_get, NULL},
+	{"DELETE", "/v1/responses/", ROUTE_BELOW, false, &api_responses, handle_response_delete, NULL},
+	{"POST", "/v1/responses/", ROUTE_BELOW, false, &api_responses, NULL,
+		"responses are not computed in the background here, so there is nothing to cancel or "
+		"compact"},
 	{"POST", "/v1/messages", ROUTE_EXACT, false, &api_messages, post_messages, NULL},
 	{"POST", "/v1/messages/count_tokens", ROUTE_EXACT, false, &api_messages, handle_count, NULL},
 	{"GET", "/v1/models", ROUTE_EXACT, false, NULL, handle_models, NULL},
@@ -174,7 +181,8 @@ const struct api *route_words(const struct exchange *x)
 const char *route_list(void)
 {
 	return "there is nothing at this path. OpenAI: /v1/chat/completions, /v1/completions, "
-		   "/v1/responses, /v1/models. Anthropic: /v1/messages, /v1/messages/count_tokens. "
+		   "/v1/responses, /v1/responses/ID, /v1/models. Anthropic: /v1/messages, "
+		   "/v1/messages/count_tokens. "
 		   "ollama: /api/chat, /api/generate, /api/tags, /api/show, /api/ps, /api/version. "
 		   "llama.cpp: /completion, /tokenize, /detokenize, /apply-template, /props, /slots. "
 		   "A page: /. For machines: /health, /metrics";

@@ -30,6 +30,59 @@ void handle_count(struct server *s, struct exchange *x, const char *rest)
 	exchange_reply(x, 200, JSON_TYPE, &body);
 }
 
+void handle_response_tokens(struct server *s, struct exchange *x, const char *rest)
+{
+	(void)rest;
+	size_t len;
+	const char *text = exchange_body(x, &len);
+	struct request_error e = {0};
+	struct buf body = {0};
+	int64_t n = api_responses_count(&s->model, text, len, &e);
+	if (n < 0) {
+		respond_refusal(x, &api_responses, &e);
+		return;
+	}
+	buf_printf(&body, "{\"object\":\"response.input_tokens\",\"input_tokens\":%lld}", (long long)n);
+	exchange_reply(x, 200, JSON_TYPE, &body);
+}
+
+/* ID or ID/input_items */
+void handle_response_get(struct server *s, struct exchange *x, const char *rest)
+{
+	struct request_error e = {0};
+	struct buf body = {0};
+	char id[ROUTE_PATH_MAX];
+	size_t n = strcspn(rest, "/");
+	const char *stream = exchange_query(x, "stream");
+	memcpy(id, rest, n);
+	id[n] = 0;
+	int rc = 0;
+	if (stream && !strcmp(stream, "true"))
+		rc = request_refuse(&e, 400, "unsupported_parameter", "stream",
+			"stream: a response that was kept is not streamed");
+	else if (!strcmp(rest + n, "/input_items"))
+		rc = api_responses_items(&s->model, id, exchange_query(x, "limit"),
+			exchange_query(x, "order"), exchange_query(x, "after"), &body, &e);
+	else if (rest[n])
+		rc = request_refuse(&e, 404, "not_found", NULL, "%s", route_list());
+	else
+		rc = api_responses_get(&s->model, id, &body, &e);
+	if (rc)
+		respond_refusal(x, &api_responses, &e);
+	else
+		exchange_reply(x, 200, JSON_TYPE, &body);
+}
+
+void handle_response_delete(struct server *s, struct exchange *x, const char *rest)
+{
+	struct request_error e = {0};
+	struct buf body = {0};
+	if (api_responses_delete(&s->model, rest, &body, &e))
+		respond_refusal(x, &api_responses, &e);
+	else
+		exchange_reply(x, 200, JSON_TYPE, &body);
+}
+
 void handle_models(struct server *s, struct exchange *x, const char *rest)
 {
 	(void)rest;
@@ -84,6 +137,10 @@ void handle_metrics(struct server *s, struct exchange *x, const char *rest)
 	struct metrics_gauges g;
 	struct buf body = {0};
 	live_gauges(&live, &g);
+	struct response_store_stats kept = response_store_stats(s->model.responses);
+	g.kept_responses = kept.responses;
+	g.kept_bytes = kept.bytes;
+	g.kept_forgotten = kept.forgotten;
 	metrics_text(s->metrics, &g, &body);
 	exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
 }

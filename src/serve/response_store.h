@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Responses that were given, by id, with the items they answered: what previous_response_id and
+ * GET /v1/responses/ID look for. Bounded by number and bytes; the response that was used longest
+ * ago is forgotten first. Any thread.
+ *
+ * With a folder each response is a file ID.response there too, readable by its owner only, so that
+ * a later run of the server finds it. Files appear whole or not at all. The folder may hold other
+ * files: only those that begin as these do are read or removed. Bounds hold for it on its own.
+ */
+#ifndef GLM_SERVE_RESPONSE_STORE_H
+#define GLM_SERVE_RESPONSE_STORE_H
+
+#include "src/base/buf.h"
+#include "src/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define RESPONSE_STORE_MAX   1000          /* responses */
+#define RESPONSE_STORE_BYTES (64ull << 20) /* in memory; in a folder as many again */
+
+#define RESPONSE_ID_LEN 29 /* "resp_" and 24 letters and digits */
+
+struct response_store;
+
+/* folder: NULL: memory only. It exists. *out is never NULL after 0. */
+int response_store_open(const char *folder, struct response_store **out, struct err *e);
+void response_store_close(struct response_store *s); /* NULL is fine; files stay */
+
+/* Keeps a response, a JSON object, with the items it answered, a JSON array. What is larger than
+ * the store is not kept. A file that cannot be written is a warning. */
+void response_store_put(
+	struct response_store *s, const char *id, const struct buf *response, const struct buf *items);
+/* Appends both (each may be NULL). False: not there. Any text may be given as an id. */
+bool response_store_get(
+	struct response_store *s, const char *id, struct buf *response, struct buf *items);
+bool response_store_delete(struct response_store *s, const char *id); /* false: not there */
+
+struct response_store_stats {
+	uint64_t responses, bytes, forgotten; /* in memory; forgotten: to keep the bounds */
+};
+struct response_store_stats response_store_stats(struct response_store *s);
+
+#endif
