@@ -248,6 +248,29 @@ def going_on(browser):
     check("the server was given the beginning", sent[-1] == {"role": "assistant", "content": "The river is", "reasoning_content": "Hm."} and
           sent[0]["content"] == "Define river.", sent)
     check("then it is whole", not figures().startswith("stopped") and last(p, "Continue").count() == 0 and "18 tokens" in figures(), figures())
+    # the server itself: the answer is the one that it gives in one go
+    for think in ("off", "high"):
+        def ask(question, most):
+            p.page.evaluate("s => { localStorage['glmstream.settings'] = JSON.stringify(s); }",
+                            {"think": think, "temperature": "0", "max_tokens": str(most)})
+            p.reload()
+            p.page.click("#new-chat")
+            return p.say(question)
+        whole = ask("Define river.", 200)
+        cut = ""
+        for most in range(4, 100, 2):
+            cut = ask("Define river.", most)
+            if len(cut) > 3:
+                break
+        check(f"reasoning {think}: an answer is cut", whole.startswith(cut) and len(cut) < len(whole), (cut, whole))
+        p.page.click("#open-settings")
+        p.page.fill("#set-max_tokens", "200")
+        p.page.click("#settings .primary")
+        last(p, "Continue").click()
+        p.page.wait_for_selector("#send[data-stops]")
+        text = p.answer()
+        check(f"reasoning {think}: and goes on to the same end", text == whole and p.page.locator("article .fault").count() == 0,
+              (cut, text, whole))
     p.stream({"content": "half"}, finish="length")
     p.say("x")
     p.page.route(CHAT, lambda r: r.abort(), times=1)

@@ -185,6 +185,9 @@ def attacks(browser):
     check("and the policy was never needed", not [f for f in p.faults if "Content Security" in f], p.faults)
     p.page.evaluate("""() => { const s = document.createElement("script"); s.textContent = "window.hacked = 2"; document.body.append(s);
         document.body.insertAdjacentHTML("beforeend", "<p onclick='window.hacked=3' id=trap>x</p>"); document.getElementById("trap").click(); }""")
+    own_script = p.context.request.get(p.page.evaluate("[...document.scripts].find(s => s.src.endsWith('app.js')).src")).text()
+    check("the page's own script makes no markup or code of texts", len(own_script) > 50000 and not [word for word in (
+        "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function", "DOMParser", ".srcdoc") if word in own_script])
     check("the policy stops what would get in", p.page.evaluate("window.hacked") is None)
     p.close()
 
