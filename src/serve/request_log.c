@@ -5,6 +5,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/serve/page.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -61,7 +62,7 @@ static bool is_routine(const struct exchange *x)
 	for (size_t i = 0; i < ARRAY_LEN(paths); i++)
 		if (!strcmp(exchange_path(x), paths[i]))
 			return true;
-	return false;
+	return !strncmp(exchange_path(x), PAGE_FOLDER, strlen(PAGE_FOLDER));
 }
 
 void request_log_done(struct request_log *l, const struct exchange *x, const struct http_done *d)

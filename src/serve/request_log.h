@@ -6,8 +6,8 @@
  *     14:03:10 POST /v1/messages 400 (messages[0].role), 1 ms
  *
  * and one for each name of a model that is not here, when it is first asked for. Never what the
- * client or the model said. Lines of /health, /metrics and the page's own streams, which programs
- * fetch all the time, need -v unless they fail. Any thread.
+ * client or the model said. Lines of /health, /metrics and the page's own files and streams, which
+ * programs fetch all the time, need -v unless they fail. Any thread.
  */
 #ifndef GLM_SERVE_REQUEST_LOG_H
 #define GLM_SERVE_REQUEST_LOG_H

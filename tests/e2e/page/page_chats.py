@@ -40,6 +40,8 @@ def listing(browser):
     p.page.keyboard.type("Grizzlies")
     p.page.keyboard.press("Enter")
     check("a chat is renamed", p.titles()[1] == "Grizzlies", p.titles())
+    focused = p.page.evaluate("document.activeElement.getAttribute('aria-label')")
+    check("and the keyboard stays there", focused == "Rename Grizzlies", focused)
     p.page.locator("#chat-list li").nth(1).get_by_role("button", name="Rename").click()
     p.page.keyboard.type("Pandas")
     p.page.keyboard.press("Escape")
@@ -50,6 +52,8 @@ def listing(browser):
     check("the chats are there after a reload", p.titles() == ["Grizzlies", "About cats?", "About apples?"], p.titles())
     check("and the same one is shown", "All about bears." in p.page.locator("#log").inner_text())
     p.page.locator("#chat-list li").first.get_by_role("button", name="Delete").click()
+    focused = p.page.evaluate("document.activeElement.innerText")
+    check("and the keyboard is at the way back", focused == "Undo", focused)
     check("a chat is deleted", p.titles() == ["About cats?", "About apples?"] and "Grizzlies" in p.notice(), (p.titles(), p.notice()))
     p.page.locator("#notice").get_by_role("button", name="Undo").click()
     check("and comes back", p.titles() == ["Grizzlies", "About cats?", "About apples?"] and

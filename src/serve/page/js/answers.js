@@ -169,7 +169,7 @@ const answers = (() => {
 			conversation.refresh(m);
 			if (performance.now() - saved > SAVE_MS) {
 				saved = performance.now();
-				store.save(run.chat);
+				store.save(run.chat, true);
 			}
 		}
 	}
@@ -179,7 +179,8 @@ const answers = (() => {
 		if (runs.has(chat.id))
 			return;
 		const m = cut || tree.add(chat, parent, { role: "assistant", content: "", figures: {} });
-		const run = { chat, controller: new AbortController(), message: m, progress: null, note: "" };
+		const controller = new AbortController();
+		const run = { chat, controller, message: m, progress: null, note: "" };
 		runs.set(chat.id, run); /* before anything is awaited: a second call does nothing */
 		const begun = performance.now();
 		const times = { first: 0, last: 0, chunks: 0, tokens: 0,

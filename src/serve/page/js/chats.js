@@ -14,15 +14,16 @@ const chats = (() => {
 		return words.every((word) => texts.includes(word));
 	}
 
-	function small(label, shape, onclick) {
-		const names = { "aria-label": label, title: label };
+	/* `key` finds the button again when the list has been drawn anew. */
+	function small(label, key, shape, onclick) {
+		const names = { "aria-label": label, title: label, "data-key": key };
 		return el("button", { type: "button", class: "quiet", ...names, onclick }, icon(shape));
 	}
 
 	function renameForm(chat) {
 		const field = el("input", { "aria-label": "Name of the chat", maxlength: "200" });
 		field.value = chat.title;
-		const finish = (keep) => {
+		const finish = (keep, isDone) => {
 			if (renaming !== chat.id)
 				return;
 			renaming = null;
@@ -33,17 +34,19 @@ const chats = (() => {
 				store.save(chat);
 			}
 			draw();
+			if (isDone)
+				focusKey("rename " + chat.id);
 		};
 		field.addEventListener("keydown", (e) => {
 			if (e.key === "Escape") {
 				e.stopPropagation();
-				finish(false);
+				finish(false, true);
 			}
 		});
 		field.addEventListener("blur", () => finish(true));
 		const onsubmit = (e) => {
 			e.preventDefault();
-			finish(true);
+			finish(true, true);
 		};
 		return el("form", { onsubmit }, field);
 	}
@@ -67,16 +70,28 @@ const chats = (() => {
 				class: "name",
 				"aria-current": isCurrent ? "true" : null,
 				title: chat.title,
+				"data-key": "open " + chat.id,
 				onclick
 			}, answers.runOf(chat) ? busy() : null, chat.title),
-			small("Rename " + chat.title, SHAPE.rename, () => rename(chat)),
-			small("Delete " + chat.title, SHAPE.remove, () => remove(chat)));
+			small("Rename " + chat.title, "rename " + chat.id, SHAPE.rename, () => rename(chat)),
+			small("Delete " + chat.title, "delete " + chat.id, SHAPE.remove, () => remove(chat)));
+	}
+
+	function focusKey(key) {
+		const button = byId("chat-list").querySelector('[data-key="' + CSS.escape(key) + '"]');
+		if (button)
+			button.focus();
 	}
 
 	function draw() {
+		const key = document.activeElement.dataset.key;
+		if (renaming && byId("chat-list").querySelector("form"))
+			return; /* the name that is being typed stays */
 		const words = byId("search").value.toLowerCase().split(/\s+/).filter((w) => w);
 		const list = store.list(), found = list.filter((chat) => matches(chat, words));
 		byId("chat-list").replaceChildren(...found.map(item));
+		if (key)
+			focusKey(key);
 		byId("no-chats").hidden = found.length > 0;
 		byId("no-chats").textContent = list.length ? "No chat has these words." : "No chats yet.";
 		const empty = !conversation.current().messages.length;
@@ -102,7 +117,6 @@ const chats = (() => {
 		if (isCurrent)
 			conversation.open(store.list()[0] || tree.create());
 		draw();
-		byId("search").focus();
 		notice.show("“" + chat.title + "” was deleted.", {
 			label: "Undo",
 			run: () => {

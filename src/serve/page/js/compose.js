@@ -6,6 +6,7 @@ const compose = (() => {
 
 	function update() {
 		const running = !!answers.runOf(conversation.current()), send = byId("send");
+		byId("log").toggleAttribute("data-busy", running);
 		send.toggleAttribute("data-stops", running);
 		send.setAttribute("aria-label", running ? "Stop" : "Send");
 		send.disabled = !running && !byId("input").value.trim() && !files.length;
@@ -20,7 +21,7 @@ const compose = (() => {
 
 	function drawFiles() {
 		byId("files").replaceChildren(...files.map((f) => el("li", null,
-			f.name + ", " + formatSize(new Blob([f.text]).size),
+			f.name + ", " + textSize(f.text),
 			el("button", {
 				type: "button",
 				class: "quiet",

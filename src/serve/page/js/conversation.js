@@ -11,8 +11,8 @@ const conversation = (() => {
 
 	function emptyView() {
 		return el("div", { class: "hello" }, el("h2", null, "What would you like to know?"),
-			el("p", null, "The model runs on the machine that serves this page. Your chats stay in " +
-				"this browser."),
+			el("p", null, "The model runs on the machine that serves this page. " +
+				"Your chats stay in this browser."),
 			el("div", { class: "chips" }, ...EXAMPLES.map((text) => el("button", {
 				type: "button",
 				class: "chip",

@@ -98,6 +98,8 @@ const notice = (() => {
 			onclick: hide
 		}, icon("M6 6l12 12M18 6L6 18")));
 		byId("notice").replaceChildren(box);
+		if (action && document.activeElement === document.body) /* what was pressed is gone */
+			box.querySelector("button").focus();
 		timer = setTimeout(hide, 30000);
 	}
 	return { show, hide };
@@ -106,7 +108,13 @@ const notice = (() => {
 function formatSize(bytes) {
 	if (bytes < 1000)
 		return bytes + " bytes";
-	return bytes < 999500 ? Math.round(bytes / 1000) + " kB" : (bytes / 1e6).toFixed(1).replace(".0", "") + " MB";
+	if (bytes < 999500)
+		return Math.round(bytes / 1000) + " kB";
+	return (bytes / 1e6).toFixed(1).replace(".0", "") + " MB";
+}
+
+function textSize(text) {
+	return formatSize(new Blob([text]).size);
 }
 
 function formatSeconds(ms) {

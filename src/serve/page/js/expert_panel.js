@@ -64,13 +64,15 @@ const expertPanel = (() => {
 		}
 		const ratio = devicePixelRatio || 1, snap = (v) => Math.round(v * ratio) / ratio,
 			  left = snap(s.x + x * s.w), top = snap(r * s.h);
-		g.rect(left, top, snap(s.x + (x + 1) * s.w) - left, snap((r + 1) * s.h) - top - (s.h >= 3 ? 1 / ratio : 0));
+		const gap = s.h >= 3 ? 1 / ratio : 0;
+		g.rect(left, top, snap(s.x + (x + 1) * s.w) - left, snap((r + 1) * s.h) - top - gap);
 	}
 
 	/* Draws the cells that do not glow on a canvas of their own, because a large model has twenty
 	 * thousand: a frame of the animation then copies one image. */
 	function drawBackground(s, width, height) {
-		const ratio = devicePixelRatio || 1, g = background.getContext("2d"), n = snapshot.n_experts;
+		const ratio = devicePixelRatio || 1, n = snapshot.n_experts;
+		const g = background.getContext("2d");
 		background.width = width;
 		background.height = height;
 		g.scale(ratio, ratio);
@@ -82,7 +84,8 @@ const expertPanel = (() => {
 		rows.forEach((layer, r) => {
 			const mtp = layer >= snapshot.n_layers - snapshot.n_mtp;
 			if (every === 1 || mtp || (layer % every === 0 && r + 3 < rows.length))
-				g.fillText(mtp ? "MTP" : layer, GUTTER - 5, Math.max(6, Math.min(s.h * (r + 0.5), tall - 6)));
+				g.fillText(mtp ? "MTP" : layer, GUTTER - 5,
+					Math.max(6, Math.min(s.h * (r + 0.5), tall - 6)));
 		});
 		const fills = [
 			[RESIDENCY.DISK, colours.disk], [RESIDENCY.RAM, colours.ram],
@@ -161,20 +164,23 @@ const expertPanel = (() => {
 		const canvas = byId(id);
 		if (!canvas.clientWidth)
 			return;
-		const g = fitCanvas(canvas), w = canvas.clientWidth, h = canvas.clientHeight, now = performance.now();
+		const g = fitCanvas(canvas), w = canvas.clientWidth, h = canvas.clientHeight;
+		const now = performance.now();
 		g.clearRect(0, 0, w, h);
 		const most = top || Math.max(...points.map((p) => p.v || 0), 1e-9) * 1.1;
 		g.fillStyle = colours.line;
 		g.fillRect(0, h - 1, w, 1);
 		const x = (p) => w - (now - p.t) / SPAN_MS * w, y = (p) => h - 1.5 - p.v / most * (h - 5);
-		for (let i = 0; i < points.length; i++) { /* one line for each run of points without a gap */
+		/* one line for each run of points without a gap */
+		for (let i = 0; i < points.length; i++) {
 			if (points[i].v == null)
 				continue;
 			let end = i;
 			while (end + 1 < points.length && points[end + 1].v != null)
 				end++;
 			g.beginPath();
-			g.moveTo(x(points[i]) - (end === i ? 3 : 0), y(points[i])); /* a point alone is a dash */
+			/* a point alone is a dash */
+			g.moveTo(x(points[i]) - (end === i ? 3 : 0), y(points[i]));
 			for (let k = i + 1; k <= end; k++)
 				g.lineTo(x(points[k]), y(points[k]));
 			if (end === i)
@@ -220,7 +226,8 @@ const expertPanel = (() => {
 
 	function sessionTerm(s, i) {
 		if (s.state === "reading")
-			return ["Session " + (i + 1), "reading, " + formatCount(s.done) + " of " + formatCount(s.prompt)];
+			return ["Session " + (i + 1),
+				"reading, " + formatCount(s.done) + " of " + formatCount(s.prompt)];
 		if (s.state === "writing")
 			return ["Session " + (i + 1), "writing, " + formatCount(s.new) + " tokens"];
 		return null;
@@ -243,12 +250,14 @@ const expertPanel = (() => {
 			swatch.style.background = colours[colour];
 			return el("li", null, swatch, name, el("b", null, formatCount(value)));
 		}));
-		byId("map").setAttribute("aria-label", "Map of experts: " + legend.map((l) => l[2] + " " + l[1]).join(", "));
+		byId("map").setAttribute("aria-label",
+			"Map of experts: " + legend.map((l) => l[2] + " " + l[1]).join(", "));
 		byId("map-note").hidden = snapshot.streaming;
 		byId("map-note").textContent =
-			"No expert cache: every expert stands where it is computed. Start the server with --cache-gb to stream them.";
-		byId("model").textContent = rows.length + " layers × " + snapshot.n_experts + " experts · " +
-			(snapshot.backend === "cpu" ? "CPU" : snapshot.backend);
+			"No expert cache: every expert stands where it is computed. " +
+			"Start the server with --cache-gb to stream them.";
+		byId("model").textContent = rows.length + " layers × " + snapshot.n_experts +
+			" experts · " + (snapshot.backend === "cpu" ? "CPU" : snapshot.backend);
 
 		const s = snapshot.stats, requested = s.hit_cache + s.hit_ram + s.miss;
 		const speed = snapshot.rates.decode, read = snapshot.rates.read_bytes;
@@ -275,8 +284,9 @@ const expertPanel = (() => {
 			part.style.background = colours[colour] || colour;
 			return part;
 		}));
-		fillTerms(byId("plan"), [...parts.map(([name, bytes, colour]) => [name, formatBytes(bytes), colour]),
-			snapshot.streaming ? ["All experts would need", formatBytes(snapshot.everything_bytes)] : null]);
+		const all = ["All experts would need", formatBytes(snapshot.everything_bytes)];
+		const terms = parts.map(([name, bytes, colour]) => [name, formatBytes(bytes), colour]);
+		fillTerms(byId("plan"), [...terms, snapshot.streaming ? all : null]);
 		const w = snapshot.work;
 		fillTerms(byId("work"), [
 			["Answers under way", w.active + " of " + w.sessions],
@@ -346,7 +356,8 @@ const expertPanel = (() => {
 			return;
 		let wait = 1500;
 		try {
-			const answer = await fetch("v1/glmstream/state", { headers: headers(), cache: "no-store" });
+			const answer = await fetch("v1/glmstream/state",
+				{ headers: headers(), cache: "no-store" });
 			if (answer.status === 401 || answer.status === 403) {
 				listener({ kind: "key" });
 				wait = 3000;
@@ -356,7 +367,8 @@ const expertPanel = (() => {
 				const state = normalise(await answer.json());
 				failures = 0;
 				applySnapshot(state);
-				listener({ kind: state.healthy === false ? "failing" : state.work.active ? "busy" : "ready", state });
+				const kind = state.work.active ? "busy" : "ready";
+				listener({ kind: state.healthy === false ? "failing" : kind, state });
 				wait = state.work.active || busy() ? 250 : 1200;
 			}
 		} catch (e) {
@@ -404,24 +416,28 @@ const expertPanel = (() => {
 
 	/* ---- hovering ---- */
 	function showTooltip(event) {
-		const box = byId("map").getBoundingClientRect(), s = snapshot && rows.length && mapGeometry();
+		const box = byId("map").getBoundingClientRect();
+		const s = snapshot && rows.length && mapGeometry();
 		if (!s)
 			return;
-		const x = Math.floor((event.clientX - box.left - s.x) / s.w), r = Math.floor((event.clientY - box.top) / s.h);
+		const x = Math.floor((event.clientX - box.left - s.x) / s.w);
+		const r = Math.floor((event.clientY - box.top) / s.h);
 		const tip = byId("tip");
 		if (x < 0 || x >= snapshot.n_experts || r < 0 || r >= rows.length) {
 			tip.hidden = true;
 			return;
 		}
 		const layer = rows[r], residency = snapshot.map[layer * snapshot.n_experts + x];
-		const first = !snapshot.streaming ? "in memory" : snapshot.backend === "cpu" ? "in the cache" : "in VRAM";
+		const cached = snapshot.backend === "cpu" ? "in the cache" : "in VRAM";
+		const first = snapshot.streaming ? cached : "in memory";
 		tip.textContent =
 			(layer >= snapshot.n_layers - snapshot.n_mtp ? "MTP layer" : "layer " + layer) +
 			", expert " + x + ": " + ["none", "on disk", "in RAM", "arriving", first][residency];
 		tip.hidden = false;
 		const left = event.clientX - box.left;
-		tip.style.left = Math.max(0, Math.min(left - tip.offsetWidth / 2, box.width - tip.offsetWidth)) + "px";
-		tip.style.top = (r * s.h - tip.offsetHeight - 4 < -20 ? (r + 1) * s.h + 4 : r * s.h - tip.offsetHeight - 4) + "px";
+		const most = box.width - tip.offsetWidth, above = r * s.h - tip.offsetHeight - 4;
+		tip.style.left = Math.max(0, Math.min(left - tip.offsetWidth / 2, most)) + "px";
+		tip.style.top = (above < -20 ? (r + 1) * s.h + 4 : above) + "px";
 	}
 
 	function start(options) {

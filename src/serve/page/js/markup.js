@@ -8,7 +8,8 @@
  * become new elements.
  */
 const markup = (() => {
-	const OWN_TAGS = "br sub sup kbd mark u ins small b i s strong em del details summary".split(" ");
+	const OWN_TAGS =
+		"br sub sup kbd mark u ins small b i s strong em del details summary".split(" ");
 	const SAFE = {
 		ALLOWED_TAGS: ("a p h1 h2 h3 h4 h5 h6 ul ol li blockquote pre code hr div span header " +
 			"table thead tbody tr th td input").split(" ").concat(OWN_TAGS),
@@ -22,8 +23,8 @@ const markup = (() => {
 	/* Marked's search for emphasis takes quadratic time within one paragraph. */
 	const MOST_PARAGRAPH = 8000;
 	const MOST_HIGHLIGHT = 60000, MOST_LIVE_HIGHLIGHT = 4000;
-	const ALIASES = { c: "cpp", cuda: "cpp", "c#": "cs", csharp: "cs", console: "shell", latex: "tex",
-		jsonc: "json", html: "xml", svg: "xml" };
+	const ALIASES = { c: "cpp", cuda: "cpp", "c#": "cs", csharp: "cs", console: "shell",
+		latex: "tex", jsonc: "json", html: "xml", svg: "xml" };
 	let formulas = [], live = false, reader = null;
 	const drawn = new WeakMap(); /* box: [{key, nodes}] */
 
@@ -53,9 +54,9 @@ const markup = (() => {
 
 	function link(href, title, text) {
 		const url = maths.restore(href || "", formulas);
+		const hint = title ? ' title="' + escapeHtml(title) + '"' : "";
 		return SAFE.ALLOWED_URI_REGEXP.test(url)
-			? '<a href="' + escapeHtml(url) + '"' + (title ? ' title="' + escapeHtml(title) + '"' : "") +
-				">" + text + "</a>"
+			? '<a href="' + escapeHtml(url) + '"' + hint + ">" + text + "</a>"
 			: null;
 	}
 

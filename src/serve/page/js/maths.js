@@ -9,8 +9,8 @@ const maths = (() => {
 	const OPEN = "\uE000", CLOSE = "\uE001", MARK = /\uE000(\d+)\uE001/g;
 	const MOST_SOURCE = 20000; /* KaTeX's time grows with the formula's length */
 
-	/* A scanner over text that finds closing marks; each mark that is not in the rest of the text is
-	 * searched for once, so that many openings without an end take no quadratic time. */
+	/* Finds closing marks; each mark that is not in the rest of the text is searched for once, so
+	 * that many openings without an end take no quadratic time. */
 	function makeFinder(text) {
 		const absent = new Map();
 		return (mark, from) => {

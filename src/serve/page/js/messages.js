@@ -37,19 +37,26 @@ const messageViews = (() => {
 			disabled: to < 0 || to >= versions.length,
 			onclick: () => conversation.show(chat, versions[to])
 		}, icon(path));
-		return el("span", { class: "versions", role: "group", "aria-label": "Versions" },
+		return el("span", { class: "versions changes", role: "group", "aria-label": "Versions" },
 			step("Earlier version", "M15 5l-7 7 7 7", at - 1),
 			el("span", null, at + 1 + "/" + versions.length),
 			step("Later version", "M9 5l7 7-7 7", at + 1));
 	}
 
+	/* A button that changes the conversation: hidden while an answer is written. */
+	function changeButton(label, shape, onclick) {
+		const button = quietButton(label, shape, onclick);
+		button.classList.add("changes");
+		return button;
+	}
+
 	function removeButton(chat, m) {
-		return quietButton("Delete", SHAPE.remove, () => conversation.remove(chat, m));
+		return changeButton("Delete", SHAPE.remove, () => conversation.remove(chat, m));
 	}
 
 	function fileChip(f) {
 		return el("details", { class: "file" },
-			el("summary", null, icon(...SHAPE.file), f.name + ", " + formatSize(new Blob([f.text]).size)),
+			el("summary", null, icon(...SHAPE.file), f.name + ", " + textSize(f.text)),
 			el("pre", { tabindex: "0" }, f.text));
 	}
 
@@ -62,7 +69,7 @@ const messageViews = (() => {
 		const node = el("article", { class: "turn user", "aria-label": "You" },
 			...(m.files || []).map(fileChip), bubble || null,
 			el("div", { class: "tools-row" }, versionPicker(chat, m),
-				quietButton("Edit", SHAPE.edit, () => edit(node, chat, m)),
+				changeButton("Edit", SHAPE.edit, () => edit(node, chat, m)),
 				copyButton(() => m.content), removeButton(chat, m)));
 		return { node, refresh() {} };
 	}
@@ -112,9 +119,9 @@ const messageViews = (() => {
 				title.data = thinking ? "Thinking" : !took ? "Thoughts" :
 					took < 100 ? "Thought briefly" : "Thought for " + formatSeconds(took);
 				if (thought.textContent.length !== m.reasoning.length) {
-					const low = thought.scrollHeight - thought.scrollTop - thought.clientHeight < 30;
+					const hidden = thought.scrollHeight - thought.scrollTop - thought.clientHeight;
 					thought.textContent = m.reasoning;
-					if (low)
+					if (hidden < 30)
 						thought.scrollTop = thought.scrollHeight;
 				}
 				if (!touched && node.open !== thinking)
@@ -129,7 +136,8 @@ const messageViews = (() => {
 			args = JSON.stringify(JSON.parse(args), null, 2);
 		} catch { /* not whole yet */ }
 		const node = el("div", { class: "call" },
-			el("header", null, "call", el("b", null, call.name)), el("pre", { tabindex: "0" }, args));
+			el("header", null, "call", el("b", null, call.name)),
+			el("pre", { tabindex: "0" }, args));
 		const shown = tree.path(chat), after = shown.slice(shown.indexOf(m) + 1);
 		const result = after.find((r) => r.role === "tool" && r.tool_call_id === call.id);
 		if (result) {
@@ -169,13 +177,14 @@ const messageViews = (() => {
 	}
 
 	function answerRow(chat, m, isLast) {
-		const again = () => conversation.again(chat, m), on = () => answers.start(chat, m.parent, m);
+		const again = () => conversation.again(chat, m);
+		const on = () => answers.start(chat, m.parent, m);
 		const cut = m.stopped || m.error;
 		return [
 			versionPicker(chat, m),
-			isLast && cut && m.content && quietButton("Continue", SHAPE.go, on),
+			isLast && cut && m.content && changeButton("Continue", SHAPE.go, on),
 			m.content && copyButton(() => m.content),
-			quietButton("Again", SHAPE.again, again),
+			changeButton("Again", SHAPE.again, again),
 			removeButton(chat, m),
 			el("span", { class: "figures" }, figures(m))
 		].filter((x) => x);

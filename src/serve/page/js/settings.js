@@ -2,14 +2,15 @@
 /* The settings dialog. Settings are texts in localStorage; an empty one is not sent. */
 const settings = (() => {
 	const KEY = "glmstream.settings";
-	const FIELDS = ["think", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "system",
-		"tools", "key"];
+	const FIELDS = ["think", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed",
+		"system", "tools", "key"];
 	const PRESETS = {
 		"Brief": "Answer in at most three sentences.",
 		"Teacher": "Explain step by step, with an example, for somebody who is new to the subject.",
-		"Programmer": "You are a careful programmer. Give complete code in one block, then explain " +
-			"in a few sentences why it is right and where its limits are.",
-		"Translator": "Translate what the user writes into English. Answer with the translation only."
+		"Programmer": "You are a careful programmer. Give complete code in one block, then " +
+			"explain in a few sentences why it is right and where its limits are.",
+		"Translator": "Translate what the user writes into English. " +
+			"Answer with the translation only."
 	};
 	let values = load();
 
@@ -54,7 +55,8 @@ const settings = (() => {
 	function findFault() {
 		const tools = byId("set-tools").value.trim();
 		try {
-			return tools && !Array.isArray(JSON.parse(tools)) ? "An array is expected: [ ... ]" : "";
+			const isFit = !tools || Array.isArray(JSON.parse(tools));
+			return isFit ? "" : "An array is expected: [ ... ]";
 		} catch (error) {
 			return "This is no JSON: " + error.message;
 		}

@@ -68,12 +68,14 @@ const store = (() => {
 			channel.postMessage(id);
 	}
 
-	/* Does nothing for one that was deleted: an answer may still have been written into it. */
-	function save(chat) {
+	/* Does nothing for one that was deleted: an answer may still have been written into it. The
+	 * list need not be drawn again when only `isMore` of an answer has come. */
+	function save(chat, isMore) {
 		if (deleted.has(chat.id) || (!chat.messages.length && !chats.has(chat.id)))
 			return queue;
 		chats.set(chat.id, chat);
-		onChange();
+		if (!isMore)
+			onChange();
 		return write(async (table) => {
 			const stored = await result(table.get(chat.id));
 			if (stored)
@@ -98,7 +100,7 @@ const store = (() => {
 		});
 	}
 
-	/* What an older page kept: one conversation in localStorage. It is removed once it is stored. */
+	/* What an older page kept: one conversation in localStorage. It goes once it is stored. */
 	async function takeOverOld() {
 		let list = null;
 		try {

@@ -21,7 +21,8 @@ const transfer = (() => {
 	function withFiles(m) {
 		const parts = (m.files || []).map((f) => {
 			const fence = fenceFor(f.text);
-			return "File " + f.name + ":\n" + fence + "\n" + f.text.replace(/\n$/, "") + "\n" + fence;
+			const text = f.text.replace(/\n$/, "");
+			return "File " + f.name + ":\n" + fence + "\n" + text + "\n" + fence;
 		});
 		return [...parts, m.content].filter((p) => p).join("\n\n");
 	}
@@ -92,7 +93,8 @@ const transfer = (() => {
 			found = /^\s*[{[]/.test(text) ? fromJson(text) : fromMarkdown(text);
 		} catch { /* said below */ }
 		if (!found.length)
-			throw new Error(file.name + " holds no chat: neither JSON nor Markdown that was saved here.");
+			throw new Error(file.name + " holds no chat: it is neither JSON nor Markdown that " +
+				"was saved here.");
 		for (const chat of found) {
 			if (store.get(chat.id)) /* both are kept */
 				chat.id = tree.newId();
@@ -102,8 +104,8 @@ const transfer = (() => {
 	}
 
 	function fileName(chat, suffix) {
-		const name = chat.title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+|-+$/g, "");
-		return (name.slice(0, 50) || "chat") + suffix;
+		const name = chat.title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-");
+		return (name.replace(/^-+|-+$/g, "").slice(0, 50) || "chat") + suffix;
 	}
 
 	function saveMarkdown(chat) {

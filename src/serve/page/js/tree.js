@@ -56,7 +56,9 @@ const tree = (() => {
 
 	function titleOf(text) {
 		const line = text.trim().split("\n")[0].replace(/\s+/g, " ");
-		return line.length > MOST_TITLE ? line.slice(0, MOST_TITLE - 1) + "…" : line || "New chat";
+		if (line.length > MOST_TITLE)
+			return line.slice(0, MOST_TITLE - 1) + "…";
+		return line || "New chat";
 	}
 
 	function siblings(chat, m) {
@@ -111,15 +113,18 @@ const tree = (() => {
 			out.figures = Object.fromEntries(Object.entries(m.figures)
 				.filter(([, v]) => typeof v === "number"));
 		if (Array.isArray(m.tool_calls))
-			out.tool_calls = m.tool_calls.filter((c) => isObject(c) && isText(c.name))
-				.map((c) => ({ id: String(c.id || ""), name: c.name, arguments: String(c.arguments || "") }));
+			out.tool_calls = m.tool_calls.filter((c) => isObject(c) && isText(c.name)).map((c) => ({
+				id: String(c.id || ""),
+				name: c.name,
+				arguments: String(c.arguments || "")
+			}));
 		if (Array.isArray(m.files))
 			out.files = m.files.filter((f) => isObject(f) && isText(f.name) && isText(f.text))
 				.map((f) => ({ name: f.name, text: f.text }));
 		return out;
 	}
 
-	/* A list of messages, each the child of the one before, as an older page and Markdown have it. */
+	/* From a list in which each message follows the one before: an older page's, or Markdown's. */
 	function fromList(list) {
 		const chat = create();
 		let last = null;
@@ -137,7 +142,8 @@ const tree = (() => {
 		for (const m of value.messages.map(readMessage)) {
 			if (!m || ids.has(m.id))
 				continue;
-			if (m.parent !== null && !ids.has(m.parent)) /* parents come first: there are no cycles */
+			/* parents come first, so there are no cycles */
+			if (m.parent !== null && !ids.has(m.parent))
 				m.parent = chat.messages.length ? chat.messages.at(-1).id : null;
 			ids.add(m.id);
 			chat.messages.push(m);
