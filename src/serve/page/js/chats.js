@@ -185,6 +185,9 @@ const chats = (() => {
 		document.addEventListener("click", (e) => {
 			if (!byId("menu").contains(e.target))
 				closeMenu();
+			const isDrawer = byId("chats").hasAttribute("data-open") && e.target.isConnected;
+			if (isDrawer && !e.target.closest("#chats, #open-chats"))
+				close();
 		});
 		byId("menu").addEventListener("keydown", (e) => {
 			if (e.key === "Escape" && byId("menu").open) {
