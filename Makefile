@@ -19,8 +19,10 @@ space := $(subst ,, )
 Q     := $(if $(filter 1,$(V)),,@)
 say    = $(if $(filter 1,$(V)),@:,@printf '  %-5s %s\n' $(1) $(2))
 MODE  := $(if $(SAN),san-$(subst $(comma),-,$(SAN)),release)
-BUILD := build/$(MODE)
 GOALS := $(or $(MAKECMDGOALS),all)
+# a package has all parts, and a build tree of its own
+PACKS := $(filter deb tarball,$(GOALS))
+BUILD := build/$(if $(PACKS),package,$(MODE))
 
 # as many jobs as there are cores; -j says otherwise
 ifeq ($(MAKELEVEL),0)
@@ -34,13 +36,15 @@ ifneq ($(filter install,$(GOALS)),)
 -include $(CHOICES)
 endif
 CUDA   ?= auto
+PARTS  := URING LZ4 EDIT HTTP PAGE
+$(foreach f,$(if $(PACKS),$(PARTS)),$(eval WITH_$f ?= 1))
 CFLAGS ?= -O2 -g
 ifeq ($(origin CC),default)
 CC := $(or $(CC_BUILT),gcc)
 endif
 
 # `make run` and `make test` install what is missing, before anything is looked for
-ifneq ($(filter run test deps,$(GOALS)),)
+ifneq ($(filter run test deps deb tarball,$(GOALS)),)
 INSTALL_DEPS = tools/scripts/install_deps.sh $(filter test,$(GOALS))
 ifneq ($(if $(DEPS),0,$(shell $(INSTALL_DEPS) >&2; echo $$?)),0)
 $(error required packages are missing)
@@ -49,7 +53,6 @@ endif
 
 # ---- what this machine has -----------------------------------------------------------------------
 ifneq ($(filter-out help clean deps deps-bundle format format-check uninstall,$(GOALS)),)
-PARTS := URING LZ4 EDIT HTTP PAGE
 FOUND := $(shell tools/scripts/probe.sh '$(CC)' '$(DEPS)' XXH=1 PCRE2=1 JSON=1 \
          $(foreach f,$(PARTS),$f=$(WITH_$f)))
 MISSING := $(patsubst %=missing,%,$(filter %=missing,$(FOUND)))
@@ -177,7 +180,7 @@ run: all ## chat with the pocket model; ARGS='-p "Define river."' passes options
 test: tests ## build and run all tests (installs missing packages)
 	@tests/run_tests.sh $(BUILD)
 
-tests: all $(TESTS) $(REPLAYS) ## build the tests without running them
+tests: all $(TESTS) $(REPLAYS) $(if $(SAN)$(DEPS),,$(BUILD)/portable/glmstream) ## build the tests without running them
 
 deps: ; @: ## install the Debian packages that the program needs
 
@@ -190,6 +193,18 @@ config: ## print what was found and which flags are used
 
 install: all ## install into PREFIX (/usr/local), below DESTDIR if given
 	@tools/scripts/install.sh install $(BUILD) $(PREFIX) $(DESTDIR)
+
+deb: all ## a Debian package in build/package
+	@tools/scripts/package.sh deb $(BUILD)
+
+tarball: all $(BUILD)/portable/glmstream ## the same to unpack and run anywhere, with its libraries
+	@tools/scripts/package.sh tarball $(BUILD)
+
+# package.sh puts the libraries there
+$(BUILD)/portable/glmstream: $(TOOL_OBJ) $(LIB) $(BUILD)/.libs
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D) && $(CC) $(C_ALL) $(OPENMP) -o $@ $(TOOL_OBJ) $(LIB) $(LIBS) \
+	  -Wl,--disable-new-dtags '-Wl,-rpath,$$ORIGIN/../lib/glmstream'
 
 uninstall: ## remove what install put there
 	@tools/scripts/install.sh uninstall $(BUILD) $(PREFIX) $(DESTDIR)
@@ -227,7 +242,7 @@ help: ## this list
 
 FORCE:
 .DEFAULT_GOAL := all
-.PHONY: all run test tests deps deps-bundle config install uninstall pocket lint format \
+.PHONY: all run test tests deps deps-bundle config install deb tarball uninstall pocket lint format \
         format-check fuzz bench clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:

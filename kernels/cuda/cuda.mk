@@ -11,7 +11,7 @@ CARD_ARCH  := $(if $(filter 0,$(CUDA)),,$(if $(CARD_NODES),$(or $(shell $(CARD_Q
               | grep -x '[0-9]*\.[0-9]*' | tr -d . | sort -u),$(if $(filter-out %/dxg, \
               $(CARD_NODES)),native))))
 OLD_ARCH   := $(filter 30 32 35 37 50 52 53 60 61 62 70 72 75,$(CARD_ARCH))
-FOR_OTHERS := $(filter install,$(GOALS))
+FOR_OTHERS := $(PACKS)$(filter install,$(GOALS))
 override CUDA_ARCH := $(or $(CUDA_ARCH:sm_%=%),$(if $(FOR_OTHERS),$(ALL_ARCH)), \
               $(filter-out $(OLD_ARCH),$(CARD_ARCH)),$(if $(filter 1,$(CUDA)),$(ALL_ARCH)))
 ifeq ($(origin NVCC),undefined)

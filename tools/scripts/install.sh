@@ -21,8 +21,8 @@ put() { # source, mode, place below the prefix
 
 case $what in
 install)
-	made=$build/share
-	mkdir -p "$made"
+	made=$(mktemp -d)
+	trap 'rm -rf "$made"' EXIT
 	"$build/glmstream" help --man >"$made/man"
 	"$build/glmstream" help --bash >"$made/bash"
 	"$build/glmstream" help --zsh >"$made/zsh"

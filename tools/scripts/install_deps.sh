@@ -37,14 +37,14 @@ done
 # Prints "package need" for all that is missing.
 list_missing() {
 	cc=${CC:-gcc}
-	command -v "$cc" >/dev/null 2>&1 || {
+	command -v "${cc%% *}" >/dev/null 2>&1 || {
 		echo gcc required
 		echo libc6-dev required
 		cc=false
 	}
 	printf '%s\n' "$headers" | while read -r header package_need; do
 		printf '#if !__has_include(<%s>)\n"%s"\n#endif\n' "$header" "$package_need"
-	done | if [ "$cc" = false ]; then cat; else "$cc" -E -P -xc -; fi | sed -n 's/^"\(.*\)"$/\1/p'
+	done | if [ "$cc" = false ]; then cat; else $cc -E -P -xc -; fi | sed -n 's/^"\(.*\)"$/\1/p'
 	# the parts of serve's page, which are put into the program
 	"$(dirname "$0")/build_page.sh" --check ||
 		for package in $("$(dirname "$0")/build_page.sh" --list); do

@@ -9,7 +9,7 @@ shift 2
 
 trial_link() { # header -lname
 	printf '#include <stdio.h>\n#include <%s>\nint main(void) { return 0; }\n' "$1" |
-		"$cc" ${deps:+"-I$deps/include"} -DPCRE2_CODE_UNIT_WIDTH=8 -xc - -o /dev/null \
+		$cc ${deps:+"-I$deps/include"} -DPCRE2_CODE_UNIT_WIDTH=8 -xc - -o /dev/null \
 			${deps:+"-L$deps/lib" "-Wl,-rpath-link,$deps/lib"} "$2" >/dev/null 2>&1
 }
 
