@@ -295,7 +295,7 @@ PACKED(IQ4_XS, 136, true, false)
 }
 PACKED_END;
 
-/* All types: X(name) */
+/* The types: X(name). The others: block_decode.cuh. */
 #define FLOAT_TYPES(X)    X(F32) X(F16) X(BF16)
 #define PACKED_TYPES_A(X) X(Q4_0) X(Q8_0) X(IQ4_NL) X(IQ4_XS)
 #define PACKED_TYPES_B(X) X(Q2_K) X(Q3_K) X(Q4_K) X(Q5_K) X(Q6_K)

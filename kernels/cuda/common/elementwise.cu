@@ -15,7 +15,7 @@
  * Products and sums are rounded one by one where the CPU backend does so; means are computed in
  * double.
  */
-#include "kernels/cuda/common/block_dot.cuh"
+#include "kernels/cuda/common/block_decode.cuh"
 #include "kernels/cuda/common/mbarrier.cuh"
 #include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/common/norm.cuh"
@@ -67,7 +67,7 @@ void cuda_embed(struct backend *base, struct weight table, const int32_t *ids, i
 		cuda_launch(b, embed_kernel<DTYPE_##t>, grid, 64, 0, data, (int64_t)table.row_bytes, ids,  \
 			(int)table.n_in, b->tables, out);                                                      \
 		break;
-		PACKED_TYPES(CASE)
+		ALL_TYPES(CASE)
 #undef CASE
 	default:
 		break;

@@ -264,6 +264,8 @@ enum panel_kind panel_kind_of(enum dtype type)
 	switch (type) {
 	case DTYPE_Q4_K:
 	case DTYPE_Q5_K:
+	case DTYPE_Q4_1:
+	case DTYPE_Q5_1:
 		return PANEL_32_OFFSET;
 	case DTYPE_Q2_K:
 		return PANEL_16_OFFSET;
@@ -272,6 +274,7 @@ enum panel_kind panel_kind_of(enum dtype type)
 	case DTYPE_IQ2_XS:
 	case DTYPE_IQ2_S:
 	case DTYPE_IQ1_M:
+	case DTYPE_NVFP4:
 		return PANEL_16;
 	default:
 		return PANEL_32;

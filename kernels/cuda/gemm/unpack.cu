@@ -3,10 +3,10 @@
  * Packed weights to panels of halves (gemm.cuh).
  *
  * unpack_kernel: grid (groups of 8 rows times super-blocks, matrices), block 256: a warp decodes a
- * super-block of a row, a lane 4 weights of each half of it (block_dot.cuh). Bytes moved: the
+ * super-block of a row, a lane 4 weights of each half of it (block_decode.cuh). Bytes moved: the
  * packed weights once in, 2.25 to 2.5 bytes a weight out.
  */
-#include "kernels/cuda/common/block_dot.cuh"
+#include "kernels/cuda/common/block_decode.cuh"
 #include "kernels/cuda/gemm/gemm.cuh"
 #include "kernels/cuda/common/mma.cuh"
 
@@ -78,7 +78,7 @@ void gemm_unpack(struct cuda_backend *b, enum dtype type, const struct unpack_ar
 	case DTYPE_##t:                                                                                \
 		unpack_kernel<DTYPE_##t><<<grid, 256, 0, b->stream>>>(*a);                                 \
 		break;
-		PACKED_TYPES(CASE)
+		ALL_TYPES(CASE)
 #undef CASE
 	default:
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s: %s weights are not known", b->op,

@@ -4,6 +4,8 @@
  * all gemv kernels, and gemv_kernel itself, which is for float weights. Packed weights:
  * gemv_mma.cuh.
  *
+ * Types that few files hold for most of their weights: gemv_decoded.cu.
+ *
  * gemv_kernel: split-k gemv in registers. Grid: x = groups of activation rows (fastest, so that
  * weights stay in the L2 cache) times groups of weight rows; y = tasks times matrices of a stack.
  * Block: 8 warps, no dynamic shared memory. `split` warps share a weight row (gate and up: two
@@ -177,6 +179,56 @@ static __device__ __forceinline__ typename raw_four<T>::type load_weights(
 		return make_uint2(v[0] | v[1] << 16, v[2] | v[3] << 16);
 }
 
+/* x[r]: activation row r of the group; past n_x the last one again. */
+template <int NX>
+static __device__ __forceinline__ void gemv_x_rows(const struct gemv_args &a,
+	const struct gemv_task &t, int stack, int row_group, int n_x, const float *x[NX])
+{
+#pragma unroll
+	for (int r = 0; r < NX; r++) {
+		int i = min(r, n_x - 1);
+		int64_t of = a.rows == ROWS_PLAIN       ? row_group * NX + i
+					 : a.rows == ROWS_TO_HIDDEN ? t.row[i]
+												: t.first + i;
+		x[r] = (t.x ? t.x : a.x) + stack * a.x_stack + of * a.x_row;
+	}
+}
+
+/* Adds the lanes' and the split's sums and stores the outputs of a block from weight row out_first
+ * on. part_sum: shared memory. */
+template <int NX, bool GLU>
+static __device__ __forceinline__ void gemv_store(const struct gemv_args &a,
+	const struct gemv_task &t, int lane, int warp, int split, int stack, int row_group,
+	int out_first, int n_x, float (&acc)[GLU ? 2 : 1][NX],
+	float (&part_sum)[GEMV_WARPS][(GLU ? 2 : 1) * NX])
+{
+	constexpr int W = GLU ? 2 : 1;
+#pragma unroll
+	for (int j = 0; j < W; j++)
+#pragma unroll
+		for (int r = 0; r < NX; r++) {
+			float v = warp_sum(acc[j][r]);
+			if (lane == (j * NX + r) % 32)
+				part_sum[warp][j * NX + r] = v;
+		}
+	__syncthreads();
+	/* one thread per output of the block */
+	int i = threadIdx.x, r = i % NX, group = i / NX, o = out_first + group;
+	if (group >= GEMV_WARPS / split || r >= n_x || o >= t.n_out)
+		return;
+	float v = 0, up = 0;
+	for (int p = 0; p < split; p++) {
+		v = __fadd_rn(v, part_sum[group * split + p][r]);
+		if (GLU)
+			up = __fadd_rn(up, part_sum[group * split + p][(W - 1) * NX + r]);
+	}
+	int64_t to = a.rows == ROWS_PLAIN       ? row_group * NX + r
+				 : a.rows == ROWS_TO_HIDDEN ? t.first + r
+											: t.slot[r];
+	float *y = t.y + stack * a.y_stack + to * a.y_row + o;
+	*y = GLU ? swiglu_one(v, up) : t.add ? __fadd_rn(*y, v) : v;
+}
+
 /* One x row: four blocks per multiprocessor, so that the loads of several routers' weights overlap.
  */
 template <int T, int NX, bool GLU>
@@ -218,14 +270,7 @@ __global__ void __launch_bounds__(GEMV_WARPS * 32, NX == 1 ? 4 : 1)
 		for (int r = 0; r < NX; r++)
 			acc[j][r] = 0;
 	const float *x[NX];
-#pragma unroll
-	for (int r = 0; r < NX; r++) {
-		int i = min(r, n_x - 1);
-		int64_t of = a.rows == ROWS_PLAIN       ? row_group * NX + i
-					 : a.rows == ROWS_TO_HIDDEN ? t.row[i]
-												: t.first + i;
-		x[r] = (t.x ? t.x : a.x) + stack * a.x_stack + of * a.x_row;
-	}
+	gemv_x_rows<NX>(a, t, stack, row_group, n_x, x);
 	grid_dependency_wait();
 	for (int sb = part; sb < n_sb; sb += SUPER_BLOCKS * split) {
 		if (sb > part)
@@ -263,50 +308,33 @@ __global__ void __launch_bounds__(GEMV_WARPS * 32, NX == 1 ? 4 : 1)
 				}
 			}
 	}
+	gemv_store<NX, GLU>(a, t, lane, warp, split, stack, row_group, out_first, n_x, acc, part_sum);
+}
 
-#pragma unroll
-	for (int j = 0; j < W; j++)
-#pragma unroll
-		for (int r = 0; r < NX; r++) {
-			float v = warp_sum(acc[j][r]);
-			if (lane == (j * NX + r) % 32)
-				part_sum[warp][j * NX + r] = v;
-		}
-	__syncthreads();
-	/* one thread per output of the block */
-	int i = threadIdx.x, r = i % NX, group = i / NX, o = out_first + group;
-	if (group >= GEMV_WARPS / split || r >= n_x || o >= t.n_out)
-		return;
-	float v = 0, up = 0;
-	for (int p = 0; p < split; p++) {
-		v = __fadd_rn(v, part_sum[group * split + p][r]);
-		if (GLU)
-			up = __fadd_rn(up, part_sum[group * split + p][(W - 1) * NX + r]);
-	}
-	int64_t to = a.rows == ROWS_PLAIN       ? row_group * NX + r
-				 : a.rows == ROWS_TO_HIDDEN ? t.first + r
-											: t.slot[r];
-	float *y = t.y + stack * a.y_stack + to * a.y_row + o;
-	*y = GLU ? swiglu_one(v, up) : t.add ? __fadd_rn(*y, v) : v;
+/* The grid of gemv_kernel and gemv_decoded_kernel; sets a->split and a->row_groups. */
+template <int NX> static dim3 gemv_float_grid(struct gemv_args *a)
+{
+	int n_sb = (a->n_in + 255) / 256;
+	a->split = n_sb >= 16  ? 8
+			   : n_sb >= 8 ? 4
+			   : n_sb >= 4 ? 2
+						   : 1; /* depends on the shape of the weight alone */
+	a->row_groups = a->rows == ROWS_PLAIN ? (a->n_rows + NX - 1) / NX : 1;
+	int rows = GEMV_WARPS / a->split;
+	return dim3((unsigned)(((a->out_most + rows - 1) / rows) * a->row_groups),
+		(unsigned)(a->n_tasks * a->n_stack));
 }
 
 template <int T, int NX, bool GLU>
 static void gemv_float_launch_as(struct cuda_backend *b, const struct gemv_args *given)
 {
 	struct gemv_args arranged = *given, *a = &arranged;
-	int n_sb = (a->n_in + 255) / 256, four = T == DTYPE_F32 ? 16 : 8;
-	a->split = n_sb >= 16  ? 8
-			   : n_sb >= 8 ? 4
-			   : n_sb >= 4 ? 2
-						   : 1; /* depends on the shape of the weight alone */
-	a->row_groups = a->rows == ROWS_PLAIN ? (a->n_rows + NX - 1) / NX : 1;
+	int four = T == DTYPE_F32 ? 16 : 8;
+	dim3 grid = gemv_float_grid<NX>(a);
 	uintptr_t all = (uintptr_t)a->row_bytes | (uintptr_t)a->stack_bytes;
 	for (int i = 0; i < a->n_tasks; i++)
 		all |= (uintptr_t)a->task[i].w | (GLU ? (uintptr_t)a->task[i].up : 0);
 	a->unit = all % four == 0;
-	int rows = GEMV_WARPS / a->split;
-	dim3 grid((unsigned)(((a->out_most + rows - 1) / rows) * a->row_groups),
-		(unsigned)(a->n_tasks * a->n_stack));
 	cuda_launch(b, gemv_kernel<T, NX, GLU>, grid, GEMV_WARPS * 32, 0, *a);
 }
 
@@ -327,5 +355,9 @@ template <> gemv_launcher *gemv_launcher_of_group<1>(enum dtype type);
 template <> gemv_launcher *gemv_launcher_of_group<2>(enum dtype type);
 template <> gemv_launcher *gemv_launcher_of_group<3>(enum dtype type);
 template <> gemv_launcher *gemv_launcher_of_group<4>(enum dtype type);
+
+/* gemv_decoded.cu: the same for the types of block_decode.cuh. False: not for this type. */
+bool gemv_decoded_enqueue(
+	struct cuda_backend *b, enum dtype type, const struct gemv_args *a, int n_x);
 
 #endif

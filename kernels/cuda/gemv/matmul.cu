@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * matmul, stacked_matmul and the first half of ffn for decode: they fill tasks of the gemv kernels
- * (gemv.cuh, gemv_mma.cuh, gemv_aligned.cuh: grid, block, bytes moved). With more than
- * DECODE_MAX_ROWS rows they call the gemm (gemm.cuh). Tasks travel as kernel arguments, GEMV_TASKS
- * at a time, so no table is uploaded.
+ * (gemv.cuh, gemv_mma.cuh, gemv_aligned.cuh, gemv_decoded.cu: grid, block, bytes moved). With more
+ * than DECODE_MAX_ROWS rows they call the gemm (gemm.cuh). Tasks travel as kernel arguments,
+ * GEMV_TASKS at a time, so no table is uploaded.
  */
 #include "kernels/cuda/gemm/gemm.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"
@@ -29,13 +29,19 @@ bool gemv_enqueue(struct cuda_backend *b, enum dtype type, struct gemv_args *a)
 	}
 	bool words =
 		type == DTYPE_F32 || type == DTYPE_Q2_K || type == DTYPE_Q4_K || type == DTYPE_Q5_K;
-	if (all % (words ? 4 : 2)) {
+	if (all % (words ? 4 : 2) && type != DTYPE_MXFP4) {
 		err_set(&b->base.failure, ERR_RUN, "cuda: %s: %s weights at an odd address", b->op,
 			dtype_name(type));
 		return false;
 	}
-	if (a->n_tasks && a->out_most)
-		launch(b, a, a->rows == ROWS_PLAIN ? a->n_rows : most);
+	int n_x = a->rows == ROWS_PLAIN ? a->n_rows : most;
+	if (!a->n_tasks || !a->out_most)
+		return !b->base.failure.code;
+	if (launch)
+		launch(b, a, n_x);
+	else if (!gemv_decoded_enqueue(b, type, a, n_x))
+		err_set(&b->base.failure, ERR_RUN, "cuda: %s: %s weights are not known", b->op,
+			dtype_name(type));
 	return !b->base.failure.code;
 }
 

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * packed<T> (block_dot.cuh) of the types that few files hold for most of their weights, and all
+ * types together. These have no integer form (block_bytes.cuh): decode multiplies their floats
+ * (gemv_decoded.cu), prefill goes by way of panels (unpack.cu). That keeps them out of the files
+ * that are built for every group of types.
+ *
+ * MXFP4 blocks have 17 bytes: they are read byte by byte, at any address.
+ */
+#ifndef GLM_KERNELS_CUDA_BLOCK_DECODE_CUH
+#define GLM_KERNELS_CUDA_BLOCK_DECODE_CUH
+
+#include "kernels/cuda/common/block_dot.cuh"
+#include "src/quant/fp4.h"
+
+/* Four bits as the fifth bits of four bytes */
+static __device__ __forceinline__ uint32_t fifth_bits(uint32_t four)
+{
+	return ((four & 15) * 0x00204081 & 0x01010101) << 4;
+}
+
+/* The FP4 numbers in the low nibbles of four bytes, as fp4.h has them */
+static __device__ __forceinline__ void fp4_floats(uint32_t nibbles, float q[4])
+{
+#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		uint32_t n = nibbles >> 8 * i & 15;
+		float v = small_float(__byte_perm(0x03020100, 0x0c080604, n & 7) & 255);
+		q[i] = n & 8 ? __fsub_rn(0.0f, v) : v; /* not -v: there is no -0 */
+	}
+}
+
+PACKED(Q4_1, 160, true, true)
+{
+	(void)t;
+	p += v / 32 * 20;
+	factor = half_float(get16(p));
+	offset = half_float(get16(p + 2));
+	bytes_floats(get32(p + 4 + v % 16) >> (v & 16) / 4 & 0x0f0f0f0f, 0, q);
+}
+PACKED_END;
+
+PACKED(Q5_0, 176, true, false)
+{
+	(void)t, (void)offset;
+	p += v / 32 * 22;
+	factor = half_float(get16(p));
+	bytes_floats(
+		(get32(p + 6 + v % 16) >> (v & 16) / 4 & 0x0f0f0f0f) | fifth_bits(get32(p + 2) >> v % 32),
+		16, q);
+}
+PACKED_END;
+
+PACKED(Q5_1, 192, true, true)
+{
+	(void)t;
+	p += v / 32 * 24;
+	factor = half_float(get16(p));
+	offset = half_float(get16(p + 2));
+	bytes_floats(
+		(get32(p + 8 + v % 16) >> (v & 16) / 4 & 0x0f0f0f0f) | fifth_bits(get32(p + 4) >> v % 32),
+		0, q);
+}
+PACKED_END;
+
+PACKED(MXFP4, 136, true, false)
+{
+	(void)t, (void)offset;
+	p += v / 32 * 17;
+	factor = __uint_as_float(fp4_scale_e8m0_bits(p[0]));
+	const uint8_t *w = p + 1 + v % 16;
+	fp4_floats((w[0] | w[1] << 8 | w[2] << 16 | (uint32_t)w[3] << 24) >> (v & 16) / 4, q);
+}
+PACKED_END;
+
+PACKED(NVFP4, 144, true, false)
+{
+	(void)t, (void)offset;
+	p += v / 64 * 36;
+	int j = v % 64 / 16;
+	factor = __uint_as_float(fp4_scale_ue4m3_bits(p[j]));
+	fp4_floats(get32(p + 4 + 8 * j + v % 8) >> (v & 8) / 2, q);
+}
+PACKED_END;
+
+PACKED(Q1_0, 36, true, false)
+{
+	(void)t, (void)offset;
+	p += v / 128 * 18;
+	factor = half_float(get16(p));
+	uint32_t plus = p[2 + v % 128 / 8] >> (v & 4);
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		q[i] = plus >> i & 1 ? 1.0f : -1.0f;
+}
+PACKED_END;
+
+PACKED(Q2_0, 72, true, false)
+{
+	(void)t, (void)offset;
+	p += v / 64 * 18;
+	factor = half_float(get16(p));
+	uint32_t four = p[2 + v % 64 / 4];
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		q[i] = __fadd_rn(small_float(four >> 2 * i & 3), -1.0f);
+}
+PACKED_END;
+
+PACKED(TQ1_0, 54, true, false)
+{
+	(void)t, (void)offset;
+	factor = half_float(get16(p + 52));
+	/* digit n of the four bytes from `at` on */
+	int n = v < 160   ? v / 32
+			: v < 240 ? (v - 160) / 16
+					  : (v - 240) / 4,
+		at = v < 160   ? v % 32
+			 : v < 240 ? 32 + v % 16
+					   : 48;
+	uint32_t power = __byte_perm(0x1b090301, 81, n) & 255, w = get32(p + at);
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		q[i] = __fadd_rn(small_float(((w >> 8 * i & 255) * power & 255) * 3 >> 8), -1.0f);
+}
+PACKED_END;
+
+PACKED(TQ2_0, 66, true, false)
+{
+	(void)t, (void)offset;
+	factor = half_float(get16(p + 64));
+	bytes_floats(get32(p + v / 128 * 32 + v % 32) >> v % 128 / 32 * 2 & 0x03030303, 1, q);
+}
+PACKED_END;
+
+#define DECODED_TYPES(X) X(Q4_1) X(Q5_0) X(Q5_1) X(MXFP4) X(NVFP4) X(Q1_0) X(Q2_0) X(TQ1_0) X(TQ2_0)
+#define ALL_TYPES(X)     PACKED_TYPES(X) DECODED_TYPES(X)
+
+#endif

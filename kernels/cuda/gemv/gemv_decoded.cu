@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * gemv for the types of block_decode.cuh: weights become floats in registers. One kernel for all of
+ * them, which asks for the type once for every sixteen weights of a lane: the sum of the compile
+ * times and sizes of a kernel for each would be more than such types are worth.
+ *
+ * gemv_decoded_kernel: grid, block, split-k and order of additions as gemv_kernel (gemv.cuh).
+ * Bytes moved: every weight row once per group of NX activation rows, in loads of two bytes.
+ */
+#include "kernels/cuda/common/block_decode.cuh"
+#include "kernels/cuda/gemv/gemv.cuh"
+
+#define FOURS 4 /* groups of four weights that a lane decodes at a time */
+
+/* w[j] = the weights k[j] .. k[j] + 3 of the row; zeros past n_in */
+template <int T>
+static __device__ __forceinline__ void decode_fours(const uint8_t *const row[FOURS],
+	const int k[FOURS], int n_in, const struct cuda_tables *t, float w[FOURS][4])
+{
+#pragma unroll
+	for (int j = 0; j < FOURS; j++) {
+		bool within = k[j] < n_in;
+		int at = within ? k[j] : 0; /* no branch: the loads of all overlap */
+		float q[4], factor, offset = 0;
+		packed<T>::get(row[j] + (int64_t)(at / 256) * packed<T>::SUPER_BLOCK_BYTES, at % 256, t, q,
+			factor, offset);
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			float v = __fmul_rn(factor, q[i]);
+			w[j][i] = !within ? 0.0f : packed<T>::OFFSET ? __fadd_rn(v, offset) : v;
+		}
+	}
+}
+
+template <int NX, bool GLU>
+static __global__ void __launch_bounds__(GEMV_WARPS * 32)
+	gemv_decoded_kernel(const __grid_constant__ struct gemv_args a, int type)
+{
+	constexpr int W = GLU ? 2 : 1, SUPER_BLOCKS = FOURS / (2 * W);
+	__shared__ float part_sum[GEMV_WARPS][W * NX];
+
+	launch_dependents();
+	int lane = threadIdx.x % 32, warp = threadIdx.x / 32, split = a.split, part = warp % split;
+	const struct gemv_task &t = a.task[blockIdx.y / a.n_stack];
+	int stack = blockIdx.y % a.n_stack, row_group = blockIdx.x % a.row_groups,
+		out_first = blockIdx.x / a.row_groups * (GEMV_WARPS / split);
+	if (out_first >= t.n_out)
+		return;
+	int n_x = min(NX, a.rows == ROWS_PLAIN ? a.n_rows - row_group * NX : t.n_x);
+	int64_t at = stack * a.stack_bytes + min(out_first + warp / split, t.n_out - 1) * a.row_bytes;
+	int n_sb = (a.n_in + 255) / 256;
+	const float *x[NX];
+	gemv_x_rows<NX>(a, t, stack, row_group, n_x, x);
+	float acc[W][NX];
+#pragma unroll
+	for (int j = 0; j < W; j++)
+#pragma unroll
+		for (int r = 0; r < NX; r++)
+			acc[j][r] = 0;
+	grid_dependency_wait();
+	for (int sb = part; sb < n_sb; sb += SUPER_BLOCKS * split) {
+		/* [super-block][half][matrix] */
+		const uint8_t *row[FOURS];
+		int k[FOURS];
+		float w[FOURS][4];
+#pragma unroll
+		for (int j = 0; j < FOURS; j++) {
+			row[j] = (j % W ? t.up : t.w) + at;
+			k[j] = (sb + j / (2 * W) * split) * 256 + 4 * lane + 128 * (j / W % 2);
+		}
+		switch (type) {
+#define CASE(t)                                                                                    \
+	case DTYPE_##t:                                                                                \
+		decode_fours<DTYPE_##t>(row, k, a.n_in, a.tables, w);                                      \
+		break;
+			DECODED_TYPES(CASE)
+#undef CASE
+		}
+#pragma unroll
+		for (int j = 0; j < FOURS; j += W)
+#pragma unroll
+			for (int r = 0; r < NX; r++) {
+				float xv[4];
+				load_x(x[r], k[j], a.n_in, a.x_aligned, xv);
+#pragma unroll
+				for (int m = 0; m < W; m++)
+#pragma unroll
+					for (int e = 0; e < 4; e++)
+						acc[m][r] = __fmaf_rn(w[j + m][e], xv[e], acc[m][r]);
+			}
+	}
+	gemv_store<NX, GLU>(a, t, lane, warp, split, stack, row_group, out_first, n_x, acc, part_sum);
+}
+
+template <int NX, bool GLU>
+static void launch_as(struct cuda_backend *b, enum dtype type, const struct gemv_args *given)
+{
+	struct gemv_args a = *given;
+	dim3 grid = gemv_float_grid<NX>(&a);
+	cuda_launch(b, gemv_decoded_kernel<NX, GLU>, grid, GEMV_WARPS * 32, 0, a, (int)type);
+}
+
+bool gemv_decoded_enqueue(
+	struct cuda_backend *b, enum dtype type, const struct gemv_args *a, int n_x)
+{
+	switch (type) {
+#define CASE(t) case DTYPE_##t:
+		DECODED_TYPES(CASE)
+#undef CASE
+		break;
+	default:
+		return false;
+	}
+	if (n_x == 1)
+		a->glu ? launch_as<1, true>(b, type, a) : launch_as<1, false>(b, type, a);
+	else
+		a->glu ? launch_as<GEMV_ROWS, true>(b, type, a) : launch_as<GEMV_ROWS, false>(b, type, a);
+	return true;
+}
