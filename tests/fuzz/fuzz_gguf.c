@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Any bytes through the GGUF parser; of what it accepts, every value and every tensor's bytes are
- * read. */
+/* Any bytes through the GGUF parser; of what it accepts, every value is read and every block
+ * decoded. */
 #include "src/format/gguf.h"
+
+#include "src/base/log.h"
+#include "src/quant/dequant.h"
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -15,6 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct gguf *g;
 	struct err e = {0};
+	log_set_level(LOG_QUIET);
 	if (gguf_parse(data, size, "fuzz", &g, &e)) {
 		if (!e.text[0] || g)
 			abort();
@@ -44,8 +48,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		const struct gguf_tensor *t = &g->tensors[i];
 		if (gguf_find_tensor(g, t->name) != t)
 			abort();
-		for (uint64_t k = 0; k < t->bytes; k++)
-			sum += t->data[k];
+		const struct dtype_info *info = dtype_info(t->type);
+		for (uint64_t at = 0; at < t->bytes; at += info->block_bytes) {
+			float block[256];
+			dequant_row(t->type, t->data + at, block, info->block_values);
+			for (uint32_t k = 0; k < info->block_values; k++)
+				sum += block[k] > 0;
+		}
 	}
 	sink = sum;
 	gguf_close(g);
