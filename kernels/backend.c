@@ -5,7 +5,9 @@
 
 #include "kernels/backend_kinds.h"
 #include "src/base/log.h"
+#include "src/base/num.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -13,27 +15,32 @@
 #define HAVE_CUDA 0
 #endif
 
+/* One of them is there where a card and its driver are, the last in Windows' subsystem for Linux. A
+ * card that works may lack them before its first use, so this explains failures only. */
+static const char *const card_files[] = {"nvidiactl", "nvidia0", "dxg"};
+
+static bool card_is_there(const char *devices)
+{
+	for (size_t i = 0; i < ARRAY_LEN(card_files); i++) {
+		char path[512];
+		snprintf(path, sizeof path, "%s/%s", devices, card_files[i]);
+		if (!access(path, F_OK))
+			return true;
+	}
+	return false;
+}
+
+bool backend_explain_no_card(const char *devices, int rc, struct err *e)
+{
+	if (card_is_there(devices))
+		return true;
+	err_set(e, rc, "backend cuda: no graphics card found");
+	return false;
+}
+
 #if HAVE_CUDA
-/* Is a card there, as far as its device files tell? They may be missing before the first use of a
- * card that works, so this explains a failure only. The last is of Windows' subsystem for Linux. */
-static bool card_is_there(void)
-{
-	return !access("/dev/nvidiactl", F_OK) || !access("/dev/nvidia0", F_OK) ||
-		   !access("/dev/dxg", F_OK);
-}
-
-/* Without card and driver CUDA says that the driver is too old, which is misleading. */
-static int cuda_open(const struct backend_options *options, struct backend **out, struct err *e)
-{
-	int rc = cuda_backend_open(options, out, e);
-	return rc && !card_is_there() ? err_set(e, rc, "backend cuda: no graphics card found") : rc;
-}
+#define cuda_open cuda_backend_open
 #else
-static bool card_is_there(void)
-{
-	return false; /* none that this program could use */
-}
-
 static int cuda_open(const struct backend_options *options, struct backend **out, struct err *e)
 {
 	(void)options;
@@ -49,16 +56,21 @@ int backend_open(const struct backend_options *options, struct backend **out, st
 	*out = NULL;
 	if (!strcmp(name, "cpu"))
 		return cpu_backend_open(options, out, e);
-	if (!strcmp(name, "cuda"))
-		return cuda_open(options, out, e);
+	if (!strcmp(name, "cuda")) {
+		int rc = cuda_open(options, out, e);
+		if (rc && HAVE_CUDA)
+			backend_explain_no_card("/dev", rc, e);
+		return rc;
+	}
 	if (strcmp(name, "auto"))
 		return err_set(
 			e, ERR_USAGE, "backend '%s' is not known; there are auto, cpu and cuda", name);
 	struct err why = {0};
 	int rc = cuda_open(options, out, &why);
 	if (rc) {
+		bool there = HAVE_CUDA && backend_explain_no_card("/dev", rc, &why);
 		rc = cpu_backend_open(options, out, e);
-		if (!rc && card_is_there())
+		if (!rc && there)
 			log_warn("the graphics card is not used: %s", why.text);
 		else if (!rc)
 			log_verbose("backend: cpu (%s): %s", backend_describe(*out), why.text);
