@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: MIT
 """The official Python clients of OpenAI and Anthropic against the server: chat, streams, tools, stops, probabilities, errors,
-an agent loop, and README's example word for word. Skips when they are not installed (pip install openai anthropic)."""
+an agent loop, and README's example word for word; and other programs (serve_clients_more.py). What is not installed is left
+out; skips when nothing is (pip install openai anthropic)."""
+import importlib.metadata
 import json
 import os
 import re
 import sys
 
+from serve_clients_more import all_clients, has
 from serve_lib import ROOT, TIME, WEATHER, Server, check, finish, skip, user
 
-try:
-    import anthropic
+if has("openai"):
     import openai
-except ImportError as e:
-    skip(f"the clients are not installed ({e}); pip install openai anthropic")
+if has("anthropic"):
+    import anthropic
 
 GREEDY = {"temperature": 0}
 ANTHROPIC_WEATHER = {"name": "get_weather", "description": "Get the weather in a city",
@@ -106,17 +108,24 @@ def openai_responses(c):
     check("18" in r.output_text, "the result comes back", r.output)
     fresh = r.usage.input_tokens - r.usage.input_tokens_details.cached_tokens
     check(fresh <= 20, "items sent back are found computed:", fresh)
+    first = c.responses.create(model="gpt-5", input="Define river.", **GREEDY)
+    check(c.responses.retrieve(first.id).output_text == first.output_text, "retrieve", first)
+    r = c.responses.create(model="gpt-5", input="Define lake.", previous_response_id=first.id, **GREEDY)
+    check(r.previous_response_id == first.id and [i.content[0].text for i in c.responses.input_items.list(r.id) if
+          i.type == "message" and i.role == "user"] == ["Define lake.", "Define river."], "goes on", r)
+    n = c.responses.input_tokens.count(model="gpt-5", input="Define lake.", previous_response_id=first.id).input_tokens
+    check(n == r.usage.input_tokens, "input_tokens", n, r.usage)
+    c.responses.delete(first.id)
     r = c.responses.create(model="pocket", input="Define river.", max_output_tokens=2, **GREEDY)
     check(r.status == "incomplete" and r.incomplete_details.reason == "max_output_tokens", "incomplete", r)
 
 
 def openai_errors(s, c):
     for error, call in (
-            (openai.NotFoundError, lambda: c.chat.completions.create(model="gpt-4o", messages=user("x"))),
+            (openai.NotFoundError, lambda: c.responses.retrieve("resp_1")),
+            (openai.BadRequestError, lambda: c.embeddings.create(model="x", input="y")),
             (openai.BadRequestError, lambda: c.chat.completions.create(model="pocket", messages=[])),
             (openai.BadRequestError, lambda: c.chat.completions.create(model="pocket", messages=user("x"), temperature=9)),
-            (openai.BadRequestError, lambda: c.chat.completions.create(
-                model="pocket", messages=user("x"), response_format={"type": "json_object"})),
             (openai.BadRequestError, lambda: c.chat.completions.create(model="pocket", messages=user("w " * 5000))),
             (openai.BadRequestError, lambda: c.responses.create(model="pocket", input="x", previous_response_id="r")),
             (openai.AuthenticationError, lambda: openai.OpenAI(
@@ -160,8 +169,12 @@ def anthropic_all(s):
     check(a.messages.count_tokens(model="pocket", messages=user("Define river.")).input_tokens ==
           plain.input_tokens + plain.cache_read_input_tokens, "count_tokens", plain)
     check(a.models.list().data[0].id == "pocket", "models")
+    info = a.models.retrieve("claude-opus-9")
+    check(info.id == "claude-opus-9" and info.max_input_tokens == 4095 and info.max_tokens == 4096, "retrieve", info)
+    m = a.messages.create(model="claude-opus-9", max_tokens=60, **hot, messages=user("Define river.") + [
+        {"role": "assistant", "content": text[:12]}])
+    check(m.content[0].text and m.stop_reason == "end_turn", "a given beginning", m)
     for error, call in (
-            (anthropic.NotFoundError, lambda: a.messages.create(model="claude", max_tokens=5, messages=user("x"))),
             (anthropic.BadRequestError, lambda: a.messages.create(model="pocket", max_tokens=5, messages=[])),
             (anthropic.AuthenticationError, lambda: anthropic.Anthropic(
                 base_url=s.url, api_key="wrong", max_retries=0).models.list())):
@@ -190,16 +203,28 @@ def readme_example():
 
 
 def main():
-    with Server("--sessions", "4", "-c", "2048", "--api-key", "secret", "-q") as s:
-        c = openai.OpenAI(base_url=s.url + "/v1", api_key="secret", max_retries=0)
-        openai_chat(c)
-        openai_tools(c)
-        openai_agent(c)
-        openai_responses(c)
-        openai_errors(s, c)
-        anthropic_all(s)
-    readme_example()
-    print("openai", openai.__version__, "anthropic", anthropic.__version__, "python", sys.version.split()[0])
+    done = []
+    with Server("--sessions", "4", "-c", "4096", "--api-key", "secret", "-q") as s:
+        if has("openai") and has("anthropic"):
+            c = openai.OpenAI(base_url=s.url + "/v1", api_key="secret", max_retries=0)
+            openai_chat(c)
+            openai_tools(c)
+            openai_agent(c)
+            openai_responses(c)
+            openai_errors(s, c)
+            anthropic_all(s)
+            done += ["openai", "anthropic"]
+        done += all_clients(s)
+    if not done:
+        skip("no client is installed; pip install openai anthropic")
+    if "anthropic" in done:
+        readme_example()
+    for name in done:
+        try:
+            print(name, importlib.metadata.version({"aider": "aider-chat", "pydantic_ai": "pydantic-ai-slim"}.get(name, name)))
+        except importlib.metadata.PackageNotFoundError:
+            print(name)
+    print("python", sys.version.split()[0])
     finish()
 
 
