@@ -67,8 +67,10 @@ static int parse_serve_options(struct serve_opts *o, int argc, char **argv, stru
 		.command = "glmstream serve",
 		.usage = "[-m MODEL] [options]",
 		.about = "Serves the model over HTTP: OpenAI's /v1/chat/completions, /v1/completions, "
-				 "/v1/responses and /v1/models, Anthropic's /v1/messages, /health, /metrics, and a "
-				 "page at /. SIGTERM lets answers end for 3.5 seconds, then cuts them; a second "
+				 "/v1/responses and /v1/models, Anthropic's /v1/messages, ollama's /api/chat, "
+				 "llama.cpp's /completion, /health, /metrics, and a page at /. \"glmstream help "
+				 "clients\" has the lines for Claude Code, Codex, Open WebUI and others. SIGTERM "
+				 "lets answers end for 3.5 seconds, then cuts them; a second "
 				 "one ends at once.",
 		.see = "glmstream serve --help",
 		.example =

@@ -43,6 +43,7 @@ static void print_help(void)
 	for (const struct command *c = commands; c->name; c++)
 		printf("  %-12s %s\n", c->name, c->help);
 	printf("\n  glmstream COMMAND --help   options of a command (of a chat: glmstream run --help)\n"
+		   "  glmstream help clients     what to set in Claude Code, Codex, Open WebUI and others\n"
 		   "  glmstream help --man | man -l -   the manual; help --bash, help --zsh: completion\n"
 		   "  glmstream --version\n\n"
 		   "Example:\n"
@@ -92,6 +93,8 @@ static int dispatch(int argc, char **argv, struct err *e)
 		return completion_print_bash(e);
 	if (!strcmp(about, "--zsh"))
 		return completion_print_zsh(e);
+	if (!strcmp(about, "clients"))
+		return clients_print();
 	if (*about) { /* help COMMAND [PART] */
 		const struct command *c = find_command(about, e);
 		char option[] = "--help", *help[] = {argv[2], argc > 3 ? argv[3] : option, option, NULL};

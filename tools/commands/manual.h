@@ -21,6 +21,10 @@ int manual_visit(const struct manual_visitor *v, struct err *e);
 /* glmstream(1) in the man macros. */
 int manual_print(struct err *e);
 
+/* ---- clients.c: the lines that programs need to use the server ---- */
+int clients_print(void);      /* `glmstream help clients` */
+void clients_print_man(void); /* the manual's section */
+
 /* ---- completion.c ---- */
 int completion_print_bash(struct err *e);
 int completion_print_zsh(struct err *e);

@@ -41,6 +41,14 @@ for c in $commands; do
 done
 run no-such-command
 error_is_one_sentence 2 no-such-command
+run help clients
+for word in ANTHROPIC_BASE_URL model_providers.glmstream openai-compatible Cline apiBase OPENAI_API_BASE_URL \
+	'aider --model' OLLAMA_HOST; do
+	check "help clients speaks of $word" grep -qF -- "$word" "$work/out"
+done
+check "help clients has lines of at most 100 columns" [ "$(wc -L <"$work/out")" -le 100 ]
+run help --man
+check "the manual has the section" grep -q '^.SH CLIENTS' "$work/out"
 run help trace show
 exits 0
 check "help knows the parts of a command" grep -q '^Usage: glmstream trace show' "$work/out"
