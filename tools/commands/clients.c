@@ -57,8 +57,8 @@ static const char intro[] =
 	"answered by the model that is there. With --api-key KEY write KEY in place of none.";
 
 static const char *const notes[] = {
-	"Agents begin with long prompts: start the server with a large context (-c), the one that the "
-	"program is told, and with --session-dir DIR, which keeps what was read for the next start.",
+	"Agents begin with long prompts: start the server with a large context (-c), the one that is "
+	"set in the program, and with --session-dir DIR, which keeps what was read for the next start.",
 	"For programs in containers or on other machines: --host 0.0.0.0 --api-key KEY, and the "
 	"address of this machine in place of 127.0.0.1.",
 	"When a program does not work, the server's lines on stderr say what it asked for and what was "
