@@ -81,7 +81,7 @@ bool page_has_libraries(void)
 
 void page_write(struct buf *out)
 {
-	const char *base = PAGE_FOLDER + 1; /* relative, for a proxy that has the page elsewhere */
+	const char *base = &PAGE_FOLDER[1]; /* relative, for a proxy that has the page elsewhere */
 	files_ready();
 	buf_clear(out);
 	const char *rest = (const char *)page_html, *end = (const char *)page_html_end;

@@ -201,6 +201,13 @@ def speed(browser):
         took = p.page.evaluate("""piece => { const d = document.createElement("div"), t = performance.now();
             markup.render(d, piece.repeat(Math.ceil(60000 / piece.length)), false); return performance.now() - t; }""", piece)
         check(f"60 kB of {name} are drawn at once ({took:.0f} ms)", took < 4000, took)
+    for name, piece in [("quotes", "> "), ("quotes", ">"), ("lists", "- "), ("numbers", "1. "), ("brackets", "["), ("links", "[a]("), ("emphasis", "*_"),
+                        ("groups", "$" + "{" * 9000 + "}" * 9000 + "$"), ("roots", "$" + "\\sqrt{" * 2000 + "}" * 2000 + "$"),
+                        ("inner lists", "".join("  " * i + "- a\n" for i in range(200)))]:
+        text = piece.ljust(20000) if len(piece) > 10 else piece * (30000 // len(piece))
+        seen = p.page.evaluate("""text => { const d = el("div"), t = performance.now(); byId("log").append(d); markup.render(d, text, true);
+            markup.render(d, text, false); const shown = d.textContent.length; d.remove(); return [shown, performance.now() - t]; }""", text)
+        check(f"one deep {name} are no end ({seen[1]:.0f} ms)", seen[0] > 0 and seen[1] < 6000, seen)
     # a long answer that comes in small pieces: blocks that are complete are not drawn again
     text = "".join(f"## Part {i}\n\nText with $x_{{{i}}}$ and **bold** words. " + "word " * 60 + "\n\n```c\nint x = %d;\n```\n\n" % i for i in range(150))
     p.stream(*[{"content": text[i:i + 12]} for i in range(0, len(text), 12)])

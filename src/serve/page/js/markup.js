@@ -105,7 +105,25 @@ const markup = (() => {
 		return (text) => new Lexer(marked.defaults).lex(text);
 	}
 
+	/* Marked calls itself for each level of nesting: a text may have more than the stack holds, and
+	 * is then shown as it was written. */
+	function readBlocks(text) {
+		try {
+			return reader(text);
+		} catch {
+			return Object.assign([{ type: "unread", raw: text }], { links: {} });
+		}
+	}
+
 	function build(token, links) {
+		try {
+			if (token.type !== "unread")
+				return buildMarkup(token, links);
+		} catch { /* nested too deeply */ }
+		return [el("p", { class: "plain" }, maths.restore(token.raw, formulas))];
+	}
+
+	function buildMarkup(token, links) {
 		const list = [token];
 		list.links = links;
 		const fragment = DOMPurify.sanitize(marked.Parser.parse(list, marked.defaults), SAFE);
@@ -127,7 +145,7 @@ const markup = (() => {
 		reader = reader || makeReader();
 		const taken = maths.takeOut(text);
 		formulas = taken.formulas;
-		const tokens = reader(taken.text), old = drawn.get(box) || [];
+		const tokens = readBlocks(taken.text), old = drawn.get(box) || [];
 		const blocks = tokens.filter((t) => t.type !== "space" && t.type !== "def");
 		const links = JSON.stringify(tokens.links);
 		let last = null; /* what stands before the next block */
