@@ -180,7 +180,8 @@ run: all ## chat with the pocket model; ARGS='-p "Define river."' passes options
 test: tests ## build and run all tests (installs missing packages)
 	@tests/run_tests.sh $(BUILD)
 
-tests: all $(TESTS) $(REPLAYS) $(if $(SAN)$(DEPS),,$(BUILD)/portable/glmstream) ## build the tests without running them
+tests: $(if $(SAN)$(DEPS),,$(BUILD)/portable/glmstream)
+tests: all $(TESTS) $(REPLAYS) ## build the tests without running them
 
 deps: ; @: ## install the Debian packages that the program needs
 
@@ -242,8 +243,8 @@ help: ## this list
 
 FORCE:
 .DEFAULT_GOAL := all
-.PHONY: all run test tests deps deps-bundle config install deb tarball uninstall pocket lint format \
-        format-check fuzz bench clean help FORCE
+.PHONY: all run test tests deps deps-bundle config install deb tarball uninstall pocket lint \
+        format format-check fuzz bench clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 -include $(shell find $(BUILD) build/fuzz -name '*.d' 2>/dev/null)

@@ -8,6 +8,10 @@
 # shape, words). Exit status 77 of a unit means skipped, its last line of output is the reason. The
 # output of a failed unit is shown. Exit status 1 if any failed. Environment: TEST_JOBS (number of
 # cores), TEST_TIMEOUT seconds for each unit (600; 1800 under a sanitizer).
+#
+# On a card also: compute-sanitizer --tool memcheck build/release/tests/test_backend_parity small;
+# --tool racecheck --num-cuda-barriers 64 with brief test_deferred, built with
+# CPPFLAGS=-DCUDA_RACECHECK.
 set -u
 build=${1:?usage: tests/run_tests.sh BUILD_DIR [NAME ...]}
 shift
