@@ -11,10 +11,10 @@ reading. Plain Python, no packages. The policies are
 
   lru            the resident key whose last use is the oldest
   sieve          a list in order of insertion, a bit per key, a hand that walks from the oldest to the newest; with
-                 `--order layer` keys used within the last 17/16 tokens are spared while there are others
+                 `--order layer` keys used within the last 17/16 tokens are spared while there are others, if a token's fit
   lfu            the least sum of weights of all uses so far (also of those while not resident), where the weight of a
                  use grows by 1 + ln 2 / half_life with every access; ties: oldest last use, then least key. With
-                 `--order layer` keys used within the last 17/16 tokens are spared while there are others; then the
+                 `--order layer` keys used within the last 17/16 tokens are spared while there are others, if a token's fit; then the
                  oldest of them leaves
   belady         the resident key with the farthest next use; what is missed is always cached
   belady-bypass  the same, but a missed key whose next use is not nearer than that of the victim is not cached
@@ -180,7 +180,8 @@ def simulate(batches, name, slots, order, half_life, skip, token_accesses):
                 next_at[i], seen[key] = seen.get(key, NEVER), i
     next_use = {}
     half_life = half_life * token_accesses or max(1.75 * slots, 16.0 * token_accesses)
-    recency_window = token_accesses + token_accesses // 16 if order == "layer" else 0
+    spare = order == "layer" and slots >= token_accesses  # less than a token fits: all would be recent
+    recency_window = token_accesses + token_accesses // 16 if spare else 0
     policy = POLICIES[name](half_life=half_life, recency_window=recency_window, next_use=next_use)
     resident, now, hits, accesses = set(), 0, 0, 0
 

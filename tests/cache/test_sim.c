@@ -266,18 +266,6 @@ static void test_mixed_sizes(void **state)
 	trace_fini(&t);
 }
 
-static void test_speed_model(void **state)
-{
-	(void)state;
-	struct sim_result r = {.n_tokens = 10};
-	r.stats.bytes_missed = 900, r.stats.prefetch_bytes = 100, r.stats.bytes_promoted = 1000;
-	struct sim_machine m = {.disk_bytes_s = 1000, .pcie_bytes_s = 4000, .gpu_ms = 20};
-	struct sim_speed s = sim_speed(&r, &m); /* 100 bytes a token from disk, 200 over PCIe */
-	assert_true(s.disk_ms > 99.9 && s.disk_ms < 100.1 && s.pcie_ms > 49.9 && s.pcie_ms < 50.1);
-	assert_true(s.overlap_tok_s > 9.99 && s.overlap_tok_s < 10.01);
-	assert_true(s.serial_tok_s > 5.88 && s.serial_tok_s < 5.89); /* 1000 / 170 */
-}
-
 static void test_sim_refusals(void **state)
 {
 	(void)state;
@@ -355,7 +343,6 @@ int main(void)
 		cmocka_unit_test(test_two_tiers),
 		cmocka_unit_test(test_lookahead),
 		cmocka_unit_test(test_mixed_sizes),
-		cmocka_unit_test(test_speed_model),
 		cmocka_unit_test(test_sim_refusals),
 		cmocka_unit_test(test_published_figures),
 	};
