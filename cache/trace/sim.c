@@ -334,20 +334,3 @@ int sim_run(
 	sim_fini(&s);
 	return code;
 }
-
-struct sim_speed sim_speed(const struct sim_result *r, const struct sim_machine *m)
-{
-	struct sim_speed v = {0};
-	if (!r->n_tokens)
-		return v;
-	const struct cache_stats *s = &r->stats;
-	double disk = (double)(s->bytes_missed + s->prefetch_bytes) / (double)r->n_tokens;
-	double pcie = disk + (double)s->bytes_promoted / (double)r->n_tokens;
-	v.disk_ms = m->disk_bytes_s > 0 ? disk / m->disk_bytes_s * 1e3 : 0;
-	v.pcie_ms = m->pcie_bytes_s > 0 ? pcie / m->pcie_bytes_s * 1e3 : 0;
-	double longest = MAX(m->gpu_ms, MAX(v.disk_ms, v.pcie_ms));
-	double sum = m->gpu_ms + v.disk_ms + v.pcie_ms;
-	v.overlap_tok_s = longest > 0 ? 1e3 / longest : 0;
-	v.serial_tok_s = sum > 0 ? 1e3 / sum : 0;
-	return v;
-}

@@ -44,25 +44,8 @@ struct sim_result {
 	uint64_t n_bypassed, n_full; /* misses that were not cached: by the policy; no slot was free */
 };
 
-/* What a machine could do with these counts. */
-struct sim_machine {
-	double disk_bytes_s, pcie_bytes_s; /* <= 0: infinitely fast */
-	double gpu_ms;                     /* computing time of a token */
-};
-
-struct sim_speed {
-	double disk_ms,
-		pcie_ms; /* per token: bytes from disk; bytes into tier 0 (from disk and from tier 1) */
-	double serial_tok_s;  /* nothing overlaps: disk + pcie + gpu */
-	double overlap_tok_s; /* everything overlaps: max(disk, pcie, gpu) */
-};
-
 /* 0; ERR_USAGE or ERR_MEMORY with a sentence when the setup is impossible. */
 int sim_run(
 	const struct trace *t, const struct sim_setup *setup, struct sim_result *r, struct err *e);
-
-/* Prefetched bytes count like demanded ones, whether used or not; demotions go the other way over
- * PCIe and are free. */
-struct sim_speed sim_speed(const struct sim_result *r, const struct sim_machine *m);
 
 #endif

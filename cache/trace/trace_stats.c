@@ -119,6 +119,7 @@ static void count_popular(struct counter *c, struct trace_stats *s)
 			continue;
 		qsort(u, n, sizeof *u, compare_uses_falling);
 		n_layers++;
+		s->n_used_layers++;
 		for (uint32_t i = 0, k = 0; i < n; i++) {
 			so_far += u[i];
 			for (; k < TRACE_STATS_TOPS && s->top_n[k] == (int)i + 1; k++)

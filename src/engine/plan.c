@@ -31,6 +31,11 @@
 /* Left free on the host: by --ram-gb auto (or a tenth, if that is more), by a number. */
 #define HOST_RESERVE_AUTO ((size_t)8000000000)
 #define HOST_RESERVE      ((size_t)1000000000)
+/* scratch_bytes of a card that is not there: CUDA_SCRATCH_MOST of kernels/cuda. */
+#define PLANNED_SCRATCH ((size_t)600000000)
+/* A recipe for small cards keeps its matrices in about so many bytes a value (Q4_K and a little
+ * Q8_0); its resident weights are estimated by that. */
+#define SMALL_VALUE_BYTES 0.58
 /* Free slots of the second tier beyond all experts, in units of the device staging buffers. A
  * promoted expert keeps its slot until the copy is complete, and the first tier keeps some slots
  * free: with a slot for exactly every expert some would be read again and again. */
@@ -141,9 +146,43 @@ static int stream_from_host(
 	return plan_tiers(p, o->cache_bytes != ENGINE_CACHE_AUTO, e);
 }
 
+/* What would make room on the card: a shorter context, or a file with smaller resident weights.
+ * `least`: bytes that experts need at least. */
+static void hint_smaller(const struct model_config *c, const struct plan *p,
+	const struct model_weights *w, size_t least, struct err *e)
+{
+	const size_t fixed = p->workspace + least, usable = usable_bytes(p);
+	const struct weight *m = &w->layers[0].attn_out;
+	const double value_bytes = (double)m->row_bytes / (double)m->n_in;
+	const size_t kv_least = kv_cache_bytes(c, p->mtp, p->kv_type, CONTEXT_STEP * p->sessions);
+	const size_t small = (size_t)((double)p->resident * SMALL_VALUE_BYTES / value_bytes);
+	char recipe[100] = "";
+	if (value_bytes > SMALL_VALUE_BYTES && small + fixed + p->kv <= usable)
+		snprintf(recipe, sizeof recipe,
+			", or a file of --recipe iq2-s or q2-s (about %.1f GB of weights in place of %.1f)",
+			gigabytes(small), gigabytes(p->resident));
+	if (p->context > CONTEXT_STEP && p->resident + fixed + kv_least <= usable)
+		err_hint(
+			e, "-c %u would fit%s", fitting_context(c, p, usable - p->resident - fixed), recipe);
+	else if (value_bytes < SMALL_VALUE_BYTES || small + fixed + kv_least > usable)
+		err_hint(e, "this model needs a card with more memory: at least %.1f GB free",
+			gigabytes(MIN(p->resident, value_bytes < SMALL_VALUE_BYTES ? SIZE_MAX : small) + fixed +
+					  kv_least + CARD_RESERVE + p->scratch));
+	else if (small + fixed + p->kv <= usable)
+		err_hint(e,
+			"a file of --recipe iq2-s or q2-s would fit: about %.1f GB of weights in place of %.1f",
+			gigabytes(small), gigabytes(p->resident));
+	else
+		err_hint(e,
+			"a file of --recipe iq2-s or q2-s (about %.1f GB of weights in place of %.1f) would "
+			"fit with -c %u",
+			gigabytes(small), gigabytes(p->resident),
+			fitting_context(c, p, usable - small - fixed));
+}
+
 /* The same on a card. */
-static int stream_to_card(
-	const struct model_config *c, const struct engine_options *o, struct plan *p, struct err *e)
+static int stream_to_card(const struct model_config *c, const struct engine_options *o,
+	const struct model_weights *w, struct plan *p, struct err *e)
 {
 	bool given = o->cache_bytes && o->cache_bytes != ENGINE_CACHE_AUTO;
 	uint64_t ram = o->ram_bytes;
@@ -159,6 +198,17 @@ static int stream_to_card(
 			 given ? AUTO_KV_PART : AUTO_KV_PART_STREAM, p, e)))
 		return rc;
 	size_t left = bytes_left(usable_bytes(p), p->resident + p->kv + p->workspace + staging);
+	if (!given && left < p->tiers.floor_bytes) {
+		rc = err_set(e, ERR_MEMORY,
+			"%.2f GB of the card are free: %.2f for weights, %.2f for the caches of %u tokens, "
+			"%.2f "
+			"for workspace and %.2f left free leave %.2f for experts, at least %.2f are needed",
+			gigabytes(p->available), gigabytes(p->resident), gigabytes(p->kv),
+			p->context * p->sessions, gigabytes(p->workspace + staging),
+			gigabytes(p->scratch + CARD_RESERVE), gigabytes(left), gigabytes(p->tiers.floor_bytes));
+		hint_smaller(c, p, w, p->tiers.floor_bytes + staging, e);
+		return rc;
+	}
 	if (!given)
 		p->loader.tier_bytes[0] = MIN(left, p->tiers.everything_bytes);
 	if (ram == ENGINE_CACHE_AUTO) {
@@ -189,16 +239,20 @@ static void plan_log(const struct plan *p)
 		gigabytes(p->resident), gigabytes(p->kv), p->context, p->sessions, dtype_name(p->kv_type),
 		gigabytes(p->workspace), p->chunk, scratch, gigabytes(p->available), reserve);
 	if (p->streaming)
-		log_verbose("experts: streamed through %.4f GB + %.4f GB%s (%d slots, prompts borrow up to "
-					"%d; smallest %.4f GB, all %.4f GB), policy %s, lookahead %d",
+		log_verbose(
+			"experts: streamed through %.4f GB + %.4f GB%s (%d and %d of %d fit, prompts borrow "
+			"up to %d; smallest %.4f GB, all %.4f GB), policy %s, lookahead %d",
 			gigabytes(t->tier_bytes[0]), gigabytes(t->tier_bytes[1]),
-			p->on_card ? " of pinned host memory" : "", t->n_slots, t->n_prefill_slots,
-			gigabytes(t->floor_bytes), gigabytes(t->everything_bytes),
+			p->on_card ? " of pinned host memory" : "", t->n_fit[0], t->n_fit[1], t->n_experts,
+			t->n_prefill_slots, gigabytes(t->floor_bytes), gigabytes(t->everything_bytes),
 			p->loader.policy ? p->loader.policy : POLICY_DEFAULT, p->loader.lookahead);
 	else if (p->on_card)
 		log_verbose("experts: all copied to the card, %.4f GB", gigabytes(p->experts));
 	else
 		log_verbose("experts: used where the file is mapped");
+	if (p->streaming && p->on_card)
+		log_info("experts: %d of %d fit the card, %d host memory", t->n_fit[0], t->n_experts,
+			t->n_fit[1]);
 	if (p->streaming && t->on_card) {
 		char stay[64] = "";
 		if (p->ram_copies)
@@ -235,8 +289,8 @@ static int plan_check_host(const struct plan *p, struct err *e)
 	return e ? e->code : ERR_MEMORY;
 }
 
-static int plan_check(
-	const struct model_config *c, const struct plan *p, const struct backend *b, struct err *e)
+static int plan_check(const struct model_config *c, const struct plan *p,
+	const struct model_weights *w, const struct backend *b, struct err *e)
 {
 	const struct loader_plan *t = &p->tiers;
 	size_t second = t->on_card ? t->device_staging_bytes : t->tier_bytes[1];
@@ -259,12 +313,14 @@ static int plan_check(
 			(double)((usable_bytes(p) - fixed - p->kv - second) / 10000000) / 100);
 	else if (!experts && fixed + least <= usable_bytes(p))
 		err_hint(e, "-c %u would fit", fitting_context(c, p, usable_bytes(p) - fixed));
+	else if (p->on_card)
+		hint_smaller(c, p, w, experts ? second + t->floor_bytes : 0, e);
 	return e ? e->code : ERR_MEMORY;
 }
 
-int plan_make(const struct model_config *c, const struct engine_options *o, const struct gguf *file,
-	const struct model_weights *w, size_t resident, struct backend *b, struct plan *p,
-	struct err *e)
+static int make_plan(const struct model_config *c, const struct engine_options *o,
+	const struct gguf *file, const struct model_weights *w, size_t resident, struct backend *b,
+	size_t host_available, struct plan *p, struct err *e)
 {
 	uint32_t n_layers = c->n_layers + c->n_mtp;
 	*p = (struct plan){
@@ -293,7 +349,7 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 			},
 	};
 	if (p->on_card)
-		p->host_available = mem_available_bytes();
+		p->host_available = host_available;
 	if (o->context > c->n_context)
 		return err_set(e, ERR_USAGE,
 			"a context of %u tokens was asked for, the model was made for %u", o->context,
@@ -315,7 +371,7 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 	if (!p->streaming)
 		rc = p->on_card ? 0 : plan_context(c, o, 0, AUTO_KV_PART, p, e);
 	else
-		rc = p->on_card ? stream_to_card(c, o, p, e) : stream_from_host(c, o, p, e);
+		rc = p->on_card ? stream_to_card(c, o, w, p, e) : stream_from_host(c, o, p, e);
 	if (rc)
 		return rc;
 	if (p->loader.lookahead == ENGINE_LOOKAHEAD_AUTO)
@@ -325,5 +381,44 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 		log_info("second tier: %.4f GB asked for, all experts need %.4f GB: capped to that",
 			gigabytes(o->ram_bytes), gigabytes(p->tiers.everything_bytes));
 	plan_log(p);
-	return plan_check(c, p, b, e);
+	return plan_check(c, p, w, b, e);
+}
+
+int plan_make(const struct model_config *c, const struct engine_options *o, const struct gguf *file,
+	const struct model_weights *w, size_t resident, struct backend *b, struct plan *p,
+	struct err *e)
+{
+	return make_plan(c, o, file, w, resident, b, mem_available_bytes(), p, e);
+}
+
+/* A backend that only says what it has. */
+struct planned_card {
+	struct backend base;
+	size_t bytes;
+};
+
+static size_t planned_free_bytes(struct backend *b)
+{
+	return ((struct planned_card *)b)->bytes;
+}
+
+static int planned_copier_open(struct backend *b, struct copier **out, struct err *e)
+{
+	(void)b;
+	*out = NULL;
+	return err_set(e, ERR_RUN, "a planned card copies nothing");
+}
+
+int plan_for_machine(const struct model_config *c, const struct engine_options *o,
+	const struct gguf *file, const struct model_weights *w, size_t resident,
+	const struct plan_machine *machine, struct plan *p, struct err *e)
+{
+	static const struct backend_ops ops = {
+		.name = "the card", .free_bytes = planned_free_bytes, .copier_open = planned_copier_open};
+	struct planned_card card = {
+		.base = {.ops = &ops, .scratch_bytes = PLANNED_SCRATCH}, .bytes = machine->card_bytes};
+	int rc = make_plan(c, o, file, w, resident, &card.base, machine->host_bytes, p, e);
+	p->loader.file = NULL;
+	p->loader.backend = NULL;
+	return rc;
 }

@@ -37,6 +37,17 @@ int plan_make(const struct model_config *c, const struct engine_options *o, cons
 	const struct model_weights *w, size_t resident, struct backend *b, struct plan *p,
 	struct err *e);
 
+/* A machine that is not there: bytes that its card and its host have free. */
+struct plan_machine {
+	size_t card_bytes, host_bytes;
+};
+
+/* The plan that plan_make would make on such a machine; the same errors. Of `file` headers and
+ * sizes count, its data are not read. The fields of p->loader that borrow are not set. */
+int plan_for_machine(const struct model_config *c, const struct engine_options *o,
+	const struct gguf *file, const struct model_weights *w, size_t resident,
+	const struct plan_machine *machine, struct plan *p, struct err *e);
+
 /* Bytes of all experts of the first n_layers layers, as a card holds them. */
 size_t plan_expert_bytes(const struct model_weights *w, uint32_t n_layers);
 

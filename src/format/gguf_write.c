@@ -448,6 +448,12 @@ char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_
 	return mem_printf("%.*s-%05zu-of-%05zu.gguf", (int)n, path, part + 1, w->n_parts);
 }
 
+const void *gguf_writer_header(const struct gguf_writer *w, size_t part, size_t *bytes)
+{
+	*bytes = w->parts[part].header.len;
+	return w->parts[part].header.data;
+}
+
 /* ---- write ---- */
 
 static int part_write(

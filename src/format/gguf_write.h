@@ -77,6 +77,10 @@ struct gguf_write_part gguf_writer_part(const struct gguf_writer *w, size_t part
 void gguf_writer_place(
 	const struct gguf_writer *w, size_t id, size_t *part, uint64_t *offset, uint64_t *bytes);
 
+/* The header of a part, as create writes it; valid for the life of the writer. With an extension
+ * to file_bytes that nobody fills it makes a file that can be opened and planned for. */
+const void *gguf_writer_header(const struct gguf_writer *w, size_t part, size_t *bytes);
+
 /* Final path of a part for output `path`; the caller frees it. */
 char *gguf_writer_part_path(const struct gguf_writer *w, const char *path, size_t part);
 

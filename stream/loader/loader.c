@@ -113,6 +113,15 @@ int loader_plan(const struct loader_options *o, struct loader_plan *plan, struct
 		.n_prefill_slots = c.n_prefill_slots,
 		.n_slots = cache_n_slots(cache),
 	};
+	uint64_t sum = 0;
+	for (int i = 0; i < c.n_layers; i++) {
+		plan->n_experts += bytes[i] ? c.n_experts : 0;
+		sum += bytes[i] * (uint64_t)c.n_experts;
+	}
+	const double mean = (double)sum / MAX(plan->n_experts, 1);
+	for (int tier = 0; tier < 2; tier++)
+		plan->n_fit[tier] =
+			MIN((int)((double)plan->tier_bytes[tier] / MAX(mean, 1.0)), plan->n_experts);
 	plan->on_card = streams_to_card(o);
 	if (plan->on_card) {
 		struct card_memory_plan m = plan_card(o, t, r);

@@ -79,7 +79,9 @@ struct loader_plan {
 	uint64_t working_set_bytes; /* one that holds all experts of a token */
 	uint64_t everything_bytes;  /* a first tier in which every expert fits */
 	int n_prefill_slots;
-	int n_slots;
+	int n_slots;                   /* of both tiers */
+	int n_fit[2];                  /* experts of an average size that fit a tier */
+	int n_experts;                 /* of all layers */
 	bool on_card;                  /* tier 1 is pinned, and in addition are taken: */
 	uint64_t device_staging_bytes; /* on the card */
 	uint64_t host_staging_bytes;   /* pinned, on the host */

@@ -10,6 +10,7 @@
 #include "tools/commands/commands.h"
 #include "tools/options/common_opts.h"
 #include "tools/output/interrupt.h"
+#include "tools/options/pocket.h"
 #include "tools/output/report.h"
 #include "tools/trace/trace_simulate.h"
 
@@ -177,7 +178,8 @@ int cmd_bench(int argc, char **argv, struct err *e)
 			.fallback = "1, 4, 16, 32 and 64, one after the other"},
 		{"routing", 0, ARG_STRING, .string = &o.routing, .value = "TRACE",
 			.help = "decode uses the experts that this trace names, and its predictions for "
-					"lookahead, in place of the router's choice",
+					"lookahead, in place of the router's choice; \"shipped\": the trace that comes "
+					"with the program",
 			.fallback = "the model's own routing"},
 		{"resident", 0, ARG_UINT, .u32 = &o.confine, .min = 1, .max = CONFIG_MAX_EXPERTS,
 			.value = "N",
@@ -219,7 +221,8 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		.n_groups = ARRAY_LEN(groups),
 		.positional = &positional,
 		.n_positional = 1};
-	int rc = report_parse(&args, argc, argv, e);
+	char *help[] = {argv[0], (char[]){"--help"}, NULL};
+	int rc = argc > 1 ? report_parse(&args, argc, argv, e) : report_parse(&args, 2, help, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
 	if (o.csv && o.json)
@@ -242,6 +245,8 @@ int cmd_bench(int argc, char **argv, struct err *e)
 		o.n_prompt = o.prompts ? o.n_prompt : 1; /* the first token finds a cold cache */
 		o.n_new = o.new_given ? o.n_new : 768;
 	}
+	if (o.routing && !(o.routing = pocket_trace_or(o.routing, e)))
+		return e->code;
 	interrupt_catch(false);
 	o.read.slice_bytes = (size_t)o.slice_kib << 10;
 	if (!o.read.bytes)

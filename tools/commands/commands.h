@@ -33,6 +33,7 @@ struct command {
 extern const struct command commands[];
 
 int cmd_run(int argc, char **argv, struct err *e);
+int cmd_plan(int argc, char **argv, struct err *e);
 int cmd_inspect(int argc, char **argv, struct err *e);
 int cmd_convert(int argc, char **argv, struct err *e);
 int cmd_tokenize(int argc, char **argv, struct err *e);

@@ -17,6 +17,7 @@
 const struct command commands[] = {
 	{"run", cmd_run, "chat, or answer one prompt; the same as no command", NULL},
 	{"inspect", cmd_inspect, "shape, types and sizes of a model file", NULL},
+	{"plan", cmd_plan, "what a machine would make of GLM-5.2, before a download", NULL},
 	{"convert", cmd_convert, "Hugging Face safetensors to GGUF", NULL},
 	{"tokenize", cmd_tokenize, "text to token ids and back", NULL},
 	{"render", cmd_render, "messages to the text or ids that the model sees", NULL},

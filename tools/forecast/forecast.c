@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Simulated counts and modelled times. */
-#include "tools/tune/forecast.h"
+#include "tools/forecast/forecast.h"
 
 #include "src/base/log.h"
 #include "src/base/mem.h"
@@ -11,6 +11,34 @@
 #include "tools/trace/trace_simulate.h"
 
 #include <stdlib.h>
+
+/* A synthetic trace that has other layers than the model: all of its experts get the mean size. */
+static int scale_layers(struct forecast *f, const char *path, const struct extent_table *t,
+	uint32_t n_mtp, uint32_t n_used, struct err *e)
+{
+	struct trace *tr = &f->trace;
+	double slots = 0, reads = 0, layers = 0, traced = 0;
+	if (tr->model.n_experts != extent_n_experts(t) || tr->model.top_k != n_used)
+		return err_set(e, ERR_INPUT,
+			"%.400s: recorded with another model: top %u of %u experts (this one: top %u of %u)",
+			path, tr->model.top_k, tr->model.n_experts, n_used, extent_n_experts(t));
+	for (uint32_t l = 0; l + n_mtp < extent_n_layers(t); l++) {
+		struct extent_plan p;
+		if (!extent_has_layer(t, l) || extent_plan(t, l, 0, &p))
+			continue;
+		slots += (double)num_align_up(extent_slot_bytes(t, l), extent_slot_align(t));
+		reads += (double)p.read_bytes;
+		layers++;
+	}
+	for (uint32_t l = 0; l < tr->model.n_layers; l++) {
+		traced += tr->expert_bytes[l] > 0;
+		tr->expert_bytes[l] = tr->expert_bytes[l] ? (uint64_t)(slots / MAX(layers, 1.0)) : 0;
+	}
+	tr->bytes_known = true;
+	f->read_share = slots > 0 ? reads / slots : 1;
+	f->part = traced / MAX(layers, 1.0);
+	return 0;
+}
 
 /* The sizes of the live cache's slots in place of those of the bare experts, once the trace is
  * known to be of this model. */
@@ -61,25 +89,30 @@ int forecast_plan(const struct loader_options *o, struct loader_plan *plan, stru
 }
 
 int forecast_open(struct forecast *f, const char *trace, const struct gguf *file,
-	const struct loader_options *o, struct err *e)
+	const struct loader_options *o, uint32_t n_mtp, struct err *e)
 {
 	struct loader_options lo = *o;
 	struct reader *r = NULL;
 	struct extent_table *t = NULL;
 	int rc = trace_load(trace, &f->trace, e);
 	lo.file = file;
+	f->part = 1;
 	enum log_level level = log_level();
 	log_set_level(MIN(level, LOG_WARN)); /* a run says how it reads */
 	if (!rc && !f->trace.n_accesses)
 		rc = err_set(e, ERR_INPUT, "%.400s: holds no decode step", trace);
 	if (rc || (rc = loader_open_reader(&lo, &r, e)) ||
-		(rc = extent_table_from_gguf(&t, file, r, e)) ||
-		(rc = fit_sizes(f, trace, file, t, (uint32_t)o->n_used, e)))
+		(rc = extent_table_from_gguf(&t, file, r, e)))
+		goto out;
+	rc = f->trace.synthetic ? scale_layers(f, trace, t, n_mtp, (uint32_t)o->n_used, e)
+							: fit_sizes(f, trace, file, t, (uint32_t)o->n_used, e);
+	if (rc)
 		goto out;
 	rc = forecast_plan(&lo, &f->plan, e);
 	f->top_k = f->trace.model.top_k;
 	f->moe_layers =
 		(double)f->trace.n_accesses / (double)MAX(f->trace.n_tokens, 1u) / MAX(f->top_k, 1.0);
+	f->moe_layers /= f->part;
 out:
 	log_set_level(level);
 	extent_table_free(t);
@@ -116,19 +149,57 @@ static double demand_rate(
 	return m->one_bytes_s + (m->layer_bytes_s - m->one_bytes_s) * (at - 1) / (most - 1);
 }
 
-int forecast_run(const struct forecast *f, const struct forecast_machine *m,
-	struct forecast_point *p, struct err *e)
+static int replay(const struct forecast *f, const struct forecast_point *p, int lookahead,
+	struct sim_result *r, struct err *e)
 {
 	const struct sim_setup u = {.policy = policy_find(p->policy),
 		.order = SIM_BY_LAYER,
-		.tier_bytes = {p->cache_bytes, p->ram_bytes},
-		.lookahead = p->lookahead};
+		.tier_bytes = {(uint64_t)((double)p->cache_bytes * f->part),
+			(uint64_t)((double)p->ram_bytes * f->part)},
+		.skip_tokens = p->skip,
+		.window_tokens = p->window,
+		.lookahead = lookahead};
+	return sim_run(&f->trace, &u, r, e);
+}
+
+/* r: counted with the lookahead of the point. */
+static int card_times(const struct forecast *f, const struct forecast_machine *m,
+	const struct sim_result *r, struct forecast_point *p, struct err *e)
+{
+	struct sim_result plain = *r;
+	int rc = p->lookahead ? replay(f, p, 0, &plain, e) : 0;
+	if (rc)
+		return rc;
+	const double tokens = (double)MAX(r->n_tokens, 1u) * f->part;
+	const double missed = (double)plain.stats.bytes_missed * f->read_share / tokens;
+	const double in = missed + (double)r->stats.bytes_promoted / tokens;
+	p->drive_ms = missed * 1e3 /
+				  demand_rate(f, m, (double)plain.stats.misses / tokens / MAX(f->moe_layers, 1.0));
+	p->link_ms = m->copy_bytes_s > 0 ? in / m->copy_bytes_s * 1e3 : 0;
+	const double sum = m->compute_ms + p->drive_ms + p->link_ms;
+	const double longest = MAX(m->compute_ms, MAX(p->drive_ms, p->link_ms));
+	p->ms = p->lookahead ? longest + FORECAST_EXPOSED * (sum - longest) : sum;
+	return 0;
+}
+
+static void cpu_times(const struct forecast *f, const struct forecast_machine *m,
+	const struct cache_stats *s, double tokens, struct forecast_point *p)
+{
+	double rate = demand_rate(f, m, (double)s->misses / tokens / MAX(f->moe_layers, 1.0));
+	double copies = m->copy_bytes_s > 0 ? (double)s->bytes_promoted / tokens / m->copy_bytes_s : 0;
+	double ahead = p->prefetched / m->full_bytes_s * 1e3;
+	p->ms = m->compute_ms + (p->missed / rate + copies) * 1e3 + MAX(ahead - m->compute_ms, 0.0);
+}
+
+int forecast_run(const struct forecast *f, const struct forecast_machine *m,
+	struct forecast_point *p, struct err *e)
+{
 	struct sim_result r;
-	int rc = sim_run(&f->trace, &u, &r, e);
+	int rc = replay(f, p, p->lookahead, &r, e);
 	if (rc)
 		return rc;
 	const struct cache_stats *s = &r.stats;
-	const double tokens = (double)MAX(r.n_tokens, 1u);
+	const double tokens = (double)MAX(r.n_tokens, 1u) * f->part;
 	p->hits[0] = trace_ratio(s->hits[0], s->accesses);
 	p->hits[1] = trace_ratio(s->hits[1], s->accesses);
 	p->missed = (double)s->bytes_missed * f->read_share / tokens;
@@ -137,10 +208,28 @@ int forecast_run(const struct forecast *f, const struct forecast_machine *m,
 	p->wasted = trace_ratio(s->prefetch_wasted, s->prefetch_inserted);
 	if (m->one_bytes_s <= 0)
 		return 0;
-	double rate = demand_rate(f, m, (double)s->misses / tokens / MAX(f->moe_layers, 1.0));
-	double copies = m->copy_bytes_s > 0 ? (double)s->bytes_promoted / tokens / m->copy_bytes_s : 0;
-	double ahead = p->prefetched / m->full_bytes_s * 1e3;
-	p->ms = m->compute_ms + (p->missed / rate + copies) * 1e3 + MAX(ahead - m->compute_ms, 0.0);
+	if (!m->card)
+		cpu_times(f, m, s, tokens, p);
+	else if ((rc = card_times(f, m, &r, p, e)))
+		return rc;
 	p->tok_s = p->ms > 0 ? 1e3 / p->ms : 0;
 	return 0;
+}
+
+struct forecast_bounds forecast_bounds_of(
+	const struct sim_result *r, const struct forecast_machine *m)
+{
+	struct forecast_bounds v = {0};
+	if (!r->n_tokens)
+		return v;
+	const struct cache_stats *s = &r->stats;
+	const double drive = (double)(s->bytes_missed + s->prefetch_bytes) / (double)r->n_tokens;
+	const double link = drive + (double)s->bytes_promoted / (double)r->n_tokens;
+	v.drive_ms = m->full_bytes_s > 0 ? drive / m->full_bytes_s * 1e3 : 0;
+	v.link_ms = m->copy_bytes_s > 0 ? link / m->copy_bytes_s * 1e3 : 0;
+	const double longest = MAX(m->compute_ms, MAX(v.drive_ms, v.link_ms));
+	const double sum = m->compute_ms + v.drive_ms + v.link_ms;
+	v.overlap_tok_s = longest > 0 ? 1e3 / longest : 0;
+	v.serial_tok_s = sum > 0 ? 1e3 / sum : 0;
+	return v;
 }

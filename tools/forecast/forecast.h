@@ -1,14 +1,25 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * What a cache of a given size would make of the routing in a trace, and how fast tokens would then
- * come. The counts are those of the simulator, which is the code of the live cache; the times are a
- * model:
+ * come: the one model of speed in the tree, for `plan`, `tune`, `inspect --trace` and `trace
+ * simulate`. The counts are those of the simulator, which is the code of the live cache.
  *
- *     token = computing + missed bytes / demand rate + bytes between tiers / copy rate
- *             + what prefetching reads beyond the time that computing leaves it
+ * Times of a token, from bytes a token and rates:
  *
- * that is, nobody computes while a layer waits for its own experts, and prefetches run while others
- * compute. The demand rate depends on how many experts a layer misses at once.
+ *   on the CPU   computing + missed bytes / demand rate + bytes between tiers / copy rate
+ *                + what prefetching reads beyond the time that computing leaves it.
+ *                The demand rate depends on how many experts a layer misses at once.
+ *   on a card    with lookahead: the longest of computing, drive and link, and FORECAST_EXPOSED of
+ *                the two others; without it their sum. Drive bytes are those of a run without
+ *                lookahead, since predicted experts are read only while the drive rests. The link
+ *                carries them and what lookahead promotes.
+ *
+ * FORECAST_EXPOSED is fitted to three runs on an H200 whose experts all lay in host memory. For the
+ * nine runs of tests/bench/RESULTS.md the model says 12 % less to 17 % more tok/s than were
+ * measured (tests/e2e/bench/plan.sh).
+ *
+ * Order of use: forecast_open, forecast_measure or rates from elsewhere, forecast_run for each
+ * setting, forecast_fini.
  */
 #ifndef GLM_TOOLS_FORECAST_H
 #define GLM_TOOLS_FORECAST_H
@@ -18,14 +29,28 @@
 #include "stream/loader/loader.h"
 #include "tools/options/common_opts.h"
 
+#define FORECAST_EXPOSED 0.48
+
 struct forecast_machine {
 	double one_bytes_s;   /* drive, one expert at a time. 0: unknown, no times */
 	double layer_bytes_s; /* top_k at a time */
 	double full_bytes_s;  /* always busy */
 	double copy_bytes_s;  /* between the tiers; 0: infinitely fast */
 	double compute_ms;    /* a token, everything cached */
+	bool card;            /* computes on a card, with captured graphs and copies beside them */
 	bool direct;          /* the drive was read past the page cache */
 };
+
+/* A drive that reads at one rate. */
+static inline struct forecast_machine forecast_machine_of(
+	double drive_bytes_s, double copy_bytes_s, double compute_ms)
+{
+	return (struct forecast_machine){.one_bytes_s = drive_bytes_s,
+		.layer_bytes_s = drive_bytes_s,
+		.full_bytes_s = drive_bytes_s,
+		.copy_bytes_s = copy_bytes_s,
+		.compute_ms = compute_ms};
+}
 
 /* Measures the three rates of the drive. */
 int forecast_measure(const struct common_opts *c, const struct gguf *file, uint32_t top_k,
@@ -35,25 +60,33 @@ int forecast_measure(const struct common_opts *c, const struct gguf *file, uint3
 struct forecast {
 	struct trace trace;       /* its expert_bytes are those of slots */
 	double read_share;        /* bytes read for an expert / bytes of its slot */
-	double top_k, moe_layers; /* layers that the trace's decode steps use */
-	struct loader_plan plan;  /* floor_bytes and everything_bytes of the model */
+	double top_k, moe_layers; /* layers of the model that decode steps use */
+	/* Layers of the trace / layers of the model. A synthetic trace may have fewer: budgets are
+	 * reduced and bytes a token enlarged by this. */
+	double part;
+	struct loader_plan plan; /* floor_bytes and everything_bytes of the model */
 };
 
 /* Reads the trace and fits it to the model: ERR_INPUT when it is of another one, or holds no decode
- * step. Opens the files of the model, reads no weights. */
+ * step. A synthetic trace (GLTR1) of as many experts and used ones serves any number of layers.
+ * n_mtp: layers of o->n_layers that decode steps do not use. Opens the files of the model, reads no
+ * weights. */
 int forecast_open(struct forecast *f, const char *trace, const struct gguf *file,
-	const struct loader_options *o, struct err *e);
+	const struct loader_options *o, uint32_t n_mtp, struct err *e);
 void forecast_fini(struct forecast *f);
 
-/* One setting. Zero-initialise, fill the first line, forecast_run fills the rest. */
+/* One setting. Zero-initialise, fill the first lines, forecast_run fills the rest. */
 struct forecast_point {
 	uint64_t cache_bytes, ram_bytes;
 	const char *policy;
 	int lookahead;
+	uint64_t skip;             /* tokens that are replayed but not counted */
+	uint64_t window;           /* > 0: the cache is emptied after so many tokens: cold starts */
 	double hits[2];            /* share of accesses found in each tier */
 	double missed, prefetched; /* bytes a token from the drive: demanded; read ahead */
 	double useful, wasted;     /* share of the prefetched experts */
 	double ms, tok_s;          /* 0 when the machine is unknown */
+	double drive_ms, link_ms;  /* of it, on a card */
 };
 
 /* Floor and everything of a model, before there is a trace. */
@@ -61,5 +94,15 @@ int forecast_plan(const struct loader_options *o, struct loader_plan *plan, stru
 
 int forecast_run(const struct forecast *f, const struct forecast_machine *m,
 	struct forecast_point *p, struct err *e);
+
+/* The least and the most that these counts can take: all three at once, one after the other.
+ * Prefetched bytes count like demanded ones, whether used or not; demotions go the other way over
+ * the link and are free. full_bytes_s and copy_bytes_s <= 0: infinitely fast. */
+struct forecast_bounds {
+	double drive_ms, link_ms; /* a token; the link carries what comes from both */
+	double overlap_tok_s, serial_tok_s;
+};
+struct forecast_bounds forecast_bounds_of(
+	const struct sim_result *r, const struct forecast_machine *m);
 
 #endif

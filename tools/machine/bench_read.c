@@ -14,6 +14,7 @@
 #include "src/base/rng.h"
 #include "stream/reader/reader.h"
 #include "tools/output/interrupt.h"
+#include "tools/output/progress.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -50,6 +51,8 @@ struct read_job {
 	bool have[SOURCES];
 	unsigned char *memory; /* one slice per request of the deepest queue */
 	size_t memory_bytes;
+	struct progress progress;
+	uint64_t done, total; /* bytes of all samples */
 };
 
 /* --- the file --- */
@@ -312,6 +315,7 @@ static int bench_depth(struct read_job *j, bool direct, unsigned depth, struct e
 				return code;
 			rate[k][i] = s[k].gb_s;
 			cpu[k][i] = s[k].cpu_s_per_gb;
+			progress_update(&j->progress, j->done += j->bytes, j->total);
 		}
 	double fio = 0;
 	if (j->have[SOURCE_FIO])
@@ -384,9 +388,18 @@ int bench_read(struct bench *b, const struct bench_read_options *o, struct err *
 		j.blocks[k] = i;
 	}
 	choose_sources(&j);
+	const unsigned n_sources =
+		j.have[SOURCE_URING] + j.have[SOURCE_THREADS] + (unsigned)j.have[SOURCE_FIO];
+	j.total = 2 * n_depths * (uint64_t)b->repeats * n_sources * j.bytes;
+	log_info("bench read: %.4g GB in all: %zu queue depth%s with and without the page cache, %d "
+			 "times by each of %u readers, %.4g GB each (--gb, --depth and --repeats make it less)",
+		(double)j.total * 1e-9, n_depths, n_depths > 1 ? "s" : "", b->repeats, n_sources,
+		(double)j.bytes * 1e-9);
+	progress_begin_lines(&j.progress, "reading", NULL, 0, j.total);
 	for (int direct = 1; direct >= 0; direct--)
 		for (size_t i = 0; i < n_depths && !code; i++)
 			code = bench_depth(&j, direct, depths[i], e);
+	progress_end(&j.progress);
 out:
 	free(j.blocks);
 	if (j.memory)

@@ -14,4 +14,10 @@ const char *pocket_or(const char *model, struct err *e);
 #define POCKET_MODEL_HELP "GGUF to open; of a split file the first part"
 #define POCKET_FALLBACK   "the pocket model that ships with the program"
 
+/* The path of the routing trace that ships with the program: 12 of the 75 layers of a synthetic
+ * trace of GLM-5.2's shape (tests/data/NOTICE.md). `trace` itself unless it is NULL or
+ * POCKET_TRACE. NULL with a sentence: it is not there. */
+#define POCKET_TRACE "shipped"
+const char *pocket_trace_or(const char *trace, struct err *e);
+
 #endif

@@ -9,6 +9,7 @@ cd "$(dirname "$0")/../.."
 
 program=bin/glmstream
 model=share/glmstream/pocket.gguf
+routing=share/glmstream/glm52-routing.gltr1
 manual=share/man/man1/glmstream.1
 bash=share/bash-completion/completions/glmstream
 zsh=share/zsh/site-functions/_glmstream
@@ -29,13 +30,14 @@ install)
 	sed "s|@PREFIX@|$prefix|" tools/share/glmstream.service >"$made/unit"
 	put "$build/glmstream" 755 $program
 	[ ! -f tools/pocket/pocket.gguf ] || put tools/pocket/pocket.gguf 644 $model
+	put tools/share/glm52-routing.gltr1 644 $routing
 	put "$made/man" 644 $manual
 	put "$made/bash" 644 $bash
 	put "$made/zsh" 644 $zsh
 	put "$made/unit" 644 $unit
 	;;
 uninstall)
-	for f in $program $model $manual $bash $zsh $unit; do
+	for f in $program $model $routing $manual $bash $zsh $unit; do
 		rm -f "$dest$prefix/$f"
 	done
 	rmdir "$dest$prefix/share/glmstream" 2>/dev/null || :

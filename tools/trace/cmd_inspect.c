@@ -5,6 +5,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tools/commands/commands.h"
+#include "tools/trace/inspect_fits.h"
 #include "tools/trace/inspect_forecast.h"
 #include "tools/output/json_out.h"
 #include "tools/trace/model_sizes.h"
@@ -139,43 +140,6 @@ static void print_sizes(const struct model_config *c, const struct model_sizes *
 		printf("                  the MTP layer %s per token more\n", SIZE(s->kv_mtp_per_token));
 }
 
-/* Context for which the forecast reserves a cache. */
-static uint64_t forecast_context(const struct model_config *c)
-{
-	return MIN(c->n_context, 32768u);
-}
-
-/* What memory of a size leaves for experts: less the resident weights, the cache, and 2 GB for
- * activations and the rest. */
-static uint64_t left_for_experts(
-	const struct model_config *c, const struct model_sizes *s, double memory_gb)
-{
-	uint64_t fixed = s->resident_bytes + s->kv_per_token * forecast_context(c) + (uint64_t)(2 * GB);
-	uint64_t memory = (uint64_t)(memory_gb * GB);
-	return memory > fixed ? memory - fixed : 0;
-}
-
-static const double memories_gb[] = {16, 24, 32, 48, 80, 96, 141, 192, 288};
-
-static void print_forecast(const struct model_config *c, const struct model_sizes *s)
-{
-	printf("\nwhat fits (context %llu, 2 GB for activations)\n",
-		(unsigned long long)forecast_context(c));
-	for (size_t i = 0; i < ARRAY_LEN(memories_gb); i++) {
-		uint64_t left = left_for_experts(c, s, memories_gb[i]);
-		if (left >= s->experts_bytes) {
-			printf("  %4.0f GB         everything\n", memories_gb[i]);
-			break;
-		}
-		if (left < s->working_set)
-			printf("  %4.0f GB         too small\n", memories_gb[i]);
-		else
-			printf("  %4.0f GB         %s for experts: %.1f %% of them (%llu)\n", memories_gb[i],
-				SIZE(left), 100 * (double)left / (double)s->experts_bytes,
-				(unsigned long long)(left / s->expert_max));
-	}
-}
-
 static void print_tensors(const struct gguf *file, const struct model_config *c)
 {
 	printf("\n%-44s %-8s %-24s %14s %16s  %s\n", "tensor", "type", "shape", "bytes", "offset",
@@ -300,26 +264,6 @@ static json_t *sizes_json(const struct model_config *c, const struct model_sizes
 	return o;
 }
 
-static json_t *forecast_json(const struct model_config *c, const struct model_sizes *s)
-{
-	json_t *list = json_array();
-	for (size_t i = 0; i < ARRAY_LEN(memories_gb); i++) {
-		uint64_t left = left_for_experts(c, s, memories_gb[i]);
-		json_t *o = json_object();
-		json_out_real(o, "memory_gb", memories_gb[i]);
-		json_out_uint(o, "context", forecast_context(c));
-		json_out_uint(
-			o, "experts_budget_bytes", left < s->working_set ? 0 : MIN(left, s->experts_bytes));
-		json_out_real(o, "experts_share",
-			left < s->working_set ? 0 : MIN(1, (double)left / (double)MAX(s->experts_bytes, 1)));
-		json_object_set_new(o, "fits", json_boolean(left >= s->working_set));
-		json_array_append_new(list, o);
-		if (left >= s->experts_bytes)
-			break;
-	}
-	return list;
-}
-
 static json_t *tensors_json(const struct gguf *file, const struct model_config *c)
 {
 	json_t *list = json_array();
@@ -341,7 +285,7 @@ static json_t *tensors_json(const struct gguf *file, const struct model_config *
 }
 
 static void print_json(const struct gguf *file, const struct model_config *c,
-	const struct model_sizes *s, bool tensors, json_t *traced)
+	const struct model_sizes *s, const struct inspect_fits *fits, bool tensors, json_t *traced)
 {
 	json_t *o = json_object(), *files = json_array();
 	json_out_str(o, "name", c->name);
@@ -370,7 +314,7 @@ static void print_json(const struct gguf *file, const struct model_config *c,
 	json_object_set_new(o, "index_share", index_json(c));
 	json_object_set_new(o, "classes", classes_json(s));
 	json_object_set_new(o, "sizes", sizes_json(c, s));
-	json_object_set_new(o, "forecast", forecast_json(c, s));
+	json_object_set_new(o, "forecast", inspect_fits_json(fits));
 	if (traced)
 		json_object_set_new(o, "trace_forecast", traced);
 	if (tensors)
@@ -382,9 +326,16 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 {
 	const char *model = NULL, *option_model = NULL;
 	bool json = false, tensors = false;
+	float vram_gb = 0;
+	uint32_t context = 0;
+	struct inspect_fits fits;
 	const struct arg options[] = {
 		{"model", 'm', ARG_STRING, .string = &option_model, .value = "FILE",
 			.help = "the same as MODEL"},
+		{"ctx", 'c', ARG_UINT, .u32 = &context, .min = 1, .max = INT32_MAX, .value = "N",
+			.help = "context for which caches are planned", .fallback = "32768"},
+		{"vram-gb", 0, ARG_FLOAT, .f32 = &vram_gb, .max = 1e4, .above_min = true, .value = "G",
+			.help = "memory of the card, as it is sold", .fallback = "the usual sizes"},
 		{"tensors", 0, ARG_FLAG, .flag = &tensors, .help = "list every tensor"},
 		{"json", 0, ARG_FLAG, .flag = &json, .help = "print one JSON object"},
 	};
@@ -393,7 +344,7 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 		{NULL, options, ARRAY_LEN(options)}, inspect_forecast_group(&forecast)};
 	const struct arg positional = {.kind = ARG_STRING, .string = &model, .value = "MODEL"};
 	const struct args args = {.command = "glmstream inspect",
-		.usage = "MODEL [--tensors] [--trace FILE ...] [--json]",
+		.usage = "MODEL [--ctx N] [--vram-gb G] [--tensors] [--trace FILE ...] [--json]",
 		.about = "Shape of a model file, types and bytes by class, the IndexShare schedule, and "
 				 "what fits into which memory. Reads headers only. Of a split file name the first "
 				 "part; without MODEL the pocket model is shown. With a trace of a run: what "
@@ -422,17 +373,23 @@ int cmd_inspect(int argc, char **argv, struct err *e)
 	if ((rc = gguf_open(model, &file, e)) || (rc = config_read(file, &config, e)))
 		goto out;
 	model_sizes_count(file, &config, sizes);
+	if (context > config.n_context) {
+		rc = err_set(
+			e, ERR_USAGE, "--ctx: %u found, the model was made for %u", context, config.n_context);
+		goto out;
+	}
+	inspect_fits_find(&fits, file, &config, (double)vram_gb, context);
 	if ((rc = inspect_forecast_run(&forecast, model, file, &config, e)))
 		goto out;
 	if (json) {
 		if (forecast.trace)
 			traced = inspect_forecast_json(&forecast);
-		print_json(file, &config, sizes, tensors, traced);
+		print_json(file, &config, sizes, &fits, tensors, traced);
 	} else {
 		print_shape(file, &config);
 		print_classes(sizes);
 		print_sizes(&config, sizes);
-		print_forecast(&config, sizes);
+		inspect_fits_print(&fits);
 		if (forecast.trace)
 			inspect_forecast_print(&forecast);
 		if (tensors)

@@ -70,11 +70,13 @@ static void show_text(const char *path, const struct trace *t, const struct trac
 			least = MIN(least, m->expert_bytes[l]);
 			most = MAX(most, m->expert_bytes[l]);
 		}
-	printf("%s: %s\n", path, m->name[0] ? m->name : "no model name");
+	printf("%s: %s\n", path, m->name[0] ? m->name : "of a model without a name");
 	if (m->fingerprint)
 		printf("  fingerprint        %016llx\n", (unsigned long long)m->fingerprint);
-	printf("  shape              %llu layers with experts, top %u of %u\n",
-		(unsigned long long)s->n_moe_layers, m->top_k, m->n_experts);
+	printf("  shape              %llu layers with experts%s, top %u of %u\n",
+		(unsigned long long)s->n_moe_layers,
+		s->n_used_layers + 1 == s->n_moe_layers ? ", one of them not used: an MTP layer" : "",
+		m->top_k, m->n_experts);
 	if (t->bytes_known && least == most)
 		printf("  expert             %llu bytes\n", (unsigned long long)most);
 	else if (t->bytes_known)

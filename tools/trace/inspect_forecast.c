@@ -4,6 +4,7 @@
 
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "tools/options/pocket.h"
 #include "tools/output/json_out.h"
 #include "tools/trace/trace_simulate.h"
 
@@ -18,7 +19,8 @@ struct arg_group inspect_forecast_group(struct inspect_forecast *f)
 	f->policy = POLICY_DEFAULT;
 	const struct arg list[] = {
 		{"trace", 0, ARG_STRING, .string = &f->trace, .value = "FILE",
-			.help = "a trace of this model, as a run with --trace FILE writes it"},
+			.help = "a trace of this model, as a run with --trace FILE writes it; \"shipped\": the "
+					"synthetic one of GLM-5.2 that comes with the program"},
 		{"cache-gb", 0, ARG_STRING, .string = &f->cache_gb, .given = &f->other, .value = "G,...",
 			.help = "budgets of the first tier in GB",
 			.fallback = "a row from the smallest that works to all experts"},
@@ -34,7 +36,7 @@ struct arg_group inspect_forecast_group(struct inspect_forecast *f)
 		{"measure", 0, ARG_FLAG, .flag = &f->measure, .given = &f->other,
 			.help = "measure that bandwidth by reading experts of the model"},
 		{"pcie-gb-s", 0, ARG_FLOAT, .f32 = &f->pcie_gb_s, .given = &f->other, .max = 1e6,
-			.above_min = true, .value = "G", .help = "bandwidth from the second tier to the first",
+			.above_min = true, .value = "G", .help = "bandwidth of the link to a card",
 			.fallback = "not a limit"},
 		{"gpu-ms", 0, ARG_FLOAT, .f32 = &f->gpu_ms, .given = &f->gpu_given, .max = 1e6,
 			.value = "MS", .help = "computing time of a token", .fallback = "0"},
@@ -87,6 +89,8 @@ int inspect_forecast_run(struct inspect_forecast *f, const char *model, const st
 		return err_set(e, ERR_USAGE, "--measure and --disk-gb-s exclude each other");
 	if (f->gpu_given && !f->measure && !(f->disk_gb_s > 0))
 		return err_set(e, ERR_USAGE, "--gpu-ms is of use only with --disk-gb-s G or --measure");
+	if (!(f->trace = pocket_trace_or(f->trace, e)))
+		return e->code;
 	const struct policy_ops *policy = policy_find(f->policy);
 	if (!policy || policy->needs_future)
 		return err_set(
@@ -94,13 +98,12 @@ int inspect_forecast_run(struct inspect_forecast *f, const char *model, const st
 	const struct common_opts common = {.model = model};
 	const struct loader_options o = {
 		.file = file, .n_layers = (int)(c->n_layers + c->n_mtp), .n_used = (int)c->n_used};
-	int rc = forecast_open(&f->forecast, f->trace, file, &o, e);
+	int rc = forecast_open(&f->forecast, f->trace, file, &o, c->n_mtp, e);
 	if (rc)
 		return rc;
-	f->machine = (struct forecast_machine){
-		.compute_ms = (double)f->gpu_ms, .copy_bytes_s = (double)f->pcie_gb_s * 1e9};
-	f->machine.one_bytes_s = f->machine.layer_bytes_s = f->machine.full_bytes_s =
-		(double)f->disk_gb_s * 1e9;
+	f->machine = forecast_machine_of(
+		(double)f->disk_gb_s * 1e9, (double)f->pcie_gb_s * 1e9, (double)f->gpu_ms);
+	f->machine.card = f->pcie_gb_s > 0;
 	if (f->measure)
 		rc = forecast_measure(&common, file, c->n_used, MEASURE_SECONDS, 3, &f->machine, e);
 	if (!rc)

@@ -6,7 +6,7 @@
 
 #include "src/base/args.h"
 #include "src/model/config.h"
-#include "tools/tune/forecast.h"
+#include "tools/forecast/forecast.h"
 
 #include <jansson.h>
 

@@ -8,6 +8,8 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/out_file.h"
+#include "tools/forecast/forecast.h"
+#include "tools/options/pocket.h"
 #include "tools/output/json_out.h"
 #include "tools/output/report.h"
 #include "tools/tune/svg_plot.h"
@@ -219,13 +221,22 @@ static double byte_scale(const struct simulation *j)
 	return j->in_slots ? trace_ratio(bytes, n) : 1;
 }
 
-static struct sim_speed speed(const struct simulation *j, const struct sim_result *r)
+static struct forecast_bounds speed(const struct simulation *j, const struct sim_result *r)
 {
-	double scale = byte_scale(j);
-	const struct sim_machine m = {.disk_bytes_s = j->o.disk_gb_s * 1e9 / scale,
-		.pcie_bytes_s = j->o.pcie_gb_s * 1e9 / scale,
-		.gpu_ms = j->o.gpu_ms};
-	return sim_speed(r, &m);
+	const double rate = 1e9 / byte_scale(j);
+	const struct forecast_machine m = forecast_machine_of(
+		(double)j->o.disk_gb_s * rate, (double)j->o.pcie_gb_s * rate, (double)j->o.gpu_ms);
+	return forecast_bounds_of(r, &m);
+}
+
+/* "5 GB/s", or that there is none */
+static const char *rate_text(float gb_s, char *out, size_t n)
+{
+	if (gb_s > 0)
+		snprintf(out, n, "%g GB/s", (double)gb_s);
+	else
+		snprintf(out, n, "no limit");
+	return out;
 }
 
 /* ---- output ---- */
@@ -251,9 +262,9 @@ static json_t *policy_json(
 	json_out_uint(o, "prefetch_useful", s->prefetch_used);
 	json_out_uint(o, "prefetch_wasted", s->prefetch_wasted);
 	if (j->o.modelled) {
-		struct sim_speed v = speed(j, r);
-		json_out_real(o, "disk_ms_per_token", v.disk_ms);
-		json_out_real(o, "pcie_ms_per_token", v.pcie_ms);
+		struct forecast_bounds v = speed(j, r);
+		json_out_real(o, "disk_ms_per_token", v.drive_ms);
+		json_out_real(o, "pcie_ms_per_token", v.link_ms);
 		json_out_real(o, "tok_s_overlap", v.overlap_tok_s);
 		json_out_real(o, "tok_s_serial", v.serial_tok_s);
 	}
@@ -306,9 +317,10 @@ static void print_table(const struct simulation *j)
 		o->per_layer ? "one pool per layer" : "one pool",
 		j->setup.order == SIM_BY_RANK ? "expert after expert" : "layer by layer, as a run does it");
 	if (o->modelled)
-		printf("modelled: disk %g GB/s, PCIe %g GB/s, GPU %g ms a token; overlap = the longest of "
-			   "the three, serial = their sum\n",
-			(double)o->disk_gb_s, (double)o->pcie_gb_s, (double)o->gpu_ms);
+		printf("bounds: drive %s, PCIe %s, computing %g ms a token; overlap = the longest of the "
+			   "three, serial = their sum\n",
+			rate_text(o->disk_gb_s, (char[32]){0}, 32), rate_text(o->pcie_gb_s, (char[32]){0}, 32),
+			(double)o->gpu_ms);
 	printf("\n%8s %6s", "slots", "share");
 	if (!j->in_slots)
 		printf(" %9s", "cache GB");
@@ -319,9 +331,9 @@ static void print_table(const struct simulation *j)
 		printf(" %8s", "ram %");
 	printf(" %12s", bytes_known(j) ? "read MB/tok" : "missed/tok");
 	if (ahead)
-		printf(" %9s %9s", "useful", "wasted");
+		printf(" %9s %9s", "useful %", "wasted %");
 	if (o->modelled)
-		printf(" %9s %9s", "overlap", "serial");
+		printf(" %13s %12s", "overlap tok/s", "serial tok/s");
 	printf("\n");
 	for (int b = 0; b < j->n_budgets; b++)
 		for (int r = 0; r < j->n_rams; r++)
@@ -345,12 +357,12 @@ static void print_table(const struct simulation *j)
 				else
 					printf(" %12.1f", trace_ratio(s->misses + s->prefetch_inserted, x->n_tokens));
 				if (ahead)
-					printf(" %8.1f%% %8.1f%%",
+					printf(" %9.1f %9.1f",
 						100 * trace_ratio(s->prefetch_used, s->prefetch_inserted),
 						100 * trace_ratio(s->prefetch_wasted, s->prefetch_inserted));
 				if (o->modelled) {
-					struct sim_speed v = speed(j, x);
-					printf(" %9.2f %9.2f", v.overlap_tok_s, v.serial_tok_s);
+					struct forecast_bounds v = speed(j, x);
+					printf(" %13.2f %12.2f", v.overlap_tok_s, v.serial_tok_s);
 				}
 				printf("\n");
 			}
@@ -382,6 +394,7 @@ static int draw_hit_rates(const struct simulation *j, struct err *e)
 		.x_label = j->in_slots ? "experts that fit, % of all" : "cache, GB",
 		.y_label = "hits, % of accesses",
 		.x_from_zero = true,
+		.y_from_zero = true,
 		.n_series = j->n_policies};
 	for (int i = 0; i < j->n_budgets; i++)
 		xy[i] = j->in_slots ? 100 * trace_ratio(j->budgets[order[i]], all)
@@ -396,7 +409,8 @@ static int draw_hit_rates(const struct simulation *j, struct err *e)
 			.x = xy,
 			.y = y,
 			.n = j->n_budgets,
-			.dashed = j->policies[p]->needs_future};
+			.dashed = j->policies[p]->needs_future,
+			.colour = svg_policy_colour(j->policies[p]->name)};
 	}
 	int rc = svg_plot_save(&plot, j->o.svg, j->o.force, e);
 	free(xy);
@@ -489,6 +503,8 @@ int trace_simulate(int argc, char **argv, struct err *e)
 	int rc = parse_options(o, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
+	if (!(o->path = pocket_trace_or(o->path, e)))
+		return e->code;
 	if ((o->svg && (rc = out_file_may_replace(o->svg, &out_plot, o->force, e))) ||
 		(rc = parse_policies(&j, e)) || (rc = trace_load(o->path, &j.t, e)) ||
 		(rc = find_budgets(&j, e)))

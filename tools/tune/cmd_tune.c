@@ -12,7 +12,7 @@
 #include "src/base/num.h"
 #include "src/base/out_file.h"
 #include "tools/commands/commands.h"
-#include "tools/tune/forecast.h"
+#include "tools/forecast/forecast.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/json_out.h"
 #include "tools/bench/measure.h"
@@ -134,6 +134,7 @@ static int measure_machine(struct tune *t, struct err *e)
 	if (!rc)
 		rc = measure_compute(t, e);
 	t->machine.copy_bytes_s = t->copy.median;
+	t->machine.card = !t->facts.cpu;
 	return rc;
 }
 
@@ -146,7 +147,7 @@ static int open_trace(struct tune *t, const struct loader_options *o, struct err
 	bool temporary = !given;
 	int rc = 0;
 	if (given && access(given, F_OK) == 0)
-		return forecast_open(&t->forecast, given, t->file, o, e);
+		return forecast_open(&t->forecast, given, t->file, o, t->config.n_mtp, e);
 	if (given) {
 		path = mem_strdup(given);
 	} else {
@@ -164,7 +165,7 @@ static int open_trace(struct tune *t, const struct loader_options *o, struct err
 	if (!rc)
 		rc = tune_record(&t->common, &t->facts, t->n_new, AHEAD_MOST, path, e);
 	if (!rc)
-		rc = forecast_open(&t->forecast, path, t->file, o, e);
+		rc = forecast_open(&t->forecast, path, t->file, o, t->config.n_mtp, e);
 	t->recorded = true;
 	if (temporary)
 		unlink(path);
@@ -415,6 +416,7 @@ static int draw_speeds(struct tune *t, struct err *e)
 		.x_label = "cache, GB",
 		.y_label = "tokens per second",
 		.x_from_zero = true,
+		.y_from_zero = true,
 		.n_series = POLICIES + 1};
 	for (int k = 0; k <= POLICIES; k++) {
 		const bool plain = k == POLICIES;
@@ -427,7 +429,8 @@ static int draw_speeds(struct tune *t, struct err *e)
 			.x = x,
 			.y = y[k],
 			.n = t->n_budgets,
-			.dashed = plain};
+			.dashed = plain,
+			.colour = svg_policy_colour(policy)};
 	}
 	return svg_plot_save(&plot, t->svg, t->common.force, e);
 }

@@ -23,6 +23,21 @@
 static const char *const colours[SVG_MAX_SERIES] = {
 	"#0072b2", "#d55e00", "#009e73", "#444444", "#cc79a7", "#e69f00", "#56b4e9", "#000000"};
 
+int svg_policy_colour(const char *policy)
+{
+	static const char *const policies[] = {"lru", "lfu", "sieve", "belady", "belady-bypass"};
+	for (size_t i = 0; i < ARRAY_LEN(policies); i++)
+		if (!strcmp(policy, policies[i]))
+			return (int)i + 1;
+	return 0;
+}
+
+static const char *series_colour(const struct svg_plot *p, int i)
+{
+	int c = p->series[i].colour;
+	return colours[c > 0 && c <= SVG_MAX_SERIES ? c - 1 : i];
+}
+
 struct frame {
 	double x0, x1, y0, y1; /* data range */
 };
@@ -93,6 +108,8 @@ static struct frame find_frame(const struct svg_plot *p)
 		f = (struct frame){0, 1, 0, 1};
 	if (p->x_from_zero)
 		f.x0 = MIN(f.x0, 0.0);
+	if (p->y_from_zero)
+		f.y0 = MIN(f.y0, 0.0);
 	if (p->y_min != p->y_max) {
 		f.y0 = p->y_min;
 		f.y1 = p->y_max;
@@ -144,9 +161,9 @@ static void draw_grid(const struct svg_plot *p, const struct frame *f, struct bu
 }
 
 static void draw_series(
-	const struct svg_series *s, const struct frame *f, int colour, struct buf *out)
+	const struct svg_series *s, const struct frame *f, const char *colour, struct buf *out)
 {
-	buf_printf(out, "<g stroke=\"%s\" fill=\"%s\"><title>", colours[colour], colours[colour]);
+	buf_printf(out, "<g stroke=\"%s\" fill=\"%s\"><title>", colour, colour);
 	put_text(out, s->name);
 	buf_puts(out, "</title>\n<path fill=\"none\" stroke-width=\"2\" stroke-linejoin=\"round\"");
 	buf_puts(out, s->dashed ? " stroke-dasharray=\"6 4\" d=\"" : " d=\"");
@@ -187,8 +204,8 @@ static void draw_names(const struct svg_plot *p, const struct frame *f, struct b
 		char attributes[100];
 		buf_printf(out,
 			"<path d=\"M%.1f %.1fL%d %.1f\" stroke=\"%s\" stroke-width=\"1\" opacity=\"0.45\"/>\n",
-			x + 5, want[i], WIDTH - RIGHT + 22, at[j], colours[i]);
-		snprintf(attributes, sizeof attributes, "class=\"name\" fill=\"%s\"", colours[i]);
+			x + 5, want[i], WIDTH - RIGHT + 22, at[j], series_colour(p, i));
+		snprintf(attributes, sizeof attributes, "class=\"name\" fill=\"%s\"", series_colour(p, i));
 		text(out, WIDTH - RIGHT + 26, at[j] + 4.5, attributes, p->series[i].name);
 	}
 }
@@ -213,7 +230,7 @@ static void draw_plot(const struct svg_plot *p, struct buf *out)
 		text(out, LEFT, 51, "font-size=\"13\" fill=\"#50555a\"", p->subtitle);
 	draw_grid(p, &f, out);
 	for (int i = 0; i < p->n_series && i < SVG_MAX_SERIES; i++)
-		draw_series(&p->series[i], &f, i, out);
+		draw_series(&p->series[i], &f, series_colour(p, i), out);
 	draw_names(p, &f, out);
 	buf_puts(out, "</svg>\n");
 }

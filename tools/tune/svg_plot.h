@@ -18,16 +18,20 @@ struct svg_series {
 	const double *x, *y; /* [n], x rising */
 	int n;
 	bool dashed; /* a bound rather than something that can be had */
+	int colour;  /* 0: by its place; else svg_policy_colour or another of 1 .. SVG_MAX_SERIES */
 };
 
 struct svg_plot {
 	const char *title, *subtitle; /* subtitle: NULL for none */
 	const char *x_label, *y_label;
 	double y_min, y_max; /* both 0: from the data */
-	bool x_from_zero;
+	bool x_from_zero, y_from_zero;
 	struct svg_series series[SVG_MAX_SERIES];
 	int n_series;
 };
+
+/* The colour of a policy in every plot; 0 for other names. */
+int svg_policy_colour(const char *policy);
 
 /* Writes the whole document to a file. Text is escaped. Only an earlier plot is replaced, or with
  * force any file. */

@@ -22,6 +22,8 @@ has_figure() { # source, mode
 run bench read --dir "$folder" --gb 0.03 --depth 4
 exits 0
 check "threads read" has_figure threads buffered
+check "it says how much it reads in all" grep -qE '^bench read: 0\.[0-9]+ GB in all: 1 queue depth' "$work/err"
+check "and how long that takes" grep -qE '^reading .* (s|left)' "$work/err"
 check "O_DIRECT or a filesystem without it" grep -qE '^read +threads (O_DIRECT|buffered)' "$work/out"
 if grep -q 'without io_uring' "$work/err"; then
 	skip_part "io_uring: this system refuses it"

@@ -50,6 +50,18 @@ run inspect "$POCKET" --trace "$work/all" --cache-gb 0.004 --measure --gpu-ms 2
 exits 0
 check "the drive is measured when asked" grep -qE 'drive measured +[0-9.]*[1-9]' "$work/out"
 
+run inspect "$POCKET" --vram-gb 16 --ctx 512
+exits 0
+check "what fits a card of 16 GB with 512 tokens" grep -A1 '^what fits (context 512' "$work/out"
+check "one row for one card" [ "$(grep -A9 '^what fits' "$work/out" | grep -c ' GB  ')" = 1 ]
+run inspect "$POCKET" --vram-gb 0.5
+exits 0
+check "of a card that is too small it says why" grep -q 'too small: .*are free' "$work/out"
+run inspect "$POCKET" --ctx 100000
+error_is_one_sentence 2 "--ctx"
+run bench
+exits 0
+check "bench alone says what there is" grep -q '^Usage: glmstream bench read|copy|ops' "$work/out"
 run inspect "$POCKET" --cache-gb 0.004
 error_is_one_sentence 2 "--trace"
 run inspect "$POCKET" --trace "$work/all" --cache-gb 0.001

@@ -42,6 +42,17 @@ run trace simulate "$trace" --svg "$work/hits.svg"
 exits 0
 check "the plot is an SVG with a curve for every policy" [ "$(grep -c 'stroke-width="2"' "$work/hits.svg")" = 4 ]
 check "the plot is well-formed" python3 -c "import sys, xml.dom.minidom as m; m.parse(sys.argv[1])" "$work/hits.svg"
+check "lru has the colour that it has in every plot" grep -q '<g stroke="#0072b2" fill="#0072b2"><title>lru<' "$work/hits.svg"
+run trace simulate "$trace" --svg "$work/lfu.svg" --policy lfu --force
+exits 0
+check "lfu too, alone" grep -q '<g stroke="#d55e00" fill="#d55e00"><title>lfu<' "$work/lfu.svg"
+run trace simulate "$trace" --cache-gb 0.5 --expert-bytes 1000000 --policy lfu --disk-gb-s 1
+exits 0
+check "a link that is not given is no limit" grep -q 'PCIe no limit' "$work/out"
+check "columns have units" grep -q 'overlap tok/s serial tok/s' "$work/out"
+run trace simulate shipped --experts 400 --policy lfu --json
+exits 0
+check "the shipped trace has 1,536 tokens" grep -q '"tokens": 1536' "$work/out"
 
 head -c 20000 "$trace" >"$work/cut"
 run trace simulate "$work/cut" --experts 500 --json

@@ -52,6 +52,7 @@ EOF
 check "budgets, model, measurement and recommendation agree" consistent
 check "a plot with four curves" [ "$(grep -c 'stroke-width="2"' "$work/speeds.svg")" = 4 ]
 check "the plot is well-formed" python3 -c "import sys, xml.dom.minidom as m; m.parse(sys.argv[1])" "$work/speeds.svg"
+check "its axis begins at 0" grep -q 'text-anchor="end">0<' "$work/speeds.svg"
 check "no temporary trace is left" [ -z "$(find "$work" -name 'glmstream-tune-*')" ]
 flags=$(sed -n 's/.*"recommended": "\([^"]*\)".*/\1/p' "$work/json")
 # shellcheck disable=SC2086 # words

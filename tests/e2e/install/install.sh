@@ -17,7 +17,7 @@ exits 0
 root=$stage/opt/glm
 (cd "$stage" && find . -type f | sort) >"$work/files"
 printf './opt/glm/%s\n' bin/glmstream lib/systemd/system/glmstream.service share/bash-completion/completions/glmstream \
-	share/glmstream/pocket.gguf share/man/man1/glmstream.1 share/zsh/site-functions/_glmstream >"$work/expected"
+	share/glmstream/glm52-routing.gltr1 share/glmstream/pocket.gguf share/man/man1/glmstream.1 share/zsh/site-functions/_glmstream >"$work/expected"
 check "install puts these files and no others" cmp "$work/files" "$work/expected"
 check "the unit names the program where it is" grep -q "^ExecStart=/opt/glm/bin/glmstream serve" \
 	"$root/lib/systemd/system/glmstream.service"

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# `glmstream plan`: cards of 24 and 16 GB work with the small recipes, a refusal says what would fit,
+# the model of speed stays near the runs that were measured on an H200
+# (tests/bench/RESULTS.md), and --table has every card.
+# shellcheck disable=SC2317 # functions called through check
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
+
+value() { # key, least, most: of the JSON object in $work/out
+	python3 - "$work/out" "$@" <<'END'
+import json, sys
+v = json.load(open(sys.argv[1]))[sys.argv[2]]
+print(sys.argv[2], v)
+sys.exit(not float(sys.argv[3]) <= v <= float(sys.argv[4]))
+END
+}
+
+run plan --vram-gb 24 --ram-gb 64 --disk-gb-s 7 --ctx 32768 --recipe iq2-s --json
+exits 0
+check "a 24 GB card holds a context of 32768" value context 32768 32768
+check "iq2-s keeps at most 11 GB resident" value resident_bytes 9e9 11e9
+check "and has room for more than a token's experts" value experts_on_card 608 1200
+check "it decodes" value tok_s 0.5 20
+check "cold starts are slower" python3 -c '
+import json, sys
+o = json.load(open(sys.argv[1]))
+sys.exit(not 0 < o["tok_s_cold"] < o["tok_s"])' "$work/out"
+run plan --vram-gb 16 --ram-gb 64 --disk-gb-s 7 --ctx 8192 --recipe q2-s --json
+exits 0
+check "a 16 GB card works with 8192" value experts_on_card 100 600
+run plan --vram-gb 24 --ram-gb 64 --disk-gb-s 7
+exits 0
+says() { check "says $1" grep -qE -- "$1" "$work/out"; }
+says 'GB for experts: [0-9]+ of 19456 fit'
+says 'glmstream convert GLM-5.2-FP8/ -o glm52-iq2-s.gguf --recipe iq2-s'
+says 'glmstream -m glm52-iq2-s.gguf --cache-gb auto --ram-gb auto -c 32768'
+says 'not measured'
+
+# refusals
+run plan --vram-gb 24 --ram-gb 64 --recipe iq2
+error_is_one_sentence 4 'recipe iq2-s or q2-s'
+check "a shorter context is named" grep -qE -- '-c [0-9]+ would fit' "$work/err"
+c=$(sed -n 's/.*hint: -c \([0-9]*\) would fit.*/\1/p' "$work/err")
+run plan --vram-gb 24 --ram-gb 64 --recipe iq2 -c "$c" --json
+exits 0
+run plan --vram-gb 16 --ram-gb 64 --recipe iq2 -c 65536
+error_is_one_sentence 4 'recipe iq2-s or q2-s.*would fit with -c'
+run plan --vram-gb 16 --ram-gb 64 --recipe iq2-s -c 65536
+error_is_one_sentence 4 'would fit'
+run plan --vram-gb 8 --ram-gb 64
+error_is_one_sentence 2 'no card of 8 GB'
+run plan --card "RTX 9999"
+error_is_one_sentence 2 'not in the table'
+run plan --vram-gb 24 --recipe q3
+error_is_one_sentence 2 'recipe'
+run plan --vram-gb 24 --tiers 5
+error_is_one_sentence 2 'two sizes'
+run plan --table --json
+error_is_one_sentence 2 'table'
+
+# RESULTS.md: tiers, drive GB/s, tok/s measured; steady state, then cold start
+measured() { # recipe, tiers, drive, key, measured tok/s
+	run plan --card H200 --ram-gb 160 --recipe "$1" --ctx 2048 --tiers "$2" --disk-gb-s "$3" --json
+	exits 0
+	check "$1 $2 at $3 GB/s: $4 is near $5" value "$4" "$(awk "BEGIN { print $5 * 0.86 }")" \
+		"$(awk "BEGIN { print $5 * 1.18 }")"
+}
+measured iq2 123,88 10 tok_s 72.3
+measured iq2 120,88 10 tok_s 68.4
+measured q2 120,115 10 tok_s 39.0
+measured iq2 120,0 2.88 tok_s 5.41
+measured iq2 12,64 2.42 tok_s 2.48
+measured iq2 20,0 2.73 tok_s 1.07
+measured iq2 120,0 2.26 tok_s_cold 1.67
+measured iq2 12,64 2.32 tok_s_cold 1.29
+measured iq2 20,0 2.20 tok_s_cold 0.770
+
+run plan --table
+exits 0
+check "seven cards" [ "$(grep -cE '^\| [0-9]+ GB ' "$work/out")" = 7 ]
+finish

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: MIT */
+/* Graphics cards by what their makers publish, and how long one computes. */
+#ifndef GLM_TOOLS_CARDS_H
+#define GLM_TOOLS_CARDS_H
+
+#include "src/format/gguf.h"
+#include "src/model/config.h"
+
+struct card {
+	const char *name;
+	double sold_gb;     /* memory, GiB, as it is sold */
+	double memory_gb_s; /* bandwidth by the maker */
+	double link_gb_s; /* host to card: PCIe 5.0 x16 as measured on an H200, others in proportion */
+	double matrix_tflops; /* dense BF16 matrix products with float32 sums, by the maker */
+};
+
+/* A part of its name, whatever the case; or the first of this size. NULL: none. */
+const struct card *card_find(const char *name);
+const struct card *card_of_size(double sold_gb);
+/* The i-th card, NULL past the end. */
+const struct card *card_at(int i);
+
+/* Bytes that a program finds free on a card of this size: driver and context take some. */
+uint64_t card_free_bytes(double sold_gb);
+
+/* Milliseconds that the card computes for a token whose experts are all in its memory, from the
+ * tensors of the file: bytes over the bandwidth that ops of each type reach on an H200
+ * (tests/bench/RESULTS.md, Operations). */
+double card_token_ms(const struct card *k, const struct gguf *file, const struct model_config *c);
+
+/* The same for a row of a prompt, and for a step of any length; measured on an H200, scaled by
+ * matrix_tflops. */
+double card_prompt_row_ms(const struct card *k);
+double card_prompt_step_ms(void);
+
+#endif

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: MIT */
+/* Planner and forecast for a machine that is described. */
+#include "tools/plan/machine_plan.h"
+
+#include "src/base/log.h"
+#include "src/base/num.h"
+
+/* Of the shipped trace's 1,536 tokens so many fill both tiers; the rest is counted. */
+#define STEADY_SKIP 1024
+
+/* zai-org/GLM-5.2-FP8 (tests/e2e/convert/convert.sh reads its headers) */
+#define SOURCE_BYTES 755617140416u
+
+/* Weights a second and core, quantised on a 2-core EPYC virtual machine with other work beside it
+ * (`convert ../shared/pocket2 -j 1`): searching IQ2_XXS, and Q2_K. */
+#define IQ2_VALUES_S 3.9e6
+#define Q2_VALUES_S  12.6e6
+
+uint64_t machine_host_bytes(double sold_gb)
+{
+	const double bytes = sold_gb * 1073741824.0;
+	return (uint64_t)(bytes - MAX(2e9, bytes / 32));
+}
+
+int machine_plan_memory(const struct model_headers *model, const struct machine *m,
+	uint32_t context, struct machine_plan *out, struct err *e)
+{
+	const struct engine_options o = {.context = context,
+		.cache_bytes = m->tier_bytes[0],
+		.ram_bytes = m->tier_bytes[1],
+		.lookahead = ENGINE_LOOKAHEAD_AUTO};
+	*out = (struct machine_plan){.source_bytes = SOURCE_BYTES};
+	for (uint32_t i = 0; i < model->file->n_files; i++)
+		out->file_bytes += model->file->files[i].size;
+	enum log_level level = log_level();
+	log_set_level(MIN(level, LOG_WARN)); /* the command says it in its own words */
+	int rc = plan_for_machine(
+		&model->config, &o, model->file, &model->weights, model->resident, &m->is, &out->plan, e);
+	log_set_level(level);
+	out->everything = out->plan.tiers.n_fit[0] >= out->plan.tiers.n_experts;
+	return rc;
+}
+
+int machine_plan_forecast(
+	const struct model_headers *model, const char *trace, struct forecast *f, struct err *e)
+{
+	const struct model_config *c = &model->config;
+	const struct loader_options o = {
+		.file = model->file, .n_layers = (int)(c->n_layers + c->n_mtp), .n_used = (int)c->n_used};
+	return forecast_open(f, trace, model->file, &o, c->n_mtp, e);
+}
+
+/* A cold prompt of one step: every expert that is not on the card comes over the drive, but what
+ * computing its rows takes longer than that. */
+static void plan_prompt(
+	const struct model_headers *model, const struct machine *m, struct machine_plan *out)
+{
+	const struct plan *p = &out->plan;
+	const double bytes = (double)plan_expert_bytes(&model->weights, model->config.n_layers);
+	const double rate = MIN(m->drive_gb_s, m->card.link_gb_s) * 1e9;
+	out->prompt_seconds =
+		bytes / rate +
+		1e-3 * (card_prompt_step_ms() + card_prompt_row_ms(&m->card) * (double)p->chunk);
+	out->prompt_tok_s = p->chunk / out->prompt_seconds;
+}
+
+int machine_plan_speed(const struct model_headers *model, const struct machine *m,
+	const struct forecast *f, struct machine_plan *out, struct err *e)
+{
+	const struct plan *p = &out->plan;
+	out->compute_ms = card_token_ms(&m->card, model->file, &model->config);
+	struct forecast_machine rates =
+		forecast_machine_of(m->drive_gb_s * 1e9, m->card.link_gb_s * 1e9, out->compute_ms);
+	rates.card = true;
+	out->steady = out->cold = (struct forecast_point){.cache_bytes = p->tiers.tier_bytes[0],
+		.ram_bytes = p->tiers.tier_bytes[1],
+		.policy = POLICY_DEFAULT,
+		.lookahead = p->loader.lookahead};
+	out->steady.skip = MIN((uint64_t)STEADY_SKIP, f->trace.n_tokens / 3 * 2);
+	out->cold.window = MACHINE_PLAN_COLD;
+	int rc = forecast_run(f, &rates, &out->steady, e);
+	if (!rc)
+		rc = forecast_run(f, &rates, &out->cold, e);
+	plan_prompt(model, m, out);
+	const struct gguf_tensor *x = model->weights.experts[model->config.n_dense].gate;
+	const double values_s = x->type == DTYPE_IQ2_XXS ? IQ2_VALUES_S : Q2_VALUES_S;
+	const double seconds = (double)model->values / values_s / MAX(m->cores, 1u);
+	out->convert_hours =
+		MAX(seconds, (double)(SOURCE_BYTES + out->file_bytes) / (m->drive_gb_s * 1e9)) / 3600;
+	return rc;
+}

@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What a machine would make of GLM-5.2: the memory plan of a run (src/engine/plan.h) and the
+ * forecast of its speed (tools/forecast/forecast.h), both without the model and without the
+ * machine.
+ */
+#ifndef GLM_TOOLS_MACHINE_PLAN_H
+#define GLM_TOOLS_MACHINE_PLAN_H
+
+#include "src/engine/plan.h"
+#include "tools/forecast/forecast.h"
+#include "tools/plan/cards.h"
+#include "tools/plan/model_headers.h"
+
+struct machine {
+	struct card card;       /* sold_gb is not looked at */
+	struct plan_machine is; /* bytes that are free */
+	double drive_gb_s;
+	unsigned cores;
+	uint64_t tier_bytes[2]; /* ENGINE_CACHE_AUTO: what memory leaves */
+};
+
+struct machine_plan {
+	struct plan plan;
+	bool everything;                     /* all experts fit the card: nothing is streamed */
+	double compute_ms;                   /* a token */
+	struct forecast_point steady, cold;  /* cold: the first MACHINE_PLAN_COLD tokens */
+	double prompt_seconds, prompt_tok_s; /* a prompt of one step, cold cache */
+	double convert_hours;
+	uint64_t file_bytes, source_bytes; /* the model; the FP8 checkpoint that it is made from */
+};
+
+#define MACHINE_PLAN_COLD 64
+
+/* Bytes of a host that is sold with so many GB (GiB) of memory: the system takes some. */
+uint64_t machine_host_bytes(double sold_gb);
+
+/* The memory plan alone: ERR_MEMORY with a hint when the model does not fit. context 0: as memory
+ * allows. */
+int machine_plan_memory(const struct model_headers *model, const struct machine *m,
+	uint32_t context, struct machine_plan *out, struct err *e);
+
+/* The rest, after machine_plan_memory. `f`: opened for the model. */
+int machine_plan_speed(const struct model_headers *model, const struct machine *m,
+	const struct forecast *f, struct machine_plan *out, struct err *e);
+
+/* Of a model for machine_plan_speed; trace: a path. */
+int machine_plan_forecast(
+	const struct model_headers *model, const char *trace, struct forecast *f, struct err *e);
+
+#endif
