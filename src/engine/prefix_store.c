@@ -110,16 +110,28 @@ struct block_listing {
 	uint64_t bytes;
 };
 
-static bool is_block_name(const char *name)
+/* Does `name` begin as block files do? Foreign files in the folder are never counted or removed. */
+static bool begins_with_block_name(const char *name)
 {
-	return strlen(name) == NAME_BYTES && !strcmp(name + NAME_BYTES - strlen(SUFFIX), SUFFIX) &&
-		   strspn(name, "0123456789abcdef-") == NAME_BYTES - strlen(SUFFIX);
+	static const char hex[] = "0123456789abcdef";
+	return strspn(name, hex) == 16 && name[16] == '-' && strspn(name + 17, hex) == 6 &&
+		   strspn(name + 17, "0123456789") == 6 && name[23] == '-' &&
+		   strspn(name + 24, hex) == 16 && !strncmp(name + 40, SUFFIX, strlen(SUFFIX));
 }
 
+static bool is_block_name(const char *name)
+{
+	return begins_with_block_name(name) && !name[NAME_BYTES];
+}
+
+/* An old "BLOCK.PID.part": what out_file.h calls the temporary file of a block. */
 static bool is_stale_part(const char *name, const struct stat *st)
 {
-	size_t n = strlen(name);
-	return n > 5 && !strcmp(name + n - 5, ".part") && st->st_mtime + STALE_PART_S < time(NULL);
+	if (!begins_with_block_name(name) || name[NAME_BYTES] != '.')
+		return false;
+	const char *pid = name + NAME_BYTES + 1;
+	size_t digits = strspn(pid, "0123456789");
+	return digits && !strcmp(pid + digits, ".part") && st->st_mtime + STALE_PART_S < time(NULL);
 }
 
 static int list_folder(const struct prefix_store *p, struct block_listing *l, struct err *e)
@@ -206,6 +218,11 @@ int prefix_store_open(const char *folder, uint64_t max_bytes, struct engine *g,
 		close(fd);
 		return err_errno(e, errnum, "%.400s: cannot be written to", folder);
 	}
+	struct stat st;
+	if (!fstat(fd, &st) && ((st.st_mode & 022) || (st.st_uid && st.st_uid != geteuid())))
+		log_warn("%.400s: other users may write to this folder, and what they put there counts as "
+				 "computed; chmod 700 closes it",
+			folder);
 	struct prefix_store *p = NEW(struct prefix_store);
 	*p = (struct prefix_store){.g = g,
 		.folder = mem_strdup(folder),

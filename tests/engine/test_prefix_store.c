@@ -340,6 +340,56 @@ static void test_limit(void **state)
 	engine_close(g, NULL);
 }
 
+static void put_old_file(const char *name)
+{
+	char *path = mem_printf("%s/%s", temp_dir_path("foreign"), name);
+	FILE *f = fopen(path, "w");
+	assert_non_null(f);
+	assert_true(fputs("somebody's work", f) >= 0);
+	assert_int_equal(fclose(f), 0);
+	const struct timespec old[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
+	assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
+	free(path);
+}
+
+/* The store removes nothing that it cannot have written: neither other programs' unfinished files
+ * nor names that only resemble its own. */
+static void test_foreign_files(void **state)
+{
+	(void)state;
+	static const char *const foreign[] = {"movie.mkv.part", "a.part", ".part",
+		"0123456789abcdef-000000-0123456789abcdef.rows.part",
+		"0123456789abcdef-000000-0123456789abcdef.rows.12x.part",
+		"0123456789abcdef-000000-0123456789abcdef.row.12.part",
+		"0123456789abcdef-00000a-0123456789abcdef.rows", /* a block number is decimal */
+		"----------------------------------------.rows",
+		"0123456789ABCDEF-000000-0123456789abcdef.rows"};
+	static const char own[] = "0123456789abcdef-000000-0123456789abcdef.rows.4711.part";
+	struct engine *g = prefix_store_open_engine(1, false);
+	assert_int_equal(mkdir(temp_dir_path("foreign"), 0700), 0);
+	for (size_t i = 0; i < ARRAY_LEN(foreign); i++)
+		put_old_file(foreign[i]);
+	put_old_file(own);
+	struct session *s = session_of(g, false);
+	struct prefix_store *p = open_store("foreign", 0, g);
+	assert_int_equal(prefix_store_stats(p).files, 0);
+	sync_to(s, text, 600, 0);
+	keep(p, s, 600, 1);
+	uint64_t block = prefix_store_stats(p).bytes;
+	prefix_store_close(p);
+	p = open_store("foreign", block * 3 / 2, g); /* evicts if foreign files counted */
+	assert_int_equal(prefix_store_stats(p).files, 1);
+	struct dirent **l;
+	int n = list("foreign", &l);
+	assert_int_equal(n, 2 + (int)ARRAY_LEN(foreign) + 1);
+	for (int i = 0; i < n; i++)
+		assert_string_not_equal(l[i]->d_name, own);
+	free_list(l, n);
+	session_free(s);
+	prefix_store_close(p);
+	engine_close(g, NULL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -348,6 +398,7 @@ int main(void)
 		cmocka_unit_test(test_apart),
 		cmocka_unit_test(test_damage),
 		cmocka_unit_test(test_limit),
+		cmocka_unit_test(test_foreign_files),
 	};
 	return cmocka_run_group_tests(tests, prefix_store_setup, temp_dir_drop);
 }
