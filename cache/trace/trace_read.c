@@ -127,9 +127,7 @@ static int parse_header(struct reader *r, const uint8_t *p, size_t n)
 			24 + name + 8 * (size_t)m->n_layers, m->n_layers);
 	memcpy(t->name, p + 24, name);
 	t->name[name] = 0;
-	for (uint32_t i = 0; i < name; i++) /* it will be printed */
-		if ((unsigned char)t->name[i] < 32 || t->name[i] == 127)
-			t->name[i] = '?';
+	err_plain(t->name); /* it will be printed */
 	m->name = t->name;
 	t->expert_bytes = mem_new(m->n_layers, sizeof *t->expert_bytes);
 	m->expert_bytes = t->expert_bytes;

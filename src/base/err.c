@@ -4,17 +4,55 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Both ranges: below the blank, and the second one as UTF-8 writes it. */
+/* Bytes of the UTF-8 character at p and its code point; 0: not the beginning of one. The
+ * terminating 0 ends a sequence that was cut off. */
+static unsigned character_at(const unsigned char *p, uint32_t *c)
+{
+	unsigned n = *p < 0x80 ? 1 : *p < 0xc2 ? 0 : *p < 0xe0 ? 2 : *p < 0xf0 ? 3 : *p < 0xf5 ? 4 : 0;
+	*c = n == 1 ? *p : *p & (0x7fu >> n);
+	for (unsigned i = 1; i < n; i++) {
+		if ((p[i] & 0xc0) != 0x80)
+			return 0;
+		*c = *c << 6 | (p[i] & 0x3f);
+	}
+	return n;
+}
+
+/* Does a terminal act on the character, or order what follows by it? The control characters of
+ * both ranges, line and paragraph separators, and the bidirectional marks, embeddings, overrides
+ * and isolates. */
+static bool acts_on_terminal(uint32_t c)
+{
+	return c < ' ' || (c >= 0x7f && c < 0xa0) || c == 0x61c || c == 0x200e || c == 0x200f ||
+		   (c >= 0x2028 && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069);
+}
+
 void err_plain(char *text)
 {
-	for (unsigned char *p = (unsigned char *)text; *p; p++)
-		if (*p < ' ' || *p == 0x7f)
-			*p = '?';
-		else if (*p == 0xc2 && p[1] >= 0x80 && p[1] < 0xa0)
-			p[0] = p[1] = '?';
+	unsigned char *to = (unsigned char *)text;
+	for (const unsigned char *p = to; *p;) {
+		uint32_t c;
+		unsigned n = character_at(p, &c);
+		if (!n || acts_on_terminal(c)) {
+			*to++ = '?';
+			p += n ? n : 1;
+		} else {
+			while (n--)
+				*to++ = *p++;
+		}
+	}
+	*to = 0;
+}
+
+const char *err_plain_copy(const char *text, char *out, size_t n)
+{
+	snprintf(out, n, "%s", text);
+	err_plain(out);
+	return out;
 }
 
 int err_set(struct err *e, int code, const char *fmt, ...)

@@ -12,6 +12,7 @@
 #define GLM_BASE_ERR_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /* The project's own codes lie below every -errno. X(name, value, exit status, meaning) */
 #define ERR_LIST(X)                                                                                \
@@ -54,8 +55,15 @@ int err_prefix(struct err *e, const char *fmt, ...) __attribute__((format(printf
 /* Sets the second line. Returns e->code. */
 int err_hint(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Makes every control character of a text '?', in place. */
+/* What stands in a file, or in its name, as it may be printed: control characters (U+0000 to 001F,
+ * 007F to 009F), line separators, bidirectional controls and bytes that are not UTF-8 become '?',
+ * in place. Everything that this program prints of foreign text in a line of its own goes through
+ * here; err_set and log.h call it. */
 void err_plain(char *text);
+
+/* The same of a copy in out[0..n), which is returned; what does not fit is cut. */
+const char *err_plain_copy(const char *text, char *out, size_t n);
+#define ERR_PLAIN(text) err_plain_copy(text, (char[ERR_TEXT_MAX]){0}, ERR_TEXT_MAX)
 
 /* Exit status of the program for a code: 0 -> 0, project codes as listed, any -errno -> 1. */
 int err_exit_status(int code);

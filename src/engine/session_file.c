@@ -137,13 +137,13 @@ uint64_t session_file_bytes(const struct session *s, uint32_t n, size_t note_byt
 
 /* ---- writing ---- */
 
-/* Text of a file's own field: what is not printable becomes '?'. */
+/* Text of a file's own field, as it may be printed. */
 static void copy_text(char *to, size_t size, const char *from, size_t n)
 {
-	size_t i = 0;
-	for (; i < n && i + 1 < size && from[i]; i++)
-		to[i] = from[i] < ' ' || from[i] == 0x7f ? '?' : from[i];
-	memset(to + i, 0, size - i);
+	size_t length = strnlen(from, MIN(n, size - 1));
+	memset(to, 0, size);
+	memcpy(to, from, length);
+	err_plain(to);
 }
 
 static struct session_head own_head(const struct session *s)

@@ -5,9 +5,9 @@
  * bytes that were parsed, valid until gguf_close.
  *
  * Everything is checked before it is used: counts against the bytes that are left, names (1 .. 255
- * bytes, no control bytes, no duplicates), shapes, block sizes, alignment, and that no two tensors
- * overlap (or, in a file that says so, that they are the same bytes throughout). A struct gguf that
- * exists is consistent, and is constant: any number of threads may read it.
+ * bytes of UTF-8, no control characters, no duplicates), shapes, block sizes, alignment, and that
+ * no two tensors overlap (or, in a file that says so, that they are the same bytes throughout). A
+ * struct gguf that exists is consistent, and is constant: any number of threads may read it.
  *
  * A split set (NAME-00001-of-00005.gguf ...) is opened by naming its first part; the tensors of all
  * parts form one table. Keys are those of the first part.
@@ -111,6 +111,9 @@ int gguf_open(const char *path, struct gguf **out, struct err *e);
 int gguf_parse(const void *bytes, size_t n, const char *name, struct gguf **out, struct err *e);
 
 void gguf_close(struct gguf *g); /* accepts NULL */
+
+/* ERR_RUN when bytes of the mapped files have been lost since they were opened (file_map.h). */
+int gguf_check_lost(const struct gguf *g, struct err *e);
 
 /* ---- metadata ----
  * The getters answer 0 or ERR_INPUT with a sentence: key missing, or of another type than expected,

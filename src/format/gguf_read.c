@@ -118,8 +118,8 @@ static char *keep_name(struct gguf_index *x, size_t *room, const char *s, size_t
 	return p;
 }
 
-/* A key or tensor name: copied and terminated. Control bytes are refused so that names can be
- * printed. */
+/* A key or tensor name: copied and terminated. Control characters are refused so that names can
+ * be printed. */
 static int parse_name(struct gguf_cursor *c, struct gguf_index *x, size_t *room, const char *what,
 	uint64_t i, const char **out)
 {
@@ -137,6 +137,12 @@ static int parse_name(struct gguf_cursor *c, struct gguf_index *x, size_t *room,
 				"%s: %s %" PRIu64 " at offset %" PRIu64 " contains the control byte 0x%02x",
 				c->path, what, i, at, (uint8_t)s.ptr[k]);
 	*out = keep_name(x, room, s.ptr, s.len);
+	char plain[GGUF_NAME_MAX + 1];
+	if (strcmp(err_plain_copy(*out, plain, sizeof plain), *out) != 0)
+		return err_set(c->e, ERR_INPUT,
+			"%s: %s %" PRIu64 " at offset %" PRIu64
+			" (\"%s\") contains a control character or is not UTF-8",
+			c->path, what, i, at, plain);
 	return 0;
 }
 

@@ -312,6 +312,22 @@ static void test_keys(void **state)
 	refuse(&b, "file ends inside key");
 	put_header(&b, 0, 1), put_u64(&b, 3), buf_append(&b, "a\0b", 3), put_zeros(&b, 20);
 	refuse(&b, "control byte 0x00");
+	put_header(&b, 0, 1),
+		put_key(&b,
+			"a\xc2\x9b"
+			"31m",
+			GGUF_U32),
+		put_zeros(&b, 20);
+	refuse(&b, "(\"a?31m\") contains a control character");
+	put_header(&b, 0, 1),
+		put_key(&b,
+			"a\xe2\x80\xae"
+			"b",
+			GGUF_U32),
+		put_zeros(&b, 20);
+	refuse(&b, "(\"a?b\") contains a control character");
+	put_header(&b, 0, 1), put_key(&b, "a\xff", GGUF_U32), put_zeros(&b, 20);
+	refuse(&b, "or is not UTF-8");
 	put_header(&b, 0, 1), put_key(&b, "k", 13), put_zeros(&b, 20);
 	refuse(&b, "key k: unknown value type 13");
 	put_header(&b, 0, 1), put_key(&b, "k", GGUF_BOOL), buf_putc(&b, 2);

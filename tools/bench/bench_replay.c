@@ -386,7 +386,7 @@ static int run_replay(
 	snprintf(j->backend, sizeof j->backend, "%s", engine_backend_name(j->g));
 	bench_begin(j->b, j->backend);
 	if (j->b->format == BENCH_TEXT && o->routing)
-		printf("routing replayed from %s: not the choice of this model\n", o->routing);
+		printf("routing replayed from %s: not the choice of this model\n", ERR_PLAIN(o->routing));
 	j->at_ns = NEW_ARRAY(uint64_t, MAX(j->most, RESIDENT_RUN) + 2);
 	j->stats = mem_new(MAX(j->most, RESIDENT_RUN) + 2, sizeof *j->stats);
 	j->drive_bytes_s = NEW_ARRAY(double, j->most + 2);

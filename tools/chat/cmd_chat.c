@@ -97,8 +97,13 @@ static enum outcome do_undo(struct answer *a, const char *argument)
 	(void)argument;
 	const char *last = conversation_last_user(&a->talk);
 	size_t len = last ? strlen(last) : 0, shown = len > 60 ? utf8_valid_prefix(last, 60) : len;
-	if (last)
-		fprintf(stderr, "taken back: %.*s%s\n", (int)shown, last, shown < len ? "..." : "");
+	if (last) {
+		char text[64], *rest = text;
+		snprintf(text, sizeof text, "%.*s", (int)shown, last);
+		fprintf(stderr, "taken back: ");
+		for (char *line; (line = strsep(&rest, "\n"));)
+			fprintf(stderr, "%s%s", ERR_PLAIN(line), rest ? "\n" : shown < len ? "...\n" : "\n");
+	}
 	if (!conversation_undo(&a->talk)) {
 		fprintf(stderr, "there is nothing to take back\n");
 		return GO_ON;
@@ -248,7 +253,7 @@ static enum outcome do_read(struct answer *a, const char *argument)
 		return GO_ON;
 	}
 	n -= n && text[n - 1] == '\n';
-	fprintf(stderr, "%s: %zu bytes\n", argument, n);
+	fprintf(stderr, "%s: %zu bytes\n", ERR_PLAIN(argument), n);
 	turn(a, text, n, argument);
 	free(text);
 	return GO_ON;

@@ -264,7 +264,7 @@ static int convert(struct convert_work *w, struct err *e)
 	for (size_t i = 0; i < gguf_writer_n_parts(w->writer); i++)
 		bytes += gguf_writer_part(w->writer, i).file_bytes;
 	if (!w->opt.quiet)
-		fprintf(stderr, "%s: %" PRIu64 " bytes in %s\n", w->opt.out, bytes,
+		fprintf(stderr, "%s: %" PRIu64 " bytes in %s\n", ERR_PLAIN(w->opt.out), bytes,
 			progress_time_text((double)(clock_ns() - start) * 1e-9, took));
 	return 0;
 }

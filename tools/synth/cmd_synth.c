@@ -229,7 +229,8 @@ static void print_result(const struct synth_work *w, const struct synth_result *
 	const double gb = (double)r->bytes * 1e-9, busy = r->fill_seconds + r->write_seconds;
 	/* waiting for a core counts as making, so more threads than cores make no more */
 	const double alone = gb / MAX(r->fill_seconds, 1e-9) * MIN(w->opt.jobs, workers_cores());
-	printf("%s: %.2f GB in %.1f s, %.2f GB/s%s. ", w->opt.out, gb, r->seconds, gb / r->seconds,
+	printf("%s: %.2f GB in %.1f s, %.2f GB/s%s. ", ERR_PLAIN(w->opt.out), gb, r->seconds,
+		gb / r->seconds,
 		r->direct ? " with O_DIRECT" : " through the page cache (O_DIRECT refused)");
 	if (r->write_seconds > r->fill_seconds)
 		printf("The disk is the limit: %.0f %% of the threads' time went into writes; making the "

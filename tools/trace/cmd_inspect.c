@@ -50,7 +50,7 @@ static void print_shape(const struct gguf *file, const struct model_config *c)
 	for (uint32_t i = 0; i < file->n_files; i++)
 		bytes += file->files[i].size;
 	printf("%s: %s%sglm-dsa, %s in %u file%s, %zu tensors, %zu keys, alignment %u\n",
-		file->files[0].path, c->name, c->name[0] ? ", " : "", SIZE(bytes), file->n_files,
+		ERR_PLAIN(file->files[0].path), c->name, c->name[0] ? ", " : "", SIZE(bytes), file->n_files,
 		file->n_files == 1 ? "" : "s", file->n_tensors, file->n_kvs,
 		file->files[file->n_files - 1].alignment);
 	uint64_t seed;

@@ -70,7 +70,7 @@ static void show_text(const char *path, const struct trace *t, const struct trac
 			least = MIN(least, m->expert_bytes[l]);
 			most = MAX(most, m->expert_bytes[l]);
 		}
-	printf("%s: %s\n", path, m->name[0] ? m->name : "of a model without a name");
+	printf("%s: %s\n", ERR_PLAIN(path), m->name[0] ? m->name : "of a model without a name");
 	if (m->fingerprint)
 		printf("  fingerprint        %016llx\n", (unsigned long long)m->fingerprint);
 	printf("  shape              %llu layers with experts%s, top %u of %u\n",

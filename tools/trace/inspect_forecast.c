@@ -118,7 +118,8 @@ void inspect_forecast_print(const struct inspect_forecast *f)
 	const struct forecast_machine *m = &f->machine;
 	const bool timed = m->one_bytes_s > 0;
 	printf("\nforecast from %s: %llu tokens, policy %s, lookahead %d; modelled, not measured\n",
-		f->trace, (unsigned long long)f->forecast.trace.n_tokens, f->policy, f->lookahead);
+		ERR_PLAIN(f->trace), (unsigned long long)f->forecast.trace.n_tokens, f->policy,
+		f->lookahead);
 	if (f->measure)
 		printf("  drive measured  %.2f GB/s one expert at a time, %.2f %u at a time, %.2f busy%s\n",
 			m->one_bytes_s * 1e-9, m->layer_bytes_s * 1e-9, (unsigned)f->forecast.top_k,

@@ -316,8 +316,8 @@ static void print_curve(struct tune *t)
 {
 	const struct trace *tr = &t->forecast.trace;
 	printf("\nmodelled from %s: %llu tokens, %llu accesses; the best lookahead of each policy%s\n",
-		t->recorded ? "a trace of the prompts" : t->common.trace, (unsigned long long)tr->n_tokens,
-		(unsigned long long)tr->n_accesses,
+		t->recorded ? "a trace of the prompts" : ERR_PLAIN(t->common.trace),
+		(unsigned long long)tr->n_tokens, (unsigned long long)tr->n_accesses,
 		t->ahead_most ? "" : " (the trace holds no predictions, so none)");
 	printf("  %9s %7s  %-6s %9s %8s %12s %8s\n", "cache GB", "of all", "policy", "lookahead",
 		"hits %", "read MB/tok", "tok/s");

@@ -194,6 +194,13 @@ def messages():
     check("/read sends a file", b" new at " in shown, shown)
     shown = c.undo()
     check("with all its lines", b"taken back: Define tree.\nplease" in shown, shown)
+    with open(path, "wb") as f:
+        f.write(b"\x1b]0;OWNED\x07\x1b[31mred\xc2\x9b2J\xe2\x80\xaeend")
+    c.line(b"/read " + path.encode(), b" new at ")
+    at = len(c.raw)
+    shown = c.undo()
+    check("/undo shows a message without its escapes", b"taken back: ?]0;OWNED??[31mred?2J?end" in shown, shown)
+    check("the terminal gets none of them", b"\x1b[31m" not in c.raw[at:] and b"\xc2\x9b" not in c.raw[at:], c.raw[at:])
     shown = c.line(b"/read /no/such/file", b"/no/such/file: No such file")
     check("/read names a file that is missing", b"glmstream: /no/such/file" in shown, shown)
     c.quiet()  # the prompt is there: a key typed before it would still meet the terminal's line mode
