@@ -8,6 +8,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/engine/sampler.h"
 #include "src/engine/session_internal.h"
 #include "src/forward/forward.h"
 
@@ -88,14 +89,17 @@ int batch_step(const struct batch_part *parts, uint32_t n_parts, atomic_bool *ca
 		s->has_logits = false;
 	}
 	struct forward_rows f = {.n = rows, .tokens = ids, .pos = pos, .base = base, .cancel = cancel};
-	if (!(rc = model_forward(&g->model, &g->kv, &f, first_hidden, e)))
-		rc = batch_logits(parts, n_parts, e);
+	if (!(rc = model_forward(&g->model, &g->kv, &f, first_hidden, e)) &&
+		!(rc = batch_logits(parts, n_parts, e)))
+		rc = gguf_check_lost(g->gguf, e);
 	for (uint32_t i = 0; !rc && i < n_parts; i++) {
 		struct session *s = parts[i].session;
 		memcpy(s->tokens + s->length, parts[i].tokens, parts[i].n * sizeof *s->tokens);
 		s->length += parts[i].n;
 		s->has_logits = parts[i].logits;
 		s->has_hidden = false;
+		if (s->has_logits && !sampler_all_finite(s->logits, g->n_valid))
+			session_not_finite(s, NULL);
 	}
 	free(ids);
 	return rc;

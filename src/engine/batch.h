@@ -23,6 +23,8 @@ uint32_t batch_max_rows(const struct engine *g);
 /* Appends and computes all parts.
  * - The sessions are distinct, of one engine, and without MTP; at most batch_max_rows tokens.
  * - cancel (may be NULL) is read before each layer.
+ * - A part whose logits are not finite loses its timeline (length 0, no logits): weights or caches
+ *   are damaged. The other parts are computed.
  * - ERR_INPUT when an id is out of range or a part does not fit its session's context: nothing has
  *   changed. After any other error no timeline has grown, and the logits of all parts are gone. */
 int batch_step(

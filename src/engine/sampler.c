@@ -13,8 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BLOCK      1024 /* logits that are summed up together */
-#define FIRST_NEAR 5.0  /* the first candidates are those above exp(-5) of the best */
+#define BLOCK      1024  /* logits that are summed up together */
+#define GREEDY     1e-6f /* temperatures below: float32 has no room for their reciprocals */
+#define FIRST_NEAR 5.0   /* the first candidates are those above exp(-5) of the best */
 
 struct sampler_candidate {
 	float logit;
@@ -262,7 +263,7 @@ int32_t sampler_pick(struct sampler *s, const float *logits, int32_t n_valid, fl
 	int32_t best = argmax(logits, n_valid);
 	float top = nan_to_minus_inf(logits[best]), inv_t = 1.0f / o->temperature;
 	/* all -infinity (or one +infinity): nothing to draw from but the best */
-	if (o->temperature <= 0 || n_valid == 1 || !isfinite(top))
+	if (o->temperature < GREEDY || n_valid == 1 || !isfinite(top))
 		return best;
 	bool whole = o->top_k <= 0 || (size_t)o->top_k >= n;
 	double all = 0;
@@ -285,6 +286,25 @@ int32_t sampler_pick(struct sampler *s, const float *logits, int32_t n_valid, fl
 		if (id >= 0)
 			return id;
 	}
+}
+
+bool sampler_all_finite(const float *logits, int32_t n_valid)
+{
+	/* 0 * x is 0 for every finite x, else NaN */
+	const lanes none = {0};
+	lanes sum[4] = {none, none, none, none};
+	size_t n = (size_t)n_valid, i = 0;
+	for (; i + 4 * LANES <= n; i += 4 * LANES)
+#pragma GCC unroll 4
+		for (size_t k = 0; k < 4; k++)
+			sum[k] += lanes_load(logits + i + k * LANES, LANES) * 0.0f;
+	bool finite = true;
+	for (; i < n; i++)
+		finite &= isfinite(logits[i]) != 0;
+	sum[0] += sum[1] + sum[2] + sum[3];
+	for (int k = 0; k < LANES; k++)
+		finite &= sum[0][k] == 0;
+	return finite;
 }
 
 double sampler_logprob(const float *logits, int32_t n_valid, int32_t id)

@@ -5,6 +5,7 @@
 #include "src/base/log.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
+#include "src/engine/sampler.h"
 #include "src/engine/session_internal.h"
 #include "src/forward/forward.h"
 #include "src/forward/mtp.h"
@@ -125,6 +126,14 @@ static struct forward_taps session_step_taps(struct session *s, uint32_t n)
 	return f;
 }
 
+int session_not_finite(struct session *s, struct err *e)
+{
+	uint32_t length = s->length;
+	session_rewind(s, 0); /* the caches may hold what the logits were made from */
+	return err_set(e, ERR_RUN,
+		"the logits behind token %u are not finite: the weights or the caches are damaged", length);
+}
+
 /* Computes one chunk, the tokens at s->tokens[length ..). rows: [n][vocab] or NULL; last: keep the
  * logits of its last row. */
 static int session_step(struct session *s, uint32_t n, float *rows, bool last,
@@ -161,6 +170,10 @@ static int session_step(struct session *s, uint32_t n, float *rows, bool last,
 		rc = model_logits(m, m->ws.hidden + (n - 1) * n_embd, 1, s->logits, e);
 	if (rc)
 		return rc;
+	if ((rc = gguf_check_lost(s->g->gguf, e)))
+		return rc;
+	if (last && !rows && !sampler_all_finite(s->logits, s->g->n_valid))
+		return session_not_finite(s, e);
 	if (rows && last)
 		memcpy(s->logits, rows + (n - 1) * n_vocab, n_vocab * sizeof *rows);
 	if (s->mtp) {

@@ -27,4 +27,7 @@ struct session {
 int session_check(
 	const struct session *s, const int32_t *tokens, uint32_t n, uint64_t length, struct err *e);
 
+/* What is done about logits that are not finite: the timeline is forgotten. ERR_RUN. */
+int session_not_finite(struct session *s, struct err *e);
+
 #endif

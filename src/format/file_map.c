@@ -3,11 +3,121 @@
  * file by themselves. */
 #include "src/format/file_map.h"
 
+#include "src/base/mem.h"
+
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+/* ---- lost bytes ---- */
+
+#define NOTHING_LOST UINT64_MAX
+
+/* An address range that the handler knows. Ranges are never freed, so that the handler may walk
+ * the list at any time; those of closed mappings are used again. */
+struct file_map_watch {
+	struct file_map_watch *next; /* constant once in the list */
+	atomic_uintptr_t begin;      /* 0: not in use */
+	atomic_size_t size;
+	atomic_uint_fast64_t lost_from; /* offset; NOTHING_LOST */
+};
+
+static _Atomic(struct file_map_watch *) watches;
+static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER; /* guards use and reuse */
+static struct sigaction earlier;                               /* constant once installed */
+static uintptr_t page_bytes;                                   /* the same */
+
+/* True: the address lies in a mapping of ours, and the rest of it now reads as zeros. */
+static bool replace_lost(uintptr_t at)
+{
+	for (struct file_map_watch *w = atomic_load(&watches); w; w = w->next) {
+		uintptr_t begin = atomic_load(&w->begin), offset = at - begin;
+		size_t size = atomic_load(&w->size);
+		if (!begin || at < begin || offset >= size)
+			continue;
+		offset &= ~(page_bytes - 1);
+		uint_fast64_t known = atomic_load(&w->lost_from);
+		while (offset < known && !atomic_compare_exchange_weak(&w->lost_from, &known, offset))
+			;
+		/* the same flags as a stack's guard: no memory is reserved for the zeros */
+		return mmap((void *)(begin + offset), size - offset, PROT_READ,
+				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
+	}
+	return false;
+}
+
+/* Only mmap and atomics: both may be used in a signal handler. */
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+	int saved = errno;
+	if (info->si_code > 0 && replace_lost((uintptr_t)info->si_addr)) {
+		errno = saved;
+		return;
+	}
+	if (earlier.sa_flags & SA_SIGINFO)
+		earlier.sa_sigaction(number, info, context);
+	else if (earlier.sa_handler != SIG_DFL && earlier.sa_handler != SIG_IGN)
+		earlier.sa_handler(number);
+	else
+		sigaction(SIGBUS, &earlier, NULL); /* the access is tried again, and ends the program */
+	errno = saved;
+}
+
+static void install_handler(void)
+{
+	struct sigaction a = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+	page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+	sigemptyset(&a.sa_mask);
+	sigaction(SIGBUS, &a, &earlier);
+}
+
+static struct file_map_watch *watch_begin(const void *data, size_t size)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, install_handler);
+	pthread_mutex_lock(&watch_lock);
+	struct file_map_watch *w = atomic_load(&watches);
+	while (w && atomic_load(&w->begin))
+		w = w->next;
+	bool is_new = !w;
+	if (is_new) {
+		w = NEW(struct file_map_watch);
+		w->next = atomic_load(&watches);
+	}
+	atomic_store(&w->lost_from, NOTHING_LOST);
+	atomic_store(&w->size, size);
+	atomic_store(&w->begin, (uintptr_t)data);
+	if (is_new)
+		atomic_store(&watches, w);
+	pthread_mutex_unlock(&watch_lock);
+	return w;
+}
+
+static void watch_end(struct file_map_watch *w)
+{
+	pthread_mutex_lock(&watch_lock);
+	atomic_store(&w->begin, 0);
+	pthread_mutex_unlock(&watch_lock);
+}
+
+int file_map_check(const struct file_map *m, const char *path, struct err *e)
+{
+	uint64_t at =
+		m->watch ? atomic_load_explicit(&m->watch->lost_from, memory_order_relaxed) : NOTHING_LOST;
+	if (at == NOTHING_LOST)
+		return 0;
+	return err_set(e, ERR_RUN,
+		"%s: what lies behind byte %llu is lost: the file became shorter while it was in use, or "
+		"its drive failed",
+		path, (unsigned long long)at);
+}
+
+/* ---- open and close ---- */
 
 int file_map_open(struct file_map *m, const char *path, struct err *e)
 {
@@ -41,6 +151,7 @@ int file_map_open(struct file_map *m, const char *path, struct err *e)
 	}
 	m->data = p;
 	m->size = (uint64_t)st.st_size;
+	m->watch = watch_begin(p, (size_t)st.st_size);
 out:
 	close(fd);
 	return code;
@@ -48,6 +159,8 @@ out:
 
 void file_map_close(struct file_map *m)
 {
+	if (m->watch)
+		watch_end(m->watch);
 	if (m->data)
 		munmap((void *)(uintptr_t)m->data, (size_t)m->size);
 	*m = (struct file_map){0};

@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * A whole regular file, mapped read-only. The mapping shares the page cache, so opening a 400 GB
- * file costs nothing until bytes are touched. If another process truncates the file meanwhile,
- * touching the lost part raises SIGBUS: model files are not to be written while in use.
+ * file costs nothing until bytes are touched.
+ *
+ * Bytes may get lost afterwards: another process makes the file shorter, or the drive fails. The
+ * kernel then raises SIGBUS in whichever thread touches them. A handler, installed by the first
+ * open, puts zeros in place of the rest of that mapping and notes where it began. The thread goes
+ * on, with results that are worthless: who computes from a mapping asks file_map_check before he
+ * gives the results to anybody. Other SIGBUS go to the handler that was there before.
  */
 #ifndef GLM_FORMAT_FILE_MAP_H
 #define GLM_FORMAT_FILE_MAP_H
@@ -13,8 +18,9 @@
 
 /* Zero-initialise. Constant after open. */
 struct file_map {
-	const uint8_t *data; /* NULL when closed */
-	uint64_t size;       /* bytes, > 0 when open */
+	const uint8_t *data;          /* NULL when closed */
+	uint64_t size;                /* bytes, > 0 when open */
+	struct file_map_watch *watch; /* private */
 };
 
 /* Maps `path`. Refused with one sentence: missing, unreadable, a directory, not a regular file,
@@ -23,5 +29,9 @@ int file_map_open(struct file_map *m, const char *path, struct err *e);
 
 /* Safe on a zeroed or closed map. */
 void file_map_close(struct file_map *m);
+
+/* 0, or ERR_RUN with a sentence when bytes of the mapping have been lost; path: for it. Any thread,
+ * and cheap: meant to be asked after every step. */
+int file_map_check(const struct file_map *m, const char *path, struct err *e);
 
 #endif

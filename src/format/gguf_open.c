@@ -152,9 +152,23 @@ int gguf_open(const char *path, struct gguf **out, struct err *e)
 			split.n_tensors, g->n_tensors);
 	if (!code)
 		code = gguf_read_finish(g, e);
+	struct err lost = {0};
+	if (gguf_check_lost(g, &lost)) { /* zeros were parsed: whatever was found says nothing */
+		code = lost.code;
+		if (e)
+			*e = lost;
+	}
 	if (code)
 		gguf_close(g);
 	else
 		*out = g;
 	return code;
+}
+
+int gguf_check_lost(const struct gguf *g, struct err *e)
+{
+	int rc = 0;
+	for (uint32_t i = 0; i < g->n_files && !rc; i++)
+		rc = file_map_check(&g->files[i].map, g->files[i].path, e);
+	return rc;
 }

@@ -58,6 +58,7 @@ static const struct {
 	[METRICS_DECODE_NS] = {"decode_seconds", "Time in steps that write answers"},
 	[METRICS_REPLAYED] = {"replayed_turns", "Assistant turns whose own tokens were used again"},
 	[METRICS_CUT_CONNECTIONS] = {"connections_cut", "Connections ended for being too slow"},
+	[METRICS_NOT_FINITE] = {"answers_not_finite", "Answers ended by logits that are not finite"},
 };
 
 static const struct {

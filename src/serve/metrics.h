@@ -27,6 +27,7 @@ enum metrics_counter {
 	METRICS_DECODE_NS,       /* time in steps that write answers */
 	METRICS_REPLAYED,        /* assistant turns whose own tokens were used again */
 	METRICS_CUT_CONNECTIONS, /* too slow, or silent for too long */
+	METRICS_NOT_FINITE,      /* answers ended by logits that are no numbers */
 	METRICS_N_COUNTERS
 };
 

@@ -313,7 +313,21 @@ static uint32_t slots_count(const struct scheduler *s, enum scheduler_state stat
 	return n;
 }
 
-/* Computes the parts of `at`; when that fails their jobs do. */
+static void slot_fail_not_finite(struct scheduler *s, struct slot *slot)
+{
+	struct err e = {0};
+	err_set(&e, ERR_RUN,
+		"the model's logits are not finite numbers: its weights or caches are damaged");
+	log_warn("%s; the answer is ended", e.text);
+	metrics_add(s->metrics, METRICS_NOT_FINITE, 1);
+	pthread_mutex_lock(&s->lock);
+	s->snapshot.healthy = false; /* until a step is right */
+	pthread_mutex_unlock(&s->lock);
+	slot_fail(s, slot, &e);
+}
+
+/* Computes the parts of `at`; when that fails their jobs do. A job that failed is gone from its
+ * slot. */
 static bool parts_compute(
 	struct scheduler *s, const struct batch_part *parts, struct slot *const *at, uint32_t n)
 {
@@ -335,11 +349,16 @@ static bool parts_compute(
 		rows += parts[i].n;
 	metrics_add(s->metrics, METRICS_STEPS, 1);
 	metrics_add(s->metrics, METRICS_ROWS, rows);
+	for (uint32_t i = 0; i < n && !rc; i++)
+		if (parts[i].logits && !session_logits(at[i]->session))
+			slot_fail_not_finite(s, at[i]);
 	if (!rc)
 		return true;
 	if (rc == ERR_INTERRUPTED) /* drop_cancelled says what becomes of them */
 		return false;
 	log_warn("a step failed: %s", e.text);
+	/* the sentence may name files of the server: not for clients */
+	err_set(&e, rc, "the model could not be computed; the server's log says why");
 	for (uint32_t i = 0; i < n; i++)
 		slot_fail(s, at[i], &e);
 	return false;
@@ -375,6 +394,8 @@ static void prefill_step(struct scheduler *s)
 		return;
 	for (uint32_t i = 0; i < n; i++) {
 		metrics_add(s->metrics, METRICS_PREFILL_TOKENS, parts[i].n);
+		if (!at[i]->job)
+			continue;
 		job_progress(at[i]->job, session_length(at[i]->session), at[i]->prompt);
 		if (parts[i].logits) {
 			at[i]->state = SCHEDULER_WRITING;

@@ -177,6 +177,48 @@ static void test_logprob(void **state)
 					 ((double)logits[3] - logits[4])) < 1e-12);
 }
 
+/* 1 / temperature has no place in a float below 2.9e-39. */
+static void test_tiny_temperatures_are_greedy(void **state)
+{
+	(void)state;
+	static const float tiny[] = {1e-7f, 1e-30f, 3e-39f, 2.9e-39f, 1e-39f, 1e-44f};
+	float logits[N];
+	fill(logits, N, 21);
+	struct sampler s;
+	sampler_init(&s, &(struct sampler_options){0});
+	int32_t best = sampler_pick(&s, logits, N, NULL);
+	sampler_fini(&s);
+	for (size_t i = 0; i < ARRAY_LEN(tiny); i++)
+		for (int cut = 0; cut < 2; cut++) {
+			sampler_init(&s, &(struct sampler_options){
+								 .temperature = tiny[i], .top_p = cut ? 0.95f : 1, .seed = i});
+			for (int k = 0; k < 20; k++)
+				assert_int_equal(sampler_pick(&s, logits, N, NULL), best);
+			sampler_fini(&s);
+		}
+}
+
+static void test_all_finite(void **state)
+{
+	(void)state;
+	static const float bad[] = {NAN, -NAN, INFINITY, -INFINITY};
+	float logits[N];
+	fill(logits, N, 22);
+	logits[3] = -3.4e38f;
+	logits[4] = 3.4e38f;
+	for (int n = 1; n <= N; n++) {
+		assert_true(sampler_all_finite(logits, n));
+		for (int at = 0; at < n; at++)
+			for (size_t b = 0; b < ARRAY_LEN(bad); b++) {
+				float was = logits[at];
+				logits[at] = bad[b];
+				assert_false(sampler_all_finite(logits, n));
+				assert_true(sampler_all_finite(logits, at)); /* behind the end */
+				logits[at] = was;
+			}
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -185,6 +227,8 @@ int main(void)
 		cmocka_unit_test(test_greedy_is_the_first_best),
 		cmocka_unit_test(test_seed_repeats),
 		cmocka_unit_test(test_logprob),
+		cmocka_unit_test(test_tiny_temperatures_are_greedy),
+		cmocka_unit_test(test_all_finite),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
