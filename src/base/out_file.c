@@ -150,7 +150,7 @@ int out_file_open_private(
 		return err_set(e, ERR_INPUT,
 			"%.400s: is a device or a pipe, expected the name of a file to write", path);
 	int rc = out_file_may_replace(path, kind, force, e);
-	return rc ? rc : open_beside(o, path, there, there ? st.st_mode & 0777 : 0600, e);
+	return rc ? rc : open_beside(o, path, there, there ? (st.st_mode & 0700) | 0600 : 0600, e);
 }
 
 int out_file_commit(struct out_file *o, struct err *e)

@@ -57,8 +57,9 @@ struct out_file {
 int out_file_open(
 	struct out_file *o, const char *path, const struct out_kind *kind, bool force, struct err *e);
 
-/* The same for what only its owner may read; a target that is no regular file, "-" included, is
- * refused (ERR_INPUT). Does not touch the umask: any thread may call it. */
+/* The same for what only its owner may read, whatever an old file's permissions were; a target that
+ * is no regular file, "-" included, is refused (ERR_INPUT). Does not touch the umask: any thread
+ * may call it. */
 int out_file_open_private(
 	struct out_file *o, const char *path, const struct out_kind *kind, bool force, struct err *e);
 

@@ -575,19 +575,20 @@ int gguf_writer_sync(struct gguf_writer *w, struct err *e)
 	return 0;
 }
 
-static int sync_directory(const char *path, struct err *e)
+/* The rename has been done: a folder that cannot be flushed is no failure, but a power cut may
+ * bring back its old state. */
+static void sync_directory(const char *path)
 {
 	const char *slash = strrchr(path, '/');
 	char *dir =
 		slash ? mem_strndup(path, slash == path ? 1 : (size_t)(slash - path)) : mem_strdup(".");
-	int code = 0, fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	/* some file systems cannot sync a directory; the rename itself has been done */
+	int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	/* some file systems cannot sync a directory */
 	if (fd >= 0 && fsync(fd) < 0 && errno != EINVAL && errno != EROFS)
-		code = err_errno(e, errno, "%s: cannot flush to disk", dir);
+		log_warn("%s: cannot be flushed to disk (%m); %s is complete", dir, path);
 	if (fd >= 0)
 		close(fd);
 	free(dir);
-	return code;
 }
 
 int gguf_writer_commit(struct gguf_writer *w, struct err *e)
@@ -601,7 +602,8 @@ int gguf_writer_commit(struct gguf_writer *w, struct err *e)
 			return err_errno(e, errno, "%s: cannot be renamed to %s", p->partial, p->path);
 		p->renamed = true;
 	}
-	return sync_directory(w->parts[0].path, e);
+	sync_directory(w->parts[0].path);
+	return 0;
 }
 
 void gguf_writer_discard(struct gguf_writer *w)

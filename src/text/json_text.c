@@ -3,6 +3,7 @@
  * neither its recursion nor ours depends on the input. */
 #include "src/text/json_text.h"
 
+#include "src/base/log.h"
 #include "src/base/num.h"
 
 #include <math.h>
@@ -160,6 +161,8 @@ static void dump_value(const json_t *v, struct buf *out, unsigned depth)
 
 void json_text_dump(const json_t *value, struct buf *out)
 {
+	if (!value)
+		bug("JSON of no value");
 	dump_value(value, out, 0);
 }
 

@@ -18,6 +18,7 @@ struct tokenizer {
 	struct pretok *pretok;
 	int32_t *stops;
 	size_t n_stops;
+	bool *is_stop; /* [n_tokens]; NULL: there are none */
 };
 
 /* ---- making one ---- */
@@ -26,6 +27,9 @@ static void stop_add(struct tokenizer *t, int32_t id)
 {
 	if (id < 0 || (uint32_t)id >= t->vocab.n_tokens || tokenizer_is_stop(t, id))
 		return;
+	if (!t->is_stop)
+		t->is_stop = NEW_ARRAY(bool, t->vocab.n_tokens);
+	t->is_stop[id] = true;
 	t->stops = mem_grow(t->stops, t->n_stops + 1, sizeof *t->stops);
 	t->stops[t->n_stops++] = id;
 }
@@ -104,6 +108,8 @@ static int stops_from_gguf(struct tokenizer *t, const struct gguf *g, struct err
 	if (gguf_find(g, list_key)) {
 		struct gguf_array a;
 		int rc = gguf_get_ints(g, list_key, &a, e);
+		if (rc)
+			return rc;
 		for (uint64_t i = 0; i < a.n && !rc; i++)
 			rc = stop_key(t, g, list_key, gguf_array_i64(&a, i), e);
 		return rc;
@@ -190,6 +196,7 @@ void tokenizer_free(struct tokenizer *t)
 	bpe_fini(&t->bpe);
 	vocab_fini(&t->vocab);
 	free(t->stops);
+	free(t->is_stop);
 	free(t);
 }
 
@@ -295,10 +302,7 @@ int32_t tokenizer_find_added(const struct tokenizer *t, const char *text)
 
 bool tokenizer_is_stop(const struct tokenizer *t, int32_t id)
 {
-	for (size_t i = 0; i < t->n_stops; i++)
-		if (t->stops[i] == id)
-			return true;
-	return false;
+	return t->is_stop && id >= 0 && (uint32_t)id < t->vocab.n_tokens && t->is_stop[id];
 }
 
 const int32_t *tokenizer_stops(const struct tokenizer *t, size_t *n)

@@ -31,20 +31,38 @@ static void add_text(json_t *o, const char *key, const struct chat_text *t, bool
 		*bad = true; /* not UTF-8 */
 }
 
-static json_t *message_json(const struct chat_message *m, bool *bad)
+/* Takes `value`, NULL included; *lost: it could not be made or added. */
+static void set_member(json_t *o, const char *key, json_t *value, bool *lost)
+{
+	*lost |= json_object_set_new(o, key, value) != 0;
+}
+
+static void append_item(json_t *list, json_t *value, bool *lost)
+{
+	*lost |= json_array_append_new(list, value) != 0;
+}
+
+static json_t *call_json(const struct chat_call *c, bool *bad, bool *lost)
+{
+	json_t *o = json_object();
+	add_text(o, "name", &c->name, bad);
+	if (c->arguments)
+		set_member(o, "arguments", json_incref(c->arguments), lost);
+	return o;
+}
+
+static json_t *message_json(const struct chat_message *m, bool *bad, bool *lost)
 {
 	static const char *const roles[] = {"system", "user", "assistant", "tool"};
 	json_t *o = json_object();
-	json_object_set_new(o, "role", json_string(roles[m->role]));
+	set_member(o, "role", json_string(roles[m->role]), lost);
 	add_text(o, "content", &m->content, bad);
 	add_text(o, "reasoning_content", &m->reasoning, bad);
-	if (m->n_calls)
-		json_object_set_new(o, "tool_calls", json_array());
-	for (size_t i = 0; i < m->n_calls; i++) {
-		json_t *call = json_object();
-		add_text(call, "name", &m->calls[i].name, bad);
-		json_object_set(call, "arguments", m->calls[i].arguments);
-		json_array_append_new(json_object_get(o, "tool_calls"), call);
+	if (m->n_calls) {
+		json_t *calls = json_array();
+		for (size_t i = 0; i < m->n_calls; i++)
+			append_item(calls, call_json(&m->calls[i], bad, lost), lost);
+		set_member(o, "tool_calls", calls, lost);
 	}
 	return o;
 }
@@ -52,24 +70,27 @@ static json_t *message_json(const struct chat_message *m, bool *bad)
 static int write_note(const struct answer *a, struct buf *out, struct err *e)
 {
 	const struct conversation *c = &a->talk;
-	bool bad = false;
+	bool bad = false, lost = false;
 	json_t *o = json_object(), *messages = json_array(), *marks = json_array(), *ids = json_array();
-	json_object_set_new(o, "glmstream_chat", json_integer(1));
-	json_object_set_new(o, "raw", json_boolean(c->raw));
-	json_object_set_new(o, "think", json_string(think_mode_name(a->opts->think)));
-	json_object_set_new(o, "turns", json_integer((json_int_t)a->turns));
-	json_object_set_new(o, "seed", json_integer((json_int_t)a->opts->seed));
+	set_member(o, "glmstream_chat", json_integer(1), &lost);
+	set_member(o, "raw", json_boolean(c->raw), &lost);
+	set_member(o, "think", json_string(think_mode_name(a->opts->think)), &lost);
+	set_member(o, "turns", json_integer((json_int_t)a->turns), &lost);
+	set_member(o, "seed", json_integer((json_int_t)a->opts->seed), &lost);
 	for (size_t i = 0; i < c->chat.n_messages; i++)
-		json_array_append_new(messages, message_json(&c->chat.messages[i], &bad));
+		append_item(messages, message_json(&c->chat.messages[i], &bad, &lost), &lost);
 	for (size_t i = 0; i < c->n_turns; i++)
-		json_array_append_new(marks, json_integer((json_int_t)c->marks[i]));
+		append_item(marks, json_integer((json_int_t)c->marks[i]), &lost);
 	for (size_t i = 0; i < c->raw_ids.n; i++)
-		json_array_append_new(ids, json_integer(c->raw_ids.data[i]));
-	json_object_set_new(o, "messages", messages);
-	json_object_set_new(o, "raw_ids", ids);
-	json_object_set_new(o, "marks", marks);
-	json_text_dump(o, out);
+		append_item(ids, json_integer(c->raw_ids.data[i]), &lost);
+	set_member(o, "messages", messages, &lost);
+	set_member(o, "raw_ids", ids, &lost);
+	set_member(o, "marks", marks, &lost);
+	if (!lost)
+		json_text_dump(o, out);
 	json_decref(o);
+	if (lost)
+		return err_set(e, ERR_MEMORY, "no memory to write down the conversation");
 	return bad ? err_set(e, ERR_RUN,
 					 "the conversation holds text that is not UTF-8 and cannot be saved")
 			   : 0;
@@ -198,8 +219,9 @@ static void say_done(const struct answer *a, const char *path, const char *done,
 	const struct session_file_info *i, uint64_t ns)
 {
 	if (!a->opts->common.quiet)
-		fprintf(stderr, "%s: %zu turn%s, %u tokens %s (%.1f MB, %.2f s)\n", path, a->talk.n_turns,
-			a->talk.n_turns == 1 ? "" : "s", i->n, done, (double)i->bytes / 1e6, (double)ns * 1e-9);
+		fprintf(stderr, "%s: %zu turn%s, %u tokens %s (%.1f MB, %.2f s)\n", ERR_PLAIN(path),
+			a->talk.n_turns, a->talk.n_turns == 1 ? "" : "s", i->n, done, (double)i->bytes / 1e6,
+			(double)ns * 1e-9);
 }
 
 /* How many tokens of the timeline are the conversation's: what was taken back is behind them. */

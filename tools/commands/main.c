@@ -120,7 +120,9 @@ int main(int argc, char **argv)
 	/* the line editor's idea of characters, UTF-8 in any case; numbers stay in the C locale */
 	if (!setlocale(LC_CTYPE, "") || strcmp(nl_langinfo(CODESET), "UTF-8") != 0)
 		setlocale(LC_CTYPE, "C.UTF-8");
-	signal(SIGPIPE, SIG_IGN); /* a reader that went away is a write error with a sentence */
+	/* a reader that went away and a file beyond the limit are write errors with a sentence */
+	signal(SIGPIPE, SIG_IGN);
+	signal(SIGXFSZ, SIG_IGN);
 	struct err e = {0};
 	int rc = dispatch(argc, argv, &e);
 	struct err lost = {0};

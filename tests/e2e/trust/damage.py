@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""Models that are damaged while they are used, or before; called by damage.sh: PROGRAM POCKET FOLDER."""
+import json
+import os
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+
+from checks import check, finish
+
+PROGRAM, POCKET, FOLDER = sys.argv[1:4]
+MODEL = os.path.join(FOLDER, "model.gguf")
+LOST = "is lost: the file became shorter"
+
+
+def chat(*options, between):
+    """Two turns through a pipe; `between` is called after the first. Returns status, stdout, stderr."""
+    p = subprocess.Popen(
+        [PROGRAM, "-m", MODEL, "-t", "1", "-c", "400", "-n", "6", "--temp", "0", "--think", "off", "-q", *options],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
+    p.stdin.write(b"Define river.\n")
+    p.stdin.flush()
+    first = p.stdout.readline()
+    between()
+    out, err = p.communicate(b"Define dog.\n", timeout=100)
+    return p.returncode, first + out, err.decode()
+
+
+def shorter():
+    for size in (25000000, 600000, 0):
+        shutil.copy(POCKET, MODEL)
+        rc, out, err = chat(between=lambda: os.truncate(MODEL, size))
+        check(f"cut to {size}: exit status 1", rc == 1, (rc, out, err))
+        check(f"cut to {size}: a sentence", re.search(r"^glmstream: .*model\.gguf: .*" + LOST, err, re.M), err)
+    shutil.copy(POCKET, MODEL)
+    rc, out, err = chat(between=lambda: None)
+    check("a whole model answers twice", rc == 0 and not err, (rc, out, err))
+
+
+class Server:
+    def __init__(self, *options):
+        self.p = subprocess.Popen([PROGRAM, "serve", "-m", MODEL, "--port", "0", "-t", "1", "-c", "400", *options],
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+        self.log = []
+        threading.Thread(target=lambda: self.log.extend(self.p.stderr), daemon=True).start()
+        self.url = self.p.stdout.readline().split()[-1]
+
+    def get(self, path, body=None):
+        data = json.dumps(body).encode() if body else None
+        try:
+            with urllib.request.urlopen(urllib.request.Request(self.url + path, data), timeout=60) as r:
+                return r.status, r.read().decode()
+        except urllib.error.HTTPError as e:
+            return e.code, e.read().decode()
+
+    def ask(self, text):
+        return self.get("/v1/chat/completions", {"messages": [{"role": "user", "content": text}], "temperature": 0,
+                                                 "max_tokens": 4, "enable_thinking": False})  # fmt: skip
+
+    def end(self):
+        self.p.terminate()
+        return self.p.wait(30)
+
+
+def counter(metrics, name):
+    found = re.search(r"^glmstream_" + name + r"\S* (\d+)", metrics, re.M)
+    return int(found[1]) if found else None
+
+
+def server_shorter():
+    for options in ([], ["--cache-gb", "0.006"]):
+        shutil.copy(POCKET, MODEL)
+        s = Server(*options)
+        check("the server answers", s.ask("Define river.")[0] == 200)
+        os.truncate(MODEL, 600000)
+        for word in ("dog", "house"):
+            status, text = s.ask(f"Define {word}.")
+            check("then it fails with 500", status == 500, (options, status, text))
+            check("and tells nobody the file's name", "gguf" not in text and "error" in text, text)
+        check("its health says so", "fail" in s.get("/health")[1], s.get("/health"))
+        check("it ends in order", s.end() == 0)
+        time.sleep(0.1)
+        check("the log names the file", any("model.gguf" in line and "failed" in line for line in s.log), s.log)
+
+
+def not_finite():
+    shown = subprocess.run([PROGRAM, "inspect", POCKET, "--json", "--tensors"], capture_output=True, check=True)
+    norm = next(t for t in json.loads(shown.stdout)["tensors"] if t["name"] == "output_norm.weight")
+    for bad in (float("nan"), float("inf")):
+        shutil.copy(POCKET, MODEL)
+        with open(MODEL, "r+b") as f:
+            f.seek(norm["offset"])
+            f.write(struct.pack("<f", bad))
+        r = subprocess.run([PROGRAM, "-m", MODEL, "-p", "Define river.", "-n", "9", "-q"], capture_output=True, timeout=100)
+        check(f"{bad}: no token comes out", r.returncode == 1 and not r.stdout.strip(), r)
+        check(f"{bad}: the sentence", b"not finite" in r.stderr, r.stderr)
+        s = Server()
+        status, text = s.ask("Define river.")
+        check(f"{bad}: the server's answer is an error", status == 500 and "not finite" in text, (status, text))
+        check("which is counted", counter(s.get("/metrics")[1], "answers_not_finite") == 1, s.get("/metrics")[1])
+        check("it ends in order", s.end() == 0)
+
+
+shorter()
+if b"\n  serve " in subprocess.run([PROGRAM, "--help"], capture_output=True).stdout:
+    server_shorter()
+    not_finite()
+finish()
