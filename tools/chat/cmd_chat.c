@@ -36,7 +36,7 @@ static void turn(struct answer *a, const char *text, size_t len, const char *wha
 		fprintf(stderr, a->view.wrote || a->view.reasoning.len
 							? "(stopped)\n"
 							: "(stopped before the answer; the message is taken back)\n");
-	else if (rc) {
+	else if (rc && !gguf_check_lost(engine_gguf(a->engine), NULL)) { /* chat_loop says that */
 		if (a->prompt.n > engine_context(a->engine))
 			err_hint(&e, "/undo takes back the last message and its answer, /reset begins a new "
 						 "conversation; -c at the start makes the context larger");
@@ -350,7 +350,7 @@ int chat_loop(struct answer *a, struct err *e)
 	struct line_edit *editor = line_edit_new(history);
 	struct buf line = {0};
 	free(history);
-	(void)e;
+	int rc = 0;
 	a->in_chat = true;
 	if (!a->opts->common.quiet) {
 		say_hello(a);
@@ -373,12 +373,13 @@ int chat_loop(struct answer *a, struct err *e)
 		else
 			turn(a, text, line.len, "the message");
 		line_edit_hide_typing(editor, false);
-		if (outcome == LEAVE)
+		/* with a part of the model gone no later turn can be right */
+		if (outcome == LEAVE || (rc = gguf_check_lost(engine_gguf(a->engine), e)))
 			break;
 	}
 	buf_free(&line);
 	line_edit_free(editor);
-	return 0;
+	return rc;
 }
 
 bool chat_is_command(const char *line)
