@@ -39,7 +39,8 @@ struct session_watch {
  * - *n_reused (may be NULL): tokens that were not computed.
  * - ERR_INPUT for an id out of range, n = 0, or n beyond the context: the session is unchanged.
  * - ERR_RUN when bytes of a mapped model are lost, and when the last logits are not finite (not
- *   looked at where `rows` are asked for): the timeline is then empty, its caches may be damaged. */
+ *   looked at where `rows` are asked for): the timeline is then empty, its caches may be damaged.
+ */
 int session_sync(struct session *s, const int32_t *tokens, uint32_t n,
 	const struct session_watch *watch, uint32_t *n_reused, struct err *e);
 
