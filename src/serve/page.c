@@ -11,12 +11,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The bytes of a file from `symbol` to `symbol`_end. The Makefile says that page.o depends on the
- * files. */
+/* A file's bytes as `symbol` and their number as `symbol`_len. The Makefile says that page.o
+ * depends on the files. */
 #define EMBED(symbol, path)                                                                        \
-	extern const unsigned char symbol[], symbol##_end[];                                           \
+	extern const unsigned char symbol[];                                                           \
+	extern const uint64_t symbol##_len;                                                            \
 	__asm__(".pushsection .rodata\n" #symbol ":\n.incbin \"" path "\"\n" #symbol                   \
-			"_end:\n.byte 0\n.popsection\n")
+			"_end:\n.byte 0\n.balign 8\n" #symbol "_len:\n.8byte " #symbol "_end - " #symbol       \
+			"\n.popsection\n")
 
 EMBED(page_html, "src/serve/page/page.html");
 #define FILE_BYTES(symbol, name, type, is_gzip, path) EMBED(page_##symbol, path);
@@ -33,14 +35,14 @@ static char folder[20]; /* "HASH/" */
 
 static void open_files(void)
 {
-	static const unsigned char *const ends[] = {
-#define FILE_BYTES(symbol, name, type, is_gzip, path) page_##symbol##_end,
+	static const uint64_t *const lens[] = {
+#define FILE_BYTES(symbol, name, type, is_gzip, path) &page_##symbol##_len,
 #include <files.inc>
 #undef FILE_BYTES
 	};
 	uint64_t hash = 0xcbf29ce484222325u; /* FNV-1a: changes must show, nobody attacks it */
 	for (size_t i = 0; i < ARRAY_LEN(files); i++) {
-		files[i].len = (size_t)(ends[i] - files[i].bytes);
+		files[i].len = (size_t)*lens[i];
 		for (size_t k = 0; k < files[i].len; k++)
 			hash = (hash ^ files[i].bytes[k]) * 0x100000001b3u;
 	}
@@ -84,7 +86,7 @@ void page_write(struct buf *out)
 	const char *base = &PAGE_FOLDER[1]; /* relative, for a proxy that has the page elsewhere */
 	files_ready();
 	buf_clear(out);
-	const char *rest = (const char *)page_html, *end = (const char *)page_html_end;
+	const char *rest = (const char *)page_html, *end = rest + page_html_len;
 	for (const char *at; (at = memchr(rest, '@', (size_t)(end - rest)));) {
 		buf_append(out, rest, (size_t)(at - rest));
 		if (!strncmp(at, "@FILES@", 7)) {
