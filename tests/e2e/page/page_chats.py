@@ -80,6 +80,18 @@ def listing(browser):
     tell(p, "From the first window?", "Yes.")
     other.wait_for_timeout(400)
     check("another window sees what is new", "From the first window?" in other.locator("#log").inner_text(), other.locator("#log").inner_text())
+    # both add to the same chat at the same time
+    other.fill("#input", "Tell me a story about a fox named Ben.")
+    other.keyboard.press("Enter")
+    other.wait_for_selector("#send[data-stops]")
+    tell(p, "Meanwhile?", "Also this.")
+    other.wait_for_selector("#send:not([data-stops])", timeout=60000)
+    other.evaluate("store.idle()")
+    p.page.evaluate("store.idle()")
+    p.reload()
+    kept = p.page.evaluate("store.list()[0].messages.map(m => m.content)")
+    check("neither window loses what it wrote", {"Meanwhile?", "Also this.", "Tell me a story about a fox named Ben."} <= set(kept) and
+          any("fox" in text and "Tell me" not in text for text in kept), kept)
     check("no complaints", not p.faults, p.faults)
     p.close()
 
