@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: MIT */
+/* Stored responses: bounds by number and bytes, the order in which they are forgotten, and files,
+ * of which only the store's own are touched. */
+#include "src/base/mem.h"
+#include "src/serve/response_store.h"
+#include "tests/support/temp_dir.h"
+
+#include <stdarg.h>
+#include <setjmp.h>
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* "resp_" and a number in 24 digits. */
+static const char *name_of(unsigned i)
+{
+	static char id[40];
+	snprintf(id, sizeof id, "resp_%024u", i);
+	return id;
+}
+
+static void put(struct response_store *s, unsigned i, size_t n)
+{
+	struct buf response = {0}, items = {0};
+	buf_printf(&response, "{\"n\":%u}", i);
+	buf_reserve(&items, n);
+	while (items.len < n)
+		buf_putc(&items, ' ');
+	response_store_put(s, name_of(i), &response, &items);
+	buf_free(&response);
+	buf_free(&items);
+}
+
+static bool has(struct response_store *s, unsigned i)
+{
+	struct buf response = {0}, want = {0};
+	buf_printf(&want, "{\"n\":%u}", i);
+	bool found = response_store_get(s, name_of(i), &response, NULL);
+	if (found)
+		assert_string_equal(buf_str(&response), buf_str(&want));
+	buf_free(&response);
+	buf_free(&want);
+	return found;
+}
+
+static void test_number(void **state)
+{
+	(void)state;
+	struct response_store *s;
+	assert_int_equal(response_store_open(NULL, &s, NULL), 0);
+	for (unsigned i = 0; i < RESPONSE_STORE_MAX; i++)
+		put(s, i, 2);
+	assert_true(has(s, 0)); /* used: now 1 is the oldest */
+	put(s, RESPONSE_STORE_MAX, 2);
+	assert_true(has(s, 0) && !has(s, 1) && has(s, 2) && has(s, RESPONSE_STORE_MAX));
+	assert_int_equal(response_store_stats(s).responses, RESPONSE_STORE_MAX);
+	assert_int_equal(response_store_stats(s).forgotten, 1);
+	assert_true(response_store_delete(s, name_of(2)) && !response_store_delete(s, name_of(2)));
+	assert_false(has(s, 2));
+	response_store_close(s);
+}
+
+static void test_bytes(void **state)
+{
+	(void)state;
+	struct response_store *s;
+	assert_int_equal(response_store_open(NULL, &s, NULL), 0);
+	for (unsigned i = 0; i < 5; i++)
+		put(s, i, RESPONSE_STORE_BYTES / 4);
+	struct response_store_stats stats = response_store_stats(s);
+	assert_true(stats.responses == 3 && stats.bytes <= RESPONSE_STORE_BYTES);
+	assert_true(!has(s, 0) && !has(s, 1) && has(s, 2) && has(s, 4));
+	put(s, 9, RESPONSE_STORE_BYTES); /* larger than the store: nothing goes for it */
+	assert_true(!has(s, 9) && has(s, 2));
+	response_store_close(s);
+}
+
+static size_t count_files(void)
+{
+	size_t n = 0;
+	DIR *d = opendir(temp_dir());
+	for (const struct dirent *x; (x = readdir(d));)
+		n += x->d_name[0] != '.';
+	closedir(d);
+	return n;
+}
+
+static void test_folder(void **state)
+{
+	(void)state;
+	struct response_store *s;
+	char *foreign = temp_dir_path("resp_000000000000000000000000.response");
+	FILE *f = fopen(foreign, "w");
+	fputs("mine", f);
+	fclose(f);
+	assert_int_equal(response_store_open(temp_dir(), &s, NULL), 0);
+	put(s, 0, 2); /* its name is taken by somebody else's file: in memory only */
+	assert_true(has(s, 0));
+	for (unsigned i = 1; i <= RESPONSE_STORE_MAX + 5; i++)
+		put(s, i, 2);
+	assert_true(count_files() <= RESPONSE_STORE_MAX + 1);
+	response_store_close(s);
+	assert_int_equal(response_store_open(temp_dir(), &s, NULL), 0);
+	assert_int_equal(response_store_stats(s).responses, 0); /* files are read when asked for */
+	assert_true(!has(s, 0) && !has(s, 1) && has(s, RESPONSE_STORE_MAX + 5));
+	assert_false(response_store_delete(s, name_of(0)));
+	assert_true(response_store_delete(s, name_of(RESPONSE_STORE_MAX + 5)));
+	assert_false(has(s, RESPONSE_STORE_MAX + 5));
+	static const char *const names[] = {"", "resp_", "../resp_000000000000000000000",
+		"resp_00000000000000000000000/", "resp_0000000000000000000000001"};
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+		assert_false(response_store_get(s, names[i], NULL, NULL));
+	response_store_close(s);
+	char text[8] = "";
+	f = fopen(foreign, "r");
+	assert_int_equal(fread(text, 1, 7, f), 4);
+	fclose(f);
+	assert_string_equal(text, "mine");
+	struct err e = {0};
+	assert_int_not_equal(response_store_open("/nowhere/at/all", &s, &e), 0);
+	assert_null(s);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_number),
+		cmocka_unit_test(test_bytes),
+		cmocka_unit_test(test_folder),
+	};
+	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
+}
