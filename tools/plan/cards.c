@@ -51,6 +51,12 @@ const struct card *card_of_size(double sold_gb)
 	return NULL;
 }
 
+struct card card_unknown(double memory_gb_s)
+{
+	return (struct card){
+		.memory_gb_s = memory_gb_s, .matrix_tflops = H200_TFLOPS * memory_gb_s / 4800};
+}
+
 uint64_t card_free_bytes(double sold_gb)
 {
 	return (uint64_t)(sold_gb * 1073741824.0 * 0.97);

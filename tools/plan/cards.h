@@ -20,6 +20,9 @@ const struct card *card_of_size(double sold_gb);
 /* The i-th card, NULL past the end. */
 const struct card *card_at(int i);
 
+/* One that the table lacks: its arithmetic grows with its bandwidth, as that of an H200. */
+struct card card_unknown(double memory_gb_s);
+
 /* Bytes that a program finds free on a card of this size: driver and context take some. */
 uint64_t card_free_bytes(double sold_gb);
 

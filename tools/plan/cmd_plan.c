@@ -81,7 +81,7 @@ static int resolve_card(
 	}
 	if (!known)
 		snprintf(name, n, "a card");
-	m->card = known ? *known : (struct card){.matrix_tflops = 100};
+	m->card = known ? *known : card_unknown((double)o->card_gb_s);
 	if (o->vram_given || !free_bytes)
 		free_bytes = card_free_bytes(o->vram_given ? (double)o->vram_gb : m->card.sold_gb);
 	if (o->vram_given)

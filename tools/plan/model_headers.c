@@ -85,7 +85,7 @@ void model_headers_close(struct model_headers *m)
 {
 	weights_free(&m->weights, NULL);
 	gguf_close(m->file);
-	if (m->file && m->fd >= 0)
+	if (m->fd > 0)
 		close(m->fd);
 	*m = (struct model_headers){.fd = -1};
 }
