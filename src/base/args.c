@@ -231,6 +231,25 @@ static void hint_help(const struct args *a, struct err *e)
 		err_hint(e, "%s --help lists the options", a->command);
 }
 
+/* Is this argument, "-ngl", "--ctx-size=9", an option of another program and none of these? */
+static const struct arg_habit *find_habit(const struct args *a, const char *text)
+{
+	const char *name = text + 1 + (text[1] == '-');
+	size_t n = strcspn(name, "=");
+	if (!a->habits || n < 2 || find_long(a, name, n))
+		return NULL;
+	for (const struct arg_habit *h = a->habits; h->name; h++)
+		if (strlen(h->name) == n && !memcmp(h->name, name, n))
+			return h;
+	return NULL;
+}
+
+static int refuse_habit(const struct arg_habit *h, const char *text, struct err *e)
+{
+	err_set(e, ERR_USAGE, "unknown option %.*s", (int)MIN(strcspn(text, "="), (size_t)60), text);
+	return err_hint(e, "%s", h->hint);
+}
+
 static int unknown_long(const struct args *a, const char *name, size_t n, struct err *e)
 {
 	char word[64];
@@ -363,6 +382,7 @@ int args_parse(const struct args *a, int argc, char **argv, struct err *e)
 	size_t n_positional = 0;
 	for (int at = 1; at < argc; at++) {
 		char *text = argv[at];
+		const struct arg_habit *habit;
 		int rc = 0;
 		if (only_positional || text[0] != '-' || !text[1]) {
 			if (n_positional >= a->n_positional) {
@@ -376,6 +396,8 @@ int args_parse(const struct args *a, int argc, char **argv, struct err *e)
 				*arg->given = true;
 		} else if (!strcmp(text, "--")) {
 			only_positional = true;
+		} else if ((habit = find_habit(a, text))) {
+			rc = refuse_habit(habit, text, e);
 		} else if (text[1] == '-') {
 			const char *name = text + 2;
 			size_t n = strcspn(name, "=");

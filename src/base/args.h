@@ -71,6 +71,12 @@ struct arg_group {
 	size_t n;
 };
 
+/* An option of another program that people type here. Ends with name NULL. */
+struct arg_habit {
+	const char *name; /* without dashes: "ngl" matches -ngl and --ngl */
+	const char *hint; /* what to do instead */
+};
+
 struct args {
 	const char *command; /* "glmstream perplexity": begins usage and example lines */
 	const char
@@ -82,6 +88,7 @@ struct args {
 	size_t n_groups;
 	const struct arg *positional; /* in order; kind, variable, value, required as above */
 	size_t n_positional;
+	const struct arg_habit *habits; /* hints for unknown options; NULL: none */
 };
 
 #define ARGS_HELP 1 /* args_parse: -h or --help was given */

@@ -4,6 +4,7 @@
 #include "src/base/args.h"
 #include "tools/commands/commands.h"
 #include "tools/commands/manual.h"
+#include "tools/options/habits.h"
 #include "tools/output/report.h"
 
 #include <fcntl.h>
@@ -38,6 +39,7 @@ static void print_help(void)
 	printf(
 		"Usage: glmstream [-m MODEL.gguf] [options]          chat; lines of a pipe are user turns\n"
 		"       glmstream [-m MODEL.gguf] -p TEXT [options]  one answer\n"
+		"       glmstream MODEL.gguf ...                     the same as -m MODEL.gguf\n"
 		"       glmstream COMMAND ...\n\n"
 		"Runs GLM-5.2 on one graphics card by streaming its experts. Without -m the small model\n"
 		"that ships with the program is used.\n\nCommands:\n");
@@ -65,7 +67,10 @@ static const struct command *find_command(const char *name, struct err *e)
 		}
 	}
 	err_set(e, ERR_USAGE, "unknown command \"%.60s\"", name);
-	if (best)
+	const char *habit = habit_command(name);
+	if (habit)
+		err_hint(e, "%s", habit);
+	else if (best)
 		err_hint(e, "did you mean %s?", best);
 	else
 		err_hint(e, "glmstream --help lists the commands; a prompt is given with -p TEXT");
@@ -101,7 +106,12 @@ static int dispatch(int argc, char **argv, struct err *e)
 		char option[] = "--help", *help[] = {argv[2], argc > 3 ? argv[3] : option, option, NULL};
 		return c ? c->run(argc > 3 ? 3 : 2, help, e) : ERR_USAGE;
 	}
-	const struct command *c = find_command(first, e);
+	struct err unknown = {0};
+	const struct command *c = find_command(first, &unknown);
+	if (!c && habit_is_model(first))
+		return cmd_run(argc, argv, e);
+	if (!c)
+		*e = unknown;
 	return c ? c->run(argc - 1, argv + 1, e) : ERR_USAGE;
 }
 

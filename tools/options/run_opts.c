@@ -4,6 +4,7 @@
 
 #include "src/base/clock.h"
 #include "src/base/num.h"
+#include "tools/options/habits.h"
 #include "tools/output/report.h"
 
 #include <string.h>
@@ -75,11 +76,33 @@ static struct arg_group sampling_group(struct run_opts *o)
 	return (struct arg_group){"Sampling", o->sampling, ARRAY_LEN(list)};
 }
 
+/* A word without an option: the model. What people give as a prompt or as a model's name elsewhere
+ * gets a hint. */
+static int take_named(struct run_opts *o, const char *word, struct err *e)
+{
+	if (habit_is_model(word) && o->common.model)
+		return err_set(
+			e, ERR_USAGE, "-m %.200s and %.200s both name a model", o->common.model, word);
+	if (habit_is_model(word)) {
+		o->common.model = word;
+		return 0;
+	}
+	err_set(e, ERR_USAGE, "unexpected argument \"%.60s\"", word);
+	return strchr(word, ' ')
+			   ? err_hint(e, "a prompt is given with -p: glmstream -p '%.200s'", word)
+			   : err_hint(e, "a model is a file: -m FILE.gguf; a prompt is given with -p TEXT");
+}
+
 int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
 {
 	*o = (struct run_opts){.max_new = UINT32_MAX, .temp = 1, .top_p = 1};
 	const struct arg_group groups[] = {own_group(o), sampling_group(o),
 		prefix_opts_group(&o->prefix), common_opts_group(&o->common)};
+	const char *named = NULL;
+	const struct arg positional[] = {{.kind = ARG_STRING,
+		.string = &named,
+		.value = "MODEL.gguf",
+		.help = "the same as -m MODEL.gguf"}};
 	const struct args args = {
 		.command = argc && !strcmp(argv[0], "run") ? "glmstream run" : "glmstream",
 		.usage = "[-m MODEL] [-p TEXT | -f FILE] [options]",
@@ -90,9 +113,11 @@ int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
 		.example = "glmstream -p 'Define river.' --think off --temp 0\nglmstream -m "
 				   "glm-5.2-q2.gguf -c 32768",
 		.groups = groups,
-		.n_groups = ARRAY_LEN(groups)};
+		.n_groups = ARRAY_LEN(groups),
+		.positional = positional,
+		.n_positional = ARRAY_LEN(positional)};
 	int rc = report_parse(&args, argc, argv, e);
-	if (rc)
+	if (rc || (named && (rc = take_named(o, named, e))))
 		return rc;
 	if (o->prompt && o->file)
 		return err_set(e, ERR_USAGE, "-p and -f exclude each other: both name the prompt");

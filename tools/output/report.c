@@ -2,6 +2,8 @@
 /* The only place that prints errors. */
 #include "tools/output/report.h"
 
+#include "tools/options/habits.h"
+
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -33,7 +35,9 @@ bool report_describing(void)
 
 int report_parse(const struct args *a, int argc, char **argv, struct err *e)
 {
-	int rc = args_parse(a, argc, argv, e);
+	struct args with_habits = *a;
+	with_habits.habits = habit_options;
+	int rc = args_parse(&with_habits, argc, argv, e);
 	if (rc == ARGS_HELP && describe) {
 		describe(describe_user, a);
 	} else if (rc == ARGS_HELP) {

@@ -55,6 +55,36 @@ check "help knows the parts of a command" grep -q '^Usage: glmstream trace show'
 run --no-such-option
 error_is_one_sentence 2 no-such-option
 
+# ---- what people type who come from elsewhere ---------------------------------------------------
+
+hints() { # pattern of the hint, then the command line
+	local hint=$1
+	shift
+	run "$@"
+	error_is_one_sentence 2
+	check "the hint should match: $hint" grep -qE "^hint: .*$hint" "$work/err"
+}
+hints '--cache-gb' -ngl 99
+hints '--cache-gb' --n-gpu-layers=99
+hints '--cache-gb' -ot 'exps=CPU'
+hints '-c N' --ctx-size 4096
+hints '--temp' --temperature 0.5
+hints '-n N' --n-predict 5
+hints '--sessions' -np 4
+hints '-m FILE' -hf unsloth/GLM-5.2-GGUF
+hints 'leave it out' -fa
+hints '--system' -sys 'be brief'
+hints '-m FILE' run glm5.2
+hints "-p 'Define river.'" run 'Define river.'
+hints '-m FILE' pull glm-5.2
+hints 'inspect FILE' show glm-5.2
+hints '--recipe' quantize a.gguf b.gguf
+if has_command serve; then
+	hints '--sessions' serve -np 4
+	hints '-c N' serve --ctx-size 4096
+	hints 'did you mean serve' server
+fi
+
 # ---- files that are not models -------------------------------------------------------------------
 
 : >"$work/empty.gguf"
@@ -183,6 +213,17 @@ else
 	run trace show "$work/trace"
 	exits 0
 fi
+
+for named in "$POCKET" "run $POCKET"; do
+	# shellcheck disable=SC2086 # words
+	run $named -p "Define river." --temp 0 --think off -n 40 -q
+	exits 0
+	check "a file as the first word is the model" cmp -s "$work/out" "$work/first"
+done
+run "$POCKET" -m "$POCKET" -p x
+error_is_one_sentence 2 'both name a model'
+run "$work/no-such.gguf" -p x
+error_is_one_sentence 3 'no-such.gguf'
 
 # one line before the answer and one behind it; the rest is for -v
 run -p "Define river." --temp 0 --think off
