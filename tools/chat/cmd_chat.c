@@ -5,6 +5,7 @@
 #include "src/base/num.h"
 #include "src/text/json_text.h"
 #include "src/text/utf8.h"
+#include "tools/chat/chat_complete.h"
 #include "tools/chat/chat_file.h"
 #include "tools/chat/cache_view.h"
 #include "tools/output/interrupt.h"
@@ -351,6 +352,7 @@ int chat_loop(struct answer *a, struct err *e)
 	struct buf line = {0};
 	free(history);
 	int rc = 0;
+	line_edit_completes_with(editor, chat_complete);
 	a->in_chat = true;
 	if (!a->opts->common.quiet) {
 		say_hello(a);

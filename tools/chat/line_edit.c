@@ -38,7 +38,8 @@ struct line_edit {
 	char *prompt; /* what the editor shows now */
 	char *line;   /* of getline */
 	size_t line_cap;
-	bool dropped; /* Ctrl+C was pressed */
+	bool dropped;                 /* Ctrl+C was pressed */
+	line_edit_complete *complete; /* NULL: Tab does nothing */
 #if HAVE_EDIT
 	EditLine *editor; /* NULL: plain lines */
 	History *history;
@@ -129,6 +130,59 @@ static unsigned char key_paste(EditLine *editor, wint_t c)
 	return CC_REFRESH;
 }
 
+/* How many first bytes all words have in common, no character cut; *n counts them. */
+static size_t common_length(const struct buf *words, size_t *n)
+{
+	const char *first = words->data;
+	size_t common = words->len ? strlen(first) : 0;
+	*n = 0;
+	for (size_t at = 0; at < words->len; at += strlen(words->data + at) + 1) {
+		size_t same = 0;
+		while (same < common && words->data[at + same] == first[same])
+			same++;
+		common = same;
+		++*n;
+	}
+	while (common && ((unsigned char)first[common] & 0xc0) == 0x80)
+		common--;
+	return common;
+}
+
+/* Tab: inserts what all candidates have in common; when that is nothing, shows them. */
+static unsigned char key_complete(EditLine *editor, wint_t c)
+{
+	(void)c;
+	struct line_edit *l;
+	el_get(editor, EL_CLIENTDATA, &l);
+	if (!l->complete)
+		return CC_ERROR;
+	const LineInfo *line = el_line(editor);
+	char *before = mem_strndup(line->buffer, (size_t)(line->cursor - line->buffer));
+	struct buf words = {0};
+	size_t start = 0, n, typed;
+	l->complete(before, &start, &words);
+	typed = strlen(before) - start;
+	size_t common = common_length(&words, &n);
+	unsigned char result = CC_ERROR;
+	if (n && (common > typed || n == 1)) {
+		struct buf more = {0};
+		buf_append(&more, words.data + typed, common - typed);
+		if (n == 1 && common && words.data[common - 1] != '/')
+			buf_putc(&more, ' ');
+		result = more.len && !el_insertstr(editor, buf_str(&more)) ? CC_REFRESH : CC_ERROR;
+		buf_free(&more);
+	} else if (n) {
+		fputc('\n', stderr);
+		for (size_t at = 0; at < words.len; at += strlen(words.data + at) + 1)
+			fprintf(stderr, "%s  ", words.data + at);
+		fputc('\n', stderr);
+		result = CC_REDISPLAY;
+	}
+	buf_free(&words);
+	free(before);
+	return result;
+}
+
 static void make_parents(const char *path)
 {
 	char *p = mem_strdup(path);
@@ -163,10 +217,12 @@ static void open_editor(struct line_edit *l)
 	el_wset(l->editor, EL_ADDFN, L"glm-end", L"End of input on an empty line", key_end);
 	el_wset(l->editor, EL_ADDFN, L"glm-suspend", L"Suspend the program", key_suspend);
 	el_wset(l->editor, EL_ADDFN, L"glm-paste", L"Insert pasted text", key_paste);
+	el_wset(l->editor, EL_ADDFN, L"glm-complete", L"Complete a command or file", key_complete);
 	el_set(l->editor, EL_SETTY, "-d", "-isig", NULL);
 	el_set(l->editor, EL_BIND, "^C", "glm-drop", NULL);
 	el_set(l->editor, EL_BIND, "^D", "glm-end", NULL);
 	el_set(l->editor, EL_BIND, "^Z", "glm-suspend", NULL);
+	el_set(l->editor, EL_BIND, "^I", "glm-complete", NULL);
 	el_set(l->editor, EL_BIND, "^R", "em-inc-search-prev", NULL);
 	el_set(l->editor, EL_BIND, "\\e[3~", "ed-delete-next-char", NULL);
 	el_set(l->editor, EL_BIND, "\\e[1;5C", "em-next-word", NULL);
@@ -221,6 +277,11 @@ void line_edit_free(struct line_edit *l)
 	free(l->history_file);
 	free(l->line);
 	free(l);
+}
+
+void line_edit_completes_with(struct line_edit *l, line_edit_complete *complete)
+{
+	l->complete = complete;
 }
 
 void line_edit_hide_typing(struct line_edit *l, bool hide)

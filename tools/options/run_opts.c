@@ -168,6 +168,13 @@ int run_opts_set(struct run_opts *o, const char *name, const char *value, struct
 		e, ERR_USAGE, "/set knows no \"%.40s\"; it knows temp, top-p, top-k, min-p, seed, n", name);
 }
 
+const char *run_opts_set_name(size_t i)
+{
+	static struct run_opts any;
+	const struct arg_group g = sampling_group(&any);
+	return i < g.n ? g.args[i].name : NULL;
+}
+
 void run_opts_show(const struct run_opts *o, struct buf *out)
 {
 	buf_printf(out, "temp %.6g, top-p %.6g, top-k %d, min-p %.6g, seed %llu, n ", (double)o->temp,

@@ -36,6 +36,9 @@ struct sampler_options run_opts_sampler(const struct run_opts *o, uint64_t turn)
 /* /set NAME VALUE; NAME is one of the sampling options, without dashes. */
 int run_opts_set(struct run_opts *o, const char *name, const char *value, struct err *e);
 
+/* The names that NAME may be; NULL behind the last. */
+const char *run_opts_set_name(size_t i);
+
 /* "temp 0.7, top-p 0.95, ..." */
 void run_opts_show(const struct run_opts *o, struct buf *out);
 

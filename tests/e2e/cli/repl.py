@@ -208,6 +208,45 @@ def messages():
     check("Ctrl+D on an empty line leaves", c.status() == 0, c.raw)
 
 
+def completion():
+    """Tab: commands, their words, names of settings, files."""
+    folder = os.path.join(HOME, "tab")
+    os.makedirs(os.path.join(folder, "deep"))
+    for name in ("alpha one.session", "beta.session", ".hidden"):
+        open(os.path.join(folder, name), "w").close()
+    c = Chat("-n", "2")
+
+    def tab(keys, shown):
+        c.quiet()
+        at = len(c.seen)
+        c.keys(keys)
+        seen = c.wait_for(shown, at, 5)
+        check(keys.decode(), shown in seen, seen)
+        c.keys(b"\x03")
+        c.wait_for(b"^C\n> ", at)
+
+    tab(b"/lo\t", b"/load ")
+    tab(b"/s\t", b"/stats  /system  /save  /save!  /set")
+    tab(b"/think h\t", b"/think high ")
+    tab(b"/system c\t", b"/system clear ")
+    tab(b"/set mi\t", b"/set min-p ")
+    at = folder.encode()
+    tab(b"/load " + at + b"/al\t", b"/load " + at + b"/alpha one.session ")
+    tab(b"/load " + at + b"/\t", b"deep/  ")
+    tab(b"/load " + at + b"/d\t", b"/load " + at + b"/deep/")
+    tab(b"/load " + at + b"/.h\t", b"/.hidden ")
+    check("hidden files are not offered unasked", c.seen.count(b".hidden") == 1, c.seen)
+    shown = c.say(b"/ho\t\x03Define river.")  # nothing to offer: nothing happens
+    check("after all that a question is answered", b" new at " in shown, shown)
+    at = len(c.seen)
+    c.keys(b"hello\t")
+    c.quiet(0.5)
+    check("a message is not completed", c.seen[at:].endswith(b"hello"), c.seen[at:])
+    c.keys(b"\x03")
+    c.line(b"/quit", b"/quit")
+    check("it leaves with status 0", c.status() == 0, c.raw)
+
+
 def history():
     c = Chat("-n", "1")
     c.say(b"Define history.")
@@ -466,6 +505,6 @@ def taken_back():
     check("--session: what /reset took back is gone at the end", not holds(two, "Define zebra"))
 
 
-for part in (first_screen, full_context, messages, history, interrupts, commands, streams, sessions, taken_back, cache_map):
+for part in (first_screen, full_context, messages, completion, history, interrupts, commands, streams, sessions, taken_back, cache_map):
     part()
 finish()
