@@ -65,9 +65,8 @@ def listing(browser):
 
     # deleted while its answer is written
     p.page.click("#new-chat")
-    p.say("Tell me a story about a fox named Ben.", wait=False)
-    p.page.wait_for_selector("#send[data-stops]")
-    p.page.locator("#chat-list li").first.get_by_role("button", name="Delete").click()
+    p.page.evaluate("""() => { byId("input").value = "Tell me a story about a fox named Ben."; byId("form").requestSubmit();
+        document.querySelector("#chat-list .current [data-key^=delete]").click(); }""")
     p.page.wait_for_timeout(500)
     p.page.evaluate("store.idle()")
     p.reload()
@@ -83,7 +82,6 @@ def listing(browser):
     # both add to the same chat at the same time
     other.fill("#input", "Tell me a story about a fox named Ben.")
     other.keyboard.press("Enter")
-    other.wait_for_selector("#send[data-stops]")
     tell(p, "Meanwhile?", "Also this.")
     other.wait_for_selector("#send:not([data-stops])", timeout=60000)
     other.evaluate("store.idle()")
@@ -283,7 +281,6 @@ def going_on(browser):
         p.page.fill("#set-max_tokens", "200")
         p.page.click("#settings .primary")
         last(p, "Continue").click()
-        p.page.wait_for_selector("#send[data-stops]")
         text = p.answer()
         check(f"reasoning {think}: and goes on to the same end", text == whole and p.page.locator("article .fault").count() == 0,
               (cut, text, whole))
@@ -403,8 +400,10 @@ def tools_and_refusals(browser):
     p.page.evaluate("localStorage.removeItem('glmstream.settings')")
     p.reload()
     p.page.click("#new-chat")
+    before = len(p.bodies)
     p.page.evaluate("document.getElementById('input').value = 'Define river.'; document.getElementById('form').requestSubmit()")
-    p.page.wait_for_selector("#send[data-stops]")
+    while len(p.bodies) == before:
+        p.page.wait_for_timeout(5)
     p.stream({"content": "second"})
     p.page.evaluate("""document.getElementById('new-chat').click(); document.getElementById('input').value = 'x';
         document.getElementById('form').requestSubmit()""")
