@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: MIT */
+#include "src/text/schema/grammar.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void grammar_free(struct grammar *g)
+{
+	free(g->edges);
+	free(g->rules);
+	free(g->first);
+	free(g->needs);
+	free(g->final_of);
+	*g = (struct grammar){0};
+}
+
+uint32_t grammar_state(struct grammar *g)
+{
+	if (g->n_states >= GRAMMAR_STATES_MAX) {
+		g->too_large = true;
+		return 0;
+	}
+	return g->n_states++;
+}
+
+uint32_t grammar_rule(struct grammar *g)
+{
+	if (g->n_rules == g->rules_cap) {
+		g->rules_cap = g->rules_cap ? 2 * g->rules_cap : 64;
+		g->rules = mem_grow(g->rules, g->rules_cap, sizeof *g->rules);
+	}
+	g->rules[g->n_rules] =
+		(struct grammar_rule){.start = grammar_state(g), .height = GRAMMAR_NEVER};
+	g->rules[g->n_rules].final = grammar_state(g);
+	return (uint32_t)g->n_rules++;
+}
+
+static void edge_add(struct grammar *g, struct grammar_edge e)
+{
+	if (g->n_edges >= 3 * (size_t)GRAMMAR_STATES_MAX) {
+		g->too_large = true;
+		return;
+	}
+	if (g->n_edges == g->edges_cap) {
+		g->edges_cap = g->edges_cap ? 2 * g->edges_cap : 256;
+		g->edges = mem_grow(g->edges, g->edges_cap, sizeof *g->edges);
+	}
+	g->edges[g->n_edges++] = e;
+}
+
+void grammar_bytes(struct grammar *g, uint32_t from, uint32_t to, uint8_t lo, uint8_t hi)
+{
+	edge_add(g, (struct grammar_edge){from, to, 0, GRAMMAR_BYTES, lo, hi});
+}
+
+void grammar_empty(struct grammar *g, uint32_t from, uint32_t to)
+{
+	edge_add(g, (struct grammar_edge){from, to, 0, GRAMMAR_EMPTY, 0, 0});
+}
+
+void grammar_call(struct grammar *g, uint32_t from, uint32_t to, uint32_t rule)
+{
+	edge_add(g, (struct grammar_edge){from, to, rule, GRAMMAR_CALL, 0, 0});
+}
+
+uint32_t grammar_text(struct grammar *g, uint32_t from, const char *text, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		uint32_t to = grammar_state(g);
+		grammar_bytes(g, from, to, (uint8_t)text[i], (uint8_t)text[i]);
+		from = to;
+	}
+	return from;
+}
+
+/* ---- finishing ---- */
+
+static void edges_sort(struct grammar *g)
+{
+	struct grammar_edge *sorted = NEW_ARRAY(struct grammar_edge, g->n_edges + 1);
+	uint32_t *first = NEW_ARRAY(uint32_t, g->n_states + 2);
+	for (size_t i = 0; i < g->n_edges; i++)
+		first[g->edges[i].from + 2]++;
+	for (uint32_t s = 0; s < g->n_states; s++)
+		first[s + 2] += first[s + 1];
+	for (size_t i = 0; i < g->n_edges; i++)
+		sorted[first[g->edges[i].from + 1]++] = g->edges[i];
+	free(g->edges);
+	g->edges = sorted;
+	g->first = first;
+}
+
+/* States by the least number of rules that have to be open to reach the end: first those that need
+ * none, then those that need the rules found so far, and so on. */
+struct needs {
+	struct grammar *g;
+	uint32_t *back_first, *back; /* edges by target */
+	uint32_t *todo;
+	size_t n_todo;
+};
+
+static void needs_set(struct needs *n, uint32_t state, uint8_t level)
+{
+	if (n->g->needs[state] != GRAMMAR_NEVER)
+		return;
+	n->g->needs[state] = level;
+	n->todo[n->n_todo++] = state;
+}
+
+static bool edge_usable(const struct grammar *g, const struct grammar_edge *e, uint8_t level)
+{
+	return e->kind != GRAMMAR_CALL || g->rules[e->rule].height < level;
+}
+
+static void needs_spread(struct needs *n, uint8_t level)
+{
+	struct grammar *g = n->g;
+	while (n->n_todo) {
+		uint32_t s = n->todo[--n->n_todo];
+		for (uint32_t i = n->back_first[s]; i < n->back_first[s + 1]; i++) {
+			const struct grammar_edge *e = &g->edges[n->back[i]];
+			if (edge_usable(g, e, level))
+				needs_set(n, e->from, level);
+		}
+	}
+}
+
+static void needs_find(struct grammar *g)
+{
+	struct needs n = {.g = g,
+		.back_first = NEW_ARRAY(uint32_t, g->n_states + 2),
+		.back = NEW_ARRAY(uint32_t, g->n_edges + 1),
+		.todo = NEW_ARRAY(uint32_t, g->n_states + 1)};
+	g->needs = NEW_ARRAY(uint8_t, g->n_states + 1);
+	memset(g->needs, GRAMMAR_NEVER, g->n_states);
+	for (size_t i = 0; i < g->n_edges; i++)
+		n.back_first[g->edges[i].to + 2]++;
+	for (uint32_t s = 0; s < g->n_states; s++)
+		n.back_first[s + 2] += n.back_first[s + 1];
+	for (size_t i = 0; i < g->n_edges; i++)
+		n.back[n.back_first[g->edges[i].to + 1]++] = (uint32_t)i;
+	for (size_t r = 0; r < g->n_rules; r++)
+		needs_set(&n, g->rules[r].final, 0);
+	bool more = true;
+	for (uint8_t level = 0; more && level <= GRAMMAR_DEPTH_MAX; level++) {
+		for (size_t i = 0; level && i < g->n_edges; i++) {
+			const struct grammar_edge *e = &g->edges[i];
+			if (e->kind == GRAMMAR_CALL && g->needs[e->to] != GRAMMAR_NEVER &&
+				edge_usable(g, e, level))
+				needs_set(&n, e->from, level);
+		}
+		needs_spread(&n, level);
+		more = !level;
+		for (size_t r = 0; r < g->n_rules; r++)
+			if (g->rules[r].height == GRAMMAR_NEVER &&
+				g->needs[g->rules[r].start] != GRAMMAR_NEVER) {
+				g->rules[r].height = level;
+				more = true;
+			}
+	}
+	free(n.back_first);
+	free(n.back);
+	free(n.todo);
+}
+
+/* ---- rules that begin with themselves ---- */
+
+/* The rules that a rule may call before its first byte: edges of a graph. Rules that may be empty
+ * (white space) stand behind bytes only, so what follows a call need not be looked at. */
+struct first_calls {
+	const struct grammar *g;
+	uint8_t *seen; /* [n_states] */
+	uint32_t *todo;
+	uint32_t *calls; /* of all rules, one after the other */
+	size_t n_calls, cap;
+	size_t *from; /* [n_rules + 1] where each rule's begin */
+};
+
+static void first_calls_find(struct first_calls *f, size_t rule)
+{
+	const struct grammar *g = f->g;
+	size_t n = 0, met = 0;
+	f->from[rule] = f->n_calls;
+	f->todo[n++] = g->rules[rule].start;
+	f->seen[g->rules[rule].start] = 1;
+	for (; met < n; met++)
+		for (uint32_t i = g->first[f->todo[met]]; i < g->first[f->todo[met] + 1]; i++) {
+			const struct grammar_edge *e = &g->edges[i];
+			if (e->kind == GRAMMAR_EMPTY && !f->seen[e->to]) {
+				f->seen[e->to] = 1;
+				f->todo[n++] = e->to;
+			}
+			if (e->kind != GRAMMAR_CALL)
+				continue;
+			if (f->n_calls == f->cap) {
+				f->cap = f->cap ? 2 * f->cap : 256;
+				f->calls = mem_grow(f->calls, f->cap, sizeof *f->calls);
+			}
+			f->calls[f->n_calls++] = e->rule;
+		}
+}
+
+static bool begins_with_itself(const struct grammar *g)
+{
+	struct first_calls f = {.g = g,
+		.seen = NEW_ARRAY(uint8_t, g->n_states + 1),
+		.todo = NEW_ARRAY(uint32_t, g->n_states + 1),
+		.from = NEW_ARRAY(size_t, g->n_rules + 1)};
+	for (size_t r = 0; r < g->n_rules; r++)
+		first_calls_find(&f, r);
+	f.from[g->n_rules] = f.n_calls;
+	/* depth first: 1 on the way here, 2 done */
+	uint8_t *mark = NEW_ARRAY(uint8_t, g->n_rules);
+	uint32_t *path = NEW_ARRAY(uint32_t, g->n_rules);
+	size_t *next = NEW_ARRAY(size_t, g->n_rules), depth;
+	bool found = false;
+	for (size_t r = 0; r < g->n_rules && !found; r++) {
+		if (mark[r])
+			continue;
+		path[0] = (uint32_t)r;
+		next[0] = f.from[r];
+		mark[r] = 1;
+		for (depth = 1; depth && !found;) {
+			uint32_t at = path[depth - 1];
+			if (next[depth - 1] == f.from[at + 1]) {
+				mark[at] = 2;
+				depth--;
+				continue;
+			}
+			uint32_t to = f.calls[next[depth - 1]++];
+			found = mark[to] == 1;
+			if (mark[to])
+				continue;
+			mark[to] = 1;
+			path[depth] = to;
+			next[depth++] = f.from[to];
+		}
+	}
+	free(mark);
+	free(path);
+	free(next);
+	free(f.seen);
+	free(f.todo);
+	free(f.calls);
+	free(f.from);
+	return found;
+}
+
+int grammar_finish(struct grammar *g, uint32_t root, struct err *e)
+{
+	if (g->too_large)
+		return err_set(
+			e, ERR_INPUT, "the schema is too large: more than %d states", GRAMMAR_STATES_MAX);
+	g->root = root;
+	edges_sort(g);
+	needs_find(g);
+	g->final_of = NEW_ARRAY(uint32_t, g->n_states + 1);
+	for (size_t r = 0; r < g->n_rules; r++)
+		g->final_of[g->rules[r].final] = 1 + (uint32_t)r;
+	if (g->rules[root].height == GRAMMAR_NEVER)
+		return err_set(e, ERR_INPUT,
+			"no value satisfies the schema (or none nested less than %d deep)", GRAMMAR_DEPTH_MAX);
+	if (begins_with_itself(g))
+		return err_set(e, ERR_INPUT, "the schema refers to itself with nothing between");
+	return 0;
+}

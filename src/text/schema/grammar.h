@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A grammar of bytes: rules, each a nondeterministic automaton whose edges take a byte, nothing, or
+ * a text of another rule. It describes what an answer may be; grammar_run.h walks it.
+ *
+ * Build: grammar_rule, grammar_state and the edges, then grammar_finish. A finished grammar is
+ * constant: any thread may use it.
+ *
+ * Every state knows how many rules have to be open at least to come from it to the end of its rule.
+ * A walk that stays within GRAMMAR_DEPTH_MAX by this number can always end: it has no dead ends.
+ */
+#ifndef GLM_TEXT_GRAMMAR_H
+#define GLM_TEXT_GRAMMAR_H
+
+#include "src/base/err.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define GRAMMAR_DEPTH_MAX  120 /* rules open at a time; JSON parsers refuse from 128 levels on */
+#define GRAMMAR_STATES_MAX 400000
+#define GRAMMAR_NEVER      0xff /* `needs` of a state from which there is no end */
+
+enum grammar_edge_kind { GRAMMAR_BYTES, GRAMMAR_EMPTY, GRAMMAR_CALL };
+
+struct grammar_edge {
+	uint32_t from, to;
+	uint32_t rule; /* GRAMMAR_CALL */
+	uint8_t kind, lo, hi;
+};
+
+struct grammar_rule {
+	uint32_t start, final;
+	uint8_t height; /* rules that have to be open inside it, at least; GRAMMAR_NEVER: no text */
+};
+
+struct grammar {
+	struct grammar_edge *edges; /* [n_edges]; by `from` when finished */
+	size_t n_edges, edges_cap;
+	struct grammar_rule *rules; /* [n_rules] */
+	size_t n_rules, rules_cap;
+	uint32_t n_states;
+	bool too_large;
+	uint32_t root;
+	/* finished */
+	uint32_t *first;    /* [n_states + 1] edges of each state */
+	uint8_t *needs;     /* [n_states] */
+	uint32_t *final_of; /* [n_states] 1 + the rule that ends there; 0: none */
+};
+
+/* Zero-initialise. */
+void grammar_free(struct grammar *g);
+uint32_t grammar_rule(struct grammar *g);
+uint32_t grammar_state(struct grammar *g);
+void grammar_bytes(struct grammar *g, uint32_t from, uint32_t to, uint8_t lo, uint8_t hi);
+void grammar_empty(struct grammar *g, uint32_t from, uint32_t to);
+void grammar_call(struct grammar *g, uint32_t from, uint32_t to, uint32_t rule);
+/* The bytes of a text one after the other; returns the state behind them. */
+uint32_t grammar_text(struct grammar *g, uint32_t from, const char *text, size_t n);
+
+/* ERR_INPUT when the grammar is too large, has no text, or a rule begins with itself. */
+int grammar_finish(struct grammar *g, uint32_t root, struct err *e);
+
+#endif

@@ -1,0 +1,498 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A place is a state of the grammar with the stack of rules that are open. Stacks are linked lists
+ * that share their lower parts; equal stacks are one node, so that a place is two numbers. A set of
+ * places is sorted and found by its hash.
+ */
+#include "src/text/schema/grammar_run.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SETS_KEPT  4096  /* with more, all but the present one are forgotten after a token */
+#define SETS_MAX   20000 /* while one mask is made; further ones count as dead ends */
+#define PLACES_MAX 2048  /* of one set; further ones are dropped */
+#define MASKS_MAX  64
+#define UNKNOWN    (-1)
+#define DEAD       (-2)
+
+struct place {
+	uint32_t state, stack;
+};
+
+struct stack_node {
+	uint32_t state, below; /* where to go on when the rule has ended */
+	uint32_t depth;
+};
+
+struct place_set {
+	struct place *places; /* [n_places] sorted */
+	uint32_t n_places;
+	bool accepts;
+	int32_t mask; /* number of its mask, -1: none */
+	int32_t next[256];
+};
+
+struct mask {
+	uint64_t *bits;
+	int32_t set;
+};
+
+struct grammar_run {
+	const struct grammar *g;
+	const struct token_trie *tokens;
+	struct stack_node *stacks; /* [n_stacks]; 0 is the empty stack */
+	size_t n_stacks, stacks_cap;
+	uint32_t *stack_table; /* [stack_slots] 1 + number */
+	size_t stack_slots;
+	struct place_set **sets; /* [n_sets] */
+	size_t n_sets, sets_cap;
+	uint32_t *set_table; /* [set_slots] 1 + number */
+	size_t set_slots;
+	int32_t now;
+	struct place *work, *seen; /* of the closure: [PLACES_MAX] places, [4 * PLACES_MAX] met */
+	size_t n_work, n_seen;
+	bool accepts;
+	uint32_t *seen_table; /* [SEEN_SLOTS] 1 + number in seen */
+	struct mask masks[MASKS_MAX];
+	size_t n_masks, oldest;
+};
+
+#define SEEN_MAX   (4 * PLACES_MAX)
+#define SEEN_SLOTS (4 * SEEN_MAX)
+
+/* ---- tokens ---- */
+
+struct trie_node {
+	uint32_t end; /* the first node that does not begin with this one's text */
+	int32_t token;
+	uint16_t depth;
+	uint8_t byte;
+};
+
+struct token_trie {
+	struct trie_node *nodes; /* [n_nodes] in the order of texts */
+	size_t n_nodes, cap;
+	uint32_t n_tokens;
+	size_t longest;
+};
+
+struct sorted_token {
+	struct text_span text;
+	int32_t id;
+};
+
+static int token_order(const void *a, const void *b)
+{
+	const struct sorted_token *x = a, *y = b;
+	int c = memcmp(x->text.data, y->text.data, MIN(x->text.len, y->text.len));
+	if (!c)
+		c = (x->text.len > y->text.len) - (x->text.len < y->text.len);
+	return c ? c : (x->id > y->id) - (x->id < y->id);
+}
+
+static void trie_add(struct token_trie *x, const struct sorted_token *t, size_t common)
+{
+	size_t n = t->text.len, from = common == n ? n - 1 : common; /* a twin gets a node of its own */
+	for (size_t i = from; i < n; i++) {
+		if (x->n_nodes == x->cap) {
+			x->cap = x->cap ? 2 * x->cap : 4096;
+			x->nodes = mem_grow(x->nodes, x->cap, sizeof *x->nodes);
+		}
+		x->nodes[x->n_nodes++] = (struct trie_node){.token = i + 1 == n ? t->id : -1,
+			.depth = (uint16_t)i,
+			.byte = (uint8_t)t->text.data[i]};
+	}
+	x->longest = MAX(x->longest, n);
+}
+
+struct token_trie *token_trie_new(const struct tokenizer *t)
+{
+	struct token_trie *x = NEW(struct token_trie);
+	x->n_tokens = tokenizer_n_tokens(t);
+	struct sorted_token *list = NEW_ARRAY(struct sorted_token, x->n_tokens + 1);
+	size_t n = 0;
+	for (int32_t id = 0; id < (int32_t)x->n_tokens; id++) {
+		struct text_span s = tokenizer_token(t, id);
+		if (s.len && s.len < UINT16_MAX && !tokenizer_is_added(t, id) &&
+			!tokenizer_is_padding(t, id))
+			list[n++] = (struct sorted_token){s, id};
+	}
+	qsort(list, n, sizeof *list, token_order);
+	for (size_t i = 0; i < n; i++) {
+		size_t common = 0;
+		if (i)
+			while (common < list[i].text.len && common < list[i - 1].text.len &&
+				   list[i].text.data[common] == list[i - 1].text.data[common])
+				common++;
+		trie_add(x, &list[i], common);
+	}
+	free(list);
+	uint32_t *open = NEW_ARRAY(uint32_t, x->longest + 1); /* the last node of each depth */
+	size_t depth = 0;
+	for (size_t i = 0; i <= x->n_nodes; i++) {
+		size_t d = i < x->n_nodes ? x->nodes[i].depth : 0;
+		for (; depth > d; depth--)
+			x->nodes[open[depth - 1]].end = (uint32_t)i;
+		if (i < x->n_nodes) {
+			open[d] = (uint32_t)i;
+			depth = d + 1;
+		}
+	}
+	free(open);
+	return x;
+}
+
+void token_trie_free(struct token_trie *x)
+{
+	if (x)
+		free(x->nodes);
+	free(x);
+}
+
+/* ---- stacks ---- */
+
+static uint64_t mix(uint64_t h, uint64_t v)
+{
+	h = (h ^ v) * 0x9e3779b97f4a7c15u;
+	return h ^ h >> 29;
+}
+
+static size_t stack_slot(const struct grammar_run *r, uint32_t state, uint32_t below)
+{
+	size_t at = mix(mix(1, state), below) % r->stack_slots;
+	while (r->stack_table[at]) {
+		const struct stack_node *s = &r->stacks[r->stack_table[at] - 1];
+		if (s->state == state && s->below == below)
+			break;
+		at = (at + 1) % r->stack_slots;
+	}
+	return at;
+}
+
+static uint32_t stack_push(struct grammar_run *r, uint32_t state, uint32_t below)
+{
+	if (2 * r->n_stacks >= r->stack_slots) {
+		r->stack_slots = r->stack_slots ? 2 * r->stack_slots : 1024;
+		free(r->stack_table);
+		r->stack_table = NEW_ARRAY(uint32_t, r->stack_slots);
+		for (size_t i = 1; i < r->n_stacks; i++)
+			r->stack_table[stack_slot(r, r->stacks[i].state, r->stacks[i].below)] = (uint32_t)i + 1;
+	}
+	size_t at = stack_slot(r, state, below);
+	if (r->stack_table[at])
+		return r->stack_table[at] - 1;
+	if (r->n_stacks == r->stacks_cap) {
+		r->stacks_cap *= 2;
+		r->stacks = mem_grow(r->stacks, r->stacks_cap, sizeof *r->stacks);
+	}
+	r->stacks[r->n_stacks] = (struct stack_node){state, below, r->stacks[below].depth + 1};
+	r->stack_table[at] = (uint32_t)r->n_stacks + 1;
+	return (uint32_t)r->n_stacks++;
+}
+
+/* ---- sets of places ---- */
+
+/* Notes a place once; false: it cannot reach the end or is known. */
+static void closure_meet(struct grammar_run *r, uint32_t state, uint32_t stack)
+{
+	uint8_t needs = r->g->needs[state];
+	if (needs == GRAMMAR_NEVER || needs + r->stacks[stack].depth > GRAMMAR_DEPTH_MAX ||
+		r->n_seen == SEEN_MAX)
+		return;
+	size_t at = mix(mix(7, state), stack) % SEEN_SLOTS;
+	while (r->seen_table[at]) {
+		const struct place *p = &r->seen[r->seen_table[at] - 1];
+		if (p->state == state && p->stack == stack)
+			return;
+		at = (at + 1) % SEEN_SLOTS;
+	}
+	r->seen[r->n_seen++] = (struct place){state, stack};
+	r->seen_table[at] = (uint32_t)r->n_seen;
+}
+
+/* Everything that can be reached from the places met so far without a byte. */
+static void closure_spread(struct grammar_run *r)
+{
+	const struct grammar *g = r->g;
+	for (size_t i = 0; i < r->n_seen; i++) {
+		struct place p = r->seen[i];
+		bool bytes = false;
+		for (uint32_t k = g->first[p.state]; k < g->first[p.state + 1]; k++) {
+			const struct grammar_edge *e = &g->edges[k];
+			if (e->kind == GRAMMAR_BYTES) {
+				bytes = true;
+			} else if (e->kind == GRAMMAR_EMPTY) {
+				closure_meet(r, e->to, p.stack);
+			} else if (g->rules[e->rule].height != GRAMMAR_NEVER &&
+					   g->needs[e->to] != GRAMMAR_NEVER &&
+					   g->needs[e->to] + r->stacks[p.stack].depth <= GRAMMAR_DEPTH_MAX) {
+				closure_meet(r, g->rules[e->rule].start, stack_push(r, e->to, p.stack));
+			}
+		}
+		if (g->final_of[p.state]) {
+			if (p.stack)
+				closure_meet(r, r->stacks[p.stack].state, r->stacks[p.stack].below);
+			else
+				r->accepts = true;
+		}
+		if (bytes && r->n_work < PLACES_MAX)
+			r->work[r->n_work++] = p;
+	}
+}
+
+static int place_order(const void *a, const void *b)
+{
+	const struct place *x = a, *y = b;
+	return x->state != y->state ? (x->state > y->state) - (x->state < y->state)
+								: (x->stack > y->stack) - (x->stack < y->stack);
+}
+
+static void closure_begin(struct grammar_run *r)
+{
+	for (size_t i = 0; i < r->n_seen; i++) {
+		size_t at = mix(mix(7, r->seen[i].state), r->seen[i].stack) % SEEN_SLOTS;
+		while (r->seen_table[at] != i + 1)
+			at = (at + 1) % SEEN_SLOTS;
+		r->seen[i].state = (uint32_t)at; /* cleared below, when no search needs it any more */
+	}
+	for (size_t i = 0; i < r->n_seen; i++)
+		r->seen_table[r->seen[i].state] = 0;
+	r->n_seen = r->n_work = 0;
+	r->accepts = false;
+}
+
+static size_t set_slot(
+	const struct grammar_run *r, const struct place *places, uint32_t n, bool accepts)
+{
+	uint64_t h = mix(accepts, n);
+	for (uint32_t i = 0; i < n; i++)
+		h = mix(mix(h, places[i].state), places[i].stack);
+	size_t at = h % r->set_slots;
+	while (r->set_table[at]) {
+		const struct place_set *s = r->sets[r->set_table[at] - 1];
+		if (s->n_places == n && s->accepts == accepts &&
+			(!n || !memcmp(s->places, places, n * sizeof *places)))
+			break;
+		at = (at + 1) % r->set_slots;
+	}
+	return at;
+}
+
+/* The number of the set in `work`; DEAD when it is empty. */
+static int32_t set_intern(struct grammar_run *r)
+{
+	if (!r->n_work && !r->accepts)
+		return DEAD;
+	qsort(r->work, r->n_work, sizeof *r->work, place_order);
+	if (2 * r->n_sets >= r->set_slots) {
+		r->set_slots = r->set_slots ? 2 * r->set_slots : 256;
+		free(r->set_table);
+		r->set_table = NEW_ARRAY(uint32_t, r->set_slots);
+		for (size_t i = 0; i < r->n_sets; i++)
+			r->set_table[set_slot(r, r->sets[i]->places, r->sets[i]->n_places,
+				r->sets[i]->accepts)] = (uint32_t)i + 1;
+	}
+	size_t at = set_slot(r, r->work, (uint32_t)r->n_work, r->accepts);
+	if (r->set_table[at])
+		return (int32_t)r->set_table[at] - 1;
+	if (r->n_sets >= SETS_MAX)
+		return DEAD;
+	struct place_set *s = NEW(struct place_set);
+	s->n_places = (uint32_t)r->n_work;
+	s->places = NEW_ARRAY(struct place, r->n_work + 1);
+	memcpy(s->places, r->work, r->n_work * sizeof *r->work);
+	s->accepts = r->accepts;
+	s->mask = -1;
+	memset(s->next, 0xff, sizeof s->next);
+	if (r->n_sets == r->sets_cap) {
+		r->sets_cap = r->sets_cap ? 2 * r->sets_cap : 64;
+		r->sets = mem_grow(r->sets, r->sets_cap, sizeof *r->sets);
+	}
+	r->sets[r->n_sets] = s;
+	r->set_table[at] = (uint32_t)r->n_sets + 1;
+	return (int32_t)r->n_sets++;
+}
+
+static int32_t set_step(struct grammar_run *r, int32_t from, uint8_t byte)
+{
+	const struct grammar *g = r->g;
+	const struct place_set *s = r->sets[from];
+	closure_begin(r);
+	for (uint32_t i = 0; i < s->n_places; i++) {
+		struct place p = s->places[i];
+		for (uint32_t k = g->first[p.state]; k < g->first[p.state + 1]; k++) {
+			const struct grammar_edge *e = &g->edges[k];
+			if (e->kind == GRAMMAR_BYTES && e->lo <= byte && byte <= e->hi)
+				closure_meet(r, e->to, p.stack);
+		}
+	}
+	closure_spread(r);
+	int32_t to = set_intern(r);
+	return r->sets[from]->next[byte] = to;
+}
+
+static inline int32_t step(struct grammar_run *r, int32_t from, uint8_t byte)
+{
+	int32_t to = r->sets[from]->next[byte];
+	return to == UNKNOWN ? set_step(r, from, byte) : to;
+}
+
+static void sets_clear(struct grammar_run *r)
+{
+	for (size_t i = 0; i < r->n_sets; i++) {
+		free(r->sets[i]->places);
+		free(r->sets[i]);
+	}
+	r->n_sets = 0;
+	if (r->set_slots)
+		memset(r->set_table, 0, r->set_slots * sizeof *r->set_table);
+	for (size_t i = 0; i < r->n_masks; i++)
+		r->masks[i].set = -1;
+}
+
+/* Copies a stack of `old` into the present, empty stacks. */
+static uint32_t stack_copy(struct grammar_run *r, const struct stack_node *old, uint32_t at)
+{
+	uint32_t path[GRAMMAR_DEPTH_MAX + 2], n = 0, copy = 0;
+	for (; at; at = old[at].below)
+		path[n++] = at;
+	while (n)
+		copy = stack_push(r, old[path[--n]].state, copy);
+	return copy;
+}
+
+/* Forgets all sets and stacks but those of the present one. */
+static void sets_forget(struct grammar_run *r)
+{
+	struct place_set *s = r->sets[r->now];
+	r->sets[r->now] = r->sets[--r->n_sets];
+	sets_clear(r);
+	struct stack_node *old = r->stacks;
+	r->stacks = NEW_ARRAY(struct stack_node, r->stacks_cap);
+	r->n_stacks = 1;
+	memset(r->stack_table, 0, r->stack_slots * sizeof *r->stack_table);
+	closure_begin(r);
+	for (uint32_t i = 0; i < s->n_places; i++)
+		r->work[r->n_work++] =
+			(struct place){s->places[i].state, stack_copy(r, old, s->places[i].stack)};
+	r->accepts = s->accepts;
+	r->now = set_intern(r);
+	free(old);
+	free(s->places);
+	free(s);
+}
+
+/* ---- public ---- */
+
+struct grammar_run *grammar_run_new(const struct grammar *g, const struct token_trie *tokens)
+{
+	struct grammar_run *r = NEW(struct grammar_run);
+	r->g = g;
+	r->tokens = tokens;
+	r->stacks_cap = 256;
+	r->stacks = NEW_ARRAY(struct stack_node, r->stacks_cap);
+	r->n_stacks = 1;
+	r->work = NEW_ARRAY(struct place, PLACES_MAX);
+	r->seen = NEW_ARRAY(struct place, SEEN_MAX);
+	r->seen_table = NEW_ARRAY(uint32_t, SEEN_SLOTS);
+	grammar_run_restart(r);
+	return r;
+}
+
+void grammar_run_restart(struct grammar_run *r)
+{
+	closure_begin(r);
+	closure_meet(r, r->g->rules[r->g->root].start, 0);
+	closure_spread(r);
+	r->now = set_intern(r);
+}
+
+void grammar_run_free(struct grammar_run *r)
+{
+	if (!r)
+		return;
+	sets_clear(r);
+	for (size_t i = 0; i < r->n_masks; i++)
+		free(r->masks[i].bits);
+	free(r->sets);
+	free(r->set_table);
+	free(r->stacks);
+	free(r->stack_table);
+	free(r->work);
+	free(r->seen);
+	free(r->seen_table);
+	free(r);
+}
+
+static int32_t walk(struct grammar_run *r, const char *bytes, size_t n)
+{
+	int32_t at = r->now;
+	for (size_t i = 0; i < n && at >= 0; i++)
+		at = step(r, at, (uint8_t)bytes[i]);
+	return at;
+}
+
+bool grammar_run_allows(struct grammar_run *r, const char *bytes, size_t n)
+{
+	return walk(r, bytes, n) >= 0;
+}
+
+bool grammar_run_push(struct grammar_run *r, const char *bytes, size_t n)
+{
+	if (r->n_sets > SETS_KEPT)
+		sets_forget(r);
+	int32_t to = walk(r, bytes, n);
+	if (to < 0)
+		return false;
+	r->now = to;
+	return true;
+}
+
+bool grammar_run_may_end(const struct grammar_run *r)
+{
+	return r->sets[r->now]->accepts;
+}
+
+bool grammar_run_must_end(const struct grammar_run *r)
+{
+	return r->sets[r->now]->accepts && !r->sets[r->now]->n_places;
+}
+
+const uint64_t *grammar_run_mask(struct grammar_run *r)
+{
+	const struct token_trie *x = r->tokens;
+	if (r->sets[r->now]->mask >= 0)
+		return r->masks[r->sets[r->now]->mask].bits;
+	size_t slot = r->n_masks < MASKS_MAX ? r->n_masks++ : r->oldest++ % MASKS_MAX,
+		   words = (x->n_tokens + 63) / 64;
+	struct mask *m = &r->masks[slot];
+	if (!m->bits) {
+		m->bits = NEW_ARRAY(uint64_t, words + 1);
+	} else {
+		if (m->set >= 0)
+			r->sets[m->set]->mask = -1;
+		memset(m->bits, 0, words * sizeof *m->bits);
+	}
+	int32_t *at = NEW_ARRAY(int32_t, x->longest + 1);
+	at[0] = r->now;
+	for (size_t i = 0; i < x->n_nodes;) {
+		const struct trie_node *node = &x->nodes[i];
+		int32_t to = step(r, at[node->depth], node->byte);
+		if (to < 0) {
+			i = node->end;
+			continue;
+		}
+		at[node->depth + 1] = to;
+		if (node->token >= 0)
+			m->bits[node->token / 64] |= (uint64_t)1 << (node->token % 64);
+		i++;
+	}
+	free(at);
+	m->set = r->now;
+	r->sets[r->now]->mask = (int32_t)slot;
+	return m->bits;
+}

@@ -1,0 +1,790 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Every schema becomes one rule, found again by its address, so that a reference to a schema that
+ * is being compiled is a call of its rule. Schemas wait in a list: no recursion, however they nest.
+ */
+#include "src/text/schema/schema.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/text/json_text.h"
+#include "src/text/schema/number_range.h"
+#include "src/text/schema/pattern.h"
+#include "src/text/schema/schema_build.h"
+#include "src/text/schema/schema_keywords.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SCHEMAS_MAX 20000  /* parts of one schema */
+#define LENGTH_MAX  100000 /* of minLength, maxLength */
+#define ITEMS_MAX   10000
+#define MEMBERS_MAX 2000 /* properties of one object */
+#define LISTED_MAX  5000 /* values of an enum */
+#define ONE_OF_MAX  64
+#define MERGED_MAX  4000
+
+struct schema {
+	atomic_int holders;
+	struct grammar grammar;
+};
+
+struct waiting {
+	const json_t *schema;
+	char *path; /* for sentences */
+	uint32_t rule;
+	bool raw;
+};
+
+struct compiler {
+	struct schema_build build;
+	struct grammar *g;
+	const json_t *root;
+	struct waiting *list; /* [n_list] all schemas met; compiled up to `next` */
+	size_t n_list, next;
+	uint32_t *table; /* [slots] 1 + number in list */
+	size_t slots;
+	json_t *made; /* merged schemas, kept until the end */
+	struct err *e;
+	bool failed;
+};
+
+static void schema_refuse(struct compiler *c, const struct waiting *w, const char *fmt, ...)
+	__attribute__((format(printf, 3, 4)));
+
+static void schema_refuse(struct compiler *c, const struct waiting *w, const char *fmt, ...)
+{
+	char text[ERR_TEXT_MAX];
+	va_list ap;
+	va_start(ap, fmt);
+	vsnprintf(text, sizeof text, fmt, ap);
+	va_end(ap);
+	if (!c->failed)
+		err_set(c->e, ERR_INPUT, "%s%s%s", w->path, *w->path ? ": " : "", text);
+	c->failed = true;
+}
+
+/* An error of a part already has its sentence in c->e. */
+static void refuse_part(struct compiler *c, const struct waiting *w)
+{
+	if (!c->failed && *w->path)
+		err_prefix(c->e, "%s", w->path);
+	c->failed = true;
+}
+
+/* ---- rules of schemas ---- */
+
+static size_t schema_slot(const struct compiler *c, const json_t *s, bool raw)
+{
+	size_t at = (((uintptr_t)s >> 4) * 2 + raw) * 0x9e3779b97f4a7c15u % c->slots;
+	while (c->table[at]) {
+		const struct waiting *w = &c->list[c->table[at] - 1];
+		if (w->schema == s && w->raw == raw)
+			break;
+		at = (at + 1) % c->slots;
+	}
+	return at;
+}
+
+/* The rule of a schema; compiled later if it is new. path: of w, with `part` behind it. */
+static uint32_t rule_of(
+	struct compiler *c, const struct waiting *w, const char *part, const json_t *s, bool raw)
+{
+	if (!(s = schema_resolve(c->root, s, c->e))) {
+		refuse_part(c, w);
+		return 0;
+	}
+	if (2 * c->n_list >= c->slots) {
+		c->slots = c->slots ? 2 * c->slots : 256;
+		free(c->table);
+		c->table = NEW_ARRAY(uint32_t, c->slots);
+		for (size_t i = 0; i < c->n_list; i++)
+			c->table[schema_slot(c, c->list[i].schema, c->list[i].raw)] = (uint32_t)i + 1;
+	}
+	size_t at = schema_slot(c, s, raw);
+	if (c->table[at])
+		return c->list[c->table[at] - 1].rule;
+	if (c->n_list == SCHEMAS_MAX) {
+		schema_refuse(c, w, "the schema has more than %d parts", SCHEMAS_MAX);
+		return 0;
+	}
+	char *path = strlen(w->path) > 200 ? mem_strdup(w->path)
+									   : mem_printf("%s%s%s", w->path, *w->path ? "." : "", part);
+	if ((c->n_list & (c->n_list - 1)) == 0)
+		c->list = mem_grow(c->list, 2 * c->n_list + 2, sizeof *c->list);
+	c->list[c->n_list] = (struct waiting){s, path, grammar_rule(c->g), raw};
+	c->table[at] = (uint32_t)++c->n_list;
+	return c->list[c->n_list - 1].rule;
+}
+
+static uint32_t step_space(struct compiler *c, uint32_t from)
+{
+	uint32_t to = grammar_state(c->g);
+	build_space(&c->build, from, to);
+	return to;
+}
+
+/* A whole number >= 0 of a keyword; *out stays without one. */
+static bool count_of(
+	struct compiler *c, const struct waiting *w, const char *key, size_t most, size_t *out)
+{
+	const json_t *v = json_object_get(w->schema, key);
+	double x = json_number_value(v);
+	if (!v)
+		return true;
+	if (!json_is_number(v) || x < 0 || x != floor(x))
+		schema_refuse(c, w, "%s: expected a whole number, found %s", key, json_text_type(v));
+	else if (x > (double)most)
+		schema_refuse(c, w, "%s: at most %zu are supported", key, most);
+	else
+		*out = (size_t)x;
+	return !c->failed;
+}
+
+/* ---- strings ---- */
+
+/* What the keywords of strings in s allow: *n; false: nothing but "any", or refused. */
+static bool string_texts(struct compiler *c, const struct waiting *w, struct char_nfa *n)
+{
+	const json_t *s = w->schema, *pattern = json_object_get(s, "pattern"),
+				 *format = json_object_get(s, "format");
+	size_t min = 0, max = SIZE_MAX;
+	struct char_nfa part;
+	bool any = true;
+	char_nfa_init(n);
+	if (!count_of(c, w, "minLength", LENGTH_MAX, &min) ||
+		!count_of(c, w, "maxLength", LENGTH_MAX, &max))
+		return false;
+	if (max < min) /* no text */
+		return true;
+	if (min || max != SIZE_MAX) {
+		char_nfa_length(n, min, max);
+		any = false;
+	}
+	if ((pattern && !json_is_string(pattern)) || (format && !json_is_string(format))) {
+		schema_refuse(c, w, "pattern and format: expected strings");
+		return false;
+	}
+	for (int i = 0; i < 2; i++) {
+		const json_t *v = i ? format : pattern;
+		if (!v)
+			continue;
+		if (i ? pattern_format(json_string_value(v), &part, c->e)
+			  : pattern_compile(json_string_value(v), json_string_length(v), &part, c->e)) {
+			char_nfa_free(&part);
+			refuse_part(c, w);
+			return false;
+		}
+		if (any) {
+			char_nfa_free(n);
+			*n = part;
+		} else {
+			char_nfa_intersect(n, &part);
+		}
+		any = false;
+	}
+	if (n->too_large) {
+		schema_refuse(c, w, "pattern, format and length together need too many states");
+		return false;
+	}
+	return !any;
+}
+
+static void compile_string(struct compiler *c, const struct waiting *w, uint32_t from, uint32_t to)
+{
+	struct grammar *g = c->g;
+	struct char_nfa n;
+	bool bound = string_texts(c, w, &n);
+	if (!w->raw) {
+		from = grammar_text(g, from, "\"", 1);
+		uint32_t end = grammar_state(g);
+		grammar_bytes(g, end, to, '"', '"');
+		to = end;
+	}
+	if (c->failed) {
+		/* refused */
+	} else if (bound) {
+		build_chars(&c->build, &n, w->raw, from, to);
+	} else {
+		uint32_t loop = grammar_state(g);
+		grammar_empty(g, from, loop);
+		grammar_call(g, loop, loop, build_common(&c->build, w->raw ? RULE_RAW_CHAR : RULE_CHAR));
+		grammar_empty(g, loop, to);
+	}
+	char_nfa_free(&n);
+}
+
+/* ---- numbers ---- */
+
+/* "exclusiveMinimum" is a number, or (draft 4) true beside "minimum". */
+static void bound_of(struct compiler *c, const struct waiting *w, bool max, struct number_range *r)
+{
+	const json_t *v = json_object_get(w->schema, max ? "maximum" : "minimum"),
+				 *x = json_object_get(w->schema, max ? "exclusiveMaximum" : "exclusiveMinimum");
+	bool has = false, open = false;
+	double bound = 0;
+	if ((v && !json_is_number(v)) || (x && !json_is_number(x) && !json_is_boolean(x))) {
+		schema_refuse(c, w, "%s: expected a number", max ? "maximum" : "minimum");
+		return;
+	}
+	if (v) {
+		bound = json_number_value(v);
+		open = json_is_true(x);
+		has = true;
+	}
+	double y = json_number_value(x);
+	if (json_is_number(x) && (!has || (max ? y <= bound : y >= bound))) {
+		bound = y;
+		open = has = true;
+	}
+	*(max ? &r->has_max : &r->has_min) = has;
+	*(max ? &r->exclusive_max : &r->exclusive_min) = open;
+	*(max ? &r->max : &r->min) = bound;
+}
+
+static void compile_number(
+	struct compiler *c, const struct waiting *w, bool whole, uint32_t from, uint32_t to)
+{
+	const json_t *multiple = json_object_get(w->schema, "multipleOf");
+	struct number_range r = {.whole = whole};
+	bound_of(c, w, false, &r);
+	bound_of(c, w, true, &r);
+	double m = json_number_value(multiple);
+	if (multiple &&
+		(!json_is_number(multiple) || m < 1 || m > NUMBER_MULTIPLE_MAX || m != floor(m)))
+		schema_refuse(
+			c, w, "multipleOf: only whole numbers of 1 to %d are supported", NUMBER_MULTIPLE_MAX);
+	if (c->failed)
+		return;
+	r.multiple_of = (uint32_t)m;
+	if (!r.has_min && !r.has_max && !multiple) {
+		grammar_call(c->g, from, to, build_common(&c->build, whole ? RULE_INTEGER : RULE_NUMBER));
+		return;
+	}
+	struct char_nfa n;
+	number_range_nfa(&r, &n);
+	build_chars(&c->build, &n, true, from, to);
+	char_nfa_free(&n);
+}
+
+/* ---- arrays ---- */
+
+static void compile_array(struct compiler *c, const struct waiting *w, uint32_t from, uint32_t to)
+{
+	struct grammar *g = c->g;
+	const json_t *prefix = json_object_get(w->schema, "prefixItems"),
+				 *items = json_object_get(w->schema, "items");
+	size_t min = 0, max = SIZE_MAX, n_prefix;
+	if (!count_of(c, w, "minItems", ITEMS_MAX, &min) ||
+		!count_of(c, w, "maxItems", SIZE_MAX >> 12, &max))
+		return;
+	if (json_is_array(items)) { /* draft 7's spelling of prefixItems */
+		prefix = items;
+		items = json_object_get(w->schema, "additionalItems");
+	}
+	if (prefix && !json_is_array(prefix)) {
+		schema_refuse(c, w, "prefixItems: expected an array, found %s", json_text_type(prefix));
+		return;
+	}
+	if (json_is_true(json_object_get(w->schema, "uniqueItems")) && max > 1) {
+		schema_refuse(c, w, "the keyword \"uniqueItems\" is not supported");
+		return;
+	}
+	n_prefix = json_array_size(prefix);
+	if (json_is_false(items))
+		max = MIN(max, n_prefix);
+	if (max < min)
+		return;
+	/* every position that is not like the one before gets states of its own */
+	size_t chain = max != SIZE_MAX && max <= ITEMS_MAX ? max : MAX(min, n_prefix);
+	if (max != SIZE_MAX && max > ITEMS_MAX) {
+		schema_refuse(c, w, "maxItems: at most %d are supported", ITEMS_MAX);
+		return;
+	}
+	uint32_t rest =
+		items ? rule_of(c, w, "items", items, false) : build_common(&c->build, RULE_VALUE);
+	uint32_t open = grammar_text(g, from, "[", 1), entry = step_space(c, open),
+			 close = grammar_state(g), behind = 0;
+	grammar_bytes(g, close, to, ']', ']');
+	if (!min)
+		build_space(&c->build, open, close);
+	for (size_t i = 0; i < chain && !c->failed && !g->too_large; i++) {
+		char part[48];
+		snprintf(part, sizeof part, "prefixItems.%zu", i);
+		uint32_t rule = i < n_prefix ? rule_of(c, w, part, json_array_get(prefix, i), false) : rest;
+		behind = grammar_state(g);
+		grammar_call(g, entry, behind, rule);
+		if (i + 1 >= min)
+			build_space(&c->build, behind, close);
+		if (i + 1 < max)
+			entry = step_space(c, grammar_text(g, behind, ",", 1));
+	}
+	if (max == SIZE_MAX) {
+		behind = grammar_state(g);
+		grammar_call(g, entry, behind, rest);
+		build_space(&c->build, behind, close);
+		build_space(&c->build, grammar_text(g, behind, ",", 1), entry);
+	}
+}
+
+/* ---- objects ---- */
+
+static int by_text(const void *a, const void *b)
+{
+	return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Keys that the schema does not name: all, or those of propertyNames or of the one pattern. */
+static bool other_keys(
+	struct compiler *c, const struct waiting *w, const char *pattern, struct char_nfa *n)
+{
+	const json_t *properties = json_object_get(w->schema, "properties"),
+				 *names = json_object_get(w->schema, "propertyNames");
+	const char **list = NEW_ARRAY(const char *, json_object_size(properties) + 1), *key;
+	size_t count = 0, i;
+	json_t *v;
+	json_object_foreach((json_t *)properties, key, v)
+	{
+		list[count++] = key;
+	}
+	qsort(list, count, sizeof *list, by_text);
+	char_nfa_except(n, list, count);
+	free(list);
+	struct char_nfa part;
+	if (pattern) {
+		if (pattern_compile(pattern, strlen(pattern), &part, c->e)) {
+			char_nfa_free(&part);
+			refuse_part(c, w);
+			return false;
+		}
+		json_object_foreach((json_t *)properties, key, v)
+		{
+			if (!c->failed && char_nfa_matches(&part, key, strlen(key)))
+				schema_refuse(c, w,
+					"patternProperties: the pattern also matches the property \"%.60s\"", key);
+		}
+		char_nfa_intersect(n, &part);
+	}
+	if (!names)
+		return !c->failed;
+	if (!(names = schema_resolve(c->root, names, c->e))) {
+		refuse_part(c, w);
+		return false;
+	}
+	struct waiting keys = {names, w->path, 0, false};
+	const json_t *values = json_object_get(names, "enum"),
+				 *constant = json_object_get(names, "const");
+	if (schema_unknown_keyword(names) || json_object_get(names, "anyOf") ||
+		json_object_get(names, "$ref") || json_object_get(names, "oneOf") ||
+		json_object_get(names, "allOf")) {
+		schema_refuse(
+			c, w, "propertyNames: only enum, const, pattern, format and lengths are supported");
+		return false;
+	}
+	if (string_texts(c, &keys, &part))
+		char_nfa_intersect(n, &part);
+	else
+		char_nfa_free(&part);
+	if (values || constant) {
+		char_nfa_init(&part);
+		json_array_foreach(values, i, v)
+		{
+			if (json_is_string(v))
+				char_nfa_text(&part, json_string_value(v), json_string_length(v));
+		}
+		if (json_is_string(constant))
+			char_nfa_text(&part, json_string_value(constant), json_string_length(constant));
+		char_nfa_intersect(n, &part);
+	}
+	return !c->failed;
+}
+
+/* The rule of values under other keys; *pattern: their keys' pattern. False: there are none. */
+static bool other_values(
+	struct compiler *c, const struct waiting *w, const char **pattern, uint32_t *rule)
+{
+	json_t *patterns = json_object_get(w->schema, "patternProperties"),
+		   *more = json_object_get(w->schema, "additionalProperties"), *v;
+	const char *key;
+	*pattern = NULL;
+	if (json_object_size(patterns) > 1) {
+		schema_refuse(c, w, "patternProperties: only one pattern is supported");
+		return false;
+	}
+	json_object_foreach(patterns, key, v)
+	{
+		*pattern = key;
+		*rule = rule_of(c, w, "patternProperties", v, false);
+		return !c->failed;
+	}
+	if (json_is_false(more))
+		return false;
+	*rule = more && !json_is_true(more) ? rule_of(c, w, "additionalProperties", more, false)
+										: build_common(&c->build, RULE_VALUE);
+	return !c->failed;
+}
+
+static bool is_required(const struct waiting *w, const char *key)
+{
+	size_t i;
+	json_t *v;
+	json_array_foreach(json_object_get(w->schema, "required"), i, v)
+	{
+		if (json_is_string(v) && !strcmp(json_string_value(v), key))
+			return true;
+	}
+	return false;
+}
+
+/* Behind `from` (a comma and space, or the opening brace and space): "key": value. */
+static uint32_t member(struct compiler *c, uint32_t from, const char *key, uint32_t rule)
+{
+	uint32_t value = step_space(c, grammar_text(c->g, build_key(&c->build, key, from), ":", 1)),
+			 behind = grammar_state(c->g);
+	grammar_call(c->g, value, behind, rule);
+	return behind;
+}
+
+/* Two rows of states, one before each property: nothing is written yet, or something is. */
+static void compile_object(struct compiler *c, const struct waiting *w, uint32_t from, uint32_t to)
+{
+	struct grammar *g = c->g;
+	json_t *properties = json_object_get(w->schema, "properties"), *v;
+	const json_t *required = json_object_get(w->schema, "required");
+	const char *key, *pattern;
+	size_t i;
+	if ((properties && !json_is_object(properties)) || json_object_size(properties) > MEMBERS_MAX) {
+		schema_refuse(c, w, "properties: expected an object with at most %d members", MEMBERS_MAX);
+		return;
+	}
+	/* a required key that the schema does not describe may have any value */
+	json_t *all = properties ? json_copy(properties) : json_object();
+	json_array_append_new(c->made, all);
+	json_array_foreach(required, i, v)
+	{
+		const char *name = json_string_value(v);
+		const json_t *more = json_object_get(w->schema, "additionalProperties");
+		if (name && !json_object_get(all, name)) {
+			if (json_object_get(w->schema, "patternProperties"))
+				schema_refuse(c, w, "required: \"%.60s\" is not among the properties", name);
+			json_object_set_new(all, name, more ? json_incref((json_t *)more) : json_true());
+		}
+	}
+	struct waiting self = *w;
+	json_t *named = NULL;
+	if (json_object_size(all) != json_object_size(properties)) {
+		named = json_copy((json_t *)w->schema);
+		json_object_set(named, "properties", all);
+		json_array_append_new(c->made, named);
+		self.schema = named;
+	}
+	uint32_t open = grammar_text(g, from, "{", 1), none = step_space(c, open),
+			 some = grammar_state(g), close = grammar_state(g), rule = 0;
+	bool may_be_empty = true;
+	grammar_bytes(g, close, to, '}', '}');
+	json_object_foreach(all, key, v)
+	{
+		char part[160];
+		snprintf(part, sizeof part, "properties.%.120s", key);
+		rule = rule_of(c, w, part, v, false);
+		uint32_t next_none = grammar_state(g), next_some = grammar_state(g);
+		if (c->failed)
+			return;
+		if (may_be_empty)
+			grammar_empty(g, member(c, none, key, rule), next_some);
+		uint32_t comma = step_space(c, grammar_text(g, some, ",", 1));
+		grammar_empty(g, member(c, comma, key, rule), next_some);
+		if (is_required(w, key)) {
+			may_be_empty = false;
+		} else {
+			grammar_empty(g, none, next_none);
+			grammar_empty(g, some, next_some);
+		}
+		none = next_none;
+		some = next_some;
+	}
+	if (other_values(c, w, &pattern, &rule)) {
+		struct char_nfa keys;
+		uint32_t key_rule = grammar_rule(g);
+		uint32_t start = g->rules[key_rule].start, end = g->rules[key_rule].final;
+		if (other_keys(c, &self, pattern, &keys)) {
+			uint32_t quote = grammar_text(g, start, "\"", 1), last = grammar_state(g);
+			build_chars(&c->build, &keys, false, quote, last);
+			grammar_bytes(g, last, end, '"', '"');
+		}
+		char_nfa_free(&keys);
+		uint32_t entry = step_space(c, grammar_text(g, some, ",", 1)), colon = grammar_state(g);
+		grammar_call(g, entry, colon, key_rule);
+		if (may_be_empty)
+			grammar_call(g, none, colon, key_rule);
+		grammar_call(g, step_space(c, grammar_text(g, colon, ":", 1)), some, rule);
+	}
+	build_space(&c->build, some, close);
+	if (may_be_empty)
+		grammar_empty(g, none, close);
+}
+
+/* ---- any schema ---- */
+
+/* Values listed one by one, as far as the other keywords of the schema allow their type. */
+static void compile_listed(
+	struct compiler *c, const struct waiting *w, unsigned types, uint32_t from, uint32_t to)
+{
+	static const char *const beside[] = {"type", "enum", "const", "format"};
+	const json_t *values = json_object_get(w->schema, "enum"),
+				 *constant = json_object_get(w->schema, "const");
+	const char *key;
+	size_t i;
+	json_t *v;
+	json_object_foreach((json_t *)w->schema, key, v)
+	{
+		bool fine = schema_is_annotation(key);
+		for (i = 0; i < ARRAY_LEN(beside); i++)
+			fine = fine || !strcmp(key, beside[i]);
+		if (!fine) {
+			schema_refuse(c, w, "\"%.60s\" beside enum or const is not supported", key);
+			return;
+		}
+	}
+	if (values && (!json_is_array(values) || json_array_size(values) > LISTED_MAX)) {
+		schema_refuse(c, w, "enum: expected an array of at most %d values", LISTED_MAX);
+		return;
+	}
+	json_t *one = constant ? json_pack("[O]", constant) : json_incref((json_t *)values);
+	json_array_foreach(one, i, v)
+	{
+		bool listed = !values || !constant;
+		size_t k;
+		json_t *other;
+		json_array_foreach(values, k, other)
+		{
+			listed = listed || json_equal(other, v);
+		}
+		if (listed && (schema_type_of_value(v) & types))
+			build_value(&c->build, v, w->raw, from, to);
+	}
+	json_decref(one);
+}
+
+/* A copy of s with its discriminator among the required properties: it decides which alternative of
+ * oneOf is meant. */
+static json_t *with_discriminator(struct compiler *c, const json_t *s, const json_t *discriminator)
+{
+	const json_t *name = json_object_get(discriminator, "propertyName");
+	struct err e;
+	const json_t *target = schema_resolve(c->root, s, &e);
+	if (!json_is_string(name) || !json_is_object(target))
+		return json_incref((json_t *)s);
+	json_t *out = json_copy((json_t *)target), *required = json_array(), *v;
+	size_t i;
+	json_array_foreach(json_object_get(target, "required"), i, v)
+	{
+		json_array_append(required, v);
+	}
+	json_array_append(required, (json_t *)name);
+	json_object_set_new(out, "required", required);
+	return out;
+}
+
+static void compile_alternatives(
+	struct compiler *c, const struct waiting *w, const char *keyword, uint32_t from, uint32_t to)
+{
+	const json_t *list = json_object_get(w->schema, keyword);
+	bool one = !strcmp(keyword, "oneOf");
+	size_t n = json_array_size(list);
+	if (!n || (one && n > ONE_OF_MAX)) {
+		schema_refuse(c, w, "%s: expected an array of 1 to %d schemas", keyword,
+			one ? ONE_OF_MAX : SCHEMAS_MAX);
+		return;
+	}
+	json_t *parts = json_array(), *base = NULL;
+	json_array_append_new(c->made, parts);
+	if (schema_constrains(w->schema, keyword)) {
+		base = json_copy((json_t *)w->schema);
+		json_object_del(base, keyword);
+		json_array_append_new(c->made, base);
+	}
+	unsigned all = 0;
+	for (size_t i = 0; i < n && !c->failed; i++) {
+		json_t *part = one ? with_discriminator(c, json_array_get(list, i),
+								 json_object_get(w->schema, "discriminator"))
+						   : json_incref(json_array_get(list, i));
+		if (base) {
+			json_t *both = schema_merge(c->root, base, part, c->e);
+			json_decref(part);
+			part = both;
+		}
+		if (!part) {
+			refuse_part(c, w);
+			return;
+		}
+		json_array_append_new(parts, part);
+		all |= schema_possible_types(c->root, part);
+		for (size_t k = 0; one && k < i; k++)
+			if (!c->failed && !schema_exclude_each_other(c->root, json_array_get(parts, k), part))
+				schema_refuse(c, w,
+					"oneOf: alternatives %zu and %zu may both match one value; where that is "
+					"meant, "
+					"write anyOf",
+					k + 1, i + 1);
+	}
+	for (size_t i = 0; i < n && !c->failed; i++) {
+		const json_t *part = json_array_get(parts, i);
+		char name[48];
+		snprintf(name, sizeof name, "%s.%zu", keyword, i);
+		/* an argument that may be a string is read as one, whatever it looks like */
+		if (w->raw && (all & SCHEMA_STRING) &&
+			!(schema_possible_types(c->root, part) & (SCHEMA_STRING | SCHEMA_NULL)))
+			continue;
+		grammar_call(c->g, from, to, rule_of(c, w, name, part, w->raw));
+	}
+}
+
+/* What $ref (with others beside it) and allOf come to. */
+static bool merge_parts(struct compiler *c, struct waiting *w)
+{
+	if (!json_object_get(w->schema, "$ref") && !json_object_get(w->schema, "allOf"))
+		return true;
+	json_t *nothing = json_object(), *merged = schema_merge(c->root, w->schema, nothing, c->e);
+	json_decref(nothing);
+	if (!merged) {
+		refuse_part(c, w);
+		return false;
+	}
+	json_array_append_new(c->made, merged);
+	if (json_array_size(c->made) > MERGED_MAX)
+		schema_refuse(c, w, "the schema has too many parts that have to be merged");
+	w->schema = merged;
+	return !c->failed;
+}
+
+static void compile_one(struct compiler *c, struct waiting w)
+{
+	uint32_t from = c->g->rules[w.rule].start, to = c->g->rules[w.rule].final;
+	if (json_is_boolean(w.schema)) {
+		if (json_is_true(w.schema))
+			grammar_call(c->g, from, to, build_common(&c->build, RULE_VALUE));
+		return;
+	}
+	if (!json_is_object(w.schema)) {
+		schema_refuse(c, &w, "expected a schema (an object, true or false), found %s",
+			json_text_type(w.schema));
+		return;
+	}
+	if (!merge_parts(c, &w))
+		return;
+	if (json_is_boolean(w.schema)) {
+		if (json_is_true(w.schema))
+			grammar_call(c->g, from, to, build_common(&c->build, RULE_VALUE));
+		return;
+	}
+	const char *unknown = schema_unknown_keyword(w.schema);
+	if (unknown) {
+		schema_refuse(c, &w, "the keyword \"%.60s\" is not supported", unknown);
+		return;
+	}
+	const json_t *names = json_object_get(w.schema, "type");
+	unsigned types = schema_types(w.schema);
+	if (!types) {
+		if (!json_is_array(names) || json_array_size(names))
+			schema_refuse(c, &w,
+				"type: expected one or several of string, number, integer, boolean, null, "
+				"array and object");
+		return;
+	}
+	bool any_of = json_object_get(w.schema, "anyOf"), one_of = json_object_get(w.schema, "oneOf");
+	if (any_of && one_of) {
+		schema_refuse(c, &w, "anyOf beside oneOf is not supported");
+		return;
+	}
+	if (any_of || one_of) {
+		compile_alternatives(c, &w, any_of ? "anyOf" : "oneOf", from, to);
+		return;
+	}
+	if (w.raw)
+		types &= schema_possible_types(c->root, w.schema);
+	if (w.raw && (types & SCHEMA_STRING))
+		types &= SCHEMA_STRING | SCHEMA_NULL;
+	if (json_object_get(w.schema, "enum") || json_object_get(w.schema, "const")) {
+		compile_listed(c, &w, types, from, to);
+		return;
+	}
+	if (types == SCHEMA_ANY && !schema_constrains(w.schema, "type")) {
+		grammar_call(c->g, from, to, build_common(&c->build, RULE_VALUE));
+		return;
+	}
+	if (types & SCHEMA_STRING)
+		compile_string(c, &w, from, to);
+	if (types & SCHEMA_INTEGER)
+		compile_number(c, &w, !(types & SCHEMA_NUMBER), from, to);
+	if (types & SCHEMA_BOOLEAN)
+		grammar_call(c->g, from, to, build_common(&c->build, RULE_BOOLEAN));
+	if (types & SCHEMA_NULL)
+		grammar_call(c->g, from, to, build_common(&c->build, RULE_NULL));
+	if (types & SCHEMA_ARRAY)
+		compile_array(c, &w, from, to);
+	if (types & SCHEMA_OBJECT)
+		compile_object(c, &w, from, to);
+}
+
+int schema_compile(const json_t *root, const json_t *part, enum schema_form form,
+	struct schema **out, struct err *e)
+{
+	struct schema *s = NEW(struct schema);
+	struct err own;
+	struct compiler c = {.g = &s->grammar, .build.g = &s->grammar, .root = root, .e = e ? e : &own};
+	struct waiting top = {.path = (char *)""};
+	atomic_init(&s->holders, 1);
+	*out = NULL;
+	c.made = json_array();
+	uint32_t rule = grammar_rule(c.g), start = c.g->rules[rule].start, end = c.g->rules[rule].final;
+	uint32_t value = part ? rule_of(&c, &top, "", part, form == SCHEMA_ARGUMENT)
+						  : build_common(&c.build, RULE_OBJECT);
+	uint32_t begin = grammar_state(c.g);
+	if (form == SCHEMA_ARGUMENT)
+		grammar_empty(c.g, start, begin);
+	else
+		build_space(&c.build, start, begin); /* models put a line feed behind their reasoning */
+	grammar_call(c.g, begin, end, value);
+	while (!c.failed && c.next < c.n_list) {
+		if (c.g->too_large)
+			break; /* grammar_finish says so */
+		compile_one(&c, c.list[c.next++]);
+	}
+	int rc = c.failed ? ERR_INPUT : grammar_finish(c.g, rule, c.e);
+	for (size_t i = 0; i < c.n_list; i++)
+		free(c.list[i].path);
+	free(c.list);
+	free(c.table);
+	json_decref(c.made);
+	schema_build_fini(&c.build);
+	if (rc)
+		schema_drop(s);
+	else
+		*out = s;
+	return rc;
+}
+
+struct schema *schema_hold(struct schema *s)
+{
+	if (s)
+		atomic_fetch_add(&s->holders, 1);
+	return s;
+}
+
+void schema_drop(struct schema *s)
+{
+	if (!s || atomic_fetch_sub(&s->holders, 1) != 1)
+		return;
+	grammar_free(&s->grammar);
+	free(s);
+}
+
+const struct grammar *schema_grammar(const struct schema *s)
+{
+	return &s->grammar;
+}

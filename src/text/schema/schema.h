@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * JSON Schema (drafts 7 to 2020-12) -> a grammar of the JSON texts that are valid, for answers that
+ * are forced into it token by token (grammar_run.h, answer_guide.h).
+ *
+ * Every text of the grammar is valid; not every valid text is in it. What is fixed: properties come
+ * in the order of the schema, those that it does not name behind them; keys and the strings of enum
+ * and const have one spelling; numbers have at most 18 digits before the point and 16 behind it;
+ * white space is at most one blank, or one line feed and 40 blanks or tabs, where JSON writers put
+ * it. A schema without "type" that has keywords of one type means that type.
+ *
+ * Keywords: type, enum, const, properties, required, additionalProperties, patternProperties (one
+ * pattern), propertyNames, items, prefixItems, minItems, maxItems, uniqueItems (false, or at most
+ * one item), minLength, maxLength, pattern, format, minimum, maximum, exclusiveMinimum,
+ * exclusiveMaximum, multipleOf (whole numbers), anyOf, oneOf (alternatives that exclude each other
+ * by type or by a constant property), allOf (that can be merged), $ref to a place in the same
+ * document, also recursive. Annotations (title, description, default, examples, ...) count for
+ * nothing. Every other keyword is refused by name: an answer that might break it is not valid.
+ *
+ * Untrusted schemas: depth, size and states are limited, each with a sentence of its own.
+ */
+#ifndef GLM_TEXT_SCHEMA_H
+#define GLM_TEXT_SCHEMA_H
+
+#include "src/base/err.h"
+#include "src/text/schema/grammar.h"
+
+#include <jansson.h>
+
+struct schema;
+
+enum schema_form {
+	SCHEMA_JSON, /* the text is JSON */
+	/* The text is the value of a tool's argument as GLM writes it: strings stand there without
+	 * quotes and escapes, everything else as JSON (chat_args.h reads it back). */
+	SCHEMA_ARGUMENT,
+};
+
+/* root: the document that "$ref" refers to; part: what is compiled, root or inside it; NULL: any
+ * JSON object. Both are borrowed for the call. 0, or ERR_INPUT with a sentence that says where. The
+ * caller holds *out: schema_drop. */
+int schema_compile(const json_t *root, const json_t *part, enum schema_form form,
+	struct schema **out, struct err *e);
+struct schema *schema_hold(struct schema *s);
+void schema_drop(struct schema *s); /* NULL is fine */
+const struct grammar *schema_grammar(const struct schema *s);
+
+#endif

@@ -1,0 +1,485 @@
+/* SPDX-License-Identifier: MIT */
+#include "src/text/schema/schema_keywords.h"
+
+#include "src/base/num.h"
+#include "src/text/json_text.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define FOLLOW_MAX 32 /* references in a row, and alternatives inside alternatives */
+
+static bool is_among(const char *word, const char *const *list, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (!strcmp(word, list[i]))
+			return true;
+	return false;
+}
+
+bool schema_is_annotation(const char *keyword)
+{
+	static const char *const list[] = {"title", "description", "default", "examples", "example",
+		"deprecated", "readOnly", "writeOnly", "$schema", "$id", "id", "$comment", "$defs",
+		"definitions", "contentMediaType", "contentEncoding", "discriminator", "externalDocs",
+		"xml", "strict"};
+	return is_among(keyword, list, ARRAY_LEN(list)) || !strncmp(keyword, "x-", 2);
+}
+
+static const char *const supported[] = {"type", "enum", "const", "properties", "required",
+	"additionalProperties", "patternProperties", "propertyNames", "items", "prefixItems",
+	"minItems", "maxItems", "uniqueItems", "minLength", "maxLength", "pattern", "format", "minimum",
+	"maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "anyOf", "oneOf", "allOf",
+	"$ref"};
+
+const char *schema_unknown_keyword(const json_t *s)
+{
+	const char *key;
+	json_t *v;
+	json_object_foreach((json_t *)s, key, v)
+	{
+		if (!schema_is_annotation(key) && !is_among(key, supported, ARRAY_LEN(supported)))
+			return key;
+	}
+	return NULL;
+}
+
+bool schema_constrains(const json_t *s, const char *but)
+{
+	const char *key;
+	json_t *v;
+	json_object_foreach((json_t *)s, key, v)
+	{
+		if (!schema_is_annotation(key) && !(but && !strcmp(key, but)))
+			return true;
+	}
+	return false;
+}
+
+/* ---- types ---- */
+
+static unsigned type_named(const json_t *name)
+{
+	static const char *const names[] = {
+		"string", "integer", "number", "boolean", "null", "array", "object"};
+	for (size_t i = 0; json_is_string(name) && i < ARRAY_LEN(names); i++)
+		if (!strcmp(json_string_value(name), names[i]))
+			return 1u << i == SCHEMA_NUMBER ? SCHEMA_NUMBER | SCHEMA_INTEGER : 1u << i;
+	return 0;
+}
+
+unsigned schema_type_of_value(const json_t *value)
+{
+	return json_is_string(value)    ? SCHEMA_STRING
+		   : json_is_integer(value) ? SCHEMA_INTEGER
+		   : json_is_real(value)    ? SCHEMA_NUMBER | SCHEMA_INTEGER
+		   : json_is_boolean(value) ? SCHEMA_BOOLEAN
+		   : json_is_null(value)    ? SCHEMA_NULL
+		   : json_is_array(value)   ? SCHEMA_ARRAY
+									: SCHEMA_OBJECT;
+}
+
+unsigned schema_types(const json_t *s)
+{
+	static const struct {
+		const char *keyword;
+		unsigned type;
+	} implied[] = {{"properties", SCHEMA_OBJECT}, {"required", SCHEMA_OBJECT},
+		{"additionalProperties", SCHEMA_OBJECT}, {"patternProperties", SCHEMA_OBJECT},
+		{"propertyNames", SCHEMA_OBJECT}, {"items", SCHEMA_ARRAY}, {"prefixItems", SCHEMA_ARRAY},
+		{"minItems", SCHEMA_ARRAY}, {"maxItems", SCHEMA_ARRAY}, {"uniqueItems", SCHEMA_ARRAY},
+		{"minLength", SCHEMA_STRING}, {"maxLength", SCHEMA_STRING}, {"pattern", SCHEMA_STRING},
+		{"format", SCHEMA_STRING}, {"minimum", SCHEMA_NUMBER | SCHEMA_INTEGER},
+		{"maximum", SCHEMA_NUMBER | SCHEMA_INTEGER},
+		{"exclusiveMinimum", SCHEMA_NUMBER | SCHEMA_INTEGER},
+		{"exclusiveMaximum", SCHEMA_NUMBER | SCHEMA_INTEGER},
+		{"multipleOf", SCHEMA_NUMBER | SCHEMA_INTEGER}};
+	const json_t *type = json_object_get(s, "type");
+	unsigned mask = type_named(type);
+	size_t i;
+	json_t *v;
+	if (json_is_string(type))
+		return mask;
+	json_array_foreach(type, i, v)
+	{
+		if (!type_named(v))
+			return 0;
+		mask |= type_named(v);
+	}
+	if (type)
+		return mask;
+	for (i = 0; i < ARRAY_LEN(implied); i++)
+		if (json_object_get(s, implied[i].keyword))
+			mask |= implied[i].type;
+	return mask ? mask : SCHEMA_ANY;
+}
+
+/* ---- references ---- */
+
+/* "~1" and "~0" of a JSON pointer, "%25" and the like of a URL. */
+static void unescape(char *s)
+{
+	char *to = s;
+	for (; *s; s++) {
+		if (*s == '%' && s[1] && s[2]) {
+			char hex[3] = {s[1], s[2], 0};
+			*to++ = (char)strtoul(hex, NULL, 16);
+			s += 2;
+		} else if (*s == '~' && (s[1] == '0' || s[1] == '1')) {
+			*to++ = *++s == '0' ? '~' : '/';
+		} else {
+			*to++ = *s;
+		}
+	}
+	*to = 0;
+}
+
+const json_t *schema_find(const json_t *root, const char *reference, struct err *e)
+{
+	char part[256];
+	const json_t *at = root;
+	const char *p = reference + 1;
+	if (*reference != '#' || (*p && *p != '/')) {
+		err_set(e, ERR_INPUT,
+			"$ref \"%.100s\": only references of the form #/... into the same schema are supported",
+			reference);
+		return NULL;
+	}
+	while (at && *p == '/') {
+		size_t n = strcspn(++p, "/");
+		if (n >= sizeof part)
+			break;
+		memcpy(part, p, n);
+		part[n] = 0;
+		unescape(part);
+		at = json_is_array(at) ? json_array_get(at, strtoul(part, NULL, 10))
+							   : json_object_get(at, part);
+		p += n;
+	}
+	if (at && !*p)
+		return at;
+	err_set(e, ERR_INPUT, "$ref \"%.100s\": there is nothing at this place", reference);
+	return NULL;
+}
+
+const json_t *schema_resolve(const json_t *root, const json_t *s, struct err *e)
+{
+	for (int i = 0; i < FOLLOW_MAX; i++) {
+		const json_t *ref = json_object_get(s, "$ref");
+		if (!ref || schema_constrains(s, "$ref"))
+			return s;
+		if (!json_is_string(ref)) {
+			err_set(e, ERR_INPUT, "$ref: expected a string, found %s", json_text_type(ref));
+			return NULL;
+		}
+		if (!(s = schema_find(root, json_string_value(ref), e)))
+			return NULL;
+	}
+	err_set(e, ERR_INPUT, "$ref: more than %d references in a row", FOLLOW_MAX);
+	return NULL;
+}
+
+/* `work` bounds the whole search: alternatives may refer to alternatives. */
+static unsigned possible_types(const json_t *root, const json_t *s, int depth, int *work)
+{
+	struct err e;
+	size_t i;
+	json_t *v;
+	if (depth > FOLLOW_MAX || --*work < 0 || !(s = schema_resolve(root, s, &e)) ||
+		!json_is_object(s))
+		return json_is_false(s) ? 0 : SCHEMA_ANY;
+	unsigned mask = schema_types(s);
+	const json_t *ref = json_object_get(s, "$ref"), *constant = json_object_get(s, "const");
+	if (json_is_string(ref) && (ref = schema_find(root, json_string_value(ref), &e)))
+		mask &= possible_types(root, ref, depth + 1, work);
+	if (constant)
+		mask &= schema_type_of_value(constant);
+	const json_t *values = json_object_get(s, "enum");
+	if (values) {
+		unsigned any = 0;
+		json_array_foreach(values, i, v)
+		{
+			any |= schema_type_of_value(v);
+		}
+		mask &= any;
+	}
+	static const char *const unions[] = {"anyOf", "oneOf"};
+	for (size_t k = 0; k < ARRAY_LEN(unions); k++) {
+		const json_t *list = json_object_get(s, unions[k]);
+		unsigned any = 0;
+		json_array_foreach(list, i, v)
+		{
+			any |= possible_types(root, v, depth + 1, work);
+		}
+		if (list)
+			mask &= any;
+	}
+	const json_t *all = json_object_get(s, "allOf");
+	json_array_foreach(all, i, v)
+	{
+		mask &= possible_types(root, v, depth + 1, work);
+	}
+	return mask;
+}
+
+unsigned schema_possible_types(const json_t *root, const json_t *s)
+{
+	int work = 2000;
+	return possible_types(root, s, 0, &work);
+}
+
+/* ---- merging ---- */
+
+static json_t *merge_schemas(
+	const json_t *root, const json_t *a, const json_t *b, int depth, int *work, struct err *e);
+
+static bool is_in(const json_t *list, const json_t *value)
+{
+	size_t i;
+	json_t *v;
+	json_array_foreach(list, i, v)
+	{
+		if (json_equal(v, value))
+			return true;
+	}
+	return false;
+}
+
+static json_t *list_common(const json_t *a, const json_t *b)
+{
+	json_t *out = json_array(), *v;
+	size_t i;
+	json_array_foreach(a, i, v)
+	{
+		if (is_in(b, v))
+			json_array_append(out, v);
+	}
+	return out;
+}
+
+static json_t *list_union(const json_t *a, const json_t *b)
+{
+	json_t *out = json_copy((json_t *)a), *v;
+	size_t i;
+	json_array_foreach(b, i, v)
+	{
+		if (!is_in(out, v))
+			json_array_append(out, v);
+	}
+	return out;
+}
+
+/* What both types allow, as a list of names. */
+static json_t *types_common(unsigned mask)
+{
+	static const struct {
+		const char *name;
+		unsigned type;
+	} names[] = {{"string", SCHEMA_STRING}, {"number", SCHEMA_NUMBER}, {"integer", SCHEMA_INTEGER},
+		{"boolean", SCHEMA_BOOLEAN}, {"null", SCHEMA_NULL}, {"array", SCHEMA_ARRAY},
+		{"object", SCHEMA_OBJECT}};
+	json_t *out = json_array();
+	for (size_t i = 0; i < ARRAY_LEN(names); i++)
+		if ((mask & names[i].type) && !(names[i].type == SCHEMA_INTEGER && (mask & SCHEMA_NUMBER)))
+			json_array_append_new(out, json_string(names[i].name));
+	return out;
+}
+
+static json_t *properties_merged(const json_t *a, const json_t *b)
+{
+	json_t *out = json_copy((json_t *)a), *v;
+	const char *key;
+	json_object_foreach((json_t *)b, key, v)
+	{
+		json_t *mine = json_object_get(out, key);
+		if (mine && !json_equal(mine, v))
+			json_object_set_new(out, key, json_pack("{s:[O,O]}", "allOf", mine, v));
+		else if (!mine)
+			json_object_set(out, key, v);
+	}
+	return out;
+}
+
+/* Both of two values of one keyword; NULL: they cannot be one. */
+static json_t *keyword_merged(const char *key, const json_t *a, const json_t *b)
+{
+	static const char *const greater[] = {"minimum", "exclusiveMinimum", "minLength", "minItems"},
+							 *const less[] = {
+								 "maximum", "exclusiveMaximum", "maxLength", "maxItems"};
+	if (json_equal((json_t *)a, (json_t *)b))
+		return json_incref((json_t *)a);
+	bool numbers = json_is_number(a) && json_is_number(b);
+	bool a_greater = numbers && json_number_value(a) > json_number_value(b);
+	if (numbers && is_among(key, greater, ARRAY_LEN(greater)))
+		return json_incref((json_t *)(a_greater ? a : b));
+	if (numbers && is_among(key, less, ARRAY_LEN(less)))
+		return json_incref((json_t *)(a_greater ? b : a));
+	if (!strcmp(key, "required") && json_is_array(a) && json_is_array(b))
+		return list_union(a, b);
+	if (!strcmp(key, "enum") && json_is_array(a) && json_is_array(b))
+		return list_common(a, b);
+	if (!strcmp(key, "properties") && json_is_object(a) && json_is_object(b))
+		return properties_merged(a, b);
+	if (!strcmp(key, "items") && (json_is_object(a) || json_is_boolean(a)))
+		return json_pack("{s:[O,O]}", "allOf", a, b);
+	return NULL;
+}
+
+/* additionalProperties of one speaks of the properties that this one names: the other may not bring
+ * more. */
+static bool closes_over(const json_t *a, const json_t *b)
+{
+	const char *key;
+	json_t *v;
+	const json_t *rule = json_object_get(a, "additionalProperties");
+	if (!rule || json_is_true(rule))
+		return true;
+	json_object_foreach((json_t *)json_object_get(b, "properties"), key, v)
+	{
+		if (!json_object_get(json_object_get(a, "properties"), key))
+			return false;
+	}
+	return true;
+}
+
+/* A copy of s with its reference and its allOf made part of it. */
+static json_t *flattened(const json_t *root, const json_t *s, int depth, int *work, struct err *e)
+{
+	if (!(s = schema_resolve(root, s, e)))
+		return NULL;
+	if (depth > FOLLOW_MAX || --*work < 0) {
+		err_set(e, ERR_INPUT, "allOf: too many parts, or nested more than %d deep", FOLLOW_MAX);
+		return NULL;
+	}
+	const json_t *ref = json_object_get(s, "$ref"), *all = json_object_get(s, "allOf");
+	json_t *out = json_copy((json_t *)s);
+	if (json_is_object(s) && ref) {
+		json_object_del(out, "$ref");
+		const json_t *target =
+			json_is_string(ref) ? schema_find(root, json_string_value(ref), e) : NULL;
+		json_t *both = target ? merge_schemas(root, target, out, depth + 1, work, e) : NULL;
+		json_decref(out);
+		out = both;
+	}
+	size_t i;
+	json_t *v;
+	if (out && all)
+		json_object_del(out, "allOf");
+	json_array_foreach(all, i, v)
+	{
+		json_t *both = out ? merge_schemas(root, out, v, depth + 1, work, e) : NULL;
+		json_decref(out);
+		out = both;
+	}
+	return out;
+}
+
+static json_t *merge_schemas(
+	const json_t *root, const json_t *a, const json_t *b, int depth, int *work, struct err *e)
+{
+	json_t *x = flattened(root, a, depth, work, e),
+		   *y = x ? flattened(root, b, depth, work, e) : NULL, *out = NULL;
+	const char *key;
+	json_t *v;
+	if (!x || !y)
+		goto done;
+	if (json_is_boolean(x) || json_is_boolean(y)) {
+		out = json_incref(json_is_false(x) || json_is_true(y) ? x : y);
+		goto done;
+	}
+	if (!json_is_object(x) || !json_is_object(y)) {
+		err_set(e, ERR_INPUT, "expected a schema (an object, true or false), found %s",
+			json_text_type(json_is_object(x) ? y : x));
+		goto done;
+	}
+	if (!closes_over(x, y) || !closes_over(y, x)) {
+		err_set(e, ERR_INPUT,
+			"allOf: additionalProperties beside properties of another part cannot be merged");
+		goto done;
+	}
+	out = json_copy(x);
+	json_object_foreach(y, key, v)
+	{
+		json_t *mine = json_object_get(out, key), *both;
+		if (!mine) {
+			json_object_set(out, key, v);
+			continue;
+		}
+		if (schema_is_annotation(key))
+			continue;
+		both = !strcmp(key, "type") ? types_common(schema_types(x) & schema_types(y))
+									: keyword_merged(key, mine, v);
+		if (!both) {
+			err_set(e, ERR_INPUT, "allOf: two values of \"%.60s\" cannot be merged", key);
+			json_decref(out);
+			out = NULL;
+			goto done;
+		}
+		json_object_set_new(out, key, both);
+	}
+	/* without a type, keywords imply one: of the parts, not of their sum */
+	if (!json_object_get(out, "type") && (schema_types(x) & schema_types(y)) != SCHEMA_ANY &&
+		!json_object_get(out, "enum") && !json_object_get(out, "const"))
+		json_object_set_new(out, "type", types_common(schema_types(x) & schema_types(y)));
+done:
+	json_decref(x);
+	json_decref(y);
+	return out;
+}
+
+json_t *schema_merge(const json_t *root, const json_t *a, const json_t *b, struct err *e)
+{
+	int work = 2000;
+	return merge_schemas(root, a, b, 0, &work, e);
+}
+
+/* ---- alternatives ---- */
+
+/* The values that s names one by one: a new list, or NULL. */
+static json_t *listed_values(const json_t *s)
+{
+	const json_t *constant = json_object_get(s, "const"), *values = json_object_get(s, "enum");
+	if (constant)
+		return json_pack("[O]", constant);
+	return json_is_array(values) ? json_incref((json_t *)values) : NULL;
+}
+
+static bool values_exclude(const json_t *root, const json_t *a, const json_t *b)
+{
+	struct err e;
+	if (!(a = schema_resolve(root, a, &e)) || !(b = schema_resolve(root, b, &e)))
+		return false;
+	json_t *x = listed_values(a), *y = listed_values(b),
+		   *common = x && y ? list_common(x, y) : NULL;
+	bool apart = common && !json_array_size(common);
+	json_decref(x);
+	json_decref(y);
+	json_decref(common);
+	return apart;
+}
+
+bool schema_exclude_each_other(const json_t *root, const json_t *a, const json_t *b)
+{
+	struct err e;
+	unsigned common = schema_possible_types(root, a) & schema_possible_types(root, b);
+	if (!common || values_exclude(root, a, b))
+		return true;
+	if (!(a = schema_resolve(root, a, &e)) || !(b = schema_resolve(root, b, &e)) ||
+		common != SCHEMA_OBJECT)
+		return false;
+	size_t i;
+	json_t *v;
+	json_array_foreach(json_object_get(a, "required"), i, v)
+	{
+		const char *key = json_string_value(v);
+		if (!key || !is_in(json_object_get(b, "required"), v))
+			continue;
+		const json_t *x = json_object_get(json_object_get(a, "properties"), key),
+					 *y = json_object_get(json_object_get(b, "properties"), key);
+		if (x && y &&
+			(values_exclude(root, x, y) ||
+				!(schema_possible_types(root, x) & schema_possible_types(root, y))))
+			return true;
+	}
+	return false;
+}

@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: MIT */
+/* Schemas as grammars: texts that must pass and texts that must not, refusals by name, masks
+ * against single tokens, and walks at random, which must always come to an end. */
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/rng.h"
+#include "src/text/json_text.h"
+#include "src/text/schema/grammar_run.h"
+#include "src/text/schema/schema.h"
+#include "tests/text/text_data.h"
+
+#include <stdarg.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+struct text_case {
+	const char *schema, *good[6], *bad[8];
+	bool argument;
+};
+
+static const struct text_case cases[] = {
+	{NULL, {"{}", "{\"a\": [1, {\"b\": null}]}", "{ }"}, {"[]", "1", "{\"a\"}", "{\"a\":1,}"},
+		false},
+	{"{}", {"1", "\"x\"", "[true, {}]", "-0.5e3"}, {"01", "tru", "[1 2]", "\"\n\""}, false},
+	{"true", {"null"}, {"nul"}, false},
+	{"{\"type\":\"string\"}",
+		{"\"\"", "\"\\u00e9\\ud83d\\ude00\\n\"", "\"\xc3\xa9\xf0\x9f\x98\x80\""},
+		{"\"\\ud83d\"", "\"\\x\"", "\"\xc3\"", "x", "\"\t\"", "\"\xed\xa0\x80\""}, false},
+	{"{\"type\":\"integer\"}", {"0", "-12"}, {"1.5", "01", "-", "1e3"}, false},
+	{"{\"type\":\"number\"}", {"0", "-12.5", "1e-3"}, {".5", "1.", "NaN"}, false},
+	{"{\"type\":[\"string\",\"null\"]}", {"null", "\"a\""}, {"1", "nul"}, false},
+	{"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{\"type\":"
+	 "\"boolean\"}},"
+	 "\"required\":[\"b\"],\"additionalProperties\":false}",
+		{"{\"b\":true}", "{\"a\": 1, \"b\": false}", "{\n  \"a\": 1,\n  \"b\": true\n}"},
+		{"{}", "{\"a\":1}", "{\"b\":true,\"c\":1}", "{\"b\":1}", "{\"b\":true,\"a\":1}",
+			"{,\"b\":true}"},
+		false},
+	{"{\"properties\":{\"ab\":{}},\"additionalProperties\":{\"type\":\"null\"}}",
+		{"{}", "{\"ab\":1,\"a\":null}", "{\"abc\":null}", "{\"\":null,\"x\":null}"},
+		{"{\"a\":1}", "{\"c\":null,\"ab\":1}", "{\"abc\":1}"}, false},
+	{"{\"type\":\"array\",\"items\":{\"enum\":[1,\"x\"]},\"minItems\":1,\"maxItems\":3}",
+		{"[1]", "[\"x\",1, 1]"}, {"[]", "[1,1,1,1]", "[2]", "[1,]"}, false},
+	{"{\"type\":\"array\",\"prefixItems\":[{\"type\":\"integer\"},{\"type\":\"null\"}],\"items\":"
+	 "false}",
+		{"[]", "[1]", "[1,null]"}, {"[null]", "[1,null,1]"}, false},
+	{"{\"const\":{\"a\":[1,\"b\"]}}", {"{\"a\": [1, \"b\"]}", "{\"a\":[1,\"b\"]}"}, {"{\"a\":[1]}"},
+		false},
+	{"{\"type\":\"string\",\"minLength\":2,\"maxLength\":3}", {"\"ab\"", "\"\xc3\xa9\\n\\u0041\""},
+		{"\"a\"", "\"abcd\"", "\"\xc3\xa9\""}, false},
+	{"{\"type\":\"string\",\"pattern\":\"^[a-c]{2,3}(x|yz)?$\"}", {"\"ab\"", "\"abcyz\""},
+		{"\"a\"", "\"abx y\"", "\"dab\""}, false},
+	{"{\"type\":\"string\",\"pattern\":\"b+$\"}", {"\"b\"", "\"xxabb\""}, {"\"ba\"", "\"\""},
+		false},
+	{"{\"type\":\"string\",\"pattern\":\"^\\\\d{3}\",\"maxLength\":4}", {"\"123\"", "\"123x\""},
+		{"\"12\"", "\"123xx\""}, false},
+	{"{\"type\":\"string\",\"pattern\":\"^[^\\\"]*$\"}", {"\"a\\\\b\""}, {"\"\\\"\""}, false},
+	{"{\"type\":\"string\",\"format\":\"date\"}", {"\"2024-02-28\""},
+		{"\"2024-02-30\"", "\"2024-13-01\""}, false},
+	{"{\"type\":\"string\",\"format\":\"ipv6\"}", {"\"::\"", "\"fe80::1\"", "\"1:2:3:4:5:6:7:8\""},
+		{"\"1:2:3\"", "\":::\""}, false},
+	{"{\"type\":\"integer\",\"minimum\":-5,\"exclusiveMaximum\":120}", {"-5", "0", "119", "7"},
+		{"-6", "120", "1000", "-10"}, false},
+	{"{\"type\":\"integer\",\"minimum\":10,\"multipleOf\":7}", {"14", "700"}, {"7", "15", "0"},
+		false},
+	{"{\"type\":\"number\",\"minimum\":0.5,\"exclusiveMaximum\":2}", {"0.5", "0.50", "1", "1.999"},
+		{"0.4", "2", "2.0", "0", "-1", "0.49"}, false},
+	{"{\"type\":\"number\",\"exclusiveMinimum\":0}", {"0.001", "12345"}, {"0", "0.0", "-1"}, false},
+	{"{\"anyOf\":[{\"type\":\"integer\"},{\"type\":\"string\",\"maxLength\":1}]}", {"1", "\"a\""},
+		{"\"ab\"", "true"}, false},
+	{"{\"oneOf\":[{\"$ref\":\"#/$defs/a\"},{\"$ref\":\"#/$defs/b\"}],\"$defs\":{"
+	 "\"a\":{\"type\":\"object\",\"properties\":{\"k\":{\"const\":\"a\"}},\"required\":[\"k\"]},"
+	 "\"b\":{\"type\":\"object\",\"properties\":{\"k\":{\"const\":\"b\"},\"v\":{\"type\":\"null\"}}"
+	 ","
+	 "\"required\":[\"k\"]}}}",
+		{"{\"k\":\"a\"}", "{\"k\":\"b\",\"v\":null}"}, {"{\"k\":\"b\",\"v\":1}", "{\"k\":\"c\"}"},
+		false},
+	{"{\"$defs\":{\"n\":{\"type\":\"object\",\"properties\":{\"next\":{\"anyOf\":[{\"$ref\":\"#/"
+	 "$defs/n\"},"
+	 "{\"type\":\"null\"}]}},\"required\":[\"next\"],\"additionalProperties\":false}},\"$ref\":\"#/"
+	 "$defs/n\"}",
+		{"{\"next\":null}", "{\"next\":{\"next\":{\"next\":null}}}"}, {"{}", "{\"next\":{}}"},
+		false},
+	{"{\"allOf\":[{\"type\":\"integer\",\"minimum\":3},{\"maximum\":5}]}", {"3", "5"}, {"2", "6"},
+		false},
+	{"{\"type\":\"object\",\"patternProperties\":{\"^x-\":{\"type\":\"integer\"}},"
+	 "\"additionalProperties\":false}",
+		{"{}", "{\"x-a\":1}"}, {"{\"y\":1}", "{\"x-a\":null}"}, false},
+	{"{\"type\":\"object\",\"propertyNames\":{\"enum\":[\"a\",\"b\"]},\"additionalProperties\":"
+	 "true}",
+		{"{\"a\":1,\"b\":2}"}, {"{\"c\":1}"}, false},
+	{"{\"type\":\"string\",\"enum\":[\"C\",\"F\"]}", {"C", "F"}, {"\"C\"", "K"}, true},
+	{"{\"type\":\"string\"}", {"any \"text\"\n", "12", ""}, {"\xff"}, true},
+	{"{\"anyOf\":[{\"type\":\"string\",\"maxLength\":2},{\"type\":\"null\"},{\"type\":\"integer\"}]"
+	 "}",
+		{"ab", "null", "12"}, {"123", "abc"}, true},
+	{"{\"type\":\"array\",\"items\":{\"type\":\"string\"}}", {"[\"a\"]"}, {"[a]"}, true},
+};
+
+static struct schema *compiled(const char *text, bool argument)
+{
+	struct err e = {0};
+	json_t *v = text ? json_text_parse(text, strlen(text), true, &e) : NULL;
+	struct schema *s = NULL;
+	if (text && !v)
+		fail_msg("%s: %s", text, e.text);
+	if (schema_compile(v, v, argument ? SCHEMA_ARGUMENT : SCHEMA_JSON, &s, &e))
+		fail_msg("%s: %s", text ? text : "any object", e.text);
+	json_decref(v);
+	return s;
+}
+
+static bool passes(const struct schema *s, const char *text)
+{
+	struct grammar_run *r = grammar_run_new(schema_grammar(s), NULL);
+	bool good = grammar_run_push(r, text, strlen(text)) && grammar_run_may_end(r);
+	grammar_run_free(r);
+	return good;
+}
+
+static void test_texts(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		const struct text_case *c = &cases[i];
+		struct schema *s = compiled(c->schema, c->argument);
+		for (size_t k = 0; k < ARRAY_LEN(c->good) && c->good[k]; k++)
+			if (!passes(s, c->good[k]))
+				fail_msg("%s should take %s", c->schema, c->good[k]);
+		for (size_t k = 0; k < ARRAY_LEN(c->bad) && c->bad[k]; k++)
+			if (passes(s, c->bad[k]))
+				fail_msg("%s should not take %s", c->schema, c->bad[k]);
+		schema_drop(s);
+	}
+}
+
+static void test_refusals(void **state)
+{
+	(void)state;
+	static const char *const list[][2] = {
+		{"{\"not\":{}}", "the keyword \"not\" is not supported"},
+		{"{\"properties\":{\"a\":{\"if\":{}}}}", "properties.a: the keyword \"if\""},
+		{"{\"type\":\"strin\"}", "type: expected one or several"},
+		{"{\"type\":\"array\",\"uniqueItems\":true}", "\"uniqueItems\" is not supported"},
+		{"{\"type\":\"string\",\"pattern\":\"(?=a)\"}", "look-ahead"},
+		{"{\"type\":\"string\",\"pattern\":\"(a)\\\\1\"}", "back references"},
+		{"{\"type\":\"string\",\"pattern\":\"(\"}", "a group has no end"},
+		{"{\"type\":\"string\",\"pattern\":\"((a{1000}){1000}){1000}\"}", "too many states"},
+		{"{\"type\":\"string\",\"format\":\"regex\"}", "the format \"regex\" is not supported"},
+		{"{\"type\":\"number\",\"multipleOf\":0.1}", "multipleOf"},
+		{"{\"$ref\":\"https://example.com/x\"}", "only references of the form #/"},
+		{"{\"$ref\":\"#/$defs/x\"}", "there is nothing at this place"},
+		{"{\"$ref\":\"#\"}", "references in a row"},
+		{"{\"anyOf\":[{\"$ref\":\"#\"},{\"type\":\"null\"}]}",
+			"refers to itself with nothing between"},
+		{"{\"properties\":{\"a\":{\"$ref\":\"#\"}},\"required\":[\"a\"]}", "no value satisfies"},
+		{"{\"type\":\"integer\",\"minimum\":3,\"maximum\":2}", "no value satisfies"},
+		{"{\"type\":\"string\",\"minLength\":3,\"maxLength\":2}", "no value satisfies"},
+		{"{\"type\":\"string\",\"pattern\":\"^a$\",\"minLength\":2}", "no value satisfies"},
+		{"false", "no value satisfies"},
+		{"{\"oneOf\":[{\"type\":\"integer\"},{\"type\":\"number\"}]}",
+			"alternatives 1 and 2 may both"},
+		{"{\"type\":\"string\",\"maxLength\":1000000}", "maxLength: at most"},
+		{"{\"enum\":3}", "enum: expected an array"},
+		{"3", "expected a schema"},
+	};
+	for (size_t i = 0; i < ARRAY_LEN(list); i++) {
+		struct err e = {0};
+		struct schema *s = NULL;
+		json_t *v = json_text_parse(list[i][0], strlen(list[i][0]), true, &e);
+		assert_non_null(v);
+		int rc = schema_compile(v, v, SCHEMA_JSON, &s, &e);
+		if (rc != ERR_INPUT || !strstr(e.text, list[i][1]))
+			fail_msg("%s: %d \"%s\", expected \"%s\"", list[i][0], rc, e.text, list[i][1]);
+		assert_null(s);
+		json_decref(v);
+	}
+}
+
+/* Bytes at random among those that may come, with a bias to the end after a while. Whatever was
+ * written, the walk must come to an end, and what it wrote must be JSON. */
+static void test_random_walks(void **state)
+{
+	(void)state;
+	struct rng rng = {7};
+	for (size_t i = 0; i < 20 * ARRAY_LEN(cases); i++) {
+		const struct text_case *c = &cases[i % ARRAY_LEN(cases)];
+		struct schema *s = compiled(c->schema, c->argument);
+		struct grammar_run *r = grammar_run_new(schema_grammar(s), NULL);
+		struct buf text = {0};
+		while (!grammar_run_must_end(r) && !(grammar_run_may_end(r) && rng_unit(&rng) < 0.3)) {
+			char list[256];
+			size_t n = 0;
+			for (int b = 0; b < 256; b++) {
+				char byte = (char)b;
+				if (grammar_run_allows(r, &byte, 1))
+					list[n++] = byte;
+			}
+			if (!n)
+				fail_msg("dead end of %s behind %s", c->schema, buf_str(&text));
+			char pick = list[(size_t)(rng_unit(&rng) * (double)n)];
+			bool in_string = memchr(list, '~', n); /* what closes comes first after a while */
+			for (const char *end = in_string ? "\"" : "]}"; text.len > 300 && *end; end++)
+				pick = memchr(list, *end, n) ? *end : pick;
+			assert_true(grammar_run_push(r, &pick, 1));
+			buf_append(&text, &pick, 1);
+			if (text.len > 100000)
+				fail_msg("%s goes on for ever: %.600s", c->schema, text.data + 99000);
+		}
+		json_t *v = c->argument
+						? json_null()
+						: json_loadb(text.data, text.len, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+		if (!v && !strstr(text.data, "\\u0000"))
+			fail_msg("%s: no JSON: %s", c->schema, text.data);
+		json_decref(v);
+		buf_free(&text);
+		grammar_run_free(r);
+		schema_drop(s);
+	}
+}
+
+/* A mask has exactly the tokens that the walk takes one by one. */
+static void test_masks(void **state)
+{
+	(void)state;
+	struct tokenizer *t = text_data_glm();
+	struct token_trie *tokens = token_trie_new(t);
+	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+		const struct text_case *c = &cases[i];
+		struct schema *s = compiled(c->schema, c->argument);
+		struct grammar_run *r = grammar_run_new(schema_grammar(s), tokens);
+		const char *text = c->good[0];
+		for (size_t at = 0; at <= strlen(text); at += 1 + at / 3) {
+			grammar_run_restart(r);
+			assert_true(grammar_run_push(r, text, at));
+			const uint64_t *mask = grammar_run_mask(r);
+			for (int32_t id = 0; id < (int32_t)tokenizer_n_tokens(t); id += i % 5 ? 37 : 1) {
+				struct text_span span = tokenizer_token(t, id);
+				bool want = span.len && !tokenizer_is_added(t, id) &&
+							!tokenizer_is_padding(t, id) &&
+							grammar_run_allows(r, span.data, span.len);
+				if (want != (mask[id / 64] >> id % 64 & 1))
+					fail_msg("%s behind %zu bytes of %s: token %d (%.*s)", c->schema, at, text, id,
+						(int)span.len, span.data);
+			}
+		}
+		grammar_run_free(r);
+		schema_drop(s);
+	}
+	token_trie_free(tokens);
+	tokenizer_free(t);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_texts),
+		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_random_walks),
+		cmocka_unit_test(test_masks),
+	};
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
