@@ -30,6 +30,9 @@ void sampler_init(struct sampler *s, const struct sampler_options *options)
 void sampler_fini(struct sampler *s)
 {
 	free(s->scratch);
+	free(s->counts);
+	free(s->seen);
+	free(s->adjusted);
 	*s = (struct sampler){0};
 }
 
@@ -305,6 +308,81 @@ bool sampler_all_finite(const float *logits, int32_t n_valid)
 	for (int k = 0; k < LANES; k++)
 		finite &= sum[0][k] == 0;
 	return finite;
+}
+
+/* ---- penalties, biases, filters ---- */
+
+#define IN_PROMPT 0x80000000u /* of counts */
+
+bool sampler_adjusts(const struct sampler *s)
+{
+	const struct sampler_options *o = &s->options;
+	return (o->repetition > 0 && o->repetition != 1) || o->presence != 0 || o->frequency != 0 ||
+		   o->n_bias;
+}
+
+void sampler_note(struct sampler *s, int32_t id, bool in_prompt)
+{
+	if (id < 0)
+		return;
+	if ((size_t)id >= s->n_counts) {
+		size_t n = (size_t)id + 1 > 2 * s->n_counts ? (size_t)id + 1 : 2 * s->n_counts;
+		s->counts = mem_grow(s->counts, n, sizeof *s->counts);
+		memset(s->counts + s->n_counts, 0, (n - s->n_counts) * sizeof *s->counts);
+		s->n_counts = n;
+	}
+	if (!s->counts[id]) {
+		if (s->n_seen == s->seen_cap) {
+			s->seen_cap = s->seen_cap ? 2 * s->seen_cap : 256;
+			s->seen = mem_grow(s->seen, s->seen_cap, sizeof *s->seen);
+		}
+		s->seen[s->n_seen++] = id;
+	}
+	if (in_prompt)
+		s->counts[id] |= IN_PROMPT;
+	else
+		s->counts[id]++;
+}
+
+static void logits_adjust(const struct sampler *s, float *logits, int32_t n_valid)
+{
+	const struct sampler_options *o = &s->options;
+	float repetition = o->repetition > 0 ? o->repetition : 1;
+	for (size_t i = 0; i < s->n_seen; i++) {
+		int32_t id = s->seen[i];
+		if (id >= n_valid)
+			continue;
+		uint32_t n = s->counts[id] & ~IN_PROMPT;
+		logits[id] = logits[id] > 0 ? logits[id] / repetition : logits[id] * repetition;
+		if (n)
+			logits[id] -= o->presence + (float)n * o->frequency;
+	}
+	for (uint32_t i = 0; i < o->n_bias; i++)
+		if (o->bias[i].id >= 0 && o->bias[i].id < n_valid)
+			logits[o->bias[i].id] += o->bias[i].add;
+}
+
+int32_t sampler_draw(
+	struct sampler *s, const float *logits, int32_t n_valid, const struct sampler_filter *filter)
+{
+	size_t bytes = (size_t)n_valid * sizeof *logits;
+	bool adjusts = sampler_adjusts(s), copied = adjusts || (filter && filter->n_banned);
+	if (!s->adjusted && (copied || (filter && filter->allows)))
+		s->adjusted = NEW_ARRAY(float, (size_t)n_valid);
+	if (copied) {
+		memcpy(s->adjusted, logits, bytes);
+		logits_adjust(s, s->adjusted, n_valid);
+		for (size_t i = 0; filter && i < filter->n_banned; i++)
+			if (filter->banned[i] >= 0 && filter->banned[i] < n_valid)
+				s->adjusted[filter->banned[i]] = -INFINITY;
+	}
+	int32_t id = sampler_pick(s, copied ? s->adjusted : logits, n_valid, NULL);
+	if (!filter || !filter->allows || filter->allows(filter->user, id))
+		return id;
+	if (!copied)
+		memcpy(s->adjusted, logits, bytes);
+	filter->mask(filter->user, s->adjusted, n_valid);
+	return sampler_pick(s, s->adjusted, n_valid, NULL);
 }
 
 double sampler_logprob(const float *logits, int32_t n_valid, int32_t id)

@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Logits -> token. Greedy at temperature 0 and next to it, else temperature, top-k, top-p, min-p,
- * in that order, with a seeded generator. The same options, seed and logits give the same tokens.
+ * Logits -> token. First penalties and biases, then greedy at temperature 0 and next to it, else
+ * temperature, top-k, top-p, min-p, in that order, with a seeded generator. The same options, seed,
+ * tokens before and logits give the same tokens.
+ *
+ * sampler_note tells it of every token of the prompt and of the answer, when sampler_adjusts says
+ * that it matters. sampler_draw is the whole way; sampler_pick only draws.
  */
 #ifndef GLM_ENGINE_SAMPLER_H
 #define GLM_ENGINE_SAMPLER_H
@@ -12,16 +16,45 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define SAMPLER_BIAS_MAX 300
+
+struct sampler_bias {
+	int32_t id;
+	float add;
+};
+
 struct sampler_options {
 	float temperature; /* below 1e-6: the largest logit, ties to the lower id */
 	float top_p;       /* (0, 1]; 1: off */
 	float min_p;       /* [0, 1); 0: off */
 	int top_k;         /* 0: off */
 	uint64_t seed;
+	/* Of a token that stands in the prompt or the answer, a positive logit is divided by this, a
+	 * negative one multiplied; 0 and 1: off. */
+	float repetition;
+	/* Of a token that stands in the answer c times, presence + c * frequency is taken off. */
+	float presence, frequency;
+	struct sampler_bias bias[SAMPLER_BIAS_MAX]; /* [n_bias] added to logits */
+	uint32_t n_bias;
+};
+
+/* What else decides which tokens may come. All may be NULL and 0. */
+struct sampler_filter {
+	void *user;
+	bool (*allows)(void *user, int32_t id);
+	void (*mask)(void *user, float *logits, int32_t n_valid); /* -infinity for what it forbids */
+	const int32_t *banned; /* [n_banned] ids that must not come */
+	size_t n_banned;
 };
 
 struct sampler {
 	struct sampler_options options;
+	uint32_t
+		*counts; /* [n_counts] of each id: how often in the answer, and whether in the prompt */
+	size_t n_counts;
+	int32_t *seen; /* [n_seen] ids that stand in the prompt or the answer */
+	size_t n_seen, seen_cap;
+	float *adjusted; /* [n_valid]; made on first use */
 	struct rng rng;
 	struct sampler_candidate *scratch; /* [n_valid]; grown on first use */
 	size_t scratch_len;
@@ -36,6 +69,16 @@ int32_t sampler_pick(struct sampler *s, const float *logits, int32_t n_valid, fl
 
 /* No NaN and no infinity among the first n_valid: else weights or caches are damaged. */
 bool sampler_all_finite(const float *logits, int32_t n_valid);
+
+bool sampler_adjusts(const struct sampler *s); /* penalties or biases are set */
+/* A token that came: of the prompt, or of the answer. Only needed when sampler_adjusts. */
+void sampler_note(struct sampler *s, int32_t id, bool in_prompt);
+
+/* Draws a token that the filter (NULL: none) allows. First from all tokens; only when that one is
+ * forbidden, from those that are allowed. So the filter changes nothing as long as the model keeps
+ * to it by itself, and costs next to nothing then. logits: [n_valid] or more, not changed. */
+int32_t sampler_draw(
+	struct sampler *s, const float *logits, int32_t n_valid, const struct sampler_filter *filter);
 
 /* ln softmax(logits)[id] over the first n_valid ids, in double. */
 double sampler_logprob(const float *logits, int32_t n_valid, int32_t id);

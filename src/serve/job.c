@@ -167,6 +167,8 @@ void job_begin(struct job *j, const struct tokenizer *t)
 {
 	j->output = output_new(&j->options, t, on_output, j);
 	sampler_init(&j->sampler, &j->sampling);
+	for (size_t i = 0; i < j->prompt.n && sampler_adjusts(&j->sampler); i++)
+		sampler_note(&j->sampler, j->prompt.data[i], true);
 }
 
 void job_progress(struct job *j, uint32_t done, uint32_t total)

@@ -25,7 +25,7 @@ struct output {
 	const struct tokenizer *tokenizer;
 	output_fn *emit;
 	void *user;
-	struct tool_force force;
+	struct constraint constraint;
 	struct chat_parse parse;   /* chat */
 	struct utf8_stream stream; /* not chat */
 	struct buf piece;          /* scratch */
@@ -47,7 +47,33 @@ void output_options_fini(struct output_options *o)
 		free(o->stops[i]);
 	free(o->stops);
 	free(o->choice_name);
+	schema_drop(o->answer);
+	for (size_t i = 0; i < o->n_strict; i++) {
+		free(o->strict[i].tool);
+		free(o->strict[i].key);
+		schema_drop(o->strict[i].schema);
+	}
+	free(o->strict);
+	free(o->stop_ids);
 	*o = (struct output_options){0};
+}
+
+void output_options_copy(struct output_options *to, const struct output_options *from)
+{
+	*to = *from;
+	to->tools = json_deep_copy(from->tools);
+	to->choice_name = from->choice_name ? mem_strdup(from->choice_name) : NULL;
+	to->stops = NEW_ARRAY(char *, from->n_stops + 1);
+	for (size_t i = 0; i < from->n_stops; i++)
+		to->stops[i] = mem_strdup(from->stops[i]);
+	to->answer = schema_hold(from->answer);
+	to->strict = NEW_ARRAY(struct constraint_argument, from->n_strict + 1);
+	for (size_t i = 0; i < from->n_strict; i++)
+		to->strict[i] = (struct constraint_argument){mem_strdup(from->strict[i].tool),
+			mem_strdup(from->strict[i].key), schema_hold(from->strict[i].schema)};
+	to->stop_ids = NEW_ARRAY(int32_t, from->n_stop_ids + 1);
+	if (from->n_stop_ids)
+		memcpy(to->stop_ids, from->stop_ids, from->n_stop_ids * sizeof *to->stop_ids);
 }
 
 /* ---- text ---- */
@@ -197,8 +223,15 @@ struct output *output_new(
 		.reasoning = options->chat && options->in_reasoning,
 		.end_think = tokenizer_find_added(t, "</think>")};
 	if (options->chat) {
-		tool_force_init(
-			&o->force, t, options->choice, options->tools, options->choice_name, o->reasoning);
+		const struct constraint_options c = {.in_reasoning = options->in_reasoning,
+			.choice = options->choice,
+			.tools = options->tools,
+			.choice_name = options->choice_name,
+			.answer = options->answer,
+			.tokens = options->tokens,
+			.strict = options->strict,
+			.n_strict = options->n_strict};
+		constraint_init(&o->constraint, t, &c);
 		chat_parse_init(&o->parse, t, options->tools, options->in_reasoning, on_parser_event, o);
 		o->parse.live_calls = true;
 	}
@@ -211,27 +244,27 @@ void output_free(struct output *o)
 		return;
 	if (o->options->chat)
 		chat_parse_fini(&o->parse);
-	tool_force_fini(&o->force);
+	constraint_fini(&o->constraint);
 	buf_free(&o->piece);
 	buf_free(&o->held);
 	free(o->rows);
 	free(o);
 }
 
-bool output_wants_mask(const struct output *o)
+bool output_allows(struct output *o, int32_t id)
 {
-	return tool_force_wants(&o->force);
+	return constraint_allows(&o->constraint, id);
 }
 
 void output_mask(struct output *o, float *logits, int32_t n_valid)
 {
-	tool_force_mask(&o->force, logits, n_valid);
+	constraint_mask(&o->constraint, logits, n_valid);
 }
 
 enum output_next output_push(struct output *o, int32_t id, const float *logits, int32_t n_valid)
 {
 	size_t calls = o->n_calls;
-	tool_force_token(&o->force, id);
+	constraint_token(&o->constraint, id);
 	if (o->reasoning) {
 		o->n_reasoning++;
 		o->reasoning = id != o->end_think;
@@ -259,6 +292,8 @@ enum output_next output_push(struct output *o, int32_t id, const float *logits, 
 	}
 	if (o->stop >= 0)
 		return OUTPUT_STOP_STRING;
+	if (constraint_complete(&o->constraint))
+		return OUTPUT_COMPLETE;
 	return o->options->one_call && o->n_calls > calls ? OUTPUT_ONE_CALL : OUTPUT_GO_ON;
 }
 

@@ -7,7 +7,7 @@
 #ifndef GLM_SERVE_OUTPUT_H
 #define GLM_SERVE_OUTPUT_H
 
-#include "src/serve/tool_force.h"
+#include "src/serve/constraint.h"
 #include "src/text/tokenizer.h"
 
 #include <jansson.h>
@@ -36,14 +36,24 @@ struct output_options {
 	bool in_reasoning; /* the prompt ends inside the reasoning */
 	json_t *tools;     /* for the types of arguments; NULL: none */
 	enum tool_choice choice;
-	char *choice_name; /* TOOL_CHOICE_REQUIRED: this tool; NULL: any */
-	bool one_call;     /* the answer ends with its first call */
-	char **stops;      /* [n_stops] none of them empty */
+	char *choice_name;                  /* TOOL_CHOICE_REQUIRED: this tool; NULL: any */
+	bool one_call;                      /* the answer ends with its first call */
+	struct schema *answer;              /* held; the answer follows it; NULL: any text */
+	struct constraint_argument *strict; /* [n_strict] owned; arguments that follow schemas */
+	size_t n_strict;
+	const struct token_trie *tokens; /* borrowed; with answer or strict */
+	/* ends of the answer beside the model's own */
+	int32_t *stop_ids; /* [n_stop_ids] owned; end it as the model's stop tokens do */
+	size_t n_stop_ids;
+	uint32_t min_new; /* before so many tokens none of these may come; UINT32_MAX: never */
+	char **stops;     /* [n_stops] none of them empty */
 	size_t n_stops;
 	bool logprobs;
 	uint32_t n_top;
 };
 void output_options_fini(struct output_options *o);
+/* A copy that owns what it points to. */
+void output_options_copy(struct output_options *to, const struct output_options *from);
 
 /* A call is OUTPUT_CALL, any number of OUTPUT_ARGUMENTS, OUTPUT_CALL_END; without the last it was
  * cut off. */
@@ -60,7 +70,8 @@ enum output_kind {
 typedef void output_fn(void *user, enum output_kind kind, struct text_span text,
 	const struct output_token *rows, size_t n_rows);
 
-enum output_next { OUTPUT_GO_ON, OUTPUT_STOP_STRING, OUTPUT_ONE_CALL };
+/* COMPLETE: the text is a whole value of its schema, nothing may follow. */
+enum output_next { OUTPUT_GO_ON, OUTPUT_STOP_STRING, OUTPUT_ONE_CALL, OUTPUT_COMPLETE };
 
 struct output;
 
@@ -69,8 +80,8 @@ struct output *output_new(
 	const struct output_options *o, const struct tokenizer *t, output_fn *emit, void *user);
 void output_free(struct output *o); /* NULL is fine */
 
-/* Are some tokens forbidden next? Then output_mask makes their logits -infinity. */
-bool output_wants_mask(const struct output *o);
+/* Whether the token may come next; output_mask makes the logits of all others -infinity. */
+bool output_allows(struct output *o, int32_t id);
 void output_mask(struct output *o, float *logits, int32_t n_valid);
 
 /* The next token (not one that ends the turn) and the logits it was drawn from, unmasked. */

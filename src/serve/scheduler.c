@@ -49,7 +49,6 @@ struct scheduler {
 	uint64_t n_jobs;    /* compute: begun */
 	uint64_t n_ended;   /* compute */
 	int64_t writing_ns; /* compute: decode time that prompts have delayed */
-	float *masked;      /* compute: [n_vocab] */
 	atomic_bool abort;  /* cuts a step short */
 	pthread_mutex_t lock;
 	pthread_cond_t wake, ended;
@@ -404,19 +403,57 @@ static void prefill_step(struct scheduler *s)
 	}
 }
 
+#define JOB_ENDS_MAX 128
+
+static bool token_allowed(void *user, int32_t id)
+{
+	return output_allows(user, id);
+}
+
+static void tokens_mask(void *user, float *logits, int32_t n_valid)
+{
+	output_mask(user, logits, n_valid);
+}
+
+static bool is_stop_id(const struct job *j, int32_t id)
+{
+	for (size_t i = 0; i < j->options.n_stop_ids; i++)
+		if (j->options.stop_ids[i] == id)
+			return true;
+	return false;
+}
+
+/* The answer has fewer tokens than the client wants at least. */
+static bool job_bans_ends(const struct job *j)
+{
+	return j->generated.n < j->options.min_new;
+}
+
+/* The tokens that would end the answer; returns how many. */
+static size_t job_end_tokens(const struct scheduler *s, const struct job *j, int32_t *ids)
+{
+	size_t n, count = 0;
+	const int32_t *stops = tokenizer_stops(engine_tokenizer(s->engine), &n);
+	for (size_t i = 0; i < n && count < JOB_ENDS_MAX; i++)
+		ids[count++] = stops[i];
+	for (size_t i = 0; i < j->options.n_stop_ids && count < JOB_ENDS_MAX; i++)
+		ids[count++] = j->options.stop_ids[i];
+	return count;
+}
+
 /* The logits are at hand: draws the next token and gives it out. False when the answer has ended.
  */
 static bool slot_sample(struct scheduler *s, struct slot *slot, int32_t *id)
 {
 	struct job *j = slot->job;
-	const float *logits = session_logits(slot->session), *draw = logits;
-	int32_t n_valid = engine_n_valid(s->engine);
-	if (output_wants_mask(j->output)) {
-		memcpy(s->masked, logits, (size_t)n_valid * sizeof *logits);
-		output_mask(j->output, s->masked, n_valid);
-		draw = s->masked;
-	}
-	*id = sampler_pick(&j->sampler, draw, n_valid, NULL);
+	const float *logits = session_logits(slot->session);
+	int32_t n_valid = engine_n_valid(s->engine), ends_with[JOB_ENDS_MAX];
+	const struct sampler_filter filter = {.user = j->output,
+		.allows = token_allowed,
+		.mask = tokens_mask,
+		.banned = ends_with,
+		.n_banned = job_bans_ends(j) ? job_end_tokens(s, j, ends_with) : 0};
+	*id = sampler_draw(&j->sampler, logits, n_valid, &filter);
 	if (!j->first_token_ns) {
 		j->first_token_ns = clock_ns();
 		metrics_observe(s->metrics, METRICS_FIRST_TOKEN, j->first_token_ns - j->submitted_ns);
@@ -424,16 +461,21 @@ static bool slot_sample(struct scheduler *s, struct slot *slot, int32_t *id)
 	enum generate_stop stop;
 	bool ends =
 		generate_ends(slot->session, *id, (uint32_t)j->generated.n, j->max_new, false, &stop);
-	if (ends && stop == GENERATE_STOP_TOKEN) {
+	if ((ends && stop == GENERATE_STOP_TOKEN) || is_stop_id(j, *id)) {
 		slot_finish(s, slot, JOB_STOP_TOKEN);
 		return false;
 	}
 	metrics_add(s->metrics, METRICS_NEW_TOKENS, 1);
 	if (token_ids_push(&j->generated, *id))
 		bug("no memory for a token id");
+	if (sampler_adjusts(&j->sampler))
+		sampler_note(&j->sampler, *id, false);
 	enum output_next next = output_push(j->output, *id, logits, n_valid);
 	if (next != OUTPUT_GO_ON)
-		slot_finish(s, slot, next == OUTPUT_ONE_CALL ? JOB_ONE_CALL : JOB_STOP_STRING);
+		slot_finish(s, slot,
+			next == OUTPUT_ONE_CALL   ? JOB_ONE_CALL
+			: next == OUTPUT_COMPLETE ? JOB_STOP_TOKEN
+									  : JOB_STOP_STRING);
 	else if (ends)
 		slot_finish(s, slot, JOB_LENGTH);
 	return slot->job != NULL;
@@ -543,9 +585,6 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 	int rc = 0;
 	for (; s->n_slots < n_sessions && !rc; s->n_slots += !rc)
 		rc = session_new(g, &s->slots[s->n_slots].session, e);
-	s->masked = rc ? NULL : mem_try_new(engine_config(g)->n_vocab, sizeof *s->masked);
-	if (!rc && !s->masked)
-		rc = err_set(e, ERR_MEMORY, "no memory for a row of logits");
 	if (!rc && o->folder)
 		rc = prefix_store_open(o->folder, o->folder_bytes, g, &s->store, e);
 	if (!rc) {
@@ -632,7 +671,6 @@ void scheduler_close(struct scheduler *s)
 	pthread_cond_destroy(&s->ended);
 	pthread_mutex_destroy(&s->lock);
 	free(s->slots);
-	free(s->masked);
 	free(s);
 }
 

@@ -99,7 +99,8 @@ int server_open(
 		.context = engine_context(g),
 		.created = (int64_t)time(NULL),
 		.sampling = o->sampling,
-		.turns = turn_store_new(REPLAY_BYTES)};
+		.turns = turn_store_new(REPLAY_BYTES),
+		.tokens = token_trie_new(engine_tokenizer(g))};
 	snprintf(s->model.fingerprint, sizeof s->model.fingerprint, "fp_%016llx",
 		(unsigned long long)engine_fingerprint(g));
 	for (uint32_t i = 0; i < tokenizer_n_tokens(s->model.tokenizer); i++)
@@ -160,6 +161,7 @@ void server_close(struct server *s)
 	http_close(s->http);
 	scheduler_close(s->scheduler);
 	turn_store_free(s->model.turns);
+	token_trie_free((struct token_trie *)s->model.tokens);
 	response_store_close(s->model.responses);
 	metrics_free(s->metrics);
 	request_log_free(s->log);

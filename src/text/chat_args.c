@@ -7,48 +7,34 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/text/json_text.h"
+#include "src/text/schema/schema_keywords.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-enum {
-	TYPE_STRING = 1,
-	TYPE_INTEGER = 2,
-	TYPE_NUMBER = 4,
-	TYPE_BOOLEAN = 8,
-	TYPE_NULL = 16,
-	TYPE_ARRAY = 32,
-	TYPE_OBJECT = 64,
+enum { /* the same bits as schema_keywords.h has, but that "number" alone is not an integer too */
+	TYPE_STRING = SCHEMA_STRING,
+	TYPE_INTEGER = SCHEMA_INTEGER,
+	TYPE_NUMBER = SCHEMA_NUMBER,
+	TYPE_BOOLEAN = SCHEMA_BOOLEAN,
+	TYPE_NULL = SCHEMA_NULL,
+	TYPE_ARRAY = SCHEMA_ARRAY,
+	TYPE_OBJECT = SCHEMA_OBJECT,
 };
 
-static unsigned type_named(const json_t *name)
-{
-	static const char *const names[] = {
-		"string", "integer", "number", "boolean", "null", "array", "object"};
-	for (size_t i = 0; json_is_string(name) && i < ARRAY_LEN(names); i++)
-		if (!strcmp(json_string_value(name), names[i]))
-			return 1u << i;
-	return 0;
-}
-
-/* The types that the tool's schema allows for an argument; 0: it does not say. */
-static unsigned allowed_types(const json_t *properties, struct chat_text key)
+/* The types that the tool's schema allows for an argument, also through references and
+ * alternatives; 0: it does not say. */
+static unsigned allowed_types(const json_t *parameters, struct chat_text key)
 {
 	if (strlen(key.data) != key.len) /* no schema names a key with a zero byte */
 		return 0;
-	const json_t *type = json_object_get(json_object_get(properties, key.data), "type");
-	unsigned mask = type_named(type);
-	size_t i;
-	json_t *v;
-	json_array_foreach(type, i, v)
-	{
-		mask |= type_named(v);
-	}
-	return mask;
+	const json_t *s = json_object_get(json_object_get(parameters, "properties"), key.data);
+	unsigned mask = json_is_object(s) ? schema_possible_types(parameters, s) : 0;
+	return mask == SCHEMA_ANY ? 0 : mask;
 }
 
-static const json_t *properties_of(const json_t *tools, struct chat_text name)
+static const json_t *parameters_of(const json_t *tools, struct chat_text name)
 {
 	size_t i;
 	json_t *tool;
@@ -57,7 +43,7 @@ static const json_t *properties_of(const json_t *tools, struct chat_text name)
 		const json_t *f = chat_tool_function(tool), *n = json_object_get(f, "name");
 		if (json_is_string(n) && json_string_length(n) == name.len &&
 			!memcmp(json_string_value(n), name.data, name.len))
-			return json_object_get(json_object_get(f, "parameters"), "properties");
+			return json_object_get(f, "parameters");
 	}
 	return NULL;
 }
@@ -168,7 +154,7 @@ void chat_args_begin(struct chat_args *a, const json_t *tools, struct chat_text 
 {
 	buf_clear(&a->json);
 	buf_putc(&a->json, '{');
-	a->properties = properties_of(tools, name);
+	a->parameters = parameters_of(tools, name);
 	json_decref(a->keys); /* of a call that was given up */
 	a->keys = json_object();
 }
@@ -184,7 +170,7 @@ void chat_args_key(struct chat_args *a, struct chat_text key)
 		return;
 	if (plain)
 		json_object_set_new(a->keys, key.data, json_true());
-	a->mask = allowed_types(a->properties, key);
+	a->mask = allowed_types(a->parameters, key);
 	buf_puts(&a->json, a->json.len > 1 ? ", " : "");
 	json_text_dump_string(key.data, key.len, &a->json);
 	buf_puts(&a->json, ": ");

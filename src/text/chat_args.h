@@ -25,7 +25,7 @@
 /* All fields private but `json`. Zero-initialise. */
 struct chat_args {
 	struct buf json;
-	const json_t *properties; /* of the tool's schema; NULL: none */
+	const json_t *parameters; /* the tool's schema; NULL: none */
 	json_t *keys;             /* an object: the keys so far */
 	unsigned mask;            /* types that the value may have */
 	bool skip;                /* the value of a key that came before */

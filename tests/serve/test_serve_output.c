@@ -216,8 +216,7 @@ static void test_forced_calls(void **state)
 			/* what ends a part is likely enough for an end to come */
 			if (rng_below(&r, 3) == 0)
 				masked[end_value] = masked[end_key] = masked[end_think] = 100;
-			if (output_wants_mask(out))
-				output_mask(out, masked, n_valid);
+			output_mask(out, masked, n_valid);
 			int32_t id = -1, n_same = 0;
 			for (int32_t i = 0; i < n_valid; i++) {
 				if (masked[i] == -INFINITY || (id >= 0 && masked[i] < masked[id]))
@@ -228,6 +227,7 @@ static void test_forced_calls(void **state)
 			}
 			assert_true(id >= 0);
 			assert_false(tokenizer_is_stop(t, id));
+			assert_true(output_allows(out, id));
 			next = output_push(out, id, logits, n_valid);
 		}
 		assert_int_equal(next, OUTPUT_ONE_CALL);
@@ -292,7 +292,6 @@ static void test_no_calls(void **state)
 		struct got g = {0};
 		struct output *out = output_new(&o, t, on_output, &g);
 		memset(logits, 0, (size_t)n_valid * sizeof *logits);
-		assert_true(output_wants_mask(out));
 		output_mask(out, logits, n_valid);
 		for (int32_t i = 0; i < n_valid; i++) {
 			bool opens = i == call && offered && !none && !thinks;

@@ -239,10 +239,26 @@ static void test_serve_requests_refused(void **state)
 		 "\"function\",\"function\":{\"name\":"
 		 "\"g\"}}",
 			400, "not among"},
-		{"\"response_format\":{\"type\":\"json_schema\"}", 400, "supported"},
-		{"\"logit_bias\":{\"1\":2}", 400, "not supported"},
-		{"\"presence_penalty\":0.1", 400, "not supported"},
-		{"\"repetition_penalty\":1.1", 400, "not supported"},
+		{"\"response_format\":{\"type\":\"json_schema\"}", 400, "expected a schema"},
+		{"\"response_format\":{\"type\":\"xml\"}", 400, "json_object or json_schema"},
+		{"\"response_format\":{\"type\":\"json_schema\",\"json_schema\":{\"schema\":{\"not\":{}}}}",
+			400, "response_format.json_schema.schema: the keyword \"not\" is not supported"},
+		{"\"response_format\":{\"type\":\"json_object\"},\"ignore_eos\":true", 400, "ignore_eos"},
+		{"\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,"
+		 "\"parameters\":{\"properties\":{\"a\":{\"type\":\"string\",\"pattern\":\"(\"}}}}}]",
+			400, "tools: f: a: pattern"},
+		{"\"logit_bias\":{\"a\":2}", 400, "token ids as keys"},
+		{"\"logit_bias\":{\"1\":200}", 400, "-100 to 100"},
+		{"\"logit_bias\":{\"100000000\":2}", 400, "token ids of 0 to"},
+		{"\"presence_penalty\":3", 400, "presence_penalty"},
+		{"\"repetition_penalty\":0", 400, "repetition_penalty"},
+		{"\"stop_token_ids\":[-1]", 400, "stop_token_ids"},
+		{"\"grammar\":\"root ::= x\"", 400, "grammar is not supported"},
+		{"\"unheard_of\":1", 400, "unheard_of is not supported"},
+		{"\"mirostat\":2", 400, "mirostat is not supported"},
+		{"\"typical_p\":0.9", 400, "typical_p is not supported"},
+		{"\"best_of\":2", 400, "best_of is not supported"},
+		{"\"modalities\":[\"text\",\"audio\"]", 400, "only text"},
 		{"\"thinking\":{\"type\":\"maybe\"}", 400, "enabled"},
 		{"\"thinking\":true", 400, "thinking: expected an object"},
 		{"\"stream_options\":\"usage\"", 400, "stream_options: expected an object"},
@@ -275,6 +291,12 @@ static void test_serve_requests_refused(void **state)
 		400, "tools.0");
 	refuse(&api_responses, "{\"input\":\"a\",\"reasoning\":\"high\"}", 400,
 		"reasoning: expected an object");
+	refuse(&api_responses, "{\"input\":\"a\",\"unheard_of\":1}", 400, "unheard_of");
+	refuse(&api_completions, "{\"prompt\":\"a\",\"guided_json\":{\"a\":1}}", 400, "guided_json");
+	refuse(&api_messages,
+		"{\"max_tokens\":1,\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"dry_multiplier\":"
+		"1}",
+		400, "dry_multiplier");
 	refuse(&api_responses, "{\"input\":\"a\",\"text\":5}", 400, "text: expected an object");
 	refuse(&api_responses, "{\"input\":\"a\",\"previous_response_id\":\"r\"}", 400,
 		"there is no response");

@@ -21,13 +21,7 @@ static struct job *make_job(struct reply *r, uint32_t index)
 	j->max_new = q->max_new;
 	j->sampling = q->sampling;
 	j->sampling.seed += index; /* several answers are to differ */
-	struct output_options *o = &j->options;
-	*o = q->output;
-	o->tools = json_deep_copy(q->output.tools);
-	o->choice_name = q->output.choice_name ? mem_strdup(q->output.choice_name) : NULL;
-	o->stops = NEW_ARRAY(char *, o->n_stops + 1);
-	for (size_t i = 0; i < o->n_stops; i++)
-		o->stops[i] = mem_strdup(q->output.stops[i]);
+	output_options_copy(&j->options, &q->output);
 	return j;
 }
 

@@ -189,40 +189,6 @@ int request_model_name(struct request *r, struct request_error *e)
 		"the model \"%.100s\" does not exist here; this server has \"%s\"", name, r->model->name);
 }
 
-int request_sampling(struct request *r, struct request_error *e)
-{
-	static const char *const unsupported[] = {
-		"frequency_penalty", "presence_penalty", "logit_bias"};
-	struct sampler_options *o = &r->sampling;
-	*o = r->model->sampling;
-	double temperature = (double)o->temperature, top_p = (double)o->top_p, min_p = 0,
-		   repetition = 1;
-	int64_t top_k = o->top_k, seed = 0;
-	bool seed_given;
-	if (request_number(r->body, "temperature", 0, 2, &temperature, NULL, e) ||
-		request_number(r->body, "top_p", 0, 1, &top_p, NULL, e) ||
-		request_number(r->body, "min_p", 0, 1, &min_p, NULL, e) ||
-		request_number(r->body, "repetition_penalty", 0, 10, &repetition, NULL, e) ||
-		request_integer(r->body, "top_k", -1, INT32_MAX, &top_k, NULL, e) ||
-		request_integer(r->body, "seed", INT64_MIN, INT64_MAX, &seed, &seed_given, e))
-		return -1;
-	for (size_t i = 0; i < ARRAY_LEN(unsupported); i++)
-		if (request_unsupported(r->body, unsupported[i], e))
-			return -1;
-	if (repetition != 1)
-		return request_refuse(e, 400, "unsupported_parameter", "repetition_penalty",
-			"repetition_penalty is not supported by this server");
-	if (!seed_given)
-		while (getrandom(&seed, sizeof seed, 0) != sizeof seed)
-			;
-	o->temperature = (float)temperature;
-	o->top_p = top_p > 0 ? (float)top_p : 1e-9f; /* 0: the likeliest token only */
-	o->min_p = MIN((float)min_p, 0.9999999f);
-	o->top_k = (int)MAX(top_k, 0);
-	o->seed = (uint64_t)seed;
-	return 0;
-}
-
 static int add_stop(struct request *r, const char *key, const json_t *v, struct request_error *e)
 {
 	size_t n = json_string_length(v);
@@ -352,6 +318,11 @@ int request_tools(struct request *r, const json_t *tools, struct request_error *
 		if (!n || n > 256 || strlen(json_string_value(name)) != n)
 			return request_refuse(e, 400, NULL, "tools",
 				"tools[%zu]: expected a name of 1 to 256 bytes, found %zu", i, n);
+		const json_t *f = chat_tool_function(tool);
+		if ((json_is_true(json_object_get(f, "strict")) ||
+				json_is_true(json_object_get(tool, "strict"))) &&
+			request_strict_tool(r, json_string_value(name), json_object_get(f, "parameters"), e))
+			return -1;
 	}
 	return 0;
 }
@@ -476,6 +447,9 @@ int request_prompt(struct request *r, struct request_error *e)
 			e->code = "context_length_exceeded";
 		return -1;
 	}
+	if (r->output.answer && r->built.goes_on)
+		return request_refuse(e, 400, "unsupported_parameter", "messages",
+			"an answer that follows a schema cannot go on from a given beginning");
 	r->output.chat = true;
 	r->output.in_reasoning = chat_starts_in_reasoning(&r->talk.chat);
 	r->output.tools = json_deep_copy(r->talk.chat.tools);

@@ -4,8 +4,8 @@
  * API's parser fills it in from JSON (api.h); nothing here knows sockets. Parsing is pure: it looks
  * at the model's tokenizer, template and limits and changes nothing.
  *
- * Members that are not known are ignored. Members that are known and would change the answer, but
- * are not supported, are refused: silence would be a wrong answer.
+ * Members that nobody reads are refused by name, unless they are off (null, false, 0, empty) or on
+ * the short list of those that do not matter: silence would be a wrong answer.
  */
 #ifndef GLM_SERVE_REQUEST_H
 #define GLM_SERVE_REQUEST_H
@@ -39,6 +39,7 @@ struct request_model {
 	char fingerprint[24];
 	struct sampler_options sampling;  /* defaults */
 	struct turn_store *turns;         /* NULL: none */
+	const struct token_trie *tokens;  /* for schemas */
 	struct response_store *responses; /* NULL: none */
 };
 
@@ -110,7 +111,11 @@ int request_unsupported(const json_t *o, const char *key, struct request_error *
 bool request_names_model(const struct request_model *m, const char *name);
 /* "model": its name is right, or any will do. */
 int request_model_name(struct request *r, struct request_error *e);
-/* temperature, top_p, top_k, min_p, seed; refuses penalties and logit_bias. */
+/* Refuses members of the body that neither `members` (ends with NULL) nor what all APIs share
+ * names. */
+int request_known(const struct request *r, const char *const *members, struct request_error *e);
+/* temperature, top_p, top_k, min_p, seed, penalties, logit_bias; ignore_eos, min_tokens,
+ * stop_token_ids. */
 int request_sampling(struct request *r, struct request_error *e);
 /* A string or an array of strings. */
 int request_stops(struct request *r, const char *key, struct request_error *e);
@@ -124,6 +129,14 @@ int request_template(struct request *r, struct request_error *e);
 /* Tools in OpenAI's form ({"type": "function", "function": {...}} or flat) become the template's.
  */
 int request_tools(struct request *r, const json_t *tools, struct request_error *e);
+/* An answer's form: {"type": "text" | "json_object" | "json_schema", ...}, absent: text. param: its
+ * name, for refusals. Behind request_sampling. */
+int request_format(
+	struct request *r, const json_t *format, const char *param, struct request_error *e);
+/* The arguments of calls of this tool follow the schema. request_tools does this for tools with
+ * "strict": true. */
+int request_strict_tool(
+	struct request *r, const char *tool, const json_t *parameters, struct request_error *e);
 int request_choice(struct request *r, enum tool_choice choice, const char *name, const char *param,
 	struct request_error *e);
 /* Messages in the form of OpenAI's chat API, to which the other APIs bring theirs. Results of calls

@@ -439,7 +439,7 @@ def test_refusals(s):
             check(status == 400 and data["error"]["message"], "a bad body is refused:", path, body[:60], status, data)
     fields = [("temperature", -1), ("temperature", "hot"), ("top_p", 2), ("n", 0), ("n", 1000),
               ("max_tokens", 0), ("max_tokens", 1.5), ("stop", ""), ("stop", [1]), ("stop", ["a"] * 17), ("seed", "x"),
-              ("logit_bias", {"5": 1}), ("frequency_penalty", 1), ("response_format", {"type": "json_object"}),
+              ("logit_bias", {"x": 1}), ("frequency_penalty", 3), ("response_format", {"type": "xml"}), ("unheard_of", 1),
               ("tools", {}), ("tools", [{"type": "web"}]), ("tools", [{"function": {"name": ""}}]),
               ("tool_choice", "maybe"), ("tool_choice", "required"), ("top_logprobs", 5), ("stream", "yes"),
               ("tool_choice", {"type": "function", "function": {"name": "nobody"}}), ("reasoning_effort", "much"),
@@ -449,7 +449,7 @@ def test_refusals(s):
         check(status == 400 and data["error"]["type"] == "invalid_request_error" and data["error"]["param"],
               "refused:", key, value, status, data)
     for key, value in (("frequency_penalty", 0), ("logit_bias", {}), ("response_format", {"type": "text"}),
-                       ("stop", None), ("unheard_of", 1), ("seed", -5), ("top_k", -1), ("tools", []), ("user", "me")):
+                       ("stop", None), ("unheard_of", None), ("typical_p", 1), ("seed", -5), ("top_k", -1), ("tools", []), ("user", "me")):
         check(s.post(CHAT, {"messages": m, "max_tokens": 1, key: value})[0] == 200, "accepted:", key, value)
     status, data = s.post(CHAT, {"model": "gpt-4o", "messages": m, "max_tokens": 1})
     check(status == 200 and data["model"] == "pocket", "another model's name is answered by the model that is there", data)

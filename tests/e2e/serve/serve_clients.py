@@ -126,6 +126,9 @@ def openai_errors(s, c):
             (openai.BadRequestError, lambda: c.embeddings.create(model="x", input="y")),
             (openai.BadRequestError, lambda: c.chat.completions.create(model="pocket", messages=[])),
             (openai.BadRequestError, lambda: c.chat.completions.create(model="pocket", messages=user("x"), temperature=9)),
+            (openai.BadRequestError, lambda: c.chat.completions.create(
+                model="pocket", messages=user("x"), response_format={"type": "json_schema", "json_schema": {
+                    "name": "x", "schema": {"not": {}}}})),
             (openai.BadRequestError, lambda: c.chat.completions.create(model="pocket", messages=user("w " * 5000))),
             (openai.BadRequestError, lambda: c.responses.create(model="pocket", input="x", previous_response_id="r")),
             (openai.AuthenticationError, lambda: openai.OpenAI(

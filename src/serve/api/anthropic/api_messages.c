@@ -248,6 +248,12 @@ static int parse_tools(struct request *r, struct request_error *e)
 	}
 	int rc = request_tools(r, out, e);
 	json_decref(out);
+	json_array_foreach(tools, i, tool)
+	{
+		if (!rc && json_is_true(json_object_get(tool, "strict")))
+			rc = request_strict_tool(r, json_string_value(json_object_get(tool, "name")),
+				json_object_get(tool, "input_schema"), e);
+	}
 	if (rc || !choice || json_is_null(choice))
 		return rc;
 	bool alone = false;
@@ -271,12 +277,16 @@ static int parse_tools(struct request *r, struct request_error *e)
 /* Everything that decides the prompt. */
 static int parse_talk(struct request *r, struct request_error *e)
 {
+	static const char *const members[] = {"messages", "system", "max_tokens", "stop_sequences",
+		"thinking", "tools", "tool_choice", "output_config", "output_format",
+		"chat_template_kwargs", "enable_thinking",
+		/* */
+		"cache_control", "context_management", "inference_geo", NULL};
 	const char *effort = NULL;
 	const json_t *config;
-	if (request_object(r->body, "output_config", &config, e) ||
-		request_unsupported(config, "format", e) ||
-		request_unsupported(r->body, "mcp_servers", e) ||
-		request_unsupported(r->body, "container", e) ||
+	if (request_known(r, members, e) || request_object(r->body, "output_config", &config, e) ||
+		request_format(r, json_object_get(config, "format"), "output_config.format", e) ||
+		request_format(r, json_object_get(r->body, "output_format"), "output_format", e) ||
 		request_string(config, "effort", &effort, e) ||
 		request_effort(r, effort, "output_config.effort", e))
 		return -1;

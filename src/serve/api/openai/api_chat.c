@@ -21,18 +21,6 @@ static int parse_messages(struct request *r, struct request_error *e)
 	return request_messages(r, messages, e);
 }
 
-static int parse_format(struct request *r, struct request_error *e)
-{
-	const json_t *format = json_object_get(r->body, "response_format");
-	if (!format || json_is_null(format))
-		return 0;
-	const char *type = json_string_value(json_object_get(format, "type"));
-	if (type && !strcmp(type, "text"))
-		return 0;
-	return request_refuse(e, 400, "unsupported_parameter", "response_format",
-		"response_format: only {\"type\": \"text\"} is supported by this server");
-}
-
 static int parse_logprobs(struct request *r, struct request_error *e)
 {
 	int64_t top = 0;
@@ -47,27 +35,43 @@ static int parse_logprobs(struct request *r, struct request_error *e)
 	return 0;
 }
 
+static int parse_modalities(const struct request *r, struct request_error *e)
+{
+	size_t i;
+	json_t *v;
+	json_array_foreach(json_object_get(r->body, "modalities"), i, v)
+	{
+		if (!json_is_string(v) || strcmp(json_string_value(v), "text") != 0)
+			return request_refuse(e, 400, "unsupported_parameter", "modalities",
+				"modalities: only text is supported by this server");
+	}
+	return 0;
+}
+
 static int chat_request_parse(struct request *r, struct request_error *e)
 {
-	static const char *const unsupported[] = {
-		"functions", "function_call", "audio", "web_search_options", "store"};
+	static const char *const members[] = {"messages", "modalities", "stream_options", "n",
+		"max_tokens", "max_completion_tokens", "stop", "logprobs", "top_logprobs",
+		"response_format", "reasoning_effort", "chat_template_kwargs", "enable_thinking",
+		"thinking", "tools", "tool_choice", "parallel_tool_calls",
+		/* */
+		"verbosity", "prediction", "skip_special_tokens", "add_generation_prompt",
+		"continue_final_message", "cache_prompt", NULL};
 	const char *effort = NULL;
 	int64_t n = 1, most = -1;
 	request_make_id(r->id, sizeof r->id, "chatcmpl-");
 	const json_t *options;
-	if (request_model_name(r, e) || request_bool(r->body, "stream", &r->stream, e) ||
+	if (request_known(r, members, e) || parse_modalities(r, e) || request_model_name(r, e) ||
+		request_bool(r->body, "stream", &r->stream, e) ||
 		request_object(r->body, "stream_options", &options, e) ||
 		request_bool(options, "include_usage", &r->include_usage, e) ||
 		request_integer(r->body, "n", 1, REQUEST_ANSWERS_MAX, &n, NULL, e) ||
 		request_integer(r->body, "max_tokens", 1, INT32_MAX, &most, NULL, e) ||
 		request_integer(r->body, "max_completion_tokens", 1, INT32_MAX, &most, NULL, e) ||
 		request_sampling(r, e) || request_stops(r, "stop", e) || parse_logprobs(r, e) ||
-		parse_format(r, e))
+		request_format(r, json_object_get(r->body, "response_format"), "response_format", e))
 		return -1;
 	r->n = (uint32_t)n;
-	for (size_t i = 0; i < ARRAY_LEN(unsupported); i++)
-		if (request_unsupported(r->body, unsupported[i], e))
-			return -1;
 	if (parse_messages(r, e) || request_string(r->body, "reasoning_effort", &effort, e) ||
 		request_effort(r, effort, "reasoning_effort", e) || request_template(r, e) ||
 		request_tools(r, json_object_get(r->body, "tools"), e) || api_openai_choice(r, e) ||

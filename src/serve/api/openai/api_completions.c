@@ -82,12 +82,14 @@ static int parse_prompt(struct request *r, struct request_error *e)
 
 static int completions_parse(struct request *r, struct request_error *e)
 {
-	static const char *const unsupported[] = {"suffix", "echo"};
+	static const char *const members[] = {"prompt", "stream_options", "n", "best_of", "max_tokens",
+		"logprobs", "stop", "parse_special", "skip_special_tokens", NULL};
 	int64_t n = 1, best_of = 0, most = 16, top = 0; /* 16 is the API's own default */
 	bool given;
 	request_make_id(r->id, sizeof r->id, "cmpl-");
 	const json_t *options;
-	if (request_model_name(r, e) || request_bool(r->body, "stream", &r->stream, e) ||
+	if (request_known(r, members, e) || request_model_name(r, e) ||
+		request_bool(r->body, "stream", &r->stream, e) ||
 		request_object(r->body, "stream_options", &options, e) ||
 		request_bool(options, "include_usage", &r->include_usage, e) ||
 		request_integer(r->body, "n", 1, REQUEST_ANSWERS_MAX, &n, NULL, e) ||
@@ -96,9 +98,6 @@ static int completions_parse(struct request *r, struct request_error *e)
 		request_integer(r->body, "logprobs", 0, OUTPUT_TOP_MAX, &top, &given, e) ||
 		request_sampling(r, e) || request_stops(r, "stop", e))
 		return -1;
-	for (size_t i = 0; i < ARRAY_LEN(unsupported); i++)
-		if (request_unsupported(r->body, unsupported[i], e))
-			return -1;
 	if (best_of && best_of != n)
 		return request_refuse(e, 400, "unsupported_parameter", "best_of",
 			"best_of: only the value of n is supported");

@@ -244,14 +244,18 @@ static int parse_logprobs(struct request *r, struct request_error *e)
 
 int api_responses_parse(struct request *r, struct request_error *e)
 {
-	static const char *const unsupported[] = {"conversation", "background", "prompt"};
+	static const char *const members[] = {"input", "instructions", "store", "previous_response_id",
+		"max_output_tokens", "stop", "include", "top_logprobs", "truncation", "text", "reasoning",
+		"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "enable_thinking",
+		"thinking",
+		/* */
+		"stream_options", "client_metadata", NULL};
 	const char *effort = NULL, *truncation = NULL;
 	int64_t most = -1;
 	request_make_id(r->id, sizeof r->id, "resp_");
 	const json_t *text, *format, *reasoning;
-	for (size_t i = 0; i < ARRAY_LEN(unsupported); i++)
-		if (request_unsupported(r->body, unsupported[i], e))
-			return -1;
+	if (request_known(r, members, e))
+		return -1;
 	r->store = true;
 	if (request_model_name(r, e) || request_bool(r->body, "stream", &r->stream, e) ||
 		request_bool(r->body, "store", &r->store, e) ||
@@ -263,9 +267,8 @@ int api_responses_parse(struct request *r, struct request_error *e)
 		request_string(reasoning, "effort", &effort, e) ||
 		request_effort(r, effort, "reasoning.effort", e) || request_template(r, e))
 		return -1;
-	if (format && strcmp(string_of(format, "type"), "text"))
-		return request_refuse(e, 400, "unsupported_parameter", "text.format",
-			"text.format: only {\"type\": \"text\"} is supported by this server");
+	if (request_format(r, format, "text.format", e))
+		return -1;
 	if (truncation && strcmp(truncation, "disabled"))
 		return request_refuse(e, 400, "unsupported_parameter", "truncation",
 			"truncation: only disabled is supported by this server");

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: MIT */
+/* Answers and arguments that follow a JSON schema. */
+#include "src/serve/api/request.h"
+
+#include "src/base/mem.h"
+#include "src/text/json_text.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define STRICT_MAX 2000 /* arguments of all strict tools */
+
+/* A schema's error as a refusal that says which member it is in. */
+static int refuse_schema(struct request_error *e, const char *param, const struct err *err)
+{
+	return request_refuse(e, 400, "invalid_schema", param, "%s: %s", param, err->text);
+}
+
+/* The free forms of ignoring an end do not go with an answer that must end. */
+static int format_alone(const struct request *r, const char *param, struct request_error *e)
+{
+	if (!r->output.min_new)
+		return 0;
+	return request_refuse(e, 400, "unsupported_parameter", param,
+		"%s: min_tokens and ignore_eos do not go with an answer that follows a schema", param);
+}
+
+static int answer_schema(
+	struct request *r, const json_t *schema, const char *param, struct request_error *e)
+{
+	struct err err = {0};
+	schema_drop(r->output.answer);
+	r->output.answer = NULL;
+	r->output.tokens = r->model->tokens;
+	if (schema_compile(schema, schema, SCHEMA_JSON, &r->output.answer, &err))
+		return refuse_schema(e, param, &err);
+	return format_alone(r, param, e);
+}
+
+int request_format(
+	struct request *r, const json_t *format, const char *param, struct request_error *e)
+{
+	const char *type = NULL;
+	char where[80];
+	if (!format || json_is_null(format))
+		return 0;
+	if (!json_is_object(format))
+		return request_refuse(
+			e, 400, NULL, param, "%s: expected an object, found %s", param, json_text_type(format));
+	type = json_string_value(json_object_get(format, "type"));
+	if (type && !strcmp(type, "text"))
+		return 0;
+	if (type && !strcmp(type, "json_object")) {
+		const json_t *schema = json_object_get(format, "schema"); /* llama.cpp's form */
+		return answer_schema(r, json_is_object(schema) ? schema : NULL, param, e);
+	}
+	if (!type || strcmp(type, "json_schema") != 0)
+		return request_refuse(e, 400, "unsupported_parameter", param,
+			"%s.type: expected text, json_object or json_schema", param);
+	/* chat completions wrap it, responses and messages do not */
+	const json_t *wrapped = json_object_get(format, "json_schema"),
+				 *holder = json_is_object(wrapped) ? wrapped : format,
+				 *schema = json_object_get(holder, "schema");
+	snprintf(where, sizeof where, "%s%s.schema", param, holder == wrapped ? ".json_schema" : "");
+	if (!json_is_object(schema) && !json_is_boolean(schema))
+		return request_refuse(
+			e, 400, NULL, where, "%s: expected a schema, found %s", where, json_text_type(schema));
+	return answer_schema(r, schema, where, e);
+}
+
+/* Keywords of a tool's parameters that hold for arguments one by one. */
+static bool is_parameters_keyword(const char *key)
+{
+	static const char *const list[] = {"type", "properties", "required", "additionalProperties",
+		"$defs", "definitions", "title", "description", "$schema", "$id", "$comment", "default",
+		"examples", "strict"};
+	for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+		if (!strcmp(list[i], key))
+			return true;
+	return false;
+}
+
+static int strict_argument(struct request *r, const char *tool, const json_t *parameters,
+	const char *key, const json_t *part, struct request_error *e)
+{
+	struct output_options *o = &r->output;
+	struct constraint_argument a = {0};
+	struct err err = {0};
+	char where[96];
+	snprintf(where, sizeof where, "tools: %.40s: %.40s", tool, key);
+	if (o->n_strict == STRICT_MAX)
+		return request_refuse(e, 400, NULL, "tools",
+			"tools: strict tools have more than %d arguments together", STRICT_MAX);
+	if (schema_compile(parameters, part, SCHEMA_ARGUMENT, &a.schema, &err)) {
+		refuse_schema(e, where, &err);
+		snprintf(e->param, sizeof e->param, "tools");
+		return -1;
+	}
+	a.tool = mem_strdup(tool);
+	a.key = mem_strdup(key);
+	o->strict = mem_grow(o->strict, o->n_strict + 1, sizeof *o->strict);
+	o->strict[o->n_strict++] = a;
+	o->tokens = r->model->tokens;
+	return 0;
+}
+
+int request_strict_tool(
+	struct request *r, const char *tool, const json_t *parameters, struct request_error *e)
+{
+	json_t *properties = json_object_get(parameters, "properties"), *v;
+	const char *key;
+	size_t i;
+	json_object_foreach((json_t *)parameters, key, v)
+	{
+		if (!is_parameters_keyword(key))
+			return request_refuse(e, 400, "invalid_schema", "tools",
+				"tools: %.60s: \"%.60s\" beside the properties of a strict tool is not supported",
+				tool, key);
+	}
+	/* from this number on keys are not bound (constraint.c) */
+	if (json_object_size(properties) > 256)
+		return request_refuse(e, 400, "invalid_schema", "tools",
+			"tools: %.60s: a strict tool has at most 256 properties", tool);
+	json_array_foreach(json_object_get(parameters, "required"), i, v)
+	{
+		const char *name = json_string_value(v);
+		if (!name || !json_object_get(properties, name))
+			return request_refuse(e, 400, "invalid_schema", "tools",
+				"tools: %.60s: \"%.60s\" is required but not among the properties", tool,
+				name ? name : "(no string)");
+	}
+	json_object_foreach(properties, key, v)
+	{
+		if (strict_argument(r, tool, parameters, key, v, e))
+			return -1;
+	}
+	return 0;
+}

@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: MIT */
+/* The form of one call as a machine over its tag tokens; names and keys are matched byte by byte,
+ * answers and values with a schema by its grammar. */
+#include "src/serve/constraint.h"
+
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/text/chat.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KEYS_MAX                                                                                   \
+	256 /* with more properties any keys are taken: each token is held against each key */
+
+enum state {
+	FREE,  /* text; a call may open if there are tools */
+	THINK, /* still reasoning: the turn must not end here */
+	OPEN,  /* <tool_call> is next */
+	NAME,
+	KEY,
+	AFTER_KEY,
+	VALUE,
+	AFTER_VALUE,
+	ANSWER, /* a text by the answer's schema; at its start a call may open as well */
+};
+
+static void set_names(struct constraint *f, const char **names, size_t n)
+{
+	free(f->names);
+	f->names = names;
+	f->n_names = n;
+	buf_clear(&f->so_far);
+}
+
+/* A call opens: its name is next. */
+static void names_begin(struct constraint *f)
+{
+	const char **names = NEW_ARRAY(const char *, json_array_size(f->tools) + 1);
+	size_t n = 0, i;
+	json_t *tool;
+	if (f->name)
+		names[n++] = f->name;
+	else
+		json_array_foreach(f->tools, i, tool)
+		{
+			names[n++] = json_string_value(json_object_get(chat_tool_function(tool), "name"));
+		}
+	f->properties = f->required = NULL;
+	set_names(f, names, n);
+}
+
+void constraint_init(
+	struct constraint *f, const struct tokenizer *t, const struct constraint_options *o)
+{
+	bool required = o->choice == TOOL_CHOICE_REQUIRED;
+	int behind = required ? OPEN : o->answer ? ANSWER : FREE;
+	*f = (struct constraint){
+		.options = *o,
+		.choice = json_array_size(o->tools) ? o->choice : TOOL_CHOICE_NONE,
+		.state = o->in_reasoning && behind != FREE ? THINK : behind,
+		.behind_think = behind,
+		.tokenizer = t,
+		.tools = o->tools,
+		.name = o->choice_name,
+		.end_think = tokenizer_find_added(t, "</think>"),
+		.call = tokenizer_find_added(t, "<tool_call>"),
+		.end_call = tokenizer_find_added(t, "</tool_call>"),
+		.key = tokenizer_find_added(t, "<arg_key>"),
+		.end_key = tokenizer_find_added(t, "</arg_key>"),
+		.value = tokenizer_find_added(t, "<arg_value>"),
+		.end_value = tokenizer_find_added(t, "</arg_value>"),
+		.reasoning = o->in_reasoning,
+		.empty = true,
+	};
+	if (f->state == ANSWER)
+		f->run = grammar_run_new(schema_grammar(o->answer), o->tokens);
+}
+
+void constraint_fini(struct constraint *f)
+{
+	free(f->names);
+	buf_free(&f->so_far);
+	grammar_run_free(f->run);
+	*f = (struct constraint){0};
+}
+
+/* ---- what may come ---- */
+
+/* Whether so_far + text begins one of the names. */
+static bool begins_name(const struct constraint *f, const char *text, size_t n)
+{
+	for (size_t i = 0; i < f->n_names; i++) {
+		size_t len = strlen(f->names[i]);
+		if (len >= f->so_far.len + n && !memcmp(f->names[i], buf_str(&f->so_far), f->so_far.len) &&
+			!memcmp(f->names[i] + f->so_far.len, text, n))
+			return true;
+	}
+	return false;
+}
+
+static bool is_name(const struct constraint *f)
+{
+	for (size_t i = 0; i < f->n_names; i++)
+		if (strlen(f->names[i]) == f->so_far.len &&
+			!memcmp(f->names[i], buf_str(&f->so_far), f->so_far.len))
+			return true;
+	return false;
+}
+
+static bool all_required(const struct constraint *f)
+{
+	size_t i, k;
+	json_t *r;
+	json_array_foreach(f->required, i, r)
+	{
+		/* a key that is still among the names was not used */
+		for (k = 0; k < f->n_names; k++)
+			if (json_is_string(r) && !strcmp(f->names[k], json_string_value(r)))
+				return false;
+	}
+	return true;
+}
+
+static const json_t *find_tool(const struct constraint *f, const char *name)
+{
+	size_t i;
+	json_t *tool;
+	json_array_foreach(f->tools, i, tool)
+	{
+		const json_t *fn = chat_tool_function(tool);
+		const char *s = json_string_value(json_object_get(fn, "name"));
+		if (s && !strcmp(s, name))
+			return fn;
+	}
+	return NULL;
+}
+
+/* Of the tool whose name is complete: a key may follow, or the end. Before any key is written,
+ * n_names still holds the tools' names, so the schema is asked directly. */
+static void call_chosen(const struct constraint *f, bool *keys, bool *end)
+{
+	const json_t *p = json_object_get(find_tool(f, buf_str(&f->so_far)), "parameters");
+	const json_t *properties = json_object_get(p, "properties");
+	*keys = !json_is_object(properties) || json_object_size(properties);
+	*end = !json_array_size(json_object_get(p, "required")) || !*keys;
+}
+
+/* What holds of the state as a whole, found once for all tokens. */
+struct state_facts {
+	bool name_done, keys, end;
+};
+
+static struct state_facts facts_of(const struct constraint *f)
+{
+	struct state_facts k = {is_name(f), true, true};
+	if (f->state == NAME && k.name_done)
+		call_chosen(f, &k.keys, &k.end);
+	return k;
+}
+
+/* in reasoning a call would be text */
+static bool call_may_open(const struct constraint *f)
+{
+	return f->choice != TOOL_CHOICE_NONE && !f->reasoning;
+}
+
+static bool is_call_tag(const struct constraint *f, int32_t id)
+{
+	return id >= 0 && (id == f->end_call || id == f->key || id == f->end_key || id == f->value ||
+						  id == f->end_value || (id == f->call && !call_may_open(f)));
+}
+
+/* Tokens that are no text of the grammar: the end of the turn, of the value, or the call instead.
+ */
+static bool added_allowed(const struct constraint *f, int32_t id)
+{
+	if (f->state == VALUE)
+		return id == f->end_value && grammar_run_may_end(f->run);
+	return (tokenizer_is_stop(f->tokenizer, id) && grammar_run_may_end(f->run)) ||
+		   (id == f->call && f->empty && call_may_open(f));
+}
+
+static bool token_allowed(const struct constraint *f, int32_t id, struct state_facts k)
+{
+	const struct tokenizer *t = f->tokenizer;
+	struct text_span s = tokenizer_token(t, id);
+	bool added = tokenizer_is_added(t, id);
+	switch (f->state) {
+	case FREE:
+		return !is_call_tag(f, id);
+	case THINK:
+		return !tokenizer_is_stop(t, id) && !is_call_tag(f, id);
+	case OPEN:
+		return id == f->call;
+	case NAME:
+		if (added)
+			return k.name_done && ((id == f->key && k.keys) || (id == f->end_call && k.end));
+		return s.len && begins_name(f, s.data, s.len);
+	case KEY:
+		if (!f->properties)
+			return added ? id == f->end_key && !f->empty : s.len > 0;
+		return added ? id == f->end_key && k.name_done : s.len && begins_name(f, s.data, s.len);
+	case AFTER_KEY:
+		return id == f->value;
+	case VALUE:
+		return !added || id == f->end_value;
+	case AFTER_VALUE:
+		return (id == f->key && (!f->properties || f->n_names)) ||
+			   (id == f->end_call && all_required(f));
+	default:
+		return true;
+	}
+}
+
+/* The text that comes now follows a schema. */
+static bool in_grammar(const struct constraint *f)
+{
+	return f->run && (f->state == ANSWER || f->state == VALUE);
+}
+
+bool constraint_allows(struct constraint *f, int32_t id)
+{
+	if (!f->tokenizer)
+		return true;
+	if (!in_grammar(f))
+		return token_allowed(f, id, facts_of(f));
+	if (tokenizer_is_added(f->tokenizer, id))
+		return added_allowed(f, id);
+	struct text_span s = tokenizer_token(f->tokenizer, id);
+	return s.len && grammar_run_allows(f->run, s.data, s.len);
+}
+
+static void mask_by_grammar(struct constraint *f, float *logits, int32_t n_valid)
+{
+	const uint64_t *mask = grammar_run_mask(f->run);
+	for (int32_t from = 0; from < n_valid; from += 64) {
+		uint64_t bits = mask[from / 64];
+		for (int32_t id = from; bits != UINT64_MAX && id < from + 64 && id < n_valid; id++)
+			if (!(bits >> (id - from) & 1) &&
+				!(tokenizer_is_added(f->tokenizer, id) && added_allowed(f, id)))
+				logits[id] = -INFINITY;
+	}
+}
+
+void constraint_mask(struct constraint *f, float *logits, int32_t n_valid)
+{
+	if (!f->tokenizer)
+		return;
+	if (in_grammar(f)) {
+		mask_by_grammar(f, logits, n_valid);
+		return;
+	}
+	struct state_facts k = facts_of(f);
+	for (int32_t id = 0; id < n_valid; id++)
+		if (!token_allowed(f, id, k))
+			logits[id] = -INFINITY;
+}
+
+bool constraint_complete(const struct constraint *f)
+{
+	return f->state == ANSWER && grammar_run_must_end(f->run);
+}
+
+/* ---- what came ---- */
+
+/* The tool is known: from now on the names are its keys. */
+static void call_choose(struct constraint *f)
+{
+	const json_t *tool = find_tool(f, buf_str(&f->so_far));
+	const json_t *p = json_object_get(tool, "parameters");
+	f->tool = json_string_value(json_object_get(tool, "name"));
+	f->properties = json_object_get(p, "properties");
+	f->required = json_object_get(p, "required");
+	if (!json_is_object(f->properties) || !json_object_size(f->properties) ||
+		json_object_size(f->properties) > KEYS_MAX)
+		f->properties = f->required = NULL;
+	const char **keys = NEW_ARRAY(const char *, json_object_size(f->properties) + 1);
+	size_t n = 0;
+	const char *key;
+	json_t *v;
+	json_object_foreach((json_t *)f->properties, key, v)
+	{
+		if (*key)
+			keys[n++] = key;
+	}
+	set_names(f, keys, n);
+}
+
+static void run_end(struct constraint *f)
+{
+	grammar_run_free(f->run);
+	f->run = NULL;
+}
+
+/* The key is complete: its value follows a schema if the tool is strict. */
+static void argument_choose(struct constraint *f)
+{
+	for (size_t i = 0; i < f->options.n_strict; i++) {
+		const struct constraint_argument *a = &f->options.strict[i];
+		if (f->tool && !strcmp(f->tool, a->tool) && !strcmp(a->key, buf_str(&f->so_far)))
+			f->run = grammar_run_new(schema_grammar(a->schema), f->options.tokens);
+	}
+}
+
+static void use_key(struct constraint *f)
+{
+	for (size_t i = 0; i < f->n_names; i++)
+		if (!strcmp(f->names[i], buf_str(&f->so_far))) {
+			f->names[i] = f->names[--f->n_names];
+			break;
+		}
+	buf_clear(&f->so_far);
+}
+
+void constraint_token(struct constraint *f, int32_t id)
+{
+	if (!f->tokenizer)
+		return;
+	struct text_span s = tokenizer_token(f->tokenizer, id);
+	if (id == f->end_think)
+		f->reasoning = false;
+	switch (f->state) {
+	case ANSWER:
+		if (id == f->call) {
+			run_end(f);
+			names_begin(f);
+			f->state = NAME;
+			break;
+		}
+		if (!tokenizer_is_added(f->tokenizer, id))
+			grammar_run_push(f->run, s.data, s.len);
+		f->empty = false;
+		break;
+	case FREE:
+		if (id == f->call && f->choice != TOOL_CHOICE_NONE && !f->reasoning) {
+			names_begin(f);
+			f->state = NAME;
+		}
+		break;
+	case THINK:
+		if (id != f->end_think)
+			break;
+		f->state = f->behind_think;
+		f->empty = true;
+		if (f->state == ANSWER)
+			f->run = grammar_run_new(schema_grammar(f->options.answer), f->options.tokens);
+		break;
+	case OPEN:
+		names_begin(f);
+		f->state = NAME;
+		break;
+	case NAME:
+	case KEY:
+		if (id == f->end_call) {
+			f->state = FREE;
+		} else if (id == f->key) {
+			call_choose(f);
+			f->state = KEY;
+			f->empty = true;
+		} else if (id == f->end_key) {
+			argument_choose(f);
+			use_key(f);
+			f->state = AFTER_KEY;
+		} else {
+			buf_append(&f->so_far, s.data, s.len);
+			f->empty = false;
+		}
+		break;
+	case AFTER_KEY:
+		f->state = VALUE;
+		break;
+	case VALUE:
+		if (f->run && id != f->end_value)
+			grammar_run_push(f->run, s.data, s.len);
+		if (id == f->end_value) {
+			run_end(f);
+			f->state = AFTER_VALUE;
+		}
+		break;
+	case AFTER_VALUE:
+		f->state = id == f->key ? KEY : FREE;
+		f->empty = true;
+		buf_clear(&f->so_far);
+		break;
+	default:
+		break;
+	}
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Which tokens may come next in an answer of a chat.
+ *
+ * Calls: their tags come in calls only, so that no text holds one. Without tools, or with
+ * tool_choice none, no call opens: the model answers in text. A call that opens names one of the
+ * tools and goes on as a required one does. Required means: once the reasoning ends, the call
+ * opens; its name is one of the tools' names; its keys are those of the tool's schema, each once,
+ * the required ones all; only then may it close. The values of strict arguments follow their
+ * schemas; what stands in others is up to the model.
+ *
+ * Answers with a schema: the reasoning is free, then the text follows the schema, unless the model
+ * opens a call instead. The turn can end when the text is complete.
+ *
+ * The turn cannot end before a required call or an answer with a schema is complete; only a limit
+ * of tokens can cut it.
+ *
+ * Use: constraint_init; for each token draw one, and if it is not allowed mask the logits and draw
+ * again; constraint_token with the token that came. A walk through a schema costs microseconds for
+ * a token that is allowed, and about a millisecond for the first mask of a state.
+ */
+#ifndef GLM_SERVE_CONSTRAINT_H
+#define GLM_SERVE_CONSTRAINT_H
+
+#include "src/base/buf.h"
+#include "src/text/schema/grammar_run.h"
+#include "src/text/schema/schema.h"
+#include "src/text/tokenizer.h"
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum tool_choice { TOOL_CHOICE_AUTO, TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED };
+
+/* The value of an argument of a strict tool. Owned strings, a held schema. */
+struct constraint_argument {
+	char *tool, *key;
+	struct schema *schema; /* of SCHEMA_ARGUMENT */
+};
+
+/* Zero-initialise. */
+struct constraint_options {
+	bool in_reasoning; /* the answer begins inside the reasoning */
+	enum tool_choice choice;
+	const json_t *tools;             /* borrowed; NULL: none */
+	const char *choice_name;         /* borrowed; TOOL_CHOICE_REQUIRED: this tool; NULL: any */
+	struct schema *answer;           /* borrowed; NULL: any text */
+	const struct token_trie *tokens; /* borrowed; needed with schemas */
+	const struct constraint_argument *strict; /* [n_strict] borrowed */
+	size_t n_strict;
+};
+
+/* All fields private. */
+struct constraint {
+	struct constraint_options options;
+	enum tool_choice choice;
+	int state, behind_think;
+	const struct tokenizer *tokenizer;
+	const json_t *tools;
+	const char *name; /* the tool that is to be called; NULL: any */
+	const char *tool; /* the tool that is being called */
+	bool reasoning;
+	int32_t end_think, call, end_call, key, end_key, value, end_value;
+	const char *
+		*names; /* [n_names] what may be written now: tools or keys of the one that was chosen */
+	size_t n_names;
+	const json_t *properties, *required; /* of the chosen tool; NULL: any keys */
+	struct buf so_far;                   /* of a name or key */
+	bool empty;                          /* nothing of a free key or of the answer is written yet */
+	struct grammar_run *run;             /* of the answer or a value; NULL: no schema now */
+};
+
+/* A zeroed machine binds nothing. */
+void constraint_init(
+	struct constraint *f, const struct tokenizer *t, const struct constraint_options *o);
+void constraint_fini(struct constraint *f);
+
+bool constraint_allows(struct constraint *f, int32_t id); /* may this token come next? */
+/* -infinity for what must not come */
+void constraint_mask(struct constraint *f, float *logits, int32_t n_valid);
+void constraint_token(struct constraint *f, int32_t id); /* the token that came */
+/* The answer is a whole value and nothing may follow. */
+bool constraint_complete(const struct constraint *f);
+
+#endif
