@@ -32,7 +32,8 @@ enum arg_kind {
 	ARG_CHOICE,  /* i32: one of .words */
 };
 
-/* A word with a meaning: the values of ARG_CHOICE; for numbers a word taken besides them ("auto").
+/* A word with a meaning: the values of ARG_CHOICE; for numbers a word taken besides them ("auto");
+ * for ARG_STRING words that a shell offers, without a meaning to the parser.
  * Ends with word NULL. */
 struct arg_word {
 	const char *word;

@@ -15,7 +15,7 @@
 #include <setjmp.h>
 #include <cmocka.h>
 
-static void put(const char *path, const void *data, size_t n)
+static void file_put(const char *path, const void *data, size_t n)
 {
 	FILE *f = fopen(path, "w");
 	assert_non_null(f);
@@ -58,24 +58,24 @@ static void test_kinds(void **state)
 	for (size_t i = 0; i < N_OWN; i++)
 		for (size_t k = 0; k < N_OWN; k++) {
 			e = (struct err){0};
-			put(path, own[i].head, own[i].n);
+			file_put(path, own[i].head, own[i].n);
 			assert_int_equal(
 				out_file_may_replace(path, own[k].kind, false, &e), i == k ? 0 : ERR_INPUT);
 			assert_true(i == k || (strstr(e.text, own[k].kind->name) && strstr(e.hint, "--force")));
 			assert_int_equal(out_file_may_replace(path, own[k].kind, true, &e), 0);
 		}
 	for (size_t k = 0; k < N_OWN; k++) {
-		put(path, "my notes", 8);
+		file_put(path, "my notes", 8);
 		assert_int_equal(out_file_may_replace(path, own[k].kind, false, &e), ERR_INPUT);
-		put(path, own[k].head, 3); /* shorter than a mark */
+		file_put(path, own[k].head, 3); /* shorter than a mark */
 		assert_int_equal(out_file_may_replace(path, own[k].kind, false, &e), ERR_INPUT);
-		put(path, "", 0);
+		file_put(path, "", 0);
 		assert_int_equal(out_file_may_replace(path, own[k].kind, false, &e), 0);
 	}
 	/* a model of another program, and a mark beyond the head */
 	static char far[OUT_KIND_HEAD + 64] = "GGUF";
 	memcpy(far + OUT_KIND_HEAD, OUT_MODEL_KEY, sizeof OUT_MODEL_KEY);
-	put(path, far, sizeof far);
+	file_put(path, far, sizeof far);
 	assert_int_equal(out_file_may_replace(path, &out_unfinished_model, false, &e), ERR_INPUT);
 	/* without a mark nothing is known */
 	assert_int_equal(out_file_may_replace(path, &out_data, false, &e), ERR_INPUT);
@@ -92,7 +92,7 @@ static void test_open_and_commit(void **state)
 	const char *path = temp_dir_path("out");
 	struct out_file o;
 	struct err e = {0};
-	put(path, "my notes", 8);
+	file_put(path, "my notes", 8);
 	assert_int_equal(out_file_open(&o, path, &out_plot, false, &e), ERR_INPUT);
 	assert_int_equal(out_file_open_private(&o, path, &out_session, false, &e), ERR_INPUT);
 	assert_holds(path, "my notes");
@@ -110,7 +110,7 @@ static void test_open_and_commit(void **state)
 	unlink(path);
 	assert_int_equal(out_file_open(&o, path, &out_data, false, &e), 0);
 	fputs("new", o.f);
-	put(path, "my notes", 8);
+	file_put(path, "my notes", 8);
 	assert_int_equal(out_file_commit(&o, &e), ERR_INPUT);
 	assert_holds(path, "my notes");
 }
@@ -121,7 +121,7 @@ static void test_failed_write(void **state)
 	const char *path = temp_dir_path("full");
 	struct out_file o;
 	struct err e = {0};
-	put(path, "GLMSESS", 7);
+	file_put(path, "GLMSESS", 7);
 	assert_int_equal(out_file_open(&o, path, &out_session, false, &e), 0);
 	int full = open("/dev/full", O_WRONLY);
 	if (full < 0)

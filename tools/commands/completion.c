@@ -7,15 +7,15 @@
 #include <string.h>
 
 /* What a value is, as far as a shell can help with it. */
-enum value_kind { VALUE_NONE, VALUE_TEXT, VALUE_FILE, VALUE_FOLDER, VALUE_WORDS };
+enum value_kind { VALUE_NONE, VALUE_TEXT, VALUE_FILE, VALUE_FOLDER, VALUE_WORDS, VALUE_RULES };
 
 static enum value_kind value_kind(const struct arg *a)
 {
 	const char *v = a->value ? a->value : "";
 	if (a->kind == ARG_FLAG)
 		return VALUE_NONE;
-	if (a->words)
-		return VALUE_WORDS;
+	if (a->words) /* behind the = of PATTERN=TYPE, or alone */
+		return strchr(v, '=') ? VALUE_RULES : VALUE_WORDS;
 	if (strstr(v, "DIR"))
 		return VALUE_FOLDER;
 	if (a->kind == ARG_STRING &&
@@ -79,7 +79,9 @@ static void bash_values(void *user, const char *name, const struct command *c, c
 				printf(":--%s", o->name);
 			}
 			fputs(") echo '", stdout);
-			if (kind == VALUE_WORDS)
+			if (kind == VALUE_RULES)
+				fputs("@rules ", stdout);
+			if (kind == VALUE_WORDS || kind == VALUE_RULES)
 				put_words(o->words);
 			else
 				fputs(kind == VALUE_FILE     ? "@file"
@@ -139,7 +141,12 @@ int completion_print_bash(struct err *e)
 		"\tlocal word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} command=run "
 		"from=1 n=1 i values\n"
 		"\tCOMPREPLY=()\n"
-		"\t# the word breaks at =: --policy=l is three words\n"
+		"\t# the word breaks at =: --policy=l is three words, --types A=Q4_K,B=Q five\n"
+		"\tfor ((i = COMP_CWORD; i > 0; i--)); do\n"
+		"\t\t[[ ${COMP_WORDS[i]} != -* ]] || break\n\tdone\n"
+		"\tlocal rules=${COMP_WORDS[i]} last=$word in_rules=\n"
+		"\tif [[ $i == $((COMP_CWORD - 1)) || $before == = || $word == = ]]; then\n"
+		"\t\tin_rules=1\n\tfi\n"
 		"\tif [[ $word == = ]]; then\n\t\tword=\n"
 		"\telif [[ $before == = ]]; then\n\t\tbefore=${COMP_WORDS[COMP_CWORD - 2]}\n\tfi\n"
 		"\tif [[ $COMP_CWORD -gt 1 && ${COMP_WORDS[1]} != -* ]]; then\n"
@@ -165,6 +172,15 @@ int completion_print_bash(struct err *e)
 		"\t\t[[ -n $values ]] || values=@file\n"
 		"\t\tif [[ $COMP_CWORD == 1 ]]; then\n\t\t\tvalues=$_glmstream_commands\n\t\tfi\n"
 		"\tfi\n"
+		"\tlocal of\n\tof=$(_glmstream_values \"$command\" \"$rules\")\n"
+		"\tcase $in_rules$of in\n"
+		"\t'1@rules '*)\n"
+		"\t\tif [[ $last == = || ${COMP_WORDS[COMP_CWORD - 1]} == = || $word == *=* ]]; then\n"
+		"\t\t\tlocal head=\n"
+		"\t\t\t[[ $word != *=* ]] || head=${word%=*}=\n"
+		"\t\t\tmapfile -t COMPREPLY < <(compgen -P \"$head\" -W \"${of#@rules }\" -- "
+		"\"${word##*=}\")\n"
+		"\t\tfi\n\t\treturn\n\t\t;;\n\tesac\n"
 		"\tcase $values in\n"
 		"\t'') mapfile -t COMPREPLY < <(compgen -W \"$(_glmstream_options \"$command\")\" -- "
 		"\"$word\") ;;\n"
@@ -207,7 +223,7 @@ static void zsh_value(const struct arg *a)
 		putchar('(');
 		put_words(a->words);
 		putchar(')');
-	} else if (kind != VALUE_TEXT) {
+	} else if (kind != VALUE_TEXT && kind != VALUE_RULES) {
 		fputs(kind == VALUE_FILE ? "_files" : "_files -/", stdout);
 	}
 }

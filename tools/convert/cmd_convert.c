@@ -271,14 +271,17 @@ static int convert(struct convert_work *w, struct err *e)
 
 static int parse_convert_options(int argc, char **argv, struct convert_options *o, struct err *e)
 {
+	struct convert_type_words types;
 	const struct arg options[] = {
 		{"output", 'o', ARG_STRING, .string = &o->out, .value = "OUT.gguf",
 			.help = "file to write; with --split-gb OUT-00001-of-0000N.gguf"},
-		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .value = "NAME", .required = true,
+		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .value = "NAME",
+			.words = convert_recipe_words(), .required = true,
 			.help = "f32, bf16: every matrix in that type; q8, q4, q2, iq2: experts as Q8_0, Q4_K, "
 					"Q2_K, IQ2_XXS and other matrices as Q8_0; q2-s, iq2-s: the same experts, and "
 					"other matrices as Q4_K, for cards of 16 and 24 GB"},
 		{"types", 0, ARG_STRING, .string = &o->types_text, .value = "PATTERN=TYPE,...",
+			.words = convert_type_words(&types, quantize_supported),
 			.help = "exceptions to the recipe: tensors whose GGUF name matches the shell pattern "
 					"get that type; the first match counts"},
 		{"dry-run", 0, ARG_FLAG, .flag = &o->dry_run,

@@ -49,6 +49,25 @@ int convert_recipe_parse(struct convert_recipe *out, const char *name, struct er
 	return err_set(e, ERR_USAGE, "--recipe: \"%.60s\" found, " CONVERT_RECIPES " expected", name);
 }
 
+const struct arg_word *convert_recipe_words(void)
+{
+	static struct arg_word words[ARRAY_LEN(recipes) + 1];
+	for (size_t i = 0; i < ARRAY_LEN(recipes); i++)
+		words[i].word = recipes[i].name;
+	return words;
+}
+
+const struct arg_word *convert_type_words(
+	struct convert_type_words *w, bool (*can)(enum dtype type))
+{
+	size_t n = 0;
+	*w = (struct convert_type_words){0};
+	for (uint32_t i = 0; i < DTYPE_LIMIT; i++)
+		if (dtype_info(i) && can((enum dtype)i))
+			w->word[n++].word = dtype_name(i);
+	return w->word;
+}
+
 struct plan_builder {
 	struct convert_plan *plan;
 	const struct convert_config *cfg;

@@ -10,6 +10,7 @@
 #ifndef GLM_TOOLS_CONVERT_MAP_H
 #define GLM_TOOLS_CONVERT_MAP_H
 
+#include "src/base/args.h"
 #include "src/base/buf.h"
 #include "src/base/err.h"
 #include "src/format/safetensors.h"
@@ -59,6 +60,14 @@ struct convert_recipe {
 #define CONVERT_RECIPES "f32, bf16, q8, q4, q2, iq2, q2-s or iq2-s"
 /* One of CONVERT_RECIPES; ERR_USAGE for other names. */
 int convert_recipe_parse(struct convert_recipe *out, const char *name, struct err *e);
+
+/* The names of the recipes, and of the types that `can` takes, for struct arg. */
+const struct arg_word *convert_recipe_words(void);
+struct convert_type_words {
+	struct arg_word word[DTYPE_LIMIT + 1];
+};
+const struct arg_word *convert_type_words(
+	struct convert_type_words *w, bool (*can)(enum dtype type));
 
 /* "PATTERN=TYPE,PATTERN=TYPE,...": ERR_USAGE names what is wrong: no '=', an unknown type, or one
  * that `can` refuses. */

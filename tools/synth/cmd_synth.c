@@ -272,6 +272,7 @@ out:
 static int parse_synth_options(int argc, char **argv, struct synth_work *w, struct err *e)
 {
 	struct synth_options *o = &w->opt;
+	struct convert_type_words types;
 	const struct arg options[] = {
 		{"output", 'o', ARG_STRING, .string = &o->out, .value = "OUT.gguf",
 			.help = "file to write"},
@@ -279,10 +280,13 @@ static int parse_synth_options(int argc, char **argv, struct synth_work *w, stru
 			.help = "the released model, or the shape that a config.json describes",
 			.fallback = "glm-5.2"},
 		{"recipe", 0, ARG_STRING, .string = &o->recipe_name, .value = "NAME",
+			.words = convert_recipe_words(),
 			.help = "types as in glmstream convert: " CONVERT_RECIPES, .fallback = "q2"},
 		{"experts", 0, ARG_STRING, .string = &o->experts, .value = "TYPE",
+			.words = convert_type_words(&types, synth_fill_supported),
 			.help = "type of the routed experts instead of the recipe's (Q2_K, IQ3_XXS, ...)"},
 		{"types", 0, ARG_STRING, .string = &o->types_text, .value = "PATTERN=TYPE,...",
+			.words = convert_type_words(&types, synth_fill_supported),
 			.help = "exceptions, as in glmstream convert"},
 		{"layers", 0, ARG_UINT, .u32 = &o->layers, .min = 1, .max = CONVERT_MAX_LAYERS,
 			.value = "N", .help = "only the first N layers (and the MTP layer)"},
