@@ -26,9 +26,10 @@ static const struct card cards[] = {
 
 #define H200_COPY_PART 0.883 /* 4,237 of 4,800 GB/s */
 #define H200_TFLOPS    989
-#define OTHER_MS       0.3  /* the end of a token: what is no product */
-#define PROMPT_ROW_MS  0.55 /* 8,192 rows in one step: 8.4 s, of which 3.4 on the link */
-#define PROMPT_STEP_MS 800  /* 512 rows: 4.2 s, of which 3.1 on the link */
+#define GLM52_MACS     39.3e9 /* multiply-adds of a prompt's row */
+#define OTHER_MS       0.3    /* the end of a token: what is no product */
+#define PROMPT_ROW_MS  0.55   /* 8,192 rows in one step: 8.4 s, of which 3.4 on the link */
+#define PROMPT_STEP_MS 800    /* 512 rows: 4.2 s, of which 3.1 on the link */
 
 const struct card *card_at(int i)
 {
@@ -104,12 +105,11 @@ double card_token_ms(const struct card *k, const struct gguf *file, const struct
 	return OTHER_MS + copies / (k->memory_gb_s * 1e9 * H200_COPY_PART) * 1e3;
 }
 
-double card_prompt_row_ms(const struct card *k)
+double card_prompt_ms(
+	const struct card *k, const struct gguf *file, const struct model_config *c, uint32_t rows)
 {
-	return PROMPT_ROW_MS * H200_TFLOPS / k->matrix_tflops;
-}
-
-double card_prompt_step_ms(void)
-{
-	return PROMPT_STEP_MS;
+	struct model_sizes sizes;
+	model_sizes_count(file, c, &sizes);
+	const double part = (double)sizes.macs_per_token / GLM52_MACS;
+	return part * (PROMPT_STEP_MS + PROMPT_ROW_MS * rows * H200_TFLOPS / k->matrix_tflops);
 }

@@ -31,9 +31,9 @@ uint64_t card_free_bytes(double sold_gb);
  * (tests/bench/RESULTS.md, Operations). */
 double card_token_ms(const struct card *k, const struct gguf *file, const struct model_config *c);
 
-/* The same for a row of a prompt, and for a step of any length; measured on an H200, scaled by
- * matrix_tflops. */
-double card_prompt_row_ms(const struct card *k);
-double card_prompt_step_ms(void);
+/* Milliseconds that computing adds to the transfers of a prompt step of so many rows; measured with
+ * GLM-5.2 on an H200, scaled by matrix_tflops and by the products of the model. */
+double card_prompt_ms(
+	const struct card *k, const struct gguf *file, const struct model_config *c, uint32_t rows);
 
 #endif

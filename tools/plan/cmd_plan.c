@@ -127,8 +127,8 @@ static void print_plan_text(const struct plan_options *o, const struct machine *
 {
 	const struct plan *plan = &p->plan;
 	const struct loader_plan *t = &plan->tiers;
-	printf("GLM-5.2, %s%s, on %s: %.1f GB free of its memory, %.0f GB/s; link %.3g GB/s\n",
-		o->model ? "" : "recipe ", o->model ? o->model : o->recipe, card,
+	printf("%s%s on %s: %.1f GB free of its memory, %.0f GB/s; link %.3g GB/s\n",
+		o->model ? "" : "GLM-5.2, recipe ", o->model ? o->model : o->recipe, card,
 		gb((double)m->is.card_bytes), m->card.memory_gb_s, m->card.link_gb_s);
 	printf("host memory %.1f GB free, drive %.3g GB/s%s\n\n", gb((double)m->is.host_bytes),
 		m->drive_gb_s,
@@ -157,13 +157,14 @@ static void print_plan_text(const struct plan_options *o, const struct machine *
 		"card, %.1f %% in RAM\n",
 		p->steady.ms, p->compute_ms, p->steady.drive_ms, p->steady.link_ms, 100 * p->steady.hits[0],
 		100 * p->steady.hits[1]);
-	printf("  prompt     %.0f tok/s: %u tokens in %.0f s, longer ones in steps of as many\n",
+	printf("  prompt     %.0f tok/s with a cold cache: %u tokens in %.0f s, longer ones in such "
+		   "steps\n",
 		p->prompt_tok_s, plan->chunk, p->prompt_seconds);
 	print_command(o, p);
-	printf("\nModelled from the routing of a synthetic trace, not measured. For nine runs on an "
-		   "H200 the "
-		   "model says\n12 %% less to 17 %% more tok/s than were measured "
-		   "(tests/bench/RESULTS.md).\n");
+	printf(
+		"\nModelled from the routing of %s, not measured.\nFor nine runs on an H200 the model says "
+		"12 %% less to 17 %% more tok/s than were measured\n(tests/bench/RESULTS.md).\n",
+		o->trace ? o->trace : "a synthetic trace");
 }
 
 static void print_plan_json(const struct plan_options *o, const struct machine *m, const char *card,
@@ -224,7 +225,7 @@ static int table_cell(const struct model_headers *model, const struct forecast *
 			.cores = 1,
 			.tier_bytes = {ENGINE_CACHE_AUTO, ENGINE_CACHE_AUTO}};
 		int rc = machine_plan_memory(model, &m, row->context, &p, e);
-		if (rc || (rc = machine_plan_speed(model, &m, f, &p, e)))
+		if (rc || (rc = machine_plan_speed(model, &m, f, false, &p, e)))
 			return rc;
 		tok_s[i] = p.steady.tok_s;
 	}
@@ -300,8 +301,12 @@ static int make_one(const struct plan_options *o, const char *trace, struct err 
 				  : model_headers_make(&model, o->recipe, e);
 	if (rc || (rc = resolve_drive(o, &model, &m, e)) ||
 		(rc = machine_plan_memory(&model, &m, o->context, &p, e)) ||
-		(rc = machine_plan_forecast(&model, trace, &f, e)) ||
-		(rc = machine_plan_speed(&model, &m, &f, &p, e)))
+		(rc = machine_plan_forecast(&model, trace, &f, e))) {
+		if (o->model && !o->trace && rc == ERR_INPUT)
+			err_hint(e, "--trace FILE: a run of this model with --trace FILE writes one");
+		goto out;
+	}
+	if ((rc = machine_plan_speed(&model, &m, &f, true, &p, e)))
 		goto out;
 	if (o->json)
 		print_plan_json(o, &m, card, &p);

@@ -59,13 +59,12 @@ static void plan_prompt(
 	const double bytes = (double)plan_expert_bytes(&model->weights, model->config.n_layers);
 	const double rate = MIN(m->drive_gb_s, m->card.link_gb_s) * 1e9;
 	out->prompt_seconds =
-		bytes / rate +
-		1e-3 * (card_prompt_step_ms() + card_prompt_row_ms(&m->card) * (double)p->chunk);
+		bytes / rate + 1e-3 * card_prompt_ms(&m->card, model->file, &model->config, p->chunk);
 	out->prompt_tok_s = p->chunk / out->prompt_seconds;
 }
 
 int machine_plan_speed(const struct model_headers *model, const struct machine *m,
-	const struct forecast *f, struct machine_plan *out, struct err *e)
+	const struct forecast *f, bool with_cold, struct machine_plan *out, struct err *e)
 {
 	const struct plan *p = &out->plan;
 	out->compute_ms = card_token_ms(&m->card, model->file, &model->config);
@@ -79,7 +78,7 @@ int machine_plan_speed(const struct model_headers *model, const struct machine *
 	out->steady.skip = MIN((uint64_t)STEADY_SKIP, f->trace.n_tokens / 3 * 2);
 	out->cold.window = MACHINE_PLAN_COLD;
 	int rc = forecast_run(f, &rates, &out->steady, e);
-	if (!rc)
+	if (!rc && with_cold)
 		rc = forecast_run(f, &rates, &out->cold, e);
 	plan_prompt(model, m, out);
 	const struct gguf_tensor *x = model->weights.experts[model->config.n_dense].gate;

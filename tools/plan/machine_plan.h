@@ -40,9 +40,9 @@ uint64_t machine_host_bytes(double sold_gb);
 int machine_plan_memory(const struct model_headers *model, const struct machine *m,
 	uint32_t context, struct machine_plan *out, struct err *e);
 
-/* The rest, after machine_plan_memory. `f`: opened for the model. */
+/* The rest, after machine_plan_memory. `f`: opened for the model; with_cold: `cold` too. */
 int machine_plan_speed(const struct model_headers *model, const struct machine *m,
-	const struct forecast *f, struct machine_plan *out, struct err *e);
+	const struct forecast *f, bool with_cold, struct machine_plan *out, struct err *e);
 
 /* Of a model for machine_plan_speed; trace: a path. */
 int machine_plan_forecast(

@@ -66,8 +66,8 @@ static int find_budgets(struct inspect_forecast *f, struct err *e)
 	for (int i = 0; i < n && !rc; i++) {
 		if (budgets[i] < plan->floor_bytes)
 			rc = err_set(e, ERR_MEMORY,
-				"a cache of %.4f GB is less than one token's working set, the smallest that works "
-				"is %.4f GB",
+				"a cache of %.4f GB is too small for two layers' experts and a quarter of a "
+				"token's: the smallest that works is %.4f GB",
 				(double)budgets[i] / 1e9, (double)plan->floor_bytes / 1e9);
 		f->points[f->n_points++] =
 			(struct forecast_point){.cache_bytes = MIN(budgets[i], plan->everything_bytes),

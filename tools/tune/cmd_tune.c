@@ -464,8 +464,8 @@ static int find_most(struct tune *t, const struct loader_plan *plan, struct err 
 	t->most = given && given != ENGINE_CACHE_AUTO ? given : t->facts.left_bytes / 10 * 9;
 	if (t->most < plan->floor_bytes)
 		return err_set(e, ERR_MEMORY,
-			"%s %.4f GB for experts, and one token's working set needs %.4f GB: this machine "
-			"cannot run the model",
+			"%s %.4f GB for experts, and at least %.4f GB are needed: this machine cannot run the "
+			"model",
 			given && given != ENGINE_CACHE_AUTO ? "--cache-gb gives" : "memory leaves", gb(t->most),
 			gb(plan->floor_bytes));
 	return 0;

@@ -7,6 +7,9 @@
 # shellcheck source=tests/e2e/lib/lib.sh
 . "$(dirname "$0")/../lib/lib.sh"
 
+need_pocket
+export RUN_LIMIT=600
+
 value() { # key, least, most: of the JSON object in $work/out
 	python3 - "$work/out" "$@" <<'END'
 import json, sys
@@ -36,6 +39,19 @@ says 'GB for experts: [0-9]+ of 19456 fit'
 says 'glmstream convert GLM-5.2-FP8/ -o glm52-iq2-s.gguf --recipe iq2-s'
 says 'glmstream -m glm52-iq2-s.gguf --cache-gb auto --ram-gb auto -c 32768'
 says 'not measured'
+
+# a file in place of a recipe, with a trace of its own
+head -n 4 tests/data/pocket_ids.txt >"$work/ids"
+run dump-logits -q -m "$POCKET" --ids "$work/ids" --chunk 1 --trace "$work/trace" -o "$work/x.f32"
+exits 0
+run plan -m "$POCKET" --vram-gb 24 --ram-gb 64 -c 1024 --trace "$work/trace"
+exits 0
+says '224 of 224 fit'
+run plan -m "$POCKET" --vram-gb 24 --ram-gb 64 -c 1024 --trace "$work/trace" --measure --json
+exits 0
+check "the drive was measured" value disk_gb_s 0.001 1000
+run plan -m "$POCKET" --vram-gb 24 --ram-gb 64 -c 1024
+error_is_one_sentence 3 'another model'
 
 # refusals
 run plan --vram-gb 24 --ram-gb 64 --recipe iq2

@@ -74,7 +74,7 @@ check "a trace of our own making is temporary" [ -z "$(find "$work" -name 'glmst
 check "two settings are measured" [ "$(grep -c 'tok/s (modelled ' "$work/out")" = 2 ]
 
 run tune -m "$POCKET" --cache-gb 0.001
-error_is_one_sentence 4 "working set"
+error_is_one_sentence 4 "cannot run the model"
 run tune -m "$POCKET" --cache-gb 0
 error_is_one_sentence 2 cache-gb
 run tune -m "$POCKET" -f "$work/none"

@@ -192,7 +192,7 @@ def bench():
     check("ops are chosen by name", o["figures"] and all("expert_ffn" in f["name"] for f in o["figures"]), o)
     check("and held against a limit", all(near(f["share"], f["median"] / f["limit"]) for f in o["figures"]), o)
     run("bench", "ops", "--only", "no such op", *quick, status=2)
-    run("bench", status=2)
+    check("bench alone lists what there is", b"Usage: glmstream bench read|copy" in run("bench").stdout)
     run("bench", "nothing", status=2)
     rows = run("bench", "decode", *quick, "-p", "16", "-n", "4", "--csv").stdout.decode().splitlines()
     check("CSV has a head and two rows", len(rows) == 3 and rows[0].startswith("section,name,unit,median"), rows)
