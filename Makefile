@@ -85,7 +85,7 @@ WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpo
 WERR     := $(if $(filter 1,$(WERROR)),-Werror)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 C_ALL     = -std=gnu11 $(CFLAGS) -fno-math-errno -ffp-contract=off -fopenmp-simd $(SANFLAGS) \
-            $(WARN) $(WERR)
+            $(WARN) $(WERR) $(if $(PACKS),-ffile-prefix-map=$(CURDIR)=.)
 # sanitizer builds fill cache slots with poison before they are read into: a test that meets it has
 # read too early
 CPP_ALL   = -I. -I$(BUILD)/page $(DEFS) $(if $(SAN),-DLOADER_POISON) \
