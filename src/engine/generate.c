@@ -87,7 +87,7 @@ static int decode_tokens(struct session *s, const struct generate_options *o,
 		.cancel = o->watch.cancel, .on_device_busy = hash_now, .user = &last};
 	for (bool ends = !o->max_new; !ends;) {
 		const float *logits = last.logits = session_logits(s);
-		int32_t id = sampler_pick(sampler, logits, engine_n_valid(g), NULL);
+		int32_t id = sampler_draw(sampler, logits, engine_n_valid(g), o->filter);
 		ends = generate_ends(s, id, r->new_tokens, o->max_new, o->ignore_stop, &r->stop);
 		if (ends && r->stop == GENERATE_STOP_TOKEN) {
 			r->stop_token = id;
@@ -97,7 +97,12 @@ static int decode_tokens(struct session *s, const struct generate_options *o,
 				r->stop = GENERATE_CANCELLED;
 				watch.cancel = NULL; /* this token is still computed */
 				ends = true;
+			} else if (o->complete && o->complete(o->user)) {
+				r->stop = GENERATE_COMPLETE;
+				ends = true;
 			}
+			if (sampler_adjusts(sampler))
+				sampler_note(sampler, id, false);
 		}
 		int rc = extend_and_hash(s, id, &watch, e);
 		if (rc && rc != ERR_INTERRUPTED)
@@ -128,6 +133,8 @@ int generate(struct session *s, const int32_t *prompt, uint32_t n, const struct 
 		return rc;
 	struct sampler sampler;
 	sampler_init(&sampler, &o->sampler);
+	for (uint32_t i = 0; i < n && sampler_adjusts(&sampler); i++)
+		sampler_note(&sampler, prompt[i], true);
 	rc = decode_tokens(s, o, &sampler, r, e);
 	sampler_fini(&sampler);
 	r->decode_ns = clock_ns() - prefilled;

@@ -18,6 +18,7 @@ enum generate_stop {
 	GENERATE_STOP_TOKEN,   /* the model ended its turn */
 	GENERATE_LIMIT,        /* max_new reached */
 	GENERATE_CONTEXT_FULL, /* no room for another token */
+	GENERATE_COMPLETE,     /* options.complete said so */
 	GENERATE_CANCELLED,    /* watch.cancel was set, or on_token returned false */
 };
 
@@ -30,9 +31,11 @@ struct generate_options {
 	uint32_t max_new; /* most new tokens; UINT32_MAX: until the model stops; 0: compute the prompt
 						 only */
 	struct sampler_options sampler;
-	bool ignore_stop; /* go on past stop tokens (benchmarks) */
+	bool ignore_stop;                    /* go on past stop tokens (benchmarks) */
+	const struct sampler_filter *filter; /* which tokens may come; NULL: all */
 	/* Called with each new token before the next is computed; false ends the generation. */
 	bool (*on_token)(void *user, int32_t id);
+	bool (*complete)(void *user); /* behind on_token: nothing may follow; NULL: never */
 	void *user;
 	struct session_watch watch;
 };

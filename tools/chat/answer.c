@@ -4,7 +4,9 @@
 
 #include "src/base/log.h"
 #include "src/base/num.h"
+#include "src/text/json_text.h"
 #include "tools/chat/chat_file.h"
+#include "tools/options/text_input.h"
 #include "tools/output/interrupt.h"
 #include "tools/output/json_out.h"
 #include "tools/output/report.h"
@@ -16,6 +18,20 @@
 
 #define PROGRESS_TOKENS 256 /* shorter prompts need no progress line */
 
+/* Before a large model is opened for it. */
+static int read_schema(const char *path, struct schema **out, struct err *e)
+{
+	char *text = NULL;
+	size_t n;
+	int rc = text_input_read(path, &text, &n, e);
+	json_t *v = rc ? NULL : json_text_parse(text, n, true, e);
+	if (!rc && (!v || schema_compile(v, v, SCHEMA_JSON, out, e)))
+		rc = err_prefix(e, "%s", path);
+	json_decref(v);
+	free(text);
+	return rc;
+}
+
 int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
 {
 	int rc;
@@ -23,12 +39,15 @@ int answer_open(struct answer *a, struct run_opts *opts, struct err *e)
 	a->talk.raw = opts->raw;
 	conversation_set_think(&a->talk, opts->think);
 	chat_view_init(&a->view, !opts->common.quiet);
-	if ((rc = conversation_set_system(&a->talk, opts->system, e)) ||
+	if ((opts->json_schema && (rc = read_schema(opts->json_schema, &a->schema, e))) ||
+		(rc = conversation_set_system(&a->talk, opts->system, e)) ||
 		(rc = common_opts_open(&opts->common, &a->engine, e)) ||
 		(rc = session_new(a->engine, &a->session, e)) ||
 		(rc = prefix_opts_open(&opts->prefix, a->engine, &a->store, e)))
 		return rc;
 	run_opts_defaults(opts, engine_config(a->engine));
+	if (a->schema)
+		a->tokens = token_trie_new(engine_tokenizer(a->engine));
 	if (opts->session && (rc = chat_file_open(a, opts->session, e)))
 		return rc;
 	log_verbose("sampling temp %g, top-p %g, seed %llu", (double)opts->temp, (double)opts->top_p,
@@ -48,6 +67,8 @@ int answer_close(struct answer *a, int rc, struct err *e)
 	chat_view_fini(&a->view);
 	conversation_fini(&a->talk);
 	token_ids_free(&a->prompt);
+	schema_drop(a->schema);
+	token_trie_free(a->tokens);
 	prefix_store_close(a->store);
 	free(a->session_path);
 	session_free(a->session);
@@ -77,7 +98,23 @@ static bool on_token(void *user, int32_t id)
 {
 	struct run *r = user;
 	progress_end(&r->progress);
+	constraint_token(&r->a->constraint, id);
 	return chat_view_token(&r->a->view, id);
+}
+
+static bool is_complete(void *user)
+{
+	return constraint_complete(&((struct run *)user)->a->constraint);
+}
+
+static bool token_allowed(void *user, int32_t id)
+{
+	return constraint_allows(user, id);
+}
+
+static void mask_tokens(void *user, float *logits, int32_t n_valid)
+{
+	constraint_mask(user, logits, n_valid);
 }
 
 /* With --raw the answer becomes part of the one run of tokens, the stop token too: the next text
@@ -139,7 +176,11 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		return rc;
 	}
 	struct run run = {.a = a};
+	const struct sampler_filter filter = {
+		.user = &a->constraint, .allows = token_allowed, .mask = mask_tokens};
 	const struct generate_options options = {
+		.filter = a->schema ? &filter : NULL,
+		.complete = is_complete,
 		.max_new = o->max_new,
 		.sampler = run_opts_sampler(o, a->turns),
 		.on_token = on_token,
@@ -150,6 +191,12 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 		.io = engine_io_name(a->engine),
 		.seed = options.sampler.seed,
 		.max_new = o->max_new};
+	if (a->schema)
+		constraint_init(&a->constraint, t,
+			&(struct constraint_options){.in_reasoning = chat_starts_in_reasoning(&a->talk.chat),
+				.choice = TOOL_CHOICE_NONE,
+				.answer = a->schema,
+				.tokens = a->tokens});
 	struct engine_cache cache;
 	engine_cache_snapshot(a->engine, &cache, NULL);
 	stats.streaming = cache.streaming;
@@ -162,6 +209,7 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 	rc = generate(a->session, a->prompt.data, (uint32_t)a->prompt.n, &options, &stats.result, e);
 	progress_end(&run.progress);
 	bool cancelled = rc == ERR_INTERRUPTED || (!rc && stats.result.stop == GENERATE_CANCELLED);
+	constraint_fini(&a->constraint);
 	chat_view_end(&a->view, !rc && stats.result.stop == GENERATE_STOP_TOKEN);
 	if ((rc && rc != ERR_INTERRUPTED) || (cancelled && !stats.result.new_tokens)) {
 		conversation_undo(&a->talk);

@@ -5,6 +5,7 @@
 #define GLM_TOOLS_ANSWER_H
 
 #include "src/engine/prefix_store.h"
+#include "src/serve/constraint.h"
 #include "tools/chat/chat_view.h"
 #include "tools/chat/conversation.h"
 #include "tools/options/run_opts.h"
@@ -20,8 +21,11 @@ struct answer {
 	struct conversation talk;
 	struct chat_view view;
 	struct token_ids prompt;
-	uint64_t turns; /* answers begun; decides the random numbers of the next */
-	bool in_chat;   /* on a terminal: hints may name its commands */
+	struct schema *schema;        /* --json-schema; NULL: none */
+	struct token_trie *tokens;    /* with it */
+	struct constraint constraint; /* of the answer in hand */
+	uint64_t turns;               /* answers begun; decides the random numbers of the next */
+	bool in_chat;                 /* on a terminal: hints may name its commands */
 	bool has_stats;
 	struct stats stats; /* of the last answer */
 	uint64_t total_prompt, total_new,

@@ -44,6 +44,8 @@ static struct arg_group own_group(struct run_opts *o)
 			.help =
 				"go on with the chat in this file, and keep it there after answers and at the end",
 			.fallback = "none"},
+		{"json-schema", 0, ARG_STRING, .string = &o->json_schema, .value = "FILE",
+			.help = "every answer is JSON that is valid by the JSON schema in this file"},
 		{"json", 0, ARG_FLAG, .flag = &o->json, .help = "statistics as one JSON object on stderr"},
 	};
 	_Static_assert(sizeof list <= sizeof o->args, "args");
@@ -67,6 +69,13 @@ static struct arg_group sampling_group(struct run_opts *o)
 			.help = "sample from the K likeliest tokens; 0: from all", .fallback = "0"},
 		{"min-p", 0, ARG_FLOAT, .f32 = &o->min_p, .max = 1, .value = "P",
 			.help = "drop tokens less likely than P times the likeliest", .fallback = "0"},
+		{"repeat-penalty", 0, ARG_FLOAT, .f32 = &o->repeat_penalty, .max = 10, .above_min = true,
+			.value = "R", .help = "make tokens of the prompt and the answer less likely; 1: off",
+			.fallback = "1"},
+		{"presence-penalty", 0, ARG_FLOAT, .f32 = &o->presence_penalty, .max = 2, .value = "X",
+			.help = "take X off the logits of tokens that the answer has", .fallback = "0"},
+		{"frequency-penalty", 0, ARG_FLOAT, .f32 = &o->frequency_penalty, .max = 2, .value = "X",
+			.help = "take X off for each time that the answer has the token", .fallback = "0"},
 		{"seed", 0, ARG_UINT64, .u64 = &o->seed, .given = &o->seed_given, .value = "N",
 			.help = "start of the random numbers; same seed, same answer",
 			.fallback = "a new one each time"},
@@ -95,7 +104,7 @@ static int take_named(struct run_opts *o, const char *word, struct err *e)
 
 int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
 {
-	*o = (struct run_opts){.max_new = UINT32_MAX, .temp = 1, .top_p = 1};
+	*o = (struct run_opts){.max_new = UINT32_MAX, .temp = 1, .top_p = 1, .repeat_penalty = 1};
 	const struct arg_group groups[] = {own_group(o), sampling_group(o),
 		prefix_opts_group(&o->prefix), common_opts_group(&o->common)};
 	const char *named = NULL;
@@ -125,6 +134,8 @@ int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
 		return err_set(e, ERR_USAGE,
 			"--raw leaves no place for %s: there is no template to put it in",
 			o->system ? "--system" : "--think");
+	if (o->raw && o->json_schema)
+		return err_set(e, ERR_USAGE, "--raw and --json-schema exclude each other");
 	if (!o->seed_given && getrandom(&o->seed, sizeof o->seed, 0) != sizeof o->seed)
 		o->seed = clock_ns();
 	if (!o->seed_given)
@@ -147,6 +158,9 @@ struct sampler_options run_opts_sampler(const struct run_opts *o, uint64_t turn)
 		.top_p = o->top_p,
 		.min_p = MIN(o->min_p, 0.9999999f), /* 1 means: the likeliest only */
 		.top_k = o->top_k,
+		.repetition = o->repeat_penalty,
+		.presence = o->presence_penalty,
+		.frequency = o->frequency_penalty,
 		.seed = o->seed + turn,
 	};
 }

@@ -12,16 +12,17 @@ struct run_opts {
 	struct common_opts common;
 	struct prefix_opts prefix;
 	const char *prompt, *file, *system;
-	const char *session; /* file of the chat; NULL: none */
+	const char *session;     /* file of the chat; NULL: none */
+	const char *json_schema; /* file that answers follow; NULL: none */
 	bool raw, json;
 	int think; /* enum think_mode */
 	bool think_given;
 	uint32_t max_new; /* UINT32_MAX: until the model stops */
-	float temp, top_p, min_p;
+	float temp, top_p, min_p, repeat_penalty, presence_penalty, frequency_penalty;
 	int top_k;
 	uint64_t seed;
 	bool temp_given, top_p_given, seed_given;
-	struct arg args[8], sampling[8];
+	struct arg args[10], sampling[10];
 };
 
 /* Parses; returns 0, ARGS_HELP (done) or a code. Fills a seed when none was given. */

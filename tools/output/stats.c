@@ -9,6 +9,7 @@ static const char *const stop_names[] = {
 	[GENERATE_STOP_TOKEN] = "stop",
 	[GENERATE_LIMIT] = "limit",
 	[GENERATE_CONTEXT_FULL] = "context",
+	[GENERATE_COMPLETE] = "stop",
 	[GENERATE_CANCELLED] = "cancelled",
 };
 

@@ -2,7 +2,7 @@
 /*
  * A place is a state of the grammar with the stack of rules that are open. Stacks are linked lists
  * that share their lower parts; equal stacks are one node, so that a place is two numbers. A set of
- * places is sorted and found by its hash.
+ * positions is sorted and found by its hash.
  */
 #include "src/text/schema/grammar_run.h"
 
@@ -12,14 +12,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SETS_KEPT  4096  /* with more, all but the present one are forgotten after a token */
-#define SETS_MAX   20000 /* while one mask is made; further ones count as dead ends */
-#define PLACES_MAX 2048  /* of one set; further ones are dropped */
-#define MASKS_MAX  64
-#define UNKNOWN    (-1)
-#define DEAD       (-2)
+#define SETS_KEPT     4096  /* with more, all but the present one are forgotten after a token */
+#define SETS_MAX      20000 /* while one mask is made; further ones count as dead ends */
+#define POSITIONS_MAX 2048  /* of one set; further ones are dropped */
+#define MASKS_MAX     64
+#define UNKNOWN       (-1)
+#define DEAD          (-2)
 
-struct place {
+struct grammar_position {
 	uint32_t state, stack;
 };
 
@@ -29,8 +29,8 @@ struct stack_node {
 };
 
 struct place_set {
-	struct place *places; /* [n_places] sorted */
-	uint32_t n_places;
+	struct grammar_position *positions; /* [n_positions] sorted */
+	uint32_t n_positions;
 	bool accepts;
 	int32_t mask; /* number of its mask, -1: none */
 	int32_t next[256];
@@ -53,7 +53,8 @@ struct grammar_run {
 	uint32_t *set_table; /* [set_slots] 1 + number */
 	size_t set_slots;
 	int32_t now;
-	struct place *work, *seen; /* of the closure: [PLACES_MAX] places, [4 * PLACES_MAX] met */
+	struct grammar_position *work,
+		*seen; /* of the closure: [POSITIONS_MAX] positions, [4 * POSITIONS_MAX] met */
 	size_t n_work, n_seen;
 	bool accepts;
 	uint32_t *seen_table; /* [SEEN_SLOTS] 1 + number in seen */
@@ -61,7 +62,7 @@ struct grammar_run {
 	size_t n_masks, oldest;
 };
 
-#define SEEN_MAX   (4 * PLACES_MAX)
+#define SEEN_MAX   (4 * POSITIONS_MAX)
 #define SEEN_SLOTS (4 * SEEN_MAX)
 
 /* ---- tokens ---- */
@@ -194,7 +195,7 @@ static uint32_t stack_push(struct grammar_run *r, uint32_t state, uint32_t below
 	return (uint32_t)r->n_stacks++;
 }
 
-/* ---- sets of places ---- */
+/* ---- sets of positions ---- */
 
 /* Notes a place once; false: it cannot reach the end or is known. */
 static void closure_meet(struct grammar_run *r, uint32_t state, uint32_t stack)
@@ -205,21 +206,21 @@ static void closure_meet(struct grammar_run *r, uint32_t state, uint32_t stack)
 		return;
 	size_t at = mix(mix(7, state), stack) % SEEN_SLOTS;
 	while (r->seen_table[at]) {
-		const struct place *p = &r->seen[r->seen_table[at] - 1];
+		const struct grammar_position *p = &r->seen[r->seen_table[at] - 1];
 		if (p->state == state && p->stack == stack)
 			return;
 		at = (at + 1) % SEEN_SLOTS;
 	}
-	r->seen[r->n_seen++] = (struct place){state, stack};
+	r->seen[r->n_seen++] = (struct grammar_position){state, stack};
 	r->seen_table[at] = (uint32_t)r->n_seen;
 }
 
-/* Everything that can be reached from the places met so far without a byte. */
+/* Everything that can be reached from the positions met so far without a byte. */
 static void closure_spread(struct grammar_run *r)
 {
 	const struct grammar *g = r->g;
 	for (size_t i = 0; i < r->n_seen; i++) {
-		struct place p = r->seen[i];
+		struct grammar_position p = r->seen[i];
 		bool bytes = false;
 		for (uint32_t k = g->first[p.state]; k < g->first[p.state + 1]; k++) {
 			const struct grammar_edge *e = &g->edges[k];
@@ -239,14 +240,14 @@ static void closure_spread(struct grammar_run *r)
 			else
 				r->accepts = true;
 		}
-		if (bytes && r->n_work < PLACES_MAX)
+		if (bytes && r->n_work < POSITIONS_MAX)
 			r->work[r->n_work++] = p;
 	}
 }
 
-static int place_order(const void *a, const void *b)
+static int position_order(const void *a, const void *b)
 {
-	const struct place *x = a, *y = b;
+	const struct grammar_position *x = a, *y = b;
 	return x->state != y->state ? (x->state > y->state) - (x->state < y->state)
 								: (x->stack > y->stack) - (x->stack < y->stack);
 }
@@ -266,16 +267,16 @@ static void closure_begin(struct grammar_run *r)
 }
 
 static size_t set_slot(
-	const struct grammar_run *r, const struct place *places, uint32_t n, bool accepts)
+	const struct grammar_run *r, const struct grammar_position *positions, uint32_t n, bool accepts)
 {
 	uint64_t h = mix(accepts, n);
 	for (uint32_t i = 0; i < n; i++)
-		h = mix(mix(h, places[i].state), places[i].stack);
+		h = mix(mix(h, positions[i].state), positions[i].stack);
 	size_t at = h % r->set_slots;
 	while (r->set_table[at]) {
 		const struct place_set *s = r->sets[r->set_table[at] - 1];
-		if (s->n_places == n && s->accepts == accepts &&
-			(!n || !memcmp(s->places, places, n * sizeof *places)))
+		if (s->n_positions == n && s->accepts == accepts &&
+			(!n || !memcmp(s->positions, positions, n * sizeof *positions)))
 			break;
 		at = (at + 1) % r->set_slots;
 	}
@@ -287,13 +288,13 @@ static int32_t set_intern(struct grammar_run *r)
 {
 	if (!r->n_work && !r->accepts)
 		return DEAD;
-	qsort(r->work, r->n_work, sizeof *r->work, place_order);
+	qsort(r->work, r->n_work, sizeof *r->work, position_order);
 	if (2 * r->n_sets >= r->set_slots) {
 		r->set_slots = r->set_slots ? 2 * r->set_slots : 256;
 		free(r->set_table);
 		r->set_table = NEW_ARRAY(uint32_t, r->set_slots);
 		for (size_t i = 0; i < r->n_sets; i++)
-			r->set_table[set_slot(r, r->sets[i]->places, r->sets[i]->n_places,
+			r->set_table[set_slot(r, r->sets[i]->positions, r->sets[i]->n_positions,
 				r->sets[i]->accepts)] = (uint32_t)i + 1;
 	}
 	size_t at = set_slot(r, r->work, (uint32_t)r->n_work, r->accepts);
@@ -302,9 +303,9 @@ static int32_t set_intern(struct grammar_run *r)
 	if (r->n_sets >= SETS_MAX)
 		return DEAD;
 	struct place_set *s = NEW(struct place_set);
-	s->n_places = (uint32_t)r->n_work;
-	s->places = NEW_ARRAY(struct place, r->n_work + 1);
-	memcpy(s->places, r->work, r->n_work * sizeof *r->work);
+	s->n_positions = (uint32_t)r->n_work;
+	s->positions = NEW_ARRAY(struct grammar_position, r->n_work + 1);
+	memcpy(s->positions, r->work, r->n_work * sizeof *r->work);
 	s->accepts = r->accepts;
 	s->mask = -1;
 	memset(s->next, 0xff, sizeof s->next);
@@ -322,8 +323,8 @@ static int32_t set_step(struct grammar_run *r, int32_t from, uint8_t byte)
 	const struct grammar *g = r->g;
 	const struct place_set *s = r->sets[from];
 	closure_begin(r);
-	for (uint32_t i = 0; i < s->n_places; i++) {
-		struct place p = s->places[i];
+	for (uint32_t i = 0; i < s->n_positions; i++) {
+		struct grammar_position p = s->positions[i];
 		for (uint32_t k = g->first[p.state]; k < g->first[p.state + 1]; k++) {
 			const struct grammar_edge *e = &g->edges[k];
 			if (e->kind == GRAMMAR_BYTES && e->lo <= byte && byte <= e->hi)
@@ -344,7 +345,7 @@ static inline int32_t step(struct grammar_run *r, int32_t from, uint8_t byte)
 static void sets_clear(struct grammar_run *r)
 {
 	for (size_t i = 0; i < r->n_sets; i++) {
-		free(r->sets[i]->places);
+		free(r->sets[i]->positions);
 		free(r->sets[i]);
 	}
 	r->n_sets = 0;
@@ -376,13 +377,13 @@ static void sets_forget(struct grammar_run *r)
 	r->n_stacks = 1;
 	memset(r->stack_table, 0, r->stack_slots * sizeof *r->stack_table);
 	closure_begin(r);
-	for (uint32_t i = 0; i < s->n_places; i++)
-		r->work[r->n_work++] =
-			(struct place){s->places[i].state, stack_copy(r, old, s->places[i].stack)};
+	for (uint32_t i = 0; i < s->n_positions; i++)
+		r->work[r->n_work++] = (struct grammar_position){
+			s->positions[i].state, stack_copy(r, old, s->positions[i].stack)};
 	r->accepts = s->accepts;
 	r->now = set_intern(r);
 	free(old);
-	free(s->places);
+	free(s->positions);
 	free(s);
 }
 
@@ -396,8 +397,8 @@ struct grammar_run *grammar_run_new(const struct grammar *g, const struct token_
 	r->stacks_cap = 256;
 	r->stacks = NEW_ARRAY(struct stack_node, r->stacks_cap);
 	r->n_stacks = 1;
-	r->work = NEW_ARRAY(struct place, PLACES_MAX);
-	r->seen = NEW_ARRAY(struct place, SEEN_MAX);
+	r->work = NEW_ARRAY(struct grammar_position, POSITIONS_MAX);
+	r->seen = NEW_ARRAY(struct grammar_position, SEEN_MAX);
 	r->seen_table = NEW_ARRAY(uint32_t, SEEN_SLOTS);
 	grammar_run_restart(r);
 	return r;
@@ -459,7 +460,7 @@ bool grammar_run_may_end(const struct grammar_run *r)
 
 bool grammar_run_must_end(const struct grammar_run *r)
 {
-	return r->sets[r->now]->accepts && !r->sets[r->now]->n_places;
+	return r->sets[r->now]->accepts && !r->sets[r->now]->n_positions;
 }
 
 const uint64_t *grammar_run_mask(struct grammar_run *r)

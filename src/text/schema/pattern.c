@@ -36,7 +36,7 @@ struct char_range {
 	uint32_t lo, hi;
 };
 
-struct node {
+struct pattern_node {
 	enum node_kind kind;
 	uint32_t a, b;     /* children; SET: first range and count */
 	uint32_t min, max; /* REPEAT */
@@ -44,7 +44,7 @@ struct node {
 
 struct pattern_parser {
 	const char *text, *at, *end;
-	struct node *nodes;
+	struct pattern_node *nodes;
 	size_t n_nodes, nodes_cap;
 	struct char_range *ranges;
 	size_t n_ranges, ranges_cap;
@@ -65,7 +65,7 @@ static uint32_t fail(struct pattern_parser *p, const char *what)
 	return 0;
 }
 
-static uint32_t node_add(struct pattern_parser *p, struct node n)
+static uint32_t node_add(struct pattern_parser *p, struct pattern_node n)
 {
 	if (p->n_nodes == p->nodes_cap) {
 		p->nodes_cap = p->nodes_cap ? 2 * p->nodes_cap : 64;
@@ -285,14 +285,14 @@ static uint32_t parse_set(struct pattern_parser *p)
 	else
 		ranges_join(p, first);
 	return node_add(
-		p, (struct node){NODE_SET, (uint32_t)first, (uint32_t)(p->n_ranges - first), 0, 0});
+		p, (struct pattern_node){NODE_SET, (uint32_t)first, (uint32_t)(p->n_ranges - first), 0, 0});
 }
 
 static uint32_t one_char(struct pattern_parser *p, uint32_t c)
 {
 	size_t first = p->n_ranges;
 	range_add(p, c, c);
-	return node_add(p, (struct node){NODE_SET, (uint32_t)first, 1, 0, 0});
+	return node_add(p, (struct pattern_node){NODE_SET, (uint32_t)first, 1, 0, 0});
 }
 
 /* ---- the tree ---- */
@@ -380,10 +380,10 @@ static uint32_t parse_atom(struct pattern_parser *p)
 	switch (*p->at) {
 	case '^':
 		p->at++;
-		return node_add(p, (struct node){.kind = NODE_BEGIN});
+		return node_add(p, (struct pattern_node){.kind = NODE_BEGIN});
 	case '$':
 		p->at++;
-		return node_add(p, (struct node){.kind = NODE_END});
+		return node_add(p, (struct pattern_node){.kind = NODE_END});
 	case '(':
 		p->at++;
 		return parse_group(p);
@@ -412,17 +412,17 @@ static uint32_t parse_atom(struct pattern_parser *p)
 		return one_char(p, parse_char(p));
 	}
 	return node_add(
-		p, (struct node){NODE_SET, (uint32_t)first, (uint32_t)(p->n_ranges - first), 0, 0});
+		p, (struct pattern_node){NODE_SET, (uint32_t)first, (uint32_t)(p->n_ranges - first), 0, 0});
 }
 
 static uint32_t parse_sequence(struct pattern_parser *p)
 {
-	uint32_t all = node_add(p, (struct node){.kind = NODE_EMPTY}), min, max;
+	uint32_t all = node_add(p, (struct pattern_node){.kind = NODE_EMPTY}), min, max;
 	while (p->at < p->end && *p->at != '|' && *p->at != ')') {
 		uint32_t atom = parse_atom(p);
 		while (!p->failed && parse_repeat(p, &min, &max))
-			atom = node_add(p, (struct node){NODE_REPEAT, atom, 0, min, max});
-		all = node_add(p, (struct node){NODE_CONCAT, all, atom, 0, 0});
+			atom = node_add(p, (struct pattern_node){NODE_REPEAT, atom, 0, min, max});
+		all = node_add(p, (struct pattern_node){NODE_CONCAT, all, atom, 0, 0});
 	}
 	return all;
 }
@@ -433,7 +433,7 @@ static uint32_t parse_alternatives(struct pattern_parser *p)
 	while (p->at < p->end && *p->at == '|') {
 		p->at++;
 		uint32_t other = parse_sequence(p);
-		all = node_add(p, (struct node){NODE_ALTERNATE, all, other, 0, 0});
+		all = node_add(p, (struct pattern_node){NODE_ALTERNATE, all, other, 0, 0});
 	}
 	return all;
 }
@@ -444,7 +444,7 @@ static uint32_t parse_alternatives(struct pattern_parser *p)
  * deep on the left only, so that is a loop. */
 static uint32_t emit(struct pattern_parser *p, struct char_nfa *n, uint32_t id, uint32_t from)
 {
-	const struct node *v = &p->nodes[id];
+	const struct pattern_node *v = &p->nodes[id];
 	uint32_t to;
 	if (++p->work > WORK_MAX)
 		n->too_large = true;
