@@ -191,8 +191,7 @@ __global__ void __launch_bounds__(ALIGNED_WARPS * 32, 1)
 			copy_wait<STAGES - 1>();
 			__syncwarp();
 			const uint8_t *row = shared + stages + stage * STAGE + r0 * STRIDE;
-			stage_multiply<T, 8, false>(
-				row, chunk, n_sb, a.n_in, c, a.tables, shared, column, scales, acc);
+			stage_multiply<T>(row, chunk, n_sb, a.n_in, c, a.tables, shared, column, scales, acc);
 			__syncwarp(); /* the stage may be overwritten */
 			fetch();
 			stage = stage + 1 == STAGES ? 0 : stage + 1;

@@ -3,10 +3,10 @@
  * (gemv_chain.cuh: grid, block, bytes moved). Where the chain does not apply, the ops of its parts
  * one after the other. */
 #include "kernels/cuda/gemv/gemv_chain.cuh"
-#include "kernels/cuda/gemv/gemv_chain_specialised.cuh"
 
 /* A step of n products of the same x. False: the chain does not apply. */
-static bool chain_step_set(struct chain_step *s, const struct matmul *parts, int n, const float *x)
+static bool chain_step_set(
+	struct chain_step *s, const struct matmul *parts, int n, const float *x, int rows_per_unit)
 {
 	const struct weight *w = &parts->w;
 	int split = gemv_k_split(w->type, w->n_in, w->n_out);
@@ -15,15 +15,16 @@ static bool chain_step_set(struct chain_step *s, const struct matmul *parts, int
 	s->x = x;
 	s->row_bytes = (int)w->row_bytes;
 	s->n_in = (int)w->n_in;
-	if (n > CHAIN_PARTS || w->n_in % 256 || w->row_bytes > INT_MAX / 16)
+	if (n > CHAIN_PARTS || w->type != DTYPE_Q8_0 || w->n_in % 2048 || w->row_bytes > INT_MAX / 16)
 		return false;
 	for (int i = 0; i < n; i++) {
 		const struct matmul *m = &parts[i];
 		if (m->w.type != w->type || m->w.n_in != w->n_in || m->add || m->x ||
-			m->w.n_out > INT_MAX / 4 || gemv_k_split(w->type, w->n_in, m->w.n_out) != split)
+			m->w.n_out > INT_MAX / 4 || m->w.n_out % rows_per_unit ||
+			gemv_k_split(w->type, w->n_in, m->w.n_out) != split)
 			return false;
 		all |= (uintptr_t)m->w.data;
-		s->n_items += (int)((m->w.n_out + MMA_ROWS - 1) / MMA_ROWS);
+		s->n_items += (int)(m->w.n_out / MMA_ROWS);
 		s->part[s->n_parts++] = {
 			(const uint8_t *)m->w.data, m->y, (int)m->w.n_out, s->n_items, CHAIN_TO_Y};
 	}
@@ -32,28 +33,20 @@ static bool chain_step_set(struct chain_step *s, const struct matmul *parts, int
 	return all % 16 == 0;
 }
 
-static size_t chain_bytes(enum dtype type, const struct chain_args *a)
+static size_t chain_shared_bytes(const struct chain_args *a)
 {
-	int n_in = a->step[0].n_in > a->step[1].n_in ? a->step[0].n_in : a->step[1].n_in;
-	size_t n_sb = (size_t)a->n_rows * (size_t)(n_in / 256);
-	return (size_t)(type == DTYPE_Q8_0 ? aligned_ring_bytes<DTYPE_Q8_0>()
-									   : aligned_ring_bytes<DTYPE_Q4_K>()) +
-		   2 * ALIGNED_WARPS * 32 * sizeof(float) +
-		   n_sb * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
+	return CHAIN_LIMBS +
+		   (size_t)(a->step[0].n_in / 256) * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
 }
 
-static bool chain_applies(const struct cuda_backend *b, enum dtype type, int rows)
+/* Whether two steps of chain_step_set are what the kernel is made for. */
+static bool chain_fits(const struct cuda_backend *b, const struct chain_args *a)
 {
-	return b->has_pdl && rows <= 2 && (type == DTYPE_Q8_0 || type == DTYPE_Q4_K);
-}
-
-/* Whether two steps of chain_step_set fit one launch. */
-static bool chain_fits(const struct cuda_backend *b, enum dtype type, const struct chain_args *a)
-{
+	const struct chain_step *first = &a->step[0], *second = &a->step[1];
 	int most = INT_MAX / (b->n_sm + 1); /* shares are 32-bit products */
-	return b->n_sm > 1 && a->step[0].n_items <= most && a->step[1].n_items <= most &&
-		   a->n_rows * a->step[1].n_in <= CUDA_CHAIN_VALUES &&
-		   chain_bytes(type, a) <= b->max_shared;
+	return b->n_sm > 1 && first->n_items <= most && second->n_items <= most &&
+		   first->log_split == 3 && chain_shared_bytes(a) <= CHAIN_BYTES &&
+		   second->log_split == 2 && second->n_in == CHAIN_VALUES;
 }
 
 /* Sets the destination of part i of the first step. */
@@ -68,66 +61,24 @@ static void chain_set_target(struct chain_args *a, int i, enum chain_target to)
 		a->n_append_items += items;
 }
 
-static size_t specialised_shared_bytes(const struct chain_args *a)
-{
-	return WS_LIMBS +
-		   (size_t)(a->step[0].n_in / 256) * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
-}
-
-/* Whether gemv_chain_specialised_kernel applies. */
-static bool specialised_applies(const struct chain_args *a)
-{
-	const struct chain_step *first = &a->step[0], *second = &a->step[1];
-	if (a->n_rows != 1 || first->log_split != 3 || first->n_in % 2048 ||
-		specialised_shared_bytes(a) > WS_BYTES || second->log_split != 2 || second->n_in != 2048)
-		return false;
-	for (int i = 0; i < first->n_parts; i++)
-		if (first->part[i].n_out % MMA_ROWS)
-			return false;
-	for (int i = 0; i < second->n_parts; i++)
-		if (second->part[i].n_out % (2 * MMA_ROWS))
-			return false;
-	return true;
-}
-
 /* Whether the device gives the kernel its shared memory: more than max_shared, which leaves room
  * for static arrays that this kernel hardly has. Queried once. */
-static bool specialised_supported(struct cuda_backend *b)
+static bool chain_supported(struct cuda_backend *b)
 {
 	int *known = &b->chain_supported, blocks = 0;
 	if (*known)
 		return *known == 1;
 	*known = b->has_pdl &&
-					 cudaFuncSetAttribute(gemv_chain_specialised_kernel,
-						 cudaFuncAttributeMaxDynamicSharedMemorySize, WS_BYTES) == cudaSuccess &&
-					 cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks,
-						 gemv_chain_specialised_kernel, WS_THREADS, WS_BYTES) == cudaSuccess &&
+					 cudaFuncSetAttribute(gemv_chain_kernel,
+						 cudaFuncAttributeMaxDynamicSharedMemorySize, CHAIN_BYTES) == cudaSuccess &&
+					 cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+						 &blocks, gemv_chain_kernel, CHAIN_THREADS, CHAIN_BYTES) == cudaSuccess &&
 					 blocks
 				 ? 1
 				 : 2;
 	if (*known == 2)
 		cudaGetLastError();
 	return *known == 1;
-}
-
-template <int T> static void chain_launch_type(struct cuda_backend *b, struct chain_args *a)
-{
-	size_t bytes = chain_bytes((enum dtype)T, a);
-	int appends = a->latents.kv || a->latents.key, most = b->n_sm - appends,
-		items = a->step[0].n_items > a->step[1].n_items ? a->step[0].n_items : a->step[1].n_items;
-	a->tables = b->tables;
-	a->state = b->chain;
-	a->n_blocks = items < most ? items : most;
-	a->report = cuda_poll_report(b, POLL_GEMV_CHAIN);
-	if (T == DTYPE_Q8_0 && specialised_applies(a) && specialised_supported(b)) {
-		a->report = cuda_poll_report(b, POLL_GEMV_CHAIN_SPECIALISED);
-		cuda_launch(b, gemv_chain_specialised_kernel, dim3((unsigned)(a->n_blocks + appends)),
-			WS_THREADS, specialised_shared_bytes(a), *a);
-		return;
-	}
-	if (cuda_allow_shared(b, (const void *)gemv_chain_kernel<T>, bytes))
-		cuda_launch(b, gemv_chain_kernel<T>, dim3((unsigned)(a->n_blocks + appends)), CHAIN_THREADS,
-			bytes, *a);
 }
 
 cudaError_t gemv_chain_open(struct cuda_backend *b)
@@ -139,12 +90,15 @@ cudaError_t gemv_chain_open(struct cuda_backend *b)
 	return cudaMemcpy(&b->chain->tag, &first_tag, sizeof first_tag, cudaMemcpyHostToDevice);
 }
 
-static void chain_launch(struct cuda_backend *b, enum dtype type, struct chain_args *a)
+static void chain_launch(struct cuda_backend *b, struct chain_args *a)
 {
-	if (type == DTYPE_Q8_0)
-		chain_launch_type<DTYPE_Q8_0>(b, a);
-	else
-		chain_launch_type<DTYPE_Q4_K>(b, a);
+	int appends = a->latents.kv || a->latents.key, most = b->n_sm - appends,
+		items = a->step[0].n_items > a->step[1].n_items ? a->step[0].n_items : a->step[1].n_items;
+	a->state = b->chain;
+	a->n_blocks = items < most ? items : most;
+	a->report = cuda_poll_report(b, POLL_GEMV_CHAIN);
+	cuda_launch(b, gemv_chain_kernel, dim3((unsigned)(a->n_blocks + appends)), CHAIN_THREADS,
+		chain_shared_bytes(a), *a);
 }
 
 /* Products, norm and cache rows in one launch. Products of `in` of another type that nothing here
@@ -152,9 +106,8 @@ static void chain_launch(struct cuda_backend *b, enum dtype type, struct chain_a
 static bool chain_latents(struct cuda_backend *b, const struct batch *rows, const struct rope *rope,
 	const struct latents *l)
 {
-	if (!l->n_in || !l->n_out || !l->q || l->n_in > CHAIN_PARTS || l->n_q % 256 ||
-		!chain_applies(b, l->out->w.type, rows->n) ||
-		rows->n * norm_threads(l->n_q) > CHAIN_THREADS || (uintptr_t)l->q_gain % 16 ||
+	if (rows->n != 1 || !l->n_in || !l->n_out || !l->q || l->n_in > CHAIN_PARTS ||
+		l->n_q != CHAIN_VALUES || (uintptr_t)l->q_gain % 16 ||
 		(l->kv && norm_threads(l->n_kv) > CHAIN_THREADS))
 		return false;
 	enum dtype type = l->out->w.type;
@@ -170,10 +123,10 @@ static bool chain_latents(struct cuda_backend *b, const struct batch *rows, cons
 			before[n_before++] = *m;
 	}
 	struct chain_args a = {};
-	a.n_rows = rows->n;
 	if (n_q != 1 || l->out->w.n_in != l->n_q || in[0].w.type != type ||
-		!chain_step_set(&a.step[0], in, n_in, l->x) ||
-		!chain_step_set(&a.step[1], l->out, l->n_out, l->q) || !chain_fits(b, type, &a))
+		!chain_step_set(&a.step[0], in, n_in, l->x, MMA_ROWS) ||
+		!chain_step_set(&a.step[1], l->out, l->n_out, l->q, 2 * MMA_ROWS) || !chain_fits(b, &a) ||
+		!chain_supported(b))
 		return false;
 	a.step[1].gain = l->q_gain;
 	a.eps = l->eps;
@@ -186,7 +139,7 @@ static bool chain_latents(struct cuda_backend *b, const struct batch *rows, cons
 		else if (in[i].y == l->kv || in[i].y == l->key)
 			chain_set_target(&a, i, CHAIN_TO_CACHE_BLOCK);
 	cuda_matmul(&b->base, before, n_before, l->x, rows->n);
-	chain_launch(b, type, &a);
+	chain_launch(b, &a);
 	return true;
 }
 

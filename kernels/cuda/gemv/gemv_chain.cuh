@@ -1,13 +1,22 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The fused gemv chain: two gemv steps of one or two rows in one launch, the second of the normed
- * outputs of the first. Arithmetic, order of additions and shares are gemv_aligned_kernel's
- * (gemv_aligned.cuh), so the bits are the same. What one launch saves: the copies of weights run
- * ahead from the first step into the second, so the second step's weights arrive while the blocks
+ * The fused gemv chain: the two gemv steps of a layer's latents in one launch, the second of the
+ * normed outputs of the first. For one row and Q8_0; a first step split over 8 warps, a second of 8
+ * super-blocks split over 4. Arithmetic, order of additions and shares are gemv_aligned_kernel's
+ * (gemv_aligned.cuh), so the bits are the same. What one launch saves: copies of weights run ahead
+ * from the first step into the second, so the second step's weights arrive while the blocks
  * exchange values and split the second x into limbs.
  *
- * Grid: one block per SM, ALIGNED_WARPS warps. With cache rows to append (struct
- * chain_args) the last block does that and nothing else.
+ * Grid: one block per SM. With cache rows to append (struct chain_args) the last block does that
+ * and nothing else. Block: two sides of 8 warps, which take the block's units in turns, and a
+ * producer warp. It loads the weights of both steps by bulk copies into rings: while values pass
+ * between the steps, the next CHAIN_STAGES chunks of each side are there or in flight.
+ *
+ *      first step   a unit is 16 weight rows; of chunk k warp w has super-block 8 k + w
+ *      second step  a unit is 32 rows, two items: warps 0 .. 3 have the first, 4 .. 7 the
+ *                   second; of chunk k = 0, 1 warp w has super-block 4 k + w % 4
+ *      chunk        a stage of the side's ring: 16 lines of 2176 bytes, of 16 rows or of half
+ *                   of rows r and 16 + r
  *
  * Exchange between the steps, flag-in-data: a value travels with the launch's sequence tag in one
  * 8-byte store, so a reader needs no fence. Readers first poll a counter of finished items; polling
@@ -20,31 +29,34 @@
  * block to finish waiting resets the counters and advances the tag. The next launch reads them
  * after all kernels before it have ended.
  *
- * Bytes moved: every packed row once; x of each step once per block from the L2 cache.
+ * Compute capability 9.0. Bytes moved: every packed row once; x of each step once per block from
+ * the L2 cache.
  *
- * Tried: bulk copies of row pieces, a third chunk in the ring, 96 or 112 registers: slower
- * (044f56b).
+ * Tried: bulk copies of row pieces without a producer warp, a third chunk in the ring, 96 or 112
+ * registers: slower (044f56b). A ring stage moved to registers before x is there: the layer slower
+ * (664708c). A form without a producer warp for two rows and for Q4_K: no gain (10.88 against
+ * 10.90 ms a token of a Q4_K model).
  */
 #ifndef GLM_KERNELS_CUDA_GEMV_CHAIN_CUH
 #define GLM_KERNELS_CUDA_GEMV_CHAIN_CUH
 
+#include "kernels/cuda/common/flag_words.cuh"
 #include "kernels/cuda/common/mbarrier.cuh"
 #include "kernels/cuda/common/mma.cuh"
 #include "kernels/cuda/common/norm.cuh"
 #include "kernels/cuda/common/poll.cuh"
 #include "kernels/cuda/gemv/gemv_aligned.cuh"
 
-#define CHAIN_PARTS   4
-#define CHAIN_THREADS (ALIGNED_WARPS * 32)
+#define CHAIN_PARTS  4
+#define CHAIN_VALUES 2048 /* between the two steps */
 
 /* In device memory, kept between launches; zero at first but for the tag, which is 1 */
 struct chain_state {
 	alignas(128) uint32_t items_done; /* finished items of the first step that feed the second */
-	alignas(128) uint32_t append_items_done; /* finished items that the cache block reads */
-	alignas(128) uint32_t blocks_done;       /* blocks that wait for nothing more */
-	alignas(128) uint32_t tag;               /* sequence tag of this launch; never 0 */
-	alignas(128)
-		uint2 handoff[CUDA_CHAIN_VALUES]; /* value and tag: [x rows][n_in of the second step] */
+	alignas(128) uint32_t append_items_done;  /* finished items that the cache block reads */
+	alignas(128) uint32_t blocks_done;        /* blocks that wait for nothing more */
+	alignas(128) uint32_t tag;                /* sequence tag of this launch; never 0 */
+	alignas(128) uint2 handoff[CHAIN_VALUES]; /* value and tag */
 };
 
 /* Destination of a part's outputs */
@@ -70,10 +82,9 @@ struct chain_step {
 
 struct chain_args {
 	struct chain_step step[2];
-	const struct cuda_tables *tables;
 	struct chain_state *state;
 	struct poll_report report;
-	int n_rows, n_blocks; /* n_blocks: blocks that share the products */
+	int n_blocks; /* that share the products */
 	/* items of the first step that feed the second step, the cache block */
 	uint32_t n_handoff_items, n_append_items;
 	float eps;
@@ -83,6 +94,32 @@ struct chain_args {
 	struct rope rope;
 	struct latents latents;
 };
+
+#define CHAIN_SIDE         8 /* warps */
+#define CHAIN_WARPS        (2 * CHAIN_SIDE)
+#define CHAIN_THREADS      (CHAIN_WARPS * 32 + 32)
+#define CHAIN_STAGES       3
+#define CHAIN_SB_BYTES     (256 / 32 * 34)
+#define CHAIN_LINE         (8 * CHAIN_SB_BYTES)
+#define CHAIN_STRIDE       (CHAIN_LINE + 16) /* in shared memory: no bank conflicts */
+#define CHAIN_STAGE        (MMA_ROWS * CHAIN_STRIDE)
+#define CHAIN_SUPER_BLOCKS 24 /* of the first x, at most: two per warp */
+
+/* Shared memory: rings, partial sums, limbs of x, their scales */
+#define CHAIN_PARTIALS (2 * CHAIN_STAGES * CHAIN_STAGE)
+#define CHAIN_LIMBS    (CHAIN_PARTIALS + 2 * CHAIN_WARPS * MMA_ROWS * 4)
+#define CHAIN_BYTES    (CHAIN_LIMBS + CHAIN_SUPER_BLOCKS * (SUPER_BLOCK_LIMBS * 8 + 4))
+
+/* Named barriers */
+enum {
+	CHAIN_ALL = 1, /* all consumer warps: limbs are written */
+	CHAIN_READ,    /* the same: limbs of the first x have been used */
+	CHAIN_NORM,    /* side 1 */
+	CHAIN_DONE,    /* all warps: nobody polls any more */
+	CHAIN_GROUP    /* the first of the groups' */
+};
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
 static __device__ __forceinline__ uint32_t load_relaxed(const uint32_t *p)
 {
@@ -129,27 +166,19 @@ static __device__ __forceinline__ void load_tagged(const struct poll_report &rep
 	});
 }
 
-/* Offset of this lane's first four values of a super-block; the other four follow as in
- * load_super_block */
-template <bool QUADS> static __device__ __forceinline__ int sb_offset(int sb)
+/* Offset of this lane's first four values of a super-block; the other four are 16 further on. */
+static __device__ __forceinline__ int sb_offset(int sb)
 {
 	int lane = threadIdx.x % 32;
-	return sb * 256 + lane / 4 * 32 + (QUADS ? 4 : 8) * (lane % 4);
+	return sb * 256 + lane / 4 * 32 + 4 * (lane % 4);
 }
 
-template <bool QUADS>
 static __device__ __forceinline__ void load_full_super_block(const float *x, int sb, float v[8])
 {
-	int k = sb_offset<QUADS>(sb);
-	float4 f = *(const float4 *)(x + k), g = *(const float4 *)(x + k + (QUADS ? 16 : 4));
+	int k = sb_offset(sb);
+	float4 f = *(const float4 *)(x + k), g = *(const float4 *)(x + k + 16);
 	v[0] = f.x, v[1] = f.y, v[2] = f.z, v[3] = f.w;
 	v[4] = g.x, v[5] = g.y, v[6] = g.z, v[7] = g.w;
-}
-
-static __device__ __forceinline__ int chain_item_begin(
-	const struct chain_args &a, const struct chain_step &t, unsigned block)
-{
-	return (int)((unsigned)t.n_items * block / (unsigned)a.n_blocks);
 }
 
 static __device__ __forceinline__ struct item_position chain_item_position(
@@ -198,26 +227,22 @@ static __device__ __noinline__ void append_cache_rows(const struct chain_args &a
 		chain_reset(a.state, chain_exit(a.state), tag);
 	}
 	__syncthreads();
-	for (int r = 0; r < a.n_rows; r++) {
-		if (a.latents.kv)
-			append_latent(a.rows, a.rope, a.latents, r, false);
-		if (a.latents.key)
-			append_key(a.rows, a.rope, a.latents, r);
-	}
+	if (a.latents.kv)
+		append_latent(a.rows, a.rope, a.latents, 0, false);
+	if (a.latents.key)
+		append_key(a.rows, a.rope, a.latents, 0);
 }
 
-/* v[0 .. 8) = this lane's values of a super-block of the second x, normed; the other half of v is
- * scratch. at: of the first four of them in the hand-off; sums_at, sums_at + sums_step: of the
- * eight values whose squares this lane adds, in rms_norm's order. sb: number of this warp in its x
- * row of n_sb super-blocks; sums: shared, of that row; barrier: mbarrier at which every warp
- * with a super-block arrives once. */
-template <bool QUADS>
+/* v[0 .. 8) = this lane's values of super-block sb of n_sb of the second x, normed; the other half
+ * of v is scratch. at: of the first four of them in the hand-off; sums_at, sums_at + sums_step: of
+ * the eight values whose squares this lane adds, in rms_norm's order. sums: shared; barrier:
+ * mbarrier at which every warp with a super-block arrives once. */
 static __device__ __forceinline__ void load_and_norm(const struct poll_report &report,
 	const uint2 *handoff, int at, int sums_at, int sums_step, uint32_t tag, int sb, int n_sb,
 	double *sums, uint32_t barrier, int n_in, float eps, const float gain[8], float v[16])
 {
 	int lane = threadIdx.x % 32;
-	int from[4] = {at, at + (QUADS ? 16 : 4), sums_at, sums_at + sums_step};
+	int from[4] = {at, at + 16, sums_at, sums_at + sums_step};
 	load_tagged<4>(report, handoff, from, tag, v);
 	double sum = warp_sum(add_squares(add_squares(0, make_float4(v[8], v[9], v[10], v[11])),
 		make_float4(v[12], v[13], v[14], v[15])));
@@ -232,7 +257,7 @@ static __device__ __forceinline__ void load_and_norm(const struct poll_report &r
 		v[i] = __fmul_rn(__fmul_rn(v[i], scale), gain[i]);
 }
 
-/* An output of either step, at `at` of its x rows; stores: this lane has one. */
+/* Output `at` of a part of either step; stores: this lane has one. */
 static __device__ __forceinline__ void chain_store(const struct chain_args &a, enum chain_target to,
 	float *y, int at, float v, bool stores, uint32_t tag, int lane)
 {
@@ -252,188 +277,189 @@ static __device__ __forceinline__ void chain_store(const struct chain_args &a, e
 	}
 }
 
-template <int T>
-__global__ void __launch_bounds__(CHAIN_THREADS, 1)
+struct chain_barriers {
+	uint64_t full[2][CHAIN_STAGES], empty[2][CHAIN_STAGES], norm_barrier;
+};
+
+/* A side's units of a step: first, first + 2, ... below end; chunks of each */
+struct chain_share {
+	int first, end, chunks;
+};
+
+static __device__ __forceinline__ struct chain_share chain_share_of(
+	const struct chain_args &a, int s, int side)
+{
+	unsigned n = (unsigned)a.step[s].n_items >> s, blocks = (unsigned)a.n_blocks;
+	return {(int)(n * blockIdx.x / blocks) + side, (int)(n * (blockIdx.x + 1) / blocks),
+		s ? 2 : a.step[s].n_in / 2048};
+}
+
+/* The producer warp: each half of it loads the weights of a side. */
+static __device__ __forceinline__ void chain_produce(
+	const struct chain_args &a, uint8_t *ring, struct chain_barriers *b, int lane)
+{
+	int side = lane / 16, row = lane % 16, stage = 0, round = 0;
+	uint32_t to = shared_address(ring) + side * (CHAIN_STAGES * CHAIN_STAGE) + row * CHAIN_STRIDE;
+#pragma unroll 1
+	for (int s = 0; s < 2; s++) {
+		const struct chain_step &t = a.step[s];
+		struct chain_share share = chain_share_of(a, s, side);
+#pragma unroll 1
+		for (int u = share.first; u < share.end; u += 2) {
+			struct item_position p = chain_item_position(t, u << s);
+			const uint8_t *from = t.part[p.part].w + (int64_t)(p.row + row) * t.row_bytes;
+#pragma unroll 1
+			for (int k = 0; k < share.chunks; k++) {
+				uint32_t full = shared_address(&b->full[side][stage]),
+						 at = to + stage * CHAIN_STAGE;
+				if (round)
+					mbarrier_wait(shared_address(&b->empty[side][stage]), (round + 1) & 1);
+				if (!row)
+					mbarrier_expect(full, MMA_ROWS * CHAIN_LINE);
+				if (s) {
+					bulk_copy(at, from + k * (CHAIN_LINE / 2), CHAIN_LINE / 2, full);
+					bulk_copy(at + CHAIN_LINE / 2,
+						from + MMA_ROWS * t.row_bytes + k * (CHAIN_LINE / 2), CHAIN_LINE / 2, full);
+				} else {
+					bulk_copy(at, from + k * CHAIN_LINE, CHAIN_LINE, full);
+				}
+				if (++stage == CHAIN_STAGES) {
+					stage = 0;
+					round++;
+				}
+			}
+		}
+	}
+}
+
+#endif
+
+static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 	gemv_chain_kernel(const __grid_constant__ struct chain_args a)
 {
-	typedef struct bytes_type<T> type;
-	constexpr int WARPS = ALIGNED_WARPS, STAGES = ALIGNED_STAGES;
-	constexpr int CHUNK = item_stage<T>::CHUNK, STRIDE = item_stage<T>::STRIDE,
-				  STAGE = item_stage<T>::STAGE;
+#if __CUDA_ARCH__ >= 900
 	extern __shared__ __align__(16) uint8_t shared[];
-	__shared__ double norm_sums[2][WARPS];
+	__shared__ __align__(8) struct chain_barriers bars;
+	__shared__ double norm_sums[CHAIN_SIDE];
 	__shared__ uint32_t shared_tag;
-	__shared__ uint64_t norm_barrier; /* of the warps with a super-block of the second x */
-	int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+	int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(0xffffffffu, tid / 32, 0);
 
 	launch_dependents();
 	if ((int)blockIdx.x >= a.n_blocks) {
 		append_cache_rows(a);
 		return;
 	}
-	float *partials = (float *)(shared + aligned_ring_bytes<T>());
-	uint2 *limbs = (uint2 *)(partials + 2 * WARPS * 32);
-	uint32_t stages = warp * (STAGES * STAGE);
-
-	/* The copies run STAGES chunks ahead of the products, across items and steps. */
-	struct item_stage<T> copies;
-	int ahead_step = 0, ahead = 0, ahead_end = 0, ahead_chunk = 0, ahead_chunks = 0,
-		ahead_stage = 0, ahead_rows = 0;
-	const uint8_t *from0 = NULL;
-	copies.init(shared_address(shared) + stages, lane);
-	auto begin_step = [&]() { /* the next in which this warp has a share */
-		for (; ahead_step < 2; ahead_step++) {
-			const struct chain_step &t = a.step[ahead_step];
-			ahead = chain_item_begin(a, t, blockIdx.x) + (warp >> t.log_split);
-			ahead_end = chain_item_begin(a, t, blockIdx.x + 1);
-			if (ahead >= ahead_end)
-				continue;
-			ahead_chunk = warp & ((1 << t.log_split) - 1);
-			ahead_chunks = (t.n_in / 256 + CHUNK - 1) / CHUNK;
-			copies.set_row_bytes(t.row_bytes, lane);
-			return;
-		}
-	};
-	auto set_rows = [&]() {
-		if (ahead_step >= 2)
-			return;
-		const struct chain_step &t = a.step[ahead_step];
-		struct item_position p = chain_item_position(t, ahead);
-		const struct chain_part &q = t.part[p.part];
-		ahead_rows = q.n_out - p.row;
-		from0 = q.w + (int64_t)p.row * t.row_bytes;
-	};
-	auto fetch = [&]() {
-		if (ahead_step < 2) {
-			const struct chain_step &t = a.step[ahead_step];
-			copies.copy(ahead_stage, from0, from0 + 8 * t.row_bytes, t.row_bytes,
-				ahead_chunk * copies.BYTES, ahead_rows, false, lane);
-			ahead_stage = ahead_stage + 1 == STAGES ? 0 : ahead_stage + 1;
-			ahead_chunk += 1 << t.log_split;
-			if (ahead_chunk >= ahead_chunks) {
-				ahead_chunk = warp & ((1 << t.log_split) - 1);
-				ahead += WARPS >> t.log_split;
-				if (ahead >= ahead_end) {
-					ahead_step++;
-					begin_step();
-				}
-				set_rows();
+	if (!tid) {
+		for (int side = 0; side < 2; side++)
+			for (int i = 0; i < CHAIN_STAGES; i++) {
+				mbarrier_init(shared_address(&bars.full[side][i]), 1);
+				mbarrier_init(shared_address(&bars.empty[side][i]), CHAIN_SIDE);
 			}
-		}
-		copy_commit();
-	};
-	begin_step();
-	set_rows();
-#pragma unroll 1
-	for (int s = 0; s < STAGES; s++)
-		fetch();
+		mbarrier_init(shared_address(&bars.norm_barrier), CHAIN_SIDE);
+		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+	}
+	__syncthreads();
+	if (warp == CHAIN_WARPS) {
+		chain_produce(a, shared, &bars, lane);
+		__syncwarp();
+		named_barrier_sync(CHAIN_DONE, CHAIN_THREADS);
+		if (!lane)
+			chain_reset(a.state, chain_exit(a.state), shared_tag);
+		return;
+	}
 
-	int stage = 0, r0 = lane / 4, c = lane % 4;
-	uint32_t tag = 0, exited_before = 0;
+	float *partials = (float *)(shared + CHAIN_PARTIALS);
+	uint2 *limbs = (uint2 *)(shared + CHAIN_LIMBS);
+	int side = warp / CHAIN_SIDE, w = warp % CHAIN_SIDE, r0 = lane / 4, c = lane % 4, stage = 0;
+	const uint8_t *ring = shared + side * (CHAIN_STAGES * CHAIN_STAGE) + r0 * CHAIN_STRIDE;
+	uint32_t parity = 0;
+	auto used = [&]() { /* releases the stage to the producer */
+		__syncwarp();
+		if (!lane)
+			mbarrier_arrive(shared_address(&bars.empty[side][stage]));
+		if (++stage == CHAIN_STAGES) {
+			stage = 0;
+			parity ^= 1;
+		}
+	};
 #pragma unroll 1
 	for (int s = 0; s < 2; s++) {
 		const struct chain_step &t = a.step[s];
-		int n_in = t.n_in, n_sb = n_in / 256, chunks = (n_sb + CHUNK - 1) / CHUNK,
-			own_sb = a.n_rows * n_sb;
-		int split = 1 << t.log_split, groups = WARPS >> t.log_split, part = warp & (split - 1),
-			group = warp >> t.log_split, item = chain_item_begin(a, t, blockIdx.x) + group,
-			end = chain_item_begin(a, t, blockIdx.x + 1), turn = 0;
-		struct item_position p = chain_item_position(t, item);
-		float *limb_scales = (float *)(limbs + own_sb * SUPER_BLOCK_LIMBS);
-		const float *gain = t.gain, *x = t.x;
-		float g[8];
-		if (s && warp < own_sb)
-			load_full_super_block<type::QUADS>(gain, warp < n_sb ? warp : warp - n_sb, g);
-		asm volatile(
-			""
-			: "+r"(item), "+r"(end), "+r"(p.part), "+r"(p.row), "+r"(own_sb), "+r"(chunks));
+		struct chain_share share = chain_share_of(a, s, side);
+		int n_sb = t.n_in / 256, log_split = 3 - s, split = 1 << log_split, part = w & (split - 1),
+			turn = 0;
+		const uint8_t *mine =
+			ring + w * CHAIN_SB_BYTES; /* the second item of a unit is half a line further on */
+		float *scales = (float *)(limbs + n_sb * SUPER_BLOCK_LIMBS);
+		const uint2 *column = r0 < 3 ? limbs + part * SUPER_BLOCK_LIMBS + r0 * 4 + c : NULL;
 		if (!s) {
 			grid_dependency_wait();
-			if (!threadIdx.x) {
-				mbarrier_init(shared_address(&norm_barrier), a.n_rows * (a.step[1].n_in / 256));
+			if (!tid)
 				shared_tag = load_relaxed(&a.state->tag);
-			}
-			for (int u = warp; u < own_sb; u += 2 * WARPS) {
-				float v[2][8]; /* of two super-blocks: their loads overlap */
+			float v[2][8];
 #pragma unroll
-				for (int i = 0; i < 2; i++)
-					if (u + i * WARPS < own_sb)
-						load_full_super_block<type::QUADS>(
-							x, u + i * WARPS, v[i]); /* rows follow each other */
+			for (int i = 0; i < 2; i++)
+				if (warp + i * CHAIN_WARPS < n_sb)
+					load_full_super_block(t.x, warp + i * CHAIN_WARPS, v[i]);
 #pragma unroll
-				for (int i = 0; i < 2; i++)
-					if (u + i * WARPS < own_sb)
-						write_limbs(v[i], limbs + (u + i * WARPS) * SUPER_BLOCK_LIMBS,
-							limb_scales + u + i * WARPS);
-			}
-		} else {
-			tag = shared_tag;
-			if (!threadIdx.x)
+			for (int i = 0; i < 2; i++)
+				if (warp + i * CHAIN_WARPS < n_sb)
+					write_limbs(v[i], limbs + (warp + i * CHAIN_WARPS) * SUPER_BLOCK_LIMBS,
+						scales + warp + i * CHAIN_WARPS);
+			named_barrier_sync(CHAIN_ALL, CHAIN_WARPS * 32);
+		} else if (side) { /* the warps of this side have a super-block each */
+			uint32_t tag = shared_tag;
+			float v[16], g[8];
+			load_full_super_block(t.gain, w, g);
+			if (tid == CHAIN_SIDE * 32)
 				poll_until(a.report,
 					[&]() { return load_relaxed(&a.state->items_done) == a.n_handoff_items; });
-			__syncthreads();
-			/* one super-block per warp: number w of row `row` */
-			int row = warp >= n_sb, w = warp - row * n_sb, k = sb_offset<type::QUADS>(warp),
-				sums_at = row * n_in + 4 * (w * 32 + lane);
-			float v[16];
-			if (warp < own_sb) {
-				load_and_norm<type::QUADS>(a.report, a.state->handoff, k, sums_at, n_in / 2, tag, w,
-					n_sb, norm_sums[row], shared_address(&norm_barrier), n_in, a.eps, g, v);
-				write_limbs(v, limbs + warp * SUPER_BLOCK_LIMBS, limb_scales + warp);
-			}
+			named_barrier_sync(CHAIN_NORM, CHAIN_SIDE * 32);
+			load_and_norm(a.report, a.state->handoff, sb_offset(w), 4 * (w * 32 + lane), 1024, tag,
+				w, n_sb, norm_sums, shared_address(&bars.norm_barrier), t.n_in, a.eps, g, v);
+			named_barrier_sync(
+				CHAIN_READ, CHAIN_WARPS * 32); /* the limbs of the first x have been used */
+			write_limbs(v, limbs + w * SUPER_BLOCK_LIMBS, scales + w);
+			named_barrier_sync(CHAIN_ALL, CHAIN_WARPS * 32);
+			named_barrier_arrive(CHAIN_DONE, CHAIN_THREADS);
+		} else {
+			named_barrier_arrive(CHAIN_READ, CHAIN_WARPS * 32);
+			named_barrier_sync(CHAIN_ALL, CHAIN_WARPS * 32);
+			named_barrier_arrive(CHAIN_DONE, CHAIN_THREADS);
 		}
-		__syncthreads();
-		if (s && threadIdx.x == CHAIN_THREADS - 1) /* after the limbs, because it takes 1 us */
-			exited_before = chain_exit(a.state);
 
-		const uint2 *column =
-			r0 < 3 * a.n_rows ? limbs + r0 / 3 * n_sb * SUPER_BLOCK_LIMBS + r0 % 3 * 4 + c : NULL;
-		const float *scales[2];
-#pragma unroll
-		for (int e = 0; e < 2; e++)
-			scales[e] = limb_scales + min((2 * c + e) / 3, a.n_rows - 1) * n_sb;
 #pragma unroll 1
-		for (; item < end; turn++) {
-			/* the warps of a group take turns to add the partial sums: lane = x row and weight
-			 * row */
+		for (int u = share.first; u < share.end; u += 2, turn++) {
+			struct item_position p = chain_item_position(t, (u << s) + (s ? w / 4 : 0));
 			const struct chain_part &q = t.part[p.part];
-			bool adds = part == (turn & (split - 1));
-			int x_row = lane / 16, j = lane % 16, at = x_row * q.n_out + p.row + j;
-			bool stores = adds && x_row < a.n_rows && p.row + j < q.n_out;
+			bool adds = part == (turn & (split - 1)) && lane < MMA_ROWS;
 			float *y = q.y;
 			enum chain_target to = q.to;
 			float acc[1][4] = {{0, 0, 0, 0}};
 #pragma unroll 1
-			for (int chunk = part; chunk < chunks; chunk += split) {
-				copy_wait<STAGES - 1>();
-				__syncwarp();
-				const uint8_t *row = shared + stages + stage * STAGE + r0 * STRIDE;
-				stage_multiply<T, 1, true>(
-					row, chunk, n_sb, n_in, c, a.tables, shared, column, scales, acc);
-				__syncwarp(); /* the stage may be overwritten */
-				fetch();
-				stage = stage + 1 == STAGES ? 0 : stage + 1;
+			for (int k = 0; k < share.chunks; k++) {
+				mbarrier_wait(shared_address(&bars.full[side][stage]), parity);
+				const uint8_t *row = mine + stage * CHAIN_STAGE;
+				float x_scale = scales[k * split + part];
+				const float x_scales[1][2] = {{x_scale, x_scale}};
+				const uint2 *const at_sb[1] = {
+					column ? column + k * split * SUPER_BLOCK_LIMBS : NULL};
+				super_block_mma<DTYPE_Q8_0, 1, 1>(row, row + 8 * CHAIN_STRIDE, 0, 256, c, NULL,
+					lane_tables{shared, 0}, at_sb, x_scales, acc);
+				used();
 			}
 			/* two buffers: before one is written again the group has passed the barrier behind
 			 * its reads */
-			float *here = partials + ((turn & 1) * WARPS + (warp & ~(split - 1))) * 32;
-			store_partials<2>(acc[0], here, part, lane);
-			if (split > 1)
-				sync_group(group, split);
-			else
-				__syncwarp();
-			item += groups;
-			if (item < end)
-				p = chain_item_position(t, item);
-			if (!adds)
+			float *here = partials + ((turn & 1) * CHAIN_WARPS + (warp & ~(split - 1))) * MMA_ROWS;
+			store_partials<1>(acc[0], here, part, lane);
+			named_barrier_sync(CHAIN_GROUP + (s ? 2 + warp / 4 : side), split * 32);
+			if (part != (turn & (split - 1)))
 				continue;
-			chain_store(
-				a, to, y, at, add_partials<2>(here + lane, split), stores, shared_tag, lane);
+			chain_store(a, to, y, p.row + lane, add_partials<1>(here + lane % MMA_ROWS, split),
+				adds, shared_tag, lane);
 		}
 	}
-	copy_wait<0>();
-	if (threadIdx.x == CHAIN_THREADS - 1)
-		chain_reset(a.state, exited_before, tag);
+#endif
 }
 
 #endif

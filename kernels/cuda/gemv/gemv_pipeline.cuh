@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What the aligned gemv, the fused gemv chain and the warp-specialised chain share: an item of 16
- * weight rows from packed bytes to sums.
+ * An item of 16 weight rows from packed bytes to sums, in the aligned gemv. The fused gemv chain
+ * shares the last two.
  *
  *   item_stage           copies of one stage by a warp: CHUNK super-blocks of 16 rows (cp.async)
  *   stage_multiply       the stage times the limbs of x, added to the warp's accumulators
@@ -72,7 +72,7 @@ template <int T> struct item_stage {
 			return;
 		}
 		/* rows past the end repeat the last one; their results are not stored. Not unrolled: it is
-		 * rare, and unrolled it costs the chain registers. */
+		 * rare. */
 #pragma unroll 1
 		for (int row = 0; row < MMA_ROWS; row++) {
 			int r = min(pairs ? row % 8 : row, n_rows - 1);
@@ -85,8 +85,8 @@ template <int T> struct item_stage {
 };
 
 /* acc += stage * limbs. row: row r0 of the stage; column: this lane's limbs of super-block 0 (NULL:
- * the lane has no column); scales: of its two columns. WHOLE: n_in is a multiple of 256. */
-template <int T, int UNROLL, bool WHOLE>
+ * the lane has no column); scales: of its two columns. */
+template <int T>
 static __device__ __forceinline__ void stage_multiply(const uint8_t *row, int chunk, int n_sb,
 	int n_in, int c, const struct cuda_tables *tables, const uint8_t *shared, const uint2 *column,
 	const float *const scales[2], float acc[1][4])
@@ -100,8 +100,8 @@ static __device__ __forceinline__ void stage_multiply(const uint8_t *row, int ch
 		const uint2 *const at_sb[1] = {column ? column + sb * SUPER_BLOCK_LIMBS : NULL};
 		const float x_scale[1][2] = {{scales[0][sb], scales[1][sb]}};
 		const uint8_t *p = row + u * stage::SB_BYTES;
-		super_block_mma<T, 1, UNROLL>(p, p + 8 * stage::STRIDE, u, WHOLE ? 256 : n_in - sb * 256, c,
-			tables, lane_tables{shared, 0}, at_sb, x_scale, acc);
+		super_block_mma<T, 1, 8>(p, p + 8 * stage::STRIDE, u, n_in - sb * 256, c, tables,
+			lane_tables{shared, 0}, at_sb, x_scale, acc);
 	}
 }
 

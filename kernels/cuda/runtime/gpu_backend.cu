@@ -48,8 +48,8 @@ bool cuda_check(struct cuda_backend *b, cudaError_t rc)
 /* Names of enum poll_kernel. */
 static const char *poll_kernel_name(uint32_t kernel)
 {
-	static const char *const names[] = {"", "gemv_chain", "gemv_chain_specialised", "route",
-		"experts", "deferred experts", "ffn", "mla"};
+	static const char *const names[] = {
+		"", "gemv_chain", "route", "experts", "deferred experts", "ffn", "mla"};
 	static_assert(sizeof names / sizeof *names == POLL_KERNELS, "one name for each kernel");
 	return kernel < POLL_KERNELS ? names[kernel] : "unknown";
 }

@@ -38,9 +38,8 @@ struct cuda_tables {
 #define CUDA_STAGING_BUFFERS 4
 #define CUDA_STAGING_BYTES   ((size_t)4 << 20)
 #define CUDA_DOWNLOAD_BYTES  ((size_t)1 << 20)
-#define CUDA_CHAIN_VALUES    32768 /* between two steps of gemv_chain_kernel, at most */
-#define DECODE_MAX_ROWS      16    /* rows of a step for decode kernels; prefill's have more */
-#define CUDA_KERNELS         512   /* with more than 40 KiB of shared memory; a power of two */
+#define DECODE_MAX_ROWS      16  /* rows of a step for decode kernels; prefill's have more */
+#define CUDA_KERNELS         512 /* with more than 40 KiB of shared memory; a power of two */
 
 /* The most that the scratch buffers of struct cuda_backend take: gemm panels of rows of up to 6144
  * values (gemm.cuh), experts of 2048 (experts_prefill.cu), scores of the longest context. */
