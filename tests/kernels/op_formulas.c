@@ -348,12 +348,20 @@ FORMULA(attend)
 			q[(int64_t)i * width + n_value + k] = turned[i * (c->dim + 2) + k];
 		if (c->rotate)
 			rotate(angles + r * c->dim, q + (int64_t)i * width + n_value, unused, c->dim);
-		double most = -INFINITY, sum = 0, worst = 0, *v = value + i * n_value,
+		double most = -INFINITY, sum = 0, worst = 0, q_most = 0, *v = value + i * n_value,
 			   *s = scale + i * n_value;
+		for (int k = 0; k < width; k++)
+			q_most = fmax(q_most, fabs(q[(int64_t)i * width + k]));
 		for (int t = 0; t < n_sel[r]; t++) {
 			const float *row = cache + (int64_t)(base[r] + sel[r * c->top_k + t]) * width;
+			double magnitudes = 0;
+			for (int k = 0; k < width; k++)
+				magnitudes += fabs((double)row[k]);
 			score[t] =
 				(double)OP_ATTEND_SCALE * dot(row, q + (int64_t)i * width, NULL, width, &error);
+			/* Tensor cores take q as two halves, exact to 2^-22 of its largest value: 4 units for
+			 * each value of the row, of the 16 that are allowed. */
+			error += q_most * magnitudes * 4 / 16;
 			worst = fmax(worst, (double)OP_ATTEND_SCALE * error);
 			most = fmax(most, score[t]);
 		}

@@ -113,12 +113,10 @@ float *op_floats(struct op_pool *p, int tag, size_t n)
 
 uint64_t op_seed_of(const struct op_case *c)
 {
-	for (int i = 0; i < op_cases_n; i++)
-		if (c == &op_cases[i])
-			return (uint64_t)i * 7919 + 12345;
-	/* a case of some other list */
-	return ((uint64_t)c->op * 64 + (uint64_t)c->type) * 7919 +
-		   (uint64_t)(c->n_in + c->n_out + c->far);
+	uint64_t seed = (uint64_t)c->op * 64 + (uint64_t)c->type;
+	for (const char *p = c->name; *p; p++)
+		seed = seed * 31 + (unsigned char)*p;
+	return seed * 7919 + (uint64_t)(c->n_in + c->n_out + c->far);
 }
 
 struct weight op_weight_new(
