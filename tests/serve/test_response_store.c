@@ -21,7 +21,7 @@ static const char *name_of(unsigned i)
 	return id;
 }
 
-static void put(struct response_store *s, unsigned i, size_t n)
+static void keep(struct response_store *s, unsigned i, size_t n)
 {
 	struct buf response = {0}, items = {0};
 	buf_printf(&response, "{\"n\":%u}", i);
@@ -51,9 +51,9 @@ static void test_number(void **state)
 	struct response_store *s;
 	assert_int_equal(response_store_open(NULL, &s, NULL), 0);
 	for (unsigned i = 0; i < RESPONSE_STORE_MAX; i++)
-		put(s, i, 2);
+		keep(s, i, 2);
 	assert_true(has(s, 0)); /* used: now 1 is the oldest */
-	put(s, RESPONSE_STORE_MAX, 2);
+	keep(s, RESPONSE_STORE_MAX, 2);
 	assert_true(has(s, 0) && !has(s, 1) && has(s, 2) && has(s, RESPONSE_STORE_MAX));
 	assert_int_equal(response_store_stats(s).responses, RESPONSE_STORE_MAX);
 	assert_int_equal(response_store_stats(s).forgotten, 1);
@@ -68,11 +68,11 @@ static void test_bytes(void **state)
 	struct response_store *s;
 	assert_int_equal(response_store_open(NULL, &s, NULL), 0);
 	for (unsigned i = 0; i < 5; i++)
-		put(s, i, RESPONSE_STORE_BYTES / 4);
+		keep(s, i, RESPONSE_STORE_BYTES / 4);
 	struct response_store_stats stats = response_store_stats(s);
 	assert_true(stats.responses == 3 && stats.bytes <= RESPONSE_STORE_BYTES);
 	assert_true(!has(s, 0) && !has(s, 1) && has(s, 2) && has(s, 4));
-	put(s, 9, RESPONSE_STORE_BYTES); /* larger than the store: nothing goes for it */
+	keep(s, 9, RESPONSE_STORE_BYTES); /* larger than the store: nothing goes for it */
 	assert_true(!has(s, 9) && has(s, 2));
 	response_store_close(s);
 }
@@ -96,10 +96,10 @@ static void test_folder(void **state)
 	fputs("mine", f);
 	fclose(f);
 	assert_int_equal(response_store_open(temp_dir(), &s, NULL), 0);
-	put(s, 0, 2); /* its name is taken by somebody else's file: in memory only */
+	keep(s, 0, 2); /* its name is taken by somebody else's file: in memory only */
 	assert_true(has(s, 0));
 	for (unsigned i = 1; i <= RESPONSE_STORE_MAX + 5; i++)
-		put(s, i, 2);
+		keep(s, i, 2);
 	assert_true(count_files() <= RESPONSE_STORE_MAX + 1);
 	response_store_close(s);
 	assert_int_equal(response_store_open(temp_dir(), &s, NULL), 0);
