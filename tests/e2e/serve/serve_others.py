@@ -49,6 +49,21 @@ def test_ollama(s):
         check(not any("<" in v["message"]["content"] for v in lines) and
               all(c["function"]["name"] == "get_weather" for v in lines for c in v["message"].get("tool_calls", [])),
               "cut after", n, lines)
+    # answers that follow a schema; options that mean nothing here, and those that would
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "yes": {"type": "boolean"}},
+              "required": ["n", "yes"], "additionalProperties": False}
+    for path, more, said in (("/api/chat", {}, lambda d: d["message"]["content"]),
+                             ("/api/generate", {"prompt": "Define river.", "messages": None}, lambda d: d["response"])):
+        data = s.post(path, {**ask, **more, "stream": False, "format": schema})[1]
+        got = json.loads(said(data))
+        check(set(got) == {"n", "yes"} and 0 <= got["n"] <= 99 and isinstance(got["yes"], bool), "format", path, data)
+        lines = s.lines(path, {**ask, **more, "format": schema})
+        check(json.loads("".join(said(v) for v in lines)) == got, "format, streamed", path, lines)
+    check(s.post("/api/chat", {**ask, "stream": False, "options": {**GREEDY, "typical_p": 1, "mirostat": 0, "repeat_last_n": 64,
+                                                                  "num_gpu": 99, "penalize_newline": True}})[0] == 200, "idle options")
+    for options in ({"typical_p": 0.5}, {"mirostat": 2}, {"repeat_last_n": 64, "repeat_penalty": 1.1}, {"unheard_of": 1}):
+        status, data = s.post("/api/chat", {**ask, "options": options})
+        check(status == 400 and list(options)[0] in data["error"], "refused:", options, data)
     # generate
     g = s.post("/api/generate", {**ask, "messages": None, "prompt": "Define river.", "stream": False})[1]
     check(g["response"] == text and g.get("thinking") == thinking, "generate", g)
@@ -99,6 +114,9 @@ def test_llamacpp(s):
         check(status == 200 and data["content"] == oai and data["stop"] and data["stop_type"] == "limit" and
               data["tokens_predicted"] == 8 and data["timings"]["predicted_n"] == 8, path, data)
     events = [v for _, v in s.stream("/completion", ask)]
+    for more in ({"typical_p": 0.5}, {"samplers": ["top_k"]}, {"grammar": "root ::= x"}, {"unheard_of": 1}):
+        status, data = s.post("/completion", {**ask, **more})
+        check(status == 400 and list(more)[0] in data["error"]["message"], "refused:", more, data)
     check("".join(v["content"] for v in events) == oai and [v["stop"] for v in events][-2:] == [False, True] and
           events[-1]["timings"]["predicted_per_second"] > 0, "stream", events)
     rendered = s.post("/apply-template", {"messages": user("Define river."), "reasoning_effort": "none"})[1]["prompt"]

@@ -35,6 +35,14 @@ static bool is_machine_option(const char *key)
 	return false;
 }
 
+/* What only says how far a penalty looks means nothing without one. */
+static bool is_idle_option(const json_t *options, const char *key)
+{
+	const json_t *penalty = json_object_get(options, "repeat_penalty");
+	return (!strcmp(key, "repeat_last_n") || !strcmp(key, "penalize_newline")) &&
+		   (!is_given(penalty) || json_number_value(penalty) == 1);
+}
+
 /* "options" -> members of a completion's body. */
 static int take_options(struct request *r, json_t *to, struct request_error *e)
 {
@@ -45,7 +53,7 @@ static int take_options(struct request *r, json_t *to, struct request_error *e)
 		return -1;
 	json_object_foreach((json_t *)options, key, v)
 	{
-		if (json_is_null(v) || is_machine_option(key))
+		if (json_is_null(v) || is_machine_option(key) || is_idle_option(options, key))
 			continue;
 		if (!strcmp(key, "num_predict")) {
 			int64_t n = -1;
