@@ -349,6 +349,7 @@ int cmd_plan(int argc, char **argv, struct err *e)
 	};
 	const struct arg run[] = {
 		{"recipe", 0, ARG_STRING, .string = &o.recipe, .value = "NAME",
+			.words = convert_recipe_words(),
 			.help = "types as in glmstream convert: " CONVERT_RECIPES, .fallback = RECIPE_DEFAULT},
 		{"model", 'm', ARG_STRING, .string = &o.model, .value = "FILE",
 			.help = "plan for this file in place of a recipe; only its headers are read"},
