@@ -41,6 +41,7 @@ sort >"$work/expected" <<END_FILES
 -rw-r--r-- root/root ./usr/share/bash-completion/completions/glmstream
 -rw-r--r-- root/root ./usr/share/doc/glmstream/changelog.gz
 -rw-r--r-- root/root ./usr/share/doc/glmstream/copyright
+-rw-r--r-- root/root ./usr/share/glmstream/glm52-routing.gltr1
 -rw-r--r-- root/root ./usr/share/glmstream/pocket.gguf
 -rw-r--r-- root/root ./usr/share/man/man1/glmstream.1.gz
 -rw-r--r-- root/root ./usr/share/zsh/vendor-completions/_glmstream
