@@ -10,6 +10,7 @@
 #include "tools/chat/line_edit.h"
 
 #include "src/base/mem.h"
+#include "src/base/out_file.h"
 #include "tools/output/interrupt.h"
 
 #include <errno.h>
@@ -243,10 +244,16 @@ static void remember(struct line_edit *l, const char *text)
 {
 	if (!l->editor || !text[strspn(text, " \t\n")])
 		return;
+	struct out_file out;
 	history(l->history, &l->event, H_ENTER, text);
-	if (l->history_file)
-		history(l->history, &l->event, H_SAVE,
-			l->history_file); /* a history that cannot be kept is no error */
+	/* a history that cannot be kept is no error */
+	if (!l->history_file || out_file_open_private(&out, l->history_file, &out_history, false, NULL))
+		return;
+	out.no_sync = 1;
+	if (history(l->history, &l->event, H_SAVE_FP, out.f) < 0)
+		out_file_abort(&out);
+	else
+		out_file_commit(&out, NULL);
 }
 #endif
 

@@ -268,6 +268,14 @@ def history():
     check("the next session remembers it", b"Define history." in shown, shown)
     c.keys(b"\x03\x04")
     check("Ctrl+D leaves", c.status() == 0, c.raw)
+    with open(path, "w") as f:
+        f.write("my notes")
+    c = Chat("-n", "1")
+    c.say(b"Define history.")
+    c.line(b"/quit", b"/quit")
+    c.status()
+    check("a file in its place that is no history stays", open(path).read() == "my notes")
+    os.unlink(path)
 
 
 def interrupts():
