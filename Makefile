@@ -211,7 +211,7 @@ uninstall: ## remove what install put there
 	@tools/scripts/install.sh uninstall $(BUILD) $(PREFIX) $(DESTDIR)
 
 pocket: all ## convert the checkpoint in POCKET_SRC into tools/pocket/pocket.gguf
-	$(BUILD)/glmstream convert $(POCKET_SRC) -o tools/pocket/pocket.gguf --recipe q8 \
+	$(BUILD)/glmstream convert $(POCKET_SRC) -o tools/pocket/pocket.gguf --force --recipe q8 \
 	  --types '$(POCKET_TYPES)'
 
 lint: $(BUILD)/page/files.inc ## layers, words, format, shellcheck, cppcheck, clang-tidy

@@ -146,10 +146,10 @@ cat >"$work/shape.json" <<'END'
 "routed_scaling_factor": 2.5, "norm_topk_prob": true}
 END
 for recipe in $recipes; do
-	run convert "$checkpoint" -o "$work/convert.gguf" --recipe "$recipe" -q
+	run convert "$checkpoint" -o "$work/convert.gguf" --recipe "$recipe" --force -q
 	exits 0
 	agree "$work/convert.gguf" "$recipe" $n_ids
-	run synth -o "$work/synth.gguf" --shape "$work/shape.json" --recipe "$recipe" -q
+	run synth -o "$work/synth.gguf" --shape "$work/shape.json" --recipe "$recipe" --force -q
 	exits 0
 	agree "$work/synth.gguf" "$recipe" 60
 done
