@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: MIT */
 /* Schemas as grammars: texts that must pass and texts that must not, refusals by name, masks
  * against single tokens, and walks at random, which must always come to an end. */
+#include "src/base/clock.h"
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "src/base/rng.h"
+#include "src/engine/sampler.h"
 #include "src/text/json_text.h"
 #include "src/text/schema/grammar_run.h"
 #include "src/text/schema/schema.h"
 #include "tests/text/text_data.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stddef.h>
@@ -99,6 +102,16 @@ static const struct text_case cases[] = {
 		{"ab", "null", "12"}, {"123", "abc"}, true},
 	{"{\"type\":\"array\",\"items\":{\"type\":\"string\"}}", {"[\"a\"]"}, {"[a]"}, true},
 };
+
+/* Made by the first test that needs it, freed by main. */
+static struct tokenizer *glm;
+
+static struct tokenizer *glm_tokenizer(void)
+{
+	if (!glm)
+		glm = text_data_glm();
+	return glm;
+}
 
 static struct schema *compiled(const char *text, bool argument)
 {
@@ -226,7 +239,7 @@ static void test_random_walks(void **state)
 static void test_masks(void **state)
 {
 	(void)state;
-	struct tokenizer *t = text_data_glm();
+	struct tokenizer *t = glm_tokenizer();
 	struct token_trie *tokens = token_trie_new(t);
 	for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
 		const struct text_case *c = &cases[i];
@@ -251,7 +264,101 @@ static void test_masks(void **state)
 		schema_drop(s);
 	}
 	token_trie_free(tokens);
-	tokenizer_free(t);
+}
+
+/* Longest token of the vocabulary that `text` begins with. */
+static int32_t token_of(const struct tokenizer *t, const char *text)
+{
+	int32_t best = -1;
+	size_t longest = 0;
+	for (int32_t id = 0; id < (int32_t)tokenizer_n_tokens(t); id++) {
+		struct text_span s = tokenizer_token(t, id);
+		if (s.len > longest && !tokenizer_is_added(t, id) && !strncmp(s.data, text, s.len)) {
+			longest = s.len;
+			best = id;
+		}
+	}
+	return best;
+}
+
+static bool run_allows(void *user, int32_t id)
+{
+	struct text_span s = tokenizer_token(glm_tokenizer(), id);
+	return s.len && grammar_run_allows(user, s.data, s.len);
+}
+
+static void run_mask(void *user, float *logits, int32_t n_valid)
+{
+	const uint64_t *mask = grammar_run_mask(user);
+	for (int32_t id = 0; id < n_valid; id++)
+		if (!(mask[id / 64] >> id % 64 & 1))
+			logits[id] = -INFINITY;
+}
+
+/* What a schema costs on the full vocabulary, per token of an answer of a few objects: drawing
+ * alone; when the model keeps to the schema; when the token it likes best is always forbidden, so
+ * that every step needs a mask. Prints the figures; the limit of the test is far above them. */
+static void test_cost(void **state)
+{
+	(void)state;
+	static const char *const schema =
+		"{\"type\":\"array\",\"items\":{\"type\":\"object\",\"properties\":{\"name\":{\"type\":"
+		"\"string\",\"maxLength\":40},\"text\":{\"type\":\"string\"},\"age\":{\"type\":\"integer\","
+		"\"minimum\":0,\"maximum\":150},\"kind\":{\"enum\":[\"person\",\"robot\"]}},\"required\":["
+		"\"name\",\"text\",\"age\",\"kind\"]}}";
+	struct tokenizer *t = glm_tokenizer();
+	int32_t n = (int32_t)tokenizer_n_tokens(t), ids[2000], wrong = token_of(t, "\x01");
+	struct buf text = {0};
+	size_t n_ids = 0;
+	for (int i = 0; i < 6; i++)
+		buf_printf(&text,
+			"%s{\"name\": \"Ada Lovelace %d\", \"text\": \"She wrote the first program, for an "
+			"engine that was never built.\", \"age\": %d, \"kind\": \"person\"}",
+			i ? ", " : "[", i, 30 + i);
+	buf_putc(&text, ']');
+	for (size_t at = 0; at < text.len; at += tokenizer_token(t, ids[n_ids++]).len)
+		ids[n_ids] = token_of(t, text.data + at);
+	struct token_trie *tokens = token_trie_new(t);
+	struct schema *s = compiled(schema, false);
+	float *logits = NEW_ARRAY(float, (size_t)n);
+	struct rng rng = {3};
+	for (int32_t i = 0; i < n; i++)
+		logits[i] = (float)(rng_unit(&rng) * 6 - 3);
+	double us[3];
+	for (int mode = 0; mode < 3; mode++) {
+		struct sampler sampler;
+		sampler_init(
+			&sampler, &(struct sampler_options){.temperature = 1, .top_p = 0.95f, .seed = 1});
+		struct grammar_run *r = grammar_run_new(schema_grammar(s), tokens);
+		struct sampler_filter filter = {.user = r, .allows = run_allows, .mask = run_mask};
+		uint64_t start = clock_ns();
+		for (size_t i = 0; i < n_ids; i++) {
+			float old = logits[ids[i]], other = logits[wrong];
+			logits[ids[i]] = 30;
+			logits[wrong] = mode == 2 ? 60 : other;
+			int32_t id = sampler_draw(&sampler, logits, n, mode ? &filter : NULL);
+			logits[wrong] = other;
+			logits[ids[i]] = old;
+			assert_int_equal(id, ids[i]);
+			struct text_span span = tokenizer_token(t, id);
+			if (mode)
+				assert_true(grammar_run_push(r, span.data, span.len));
+		}
+		us[mode] = (double)(clock_ns() - start) / 1e3 / (double)n_ids;
+		if (mode)
+			assert_true(grammar_run_must_end(r));
+		grammar_run_free(r);
+		sampler_fini(&sampler);
+	}
+	print_message(
+		"%zu tokens: %.0f us a token without a schema, %.0f with it, %.0f with a mask for "
+		"every token\n",
+		n_ids, us[0], us[1], us[2]);
+	assert_true(us[1] < us[0] + 5000);
+	free(logits);
+	buf_free(&text);
+	schema_drop(s);
+	token_trie_free(tokens);
 }
 
 int main(void)
@@ -261,6 +368,9 @@ int main(void)
 		cmocka_unit_test(test_refusals),
 		cmocka_unit_test(test_random_walks),
 		cmocka_unit_test(test_masks),
+		cmocka_unit_test(test_cost),
 	};
-	return cmocka_run_group_tests(tests, NULL, NULL);
+	int failed = cmocka_run_group_tests(tests, NULL, NULL);
+	tokenizer_free(glm);
+	return failed;
 }
