@@ -84,8 +84,10 @@ WARN     := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpo
             -Wno-psabi -Wno-format-truncation
 WERR     := $(if $(filter 1,$(WERROR)),-Werror)
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
-C_ALL     = -std=gnu11 $(CFLAGS) -fno-math-errno -ffp-contract=off -fopenmp-simd $(SANFLAGS) \
-            $(WARN) $(WERR) $(if $(PACKS),-ffile-prefix-map=$(CURDIR)=.)
+include tools/scripts/harden.mk
+C_ALL     = -std=gnu11 $(CFLAGS) $(HARDEN) -fno-math-errno -ffp-contract=off \
+            -fopenmp-simd $(SANFLAGS) $(WARN) $(WERR) \
+            $(if $(PACKS),-ffile-prefix-map=$(CURDIR)=.)
 # sanitizer builds fill cache slots with poison before they are read into: a test that meets it has
 # read too early
 CPP_ALL   = -I. -I$(BUILD)/page $(DEFS) $(if $(SAN),-DLOADER_POISON) \
@@ -96,7 +98,7 @@ isa       = $(if $(X86),$(if $(filter %_avx2.c,$(1)),-mavx2 -mfma -mf16c) \
             $(if $(filter %_avx512.c,$(1)),-mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c))
 DEPS_LIBS = $(if $(DEPS),-L$(DEPS)/lib \
             -Wl$(comma)--disable-new-dtags$(comma)-rpath$(comma)$(abspath $(DEPS))/lib)
-LIBS      = -Wl,--as-needed $(DEPS_LIBS) $(LDFLAGS) -lpcre2-8 -ljansson \
+LIBS      = -Wl,--as-needed $(LDHARDEN) $(DEPS_LIBS) $(LDFLAGS) -lpcre2-8 -ljansson \
             $(call has,LZ4,-llz4) $(call has,URING,-luring) $(call has,EDIT,-ledit) \
             $(call has,HTTP,-lmicrohttpd) $(CUDA_LIBS) -lpthread -lm
 

@@ -98,8 +98,13 @@ int cmd_run(int argc, char **argv, struct err *e)
 	bool one = opts.prompt || opts.file, chat = !one && isatty(STDIN_FILENO);
 	struct given_prompt prompt = {0};
 	opts.common.no_summary = chat; /* which greets in its own words */
-	if ((one && (rc = read_prompt(&opts, &prompt, e))) || (rc = answer_open(&a, &opts, e)))
+	if (one && (rc = read_prompt(&opts, &prompt, e)))
 		goto out;
+	if (!chat) /* whose commands open any file */
+		sandbox_opts_files(&opts.sandbox, &opts.common, &opts.prefix, opts.session);
+	if ((rc = answer_open(&a, &opts, e)))
+		goto out;
+	sandbox_opts_calls(&opts.sandbox);
 	interrupt_catch(chat); /* not before: Ctrl+C while a large model loads ends the program */
 	if (one)
 		rc = answer_turn(&a, prompt.text, prompt.len, prompt.what, e);

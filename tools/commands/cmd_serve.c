@@ -8,6 +8,7 @@
 #include "src/text/utf8.h"
 #include "tools/commands/commands.h"
 #include "tools/options/common_opts.h"
+#include "tools/options/sandbox_opts.h"
 #include "tools/output/interrupt.h"
 #include "tools/options/pocket.h"
 #include "tools/output/report.h"
@@ -25,6 +26,7 @@ struct serve_opts {
 	uint32_t port, sessions, queue, connections, max_body_mb;
 	bool strict_model;
 	struct prefix_opts prefix;
+	struct sandbox_opts sandbox;
 };
 
 static int parse_serve_options(struct serve_opts *o, int argc, char **argv, struct err *e)
@@ -62,7 +64,7 @@ static int parse_serve_options(struct serve_opts *o, int argc, char **argv, stru
 			.help = "largest request, in 10^6 bytes", .fallback = "32"},
 	};
 	struct arg_group groups[] = {common_opts_group(&o->common), {"Server", list, ARRAY_LEN(list)},
-		prefix_opts_group(&o->prefix)};
+		prefix_opts_group(&o->prefix), sandbox_opts_group(&o->sandbox)};
 	const struct args args = {
 		.command = "glmstream serve",
 		.usage = "[-m MODEL] [options]",
@@ -141,6 +143,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	o.common.sessions = o.sessions;
 	o.common.no_mtp =
 		true; /* drafts are not used here: their layer's caches would be dead weight */
+	sandbox_opts_files(&o.sandbox, &o.common, &o.prefix, NULL);
 	if ((rc = common_opts_open(&o.common, &g, e)))
 		goto out;
 	const struct model_config *c = engine_config(g);
@@ -163,6 +166,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	};
 	if ((rc = server_open(g, &options, &s, e)))
 		goto out;
+	sandbox_opts_calls(&o.sandbox);
 	interrupt_catch(false);
 	say_hello(&o, s, name);
 	while (!atomic_load(interrupt_flag()))

@@ -106,7 +106,8 @@ int run_opts_parse(struct run_opts *o, int argc, char **argv, struct err *e)
 {
 	*o = (struct run_opts){.max_new = UINT32_MAX, .temp = 1, .top_p = 1, .repeat_penalty = 1};
 	const struct arg_group groups[] = {own_group(o), sampling_group(o),
-		prefix_opts_group(&o->prefix), common_opts_group(&o->common)};
+		prefix_opts_group(&o->prefix), sandbox_opts_group(&o->sandbox),
+		common_opts_group(&o->common)};
 	const char *named = NULL;
 	const struct arg positional[] = {{.kind = ARG_STRING,
 		.string = &named,

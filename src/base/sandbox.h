@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Confines the process, so that a fault in a parser of foreign bytes reaches less. Two halves, each
+ * for the rest of the process's life:
+ *
+ *   1. sandbox_files (landlock): files can be opened only below the given paths. It binds the
+ *      calling thread and the threads that it starts later: call it before there are others.
+ *   2. sandbox_calls (seccomp): no programs are started, no sockets made or connected (those that
+ *      listen go on accepting), no other process is traced. It binds all threads: call it when
+ *      everything is open.
+ *
+ * What is open stays usable: file descriptors, rings of io_uring, the card's device files. A ring
+ * that exists could make sockets on kernels from 5.19 on, without a system call that seccomp sees.
+ */
+#ifndef GLM_BASE_SANDBOX_H
+#define GLM_BASE_SANDBOX_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+struct sandbox_path {
+	const char *path; /* a folder stands for all below it; one that does not exist is left out */
+	bool write;       /* else only reading; a folder: making and removing files too */
+};
+
+/* Returns landlock's version (> 0), or a negative errno: this kernel does not have it, or refuses;
+ * nothing is confined then. */
+int sandbox_files(const struct sandbox_path *paths, size_t n);
+
+/* 0, or a negative errno: nothing is confined then. Denied calls fail with EPERM. */
+int sandbox_calls(void);
+
+#endif

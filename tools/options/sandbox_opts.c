@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: MIT */
+/* The list of places: what the options name, and what libraries and a card's driver read. */
+#include "tools/options/sandbox_opts.h"
+
+#include "src/base/log.h"
+#include "src/base/mem.h"
+#include "src/base/num.h"
+#include "src/base/sandbox.h"
+#include "tools/options/pocket.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+struct arg_group sandbox_opts_group(struct sandbox_opts *o)
+{
+	const struct arg list[] = {
+		{"no-sandbox", 0, ARG_FLAG, .flag = &o->off,
+			.help = "let the process open any file, start programs and make connections; by "
+					"default it gives that up when the model is open"},
+	};
+	_Static_assert(sizeof list == sizeof o->args, "args");
+	memcpy(o->args, list, sizeof list);
+	return (struct arg_group){"Confinement", o->args, ARRAY_LEN(list)};
+}
+
+struct place_list {
+	struct sandbox_path *paths; /* [n], texts included */
+	size_t n;
+};
+
+static void add_place(struct place_list *l, char *path, bool write)
+{
+	l->paths = mem_grow(l->paths, l->n + 1, sizeof *l->paths);
+	l->paths[l->n++] = (struct sandbox_path){path, write};
+}
+
+/* The folder that `path` stands in. */
+static char *folder_of(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	return !slash ? mem_strdup(".") : mem_strndup(path, slash == path ? 1 : (size_t)(slash - path));
+}
+
+/* The folder of a file, also of the one that a link leads to: parts of a split model stand beside
+ * each other, and a file that is replaced needs its folder. */
+static void add_folder(struct place_list *l, const char *file, bool write)
+{
+	if (!file)
+		return;
+	char *real = realpath(file, NULL);
+	add_place(l, folder_of(file), write);
+	if (real)
+		add_place(l, folder_of(real), write);
+	free(real);
+}
+
+static void add_model(struct place_list *l, const struct common_opts *c)
+{
+	struct common_replicas replicas;
+	struct err ignored = {0}; /* said when the model is opened */
+	add_folder(l, pocket_or(c->model, &ignored), false);
+	if (!common_opts_replicas(c, &replicas, &ignored))
+		for (unsigned i = 0; i < replicas.n; i++)
+			add_folder(l, replicas.path[i], false);
+	free(replicas.text);
+}
+
+void sandbox_opts_files(struct sandbox_opts *o, const struct common_opts *c,
+	const struct prefix_opts *p, const char *session)
+{
+	static const char *const read[] = {
+		"/usr", "/lib", "/lib64", "/etc", "/opt", "/nix", "/run", "/sys"};
+	/* device files are opened for writing; a driver names its threads through /proc */
+	static const char *const write[] = {"/dev", "/proc"};
+	struct place_list l = {0};
+	if (o->off)
+		return;
+	add_model(&l, c);
+	add_folder(&l, c->trace, true);
+	add_folder(&l, c->warm, true);
+	add_folder(&l, session, true);
+	if (p && p->folder) {
+		(void)mkdir(p->folder, 0700); /* a rule needs it; what is wrong is said by the store */
+		add_place(&l, mem_strdup(p->folder), true);
+	}
+	for (size_t i = 0; i < ARRAY_LEN(read); i++)
+		add_place(&l, mem_strdup(read[i]), false);
+	for (size_t i = 0; i < ARRAY_LEN(write); i++)
+		add_place(&l, mem_strdup(write[i]), true);
+	const char *home = getenv("HOME");
+	if (home && *home && strcmp(common_opts_backend(c), "cpu") != 0)
+		add_place(&l, mem_printf("%s/.nv", home), true); /* the driver's cache of kernels */
+	o->landlock = sandbox_files(l.paths, l.n);
+	for (size_t i = 0; i < l.n; i++)
+		free((char *)(uintptr_t)l.paths[i].path);
+	free(l.paths);
+}
+
+void sandbox_opts_calls(const struct sandbox_opts *o)
+{
+	if (o->off) {
+		log_verbose("sandbox: off");
+		return;
+	}
+	char files[96], calls[96] = "no programs, no new connections, no tracing (seccomp)";
+	int rc = sandbox_calls();
+	if (o->landlock > 0)
+		snprintf(
+			files, sizeof files, "files of the model and the options (landlock %d)", o->landlock);
+	else if (o->landlock)
+		snprintf(files, sizeof files, "any file (landlock: %s)", strerror(-o->landlock));
+	else
+		snprintf(files, sizeof files, "any file, for the commands of the chat");
+	if (rc)
+		snprintf(calls, sizeof calls, "any call (seccomp: %s)", strerror(-rc));
+	log_verbose("sandbox: %s; %s", files, calls);
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: MIT */
+/* --no-sandbox, and which files a command still needs when it is confined (src/base/sandbox.h). */
+#ifndef GLM_TOOLS_SANDBOX_OPTS_H
+#define GLM_TOOLS_SANDBOX_OPTS_H
+
+#include "src/base/args.h"
+#include "tools/options/common_opts.h"
+
+/* Zero-initialise. */
+struct sandbox_opts {
+	bool off;
+	int landlock; /* what sandbox_files returned; 0: not called */
+	struct arg args[1];
+};
+
+/* Its variable is in *o, which must stay where it is. */
+struct arg_group sandbox_opts_group(struct sandbox_opts *o);
+
+/* Confines the files to what these options name. Before common_opts_open, which starts threads.
+ * p, session (a file that is replaced): may be NULL. */
+void sandbox_opts_files(struct sandbox_opts *o, const struct common_opts *c,
+	const struct prefix_opts *p, const char *session);
+
+/* Confines the calls, when everything is open, and says with -v what is confined. */
+void sandbox_opts_calls(const struct sandbox_opts *o);
+
+#endif
