@@ -7,7 +7,7 @@ import random
 
 import jsonschema
 
-from serve_lib import Server, check, finish, user
+from serve_lib import PROGRAM, Server, check, finish, user
 
 CHAT = "/v1/chat/completions"
 STRINGS = [{}, {"maxLength": 8}, {"minLength": 3, "maxLength": 5}, {"pattern": "^[A-Z]{2}-[0-9]{1,4}$"}, {"pattern": "^a.*z$", "maxLength": 12},
@@ -120,7 +120,8 @@ def form(schema):
 
 def test_all(s):
     ended = cut = 0
-    for i, schema in enumerate([*written(), *by_pydantic()]):
+    step = 20 if "san-" in PROGRAM else 1  # sanitizers are ten times slower
+    for i, schema in enumerate([*written(), *by_pydantic()][::step]):
         status, data = s.post(CHAT, {"messages": user("Define river."), "temperature": 1.5, "top_p": 1, "seed": i, "max_tokens": 200,
                                      "n": 2, "enable_thinking": False, "response_format": form(schema)})
         if not check(status == 200, "a schema is taken:", status, data, json.dumps(schema)[:300]):
