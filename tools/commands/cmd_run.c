@@ -101,7 +101,8 @@ int cmd_run(int argc, char **argv, struct err *e)
 	if (one && (rc = read_prompt(&opts, &prompt, e)))
 		goto out;
 	if (!chat) /* whose commands open any file */
-		sandbox_opts_files(&opts.sandbox, &opts.common, &opts.prefix, opts.session);
+		sandbox_opts_files(
+			&opts.sandbox, &opts.common, &opts.prefix, opts.session, opts.json_schema);
 	if ((rc = answer_open(&a, &opts, e)))
 		goto out;
 	sandbox_opts_calls(&opts.sandbox);

@@ -143,7 +143,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	o.common.sessions = o.sessions;
 	o.common.no_mtp =
 		true; /* drafts are not used here: their layer's caches would be dead weight */
-	sandbox_opts_files(&o.sandbox, &o.common, &o.prefix, NULL);
+	sandbox_opts_files(&o.sandbox, &o.common, &o.prefix, NULL, NULL);
 	if ((rc = common_opts_open(&o.common, &g, e)))
 		goto out;
 	const struct model_config *c = engine_config(g);

@@ -68,7 +68,7 @@ static void add_model(struct place_list *l, const struct common_opts *c)
 }
 
 void sandbox_opts_files(struct sandbox_opts *o, const struct common_opts *c,
-	const struct prefix_opts *p, const char *session)
+	const struct prefix_opts *p, const char *session, const char *read_only)
 {
 	static const char *const read[] = {
 		"/usr", "/lib", "/lib64", "/etc", "/opt", "/nix", "/run", "/sys"};
@@ -81,6 +81,8 @@ void sandbox_opts_files(struct sandbox_opts *o, const struct common_opts *c,
 	add_folder(&l, c->trace, true);
 	add_folder(&l, c->warm, true);
 	add_folder(&l, session, true);
+	if (read_only)
+		add_place(&l, mem_strdup(read_only), false);
 	if (p && p->folder) {
 		(void)mkdir(p->folder, 0700); /* a rule needs it; what is wrong is said by the store */
 		add_place(&l, mem_strdup(p->folder), true);

@@ -43,6 +43,11 @@ if "$GLMSTREAM" "${short[@]}" -q --no-sandbox --trace "$work/c/t0" >"$work/out" 
 	exits 0
 	check "the trace is there" [ -s "$work/c/t" ]
 fi
+mkdir "$work/g"
+echo '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}' >"$work/g/schema"
+echo 'Define river.' >"$work/g/prompt"
+run -f "$work/g/prompt" --json-schema "$work/g/schema" -n 2 --temp 0 --think off -c 400 -q
+exits 0
 (cd "$work/b" && timeout 60 "$GLMSTREAM" "${short[@]}" -q -m copy.gguf --session s) >"$work/out" 2>"$work/err"
 rc=$?
 exits 0
