@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# Fails single allocations and single writing system calls of: saving a session, storing a prompt,
+# opening a model, a conversion. Whatever fails, the program ends with a status and a sentence (or the
+# declared abort for want of memory), no file that was there is lost, and the next run is right.
+# FAULT_POINTS: how many places of each run are tried (0: every one).
+# shellcheck disable=SC2317 # functions called through check
+# shellcheck source=tests/e2e/lib/lib.sh
+. "$(dirname "$0")/../lib/lib.sh"
+need_pocket
+RUN_LIMIT=200
+points=${FAULT_POINTS:-12}
+cc=$(command -v "${CC##* }" || command -v cc || command -v gcc || command -v clang) || skip "no C compiler"
+case $GLMSTREAM in *san-*) skip "a sanitizer has allocation of its own" ;; esac
+here=tests/e2e/trust
+if ! "$cc" -O1 -shared -fPIC -o "$work/fail_alloc.so" $here/fail_alloc.c -ldl ||
+	! "$cc" -O1 -o "$work/fail_write" $here/fail_write.c; then
+	cannot_test "the tools do not compile"
+fi
+
+# numbers 1 to $1, at most $points of them
+places() {
+	local step=1
+	[ "$points" = 0 ] || step=$((($1 + points - 1) / points))
+	seq 1 "$((step > 0 ? step : 1))" "$1"
+}
+
+ended_in_order() { # the exit status is the program's, or the declared abort
+	[ "$rc" -le 4 ] || { [ "$rc" = 134 ] && grep -q '^bug: src/base/mem.c.*out of memory' "$work/err"; }
+}
+
+has_sentence() {
+	[ "$rc" = 0 ] || grep -q '^glmstream: \|^bug: src/base/mem.c\|error while loading' "$work/err"
+}
+
+# every_failure NAME PREPARE CHECK ARGS...: PREPARE before each run, CHECK behind it
+every_failure() {
+	local name=$1 prepare=$2 look=$3 total n how aborted=0 failed=0 warned=0 runs=0
+	shift 3
+	$prepare
+	timeout $RUN_LIMIT env FAIL_COUNT=1 LD_PRELOAD="$work/fail_alloc.so" \
+		"$GLMSTREAM" "$@" >"$work/out" 2>"$work/err" </dev/null
+	rc=$? said="glmstream $* (counted)"
+	exits 0
+	total=$(sed -n 's/^allocations //p' "$work/err")
+	for n in $(places "$total"); do
+		$prepare
+		timeout $RUN_LIMIT env FAIL_ALLOC="$n" LD_PRELOAD="$work/fail_alloc.so" \
+			"$GLMSTREAM" "$@" >"$work/out" 2>"$work/err" </dev/null
+		rc=$? said="$name: allocation $n of $total" runs=$((runs + 1))
+		[ $rc != 134 ] || aborted=$((aborted + 1))
+		[ $rc = 0 ] || failed=$((failed + 1))
+		check "the program ends in order" ended_in_order
+		check "and says why" has_sentence
+		$look
+	done
+	echo "$name: $runs of $total allocations: $failed failed, $aborted of them by the declared abort"
+	$prepare
+	timeout $RUN_LIMIT "$work/fail_write" 0 EIO "$GLMSTREAM" "$@" >"$work/out" 2>"$work/err" </dev/null
+	rc=$?
+	[ $rc != 77 ] || {
+		skip_part "$name: system calls cannot be traced here"
+		return
+	}
+	exits 0
+	total=$(sed -n 's/^calls //p' "$work/err")
+	runs=0 failed=0 warned=0
+	for how in ENOSPC EIO EINTR short; do
+		for n in $(places "${total:-0}"); do
+			$prepare
+			timeout $RUN_LIMIT "$work/fail_write" "$n" $how "$GLMSTREAM" "$@" \
+				>"$work/out" 2>"$work/err" </dev/null
+			rc=$? said="$name: writing call $n of $total: $how" runs=$((runs + 1))
+			[ $rc = 0 ] || failed=$((failed + 1))
+			! grep -q '^warning: ' "$work/err" || warned=$((warned + 1))
+			check "the program ends in order" [ $rc -le 4 ]
+			check "and says why" has_sentence
+			[ $how != short ] || check "a short write is gone on with" [ $rc = 0 ]
+			$look
+		done
+	done
+	echo "$name: $runs failures in $total writing calls: $failed ended the program, $warned were warned of"
+}
+
+short=(-n 2 --temp 0 --think off -q -t 1 -c 900)
+
+# ---- a session ----
+run "${short[@]}" -p 'Define river.' --session "$work/good"
+exits 0
+old_session() { cp "$work/good" "$work/s"; }
+session_is_whole() {
+	local was=$rc said_was=$said
+	run "${short[@]}" -p 'Define cat.' --session "$work/s"
+	said="$said_was, and the run behind it"
+	exits 0
+	rc=$was
+}
+every_failure session old_session session_is_whole "${short[@]}" -p 'Define dog.' --session "$work/s"
+
+# ---- a stored prompt ----
+for i in $(seq 60); do echo "The river number $i runs to the sea."; done >"$work/long"
+run "${short[@]}" -f "$work/long"
+exits 0
+cp "$work/out" "$work/long.answer"
+no_store() { rm -rf "$work/store"; }
+store_is_right() {
+	local said_was=$said
+	run "${short[@]}" -f "$work/long" --session-dir "$work/store"
+	said="$said_was, and the run behind it"
+	exits 0
+	check "the answer is the same" cmp -s "$work/out" "$work/long.answer"
+}
+points=$(((points + 1) / 2)) # longer runs
+every_failure store no_store store_is_right "${short[@]}" -f "$work/long" --session-dir "$work/store"
+points=${FAULT_POINTS:-12}
+
+# ---- opening ----
+nothing() { :; }
+every_failure open nothing nothing inspect "$POCKET" --tensors
+
+# ---- a conversion ----
+python3 tests/e2e/convert/gen_checkpoint.py "$work/tiny" \
+	--tokenizer tests/data/tokenizer/pocket-tokenizer.json >"$work/gen" || wrong "the generator failed"
+convert=(convert "$work/tiny" --recipe q8 -q -j 1)
+run "${convert[@]}" -o "$work/good.gguf"
+exits 0
+no_model() { rm -f "$work"/m.gguf*; }
+model_is_whole() {
+	local said_was=$said
+	if [ -e "$work/m.gguf" ]; then
+		check "what is there is whole" cmp -s "$work/m.gguf" "$work/good.gguf"
+		return
+	fi
+	run "${convert[@]}" -o "$work/m.gguf"
+	said="$said_was, and the same command again"
+	exits 0
+	check "the same bytes" cmp -s "$work/m.gguf" "$work/good.gguf"
+}
+points=$(((points + 1) / 2))
+every_failure convert no_model model_is_whole "${convert[@]}" -o "$work/m.gguf"
+
+finish
