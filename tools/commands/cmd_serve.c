@@ -114,6 +114,19 @@ static void say_hello(const struct serve_opts *o, const struct server *s, const 
 	fflush(stdout);
 }
 
+/* Takes the key out of the arguments, which other users see with ps. The caller frees it. */
+static char *take_key(int argc, char **argv, const char *key)
+{
+	char *own = mem_strdup(key);
+	size_t length = strlen(key);
+	for (int i = 1; i < argc; i++) {
+		size_t n = strlen(argv[i]);
+		if (n >= length && argv[i] + n - length == key)
+			memset(argv[i] + n - length, '*', length);
+	}
+	return own;
+}
+
 int cmd_serve(int argc, char **argv, struct err *e)
 {
 	struct serve_opts o = {.host = "127.0.0.1",
@@ -134,6 +147,8 @@ int cmd_serve(int argc, char **argv, struct err *e)
 	const char *path = pocket_or(o.common.model, e);
 	if (!path)
 		return e->code;
+	char *given_key = o.api_key ? take_key(argc, argv, o.api_key) : NULL;
+	o.api_key = given_key;
 	char *file_name = name_of(path);
 	struct buf shown = {0}; /* JSON takes nothing but UTF-8, and clients must be able to say it */
 	utf8_repair(o.name ? o.name : file_name, strlen(o.name ? o.name : file_name), &shown);
@@ -178,6 +193,7 @@ int cmd_serve(int argc, char **argv, struct err *e)
 out:
 	server_close(s);
 	free(file_name);
+	free(given_key);
 	buf_free(&shown);
 	return common_opts_close(g, rc, e);
 }

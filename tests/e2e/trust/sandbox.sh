@@ -55,7 +55,7 @@ check "names without a folder work" [ -s "$work/b/s" ]
 
 # a running server, seen from outside, and what its process may do
 if has_command serve; then
-	"$GLMSTREAM" serve -v --port 0 -c 400 --session-dir "$work/f" >"$work/out" 2>"$work/err" &
+	"$GLMSTREAM" serve -v --port 0 -c 400 --session-dir "$work/f" --api-key=k3y-0f-mine >"$work/out" 2>"$work/err" &
 	pid=$!
 	for _ in $(seq 100); do
 		grep -q http "$work/out" && break
@@ -65,11 +65,14 @@ if has_command serve; then
 	check "all its threads have a filter" [ "$(grep -h '^Seccomp:' /proc/$pid/task/*/status | sort -u | tr -d '\t ')" = Seccomp:2 ]
 	check "none can gain rights" [ "$(grep -h '^NoNewPrivs:' /proc/$pid/task/*/status | sort -u | tr -d '\t ')" = NoNewPrivs:1 ]
 	url=$(sed 's/^listening on //' "$work/out")
-	check "it answers" python3 -c '
+	check "its arguments do not show the key" eval "! tr '\\0' ' ' </proc/$pid/cmdline | grep -q k3y"
+	check "it answers, with the key" python3 -c '
 import json, sys, urllib.request
 for i in range(3):
     body = json.dumps({"messages": [{"role": "user", "content": "Define river."}], "max_tokens": 4})
-    json.load(urllib.request.urlopen(sys.argv[1] + "/v1/chat/completions", body.encode(), timeout=60))
+    request = urllib.request.Request(sys.argv[1] + "/v1/chat/completions", body.encode())
+    request.add_header("Authorization", "Bearer k3y-0f-mine")
+    json.load(urllib.request.urlopen(request, timeout=60))
 ' "$url"
 	kill $pid
 	wait $pid
