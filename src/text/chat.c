@@ -76,6 +76,10 @@ void chat_fini(struct chat *c)
 
 static void put_segment(struct chat_prompt *p, const char *s, size_t n, bool control)
 {
+	if (p->most_bytes && n > p->most_bytes - p->text.len)
+		p->too_long = true;
+	if (p->too_long)
+		return;
 	struct chat_segment *last = p->n ? &p->segments[p->n - 1] : NULL;
 	if (last && !control && !last->control) {
 		last->len += n;
@@ -309,7 +313,7 @@ static void render_tool_message(
 			put_bytes(p, m->outputs[i]);
 		} else if (m->n_tool_names) {
 			put_text(p, "<tools>\n");
-			for (size_t k = 0; k < m->n_tool_names; k++) {
+			for (size_t k = 0; k < m->n_tool_names && !p->too_long; k++) {
 				size_t at;
 				json_t *tool;
 				json_array_foreach(c->tools, at, tool)
@@ -359,6 +363,7 @@ int chat_render(const struct chat *c, struct chat_prompt *out, struct err *e)
 		return rc;
 	buf_clear(&out->text);
 	out->n = 0;
+	out->too_long = false;
 	const struct chat_options *o = &c->options;
 	put_control(out, "[gMASK]");
 	put_control(out, "<sop>");
@@ -371,7 +376,7 @@ int chat_render(const struct chat *c, struct chat_prompt *out, struct err *e)
 	for (size_t i = 0; i < c->n_messages; i++)
 		if (c->messages[i].role == CHAT_USER)
 			after_user = i + 1;
-	for (size_t i = 0; i < c->n_messages; i++) {
+	for (size_t i = 0; i < c->n_messages && !out->too_long; i++) {
 		const struct chat_message *m = &c->messages[i];
 		switch (m->role) {
 		case CHAT_SYSTEM:
@@ -394,6 +399,8 @@ int chat_render(const struct chat *c, struct chat_prompt *out, struct err *e)
 		if (o->enable_thinking == CHAT_OFF)
 			put_control(out, "</think>");
 	}
+	if (out->too_long)
+		return err_set(e, ERR_INPUT, "the prompt has more than %zu bytes", out->most_bytes);
 	return 0;
 }
 

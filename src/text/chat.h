@@ -88,10 +88,13 @@ struct chat_prompt {
 	struct buf text; /* all segments in order */
 	struct chat_segment *segments;
 	size_t n, cap;
+	size_t most_bytes; /* of the text, set by the caller; 0: any number */
+	bool too_long;     /* set by chat_render: it stopped at most_bytes */
 };
 
 /* Appends nothing to what was in `out`: it is cleared first. ERR_INPUT names the message that is
- * not valid UTF-8. */
+ * not valid UTF-8, or says that the text is longer than most_bytes: a short conversation can name
+ * one tool a thousand times. */
 int chat_render(const struct chat *c, struct chat_prompt *out, struct err *e);
 void chat_prompt_fini(struct chat_prompt *p);
 

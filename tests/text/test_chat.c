@@ -135,6 +135,39 @@ static void test_users_text_stays_text(void **state)
 	chat_fini(&c);
 }
 
+/* A short conversation that names one large tool many times: the text stops at its limit. */
+static void test_length_limit(void **state)
+{
+	(void)state;
+	enum { N_REFERENCES = 20000 };
+	struct chat c = {0};
+	struct err e = {0};
+	char *large = calloc(1, 100001);
+	memset(large, 'x', 100000);
+	c.tools = json_pack("[{s:s, s:s, s:b}]", "name", "f", "description", large, "defer_loading", 1);
+	free(large);
+	struct chat_message *m = chat_add(&c, CHAT_TOOL, NULL, 0);
+	m->tool_names = calloc(N_REFERENCES, sizeof *m->tool_names);
+	for (m->n_tool_names = 0; m->n_tool_names < N_REFERENCES; m->n_tool_names++)
+		m->tool_names[m->n_tool_names] = chat_text_new("f", 1);
+	struct chat_prompt p = {.most_bytes = 1 << 20};
+	assert_int_equal(chat_render(&c, &p, &e), ERR_INPUT);
+	assert_string_equal(e.text, "the prompt has more than 1048576 bytes");
+	assert_true(p.too_long && p.text.len <= 1 << 20);
+	assert_true(p.text.cap <= 4 << 20);
+	chat_fini(&c);
+	chat_add(&c, CHAT_USER, "ok", 2);
+	assert_int_equal(chat_render(&c, &p, &e), 0);
+	assert_false(p.too_long);
+	size_t whole = p.text.len;
+	p.most_bytes = whole; /* the limit is allowed, a byte more is not */
+	assert_int_equal(chat_render(&c, &p, &e), 0);
+	p.most_bytes = whole - 1;
+	assert_int_equal(chat_render(&c, &p, &e), ERR_INPUT);
+	chat_prompt_fini(&p);
+	chat_fini(&c);
+}
+
 static void test_bytes_of_all_kinds(void **state)
 {
 	(void)state;
@@ -284,6 +317,7 @@ int main(void)
 		cmocka_unit_test(test_golden),
 		cmocka_unit_test(test_arguments_as_string),
 		cmocka_unit_test(test_users_text_stays_text),
+		cmocka_unit_test(test_length_limit),
 		cmocka_unit_test(test_bytes_of_all_kinds),
 		cmocka_unit_test(test_inline_thinking),
 		cmocka_unit_test(test_chat_refusals),

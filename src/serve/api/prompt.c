@@ -88,13 +88,10 @@ int prompt_build(const struct prompt_talk *t, const struct tokenizer *tokenizer,
 	struct err *e)
 {
 	const struct chat *c = &t->chat;
-	struct chat_prompt p = {0};
+	struct chat_prompt p = {.most_bytes = most_bytes};
 	int rc = chat_render(c, &p, e);
-	if (!rc && p.text.len > most_bytes)
-		rc = err_set(
-			e, ERR_INPUT, "the prompt has %zu bytes, more than the context can hold", p.text.len);
 	size_t after_user = 0, m = 0, from = 0;
-	*built = (struct prompt_built){0};
+	*built = (struct prompt_built){.too_long = p.too_long};
 	for (size_t i = 0; i < c->n_messages; i++)
 		if (c->messages[i].role == CHAT_USER)
 			after_user = i + 1;

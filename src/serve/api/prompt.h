@@ -20,9 +20,9 @@ void prompt_talk_fini(struct prompt_talk *t);
 /* Message `i` has one more call, with this id (NULL: ""). */
 void prompt_talk_call_id(struct prompt_talk *t, size_t i, const char *id, size_t len);
 
-/* Appends the ids. most_bytes: a longer text is not cut into tokens (a text of so many bytes cannot
- * fit the context). */
+/* Appends the ids. most_bytes: a longer text is not made (request_most_bytes). */
 struct prompt_built {
+	bool too_long;   /* the error is that of most_bytes */
 	size_t replayed; /* turns that were found in `turns` */
 	size_t goes_on;  /* of a turn that goes on: its first token behind <think>; else 0 */
 };

@@ -433,6 +433,16 @@ int request_messages(struct request *r, const json_t *messages, struct request_e
 	return rc ? request_refuse_err(e, &err) : 0;
 }
 
+int request_refuse_length(const struct request *r, const char *param, struct request_error *e)
+{
+	size_t most = request_most_bytes(r->model);
+	if (most < REQUEST_PROMPT_BYTES)
+		return request_refuse(e, 400, "context_length_exceeded", param,
+			"the prompt has more than %zu bytes, more than the context can hold", most);
+	return request_refuse(e, 413, "request_too_large", param,
+		"the prompt has more than %zu bytes, more than a request may take", most);
+}
+
 int request_prompt(struct request *r, struct request_error *e)
 {
 	struct err err = {0};
@@ -442,10 +452,7 @@ int request_prompt(struct request *r, struct request_error *e)
 	r->prompts = NEW_ARRAY(struct token_ids, 1);
 	if (prompt_build(&r->talk, r->model->tokenizer, r->model->turns, request_most_bytes(r->model),
 			&r->prompts[0], &r->built, &err)) {
-		request_refuse_err(e, &err);
-		if (strstr(e->message, "than the context"))
-			e->code = "context_length_exceeded";
-		return -1;
+		return r->built.too_long ? request_refuse_length(r, NULL, e) : request_refuse_err(e, &err);
 	}
 	if (r->output.answer && r->built.goes_on)
 		return request_refuse(e, 400, "unsupported_parameter", "messages",

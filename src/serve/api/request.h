@@ -73,11 +73,13 @@ struct request {
 	bool think_asked; /* the client said something about reasoning */
 };
 
-/* A text of more bytes has more tokens than the context, whatever it says: it need not be cut into
- * them. */
+/* The text of one prompt. A text of more bytes than the first term has more tokens than the
+ * context, whatever it says; the second bounds the memory of one request. */
+#define REQUEST_PROMPT_BYTES ((size_t)64 << 20)
 static inline size_t request_most_bytes(const struct request_model *m)
 {
-	return (size_t)m->context * m->longest;
+	size_t context = (size_t)m->context * m->longest;
+	return context < REQUEST_PROMPT_BYTES ? context : REQUEST_PROMPT_BYTES;
 }
 
 void request_fini(struct request *r); /* a zeroed struct is fine */
@@ -90,6 +92,8 @@ int request_refuse(struct request_error *e, int status, const char *code, const 
 	const char *fmt, ...) __attribute__((format(printf, 5, 6)));
 /* The same from a library error: ERR_INPUT 400, ERR_MEMORY 503, else 500. */
 int request_refuse_err(struct request_error *e, const struct err *err);
+/* The prompt is longer than request_most_bytes: 400 when the context is the reason, else 413. */
+int request_refuse_length(const struct request *r, const char *param, struct request_error *e);
 
 /* ---- members of the body; all return 0, or -1 after request_refuse ---- */
 

@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def cannot_test(why):
 class Server:
     """A running server; ends with the `with` block, and its log is searched for what must not be there."""
 
-    def __init__(self, *options, env=None, model=POCKET):
+    def __init__(self, *options, env=None, model=POCKET, address_bytes=None):
         if not os.path.exists(PROGRAM):
             cannot_test("no program to test")
         listed = subprocess.run([PROGRAM, "--help"], capture_output=True, text=True).stdout
@@ -56,7 +57,9 @@ class Server:
             cannot_test("no pocket model in tools/pocket (make pocket)")
         command = [PROGRAM, "serve", "-m", model, "--port", "0", "--backend", "cpu", *options]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                        env={**os.environ, **(env or {})})
+                                        env={**os.environ, **(env or {})},
+                                        preexec_fn=address_bytes and (lambda: resource.setrlimit(
+                                            resource.RLIMIT_AS, (address_bytes, address_bytes))))
         self.log = []
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()

@@ -22,8 +22,7 @@ static int encode(
 	struct err err = {0};
 	struct token_ids *out = &r->prompts[r->n_prompts++];
 	if (n > request_most_bytes(r->model))
-		return request_refuse(e, 400, "context_length_exceeded", "prompt",
-			"prompt: %zu bytes, more than the context can hold", n);
+		return request_refuse_length(r, "prompt", e);
 	if (tokenizer_encode(
 			r->model->tokenizer, text, n, special ? TOKENIZER_PARSE_ADDED : 0, out, &err))
 		return request_refuse_err(e, &err);
