@@ -8,10 +8,12 @@
 #include "src/base/sandbox.h"
 #include "tools/options/pocket.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 struct arg_group sandbox_opts_group(struct sandbox_opts *o)
 {
@@ -67,6 +69,14 @@ static void add_model(struct place_list *l, const struct common_opts *c)
 	free(replicas.text);
 }
 
+/* The driver's library starts a setuid program when the device files of a card are not there yet,
+ * as after a boot. A confined process could not. */
+static bool driver_needs_help(const struct common_opts *c)
+{
+	return HAVE_CUDA && strcmp(common_opts_backend(c), "cpu") != 0 &&
+		   access("/dev/nvidia-uvm", F_OK) && !access("/usr/bin/nvidia-modprobe", X_OK);
+}
+
 void sandbox_opts_files(struct sandbox_opts *o, const struct common_opts *c,
 	const struct prefix_opts *p, const char *session, const char *read_only)
 {
@@ -77,6 +87,10 @@ void sandbox_opts_files(struct sandbox_opts *o, const struct common_opts *c,
 	struct place_list l = {0};
 	if (o->off)
 		return;
+	if (driver_needs_help(c)) {
+		o->landlock = -ENODEV;
+		return;
+	}
 	add_model(&l, c);
 	add_folder(&l, c->trace, true);
 	add_folder(&l, c->warm, true);
