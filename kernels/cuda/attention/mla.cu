@@ -80,7 +80,7 @@ static __device__ __forceinline__ void mla_heads(
 	if (!tid) {
 		for (int i = 0; i < N_BARRIERS; i++)
 			mbarrier_init(there(i), 1);
-		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+		mbarrier_init_fence();
 		mbarrier_expect(there(HAS_K), WARPS * K_TILE);
 		bulk_copy(base + AT_K, a.k + (int64_t)(head * 2 + half) * (WARPS * K_TILE), WARPS * K_TILE,
 			there(HAS_K));
@@ -360,7 +360,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 		if (PRODUCT && warp == WARPS)
 			ring_sync();
 	} else { /* a block without a head */
-		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+		mbarrier_init_fence();
 		__syncthreads();
 		if (warp < WARPS) {
 			grid_dependency_wait();

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * packed<T> (block_dot.cuh) of the types that few files hold for most of their weights, and all
- * types together. These have no integer form (block_bytes.cuh): decode multiplies their floats
- * (gemv_decoded.cu), prefill goes by way of panels (unpack.cu). That keeps them out of the files
- * that are built for every group of types.
+ * packed<T> (block_dot.cuh) of the types that few files use, and then for few tensors: the list
+ * DECODED_TYPES; ALL_TYPES has those of block_dot.cuh besides. These types have no integer form
+ * (block_bytes.cuh): decode multiplies floats (gemv_decoded.cu), prefill unpacks panels
+ * (unpack.cu). So they do not lengthen the compilation of *_types.cu, which is built for every
+ * group of types.
  *
  * MXFP4 blocks have 17 bytes: they are read byte by byte, at any address.
  */
@@ -13,13 +14,13 @@
 #include "kernels/cuda/common/block_dot.cuh"
 #include "src/quant/fp4.h"
 
-/* Four bits as the fifth bits of four bytes */
+/* Bit i of `four` becomes bit 4 of byte i: the fifth bits of four values of Q5_0 or Q5_1. */
 static __device__ __forceinline__ uint32_t fifth_bits(uint32_t four)
 {
 	return ((four & 15) * 0x00204081 & 0x01010101) << 4;
 }
 
-/* The FP4 numbers in the low nibbles of four bytes, as fp4.h has them */
+/* FP4_VALUES (fp4.h) of the low nibbles of four bytes. */
 static __device__ __forceinline__ void fp4_floats(uint32_t nibbles, float q[4])
 {
 #pragma unroll

@@ -174,7 +174,7 @@ static __global__ void __launch_bounds__(128)
 	launch_dependents();
 	if (!threadIdx.x) {
 		mbarrier_init(shared_address(&barrier), 1);
-		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+		mbarrier_init_fence();
 		mbarrier_expect(shared_address(&barrier), threads / 32 * sizeof(double));
 	}
 	__syncthreads();

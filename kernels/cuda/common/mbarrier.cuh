@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Barriers in shared memory (mbarrier) and bulk copies that complete on them. `at` is a shared
- * address (shared_address). And named barriers (bar.sync).
+ * Barriers in shared memory (mbarrier), bulk copies that complete on them, and named barriers
+ * (bar.sync). `at` is the shared address of an mbarrier (shared_address).
  *
- * The thread that initialises an mbarrier synchronises with the others at a block barrier before
- * they use it. Bulk copies and other blocks of a cluster need mbarrier_init_fence besides.
+ * Order of use: one thread calls mbarrier_init for each, then mbarrier_init_fence if bulk copies or
+ * other blocks of the cluster use them; a block barrier (of the cluster, if need be); then
+ * mbarrier_arrive or mbarrier_expect by those that finish a phase, mbarrier_wait by those that wait
+ * for its end.
  *
- * Waits and fences are cuda::ptx's. The others are asm on 32-bit shared addresses: the wrappers
- * take pointers, and with them the kernels came out with other schedules and a few instructions
- * more.
+ * mbarrier_test and mbarrier_init_fence are cuda::ptx's. The others are asm on 32-bit shared
+ * addresses: the wrappers take pointers, and with them the kernels came out with other schedules
+ * and a few instructions more.
  */
 #ifndef GLM_KERNELS_CUDA_MBARRIER_CUH
 #define GLM_KERNELS_CUDA_MBARRIER_CUH
@@ -17,11 +19,13 @@
 
 #include <cuda/ptx>
 
+/* The generic address, for cuda::ptx. */
 static __device__ __forceinline__ uint64_t *mbarrier_pointer(uint32_t at)
 {
 	return (uint64_t *)__cvta_shared_to_generic(at);
 }
 
+/* arrivals: that end a phase */
 static __device__ __forceinline__ void mbarrier_init(uint32_t at, uint32_t arrivals)
 {
 	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
@@ -49,6 +53,7 @@ static __device__ __forceinline__ void mbarrier_arrive_warp(uint32_t at, int lan
 		mbarrier_arrive(at);
 }
 
+/* Whether the phase of this parity has ended. */
 static __device__ __forceinline__ bool mbarrier_test(uint32_t at, uint32_t parity)
 {
 	return cuda::ptx::mbarrier_test_wait_parity(mbarrier_pointer(at), parity);
@@ -80,7 +85,7 @@ static __device__ __forceinline__ void mbarrier_init_fence()
 
 #endif
 
-/* Arrives; the phase also waits for `bytes` of bulk copies. */
+/* Arrives once; the phase also waits for `bytes` of bulk copies. */
 static __device__ __forceinline__ void mbarrier_expect(uint32_t at, uint32_t bytes)
 {
 	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes)
@@ -99,7 +104,8 @@ static __device__ __forceinline__ void bulk_copy(
 		: "memory");
 }
 
-/* Named barriers: 1 to 15, for some warps of a block. Who only arrives waits for nobody. */
+/* Named barriers 1 to 15, for `threads` threads of a block, a multiple of 32 that counts those
+ * which only arrive: these do not wait. */
 static __device__ __forceinline__ void named_barrier_sync(int name, int threads)
 {
 	asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");

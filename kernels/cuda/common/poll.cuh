@@ -50,7 +50,8 @@ static __device__ __forceinline__ void poll_fail(const struct poll_report &repor
 	__trap();
 }
 
-/* Between two polls, of which there were `polls` before the latest. */
+/* Called after a poll that found nothing, `polls` of which there were before it: pauses, or gives
+ * up. */
 template <unsigned LIMIT = POLL_LIMIT, unsigned BUSY = POLL_BUSY, unsigned PAUSE_NS = POLL_PAUSE_NS>
 static __device__ __forceinline__ void poll_again(const struct poll_report &report, unsigned polls)
 {

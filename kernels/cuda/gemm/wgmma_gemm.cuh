@@ -200,7 +200,7 @@ static __global__ void __launch_bounds__(
 			mbarrier_init(sums_full + 8 * i, 1);
 			mbarrier_init(sums_empty + 8 * i, WGMMA_WARPS);
 		}
-		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+		mbarrier_init_fence();
 	}
 	__syncthreads();
 	/* loads x of a step when all warps have released the stage */

@@ -174,7 +174,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
 	if (!tid) {
 		for (int i = 0; i < N_BARRIERS; i++)
 			mbarrier_init(barriers + 8 * i, i < LOADED ? 1 : WARPS * 32);
-		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+		mbarrier_init_fence();
 	}
 	__syncthreads();
 	if (warp == WARPS) {

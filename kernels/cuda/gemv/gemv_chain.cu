@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* latents: its gemv steps, norm and cache rows as one launch of the fused gemv chain
- * (gemv_chain.cuh: grid, block, bytes moved). Where the chain does not apply, the ops of its parts
- * one after the other. */
+/* Op latents: its gemv steps, norm and cache rows as one launch of the fused gemv chain
+ * (gemv_chain.cuh: grid, block, bytes moved). Where the chain does not apply, the ops that it is
+ * made of run one after the other. */
 #include "kernels/cuda/gemv/gemv_chain.cuh"
 
-/* A step of n products of the same x. False: the chain does not apply. */
+/* Sets a step: the products of n matrices with the same x. All go to y; chain_set_target changes
+ * that. rows_per_unit: gemv_chain.cuh. False: the chain does not apply. */
 static bool chain_step_set(
 	struct chain_step *s, const struct matmul *parts, int n, const float *x, int rows_per_unit)
 {
@@ -39,7 +40,7 @@ static size_t chain_shared_bytes(const struct chain_args *a)
 		   (size_t)(a->step[0].n_in / 256) * (SUPER_BLOCK_LIMBS * sizeof(uint2) + sizeof(float));
 }
 
-/* Whether two steps of chain_step_set are what the kernel is made for. */
+/* Whether the kernel, whose shapes are constants, is made for these two steps. */
 static bool chain_fits(const struct cuda_backend *b, const struct chain_args *a)
 {
 	const struct chain_step *first = &a->step[0], *second = &a->step[1];
@@ -61,8 +62,9 @@ static void chain_set_target(struct chain_args *a, int i, enum chain_target to)
 		a->n_append_items += items;
 }
 
-/* Whether the device gives the kernel its shared memory: more than max_shared, which leaves room
- * for static arrays that this kernel hardly has. Queried once. */
+/* Whether the device gives the kernel its shared memory. That is more than max_shared, which
+ * leaves more for static arrays than this kernel has. Queried once: b->chain_supported is 0 before,
+ * then 1 for yes, 2 for no. */
 static bool chain_supported(struct cuda_backend *b)
 {
 	int *known = &b->chain_supported, blocks = 0;
@@ -81,6 +83,7 @@ static bool chain_supported(struct cuda_backend *b)
 	return *known == 1;
 }
 
+/* The chain_state of a backend; b->chain is freed when the backend closes. */
 cudaError_t gemv_chain_open(struct cuda_backend *b)
 {
 	uint32_t first_tag = 1;
@@ -101,8 +104,9 @@ static void chain_launch(struct cuda_backend *b, struct chain_args *a)
 		chain_shared_bytes(a), *a);
 }
 
-/* Products, norm and cache rows in one launch. Products of `in` of another type that nothing here
- * reads are enqueued before it. False: the chain does not apply, nothing was enqueued. */
+/* Products, norm and cache rows in one launch. Products of l->in that have another type, and that
+ * neither the second step nor the caches read, are enqueued before it. False: the chain does not
+ * apply, nothing was enqueued. */
 static bool chain_latents(struct cuda_backend *b, const struct batch *rows, const struct rope *rope,
 	const struct latents *l)
 {

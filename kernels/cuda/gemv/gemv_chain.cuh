@@ -1,33 +1,36 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The fused gemv chain: the two gemv steps of a layer's latents in one launch, the second of the
- * normed outputs of the first. For one row and Q8_0; a first step split over 8 warps, a second of 8
- * super-blocks split over 4. Arithmetic, order of additions and shares are gemv_aligned_kernel's
- * (gemv_aligned.cuh), so the bits are the same. What one launch saves: copies of weights run ahead
- * from the first step into the second, so the second step's weights arrive while the blocks
- * exchange values and split the second x into limbs.
+ * The fused gemv chain: the two gemv steps of a layer's latents in one launch. The second step
+ * multiplies the normed outputs of the first. For one row and Q8_0; the first step splits a row
+ * over 8 warps, the second, of 8 super-blocks, over 4. Arithmetic, order of additions and shares
+ * are gemv_aligned_kernel's (gemv_aligned.cuh), so the bits are the same. One launch is faster than
+ * two because copies of weights run ahead from the first step into the second: the second step's
+ * weights arrive while the blocks exchange values and split the second x into limbs.
  *
- * Grid: one block per SM. With cache rows to append (struct chain_args) the last block does that
- * and nothing else. Block: two sides of 8 warps, which take the block's units in turns, and a
- * producer warp. It loads the weights of both steps by bulk copies into rings: while values pass
- * between the steps, the next CHAIN_STAGES chunks of each side are there or in flight.
+ * Grid: at most one block per SM. Each block computes a contiguous share of the units of each step.
+ * If there are cache rows to append (struct chain_args), one more block, the cache block, does that
+ * and nothing else. Block: two sides of 8 consumer warps, which take the block's units in turns,
+ * and a producer warp. The producer loads the weights of both steps by bulk copies into a ring per
+ * side: while values pass between the steps, the next CHAIN_STAGES chunks of each side are there or
+ * in flight.
  *
- *      first step   a unit is 16 weight rows; of chunk k warp w has super-block 8 k + w
- *      second step  a unit is 32 rows, two items: warps 0 .. 3 have the first, 4 .. 7 the
- *                   second; of chunk k = 0, 1 warp w has super-block 4 k + w % 4
- *      chunk        a stage of the side's ring: 16 lines of 2176 bytes, of 16 rows or of half
- *                   of rows r and 16 + r
+ *      item         16 weight rows, as in gemv_pipeline.cuh
+ *      unit         what a side computes at a time. First step: an item; of chunk k warp w has
+ *                   super-block 8 k + w. Second step: two items, warps 0 .. 3 the first, 4 .. 7
+ *                   the second; of chunk k = 0, 1 warp w has super-block 4 k + w % 4
+ *      chunk        what one stage of a ring holds: 16 lines of 2176 bytes. First step: line r is
+ *                   2176 bytes of row r. Second step: half of row r, then half of row 16 + r
  *
  * Exchange between the steps, flag-in-data: a value travels with the launch's sequence tag in one
- * 8-byte store, so a reader needs no fence. Readers first poll a counter of finished items; polling
- * the values at once is slower (044f56b). Outputs of the first step that the cache block reads go
- * to y with a release and a counter of their own.
+ * 8-byte store, so a reader needs no fence. Readers first poll a counter of finished items, because
+ * polling the values at once is slower (044f56b). Outputs of the first step that the cache block
+ * reads go to y with a release and are counted by a counter of their own.
  *
  * No deadlock: blocks wait for each other, so all must be resident at the same time. There is at
- * most one per SM; kernels before this one never wait for it; the kernel after it starts
- * only when all blocks of this one have called launch_dependents, that is, are resident. The last
- * block to finish waiting resets the counters and advances the tag. The next launch reads them
- * after all kernels before it have ended.
+ * most one per SM; kernels before this one never wait for it; the kernel after it starts only when
+ * all blocks of this one have called launch_dependents, that is, are resident. Each block counts
+ * itself when it waits for nothing more (chain_exit); the last one resets the counters and advances
+ * the tag (chain_reset). The next launch reads them after all kernels before it have ended.
  *
  * Compute capability 9.0. Bytes moved: every packed row once; x of each step once per block from
  * the L2 cache.
@@ -47,10 +50,10 @@
 #include "kernels/cuda/common/poll.cuh"
 #include "kernels/cuda/gemv/gemv_aligned.cuh"
 
-#define CHAIN_PARTS  4
-#define CHAIN_VALUES 2048 /* between the two steps */
+#define CHAIN_PARTS  4    /* matrices of a step, at most */
+#define CHAIN_VALUES 2048 /* that the first step hands to the second: the n_in of the second */
 
-/* In device memory, kept between launches; zero at first but for the tag, which is 1 */
+/* In device memory, kept between launches. gemv_chain_open sets the tag to 1, all else to 0. */
 struct chain_state {
 	alignas(128) uint32_t items_done; /* finished items of the first step that feed the second */
 	alignas(128) uint32_t append_items_done;  /* finished items that the cache block reads */
@@ -63,20 +66,22 @@ struct chain_state {
 enum chain_target {
 	CHAIN_TO_Y,
 	CHAIN_TO_CACHE_BLOCK, /* y, and the cache block reads it */
-	CHAIN_TO_NEXT_STEP,   /* the second step only */
+	CHAIN_TO_NEXT_STEP,   /* chain_state.handoff only */
 };
 
+/* One matrix of a step */
 struct chain_part {
 	const uint8_t *w;
 	float *y;
-	int n_out, item_end;
+	int n_out, item_end; /* items of the step up to this part's last */
 	enum chain_target to;
 };
 
 struct chain_step {
-	const float *x;    /* first step only */
-	const float *gain; /* second step: x is normed with it, as rms_norm does */
-	int row_bytes, n_in, n_parts, n_items, log_split;
+	const float *x;    /* [n_in], first step only */
+	const float *gain; /* [n_in], second step: x is normed with it, as rms_norm does */
+	int row_bytes, n_in, n_parts, n_items;
+	int log_split; /* log2 of the warps that share an item */
 	struct chain_part part[CHAIN_PARTS];
 };
 
@@ -84,12 +89,11 @@ struct chain_args {
 	struct chain_step step[2];
 	struct chain_state *state;
 	struct poll_report report;
-	int n_blocks; /* that share the products */
-	/* items of the first step that feed the second step, the cache block */
+	int n_blocks; /* that compute; the cache block comes on top */
+	/* items of the first step whose outputs the second step reads; that the cache block reads */
 	uint32_t n_handoff_items, n_append_items;
 	float eps;
-	/* latents.kv and latents.key (each may be NULL) go to the caches; with either of them the grid
-	 * has one block more, the cache block */
+	/* For the cache block, which is there if latents.kv or latents.key is not NULL. */
 	struct batch rows;
 	struct rope rope;
 	struct latents latents;
@@ -112,25 +116,19 @@ struct chain_args {
 
 /* Named barriers */
 enum {
-	CHAIN_ALL = 1, /* all consumer warps: limbs are written */
-	CHAIN_READ,    /* the same: limbs of the first x have been used */
-	CHAIN_NORM,    /* side 1 */
+	CHAIN_ALL = 1, /* all consumer warps: the limbs of x are written */
+	CHAIN_READ,    /* all consumer warps: the limbs of the first x are no longer needed */
+	CHAIN_NORM,    /* side 1: the items that it reads have been finished by all blocks */
 	CHAIN_DONE,    /* all warps: nobody polls any more */
-	CHAIN_GROUP    /* the first of the groups' */
+	CHAIN_GROUP    /* the warps that share an item: 2 groups in the first step, then 4 */
 };
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-static __device__ __forceinline__ uint32_t load_relaxed(const uint32_t *p)
+/* release: what this thread has seen stored is visible to whoever reads the new count. */
+static __device__ __forceinline__ void count_done(uint32_t *p, bool release)
 {
-	uint32_t v;
-	asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-	return v;
-}
-
-static __device__ __forceinline__ void count_done(uint32_t *p, bool with_fence)
-{
-	if (with_fence)
+	if (release)
 		asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
 	else
 		asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(p) : "memory");
@@ -142,8 +140,8 @@ static __device__ __forceinline__ void store_tagged(uint2 *to, float v, uint32_t
 	asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
 }
 
-/* v[4 i .. 4 i + 4) = the values at at[i] and on, when all have this launch's tag. The loads of a
- * poll overlap. */
+/* Polls until the N quadruples of values from handoff[at[i]] on have this launch's tag;
+ * v[4 i .. 4 i + 4) = their values. The loads of a poll overlap. */
 template <int N>
 static __device__ __forceinline__ void load_tagged(const struct poll_report &report,
 	const uint2 *handoff, const int at[N], uint32_t tag, float v[4 * N])
@@ -173,6 +171,7 @@ static __device__ __forceinline__ int sb_offset(int sb)
 	return sb * 256 + lane / 4 * 32 + 4 * (lane % 4);
 }
 
+/* v = this lane's eight values of super-block sb of x. */
 static __device__ __forceinline__ void load_full_super_block(const float *x, int sb, float v[8])
 {
 	int k = sb_offset(sb);
@@ -181,6 +180,7 @@ static __device__ __forceinline__ void load_full_super_block(const float *x, int
 	v[4] = g.x, v[5] = g.y, v[6] = g.z, v[7] = g.w;
 }
 
+/* The part and the first row of an item. */
 static __device__ __forceinline__ struct item_position chain_item_position(
 	const struct chain_step &t, int item)
 {
@@ -196,8 +196,8 @@ static __device__ __forceinline__ struct item_position chain_item_position(
 	return p;
 }
 
-/* By one thread of each block, when the block waits for nothing more and has read the tag. Returns
- * the number of blocks that did so before, for chain_reset, which may come much later. */
+/* Called by one thread of each block, when the block waits for nothing more and has read the tag.
+ * Returns how many blocks have called it before, for chain_reset, which may come much later. */
 static __device__ __forceinline__ uint32_t chain_exit(struct chain_state *state)
 {
 	__threadfence();
@@ -215,14 +215,14 @@ static __device__ __forceinline__ void chain_reset(
 	state->tag = tag + 1 ? tag + 1 : 1;
 }
 
-/* The cache block: appends cache rows when their values are there. */
+/* All of the cache block: appends cache rows when the items that they are made of are finished. */
 static __device__ __noinline__ void append_cache_rows(const struct chain_args &a)
 {
 	grid_dependency_wait();
 	if (!threadIdx.x) {
-		uint32_t tag = load_relaxed(&a.state->tag);
-		poll_until(a.report,
-			[&]() { return load_relaxed(&a.state->append_items_done) == a.n_append_items; });
+		uint32_t tag = flag_load(&a.state->tag);
+		poll_until(
+			a.report, [&]() { return flag_load(&a.state->append_items_done) == a.n_append_items; });
 		/* chain_exit's fence also makes the items' outputs visible to this block */
 		chain_reset(a.state, chain_exit(a.state), tag);
 	}
@@ -233,10 +233,11 @@ static __device__ __noinline__ void append_cache_rows(const struct chain_args &a
 		append_key(a.rows, a.rope, a.latents, 0);
 }
 
-/* v[0 .. 8) = this lane's values of super-block sb of n_sb of the second x, normed; the other half
- * of v is scratch. at: of the first four of them in the hand-off; sums_at, sums_at + sums_step: of
- * the eight values whose squares this lane adds, in rms_norm's order. sums: shared; barrier:
- * mbarrier at which every warp with a super-block arrives once. */
+/* v[0 .. 8) = this lane's values of super-block sb of n_sb of the second x, normed with `gain`
+ * (this lane's eight); the other half of v is scratch. Offsets in the hand-off: at: of the first
+ * four of those values; sums_at, sums_at + sums_step: of the four and four values whose squares
+ * this lane adds, in rms_norm's order. sums: shared, [n_sb]; barrier: mbarrier at which every warp
+ * with a super-block arrives once. */
 static __device__ __forceinline__ void load_and_norm(const struct poll_report &report,
 	const uint2 *handoff, int at, int sums_at, int sums_step, uint32_t tag, int sb, int n_sb,
 	double *sums, uint32_t barrier, int n_in, float eps, const float gain[8], float v[16])
@@ -257,7 +258,8 @@ static __device__ __forceinline__ void load_and_norm(const struct poll_report &r
 		v[i] = __fmul_rn(__fmul_rn(v[i], scale), gain[i]);
 }
 
-/* Output `at` of a part of either step; stores: this lane has one. */
+/* Passes output `at` of a part on to its destination; stores: this lane has one. Lane 0 counts the
+ * item. */
 static __device__ __forceinline__ void chain_store(const struct chain_args &a, enum chain_target to,
 	float *y, int at, float v, bool stores, uint32_t tag, int lane)
 {
@@ -281,7 +283,7 @@ struct chain_barriers {
 	uint64_t full[2][CHAIN_STAGES], empty[2][CHAIN_STAGES], norm_barrier;
 };
 
-/* A side's units of a step: first, first + 2, ... below end; chunks of each */
+/* A side's units of a step: first, first + 2, ... below end; each has `chunks` chunks. */
 struct chain_share {
 	int first, end, chunks;
 };
@@ -294,7 +296,9 @@ static __device__ __forceinline__ struct chain_share chain_share_of(
 		s ? 2 : a.step[s].n_in / 2048};
 }
 
-/* The producer warp: each half of it loads the weights of a side. */
+/* All of the producer warp: each half of it loads the weights of a side, a lane one line of a
+ * stage. `round` counts how often the ring has been filled: from the second time on a stage is
+ * overwritten only when its consumers have released it. */
 static __device__ __forceinline__ void chain_produce(
 	const struct chain_args &a, uint8_t *ring, struct chain_barriers *b, int lane)
 {
@@ -356,7 +360,7 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 				mbarrier_init(shared_address(&bars.empty[side][i]), CHAIN_SIDE);
 			}
 		mbarrier_init(shared_address(&bars.norm_barrier), CHAIN_SIDE);
-		asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+		mbarrier_init_fence();
 	}
 	__syncthreads();
 	if (warp == CHAIN_WARPS) {
@@ -373,7 +377,7 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 	int side = warp / CHAIN_SIDE, w = warp % CHAIN_SIDE, r0 = lane / 4, c = lane % 4, stage = 0;
 	const uint8_t *ring = shared + side * (CHAIN_STAGES * CHAIN_STAGE) + r0 * CHAIN_STRIDE;
 	uint32_t parity = 0;
-	auto used = [&]() { /* releases the stage to the producer */
+	auto release_stage = [&]() { /* to the producer */
 		__syncwarp();
 		if (!lane)
 			mbarrier_arrive(shared_address(&bars.empty[side][stage]));
@@ -388,14 +392,14 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 		struct chain_share share = chain_share_of(a, s, side);
 		int n_sb = t.n_in / 256, log_split = 3 - s, split = 1 << log_split, part = w & (split - 1),
 			turn = 0;
-		const uint8_t *mine =
-			ring + w * CHAIN_SB_BYTES; /* the second item of a unit is half a line further on */
+		/* this warp's super-block in a line; the second item of a unit is half a line further on */
+		const uint8_t *mine = ring + w * CHAIN_SB_BYTES;
 		float *scales = (float *)(limbs + n_sb * SUPER_BLOCK_LIMBS);
 		const uint2 *column = r0 < 3 ? limbs + part * SUPER_BLOCK_LIMBS + r0 * 4 + c : NULL;
 		if (!s) {
 			grid_dependency_wait();
 			if (!tid)
-				shared_tag = load_relaxed(&a.state->tag);
+				shared_tag = flag_load(&a.state->tag);
 			float v[2][8];
 #pragma unroll
 			for (int i = 0; i < 2; i++)
@@ -407,18 +411,17 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 					write_limbs(v[i], limbs + (warp + i * CHAIN_WARPS) * SUPER_BLOCK_LIMBS,
 						scales + warp + i * CHAIN_WARPS);
 			named_barrier_sync(CHAIN_ALL, CHAIN_WARPS * 32);
-		} else if (side) { /* the warps of this side have a super-block each */
+		} else if (side) { /* side 1 splits the second x into limbs, a super-block a warp */
 			uint32_t tag = shared_tag;
 			float v[16], g[8];
 			load_full_super_block(t.gain, w, g);
 			if (tid == CHAIN_SIDE * 32)
 				poll_until(a.report,
-					[&]() { return load_relaxed(&a.state->items_done) == a.n_handoff_items; });
+					[&]() { return flag_load(&a.state->items_done) == a.n_handoff_items; });
 			named_barrier_sync(CHAIN_NORM, CHAIN_SIDE * 32);
 			load_and_norm(a.report, a.state->handoff, sb_offset(w), 4 * (w * 32 + lane), 1024, tag,
 				w, n_sb, norm_sums, shared_address(&bars.norm_barrier), t.n_in, a.eps, g, v);
-			named_barrier_sync(
-				CHAIN_READ, CHAIN_WARPS * 32); /* the limbs of the first x have been used */
+			named_barrier_sync(CHAIN_READ, CHAIN_WARPS * 32);
 			write_limbs(v, limbs + w * SUPER_BLOCK_LIMBS, scales + w);
 			named_barrier_sync(CHAIN_ALL, CHAIN_WARPS * 32);
 			named_barrier_arrive(CHAIN_DONE, CHAIN_THREADS);
@@ -432,7 +435,8 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 		for (int u = share.first; u < share.end; u += 2, turn++) {
 			struct item_position p = chain_item_position(t, (u << s) + (s ? w / 4 : 0));
 			const struct chain_part &q = t.part[p.part];
-			bool adds = part == (turn & (split - 1)) && lane < MMA_ROWS;
+			/* the warps of a group take turns at adding the partial sums */
+			bool stores = part == (turn & (split - 1)) && lane < MMA_ROWS;
 			float *y = q.y;
 			enum chain_target to = q.to;
 			float acc[1][4] = {{0, 0, 0, 0}};
@@ -446,17 +450,17 @@ static __global__ void __launch_bounds__(CHAIN_THREADS, 1)
 					column ? column + k * split * SUPER_BLOCK_LIMBS : NULL};
 				super_block_mma<DTYPE_Q8_0, 1, 1>(row, row + 8 * CHAIN_STRIDE, 0, 256, c, NULL,
 					lane_tables{shared, 0}, at_sb, x_scales, acc);
-				used();
+				release_stage();
 			}
-			/* two buffers: before one is written again the group has passed the barrier behind
-			 * its reads */
+			/* Two buffers in turns: a group writes one again only behind the barrier of the next
+			 * unit, which its reader passes after its reads. */
 			float *here = partials + ((turn & 1) * CHAIN_WARPS + (warp & ~(split - 1))) * MMA_ROWS;
 			store_partials<1>(acc[0], here, part, lane);
 			named_barrier_sync(CHAIN_GROUP + (s ? 2 + warp / 4 : side), split * 32);
 			if (part != (turn & (split - 1)))
 				continue;
 			chain_store(a, to, y, p.row + lane, add_partials<1>(here + lane % MMA_ROWS, split),
-				adds, shared_tag, lane);
+				stores, shared_tag, lane);
 		}
 	}
 #endif

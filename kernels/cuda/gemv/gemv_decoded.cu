@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * gemv for the types of block_decode.cuh: weights become floats in registers. One kernel for all of
- * them, which asks for the type once for every sixteen weights of a lane: the sum of the compile
- * times and sizes of a kernel for each would be more than such types are worth.
+ * gemv for the types of block_decode.cuh: weights become floats in registers. One kernel serves all
+ * of them and branches by type once for every sixteen weights of a lane. A kernel for each type
+ * would be faster, but so rare types are not worth the compile time and the size of nine kernels.
  *
  * gemv_decoded_kernel: grid, block, split-k and order of additions as gemv_kernel (gemv.cuh).
- * Bytes moved: every weight row once per group of NX activation rows, in loads of two bytes.
+ * Bytes moved: every weight row once per group of NX activation rows, in loads of one or two bytes.
  */
 #include "kernels/cuda/common/block_decode.cuh"
 #include "kernels/cuda/gemv/gemv.cuh"
 
 #define FOURS 4 /* groups of four weights that a lane decodes at a time */
 
-/* w[j] = the weights k[j] .. k[j] + 3 of the row; zeros past n_in */
+/* w[j] = the weights k[j] .. k[j] + 3 of row[j]; zeros past n_in. */
 template <int T>
 static __device__ __forceinline__ void decode_fours(const uint8_t *const row[FOURS],
 	const int k[FOURS], int n_in, const struct cuda_tables *t, float w[FOURS][4])
@@ -59,7 +59,7 @@ static __global__ void __launch_bounds__(GEMV_WARPS * 32)
 			acc[j][r] = 0;
 	grid_dependency_wait();
 	for (int sb = part; sb < n_sb; sb += SUPER_BLOCKS * split) {
-		/* [super-block][half][matrix] */
+		/* j counts [super-block][half][matrix] */
 		const uint8_t *row[FOURS];
 		int k[FOURS];
 		float w[FOURS][4];
