@@ -7,7 +7,8 @@
 
 #include <string.h>
 
-/* Data sheets of NVIDIA. PCIe 5.0 x16: 55.4 GB/s measured; 4.0 x16: 25, x8: 12.5. */
+/* Data sheets of NVIDIA. PCIe 5.0 x16: 55.4 GB/s measured; 4.0 x16: 25, x8: 12.5.
+ * Name, GiB, GB/s of memory, GB/s of the link, TFLOPS */
 static const struct card cards[] = {
 	{"RTX 4080", 16, 717, 25, 97},
 	{"RTX 5080", 16, 960, 55, 113},
@@ -27,7 +28,7 @@ static const struct card cards[] = {
 #define H200_COPY_PART 0.883 /* 4,237 of 4,800 GB/s */
 #define H200_TFLOPS    989
 #define GLM52_MACS     39.3e9 /* multiply-adds of a prompt's row */
-#define OTHER_MS       0.3    /* the end of a token: what is no product */
+#define OTHER_MS       0.3    /* of a token: all that is no product */
 #define PROMPT_ROW_MS  0.55   /* 8,192 rows in one step: 8.4 s, of which 3.4 on the link */
 #define PROMPT_STEP_MS 800    /* 512 rows: 4.2 s, of which 3.1 on the link */
 
@@ -36,12 +37,20 @@ const struct card *card_at(int i)
 	return i >= 0 && i < (int)ARRAY_LEN(cards) ? &cards[i] : NULL;
 }
 
-const struct card *card_find(const char *name)
+const struct card *card_find(const char *text)
 {
-	for (size_t i = 0; i < ARRAY_LEN(cards); i++)
-		if (strcasestr(name, cards[i].name) || strcasestr(cards[i].name, name))
-			return &cards[i];
-	return NULL;
+	const struct card *named = NULL, *part = NULL;
+	int n_parts = 0;
+	for (size_t i = 0; i < ARRAY_LEN(cards); i++) {
+		const struct card *k = &cards[i];
+		if (strcasestr(text, k->name) && (!named || strlen(k->name) > strlen(named->name)))
+			named = k;
+		if (strcasestr(k->name, text)) {
+			part = k;
+			n_parts++;
+		}
+	}
+	return named ? named : n_parts == 1 ? part : NULL;
 }
 
 const struct card *card_of_size(double sold_gb)
@@ -63,7 +72,8 @@ uint64_t card_free_bytes(double sold_gb)
 	return (uint64_t)(sold_gb * 1073741824.0 * 0.97);
 }
 
-/* The part of a copy's bandwidth that ops of one row reach. */
+/* The part of a copy's bandwidth that a product with one row of x reaches: with a resident matrix;
+ * with experts. */
 static double dense_part(enum dtype type)
 {
 	switch (type) {
@@ -72,7 +82,7 @@ static double dense_part(enum dtype type)
 	case DTYPE_F32:
 		return 0.54;
 	default:
-		return 0.45; /* Q4_K; others are taken for as slow */
+		return 0.45; /* Q4_K; types not measured are assumed to be as slow */
 	}
 }
 
@@ -86,7 +96,7 @@ static double expert_part(enum dtype type)
 	case DTYPE_Q8_0:
 		return 0.792;
 	default:
-		return 0.545; /* IQ2_XXS; others are taken for as slow */
+		return 0.545; /* IQ2_XXS; types not measured are assumed to be as slow */
 	}
 }
 

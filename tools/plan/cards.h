@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT */
-/* Graphics cards by what their makers publish, and how long one computes. */
+/*
+ * Graphics cards by what their makers publish, and how long one computes: a token, a prompt step.
+ * GB/s are 10^9 bytes a second.
+ */
 #ifndef GLM_TOOLS_CARDS_H
 #define GLM_TOOLS_CARDS_H
 
@@ -11,16 +14,20 @@ struct card {
 	double sold_gb;     /* memory, GiB, as it is sold */
 	double memory_gb_s; /* bandwidth by the maker */
 	double link_gb_s; /* host to card: PCIe 5.0 x16 as measured on an H200, others in proportion */
-	double matrix_tflops; /* dense BF16 matrix products with float32 sums, by the maker */
+	double matrix_tflops; /* dense BF16 products with float32 sums, by the maker, 10^12 / s */
 };
 
-/* A part of its name, whatever the case; or the first of this size. NULL: none. */
-const struct card *card_find(const char *name);
+/* The card whose name stands in `text` ("NVIDIA GeForce RTX 4060 Ti"), the longest such name; else
+ * the only card in whose name `text` stands ("4090"). The case does not matter. NULL: no card, or
+ * several. */
+const struct card *card_find(const char *text);
+/* The first card of this size, NULL: none. */
 const struct card *card_of_size(double sold_gb);
 /* The i-th card, NULL past the end. */
 const struct card *card_at(int i);
 
-/* One that the table lacks: its arithmetic grows with its bandwidth, as that of an H200. */
+/* A card that the table lacks, with as much arithmetic for its bandwidth as an H200. Name, size and
+ * link are not set. */
 struct card card_unknown(double memory_gb_s);
 
 /* Bytes that a program finds free on a card of this size: driver and context take some. */

@@ -25,7 +25,8 @@ struct plan_options {
 	const char *card, *recipe, *trace, *model, *tiers;
 	float vram_gb, ram_gb, disk_gb_s, card_gb_s, pcie_gb_s;
 	uint32_t context, jobs;
-	bool vram_given, ram_given, disk_given, card_gb_s_given, pcie_given, measure;
+	bool vram_given, ram_given, disk_given, card_gb_s_given, pcie_given, measure, jobs_given;
+	bool recipe_given, context_given;
 	bool json, table;
 };
 
@@ -36,8 +37,9 @@ static double gb(double bytes)
 
 /* ---- the machine ---- */
 
-/* The card of this machine, by its name; NULL: none answers. */
-static const struct card *find_card(uint64_t *free_bytes, char *name, size_t n)
+/* The card of this machine: its name in name[0..n), its free bytes, and its entry in the table.
+ * NULL with *free_bytes as it was: none answers; with *free_bytes set: the table lacks it. */
+static const struct card *find_local_card(uint64_t *free_bytes, char *name, size_t n)
 {
 	struct backend *b = NULL;
 	struct err e = {0};
@@ -47,27 +49,33 @@ static const struct card *find_card(uint64_t *free_bytes, char *name, size_t n)
 	snprintf(name, n, "%s", backend_describe(b));
 	*free_bytes = b->ops->free_bytes(b);
 	b->ops->close(b);
-	const struct card *best = NULL;
-	for (int i = 0; card_at(i); i++)
-		if (strcasestr(name, card_at(i)->name) &&
-			(!best || strlen(card_at(i)->name) > strlen(best->name)))
-			best = card_at(i);
-	return best;
+	return card_find(name);
 }
 
+/* --card names no card of the table, or several. */
+static int refuse_card(const char *name, struct err *e)
+{
+	char list[300] = "";
+	size_t n = 0;
+	for (int i = 0; card_at(i) && n < sizeof list; i++)
+		n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", i ? ", " : "", card_at(i)->name);
+	err_set(e, ERR_USAGE, "--card: \"%.60s\" is not in the table of cards, or several are: %s",
+		name, list);
+	return err_hint(e, "--vram-gb, --card-gb-s and --pcie-gb-s describe any card");
+}
+
+/* Sets the card, its free memory, and name[0..n) for the output. */
 static int resolve_card(
 	const struct plan_options *o, struct machine *m, char *name, size_t n, struct err *e)
 {
 	const struct card *known = NULL;
 	uint64_t free_bytes = 0;
-	if (o->card && !(known = card_find(o->card))) {
-		err_set(e, ERR_USAGE, "--card: \"%.60s\" is not in the table of cards", o->card);
-		return err_hint(e, "--vram-gb, --card-gb-s and --pcie-gb-s describe any card");
-	}
+	if (o->card && !(known = card_find(o->card)))
+		return refuse_card(o->card, e);
 	if (!o->card && o->vram_given)
 		known = card_of_size((double)o->vram_gb);
 	else if (!o->card)
-		known = find_card(&free_bytes, name, n);
+		known = find_local_card(&free_bytes, name, n);
 	if (known && (o->card || o->vram_given))
 		snprintf(name, n, "%s", known->name);
 	if (!known && !free_bytes && !o->vram_given) {
@@ -90,7 +98,7 @@ static int resolve_card(
 		m->card.memory_gb_s = (double)o->card_gb_s;
 	if (o->pcie_given)
 		m->card.link_gb_s = (double)o->pcie_gb_s;
-	m->is.card_bytes = free_bytes;
+	m->memory.card_bytes = free_bytes;
 	return 0;
 }
 
@@ -109,7 +117,9 @@ static int resolve_drive(const struct plan_options *o, const struct model_header
 
 /* ---- output ---- */
 
-static void print_command(const struct plan_options *o, const struct machine_plan *p)
+/* The commands that lead to a run by this plan. */
+static void print_command(
+	const struct plan_options *o, const struct machine *m, const struct machine_plan *p)
 {
 	const char *file = o->model;
 	char own[64];
@@ -118,8 +128,12 @@ static void print_command(const struct plan_options *o, const struct machine_pla
 		file = own;
 		printf("  convert    glmstream convert GLM-5.2-FP8/ -o %s --recipe %s\n", file, o->recipe);
 	}
-	printf("  run        glmstream -m %s --cache-gb auto --ram-gb auto -c %u\n", file,
-		p->plan.context);
+	if (o->tiers)
+		printf("  run        glmstream -m %s --cache-gb %g --ram-gb %g -c %u\n", file,
+			gb((double)m->tier_bytes[0]), gb((double)m->tier_bytes[1]), p->plan.context);
+	else
+		printf("  run        glmstream -m %s --cache-gb auto --ram-gb auto -c %u\n", file,
+			p->plan.context);
 }
 
 static void print_plan_text(const struct plan_options *o, const struct machine *m, const char *card,
@@ -129,8 +143,8 @@ static void print_plan_text(const struct plan_options *o, const struct machine *
 	const struct loader_plan *t = &plan->tiers;
 	printf("%s%s on %s: %.1f GB free of its memory, %.0f GB/s; link %.3g GB/s\n",
 		o->model ? "" : "GLM-5.2, recipe ", o->model ? o->model : o->recipe, card,
-		gb((double)m->is.card_bytes), m->card.memory_gb_s, m->card.link_gb_s);
-	printf("host memory %.1f GB free, drive %.3g GB/s%s\n\n", gb((double)m->is.host_bytes),
+		gb((double)m->memory.card_bytes), m->card.memory_gb_s, m->card.link_gb_s);
+	printf("host memory %.1f GB free, drive %.3g GB/s%s\n\n", gb((double)m->memory.host_bytes),
 		m->drive_gb_s,
 		o->measure      ? " (measured)"
 		: o->disk_given ? ""
@@ -139,7 +153,7 @@ static void print_plan_text(const struct plan_options *o, const struct machine *
 		"  card       %.2f GB weights, %.2f caches of %u tokens, %.2f workspace, %.2f left free\n",
 		gb((double)plan->resident), gb((double)plan->kv), plan->context,
 		gb((double)(plan->workspace + t->device_staging_bytes)),
-		gb((double)(m->is.card_bytes - plan->resident - plan->kv - plan->workspace -
+		gb((double)(m->memory.card_bytes - plan->resident - plan->kv - plan->workspace -
 					t->device_staging_bytes - t->tier_bytes[0])));
 	printf("             %.2f GB for experts: %d of %d fit (%.1f %%)\n",
 		gb((double)t->tier_bytes[0]), t->n_fit[0], t->n_experts,
@@ -160,7 +174,7 @@ static void print_plan_text(const struct plan_options *o, const struct machine *
 	printf("  prompt     %.0f tok/s with a cold cache: %u tokens in %.0f s, longer ones in such "
 		   "steps\n",
 		p->prompt_tok_s, plan->chunk, p->prompt_seconds);
-	print_command(o, p);
+	print_command(o, m, p);
 	printf(
 		"\nModelled from the routing of %s, not measured.\nFor nine runs on an H200 the model says "
 		"12 %% less to 17 %% more tok/s than were measured\n(tests/bench/RESULTS.md).\n",
@@ -175,8 +189,8 @@ static void print_plan_json(const struct plan_options *o, const struct machine *
 	json_out_str(j, "card", card);
 	json_out_str(j, "recipe", o->model ? "" : o->recipe);
 	json_object_set_new(j, "modelled", json_true());
-	json_out_uint(j, "card_bytes", m->is.card_bytes);
-	json_out_uint(j, "host_bytes", m->is.host_bytes);
+	json_out_uint(j, "card_bytes", m->memory.card_bytes);
+	json_out_uint(j, "host_bytes", m->memory.host_bytes);
 	json_out_real(j, "card_gb_s", m->card.memory_gb_s);
 	json_out_real(j, "pcie_gb_s", m->card.link_gb_s);
 	json_out_real(j, "disk_gb_s", m->drive_gb_s);
@@ -204,7 +218,7 @@ static void print_plan_json(const struct plan_options *o, const struct machine *
 	json_out_line(stdout, j);
 }
 
-/* ---- the table of the README ---- */
+/* ---- --table: the table of the README ---- */
 
 static const double table_ram_gb[] = {32, 64, 128, 256}, table_drives[] = {3, 7, 14};
 
@@ -213,14 +227,15 @@ struct table_row {
 	uint32_t context;
 };
 
-static int table_cell(const struct model_headers *model, const struct forecast *f,
+/* Prints tok/s with this much host memory, one for each drive, or one if they hardly differ. */
+static int print_cell(const struct model_headers *model, const struct forecast *f,
 	const struct card *card, const struct table_row *row, double ram_gb, struct err *e)
 {
 	double tok_s[ARRAY_LEN(table_drives)];
 	for (size_t i = 0; i < ARRAY_LEN(table_drives); i++) {
 		struct machine_plan p;
 		const struct machine m = {.card = *card,
-			.is = {card_free_bytes(card->sold_gb), machine_host_bytes(ram_gb)},
+			.memory = {card_free_bytes(card->sold_gb), machine_host_bytes(ram_gb)},
 			.drive_gb_s = table_drives[i],
 			.cores = 1,
 			.tier_bytes = {ENGINE_CACHE_AUTO, ENGINE_CACHE_AUTO}};
@@ -258,7 +273,7 @@ static int print_table(const char *trace, struct err *e)
 		if (!rc)
 			printf("| %g GB (%s), %s, %u", card->sold_gb, card->name, row.recipe, row.context);
 		for (size_t r = 0; r < ARRAY_LEN(table_ram_gb) && !rc; r++)
-			rc = table_cell(&model, &f, card, &row, table_ram_gb[r], e);
+			rc = print_cell(&model, &f, card, &row, table_ram_gb[r], e);
 		if (!rc)
 			printf(" |\n");
 		fflush(stdout);
@@ -272,6 +287,7 @@ static int print_table(const char *trace, struct err *e)
 
 /* ---- the command ---- */
 
+/* Sizes on the card and in host memory; only the latter may be 0. */
 static int parse_tiers(const char *text, uint64_t tier_bytes[2], struct err *e)
 {
 	const struct arg size = {.kind = ARG_SIZE_GB, .max = 1e6};
@@ -285,6 +301,7 @@ static int parse_tiers(const char *text, uint64_t tier_bytes[2], struct err *e)
 	return rc;
 }
 
+/* All but --table: the plan of one machine, printed. */
 static int make_one(const struct plan_options *o, const char *trace, struct err *e)
 {
 	struct model_headers model = {.fd = -1};
@@ -292,7 +309,8 @@ static int make_one(const struct plan_options *o, const char *trace, struct err 
 	struct machine_plan p;
 	struct machine m = {.cores = o->jobs,
 		.tier_bytes = {ENGINE_CACHE_AUTO, ENGINE_CACHE_AUTO},
-		.is = {0, o->ram_given ? machine_host_bytes((double)o->ram_gb) : mem_available_bytes()}};
+		.memory = {
+			0, o->ram_given ? machine_host_bytes((double)o->ram_gb) : mem_available_bytes()}};
 	char card[128] = "";
 	int rc = resolve_card(o, &m, card, sizeof card, e);
 	if (rc || (o->tiers && (rc = parse_tiers(o->tiers, m.tier_bytes, e))))
@@ -345,16 +363,17 @@ int cmd_plan(int argc, char **argv, struct err *e)
 		{"measure", 0, ARG_FLAG, .flag = &o.measure,
 			.help = "measure the drive by reading experts of the model that -m names"},
 		{"jobs", 'j', ARG_UINT, .u32 = &o.jobs, .min = 1, .max = WORKERS_MAX, .value = "N",
-			.help = "cores that convert", .fallback = "all of this machine"},
+			.given = &o.jobs_given, .help = "cores that convert",
+			.fallback = "all of this machine"},
 	};
 	const struct arg run[] = {
 		{"recipe", 0, ARG_STRING, .string = &o.recipe, .value = "NAME",
-			.words = convert_recipe_words(),
+			.words = convert_recipe_words(), .given = &o.recipe_given,
 			.help = "types as in glmstream convert: " CONVERT_RECIPES, .fallback = RECIPE_DEFAULT},
 		{"model", 'm', ARG_STRING, .string = &o.model, .value = "FILE",
 			.help = "plan for this file in place of a recipe; only its headers are read"},
 		{"ctx", 'c', ARG_UINT, .u32 = &o.context, .min = 1, .max = INT32_MAX, .value = "N",
-			.help = "context in tokens", .fallback = "32768"},
+			.given = &o.context_given, .help = "context in tokens", .fallback = "32768"},
 		{"tiers", 0, ARG_STRING, .string = &o.tiers, .value = "C,R",
 			.help = "GB of the expert cache on the card and in host memory, as --cache-gb and "
 					"--ram-gb of a run",
@@ -385,8 +404,14 @@ int cmd_plan(int argc, char **argv, struct err *e)
 	int rc = report_parse(&args, argc, argv, e);
 	if (rc)
 		return rc == ARGS_HELP ? 0 : rc;
-	if (o.table && (o.json || o.card || o.vram_given || o.model))
-		return err_set(e, ERR_USAGE, "--table lists machines of its own: no options of one");
+	const bool one_machine = o.card || o.vram_given || o.card_gb_s_given || o.pcie_given ||
+							 o.ram_given || o.disk_given || o.measure || o.jobs_given;
+	if (o.table &&
+		(o.json || one_machine || o.model || o.recipe_given || o.context_given || o.tiers))
+		return err_set(e, ERR_USAGE,
+			"--table lists machines and models of its own: only --trace goes with it");
+	if (o.model && o.recipe_given)
+		return err_set(e, ERR_USAGE, "-m names a file and --recipe a conversion: one of them");
 	if (o.measure && (!o.model || o.disk_given))
 		return err_set(e, ERR_USAGE, "--measure needs -m FILE, and no --disk-gb-s");
 	const char *trace = pocket_trace_or(o.trace, e);

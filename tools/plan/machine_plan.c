@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* Planner and forecast for a machine that is described. */
+/* The planner of a run and the forecast, asked about a machine that is only described. */
 #include "tools/plan/machine_plan.h"
 
 #include "src/base/log.h"
 #include "src/base/num.h"
 
-/* Of the shipped trace's 1,536 tokens so many fill both tiers; the rest is counted. */
+/* The first tokens of the shipped trace's 1,536: they fill both tiers and are not counted. */
 #define STEADY_SKIP 1024
 
 /* zai-org/GLM-5.2-FP8 (tests/e2e/convert/convert.sh reads its headers) */
@@ -33,11 +33,11 @@ int machine_plan_memory(const struct model_headers *model, const struct machine 
 	for (uint32_t i = 0; i < model->file->n_files; i++)
 		out->file_bytes += model->file->files[i].size;
 	enum log_level level = log_level();
-	log_set_level(MIN(level, LOG_WARN)); /* the command says it in its own words */
-	int rc = plan_for_machine(
-		&model->config, &o, model->file, &model->weights, model->resident, &m->is, &out->plan, e);
+	log_set_level(MIN(level, LOG_WARN)); /* the command prints the plan itself */
+	int rc = plan_for_machine(&model->config, &o, model->file, &model->weights, model->resident,
+		&m->memory, &out->plan, e);
 	log_set_level(level);
-	out->everything = out->plan.tiers.n_fit[0] >= out->plan.tiers.n_experts;
+	out->everything = !rc && out->plan.tiers.n_fit[0] >= out->plan.tiers.n_experts;
 	return rc;
 }
 
@@ -50,8 +50,8 @@ int machine_plan_forecast(
 	return forecast_open(f, trace, model->file, &o, c->n_mtp, e);
 }
 
-/* A cold prompt of one step: every expert that is not on the card comes over the drive, but what
- * computing its rows takes longer than that. */
+/* A prompt of one step with an empty cache: every expert is read from the drive and copied over the
+ * link at the rate of the slower, and computing adds to that (card_prompt_ms). */
 static void plan_prompt(
 	const struct model_headers *model, const struct machine *m, struct machine_plan *out)
 {

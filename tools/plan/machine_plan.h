@@ -13,17 +13,17 @@
 #include "tools/plan/model_headers.h"
 
 struct machine {
-	struct card card;       /* sold_gb is not looked at */
-	struct plan_machine is; /* bytes that are free */
+	struct card card;           /* sold_gb is not looked at */
+	struct plan_machine memory; /* bytes that are free */
 	double drive_gb_s;
-	unsigned cores;
-	uint64_t tier_bytes[2]; /* ENGINE_CACHE_AUTO: what memory leaves */
+	unsigned cores;         /* that convert */
+	uint64_t tier_bytes[2]; /* of the expert cache; ENGINE_CACHE_AUTO: what memory leaves */
 };
 
 struct machine_plan {
 	struct plan plan;
 	bool everything;                     /* all experts fit the card: nothing is streamed */
-	double compute_ms;                   /* a token */
+	double compute_ms;                   /* a token, all experts on the card */
 	struct forecast_point steady, cold;  /* cold: the first MACHINE_PLAN_COLD tokens */
 	double prompt_seconds, prompt_tok_s; /* a prompt of one step, cold cache */
 	double convert_hours;
@@ -32,19 +32,23 @@ struct machine_plan {
 
 #define MACHINE_PLAN_COLD 64
 
-/* Bytes of a host that is sold with so many GB (GiB) of memory: the system takes some. */
+/* Free bytes of a host that is sold with so many GiB of memory: the system takes some. */
 uint64_t machine_host_bytes(double sold_gb);
 
-/* The memory plan alone: ERR_MEMORY with a hint when the model does not fit. context 0: as memory
- * allows. */
+/* Order of use: machine_plan_memory, machine_plan_forecast once for a model, machine_plan_speed.
+ *
+ * Sets *out to the memory plan alone. ERR_MEMORY with a hint when the model does not fit. context:
+ * tokens; 0: what memory allows. */
 int machine_plan_memory(const struct model_headers *model, const struct machine *m,
 	uint32_t context, struct machine_plan *out, struct err *e);
 
-/* The rest, after machine_plan_memory. `f`: opened for the model; with_cold: `cold` too. */
+/* Adds all times to *out, after machine_plan_memory; with_cold: `cold` too. `f`: from
+ * machine_plan_forecast. */
 int machine_plan_speed(const struct model_headers *model, const struct machine *m,
 	const struct forecast *f, bool with_cold, struct machine_plan *out, struct err *e);
 
-/* Of a model for machine_plan_speed; trace: a path. */
+/* Opens *f, zero-initialised, for machine_plan_speed: the routing of the trace at this path, fitted
+ * to the model. Errors as of forecast_open; the caller calls forecast_fini, after an error too. */
 int machine_plan_forecast(
 	const struct model_headers *model, const char *trace, struct forecast *f, struct err *e);
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A model file without data: the headers that `convert` would write for the released shape and a
- * recipe, as a sparse file in memory. What plans from headers plans from it as from the real one.
+ * A model of which only the headers are needed: of a file that exists, or those that `convert`
+ * would write for the released shape and a recipe. The latter are a sparse file in memory, so that
+ * code which plans from the headers of a GGUF file needs no second way.
  */
 #ifndef GLM_TOOLS_MODEL_HEADERS_H
 #define GLM_TOOLS_MODEL_HEADERS_H
@@ -17,12 +18,13 @@ struct model_headers {
 	struct model_weights weights; /* bound */
 	size_t resident;              /* bytes that weights_load would take */
 	uint64_t values;              /* weights of all tensors */
-	int fd;
+	int fd;                       /* the file in memory, else -1 */
 };
 
-/* Of GLM-5.2 by a recipe of `convert`. ERR_USAGE: no such recipe. */
+/* Both set *m, which model_headers_close releases, after an error too.
+ * GLM-5.2 by a recipe of `convert`; ERR_USAGE: no such recipe. */
 int model_headers_make(struct model_headers *m, const char *recipe, struct err *e);
-/* Of a file that exists. */
+/* The file at `path`; ERR_INPUT as of gguf_open, config_read and weights_bind. */
 int model_headers_open(struct model_headers *m, const char *path, struct err *e);
 void model_headers_close(struct model_headers *m); /* accepts a zeroed struct */
 

@@ -68,12 +68,23 @@ run plan --vram-gb 8 --ram-gb 64
 error_is_one_sentence 2 'no card of 8 GB'
 run plan --card "RTX 9999"
 error_is_one_sentence 2 'not in the table'
+run plan --card RTX # several
+error_is_one_sentence 2 'not in the table.*RTX 4090'
+run plan --card 4090 --ram-gb 64 --tiers 5,20
+exits 0
+says 'on RTX 4090:'
+says 'glmstream -m glm52-iq2-s.gguf --cache-gb 5 --ram-gb 20 -c 32768'
+run plan -m "$POCKET" --recipe iq2 --vram-gb 24
+error_is_one_sentence 2 'one of them'
 run plan --vram-gb 24 --recipe q3
 error_is_one_sentence 2 'recipe'
 run plan --vram-gb 24 --tiers 5
 error_is_one_sentence 2 'two sizes'
-run plan --table --json
-error_is_one_sentence 2 'table'
+for option in --json "--recipe q2" "--ram-gb 64" "-c 8192" "--tiers 5,20"; do
+	# shellcheck disable=SC2086 # an option and its value
+	run plan --table $option
+	error_is_one_sentence 2 'table.*only --trace'
+done
 
 # RESULTS.md: tiers, drive GB/s, tok/s measured; steady state, then cold start
 measured() { # recipe, tiers, drive, key, measured tok/s
