@@ -44,6 +44,7 @@
 	   */
 #define BODIES_FACTOR 8 /* all bodies together, in largest bodies */
 #define STREAM_BLOCK  (16u << 10)
+#define THREAD_STACK  ((size_t)2 << 20)
 
 struct connection {
 	struct connection *next, **at; /* in http.connections */
@@ -530,9 +531,10 @@ int http_open(
 		h->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_call, h, MHD_OPTION_EXTERNAL_LOGGER,
 			on_log, NULL, MHD_OPTION_LISTEN_SOCKET, (MHD_socket)fd, MHD_OPTION_CONNECTION_LIMIT,
 			(unsigned)o->max_connections, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES,
-			MHD_OPTION_CONNECTION_TIMEOUT, 0u, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
-			MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_URI_LOG_CALLBACK,
-			on_request_line, h, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
+			MHD_OPTION_THREAD_STACK_SIZE, THREAD_STACK, MHD_OPTION_CONNECTION_TIMEOUT, 0u,
+			MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_NOTIFY_CONNECTION,
+			on_connection, h, MHD_OPTION_URI_LOG_CALLBACK, on_request_line, h,
+			MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_END);
 		if (!h->daemon) {
 			close(fd);
 			rc = err_set(e, ERR_RUN, "libmicrohttpd does not start");

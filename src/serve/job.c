@@ -117,6 +117,33 @@ struct job *job_new(struct mailbox *mail, uint32_t index)
 	return j;
 }
 
+struct job_shared *job_shared_new(void)
+{
+	struct job_shared *s = NEW(struct job_shared);
+	atomic_init(&s->holders, 1);
+	return s;
+}
+
+void job_shared_drop(struct job_shared *s)
+{
+	if (!s || atomic_fetch_sub(&s->holders, 1) != 1)
+		return;
+	output_options_fini(&s->output);
+	for (size_t i = 0; i < s->n_prompts; i++)
+		token_ids_free(&s->prompts[i]);
+	free(s->prompts);
+	budget_release(&s->part);
+	free(s);
+}
+
+void job_share(struct job *j, struct job_shared *shared, size_t prompt)
+{
+	atomic_fetch_add(&shared->holders, 1);
+	j->shared = shared;
+	j->prompt = shared->prompts[prompt];
+	j->options = shared->output;
+}
+
 void job_hold(struct job *j)
 {
 	atomic_fetch_add(&j->holders, 1);
@@ -127,9 +154,12 @@ void job_drop(struct job *j)
 	if (!j || atomic_fetch_sub(&j->holders, 1) != 1)
 		return;
 	output_free(j->output);
-	output_options_fini(&j->options);
 	sampler_fini(&j->sampler);
-	token_ids_free(&j->prompt);
+	if (!j->shared) {
+		output_options_fini(&j->options);
+		token_ids_free(&j->prompt);
+	}
+	job_shared_drop(j->shared);
 	token_ids_free(&j->generated);
 	mailbox_drop(j->mail);
 	free(j);

@@ -13,6 +13,7 @@
 
 #include "src/base/err.h"
 #include "src/engine/sampler.h"
+#include "src/serve/budget.h"
 #include "src/serve/output.h"
 #include "src/text/vocab.h"
 
@@ -69,15 +70,29 @@ void mailbox_put(struct mailbox *m,
 /* The next event, or NULL after `timeout_ms`. The caller frees it. */
 struct job_event *mailbox_take(struct mailbox *m, int timeout_ms);
 
+/* What the answers to one request use together: trees of tools and long prompts are not copied for
+ * each. Constant once a job was submitted. */
+struct job_shared {
+	atomic_int holders;
+	struct output_options output;
+	struct token_ids *prompts; /* [n_prompts] */
+	size_t n_prompts;
+	struct budget_part part; /* what all this counts for */
+};
+
+struct job_shared *job_shared_new(void);    /* the caller holds it */
+void job_shared_drop(struct job_shared *s); /* NULL is fine */
+
 struct job {
 	atomic_int holders;
 	/* constant */
 	struct mailbox *mail;
 	uint32_t index;
+	struct job_shared *shared; /* held; owns what prompt and options point to; NULL: the job does */
 	struct token_ids prompt;
 	uint32_t max_new;
 	struct sampler_options sampling;
-	struct output_options options; /* owned by the job */
+	struct output_options options;
 	uint64_t submitted_ns;
 	/* set by the connection when nobody waits for the answer any more */
 	atomic_bool cancel;
@@ -102,6 +117,8 @@ void job_fail(struct job *j, const struct err *e);
 
 /* A job with a prompt still to be filled in; holds the mailbox; the caller holds the job. */
 struct job *job_new(struct mailbox *mail, uint32_t index);
+/* Prompt and options become those of `shared`, which is held. */
+void job_share(struct job *j, struct job_shared *shared, size_t prompt);
 void job_hold(struct job *j);
 void job_drop(struct job *j); /* NULL is fine */
 

@@ -229,6 +229,13 @@ static void put_experts(struct buf *out, const struct metrics_gauges *g)
 	put_gauge(out, "kept_response_bytes", "Their size, at most 64 MiB", (double)g->kept_bytes);
 	put_counter(out, "kept_responses_forgotten", "Responses forgotten to keep these bounds",
 		g->kept_forgotten);
+	put_gauge(out, "request_bytes", "Memory that requests hold beside their bodies, as estimated",
+		(double)g->request_bytes);
+	put_gauge(out, "request_bytes_peak", "The most so far", (double)g->request_bytes_peak);
+	put_gauge(out, "request_bytes_limit", "What they may hold; one request half of it",
+		(double)g->request_bytes_limit);
+	put_counter(
+		out, "requests_over_budget", "Requests refused because of it", g->requests_over_budget);
 	put_gauge(out, "store_bytes", "Size of the session folder", (double)g->store_bytes);
 	put_gauge(out, "cache_bytes", "First tier of the expert cache", (double)g->cache_bytes[0]);
 	put_gauge(out, "cache_ram_bytes", "Second tier of the expert cache", (double)g->cache_bytes[1]);

@@ -60,8 +60,10 @@ struct metrics_rates metrics_rates(struct metrics *m);
 struct metrics_gauges {
 	uint32_t sessions, active, waiting, connections;
 	uint64_t hit_vram, hit_ram, miss, bytes_read, prefetch_useful, prefetch_wasted, wait_ns;
-	uint64_t store_bytes, store_tokens;                  /* of the session folder */
-	uint64_t kept_responses, kept_bytes, kept_forgotten; /* response_store.h */
+	uint64_t store_bytes, store_tokens;                              /* of the session folder */
+	uint64_t kept_responses, kept_bytes, kept_forgotten;             /* response_store.h */
+	uint64_t request_bytes, request_bytes_peak, request_bytes_limit; /* budget.h */
+	uint64_t requests_over_budget;
 	uint64_t cache_bytes[2], resident_bytes, kv_bytes;
 	double uptime_s;
 	const char *version, *model, *backend; /* escaped by metrics_text */

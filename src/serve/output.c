@@ -58,24 +58,6 @@ void output_options_fini(struct output_options *o)
 	*o = (struct output_options){0};
 }
 
-void output_options_copy(struct output_options *to, const struct output_options *from)
-{
-	*to = *from;
-	to->tools = json_deep_copy(from->tools);
-	to->choice_name = from->choice_name ? mem_strdup(from->choice_name) : NULL;
-	to->stops = NEW_ARRAY(char *, from->n_stops + 1);
-	for (size_t i = 0; i < from->n_stops; i++)
-		to->stops[i] = mem_strdup(from->stops[i]);
-	to->answer = schema_hold(from->answer);
-	to->strict = NEW_ARRAY(struct constraint_argument, from->n_strict + 1);
-	for (size_t i = 0; i < from->n_strict; i++)
-		to->strict[i] = (struct constraint_argument){mem_strdup(from->strict[i].tool),
-			mem_strdup(from->strict[i].key), schema_hold(from->strict[i].schema)};
-	to->stop_ids = NEW_ARRAY(int32_t, from->n_stop_ids + 1);
-	if (from->n_stop_ids)
-		memcpy(to->stop_ids, from->stop_ids, from->n_stop_ids * sizeof *to->stop_ids);
-}
-
 /* ---- text ---- */
 
 static void give_text(struct output *o, const char *text, size_t n)

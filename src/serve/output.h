@@ -52,8 +52,6 @@ struct output_options {
 	uint32_t n_top;
 };
 void output_options_fini(struct output_options *o);
-/* A copy that owns what it points to. */
-void output_options_copy(struct output_options *to, const struct output_options *from);
 
 /* A call is OUTPUT_CALL, any number of OUTPUT_ARGUMENTS, OUTPUT_CALL_END; without the last it was
  * cut off. */

@@ -133,7 +133,7 @@ void respond(struct exchange *x, const struct api *api, const struct request_mod
 	struct stream_turn *t = NEW(struct stream_turn);
 	t->api = api;
 	t->exchange = x;
-	if (api_parse(api, model, body, len, &t->request, &e) ||
+	if (reply_possible(s, &e) || api_parse(api, model, body, len, &t->request, &e) ||
 		reply_begin(&t->reply, &t->request, s, api->call_prefix, &e)) {
 		respond_refusal(x, api, &e);
 		turn_free(t);

@@ -606,19 +606,33 @@ int scheduler_open(struct engine *g, const struct scheduler_options *o, struct m
 	return 0;
 }
 
+/* Lock held. */
+static enum scheduler_answer queue_answer(struct scheduler *s, uint32_t n, unsigned *retry_s)
+{
+	if (s->stopping)
+		return SCHEDULER_ENDING;
+	if (s->waiting + n <= s->queue_limit + (s->n_slots - MIN(s->snapshot.active, s->n_slots)))
+		return SCHEDULER_TAKEN;
+	double estimate = s->job_seconds * (double)(s->waiting + 1) / (double)s->n_slots;
+	*retry_s = estimate < 1 ? 1 : estimate > 60 ? 60 : (unsigned)estimate;
+	metrics_add(s->metrics, METRICS_REFUSED, n);
+	return SCHEDULER_FULL;
+}
+
+enum scheduler_answer scheduler_ask(struct scheduler *s, unsigned *retry_s)
+{
+	pthread_mutex_lock(&s->lock);
+	enum scheduler_answer answer = queue_answer(s, 1, retry_s);
+	pthread_mutex_unlock(&s->lock);
+	return answer;
+}
+
 enum scheduler_answer scheduler_submit(
 	struct scheduler *s, struct job *const *jobs, uint32_t n, unsigned *retry_s)
 {
-	enum scheduler_answer answer = SCHEDULER_TAKEN;
 	pthread_mutex_lock(&s->lock);
-	if (s->stopping) {
-		answer = SCHEDULER_ENDING;
-	} else if (s->waiting + n >
-			   s->queue_limit + (s->n_slots - MIN(s->snapshot.active, s->n_slots))) {
-		answer = SCHEDULER_FULL;
-		double estimate = s->job_seconds * (double)(s->waiting + 1) / (double)s->n_slots;
-		*retry_s = estimate < 1 ? 1 : estimate > 60 ? 60 : (unsigned)estimate;
-	} else {
+	enum scheduler_answer answer = queue_answer(s, n, retry_s);
+	if (answer == SCHEDULER_TAKEN) {
 		for (uint32_t i = 0; i < n; i++) {
 			job_hold(jobs[i]);
 			jobs[i]->submitted_ns = clock_ns();
@@ -630,8 +644,6 @@ enum scheduler_answer scheduler_submit(
 		pthread_cond_signal(&s->wake);
 	}
 	pthread_mutex_unlock(&s->lock);
-	if (answer == SCHEDULER_FULL)
-		metrics_add(s->metrics, METRICS_REFUSED, n);
 	return answer;
 }
 

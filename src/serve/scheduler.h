@@ -49,6 +49,9 @@ enum scheduler_answer { SCHEDULER_TAKEN, SCHEDULER_FULL, SCHEDULER_ENDING };
 enum scheduler_answer scheduler_submit(
 	struct scheduler *s, struct job *const *jobs, uint32_t n, unsigned *retry_s);
 
+/* What scheduler_submit would say to one job now; a refusal counts as one. */
+enum scheduler_answer scheduler_ask(struct scheduler *s, unsigned *retry_s);
+
 /* No new jobs from now on; what waits is refused; what runs may go on for grace_ms, then it is cut.
  * Returns when nothing runs any more; every job has got its last event. May be called once, before
  * scheduler_close. */

@@ -7,12 +7,17 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#define REPLAY_BYTES (64u << 20)
+#define REPLAY_BYTES  (64u << 20)
+#define BUDGET_FACTOR 8 /* memory of all requests, in largest bodies */
+#define ARENAS_MAX    4 /* of the allocator; connections' threads share them */
 
 static unsigned on_lookup(void *user, const char *method, const char *path, bool *open,
 	const char **name, const char **allow)
@@ -93,6 +98,10 @@ int server_open(
 	s->started_ns = clock_ns();
 	s->metrics = metrics_new();
 	s->log = request_log_new();
+	s->budget.limit = o->http.max_body_bytes * BUDGET_FACTOR;
+#ifdef __GLIBC__
+	mallopt(M_ARENA_MAX, ARENAS_MAX); /* each keeps what a burst of requests took */
+#endif
 	s->model = (struct request_model){.tokenizer = engine_tokenizer(g),
 		.name = o->model_name,
 		.strict_name = o->strict_model,
@@ -100,7 +109,8 @@ int server_open(
 		.created = (int64_t)time(NULL),
 		.sampling = o->sampling,
 		.turns = turn_store_new(REPLAY_BYTES),
-		.tokens = token_trie_new(engine_tokenizer(g))};
+		.tokens = token_trie_new(engine_tokenizer(g)),
+		.budget = &s->budget};
 	snprintf(s->model.fingerprint, sizeof s->model.fingerprint, "fp_%016llx",
 		(unsigned long long)engine_fingerprint(g));
 	for (uint32_t i = 0; i < tokenizer_n_tokens(s->model.tokenizer); i++)

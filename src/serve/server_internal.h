@@ -19,6 +19,7 @@ struct server {
 	struct request_model model;
 	struct request_log *log;
 	struct metrics *metrics;
+	struct budget budget;
 	struct scheduler *scheduler;
 	struct http *http; /* set by http_open before it starts threads */
 	uint64_t started_ns;

@@ -10,7 +10,9 @@
 #include <string.h>
 #include <time.h>
 
-#define VALUES_MAX 300000
+#define VALUES_MAX    300000
+#define VALUE_BYTES   320 /* of the most expensive value, an object in an object */
+#define STRING_COPIES 2   /* in the tree and in the conversation */
 
 /* JSON text may stand for a hundred times its size in memory: the values are counted before they
  * are made. */
@@ -33,9 +35,17 @@ int api_parse(const struct api *api, const struct request_model *model, const ch
 	size_t len, struct request *r, struct request_error *e)
 {
 	struct err err = {0};
-	*r = (struct request){.model = model, .api = api, .n = 1, .created = (int64_t)time(NULL)};
-	if (count_values(body, len) > VALUES_MAX)
+	*r = (struct request){.model = model,
+		.api = api,
+		.n = 1,
+		.created = (int64_t)time(NULL),
+		.body_bytes = len,
+		.part.budget = model->budget};
+	size_t values = count_values(body, len);
+	if (values > VALUES_MAX)
 		return request_refuse(e, 400, NULL, NULL, "the body has more than %d values", VALUES_MAX);
+	if (request_hold(r, values * VALUE_BYTES + STRING_COPIES * len, e))
+		return -1;
 	r->body = json_text_parse(body, len, true, &err);
 	if (!r->body)
 		return request_refuse(e, 400, NULL, NULL, "the body is not JSON: %s", err.text);

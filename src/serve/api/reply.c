@@ -9,35 +9,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Every job owns what it uses: nothing of the request is shared with the compute thread. */
 static struct job *make_job(struct reply *r, uint32_t index)
 {
 	const struct request *q = r->request;
-	const struct token_ids *prompt = &q->prompts[index / q->n];
 	struct job *j = job_new(r->mail, index);
-	j->prompt.data = NEW_ARRAY(int32_t, prompt->n);
-	memcpy(j->prompt.data, prompt->data, prompt->n * sizeof *prompt->data);
-	j->prompt.n = j->prompt.cap = prompt->n;
+	job_share(j, q->shared, index / q->n);
 	j->max_new = q->max_new;
 	j->sampling = q->sampling;
 	j->sampling.seed += index; /* several answers are to differ */
-	output_options_copy(&j->options, &q->output);
 	return j;
 }
 
-int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
-	const char *call_prefix, struct request_error *e)
+static int refuse_answer(enum scheduler_answer answer, unsigned retry_s, struct request_error *e)
 {
-	*r = (struct reply){.request = request, .mail = mailbox_new(), .call_prefix = call_prefix};
-	r->n_answers = (uint32_t)request->n_prompts * request->n;
-	r->answers = NEW_ARRAY(struct reply_answer, r->n_answers);
-	struct job *jobs[REQUEST_ANSWERS_MAX];
-	for (uint32_t i = 0; i < r->n_answers; i++) {
-		r->answers[i].index = i;
-		jobs[i] = r->answers[i].job = make_job(r, i);
-	}
-	unsigned retry_s = 1;
-	switch (scheduler_submit(s, jobs, r->n_answers, &retry_s)) {
+	switch (answer) {
 	case SCHEDULER_TAKEN:
 		return 0;
 	case SCHEDULER_FULL:
@@ -50,6 +35,28 @@ int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
 		e->retry_s = 5;
 		return -1;
 	}
+}
+
+int reply_possible(struct scheduler *s, struct request_error *e)
+{
+	unsigned retry_s = 1;
+	return refuse_answer(scheduler_ask(s, &retry_s), retry_s, e);
+}
+
+int reply_begin(struct reply *r, struct request *request, struct scheduler *s,
+	const char *call_prefix, struct request_error *e)
+{
+	*r = (struct reply){.request = request, .mail = mailbox_new(), .call_prefix = call_prefix};
+	r->n_answers = (uint32_t)request->n_prompts * request->n;
+	r->answers = NEW_ARRAY(struct reply_answer, r->n_answers);
+	struct job *jobs[REQUEST_ANSWERS_MAX];
+	request_share(request);
+	for (uint32_t i = 0; i < r->n_answers; i++) {
+		r->answers[i].index = i;
+		jobs[i] = r->answers[i].job = make_job(r, i);
+	}
+	unsigned retry_s = 1;
+	return refuse_answer(scheduler_submit(s, jobs, r->n_answers, &retry_s), retry_s, e);
 }
 
 /* The next request may bring this answer back: its tokens are remembered before the client sees its

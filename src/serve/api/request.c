@@ -14,16 +14,45 @@
 #include <string.h>
 #include <sys/random.h>
 
+#define MEMORY_RETRY_S 2
+
 void request_fini(struct request *r)
 {
+	/* before `shared` is dropped: the tools' trees are let go by one thread after the other */
 	json_decref(r->body);
 	json_decref(r->items);
 	prompt_talk_fini(&r->talk);
-	for (size_t i = 0; i < r->n_prompts; i++)
-		token_ids_free(&r->prompts[i]);
-	free(r->prompts);
-	output_options_fini(&r->output);
+	request_share(r);
+	job_shared_drop(r->shared);
 	*r = (struct request){0};
+}
+
+void request_share(struct request *r)
+{
+	if (r->shared)
+		return;
+	r->shared = job_shared_new();
+	r->shared->output = r->output;
+	r->shared->prompts = r->prompts;
+	r->shared->n_prompts = r->n_prompts;
+	r->shared->part = r->part;
+}
+
+int request_hold(struct request *r, size_t bytes, struct request_error *e)
+{
+	switch (budget_hold(&r->part, bytes)) {
+	case BUDGET_TAKEN:
+		return 0;
+	case BUDGET_TOO_LARGE:
+		return request_refuse(e, 413, "request_too_large", NULL,
+			"the request needs up to %zu MiB of memory, more than the %zu MiB that one may take",
+			(bytes >> 20) + 1, budget_most(r->part.budget) >> 20);
+	default:
+		request_refuse(e, 429, "memory_full", NULL,
+			"the requests under way hold too much memory; try again in %d s", MEMORY_RETRY_S);
+		e->retry_s = MEMORY_RETRY_S;
+		return -1;
+	}
 }
 
 void request_make_id(char *out, size_t size, const char *prefix)
@@ -305,11 +334,7 @@ int request_tools(struct request *r, const json_t *tools, struct request_error *
 			return request_refuse(e, 400, "unsupported_parameter", "tools",
 				"tools[%zu].type: expected function, found \"%.40s\"", i, type);
 	}
-	/* the conversation keeps its own copy: the template takes it as it is */
-	json_t *copy = json_deep_copy(tools);
-	int rc = chat_json_tools(&r->talk.chat, copy, &err);
-	json_decref(copy);
-	if (rc)
+	if (chat_json_tools(&r->talk.chat, tools, &err))
 		return request_refuse_err(e, &err);
 	json_array_foreach(r->talk.chat.tools, i, tool)
 	{
@@ -433,6 +458,10 @@ int request_messages(struct request *r, const json_t *messages, struct request_e
 	return rc ? request_refuse_err(e, &err) : 0;
 }
 
+#define TEMPLATE_BYTES (64u << 10) /* of text that the template adds to a short conversation */
+#define TEXT_FACTOR                                                                                \
+	3 /* memory for each byte of text: the buffer while it grows, segments, tokens */
+
 int request_refuse_length(const struct request *r, const char *param, struct request_error *e)
 {
 	size_t most = request_most_bytes(r->model);
@@ -443,6 +472,28 @@ int request_refuse_length(const struct request *r, const char *param, struct req
 		"the prompt has more than %zu bytes, more than a request may take", most);
 }
 
+/* Most prompts are hardly longer than their bodies; only one that turns out to be longer counts for
+ * as much as the context can hold. */
+static int build_prompt(struct request *r, struct request_error *e)
+{
+	struct err err = {0};
+	size_t before = r->part.bytes, whole = request_most_bytes(r->model),
+		   most = MIN(whole, 2 * r->body_bytes + TEMPLATE_BYTES);
+	int rc;
+	for (;; most = whole) {
+		if (request_hold(r, before + TEXT_FACTOR * most, e))
+			return -1;
+		rc = prompt_build(
+			&r->talk, r->model->tokenizer, r->model->turns, most, &r->prompts[0], &r->built, &err);
+		if (!rc || !r->built.too_long || most == whole)
+			break;
+	}
+	request_hold(r, before + r->prompts[0].cap * sizeof *r->prompts[0].data, e);
+	if (!rc)
+		return 0;
+	return r->built.too_long ? request_refuse_length(r, NULL, e) : request_refuse_err(e, &err);
+}
+
 int request_prompt(struct request *r, struct request_error *e)
 {
 	struct err err = {0};
@@ -450,16 +501,14 @@ int request_prompt(struct request *r, struct request_error *e)
 		return request_refuse_err(e, &err);
 	r->n_prompts = 1;
 	r->prompts = NEW_ARRAY(struct token_ids, 1);
-	if (prompt_build(&r->talk, r->model->tokenizer, r->model->turns, request_most_bytes(r->model),
-			&r->prompts[0], &r->built, &err)) {
-		return r->built.too_long ? request_refuse_length(r, NULL, e) : request_refuse_err(e, &err);
-	}
+	if (build_prompt(r, e))
+		return -1;
 	if (r->output.answer && r->built.goes_on)
 		return request_refuse(e, 400, "unsupported_parameter", "messages",
 			"an answer that follows a schema cannot go on from a given beginning");
 	r->output.chat = true;
 	r->output.in_reasoning = chat_starts_in_reasoning(&r->talk.chat);
-	r->output.tools = json_deep_copy(r->talk.chat.tools);
+	r->output.tools = json_incref(r->talk.chat.tools);
 	return 0;
 }
 

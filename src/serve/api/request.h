@@ -12,6 +12,7 @@
 
 #include "src/base/err.h"
 #include "src/engine/sampler.h"
+#include "src/serve/job.h"
 #include "src/serve/output.h"
 #include "src/serve/api/prompt.h"
 #include "src/serve/response_store.h"
@@ -40,6 +41,7 @@ struct request_model {
 	struct sampler_options sampling;  /* defaults */
 	struct turn_store *turns;         /* NULL: none */
 	const struct token_trie *tokens;  /* for schemas */
+	struct budget *budget;            /* NULL: memory is not counted */
 	struct response_store *responses; /* NULL: none */
 };
 
@@ -71,6 +73,10 @@ struct request {
 	json_t *items;    /* responses: all items of the conversation before the answer; owned */
 	bool store;       /* responses: keep the answer */
 	bool think_asked; /* the client said something about reasoning */
+	size_t body_bytes;
+	struct budget_part part; /* what the request holds, until `shared` does */
+	/* Set with the first job: owns prompts and output from then on. NULL: the request does. */
+	struct job_shared *shared;
 };
 
 /* The text of one prompt. A text of more bytes than the first term has more tokens than the
@@ -94,6 +100,12 @@ int request_refuse(struct request_error *e, int status, const char *code, const 
 int request_refuse_err(struct request_error *e, const struct err *err);
 /* The prompt is longer than request_most_bytes: 400 when the context is the reason, else 413. */
 int request_refuse_length(const struct request *r, const char *param, struct request_error *e);
+
+/* The request is going to hold so many bytes in all: 413 when that is more than one may, 429 when
+ * others hold too much. */
+int request_hold(struct request *r, size_t bytes, struct request_error *e);
+/* prompts and output become owned by r->shared, which jobs can hold too. */
+void request_share(struct request *r);
 
 /* ---- members of the body; all return 0, or -1 after request_refuse ---- */
 

@@ -141,6 +141,10 @@ void handle_metrics(struct server *s, struct exchange *x, const char *rest)
 	g.kept_responses = kept.responses;
 	g.kept_bytes = kept.bytes;
 	g.kept_forgotten = kept.forgotten;
+	g.request_bytes = atomic_load(&s->budget.held);
+	g.request_bytes_peak = atomic_load(&s->budget.peak);
+	g.request_bytes_limit = s->budget.limit;
+	g.requests_over_budget = atomic_load(&s->budget.refused);
 	metrics_text(s->metrics, &g, &body);
 	exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", &body);
 }

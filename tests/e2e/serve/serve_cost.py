@@ -67,11 +67,56 @@ def test_references(s):
     check(status == 200, "a tool that is named twice", status, data)
 
 
+def trees(count, n):
+    """A small body with many values: the tree of tools is a hundred times as large."""
+    body = {"messages": user("Define river."), "n": n, "max_tokens": 2, "enable_thinking": False,
+            "tools": [function("f", defer_loading=True, parameters={"x": [{}] * count})]}
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def memory(s):
+    """Peak of the server's memory in MB."""
+    with open(f"/proc/{s.process.pid}/status") as f:
+        return next(int(line.split()[1]) >> 10 for line in f if line.startswith("VmHWM"))
+
+
+def gauge(s, name):
+    text = s.get("/metrics")[1]
+    return next((float(line.split()[1]) for line in text.splitlines() if line.startswith(f"glmstream_{name} ")), -1)
+
+
+def test_trees(s):
+    """16 answers each to 12 clients: the tools of a request exist once, and all requests together are counted."""
+    body, seen = trees(149000, 16), []
+
+    def one():
+        status, data = s.post(CHAT, body)
+        seen.append(status)
+        check(status == 200 or status == 429, "300,000 values", status, data)
+
+    threads = [threading.Thread(target=one) for _ in range(12)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    check(200 in seen, "one of them is answered", seen)
+    peak = gauge(s, "request_bytes_peak")
+    check(90e6 < peak <= gauge(s, "request_bytes_limit"), "counted:", peak, gauge(s, "request_bytes_limit"))
+    check(gauge(s, "requests_over_budget_total") > 0, "twelve at a time are more than the limit", seen)
+    until = time.monotonic() + 10  # the client has its answer before the server has let go of the request
+    while gauge(s, "request_bytes") > 1e6 and time.monotonic() < until:
+        time.sleep(0.05)
+    check(gauge(s, "request_bytes") < 1e6, "nothing is held when nothing is under way", gauge(s, "request_bytes"))
+    check(SAN or memory(s) < 500, "memory of twelve requests of 0.45 MB:", memory(s))
+    print(f"12 requests of {len(body) / 1e6:.2f} MB: {sorted(seen)}, at most {memory(s)} MB of memory")
+
+
 def main():
     options = ["-t", "1", "-c", "2048", "--sessions", "2"]
     with Server(*options, address_bytes=None if SAN else 1 << 30) as s:
         with Other(s) as other:
             test_references(s)
+            test_trees(s)
         check(SAN or other.slowest < 5, "another client's slowest answer took", other.slowest)
         print(f"another client: {other.count} answers, the slowest took {other.slowest:.2f} s")
     finish()

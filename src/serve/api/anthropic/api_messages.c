@@ -131,7 +131,7 @@ static int assistant_blocks(json_t *out, const json_t *blocks, size_t m, struct 
 			json_array_append_new(
 				calls, json_pack("{s:O, s:{s:O, s:o}}", "id", json_object_get(block, "id"),
 						   "function", "name", json_object_get(block, "name"), "arguments",
-						   json_is_object(input) ? json_deep_copy(input) : json_object()));
+						   json_is_object(input) ? json_incref((json_t *)input) : json_object()));
 		} else if (strcmp(type, "redacted_thinking") != 0) {
 			rc = wrong_block(e, m, i, "text, thinking or tool_use (with id and name)", block);
 			break;

@@ -283,10 +283,12 @@ int api_responses_parse(struct request *r, struct request_error *e)
 				string_of(tool, "type"));
 	}
 	/* here a tool is flat, and the template would show its "type" */
-	json_t *flat = json_is_array(tools) ? json_deep_copy(tools) : json_incref((json_t *)tools);
-	json_array_foreach(flat, i, tool)
+	json_t *flat = json_is_array(tools) ? json_array() : json_incref((json_t *)tools);
+	json_array_foreach(tools, i, tool)
 	{
-		json_object_del(tool, "type");
+		json_t *copy = json_copy(tool);
+		json_object_del(copy, "type");
+		json_array_append_new(flat, copy);
 	}
 	int rc = request_tools(r, flat, e);
 	json_decref(flat);
