@@ -101,6 +101,17 @@ static const struct text_case cases[] = {
 	 "}",
 		{"ab", "null", "12"}, {"123", "abc"}, true},
 	{"{\"type\":\"array\",\"items\":{\"type\":\"string\"}}", {"[\"a\"]"}, {"[a]"}, true},
+	{"{\"type\":\"integer\",\"enum\":[1,1.5,2.0]}", {"1", "2.0"}, {"1.5"}, false},
+	{"{\"type\":\"array\",\"items\":[{\"type\":\"null\"}],\"additionalItems\":false}",
+		{"[]", "[null]"}, {"[null,null]"}, false},
+	{"{\"properties\":{\"\xf4\x8f\xbf\xbf\":{\"type\":\"null\"}}}",
+		{"{\"\xf4\x8f\xbf\xbf\":null}", "{\"\xf4\x8f\xbf\xbfx\":1}"}, {"{\"\xf4\x8f\xbf\xbf\":1}"},
+		false},
+	{"{\"type\":\"integer\",\"minimum\":900719925474099260,\"maximum\":900719925474099530}",
+		{"900719925474099392"}, {"900719925474099259", "900719925474099531"}, false},
+	{"{\"type\":\"object\",\"properties\":{\"ab\":{}},\"propertyNames\":{\"maxLength\":2}}",
+		{"{\"ab\":1,\"x\":2}"}, {"{\"abc\":1}"}, false},
+	{"{\"type\":\"object\",\"propertyNames\":false}", {"{}"}, {"{\"a\":1}"}, false},
 };
 
 /* Made by the first test that needs it, freed by main. */
@@ -178,6 +189,16 @@ static void test_refusals(void **state)
 			"alternatives 1 and 2 may both"},
 		{"{\"type\":\"string\",\"maxLength\":1000000}", "maxLength: at most"},
 		{"{\"enum\":3}", "enum: expected an array"},
+		{"{\"properties\":{\"abc\":{}},\"propertyNames\":{\"maxLength\":2}}",
+			"propertyNames: the property \"abc\" is not among them"},
+		{"{\"properties\":{\"a\":{}},\"required\":true}", "required: expected an array"},
+		{"{\"allOf\":{\"type\":\"null\"}}", "allOf: expected an array"},
+		{"{\"allOf\":[{\"additionalProperties\":false,\"type\":\"object\"},"
+		 "{\"patternProperties\":{\"^x\":{}}}]}",
+			"cannot be merged"},
+		{"{\"allOf\":[{\"prefixItems\":[{}]},{\"items\":{\"type\":\"null\"}}]}",
+			"cannot be merged"},
+		{"{\"oneOf\":[{\"type\":\"string\"},{\"required\":[\"a\"]}]}", "may both match"},
 		{"3", "expected a schema"},
 	};
 	for (size_t i = 0; i < ARRAY_LEN(list); i++) {
@@ -191,6 +212,56 @@ static void test_refusals(void **state)
 		assert_null(s);
 		json_decref(v);
 	}
+}
+
+static void expect_refusal(const char *schema, const char *words)
+{
+	struct err e = {0};
+	struct schema *s = NULL;
+	json_t *v = json_text_parse(schema, strlen(schema), true, &e);
+	assert_non_null(v);
+	int rc = schema_compile(v, v, SCHEMA_JSON, &s, &e);
+	if (rc != ERR_INPUT || !strstr(e.text, words))
+		fail_msg("%.80s...: %d \"%s\", expected \"%s\"", schema, rc, e.text, words);
+	json_decref(v);
+}
+
+/* Schemas of moderate size that cost much: each is refused, not paid for. */
+static void test_hostile(void **state)
+{
+	(void)state;
+	struct buf b = {0};
+	/* a long name: the automaton of all others is as deep as it is long */
+	buf_puts(&b, "{\"properties\":{\"");
+	for (int i = 0; i < 119000; i++)
+		buf_putc(&b, 'a');
+	buf_puts(&b, "\":{}}}");
+	expect_refusal(buf_str(&b), "a name is longer than");
+	/* alternatives in alternatives: more beginnings than a walk keeps */
+	buf_clear(&b);
+	buf_puts(&b, "{\"anyOf\":[{\"anyOf\":[{\"const\":0}]}");
+	for (int i = 1; i < 9000; i++)
+		buf_printf(&b, ",{\"anyOf\":[{\"const\":%d}]}", i);
+	buf_puts(&b, "]}");
+	expect_refusal(buf_str(&b), "alternatives");
+	/* a large part merged with each of many alternatives */
+	buf_clear(&b);
+	buf_puts(&b, "{\"type\":\"object\",\"properties\":{\"p\":{}");
+	for (int i = 0; i < 1999; i++)
+		buf_printf(&b, ",\"p%d\":{}", i);
+	buf_puts(&b, "},\"anyOf\":[{}");
+	for (int i = 0; i < 1000; i++)
+		buf_puts(&b, ",{}");
+	buf_puts(&b, "]}");
+	expect_refusal(buf_str(&b), "parts that have to be merged");
+	/* required keys are looked for one by one */
+	buf_clear(&b);
+	buf_puts(&b, "{\"required\":[\"p\"");
+	for (int i = 0; i < 100000; i++)
+		buf_printf(&b, ",\"p%d\"", i);
+	buf_puts(&b, "]}");
+	expect_refusal(buf_str(&b), "required: expected an array of at most");
+	buf_free(&b);
 }
 
 /* Bytes at random among those that may come, with a bias to the end after a while. Whatever was
@@ -366,6 +437,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_texts),
 		cmocka_unit_test(test_refusals),
+		cmocka_unit_test(test_hostile),
 		cmocka_unit_test(test_random_walks),
 		cmocka_unit_test(test_masks),
 		cmocka_unit_test(test_cost),

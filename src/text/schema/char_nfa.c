@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Edges lie in one array in the order of their making; what needs them by state sorts an index
- * first. */
+/* Edges lie in one array in the order of their making; what needs them by state makes an index
+ * first (edge_index). */
 #include "src/text/schema/char_nfa.h"
 
 #include "src/base/mem.h"
@@ -119,7 +119,8 @@ static void except_below(struct char_nfa *n, uint32_t at, uint32_t other, const 
 		free_from = c + 1;
 		i = k;
 	}
-	char_nfa_edge(n, at, other, free_from, CHAR_MAX_POINT);
+	if (free_from <= CHAR_MAX_POINT)
+		char_nfa_edge(n, at, other, free_from, CHAR_MAX_POINT);
 }
 
 void char_nfa_except(struct char_nfa *n, const char *const *texts, size_t count)
@@ -134,8 +135,8 @@ void char_nfa_except(struct char_nfa *n, const char *const *texts, size_t count)
 /* ---- index by state ---- */
 
 struct edge_index {
-	uint32_t *first; /* [n_states + 1] */
-	uint32_t *list;  /* [n_edges] edge numbers, by their state */
+	uint32_t *first; /* [n_states + 1] where each state's edges begin in list */
+	uint32_t *list;  /* [n_edges] edge numbers */
 };
 
 static struct edge_index index_make(const struct char_nfa *n, bool by_target)
@@ -161,7 +162,7 @@ static void index_free(struct edge_index *x)
 
 struct pair_map {
 	uint64_t *keys; /* [cap] key + 1; 0: free */
-	uint32_t *ids;
+	uint32_t *ids;  /* [cap] state of the product */
 	size_t cap, n;
 };
 
@@ -194,10 +195,11 @@ static uint32_t *pair_find(struct pair_map *m, uint64_t key, bool *fresh)
 	return &m->ids[at];
 }
 
+/* Of two automata: a state for each pair of theirs that can be reached. */
 struct product {
 	struct char_nfa out;
 	struct pair_map map;
-	uint64_t *todo; /* [n_todo] pairs by the number of their state */
+	uint64_t *todo; /* [n_todo] pairs a << 32 | b, in the order they were met */
 	size_t n_todo, cap;
 };
 

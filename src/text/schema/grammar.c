@@ -93,8 +93,8 @@ static void edges_sort(struct grammar *g)
 	g->first = first;
 }
 
-/* States by the least number of rules that have to be open to reach the end: first those that need
- * none, then those that need the rules found so far, and so on. */
+/* The work of needs_find: states by the number of rules that have to be open to reach the end,
+ * level by level, from the ends of rules backwards. */
 struct needs {
 	struct grammar *g;
 	uint32_t *back_first, *back; /* edges by target */
@@ -166,10 +166,11 @@ static void needs_find(struct grammar *g)
 	free(n.todo);
 }
 
-/* ---- rules that begin with themselves ---- */
+/* ---- how rules begin ---- */
 
 /* The rules that a rule may call before its first byte: edges of a graph. Rules that may be empty
- * (white space) stand behind bytes only, so what follows a call need not be looked at. */
+ * (white space) stand behind bytes only, or begin the root, which nothing calls; so what follows a
+ * call need not be looked at. */
 struct first_calls {
 	const struct grammar *g;
 	uint8_t *seen; /* [n_states] */
@@ -177,6 +178,8 @@ struct first_calls {
 	uint32_t *calls; /* of all rules, one after the other */
 	size_t n_calls, cap;
 	size_t *from; /* [n_rules + 1] where each rule's begin */
+	uint32_t
+		*size; /* [n_rules] states that are reached before a byte: own, then with those of calls */
 };
 
 static void first_calls_find(struct first_calls *f, size_t rule)
@@ -201,14 +204,26 @@ static void first_calls_find(struct first_calls *f, size_t rule)
 			}
 			f->calls[f->n_calls++] = e->rule;
 		}
+	f->size[rule] = (uint32_t)n;
 }
 
-static bool begins_with_itself(const struct grammar *g)
+/* All calls of the rule have their size. */
+static void first_calls_sum(struct first_calls *f, uint32_t rule)
+{
+	uint64_t all = f->size[rule];
+	for (size_t i = f->from[rule]; i < f->from[rule + 1]; i++)
+		all += f->size[f->calls[i]];
+	f->size[rule] = (uint32_t)MIN(all, UINT32_MAX);
+}
+
+/* Refuses rules that begin with themselves, and those with too many ways to begin. */
+static int check_first_calls(const struct grammar *g, struct err *e)
 {
 	struct first_calls f = {.g = g,
 		.seen = NEW_ARRAY(uint8_t, g->n_states + 1),
 		.todo = NEW_ARRAY(uint32_t, g->n_states + 1),
-		.from = NEW_ARRAY(size_t, g->n_rules + 1)};
+		.from = NEW_ARRAY(size_t, g->n_rules + 1),
+		.size = NEW_ARRAY(uint32_t, g->n_rules)};
 	for (size_t r = 0; r < g->n_rules; r++)
 		first_calls_find(&f, r);
 	f.from[g->n_rules] = f.n_calls;
@@ -216,7 +231,7 @@ static bool begins_with_itself(const struct grammar *g)
 	uint8_t *mark = NEW_ARRAY(uint8_t, g->n_rules);
 	uint32_t *path = NEW_ARRAY(uint32_t, g->n_rules);
 	size_t *next = NEW_ARRAY(size_t, g->n_rules), depth;
-	bool found = false;
+	bool found = false, too_many = false;
 	for (size_t r = 0; r < g->n_rules && !found; r++) {
 		if (mark[r])
 			continue;
@@ -226,6 +241,8 @@ static bool begins_with_itself(const struct grammar *g)
 		for (depth = 1; depth && !found;) {
 			uint32_t at = path[depth - 1];
 			if (next[depth - 1] == f.from[at + 1]) {
+				first_calls_sum(&f, at);
+				too_many = too_many || f.size[at] > GRAMMAR_BEGIN_MAX;
 				mark[at] = 2;
 				depth--;
 				continue;
@@ -246,7 +263,12 @@ static bool begins_with_itself(const struct grammar *g)
 	free(f.todo);
 	free(f.calls);
 	free(f.from);
-	return found;
+	free(f.size);
+	if (found)
+		return err_set(e, ERR_INPUT, "the schema refers to itself with nothing between");
+	if (too_many)
+		return err_set(e, ERR_INPUT, "a value has more than %d alternatives", GRAMMAR_BEGIN_MAX);
+	return 0;
 }
 
 int grammar_finish(struct grammar *g, uint32_t root, struct err *e)
@@ -263,7 +285,5 @@ int grammar_finish(struct grammar *g, uint32_t root, struct err *e)
 	if (g->rules[root].height == GRAMMAR_NEVER)
 		return err_set(e, ERR_INPUT,
 			"no value satisfies the schema (or none nested less than %d deep)", GRAMMAR_DEPTH_MAX);
-	if (begins_with_itself(g))
-		return err_set(e, ERR_INPUT, "the schema refers to itself with nothing between");
-	return 0;
+	return check_first_calls(g, e);
 }

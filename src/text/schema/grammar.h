@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A grammar of bytes: rules, each a nondeterministic automaton whose edges take a byte, nothing, or
- * a text of another rule. It describes what an answer may be; grammar_run.h walks it.
+ * A context-free grammar of bytes: rules, each a nondeterministic automaton whose edges take a
+ * byte, nothing, or a text of another rule. It describes what an answer may be; grammar_run.h walks
+ * it.
  *
- * Build: grammar_rule, grammar_state and the edges, then grammar_finish. A finished grammar is
- * constant: any thread may use it.
+ * Build: grammar_rule, grammar_state and the edges, then grammar_finish. Limits are not checked
+ * call by call: beyond them too_large is set, edges are dropped, and grammar_finish refuses. A
+ * finished grammar is constant: any thread may use it.
  *
- * Every state knows how many rules have to be open at least to come from it to the end of its rule.
- * A walk that stays within GRAMMAR_DEPTH_MAX by this number can always end: it has no dead ends.
+ * Every state knows how many rules have to be open at least to come from it to the end of its rule
+ * (`needs`). A walk that stays within GRAMMAR_DEPTH_MAX by this number can always end.
  */
 #ifndef GLM_TEXT_GRAMMAR_H
 #define GLM_TEXT_GRAMMAR_H
@@ -20,6 +22,7 @@
 
 #define GRAMMAR_DEPTH_MAX  120 /* rules open at a time; JSON parsers refuse from 128 levels on */
 #define GRAMMAR_STATES_MAX 400000
+#define GRAMMAR_BEGIN_MAX  4096 /* states that are reached before the first byte of a rule */
 #define GRAMMAR_NEVER      0xff /* `needs` of a state from which there is no end */
 
 enum grammar_edge_kind { GRAMMAR_BYTES, GRAMMAR_EMPTY, GRAMMAR_CALL };
@@ -42,7 +45,7 @@ struct grammar {
 	size_t n_rules, rules_cap;
 	uint32_t n_states;
 	bool too_large;
-	uint32_t root;
+	uint32_t root; /* the rule of whole texts */
 	/* finished */
 	uint32_t *first;    /* [n_states + 1] edges of each state */
 	uint8_t *needs;     /* [n_states] */
@@ -51,15 +54,18 @@ struct grammar {
 
 /* Zero-initialise. */
 void grammar_free(struct grammar *g);
+/* A new rule with its start and final state, and a new state: their numbers. */
 uint32_t grammar_rule(struct grammar *g);
 uint32_t grammar_state(struct grammar *g);
+/* Edges: any byte of lo..hi, nothing, any text of a rule. */
 void grammar_bytes(struct grammar *g, uint32_t from, uint32_t to, uint8_t lo, uint8_t hi);
 void grammar_empty(struct grammar *g, uint32_t from, uint32_t to);
 void grammar_call(struct grammar *g, uint32_t from, uint32_t to, uint32_t rule);
 /* The bytes of a text one after the other; returns the state behind them. */
 uint32_t grammar_text(struct grammar *g, uint32_t from, const char *text, size_t n);
 
-/* ERR_INPUT when the grammar is too large, has no text, or a rule begins with itself. */
+/* ERR_INPUT when the grammar is too large, has no text, or a rule begins with itself or in too many
+ * ways. */
 int grammar_finish(struct grammar *g, uint32_t root, struct err *e);
 
 #endif

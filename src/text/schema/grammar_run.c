@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * A place is a state of the grammar with the stack of rules that are open. Stacks are linked lists
- * that share their lower parts; equal stacks are one node, so that a place is two numbers. A set of
- * positions is sorted and found by its hash.
+ * A position is a state of the grammar with the stack of rules that are open. Stacks are linked
+ * lists that share their lower parts; equal stacks are one node, so that a position is two numbers.
+ * A set of positions is sorted and found by its hash.
  */
 #include "src/text/schema/grammar_run.h"
 
@@ -12,12 +12,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SETS_KEPT     4096  /* with more, all but the present one are forgotten after a token */
-#define SETS_MAX      20000 /* while one mask is made; further ones count as dead ends */
-#define POSITIONS_MAX 2048  /* of one set; further ones are dropped */
+/* With more than the KEPT numbers, all but the present set are forgotten after a token. While one
+ * mask is made there may be MAX; what goes beyond counts as not allowed. One set's stacks are fewer
+ * than STACKS_KEPT: POSITIONS_MAX of GRAMMAR_DEPTH_MAX nodes. */
+#define SETS_KEPT     4096
+#define SETS_MAX      20000
+#define STORED_KEPT   1000000 /* positions of all sets */
+#define STORED_MAX    2000000
+#define STACKS_KEPT   250000
+#define STACKS_MAX    500000
+#define POSITIONS_MAX 2048 /* of one set; further ones are dropped */
 #define MASKS_MAX     64
 #define UNKNOWN       (-1)
-#define DEAD          (-2)
+#define DEAD          (-2) /* no set: the grammar does not allow the byte */
 
 struct grammar_position {
 	uint32_t state, stack;
@@ -28,12 +35,12 @@ struct stack_node {
 	uint32_t depth;
 };
 
-struct place_set {
-	struct grammar_position *positions; /* [n_positions] sorted */
+struct position_set {
+	struct grammar_position *positions; /* [n_positions] sorted; those with a byte to take */
 	uint32_t n_positions;
-	bool accepts;
-	int32_t mask; /* number of its mask, -1: none */
-	int32_t next[256];
+	bool accepts;      /* the text may end here */
+	int32_t mask;      /* number of its mask, -1: none */
+	int32_t next[256]; /* the set behind each byte; UNKNOWN, DEAD */
 };
 
 struct mask {
@@ -48,28 +55,30 @@ struct grammar_run {
 	size_t n_stacks, stacks_cap;
 	uint32_t *stack_table; /* [stack_slots] 1 + number */
 	size_t stack_slots;
-	struct place_set **sets; /* [n_sets] */
+	struct position_set **sets; /* [n_sets] */
 	size_t n_sets, sets_cap;
+	size_t n_stored;     /* positions of all sets */
 	uint32_t *set_table; /* [set_slots] 1 + number */
 	size_t set_slots;
-	int32_t now;
-	struct grammar_position *work,
-		*seen; /* of the closure: [POSITIONS_MAX] positions, [4 * POSITIONS_MAX] met */
-	size_t n_work, n_seen;
+	int32_t now; /* the present set */
+	/* the set that is being made: what was met, and of that what has a byte to take */
+	struct grammar_position *seen, *work; /* [SEEN_MAX], [POSITIONS_MAX] */
+	size_t n_seen, n_work;
 	bool accepts;
 	uint32_t *seen_table; /* [SEEN_SLOTS] 1 + number in seen */
 	struct mask masks[MASKS_MAX];
 	size_t n_masks, oldest;
 };
 
-#define SEEN_MAX   (4 * POSITIONS_MAX)
+#define SEEN_MAX   (2 * GRAMMAR_BEGIN_MAX)
 #define SEEN_SLOTS (4 * SEEN_MAX)
 
 /* ---- tokens ---- */
 
+/* A byte behind those of the node above it: the last node before it of a lesser depth. */
 struct trie_node {
-	uint32_t end; /* the first node that does not begin with this one's text */
-	int32_t token;
+	uint32_t end;  /* the first node behind this one that is not below it */
+	int32_t token; /* that ends here; -1: none */
 	uint16_t depth;
 	uint8_t byte;
 };
@@ -77,8 +86,8 @@ struct trie_node {
 struct token_trie {
 	struct trie_node *nodes; /* [n_nodes] in the order of texts */
 	size_t n_nodes, cap;
-	uint32_t n_tokens;
-	size_t longest;
+	uint32_t n_tokens; /* of the vocabulary */
+	size_t longest;    /* bytes of a token */
 };
 
 struct sorted_token {
@@ -95,9 +104,11 @@ static int token_order(const void *a, const void *b)
 	return c ? c : (x->id > y->id) - (x->id < y->id);
 }
 
+/* common: bytes that the token before it, in the order of texts, begins with too. */
 static void trie_add(struct token_trie *x, const struct sorted_token *t, size_t common)
 {
-	size_t n = t->text.len, from = common == n ? n - 1 : common; /* a twin gets a node of its own */
+	/* of two tokens with one text each gets a last node */
+	size_t n = t->text.len, from = common == n ? n - 1 : common;
 	for (size_t i = from; i < n; i++) {
 		if (x->n_nodes == x->cap) {
 			x->cap = x->cap ? 2 * x->cap : 4096;
@@ -197,7 +208,7 @@ static uint32_t stack_push(struct grammar_run *r, uint32_t state, uint32_t below
 
 /* ---- sets of positions ---- */
 
-/* Notes a place once; false: it cannot reach the end or is known. */
+/* Adds a position unless it is known or cannot reach the end. */
 static void closure_meet(struct grammar_run *r, uint32_t state, uint32_t stack)
 {
 	uint8_t needs = r->g->needs[state];
@@ -229,7 +240,7 @@ static void closure_spread(struct grammar_run *r)
 			} else if (e->kind == GRAMMAR_EMPTY) {
 				closure_meet(r, e->to, p.stack);
 			} else if (g->rules[e->rule].height != GRAMMAR_NEVER &&
-					   g->needs[e->to] != GRAMMAR_NEVER &&
+					   g->needs[e->to] != GRAMMAR_NEVER && r->n_stacks < STACKS_MAX &&
 					   g->needs[e->to] + r->stacks[p.stack].depth <= GRAMMAR_DEPTH_MAX) {
 				closure_meet(r, g->rules[e->rule].start, stack_push(r, e->to, p.stack));
 			}
@@ -252,6 +263,7 @@ static int position_order(const void *a, const void *b)
 								: (x->stack > y->stack) - (x->stack < y->stack);
 }
 
+/* Empties seen, its table and work. A table of SEEN_SLOTS is cleared where it is used only. */
 static void closure_begin(struct grammar_run *r)
 {
 	for (size_t i = 0; i < r->n_seen; i++) {
@@ -274,7 +286,7 @@ static size_t set_slot(
 		h = mix(mix(h, positions[i].state), positions[i].stack);
 	size_t at = h % r->set_slots;
 	while (r->set_table[at]) {
-		const struct place_set *s = r->sets[r->set_table[at] - 1];
+		const struct position_set *s = r->sets[r->set_table[at] - 1];
 		if (s->n_positions == n && s->accepts == accepts &&
 			(!n || !memcmp(s->positions, positions, n * sizeof *positions)))
 			break;
@@ -283,11 +295,9 @@ static size_t set_slot(
 	return at;
 }
 
-/* The number of the set in `work`; DEAD when it is empty. */
+/* The number of the set in `work`, which may be empty; DEAD when there are too many sets. */
 static int32_t set_intern(struct grammar_run *r)
 {
-	if (!r->n_work && !r->accepts)
-		return DEAD;
 	qsort(r->work, r->n_work, sizeof *r->work, position_order);
 	if (2 * r->n_sets >= r->set_slots) {
 		r->set_slots = r->set_slots ? 2 * r->set_slots : 256;
@@ -300,10 +310,11 @@ static int32_t set_intern(struct grammar_run *r)
 	size_t at = set_slot(r, r->work, (uint32_t)r->n_work, r->accepts);
 	if (r->set_table[at])
 		return (int32_t)r->set_table[at] - 1;
-	if (r->n_sets >= SETS_MAX)
+	if (r->n_sets && (r->n_sets >= SETS_MAX || r->n_stored >= STORED_MAX))
 		return DEAD;
-	struct place_set *s = NEW(struct place_set);
+	struct position_set *s = NEW(struct position_set);
 	s->n_positions = (uint32_t)r->n_work;
+	r->n_stored += r->n_work;
 	s->positions = NEW_ARRAY(struct grammar_position, r->n_work + 1);
 	memcpy(s->positions, r->work, r->n_work * sizeof *r->work);
 	s->accepts = r->accepts;
@@ -321,7 +332,7 @@ static int32_t set_intern(struct grammar_run *r)
 static int32_t set_step(struct grammar_run *r, int32_t from, uint8_t byte)
 {
 	const struct grammar *g = r->g;
-	const struct place_set *s = r->sets[from];
+	const struct position_set *s = r->sets[from];
 	closure_begin(r);
 	for (uint32_t i = 0; i < s->n_positions; i++) {
 		struct grammar_position p = s->positions[i];
@@ -332,7 +343,7 @@ static int32_t set_step(struct grammar_run *r, int32_t from, uint8_t byte)
 		}
 	}
 	closure_spread(r);
-	int32_t to = set_intern(r);
+	int32_t to = r->n_work || r->accepts ? set_intern(r) : DEAD;
 	return r->sets[from]->next[byte] = to;
 }
 
@@ -348,7 +359,7 @@ static void sets_clear(struct grammar_run *r)
 		free(r->sets[i]->positions);
 		free(r->sets[i]);
 	}
-	r->n_sets = 0;
+	r->n_sets = r->n_stored = 0;
 	if (r->set_slots)
 		memset(r->set_table, 0, r->set_slots * sizeof *r->set_table);
 	for (size_t i = 0; i < r->n_masks; i++)
@@ -369,7 +380,7 @@ static uint32_t stack_copy(struct grammar_run *r, const struct stack_node *old, 
 /* Forgets all sets and stacks but those of the present one. */
 static void sets_forget(struct grammar_run *r)
 {
-	struct place_set *s = r->sets[r->now];
+	struct position_set *s = r->sets[r->now];
 	r->sets[r->now] = r->sets[--r->n_sets];
 	sets_clear(r);
 	struct stack_node *old = r->stacks;
@@ -406,6 +417,7 @@ struct grammar_run *grammar_run_new(const struct grammar *g, const struct token_
 
 void grammar_run_restart(struct grammar_run *r)
 {
+	sets_clear(r);
 	closure_begin(r);
 	closure_meet(r, r->g->rules[r->g->root].start, 0);
 	closure_spread(r);
@@ -444,7 +456,7 @@ bool grammar_run_allows(struct grammar_run *r, const char *bytes, size_t n)
 
 bool grammar_run_push(struct grammar_run *r, const char *bytes, size_t n)
 {
-	if (r->n_sets > SETS_KEPT)
+	if (r->n_sets > SETS_KEPT || r->n_stored > STORED_KEPT || r->n_stacks > STACKS_KEPT)
 		sets_forget(r);
 	int32_t to = walk(r, bytes, n);
 	if (to < 0)

@@ -2,13 +2,16 @@
 /*
  * A walk through a grammar, byte by byte, and which tokens may come next.
  *
- * The set of places where the walk may be is made deterministic as it goes: each set met so far is
- * a state with a table of its successors, so that most bytes cost one load. Masks over the
- * vocabulary are made by walking the sorted tokens, those with a common beginning once, and are
- * kept per state.
+ * Use: grammar_run_new at the start of a text; for each token grammar_run_allows, or
+ * grammar_run_mask for all tokens at once, then grammar_run_push with the bytes of the token that
+ * came; the text may end where grammar_run_may_end says so.
+ *
+ * The grammar is a pushdown automaton, made deterministic as the walk goes: each set of positions
+ * met so far has a table of its successors, so that most bytes cost one load. A mask comes from a
+ * walk over the trie of the vocabulary and is kept with its set.
  *
  * A run belongs to one answer and one thread; grammar and tokens are shared and constant. Memory of
- * a run is bounded (about 40 MB at the very most; some kB to a few MB in practice).
+ * a run is bounded: some kB to a few MB in practice, about 70 MB for a schema made to cost much.
  */
 #ifndef GLM_TEXT_GRAMMAR_RUN_H
 #define GLM_TEXT_GRAMMAR_RUN_H
@@ -16,29 +19,29 @@
 #include "src/text/schema/grammar.h"
 #include "src/text/tokenizer.h"
 
-/* The vocabulary in the order of its bytes. */
+/* The texts of the vocabulary as a prefix tree. Constant: any thread may use it. */
 struct token_trie;
 
-/* All tokens with text but added ones. The tokenizer is borrowed. About 0.1 s for 154,880 tokens.
- */
+/* All tokens with text but added ones. The tokenizer is borrowed for the call. About 0.1 s for
+ * 154,880 tokens. */
 struct token_trie *token_trie_new(const struct tokenizer *t);
 void token_trie_free(struct token_trie *x); /* NULL is fine */
 
 struct grammar_run;
 
-/* Borrows both until grammar_run_free. */
+/* Borrows both until grammar_run_free. tokens: needed for grammar_run_mask, else NULL. */
 struct grammar_run *grammar_run_new(const struct grammar *g, const struct token_trie *tokens);
-void grammar_run_free(struct grammar_run *r); /* NULL is fine */
-void grammar_run_restart(struct grammar_run *r);
+void grammar_run_free(struct grammar_run *r);    /* NULL is fine */
+void grammar_run_restart(struct grammar_run *r); /* back to the start of the text */
 
 /* Takes the bytes if the grammar allows them; else changes nothing and returns false. */
 bool grammar_run_push(struct grammar_run *r, const char *bytes, size_t n);
 bool grammar_run_allows(struct grammar_run *r, const char *bytes, size_t n);
-bool grammar_run_may_end(const struct grammar_run *r);  /* what came is a whole text */
-bool grammar_run_must_end(const struct grammar_run *r); /* and nothing may follow */
+bool grammar_run_may_end(const struct grammar_run *r);  /* what was pushed is a whole text */
+bool grammar_run_must_end(const struct grammar_run *r); /* and no byte may follow */
 
-/* Bit id % 64 of word id / 64: the token may come next. [(n_tokens + 63) / 64] words, valid until
- * the next call. Added tokens and padding have 0. */
+/* Bit id % 64 of word id / 64: the token may come next. [(n_tokens + 63) / 64] words, n_tokens of
+ * the tokenizer, owned by r and valid until the next call. Added tokens and padding have 0. */
 const uint64_t *grammar_run_mask(struct grammar_run *r);
 
 #endif

@@ -41,13 +41,14 @@ static struct decimal decimal_of(double v)
 	return d;
 }
 
-/* Common ends of the two comparisons. */
+/* The ends that both comparisons share: behind them the number is decided. */
 struct ends {
 	struct char_nfa *n;
 	uint32_t whole_end; /* the digits before the point are complete, anything may follow */
 	uint32_t fraction;  /* any further digits behind the point */
 };
 
+/* Initialises *n with them. */
 static struct ends ends_make(struct char_nfa *n)
 {
 	char_nfa_init(n);
@@ -66,7 +67,8 @@ static void digits_edge(struct char_nfa *n, uint32_t from, uint32_t to, int lo, 
 		char_nfa_edge(n, from, to, (uint32_t)lo, (uint32_t)hi);
 }
 
-/* Numbers without sign that are at most (or below) / at least (or above) the bound. */
+/* *n: numbers without sign that are at most b (at_most) or at least b; exclusive: not b itself. The
+ * path `tight` follows the digits of b, `any` counts digits for a number of another length. */
 static void compare(struct char_nfa *n, const struct decimal *b, bool at_most, bool exclusive)
 {
 	struct ends e = ends_make(n);
@@ -117,6 +119,7 @@ static void compare(struct char_nfa *n, const struct decimal *b, bool at_most, b
 		char_nfa_empty(n, tight, n->final);
 }
 
+/* *n: digits of the multiples of m; a state for each remainder. */
 static void divisible(struct char_nfa *n, uint32_t m)
 {
 	char_nfa_init(n);

@@ -17,9 +17,9 @@
 #define DEPTH_MAX    64
 #define REPEAT_MAX   10000
 #define PATTERN_MAX  4096    /* bytes */
-#define WORK_MAX     2000000 /* nodes written out */
+#define WORK_MAX     2000000 /* nodes written out, those of repetitions counted again */
 #define NO_LIMIT     UINT32_MAX
-#define ASSERT_BEGIN 2 /* edges with lo = this, hi = 0 */
+#define ASSERT_BEGIN 2 /* edges with lo = this, hi = 0: ^ and $ (as empty edges have lo > hi) */
 #define ASSERT_END   3
 
 enum node_kind {
@@ -56,6 +56,7 @@ struct pattern_parser {
 
 static uint32_t parse_alternatives(struct pattern_parser *p);
 
+/* The first error counts; ends the parse. Returns 0, so that `return fail(...)` works. */
 static uint32_t fail(struct pattern_parser *p, const char *what)
 {
 	if (!p->failed)
@@ -127,7 +128,8 @@ static void ranges_invert(struct pattern_parser *p, size_t first, uint32_t most)
 	free(old);
 }
 
-/* \d \w \s \D \W \S. *ascii: the class has an opposite whose extent engines disagree on. */
+/* Adds the class \d \w \s \D \W \S of letter c; false: c is none of these. *ascii becomes true:
+ * engines disagree on the class beyond ASCII, so a set that inverts it stays within ASCII. */
 static bool class_add(struct pattern_parser *p, char c, bool *ascii)
 {
 	static const struct char_range blanks[] = {{9, 13}, {32, 32}, {0x1c, 0x1f}, {0x85, 0x85},
@@ -172,7 +174,7 @@ static uint32_t parse_hex(struct pattern_parser *p, int digits)
 	return v;
 }
 
-/* The character behind a backslash, which is read. */
+/* The character that an escape means. p->at: behind the backslash, before the end. */
 static uint32_t parse_escape(struct pattern_parser *p)
 {
 	char c = *p->at++;
@@ -440,8 +442,9 @@ static uint32_t parse_alternatives(struct pattern_parser *p)
 
 /* ---- tree -> states ---- */
 
-/* Writes node `id` from state `from`; returns where it ends. A chain of CONCAT and ALTERNATE is
- * deep on the left only, so that is a loop. */
+/* Writes node `id` from state `from`; returns the state where it ends. Recursion: PATTERN_MAX calls
+ * at most, since every node stands for a byte of the pattern. ALTERNATE is a loop because its
+ * alternatives end in one state. */
 static uint32_t emit(struct pattern_parser *p, struct char_nfa *n, uint32_t id, uint32_t from)
 {
 	const struct pattern_node *v = &p->nodes[id];

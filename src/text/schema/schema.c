@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Every schema becomes one rule, found again by its address, so that a reference to a schema that
- * is being compiled is a call of its rule. Schemas wait in a list: no recursion, however they nest.
+ * is being compiled is a call of its rule. Schemas wait in a list (struct waiting), so that the
+ * compiler does not recurse, however they nest.
+ *
+ * The compile_* functions write what the keywords of one type allow between two states of the
+ * schema's rule. A schema of several types has one such part for each.
  */
 #include "src/text/schema/schema.h"
 
@@ -24,20 +28,21 @@
 #define LENGTH_MAX  100000 /* of minLength, maxLength */
 #define ITEMS_MAX   10000
 #define MEMBERS_MAX 2000 /* properties of one object */
+#define KEY_MAX     1000 /* bytes of a property's name */
 #define LISTED_MAX  5000 /* values of an enum */
 #define ONE_OF_MAX  64
-#define MERGED_MAX  4000
 
 struct schema {
 	atomic_int holders;
 	struct grammar grammar;
 };
 
+/* A schema that was met, and its rule. */
 struct waiting {
-	const json_t *schema;
-	char *path; /* for sentences */
+	const json_t *schema; /* borrowed, of the document or of compiler.made */
+	char *path;           /* "properties.a.items", for errors */
 	uint32_t rule;
-	bool raw;
+	bool raw; /* strings without quotes: SCHEMA_ARGUMENT, outside arrays and objects */
 };
 
 struct compiler {
@@ -48,7 +53,8 @@ struct compiler {
 	size_t n_list, next;
 	uint32_t *table; /* [slots] 1 + number in list */
 	size_t slots;
-	json_t *made; /* merged schemas, kept until the end */
+	json_t *made;    /* an array: schemas that were merged, kept until the end */
+	int merges_left; /* see schema_merge */
 	struct err *e;
 	bool failed;
 };
@@ -68,7 +74,7 @@ static void schema_refuse(struct compiler *c, const struct waiting *w, const cha
 	c->failed = true;
 }
 
-/* An error of a part already has its sentence in c->e. */
+/* Refuses the schema for an error that c->e already holds. */
 static void refuse_part(struct compiler *c, const struct waiting *w)
 {
 	if (!c->failed && *w->path)
@@ -90,7 +96,8 @@ static size_t schema_slot(const struct compiler *c, const json_t *s, bool raw)
 	return at;
 }
 
-/* The rule of a schema; compiled later if it is new. path: of w, with `part` behind it. */
+/* The rule of a schema `s`, which is compiled later if it is new. part: its place below w, for
+ * errors. 0 when it was refused. */
 static uint32_t rule_of(
 	struct compiler *c, const struct waiting *w, const char *part, const json_t *s, bool raw)
 {
@@ -128,7 +135,7 @@ static uint32_t step_space(struct compiler *c, uint32_t from)
 	return to;
 }
 
-/* A whole number >= 0 of a keyword; *out stays without one. */
+/* A whole number of 0 to `most`; *out stays as it is without the keyword. False: refused. */
 static bool count_of(
 	struct compiler *c, const struct waiting *w, const char *key, size_t most, size_t *out)
 {
@@ -147,7 +154,8 @@ static bool count_of(
 
 /* ---- strings ---- */
 
-/* What the keywords of strings in s allow: *n; false: nothing but "any", or refused. */
+/* *n: the strings that the keywords of w's schema allow. False: any string, or c->failed. The
+ * caller frees *n in any case. */
 static bool string_texts(struct compiler *c, const struct waiting *w, struct char_nfa *n)
 {
 	const json_t *s = w->schema, *pattern = json_object_get(s, "pattern"),
@@ -159,7 +167,7 @@ static bool string_texts(struct compiler *c, const struct waiting *w, struct cha
 	if (!count_of(c, w, "minLength", LENGTH_MAX, &min) ||
 		!count_of(c, w, "maxLength", LENGTH_MAX, &max))
 		return false;
-	if (max < min) /* no text */
+	if (max < min) /* *n has no text */
 		return true;
 	if (min || max != SIZE_MAX) {
 		char_nfa_length(n, min, max);
@@ -220,6 +228,18 @@ static void compile_string(struct compiler *c, const struct waiting *w, uint32_t
 
 /* ---- numbers ---- */
 
+/* A bound as a double. Integers above 2^53 are rounded towards the inside of the range. */
+static double bound_value(const json_t *v, bool max)
+{
+	double x = json_number_value(v);
+	if (!json_is_integer(v) || fabs(x) >= 9e18)
+		return x;
+	json_int_t exact = json_integer_value(v), rounded = (json_int_t)x;
+	if (max ? rounded > exact : rounded < exact)
+		return nextafter(x, max ? -INFINITY : INFINITY);
+	return x;
+}
+
 /* "exclusiveMinimum" is a number, or (draft 4) true beside "minimum". */
 static void bound_of(struct compiler *c, const struct waiting *w, bool max, struct number_range *r)
 {
@@ -232,11 +252,11 @@ static void bound_of(struct compiler *c, const struct waiting *w, bool max, stru
 		return;
 	}
 	if (v) {
-		bound = json_number_value(v);
+		bound = bound_value(v, max);
 		open = json_is_true(x);
 		has = true;
 	}
-	double y = json_number_value(x);
+	double y = bound_value(x, max);
 	if (json_is_number(x) && (!has || (max ? y <= bound : y >= bound))) {
 		bound = y;
 		open = has = true;
@@ -338,14 +358,75 @@ static int by_text(const void *a, const void *b)
 	return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Keys that the schema does not name: all, or those of propertyNames or of the one pattern. */
-static bool other_keys(
-	struct compiler *c, const struct waiting *w, const char *pattern, struct char_nfa *n)
+/* *n: the keys that "propertyNames" allows. False: any, or c->failed. The caller frees *n in any
+ * case. */
+static bool allowed_keys(struct compiler *c, const struct waiting *w, struct char_nfa *n)
 {
-	const json_t *properties = json_object_get(w->schema, "properties"),
-				 *names = json_object_get(w->schema, "propertyNames");
+	const json_t *names = json_object_get(w->schema, "propertyNames");
+	struct char_nfa part;
+	size_t i;
+	json_t *v;
+	char_nfa_init(n);
+	if (!names || json_is_true(names))
+		return false;
+	if (!(names = schema_resolve(c->root, names, c->e))) {
+		refuse_part(c, w);
+		return false;
+	}
+	if (json_is_false(names))
+		return true;
+	if (!json_is_object(names) || schema_unknown_keyword(names) ||
+		json_object_get(names, "anyOf") || json_object_get(names, "$ref") ||
+		json_object_get(names, "oneOf") || json_object_get(names, "allOf")) {
+		schema_refuse(
+			c, w, "propertyNames: only enum, const, pattern, format and lengths are supported");
+		return false;
+	}
+	const json_t *values = json_object_get(names, "enum"),
+				 *constant = json_object_get(names, "const");
+	bool bound = string_texts(c, &(struct waiting){names, w->path, 0, false}, n);
+	if (!bound)
+		char_nfa_length(n, 0, SIZE_MAX);
+	for (int k = 0; k < 2; k++) {
+		if (!(k ? constant : values))
+			continue;
+		char_nfa_init(&part);
+		json_array_foreach(k ? NULL : values, i, v)
+		{
+			if (json_is_string(v))
+				char_nfa_text(&part, json_string_value(v), json_string_length(v));
+		}
+		if (k && json_is_string(constant))
+			char_nfa_text(&part, json_string_value(constant), json_string_length(constant));
+		char_nfa_intersect(n, &part);
+	}
+	return !c->failed;
+}
+
+/* "propertyNames" holds for named properties too. */
+static void check_named_keys(struct compiler *c, const struct waiting *w, const json_t *properties)
+{
+	struct char_nfa allowed;
+	const char *key;
+	json_t *v;
+	bool bound = allowed_keys(c, w, &allowed);
+	json_object_foreach((json_t *)properties, key, v)
+	{
+		if (strlen(key) > KEY_MAX)
+			schema_refuse(c, w, "properties: a name is longer than %d bytes", KEY_MAX);
+		if (!c->failed && bound && !char_nfa_matches(&allowed, key, strlen(key)))
+			schema_refuse(c, w, "propertyNames: the property \"%.60s\" is not among them", key);
+	}
+	char_nfa_free(&allowed);
+}
+
+/* *n: the keys that the schema does not name; only those of propertyNames and of the one pattern of
+ * patternProperties where they are given. False: c->failed. The caller frees *n in any case. */
+static bool other_keys(struct compiler *c, const struct waiting *w, const json_t *properties,
+	const char *pattern, struct char_nfa *n)
+{
 	const char **list = NEW_ARRAY(const char *, json_object_size(properties) + 1), *key;
-	size_t count = 0, i;
+	size_t count = 0;
 	json_t *v;
 	json_object_foreach((json_t *)properties, key, v)
 	{
@@ -369,41 +450,15 @@ static bool other_keys(
 		}
 		char_nfa_intersect(n, &part);
 	}
-	if (!names)
-		return !c->failed;
-	if (!(names = schema_resolve(c->root, names, c->e))) {
-		refuse_part(c, w);
-		return false;
-	}
-	struct waiting keys = {names, w->path, 0, false};
-	const json_t *values = json_object_get(names, "enum"),
-				 *constant = json_object_get(names, "const");
-	if (schema_unknown_keyword(names) || json_object_get(names, "anyOf") ||
-		json_object_get(names, "$ref") || json_object_get(names, "oneOf") ||
-		json_object_get(names, "allOf")) {
-		schema_refuse(
-			c, w, "propertyNames: only enum, const, pattern, format and lengths are supported");
-		return false;
-	}
-	if (string_texts(c, &keys, &part))
+	if (allowed_keys(c, w, &part))
 		char_nfa_intersect(n, &part);
 	else
 		char_nfa_free(&part);
-	if (values || constant) {
-		char_nfa_init(&part);
-		json_array_foreach(values, i, v)
-		{
-			if (json_is_string(v))
-				char_nfa_text(&part, json_string_value(v), json_string_length(v));
-		}
-		if (json_is_string(constant))
-			char_nfa_text(&part, json_string_value(constant), json_string_length(constant));
-		char_nfa_intersect(n, &part);
-	}
 	return !c->failed;
 }
 
-/* The rule of values under other keys; *pattern: their keys' pattern. False: there are none. */
+/* *rule: of values under keys that are not named; *pattern: the one of patternProperties that those
+ * keys match, or NULL. False: no such keys may come, or c->failed. */
 static bool other_values(
 	struct compiler *c, const struct waiting *w, const char **pattern, uint32_t *rule)
 {
@@ -449,39 +504,49 @@ static uint32_t member(struct compiler *c, uint32_t from, const char *key, uint3
 	return behind;
 }
 
-/* Two rows of states, one before each property: nothing is written yet, or something is. */
-static void compile_object(struct compiler *c, const struct waiting *w, uint32_t from, uint32_t to)
+/* "properties" with what "required" adds: a key that the schema does not describe has a value by
+ * additionalProperties. Of c->made; NULL: refused. */
+static json_t *named_properties(struct compiler *c, const struct waiting *w)
 {
-	struct grammar *g = c->g;
-	json_t *properties = json_object_get(w->schema, "properties"), *v;
-	const json_t *required = json_object_get(w->schema, "required");
-	const char *key, *pattern;
+	json_t *properties = json_object_get(w->schema, "properties"), *v,
+		   *required = json_object_get(w->schema, "required"),
+		   *more = json_object_get(w->schema, "additionalProperties");
 	size_t i;
 	if ((properties && !json_is_object(properties)) || json_object_size(properties) > MEMBERS_MAX) {
 		schema_refuse(c, w, "properties: expected an object with at most %d members", MEMBERS_MAX);
-		return;
+		return NULL;
 	}
-	/* a required key that the schema does not describe may have any value */
+	if ((required && !json_is_array(required)) || json_array_size(required) > MEMBERS_MAX) {
+		schema_refuse(c, w, "required: expected an array of at most %d names", MEMBERS_MAX);
+		return NULL;
+	}
 	json_t *all = properties ? json_copy(properties) : json_object();
 	json_array_append_new(c->made, all);
 	json_array_foreach(required, i, v)
 	{
 		const char *name = json_string_value(v);
-		const json_t *more = json_object_get(w->schema, "additionalProperties");
-		if (name && !json_object_get(all, name)) {
-			if (json_object_get(w->schema, "patternProperties"))
-				schema_refuse(c, w, "required: \"%.60s\" is not among the properties", name);
-			json_object_set_new(all, name, more ? json_incref((json_t *)more) : json_true());
-		}
+		if (name && json_object_get(all, name))
+			continue;
+		if (!name)
+			schema_refuse(c, w, "required: expected names, found %s", json_text_type(v));
+		else if (json_object_get(w->schema, "patternProperties"))
+			schema_refuse(c, w, "required: \"%.60s\" is not among the properties", name);
+		else
+			json_object_set_new(all, name, more ? json_incref(more) : json_true());
 	}
-	struct waiting self = *w;
-	json_t *named = NULL;
-	if (json_object_size(all) != json_object_size(properties)) {
-		named = json_copy((json_t *)w->schema);
-		json_object_set(named, "properties", all);
-		json_array_append_new(c->made, named);
-		self.schema = named;
-	}
+	return c->failed ? NULL : all;
+}
+
+/* Two rows of states, one of each before each property: in `none` no member is written yet, in
+ * `some` there is one, so that a comma comes before the next. */
+static void compile_object(struct compiler *c, const struct waiting *w, uint32_t from, uint32_t to)
+{
+	struct grammar *g = c->g;
+	const char *key, *pattern;
+	json_t *all = named_properties(c, w), *v;
+	if (!all)
+		return;
+	check_named_keys(c, w, all);
 	uint32_t open = grammar_text(g, from, "{", 1), none = step_space(c, open),
 			 some = grammar_state(g), close = grammar_state(g), rule = 0;
 	bool may_be_empty = true;
@@ -492,7 +557,7 @@ static void compile_object(struct compiler *c, const struct waiting *w, uint32_t
 		snprintf(part, sizeof part, "properties.%.120s", key);
 		rule = rule_of(c, w, part, v, false);
 		uint32_t next_none = grammar_state(g), next_some = grammar_state(g);
-		if (c->failed)
+		if (c->failed || g->too_large)
 			return;
 		if (may_be_empty)
 			grammar_empty(g, member(c, none, key, rule), next_some);
@@ -511,7 +576,7 @@ static void compile_object(struct compiler *c, const struct waiting *w, uint32_t
 		struct char_nfa keys;
 		uint32_t key_rule = grammar_rule(g);
 		uint32_t start = g->rules[key_rule].start, end = g->rules[key_rule].final;
-		if (other_keys(c, &self, pattern, &keys)) {
+		if (other_keys(c, w, all, pattern, &keys)) {
 			uint32_t quote = grammar_text(g, start, "\"", 1), last = grammar_state(g);
 			build_chars(&c->build, &keys, false, quote, last);
 			grammar_bytes(g, last, end, '"', '"');
@@ -530,7 +595,7 @@ static void compile_object(struct compiler *c, const struct waiting *w, uint32_t
 
 /* ---- any schema ---- */
 
-/* Values listed one by one, as far as the other keywords of the schema allow their type. */
+/* enum and const: their values, as far as `types` allows them. */
 static void compile_listed(
 	struct compiler *c, const struct waiting *w, unsigned types, uint32_t from, uint32_t to)
 {
@@ -570,8 +635,8 @@ static void compile_listed(
 	json_decref(one);
 }
 
-/* A copy of s with its discriminator among the required properties: it decides which alternative of
- * oneOf is meant. */
+/* A copy of s in which OpenAPI's discriminator is required: it decides which alternative of oneOf
+ * is meant. The caller owns it. */
 static json_t *with_discriminator(struct compiler *c, const json_t *s, const json_t *discriminator)
 {
 	const json_t *name = json_object_get(discriminator, "propertyName");
@@ -614,7 +679,7 @@ static void compile_alternatives(
 								 json_object_get(w->schema, "discriminator"))
 						   : json_incref(json_array_get(list, i));
 		if (base) {
-			json_t *both = schema_merge(c->root, base, part, c->e);
+			json_t *both = schema_merge(c->root, base, part, &c->merges_left, c->e);
 			json_decref(part);
 			part = both;
 		}
@@ -644,22 +709,21 @@ static void compile_alternatives(
 	}
 }
 
-/* What $ref (with others beside it) and allOf come to. */
+/* w->schema becomes what $ref with others beside it, and allOf, come to. False: refused. */
 static bool merge_parts(struct compiler *c, struct waiting *w)
 {
 	if (!json_object_get(w->schema, "$ref") && !json_object_get(w->schema, "allOf"))
 		return true;
-	json_t *nothing = json_object(), *merged = schema_merge(c->root, w->schema, nothing, c->e);
+	json_t *nothing = json_object(),
+		   *merged = schema_merge(c->root, w->schema, nothing, &c->merges_left, c->e);
 	json_decref(nothing);
 	if (!merged) {
 		refuse_part(c, w);
 		return false;
 	}
 	json_array_append_new(c->made, merged);
-	if (json_array_size(c->made) > MERGED_MAX)
-		schema_refuse(c, w, "the schema has too many parts that have to be merged");
 	w->schema = merged;
-	return !c->failed;
+	return true;
 }
 
 static void compile_one(struct compiler *c, struct waiting w)
@@ -738,6 +802,7 @@ int schema_compile(const json_t *root, const json_t *part, enum schema_form form
 	struct err own;
 	struct compiler c = {.g = &s->grammar, .build.g = &s->grammar, .root = root, .e = e ? e : &own};
 	struct waiting top = {.path = (char *)""};
+	c.merges_left = SCHEMA_MERGES_MAX;
 	atomic_init(&s->holders, 1);
 	*out = NULL;
 	c.made = json_array();

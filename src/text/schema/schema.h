@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * JSON Schema (drafts 7 to 2020-12) -> a grammar of the JSON texts that are valid, for answers that
- * are forced into it token by token (grammar_run.h, answer_guide.h).
+ * are forced into it token by token (grammar_run.h).
  *
  * Every text of the grammar is valid; not every valid text is in it. What is fixed: properties come
  * in the order of the schema, those that it does not name behind them; keys and the strings of enum
@@ -10,14 +10,16 @@
  * it. A schema without "type" that has keywords of one type means that type.
  *
  * Keywords: type, enum, const, properties, required, additionalProperties, patternProperties (one
- * pattern), propertyNames, items, prefixItems, minItems, maxItems, uniqueItems (false, or at most
- * one item), minLength, maxLength, pattern, format, minimum, maximum, exclusiveMinimum,
- * exclusiveMaximum, multipleOf (whole numbers), anyOf, oneOf (alternatives that exclude each other
- * by type or by a constant property), allOf (that can be merged), $ref to a place in the same
- * document, also recursive. Annotations (title, description, default, examples, ...) count for
- * nothing. Every other keyword is refused by name: an answer that might break it is not valid.
+ * pattern), propertyNames, items, prefixItems, additionalItems, minItems, maxItems, uniqueItems
+ * (false, or at most one item), minLength, maxLength, pattern, format, minimum, maximum,
+ * exclusiveMinimum, exclusiveMaximum, multipleOf (whole numbers), anyOf, oneOf (alternatives that
+ * exclude each other by type or by a constant property), allOf (that can be merged), $ref to a
+ * place in the same document, also recursive. Annotations (title, description, default, examples,
+ * ...) count for nothing. Every other keyword is refused by name: an answer that might break it is
+ * not valid.
  *
- * Untrusted schemas: depth, size and states are limited, each with a sentence of its own.
+ * Schemas are untrusted: depth, size, states and merges are limited, each with an error of its own.
+ * Compiling one recurses to a bounded depth and takes seconds and some 100 MB at the very most.
  */
 #ifndef GLM_TEXT_SCHEMA_H
 #define GLM_TEXT_SCHEMA_H
@@ -37,12 +39,14 @@ enum schema_form {
 };
 
 /* root: the document that "$ref" refers to; part: what is compiled, root or inside it; NULL: any
- * JSON object. Both are borrowed for the call. 0, or ERR_INPUT with a sentence that says where. The
- * caller holds *out: schema_drop. */
+ * JSON object. Both are borrowed for the call. 0, or ERR_INPUT with a sentence that says where, and
+ * *out NULL. The caller holds *out: schema_drop. e may be NULL. */
 int schema_compile(const json_t *root, const json_t *part, enum schema_form form,
 	struct schema **out, struct err *e);
+/* One more holder, of any thread; returns s. NULL is fine. */
 struct schema *schema_hold(struct schema *s);
 void schema_drop(struct schema *s); /* NULL is fine */
+/* Finished and constant; lives as long as s. */
 const struct grammar *schema_grammar(const struct schema *s);
 
 #endif

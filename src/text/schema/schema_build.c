@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define INDENT_MAX 40
+#define INDENT_MAX  40 /* blanks or tabs behind a line feed */
+#define CLASSES_MAX 512
 
 void schema_build_fini(struct schema_build *b)
 {
@@ -19,8 +20,7 @@ void schema_build_fini(struct schema_build *b)
 
 /* ---- characters ---- */
 
-/* The bytes of `n` bytes each from first[i] to last[i]: a run of UTF-8 forms whose later bytes are
- * free. */
+/* n bytes one after the other, byte i of lo[i]..hi[i]. */
 static void bytes_chain(struct schema_build *b, uint32_t from, uint32_t to, const uint8_t *lo,
 	const uint8_t *hi, size_t n)
 {
@@ -31,6 +31,7 @@ static void bytes_chain(struct schema_build *b, uint32_t from, uint32_t to, cons
 	}
 }
 
+/* The bytes of a character; returns how many. */
 static size_t utf8_form(uint32_t c, uint8_t *out)
 {
 	if (c < 0x80) {
@@ -88,7 +89,8 @@ static void hex_digit(struct schema_build *b, uint32_t from, uint32_t to, unsign
 	}
 }
 
-/* Two-character escapes, and \u00XX for control characters: what has to be escaped. */
+/* The escaped forms of the characters lo..hi that have one: two characters for those of the list,
+ * \u00XX for control characters. */
 static void escapes(struct schema_build *b, uint32_t from, uint32_t to, uint32_t lo, uint32_t hi)
 {
 	static const char list[][2] = {{'"', '"'}, {'\\', '\\'}, {'\b', 'b'}, {'\f', 'f'}, {'\n', 'n'},
@@ -142,6 +144,7 @@ static void any_unicode_escape(struct schema_build *b, uint32_t from, uint32_t t
 	hex_digit(b, last, to, 0, 15);
 }
 
+/* The characters lo..hi: raw, or as they stand in a JSON string. */
 static void class_body(
 	struct schema_build *b, bool raw, uint32_t from, uint32_t to, uint32_t lo, uint32_t hi)
 {
@@ -157,7 +160,8 @@ static void class_body(
 	escapes(b, from, to, lo, hi);
 }
 
-/* A single edge where one byte does; else a call of the class's rule. */
+/* Characters lo..hi between two states: an edge where one byte does, else a call of the class's
+ * rule, of which there are CLASSES_MAX at most, since they are searched one by one. */
 static void build_class(
 	struct schema_build *b, bool raw, uint32_t from, uint32_t to, uint32_t lo, uint32_t hi)
 {
@@ -175,7 +179,7 @@ static void build_class(
 	while (i < b->n_classes &&
 		   (b->classes[i].lo != lo || b->classes[i].hi != hi || b->classes[i].raw != raw))
 		i++;
-	if (i == b->n_classes && i < 512) {
+	if (i == b->n_classes && i < CLASSES_MAX) {
 		uint32_t rule = grammar_rule(b->g);
 		class_body(b, raw, b->g->rules[rule].start, b->g->rules[rule].final, lo, hi);
 		b->classes = mem_grow(b->classes, i + 1, sizeof *b->classes);

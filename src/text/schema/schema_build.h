@@ -1,5 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Inside the schema compiler: the rules that every grammar of JSON has, and texts as bytes. */
+/*
+ * Inside the schema compiler: the rules that every grammar of JSON has, and texts as bytes.
+ *
+ * Every build_* function adds edges to the grammar between two states that the caller made, or
+ * returns the state where it ends. Limits: see grammar.h.
+ */
 #ifndef GLM_TEXT_SCHEMA_BUILD_H
 #define GLM_TEXT_SCHEMA_BUILD_H
 
@@ -23,7 +28,8 @@ enum common_rule {
 	N_COMMON_RULES,
 };
 
-struct class_rule { /* characters of lo..hi */
+/* The rule of the characters lo..hi; raw: as they are, else as in a JSON string. */
+struct class_rule {
 	uint32_t lo, hi, rule;
 	bool raw;
 };
@@ -36,7 +42,9 @@ struct schema_build {
 	size_t n_classes;
 };
 
+/* The number of the rule. */
 uint32_t build_common(struct schema_build *b, enum common_rule which);
+/* White space that may stand there. */
 void build_space(struct schema_build *b, uint32_t from, uint32_t to);
 /* The texts of n between two states. raw: as they are; else as they stand between the quotes of a
  * JSON string. */
@@ -44,8 +52,8 @@ void build_chars(
 	struct schema_build *b, const struct char_nfa *n, bool raw, uint32_t from, uint32_t to);
 /* One JSON value, spelled one way but for white space. raw: a string without quotes. */
 void build_value(struct schema_build *b, const json_t *v, bool raw, uint32_t from, uint32_t to);
-/* "key" of an object. */
+/* "key" of an object, from `from`; returns the state behind the closing quote. */
 uint32_t build_key(struct schema_build *b, const char *key, uint32_t from);
-void schema_build_fini(struct schema_build *b);
+void schema_build_fini(struct schema_build *b); /* the grammar stays */
 
 #endif

@@ -4,10 +4,13 @@
 #include "src/base/num.h"
 #include "src/text/json_text.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define FOLLOW_MAX 32 /* references in a row, and alternatives inside alternatives */
+#define FOLLOW_MAX   32      /* references in a row, and alternatives inside alternatives */
+#define TYPES_WORK   20000   /* schemas and values that one search for types looks at */
+#define COMPARED_MAX 1000000 /* pairs of values of two lists */
 
 static bool is_among(const char *word, const char *const *list, size_t n)
 {
@@ -28,9 +31,9 @@ bool schema_is_annotation(const char *keyword)
 
 static const char *const supported[] = {"type", "enum", "const", "properties", "required",
 	"additionalProperties", "patternProperties", "propertyNames", "items", "prefixItems",
-	"minItems", "maxItems", "uniqueItems", "minLength", "maxLength", "pattern", "format", "minimum",
-	"maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "anyOf", "oneOf", "allOf",
-	"$ref"};
+	"additionalItems", "minItems", "maxItems", "uniqueItems", "minLength", "maxLength", "pattern",
+	"format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "anyOf",
+	"oneOf", "allOf", "$ref"};
 
 const char *schema_unknown_keyword(const json_t *s)
 {
@@ -72,7 +75,9 @@ unsigned schema_type_of_value(const json_t *value)
 {
 	return json_is_string(value)    ? SCHEMA_STRING
 		   : json_is_integer(value) ? SCHEMA_INTEGER
-		   : json_is_real(value)    ? SCHEMA_NUMBER | SCHEMA_INTEGER
+		   : json_is_real(value)    ? (json_real_value(value) == floor(json_real_value(value))
+											  ? SCHEMA_NUMBER | SCHEMA_INTEGER
+											  : SCHEMA_NUMBER)
 		   : json_is_boolean(value) ? SCHEMA_BOOLEAN
 		   : json_is_null(value)    ? SCHEMA_NULL
 		   : json_is_array(value)   ? SCHEMA_ARRAY
@@ -179,8 +184,10 @@ const json_t *schema_resolve(const json_t *root, const json_t *s, struct err *e)
 	return NULL;
 }
 
-/* `work` bounds the whole search: alternatives may refer to alternatives. */
-static unsigned possible_types(const json_t *root, const json_t *s, int depth, int *work)
+/* work bounds the whole search: alternatives may refer to alternatives. implied: a schema without
+ * "type" has the types that its keywords mean; else, as the standard says, any. */
+static unsigned possible_types(
+	const json_t *root, const json_t *s, bool implied, int depth, int *work)
 {
 	struct err e;
 	size_t i;
@@ -188,10 +195,10 @@ static unsigned possible_types(const json_t *root, const json_t *s, int depth, i
 	if (depth > FOLLOW_MAX || --*work < 0 || !(s = schema_resolve(root, s, &e)) ||
 		!json_is_object(s))
 		return json_is_false(s) ? 0 : SCHEMA_ANY;
-	unsigned mask = schema_types(s);
+	unsigned mask = implied || json_object_get(s, "type") ? schema_types(s) : SCHEMA_ANY;
 	const json_t *ref = json_object_get(s, "$ref"), *constant = json_object_get(s, "const");
 	if (json_is_string(ref) && (ref = schema_find(root, json_string_value(ref), &e)))
-		mask &= possible_types(root, ref, depth + 1, work);
+		mask &= possible_types(root, ref, implied, depth + 1, work);
 	if (constant)
 		mask &= schema_type_of_value(constant);
 	const json_t *values = json_object_get(s, "enum");
@@ -200,6 +207,7 @@ static unsigned possible_types(const json_t *root, const json_t *s, int depth, i
 		json_array_foreach(values, i, v)
 		{
 			any |= schema_type_of_value(v);
+			--*work;
 		}
 		mask &= any;
 	}
@@ -209,7 +217,7 @@ static unsigned possible_types(const json_t *root, const json_t *s, int depth, i
 		unsigned any = 0;
 		json_array_foreach(list, i, v)
 		{
-			any |= possible_types(root, v, depth + 1, work);
+			any |= possible_types(root, v, implied, depth + 1, work);
 		}
 		if (list)
 			mask &= any;
@@ -217,21 +225,29 @@ static unsigned possible_types(const json_t *root, const json_t *s, int depth, i
 	const json_t *all = json_object_get(s, "allOf");
 	json_array_foreach(all, i, v)
 	{
-		mask &= possible_types(root, v, depth + 1, work);
+		mask &= possible_types(root, v, implied, depth + 1, work);
 	}
 	return mask;
 }
 
 unsigned schema_possible_types(const json_t *root, const json_t *s)
 {
-	int work = 2000;
-	return possible_types(root, s, 0, &work);
+	int work = TYPES_WORK;
+	return possible_types(root, s, true, 0, &work);
+}
+
+/* The types of values that the grammar of one of both has and the other accepts. */
+static unsigned types_common_to(const json_t *root, const json_t *a, const json_t *b)
+{
+	int work = TYPES_WORK;
+	return (schema_possible_types(root, a) & possible_types(root, b, false, 0, &work)) |
+		   (possible_types(root, a, false, 0, &work) & schema_possible_types(root, b));
 }
 
 /* ---- merging ---- */
 
 static json_t *merge_schemas(
-	const json_t *root, const json_t *a, const json_t *b, int depth, int *work, struct err *e);
+	const json_t *root, const json_t *a, const json_t *b, int depth, int *left, struct err *e);
 
 static bool is_in(const json_t *list, const json_t *value)
 {
@@ -245,8 +261,11 @@ static bool is_in(const json_t *list, const json_t *value)
 	return false;
 }
 
+/* Values of both lists; NULL: too many to compare. */
 static json_t *list_common(const json_t *a, const json_t *b)
 {
+	if (json_array_size(a) * json_array_size(b) > COMPARED_MAX)
+		return NULL;
 	json_t *out = json_array(), *v;
 	size_t i;
 	json_array_foreach(a, i, v)
@@ -257,8 +276,11 @@ static json_t *list_common(const json_t *a, const json_t *b)
 	return out;
 }
 
+/* Values of either list; NULL: too many to compare. */
 static json_t *list_union(const json_t *a, const json_t *b)
 {
+	if ((json_array_size(a) + json_array_size(b)) * json_array_size(b) > COMPARED_MAX)
+		return NULL;
 	json_t *out = json_copy((json_t *)a), *v;
 	size_t i;
 	json_array_foreach(b, i, v)
@@ -269,8 +291,8 @@ static json_t *list_union(const json_t *a, const json_t *b)
 	return out;
 }
 
-/* What both types allow, as a list of names. */
-static json_t *types_common(unsigned mask)
+/* A mask of types as a list of their names. */
+static json_t *types_list(unsigned mask)
 {
 	static const struct {
 		const char *name;
@@ -308,8 +330,8 @@ static json_t *keyword_merged(const char *key, const json_t *a, const json_t *b)
 								 "maximum", "exclusiveMaximum", "maxLength", "maxItems"};
 	if (json_equal((json_t *)a, (json_t *)b))
 		return json_incref((json_t *)a);
-	bool numbers = json_is_number(a) && json_is_number(b);
-	bool a_greater = numbers && json_number_value(a) > json_number_value(b);
+	bool numbers = json_is_number(a) && json_is_number(b),
+		 a_greater = numbers && json_number_value(a) > json_number_value(b);
 	if (numbers && is_among(key, greater, ARRAY_LEN(greater)))
 		return json_incref((json_t *)(a_greater ? a : b));
 	if (numbers && is_among(key, less, ARRAY_LEN(less)))
@@ -325,15 +347,22 @@ static json_t *keyword_merged(const char *key, const json_t *a, const json_t *b)
 	return NULL;
 }
 
-/* additionalProperties of one speaks of the properties that this one names: the other may not bring
- * more. */
+/* additionalProperties of a holds for all keys but those that a names, so b may not name others;
+ * items of a likewise, for all items but those of a's prefixItems. */
 static bool closes_over(const json_t *a, const json_t *b)
 {
 	const char *key;
 	json_t *v;
-	const json_t *rule = json_object_get(a, "additionalProperties");
+	const json_t *rule = json_object_get(a, "additionalProperties"),
+				 *prefix = json_object_get(b, "prefixItems"),
+				 *patterns = json_object_get(b, "patternProperties");
+	if (json_object_get(a, "items") && prefix &&
+		!json_equal((json_t *)prefix, json_object_get(a, "prefixItems")))
+		return false;
 	if (!rule || json_is_true(rule))
 		return true;
+	if (patterns && !json_equal((json_t *)patterns, json_object_get(a, "patternProperties")))
+		return false;
 	json_object_foreach((json_t *)json_object_get(b, "properties"), key, v)
 	{
 		if (!json_object_get(json_object_get(a, "properties"), key))
@@ -342,24 +371,46 @@ static bool closes_over(const json_t *a, const json_t *b)
 	return true;
 }
 
-/* A copy of s with its reference and its allOf made part of it. */
-static json_t *flattened(const json_t *root, const json_t *s, int depth, int *work, struct err *e)
+/* Takes the members of a copy from what merges may cost. False after err_set. */
+static bool merge_pay(const json_t *copy, int *left, struct err *e)
+{
+	size_t n = 1 + json_object_size(copy) + json_object_size(json_object_get(copy, "properties")) +
+			   json_array_size(json_object_get(copy, "required")) +
+			   json_array_size(json_object_get(copy, "enum"));
+	if (*left >= 0 && n <= (size_t)*left) {
+		*left -= (int)n;
+		return true;
+	}
+	err_set(e, ERR_INPUT, "the schema has too many parts that have to be merged");
+	return false;
+}
+
+/* A copy of s with its reference and its allOf made part of it; the caller owns it. NULL after
+ * err_set. */
+static json_t *flattened(const json_t *root, const json_t *s, int depth, int *left, struct err *e)
 {
 	if (!(s = schema_resolve(root, s, e)))
 		return NULL;
-	if (depth > FOLLOW_MAX || --*work < 0) {
-		err_set(e, ERR_INPUT, "allOf: too many parts, or nested more than %d deep", FOLLOW_MAX);
+	if (depth > FOLLOW_MAX) {
+		err_set(e, ERR_INPUT, "allOf: nested more than %d deep", FOLLOW_MAX);
 		return NULL;
 	}
 	const json_t *ref = json_object_get(s, "$ref"), *all = json_object_get(s, "allOf");
+	if (all && (!json_is_array(all) || !json_array_size(all))) {
+		err_set(e, ERR_INPUT, "allOf: expected an array of at least one schema, found %s",
+			json_is_array(all) ? "an empty one" : json_text_type(all));
+		return NULL;
+	}
+	if (!merge_pay(s, left, e))
+		return NULL;
 	json_t *out = json_copy((json_t *)s);
-	if (json_is_object(s) && ref) {
+	if (ref) {
 		json_object_del(out, "$ref");
 		const json_t *target =
 			json_is_string(ref) ? schema_find(root, json_string_value(ref), e) : NULL;
-		json_t *both = target ? merge_schemas(root, target, out, depth + 1, work, e) : NULL;
+		json_t *both = target ? merge_schemas(root, target, out, depth + 1, left, e) : NULL;
 		json_decref(out);
-		out = both;
+		return both; /* its allOf was part of `out` */
 	}
 	size_t i;
 	json_t *v;
@@ -367,7 +418,7 @@ static json_t *flattened(const json_t *root, const json_t *s, int depth, int *wo
 		json_object_del(out, "allOf");
 	json_array_foreach(all, i, v)
 	{
-		json_t *both = out ? merge_schemas(root, out, v, depth + 1, work, e) : NULL;
+		json_t *both = out ? merge_schemas(root, out, v, depth + 1, left, e) : NULL;
 		json_decref(out);
 		out = both;
 	}
@@ -375,10 +426,10 @@ static json_t *flattened(const json_t *root, const json_t *s, int depth, int *wo
 }
 
 static json_t *merge_schemas(
-	const json_t *root, const json_t *a, const json_t *b, int depth, int *work, struct err *e)
+	const json_t *root, const json_t *a, const json_t *b, int depth, int *left, struct err *e)
 {
-	json_t *x = flattened(root, a, depth, work, e),
-		   *y = x ? flattened(root, b, depth, work, e) : NULL, *out = NULL;
+	json_t *x = flattened(root, a, depth, left, e),
+		   *y = x ? flattened(root, b, depth, left, e) : NULL, *out = NULL;
 	const char *key;
 	json_t *v;
 	if (!x || !y)
@@ -394,9 +445,12 @@ static json_t *merge_schemas(
 	}
 	if (!closes_over(x, y) || !closes_over(y, x)) {
 		err_set(e, ERR_INPUT,
-			"allOf: additionalProperties beside properties of another part cannot be merged");
+			"allOf: additionalProperties or items beside properties or prefixItems of another part "
+			"cannot be merged");
 		goto done;
 	}
+	if (!merge_pay(x, left, e) || !merge_pay(y, left, e))
+		goto done;
 	out = json_copy(x);
 	json_object_foreach(y, key, v)
 	{
@@ -407,7 +461,7 @@ static json_t *merge_schemas(
 		}
 		if (schema_is_annotation(key))
 			continue;
-		both = !strcmp(key, "type") ? types_common(schema_types(x) & schema_types(y))
+		both = !strcmp(key, "type") ? types_list(schema_types(x) & schema_types(y))
 									: keyword_merged(key, mine, v);
 		if (!both) {
 			err_set(e, ERR_INPUT, "allOf: two values of \"%.60s\" cannot be merged", key);
@@ -420,17 +474,16 @@ static json_t *merge_schemas(
 	/* without a type, keywords imply one: of the parts, not of their sum */
 	if (!json_object_get(out, "type") && (schema_types(x) & schema_types(y)) != SCHEMA_ANY &&
 		!json_object_get(out, "enum") && !json_object_get(out, "const"))
-		json_object_set_new(out, "type", types_common(schema_types(x) & schema_types(y)));
+		json_object_set_new(out, "type", types_list(schema_types(x) & schema_types(y)));
 done:
 	json_decref(x);
 	json_decref(y);
 	return out;
 }
 
-json_t *schema_merge(const json_t *root, const json_t *a, const json_t *b, struct err *e)
+json_t *schema_merge(const json_t *root, const json_t *a, const json_t *b, int *left, struct err *e)
 {
-	int work = 2000;
-	return merge_schemas(root, a, b, 0, &work, e);
+	return merge_schemas(root, a, b, 0, left, e);
 }
 
 /* ---- alternatives ---- */
@@ -461,7 +514,7 @@ static bool values_exclude(const json_t *root, const json_t *a, const json_t *b)
 bool schema_exclude_each_other(const json_t *root, const json_t *a, const json_t *b)
 {
 	struct err e;
-	unsigned common = schema_possible_types(root, a) & schema_possible_types(root, b);
+	unsigned common = types_common_to(root, a, b);
 	if (!common || values_exclude(root, a, b))
 		return true;
 	if (!(a = schema_resolve(root, a, &e)) || !(b = schema_resolve(root, b, &e)) ||
@@ -476,9 +529,7 @@ bool schema_exclude_each_other(const json_t *root, const json_t *a, const json_t
 			continue;
 		const json_t *x = json_object_get(json_object_get(a, "properties"), key),
 					 *y = json_object_get(json_object_get(b, "properties"), key);
-		if (x && y &&
-			(values_exclude(root, x, y) ||
-				!(schema_possible_types(root, x) & schema_possible_types(root, y))))
+		if (x && y && (values_exclude(root, x, y) || !types_common_to(root, x, y)))
 			return true;
 	}
 	return false;
