@@ -344,6 +344,7 @@ void sampler_note(struct sampler *s, int32_t id, bool in_prompt)
 		s->counts[id]++;
 }
 
+/* Penalties, then biases. */
 static void logits_adjust(const struct sampler *s, float *logits, int32_t n_valid)
 {
 	const struct sampler_options *o = &s->options;
@@ -382,6 +383,10 @@ int32_t sampler_draw(
 	if (!copied)
 		memcpy(s->adjusted, logits, bytes);
 	filter->mask(filter->user, s->adjusted, n_valid);
+	if (copied && max_logit(s->adjusted, (size_t)n_valid) == -INFINITY) {
+		memcpy(s->adjusted, logits, bytes);
+		filter->mask(filter->user, s->adjusted, n_valid);
+	}
 	return sampler_pick(s, s->adjusted, n_valid, NULL);
 }
 

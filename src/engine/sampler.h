@@ -38,7 +38,7 @@ struct sampler_options {
 	uint32_t n_bias;
 };
 
-/* What else decides which tokens may come. All may be NULL and 0. */
+/* What else decides which tokens may come. All may be NULL and 0; mask goes with allows. */
 struct sampler_filter {
 	void *user;
 	bool (*allows)(void *user, int32_t id);
@@ -49,8 +49,7 @@ struct sampler_filter {
 
 struct sampler {
 	struct sampler_options options;
-	uint32_t
-		*counts; /* [n_counts] of each id: how often in the answer, and whether in the prompt */
+	uint32_t *counts; /* [n_counts] by id: times in the answer; top bit: in the prompt */
 	size_t n_counts;
 	int32_t *seen; /* [n_seen] ids that stand in the prompt or the answer */
 	size_t n_seen, seen_cap;
@@ -60,8 +59,8 @@ struct sampler {
 	size_t scratch_len;
 };
 
-void sampler_init(struct sampler *s, const struct sampler_options *options);
-void sampler_fini(struct sampler *s);
+void sampler_init(struct sampler *s, const struct sampler_options *options); /* copies them */
+void sampler_fini(struct sampler *s); /* a zeroed struct is fine */
 
 /* Draws one of the first n_valid ids. logits: [n_valid] or more, not changed; NaN counts as
  * -infinity. *probability (may be NULL): of that id under the distribution it was drawn from. */
@@ -76,7 +75,9 @@ void sampler_note(struct sampler *s, int32_t id, bool in_prompt);
 
 /* Draws a token that the filter (NULL: none) allows. First from all tokens; only when that one is
  * forbidden, from those that are allowed. So the filter changes nothing as long as the model keeps
- * to it by itself, and costs next to nothing then. logits: [n_valid] or more, not changed. */
+ * to it by itself, and costs next to nothing then. Where biases and `banned` leave none of the
+ * tokens that it allows, they do not count. logits: [n_valid] or more, not changed; n_valid is the
+ * same in all calls. */
 int32_t sampler_draw(
 	struct sampler *s, const float *logits, int32_t n_valid, const struct sampler_filter *filter);
 

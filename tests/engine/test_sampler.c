@@ -219,6 +219,42 @@ static void test_all_finite(void **state)
 	}
 }
 
+static bool allows_three(void *user, int32_t id)
+{
+	(void)user;
+	return id == 3;
+}
+
+static void mask_to_three(void *user, float *logits, int32_t n_valid)
+{
+	(void)user;
+	for (int32_t i = 0; i < n_valid; i++)
+		if (i != 3)
+			logits[i] = -INFINITY;
+}
+
+/* A bias or a ban of all that the filter allows gives way to it. */
+static void test_filter_has_the_last_word(void **state)
+{
+	(void)state;
+	float logits[N];
+	fill(logits, N, 5);
+	const int32_t three = 3;
+	for (int banned = 0; banned < 2; banned++) {
+		struct sampler s;
+		sampler_init(&s,
+			&(struct sampler_options){
+				.temperature = 1, .top_p = 1, .bias = {{3, -INFINITY}}, .n_bias = banned ? 0 : 1});
+		const struct sampler_filter filter = {.allows = allows_three,
+			.mask = mask_to_three,
+			.banned = &three,
+			.n_banned = banned ? 1 : 0};
+		for (int k = 0; k < 20; k++)
+			assert_int_equal(sampler_draw(&s, logits, N, &filter), 3);
+		sampler_fini(&s);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -229,6 +265,7 @@ int main(void)
 		cmocka_unit_test(test_logprob),
 		cmocka_unit_test(test_tiny_temperatures_are_greedy),
 		cmocka_unit_test(test_all_finite),
+		cmocka_unit_test(test_filter_has_the_last_word),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
