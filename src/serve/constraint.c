@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The form of one call as a machine over its tag tokens; names and keys are matched byte by byte,
- * answers and values with a schema by its grammar. */
+/* A state machine over the tag tokens of calls. Names and keys are matched byte by byte, answers
+ * and values with a schema by its grammar. */
 #include "src/serve/constraint.h"
 
 #include "src/base/mem.h"
@@ -10,9 +10,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define KEYS_MAX                                                                                   \
-	256 /* with more properties any keys are taken: each token is held against each key */
 
 enum state {
 	FREE,  /* text; a call may open if there are tools */
@@ -26,6 +23,7 @@ enum state {
 	ANSWER, /* a text by the answer's schema; at its start a call may open as well */
 };
 
+/* What may be written next; takes the array, borrows the texts. */
 static void set_names(struct constraint *f, const char **names, size_t n)
 {
 	free(f->names);
@@ -109,6 +107,7 @@ static bool is_name(const struct constraint *f)
 	return false;
 }
 
+/* Every required key of the tool has been used. */
 static bool all_required(const struct constraint *f)
 {
 	size_t i, k;
@@ -147,9 +146,10 @@ static void call_chosen(const struct constraint *f, bool *keys, bool *end)
 	*end = !json_array_size(json_object_get(p, "required")) || !*keys;
 }
 
-/* What holds of the state as a whole, found once for all tokens. */
+/* What holds for all tokens in a state, computed once for a mask. */
 struct state_facts {
-	bool name_done, keys, end;
+	bool name_done; /* so_far is a whole name */
+	bool keys, end; /* behind the name a key may come, the call may end */
 };
 
 static struct state_facts facts_of(const struct constraint *f)
@@ -274,7 +274,7 @@ static void call_choose(struct constraint *f)
 	f->properties = json_object_get(p, "properties");
 	f->required = json_object_get(p, "required");
 	if (!json_is_object(f->properties) || !json_object_size(f->properties) ||
-		json_object_size(f->properties) > KEYS_MAX)
+		json_object_size(f->properties) > CONSTRAINT_KEYS_MAX)
 		f->properties = f->required = NULL;
 	const char **keys = NEW_ARRAY(const char *, json_object_size(f->properties) + 1);
 	size_t n = 0;
@@ -288,6 +288,7 @@ static void call_choose(struct constraint *f)
 	set_names(f, keys, n);
 }
 
+/* The text by a schema is complete. */
 static void run_end(struct constraint *f)
 {
 	grammar_run_free(f->run);
@@ -301,9 +302,12 @@ static void argument_choose(struct constraint *f)
 		const struct constraint_argument *a = &f->options.strict[i];
 		if (f->tool && !strcmp(f->tool, a->tool) && !strcmp(a->key, buf_str(&f->so_far)))
 			f->run = grammar_run_new(schema_grammar(a->schema), f->options.tokens);
+		if (f->run)
+			return;
 	}
 }
 
+/* The key in so_far cannot come again. */
 static void use_key(struct constraint *f)
 {
 	for (size_t i = 0; i < f->n_names; i++)

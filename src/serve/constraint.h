@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Which tokens may come next in an answer of a chat.
+ * Which tokens may come next in an answer of a chat: output.c feeds it, the sampler asks it
+ * (sampler_filter). All on the compute thread.
  *
  * Calls: their tags come in calls only, so that no text holds one. Without tools, or with
  * tool_choice none, no call opens: the model answers in text. A call that opens names one of the
@@ -15,9 +16,10 @@
  * The turn cannot end before a required call or an answer with a schema is complete; only a limit
  * of tokens can cut it.
  *
- * Use: constraint_init; for each token draw one, and if it is not allowed mask the logits and draw
- * again; constraint_token with the token that came. A walk through a schema costs microseconds for
- * a token that is allowed, and about a millisecond for the first mask of a state.
+ * Use: constraint_init; for each token draw one, and if constraint_allows refuses it,
+ * constraint_mask the logits and draw again; constraint_token with the token that came;
+ * constraint_fini. By a schema, constraint_allows costs microseconds, and the first mask of a state
+ * about a millisecond.
  */
 #ifndef GLM_SERVE_CONSTRAINT_H
 #define GLM_SERVE_CONSTRAINT_H
@@ -30,6 +32,9 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
+
+/* With more properties than this, keys are not bound: each token is compared with each key. */
+#define CONSTRAINT_KEYS_MAX 256
 
 enum tool_choice { TOOL_CHOICE_AUTO, TOOL_CHOICE_NONE, TOOL_CHOICE_REQUIRED };
 
@@ -62,8 +67,7 @@ struct constraint {
 	const char *tool; /* the tool that is being called */
 	bool reasoning;
 	int32_t end_think, call, end_call, key, end_key, value, end_value;
-	const char *
-		*names; /* [n_names] what may be written now: tools or keys of the one that was chosen */
+	const char **names; /* [n_names] may be written now: tools, or unused keys of the chosen one */
 	size_t n_names;
 	const json_t *properties, *required; /* of the chosen tool; NULL: any keys */
 	struct buf so_far;                   /* of a name or key */
@@ -71,16 +75,17 @@ struct constraint {
 	struct grammar_run *run;             /* of the answer or a value; NULL: no schema now */
 };
 
-/* A zeroed machine binds nothing. */
+/* Everything in o is borrowed until constraint_fini. A zeroed struct allows every token, and
+ * constraint_fini of one is fine. */
 void constraint_init(
 	struct constraint *f, const struct tokenizer *t, const struct constraint_options *o);
 void constraint_fini(struct constraint *f);
 
 bool constraint_allows(struct constraint *f, int32_t id); /* may this token come next? */
-/* -infinity for what must not come */
+/* logits [n_valid]: -infinity for what must not come, the others stay. */
 void constraint_mask(struct constraint *f, float *logits, int32_t n_valid);
 void constraint_token(struct constraint *f, int32_t id); /* the token that came */
-/* The answer is a whole value and nothing may follow. */
+/* The answer is a whole value of its schema and nothing may follow. */
 bool constraint_complete(const struct constraint *f);
 
 #endif

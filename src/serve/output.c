@@ -160,7 +160,8 @@ static void on_parser_event(void *user, const struct chat_event *v)
 
 /* ---- probabilities ---- */
 
-static float text_clean(float v)
+/* NaN counts as -infinity, as it does for the sampler. */
+static float nan_to_minus_inf(float v)
 {
 	return isnan(v) ? -INFINITY : v;
 }
@@ -173,9 +174,9 @@ static void token_measure(const struct output *o, int32_t id, const float *logit
 	float top = -INFINITY;
 	*out = (struct output_token){.id = id};
 	for (int32_t i = 0; i < n_valid; i++)
-		top = fmaxf(top, text_clean(logits[i]));
+		top = fmaxf(top, nan_to_minus_inf(logits[i]));
 	for (int32_t i = 0; i < n_valid; i++) {
-		float v = text_clean(logits[i]);
+		float v = nan_to_minus_inf(logits[i]);
 		sum += exp((double)v - (double)top);
 		if (!want || (out->n_top == want && v <= out->top[want - 1].logprob))
 			continue;
@@ -186,7 +187,7 @@ static void token_measure(const struct output *o, int32_t id, const float *logit
 		out->top[k].logprob = v;
 	}
 	double all = (double)top + log(fmax(sum, 1e-300));
-	out->logprob = (float)((double)text_clean(logits[id]) - all);
+	out->logprob = (float)((double)nan_to_minus_inf(logits[id]) - all);
 	for (uint32_t k = 0; k < out->n_top; k++)
 		out->top[k].logprob = (float)((double)out->top[k].logprob - all);
 }

@@ -5,6 +5,7 @@
 #include "src/base/num.h"
 #include "src/format/gguf.h"
 #include "src/serve/api/api.h"
+#include "src/text/utf8.h"
 
 #include <stdarg.h>
 #include <setjmp.h>
@@ -309,6 +310,29 @@ static void test_serve_requests_refused(void **state)
 	refuse(&api_completions, "{\"prompt\":[8192]}", 400, "token id");
 	refuse(&api_completions, "{\"prompt\":\"a\",\"echo\":true}", 400, "not supported");
 	struct buf deep = {0};
+	/* a name is quoted as far as it fits, never half a character */
+	buf_puts(&deep, "{\"prompt\":\"a\",\"x");
+	for (int i = 0; i < 60; i++)
+		buf_puts(&deep, "\xc3\xa9");
+	buf_puts(&deep, "\":1}");
+	struct request cut;
+	struct request_error e = {0};
+	assert_int_not_equal(
+		api_parse(&api_completions, &model, buf_str(&deep), deep.len, &cut, &e), 0);
+	assert_true(strlen(e.param) > 50);
+	assert_int_equal(utf8_valid_prefix(e.param, strlen(e.param)), strlen(e.param));
+	request_fini(&cut);
+	/* each argument is small, all together are not */
+	buf_clear(&deep);
+	buf_puts(&deep,
+		"{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[{\"type\":"
+		"\"function\",\"function\":{\"name\":\"f\",\"strict\":true,\"parameters\":{"
+		"\"$defs\":{\"s\":{\"type\":\"string\",\"maxLength\":100000}},\"properties\":{");
+	for (int i = 0; i < 12; i++)
+		buf_printf(&deep, "%s\"a%d\":{\"$ref\":\"#/$defs/s\"}", i ? "," : "", i);
+	buf_puts(&deep, "}}}}]}");
+	refuse(&api_chat, buf_str(&deep), 400, "too large together");
+	buf_clear(&deep);
 	for (int i = 0; i < 10000; i++)
 		buf_puts(&deep, "[");
 	refuse(&api_chat, buf_str(&deep), 400, "levels deep");

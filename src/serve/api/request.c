@@ -92,6 +92,7 @@ int request_refuse(
 	repair_utf8(e->message, sizeof e->message);
 	if (param)
 		snprintf(e->param, sizeof e->param, "%s", param);
+	repair_utf8(e->param, sizeof e->param);
 	return -1;
 }
 

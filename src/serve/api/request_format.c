@@ -3,12 +3,14 @@
 #include "src/serve/api/request.h"
 
 #include "src/base/mem.h"
+#include "src/base/num.h"
 #include "src/text/json_text.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define STRICT_MAX 2000 /* arguments of all strict tools */
+#define STRICT_MAX        2000                     /* arguments of all strict tools */
+#define STRICT_STATES_MAX (2 * GRAMMAR_STATES_MAX) /* of their grammars together */
 
 /* A schema's error as a refusal that says which member it is in. */
 static int refuse_schema(struct request_error *e, const char *param, const struct err *err)
@@ -16,8 +18,8 @@ static int refuse_schema(struct request_error *e, const char *param, const struc
 	return request_refuse(e, 400, "invalid_schema", param, "%s: %s", param, err->text);
 }
 
-/* The free forms of ignoring an end do not go with an answer that must end. */
-static int format_alone(const struct request *r, const char *param, struct request_error *e)
+/* An answer by a schema ends where the schema says, whatever min_tokens and ignore_eos want. */
+static int refuse_min_tokens(const struct request *r, const char *param, struct request_error *e)
 {
 	if (!r->output.min_new)
 		return 0;
@@ -34,7 +36,7 @@ static int answer_schema(
 	r->output.tokens = r->model->tokens;
 	if (schema_compile(schema, schema, SCHEMA_JSON, &r->output.answer, &err))
 		return refuse_schema(e, param, &err);
-	return format_alone(r, param, e);
+	return refuse_min_tokens(r, param, e);
 }
 
 int request_format(
@@ -68,18 +70,19 @@ int request_format(
 	return answer_schema(r, schema, where, e);
 }
 
-/* Keywords of a tool's parameters that hold for arguments one by one. */
+/* Keywords of a tool's parameters that the constraint obeys argument by argument. */
 static bool is_parameters_keyword(const char *key)
 {
 	static const char *const list[] = {"type", "properties", "required", "additionalProperties",
 		"$defs", "definitions", "title", "description", "$schema", "$id", "$comment", "default",
 		"examples", "strict"};
-	for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+	for (size_t i = 0; i < ARRAY_LEN(list); i++)
 		if (!strcmp(list[i], key))
 			return true;
 	return false;
 }
 
+/* The values of one argument follow `part`, a place in `parameters`. */
 static int strict_argument(struct request *r, const char *tool, const json_t *parameters,
 	const char *key, const json_t *part, struct request_error *e)
 {
@@ -95,6 +98,15 @@ static int strict_argument(struct request *r, const char *tool, const json_t *pa
 		refuse_schema(e, where, &err);
 		snprintf(e->param, sizeof e->param, "tools");
 		return -1;
+	}
+	size_t states = schema_grammar(a.schema)->n_states;
+	for (size_t i = 0; i < o->n_strict; i++)
+		states += schema_grammar(o->strict[i].schema)->n_states;
+	if (states > STRICT_STATES_MAX) {
+		schema_drop(a.schema);
+		return request_refuse(e, 400, "invalid_schema", "tools",
+			"tools: the schemas of strict tools are too large together: more than %d states",
+			STRICT_STATES_MAX);
 	}
 	a.tool = mem_strdup(tool);
 	a.key = mem_strdup(key);
@@ -117,10 +129,9 @@ int request_strict_tool(
 				"tools: %.60s: \"%.60s\" beside the properties of a strict tool is not supported",
 				tool, key);
 	}
-	/* from this number on keys are not bound (constraint.c) */
-	if (json_object_size(properties) > 256)
+	if (json_object_size(properties) > CONSTRAINT_KEYS_MAX)
 		return request_refuse(e, 400, "invalid_schema", "tools",
-			"tools: %.60s: a strict tool has at most 256 properties", tool);
+			"tools: %.60s: a strict tool has at most %d properties", tool, CONSTRAINT_KEYS_MAX);
 	json_array_foreach(json_object_get(parameters, "required"), i, v)
 	{
 		const char *name = json_string_value(v);
