@@ -361,9 +361,11 @@ static bool run_allows(void *user, int32_t id)
 static void run_mask(void *user, float *logits, int32_t n_valid)
 {
 	const uint64_t *mask = grammar_run_mask(user);
-	for (int32_t id = 0; id < n_valid; id++)
-		if (!(mask[id / 64] >> id % 64 & 1))
-			logits[id] = -INFINITY;
+	for (int32_t from = 0; from < n_valid; from += 64) /* as constraint.c */
+		for (int32_t id = from; mask[from / 64] != UINT64_MAX && id < from + 64 && id < n_valid;
+			 id++)
+			if (!(mask[id / 64] >> id % 64 & 1))
+				logits[id] = -INFINITY;
 }
 
 /* What a schema costs on the full vocabulary, per token of an answer of a few objects: drawing
