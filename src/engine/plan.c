@@ -35,7 +35,7 @@
 #define PLANNED_SCRATCH ((size_t)600000000)
 /* A recipe for small cards keeps its matrices in about so many bytes a value (Q4_K and a little
  * Q8_0); its resident weights are estimated by that. */
-#define SMALL_VALUE_BYTES 0.58
+#define SMALL_VALUE_BYTES 0.5914
 /* Free slots of the second tier beyond all experts, in units of the device staging buffers. A
  * promoted expert keeps its slot until the copy is complete, and the first tier keeps some slots
  * free: with a slot for exactly every expert some would be read again and again. */

@@ -16,6 +16,8 @@
 #define MAPPED   "--cache-gb decides how experts are kept; there is no such choice besides"
 #define KV       "the context's cache has 16 bits a value; there is no other choice"
 #define ONE_CARD "one card is used, the first that CUDA lists (CUDA_VISIBLE_DEVICES chooses)"
+#define SCHEMA   "--json-schema FILE makes every answer JSON that is valid by the schema"
+#define SERVER   "glmstream serve is the server"
 #define TEMPLATE "the model's own chat template is always used; --raw goes without"
 
 const struct arg_habit habit_options[] = {
@@ -71,6 +73,11 @@ const struct arg_habit habit_options[] = {
 	{"device", ONE_CARD},
 	{"jinja", TEMPLATE},
 	{"chat-template", TEMPLATE},
+	{"grammar", SCHEMA},
+	{"grammar-file", SCHEMA},
+	{"json-schema-file", SCHEMA},
+	{"port", SERVER},
+	{"host", SERVER},
 	{"reasoning-budget", "--think max, high or off says how much the model reasons"},
 	{0},
 };
@@ -88,6 +95,7 @@ const char *habit_command(const char *word)
 		{"create", "glmstream convert makes a GGUF of a checkpoint"},
 		{"quantize", "glmstream convert --recipe NAME quantises a checkpoint"},
 		{"chat", CHAT},
+		{"version", "glmstream --version"},
 		{"cli", CHAT},
 		{0},
 	};

@@ -68,6 +68,6 @@ const char *pocket_trace_or(const char *trace, struct err *e)
 	err_set(e, ERR_INPUT,
 		"the shipped routing trace is not beside the program "
 		"(../share/glmstream/glm52-routing.gltr1)");
-	err_hint(e, "name a trace, or set GLMSTREAM_ROUTING");
+	err_hint(e, "--trace FILE names another, GLMSTREAM_ROUTING says where it is");
 	return NULL;
 }

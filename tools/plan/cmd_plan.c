@@ -82,11 +82,6 @@ static int resolve_card(
 		err_set(e, ERR_USAGE, "no graphics card found");
 		return err_hint(e, "say which one to plan for: --card \"RTX 4090\", or --vram-gb 24");
 	}
-	if (!known && !(o->card_gb_s_given && o->pcie_given)) {
-		err_set(e, ERR_USAGE, "the table has no card of %g GB",
-			o->vram_given ? (double)o->vram_gb : gb((double)free_bytes));
-		return err_hint(e, "add --card-gb-s (its memory's bandwidth) and --pcie-gb-s");
-	}
 	if (!known)
 		snprintf(name, n, "a card");
 	m->card = known ? *known : card_unknown((double)o->card_gb_s);
@@ -100,6 +95,16 @@ static int resolve_card(
 		m->card.link_gb_s = (double)o->pcie_gb_s;
 	m->memory.card_bytes = free_bytes;
 	return 0;
+}
+
+/* After the memory plan: which model fits needs no bandwidth. */
+static int check_rates(const struct machine *m, struct err *e)
+{
+	if (m->card.memory_gb_s > 0 && m->card.link_gb_s > 0)
+		return 0;
+	err_set(e, ERR_USAGE, "the table has no card of %g GB",
+		m->card.sold_gb > 0 ? m->card.sold_gb : gb((double)m->is.card_bytes));
+	return err_hint(e, "add --card-gb-s (its memory's bandwidth) and --pcie-gb-s");
 }
 
 static int resolve_drive(const struct plan_options *o, const struct model_headers *model,
@@ -161,8 +166,9 @@ static void print_plan_text(const struct plan_options *o, const struct machine *
 	printf("  RAM        %.2f GB for experts: %d fit\n", gb((double)t->tier_bytes[1]), t->n_fit[1]);
 	printf("  disk       %.0f GB for the model", gb((double)p->file_bytes));
 	if (!o->model)
-		printf(", and %.0f GB for the FP8 checkpoint while it is converted: about %.1f h",
-			gb((double)p->source_bytes), p->convert_hours);
+		printf(", and %.0f GB for the FP8 checkpoint while it is converted: about %.1f h on "
+			   "%u cores",
+			gb((double)p->source_bytes), p->convert_hours, m->cores);
 	printf("\n");
 	printf("  decode     %.2f tok/s when both tiers are full; %.2f over the first %d tokens\n",
 		p->steady.tok_s, p->cold.tok_s, MACHINE_PLAN_COLD);
@@ -318,7 +324,7 @@ static int make_one(const struct plan_options *o, const char *trace, struct err 
 	rc = o->model ? model_headers_open(&model, o->model, e)
 				  : model_headers_make(&model, o->recipe, e);
 	if (rc || (rc = resolve_drive(o, &model, &m, e)) ||
-		(rc = machine_plan_memory(&model, &m, o->context, &p, e)) ||
+		(rc = machine_plan_memory(&model, &m, o->context, &p, e)) || (rc = check_rates(&m, e)) ||
 		(rc = machine_plan_forecast(&model, trace, &f, e))) {
 		if (o->model && !o->trace && rc == ERR_INPUT)
 			err_hint(e, "--trace FILE: a run of this model with --trace FILE writes one");
@@ -354,8 +360,8 @@ int cmd_plan(int argc, char **argv, struct err *e)
 		{"pcie-gb-s", 0, ARG_FLOAT, .f32 = &o.pcie_gb_s, .given = &o.pcie_given, .max = 1e6,
 			.above_min = true, .value = "G", .help = "bandwidth from host memory to the card",
 			.fallback = "from the table"},
-		{"ram-gb", 0, ARG_FLOAT, .f32 = &o.ram_gb, .given = &o.ram_given, .max = 1e6,
-			.above_min = true, .value = "G", .help = "host memory as it is sold, in GiB",
+		{"ram-gb", 0, ARG_FLOAT, .f32 = &o.ram_gb, .given = &o.ram_given, .min = 2, .max = 1e6,
+			.value = "G", .help = "host memory as it is sold, in GiB",
 			.fallback = "what is free here"},
 		{"disk-gb-s", 0, ARG_FLOAT, .f32 = &o.disk_gb_s, .given = &o.disk_given, .max = 1e6,
 			.above_min = true, .value = "G", .help = "read bandwidth of the drive (bench read)",

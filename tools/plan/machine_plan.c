@@ -18,8 +18,8 @@
 
 uint64_t machine_host_bytes(double sold_gb)
 {
-	const double bytes = sold_gb * 1073741824.0;
-	return (uint64_t)(bytes - MAX(2e9, bytes / 32));
+	const double bytes = sold_gb * 1073741824.0, left = bytes - MAX(2e9, bytes / 32);
+	return left > 0 ? (uint64_t)left : 0; /* a negative one has no value as an integer */
 }
 
 int machine_plan_memory(const struct model_headers *model, const struct machine *m,

@@ -64,8 +64,15 @@ run plan --vram-gb 16 --ram-gb 64 --recipe iq2 -c 65536
 error_is_one_sentence 4 'recipe iq2-s or q2-s.*would fit with -c'
 run plan --vram-gb 16 --ram-gb 64 --recipe iq2-s -c 65536
 error_is_one_sentence 4 'would fit'
-run plan --vram-gb 8 --ram-gb 64
-error_is_one_sentence 2 'no card of 8 GB'
+run plan --vram-gb 20 --ram-gb 64
+error_is_one_sentence 2 'no card of 20 GB'
+run plan --vram-gb 12 --ram-gb 64 -c 4096
+error_is_one_sentence 4 'needs a card with more memory'
+run plan --vram-gb 24 --ram-gb 1
+error_is_one_sentence 2 'out of range'
+run plan --vram-gb 24 --ram-gb 2 --json
+exits 0
+check "2 GB of RAM hold no experts" value experts_in_ram 0 0
 run plan --card "RTX 9999"
 error_is_one_sentence 2 'not in the table'
 run plan --card RTX # several
