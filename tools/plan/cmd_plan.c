@@ -103,7 +103,7 @@ static int check_rates(const struct machine *m, struct err *e)
 	if (m->card.memory_gb_s > 0 && m->card.link_gb_s > 0)
 		return 0;
 	err_set(e, ERR_USAGE, "the table has no card of %g GB",
-		m->card.sold_gb > 0 ? m->card.sold_gb : gb((double)m->is.card_bytes));
+		m->card.sold_gb > 0 ? m->card.sold_gb : gb((double)m->memory.card_bytes));
 	return err_hint(e, "add --card-gb-s (its memory's bandwidth) and --pcie-gb-s");
 }
 

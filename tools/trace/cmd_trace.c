@@ -6,6 +6,7 @@
 #include "src/base/mem.h"
 #include "src/base/num.h"
 #include "tools/commands/commands.h"
+#include "tools/options/pocket.h"
 #include "tools/output/json_out.h"
 #include "tools/output/report.h"
 #include "tools/trace/trace_simulate.h"
@@ -122,9 +123,11 @@ static int show(int argc, char **argv, struct err *e)
 		{.kind = ARG_STRING, .string = &path, .value = "FILE", .required = true}};
 	const struct args args = {.command = "glmstream trace show",
 		.usage = "FILE [--json]",
-		.about = "Says what a trace holds: model, tokens, where experts were found, how long "
-				 "layers waited, how concentrated and how repetitive the routing is, how good the "
-				 "lookahead's predictions were.",
+		.about =
+			"Says what a trace holds: model, tokens, where experts were found, how long "
+			"layers waited, how concentrated and how repetitive the routing is, how good the "
+			"lookahead's predictions were. FILE \"shipped\": the synthetic trace of GLM-5.2 that "
+			"comes with the program.",
 		.example = "glmstream trace show run.trace",
 		.groups = &group,
 		.n_groups = 1,
@@ -135,6 +138,8 @@ static int show(int argc, char **argv, struct err *e)
 		return rc == ARGS_HELP ? 0 : rc;
 	struct trace t = {0};
 	struct trace_stats s;
+	if (!(path = pocket_trace_or(path, e)))
+		return e->code;
 	rc = trace_load(path, &t, e);
 	if (!rc)
 		rc = trace_stats_collect(&t, &s, e);

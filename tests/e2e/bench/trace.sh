@@ -19,6 +19,9 @@ reference() {
 run trace show "$trace"
 exits 0
 check "show counts the tokens" grep -q '160 tokens, 15360 accesses' "$work/out"
+run trace show shipped
+exits 0
+check "the shipped trace has a name" grep -q 'top 8 of 256' "$work/out"
 run trace show "$trace" --json
 exits 0
 check "show --json is one object" grep -q '^{.*"tokens": 160.*}$' "$work/out"
