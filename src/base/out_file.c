@@ -144,6 +144,8 @@ int out_file_open_private(
 	*o = (struct out_file){.directory = -1, .kind = kind, .force = force};
 	struct stat st;
 	bool there = !stat(path, &st);
+	if (!strcmp(path, "-"))
+		return err_set(e, ERR_INPUT, "-: is standard output, expected the name of a file to write");
 	if (there && S_ISDIR(st.st_mode))
 		return is_directory(path, e);
 	if (there && !S_ISREG(st.st_mode))
@@ -156,6 +158,7 @@ int out_file_open_private(
 int out_file_commit(struct out_file *o, struct err *e)
 {
 	bool lost = ferror(o->f);
+	/* again: another file may have appeared there since open */
 	if (!o->direct && out_file_may_replace(o->path, o->kind, o->force, e)) {
 		out_file_abort(o);
 		return ERR_INPUT;

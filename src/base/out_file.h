@@ -5,8 +5,11 @@
  * in out_file_commit. Interrupted programs leave the old file as it was. "-" is stdout; devices and
  * pipes are written directly.
  *
- * Every writer of files states the kind of its file. A file that exists is replaced only if it is
- * of that kind, so that a mistyped name destroys nobody's work; `force` (--force) replaces any.
+ * Every writer states the kind of its file (struct out_kind). What stands at the target is replaced
+ * only if it is empty or of that kind, so that a mistyped name destroys nobody's work; `force`
+ * (--force) replaces any file.
+ *
+ * Order of use: out_file_open, write to `f`, out_file_commit or out_file_abort.
  */
 #ifndef GLM_BASE_OUT_FILE_H
 #define GLM_BASE_OUT_FILE_H
@@ -16,7 +19,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* How files of a kind are recognised that this program wrote. */
+/* How a file that this program wrote is recognised as one of a kind. */
 struct out_kind {
 	const char *name;   /* for errors: "a session" */
 	const char *begins; /* the first bytes; NULL: no file is recognised as this kind */
@@ -27,7 +30,7 @@ struct out_kind {
 extern const struct out_kind out_session, out_trace, out_profile, out_plot, out_journal,
 	out_history;
 extern const struct out_kind out_unfinished_model; /* GGUF with the key OUT_MODEL_KEY */
-extern const struct out_kind out_data; /* without a mark: what exists is only replaced by force */
+extern const struct out_kind out_data; /* not recognised: what exists is replaced by force alone */
 
 /* The first line of every plot. */
 #define OUT_PLOT_HEAD "<!-- drawn by glmstream -->\n"
@@ -35,8 +38,8 @@ extern const struct out_kind out_data; /* without a mark: what exists is only re
 /* The key of every GGUF that this program writes; its value is the program's version. */
 #define OUT_MODEL_KEY "glmstream.version"
 
-/* May `path` be written? Yes when nothing is there, or an empty file, or one of the kind, or with
- * force; devices, pipes and folders are left to the writer. Else ERR_INPUT with a hint. */
+/* 0: `path` may be written: nothing is there, or an empty file, or one of the kind, or `force`. A
+ * device, pipe or folder and "-" are 0 too: opening decides. Else ERR_INPUT with a hint. */
 int out_file_may_replace(const char *path, const struct out_kind *kind, bool force, struct err *e);
 
 /* Zero-initialise. Write to `f` with stdio; errors may be left to commit. */
@@ -48,7 +51,7 @@ struct out_file {
 	int direct;    /* stdout, a device or a pipe */
 	int no_sync;   /* may be set after opening: commit waits for no disk, a power cut may leave a
 					  broken file */
-	const struct out_kind *kind; /* also looked at by commit: the target may be new by then */
+	const struct out_kind *kind; /* static; commit asks again, for a target that is new by then */
 	bool force;
 };
 

@@ -32,7 +32,8 @@ static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER; /* guards use and
 static struct sigaction earlier;                               /* constant once installed */
 static uintptr_t page_bytes;                                   /* the same */
 
-/* True: the address lies in a mapping of ours, and the rest of it now reads as zeros. */
+/* If the address lies in a mapping of ours, makes the mapping read as zeros from its page on, notes
+ * the offset, and returns true. */
 static bool replace_lost(uintptr_t at)
 {
 	for (struct file_map_watch *w = atomic_load(&watches); w; w = w->next) {
@@ -44,14 +45,14 @@ static bool replace_lost(uintptr_t at)
 		uint_fast64_t known = atomic_load(&w->lost_from);
 		while (offset < known && !atomic_compare_exchange_weak(&w->lost_from, &known, offset))
 			;
-		/* the same flags as a stack's guard: no memory is reserved for the zeros */
+		/* MAP_NORESERVE: the lost part may be larger than memory */
 		return mmap((void *)(begin + offset), size - offset, PROT_READ,
 				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
 	}
 	return false;
 }
 
-/* Only mmap and atomics: both may be used in a signal handler. */
+/* Calls only what may be called in a signal handler: mmap, sigaction, raise, and atomics. */
 static void on_bus_error(int number, siginfo_t *info, void *context)
 {
 	int saved = errno;
@@ -63,8 +64,12 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
 		earlier.sa_sigaction(number, info, context);
 	else if (earlier.sa_handler != SIG_DFL && earlier.sa_handler != SIG_IGN)
 		earlier.sa_handler(number);
-	else
-		sigaction(SIGBUS, &earlier, NULL); /* the access is tried again, and ends the program */
+	else if (info->si_code > 0)
+		sigaction(SIGBUS, &earlier, NULL);    /* the access is tried again, and ends the program */
+	else if (earlier.sa_handler == SIG_DFL) { /* kill: sent again, it ends the program */
+		sigaction(SIGBUS, &earlier, NULL);
+		raise(number);
+	}
 	errno = saved;
 }
 

@@ -5,9 +5,9 @@
  *
  * Bytes may get lost afterwards: another process makes the file shorter, or the drive fails. The
  * kernel then raises SIGBUS in whichever thread touches them. A handler, installed by the first
- * open, puts zeros in place of the rest of that mapping and notes where it began. The thread goes
- * on, with results that are worthless: who computes from a mapping asks file_map_check before he
- * gives the results to anybody. Other SIGBUS go to the handler that was there before.
+ * open, replaces the mapping by zeros from that page to its end and notes the offset. The thread
+ * goes on, with worthless results: code that computes from a mapping calls file_map_check before it
+ * passes results on. Any other SIGBUS does what it did before the first open.
  */
 #ifndef GLM_FORMAT_FILE_MAP_H
 #define GLM_FORMAT_FILE_MAP_H
@@ -30,8 +30,8 @@ int file_map_open(struct file_map *m, const char *path, struct err *e);
 /* Safe on a zeroed or closed map. */
 void file_map_close(struct file_map *m);
 
-/* 0, or ERR_RUN with a sentence when bytes of the mapping have been lost; path: for it. Any thread,
- * and cheap: meant to be asked after every step. */
+/* ERR_RUN with a sentence that names `path` when bytes of the mapping have been lost, else 0. Any
+ * thread may call it; it costs one load, so a step can end with it. */
 int file_map_check(const struct file_map *m, const char *path, struct err *e);
 
 #endif

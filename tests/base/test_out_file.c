@@ -96,6 +96,8 @@ static void test_open_and_commit(void **state)
 	assert_int_equal(out_file_open(&o, path, &out_plot, false, &e), ERR_INPUT);
 	assert_int_equal(out_file_open_private(&o, path, &out_session, false, &e), ERR_INPUT);
 	assert_holds(path, "my notes");
+	assert_int_equal(out_file_open_private(&o, "-", &out_session, true, &e), ERR_INPUT);
+	assert_non_null(strstr(e.text, "standard output"));
 	/* with force, and not before commit */
 	assert_int_equal(out_file_open(&o, path, &out_plot, true, &e), 0);
 	fputs("new", o.f);

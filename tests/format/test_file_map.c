@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT */
+/* A mapped file that becomes shorter, and a SIGBUS that has nothing to do with it. */
+#include "src/format/file_map.h"
+
+#include "tests/support/temp_dir.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <cmocka.h>
+
+#define FILE_BYTES (1 << 20)
+
+static const char *make_file(void)
+{
+	static const uint8_t ones[FILE_BYTES] = {[0 ... FILE_BYTES - 1] = 1};
+	const char *path = temp_dir_path("mapped");
+	FILE *f = fopen(path, "w");
+	assert_non_null(f);
+	assert_int_equal(fwrite(ones, 1, sizeof ones, f), sizeof ones);
+	assert_int_equal(fclose(f), 0);
+	return path;
+}
+
+/* Runs f in a child in which SIGBUS has its default action before the first file_map_open. */
+static int status_of_child(void (*f)(const char *path), const char *path)
+{
+	int status = 0;
+	pid_t child = fork();
+	assert_true(child >= 0);
+	if (!child) {
+		signal(SIGBUS, SIG_DFL);
+		f(path);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	return status;
+}
+
+static void shrink_and_read(const char *path)
+{
+	struct file_map m = {0};
+	struct err e = {0};
+	if (file_map_open(&m, path, &e) || file_map_check(&m, path, &e) || m.data[FILE_BYTES - 1] != 1)
+		_exit(1);
+	if (truncate(path, FILE_BYTES / 2) || m.data[FILE_BYTES - 1] != 0 || m.data[0] != 1)
+		_exit(2);
+	_exit(file_map_check(&m, path, &e) == ERR_RUN ? 0 : 3);
+}
+
+static void send_to_itself(const char *path)
+{
+	struct file_map m = {0};
+	struct err e = {0};
+	if (file_map_open(&m, path, &e))
+		_exit(1);
+	kill(getpid(), SIGBUS);
+}
+
+static void send_ignored(const char *path)
+{
+	signal(SIGBUS, SIG_IGN);
+	send_to_itself(path);
+}
+
+static void test_lost_bytes(void **state)
+{
+	(void)state;
+	int status = status_of_child(shrink_and_read, make_file());
+	assert_true(WIFEXITED(status));
+	assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* What kill sends does what it did before. */
+static void test_sent_signal(void **state)
+{
+	(void)state;
+	int status = status_of_child(send_to_itself, make_file());
+	assert_true(WIFSIGNALED(status));
+	assert_int_equal(WTERMSIG(status), SIGBUS);
+	status = status_of_child(send_ignored, make_file());
+	assert_true(WIFEXITED(status));
+	assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_lost_bytes),
+		cmocka_unit_test(test_sent_signal),
+	};
+	return cmocka_run_group_tests(tests, temp_dir_make, temp_dir_drop);
+}
