@@ -18,7 +18,7 @@
 
 #define PROGRESS_TOKENS 256 /* shorter prompts need no progress line */
 
-/* Before a large model is opened for it. */
+/* Compiles the schema in a file; called before the model is opened, which may take long. */
 static int read_schema(const char *path, struct schema **out, struct err *e)
 {
 	char *text = NULL;
@@ -138,8 +138,8 @@ static void show_stats(struct answer *a)
 		stats_print(stderr, &a->stats, a->view.err_colours, a->opts->common.verbose);
 }
 
-/* The longest beginning of the prompt that is on disk; what comes of it, the loop's own look at the
- * session finds. */
+/* Reads the longest beginning of the prompt that the prefix store has into the session; generate
+ * then reuses it as it reuses an earlier turn. */
 static int restore_prefix(struct answer *a, struct err *e)
 {
 	uint32_t n;
@@ -160,6 +160,38 @@ static void keep_prefix(struct answer *a)
 		prefix_store_close(a->store);
 		a->store = NULL;
 	}
+}
+
+/* Ends a turn that has an answer: the conversation, the stores, the statistics. Errors as of
+ * answer_turn. */
+static int keep_answer(struct answer *a, const struct stats *stats, bool cancelled, struct err *e)
+{
+	int rc;
+	a->turns++;
+	a->unsaved = true;
+	a->timeline_longer = false;
+	a->stats = *stats;
+	a->has_stats = true;
+	a->total_prompt += stats->result.prompt_tokens - stats->result.reused_tokens;
+	a->total_new += stats->result.new_tokens;
+	a->total_ns += stats->result.prefill_ns + stats->result.decode_ns;
+	if (!a->talk.raw)
+		chat_view_message(&a->view, &a->talk.chat);
+	else if ((rc = keep_raw(a, e)))
+		return rc;
+	if (!cancelled && !a->view.lost && stats->result.stop == GENERATE_CONTEXT_FULL)
+		log_warn("the answer was cut off: the context of %u tokens is full%s",
+			engine_context(a->engine), a->in_chat ? "; /undo and /reset make room" : "");
+	keep_prefix(a);
+	chat_file_autosave(a);
+	show_stats(a); /* behind all warnings: with --json the object is the last line */
+	if (a->view.lost)
+		return report_reader_gone()
+				   ? err_set(e, ERR_RUN, "%s", "")
+				   : err_set(e, ERR_RUN, "standard output takes no more: the answer was stopped");
+	if (cancelled)
+		return err_set(e, ERR_INTERRUPTED, "%s", "");
+	return 0;
 }
 
 int answer_turn(struct answer *a, const char *text, size_t len, const char *what, struct err *e)
@@ -218,30 +250,6 @@ int answer_turn(struct answer *a, const char *text, size_t len, const char *what
 			return rc;
 		return err_set(e, ERR_INTERRUPTED, "%s", "");
 	}
-	a->turns++;
-	a->unsaved = true;
-	a->timeline_longer = false;
 	stats.experts = stats_between(before, engine_expert_stats(a->engine));
-	a->stats = stats;
-	a->has_stats = true;
-	a->total_prompt += stats.result.prompt_tokens - stats.result.reused_tokens;
-	a->total_new += stats.result.new_tokens;
-	a->total_ns += stats.result.prefill_ns + stats.result.decode_ns;
-	if (!a->talk.raw)
-		chat_view_message(&a->view, &a->talk.chat);
-	else if ((rc = keep_raw(a, e)))
-		return rc;
-	if (!cancelled && !a->view.lost && stats.result.stop == GENERATE_CONTEXT_FULL)
-		log_warn("the answer was cut off: the context of %u tokens is full%s",
-			engine_context(a->engine), a->in_chat ? "; /undo and /reset make room" : "");
-	keep_prefix(a);
-	chat_file_autosave(a);
-	show_stats(a); /* behind all warnings: with --json the object is the last line */
-	if (a->view.lost)
-		return report_reader_gone()
-				   ? err_set(e, ERR_RUN, "%s", "")
-				   : err_set(e, ERR_RUN, "standard output takes no more: the answer was stopped");
-	if (cancelled)
-		return err_set(e, ERR_INTERRUPTED, "%s", "");
-	return 0;
+	return keep_answer(a, &stats, cancelled, e);
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
-/* The argument's placeholder in the command table says what it may be: FILE, a|b|c, NAME VALUE. */
+/* Candidates for an argument follow from its placeholder in the command table: FILE, NAME VALUE, or
+ * alternatives a|b|c. */
 #include "tools/chat/chat_complete.h"
 
+#include "src/base/err.h"
 #include "src/base/mem.h"
 #include "tools/chat/cmd_chat.h"
 #include "tools/options/run_opts.h"
@@ -11,7 +13,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static void add(struct buf *words, const char *word, size_t n, const char *typed)
+/* Appends word[0..n) if it begins as typed. */
+static void add_word(struct buf *words, const char *word, size_t n, const char *typed)
 {
 	size_t k = strlen(typed);
 	if (n >= k && !memcmp(word, typed, k)) {
@@ -20,12 +23,10 @@ static void add(struct buf *words, const char *word, size_t n, const char *typed
 	}
 }
 
-static bool has_control(const char *name)
+/* Names that would act on the terminal when they are listed are left out. */
+static bool is_plain(const char *name)
 {
-	for (; *name; name++)
-		if ((unsigned char)*name < 32 || *name == 127)
-			return true;
-	return false;
+	return !strcmp(ERR_PLAIN(name), name);
 }
 
 static int by_name(const struct dirent **a, const struct dirent **b)
@@ -46,10 +47,10 @@ static void add_files(struct buf *words, const char *typed)
 		struct buf path = {0};
 		buf_printf(&path, "%s%s", folder, entry);
 		if ((entry[0] != '.' || name[0] == '.') && strcmp(entry, ".") != 0 &&
-			strcmp(entry, "..") != 0 && !has_control(entry)) {
+			strcmp(entry, "..") != 0 && is_plain(entry)) {
 			if (!stat(buf_str(&path), &st) && S_ISDIR(st.st_mode))
 				buf_putc(&path, '/');
-			add(words, path.data, path.len, typed);
+			add_word(words, path.data, path.len, typed);
 		}
 		buf_free(&path);
 		free(list[i]);
@@ -66,12 +67,12 @@ static void add_argument(struct buf *words, const char *placeholder, const char 
 	} else if (!strcmp(placeholder, "NAME VALUE")) {
 		const char *name;
 		for (size_t i = 0; (name = run_opts_set_name(i)); i++)
-			add(words, name, strlen(name), typed);
+			add_word(words, name, strlen(name), typed);
 	} else {
 		for (const char *p = placeholder; *p;) {
 			size_t n = strcspn(p, "|");
-			if (*p >= 'a' && *p <= 'z') /* TEXT stands for anything */
-				add(words, p, n, typed);
+			if (*p >= 'a' && *p <= 'z') /* a word; TEXT is a name for any text */
+				add_word(words, p, n, typed);
 			p += n + (p[n] == '|');
 		}
 	}
@@ -88,7 +89,7 @@ void chat_complete(const char *before, size_t *start, struct buf *words)
 		*start = n + strspn(before + n, " \t");
 	for (size_t i = 0; chat_command(i, text); i++)
 		if (!before[n])
-			add(words, text[0], strlen(text[0]), before);
+			add_word(words, text[0], strlen(text[0]), before);
 		else if (strlen(text[0]) == n && !strncmp(text[0], before, n))
 			add_argument(words, text[1], before + *start);
 }

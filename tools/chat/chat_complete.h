@@ -6,7 +6,8 @@
 
 #include "tools/chat/line_edit.h"
 
-/* As line_edit_complete says. A message is not completed. */
+/* For line_edit_completes_with. Offers nothing for a message, that is, a line without a slash at
+ * its beginning. */
 void chat_complete(const char *before, size_t *start, struct buf *words);
 
 #endif

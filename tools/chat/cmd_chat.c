@@ -37,7 +37,7 @@ static void turn(struct answer *a, const char *text, size_t len, const char *wha
 		fprintf(stderr, a->view.wrote || a->view.reasoning.len
 							? "(stopped)\n"
 							: "(stopped before the answer; the message is taken back)\n");
-	else if (rc && !gguf_check_lost(engine_gguf(a->engine), NULL)) { /* chat_loop says that */
+	else if (rc && !gguf_check_lost(engine_gguf(a->engine), NULL)) { /* else chat_loop reports it */
 		if (a->prompt.n > engine_context(a->engine))
 			err_hint(&e, "/undo takes back the last message and its answer, /reset begins a new "
 						 "conversation; -c at the start makes the context larger");
@@ -115,18 +115,20 @@ static enum outcome do_undo(struct answer *a, const char *argument)
 	return GO_ON;
 }
 
+/* path "": the file that the chat came from. */
 static void save(struct answer *a, const char *path, bool force)
 {
 	struct err e = {0};
-	if (!*path && !a->session_path)
+	if (!*path && !a->session_path) {
 		fprintf(stderr, "usage: /save FILE\n");
-	else if (chat_file_save(a, *path ? path : NULL, force, &e)) {
+	} else if (chat_file_save(a, *path ? path : NULL, force, &e)) {
 		if (strstr(e.hint, "--force"))
-			err_hint(&e, "/save! %.400s replaces it", path);
+			err_hint(&e, "/save! %.400s replaces it", *path ? path : a->session_path);
 		report_error(&e);
 	}
 }
 
+/* "/save --force FILE" is taken as well, since --force is what the commands call it. */
 static enum outcome do_save(struct answer *a, const char *argument)
 {
 	static const char force[] = "--force";

@@ -23,8 +23,8 @@ enum line_edit_result {
 struct line_edit *line_edit_new(const char *history_file);
 void line_edit_free(struct line_edit *l); /* restores the terminal; NULL is fine */
 
-/* Tab: appends to `words` what the text before the cursor may go on with, each with a 0 behind it;
- * *start is where in the text that word begins. */
+/* Called when Tab is pressed, with the text before the cursor: sets *start to where its last word
+ * begins, and appends to `words` the whole words that it may become, each with a 0 behind it. */
 typedef void line_edit_complete(const char *before, size_t *start, struct buf *words);
 void line_edit_completes_with(struct line_edit *l, line_edit_complete *complete);
 

@@ -212,7 +212,7 @@ def completion():
     """Tab: commands, their words, names of settings, files."""
     folder = os.path.join(HOME, "tab")
     os.makedirs(os.path.join(folder, "deep"))
-    for name in ("alpha one.session", "beta.session", ".hidden"):
+    for name in ("alpha one.session", "beta.session", ".hidden", "deep\u202e.session", "deep\x07"):
         open(os.path.join(folder, name), "w").close()
     c = Chat("-n", "2")
 
@@ -233,6 +233,7 @@ def completion():
     at = folder.encode()
     tab(b"/load " + at + b"/al\t", b"/load " + at + b"/alpha one.session ")
     tab(b"/load " + at + b"/\t", b"deep/  ")
+    # the only name below "d": the others would act on the terminal and are not offered
     tab(b"/load " + at + b"/d\t", b"/load " + at + b"/deep/")
     tab(b"/load " + at + b"/.h\t", b"/.hidden ")
     check("hidden files are not offered unasked", c.seen.count(b".hidden") == 1, c.seen)
